@@ -1,0 +1,42 @@
+// Package kubernetes finds the source of the Kubernetes that the test cluster runs.
+package kubernetes
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// Source returns where the source of the Kubernetes that the test cluster
+// runs is, and its version; it downloads it where it is not there.
+func Source(ctx context.Context) (dir, version string, err error) {
+	root, err := exec.CommandContext(ctx, "git", "rev-parse", "--show-toplevel").Output()
+	if err != nil {
+		return "", "", fmt.Errorf("git rev-parse: %w; run this inside the checkout", err)
+	}
+	pins := filepath.Join(strings.TrimSpace(string(root)), "test/cluster/binaries/kubernetes")
+	for _, args := range [][]string{{"list", "-m", "-json"}, {"mod", "download", "-json"}} {
+		cmd := exec.CommandContext(ctx, "go", append(args, "k8s.io/kubernetes")...)
+		cmd.Dir = pins
+		out, err := cmd.Output()
+		var failed *exec.ExitError
+		if errors.As(err, &failed) {
+			return "", "", fmt.Errorf("%s in %s: %w\n%s", cmd, pins, err, failed.Stderr)
+		}
+		if err != nil {
+			return "", "", fmt.Errorf("%s in %s: %w", cmd, pins, err)
+		}
+		var m struct{ Dir, Version string }
+		if err := json.Unmarshal(out, &m); err != nil {
+			return "", "", fmt.Errorf("%s: %w", cmd, err)
+		}
+		if m.Dir != "" {
+			return m.Dir, m.Version, nil
+		}
+	}
+	return "", "", fmt.Errorf("go mod download of k8s.io/kubernetes in %s named no folder", pins)
+}

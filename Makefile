@@ -1,0 +1,162 @@
+# make help lists what there is to make.
+BIN     ?= bin
+CC      := gcc
+GO      := go
+TAGS    := -tags=grpcnotrace
+LDFLAGS := -s -w
+CFLAGS  := -std=c11 -g -Wall -Wextra -Werror -fPIC -fvisibility=hidden -pthread -I simulator/state
+CFLAGS  += -ffile-prefix-map=$(CURDIR)=. # the same bytes from any directory
+OPTIMISE := -O2
+CLANG   := clang-14
+
+# The race detector would let each program sleep for a second at its end.
+export GORACE := atexit_sleep_ms=0
+
+# go-nvml calls functions that nvml.h has marked as deprecated.
+export CGO_CFLAGS := -g -O2 -Wno-deprecated-declarations
+
+# V=1 shows the commands that build.
+ifndef V
+Q := @
+endif
+
+# RACE=1 builds with the race detector, for the tests of the built binaries.
+ifdef RACE
+RACEFLAG := -race
+LDFLAGS  :=
+endif
+
+# Programs that need cgo (NVML), and those that must not have it.
+CGO_PROGRAMS    := gpu-device-plugin gpu-toolkit gpu-validator gpusim
+STATIC_PROGRAMS := gpu-cdi-hook vectoradd
+SIMULATOR       := lib/libnvidia-ml.so lib/libcuda.so lib/nvidia-smi lib/nvidia-cuda-mps-control
+
+dir_gpu-device-plugin := deviceplugin
+dir_gpu-toolkit       := toolkit
+dir_gpu-validator     := validator
+dir_gpusim            := simulator/gpusim
+dir_gpu-cdi-hook      := toolkit/hook
+dir_vectoradd         := cuda-samples/vectoradd
+
+ALL        := $(addprefix $(BIN)/,$(CGO_PROGRAMS) $(STATIC_PROGRAMS) $(SIMULATOR))
+GO_SOURCES := $(shell find . \( -name bin -o -name '.?*' \) -prune -o -type f ! -name '*_test.go' \
+	\( -name '*.go' -o -name '*.ptx' -o -name '*.yaml' -o -name go.mod -o -name go.sum \) -print)
+C_HEADERS  := $(wildcard simulator/*/*.h)
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+
+.PHONY: build
+build: packages-build $(ALL) ## build all programs and the simulator's libraries into bin/
+
+.PHONY: test
+test: packages-build packages-containers ## run every test, component tests of the built programs included
+	@$(MAKE) --no-print-directory -j2 BIN=bin/race RACE=1 build bin/race/demo
+	GPUREADY_BIN=$(CURDIR)/bin/race $(GO) test $(TAGS) -race -count=1 -parallel 8 ./...
+
+.PHONY: demo
+demo: packages-build packages-containers ## watch a GPU travel from the driver to a CUDA job
+	@$(MAKE) --no-print-directory -j2 build $(BIN)/demo
+	@$(BIN)/demo $(DEMO_ARGS)
+
+.PHONY: bench
+bench: packages-build packages-containers ## measure: medians, minima, p99
+	@$(MAKE) --no-print-directory -j2 build $(BIN)/demo
+	GPUREADY_BIN=$(CURDIR)/$(BIN) $(GO) run $(TAGS) ./test/bench $(BENCH_ARGS)
+
+.PHONY: test-gpu
+test-gpu: packages-build ## run the component tests against this machine's own GPU; skipped, by name, where there is none
+	@$(MAKE) --no-print-directory -j2 BIN=bin/race RACE=1 build bin/race/demo
+	GPUREADY_BIN=$(CURDIR)/bin/race $(GO) test $(TAGS) -count=1 -v -run 'GPU' ./test/gpu/...
+
+.PHONY: check
+check: packages-build packages-generate packages-check $(BIN)/tools/golangci-lint ## formatting, vet, lint, manifests, generated files
+	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo 'check: run gofmt -w on:'; gofmt -l $$(git ls-files '*.go'); exit 1; }
+	$(GO) vet $(TAGS) ./...
+	$(BIN)/tools/golangci-lint run --build-tags grpcnotrace ./...
+	git ls-files -z '*.sh' .ci/run | xargs -0 shellcheck
+	$(GO) mod tidy -diff
+	cd .ci/schema && $(GO) vet ./... && $(GO) run . ../../deployments/static && $(GO) test ./...
+	@$(MAKE) --no-print-directory generate
+	@git diff --exit-code -- $(GENERATED) || { echo 'check: generated files differ from what is checked in; commit the above'; exit 1; }
+
+GENERATED := simulator/state/state_generated.go simulator/nvml/stubs.c simulator/cuda/stubs.c cuda-samples $(wildcard deployments/static/*.yaml)
+
+.PHONY: generate
+generate: packages-generate ## regenerate what is generated and checked in
+	$(GO) generate ./...
+	CLANG=$(CLANG) cuda-samples/generate.sh
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf bin
+
+# --- programs ---
+
+$(ALL) $(BIN)/demo: | packages-build
+
+$(BIN)/.version: FORCE
+	@mkdir -p $(@D)
+	@v="$$(git describe --tags --always --dirty 2>/dev/null || echo unknown)"; \
+	[ "$$(cat $@ 2>/dev/null)" = "$$v" ] || echo "$$v" >$@
+
+# Race builds are not stamped: tests need not wait for a new commit's link.
+ifndef RACE
+STAMP = $(BIN)/.version
+X     = -X github.com/gpuready/gpuready/internal/version.version=$$(cat $(BIN)/.version)
+endif
+
+$(addprefix $(BIN)/,$(CGO_PROGRAMS)): $(BIN)/%: $(GO_SOURCES) $(STAMP)
+	@echo '  build $@'
+	$(Q)CGO_ENABLED=1 $(GO) build $(TAGS) -trimpath -buildvcs=false $(RACEFLAG) -ldflags "$(LDFLAGS) $(X)" -o $@ ./$(dir_$*)
+
+$(addprefix $(BIN)/,$(STATIC_PROGRAMS)): $(BIN)/%: $(GO_SOURCES) $(STAMP)
+	@echo '  build $@'
+	$(Q)CGO_ENABLED=0 $(GO) build $(TAGS) -trimpath -buildvcs=false -ldflags "$(LDFLAGS) $(X)" -o $@ ./$(dir_$*)
+
+$(BIN)/demo: $(GO_SOURCES) $(STAMP)
+	@echo '  build $@'
+	$(Q)CGO_ENABLED=1 $(GO) build $(TAGS) -trimpath -buildvcs=false -ldflags "$(LDFLAGS) $(X)" -o $@ ./test/demo
+
+# --- the simulator's libraries and tools ---
+
+# One object a source, so that all cores compile.
+OBJECTS  = $(patsubst simulator/%.c,$(BIN)/obj/%.o,$(wildcard $(1)/*.c) simulator/state/reader.c)
+ML_OBJ   := $(call OBJECTS,simulator/nvml)
+CUDA_OBJ := $(call OBJECTS,simulator/cuda)
+
+$(BIN)/obj/cuda/%.o: OPTIMISE := -O3 -ffp-contract=off
+
+$(BIN)/obj/%.o: simulator/%.c $(C_HEADERS) | packages-build
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS) $(OPTIMISE) -c $< -o $@
+
+$(BIN)/lib/libnvidia-ml.so: $(ML_OBJ)
+$(BIN)/lib/libcuda.so: $(CUDA_OBJ)
+$(BIN)/lib/libnvidia-ml.so $(BIN)/lib/libcuda.so: $(BIN)/lib/%.so:
+	@mkdir -p $(@D)
+	@echo '  build $@'
+	$(Q)$(CC) -shared -pthread $^ -o $@ -Wl,-soname,$*.so.1 -Wl,-z,now -ldl -lm
+
+$(BIN)/lib/nvidia-smi $(BIN)/lib/nvidia-cuda-mps-control: $(BIN)/lib/%: simulator/smi/%.c $(C_HEADERS)
+	@mkdir -p $(@D)
+	@echo '  build $@'
+	$(Q)$(CC) $(CFLAGS) $(OPTIMISE) $< -o $@ -ldl
+
+# --- images and the cluster, beside what they build ---
+
+include deployments/images/images.mk test/cluster/cluster.mk test/e2e/e2e.mk
+
+# --- tools ---
+
+$(BIN)/tools/golangci-lint: .ci/tools/go.mod | packages-check
+	@echo '  build $@ (minutes, the first time)'
+	$(Q)$(GO) build -modfile=.ci/tools/go.mod -o $@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+.PHONY: packages-%
+packages-%:
+	@.ci/packages.sh modules $*
+
+.PHONY: FORCE
+FORCE:

@@ -1,0 +1,15 @@
+#!/bin/sh
+# Compiles each sample's .cu to the .ptx beside it, which is checked in: building
+# the samples needs no CUDA toolkit. The compiler's major version is pinned, for
+# others write other PTX; sm_50 is what every driver since Maxwell compiles on.
+set -eu
+clang=${CLANG:-clang-14}
+cd "$(dirname "$0")"
+"$clang" --version | grep -q 'clang version 14\.' || {
+	echo "generate.sh: $clang is not clang 14; install clang-14, or name it in CLANG" >&2
+	exit 1
+}
+for source in */*.cu; do
+	"$clang" -x cuda --cuda-device-only --cuda-gpu-arch=sm_50 -nocudainc -nocudalib \
+		-O2 -ffp-contract=off -S "$source" -o "${source%.cu}.ptx"
+done

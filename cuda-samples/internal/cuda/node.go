@@ -1,0 +1,26 @@
+package cuda
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// refusedNodes lists the driver's device nodes that are here and may not be
+// opened, which the driver's own error code does not tell.
+func refusedNodes() []string {
+	var refused []string
+	for _, pattern := range []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia[0-9]*"} {
+		found, _ := filepath.Glob(pattern)
+		for _, path := range found {
+			f, err := os.OpenFile(path, os.O_RDWR, 0)
+			if err == nil {
+				_ = f.Close()
+			} else if errors.Is(err, fs.ErrPermission) {
+				refused = append(refused, path)
+			}
+		}
+	}
+	return refused
+}

@@ -1,0 +1,270 @@
+package base
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Package is a package as apt's signed lists describe it.
+type Package struct {
+	Name   string // "libc6"
+	File   string // "libc6_2.36-9_amd64.deb"
+	SHA256 string
+}
+
+// Version is what stands in the file's name.
+func (p Package) Version() string {
+	parts := strings.Split(p.File, "_")
+	if len(parts) != 3 {
+		return ""
+	}
+	return strings.ReplaceAll(parts[1], "%3a", ":")
+}
+
+var uri = regexp.MustCompile(`^'[^']*' (\S+) \d+ SHA256:([0-9a-f]{64})$`)
+
+// ParseURIs reads what `apt-get download --print-uris` prints. Where packages
+// come from is left out: it is the builder's business, not the image's.
+func ParseURIs(out string) ([]Package, error) {
+	var all []Package
+	for line := range strings.Lines(out) {
+		line = strings.TrimSpace(line)
+		if !strings.HasPrefix(line, "'") {
+			continue
+		}
+		m := uri.FindStringSubmatch(line)
+		if m == nil {
+			return nil, fmt.Errorf("apt-get names no SHA-256 for a package: %q; are its sources signed?", line)
+		}
+		name, _, _ := strings.Cut(m[1], "_")
+		all = append(all, Package{Name: name, File: m[1], SHA256: m[2]})
+	}
+	slices.SortFunc(all, func(a, b Package) int { return strings.Compare(a.Name, b.Name) })
+	return all, nil
+}
+
+// Apt asks this machine's apt for packages, as the machine is configured: its
+// sources, its keys.
+type Apt struct {
+	Dir    string // for what is downloaded
+	Arch   string // of the packages
+	Native bool   // Arch is this machine's; else lists of their own are kept in Dir
+}
+
+// Plan returns the packages that the base is made of. Apt takes a second to say
+// so, and is not asked again while its lists are the same.
+func (a Apt) Plan(ctx context.Context) ([]Package, error) {
+	if err := os.MkdirAll(a.Dir, 0o755); err != nil {
+		return nil, err
+	}
+	lists := "/var/lib/apt/lists"
+	if !a.Native {
+		lists = filepath.Join(a.Dir, "lists")
+		if err := a.lists(ctx); err != nil {
+			return nil, err
+		}
+	}
+	var kept struct {
+		Of       string
+		Packages []Package
+	}
+	file, of := filepath.Join(a.Dir, "plan.json"), fingerprint(lists)
+	if data, err := os.ReadFile(file); err == nil && of != "" && json.Unmarshal(data, &kept) == nil && kept.Of == of {
+		return kept.Packages, nil
+	}
+	var err error
+	if kept.Packages, err = a.ask(ctx); err != nil {
+		return nil, err
+	}
+	kept.Of = of
+	data, err := json.Marshal(kept)
+	if err != nil {
+		return nil, err
+	}
+	return kept.Packages, os.WriteFile(file, data, 0o644)
+}
+
+// fingerprint changes when apt's lists do; it is "" where there are none.
+func fingerprint(lists string) string {
+	entries, err := os.ReadDir(lists)
+	if err != nil || len(entries) == 0 {
+		return ""
+	}
+	sum := sha256.New()
+	fmt.Fprintln(sum, Wanted)
+	for _, e := range entries {
+		if info, err := e.Info(); err == nil && info.Mode().IsRegular() {
+			fmt.Fprintln(sum, e.Name(), info.Size(), info.ModTime().UnixNano())
+		}
+	}
+	return hex.EncodeToString(sum.Sum(nil))
+}
+
+// ask asks apt for the packages.
+func (a Apt) ask(ctx context.Context) ([]Package, error) {
+	// Not in Dir: apt names no package whose file lies where it is run.
+	depends, err := a.run(ctx, "/", "apt-cache", "depends", "libgcc-s1")
+	if err != nil {
+		return nil, err
+	}
+	wanted := append(licences(depends), Wanted...)
+	// Else apt names the strongest sum that it knows: SHA-512 on Ubuntu.
+	out, err := a.run(ctx, "/", "apt-get", append([]string{"-o", "Acquire::ForceHash=SHA256", "download", "--print-uris"}, wanted...)...)
+	if err != nil {
+		return nil, err
+	}
+	packages, err := ParseURIs(out)
+	if err == nil && len(packages) != len(wanted) {
+		err = fmt.Errorf("apt-get names %d packages for %s", len(packages), strings.Join(wanted, ", "))
+	}
+	return packages, err
+}
+
+var gccBase = regexp.MustCompile(`(?m)^ *Depends: (gcc-\d+-base)$`)
+
+func licences(depends string) []string {
+	if m := gccBase.FindStringSubmatch(depends); m != nil {
+		return m[1:]
+	}
+	return nil
+}
+
+// lists fetches the lists of an architecture that is not the machine's, beside
+// the machine's own and checked with the same keys.
+func (a Apt) lists(ctx context.Context) error {
+	lists := filepath.Join(a.Dir, "lists")
+	if _, err := os.Stat(filepath.Join(lists, "done")); err == nil {
+		return nil
+	}
+	for _, dir := range []string{filepath.Join(lists, "partial"), filepath.Join(a.Dir, "cache", "archives", "partial")} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	if _, err := a.run(ctx, a.Dir, "apt-get", "update"); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(lists, "done"), nil, 0o644)
+}
+
+// Fetch downloads what is not there yet; apt checks it against the signed lists,
+// and what is there is checked again.
+func (a Apt) Fetch(ctx context.Context, packages []Package) error {
+	var missing []string
+	for _, p := range packages {
+		if a.check(p) != nil {
+			missing = append(missing, p.Name)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	if _, err := a.run(ctx, a.Dir, "apt-get", append([]string{"download"}, missing...)...); err != nil {
+		return err
+	}
+	for _, p := range packages {
+		if err := a.check(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a Apt) check(p Package) error {
+	file := filepath.Join(a.Dir, p.File)
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	if sum := sha256.Sum256(data); hex.EncodeToString(sum[:]) != p.SHA256 {
+		return fmt.Errorf("%s: its SHA-256 is not the one of apt's lists; remove it and try again", file)
+	}
+	return nil
+}
+
+// Update fetches the machine's lists anew, which only root may.
+func (a Apt) Update(ctx context.Context) error {
+	if !a.Native {
+		if err := os.Remove(filepath.Join(a.Dir, "lists", "done")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil // Plan fetches them
+	}
+	if os.Geteuid() != 0 {
+		return errors.New("run sudo apt-get update, then try again")
+	}
+	_, err := a.run(ctx, a.Dir, "apt-get", "update")
+	return err
+}
+
+// Entries is the content of the base.
+func (a Apt) Entries(ctx context.Context, packages []Package) ([]Entry, error) {
+	entries := Skeleton(a.Arch)
+	for _, p := range packages {
+		file := filepath.Join(a.Dir, p.File)
+		control, err := run(ctx, "", "dpkg-deb", "--field", file)
+		if err != nil {
+			return nil, err
+		}
+		files, err := run(ctx, "", "dpkg-deb", "--fsys-tarfile", file)
+		if err != nil {
+			return nil, err
+		}
+		kept, err := Select(strings.NewReader(files))
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		entries = append(append(entries, kept...), Status(p.Name, []byte(control)))
+	}
+	return entries, nil
+}
+
+// run runs a part of apt; what it would take from unsigned sources is refused.
+func (a Apt) run(ctx context.Context, in, name string, args ...string) (string, error) {
+	dir, err := filepath.Abs(a.Dir)
+	if err != nil {
+		return "", err
+	}
+	options := []string{
+		"-q", "-o", "APT::Get::AllowUnauthenticated=false", "-o", "Acquire::AllowInsecureRepositories=false",
+		// Where apt is told to keep none, as in containers, each call would take a second.
+		"-o", "Dir::Cache::pkgcache=" + filepath.Join(dir, "pkgcache.bin"), "-o", "Dir::Cache::srcpkgcache=",
+	}
+	if !a.Native {
+		options = append(options,
+			"-o", "APT::Architecture="+a.Arch, "-o", "APT::Architectures="+a.Arch,
+			"-o", "Dir::State::Lists="+filepath.Join(dir, "lists"), "-o", "Dir::Cache="+filepath.Join(dir, "cache"),
+			"-o", "Dir::State::status=/dev/null")
+	}
+	return run(ctx, in, name, append(options, args...)...)
+}
+
+func run(ctx context.Context, dir, name string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "LC_ALL=C", "DEBIAN_FRONTEND=noninteractive")
+	var out, problems bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &problems
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("%s %s: %w: %s", name, args[len(args)-1], err, lastLines(problems.String()))
+	}
+	return out.String(), nil
+}
+
+// lastLines puts the end of what a program complained of on one line.
+func lastLines(text string) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return strings.Join(lines[max(0, len(lines)-3):], "; ")
+}

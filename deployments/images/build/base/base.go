@@ -1,0 +1,180 @@
+// Package base makes the file system that images are built on where no registry
+// is to be asked: glibc's loader and libraries, and the few files that programs
+// expect around them, out of packages of the builder's own distribution. Its
+// glibc is therefore never older than the one that programs were linked with.
+//
+// There is no package manager, no shell and no cache of the loader's: a runtime's
+// CDI hook makes /etc/ld.so.cache from what it injects, and without one the loader
+// looks in the folders of glibc and the multiarch ones, which is where libraries
+// of a driver are put.
+package base
+
+import (
+	"archive/tar"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpuready/gpuready/deployments/images/build/rootfs"
+)
+
+// Wanted names the packages. Apt.Plan adds the one that holds the licence that
+// libgcc-s1's folder of documentation only links to.
+var Wanted = []string{"base-files", "libc6", "libgcc-s1"}
+
+// Libraries that are kept. The programs want libc, libdl and libpthread; a driver's
+// libraries want libm and librt besides. libgcc_s is loaded by glibc itself when
+// a thread is cancelled or ends itself, and its absence is then an abort.
+var libraries = []string{
+	"libc.so.6", "libdl.so.2", "libgcc_s.so.1", "libm.so.6", "libpthread.so.0", "libresolv.so.2", "librt.so.1",
+	"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1",
+}
+
+// Entry is a file, directory or link of the base.
+type Entry struct {
+	Path     string // absolute, without links
+	Mode     fs.FileMode
+	UID, GID int
+	Link     string
+	Data     []byte
+}
+
+// Keep says whether a package's file goes into the base, and under which path:
+// /lib and its like are links to /usr/lib there, as on every current system.
+func Keep(name string) (string, bool) {
+	name = path.Clean("/" + name)
+	for _, dir := range []string{"/lib/", "/lib64/"} {
+		if strings.HasPrefix(name, dir) {
+			name = "/usr" + name
+		}
+	}
+	dir, file := path.Split(name)
+	switch {
+	case dir == "/usr/lib/" || dir == "/usr/lib64/" || path.Dir(path.Clean(dir)) == "/usr/lib" && strings.HasSuffix(dir, "-linux-gnu/"):
+		return name, slices.Contains(libraries, file) || name == "/usr/lib/os-release"
+	case strings.HasPrefix(name, "/etc/ld.so.conf.d/"), name == "/etc/os-release", name == "/etc/debian_version":
+		return name, true
+	case strings.HasPrefix(name, "/usr/share/common-licenses/"):
+		return name, true
+	case strings.HasPrefix(name, "/usr/share/doc/"):
+		// A folder of documentation may be a link to another package's.
+		return name, file == "copyright" || path.Dir(name) == "/usr/share/doc"
+	}
+	return name, false
+}
+
+// Skeleton is what the base has besides the packages' files: the directories
+// that runtimes mount on, and what libc reads about users and names.
+func Skeleton(arch string) []Entry {
+	text := func(name, content string) Entry { return Entry{Path: name, Mode: 0o644, Data: []byte(content)} }
+	link := func(name, to string) Entry { return Entry{Path: name, Mode: fs.ModeSymlink | 0o777, Link: to} }
+	dir := func(name string, mode fs.FileMode) Entry { return Entry{Path: name, Mode: fs.ModeDir | mode} }
+	all := []Entry{
+		dir("/dev", 0o755), dir("/proc", 0o555), dir("/run", 0o755), dir("/sys", 0o555),
+		dir("/tmp", 0o777|fs.ModeSticky), dir("/var/tmp", 0o777|fs.ModeSticky),
+		dir("/root", 0o700), dir("/usr/bin", 0o755), dir("/usr/sbin", 0o755),
+		{Path: "/home/nonroot", Mode: fs.ModeDir | 0o700, UID: 65532, GID: 65532},
+		link("/bin", "usr/bin"), link("/sbin", "usr/sbin"), link("/lib", "usr/lib"), link("/var/run", "/run"),
+		text("/etc/passwd", "root:x:0:0:root:/root:/sbin/nologin\n"+
+			"nobody:x:65534:65534:nobody:/nonexistent:/sbin/nologin\n"+
+			"nonroot:x:65532:65532:nonroot:/home/nonroot:/sbin/nologin\n"),
+		text("/etc/group", "root:x:0:\nnobody:x:65534:\nnonroot:x:65532:\n"),
+		text("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n"),
+		text("/etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf\n"),
+	}
+	if arch == "amd64" { // the loader's path is below it
+		all = append(all, dir("/usr/lib64", 0o755), link("/lib64", "usr/lib64"))
+	}
+	return all
+}
+
+// Select reads a package's files (a tar archive) and returns those that are kept.
+func Select(files io.Reader) ([]Entry, error) {
+	var kept []Entry
+	in := tar.NewReader(files)
+	for {
+		h, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			return kept, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		name, ok := Keep(h.Name)
+		if !ok || h.Typeflag != tar.TypeReg && h.Typeflag != tar.TypeSymlink {
+			continue
+		}
+		e := Entry{Path: name, Mode: h.FileInfo().Mode(), UID: h.Uid, GID: h.Gid, Link: h.Linkname}
+		if h.Typeflag == tar.TypeReg {
+			if e.Data, err = io.ReadAll(in); err != nil {
+				return nil, fmt.Errorf("%s: %w", h.Name, err)
+			}
+		}
+		kept = append(kept, e)
+	}
+}
+
+// Status is the file in which an image without a package manager says what was
+// installed into it; scanners know it. control is the package's own description.
+func Status(name string, control []byte) Entry {
+	return Entry{Path: path.Join(rootfs.StatusFolder, name), Mode: 0o644, Data: control}
+}
+
+// Write writes a tar archive that depends on the entries alone: sorted, with the
+// directories that they need, all of one time.
+func Write(w io.Writer, entries []Entry, at time.Time) error {
+	all := map[string]Entry{}
+	for _, e := range entries {
+		if _, twice := all[e.Path]; twice {
+			return fmt.Errorf("%s comes from two packages", e.Path)
+		}
+		all[e.Path] = e
+	}
+	for _, e := range entries {
+		for dir := path.Dir(e.Path); dir != "/"; dir = path.Dir(dir) {
+			if above, ok := all[dir]; !ok {
+				all[dir] = Entry{Path: dir, Mode: fs.ModeDir | 0o755}
+			} else if !above.Mode.IsDir() {
+				return fmt.Errorf("%s lies below %s, which is no directory", e.Path, dir)
+			}
+		}
+	}
+	paths := make([]string, 0, len(all))
+	for name := range all {
+		paths = append(paths, name)
+	}
+	slices.Sort(paths)
+	out := tar.NewWriter(w)
+	for _, name := range paths {
+		if err := add(out, all[name], at); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return out.Close()
+}
+
+func add(out *tar.Writer, e Entry, at time.Time) error {
+	h := &tar.Header{
+		Name: strings.TrimPrefix(e.Path, "/"), Mode: int64(e.Mode.Perm()), Uid: e.UID, Gid: e.GID,
+		Size: int64(len(e.Data)), ModTime: at, Format: tar.FormatUSTAR, Typeflag: tar.TypeReg,
+	}
+	if e.Mode&fs.ModeSticky != 0 {
+		h.Mode |= 0o1000
+	}
+	switch e.Mode.Type() {
+	case fs.ModeDir:
+		h.Typeflag, h.Name = tar.TypeDir, h.Name+"/"
+	case fs.ModeSymlink:
+		h.Typeflag, h.Linkname = tar.TypeSymlink, e.Link
+	}
+	if err := out.WriteHeader(h); err != nil {
+		return err
+	}
+	_, err := out.Write(e.Data)
+	return err
+}

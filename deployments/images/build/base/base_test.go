@@ -1,0 +1,116 @@
+package base
+
+import (
+	"archive/tar"
+	"bytes"
+	"io"
+	"io/fs"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestOnlyWhatProgramsNeedIsKept(t *testing.T) {
+	for name, want := range map[string]string{
+		"./lib/x86_64-linux-gnu/libc.so.6":              "/usr/lib/x86_64-linux-gnu/libc.so.6",
+		"./usr/lib/x86_64-linux-gnu/libm.so.6":          "/usr/lib/x86_64-linux-gnu/libm.so.6",
+		"./lib64/ld-linux-x86-64.so.2":                  "/usr/lib64/ld-linux-x86-64.so.2",
+		"./lib/ld-linux-aarch64.so.1":                   "/usr/lib/ld-linux-aarch64.so.1",
+		"./usr/lib/os-release":                          "/usr/lib/os-release",
+		"./etc/ld.so.conf.d/x86_64-linux-gnu.conf":      "/etc/ld.so.conf.d/x86_64-linux-gnu.conf",
+		"./usr/share/doc/libc6/copyright":               "/usr/share/doc/libc6/copyright",
+		"./usr/share/doc/libgcc-s1":                     "/usr/share/doc/libgcc-s1",
+		"./usr/share/common-licenses/LGPL-2.1":          "/usr/share/common-licenses/LGPL-2.1",
+		"./usr/share/doc/libc6/changelog.gz":            "",
+		"./usr/lib/x86_64-linux-gnu/gconv/UTF-16.so":    "",
+		"./usr/lib/x86_64-linux-gnu/libnss_hesiod.so.2": "",
+		"./usr/lib/x86_64-linux-gnu/x/libc.so.6":        "",
+		"./usr/bin/ldd":                                 "",
+		"./sbin/ldconfig":                               "",
+		"./etc/profile.d/x.sh":                          "",
+		"./etc/../usr/bin/sh":                           "",
+	} {
+		got, ok := Keep(name)
+		require.Equal(t, want != "", ok, name)
+		if ok {
+			require.Equal(t, want, got)
+		}
+	}
+}
+
+func listing(t *testing.T, data []byte) []string {
+	t.Helper()
+	var lines []string
+	in := tar.NewReader(bytes.NewReader(data))
+	for {
+		h, err := in.Next()
+		if err == io.EOF {
+			return lines
+		}
+		require.NoError(t, err)
+		require.EqualValues(t, 7, h.ModTime.Unix())
+		line := h.FileInfo().Mode().String() + " " + h.Name
+		if h.Linkname != "" {
+			line += " -> " + h.Linkname
+		}
+		lines = append(lines, line)
+	}
+}
+
+func TestArchiveDependsOnItsEntriesAlone(t *testing.T) {
+	entries := append(Skeleton("amd64"), Status("libc6", []byte("Package: libc6\n")))
+	var one, two bytes.Buffer
+	require.NoError(t, Write(&one, entries, time.Unix(7, 0)))
+	slices.Reverse(entries)
+	require.NoError(t, Write(&two, entries, time.Unix(7, 0)))
+	require.Equal(t, one.Bytes(), two.Bytes())
+	require.Equal(t, []string{
+		"Lrwxrwxrwx bin -> usr/bin", "drwxr-xr-x dev/", "drwxr-xr-x etc/", "-rw-r--r-- etc/group", "-rw-r--r-- etc/ld.so.conf",
+		"-rw-r--r-- etc/nsswitch.conf", "-rw-r--r-- etc/passwd", "drwxr-xr-x home/", "drwx------ home/nonroot/",
+		"Lrwxrwxrwx lib -> usr/lib", "Lrwxrwxrwx lib64 -> usr/lib64", "dr-xr-xr-x proc/", "drwx------ root/", "drwxr-xr-x run/",
+		"Lrwxrwxrwx sbin -> usr/sbin", "dr-xr-xr-x sys/", "dtrwxrwxrwx tmp/", "drwxr-xr-x usr/", "drwxr-xr-x usr/bin/",
+		"drwxr-xr-x usr/lib64/", "drwxr-xr-x usr/sbin/", "drwxr-xr-x var/", "drwxr-xr-x var/lib/", "drwxr-xr-x var/lib/dpkg/",
+		"drwxr-xr-x var/lib/dpkg/status.d/", "-rw-r--r-- var/lib/dpkg/status.d/libc6", "Lrwxrwxrwx var/run -> /run", "dtrwxrwxrwx var/tmp/",
+	}, listing(t, one.Bytes()))
+}
+
+func TestNothingIsWrittenTwiceNorThroughALink(t *testing.T) {
+	file := Entry{Path: "/etc/x", Mode: 0o644}
+	require.ErrorContains(t, Write(io.Discard, []Entry{file, file}, time.Time{}), "/etc/x comes from two packages")
+	link := Entry{Path: "/etc", Mode: fs.ModeSymlink | 0o777, Link: "usr"}
+	require.ErrorContains(t, Write(io.Discard, []Entry{file, link}, time.Time{}), "which is no directory")
+}
+
+func TestPackagesAreReadWithTheirHashes(t *testing.T) {
+	a, b := strings.Repeat("a", 64), strings.Repeat("b", 64)
+	got, err := ParseURIs("Note: something\n" +
+		"'http://deb.example/libc6_2.36-9%2bdeb12u14_amd64.deb' libc6_2.36-9+deb12u14_amd64.deb 2759320 SHA256:" + a + "\n" +
+		"'http://deb.example/base-files_12_amd64.deb' base-files_1%3a12_amd64.deb 70936 SHA256:" + b + "\n")
+	require.NoError(t, err)
+	require.Equal(t, []Package{
+		{"base-files", "base-files_1%3a12_amd64.deb", b}, {"libc6", "libc6_2.36-9+deb12u14_amd64.deb", a},
+	}, got)
+	require.Equal(t, "1:12", got[0].Version())
+	require.Equal(t, "2.36-9+deb12u14", got[1].Version())
+
+	_, err = ParseURIs("'http://deb.example/x_1_amd64.deb' x_1_amd64.deb 1 MD5Sum:0123\n")
+	require.ErrorContains(t, err, "are its sources signed?")
+}
+
+func TestLicenceOfLibgccIsFound(t *testing.T) {
+	require.Equal(t, []string{"gcc-12-base"}, licences("libgcc-s1\n  Depends: gcc-12-base\n  Depends: libc6\n"))
+	require.Empty(t, licences("libgcc-s1\n  Depends: libc6\n"))
+}
+
+func FuzzParseURIs(f *testing.F) {
+	f.Add("'u' libc6_1_amd64.deb 1 SHA256:" + strings.Repeat("a", 64))
+	f.Fuzz(func(_ *testing.T, text string) {
+		packages, _ := ParseURIs(text)
+		for _, p := range packages {
+			p.Version()
+		}
+	})
+}

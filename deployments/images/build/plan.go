@@ -1,0 +1,134 @@
+package main
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/gpuready/gpuready/deployments/images/build/recipe"
+	"github.com/gpuready/gpuready/deployments/images/build/rootfs"
+	"github.com/gpuready/gpuready/deployments/images/build/sbom"
+)
+
+const megabyte = 1_000_000
+
+// goals are how large an image may be, uncompressed, in bytes.
+var goals = map[string]int64{
+	"device-plugin": 45 * megabyte,
+	"toolkit":       45 * megabyte,
+	"validator":     45 * megabyte,
+	"cuda-samples":  25 * megabyte,
+}
+
+// baseImage is what images are built on.
+type baseImage struct {
+	Name    string // as the label says it
+	Archive string // where it lies
+	Image   rootfs.Image
+}
+
+// inputs are all that an image depends on.
+type inputs struct {
+	Name, Version, Revision, Repository, Arch string
+
+	Containerfile string
+	Recipe        recipe.Recipe
+	Base          baseImage
+	Files         map[string][]byte // by the name that COPY has for them
+	At            time.Time
+	Tool          string // what builds: this program and buildah
+}
+
+// plan is an image that is to be.
+type plan struct {
+	Name      string
+	Reference string // "docker.io/gpuready/toolkit:v0.1.0"
+	Args      map[string]string
+	SBOM      []byte
+	Files     map[string][]byte // the context: what COPY names
+	Tree      rootfs.Tree       // all that the image will hold
+	Key       string            // equal for equal images
+}
+
+// sbomSource is the name by which a Containerfile copies the image's SBOM.
+func sbomSource(name string) string { return "images/" + name + ".spdx.json" }
+
+// makePlan plans an image, or says everything that is wrong with it.
+func makePlan(in inputs) (plan, error) {
+	p := plan{Name: in.Name, Reference: in.Repository + "/" + in.Name + ":" + in.Version, Files: map[string][]byte{}}
+	files, ours := map[string]rootfs.File{}, []string{}
+	document := recipe.File{}
+	for _, f := range in.Recipe.Files {
+		if f.Source == sbomSource(in.Name) {
+			document = f
+			continue
+		}
+		data := in.Files[f.Source]
+		file, err := rootfs.Regular(f.Path, f.Mode, data)
+		if err != nil {
+			return plan{}, fmt.Errorf("%s: %w", f.Source, err)
+		}
+		files[f.Path], p.Files[f.Source] = file, data
+		ours = append(ours, f.Path)
+	}
+	if document.Path != sbom.Path(in.Name) {
+		return plan{}, fmt.Errorf("its Containerfile does not copy %s to %s; add that line", sbomSource(in.Name), sbom.Path(in.Name))
+	}
+	p.Tree = in.Base.Image.Tree.With(files)
+	var wrong []error
+	if have := cmp.Or(in.Base.Image.Config.Architecture, in.Arch); have != in.Arch {
+		wrong = append(wrong, fmt.Errorf("the base %s is for %s; name one for %s", in.Base.Name, have, in.Arch))
+	}
+	if entry, ok := files[in.Recipe.Entrypoint[0]]; !ok || entry.Mode&0o111 == 0 {
+		wrong = append(wrong, fmt.Errorf("its ENTRYPOINT %s is not a program that it copies", in.Recipe.Entrypoint[0]))
+	}
+	if wrong = append(wrong, rootfs.Check(p.Tree, in.Arch, ours)...); len(wrong) > 0 {
+		return plan{}, errors.Join(wrong...)
+	}
+	var err error
+	p.SBOM, err = sbom.Write(sbom.Image{Name: in.Name, Version: in.Version, Revision: in.Revision, Arch: in.Arch, Tree: p.Tree, At: in.At})
+	if err != nil {
+		return plan{}, fmt.Errorf("write its SBOM: %w", err)
+	}
+	p.Files[document.Source] = p.SBOM
+	described, err := rootfs.Regular(document.Path, document.Mode, p.SBOM)
+	if err != nil {
+		return plan{}, err
+	}
+	p.Tree = p.Tree.With(map[string]rootfs.File{document.Path: described})
+	p.Args = map[string]string{"BASE": in.Base.Name, "VERSION": in.Version, "REVISION": in.Revision}
+	p.Key, err = key(in.Tool, in.Containerfile, in.Base.Image.ID, p.Reference, in.Arch, in.At.Unix(), p.Args, p.SBOM)
+	return p, err
+}
+
+// key is a hash of values.
+func key(values ...any) (string, error) {
+	data, err := json.Marshal(values)
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:]), err
+}
+
+// compare says in what an image is not what was planned.
+func (p plan) compare(have rootfs.Image, r recipe.Recipe) error {
+	var wrong []error
+	for _, line := range rootfs.Difference(have.Tree, p.Tree) {
+		wrong = append(wrong, errors.New(line))
+	}
+	if c := have.Config.Config; c.User != r.User || !slices.Equal(c.Entrypoint, r.Entrypoint) {
+		wrong = append(wrong, fmt.Errorf("it runs %q as %s; %q as %s expected", c.Entrypoint, c.User, r.Entrypoint, r.User))
+	}
+	for label := range r.Labels {
+		if have.Config.Config.Labels[label] == "" {
+			wrong = append(wrong, fmt.Errorf("its label %s is empty", label))
+		}
+	}
+	if !slices.Equal(have.Names, []string{p.Reference}) {
+		wrong = append(wrong, fmt.Errorf("it is named %q; %s expected", have.Names, p.Reference))
+	}
+	return errors.Join(wrong...)
+}

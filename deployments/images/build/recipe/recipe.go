@@ -1,0 +1,163 @@
+// Package recipe reads Containerfiles of the kind that this project's images are
+// made by: a base, labels, files from the build's context, and what is run. It
+// refuses every other instruction, RUN before all, so that an image is what was
+// built and checked outside, and nothing of the network or the clock gets in.
+package recipe
+
+import (
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Recipe is what a Containerfile says.
+type Recipe struct {
+	Base       string            // the default of ARG BASE
+	Args       []string          // names, BASE among them
+	Labels     map[string]string // values as written, variables and all
+	Files      []File
+	User       string   // "uid:gid"
+	Entrypoint []string // the program and its first arguments
+}
+
+// File is one file that COPY puts into the image.
+type File struct {
+	Source string // in the context: "lib/libcuda.so"
+	Path   string // in the image, absolute
+	Mode   fs.FileMode
+}
+
+// Parse reads a Containerfile. Its errors begin with the number of the line.
+func Parse(text string) (Recipe, error) {
+	r := Recipe{Labels: map[string]string{}}
+	from := false
+	for _, line := range instructions(text) {
+		name, rest, _ := strings.Cut(line.text, " ")
+		rest = strings.TrimSpace(rest)
+		var err error
+		switch name {
+		case "ARG":
+			arg, value, _ := strings.Cut(rest, "=")
+			if !slices.Contains(r.Args, arg) {
+				r.Args = append(r.Args, arg)
+			}
+			if arg == "BASE" && !from {
+				r.Base = value
+			}
+		case "FROM":
+			if from || rest != "${BASE}" {
+				err = fmt.Errorf("FROM %s: one FROM ${BASE} is wanted", rest)
+			}
+			from = true
+		case "LABEL":
+			err = labels(rest, r.Labels)
+		case "COPY":
+			var files []File
+			files, err = copied(rest)
+			r.Files = append(r.Files, files...)
+		case "USER":
+			r.User = rest
+		case "ENTRYPOINT":
+			r.Entrypoint, err = list(rest)
+		default:
+			err = fmt.Errorf("%s is not among ARG, FROM, LABEL, COPY, USER, ENTRYPOINT; what an image holds is built before it and copied in", name)
+		}
+		if err != nil {
+			return Recipe{}, fmt.Errorf("line %d: %w", line.number, err)
+		}
+	}
+	switch {
+	case !from || r.Base == "":
+		return Recipe{}, fmt.Errorf("line 1: ARG BASE=… and FROM ${BASE} are wanted")
+	case len(r.Entrypoint) == 0:
+		return Recipe{}, fmt.Errorf("line 1: an ENTRYPOINT is wanted")
+	case r.User == "":
+		return Recipe{}, fmt.Errorf("line 1: a USER is wanted, be it 0:0")
+	}
+	return r, nil
+}
+
+type instruction struct {
+	number int
+	text   string
+}
+
+// instructions joins continued lines and leaves comments out.
+func instructions(text string) []instruction {
+	var all []instruction
+	continued, number := false, 0
+	for line := range strings.Lines(text) {
+		number++
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		body, more := strings.CutSuffix(line, "\\")
+		if continued {
+			all[len(all)-1].text += " " + strings.TrimSpace(body)
+		} else {
+			all = append(all, instruction{number, strings.TrimSpace(body)})
+		}
+		continued = more
+	}
+	return all
+}
+
+// labels reads `key="value" key="value"` into a map.
+func labels(text string, into map[string]string) error {
+	for text != "" {
+		key, rest, ok := strings.Cut(text, "=")
+		quoted, err := strconv.QuotedPrefix(rest)
+		if !ok || err != nil {
+			return fmt.Errorf("LABEL %s: key=\"value\" is wanted", text)
+		}
+		if into[key], err = strconv.Unquote(quoted); err != nil {
+			return fmt.Errorf("LABEL %s: %w", text, err)
+		}
+		text = strings.TrimSpace(rest[len(quoted):])
+	}
+	return nil
+}
+
+// copied reads `--chmod=0755 source… destination`.
+func copied(text string) ([]File, error) {
+	words := strings.Fields(text)
+	octal, ok := strings.CutPrefix(text, "--chmod=")
+	if !ok || len(words) < 3 {
+		return nil, fmt.Errorf("COPY %s: --chmod=MODE SOURCE… DESTINATION is wanted, so that a builder's umask does not matter", text)
+	}
+	octal, _, _ = strings.Cut(octal, " ")
+	mode, err := strconv.ParseUint(octal, 8, 9)
+	if err != nil {
+		return nil, fmt.Errorf("COPY %s: mode %s: octal digits up to 0777 are wanted", text, octal)
+	}
+	sources, to := words[1:len(words)-1], words[len(words)-1]
+	if !path.IsAbs(to) || len(sources) > 1 && !strings.HasSuffix(to, "/") {
+		return nil, fmt.Errorf("COPY %s: an absolute destination is wanted, with a slash at its end for several files", text)
+	}
+	var files []File
+	for _, source := range sources {
+		if path.IsAbs(source) || !fs.ValidPath(source) || strings.ContainsAny(source, "*?[$") {
+			return nil, fmt.Errorf("COPY %s: the name of one file below the context is wanted", source)
+		}
+		f := File{Source: source, Path: to, Mode: fs.FileMode(mode)}
+		if strings.HasSuffix(to, "/") {
+			f.Path = path.Join(to, path.Base(source))
+		}
+		files = append(files, f)
+	}
+	return files, nil
+}
+
+// list reads the JSON form of ENTRYPOINT; the other one would need a shell.
+func list(text string) ([]string, error) {
+	var words []string
+	if err := json.Unmarshal([]byte(text), &words); err != nil || len(words) == 0 {
+		return nil, fmt.Errorf("ENTRYPOINT %s: [\"program\"] is wanted: there is no shell for the other form", text)
+	}
+	return words, nil
+}

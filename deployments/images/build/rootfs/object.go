@@ -1,0 +1,85 @@
+package rootfs
+
+import (
+	"bytes"
+	"debug/buildinfo"
+	"debug/elf"
+	"runtime/debug"
+	"slices"
+	"strings"
+)
+
+// Object is what a program or library asks of the files around it.
+type Object struct {
+	Machine elf.Machine
+	Interp  string // the loader's path; "" for libraries and static programs
+	Needed  []string
+	Wants   []Version // versions of symbols, of other objects
+	Defines []string  // versions of symbols, for other objects
+	Go      *debug.BuildInfo
+}
+
+// Version is a version of symbols that a library has to define.
+type Version struct {
+	Library, Name string
+	Symbol        string // one of those asked for
+}
+
+var elfMagic = []byte(elf.ELFMAG)
+
+// ReadObject returns nil for what is not ELF.
+func ReadObject(data []byte) (*Object, error) {
+	if !bytes.HasPrefix(data, elfMagic) {
+		return nil, nil
+	}
+	f, err := elf.NewFile(bytes.NewReader(data))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	o := &Object{Machine: f.Machine}
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP {
+			raw := make([]byte, p.Filesz)
+			if _, err := p.ReadAt(raw, 0); err != nil {
+				return nil, err
+			}
+			o.Interp = strings.TrimRight(string(raw), "\x00")
+		}
+	}
+	// A static program has none of the following.
+	o.Needed, _ = f.ImportedLibraries()
+	symbols, _ := f.ImportedSymbols()
+	needs, _ := f.DynamicVersionNeeds()
+	for _, library := range needs {
+		for _, dep := range library.Needs {
+			v := Version{Library: library.Name, Name: dep.Dep}
+			if i := slices.IndexFunc(symbols, func(s elf.ImportedSymbol) bool { return s.Library == v.Library && s.Version == v.Name }); i >= 0 {
+				v.Symbol = symbols[i].Name
+			}
+			o.Wants = append(o.Wants, v)
+		}
+	}
+	defines, _ := f.DynamicVersions()
+	for _, v := range defines {
+		o.Defines = append(o.Defines, v.Name)
+	}
+	if info, err := buildinfo.Read(bytes.NewReader(data)); err == nil {
+		o.Go = info
+	}
+	return o, nil
+}
+
+// Setting returns how a Go program was built: "-race", "vcs.revision"; "" for
+// what is not known.
+func (o *Object) Setting(key string) string {
+	if o == nil || o.Go == nil {
+		return ""
+	}
+	for _, s := range o.Go.Settings {
+		if s.Key == key {
+			return s.Value
+		}
+	}
+	return ""
+}

@@ -1,0 +1,193 @@
+package rootfs
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"debug/elf"
+	"io/fs"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// layer writes a layer: names with a slash at the end are directories, those with
+// content "-> x" are links.
+func layer(t testing.TB, files ...[2]string) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	w := tar.NewWriter(&out)
+	for _, f := range files {
+		name, content := f[0], f[1]
+		h := &tar.Header{Name: name, Mode: 0o644, Size: int64(len(content)), Typeflag: tar.TypeReg}
+		switch {
+		case name[len(name)-1] == '/':
+			h.Typeflag, h.Mode = tar.TypeDir, 0o755
+		case len(content) > 3 && content[:3] == "-> ":
+			h.Typeflag, h.Linkname, h.Size, content = tar.TypeSymlink, content[3:], 0, ""
+		}
+		require.NoError(t, w.WriteHeader(h))
+		_, err := w.Write([]byte(content))
+		require.NoError(t, err)
+	}
+	require.NoError(t, w.Close())
+	return out.Bytes()
+}
+
+func compressed(t testing.TB, data []byte) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	z := gzip.NewWriter(&out)
+	_, err := z.Write(data)
+	require.NoError(t, err)
+	require.NoError(t, z.Close())
+	return out.Bytes()
+}
+
+func archive(t testing.TB) []byte {
+	t.Helper()
+	below := layer(t, [2]string{"etc/", ""}, [2]string{"etc/a", "old"}, [2]string{"etc/b", "b"}, [2]string{"opt/x/y", "y"}, [2]string{"lib", "-> usr/lib"})
+	above := layer(t, [2]string{"etc/a", "new"}, [2]string{"etc/.wh.b", ""}, [2]string{"opt/.wh..wh..opq", ""}, [2]string{"opt/z", "z"})
+	return layer(t,
+		[2]string{"two.tar", string(compressed(t, above))}, [2]string{"one.tar", string(below)},
+		[2]string{"c.json", `{"architecture":"amd64","config":{"User":"0:0","Entrypoint":["/x"],"Labels":{"a":"b"}}}`},
+		[2]string{"manifest.json", `[{"Config":"c.json","RepoTags":["docker.io/gpuready/x:v1"],"Layers":["one.tar","two.tar"]}]`})
+}
+
+func TestLayersLieOverEachOther(t *testing.T) {
+	image, err := Read(bytes.NewReader(archive(t)))
+	require.NoError(t, err)
+	require.Equal(t, []string{"/etc", "/etc/a", "/lib", "/opt/z"}, image.Tree.Paths())
+	require.EqualValues(t, 3, image.Tree["/etc/a"].Size)
+	require.Equal(t, "usr/lib", image.Tree["/lib"].Link)
+	require.Equal(t, []string{"docker.io/gpuready/x:v1"}, image.Names)
+	require.Equal(t, "amd64", image.Config.Architecture)
+	require.Equal(t, []string{"/x"}, image.Config.Config.Entrypoint)
+	require.Len(t, image.Layers, 2)
+	require.Regexp(t, `^sha256:[0-9a-f]{64}$`, image.ID)
+}
+
+func TestWhatIsNoArchiveIsAnError(t *testing.T) {
+	_, err := Read(bytes.NewReader(layer(t, [2]string{"index.json", "{}"})))
+	require.ErrorContains(t, err, "is it a docker-archive?")
+	_, err = Read(bytes.NewReader([]byte("nothing like it, and long enough to be looked at")))
+	require.Error(t, err)
+}
+
+func FuzzRead(f *testing.F) {
+	f.Add(archive(f))
+	f.Fuzz(func(_ *testing.T, data []byte) { _, _ = Read(bytes.NewReader(data)) })
+}
+
+func file(mode fs.FileMode) File { return File{Mode: mode} }
+
+func link(to string) File { return File{Mode: fs.ModeSymlink | 0o777, Link: to} }
+
+func TestLinksAreFollowedWithinTheTree(t *testing.T) {
+	tree := Tree{}.With(map[string]File{
+		"/lib": link("usr/lib"), "/usr/lib/x/libc.so.6": file(0o755), "/usr/lib/x/loop": link("loop"),
+		"/lib64": link("/usr/lib64"), "/usr/lib64/ld.so": link("/lib/x/libc.so.6"), "/out": link("../../../usr/lib/x/libc.so.6"),
+	})
+	for name, want := range map[string]string{
+		"/lib/x/libc.so.6": "/usr/lib/x/libc.so.6", "/lib64/ld.so": "/usr/lib/x/libc.so.6", "/out": "/usr/lib/x/libc.so.6",
+		"/lib/x/loop": "", "/lib/y": "", "/": "/",
+	} {
+		got, ok := tree.Resolve(name)
+		require.Equal(t, want, got, name)
+		require.Equal(t, want != "", ok, name)
+	}
+}
+
+func TestDifferenceNamesWhatDiffers(t *testing.T) {
+	one := Tree{"/a": {Mode: 0o644, SHA256: "1"}, "/b": file(0o644), "/c": link("a"), "/d": file(0o644)}
+	two := Tree{"/a": {Mode: 0o644, SHA256: "2"}, "/b": file(0o600), "/c": link("a"), "/e": file(0o644)}
+	require.Empty(t, Difference(one, one))
+	require.Equal(t, []string{
+		"/a has another content", "/b is -rw-r--r-- of 0:0, -rw------- of 0:0 expected", "/d is not expected", "/e is missing",
+	}, Difference(one, two))
+}
+
+// base has glibc 2.36, and a program that wants what it has.
+func base() Tree {
+	return Tree{}.With(map[string]File{
+		"/lib": link("usr/lib"), "/lib64": link("usr/lib64"), "/tmp": file(fs.ModeDir | fs.ModeSticky | 0o777),
+		"/usr/lib64/ld-linux-x86-64.so.2":                link("/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"),
+		"/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2": file(0o755),
+		"/usr/lib/x86_64-linux-gnu/libc.so.6": {Mode: 0o755, Object: &Object{
+			Machine: elf.EM_X86_64, Defines: []string{"libc.so.6", "GLIBC_2.2.5", "GLIBC_2.9", "GLIBC_2.34", "GLIBC_2.36", "GLIBC_PRIVATE"}}},
+		"/usr/bin/program": {Mode: 0o755, Object: &Object{
+			Machine: elf.EM_X86_64, Interp: "/lib64/ld-linux-x86-64.so.2", Needed: []string{"libc.so.6"},
+			Wants: []Version{{Library: "libc.so.6", Name: "GLIBC_2.34", Symbol: "__libc_start_main"}}}},
+	})
+}
+
+func TestWhatMustNotBeInAnImageIsFound(t *testing.T) {
+	program := "/usr/bin/program"
+	change := func(change func(o *Object)) func(Tree) {
+		return func(t Tree) { change(t[program].Object) }
+	}
+	for name, c := range map[string]struct {
+		change func(Tree)
+		want   string
+	}{
+		"nothing":         {func(Tree) {}, ""},
+		"a shell":         {func(t Tree) { t["/usr/bin/dash"] = file(0o755) }, "/usr/bin/dash is a shell;"},
+		"a shell's name":  {func(t Tree) { t["/usr/bin/sh"] = link("toolbox") }, "/usr/bin/sh is a shell's name;"},
+		"setuid":          {func(t Tree) { t["/usr/bin/su"] = file(fs.ModeSetuid | 0o755) }, "/usr/bin/su is urwxr-xr-x and would give rights"},
+		"setgid":          {func(t Tree) { t["/usr/bin/wall"] = file(fs.ModeSetgid | 0o755) }, "would give rights"},
+		"a device":        {func(t Tree) { t["/dev/null"] = file(fs.ModeDevice | fs.ModeCharDevice | 0o600) }, "/dev/null is"},
+		"for anyone":      {func(t Tree) { t["/etc/x"] = file(0o666) }, "for anyone to write"},
+		"a folder":        {func(t Tree) { t["/x"] = file(fs.ModeDir | 0o777) }, "for anyone to write"},
+		"no loader":       {func(t Tree) { delete(t, "/lib64") }, "wants the loader /lib64/ld-linux-x86-64.so.2, which the base has not"},
+		"no library":      {change(func(o *Object) { o.Needed = append(o.Needed, "libssl.so.3") }), "wants libssl.so.3, which the base has not"},
+		"another machine": {change(func(o *Object) { o.Machine = elf.EM_AARCH64 }), "is for EM_AARCH64, not for amd64"},
+		"a newer glibc": {
+			change(func(o *Object) { o.Wants = []Version{{"libc.so.6", "GLIBC_2.38", "__isoc23_strtol"}} }),
+			"wants GLIBC_2.38 of libc.so.6 (__isoc23_strtol), the base's goes up to GLIBC_2.36; build where the base is from",
+		},
+		"the race detector": {
+			change(func(o *Object) {
+				o.Go = &debug.BuildInfo{Settings: []debug.BuildSetting{{Key: "-race", Value: "true"}}}
+			}),
+			"was built with the race detector",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tree := base()
+			c.change(tree)
+			wrong := Check(tree, "amd64", []string{program})
+			if c.want == "" {
+				require.Empty(t, wrong)
+				return
+			}
+			require.Len(t, wrong, 1)
+			require.ErrorContains(t, wrong[0], c.want)
+		})
+	}
+}
+
+func TestProgramsSayWhatTheyNeed(t *testing.T) {
+	self, err := os.ReadFile("/proc/self/exe")
+	require.NoError(t, err)
+	o, err := ReadObject(self)
+	require.NoError(t, err)
+	require.Equal(t, machines[runtime.GOARCH], o.Machine)
+	require.NotNil(t, o.Go)
+	require.Equal(t, runtime.GOARCH, o.Setting("GOARCH"))
+	if o.Interp != "" { // a test that is linked with C has all of it
+		require.Contains(t, o.Needed, "libc.so.6")
+		require.NotEmpty(t, o.Wants)
+		for _, v := range o.Wants {
+			require.NotEmpty(t, v.Name)
+			require.NotEmpty(t, v.Library)
+		}
+	}
+	none, err := ReadObject([]byte("text"))
+	require.NoError(t, err)
+	require.Nil(t, none)
+	_, err = Regular("/usr/bin/x", 0o755, self[:40])
+	require.ErrorContains(t, err, "/usr/bin/x: not to be read as ELF")
+}

@@ -1,0 +1,140 @@
+// Package rootfs looks into container images: which files an image holds, and
+// whether its programs would start there.
+//
+// A Tree is the file system that a container would see. It comes from an image's
+// archive (Read), and grows by files that are to be added (With); Check looks for
+// what must not be in an image of this project.
+package rootfs
+
+import (
+	"crypto/sha1" // SPDX wants it beside SHA-256
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+)
+
+// Tree is a file system: files by absolute path, directories and links among them.
+type Tree map[string]File
+
+// File is one of them.
+type File struct {
+	Mode         fs.FileMode // type and permissions, setuid, setgid, sticky
+	UID, GID     int
+	Size         int64
+	Link         string // where a symbolic link leads
+	SHA1, SHA256 string // of a regular file
+	Object       *Object
+	Text         []byte // of what package managers leave, see keepText
+}
+
+// StatusFolder is where an image without a package manager says what was
+// installed into it, a file for each package.
+const StatusFolder = "/var/lib/dpkg/status.d"
+
+// keepText names the files whose content is of interest itself.
+func keepText(name string) bool {
+	return path.Dir(name) == StatusFolder && path.Ext(name) != ".md5sums" || name == "/usr/lib/os-release"
+}
+
+// Regular is a regular file of root's.
+func Regular(name string, mode fs.FileMode, data []byte) (File, error) {
+	one, two := sha1.Sum(data), sha256.Sum256(data)
+	f := File{
+		Mode: mode, Size: int64(len(data)),
+		SHA1: hex.EncodeToString(one[:]), SHA256: hex.EncodeToString(two[:]),
+	}
+	if keepText(name) {
+		f.Text = data
+	}
+	var err error
+	if f.Object, err = ReadObject(data); err != nil {
+		return File{}, fmt.Errorf("%s: not to be read as ELF: %w; build it again", name, err)
+	}
+	return f, nil
+}
+
+// Paths are sorted.
+func (t Tree) Paths() []string { return slices.Sorted(maps.Keys(t)) }
+
+// Size is that of the regular files, in bytes.
+func (t Tree) Size() int64 {
+	var n int64
+	for _, f := range t {
+		n += f.Size
+	}
+	return n
+}
+
+// With returns the tree with more files in it, and the directories that they
+// need. The paths are real ones, without links.
+func (t Tree) With(files map[string]File) Tree {
+	all := maps.Clone(t)
+	if all == nil {
+		all = Tree{}
+	}
+	for name, f := range files {
+		all[name] = f
+		for dir := path.Dir(name); dir != "/"; dir = path.Dir(dir) {
+			if _, ok := all[dir]; ok {
+				break
+			}
+			all[dir] = File{Mode: fs.ModeDir | 0o755}
+		}
+	}
+	return all
+}
+
+// Resolve follows the links of a path, within the tree. It returns false where
+// nothing is.
+func (t Tree) Resolve(name string) (string, bool) {
+	todo, at := strings.Split(strings.Trim(path.Clean(name), "/"), "/"), "/"
+	for links := 0; len(todo) > 0; {
+		next := path.Join(at, todo[0])
+		todo = todo[1:]
+		if next == "/" || next == at {
+			continue
+		}
+		f, ok := t[next]
+		switch {
+		case !ok:
+			return "", false
+		case f.Mode.Type() == fs.ModeSymlink:
+			if links++; links > 40 {
+				return "", false
+			}
+			todo = append(strings.Split(strings.Trim(f.Link, "/"), "/"), todo...)
+			if path.IsAbs(f.Link) {
+				at = "/"
+			}
+		default:
+			at = next
+		}
+	}
+	return at, true
+}
+
+// Difference says in what two trees differ, a line each; nothing if they are
+// equal. have and want name them.
+func Difference(have, want Tree) []string {
+	var lines []string
+	for _, name := range have.With(want).Paths() {
+		h, hOK := have[name]
+		w, wOK := want[name]
+		switch {
+		case !hOK:
+			lines = append(lines, name+" is missing")
+		case !wOK:
+			lines = append(lines, name+" is not expected")
+		case h.Mode != w.Mode || h.UID != w.UID || h.GID != w.GID:
+			lines = append(lines, fmt.Sprintf("%s is %v of %d:%d, %v of %d:%d expected", name, h.Mode, h.UID, h.GID, w.Mode, w.UID, w.GID))
+		case h.SHA256 != w.SHA256 || h.Link != w.Link:
+			lines = append(lines, name+" has another content")
+		}
+	}
+	return lines
+}

@@ -1,0 +1,472 @@
+package static
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	yamlreader "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpuready/gpuready/internal/injection"
+	"github.com/gpuready/gpuready/test/built"
+)
+
+// document is one of a manifest.
+type document struct {
+	file, kind, name string
+	yaml             []byte
+}
+
+// workload is a document that makes pods.
+type workload struct {
+	document
+	selector *metav1.LabelSelector // nil: a Pod, or a Job's own
+	update   appsv1.DaemonSetUpdateStrategy
+	pod      corev1.PodTemplateSpec
+}
+
+// programs are what images of ours run.
+var programs = map[string]string{
+	"gpuready/device-plugin":    "gpu-device-plugin",
+	"gpuready/toolkit":          "gpu-toolkit",
+	"gpuready/validator":        "gpu-validator",
+	"gpuready/cuda-samples":     "vectoradd",
+	"gpuready/driver-simulator": "gpusim",
+}
+
+// privileged are the containers that are, and why is in docs/install.md.
+var privileged = []string{
+	"gpuready.yaml/nvidia-container-toolkit-daemonset/toolkit",
+	"gpuready-privileged.yaml/nvidia-container-toolkit-daemonset/toolkit",
+	"gpuready-privileged.yaml/nvidia-device-plugin-daemonset/device-plugin",
+	"gpuready-privileged.yaml/nvidia-operator-validator/validator",
+	"simulated-driver.yaml/nvidia-driver-daemonset/driver",
+	"uninstall.yaml/gpuready-uninstall/uninstall",
+}
+
+func files(t *testing.T) []string {
+	t.Helper()
+	var all []string
+	require.NoError(t, filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() && filepath.Ext(path) == ".yaml" {
+			all = append(all, path)
+		}
+		return err
+	}))
+	require.NotEmpty(t, all)
+	return all
+}
+
+func documents(t *testing.T) []document {
+	t.Helper()
+	var all []document
+	for _, name := range files(t) {
+		file, err := os.Open(name)
+		require.NoError(t, err)
+		defer file.Close()
+		reader := yamlreader.NewDocumentDecoder(file)
+		defer reader.Close()
+		for {
+			chunk := make([]byte, 1<<20)
+			n, err := reader.Read(chunk)
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			require.NoError(t, err)
+			var head metav1.PartialObjectMetadata
+			require.NoError(t, yaml.Unmarshal(chunk[:n], &head), name)
+			if head.Kind != "" {
+				all = append(all, document{name, head.Kind, head.Name, chunk[:n]})
+			}
+		}
+	}
+	return all
+}
+
+func workloads(t *testing.T) []workload {
+	t.Helper()
+	var all []workload
+	for _, d := range documents(t) {
+		w := workload{document: d}
+		strict := func(into any) { require.NoError(t, yaml.UnmarshalStrict(d.yaml, into), d.file) }
+		switch d.kind {
+		case "DaemonSet":
+			var o appsv1.DaemonSet
+			strict(&o)
+			w.selector, w.update, w.pod = o.Spec.Selector, o.Spec.UpdateStrategy, o.Spec.Template
+		case "Deployment":
+			var o appsv1.Deployment
+			strict(&o)
+			w.selector, w.pod = o.Spec.Selector, o.Spec.Template
+		case "Job":
+			var o batchv1.Job
+			strict(&o)
+			w.pod = o.Spec.Template
+		case "Pod":
+			var o corev1.Pod
+			strict(&o)
+			w.pod = corev1.PodTemplateSpec{ObjectMeta: o.ObjectMeta, Spec: o.Spec}
+		default:
+			continue
+		}
+		all = append(all, w)
+	}
+	require.NotEmpty(t, all)
+	return all
+}
+
+func (w workload) String() string { return w.file + "/" + w.name }
+
+// containers are all, the init containers first.
+func (w workload) containers() []corev1.Container {
+	return slices.Concat(w.pod.Spec.InitContainers, w.pod.Spec.Containers)
+}
+
+// ours says whether a container runs an image of ours, and which program.
+func ours(c corev1.Container) (program string, is bool) {
+	repository, _, _ := strings.Cut(c.Image, ":")
+	program, is = programs[repository]
+	return program, is
+}
+
+func TestEachImageHasItsVersion(t *testing.T) {
+	makefile, err := os.ReadFile("../images/images.mk")
+	require.NoError(t, err)
+	require.Contains(t, string(makefile), "VERSION          ?= "+Version+"\n", "the images' version is another")
+	tag := regexp.MustCompile(`gpuready/[a-z-]+:(\S+?)["\s]`)
+	for _, name := range files(t) {
+		data, err := os.ReadFile(name)
+		require.NoError(t, err)
+		for _, found := range tag.FindAllStringSubmatch(string(data), -1) {
+			require.Equal(t, Version, found[1], name)
+		}
+	}
+	for _, w := range workloads(t) {
+		for _, c := range w.containers() {
+			repository, tag, _ := strings.Cut(c.Image, ":")
+			require.NotContains(t, []string{"", "latest"}, tag, "%s: %s", w, c.Image)
+			require.Equal(t, corev1.PullIfNotPresent, c.ImagePullPolicy, "%s/%s", w, c.Name)
+			if strings.HasPrefix(repository, "gpuready/") {
+				require.Contains(t, programs, repository, w)
+			}
+		}
+	}
+}
+
+func TestEachContainerIsBounded(t *testing.T) {
+	for _, w := range workloads(t) {
+		for _, c := range w.containers() {
+			for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
+				require.Contains(t, c.Resources.Requests, name, "%s/%s", w, c.Name)
+			}
+			require.Contains(t, c.Resources.Limits, corev1.ResourceMemory, "%s/%s", w, c.Name)
+			// A limit would slow down what a node waits for, at the moment it comes up.
+			require.NotContains(t, c.Resources.Limits, corev1.ResourceCPU, "%s/%s", w, c.Name)
+		}
+	}
+}
+
+func TestOnlyWhoMustIsPrivileged(t *testing.T) {
+	var found []string
+	for _, w := range workloads(t) {
+		spec := w.pod.Spec
+		require.False(t, spec.HostNetwork || spec.HostPID || spec.HostIPC, w)
+		for _, c := range w.containers() {
+			at := w.String() + "/" + c.Name
+			s := c.SecurityContext
+			require.NotNil(t, s, at)
+			if s.Privileged != nil && *s.Privileged {
+				found = append(found, at)
+				continue
+			}
+			require.NotNil(t, s.AllowPrivilegeEscalation, at)
+			require.False(t, *s.AllowPrivilegeEscalation, at)
+			require.NotNil(t, s.Capabilities, at)
+			require.Equal(t, &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}, s.Capabilities, at)
+			profile := s.SeccompProfile
+			if profile == nil && spec.SecurityContext != nil {
+				profile = spec.SecurityContext.SeccompProfile
+			}
+			require.NotNil(t, profile, at)
+			require.Equal(t, corev1.SeccompProfileTypeRuntimeDefault, profile.Type, at)
+		}
+		for _, c := range w.containers() {
+			if _, is := ours(c); is {
+				require.True(t, c.SecurityContext.ReadOnlyRootFilesystem != nil && *c.SecurityContext.ReadOnlyRootFilesystem, "%s/%s", w, c.Name)
+			}
+		}
+	}
+	require.ElementsMatch(t, privileged, found)
+}
+
+func TestOnlyTheValidatorHasAToken(t *testing.T) {
+	for _, w := range workloads(t) {
+		automount := w.pod.Spec.AutomountServiceAccountToken
+		require.NotNil(t, automount, w)
+		require.Equal(t, w.pod.Spec.ServiceAccountName == "gpu-validator", *automount, w)
+	}
+	for _, d := range documents(t) {
+		if d.kind != "ServiceAccount" || d.name == "gpu-validator" {
+			continue
+		}
+		var account corev1.ServiceAccount
+		require.NoError(t, yaml.UnmarshalStrict(d.yaml, &account))
+		require.NotNil(t, account.AutomountServiceAccountToken, d.name)
+		require.False(t, *account.AutomountServiceAccountToken, d.name)
+	}
+}
+
+func TestRightsAreThoseThatAreUsed(t *testing.T) {
+	rights := map[string]bool{}
+	for _, d := range documents(t) {
+		if d.kind != "Role" && d.kind != "ClusterRole" {
+			continue
+		}
+		var role rbacv1.Role
+		require.NoError(t, yaml.UnmarshalStrict(d.yaml, &role))
+		for _, r := range role.Rules {
+			require.Equal(t, []string{""}, r.APIGroups, d.name)
+			rights[role.Namespace+"/"+strings.Join(r.Resources, ",")+": "+strings.Join(r.Verbs, ",")] = true
+		}
+	}
+	require.Equal(t, map[string]bool{
+		"/nodes: get,patch": true, "/nodes/status: patch": true,
+		"default/events: create,patch":           true,
+		"gpuready/pods: create,get,watch,delete": true,
+	}, rights)
+}
+
+func TestTheValidatorsPodGivesWayToEverybodys(t *testing.T) {
+	found := 0
+	for _, d := range documents(t) {
+		if d.kind != "PriorityClass" {
+			continue
+		}
+		found++
+		var class schedulingv1.PriorityClass
+		require.NoError(t, yaml.UnmarshalStrict(d.yaml, &class))
+		require.Equal(t, "gpuready-validator-workload", class.Name)
+		require.Less(t, class.Value, int32(-10), "cluster-autoscaler's cutoff")
+		require.Equal(t, corev1.PreemptNever, *class.PreemptionPolicy)
+		require.False(t, class.GlobalDefault)
+	}
+	require.Equal(t, 2, found, "with and without privileges")
+}
+
+func TestServiceAccountsAreThere(t *testing.T) {
+	for _, w := range workloads(t) {
+		name := w.pod.Spec.ServiceAccountName
+		if name == "" {
+			continue
+		}
+		require.True(t, slices.ContainsFunc(documents(t), func(d document) bool {
+			return d.file == w.file && d.kind == "ServiceAccount" && d.name == name
+		}), "%s: %s has no ServiceAccount %s", w.file, w.name, name)
+	}
+}
+
+func TestSelectorsFitTheirPods(t *testing.T) {
+	for _, w := range workloads(t) {
+		require.Equal(t, w.name, w.pod.Labels["app"], w)
+		if w.selector != nil {
+			require.Equal(t, &metav1.LabelSelector{MatchLabels: map[string]string{"app": w.name}}, w.selector, w)
+		}
+		if strings.HasPrefix(w.file, "examples") {
+			continue
+		}
+		require.Equal(t, "gpuready", w.pod.Labels["app.kubernetes.io/part-of"], w)
+	}
+}
+
+func TestNeverTwoAgentsOnANode(t *testing.T) {
+	for _, w := range workloads(t) {
+		if w.kind != "DaemonSet" {
+			continue
+		}
+		require.Equal(t, appsv1.RollingUpdateDaemonSetStrategyType, w.update.Type, w)
+		require.Zero(t, w.update.RollingUpdate.MaxSurge.IntValue(), w)
+		require.NotNil(t, w.update.RollingUpdate.MaxUnavailable, w)
+		require.Equal(t, "system-node-critical", w.pod.Spec.PriorityClassName, w)
+	}
+}
+
+func TestDaemonsAreProbedOnAPortWithAName(t *testing.T) {
+	for _, w := range workloads(t) {
+		for _, c := range w.pod.Spec.Containers {
+			if w.kind != "DaemonSet" || w.name == "gpuready-uninstall" {
+				continue
+			}
+			at := w.String() + "/" + c.Name
+			require.Len(t, c.Ports, 1, at)
+			for path, probe := range map[string]*corev1.Probe{"/healthz": c.LivenessProbe, "/readyz": c.ReadinessProbe} {
+				require.NotNil(t, probe, at)
+				require.Equal(t, path, probe.HTTPGet.Path, at)
+				require.Equal(t, c.Ports[0].Name, probe.HTTPGet.Port.StrVal, at)
+			}
+			require.Contains(t, helpOf(t, program(t, c), command(c)), fmt.Sprintf(`":%d"`, c.Ports[0].ContainerPort), at)
+		}
+	}
+}
+
+func TestInjectionIsAskedForAsTheToolkitExpects(t *testing.T) {
+	for _, w := range workloads(t) {
+		variable := ""
+		for _, c := range w.pod.Spec.Containers {
+			for _, e := range c.Env {
+				if e.Name == injection.Variable {
+					variable = e.Value
+				}
+			}
+		}
+		annotated := w.pod.Annotations[injection.Annotation] == "true"
+		require.Equal(t, annotated, variable == injection.Expected, "%s: annotation and variable go together", w)
+		require.Equal(t, annotated, len(w.pod.Spec.InitContainers) == 1 && w.pod.Spec.InitContainers[0].Name == "wait", "%s: who is injected waits for it", w)
+		if annotated {
+			require.Empty(t, w.pod.Spec.InitContainers[0].Env, w)
+			require.False(t, strings.Contains(w.file, "privileged"), w)
+		}
+	}
+}
+
+// --- what the programs understand ---
+
+func program(t *testing.T, c corev1.Container) string {
+	t.Helper()
+	name, is := ours(c)
+	require.True(t, is, c.Image)
+	return name
+}
+
+// command is the subcommand in a container's arguments, "" for none.
+func command(c corev1.Container) string {
+	if len(c.Args) > 0 && !strings.HasPrefix(c.Args[0], "-") {
+		return c.Args[0]
+	}
+	return ""
+}
+
+var helps = map[string]string{}
+
+// helpOf is what a program says of a subcommand.
+func helpOf(t *testing.T, program, command string) string {
+	t.Helper()
+	if help, asked := helps[program+" "+command]; asked {
+		return help
+	}
+	args := []string{"--help"}
+	if command != "" {
+		args = []string{command, "--help"}
+	}
+	p := built.Start(t, program, args)
+	code, err := p.Wait(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, code, p.Output())
+	helps[program+" "+command] = p.Output()
+	return p.Output()
+}
+
+// given are variables that no flag has: what runtimes and the toolkit set.
+var given = []string{injection.Variable}
+
+func TestProgramsKnowTheirFlagsAndVariables(t *testing.T) {
+	configMaps := map[string]map[string]string{}
+	for _, d := range documents(t) {
+		if d.kind == "ConfigMap" {
+			var m corev1.ConfigMap
+			require.NoError(t, yaml.UnmarshalStrict(d.yaml, &m))
+			configMaps[m.Name] = m.Data
+		}
+	}
+	flag := regexp.MustCompile(`^--[a-z-]+`)
+	for _, w := range workloads(t) {
+		for _, c := range w.containers() {
+			if _, is := ours(c); !is {
+				continue
+			}
+			at := w.String() + "/" + c.Name
+			help := helpOf(t, program(t, c), command(c))
+			for _, arg := range c.Args {
+				if name := flag.FindString(arg); name != "" {
+					require.Regexp(t, regexp.QuoteMeta(name)+`\b`, help, at)
+				}
+			}
+			variables := []string{}
+			for _, e := range c.Env {
+				variables = append(variables, e.Name)
+			}
+			for _, from := range c.EnvFrom {
+				require.Contains(t, configMaps, from.ConfigMapRef.Name, at)
+				for name := range configMaps[from.ConfigMapRef.Name] {
+					variables = append(variables, name)
+				}
+			}
+			for _, name := range variables {
+				if !slices.Contains(given, name) {
+					require.Contains(t, help, "[$"+name+"]", at)
+				}
+			}
+		}
+	}
+}
+
+// --- what docs/install.md says ---
+
+// TestWhatIsMountedOfTheHostIsWrittenDown compares the table "What is mounted of
+// the host" with the manifests: | `path` | manifest | container | … |.
+func TestWhatIsMountedOfTheHostIsWrittenDown(t *testing.T) {
+	text, err := os.ReadFile("../../docs/install.md")
+	require.NoError(t, err)
+	_, table, found := strings.Cut(string(text), "### What is mounted of the host\n")
+	require.True(t, found)
+	table, _, _ = strings.Cut(table, "\n#")
+	var written []string
+	row := regexp.MustCompile("(?m)^\\| (.+?) \\| `([^`]+)` \\| (r[ow]) \\|")
+	for _, m := range row.FindAllStringSubmatch(table, -1) {
+		for who := range strings.SplitSeq(m[1], ", ") {
+			written = append(written, who+" "+m[2]+" "+m[3])
+		}
+	}
+	var mounted []string
+	for _, w := range workloads(t) {
+		paths := map[string]string{}
+		for _, v := range w.pod.Spec.Volumes {
+			if v.HostPath != nil {
+				paths[v.Name] = v.HostPath.Path
+			}
+		}
+		for _, c := range w.containers() {
+			for _, m := range c.VolumeMounts {
+				path, is := paths[m.Name]
+				if !is || c.Name == "wait" {
+					continue // wait has less than what it holds back
+				}
+				who, mode := c.Name, "rw"
+				if m.ReadOnly {
+					mode = "ro"
+				}
+				if strings.Contains(w.file, "privileged") && c.Name != "toolkit" {
+					who += " (privileged)"
+				}
+				mounted = append(mounted, who+" "+path+" "+mode)
+			}
+		}
+	}
+	slices.Sort(mounted)
+	slices.Sort(written)
+	require.Equal(t, slices.Compact(mounted), written)
+}

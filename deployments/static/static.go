@@ -1,0 +1,94 @@
+// Package static renders the manifests beside it.
+//
+// gpuready.yaml, gpuready-privileged.yaml and device-plugin.yaml share most of
+// what they say, so they are put together from parts/ and checked in: what a user
+// applies is a plain file. `make generate` renders them anew.
+package static
+
+import (
+	"bytes"
+	"embed"
+	"fmt"
+	"text/template"
+)
+
+//go:generate go test -tags grpcnotrace -run ^TestTheManifestsAreMadeOfTheParts$ . -update
+
+// Version is that of the images.
+const Version = "v0.1.0"
+
+//go:embed parts
+var parts embed.FS
+
+// manifest is a file that is made of parts.
+type manifest struct {
+	name       string
+	about      string
+	parts      []string
+	privileged bool // for runtimes without NRI
+}
+
+var manifests = []manifest{
+	{
+		name: "gpuready.yaml",
+		about: `gpuready: toolkit, device plugin, validator. For a runtime with NRI: containerd 2.0
+or newer, CRI-O 1.28 or newer. See docs/install.md.`,
+		parts: []string{"namespace", "toolkit", "device-plugin", "rights", "policy", "validator"},
+	},
+	{
+		name: "gpuready-privileged.yaml",
+		about: `gpuready for a runtime without NRI: as gpuready.yaml, but the device plugin and the
+validator are privileged and see the host's root, because nothing gives them the GPUs.
+See docs/install.md.`,
+		parts:      []string{"namespace", "toolkit", "device-plugin", "rights", "policy", "validator"},
+		privileged: true,
+	},
+	{
+		name: "device-plugin.yaml",
+		about: `The device plugin alone, for nodes whose host runs gpu-toolkit as a service, with
+--namespace=gpuready. See docs/install.md.`,
+		parts: []string{"namespace", "device-plugin"},
+	},
+}
+
+// terms are the ways in which a node may have a GPU: any of them will do.
+func terms() []string {
+	labelled := func(label string) string {
+		return fmt.Sprintf(`{ key: %s, operator: In, values: ["true"] }`, label)
+	}
+	return []string{
+		labelled("feature.node.kubernetes.io/pci-10de.present"),
+		labelled("feature.node.kubernetes.io/pci-0300_10de.present"),
+		labelled("feature.node.kubernetes.io/pci-0302_10de.present"),
+		labelled("nvidia.com/gpu.present"),
+		"{ key: feature.node.kubernetes.io/kernel-version.full, operator: DoesNotExist }",
+	}
+}
+
+// Render returns the manifests by file name.
+func Render() (map[string]string, error) {
+	all, err := template.New("").Funcs(template.FuncMap{"terms": terms}).ParseFS(parts, "parts/*.tmpl")
+	if err != nil {
+		return nil, err
+	}
+	files := map[string]string{}
+	for _, m := range manifests {
+		var b bytes.Buffer
+		for line := range bytes.Lines([]byte(m.about + "\n")) {
+			fmt.Fprintf(&b, "# %s", line)
+		}
+		b.WriteString("#\n# Made of deployments/static/parts by `make generate`.\n")
+		for _, part := range m.parts {
+			b.WriteString("---\n")
+			data := struct {
+				Version    string
+				Privileged bool
+			}{Version, m.privileged}
+			if err := all.ExecuteTemplate(&b, part+".tmpl", data); err != nil {
+				return nil, fmt.Errorf("%s: %w", m.name, err)
+			}
+		}
+		files[m.name] = b.String()
+	}
+	return files, nil
+}

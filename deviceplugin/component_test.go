@@ -1,0 +1,412 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/kubelettest"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/test/built"
+)
+
+func TestEightGPUsAreAdvertisedWithTheirNUMANodes(t *testing.T) {
+	m := newMachine(t).up().withKubelet().start()
+	r := m.wait(8)
+	require.Len(t, r.Devices, 8)
+	require.Equal(t, []int64{0, 0, 0, 0, 1, 1, 1, 1}, nodes(r))
+	s := m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
+	require.True(t, s.Driver.Simulated)
+	require.Equal(t, "/driver", s.Driver.Root)
+	require.Equal(t, "/dp/kubelet.sock", s.DevicePlugin.KubeletSocket)
+}
+
+func TestAPodForTwoGetsTwoCDIDevicesAndOneForNoneGetsNone(t *testing.T) {
+	m := newMachine(t).up().withKubelet().start()
+	m.wait(8)
+	seen := map[string]bool{}
+	for _, name := range []string{"a", "b", "c", "d"} {
+		a, err := m.kubelet.Admit(soon(t), pod(name, 2))
+		require.NoError(t, err)
+		require.Equal(t, 2, distinct(a.CDIDevices))
+		for _, device := range a.CDIDevices {
+			require.True(t, strings.HasPrefix(device, "k8s.gpuready.io/gpu=GPU-"), device)
+			require.False(t, seen[device], "%s was given twice", device)
+			seen[device] = true
+		}
+	}
+	_, err := m.kubelet.Admit(soon(t), pod("e", 1))
+	require.ErrorContains(t, err, "Requested: 1, Available: 0")
+	a, err := m.kubelet.Admit(soon(t), pod("none", 0))
+	require.NoError(t, err)
+	require.Empty(t, a.CDIDevices)
+}
+
+func TestAnXIDMarksOneGPUAndLeavesSevenUsable(t *testing.T) {
+	m := newMachine(t).up().withKubelet().start()
+	m.wait(8)
+	// An application's own doing. (After 109 the simulated driver asks for a
+	// reset besides, as some real ones do, and that is another matter.)
+	for _, xid := range []string{"13", "31", "43", "45", "68"} {
+		m.sim("xid", "--gpu", "2", "--xid", xid)
+	}
+	m.sim("xid", "--gpu", "3", "--xid", "48")
+	r := m.wait(7)
+	require.Equal(t, []int{3}, unhealthy(r))
+	require.Equal(t, gpu.ReasonXID, m.fault(3, false).Reason)
+	a, err := m.kubelet.Admit(soon(t), pod("seven", 7))
+	require.NoError(t, err)
+	require.Equal(t, 7, distinct(a.CDIDevices))
+	require.NotContains(t, a.DeviceIDs[resource], r.Devices[3].GetID())
+}
+
+func TestAnUncorrectableECCErrorMarksOneGPU(t *testing.T) {
+	m := newMachine(t).up().withKubelet().start()
+	m.wait(8)
+	m.sim("ecc", "--gpu", "6", "--corrected", "40")
+	m.sim("ecc", "--gpu", "5", "--uncorrected", "1")
+	require.Equal(t, []int{5}, unhealthy(m.wait(7)))
+}
+
+func TestALostGPUIsMarkedHoweverNVMLSaysSoAndReturnsWhenItIsBack(t *testing.T) {
+	for _, how := range []string{"calls", "handle", "gone", "unknown", "events"} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t).up().withKubelet().start()
+			before := m.wait(8)
+			m.sim("lose", "--gpu", "4", "--how", how)
+			r := m.wait(7)
+			require.Equal(t, ids(before), ids(r), "it stays listed")
+			require.Equal(t, []int{4}, unhealthy(r))
+			d := m.fault(4, true)
+			require.NotEmpty(t, d.Message)
+			if how == "gone" {
+				require.Equal(t, gpu.ReasonMissing, d.Reason)
+			}
+			a, err := m.kubelet.Admit(soon(t), pod("seven", 7))
+			require.NoError(t, err)
+			require.Equal(t, 7, distinct(a.CDIDevices))
+			m.sim("restore", "--gpu", "4")
+			m.wait(8)
+		})
+	}
+}
+
+func TestAGPUThatIsLostBeforeTheStartTakesNoOtherWithIt(t *testing.T) {
+	for how, listed := range map[string]int{"calls": 8, "gone": 7} {
+		t.Run(how, func(t *testing.T) {
+			m := newMachine(t).up()
+			m.sim("lose", "--gpu", "0", "--how", how)
+			m.withKubelet().start()
+			require.LessOrEqual(t, len(m.wait(7).Devices), listed)
+		})
+	}
+}
+
+func TestARestartedKubeletIsServedByTheSameProcess(t *testing.T) {
+	m := newMachine(t).up().withKubelet().start()
+	before := m.wait(8)
+	job, err := m.kubelet.Admit(soon(t), pod("job", 2))
+	require.NoError(t, err)
+	for range 10 {
+		require.NoError(t, m.kubelet.Restart())
+		r := m.wait(8)
+		require.Equal(t, ids(before), ids(r))
+		require.Equal(t, 1, r.Registered, "one registration for one kubelet")
+	}
+	again, err := m.kubelet.Admit(soon(t), pod("job", 2))
+	require.NoError(t, err)
+	require.Equal(t, job.CDIDevices, again.CDIDevices)
+	require.NotContains(t, m.process.Output(), "another program")
+}
+
+func TestADriverThatComesLateIsPickedUp(t *testing.T) {
+	m := newMachine(t).withKubelet().start()
+	m.says("is not there yet")
+	s := m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Waiting && s.Reason != "Starting" })
+	require.Contains(t, s.Message, "/driver")
+	m.up()
+	m.wait(8)
+	require.Equal(t, 1, strings.Count(m.process.Output(), "is not there yet"), "it says once what it waits for")
+}
+
+func TestADriverRootWithoutTheLibraryIsWaitedFor(t *testing.T) {
+	m := newMachine(t).withKubelet()
+	require.NoError(t, os.MkdirAll(m.path("/driver/usr/lib/x86_64-linux-gnu"), 0o755))
+	m.start()
+	m.says("no libnvidia-ml.so.1 below " + m.path("/driver"))
+	require.NoError(t, os.RemoveAll(m.path("/driver")))
+	m.up()
+	m.wait(8)
+}
+
+func TestADriverUpgradedUnderThePluginIsServedByTheSameProcess(t *testing.T) {
+	m := newMachine(t).up().withKubelet().start()
+	before := m.wait(8)
+	job, err := m.kubelet.Admit(soon(t), pod("job", 2))
+	require.NoError(t, err)
+	pid := m.process.PID()
+	for i, version := range []string{"590.10.01", "590.20.02"} {
+		m.up("--driver-version", version)
+		m.state(func(s nodestate.State) bool {
+			return s.Driver != nil && s.Driver.Version == version && s.DevicePlugin.Registered
+		})
+		r := m.wait(8)
+		require.Equal(t, ids(before), ids(r))
+		require.GreaterOrEqual(t, r.Registered, i+2)
+		exe, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "exe"))
+		require.NoError(t, err)
+		require.Equal(t, "gpu-device-plugin", filepath.Base(exe), "it is still process %d", pid)
+	}
+	again, err := m.kubelet.Admit(soon(t), pod("job", 2))
+	require.NoError(t, err)
+	require.Equal(t, job.CDIDevices, again.CDIDevices)
+	m.sim("xid", "--gpu", "1", "--xid", "79") // the new driver is listened to
+	require.Equal(t, []int{1}, unhealthy(m.wait(7)))
+	m.stop()
+}
+
+func TestHealthOutlivesThePluginAndNotTheBoot(t *testing.T) {
+	m := newMachine(t).up().withKubelet()
+	m.boot(1)
+	m.start()
+	m.wait(8)
+	m.sim("xid", "--gpu", "3", "--xid", "999") // nothing but the event tells of it
+	m.wait(7)
+	since := m.fault(3, false).Since
+	m.stop()
+
+	m.start()
+	require.Equal(t, []int{3}, unhealthy(m.wait(7)))
+	m.state(func(s nodestate.State) bool {
+		return s.DevicePlugin.Registered && s.DevicePlugin.Resources[0].Devices[3].Since.Equal(since)
+	})
+	m.stop()
+
+	m.boot(2)
+	m.start()
+	m.wait(8)
+}
+
+func TestATruncatedStateHoldsAllGPUsBackUntilSomebodyHasLooked(t *testing.T) {
+	m := newMachine(t).up().withKubelet().start()
+	m.wait(8)
+	m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
+	m.stop()
+	path := m.path("/state/deviceplugin/state.json")
+	whole, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(path, whole[:len(whole)/2], 0o644))
+
+	m.start()
+	r := m.wait(0)
+	require.Equal(t, 8, r.Capacity)
+	require.Equal(t, 1, strings.Count(m.process.Output(), "the state of this boot cannot be read"))
+	require.Contains(t, m.fault(0, false).Message, "remove /state/deviceplugin/state.json")
+	m.stop()
+
+	require.NoError(t, os.Remove(path))
+	m.start()
+	m.wait(8)
+}
+
+func TestAKubeletThatNeverComesEndsThePluginWhenThatIsAskedFor(t *testing.T) {
+	m := newMachine(t).up().start("--kubelet-timeout", "200ms")
+	require.Equal(t, exitFailed, m.exit())
+	require.Contains(t, m.process.Output(), "waiting for the kubelet's folder "+m.path("/dp"))
+	require.Contains(t, lastLine(m.process), "gpu-device-plugin: no kubelet registered us within 200ms")
+	require.Contains(t, lastLine(m.process), "--kubelet-socket")
+}
+
+func TestAReplacedKubeletFolderEndsThePlugin(t *testing.T) {
+	m := newMachine(t).up().withKubelet().start()
+	m.wait(8)
+	m.kubelet.Stop()
+	require.NoError(t, os.Rename(m.path("/dp"), m.path("/old")))
+	require.Equal(t, exitFailed, m.exit())
+	require.Contains(t, lastLine(m.process), "plugin folder was replaced: "+m.path("/dp"))
+}
+
+func TestBadUsageEndsWithTwo(t *testing.T) {
+	m := newMachine(t)
+	for name, c := range map[string]struct {
+		file string
+		args []string
+		want string
+	}{
+		"cut short":     {file: "version: v1\nflags:\n  migStrategy: [", want: "/config.yaml: "},
+		"empty":         {file: "", want: "/config.yaml: empty"},
+		"misspelt":      {file: "version: v1\nflags: {migStategy: none}", want: "flags.migStategy: unknown key"},
+		"not served":    {file: "version: v1\nflags: {migStrategy: mixed}", want: `flags.migStrategy: "mixed" is not served yet`},
+		"no such file":  {args: []string{"--config-file", m.path("/nowhere.yaml")}, want: "/nowhere.yaml"},
+		"unknown flag":  {args: []string{"--frobnicate"}, want: "--frobnicate"},
+		"long path":     {args: []string{"--kubelet-socket", "/" + strings.Repeat("x", 100) + "/kubelet.sock"}, want: "a unix socket can have 107"},
+		"relative path": {args: []string{"--kubelet-socket", "kubelet.sock"}, want: "must be absolute"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			args := c.args
+			if args == nil {
+				path := filepath.Join(t.TempDir(), "config.yaml")
+				require.NoError(t, os.WriteFile(path, []byte(c.file), 0o644))
+				args = []string{"--config-file", path}
+			}
+			m := &machine{TB: t, host: m.host}
+			m.start(args...)
+			require.Equal(t, exitUsage, m.exit())
+			require.Contains(t, lastLine(m.process), c.want)
+			require.NoDirExists(t, m.path("/state"))
+		})
+	}
+}
+
+func TestALibraryThatIsNoNVMLEndsThePlugin(t *testing.T) {
+	m := newMachine(t).withKubelet()
+	lib := m.path("/driver/usr/lib/x86_64-linux-gnu")
+	require.NoError(t, os.MkdirAll(lib, 0o755))
+	data, err := os.ReadFile(built.Path(t, "lib/libcuda.so"))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(lib, "libnvidia-ml.so.1"), data, 0o755))
+	m.start()
+	require.Equal(t, exitFailed, m.exit())
+	require.Contains(t, lastLine(m.process), "gpu-device-plugin: use the driver: ")
+	require.Contains(t, lastLine(m.process), "libnvidia-ml.so.1 is too old or is no NVML")
+	s := m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Failed })
+	require.EqualValues(t, "DriverFailed", s.Reason)
+}
+
+func TestADriverHalfWayThroughAnUpgradeIsWaitedFor(t *testing.T) {
+	m := newMachine(t).up("--module-version", "570.1.1").withKubelet().start()
+	m.says("finish the driver upgrade")
+	s := m.state(func(s nodestate.State) bool { return s.Reason == "DriverVersionMismatch" })
+	require.Equal(t, nodestate.Waiting, s.Phase)
+	m.up("--driver-version", "570.1.1")
+	m.wait(8)
+}
+
+func TestAProcessWithoutPermissionIsToldWhichNodes(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root, to become somebody else")
+	}
+	m := newMachine(t).up().withKubelet()
+	require.NoError(t, os.Mkdir(m.path("/state"), 0o755))
+	for _, dir := range []string{"", "/dp", "/state"} {
+		require.NoError(t, os.Chmod(m.path(dir), 0o777))
+	}
+	control, err := filepath.Glob(m.path("/driver/dev/nvidia*"))
+	require.NoError(t, err)
+	require.NotEmpty(t, control)
+	for _, node := range control {
+		if info, err := os.Stat(node); err == nil && !info.IsDir() {
+			require.NoError(t, os.Chmod(node, 0o600))
+		}
+	}
+	bin := filepath.Join(m.host, "gpu-device-plugin") // where the other user can read it
+	data, err := os.ReadFile(built.Path(t, "gpu-device-plugin"))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(bin, data, 0o755))
+	cmd := exec.CommandContext(soon(t), bin, m.args()...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	var output bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &output, &output
+	var exit *exec.ExitError
+	require.True(t, errors.As(cmd.Run(), &exit), output.String())
+	require.Equal(t, exitFailed, exit.ExitCode(), output.String())
+	lines := strings.Split(strings.TrimSpace(output.String()), "\n")
+	require.Contains(t, lines[len(lines)-1], "no permission to use the NVIDIA device nodes")
+	require.Contains(t, lines[len(lines)-1], "/dev/nvidiactl")
+	s := m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Failed })
+	require.EqualValues(t, "NoPermission", s.Reason)
+}
+
+func TestDryRunPrintsWhatWouldBeAdvertised(t *testing.T) {
+	m := newMachine(t).up()
+	m.sim("lose", "--gpu", "1", "--how", "calls")
+	run := func(args ...string) string {
+		out, err := exec.CommandContext(soon(t), built.Path(t, "gpu-device-plugin"), m.args(append(args, "--dry-run")...)...).Output()
+		require.NoError(t, err)
+		return string(out)
+	}
+	table := run()
+	require.Contains(t, table, "RESOURCE")
+	require.Contains(t, table, "SIMULATED NVIDIA H100")
+	require.Contains(t, run("-o", "json"), `"resource": "nvidia.com/gpu"`)
+	require.NoDirExists(t, m.path("/state"))
+	require.NoDirExists(t, m.path("/dp"))
+}
+
+func TestTheDeviceListSurvivesAKubeletThatStoppedForGood(t *testing.T) {
+	m := newMachine(t).up().withKubelet().start()
+	m.wait(8)
+	m.kubelet.Stop()
+	m.says("the kubelet hung up")
+	m.sim("xid", "--gpu", "7", "--xid", "79") // happens while nobody listens
+	m.fault(7, false)
+	require.NoError(t, m.kubelet.Restart())
+	r, err := m.kubelet.Wait(soon(t), resource, func(r kubelettest.Resource) bool { return r.Lists > 0 })
+	require.NoError(t, err)
+	require.Equal(t, []int{7}, unhealthy(r))
+}
+
+func lastLine(p *built.Process) string {
+	lines := strings.Split(strings.TrimSpace(p.Output()), "\n")
+	return lines[len(lines)-1]
+}
+
+func TestReadinessAndMetricsAreServed(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	address := ln.Addr().String()
+	require.NoError(t, ln.Close())
+	m := newMachine(t).up().start("--listen", address)
+	get := func(path string) (int, string) {
+		resp, err := http.Get("http://" + address + path)
+		require.NoError(t, err)
+		defer func() { _ = resp.Body.Close() }()
+		body, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		return resp.StatusCode, string(body)
+	}
+	m.says("waiting for the kubelet")
+	require.Eventually(t, func() bool { // nothing tells when the port is open
+		conn, err := net.Dial("tcp", address)
+		return err == nil && conn.Close() == nil
+	}, time.Minute, 10*time.Millisecond)
+	code, body := get("/readyz")
+	require.Equal(t, http.StatusServiceUnavailable, code)
+	require.Contains(t, body, "waiting for the kubelet's folder "+m.path("/dp"))
+	m.withKubelet()
+	r := m.wait(8)
+	m.sim("xid", "--gpu", "0", "--xid", "79")
+	m.wait(7)
+	_, err = m.kubelet.Admit(soon(t), pod("one", 1))
+	require.NoError(t, err)
+	m.state(func(s nodestate.State) bool { return s.DevicePlugin.Registered })
+	code, _ = get("/readyz")
+	require.Equal(t, http.StatusOK, code)
+	code, _ = get("/healthz")
+	require.Equal(t, http.StatusOK, code)
+	_, body = get("/metrics")
+	for _, want := range []string{
+		`gpuready_deviceplugin_device_healthy{device="` + r.Devices[0].GetID() + `",reason="XID",resource="nvidia.com/gpu"} 0`,
+		`gpuready_deviceplugin_device_healthy{device="` + r.Devices[1].GetID() + `",reason="",resource="nvidia.com/gpu"} 1`,
+		`gpuready_deviceplugin_allocations_total{code="OK",resource="nvidia.com/gpu"} 1`,
+		`gpuready_deviceplugin_registrations_total{code="OK",resource="nvidia.com/gpu"} 1`,
+		`gpuready_deviceplugin_events_total{kind="XID"} 1`,
+		`gpuready_deviceplugin_first_list_seconds 0`,
+	} {
+		require.Contains(t, body, want)
+	}
+}

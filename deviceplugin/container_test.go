@@ -1,0 +1,306 @@
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/injection"
+	"github.com/gpuready/gpuready/internal/kubelettest"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/test/built"
+	"github.com/gpuready/gpuready/test/node"
+)
+
+// Where a pod of the device plugin has its folders.
+const (
+	kubeletDir = "/var/lib/kubelet/device-plugins"
+	pluginDir  = "/run/nvidia/gpuready/deviceplugin"
+	toolkitDir = "/run/nvidia/gpuready/toolkit"
+	driverDir  = "/run/nvidia/driver"
+)
+
+// cluster is a node with production paths on which the plugin runs as in its
+// pod: uid 0 without a capability, a root that is read-only, no /tmp, only the
+// pod's mounts, and of devices what was injected.
+type cluster struct {
+	*testing.T
+	kubelet *kubelettest.Kubelet
+	boot    string
+}
+
+// newCluster is for the process inside of a node.
+func newCluster(t *testing.T) *cluster {
+	t.Helper()
+	for _, dir := range []string{pluginDir, toolkitDir} {
+		require.NoError(t, os.MkdirAll(dir, 0o755))
+	}
+	k, err := kubelettest.Start(kubelettest.Config{Dir: kubeletDir, KeepReplaced: true})
+	require.NoError(t, err)
+	t.Cleanup(k.Stop)
+	// A container here has a /proc of its own, with the machine's boot ID and
+	// not the node's.
+	proc := t.TempDir()
+	require.NoError(t, unix.Mount("proc", filepath.Join(proc), "proc", 0, ""))
+	defer func() { require.NoError(t, unix.Unmount(proc, unix.MNT_DETACH)) }()
+	boot, err := os.ReadFile(filepath.Join(proc, "sys/kernel/random/boot_id"))
+	require.NoError(t, err)
+	return &cluster{t, k, strings.TrimSpace(string(boot))}
+}
+
+// inject lets the toolkit write its specifications, and say so.
+func (c *cluster) inject(generation, driverRoot string) {
+	c.Helper()
+	p := built.Start(c, "gpu-toolkit", []string{"apply", "--driver-root", driverRoot})
+	code, err := p.Wait(soon(c))
+	require.NoError(c, err)
+	require.Zero(c, code, p.Output())
+	s, err := nodestate.Read(toolkitDir)
+	require.NoError(c, err)
+	c.says(s, generation)
+}
+
+// says lets the toolkit say what it injects, in the boot that a container sees.
+func (c *cluster) says(s nodestate.State, generation string) {
+	c.Helper()
+	s.Component, s.BootID = nodestate.Toolkit, c.boot
+	if s.Toolkit == nil {
+		s.Toolkit = &nodestate.ToolkitInfo{}
+	}
+	s.Toolkit.Injection = &nodestate.Injection{Working: true, Generation: generation}
+	require.NoError(c, nodestate.Write(toolkitDir, s))
+}
+
+// container is one of the plugin's.
+type container struct {
+	cluster *cluster
+	done    chan struct{}
+	output  string
+	code    int
+	err     error
+}
+
+// start starts a container. given is what it finds in the variable, and what
+// the toolkit's plugin does follows from it; "" is an init container.
+func (c *cluster) start(given string, args ...string) *container {
+	c.Helper()
+	spec := node.Container{
+		Args:  append([]string{"/usr/bin/gpu-device-plugin"}, args...),
+		Env:   []string{"GORACE=atexit_sleep_ms=0"},
+		Files: map[string]string{"/usr/bin/gpu-device-plugin": built.Path(c, "gpu-device-plugin")},
+		Bare:  true,
+		Mounts: []node.Mount{
+			{Path: kubeletDir, Writable: true},
+			// Not the driver's root itself: what is mounted there later on the
+			// node is seen only below a mount of the folder that it is in.
+			{Path: "/run/nvidia"}, {Path: pluginDir, Writable: true},
+		},
+	}
+	if given != "" {
+		spec.Env = append(spec.Env, injection.Variable+"="+given)
+		if given != injection.Expected {
+			spec.CDIDevices = []string{injection.Device}
+		}
+	}
+	p := &container{cluster: c, done: make(chan struct{})}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	go func() {
+		defer close(p.done)
+		p.output, p.code, p.err = node.RunContainer(ctx, spec)
+	}()
+	c.Cleanup(func() {
+		cancel()
+		<-p.done
+		if c.Failed() {
+			c.Logf("the container with %q printed:\n%s", given, p.output)
+		}
+	})
+	return p
+}
+
+// ends waits until the container has ended and returns its last line.
+func (p *container) ends(code int) string {
+	p.cluster.Helper()
+	<-p.done
+	require.NoError(p.cluster, p.err, p.output)
+	require.Equal(p.cluster, code, p.code, p.output)
+	lines := strings.Split(strings.TrimSpace(p.output), "\n")
+	return lines[len(lines)-1]
+}
+
+func (c *cluster) state(reason gpu.Reason) nodestate.State {
+	c.Helper()
+	return c.until(string(reason), func(s nodestate.State) bool { return s.Reason == reason })
+}
+
+// until waits until the plugin's state satisfies cond.
+func (c *cluster) until(what string, cond func(nodestate.State) bool) nodestate.State {
+	c.Helper()
+	ctx, cancel := context.WithCancel(soon(c))
+	defer cancel()
+	var last nodestate.State
+	found := false
+	_ = nodestate.WatchBoot(ctx, pluginDir, c.boot, func(s nodestate.State, err error) {
+		if last = s; err == nil && cond(s) {
+			found = true
+			cancel()
+		}
+	})
+	require.True(c, found, "%s: the state came to be %+v", what, last)
+	return last
+}
+
+func (c *cluster) gpus(allocatable int) {
+	c.Helper()
+	_, err := c.kubelet.Wait(soon(c), resource, func(r kubelettest.Resource) bool {
+		return r.Allocatable == allocatable && !r.Gone && r.Lists > 0
+	})
+	require.NoError(c, err)
+}
+
+func TestInItsContainerThePluginIsGivenTheGPUsAndCreatedAnewForOthers(t *testing.T) {
+	if !node.Enter(t) {
+		return
+	}
+	c := newCluster(t)
+	require.Contains(t, c.start("", "wait", "--timeout", "10ms").ends(exitFailed), "the toolkit has said nothing in this boot")
+	wait := c.start("", "wait")
+	c.says(nodestate.State{Phase: nodestate.Waiting, Reason: injection.ReasonNoGPU}, "")
+	wait.ends(0)
+	quiet := c.start(injection.Expected)
+	require.Nil(t, c.state("NoGPU").Driver)
+	// The driver comes: the plugin sees it and is not let in, until the toolkit
+	// has something to give.
+	built.Gpusim(t, "up", "--profile", profile)
+	require.Contains(t, c.state("InjectionMissing").Message, "the toolkit has not seen the driver yet")
+	c.inject("a", driverDir)
+	quiet.ends(0)
+	require.NotContains(t, quiet.output, "NoPermission")
+	require.Contains(t, quiet.output, "reason=InjectionOutdated")
+
+	main := c.start("a")
+	c.gpus(8)
+	require.Equal(t, driverDir, c.state("").Driver.Root)
+	_, err := c.kubelet.Admit(soon(t), pod("two", 2))
+	require.NoError(t, err)
+	built.Gpusim(t, "xid", "--gpu", "3", "--xid", "999")
+	c.gpus(7)
+	c.inject("b", driverDir)
+	require.Contains(t, main.ends(0), "(a, now b)")
+	c.state("InjectionOutdated")
+
+	main = c.start("b")
+	c.gpus(7)
+	require.Len(t, c.state("UnhealthyDevices").DevicePlugin.Faults, 1, "what was known of their health is not lost")
+	c.kubelet.Stop()
+	require.Eventually(t, func() bool { return os.RemoveAll(kubeletDir) == nil }, time.Minute, time.Millisecond)
+	require.NoError(t, os.Mkdir(kubeletDir, 0o750))
+	require.Contains(t, main.ends(exitFailed), "plugin folder was replaced: "+kubeletDir)
+}
+
+func TestInAContainerThatWasGivenNothingThePluginSaysThat(t *testing.T) {
+	if !node.Enter(t) {
+		return
+	}
+	c := newCluster(t)
+	built.Gpusim(t, "up", "--profile", "t4")
+	c.inject("a", driverDir)
+	for range 2 { // not once more for what the toolkit had said before
+		again := c.start(injection.Expected)
+		require.Contains(t, again.ends(exitFailed), "gpu-device-plugin: InjectionMissing: this container was created without the GPUs' device nodes: ")
+		require.NotContains(t, again.output, "ermission")
+		boot, err := nodestate.ReadBoot(pluginDir, c.boot)
+		require.NoError(t, err)
+		require.EqualValues(t, "InjectionMissing", boot.Reason)
+	}
+	main := c.start("a") // the annotation was added
+	c.gpus(1)
+	c.inject("b", driverDir)
+	main.ends(0)
+}
+
+func TestInAContainerTheHostsDriverIsFoundWhereItWasInjected(t *testing.T) {
+	if !node.Enter(t) {
+		return
+	}
+	c := newCluster(t)
+	// Not at /run/nvidia/driver, where an empty folder is: to the container it
+	// makes no difference whether this is / or not.
+	built.Gpusim(t, "up", "--profile", "t4", "--root", "/opt/driver")
+	c.inject("a", "/opt/driver")
+	main := c.start("a")
+	c.gpus(1)
+	require.Equal(t, "/opt/driver", c.state("").Driver.Root, "as the host calls it")
+	c.inject("b", "/opt/driver")
+	main.ends(0)
+}
+
+func TestInAContainerAnUpgradedDriverIsServedUntilTheNextContainerIsGivenIt(t *testing.T) {
+	if !node.Enter(t) {
+		return
+	}
+	c := newCluster(t)
+	built.Gpusim(t, "up", "--profile", "t4")
+	c.inject("a", driverDir)
+	main := c.start("a")
+	c.gpus(1)
+	version := func(want string) {
+		t.Helper()
+		c.until("driver "+want, func(s nodestate.State) bool {
+			return s.Driver != nil && s.Driver.Version == want && s.DevicePlugin.Registered
+		})
+	}
+	version("580.95.05")
+	built.Gpusim(t, "up", "--profile", "t4", "--driver-version", "590.10.01")
+	version("590.10.01")
+	c.gpus(1)
+	c.inject("b", driverDir)
+	main.ends(0)
+	require.Contains(t, main.output, "going on as a new program with the same socket")
+	main = c.start("b")
+	c.gpus(1)
+	version("590.10.01")
+	c.inject("c", driverDir)
+	main.ends(0)
+}
+
+// A driver's container shows its root by a mount, which goes and comes with it;
+// the pod's mount of the folder below is older.
+func TestInAContainerTheMountOfTheDriversRootComesAndGoes(t *testing.T) {
+	if !node.Enter(t) {
+		return
+	}
+	require.NoError(t, unix.Unmount(driverDir, unix.MNT_DETACH)) // the node's own
+	require.NoError(t, unix.Mount("", "/run", "", unix.MS_SHARED, ""))
+	up := func() {
+		t.Helper()
+		require.NoError(t, unix.Mount("tmpfs", driverDir, "tmpfs", 0, "mode=755"))
+		built.Gpusim(t, "up", "--profile", "t4")
+	}
+	c := newCluster(t)
+	c.says(nodestate.State{Phase: nodestate.Waiting, Reason: injection.ReasonNoGPU}, "")
+	quiet := c.start(injection.Expected)
+	c.state("NoGPU")
+	up()
+	c.state("InjectionMissing")
+	c.inject("a", driverDir)
+	quiet.ends(0)
+
+	main := c.start("a")
+	c.gpus(1)
+	require.NoError(t, unix.Unmount(driverDir, unix.MNT_DETACH))
+	up()
+	_, err := c.kubelet.Wait(soon(t), resource, func(r kubelettest.Resource) bool { return r.Registered == 2 && r.Allocatable == 1 })
+	require.NoError(t, err)
+	c.inject("b", driverDir)
+	main.ends(0)
+	require.Contains(t, main.output, "going on as a new program with the same socket", "the mount is another file system")
+	require.NotContains(t, main.output, "path=/usr", "the copies that were injected are not the driver")
+}

@@ -1,0 +1,177 @@
+package driver_test
+
+import (
+	"context"
+	"debug/elf"
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuready/gpuready/deviceplugin/driver"
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/test/node"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func soon(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+var libraries = map[string]string{"amd64": "usr/lib/x86_64-linux-gnu", "arm64": "usr/lib/aarch64-linux-gnu"}[runtime.GOARCH]
+
+// put makes a library of the given version below a driver root, by rename as an
+// installer does, and links its soname to it.
+func put(t *testing.T, root, version string) string {
+	t.Helper()
+	dir := filepath.Join(root, libraries)
+	require.NoError(t, os.MkdirAll(dir, 0o755))
+	head := make([]byte, 64)
+	copy(head, elf.ELFMAG)
+	head[elf.EI_CLASS] = byte(elf.ELFCLASS64)
+	machine := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH]
+	head[18], head[19] = byte(machine), byte(machine>>8)
+	path := filepath.Join(dir, "libnvidia-ml.so."+version)
+	require.NoError(t, os.WriteFile(path+"~", head, 0o755))
+	require.NoError(t, os.Rename(path+"~", path))
+	link := filepath.Join(dir, "libnvidia-ml.so.1")
+	require.NoError(t, os.Symlink(filepath.Base(path), link+"~"))
+	require.NoError(t, os.Rename(link+"~", link))
+	return path
+}
+
+func TestAContainerisedDriverComesBeforeTheHosts(t *testing.T) {
+	host := t.TempDir()
+	place := driver.Place{HostRoot: host}
+	_, _, err := place.Find()
+	require.ErrorIs(t, err, gpu.ErrNoDriver)
+
+	own := put(t, host, "1.0")
+	root, library, err := place.Find()
+	require.NoError(t, err)
+	require.Equal(t, "/", root)
+	require.Equal(t, own, library)
+
+	contained := put(t, filepath.Join(host, driver.Containerised), "2.0")
+	root, library, err = place.Find()
+	require.NoError(t, err)
+	require.Equal(t, driver.Containerised, root)
+	require.Equal(t, contained, library)
+
+	place.Root = "/"
+	root, _, err = place.Find()
+	require.NoError(t, err)
+	require.Equal(t, "/", root, "a root that is given is the only one")
+}
+
+func TestWaitLooksWhenSomethingChanges(t *testing.T) {
+	host := t.TempDir()
+	place := driver.Place{HostRoot: host, Root: "/opt/driver"}
+	waiting := make(chan error, 16)
+	type result struct {
+		library string
+		err     error
+	}
+	done := make(chan result, 1)
+	go func() {
+		library, err := driver.Wait(soon(t), place, func() (string, error) {
+			_, library, err := place.Find()
+			return library, err
+		}, func(err error) bool { return errors.Is(err, gpu.ErrNoDriver) }, func(err error) { waiting <- err })
+		done <- result{library, err}
+	}()
+	require.ErrorIs(t, <-waiting, gpu.ErrNoDriver)
+	library := put(t, filepath.Join(host, "opt/driver"), "1.0")
+	r := <-done
+	require.NoError(t, r.err)
+	require.Equal(t, library, r.library)
+}
+
+func TestWaitReturnsWhatWaitingCannotCure(t *testing.T) {
+	_, err := driver.Wait(soon(t), driver.Place{HostRoot: t.TempDir()}, func() (int, error) { return 0, gpu.ErrNoPermission },
+		func(error) bool { return false }, func(error) { t.Error("there is nothing to wait for") })
+	require.ErrorIs(t, err, gpu.ErrNoPermission)
+	require.EqualValues(t, "NoPermission", driver.Reason(err))
+}
+
+func TestWaitEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err := driver.Wait(ctx, driver.Place{HostRoot: t.TempDir()}, func() (int, error) { return 0, gpu.ErrNoDriver },
+		func(error) bool { return true }, func(error) { cancel() })
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+func TestReplaced(t *testing.T) {
+	for name, replace := range map[string]func(t *testing.T, root string){
+		"another version":                  func(t *testing.T, root string) { put(t, root, "2.0") },
+		"another file under the same name": func(t *testing.T, root string) { put(t, root, "1.0") },
+		"taken away, then another": func(t *testing.T, root string) {
+			require.NoError(t, os.RemoveAll(root))
+			put(t, root, "2.0")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			host := t.TempDir()
+			root := filepath.Join(host, "driver")
+			loaded := driver.Look(put(t, root, "1.0"))
+			done := make(chan error, 1)
+			go func() { done <- driver.Replaced(soon(t), driver.Place{HostRoot: host, Root: "/driver"}, loaded) }()
+			replace(t, root)
+			require.NoError(t, <-done)
+		})
+	}
+}
+
+func TestADriverThatIsGoneIsNotReplaced(t *testing.T) {
+	host := t.TempDir()
+	root := filepath.Join(host, "driver")
+	loaded := driver.Look(put(t, root, "1.0"))
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	require.NoError(t, os.RemoveAll(root))
+	require.ErrorIs(t, driver.Replaced(ctx, driver.Place{HostRoot: host, Root: "/driver"}, loaded), context.DeadlineExceeded)
+}
+
+func TestMountedDriverRootIsSeen(t *testing.T) {
+	if !node.Enter(t) {
+		return
+	}
+	place := driver.Place{}
+	waits, found := make(chan struct{}, 100), make(chan string, 1)
+	go func() {
+		library, _ := driver.Wait(t.Context(), place, func() (string, error) {
+			_, library, err := place.Find()
+			return library, err
+		}, func(error) bool { return true }, func(error) { waits <- struct{}{} })
+		found <- library
+	}()
+	<-waits
+	source := t.TempDir()
+	want := put(t, source, "1.0")
+	require.NoError(t, unix.Mount(source, driver.Containerised, "", unix.MS_BIND, ""))
+	select {
+	case got := <-found:
+		require.Equal(t, filepath.Base(want), filepath.Base(got))
+		require.True(t, strings.HasPrefix(got, driver.Containerised), got)
+	case <-time.After(time.Minute):
+		t.Fatal("a driver root that was mounted is not seen")
+	}
+}
+
+func TestLoaded(t *testing.T) {
+	host := t.TempDir()
+	require.False(t, driver.Loaded(host))
+	require.NoError(t, os.MkdirAll(filepath.Join(host, "proc/driver/nvidia"), 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(host, "proc/driver/nvidia/version"), nil, 0o644))
+	require.True(t, driver.Loaded(host))
+}

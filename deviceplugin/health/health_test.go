@@ -1,0 +1,287 @@
+package health_test
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/gpuready/gpuready/deviceplugin/health"
+	"github.com/gpuready/gpuready/deviceplugin/plan"
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/gpu/gputest"
+	"github.com/gpuready/gpuready/internal/nodestate"
+)
+
+var (
+	node = gputest.Node("h100-sxm", 4)
+	now  = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+)
+
+// with returns the node with one GPU's fault.
+func with(i int, reason gpu.Reason) gpu.Snapshot {
+	s := node.Clone()
+	s.Devices[i].Fault = gpu.Fault{Reason: reason, Message: "seen"}
+	return s
+}
+
+func without(i int) gpu.Snapshot {
+	s := node.Clone()
+	s.Devices = append(s.Devices[:i:i], s.Devices[i+1:]...)
+	return s
+}
+
+func reasons(s health.State) map[int]gpu.Reason {
+	out := map[int]gpu.Reason{}
+	for i := range node.Devices {
+		if f, _ := s.Verdict(gputest.GPU(i)); f.Reason != "" {
+			out[i] = f.Reason
+		}
+	}
+	return out
+}
+
+type marks = map[int]gpu.Reason
+
+func event(kind gpu.EventKind, i int) gpu.Event { return gputest.Event(kind, gputest.GPU(i), "said") }
+
+func TestWhatMakesAGPUUnhealthyAndWhatMakesItHealthyAgain(t *testing.T) {
+	type step struct {
+		do   func(health.State) health.State
+		want marks
+	}
+	see := func(s gpu.Snapshot) func(health.State) health.State {
+		return func(h health.State) health.State { return h.See(s, now) }
+	}
+	hear := func(e gpu.Event) func(health.State) health.State {
+		return func(h health.State) health.State { return h.Hear(e, now) }
+	}
+	upgraded := node.Clone()
+	upgraded.Driver.Version = "600.1"
+	for name, steps := range map[string][]step{
+		"an XID and a clean snapshot": {
+			{hear(gputest.XID(gputest.GPU(1), 79)), marks{1: gpu.ReasonXID}},
+			{see(node), marks{1: gpu.ReasonXID}},
+		},
+		"an application's XID": {{hear(gputest.XID(gputest.GPU(1), 31)), marks{}}},
+		"an XID, and a reset": {
+			{hear(gputest.XID(gputest.GPU(1), 48)), marks{1: gpu.ReasonXID}},
+			{see(with(1, gpu.ReasonResetNeeded)), marks{1: gpu.ReasonXID}},
+			{see(node), marks{}},
+		},
+		"an XID, a reset, and an XID while it goes on": {
+			{hear(gputest.XID(gputest.GPU(1), 48)), marks{1: gpu.ReasonXID}},
+			{see(with(1, gpu.ReasonLost)), marks{1: gpu.ReasonXID}},
+			{hear(gputest.XID(gputest.GPU(1), 62)), marks{1: gpu.ReasonXID}},
+			{see(node), marks{1: gpu.ReasonXID}},
+		},
+		"an XID, and a read that failed once": {
+			{hear(gputest.XID(gputest.GPU(1), 48)), marks{1: gpu.ReasonXID}},
+			{see(with(1, gpu.ReasonUnreadable)), marks{1: gpu.ReasonXID}},
+			{see(node), marks{1: gpu.ReasonXID}},
+		},
+		"an XID, and another driver": {
+			{hear(gputest.XID(gputest.GPU(1), 48)), marks{1: gpu.ReasonXID}},
+			{see(upgraded), marks{}},
+		},
+		"an XID, and a module that was unloaded": {
+			{hear(gputest.XID(gputest.GPU(1), 48)), marks{1: gpu.ReasonXID}},
+			{func(h health.State) health.State { return h.Blind(gpu.Fault{Reason: gpu.ReasonUnwatched}, true, now) },
+				marks{0: gpu.ReasonUnwatched, 1: gpu.ReasonXID, 2: gpu.ReasonUnwatched, 3: gpu.ReasonUnwatched}},
+			{func(h health.State) health.State { return h.See(node, now).Watching() }, marks{}},
+		},
+		"an ECC error": {
+			{hear(event(gpu.EventECC, 0)), marks{0: gpu.ReasonECC}},
+			{see(node), marks{0: gpu.ReasonECC}},
+		},
+		"lost by event alone": {
+			{hear(event(gpu.EventLost, 2)), marks{2: gpu.ReasonLost}},
+			{see(node), marks{2: gpu.ReasonLost}},
+		},
+		"lost, seen lost, seen well": {
+			{hear(event(gpu.EventLost, 2)), marks{2: gpu.ReasonLost}},
+			{see(with(2, gpu.ReasonLost)), marks{2: gpu.ReasonLost}},
+			{see(node), marks{}},
+		},
+		"unreadable, then readable": {
+			{see(with(3, gpu.ReasonUnreadable)), marks{3: gpu.ReasonUnreadable}},
+			{see(node), marks{}},
+		},
+		"missing, then back": {
+			{see(without(3)), marks{3: gpu.ReasonMissing}},
+			{see(node), marks{}},
+		},
+		"unwatched, until it is watched": {
+			{hear(event(gpu.EventUnwatched, 1)), marks{1: gpu.ReasonUnwatched}},
+			{see(node), marks{1: gpu.ReasonUnwatched}},
+			{func(h health.State) health.State { return h.Watched(gputest.GPU(1)) }, marks{}},
+		},
+		"an event that names no GPU concerns all": {
+			{hear(gputest.XID("", 79)), marks{0: gpu.ReasonXID, 1: gpu.ReasonXID, 2: gpu.ReasonXID, 3: gpu.ReasonXID}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := health.New(gpu.Fault{}).See(node, now)
+			require.Empty(t, reasons(h))
+			for i, s := range steps {
+				before := reasons(h)
+				next := s.do(h)
+				require.Equal(t, s.want, reasons(next), "step %d", i+1)
+				require.Equal(t, before, reasons(h), "a State is never changed")
+				h = next
+			}
+		})
+	}
+}
+
+func TestTheFirstCauseStays(t *testing.T) {
+	h := health.New(gpu.Fault{}).See(node, now).
+		Hear(gputest.XID(gputest.GPU(0), 79), now).
+		Hear(event(gpu.EventLost, 0), now.Add(time.Minute)).
+		See(with(0, gpu.ReasonLost), now.Add(time.Hour))
+	f, since := h.Verdict(gputest.GPU(0))
+	require.Equal(t, gpu.ReasonXID, f.Reason)
+	require.EqualValues(t, 79, f.XID)
+	require.Contains(t, f.Message, "XID 79")
+	require.Equal(t, now, since)
+}
+
+func TestAnXIDOfAMIGDeviceHoldsBackTheGPU(t *testing.T) {
+	e := gputest.XID(gputest.GPU(0), 94)
+	e.GPUInstance, e.ComputeInstance = 1, 0
+	require.Equal(t, marks{0: gpu.ReasonXID}, reasons(health.New(gpu.Fault{}).See(node, now).Hear(e, now)))
+}
+
+func TestAGPUTooBrokenToNameIsKnownByItsPlace(t *testing.T) {
+	s := node.Clone()
+	s.Devices[1].UUID = ""
+	s.Devices[1].Fault = gpu.Fault{Reason: gpu.ReasonLost, Message: "gone from the bus"}
+	h := health.New(gpu.Fault{}).See(node, now).See(s, now)
+	require.Equal(t, marks{1: gpu.ReasonLost}, reasons(h))
+	require.Len(t, h.GPUs(), 4)
+}
+
+func TestDoubtIsHeldAgainstEveryGPU(t *testing.T) {
+	h := health.New(gpu.Fault{Reason: health.ReasonForgotten, Message: "remove the file"}).See(node, now)
+	require.Len(t, reasons(h), 4)
+	require.Len(t, reasons(h.See(node, now)), 4)
+	require.Len(t, reasons(health.Recall(file(h)).See(node, now)), 4, "also by the next process")
+	h = h.See(with(2, gpu.ReasonResetNeeded), now).See(node, now)
+	require.Len(t, reasons(h), 3)
+}
+
+// file is the state as the plugin writes it.
+func file(h health.State) nodestate.State {
+	r := nodestate.Resource{Name: "nvidia.com/gpu"}
+	for _, d := range plan.Devices(h) {
+		s := nodestate.Device{ID: d.ID, GPU: d.GPU, Health: nodestate.Healthy}
+		if d.NUMANode >= 0 {
+			s.NUMANode = &d.NUMANode
+		}
+		r.Devices = append(r.Devices, s)
+	}
+	return nodestate.State{
+		Driver:       &nodestate.DriverInfo{Version: h.DriverVersion()},
+		DevicePlugin: &nodestate.DevicePluginInfo{Resources: []nodestate.Resource{r}, Faults: h.Faults()},
+	}
+}
+
+// step draws something that can happen.
+func step(t *rapid.T, h health.State) health.State {
+	i := rapid.IntRange(0, len(node.Devices)-1).Draw(t, "gpu")
+	switch rapid.IntRange(0, 8).Draw(t, "step") {
+	case 0:
+		return h.Hear(gputest.XID(gputest.GPU(i), rapid.SampledFrom([]uint64{13, 31, 48, 79, 94, 999}).Draw(t, "xid")), now)
+	case 1:
+		return h.Hear(event(rapid.SampledFrom([]gpu.EventKind{gpu.EventECC, gpu.EventLost, gpu.EventChanged, gpu.EventUnwatched}).Draw(t, "kind"), i), now)
+	case 2:
+		return h.See(with(i, rapid.SampledFrom([]gpu.Reason{gpu.ReasonLost, gpu.ReasonUnreadable, gpu.ReasonRowRemap, gpu.ReasonResetNeeded}).Draw(t, "fault")), now)
+	case 3:
+		return h.See(without(i), now)
+	case 4:
+		return h.Watching()
+	case 5:
+		return h.Watched(gputest.GPU(i))
+	case 6:
+		return h.Blind(gpu.Fault{Reason: gpu.ReasonUnwatched}, rapid.Bool().Draw(t, "unloaded"), now)
+	case 7:
+		s := node.Clone()
+		s.Driver.Version = rapid.SampledFrom([]string{"580.95.05", "600.1"}).Draw(t, "driver")
+		return h.See(s, now)
+	}
+	return h.See(node, now)
+}
+
+func TestANewProcessKnowsWhatTheOldOneKnew(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		h := health.New(gpu.Fault{}).See(node, now)
+		for range rapid.IntRange(0, 12).Draw(t, "before") {
+			h = step(t, h)
+		}
+		text, err := json.Marshal(file(h))
+		require.NoError(t, err)
+		var read nodestate.State
+		require.NoError(t, json.Unmarshal(text, &read))
+		again := health.Recall(read)
+
+		// Both see the same from now on; what can be watched is found out anew.
+		h = h.Watching()
+		for range rapid.IntRange(1, 6).Draw(t, "after") {
+			seen := with(0, "")
+			switch rapid.IntRange(0, 3).Draw(t, "seen") {
+			case 1:
+				seen = with(rapid.IntRange(0, 3).Draw(t, "gpu"), gpu.ReasonLost)
+			case 2:
+				seen = without(rapid.IntRange(0, 3).Draw(t, "gpu"))
+			}
+			h, again = h.See(seen, now), again.See(seen, now)
+			require.Equal(t, reasons(h), reasons(again))
+		}
+	})
+}
+
+func TestAGPUIsHeldBackUntilThereIsEvidence(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		h := health.New(gpu.Fault{}).See(node, now).Hear(gputest.XID(gputest.GPU(2), 79), now)
+		for range rapid.IntRange(1, 20).Draw(t, "steps") {
+			i := rapid.SampledFrom([]int{0, 1, 3}).Draw(t, "other")
+			switch rapid.IntRange(0, 4).Draw(t, "step") {
+			case 0:
+				h = h.See(with(i, gpu.ReasonLost), now)
+			case 1:
+				h = h.See(without(i), now)
+			case 2:
+				h = h.Watching().Watched(gputest.GPU(2))
+			case 3:
+				h = h.Hear(event(gpu.EventLost, i), now)
+			default:
+				h = health.Recall(file(h)).See(node, now)
+			}
+			require.Equal(t, gpu.ReasonXID, reasons(h)[2])
+		}
+	})
+}
+
+func TestOneGPUsTroubleIsItsOwn(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		i := rapid.IntRange(0, 3).Draw(t, "gpu")
+		h := health.New(gpu.Fault{}).See(node, now)
+		for range rapid.IntRange(1, 10).Draw(t, "steps") {
+			switch rapid.IntRange(0, 3).Draw(t, "step") {
+			case 0:
+				h = h.Hear(gputest.XID(gputest.GPU(i), 79), now)
+			case 1:
+				h = h.See(with(i, gpu.ReasonLost), now)
+			case 2:
+				h = h.See(without(i), now)
+			default:
+				h = h.Hear(event(gpu.EventUnwatched, i), now)
+			}
+			for j := range reasons(h) {
+				require.Equal(t, i, j)
+			}
+		}
+	})
+}

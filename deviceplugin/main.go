@@ -1,0 +1,67 @@
+// Command gpu-device-plugin advertises a node's NVIDIA GPUs to the kubelet and
+// hands them out to containers by their CDI names.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/gpuready/gpuready/deviceplugin/handover"
+	"github.com/gpuready/gpuready/deviceplugin/plugin"
+	"github.com/gpuready/gpuready/internal/version"
+)
+
+func main() {
+	started := time.Now()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := run(ctx, started, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+func run(ctx context.Context, started time.Time, args []string, stdout, stderr io.Writer) int {
+	if len(args) > 0 && args[0] == "wait" {
+		return wait(ctx, args[1:], stderr)
+	}
+	o, err := parse(args, stderr)
+	switch {
+	case errors.Is(err, pflag.ErrHelp):
+		return 0
+	case err != nil:
+		return fail(stderr, exitUsage, err)
+	case o.version:
+		fmt.Fprintln(stdout, "gpu-device-plugin", version.String())
+		return 0
+	case o.dryRun:
+		if err := o.printDevices(ctx, stdout); err != nil {
+			return fail(stderr, exitFailed, err)
+		}
+		return 0
+	}
+	cfg := o.config(started, stderr)
+	if cfg.Socket, err = handover.Listener(); err != nil {
+		return fail(stderr, exitFailed, err)
+	}
+	socket, err := plugin.Run(ctx, cfg)
+	if errors.Is(err, plugin.ErrReplaced) && ctx.Err() == nil {
+		// The same program, also where its file was replaced meanwhile.
+		err = handover.Exec("/proc/self/exe", socket)
+	}
+	if err != nil {
+		return fail(stderr, exitFailed, err)
+	}
+	return 0
+}
+
+func fail(stderr io.Writer, code int, err error) int {
+	fmt.Fprintf(stderr, "gpu-device-plugin: %v\n", err)
+	return code
+}

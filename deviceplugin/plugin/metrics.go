@@ -1,0 +1,64 @@
+package plugin
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/status"
+
+	"github.com/gpuready/gpuready/deviceplugin/plan"
+	"github.com/gpuready/gpuready/internal/gpu"
+)
+
+// meters are the plugin's metrics.
+type meters struct {
+	health        *prometheus.GaugeVec
+	allocations   *prometheus.CounterVec
+	registrations *prometheus.CounterVec
+	events        *prometheus.CounterVec
+	firstList     prometheus.Gauge
+}
+
+func newMeters() *meters {
+	name := func(s string) string { return "gpuready_deviceplugin_" + s }
+	return &meters{
+		health: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: name("device_healthy"), Help: "1 for a device that may be given away, 0 for one that may not, with the reason.",
+		}, []string{"resource", "device", "reason"}),
+		allocations: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: name("allocations_total"), Help: "Containers that the kubelet asked devices for, by gRPC code.",
+		}, []string{"resource", "code"}),
+		registrations: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: name("registrations_total"), Help: "Registrations with the kubelet, by gRPC code.",
+		}, []string{"resource", "code"}),
+		events: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: name("events_total"), Help: "Events of GPUs, by kind.",
+		}, []string{"kind"}),
+		firstList: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: name("first_list_seconds"), Help: "Seconds from the start of the process to the first device list that was sent to the kubelet.",
+		}),
+	}
+}
+
+func (m *meters) register(reg *prometheus.Registry) {
+	reg.MustRegister(m.health, m.allocations, m.registrations, m.events, m.firstList)
+}
+
+func (m *meters) devices(devices []plan.Device) {
+	m.health.Reset()
+	for _, d := range devices {
+		value := 0.0
+		if d.Healthy() {
+			value = 1
+		}
+		m.health.WithLabelValues(Resource, d.ID, string(d.Fault.Reason)).Set(value)
+	}
+}
+
+func (m *meters) allocated(err error) {
+	m.allocations.WithLabelValues(Resource, status.Code(err).String()).Inc()
+}
+
+func (m *meters) registered(err error) {
+	m.registrations.WithLabelValues(Resource, status.Code(err).String()).Inc()
+}
+
+func (m *meters) event(e gpu.Event) { m.events.WithLabelValues(e.Kind.String()).Inc() }

@@ -1,0 +1,554 @@
+package plugin_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpuready/gpuready/deviceplugin/driver"
+	"github.com/gpuready/gpuready/deviceplugin/kubelet"
+	"github.com/gpuready/gpuready/deviceplugin/plugin"
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/gpu/gputest"
+	"github.com/gpuready/gpuready/internal/kubelettest"
+	"github.com/gpuready/gpuready/internal/nodestate"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// node is a machine on which a plugin runs in this process.
+type node struct {
+	t       testing.TB
+	host    string // the host's root
+	kubelet *kubelettest.Kubelet
+	source  *gputest.Source
+	cfg     plugin.Config
+	log     *buffer
+
+	cancel context.CancelFunc
+	done   chan error
+}
+
+// buffer is a log that can be read while it is written.
+type buffer struct {
+	mu    sync.Mutex
+	bytes bytes.Buffer
+	grown chan struct{}
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	close(b.grown)
+	b.grown = make(chan struct{})
+	return b.bytes.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.bytes.String()
+}
+
+// wait waits until text stands in the log.
+func (b *buffer) wait(t testing.TB, text string) {
+	t.Helper()
+	ctx := soon(t)
+	for {
+		b.mu.Lock()
+		there, grown := strings.Contains(b.bytes.String(), text), b.grown
+		b.mu.Unlock()
+		if there {
+			return
+		}
+		select {
+		case <-grown:
+		case <-ctx.Done():
+			t.Fatalf("the log does not say %q:\n%s", text, b)
+		}
+	}
+}
+
+const socket = "/dp/kubelet.sock"
+
+func newNode(t testing.TB, snap gpu.Snapshot) *node {
+	t.Helper()
+	host, err := os.MkdirTemp("", "node") // t.TempDir() would be too long for a unix socket
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(host)) })
+	n := &node{t: t, host: host, source: gputest.New(snap), log: &buffer{grown: make(chan struct{})}}
+	n.cfg = plugin.Config{
+		HostRoot: host, StateDir: "/state", KubeletSocket: socket, FailOnInitError: true,
+		Driver: driver.Place{HostRoot: host, Root: "/driver"},
+		Open: func(driver.Place) (plugin.Opened, error) {
+			return plugin.Opened{Source: keptOpen{n.source}, Root: "/driver"}, nil
+		},
+		Log: slog.New(slog.NewTextHandler(n.log, nil)), Started: time.Now(),
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("log:\n%s", n.log)
+		}
+	})
+	return n
+}
+
+// withKubelet starts a kubelet of the kind on which a plugin that registers too
+// early loses its devices.
+func (n *node) withKubelet() *node {
+	n.t.Helper()
+	k, err := kubelettest.Start(kubelettest.Config{Dir: filepath.Join(n.host, "dp"), KeepReplaced: true})
+	require.NoError(n.t, err)
+	n.kubelet = k
+	n.t.Cleanup(k.Stop)
+	return n
+}
+
+func (n *node) start() *node {
+	n.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	n.cancel, n.done = cancel, make(chan error, 1)
+	go func() {
+		file, err := plugin.Run(ctx, n.cfg)
+		if file != nil {
+			_ = file.Close()
+		}
+		n.done <- err
+	}()
+	n.t.Cleanup(func() {
+		cancel()
+		_ = n.end() // why it ended is the test's to say
+	})
+	return n
+}
+
+// end waits until the plugin has ended and returns why.
+func (n *node) end() error {
+	n.t.Helper()
+	if n.done == nil {
+		return nil
+	}
+	select {
+	case err := <-n.done:
+		n.done = nil
+		return err
+	case <-soon(n.t).Done():
+		n.t.Fatal("the plugin did not end")
+		return nil
+	}
+}
+
+func (n *node) stop() {
+	n.t.Helper()
+	n.cancel()
+	require.NoError(n.t, n.end())
+	if n.kubelet != nil {
+		_, err := n.kubelet.Wait(soon(n.t), plugin.Resource, func(r kubelettest.Resource) bool { return r.Gone })
+		require.NoError(n.t, err)
+	}
+}
+
+func soon(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// wait waits until so many devices are allocatable.
+func (n *node) wait(allocatable int) kubelettest.Resource {
+	n.t.Helper()
+	r, err := n.kubelet.Wait(soon(n.t), plugin.Resource, func(r kubelettest.Resource) bool {
+		return r.Allocatable == allocatable && !r.Gone && r.Lists > 0
+	})
+	require.NoError(n.t, err)
+	return r
+}
+
+// state waits until the state file satisfies cond.
+func (n *node) state(cond func(nodestate.State) bool) nodestate.State {
+	n.t.Helper()
+	ctx, cancel := context.WithCancel(soon(n.t))
+	defer cancel()
+	var last nodestate.State
+	found := false
+	_ = nodestate.Watch(ctx, filepath.Join(n.host, "state/deviceplugin"), func(s nodestate.State, err error) {
+		if err == nil {
+			last = s
+			if cond(s) {
+				found = true
+				cancel()
+			}
+		}
+	})
+	require.True(n.t, found, "the state file came to say %+v", last)
+	return last
+}
+
+func (n *node) unhealthy(r kubelettest.Resource) []string {
+	var ids []string
+	for _, d := range r.Devices {
+		if d.GetHealth() != v1beta1.Healthy {
+			ids = append(ids, d.GetID())
+		}
+	}
+	return ids
+}
+
+func pod(name string, gpus int) kubelettest.Pod {
+	return kubelettest.Pod{Namespace: "default", Name: name, Container: "main", Requests: map[string]int{plugin.Resource: gpus}}
+}
+
+func TestEightGPUsAreAdvertisedWithTheirNUMANodes(t *testing.T) {
+	snap := gputest.Node("h100-sxm", 8)
+	n := newNode(t, snap).withKubelet().start()
+	r := n.wait(8)
+	require.Len(t, r.Devices, 8)
+	for i, d := range r.Devices {
+		require.Equal(t, string(snap.Devices[i].UUID), d.GetID())
+		require.Equal(t, int64(snap.Devices[i].NUMANode), d.GetTopology().GetNodes()[0].GetID())
+	}
+	require.Equal(t, plugin.Endpoint, r.Endpoint)
+	s := n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
+	require.Equal(t, socket, s.DevicePlugin.KubeletSocket)
+	require.Equal(t, snap.Driver.Version, s.Driver.Version)
+	require.Len(t, s.DevicePlugin.Resources[0].Devices, 8)
+	n.stop()
+	require.NoFileExists(t, filepath.Join(n.host, "dp", plugin.Endpoint))
+	r, err := n.kubelet.Wait(soon(t), plugin.Resource, func(r kubelettest.Resource) bool { return r.Gone })
+	require.NoError(t, err)
+	require.Equal(t, 8, r.Capacity)
+}
+
+func TestAPodGetsTheCDINamesOfItsGPUs(t *testing.T) {
+	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet().start()
+	n.wait(8)
+	a, err := n.kubelet.Admit(soon(t), pod("two", 2))
+	require.NoError(t, err)
+	require.Len(t, a.CDIDevices, 2)
+	require.NotEqual(t, a.CDIDevices[0], a.CDIDevices[1])
+	for i, id := range a.DeviceIDs[plugin.Resource] {
+		require.Equal(t, "k8s.gpuready.io/gpu="+id, a.CDIDevices[i])
+	}
+	require.Empty(t, a.Envs)
+	require.Empty(t, a.Devices)
+	require.Empty(t, a.Mounts)
+	require.Empty(t, a.Annotations)
+}
+
+func TestAnXIDMarksOneGPUAndLeavesSeven(t *testing.T) {
+	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet().start()
+	n.wait(8)
+	n.source.Emit(gputest.XID(gputest.GPU(3), 79))
+	r := n.wait(7)
+	require.Equal(t, []string{string(gputest.GPU(3))}, n.unhealthy(r))
+	s := n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Degraded })
+	d := s.DevicePlugin.Resources[0].Devices[3]
+	require.Equal(t, nodestate.Unhealthy, d.Health)
+	require.Equal(t, gpu.ReasonXID, d.Reason)
+	require.Contains(t, d.Message, "XID 79")
+	require.WithinDuration(t, time.Now(), d.Since, time.Minute)
+	a, err := n.kubelet.Admit(soon(t), pod("seven", 7))
+	require.NoError(t, err)
+	require.NotContains(t, a.DeviceIDs[plugin.Resource], string(gputest.GPU(3)))
+	_, err = n.kubelet.Admit(soon(t), pod("eight", 1))
+	require.ErrorContains(t, err, "Requested: 1, Available: 0")
+}
+
+func TestApplicationXIDsChangeNothing(t *testing.T) {
+	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet().start()
+	n.wait(8)
+	for _, xid := range []uint64{13, 31, 43, 45, 68, 109} {
+		n.source.Emit(gputest.XID(gputest.GPU(1), xid))
+	}
+	n.source.Emit(gputest.XID(gputest.GPU(2), 48)) // delivered after them
+	r := n.wait(7)
+	require.Equal(t, []string{string(gputest.GPU(2))}, n.unhealthy(r))
+	n.log.wait(t, "XID that an application can cause")
+}
+
+func TestALostGPUComesBackWhenItIsSeenAgain(t *testing.T) {
+	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet().start()
+	n.wait(8)
+	n.source.FailDevice(gputest.GPU(5), gpu.Fault{Reason: gpu.ReasonLost, Message: "fell off the bus"})
+	require.Equal(t, []string{string(gputest.GPU(5))}, n.unhealthy(n.wait(7)))
+	// Until a snapshot has shown it lost, one that shows it well proves nothing.
+	n.state(func(s nodestate.State) bool { return len(s.DevicePlugin.Faults) == 2 })
+	n.source.FailDevice(gputest.GPU(5), gpu.Fault{})
+	n.wait(8)
+	n.log.wait(t, "device is healthy again")
+}
+
+func TestAGPUThatIsGoneStaysListed(t *testing.T) {
+	full := gputest.Node("h100-sxm", 8)
+	n := newNode(t, full).withKubelet().start()
+	n.wait(8)
+	n.source.Update(func(s *gpu.Snapshot) { s.Devices = append(s.Devices[:2:2], s.Devices[3:]...) })
+	r := n.wait(7)
+	require.Len(t, r.Devices, 8)
+	require.Equal(t, []string{string(gputest.GPU(2))}, n.unhealthy(r))
+	s := n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Degraded })
+	require.Equal(t, gpu.ReasonMissing, s.DevicePlugin.Resources[0].Devices[2].Reason)
+	n.source.Set(full)
+	n.wait(8)
+}
+
+func TestAGPUThatCannotBeWatchedIsNotGivenAway(t *testing.T) {
+	n := newNode(t, gputest.Node("h100-sxm", 8))
+	n.source.Unwatch(gputest.GPU(4), "no event support")
+	n.withKubelet().start()
+	require.Equal(t, []string{string(gputest.GPU(4))}, n.unhealthy(n.wait(7)))
+}
+
+func TestWhenNothingCanBeWatchedNothingIsGivenAway(t *testing.T) {
+	n := newNode(t, gputest.Node("h100-sxm", 8))
+	n.source.FailWatch(errors.New("event set is broken"))
+	n.withKubelet().start()
+	r := n.wait(0)
+	require.Equal(t, 8, r.Capacity)
+	s := n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Failed && s.DevicePlugin.Registered })
+	require.Equal(t, gpu.ReasonUnwatched, s.DevicePlugin.Resources[0].Devices[0].Reason)
+	n.source.FailWatch(nil)
+	n.wait(8)
+}
+
+// keptOpen is a source that can be opened again.
+type keptOpen struct{ *gputest.Source }
+
+func (keptOpen) Close() error { return nil }
+
+func TestAKubeletThatIsStartedAnewIsServedAgain(t *testing.T) {
+	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet().start()
+	n.wait(8)
+	before, err := n.kubelet.Admit(soon(t), pod("job", 2))
+	require.NoError(t, err)
+	for range 20 {
+		require.NoError(t, n.kubelet.Restart())
+		r := n.wait(8)
+		require.Equal(t, 1, r.Registered, "one registration for one kubelet")
+	}
+	after, err := n.kubelet.Admit(soon(t), pod("job", 2))
+	require.NoError(t, err)
+	require.Equal(t, before.DeviceIDs, after.DeviceIDs)
+}
+
+func TestAKubeletThatAcceptsLateIsServed(t *testing.T) {
+	n := newNode(t, gputest.Node("h100-sxm", 8)).start()
+	n.log.wait(t, "waiting for the kubelet's folder")
+	accept := make(chan struct{})
+	started := make(chan struct{})
+	go func() {
+		defer close(started)
+		k, err := kubelettest.Start(kubelettest.Config{Dir: filepath.Join(n.host, "dp"), BeforeListen: func() { <-accept }})
+		if err == nil {
+			n.kubelet = k
+		}
+	}()
+	n.log.wait(t, "to accept a registration")
+	close(accept)
+	<-started
+	require.NotNil(t, n.kubelet)
+	t.Cleanup(n.kubelet.Stop)
+	n.wait(8)
+}
+
+func TestOurSocketIsMadeAgain(t *testing.T) {
+	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet().start()
+	n.wait(8)
+	require.NoError(t, os.Remove(filepath.Join(n.host, "dp", plugin.Endpoint)))
+	r, err := n.kubelet.Wait(soon(t), plugin.Resource, func(r kubelettest.Resource) bool {
+		return r.Registered == 2 && r.Allocatable == 8
+	})
+	require.NoError(t, err)
+	require.False(t, r.Gone)
+}
+
+func TestAReplacedFolderEndsThePlugin(t *testing.T) {
+	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet().start()
+	n.wait(8)
+	n.kubelet.Stop()
+	require.NoError(t, os.Rename(filepath.Join(n.host, "dp"), filepath.Join(n.host, "old")))
+	require.NoError(t, os.Mkdir(filepath.Join(n.host, "dp"), 0o750))
+	err := n.end()
+	require.ErrorIs(t, err, kubelet.ErrDirectory)
+	require.ErrorContains(t, err, "started again")
+}
+
+func TestAnotherPluginInOurPlaceEndsThisOne(t *testing.T) {
+	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet().start()
+	n.wait(8)
+	other := newNode(t, gputest.Node("h100-sxm", 4))
+	other.host, other.cfg.HostRoot, other.cfg.StateDir, other.kubelet = n.host, n.host, "/other", n.kubelet
+	other.start()
+	require.ErrorIs(t, n.end(), kubelet.ErrTakenOver)
+	_, err := n.kubelet.Wait(soon(t), plugin.Resource, func(r kubelettest.Resource) bool { return len(r.Devices) == 4 })
+	require.NoError(t, err)
+}
+
+func TestNoKubeletWithinTheTimeoutEndsThePlugin(t *testing.T) {
+	for name, prepare := range map[string]func(n *node){
+		"no folder": func(*node) {},
+		"no socket": func(n *node) { require.NoError(t, os.Mkdir(filepath.Join(n.host, "dp"), 0o750)) },
+		"a dead socket": func(n *node) {
+			n.withKubelet().kubelet.Stop()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, gputest.Node("t4", 1))
+			prepare(n)
+			n.cfg.KubeletTimeout = 50 * time.Millisecond
+			n.start()
+			err := n.end()
+			require.ErrorIs(t, err, kubelet.ErrTimeout)
+			require.ErrorContains(t, err, filepath.Join(n.host, "dp"))
+			require.ErrorContains(t, err, "--kubelet-socket")
+		})
+	}
+}
+
+func TestHealthIsRememberedWithinABoot(t *testing.T) {
+	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet().start()
+	n.wait(8)
+	n.source.Emit(gputest.XID(gputest.GPU(3), 79))
+	n.wait(7)
+	since := n.state(func(s nodestate.State) bool { return len(s.DevicePlugin.Faults) == 1 }).DevicePlugin.Faults[0].Since
+	n.stop()
+
+	n.start()
+	require.Equal(t, []string{string(gputest.GPU(3))}, n.unhealthy(n.wait(7)))
+	s := n.state(func(s nodestate.State) bool { return s.DevicePlugin.Registered })
+	require.True(t, since.Equal(s.DevicePlugin.Faults[0].Since))
+	n.stop()
+
+	// A GPU that went away while nobody looked is missed.
+	n.source.Update(func(s *gpu.Snapshot) { s.Devices = s.Devices[:7] })
+	n.start()
+	require.Equal(t, []string{string(gputest.GPU(3)), string(gputest.GPU(7))}, n.unhealthy(n.wait(6)))
+	n.stop()
+
+	// Another boot knows nothing of it.
+	boot := filepath.Join(n.host, "proc/sys/kernel/random")
+	require.NoError(t, os.MkdirAll(boot, 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(boot, "boot_id"), []byte("11111111-2222-3333-4444-555555555555\n"), 0o644))
+	n.start()
+	require.Len(t, n.wait(7).Devices, 7)
+}
+
+func TestAReloadedModuleIsEvidence(t *testing.T) {
+	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet().start()
+	n.wait(8)
+	n.source.Emit(gputest.XID(gputest.GPU(3), 79))
+	n.wait(7)
+	n.source.Update(func(s *gpu.Snapshot) { s.Driver.Version = "581.0.1" })
+	n.wait(8)
+}
+
+func TestAStateThatCannotBeReadHoldsAllGPUsBack(t *testing.T) {
+	n := newNode(t, gputest.Node("h100-sxm", 8))
+	dir := filepath.Join(n.host, "state/deviceplugin")
+	require.NoError(t, os.MkdirAll(dir, 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "state.json"), []byte(`{"version":1,"comp`), 0o644))
+	n.withKubelet().start()
+	r := n.wait(0)
+	require.Equal(t, 8, r.Capacity)
+	require.Equal(t, 1, strings.Count(n.log.String(), "cannot be read"))
+	n.state(func(s nodestate.State) bool { return s.DevicePlugin.Registered })
+	n.stop()
+
+	n.start() // it stays so
+	n.wait(0)
+	n.stop()
+
+	require.NoError(t, os.Remove(filepath.Join(dir, "state.json"))) // what the message asks for
+	n.start()
+	n.wait(8)
+}
+
+func TestALateDriverIsPickedUp(t *testing.T) {
+	n := newNode(t, gputest.Node("t4", 1)).withKubelet()
+	lib := filepath.Join(n.host, "driver/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1")
+	n.cfg.Open = func(driver.Place) (plugin.Opened, error) {
+		if _, err := os.Stat(lib); err != nil {
+			return plugin.Opened{}, fmt.Errorf("%w below /driver", gpu.ErrNoDriver)
+		}
+		return plugin.Opened{Source: keptOpen{n.source}, Root: "/driver"}, nil
+	}
+	require.NoError(t, os.MkdirAll(filepath.Join(n.host, "sys/bus/pci/devices/0000:01:00.0"), 0o755))
+	for name, content := range map[string]string{"vendor": "0x10de\n", "class": "0x030200\n"} {
+		require.NoError(t, os.WriteFile(filepath.Join(n.host, "sys/bus/pci/devices/0000:01:00.0", name), []byte(content), 0o644))
+	}
+	n.start()
+	n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Waiting && s.Reason == "NoDriver" })
+	_, registered := n.kubelet.Resource(plugin.Resource)
+	require.False(t, registered)
+	require.NoError(t, os.MkdirAll(filepath.Dir(lib), 0o755))
+	require.NoError(t, os.WriteFile(lib, nil, 0o644))
+	n.wait(1)
+	require.Equal(t, 1, strings.Count(n.log.String(), "waiting for a driver"))
+}
+
+func TestANodeWithoutGPUIsIdleAndReady(t *testing.T) {
+	n := newNode(t, gpu.Snapshot{}).withKubelet()
+	n.cfg.Open = func(driver.Place) (plugin.Opened, error) { return plugin.Opened{}, gpu.ErrNoDriver }
+	n.start()
+	s := n.state(func(s nodestate.State) bool { return s.Reason == "NoGPU" })
+	require.Equal(t, nodestate.Waiting, s.Phase)
+	_, registered := n.kubelet.Resource(plugin.Resource)
+	require.False(t, registered)
+}
+
+func TestADriverThatFailsEndsThePluginOrIsWaitedFor(t *testing.T) {
+	broken := func(driver.Place) (plugin.Opened, error) {
+		return plugin.Opened{}, fmt.Errorf("%w: open /dev/nvidiactl: EPERM", gpu.ErrNoPermission)
+	}
+	n := newNode(t, gpu.Snapshot{}).withKubelet()
+	n.cfg.Open = broken
+	n.start()
+	err := n.end()
+	require.ErrorIs(t, err, gpu.ErrNoPermission)
+	require.ErrorContains(t, err, "/dev/nvidiactl")
+	s := n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Failed })
+	require.EqualValues(t, "NoPermission", s.Reason)
+
+	n = newNode(t, gpu.Snapshot{}).withKubelet()
+	n.cfg.Open, n.cfg.FailOnInitError = broken, false
+	n.start()
+	n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Waiting && s.Reason == "NoPermission" })
+}
+
+func TestTheToolkitsStateIsListenedTo(t *testing.T) {
+	n := newNode(t, gputest.Node("t4", 1)).withKubelet().start()
+	n.wait(1)
+	n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
+	dir := filepath.Join(n.host, "state/toolkit")
+	toolkit := nodestate.State{Component: nodestate.Toolkit, Phase: nodestate.Ready, Toolkit: &nodestate.ToolkitInfo{}}
+	require.NoError(t, nodestate.Write(dir, toolkit))
+	s := n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Degraded })
+	require.Contains(t, s.Message, "k8s.gpuready.io/gpu")
+	n.wait(1) // a warning, no more
+	toolkit.Toolkit.Specs = []nodestate.Spec{{Kind: "k8s.gpuready.io/gpu", Path: "/var/run/cdi/gpu.json"}}
+	require.NoError(t, nodestate.Write(dir, toolkit))
+	n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
+	// A runtime that resolves CDI names, and reads its specifications elsewhere.
+	resolves := true
+	runtime := &nodestate.Runtime{Socket: "/run/containerd/containerd.sock", Name: "containerd", CDI: &resolves, Message: "containerd reads from elsewhere"}
+	toolkit.Toolkit.Runtime = runtime
+	require.NoError(t, nodestate.Write(dir, toolkit))
+	s = n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Degraded })
+	require.Equal(t, "CDIUnavailable: containerd reads from elsewhere", string(s.Reason)+": "+s.Message)
+	// One that is being started anew does not answer for a moment.
+	toolkit.Toolkit.Runtime = &nodestate.Runtime{Socket: runtime.Socket, Message: "it does not answer"}
+	require.NoError(t, nodestate.Write(dir, toolkit))
+	n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
+}

@@ -1,0 +1,104 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/gpuready/gpuready/internal/config"
+	"github.com/gpuready/gpuready/internal/injection"
+	"github.com/gpuready/gpuready/internal/nodestate"
+)
+
+const waitHelp = `gpu-device-plugin wait waits until a container that is created now would be
+given this node's GPUs by the toolkit, or the node has none. It is for the init
+container of a pod whose main container has ` + injection.Variable + `=` + injection.Expected + `.
+What is waited for, and why, is printed at the start and whenever it changes.
+
+Usage:
+  gpu-device-plugin wait [flags]
+
+Flags (command line before environment):
+%s
+Exit codes:
+  0  a container that is created now is given the GPUs, or there are none
+  1  not within the timeout, or interrupted; the last line on stderr says why and what to do
+  2  bad flag or environment variable
+`
+
+// waiting are the flags of wait.
+type waiting struct {
+	timeout            time.Duration
+	hostRoot, stateDir string
+}
+
+func (w *waiting) parse(args []string, usage io.Writer) error {
+	names := map[string]string{"timeout": "WAIT_TIMEOUT", "host-root": environment["host-root"], "state-dir": environment["state-dir"]}
+	f := pflag.NewFlagSet("gpu-device-plugin wait", pflag.ContinueOnError)
+	f.SortFlags = false
+	f.DurationVar(&w.timeout, "timeout", 5*time.Minute, "how long to wait; 0: for ever")
+	f.StringVar(&w.hostRoot, "host-root", "/", "`folder` where the host's file system is seen")
+	f.StringVar(&w.stateDir, "state-dir", defaultStateDir, "host `path` of the components' states")
+	config.Describe(f, names)
+	f.Usage = func() { fmt.Fprintf(usage, waitHelp, f.FlagUsagesWrapped(100)) }
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	if err := config.Env(f, names); err != nil {
+		return err
+	}
+	switch {
+	case f.NArg() > 0:
+		return fmt.Errorf("unexpected argument %q; see gpu-device-plugin wait --help", f.Arg(0))
+	case w.timeout < 0:
+		return fmt.Errorf("--timeout: %v is negative", w.timeout)
+	case !filepath.IsAbs(w.stateDir):
+		return fmt.Errorf("--state-dir: path %q must be absolute", w.stateDir)
+	}
+	return nil
+}
+
+// wait is the subcommand.
+func wait(ctx context.Context, args []string, stderr io.Writer) int {
+	w := &waiting{}
+	switch err := w.parse(args, stderr); {
+	case errors.Is(err, pflag.ErrHelp):
+		return 0
+	case err != nil:
+		return fail(stderr, exitUsage, err)
+	}
+	if w.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, w.timeout)
+		defer cancel()
+	}
+	if err := w.follow(ctx, stderr); err != nil {
+		return fail(stderr, exitFailed, err)
+	}
+	return 0
+}
+
+func (w *waiting) follow(ctx context.Context, stderr io.Writer) error {
+	boot, err := nodestate.BootIDAt(w.hostRoot)
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join("/", w.hostRoot, w.stateDir, string(nodestate.Toolkit))
+	last := "the toolkit"
+	err = injection.Wait(ctx, dir, boot, func(why string) {
+		last = why
+		fmt.Fprintln(stderr, "gpu-device-plugin: waiting for GPUs to be injected:", why)
+	})
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("containers are not given the GPUs after %v: %s", w.timeout, last)
+	case errors.Is(err, context.Canceled):
+		return fmt.Errorf("interrupted while waiting: %s", last)
+	}
+	return err
+}

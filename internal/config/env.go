@@ -1,0 +1,39 @@
+package config
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/spf13/pflag"
+)
+
+// Env gives flags that were not set on the command line the values that
+// environment variables hold: names maps a flag to its variable. An empty
+// variable counts as not set, since manifests cannot leave one out. Call it
+// after flags.Parse; flags.Changed is then true for what either has set.
+func Env(flags *pflag.FlagSet, names map[string]string) error {
+	for _, name := range sortedKeys(names) {
+		flag := flags.Lookup(name)
+		if flag == nil {
+			return fmt.Errorf("environment variable %s: there is no flag --%s", names[name], name)
+		}
+		value := os.Getenv(names[name])
+		if flag.Changed || value == "" {
+			continue
+		}
+		if err := flags.Set(name, value); err != nil {
+			return fmt.Errorf("environment variable %s=%q: not a %s, as --%s wants: %w", names[name], value, flag.Value.Type(), name, err)
+		}
+	}
+	return nil
+}
+
+// Describe adds to the usage of each flag the name of its environment variable,
+// for --help. Call it before flags.Parse.
+func Describe(flags *pflag.FlagSet, names map[string]string) {
+	for name, variable := range names {
+		if flag := flags.Lookup(name); flag != nil {
+			flag.Usage += " [$" + variable + "]"
+		}
+	}
+}

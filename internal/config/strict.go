@@ -1,0 +1,233 @@
+// Package config decodes what people write: configuration files, and the
+// environment in the place of flags.
+//
+// It is strict, because a key that is passed over in silence is a setting that
+// somebody believes in: an unknown, misspelt or repeated key, a second document
+// and a value of the wrong type are refused, each with the source, the path of
+// the field and, where one is near, the key that was meant.
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+)
+
+// MaxBytes bounds the size of a configuration.
+const MaxBytes = 1 << 20
+
+// Error is what is wrong with a configuration. It reads
+// "file: field.path: what is wrong".
+type Error struct {
+	Source string // as given to Strict, usually the path of a file
+	Path   string // "sharing.timeSlicing.resources[0].name"; "" for the whole
+	Err    error
+}
+
+func (e *Error) Error() string {
+	if e.Path == "" {
+		return e.Source + ": " + e.Err.Error()
+	}
+	return e.Source + ": " + e.Path + ": " + e.Err.Error()
+}
+
+func (e *Error) Unwrap() error { return e.Err }
+
+// Strict decodes YAML (or JSON, which is YAML) into the struct that into points
+// to, by its json tags. Keys are case-sensitive. A *Error says what is wrong;
+// into is then not to be used.
+func Strict(data []byte, into any, source string) error {
+	whole := func(format string, args ...any) error {
+		return &Error{Source: source, Err: fmt.Errorf(format, args...)}
+	}
+	if len(data) > MaxBytes {
+		return whole("has %d bytes, no more than %d are read; is it the right file?", len(data), MaxBytes)
+	}
+	if bytes.IndexByte(data, 0) >= 0 {
+		return whole("has a zero byte and is no text; write it again")
+	}
+	if second := secondDocument(data); second > 0 {
+		return whole("line %d: a second document begins; keep one per file", second)
+	}
+	text, err := yaml.YAMLToJSONStrict(data)
+	if err != nil {
+		return whole("%s", syntax(err))
+	}
+	var generic any
+	if err := json.Unmarshal(text, &generic); err != nil {
+		return whole("%w", err)
+	}
+	switch generic.(type) {
+	case nil:
+		return whole("empty; write a configuration into it or do not name it")
+	case map[string]any:
+	default:
+		return whole("holds no keys; is it the right file, or was it cut short?")
+	}
+	if err := unknown(generic, reflect.TypeOf(into), ""); err != nil {
+		err.Source = source
+		return err
+	}
+	if err := yaml.UnmarshalStrict(data, into); err != nil {
+		if mismatch, is := errors.AsType[*json.UnmarshalTypeError](err); is {
+			return &Error{Source: source, Path: mismatch.Field, Err: fmt.Errorf("want %s, have %s", kind(mismatch.Type), mismatch.Value)}
+		}
+		return whole("%s", strings.TrimPrefix(syntax(err), "error unmarshaling JSON: while decoding JSON: "))
+	}
+	return nil
+}
+
+// secondDocument returns the line on which a second YAML document begins, 0 if
+// there is none. The decoder would stop before it and say nothing.
+func secondDocument(data []byte) int {
+	content := false
+	for i, line := range strings.Split(string(data), "\n") {
+		marker := strings.HasPrefix(line, "---") && (len(line) == 3 || strings.ContainsRune(" \t\r", rune(line[3])))
+		switch {
+		case marker && content:
+			return i + 1
+		case marker:
+			content = strings.TrimSpace(line[3:]) != ""
+		case strings.TrimSpace(line) != "" && !strings.HasPrefix(strings.TrimSpace(line), "#"):
+			content = true
+		}
+	}
+	return 0
+}
+
+var duplicate = regexp.MustCompile(`line (\d+): key (.+) already set in map`)
+
+// syntax puts the YAML parser's words on one line.
+func syntax(err error) string {
+	if m := duplicate.FindStringSubmatch(err.Error()); m != nil {
+		return fmt.Sprintf("line %s: key %s stands there twice; remove one", m[1], m[2])
+	}
+	s := strings.Join(strings.Fields(err.Error()), " ")
+	s = strings.TrimPrefix(s, "error converting YAML to JSON: ")
+	s = strings.TrimPrefix(s, "yaml: ")
+	s = strings.TrimPrefix(s, "unmarshal errors: ")
+	if strings.Contains(s, "did not find expected") || strings.Contains(s, "unexpected end") || strings.Contains(s, "could not find expected") {
+		s += "; was the file cut short?"
+	}
+	return s
+}
+
+// unknown returns the first key of v, in order of the keys, that t has no field for.
+func unknown(v any, t reflect.Type, path string) *Error {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if decodesItself(t) {
+		return nil
+	}
+	switch v := v.(type) {
+	case map[string]any:
+		return unknownKey(v, t, path)
+	case []any:
+		if t.Kind() != reflect.Slice && t.Kind() != reflect.Array {
+			return nil
+		}
+		for i, item := range v {
+			if err := unknown(item, t.Elem(), fmt.Sprintf("%s[%d]", path, i)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func unknownKey(m map[string]any, t reflect.Type, path string) *Error {
+	var fields map[string]reflect.Type
+	switch t.Kind() {
+	case reflect.Struct:
+		fields = fieldsOf(t)
+	case reflect.Map:
+	default:
+		return nil // a wrong type, which the decoder reports
+	}
+	for _, key := range sortedKeys(m) {
+		at := key
+		if path != "" {
+			at = path + "." + key
+		}
+		next, known := fields[key]
+		switch {
+		case fields == nil:
+			next = t.Elem()
+		case !known:
+			return &Error{Path: at, Err: errors.New("unknown key" + suggest(key, sortedKeys(fields)))}
+		}
+		if err := unknown(m[key], next, at); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var unmarshaler = reflect.TypeFor[json.Unmarshaler]()
+
+func decodesItself(t reflect.Type) bool {
+	return t.Kind() == reflect.Interface || reflect.PointerTo(t).Implements(unmarshaler)
+}
+
+// fieldsOf returns the json names of t's fields, those of embedded structs included.
+func fieldsOf(t reflect.Type) map[string]reflect.Type {
+	fields := map[string]reflect.Type{}
+	for field := range visible(t) {
+		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+		if name == "" {
+			name = field.Name
+		}
+		fields[name] = field.Type
+	}
+	return fields
+}
+
+func visible(t reflect.Type) func(yield func(reflect.StructField) bool) {
+	return func(yield func(reflect.StructField) bool) {
+		for _, field := range reflect.VisibleFields(t) {
+			tag := field.Tag.Get("json")
+			named := tag != "" && !strings.HasPrefix(tag, ",")
+			if tag == "-" || !field.IsExported() || (field.Anonymous && !named) {
+				continue
+			}
+			if !yield(field) {
+				return
+			}
+		}
+	}
+}
+
+func kind(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+		return "a whole number"
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		return "a whole number that is not negative"
+	case reflect.Float32, reflect.Float64:
+		return "a number"
+	case reflect.Slice, reflect.Array:
+		return "a list"
+	case reflect.Struct, reflect.Map:
+		return "keys with values"
+	}
+	return "a " + t.Kind().String()
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for key := range m {
+		keys = append(keys, key)
+	}
+	slices.Sort(keys)
+	return keys
+}

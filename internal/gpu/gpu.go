@@ -1,0 +1,176 @@
+// Package gpu is the vocabulary of the project: what a GPU is, how two of them
+// are linked, when one is healthy, and what a node looks like at one moment.
+//
+// A Source (NVML, or the in-memory one of gputest) answers with a whole
+// Snapshot and with Events. A Snapshot is never changed after it was made, so
+// it may be shared between goroutines; what follows from it is a function of it.
+package gpu
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// UUID names a GPU ("GPU-…") or a MIG device ("MIG-…") as NVML spells it.
+type UUID string
+
+// PCIAddress is a PCI address as sysfs spells it: "0000:3b:00.0", lower case,
+// four-digit domain.
+type PCIAddress string
+
+// Driver describes the driver that a Source talks to.
+type Driver struct {
+	Version     string // of the kernel module, "580.95.05"
+	NVMLVersion string // of libnvidia-ml
+	CUDAVersion string // highest CUDA version the driver supports, "13.0"
+	Simulated   bool   // the library says that there is no GPU under it
+}
+
+// Device is one physical GPU.
+type Device struct {
+	Index       int // NVML index; may change between boots
+	UUID        UUID
+	Product     string // NVML name, "NVIDIA H100 80GB HBM3"
+	PCI         PCIAddress
+	Minor       int    // N of /dev/nvidiaN
+	MemoryBytes uint64 // total device memory
+	NUMANode    int    // -1: unknown or the machine has none
+	Compute     Compute
+	MIGCapable  bool
+	MIGEnabled  bool
+	MIG         []MIGDevice // sorted by Index; empty unless MIGEnabled
+	Fault       Fault       // what the source saw wrong while reading; zero: nothing
+}
+
+// Compute is a CUDA compute capability, 9.0 for Hopper.
+type Compute struct{ Major, Minor int }
+
+// MIGDevice is one compute instance of a GPU in MIG mode, that which a
+// container can be given.
+type MIGDevice struct {
+	Index           int // among the MIG devices of its GPU
+	UUID            UUID
+	Profile         string // "1g.10gb", "1c.3g.40gb", "1g.10gb+me"
+	GPUInstance     int
+	ComputeInstance int
+	MemoryBytes     uint64
+}
+
+// Reason says in one CamelCase word why something is as it is. Reasons are
+// part of the contract: they stand in logs, metrics, state files and Events.
+type Reason string
+
+// Reasons for which a GPU is not healthy.
+const (
+	ReasonXID         Reason = "XID"         // a critical XID was reported
+	ReasonLost        Reason = "GPULost"     // fell off the bus or NVML cannot reach it
+	ReasonECC         Reason = "ECC"         // uncorrectable memory error
+	ReasonRowRemap    Reason = "RowRemap"    // row remapping failed
+	ReasonUnreadable  Reason = "Unreadable"  // NVML failed on it in another way
+	ReasonUnwatched   Reason = "Unwatched"   // its health cannot be watched
+	ReasonResetNeeded Reason = "ResetNeeded" // the driver asks for a reset
+	ReasonMissing     Reason = "Missing"     // was there in this boot, is not any more
+)
+
+// Fault is why a device cannot be used. The zero Fault means that nothing is wrong.
+type Fault struct {
+	Reason  Reason
+	Message string // for people, one sentence
+	XID     uint64 // with ReasonXID
+}
+
+// LinkKind is how two GPUs reach each other, ordered from far to near.
+type LinkKind int
+
+// The kinds of link, with the names nvidia-smi topo -m gives them.
+const (
+	LinkUnknown  LinkKind = iota
+	LinkSystem            // SYS: across NUMA nodes
+	LinkNode              // NODE: across host bridges of one NUMA node
+	LinkHost              // PHB: through one host bridge
+	LinkMultiple          // PXB: through several PCIe switches
+	LinkSingle            // PIX: through one PCIe switch
+	LinkBoard             // on one board
+	LinkNVLink            // NV#: NVLink, direct or through NVSwitch
+)
+
+// Link joins the GPUs A and B; it is symmetric and listed once, with A before
+// B in Snapshot.Devices.
+type Link struct {
+	A, B  UUID
+	Kind  LinkKind
+	Lanes int // NVLink lanes between the two; 0 unless LinkNVLink
+}
+
+// Snapshot is everything about a node's GPUs at one moment.
+type Snapshot struct {
+	Driver  Driver
+	Devices []Device // sorted by Index
+	Links   []Link
+}
+
+// Device returns the GPU with the given UUID.
+func (s Snapshot) Device(id UUID) (Device, bool) {
+	for _, d := range s.Devices {
+		if d.UUID == id {
+			return d, true
+		}
+	}
+	return Device{}, false
+}
+
+// EventKind says what happened.
+type EventKind int
+
+// The kinds of Event.
+const (
+	EventXID       EventKind = iota + 1 // an XID was reported; XID is set
+	EventECC                            // an uncorrectable (double-bit) ECC error
+	EventLost                           // NVML says that the GPU is lost
+	EventChanged                        // devices, MIG layout or driver may have changed: read a new Snapshot
+	EventUnwatched                      // health can no longer be watched
+)
+
+// Event is one thing that happened to a GPU.
+type Event struct {
+	Kind EventKind
+	UUID UUID // "" means every GPU of the node
+	// GPUInstance and ComputeInstance confine the event to one MIG device; -1
+	// when it concerns the whole GPU.
+	GPUInstance, ComputeInstance int
+	XID                          uint64
+	Message                      string
+	Time                         time.Time
+}
+
+// Source is where GPUs come from. It passes the suite gputest.Conformance.
+type Source interface {
+	// Snapshot reads the present state. One GPU that cannot be read is in the
+	// Snapshot with a Fault; only a failure of the whole driver is an error,
+	// and then it wraps the sentinel below that says why, if one does, or
+	// ctx.Err(). A GPU that the driver no longer counts is no longer in the
+	// Snapshot. It may be called concurrently with everything but Close.
+	Snapshot(ctx context.Context) (Snapshot, error)
+	// Watch calls deliver for each event, one at a time, until ctx ends (it
+	// then returns ctx.Err()) or nothing can be watched any more (it then
+	// returns why). A GPU that cannot be watched gets an EventUnwatched and the
+	// others go on. ready, when not nil, is called once watching has begun:
+	// later events are not missed, but one may come twice. What an event means
+	// for health is for the receiver to say, who reads a new Snapshot. One
+	// Watch at a time, which has returned before Close.
+	Watch(ctx context.Context, ready func(), deliver func(Event)) error
+	// Close lets go of the driver. Calling it twice is fine.
+	Close() error
+}
+
+// What a Source returns, wrapped, when no Snapshot can be had.
+var (
+	// ErrNoDriver means that there is no driver library, or no module loaded.
+	// It is absence, not failure: wait for one.
+	ErrNoDriver = errors.New("no NVIDIA driver")
+	// ErrNoPermission means that the device nodes may not be opened.
+	ErrNoPermission = errors.New("no permission to use the NVIDIA device nodes")
+	// ErrVersionMismatch means that library and kernel module differ.
+	ErrVersionMismatch = errors.New("driver library and kernel module versions differ")
+)

@@ -1,0 +1,221 @@
+package nvml
+
+import (
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+)
+
+// wanted are the events to ask for, as far as the GPU supports them: errors,
+// and what says that a Snapshot would now be different. Single-bit errors are
+// corrected and of no concern.
+const wanted = nvml.EventTypeXidCriticalError | nvml.EventTypeDoubleBitEccError | nvml.EventMigConfigChange |
+	nvml.EventTypeDramRetirementFailure | nvml.EventTypeGpuUnavailableError | nvml.EventTypeGpuRecoveryAction
+
+// eventSet is an NVML event set and the goroutine that waits on it. All of its
+// methods but those of the goroutine are called by the watch that made it.
+type eventSet struct {
+	source   *Source
+	set      nvml.EventSet
+	names    map[nvml.Device]gpu.UUID // of those that are registered, by handle
+	worked   atomic.Bool              // waiting on it has not failed at once
+	stopping bool
+	quit     chan struct{} // closed by stop
+	ended    chan struct{} // closed when the goroutine has freed the set
+}
+
+// wait is what waiting on an event set returned, other than a timeout.
+type wait struct {
+	set  *eventSet
+	data nvml.EventData
+	ret  nvml.Return
+	time time.Time
+}
+
+func (w *watch) newEventSet() (*eventSet, error) {
+	set, err := call(w.ctx, w.calls, "events", func() (nvml.EventSet, error) {
+		set, ret := w.lib.EventSetCreate()
+		return set, check("nvmlEventSetCreate", ret)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &eventSet{
+		source: w.Source, set: set, names: map[nvml.Device]gpu.UUID{},
+		quit: make(chan struct{}), ended: make(chan struct{}),
+	}, nil
+}
+
+// registerOne adds a GPU to the set.
+func (w *watch) registerOne(set *eventSet, d gpu.Device) error {
+	handle, err := call(w.ctx, w.calls, subject(d.Index), func() (nvml.Device, error) {
+		device, ret := w.lib.DeviceGetHandleByIndex(d.Index)
+		if err := check("nvmlDeviceGetHandleByIndex", ret); err != nil {
+			return nil, err
+		}
+		id, ret := device.GetUUID()
+		if err := check("nvmlDeviceGetUUID", ret); err != nil {
+			return nil, err
+		}
+		if gpu.UUID(id) != d.UUID {
+			return nil, fmt.Errorf("GPU %d is now %s", d.Index, id)
+		}
+		supported, ret := device.GetSupportedEventTypes()
+		if err := check("nvmlDeviceGetSupportedEventTypes", ret); err != nil {
+			return nil, err
+		}
+		if supported&nvml.EventTypeXidCriticalError == 0 {
+			return nil, fmt.Errorf("the driver reports no XIDs of this GPU")
+		}
+		return device, check("nvmlDeviceRegisterEvents", device.RegisterEvents(wanted&supported, set.set))
+	})
+	if err != nil {
+		return err
+	}
+	set.names[handle] = d.UUID
+	return nil
+}
+
+func (e *eventSet) holds(id gpu.UUID) bool {
+	return e.holdsAny(func(other gpu.UUID) bool { return other == id })
+}
+
+func (e *eventSet) holdsAny(is func(gpu.UUID) bool) bool {
+	for _, id := range e.names {
+		if is(id) {
+			return true
+		}
+	}
+	return false
+}
+
+// start begins waiting. What is heard goes to waits, until over.
+func (e *eventSet) start(waits chan<- wait, over <-chan struct{}) {
+	go func() {
+		defer close(e.ended)
+		e.listen(waits, over)
+	}()
+}
+
+// stop makes the goroutine end once it has delivered what is there already.
+func (e *eventSet) stop() {
+	if !e.stopping {
+		e.stopping = true
+		close(e.quit)
+	}
+}
+
+func (e *eventSet) hasEnded() bool {
+	select {
+	case <-e.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// listen waits for events until it is told to stop or waiting fails, and frees
+// the set. Waiting cannot be interrupted, so it is done in slices; an event
+// ends one at once.
+func (e *eventSet) listen(waits chan<- wait, over <-chan struct{}) {
+	for {
+		slice := e.source.slice
+		select {
+		case <-e.quit:
+			slice = 0 // what came until now is still told
+		default:
+		}
+		data, ret, ok := e.once(slice)
+		if !ok {
+			return // the source was closed, which frees everything
+		}
+		if ret == nvml.SUCCESS || ret == nvml.ERROR_TIMEOUT {
+			e.worked.Store(true)
+		}
+		if ret == nvml.ERROR_TIMEOUT && slice > 0 {
+			continue
+		}
+		if ret != nvml.SUCCESS {
+			e.free()
+		}
+		if ret == nvml.ERROR_TIMEOUT {
+			return
+		}
+		select {
+		case waits <- wait{e, data, ret, time.Now()}:
+		case <-over:
+			if ret == nvml.SUCCESS {
+				e.free()
+			}
+			return
+		}
+		if ret != nvml.SUCCESS {
+			return
+		}
+	}
+}
+
+// once waits for one event; ok is false when the source is closed.
+func (e *eventSet) once(slice time.Duration) (data nvml.EventData, ret nvml.Return, ok bool) {
+	defer e.source.enter()()
+	if e.source.open() != nil {
+		return data, nvml.ERROR_UNINITIALIZED, false
+	}
+	data, ret = e.set.Wait(uint32(slice.Milliseconds()))
+	return data, ret, true
+}
+
+func (e *eventSet) free() {
+	defer e.source.enter()()
+	if e.source.open() != nil {
+		return
+	}
+	if ret := e.set.Free(); ret != nvml.SUCCESS {
+		e.source.log.Warn("an NVML event set could not be freed", "message", check("nvmlEventSetFree", ret).Error())
+	}
+}
+
+// none is how NVML says that an event concerns no MIG device in particular.
+const none = 0xffffffff
+
+// event translates what NVML told; ok is false for what means nothing here.
+func (w wait) event() (e gpu.Event, ok bool) {
+	if w.ret != nvml.SUCCESS {
+		return e, false
+	}
+	e = gpu.Event{UUID: w.set.uuid(w.data.Device), GPUInstance: -1, ComputeInstance: -1, Time: w.time}
+	if w.data.GpuInstanceId != none {
+		e.GPUInstance = int(w.data.GpuInstanceId)
+	}
+	if w.data.ComputeInstanceId != none {
+		e.ComputeInstance = int(w.data.ComputeInstanceId)
+	}
+	switch w.data.EventType {
+	case nvml.EventTypeXidCriticalError:
+		e.Kind, e.XID, e.Message = gpu.EventXID, w.data.EventData, gpu.XIDText(w.data.EventData)
+	case nvml.EventTypeDoubleBitEccError:
+		e.Kind, e.Message = gpu.EventECC, "uncorrectable ECC error"
+	case nvml.EventMigConfigChange:
+		e.Kind, e.Message = gpu.EventChanged, "the MIG layout changed"
+	case nvml.EventTypeDramRetirementFailure:
+		e.Kind, e.Message = gpu.EventChanged, "faulty memory could not be retired"
+	case nvml.EventTypeGpuUnavailableError:
+		e.Kind, e.Message = gpu.EventLost, "the driver says that the GPU is not available"
+	case nvml.EventTypeGpuRecoveryAction:
+		e.Kind, e.Message = gpu.EventChanged, "what the driver asks to be done to recover the GPU changed"
+	default:
+		return e, false
+	}
+	return e, true
+}
+
+// uuid names the GPU of an event. A lost GPU cannot be asked, so the name is
+// from when it was registered. "" is every GPU: an error whose GPU nobody can
+// name must not be passed over.
+func (e *eventSet) uuid(handle nvml.Device) gpu.UUID {
+	return e.names[handle]
+}

@@ -1,0 +1,406 @@
+package nvml
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/gpu/gputest"
+)
+
+// fake is an NVML in this process: what the code under test calls of it, with
+// state that tests change. A function that it lacks is a nil pointer.
+type fake struct {
+	nvml.Interface
+	mu                sync.Mutex
+	gpus              []*fakeGPU
+	sets              []*fakeSet
+	driver            nvml.Return // what every call answers, if not SUCCESS
+	waitFailures      int         // how often waiting fails from now on; -1 for ever
+	setError          nvml.Return // what making an event set answers
+	inits, shutdowns  int
+	topologyCallCount int
+}
+
+type fakeGPU struct {
+	nvml.Device
+	lib    *fake
+	device gpu.Device
+	links  []fakeLink
+	fabric nvml.GpuFabricInfo
+
+	handle, calls, events nvml.Return // what these answer, if not SUCCESS
+	gone                  bool
+	hang                  chan struct{} // GetUUID waits for it to close, if not nil
+	support               uint64
+	register              nvml.Return
+	recovery              nvml.DeviceGpuRecoveryAction
+	remapFailed           bool
+}
+
+type fakeLink struct {
+	kind   nvml.IntNvLinkDeviceType
+	remote int // index of the GPU
+	down   bool
+}
+
+type fakeMIG struct {
+	nvml.Device
+	gpu    *fakeGPU
+	device gpu.MIGDevice
+}
+
+type fakeSet struct {
+	nvml.EventSet
+	lib   *fake
+	gpus  []*fakeGPU
+	queue []nvml.EventData
+	wake  chan struct{}
+	freed bool
+}
+
+// newFake makes the driver of a node and a Source that asks it.
+func newFake(t *testing.T, node gpu.Snapshot, o Options) (*fake, *Source) {
+	f := &fake{inits: 1}
+	for _, d := range node.Devices {
+		f.gpus = append(f.gpus, &fakeGPU{lib: f, device: d, support: nvml.EventTypeXidCriticalError | nvml.EventTypeDoubleBitEccError})
+	}
+	if o.ProbeInterval == 0 {
+		o.ProbeInterval = 20 * time.Millisecond
+	}
+	s := newSource(f, o)
+	s.slice, s.quiet = 50*time.Millisecond, time.Hour
+	s.has = map[string]bool{}
+	for _, symbol := range optional {
+		// Profiles are composed from structures that the fake has not.
+		s.has[symbol] = symbol != "nvmlDeviceIsMigDeviceHandle" && symbol != "nvmlDeviceGetMemoryAffinity"
+	}
+	return f, s
+}
+
+func (f *fake) locked(change func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change()
+}
+
+func (f *fake) find(id gpu.UUID) *fakeGPU {
+	return f.gpus[slices.IndexFunc(f.gpus, func(g *fakeGPU) bool { return g.device.UUID == id })]
+}
+
+// send puts an event of a GPU into every set that holds it.
+func (f *fake) send(id gpu.UUID, kind, data uint64, gi, ci uint32) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	g := f.find(id)
+	for _, set := range f.sets {
+		if !set.freed && slices.Contains(set.gpus, g) {
+			set.queue = append(set.queue, nvml.EventData{Device: g, EventType: kind, EventData: data, GpuInstanceId: gi, ComputeInstanceId: ci})
+		}
+	}
+	f.poke()
+}
+
+func (f *fake) poke() {
+	for _, set := range f.sets {
+		select {
+		case set.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// lose makes a GPU lost in one of the ways in which NVML says so.
+func (f *fake) lose(id gpu.UUID, way string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	g := f.find(id)
+	switch way {
+	case "calls":
+		g.calls = nvml.ERROR_GPU_IS_LOST
+	case "handle":
+		g.handle = nvml.ERROR_GPU_IS_LOST
+	case "gone":
+		g.gone = true
+	case "unknown":
+		g.calls = nvml.ERROR_UNKNOWN
+	case "events":
+		g.calls, g.events = nvml.ERROR_GPU_IS_LOST, nvml.ERROR_GPU_IS_LOST
+	}
+	f.poke()
+}
+
+func (f *fake) restore(id gpu.UUID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	g := f.find(id)
+	g.calls, g.handle, g.events, g.gone = nvml.SUCCESS, nvml.SUCCESS, nvml.SUCCESS, false
+}
+
+func (f *fake) present() []*fakeGPU {
+	return slices.DeleteFunc(slices.Clone(f.gpus), func(g *fakeGPU) bool { return g.gone })
+}
+
+func (f *fake) Init() nvml.Return {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.inits++
+	return f.driver
+}
+
+func (f *fake) Shutdown() nvml.Return {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.shutdowns++
+	return nvml.SUCCESS
+}
+
+func (f *fake) SystemGetDriverVersion() (string, nvml.Return) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return "580.95.05", f.driver
+}
+
+func (f *fake) SystemGetNVMLVersion() (string, nvml.Return) { return "13.580.95.05", nvml.SUCCESS }
+
+func (f *fake) SystemGetCudaDriverVersion_v2() (int, nvml.Return) { return 13000, nvml.SUCCESS }
+
+func (f *fake) DeviceGetCount() (int, nvml.Return) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.present()), f.driver
+}
+
+func (f *fake) DeviceGetHandleByIndex(i int) (nvml.Device, nvml.Return) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	list := f.present()
+	if i >= len(list) {
+		return nil, nvml.ERROR_INVALID_ARGUMENT
+	}
+	return list[i], list[i].handle
+}
+
+func (f *fake) EventSetCreate() (nvml.EventSet, nvml.Return) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	set := &fakeSet{lib: f, wake: make(chan struct{}, 1)}
+	f.sets = append(f.sets, set)
+	return set, f.setError
+}
+
+// ask is how each call on a GPU begins.
+func (g *fakeGPU) ask() nvml.Return {
+	g.lib.mu.Lock()
+	defer g.lib.mu.Unlock()
+	return g.calls
+}
+
+func (g *fakeGPU) GetUUID() (string, nvml.Return) {
+	g.lib.mu.Lock()
+	hang := g.hang
+	g.lib.mu.Unlock()
+	if hang != nil {
+		<-hang
+	}
+	if ret := g.ask(); ret != nvml.SUCCESS {
+		return "", ret
+	}
+	return string(g.device.UUID), nvml.SUCCESS
+}
+
+func (g *fakeGPU) GetPciInfo() (nvml.PciInfo, nvml.Return) { return fakePCI(g.device.PCI), g.ask() }
+
+// fakePCI spells an address as NVML does.
+func fakePCI(address gpu.PCIAddress) nvml.PciInfo {
+	var info nvml.PciInfo
+	for i, c := range []byte("0000" + string(address)) {
+		info.BusId[i] = int8(c)
+	}
+	return info
+}
+
+func (g *fakeGPU) GetName() (string, nvml.Return)     { return g.device.Product, g.ask() }
+func (g *fakeGPU) GetMinorNumber() (int, nvml.Return) { return g.device.Minor, g.ask() }
+func (g *fakeGPU) GetCudaComputeCapability() (int, int, nvml.Return) {
+	return g.device.Compute.Major, g.device.Compute.Minor, g.ask()
+}
+
+func (g *fakeGPU) GetMemoryInfo() (nvml.Memory, nvml.Return) {
+	return nvml.Memory{Total: g.device.MemoryBytes}, g.ask()
+}
+
+func (g *fakeGPU) GetMigMode() (int, int, nvml.Return) {
+	g.lib.mu.Lock()
+	defer g.lib.mu.Unlock()
+	if !g.device.MIGCapable {
+		return 0, 0, nvml.ERROR_NOT_SUPPORTED
+	}
+	if g.device.MIGEnabled {
+		return nvml.DEVICE_MIG_ENABLE, nvml.DEVICE_MIG_ENABLE, nvml.SUCCESS
+	}
+	return nvml.DEVICE_MIG_DISABLE, nvml.DEVICE_MIG_DISABLE, nvml.SUCCESS
+}
+
+func (g *fakeGPU) GetMaxMigDeviceCount() (int, nvml.Return) { return 7, g.ask() }
+
+func (g *fakeGPU) GetMigDeviceHandleByIndex(i int) (nvml.Device, nvml.Return) {
+	g.lib.mu.Lock()
+	defer g.lib.mu.Unlock()
+	for _, m := range g.device.MIG {
+		if m.Index == i {
+			return &fakeMIG{gpu: g, device: m}, nvml.SUCCESS
+		}
+	}
+	return nil, nvml.ERROR_NOT_FOUND
+}
+
+func (g *fakeGPU) GetRemappedRows() (int, int, bool, bool, nvml.Return) {
+	g.lib.mu.Lock()
+	defer g.lib.mu.Unlock()
+	return 0, 0, false, g.remapFailed, nvml.SUCCESS
+}
+
+func (g *fakeGPU) GetFieldValues(values []nvml.FieldValue) nvml.Return {
+	g.lib.mu.Lock()
+	defer g.lib.mu.Unlock()
+	values[0].Value[0] = byte(g.recovery)
+	return nvml.SUCCESS
+}
+
+func (g *fakeGPU) GetNvLinkState(i int) (nvml.EnableState, nvml.Return) {
+	if i >= len(g.links) {
+		return 0, nvml.ERROR_INVALID_ARGUMENT
+	}
+	if g.links[i].down {
+		return nvml.FEATURE_DISABLED, nvml.SUCCESS
+	}
+	return nvml.FEATURE_ENABLED, nvml.SUCCESS
+}
+
+func (g *fakeGPU) GetNvLinkRemoteDeviceType(i int) (nvml.IntNvLinkDeviceType, nvml.Return) {
+	return g.links[i].kind, nvml.SUCCESS
+}
+
+func (g *fakeGPU) GetNvLinkRemotePciInfo(i int) (nvml.PciInfo, nvml.Return) {
+	return fakePCI(g.lib.gpus[g.links[i].remote].device.PCI), nvml.SUCCESS
+}
+
+func (g *fakeGPU) GetGpuFabricInfo() (nvml.GpuFabricInfo, nvml.Return) { return g.fabric, nvml.SUCCESS }
+
+func (g *fakeGPU) GetTopologyCommonAncestor(other nvml.Device) (nvml.GpuTopologyLevel, nvml.Return) {
+	g.lib.mu.Lock()
+	defer g.lib.mu.Unlock()
+	g.lib.topologyCallCount++
+	if g.device.NUMANode == other.(*fakeGPU).device.NUMANode {
+		return nvml.TOPOLOGY_NODE, nvml.SUCCESS
+	}
+	return nvml.TOPOLOGY_SYSTEM, nvml.SUCCESS
+}
+
+func (g *fakeGPU) GetSupportedEventTypes() (uint64, nvml.Return) {
+	g.lib.mu.Lock()
+	defer g.lib.mu.Unlock()
+	return g.support, g.calls
+}
+
+func (g *fakeGPU) RegisterEvents(_ uint64, set nvml.EventSet) nvml.Return {
+	g.lib.mu.Lock()
+	defer g.lib.mu.Unlock()
+	if g.register == nvml.SUCCESS {
+		set.(*fakeSet).gpus = append(set.(*fakeSet).gpus, g)
+	}
+	return g.register
+}
+
+func (m *fakeMIG) GetUUID() (string, nvml.Return) { return string(m.device.UUID), m.gpu.ask() }
+func (m *fakeMIG) GetName() (string, nvml.Return) {
+	return fmt.Sprintf("%s MIG %s", m.gpu.device.Product, m.device.Profile), m.gpu.ask()
+}
+func (m *fakeMIG) GetGpuInstanceId() (int, nvml.Return) { return m.device.GPUInstance, m.gpu.ask() }
+func (m *fakeMIG) GetComputeInstanceId() (int, nvml.Return) {
+	return m.device.ComputeInstance, m.gpu.ask()
+}
+func (m *fakeMIG) GetAttributes() (nvml.DeviceAttributes, nvml.Return) {
+	return nvml.DeviceAttributes{MemorySizeMB: m.device.MemoryBytes >> 20}, m.gpu.ask()
+}
+
+func (s *fakeSet) Wait(milliseconds uint32) (nvml.EventData, nvml.Return) {
+	deadline := time.NewTimer(time.Duration(milliseconds) * time.Millisecond)
+	defer deadline.Stop()
+	for {
+		if data, ret, ok := s.next(); ok {
+			return data, ret
+		}
+		select {
+		case <-s.wake:
+		case <-deadline.C:
+			return nvml.EventData{}, nvml.ERROR_TIMEOUT
+		}
+	}
+}
+
+func (s *fakeSet) next() (nvml.EventData, nvml.Return, bool) {
+	s.lib.mu.Lock()
+	defer s.lib.mu.Unlock()
+	if s.lib.waitFailures != 0 {
+		s.lib.waitFailures--
+		return nvml.EventData{}, nvml.ERROR_UNKNOWN, true
+	}
+	for _, g := range s.gpus {
+		if g.events != nvml.SUCCESS {
+			return nvml.EventData{}, g.events, true
+		}
+	}
+	if len(s.queue) == 0 {
+		return nvml.EventData{}, 0, false
+	}
+	data := s.queue[0]
+	s.queue = s.queue[1:]
+	return data, nvml.SUCCESS, true
+}
+
+func (s *fakeSet) Free() nvml.Return {
+	s.lib.mu.Lock()
+	defer s.lib.mu.Unlock()
+	s.freed = true
+	return nvml.SUCCESS
+}
+
+// TestSourceOnAFakeConforms runs the suite on this package's logic alone, in
+// this process; simulator_test.go runs it on a real libnvidia-ml.
+func TestSourceOnAFakeConforms(t *testing.T) {
+	gputest.Conformance(t, func(t *testing.T) gputest.Fixture {
+		f, s := newFake(t, gputest.Node("a100-80gb", 4), Options{})
+		fixture := gputest.Fixture{
+			Source: s,
+			XID: func(id gpu.UUID, xid uint64) {
+				f.send(id, nvml.EventTypeXidCriticalError, xid, none, none)
+			},
+			MIGXID: func(id gpu.UUID, gi, ci int, xid uint64) {
+				f.send(id, nvml.EventTypeXidCriticalError, xid, uint32(gi), uint32(ci))
+			},
+			ECC:     func(id gpu.UUID) { f.send(id, nvml.EventTypeDoubleBitEccError, 0, none, none) },
+			Lose:    map[string]func(gpu.UUID){},
+			Restore: f.restore,
+			SetMIG: func(id gpu.UUID, layout ...string) {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				g := f.find(id)
+				g.device.MIGEnabled, g.device.MIG = false, nil
+				if len(layout) > 0 {
+					g.device = gputest.WithMIG(g.device, layout...)
+				}
+			},
+		}
+		for _, way := range []string{"calls", "handle", "gone", "unknown", "events"} {
+			fixture.Lose[way] = func(id gpu.UUID) { f.lose(id, way) }
+		}
+		return fixture
+	})
+}

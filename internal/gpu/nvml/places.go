@@ -1,0 +1,146 @@
+package nvml
+
+import (
+	"errors"
+	"math/bits"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/host"
+)
+
+// places are the file systems that tell about GPUs without NVML.
+type places struct {
+	sys  *host.Root // holds /sys
+	proc *host.Root // holds /proc/driver/nvidia
+}
+
+// openPlaces opens the host's /sys, and /proc: /proc/driver is the same in
+// every container. A simulated driver has stand-ins for both in its root.
+func openPlaces(o Options, simulated bool) (places, error) {
+	open := func(dir string) (*host.Root, error) { return host.Open(dir) }
+	hostRoot := o.HostRoot
+	procRoot := "/"
+	if simulated {
+		open = func(string) (*host.Root, error) { return openDriverRoot(o.HostRoot, o.DriverRoot) }
+	}
+	var p places
+	var err error
+	if p.sys, err = open(hostRoot); err != nil {
+		return places{}, err
+	}
+	if p.proc, err = open(procRoot); err != nil {
+		return places{}, errors.Join(err, p.sys.Close())
+	}
+	return p, nil
+}
+
+// Close lets go of the directories.
+func (p places) Close() error {
+	var errs []error
+	for _, root := range []*host.Root{p.sys, p.proc} {
+		if root != nil {
+			errs = append(errs, root.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// numa asks sysfs for the NUMA node of a PCI device; -1 when it tells none.
+func (p places) numa(address gpu.PCIAddress) int {
+	if p.sys == nil {
+		return -1
+	}
+	data, err := p.sys.ReadFile("/sys/bus/pci/devices/"+string(address)+"/numa_node", 4096)
+	if err != nil {
+		return -1
+	}
+	node, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil || node < 0 {
+		return -1
+	}
+	return node
+}
+
+// numaFromAffinity asks NVML which NUMA nodes are near; the answer counts when
+// it is exactly one.
+func (s *Source) numaFromAffinity(device nvml.Device) int {
+	if !s.has["nvmlDeviceGetMemoryAffinity"] {
+		return -1
+	}
+	// 1024 is the kernel's largest MAX_NUMNODES (CONFIG_NODES_SHIFT 10).
+	set, ret := device.GetMemoryAffinity(1024, nvml.AFFINITY_SCOPE_NODE)
+	if ret != nvml.SUCCESS {
+		return -1
+	}
+	node := -1
+	for i, word := range set {
+		if word == 0 {
+			continue
+		}
+		if node >= 0 || bits.OnesCount(word) != 1 {
+			return -1
+		}
+		node = i*bits.UintSize + bits.TrailingZeros(word)
+	}
+	return node
+}
+
+// listed returns what /proc/driver/nvidia/gpus tells of the GPUs that the
+// kernel module bound, in the order of NVML's indexes (by PCI address). It
+// still names one that is lost, so that a GPU which this process has never
+// been able to ask can be called by its name.
+func (p places) listed() []gpu.Device {
+	if p.proc == nil {
+		return nil
+	}
+	const dir = "/proc/driver/nvidia/gpus"
+	entries, err := p.proc.ReadDir(dir)
+	if err != nil {
+		return nil
+	}
+	var list []gpu.Device
+	for _, entry := range entries {
+		address, err := gpu.ParsePCIAddress(entry.Name())
+		if err != nil {
+			continue
+		}
+		data, err := p.proc.ReadFile(path.Join(dir, entry.Name(), "information"), 64<<10)
+		if err != nil {
+			continue
+		}
+		d := parseInformation(string(data))
+		d.PCI, d.NUMANode = address, p.numa(address)
+		list = append(list, d)
+	}
+	slices.SortFunc(list, func(a, b gpu.Device) int { return strings.Compare(string(a.PCI), string(b.PCI)) })
+	return list
+}
+
+// parseInformation reads the "Key:  value" lines of a GPU's information file.
+// A UUID is "GPU-????????-…" there as long as the GPU was never initialised.
+func parseInformation(text string) gpu.Device {
+	d := gpu.Device{Minor: -1, NUMANode: -1}
+	for line := range strings.Lines(text) {
+		key, value, _ := strings.Cut(line, ":")
+		value = strings.TrimSpace(value)
+		switch strings.TrimSpace(key) {
+		case "Model":
+			d.Product = value
+		case "GPU UUID":
+			if id, err := gpu.ParseUUID(value); err == nil && !id.IsMIG() {
+				d.UUID = id
+			}
+		case "Device Minor":
+			if n, err := strconv.Atoi(value); err == nil && n >= 0 {
+				d.Minor = n
+			}
+		}
+	}
+	return d
+}

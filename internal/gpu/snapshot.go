@@ -1,0 +1,88 @@
+package gpu
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+)
+
+// Clone returns a Snapshot that shares nothing with s.
+func (s Snapshot) Clone() Snapshot {
+	s.Devices = slices.Clone(s.Devices)
+	for i := range s.Devices {
+		s.Devices[i].MIG = slices.Clone(s.Devices[i].MIG)
+	}
+	s.Links = slices.Clone(s.Links)
+	return s
+}
+
+// Sorted returns a copy of s in the order that a Snapshot promises: devices
+// and MIG devices by index, each link once with its ends, and then the links
+// themselves, in the order of the devices.
+func (s Snapshot) Sorted() Snapshot {
+	s = s.Clone()
+	slices.SortStableFunc(s.Devices, func(a, b Device) int { return cmp.Compare(a.Index, b.Index) })
+	place := make(map[UUID]int, len(s.Devices))
+	for i, d := range s.Devices {
+		place[d.UUID] = i
+		slices.SortStableFunc(d.MIG, func(a, b MIGDevice) int { return cmp.Compare(a.Index, b.Index) })
+	}
+	for i, l := range s.Links {
+		if place[l.A] > place[l.B] {
+			s.Links[i].A, s.Links[i].B = l.B, l.A
+		}
+	}
+	slices.SortStableFunc(s.Links, func(x, y Link) int {
+		return cmp.Or(cmp.Compare(place[x.A], place[y.A]), cmp.Compare(place[x.B], place[y.B]))
+	})
+	return s
+}
+
+// Equal says whether two snapshots say the same.
+func (s Snapshot) Equal(o Snapshot) bool {
+	return s.Driver == o.Driver &&
+		slices.EqualFunc(s.Devices, o.Devices, Device.Equal) &&
+		slices.Equal(s.Links, o.Links)
+}
+
+// Equal says whether two devices are described alike.
+func (d Device) Equal(o Device) bool {
+	return d.Index == o.Index && d.UUID == o.UUID && d.Product == o.Product && d.PCI == o.PCI &&
+		d.Minor == o.Minor && d.MemoryBytes == o.MemoryBytes && d.NUMANode == o.NUMANode &&
+		d.Compute == o.Compute && d.MIGCapable == o.MIGCapable && d.MIGEnabled == o.MIGEnabled &&
+		d.Fault == o.Fault && slices.Equal(d.MIG, o.MIG)
+}
+
+// String is the capability as CUDA writes it: "9.0".
+func (c Compute) String() string { return fmt.Sprintf("%d.%d", c.Major, c.Minor) }
+
+// String is "reason: message", or "none" for the zero Fault.
+func (f Fault) String() string {
+	switch {
+	case f == Fault{}:
+		return "none"
+	case f.Message == "":
+		return string(f.Reason)
+	default:
+		return string(f.Reason) + ": " + f.Message
+	}
+}
+
+var linkNames = []string{"X", "SYS", "NODE", "PHB", "PXB", "PIX", "BOARD", "NVLINK"}
+
+// String is the name that nvidia-smi topo -m gives the kind of link. Boards
+// with two GPUs have no name there (BOARD), and its NV4 is NVLINK with 4 Lanes.
+func (k LinkKind) String() string { return name(linkNames, int(k)) }
+
+var eventNames = []string{"", "XID", "ECC", "Lost", "Changed", "Unwatched"}
+
+// String is the kind of event in one word.
+func (k EventKind) String() string { return name(eventNames, int(k)) }
+
+func name(names []string, i int) string {
+	if i < 0 || i >= len(names) || names[i] == "" {
+		return strconv.Itoa(i)
+	}
+	return names[i]
+}

@@ -1,0 +1,302 @@
+// Package host is a rooted view of a file system: the host's, seen from a
+// container that mounts it somewhere, or a container's, seen from a hook.
+//
+// Paths given to a Root are absolute paths as a process inside that root would
+// write them. Symbolic links are followed as chroot(2) would follow them:
+// absolute targets and ".." begin and end at the root. The following is a
+// convenience and done path component by component; safety rests on os.Root
+// below it, which never leaves the root even if links change meanwhile.
+package host
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	maxLinks = 40   // as the kernel's MAXSYMLINKS
+	maxParts = 2048 // PATH_MAX is 4096, every part takes a slash and a letter
+)
+
+// ErrTooLarge is returned, wrapped, for a file above the limit given to ReadFile.
+var ErrTooLarge = errors.New("file too large")
+
+// ErrNotRegular is returned, wrapped, where a regular file is asked for and a
+// directory, device, pipe or socket is there.
+var ErrNotRegular = errors.New("not a regular file")
+
+// Root is a file system below one directory. Its methods may be called concurrently.
+type Root struct {
+	dir  string
+	root *os.Root
+}
+
+// Open opens the file system below dir; "" means "/".
+func Open(dir string) (*Root, error) {
+	if dir == "" {
+		dir = "/"
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	return &Root{dir: path.Clean(dir), root: root}, nil
+}
+
+// Close lets go of the directory.
+func (r *Root) Close() error { return r.root.Close() }
+
+// Dir is the directory that Open was given.
+func (r *Root) Dir() string { return r.dir }
+
+// Path is where a path of the host is seen by this process. Links are not followed.
+func (r *Root) Path(name string) string { return path.Join(r.dir, path.Clean("/"+name)) }
+
+// Host is the inverse of Path: what the host calls a path of this process.
+// It is false for a path outside of the root.
+func (r *Root) Host(here string) (string, bool) {
+	here = path.Clean(here)
+	if r.dir == "/" {
+		return here, path.IsAbs(here)
+	}
+	if here == r.dir {
+		return "/", true
+	}
+	rest, ok := strings.CutPrefix(here, r.dir+"/")
+	return "/" + rest, ok
+}
+
+// Resolve follows every link of name and returns the absolute path, inside the
+// root, of what it leads to. Parts that do not exist are kept as they are, so
+// that a path to be made can be resolved.
+func (r *Root) Resolve(name string) (string, error) {
+	p, err := r.resolve(name, true)
+	if err != nil {
+		return "", err
+	}
+	return path.Join("/", p), nil
+}
+
+// resolve returns a path for os.Root, "." for the root itself. The last part is
+// followed only if follow is set.
+func (r *Root) resolve(name string, follow bool) (string, error) {
+	fail := func(err error) (string, error) { return "", &fs.PathError{Op: "resolve", Path: name, Err: err} }
+	if strings.ContainsRune(name, 0) {
+		return fail(fs.ErrInvalid)
+	}
+	todo := split(name)
+	var done []string
+	links, steps, missing := 0, 0, false
+	for len(todo) > 0 {
+		part := todo[0]
+		todo = todo[1:]
+		if steps++; steps > maxParts {
+			return fail(syscall.ENAMETOOLONG)
+		}
+		if part == ".." {
+			if missing { // as the kernel: nothing is above what is not there
+				return fail(fs.ErrNotExist)
+			}
+			done = done[:max(0, len(done)-1)]
+			continue
+		}
+		at := path.Join(append(slices.Clone(done), part)...)
+		done = append(done, part)
+		if missing || len(todo) == 0 && !follow {
+			continue
+		}
+		info, err := r.root.Lstat(at)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			missing = true
+			continue
+		case err != nil:
+			return fail(reason(err))
+		case info.Mode()&fs.ModeSymlink == 0:
+			continue
+		}
+		if links++; links > maxLinks {
+			return fail(syscall.ELOOP)
+		}
+		target, err := r.root.Readlink(at)
+		if err != nil {
+			return fail(reason(err))
+		}
+		done = done[:len(done)-1]
+		if path.IsAbs(target) {
+			done = nil
+		}
+		todo = append(split(target), todo...)
+	}
+	if len(done) == 0 {
+		return ".", nil
+	}
+	return path.Join(done...), nil
+}
+
+// split returns the parts of a path without "" and ".", but with "..".
+func split(name string) []string {
+	return slices.DeleteFunc(strings.Split(name, "/"), func(s string) bool { return s == "" || s == "." })
+}
+
+// reason strips the path of this process from an error, so that the host's is named once.
+func reason(err error) error {
+	if p, ok := errors.AsType[*fs.PathError](err); ok {
+		return p.Err
+	}
+	if l, ok := errors.AsType[*os.LinkError](err); ok {
+		return l.Err
+	}
+	return err
+}
+
+func wrap(op, name string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if p, ok := errors.AsType[*fs.PathError](err); ok && p.Op == "resolve" {
+		return err
+	}
+	return &fs.PathError{Op: op, Path: name, Err: reason(err)}
+}
+
+// Stat describes what a path leads to.
+func (r *Root) Stat(name string) (fs.FileInfo, error) {
+	p, err := r.resolve(name, true)
+	if err != nil {
+		return nil, err
+	}
+	info, err := r.root.Lstat(p)
+	return info, wrap("stat", name, err)
+}
+
+// Lstat describes a path itself, also if it is a link.
+func (r *Root) Lstat(name string) (fs.FileInfo, error) {
+	p, err := r.resolve(name, false)
+	if err != nil {
+		return nil, err
+	}
+	info, err := r.root.Lstat(p)
+	return info, wrap("lstat", name, err)
+}
+
+// Readlink returns the target of a link, as it is written.
+func (r *Root) Readlink(name string) (string, error) {
+	p, err := r.resolve(name, false)
+	if err != nil {
+		return "", err
+	}
+	target, err := r.root.Readlink(p)
+	return target, wrap("readlink", name, err)
+}
+
+// OpenFile opens a regular file for reading. Nothing else is ever opened: a pipe
+// would block and opening a device can have effects.
+func (r *Root) OpenFile(name string) (*os.File, error) {
+	p, err := r.resolve(name, true)
+	if err != nil {
+		return nil, err
+	}
+	before, err := r.root.Lstat(p)
+	if err != nil {
+		return nil, wrap("open", name, err)
+	}
+	if !before.Mode().IsRegular() {
+		return nil, wrap("open", name, ErrNotRegular)
+	}
+	f, err := r.root.OpenFile(p, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, wrap("open", name, err)
+	}
+	if after, err := f.Stat(); err != nil || !after.Mode().IsRegular() {
+		_ = f.Close()
+		return nil, wrap("open", name, ErrNotRegular)
+	}
+	return f, nil
+}
+
+// ReadFile returns the content of a regular file of at most limit bytes.
+func (r *Root) ReadFile(name string, limit int64) ([]byte, error) {
+	f, err := r.OpenFile(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err != nil {
+		return nil, wrap("read", name, err)
+	}
+	if int64(len(data)) > limit {
+		return nil, wrap("read", name, fmt.Errorf("%w: more than %d bytes", ErrTooLarge, limit))
+	}
+	return data, nil
+}
+
+// ReadDir lists a directory, sorted by name.
+func (r *Root) ReadDir(name string) ([]fs.DirEntry, error) {
+	p, err := r.resolve(name, true)
+	if err != nil {
+		return nil, err
+	}
+	info, err := r.root.Lstat(p)
+	if err == nil && !info.IsDir() {
+		err = syscall.ENOTDIR
+	}
+	if err != nil {
+		return nil, wrap("readdir", name, err)
+	}
+	f, err := r.root.OpenFile(p, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, wrap("readdir", name, err)
+	}
+	defer f.Close()
+	entries, err := f.ReadDir(-1)
+	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
+	return entries, wrap("readdir", name, err)
+}
+
+// Glob returns, sorted, the paths below dir whose last part matches pattern
+// (as path.Match). A directory that is not there has none.
+func (r *Root) Glob(dir, pattern string) ([]string, error) {
+	if _, err := path.Match(pattern, ""); err != nil {
+		return nil, err
+	}
+	entries, err := r.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var found []string
+	for _, e := range entries {
+		if ok, _ := path.Match(pattern, e.Name()); ok {
+			found = append(found, path.Join(dir, e.Name()))
+		}
+	}
+	return found, nil
+}
+
+// NearestDir returns the deepest directory on the way to name that exists: what
+// to watch for name to come. Both are real paths inside the root.
+func (r *Root) NearestDir(name string) (string, error) {
+	real, err := r.Resolve(name)
+	if err != nil {
+		return "", err
+	}
+	for p := real; ; p = path.Dir(p) {
+		info, err := r.root.Lstat(strings.TrimPrefix(path.Join(".", p), "/"))
+		if p == "/" || err == nil && info.IsDir() {
+			return p, nil
+		}
+	}
+}

@@ -1,0 +1,69 @@
+package host
+
+import (
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+)
+
+// PCIDevices is where sysfs lists the PCI devices.
+const PCIDevices = "/sys/bus/pci/devices"
+
+// PCIGPU is an NVIDIA GPU on the PCI bus, whatever its driver says.
+type PCIGPU struct {
+	Address gpu.PCIAddress
+	Driver  string // kernel driver that has it: "nvidia", "vfio-pci"; "" none
+}
+
+// GPUs lists the NVIDIA GPUs in a folder of sysfs, PCIDevices or a stand-in:
+// vendor 10de, class 0300 (VGA) or 0302 (3D controller; PCI Code and ID
+// Assignment Specification), by address. A machine without the folder has none.
+func (r *Root) GPUs(dir string) []PCIGPU {
+	entries, err := r.ReadDir(dir)
+	if err != nil {
+		return nil
+	}
+	read := func(name, file string) string {
+		data, err := r.ReadFile(path.Join(dir, name, file), int64(os.Getpagesize()))
+		if err != nil {
+			return ""
+		}
+		return strings.TrimSpace(string(data))
+	}
+	var found []PCIGPU
+	for _, e := range entries {
+		class := read(e.Name(), "class")
+		if read(e.Name(), "vendor") != "0x10de" || !strings.HasPrefix(class, "0x0300") && !strings.HasPrefix(class, "0x0302") {
+			continue
+		}
+		address, err := gpu.ParsePCIAddress(e.Name())
+		if err != nil {
+			continue
+		}
+		device := PCIGPU{Address: address}
+		if driver, err := r.Readlink(path.Join(dir, e.Name(), "driver")); err == nil {
+			device.Driver = path.Base(driver)
+		}
+		found = append(found, device)
+	}
+	slices.SortFunc(found, func(a, b PCIGPU) int { return strings.Compare(string(a.Address), string(b.Address)) })
+	return found
+}
+
+// HasGPU says whether the machine has an NVIDIA GPU on its PCI bus. sysfs is
+// looked at below the host's root, or, where it is not mounted there, in this
+// process's own: both show the same.
+func (r *Root) HasGPU() bool {
+	if _, err := r.Stat(PCIDevices); err == nil {
+		return len(r.GPUs(PCIDevices)) > 0
+	}
+	own, err := Open("/")
+	if err != nil {
+		return false
+	}
+	defer func() { _ = own.Close() }()
+	return len(own.GPUs(PCIDevices)) > 0
+}

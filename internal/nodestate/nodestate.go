@@ -1,0 +1,258 @@
+// Package nodestate is what the components on a node leave for each other: what
+// each says of itself, in a file that only it writes,
+// <state-dir>/<component>/state.json.
+//
+// A state is a claim, not a proof: whoever reads it treats it as untrusted
+// input. It is bounded in size, checked field by field, and believed only if it
+// was written since the machine was started.
+package nodestate
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"time"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+)
+
+// Component is who wrote a state; its directory has the same name.
+type Component string
+
+// The components of a node.
+const (
+	Driver       Component = "driver"
+	Toolkit      Component = "toolkit"
+	DevicePlugin Component = "deviceplugin"
+	Validator    Component = "validator"
+)
+
+// Phase is how far a component has come.
+type Phase string
+
+// The phases. Degraded means that it serves, but not everything.
+const (
+	Waiting  Phase = "Waiting"
+	Ready    Phase = "Ready"
+	Degraded Phase = "Degraded"
+	Failed   Phase = "Failed"
+)
+
+// Version is that of the schema. A reader refuses one that it does not know;
+// within a version fields are only ever added.
+const Version = 1
+
+// FileName is the name of a state in its component's directory.
+const FileName = "state.json"
+
+// MaxBytes bounds the size of a state.
+const MaxBytes = 1 << 20
+
+// State is what a component says of itself.
+type State struct {
+	Version   int        `json:"version"`
+	Component Component  `json:"component"`
+	BootID    string     `json:"bootID"`
+	Time      time.Time  `json:"time"`
+	Phase     Phase      `json:"phase"`
+	Reason    gpu.Reason `json:"reason,omitempty"`  // CamelCase; why the phase is what it is
+	Message   string     `json:"message,omitempty"` // one sentence for people
+
+	Driver       *DriverInfo       `json:"driver,omitempty"`
+	Toolkit      *ToolkitInfo      `json:"toolkit,omitempty"`
+	DevicePlugin *DevicePluginInfo `json:"devicePlugin,omitempty"`
+}
+
+// DriverInfo is the driver that a component works with.
+type DriverInfo struct {
+	Root        string `json:"root"`    // host path
+	Version     string `json:"version"` // "580.95.05"
+	CUDAVersion string `json:"cudaVersion,omitempty"`
+	Simulated   bool   `json:"simulated,omitempty"`
+}
+
+// ToolkitInfo is what the toolkit has put in place.
+type ToolkitInfo struct {
+	Specs     []Spec     `json:"specs,omitempty"`
+	Hook      string     `json:"hook,omitempty"`      // host path of gpu-cdi-hook
+	Runtime   *Runtime   `json:"runtime,omitempty"`   // nil: not asked
+	Injection *Injection `json:"injection,omitempty"` // nil: not tried
+}
+
+// Runtime is the container runtime as it said itself over its CRI socket.
+type Runtime struct {
+	Socket   string   `json:"socket"`         // host path
+	Name     string   `json:"name,omitempty"` // "containerd"; "" where it has not answered
+	Version  string   `json:"version,omitempty"`
+	CDI      *bool    `json:"cdi,omitempty"` // whether it resolves CDI names; nil: it does not say
+	CDIDirs  []string `json:"cdiDirs,omitempty"`
+	Handlers []string `json:"handlers,omitempty"`
+	Message  string   `json:"message,omitempty"` // what is wrong with it for GPUs, and what exactly to change
+}
+
+// Injection is how node agents that are not privileged get the GPUs' device
+// nodes and the driver's libraries: see package injection.
+type Injection struct {
+	Working    bool   `json:"working"`              // a container that is created now is given what there is
+	Generation string `json:"generation,omitempty"` // of what is given, a hash; "" while there is nothing to give
+	Message    string `json:"message,omitempty"`    // why it does not work, and what to do
+}
+
+// Spec is a CDI spec file.
+type Spec struct {
+	Kind    string   `json:"kind"` // "k8s.gpuready.io/gpu"
+	Path    string   `json:"path"` // host path
+	Devices []string `json:"devices,omitempty"`
+}
+
+// DevicePluginInfo is what the device plugin offers to the kubelet.
+type DevicePluginInfo struct {
+	KubeletSocket string     `json:"kubeletSocket"` // host path
+	Registered    bool       `json:"registered"`
+	Resources     []Resource `json:"resources,omitempty"`
+	Faults        []Fault    `json:"faults,omitempty"`
+}
+
+// Resource is an extended resource, "nvidia.com/gpu".
+type Resource struct {
+	Name    string   `json:"name"`
+	Devices []Device `json:"devices,omitempty"`
+}
+
+// Health is that of a device, in the kubelet's words.
+type Health string
+
+// What a device can be.
+const (
+	Healthy   Health = "Healthy"
+	Unhealthy Health = "Unhealthy"
+)
+
+// Device is what can be allocated: a GPU, a MIG device, a replica of one.
+type Device struct {
+	ID       string     `json:"id"`
+	GPU      gpu.UUID   `json:"gpu"` // the GPU or MIG device behind it
+	Health   Health     `json:"health"`
+	Reason   gpu.Reason `json:"reason,omitempty"`
+	Message  string     `json:"message,omitempty"`
+	Since    time.Time  `json:"since,omitzero"` // of Reason
+	NUMANode *int       `json:"numaNode,omitempty"`
+}
+
+// Fault is why a GPU, or one MIG device of it, is unhealthy: what the device
+// plugin remembers over its own restarts.
+type Fault struct {
+	GPU             gpu.UUID   `json:"gpu"`
+	GPUInstance     *int       `json:"gpuInstance,omitempty"` // nil: the whole GPU
+	ComputeInstance *int       `json:"computeInstance,omitempty"`
+	Reason          gpu.Reason `json:"reason"`
+	Message         string     `json:"message,omitempty"`
+	XID             uint64     `json:"xid,omitempty"`
+	Since           time.Time  `json:"since"`
+}
+
+// What Read returns, wrapped, besides fs.ErrNotExist.
+var (
+	// ErrStale means that the state is from before the machine was started.
+	ErrStale = errors.New("from an earlier boot")
+	// ErrInvalid means that the file is no state.
+	ErrInvalid = errors.New("not a valid state")
+)
+
+// Write replaces the state in dir, which is <state-dir>/<component>. It sets
+// Version and Time, and BootID where it is empty. After an error the old state
+// is as it was.
+func Write(dir string, s State) error {
+	path := filepath.Join(dir, FileName)
+	s.Version, s.Time = Version, time.Now().UTC()
+	if s.BootID == "" {
+		boot, err := BootID()
+		if err != nil {
+			return err
+		}
+		s.BootID = boot
+	}
+	s = s.cleaned()
+	if err := s.validate(); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	data, err := json.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	if len(data) >= MaxBytes {
+		return fmt.Errorf("write %s: the state has %d bytes, no more than %d may be written", path, len(data), MaxBytes)
+	}
+	return record.Write(path, append(data, '\n'))
+}
+
+// Read returns the state in dir, if it was written in this boot.
+func Read(dir string) (State, error) {
+	boot, err := BootID()
+	if err != nil {
+		return State{}, err
+	}
+	return ReadBoot(dir, boot)
+}
+
+// ReadBoot is Read where the boot ID is that of BootIDAt. With ErrStale the
+// State is filled: what was said before the machine was started again.
+func ReadBoot(dir, boot string) (State, error) {
+	path := filepath.Join(dir, FileName)
+	data, err := record.Read(path, MaxBytes)
+	switch {
+	case errors.Is(err, record.ErrInvalid):
+		return State{}, fmt.Errorf("%w: %w", ErrInvalid, err)
+	case err != nil:
+		return State{}, err
+	}
+	s, err := Parse(data)
+	if err != nil {
+		return State{}, fmt.Errorf("%s: %w", path, err)
+	}
+	if want := Component(filepath.Base(filepath.Clean(dir))); want.known() && s.Component != want {
+		return State{}, fmt.Errorf("%s: %w: it says that it is of component %q", path, ErrInvalid, s.Component)
+	}
+	if s.BootID != boot {
+		return s, fmt.Errorf("%s: %w (boot %s, now %s)", path, ErrStale, s.BootID, boot)
+	}
+	return s, nil
+}
+
+// Watch calls deliver at once and whenever the state in dir changes, until ctx
+// ends; it then returns ctx.Err(). dir need not exist yet. An error that stays
+// the same is delivered once.
+func Watch(ctx context.Context, dir string, deliver func(State, error)) error {
+	boot, err := BootID()
+	if err != nil {
+		return err
+	}
+	return WatchBoot(ctx, dir, boot, deliver)
+}
+
+// WatchBoot is Watch where the boot ID is that of BootIDAt.
+func WatchBoot(ctx context.Context, dir, boot string, deliver func(State, error)) error {
+	last := ""
+	return record.Watch(ctx, []string{filepath.Join(dir, FileName)}, func() {
+		s, err := ReadBoot(dir, boot)
+		said := s.Time.String()
+		if err != nil {
+			said = err.Error()
+		}
+		if said == last {
+			return
+		}
+		last = said
+		deliver(s, err)
+	})
+}
+
+// IsAbsent says that the state is not there, or is from an earlier boot: a
+// component that has said nothing yet.
+func IsAbsent(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrStale)
+}

@@ -1,0 +1,242 @@
+package nodestate
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+)
+
+const (
+	maxMessage = 4096
+	maxName    = 4096 // of a path: PATH_MAX
+)
+
+var (
+	bootIDPattern = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+	reasonPattern = regexp.MustCompile(`^[A-Z][A-Za-z0-9]{0,63}$`)
+)
+
+// BootID returns the kernel's ID of this boot.
+func BootID() (string, error) { return BootIDAt("/") }
+
+// BootIDAt is BootID as the host sees it, where its root is seen at hostRoot. A
+// root without a /proc (a directory made for a test) is of this boot.
+func BootIDAt(hostRoot string) (string, error) {
+	const boot = "proc/sys/kernel/random/boot_id"
+	path := filepath.Join("/", hostRoot, boot)
+	data, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		path = "/" + boot
+		data, err = os.ReadFile(path)
+	}
+	if err != nil {
+		return "", fmt.Errorf("read the boot ID: %w", err)
+	}
+	id := strings.TrimSpace(string(data))
+	if !bootIDPattern.MatchString(id) {
+		return "", fmt.Errorf("read the boot ID: %s holds no boot ID", path)
+	}
+	return id, nil
+}
+
+// Parse decodes and checks a state. Fields that it does not know are passed
+// over: components of one node are upgraded one after the other.
+func Parse(data []byte) (State, error) {
+	if len(data) > MaxBytes {
+		return State{}, fmt.Errorf("%w: larger than %d bytes", ErrInvalid, MaxBytes)
+	}
+	var s State
+	if err := json.Unmarshal(data, &s); err != nil {
+		if len(data) == 0 {
+			return State{}, fmt.Errorf("%w: empty", ErrInvalid)
+		}
+		return State{}, fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	if err := s.validate(); err != nil {
+		return State{}, err
+	}
+	return s, nil
+}
+
+func (c Component) known() bool {
+	switch c {
+	case Driver, Toolkit, DevicePlugin, Validator:
+		return true
+	}
+	return false
+}
+
+func (s State) validate() error {
+	v := &validation{}
+	if s.Version != Version {
+		v.fail("version", fmt.Sprintf("%d is not known here, only %d", s.Version, Version))
+	}
+	if !s.Component.known() {
+		v.fail("component", fmt.Sprintf("%q is none", string(s.Component)))
+	}
+	if !bootIDPattern.MatchString(s.BootID) {
+		v.fail("bootID", "no boot ID")
+	}
+	if s.Time.IsZero() {
+		v.fail("time", "missing")
+	}
+	switch s.Phase {
+	case Waiting, Ready, Degraded, Failed:
+	default:
+		v.fail("phase", fmt.Sprintf("%q is none", string(s.Phase)))
+	}
+	v.reason("reason", string(s.Reason))
+	v.text("message", s.Message, maxMessage)
+	if d := s.Driver; d != nil {
+		v.path("driver.root", d.Root)
+		v.text("driver.version", d.Version, 64)
+		v.text("driver.cudaVersion", d.CUDAVersion, 64)
+	}
+	if t := s.Toolkit; t != nil {
+		v.text("toolkit.hook", t.Hook, maxName)
+		for i, spec := range t.Specs {
+			at := fmt.Sprintf("toolkit.specs[%d]", i)
+			v.name(at+".kind", spec.Kind)
+			v.path(at+".path", spec.Path)
+			for j, name := range spec.Devices {
+				v.name(fmt.Sprintf("%s.devices[%d]", at, j), name)
+			}
+		}
+	}
+	if t := s.Toolkit; t != nil && t.Runtime != nil {
+		v.runtime(t.Runtime)
+	}
+	if t := s.Toolkit; t != nil && t.Injection != nil {
+		v.text("toolkit.injection.generation", t.Injection.Generation, 128)
+		v.text("toolkit.injection.message", t.Injection.Message, maxMessage)
+	}
+	if p := s.DevicePlugin; p != nil {
+		v.plugin(p)
+	}
+	return v.err
+}
+
+func (v *validation) runtime(r *Runtime) {
+	v.path("toolkit.runtime.socket", r.Socket)
+	v.text("toolkit.runtime.name", r.Name, 256)
+	v.text("toolkit.runtime.version", r.Version, 256)
+	v.text("toolkit.runtime.message", r.Message, maxMessage)
+	for i, dir := range r.CDIDirs {
+		v.path(fmt.Sprintf("toolkit.runtime.cdiDirs[%d]", i), dir)
+	}
+	for i, h := range r.Handlers {
+		v.text(fmt.Sprintf("toolkit.runtime.handlers[%d]", i), h, 256)
+	}
+}
+
+func (v *validation) plugin(p *DevicePluginInfo) {
+	v.text("devicePlugin.kubeletSocket", p.KubeletSocket, maxName)
+	for i, r := range p.Resources {
+		at := fmt.Sprintf("devicePlugin.resources[%d]", i)
+		v.name(at+".name", r.Name)
+		for j, d := range r.Devices {
+			at := fmt.Sprintf("%s.devices[%d]", at, j)
+			v.name(at+".id", d.ID)
+			v.text(at+".gpu", string(d.GPU), 256)
+			v.reason(at+".reason", string(d.Reason))
+			v.text(at+".message", d.Message, maxMessage)
+			if d.Health != Healthy && d.Health != Unhealthy {
+				v.fail(at+".health", fmt.Sprintf("%q is none", string(d.Health)))
+			}
+		}
+	}
+	for i, f := range p.Faults {
+		at := fmt.Sprintf("devicePlugin.faults[%d]", i)
+		v.name(at+".gpu", string(f.GPU))
+		v.reason(at+".reason", string(f.Reason))
+		v.text(at+".message", f.Message, maxMessage)
+	}
+}
+
+// A validation keeps the first thing that is wrong.
+type validation struct{ err error }
+
+func (v *validation) fail(field, why string) {
+	if v.err == nil {
+		v.err = fmt.Errorf("%w: %s: %s", ErrInvalid, field, why)
+	}
+}
+
+// text refuses what must not reach a terminal, a log line or a label.
+func (v *validation) text(field, s string, limit int) {
+	switch {
+	case len(s) > limit:
+		v.fail(field, fmt.Sprintf("longer than %d bytes", limit))
+	case !utf8.ValidString(s):
+		v.fail(field, "not UTF-8")
+	case strings.ContainsFunc(s, unicode.IsControl):
+		v.fail(field, "has a control character")
+	}
+}
+
+func (v *validation) name(field, s string) {
+	if s == "" {
+		v.fail(field, "missing")
+	}
+	v.text(field, s, 256)
+}
+
+func (v *validation) path(field, s string) {
+	if !filepath.IsAbs(s) {
+		v.fail(field, "not an absolute path")
+	}
+	v.text(field, s, maxName)
+}
+
+func (v *validation) reason(field, s string) {
+	if s != "" && !reasonPattern.MatchString(s) {
+		v.fail(field, "not one CamelCase word")
+	}
+}
+
+// cleaned returns s with messages, which are put together from other programs'
+// words, fit for a state. s itself is not touched.
+func (s State) cleaned() State {
+	s.Message = record.Clean(s.Message, maxMessage)
+	if s.Toolkit != nil {
+		t := *s.Toolkit
+		if t.Runtime != nil {
+			r := *t.Runtime
+			r.Message = record.Clean(r.Message, maxMessage)
+			t.Runtime = &r
+		}
+		if t.Injection != nil {
+			i := *t.Injection
+			i.Message = record.Clean(i.Message, maxMessage)
+			t.Injection = &i
+		}
+		s.Toolkit = &t
+	}
+	if s.DevicePlugin == nil {
+		return s
+	}
+	p := *s.DevicePlugin
+	p.Resources = slices.Clone(p.Resources)
+	for i := range p.Resources {
+		devices := slices.Clone(p.Resources[i].Devices)
+		for j := range devices {
+			devices[j].Message = record.Clean(devices[j].Message, maxMessage)
+		}
+		p.Resources[i].Devices = devices
+	}
+	p.Faults = slices.Clone(p.Faults)
+	for i := range p.Faults {
+		p.Faults[i].Message = record.Clean(p.Faults[i].Message, maxMessage)
+	}
+	s.DevicePlugin = &p
+	return s
+}

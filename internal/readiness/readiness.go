@@ -1,0 +1,277 @@
+// Package readiness is the one readiness contract of a node: which layers of
+// the road from driver to pod are proven, and why one is not.
+//
+// The validator alone writes it. For each layer there is either
+// <dir>/<layer>-ready, the proof, or <dir>/<layer>-notready, the reason, or
+// neither where nothing is known yet. Both are lines of KEY=value that a shell
+// can source, with values quoted so that sourcing them runs nothing. A file
+// from an earlier boot counts for nothing.
+package readiness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+)
+
+// DefaultDir is where proofs lie, a host path.
+const DefaultDir = "/run/nvidia/validations"
+
+// Layer is one stretch of the road.
+type Layer string
+
+// The layers.
+const (
+	Driver  Layer = "driver"  // kernel modules and user libraries
+	Toolkit Layer = "toolkit" // containers can be given GPUs
+	CUDA    Layer = "cuda"    // every GPU computes
+	Plugin  Layer = "plugin"  // the kubelet offers every GPU
+)
+
+// Layers returns all layers, each after those it depends on.
+func Layers() []Layer { return []Layer{Driver, Toolkit, CUDA, Plugin} }
+
+// Proof is what was found when a layer was proven.
+type Proof struct {
+	BootID string // of this boot where empty
+	Time   time.Time
+	// Driver is the driver under the layer; nil where the node has no GPU and
+	// so nothing to prove.
+	Driver    *nodestate.DriverInfo
+	HostRoot  string // where the validator sees the host's root; "" is "/"
+	DevRoot   string // host path below which dev/nvidia* lie; "" is "/"
+	GPUs      int    // the GPUs and MIG devices that the proof covers
+	Summary   string // one line for people
+	Seconds   map[gpu.UUID]float64
+	Resources map[string]int // allocatable devices, by resource name
+}
+
+// Refusal is why a layer is not ready.
+type Refusal struct {
+	BootID  string // of this boot where empty
+	Time    time.Time
+	Reason  gpu.Reason // one CamelCase word
+	Message string     // what is wrong, one sentence
+	Action  string     // what to do next
+}
+
+// Status is what is known about a layer: one of the two is set.
+type Status struct {
+	Proof   *Proof
+	Refusal *Refusal
+}
+
+// What Read returns, wrapped, besides fs.ErrNotExist.
+var (
+	// ErrStale means that the layer was proven, or not, in an earlier boot.
+	ErrStale = errors.New("from an earlier boot")
+	// ErrInvalid means that the file is neither proof nor reason.
+	ErrInvalid = errors.New("not a valid readiness file")
+)
+
+const maxBytes = 64 << 10
+
+func readyPath(dir string, l Layer) string    { return filepath.Join(dir, string(l)+"-ready") }
+func notReadyPath(dir string, l Layer) string { return filepath.Join(dir, string(l)+"-notready") }
+
+// WriteReady records the proof of a layer and removes why it was not ready.
+func WriteReady(dir string, l Layer, p Proof) error {
+	data, err := p.encode(l)
+	if err != nil {
+		return fmt.Errorf("write %s: %w", readyPath(dir, l), err)
+	}
+	// At no time are there both; between the two there is neither.
+	if err := record.Remove(notReadyPath(dir, l)); err != nil {
+		return err
+	}
+	return record.Write(readyPath(dir, l), data)
+}
+
+// WriteNotReady removes the proof of a layer and records why it is not ready.
+// If the second fails, the proof is gone nevertheless.
+func WriteNotReady(dir string, l Layer, r Refusal) error {
+	if err := record.Remove(readyPath(dir, l)); err != nil {
+		return err
+	}
+	data, err := r.encode(l)
+	if err != nil {
+		return fmt.Errorf("write %s: %w", notReadyPath(dir, l), err)
+	}
+	return record.Write(notReadyPath(dir, l), data)
+}
+
+// Clear removes all that is known about a layer.
+func Clear(dir string, l Layer) error {
+	return errors.Join(record.Remove(readyPath(dir, l)), record.Remove(notReadyPath(dir, l)))
+}
+
+// Read returns what is known about a layer in the boot given, "" for this one.
+func Read(dir string, l Layer, boot string) (Status, error) {
+	if boot == "" {
+		var err error
+		if boot, err = nodestate.BootID(); err != nil {
+			return Status{}, err
+		}
+	}
+	// The reason first: if, against all rules, there are both, it counts.
+	status, err := readFile(notReadyPath(dir, l), l, boot, false)
+	if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, ErrStale) {
+		return status, err
+	}
+	proven, readyErr := readFile(readyPath(dir, l), l, boot, true)
+	if errors.Is(readyErr, fs.ErrNotExist) && errors.Is(err, ErrStale) {
+		return Status{}, err
+	}
+	return proven, readyErr
+}
+
+func readFile(path string, l Layer, boot string, ready bool) (Status, error) {
+	data, err := record.Read(path, maxBytes)
+	switch {
+	case errors.Is(err, record.ErrInvalid):
+		return Status{}, fmt.Errorf("%w: %w", ErrInvalid, err)
+	case err != nil:
+		return Status{}, err
+	}
+	values, err := parse(data)
+	if err != nil {
+		return Status{}, fmt.Errorf("%s: %w", path, err)
+	}
+	if values["BOOT_ID"] != boot {
+		return Status{}, fmt.Errorf("%s: %w", path, ErrStale)
+	}
+	var s Status
+	if ready {
+		s.Proof, err = decodeProof(values, l)
+	} else {
+		s.Refusal, err = decodeRefusal(values, l)
+	}
+	if err != nil {
+		return Status{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return s, nil
+}
+
+// NotReadyError is what Wait returns when its time is over: the first layer
+// that is not ready, and what is known about it.
+type NotReadyError struct {
+	Layer  Layer
+	Status Status // with a Refusal, where there is one
+	Err    error  // of Read
+	Cause  error  // why the wait ended
+}
+
+func (e *NotReadyError) Error() string {
+	if r := e.Status.Refusal; r != nil {
+		return fmt.Sprintf("%s is not ready: %s: %s", e.Layer, r.Reason, r.Message)
+	}
+	return fmt.Sprintf("%s is not ready: %s", e.Layer, Unknown(e.Err))
+}
+
+func (e *NotReadyError) Unwrap() error { return e.Cause }
+
+// Unknown puts an error of Read in words, for a layer about which nothing is known.
+func Unknown(err error) string {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "the validator has not said anything about it yet"
+	case errors.Is(err, ErrStale):
+		return "what is known is from an earlier boot"
+	}
+	return err.Error()
+}
+
+// Watch calls report for each layer at once and whenever what is known about it
+// changes, until ctx ends; it then returns ctx.Err(). boot is as for Read.
+func Watch(ctx context.Context, dir string, layers []Layer, boot string, report func(Layer, Status, error)) error {
+	return watch(ctx, dir, layers, boot, report, func() {})
+}
+
+// watch is Watch, with done called after each look at all layers.
+func watch(ctx context.Context, dir string, layers []Layer, boot string, report func(Layer, Status, error), done func()) error {
+	var paths []string
+	for _, l := range layers {
+		paths = append(paths, readyPath(dir, l), notReadyPath(dir, l))
+	}
+	last := map[Layer]string{}
+	return record.Watch(ctx, paths, func() {
+		for _, l := range layers {
+			s, err := Read(dir, l, boot)
+			if said := summary(s, err); said != last[l] {
+				last[l] = said
+				report(l, s, err)
+			}
+		}
+		done()
+	})
+}
+
+// Wait returns nil as soon as all layers are ready at once, and a
+// *NotReadyError when ctx ends before. report, when not nil, is as for Watch.
+func Wait(ctx context.Context, dir string, layers []Layer, boot string, report func(Layer, Status, error)) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	unready := map[Layer]*NotReadyError{}
+	looked := false
+	first := func() *NotReadyError {
+		for _, l := range layers {
+			if n, is := unready[l]; is {
+				return n
+			}
+		}
+		return nil
+	}
+	err := watch(ctx, dir, layers, boot, func(l Layer, s Status, err error) {
+		delete(unready, l)
+		if s.Proof == nil {
+			unready[l] = &NotReadyError{Layer: l, Status: s, Err: err}
+		}
+		if report != nil {
+			report(l, s, err)
+		}
+	}, func() {
+		looked = true
+		if len(unready) == 0 {
+			stop()
+		}
+	})
+	switch pending := first(); {
+	case looked && pending == nil:
+		return nil
+	case pending != nil && ctx.Err() != nil:
+		pending.Cause = err
+		return pending
+	}
+	return err
+}
+
+func summary(s Status, err error) string {
+	switch {
+	case err != nil:
+		return err.Error()
+	case s.Proof != nil:
+		return "ready " + s.Proof.Summary
+	}
+	return strings.Join([]string{string(s.Refusal.Reason), s.Refusal.Message, s.Refusal.Action}, "\x00")
+}
+
+// ParseLayer returns the layer with the given name.
+func ParseLayer(name string) (Layer, error) {
+	if !slices.Contains(Layers(), Layer(name)) {
+		var names []string
+		for _, l := range Layers() {
+			names = append(names, string(l))
+		}
+		return "", fmt.Errorf("no layer %q; there are %s", name, strings.Join(names, ", "))
+	}
+	return Layer(name), nil
+}

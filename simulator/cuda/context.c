@@ -1,0 +1,388 @@
+/* Contexts: a stack of them for each thread, and one primary context for each device. */
+#include "driver.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define STACK 64
+static __thread CUcontext stack[STACK];
+static __thread int depth;
+
+struct context *find_context(CUcontext wanted)
+{
+	for (struct context *c = driver.contexts; c; c = c->next)
+		if (c == wanted)
+			return c;
+	return NULL;
+}
+
+static CUcontext top(void) { return depth ? stack[depth - 1] : NULL; }
+
+CUresult current_context(struct context **out)
+{
+	CUresult rc = check_ready();
+	struct context *c = NULL;
+
+	if (rc)
+		return rc;
+	if (!top())
+		return CUDA_ERROR_INVALID_CONTEXT;
+	pthread_mutex_lock(&driver.lock);
+	c = find_context(top());
+	if (!c)
+		rc = CUDA_ERROR_CONTEXT_IS_DESTROYED;
+	else if (c->failed)
+		rc = c->failed;
+	else if (device_lost(c->device)) /* off the bus: nothing answers any more */
+		rc = c->failed = CUDA_ERROR_UNKNOWN;
+	pthread_mutex_unlock(&driver.lock);
+	*out = c;
+	return rc;
+}
+
+void context_fail(struct context *c, CUresult code, const char *message)
+{
+	pthread_mutex_lock(&driver.lock);
+	if (!c->failed)
+		c->failed = code;
+	pthread_mutex_unlock(&driver.lock);
+	/* A driver writes an XID to the kernel log; this is ours. */
+	if (getenv("GPUSIM_VERBOSE"))
+		fprintf(stderr, "gpusim: %s\n", message);
+}
+
+struct context *new_context(int ordinal, unsigned flags)
+{
+	static uint64_t ids;
+	struct context *c = calloc(1, sizeof *c);
+
+	if (!c)
+		return NULL;
+	*c = (struct context){.device = &driver.device[ordinal], .ordinal = ordinal, .flags = flags, .id = ++ids,
+	                      .stack = 1024, .printf_fifo = 1 << 20, .heap = 8 << 20, .next = driver.contexts};
+	driver.contexts = c;
+	return c;
+}
+
+/* driver.lock is held. */
+void destroy_context(struct context *c)
+{
+	for (struct context **at = &driver.contexts; *at; at = &(*at)->next) {
+		if (*at == c) {
+			*at = c->next;
+			break;
+		}
+	}
+	unload_modules(c);
+	free_streams(c);
+	memory_free_context(c);
+	if (c->device->primary == c)
+		c->device->primary = NULL;
+	free(c);
+}
+
+#define CHECK_FLAGS(flags)                                     \
+	if (((flags) & ~0x1ffu) || ((flags) & 7) > 4 || ((flags) & 7) == 3) \
+		return CUDA_ERROR_INVALID_VALUE
+
+EXPORT CUresult cuCtxCreate_v2(CUcontext *out, unsigned flags, CUdevice ordinal)
+{
+	CUresult rc = check_ready();
+
+	if (rc)
+		return rc;
+	if (!out)
+		return CUDA_ERROR_INVALID_VALUE;
+	CHECK_FLAGS(flags);
+	if (!device_at(ordinal))
+		return CUDA_ERROR_INVALID_DEVICE;
+	if (device_lost(device_at(ordinal)))
+		return CUDA_ERROR_UNKNOWN;
+	if (depth == STACK)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	pthread_mutex_lock(&driver.lock);
+	struct context *c = new_context(ordinal, flags);
+
+	pthread_mutex_unlock(&driver.lock);
+	if (!c)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	*out = stack[depth++] = c;
+	return CUDA_SUCCESS;
+}
+
+/* Execution affinity is for MPS clients with a share of the multiprocessors. */
+EXPORT CUresult cuCtxCreate_v3(CUcontext *out, const void *affinity, int n, unsigned flags, CUdevice ordinal)
+{
+	return affinity && n ? CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY : cuCtxCreate_v2(out, flags, ordinal);
+}
+
+/* CUctxCreateParams holds only execution affinity and CIG, which nothing here has. */
+EXPORT CUresult cuCtxCreate_v4(CUcontext *out, const void *params, unsigned flags, CUdevice ordinal)
+{
+	return params ? CUDA_ERROR_NOT_SUPPORTED : cuCtxCreate_v2(out, flags, ordinal);
+}
+
+EXPORT CUresult cuCtxDestroy_v2(CUcontext ctx)
+{
+	CUresult rc = check_ready();
+
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&driver.lock);
+	struct context *c = find_context(ctx);
+
+	if (!c || c->primary)
+		rc = CUDA_ERROR_INVALID_CONTEXT;
+	else
+		destroy_context(c);
+	pthread_mutex_unlock(&driver.lock);
+	if (!rc && depth && stack[depth - 1] == ctx)
+		depth--;
+	return rc;
+}
+
+EXPORT CUresult cuCtxPushCurrent_v2(CUcontext ctx)
+{
+	CUresult rc = check_ready();
+
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&driver.lock);
+	bool known = find_context(ctx) != NULL;
+
+	pthread_mutex_unlock(&driver.lock);
+	if (!known)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (depth == STACK)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	stack[depth++] = ctx;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *out)
+{
+	CUresult rc = check_ready();
+
+	if (rc)
+		return rc;
+	if (!top())
+		return CUDA_ERROR_INVALID_CONTEXT;
+	depth--;
+	if (out)
+		*out = stack[depth];
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxSetCurrent(CUcontext ctx)
+{
+	CUresult rc = check_ready();
+
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&driver.lock);
+	bool known = !ctx || find_context(ctx);
+
+	pthread_mutex_unlock(&driver.lock);
+	if (!known)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (depth == 0)
+		depth = ctx != NULL;
+	if (depth)
+		stack[depth - 1] = ctx;
+	if (!ctx && depth)
+		depth--;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxGetCurrent(CUcontext *out)
+{
+	CUresult rc = check_ready();
+
+	if (rc)
+		return rc;
+	if (!out)
+		return CUDA_ERROR_INVALID_VALUE;
+	*out = top();
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxGetDevice(CUdevice *out)
+{
+	struct context *c;
+	CUresult rc = current_context(&c);
+
+	if (rc)
+		return rc;
+	if (!out)
+		return CUDA_ERROR_INVALID_VALUE;
+	*out = c->ordinal;
+	return CUDA_SUCCESS;
+}
+
+/* Everything is done when the call that asks for it returns: only failures are left to tell. */
+EXPORT CUresult cuCtxSynchronize(void)
+{
+	struct context *c;
+
+	return current_context(&c);
+}
+
+EXPORT CUresult cuCtxGetFlags(unsigned *flags)
+{
+	struct context *c;
+	CUresult rc = current_context(&c);
+
+	if (rc)
+		return rc;
+	if (!flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	*flags = c->flags;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxGetId(CUcontext ctx, unsigned long long *id)
+{
+	CUresult rc = check_ready();
+
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&driver.lock);
+	struct context *c = find_context(ctx ? ctx : top());
+
+	if (!c || !id)
+		rc = c ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+	else
+		*id = c->id;
+	pthread_mutex_unlock(&driver.lock);
+	return rc;
+}
+
+EXPORT CUresult cuCtxGetApiVersion(CUcontext ctx, unsigned *version)
+{
+	unsigned long long id;
+	CUresult rc = cuCtxGetId(ctx, &id);
+
+	if (rc || !version)
+		return rc ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_INVALID_VALUE;
+	*version = 3020;
+	return CUDA_SUCCESS;
+}
+
+static size_t *limit(struct context *c, int which)
+{
+	return which == 0 ? &c->stack : which == 1 ? &c->printf_fifo : which == 2 ? &c->heap : NULL;
+}
+
+EXPORT CUresult cuCtxSetLimit(int which, size_t value)
+{
+	struct context *c;
+	CUresult rc = current_context(&c);
+
+	if (rc)
+		return rc;
+	if (!limit(c, which))
+		return CUDA_ERROR_UNSUPPORTED_LIMIT;
+	if (which == 0 && value > 512 << 10) /* local memory of a thread (PTX ISA, 5.1.5) */
+		return CUDA_ERROR_INVALID_VALUE;
+	*limit(c, which) = value;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxGetLimit(size_t *value, int which)
+{
+	struct context *c;
+	CUresult rc = current_context(&c);
+
+	if (rc)
+		return rc;
+	if (!value)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!limit(c, which))
+		return CUDA_ERROR_UNSUPPORTED_LIMIT;
+	*value = *limit(c, which);
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
+{
+	struct context *c;
+	CUresult rc = current_context(&c);
+
+	if (rc)
+		return rc;
+	if (least)
+		*least = 0;
+	if (greatest)
+		*greatest = -5;
+	return CUDA_SUCCESS;
+}
+
+/* Preferences that only a cache could notice. */
+EXPORT CUresult cuCtxSetCacheConfig(int config)
+{
+	struct context *c;
+
+	(void)config;
+	return current_context(&c);
+}
+
+EXPORT CUresult cuCtxGetCacheConfig(int *config)
+{
+	struct context *c;
+	CUresult rc = current_context(&c);
+
+	if (!rc && config)
+		*config = 0;
+	return rc;
+}
+
+EXPORT CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags)
+{
+	struct context *c;
+	CUresult rc = current_context(&c);
+	int can = 0;
+
+	if (rc)
+		return rc;
+	if (flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&driver.lock);
+	struct context *p = find_context(peer);
+
+	if (!p || p == c)
+		rc = CUDA_ERROR_INVALID_CONTEXT;
+	else if (cuDeviceCanAccessPeer(&can, c->ordinal, p->ordinal) || !can)
+		rc = CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+	else if (c->peer[p->ordinal])
+		rc = CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+	else
+		c->peer[p->ordinal] = true;
+	pthread_mutex_unlock(&driver.lock);
+	return rc;
+}
+
+EXPORT CUresult cuCtxDisablePeerAccess(CUcontext peer)
+{
+	struct context *c;
+	CUresult rc = current_context(&c);
+
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&driver.lock);
+	struct context *p = find_context(peer);
+
+	if (!p)
+		rc = CUDA_ERROR_INVALID_CONTEXT;
+	else if (!c->peer[p->ordinal])
+		rc = CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
+	else
+		c->peer[p->ordinal] = false;
+	pthread_mutex_unlock(&driver.lock);
+	return rc;
+}
+
+/* Names from before CUDA 4.0 with the same types. */
+ALIAS(cuCtxCreate, cuCtxCreate_v2);
+ALIAS(cuCtxDestroy, cuCtxDestroy_v2);
+ALIAS(cuCtxPushCurrent, cuCtxPushCurrent_v2);
+ALIAS(cuCtxPopCurrent, cuCtxPopCurrent_v2);

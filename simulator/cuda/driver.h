@@ -1,0 +1,141 @@
+/* The driver behind the API: devices, contexts, memory. */
+#ifndef DRIVER_H
+#define DRIVER_H
+
+#include "../state/reader.h"
+#include "api.h"
+#include "ptx.h"
+
+#include <pthread.h>
+
+#define MAX_DEVICES GPUSIM_GPUS
+#define MAX_PEERS MAX_DEVICES
+
+struct device {
+	unsigned gpu;         /* index in the state file */
+	struct gpusim_gpu info; /* as it was at cuInit */
+	bool mig;             /* one compute instance of the GPU */
+	char uuid[80];        /* "GPU-…" or "MIG-…" */
+	char name[128];
+	uint64_t memory, used; /* bytes; used: by this process */
+	uint32_t sm_count;
+	struct context *primary;
+	unsigned primary_flags;
+	uint64_t region, region_size; /* device addresses */
+};
+
+struct driver {
+	pthread_mutex_t lock; /* contexts, modules, streams, events */
+	bool ready;
+	const struct gpusim_file *file;
+	unsigned cuda_version;
+	int ndevices;
+	struct device device[MAX_DEVICES];
+	struct context *contexts;
+};
+extern struct driver driver;
+
+struct context {
+	struct device *device;
+	int ordinal;
+	unsigned flags, refs; /* refs of a primary context */
+	bool primary;
+	uint64_t id;
+	CUresult failed; /* sticky: what a kernel did wrong */
+	size_t stack, printf_fifo, heap;
+	bool peer[MAX_DEVICES];
+	struct loaded *modules;
+	struct stream *streams;
+	struct event *events;
+	struct context *next;
+};
+
+struct loaded { /* a module in a context */
+	struct context *ctx;
+	struct module *module;
+	struct function *functions;
+	struct loaded *next;
+};
+
+struct function {
+	struct func *func;
+	struct loaded *in;
+	int max_dynamic, carveout;
+	struct function *next;
+};
+
+/* init.c */
+CUresult check_ready(void);
+/* The device of an ordinal; NULL: none such. */
+struct device *device_at(CUdevice ordinal);
+bool device_lost(const struct device *d);
+
+/* visible.c */
+struct candidate { /* what CUDA_VISIBLE_DEVICES chooses from */
+	bool mig, hidden; /* hidden: only chosen by its name */
+	char uuid[80], parent[80];
+	unsigned gi, ci;
+};
+/* Writes the chosen indexes into chosen, returns how many; value NULL: not set. */
+int visible_devices(const char *value, const struct candidate *all, int n, int *chosen);
+
+/* context.c */
+/* The calling thread's context, if work may be given to it. */
+CUresult current_context(struct context **out);
+struct context *find_context(CUcontext c); /* NULL: not one of ours; driver.lock is held */
+void context_fail(struct context *c, CUresult code, const char *message);
+struct context *new_context(int ordinal, unsigned flags);
+void destroy_context(struct context *c);
+
+/* memory.c */
+enum alloc_kind { ALLOC_DEVICE, ALLOC_HOST, ALLOC_REGISTERED, ALLOC_MANAGED };
+struct alloc {
+	uint64_t address, size;
+	uint8_t *host;
+	enum alloc_kind kind;
+	struct context *ctx;
+	unsigned flags;
+	bool readonly, internal; /* internal: a module's variable */
+	uint64_t id;
+};
+CUresult memory_alloc(struct context *c, uint64_t size, enum alloc_kind kind, uint32_t align,
+                      struct alloc *out);
+CUresult memory_register(struct context *c, void *p, uint64_t size, unsigned flags);
+CUresult memory_free(uint64_t address, unsigned kinds); /* kinds: bits 1 << alloc_kind */
+void memory_free_context(struct context *c);
+bool memory_find(uint64_t address, struct alloc *out);
+void memory_set_internal(uint64_t address, bool readonly);
+/* What a kernel of c may use; call memory_done afterwards: until then nothing is freed. */
+CUresult memory_view(struct context *c, struct extent **out, size_t *n);
+void memory_done(struct extent *view);
+/* For copies: shares the lock with kernels, keeps frees out. */
+void memory_hold(void);
+void memory_let_go(void);
+/* The host address of n bytes at a device or host pointer; NULL: not device memory. Held. */
+uint8_t *memory_resolve(uint64_t address, uint64_t n);
+/* Does address lie where device memory does, allocated or not? Held. */
+bool memory_is_ours(uint64_t address);
+/* All device memory of c's device. Held. */
+void memory_each(const struct context *c, void (*visit)(struct alloc *, void *), void *arg);
+
+/* fault.c: gpusim memfault */
+void fault_apply(struct context *c); /* after memory was written; held */
+/* What the host has read from n bytes at address in a. */
+void fault_read(const struct alloc *a, uint64_t address, void *copied, uint64_t n);
+
+/* module.c */
+CUresult load_image(struct context *c, const void *image, unsigned n, const int *options, void **values,
+                    struct loaded **out);
+void unload_modules(struct context *c);
+struct loaded *find_module(CUmodule m);
+CUresult module_function(struct loaded *m, const char *name, struct function **out);
+
+/* stream.c */
+CUresult check_stream(CUstream s);
+void free_streams(struct context *c);
+
+/* device.c */
+CUresult cuDeviceCanAccessPeer(int *can, CUdevice from, CUdevice to);
+uint64_t shared_limit(const struct device *d, bool optin);
+
+#endif

@@ -1,0 +1,154 @@
+/* Comparisons and selection (PTX ISA, 9.7.6). */
+#include "ops.h"
+#include "real.h"
+#include "warp.h"
+
+/*
+ * setp: in->sub is the comparison, in->vec how it combines with predicate c;
+ * d gets the result, e the result for the opposite comparison.
+ * set: in->size is the width of the result; F_INT: all ones rather than 1.0.
+ */
+static void deliver(struct warp *w, const struct insn *in, uint32_t bits)
+{
+	uint32_t other = ~bits;
+
+	if (in->vec != BOOL_NONE) {
+		uint32_t c = pred_get(w, in->c);
+
+		bits = in->vec == BOOL_AND ? bits & c : in->vec == BOOL_OR ? bits | c : bits ^ c;
+		other = in->vec == BOOL_AND ? other & c : in->vec == BOOL_OR ? other | c : other ^ c;
+	}
+	if (in->size) {
+		u32a *d = row32(w, in->d);
+		uint32_t yes = in->flags & F_INT ? 0xffffffffu : 0x3f800000u;
+
+		EACH_LANE(d[l] = (bits >> l) & 1 ? yes : 0);
+		return;
+	}
+	pred_set(w, in->d, bits);
+	pred_set(w, in->e, other);
+}
+
+#define COLLECT(expr)                             \
+	for (int l = 0; l < LANES; l++) {             \
+		bits |= (uint32_t)(expr) << l;            \
+	}                                             \
+	break
+
+#define COMPARE_INT(name, T, row, cast)                                   \
+	static void name(struct warp *w, const struct insn *in)               \
+	{                                                                     \
+		const T *a = row(w, in->a), *b = row(w, in->b);                   \
+		uint32_t bits = 0;                                                \
+		switch (in->sub) {                                                \
+		case CMP_EQ: COLLECT(cast(a[l]) == cast(b[l]));                   \
+		case CMP_NE: COLLECT(cast(a[l]) != cast(b[l]));                   \
+		case CMP_LT: COLLECT(cast(a[l]) < cast(b[l]));                    \
+		case CMP_LE: COLLECT(cast(a[l]) <= cast(b[l]));                   \
+		case CMP_GT: COLLECT(cast(a[l]) > cast(b[l]));                    \
+		default: COLLECT(cast(a[l]) >= cast(b[l]));                       \
+		}                                                                 \
+		deliver(w, in, bits);                                             \
+	}
+#define SAME(x) (x)
+#define S16(x) ((int16_t)(x))
+#define U16(x) ((uint16_t)(x))
+COMPARE_INT(cmp_u16, u32a, row32, U16)
+COMPARE_INT(cmp_s16, u32a, row32, S16)
+COMPARE_INT(cmp_u32, u32a, row32, SAME)
+COMPARE_INT(cmp_s32, s32a, row32, SAME)
+COMPARE_INT(cmp_u64, u64a, row64, SAME)
+COMPARE_INT(cmp_s64, s64a, row64, SAME)
+
+/* The plain comparisons are false when either is NaN, the …u ones true. */
+#define COMPARE_FLOAT(name, T, row, cast)                                       \
+	static void name(struct warp *w, const struct insn *in)                     \
+	{                                                                           \
+		const T *a = row(w, in->a), *b = row(w, in->b);                         \
+		uint32_t bits = 0;                                                      \
+		switch (in->sub) {                                                      \
+		case CMP_EQ: COLLECT(cast(a[l]) == cast(b[l]));                         \
+		case CMP_NE: COLLECT(cast(a[l]) < cast(b[l]) || cast(a[l]) > cast(b[l]));\
+		case CMP_LT: COLLECT(cast(a[l]) < cast(b[l]));                          \
+		case CMP_LE: COLLECT(cast(a[l]) <= cast(b[l]));                         \
+		case CMP_GT: COLLECT(cast(a[l]) > cast(b[l]));                          \
+		case CMP_GE: COLLECT(cast(a[l]) >= cast(b[l]));                         \
+		case CMP_EQU: COLLECT(!(cast(a[l]) < cast(b[l]) || cast(a[l]) > cast(b[l])));\
+		case CMP_NEU: COLLECT(cast(a[l]) != cast(b[l]));                        \
+		case CMP_LTU: COLLECT(!(cast(a[l]) >= cast(b[l])));                     \
+		case CMP_LEU: COLLECT(!(cast(a[l]) > cast(b[l])));                      \
+		case CMP_GTU: COLLECT(!(cast(a[l]) <= cast(b[l])));                     \
+		case CMP_GEU: COLLECT(!(cast(a[l]) < cast(b[l])));                      \
+		case CMP_NUM: COLLECT(cast(a[l]) == cast(a[l]) && cast(b[l]) == cast(b[l]));\
+		default: COLLECT(cast(a[l]) != cast(a[l]) || cast(b[l]) != cast(b[l])); \
+		}                                                                       \
+		deliver(w, in, bits);                                                   \
+	}
+COMPARE_FLOAT(cmp_f32_plain, f32a, row32, SAME)
+COMPARE_FLOAT(cmp_f32_ftz, f32a, row32, flush)
+COMPARE_FLOAT(cmp_f64, f64a, row64, SAME)
+#define HALF(x) half_value((uint16_t)(x))
+COMPARE_FLOAT(cmp_f16, u32a, row32, HALF)
+#define BFLOAT(x) bfloat_value((uint16_t)(x))
+COMPARE_FLOAT(cmp_bf16, u32a, row32, BFLOAT)
+
+static void cmp_f32(struct warp *w, const struct insn *in)
+{
+	(in->flags & F_FTZ ? cmp_f32_ftz : cmp_f32_plain)(w, in);
+}
+
+op_fn *cmp_handler(enum type t)
+{
+	switch (t) {
+	case T_B16: case T_U16: return cmp_u16;
+	case T_S16: return cmp_s16;
+	case T_B32: case T_U32: return cmp_u32;
+	case T_S32: return cmp_s32;
+	case T_B64: case T_U64: return cmp_u64;
+	case T_S64: return cmp_s64;
+	case T_F32: return cmp_f32;
+	case T_F64: return cmp_f64;
+	case T_F16: return cmp_f16;
+	case T_BF16: return cmp_bf16;
+	default: return NULL;
+	}
+}
+
+void op_selp32(struct warp *w, const struct insn *in)
+{
+	u32a *d = row32(w, in->d);
+	const u32a *a = row32(w, in->a), *b = row32(w, in->b);
+	uint32_t p = pred_get(w, in->c);
+
+	EACH_LANE(d[l] = (p >> l) & 1 ? a[l] : b[l]);
+}
+
+void op_selp64(struct warp *w, const struct insn *in)
+{
+	u64a *d = row64(w, in->d);
+	const u64a *a = row64(w, in->a), *b = row64(w, in->b);
+	uint32_t p = pred_get(w, in->c);
+
+	EACH_LANE(d[l] = (p >> l) & 1 ? a[l] : b[l]);
+}
+
+/* testp: sub counts finite, infinite, number, notanumber, normal, subnormal. */
+void op_testp(struct warp *w, const struct insn *in)
+{
+	uint32_t bits = 0;
+
+	for (int l = 0; l < LANES; l++) {
+		int class;
+
+		if (in->type == T_F64)
+			class = fpclassify(((const f64a *)row64(w, in->a))[l]);
+		else
+			class = fpclassify(((const f32a *)row32(w, in->a))[l]);
+		bool finite = class != FP_NAN && class != FP_INFINITE;
+		bool is[6] = {finite, class == FP_INFINITE, class != FP_NAN, class == FP_NAN,
+		              class == FP_NORMAL, class == FP_SUBNORMAL};
+
+		bits |= (uint32_t)is[in->sub] << l;
+	}
+	pred_set(w, in->d, bits);
+}

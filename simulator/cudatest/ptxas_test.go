@@ -1,0 +1,32 @@
+package cudatest
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A second opinion: NVIDIA's own assembler (Debian's nvidia-cuda-toolkit, named
+// in PTXAS) must take every instruction that we test, for the newest GPU it knows.
+func TestPTXASTakesWhatWeTest(t *testing.T) {
+	ptxas := os.Getenv("PTXAS")
+	if ptxas == "" {
+		t.Skip("PTXAS does not name NVIDIA's ptxas")
+	}
+	dir := t.TempDir()
+	assemble := func(t *testing.T, ptx string) {
+		source := filepath.Join(dir, "k.ptx")
+		require.NoError(t, os.WriteFile(source, []byte(ptx), 0o644))
+		out, err := exec.Command(ptxas, "-arch=sm_90", source, "-o", filepath.Join(dir, "k.cubin")).CombinedOutput()
+		require.NoError(t, err, "%s\n%s", out, ptx)
+	}
+	for _, c := range isa {
+		t.Run(c.op, func(t *testing.T) { assemble(t, isaKernel(c.op, c.kinds)) })
+	}
+	for compiler, ptx := range compilers(t) {
+		t.Run(compiler, func(t *testing.T) { assemble(t, ptx) })
+	}
+}

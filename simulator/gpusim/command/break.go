@@ -1,0 +1,110 @@
+package command
+
+import (
+	"strings"
+
+	"github.com/gpuready/gpuready/simulator/gpusim/fault"
+	"github.com/gpuready/gpuready/simulator/state"
+)
+
+func ecc() command {
+	return command{
+		name:    "ecc",
+		summary: "count memory errors on a GPU",
+		text: `
+Adds to the volatile and the aggregate counters of one location and raises the
+events of single and double bit errors. Uncorrected errors in dram also mark rows
+for remapping (pages for retirement on older GPUs), pending until gpusim restore,
+and make the driver ask to drain and reset the GPU.`,
+		example: "gpusim ecc --gpu 2 --uncorrected 1\ngpusim ecc --gpu 2 --corrected 40 --location sram",
+		begin: func(c *call) func() error {
+			c.rootFlag()
+			c.gpuFlag()
+			corrected := c.flags.Uint64("corrected", 0, "single bit errors to add")
+			uncorrected := c.flags.Uint64("uncorrected", 0, "double bit errors to add")
+			location := c.flags.String("location", "dram", "one of "+strings.Join(fault.Locations(), ", "))
+			return func() error {
+				return c.change(func(s *state.State, gpu int) ([]state.Event, error) {
+					return fault.ECC(s, gpu, *location, *corrected, *uncorrected)
+				})
+			}
+		},
+	}
+}
+
+func lose() command {
+	return command{
+		name:    "lose",
+		summary: "lose a GPU in one of the ways in which NVML says so",
+		text: `
+calls    it is counted and its handle is given, but calls on it say GPU_IS_LOST
+events   as calls, and waiting for events says GPU_IS_LOST while it is registered
+handle   it is counted, but asking for its handle says GPU_IS_LOST
+gone     it is no longer counted, and the indexes of the GPUs after it move down
+unknown  it is counted, but calls on it say ERROR_UNKNOWN
+
+With --xid the driver also reports XID 79, that it has fallen off the bus.`,
+		example: "gpusim lose --gpu 3\ngpusim lose --gpu 3 --how gone --xid=false",
+		begin: func(c *call) func() error {
+			c.rootFlag()
+			c.gpuFlag()
+			how := c.flags.String("how", "calls", "one of "+strings.Join(fault.Ways(), ", "))
+			report := c.flags.Bool("xid", true, "report XID 79 (default true for calls and events, else false)")
+			c.flags.Lookup("xid").DefValue = "false" // the text says it: it depends on --how
+			return func() error {
+				if !c.flags.Changed("xid") {
+					*report = *how == "calls" || *how == "events"
+				}
+				return c.change(func(s *state.State, gpu int) ([]state.Event, error) {
+					return fault.Lose(s, gpu, *how, *report)
+				})
+			}
+		},
+	}
+}
+
+func restore() command {
+	return command{
+		name:    "restore",
+		summary: "mend a GPU, as a reset does",
+		text: `
+The GPU is there again, its volatile error counters are 0, pending row remappings
+are done, memory faults are gone, and the driver asks for no recovery. The
+aggregate counters stay, as on a board. The MIG layout stays.`,
+		example: "gpusim restore --gpu 3",
+		begin: func(c *call) func() error {
+			c.rootFlag()
+			c.gpuFlag()
+			return func() error {
+				return c.change(func(s *state.State, gpu int) ([]state.Event, error) {
+					fault.Restore(s, gpu)
+					return nil, nil
+				})
+			}
+		},
+	}
+}
+
+func memfault() command {
+	return command{
+		name:    "memfault",
+		summary: "make a GPU's memory corrupt data",
+		text: `
+From now on libcuda corrupts one bit of the 32-bit word at --offset in each
+allocation: with stuck it always reads as 1, with flip it is inverted when the
+host reads it. none ends it.`,
+		example: "gpusim memfault --gpu 0 --kind flip --offset 4096 --bit 7\ngpusim memfault --gpu 0 --kind none",
+		begin: func(c *call) func() error {
+			c.rootFlag()
+			c.gpuFlag()
+			kind := c.flags.String("kind", "flip", "one of "+strings.Join(fault.Kinds(), ", "))
+			offset := c.flags.Uint64("offset", 0, "bytes into each allocation, a multiple of 4")
+			bit := c.flags.Uint32("bit", 0, "bit within the word, 0 to 31")
+			return func() error {
+				return c.change(func(s *state.State, gpu int) ([]state.Event, error) {
+					return nil, fault.Memory(s, gpu, *kind, *offset, *bit)
+				})
+			}
+		},
+	}
+}

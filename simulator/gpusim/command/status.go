@@ -1,0 +1,178 @@
+package command
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/gpuready/gpuready/simulator/gpusim/fault"
+	"github.com/gpuready/gpuready/simulator/gpusim/root"
+	"github.com/gpuready/gpuready/simulator/state"
+)
+
+func status() command {
+	return command{
+		name:    "status",
+		summary: "show a driver root and the state of its GPUs",
+		text: `
+The numbers of the GPUs are those that --gpu takes. They are NVML's indexes, too,
+unless a GPU is gone: then NVML's move down, and these do not.`,
+		example: "gpusim status --root /tmp/driver\ngpusim status -o json | jq -r '.gpus[] | select(.lost) | .uuid'",
+		begin: func(c *call) func() error {
+			c.rootFlag()
+			c.outputFlag()
+			return c.status
+		},
+	}
+}
+
+type driverStatus struct {
+	Root        string      `json:"root"`
+	Profile     string      `json:"profile"`
+	Driver      string      `json:"driver"` // version of the libraries
+	Module      string      `json:"module"` // of the kernel module
+	CUDA        string      `json:"cuda"`
+	DeviceNodes string      `json:"deviceNodes"` // "nodes", or "files" that stand in for them
+	Events      uint64      `json:"events"`      // so far
+	InitError   string      `json:"initError,omitempty"`
+	EventError  string      `json:"eventError,omitempty"`
+	GPUs        []gpuStatus `json:"gpus"`
+}
+
+type gpuStatus struct {
+	Index       int         `json:"index"`
+	UUID        string      `json:"uuid"`
+	Name        string      `json:"name"`
+	PCI         string      `json:"pci"`
+	Minor       uint32      `json:"minor"`
+	NUMANode    int32       `json:"numaNode"`
+	MemoryBytes uint64      `json:"memoryBytes"`
+	Lost        string      `json:"lost,omitempty"`
+	Recovery    uint32      `json:"recoveryAction,omitempty"` // nvmlDeviceGpuRecoveryAction_t
+	Corrected   uint64      `json:"eccCorrected,omitempty"`   // volatile, of all locations
+	Uncorrected uint64      `json:"eccUncorrected,omitempty"`
+	Memfault    string      `json:"memfault,omitempty"`
+	MIG         bool        `json:"mig"`
+	MIGDevices  []migStatus `json:"migDevices,omitempty"`
+}
+
+type migStatus struct {
+	Index           uint32 `json:"index"`
+	UUID            string `json:"uuid"`
+	Profile         string `json:"profile"`
+	GPUInstance     uint32 `json:"gpuInstance"`
+	ComputeInstance uint32 `json:"computeInstance"`
+}
+
+func (c *call) status() error {
+	r := c.driver()
+	m, err := r.Manifest()
+	if err != nil {
+		return err
+	}
+	f, err := r.Open()
+	if err != nil {
+		return err
+	}
+	var s state.State
+	f.Read(&s)
+	d := describe(&s, m)
+	d.Root, d.Events = *c.root, f.EventCount()
+	if err := f.Close(); err != nil {
+		return err
+	}
+	return c.print(d, d.text)
+}
+
+func describe(s *state.State, m *root.Manifest) *driverStatus {
+	d := &driverStatus{
+		Profile: state.Text(s.Profile[:]), Driver: m.Version, Module: state.Text(s.ModuleVersion[:]),
+		CUDA: fmt.Sprintf("%d.%d", s.CudaVersion/1000, s.CudaVersion%1000/10), DeviceNodes: "nodes",
+	}
+	if m.Plain {
+		d.DeviceNodes = "files"
+	}
+	if s.InitError != 0 {
+		d.InitError = fault.ErrorName(s.InitError)
+	}
+	if s.EventError != 0 {
+		d.EventError = fault.ErrorName(s.EventError)
+	}
+	for i, g := range s.GPUs() {
+		line := gpuStatus{
+			Index: i, UUID: state.Text(g.Uuid[:]), Name: state.Text(g.Name[:]), PCI: g.Pci.Address(), Minor: g.Minor,
+			NUMANode: g.NumaNode, MemoryBytes: g.MemoryTotal, Lost: fault.Way(g.Lost), Recovery: g.RecoveryAction,
+			Corrected: sum(g.EccVolatile[0]), Uncorrected: sum(g.EccVolatile[1]), MIG: g.MigCurrent != 0,
+		}
+		if g.MemfaultKind != state.MemfaultNone {
+			line.Memfault = fault.Kind(g.MemfaultKind)
+		}
+		for _, ci := range g.Ci {
+			if ci.Used != 0 {
+				line.MIGDevices = append(line.MIGDevices, migStatus{ci.Index, state.Text(ci.Uuid[:]), state.Text(ci.Name[:]), ci.Gi, ci.Id})
+			}
+		}
+		d.GPUs = append(d.GPUs, line)
+	}
+	return d
+}
+
+func sum(counters [state.ECCLocations]uint64) (total uint64) {
+	for _, n := range counters {
+		total += n
+	}
+	return total
+}
+
+// text prints the status as a table.
+func (d *driverStatus) text(out io.Writer) {
+	fmt.Fprintf(out, "%s: simulated driver %s, CUDA %s, machine %s\n", d.Root, d.Driver, d.CUDA, d.Profile)
+	if d.Module != d.Driver {
+		fmt.Fprintf(out, "the kernel module is %s: NVML answers with a version mismatch\n", d.Module)
+	}
+	if d.InitError != "" {
+		fmt.Fprintf(out, "nvmlInit fails: %s\n", d.InitError)
+	}
+	if d.EventError != "" {
+		fmt.Fprintf(out, "calls about events fail: %s\n", d.EventError)
+	}
+	if d.DeviceNodes == "files" {
+		fmt.Fprintln(out, "plain files stand in for the device nodes")
+	}
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "GPU\tUUID\tPCI\tNUMA\tSTATE\tNAME")
+	for _, g := range d.GPUs {
+		fmt.Fprintf(table, "%d\t%s\t%s\t%d\t%s\t%s\n", g.Index, g.UUID, g.PCI, g.NUMANode, g.condition(), g.Name)
+		for _, m := range g.MIGDevices {
+			fmt.Fprintf(table, " %d.%d\t%s\tGI %d CI %d\t\t\tMIG %s\n", g.Index, m.Index, m.UUID, m.GPUInstance, m.ComputeInstance, m.Profile)
+		}
+	}
+	table.Flush() //nolint:errcheck // the terminal's or pipe's failure shows in the next write, too
+}
+
+// condition says in a few words what is wrong with the GPU.
+func (g gpuStatus) condition() string {
+	var parts []string
+	if g.Lost != "" {
+		parts = append(parts, "lost ("+g.Lost+")")
+	}
+	if g.Uncorrected > 0 {
+		parts = append(parts, fmt.Sprintf("ECC %d uncorrected", g.Uncorrected))
+	} else if g.Corrected > 0 {
+		parts = append(parts, fmt.Sprintf("ECC %d corrected", g.Corrected))
+	}
+	if g.Memfault != "" {
+		parts = append(parts, "memory fault ("+g.Memfault+")")
+	}
+	if g.Recovery != 0 {
+		parts = append(parts, "needs reset")
+	}
+	if g.MIG {
+		parts = append(parts, "MIG")
+	}
+	if parts == nil {
+		return "ok"
+	}
+	return strings.Join(parts, ", ")
+}

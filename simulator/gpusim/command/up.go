@@ -1,0 +1,68 @@
+package command
+
+import (
+	"fmt"
+	"path/filepath"
+
+	"github.com/gpuready/gpuready/simulator/gpusim/mount"
+	"github.com/gpuready/gpuready/simulator/state"
+)
+
+func up() command {
+	return command{
+		name:    "up",
+		summary: "make a driver root appear, or change the one that is there",
+		text: `Makes the folder --root look like an installed driver: libraries, device nodes,
+stand-ins for /proc and /sys, and the state that they share. libnvidia-ml.so.1
+appears last, so whoever waits for it finds a whole driver.
+
+On a root that is there already: with another --driver-version it is an upgrade,
+as processes on the old library notice; otherwise the GPUs change under the
+running processes. All faults and MIG layouts are gone either way. A run that
+was killed is repaired.
+
+It never touches a root that holds a real driver, nor a file that it did not make.
+The folder / needs --force.`,
+		example: `gpusim up --root /tmp/driver --profile h100-sxm
+gpusim up --root /tmp/driver --profile a100-80gb --gpus 4
+gpusim up --root /tmp/driver --profile h100-sxm --driver-version 590.10   # upgrade
+gpusim up --root /tmp/driver --profile ./recorded.yaml`,
+		begin: func(c *call) func() error {
+			c.rootFlag()
+			m := c.machineFlags()
+			force := c.flags.Bool("force", false, "also where --root is /")
+			return func() error { return c.up(m, *force) }
+		},
+	}
+}
+
+func (c *call) up(m *machine, force bool) error {
+	spec, err := m.spec()
+	if err != nil {
+		return err
+	}
+	spec.Force = force
+	dir, err := filepath.Abs(*c.root)
+	if err != nil {
+		return err
+	}
+	*c.root = dir
+	if served(dir) {
+		return fmt.Errorf("%s is what gpusim serve mounted; start that with other flags, or run gpusim down first", dir)
+	}
+	if err := c.driver().Up(spec); err != nil {
+		return err
+	}
+	fmt.Fprintf(c.out, "%s: simulated driver %s with %d GPUs (%s)\n", dir, spec.Version, spec.State.Ngpus, state.Text(spec.State.Profile[:]))
+	return nil
+}
+
+// served reports whether gpusim serve mounted what is seen at dir.
+func served(dir string) bool {
+	dir, err := mount.Resolve(dir)
+	if err != nil {
+		return false
+	}
+	ours, err := mount.Ours(dir)
+	return err == nil && ours
+}

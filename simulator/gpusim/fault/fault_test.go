@@ -1,0 +1,167 @@
+package fault
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/gpuready/gpuready/simulator/gpusim/mig"
+	"github.com/gpuready/gpuready/simulator/profile"
+	"github.com/gpuready/gpuready/simulator/state"
+)
+
+func machine(t require.TestingT, name string) *state.State {
+	p, err := profile.Get(name)
+	require.NoError(t, err)
+	s, err := p.State(profile.Options{})
+	require.NoError(t, err)
+	return s
+}
+
+func TestXIDAsksForWhatTheDriverWould(t *testing.T) {
+	for xid, want := range map[uint64]uint32{13: recoverNone, 31: recoverNone, 48: recoverReset, 79: recoverReset, 94: recoverDrainReset, 95: recoverReset} {
+		s := machine(t, "h100-sxm")
+		events, err := XID(s, 3, xid, state.None, state.None)
+		require.NoError(t, err)
+		require.Equal(t, state.Event{Type: EventXID, Data: xid, Gpu: 3, Gi: state.None, Ci: state.None}, events[0])
+		require.Equal(t, want, s.Gpu[3].RecoveryAction)
+		require.Equal(t, want != recoverNone, len(events) == 2)
+	}
+}
+
+func TestGraverRecoveryIsNotTakenBack(t *testing.T) {
+	s := machine(t, "h100-sxm")
+	for _, xid := range []uint64{94, 95, 94, 13} {
+		_, err := XID(s, 0, xid, state.None, state.None)
+		require.NoError(t, err)
+	}
+	require.EqualValues(t, recoverReset, s.Gpu[0].RecoveryAction)
+}
+
+func TestXIDIsConfinedToAnInstanceThatExists(t *testing.T) {
+	s := machine(t, "h100-sxm")
+	require.NoError(t, mig.Set(&s.Gpu[0], []mig.Instance{{Profile: "3g.40gb", Start: -1}}))
+	gi := s.Gpu[0].Gi[0].Id
+	events, err := XID(s, 0, 13, gi, 0)
+	require.NoError(t, err)
+	require.Equal(t, gi, events[0].Gi)
+	require.Zero(t, events[0].Ci)
+	_, err = XID(s, 0, 13, gi+1, 0)
+	require.ErrorContains(t, err, "has no GPU instance")
+	_, err = XID(s, 0, 13, gi, 5)
+	require.ErrorContains(t, err, "has no compute instance 5")
+	_, err = XID(s, 0, 13, state.None, 0)
+	require.ErrorContains(t, err, "say --gi")
+	_, err = XID(s, 0, 0, state.None, state.None)
+	require.ErrorContains(t, err, "0 is not 1 to")
+}
+
+func TestECCCountsAndRetiresMemory(t *testing.T) {
+	s := machine(t, "h100-sxm")
+	events, err := ECC(s, 1, "dram", 3, 2)
+	require.NoError(t, err)
+	var types []uint64
+	for _, e := range events {
+		types = append(types, e.Type)
+	}
+	require.Equal(t, []uint64{EventSingleBitECC, EventDoubleBitECC, EventRecoveryAction}, types)
+	g := &s.Gpu[1]
+	require.EqualValues(t, 3, g.EccVolatile[0][2])
+	require.EqualValues(t, 2, g.EccAggregate[1][2])
+	require.EqualValues(t, 2, g.RemapUncorrected)
+	require.EqualValues(t, 1, g.RemapPending)
+
+	Restore(s, 1)
+	require.Zero(t, g.EccVolatile)
+	require.Zero(t, g.RemapPending)
+	require.EqualValues(t, 2, g.EccAggregate[1][2], "what was counted over the board's life stays")
+
+	old := machine(t, "dgx-2")
+	_, err = ECC(old, 0, "dram", 0, 1)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, old.Gpu[0].RetiredDbe)
+
+	_, err = ECC(s, 0, "disk", 1, 0)
+	require.ErrorContains(t, err, `"disk" is not one of cbu, dram,`)
+	_, err = ECC(s, 0, "dram", 0, 0)
+	require.ErrorContains(t, err, "no errors to count")
+}
+
+func TestLosingAGPUTouchesNoOther(t *testing.T) {
+	for _, how := range Ways() {
+		s := machine(t, "h100-sxm")
+		events, err := Lose(s, 2, how, true)
+		require.NoError(t, err)
+		require.EqualValues(t, XIDFallenOff, events[0].Data)
+		require.Equal(t, how, Way(s.Gpu[2].Lost))
+		want := machine(t, "h100-sxm")
+		for i := range want.GPUs() {
+			require.Equal(t, i != 2, want.Gpu[i] == s.Gpu[i])
+		}
+		Restore(s, 2)
+		require.True(t, *want == *s)
+	}
+	s := machine(t, "t4")
+	events, err := Lose(s, 0, "calls", false)
+	require.NoError(t, err)
+	require.Empty(t, events)
+	_, err = Lose(s, 0, "stolen", false)
+	require.ErrorContains(t, err, "calls, events, gone, handle, unknown")
+}
+
+func TestMemoryFaultIsOneBitOfAWord(t *testing.T) {
+	s := machine(t, "t4")
+	require.NoError(t, Memory(s, 0, "stuck", 4096, 31))
+	require.Equal(t, "stuck", Kind(s.Gpu[0].MemfaultKind))
+	require.ErrorContains(t, Memory(s, 0, "stuck", 4095, 0), "no multiple of 4")
+	require.ErrorContains(t, Memory(s, 0, "stuck", 0, 32), "32 is not 0 to 31")
+	require.ErrorContains(t, Memory(s, 0, "flop", 0, 0), "flip, none, stuck")
+	require.ErrorContains(t, Memory(s, 0, "flip", 1<<40, 0), "lies beyond")
+}
+
+// TestRestoreUndoesAnySequenceOfFaults, but for what is counted over a lifetime.
+func TestRestoreUndoesAnySequenceOfFaults(t *testing.T) {
+	a100 := machine(t, "a100-80gb")
+	rapid.Check(t, func(t *rapid.T) {
+		s, fresh := new(state.State), new(state.State)
+		*s, *fresh = *a100, *a100
+		t.Repeat(map[string]func(*rapid.T){
+			"xid": func(t *rapid.T) {
+				_, err := XID(s, 0, rapid.Uint64Range(1, 160).Draw(t, "xid"), state.None, state.None)
+				require.NoError(t, err)
+			},
+			"ecc": func(t *rapid.T) {
+				_, err := ECC(s, 0, rapid.SampledFrom(Locations()).Draw(t, "location"), 1, rapid.Uint64Range(0, 3).Draw(t, "uncorrected"))
+				require.NoError(t, err)
+			},
+			"lose": func(t *rapid.T) {
+				_, err := Lose(s, 0, rapid.SampledFrom(Ways()).Draw(t, "how"), rapid.Bool().Draw(t, "xid"))
+				require.NoError(t, err)
+			},
+			"memory": func(t *rapid.T) {
+				require.NoError(t, Memory(s, 0, rapid.SampledFrom(Kinds()).Draw(t, "kind"), 64, 3))
+			},
+		})
+		Restore(s, 0)
+		lasting := &fresh.Gpu[0]
+		lasting.EccAggregate, lasting.RemapUncorrected = s.Gpu[0].EccAggregate, s.Gpu[0].RemapUncorrected
+		if *s != *fresh {
+			t.Fatal("something stays")
+		}
+	})
+}
+
+func TestErrorsHaveNamesAndNumbers(t *testing.T) {
+	for text, want := range map[string]uint32{"": 0, "none": 0, "no-permission": 4, "driver-not-loaded": 9, "unknown": 999, "28": 28, "0": 0} {
+		code, err := Error(text)
+		require.NoError(t, err)
+		require.Equal(t, want, code, text)
+	}
+	for _, text := range []string{"often", "-1", "1000", "4294967296"} {
+		_, err := Error(text)
+		require.ErrorContains(t, err, "is neither a number up to 999 nor one of driver-not-loaded, ")
+	}
+	require.Equal(t, "no-permission", ErrorName(4))
+	require.Equal(t, "28", ErrorName(28))
+}

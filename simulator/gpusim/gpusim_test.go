@@ -1,0 +1,316 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/simulator/profile"
+	"github.com/gpuready/gpuready/simulator/state"
+	"github.com/gpuready/gpuready/test/built"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// environment is that of the programs that are run. Those with the race detector
+// would otherwise sleep for a second before they end.
+var environment = []string{"PATH=" + os.Getenv("PATH"), "GORACE=atexit_sleep_ms=0"}
+
+// gpusim runs the built program, without the environment of whoever runs the tests.
+func gpusim(t testing.TB, args ...string) (stdout, stderr string, exit int) {
+	t.Helper()
+	for _, lib := range []string{"libnvidia-ml.so", "libcuda.so", "nvidia-smi", "nvidia-cuda-mps-control"} {
+		built.Path(t, "lib/"+lib)
+	}
+	cmd := exec.Command(built.Path(t, "gpusim"), args...)
+	cmd.Env = environment
+	var out, err bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &err
+	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
+		t.Fatal(err)
+	}
+	return out.String(), err.String(), cmd.ProcessState.ExitCode()
+}
+
+func ok(t testing.TB, args ...string) string {
+	t.Helper()
+	stdout, stderr, exit := gpusim(t, args...)
+	require.Zero(t, exit, stderr)
+	return stdout
+}
+
+func read(t testing.TB, root string) *state.State {
+	t.Helper()
+	f, err := state.OpenRead(filepath.Join(root, "var/lib/gpusim/state"))
+	require.NoError(t, err)
+	defer f.Close()
+	var s state.State
+	f.Read(&s)
+	return &s
+}
+
+// golden compares with a file, in which ROOT stands for root, unless that is empty.
+func golden(t *testing.T, name, root, got string) {
+	t.Helper()
+	if root != "" {
+		got = strings.ReplaceAll(got, root, "ROOT")
+	}
+	path := filepath.Join("testdata", name)
+	if *update {
+		require.NoError(t, os.MkdirAll("testdata", 0o755))
+		require.NoError(t, os.WriteFile(path, []byte(got), 0o644))
+	}
+	want, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, string(want), got, "run go test -update if this is what it should be")
+}
+
+func TestHelpOfEveryCommandHasExamplesAndExitCodes(t *testing.T) {
+	all := ok(t, "--help")
+	golden(t, "help.txt", "", all)
+	for _, name := range []string{"profiles", "up", "serve", "status", "xid", "ecc", "lose", "restore", "mig", "memfault", "fail", "record", "down"} {
+		help := ok(t, name, "--help")
+		require.Contains(t, all, "\n  "+name)
+		require.Contains(t, help, "Examples:\n  gpusim "+name)
+		require.Contains(t, help, "Exit codes:")
+		golden(t, "help-"+name+".txt", "", help)
+	}
+	require.Contains(t, ok(t, "--version"), "gpusim ")
+}
+
+func TestProfilesAreListed(t *testing.T) {
+	golden(t, "profiles.txt", "", ok(t, "profiles"))
+	var listed []struct {
+		Name          string
+		GPUs, MaxGPUs int
+	}
+	require.NoError(t, json.Unmarshal([]byte(ok(t, "profiles", "-o", "json")), &listed))
+	require.Len(t, listed, len(profile.Names()))
+	for _, p := range listed {
+		require.LessOrEqual(t, p.GPUs, p.MaxGPUs, p.Name)
+	}
+}
+
+func TestADriverIsMadeBrokenMendedAndRemoved(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "driver")
+	require.Contains(t, ok(t, "up", "--root", root, "--profile", "h100-sxm"), "simulated driver 580.95.05 with 8 GPUs")
+	ok(t, "xid", "--root", root, "--gpu", "1", "--xid", "95")
+	ok(t, "ecc", "--root", root, "--gpu", "2", "--uncorrected", "2")
+	ok(t, "lose", "--root", root, "--gpu", "3", "--how", "gone")
+	uuid := state.Text(read(t, root).Gpu[4].Uuid[:])
+	ok(t, "mig", "--root", root, "--gpu", uuid, "--layout", "3g.40gb:1c+2c,1g.10gb")
+	ok(t, "memfault", "--root", root, "--gpu", "5", "--kind", "flip", "--offset", "4096")
+	ok(t, "fail", "--root", root, "--init", "no-permission", "--events", "42")
+	ok(t, "lose", "--root", root, "--gpu", "6")
+	golden(t, "status.txt", root, ok(t, "status", "--root", root))
+	golden(t, "status.json", root, ok(t, "status", "--root", root, "-o", "json"))
+	for _, gpu := range []string{"1", "2", "3", "5", "6"} {
+		ok(t, "restore", "--root", root, "--gpu", gpu)
+	}
+	ok(t, "mig", "--root", root, "--gpu", "all", "--off")
+	ok(t, "fail", "--root", root, "--init", "none", "--events", "none")
+	golden(t, "status-restored.txt", root, ok(t, "status", "--root", root))
+	ok(t, "down", "--root", root)
+	require.NoDirExists(t, root)
+	require.Contains(t, ok(t, "down", "--root", root), "there is no simulated driver")
+}
+
+// TestEventsAreThoseOfARealDriver reads the ring after faults.
+func TestEventsAreThoseOfARealDriver(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "driver")
+	ok(t, "up", "--root", root, "--profile", "h100-sxm", "--gpus", "2")
+	f, err := state.OpenRead(filepath.Join(root, "var/lib/gpusim/state"))
+	require.NoError(t, err)
+	defer f.Close()
+	for _, c := range []struct {
+		args string
+		want [][2]uint64 // type, data
+	}{
+		{"xid --gpu 0 --xid 13", [][2]uint64{{8, 13}}},
+		{"xid --gpu 0 --xid 79", [][2]uint64{{8, 79}, {0x8000, 1}}},
+		{"xid --gpu 0 --xid 79", [][2]uint64{{8, 79}}},
+		{"ecc --gpu 1 --corrected 2 --uncorrected 1", [][2]uint64{{1, 0}, {2, 0}, {0x8000, 4}}},
+		{"lose --gpu 1 --how gone", nil},
+		{"lose --gpu 1 --how calls", [][2]uint64{{8, 79}, {0x8000, 1}}},
+		{"lose --gpu 1 --how calls --xid=false", nil},
+		{"restore --gpu 1", nil},
+		{"mig --gpu 0 --layout 1g.10gb", nil},
+		{"mig --gpu 0 --off", nil},
+		{"memfault --gpu 0 --bit 3", nil},
+	} {
+		from := f.EventCount()
+		ok(t, append(strings.Fields(c.args), "--root", root)...)
+		var got [][2]uint64
+		for _, e := range f.Events(from) {
+			got = append(got, [2]uint64{e.Type, e.Data})
+		}
+		require.Equal(t, c.want, got, c.args)
+	}
+}
+
+func TestMistakesGetOneLineAndTheNextAction(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "driver")
+	none := filepath.Join(t.TempDir(), "none")
+	ok(t, "up", "--root", root, "--profile", "mixed")
+	for _, c := range []struct {
+		args string
+		exit int
+		want string
+	}{
+		{"fly", 2, `gpusim: there is no command "fly"; gpusim --help lists them`},
+		{"up", 2, "gpusim up: --profile is missing; gpusim profiles lists them; see gpusim up --help"},
+		{"up --profile h100", 1, `no profile is named "h100"; there are a100-80gb, b200, dgx-2,`},
+		{"up --profile t4 --gpus 9", 1, "profile t4 has 1 to 8 GPUs, not 9"},
+		{"up --profile t4 --driver-version ../x", 2, `--driver-version: "../x" is no driver version`},
+		{"up --profile t4 --lib-dir /nowhere", 1, "build it with make, or name its folder with --lib-dir"},
+		{"up --profile /nowhere/x.yaml", 1, "/nowhere/x.yaml: no such file"},
+		{"up --profile t4 more", 2, `"more" is one argument too many`},
+		{"up --profile t4 --root /", 1, "/ is where a real driver belongs"},
+		{"status --root " + none, 1, "no simulated driver; run gpusim up --root " + none},
+		{"status --root " + root + " -o xml", 2, `--output: "xml" is neither text nor json`},
+		{"xid --root " + root, 2, "--xid is missing"},
+		{"xid --root " + root + " --xid 79", 2, "--gpu is missing"},
+		{"xid --root " + root + " --xid 79 --gpu 4", 1, "there is no GPU 4; gpusim status --root " + root + " lists the 4 there are"},
+		{"lose --root " + root + " --gpu 0 --how away", 1, `how: "away" is not one of calls, events, gone, handle, unknown`},
+		{"mig --root " + root + " --gpu 0 --on", 1, "GPU 0: SIMULATED Tesla T4 cannot do MIG"},
+		{"mig --root " + root + " --gpu 0", 2, "give one of --layout, --on and --off"},
+		{"mig --root " + root + " --gpu 2 --layout 1g.5gb", 1, "has no profile 1g.5gb; it has 1g.10gb,"},
+		{"mig --root " + root + " --gpu 2 --layout 7", 2, `"7" is not PROFILE`},
+		{"mig --root " + none + " --gpu 2 --on", 1, "no simulated driver"},
+		{"fail --root " + root, 2, "give --init or --events"},
+		{"fail --root " + root + " --init often", 2, `--init: "often" is neither a number up to 999 nor one of driver-not-loaded,`},
+		{"fail --root " + none + " --init 9", 1, "no simulated driver"},
+		{"serve", 2, "gpusim serve: --profile is missing; gpusim profiles lists them"},
+		{"serve --profile t4 --root driver", 2, `--root: "driver" is no absolute path`},
+		{"serve --profile t4 --mig 1g.10gb", 2, `--mig: "1g.10gb": of the 1 GPUs none is meant that can do MIG`},
+		{"serve --profile a100-80gb --mig 9=1g.10gb", 2, `--mig: "9=1g.10gb": of the 8 GPUs none is meant`},
+		{"serve --profile a100-80gb --mig 0=1g.5gb", 2, "--mig: GPU 0: "},
+		{"serve --profile t4 --boot-delay -1s", 2, "--boot-delay: -1s is in the past"},
+		{"serve --profile t4 --log-format xml", 2, `--log-format: "xml" is neither text nor json`},
+		{"record", 2, "--out is missing"},
+		{"record --driver-root " + none + " --out -", 1, "does not start"},
+	} {
+		args := strings.Fields(c.args)
+		if args[0] == "up" && !strings.Contains(c.args, "--root") {
+			args = append(args, "--root", none)
+		}
+		_, stderr, exit := gpusim(t, args...)
+		require.Equal(t, c.exit, exit, c.args)
+		require.Contains(t, stderr, c.want, c.args)
+		require.Equal(t, 1, strings.Count(stderr, "\n"), "%s: one line: %s", c.args, stderr)
+		require.NoDirExists(t, none, c.args)
+	}
+}
+
+func TestTruncatedStateIsSaidAndRepaired(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "driver")
+	ok(t, "up", "--root", root, "--profile", "t4")
+	path, err := filepath.EvalSymlinks(filepath.Join(root, "var/lib/gpusim/state"))
+	require.NoError(t, err)
+	require.NoError(t, os.Truncate(path, 100))
+	_, stderr, exit := gpusim(t, "status", "--root", root)
+	require.Equal(t, 1, exit)
+	require.Contains(t, stderr, "it has 100 bytes")
+	require.Contains(t, stderr, "run gpusim up again")
+	ok(t, "up", "--root", root, "--profile", "t4")
+	ok(t, "status", "--root", root)
+}
+
+func TestNVMLFailsAsItIsTold(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "driver")
+	ok(t, "up", "--root", root, "--profile", "t4")
+	smi := func() string {
+		cmd := exec.Command(filepath.Join(root, "usr/bin/nvidia-smi"), "-L")
+		lib, err := filepath.Glob(filepath.Join(root, "usr/lib/*/libnvidia-ml.so.1"))
+		require.NoError(t, err)
+		cmd.Env = []string{"LD_LIBRARY_PATH=" + filepath.Dir(lib[0])}
+		out, _ := cmd.CombinedOutput() // it fails, which is what it prints
+		return string(out)
+	}
+	require.Contains(t, smi(), "SIMULATED Tesla T4")
+	ok(t, "fail", "--root", root, "--init", "999")
+	require.Contains(t, smi(), "Unknown Error")
+	ok(t, "fail", "--root", root, "--init", "none")
+	require.Contains(t, smi(), "SIMULATED Tesla T4")
+}
+
+// TestRecordedMachineIsTheSameMachine records each simulated machine through
+// NVML and makes it again: not one field of its state differs.
+func TestRecordedMachineIsTheSameMachine(t *testing.T) {
+	machines := [][]string{{"a100-80gb", "4"}, {"a100-80gb", "1"}}
+	for _, name := range profile.Names() {
+		machines = append(machines, []string{name, "0"})
+	}
+	for _, m := range machines {
+		t.Run(strings.Join(m, "-"), func(t *testing.T) {
+			dir := t.TempDir()
+			root, again, file := filepath.Join(dir, "driver"), filepath.Join(dir, "again"), filepath.Join(dir, "profile.yaml")
+			ok(t, "up", "--root", root, "--profile", m[0], "--gpus", m[1], "--driver-version", "570.86.15")
+			ok(t, "record", "--driver-root", root, "--name", m[0], "--out", file)
+			ok(t, "up", "--root", again, "--profile", file)
+			want, got := read(t, root), read(t, again)
+			if *want != *got {
+				t.Fatal(cmp.Diff(want, got))
+			}
+		})
+	}
+}
+
+// TestWithoutPermissionPlainFilesStandInForNodes runs gpusim as nobody.
+func TestWithoutPermissionPlainFilesStandInForNodes(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root can become nobody")
+	}
+	const nobody = 65534
+	dir, err := os.MkdirTemp("", "gpusim-nobody-")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	// The build may lie where nobody may not look.
+	require.NoError(t, os.CopyFS(filepath.Join(dir, "lib"), os.DirFS(filepath.Dir(built.Path(t, "lib/libcuda.so")))))
+	program, err := os.ReadFile(built.Path(t, "gpusim"))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "gpusim"), program, 0o755))
+	require.NoError(t, os.Chown(dir, nobody, nobody))
+	require.NoError(t, os.Chmod(dir, 0o755))
+	run := func(args ...string) (string, error) {
+		cmd := exec.Command(filepath.Join(dir, "gpusim"), args...)
+		cmd.Env = environment
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	root := filepath.Join(dir, "driver")
+	out, err := run("up", "--root", root, "--profile", "h100-sxm")
+	require.NoError(t, err, out)
+	require.Contains(t, out, "plain files stand in for them")
+	info, err := os.Lstat(filepath.Join(root, "dev/nvidia7"))
+	require.NoError(t, err)
+	require.True(t, info.Mode().IsRegular())
+	for _, args := range [][]string{{"mig", "--gpu", "0", "--layout", "1g.10gb"}, {"xid", "--gpu", "0", "--xid", "79"}} {
+		out, err = run(append(args, "--root", root)...)
+		require.NoError(t, err, out)
+	}
+	require.Contains(t, ok(t, "status", "--root", root), "plain files stand in for the device nodes")
+	out, err = run("down", "--root", root)
+	require.NoError(t, err, out)
+	require.NoDirExists(t, root)
+}
+
+func BenchmarkUp(b *testing.B) {
+	root := filepath.Join(b.TempDir(), "driver")
+	for b.Loop() {
+		ok(b, "up", "--root", root, "--profile", "h100-sxm")
+		b.StopTimer()
+		ok(b, "down", "--root", root)
+		b.StartTimer()
+	}
+}

@@ -1,0 +1,13 @@
+// Gpusim makes, breaks and mends a simulated NVIDIA driver: a folder that
+// programs take for an installed driver, with no GPU under it.
+package main
+
+import (
+	"os"
+
+	"github.com/gpuready/gpuready/simulator/gpusim/command"
+)
+
+func main() {
+	os.Exit(command.Run(os.Args[1:], os.Stdout, os.Stderr))
+}

@@ -1,0 +1,202 @@
+package mig
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpuready/gpuready/simulator/profile"
+	"github.com/gpuready/gpuready/simulator/state"
+)
+
+// computeProfile is NVML_COMPUTE_INSTANCE_PROFILE_n_SLICE for n slices.
+var computeProfile = map[uint32]uint32{1: 0, 2: 1, 3: 2, 4: 3, 6: 6, 7: 4, 8: 5}
+
+// Disable turns MIG off.
+func Disable(g *state.GPU) {
+	clear(g.Gi[:])
+	clear(g.Ci[:])
+	g.MigCurrent, g.MigPending = 0, 0
+}
+
+// Set turns MIG on and partitions the GPU; no layout means no instances. If it
+// returns an error, which says why the layout cannot be, g is as it was.
+func Set(g *state.GPU, layout []Instance) error {
+	if g.MigSupported == 0 {
+		return fmt.Errorf("%s cannot do MIG", state.Text(g.Name[:]))
+	}
+	gis, err := place(g, layout)
+	if err != nil {
+		return err
+	}
+	next := *g
+	Disable(&next)
+	next.MigCurrent, next.MigPending = 1, 1
+	copy(next.Gi[:], gis)
+	if err := addCompute(&next, layout); err != nil {
+		return err
+	}
+	*g = next
+	return nil
+}
+
+// place finds a start for each instance, the first combination that fits in
+// the order of the layout, and gives them their IDs.
+func place(g *state.GPU, layout []Instance) ([]state.GI, error) {
+	wanted := make([]uint32, len(layout)) // index of each one's profile
+	count := map[uint32]uint32{}
+	compute := uint32(0)
+	for i, instance := range layout {
+		profile, err := find(g, instance)
+		if err != nil {
+			return nil, err
+		}
+		wanted[i] = profile
+		p := &g.GiProfile[profile]
+		if count[profile]++; count[profile] > p.Instances {
+			return nil, fmt.Errorf("%s fits at most %d times", instance.Profile, p.Instances)
+		}
+		compute += p.Slices
+	}
+	if compute > g.MigSlices {
+		return nil, fmt.Errorf("%s needs %d compute slices; the GPU has %d", spell(layout), compute, g.MigSlices)
+	}
+	if len(layout) > state.MaxGIs {
+		return nil, fmt.Errorf("%d GPU instances; at most %d fit", len(layout), state.MaxGIs)
+	}
+	starts := make([]uint32, len(layout))
+	if !fit(g, layout, wanted, starts, 0) {
+		return nil, fmt.Errorf("%s does not fit into %d memory slices: %s", spell(layout), g.MigMemorySlices, needs(g, wanted))
+	}
+	gis := make([]state.GI, len(layout))
+	for i := range gis {
+		gis[i] = state.GI{Used: 1, Profile: wanted[i], Start: starts[i]}
+		gis[i].Id = instanceID(g, gis[i], gis[:i])
+	}
+	return gis, nil
+}
+
+func find(g *state.GPU, instance Instance) (uint32, error) {
+	var names []string
+	for i := range g.NGiProfiles {
+		p := &g.GiProfile[i]
+		name := state.Text(p.Name[:])
+		names = append(names, name)
+		if name != instance.Profile {
+			continue
+		}
+		starts := p.Start[:p.Nplacements]
+		if instance.Start >= 0 && !slices.Contains(starts, uint32(instance.Start)) {
+			return 0, fmt.Errorf("%s cannot start at memory slice %d, only at %s", name, instance.Start, join(starts))
+		}
+		return i, nil
+	}
+	return 0, fmt.Errorf("%s has no profile %s; it has %s", state.Text(g.Name[:]), instance.Profile, strings.Join(names, ", "))
+}
+
+// fit places instance i and all after it; taken is a bit per memory slice.
+func fit(g *state.GPU, layout []Instance, wanted, starts []uint32, taken uint32) bool {
+	i := len(layout) - len(wanted)
+	if len(wanted) == 0 {
+		return true
+	}
+	p := &g.GiProfile[wanted[0]]
+	for _, start := range p.Start[:p.Nplacements] {
+		if layout[i].Start >= 0 && uint32(layout[i].Start) != start {
+			continue
+		}
+		mask := (uint32(1)<<p.Size - 1) << start
+		if taken&mask == 0 {
+			starts[i] = start
+			if fit(g, layout, wanted[1:], starts, taken|mask) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// needs says what each kind of instance takes, for the one who has to change the layout.
+func needs(g *state.GPU, wanted []uint32) string {
+	var parts []string
+	for _, index := range slices.Compact(slices.Sorted(slices.Values(wanted))) {
+		p := &g.GiProfile[index]
+		parts = append(parts, fmt.Sprintf("%s takes %d from slice %s", state.Text(p.Name[:]), p.Size, join(p.Start[:p.Nplacements])))
+	}
+	return strings.Join(parts, "; ")
+}
+
+// instanceID numbers GPU instances as the driver does: the one that takes all is
+// 0, halves are 1 and 2, quarters 3 to 6, eighths from 7.
+func instanceID(g *state.GPU, gi state.GI, others []state.GI) uint32 {
+	size := g.GiProfile[gi.Profile].Size
+	id := g.MigMemorySlices/size - 1 + gi.Start/size
+	for slices.ContainsFunc(others, func(o state.GI) bool { return o.Id == id }) {
+		id++
+	}
+	return id
+}
+
+// addCompute makes the compute instances of the GPU instances, which stand in
+// g.Gi in the order of the layout, and numbers the MIG devices.
+func addCompute(g *state.GPU, layout []Instance) error {
+	n := 0
+	for i, instance := range layout {
+		gi := &g.Gi[i]
+		p := &g.GiProfile[gi.Profile]
+		compute := instance.Compute
+		if len(compute) == 0 {
+			compute = []uint32{p.Slices}
+		}
+		used := uint32(0)
+		for id, size := range compute {
+			profileID, ok := computeProfile[size]
+			if used += size; !ok || used > p.Slices {
+				return fmt.Errorf("%s: %s has %d compute slices", instance, instance.Profile, p.Slices)
+			}
+			if n == state.MaxCIs {
+				return fmt.Errorf("%s has more than %d compute instances", spell(layout), state.MaxCIs)
+			}
+			ci := &g.Ci[n]
+			*ci = state.CI{Used: 1, Id: uint32(id), Gi: gi.Id, Profile: profileID, Slices: size}
+			name := instance.Profile
+			if size != p.Slices {
+				name = fmt.Sprintf("%dc.%s", size, name)
+			}
+			if err := state.SetText(ci.Name[:], name); err != nil {
+				return err
+			}
+			if err := state.SetText(ci.Uuid[:], profile.MIGUUID(state.Text(g.Uuid[:]), gi.Id, uint32(id))); err != nil {
+				return err
+			}
+			n++
+		}
+	}
+	// MIG devices are counted by GPU instance, then compute instance.
+	slices.SortFunc(g.Ci[:n], func(a, b state.CI) int {
+		return cmp.Or(cmp.Compare(a.Gi, b.Gi), cmp.Compare(a.Id, b.Id))
+	})
+	for i := range g.Ci[:n] {
+		g.Ci[i].Index = uint32(i)
+	}
+	return nil
+}
+
+func sorted(g *state.GPU) []state.GI {
+	gis := slices.DeleteFunc(slices.Clone(g.Gi[:]), func(gi state.GI) bool { return gi.Used == 0 })
+	slices.SortFunc(gis, func(a, b state.GI) int { return cmp.Compare(a.Id, b.Id) })
+	return gis
+}
+
+func spell(layout []Instance) string {
+	parts := make([]string, len(layout))
+	for i, instance := range layout {
+		parts[i] = instance.String()
+	}
+	return strings.Join(parts, ",")
+}
+
+func join(numbers []uint32) string {
+	return strings.Trim(strings.ReplaceAll(fmt.Sprint(numbers), " ", ", "), "[]")
+}

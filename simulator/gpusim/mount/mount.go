@@ -1,0 +1,151 @@
+// Package mount shows a folder as a file system of its own, all of it in one
+// moment: the file system is filled while nobody can see it, and then mounted.
+// What lies below is hidden, not changed.
+package mount
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Source is what /proc/self/mountinfo shows as the source of the file systems
+// that this package makes. It is how they are known again.
+const Source = "gpusim"
+
+// FS is an empty tmpfs that is mounted nowhere yet.
+type FS struct{ fd int }
+
+// New makes a file system of at most size, as tmpfs(5) reads it ("32m"). It
+// allows programs and device nodes, and no set-user-ID.
+func New(size string) (*FS, error) {
+	fd, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if errors.Is(err, unix.ENOSYS) {
+		return nil, errors.New("make a tmpfs: this kernel has no fsopen; Linux 5.2 or newer is needed")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("make a tmpfs: fsopen: %w%s", err, advice(err))
+	}
+	defer unix.Close(fd) //nolint:errcheck // it is of no use afterwards
+	for _, o := range [][2]string{{"source", Source}, {"mode", "755"}, {"size", size}} {
+		if err := unix.FsconfigSetString(fd, o[0], o[1]); err != nil {
+			return nil, fmt.Errorf("make a tmpfs: %s=%s: %w", o[0], o[1], err)
+		}
+	}
+	if err := unix.FsconfigCreate(fd); err != nil {
+		return nil, fmt.Errorf("make a tmpfs: %w%s", err, advice(err))
+	}
+	m, err := unix.Fsmount(fd, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID)
+	if err != nil {
+		return nil, fmt.Errorf("make a tmpfs: fsmount: %w%s", err, advice(err))
+	}
+	return &FS{m}, nil
+}
+
+func advice(err error) string {
+	if errors.Is(err, unix.EPERM) {
+		return "; mounting needs CAP_SYS_ADMIN: run it as root, in a privileged container"
+	}
+	return ""
+}
+
+// Dir is a path to the file system's root, for this process alone.
+func (f *FS) Dir() string { return "/proc/self/fd/" + strconv.Itoa(f.fd) }
+
+// MountOn lets the file system appear at the folder at, on top of whatever is
+// there. It appears wherever mounts of that place propagate to.
+func (f *FS) MountOn(at string) error {
+	if err := unix.MoveMount(f.fd, "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("mount a tmpfs on %s: %w%s", at, err, advice(err))
+	}
+	return nil
+}
+
+// Close lets go of the file system: it is gone unless it was mounted.
+func (f *FS) Close() error { return unix.Close(f.fd) }
+
+// Point is a mount, as this process sees it.
+type Point struct {
+	ID     int
+	At     string
+	Type   string
+	Source string
+	Shared bool // mounts on it propagate, and so do those beside it
+}
+
+// Top returns the mount that is seen at path, which it is mounted on or below.
+func Top(path string) (Point, error) {
+	var st unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_NO_AUTOMOUNT, unix.STATX_MNT_ID, &st); err != nil {
+		return Point{}, &os.PathError{Op: "statx", Path: path, Err: err}
+	}
+	if st.Mask&unix.STATX_MNT_ID == 0 {
+		return Point{}, errors.New("this kernel does not number mounts; Linux 5.8 or newer is needed")
+	}
+	data, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return Point{}, err
+	}
+	for line := range bytes.Lines(data) {
+		if p, ok := parse(string(line)); ok && uint64(p.ID) == st.Mnt_id {
+			return p, nil
+		}
+	}
+	return Point{}, fmt.Errorf("%s: its mount is not in /proc/self/mountinfo", path)
+}
+
+// Ours reports whether what is seen at path is a file system that this package
+// mounted there.
+func Ours(path string) (bool, error) {
+	p, err := Top(path)
+	return err == nil && p.At == path && p.Type == "tmpfs" && p.Source == Source, err
+}
+
+// Remove unmounts what this package mounted at path, each layer of it. Those who
+// use files in there keep them.
+func Remove(path string) error {
+	for {
+		ours, err := Ours(path)
+		if err != nil || !ours {
+			return err
+		}
+		if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+			return fmt.Errorf("unmount %s: %w%s", path, err, advice(err))
+		}
+	}
+}
+
+// Resolve returns path as mountinfo writes it: absolute and without links.
+func Resolve(path string) (string, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	return filepath.EvalSymlinks(path)
+}
+
+var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+
+// parse reads a line of mountinfo; proc_pid_mountinfo(5) describes it.
+func parse(line string) (p Point, ok bool) {
+	before, after, ok := strings.Cut(line, " - ")
+	fields, rest := strings.Fields(before), strings.Fields(after)
+	if !ok || len(fields) < 6 || len(rest) < 2 {
+		return Point{}, false
+	}
+	id, err := strconv.Atoi(fields[0])
+	if err != nil {
+		return Point{}, false
+	}
+	p = Point{ID: id, At: unescape.Replace(fields[4]), Type: rest[0], Source: unescape.Replace(rest[1])}
+	for _, optional := range fields[6:] {
+		p.Shared = p.Shared || strings.HasPrefix(optional, "shared:")
+	}
+	return p, true
+}

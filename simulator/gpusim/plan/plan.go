@@ -1,0 +1,112 @@
+// Package plan says what is to be in a driver root of the simulated driver: a
+// pure function of the state.
+package plan
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/gpuready/gpuready/simulator/gpusim/tree"
+	"github.com/gpuready/gpuready/simulator/state"
+)
+
+func text(name, format string, a ...any) tree.Entry {
+	return tree.NewFile(name, 0o444, fmt.Appendf(nil, format, a...))
+}
+
+func link(name, target string) tree.Entry {
+	return tree.Entry{Path: name, Kind: tree.Link, Target: target}
+}
+
+// Majors are the major numbers of the device nodes.
+type Majors struct {
+	GPU      uint32 `json:"gpu"`
+	UVM      uint32 `json:"uvm"`
+	Caps     uint32 `json:"caps"`
+	NVSwitch uint32 `json:"nvswitch"`
+}
+
+// Machine is what a plan is made from.
+type Machine struct {
+	State     *state.State
+	Version   string // of the libraries
+	Arch      string // as Go calls it
+	Majors    Majors
+	Plain     bool // device nodes cannot be made: plain files stand in
+	Libraries []tree.Entry
+}
+
+// LibDir is where distributions for the architecture keep libraries.
+func LibDir(arch string) string {
+	if arch == "arm64" {
+		return "usr/lib/aarch64-linux-gnu"
+	}
+	return "usr/lib/x86_64-linux-gnu"
+}
+
+// StatePath is that of the state file. It is named like a library so that
+// programs that look for a driver's files by their version take it along into
+// containers.
+func StatePath(arch, version string) string {
+	return path.Join(LibDir(arch), "libnvidia-gpusim.so."+version)
+}
+
+// OwnDir is gpusim's own folder below the root.
+const OwnDir = "var/lib/gpusim"
+
+// Entries lists what is to be in the root, in the order in which it is put in
+// place. The last is libnvidia-ml.so.1: who waits for it finds all the rest.
+func (m Machine) Entries() []tree.Entry {
+	lib := LibDir(m.Arch)
+	plan := slices.Concat(m.proc(), m.capabilities(), m.sys(), m.nodes(), m.Libraries)
+	return append(plan,
+		tree.Entry{Path: StatePath(m.Arch, m.Version), Kind: tree.State},
+		link(OwnDir+"/state", "../../../"+StatePath(m.Arch, m.Version)),
+		link(lib+"/libcuda.so.1", "libcuda.so."+m.Version),
+		link(lib+"/libcuda.so", "libcuda.so.1"),
+		link(lib+"/libnvidia-ml.so.1", "libnvidia-ml.so."+m.Version),
+	)
+}
+
+// nodes are those in /dev. Their minors are the driver's own: 255 for control,
+// 254 for mode setting (nv.h of the open kernel modules).
+func (m Machine) nodes() []tree.Entry {
+	node := func(name string, mode, major, minor uint32) tree.Entry {
+		return tree.Entry{Path: "dev/" + name, Kind: tree.Node, Mode: mode, Major: major, Minor: minor, Plain: m.Plain}
+	}
+	nodes := []tree.Entry{
+		node("nvidiactl", 0o666, m.Majors.GPU, 255),
+		node("nvidia-modeset", 0o666, m.Majors.GPU, 254),
+		node("nvidia-uvm", 0o666, m.Majors.UVM, 0),
+		node("nvidia-uvm-tools", 0o666, m.Majors.UVM, 1),
+	}
+	for _, g := range m.State.GPUs() {
+		nodes = append(nodes, node(fmt.Sprintf("nvidia%d", g.Minor), 0o666, m.Majors.GPU, g.Minor))
+	}
+	if switches := m.switches(); len(switches) > 0 {
+		nodes = append(nodes, node("nvidia-nvswitchctl", 0o666, m.Majors.NVSwitch, 255))
+		for i := range switches {
+			nodes = append(nodes, node(fmt.Sprintf("nvidia-nvswitch%d", i), 0o666, m.Majors.NVSwitch, uint32(i)))
+		}
+	}
+	for _, c := range m.caps() {
+		nodes = append(nodes, node(fmt.Sprintf("nvidia-caps/nvidia-cap%d", c.minor), c.mode, m.Majors.Caps, c.minor))
+	}
+	return nodes
+}
+
+// switches are the NVSwitches that NVLinks lead to, by address.
+func (m Machine) switches() []state.PCI {
+	var switches []state.PCI
+	for _, g := range m.State.GPUs() {
+		for _, l := range g.Link[:g.Nlinks] {
+			if l.RemoteType == state.RemoteSwitch && !slices.Contains(switches, l.Remote) {
+				switches = append(switches, l.Remote)
+			}
+		}
+	}
+	slices.SortFunc(switches, func(a, b state.PCI) int { return strings.Compare(a.Address(), b.Address()) })
+	return switches
+}

@@ -1,0 +1,95 @@
+package nvmltest
+
+import (
+	"debug/elf"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/test/built"
+)
+
+func exported(t *testing.T) []string {
+	t.Helper()
+	library, err := elf.Open(built.Path(t, "lib/libnvidia-ml.so"))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, library.Close()) }()
+	symbols, err := library.DynamicSymbols()
+	require.NoError(t, err)
+	var names []string
+	for _, s := range symbols {
+		if s.Section != elf.SHN_UNDEF {
+			names = append(names, s.Name)
+		}
+	}
+	return names
+}
+
+// declared are the functions of nvml.h, found in another way than nvmlgen does.
+func declared(t *testing.T) []string {
+	t.Helper()
+	header, err := os.ReadFile("../nvml/nvml.h")
+	require.NoError(t, err)
+	text := regexp.MustCompile(`(?s)/\*.*?\*/`).ReplaceAllString(string(header), "")
+	var names []string
+	for statement := range strings.SplitSeq(text, ";") {
+		if _, prototype, ok := strings.Cut(statement, "DECLDIR"); ok && strings.Contains(statement, "nvmlReturn_t") {
+			name, _, _ := strings.Cut(prototype, "(")
+			names = append(names, strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(name), "char*")))
+		}
+	}
+	require.Greater(t, len(names), 400)
+	return names
+}
+
+func TestEveryFunctionOfTheHeaderIsExported(t *testing.T) {
+	have := exported(t)
+	for _, name := range declared(t) {
+		require.True(t, slices.Contains(have, name), name)
+	}
+}
+
+// The list is of Debian's libnvidia-ml1 535.261.03 (nm -D --defined-only).
+func TestTheRealLibraryExportsNothingThatIsMissingHere(t *testing.T) {
+	list, err := os.ReadFile("testdata/libnvidia-ml1-535.261.03.symbols")
+	require.NoError(t, err)
+	exceptions, err := os.ReadFile("testdata/exceptions")
+	require.NoError(t, err)
+	have := exported(t)
+	for name := range strings.FieldsSeq(string(list)) {
+		excepted := strings.Contains(string(exceptions), "\n"+name+": ")
+		require.Equal(t, excepted, !slices.Contains(have, name), name)
+	}
+}
+
+// What is exported beyond nvml.h would shadow symbols of the programs that load the library.
+func TestNothingElseIsExported(t *testing.T) {
+	extra := []string{"gpusim_simulated", "nvmlGetBlacklistDeviceCount", "nvmlGetBlacklistDeviceInfoByIndex"}
+	names := declared(t)
+	for _, name := range exported(t) {
+		if !slices.Contains(names, name) {
+			require.Contains(t, extra, name)
+		}
+	}
+}
+
+func TestTheHeaderIsTheOneThatGoNVMLIsMadeFrom(t *testing.T) {
+	cache := os.Getenv("GOMODCACHE")
+	if cache == "" {
+		home, err := os.UserHomeDir()
+		require.NoError(t, err)
+		cache = filepath.Join(home, "go/pkg/mod")
+	}
+	theirs, err := os.ReadFile(filepath.Join(cache, "github.com/!n!v!i!d!i!a/go-nvml@v0.13.4-0/pkg/nvml/nvml.h"))
+	if err != nil {
+		t.Skipf("no module cache to compare with: %v", err)
+	}
+	ours, err := os.ReadFile("../nvml/nvml.h")
+	require.NoError(t, err)
+	require.True(t, strings.HasSuffix(string(ours), string(theirs)), "simulator/nvml/nvml.h differs from go-nvml's")
+}

@@ -1,0 +1,3 @@
+package state
+
+//go:generate ./generate.sh

@@ -1,0 +1,52 @@
+//go:build ignore
+
+// The names of state.h in Go; see generate.go.
+
+package state
+
+// #include "state.h"
+import "C"
+
+const (
+	magic  = C.GPUSIM_MAGIC
+	Layout = C.GPUSIM_LAYOUT
+
+	MaxGPUs       = C.GPUSIM_GPUS
+	MaxLinks      = C.GPUSIM_LINKS
+	MaxGIProfiles = C.GPUSIM_GI_PROFILES
+	MaxCIProfiles = C.GPUSIM_CI_PROFILES
+	MaxPlacements = C.GPUSIM_PLACEMENTS
+	MaxGIs        = C.GPUSIM_GIS
+	MaxCIs        = C.GPUSIM_CIS
+	MaxProcs      = C.GPUSIM_PROCS
+	MaxEvents     = C.GPUSIM_EVENTS
+	ECCLocations  = C.GPUSIM_ECC_LOCATIONS
+
+	RemoteNone   = C.GPUSIM_REMOTE_NONE
+	RemoteGPU    = C.GPUSIM_REMOTE_GPU
+	RemoteSwitch = C.GPUSIM_REMOTE_SWITCH
+
+	LostNo      = C.GPUSIM_LOST_NO
+	LostCalls   = C.GPUSIM_LOST_CALLS
+	LostHandle  = C.GPUSIM_LOST_HANDLE
+	LostGone    = C.GPUSIM_LOST_GONE
+	LostUnknown = C.GPUSIM_LOST_UNKNOWN
+	LostEvents  = C.GPUSIM_LOST_EVENTS
+
+	MemfaultNone  = C.GPUSIM_MEMFAULT_NONE
+	MemfaultStuck = C.GPUSIM_MEMFAULT_STUCK
+	MemfaultFlip  = C.GPUSIM_MEMFAULT_FLIP
+)
+
+type (
+	PCI       C.struct_gpusim_pci
+	Link      C.struct_gpusim_link
+	GIProfile C.struct_gpusim_gi_profile
+	GI        C.struct_gpusim_gi
+	CI        C.struct_gpusim_ci
+	Proc      C.struct_gpusim_proc
+	GPU       C.struct_gpusim_gpu
+	State     C.struct_gpusim_state
+	Event     C.struct_gpusim_event
+	file      C.struct_gpusim_file
+)

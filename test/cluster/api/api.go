@@ -1,0 +1,165 @@
+// Package api is as much of a client of the API server as a cluster itself
+// needs: a program that runs as a hook in each container had better be small.
+package api
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/gpuready/gpuready/test/cluster/pki"
+)
+
+// Client asks one API server. It may be used side by side.
+type Client struct {
+	server string
+	http   *http.Client
+}
+
+// New returns the client that a certificate and its key make, of a server that
+// the authority vouches for.
+func New(server string, authority []byte, client pki.Pair) (*Client, error) {
+	cert, err := tls.X509KeyPair(client.Cert, client.Key)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(authority) {
+		return nil, errors.New("no certificate of the cluster's authority")
+	}
+	return &Client{server: server, http: &http.Client{Transport: &http.Transport{
+		TLSClientConfig:     &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12},
+		TLSHandshakeTimeout: 5 * time.Second,
+	}}}, nil
+}
+
+// Open returns the client that a kubeconfig of package pki describes.
+func Open(kubeconfig string) (*Client, error) {
+	data, err := os.ReadFile(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	server, authority, client, err := pki.Parse(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", kubeconfig, err)
+	}
+	return New(server, authority, client)
+}
+
+// Reach asks for a path and returns why the answer is not the good one.
+func (c *Client) Reach(ctx context.Context, path string) error {
+	body, err := c.get(ctx, path)
+	if err != nil {
+		return err
+	}
+	return body.Close()
+}
+
+// get asks for a path and returns the answer's body if it is the good one.
+func (c *Client) get(ctx context.Context, path string) (io.ReadCloser, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.server+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1000))
+		_ = resp.Body.Close()
+		return nil, fmt.Errorf("%s: %s: %s", path, resp.Status, text)
+	}
+	return resp.Body, nil
+}
+
+// Node is what is of interest of a Node, as the API server writes it.
+type Node struct {
+	Metadata struct {
+		Name string `json:"name"`
+	} `json:"metadata"`
+	Status struct {
+		Conditions []struct {
+			Type    string `json:"type"`
+			Status  string `json:"status"`
+			Message string `json:"message"`
+		} `json:"conditions"`
+		NodeInfo struct {
+			BootID                  string `json:"bootID"`
+			KubeletVersion          string `json:"kubeletVersion"`
+			ContainerRuntimeVersion string `json:"containerRuntimeVersion"`
+		} `json:"nodeInfo"`
+	} `json:"status"`
+}
+
+// Ready tells whether a node is, and if not, why.
+func (n Node) Ready() (bool, string) {
+	for _, condition := range n.Status.Conditions {
+		if condition.Type == "Ready" {
+			return condition.Status == "True", condition.Message
+		}
+	}
+	return false, "its kubelet has not said yet"
+}
+
+// Nodes lists the nodes.
+func (c *Client) Nodes(ctx context.Context) ([]Node, error) {
+	body, err := c.get(ctx, "/api/v1/nodes")
+	if err != nil {
+		return nil, err
+	}
+	defer body.Close()
+	var list struct {
+		Items []Node `json:"items"`
+	}
+	return list.Items, json.NewDecoder(body).Decode(&list)
+}
+
+// WatchNodes calls see with each node now and whenever one changes, one at a
+// time, until it says that it has seen enough. Where ctx ends it, the error is
+// ctx's cause.
+func (c *Client) WatchNodes(ctx context.Context, see func(Node) (enough bool)) error {
+	for {
+		body, err := c.get(ctx, "/api/v1/nodes?watch=true")
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
+			return err
+		}
+		enough, err := readNodes(body, see)
+		_ = body.Close()
+		if enough {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+			return err
+		}
+	}
+}
+
+func readNodes(body io.Reader, see func(Node) bool) (enough bool, err error) {
+	events := json.NewDecoder(body)
+	for {
+		var e struct {
+			Type   string `json:"type"`
+			Object Node   `json:"object"`
+		}
+		if err := events.Decode(&e); err != nil {
+			return false, err
+		}
+		if (e.Type == "ADDED" || e.Type == "MODIFIED") && see(e.Object) {
+			return true, nil
+		}
+	}
+}

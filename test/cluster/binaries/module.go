@@ -1,0 +1,181 @@
+package binaries
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// module is a folder with a go.mod, and how to build its tools.
+type module struct {
+	name     string // of the folder
+	project  string // the Go module that it pins, whose version is that of the binaries
+	cgo      bool   // else the binaries are static without further ado
+	flags    string // of go build
+	ldflags  string // {version} is "v1.37.1", {bare} "1.37.1", {minor} "37"
+	binaries []binary
+}
+
+type binary struct {
+	name  string
+	tool  string        // its package
+	about time.Duration // how long it takes to build, the first time, after those above it, with 2 cores
+}
+
+// modules are in the order in which they are built: what ends soonest first, as
+// what is missing on a machine then shows at once.
+var modules = []module{
+	{
+		name:    "runc",
+		project: "github.com/opencontainers/runc",
+		cgo:     true, // libseccomp, and C before Go's runtime starts
+		flags:   "-tags=grpcnotrace,seccomp,urfave_cli_no_docs,netgo,osusergo -buildmode=pie",
+		ldflags: "-linkmode external -extldflags -static-pie", // carries its version itself
+		binaries: []binary{
+			{"runc", "github.com/opencontainers/runc", 40 * time.Second},
+		},
+	},
+	{
+		name:    "cni",
+		project: "github.com/containernetworking/plugins",
+		flags:   "-tags=grpcnotrace",
+		ldflags: "-X github.com/containernetworking/plugins/pkg/utils/buildversion.BuildVersion={version}",
+		binaries: []binary{
+			{"bridge", "github.com/containernetworking/plugins/plugins/main/bridge", 25 * time.Second},
+			{"host-local", "github.com/containernetworking/plugins/plugins/ipam/host-local", time.Second},
+			{"loopback", "github.com/containernetworking/plugins/plugins/main/loopback", time.Second},
+		},
+	},
+	{
+		name:    "etcd",
+		project: "go.etcd.io/etcd/server/v3",
+		flags:   "-tags=grpcnotrace",
+		ldflags: "", // carries its version itself
+		binaries: []binary{
+			{"etcd", "go.etcd.io/etcd/server/v3", time.Minute},
+		},
+	},
+	{
+		name:    "containerd",
+		project: "github.com/containerd/containerd/v2",
+		// Snapshotters that need C, or tools that are not here.
+		flags:   "-tags=grpcnotrace,no_btrfs,no_zfs,no_devmapper,urfave_cli_no_docs,netgo,osusergo",
+		ldflags: "-X github.com/containerd/containerd/v2/version.Version={version}",
+		binaries: []binary{
+			{"containerd", "github.com/containerd/containerd/v2/cmd/containerd", 105 * time.Second},
+			{"containerd-shim-runc-v2", "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2", 5 * time.Second},
+			{"ctr", "github.com/containerd/containerd/v2/cmd/ctr", 10 * time.Second},
+		},
+	},
+	{
+		name:    "kubernetes",
+		project: "k8s.io/kubernetes",
+		flags:   "-tags=grpcnotrace,notest", // as upstream, but for SELinux
+		ldflags: "-X k8s.io/component-base/version.gitVersion={version}" +
+			" -X k8s.io/component-base/version.gitMajor=1" +
+			" -X k8s.io/component-base/version.gitMinor={minor}" +
+			" -X k8s.io/component-base/version.gitTreeState=clean",
+		binaries: []binary{
+			{"kubelet", "k8s.io/kubernetes/cmd/kubelet", 5 * time.Minute},
+			{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", 150 * time.Second},
+			{"kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager", time.Minute},
+			{"kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler", 30 * time.Second},
+			{"kubectl", "k8s.io/kubernetes/cmd/kubectl", time.Minute},
+		},
+	},
+}
+
+// entry is the place in the cache for what is built from a module as it is now.
+type entry struct {
+	module
+	version string // of the project: "v1.37.1"
+	source  string // folder with the go.mod
+	path    string // in the cache; whether anything is there is another matter
+}
+
+// entry reads a module's files and works out where its binaries belong.
+func (m module) entry(source, cache string, tc toolchain) (entry, error) {
+	e := entry{module: m, source: filepath.Join(source, m.name)}
+	mod, err := os.ReadFile(filepath.Join(e.source, "go.mod"))
+	if err != nil {
+		return e, fmt.Errorf("module of the cluster's binaries: %w", err)
+	}
+	sum, err := os.ReadFile(filepath.Join(e.source, "go.sum"))
+	if err != nil {
+		return e, fmt.Errorf("module of the cluster's binaries: %w; run go mod tidy there", err)
+	}
+	if e.version = required(string(mod), m.project); e.version == "" {
+		return e, fmt.Errorf("%s/go.mod does not require %s", e.source, m.project)
+	}
+	e.path = filepath.Join(cache, m.name+"-"+e.version+"-"+e.key(mod, sum, tc))
+	return e, nil
+}
+
+// required is the version at which a go.mod requires a module, "" if it does not.
+func required(mod, path string) string {
+	for line := range strings.Lines(mod) {
+		f := strings.Fields(strings.TrimPrefix(strings.TrimSpace(line), "require "))
+		if len(f) >= 2 && f[0] == path && f[1] != "=>" {
+			return f[1]
+		}
+	}
+	return ""
+}
+
+// key is a short hash of all that decides what the binaries are.
+func (e entry) key(mod, sum []byte, tc toolchain) string {
+	h := sha256.New()
+	put := func(s string) { fmt.Fprintf(h, "%d %s\n", len(s), s) } // with its length: no two lists look the same
+	put(string(mod))
+	put(string(sum))
+	put(string(tc))
+	put(e.environment())
+	for _, b := range e.binaries {
+		put(strings.Join(e.arguments(b, b.name), "\x00"))
+	}
+	return hex.EncodeToString(h.Sum(nil))[:16]
+}
+
+// arguments are those of the go command that builds a binary to a path.
+func (e entry) arguments(b binary, path string) []string {
+	version := strings.NewReplacer("{version}", e.version, "{minor}", minor(e.version))
+	args := []string{"build", "-v", "-trimpath"}
+	args = append(args, strings.Fields(e.flags)...)
+	return append(args, "-ldflags="+strings.TrimSpace("-s -w "+version.Replace(e.ldflags)), "-o", path, b.tool)
+}
+
+// environment is the part of it that differs between modules.
+func (e entry) environment() string {
+	if e.cgo {
+		return "CGO_ENABLED=1"
+	}
+	return "CGO_ENABLED=0"
+}
+
+// minor is "37" of "v1.37.1".
+func minor(version string) string {
+	if f := strings.Split(version, "."); len(f) > 1 {
+		return f[1]
+	}
+	return ""
+}
+
+// toolchain is what the go command says that builds depend on.
+type toolchain string
+
+func askToolchain(ctx context.Context, goCommand, dir string) (toolchain, error) {
+	cmd := exec.CommandContext(ctx, goCommand, "env", "GOVERSION", "GOOS", "GOARCH", "GOAMD64", "GOARM64")
+	cmd.Dir = dir
+	cmd.Env = buildEnviron("")
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("the cluster's binaries are built with Go: %w; see that `%s version` works", err, goCommand)
+	}
+	return toolchain(out), nil
+}

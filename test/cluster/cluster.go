@@ -1,0 +1,260 @@
+// Package cluster starts a real Kubernetes cluster on one machine: etcd,
+// kube-apiserver, kube-scheduler and kube-controller-manager, and nodes with a
+// kubelet, containerd and runc, each node in namespaces of its own with the
+// paths that a node has in production.
+//
+// What runs inside the namespaces is this program again (package inside), so
+// whoever calls Up gives Inside the first word in main or TestMain:
+//
+//	if exit, ran := cluster.Inside(os.Args[1:]); ran {
+//		os.Exit(exit)
+//	}
+//
+// The control plane (package plane) and each node (package node) are a machine:
+// one is started, watched and entered from outside by package machine, and what
+// it does inside is in package inside. Package network connects them. A cluster
+// lies in a folder of its own (package folder), where others find what they may
+// know about it (package record).
+//
+// A cluster ends with the process that called Up, however that ends; Down ends
+// it and removes what it kept on disk. The kernel does the first, so after a
+// kill only files and empty control groups are left, which the next Up removes.
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/gpuready/gpuready/test/cluster/binaries"
+	"github.com/gpuready/gpuready/test/cluster/cgroup"
+	"github.com/gpuready/gpuready/test/cluster/folder"
+	"github.com/gpuready/gpuready/test/cluster/image"
+	"github.com/gpuready/gpuready/test/cluster/inside"
+	"github.com/gpuready/gpuready/test/cluster/network"
+	"github.com/gpuready/gpuready/test/cluster/node"
+	"github.com/gpuready/gpuready/test/cluster/plane"
+	"github.com/gpuready/gpuready/test/cluster/record"
+)
+
+// ErrNotRoot is returned when namespaces cannot be made for want of root.
+var ErrNotRoot = errors.New("a cluster needs root for its namespaces; try again with sudo")
+
+// ErrLeftBehind means that a cluster has ended and not all of it is gone.
+var ErrLeftBehind = errors.New("something is left behind")
+
+// Config is what cluster to start. The zero value is one node with defaults.
+type Config struct {
+	Name       string        // of the cluster, unique on this machine; default "gpuready"
+	Nodes      int           // default 1; they are named n1, n2, …
+	Images     []string      // archives that each node has before Up returns
+	WithoutCDI bool          // containerd finds no CDI specs (before 2.4: ignores CDI devices)
+	NUMA       bool          // two made-up NUMA nodes, topology manager policy single-numa-node
+	NodeStatus time.Duration // how often a kubelet reports; default 2 s (Kubernetes: 10 s)
+	Binaries   binaries.Dir  // default: what binaries.Ensure returns
+	Progress   func(Step)    // is told what was done; may be nil
+}
+
+// Step is something that was done while a cluster came up.
+type Step struct {
+	What string
+	Took time.Duration // since Up was called
+}
+
+// Cluster is one that runs.
+type Cluster struct {
+	Name       string
+	Kubeconfig string  // file of an administrator, good on this machine outside the namespaces
+	Server     string  // URL of the API server, the same
+	Nodes      []*Node // n1, n2, …
+
+	config  Config
+	began   time.Time
+	folder  *folder.Folder // nil: it could not be had
+	plane   *plane.Plane   // nil: it was never made
+	down    sync.Once
+	downErr error
+}
+
+// Node is one node of a cluster.
+type Node = node.Node
+
+// Inside is what runs inside a cluster's namespaces, if args say so; see above.
+func Inside(args []string) (exit int, ran bool) { return inside.Run(args) }
+
+// DefaultName is the name of a cluster that was given none.
+const DefaultName = "gpuready"
+
+func (c *Config) complete() error {
+	if c.Name == "" {
+		c.Name = DefaultName
+	}
+	if err := folder.CheckName(c.Name); err != nil {
+		return err
+	}
+	if c.Nodes == 0 {
+		c.Nodes = 1
+	}
+	if c.Nodes < 1 || c.Nodes > network.MaxNodes {
+		return fmt.Errorf("%d nodes: must be 1 to %d", c.Nodes, network.MaxNodes)
+	}
+	if c.NodeStatus == 0 {
+		c.NodeStatus = 2 * time.Second
+	}
+	for i, archive := range c.Images {
+		if _, err := os.Stat(archive); err != nil {
+			return fmt.Errorf("image archive: %w; build it first (make images)", err)
+		}
+		var err error
+		if c.Images[i], err = filepath.Abs(archive); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Up starts a cluster and returns when all its nodes are Ready and have their
+// images. If it fails nothing is left. ctx bounds the start only.
+func Up(ctx context.Context, config Config) (*Cluster, error) {
+	if err := config.complete(); err != nil {
+		return nil, err
+	}
+	if os.Geteuid() != 0 {
+		return nil, ErrNotRoot
+	}
+	c := &Cluster{Name: config.Name, config: config, began: time.Now()}
+	if err := c.start(ctx); err != nil {
+		if c.folder != nil && (ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded)) {
+			err = c.folder.KeepLogs(err)
+		}
+		return nil, errors.Join(err, c.Down())
+	}
+	return c, nil
+}
+
+// start gets all that is no process, and then starts everything side by side;
+// what must wait for something waits for that alone.
+func (c *Cluster) start(ctx context.Context) error {
+	config := c.config
+	hierarchies, err := cgroup.Host()
+	if err != nil {
+		return err
+	}
+	if c.folder, err = folder.Claim(c.Name, hierarchies); err != nil {
+		return err
+	}
+	if config.Binaries == nil {
+		if config.Binaries, err = binaries.Ensure(ctx, binaries.Options{Out: os.Stderr}); err != nil {
+			return err
+		}
+	}
+	c.done("binaries")
+	if err := c.folder.Collect(config.Binaries.Path); err != nil {
+		return err
+	}
+	pause, err := writePause(c.folder)
+	if err != nil {
+		return err
+	}
+	if c.plane, err = plane.New(c.folder); err != nil {
+		return err
+	}
+	c.Nodes, err = node.New(ctx, node.Config{
+		Folder: c.folder, Hierarchies: hierarchies, Plane: c.plane, Images: append([]string{pause}, config.Images...),
+		WithoutCDI: config.WithoutCDI, NUMA: config.NUMA, Status: config.NodeStatus, Done: c.done,
+	}, config.Nodes)
+	if err != nil {
+		return err
+	}
+	g, together := errgroup.WithContext(ctx)
+	g.Go(func() error { return c.plane.Start(together, config.Binaries.Path, c.done) })
+	for _, n := range c.Nodes {
+		g.Go(func() error { return n.Boot(together) })
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	c.Server, c.Kubeconfig = c.plane.Server, c.plane.Kubeconfig
+	if err := c.WaitReady(ctx); err != nil {
+		return err
+	}
+	c.done("all nodes Ready")
+	return c.write()
+}
+
+func (c *Cluster) done(what string) {
+	if c.config.Progress != nil {
+		c.config.Progress(Step{What: what, Took: time.Since(c.began)})
+	}
+}
+
+// writePause writes the archive of the image that each pod needs.
+func writePause(f *folder.Folder) (archive string, err error) {
+	pause, err := image.Pause()
+	if err != nil {
+		return "", err
+	}
+	archive = f.Join("pause.tar")
+	return archive, image.Write(archive, pause)
+}
+
+// write writes what others are to know of the cluster.
+func (c *Cluster) write() error {
+	r := record.Record{Name: c.Name, Process: os.Getpid(), Since: c.began, Kubeconfig: c.Kubeconfig, Server: c.Server, Dir: c.folder.Path}
+	for _, n := range c.Nodes {
+		r.Nodes = append(r.Nodes, record.Node{Name: n.Name, IP: n.IP})
+	}
+	return r.Write()
+}
+
+// WaitReady waits until nodes, by default all, are Ready, each since its last
+// boot.
+func (c *Cluster) WaitReady(ctx context.Context, nodes ...*Node) error {
+	if len(nodes) == 0 {
+		nodes = c.Nodes
+	}
+	return node.WaitReady(ctx, c.plane.API, nodes...)
+}
+
+// Down ends the cluster and removes what it kept. It may be called again.
+func (c *Cluster) Down() error {
+	c.down.Do(func() {
+		for _, n := range c.Nodes {
+			n.Kill() // all at once, then wait for each
+		}
+		var errs []error
+		for _, n := range c.Nodes {
+			errs = append(errs, n.Halt())
+		}
+		if c.plane != nil {
+			c.plane.End()
+		}
+		if c.folder != nil {
+			errs = append(errs, c.folder.Release())
+		}
+		if err := errors.Join(errs...); err != nil {
+			c.downErr = fmt.Errorf("cluster %s: %w: %w", c.Name, ErrLeftBehind, err)
+		}
+	})
+	return c.downErr
+}
+
+// Ended is closed when the control plane has ended, which nothing but Down or a
+// crash does.
+func (c *Cluster) Ended() <-chan struct{} { return c.plane.Ended() }
+
+// Node returns the node of that name, nil if there is none.
+func (c *Cluster) Node(name string) *Node {
+	for _, n := range c.Nodes {
+		if n.Name == name {
+			return n
+		}
+	}
+	return nil
+}

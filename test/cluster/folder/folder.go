@@ -1,0 +1,155 @@
+// Package folder is where a cluster lies on disk: one folder for each, with its
+// programs, logs, certificates and the disks of its nodes. It is held by the
+// process that holds the cluster, with a lock that ends with that process, so
+// that a folder without one is known to be of a cluster that was killed.
+package folder
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/gpuready/gpuready/test/cluster/cgroup"
+)
+
+// Folder is that of one cluster.
+type Folder struct {
+	Cluster string // its name
+	Path    string // absolute
+
+	lock *os.File
+}
+
+// Base is the folder that clusters have theirs in: GPUREADY_CLUSTERS, or
+// /var/lib/gpuready-clusters. A node's disk is there, so its file system must
+// be fit for overlays.
+func Base() string {
+	if base := os.Getenv("GPUREADY_CLUSTERS"); base != "" {
+		return base
+	}
+	return "/var/lib/gpuready-clusters"
+}
+
+// Of is the path of a cluster's folder, there or not.
+func Of(cluster string) string { return filepath.Join(Base(), cluster) }
+
+var validName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
+
+// CheckName refuses a name that no cluster can have.
+func CheckName(cluster string) error {
+	if !validName.MatchString(cluster) {
+		return fmt.Errorf("cluster name %q: must be lower-case letters, digits and dashes, at most 32", cluster)
+	}
+	return nil
+}
+
+// Claim makes the folder of a cluster and locks it until Release, or the end of
+// this process. On the way it removes what clusters left behind that were
+// killed, their control groups too.
+func Claim(cluster string, hierarchies []cgroup.Hierarchy) (*Folder, error) {
+	// One at a time, so that nobody takes a folder that is being made for one
+	// that was left behind.
+	base, err := lockBase()
+	if err != nil {
+		return nil, fmt.Errorf("folder of the clusters: %w; choose another with GPUREADY_CLUSTERS", err)
+	}
+	defer base.Close()
+	sweep(base.Name(), hierarchies)
+	f := &Folder{Cluster: cluster, Path: filepath.Join(base.Name(), cluster)}
+	for _, d := range []string{logs, keys, nodes} {
+		if err := os.MkdirAll(filepath.Join(f.Path, d), 0o700); err != nil {
+			return nil, fmt.Errorf("folder of the cluster: %w", err)
+		}
+	}
+	lock, held, err := tryLock(f.Path, os.O_CREATE)
+	if err != nil {
+		return nil, err
+	}
+	if held {
+		return nil, fmt.Errorf("a cluster named %s is up; end it with `cluster down --name %s`, or choose another --name", cluster, cluster)
+	}
+	f.lock = lock
+	return f, nil
+}
+
+// Release removes the folder and the lock with it.
+func (f *Folder) Release() error {
+	defer f.lock.Close()
+	if err := os.RemoveAll(f.Path); err != nil {
+		return fmt.Errorf("remove the cluster's folder: %w", err)
+	}
+	_ = os.Remove(filepath.Dir(f.Path)) // if this was the last cluster
+	return nil
+}
+
+// What is in a folder.
+const (
+	logs  = "log"
+	keys  = "pki"
+	nodes = "nodes"
+)
+
+// Join is the path of something that has no place of its own in the folder.
+func (f *Folder) Join(name string) string { return filepath.Join(f.Path, name) }
+
+// Key is the path of a certificate, a key, or what holds one.
+func (f *Folder) Key(name string) string { return filepath.Join(f.Path, keys, name) }
+
+// Log is the path of what a program prints.
+func (f *Folder) Log(program string) string { return filepath.Join(f.Path, logs, program+".log") }
+
+// Logs lists the paths of all there are.
+func Logs(path string) ([]string, error) { return filepath.Glob(filepath.Join(path, logs, "*.log")) }
+
+// Disk is the path of a node's disk.
+func (f *Folder) Disk(node string) string { return filepath.Join(f.Path, nodes, node) }
+
+// Group is the name of a node's control groups. Who claims the folder after the
+// cluster was killed removes those of each node that has a disk.
+func (f *Folder) Group(node string) string { return groupName(f.Cluster, node) }
+
+func groupName(cluster, node string) string { return "gpuready-" + cluster + "-" + node }
+
+// KeepLogs moves the logs of a cluster that did not come up to where they are
+// kept until the next one of that name does not, and lets the error name them
+// there.
+func (f *Folder) KeepLogs(err error) error {
+	from, to := filepath.Join(f.Path, logs), filepath.Join(os.TempDir(), "gpuready-cluster-"+f.Cluster+"-log")
+	if os.RemoveAll(to) != nil || os.Rename(from, to) != nil && os.CopyFS(to, os.DirFS(from)) != nil {
+		return err
+	}
+	return &failure{err: err, from: from, to: to}
+}
+
+// failure is an error that names files in a folder that has moved.
+type failure struct {
+	err      error
+	from, to string
+}
+
+func (f *failure) Error() string { return strings.ReplaceAll(f.err.Error(), f.from, f.to) }
+func (f *failure) Unwrap() error { return f.err }
+
+// sweep removes what clusters left behind that were killed.
+func sweep(base string, hierarchies []cgroup.Hierarchy) {
+	dirs, _ := filepath.Glob(filepath.Join(base, "*"))
+	for _, dir := range dirs {
+		lock, held, err := tryLock(dir, os.O_CREATE)
+		if err != nil || held {
+			continue
+		}
+		disks, _ := os.ReadDir(filepath.Join(dir, nodes))
+		for _, d := range disks {
+			// If it cannot be removed now the folder stays, and with it the name.
+			if err = cgroup.Remove(hierarchies, groupName(filepath.Base(dir), d.Name())); err != nil {
+				break
+			}
+		}
+		if err == nil {
+			_ = os.RemoveAll(dir)
+		}
+		_ = lock.Close()
+	}
+}

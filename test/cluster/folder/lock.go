@@ -1,0 +1,84 @@
+package folder
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// lockBase makes and locks the folder that all clusters have theirs in.
+func lockBase() (*os.File, error) {
+	path, err := filepath.Abs(Base())
+	if err != nil {
+		return nil, err
+	}
+	for {
+		if err := os.MkdirAll(path, 0o700); err != nil {
+			return nil, err
+		}
+		base, err := os.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		if err := unix.Flock(int(base.Fd()), unix.LOCK_EX); err != nil {
+			_ = base.Close()
+			return nil, err
+		}
+		locked, err := base.Stat()
+		if now, errNow := os.Stat(path); err == nil && errNow == nil && os.SameFile(locked, now) {
+			return base, nil
+		}
+		_ = base.Close() // the last cluster took it along
+	}
+}
+
+// tryLock locks a cluster's folder, or says that a process holds it. flags may
+// be O_CREATE, if it may be nobody's.
+func tryLock(dir string, flags int) (lock *os.File, held bool, err error) {
+	lock, err = os.OpenFile(filepath.Join(dir, "lock"), flags|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, false, err
+	}
+	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		return lock, false, nil
+	}
+	_ = lock.Close()
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, true, nil
+	}
+	return nil, false, fmt.Errorf("lock %s: %w", dir, err)
+}
+
+// Held tells whether a process holds the folder of that path.
+func Held(path string) (bool, error) {
+	lock, held, err := tryLock(path, 0)
+	if err != nil || held {
+		return held, err
+	}
+	return false, lock.Close()
+}
+
+// WaitReleased waits until no process holds the folder of that path, or there
+// is none.
+func WaitReleased(path string, patience time.Duration) error {
+	deadline := time.Now().Add(patience)
+	for {
+		held, err := Held(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil || !held {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s is still held after %v", path, patience)
+		}
+		time.Sleep(50 * time.Millisecond) // flock has neither a deadline nor an event
+	}
+}

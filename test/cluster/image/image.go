@@ -1,0 +1,123 @@
+// Package image makes container images out of files, as archives in the OCI
+// layout that `ctr images import` takes.
+package image
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path"
+	"runtime"
+	"slices"
+)
+
+// Image is what to make an image of.
+type Image struct {
+	Name       string            // full name, docker.io/library/x:y
+	Files      map[string][]byte // absolute path: content; all are executable
+	Entrypoint []string
+}
+
+// Write writes an image's archive to a file.
+func Write(file string, i Image) error {
+	archive, err := i.archive()
+	if err == nil {
+		err = os.WriteFile(file, archive, 0o644)
+	}
+	if err != nil {
+		return fmt.Errorf("make the image %s: %w", i.Name, err)
+	}
+	return nil
+}
+
+// Media types of the OCI image specification, v1.1.
+const (
+	typeIndex    = "application/vnd.oci.image.index.v1+json"
+	typeManifest = "application/vnd.oci.image.manifest.v1+json"
+	typeConfig   = "application/vnd.oci.image.config.v1+json"
+	typeLayer    = "application/vnd.oci.image.layer.v1.tar"
+)
+
+type descriptor struct {
+	MediaType   string            `json:"mediaType"`
+	Digest      string            `json:"digest"`
+	Size        int               `json:"size"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+}
+
+func (i Image) archive() ([]byte, error) {
+	type m = map[string]any
+	out := map[string][]byte{"oci-layout": []byte(`{"imageLayoutVersion":"1.0.0"}`)}
+	blob := func(kind string, content []byte) descriptor {
+		sum := fmt.Sprintf("%x", sha256.Sum256(content))
+		out["blobs/sha256/"+sum] = content
+		return descriptor{MediaType: kind, Digest: "sha256:" + sum, Size: len(content)}
+	}
+	document := func(kind string, v any) (descriptor, error) {
+		content, err := json.Marshal(v)
+		return blob(kind, content), err
+	}
+	files, err := pack(i.Files, 0o755)
+	if err != nil {
+		return nil, err
+	}
+	layer := blob(typeLayer, files)
+	config, err := document(typeConfig, m{
+		"architecture": runtime.GOARCH, "os": "linux",
+		"config": m{"Entrypoint": i.Entrypoint},
+		"rootfs": m{"type": "layers", "diff_ids": []string{layer.Digest}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	manifest, err := document(typeManifest, m{"schemaVersion": 2, "mediaType": typeManifest, "config": config, "layers": []descriptor{layer}})
+	if err != nil {
+		return nil, err
+	}
+	manifest.Annotations = map[string]string{"io.containerd.image.name": i.Name}
+	out["index.json"], err = json.Marshal(m{"schemaVersion": 2, "mediaType": typeIndex, "manifests": []descriptor{manifest}})
+	if err != nil {
+		return nil, err
+	}
+	return pack(out, 0o644)
+}
+
+// pack makes a tar of files, the same one every time, directories first.
+func pack(files map[string][]byte, mode int64) ([]byte, error) {
+	var names, dirs []string
+	for name := range files {
+		name = path.Clean("/" + name)[1:]
+		names = append(names, name)
+		for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
+			dirs = append(dirs, dir)
+		}
+	}
+	slices.Sort(names)
+	slices.Sort(dirs)
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, dir := range slices.Compact(dirs) {
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o755}); err != nil {
+			return nil, err
+		}
+	}
+	for _, name := range names {
+		content, ok := files[name]
+		if !ok {
+			content = files["/"+name]
+		}
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: mode, Size: int64(len(content))}); err != nil {
+			return nil, err
+		}
+		if _, err := w.Write(content); err != nil {
+			return nil, err
+		}
+	}
+	if err := w.Close(); err != nil {
+		return nil, err
+	}
+	return b.Bytes(), nil
+}

@@ -1,0 +1,83 @@
+package image
+
+import (
+	"archive/tar"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func unpack(t *testing.T, archive []byte) map[string][]byte {
+	t.Helper()
+	files := map[string][]byte{}
+	for r := tar.NewReader(bytes.NewReader(archive)); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return files
+		}
+		require.NoError(t, err)
+		content, err := io.ReadAll(r)
+		require.NoError(t, err)
+		files[h.Name] = content
+	}
+}
+
+func TestArchiveLeadsFromItsIndexToItsFiles(t *testing.T) {
+	i := Image{Name: "example.com/x:1", Files: map[string][]byte{"/usr/bin/x": []byte("program")}, Entrypoint: []string{"/usr/bin/x"}}
+	archive, err := i.archive()
+	require.NoError(t, err)
+	again, err := i.archive()
+	require.NoError(t, err)
+	require.Equal(t, archive, again, "the same image, byte for byte")
+
+	files := unpack(t, archive)
+	follow := func(d descriptor, into any) []byte {
+		content := files["blobs/sha256/"+d.Digest[len("sha256:"):]]
+		require.Len(t, content, d.Size)
+		if into != nil {
+			require.NoError(t, json.Unmarshal(content, into))
+		}
+		return content
+	}
+	var index struct{ Manifests []descriptor }
+	require.NoError(t, json.Unmarshal(files["index.json"], &index))
+	require.Equal(t, "example.com/x:1", index.Manifests[0].Annotations["io.containerd.image.name"])
+	var manifest struct {
+		Config descriptor
+		Layers []descriptor
+	}
+	follow(index.Manifests[0], &manifest)
+	var config struct {
+		Config struct{ Entrypoint []string }
+		Rootfs struct {
+			DiffIDs []string `json:"diff_ids"`
+		}
+	}
+	follow(manifest.Config, &config)
+	require.Equal(t, []string{"/usr/bin/x"}, config.Config.Entrypoint)
+	require.Equal(t, []string{manifest.Layers[0].Digest}, config.Rootfs.DiffIDs)
+	layer := unpack(t, follow(manifest.Layers[0], nil))
+	require.Equal(t, "program", string(layer["usr/bin/x"]))
+	require.Contains(t, layer, "usr/")
+}
+
+func TestPauseWaitsUntilItIsEnded(t *testing.T) {
+	pause, err := Pause()
+	require.NoError(t, err)
+	file := filepath.Join(t.TempDir(), "pause")
+	require.NoError(t, os.WriteFile(file, pause.Files["/pause"], 0o755))
+	cmd := exec.Command(file)
+	require.NoError(t, cmd.Start())
+	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+	var exit *exec.ExitError
+	require.ErrorAs(t, cmd.Wait(), &exit)
+	require.Equal(t, syscall.SIGTERM, exit.Sys().(syscall.WaitStatus).Signal())
+}

@@ -1,0 +1,191 @@
+// Package inside is what runs inside the namespaces of a cluster's machines. A
+// machine is the control plane or a node; its first process is the cluster's
+// own tool run again, which makes the machine's mounts and then starts, restarts
+// and stops its programs as the process outside asks.
+//
+// The two talk over a socket pair: the process outside sends a Request a line,
+// gets an Event a line. When the socket closes, the machine ends, and with its
+// first process everything in it.
+package inside
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuready/gpuready/test/cluster/cgroup"
+)
+
+// The tool's own subcommands that people do not call.
+const (
+	CommandMachine = "inside-machine" // SPEC: the first process of a machine
+	commandBooted  = "inside-booted"  // SPEC: the same, in its control groups
+	CommandHook    = "inside-hook"    // an OCI hook: gives a container its node's boot ID
+	CommandEnter   = "inside-enter"   // PID PROGRAM [ARG...]: runs a program in a machine
+)
+
+// File descriptors that the first process of a machine inherits.
+const (
+	ControlFD  = 3 // the socket pair's end
+	ListenerFD = 4 // control plane: connections for the API server, accepted from the machine outside
+)
+
+// Places on a node that are the cluster's and not a node's.
+const (
+	Opt    = "/opt/cluster"
+	Bin    = Opt + "/bin"         // containerd, kubelet and what they need
+	Tool   = Bin + "/" + ToolName // this program
+	state  = "/run/cluster"       // boot ID, system controls
+	bootID = state + "/boot_id"
+)
+
+// ToolName is the name of this program among a node's.
+const ToolName = "cluster"
+
+// Spec is what a machine is to be.
+type Spec struct {
+	Hostname string    `json:"hostname"`
+	Node     *Node     `json:"node,omitempty"`   // nil: the control plane, on the file system of the machine outside
+	Target   string    `json:"target,omitempty"` // where connections of ListenerFD go
+	Programs []Program `json:"programs"`
+}
+
+// Node is what makes a machine a node.
+type Node struct {
+	Dir         string             `json:"dir"` // its disk: root/, and what overlays keep
+	BootID      string             `json:"bootID"`
+	Binds       map[string]string  `json:"binds"` // folder on the node: folder outside that it shows, read-only
+	Hierarchies []cgroup.Hierarchy `json:"hierarchies"`
+	Groups      []string           `json:"groups"`         // directories of the node's control groups
+	NUMA        []string           `json:"numa,omitempty"` // CPUs of each made-up NUMA node; none: as the machine is
+}
+
+// Program is one that a machine runs. It is started when asked for and, if
+// Restart, again when it ends.
+type Program struct {
+	Name    string   `json:"name"`
+	Path    string   `json:"path"`
+	Args    []string `json:"args"`
+	Env     []string `json:"env,omitempty"`
+	Log     string   `json:"log"` // file outside that its output is added to
+	Restart bool     `json:"restart"`
+}
+
+// Request asks a machine for something: Signal 0 starts the program, another
+// is sent to it.
+type Request struct {
+	Program string `json:"program"`
+	Signal  int    `json:"signal"`
+}
+
+// Event says what happened to a program, or to the machine (no Program).
+type Event struct {
+	Program string `json:"program,omitempty"`
+	Kind    Kind   `json:"kind"`
+	Message string `json:"message,omitempty"`
+}
+
+// Kind is what can happen.
+type Kind string
+
+// Kinds of event.
+const (
+	Booted  Kind = "booted"  // the machine: its mounts are made
+	Started Kind = "started" // a program was started
+	Ready   Kind = "ready"   // it said so, with sd_notify(3)
+	Exited  Kind = "exited"  // Message says how
+	Failed  Kind = "failed"  // Message says what could not be done
+)
+
+// Run runs one of the subcommands if args name one, and returns its exit code.
+func Run(args []string) (exit int, ran bool) {
+	if len(args) == 0 {
+		return 0, false
+	}
+	var err error
+	switch command, rest := args[0], args[1:]; {
+	case command == CommandMachine && len(rest) == 1:
+		err = machine(rest[0])
+	case command == commandBooted && len(rest) == 1:
+		err = booted(rest[0])
+	case command == CommandHook:
+		err = hook(os.Stdin)
+	case command == CommandEnter && len(rest) >= 2:
+		exit, err = enter(rest[0], rest[1:])
+	default:
+		return 0, false
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "cluster:", err)
+		return 1, true
+	}
+	return exit, true
+}
+
+// machine joins the control groups of a node and runs the tool again: a
+// namespace of control groups begins where its maker is, and is a thread's own
+// until the process is one thread.
+func machine(file string) error {
+	spec, err := readSpec(file)
+	if err != nil {
+		return err
+	}
+	if spec.Node != nil {
+		runtime.LockOSThread()
+		if err := cgroup.Join(spec.Node.Groups); err != nil {
+			return err
+		}
+		if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
+			return fmt.Errorf("make a namespace of control groups: %w", err)
+		}
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	return syscall.Exec(self, []string{self, commandBooted, file}, os.Environ())
+}
+
+// booted is the first process of a machine until it ends.
+func booted(file string) error {
+	control := os.NewFile(ControlFD, "control")
+	unix.CloseOnExec(ControlFD)
+	unix.CloseOnExec(ListenerFD)
+	s, err := newSupervisor(file, control)
+	if err == nil {
+		err = s.run(control)
+	}
+	if err != nil {
+		_ = json.NewEncoder(control).Encode(Event{Kind: Failed, Message: err.Error()})
+	}
+	return err
+}
+
+func readSpec(file string) (Spec, error) {
+	var spec Spec
+	data, err := os.ReadFile(file)
+	if err == nil {
+		err = json.Unmarshal(data, &spec)
+	}
+	if err != nil {
+		return spec, fmt.Errorf("read what the machine is to be: %w", err)
+	}
+	return spec, nil
+}
+
+// Write writes the spec to a file.
+func (s Spec) Write(file string) error {
+	data, err := json.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(file, data, 0o600)
+}

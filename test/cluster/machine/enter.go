@@ -1,0 +1,38 @@
+package machine
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/gpuready/gpuready/test/cluster/inside"
+)
+
+// Path is the path under which this process sees a path of the machine. Links
+// to absolute paths lead out of it.
+func (m *Machine) Path(path string) string {
+	return filepath.Join("/proc", strconv.Itoa(m.PID()), "root", path)
+}
+
+// Exec runs a program of the machine in its namespaces and returns what it
+// printed; an error holds the end of what it printed on standard error. stdin
+// may be nil.
+func (m *Machine) Exec(ctx context.Context, stdin io.Reader, name string, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, m.tool, append([]string{inside.CommandEnter, strconv.Itoa(m.PID()), name}, args...)...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // which takes the program along
+	cmd.WaitDelay = 5 * time.Second
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	var stderr bytes.Buffer
+	cmd.Stdin, cmd.Stderr = stdin, &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return out, fmt.Errorf("%s on %s: %w\n%s", name, m.name, err, lastLines(stderr.String(), 10))
+	}
+	return out, nil
+}

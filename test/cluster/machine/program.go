@@ -1,0 +1,159 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+
+	"github.com/gpuready/gpuready/test/cluster/inside"
+)
+
+// history counts what a program did.
+type history struct {
+	starts, readies, exits int
+	exit                   string // how it last ended
+}
+
+func (m *Machine) take(e inside.Event) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	h := m.programs[e.Program]
+	switch e.Kind {
+	case inside.Booted:
+		m.booted = true
+	case inside.Started:
+		h.starts++
+	case inside.Ready:
+		h.readies++
+	case inside.Exited:
+		h.exits++
+		h.exit = e.Message
+	case inside.Failed:
+		m.failed = e.Message
+	}
+	m.programs[e.Program] = h
+	close(m.changed)
+	m.changed = make(chan struct{})
+}
+
+// ask sends a request.
+func (m *Machine) ask(program string, signal syscall.Signal) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.requests.Encode(inside.Request{Program: program, Signal: int(signal)}); err != nil {
+		return fmt.Errorf("%s is down: %w", m.name, err)
+	}
+	return nil
+}
+
+// await waits until done says so.
+func (m *Machine) await(ctx context.Context, what string, done func() (bool, error)) error {
+	for {
+		m.mu.Lock()
+		ok, err := done()
+		if err == nil && m.failed != "" {
+			err = errors.New(m.failed)
+		}
+		changed := m.changed
+		m.mu.Unlock()
+		if ok || err != nil {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-m.ended:
+			return fmt.Errorf("%s ended while waiting for %s; the last of %s:\n%s", m.name, what, m.log, tail(m.log, 10))
+		case <-ctx.Done():
+			return fmt.Errorf("%s: waiting for %s: %w", m.name, what, context.Cause(ctx))
+		}
+	}
+}
+
+// WaitBooted waits until the machine's mounts are made.
+func (m *Machine) WaitBooted(ctx context.Context) error {
+	return m.await(ctx, "its mounts", func() (bool, error) { return m.booted, nil })
+}
+
+// Start starts a program. ready also waits until it says that it is, and fails
+// if it ends before.
+func (m *Machine) Start(ctx context.Context, program string, ready bool) error {
+	if err := m.ask(program, 0); err != nil {
+		return err
+	}
+	return m.Explain(program, m.await(ctx, program, func() (bool, error) {
+		h := m.programs[program]
+		if h.exits > 0 && h.readies == 0 {
+			return false, fmt.Errorf("it ended: %s", h.exit)
+		}
+		return h.starts > 0 && (!ready || h.readies > 0), nil
+	}))
+}
+
+// Restart ends a program with a signal and waits until it was started again
+// and says that it is ready again.
+func (m *Machine) Restart(ctx context.Context, program string, signal syscall.Signal) error {
+	m.mu.Lock()
+	before := m.programs[program]
+	m.mu.Unlock()
+	if err := m.ask(program, signal); err != nil {
+		return err
+	}
+	return m.Explain(program, m.await(ctx, program+" again", func() (bool, error) {
+		h := m.programs[program]
+		return h.starts > before.starts && h.readies > before.readies, nil
+	}))
+}
+
+// WaitCrashing waits until a program has ended so often, from now on, that it
+// will not recover, and returns that as an error; nil when ctx is done before.
+func (m *Machine) WaitCrashing(ctx context.Context, program string) error {
+	m.mu.Lock()
+	before := m.programs[program]
+	m.mu.Unlock()
+	err := m.await(ctx, program, func() (bool, error) {
+		h := m.programs[program]
+		if h.exits-before.exits >= 3 {
+			return false, fmt.Errorf("it ends again and again: %s", h.exit)
+		}
+		return false, nil
+	})
+	if ctx.Err() == nil {
+		return m.Explain(program, err)
+	}
+	return nil //nolint:nilerr // nobody waits any longer
+}
+
+// Check fails when a program has ended.
+func (m *Machine) Check(program string) error {
+	m.mu.Lock()
+	h := m.programs[program]
+	m.mu.Unlock()
+	if h.exits > 0 {
+		return m.Explain(program, fmt.Errorf("it ended: %s", h.exit))
+	}
+	return nil
+}
+
+// Log is the file with what a program prints.
+func (m *Machine) Log(program string) string {
+	for _, p := range m.spec.Programs {
+		if p.Name == program {
+			return p.Log
+		}
+	}
+	return ""
+}
+
+// Explain adds to an error what a program last printed, and where.
+func (m *Machine) Explain(program string, err error) error {
+	if err == nil {
+		return nil
+	}
+	file := m.Log(program)
+	last := tail(file, 8)
+	if last == "" {
+		return fmt.Errorf("%s on %s: %w; it printed nothing", program, m.name, err)
+	}
+	return fmt.Errorf("%s on %s: %w; the last of %s:\n%s", program, m.name, err, file, last)
+}

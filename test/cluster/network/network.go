@@ -1,0 +1,143 @@
+// Package network gives the machines of a cluster addresses and connects them:
+// a bridge in the control plane's namespace, and a cable from it to each node.
+// All is done from outside, over netlink handles in the machines' namespaces.
+package network
+
+import (
+	"fmt"
+	"net"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Addresses of a cluster. Each has network namespaces of its own, so all use
+// the same, and none can be reached from outside, or reach it.
+const (
+	PlaneIP    = "10.88.0.1" // the control plane's, and the nodes' gateway
+	ServiceIP  = "10.96.0.1" // of the Service "kubernetes": the control plane has it, so that no kube-proxy is needed
+	ServiceNet = "10.96.0.0/24"
+	DNSIP      = "10.96.0.10" // nobody answers there
+)
+
+// MaxNodes is how many nodes a cluster can have: their addresses are dealt out
+// a byte each.
+const MaxNodes = 100
+
+const bridgeName = "br0"
+
+// NodeIP is the address of a node by its number, which counts from 1.
+func NodeIP(number int) string { return fmt.Sprintf("10.88.1.%d", number) }
+
+// PodNet is the network of that node's pods.
+func PodNet(number int) string { return fmt.Sprintf("10.244.%d.0/24", number) }
+
+// in calls do with a handle on the network of a process.
+func in(pid int, do func(h *netlink.Handle, ns netns.NsHandle) error) error {
+	ns, err := netns.GetFromPid(pid)
+	if err != nil {
+		return fmt.Errorf("network namespace of process %d: %w", pid, err)
+	}
+	defer ns.Close()
+	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	return do(h, ns)
+}
+
+// MakeBridge makes the network of the control plane, whose first process is
+// plane.
+func MakeBridge(plane int) error {
+	err := in(plane, func(h *netlink.Handle, _ netns.NsHandle) error {
+		lo, err := h.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		if err := h.LinkSetUp(lo); err != nil {
+			return err
+		}
+		if err := h.AddrAdd(lo, address(ServiceIP+"/32")); err != nil {
+			return err
+		}
+		bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bridgeName}}
+		if err := h.LinkAdd(bridge); err != nil {
+			return err
+		}
+		if err := h.AddrAdd(bridge, address(PlaneIP+"/16")); err != nil {
+			return err
+		}
+		return h.LinkSetUp(bridge)
+	})
+	if err != nil {
+		return fmt.Errorf("network of the control plane: %w", err)
+	}
+	return nil
+}
+
+// Attach connects a node to the control plane's bridge. plane and node are their
+// first processes. After a reboot, which makes a new first process, it is called
+// again.
+func Attach(plane, node, number int) error {
+	err := in(node, func(inNode *netlink.Handle, ns netns.NsHandle) error {
+		err := in(plane, func(h *netlink.Handle, _ netns.NsHandle) error { return plug(h, ns, number) })
+		if err != nil {
+			return err
+		}
+		for name, addr := range map[string]string{"lo": "", "eth0": NodeIP(number) + "/16"} {
+			link, err := inNode.LinkByName(name)
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			if addr != "" {
+				if err := inNode.AddrAdd(link, address(addr)); err != nil {
+					return err
+				}
+			}
+			if err := inNode.LinkSetUp(link); err != nil {
+				return err
+			}
+		}
+		return inNode.RouteAdd(&netlink.Route{Gw: net.ParseIP(PlaneIP)})
+	})
+	if err != nil {
+		return fmt.Errorf("network of node %d: %w", number, err)
+	}
+	return nil
+}
+
+// plug makes the cable from the bridge to a node, whose end is its eth0.
+func plug(h *netlink.Handle, node netns.NsHandle, number int) error {
+	bridge, err := h.LinkByName(bridgeName)
+	if err != nil {
+		return err
+	}
+	name := fmt.Sprintf("n%d", number)
+	if old, err := h.LinkByName(name); err == nil { // of the node before its reboot; the kernel is slow to remove it
+		_ = h.LinkDel(old)
+	}
+	cable := &netlink.Veth{
+		LinkAttrs: netlink.LinkAttrs{Name: name, MasterIndex: bridge.Attrs().Index},
+		PeerName:  "eth0", PeerNamespace: netlink.NsFd(node),
+	}
+	if err := h.LinkAdd(cable); err != nil {
+		return fmt.Errorf("veth %s: %w", name, err)
+	}
+	if err := h.LinkSetUp(cable); err != nil {
+		return err
+	}
+	_, pods, err := net.ParseCIDR(PodNet(number))
+	if err != nil {
+		return err
+	}
+	return h.RouteReplace(&netlink.Route{Dst: pods, Gw: net.ParseIP(NodeIP(number))})
+}
+
+// address parses an address that is a constant here.
+func address(cidr string) *netlink.Addr {
+	ip, network, _ := net.ParseCIDR(cidr)
+	network.IP = ip
+	return &netlink.Addr{IPNet: network}
+}

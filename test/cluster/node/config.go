@@ -1,0 +1,152 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuready/gpuready/test/cluster/image"
+	"github.com/gpuready/gpuready/test/cluster/inside"
+	"github.com/gpuready/gpuready/test/cluster/network"
+)
+
+// kubeletConfig is /var/lib/kubelet/config.yaml: what kubeadm writes, but for
+// what keeps a kubelet from running in namespaces of a machine that others use.
+func kubeletConfig(c Config) string {
+	policy := "none"
+	if c.NUMA {
+		policy = "single-numa-node"
+	}
+	return fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+authentication:
+  anonymous: {enabled: false}
+  webhook: {enabled: true}
+  x509: {clientCAFile: /etc/kubernetes/pki/ca.crt}
+authorization: {mode: Webhook}
+tlsCertFile: /var/lib/kubelet/pki/kubelet.crt
+tlsPrivateKeyFile: /var/lib/kubelet/pki/kubelet.key
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+staticPodPath: /etc/kubernetes/manifests
+clusterDomain: cluster.local
+clusterDNS: [%s]
+nodeStatusUpdateFrequency: %s
+topologyManagerPolicy: %s
+# Control groups as the machine has them, v1 too; nobody runs systemd here.
+cgroupDriver: cgroupfs
+failCgroupV1: false
+enforceNodeAllocatable: [pods]
+failSwapOn: false
+# Errors over what a namespace may not do are logged, not fatal.
+featureGates: {KubeletInUserNamespace: true}
+oomScoreAdj: 0
+makeIPTablesUtilChains: false
+# The disk is the machine's: how full it is says nothing about the node.
+evictionHard: {memory.available: 1Mi, nodefs.available: 0%%, nodefs.inodesFree: 0%%, imagefs.available: 0%%, imagefs.inodesFree: 0%%, pid.available: 0%%}
+imageGCHighThresholdPercent: 100
+imageGCLowThresholdPercent: 99
+`, network.DNSIP, c.Status, policy)
+}
+
+// containerdConfig is /etc/containerd/config.toml: the defaults, NRI and CDI
+// among them, but for what is said.
+func containerdConfig(c Config) string {
+	// From 2.4 on containerd always does CDI; it can be let look for specs where there are none.
+	cdiDirs := "'/etc/cdi', '/var/run/cdi'"
+	if c.WithoutCDI {
+		cdiDirs = "'/etc/cdi-is-off'"
+	}
+	return fmt.Sprintf(`version = 3
+
+[plugins.'io.containerd.cri.v1.images'.pinned_images]
+  sandbox = '%s'
+
+# What is lost when the machine's power fails is lost anyway.
+[plugins.'io.containerd.metadata.v1.bolt']
+  no_sync = true
+
+[plugins.'io.containerd.cri.v1.runtime']
+  enable_cdi = %t
+  cdi_spec_dirs = [%s]
+  # Without CAP_SYS_RESOURCE no sandbox could have its score.
+  restrict_oom_score_adj = %t
+
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+  runtime_type = 'io.containerd.runc.v2'
+  # The default, and a hook that gives containers the boot ID of their node.
+  base_runtime_spec = '/etc/containerd/base.json'
+  [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+    SystemdCgroup = false
+`, image.PauseName, !c.WithoutCDI, cdiDirs, lacks(unix.CAP_SYS_RESOURCE))
+}
+
+// cniConfig connects a node's pods to each other; the control plane routes
+// between nodes.
+func cniConfig(pods string) string {
+	return fmt.Sprintf(`{
+  "cniVersion": "1.0.0",
+  "name": "cluster",
+  "plugins": [{
+    "type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": false,
+    "ipam": {"type": "host-local", "ranges": [[{"subnet": "%s"}]], "routes": [{"dst": "0.0.0.0/0"}]}
+  }]
+}
+`, pods)
+}
+
+// baseSpec is containerd's base_runtime_spec: this containerd's own default
+// with the hook added.
+func baseSpec(ctx context.Context, ctr string) (string, error) {
+	spec, err := exec.CommandContext(ctx, ctr, "oci", "spec").Output()
+	if err != nil {
+		return "", fmt.Errorf("ask %s for containerd's default OCI spec: %w", ctr, err)
+	}
+	return addHook(spec)
+}
+
+func addHook(spec []byte) (string, error) {
+	var s map[string]any
+	if err := json.Unmarshal(spec, &s); err != nil {
+		return "", fmt.Errorf("containerd's default OCI spec: %w", err)
+	}
+	// Where it has no base, containerd takes its default limits away again.
+	if process, ok := s["process"].(map[string]any); ok {
+		delete(process, "rlimits")
+	}
+	s["hooks"] = map[string]any{"createContainer": []any{map[string]any{
+		"path": inside.Tool, "args": []string{"cluster", inside.CommandHook}, "env": []string{"GOMAXPROCS=1"}, "timeout": 10,
+	}}}
+	out, err := json.MarshalIndent(s, "", "  ")
+	return string(out), err
+}
+
+// halves deals this machine's CPUs out to two NUMA nodes, in the kernel's
+// notation. The simulated driver's profiles put their GPUs on nodes 0 and 1.
+func halves() []string {
+	n := runtime.NumCPU()
+	if n < 2 {
+		return []string{"0", "0"}
+	}
+	return []string{cpuRange(0, n/2-1), cpuRange(n/2, n-1)}
+}
+
+func cpuRange(first, last int) string {
+	if first == last {
+		return fmt.Sprint(first)
+	}
+	return fmt.Sprintf("%d-%d", first, last)
+}
+
+// lacks tells whether this process does not have a capability.
+func lacks(capability int) bool {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return true
+	}
+	return data[capability/32].Effective&(1<<(capability%32)) == 0
+}

@@ -1,0 +1,63 @@
+package node
+
+import (
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpuready/gpuready/test/cluster/network"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	file := filepath.Join("testdata", name)
+	if *update {
+		require.NoError(t, os.WriteFile(file, []byte(got), 0o644))
+	}
+	want, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, string(want), got, "if this is right: go test -update")
+}
+
+func TestKubeletConfig(t *testing.T) {
+	got := kubeletConfig(Config{Status: 2 * time.Second})
+	golden(t, "kubelet.yaml", got)
+	var generic map[string]any
+	require.NoError(t, yaml.UnmarshalStrict([]byte(got), &generic))
+
+	numa := kubeletConfig(Config{Status: 10 * time.Second, NUMA: true})
+	require.Contains(t, numa, "topologyManagerPolicy: single-numa-node\n")
+	require.Contains(t, numa, "nodeStatusUpdateFrequency: 10s\n")
+}
+
+func TestContainerdConfig(t *testing.T) {
+	require.Contains(t, containerdConfig(Config{}), "enable_cdi = true\n  cdi_spec_dirs = ['/etc/cdi', '/var/run/cdi']\n")
+	require.Contains(t, containerdConfig(Config{WithoutCDI: true}), "enable_cdi = false\n  cdi_spec_dirs = ['/etc/cdi-is-off']\n")
+}
+
+func TestNetworkConfigIsJSON(t *testing.T) {
+	require.True(t, json.Valid([]byte(cniConfig(network.PodNet(7)))))
+	require.Contains(t, cniConfig(network.PodNet(7)), `"10.244.7.0/24"`)
+}
+
+func TestHookIsAddedToContainerdsDefault(t *testing.T) {
+	got, err := addHook([]byte(`{"ociVersion":"1.2.1","process":{"cwd":"/","rlimits":[{"type":"RLIMIT_NOFILE"}]},"mounts":[]}`))
+	require.NoError(t, err)
+	golden(t, "base.json", got+"\n")
+	_, err = addHook([]byte(`x`))
+	require.ErrorContains(t, err, "default OCI spec")
+}
+
+func TestHalvesOfTheMachine(t *testing.T) {
+	require.Len(t, halves(), 2)
+	require.Equal(t, "0", cpuRange(0, 0))
+	require.Equal(t, "2-3", cpuRange(2, 3))
+}

@@ -1,0 +1,276 @@
+// Package node is a node of a cluster: containerd and the kubelet, with their
+// configuration, in a machine of its own with the paths that a node has in
+// production.
+package node
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/gpuready/gpuready/test/cluster/cgroup"
+	"github.com/gpuready/gpuready/test/cluster/folder"
+	"github.com/gpuready/gpuready/test/cluster/inside"
+	"github.com/gpuready/gpuready/test/cluster/machine"
+	"github.com/gpuready/gpuready/test/cluster/network"
+	"github.com/gpuready/gpuready/test/cluster/pki"
+	"github.com/gpuready/gpuready/test/cluster/plane"
+)
+
+// Programs of a node.
+const (
+	kubelet    = "kubelet"
+	containerd = "containerd"
+)
+
+// Config is what the nodes of a cluster have in common.
+type Config struct {
+	Folder      *folder.Folder // with its programs collected
+	Hierarchies []cgroup.Hierarchy
+	Plane       *plane.Plane
+	Images      []string          // archives that each node has before Boot returns
+	WithoutCDI  bool              // containerd finds no CDI specs
+	NUMA        bool              // two made-up NUMA nodes, topology manager policy single-numa-node
+	Status      time.Duration     // how often a kubelet reports
+	Done        func(what string) // is told each step, side by side
+}
+
+// Node is one node of a cluster. While it reboots nothing else can be done with
+// it; everything else may be done side by side.
+type Node struct {
+	Name string // as Kubernetes knows it
+	IP   string
+
+	config  Config
+	number  int
+	files   map[string]string // what a node's disk has before its first boot
+	bootID  string
+	machine *machine.Machine // nil: it was never booted
+}
+
+// New makes nodes: n1, n2, … They are not booted.
+func New(ctx context.Context, config Config, count int) ([]*Node, error) {
+	base, err := baseSpec(ctx, filepath.Join(config.Folder.Bin(), "ctr"))
+	if err != nil {
+		return nil, err
+	}
+	var nodes []*Node
+	for i := range count {
+		number := i + 1
+		n := &Node{Name: fmt.Sprintf("n%d", number), IP: network.NodeIP(number), config: config, number: number}
+		if n.files, err = n.content(base); err != nil {
+			return nil, err
+		}
+		nodes = append(nodes, n)
+	}
+	return nodes, nil
+}
+
+// content is what a node's disk has before its first boot, by paths. base is
+// containerd's base_runtime_spec.
+func (n *Node) content(base string) (map[string]string, error) {
+	authority := n.config.Plane.Authority
+	self := pki.Subject{Name: "system:node:" + n.Name, Groups: []string{"system:nodes"}}
+	client, err := n.config.Plane.Client(self)
+	if err != nil {
+		return nil, err
+	}
+	self.Hosts = []string{n.Name, n.IP}
+	serving, err := authority.Issue(self)
+	if err != nil {
+		return nil, err
+	}
+	return map[string]string{
+		"/etc/machine-id":                    strings.ReplaceAll(newUUID(), "-", "") + "\n",
+		"/etc/kubernetes/kubelet.conf":       string(client),
+		"/etc/kubernetes/pki/ca.crt":         string(authority.PEM),
+		"/var/lib/kubelet/pki/kubelet.crt":   string(serving.Cert),
+		"/var/lib/kubelet/pki/kubelet.key":   string(serving.Key),
+		"/var/lib/kubelet/config.yaml":       kubeletConfig(n.config),
+		"/etc/containerd/config.toml":        containerdConfig(n.config),
+		"/etc/containerd/base.json":          base,
+		"/etc/cni/net.d/10-cluster.conflist": cniConfig(network.PodNet(n.number)),
+	}, nil
+}
+
+// spec is what the node is to be this time that it boots.
+func (n *Node) spec(groups []string) inside.Spec {
+	f := n.config.Folder
+	program := func(name string, args ...string) inside.Program {
+		return inside.Program{Name: name, Path: filepath.Join(inside.Bin, name), Args: args, Log: f.Log(n.Name + "-" + name), Restart: true}
+	}
+	spec := inside.Spec{
+		Hostname: n.Name,
+		Node: &inside.Node{
+			Dir: f.Disk(n.Name), BootID: n.bootID,
+			Binds:       map[string]string{inside.Bin: f.Bin(), "/opt/cni/bin": f.Plugins()},
+			Hierarchies: n.config.Hierarchies, Groups: groups,
+		},
+		Programs: []inside.Program{
+			program(containerd, "--config=/etc/containerd/config.toml"),
+			program(kubelet, "--config=/var/lib/kubelet/config.yaml", "--kubeconfig=/etc/kubernetes/kubelet.conf",
+				"--hostname-override="+n.Name, "--node-ip="+n.IP, "--v=2"),
+		},
+	}
+	if n.config.NUMA {
+		spec.Node.NUMA = halves()
+	}
+	return spec
+}
+
+// Boot boots the node for the first time: while the control plane starts, up to
+// where the kubelet says that it is ready.
+func (n *Node) Boot(ctx context.Context) error { return n.boot(ctx, true) }
+
+// boot starts the node. The first time it also gets its files and images.
+func (n *Node) boot(ctx context.Context, first bool) error {
+	c := n.config
+	n.bootID = newUUID()
+	groups, err := cgroup.Make(c.Hierarchies, c.Folder.Group(n.Name))
+	if err != nil {
+		return err
+	}
+	if n.machine, err = machine.Start(c.Folder, n.spec(groups), nil); err != nil {
+		return err
+	}
+	if err := n.machine.WaitBooted(ctx); err != nil {
+		return err
+	}
+	if first {
+		for path, content := range n.files {
+			if err := n.write(path, content); err != nil {
+				return err
+			}
+		}
+	}
+	if err := c.Plane.Attach(ctx, n.number, n.machine.PID()); err != nil {
+		return err
+	}
+	if err := n.machine.Start(ctx, containerd, true); err != nil {
+		return err
+	}
+	c.Done(n.Name + " containerd")
+	g, ctx := errgroup.WithContext(ctx)
+	if first {
+		g.Go(func() error {
+			for _, archive := range c.Images {
+				if err := n.Import(ctx, archive); err != nil {
+					return err
+				}
+			}
+			c.Done(n.Name + " images")
+			return nil
+		})
+	}
+	g.Go(func() error {
+		if err := c.Plane.Serving(ctx); err != nil {
+			return err
+		}
+		return n.machine.Start(ctx, kubelet, true)
+	})
+	return g.Wait()
+}
+
+// Kill begins to end everything on the node at once, as when its power fails.
+func (n *Node) Kill() {
+	if n.machine != nil {
+		n.machine.Kill()
+	}
+}
+
+// Halt does the same, waits until it is done and removes what the machine
+// outside has of the node but its disk.
+func (n *Node) Halt() error {
+	if n.machine != nil {
+		n.machine.End()
+	}
+	return cgroup.Remove(n.config.Hierarchies, n.config.Folder.Group(n.Name))
+}
+
+// BootID is the boot ID of the node, the same in its containers; a reboot
+// changes it.
+func (n *Node) BootID() string { return n.bootID }
+
+// PathOnNode is the path under which this process sees a path of the node. It
+// is good until the node reboots; links to absolute paths lead out of it.
+func (n *Node) PathOnNode(path string) string { return n.machine.Path(path) }
+
+// write writes a file on the node.
+func (n *Node) write(path, content string) error {
+	at := n.PathOnNode(path)
+	err := os.MkdirAll(filepath.Dir(at), 0o755)
+	if err == nil {
+		err = os.WriteFile(at, []byte(content), 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("%s on %s: %w", path, n.Name, err)
+	}
+	return nil
+}
+
+// Exec runs a program of the node in its namespaces and returns what it
+// printed; an error holds the end of what it printed on standard error.
+func (n *Node) Exec(ctx context.Context, name string, args ...string) ([]byte, error) {
+	return n.machine.Exec(ctx, nil, name, args...)
+}
+
+// Import gives the node the images of an archive.
+func (n *Node) Import(ctx context.Context, archive string) error {
+	f, err := os.Open(archive)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := n.machine.Exec(ctx, f, "ctr", "--namespace=k8s.io", "images", "import", "-"); err != nil {
+		return fmt.Errorf("import %s: %w", archive, err)
+	}
+	return nil
+}
+
+// KillKubelet kills the kubelet and returns when it runs again.
+func (n *Node) KillKubelet(ctx context.Context) error {
+	return n.machine.Restart(ctx, kubelet, syscall.SIGKILL)
+}
+
+// RestartContainerd restarts containerd, as systemctl does, and returns when it
+// serves again. Containers keep running.
+func (n *Node) RestartContainerd(ctx context.Context) error {
+	return n.machine.Restart(ctx, containerd, syscall.SIGTERM)
+}
+
+// Reboot ends everything on the node at once and starts it again, with its
+// disk, an empty /run and /dev, and a new boot ID. It returns when the node is
+// Ready.
+func (n *Node) Reboot(ctx context.Context) error {
+	if err := n.Halt(); err != nil {
+		return err
+	}
+	if err := n.boot(ctx, false); err != nil {
+		return err
+	}
+	return WaitReady(ctx, n.config.Plane.API, n)
+}
+
+// Logs returns what kubelet or containerd has printed on the node so far.
+func (n *Node) Logs(program string) ([]byte, error) {
+	file := n.machine.Log(program)
+	if file == "" {
+		return nil, fmt.Errorf("%s: no such program on a node; there are %s and %s", program, kubelet, containerd)
+	}
+	return os.ReadFile(file)
+}
+
+// newUUID makes a random one, as the kernel writes a boot ID.
+func newUUID() string {
+	b := make([]byte, 16)
+	_, _ = rand.Read(b) // never fails
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}

@@ -1,0 +1,158 @@
+// Package plane is the control plane of a cluster: etcd, kube-apiserver,
+// kube-scheduler and kube-controller-manager in a machine of their own, the
+// authority that says who is who, and the bridge that nodes are connected to.
+package plane
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/gpuready/gpuready/test/cluster/api"
+	"github.com/gpuready/gpuready/test/cluster/folder"
+	"github.com/gpuready/gpuready/test/cluster/inside"
+	"github.com/gpuready/gpuready/test/cluster/machine"
+	"github.com/gpuready/gpuready/test/cluster/network"
+	"github.com/gpuready/gpuready/test/cluster/pki"
+)
+
+// hostname is that of the control plane.
+const hostname = "control-plane"
+
+// Plane is one cluster's control plane. Nodes may be made for one that was not
+// started, and boot while it starts.
+type Plane struct {
+	Authority *pki.Authority // of all certificates in the cluster
+
+	// Known once Start has returned; the client also once Serving has.
+	Server     string      // URL of the API server, good on this machine outside the namespaces
+	Kubeconfig string      // file of an administrator, good in the same place
+	API        *api.Client // the same administrator's
+
+	folder  *folder.Folder
+	machine *machine.Machine // nil: it was never started
+	bridged chan struct{}    // closed when nodes can be attached
+	serving chan struct{}    // closed when the API server is ready
+}
+
+// New makes the control plane of the cluster with that folder.
+func New(f *folder.Folder) (*Plane, error) {
+	authority, err := pki.New("gpuready-" + f.Cluster)
+	if err != nil {
+		return nil, err
+	}
+	return &Plane{Authority: authority, folder: f, bridged: make(chan struct{}), serving: make(chan struct{})}, nil
+}
+
+// Start starts the control plane and returns when pods can be made. path tells
+// where a program is; done is told each step. If it fails, what runs is left to
+// End.
+func (p *Plane) Start(ctx context.Context, path func(program string) string, done func(what string)) error {
+	// A listener stays in its network, which is the one outside: the control
+	// plane accepts on it.
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return fmt.Errorf("a port for the API server: %w", err)
+	}
+	defer listener.Close()
+	if err := p.writeAdmin("https://" + listener.Addr().String()); err != nil {
+		return err
+	}
+	if err := p.writeKeys(); err != nil {
+		return err
+	}
+	file, err := listener.(*net.TCPListener).File()
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	spec := inside.Spec{Hostname: hostname, Target: network.PlaneIP + ":443", Programs: programs(p.folder, path)}
+	if p.machine, err = machine.Start(p.folder, spec, file); err != nil {
+		return err
+	}
+	if err := network.MakeBridge(p.machine.PID()); err != nil {
+		return err
+	}
+	close(p.bridged)
+	if err := p.machine.WaitBooted(ctx); err != nil {
+		return err
+	}
+	if err := p.machine.Start(ctx, etcd, true); err != nil {
+		return err
+	}
+	done(etcd)
+	if err := p.machine.Start(ctx, apiserver, false); err != nil {
+		return err
+	}
+	if err := p.poll(ctx, apiserver, "/readyz"); err != nil {
+		return err
+	}
+	close(p.serving)
+	done(apiserver)
+	g, both := errgroup.WithContext(ctx)
+	for _, name := range []string{scheduler, controllerManager} {
+		g.Go(func() error { return p.machine.Start(both, name, false) })
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	// Pods are refused until the controller manager has made their namespace's account.
+	err = p.poll(ctx, controllerManager, "/api/v1/namespaces/default/serviceaccounts/default")
+	done("service accounts")
+	return err
+}
+
+// poll asks the API server for a path until it answers, which a program brings
+// about.
+func (p *Plane) poll(ctx context.Context, program, path string) error {
+	again := time.NewTicker(30 * time.Millisecond)
+	defer again.Stop()
+	for {
+		err := p.API.Reach(ctx, path)
+		if err == nil {
+			return nil
+		}
+		if err := p.machine.Check(program); err != nil {
+			return err
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return p.machine.Explain(program, fmt.Errorf("waiting for it: %w (%w)", context.Cause(ctx), err))
+		}
+	}
+}
+
+// Attach connects a node, by its number and its first process, to the bridge as
+// soon as there is one.
+func (p *Plane) Attach(ctx context.Context, number, process int) error {
+	if err := await(ctx, p.bridged); err != nil {
+		return err
+	}
+	return network.Attach(p.machine.PID(), process, number)
+}
+
+// Serving waits until the API server is ready.
+func (p *Plane) Serving(ctx context.Context) error { return await(ctx, p.serving) }
+
+func await(ctx context.Context, done <-chan struct{}) error {
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Ended is closed when the control plane, which was started, has ended.
+func (p *Plane) Ended() <-chan struct{} { return p.machine.Ended() }
+
+// End ends the control plane, also one that was never started.
+func (p *Plane) End() {
+	if p.machine != nil {
+		p.machine.End()
+	}
+}

@@ -1,0 +1,49 @@
+package plane
+
+import (
+	"github.com/gpuready/gpuready/test/cluster/folder"
+	"github.com/gpuready/gpuready/test/cluster/inside"
+	"github.com/gpuready/gpuready/test/cluster/network"
+)
+
+// Programs of the control plane.
+const (
+	etcd              = "etcd"
+	apiserver         = "kube-apiserver"
+	scheduler         = "kube-scheduler"
+	controllerManager = "kube-controller-manager"
+)
+
+// programs are the control plane's with their arguments; path tells where one is.
+func programs(f *folder.Folder, path func(name string) string) []inside.Program {
+	program := func(name string, args ...string) inside.Program {
+		return inside.Program{Name: name, Path: path(name), Args: args, Log: f.Log(name)}
+	}
+	client := func(name string) inside.Program {
+		return program(name, "--kubeconfig="+f.Key(name+".kubeconfig"), "--leader-elect=false",
+			"--bind-address=127.0.0.1", "--cert-dir="+f.Key(name), "--v=2",
+			// The controller manager asks for an account for each of its controllers; at 20 a second that takes 5 s.
+			"--kube-api-qps=1000", "--kube-api-burst=1000")
+	}
+	// They allocate most while they start: fewer collections take a sixth off that.
+	lazy := []string{"GOGC=200"}
+	manager := client(controllerManager)
+	manager.Args = append(manager.Args, "--root-ca-file="+f.Key("ca.crt"), "--service-account-private-key-file="+f.Key("sa.key"), "--use-service-account-credentials=true")
+	all := []inside.Program{
+		program(etcd, "--data-dir="+f.Join(etcd), "--unsafe-no-fsync", "--log-level=warn",
+			"--listen-client-urls=http://127.0.0.1:2379", "--advertise-client-urls=http://127.0.0.1:2379", "--listen-peer-urls=http://127.0.0.1:2380"),
+		program(apiserver, "--etcd-servers=http://127.0.0.1:2379",
+			"--bind-address=0.0.0.0", "--secure-port=443", "--advertise-address="+network.PlaneIP, "--service-cluster-ip-range="+network.ServiceNet,
+			"--tls-cert-file="+f.Key("apiserver.crt"), "--tls-private-key-file="+f.Key("apiserver.key"), "--client-ca-file="+f.Key("ca.crt"),
+			"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true",
+			"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+f.Key("sa.key"), "--service-account-signing-key-file="+f.Key("sa.key"),
+			"--kubelet-certificate-authority="+f.Key("ca.crt"), "--kubelet-client-certificate="+f.Key("kubelet-client.crt"), "--kubelet-client-key="+f.Key("kubelet-client.key"),
+			"--kubelet-preferred-address-types=InternalIP", "--v=2"),
+		client(scheduler),
+		manager,
+	}
+	for i := range all {
+		all[i].Env = lazy
+	}
+	return all
+}

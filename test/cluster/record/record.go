@@ -1,0 +1,166 @@
+// Package record is what the process that holds a cluster writes down about it,
+// so that others find it, ask it how its nodes are, read its logs and end it.
+package record
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuready/gpuready/test/cluster/api"
+	"github.com/gpuready/gpuready/test/cluster/folder"
+)
+
+// Record is what is known about a cluster from outside the process that holds
+// it. It lies in the cluster's folder and goes with it.
+type Record struct {
+	Name       string    `json:"name"`
+	Process    int       `json:"process"` // that holds it; 0: it still comes up
+	Since      time.Time `json:"since"`
+	Kubeconfig string    `json:"kubeconfig"`
+	Server     string    `json:"server"`
+	Dir        string    `json:"dir"`
+	Nodes      []Node    `json:"nodes"`
+}
+
+// Node is a node's part of it. What is after IP is known after Refresh.
+type Node struct {
+	Name    string `json:"name"`
+	IP      string `json:"ip"`
+	Ready   bool   `json:"ready"`
+	Message string `json:"message,omitempty"` // why it is not
+	Kubelet string `json:"kubelet,omitempty"`
+	Runtime string `json:"runtime,omitempty"`
+}
+
+const file = "cluster.json"
+
+// Write writes it into the cluster's folder, Dir.
+func (r Record) Write() error {
+	data, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(r.Dir, file), data, 0o600)
+}
+
+// ErrNotUp means that no cluster of a name is up.
+var ErrNotUp = errors.New("no such cluster is up")
+
+// Find reads the record of a cluster that a process holds. Only Name and Dir
+// are known of one that still comes up.
+func Find(name string) (Record, error) {
+	r := Record{Name: name, Dir: folder.Of(name)}
+	if folder.CheckName(name) != nil {
+		return r, fmt.Errorf("cluster name %q: %w", name, ErrNotUp)
+	}
+	if _, err := os.Stat(r.Dir); err != nil {
+		return r, fmt.Errorf("%s: %w; bring it up with `cluster up --name %s`", name, ErrNotUp, name)
+	}
+	held, err := folder.Held(r.Dir)
+	if err != nil {
+		return r, err
+	}
+	if !held {
+		return r, fmt.Errorf("%s: %w; it was killed, and its files in %s go when the next one comes up", name, ErrNotUp, r.Dir)
+	}
+	data, err := os.ReadFile(filepath.Join(r.Dir, file))
+	if errors.Is(err, fs.ErrNotExist) {
+		return r, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &r)
+	}
+	return r, err
+}
+
+// Names lists the clusters that are up.
+func Names() []string {
+	var names []string
+	dirs, _ := os.ReadDir(folder.Base())
+	for _, d := range dirs {
+		if _, err := Find(d.Name()); err == nil {
+			names = append(names, d.Name())
+		}
+	}
+	return names
+}
+
+// Refresh asks the cluster how its nodes are.
+func (r *Record) Refresh(ctx context.Context) error {
+	client, err := api.Open(r.Kubeconfig)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	nodes, err := client.Nodes(ctx)
+	if err != nil {
+		return fmt.Errorf("ask the API server of %s: %w; see `cluster logs kube-apiserver --name %s`", r.Name, err, r.Name)
+	}
+	for i := range r.Nodes {
+		for _, n := range nodes {
+			if to := &r.Nodes[i]; n.Metadata.Name == to.Name {
+				to.Ready, to.Message = n.Ready()
+				to.Kubelet, to.Runtime = n.Status.NodeInfo.KubeletVersion, n.Status.NodeInfo.ContainerRuntimeVersion
+				if to.Ready {
+					to.Message = ""
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// End asks the process that holds the cluster to end it, and waits until it is
+// gone.
+func (r *Record) End() error {
+	if r.Process == 0 {
+		return fmt.Errorf("%s still comes up; end the process that brings it up", r.Name)
+	}
+	if err := unix.Kill(r.Process, unix.SIGTERM); err != nil {
+		return fmt.Errorf("end process %d, which holds the cluster %s: %w", r.Process, r.Name, err)
+	}
+	return folder.WaitReleased(r.Dir, time.Minute)
+}
+
+// Logs are the files with what the cluster's programs print, by their names:
+// "kube-apiserver", "n1-kubelet".
+func (r *Record) Logs() (map[string]string, error) {
+	files, err := folder.Logs(r.Dir)
+	if err != nil {
+		return nil, err
+	}
+	logs := map[string]string{}
+	for _, file := range files {
+		logs[strings.TrimSuffix(filepath.Base(file), ".log")] = file
+	}
+	return logs, nil
+}
+
+// Log is the file of one of them.
+func (r *Record) Log(name string) (string, error) {
+	logs, err := r.Logs()
+	if err != nil {
+		return "", err
+	}
+	// n1/kubelet is what people try.
+	if file, ok := logs[strings.ReplaceAll(name, "/", "-")]; ok {
+		return file, nil
+	}
+	var names []string
+	for name := range logs {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return "", fmt.Errorf("%s has no log %q; there are %s", r.Name, name, strings.Join(names, ", "))
+}

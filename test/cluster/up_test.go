@@ -1,0 +1,194 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/test/cluster/binaries"
+	"github.com/gpuready/gpuready/test/cluster/cgroup"
+	"github.com/gpuready/gpuready/test/cluster/image"
+)
+
+// seer is a program that prints files, for pods: this test's own.
+const seer = `package main
+
+import (
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+)
+
+func main() {
+	for _, arg := range os.Args[1:] {
+		if arg == "stay" {
+			c := make(chan os.Signal, 1)
+			signal.Notify(c)
+			<-c
+			return
+		}
+		text, err := os.ReadFile(arg)
+		fmt.Println(arg, strings.TrimSpace(string(text)), err)
+	}
+}
+`
+
+// TestClusterLivesThroughWhatNodesGoThrough brings real clusters up, which
+// takes a minute and binaries that take ten to build.
+func TestClusterLivesThroughWhatNodesGoThrough(t *testing.T) {
+	if os.Getenv("GPUREADY_E2E") == "" {
+		t.Skip("brings up real clusters; set GPUREADY_E2E=1 to run it")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
+	defer cancel()
+	dir, err := binaries.Ensure(ctx, binaries.Options{Out: os.Stderr})
+	require.NoError(t, err)
+	t.Setenv("GPUREADY_CLUSTERS", t.TempDir())
+
+	config := Config{
+		Name: "test", Nodes: 2, Images: []string{makeSeer(t)}, Binaries: dir,
+		Progress: func(s Step) { t.Logf("%5.1f s  %s", s.Took.Seconds(), s.What) },
+	}
+	c, err := Up(ctx, config)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, c.Down()) }()
+	k := kubectl{t: t, path: dir.Path("kubectl"), config: c.Kubeconfig}
+
+	t.Run("a pod runs to completion and sees its node's boot ID", func(t *testing.T) {
+		n := c.Node("n2")
+		k.apply(pod("once", n.Name, "/proc/sys/kernel/random/boot_id", "/var/run/secrets/kubernetes.io/serviceaccount/namespace"))
+		k.run("wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/once", "--timeout=60s")
+		require.Contains(t, k.run("logs", "once"), n.BootID())
+		require.NotEqual(t, n.BootID(), c.Node("n1").BootID())
+	})
+	k.apply(pod("stays", "n1", "stay"))
+	k.run("wait", "--for=condition=Ready", "pod/stays", "--timeout=60s")
+	started := k.run("get", "pod", "stays", "-o=jsonpath={.status.containerStatuses[0].containerID}")
+	n := c.Node("n1")
+
+	t.Run("a kubelet that is killed comes back", func(t *testing.T) {
+		require.NoError(t, n.KillKubelet(ctx))
+		require.NoError(t, c.WaitReady(ctx, n))
+	})
+	t.Run("containers outlive containerd", func(t *testing.T) {
+		require.NoError(t, n.RestartContainerd(ctx))
+		out, err := n.Exec(ctx, "ctr", "--namespace=k8s.io", "tasks", "ls")
+		require.NoError(t, err)
+		require.Contains(t, string(out), strings.TrimPrefix(started, "containerd://"))
+		k.until(t, "stay", "exec", "stays", "--", "/seer", "/proc/1/cmdline")
+	})
+	t.Run("a node is private", func(t *testing.T) {
+		require.NoError(t, os.WriteFile(n.PathOnNode("/usr/local/made-on-node"), nil, 0o644))
+		require.NoFileExists(t, "/usr/local/made-on-node")
+		require.NoFileExists(t, c.Node("n2").PathOnNode("/usr/local/made-on-node"))
+		_, err := n.Exec(ctx, "ls", "/run/made-before-reboot")
+		require.ErrorContains(t, err, "No such file")
+		require.NoError(t, os.WriteFile(n.PathOnNode("/run/made-before-reboot"), nil, 0o644))
+	})
+	t.Run("a node reboots", func(t *testing.T) {
+		before := n.BootID()
+		require.NoError(t, n.Reboot(ctx))
+		require.NotEqual(t, before, n.BootID())
+		require.NoFileExists(t, n.PathOnNode("/run/made-before-reboot"))
+		require.FileExists(t, n.PathOnNode("/usr/local/made-on-node"))
+		k.until(t, n.BootID(), "exec", "stays", "--", "/seer", "/proc/sys/kernel/random/boot_id")
+	})
+	t.Run("clusters stand side by side", func(t *testing.T) {
+		other := config
+		other.Name, other.Nodes, other.NUMA, other.WithoutCDI = "other", 1, true, true
+		second, err := Up(ctx, other)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, second.Down()) }()
+		in := kubectl{t: t, path: k.path, config: second.Kubeconfig}
+		require.Equal(t, "node/n1", strings.TrimSpace(in.run("get", "nodes", "-o=name")))
+		require.Equal(t, 2, strings.Count(k.run("get", "nodes", "-o=name"), "node/"))
+		_, err = Up(ctx, other)
+		require.ErrorContains(t, err, "is up")
+		online, err := second.Node("n1").Exec(ctx, "cat", "/sys/devices/system/node/online")
+		require.NoError(t, err)
+		require.Equal(t, "0-1\n", string(online))
+	})
+	require.NoError(t, c.Down())
+	require.NoDirExists(t, c.folder.Path)
+	hierarchies, err := cgroup.Host()
+	require.NoError(t, err)
+	require.Empty(t, cgroup.Left(hierarchies, "gpuready-test-"))
+}
+
+type kubectl struct {
+	t            *testing.T
+	path, config string
+}
+
+func (k kubectl) run(args ...string) string {
+	k.t.Helper()
+	return k.do("", args...)
+}
+
+func (k kubectl) apply(manifest string) {
+	k.t.Helper()
+	k.do(manifest, "apply", "-f", "-")
+}
+
+// until runs kubectl until it prints the text: a kubelet that was started again
+// knows its pods a little later, and tells nobody when.
+func (k kubectl) until(t *testing.T, text string, args ...string) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		out, err := k.command(args...).CombinedOutput()
+		return err == nil && strings.Contains(string(out), text)
+	}, time.Minute, 200*time.Millisecond, "kubectl %s never printed %q", strings.Join(args, " "), text)
+}
+
+func (k kubectl) command(args ...string) *exec.Cmd {
+	return exec.Command(k.path, append([]string{"--kubeconfig=" + k.config}, args...)...)
+}
+
+func (k kubectl) do(stdin string, args ...string) string {
+	k.t.Helper()
+	cmd := k.command(args...)
+	cmd.Stdin = strings.NewReader(stdin)
+	out, err := cmd.CombinedOutput()
+	require.NoError(k.t, err, "kubectl %s\n%s", strings.Join(args, " "), out)
+	return string(out)
+}
+
+func pod(name, node string, args ...string) string {
+	return fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata: {name: %s}
+spec:
+  restartPolicy: OnFailure
+  terminationGracePeriodSeconds: 0
+  nodeSelector: {kubernetes.io/hostname: %s}
+  containers:
+  - {name: seer, image: "gpuready.test/seer:1", args: ["%s"]}
+`, name, node, strings.Join(args, `", "`))
+}
+
+// makeSeer builds the image of the pods.
+func makeSeer(t *testing.T) string {
+	dir := t.TempDir()
+	source, program := filepath.Join(dir, "main.go"), filepath.Join(dir, "seer")
+	require.NoError(t, os.WriteFile(source, []byte(seer), 0o644))
+	build := exec.Command("go", "build", "-o", program, source)
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, string(out))
+	content, err := os.ReadFile(program)
+	require.NoError(t, err)
+	archive := filepath.Join(dir, "seer.tar")
+	require.NoError(t, image.Write(archive, image.Image{
+		Name: "gpuready.test/seer:1", Files: map[string][]byte{"/seer": content}, Entrypoint: []string{"/seer"},
+	}))
+	return archive
+}

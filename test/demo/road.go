@@ -1,0 +1,303 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuready/gpuready/internal/cdi"
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/gpu/nvml"
+	"github.com/gpuready/gpuready/internal/kubelettest"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/test/node"
+)
+
+// resource is what the pod asks for.
+const resource = "nvidia.com/gpu"
+
+// Where the parts of the road meet, in production as here.
+const (
+	devicePluginDir = "/var/lib/kubelet/device-plugins"
+	podResourcesDir = "/var/lib/kubelet/pod-resources"
+	stateDir        = "/run/nvidia/gpuready"
+	cdiDir          = "/var/run/cdi"
+)
+
+// stepTimeout bounds each step; a step takes well under a second.
+const stepTimeout = 30 * time.Second
+
+// road is one walk.
+type road struct {
+	o       options
+	s       *screen
+	agents  []*agent
+	kubelet *kubelettest.Kubelet
+	gpus    gpu.Snapshot
+	output  string
+}
+
+func newRoad(o options, s *screen) *road { return &road{o: o, s: s} }
+
+func (r *road) result() result {
+	return result{Driver: r.gpus.Driver.Version, Simulated: r.gpus.Driver.Simulated, GPUs: len(r.gpus.Devices), Output: r.output}
+}
+
+// walk goes from the first step to the last.
+func (r *road) walk(ctx context.Context) error {
+	// An agent that ends by itself, or says that it failed, ends the walk.
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	real := r.findDriver(ctx)
+	if real {
+		r.s.printf(true, "gpuready demo: this machine has a GPU; its own driver is used\n\n")
+	} else {
+		r.s.printf(true, "gpuready demo: no GPU on this machine; a simulated driver is used\n\n")
+	}
+	steps := []struct {
+		name, doing, next string
+		run               func(context.Context) (detail string, err error)
+	}{
+		{"node agents", "start the agents and a kubelet", "run make build", func(ctx context.Context) (string, error) { return r.startAgents(ctx, fail, real) }},
+		{"driver", "bring up the driver", "a real driver: nvidia-smi must work; a simulated one: bin/gpusim up --help", func(ctx context.Context) (string, error) { return r.driver(ctx, real) }},
+		{"toolkit", "write CDI specs", "bin/gpu-toolkit plan shows what it would write", r.toolkit},
+		{"device plugin", "advertise GPUs to the kubelet", "bin/gpu-device-plugin --dry-run shows what it would advertise", r.devicePlugin},
+		{"validator", "prove driver, toolkit, CUDA and plugin", "bin/gpu-validator run names the layer", r.validator},
+		{"pod", "run vectoradd in a pod that asks for one GPU", "bin/vectoradd --help lists what its exit codes mean", r.pod},
+	}
+	if r.o.breaks != "" {
+		steps[0], steps[1] = steps[1], steps[0] // a driver that is broken from the start
+	}
+	for _, st := range steps {
+		done := r.s.begin(st.name, st.doing)
+		stepCtx, cancel := context.WithTimeout(ctx, stepTimeout)
+		detail, err := st.run(stepCtx)
+		if cause := context.Cause(ctx); err != nil && cause != nil {
+			err = cause
+		}
+		cancel()
+		if err != nil {
+			return r.explain(st.name, st.next, err)
+		}
+		done(detail)
+	}
+	return nil
+}
+
+// explain adds to an error what a person needs to go on.
+func (r *road) explain(name, next string, err error) error {
+	var at *stepError
+	if errors.As(err, &at) {
+		name = at.step
+	} else {
+		at = &stepError{step: name, err: err, next: next}
+	}
+	if at.next == "" {
+		at.next = next
+	}
+	for _, a := range r.agents {
+		if a.name == "gpu-"+strings.ReplaceAll(name, " ", "-") {
+			at.log = a.log()
+		}
+	}
+	return at
+}
+
+// end ends the agents.
+func (r *road) end() {
+	var all sync.WaitGroup
+	for _, a := range r.agents {
+		all.Go(a.end)
+	}
+	all.Wait()
+	if r.kubelet != nil {
+		r.kubelet.Stop()
+	}
+}
+
+// findDriver reports whether the machine has a GPU of its own.
+func (r *road) findDriver(ctx context.Context) bool {
+	src, err := nvml.Open(nvml.Options{DriverRoot: "/", Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return false
+	}
+	defer src.Close()
+	snap, err := src.Snapshot(ctx)
+	if err != nil || len(snap.Devices) == 0 || snap.Driver.Simulated {
+		return false
+	}
+	r.gpus = snap
+	return true
+}
+
+// startAgents starts what runs on every node, before there is a driver.
+func (r *road) startAgents(ctx context.Context, fail context.CancelCauseFunc, real bool) (string, error) {
+	var echo io.Writer
+	if r.o.verbose {
+		echo = os.Stderr
+	}
+	var err error
+	if r.kubelet, err = kubelettest.Start(kubelettest.Config{Dir: devicePluginDir, PodResourcesDir: podResourcesDir}); err != nil {
+		return "", err
+	}
+	if err := r.breakCDI(); err != nil {
+		return "", err
+	}
+	for _, start := range []struct {
+		component nodestate.Component
+		step      string
+		command   []string
+	}{
+		{nodestate.Toolkit, "toolkit", []string{"gpu-toolkit", "run"}},
+		{nodestate.DevicePlugin, "device plugin", []string{"gpu-device-plugin"}},
+		{nodestate.Validator, "validator", []string{"gpu-validator", "daemon", "--allow-simulated"}},
+	} {
+		a, err := startAgent(echo, func(err error) {
+			if ctx.Err() == nil {
+				fail(&stepError{step: start.step, err: err})
+			}
+		}, start.command[0], start.command[1:]...)
+		if err != nil {
+			return "", err
+		}
+		r.agents = append(r.agents, a)
+	}
+	if real || r.o.breaks != "" {
+		return "toolkit, device plugin, validator and kubelet run", nil
+	}
+	return "toolkit, device plugin, validator and kubelet run and wait for a driver", nil
+}
+
+// driver makes a driver arrive, unless the machine has one.
+func (r *road) driver(ctx context.Context, real bool) (string, error) {
+	if !real {
+		args := []string{"up", "--profile", r.o.profile}
+		if r.o.gpus > 0 {
+			args = append(args, "--gpus", fmt.Sprint(r.o.gpus))
+		}
+		if r.o.breaks == "driver" {
+			args = append(args, "--module-version", "1.2.3")
+		}
+		if err := runProgram(ctx, "gpusim", args...); err != nil {
+			return "", err
+		}
+		if r.o.breaks == "memory" {
+			if err := runProgram(ctx, "gpusim", "memfault", "--gpu", "0", "--kind", "stuck"); err != nil {
+				return "", err
+			}
+		}
+		src, err := nvml.Open(nvml.Options{DriverRoot: node.DriverRoot, Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			return "", err
+		}
+		defer src.Close()
+		if r.gpus, err = src.Snapshot(ctx); err != nil {
+			return "", err
+		}
+	}
+	if len(r.gpus.Devices) == 0 {
+		return "", errors.New("the driver has no GPU")
+	}
+	return fmt.Sprintf("%d × %s, driver %s", len(r.gpus.Devices), r.gpus.Devices[0].Product, r.gpus.Driver.Version), nil
+}
+
+// toolkit waits until the toolkit says that GPUs can be injected.
+func (r *road) toolkit(ctx context.Context) (string, error) {
+	state, err := waitReady(ctx, nodestate.Toolkit)
+	if err != nil {
+		return "", err
+	}
+	var kinds []string
+	for _, spec := range state.Toolkit.Specs {
+		kinds = append(kinds, spec.Kind)
+	}
+	return "CDI specs " + strings.Join(kinds, ", "), nil
+}
+
+// devicePlugin waits until the kubelet can hand out every GPU.
+func (r *road) devicePlugin(ctx context.Context) (string, error) {
+	got, err := r.kubelet.Wait(ctx, resource, func(res kubelettest.Resource) bool { return res.Allocatable == len(r.gpus.Devices) })
+	if err != nil {
+		return "", fmt.Errorf("the kubelet can allocate %d of %d %s: %w", got.Allocatable, len(r.gpus.Devices), resource, err)
+	}
+	return fmt.Sprintf("%s: %d allocatable", resource, got.Allocatable), nil
+}
+
+// pod runs the CUDA job as a user would.
+func (r *road) pod(ctx context.Context) (string, error) {
+	admitted, err := r.kubelet.Admit(ctx, kubelettest.Pod{Namespace: "default", Name: "vectoradd", Container: "vectoradd", Requests: map[string]int{resource: 1}})
+	if err != nil {
+		return "", err
+	}
+	sample, err := program("vectoradd")
+	if err != nil {
+		return "", err
+	}
+	var env []string
+	for k, v := range admitted.Envs {
+		env = append(env, k+"="+v)
+	}
+	out, exit, err := node.RunContainer(ctx, node.Container{
+		Args: []string{"/usr/bin/vectoradd"}, Files: map[string]string{"/usr/bin/vectoradd": sample},
+		Env: env, CDIDevices: admitted.CDIDevices, DenyDevices: r.o.breaks == "permission",
+	})
+	r.output = out
+	if err != nil {
+		return "", err
+	}
+	passed := "Test PASSED"
+	if r.gpus.Driver.Simulated {
+		passed += " (SIMULATED)"
+	}
+	if exit != 0 || !strings.Contains(out, passed+"\n") {
+		return "", fmt.Errorf("vectoradd exited with %d:\n%s", exit, indent(out))
+	}
+	return strings.TrimPrefix(strings.Join(admitted.CDIDevices, ", "), cdi.KindGPU+"=") + " → vectoradd: " + passed, nil
+}
+
+// waitReady waits until a component's state is Ready; Failed ends the wait.
+func waitReady(ctx context.Context, c nodestate.Component) (nodestate.State, error) {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	var last nodestate.State
+	var failed error
+	err := nodestate.Watch(ctx, stateDir+"/"+string(c), func(s nodestate.State, err error) {
+		if err != nil || ctx.Err() != nil {
+			return
+		}
+		last = s
+		switch s.Phase {
+		case nodestate.Ready:
+			stop()
+		case nodestate.Failed:
+			failed = fmt.Errorf("%s: %s", s.Reason, s.Message)
+			stop()
+		}
+	})
+	switch {
+	case failed != nil:
+		return last, failed
+	case last.Phase == nodestate.Ready:
+		return last, nil
+	}
+	return last, fmt.Errorf("%s is %s: %s: %w", c, last.Phase, last.Message, err)
+}
+
+// breakCDI makes the folder for CDI specs read-only, if that is asked for.
+func (r *road) breakCDI() error {
+	if r.o.breaks != "cdi" {
+		return nil
+	}
+	if err := os.MkdirAll(cdiDir, 0o755); err != nil {
+		return err
+	}
+	return unix.Mount("tmpfs", cdiDir, "tmpfs", unix.MS_RDONLY, "")
+}

@@ -1,0 +1,147 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"time"
+)
+
+// step is one stretch of the road, as it is shown and measured.
+type step struct {
+	Name    string  `json:"name"`
+	Start   float64 `json:"start"`   // seconds since the first step began
+	Seconds float64 `json:"seconds"` // how long it took
+	Detail  string  `json:"detail"`
+}
+
+// result is what a whole walk found.
+type result struct {
+	Passed    bool    `json:"passed"`
+	Simulated bool    `json:"simulated"`
+	Driver    string  `json:"driver"`
+	GPUs      int     `json:"gpus"`
+	Seconds   float64 `json:"seconds"`
+	Steps     []step  `json:"steps"`
+	Output    string  `json:"output"` // of the CUDA job
+	Error     string  `json:"error,omitempty"`
+}
+
+// stepError says where the road ended, why, and what to do.
+type stepError struct {
+	step string
+	err  error
+	next string
+	log  string // the last lines of the program concerned
+}
+
+func (e *stepError) Error() string { return e.step + ": " + e.err.Error() }
+func (e *stepError) Unwrap() error { return e.err }
+
+// screen shows the walk: rewritten lines on a terminal, a plain log elsewhere,
+// nothing but the result for programs.
+type screen struct {
+	mu    sync.Mutex
+	out   io.Writer
+	json  bool
+	color bool
+	began time.Time
+	steps []step
+}
+
+func newScreen(out io.Writer, o options, color bool) *screen {
+	return &screen{out: out, json: o.output == "json", color: color, began: time.Now()}
+}
+
+// begin shows that a step is under way; the function that it returns ends it.
+func (s *screen) begin(name, doing string) (done func(detail string)) {
+	started := time.Now()
+	s.printf(s.color, "  \033[33m◌\033[0m %-14s %s…", name, doing)
+	return func(detail string) {
+		st := step{Name: name, Start: started.Sub(s.began).Seconds(), Seconds: time.Since(started).Seconds(), Detail: detail}
+		s.mu.Lock()
+		s.steps = append(s.steps, st)
+		s.mu.Unlock()
+		if s.color {
+			s.printf(true, "\r\033[K  \033[32m✓\033[0m %-14s %s \033[2m%.2f s\033[0m\n", name, detail, st.Seconds)
+		} else {
+			s.printf(true, "%-14s %s (%.2f s)\n", name, detail, st.Seconds)
+		}
+	}
+}
+
+func (s *screen) printf(show bool, format string, args ...any) {
+	if !show || s.json {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	fmt.Fprintf(s.out, format, args...)
+}
+
+// timeline draws when each step ran.
+func (s *screen) timeline(total float64) {
+	const width = 44
+	s.printf(true, "\ntimeline, %.2f s in all\n", total)
+	for _, st := range s.steps {
+		from := min(int(st.Start/total*width), width-1)
+		long := max(1, min(int(st.Seconds/total*width+0.5), width-from))
+		bar := strings.Repeat("·", from) + strings.Repeat("█", long) + strings.Repeat("·", width-from-long)
+		s.printf(true, "  %-14s %s %6.2f s\n", st.Name, bar, st.Seconds)
+	}
+}
+
+// passed shows the end of a walk that arrived; it returns the exit code.
+func (s *screen) passed(r result) int {
+	r.Steps, r.Seconds = s.steps, time.Since(s.began).Seconds()
+	s.timeline(r.Seconds)
+	s.printf(true, "\nthe CUDA job's own output\n%s\n", indent(r.Output))
+	last := "gpuready: CUDA job PASSED"
+	if r.Simulated {
+		last += " (SIMULATED)"
+	}
+	s.printf(true, "%s\n", last)
+	return s.printJSON(r, 0)
+}
+
+// failed shows the end of a walk that did not arrive; it returns the exit code.
+func (s *screen) failed(err error) int {
+	if errors.Is(err, context.Canceled) {
+		s.printf(true, "\n")
+		fmt.Fprintln(os.Stderr, "demo: interrupted; nothing is left behind")
+		return exitInterrupted
+	}
+	at := &stepError{step: "demo", err: err, next: "run it again with --verbose"}
+	errors.As(err, &at)
+	s.printf(s.color, "\r\033[K")
+	if !s.json {
+		if at.log != "" {
+			fmt.Fprintf(os.Stderr, "\nthe last that %s logged\n%s\n", at.step, indent(at.log))
+		}
+		fmt.Fprintf(os.Stderr, "gpuready: CUDA job FAILED\n  step    %s\n  reason  %v\n  next    %s\n", at.step, at.err, at.next)
+	}
+	return s.printJSON(result{Steps: s.steps, Seconds: time.Since(s.began).Seconds(), Error: err.Error()}, exitFailed)
+}
+
+func (s *screen) printJSON(r result, exit int) int {
+	if !s.json {
+		return exit
+	}
+	r.Passed = exit == 0
+	e := json.NewEncoder(s.out)
+	e.SetIndent("", "  ")
+	if err := e.Encode(r); err != nil {
+		fmt.Fprintln(os.Stderr, "demo:", err)
+		return exitFailed
+	}
+	return exit
+}
+
+func indent(text string) string {
+	return "  " + strings.ReplaceAll(strings.TrimRight(text, "\n"), "\n", "\n  ")
+}

@@ -1,0 +1,127 @@
+package e2e
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuready/gpuready/internal/nodestate"
+)
+
+const foreign = `cdiVersion: "0.6.0"
+kind: nvidia.com/gpu
+devices:
+- name: all
+  containerEdits:
+    env: ["SOMEBODY=else"]
+`
+
+// whatTheHostHadStays: a node that has its own CDI spec for nvidia.com/gpu keeps
+// it, byte for byte, and pods get GPUs all the same.
+func whatTheHostHadStays(t *testing.T, s *Suite) {
+	const node, path = "n1", "/etc/cdi/nvidia.yaml"
+	writes := func(kinds ...string) func() error {
+		return func() error {
+			var have []string
+			for _, spec := range s.State(t, node, nodestate.Toolkit).Toolkit.Specs {
+				have = append(have, spec.Kind)
+			}
+			if slices.Sort(have); !slices.Equal(have, kinds) {
+				return fmt.Errorf("it writes %v", have)
+			}
+			return nil
+		}
+	}
+	const agents, pods, people = "management.gpuready.io/gpu", "k8s.gpuready.io/gpu", "nvidia.com/gpu"
+	s.World.Until(t, "the toolkit writes nvidia.com/gpu where nobody else does", writes(pods, agents, people))
+	s.WriteFile(t, node, path, foreign)
+	s.World.Until(t, "the toolkit leaves nvidia.com/gpu to the other", writes(pods, agents))
+	s.takes(t, node, 2)
+	require.Equal(t, foreign, s.ReadFile(t, node, path))
+	s.RemoveFile(t, node, path)
+	s.World.Until(t, "the toolkit writes nvidia.com/gpu again", writes(pods, agents, people))
+}
+
+// uninstallLeavesWhatTheDocsName and nothing else, by the commands of the docs.
+func uninstallLeavesWhatTheDocsName(t *testing.T, s *Suite, bare []string) {
+	const node, namespace = "n1", "gpuready-uninstall"
+	s.Delete(t, "gpuready.yaml", "simulated-driver.yaml", "validation-job.yaml")
+	s.Apply(t, "uninstall.yaml")
+	s.Kubectl(t, "-n", namespace, "rollout", "status", "daemonset/gpuready-uninstall", "--timeout=120s")
+	s.Kubectl(t, "delete", "--wait=false", "-f", manifests+"/uninstall.yaml")
+	var left []string
+	for _, path := range s.Files(t, node) {
+		if !slices.Contains(bare, path) && !stays(path) {
+			left = append(left, path)
+		}
+	}
+	require.Empty(t, left)
+	require.Empty(t, s.World.Pods(Namespace, ""))
+}
+
+// stays says whether docs/install.md names a path as one that stays, or the
+// kubelet made it for itself.
+func stays(path string) bool {
+	switch path {
+	case "/etc/cdi", "/run/cdi", "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint":
+		return true
+	}
+	return path == "/run/nvidia" || strings.HasPrefix(path, "/run/nvidia/")
+}
+
+// aNodeWithoutAGPUStaysQuiet: everything is ready, nothing is restarted, no GPU
+// is offered.
+func aNodeWithoutAGPUStaysQuiet(t *testing.T, s *Suite) {
+	s.Apply(t, "gpuready.yaml")
+	s.World.Ready(t, Namespace, daemonsets[1:]...)
+	for _, node := range []string{"n1", "n2"} {
+		require.LessOrEqual(t, s.World.Allocatable(node), int64(0))
+		c := s.World.Condition(node, "GPUReady")
+		s.World.Until(t, "the condition says that there is no GPU", func() error {
+			if c = s.World.Condition(node, "GPUReady"); c == nil || c.Reason != "NoGPU" {
+				return fmt.Errorf("%+v", c)
+			}
+			return nil
+		})
+	}
+	for _, p := range s.World.Pods(Namespace, "") {
+		for _, c := range p.Status.ContainerStatuses {
+			require.Zerof(t, c.RestartCount, "%s of %s", c.Name, p.Name)
+		}
+		require.Equal(t, corev1.PodRunning, p.Status.Phase, p.Name)
+	}
+}
+
+// whereNFDRunsOnlyGPUNodesHaveAgents: by its labels, which the manifests read and
+// do not need.
+func whereNFDRunsOnlyGPUNodesHaveAgents(t *testing.T, s *Suite) {
+	const node = "n2"
+	pods := func(want int) func() error {
+		return func() error {
+			for _, ds := range daemonsets[1:] { // the simulated driver keeps away from what NFD takes for real GPUs
+				n := 0
+				for _, p := range s.World.Pods(Namespace, "app="+ds) {
+					if p.Spec.NodeName == node && (want == 0 || p.Status.Phase == corev1.PodRunning) {
+						n++
+					}
+				}
+				if n != want {
+					return fmt.Errorf("it has %d of %s", n, ds)
+				}
+			}
+			return nil
+		}
+	}
+	const here, gpu = "feature.node.kubernetes.io/kernel-version.full", "feature.node.kubernetes.io/pci-10de.present"
+	s.Kubectl(t, "label", "node", node, here+"=6.1.0")
+	s.World.Until(t, "NFD's node without a GPU has no agent", pods(0))
+	s.Kubectl(t, "label", "node", node, gpu+"=true")
+	s.World.Until(t, "NFD's node with a GPU has one of each", pods(1))
+	s.Kubectl(t, "label", "node", node, here+"-", gpu+"-")
+	s.World.Ready(t, Namespace, daemonsets...)
+	s.World.Offers(t, 8, node)
+}

@@ -1,0 +1,65 @@
+package e2e
+
+import (
+	"fmt"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+)
+
+const validation = "gpuready-validation"
+
+// theValidationJobPassesOnAGoodNode and says that it was a simulated one.
+func theValidationJobPassesOnAGoodNode(t *testing.T, s *Suite) {
+	s.Apply(t, "validation-job.yaml")
+	s.jobBecomes(t, batchv1.JobComplete)
+	require.Contains(t, s.Kubectl(t, "-n", Namespace, "logs", "job/"+validation), "SIMULATED")
+	s.Delete(t, "validation-job.yaml")
+}
+
+// theValidationJobFailsWithAReasonOnABadOne: a bit of each GPU's memory is stuck,
+// which no counter tells of, so that only computing finds it.
+func theValidationJobFailsWithAReasonOnABadOne(t *testing.T, s *Suite) {
+	const node, other = "n1", "n2"
+	s.Kubectl(t, "cordon", other)
+	for gpu := range 8 {
+		s.Gpusim(t, node, "memfault", "--gpu", strconv.Itoa(gpu), "--kind", "stuck", "--bit", "30")
+	}
+	s.Apply(t, "validation-job.yaml")
+	s.jobBecomes(t, batchv1.JobFailed)
+	var said string
+	for _, p := range s.World.Pods(Namespace, "app="+validation) {
+		for _, c := range p.Status.ContainerStatuses {
+			if end := c.State.Terminated; end != nil {
+				require.EqualValues(t, 12, end.ExitCode)
+				said = end.Message
+			}
+		}
+	}
+	require.Contains(t, said, "cuda: ")
+	require.Contains(t, said, "is wrong: expected")
+	s.Delete(t, "validation-job.yaml")
+	for gpu := range 8 {
+		s.Gpusim(t, node, "memfault", "--gpu", strconv.Itoa(gpu), "--kind", "none")
+	}
+	s.Kubectl(t, "uncordon", other)
+}
+
+func (s *Suite) jobBecomes(t *testing.T, kind batchv1.JobConditionType) {
+	t.Helper()
+	s.World.Until(t, fmt.Sprintf("Job %s is %s", validation, kind), func() error {
+		job, err := s.World.factory.Batch().V1().Jobs().Lister().Jobs(Namespace).Get(validation)
+		if err != nil {
+			return err
+		}
+		for _, c := range job.Status.Conditions {
+			if c.Type == kind && c.Status == corev1.ConditionTrue {
+				return nil
+			}
+		}
+		return fmt.Errorf("it is %+v", job.Status.Conditions)
+	})
+}

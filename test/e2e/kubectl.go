@@ -1,0 +1,139 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Namespace is where gpuready is installed.
+const Namespace = "gpuready"
+
+// manifests are where a user finds them, seen from this folder.
+const manifests = "../../deployments/static"
+
+// Kubectl runs kubectl, as a user would, and returns what it prints.
+func (s *Suite) Kubectl(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := s.kubectl(t, args...)
+	require.NoErrorf(t, err, "kubectl %s:\n%s", strings.Join(args, " "), out)
+	return out
+}
+
+// Refused runs what is to be refused, and returns why it was.
+func (s *Suite) Refused(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := s.kubectl(t, args...)
+	require.Errorf(t, err, "kubectl %s was not refused:\n%s", strings.Join(args, " "), out)
+	return out
+}
+
+func (s *Suite) kubectl(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, s.kubectlPath, args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+s.Kubeconfig)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := cmd.Run()
+	return out.String(), err
+}
+
+// Apply applies manifests of deployments/static, as they are.
+func (s *Suite) Apply(t *testing.T, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		s.Kubectl(t, "apply", "-f", filepath.Join(manifests, name))
+	}
+}
+
+// Delete deletes what manifests of deployments/static made.
+func (s *Suite) Delete(t *testing.T, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		s.Kubectl(t, "delete", "--ignore-not-found", "--timeout=120s", "-f", filepath.Join(manifests, name))
+	}
+}
+
+// Gpusim runs gpusim in the driver's pod on a node: it breaks a GPU, or mends it.
+func (s *Suite) Gpusim(t *testing.T, node string, args ...string) string {
+	t.Helper()
+	for _, p := range s.World.Pods(Namespace, "app=nvidia-driver-daemonset") {
+		if p.Spec.NodeName == node && p.DeletionTimestamp == nil {
+			return s.Kubectl(t, append([]string{"-n", Namespace, "exec", p.Name, "--", "gpusim"}, args...)...)
+		}
+	}
+	t.Fatalf("node %s has no driver pod\n%s", node, s.World.Describe())
+	return ""
+}
+
+// Job is a pod that a user runs.
+type Job struct {
+	Name    string
+	Node    string // "": wherever there is room
+	GPUs    int64
+	Command []string // of the cuda-samples image, or what is injected into it
+}
+
+// Run makes the pod, and sees to it that it goes with the test.
+func (s *Suite) Run(t *testing.T, j Job) {
+	t.Helper()
+	never := false
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: j.Name, Namespace: "default"},
+		Spec: corev1.PodSpec{
+			RestartPolicy:                corev1.RestartPolicyNever,
+			AutomountServiceAccountToken: &never,
+			Containers: []corev1.Container{{
+				Name: "main", Image: s.Image("cuda-samples"), Command: j.Command, ImagePullPolicy: corev1.PullIfNotPresent,
+			}},
+			TerminationGracePeriodSeconds: new(int64),
+		},
+	}
+	if j.Node != "" {
+		pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: j.Node}
+	}
+	if j.GPUs > 0 {
+		pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{GPU: *resource.NewQuantity(j.GPUs, resource.DecimalSI)}
+	}
+	_, err := s.World.Client.CoreV1().Pods("default").Create(t.Context(), pod, metav1.CreateOptions{})
+	require.NoError(t, err)
+	s.World.Until(t, "pod "+j.Name+" is known", func() error {
+		if s.World.Pod("default", j.Name) == nil {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
+		defer cancel()
+		_ = s.World.Client.CoreV1().Pods("default").Delete(ctx, j.Name, metav1.DeleteOptions{})
+		_ = s.World.until(ctx, func() error {
+			if s.World.Pod("default", j.Name) != nil {
+				return context.DeadlineExceeded
+			}
+			return nil
+		})
+	})
+}
+
+// Result runs a pod to its end and returns what it printed and how it ended.
+func (s *Suite) Result(t *testing.T, j Job) (string, corev1.PodPhase) {
+	t.Helper()
+	s.Run(t, j)
+	pod := s.World.Ends(t, "default", j.Name)
+	out, err := s.kubectl(t, "logs", j.Name)
+	require.NoError(t, err, out)
+	return out, pod.Status.Phase
+}

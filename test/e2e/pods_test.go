@@ -1,0 +1,157 @@
+package e2e
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// vectorAdd is the CUDA job, busy for as long as the pod lives.
+var busy = []string{"vectoradd", "--for", "1h", "--every", "1s", "--elements", "1000"}
+
+// aPodGetsExactlyTheGPUsItAsksFor: 2 GPUs asked for, 2 seen, and they compute.
+func aPodGetsExactlyTheGPUsItAsksFor(t *testing.T, s *Suite) {
+	seen, phase := s.Result(t, Job{Name: "lists-two", GPUs: 2, Command: []string{"nvidia-smi", "-L"}})
+	require.Equal(t, corev1.PodSucceeded, phase, seen)
+	require.Len(t, uuids(seen), 2, seen)
+
+	said, phase := s.Result(t, Job{Name: "adds", GPUs: 2})
+	require.Equal(t, corev1.PodSucceeded, phase, said)
+	require.Contains(t, said, "Test PASSED (SIMULATED)\n")
+}
+
+// theExamplesRun: those that need no image of somebody else's.
+func theExamplesRun(t *testing.T, s *Suite) {
+	s.Apply(t, "examples/vectoradd.yaml", "examples/two-gpus.yaml")
+	pod := s.World.Ends(t, "default", "vectoradd")
+	require.Equal(t, corev1.PodSucceeded, pod.Status.Phase)
+	require.Contains(t, s.Kubectl(t, "logs", "vectoradd"), "Test PASSED")
+	s.Kubectl(t, "wait", "--for=condition=complete", "--timeout=120s", "job/two-gpus")
+	s.Delete(t, "examples/vectoradd.yaml", "examples/two-gpus.yaml")
+}
+
+// tooManyGPUsStayPending: the scheduler says why.
+func tooManyGPUsStayPending(t *testing.T, s *Suite) {
+	s.Run(t, Job{Name: "wants-nine", GPUs: 9})
+	s.World.Until(t, "the scheduler has said why wants-nine does not run", func() error {
+		for _, c := range s.World.Pod("default", "wants-nine").Status.Conditions {
+			if c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonUnschedulable && strings.Contains(c.Message, "Insufficient nvidia.com/gpu") {
+				return nil
+			}
+		}
+		return fmt.Errorf("%+v", s.World.Pod("default", "wants-nine").Status.Conditions)
+	})
+}
+
+// whoAsksForNoneSeesNone: neither device nodes nor libraries.
+func whoAsksForNoneSeesNone(t *testing.T, s *Suite) {
+	said, phase := s.Result(t, Job{Name: "adds-without"})
+	require.Equal(t, corev1.PodFailed, phase, said)
+	require.Contains(t, said, "libcuda.so.1")
+
+	s.Run(t, Job{Name: "lists-without", Command: []string{"nvidia-smi", "-L"}})
+	s.World.Until(t, "nvidia-smi is not found without a GPU", func() error {
+		for _, c := range s.World.Pod("default", "lists-without").Status.ContainerStatuses {
+			if end := c.State.Terminated; end != nil && strings.Contains(end.Message, "nvidia-smi") {
+				return nil
+			}
+		}
+		return fmt.Errorf("%+v", s.World.Pod("default", "lists-without").Status.ContainerStatuses)
+	})
+}
+
+var uuid = regexp.MustCompile(`UUID: (GPU-[0-9a-f-]+)`)
+
+// uuids are those of the GPUs that nvidia-smi -L lists.
+func uuids(list string) []string {
+	var ids []string
+	for _, m := range uuid.FindAllStringSubmatch(list, -1) {
+		ids = append(ids, m[1])
+	}
+	return ids
+}
+
+// tenants are pods that keep their GPUs busy, while something happens to their node.
+type tenants struct {
+	s    *Suite
+	node string
+	jobs []Job
+	held map[string][]string // GPUs by pod
+}
+
+// occupy fills a node with pods of 2 GPUs.
+func occupy(t *testing.T, s *Suite, node string, pods int) *tenants {
+	t.Helper()
+	o := &tenants{s: s, node: node, held: map[string][]string{}}
+	for i := range pods {
+		j := Job{Name: fmt.Sprintf("tenant-%d", i), Node: node, GPUs: 2, Command: busy}
+		s.Run(t, j)
+		o.jobs = append(o.jobs, j)
+	}
+	o.running(t)
+	for _, j := range o.jobs {
+		o.held[j.Name] = o.seen(t, j.Name)
+	}
+	o.apart(t)
+	return o
+}
+
+func (o *tenants) running(t *testing.T) {
+	t.Helper()
+	for _, j := range o.jobs {
+		o.s.World.Until(t, "pod "+j.Name+" runs", func() error { return runs(o.s.World.Pod("default", j.Name)) })
+	}
+}
+
+func runs(pod *corev1.Pod) error {
+	switch {
+	case pod == nil:
+		return fmt.Errorf("there is no such pod")
+	case pod.Status.Phase != corev1.PodRunning || len(pod.Status.ContainerStatuses) == 0 || !pod.Status.ContainerStatuses[0].Ready:
+		return fmt.Errorf("it is %s: %s", pod.Status.Phase, pod.Status.Message)
+	}
+	return nil
+}
+
+func (o *tenants) seen(t *testing.T, pod string) []string {
+	t.Helper()
+	var list string
+	o.s.World.Until(t, "nvidia-smi answers in pod "+pod, func() (err error) {
+		// A kubelet that was restarted does not know its pods for a moment.
+		if list, err = o.s.kubectl(t, "exec", pod, "--", "nvidia-smi", "-L"); err != nil {
+			return fmt.Errorf("%w: %s", err, list)
+		}
+		return nil
+	})
+	return uuids(list)
+}
+
+// apart sees to it that no GPU is given twice.
+func (o *tenants) apart(t *testing.T) {
+	t.Helper()
+	owner := map[string]string{}
+	for _, j := range o.jobs {
+		ids := o.seen(t, j.Name)
+		require.Lenf(t, ids, 2, "pod %s", j.Name)
+		for _, id := range ids {
+			require.Emptyf(t, owner[id], "%s is given to %s and to %s", id, owner[id], j.Name)
+			owner[id] = j.Name
+		}
+	}
+}
+
+// undisturbed sees to it that the pods are those of before, run without having
+// been restarted, and hold what they held.
+func (o *tenants) undisturbed(t *testing.T) {
+	t.Helper()
+	o.running(t)
+	for _, j := range o.jobs {
+		require.Zerof(t, o.s.World.Pod("default", j.Name).Status.ContainerStatuses[0].RestartCount, "pod %s was restarted", j.Name)
+		require.Equalf(t, o.held[j.Name], o.seen(t, j.Name), "pod %s", j.Name)
+	}
+	o.apart(t)
+}

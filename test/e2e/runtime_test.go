@@ -1,0 +1,41 @@
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/test/cluster"
+)
+
+// TestRuntimeWithoutCDI is a node whose containerd does not read our CDI
+// specifications: no GPU is offered that a pod could not get, the node says what
+// to change, and nobody changes it.
+func TestRuntimeWithoutCDI(t *testing.T) {
+	t.Parallel()
+	s := Up(t, cluster.Config{Nodes: 1, WithoutCDI: true})
+	before := s.ReadFile(t, "n1", "/etc/containerd/config.toml")
+	s.Apply(t, "gpuready.yaml")
+	s.World.Ready(t, Namespace, daemonsets[1:]...)
+	s.Apply(t, "simulated-driver.yaml")
+	s.World.Until(t, "the toolkit says what to change", func() error {
+		state := s.State(t, "n1", nodestate.Toolkit)
+		if state.Reason != "CDIDirectory" || !strings.Contains(state.Message, "cdi_spec_dirs = ") || !strings.Contains(state.Message, "io.containerd.cri.v1.runtime") {
+			return fmt.Errorf("it says %s: %s", state.Reason, state.Message)
+		}
+		return nil
+	})
+	s.World.Until(t, "the node's condition says it too", func() error {
+		c := s.World.Condition("n1", "GPUReady")
+		if c == nil || c.Status != corev1.ConditionFalse || !strings.Contains(c.Message, "cdi_spec_dirs = ") {
+			return fmt.Errorf("%+v", c)
+		}
+		return nil
+	})
+	require.LessOrEqual(t, s.World.Allocatable("n1"), int64(0))
+	require.Equal(t, before, s.ReadFile(t, "n1", "/etc/containerd/config.toml"))
+}

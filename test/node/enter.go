@@ -1,0 +1,55 @@
+package node
+
+import (
+	"errors"
+
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Enter lets the rest of a top-level test run inside a node. It returns true
+// there. In the process that was asked to run the test it returns false after
+// the test has run in a node of its own, with that one's result. A machine
+// where this is not root skips the test.
+//
+//	func TestX(t *testing.T) {
+//		if !node.Enter(t) {
+//			return
+//		}
+//		…
+func Enter(t *testing.T) bool {
+	t.Helper()
+	if Inside() {
+		if err := Setup(); err != nil {
+			t.Fatal(err)
+		}
+		return true
+	}
+	args := []string{"-test.run", "^" + regexp.QuoteMeta(t.Name()) + "$", "-test.v"}
+	if deadline, ok := t.Deadline(); ok {
+		// The inner test ends first, so that it can say where it hung.
+		args = append(args, "-test.timeout", (time.Until(deadline) * 9 / 10).String())
+	}
+	cmd, name, err := Command(t.Context(), args...)
+	if errors.Is(err, ErrNotRoot) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer Cleanup(name)
+	out, err := cmd.CombinedOutput()
+	switch text := string(out); {
+	case err != nil:
+		t.Fatalf("inside its node: %v\n%s", err, text)
+	case strings.Contains(text, "--- SKIP: "+t.Name()+" "):
+		t.Skipf("inside its node:\n%s", text)
+	case !strings.Contains(text, "--- PASS: "+t.Name()+" "):
+		t.Fatalf("the test did not run inside its node:\n%s", text)
+	case testing.Verbose():
+		t.Log(text)
+	}
+	return false
+}

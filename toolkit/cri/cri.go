@@ -1,0 +1,189 @@
+// Package cri asks the node's container runtime over its own socket what it can
+// do: the socket answers for the daemon that runs, where a configuration file is
+// only what somebody once wrote.
+package cri
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+	"github.com/gpuready/gpuready/toolkit/socket"
+)
+
+// Sockets are where runtimes listen. Containerd's own place comes last: where
+// there is another as well, it is Docker's, which no kubelet asks.
+var Sockets = []string{
+	"/run/k3s/containerd/containerd.sock", // k3s, RKE2
+	"/run/k0s/containerd.sock",
+	"/var/snap/microk8s/common/run/containerd.sock",
+	"/run/crio/crio.sock",
+	"/run/containerd/containerd.sock",
+}
+
+// Timeout is how long Ask waits for an answer.
+const Timeout = 2 * time.Second
+
+// What a runtime may say; anything beyond is not believed. A verbose status of
+// containerd has about 10 KiB.
+const (
+	maxAnswer = 1 << 20
+	maxNames  = 64
+	maxName   = 256
+	maxPath   = 4096
+)
+
+// Answer is what a runtime said of itself.
+type Answer struct {
+	nodestate.Runtime
+	Default string // the handler of pods that name none; "": not said
+}
+
+// Find returns the first of the paths at which there is a socket, "" if there is none.
+func Find(root *host.Root, paths []string) string {
+	for _, p := range paths {
+		if info, err := root.Stat(p); err == nil && info.Mode()&fs.ModeSocket != 0 {
+			return p
+		}
+	}
+	return ""
+}
+
+// Ask asks the runtime that listens on a socket of the host. With an error Answer
+// has the socket alone, and a message that says why and what to do.
+func Ask(ctx context.Context, root *host.Root, at string) (Answer, error) {
+	return askWithin(ctx, root, at, Timeout)
+}
+
+func askWithin(ctx context.Context, root *host.Root, at string, limit time.Duration) (Answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	a, err := ask(ctx, root, at)
+	a.Socket = at
+	if err != nil {
+		a = Answer{Runtime: nodestate.Runtime{Socket: at, Message: silence(at, limit, err)}}
+	}
+	return a, err
+}
+
+func ask(ctx context.Context, root *host.Root, at string) (a Answer, err error) {
+	conn, err := grpc.NewClient("passthrough:///"+path.Base(at),
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy(),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return socket.Dial(ctx, root, at) }))
+	if err != nil {
+		return a, err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	client := runtimeapi.NewRuntimeServiceClient(conn)
+	version, err := client.Version(ctx, &runtimeapi.VersionRequest{})
+	if err != nil {
+		return a, err
+	}
+	said, err := client.Status(ctx, &runtimeapi.StatusRequest{Verbose: true})
+	if err != nil {
+		return a, err
+	}
+	return parse(version, said)
+}
+
+// silence says why a runtime does not answer and what to do.
+func silence(at string, limit time.Duration, err error) string {
+	why := record.Clean(status.Convert(err).Message(), 1024)
+	switch status.Code(err) {
+	case codes.Unimplemented:
+		return "the container runtime at " + at + " does not serve CRI (" + why + `); take "cri" out of disabled_plugins in its configuration and restart it, or say with --runtime-socket which runtime the kubelet uses`
+	case codes.Unavailable:
+		return "the container runtime at " + at + " is not reached (" + why + "); see that it runs, or say with --runtime-socket which runtime the kubelet uses"
+	case codes.DeadlineExceeded:
+		return fmt.Sprintf("the container runtime at %s does not answer within %v; see its log", at, limit)
+	}
+	return "the container runtime at " + at + " gives no usable answer: " + why
+}
+
+// config is what is used of the configuration that a runtime tells in a verbose
+// status: containerd's of its CRI plugin, CRI-O's below "crio".
+type config struct {
+	EnableCDI   *bool    `json:"enableCDI"`
+	CDISpecDirs []string `json:"cdiSpecDirs"`
+	Containerd  struct {
+		Default  string                     `json:"defaultRuntimeName"`
+		Runtimes map[string]json.RawMessage `json:"runtimes"`
+	} `json:"containerd"`
+	CRIO struct {
+		CDISpecDirs []string
+		Default     string `json:"DefaultRuntime"`
+	} `json:"crio"`
+}
+
+func parse(version *runtimeapi.VersionResponse, said *runtimeapi.StatusResponse) (Answer, error) {
+	a := Answer{Runtime: nodestate.Runtime{
+		Name:    record.Clean(version.GetRuntimeName(), maxName),
+		Version: record.Clean(version.GetRuntimeVersion(), maxName),
+	}}
+	if a.Name == "" {
+		return a, errors.New("it does not say its name")
+	}
+	var c config
+	if text := said.GetInfo()["config"]; text != "" {
+		if err := json.Unmarshal([]byte(text), &c); err != nil {
+			return a, fmt.Errorf("its configuration, as it tells it: %w", err)
+		}
+	}
+	a.CDI = resolves(a.Name, a.Version, c.EnableCDI)
+	for _, d := range slices.Concat(c.CDISpecDirs, c.CRIO.CDISpecDirs) {
+		if path.IsAbs(d) && plain(d, maxPath) && len(a.CDIDirs) < maxNames {
+			a.CDIDirs = append(a.CDIDirs, d)
+		}
+	}
+	names := slices.Collect(maps.Keys(c.Containerd.Runtimes))
+	for _, h := range said.GetRuntimeHandlers() {
+		names = append(names, h.GetName())
+	}
+	slices.Sort(names)
+	for _, n := range slices.Compact(names) { // the one without a name stands for the default
+		if n != "" && plain(n, maxName) && len(a.Handlers) < maxNames {
+			a.Handlers = append(a.Handlers, n)
+		}
+	}
+	if a.Default = c.Containerd.Default + c.CRIO.Default; !plain(a.Default, maxName) {
+		a.Default = ""
+	}
+	return a, nil
+}
+
+func plain(s string, limit int) bool { return s == record.Clean(s, limit) }
+
+// resolves says whether the runtime resolves CDI names; nil: it does not say.
+// Containerd has a switch for it from 1.7 to 2.3, and always does so since.
+func resolves(name, version string, enabled *bool) *bool {
+	major, _, known := release(version)
+	if name != containerd || enabled != nil || !known {
+		return enabled
+	}
+	always := major >= 2
+	return &always
+}
+
+// release returns the first two numbers of "2.1.5", "v1.7.24-k3s1".
+func release(version string) (major, minor int, ok bool) {
+	n, _ := fmt.Sscanf(strings.TrimPrefix(version, "v"), "%d.%d", &major, &minor)
+	return major, minor, n == 2
+}

@@ -1,0 +1,134 @@
+// Package critest is a container runtime's CRI service, as far as it tells of
+// itself, for tests.
+package critest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"google.golang.org/grpc"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Config says what the runtime is like.
+type Config struct {
+	Name, Version string
+	CDI           *bool    // nil: it does not say
+	Dirs          []string // for CDI specifications
+	Handlers      []string // the first is the default
+	Hangs         bool     // it takes requests and does not answer
+	Huge          bool     // it tells more than anybody wants to know
+	Config        string   // in place of a configuration that agrees with the above
+	NoCRI         bool     // it serves something else, as Docker's containerd
+}
+
+// Runtime is a runtime that answers.
+type Runtime struct {
+	runtimeapi.UnimplementedRuntimeServiceServer
+	conf   Config
+	server *grpc.Server
+	end    chan struct{}
+	served chan error
+	once   sync.Once
+	err    error
+}
+
+// Start starts a runtime that listens at path, as this process sees it.
+func Start(path string, conf Config) (*Runtime, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	ln.SetUnlinkOnClose(false) // as when it is killed
+	r := &Runtime{conf: conf, server: grpc.NewServer(), end: make(chan struct{}), served: make(chan error, 1)}
+	if !conf.NoCRI {
+		runtimeapi.RegisterRuntimeServiceServer(r.server, r)
+	}
+	go func() { r.served <- r.server.Serve(ln) }()
+	return r, nil
+}
+
+// Stop ends the runtime; its socket stays, as when it is killed. It may be called
+// again.
+func (r *Runtime) Stop() error {
+	r.once.Do(func() {
+		close(r.end)
+		r.server.Stop()
+		r.err = <-r.served
+	})
+	return r.err
+}
+
+// Version says who it is.
+func (r *Runtime) Version(ctx context.Context, _ *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
+	if r.conf.Hangs {
+		select {
+		case <-ctx.Done():
+		case <-r.end:
+		}
+		return nil, ctx.Err()
+	}
+	return &runtimeapi.VersionResponse{Version: "0.1.0", RuntimeName: r.conf.Name, RuntimeVersion: r.conf.Version, RuntimeApiVersion: "v1"}, nil
+}
+
+// Status says what it can do.
+func (r *Runtime) Status(_ context.Context, in *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
+	out := &runtimeapi.StatusResponse{Status: &runtimeapi.RuntimeStatus{}}
+	for i, h := range r.conf.Handlers {
+		if i == 0 {
+			out.RuntimeHandlers = append(out.RuntimeHandlers, &runtimeapi.RuntimeHandler{})
+		}
+		out.RuntimeHandlers = append(out.RuntimeHandlers, &runtimeapi.RuntimeHandler{Name: h})
+	}
+	if !in.GetVerbose() {
+		return out, nil
+	}
+	config := r.conf.Config
+	if config == "" {
+		data, err := json.Marshal(r.config())
+		if err != nil {
+			return nil, err
+		}
+		config = string(data)
+	}
+	if r.conf.Huge {
+		config += strings.Repeat(" ", 2<<20)
+	}
+	out.Info = map[string]string{"config": config, "golang": `"go1.26"`}
+	return out, nil
+}
+
+// config is what containerd and CRI-O tell of their configuration.
+func (r *Runtime) config() map[string]any {
+	if r.conf.Name != "containerd" {
+		c := map[string]any{"CDISpecDirs": r.conf.Dirs}
+		if len(r.conf.Handlers) > 0 {
+			c["DefaultRuntime"] = r.conf.Handlers[0]
+		}
+		return map[string]any{"sandboxImage": "pause", "crio": c}
+	}
+	runtimes := map[string]any{}
+	for _, h := range r.conf.Handlers {
+		runtimes[h] = map[string]any{"runtimeType": "io.containerd.runc.v2"}
+	}
+	c := map[string]any{"containerd": map[string]any{"runtimes": runtimes}, "cdiSpecDirs": r.conf.Dirs}
+	if len(r.conf.Handlers) > 0 {
+		c["containerd"] = map[string]any{"runtimes": runtimes, "defaultRuntimeName": r.conf.Handlers[0]}
+	}
+	if r.conf.CDI != nil {
+		c["enableCDI"] = *r.conf.CDI
+	}
+	return c
+}

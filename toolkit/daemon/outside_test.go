@@ -1,0 +1,244 @@
+package daemon
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/containerd/nri/pkg/api"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/internal/cdi"
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/gpu/gputest"
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/injection"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/toolkit/cri"
+	"github.com/gpuready/gpuready/toolkit/cri/critest"
+	"github.com/gpuready/gpuready/toolkit/nri"
+	"github.com/gpuready/gpuready/toolkit/nri/nritest"
+	"github.com/gpuready/gpuready/toolkit/setup"
+)
+
+const ours = "gpuready"
+
+var on, off = true, false
+
+// containerd2 is the runtime as its defaults are.
+var containerd2 = critest.Config{Name: "containerd", Version: "v2.2.1", CDI: &on, Dirs: []string{"/etc/cdi", "/var/run/cdi"}, Handlers: []string{"runc"}}
+
+// cri starts the machine's container runtime, in the place of one that was there.
+func (m *machine) cri(conf critest.Config) *critest.Runtime {
+	m.t.Helper()
+	runtime, err := critest.Start(m.dir+"/run/containerd/containerd.sock", conf)
+	require.NoError(m.t, err)
+	m.t.Cleanup(func() { require.NoError(m.t, runtime.Stop()) })
+	return runtime
+}
+
+// nri starts the part of the runtime that lets plugins in.
+func (m *machine) nri() *nritest.Runtime {
+	m.t.Helper()
+	runtime, err := nritest.Start("containerd", "v2.2.1", m.dir+"/run/nri/nri.sock")
+	require.NoError(m.t, err)
+	m.t.Cleanup(func() { require.NoError(m.t, runtime.Kill()) })
+	return runtime
+}
+
+// given is what an agent that is created now is given: the generation, or "".
+func given(t *testing.T, runtime *nritest.Runtime) string {
+	t.Helper()
+	adjust, err := runtime.Create(
+		&api.PodSandbox{Id: "p", Name: "agent", Namespace: ours, Annotations: map[string]string{injection.Annotation: "true"}},
+		&api.Container{Id: "c", Name: "agent", Env: []string{injection.Variable + "=" + injection.Expected}})
+	require.NoError(t, err)
+	if len(adjust.GetEnv()) == 0 {
+		require.Empty(t, adjust.GetCDIDevices())
+		return ""
+	}
+	require.Equal(t, injection.Device, adjust.GetCDIDevices()[0].GetName())
+	return adjust.GetEnv()[0].GetValue()
+}
+
+func injected(s nodestate.State) nodestate.Injection {
+	if s.Toolkit == nil || s.Toolkit.Injection == nil {
+		return nodestate.Injection{}
+	}
+	return *s.Toolkit.Injection
+}
+
+func working(s nodestate.State) bool { return injected(s).Working }
+
+func known(s nodestate.State) bool { return s.Toolkit != nil && s.Toolkit.Runtime != nil }
+
+func TestAgentsAreGivenTheGPUsOnceThereAreSome(t *testing.T) {
+	m := newMachine(t, gputest.Node("t4", 1))
+	m.conf.Namespace = ours
+	m.cri(containerd2)
+	runtime := m.nri()
+	_, log := m.run()
+	s := m.await("working without a driver", func(s nodestate.State) bool { return working(s) && known(s) })
+	require.Equal(t, nodestate.Waiting, s.Phase)
+	require.Empty(t, injected(s).Generation)
+	require.Equal(t, "v2.2.1", s.Toolkit.Runtime.Version)
+	require.True(t, *s.Toolkit.Runtime.CDI)
+	require.Empty(t, given(t, runtime))
+
+	m.install("", 1)
+	generation := func() string {
+		data, err := os.ReadFile(m.dir + "/run/cdi/management.gpuready.io-gpu.yaml")
+		require.NoError(t, err, "no generation is told before the file is there")
+		root, err := host.Open(m.dir)
+		require.NoError(t, err)
+		defer root.Close()
+		offer, err := nri.NewOffer(root, data)
+		require.NoError(t, err)
+		return offer.Generation
+	}
+	s = m.await("a generation", func(s nodestate.State) bool { return injected(s).Generation != "" })
+	first := injected(s).Generation
+	require.Equal(t, generation(), first)
+	require.Equal(t, first, given(t, runtime))
+
+	m.source.Update(func(s *gpu.Snapshot) { s.Devices = nil }) // the specification is removed
+	m.await("nothing to give", func(s nodestate.State) bool { return injected(s).Generation == "" && s.Phase == nodestate.Ready })
+	require.Empty(t, given(t, runtime))
+	m.source.Update(func(s *gpu.Snapshot) { *s = gputest.Node("t4", 1) })
+	m.await("the first generation", func(s nodestate.State) bool { return injected(s).Generation == first })
+	require.Contains(t, log.String(), "agents are given the GPUs")
+	require.Contains(t, log.String(), "container is given the GPUs")
+
+	for range 2 {
+		require.NoError(t, runtime.Kill())
+		s = m.await("the runtime is gone", func(s nodestate.State) bool { return !working(s) })
+		require.Equal(t, nodestate.Ready, s.Phase, "agents may be privileged")
+		require.NotEmpty(t, injected(s).Message)
+		runtime = m.nri()
+		m.await("the runtime is back", working)
+		require.Equal(t, first, given(t, runtime))
+	}
+}
+
+// An agent that comes while there is no toolkit is to wait for the next one.
+func TestToolkitThatEndsSaysSo(t *testing.T) {
+	m := newMachine(t, gputest.Node("t4", 1))
+	m.conf.Namespace = ours
+	m.install("", 1)
+	m.nri()
+	stop, _ := m.run()
+	before := m.await("working", func(s nodestate.State) bool { return working(s) && s.Phase == nodestate.Ready })
+	require.NoError(t, stop())
+	s := m.await("ended", func(s nodestate.State) bool { return !working(s) })
+	require.Contains(t, injected(s).Message, "has ended")
+	require.Equal(t, before.Phase, s.Phase)
+	require.Equal(t, before.Toolkit.Specs, s.Toolkit.Specs)
+	m.run()
+	m.await("working again", working)
+}
+
+// A specification of a driver that is not there (its container is being started
+// anew) names devices that are not there.
+func TestWithoutADriverAnOldSpecIsNotGiven(t *testing.T) {
+	m := newMachine(t, gputest.Node("t4", 1))
+	m.conf.Namespace = ours
+	m.install("", 1)
+	_, _, err := m.toolkit().Once(t.Context(), false)
+	require.NoError(t, err)
+	require.NoError(t, os.Remove(m.dir+libDir+"/libnvidia-ml.so."+version))
+	runtime := m.nri()
+	m.run()
+	s := m.await("working", working)
+	require.Equal(t, nodestate.Waiting, s.Phase)
+	require.Empty(t, injected(s).Generation)
+	require.Empty(t, given(t, runtime))
+	m.library("", "libnvidia-ml")
+	s = m.await("a generation", func(s nodestate.State) bool { return injected(s).Generation != "" })
+	require.Equal(t, injected(s).Generation, given(t, runtime))
+}
+
+func TestRuntimeWithoutCDIIsSaidWithWhatToChange(t *testing.T) {
+	m := newMachine(t, gputest.Node("t4", 1))
+	m.conf.Namespace = ours
+	m.install("", 1)
+	conf := containerd2
+	conf.CDI = &off
+	runtime := m.cri(conf)
+	m.nri()
+	_, log := m.run()
+	s := m.await("degraded", phase(nodestate.Degraded))
+	require.Equal(t, cri.ReasonDisabled, s.Reason)
+	require.Contains(t, s.Message, "enable_cdi = true")
+	require.Equal(t, s.Message, s.Toolkit.Runtime.Message)
+	require.Len(t, s.Toolkit.Specs, 3, "specifications are written all the same")
+	s = m.await("connected, and not working", func(s nodestate.State) bool { return injected(s).Message == s.Message })
+	require.False(t, working(s))
+	require.NoError(t, runtime.Stop())
+	m.cri(containerd2)
+	s = m.await("ready", func(s nodestate.State) bool { return s.Phase == nodestate.Ready && working(s) })
+	require.Empty(t, s.Message)
+	require.Contains(t, log.String(), "containers may not get their GPUs")
+}
+
+func TestSilentRuntimeDelaysNothing(t *testing.T) {
+	m := newMachine(t, gputest.Node("t4", 1))
+	m.install("", 1)
+	runtime := m.cri(critest.Config{Hangs: true})
+	m.run()
+	s := m.await("specs", func(s nodestate.State) bool { return len(devices(s, cdi.KindGPU)) == 1 })
+	require.Nil(t, s.Toolkit.Injection, "without a namespace nobody is given anything")
+	s = m.await("degraded", phase(nodestate.Degraded))
+	require.Equal(t, cri.ReasonSilent, s.Reason)
+	require.Contains(t, s.Message, "/run/containerd/containerd.sock does not answer")
+	require.NoError(t, runtime.Stop())
+	m.cri(containerd2)
+	m.await("ready", phase(nodestate.Ready))
+}
+
+func TestNodeWithoutNRISaysHowToTurnItOn(t *testing.T) {
+	m := newMachine(t, gputest.Node("t4", 1))
+	m.conf.Namespace = ours
+	m.install("", 1)
+	runtime := m.cri(critest.Config{Name: "containerd", Version: "1.7.24", CDI: &on, Dirs: []string{"/var/run/cdi"}})
+	m.run()
+	s := m.await("a message", func(s nodestate.State) bool { return strings.Contains(injected(s).Message, "set disable = false") })
+	require.Equal(t, nodestate.Ready, s.Phase)
+	require.Contains(t, injected(s).Message, "there is no NRI socket /var/run/nri/nri.sock: containerd 1.7.24")
+	require.NoError(t, runtime.Stop())
+	m.cri(containerd2)
+	m.await("of containerd 2", func(s nodestate.State) bool { return strings.Contains(injected(s).Message, "take disable = true") })
+}
+
+func TestNodeWithoutAGPUStaysQuietAboutItsRuntime(t *testing.T) {
+	m := newMachine(t, gpu.Snapshot{})
+	m.conf.Namespace = ours
+	require.NoError(t, os.RemoveAll(m.dir+"/sys/bus/pci/devices/0000:10:00.0"))
+	conf := containerd2
+	conf.Dirs = []string{"/etc/cdi"}
+	m.cri(conf)
+	m.nri()
+	m.run()
+	s := m.await("working", func(s nodestate.State) bool { return working(s) && known(s) })
+	require.Equal(t, setup.ReasonNoGPU, s.Reason)
+	require.Contains(t, s.Toolkit.Runtime.Message, "not from /var/run/cdi")
+}
+
+// Apply and plan ask as well, and leave alone what only the daemon knows.
+func TestOnceAsksTheRuntimeToo(t *testing.T) {
+	m := newMachine(t, gputest.Node("t4", 1))
+	m.install("", 1)
+	conf := containerd2
+	conf.CDI = &off
+	m.cri(conf)
+	tk := m.toolkit()
+	_, w, err := tk.Once(t.Context(), false)
+	require.NoError(t, err)
+	was := m.conf.State(w, nil)
+	was = setup.With(was, nil, "", &nodestate.Injection{Working: true, Generation: "g"})
+	require.NoError(t, tk.Publish(was))
+	s := tk.WithRuntime(t.Context(), m.conf.State(w, nil))
+	require.Equal(t, nodestate.Degraded, s.Phase)
+	require.Equal(t, cri.ReasonDisabled, s.Reason)
+	require.Contains(t, s.Message, "enable_cdi = true")
+	require.Equal(t, "g", injected(s).Generation)
+}

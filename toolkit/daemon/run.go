@@ -1,0 +1,379 @@
+// Package daemon keeps a host as package setup brought it: it waits for what
+// changes on it, looks again, and repairs.
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/gpuready/gpuready/internal/cdi"
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/toolkit/change"
+	"github.com/gpuready/gpuready/toolkit/install"
+	"github.com/gpuready/gpuready/toolkit/nri"
+	"github.com/gpuready/gpuready/toolkit/setup"
+	"github.com/gpuready/gpuready/toolkit/spec"
+	"github.com/gpuready/gpuready/toolkit/watch"
+)
+
+// ErrReplaced is returned by Run when the driver's library is another than the
+// one that this process has loaded and cannot let go of: start the program anew.
+// A setup.Driver may return it, wrapped, as well.
+var ErrReplaced = errors.New("the driver's library was replaced")
+
+// retryAfter is how long to wait for NVML to recover from a failure of which no
+// event tells the end. Everything else is waited for by its event.
+const retryAfter = 10 * time.Second
+
+// What may have changed. Triggers that wait are merged.
+const (
+	filesChanged   watch.Meaning = 1 << iota // the driver's libraries, or which driver it is
+	devicesChanged                           // device nodes, GPUs, MIG devices
+	specsChanged                             // CDI directories, the hook
+	mountsChanged                            // perhaps the driver is another now
+)
+
+const everything = filesChanged | devicesChanged | specsChanged
+
+// Daemon keeps the host as it should be.
+type Daemon struct {
+	*setup.Toolkit
+	log     *slog.Logger
+	metrics *Metrics
+
+	watch    *watch.Watcher
+	triggers chan watch.Meaning // capacity 1; see poke
+	source   *source            // nil: no driver yet
+	opened   string             // identity of the library that was loaded, if any
+	owner    string             // who else defines nvidia.com/gpu, as last logged
+
+	offer   atomic.Pointer[nri.Offer] // what agents are given; nil: nothing
+	noOffer string                    // why, as last logged
+
+	writing sync.Mutex            // held while a state is put together and written
+	told    nodestate.ToolkitInfo // as logged
+	mu      sync.Mutex
+	own     nodestate.State // what the loop reached; without a phase: nothing yet
+	outside outside         // what is known of the container runtime
+	last    nodestate.State // as published
+}
+
+// source is an open driver and the goroutine that listens to it.
+type source struct {
+	gpu.Source
+	snapshot gpu.Snapshot
+	end      func() error // ends the goroutine, then closes the driver
+}
+
+// New makes a daemon of a toolkit.
+func New(t *setup.Toolkit, log *slog.Logger, metrics *Metrics) *Daemon {
+	return &Daemon{Toolkit: t, log: log, metrics: metrics, triggers: make(chan watch.Meaning, 1)}
+}
+
+// Ready says why the host is not as it should be; nil if it is. A machine
+// without a GPU is as it should be. It may be called at any time.
+func (d *Daemon) Ready() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case d.last.Phase == nodestate.Ready, d.last.Phase == nodestate.Degraded, d.last.Reason == setup.ReasonNoGPU:
+		return nil
+	case d.last.Phase == "":
+		return errors.New("starting")
+	}
+	return fmt.Errorf("%s: %s", d.last.Reason, d.last.Message)
+}
+
+// Run keeps the host as it should be until ctx ends; then it returns nil and
+// leaves everything as it is: pods need it. Only its state says that agents are no
+// longer given the GPUs, where they were. Any other return is an error, of
+// which ErrReplaced asks for a new process.
+func (d *Daemon) Run(ctx context.Context) error {
+	watcher, err := watch.New(d.Root)
+	if err != nil {
+		return err
+	}
+	d.watch = watcher
+	defer watcher.Close()
+	mounts, err := host.WatchMounts(d.mountable())
+	if err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return mounts.Run(ctx, func() { d.poke(mountsChanged) }) })
+	group.Go(func() error {
+		for {
+			t, err := watcher.Next(ctx)
+			if err != nil {
+				return err
+			}
+			d.poke(t)
+		}
+	})
+	group.Go(func() error { return d.loop(ctx) })
+	group.Go(func() error { return d.askRuntime(ctx) })
+	if d.Config.Namespace != "" {
+		group.Go(func() error { return d.injectAgents(ctx) })
+	}
+	err = group.Wait()
+	if errors.Is(err, context.Canceled) {
+		err = nil
+	}
+	return errors.Join(err, d.leave())
+}
+
+// poke wakes the loop. Triggers that it has not seen yet are merged.
+func (d *Daemon) poke(t watch.Meaning) {
+	for {
+		select {
+		case d.triggers <- t:
+			return
+		case waiting := <-d.triggers:
+			t |= waiting
+		}
+	}
+}
+
+func (d *Daemon) loop(ctx context.Context) (err error) {
+	defer func() { err = errors.Join(err, d.close()) }()
+	for what := everything; ; {
+		if err := d.step(ctx, what); err != nil {
+			return err
+		}
+		// What came into being between watching and looking was not told.
+		more, err := d.setWatches()
+		if err != nil {
+			return err
+		}
+		if more {
+			what = everything
+			continue
+		}
+		var retry <-chan time.Time
+		if d.source == nil && d.opened != "" {
+			retry = time.After(retryAfter)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case what = <-d.triggers:
+		case <-retry:
+			what = everything
+		}
+	}
+}
+
+// step does what a trigger asks for. Its error ends the daemon; what can get
+// better is published as state instead.
+func (d *Daemon) step(ctx context.Context, what watch.Meaning) error {
+	start := time.Now()
+	driverRoot, _ := d.Roots()
+	library := d.library(driverRoot)
+	if d.replaced(library) {
+		return ErrReplaced
+	}
+	if somebodyElses := d.source != nil || library == ""; what == mountsChanged && somebodyElses {
+		return nil
+	}
+	if what&filesChanged != 0 {
+		d.Forget()
+	}
+	changes, w, err := d.refresh(ctx, driverRoot, library, what)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err != nil && (errors.Is(err, ErrReplaced) || d.replaced(d.library(driverRoot))) {
+		return ErrReplaced // in the middle of the look: no failure that anybody should hear of
+	}
+	d.metrics.observe(changes, w, err, time.Since(start))
+	d.tell(changes, w, time.Since(start))
+	if err != nil && d.source != nil && !isHostProblem(err) {
+		err = errors.Join(err, d.close()) // NVML is asked afresh after the next trigger
+	}
+	state := d.Config.State(w, err)
+	if state.Reason == setup.ReasonNoDriver && library == "" && !d.Root.HasGPU() {
+		state.Reason, state.Message = setup.ReasonNoGPU, "no NVIDIA GPU and no driver on this node: nothing to do; "+state.Message
+	}
+	d.prepareOffer(state.Phase)
+	return d.publish(func() { d.own = state })
+}
+
+func (d *Daemon) refresh(ctx context.Context, driverRoot, library string, what watch.Meaning) (changes []change.Change, w setup.Wanted, err error) {
+	if d.source == nil {
+		if library != "" { // without a driver there is nothing to make
+			control, err := d.Control()
+			if err != nil {
+				return nil, w, err
+			}
+			if changes, err = d.Do(control); err != nil {
+				return changes, w, err
+			}
+		}
+		if err := d.open(ctx, driverRoot, library); err != nil {
+			return changes, w, err
+		}
+		what |= devicesChanged
+	}
+	if what&(filesChanged|devicesChanged) != 0 {
+		snapshot, err := d.source.Snapshot(ctx)
+		if err != nil {
+			return changes, w, err
+		}
+		d.source.snapshot = snapshot
+	}
+	if w, err = d.Want(d.source.snapshot); err != nil {
+		return changes, w, err
+	}
+	rest, err := d.Do(w.Items)
+	return append(changes, rest...), w, err
+}
+
+// isHostProblem says that it is not the driver that failed.
+func isHostProblem(err error) bool {
+	return errors.Is(err, spec.ErrNoCUDA) || errors.Is(err, setup.ErrHook) || isPathError(err) && !errors.Is(err, gpu.ErrNoDriver)
+}
+
+func isPathError(err error) bool {
+	_, ok := errors.AsType[*fs.PathError](err)
+	return ok
+}
+
+// mountable are the driver roots that may come as a mount: not the host's own
+// root, below which pods mount all the time.
+func (d *Daemon) mountable() []string {
+	root := cmp.Or(d.Config.DriverRoot, setup.ContainerRoot)
+	if path.Clean(root) == "/" {
+		return nil
+	}
+	return []string{d.Root.Path(root)}
+}
+
+// library tells one library file from another, also at the same path; "": none.
+func (d *Daemon) library(driverRoot string) string {
+	found, err := d.Driver.Find(driverRoot)
+	if err != nil {
+		return ""
+	}
+	return identity(found)
+}
+
+// replaced says that the library is another than the one in this process.
+func (d *Daemon) replaced(library string) bool {
+	if library == "" || d.opened == "" || library == d.opened {
+		return false
+	}
+	d.log.Info("the driver was replaced; starting anew", "path", library)
+	return true
+}
+
+func (d *Daemon) open(ctx context.Context, driverRoot, library string) error {
+	if library != "" {
+		d.opened = library // also if it fails: it may be in the process by then
+	}
+	opened, err := d.Driver.Open(driverRoot)
+	if d.opened == "" { // it came just now
+		d.opened = d.library(driverRoot)
+	}
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var group errgroup.Group
+	group.Go(func() error {
+		err := opened.Watch(ctx, nil, func(e gpu.Event) {
+			if e.Kind == gpu.EventChanged {
+				d.poke(devicesChanged)
+			}
+		})
+		if ctx.Err() == nil {
+			// The specifications hold without it; only news of MIG and hot-plugged
+			// devices then comes from the device nodes alone.
+			d.log.Warn("NVML's events cannot be watched", "reason", setup.ReasonNVML, "message", err)
+		}
+		return nil
+	})
+	d.source = &source{Source: opened, end: func() error {
+		cancel()
+		return errors.Join(group.Wait(), opened.Close())
+	}}
+	return nil
+}
+
+func (d *Daemon) close() error {
+	if d.source == nil {
+		return nil
+	}
+	err := d.source.end()
+	d.source = nil
+	return err
+}
+
+// tell logs what was changed: one line per thing.
+func (d *Daemon) tell(changes []change.Change, w setup.Wanted, took time.Duration) {
+	for _, c := range changes {
+		d.log.Info(c.Verb+"d", "path", c.Path, "duration", took.Round(time.Millisecond))
+	}
+	if w.Owner != d.owner && w.Items != nil {
+		if d.owner = w.Owner; w.Owner != "" {
+			d.log.Warn("nvidia.com/gpu is defined by another file; ours is not written", "path", w.Owner)
+		}
+	}
+}
+
+func identity(library string) string {
+	info, err := os.Stat(library)
+	if err != nil {
+		return library
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return library
+	}
+	return fmt.Sprintf("%s %d:%d %d", library, st.Dev, st.Ino, info.ModTime().UnixNano())
+}
+
+// setWatches watches all that what is wanted follows from.
+func (d *Daemon) setWatches() (more bool, err error) {
+	driverRoot, devRoot := d.Roots()
+	roots := map[string]bool{driverRoot: true}
+	if d.Config.DriverRoot == "" {
+		roots["/"], roots[setup.ContainerRoot] = true, true
+	}
+	triplet := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
+	var targets []watch.Target
+	add := func(dir, pattern string, means watch.Meaning) {
+		targets = append(targets, watch.Target{Dir: dir, Pattern: pattern, Means: means})
+	}
+	for root := range roots {
+		for _, dir := range []string{"usr/lib64", "usr/lib/" + triplet, "usr/lib/" + triplet + "/nvidia/current"} {
+			add(path.Join(root, dir), "libnvidia-*", filesChanged)
+			add(path.Join(root, dir), "libcuda*", filesChanged)
+		}
+		// The driver's container says there that it is done.
+		add(path.Join(root, "dev"), "nvidia*", devicesChanged)
+	}
+	add("/run/nvidia/validations", ".driver-ctr-ready", filesChanged)
+	add(path.Join(devRoot, "dev"), "nvidia*", devicesChanged)
+	add(path.Join(devRoot, "dev/nvidia-caps"), "nvidia-cap*", devicesChanged)
+	add(d.Config.InstallDir, install.HookName, specsChanged)
+	for _, dir := range []string{cdi.StaticDir, cdi.DynamicDir, d.Config.CDIDir} {
+		add(dir, "*.yaml", specsChanged)
+		add(dir, "*.json", specsChanged)
+	}
+	return d.watch.Set(targets)
+}

@@ -1,0 +1,107 @@
+package ldso
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+	"runtime"
+	"strings"
+)
+
+// Bounds on what an ELF file of a hostile image may make us read.
+const (
+	maxHeaders = 128     // program headers; libraries have about ten
+	maxDynamic = 1 << 16 // bytes; 4096 entries
+	maxSoname  = 255     // a file's name
+)
+
+// errELF means that the file is not a shared library for this machine's loader.
+var errELF = errors.New("not a shared library of this architecture")
+
+// kind is how the cache marks a 64-bit library of this machine, and what its
+// ELF header says (e_machine).
+func kind() (flags int32, machine uint16) {
+	if runtime.GOARCH == "arm64" {
+		return flagELF | flagARM64, 183 // EM_AARCH64
+	}
+	return flagELF | flagX8664, 62 // EM_X86_64
+}
+
+// soname reads the DT_SONAME of a shared library, "" if it has none. It reads
+// three small pieces of the file; debug/elf, made for debuggers, reads much more.
+func soname(r io.ReaderAt) (string, error) {
+	var head [64]byte
+	if _, err := r.ReadAt(head[:], 0); err != nil {
+		return "", errELF
+	}
+	le := binary.LittleEndian
+	_, machine := kind()
+	// Magic, ELFCLASS64, little endian, version 1; ET_DYN; size of a program header.
+	if string(head[:7]) != "\x7fELF\x02\x01\x01" || le.Uint16(head[16:]) != 3 || le.Uint16(head[18:]) != machine || le.Uint16(head[54:]) != 56 {
+		return "", errELF
+	}
+	n := int(le.Uint16(head[56:]))
+	if n > maxHeaders {
+		return "", errELF
+	}
+	headers, err := piece(r, le.Uint64(head[32:]), uint64(n)*56)
+	if err != nil {
+		return "", err
+	}
+	var dynamic []byte
+	for h := headers; len(h) > 0; h = h[56:] {
+		if le.Uint32(h) == 2 { // PT_DYNAMIC
+			if dynamic, err = piece(r, le.Uint64(h[8:]), min(le.Uint64(h[32:]), maxDynamic)); err != nil {
+				return "", err
+			}
+		}
+	}
+	var name, table uint64
+	var has, hasTable bool
+	for d := dynamic; len(d) >= 16; d = d[16:] {
+		switch le.Uint64(d) {
+		case 0: // DT_NULL: the end
+			d = d[:16]
+		case 5: // DT_STRTAB
+			table, hasTable = le.Uint64(d[8:]), true
+		case 14: // DT_SONAME
+			name, has = le.Uint64(d[8:]), true
+		}
+	}
+	if dynamic == nil || has && !hasTable {
+		return "", errELF
+	}
+	if !has {
+		return "", nil
+	}
+	for h := headers; len(h) > 0; h = h[56:] { // where the table's address is in the file
+		start, size := le.Uint64(h[16:]), le.Uint64(h[32:])
+		if le.Uint32(h) != 1 || table < start || table-start >= size || name >= size-(table-start) { // PT_LOAD
+			continue
+		}
+		text := make([]byte, maxSoname+1)
+		at := le.Uint64(h[8:]) + table - start + name
+		if at > 1<<62 {
+			return "", errELF
+		}
+		m, _ := r.ReadAt(text, int64(at))
+		end := bytes.IndexByte(text[:m], 0)
+		if end <= 0 || strings.ContainsRune(string(text[:end]), '/') {
+			return "", errELF
+		}
+		return string(text[:end]), nil
+	}
+	return "", errELF
+}
+
+func piece(r io.ReaderAt, at, size uint64) ([]byte, error) {
+	if at > 1<<62 {
+		return nil, errELF
+	}
+	b := make([]byte, size)
+	if _, err := r.ReadAt(b, int64(at)); err != nil {
+		return nil, errELF
+	}
+	return b, nil
+}

@@ -1,0 +1,491 @@
+package ldso
+
+import (
+	"debug/elf"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/gpuready/gpuready/internal/host"
+)
+
+// image makes a root file system with a loader and a C library.
+func image(t testing.TB) (string, *host.Root) {
+	t.Helper()
+	dir := t.TempDir()
+	loader := "/lib64/ld-linux-x86-64.so.2"
+	if runtime.GOARCH == "arm64" {
+		loader = "/lib/ld-linux-aarch64.so.1"
+	}
+	copyFile(t, loader, dir+loader)
+	copyFile(t, libc(t), dir+libDir+"/libc.so.6")
+	root, err := host.Open(dir)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = root.Close() })
+	return dir, root
+}
+
+// libDir is where images here have their libraries.
+var libDir = map[string]string{"amd64": "/usr/lib/x86_64-linux-gnu", "arm64": "/usr/lib/aarch64-linux-gnu"}[runtime.GOARCH]
+
+func libc(t testing.TB) string {
+	t.Helper()
+	for _, dir := range []string{libDir, "/lib64", "/usr/lib64"} {
+		if _, err := os.Stat(dir + "/libc.so.6"); err == nil {
+			return dir + "/libc.so.6"
+		}
+	}
+	t.Fatal("this machine has no glibc")
+	return ""
+}
+
+func copyFile(t testing.TB, from, to string) {
+	t.Helper()
+	data, err := os.ReadFile(from)
+	require.NoError(t, err)
+	require.NoError(t, os.MkdirAll(filepath.Dir(to), 0o755))
+	require.NoError(t, os.WriteFile(to, data, 0o755))
+}
+
+// library compiles a shared library whose function answer returns n.
+func library(t testing.TB, file, soname string, n int) {
+	t.Helper()
+	require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
+	gcc(t, fmt.Sprintf("int answer(void) { return %d; }", n), "-shared", "-fPIC", "-Wl,-soname,"+soname, "-o", file)
+}
+
+func gcc(t testing.TB, source string, args ...string) {
+	t.Helper()
+	cmd := exec.Command("gcc", append([]string{"-x", "c", "-"}, args...)...)
+	cmd.Stdin = strings.NewReader(source)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, string(out))
+}
+
+func readCache(t testing.TB, dir string) Cache {
+	t.Helper()
+	data, err := os.ReadFile(dir + cachePath)
+	require.NoError(t, err)
+	c, err := Parse(data)
+	require.NoError(t, err)
+	return c
+}
+
+func (c Cache) find(name string) []string {
+	var paths []string
+	for _, e := range c.Entries {
+		if e.Name == name {
+			paths = append(paths, e.Path)
+		}
+	}
+	return paths
+}
+
+func TestUpdateMergesIntoTheImagesOwnCache(t *testing.T) {
+	dir, root := image(t)
+	library(t, dir+"/opt/app/libapp.so.3.2", "libapp.so.3", 1)
+	library(t, dir+"/opt/stale/libcuda.so.1", "libcuda.so.1", 2)
+	require.NoError(t, os.WriteFile(dir+"/etc-conf", []byte("/opt/app\n/opt/stale\n"), 0o644))
+	ldconfig(t, "-r", dir, "-f", "/etc-conf", "-C", "/cache")
+	require.NoError(t, os.MkdirAll(dir+"/etc", 0o755))
+	require.NoError(t, os.Rename(dir+"/cache", dir+cachePath))
+	before := readCache(t, dir)
+	require.Equal(t, []string{"/opt/stale/libcuda.so.1"}, before.find("libcuda.so.1"))
+
+	library(t, dir+"/driver/libcuda.so.580.95.05", "libcuda.so.1", 3)
+	require.NoError(t, os.Symlink("libcuda.so.580.95.05", dir+"/driver/libcuda.so.1"))
+	require.NoError(t, os.Symlink("libcuda.so.1", dir+"/driver/libcuda.so"))
+	library(t, dir+"/driver/libnvidia-ml.so.580.95.05", "libnvidia-ml.so.1", 3) // no link made
+	require.NoError(t, os.WriteFile(dir+"/driver/libnvidia-gpusim.so.580.95.05", []byte("state, not ELF"), 0o644))
+	mounts := []string{"/driver/libcuda.so.580.95.05", "/driver/libnvidia-ml.so.580.95.05", "/driver/libnvidia-gpusim.so.580.95.05", "/usr/bin/nvidia-smi"}
+	warning, err := Update(root, []string{"/driver"}, mounts)
+	require.NoError(t, err)
+	require.Empty(t, warning)
+
+	after := readCache(t, dir)
+	require.Equal(t, []string{"/driver/libcuda.so.1"}, after.find("libcuda.so.1"), "the driver's library replaces a stale one")
+	require.Equal(t, []string{"/driver/libcuda.so"}, after.find("libcuda.so"))
+	require.Equal(t, []string{"/driver/libnvidia-ml.so.580.95.05"}, after.find("libnvidia-ml.so.1"))
+	require.Equal(t, before.find("libapp.so.3"), after.find("libapp.so.3"))
+	require.Equal(t, before.find("libc.so.6"), after.find("libc.so.6"))
+	conf, err := os.ReadFile(dir + dropInPath)
+	require.NoError(t, err)
+	require.Equal(t, "/driver\n", string(conf))
+
+	first, err := os.Stat(dir + cachePath)
+	require.NoError(t, err)
+	_, err = Update(root, []string{"/driver"}, mounts)
+	require.NoError(t, err)
+	second, err := os.Stat(dir + cachePath)
+	require.NoError(t, err)
+	require.True(t, os.SameFile(first, second), "a second run changes nothing")
+}
+
+func ldconfig(t testing.TB, args ...string) string {
+	t.Helper()
+	out, err := exec.Command("/sbin/ldconfig", args...).CombinedOutput()
+	require.NoError(t, err, string(out))
+	return string(out)
+}
+
+// The judge of what we write is glibc itself: its ldconfig lists it, and its
+// loader finds by it, in a chroot, a library in a place where nothing else looks.
+func TestRealLoaderUsesTheCache(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("chroot needs root")
+	}
+	dir, root := image(t)
+	library(t, dir+"/odd/place/libgpu.so.580.95.05", "libgpu.so.1", 42)
+	for i := range 200 { // enough for the search by halving to go wrong
+		copyFile(t, dir+"/odd/place/libgpu.so.580.95.05", fmt.Sprintf("%s%s/libother%d.so.%d", dir, libDir, i%50, i))
+	}
+	warning, err := Update(root, []string{"/odd/place"}, []string{"/odd/place/libgpu.so.580.95.05"})
+	require.NoError(t, err)
+	require.Empty(t, warning)
+	require.Contains(t, ldconfig(t, "-p", "-C", dir+cachePath), "libgpu.so.1 (libc6,")
+
+	gcc(t, `#include <dlfcn.h>
+		#include <stdio.h>
+		int main(int n, char **names) {
+			for (int i = 1; i < n; i++) {
+				void *l = dlopen(names[i], RTLD_NOW);
+				if (!l) { puts(dlerror()); return 1; }
+				printf("%d ", ((int (*)(void))dlsym(l, "answer"))());
+			}
+			return 0;
+		}`, "-ldl", "-o", dir+"/prog")
+	run := func(names ...string) (string, error) {
+		cmd := exec.Command("/prog", names...)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: dir}
+		cmd.Dir, cmd.Env = "/", []string{}
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	out, err := run("libgpu.so.1")
+	require.NoError(t, err, out)
+	require.Equal(t, "42 ", out)
+	require.NoError(t, os.Remove(dir+cachePath))
+	out, err = run("libgpu.so.1")
+	require.Error(t, err, "it must have been the cache: %s", out)
+}
+
+// What ldconfig made of an image, our reader understands to the last entry, in
+// ldconfig's own order; and what our scan finds is what ldconfig finds.
+func TestAgreesWithLdconfig(t *testing.T) {
+	dir, root := image(t)
+	for i, name := range []string{"libz.so.1", "libz.so.1.2", "libz.so.1.10", "libz.so.1.9", "libc++.so.1", "lib10.so.2", "lib9.so.2", "libA_b-c.so.007", "liba.so"} {
+		library(t, fmt.Sprintf("%s%s/%s", dir, libDir, name), name, i)
+	}
+	library(t, dir+libDir+"/glibc-hwcaps/x86-64-v2/libz.so.1", "libz.so.1", 77)
+	library(t, dir+"/opt/more/libmore.so.1.5", "libmore.so.1", 5)
+	require.NoError(t, os.WriteFile(dir+libDir+"/libtext.so.1", []byte("text"), 0o644))
+	require.NoError(t, os.MkdirAll(dir+"/etc/ld.so.conf.d", 0o755))
+	require.NoError(t, os.WriteFile(dir+"/etc/ld.so.conf", []byte("# comment\ninclude /etc/ld.so.conf.d/*.conf\n"), 0o644))
+	require.NoError(t, os.WriteFile(dir+"/etc/ld.so.conf.d/x.conf", []byte("/opt/more # here\n"), 0o644))
+	require.NoError(t, os.Symlink("/usr/lib", dir+"/lib"))
+	ldconfig(t, "-r", dir, "-C", "/cache")
+	require.NoError(t, os.Rename(dir+"/cache", dir+cachePath))
+
+	theirs := readCache(t, dir)
+	require.NotEmpty(t, theirs.Entries)
+	again, err := Parse(theirs.Bytes())
+	require.NoError(t, err)
+	require.Equal(t, theirs, again, "their order is our order")
+	list := func(file string) []string {
+		lines := strings.Split(ldconfig(t, "-p", "-C", file), "\n")
+		return lines[1 : len(lines)-2] // how many; who wrote it
+	}
+	require.NoError(t, os.WriteFile(dir+"/ours", theirs.Bytes(), 0o644))
+	require.Equal(t, list(dir+cachePath), list(dir+"/ours"))
+
+	plain := func(c Cache) []string {
+		var names []string
+		for _, e := range c.Entries {
+			// The scan leaves variants for newer processors out; and Debian's
+			// ldconfig does not look into /lib64, where the loader is.
+			if e.HWCap == 0 && !strings.HasPrefix(e.Name, "ld-") {
+				names = append(names, e.Name)
+			}
+		}
+		slices.Sort(names)
+		return names
+	}
+	require.Equal(t, plain(theirs), plain(scan(root)))
+}
+
+// debug/elf says what our reader must say, for every library of this machine.
+func TestSonameAgreesWithDebugELF(t *testing.T) {
+	files, err := filepath.Glob(filepath.Dir(libc(t)) + "/*.so*")
+	require.NoError(t, err)
+	n := 0
+	for _, file := range files {
+		want, wantErr := elfSoname(file)
+		f, err := os.Open(file)
+		if err != nil {
+			continue
+		}
+		got, err := soname(f)
+		_ = f.Close()
+		if wantErr != nil {
+			require.Error(t, err, file)
+			continue
+		}
+		require.NoError(t, err, file)
+		require.Equal(t, want, got, file)
+		n++
+	}
+	require.Greater(t, n, 5)
+}
+
+func elfSoname(file string) (string, error) {
+	f, err := elf.Open(file)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	if f.Class != elf.ELFCLASS64 || f.Type != elf.ET_DYN {
+		return "", errELF
+	}
+	names, err := f.DynString(elf.DT_SONAME)
+	if err != nil || len(names) == 0 {
+		return "", err
+	}
+	return names[0], nil
+}
+
+func TestImageWithoutGlibcIsLeftAlone(t *testing.T) {
+	dir := t.TempDir()
+	root, err := host.Open(dir)
+	require.NoError(t, err)
+	defer root.Close()
+	require.NoError(t, os.MkdirAll(dir+"/lib", 0o755))
+	library(t, dir+"/driver/libcuda.so.1", "libcuda.so.1", 1)
+	require.NoError(t, os.WriteFile(dir+"/lib/ld-musl-x86_64.so.1", nil, 0o755))
+	warning, err := Update(root, []string{"/driver"}, []string{"/driver/libcuda.so.1"})
+	require.NoError(t, err)
+	require.Empty(t, warning)
+	_, err = os.Stat(dir + "/etc")
+	require.ErrorIs(t, err, fs.ErrNotExist)
+}
+
+// Each image here tries to make the hook read, block on or write what it must not.
+func TestHostileImages(t *testing.T) {
+	for name, hostile := range map[string]func(t *testing.T, dir, outside string){
+		"etc leads out": func(t *testing.T, dir, outside string) {
+			require.NoError(t, os.Symlink("../../../../../../../.."+outside, dir+"/etc"))
+		},
+		"etc leads out by an absolute link": func(t *testing.T, dir, outside string) {
+			require.NoError(t, os.Symlink(outside, dir+"/etc"))
+		},
+		"the cache is a link to the host's": func(t *testing.T, dir, outside string) {
+			require.NoError(t, os.MkdirAll(dir+"/etc", 0o755))
+			require.NoError(t, os.Symlink(outside+"/ld.so.cache", dir+cachePath))
+		},
+		"the cache is a pipe": func(t *testing.T, dir, _ string) {
+			require.NoError(t, os.MkdirAll(dir+"/etc", 0o755))
+			require.NoError(t, syscall.Mkfifo(dir+cachePath, 0o644))
+		},
+		"the cache is endless": func(t *testing.T, dir, _ string) {
+			require.NoError(t, os.MkdirAll(dir+"/etc", 0o755))
+			require.NoError(t, os.WriteFile(dir+cachePath, []byte(magicNew), 0o644))
+			require.NoError(t, os.Truncate(dir+cachePath, 1<<40)) // sparse
+		},
+		"the cache lies": func(t *testing.T, dir, _ string) {
+			require.NoError(t, os.MkdirAll(dir+"/etc", 0o755))
+			data := Cache{Entries: []Entry{{Name: "a", Path: "b"}}}.Bytes()
+			data[20], data[23] = 0xff, 0xff
+			require.NoError(t, os.WriteFile(dir+cachePath, data, 0o644))
+		},
+		"the configuration includes itself and pipes": func(t *testing.T, dir, _ string) {
+			require.NoError(t, os.MkdirAll(dir+"/etc/x", 0o755))
+			require.NoError(t, os.WriteFile(dir+confPath, []byte("include /etc/*\ninclude ../etc/x/*\n/proc\n/dev\n"), 0o644))
+			require.NoError(t, syscall.Mkfifo(dir+"/etc/x/pipe", 0o644))
+			require.NoError(t, os.Symlink(".", dir+"/etc/x/self"))
+		},
+		"libraries are pipes, loops and bombs": func(t *testing.T, dir, outside string) {
+			require.NoError(t, syscall.Mkfifo(dir+libDir+"/libpipe.so.1", 0o644))
+			require.NoError(t, os.Symlink("libloop.so.1", dir+libDir+"/libloop.so.1"))
+			require.NoError(t, os.Symlink(outside+"/ld.so.cache", dir+libDir+"/libout.so.1"))
+			bomb := make([]byte, 64)
+			copy(bomb, "\x7fELF\x02\x01\x01")
+			for i := 16; i < 64; i++ {
+				bomb[i] = 0xff
+			}
+			require.NoError(t, os.WriteFile(dir+libDir+"/libbomb.so.1", bomb, 0o644))
+		},
+		"the drop-in is a link to the host's": func(t *testing.T, dir, outside string) {
+			require.NoError(t, os.MkdirAll(dir+confDir, 0o755))
+			require.NoError(t, os.Symlink(outside+"/ld.so.conf", dir+dropInPath))
+			require.NoError(t, os.Symlink(outside+"/ld.so.conf", dir+confPath))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, root := image(t)
+			outside := t.TempDir()
+			for _, f := range []string{"ld.so.cache", "ld.so.conf"} {
+				require.NoError(t, os.WriteFile(outside+"/"+f, []byte("host's"), 0o644))
+			}
+			hostile(t, dir, outside)
+			library(t, dir+"/driver/libcuda.so.1", "libcuda.so.1", 1)
+			_, err := Update(root, []string{"/driver"}, []string{"/driver/libcuda.so.1"})
+			require.NoError(t, err)
+			entries, err := os.ReadDir(outside)
+			require.NoError(t, err)
+			require.Len(t, entries, 2)
+			for _, f := range entries {
+				data, err := os.ReadFile(filepath.Join(outside, f.Name()))
+				require.NoError(t, err)
+				require.Equal(t, "host's", string(data))
+			}
+			data, err := root.ReadFile(cachePath, maxCache)
+			require.NoError(t, err)
+			c, err := Parse(data)
+			require.NoError(t, err)
+			require.Equal(t, []string{"/driver/libcuda.so.1"}, c.find("libcuda.so.1"))
+		})
+	}
+}
+
+func TestReadOnlyImageFailsOnlyIfTheLoaderWouldNotFind(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("mounting needs root")
+	}
+	dir, root := image(t)
+	library(t, dir+libDir+"/libcuda.so.1", "libcuda.so.1", 1)
+	library(t, dir+"/driver/libcuda.so.1", "libcuda.so.1", 1)
+	if err := syscall.Mount(dir, dir, "", syscall.MS_BIND, ""); err != nil {
+		t.Skipf("mounting is not permitted: %v", err)
+	}
+	defer func() { require.NoError(t, syscall.Unmount(dir, syscall.MNT_DETACH)) }()
+	require.NoError(t, syscall.Mount("", dir, "", syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+	require.NoError(t, root.Close())
+	root, err := host.Open(dir) // the mount that is now there
+	require.NoError(t, err)
+	defer root.Close()
+
+	_, err = Update(root, []string{"/driver"}, []string{"/driver/libcuda.so.1"})
+	require.ErrorIs(t, err, syscall.EROFS)
+	require.ErrorContains(t, err, "libcuda.so.1")
+	warning, err := Update(root, []string{libDir}, []string{libDir + "/libcuda.so.1"})
+	require.NoError(t, err)
+	require.Contains(t, warning, "read-only")
+}
+
+func TestCacheRoundTrip(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		name := rapid.StringMatching(`lib[a-z0-9+._-]{1,12}\.so(\.[0-9]{1,3}){0,2}`)
+		c := Cache{HWCaps: rapid.SliceOfN(rapid.StringMatching(`x86-64-v[2-4]`), 0, 3).Draw(t, "hwcaps")}
+		for range rapid.IntRange(0, 40).Draw(t, "n") {
+			c.Entries = append(c.Entries, Entry{
+				Name: name.Draw(t, "name"), Path: "/" + name.Draw(t, "path"),
+				Flags: rapid.SampledFrom([]int32{flagELF, flagELF | flagX8664, flagELF | flagARM64}).Draw(t, "flags"),
+			})
+		}
+		once, err := Parse(c.Bytes())
+		require.NoError(t, err)
+		require.ElementsMatch(t, c.Entries, once.Entries)
+		require.Len(t, once.HWCaps, len(c.HWCaps))
+		for i := 1; i < len(once.Entries); i++ {
+			require.GreaterOrEqual(t, compare(once.Entries[i-1].Name, once.Entries[i].Name), 0)
+		}
+		require.Equal(t, once.Bytes(), c.Bytes())
+	})
+}
+
+func TestOldFormatInFrontIsSkipped(t *testing.T) {
+	c := Cache{Entries: []Entry{{Name: "libc.so.6", Path: "/lib/libc.so.6", Flags: 3}}}
+	old := make([]byte, headerOld+3*entryOld)
+	copy(old, magicOld)
+	old[12] = 3
+	for len(old)%8 != 0 {
+		old = append(old, 0)
+	}
+	got, err := Parse(append(old, c.Bytes()...))
+	require.NoError(t, err)
+	require.Equal(t, c.Entries, got.Entries)
+}
+
+func FuzzCache(f *testing.F) {
+	f.Add(Cache{Entries: []Entry{{Name: "libc.so.6", Path: "/lib/libc.so.6", Flags: 3}, {Name: "a", Path: "b", HWCap: hwcapExtension}}, HWCaps: []string{"x86-64-v3"}}.Bytes())
+	if data, err := os.ReadFile("/etc/ld.so.cache"); err == nil && len(data) < 200_000 {
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, err := Parse(data)
+		if err != nil {
+			return
+		}
+		again, err := Parse(c.Bytes())
+		if err != nil {
+			t.Fatalf("what was read cannot be written: %v", err)
+		}
+		if len(again.Entries) != len(c.Entries) || len(again.HWCaps) != len(c.HWCaps) {
+			t.Fatalf("%d entries became %d", len(c.Entries), len(again.Entries))
+		}
+	})
+}
+
+func FuzzSoname(f *testing.F) {
+	if data, err := os.ReadFile(filepath.Join(libDir, "libdl.so.2")); err == nil {
+		f.Add(data)
+	}
+	f.Add([]byte("\x7fELF\x02\x01\x01"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		name, err := soname(strings.NewReader(string(data)))
+		if err == nil && (len(name) > maxSoname || strings.ContainsAny(name, "/\x00")) {
+			t.Fatalf("soname %q", name)
+		}
+	})
+}
+
+func FuzzCompare(f *testing.F) {
+	f.Add("libz.so.1.10", "libz.so.1.9")
+	f.Fuzz(func(t *testing.T, a, b string) {
+		if strings.ContainsRune(a+b, 0) || strings.ContainsFunc(a+b, func(r rune) bool { return r > 127 }) {
+			return
+		}
+		if x, y := compare(a, b), compare(b, a); (x > 0) != (y < 0) && !overflows(a) && !overflows(b) {
+			t.Fatalf("compare(%q, %q) = %d, the other way %d", a, b, x, y)
+		}
+	})
+}
+
+// overflows says that a number in s does not fit into a C int; glibc's order is
+// then none.
+func overflows(s string) bool {
+	run := 0
+	for _, c := range s {
+		if c < '0' || c > '9' {
+			run = 0
+		} else if run++; run > 8 {
+			return true
+		}
+	}
+	return false
+}
+
+func BenchmarkUpdateWithCache(b *testing.B) {
+	dir, root := image(b)
+	var c Cache
+	for i := range 5000 {
+		c.Entries = append(c.Entries, Entry{Name: fmt.Sprintf("libx%d.so.%d", i, i%7), Path: fmt.Sprintf("/usr/lib/libx%d.so.%d", i, i%7), Flags: flagELF | flagX8664})
+	}
+	require.NoError(b, os.MkdirAll(dir+"/etc", 0o755))
+	data := c.Bytes()
+	library(b, dir+"/driver/libcuda.so.1", "libcuda.so.1", 1)
+	for b.Loop() {
+		require.NoError(b, os.WriteFile(dir+cachePath, data, 0o644))
+		_, err := Update(root, []string{"/driver"}, []string{"/driver/libcuda.so.1"})
+		require.NoError(b, err)
+	}
+}

@@ -1,0 +1,129 @@
+package install
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/toolkit/change"
+)
+
+const dir = "/usr/local/nvidia/toolkit"
+
+func wanted() []change.Item {
+	return []change.Item{
+		Hook(dir, []byte("\x7fELF")),
+		{Path: "/var/run/cdi/a.yaml", File: &change.File{Data: []byte("a"), Mode: 0o644}},
+		{Path: "/dev/char/195:0", Link: "../nvidia0"},
+	}
+}
+
+func apply(t *testing.T, root *host.Root, boot string, items []change.Item) {
+	t.Helper()
+	changes, err := change.Plan(root, items)
+	require.NoError(t, err)
+	require.NoError(t, Apply(root, dir, boot, changes))
+}
+
+func uninstall(t *testing.T, root *host.Root, boot string) []string {
+	t.Helper()
+	changes, dirs, left, err := Uninstall(root, dir, boot)
+	require.NoError(t, err)
+	require.NoError(t, change.Apply(root, changes))
+	RemoveDirs(root, dirs)
+	return left
+}
+
+func tree(t *testing.T, dir string) []string {
+	t.Helper()
+	var all []string
+	require.NoError(t, filepath.WalkDir(dir, func(p string, _ fs.DirEntry, err error) error {
+		if p != dir {
+			all = append(all, p[len(dir):])
+		}
+		return err
+	}))
+	return all
+}
+
+func hostTree(t *testing.T) (string, *host.Root) {
+	t.Helper()
+	at := t.TempDir()
+	for _, d := range []string{"/usr/local/nvidia", "/run", "/var", "/dev"} {
+		require.NoError(t, os.MkdirAll(at+d, 0o755))
+	}
+	require.NoError(t, os.Symlink("/run", at+"/var/run"))
+	root, err := host.Open(at)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = root.Close() })
+	return at, root
+}
+
+func TestUninstallLeavesTheHostAsItWas(t *testing.T) {
+	at, root := hostTree(t)
+	before := tree(t, at)
+	apply(t, root, "boot", wanted())
+	require.NotEqual(t, before, tree(t, at))
+	items := wanted()
+	items[1].File.Data = []byte("b")
+	apply(t, root, "boot", items)
+	require.Empty(t, uninstall(t, root, "boot"))
+	require.Equal(t, before, tree(t, at))
+	require.Empty(t, uninstall(t, root, "boot"), "twice is fine")
+}
+
+func TestWhatOthersChangedOrMadeStays(t *testing.T) {
+	at, root := hostTree(t)
+	require.NoError(t, os.MkdirAll(at+"/dev/char", 0o755))
+	require.NoError(t, os.Symlink("../nvidia0", at+"/dev/char/195:0")) // there before
+	apply(t, root, "boot", wanted())
+	require.NoError(t, os.WriteFile(at+"/run/cdi/a.yaml", []byte("edited"), 0o644))
+	require.NoError(t, os.WriteFile(at+"/usr/local/nvidia/toolkit/other", nil, 0o644))
+	require.Equal(t, []string{"/var/run/cdi/a.yaml was changed by others since"}, uninstall(t, root, "boot"))
+	for _, p := range []string{"/dev/char/195:0", "/run/cdi/a.yaml", "/usr/local/nvidia/toolkit/other"} {
+		_, err := os.Lstat(at + p)
+		require.NoError(t, err)
+	}
+	_, err := os.Lstat(at + dir + "/" + HookName)
+	require.ErrorIs(t, err, fs.ErrNotExist)
+}
+
+// After a reboot /dev and /run are new: what is there now the driver made.
+func TestWhatAnotherBootMadeInVolatilePlacesIsForgotten(t *testing.T) {
+	at, root := hostTree(t)
+	apply(t, root, "boot one", wanted())
+	require.Empty(t, uninstall(t, root, "boot two"))
+	_, err := os.Lstat(at + "/dev/char/195:0")
+	require.NoError(t, err)
+	_, err = os.Lstat(at + dir)
+	require.ErrorIs(t, err, fs.ErrNotExist)
+}
+
+// Killed after any step, what is there is in the account.
+func TestNothingIsEverThereWithoutAnEntry(t *testing.T) {
+	at, root := hostTree(t)
+	before := tree(t, at)
+	changes, err := change.Plan(root, wanted())
+	require.NoError(t, err)
+	// A directory in the way makes the last step fail, as a kill would.
+	require.NoError(t, os.MkdirAll(at+"/dev/char/195:0/x", 0o755))
+	require.Error(t, Apply(root, dir, "boot", changes))
+	require.NoError(t, os.RemoveAll(at+"/dev/char"))
+	require.Empty(t, uninstall(t, root, "boot"))
+	require.Equal(t, before, tree(t, at))
+}
+
+func TestUnknownAccountIsNotOverwritten(t *testing.T) {
+	at, root := hostTree(t)
+	require.NoError(t, os.MkdirAll(at+dir, 0o755))
+	require.NoError(t, os.WriteFile(at+ManifestPath(dir), []byte(`{"version":9}`), 0o644))
+	changes, err := change.Plan(root, wanted())
+	require.NoError(t, err)
+	require.ErrorContains(t, Apply(root, dir, "boot", changes), "manifest.json")
+	_, err = os.Lstat(at + "/run/cdi")
+	require.ErrorIs(t, err, fs.ErrNotExist, "nothing else is done either")
+}

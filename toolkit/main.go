@@ -1,0 +1,56 @@
+// Gpu-toolkit makes a node's container runtime able to give containers GPUs: it
+// writes CDI specifications from the driver it finds, makes the device nodes
+// that are missing, and installs the hook that the specifications name.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/gpuready/gpuready/internal/version"
+	"github.com/gpuready/gpuready/toolkit/daemon"
+)
+
+// Exit codes.
+const (
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+func main() {
+	os.Exit(start(os.Args[1:], os.Stdout, os.Stderr))
+}
+
+func start(args []string, stdout, stderr io.Writer) int {
+	o, err := parse(args)
+	switch {
+	case err != nil:
+		fmt.Fprintf(stderr, "gpu-toolkit: %v; see gpu-toolkit --help\n", err)
+		return exitUsage
+	case o.help:
+		fmt.Fprint(stdout, o.usage())
+		return 0
+	case o.version:
+		fmt.Fprintln(stdout, "gpu-toolkit", version.String())
+		return 0
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	err = run(ctx, o, stdout, stderr)
+	if errors.Is(err, daemon.ErrReplaced) {
+		// The same process ID and container; only the program's image is new.
+		err = fmt.Errorf("start anew: %w", syscall.Exec("/proc/self/exe", os.Args, os.Environ()))
+	}
+	if err != nil {
+		_, message := o.config.Explain(err)
+		fmt.Fprintln(stderr, "gpu-toolkit:", strings.ReplaceAll(message, "\n", "; "))
+		return exitFailed
+	}
+	return 0
+}

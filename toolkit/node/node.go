@@ -1,0 +1,220 @@
+// Package node plans the device nodes that the driver does not make by itself:
+// the control nodes, MIG's capabilities, and the links below /dev/char by which
+// a container runtime's systemd cgroup driver finds a device by its numbers.
+package node
+
+import (
+	"bufio"
+	"cmp"
+	"fmt"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/toolkit/change"
+)
+
+// Minor numbers that the driver's sources fix.
+const (
+	minorCtl      = 255
+	minorModeset  = 254
+	minorUVM      = 0
+	minorUVMTools = 1
+)
+
+// maxProc bounds the files of /proc that are read.
+const maxProc = 1 << 20
+
+// Node is a character device below a dev root.
+type Node struct {
+	Path         string // "/dev/nvidia0", without the dev root
+	Major, Minor uint32
+}
+
+// Majors are the numbers of character drivers by their names ("nvidia-uvm"), as
+// /proc/devices lists them.
+type Majors map[string]uint32
+
+// Caps are the minor numbers of MIG's capabilities by their names
+// ("gpu0/gi1/access", "config"), as /proc/driver/nvidia-caps/mig-minors lists them.
+type Caps map[string]uint32
+
+// ReadMajors reads /proc/devices: the driver root's, if it has one (a driver
+// container, the simulator), else the host's.
+func ReadMajors(root *host.Root, driverRoot string) (Majors, error) {
+	data, err := readProc(root, driverRoot, "/proc/devices")
+	return parseMajors(data), err
+}
+
+// ReadCaps reads the minor numbers of MIG's capabilities. Where there are none,
+// no GPU can do MIG, and that is no error.
+func ReadCaps(root *host.Root, driverRoot string) (Caps, error) {
+	data, err := readProc(root, driverRoot, "/proc/driver/nvidia-caps/mig-minors")
+	return parseCaps(data), err
+}
+
+func readProc(root *host.Root, driverRoot, name string) (string, error) {
+	var data []byte
+	var err error
+	for _, p := range []string{path.Join(driverRoot, name), name} {
+		if _, statErr := root.Stat(p); statErr == nil {
+			data, err = root.ReadFile(p, maxProc)
+			break
+		}
+	}
+	return string(data), err
+}
+
+func parseMajors(s string) Majors {
+	majors := Majors{}
+	for lines := bufio.NewScanner(strings.NewReader(s)); lines.Scan(); {
+		line := lines.Text()
+		if line == "Block devices:" {
+			break
+		}
+		fields := strings.Fields(line)
+		if len(fields) != 2 {
+			continue
+		}
+		n, err := strconv.ParseUint(fields[0], 10, 12) // the kernel's majors have 12 bits
+		if _, there := majors[fields[1]]; err == nil && !there {
+			majors[fields[1]] = uint32(n)
+		}
+	}
+	return majors
+}
+
+func parseCaps(s string) Caps {
+	caps := Caps{}
+	for lines := bufio.NewScanner(strings.NewReader(s)); lines.Scan(); {
+		fields := strings.Fields(lines.Text())
+		if len(fields) != 2 {
+			continue
+		}
+		if n, err := strconv.ParseUint(fields[1], 10, 20); err == nil { // minors have 20 bits
+			caps[fields[0]] = uint32(n)
+		}
+	}
+	return caps
+}
+
+// CapPath is the node of a capability.
+func CapPath(minor uint32) string { return fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor) }
+
+// Instance names the capability for a MIG GPU instance of the GPU with the given minor.
+func Instance(gpuMinor, gi int) string { return fmt.Sprintf("gpu%d/gi%d/access", gpuMinor, gi) }
+
+// Compute names the capability for a compute instance in it.
+func Compute(gpuMinor, gi, ci int) string {
+	return fmt.Sprintf("gpu%d/gi%d/ci%d/access", gpuMinor, gi, ci)
+}
+
+// Find lists the NVIDIA device nodes that are below a dev root, sorted by path.
+func Find(root *host.Root, devRoot string) ([]Node, error) {
+	var nodes []Node
+	for _, at := range [][2]string{{"/dev", "nvidia*"}, {"/dev/nvidia-caps", "nvidia-cap*"}, {"/dev/nvidia-caps-imex-channels", "channel*"}} {
+		found, err := root.Glob(path.Join(devRoot, at[0]), at[1])
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range found {
+			info, err := root.Stat(p)
+			if err != nil {
+				continue // gone meanwhile, or a link to nothing
+			}
+			if major, minor, ok := host.Device(info); ok {
+				nodes = append(nodes, Node{path.Join(at[0], path.Base(p)), major, minor})
+			}
+		}
+	}
+	slices.SortFunc(nodes, func(a, b Node) int { return cmp.Compare(a.Path, b.Path) })
+	return nodes, nil
+}
+
+// Control returns the control nodes and capabilities that should be there, as
+// far as the kernel has drivers for them. caps names the wanted capabilities.
+func Control(majors Majors, minors Caps, caps []string) []Node {
+	var nodes []Node
+	add := func(name string, minor uint32, drivers ...string) {
+		for _, d := range drivers {
+			if major, ok := majors[d]; ok {
+				nodes = append(nodes, Node{name, major, minor})
+				return
+			}
+		}
+	}
+	// Drivers before 560 call the frontend differently.
+	add("/dev/nvidiactl", minorCtl, "nvidia", "nvidia-frontend")
+	add("/dev/nvidia-modeset", minorModeset, "nvidia-modeset", "nvidia", "nvidia-frontend")
+	add("/dev/nvidia-uvm", minorUVM, "nvidia-uvm")
+	add("/dev/nvidia-uvm-tools", minorUVMTools, "nvidia-uvm")
+	for _, name := range caps {
+		if minor, ok := minors[name]; ok {
+			add(CapPath(minor), minor, "nvidia-caps")
+		}
+	}
+	return nodes
+}
+
+// Items turns nodes into what is wanted on the host: control are made where they
+// are missing, and every one of all gets a link below /dev/char if none leads to
+// the device yet. A node that is there with other numbers than the kernel's is
+// made anew: it leads nowhere.
+func Items(root *host.Root, devRoot string, control, all []Node) []change.Item {
+	var items []change.Item
+	seen := map[string]bool{}
+	for _, n := range control {
+		seen[n.Path] = true
+		items = append(items, change.Item{
+			Path: path.Join(devRoot, n.Path),
+			Node: &change.Node{Major: n.Major, Minor: n.Minor, Mode: 0o666}, // as nvidia-modprobe makes them
+		})
+	}
+	nodes := slices.Clone(control)
+	for _, n := range all {
+		if !seen[n.Path] {
+			nodes = append(nodes, n)
+		}
+	}
+	linked := map[string]bool{}
+	for _, n := range nodes {
+		link := fmt.Sprintf("/dev/char/%d:%d", n.Major, n.Minor)
+		if linked[link] || leads(root, link, n) {
+			continue
+		}
+		linked[link] = true
+		// Relative, as the kernel's devtmpfs makes them, if the node is in the
+		// same /dev; the links themselves are always the host's.
+		target := ".." + strings.TrimPrefix(n.Path, "/dev")
+		if path.Clean("/"+devRoot) != "/" {
+			target = path.Join(devRoot, n.Path)
+		}
+		items = append(items, change.Item{Path: link, Link: target})
+	}
+	return items
+}
+
+// Stale returns, as items to be removed, those of the links below /dev/char that
+// lead no longer to the device of their name: it is gone, or its driver was
+// loaded again and has other numbers.
+func Stale(root *host.Root, links []string) []change.Item {
+	var items []change.Item
+	for _, link := range links {
+		var n Node
+		if _, err := fmt.Sscanf(path.Base(link), "%d:%d", &n.Major, &n.Minor); err == nil && !leads(root, link, n) {
+			items = append(items, change.Item{Path: link, Absent: true})
+		}
+	}
+	return items
+}
+
+func leads(root *host.Root, link string, n Node) bool {
+	info, err := root.Stat(link)
+	if err != nil {
+		return false
+	}
+	major, minor, ok := host.Device(info)
+	return ok && major == n.Major && minor == n.Minor
+}

@@ -1,0 +1,126 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/toolkit/change"
+)
+
+const devices = `Character devices:
+  1 mem
+195 nvidia
+195 nvidia-modeset
+195 nvidiactl
+234 nvidia-caps
+511 nvidia-uvm
+banana nvidia-x
+99999 nvidia-y
+
+Block devices:
+  7 loop
+252 nvidia-z
+`
+
+func TestControlNodesAreThoseThatTheKernelHasDriversFor(t *testing.T) {
+	majors := parseMajors(devices)
+	require.Equal(t, Majors{"mem": 1, "nvidia": 195, "nvidia-modeset": 195, "nvidiactl": 195, "nvidia-caps": 234, "nvidia-uvm": 511}, majors)
+	caps := parseCaps("config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\nbad\nworse x\n")
+	require.Equal(t, []Node{
+		{"/dev/nvidiactl", 195, 255}, {"/dev/nvidia-modeset", 195, 254}, {"/dev/nvidia-uvm", 511, 0}, {"/dev/nvidia-uvm-tools", 511, 1},
+		{"/dev/nvidia-caps/nvidia-cap1", 234, 1}, {"/dev/nvidia-caps/nvidia-cap13", 234, 13},
+	}, Control(majors, caps, []string{"config", Compute(0, 1, 0), Instance(7, 7)}))
+	require.Empty(t, Control(Majors{"mem": 1}, caps, []string{"config"}))
+	require.Equal(t, []Node{{"/dev/nvidiactl", 195, 255}, {"/dev/nvidia-modeset", 195, 254}}, Control(Majors{"nvidia-frontend": 195}, nil, nil))
+}
+
+func TestNodesAndLinksAreMadeOnceAndLeftAlone(t *testing.T) {
+	for _, devRoot := range []string{"/", "/run/nvidia/driver"} {
+		t.Run(devRoot, func(t *testing.T) {
+			dir := t.TempDir()
+			root, err := host.Open(dir)
+			require.NoError(t, err)
+			defer root.Close()
+			control := Control(parseMajors(devices), nil, nil)
+			plan := func() []change.Change {
+				all, err := Find(root, devRoot)
+				require.NoError(t, err)
+				changes, err := change.Plan(root, Items(root, devRoot, control, all))
+				require.NoError(t, err)
+				return changes
+			}
+			err = change.Apply(root, plan())
+			if errors.Is(err, fs.ErrPermission) {
+				t.Skip("mknod is not permitted")
+			}
+			require.NoError(t, err)
+			require.NoError(t, root.Mknod(devRoot+"/dev/nvidia3", 0o666, 195, 3)) // by the driver
+			require.NoError(t, os.WriteFile(dir+devRoot+"/dev/nvidia4", nil, 0o644))
+			require.NoError(t, change.Apply(root, plan()))
+			require.Empty(t, plan())
+			for link, want := range map[string]string{"195:3": "nvidia3", "195:255": "nvidiactl", "511:1": "nvidia-uvm-tools"} {
+				real, err := root.Resolve("/dev/char/" + link)
+				require.NoError(t, err)
+				if devRoot == "/" {
+					require.Equal(t, "/dev/"+want, real)
+				} else {
+					require.Equal(t, devRoot+"/dev/"+want, real)
+				}
+			}
+			// A link that leads to the device in another way is right as it is.
+			require.NoError(t, os.Remove(dir+"/dev/char/195:3"))
+			require.NoError(t, os.Symlink("/dev/char/../.."+path.Join(devRoot, "/dev/nvidia3"), dir+"/dev/char/195:3"))
+			require.Empty(t, plan())
+			// The uvm driver was loaded again and got another number.
+			control = Control(Majors{"nvidia": 195, "nvidia-uvm": 510}, nil, nil)
+			require.NoError(t, change.Apply(root, plan()))
+			all, err := Find(root, devRoot)
+			require.NoError(t, err)
+			require.Contains(t, all, Node{"/dev/nvidia-uvm", 510, 0})
+		})
+	}
+}
+
+func TestTheDriverRootsOwnProcGoesFirst(t *testing.T) {
+	dir := t.TempDir()
+	root, err := host.Open(dir)
+	require.NoError(t, err)
+	defer root.Close()
+	majors, err := ReadMajors(root, "/driver")
+	require.NoError(t, err)
+	require.Empty(t, majors)
+	for i, p := range []string{"/proc", "/driver/proc"} {
+		require.NoError(t, os.MkdirAll(dir+p, 0o755))
+		require.NoError(t, os.WriteFile(dir+p+"/devices", fmt.Appendf(nil, "%d nvidia-uvm\n", 500+i), 0o644))
+		majors, err := ReadMajors(root, "/driver")
+		require.NoError(t, err)
+		require.EqualValues(t, 500+i, majors["nvidia-uvm"])
+	}
+	caps, err := ReadCaps(root, "/driver")
+	require.NoError(t, err)
+	require.Empty(t, caps)
+}
+
+func FuzzProc(f *testing.F) {
+	f.Add(devices)
+	f.Add("gpu0/gi1/access 12\n")
+	f.Fuzz(func(t *testing.T, s string) {
+		for name, n := range parseMajors(s) {
+			if n > 4095 || name == "" {
+				t.Fatal(name, n)
+			}
+		}
+		for name, n := range parseCaps(s) {
+			if n >= 1<<20 || name == "" {
+				t.Fatal(name, n)
+			}
+		}
+	})
+}

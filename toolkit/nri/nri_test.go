@@ -1,0 +1,342 @@
+package nri
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/containerd/nri/pkg/api"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/injection"
+	"github.com/gpuready/gpuready/toolkit/nri/nritest"
+)
+
+func TestMain(m *testing.M) {
+	if nritest.Entered() {
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+const spec = `cdiVersion: 0.5.0
+kind: management.gpuready.io/gpu
+containerEdits:
+  env: [A=b, EMPTY=]
+  deviceNodes: [{path: /dev/nvidiactl, permissions: rw}]
+  mounts: [{hostPath: /usr/lib64/libcuda.so.1, containerPath: /lib/libcuda.so.1, options: [ro, rbind]}]
+  hooks: [{hookName: createContainer, path: /hook, args: [hook, x], env: [PATH=/bin]}]
+devices:
+- name: all
+  containerEdits:
+    deviceNodes: [{path: /dev/nvidia0, hostPath: /run/driver/dev/nvidia0}]
+`
+
+// newHost is a host in a directory with a short path, with a link at /var/run as
+// hosts have it.
+func newHost(t *testing.T) *host.Root {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "h")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	for _, d := range []string{"/run", "/var", "/dev", "/run/driver/dev"} {
+		require.NoError(t, os.MkdirAll(dir+d, 0o755))
+	}
+	require.NoError(t, os.Symlink("/run", dir+"/var/run"))
+	root, err := host.Open(dir)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, root.Close()) })
+	return root
+}
+
+func mknod(t *testing.T, root *host.Root, path string, minor int) {
+	t.Helper()
+	if err := syscall.Mknod(root.Path(path), syscall.S_IFCHR|0o666, 195<<8|minor); err != nil {
+		t.Skipf("mknod is not permitted: %v", err)
+	}
+}
+
+func newOffer(t *testing.T, root *host.Root) *Offer {
+	t.Helper()
+	mknod(t, root, "/dev/nvidiactl", 255)
+	mknod(t, root, "/run/driver/dev/nvidia0", 0)
+	offer, err := NewOffer(root, []byte(spec))
+	require.NoError(t, err)
+	return offer
+}
+
+func agent() (*api.PodSandbox, *api.Container) {
+	return &api.PodSandbox{Id: "p", Name: "plugin-x", Namespace: "gpuready", Annotations: map[string]string{injection.Annotation: "true"}},
+		&api.Container{Id: "c", Name: "plugin", Env: []string{"PATH=/bin", injection.Variable + "=" + injection.Expected}}
+}
+
+func TestOnlyOurAgentsThatAskAreGivenTheGPUs(t *testing.T) {
+	offer := &Offer{Generation: "g"}
+	for name, change := range map[string]func(*api.PodSandbox, *api.Container){
+		"another namespace":       func(p *api.PodSandbox, _ *api.Container) { p.Namespace = "default" },
+		"no namespace":            func(p *api.PodSandbox, _ *api.Container) { p.Namespace = "" },
+		"no annotation":           func(p *api.PodSandbox, _ *api.Container) { p.Annotations = nil },
+		"the annotation is false": func(p *api.PodSandbox, _ *api.Container) { p.Annotations[injection.Annotation] = "false" },
+		"an init container":       func(_ *api.PodSandbox, c *api.Container) { c.Env = c.Env[:1] },
+		"given already":           func(_ *api.PodSandbox, c *api.Container) { c.Env[1] = injection.Variable + "=other" },
+		"only much like it":       func(_ *api.PodSandbox, c *api.Container) { c.Env[1] += "x" },
+	} {
+		pod, container := agent()
+		change(pod, container)
+		require.Nil(t, Decide("gpuready", offer, true, pod, container), name)
+	}
+	pod, container := agent()
+	require.Nil(t, Decide("gpuready", nil, true, pod, container), "there is nothing to give")
+	require.Nil(t, Decide("", offer, true, &api.PodSandbox{Annotations: pod.Annotations}, container), "we have no namespace")
+	require.Nil(t, Decide("gpuready", offer, true, nil, nil))
+	require.True(t, proto.Equal(&api.ContainerAdjustment{
+		Env:        []*api.KeyValue{{Key: injection.Variable, Value: "g"}},
+		CDIDevices: []*api.CDIDevice{{Name: injection.Device}},
+	}, Decide("gpuready", offer, true, pod, container)))
+}
+
+// CRI-O and containerd before 2.1 pass over CDI names that plugins add.
+func TestRuntimesThatDoNotResolveNamesAreGivenWhatTheyStandFor(t *testing.T) {
+	root := newHost(t)
+	offer := newOffer(t, root)
+	pod, container := agent()
+	want := &api.ContainerAdjustment{
+		Env:    []*api.KeyValue{{Key: "A", Value: "b"}, {Key: "EMPTY"}, {Key: injection.Variable, Value: offer.Generation}},
+		Mounts: []*api.Mount{{Source: "/usr/lib64/libcuda.so.1", Destination: "/lib/libcuda.so.1", Type: "bind", Options: []string{"ro", "rbind"}}},
+		Hooks:  &api.Hooks{CreateContainer: []*api.Hook{{Path: "/hook", Args: []string{"hook", "x"}, Env: []string{"PATH=/bin"}}}},
+		Linux: &api.LinuxContainerAdjustment{Devices: []*api.LinuxDevice{
+			{Path: "/dev/nvidiactl", Type: "c", Major: 195, Minor: 255}, {Path: "/dev/nvidia0", Type: "c", Major: 195, Minor: 0},
+		}},
+	}
+	for range 2 { // one answer leaves nothing in the next
+		require.True(t, proto.Equal(want, Decide("gpuready", offer, false, pod, container)))
+	}
+	for version, byName := range map[string]bool{"v2.1.0": true, "2.4.2": true, "v3.0.0": true, "v2.0.7": false, "v1.7.29": false, "": false, "unknown": false} {
+		require.Equal(t, byName, resolvesNames("containerd", version), version)
+	}
+	require.False(t, resolvesNames("cri-o", "1.34.0"))
+}
+
+func TestWhatIsNotThereIsNotOffered(t *testing.T) {
+	root := newHost(t)
+	mknod(t, root, "/dev/nvidiactl", 255)
+	_, err := NewOffer(root, []byte(spec))
+	require.ErrorContains(t, err, "/run/driver/dev/nvidia0")
+	require.NoError(t, os.WriteFile(root.Path("/run/driver/dev/nvidia0"), nil, 0o644))
+	_, err = NewOffer(root, []byte(spec))
+	require.ErrorContains(t, err, "no")
+	_, err = NewOffer(root, []byte("nonsense"))
+	require.Error(t, err)
+	_, err = NewOffer(root, []byte(strings.ReplaceAll(spec, "name: all", "name: other")))
+	require.ErrorContains(t, err, injection.Device)
+	_, err = NewOffer(root, []byte(strings.ReplaceAll(spec, "createContainer", "prestart")))
+	require.Error(t, err)
+}
+
+func TestGenerationChangesWithTheSpecification(t *testing.T) {
+	root := newHost(t)
+	first := newOffer(t, root)
+	require.Len(t, first.Generation, 16)
+	second, err := NewOffer(root, []byte(spec+"\n"))
+	require.NoError(t, err)
+	require.NotEqual(t, first.Generation, second.Generation)
+}
+
+// A container keeps the files and devices that it was given: others at the same
+// paths are another generation, the same ones written to are not.
+func TestGenerationChangesWithWhatIsGiven(t *testing.T) {
+	root := newHost(t)
+	library := root.Path("/usr/lib64/libcuda.so.1")
+	require.NoError(t, os.MkdirAll(filepath.Dir(library), 0o755))
+	require.NoError(t, os.WriteFile(library, []byte("driver"), 0o755))
+	generation := newOffer(t, root).Generation
+	now := func() string {
+		offer, err := NewOffer(root, []byte(spec))
+		require.NoError(t, err)
+		return offer.Generation
+	}
+	require.NoError(t, os.WriteFile(library, []byte("DRIVER"), 0o755))
+	require.Equal(t, generation, now())
+	require.NoError(t, os.WriteFile(library+".new", []byte("driver"), 0o755))
+	require.NoError(t, os.Rename(library+".new", library))
+	require.NotEqual(t, generation, now())
+
+	generation = now()
+	require.NoError(t, os.Remove(root.Path("/dev/nvidiactl")))
+	mknod(t, root, "/dev/nvidiactl", 254)
+	require.NotEqual(t, generation, now())
+}
+
+// plugin runs a plugin until the end of the test and returns what it reports.
+func plugin(t *testing.T, root *host.Root, offer *atomic.Pointer[Offer]) (<-chan Status, <-chan Injected) {
+	t.Helper()
+	told, injected := make(chan Status, 100), make(chan Injected, 100)
+	p := &Plugin{
+		Root: root, Socket: DefaultSocket, Namespace: "gpuready", Offer: offer.Load,
+		Report:   func(s Status) { told <- s },
+		Injected: func(i Injected) { injected <- i },
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		require.ErrorIs(t, <-ended, context.Canceled)
+	})
+	return told, injected
+}
+
+func start(t *testing.T, root *host.Root, version string) *nritest.Runtime {
+	t.Helper()
+	runtime, err := nritest.Start("containerd", version, root.Path("/run/nri/nri.sock"))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, runtime.Kill()) })
+	return runtime
+}
+
+// until waits for a report.
+func until(told <-chan Status, done func(Status) bool) Status {
+	for s := range told {
+		if done(s) {
+			return s
+		}
+	}
+	return Status{}
+}
+
+func connected(s Status) bool { return s.Connected }
+
+func TestContainersAreAdjustedAcrossRestartsOfTheRuntime(t *testing.T) {
+	root := newHost(t)
+	offer := &atomic.Pointer[Offer]{}
+	told, injected := plugin(t, root, offer)
+	s := <-told
+	require.True(t, s.Absent)
+	require.Contains(t, s.Message, DefaultSocket)
+
+	runtime := start(t, root, "v2.2.1")
+	require.Equal(t, "containerd v2.2.1", until(told, connected).Runtime)
+	adjust, err := runtime.Create(agent())
+	require.NoError(t, err)
+	require.Empty(t, adjust.GetEnv(), "there is nothing to give yet")
+
+	offer.Store(newOffer(t, root))
+	adjust, err = runtime.Create(agent())
+	require.NoError(t, err)
+	require.Equal(t, injection.Device, adjust.GetCDIDevices()[0].GetName())
+	require.Equal(t, injection.Variable+"="+offer.Load().Generation, adjust.GetEnv()[0].ToOCI())
+	require.Equal(t, Injected{"plugin-x", "plugin", offer.Load().Generation}, <-injected)
+	pod, container := agent()
+	pod.Namespace = "default"
+	adjust, err = runtime.Create(pod, container)
+	require.NoError(t, err)
+	require.Empty(t, adjust.GetEnv())
+	require.Empty(t, adjust.GetCDIDevices())
+
+	for range 3 { // killed, its socket stays; another makes its own in that place
+		require.NoError(t, runtime.Kill())
+		lost := until(told, func(s Status) bool { return !s.Connected })
+		require.Contains(t, lost.Message, DefaultSocket)
+		runtime = start(t, root, "v2.2.1")
+		until(told, connected)
+		adjust, err = runtime.Create(agent())
+		require.NoError(t, err)
+		require.Len(t, adjust.GetCDIDevices(), 1)
+	}
+	require.NoError(t, runtime.Kill())
+	require.NoError(t, os.RemoveAll(root.Path("/run/nri")))
+	until(told, func(s Status) bool { return s.Absent })
+}
+
+// While one toolkit replaces another there are two.
+func TestTwoToolkitsDoNotGetInEachOthersWay(t *testing.T) {
+	root := newHost(t)
+	runtime := start(t, root, "v2.2.1")
+	offer := &atomic.Pointer[Offer]{}
+	offer.Store(newOffer(t, root))
+	for range 2 {
+		told, _ := plugin(t, root, offer)
+		until(told, connected)
+	}
+	adjust, err := runtime.Create(agent())
+	require.NoError(t, err)
+	require.Len(t, adjust.GetCDIDevices(), 1)
+	require.Len(t, adjust.GetEnv(), 1)
+}
+
+func TestOlderRuntimeIsGivenDevicesInsteadOfNames(t *testing.T) {
+	root := newHost(t)
+	runtime := start(t, root, "v2.0.7")
+	offer := &atomic.Pointer[Offer]{}
+	offer.Store(newOffer(t, root))
+	told, _ := plugin(t, root, offer)
+	until(told, connected)
+	adjust, err := runtime.Create(agent())
+	require.NoError(t, err)
+	require.Empty(t, adjust.GetCDIDevices())
+	require.Len(t, adjust.GetLinux().GetDevices(), 2)
+	require.True(t, slices.ContainsFunc(adjust.GetEnv(), func(e *api.KeyValue) bool { return e.GetValue() == offer.Load().Generation }))
+}
+
+// A runtime that takes the connection and says nothing is given up with the test's
+// end, which goleak sees to.
+func TestRuntimeThatSaysNothingHoldsNobodyUp(t *testing.T) {
+	root := newHost(t)
+	require.NoError(t, os.MkdirAll(root.Path("/run/nri"), 0o755))
+	silent, err := listen(root.Path("/run/nri/nri.sock"))
+	require.NoError(t, err)
+	defer silent.Close()
+	told, _ := plugin(t, root, &atomic.Pointer[Offer]{})
+	conn, err := silent.Accept()
+	require.NoError(t, err)
+	require.NoError(t, conn.Close())
+	s := <-told
+	require.False(t, s.Connected)
+	require.Contains(t, s.Message, "register")
+	conn, err = silent.Accept()
+	require.NoError(t, err, "it tries again")
+	defer conn.Close()
+}
+
+func TestSocketBelowALongRootIsRefusedWithWords(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), strings.Repeat("x", 100))
+	require.NoError(t, os.MkdirAll(dir+"/var/run/nri", 0o755))
+	root, err := host.Open(dir)
+	require.NoError(t, err)
+	defer root.Close()
+	at, err := os.MkdirTemp("", "s")
+	require.NoError(t, err)
+	defer os.RemoveAll(at)
+	ln, err := listen(at + "/s")
+	require.NoError(t, err)
+	defer ln.Close()
+	require.NoError(t, os.Rename(at+"/s", dir+"/var/run/nri/nri.sock"))
+	told, _ := plugin(t, root, &atomic.Pointer[Offer]{})
+	require.Contains(t, (<-told).Message, "by a shorter path")
+}
+
+func TestErrorsOfTheWatchEndThePlugin(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("because")
+	cancel(why)
+	p := &Plugin{Root: newHost(t), Socket: DefaultSocket, Offer: (&atomic.Pointer[Offer]{}).Load, Report: func(Status) {}}
+	require.ErrorIs(t, p.Run(ctx), why)
+}
+
+func listen(path string) (*net.UnixListener, error) {
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err == nil {
+		ln.SetUnlinkOnClose(false)
+	}
+	return ln, err
+}

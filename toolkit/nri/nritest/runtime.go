@@ -1,0 +1,178 @@
+// Package nritest is the runtime's side of NRI for tests: the code that containerd
+// and CRI-O have in them, in a process of its own, so that it can be killed as they
+// can. Its socket then stays, as theirs does.
+package nritest
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/containerd/nri/pkg/adaptation"
+	"github.com/containerd/nri/pkg/api"
+	"github.com/containerd/nri/pkg/log"
+	"google.golang.org/protobuf/encoding/protojson"
+)
+
+// variable holds the runtime's name, version and socket in its process.
+const variable = "GPUREADY_NRITEST"
+
+// Runtime is a runtime that takes plugins in.
+type Runtime struct {
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+// reply is what the runtime's process answers to a request.
+type reply struct {
+	Response json.RawMessage `json:",omitempty"`
+	Error    string
+}
+
+// Entered is called first in TestMain. In a process that Start started it is the
+// runtime until its standard input ends, and then true: return.
+func Entered() bool {
+	var args [3]string
+	if json.Unmarshal([]byte(os.Getenv(variable)), &args) != nil {
+		return false
+	}
+	if err := serve(args[0], args[1], args[2]); err != nil {
+		fmt.Fprintln(os.Stderr, "nritest:", err)
+	}
+	return true
+}
+
+func serve(name, version, socket string) error {
+	log.Set(quiet{})
+	r, err := adaptation.New(name, version,
+		func(ctx context.Context, synchronize adaptation.SyncCB) error {
+			_, err := synchronize(ctx, []*api.PodSandbox{{Id: "old"}}, []*api.Container{{Id: "old"}})
+			return err
+		},
+		func(context.Context, []*api.ContainerUpdate) ([]*api.ContainerUpdate, error) { return nil, nil },
+		adaptation.WithSocketPath(socket), adaptation.WithPluginPath(socket+".none"), adaptation.WithPluginConfigPath(socket+".none"))
+	if err != nil {
+		return err
+	}
+	if err := r.Start(); err != nil {
+		return err
+	}
+	defer r.Stop()
+	out := json.NewEncoder(os.Stdout)
+	if err := out.Encode(reply{}); err != nil {
+		return err
+	}
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		var request api.CreateContainerRequest
+		if err := protojson.Unmarshal(in.Bytes(), &request); err != nil {
+			return err
+		}
+		if err := out.Encode(create(r, &request)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// create does what containerd does around a container's creation.
+func create(r *adaptation.Adaptation, request *api.CreateContainerRequest) reply {
+	defer r.BlockPluginSync().Unblock()
+	response, err := r.CreateContainer(context.Background(), request)
+	if err != nil {
+		return reply{Error: err.Error()}
+	}
+	data, err := protojson.Marshal(response)
+	if err != nil {
+		return reply{Error: err.Error()}
+	}
+	return reply{Response: data}
+}
+
+// Start starts a runtime and returns when plugins can connect to its socket.
+func Start(name, version, socket string) (*Runtime, error) {
+	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
+		return nil, err
+	}
+	args, err := json.Marshal([3]string{name, version, socket})
+	if err != nil {
+		return nil, err
+	}
+	r := &Runtime{cmd: exec.Command("/proc/self/exe")} //nolint:noctx // it ends with its standard input
+	r.cmd.Env = append(os.Environ(), variable+"="+string(args))
+	r.cmd.Stderr = os.Stderr
+	if r.in, err = r.cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	out, err := r.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	r.out = bufio.NewReader(out)
+	if err := r.cmd.Start(); err != nil {
+		return nil, err
+	}
+	if _, err := r.read(); err != nil {
+		return nil, errors.Join(err, r.Kill())
+	}
+	return r, nil
+}
+
+// Create asks the plugins about a container as for its creation, and returns how
+// it is adjusted.
+func (r *Runtime) Create(pod *api.PodSandbox, container *api.Container) (*api.ContainerAdjustment, error) {
+	data, err := protojson.Marshal(&api.CreateContainerRequest{Pod: pod, Container: container})
+	if err != nil {
+		return nil, err
+	}
+	if _, err := r.in.Write(append(data, '\n')); err != nil {
+		return nil, err
+	}
+	said, err := r.read()
+	if err != nil {
+		return nil, err
+	}
+	var response api.CreateContainerResponse
+	if err := protojson.Unmarshal(said.Response, &response); err != nil {
+		return nil, err
+	}
+	return response.GetAdjust(), nil
+}
+
+func (r *Runtime) read() (reply, error) {
+	line, err := r.out.ReadBytes('\n')
+	if err != nil {
+		return reply{}, fmt.Errorf("the runtime ended: %w", err)
+	}
+	var said reply
+	if err := json.Unmarshal(line, &said); err != nil {
+		return reply{}, err
+	}
+	if said.Error != "" {
+		return reply{}, errors.New(said.Error)
+	}
+	return said, nil
+}
+
+// Kill ends the runtime as SIGKILL ends one. It may be called again.
+func (r *Runtime) Kill() error {
+	if err := r.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	_ = r.cmd.Wait() // that it was killed is no news
+	return nil
+}
+
+// quiet is a log that says nothing.
+type quiet struct{}
+
+func (quiet) Debugf(context.Context, string, ...any) {}
+func (quiet) Infof(context.Context, string, ...any)  {}
+func (quiet) Warnf(context.Context, string, ...any)  {}
+func (quiet) Errorf(context.Context, string, ...any) {}

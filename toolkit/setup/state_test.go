@@ -1,0 +1,59 @@
+package setup
+
+import (
+	"fmt"
+	"io/fs"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/toolkit/spec"
+)
+
+var config = Config{CDIDir: "/var/run/cdi", InstallDir: "/usr/local/nvidia/toolkit", StateDir: "/run/nvidia/gpuready"}
+
+func TestEveryFailureHasAReasonAndANextAction(t *testing.T) {
+	at := func(path string, err error) error { return &fs.PathError{Op: "write", Path: path, Err: err} }
+	for _, c := range []struct {
+		err    error
+		phase  nodestate.Phase
+		reason gpu.Reason
+		want   string
+	}{
+		{gpu.ErrNoDriver, nodestate.Waiting, ReasonNoDriver, "--driver-root"},
+		{fmt.Errorf("%w: say so with --driver-root", gpu.ErrNoDriver), nodestate.Waiting, ReasonNoDriver, "--driver-root"},
+		{gpu.ErrVersionMismatch, nodestate.Failed, ReasonVersionMismatch, "reboot"},
+		{gpu.ErrNoPermission, nodestate.Failed, ReasonNoPermission, "/dev/nvidia*"},
+		{spec.ErrNoCUDA, nodestate.Failed, ReasonNoCUDA, "libcuda"},
+		{ErrHook, nodestate.Failed, ReasonHookMissing, "--hook-program"},
+		{at("/var/run/cdi/x.yaml", syscall.EROFS), nodestate.Failed, ReasonReadOnly, "--cdi-output-dir"},
+		{at("/usr/local/nvidia", syscall.EROFS), nodestate.Failed, ReasonReadOnly, "--toolkit-install-dir"},
+		{at("/run/nvidia/gpuready/toolkit", syscall.EROFS), nodestate.Failed, ReasonReadOnly, "--state-dir"},
+		{at("/elsewhere", syscall.EROFS), nodestate.Failed, ReasonReadOnly, "mount it writable"},
+		{at("/var/run/cdi/x.yaml", syscall.ENOSPC), nodestate.Failed, ReasonDiskFull, "make room"},
+		{at("/dev/nvidiactl", syscall.EPERM), nodestate.Failed, ReasonNoPermission, "root"},
+		{at("/dev/nvidiactl", syscall.EIO), nodestate.Failed, ReasonHost, "/dev/nvidiactl"},
+	} {
+		s := config.State(Wanted{}, fmt.Errorf("doing: %w", c.err))
+		require.Equal(t, c.phase, s.Phase, c.err)
+		require.Equal(t, c.reason, s.Reason, c.err)
+		require.Contains(t, s.Message, c.want)
+		require.Contains(t, s.Message, c.err.Error())
+	}
+}
+
+func TestStateTellsWhatWasReached(t *testing.T) {
+	specs := []nodestate.Spec{{Kind: "k8s.gpuready.io/gpu", Path: "/var/run/cdi/x.yaml", Devices: []string{"GPU-1"}}}
+	s := config.State(Wanted{Specs: specs, Driver: nodestate.DriverInfo{Version: "580.1"}}, nil)
+	require.Equal(t, nodestate.Ready, s.Phase)
+	require.Equal(t, "/usr/local/nvidia/toolkit/gpu-cdi-hook", s.Toolkit.Hook)
+	require.Equal(t, "580.1", s.Driver.Version)
+	require.True(t, Same(s, config.State(Wanted{Specs: specs, Driver: nodestate.DriverInfo{Version: "580.1"}}, nil)))
+	degraded := config.State(Wanted{Specs: specs, Warnings: []string{"one", "two"}}, nil)
+	require.Equal(t, nodestate.Degraded, degraded.Phase)
+	require.Equal(t, "one; two", degraded.Message)
+	require.False(t, Same(s, degraded))
+}

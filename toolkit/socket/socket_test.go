@@ -1,0 +1,166 @@
+package socket
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuready/gpuready/internal/host"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// newHost is a host in a directory with a short path, with a link at /var/run as
+// hosts have it.
+func newHost(t *testing.T) *host.Root {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "h")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	for _, d := range []string{"/run", "/var"} {
+		require.NoError(t, os.MkdirAll(dir+d, 0o755))
+	}
+	require.NoError(t, os.Symlink("/run", dir+"/var/run"))
+	root, err := host.Open(dir)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, root.Close()) })
+	return root
+}
+
+// attend runs Attend until the end of the test.
+func attend(t *testing.T, root *host.Root, paths []string, each func(context.Context, string) error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- Attend(ctx, root, paths, each) }()
+	t.Cleanup(func() {
+		cancel()
+		require.ErrorIs(t, <-ended, context.Canceled)
+	})
+}
+
+func listen(t *testing.T, root *host.Root, path string) *net.UnixListener {
+	t.Helper()
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: root.Path(path), Net: "unix"})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = ln.Close() })
+	return ln
+}
+
+func TestSocketIsAttendedToWheneverItIsAnother(t *testing.T) {
+	root := newHost(t)
+	calls := make(chan string, 10)
+	attend(t, root, []string{"/var/run/first/a.sock", "/var/run/b.sock"}, func(_ context.Context, at string) error {
+		calls <- at
+		return nil
+	})
+	require.Empty(t, <-calls, "there is none")
+	second := listen(t, root, "/run/b.sock")
+	require.Equal(t, "/var/run/b.sock", <-calls)
+	require.NoError(t, os.Mkdir(root.Path("/run/first"), 0o755))
+	first := listen(t, root, "/run/first/a.sock")
+	require.Equal(t, "/var/run/first/a.sock", <-calls, "the first of those that are there")
+	for range 5 {
+		require.NoError(t, first.Close()) // with its file
+		require.Equal(t, "/var/run/b.sock", <-calls)
+		first = listen(t, root, "/run/first/a.sock")
+		require.Equal(t, "/var/run/first/a.sock", <-calls)
+	}
+	require.NoError(t, os.Rename(root.Path("/run/first"), root.Path("/run/gone")))
+	require.Equal(t, "/var/run/b.sock", <-calls)
+	require.NoError(t, second.Close())
+	require.Empty(t, <-calls)
+}
+
+// Killed, a service leaves its socket; the next one makes its own in that place.
+func TestSocketMadeAnewInPlaceIsAnother(t *testing.T) {
+	root := newHost(t)
+	calls := make(chan string, 10)
+	attend(t, root, []string{"/run/a.sock"}, func(_ context.Context, at string) error {
+		calls <- at
+		return nil
+	})
+	require.Empty(t, <-calls)
+	listen(t, root, "/run/a.sock")
+	require.Equal(t, "/run/a.sock", <-calls)
+	for i := range 5 {
+		other := fmt.Sprintf("/run/%d.sock", i)
+		listen(t, root, other)
+		require.NoError(t, os.Rename(root.Path(other), root.Path("/run/a.sock")))
+		require.Equal(t, "/run/a.sock", <-calls)
+	}
+}
+
+// No event tells that somebody listens on a socket that was made before.
+func TestSocketThatNobodyListensOnYetIsTriedAgain(t *testing.T) {
+	root := newHost(t)
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	defer unix.Close(fd)
+	require.NoError(t, unix.Bind(fd, &unix.SockaddrUnix{Name: root.Path("/run/a.sock")}))
+	refused, accepted := make(chan error, 100), make(chan struct{}, 100)
+	attend(t, root, []string{"/var/run/a.sock"}, func(ctx context.Context, at string) error {
+		conn, err := Dial(ctx, root, at)
+		if err != nil {
+			refused <- err
+			return err
+		}
+		accepted <- struct{}{}
+		return conn.Close()
+	})
+	require.ErrorIs(t, <-refused, unix.ECONNREFUSED)
+	require.ErrorIs(t, <-refused, unix.ECONNREFUSED)
+	require.NoError(t, unix.Listen(fd, 1))
+	<-accepted
+}
+
+func TestCallEndsWhenItsSocketGoes(t *testing.T) {
+	root := newHost(t)
+	ln := listen(t, root, "/run/a.sock")
+	began, ended := make(chan string), make(chan string, 10)
+	attend(t, root, []string{"/run/a.sock"}, func(ctx context.Context, at string) error {
+		if at == "" {
+			ended <- "no socket"
+			return nil
+		}
+		began <- at
+		<-ctx.Done()
+		ended <- at
+		return ctx.Err()
+	})
+	<-began
+	require.NoError(t, ln.Close())
+	require.Equal(t, "/run/a.sock", <-ended, "calls follow each other")
+	require.Equal(t, "no socket", <-ended)
+}
+
+func TestServiceThatPutsUsOutAgainAndAgainIsTriedEverLessOften(t *testing.T) {
+	var waited, pause time.Duration
+	for range 20 {
+		pause = next(pause, time.Millisecond)
+		waited += pause
+	}
+	require.Equal(t, lastRetry, pause)
+	require.Greater(t, waited, time.Minute)
+	require.Equal(t, firstRetry, next(pause, time.Hour), "a connection that had held is soon made again")
+	require.Equal(t, firstRetry, next(0, 0))
+}
+
+func TestFileThatIsNoSocketIsNone(t *testing.T) {
+	root := newHost(t)
+	require.NoError(t, os.Mkdir(root.Path("/run/a.sock"), 0o755)) // as a bind mount of what is not there leaves it
+	calls := make(chan string, 10)
+	attend(t, root, []string{"/run/a.sock"}, func(_ context.Context, at string) error {
+		calls <- at
+		return errors.New("unused")
+	})
+	require.Empty(t, <-calls)
+}

@@ -1,0 +1,254 @@
+package spec
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpuready/gpuready/internal/cdi"
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/gpu/gputest"
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/toolkit/node"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+const version = "580.95.05"
+
+// driver makes a driver root, below the folder dir that plays the host, with
+// what a small installation of the driver has.
+func driver(t *testing.T, dir, driverRoot string) *host.Root {
+	t.Helper()
+	lib := dir + driverRoot + "/usr/lib/" + map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
+	require.NoError(t, os.MkdirAll(lib+"/vdpau", 0o755))
+	for _, l := range []string{"libcuda.so", "libnvidia-ml.so", "libnvidia-ptxjitcompiler.so"} {
+		cmd := exec.Command("gcc", "-x", "c", "-", "-shared", "-fPIC", "-Wl,-soname,"+l+".1", "-o", lib+"/"+l+"."+version)
+		cmd.Stdin = strings.NewReader("int x;")
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, string(out))
+		require.NoError(t, os.Symlink(l+"."+version, lib+"/"+l+".1"))
+	}
+	require.NoError(t, os.Symlink("libcuda.so.1", lib+"/libcuda.so"))
+	for _, f := range []string{
+		lib + "/libnvidia-gpusim.so." + version, // a simulator's state, named so that it is mounted
+		lib + "/libother.so.1.2",
+		dir + driverRoot + "/usr/bin/nvidia-smi",
+		dir + driverRoot + "/lib/firmware/nvidia/" + version + "/gsp_ga10x.bin",
+	} {
+		require.NoError(t, os.MkdirAll(filepath.Dir(f), 0o755))
+		require.NoError(t, os.WriteFile(f, []byte("x"), 0o755))
+	}
+	root, err := host.Open(dir)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = root.Close() })
+	return root
+}
+
+// nodes are those that a driver makes for a snapshot, and MIG's minor numbers.
+func nodes(s gpu.Snapshot) ([]node.Node, node.Caps) {
+	caps := node.Caps{"config": 1, "monitor": 2}
+	all := []node.Node{{Path: "/dev/nvidiactl", Major: 195, Minor: 255}, {Path: "/dev/nvidia-uvm", Major: 511}, {Path: "/dev/nvidia-uvm-tools", Major: 511, Minor: 1}, {Path: "/dev/nvidia-modeset", Major: 195, Minor: 254}, {Path: "/dev/nvidia-nvswitch0", Major: 240}}
+	for _, d := range s.Devices {
+		all = append(all, node.Node{Path: fmt.Sprintf("/dev/nvidia%d", d.Minor), Major: 195, Minor: uint32(d.Minor)})
+		for _, m := range d.MIG {
+			minor := uint32(3 + 100*d.Minor + 10*m.GPUInstance)
+			caps[node.Instance(d.Minor, m.GPUInstance)] = minor
+			caps[node.Compute(d.Minor, m.GPUInstance, m.ComputeInstance)] = minor + 1
+		}
+	}
+	for _, n := range caps {
+		all = append(all, node.Node{Path: node.CapPath(n), Major: 234, Minor: n})
+	}
+	return all, caps
+}
+
+func encode(t *testing.T, out Output) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	for _, s := range out.Specs {
+		data, err := cdi.Encode(s)
+		require.NoError(t, err)
+		b.WriteString("# " + FileName(s.Kind) + "\n")
+		b.Write(data)
+	}
+	for _, w := range out.Warnings {
+		b.WriteString("# warning: " + w + "\n")
+	}
+	return b.Bytes()
+}
+
+func TestGolden(t *testing.T) {
+	if runtime.GOARCH != "amd64" {
+		t.Skip("library folders in the golden files are those of amd64")
+	}
+	for _, c := range []struct {
+		name, profile       string
+		gpus                int
+		driverRoot, devRoot string
+	}{
+		{"t4 with a host driver", "t4", 1, "/", "/"},
+		{"h100 with a driver container", "h100-sxm", 8, "/run/nvidia/driver", "/run/nvidia/driver"},
+		{"a100 in MIG mode with libraries of a driver container and nodes of the host", "a100-mig", 2, "/run/nvidia/driver", "/"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			root := driver(t, t.TempDir(), c.driverRoot)
+			files, err := Find(root, c.driverRoot, version)
+			require.NoError(t, err)
+			s := gputest.Node(c.profile, c.gpus)
+			all, caps := nodes(s)
+			out := Build(Input{Files: files, Snapshot: s, Nodes: all, Caps: caps, DevRoot: c.devRoot, Hook: "/usr/local/nvidia/toolkit/gpu-cdi-hook"})
+			require.Empty(t, out.Warnings)
+			got := encode(t, out)
+			file := "testdata/" + strings.ReplaceAll(c.name, " ", "-") + ".yaml"
+			if *update {
+				require.NoError(t, os.MkdirAll("testdata", 0o755))
+				require.NoError(t, os.WriteFile(file, got, 0o644))
+			}
+			want, err := os.ReadFile(file)
+			require.NoError(t, err)
+			require.Equal(t, string(want), string(got))
+		})
+	}
+}
+
+func device(t *testing.T, out Output, kind, name string) []string {
+	t.Helper()
+	for _, s := range out.Specs {
+		for _, d := range s.Devices {
+			if s.Kind == kind && d.Name == name {
+				return paths(d.ContainerEdits)
+			}
+		}
+	}
+	return nil
+}
+
+func paths(e specs.ContainerEdits) []string {
+	var paths []string
+	for _, n := range e.DeviceNodes {
+		paths = append(paths, n.Path)
+	}
+	return paths
+}
+
+func TestEachGPUHasItsOwnNodeAndNoOther(t *testing.T) {
+	s := gputest.Node("a100-80gb", 8)
+	all, caps := nodes(s)
+	out := Build(Input{Snapshot: s, Nodes: all, Caps: caps, Hook: "/hook"})
+	for i := range 8 {
+		want := []string{fmt.Sprintf("/dev/nvidia%d", i)}
+		require.Equal(t, want, device(t, out, cdi.KindGPU, string(gputest.GPU(i))))
+		require.Equal(t, want, device(t, out, cdi.KindNVIDIA, fmt.Sprint(i)))
+	}
+	require.Len(t, device(t, out, cdi.KindNVIDIA, cdi.All), 8)
+	require.NotContains(t, device(t, out, cdi.KindManagement, cdi.All), "/dev/nvidia-nvswitch0")
+	require.Contains(t, device(t, out, cdi.KindManagement, cdi.All), "/dev/nvidia-caps/nvidia-cap1")
+	require.Nil(t, device(t, out, cdi.KindGPU, "0"), "what the plugin allocates has one name")
+}
+
+func TestWhatCannotBeUsedIsLeftOutAndSaid(t *testing.T) {
+	s := gputest.Node("a100-mig", 2)
+	all, caps := nodes(s)
+	delete(caps, node.Instance(0, s.Devices[0].MIG[1].GPUInstance))
+	var kept []node.Node
+	gone := node.CapPath(caps[node.Compute(0, s.Devices[0].MIG[2].GPUInstance, 0)])
+	for _, n := range all {
+		if n.Path != "/dev/nvidia1" && n.Path != gone {
+			kept = append(kept, n)
+		}
+	}
+	out := Build(Input{Snapshot: s, Nodes: kept, Caps: caps, DevRoot: "/run/nvidia/driver", Hook: "/hook"})
+	require.Len(t, out.Warnings, 3)
+	require.Contains(t, out.Warnings[0], "no capability gpu0/gi2/access")
+	require.Contains(t, out.Warnings[1], "/run/nvidia/driver"+gone)
+	require.Contains(t, out.Warnings[2], "/run/nvidia/driver/dev/nvidia1")
+	require.Nil(t, device(t, out, cdi.KindGPU, string(s.Devices[1].UUID)))
+	require.Len(t, device(t, out, cdi.KindGPU, string(s.Devices[0].UUID)), 5, "the GPU itself and two whole MIG devices")
+	require.Len(t, device(t, out, cdi.KindNVIDIA, "0:0"), 3)
+	require.Nil(t, device(t, out, cdi.KindNVIDIA, "0:1"))
+
+	require.Empty(t, Build(Input{Nodes: all}).Specs, "without a GPU there is nothing to specify")
+	s.Devices[0].MIG[0].UUID = "MIG-GPU-x/1/0"
+	out = Build(Input{Snapshot: s, Nodes: all, Caps: caps})
+	require.Contains(t, strings.Join(out.Warnings, "\n"), "MIG-GPU-x/1/0")
+}
+
+func TestBrokenGPUNeverGetsAnothersNode(t *testing.T) {
+	s := gputest.Node("a100-80gb", 3)
+	all, caps := nodes(s)
+	s.Devices[2].Fault = gpu.Fault{Reason: gpu.ReasonLost, Message: "fell off the bus"}
+	out := Build(Input{Snapshot: s, Nodes: all, Caps: caps})
+	require.Equal(t, []string{"/dev/nvidia2"}, device(t, out, cdi.KindGPU, string(gputest.GPU(2))), "it keeps the node that it is known to have")
+	s.Devices[2].Minor = 0 // not readable any more
+	out = Build(Input{Snapshot: s, Nodes: all, Caps: caps})
+	require.Nil(t, device(t, out, cdi.KindGPU, string(gputest.GPU(2))))
+	require.Equal(t, []string{"/dev/nvidia0"}, device(t, out, cdi.KindGPU, string(gputest.GPU(0))))
+	require.Contains(t, out.Warnings[0], "fell off the bus")
+}
+
+// Runtimes hand a hook without an environment the container's own.
+func TestEveryHookHasAnEnvironmentAndIsOneThatWeHave(t *testing.T) {
+	root := driver(t, t.TempDir(), "/")
+	files, err := Find(root, "/", version)
+	require.NoError(t, err)
+	s := gputest.Node("t4", 1)
+	all, caps := nodes(s)
+	out := Build(Input{Files: files, Snapshot: s, Nodes: all, Caps: caps, Hook: "/opt/gpu-cdi-hook"})
+	require.NotEmpty(t, out.Specs)
+	for _, s := range out.Specs {
+		var names []string
+		for _, h := range s.ContainerEdits.Hooks {
+			require.NotEmpty(t, h.Env)
+			require.Equal(t, "createContainer", h.HookName)
+			require.Equal(t, "/opt/gpu-cdi-hook", h.Path)
+			names = append(names, h.Args[1])
+		}
+		require.Equal(t, []string{"create-symlinks", "update-ldcache"}, names)
+	}
+}
+
+func TestDriverWithoutCUDAIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	root := driver(t, dir, "/run/nvidia/driver")
+	libs, err := filepath.Glob(dir + "/run/nvidia/driver/usr/lib/*/libcuda.so*")
+	require.NoError(t, err)
+	for _, l := range libs {
+		require.NoError(t, os.Remove(l))
+	}
+	_, err = Find(root, "/run/nvidia/driver", version)
+	require.ErrorIs(t, err, ErrNoCUDA)
+	require.ErrorContains(t, err, "below /run/nvidia/driver")
+}
+
+func TestDriverRootReachedByLinks(t *testing.T) {
+	dir := t.TempDir()
+	driver(t, dir+"/real", "/run/nvidia/driver")
+	require.NoError(t, os.Symlink("real", dir+"/host"))
+	require.NoError(t, os.MkdirAll(dir+"/real/var", 0o755))
+	require.NoError(t, os.Symlink("/run", dir+"/real/var/run"))
+	root, err := host.Open(dir + "/host")
+	require.NoError(t, err)
+	defer root.Close()
+	files, err := Find(root, "/var/run/nvidia/driver", version)
+	require.NoError(t, err)
+	require.NotEmpty(t, files.Mounts)
+	for _, m := range files.Mounts {
+		require.Equal(t, "/run/nvidia/driver"+m.Container, m.Host)
+	}
+}
+
+func TestOwner(t *testing.T) {
+	ours := "/var/run/cdi/gpuready-nvidia.com-gpu.yaml"
+	require.Empty(t, Owner([]cdi.File{{Path: ours, Kind: cdi.KindNVIDIA}, {Path: "/etc/cdi/x.yaml", Kind: "x.y/z"}}, ours))
+	require.Equal(t, "/etc/cdi/nvidia.yaml", Owner([]cdi.File{{Path: "/etc/cdi/nvidia.yaml", Kind: cdi.KindNVIDIA, Err: os.ErrInvalid}}, ours))
+}

@@ -1,0 +1,194 @@
+// Package check is the vocabulary of the validator: a node, what is known of
+// its driver, and what comes out when a layer of it is checked.
+//
+// The steps (validator/step/…) each check one layer; Road runs them in order.
+package check
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+	"github.com/gpuready/gpuready/internal/readiness"
+)
+
+// Node is where things lie on the node that is checked. All paths are the host's.
+type Node struct {
+	Root            *host.Root
+	BootID          string
+	DriverRoot      string // "" where it is to be found out: see FindDriverRoot
+	DevRoot         string // "" likewise
+	StateDir        string
+	CDIDirs         []string // in rising order of precedence
+	PodResources    string   // the kubelet's socket
+	AllowSimulated  bool
+	Injection       string        // what the toolkit gave this container: see internal/injection; "" outside of such a container
+	Settle          time.Duration // how long the accounts of plugin and kubelet may differ
+	VectorAdd       string        // the sample, a path of this process; "" where there is none
+	CUDATimeout     time.Duration // for one GPU
+	CUDAConcurrency int           // GPUs at a time
+}
+
+// State reads what a component of the node says of itself.
+func (n Node) State(c nodestate.Component) (nodestate.State, error) {
+	return nodestate.ReadBoot(n.StatePath(c), n.BootID)
+}
+
+// Sees says whether the file that a host path names is the one that this process
+// sees there. A container that was given the GPUs by injection has a root of
+// its own, into which only some of the host's folders are mounted.
+func (n Node) Sees(hostPath string) bool {
+	if n.Injection == "" || n.Root.Dir() != "/" {
+		return true
+	}
+	below := func(dir string) bool {
+		return dir != "/" && (hostPath == dir || strings.HasPrefix(hostPath, dir+"/"))
+	}
+	return below(n.DriverRoot) || below(n.StateDir)
+}
+
+// StatePath is the directory of a component's state, as this process sees it.
+func (n Node) StatePath(c nodestate.Component) string {
+	return n.Root.Path(n.StateDir + "/" + string(c))
+}
+
+// Reading is what NVML, asked once, says about the node.
+type Reading struct {
+	Snapshot gpu.Snapshot
+	Library  string // real path of the libnvidia-ml that answered, as this process sees it
+}
+
+// Driver is the driver that was proven: what the later steps build on.
+type Driver struct {
+	Info    nodestate.DriverInfo
+	DevRoot string // host path
+	LibDir  string // the folder of its libraries, as this process sees it
+	GPUs    []gpu.Device
+}
+
+// Unit is what a CUDA program can be given: a GPU, or a MIG device of one that
+// is divided.
+type Unit struct {
+	UUID gpu.UUID
+	GPU  gpu.Device
+	Name string // for people: "GPU 3 (GPU-…, 0000:3b:00.0)"
+}
+
+// Units returns those of all GPUs that the driver finds nothing wrong with.
+func (d Driver) Units() []Unit {
+	var units []Unit
+	for _, g := range d.GPUs {
+		if g.Fault != (gpu.Fault{}) {
+			continue
+		}
+		if !g.MIGEnabled {
+			units = append(units, Unit{UUID: g.UUID, GPU: g, Name: Name(g)})
+		}
+		for _, m := range g.MIG {
+			units = append(units, Unit{UUID: m.UUID, GPU: g, Name: migName(g, m)})
+		}
+	}
+	return units
+}
+
+// Subject tells apart all that the result of a CUDA program depends on: driver,
+// its files, and GPUs.
+func (d Driver) Subject() string {
+	var b strings.Builder
+	fmt.Fprint(&b, d.Info, d.LibDir)
+	for _, library := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
+		if info, err := os.Stat(d.LibDir + "/" + library); err == nil {
+			fmt.Fprint(&b, info.Size(), info.ModTime())
+		}
+	}
+	for _, u := range d.Units() {
+		fmt.Fprint(&b, " ", u.UUID)
+	}
+	return b.String()
+}
+
+// Name is how a GPU is called in front of people.
+func Name(g gpu.Device) string {
+	return fmt.Sprintf("GPU %d (%s, %s)", g.Index, g.UUID, g.PCI)
+}
+
+func migName(g gpu.Device, m gpu.MIGDevice) string {
+	return fmt.Sprintf("MIG device %d:%d (%s, %s)", g.Index, m.Index, m.UUID, m.Profile)
+}
+
+// Names are how GPUs and their MIG devices are called in front of people.
+func Names(gpus []gpu.Device) map[gpu.UUID]string {
+	names := map[gpu.UUID]string{}
+	for _, g := range gpus {
+		names[g.UUID] = Name(g)
+		for _, m := range g.MIG {
+			names[m.UUID] = migName(g, m)
+		}
+	}
+	return names
+}
+
+// Kind is what came out of a check.
+type Kind string
+
+// The kinds of Outcome.
+const (
+	Passed Kind = "passed"
+	Failed Kind = "failed"
+	NotRun Kind = "not run" // an earlier layer is not ready
+	Absent Kind = "absent"  // no GPU on this node: nothing to prove
+	// Pending: the proof is on its way, and whoever brings it will tell. What
+	// was proven before holds until then.
+	Pending Kind = "pending"
+)
+
+// Reasons that are not one step's own.
+const (
+	ReasonNotRun      gpu.Reason = "NotRun"
+	ReasonNoGPU       gpu.Reason = "NoGPU"
+	ReasonInterrupted gpu.Reason = "Interrupted"
+	// ReasonInjection: this container was created without the GPUs.
+	ReasonInjection gpu.Reason = "InjectionMissing"
+)
+
+// Outcome is what came out of the check of a layer.
+type Outcome struct {
+	Layer   readiness.Layer
+	Kind    Kind
+	Proof   *readiness.Proof   // with Passed
+	Refusal *readiness.Refusal // with all others
+	Notes   []string           // what is odd and yet no failure
+	Again   bool               // with Passed: less was proven than could be; try again later
+	Elapsed time.Duration
+}
+
+// maxText bounds a message: several GPUs' findings are put into one.
+const maxText = 4096
+
+// Pass is the Outcome of a layer that was proven. What other programs said in
+// it is made fit for a terminal.
+func Pass(p readiness.Proof, notes ...string) Outcome {
+	p.Summary = record.Clean(p.Summary, maxText)
+	for i := range notes {
+		notes[i] = record.Clean(notes[i], maxText)
+	}
+	return Outcome{Kind: Passed, Proof: &p, Notes: notes}
+}
+
+// Fail is the Outcome of a layer that was not: one CamelCase word, what is
+// wrong, and what to do next.
+func Fail(reason gpu.Reason, message, action string) Outcome {
+	return Outcome{Kind: Failed, Refusal: &readiness.Refusal{
+		Reason: reason, Message: record.Clean(message, maxText), Action: record.Clean(action, maxText),
+	}}
+}
+
+// Simulated says whether the layer was proven on a driver with no GPU under it.
+func (o Outcome) Simulated() bool {
+	return o.Proof != nil && o.Proof.Driver != nil && o.Proof.Driver.Simulated
+}

@@ -1,0 +1,100 @@
+package check
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/gpuready/gpuready/internal/readiness"
+)
+
+// Road is the steps in their order. The driver's finds out what the others
+// build on; each is run only if all before it passed.
+type Road struct {
+	Driver func(context.Context, Node) (Driver, Outcome)
+	Steps  []Step
+	// Begin, when not nil, is told of each layer whose check begins.
+	Begin func(readiness.Layer)
+	// End, when not nil, is told each outcome as soon as it is known: not one that
+	// was cut off, nor those of the layers after it.
+	End func(Outcome)
+}
+
+// Step checks one layer above the driver.
+type Step struct {
+	Layer readiness.Layer
+	Check func(context.Context, Node, Driver) Outcome
+}
+
+// Run checks the layers, nil for all of them. The driver is always among them,
+// since there is nothing to build on without it.
+func (r Road) Run(ctx context.Context, node Node, layers []readiness.Layer) []Outcome {
+	var driver Driver
+	out := []Outcome{r.time(ctx, readiness.Driver, func() (o Outcome) {
+		driver, o = r.Driver(ctx, node)
+		return o
+	})}
+	blocked := blocks(out[0])
+	for _, s := range r.Steps {
+		if layers != nil && !slices.Contains(layers, s.Layer) {
+			continue
+		}
+		if blocked != nil {
+			o := blocked.after(s.Layer)
+			if !blocked.interrupted() {
+				r.end(o)
+			}
+			out = append(out, o)
+			continue
+		}
+		o := r.time(ctx, s.Layer, func() Outcome { return s.Check(ctx, node, driver) })
+		out = append(out, o)
+		blocked = blocks(o)
+	}
+	return out
+}
+
+func (r Road) time(ctx context.Context, l readiness.Layer, check func() Outcome) Outcome {
+	if r.Begin != nil {
+		r.Begin(l)
+	}
+	start := time.Now()
+	o := check()
+	if o.Kind == Failed && ctx.Err() != nil {
+		// What a check says that was cut off is not about the layer.
+		o = Fail(ReasonInterrupted, fmt.Sprintf("the check was cut off: %v", context.Cause(ctx)), "run it again")
+	}
+	o.Layer, o.Elapsed = l, time.Since(start)
+	if !o.interrupted() {
+		r.end(o)
+	}
+	return o
+}
+
+func (r Road) end(o Outcome) {
+	if r.End != nil {
+		r.End(o)
+	}
+}
+
+func (o Outcome) interrupted() bool { return o.Refusal != nil && o.Refusal.Reason == ReasonInterrupted }
+
+func blocks(o Outcome) *Outcome {
+	if o.Kind == Passed {
+		return nil
+	}
+	return &o
+}
+
+// after is the Outcome of a layer that was not checked because o did not pass.
+func (o Outcome) after(l readiness.Layer) Outcome {
+	if o.Kind == Absent {
+		return Outcome{Layer: l, Kind: Absent, Refusal: o.Refusal}
+	}
+	return Outcome{Layer: l, Kind: NotRun, Refusal: &readiness.Refusal{
+		Reason:  ReasonNotRun,
+		Message: fmt.Sprintf("not run: %s is not ready (%s)", o.Layer, o.Refusal.Reason),
+		Action:  fmt.Sprintf("see %s", o.Layer),
+	}}
+}

@@ -1,0 +1,132 @@
+package check
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/gpu/gputest"
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/readiness"
+)
+
+// roadWhere returns a road on which the layers named come out as given, and
+// the list of layers that were checked.
+func roadWhere(outcomes map[readiness.Layer]Outcome) (Road, *[]readiness.Layer) {
+	var began []readiness.Layer
+	of := func(l readiness.Layer) Outcome {
+		if o, ok := outcomes[l]; ok {
+			return o
+		}
+		return Pass(readiness.Proof{Summary: string(l)})
+	}
+	r := Road{
+		Driver: func(context.Context, Node) (Driver, Outcome) {
+			return Driver{LibDir: "/lib"}, of(readiness.Driver)
+		},
+		Begin: func(l readiness.Layer) { began = append(began, l) },
+	}
+	for _, l := range readiness.Layers()[1:] {
+		r.Steps = append(r.Steps, Step{Layer: l, Check: func(_ context.Context, _ Node, d Driver) Outcome {
+			if d.LibDir != "/lib" {
+				return Fail("NoDriver", "the driver was not handed on", "")
+			}
+			return of(l)
+		}})
+	}
+	return r, &began
+}
+
+func kinds(outcomes []Outcome) (out []Kind) {
+	for _, o := range outcomes {
+		out = append(out, o.Kind)
+	}
+	return out
+}
+
+func TestALayerIsCheckedOnlyAfterThoseBeforeItPassed(t *testing.T) {
+	r, began := roadWhere(nil)
+	require.Equal(t, []Kind{Passed, Passed, Passed, Passed}, kinds(r.Run(t.Context(), Node{}, nil)))
+	require.Equal(t, readiness.Layers(), *began)
+
+	r, began = roadWhere(map[readiness.Layer]Outcome{readiness.Toolkit: Fail("SpecMissing", "m", "a")})
+	out := r.Run(t.Context(), Node{}, nil)
+	require.Equal(t, []Kind{Passed, Failed, NotRun, NotRun}, kinds(out))
+	require.Equal(t, readiness.Layers()[:2], *began)
+	require.Equal(t, "not run: toolkit is not ready (SpecMissing)", out[3].Refusal.Message)
+	require.Equal(t, readiness.Plugin, out[3].Layer)
+}
+
+func TestWithoutAGPUNothingFails(t *testing.T) {
+	r, _ := roadWhere(map[readiness.Layer]Outcome{readiness.Driver: {Kind: Absent, Refusal: &readiness.Refusal{Reason: ReasonNoGPU}}})
+	require.Equal(t, []Kind{Absent, Absent, Absent, Absent}, kinds(r.Run(t.Context(), Node{}, nil)))
+}
+
+func TestOnlyTheLayersAskedForAreChecked(t *testing.T) {
+	r, began := roadWhere(map[readiness.Layer]Outcome{readiness.Toolkit: Fail("SpecMissing", "m", "a")})
+	out := r.Run(t.Context(), Node{}, []readiness.Layer{readiness.CUDA})
+	require.Equal(t, []Kind{Passed, Passed}, kinds(out))
+	require.Equal(t, []readiness.Layer{readiness.Driver, readiness.CUDA}, *began)
+}
+
+func TestACheckThatWasCutOffSaysNothingOfTheLayer(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	r, _ := roadWhere(map[readiness.Layer]Outcome{readiness.Driver: Fail("NVMLFailed", "killed", "")})
+	out := r.Run(ctx, Node{}, nil)
+	require.Equal(t, ReasonInterrupted, out[0].Refusal.Reason)
+}
+
+func TestUnitsAreWhatAProgramCanBeGiven(t *testing.T) {
+	gpus := gputest.Node("a100-80gb", 4).Devices
+	gpus[1] = gputest.WithMIG(gpus[1], "1g.10gb", "2g.20gb")
+	gpus[2].Fault = gpu.Fault{Reason: gpu.ReasonLost}
+	var ids []gpu.UUID
+	for _, u := range (Driver{GPUs: gpus}).Units() {
+		ids = append(ids, u.UUID)
+	}
+	require.Equal(t, []gpu.UUID{gpus[0].UUID, gpus[1].MIG[0].UUID, gpus[1].MIG[1].UUID, gpus[3].UUID}, ids)
+}
+
+func TestEachOutcomeIsToldAsSoonAsItIsKnown(t *testing.T) {
+	r, began := roadWhere(map[readiness.Layer]Outcome{readiness.CUDA: Fail("CUDASampleFailed", "m", "a")})
+	var told []string
+	r.End = func(o Outcome) {
+		told = append(told, string(o.Layer)+" "+string(o.Kind)+" before "+string((*began)[len(*began)-1])+" ended")
+	}
+	r.Run(t.Context(), Node{}, nil)
+	require.Equal(t, []string{
+		"driver passed before driver ended", "toolkit passed before toolkit ended",
+		"cuda failed before cuda ended", "plugin not run before cuda ended",
+	}, told)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	told = nil
+	r.Run(ctx, Node{}, []readiness.Layer{readiness.CUDA})
+	require.Equal(t, []string{"driver passed before driver ended"}, told, "what was cut off says nothing")
+	r, began = roadWhere(map[readiness.Layer]Outcome{readiness.Driver: Fail("NVMLFailed", "killed", "")})
+	r.End = func(o Outcome) { t.Error(o.Layer) }
+	r.Run(ctx, Node{}, nil)
+}
+
+func TestAContainerSeesOnlyWhatIsMountedIntoIt(t *testing.T) {
+	root, err := host.Open("/")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, root.Close()) })
+	n := Node{Root: root, DriverRoot: "/run/nvidia/driver", StateDir: "/run/nvidia/gpuready"}
+	require.True(t, n.Sees("/usr/local/bin/gpu-cdi-hook"), "a process of the host")
+	n.Injection = "expected"
+	require.True(t, n.Sees("/run/nvidia/driver/usr/lib/libcuda.so.1"))
+	require.False(t, n.Sees("/run/nvidia/driver-of-another"))
+	require.False(t, n.Sees("/usr/local/bin/gpu-cdi-hook"))
+	n.DriverRoot = "/"
+	require.False(t, n.Sees("/usr/lib/libcuda.so.1"), "its own root is not the host's")
+	elsewhere, err := host.Open(t.TempDir())
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, elsewhere.Close()) })
+	n.Root = elsewhere
+	require.True(t, n.Sees("/usr/lib/libcuda.so.1"), "the host's root is mounted")
+}

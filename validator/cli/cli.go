@@ -1,0 +1,109 @@
+// Package cli is the command line of gpu-validator.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/internal/version"
+	"github.com/gpuready/gpuready/validator/probe"
+	"github.com/gpuready/gpuready/validator/workload"
+)
+
+// Exit codes; they stand in --help and are a contract.
+const (
+	exitOK      = 0
+	exitFailed  = 1
+	exitUsage   = 2
+	exitDriver  = 10
+	exitToolkit = 11
+	exitCUDA    = 12
+	exitPlugin  = 13
+	exitTimeout = 20
+)
+
+var layerCodes = map[readiness.Layer]int{
+	readiness.Driver: exitDriver, readiness.Toolkit: exitToolkit, readiness.CUDA: exitCUDA, readiness.Plugin: exitPlugin,
+}
+
+const exitHelp = `
+Exit codes:
+  0   the layers are proven (run: or the node has no GPU)
+  1   the validator itself failed, or was interrupted
+  2   bad usage or configuration
+  10  driver is not ready
+  11  toolkit is not ready, or (wait injection) cannot inject
+  12  cuda is not ready
+  13  plugin is not ready
+  20  wait: the time is over and nothing is known of the layer, or of the toolkit, yet
+`
+
+const usage = `gpu-validator proves that this node's GPUs can be used, layer by layer:
+driver, toolkit, cuda, plugin, each only after those before it.
+
+Usage:
+  gpu-validator run [--layers driver,cuda] [-o text|json|junit]
+                                 check once and report
+  gpu-validator wait LAYER...    wait until the daemon has proven the layers
+  gpu-validator wait injection   wait until containers are given the GPUs
+  gpu-validator daemon           keep the proofs up to date
+  gpu-validator COMMAND --help   flags, examples and environment of a command
+  gpu-validator --version
+`
+
+// A coded error carries the exit code that it ends the program with.
+type coded struct {
+	code int
+	err  error
+}
+
+func (c *coded) Error() string { return c.err.Error() }
+func (c *coded) Unwrap() error { return c.err }
+
+func usageError(format string, args ...any) error {
+	return &coded{exitUsage, fmt.Errorf(format, args...)}
+}
+
+// Main runs the command line and returns the exit code.
+func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	err := dispatch(ctx, args, stdout, stderr)
+	if err == nil || errors.Is(err, pflag.ErrHelp) {
+		return exitOK
+	}
+	fmt.Fprintf(stderr, "gpu-validator: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
+	if c, is := errors.AsType[*coded](err); is {
+		return c.code
+	}
+	return exitFailed
+}
+
+func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	if len(args) == 0 {
+		return usageError("no command; say run, wait or daemon, or --help")
+	}
+	switch args[0] {
+	case "run":
+		return runOnce(ctx, args[1:], stdout, stderr)
+	case "wait":
+		return wait(ctx, args[1:], stdout, stderr)
+	case "daemon":
+		return serve(ctx, args[1:], stdout, stderr)
+	case probe.Command:
+		return probe.Child(ctx, args[1:], stdout)
+	case workload.Subcommand:
+		return runSample(ctx, stdout, stderr)
+	case "--version", "version":
+		fmt.Fprintln(stdout, "gpu-validator", version.String())
+		return nil
+	case "--help", "-h", "help":
+		fmt.Fprint(stdout, usage+exitHelp)
+		return nil
+	}
+	return usageError("no command %q; say run, wait or daemon, or --help", args[0])
+}

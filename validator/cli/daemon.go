@@ -1,0 +1,221 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/injection"
+	"github.com/gpuready/gpuready/internal/metrics"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/version"
+	"github.com/gpuready/gpuready/validator/check"
+	"github.com/gpuready/gpuready/validator/daemon"
+	"github.com/gpuready/gpuready/validator/kube"
+	"github.com/gpuready/gpuready/validator/step/plugin"
+	"github.com/gpuready/gpuready/validator/voice"
+	"github.com/gpuready/gpuready/validator/workload"
+)
+
+const daemonUsage = `Check the layers whenever what they depend on changes, and keep the proofs,
+OUTPUT_DIR/<layer>-ready or <layer>-notready, up to date. They stay as they are
+when the daemon ends.
+
+With --node-name it is also the node's voice: the Node gets the condition
+GPUReady and Events, loses its startup taint once GPUs can be used, and the
+plugin layer is proven by a pod that requests one. The proofs on the node do not
+depend on the API server.
+
+Example:
+  gpu-validator daemon --listen :9404
+`
+
+// reasonOutdated: this container was given the GPUs of an earlier state of the node.
+const reasonOutdated gpu.Reason = "InjectionOutdated"
+
+// lastWords bounds how long a process that ends, to be created anew, tries to
+// tell why.
+const lastWords = 2 * time.Second
+
+// cluster are the flags that concern the API server.
+type cluster struct {
+	node, namespace, podName, podUID string
+	image, taint, server, account    string
+	timeout                          time.Duration
+}
+
+func (c *cluster) flags(o *options) {
+	f := o.flags
+	f.StringVar(&c.node, "node-name", "", "name of this Node; empty: the API server is left alone")
+	f.StringVar(&c.namespace, "namespace", "", "namespace of this pod, for the pod that proves the plugin layer")
+	f.StringVar(&c.podName, "pod-name", "", "name of this pod, the owner of that pod")
+	f.StringVar(&c.podUID, "pod-uid", "", "UID of this pod")
+	f.StringVar(&c.image, "workload-image", "", "image of that pod, the validator's own; empty: no pod, only the accounts of driver, plugin and kubelet are compared")
+	f.DurationVar(&c.timeout, "workload-timeout", 2*time.Minute, "how long that pod may take, image pull included")
+	f.StringVar(&c.taint, "startup-taint", "gpuready.io/not-ready", "key of a taint that is removed once the layers are proven or there is no GPU; never added; empty: none")
+	f.StringVar(&c.server, "api-server", "", "URL of the API server (default: that of the cluster that this pod is in)")
+	f.StringVar(&c.account, "service-account-dir", kube.ServiceAccountDir, "folder with token and ca.crt")
+	maps.Copy(o.env, map[string]string{
+		"node-name": "NODE_NAME", "namespace": "POD_NAMESPACE", "pod-name": "POD_NAME", "pod-uid": "POD_UID",
+		"workload-image": "VALIDATOR_IMAGE", "workload-timeout": "WORKLOAD_TIMEOUT", "startup-taint": "STARTUP_TAINT",
+		"api-server": "API_SERVER", "service-account-dir": "SERVICE_ACCOUNT_DIR",
+	})
+}
+
+func (c *cluster) check() error {
+	switch {
+	case c.image != "" && c.node != "" && c.namespace == "":
+		return usageError("--workload-image needs --namespace, in which the pod is to run")
+	case c.timeout <= 0:
+		return usageError("--workload-timeout must be positive")
+	}
+	return nil
+}
+
+func serve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	o := command("daemon", daemonUsage, stdout)
+	var listen string
+	var c cluster
+	o.flags.StringVar(&listen, "listen", ":9404", "address of /healthz, /readyz and /metrics; empty: none")
+	o.named("listen", "LISTEN_ADDRESS")
+	o.places()
+	o.checks()
+	c.flags(o)
+	o.logging()
+	rest, err := o.parse(args)
+	if err != nil {
+		return err
+	}
+	if len(rest) > 0 {
+		return usageError("daemon takes no arguments, not %q", rest[0])
+	}
+	if err := c.check(); err != nil {
+		return err
+	}
+	log, err := o.logger(stderr)
+	if err != nil {
+		return err
+	}
+	node, err := o.node()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = node.Root.Close() }()
+	log.Info("started", "version", version.String(), "path", o.outputDir)
+
+	registry := prometheus.NewRegistry()
+	config := daemon.Config{Node: node, OutputDir: node.Root.Path(o.outputDir), Log: log, Metrics: daemon.NewMetrics(registry)}
+	parts, err := c.parts(node, log, registry)
+	if err != nil {
+		return err
+	}
+	defer parts.close()
+	config.Tell, config.News, config.Road = parts.tell, parts.news, road(parts.workload)
+	d := daemon.New(config)
+
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return metrics.Serve(ctx, listen, registry, d.Ready) })
+	group.Go(func() error { return d.Run(ctx) })
+	group.Go(func() error { return outdated(ctx, node, d, parts) })
+	for _, run := range parts.run {
+		group.Go(func() error { return unlessCanceled(run(ctx)) })
+	}
+	switch err := group.Wait(); {
+	case errors.Is(err, injection.ErrOutdated):
+		log.Info("ended", "message", err.Error())
+		return nil
+	case err != nil:
+		return err
+	}
+	log.Info("ended; the proofs stay as they are")
+	return nil
+}
+
+// outdated waits until this container has to be created anew, and leaves word of it.
+func outdated(ctx context.Context, node check.Node, d *daemon.Daemon, p parts) error {
+	err := injection.Watch(ctx, node.StatePath(nodestate.Toolkit), node.BootID, node.Injection)
+	if !errors.Is(err, injection.ErrOutdated) {
+		return unlessCanceled(err)
+	}
+	reason := reasonOutdated
+	if node.Injection == injection.Expected {
+		reason = check.ReasonInjection
+	}
+	d.Retire(reason, err.Error())
+	if p.settled != nil {
+		ctx, cancel := context.WithTimeout(ctx, lastWords)
+		defer cancel()
+		_ = p.settled(ctx) // the reason is on the node in any case
+	}
+	return err
+}
+
+func unlessCanceled(err error) error {
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+// parts are what there is besides the checks where there is an API server.
+type parts struct {
+	tell     func(voice.Facts)
+	settled  func(context.Context) error
+	workload plugin.Workload
+	news     <-chan struct{}
+	run      []func(context.Context) error
+	close    func()
+}
+
+// parts makes them. That the API server cannot be used is said once and keeps
+// nothing on the node from being proven.
+func (c *cluster) parts(node check.Node, log *slog.Logger, registry *prometheus.Registry) (parts, error) {
+	p := parts{close: func() {}}
+	if c.node == "" {
+		return p, nil
+	}
+	config, err := kube.Config(c.server, c.account)
+	if err != nil {
+		log.Error("the API server cannot be used: no condition, no Events, no pod; the proofs on the node do not depend on it", "message", err.Error())
+		return p, nil
+	}
+	client, err := kube.New(config)
+	if err != nil {
+		return p, fmt.Errorf("the API server: %w", err)
+	}
+	p.close = client.Close
+	v := voice.New(voice.Config{
+		Client: client, Node: c.node, BootID: node.BootID, Dir: node.StatePath(nodestate.Validator), Taint: c.taint,
+		Log: log, Metrics: voice.NewMetrics(registry),
+	})
+	p.tell, p.settled, p.run = v.Say, v.Settled, append(p.run, v.Run)
+	if c.image == "" {
+		return p, nil
+	}
+	w := workload.New(workload.Config{
+		Client: client, Node: c.node, BootID: node.BootID, Namespace: c.namespace, Image: c.image, Timeout: c.timeout,
+		OwnerName: c.podName, OwnerUID: c.podUID,
+	}, log, registry)
+	p.workload, p.news, p.run = w, w.News(), append(p.run, w.Run)
+	return p, nil
+}
+
+// runSample is the hidden command of the pod that proves the plugin layer.
+func runSample(ctx context.Context, stdout, stderr io.Writer) error {
+	code, err := workload.Sample(ctx, findSample("vectoradd"), workload.TerminationLog, stdout, stderr)
+	switch {
+	case err != nil:
+		return err
+	case code != 0:
+		return &coded{code, fmt.Errorf("vectoradd ended with %d", code)}
+	}
+	return nil
+}

@@ -1,0 +1,169 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/gpuready/gpuready/internal/cdi"
+	"github.com/gpuready/gpuready/internal/config"
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/injection"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/validator/check"
+)
+
+// options are the flags that the commands share, and what they stand for.
+type options struct {
+	flags *pflag.FlagSet
+	env   map[string]string
+
+	hostRoot, driverRoot, devRoot, stateDir, outputDir, cdiDir string
+	podResources, vectorAdd, logFormat                         string
+	allowSimulated                                             bool
+	cudaTimeout                                                time.Duration
+	cudaParallel                                               int
+}
+
+// command begins a command: its help is usage, the flags, and the exit codes.
+func command(name, usage string, stdout io.Writer) *options {
+	o := &options{flags: pflag.NewFlagSet(name, pflag.ContinueOnError), env: map[string]string{}}
+	o.flags.SetOutput(io.Discard)
+	o.flags.SortFlags = false
+	o.flags.Usage = func() {
+		fmt.Fprint(stdout, usage+"\nFlags (each with its environment variable; the command line wins):\n"+o.flags.FlagUsages()+exitHelp)
+	}
+	return o
+}
+
+func (o *options) named(flag, variable string) { o.env[flag] = variable }
+
+// places adds the flags that say where proofs and states lie.
+func (o *options) places() {
+	f := o.flags
+	f.StringVar(&o.hostRoot, "host-root", "/", "where the host's root is seen")
+	f.StringVar(&o.outputDir, "output-dir", readiness.DefaultDir, "folder of the proofs, on the host")
+	f.StringVar(&o.stateDir, "state-dir", "/run/nvidia/gpuready", "folder of the components' states, on the host")
+	maps.Copy(o.env, map[string]string{"host-root": "HOST_ROOT", "output-dir": "OUTPUT_DIR", "state-dir": "GPUREADY_STATE_DIR"})
+}
+
+// checks adds the flags of what is checked, and how.
+func (o *options) checks() {
+	f := o.flags
+	f.StringVar(&o.driverRoot, "driver-root", "", "the driver's root, on the host (default: "+check.ContainerRoot+" if it holds a libnvidia-ml, else /)")
+	f.StringVar(&o.devRoot, "dev-root", "", "below it lie dev/nvidia*, on the host (default: the driver root if it has them, else /)")
+	f.StringVar(&o.cdiDir, "cdi-output-dir", cdi.DynamicDir, "where the toolkit writes CDI specs, on the host")
+	f.StringVar(&o.podResources, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", "the kubelet's PodResources socket, on the host")
+	f.BoolVar(&o.allowSimulated, "allow-simulated", false, "vouch for a simulated driver, saying so in every result")
+	f.StringVar(&o.vectorAdd, "vectoradd", "", "the vectorAdd sample (default: beside gpu-validator, else in PATH)")
+	f.DurationVar(&o.cudaTimeout, "cuda-timeout", time.Minute, "how long the sample may take on one GPU")
+	f.IntVar(&o.cudaParallel, "cuda-parallel", 8, "on how many GPUs the sample runs at a time")
+	maps.Copy(o.env, map[string]string{
+		"driver-root": "NVIDIA_DRIVER_ROOT", "dev-root": "NVIDIA_DEV_ROOT", "cdi-output-dir": "CDI_OUTPUT_DIR",
+		"pod-resources-socket": "POD_RESOURCES_SOCKET", "allow-simulated": "ALLOW_SIMULATED",
+		"vectoradd": "VECTORADD", "cuda-timeout": "CUDA_TIMEOUT", "cuda-parallel": "CUDA_PARALLEL",
+	})
+}
+
+func (o *options) logging() {
+	o.flags.StringVar(&o.logFormat, "log-format", "text", "of the log on stderr: text or json")
+	o.named("log-format", "LOG_FORMAT")
+}
+
+// parse reads command line and environment; the arguments that remain are returned.
+func (o *options) parse(args []string) ([]string, error) {
+	config.Describe(o.flags, o.env)
+	if err := o.flags.Parse(args); err != nil {
+		return nil, wrapUsage(o, err)
+	}
+	if err := config.Env(o.flags, o.env); err != nil {
+		return nil, wrapUsage(o, err)
+	}
+	for _, name := range []string{"host-root", "driver-root", "dev-root", "state-dir", "output-dir", "cdi-output-dir", "pod-resources-socket"} {
+		if f := o.flags.Lookup(name); f != nil && f.Value.String() != "" && !filepath.IsAbs(f.Value.String()) {
+			return nil, usageError("--%s %q: want an absolute path", name, f.Value.String())
+		}
+	}
+	if o.cudaParallel < 0 || o.cudaTimeout < 0 {
+		return nil, usageError("--cuda-parallel and --cuda-timeout must not be negative")
+	}
+	return o.flags.Args(), nil
+}
+
+func wrapUsage(o *options, err error) error {
+	if errors.Is(err, pflag.ErrHelp) {
+		return err
+	}
+	return usageError("%w; see gpu-validator %s --help", err, o.flags.Name())
+}
+
+// settle is for how long the kubelet may not have taken over yet what the device
+// plugin told it: milliseconds, a second on a node that is busy.
+const settle = 3 * time.Second
+
+// node is the node that the flags describe.
+func (o *options) node() (check.Node, error) {
+	root, err := host.Open(o.hostRoot)
+	if err != nil {
+		return check.Node{}, usageError("--host-root %s: %w", o.hostRoot, err)
+	}
+	boot, err := nodestate.BootIDAt(o.hostRoot)
+	if err != nil {
+		return check.Node{}, err
+	}
+	n := check.Node{
+		Root: root, BootID: boot, DriverRoot: clean(o.driverRoot), DevRoot: clean(o.devRoot),
+		StateDir: o.stateDir, CDIDirs: []string{cdi.StaticDir, o.cdiDir}, PodResources: o.podResources,
+		AllowSimulated: o.allowSimulated, VectorAdd: o.vectorAdd,
+		Injection: os.Getenv(injection.Variable), Settle: settle,
+		CUDATimeout: o.cudaTimeout, CUDAConcurrency: o.cudaParallel,
+	}
+	if n.VectorAdd == "" {
+		n.VectorAdd = findSample("vectoradd")
+	}
+	return n, nil
+}
+
+func clean(path string) string {
+	if path == "" {
+		return ""
+	}
+	return filepath.Clean(path)
+}
+
+// findSample looks for one of our samples, "" if there is none.
+func findSample(name string) string {
+	if self, err := os.Executable(); err == nil {
+		beside := filepath.Join(filepath.Dir(self), name)
+		if info, err := os.Stat(beside); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+			return beside
+		}
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return ""
+	}
+	return path
+}
+
+func (o *options) logger(stderr io.Writer) (*slog.Logger, error) {
+	var handler slog.Handler
+	switch o.logFormat {
+	case "text":
+		handler = slog.NewTextHandler(stderr, nil)
+	case "json":
+		handler = slog.NewJSONHandler(stderr, nil)
+	default:
+		return nil, usageError("--log-format %q: want text or json", o.logFormat)
+	}
+	return slog.New(handler).With("component", string(nodestate.Validator)), nil
+}

@@ -1,0 +1,123 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/term"
+
+	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/internal/version"
+	"github.com/gpuready/gpuready/validator/check"
+	"github.com/gpuready/gpuready/validator/probe"
+	"github.com/gpuready/gpuready/validator/report"
+	"github.com/gpuready/gpuready/validator/step/cuda"
+	"github.com/gpuready/gpuready/validator/step/driver"
+	"github.com/gpuready/gpuready/validator/step/injection"
+	"github.com/gpuready/gpuready/validator/step/plugin"
+)
+
+const runUsage = `Check the layers of this node once, report, and exit with the code of the first
+that failed. Nothing is written on the node.
+
+Examples:
+  gpu-validator run
+  gpu-validator run --layers driver,cuda     a machine without Kubernetes
+  gpu-validator run -o junit > gpu.xml       a job in CI
+`
+
+// road is the real one. workload is nil where no pod is to be run.
+func road(workload plugin.Workload) check.Road {
+	return check.Road{
+		Driver: func(ctx context.Context, n check.Node) (check.Driver, check.Outcome) {
+			return driver.Check(ctx, n, probe.Read)
+		},
+		Steps: []check.Step{
+			{Layer: readiness.Toolkit, Check: injection.Check},
+			{Layer: readiness.CUDA, Check: cuda.Check},
+			{Layer: readiness.Plugin, Check: func(ctx context.Context, n check.Node, d check.Driver) check.Outcome {
+				return plugin.Check(ctx, n, d, plugin.AskKubelet, workload)
+			}},
+		},
+	}
+}
+
+func runOnce(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	o := command("run", runUsage, stdout)
+	var names []string
+	var format string
+	var timeout time.Duration
+	o.flags.StringSliceVar(&names, "layers", nil, "check only these (driver always is): driver,toolkit,cuda,plugin")
+	o.flags.StringVarP(&format, "output", "o", "text", "text, json or junit")
+	o.flags.DurationVar(&timeout, "timeout", 10*time.Minute, "for all layers together")
+	o.named("layers", "LAYERS")
+	o.named("output", "OUTPUT")
+	o.named("timeout", "TIMEOUT")
+	o.places()
+	o.checks()
+	rest, err := o.parse(args)
+	if err != nil {
+		return err
+	}
+	if len(rest) > 0 {
+		return usageError("run takes no arguments; did you mean --layers %s?", rest[0])
+	}
+	if !slices.Contains(report.Formats(), format) {
+		return usageError("--output %q: want text, json or junit", format)
+	}
+	layers, err := parseLayers(names)
+	if err != nil {
+		return err
+	}
+	node, err := o.node()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = node.Root.Close() }()
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("%v are over", timeout))
+	defer cancel()
+
+	r := road(nil)
+	r.Begin = func(l readiness.Layer) { fmt.Fprintf(stderr, "gpu-validator: checking %s\n", l) }
+	host, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	rep := report.Report{Node: host, Version: version.String(), Time: time.Now()}
+	rep.Outcomes = r.Run(ctx, node, layers)
+	if err := rep.Write(stdout, format, isTerminal(stdout)); err != nil {
+		return fmt.Errorf("write the report: %w", err)
+	}
+	if failed := rep.Failed(); failed != nil {
+		return &coded{exitCode(*failed), fmt.Errorf("%s: %s: %s; %s", failed.Layer, failed.Refusal.Reason, failed.Refusal.Message, failed.Refusal.Action)}
+	}
+	return nil
+}
+
+func exitCode(o check.Outcome) int {
+	if o.Refusal.Reason == check.ReasonInterrupted {
+		return exitFailed
+	}
+	return layerCodes[o.Layer]
+}
+
+func parseLayers(names []string) ([]readiness.Layer, error) {
+	var layers []readiness.Layer
+	for _, name := range names {
+		l, err := readiness.ParseLayer(name)
+		if err != nil {
+			return nil, usageError("%w", err)
+		}
+		layers = append(layers, l)
+	}
+	return layers, nil
+}
+
+func isTerminal(w io.Writer) bool {
+	f, is := w.(*os.File)
+	return is && term.IsTerminal(int(f.Fd())) && os.Getenv("NO_COLOR") == ""
+}

@@ -1,0 +1,183 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/gpuready/gpuready/internal/injection"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/validator/check"
+)
+
+const waitUsage = `Wait until the validator's daemon has proven the layers, all at once. What is
+waited for, and why, is printed at the start and whenever it changes. When the
+time is over the exit code is that of the first layer that is not ready.
+
+The word injection stands for no layer: it waits until the toolkit would give a
+container that is created now the GPUs, or there are none on this node. It is
+for the init container of the daemon's pod.
+
+Examples:
+  gpu-validator wait driver toolkit
+  gpu-validator wait cuda --timeout 10m
+  gpu-validator wait injection
+`
+
+// wordInjection is what can be waited for besides the layers.
+const wordInjection = "injection"
+
+// components are those whose own word explains why a layer is not proven yet.
+var components = map[readiness.Layer]nodestate.Component{
+	readiness.Toolkit: nodestate.Toolkit, readiness.Plugin: nodestate.DevicePlugin,
+}
+
+func wait(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	o := command("wait", waitUsage, stdout)
+	var timeout time.Duration
+	o.flags.DurationVar(&timeout, "timeout", 5*time.Minute, "how long to wait; 0: for ever")
+	o.named("timeout", "WAIT_TIMEOUT")
+	o.places()
+	names, err := o.parse(args)
+	if err != nil {
+		return err
+	}
+	inject := slices.Contains(names, wordInjection)
+	layers, err := parseLayers(slices.DeleteFunc(names, func(name string) bool { return name == wordInjection }))
+	if err != nil {
+		return err
+	}
+	if len(layers) == 0 && !inject {
+		return usageError("wait for what? Name one or more of driver, toolkit, cuda, plugin, injection")
+	}
+	node, err := o.node()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = node.Root.Close() }()
+	if timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, timeout)
+		defer cancel()
+	}
+	out := &lines{w: stderr}
+	if inject {
+		if err := waitForInjection(ctx, node, timeout, out); err != nil {
+			return err
+		}
+	}
+	if len(layers) == 0 {
+		return nil
+	}
+	err = follow(ctx, node, o, layers, out)
+	var notReady *readiness.NotReadyError
+	switch {
+	case !errors.As(err, &notReady):
+		return err
+	case errors.Is(err, context.Canceled):
+		return &coded{exitFailed, fmt.Errorf("interrupted: %w", notReady)}
+	case notReady.Status.Refusal != nil:
+		return &coded{layerCodes[notReady.Layer], fmt.Errorf("%w; %s (waited %v)", notReady, notReady.Status.Refusal.Action, timeout)}
+	}
+	return &coded{exitTimeout, fmt.Errorf("%w; see that gpu-validator daemon runs on this node (waited %v)", notReady, timeout)}
+}
+
+// waitForInjection ends with the toolkit's code: it is the toolkit that injects.
+func waitForInjection(ctx context.Context, node check.Node, timeout time.Duration, out *lines) error {
+	err := injection.Wait(ctx, node.StatePath(nodestate.Toolkit), node.BootID, func(why string) {
+		out.print("waiting for injection: %s", why)
+	})
+	switch {
+	case err == nil:
+		out.print("a container that is created now is given the GPUs")
+		return nil
+	case errors.Is(err, context.Canceled):
+		return &coded{exitFailed, fmt.Errorf("interrupted: injection: %w", err)}
+	case errors.Is(err, context.DeadlineExceeded):
+		if _, unknown := node.State(nodestate.Toolkit); nodestate.IsAbsent(unknown) {
+			return &coded{exitTimeout, fmt.Errorf("injection: %w (waited %v)", err, timeout)}
+		}
+		return &coded{exitToolkit, fmt.Errorf("injection: %w; see the log of gpu-toolkit (waited %v)", err, timeout)}
+	}
+	return err
+}
+
+// follow waits, and prints meanwhile what proofs and components say.
+func follow(ctx context.Context, node check.Node, o *options, layers []readiness.Layer, out *lines) error {
+	ctx, stop := context.WithCancel(ctx)
+	group, _ := errgroup.WithContext(ctx)
+	for _, l := range layers {
+		c, has := components[l]
+		if !has {
+			continue
+		}
+		group.Go(func() error {
+			return nodestate.WatchBoot(ctx, node.StatePath(c), node.BootID, func(s nodestate.State, err error) {
+				switch {
+				case ctx.Err() != nil:
+				case err == nil:
+					out.print("%s says %s%s", c, s.Phase, because(s))
+				case !nodestate.IsAbsent(err):
+					out.print("%s: %v", c, err)
+				}
+			})
+		})
+	}
+	err := readiness.Wait(ctx, node.Root.Path(o.outputDir), layers, node.BootID, func(l readiness.Layer, s readiness.Status, err error) {
+		switch {
+		case err != nil:
+			out.print("waiting for %s: %s", l, readiness.Unknown(err))
+		case s.Proof != nil:
+			out.print("%s is ready: %s%s", l, s.Proof.Summary, simulated(s.Proof))
+		default:
+			out.print("waiting for %s: %s: %s; %s", l, s.Refusal.Reason, s.Refusal.Message, s.Refusal.Action)
+		}
+	})
+	stop()
+	if also := group.Wait(); also != nil && !errors.Is(also, context.Canceled) && !errors.Is(also, context.DeadlineExceeded) {
+		err = errors.Join(err, also)
+	}
+	return err
+}
+
+func because(s nodestate.State) string {
+	switch {
+	case s.Reason != "" && s.Message != "":
+		return ": " + string(s.Reason) + ": " + s.Message
+	case s.Reason != "" || s.Message != "":
+		return ": " + string(s.Reason) + s.Message
+	}
+	return ""
+}
+
+func simulated(p *readiness.Proof) string {
+	if p.Driver != nil && p.Driver.Simulated {
+		return " (SIMULATED)"
+	}
+	return ""
+}
+
+// lines prints whole lines from several goroutines, none twice in a row.
+type lines struct {
+	mu   sync.Mutex
+	w    io.Writer
+	last string
+}
+
+func (l *lines) print(format string, args ...any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	line := fmt.Sprintf(format, args...)
+	if line == l.last {
+		return
+	}
+	l.last = line
+	fmt.Fprintln(l.w, "gpu-validator:", line)
+}

@@ -1,0 +1,285 @@
+// Package kubetest is an API server in your test process, as far as the
+// validator can see: Nodes, Events and Pods, with resource versions, strategic
+// merge and JSON patches as the real one applies them, watches, preconditions,
+// and what goes wrong: refusals of any kind, requests that hang, a connection
+// that nobody answers, tokens that are not taken any more.
+package kubetest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+)
+
+// Server is a running API server. Its methods may be called concurrently.
+type Server struct {
+	mu      sync.Mutex
+	changed chan struct{} // closed and made anew at each change
+	version int           // the resource version
+	nodes   map[string]*corev1.Node
+	events  map[string]*corev1.Event
+	pods    map[string]*corev1.Pod
+	history []change // of pods
+	log     []string // "PATCH /api/v1/nodes/n1/status 200"
+	fault   func(*http.Request) *Fault
+	onPod   func(*corev1.Pod)
+	linger  bool
+	token   string
+
+	addr string
+	http *httptest.Server
+}
+
+type change struct {
+	Type    string      `json:"type"`
+	Object  *corev1.Pod `json:"object"`
+	version int
+}
+
+// Fault is what a request gets in place of an answer.
+type Fault struct {
+	Hang       bool // until the client gives up
+	Status     int
+	RetryAfter int    // seconds; with Status
+	Message    string // with Status
+}
+
+// Start starts a server that has one Node.
+func Start(node string) *Server {
+	s := &Server{
+		changed: make(chan struct{}), nodes: map[string]*corev1.Node{}, events: map[string]*corev1.Event{}, pods: map[string]*corev1.Pod{},
+	}
+	s.AddNode(node)
+	s.listen("127.0.0.1:0")
+	return s
+}
+
+func (s *Server) listen(addr string) {
+	ln, err := net.Listen("tcp", addr) //nolint:noctx // a test's server on this machine
+	if err != nil {
+		panic(err) // no port on the loopback: nothing can be tested
+	}
+	s.addr = ln.Addr().String()
+	s.http = &httptest.Server{Listener: ln, Config: &http.Server{Handler: http.HandlerFunc(s.serve), ReadHeaderTimeout: time.Minute}}
+	s.http.Start()
+}
+
+// Stop ends it: connections are refused from then on.
+func (s *Server) Stop() {
+	s.http.CloseClientConnections()
+	s.http.Close()
+}
+
+// Restart listens again where Stop ended it; what it knows is still there.
+func (s *Server) Restart() { s.listen(s.addr) }
+
+// Config is for a client of it.
+func (s *Server) Config() *rest.Config { return &rest.Config{Host: "http://" + s.addr} }
+
+// URL is where it listens.
+func (s *Server) URL() string { return "http://" + s.addr }
+
+// AddNode adds a Node.
+func (s *Server) AddNode(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.nodes[name] = &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-of-" + name), ResourceVersion: s.next()},
+		Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}},
+	}
+}
+
+// next counts the resource version up and wakes who waits for a change.
+func (s *Server) next() string {
+	s.version++
+	close(s.changed)
+	s.changed = make(chan struct{})
+	return strconv.Itoa(s.version)
+}
+
+// Fail decides for each request whether it goes wrong; nil: none does.
+func (s *Server) Fail(decide func(*http.Request) *Fault) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fault = decide
+}
+
+// Token is the only one that is taken; "" takes any.
+func (s *Server) Token(token string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.token = token
+}
+
+// OnPod is scheduler and kubelet: it is called, on a goroutine of its own request,
+// with each pod that was created, and may change its status.
+func (s *Server) OnPod(f func(*corev1.Pod)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.onPod = f
+}
+
+// Linger makes deleted pods stay, with a deletion time, until Remove.
+func (s *Server) Linger(on bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.linger = on
+}
+
+// Update changes a pod, as its kubelet would.
+func (s *Server) Update(key string, f func(*corev1.Pod)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p, ok := s.pods[key]; ok {
+		s.update(p, f)
+	}
+}
+
+func (s *Server) update(p *corev1.Pod, f func(*corev1.Pod)) {
+	next := p.DeepCopy()
+	f(next)
+	next.ResourceVersion = s.next()
+	s.pods[next.Namespace+"/"+next.Name] = next
+	s.history = append(s.history, change{"MODIFIED", next, s.version})
+}
+
+// AddPod puts a pod there, as somebody else would.
+func (s *Server) AddPod(p *corev1.Pod) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.add(p)
+}
+
+func (s *Server) add(p *corev1.Pod) *corev1.Pod {
+	p = p.DeepCopy()
+	p.TypeMeta = metav1.TypeMeta{Kind: "Pod", APIVersion: "v1"}
+	p.ResourceVersion = s.next()
+	p.UID = types.UID(fmt.Sprintf("pod-%d", s.version))
+	p.Status.Phase = corev1.PodPending
+	s.pods[p.Namespace+"/"+p.Name] = p
+	s.history = append(s.history, change{"ADDED", p, s.version})
+	return p
+}
+
+// Remove removes a pod.
+func (s *Server) Remove(key string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.remove(key)
+}
+
+func (s *Server) remove(key string) {
+	p, ok := s.pods[key]
+	if !ok {
+		return
+	}
+	delete(s.pods, key)
+	p = p.DeepCopy()
+	p.ResourceVersion = s.next()
+	s.history = append(s.history, change{"DELETED", p, s.version})
+}
+
+// Node returns a Node; change, when not nil, is applied to it first.
+func (s *Server) Node(name string, change func(*corev1.Node)) *corev1.Node {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.nodes[name]
+	if change != nil {
+		n = n.DeepCopy()
+		change(n)
+		n.ResourceVersion = s.next()
+		s.nodes[name] = n
+	}
+	return n.DeepCopy()
+}
+
+// Condition returns a condition of a Node, nil if it has none of that type.
+func (s *Server) Condition(node string, kind corev1.NodeConditionType) *corev1.NodeCondition {
+	for _, c := range s.Node(node, nil).Status.Conditions {
+		if c.Type == kind {
+			return &c
+		}
+	}
+	return nil
+}
+
+// Events returns all Events, those that were said last at the end.
+func (s *Server) Events() []corev1.Event {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []corev1.Event
+	for _, e := range s.events {
+		out = append(out, *e)
+	}
+	slices.SortFunc(out, func(a, b corev1.Event) int {
+		va, _ := strconv.Atoi(a.ResourceVersion)
+		vb, _ := strconv.Atoi(b.ResourceVersion)
+		return va - vb
+	})
+	return out
+}
+
+// ExpireEvents removes all Events, as their time to live does.
+func (s *Server) ExpireEvents() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.events)
+}
+
+// Pods returns the names, "namespace/name", of the pods that are there.
+func (s *Server) Pods() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Sorted(maps.Keys(s.pods))
+}
+
+// Pod returns a copy of a pod, nil if there is none.
+func (s *Server) Pod(key string) *corev1.Pod {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pods[key].DeepCopy()
+}
+
+// Requests returns what was asked for and how it was answered:
+// "PATCH /api/v1/nodes/n1/status 200".
+func (s *Server) Requests() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.log)
+}
+
+// Wait waits until cond holds, which is asked at each change and each request.
+func (s *Server) Wait(ctx context.Context, cond func() bool) error {
+	for {
+		s.mu.Lock()
+		changed := s.changed
+		s.mu.Unlock()
+		if cond() {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w; requests: %q", ctx.Err(), s.Requests())
+		case <-changed:
+		}
+	}
+}
+
+func encode(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(v)
+}

@@ -1,0 +1,130 @@
+// Package probe asks NVML in a process of its own.
+//
+// A process can load only one libnvidia-ml in its life, a library of another
+// driver version can lack a symbol and so end the process, and a call into a
+// driver whose GPU hangs does not come back. A validator has to outlive all
+// three and say which it was, so it runs its own binary once for each reading:
+// the child opens NVML, prints what it found as JSON, and ends.
+package probe
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/gpu/nvml"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+	"github.com/gpuready/gpuready/validator/check"
+)
+
+// Command is the hidden subcommand that the child is.
+const Command = "nvml-reading"
+
+const (
+	// timeout is generous: without persistence mode a driver initialises every
+	// GPU when NVML opens it, some seconds each.
+	timeout   = 2 * time.Minute
+	grace     = 2 * time.Second
+	maxOutput = 8 << 20
+)
+
+// message is what the child prints.
+type message struct {
+	Snapshot gpu.Snapshot `json:"snapshot"`
+	Library  string       `json:"library"`
+	Error    string       `json:"error,omitempty"`
+	Kind     string       `json:"kind,omitempty"` // of the error, a key of sentinels
+}
+
+var sentinels = map[string]error{
+	"NoDriver":        gpu.ErrNoDriver,
+	"NoPermission":    gpu.ErrNoPermission,
+	"VersionMismatch": gpu.ErrVersionMismatch,
+}
+
+// childError has the child's words and the sentinel that they had there.
+type childError struct {
+	text     string
+	sentinel error
+}
+
+func (e *childError) Error() string { return e.text }
+func (e *childError) Unwrap() error { return e.sentinel }
+
+// Read is a driver.Read that runs the child.
+func Read(ctx context.Context, node check.Node) (check.Reading, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	// Not the path of the binary, which an upgrade may have replaced.
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", Command, node.Root.Dir(), node.DriverRoot)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.WaitDelay = grace
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &limited{&stdout, maxOutput}, &limited{&stderr, maxOutput}
+	err := cmd.Run()
+	if ctx.Err() != nil {
+		return check.Reading{}, fmt.Errorf("NVML did not answer within %v: a GPU or its driver hangs", timeout)
+	}
+	if err != nil {
+		lines := strings.Split(strings.TrimSpace(stderr.String()), "\n")
+		return check.Reading{}, fmt.Errorf("the process that asked NVML ended with %w: %s", err, record.Clean(lines[len(lines)-1], 1000))
+	}
+	return decode(stdout.Bytes())
+}
+
+func decode(data []byte) (check.Reading, error) {
+	var m message
+	if err := json.Unmarshal(data, &m); err != nil {
+		return check.Reading{}, fmt.Errorf("the process that asked NVML gave no answer: %w", err)
+	}
+	if m.Error != "" {
+		return check.Reading{}, &childError{text: record.Clean(m.Error, 4096), sentinel: sentinels[m.Kind]}
+	}
+	return check.Reading{Snapshot: m.Snapshot, Library: m.Library}, nil
+}
+
+// Child is the subcommand: args are the host root and the driver root.
+func Child(ctx context.Context, args []string, stdout io.Writer) error {
+	if len(args) != 2 || !filepath.IsAbs(args[0]) || !filepath.IsAbs(args[1]) {
+		return errors.New("want the host root and the driver root, both absolute")
+	}
+	m := message{}
+	source, err := nvml.Open(nvml.Options{HostRoot: args[0], DriverRoot: args[1], Log: slog.New(slog.DiscardHandler)})
+	if err == nil {
+		m.Snapshot, err = source.Snapshot(ctx)
+		m.Library = source.Library()
+		err = errors.Join(err, source.Close())
+	}
+	if err != nil {
+		m.Error = err.Error()
+		for kind, sentinel := range sentinels {
+			if errors.Is(err, sentinel) {
+				m.Kind = kind
+			}
+		}
+	}
+	return json.NewEncoder(stdout).Encode(m)
+}
+
+// limited drops what is beyond room.
+type limited struct {
+	to   *bytes.Buffer
+	room int
+}
+
+func (l *limited) Write(p []byte) (int, error) {
+	if room := l.room - l.to.Len(); room > 0 {
+		l.to.Write(p[:min(room, len(p))])
+	}
+	return len(p), nil
+}

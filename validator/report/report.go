@@ -1,0 +1,117 @@
+// Package report shows outcomes: to a person, to a program (JSON), and to a CI
+// system (JUnit XML).
+package report
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/validator/check"
+)
+
+// Report is one run of the validator.
+type Report struct {
+	Node     string // host name
+	Version  string // of the validator
+	Time     time.Time
+	Outcomes []check.Outcome
+}
+
+// Formats are the names that Write knows.
+func Formats() []string { return []string{"text", "json", "junit"} }
+
+// Write writes the report. color is for text on a terminal.
+func (r Report) Write(w io.Writer, format string, color bool) error {
+	switch format {
+	case "text":
+		return r.text(w, color)
+	case "json":
+		return r.json(w)
+	case "junit":
+		return r.junit(w)
+	}
+	return fmt.Errorf("no format %q; there are %s", format, strings.Join(Formats(), ", "))
+}
+
+// Result is the run in a word: PASSED, PASSED (SIMULATED), FAILED, or NO GPU
+// where there was nothing to prove.
+func (r Report) Result() string {
+	result := "PASSED"
+	for _, o := range r.Outcomes {
+		switch {
+		case o.Kind == check.Failed || o.Kind == check.NotRun:
+			return "FAILED"
+		case o.Kind == check.Absent:
+			return "NO GPU"
+		case o.Simulated():
+			result = "PASSED (SIMULATED)"
+		}
+	}
+	return result
+}
+
+// Failed returns the first layer that failed, nil if none did.
+func (r Report) Failed() *check.Outcome {
+	for i, o := range r.Outcomes {
+		if o.Kind == check.Failed {
+			return &r.Outcomes[i]
+		}
+	}
+	return nil
+}
+
+type document struct {
+	Result    string    `json:"result"`
+	Simulated bool      `json:"simulated"`
+	Node      string    `json:"node"`
+	Version   string    `json:"version"`
+	Time      time.Time `json:"time"`
+	Layers    []layer   `json:"layers"`
+}
+
+type layer struct {
+	Layer     readiness.Layer      `json:"layer"`
+	Outcome   check.Kind           `json:"outcome"`
+	Seconds   float64              `json:"seconds"`
+	Summary   string               `json:"summary,omitempty"`
+	GPUs      int                  `json:"gpus,omitempty"`
+	PerGPU    map[gpu.UUID]float64 `json:"secondsByGPU,omitempty"`
+	Resources map[string]int       `json:"resources,omitempty"`
+	Driver    string               `json:"driver,omitempty"`
+	Reason    gpu.Reason           `json:"reason,omitempty"`
+	Message   string               `json:"message,omitempty"`
+	Action    string               `json:"action,omitempty"`
+	Notes     []string             `json:"notes,omitempty"`
+}
+
+func (r Report) json(w io.Writer) error {
+	d := document{Result: r.Result(), Node: r.Node, Version: r.Version, Time: r.Time.UTC()}
+	for _, o := range r.Outcomes {
+		l := layer{Layer: o.Layer, Outcome: o.Kind, Seconds: seconds(o.Elapsed), Notes: o.Notes}
+		if p := o.Proof; p != nil {
+			l.Summary, l.GPUs, l.PerGPU, l.Resources = p.Summary, p.GPUs, p.Seconds, p.Resources
+			if p.Driver != nil {
+				l.Driver = p.Driver.Version
+			}
+		}
+		if f := o.Refusal; f != nil {
+			l.Reason, l.Message, l.Action = f.Reason, f.Message, f.Action
+		}
+		d.Simulated = d.Simulated || o.Simulated()
+		d.Layers = append(d.Layers, l)
+	}
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	return e.Encode(d)
+}
+
+// seconds rounds to milliseconds, finer figures mean nothing here.
+func seconds(d time.Duration) float64 {
+	return float64(d.Round(time.Millisecond)) / float64(time.Second)
+}

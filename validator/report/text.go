@@ -1,0 +1,67 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/gpuready/gpuready/validator/check"
+)
+
+// Words and colours (ANSI) of each kind of outcome.
+var (
+	words  = map[check.Kind]string{check.Passed: "ok", check.Failed: "FAILED", check.NotRun: "not run", check.Absent: "no GPU"}
+	colors = map[check.Kind]string{check.Passed: "32", check.Failed: "31;1", check.NotRun: "2", check.Absent: "2"}
+)
+
+// text has one line for each layer, and below it what to know and to do.
+func (r Report) text(w io.Writer, color bool) error {
+	paint := func(code, s string) string {
+		if !color {
+			return s
+		}
+		return "\x1b[" + code + "m" + s + "\x1b[0m"
+	}
+	var b strings.Builder
+	for i, o := range r.Outcomes {
+		if o.Kind == check.Absent && i > 0 {
+			continue // said once
+		}
+		took := fmt.Sprintf("%.2f s", o.Elapsed.Seconds())
+		if o.Kind == check.NotRun || o.Kind == check.Absent {
+			took = ""
+		}
+		fmt.Fprintf(&b, "%s %-8s %8s  %s\n", paint(colors[o.Kind], fmt.Sprintf("%-8s", words[o.Kind])), o.Layer, took, headline(o))
+		for _, n := range o.Notes {
+			fmt.Fprintf(&b, "%28s%s %s\n", "", paint("33", "!"), n)
+		}
+		if o.Kind == check.Failed {
+			fmt.Fprintf(&b, "%28s%s %s\n", "", paint("36", "→"), o.Refusal.Action)
+		}
+	}
+	code := colors[check.Passed]
+	if r.Failed() != nil {
+		code = colors[check.Failed]
+	}
+	fmt.Fprintf(&b, "gpu-validator: %s\n", paint(code, r.last()))
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func headline(o check.Outcome) string {
+	switch {
+	case o.Proof != nil:
+		return o.Proof.Summary
+	case o.Kind == check.Failed:
+		return string(o.Refusal.Reason) + ": " + o.Refusal.Message
+	}
+	return strings.TrimPrefix(o.Refusal.Message, "not run: ")
+}
+
+func (r Report) last() string {
+	result := r.Result()
+	if f := r.Failed(); f != nil {
+		result += ": " + string(f.Layer) + ": " + string(f.Refusal.Reason)
+	}
+	return result
+}

@@ -1,0 +1,87 @@
+// Package cuda checks the third layer: every GPU and MIG device computes. It
+// runs the vectorAdd sample, a program of its own, on each of them.
+package cuda
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/validator/check"
+)
+
+// Reasons of this layer.
+const (
+	ReasonNoSample gpu.Reason = "SampleMissing"
+	ReasonFailed   gpu.Reason = "CUDASampleFailed"
+	ReasonTimeout  gpu.Reason = "CUDASampleTimeout"
+	ReasonNoUnits  gpu.Reason = "NoMIGDevices"
+)
+
+// Check proves the layer. All GPUs are tried, also when one fails.
+func Check(ctx context.Context, node check.Node, driver check.Driver) check.Outcome {
+	if node.VectorAdd == "" {
+		return check.Fail(ReasonNoSample, "the sample vectoradd is neither beside gpu-validator nor in PATH",
+			"install it there, or name it with --vectoradd")
+	}
+	units := driver.Units()
+	if len(units) == 0 {
+		return check.Fail(ReasonNoUnits, "every GPU is in MIG mode and none has MIG devices", "create MIG devices, or turn MIG mode off")
+	}
+	results := make([]result, len(units))
+	var group errgroup.Group
+	group.SetLimit(max(1, node.CUDAConcurrency))
+	for i, u := range units {
+		group.Go(func() error {
+			results[i] = run(ctx, node, driver, u)
+			return nil
+		})
+	}
+	// The results, not the group, carry what went wrong: all are wanted.
+	_ = group.Wait()
+	return judge(node, driver, units, results)
+}
+
+func judge(node check.Node, driver check.Driver, units []check.Unit, results []result) check.Outcome {
+	proof := readiness.Proof{
+		Driver: &driver.Info, HostRoot: node.Root.Dir(), DevRoot: driver.DevRoot,
+		GPUs: len(units), Seconds: map[gpu.UUID]float64{},
+	}
+	var bad []string
+	reason := ReasonFailed
+	for i, r := range results {
+		if r.err != nil {
+			bad = append(bad, fmt.Sprintf("%s: %v", units[i].Name, r.err))
+			if errors.Is(r.err, errTimeout) && len(bad) == 1 {
+				reason = ReasonTimeout
+			}
+			continue
+		}
+		proof.Seconds[units[i].UUID] = r.elapsed.Seconds()
+	}
+	if len(bad) > 0 {
+		message := "vectorAdd: " + strings.Join(bad, "; ")
+		if len(units) > 1 {
+			message = fmt.Sprintf("vectorAdd failed on %d of %d GPUs: %s", len(bad), len(units), strings.Join(bad, "; "))
+		}
+		return check.Fail(reason, message, action(results))
+	}
+	slowest := slices.MaxFunc(results, func(a, b result) int { return int(a.elapsed - b.elapsed) })
+	proof.Summary = fmt.Sprintf("vectorAdd on %d of %d GPUs, slowest %.2f s", len(units), len(units), slowest.elapsed.Seconds())
+	return check.Pass(proof)
+}
+
+func action(results []result) string {
+	for _, r := range results {
+		if errors.Is(r.err, errTimeout) {
+			return "a GPU that hangs needs a reset; look for Xid lines in dmesg; give more time with --cuda-timeout"
+		}
+	}
+	return "repeat it by hand, CUDA_VISIBLE_DEVICES=<uuid> vectoradd; if it stays so, take the GPU out of service"
+}

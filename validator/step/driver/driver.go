@@ -1,0 +1,277 @@
+// Package driver checks the first layer: kernel module, user libraries and
+// device nodes are there, belong together, and NVML finds GPUs through them.
+//
+// Absence is told from failure by the PCI bus: a node that has no NVIDIA GPU
+// and no driver has nothing to prove, one with a GPU that nothing drives is
+// broken.
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/injection"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/validator/check"
+)
+
+// Reasons of this layer.
+const (
+	ReasonLibraryMissing   gpu.Reason = "DriverLibraryMissing"
+	ReasonModuleMissing    gpu.Reason = "KernelModuleNotLoaded"
+	ReasonVersionMismatch  gpu.Reason = "DriverVersionMismatch"
+	ReasonNoPermission     gpu.Reason = "DeviceNodesNotPermitted"
+	ReasonNVMLFailed       gpu.Reason = "NVMLFailed"
+	ReasonNoUsableGPU      gpu.Reason = "NoUsableGPU"
+	ReasonCUDALibrary      gpu.Reason = "LibcudaMissing"
+	ReasonDeviceNode       gpu.Reason = "DeviceNodeMissing"
+	ReasonDeviceNodeWrong  gpu.Reason = "DeviceNodeWrong"
+	ReasonSimulatedRefused gpu.Reason = "SimulatedDriverRefused"
+)
+
+// Read asks NVML, once. Its error wraps gpu's sentinels.
+type Read func(ctx context.Context, node check.Node) (check.Reading, error)
+
+// Check returns the driver that was proven.
+func Check(ctx context.Context, node check.Node, read Read) (check.Driver, check.Outcome) {
+	node = node.FindDriverRoot()
+	h := look(node)
+	if o := h.injected(); o != nil {
+		return check.Driver{}, *o
+	}
+	reading, err := read(ctx, node)
+	if err != nil {
+		return check.Driver{}, h.explain(err)
+	}
+	s := reading.Snapshot
+	d := check.Driver{
+		Info: nodestate.DriverInfo{
+			Root: node.DriverRoot, Version: s.Driver.Version,
+			CUDAVersion: s.Driver.CUDAVersion, Simulated: s.Driver.Simulated,
+		},
+		DevRoot: node.DevRoot,
+		LibDir:  filepath.Dir(reading.Library),
+		GPUs:    s.Devices,
+	}
+	for _, verify := range []func(hardware, check.Driver, check.Reading) *check.Outcome{
+		simulation, versions, libcuda, usable, nodes,
+	} {
+		if failed := verify(h, d, reading); failed != nil {
+			return check.Driver{}, *failed
+		}
+	}
+	proof := readiness.Proof{
+		Driver: &d.Info, HostRoot: node.Root.Dir(), DevRoot: d.DevRoot, GPUs: len(d.Units()),
+		Summary: fmt.Sprintf("%s, driver %s, CUDA %s", describe(d.GPUs), d.Info.Version, d.Info.CUDAVersion),
+	}
+	return d, check.Pass(proof, h.notes(d)...)
+}
+
+// injected refuses a container that waits to be given the GPUs on a node that
+// has them: whatever NVML said from in here would be about the container.
+func (h hardware) injected() *check.Outcome {
+	if h.node.Injection != injection.Expected {
+		return nil
+	}
+	toolkit, err := h.node.State(nodestate.Toolkit)
+	offered := err == nil && toolkit.Toolkit != nil && toolkit.Toolkit.Injection != nil && toolkit.Toolkit.Injection.Generation != ""
+	if h.library == "" && h.module == "" && !offered {
+		return nil
+	}
+	why := "the toolkit has said nothing in this boot"
+	switch {
+	case offered && toolkit.Toolkit.Injection.Working:
+		why = "the toolkit injects them, and it passed this container by"
+	case err == nil && toolkit.Toolkit != nil && toolkit.Toolkit.Injection != nil && toolkit.Toolkit.Injection.Message != "":
+		why = toolkit.Toolkit.Injection.Message
+	case err == nil:
+		why = fmt.Sprintf("the toolkit says %s: %s", toolkit.Phase, toolkit.Message)
+	case !nodestate.IsAbsent(err):
+		why = err.Error()
+	}
+	return failed(check.ReasonInjection, "this container was created without the GPUs' devices, so nothing can be said of them: "+why,
+		fmt.Sprintf("see the log of nvidia-container-toolkit-daemonset on this node, and that this pod is in its namespace and has the annotation %s=true; "+
+			"where the runtime has no NRI, use the privileged variant of the manifests", injection.Annotation))
+}
+
+// explain says why NVML could not be asked.
+func (h hardware) explain(err error) check.Outcome {
+	found := "the PCI bus shows " + count(len(h.pci), "NVIDIA GPU")
+	switch {
+	case errors.Is(err, gpu.ErrNoDriver) && h.library == "" && h.module == "" && len(h.pci) == 0:
+		return check.Outcome{Kind: check.Absent, Refusal: &readiness.Refusal{
+			Reason:  check.ReasonNoGPU,
+			Message: "no NVIDIA GPU on the PCI bus and no driver: nothing to prove on this node",
+			Action:  "nothing, unless this node should have a GPU",
+		}}
+	case errors.Is(err, gpu.ErrNoDriver) && h.library == "":
+		if h.module != "" {
+			found = "the kernel module " + h.module + " is loaded"
+		}
+		return check.Fail(ReasonLibraryMissing,
+			fmt.Sprintf("%s, but there is no libnvidia-ml.so.1 below %s", found, h.node.DriverRoot),
+			"install the driver's user libraries there, or say with --driver-root where they are; a driver container may still be at work")
+	case errors.Is(err, gpu.ErrNoDriver):
+		return check.Fail(ReasonModuleMissing,
+			fmt.Sprintf("%s is there, but the nvidia kernel module is not loaded: %v", h.library, err),
+			"load it with modprobe nvidia; if that fails, dmesg says why (Secure Boot, nouveau, built for another kernel)")
+	case errors.Is(err, gpu.ErrVersionMismatch):
+		return mismatch(h.libraryVersion(), h.module)
+	case errors.Is(err, gpu.ErrNoPermission):
+		return check.Fail(ReasonNoPermission, err.Error(),
+			"give this container the GPUs (management.gpuready.io/gpu=all by CDI, or the nvidia runtime handler); device nodes by hostPath alone are refused by the device cgroup")
+	}
+	return check.Fail(ReasonNVMLFailed, err.Error(), "look for NVRM and Xid lines in dmesg; a reset or a reboot may be needed")
+}
+
+func simulation(h hardware, d check.Driver, _ check.Reading) *check.Outcome {
+	if !d.Info.Simulated || h.node.AllowSimulated {
+		return nil
+	}
+	return failed(ReasonSimulatedRefused,
+		fmt.Sprintf("the driver %s below %s is simulated: there is no GPU under it, so nothing can be vouched for", d.Info.Version, d.Info.Root),
+		"where that is intended, say --allow-simulated (ALLOW_SIMULATED=true); else remove the simulated driver")
+}
+
+func versions(h hardware, d check.Driver, r check.Reading) *check.Outcome {
+	if h.outOfSight(d) {
+		return nil // the simulated library itself has compared them
+	}
+	if h.module == "" {
+		return failed(ReasonModuleMissing, "/proc/driver/nvidia/version is not there, so no nvidia kernel module is loaded",
+			"load it with modprobe nvidia")
+	}
+	for _, version := range []string{suffix(r.Library), d.Info.Version} {
+		if version != "" && version != h.module {
+			o := mismatch(version, h.module)
+			return &o
+		}
+	}
+	return nil
+}
+
+func mismatch(library, module string) check.Outcome {
+	return check.Fail(ReasonVersionMismatch,
+		fmt.Sprintf("the driver's libraries are of version %s, the kernel module is %s", orUnknown(library), orUnknown(module)),
+		"finish the upgrade: reload the kernel modules (no process may use a GPU then) or reboot")
+}
+
+// libcuda checks that what CUDA programs load is beside libnvidia-ml, of the
+// same version.
+func libcuda(h hardware, d check.Driver, r check.Reading) *check.Outcome {
+	want := filepath.Join(d.LibDir, "libcuda.so.1")
+	dir := h.onHost(d.LibDir)
+	real, err := filepath.EvalSymlinks(want)
+	if err != nil {
+		return failed(ReasonCUDALibrary, "there is no libcuda.so.1 in "+dir+", where libnvidia-ml.so.1 is",
+			"install the whole driver: the package that holds libcuda (Debian libcuda1, Ubuntu libnvidia-compute-*, RHEL nvidia-driver-cuda-libs)")
+	}
+	if have, version := suffix(real), suffix(r.Library); have != "" && version != "" && have != version {
+		return failed(ReasonVersionMismatch,
+			fmt.Sprintf("in %s libcuda is of version %s, libnvidia-ml of version %s", dir, have, version),
+			"install all user libraries of one driver version")
+	}
+	return nil
+}
+
+func usable(h hardware, d check.Driver, _ check.Reading) *check.Outcome {
+	var faults []string
+	for _, g := range d.GPUs {
+		if g.Fault == (gpu.Fault{}) {
+			return nil
+		}
+		faults = append(faults, check.Name(g)+": "+g.Fault.String())
+	}
+	if len(faults) == 0 {
+		return failed(ReasonNoUsableGPU,
+			fmt.Sprintf("the driver works and finds no GPU; the PCI bus shows %s", count(len(h.pci), "NVIDIA GPU")),
+			"look for NVRM lines in dmesg: the GPU may be unsupported by this driver, bound to another one, or fallen off the bus")
+	}
+	return failed(ReasonNoUsableGPU, "no GPU is usable: "+strings.Join(faults, "; "), "look for Xid lines in dmesg; reset the GPUs or reboot")
+}
+
+// notes are what is wrong and does not keep the others from working.
+func (h hardware) notes(d check.Driver) []string {
+	var notes []string
+	seen := map[gpu.PCIAddress]bool{}
+	for _, g := range d.GPUs {
+		seen[g.PCI] = true
+		if g.Fault != (gpu.Fault{}) {
+			notes = append(notes, check.Name(g)+" is not usable: "+g.Fault.String())
+		}
+		if g.MIGEnabled && len(g.MIG) == 0 {
+			notes = append(notes, check.Name(g)+" is in MIG mode and has no MIG devices")
+		}
+	}
+	for _, address := range h.pci {
+		if !seen[address] {
+			notes = append(notes, "the GPU at "+string(address)+" is on the PCI bus, but not known to the driver")
+		}
+	}
+	return notes
+}
+
+func failed(reason gpu.Reason, message, action string) *check.Outcome {
+	o := check.Fail(reason, message, action)
+	return &o
+}
+
+// describe counts the GPUs by product: "8 × NVIDIA H200", "7 of 8 …".
+func describe(gpus []gpu.Device) string {
+	var order []string
+	all, good := map[string]int{}, map[string]int{}
+	for _, g := range gpus {
+		if all[g.Product] == 0 {
+			order = append(order, g.Product)
+		}
+		all[g.Product]++
+		if g.Fault == (gpu.Fault{}) {
+			good[g.Product]++
+		}
+	}
+	var parts []string
+	for _, product := range order {
+		n := fmt.Sprint(all[product])
+		if good[product] < all[product] {
+			n = fmt.Sprintf("%d of %d", good[product], all[product])
+		}
+		name := product
+		if name == "" {
+			name = "GPU"
+		}
+		parts = append(parts, n+" × "+name)
+	}
+	return strings.Join(parts, ", ")
+}
+
+func count(n int, what string) string {
+	switch n {
+	case 0:
+		return "no " + what
+	case 1:
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+func orUnknown(s string) string {
+	if s == "" {
+		return "unknown"
+	}
+	return s
+}
+
+// suffix is the version in the name of a library: libcuda.so.580.95.05.
+func suffix(library string) string {
+	_, version, _ := strings.Cut(path.Base(library), ".so.")
+	if !versionPattern.MatchString(version) {
+		return ""
+	}
+	return version
+}

@@ -1,0 +1,117 @@
+// Package injection checks the second layer, the toolkit's: a container that is
+// given a GPU by its CDI name would start. The name resolves, every file that the
+// specification names is on the host, and the toolkit itself says that it is
+// done, for the driver that is loaded now.
+package injection
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/gpuready/gpuready/internal/cdi"
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/validator/check"
+)
+
+// Reasons of this layer, besides those that the toolkit gives itself.
+const (
+	ReasonSilent      gpu.Reason = "ToolkitSilent"
+	ReasonStateBroken gpu.Reason = "ToolkitStateInvalid"
+	ReasonNotReady    gpu.Reason = "ToolkitNotReady"
+	ReasonOtherDriver gpu.Reason = "SpecsOfAnotherDriver"
+	ReasonUnresolved  gpu.Reason = "CDINameUnresolvable"
+	ReasonIncomplete  gpu.Reason = "CDISpecIncomplete"
+	ReasonUnreadable  gpu.Reason = "CDIDirectoryUnreadable"
+	ReasonRuntime     gpu.Reason = "RuntimeWithoutCDI"
+)
+
+// Check proves the layer for every GPU and MIG device.
+//
+// From a container that sees only some folders of the host, only files below
+// those are looked for; that the others are there shows when a container with a
+// GPU starts, in the plugin's layer.
+func Check(_ context.Context, node check.Node, driver check.Driver) check.Outcome {
+	node.DriverRoot = driver.Info.Root
+	state, err := node.State(nodestate.Toolkit)
+	if failed := said(state, err); failed != nil {
+		return *failed
+	}
+	if d := state.Driver; d != nil && d.Version != driver.Info.Version {
+		return check.Fail(ReasonOtherDriver,
+			fmt.Sprintf("the toolkit's CDI specs are for driver %s, but %s is loaded", d.Version, driver.Info.Version),
+			"it follows an upgrade by itself within seconds; if not, see the log of gpu-toolkit")
+	}
+	if r := runtime(state); r != nil && r.CDI != nil && !*r.CDI {
+		return check.Fail(ReasonRuntime, "the container runtime does not resolve CDI names: "+r.Message, "change its configuration as the message says and restart it")
+	}
+	files, err := cdi.Load(node.Root, node.CDIDirs...)
+	if err != nil {
+		return check.Fail(ReasonUnreadable, err.Error(), "make the CDI directories readable for this process")
+	}
+	units := driver.Units()
+	var unresolved, incomplete []string
+	for _, u := range units {
+		switch err := cdi.CheckSeen(node.Root, files, cdi.GPUName(u.UUID), node.Sees); {
+		case errors.Is(err, cdi.ErrUnresolvable):
+			unresolved = append(unresolved, err.Error())
+		case err != nil:
+			incomplete = append(incomplete, err.Error())
+		}
+	}
+	if len(unresolved) > 0 {
+		return check.Fail(ReasonUnresolved, several(unresolved, len(units)),
+			"the toolkit writes the specs: see the log of gpu-toolkit, and that nothing else writes the kind "+cdi.KindGPU)
+	}
+	if len(incomplete) > 0 {
+		return check.Fail(ReasonIncomplete, several(incomplete, len(units)),
+			"restart gpu-toolkit so that it writes the specs anew; if files of the driver are missing, install it again")
+	}
+	var notes []string
+	if r := runtime(state); r != nil && r.Message != "" {
+		notes = append(notes, "the toolkit says of the container runtime: "+r.Message)
+	}
+	return check.Pass(readiness.Proof{
+		Driver: &driver.Info, HostRoot: node.Root.Dir(), DevRoot: driver.DevRoot, GPUs: len(units),
+		Summary: fmt.Sprintf("%d CDI names of kind %s resolve", len(units), cdi.KindGPU),
+	}, notes...)
+}
+
+func runtime(s nodestate.State) *nodestate.Runtime {
+	if s.Toolkit == nil {
+		return nil
+	}
+	return s.Toolkit.Runtime
+}
+
+// said is what the toolkit's own word comes to; nil if it is ready.
+func said(s nodestate.State, err error) *check.Outcome {
+	var o check.Outcome
+	switch {
+	case nodestate.IsAbsent(err):
+		o = check.Fail(ReasonSilent, "the toolkit has not said anything in this boot", "start gpu-toolkit on this node (DaemonSet nvidia-container-toolkit-daemonset)")
+	case err != nil:
+		o = check.Fail(ReasonStateBroken, err.Error(), "restart gpu-toolkit, which writes the file anew")
+	case s.Phase != nodestate.Ready && s.Phase != nodestate.Degraded:
+		reason := s.Reason
+		if reason == "" {
+			reason = ReasonNotReady
+		}
+		o = check.Fail(reason, fmt.Sprintf("the toolkit says %s: %s", s.Phase, s.Message), "see the log of gpu-toolkit")
+	default:
+		return nil
+	}
+	return &o
+}
+
+// several is the first of several findings, and how many there are.
+func several(all []string, of int) string {
+	const shown = 3
+	if len(all) <= shown {
+		return strings.Join(all, "; ")
+	}
+	return fmt.Sprintf("%s; and so on for %d of %d GPUs", strings.Join(all[:shown], "; "), len(all), of)
+}

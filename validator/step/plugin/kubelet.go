@@ -1,0 +1,77 @@
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+// The kubelet answers in milliseconds; a socket that nobody serves any more
+// refuses at once, one that is not yet served is connected to again meanwhile.
+const askTimeout = 10 * time.Second
+
+// maxAnswer bounds the kubelet's answer: 1,000 pods and 10,000 devices need 2 MiB.
+const maxAnswer = 16 << 20
+
+// AskKubelet asks over the PodResources API, version 1.
+func AskKubelet(ctx context.Context, socket string) (Kubelet, error) {
+	if info, err := os.Stat(socket); err != nil {
+		return Kubelet{}, err
+	} else if info.Mode().Type() != fs.ModeSocket {
+		return Kubelet{}, fmt.Errorf("%s is no socket", socket)
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	conn, err := grpc.NewClient("unix://"+socket,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)))
+	if err != nil {
+		return Kubelet{}, err
+	}
+	defer func() { _ = conn.Close() }()
+	client := podresources.NewPodResourcesListerClient(conn)
+	allocatable, err := client.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
+	if err != nil {
+		return Kubelet{}, fmt.Errorf("GetAllocatableResources: %w", err)
+	}
+	pods, err := client.List(ctx, &podresources.ListPodResourcesRequest{})
+	if err != nil {
+		return Kubelet{}, fmt.Errorf("list of pods: %w", err)
+	}
+	return collect(allocatable, pods), nil
+}
+
+func collect(allocatable *podresources.AllocatableResourcesResponse, pods *podresources.ListPodResourcesResponse) Kubelet {
+	k := Kubelet{Allocatable: map[string]map[string]bool{}, Allocated: map[string]map[string]string{}}
+	for _, d := range allocatable.GetDevices() {
+		ids := k.Allocatable[d.GetResourceName()]
+		if ids == nil {
+			ids = map[string]bool{}
+			k.Allocatable[d.GetResourceName()] = ids
+		}
+		for _, id := range d.GetDeviceIds() {
+			ids[id] = true
+		}
+	}
+	for _, p := range pods.GetPodResources() {
+		for _, c := range p.GetContainers() {
+			for _, d := range c.GetDevices() {
+				held := k.Allocated[d.GetResourceName()]
+				if held == nil {
+					held = map[string]string{}
+					k.Allocated[d.GetResourceName()] = held
+				}
+				for _, id := range d.GetDeviceIds() {
+					held[id] = p.GetNamespace() + "/" + p.GetName()
+				}
+			}
+		}
+	}
+	return k
+}

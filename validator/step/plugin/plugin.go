@@ -1,0 +1,246 @@
+// Package plugin checks the fourth layer: the kubelet offers to pods exactly
+// the GPUs that the driver sees, less those that the device plugin holds back
+// with a reason.
+//
+// Three accounts are compared: the driver's, the device plugin's own state, and
+// the kubelet's, from its PodResources API. Each difference is named.
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/validator/check"
+)
+
+// Reasons of this layer, besides those that the device plugin gives itself.
+const (
+	ReasonSilent        gpu.Reason = "DevicePluginSilent"
+	ReasonStateBroken   gpu.Reason = "DevicePluginStateInvalid"
+	ReasonNotRegistered gpu.Reason = "DevicePluginNotRegistered"
+	ReasonKubelet       gpu.Reason = "KubeletUnreachable"
+	ReasonNone          gpu.Reason = "NothingAllocatable"
+	ReasonDiffers       gpu.Reason = "AllocatableDiffers"
+)
+
+// Kubelet is what the kubelet says of the node's devices.
+type Kubelet struct {
+	Allocatable map[string]map[string]bool   // device IDs by resource
+	Allocated   map[string]map[string]string // the pod ("namespace/name") that holds a device, by resource and device ID
+}
+
+// Ask asks the kubelet on its PodResources socket, a path of this process.
+type Ask func(ctx context.Context, socket string) (Kubelet, error)
+
+// Workload proves by a pod that a pod can use a GPU.
+type Workload interface {
+	// Prove adds to accounts, which is a pass, what became of a pod that requests
+	// one of the resource free; "" where pods hold all devices. It does not wait.
+	Prove(driver check.Driver, accounts check.Outcome, free string) check.Outcome
+	// Forget makes what was proven count no more.
+	Forget()
+}
+
+// Check proves the layer: the accounts agree and, where workload is not nil, a
+// pod that requested a GPU ran.
+func Check(ctx context.Context, node check.Node, driver check.Driver, ask Ask, workload Workload) check.Outcome {
+	accounts, free := compareAccounts(ctx, node, driver, ask)
+	switch {
+	case workload == nil:
+		return accounts
+	case accounts.Kind != check.Passed:
+		if ctx.Err() == nil {
+			workload.Forget()
+		}
+		return accounts
+	}
+	return workload.Prove(driver, accounts, free)
+}
+
+// compareAccounts is the first half of Check; free is a resource of which a pod
+// could be given one now.
+func compareAccounts(ctx context.Context, node check.Node, driver check.Driver, ask Ask) (o check.Outcome, free string) {
+	state, err := node.State(nodestate.DevicePlugin)
+	if failed := said(state, err); failed != nil {
+		return *failed, ""
+	}
+	a, err := settle(ctx, node, driver, *state.DevicePlugin, ask)
+	if err != nil {
+		return check.Fail(ReasonKubelet, fmt.Sprintf("the kubelet does not answer on %s: %v", node.PodResources, err),
+			"see that the kubelet runs and that its pod-resources folder is mounted here (--pod-resources-socket)"), ""
+	}
+	if len(a.differences) > 0 {
+		return check.Fail(ReasonDiffers, strings.Join(a.differences, "; "),
+			"see the log of gpu-device-plugin; the kubelet takes a few seconds after a change"), ""
+	}
+	resources, total := map[string]int{}, 0
+	for _, r := range a.plugin.Resources {
+		resources[r.Name] = len(a.kubelet.Allocatable[r.Name])
+		total += resources[r.Name]
+	}
+	if total == 0 {
+		return check.Fail(ReasonNone, "no GPU can be allocated: "+strings.Join(a.notes, "; "), "see why each GPU is held back"), ""
+	}
+	return check.Pass(readiness.Proof{
+		Driver: &driver.Info, HostRoot: node.Root.Dir(), DevRoot: driver.DevRoot, GPUs: total, Resources: resources,
+		Summary: summary(resources, a.kubelet),
+	}, a.notes...), a.kubelet.Free(resources)
+}
+
+// Free returns the first resource, by name, of which a pod could be given one
+// now, "" if there is none. It counts as the scheduler does: a device that broke
+// in the hands of a pod is no more allocatable, and yet one of those requested.
+func (k Kubelet) Free(resources map[string]int) string {
+	for _, name := range slices.Sorted(maps.Keys(resources)) {
+		if len(k.Allocatable[name]) > len(k.Allocated[name]) {
+			return name
+		}
+	}
+	return ""
+}
+
+// accounts are the device plugin's and the kubelet's, and what came of
+// comparing them with the driver's.
+type accounts struct {
+	plugin      nodestate.DevicePluginInfo
+	kubelet     Kubelet
+	differences []string
+	notes       []string
+}
+
+// settle compares the accounts until they agree, for as long as node.Settle.
+// The plugin tells the kubelet of a change and writes it down one after the
+// other, and no event tells when the kubelet has taken it over.
+func settle(ctx context.Context, node check.Node, driver check.Driver, plugin nodestate.DevicePluginInfo, ask Ask) (accounts, error) {
+	const first = 50 * time.Millisecond
+	enough := time.Now().Add(node.Settle)
+	for wait := first; ; wait *= 2 {
+		kubelet, err := ask(ctx, node.Root.Path(node.PodResources))
+		if err != nil {
+			return accounts{}, err
+		}
+		a := accounts{plugin: plugin, kubelet: kubelet}
+		a.differences, a.notes = compare(driver, plugin, kubelet)
+		if len(a.differences) == 0 || time.Now().Add(wait).After(enough) {
+			return a, nil
+		}
+		select {
+		case <-ctx.Done():
+			return a, nil
+		case <-time.After(wait):
+		}
+		state, err := node.State(nodestate.DevicePlugin)
+		if said(state, err) != nil {
+			return a, nil // the change that woke us is not the last one
+		}
+		plugin = *state.DevicePlugin
+	}
+}
+
+// said is what the device plugin's own word comes to; nil if it is registered.
+func said(s nodestate.State, err error) *check.Outcome {
+	var o check.Outcome
+	switch {
+	case nodestate.IsAbsent(err):
+		o = check.Fail(ReasonSilent, "the device plugin has not said anything in this boot", "start gpu-device-plugin on this node (DaemonSet nvidia-device-plugin-daemonset)")
+	case err != nil:
+		o = check.Fail(ReasonStateBroken, err.Error(), "restart gpu-device-plugin, which writes the file anew")
+	case s.DevicePlugin == nil || !s.DevicePlugin.Registered:
+		reason := s.Reason
+		if reason == "" {
+			reason = ReasonNotRegistered
+		}
+		o = check.Fail(reason, fmt.Sprintf("the device plugin is not registered with the kubelet; it says %s: %s", s.Phase, s.Message),
+			"see the log of gpu-device-plugin and that the kubelet runs")
+	default:
+		return nil
+	}
+	return &o
+}
+
+// compare returns where the three accounts differ, and what is odd and agreed on.
+func compare(driver check.Driver, plugin nodestate.DevicePluginInfo, kubelet Kubelet) (differences, notes []string) {
+	names := names(driver)
+	offered := map[gpu.UUID]bool{}
+	for _, r := range plugin.Resources {
+		healthy := map[string]bool{}
+		for _, d := range r.Devices {
+			offered[d.GPU] = true
+			switch fault, known := names[d.GPU]; {
+			case !known && d.Health == nodestate.Healthy:
+				differences = append(differences, fmt.Sprintf("the device plugin offers %s of %s, which the driver does not see", d.ID, r.Name))
+			case d.Health == nodestate.Healthy && fault != "":
+				differences = append(differences, fmt.Sprintf("the device plugin offers %s of %s, but the driver says %s", d.ID, r.Name, fault))
+			case d.Health == nodestate.Unhealthy && d.Reason == "":
+				differences = append(differences, fmt.Sprintf("the device plugin holds %s of %s back and does not say why", d.ID, r.Name))
+			case d.Health == nodestate.Unhealthy:
+				notes = append(notes, fmt.Sprintf("%s of %s is held back: %s: %s", d.ID, r.Name, d.Reason, d.Message))
+			}
+			if d.Health == nodestate.Healthy {
+				healthy[d.ID] = true
+			}
+		}
+		for _, id := range less(healthy, kubelet.Allocatable[r.Name]) {
+			differences = append(differences, fmt.Sprintf("the kubelet does not offer %s of %s, which the device plugin says is healthy", id, r.Name))
+		}
+		for _, id := range less(kubelet.Allocatable[r.Name], healthy) {
+			differences = append(differences, fmt.Sprintf("the kubelet offers %s of %s, which the device plugin does not", id, r.Name))
+		}
+		for _, id := range slices.Sorted(maps.Keys(kubelet.Allocated[r.Name])) {
+			if !healthy[id] {
+				notes = append(notes, fmt.Sprintf("%s of %s is held by pod %s and is not healthy", id, r.Name, kubelet.Allocated[r.Name][id]))
+			}
+		}
+	}
+	for _, u := range driver.Units() {
+		// A MIG device is offered with its GPU where the plugin does not divide.
+		if !offered[u.UUID] && !offered[u.GPU.UUID] {
+			differences = append(differences, u.Name+" is seen by the driver and not by the device plugin")
+		}
+	}
+	return differences, notes
+}
+
+// names returns the GPUs and MIG devices that the driver sees, with what is
+// wrong with them, "" for nothing.
+func names(driver check.Driver) map[gpu.UUID]string {
+	all := map[gpu.UUID]string{}
+	for _, g := range driver.GPUs {
+		fault := ""
+		if g.Fault != (gpu.Fault{}) {
+			fault = g.Fault.String()
+		}
+		all[g.UUID] = fault
+		for _, m := range g.MIG {
+			all[m.UUID] = fault
+		}
+	}
+	return all
+}
+
+// less returns, sorted, what is in a and not in b.
+func less(a, b map[string]bool) []string {
+	var out []string
+	for id := range a {
+		if !b[id] {
+			out = append(out, id)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+func summary(resources map[string]int, kubelet Kubelet) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(resources)) {
+		parts = append(parts, fmt.Sprintf("%s: %d allocatable, %d allocated", name, resources[name], len(kubelet.Allocated[name])))
+	}
+	return strings.Join(parts, ", ")
+}

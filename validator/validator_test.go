@@ -1,0 +1,535 @@
+package main_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpuready/gpuready/internal/cdi"
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/kubelettest"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/test/built"
+	"github.com/gpuready/gpuready/validator/kube/kubetest"
+)
+
+// The built binary, against a host's root in a folder: the simulator is the
+// driver, the test leaves what the toolkit would, the device plugin is the
+// real one with an in-process kubelet.
+
+const (
+	driverRoot = "/run/nvidia/driver"
+	version    = "580.95.05"
+	deadline   = 2 * time.Minute
+)
+
+type rig struct {
+	t    *testing.T
+	root string
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	// A short name: the paths of sockets below it are limited to 107 bytes.
+	root, err := os.MkdirTemp("", "gv")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(root)) })
+	return &rig{t: t, root: root}
+}
+
+func (r *rig) path(name string) string { return filepath.Join(r.root, name) }
+
+// driver makes a simulated driver arrive.
+func (r *rig) driver(gpus int, args ...string) {
+	r.t.Helper()
+	built.Gpusim(r.t, append([]string{"up", "--root", r.path(driverRoot), "--profile", "a100-80gb", "--gpus", fmt.Sprint(gpus)}, args...)...)
+}
+
+func (r *rig) args(command string, more ...string) []string {
+	return append([]string{command, "--host-root", r.root}, more...)
+}
+
+// run runs the validator to its end.
+func (r *rig) run(args ...string) (exit int, stdout, stderr string) {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(r.t.Context(), deadline)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, built.Path(r.t, "gpu-validator"), args...)
+	cmd.Env = r.env()
+	var out, said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &said
+	err := cmd.Run()
+	require.NoError(r.t, ctx.Err(), "it hangs; it printed:\n%s%s", &out, &said)
+	if err != nil {
+		require.IsType(r.t, &exec.ExitError{}, err)
+	}
+	return cmd.ProcessState.ExitCode(), out.String(), said.String()
+}
+
+// env lets the validator find the sample, and keeps a program that was built with the race
+// detector from sleeping for a second at its end.
+func (r *rig) env() []string {
+	r.t.Helper()
+	return []string{"PATH=" + filepath.Dir(built.Path(r.t, "vectoradd")), "GORACE=atexit_sleep_ms=0"}
+}
+
+// gpus are those that the driver has, as the validator's own probe sees them.
+func (r *rig) gpus() []gpu.Device {
+	r.t.Helper()
+	exit, out, said := r.run("nvml-reading", r.root, driverRoot)
+	require.Zero(r.t, exit, said)
+	var reading struct {
+		Snapshot gpu.Snapshot
+		Error    string
+	}
+	require.NoError(r.t, json.Unmarshal([]byte(out), &reading))
+	require.Empty(r.t, reading.Error)
+	return reading.Snapshot.Devices
+}
+
+// toolkit leaves what the toolkit leaves for these GPUs.
+func (r *rig) toolkit(gpus ...gpu.Device) {
+	r.t.Helper()
+	spec := specs.Spec{Kind: cdi.KindGPU}
+	for _, g := range gpus {
+		spec.Devices = append(spec.Devices, specs.Device{Name: string(g.UUID), ContainerEdits: specs.ContainerEdits{
+			Mounts: []*specs.Mount{{HostPath: driverRoot + "/usr", ContainerPath: "/usr/driver"}},
+		}})
+	}
+	data, err := cdi.Encode(spec)
+	require.NoError(r.t, err)
+	require.NoError(r.t, record.Write(r.path(cdi.DynamicDir+"/"+"gpuready.yaml"), data))
+	r.say(nodestate.State{Component: nodestate.Toolkit, Phase: nodestate.Ready, Driver: &nodestate.DriverInfo{Root: driverRoot, Version: version, Simulated: true}})
+}
+
+func (r *rig) say(s nodestate.State) {
+	r.t.Helper()
+	require.NoError(r.t, nodestate.Write(r.path("/run/nvidia/gpuready/"+string(s.Component)), s))
+}
+
+// kubelet starts one, and the real device plugin.
+func (r *rig) kubelet(gpus int) *kubelettest.Kubelet {
+	r.t.Helper()
+	k, err := kubelettest.Start(kubelettest.Config{Dir: r.path("/var/lib/kubelet/device-plugins"), PodResourcesDir: r.path("/var/lib/kubelet/pod-resources")})
+	require.NoError(r.t, err)
+	r.t.Cleanup(k.Stop)
+	built.Start(r.t, "gpu-device-plugin", []string{"--host-root", r.root, "--listen="}, r.env()...)
+	ctx, cancel := context.WithTimeout(r.t.Context(), deadline)
+	defer cancel()
+	_, err = k.Wait(ctx, "nvidia.com/gpu", func(res kubelettest.Resource) bool { return res.Allocatable == gpus })
+	require.NoError(r.t, err)
+	require.NoError(r.t, untilState(ctx, r.path("/run/nvidia/gpuready/deviceplugin"), func(s nodestate.State) bool {
+		return s.DevicePlugin != nil && s.DevicePlugin.Registered
+	}))
+	return k
+}
+
+func untilState(ctx context.Context, dir string, cond func(nodestate.State) bool) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	met := false
+	err := nodestate.Watch(ctx, dir, func(s nodestate.State, err error) {
+		if err == nil && cond(s) {
+			met = true
+			cancel()
+		}
+	})
+	if met {
+		return nil
+	}
+	return err
+}
+
+func TestAWholeNodePasses(t *testing.T) {
+	r := newRig(t)
+	r.driver(2)
+	gpus := r.gpus()
+	r.toolkit(gpus...)
+	r.kubelet(2)
+
+	exit, out, said := r.run(r.args("run", "--allow-simulated")...)
+	require.Zero(t, exit, "%s%s", out, said)
+	require.Contains(t, out, "ok       driver")
+	require.Contains(t, out, "vectorAdd on 2 of 2 GPUs")
+	require.Contains(t, out, "nvidia.com/gpu: 2 allocatable, 0 allocated")
+	require.True(t, strings.HasSuffix(out, "gpu-validator: PASSED (SIMULATED)\n"), out)
+	require.NotContains(t, out, "\x1b", "no colour where there is no terminal")
+	require.NoDirExists(t, r.path(readiness.DefaultDir), "run writes nothing")
+
+	exit, out, _ = r.run(r.args("run", "--allow-simulated", "-o", "json")...)
+	require.Zero(t, exit)
+	var parsed struct {
+		Result string
+		Layers []struct {
+			Layer        string
+			SecondsByGPU map[gpu.UUID]float64
+		}
+	}
+	require.NoError(t, json.Unmarshal([]byte(out), &parsed))
+	require.Equal(t, "PASSED (SIMULATED)", parsed.Result)
+	for _, g := range gpus {
+		require.Positive(t, parsed.Layers[2].SecondsByGPU[g.UUID])
+	}
+}
+
+func TestEachLayerFailsWithItsReasonAndExitCode(t *testing.T) {
+	built.Path(t, "gpu-device-plugin")
+	cases := []struct {
+		name    string
+		prepare func(r *rig)
+		args    []string
+		exit    int
+		says    string
+	}{
+		{"driver missing", func(r *rig) {
+			dir := r.path("sys/bus/pci/devices/0000:3b:00.0")
+			require.NoError(r.t, os.MkdirAll(dir, 0o755))
+			require.NoError(r.t, os.WriteFile(filepath.Join(dir, "vendor"), []byte("0x10de\n"), 0o644))
+			require.NoError(r.t, os.WriteFile(filepath.Join(dir, "class"), []byte("0x030200\n"), 0o644))
+		}, nil, 10, "driver: DriverLibraryMissing: the PCI bus shows 1 NVIDIA GPU, but there is no libnvidia-ml.so.1 below /"},
+		{"no libcuda", func(r *rig) {
+			r.driver(1)
+			found, err := filepath.Glob(r.path(driverRoot + "/usr/lib/*/libcuda.so*"))
+			require.NoError(r.t, err)
+			require.NotEmpty(r.t, found)
+			for _, f := range found {
+				require.NoError(r.t, os.Remove(f))
+			}
+		}, nil, 10, "driver: LibcudaMissing: there is no libcuda.so.1 in " + driverRoot + "/usr/lib/"},
+		{"NVML does not initialise", func(r *rig) {
+			r.driver(1)
+			truncateState(r)
+		}, nil, 10, "driver: NVMLFailed: "},
+		{"library and module differ", func(r *rig) { r.driver(1, "--module-version", "570.1.2") }, nil, 10,
+			"driver: DriverVersionMismatch: the driver's libraries are of version 580.95.05, the kernel module is 570.1.2"},
+		{"simulated and not allowed", func(r *rig) { r.driver(1) }, []string{"--allow-simulated=false"}, 10, "driver: SimulatedDriverRefused"},
+		{"toolkit silent", func(r *rig) { r.driver(1) }, nil, 11, "toolkit: ToolkitSilent"},
+		{"truncated state", func(r *rig) {
+			r.driver(1)
+			r.toolkit(r.gpus()...)
+			require.NoError(r.t, os.Truncate(r.path("/run/nvidia/gpuready/toolkit/state.json"), 40))
+		}, nil, 11, "toolkit: ToolkitStateInvalid"},
+		{"state of another boot", func(r *rig) {
+			r.driver(1)
+			r.toolkit(r.gpus()...)
+			r.say(nodestate.State{Component: nodestate.Toolkit, Phase: nodestate.Ready, BootID: "00000000-0000-4000-8000-000000000000"})
+		}, nil, 11, "toolkit: ToolkitSilent: the toolkit has not said anything in this boot"},
+		{"spec lacks a GPU", func(r *rig) { r.driver(2); r.toolkit(r.gpus()[0]) }, nil, 11, "toolkit: CDINameUnresolvable"},
+		{"sample missing", func(r *rig) { r.driver(1) }, []string{"--layers", "cuda", "--vectoradd", "/nonexistent"}, 12, "cuda: CUDASampleFailed"},
+		{"plugin not registered", func(r *rig) {
+			r.driver(1)
+			r.toolkit(r.gpus()...)
+			r.say(nodestate.State{Component: nodestate.DevicePlugin, Phase: nodestate.Waiting, Reason: "KubeletMissing", Message: "no kubelet socket"})
+		}, nil, 13, "plugin: KubeletMissing: the device plugin is not registered with the kubelet; it says Waiting: no kubelet socket"},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t)
+			c.prepare(r)
+			exit, out, said := r.run(r.args("run", append([]string{"--allow-simulated"}, c.args...)...)...)
+			require.Equal(t, c.exit, exit, "%s%s", out, said)
+			lines := strings.Split(strings.TrimSpace(said), "\n")
+			last := lines[len(lines)-1]
+			require.Contains(t, last, "gpu-validator: "+c.says, "the last line says it")
+			require.Contains(t, last, "; ", "and what to do")
+			require.Contains(t, out, "gpu-validator: FAILED")
+		})
+	}
+}
+
+// truncateState makes the simulated driver's state file unusable.
+func truncateState(r *rig) {
+	r.t.Helper()
+	found, err := filepath.Glob(r.path(driverRoot + "/usr/lib/*/libnvidia-gpusim.so.*"))
+	require.NoError(r.t, err)
+	require.Len(r.t, found, 1)
+	require.NoError(r.t, os.Truncate(found[0], 100))
+}
+
+func TestTheGPUWithAMemoryFaultIsTheOneThatIsNamed(t *testing.T) {
+	r := newRig(t)
+	r.driver(3)
+	gpus := r.gpus()
+	built.Gpusim(t, "memfault", "--root", r.path(driverRoot), "--gpu", "1", "--kind", "stuck")
+	exit, out, said := r.run(r.args("run", "--allow-simulated", "--layers", "cuda")...)
+	require.Equal(t, 12, exit, "%s%s", out, said)
+	require.Contains(t, out, "CUDASampleFailed: vectorAdd failed on 1 of 3 GPUs: GPU 1 ("+string(gpus[1].UUID))
+	require.NotContains(t, out, string(gpus[0].UUID))
+	require.NotContains(t, out, string(gpus[2].UUID))
+}
+
+func TestANodeWithoutGPUHasNothingToProve(t *testing.T) {
+	r := newRig(t)
+	exit, out, said := r.run(r.args("run")...)
+	require.Zero(t, exit, said)
+	require.Contains(t, out, "nothing to prove on this node")
+	require.Contains(t, out, "gpu-validator: NO GPU\n")
+	require.NotContains(t, out, "PASSED")
+}
+
+func TestWaitEndsWithTheLayersCodeOrThatOfATimeout(t *testing.T) {
+	r := newRig(t)
+	wait := r.args("wait", "driver", "cuda", "--timeout", "100ms")
+	exit, _, said := r.run(wait...)
+	require.Equal(t, 20, exit)
+	require.Contains(t, said, "gpu-validator: waiting for driver: the validator has not said anything about it yet\n")
+	require.Contains(t, said, "see that gpu-validator daemon runs on this node")
+
+	dir := r.path(readiness.DefaultDir)
+	require.NoError(t, readiness.WriteReady(dir, readiness.Driver, readiness.Proof{}))
+	require.NoError(t, readiness.WriteNotReady(dir, readiness.CUDA, readiness.Refusal{Reason: "CUDASampleFailed", Message: "GPU 3 is wrong", Action: "replace it"}))
+	exit, _, said = r.run(wait...)
+	require.Equal(t, 12, exit)
+	require.Contains(t, said, "gpu-validator: cuda is not ready: CUDASampleFailed: GPU 3 is wrong; replace it (waited 100ms)\n")
+
+	require.NoError(t, readiness.WriteReady(dir, readiness.CUDA, readiness.Proof{BootID: "00000000-0000-4000-8000-000000000000"}))
+	exit, _, said = r.run(wait...)
+	require.Equal(t, 20, exit, said)
+	require.Contains(t, said, "what is known is from an earlier boot")
+
+	require.NoError(t, readiness.WriteReady(dir, readiness.CUDA, readiness.Proof{}))
+	exit, _, _ = r.run(wait...)
+	require.Zero(t, exit)
+}
+
+func TestBadUsageIsTwo(t *testing.T) {
+	r := newRig(t)
+	for want, args := range map[string][]string{
+		"no command":                       {},
+		`no command "validate"`:            {"validate"},
+		"wait for what?":                   {"wait"},
+		"--workload-image needs":           {"daemon", "--node-name", "n1", "--workload-image", "x"},
+		`no layer "kubelet"`:               {"wait", "kubelet"},
+		"did you mean --layers driver?":    {"run", "driver"},
+		"unknown flag: --alow-simulated":   {"run", "--alow-simulated"},
+		`--output "html"`:                  {"run", "-o", "html"},
+		"want an absolute path":            {"daemon", "--output-dir", "here"},
+		`--log-format "xml"`:               {"daemon", "--log-format", "xml"},
+		"--host-root " + r.path("nothing"): {"run", "--host-root", r.path("nothing")},
+	} {
+		exit, out, said := r.run(args...)
+		require.Equal(t, 2, exit, said)
+		require.Contains(t, said, want)
+		require.Equal(t, 1, strings.Count(said, "\n"), "one line: %s", said)
+		require.Empty(t, out)
+	}
+	for _, command := range []string{"run", "wait", "daemon"} {
+		exit, out, _ := r.run(command, "--help")
+		require.Zero(t, exit)
+		require.Contains(t, out, "Exit codes:")
+		require.Contains(t, out, "[$OUTPUT_DIR]")
+		require.Contains(t, out, "Example")
+	}
+}
+
+// until waits for what is known of a layer.
+func (r *rig) until(l readiness.Layer, cond func(readiness.Status) bool) {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(r.t.Context(), deadline)
+	defer cancel()
+	met := false
+	dir := r.path(readiness.DefaultDir)
+	err := readiness.Watch(ctx, dir, []readiness.Layer{l}, "", func(_ readiness.Layer, s readiness.Status, err error) {
+		if err == nil && cond(s) {
+			met = true
+			cancel()
+		}
+	})
+	require.True(r.t, met, "%s: %v", l, err)
+}
+
+func proven(s readiness.Status) bool { return s.Proof != nil }
+
+func refused(reason gpu.Reason) func(readiness.Status) bool {
+	return func(s readiness.Status) bool { return s.Refusal != nil && s.Refusal.Reason == reason }
+}
+
+func TestTheDaemonFollowsTheNode(t *testing.T) {
+	r := newRig(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*deadline)
+	defer cancel()
+	dir := r.path(readiness.DefaultDir)
+	require.NoError(t, readiness.WriteReady(dir, readiness.Plugin, readiness.Proof{BootID: "00000000-0000-4000-8000-000000000000"}))
+	daemon := built.Start(t, "gpu-validator", r.args("daemon", "--allow-simulated", "--listen="), r.env()...)
+	waiter := built.Start(t, "gpu-validator", r.args("wait", "driver", "toolkit", "cuda", "plugin", "--timeout=0"), r.env()...)
+
+	r.until(readiness.Driver, refused("NoGPU"))
+	r.driver(2)
+	r.until(readiness.Driver, proven)
+	r.until(readiness.Toolkit, refused("ToolkitSilent"))
+	r.toolkit(r.gpus()...)
+	r.until(readiness.CUDA, proven)
+	r.kubelet(2)
+	r.until(readiness.Plugin, proven)
+	exit, err := waiter.Wait(ctx)
+	require.NoError(t, err)
+	require.Zero(t, exit, waiter.Output())
+	require.Contains(t, waiter.Output(), "waiting for driver: NoGPU")
+	require.Contains(t, waiter.Output(), "plugin is ready: nvidia.com/gpu: 2 allocatable, 0 allocated (SIMULATED)")
+
+	data, err := os.ReadFile(filepath.Join(dir, "driver-ready"))
+	require.NoError(t, err)
+	require.Contains(t, string(data), "\nSIMULATED=true\n")
+	require.Contains(t, string(data), "\nNVIDIA_DRIVER_ROOT="+driverRoot+"\n")
+
+	// A CDI spec goes: what was proven is not any more, and is again.
+	spec := r.path(cdi.DynamicDir + "/gpuready.yaml")
+	require.NoError(t, os.Rename(spec, spec+".away"))
+	r.until(readiness.Toolkit, refused("CDINameUnresolvable"))
+	r.until(readiness.Plugin, refused("NotRun"))
+	require.NoFileExists(t, filepath.Join(dir, "toolkit-ready"))
+	require.NoError(t, os.Rename(spec+".away", spec))
+	r.until(readiness.Plugin, proven)
+
+	require.NoError(t, daemon.Signal(syscall.SIGTERM))
+	exit, err = daemon.Wait(ctx)
+	require.NoError(t, err)
+	require.Zero(t, exit, daemon.Output())
+	for _, l := range readiness.Layers() {
+		require.FileExists(t, filepath.Join(dir, string(l)+"-ready"), "proofs stay when the daemon ends")
+	}
+}
+
+func TestTheDaemonSeesTheDriverUpgradedAndTakenAway(t *testing.T) {
+	r := newRig(t)
+	r.driver(1)
+	built.Start(t, "gpu-validator", r.args("daemon", "--allow-simulated", "--listen="), r.env()...)
+	r.until(readiness.Driver, proven)
+	r.driver(1, "--driver-version", "590.10.01")
+	r.until(readiness.Driver, func(s readiness.Status) bool { return s.Proof != nil && s.Proof.Driver.Version == "590.10.01" })
+	built.Gpusim(t, "down", "--root", r.path(driverRoot))
+	r.until(readiness.Driver, refused("NoGPU"))
+	require.NoFileExists(t, r.path(readiness.DefaultDir+"/driver-ready"))
+	r.until(readiness.Plugin, refused("NoGPU"))
+}
+
+func TestTheInitContainerWaitsForInjection(t *testing.T) {
+	r := newRig(t)
+	wait := r.args("wait", "injection", "--timeout", "100ms")
+	exit, _, said := r.run(wait...)
+	require.Equal(t, 20, exit)
+	require.Contains(t, said, "gpu-validator: waiting for injection: the toolkit has said nothing in this boot")
+	require.Contains(t, said, "(waited 100ms)")
+	say := func(i nodestate.Injection) {
+		r.say(nodestate.State{Component: nodestate.Toolkit, Phase: nodestate.Ready, Toolkit: &nodestate.ToolkitInfo{Injection: &i}})
+	}
+	say(nodestate.Injection{Message: "NRI is off; set disable = false"})
+	exit, _, said = r.run(wait...)
+	require.Equal(t, 11, exit)
+	require.Contains(t, said, "the toolkit cannot inject devices: NRI is off; set disable = false")
+	say(nodestate.Injection{Working: true, Generation: "a"})
+	exit, _, said = r.run(wait...)
+	require.Zero(t, exit, said)
+	exit, _, _ = r.run(r.args("wait", "injection", "driver", "--timeout", "100ms")...)
+	require.Equal(t, 20, exit, "then for the layers")
+}
+
+func TestAContainerWithoutItsInjectionSaysSoAndIsCreatedAnew(t *testing.T) {
+	r := newRig(t)
+	ctx, cancel := context.WithTimeout(t.Context(), deadline)
+	defer cancel()
+	env := append(r.env(), "GPUREADY_INJECTION=expected")
+	daemon := built.Start(t, "gpu-validator", r.args("daemon", "--allow-simulated", "--listen="), env...)
+	r.until(readiness.Driver, refused("NoGPU"))
+	r.driver(1)
+	r.until(readiness.Driver, refused("InjectionMissing"))
+	r.say(nodestate.State{Component: nodestate.Toolkit, Phase: nodestate.Ready, Toolkit: &nodestate.ToolkitInfo{Injection: &nodestate.Injection{Working: true, Generation: "a"}}})
+	exit, err := daemon.Wait(ctx)
+	require.NoError(t, err)
+	require.Zero(t, exit, daemon.Output())
+	require.Equal(t, 1, strings.Count(daemon.Output(), "has to be created anew"), daemon.Output())
+	s, err := nodestate.Read(r.path("/run/nvidia/gpuready/validator"))
+	require.NoError(t, err)
+	require.Equal(t, gpu.Reason("InjectionMissing"), s.Reason)
+
+	// One that was given what there is stays, until there is something else.
+	env[len(env)-1] = "GPUREADY_INJECTION=a"
+	daemon = built.Start(t, "gpu-validator", r.args("daemon", "--allow-simulated", "--listen="), env...)
+	r.until(readiness.Driver, proven)
+	r.say(nodestate.State{Component: nodestate.Toolkit, Phase: nodestate.Ready, Toolkit: &nodestate.ToolkitInfo{Injection: &nodestate.Injection{Working: true, Generation: "b"}}})
+	exit, err = daemon.Wait(ctx)
+	require.NoError(t, err)
+	require.Zero(t, exit, daemon.Output())
+	s, err = nodestate.Read(r.path("/run/nvidia/gpuready/validator"))
+	require.NoError(t, err)
+	require.Equal(t, gpu.Reason("InjectionOutdated"), s.Reason)
+	require.FileExists(t, filepath.Join(r.path(readiness.DefaultDir), "driver-ready"), "what was proven stays proven")
+}
+
+func TestTheDaemonIsTheNodesVoice(t *testing.T) {
+	r := newRig(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*deadline)
+	defer cancel()
+	server := kubetest.Start("n1")
+	t.Cleanup(func() { server.Stop() })
+	server.Token("secret")
+	server.Node("n1", func(n *corev1.Node) {
+		n.Spec.Taints = []corev1.Taint{{Key: "gpuready.io/not-ready", Effect: "NoSchedule"}}
+	})
+	account := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(account, "token"), []byte("secret"), 0o600))
+	condition := func(reason string) func() bool {
+		return func() bool {
+			c := server.Condition("n1", "GPUReady")
+			return c != nil && c.Reason == reason
+		}
+	}
+	daemon := built.Start(t, "gpu-validator", r.args("daemon", "--allow-simulated", "--listen=", "--node-name=n1", "--namespace=gpuready",
+		"--workload-image=gpuready/validator", "--api-server="+server.URL(), "--service-account-dir="+account), r.env()...)
+	require.NoError(t, server.Wait(ctx, condition("NoGPU")))
+	require.NoError(t, server.Wait(ctx, func() bool { return len(server.Node("n1", nil).Spec.Taints) == 0 }))
+
+	r.driver(2)
+	gpus := r.gpus()
+	require.NoError(t, server.Wait(ctx, condition("ToolkitSilent")))
+	r.toolkit(gpus...)
+	r.kubelet(2)
+	require.NoError(t, server.Wait(ctx, func() bool { return len(server.Pods()) == 1 }), daemon.Output())
+	require.NoFileExists(t, filepath.Join(r.path(readiness.DefaultDir), "plugin-ready"), "the pod is the proof")
+	require.FileExists(t, filepath.Join(r.path(readiness.DefaultDir), "cuda-ready"), "the others do not wait for it")
+	key := server.Pods()[0]
+	require.Equal(t, "gpuready/gpu-validator-workload-n1", key)
+	server.Update(key, func(p *corev1.Pod) {
+		p.Status.Phase = corev1.PodSucceeded
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{
+			Message: fmt.Sprintf(`{"passed":true,"simulated":true,"uuid":%q}`, gpus[1].UUID),
+		}}}}
+	})
+	r.until(readiness.Plugin, proven)
+	require.NoError(t, server.Wait(ctx, condition("Ready")))
+	require.Equal(t, "2 of 2 GPUs ready (SIMULATED), driver 580.95.05", server.Condition("n1", "GPUReady").Message)
+
+	built.Gpusim(t, "xid", "--root", r.path(driverRoot), "--gpu", "1", "--xid", "79")
+	require.NoError(t, server.Wait(ctx, condition("Degraded")))
+	require.NoError(t, server.Wait(ctx, func() bool { return len(server.Events()) == 1 }))
+	e := server.Events()[0]
+	require.Equal(t, "XID", e.Reason)
+	require.Contains(t, e.Message, "GPU 1 ("+string(gpus[1].UUID))
+	require.Contains(t, e.Message, "XID 79")
+	require.Contains(t, server.Condition("n1", "GPUReady").Message, "1 of 2 GPUs ready")
+
+	// The proofs do not depend on the API server.
+	server.Stop()
+	built.Gpusim(t, "down", "--root", r.path(driverRoot))
+	r.until(readiness.Plugin, refused("NoGPU"))
+	server.Restart()
+	require.NoError(t, server.Wait(ctx, condition("NoGPU")))
+	require.NoError(t, daemon.Signal(syscall.SIGTERM))
+	exit, err := daemon.Wait(ctx)
+	require.NoError(t, err)
+	require.Zero(t, exit, daemon.Output())
+}

@@ -1,0 +1,33 @@
+package voice
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// Metrics are what is shown of the talk with the API server.
+type Metrics struct {
+	unsaid *prometheus.GaugeVec
+	tries  *prometheus.CounterVec
+}
+
+// NewMetrics registers them.
+func NewMetrics(reg prometheus.Registerer) *Metrics {
+	m := &Metrics{
+		unsaid: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "gpuready_voice_failing",
+			Help: "1 while the API server does not take what the node has to say."}, []string{"what"}),
+		tries: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuready_voice_said_total",
+			Help: "What was said to the API server, by outcome."}, []string{"what", "outcome"}),
+	}
+	reg.MustRegister(m.unsaid, m.tries)
+	for _, t := range []topic{topicNode, topicEvents} {
+		m.unsaid.WithLabelValues(string(t)).Set(0)
+	}
+	return m
+}
+
+func (m *Metrics) observe(t topic, err error) {
+	outcome, failing := "ok", 0.0
+	if err != nil {
+		outcome, failing = "error", 1
+	}
+	m.tries.WithLabelValues(string(t), outcome).Inc()
+	m.unsaid.WithLabelValues(string(t)).Set(failing)
+}

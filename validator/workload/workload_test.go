@@ -1,0 +1,363 @@
+package workload
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuready/gpuready/internal/gpu/gputest"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/validator/check"
+	"github.com/gpuready/gpuready/validator/kube"
+	"github.com/gpuready/gpuready/validator/kube/kubetest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	offered = "nvidia.com/gpu"
+	key     = "gpuready/gpu-validator-workload-n1"
+)
+
+// stage is a cluster with one node, and a Runner on it.
+type stage struct {
+	t      *testing.T
+	server *kubetest.Server
+	runner *Runner
+	driver check.Driver
+}
+
+func newStage(t *testing.T, timeout time.Duration) *stage {
+	t.Helper()
+	s := &stage{t: t, server: kubetest.Start("n1"), driver: check.Driver{Info: nodestate.DriverInfo{Root: "/", Version: "580.95.05"}, GPUs: gputest.Node("t4", 2).Devices}}
+	t.Cleanup(s.server.Stop)
+	client, err := kube.New(s.server.Config())
+	require.NoError(t, err)
+	t.Cleanup(client.Close)
+	s.runner = New(Config{
+		Client: client, Node: "n1", BootID: "00000000-0000-4000-8000-000000000000", Namespace: "gpuready", Image: "gpuready/validator:v0.1.0",
+		Timeout: timeout, OwnerName: "nvidia-operator-validator-x", OwnerUID: "uid",
+	}, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	return s
+}
+
+func (s *stage) run() {
+	s.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.runner.Run(ctx) }()
+	s.t.Cleanup(func() { cancel(); require.ErrorIs(s.t, <-ended, context.Canceled) })
+}
+
+func accounts() check.Outcome {
+	return check.Pass(readiness.Proof{Driver: &nodestate.DriverInfo{}, Resources: map[string]int{offered: 2}, Summary: "2 allocatable"})
+}
+
+func (s *stage) ask(free string) check.Outcome { return s.runner.Prove(s.driver, accounts(), free) }
+
+// news waits for the end of a pod, and asks then.
+func (s *stage) news() check.Outcome {
+	s.t.Helper()
+	select {
+	case <-s.runner.News():
+	case <-time.After(time.Minute):
+		require.Fail(s.t, "no pod came to an end", "%q", s.server.Requests())
+	}
+	return s.ask(offered)
+}
+
+func ended(phase corev1.PodPhase, code int32, words string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Status.Phase = phase
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{
+			Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Message: words, Reason: "Completed"},
+		}}}
+	}
+}
+
+func good(i int) string {
+	return fmt.Sprintf(`{"passed":true,"simulated":false,"uuid":%q}`, gputest.GPU(i))
+}
+
+func TestAPodThatRanIsTheProof(t *testing.T) {
+	s := newStage(t, time.Minute)
+	s.server.OnPod(ended(corev1.PodSucceeded, 0, good(1)))
+	s.run()
+	o := s.ask(offered)
+	require.Equal(t, check.Pending, o.Kind)
+	require.Contains(t, o.Refusal.Message, key)
+	o = s.news()
+	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
+	require.Contains(t, o.Proof.Summary, "2 allocatable; vectorAdd passed in a pod")
+	require.Empty(t, s.server.Pods(), "it is removed")
+
+	created := func() (n int) {
+		for _, r := range s.server.Requests() {
+			if strings.HasPrefix(r, "POST") {
+				n++
+			}
+		}
+		return n
+	}
+	require.Equal(t, check.Passed, s.ask("").Kind, "it holds also while others use all GPUs")
+	require.Equal(t, 1, created())
+	s.runner.Forget()
+	require.Equal(t, check.Pending, s.ask(offered).Kind, "the plugin was away")
+	require.Equal(t, check.Passed, s.news().Kind)
+	s.driver.GPUs = gputest.Node("t4", 3).Devices
+	require.Equal(t, check.Pending, s.ask(offered).Kind, "a GPU more")
+	require.Equal(t, check.Passed, s.news().Kind)
+	require.Equal(t, 3, created())
+}
+
+func TestThePodIsOneThatAnyNamespaceWouldAdmitForThisNodeAlone(t *testing.T) {
+	p := newStage(t, 90*time.Second).runner.pod(offered)
+	require.Empty(t, p.Spec.NodeName, "the scheduler accounts for it")
+	require.Equal(t, []string{"n1"}, p.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0].MatchFields[0].Values)
+	require.Equal(t, int64(90), *p.Spec.ActiveDeadlineSeconds)
+	require.Equal(t, PriorityClass, p.Spec.PriorityClassName, "whoever waits for a GPU is first")
+	require.False(t, *p.Spec.AutomountServiceAccountToken)
+	require.True(t, *p.Spec.SecurityContext.RunAsNonRoot)
+	require.Equal(t, corev1.SeccompProfileTypeRuntimeDefault, p.Spec.SecurityContext.SeccompProfile.Type)
+	c := p.Spec.Containers[0]
+	require.False(t, *c.SecurityContext.AllowPrivilegeEscalation)
+	require.True(t, *c.SecurityContext.ReadOnlyRootFilesystem)
+	require.Equal(t, []corev1.Capability{"ALL"}, c.SecurityContext.Capabilities.Drop)
+	one := c.Resources.Limits[offered]
+	require.Equal(t, "1", one.String())
+	require.Equal(t, []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "nvidia-operator-validator-x", UID: "uid"}}, p.OwnerReferences)
+	require.LessOrEqual(t, len(Config{Node: strings.Repeat("n", 253)}.name()), 253)
+}
+
+func TestWhatBecameOfThePodIsTheReason(t *testing.T) {
+	waiting := func(reason, message string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Spec.NodeName = "n1"
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}}}}
+		}
+	}
+	for _, c := range []struct {
+		name    string
+		timeout time.Duration
+		pod     func(*corev1.Pod)
+		reason  string
+		says    string
+	}{
+		{"a wrong sum", time.Minute, ended(corev1.PodFailed, 3, `{"passed":false,"error":"element 7 is wrong"}`), "WorkloadFailed", "ended with 3: element 7 is wrong"},
+		{"killed without an answer", time.Minute, ended(corev1.PodFailed, 139, "line one\nSegmentation fault"), "WorkloadFailed", "ended with 139: Segmentation fault"},
+		{"no words at all", time.Minute, ended(corev1.PodFailed, 137, ""), "WorkloadFailed", "ended with 137: Completed"},
+		{"an exit of 0 that proves nothing", time.Minute, ended(corev1.PodSucceeded, 0, ""), "WorkloadFailed", "left no answer"},
+		{"says that it did not pass", time.Minute, ended(corev1.PodSucceeded, 0, `{"passed":false}`), "WorkloadFailed", "did not pass"},
+		{"another node's GPU", time.Minute, ended(corev1.PodSucceeded, 0, `{"passed":true,"uuid":"GPU-x"}`), "WorkloadFailed", `ran on "GPU-x", which is none of this node's`},
+		{"another driver", time.Minute, ended(corev1.PodSucceeded, 0, `{"passed":true,"simulated":true}`), "WorkloadFailed", "simulated is true there, false here"},
+		{"not admitted", time.Minute, func(p *corev1.Pod) {
+			p.Status.Phase, p.Status.Reason, p.Status.Message = corev1.PodFailed, "UnexpectedAdmissionError", "Allocate failed"
+		}, "WorkloadNotAdmitted", "UnexpectedAdmissionError: Allocate failed"},
+		{"the runtime cannot", time.Minute, waiting("CreateContainerError", "unresolvable CDI devices"), "WorkloadNotStarted", "CreateContainerError: unresolvable CDI devices"},
+		{"no image", 50 * time.Millisecond, waiting("ImagePullBackOff", "not found"), "WorkloadNotStarted", "ImagePullBackOff: not found"},
+		{"unschedulable", 50 * time.Millisecond, func(p *corev1.Pod) {
+			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: "Insufficient nvidia.com/gpu"}}
+		}, "WorkloadUnschedulable", "Insufficient nvidia.com/gpu"},
+		{"it hangs", 50 * time.Millisecond, func(p *corev1.Pod) { p.Spec.NodeName, p.Status.Phase = "n1", corev1.PodRunning }, "WorkloadTimeout", "it is Running"},
+		{"the kubelet ended it", time.Minute, func(p *corev1.Pod) {
+			p.Spec.NodeName, p.Status.Phase, p.Status.Reason = "n1", corev1.PodFailed, "DeadlineExceeded"
+		}, "WorkloadTimeout", "had no result"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newStage(t, c.timeout)
+			s.server.OnPod(c.pod)
+			s.run()
+			s.ask(offered)
+			o := s.news()
+			require.Equal(t, check.Failed, o.Kind, "%+v", o)
+			require.Equal(t, c.reason, string(o.Refusal.Reason))
+			require.Contains(t, o.Refusal.Message, c.says)
+			require.NotEmpty(t, o.Refusal.Action)
+			require.Empty(t, s.server.Pods())
+		})
+	}
+}
+
+func TestAFailureIsTriedAgainWhenAskedAgain(t *testing.T) {
+	s := newStage(t, time.Minute)
+	s.server.OnPod(ended(corev1.PodFailed, 3, ""))
+	s.run()
+	s.ask(offered)
+	require.Equal(t, check.Failed, s.news().Kind)
+	s.server.OnPod(ended(corev1.PodSucceeded, 0, good(0)))
+	require.Equal(t, check.Failed, s.ask(offered).Kind, "until it is known better")
+	require.Equal(t, check.Passed, s.news().Kind)
+}
+
+func TestStatesOfThePodAreFollowed(t *testing.T) {
+	s := newStage(t, time.Minute)
+	s.run()
+	s.ask(offered)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	require.NoError(t, s.server.Wait(ctx, func() bool { return len(s.server.Pods()) == 1 }))
+	s.server.Update(key, func(p *corev1.Pod) { p.Status.Phase = corev1.PodRunning })
+	s.server.Update(key, ended(corev1.PodSucceeded, 0, good(0)))
+	require.Equal(t, check.Passed, s.news().Kind)
+}
+
+func TestAPodThatAnEarlierProcessLeftIsRemovedFirst(t *testing.T) {
+	s := newStage(t, time.Minute)
+	left := s.runner.pod(offered)
+	left.Labels[LabelBoot] = "another"
+	s.server.AddPod(left)
+	s.server.Linger(true)
+	s.run()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	require.NoError(t, s.server.Wait(ctx, func() bool { p := s.server.Pod(key); return p != nil && p.DeletionTimestamp != nil }), "also when nothing is to be proven")
+	s.server.OnPod(ended(corev1.PodSucceeded, 0, good(0)))
+	s.ask(offered)
+	s.server.Linger(false)
+	s.server.Remove(key)
+	require.Equal(t, check.Passed, s.news().Kind)
+	require.Empty(t, s.server.Pods())
+}
+
+func TestSomebodyElsesPodIsLeftAlone(t *testing.T) {
+	s := newStage(t, time.Minute)
+	s.server.AddPod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "gpuready", Name: s.runner.name()}})
+	s.run()
+	s.ask(offered)
+	o := s.news()
+	require.Equal(t, check.Passed, o.Kind)
+	require.Contains(t, o.Notes[0], "is in the way and none of ours")
+	require.Len(t, s.server.Pods(), 1)
+}
+
+func TestWhereNoGPUIsFreeTheAccountsAreTheProof(t *testing.T) {
+	s := newStage(t, 50*time.Millisecond)
+	o := s.ask("")
+	require.Equal(t, check.Passed, o.Kind)
+	require.True(t, o.Again)
+	require.Contains(t, o.Notes[0], "every device is allocated to others")
+
+	// Somebody was faster than our pod.
+	s.server.OnPod(func(p *corev1.Pod) {
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: "1 Insufficient nvidia.com/gpu"}}
+	})
+	s.run()
+	s.ask(offered)
+	<-s.runner.News()
+	require.Equal(t, check.Passed, s.ask("").Kind)
+}
+
+func TestTheAPIServerIsNoReasonToRefuse(t *testing.T) {
+	for name, fault := range map[string]kubetest.Fault{"forbidden": {Status: 403, Message: "denied by policy"}, "internal": {Status: 500, Message: "etcd"}} {
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t, time.Minute)
+			s.server.Fail(func(r *http.Request) *kubetest.Fault {
+				if r.Method == http.MethodPost {
+					return &fault
+				}
+				return nil
+			})
+			s.run()
+			s.ask(offered)
+			o := s.news()
+			require.Equal(t, check.Passed, o.Kind)
+			require.True(t, o.Again, "tried again later")
+			require.Contains(t, o.Notes[0], fault.Message)
+			s.server.Fail(nil)
+			s.server.OnPod(ended(corev1.PodSucceeded, 0, good(0)))
+			require.Equal(t, check.Passed, s.ask(offered).Kind)
+			require.False(t, s.news().Again)
+		})
+	}
+	s := newStage(t, time.Minute)
+	s.server.Stop()
+	s.run()
+	s.ask(offered)
+	require.Contains(t, s.news().Notes[0], "connection refused")
+	s.server.Restart()
+}
+
+func TestAPodIsRemovedWhenTheProcessEnds(t *testing.T) {
+	s := newStage(t, time.Minute)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.runner.Run(ctx) }()
+	s.ask(offered)
+	bounded, stop := context.WithTimeout(t.Context(), time.Minute)
+	defer stop()
+	require.NoError(t, s.server.Wait(bounded, func() bool { return len(s.server.Pods()) == 1 }))
+	cancel()
+	require.ErrorIs(t, <-ended, context.Canceled)
+	require.Empty(t, s.server.Pods())
+}
+
+func TestManyMayAskAtOnce(t *testing.T) {
+	s := newStage(t, time.Minute)
+	s.server.OnPod(ended(corev1.PodSucceeded, 0, good(0)))
+	s.run()
+	var all sync.WaitGroup
+	for range 10 {
+		all.Go(func() { s.ask(offered); s.runner.Forget() })
+	}
+	all.Wait()
+	s.ask(offered)
+	s.news()
+}
+
+// sample writes a program that stands for vectoradd.
+func sample(t *testing.T, script string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "vectoradd")
+	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"+script), 0o755))
+	return path
+}
+
+func TestTheSamplesAnswerIsLeftForTheKubelet(t *testing.T) {
+	for _, c := range []struct {
+		name, script string
+		code         int
+		left         string
+	}{
+		{"passed", `echo '{"passed":true,"simulated":true,"uuid":"GPU-1","seconds":{}}'`, 0, `{"passed":true,"simulated":true,"uuid":"GPU-1"}`},
+		{"failed", `echo '{"passed":false,"error":"element 7"}'; exit 3`, 3, `{"passed":false,"simulated":false,"error":"element 7"}`},
+		{"no answer", `echo oops >&2; exit 1`, 1, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			words := filepath.Join(t.TempDir(), "termination-log")
+			require.NoError(t, os.WriteFile(words, nil, 0o666))
+			var out, said bytes.Buffer
+			code, err := Sample(t.Context(), sample(t, c.script), words, &out, &said)
+			require.NoError(t, err)
+			require.Equal(t, c.code, code)
+			left, err := os.ReadFile(words)
+			require.NoError(t, err)
+			require.Equal(t, c.left, string(left))
+		})
+	}
+	_, err := Sample(t.Context(), "", "", nil, nil)
+	require.ErrorContains(t, err, "neither beside gpu-validator nor in PATH")
+	code, err := Sample(t.Context(), sample(t, "kill -9 $$"), "", new(bytes.Buffer), new(bytes.Buffer))
+	require.Equal(t, 1, code)
+	require.ErrorContains(t, err, "killed")
+}
+
+func TestErrorsOfTheWayAreNoRefusals(t *testing.T) {
+	_, is := errors.AsType[*refused](fmt.Errorf("wrapped: %w", refuse(ReasonFailed, "m", "a")))
+	require.True(t, is)
+}
