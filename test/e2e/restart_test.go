@@ -61,9 +61,10 @@ func runningPodsOutliveTheKubelet(t *testing.T, s *Suite) {
 // given the GPUs again when they are created after it.
 func runningPodsOutliveTheRuntime(t *testing.T, s *Suite) {
 	o := occupy(t, s, "n1", 3)
+	before := s.State(t, o.node, nodestate.Toolkit).Time
 	s.RestartContainerd(t, o.node)
 	s.World.Until(t, "the toolkit injects again", func() error {
-		if state := s.State(t, o.node, nodestate.Toolkit); !state.Toolkit.Injection.Working {
+		if state := s.State(t, o.node, nodestate.Toolkit); !state.Time.After(before) || !state.Toolkit.Injection.Working {
 			return fmt.Errorf("%+v", state)
 		}
 		return nil
@@ -141,9 +142,6 @@ func aRollingUpdateDisturbsNobody(t *testing.T, s *Suite) {
 			}
 		}
 	}
-	s.Apply(t, "simulated-driver.yaml", "gpuready.yaml")
-	s.World.Ready(t, Namespace, daemonsets...)
-	s.World.Offers(t, 8, o.node, "n2")
 }
 
 // takes sees to it that as many GPUs are free on a node, and work.

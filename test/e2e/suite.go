@@ -2,13 +2,17 @@ package e2e
 
 import (
 	"context"
+	"fmt"
+	"hash/fnv"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/test/cluster"
@@ -46,7 +50,7 @@ func Up(t *testing.T, c cluster.Config) *Suite {
 		require.NotEmptyf(t, archives, "no images in %s", filepath.Join(bin, dir))
 		c.Images = append(c.Images, archives...)
 	}
-	c.Name = "e2e-" + strings.ToLower(strings.TrimPrefix(strings.Split(t.Name(), "/")[0], "Test"))
+	c.Name = name(t, bin)
 	c.Progress = func(s cluster.Step) { t.Logf("%5.1f s  %s", s.Took.Seconds(), s.What) }
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute) // with the binaries' build
 	defer cancel()
@@ -63,6 +67,15 @@ func Up(t *testing.T, c cluster.Config) *Suite {
 	return &Suite{Cluster: up, World: world, kubectlPath: c.Binaries.Path("kubectl")}
 }
 
+// name is the same for a test of the same checkout, so that a cluster that was
+// killed is cleared away by the next, and another for the same test of another.
+func name(t *testing.T, checkout string) string {
+	test := strings.ToLower(strings.TrimPrefix(strings.Split(t.Name(), "/")[0], "Test"))
+	h := fnv.New32a()
+	h.Write([]byte(checkout))
+	return fmt.Sprintf("e2e-%s-%04x", test, h.Sum32()&0xffff)
+}
+
 // Image is the full name of one of our images, as the manifests have it.
 func (s *Suite) Image(name string) string { return "gpuready/" + name + ":" + version }
 
@@ -76,7 +89,8 @@ type scenario struct {
 }
 
 // play plays scenarios one after the other, each on what the one before left. The
-// first that fails ends it: those after it would tell of the same.
+// first that fails ends it: those after it would tell of the same. What is closest
+// to the cause is told last.
 func (s *Suite) play(t *testing.T, scenarios ...scenario) {
 	t.Helper()
 	for _, c := range scenarios {
@@ -87,14 +101,25 @@ func (s *Suite) play(t *testing.T, scenarios ...scenario) {
 	}
 }
 
-// tellLogs prints the last lines of what our agents logged.
+// tellLogs prints the last lines of what our agents logged, also before they were
+// restarted, and how all pods and nodes are.
 func (s *Suite) tellLogs(t *testing.T) {
 	t.Helper()
-	for _, p := range s.World.Pods(Namespace, "") {
-		if out, err := s.kubectl(t, "-n", Namespace, "logs", "--all-containers", "--prefix", "--tail=25", p.Name); err == nil {
+	tell := func(p *corev1.Pod, which ...string) {
+		args := append([]string{"-n", p.Namespace, "logs", p.Name, "--prefix", "--tail=25"}, which...)
+		if out, err := s.kubectl(t, args...); err == nil {
 			t.Logf("%s on %s:\n%s", p.Name, p.Spec.NodeName, out)
 		}
 	}
+	for _, p := range s.World.Pods(Namespace, "") {
+		tell(p, "--all-containers")
+		for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+			if c.RestartCount > 0 {
+				tell(p, "--previous", "--container="+c.Name)
+			}
+		}
+	}
+	t.Log("at the end:\n" + s.World.Describe())
 }
 
 // State is what a component of a node says of itself; empty where it has said

@@ -175,12 +175,9 @@ func (w *World) Events(kind, name string) []*corev1.Event {
 	return slices.DeleteFunc(all, func(e *corev1.Event) bool { return e.InvolvedObject.Kind != kind || e.InvolvedObject.Name != name })
 }
 
-// Allocatable is how many GPUs a node offers; -1 where it does not name the resource.
+// Allocatable is how many GPUs a node offers.
 func (w *World) Allocatable(node string) int64 {
-	q, ok := w.Node(node).Status.Allocatable[GPU]
-	if !ok {
-		return -1
-	}
+	q := w.Node(node).Status.Allocatable[GPU]
 	return q.Value()
 }
 
