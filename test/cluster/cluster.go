@@ -37,6 +37,7 @@ import (
 	"github.com/gpuready/gpuready/test/cluster/folder"
 	"github.com/gpuready/gpuready/test/cluster/image"
 	"github.com/gpuready/gpuready/test/cluster/inside"
+	"github.com/gpuready/gpuready/test/cluster/limit"
 	"github.com/gpuready/gpuready/test/cluster/network"
 	"github.com/gpuready/gpuready/test/cluster/node"
 	"github.com/gpuready/gpuready/test/cluster/plane"
@@ -76,8 +77,9 @@ type Cluster struct {
 
 	config  Config
 	began   time.Time
-	folder  *folder.Folder // nil: it could not be had
-	plane   *plane.Plane   // nil: it was never made
+	folder  *folder.Folder
+	limits  *limit.Raised // nil: it could not be had
+	plane   *plane.Plane  // nil: it was never made
 	down    sync.Once
 	downErr error
 }
@@ -148,6 +150,9 @@ func (c *Cluster) start(ctx context.Context) error {
 	}
 	if c.folder, err = folder.Claim(c.Name, hierarchies); err != nil {
 		return err
+	}
+	if c.limits, err = limit.Raise(limit.File, limit.Cluster); err != nil {
+		return fmt.Errorf("raise limits of this machine: %w", err)
 	}
 	if config.Binaries == nil {
 		if config.Binaries, err = binaries.Ensure(ctx, binaries.Options{Out: os.Stderr}); err != nil {
@@ -234,6 +239,9 @@ func (c *Cluster) Down() error {
 		}
 		if c.plane != nil {
 			c.plane.End()
+		}
+		if c.limits != nil {
+			errs = append(errs, c.limits.Lower())
 		}
 		if c.folder != nil {
 			errs = append(errs, c.folder.Release())

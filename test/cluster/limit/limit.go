@@ -1,0 +1,190 @@
+// Package limit raises limits of this machine's kernel for as long as a cluster is
+// up. They are counted for each user, and meant for one system: several nodes of
+// the same user soon reach them. Limits that are raised cost nothing; the last
+// cluster puts them back.
+package limit
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Limits are the least values of kernel parameters, by their files.
+type Limits map[string]int
+
+// Cluster is what clusters need. A node's kubelet, containerd and agents have
+// about 15 inotify instances open, of the 128 that Linux gives a user by default.
+var Cluster = Limits{"/proc/sys/fs/inotify/max_user_instances": 1024}
+
+// File is where clusters remember what the limits were.
+const File = "/run/gpuready-cluster-limits"
+
+// Raised are limits that stay raised until Lower, or the end of this process
+// and the Lower of another.
+type Raised struct {
+	limits Limits
+	file   *os.File // locked, shared with other clusters
+}
+
+// Raise raises those limits that are lower. What they were is remembered in the
+// file at path.
+func Raise(path string, limits Limits) (*Raised, error) {
+	alone, err := lock(path + ".lock")
+	if err != nil {
+		return nil, err
+	}
+	defer alone.Close()
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	r := &Raised{limits: limits, file: file}
+	if err := r.raise(); err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return r, nil
+}
+
+func (r *Raised) raise() error {
+	if err := unix.Flock(int(r.file.Fd()), unix.LOCK_SH); err != nil {
+		return fmt.Errorf("lock %s: %w", r.file.Name(), err)
+	}
+	were, err := r.read()
+	if err != nil {
+		return err
+	}
+	before := len(were)
+	low := Limits{}
+	for path, least := range r.limits {
+		now, err := read(path)
+		switch {
+		case errors.Is(err, os.ErrNotExist):
+			continue // a kernel without it
+		case err != nil:
+			return err
+		case now >= least:
+			continue
+		}
+		low[path] = least
+		if _, known := were[path]; !known {
+			were[path] = now
+		}
+	}
+	if len(were) > before { // before anything is changed
+		if err := r.write(were); err != nil {
+			return err
+		}
+	}
+	for path, least := range low {
+		if err := write(path, least); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Lower puts the limits back if no other cluster needs them, and nobody else has
+// set them since.
+func (r *Raised) Lower() error {
+	path := r.file.Name()
+	alone, err := lock(path + ".lock")
+	if err != nil {
+		return errors.Join(err, r.file.Close())
+	}
+	defer alone.Close()
+	defer r.file.Close()
+	err = unix.Flock(int(r.file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return nil // the last one does it
+	case err != nil:
+		return fmt.Errorf("lock %s: %w", path, err)
+	}
+	were, err := r.read()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for path, value := range were {
+		now, err := read(path)
+		if err == nil && now == r.limits[path] {
+			err = write(path, value)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(append(errs, os.Remove(path), os.Remove(path+".lock"))...)
+}
+
+// lock waits for a file's lock, which is never held for long. Who has it may
+// have removed the file, so that it is another's by then.
+func lock(path string) (*os.File, error) {
+	for {
+		file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		if err := unix.Flock(int(file.Fd()), unix.LOCK_EX); err != nil {
+			return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), file.Close())
+		}
+		locked, err := file.Stat()
+		if now, errNow := os.Stat(path); err == nil && errNow == nil && os.SameFile(locked, now) {
+			return file, nil
+		}
+		_ = file.Close()
+	}
+}
+
+func (r *Raised) read() (Limits, error) {
+	data, err := io.ReadAll(io.NewSectionReader(r.file, 0, 4096))
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", r.file.Name(), err)
+	}
+	were := Limits{}
+	if len(data) == 0 {
+		return were, nil
+	}
+	if err := json.Unmarshal(data, &were); err != nil {
+		return nil, fmt.Errorf("%s: %w; remove it, and set the limits yourself (sysctl fs.inotify)", r.file.Name(), err)
+	}
+	return were, nil
+}
+
+func (r *Raised) write(were Limits) error {
+	data, err := json.Marshal(were)
+	if err != nil {
+		return err
+	}
+	if err := r.file.Truncate(0); err != nil {
+		return err
+	}
+	_, err = r.file.WriteAt(data, 0)
+	return err
+}
+
+func read(path string) (int, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", path, err)
+	}
+	return n, nil
+}
+
+func write(path string, value int) error {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		return fmt.Errorf("set the limit to %d: %w", value, err)
+	}
+	_, err = file.WriteString(strconv.Itoa(value) + "\n")
+	return errors.Join(err, file.Close())
+}
