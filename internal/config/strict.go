@@ -44,8 +44,49 @@ func (e *Error) Unwrap() error { return e.Err }
 // to, by its json tags. Keys are case-sensitive. A *Error says what is wrong;
 // into is then not to be used.
 func Strict(data []byte, into any, source string) error {
-	whole := func(format string, args ...any) error {
-		return &Error{Source: source, Err: fmt.Errorf(format, args...)}
+	_, err := decode(data, into, source, false)
+	return err
+}
+
+// Ignoring is Strict, but for unknown keys: it passes over them and returns one
+// Error for each, in the order of their paths. All else is refused as ever, a
+// key that stands there twice too.
+func Ignoring(data []byte, into any, source string) ([]*Error, error) {
+	return decode(data, into, source, true)
+}
+
+func decode(data []byte, into any, source string, ignore bool) ([]*Error, error) {
+	generic, err := parse(data, source)
+	if err != nil {
+		return nil, err
+	}
+	strangers := unknown(generic, reflect.TypeOf(into), "")
+	for _, stranger := range strangers {
+		stranger.Source = source
+	}
+	if len(strangers) > 0 {
+		if !ignore {
+			return nil, strangers[0]
+		}
+		// What is left is written anew: the decoder would take a key that differs
+		// from a known one in case only for it.
+		if data, err = json.Marshal(generic); err != nil {
+			return nil, &Error{Source: source, Err: err}
+		}
+	}
+	if err := yaml.UnmarshalStrict(data, into); err != nil {
+		if mismatch, is := errors.AsType[*json.UnmarshalTypeError](err); is {
+			return nil, &Error{Source: source, Path: mismatch.Field, Err: fmt.Errorf("want %s, have %s", kind(mismatch.Type), mismatch.Value)}
+		}
+		return nil, &Error{Source: source, Err: errors.New(strings.TrimPrefix(syntax(err), "error unmarshaling JSON: while decoding JSON: "))}
+	}
+	return strangers, nil
+}
+
+// parse reads one YAML document of keys and values.
+func parse(data []byte, source string) (any, error) {
+	whole := func(format string, args ...any) (any, error) {
+		return nil, &Error{Source: source, Err: fmt.Errorf(format, args...)}
 	}
 	if len(data) > MaxBytes {
 		return whole("has %d bytes, no more than %d are read; is it the right file?", len(data), MaxBytes)
@@ -60,8 +101,10 @@ func Strict(data []byte, into any, source string) error {
 	if err != nil {
 		return whole("%s", syntax(err))
 	}
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.UseNumber()
 	var generic any
-	if err := json.Unmarshal(text, &generic); err != nil {
+	if err := decoder.Decode(&generic); err != nil {
 		return whole("%w", err)
 	}
 	switch generic.(type) {
@@ -71,17 +114,7 @@ func Strict(data []byte, into any, source string) error {
 	default:
 		return whole("holds no keys; is it the right file, or was it cut short?")
 	}
-	if err := unknown(generic, reflect.TypeOf(into), ""); err != nil {
-		err.Source = source
-		return err
-	}
-	if err := yaml.UnmarshalStrict(data, into); err != nil {
-		if mismatch, is := errors.AsType[*json.UnmarshalTypeError](err); is {
-			return &Error{Source: source, Path: mismatch.Field, Err: fmt.Errorf("want %s, have %s", kind(mismatch.Type), mismatch.Value)}
-		}
-		return whole("%s", strings.TrimPrefix(syntax(err), "error unmarshaling JSON: while decoding JSON: "))
-	}
-	return nil
+	return generic, nil
 }
 
 // secondDocument returns the line on which a second YAML document begins, 0 if
@@ -119,31 +152,31 @@ func syntax(err error) string {
 	return s
 }
 
-// unknown returns the first key of v, in order of the keys, that t has no field for.
-func unknown(v any, t reflect.Type, path string) *Error {
+// unknown takes the keys that t has no field for out of v, and returns them in
+// the order of their paths.
+func unknown(v any, t reflect.Type, path string) []*Error {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
 	if decodesItself(t) {
 		return nil
 	}
+	var all []*Error
 	switch v := v.(type) {
 	case map[string]any:
-		return unknownKey(v, t, path)
+		return unknownKeys(v, t, path)
 	case []any:
 		if t.Kind() != reflect.Slice && t.Kind() != reflect.Array {
 			return nil
 		}
 		for i, item := range v {
-			if err := unknown(item, t.Elem(), fmt.Sprintf("%s[%d]", path, i)); err != nil {
-				return err
-			}
+			all = append(all, unknown(item, t.Elem(), fmt.Sprintf("%s[%d]", path, i))...)
 		}
 	}
-	return nil
+	return all
 }
 
-func unknownKey(m map[string]any, t reflect.Type, path string) *Error {
+func unknownKeys(m map[string]any, t reflect.Type, path string) []*Error {
 	var fields map[string]reflect.Type
 	switch t.Kind() {
 	case reflect.Struct:
@@ -152,6 +185,7 @@ func unknownKey(m map[string]any, t reflect.Type, path string) *Error {
 	default:
 		return nil // a wrong type, which the decoder reports
 	}
+	var all []*Error
 	for _, key := range sortedKeys(m) {
 		at := key
 		if path != "" {
@@ -162,13 +196,13 @@ func unknownKey(m map[string]any, t reflect.Type, path string) *Error {
 		case fields == nil:
 			next = t.Elem()
 		case !known:
-			return &Error{Path: at, Err: errors.New("unknown key" + suggest(key, sortedKeys(fields)))}
+			all = append(all, &Error{Path: at, Err: errors.New("unknown key" + Suggest(key, sortedKeys(fields)))})
+			delete(m, key)
+			continue
 		}
-		if err := unknown(m[key], next, at); err != nil {
-			return err
-		}
+		all = append(all, unknown(m[key], next, at)...)
 	}
-	return nil
+	return all
 }
 
 var unmarshaler = reflect.TypeFor[json.Unmarshaler]()

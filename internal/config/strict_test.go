@@ -72,6 +72,32 @@ func TestAWellFormedFileIsDecoded(t *testing.T) {
 	require.True(t, into.Resources[0].Devices["any key"])
 }
 
+func TestUnknownKeysCanBePassedOverAndAreAllNamed(t *testing.T) {
+	in := "Version: v0\nversion: 1\nflags: {count: 3, counts: 4}\nresources: [{name: a, nam: b, devices: {x: true}}]\nextra: {deep: [1, 2]}\n"
+	var into sample
+	ignored, err := Ignoring([]byte(in), &into, "c.yaml")
+	require.NoError(t, err)
+	var said []string
+	for _, key := range ignored {
+		said = append(said, key.Error())
+	}
+	require.Equal(t, []string{
+		`c.yaml: Version: unknown key, did you mean "version"?`,
+		`c.yaml: extra: unknown key (known here: flags, resources, shared, version)`,
+		`c.yaml: flags.counts: unknown key, did you mean "count"?`,
+		`c.yaml: resources[0].nam: unknown key, did you mean "name"?`,
+	}, said)
+	require.Equal(t, "1", into.Version)
+	require.EqualValues(t, 3, into.Flags.Count)
+	require.Equal(t, "a", into.Resources[0].Name)
+	require.True(t, into.Resources[0].Devices["x"])
+
+	for _, bad := range []string{"version: a\nversion: b", "extra: 1\nextra: 2", "x: 1\nflags: {count: many}", "", "version: [", "a: 1\n---\nb: 1"} {
+		_, err := Ignoring([]byte(bad), new(sample), "c.yaml")
+		require.ErrorContains(t, err, "c.yaml: ", "refused as ever: %q", bad)
+	}
+}
+
 func TestWhatIsWrittenIsReadBack(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		// Control characters are not YAML.
@@ -95,9 +121,15 @@ func FuzzStrict(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var into sample
 		err := Strict(data, &into, "fuzz")
+		var lenient sample
+		ignored, lenientErr := Ignoring(data, &lenient, "fuzz")
 		if err == nil {
+			require.NoError(t, lenientErr)
+			require.Empty(t, ignored)
+			require.Equal(t, into, lenient)
 			return
 		}
+		require.False(t, lenientErr == nil && len(ignored) == 0, "passed over, and nothing said: %v", err)
 		if strings.ContainsRune(err.Error(), '\n') {
 			t.Errorf("an error of more than one line: %q", err)
 		}
