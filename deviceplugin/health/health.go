@@ -143,7 +143,7 @@ func (s State) Hear(e gpu.Event, now time.Time) State {
 	}
 	switch e.Kind {
 	case gpu.EventXID:
-		if info, ok := gpu.XID(e.XID); ok && info.Application {
+		if info, ok := gpu.XID(e.XID); ok && info.Action == gpu.ActionIgnore {
 			return s
 		}
 		return s.note(e, gpu.Fault{Reason: gpu.ReasonXID, Message: text(gpu.XIDText(e.XID), e.Message), XID: e.XID}, now)

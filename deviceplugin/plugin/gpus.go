@@ -185,8 +185,8 @@ func (p *Plugin) heard(events []gpu.Event) {
 		}
 	})
 	for _, e := range events {
-		if info, known := gpu.XID(e.XID); e.Kind == gpu.EventXID && known && info.Application {
-			p.cfg.Log.Info("XID that an application can cause; the GPU stays healthy", "gpu", string(e.UUID), "message", gpu.XIDText(e.XID))
+		if info, known := gpu.XID(e.XID); e.Kind == gpu.EventXID && known && info.Action == gpu.ActionIgnore {
+			p.cfg.Log.Info("XID that is not held against the GPU", "gpu", string(e.UUID), "message", gpu.XIDText(e.XID))
 		}
 	}
 }

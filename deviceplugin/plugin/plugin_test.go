@@ -275,7 +275,7 @@ func TestApplicationXIDsChangeNothing(t *testing.T) {
 	n.source.Emit(gputest.XID(gputest.GPU(2), 48)) // delivered after them
 	r := n.wait(7)
 	require.Equal(t, []string{string(gputest.GPU(2))}, n.unhealthy(r))
-	n.log.wait(t, "XID that an application can cause")
+	n.log.wait(t, "XID that is not held against the GPU")
 }
 
 func TestALostGPUComesBackWhenItIsSeenAgain(t *testing.T) {
