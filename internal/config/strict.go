@@ -26,16 +26,19 @@ const MaxBytes = 1 << 20
 // Error is what is wrong with a configuration. It reads
 // "file: field.path: what is wrong".
 type Error struct {
-	Source string // as given to Strict, usually the path of a file
+	Source string // as given to Strict, usually the path of a file; "" where there is none
 	Path   string // "sharing.timeSlicing.resources[0].name"; "" for the whole
 	Err    error
 }
 
 func (e *Error) Error() string {
-	if e.Path == "" {
-		return e.Source + ": " + e.Err.Error()
+	text := e.Err.Error()
+	for _, part := range []string{e.Path, e.Source} {
+		if part != "" {
+			text = part + ": " + text
+		}
 	}
-	return e.Source + ": " + e.Path + ": " + e.Err.Error()
+	return text
 }
 
 func (e *Error) Unwrap() error { return e.Err }
