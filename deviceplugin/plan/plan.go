@@ -1,6 +1,5 @@
 // Package plan says what follows from a node's GPUs and their health: which
-// devices the kubelet is told of, and which of them go well together. It is
-// pure.
+// devices the kubelet is told of. It is pure.
 package plan
 
 import (

@@ -24,6 +24,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
 	"github.com/gpuready/gpuready/deviceplugin/plan"
+	"github.com/gpuready/gpuready/deviceplugin/prefer"
 	"github.com/gpuready/gpuready/deviceplugin/server"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/injection"
@@ -111,9 +112,9 @@ type ending struct {
 // view is what the kubelet's questions are answered from: never changed, only
 // replaced.
 type view struct {
-	devices  []plan.Device
-	byID     map[string]plan.Device
-	topology *plan.Topology
+	devices []plan.Device
+	byID    map[string]plan.Device
+	chooser *prefer.Chooser
 }
 
 // Run runs the plugin until ctx ends and returns nil then, or when this
