@@ -90,7 +90,7 @@ func TestWhatMakesAGPUUnhealthyAndWhatMakesItHealthyAgain(t *testing.T) {
 			{hear(gputest.XID(gputest.GPU(1), 48)), marks{1: gpu.ReasonXID}},
 			{func(h health.State) health.State { return h.Blind(gpu.Fault{Reason: gpu.ReasonUnwatched}, true, now) },
 				marks{0: gpu.ReasonUnwatched, 1: gpu.ReasonXID, 2: gpu.ReasonUnwatched, 3: gpu.ReasonUnwatched}},
-			{func(h health.State) health.State { return h.See(node, now).Watching() }, marks{}},
+			{func(h health.State) health.State { return h.See(node, now).Watching(now) }, marks{}},
 		},
 		"an ECC error": {
 			{hear(event(gpu.EventECC, 0)), marks{0: gpu.ReasonECC}},
@@ -116,7 +116,7 @@ func TestWhatMakesAGPUUnhealthyAndWhatMakesItHealthyAgain(t *testing.T) {
 		"unwatched, until it is watched": {
 			{hear(event(gpu.EventUnwatched, 1)), marks{1: gpu.ReasonUnwatched}},
 			{see(node), marks{1: gpu.ReasonUnwatched}},
-			{func(h health.State) health.State { return h.Watched(gputest.GPU(1)) }, marks{}},
+			{func(h health.State) health.State { return h.Watched(gputest.GPU(1), now) }, marks{}},
 		},
 		"an event that names no GPU concerns all": {
 			{hear(gputest.XID("", 79)), marks{0: gpu.ReasonXID, 1: gpu.ReasonXID, 2: gpu.ReasonXID, 3: gpu.ReasonXID}},
@@ -201,9 +201,9 @@ func step(t *rapid.T, h health.State) health.State {
 	case 3:
 		return h.See(without(i), now)
 	case 4:
-		return h.Watching()
+		return h.Watching(now)
 	case 5:
-		return h.Watched(gputest.GPU(i))
+		return h.Watched(gputest.GPU(i), now)
 	case 6:
 		return h.Blind(gpu.Fault{Reason: gpu.ReasonUnwatched}, rapid.Bool().Draw(t, "unloaded"), now)
 	case 7:
@@ -227,7 +227,7 @@ func TestANewProcessKnowsWhatTheOldOneKnew(t *testing.T) {
 		again := health.Recall(read)
 
 		// Both see the same from now on; what can be watched is found out anew.
-		h = h.Watching()
+		h = h.Watching(now)
 		for range rapid.IntRange(1, 6).Draw(t, "after") {
 			seen := with(0, "")
 			switch rapid.IntRange(0, 3).Draw(t, "seen") {
@@ -253,7 +253,7 @@ func TestAGPUIsHeldBackUntilThereIsEvidence(t *testing.T) {
 			case 1:
 				h = h.See(without(i), now)
 			case 2:
-				h = h.Watching().Watched(gputest.GPU(2))
+				h = h.Watching(now).Watched(gputest.GPU(2), now)
 			case 3:
 				h = h.Hear(event(gpu.EventLost, i), now)
 			default:

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gpuready/gpuready/deviceplugin/driver"
+	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
 	"github.com/gpuready/gpuready/internal/nodestate"
@@ -170,7 +171,7 @@ func (p *Plugin) seen(o Opened, snap gpu.Snapshot, watching bool) {
 		p.absent = nil
 		p.see(o, snap)
 		if watching {
-			p.health = p.health.Watching()
+			p.health = p.health.Watching(time.Now())
 		}
 	})
 	p.cfg.Log.Info("using the driver", "driver", snap.Driver.Version, "path", o.Root, "gpus", len(snap.Devices), "simulated", snap.Driver.Simulated)
@@ -178,14 +179,16 @@ func (p *Plugin) seen(o Opened, snap gpu.Snapshot, watching bool) {
 
 // heard takes events into account, before anything slow is done.
 func (p *Plugin) heard(events []gpu.Event) {
+	var policy health.Policy
 	p.update(func() {
+		policy = p.health.Policy()
 		for _, e := range events {
 			p.metrics.event(e)
 			p.health = p.health.Hear(e, time.Now())
 		}
 	})
 	for _, e := range events {
-		if info, known := gpu.XID(e.XID); e.Kind == gpu.EventXID && known && info.Action == gpu.ActionIgnore {
+		if e.Kind == gpu.EventXID && policy.Rule(e.XID).Action == gpu.ActionIgnore {
 			p.cfg.Log.Info("XID that is not held against the GPU", "gpu", string(e.UUID), "message", gpu.XIDText(e.XID))
 		}
 	}
@@ -207,7 +210,7 @@ func (p *Plugin) looked(o Opened, snap gpu.Snapshot, events []gpu.Event) {
 		}
 		for _, d := range snap.Devices {
 			if told[d.UUID] && d.Fault.Reason == "" {
-				p.health = p.health.Watched(d.UUID)
+				p.health = p.health.Watched(d.UUID, time.Now())
 			}
 		}
 	})

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -196,6 +197,11 @@ func (n *node) state(cond func(nodestate.State) bool) nodestate.State {
 	return last
 }
 
+// outOfService says that a snapshot has shown a GPU out of service.
+func outOfService(s nodestate.State) bool {
+	return slices.ContainsFunc(s.DevicePlugin.Faults, func(f nodestate.Fault) bool { return f.Evidence == "reset" })
+}
+
 func (n *node) unhealthy(r kubelettest.Resource) []string {
 	var ids []string
 	for _, d := range r.Devices {
@@ -284,7 +290,7 @@ func TestALostGPUComesBackWhenItIsSeenAgain(t *testing.T) {
 	n.source.FailDevice(gputest.GPU(5), gpu.Fault{Reason: gpu.ReasonLost, Message: "fell off the bus"})
 	require.Equal(t, []string{string(gputest.GPU(5))}, n.unhealthy(n.wait(7)))
 	// Until a snapshot has shown it lost, one that shows it well proves nothing.
-	n.state(func(s nodestate.State) bool { return len(s.DevicePlugin.Faults) == 2 })
+	n.state(outOfService)
 	n.source.FailDevice(gputest.GPU(5), gpu.Fault{})
 	n.wait(8)
 	n.log.wait(t, "device is healthy again")

@@ -53,7 +53,7 @@ func aBrokenGPUIsTakenOutAndSaidToBe(t *testing.T, s *Suite) {
 	s.World.Until(t, "the device plugin has seen that the GPU is gone", func() error {
 		state := s.State(t, node, nodestate.DevicePlugin)
 		for _, f := range state.DevicePlugin.Faults {
-			if string(f.GPU) == victim {
+			if string(f.GPU) == victim && f.Evidence == "reset" {
 				return nil
 			}
 		}
