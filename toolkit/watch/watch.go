@@ -5,16 +5,16 @@ package watch
 import (
 	"context"
 	"errors"
-	"fmt"
-	"os"
+	"io/fs"
 	"path"
 	"slices"
 	"strings"
 	"sync"
 
-	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/inotify"
 )
 
 // Meaning is what a change stands for: bits of the watcher's owner.
@@ -34,7 +34,7 @@ type Target struct {
 // Watcher tells when something happens in its targets.
 type Watcher struct {
 	root   *host.Root
-	notify *fsnotify.Watcher
+	notify *inotify.Watcher
 
 	mu      sync.Mutex
 	watched map[string][]watch // by the directory watched, as this process sees it
@@ -49,9 +49,9 @@ type watch struct {
 
 // New makes a watcher of the host below root, which watches nothing yet.
 func New(root *host.Root) (*Watcher, error) {
-	notify, err := fsnotify.NewWatcher()
+	notify, err := inotify.New()
 	if err != nil {
-		return nil, fmt.Errorf("inotify: %w; raise fs.inotify.max_user_instances", err)
+		return nil, err
 	}
 	return &Watcher{root: root, notify: notify, watched: map[string][]watch{}}, nil
 }
@@ -90,20 +90,19 @@ func (w *Watcher) Set(targets []Target) (more bool, err error) {
 	w.mu.Unlock()
 	for dir := range was {
 		if want[dir] == nil {
-			_ = w.notify.Remove(dir) // it may be gone, and is then no longer watched anyway
+			w.notify.Remove(dir)
 		}
 	}
-	listed := w.notify.WatchList()
 	for dir, reasons := range want {
 		for _, r := range reasons {
 			more = more || !slices.Contains(was[dir], r)
 		}
-		if slices.Contains(listed, dir) {
+		if w.notify.Has(dir) {
 			continue
 		}
 		more = true
-		if err := w.notify.Add(dir); err != nil && !errors.Is(err, os.ErrNotExist) { // gone meanwhile: look again
-			return false, fmt.Errorf("watch %s: %w; raise fs.inotify.max_user_watches", dir, err)
+		if err := w.notify.Add(dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) { // gone meanwhile: look again
+			return false, err
 		}
 	}
 	return more, nil
@@ -112,39 +111,27 @@ func (w *Watcher) Set(targets []Target) (more bool, err error) {
 // Next waits for something that matters and returns what it means.
 func (w *Watcher) Next(ctx context.Context) (Meaning, error) {
 	for {
-		select {
-		case <-ctx.Done():
-			return 0, ctx.Err()
-		case err := <-w.notify.Errors:
-			if errors.Is(err, fsnotify.ErrEventOverflow) {
-				return Everything, nil
-			}
-			return 0, fmt.Errorf("inotify: %w", err)
-		case e, ok := <-w.notify.Events:
-			if !ok {
-				return 0, errors.New("inotify: closed")
-			}
-			if means := w.meaning(e); means != 0 {
-				return means, nil
-			}
+		e, err := w.notify.Next(ctx)
+		if err != nil {
+			return 0, err
+		}
+		if means := w.meaning(e); means != 0 {
+			return means, nil
 		}
 	}
 }
 
-func (w *Watcher) meaning(e fsnotify.Event) Meaning {
-	var means Meaning
-	if e.Op == fsnotify.Chmod {
-		return 0
+func (w *Watcher) meaning(e inotify.Event) Meaning {
+	if e.What == inotify.Missed {
+		return Everything
 	}
+	var means Meaning
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, r := range w.watched[path.Dir(e.Name)] {
-		if ok, _ := path.Match(r.pattern, path.Base(e.Name)); ok {
+	for _, r := range w.watched[e.Dir] {
+		if ok, _ := path.Match(r.pattern, e.Name); ok || e.What == inotify.Gone {
 			means |= r.means
 		}
-	}
-	for _, r := range w.watched[e.Name] { // the directory itself went away
-		means |= r.means
 	}
 	return means
 }

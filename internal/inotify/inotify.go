@@ -1,0 +1,180 @@
+// Package inotify tells what happens in directories, with one inotify instance
+// for the whole process: Linux gives a user 128 of them by default, to be shared by
+// everything that runs as root on a node, and a process that watched each of its
+// subjects with an instance of its own would take a good part of them.
+package inotify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// What happened.
+type What int
+
+// The kinds of Event.
+const (
+	Changed What = iota + 1 // an entry of the directory was made, written to, renamed or removed
+	Gone                    // the directory itself was removed, renamed or unmounted: it is watched no more
+	Missed                  // there was too much to tell: anything may have changed
+)
+
+// Event is one thing that happened in a directory.
+type Event struct {
+	What What
+	Dir  string // as given to Add; "" with Missed
+	Name string // of the entry; "" unless Changed
+}
+
+// ErrClosed is returned by Next after Close.
+var ErrClosed = errors.New("inotify: closed")
+
+// most is how many events wait for one Watcher. What comes then is Missed.
+const most = 4096
+
+// Watcher watches directories. Its methods may be called concurrently.
+type Watcher struct {
+	shared *instance
+
+	mu      sync.Mutex
+	dirs    map[string]int32 // watch descriptors by directory, guarded by shared.mu
+	waiting []Event
+	missed  bool
+	failed  error
+	some    chan struct{}
+}
+
+// New makes a Watcher that watches nothing yet.
+func New() (*Watcher, error) {
+	w := &Watcher{dirs: map[string]int32{}, some: make(chan struct{}, 1)}
+	var err error
+	w.shared, err = join(w)
+	return w, err
+}
+
+// Add watches a directory; one that is watched already stays so. A directory
+// that is reached by several paths may be added by each of them. The error
+// wraps fs.ErrNotExist where there is none.
+func (w *Watcher) Add(dir string) error {
+	s := w.shared
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || !s.users[w] {
+		return ErrClosed
+	}
+	// The kernel answers with the descriptor that it has for this directory.
+	n, err := unix.InotifyAddWatch(s.fd, dir, unix.IN_CREATE|unix.IN_MODIFY|unix.IN_DELETE|unix.IN_MOVED_FROM|unix.IN_MOVED_TO|unix.IN_DELETE_SELF|unix.IN_MOVE_SELF|unix.IN_ONLYDIR)
+	if err != nil {
+		return explain(&fs.PathError{Op: "watch", Path: dir, Err: err})
+	}
+	wd := int32(n)
+	if was, there := w.dirs[dir]; there && was != wd {
+		s.drop(w, dir, was) // another directory has that name now
+	}
+	w.dirs[dir] = wd
+	if s.who[wd] == nil {
+		s.who[wd] = map[*Watcher]map[string]bool{}
+	}
+	if s.who[wd][w] == nil {
+		s.who[wd][w] = map[string]bool{}
+	}
+	s.who[wd][w][dir] = true
+	return nil
+}
+
+// Has says whether a directory is watched: it was added, and is not Gone.
+func (w *Watcher) Has(dir string) bool {
+	w.shared.mu.Lock()
+	defer w.shared.mu.Unlock()
+	_, there := w.dirs[dir]
+	return there
+}
+
+// Remove watches a directory no more. Events of it may still be waiting.
+func (w *Watcher) Remove(dir string) {
+	s := w.shared
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if wd, there := w.dirs[dir]; there {
+		s.drop(w, dir, wd)
+	}
+}
+
+// Next waits for an event, until ctx ends or the Watcher is closed.
+func (w *Watcher) Next(ctx context.Context) (Event, error) {
+	for {
+		if err := ctx.Err(); err != nil {
+			return Event{}, err
+		}
+		w.mu.Lock()
+		switch {
+		case w.missed: // before what came before it: whoever looks anew sees that too
+			w.missed, w.waiting = false, nil
+			w.mu.Unlock()
+			return Event{What: Missed}, nil
+		case len(w.waiting) > 0:
+			e := w.waiting[0]
+			w.waiting = w.waiting[1:]
+			w.mu.Unlock()
+			return e, nil
+		case w.failed != nil:
+			err := w.failed
+			w.mu.Unlock()
+			return Event{}, err
+		}
+		w.mu.Unlock()
+		select {
+		case <-w.some:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// Close ends the Watcher. Calling it twice is fine.
+func (w *Watcher) Close() error {
+	w.fail(ErrClosed)
+	return leave(w)
+}
+
+func (w *Watcher) put(e Event) {
+	w.mu.Lock()
+	if e.What == Missed || len(w.waiting) == most {
+		w.missed = true
+	} else {
+		w.waiting = append(w.waiting, e)
+	}
+	w.mu.Unlock()
+	w.wake()
+}
+
+func (w *Watcher) fail(err error) {
+	w.mu.Lock()
+	if w.failed == nil {
+		w.failed = err
+	}
+	w.mu.Unlock()
+	w.wake()
+}
+
+func (w *Watcher) wake() {
+	select {
+	case w.some <- struct{}{}:
+	default: // it is awake
+	}
+}
+
+// explain says what to do about limits of the kernel.
+func explain(err error) error {
+	switch {
+	case errors.Is(err, unix.EMFILE):
+		return fmt.Errorf("inotify: %w; raise fs.inotify.max_user_instances", err)
+	case errors.Is(err, unix.ENOSPC):
+		return fmt.Errorf("inotify: %w; raise fs.inotify.max_user_watches", err)
+	}
+	return err
+}

@@ -1,0 +1,248 @@
+package inotify
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func watcher(t *testing.T, dirs ...string) *Watcher {
+	t.Helper()
+	w, err := New()
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, w.Close()) })
+	for _, dir := range dirs {
+		require.NoError(t, w.Add(dir))
+	}
+	return w
+}
+
+// next is the next event; a test that waits for ever is ended by go test.
+func next(t *testing.T, w *Watcher) Event {
+	t.Helper()
+	e, err := w.Next(t.Context())
+	require.NoError(t, err)
+	return e
+}
+
+func touch(t *testing.T, dir, name string) {
+	t.Helper()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+}
+
+// instances is how many inotify instances this process has open.
+func instances(t *testing.T) int {
+	t.Helper()
+	fds, err := filepath.Glob("/proc/self/fd/*")
+	require.NoError(t, err)
+	n := 0
+	for _, fd := range fds {
+		if to, err := os.Readlink(fd); err == nil && strings.Contains(to, "inotify") {
+			n++
+		}
+	}
+	return n
+}
+
+func TestWatchersShareOneInstanceAndItGoesWithTheLast(t *testing.T) {
+	before := instances(t)
+	var all []*Watcher
+	for range 20 {
+		w, err := New()
+		require.NoError(t, err)
+		require.NoError(t, w.Add(t.TempDir()))
+		all = append(all, w)
+	}
+	require.Equal(t, before+1, instances(t))
+	for _, w := range all {
+		require.NoError(t, w.Close())
+		require.NoError(t, w.Close(), "twice is fine")
+		require.ErrorIs(t, w.Add(t.TempDir()), ErrClosed)
+	}
+	require.Equal(t, before, instances(t))
+	dir := t.TempDir()
+	w := watcher(t, dir)
+	touch(t, dir, "a")
+	require.Equal(t, Event{Changed, dir, "a"}, next(t, w), "and another takes its place")
+}
+
+func TestEachWatcherHearsOfItsOwnDirectoriesByItsOwnNames(t *testing.T) {
+	dir, other := t.TempDir(), t.TempDir()
+	link := filepath.Join(other, "link")
+	require.NoError(t, os.Symlink(dir, link))
+	byDir, byLink, both, neither := watcher(t, dir), watcher(t, link), watcher(t, dir, link), watcher(t, other)
+	touch(t, dir, "a")
+	require.Equal(t, Event{Changed, dir, "a"}, next(t, byDir))
+	require.Equal(t, Event{Changed, link, "a"}, next(t, byLink))
+	require.ElementsMatch(t, []Event{{Changed, dir, "a"}, {Changed, link, "a"}}, []Event{next(t, both), next(t, both)})
+
+	byDir.Remove(dir)
+	both.Remove(dir)
+	touch(t, dir, "b")
+	require.Equal(t, Event{Changed, link, "b"}, next(t, byLink), "it stays watched for those who want it")
+	require.Equal(t, Event{Changed, link, "b"}, next(t, both))
+	touch(t, other, "c")
+	require.Equal(t, Event{Changed, other, "c"}, next(t, neither))
+}
+
+func TestWhateverHappensToAnEntryIsTold(t *testing.T) {
+	for what, do := range map[string]func(path string) error{
+		"written": func(path string) error { return os.WriteFile(path, []byte("x"), 0o600) },
+		"removed": os.Remove,
+		"renamed": func(path string) error { return os.Rename(path, path+"-away") },
+		"made":    func(path string) error { return os.Mkdir(path+"-too", 0o700) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			dir := t.TempDir()
+			touch(t, dir, "a")
+			w := watcher(t, dir)
+			require.NoError(t, do(filepath.Join(dir, "a")))
+			e := next(t, w)
+			require.Equal(t, Changed, e.What)
+			require.Contains(t, e.Name, "a")
+		})
+	}
+}
+
+func TestADirectoryThatGoesIsSaidToBeGoneAndCanBeWatchedAnew(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "dir")
+	for name, away := range map[string]func() error{
+		"removed": func() error { return os.Remove(dir) },
+		"renamed": func() error { return os.Rename(dir, dir+"-of-before") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			require.NoError(t, os.Mkdir(dir, 0o700))
+			a, b := watcher(t, dir), watcher(t, dir)
+			require.NoError(t, away())
+			for _, w := range []*Watcher{a, b} {
+				require.Equal(t, Event{Gone, dir, ""}, next(t, w))
+				require.False(t, w.Has(dir))
+			}
+			require.ErrorIs(t, a.Add(dir), fs.ErrNotExist)
+			require.NoError(t, os.Mkdir(dir, 0o700))
+			require.NoError(t, a.Add(dir))
+			touch(t, dir, "a")
+			require.Equal(t, Event{Changed, dir, "a"}, next(t, a))
+			require.NoError(t, os.RemoveAll(dir))
+		})
+	}
+}
+
+func TestAnotherDirectoryOfTheSameNameIsTheOneThatIsWatched(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "dir")
+	require.NoError(t, os.Mkdir(dir, 0o700))
+	w := watcher(t, dir)
+	require.NoError(t, os.Rename(dir, dir+"-of-before"))
+	require.NoError(t, os.Mkdir(dir, 0o700))
+	require.NoError(t, w.Add(dir))
+	touch(t, dir+"-of-before", "old")
+	touch(t, dir, "new")
+	for {
+		e := next(t, w)
+		require.NotEqual(t, "old", e.Name)
+		if e.Name == "new" {
+			return
+		}
+	}
+}
+
+func TestAFileIsNoDirectory(t *testing.T) {
+	dir := t.TempDir()
+	touch(t, dir, "a")
+	require.ErrorContains(t, watcher(t).Add(filepath.Join(dir, "a")), "not a directory")
+}
+
+func TestWhoDoesNotListenIsToldThatMuchWasMissedAndTheOthersHearAll(t *testing.T) {
+	dir := t.TempDir()
+	slow, quick := watcher(t, dir), watcher(t, dir)
+	for i := range most + 10 {
+		require.NoError(t, os.Mkdir(filepath.Join(dir, fmt.Sprint(i)), 0o700))
+		require.Equal(t, Event{Changed, dir, fmt.Sprint(i)}, next(t, quick))
+	}
+	require.Equal(t, Event{What: Missed}, next(t, slow))
+	touch(t, dir, "a")
+	require.Equal(t, Event{Changed, dir, "a"}, next(t, slow))
+}
+
+func TestWaitingEndsWithItsContextAndWithTheWatcher(t *testing.T) {
+	w := watcher(t, t.TempDir())
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	_, err := w.Next(ctx)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := w.Next(context.Background())
+		ended <- err
+	}()
+	require.NoError(t, w.Close())
+	require.ErrorIs(t, <-ended, ErrClosed)
+}
+
+func TestAnInstanceThatFailsEndsItsWatchersAndNoOthers(t *testing.T) {
+	dir := t.TempDir()
+	w := watcher(t, dir)
+	w.shared.fail(os.ErrInvalid)
+	_, err := w.Next(t.Context())
+	require.ErrorIs(t, err, os.ErrInvalid)
+	again := watcher(t, dir)
+	touch(t, dir, "a")
+	require.Equal(t, Event{Changed, dir, "a"}, next(t, again))
+}
+
+func TestWatchersThatComeAndGoAtOnceMissNothing(t *testing.T) {
+	before := instances(t)
+	dir := t.TempDir()
+	var all sync.WaitGroup
+	for i := range 8 {
+		all.Go(func() {
+			for j := range 50 {
+				w, err := New()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				name := fmt.Sprintf("%d-%d", i, j)
+				if err := w.Add(dir); err != nil {
+					t.Error(err)
+				}
+				if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+					t.Error(err)
+				}
+				for {
+					e, err := w.Next(t.Context())
+					if err != nil {
+						t.Error(err)
+						break
+					}
+					if e.Name == name {
+						break
+					}
+				}
+				if err := w.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	require.Equal(t, before, instances(t))
+}
+
+func FuzzEvents(f *testing.F) {
+	f.Add([]byte{1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0, 'a', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
+	f.Fuzz(func(_ *testing.T, data []byte) {
+		w := &Watcher{dirs: map[string]int32{"/d": 1}, some: make(chan struct{}, 1)}
+		s := &instance{fd: -1, users: map[*Watcher]bool{w: true}, who: map[int32]map[*Watcher]map[string]bool{1: {w: {"/d": true}}}}
+		w.shared = s
+		s.tell(data)
+	})
+}
