@@ -76,6 +76,35 @@ func TestALostGPUIsTakenLastAndHarmsNoOther(t *testing.T) {
 	}
 }
 
+// The neighbours of a broken GPU are chosen among as if it were not there.
+func TestUnhealthyDevicesAreTakenLast(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := random(t, 2, 12)
+		o := prefer.Options{Policy: prefer.Policy(rapid.IntRange(0, 3).Draw(t, "policy"))}
+		devices := parts(s, rapid.IntRange(1, 3).Draw(t, "replicas"))
+		broken := s.Devices[rapid.IntRange(0, len(s.Devices)-1).Draw(t, "broken")].UUID
+		var sound []string
+		for i, d := range devices {
+			devices[i].Late = d.GPU == broken
+			if d.GPU != broken {
+				sound = append(sound, d.ID)
+			}
+		}
+		size := rapid.IntRange(1, len(devices)).Draw(t, "size")
+		c := prefer.New(prefer.NewTopology(s), devices, o)
+		got, err := c.Prefer(names(devices), nil, size)
+		require.NoError(t, err)
+		require.Len(t, got, size)
+		if size > len(sound) {
+			require.Subset(t, got, sound)
+			return
+		}
+		want, err := c.Prefer(sound, nil, size)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	})
+}
+
 func TestWhatCannotBePreferredIsSaid(t *testing.T) {
 	node := gputest.Node("t4", 4)
 	for want, c := range map[string]struct {

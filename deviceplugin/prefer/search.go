@@ -141,7 +141,7 @@ type quad struct {
 }
 
 // left counts what stays behind: the quads by rank, best first, then the pairs.
-// A set that is broken already has fewer of them to lose.
+// What is broken already has fewer of them to lose.
 func (s *search) left(picked set, into []int) []int {
 	if s.quads == nil {
 		s.quads = s.allQuads()
@@ -169,17 +169,16 @@ func (s *search) left(picked set, into []int) []int {
 	return into
 }
 
+// allQuads lists the quads that are nearer than GPUs of the node are anyway.
 func (s *search) allQuads() []quad {
-	quads := make([]quad, 0, s.n*(s.n-1)*(s.n-2)*(s.n-3)/24)
-	r := s.rank
+	quads, r := []quad{}, s.rank
 	for a := range s.n {
 		for b := range a {
 			for c := range b {
 				for d := range c {
-					quads = append(quads, quad{
-						gpus: set(0).with(a).with(b).with(c).with(d),
-						rank: min(r[a][b], r[a][c], r[a][d], r[b][c], r[b][d], r[c][d]),
-					})
+					if rank := min(r[a][b], r[a][c], r[a][d], r[b][c], r[b][d], r[c][d]); rank > 0 {
+						quads = append(quads, quad{set(0).with(a).with(b).with(c).with(d), rank})
+					}
 				}
 			}
 		}

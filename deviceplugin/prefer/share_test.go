@@ -153,6 +153,23 @@ func TestStrictSpreadGivesNoGPUTwice(t *testing.T) {
 	}
 }
 
+// Strict holds for unhealthy devices too, and for those of a GPU that is lost.
+func TestStrictSpreadHoldsForWhatIsTakenLast(t *testing.T) {
+	s := gputest.Node("l40s", 4)
+	devices := parts(s, 2)
+	for i := range devices {
+		devices[i].Late = devices[i].GPU == gputest.GPU(1)
+	}
+	s.Devices = s.Devices[1:]
+	c := prefer.New(prefer.NewTopology(s), devices, prefer.Options{Strict: true})
+	got, err := c.Prefer(append(free(2, 0, 0, 0, 0), "stranger"), nil, 5)
+	require.NoError(t, err)
+	require.Equal(t, []int{1, 1, 1, 1}, of(4, got))
+	require.Contains(t, got, "stranger")
+	_, err = c.Prefer(free(2, 0, 0, 0, 0), nil, 5)
+	require.ErrorContains(t, err, "only 4 GPUs have one available")
+}
+
 // MIG devices of a GPU have names of their own.
 func TestMIGDevicesFollowTheirGPU(t *testing.T) {
 	s := gputest.Node("a100-mig", 8)
