@@ -30,22 +30,7 @@ func (q *question) pool(have, may []int) pool {
 		for _, h := range have {
 			p.base[i] += q.topology.score[place][q.gpus[h].place]
 		}
-		p.load[i], p.more[i] = q.taken[g], q.stock[g] > 1
+		p.load[i], p.more[i] = q.taken[g], q.gpus[g].total-q.taken[g] > 1
 	}
 	return p
-}
-
-// nearest chooses need of the GPUs that may be picked, given those that the
-// container has.
-func (q *question) nearest(have, may []int, need int) []int {
-	p := q.pool(have, may)
-	positions := exact
-	if p.n > most {
-		positions = grown
-	}
-	var chosen []int
-	for _, i := range positions(p, need) {
-		chosen = append(chosen, may[i])
-	}
-	return chosen
 }

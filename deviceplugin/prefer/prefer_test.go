@@ -2,6 +2,7 @@ package prefer_test
 
 import (
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -117,6 +118,26 @@ func TestWhatCannotBePreferredIsSaid(t *testing.T) {
 	} {
 		_, err := chooser(node).Prefer(ids(node), c.include, c.size)
 		require.EqualError(t, err, want)
+	}
+}
+
+func TestCallsMayRunAtTheSameTime(t *testing.T) {
+	s := wired(16, bridged(4, 6))
+	c := chooser(s)
+	want, err := c.Prefer(ids(s), nil, 3)
+	require.NoError(t, err)
+	var calls sync.WaitGroup
+	answers := make([][]string, 8)
+	for i := range answers {
+		calls.Go(func() {
+			for range 50 {
+				answers[i], _ = c.Prefer(ids(s), nil, 3)
+			}
+		})
+	}
+	calls.Wait()
+	for _, got := range answers {
+		require.Equal(t, want, got)
 	}
 }
 

@@ -18,8 +18,8 @@ type question struct {
 	taken  []int  // by GPU: devices that are not free, those of the container among them
 	next   []int  // by GPU: the device to look at for the next pick
 
-	strange []string // not known, and given
-	foreign []string // not known, and available
+	unknownGiven []string // no such device, and must be included
+	unknownFree  []string // no such device, and available
 }
 
 // read sorts out what is asked: each device once, in an order of ours.
@@ -38,7 +38,7 @@ func (c *Chooser) read(available, include []string) *question {
 		d, known := c.at[id]
 		switch {
 		case !known:
-			q.strange = append(q.strange, id)
+			q.unknownGiven = append(q.unknownGiven, id)
 		case !q.chosen[d]:
 			q.chosen[d] = true
 			q.picks[c.devices[d].gpu]++
@@ -49,7 +49,7 @@ func (c *Chooser) read(available, include []string) *question {
 		d, known := c.at[id]
 		switch {
 		case !known:
-			q.foreign = append(q.foreign, id)
+			q.unknownFree = append(q.unknownFree, id)
 		case !q.chosen[d] && !q.open[d]:
 			q.open[d] = true
 			q.free++
@@ -59,13 +59,13 @@ func (c *Chooser) read(available, include []string) *question {
 			}
 		}
 	}
-	q.strange = distinct(q.strange)
-	q.included += len(q.strange)
-	q.foreign = slices.DeleteFunc(distinct(q.foreign), func(id string) bool {
-		_, given := slices.BinarySearch(q.strange, id)
+	q.unknownGiven = distinct(q.unknownGiven)
+	q.included += len(q.unknownGiven)
+	q.unknownFree = slices.DeleteFunc(distinct(q.unknownFree), func(id string) bool {
+		_, given := slices.BinarySearch(q.unknownGiven, id)
 		return given
 	})
-	q.free += len(q.foreign)
+	q.free += len(q.unknownFree)
 	return q
 }
 
@@ -77,7 +77,7 @@ func distinct(ids []string) []string {
 // apart leaves of each GPU only what does not give the container two devices
 // of it. What is not known counts as a GPU of its own.
 func (q *question) apart(size int) error {
-	gpus := len(q.strange) + len(q.foreign)
+	gpus := len(q.unknownGiven) + len(q.unknownFree)
 	for g, p := range q.gpus {
 		if q.picks[g] > 1 {
 			return fmt.Errorf("%d of the devices to include are parts of %s, and a container gets only one of each GPU", q.picks[g], p.id)
@@ -124,7 +124,7 @@ func (q *question) fill(need int) {
 			need--
 		}
 	}
-	q.foreign = q.foreign[:need]
+	q.unknownFree = q.unknownFree[:need]
 }
 
 // answer names the devices that were chosen.
@@ -135,75 +135,5 @@ func (q *question) answer() []string {
 			ids = append(ids, q.devices[d].id)
 		}
 	}
-	return append(append(ids, q.strange...), q.foreign...)
-}
-
-// share picks need devices of the known GPUs, one at a time, each of the GPU
-// that the policy puts first.
-func (q *question) share(need int) {
-	for range need {
-		best := -1
-		for g := range q.known {
-			if q.stock[g] > 0 && (best < 0 || q.before(g, best)) {
-				best = g
-			}
-		}
-		q.pick(best)
-	}
-}
-
-// before says that the policy takes of GPU a rather than of GPU b. Where it
-// does not care, the one that is nearer to what is picked comes first.
-func (q *question) before(a, b int) bool {
-	taken, picks := q.taken[a]-q.taken[b], q.picks[a]-q.picks[b]
-	var order [2]int
-	switch q.options.Policy {
-	case Packed:
-		order = [2]int{-taken, picks}
-	case Spread:
-		order = [2]int{picks, taken}
-	default:
-		order = [2]int{taken, picks}
-	}
-	for _, by := range order {
-		if by != 0 {
-			return by < 0
-		}
-	}
-	return q.near(a) > q.near(b)
-}
-
-// near is how near a GPU is to those that are picked.
-func (q *question) near(g int) int {
-	sum := 0
-	for other, picks := range q.picks[:q.known] {
-		if picks > 0 {
-			sum += q.topology.score[q.gpus[g].place][q.gpus[other].place]
-		}
-	}
-	return sum
-}
-
-// align picks need devices of the known GPUs so that the GPUs are near to each
-// other: one of each while that is enough, then the second of each, and so on.
-// Only of the last round not every GPU is needed: that one is searched.
-func (q *question) align(need int) {
-	for round := 1; need > 0; round++ {
-		var have, may []int
-		for g := range q.known {
-			switch {
-			case q.picks[g] >= round:
-				have = append(have, g)
-			case q.stock[g] > 0:
-				may = append(may, g)
-			}
-		}
-		if len(may) > need {
-			may = q.nearest(have, may, need)
-		}
-		for _, g := range may {
-			q.pick(g)
-		}
-		need -= len(may)
-	}
+	return append(append(ids, q.unknownGiven...), q.unknownFree...)
 }

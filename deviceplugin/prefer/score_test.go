@@ -36,25 +36,30 @@ func best(list gpuallocator.DeviceList, available, include []string, size int) i
 func TestNoSetScoresHigherThanThePreferredOne(t *testing.T) {
 	for _, m := range machines(8) {
 		t.Run(m.name, func(t *testing.T) {
-			list, c := allocatable(m.node), chooser(m.node)
+			list, c, at := allocatable(m.node), chooser(m.node), places(m.node)
 			// scores[mask] is that of the set, by index.
 			scores := make([]int, 1<<8)
 			for mask := range scores {
 				scores[mask] = worth(list, named(mask))
 			}
 			for free := 1; free < 1<<8; free++ {
-				for size := 1; size <= bits.OnesCount(uint(free)); size++ {
+				available := named(free)
+				for size := 1; size <= len(available); size++ {
 					most := 0
 					for mask, score := range scores {
 						if mask&free == mask && bits.OnesCount(uint(mask)) == size {
 							most = max(most, score)
 						}
 					}
-					got, err := c.Prefer(named(free), nil, size)
+					got, err := c.Prefer(available, nil, size)
 					require.NoError(t, err)
-					require.Len(t, got, size)
-					require.Subset(t, named(free), got)
-					require.Equal(t, most, worth(list, got), "%d of %v: %v", size, named(free), got)
+					chosen := 0
+					for _, i := range indexes(at, got) {
+						chosen |= 1 << i
+					}
+					if chosen&^free != 0 || bits.OnesCount(uint(chosen)) != size || scores[chosen] != most {
+						require.Fail(t, "not the best", "%d of %v: %v scores %d of %d", size, available, got, scores[chosen], most)
+					}
 				}
 			}
 		})
@@ -81,6 +86,64 @@ func TestNoSetScoresHigherOnAnyNode(t *testing.T) {
 		require.NoError(t, err)
 		list := allocatable(s)
 		require.Equal(t, best(list, available, include, size), worth(list, got))
+	})
+}
+
+// leaves lists what the GPUs of a set that are not chosen still are to each
+// other: the weakest score within each four of them, best first, and then that
+// of each two.
+func leaves(list gpuallocator.DeviceList, available, chosen []string) []int {
+	rest := slices.DeleteFunc(slices.Clone(available), func(id string) bool { return slices.Contains(chosen, id) })
+	var quads, pairs []int
+	for mask := range uint(1) << len(rest) {
+		var of []int
+		for i, a := range rest {
+			for j, b := range rest[:i] {
+				if mask>>i&1 == 1 && mask>>j&1 == 1 {
+					of = append(of, worth(list, []string{a, b}))
+				}
+			}
+		}
+		switch bits.OnesCount(mask) {
+		case 2:
+			pairs = append(pairs, of[0])
+		case 4:
+			quads = append(quads, slices.Min(of))
+		}
+	}
+	descending := func(a, b int) int { return b - a }
+	slices.SortFunc(quads, descending)
+	slices.SortFunc(pairs, descending)
+	return append(quads, pairs...)
+}
+
+// Of the sets with the highest score none leaves more quads and pairs whole.
+func TestWhatIsLeftStaysWhole(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := rapid.SampledFrom(machines(8)).Draw(t, "machine").node
+		if rapid.Bool().Draw(t, "any links") {
+			s = random(t, 1, 7)
+		}
+		available := rapid.Permutation(ids(s)).Draw(t, "available")[:rapid.IntRange(1, len(s.Devices)).Draw(t, "free")]
+		size := rapid.IntRange(1, len(available)).Draw(t, "size")
+		got, err := chooser(s).Prefer(available, nil, size)
+		require.NoError(t, err)
+		list := allocatable(s)
+		most, left := worth(list, got), leaves(list, available, got)
+		for mask := range uint(1) << len(available) {
+			if bits.OnesCount(mask) != size {
+				continue
+			}
+			var other []string
+			for i, id := range available {
+				if mask>>i&1 == 1 {
+					other = append(other, id)
+				}
+			}
+			if worth(list, other) == most {
+				require.LessOrEqual(t, slices.Compare(leaves(list, available, other), left), 0, "%v rather than %v", other, got)
+			}
+		}
 	})
 }
 
