@@ -117,7 +117,7 @@ func (s State) LetGo(id gpu.UUID) bool {
 	case gpu.ReasonLost, gpu.ReasonResetNeeded:
 		return true
 	}
-	return slices.ContainsFunc(g.marks, func(m mark) bool { return m.needs >= reset && m.proof < m.needs })
+	return slices.ContainsFunc(g.marks, func(m mark) bool { return m.needs >= reset })
 }
 
 // find returns the GPU, and which part of it the UUID names.

@@ -54,7 +54,9 @@ func (s State) Probed(p Probe, now time.Time) State {
 	}
 	due := map[scope]bool{}
 	for _, w := range s.waiting() {
-		due[w.scope] = due[w.scope] || w.gpu == g.Device.UUID && !w.due.After(p.Began)
+		if w.gpu == g.Device.UUID && !w.due.After(p.Began) {
+			due[w.scope] = true
+		}
 	}
 	return s.change(g.Device.UUID, func(g GPU) GPU {
 		g.marks = slices.Clone(g.marks)
@@ -63,10 +65,7 @@ func (s State) Probed(p Probe, now time.Time) State {
 			switch {
 			case m.needs != quiet || g.target(m.scope) != p.ID:
 			case !p.Passed:
-				m.last = now
-				if m.proof == quiet {
-					m.proof = shown
-				}
+				m.last, m.proof = now, shown
 			case due[m.scope]:
 				m.proof = max(m.proof, quiet)
 			}
