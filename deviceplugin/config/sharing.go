@@ -15,13 +15,18 @@ import (
 // Bounds of replicas.
 const (
 	minReplicas = 2 // the reference's: one replica shares nothing
-	// maxReplicas keeps a list of devices well within the 4 MiB that the kubelet's
-	// gRPC takes: 16 GPUs with 1,000 replicas each are 1.1 MB.
-	maxReplicas = 1000
+	// maxReplicas is the reference's none, but for a list that the kubelet takes:
+	// its gRPC has 4 MiB, and 50,000 devices of one GPU are 3.5 MB. There are users
+	// with 16,384 (github.com/NVIDIA/k8s-device-plugin/issues/1433).
+	maxReplicas = MaxDevices
 	// maxClients is how many clients of MPS one GPU takes since Volta (CUDA
 	// Multi-Process Service, "Client-Server Connection Limits").
 	maxClients = 48
 )
+
+// MaxDevices is how many devices the list of one resource may have, lest the
+// kubelet refuse it whole.
+const MaxDevices = 50000
 
 // Sharing says which devices several containers share, and how.
 type Sharing struct {
@@ -33,7 +38,7 @@ type Sharing struct {
 type Replicated struct {
 	RenameByDefault            bool                 `json:"renameByDefault,omitempty" doc:"Advertise shared devices as <name>.shared, so that nobody gets one unasked. Default: false."`
 	FailRequestsGreaterThanOne *bool                `json:"failRequestsGreaterThanOne,omitempty" doc:"Refuse a container that asks for more than one replica. Default: false with timeSlicing, true with mps."`
-	Resources                  []ReplicatedResource `json:"resources,omitempty" doc:"The resources that are shared."`
+	Resources                  []ReplicatedResource `json:"resources,omitempty" doc:"The resources that are shared. One may stand there twice when both list its devices."`
 }
 
 // ReplicatedResource is one resource of which each device is advertised several times.
@@ -41,7 +46,7 @@ type ReplicatedResource struct {
 	Name     string     `json:"name" required:"true" doc:"Name of the resource whose devices are shared."`
 	Rename   string     `json:"rename,omitempty" doc:"Name of the resource under which the replicas are advertised. Default: name, or name.shared with renameByDefault."`
 	Devices  Replicable `json:"devices" doc:"Which of its devices are shared: all, how many, or a list of indexes (0), MIG indexes (0:1) and UUIDs. Default: all."`
-	Replicas int        `json:"replicas" required:"true" min:"2" max:"1000" doc:"How many times each device is advertised, 2 to 1000; with mps no more than 48."`
+	Replicas int        `json:"replicas" required:"true" min:"2" max:"50000" doc:"How many times each device is advertised, 2 or more; with mps no more than 48."`
 }
 
 // Replicable are devices of a resource: all, the first Count, or those of List.
@@ -129,11 +134,11 @@ func (d Replicable) MarshalJSON() ([]byte, error) {
 var indexes = regexp.MustCompile(`^[0-9]{1,5}(:[0-9]{1,5})?$`)
 
 func (p *problems) sharing(c *Config) {
-	slices, mps := c.Sharing.TimeSlicing, c.Sharing.MPS
-	if slices != nil && mps != nil && len(slices.Resources) > 0 && len(mps.Resources) > 0 {
+	sliced, mps := c.Sharing.TimeSlicing, c.Sharing.MPS
+	if sliced != nil && mps != nil && len(sliced.Resources) > 0 && len(mps.Resources) > 0 {
 		p.add("sharing", "timeSlicing and mps exclude each other; remove one of them")
 	}
-	p.replicated("sharing.timeSlicing", slices, maxReplicas, c.Resources)
+	p.replicated("sharing.timeSlicing", sliced, maxReplicas, c.Resources)
 	p.replicated("sharing.mps", mps, maxClients, c.Resources)
 }
 
@@ -149,7 +154,7 @@ func (p *problems) replicated(path string, r *Replicated, most int, made Resourc
 		p.shared(at, one.Name, made)
 		for j, earlier := range r.Resources[:i] {
 			if earlier.Name == one.Name && one.Name != "" {
-				p.add(at+".name", "%s stands in resources[%d] already; remove one", one.Name, j)
+				p.twice(at, j, earlier, one)
 			}
 		}
 		if one.Rename != "" {
@@ -160,11 +165,24 @@ func (p *problems) replicated(path string, r *Replicated, most int, made Resourc
 			p.add(at+".replicas", "%d shares nothing; write %d or more, or remove the resource from the list", one.Replicas, minReplicas)
 		case one.Replicas > most:
 			p.add(at+".replicas", "%d is more than %d, %s", one.Replicas, most, map[int]string{
-				maxReplicas: "with which the list of a large node stays within what the kubelet takes",
+				maxReplicas: "with which the list is as long as the kubelet takes it",
 				maxClients:  "the clients that MPS takes on one GPU",
 			}[most])
 		}
 		p.replicable(at+".devices", one.Devices)
+	}
+}
+
+// twice checks a resource that is shared in two ways: each device in one of them.
+func (p *problems) twice(path string, j int, earlier, one ReplicatedResource) {
+	if earlier.Devices.List == nil || one.Devices.List == nil {
+		p.add(path+".name", "%s stands in resources[%d] already; remove one, or list the devices of both", one.Name, j)
+		return
+	}
+	for i, device := range one.Devices.List {
+		if slices.Contains(earlier.Devices.List, device) {
+			p.add(at(path+".devices", i), "%s is in resources[%d] already; remove it from one of them", device, j)
+		}
 	}
 }
 

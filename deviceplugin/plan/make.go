@@ -45,6 +45,7 @@ const (
 	ReasonMIGDiffers  gpu.Reason = "MIGProfilesDiffer" // with the strategy single
 	ReasonMIGPartly   gpu.Reason = "MIGOnSomeGPUs"     // with the strategy single
 	ReasonNoResource  gpu.Reason = "NoResource"        // nothing names it
+	ReasonTooMany     gpu.Reason = "TooManyReplicas"   // the kubelet would refuse the list
 	ReasonMPS         gpu.Reason = "MPSNotPossible"    // it is to be shared by MPS, which cannot
 )
 

@@ -125,6 +125,8 @@ func TestDevicesAndRenameChooseWhatIsShared(t *testing.T) {
 		p := made(t, "sharing: {timeSlicing: {resources: [{name: gpu, rename: shared, replicas: 3, devices: "+devices+"}]}}", node)
 		require.Equal(t, want, counts(p), devices)
 	}
+	heavy := "sharing: {timeSlicing: {resources: [{name: gpu, rename: heavy, replicas: 2, devices: [0]}, {name: gpu, rename: light, replicas: 8, devices: [1, 2]}]}}"
+	require.Equal(t, map[string]int{"nvidia.com/heavy": 2, "nvidia.com/light": 16, "nvidia.com/gpu": 1}, counts(made(t, heavy, node)))
 	p := made(t, "flags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: [{name: mig-1g.10gb, replicas: 2, devices: ['1:0']}]}}", divided([]string{"1g.10gb"}, []string{"1g.10gb", "1g.10gb"}))
 	require.Equal(t, map[string]int{"nvidia.com/mig-1g.10gb": 4}, counts(p))
 	require.Equal(t, "1:0", p.Resources[0].Devices[1].IndexID())
@@ -140,6 +142,14 @@ func TestWhatMPSCannotShareIsLeftOut(t *testing.T) {
 	p := made(t, text, pascal)
 	require.Equal(t, map[string]int{"nvidia.com/gpu": 17}, counts(p))
 	require.Equal(t, gputest.GPU(1), p.Left[0].GPU)
+}
+
+func TestAListThatTheKubeletWouldRefuseIsNotMade(t *testing.T) {
+	text := "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 16384}]}}"
+	require.Equal(t, map[string]int{"nvidia.com/gpu": 3 * 16384}, counts(made(t, text, gputest.Node("t4", 3))))
+	p := made(t, text, gputest.Node("t4", 4))
+	require.Empty(t, p.Resources)
+	require.Equal(t, map[gpu.Reason]int{plan.ReasonTooMany: 4}, reasons(p))
 }
 
 func TestIncludeAndExcludeChooseDevices(t *testing.T) {

@@ -22,6 +22,10 @@ func reference(file []byte, s gpu.Snapshot) (map[string]int, error) {
 		Flags   struct{ MigStrategy *string }
 		Sharing struct{ TimeSlicing, MPS *referenceSharing }
 		Imex    struct{ ChannelIDs []int }
+		// Decoded, and then thrown away.
+		Resources struct {
+			GPUs, MIG []struct{ Pattern, Name string }
+		}
 	}
 	if err := yaml.Unmarshal(file, &c); err != nil {
 		return nil, fmt.Errorf("unmarshal error")

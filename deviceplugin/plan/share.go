@@ -2,6 +2,7 @@ package plan
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strconv"
 
@@ -21,33 +22,47 @@ func (p *Plan) share(sharing config.Sharing, groups []group, h health.State) {
 	devices := map[string][]Device{}
 	strategy, replicated := sharing.Active()
 	for _, g := range groups {
-		i := slices.IndexFunc(replicated.Resources, func(r config.ReplicatedResource) bool { return r.Name == g.name })
-		if i < 0 {
-			for _, one := range g.parts {
-				devices[g.name] = append(devices[g.name], device(one, h))
-			}
-			continue
-		}
-		r := replicated.Resources[i]
 		for n, one := range g.parts {
-			switch why := cannot(strategy, r, one); {
-			case !replicates(r.Devices, one, n):
+			i := slices.IndexFunc(replicated.Resources, func(r config.ReplicatedResource) bool {
+				return r.Name == g.name && replicates(r.Devices, one, n)
+			})
+			if i < 0 {
 				devices[g.name] = append(devices[g.name], device(one, h))
-			case why != "":
-				p.Left = append(p.Left, one.left(ReasonMPS, "%s", why))
-			default:
-				name := cmp.Or(r.Rename, r.Name)
-				devices[name] = append(devices[name], replicas(device(one, h), r.Replicas)...)
+				continue
 			}
+			r := replicated.Resources[i]
+			if why := cannot(strategy, r, one); why != "" {
+				p.Left = append(p.Left, one.left(ReasonMPS, "%s", why))
+				continue
+			}
+			name := cmp.Or(r.Rename, r.Name)
+			devices[name] = append(devices[name], replicas(device(one, h), r.Replicas)...)
 		}
 	}
 	for name, list := range devices {
+		if len(list) > config.MaxDevices {
+			p.tooLong(name, list)
+			continue
+		}
 		slices.SortFunc(list, func(a, b Device) int {
 			return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.MIG.Index, b.MIG.Index), cmp.Compare(a.Replica, b.Replica))
 		})
 		p.Resources = append(p.Resources, Resource{Name: name, Devices: list})
 	}
 	slices.SortFunc(p.Resources, func(a, b Resource) int { return cmp.Compare(a.Name, b.Name) })
+}
+
+// tooLong leaves out the devices of a list that the kubelet would refuse.
+func (p *Plan) tooLong(name string, list []Device) {
+	for _, d := range list {
+		if d.Replica > 0 {
+			continue
+		}
+		p.Left = append(p.Left, Left{
+			GPU: d.GPU, PCI: d.PCI, Index: d.Index, Product: d.Product, MIG: d.MIG, Reason: ReasonTooMany,
+			Message: fmt.Sprintf("%s would have %d devices, and the kubelet takes no list of more than %d; write fewer replicas", name, len(list), config.MaxDevices),
+		})
+	}
 }
 
 // replicates says whether the n-th device of a resource is to be shared.

@@ -44,8 +44,9 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() error { return e.Err }
 
 // Strict decodes YAML (or JSON, which is YAML) into the struct that into points
-// to, by its json tags. Keys are case-sensitive. A *Error says what is wrong;
-// into is then not to be used.
+// to, by its json tags. Keys are case-sensitive. A *Error says what is wrong, or
+// several of them, joined, say which keys are not known; into is then not to be
+// used.
 func Strict(data []byte, into any, source string) error {
 	_, err := decode(data, into, source, false)
 	return err
@@ -66,10 +67,14 @@ func decode(data []byte, into any, source string, ignore bool) ([]*Error, error)
 	strangers := unknown(generic, reflect.TypeOf(into), "")
 	for _, stranger := range strangers {
 		stranger.Source = source
+		key := stranger.Path[strings.LastIndex(stranger.Path, ".")+1:]
+		if places := elsewhere(reflect.TypeOf(into), key, "", 0); len(places) > 0 && len(places) <= 3 {
+			stranger.Err = fmt.Errorf("unknown key here, did you mean %s?", strings.Join(places, " or "))
+		}
 	}
 	if len(strangers) > 0 {
 		if !ignore {
-			return nil, strangers[0]
+			return nil, all(strangers)
 		}
 		// What is left is written anew: the decoder would take a key that differs
 		// from a known one in case only for it.
@@ -84,6 +89,18 @@ func decode(data []byte, into any, source string, ignore bool) ([]*Error, error)
 		return nil, &Error{Source: source, Err: errors.New(strings.TrimPrefix(syntax(err), "error unmarshaling JSON: while decoding JSON: "))}
 	}
 	return strangers, nil
+}
+
+// all is one error of several.
+func all(strangers []*Error) error {
+	if len(strangers) == 1 {
+		return strangers[0]
+	}
+	errs := make([]error, len(strangers))
+	for i, stranger := range strangers {
+		errs[i] = stranger
+	}
+	return errors.Join(errs...)
 }
 
 // parse reads one YAML document of keys and values.
@@ -164,7 +181,7 @@ func unknown(v any, t reflect.Type, path string) []*Error {
 	if decodesItself(t) {
 		return nil
 	}
-	var all []*Error
+	var found []*Error
 	switch v := v.(type) {
 	case map[string]any:
 		return unknownKeys(v, t, path)
@@ -173,10 +190,10 @@ func unknown(v any, t reflect.Type, path string) []*Error {
 			return nil
 		}
 		for i, item := range v {
-			all = append(all, unknown(item, t.Elem(), fmt.Sprintf("%s[%d]", path, i))...)
+			found = append(found, unknown(item, t.Elem(), fmt.Sprintf("%s[%d]", path, i))...)
 		}
 	}
-	return all
+	return found
 }
 
 func unknownKeys(m map[string]any, t reflect.Type, path string) []*Error {
@@ -188,7 +205,7 @@ func unknownKeys(m map[string]any, t reflect.Type, path string) []*Error {
 	default:
 		return nil // a wrong type, which the decoder reports
 	}
-	var all []*Error
+	var found []*Error
 	for _, key := range sortedKeys(m) {
 		at := key
 		if path != "" {
@@ -199,13 +216,34 @@ func unknownKeys(m map[string]any, t reflect.Type, path string) []*Error {
 		case fields == nil:
 			next = t.Elem()
 		case !known:
-			all = append(all, &Error{Path: at, Err: errors.New("unknown key" + Suggest(key, sortedKeys(fields)))})
+			found = append(found, &Error{Path: at, Err: errors.New("unknown key" + Suggest(key, sortedKeys(fields)))})
 			delete(m, key)
 			continue
 		}
-		all = append(all, unknown(m[key], next, at)...)
+		found = append(found, unknown(m[key], next, at)...)
 	}
-	return all
+	return found
+}
+
+// elsewhere returns the paths at which t has the key: somebody has it right, and
+// indented it wrong.
+func elsewhere(t reflect.Type, key, path string, depth int) []string {
+	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
+		t = t.Elem()
+	}
+	if t.Kind() != reflect.Struct || decodesItself(t) || depth > 8 {
+		return nil
+	}
+	var places []string
+	fields := fieldsOf(t)
+	for _, name := range sortedKeys(fields) {
+		at := strings.TrimPrefix(path+"."+name, ".")
+		if name == key {
+			places = append(places, at)
+		}
+		places = append(places, elsewhere(fields[name], key, at, depth+1)...)
+	}
+	return places
 }
 
 var unmarshaler = reflect.TypeFor[json.Unmarshaler]()

@@ -40,6 +40,7 @@ func TestErrorsNameSourceFieldAndRemedy(t *testing.T) {
 		{"other case", "Version: v1", `c.yaml: Version: unknown key, did you mean "version"?`},
 		{"far from all", "flags: {zzzzzz: 1}", `c.yaml: flags.zzzzzz: unknown key (known here: count, migStrategy)`},
 		{"in a list", "resources: [{name: a}, {nam: b}]", `c.yaml: resources[1].nam: unknown key, did you mean "name"?`},
+		{"indented wrong", "flags: {devices: {}}\n", `c.yaml: flags.devices: unknown key here, did you mean resources.devices?`},
 		{"hidden", "Hidden: x", `c.yaml: Hidden: unknown key (known here: flags, resources, shared, version)`},
 		{"twice", "version: v1\nversion: v2\n", `c.yaml: line 2: key "version" stands there twice; remove one`},
 		{"wrong type", "flags: {count: many}", `c.yaml: flags.count: want a whole number that is not negative, have string`},
@@ -87,6 +88,7 @@ func TestUnknownKeysCanBePassedOverAndAreAllNamed(t *testing.T) {
 		`c.yaml: flags.counts: unknown key, did you mean "count"?`,
 		`c.yaml: resources[0].nam: unknown key, did you mean "name"?`,
 	}, said)
+	require.EqualError(t, Strict([]byte(in), new(sample), "c.yaml"), strings.Join(said, "\n"))
 	require.Equal(t, "1", into.Version)
 	require.EqualValues(t, 3, into.Flags.Count)
 	require.Equal(t, "a", into.Resources[0].Name)
@@ -130,7 +132,7 @@ func FuzzStrict(f *testing.F) {
 			return
 		}
 		require.False(t, lenientErr == nil && len(ignored) == 0, "passed over, and nothing said: %v", err)
-		if strings.ContainsRune(err.Error(), '\n') {
+		if _, joined := err.(interface{ Unwrap() []error }); !joined && strings.ContainsRune(err.Error(), '\n') {
 			t.Errorf("an error of more than one line: %q", err)
 		}
 	})
