@@ -1,10 +1,10 @@
 package health
 
 import (
-	"fmt"
 	"maps"
 	"time"
 
+	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
@@ -99,21 +99,21 @@ func (p Policy) Quiet() time.Duration {
 	return DefaultQuiet
 }
 
-// ParseAction reads an action as a configuration spells it; "" leaves it as it is.
-func ParseAction(text string) (gpu.Action, error) {
-	switch a := gpu.Action(text); a {
-	case "", gpu.ActionIgnore, gpu.ActionUnhealthy:
-		return a, nil
+// Configured is what a configuration file, which has been checked, wants to be
+// otherwise.
+func Configured(c config.Health) Changes {
+	var out Changes
+	for _, rule := range c.XIDs {
+		if out.XIDs == nil {
+			out.XIDs = map[uint64]Rule{}
+		}
+		out.XIDs[rule.XID] = Rule{gpu.Action(rule.Action), gpu.Recovery(rule.Recovery)}
 	}
-	return "", fmt.Errorf("%q is no action: write ignore or unhealthy", text)
-}
-
-// ParseRecovery reads a way to recover as a configuration spells it; "" leaves
-// it as it is.
-func ParseRecovery(text string) (gpu.Recovery, error) {
-	switch r := gpu.Recovery(text); r {
-	case "", gpu.RecoveryQuiet, gpu.RecoveryReset, gpu.RecoveryNever:
-		return r, nil
+	if u := c.UnknownXIDs; u != nil {
+		out.Unknown = Rule{gpu.Action(u.Action), gpu.Recovery(u.Recovery)}
 	}
-	return "", fmt.Errorf("%q is no way to recover: write quiet, reset or never", text)
+	if q := c.QuietPeriod; q != nil {
+		out.Quiet = q.Duration
+	}
+	return out
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
@@ -147,19 +148,45 @@ func FuzzParseDisable(f *testing.F) {
 	})
 }
 
-func TestWordsOfAConfiguration(t *testing.T) {
-	for _, good := range []string{"", "ignore", "unhealthy"} {
-		a, err := health.ParseAction(good)
-		require.NoError(t, err)
-		require.EqualValues(t, good, a)
+func TestAConfigurationChangesThePolicy(t *testing.T) {
+	c, _, err := config.Parse([]byte(`
+version: v1
+health:
+  xids:
+    - {xid: 79, recovery: never}
+    - {xid: 94, action: ignore}
+    - {xid: 31, action: unhealthy}
+  unknownXIDs: {action: ignore}
+  quietPeriod: 90s
+`), "config.yaml", config.Options{})
+	require.NoError(t, err)
+	p := health.DefaultPolicy().With(health.Configured(c.Health))
+	require.Equal(t, health.Rule{Action: gpu.ActionUnhealthy, Recovery: gpu.RecoveryNever}, p.Rule(79))
+	require.Equal(t, gpu.ActionIgnore, p.Rule(94).Action)
+	require.Equal(t, health.Rule{Action: gpu.ActionUnhealthy, Recovery: gpu.RecoveryQuiet}, p.Rule(31))
+	require.Equal(t, gpu.ActionIgnore, p.Rule(1234).Action)
+	require.Equal(t, 90*time.Second, p.Quiet())
+	require.Equal(t, health.DefaultPolicy(), health.DefaultPolicy().With(health.Configured(config.Health{})))
+
+	_, _, err = config.Parse([]byte("version: v1\nhealth: {quietPeriod: 5m, xids: [{xid: 48, action: reboot}]}"), "config.yaml", config.Options{})
+	require.ErrorContains(t, err, "health.xids[0].action", "what is not checked here is checked there")
+}
+
+// The words of the configuration are those of the policy.
+func TestEveryWordOfAConfigurationIsKnown(t *testing.T) {
+	for _, action := range []gpu.Action{gpu.ActionIgnore, gpu.ActionUnhealthy} {
+		for _, recovery := range []gpu.Recovery{gpu.RecoveryQuiet, gpu.RecoveryReset, gpu.RecoveryNever} {
+			text := "version: v1\nhealth: {xids: [{xid: 48, action: " + string(action)
+			if action == gpu.ActionUnhealthy {
+				text += ", recovery: " + string(recovery)
+			}
+			c, _, err := config.Parse([]byte(text+"}]}"), "config.yaml", config.Options{})
+			require.NoError(t, err)
+			rule := health.DefaultPolicy().With(health.Configured(c.Health)).Rule(48)
+			require.Equal(t, action, rule.Action)
+			if action == gpu.ActionUnhealthy {
+				require.Equal(t, recovery, rule.Recovery)
+			}
+		}
 	}
-	for _, good := range []string{"", "quiet", "reset", "never"} {
-		r, err := health.ParseRecovery(good)
-		require.NoError(t, err)
-		require.EqualValues(t, good, r)
-	}
-	_, err := health.ParseAction("Ignore")
-	require.ErrorContains(t, err, "write ignore or unhealthy")
-	_, err = health.ParseRecovery("reboot")
-	require.ErrorContains(t, err, "write quiet, reset or never")
 }
