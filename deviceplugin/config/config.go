@@ -12,6 +12,8 @@
 // the published schema (docs/config.schema.json) are both made of that.
 package config
 
+//go:generate go run ./schema -o ../../docs/config.schema.json
+
 import (
 	"errors"
 	"fmt"

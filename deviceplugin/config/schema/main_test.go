@@ -1,0 +1,72 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"k8s.io/kube-openapi/pkg/validation/spec"
+	"k8s.io/kube-openapi/pkg/validation/strfmt"
+	"k8s.io/kube-openapi/pkg/validation/validate"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpuready/gpuready/deviceplugin/config"
+)
+
+func TestThePublishedSchemaIsCurrent(t *testing.T) {
+	want, err := schema()
+	require.NoError(t, err)
+	have, err := os.ReadFile("../../../docs/config.schema.json")
+	require.NoError(t, err)
+	require.Equal(t, string(want), string(have), "go generate ./deviceplugin/config writes it anew")
+}
+
+// valid says whether a file is valid by the schema.
+func valid(t *testing.T, data []byte) bool {
+	text, err := schema()
+	require.NoError(t, err)
+	var s spec.Schema
+	require.NoError(t, json.Unmarshal(text, &s))
+	var file any
+	if yaml.Unmarshal(data, &file) != nil {
+		return false
+	}
+	return validate.NewSchemaValidator(&s, nil, "", strfmt.Default).Validate(file).IsValid()
+}
+
+// The schema cannot say everything that the plugin checks. What it says is so.
+func TestWhatThePluginTakesIsValid(t *testing.T) {
+	files, err := filepath.Glob("../testdata/corpus/*.yaml")
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	taken := 0
+	for _, path := range files {
+		data, err := os.ReadFile(path)
+		require.NoError(t, err)
+		if _, _, err := config.Parse(data, path, config.Options{}); err == nil {
+			taken++
+			require.True(t, valid(t, data), path)
+		} else {
+			require.False(t, valid(t, data), path)
+		}
+	}
+	require.Greater(t, taken, 50)
+}
+
+func TestWhatIsMisspeltOrOutOfRangeIsInvalid(t *testing.T) {
+	for text, want := range map[string]bool{
+		"version: v1": true, "flags: null": true, "flags: {plugin: {deviceListStrategy: 'envvar,cdi-cri'}}": true,
+		"flags: {plugin: {deviceListStrategy: [envvar, cdi-cri]}}": true, "devices: {include: [0, '0:1', '*A100*']}": true,
+		"health: {quietPeriod: 5m, xids: [{xid: 79, action: ignore}]}":                                true,
+		"sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [0, '1:0', GPU-a]}]}}": true,
+		"version: v2": false, "flag: {}": false, "flags: {migStrategy: all}": false, "flags: {plugin: {deviceListStrategy: [cdi]}}": false,
+		"flags: {nvidiaDriverRoot: here}": false, "resources: {gpus: [{name: a}]}": false, "resources: []": false,
+		"sharing: {timeSlicing: {resources: [{name: gpu}]}}": false, "sharing: {mps: {resources: [{name: gpu, replicas: 1}]}}": false,
+		"sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: some}]}}": false, "health: {xids: [{xid: 0}]}": false,
+		"devices: {include: [-1]}": false, "imex: {required: maybe}": false,
+	} {
+		require.Equal(t, want, valid(t, []byte(text)), text)
+	}
+}
