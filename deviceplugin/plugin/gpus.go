@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -143,18 +144,31 @@ func (p *Plugin) use(ctx context.Context, o Opened) error {
 	}
 	p.seen(o, snap, true)
 	for {
-		events, err := q.take(ctx)
+		events, err := q.take(ctx, p.nextLook())
 		if err != nil {
 			return context.Cause(ctx)
 		}
 		p.heard(events)
 		// An event may have left a trace, and a loss must be seen to be believed.
+		began := time.Now()
 		snap, err := o.Source.Snapshot(ctx)
 		if err != nil {
 			return cause(ctx, err)
 		}
-		p.looked(o, snap, events)
+		p.looked(o, snap, events, began)
 	}
+}
+
+// nextLook tells when to look at the GPUs though nothing is heard of them: one
+// may have been quiet for long enough. It is nil when none waits for that.
+func (p *Plugin) nextLook() <-chan time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	at, waits := p.health.NextLook(time.Now())
+	if !waits {
+		return nil
+	}
+	return time.After(time.Until(at))
 }
 
 // cause prefers the reason for which ctx ended to what that led to.
@@ -196,8 +210,13 @@ func (p *Plugin) heard(events []gpu.Event) {
 
 // looked takes a later snapshot into account. A GPU that was not watched and of
 // which a change was told is watched again, unless the source said otherwise since.
-func (p *Plugin) looked(o Opened, snap gpu.Snapshot, events []gpu.Event) {
+func (p *Plugin) looked(o Opened, snap gpu.Snapshot, events []gpu.Event, began time.Time) {
 	p.update(func() {
+		// The plugin may run no program on a GPU: its probe is that the GPU tells
+		// everything of itself, and nothing is wrong in it.
+		for _, id := range p.health.Due(began) {
+			p.health = p.health.Probed(health.Probe{ID: id, Began: began, Passed: sound(snap, id)}, time.Now())
+		}
 		p.see(o, snap)
 		told := map[gpu.UUID]bool{}
 		for _, e := range events {
@@ -213,6 +232,14 @@ func (p *Plugin) looked(o Opened, snap gpu.Snapshot, events []gpu.Event) {
 				p.health = p.health.Watched(d.UUID, time.Now())
 			}
 		}
+	})
+}
+
+// sound says that nothing is wrong with the GPU, or that of the MIG device.
+func sound(snap gpu.Snapshot, id gpu.UUID) bool {
+	return slices.ContainsFunc(snap.Devices, func(d gpu.Device) bool {
+		return d.Fault.Reason == "" &&
+			(d.UUID == id || slices.ContainsFunc(d.MIG, func(m gpu.MIGDevice) bool { return m.UUID == id }))
 	})
 }
 
@@ -296,11 +323,12 @@ func (q *queue) put(e gpu.Event) {
 	}
 }
 
-// take waits for events and returns all there are.
-func (q *queue) take(ctx context.Context) ([]gpu.Event, error) {
+// take waits for events, or for a moment, and returns all there are.
+func (q *queue) take(ctx context.Context, moment <-chan time.Time) ([]gpu.Event, error) {
 	select {
 	case <-ctx.Done():
 		return nil, ctx.Err()
+	case <-moment:
 	case <-q.some:
 	}
 	q.mu.Lock()

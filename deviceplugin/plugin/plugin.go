@@ -53,7 +53,8 @@ type Config struct {
 	KubeletSocket   string
 	KubeletTimeout  time.Duration // 0: wait for ever
 	Listen          string
-	FailOnInitError bool // end, rather than wait, when the driver is there and does not work
+	FailOnInitError bool          // end, rather than wait, when the driver is there and does not work
+	Health          health.Policy // what XIDs do to a GPU; the zero Policy is the default
 	Driver          driver.Place
 	Open            func(driver.Place) (Opened, error)
 	Given           string // value of injection.Variable; "": not in a container that is given the GPUs that way
@@ -174,6 +175,7 @@ func newPlugin(cfg Config) (*Plugin, error) {
 	}
 	p.server = server.New(p, sync.OnceFunc(func() { p.metrics.firstList.Set(time.Since(cfg.Started).Seconds()) }))
 	p.recall()
+	p.health = p.health.WithPolicy(cfg.Health)
 	// What is remembered stays in the state file, and is not given away before it
 	// has been seen.
 	p.health = p.health.Blind(gpu.Fault{Reason: gpu.ReasonUnwatched, Message: "the driver has not been read yet"}, false, cfg.Started)

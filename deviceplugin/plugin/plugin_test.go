@@ -19,6 +19,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpuready/gpuready/deviceplugin/driver"
+	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
 	"github.com/gpuready/gpuready/deviceplugin/plugin"
 	"github.com/gpuready/gpuready/internal/gpu"
@@ -282,6 +283,17 @@ func TestApplicationXIDsChangeNothing(t *testing.T) {
 	r := n.wait(7)
 	require.Equal(t, []string{string(gputest.GPU(2))}, n.unhealthy(r))
 	n.log.wait(t, "XID that is not held against the GPU")
+}
+
+func TestAGPUThatHasBeenQuietComesBack(t *testing.T) {
+	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet()
+	n.cfg.Health = health.DefaultPolicy().With(health.Changes{Quiet: 50 * time.Millisecond})
+	n.start()
+	n.wait(8)
+	n.source.Emit(gputest.XID(gputest.GPU(1), 48))
+	n.source.Emit(gputest.XID(gputest.GPU(2), 94))
+	n.log.wait(t, "device is healthy again")
+	require.Equal(t, []string{string(gputest.GPU(1))}, n.unhealthy(n.wait(7)), "one that needs a reset does not come back by itself")
 }
 
 func TestALostGPUComesBackWhenItIsSeenAgain(t *testing.T) {
