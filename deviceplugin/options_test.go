@@ -163,6 +163,23 @@ func TestHelpNamesEnvironmentExamplesAndExitCodes(t *testing.T) {
 	}
 }
 
+func TestEveryFlagAndVariableIsDocumented(t *testing.T) {
+	docs, err := os.ReadFile("../docs/device-plugin.md")
+	require.NoError(t, err)
+	for _, names := range []map[string]string{environment, olderEnvironment} {
+		for flag, variable := range names {
+			require.Contains(t, string(docs), "`--"+flag+"`")
+			require.Contains(t, string(docs), "`"+variable+"`")
+		}
+	}
+	for alias := range aliases {
+		require.Contains(t, string(docs), "`--"+alias+"`")
+	}
+	for _, path := range inFile {
+		require.Contains(t, string(docs), "`"+path+"`")
+	}
+}
+
 func TestVersion(t *testing.T) {
 	var out bytes.Buffer
 	require.Zero(t, run(t.Context(), time.Now(), []string{"--version"}, &out, io.Discard))

@@ -2,8 +2,10 @@ package main
 
 import (
 	"encoding/json"
+	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -34,6 +36,50 @@ func valid(t *testing.T, data []byte) bool {
 		return false
 	}
 	return validate.NewSchemaValidator(&s, nil, "", strfmt.Default).Validate(file).IsValid()
+}
+
+func TestEveryKeyIsDocumented(t *testing.T) {
+	docs, err := os.ReadFile("../../../docs/device-plugin.md")
+	require.NoError(t, err)
+	text, err := schema()
+	require.NoError(t, err)
+	var root any
+	require.NoError(t, json.Unmarshal(text, &root))
+	for key := range keys(root) {
+		require.Contains(t, string(docs), key)
+	}
+}
+
+func TestTheExamplesInTheDocumentationAreTaken(t *testing.T) {
+	docs, err := os.ReadFile("../../../docs/device-plugin.md")
+	require.NoError(t, err)
+	examples := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllSubmatch(docs, -1)
+	require.NotEmpty(t, examples)
+	for _, example := range examples {
+		_, _, err := config.Parse(example[1], "docs", config.Options{})
+		require.NoError(t, err, "%s", example[1])
+		require.True(t, valid(t, example[1]))
+	}
+}
+
+// keys are the names of all properties of a schema.
+func keys(v any) map[string]bool {
+	all := map[string]bool{}
+	switch v := v.(type) {
+	case map[string]any:
+		properties, _ := v["properties"].(map[string]any)
+		for key := range properties {
+			all[key] = true
+		}
+		for _, below := range v {
+			maps.Copy(all, keys(below))
+		}
+	case []any:
+		for _, below := range v {
+			maps.Copy(all, keys(below))
+		}
+	}
+	return all
 }
 
 // The schema cannot say everything that the plugin checks. What it says is so.
