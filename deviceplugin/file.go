@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpuready/gpuready/deviceplugin/config"
+	"github.com/gpuready/gpuready/deviceplugin/driver"
 	strict "github.com/gpuready/gpuready/internal/config"
 )
 
@@ -34,6 +35,36 @@ var inFile = map[string]string{
 	"shared-devices-allocation-policy": "flags.plugin.sharedDevicesAllocationPolicy",
 	"imex-channel-ids":                 "imex.channelIDs",
 	"imex-required":                    "imex.required",
+}
+
+// settingFlags are the flags of what the configuration file has too.
+func (o *options) settingFlags(f *pflag.FlagSet) {
+	s, p := &o.settings, &o.settings.Plugin
+	text := func(field **string, name, value, usage string) {
+		*field = f.String(name, value, usage)
+	}
+	toggle := func(field **bool, name string, value bool, usage string) {
+		*field = f.Bool(name, value, usage)
+	}
+	text(&s.NvidiaDriverRoot, "driver-root", "", "host `path` of the driver's root (default: "+driver.Containerised+" where it holds a driver, else /)")
+	text(&s.NvidiaDevRoot, "dev-root", "", "host `path` of the device nodes' root; accepted for the reference's sake, NVML finds them itself")
+	toggle(&s.FailOnInitError, "fail-on-init-error", true, "end, rather than wait, when the driver is there and does not work")
+	text(&s.MigStrategy, "mig-strategy", "none", "how to advertise MIG devices; only none is served yet")
+	text(&s.DeviceDiscoveryStrategy, "device-discovery-strategy", "auto", "how to find GPUs: auto or nvml, which are the same")
+	f.StringSliceVar((*[]string)(&p.DeviceListStrategy), "device-list-strategy", []string{"cdi-cri"}, "how containers get devices; only cdi-cri is served yet")
+	text(&p.DeviceIDStrategy, "device-id-strategy", "uuid", "what names a device to the runtime; only uuid is served yet")
+	toggle(&p.PassDeviceSpecs, "pass-device-specs", false, "pass device nodes besides CDI names; only false is served yet")
+	text(&p.SharedDevicesAllocationPolicy, "shared-devices-allocation-policy", "distributed", "which replicas and MIG devices to prefer; only distributed is served yet")
+	text(&p.CDIAnnotationPrefix, "cdi-annotation-prefix", "cdi.k8s.io/", "prefix of the annotations of cdi-annotations, which is not served yet")
+	f.StringSliceVar(&o.cdiFeatureFlags, "cdi-feature-flags", nil, "not served: the toolkit writes the CDI specs")
+	text(&p.NvidiaCTKPath, "nvidia-cdi-hook-path", "/usr/bin/nvidia-ctk", "accepted for the reference's sake: the toolkit writes the CDI specs")
+	text(&p.ContainerDriverRoot, "driver-root-ctr-path", "/driver-root", "accepted for the reference's sake: the driver is found below --host-root")
+	text(&s.MpsRoot, "mps-root", "/run/nvidia/mps", "host `path` of the MPS control daemon's files")
+	toggle(&s.GDRCopyEnabled, "gdrcopy-enabled", false, "give containers GDRCopy; only false is served yet")
+	toggle(&s.GDSEnabled, "gds-enabled", false, "give containers GPUDirect Storage; only false is served yet")
+	toggle(&s.MOFEDEnabled, "mofed-enabled", false, "give containers Mellanox OFED; only false is served yet")
+	f.IntSliceVar(&o.imex.ChannelIDs, "imex-channel-ids", nil, "IMEX channels to give to containers; only none is served yet")
+	o.imex.Required = f.Bool("imex-required", false, "fail where the IMEX channels are not there; only false is served yet")
 }
 
 // unserved are the settings of which only some values are served yet.

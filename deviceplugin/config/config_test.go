@@ -3,7 +3,6 @@ package config_test
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -282,7 +281,7 @@ func FuzzParse(f *testing.F) {
 		written, err := json.Marshal(c)
 		require.NoError(t, err)
 		again, _, err := config.Parse(written, "again", config.Options{})
-		require.NoError(t, err, fmt.Sprintf("%s", written))
+		require.NoError(t, err, string(written))
 		require.Equal(t, mustJSON(t, c), mustJSON(t, again))
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 
 	"sigs.k8s.io/yaml"
@@ -142,8 +143,6 @@ func (r *referenceSharing) apply(counts map[string]int) map[string]int {
 			after[name] = n
 		}
 	}
-	for name, n := range shared {
-		after[name] = n
-	}
+	maps.Copy(after, shared)
 	return after
 }
