@@ -118,11 +118,12 @@ func (q *question) pick(g int) {
 func (q *question) fill(need int) {
 	for d := range q.devices {
 		g := q.devices[d].gpu
-		if need > 0 && q.open[d] && q.devices[d].late && !(q.options.Strict && q.picks[g] > 0) {
-			q.chosen[d] = true
-			q.picks[g]++
-			need--
+		if need == 0 || !q.open[d] || !q.devices[d].late || q.options.Strict && q.picks[g] > 0 {
+			continue
 		}
+		q.chosen[d] = true
+		q.picks[g]++
+		need--
 	}
 	q.unknownFree = q.unknownFree[:need]
 }
