@@ -198,6 +198,24 @@ func TestALostGPUStaysListedAndTakesNobodyDown(t *testing.T) {
 	}
 }
 
+func TestEveryPartOfABrokenGPUFollowsIt(t *testing.T) {
+	s := divided([]string{"3g.40gb", "3g.40gb"}, []string{"3g.40gb"}, nil)
+	h := health.New(gpu.Fault{}).See(s, now).Watching(now).Hear(gputest.XID(gputest.GPU(0), 79), now)
+	p := plan.Make(configured(t, "flags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: [{name: mig-3g.40gb, replicas: 5}]}}"), s, h)
+	unhealthy := 0
+	for _, r := range p.Resources {
+		for _, d := range r.Devices {
+			require.Equal(t, d.GPU != gputest.GPU(0), d.Healthy(), d.ID)
+			if !d.Healthy() {
+				unhealthy++
+				require.EqualValues(t, 79, d.Fault.XID)
+				require.Equal(t, now, d.Since)
+			}
+		}
+	}
+	require.Equal(t, 10, unhealthy)
+}
+
 func TestAGPUThatIsGoneIsListedUnhealthy(t *testing.T) {
 	s := gputest.Node("h100-sxm", 4)
 	h := health.New(gpu.Fault{}).See(s, now)
