@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/deviceplugin/driver"
+	"github.com/gpuready/gpuready/deviceplugin/health"
 	strict "github.com/gpuready/gpuready/internal/config"
 )
 
@@ -109,9 +110,6 @@ func NotServed(c *config.Config) error {
 		{"sharing.mps", c.Sharing.MPS != nil && len(c.Sharing.MPS.Resources) > 0},
 		{"devices.include", len(c.Devices.Include) > 0},
 		{"devices.exclude", len(c.Devices.Exclude) > 0},
-		{"health.xids", len(c.Health.XIDs) > 0},
-		{"health.unknownXIDs", c.Health.UnknownXIDs != nil},
-		{"health.quietPeriod", c.Health.QuietPeriod != nil},
 	} {
 		if section.set {
 			refuse(section.path, "not served yet; remove it")
@@ -169,6 +167,24 @@ func (o *options) whole() (*config.Config, error) {
 		return nil, err
 	}
 	return c, errors.Join(o.named(NotServed(c))...)
+}
+
+// readPolicy makes the policy for XIDs of the file and of the reference's two
+// variables, which win over it.
+func (o *options) readPolicy() error {
+	disable, enable := os.Getenv(health.DisableVariable), os.Getenv(health.EnableVariable)
+	changes, err := health.ParseDisable(disable, enable)
+	if err != nil {
+		return fmt.Errorf("environment variable %w", err)
+	}
+	o.policy = health.DefaultPolicy().With(health.Configured(o.config.Health)).With(changes)
+	for variable, value := range map[string]string{health.DisableVariable: disable, health.EnableVariable: enable} {
+		if value != "" {
+			o.given = append(o.given, fmt.Sprintf("%s=%s", variable, value))
+		}
+	}
+	slices.Sort(o.given)
+	return nil
 }
 
 // named gives errors about the fields of a configuration the name under which

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/deviceplugin/driver"
+	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
 	"github.com/gpuready/gpuready/deviceplugin/plugin"
 	strict "github.com/gpuready/gpuready/internal/config"
@@ -50,6 +51,7 @@ type options struct {
 
 	file    *config.Config    // as it was read; empty where there is none
 	config  *config.Config    // in force
+	policy  health.Policy     // what XIDs do
 	ignored []config.Ignored  // keys of the file that were passed over
 	origin  map[string]string // where a flag was set: "--x", "$X" or the file
 	given   []string          // what is not as by default, for the log
@@ -181,8 +183,11 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	if err == nil {
 		o.config, err = o.whole()
 	}
+	if err != nil {
+		return nil, err
+	}
 	o.given = o.listed(f)
-	return o, err
+	return o, o.readPolicy()
 }
 
 // check refuses what is not served, rather than doing something else.
@@ -199,11 +204,6 @@ func (o *options) check() error {
 	} {
 		if !c.served {
 			return fmt.Errorf("%s: %q is not served, only %s", c.flag, c.value, c.only)
-		}
-	}
-	for _, variable := range []string{"DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS"} {
-		if value := os.Getenv(variable); value != "" {
-			return fmt.Errorf("environment variable %s=%q is not served yet; remove it", variable, value)
 		}
 	}
 	for _, path := range []string{o.kubeletSocket, o.stateDir} {
@@ -231,6 +231,7 @@ func (o *options) plugin(started time.Time, stderr io.Writer) plugin.Config {
 		KubeletTimeout:  o.kubeletTimeout,
 		Listen:          o.listen,
 		FailOnInitError: *o.config.Flags.FailOnInitError,
+		Health:          o.policy,
 		Driver:          o.place(),
 		Open:            func(place driver.Place) (plugin.Opened, error) { return o.open(place, log) },
 		Given:           os.Getenv(injection.Variable),

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/internal/gpu"
 )
 
 func write(t *testing.T, text string) string {
@@ -149,6 +151,29 @@ func TestUnknownKeysAreServedWhenAskedAndNamed(t *testing.T) {
 	require.Contains(t, log.String(), `key=flags.migStrategi`)
 	require.Contains(t, log.String(), `key=flags.plugin.deviceIDstrategy`)
 	require.Contains(t, log.String(), `settings="config-file=`+path+` (--config-file), unknown-keys=warn ($UNKNOWN_KEYS)"`)
+}
+
+func TestThePolicyForXIDsIsOfTheFileAndTheReferencesVariables(t *testing.T) {
+	path := write(t, "health:\n  xids: [{xid: 79, recovery: never}, {xid: 31, action: unhealthy}, {xid: 48, action: ignore}]\n  quietPeriod: 90s")
+	o, err := parse([]string{"--config-file", path}, io.Discard)
+	require.NoError(t, err)
+	require.Equal(t, gpu.RecoveryNever, o.policy.Rule(79).Recovery)
+	require.Equal(t, gpu.ActionUnhealthy, o.policy.Rule(31).Action)
+	require.Equal(t, gpu.ActionIgnore, o.policy.Rule(48).Action)
+	require.Equal(t, 90*time.Second, o.policy.Quiet())
+	require.Equal(t, o.policy, o.plugin(time.Now(), io.Discard).Health)
+
+	t.Setenv("DP_DISABLE_HEALTHCHECKS", "all")
+	t.Setenv("DP_ENABLE_HEALTHCHECKS", "48")
+	o, err = parse([]string{"--config-file", path}, io.Discard)
+	require.NoError(t, err)
+	require.Equal(t, gpu.ActionIgnore, o.policy.Rule(79).Action)
+	require.Equal(t, gpu.ActionUnhealthy, o.policy.Rule(48).Action, "the environment wins over the file")
+	require.Contains(t, o.given, "DP_DISABLE_HEALTHCHECKS=all")
+
+	t.Setenv("DP_ENABLE_HEALTHCHECKS", "some")
+	_, err = parse(nil, io.Discard)
+	require.EqualError(t, err, `environment variable DP_ENABLE_HEALTHCHECKS: "some" is no XID: write XIDs separated by commas, as in 48,79, or all`)
 }
 
 func TestHelpNamesEnvironmentExamplesAndExitCodes(t *testing.T) {
