@@ -1,178 +1,232 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
 
-	"github.com/gpuready/gpuready/internal/config"
+	"github.com/gpuready/gpuready/deviceplugin/config"
+	"github.com/gpuready/gpuready/deviceplugin/driver"
+	"github.com/gpuready/gpuready/deviceplugin/health"
+	strict "github.com/gpuready/gpuready/internal/config"
 )
 
-// file is the reference's configuration file, version v1, with every key of it.
-// What this version does not serve is decoded all the same, so that it is
-// refused by its name and not passed over.
-type file struct {
-	Version   string         `json:"version"`
-	Flags     fileFlags      `json:"flags"`
-	Resources map[string]any `json:"resources"`
-	Sharing   map[string]any `json:"sharing"`
-	Imex      map[string]any `json:"imex"`
+// inFile is where the configuration file has what a flag sets.
+var inFile = map[string]string{
+	"mig-strategy":                     "flags.migStrategy",
+	"fail-on-init-error":               "flags.failOnInitError",
+	"mps-root":                         "flags.mpsRoot",
+	"driver-root":                      "flags.nvidiaDriverRoot",
+	"dev-root":                         "flags.nvidiaDevRoot",
+	"gdrcopy-enabled":                  "flags.gdrcopyEnabled",
+	"gds-enabled":                      "flags.gdsEnabled",
+	"mofed-enabled":                    "flags.mofedEnabled",
+	"device-discovery-strategy":        "flags.deviceDiscoveryStrategy",
+	"pass-device-specs":                "flags.plugin.passDeviceSpecs",
+	"device-list-strategy":             "flags.plugin.deviceListStrategy",
+	"device-id-strategy":               "flags.plugin.deviceIDStrategy",
+	"cdi-annotation-prefix":            "flags.plugin.cdiAnnotationPrefix",
+	"nvidia-cdi-hook-path":             "flags.plugin.nvidiaCTKPath",
+	"driver-root-ctr-path":             "flags.plugin.containerDriverRoot",
+	"shared-devices-allocation-policy": "flags.plugin.sharedDevicesAllocationPolicy",
+	"imex-channel-ids":                 "imex.channelIDs",
+	"imex-required":                    "imex.required",
 }
 
-type fileFlags struct {
-	MigStrategy             *string     `json:"migStrategy"`
-	FailOnInitError         *bool       `json:"failOnInitError"`
-	MpsRoot                 string      `json:"mpsRoot"`
-	NvidiaDriverRoot        *string     `json:"nvidiaDriverRoot"`
-	NvidiaDevRoot           *string     `json:"nvidiaDevRoot"`
-	GDRCopyEnabled          bool        `json:"gdrcopyEnabled"`
-	GDSEnabled              bool        `json:"gdsEnabled"`
-	MOFEDEnabled            bool        `json:"mofedEnabled"`
-	UseNodeFeatureAPI       bool        `json:"useNodeFeatureAPI"`
-	DeviceDiscoveryStrategy string      `json:"deviceDiscoveryStrategy"`
-	Plugin                  pluginFlags `json:"plugin"`
-	GFD                     gfdFlags    `json:"gfd"`
-}
-
-type pluginFlags struct {
-	PassDeviceSpecs               *bool      `json:"passDeviceSpecs"`
-	DeviceListStrategy            stringList `json:"deviceListStrategy"`
-	DeviceIDStrategy              *string    `json:"deviceIDStrategy"`
-	CDIAnnotationPrefix           string     `json:"cdiAnnotationPrefix"`
-	NvidiaCTKPath                 string     `json:"nvidiaCTKPath"`
-	ContainerDriverRoot           string     `json:"containerDriverRoot"`
-	SharedDevicesAllocationPolicy string     `json:"sharedDevicesAllocationPolicy"`
-}
-
-// gfdFlags are for the feature discovery, which shares the file with the
-// device plugin; they mean nothing here.
-type gfdFlags struct {
-	Oneshot         bool   `json:"oneshot"`
-	NoTimestamp     bool   `json:"noTimestamp"`
-	SleepInterval   any    `json:"sleepInterval"`
-	OutputFile      string `json:"outputFile"`
-	MachineTypeFile string `json:"machineTypeFile"`
-}
-
-// stringList may be written as a list or as one string.
-type stringList []string
-
-// UnmarshalJSON is for package json.
-func (l *stringList) UnmarshalJSON(data []byte) error {
-	var one string
-	if err := json.Unmarshal(data, &one); err == nil {
-		*l = strings.Split(one, ",")
-		return nil
+// settingFlags are the flags of what the configuration file has too.
+func (o *options) settingFlags(f *pflag.FlagSet) {
+	s, p := &o.settings, &o.settings.Plugin
+	text := func(field **string, name, value, usage string) {
+		*field = f.String(name, value, usage)
 	}
-	return json.Unmarshal(data, (*[]string)(l))
+	toggle := func(field **bool, name string, value bool, usage string) {
+		*field = f.Bool(name, value, usage)
+	}
+	text(&s.NvidiaDriverRoot, "driver-root", "", "host `path` of the driver's root (default: "+driver.Containerised+" where it holds a driver, else /)")
+	text(&s.NvidiaDevRoot, "dev-root", "", "host `path` of the device nodes' root; accepted for the reference's sake, NVML finds them itself")
+	toggle(&s.FailOnInitError, "fail-on-init-error", true, "end, rather than wait, when the driver is there and does not work")
+	text(&s.MigStrategy, "mig-strategy", "none", "how to advertise MIG devices; only none is served yet")
+	text(&s.DeviceDiscoveryStrategy, "device-discovery-strategy", "auto", "how to find GPUs: auto or nvml, which are the same")
+	f.StringSliceVar((*[]string)(&p.DeviceListStrategy), "device-list-strategy", []string{"cdi-cri"}, "how containers get devices; only cdi-cri is served yet")
+	text(&p.DeviceIDStrategy, "device-id-strategy", "uuid", "what names a device to the runtime; only uuid is served yet")
+	toggle(&p.PassDeviceSpecs, "pass-device-specs", false, "pass device nodes besides CDI names; only false is served yet")
+	text(&p.SharedDevicesAllocationPolicy, "shared-devices-allocation-policy", "distributed", "which replicas and MIG devices to prefer; only distributed is served yet")
+	text(&p.CDIAnnotationPrefix, "cdi-annotation-prefix", "cdi.k8s.io/", "prefix of the annotations of cdi-annotations, which is not served yet")
+	f.StringSliceVar(&o.cdiFeatureFlags, "cdi-feature-flags", nil, "not served: the toolkit writes the CDI specs")
+	text(&p.NvidiaCTKPath, "nvidia-cdi-hook-path", "/usr/bin/nvidia-ctk", "accepted for the reference's sake: the toolkit writes the CDI specs")
+	text(&p.ContainerDriverRoot, "driver-root-ctr-path", "/driver-root", "accepted for the reference's sake: the driver is found below --host-root")
+	text(&s.MpsRoot, "mps-root", "/run/nvidia/mps", "host `path` of the MPS control daemon's files")
+	toggle(&s.GDRCopyEnabled, "gdrcopy-enabled", false, "give containers GDRCopy; only false is served yet")
+	toggle(&s.GDSEnabled, "gds-enabled", false, "give containers GPUDirect Storage; only false is served yet")
+	toggle(&s.MOFEDEnabled, "mofed-enabled", false, "give containers Mellanox OFED; only false is served yet")
+	f.IntSliceVar(&o.imex.ChannelIDs, "imex-channel-ids", nil, "IMEX channels to give to containers; only none is served yet")
+	o.imex.Required = f.Bool("imex-required", false, "fail where the IMEX channels are not there; only false is served yet")
 }
 
-// parseFile decodes a configuration file strictly. source names it in errors.
-func parseFile(data []byte, source string) (file, error) {
-	var c file
-	if err := config.Strict(data, &c, source); err != nil {
-		return file{}, err
+// unserved are the settings of which only some values are served yet.
+var unserved = []struct {
+	path   string
+	served []string
+}{
+	{"flags.migStrategy", []string{"none"}},
+	{"flags.gdrcopyEnabled", []string{"false"}},
+	{"flags.gdsEnabled", []string{"false"}},
+	{"flags.mofedEnabled", []string{"false"}},
+	{"flags.deviceDiscoveryStrategy", []string{"auto", "nvml"}},
+	{"flags.plugin.passDeviceSpecs", []string{"false"}},
+	{"flags.plugin.deviceListStrategy", []string{"cdi-cri"}},
+	{"flags.plugin.deviceIDStrategy", []string{"uuid"}},
+	{"flags.plugin.cdiAnnotationPrefix", []string{"cdi.k8s.io/"}},
+	{"flags.plugin.sharedDevicesAllocationPolicy", []string{"distributed"}},
+	{"imex.channelIDs", []string{""}},
+	{"imex.required", []string{"false"}},
+}
+
+// NotServed says which settings are known and not served yet, each by its path
+// in the file. Doing something else than what is asked for is no choice.
+func NotServed(c *config.Config) error {
+	var all []error
+	refuse := func(path, format string, args ...any) {
+		all = append(all, &strict.Error{Path: path, Err: fmt.Errorf(format, args...)})
 	}
-	refuse := func(path, format string, args ...any) (file, error) {
-		return file{}, &config.Error{Source: source, Path: path, Err: fmt.Errorf(format, args...)}
-	}
-	if c.Version != "v1" {
-		return refuse("version", "%q is not known; write v1", c.Version)
+	given := c.Given()
+	for _, u := range unserved {
+		if value, set := given[u.path]; set && !slices.Contains(u.served, value) {
+			refuse(u.path, "%q is not served yet; remove it, or write %q", value, u.served[0])
+		}
 	}
 	for _, section := range []struct {
 		path string
-		keys map[string]any
-	}{{"resources", c.Resources}, {"sharing", c.Sharing}, {"imex", c.Imex}} {
-		for key, value := range section.keys {
-			if !empty(value) {
-				return refuse(section.path+"."+key, "not served yet; remove it")
-			}
-		}
-	}
-	f := c.Flags
-	for _, key := range []struct {
-		path   string
-		value  any
-		served []any
+		set  bool
 	}{
-		{"flags.mpsRoot", f.MpsRoot, []any{""}},
-		{"flags.gdrcopyEnabled", f.GDRCopyEnabled, []any{false}},
-		{"flags.gdsEnabled", f.GDSEnabled, []any{false}},
-		{"flags.mofedEnabled", f.MOFEDEnabled, []any{false}},
-		{"flags.useNodeFeatureAPI", f.UseNodeFeatureAPI, []any{false}},
-		{"flags.deviceDiscoveryStrategy", f.DeviceDiscoveryStrategy, []any{"", "auto", "nvml"}},
-		{"flags.plugin.cdiAnnotationPrefix", f.Plugin.CDIAnnotationPrefix, []any{"", "cdi.k8s.io/"}},
-		{"flags.plugin.nvidiaCTKPath", f.Plugin.NvidiaCTKPath, []any{"", "/usr/bin/nvidia-ctk"}},
-		{"flags.plugin.containerDriverRoot", f.Plugin.ContainerDriverRoot, []any{"", "/driver-root"}},
-		{"flags.plugin.sharedDevicesAllocationPolicy", f.Plugin.SharedDevicesAllocationPolicy, []any{""}},
-		{"flags.migStrategy", value(f.MigStrategy), []any{"", "none"}},
-		{"flags.plugin.deviceIDStrategy", value(f.Plugin.DeviceIDStrategy), []any{"", "uuid"}},
-		{"flags.plugin.passDeviceSpecs", value(f.Plugin.PassDeviceSpecs), []any{false}},
-		{"flags.plugin.deviceListStrategy", strings.Join(f.Plugin.DeviceListStrategy, ","), []any{"", "cdi-cri"}},
+		{"resources.gpus", len(c.Resources.GPUs) > 0},
+		{"resources.mig", len(c.Resources.MIG) > 0},
+		{"sharing.timeSlicing", c.Sharing.TimeSlicing != nil && len(c.Sharing.TimeSlicing.Resources) > 0},
+		{"sharing.mps", c.Sharing.MPS != nil && len(c.Sharing.MPS.Resources) > 0},
+		{"devices.include", len(c.Devices.Include) > 0},
+		{"devices.exclude", len(c.Devices.Exclude) > 0},
 	} {
-		if !slices.Contains(key.served, key.value) {
-			return refuse(key.path, "%#v is not served yet; remove it, or write %#v", key.value, key.served[len(key.served)-1])
+		if section.set {
+			refuse(section.path, "not served yet; remove it")
 		}
 	}
-	return c, nil
+	return errors.Join(all...)
 }
 
-// value is what p points to, or the zero value.
-func value[T any](p *T) T {
-	var v T
-	if p != nil {
-		v = *p
-	}
-	return v
-}
-
-// empty says that a part of a file sets nothing.
-func empty(v any) bool {
-	switch v := v.(type) {
-	case nil:
-		return true
-	case map[string]any:
-		for _, w := range v {
-			if !empty(w) {
-				return false
-			}
-		}
-		return true
-	case []any:
-		return len(v) == 0
-	case bool:
-		return !v
-	}
-	return false
-}
-
-// readFile takes from the configuration file what neither the command line nor
-// the environment has said.
+// readFile reads the configuration file, if there is one, and gives flags that
+// neither the command line nor the environment has set the values that it has.
 func (o *options) readFile(flags *pflag.FlagSet) error {
+	o.file = &config.Config{Version: config.Version}
+	if o.configFile == "" {
+		return nil
+	}
 	data, err := os.ReadFile(o.configFile)
 	if err != nil {
 		return fmt.Errorf("read the configuration: %w", err)
 	}
-	c, err := parseFile(data, o.configFile)
-	if err != nil {
+	return o.readData(data, flags)
+}
+
+// readData is readFile with what was read.
+func (o *options) readData(data []byte, flags *pflag.FlagSet) (err error) {
+	unknown := config.Refuse
+	if o.unknownKeys == "warn" {
+		unknown = config.Warn
+	}
+	if o.file, o.ignored, err = config.Parse(data, o.configFile, config.Options{UnknownKeys: unknown}); err != nil {
 		return err
 	}
-	set := func(flag, value string, there bool) error {
+	given := o.file.Given()
+	for _, flag := range slices.Sorted(maps.Keys(inFile)) {
+		value, there := given[inFile[flag]]
 		if !there || flags.Changed(flag) {
-			return nil
+			continue
 		}
-		return flags.Set(flag, value)
+		if value == "" && flags.Lookup(flag).DefValue == "[]" {
+			continue // an empty list, as it is without it
+		}
+		if err := flags.Set(flag, value); err != nil {
+			return &strict.Error{Source: o.configFile, Path: inFile[flag], Err: err}
+		}
+		o.origin[flag] = o.configFile
 	}
-	f := c.Flags
-	return errors.Join(
-		set("mig-strategy", value(f.MigStrategy), f.MigStrategy != nil),
-		set("fail-on-init-error", fmt.Sprint(value(f.FailOnInitError)), f.FailOnInitError != nil),
-		set("driver-root", value(f.NvidiaDriverRoot), f.NvidiaDriverRoot != nil),
-		set("dev-root", value(f.NvidiaDevRoot), f.NvidiaDevRoot != nil),
-	)
+	return nil
+}
+
+// whole is the configuration in force: the file, and laid over it the flags with
+// what the command line, the environment, the file and the defaults have made of
+// them. Its errors name each setting as it was given.
+func (o *options) whole() (*config.Config, error) {
+	c := o.file.With(o.settings, o.imex)
+	if err := errors.Join(o.named(c.Check())...); err != nil {
+		return nil, err
+	}
+	return c, errors.Join(o.named(NotServed(c))...)
+}
+
+// readPolicy makes the policy for XIDs of the file and of the reference's two
+// variables, which win over it.
+func (o *options) readPolicy() error {
+	disable, enable := os.Getenv(health.DisableVariable), os.Getenv(health.EnableVariable)
+	changes, err := health.ParseDisable(disable, enable)
+	if err != nil {
+		return fmt.Errorf("environment variable %w", err)
+	}
+	o.policy = health.DefaultPolicy().With(health.Configured(o.config.Health)).With(changes)
+	for variable, value := range map[string]string{health.DisableVariable: disable, health.EnableVariable: enable} {
+		if value != "" {
+			o.given = append(o.given, fmt.Sprintf("%s=%s", variable, value))
+		}
+	}
+	slices.Sort(o.given)
+	return nil
+}
+
+// named gives errors about the fields of a configuration the name under which
+// somebody has set each: a flag, a variable, or a path in the file.
+func (o *options) named(err error) []error {
+	var all []error
+	for _, err := range parts(err) {
+		if field, is := errors.AsType[*strict.Error](err); is {
+			named := *field
+			err = &named
+			named.Source = o.configFile
+			for flag, path := range inFile {
+				within, _, _ := strings.Cut(field.Path, "[")
+				if origin := o.origin[flag]; path == within && origin != o.configFile {
+					named.Source, named.Path = "", origin
+				}
+			}
+		}
+		all = append(all, err)
+	}
+	return all
+}
+
+// parts undoes errors.Join.
+func parts(err error) []error {
+	if joined, is := err.(interface{ Unwrap() []error }); is {
+		return joined.Unwrap()
+	}
+	if err == nil {
+		return nil
+	}
+	return []error{err}
+}
+
+// listed lists the settings that are not as they are by default, each with where
+// it comes from, for the log.
+func (o *options) listed(flags *pflag.FlagSet) []string {
+	var all []string
+	flags.VisitAll(func(f *pflag.Flag) {
+		if origin := o.origin[f.Name]; origin != "" {
+			all = append(all, fmt.Sprintf("%s=%s (%s)", f.Name, strings.Trim(f.Value.String(), "[]"), origin))
+		}
+	})
+	return all
 }

@@ -147,7 +147,7 @@ func (m *machine) fault(index int, confirmed bool) nodestate.Device {
 			return false
 		}
 		d = s.DevicePlugin.Resources[0].Devices[index]
-		return d.Health == nodestate.Unhealthy && (!confirmed || len(s.DevicePlugin.Faults) == 2)
+		return d.Health == nodestate.Unhealthy && (!confirmed || len(s.DevicePlugin.Faults) == 1 && s.DevicePlugin.Faults[0].Evidence == "reset")
 	})
 	return d
 }

@@ -28,8 +28,13 @@ func main() {
 }
 
 func run(ctx context.Context, started time.Time, args []string, stdout, stderr io.Writer) int {
-	if len(args) > 0 && args[0] == "wait" {
-		return wait(ctx, args[1:], stderr)
+	if len(args) > 0 {
+		switch args[0] {
+		case "wait":
+			return wait(ctx, args[1:], stderr)
+		case "check-config":
+			return checkConfig(args[1:], stdout, stderr)
+		}
 	}
 	o, err := parse(args, stderr)
 	switch {
@@ -46,7 +51,7 @@ func run(ctx context.Context, started time.Time, args []string, stdout, stderr i
 		}
 		return 0
 	}
-	cfg := o.config(started, stderr)
+	cfg := o.plugin(started, stderr)
 	if cfg.Socket, err = handover.Listener(); err != nil {
 		return fail(stderr, exitFailed, err)
 	}

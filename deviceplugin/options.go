@@ -6,14 +6,17 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
 
+	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/deviceplugin/driver"
+	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
 	"github.com/gpuready/gpuready/deviceplugin/plugin"
-	"github.com/gpuready/gpuready/internal/config"
+	strict "github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
 	"github.com/gpuready/gpuready/internal/injection"
 )
@@ -33,46 +36,71 @@ type options struct {
 	output          string
 
 	configFile      string
+	unknownKeys     string
 	kubeletSocket   string
 	kubeletTimeout  time.Duration
 	hostRoot        string
-	driverRoot      string
-	devRoot         string
 	stateDir        string
 	listen          string
 	logFormat       string
-	failOnInitError bool
+	cdiFeatureFlags []string
 
-	// What the reference knows and one value of which is served.
-	migStrategy        string
-	deviceListStrategy []string
-	deviceIDStrategy   string
-	passDeviceSpecs    bool
+	// Settings that the configuration file has too.
+	settings config.Flags
+	imex     config.Imex
+
+	file    *config.Config    // as it was read; empty where there is none
+	config  *config.Config    // in force
+	policy  health.Policy     // what XIDs do
+	ignored []config.Ignored  // keys of the file that were passed over
+	origin  map[string]string // where a flag was set: "--x", "$X" or the file
+	given   []string          // what is not as by default, for the log
 }
 
-// environment names the variable of each flag. DEVICE_LIST_STRATEGY and its
-// like are the reference's.
+// environment names the variable of each flag; those of settings are the
+// reference's.
 var environment = map[string]string{
-	"config-file":          "CONFIG_FILE",
-	"kubelet-socket":       "KUBELET_SOCKET",
-	"kubelet-timeout":      "KUBELET_TIMEOUT",
-	"host-root":            "HOST_ROOT",
-	"driver-root":          "NVIDIA_DRIVER_ROOT",
-	"dev-root":             "NVIDIA_DEV_ROOT",
-	"state-dir":            "GPUREADY_STATE_DIR",
-	"listen":               "LISTEN_ADDRESS",
-	"log-format":           "LOG_FORMAT",
-	"fail-on-init-error":   "FAIL_ON_INIT_ERROR",
-	"mig-strategy":         "MIG_STRATEGY",
-	"device-list-strategy": "DEVICE_LIST_STRATEGY",
-	"device-id-strategy":   "DEVICE_ID_STRATEGY",
-	"pass-device-specs":    "PASS_DEVICE_SPECS",
+	"config-file":                      "CONFIG_FILE",
+	"unknown-keys":                     "UNKNOWN_KEYS",
+	"kubelet-socket":                   "KUBELET_SOCKET",
+	"kubelet-timeout":                  "KUBELET_TIMEOUT",
+	"host-root":                        "HOST_ROOT",
+	"driver-root":                      "NVIDIA_DRIVER_ROOT",
+	"dev-root":                         "NVIDIA_DEV_ROOT",
+	"state-dir":                        "GPUREADY_STATE_DIR",
+	"listen":                           "LISTEN_ADDRESS",
+	"log-format":                       "LOG_FORMAT",
+	"fail-on-init-error":               "FAIL_ON_INIT_ERROR",
+	"mig-strategy":                     "MIG_STRATEGY",
+	"device-discovery-strategy":        "DEVICE_DISCOVERY_STRATEGY",
+	"device-list-strategy":             "DEVICE_LIST_STRATEGY",
+	"device-id-strategy":               "DEVICE_ID_STRATEGY",
+	"pass-device-specs":                "PASS_DEVICE_SPECS",
+	"shared-devices-allocation-policy": "SHARED_DEVICES_ALLOCATION_POLICY",
+	"cdi-annotation-prefix":            "CDI_ANNOTATION_PREFIX",
+	"cdi-feature-flags":                "CDI_FEATURE_FLAGS",
+	"nvidia-cdi-hook-path":             "NVIDIA_CDI_HOOK_PATH",
+	"driver-root-ctr-path":             "DRIVER_ROOT_CTR_PATH",
+	"mps-root":                         "MPS_ROOT",
+	"gdrcopy-enabled":                  "GDRCOPY_ENABLED",
+	"gds-enabled":                      "GDS_ENABLED",
+	"mofed-enabled":                    "MOFED_ENABLED",
+	"imex-channel-ids":                 "IMEX_CHANNEL_IDS",
+	"imex-required":                    "IMEX_REQUIRED",
 }
 
-// aliases are flags that the reference spells in another way.
+// olderEnvironment are variables that the reference still takes besides.
+var olderEnvironment = map[string]string{
+	"nvidia-cdi-hook-path": "NVIDIA_CTK_PATH",
+	"driver-root-ctr-path": "CONTAINER_DRIVER_ROOT",
+}
+
+// aliases are other spellings of flags that the reference takes.
 var aliases = map[string]string{
-	"nvidia-driver-root": "driver-root",
-	"nvidia-dev-root":    "dev-root",
+	"nvidia-driver-root":    "driver-root",
+	"nvidia-dev-root":       "dev-root",
+	"nvidia-ctk-path":       "nvidia-cdi-hook-path",
+	"container-driver-root": "driver-root-ctr-path",
 }
 
 const help = `gpu-device-plugin advertises this node's NVIDIA GPUs to the kubelet as
@@ -80,13 +108,16 @@ nvidia.com/gpu and gives them to containers by their CDI names.
 
 Usage:
   gpu-device-plugin [flags]
-  gpu-device-plugin wait [flags]   wait until containers are given the GPUs (see wait --help)
+  gpu-device-plugin check-config FILE   check a configuration file (see check-config --help)
+  gpu-device-plugin wait [flags]        wait until containers are given the GPUs (see wait --help)
 
 Examples:
   gpu-device-plugin
   gpu-device-plugin --dry-run                # what would be advertised
   gpu-device-plugin --dry-run -o json
   gpu-device-plugin --driver-root /opt/driver --listen=
+  gpu-device-plugin --config-file /etc/gpuready/device-plugin.yaml
+  gpu-device-plugin --config-file old.yaml --unknown-keys=warn   # name what is not known, and serve
 
 Flags (command line before environment before configuration file):
 %s
@@ -101,19 +132,14 @@ func (o *options) flags(usage io.Writer) *pflag.FlagSet {
 	f := pflag.NewFlagSet("gpu-device-plugin", pflag.ContinueOnError)
 	f.SortFlags = false
 	f.StringVar(&o.configFile, "config-file", "", "configuration `file`, version: v1, of the NVIDIA device plugin")
+	f.StringVar(&o.unknownKeys, "unknown-keys", "refuse", "what becomes of a configuration file with keys that are not known: refuse, or warn and serve")
 	f.StringVar(&o.kubeletSocket, "kubelet-socket", "/var/lib/kubelet/device-plugins/kubelet.sock", "the kubelet's registration `socket`; ours is made beside it")
 	f.DurationVar(&o.kubeletTimeout, "kubelet-timeout", 0, "end with an error when there are devices and no kubelet for this long; 0: wait for ever")
 	f.StringVar(&o.hostRoot, "host-root", "/", "`folder` where the host's file system is seen")
-	f.StringVar(&o.driverRoot, "driver-root", "", "host `path` of the driver's root (default: "+driver.Containerised+" where it holds a driver, else /)")
-	f.StringVar(&o.devRoot, "dev-root", "", "host `path` of the device nodes' root; accepted for the reference's sake, NVML finds them itself")
 	f.StringVar(&o.stateDir, "state-dir", defaultStateDir, "host `path` of the components' states")
 	f.StringVar(&o.listen, "listen", ":9402", "`address` for /healthz, /readyz, /metrics, empty: none")
 	f.StringVar(&o.logFormat, "log-format", "text", "log as text or json")
-	f.BoolVar(&o.failOnInitError, "fail-on-init-error", true, "end, rather than wait, when the driver is there and does not work")
-	f.StringVar(&o.migStrategy, "mig-strategy", "none", "how to advertise MIG devices; only none is served yet")
-	f.StringSliceVar(&o.deviceListStrategy, "device-list-strategy", []string{"cdi-cri"}, "how containers get devices; only cdi-cri is served yet")
-	f.StringVar(&o.deviceIDStrategy, "device-id-strategy", "uuid", "what names a device; only uuid is served yet")
-	f.BoolVar(&o.passDeviceSpecs, "pass-device-specs", false, "pass device nodes besides CDI names; only false is served yet")
+	o.settingFlags(f)
 	f.BoolVar(&o.dryRun, "dry-run", false, "print the devices that would be advertised, and end")
 	f.StringVarP(&o.output, "output", "o", "table", "with --dry-run: table or json")
 	f.BoolVar(&o.version, "version", false, "print the version, and end")
@@ -123,7 +149,7 @@ func (o *options) flags(usage io.Writer) *pflag.FlagSet {
 		}
 		return pflag.NormalizedName(name)
 	})
-	config.Describe(f, environment)
+	strict.Describe(f, environment)
 	f.Usage = func() { fmt.Fprintf(usage, help, f.FlagUsagesWrapped(100)) }
 	return f
 }
@@ -131,7 +157,7 @@ func (o *options) flags(usage io.Writer) *pflag.FlagSet {
 // parse reads command line, environment and configuration file, in the order in
 // which they win.
 func parse(args []string, stderr io.Writer) (*options, error) {
-	o := &options{}
+	o := &options{origin: map[string]string{}}
 	f := o.flags(stderr)
 	if err := f.Parse(args); err != nil {
 		return nil, err
@@ -139,15 +165,29 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	if f.NArg() > 0 {
 		return nil, fmt.Errorf("unexpected argument %q; see --help", f.Arg(0))
 	}
-	if err := config.Env(f, environment); err != nil {
-		return nil, err
-	}
-	if o.configFile != "" {
-		if err := o.readFile(f); err != nil {
+	f.Visit(func(flag *pflag.Flag) { o.origin[flag.Name] = "--" + flag.Name })
+	for _, names := range []map[string]string{environment, olderEnvironment} {
+		if err := strict.Env(f, names); err != nil {
 			return nil, err
 		}
+		f.Visit(func(flag *pflag.Flag) {
+			if o.origin[flag.Name] == "" {
+				o.origin[flag.Name] = "$" + names[flag.Name]
+			}
+		})
 	}
-	return o, o.check()
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	err := o.readFile(f)
+	if err == nil {
+		o.config, err = o.whole()
+	}
+	if err != nil {
+		return nil, err
+	}
+	o.given = o.listed(f)
+	return o, o.readPolicy()
 }
 
 // check refuses what is not served, rather than doing something else.
@@ -157,10 +197,8 @@ func (o *options) check() error {
 		served      bool
 		only        string
 	}{
-		{"--mig-strategy", o.migStrategy, o.migStrategy == "none", "none"},
-		{"--device-list-strategy", fmt.Sprint(o.deviceListStrategy), len(o.deviceListStrategy) == 1 && o.deviceListStrategy[0] == "cdi-cri", "cdi-cri"},
-		{"--device-id-strategy", o.deviceIDStrategy, o.deviceIDStrategy == "uuid", "uuid"},
-		{"--pass-device-specs", fmt.Sprint(o.passDeviceSpecs), !o.passDeviceSpecs, "false"},
+		{"--unknown-keys", o.unknownKeys, o.unknownKeys == "refuse" || o.unknownKeys == "warn", "refuse or warn"},
+		{"--cdi-feature-flags", fmt.Sprint(o.cdiFeatureFlags), len(o.cdiFeatureFlags) == 0, "none: the toolkit writes the CDI specs"},
 		{"--log-format", o.logFormat, o.logFormat == "text" || o.logFormat == "json", "text or json"},
 		{"--output", o.output, o.output == "table" || o.output == "json", "table or json"},
 	} {
@@ -179,16 +217,21 @@ func (o *options) check() error {
 	return kubelet.CheckPath(filepath.Join("/", o.hostRoot, filepath.Dir(o.kubeletSocket), plugin.Endpoint))
 }
 
-func (o *options) config(started time.Time, stderr io.Writer) plugin.Config {
+func (o *options) plugin(started time.Time, stderr io.Writer) plugin.Config {
 	log := o.logger(stderr)
-	log.Info("starting", "precedence", "command line, environment, configuration file", "path", o.configFile, "socket", o.kubeletSocket, "pid", os.Getpid())
+	log.Info("starting", "precedence", "command line, environment, configuration file", "path", o.configFile, "settings", strings.Join(o.given, ", "),
+		"socket", o.kubeletSocket, "pid", os.Getpid())
+	for _, key := range o.ignored {
+		log.Warn("key of the configuration file ignored", "path", o.configFile, "key", key.Path, "message", key.Hint)
+	}
 	return plugin.Config{
 		HostRoot:        o.hostRoot,
 		StateDir:        o.stateDir,
 		KubeletSocket:   o.kubeletSocket,
 		KubeletTimeout:  o.kubeletTimeout,
 		Listen:          o.listen,
-		FailOnInitError: o.failOnInitError,
+		FailOnInitError: *o.config.Flags.FailOnInitError,
+		Health:          o.policy,
 		Driver:          o.place(),
 		Open:            func(place driver.Place) (plugin.Opened, error) { return o.open(place, log) },
 		Given:           os.Getenv(injection.Variable),
@@ -206,14 +249,14 @@ func (o *options) logger(stderr io.Writer) *slog.Logger {
 }
 
 func (o *options) place() driver.Place {
-	return driver.Place{HostRoot: o.hostRoot, Root: o.driverRoot}
+	return driver.Place{HostRoot: o.hostRoot, Root: *o.config.Flags.NvidiaDriverRoot}
 }
 
 // open opens NVML where the driver is found now.
 func (o *options) open(place driver.Place, log *slog.Logger) (plugin.Opened, error) {
 	root, path, err := place.Find()
 	library := driver.Look(path)
-	if err != nil && o.driverRoot == "" {
+	if err != nil && *o.config.Flags.NvidiaDriverRoot == "" {
 		if place.Root != "" {
 			return plugin.Opened{}, err // there or nowhere
 		}

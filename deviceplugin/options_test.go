@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/internal/gpu"
 )
 
 func write(t *testing.T, text string) string {
@@ -22,21 +24,21 @@ func TestTheCommandLineWinsOverTheEnvironmentAndThatOverTheFile(t *testing.T) {
 	path := write(t, "version: v1\nflags:\n  failOnInitError: false\n  nvidiaDriverRoot: /from/file\n  nvidiaDevRoot: /from/file\n")
 	o, err := parse([]string{"--config-file", path}, io.Discard)
 	require.NoError(t, err)
-	require.Equal(t, "/from/file", o.driverRoot)
-	require.False(t, o.failOnInitError)
+	require.Equal(t, "/from/file", *o.config.Flags.NvidiaDriverRoot)
+	require.False(t, *o.config.Flags.FailOnInitError)
 
 	t.Setenv("NVIDIA_DRIVER_ROOT", "/from/environment")
 	t.Setenv("KUBELET_TIMEOUT", "3s")
 	t.Setenv("CONFIG_FILE", path)
 	o, err = parse(nil, io.Discard)
 	require.NoError(t, err)
-	require.Equal(t, "/from/environment", o.driverRoot)
-	require.Equal(t, "/from/file", o.devRoot)
+	require.Equal(t, "/from/environment", *o.config.Flags.NvidiaDriverRoot)
+	require.Equal(t, "/from/file", *o.config.Flags.NvidiaDevRoot)
 	require.Equal(t, 3*time.Second, o.kubeletTimeout)
 
 	o, err = parse([]string{"--nvidia-driver-root", "/from/line"}, io.Discard) // as the reference spells it
 	require.NoError(t, err)
-	require.Equal(t, "/from/line", o.driverRoot)
+	require.Equal(t, "/from/line", *o.config.Flags.NvidiaDriverRoot)
 }
 
 func TestTheReferencesFileIsTakenOrRefusedByTheFieldsName(t *testing.T) {
@@ -66,17 +68,17 @@ sharing:
 resources: {}
 `: "",
 		"version: v1": "",
-		"flags: {}":   `version: "" is not known; write v1`,
-		"version: v2": `version: "v2" is not known; write v1`,
+		"flags: {}":   "",
+		"version: v2": `version: "v2" is not known, did you mean "v1"?`,
 		"version: v1\nflags: {migStrategy: mixed}":                                                `flags.migStrategy: "mixed" is not served yet; remove it, or write "none"`,
-		"version: v1\nflags: {gdsEnabled: true}":                                                  "flags.gdsEnabled: true is not served yet",
+		"version: v1\nflags: {gdsEnabled: true}":                                                  `flags.gdsEnabled: "true" is not served yet; remove it, or write "false"`,
 		"version: v1\nflags: {plugin: {deviceListStrategy: envvar}}":                              `flags.plugin.deviceListStrategy: "envvar" is not served yet; remove it, or write "cdi-cri"`,
 		"version: v1\nflags: {plugin: {deviceListStrategy: [cdi-cri, envvar]}}":                   `flags.plugin.deviceListStrategy: "cdi-cri,envvar" is not served yet`,
 		"version: v1\nflags: {plugin: {deviceIDStrategy: index}}":                                 "flags.plugin.deviceIDStrategy",
 		"version: v1\nflags: {plugin: {passDeviceSpecs: true}}":                                   "flags.plugin.passDeviceSpecs",
 		"version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}": "sharing.timeSlicing: not served yet",
 		"version: v1\nresources: {gpus: [{pattern: '*', name: gpu}]}":                             "resources.gpus: not served yet",
-		"version: v1\nimex: {required: true}":                                                     "imex.required: not served yet",
+		"version: v1\nimex: {required: true}":                                                     `imex.required: "true" is not served yet`,
 		"version: v1\nflags: {failOnInitErorr: true}":                                             `flags.failOnInitErorr: unknown key`,
 		"version: v1\nflags: {failOnInitError: maybe}":                                            "failOnInitError",
 	} {
@@ -93,11 +95,85 @@ resources: {}
 func TestWhatIsNotServedIsRefused(t *testing.T) {
 	for _, arg := range []string{
 		"--mig-strategy=single", "--device-list-strategy=envvar", "--device-list-strategy=cdi-cri,cdi-annotations",
-		"--device-id-strategy=index", "--pass-device-specs", "--log-format=xml", "--output=yaml", "--kubelet-timeout=-1s", "argument",
+		"--device-id-strategy=index", "--pass-device-specs", "--gds-enabled", "--mofed-enabled", "--gdrcopy-enabled", "--imex-required", "--imex-channel-ids=0",
+		"--device-discovery-strategy=tegra", "--cdi-feature-flags=x", "--shared-devices-allocation-policy=packed", "--unknown-keys=maybe", "--driver-root=relative", "--log-format=xml", "--output=yaml", "--kubelet-timeout=-1s", "argument",
 	} {
 		_, err := parse([]string{arg}, io.Discard)
 		require.Error(t, err, arg)
 	}
+}
+
+func TestWhatIsRefusedIsNamedAsItWasGiven(t *testing.T) {
+	path := write(t, "version: v1\nflags: {migStrategy: single, gdsEnabled: true}\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}")
+	t.Setenv("GDS_ENABLED", "true")
+	_, err := parse([]string{"--config-file", path, "--device-list-strategy=cdi-cry", "--pass-device-specs=false"}, io.Discard)
+	require.EqualError(t, err, `--device-list-strategy: "cdi-cry" is not known, did you mean "cdi-cri"?`)
+	_, err = parse([]string{"--config-file", path, "--device-id-strategy=index"}, io.Discard)
+	require.EqualError(t, err, path+`: flags.migStrategy: "single" is not served yet; remove it, or write "none"
+$GDS_ENABLED: "true" is not served yet; remove it, or write "false"
+--device-id-strategy: "index" is not served yet; remove it, or write "uuid"
+`+path+`: sharing.timeSlicing: not served yet; remove it`)
+}
+
+func TestEveryFlagVariableAndSpellingOfTheReferenceIsTaken(t *testing.T) {
+	for _, variable := range []string{"NVIDIA_CTK_PATH", "NVIDIA_CDI_HOOK_PATH"} {
+		t.Run(variable, func(t *testing.T) {
+			t.Setenv(variable, "/from/"+variable)
+			o, err := parse(nil, io.Discard)
+			require.NoError(t, err)
+			require.Equal(t, "/from/"+variable, *o.config.Flags.Plugin.NvidiaCTKPath)
+			require.Equal(t, []string{"nvidia-cdi-hook-path=/from/" + variable + " ($" + variable + ")"}, o.given)
+		})
+	}
+	o, err := parse([]string{
+		"--nvidia-driver-root=/a", "--nvidia-dev-root=/b", "--nvidia-ctk-path=/c", "--container-driver-root=/d", "--mps-root=/e",
+		"--device-discovery-strategy=nvml", "--gds-enabled=false", "--mofed-enabled=false", "--gdrcopy-enabled=false", "--imex-required=false",
+		"--device-list-strategy=cdi-cri", "--cdi-annotation-prefix=cdi.k8s.io/", "--shared-devices-allocation-policy=distributed",
+	}, io.Discard)
+	require.NoError(t, err)
+	require.Equal(t, "/d", *o.config.Flags.Plugin.ContainerDriverRoot)
+	require.Contains(t, o.given, "driver-root=/a (--driver-root)")
+	for flag, path := range inFile {
+		require.Contains(t, environment, flag, path)
+	}
+}
+
+func TestUnknownKeysAreServedWhenAskedAndNamed(t *testing.T) {
+	path := write(t, "version: v1\nflags: {migStrategi: none, plugin: {deviceIDstrategy: uuid}}")
+	_, err := parse([]string{"--config-file", path}, io.Discard)
+	require.ErrorContains(t, err, `flags.migStrategi: unknown key, did you mean "migStrategy"?`)
+
+	t.Setenv("UNKNOWN_KEYS", "warn")
+	o, err := parse([]string{"--config-file", path}, io.Discard)
+	require.NoError(t, err)
+	var log bytes.Buffer
+	o.plugin(time.Now(), &log)
+	require.Contains(t, log.String(), `key=flags.migStrategi`)
+	require.Contains(t, log.String(), `key=flags.plugin.deviceIDstrategy`)
+	require.Contains(t, log.String(), `settings="config-file=`+path+` (--config-file), unknown-keys=warn ($UNKNOWN_KEYS)"`)
+}
+
+func TestThePolicyForXIDsIsOfTheFileAndTheReferencesVariables(t *testing.T) {
+	path := write(t, "health:\n  xids: [{xid: 79, recovery: never}, {xid: 31, action: unhealthy}, {xid: 48, action: ignore}]\n  quietPeriod: 90s")
+	o, err := parse([]string{"--config-file", path}, io.Discard)
+	require.NoError(t, err)
+	require.Equal(t, gpu.RecoveryNever, o.policy.Rule(79).Recovery)
+	require.Equal(t, gpu.ActionUnhealthy, o.policy.Rule(31).Action)
+	require.Equal(t, gpu.ActionIgnore, o.policy.Rule(48).Action)
+	require.Equal(t, 90*time.Second, o.policy.Quiet())
+	require.Equal(t, o.policy, o.plugin(time.Now(), io.Discard).Health)
+
+	t.Setenv("DP_DISABLE_HEALTHCHECKS", "all")
+	t.Setenv("DP_ENABLE_HEALTHCHECKS", "48")
+	o, err = parse([]string{"--config-file", path}, io.Discard)
+	require.NoError(t, err)
+	require.Equal(t, gpu.ActionIgnore, o.policy.Rule(79).Action)
+	require.Equal(t, gpu.ActionUnhealthy, o.policy.Rule(48).Action, "the environment wins over the file")
+	require.Contains(t, o.given, "DP_DISABLE_HEALTHCHECKS=all")
+
+	t.Setenv("DP_ENABLE_HEALTHCHECKS", "some")
+	_, err = parse(nil, io.Discard)
+	require.EqualError(t, err, `environment variable DP_ENABLE_HEALTHCHECKS: "some" is no XID: write XIDs separated by commas, as in 48,79, or all`)
 }
 
 func TestHelpNamesEnvironmentExamplesAndExitCodes(t *testing.T) {
@@ -112,23 +188,25 @@ func TestHelpNamesEnvironmentExamplesAndExitCodes(t *testing.T) {
 	}
 }
 
+func TestEveryFlagAndVariableIsDocumented(t *testing.T) {
+	docs, err := os.ReadFile("../docs/device-plugin.md")
+	require.NoError(t, err)
+	for _, names := range []map[string]string{environment, olderEnvironment} {
+		for flag, variable := range names {
+			require.Contains(t, string(docs), "`--"+flag+"`")
+			require.Contains(t, string(docs), "`"+variable+"`")
+		}
+	}
+	for alias := range aliases {
+		require.Contains(t, string(docs), "`--"+alias+"`")
+	}
+	for _, path := range inFile {
+		require.Contains(t, string(docs), "`"+path+"`")
+	}
+}
+
 func TestVersion(t *testing.T) {
 	var out bytes.Buffer
 	require.Zero(t, run(t.Context(), time.Now(), []string{"--version"}, &out, io.Discard))
 	require.Contains(t, out.String(), "gpu-device-plugin ")
-}
-
-func FuzzParseFile(f *testing.F) {
-	f.Add([]byte("version: v1\nflags: {migStrategy: none, plugin: {deviceListStrategy: cdi-cri}}"))
-	f.Add([]byte("version: v1\nsharing: {timeSlicing: {resources: [{name: a, replicas: 2}]}}"))
-	f.Add([]byte("{"))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		c, err := parseFile(data, "fuzz.yaml")
-		if err == nil {
-			require.Equal(t, "v1", c.Version)
-			require.Contains(t, []string{"", "none"}, value(c.Flags.MigStrategy))
-		} else {
-			require.ErrorContains(t, err, "fuzz.yaml: ")
-		}
-	})
 }

@@ -1,28 +1,32 @@
-// Package health decides which GPUs may be given away. It is a pure state
-// machine: a State is a value, what is seen and heard makes a new one, and
-// nothing here touches the world.
+// Package health decides which GPUs, and which MIG devices of them, may be given
+// away. It is a pure state machine: a State is a value, what is seen and heard
+// makes a new one, time is told to it, and nothing here touches the world.
 //
 // A GPU becomes unhealthy by what a snapshot shows (a Fault, or that it is
-// missing), by an event (an XID that no application can cause, an uncorrectable
-// ECC error, the loss of the GPU), and while it cannot be watched.
+// missing), by an event (an XID that the Policy heeds, an uncorrectable ECC error,
+// the loss of the GPU), and while it cannot be watched. Its MIG devices follow it.
+// An XID that stays in a MIG instance, which the driver names with it, concerns
+// the MIG devices of that instance alone, and the GPU as a whole.
 //
-// It becomes healthy again only on evidence, and never because a process was
-// started anew. Evidence is one of these:
+// Something becomes healthy again only on evidence, and never because a process
+// was started anew. What evidence it takes depends on what is held against it:
 //
-//   - What a snapshot had shown is no longer there in a later snapshot.
-//   - After an event: a snapshot showed the GPU out of service (lost, missing, in
-//     need of a reset), and a later one shows it with nothing wrong. That is what a
-//     reset looks like from outside.
-//   - The driver's kernel module was unloaded or replaced since, which
-//     initialises every GPU.
+//   - What a snapshot had shown: that a later one does not show it.
+//   - An event that recovers by being quiet: that it was watched for a while
+//     without another one, then passed a probe, and then a snapshot showed it with
+//     nothing wrong (quiet.go).
+//   - Any other event: that a snapshot showed the GPU out of service (lost,
+//     missing, in need of a reset), and a later one shows it with nothing wrong.
+//     That is what a reset looks like from outside.
+//   - An event that never recovers: that the driver's kernel module was unloaded or
+//     replaced since, which initialises every GPU.
 //
-// What is remembered between two processes is in memory.go; it does not outlive
-// the boot.
+// More evidence than it takes is enough, too. What is remembered between two
+// processes is in memory.go; it does not outlive the boot.
 package health
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -34,6 +38,7 @@ import (
 // GPU. States are never changed; methods return new ones.
 type State struct {
 	gpus   map[gpu.UUID]GPU
+	policy Policy
 	driver string    // version of the kernel module when last seen
 	blind  gpu.Fault // why nothing at all can be watched
 	since  time.Time // of blind
@@ -45,19 +50,33 @@ type GPU struct {
 	Device  gpu.Device // as last seen; with only UUID and NUMANode when it is remembered
 	Present bool       // in the last snapshot
 
-	fault     gpu.Fault // zero: nothing is held against it
-	since     time.Time
-	out       bool // seen out of service since the fault was noted
+	marks     []mark    // what is held against it, by scope; never changed in place
+	heard     time.Time // since when it is watched without a gap; zero: it is not
 	unwatched gpu.Fault
 	unsince   time.Time
 }
 
-// New returns the State of a node that nothing is known of. A doubt that is not
-// zero is held against every GPU: the memory of this boot was lost.
+// New returns the State of a node that nothing is known of, with the default
+// Policy. A doubt that is not zero is held against every GPU: the memory of this
+// boot was lost.
 func New(doubt gpu.Fault) State { return State{doubt: doubt} }
+
+// WithPolicy returns the State with another Policy, for events from now on: what
+// is held already takes the evidence that it took before.
+func (s State) WithPolicy(p Policy) State {
+	s.policy = p
+	return s
+}
+
+// Policy is the one in force.
+func (s State) Policy() Policy { return s.policy }
 
 // Doubt returns what New was given.
 func (s State) Doubt() gpu.Fault { return s.doubt }
+
+// DriverVersion is the version of the kernel module when it was last seen in
+// this boot, "" if it was not.
+func (s State) DriverVersion() string { return s.driver }
 
 // GPUs returns every GPU that was there in this boot, by index and then UUID.
 func (s State) GPUs() []GPU {
@@ -66,14 +85,19 @@ func (s State) GPUs() []GPU {
 	})
 }
 
-// Verdict says why the GPU must not be given away, and since when; the zero
-// Fault means that it may. What is held against the GPU itself comes before
-// what keeps it from being watched.
+// Verdict says why the GPU or MIG device must not be given away, and since when;
+// the zero Fault means that it may. What is held against it comes before what
+// keeps it from being watched. A GPU as a whole is not better than any part of
+// it. What nobody has seen is Missing.
 func (s State) Verdict(id gpu.UUID) (gpu.Fault, time.Time) {
-	g := s.gpus[id]
+	g, part, known := s.find(id)
+	if !known {
+		return gpu.Fault{Reason: gpu.ReasonMissing, Message: "the driver has not listed it"}, time.Time{}
+	}
+	if m, held := g.held(part); held {
+		return m.fault, m.since
+	}
 	switch {
-	case g.fault.Reason != "":
-		return g.fault, g.since
 	case s.blind.Reason != "":
 		return s.blind, s.since
 	case g.unwatched.Reason != "":
@@ -82,104 +106,36 @@ func (s State) Verdict(id gpu.UUID) (gpu.Fault, time.Time) {
 	return gpu.Fault{}, time.Time{}
 }
 
-// See takes a new snapshot into account.
-func (s State) See(snap gpu.Snapshot, now time.Time) State {
-	s = s.clone()
-	reloaded := s.driver != "" && snap.Driver.Version != "" && snap.Driver.Version != s.driver
-	if snap.Driver.Version != "" {
-		s.driver = snap.Driver.Version
+// LetGo says that the GPU, or that of the MIG device, waits for a reset, or for a
+// driver that is loaded anew: a process that holds it open would be in the way.
+func (s State) LetGo(id gpu.UUID) bool {
+	g, _, known := s.find(id)
+	if !known {
+		return false
 	}
-	seen := map[gpu.UUID]bool{}
-	nameless := map[gpu.PCIAddress]gpu.Fault{} // too broken to tell their UUID
-	for _, d := range snap.Devices {
-		if d.UUID == "" {
-			nameless[d.PCI] = d.Fault
-			continue
-		}
-		seen[d.UUID] = true
-		g, known := s.gpus[d.UUID]
-		if !known && s.doubt.Reason != "" {
-			g.fault, g.since = s.doubt, now
-		}
-		g.Device, g.Present = d, true
-		g.out = g.out || reloaded
-		s.gpus[d.UUID] = g.shown(d.Fault, now)
+	switch g.Device.Fault.Reason {
+	case gpu.ReasonLost, gpu.ReasonResetNeeded:
+		return true
 	}
-	for id, g := range s.gpus {
-		if seen[id] {
-			continue
-		}
-		g.Present = false
-		fault := nameless[g.Device.PCI]
-		if fault.Reason == "" {
-			fault = gpu.Fault{Reason: gpu.ReasonMissing, Message: "was there in this boot, and the driver lists it no more"}
-		}
-		s.gpus[id] = g.shown(fault, now)
-	}
-	return s
+	return slices.ContainsFunc(g.marks, func(m mark) bool { return m.needs >= reset })
 }
 
-// shown is the GPU after a snapshot has shown it with that fault.
-func (g GPU) shown(fault gpu.Fault, now time.Time) GPU {
-	switch {
-	case fault.Reason == "":
-		if g.out {
-			g.fault, g.since, g.out = gpu.Fault{}, time.Time{}, false
-		}
-	case g.fault.Reason == "":
-		g.fault, g.since = fault, now
-		g.out = true // it takes no more than a snapshot that does not show it
-	case fault.Reason == gpu.ReasonLost, fault.Reason == gpu.ReasonMissing, fault.Reason == gpu.ReasonResetNeeded:
-		g.out = true
+// find returns the GPU, and which part of it the UUID names.
+func (s State) find(id gpu.UUID) (g GPU, part scope, known bool) {
+	if g, known = s.gpus[id]; known {
+		return g, whole, true
 	}
-	return g
-}
-
-// Hear takes an event into account. An event that tells of a change, or of a
-// loss, should be followed by a snapshot.
-func (s State) Hear(e gpu.Event, now time.Time) State {
-	if !e.Time.IsZero() && e.Time.Before(now) {
-		now = e.Time
+	if !id.IsMIG() {
+		return GPU{}, whole, false
 	}
-	switch e.Kind {
-	case gpu.EventXID:
-		if info, ok := gpu.XID(e.XID); ok && info.Application {
-			return s
-		}
-		return s.note(e, gpu.Fault{Reason: gpu.ReasonXID, Message: text(gpu.XIDText(e.XID), e.Message), XID: e.XID}, now)
-	case gpu.EventECC:
-		return s.note(e, gpu.Fault{Reason: gpu.ReasonECC, Message: text("uncorrectable ECC error", e.Message)}, now)
-	case gpu.EventLost:
-		return s.note(e, gpu.Fault{Reason: gpu.ReasonLost, Message: text("the driver cannot reach the GPU", e.Message)}, now)
-	case gpu.EventUnwatched:
-		fault := gpu.Fault{Reason: gpu.ReasonUnwatched, Message: text("its health cannot be watched", e.Message)}
-		return s.change(e.UUID, func(g GPU) GPU {
-			if g.unwatched.Reason == "" {
-				g.unwatched, g.unsince = fault, now
+	for _, g := range s.gpus {
+		for _, m := range g.Device.MIG {
+			if m.UUID == id {
+				return g, scopeOf(m), true
 			}
-			return g
-		})
-	}
-	return s
-}
-
-func text(what, more string) string {
-	if more == "" || more == what {
-		return what
-	}
-	return fmt.Sprintf("%s: %s", what, more)
-}
-
-// note holds a fault against a GPU. The first one stays, since it is the cause;
-// a later one asks for evidence from after it.
-func (s State) note(e gpu.Event, fault gpu.Fault, now time.Time) State {
-	return s.change(e.UUID, func(g GPU) GPU {
-		if g.fault.Reason == "" {
-			g.fault, g.since = fault, now
 		}
-		g.out = false
-		return g
-	})
+	}
+	return GPU{}, whole, false
 }
 
 // change applies f to a GPU, known or not, or to all with id "".
@@ -199,37 +155,6 @@ func (s State) change(id gpu.UUID, f func(GPU) GPU) State {
 	return s
 }
 
-// Blind says that nothing can be watched any more. unloaded says that this is
-// because the driver is not there: it initialises every GPU when it comes back.
-func (s State) Blind(why gpu.Fault, unloaded bool, now time.Time) State {
-	if s.blind.Reason == "" {
-		s.since = now
-	}
-	s.blind = why
-	if unloaded {
-		s = s.change("", func(g GPU) GPU { g.out = true; return g })
-	}
-	return s
-}
-
-// Watching says that watching has begun, for all GPUs that do not say otherwise
-// by an event.
-func (s State) Watching() State {
-	s.blind, s.since = gpu.Fault{}, time.Time{}
-	return s.change("", func(g GPU) GPU {
-		g.unwatched, g.unsince = gpu.Fault{}, time.Time{}
-		return g
-	})
-}
-
-// Watched says that a GPU which could not be watched is watched again.
-func (s State) Watched(id gpu.UUID) State {
-	return s.change(id, func(g GPU) GPU {
-		g.unwatched, g.unsince = gpu.Fault{}, time.Time{}
-		return g
-	})
-}
-
 func (s State) clone() State {
 	s.gpus = maps.Clone(s.gpus)
 	if s.gpus == nil {
@@ -237,7 +162,3 @@ func (s State) clone() State {
 	}
 	return s
 }
-
-// DriverVersion is the version of the kernel module when it was last seen in
-// this boot, "" if it was not.
-func (s State) DriverVersion() string { return s.driver }

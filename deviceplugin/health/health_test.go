@@ -1,7 +1,6 @@
 package health_test
 
 import (
-	"encoding/json"
 	"testing"
 	"time"
 
@@ -90,7 +89,7 @@ func TestWhatMakesAGPUUnhealthyAndWhatMakesItHealthyAgain(t *testing.T) {
 			{hear(gputest.XID(gputest.GPU(1), 48)), marks{1: gpu.ReasonXID}},
 			{func(h health.State) health.State { return h.Blind(gpu.Fault{Reason: gpu.ReasonUnwatched}, true, now) },
 				marks{0: gpu.ReasonUnwatched, 1: gpu.ReasonXID, 2: gpu.ReasonUnwatched, 3: gpu.ReasonUnwatched}},
-			{func(h health.State) health.State { return h.See(node, now).Watching() }, marks{}},
+			{func(h health.State) health.State { return h.See(node, now).Watching(now) }, marks{}},
 		},
 		"an ECC error": {
 			{hear(event(gpu.EventECC, 0)), marks{0: gpu.ReasonECC}},
@@ -116,7 +115,7 @@ func TestWhatMakesAGPUUnhealthyAndWhatMakesItHealthyAgain(t *testing.T) {
 		"unwatched, until it is watched": {
 			{hear(event(gpu.EventUnwatched, 1)), marks{1: gpu.ReasonUnwatched}},
 			{see(node), marks{1: gpu.ReasonUnwatched}},
-			{func(h health.State) health.State { return h.Watched(gputest.GPU(1)) }, marks{}},
+			{func(h health.State) health.State { return h.Watched(gputest.GPU(1), now) }, marks{}},
 		},
 		"an event that names no GPU concerns all": {
 			{hear(gputest.XID("", 79)), marks{0: gpu.ReasonXID, 1: gpu.ReasonXID, 2: gpu.ReasonXID, 3: gpu.ReasonXID}},
@@ -146,12 +145,6 @@ func TestTheFirstCauseStays(t *testing.T) {
 	require.EqualValues(t, 79, f.XID)
 	require.Contains(t, f.Message, "XID 79")
 	require.Equal(t, now, since)
-}
-
-func TestAnXIDOfAMIGDeviceHoldsBackTheGPU(t *testing.T) {
-	e := gputest.XID(gputest.GPU(0), 94)
-	e.GPUInstance, e.ComputeInstance = 1, 0
-	require.Equal(t, marks{0: gpu.ReasonXID}, reasons(health.New(gpu.Fault{}).See(node, now).Hear(e, now)))
 }
 
 func TestAGPUTooBrokenToNameIsKnownByItsPlace(t *testing.T) {
@@ -188,60 +181,6 @@ func file(h health.State) nodestate.State {
 	}
 }
 
-// step draws something that can happen.
-func step(t *rapid.T, h health.State) health.State {
-	i := rapid.IntRange(0, len(node.Devices)-1).Draw(t, "gpu")
-	switch rapid.IntRange(0, 8).Draw(t, "step") {
-	case 0:
-		return h.Hear(gputest.XID(gputest.GPU(i), rapid.SampledFrom([]uint64{13, 31, 48, 79, 94, 999}).Draw(t, "xid")), now)
-	case 1:
-		return h.Hear(event(rapid.SampledFrom([]gpu.EventKind{gpu.EventECC, gpu.EventLost, gpu.EventChanged, gpu.EventUnwatched}).Draw(t, "kind"), i), now)
-	case 2:
-		return h.See(with(i, rapid.SampledFrom([]gpu.Reason{gpu.ReasonLost, gpu.ReasonUnreadable, gpu.ReasonRowRemap, gpu.ReasonResetNeeded}).Draw(t, "fault")), now)
-	case 3:
-		return h.See(without(i), now)
-	case 4:
-		return h.Watching()
-	case 5:
-		return h.Watched(gputest.GPU(i))
-	case 6:
-		return h.Blind(gpu.Fault{Reason: gpu.ReasonUnwatched}, rapid.Bool().Draw(t, "unloaded"), now)
-	case 7:
-		s := node.Clone()
-		s.Driver.Version = rapid.SampledFrom([]string{"580.95.05", "600.1"}).Draw(t, "driver")
-		return h.See(s, now)
-	}
-	return h.See(node, now)
-}
-
-func TestANewProcessKnowsWhatTheOldOneKnew(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		h := health.New(gpu.Fault{}).See(node, now)
-		for range rapid.IntRange(0, 12).Draw(t, "before") {
-			h = step(t, h)
-		}
-		text, err := json.Marshal(file(h))
-		require.NoError(t, err)
-		var read nodestate.State
-		require.NoError(t, json.Unmarshal(text, &read))
-		again := health.Recall(read)
-
-		// Both see the same from now on; what can be watched is found out anew.
-		h = h.Watching()
-		for range rapid.IntRange(1, 6).Draw(t, "after") {
-			seen := with(0, "")
-			switch rapid.IntRange(0, 3).Draw(t, "seen") {
-			case 1:
-				seen = with(rapid.IntRange(0, 3).Draw(t, "gpu"), gpu.ReasonLost)
-			case 2:
-				seen = without(rapid.IntRange(0, 3).Draw(t, "gpu"))
-			}
-			h, again = h.See(seen, now), again.See(seen, now)
-			require.Equal(t, reasons(h), reasons(again))
-		}
-	})
-}
-
 func TestAGPUIsHeldBackUntilThereIsEvidence(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h := health.New(gpu.Fault{}).See(node, now).Hear(gputest.XID(gputest.GPU(2), 79), now)
@@ -253,7 +192,7 @@ func TestAGPUIsHeldBackUntilThereIsEvidence(t *testing.T) {
 			case 1:
 				h = h.See(without(i), now)
 			case 2:
-				h = h.Watching().Watched(gputest.GPU(2))
+				h = h.Watching(now).Watched(gputest.GPU(2), now)
 			case 3:
 				h = h.Hear(event(gpu.EventLost, i), now)
 			default:

@@ -1,6 +1,8 @@
 package health
 
 import (
+	"slices"
+
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
@@ -9,29 +11,38 @@ import (
 // exists and cannot be read: what it said against them is not known.
 const ReasonForgotten gpu.Reason = "StateUnreadable"
 
-// Faults is what has to be remembered. A GPU that was seen out of service since
-// its fault was noted has a second entry, which says as what.
+// evidenceWords spell evidence in a state file.
+var evidenceWords = []string{shown: "snapshot", quiet: "quiet", reset: "reset", reload: "reload"}
+
+// Faults is what has to be remembered. Since when a device has been quiet is
+// not: nobody listens while there is no process.
 func (s State) Faults() []nodestate.Fault {
 	var faults []nodestate.Fault
 	for _, g := range s.GPUs() {
-		if g.fault.Reason == "" {
-			continue
-		}
-		f := nodestate.Fault{
-			GPU: g.Device.UUID, Reason: g.fault.Reason, Message: g.fault.Message, XID: g.fault.XID, Since: g.since,
-		}
-		faults = append(faults, f)
-		if g.out {
-			f.Reason, f.Message, f.XID = gpu.ReasonMissing, "seen out of service since", 0
+		for _, m := range g.marks {
+			f := nodestate.Fault{
+				GPU: g.Device.UUID, Reason: m.fault.Reason, Message: m.fault.Message, XID: m.fault.XID, Since: m.since,
+				Needs: evidenceWords[m.needs],
+			}
+			if m.scope.gpuInstance >= 0 {
+				f.GPUInstance = &m.scope.gpuInstance
+				if m.scope.computeInstance >= 0 {
+					f.ComputeInstance = &m.scope.computeInstance
+				}
+			}
+			if m.proof >= reset {
+				f.Evidence = evidenceWords[m.proof]
+			}
 			faults = append(faults, f)
 		}
 	}
 	return faults
 }
 
-// Recall is the State that a state file of this boot stands for: its devices
-// are known, nothing of them is seen yet, and what was held against them still
-// is. Whether a GPU could be watched is not remembered; that is found out anew.
+// Recall is the State that a state file of this boot stands for: its GPUs are
+// known, nothing of them is seen yet, and what was held against them still is.
+// Whether a GPU could be watched is not remembered; that is found out anew. A
+// file that leaves something open is read to the GPU's disadvantage.
 func Recall(file nodestate.State) State {
 	s := State{gpus: map[gpu.UUID]GPU{}}
 	if file.Driver != nil {
@@ -41,32 +52,59 @@ func Recall(file nodestate.State) State {
 		return s
 	}
 	index := 0
+	know := func(id gpu.UUID) GPU {
+		g, known := s.gpus[id]
+		if !known {
+			g.Device = gpu.Device{UUID: id, Index: index, NUMANode: -1}
+			index++
+		}
+		return g
+	}
 	for _, r := range file.DevicePlugin.Resources {
 		for _, d := range r.Devices {
-			g := GPU{Device: gpu.Device{UUID: d.GPU, Index: index, NUMANode: -1}}
+			if d.GPU.IsMIG() {
+				continue // the snapshot knows of which GPU
+			}
+			g := know(d.GPU)
 			if d.NUMANode != nil {
 				g.Device.NUMANode = *d.NUMANode
 			}
-			if _, known := s.gpus[d.GPU]; !known {
-				s.gpus[d.GPU] = g
-				index++
-			}
+			s.gpus[d.GPU] = g
 		}
 	}
 	for _, f := range file.DevicePlugin.Faults {
-		g, known := s.gpus[f.GPU]
-		switch {
-		case !known:
-			g.Device = gpu.Device{UUID: f.GPU, Index: index, NUMANode: -1}
-			index++
-			fallthrough
-		case g.fault.Reason == "":
-			g.fault = gpu.Fault{Reason: f.Reason, Message: f.Message, XID: f.XID}
-			g.since = f.Since
-		default:
-			g.out = true
-		}
-		s.gpus[f.GPU] = g
+		s.gpus[f.GPU] = know(f.GPU).recall(f)
 	}
 	return s
+}
+
+// recall is the GPU with what a state file holds against it.
+func (g GPU) recall(f nodestate.Fault) GPU {
+	at := whole
+	if f.GPUInstance != nil {
+		at.gpuInstance = *f.GPUInstance
+		if f.ComputeInstance != nil {
+			at.computeInstance = *f.ComputeInstance
+		}
+	}
+	needs := reset
+	if f.Needs != "" {
+		if needs = evidence(slices.Index(evidenceWords, f.Needs)); needs < 0 {
+			needs = reload
+		}
+	}
+	proof := shown
+	if e := evidence(slices.Index(evidenceWords, f.Evidence)); e >= reset {
+		proof = e
+	}
+	twice := slices.ContainsFunc(g.marks, func(m mark) bool { return m.scope == at })
+	g = g.note(at, gpu.Fault{Reason: f.Reason, Message: f.Message, XID: f.XID}, needs, f.Since)
+	if !twice {
+		for i := range g.marks {
+			if m := &g.marks[i]; m.scope == at {
+				m.proof = proof
+			}
+		}
+	}
+	return g
 }

@@ -1,46 +1,59 @@
-// Package plan says what follows from a node's GPUs and their health: which
-// devices the kubelet is told of, and which of them go well together. It is
-// pure.
+// Package plan says what follows from a node's GPUs, their health and the
+// configuration: which devices the kubelet is told of, under which names, and why
+// some are left out. It is pure.
 package plan
 
 import (
+	"strconv"
 	"time"
 
 	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// Device is one device as the kubelet counts them.
+// Device is one device as the kubelet counts them: a GPU, a MIG device, or one
+// of several replicas of either.
 type Device struct {
-	ID       string // the GPU's UUID
+	ID       string // UUID of the GPU or MIG device; of a replica with "::" and its number behind it
 	GPU      gpu.UUID
 	Product  string
 	PCI      gpu.PCIAddress
-	Index    int
-	NUMANode int       // -1: unknown, or the machine has none
-	Fault    gpu.Fault // why it is unhealthy; zero: it is healthy
-	Since    time.Time // of Fault
+	Index    int           // of the GPU
+	NUMANode int           // -1: unknown, or the machine has none
+	MIG      gpu.MIGDevice // zero: the whole GPU
+	Replica  int           // which one of Replicas, from 0
+	Replicas int           // 0: the device is not shared
+	Fault    gpu.Fault     // why it is unhealthy; zero: it is healthy
+	Since    time.Time     // of Fault
 }
 
 // Healthy says that the device may be given away.
 func (d Device) Healthy() bool { return d.Fault.Reason == "" }
+
+// UUID is that of the MIG device, or of the GPU where it is a whole one. All
+// replicas of a device have the same.
+func (d Device) UUID() gpu.UUID {
+	if d.MIG.UUID != "" {
+		return d.MIG.UUID
+	}
+	return d.GPU
+}
+
+// IndexID is the index by which the container runtime knows the device: "3", or
+// "3:0" for a MIG device.
+func (d Device) IndexID() string {
+	if d.MIG.UUID != "" {
+		return strconv.Itoa(d.Index) + ":" + strconv.Itoa(d.MIG.Index)
+	}
+	return strconv.Itoa(d.Index)
+}
 
 // Devices returns the devices of a node: one for each GPU that was there in
 // this boot. One that is gone stays listed, unhealthy, so that people see it.
 func Devices(s health.State) []Device {
 	var devices []Device
 	for _, g := range s.GPUs() {
-		fault, since := s.Verdict(g.Device.UUID)
-		devices = append(devices, Device{
-			ID:       string(g.Device.UUID),
-			GPU:      g.Device.UUID,
-			Product:  g.Device.Product,
-			PCI:      g.Device.PCI,
-			Index:    g.Device.Index,
-			NUMANode: g.Device.NUMANode,
-			Fault:    fault,
-			Since:    since,
-		})
+		devices = append(devices, device(part{gpu: g.Device}, s))
 	}
 	return devices
 }

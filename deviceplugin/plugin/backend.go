@@ -60,15 +60,7 @@ func (v *view) names() string {
 // Prefer chooses devices that are near to each other. One that has become
 // unhealthy since the kubelet asked is chosen last, as Allocate would refuse it.
 func (p *Plugin) Prefer(available, include []string, size int) ([]string, error) {
-	v := p.view.Load()
-	sound := slices.DeleteFunc(slices.Clone(available), func(id string) bool {
-		d, known := v.byID[id]
-		return (!known || !d.Healthy()) && !slices.Contains(include, id)
-	})
-	if len(sound) < size {
-		sound = available
-	}
-	ids, err := v.topology.Prefer(sound, include, size)
+	ids, err := p.view.Load().chooser.Prefer(available, include, size)
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, fmt.Sprintf("prefer devices of %s: %v", Resource, err))
 	}

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/gpuready/gpuready/deviceplugin/driver"
+	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
 	"github.com/gpuready/gpuready/internal/nodestate"
@@ -142,18 +144,31 @@ func (p *Plugin) use(ctx context.Context, o Opened) error {
 	}
 	p.seen(o, snap, true)
 	for {
-		events, err := q.take(ctx)
+		events, err := q.take(ctx, p.nextLook())
 		if err != nil {
 			return context.Cause(ctx)
 		}
 		p.heard(events)
 		// An event may have left a trace, and a loss must be seen to be believed.
+		began := time.Now()
 		snap, err := o.Source.Snapshot(ctx)
 		if err != nil {
 			return cause(ctx, err)
 		}
-		p.looked(o, snap, events)
+		p.looked(o, snap, events, began)
 	}
+}
+
+// nextLook tells when to look at the GPUs though nothing is heard of them: one
+// may have been quiet for long enough. It is nil when none waits for that.
+func (p *Plugin) nextLook() <-chan time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	at, waits := p.health.NextLook(time.Now())
+	if !waits {
+		return nil
+	}
+	return time.After(time.Until(at))
 }
 
 // cause prefers the reason for which ctx ended to what that led to.
@@ -170,7 +185,7 @@ func (p *Plugin) seen(o Opened, snap gpu.Snapshot, watching bool) {
 		p.absent = nil
 		p.see(o, snap)
 		if watching {
-			p.health = p.health.Watching()
+			p.health = p.health.Watching(time.Now())
 		}
 	})
 	p.cfg.Log.Info("using the driver", "driver", snap.Driver.Version, "path", o.Root, "gpus", len(snap.Devices), "simulated", snap.Driver.Simulated)
@@ -178,23 +193,30 @@ func (p *Plugin) seen(o Opened, snap gpu.Snapshot, watching bool) {
 
 // heard takes events into account, before anything slow is done.
 func (p *Plugin) heard(events []gpu.Event) {
+	var policy health.Policy
 	p.update(func() {
+		policy = p.health.Policy()
 		for _, e := range events {
 			p.metrics.event(e)
 			p.health = p.health.Hear(e, time.Now())
 		}
 	})
 	for _, e := range events {
-		if info, known := gpu.XID(e.XID); e.Kind == gpu.EventXID && known && info.Application {
-			p.cfg.Log.Info("XID that an application can cause; the GPU stays healthy", "gpu", string(e.UUID), "message", gpu.XIDText(e.XID))
+		if e.Kind == gpu.EventXID && policy.Rule(e.XID).Action == gpu.ActionIgnore {
+			p.cfg.Log.Info("XID that is not held against the GPU", "gpu", string(e.UUID), "message", gpu.XIDText(e.XID))
 		}
 	}
 }
 
 // looked takes a later snapshot into account. A GPU that was not watched and of
 // which a change was told is watched again, unless the source said otherwise since.
-func (p *Plugin) looked(o Opened, snap gpu.Snapshot, events []gpu.Event) {
+func (p *Plugin) looked(o Opened, snap gpu.Snapshot, events []gpu.Event, began time.Time) {
 	p.update(func() {
+		// The plugin may run no program on a GPU: its probe is that the GPU tells
+		// everything of itself, and nothing is wrong in it.
+		for _, id := range p.health.Due(began) {
+			p.health = p.health.Probed(health.Probe{ID: id, Began: began, Passed: sound(snap, id)}, time.Now())
+		}
 		p.see(o, snap)
 		told := map[gpu.UUID]bool{}
 		for _, e := range events {
@@ -207,9 +229,17 @@ func (p *Plugin) looked(o Opened, snap gpu.Snapshot, events []gpu.Event) {
 		}
 		for _, d := range snap.Devices {
 			if told[d.UUID] && d.Fault.Reason == "" {
-				p.health = p.health.Watched(d.UUID)
+				p.health = p.health.Watched(d.UUID, time.Now())
 			}
 		}
+	})
+}
+
+// sound says that nothing is wrong with the GPU, or that of the MIG device.
+func sound(snap gpu.Snapshot, id gpu.UUID) bool {
+	return slices.ContainsFunc(snap.Devices, func(d gpu.Device) bool {
+		return d.Fault.Reason == "" &&
+			(d.UUID == id || slices.ContainsFunc(d.MIG, func(m gpu.MIGDevice) bool { return m.UUID == id }))
 	})
 }
 
@@ -293,11 +323,12 @@ func (q *queue) put(e gpu.Event) {
 	}
 }
 
-// take waits for events and returns all there are.
-func (q *queue) take(ctx context.Context) ([]gpu.Event, error) {
+// take waits for events, or for a moment, and returns all there are.
+func (q *queue) take(ctx context.Context, moment <-chan time.Time) ([]gpu.Event, error) {
 	select {
 	case <-ctx.Done():
 		return nil, ctx.Err()
+	case <-moment:
 	case <-q.some:
 	}
 	q.mu.Lock()

@@ -111,7 +111,7 @@ func TestAContainerOfAnEarlierStateEndsToBeCreatedAnewAndForgetsNothing(t *testi
 	require.Equal(t, []string{string(gputest.GPU(3))}, n.unhealthy(n.wait(7)))
 	n.source.Update(func(s *gpu.Snapshot) { s.Devices[3].Fault = gpu.Fault{Reason: gpu.ReasonResetNeeded} })
 	n.source.Emit(gpu.Event{Kind: gpu.EventChanged, UUID: gputest.GPU(3)})
-	n.state(func(s nodestate.State) bool { return len(s.DevicePlugin.Faults) == 2 })
+	n.state(outOfService)
 	n.source.Update(func(s *gpu.Snapshot) { s.Devices[3].Fault = gpu.Fault{} })
 	n.source.Emit(gpu.Event{Kind: gpu.EventChanged, UUID: gputest.GPU(3)})
 	s = n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })

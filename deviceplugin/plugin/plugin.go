@@ -24,6 +24,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
 	"github.com/gpuready/gpuready/deviceplugin/plan"
+	"github.com/gpuready/gpuready/deviceplugin/prefer"
 	"github.com/gpuready/gpuready/deviceplugin/server"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/injection"
@@ -52,7 +53,8 @@ type Config struct {
 	KubeletSocket   string
 	KubeletTimeout  time.Duration // 0: wait for ever
 	Listen          string
-	FailOnInitError bool // end, rather than wait, when the driver is there and does not work
+	FailOnInitError bool          // end, rather than wait, when the driver is there and does not work
+	Health          health.Policy // what XIDs do to a GPU; the zero Policy is the default
 	Driver          driver.Place
 	Open            func(driver.Place) (Opened, error)
 	Given           string // value of injection.Variable; "": not in a container that is given the GPUs that way
@@ -111,9 +113,9 @@ type ending struct {
 // view is what the kubelet's questions are answered from: never changed, only
 // replaced.
 type view struct {
-	devices  []plan.Device
-	byID     map[string]plan.Device
-	topology *plan.Topology
+	devices []plan.Device
+	byID    map[string]plan.Device
+	chooser *prefer.Chooser
 }
 
 // Run runs the plugin until ctx ends and returns nil then, or when this
@@ -173,6 +175,7 @@ func newPlugin(cfg Config) (*Plugin, error) {
 	}
 	p.server = server.New(p, sync.OnceFunc(func() { p.metrics.firstList.Set(time.Since(cfg.Started).Seconds()) }))
 	p.recall()
+	p.health = p.health.WithPolicy(cfg.Health)
 	// What is remembered stays in the state file, and is not given away before it
 	// has been seen.
 	p.health = p.health.Blind(gpu.Fault{Reason: gpu.ReasonUnwatched, Message: "the driver has not been read yet"}, false, cfg.Started)

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpuready/gpuready/deviceplugin/driver"
+	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
 	"github.com/gpuready/gpuready/deviceplugin/plugin"
 	"github.com/gpuready/gpuready/internal/gpu"
@@ -196,6 +198,11 @@ func (n *node) state(cond func(nodestate.State) bool) nodestate.State {
 	return last
 }
 
+// outOfService says that a snapshot has shown a GPU out of service.
+func outOfService(s nodestate.State) bool {
+	return slices.ContainsFunc(s.DevicePlugin.Faults, func(f nodestate.Fault) bool { return f.Evidence == "reset" })
+}
+
 func (n *node) unhealthy(r kubelettest.Resource) []string {
 	var ids []string
 	for _, d := range r.Devices {
@@ -275,7 +282,18 @@ func TestApplicationXIDsChangeNothing(t *testing.T) {
 	n.source.Emit(gputest.XID(gputest.GPU(2), 48)) // delivered after them
 	r := n.wait(7)
 	require.Equal(t, []string{string(gputest.GPU(2))}, n.unhealthy(r))
-	n.log.wait(t, "XID that an application can cause")
+	n.log.wait(t, "XID that is not held against the GPU")
+}
+
+func TestAGPUThatHasBeenQuietComesBack(t *testing.T) {
+	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet()
+	n.cfg.Health = health.DefaultPolicy().With(health.Changes{Quiet: 50 * time.Millisecond})
+	n.start()
+	n.wait(8)
+	n.source.Emit(gputest.XID(gputest.GPU(1), 48))
+	n.source.Emit(gputest.XID(gputest.GPU(2), 94))
+	n.log.wait(t, "device is healthy again")
+	require.Equal(t, []string{string(gputest.GPU(1))}, n.unhealthy(n.wait(7)), "one that needs a reset does not come back by itself")
 }
 
 func TestALostGPUComesBackWhenItIsSeenAgain(t *testing.T) {
@@ -284,7 +302,7 @@ func TestALostGPUComesBackWhenItIsSeenAgain(t *testing.T) {
 	n.source.FailDevice(gputest.GPU(5), gpu.Fault{Reason: gpu.ReasonLost, Message: "fell off the bus"})
 	require.Equal(t, []string{string(gputest.GPU(5))}, n.unhealthy(n.wait(7)))
 	// Until a snapshot has shown it lost, one that shows it well proves nothing.
-	n.state(func(s nodestate.State) bool { return len(s.DevicePlugin.Faults) == 2 })
+	n.state(outOfService)
 	n.source.FailDevice(gputest.GPU(5), gpu.Fault{})
 	n.wait(8)
 	n.log.wait(t, "device is healthy again")

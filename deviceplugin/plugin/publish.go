@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
 	"github.com/gpuready/gpuready/deviceplugin/plan"
+	"github.com/gpuready/gpuready/deviceplugin/prefer"
 	"github.com/gpuready/gpuready/deviceplugin/server"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
@@ -54,10 +55,13 @@ func (p *Plugin) update(change func()) {
 
 // look makes the view anew.
 func (p *Plugin) look() *view {
-	v := &view{devices: plan.Devices(p.health), byID: map[string]plan.Device{}, topology: plan.NewTopology(p.snapshot)}
+	v := &view{devices: plan.Devices(p.health), byID: map[string]plan.Device{}}
+	var parts []prefer.Device
 	for _, d := range v.devices {
 		v.byID[d.ID] = d
+		parts = append(parts, prefer.Device{ID: d.ID, GPU: d.GPU, Late: !d.Healthy()})
 	}
+	v.chooser = prefer.New(prefer.NewTopology(p.snapshot), parts, prefer.Options{Policy: prefer.Aligned})
 	p.view.Store(v)
 	return v
 }

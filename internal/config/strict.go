@@ -26,26 +26,87 @@ const MaxBytes = 1 << 20
 // Error is what is wrong with a configuration. It reads
 // "file: field.path: what is wrong".
 type Error struct {
-	Source string // as given to Strict, usually the path of a file
+	Source string // as given to Strict, usually the path of a file; "" where there is none
 	Path   string // "sharing.timeSlicing.resources[0].name"; "" for the whole
 	Err    error
 }
 
 func (e *Error) Error() string {
-	if e.Path == "" {
-		return e.Source + ": " + e.Err.Error()
+	text := e.Err.Error()
+	for _, part := range []string{e.Path, e.Source} {
+		if part != "" {
+			text = part + ": " + text
+		}
 	}
-	return e.Source + ": " + e.Path + ": " + e.Err.Error()
+	return text
 }
 
 func (e *Error) Unwrap() error { return e.Err }
 
 // Strict decodes YAML (or JSON, which is YAML) into the struct that into points
-// to, by its json tags. Keys are case-sensitive. A *Error says what is wrong;
-// into is then not to be used.
+// to, by its json tags. Keys are case-sensitive. A *Error says what is wrong, or
+// several of them, joined, say which keys are not known; into is then not to be
+// used.
 func Strict(data []byte, into any, source string) error {
-	whole := func(format string, args ...any) error {
-		return &Error{Source: source, Err: fmt.Errorf(format, args...)}
+	_, err := decode(data, into, source, false)
+	return err
+}
+
+// Ignoring is Strict, but for unknown keys: it passes over them and returns one
+// Error for each, in the order of their paths. All else is refused as ever, a
+// key that stands there twice too.
+func Ignoring(data []byte, into any, source string) ([]*Error, error) {
+	return decode(data, into, source, true)
+}
+
+func decode(data []byte, into any, source string, ignore bool) ([]*Error, error) {
+	generic, err := parse(data, source)
+	if err != nil {
+		return nil, err
+	}
+	strangers := unknown(generic, reflect.TypeOf(into), "")
+	for _, stranger := range strangers {
+		stranger.Source = source
+		key := stranger.Path[strings.LastIndex(stranger.Path, ".")+1:]
+		if places := elsewhere(reflect.TypeOf(into), key, "", 0); len(places) > 0 && len(places) <= 3 {
+			stranger.Err = fmt.Errorf("unknown key here, did you mean %s?", strings.Join(places, " or "))
+		}
+	}
+	if len(strangers) > 0 {
+		if !ignore {
+			return nil, all(strangers)
+		}
+		// What is left is written anew: the decoder would take a key that differs
+		// from a known one in case only for it.
+		if data, err = json.Marshal(generic); err != nil {
+			return nil, &Error{Source: source, Err: err}
+		}
+	}
+	if err := yaml.UnmarshalStrict(data, into); err != nil {
+		if mismatch, is := errors.AsType[*json.UnmarshalTypeError](err); is {
+			return nil, &Error{Source: source, Path: mismatch.Field, Err: fmt.Errorf("want %s, have %s", kind(mismatch.Type), mismatch.Value)}
+		}
+		return nil, &Error{Source: source, Err: errors.New(strings.TrimPrefix(syntax(err), "error unmarshaling JSON: while decoding JSON: "))}
+	}
+	return strangers, nil
+}
+
+// all is one error of several.
+func all(strangers []*Error) error {
+	if len(strangers) == 1 {
+		return strangers[0]
+	}
+	errs := make([]error, len(strangers))
+	for i, stranger := range strangers {
+		errs[i] = stranger
+	}
+	return errors.Join(errs...)
+}
+
+// parse reads one YAML document of keys and values.
+func parse(data []byte, source string) (any, error) {
+	whole := func(format string, args ...any) (any, error) {
+		return nil, &Error{Source: source, Err: fmt.Errorf(format, args...)}
 	}
 	if len(data) > MaxBytes {
 		return whole("has %d bytes, no more than %d are read; is it the right file?", len(data), MaxBytes)
@@ -60,8 +121,10 @@ func Strict(data []byte, into any, source string) error {
 	if err != nil {
 		return whole("%s", syntax(err))
 	}
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.UseNumber()
 	var generic any
-	if err := json.Unmarshal(text, &generic); err != nil {
+	if err := decoder.Decode(&generic); err != nil {
 		return whole("%w", err)
 	}
 	switch generic.(type) {
@@ -71,17 +134,7 @@ func Strict(data []byte, into any, source string) error {
 	default:
 		return whole("holds no keys; is it the right file, or was it cut short?")
 	}
-	if err := unknown(generic, reflect.TypeOf(into), ""); err != nil {
-		err.Source = source
-		return err
-	}
-	if err := yaml.UnmarshalStrict(data, into); err != nil {
-		if mismatch, is := errors.AsType[*json.UnmarshalTypeError](err); is {
-			return &Error{Source: source, Path: mismatch.Field, Err: fmt.Errorf("want %s, have %s", kind(mismatch.Type), mismatch.Value)}
-		}
-		return whole("%s", strings.TrimPrefix(syntax(err), "error unmarshaling JSON: while decoding JSON: "))
-	}
-	return nil
+	return generic, nil
 }
 
 // secondDocument returns the line on which a second YAML document begins, 0 if
@@ -117,92 +170,6 @@ func syntax(err error) string {
 		s += "; was the file cut short?"
 	}
 	return s
-}
-
-// unknown returns the first key of v, in order of the keys, that t has no field for.
-func unknown(v any, t reflect.Type, path string) *Error {
-	for t.Kind() == reflect.Pointer {
-		t = t.Elem()
-	}
-	if decodesItself(t) {
-		return nil
-	}
-	switch v := v.(type) {
-	case map[string]any:
-		return unknownKey(v, t, path)
-	case []any:
-		if t.Kind() != reflect.Slice && t.Kind() != reflect.Array {
-			return nil
-		}
-		for i, item := range v {
-			if err := unknown(item, t.Elem(), fmt.Sprintf("%s[%d]", path, i)); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-func unknownKey(m map[string]any, t reflect.Type, path string) *Error {
-	var fields map[string]reflect.Type
-	switch t.Kind() {
-	case reflect.Struct:
-		fields = fieldsOf(t)
-	case reflect.Map:
-	default:
-		return nil // a wrong type, which the decoder reports
-	}
-	for _, key := range sortedKeys(m) {
-		at := key
-		if path != "" {
-			at = path + "." + key
-		}
-		next, known := fields[key]
-		switch {
-		case fields == nil:
-			next = t.Elem()
-		case !known:
-			return &Error{Path: at, Err: errors.New("unknown key" + suggest(key, sortedKeys(fields)))}
-		}
-		if err := unknown(m[key], next, at); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-var unmarshaler = reflect.TypeFor[json.Unmarshaler]()
-
-func decodesItself(t reflect.Type) bool {
-	return t.Kind() == reflect.Interface || reflect.PointerTo(t).Implements(unmarshaler)
-}
-
-// fieldsOf returns the json names of t's fields, those of embedded structs included.
-func fieldsOf(t reflect.Type) map[string]reflect.Type {
-	fields := map[string]reflect.Type{}
-	for field := range visible(t) {
-		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
-		if name == "" {
-			name = field.Name
-		}
-		fields[name] = field.Type
-	}
-	return fields
-}
-
-func visible(t reflect.Type) func(yield func(reflect.StructField) bool) {
-	return func(yield func(reflect.StructField) bool) {
-		for _, field := range reflect.VisibleFields(t) {
-			tag := field.Tag.Get("json")
-			named := tag != "" && !strings.HasPrefix(tag, ",")
-			if tag == "-" || !field.IsExported() || (field.Anonymous && !named) {
-				continue
-			}
-			if !yield(field) {
-				return
-			}
-		}
-	}
 }
 
 func kind(t reflect.Type) string {

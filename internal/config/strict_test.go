@@ -40,6 +40,7 @@ func TestErrorsNameSourceFieldAndRemedy(t *testing.T) {
 		{"other case", "Version: v1", `c.yaml: Version: unknown key, did you mean "version"?`},
 		{"far from all", "flags: {zzzzzz: 1}", `c.yaml: flags.zzzzzz: unknown key (known here: count, migStrategy)`},
 		{"in a list", "resources: [{name: a}, {nam: b}]", `c.yaml: resources[1].nam: unknown key, did you mean "name"?`},
+		{"indented wrong", "flags: {devices: {}}\n", `c.yaml: flags.devices: unknown key here, did you mean resources.devices?`},
 		{"hidden", "Hidden: x", `c.yaml: Hidden: unknown key (known here: flags, resources, shared, version)`},
 		{"twice", "version: v1\nversion: v2\n", `c.yaml: line 2: key "version" stands there twice; remove one`},
 		{"wrong type", "flags: {count: many}", `c.yaml: flags.count: want a whole number that is not negative, have string`},
@@ -72,6 +73,33 @@ func TestAWellFormedFileIsDecoded(t *testing.T) {
 	require.True(t, into.Resources[0].Devices["any key"])
 }
 
+func TestUnknownKeysCanBePassedOverAndAreAllNamed(t *testing.T) {
+	in := "Version: v0\nversion: 1\nflags: {count: 3, counts: 4}\nresources: [{name: a, nam: b, devices: {x: true}}]\nextra: {deep: [1, 2]}\n"
+	var into sample
+	ignored, err := Ignoring([]byte(in), &into, "c.yaml")
+	require.NoError(t, err)
+	var said []string
+	for _, key := range ignored {
+		said = append(said, key.Error())
+	}
+	require.Equal(t, []string{
+		`c.yaml: Version: unknown key, did you mean "version"?`,
+		`c.yaml: extra: unknown key (known here: flags, resources, shared, version)`,
+		`c.yaml: flags.counts: unknown key, did you mean "count"?`,
+		`c.yaml: resources[0].nam: unknown key, did you mean "name"?`,
+	}, said)
+	require.EqualError(t, Strict([]byte(in), new(sample), "c.yaml"), strings.Join(said, "\n"))
+	require.Equal(t, "1", into.Version)
+	require.EqualValues(t, 3, into.Flags.Count)
+	require.Equal(t, "a", into.Resources[0].Name)
+	require.True(t, into.Resources[0].Devices["x"])
+
+	for _, bad := range []string{"version: a\nversion: b", "extra: 1\nextra: 2", "x: 1\nflags: {count: many}", "", "version: [", "a: 1\n---\nb: 1"} {
+		_, err := Ignoring([]byte(bad), new(sample), "c.yaml")
+		require.ErrorContains(t, err, "c.yaml: ", "refused as ever: %q", bad)
+	}
+}
+
 func TestWhatIsWrittenIsReadBack(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		// Control characters are not YAML.
@@ -95,10 +123,16 @@ func FuzzStrict(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var into sample
 		err := Strict(data, &into, "fuzz")
+		var lenient sample
+		ignored, lenientErr := Ignoring(data, &lenient, "fuzz")
 		if err == nil {
+			require.NoError(t, lenientErr)
+			require.Empty(t, ignored)
+			require.Equal(t, into, lenient)
 			return
 		}
-		if strings.ContainsRune(err.Error(), '\n') {
+		require.False(t, lenientErr == nil && len(ignored) == 0, "passed over, and nothing said: %v", err)
+		if _, joined := err.(interface{ Unwrap() []error }); !joined && strings.ContainsRune(err.Error(), '\n') {
 			t.Errorf("an error of more than one line: %q", err)
 		}
 	})

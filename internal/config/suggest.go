@@ -5,8 +5,9 @@ import (
 	"strings"
 )
 
-// suggest returns the end of an error about a word that is none of those known.
-func suggest(word string, known []string) string {
+// Suggest returns the end of an error about a word that is none of those known:
+// `, did you mean "x"?`, or the list of them where none is near and they are few.
+func Suggest(word string, known []string) string {
 	best, distance := "", 1+max(2, len(word)/3)
 	for _, k := range known {
 		if d := edits(strings.ToLower(word), strings.ToLower(k)); d < distance {

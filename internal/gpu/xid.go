@@ -1,88 +1,105 @@
 package gpu
 
-import "strconv"
+import (
+	"slices"
+	"strconv"
+)
 
-// XIDInfo is what is known of one XID, the number under which the driver
-// reports an error of a GPU.
+// XIDClass says in one word what an XID tells of the GPU.
+type XIDClass string
+
+// The classes of XID.
+const (
+	XIDApplication XIDClass = "application" // a program can cause it; ending the program ends it
+	XIDNotice      XIDClass = "notice"      // the GPU works on
+	XIDReset       XIDClass = "reset"       // the GPU has to be reset
+	XIDFatal       XIDClass = "fatal"       // a reset is not enough: a reboot, another driver, or hands on the machine
+)
+
+// Action is what a report of an error does to the GPU's health.
+type Action string
+
+// The actions.
+const (
+	ActionIgnore    Action = "ignore"    // it is told, and the GPU stays as it is
+	ActionUnhealthy Action = "unhealthy" // the GPU is given to nobody
+)
+
+// Recovery is what it takes before a GPU that is unhealthy for an error may be
+// given away again. Each takes more than the one before it.
+type Recovery string
+
+// The ways to recover.
+const (
+	RecoveryQuiet Recovery = "quiet" // a while without another one and then a probe that passes, or a reset
+	RecoveryReset Recovery = "reset" // a reset of the GPU, seen from outside
+	RecoveryNever Recovery = "never" // nothing but a driver that is loaded anew, or a reboot
+)
+
+// XIDInfo is what is known of one XID, or of a run of them that mean the same
+// of several engines. An XID is the number under which the driver reports an
+// error of a GPU.
 type XIDInfo struct {
-	Meaning string // a few words, to stand after the number
-	// Application says that a program on the GPU can cause it by itself: the
-	// reference device plugin (k8s-device-plugin, internal/rm/health.go)
-	// ignores exactly these. What follows from that is for the caller to say.
-	Application bool
+	First, Last uint64 // the numbers; most runs have one
+	Meaning     string // a few words, to stand after the number
+	Class       XIDClass
+	Action      Action   // by default
+	Recovery    Recovery // by default, where the action is, or is made, ActionUnhealthy
+	// Contained says that the error stays in the MIG instance that the driver
+	// names with it: the engines and the memory that it concerns belong to that
+	// instance alone.
+	Contained bool
+	Advice    string // what NVIDIA's catalogue calls for at once, in its word; "": nothing
+	Source    XIDSource
+	Note      string // why the default is what it is, where class and advice do not say it
 }
+
+// XIDSource says where the knowledge of an XID is from. Sources add up.
+type XIDSource uint8
+
+// The sources.
+const (
+	// SourceCatalog is https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html,
+	// as of October 2025: Ampere and newer.
+	SourceCatalog XIDSource = 1 << iota
+	// SourceListing is the list for older GPUs in https://docs.nvidia.com/deploy/xid-errors/.
+	SourceListing
+	// SourceReference is the list of ignored XIDs in the reference device
+	// plugin, NVIDIA/k8s-device-plugin, internal/rm/health.go.
+	SourceReference
+	// SourceMemory is https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/.
+	SourceMemory
+	// SourceGPUd is leptonai/gpud, components/accelerator/nvidia/xid.
+	SourceGPUd
+)
+
+// XIDs returns all that is known, by number.
+func XIDs() []XIDInfo { return slices.Clone(xidTable) }
 
 // XID looks up what is known of an XID; ok is false for one that is not in the
 // table, which says nothing about how bad it is.
 func XID(number uint64) (info XIDInfo, ok bool) {
-	info, ok = xidTable[number]
-	return info, ok
+	i, ok := slices.BinarySearchFunc(xidTable, number, func(row XIDInfo, n uint64) int {
+		switch {
+		case row.Last < n:
+			return -1
+		case row.First > n:
+			return 1
+		}
+		return 0
+	})
+	if !ok {
+		return XIDInfo{}, false
+	}
+	return xidTable[i], true
 }
 
 // XIDText is the number with its meaning, for logs: "XID 79 (the GPU has
 // fallen off the bus)", or "XID 1234" when nothing is known of it.
 func XIDText(number uint64) string {
 	text := "XID " + strconv.FormatUint(number, 10)
-	if info, ok := xidTable[number]; ok {
+	if info, ok := XID(number); ok {
 		text += " (" + info.Meaning + ")"
 	}
 	return text
-}
-
-// xidTable follows NVIDIA's Xid catalog,
-// https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html and, for
-// older GPUs, https://docs.nvidia.com/deploy/xid-errors/, in our words.
-var xidTable = map[uint64]XIDInfo{
-	8:   {Meaning: "the GPU stopped processing: a channel timed out while idle"},
-	13:  {Meaning: "graphics engine exception", Application: true},
-	31:  {Meaning: "GPU memory page fault", Application: true},
-	32:  {Meaning: "invalid or corrupted push buffer stream"},
-	38:  {Meaning: "driver firmware error"},
-	43:  {Meaning: "the GPU stopped processing a program", Application: true},
-	45:  {Meaning: "channels removed, a program was ended or an earlier error came before", Application: true},
-	46:  {Meaning: "the GPU stopped processing: a timeout"},
-	48:  {Meaning: "double-bit ECC error"},
-	54:  {Meaning: "auxiliary power is not connected to the GPU board"},
-	56:  {Meaning: "display engine error"},
-	57:  {Meaning: "error in programming the video memory interface"},
-	58:  {Meaning: "unstable video memory interface, or a memory error that cannot be corrected silently"},
-	61:  {Meaning: "internal micro-controller breakpoint or warning"},
-	62:  {Meaning: "internal micro-controller halt"},
-	63:  {Meaning: "ECC page retirement or row remapping was recorded"},
-	64:  {Meaning: "ECC page retirement or row remapping could not be recorded"},
-	66:  {Meaning: "illegal access by the driver"},
-	68:  {Meaning: "video processor exception", Application: true},
-	69:  {Meaning: "graphics engine class error"},
-	74:  {Meaning: "NVLink error"},
-	78:  {Meaning: "vGPU start error"},
-	79:  {Meaning: "the GPU has fallen off the bus"},
-	80:  {Meaning: "corrupted data sent to the GPU"},
-	81:  {Meaning: "VGA subsystem error"},
-	92:  {Meaning: "high rate of single-bit ECC errors"},
-	93:  {Meaning: "wear limit of the inforom was reached, not fatal"},
-	94:  {Meaning: "contained memory error: one program was hit"},
-	95:  {Meaning: "uncontained memory error: all programs on the GPU may be hit"},
-	109: {Meaning: "context switch timeout", Application: true},
-	110: {Meaning: "security fault"},
-	119: {Meaning: "the GPU's system processor (GSP) did not answer in time"},
-	120: {Meaning: "error of the GPU's system processor (GSP)"},
-	121: {Meaning: "error of the C2C link to the CPU"},
-	122: {Meaning: "reading over SPI failed (power management unit)"},
-	123: {Meaning: "writing over SPI failed (power management unit)"},
-	137: {Meaning: "illegal access to a peer's memory over NVLink"},
-	140: {Meaning: "unrecovered ECC error"},
-	143: {Meaning: "GPU initialisation error"},
-	144: {Meaning: "NVLink: SAW error"},
-	145: {Meaning: "NVLink: RLW error"},
-	146: {Meaning: "NVLink: TLW error"},
-	147: {Meaning: "NVLink: TREX error"},
-	148: {Meaning: "NVLink: NVLPW control error"},
-	149: {Meaning: "NVLink: NETIR error"},
-	150: {Meaning: "NVLink: MSE error"},
-	151: {Meaning: "key rotation error of confidential computing"},
-	154: {Meaning: "the GPU's recovery action changed"},
-	155: {Meaning: "NVLink software-defined error"},
-	156: {Meaning: "resource retirement was recorded"},
-	157: {Meaning: "resource retirement failed"},
-	158: {Meaning: "fatal timeout of the GPU"},
 }

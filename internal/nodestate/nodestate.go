@@ -143,16 +143,23 @@ type Device struct {
 	NUMANode *int       `json:"numaNode,omitempty"`
 }
 
-// Fault is why a GPU, or one MIG device of it, is unhealthy: what the device
+// Fault is why a GPU, or one MIG instance of it, is unhealthy: what the device
 // plugin remembers over its own restarts.
 type Fault struct {
 	GPU             gpu.UUID   `json:"gpu"`
-	GPUInstance     *int       `json:"gpuInstance,omitempty"` // nil: the whole GPU
-	ComputeInstance *int       `json:"computeInstance,omitempty"`
+	GPUInstance     *int       `json:"gpuInstance,omitempty"`     // nil: the whole GPU
+	ComputeInstance *int       `json:"computeInstance,omitempty"` // nil: the whole GPU instance
 	Reason          gpu.Reason `json:"reason"`
 	Message         string     `json:"message,omitempty"`
 	XID             uint64     `json:"xid,omitempty"`
 	Since           time.Time  `json:"since"`
+	// Needs is the evidence that it takes to be healthy again, before a snapshot
+	// that shows nothing wrong: snapshot (none), quiet (a while without another
+	// event, and a probe), reset (the GPU was seen out of service) or reload (the
+	// driver's module was unloaded or replaced). Where it is missing, reset; a
+	// reader that does not know the word takes it for reload.
+	Needs    string `json:"needs,omitempty"`
+	Evidence string `json:"evidence,omitempty"` // what there was since, reset or reload; "": none that counts
 }
 
 // What Read returns, wrapped, besides fs.ErrNotExist.

@@ -30,7 +30,10 @@ func plugin() State {
 				{ID: "GPU-0", GPU: "GPU-0", Health: Healthy, NUMANode: &node},
 				{ID: "GPU-1", GPU: "GPU-1", Health: Unhealthy, Reason: gpu.ReasonXID, Message: "XID 79", Since: time.Unix(1, 0).UTC()},
 			}}},
-			Faults: []Fault{{GPU: "GPU-1", Reason: gpu.ReasonXID, XID: 79, Since: time.Unix(1, 0).UTC()}},
+			Faults: []Fault{
+				{GPU: "GPU-1", Reason: gpu.ReasonXID, XID: 79, Since: time.Unix(1, 0).UTC(), Needs: "reset", Evidence: "reload"},
+				{GPU: "GPU-1", GPUInstance: new(1), ComputeInstance: new(0), Reason: gpu.ReasonXID, XID: 94, Since: time.Unix(1, 0).UTC(), Needs: "quiet"},
+			},
 		},
 	}
 }
@@ -105,6 +108,9 @@ func TestWhatIsNoStateIsRefusedByField(t *testing.T) {
 	device := func(m map[string]any) map[string]any {
 		return in(m, "devicePlugin")["resources"].([]any)[0].(map[string]any)["devices"].([]any)[0].(map[string]any)
 	}
+	fault := func(m map[string]any, i int) map[string]any {
+		return in(m, "devicePlugin")["faults"].([]any)[i].(map[string]any)
+	}
 	cases := []struct {
 		want string
 		data []byte
@@ -126,6 +132,12 @@ func TestWhatIsNoStateIsRefusedByField(t *testing.T) {
 		{"devicePlugin.resources[0].devices[0].id: missing", edit(t, func(m map[string]any) { device(m)["id"] = "" })},
 		{"devicePlugin.resources[0].devices[0].health", edit(t, func(m map[string]any) { device(m)["health"] = "well" })},
 		{"devicePlugin.resources[0].devices[0].message: has a control", edit(t, func(m map[string]any) { device(m)["message"] = "a\x00" })},
+		{"devicePlugin.faults[0].gpu: missing", edit(t, func(m map[string]any) { fault(m, 0)["gpu"] = "" })},
+		{"devicePlugin.faults[0].needs: has a control", edit(t, func(m map[string]any) { fault(m, 0)["needs"] = "\n" })},
+		{"devicePlugin.faults[0].evidence: longer", edit(t, func(m map[string]any) { fault(m, 0)["evidence"] = strings.Repeat("x", 65) })},
+		{"devicePlugin.faults[1].gpuInstance: negative", edit(t, func(m map[string]any) { fault(m, 1)["gpuInstance"] = -1 })},
+		{"devicePlugin.faults[1].computeInstance: negative", edit(t, func(m map[string]any) { fault(m, 1)["computeInstance"] = -1 })},
+		{"devicePlugin.faults[1].computeInstance: without", edit(t, func(m map[string]any) { delete(fault(m, 1), "gpuInstance") })},
 		{"cannot unmarshal array", edit(t, func(m map[string]any) { m["devicePlugin"] = []any{} })},
 		{"larger than", []byte(`"` + strings.Repeat("x", MaxBytes) + `"`)},
 	}

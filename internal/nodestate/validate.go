@@ -159,6 +159,19 @@ func (v *validation) plugin(p *DevicePluginInfo) {
 		v.name(at+".gpu", string(f.GPU))
 		v.reason(at+".reason", string(f.Reason))
 		v.text(at+".message", f.Message, maxMessage)
+		v.text(at+".needs", f.Needs, 64)
+		v.text(at+".evidence", f.Evidence, 64)
+		v.instance(at+".gpuInstance", f.GPUInstance)
+		v.instance(at+".computeInstance", f.ComputeInstance)
+		if f.ComputeInstance != nil && f.GPUInstance == nil {
+			v.fail(at+".computeInstance", "without a gpuInstance")
+		}
+	}
+}
+
+func (v *validation) instance(field string, id *int) {
+	if id != nil && *id < 0 {
+		v.fail(field, "negative; leave it out to mean all of them")
 	}
 }
 

@@ -1,6 +1,6 @@
 // Command bench measures what users wait for, with the built programs: start to
 // the first device list, Allocate, each step of the demo, and the speed of the
-// simulator's PTX interpreter. Machines are noisy: it prints minimum, median and
+// simulator's PTX interpreter; and how quickly and how well GPUs are chosen. Machines are noisy: it prints minimum, median and
 // 99th percentile, and tests carry no figures.
 package main
 
@@ -54,7 +54,9 @@ func run(ctx context.Context, starts, allocations, demos int) error {
 		run  func() error
 	}{
 		{"device plugin", func() error { return b.plugin(ctx, starts, allocations) }},
+		{"preferred allocation", func() error { return b.preferred(ctx, allocations) }},
 		{"demo", func() error { return b.demo(ctx, demos) }},
+		{"traces", func() error { return b.traces(ctx) }},
 		{"interpreter", func() error { return b.interpreter(ctx) }},
 	} {
 		if err := part.run(); err != nil {

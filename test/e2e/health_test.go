@@ -8,7 +8,6 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
@@ -54,7 +53,7 @@ func aBrokenGPUIsTakenOutAndSaidToBe(t *testing.T, s *Suite) {
 	s.World.Until(t, "the device plugin has seen that the GPU is gone", func() error {
 		state := s.State(t, node, nodestate.DevicePlugin)
 		for _, f := range state.DevicePlugin.Faults {
-			if string(f.GPU) == victim && f.Reason == gpu.ReasonMissing {
+			if string(f.GPU) == victim && f.Evidence == "reset" {
 				return nil
 			}
 		}

@@ -1,0 +1,179 @@
+package config
+
+import (
+	"encoding/json"
+	"fmt"
+	"path"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	strict "github.com/gpuready/gpuready/internal/config"
+)
+
+// MIG strategies.
+const (
+	MIGNone   = "none"
+	MIGSingle = "single"
+	MIGMixed  = "mixed"
+)
+
+// Flags are the settings that have a flag and an environment variable too. nil
+// is not set.
+type Flags struct {
+	MigStrategy             *string     `json:"migStrategy,omitempty" enum:"none single mixed" doc:"How MIG devices are advertised. none: not at all, each GPU is one device; single: as nvidia.com/gpu, when all GPUs are divided into equal parts; mixed: as nvidia.com/mig-<profile>. Default: none."`
+	FailOnInitError         *bool       `json:"failOnInitError,omitempty" doc:"End, rather than wait, when the driver is there and does not work. Default: true."`
+	MpsRoot                 *string     `json:"mpsRoot,omitempty" format:"path" doc:"Host folder of the MPS control daemon's files. Default: /run/nvidia/mps."`
+	NvidiaDriverRoot        *string     `json:"nvidiaDriverRoot,omitempty" format:"path" doc:"Host path of the driver's root. Default: /run/nvidia/driver where it holds a driver, else /."`
+	NvidiaDevRoot           *string     `json:"nvidiaDevRoot,omitempty" format:"path" doc:"Host path of the device nodes' root; NVML finds them itself. Default: that of the driver."`
+	GDRCopyEnabled          *bool       `json:"gdrcopyEnabled,omitempty" doc:"Give containers GDRCopy. Default: false."`
+	GDSEnabled              *bool       `json:"gdsEnabled,omitempty" doc:"Give containers GPUDirect Storage. Default: false."`
+	MOFEDEnabled            *bool       `json:"mofedEnabled,omitempty" doc:"Give containers Mellanox OFED. Default: false."`
+	UseNodeFeatureAPI       *bool       `json:"useNodeFeatureAPI,omitempty" doc:"For the feature discovery, which shares the file. Means nothing here."`
+	DeviceDiscoveryStrategy *string     `json:"deviceDiscoveryStrategy,omitempty" enum:"auto nvml tegra" doc:"How GPUs are found. tegra is refused: NVML does not know integrated GPUs. Default: auto."`
+	Plugin                  PluginFlags `json:"plugin" doc:"Settings of the device plugin alone."`
+	GFD                     GFDFlags    `json:"gfd" doc:"For the feature discovery, which shares the file. Means nothing here."`
+}
+
+// PluginFlags are the settings of the device plugin alone.
+type PluginFlags struct {
+	PassDeviceSpecs               *bool      `json:"passDeviceSpecs,omitempty" doc:"Pass the device nodes besides, for the kubelet's static CPU manager. Default: false."`
+	DeviceListStrategy            StringList `json:"deviceListStrategy,omitempty" enum:"cdi-cri cdi-annotations envvar volume-mounts" doc:"How containers get their devices, one or several. Default: cdi-cri."`
+	DeviceIDStrategy              *string    `json:"deviceIDStrategy,omitempty" enum:"uuid index" doc:"What names a device to the container runtime. Default: uuid."`
+	CDIAnnotationPrefix           *string    `json:"cdiAnnotationPrefix,omitempty" doc:"Prefix of the annotations of cdi-annotations. Default: cdi.k8s.io/."`
+	NvidiaCTKPath                 *string    `json:"nvidiaCTKPath,omitempty" format:"path" doc:"Host path of the reference's CDI hook. Means nothing here: the toolkit writes the CDI specs. Default: /usr/bin/nvidia-ctk."`
+	ContainerDriverRoot           *string    `json:"containerDriverRoot,omitempty" format:"path" doc:"Where the reference's container has the driver's root. Means nothing here. Default: /driver-root."`
+	SharedDevicesAllocationPolicy *string    `json:"sharedDevicesAllocationPolicy,omitempty" enum:"distributed packed" doc:"Which replicas and MIG devices are preferred: distributed over the GPUs, or packed onto few. Default: distributed."`
+}
+
+// GFDFlags are for the feature discovery, which shares the file with the device
+// plugin. They are decoded so that a misspelt one is seen, and mean nothing here.
+type GFDFlags struct {
+	Oneshot         *bool     `json:"oneshot,omitempty"`
+	NoTimestamp     *bool     `json:"noTimestamp,omitempty"`
+	SleepInterval   *Duration `json:"sleepInterval,omitempty"`
+	OutputFile      *string   `json:"outputFile,omitempty"`
+	MachineTypeFile *string   `json:"machineTypeFile,omitempty"`
+}
+
+// MIG is the MIG strategy, none where nothing is set.
+func (f Flags) MIG() string {
+	if f.MigStrategy == nil {
+		return MIGNone
+	}
+	return *f.MigStrategy
+}
+
+// with lays what is set in g over f.
+func (f Flags) with(g Flags) Flags {
+	lay(reflect.ValueOf(&f).Elem(), reflect.ValueOf(g))
+	return f
+}
+
+func lay(below, above reflect.Value) {
+	for i := range above.NumField() {
+		field := above.Field(i)
+		switch {
+		case field.Kind() == reflect.Struct:
+			lay(below.Field(i), field)
+		case !field.IsNil():
+			below.Field(i).Set(field)
+		}
+	}
+}
+
+// annotationPrefix is the prefix of a Kubernetes annotation, with its slash.
+var annotationPrefix = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/$`)
+
+func (p *problems) flags(f Flags) {
+	if prefix := f.Plugin.CDIAnnotationPrefix; prefix != nil && !annotationPrefix.MatchString(*prefix) {
+		p.add("flags.plugin.cdiAnnotationPrefix", "%q is no prefix of an annotation; write one that ends in a slash, as cdi.k8s.io/", *prefix)
+	}
+	at := "flags.plugin.deviceListStrategy"
+	list := f.Plugin.DeviceListStrategy
+	if list != nil && len(list) == 0 {
+		p.add(at, "empty; write cdi-cri or remove it")
+	}
+	for i, strategy := range list {
+		if slices.Contains(list[:i], strategy) {
+			p.add(at, "%q stands there twice; remove one", strategy)
+		}
+	}
+}
+
+// StringList may be written as a list, or as one string with commas.
+type StringList []string
+
+// UnmarshalJSON is for package json.
+func (l *StringList) UnmarshalJSON(data []byte) error {
+	var one string
+	if err := json.Unmarshal(data, &one); err == nil {
+		*l = nil
+		for word := range strings.SplitSeq(one, ",") {
+			*l = append(*l, strings.TrimSpace(word))
+		}
+		return nil
+	}
+	return json.Unmarshal(data, (*[]string)(l))
+}
+
+// Duration is written as "5m", or as a number of nanoseconds.
+type Duration struct {
+	time.Duration
+	text string // what was written and is no duration
+}
+
+// UnmarshalJSON is for package json. It takes everything, for problems to say
+// with its path what is wrong.
+func (d *Duration) UnmarshalJSON(data []byte) error {
+	*d = Duration{}
+	if json.Unmarshal(data, &d.Duration) == nil {
+		return nil
+	}
+	var text string
+	if json.Unmarshal(data, &text) != nil {
+		text = string(data)
+	}
+	var err error
+	if d.Duration, err = time.ParseDuration(text); err != nil {
+		d.text = text
+	}
+	return nil
+}
+
+// MarshalJSON is for package json.
+func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(d.String()) }
+
+// tags checks what the tags of a field say: with enum it has one of those values,
+// with format:"path" it is an absolute path. An empty string that is no pointer
+// is not set.
+func (p *problems) tags(v reflect.Value, at string, tag reflect.StructTag) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		if !v.IsNil() {
+			p.tags(v.Elem(), at, tag)
+		}
+	case reflect.Struct:
+		for field, value := range v.Fields() {
+			if !field.IsExported() || field.Anonymous || value.Kind() == reflect.String && value.IsZero() {
+				continue
+			}
+			name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+			p.tags(value, strings.TrimPrefix(at+"."+name, "."), field.Tag)
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			p.tags(v.Index(i), fmt.Sprintf("%s[%d]", at, i), tag)
+		}
+	case reflect.String:
+		text, known := v.String(), strings.Fields(tag.Get("enum"))
+		if len(known) > 0 && !slices.Contains(known, text) {
+			p.add(at, "%q is not known%s", text, strict.Suggest(text, known))
+		}
+		if tag.Get("format") == "path" && text != "" && !path.IsAbs(text) {
+			p.add(at, "path %q must be absolute", text)
+		}
+	}
+}

@@ -1,0 +1,69 @@
+package health
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+)
+
+// The reference plugin's variables.
+const (
+	DisableVariable = "DP_DISABLE_HEALTHCHECKS"
+	EnableVariable  = "DP_ENABLE_HEALTHCHECKS"
+)
+
+// ParseDisable reads the values of the reference plugin's two variables, as
+// k8s-device-plugin documents them in internal/rm/health.go: lists, separated by
+// commas, of XIDs to ignore and of XIDs to heed, of which the latter wins. "all",
+// or "xids", is every XID; with "all" ignored, those to heed are the exceptions,
+// and with "all" heeded nothing is ignored, whatever else is listed. Blank
+// entries are passed over. An entry that is none of these, which the reference
+// passes over too, is refused: somebody relies on it.
+func ParseDisable(disable, enable string) (Changes, error) {
+	off, allOff, err := parseXIDs(DisableVariable, disable)
+	if err != nil {
+		return Changes{}, err
+	}
+	on, allOn, err := parseXIDs(EnableVariable, enable)
+	if err != nil {
+		return Changes{}, err
+	}
+	var c Changes
+	switch {
+	case allOn:
+		return Changes{Every: gpu.ActionUnhealthy}, nil
+	case allOff:
+		c.Every = gpu.ActionIgnore
+	}
+	if len(off)+len(on) > 0 {
+		c.XIDs = map[uint64]Rule{}
+	}
+	for _, xid := range off {
+		c.XIDs[xid] = Rule{Action: gpu.ActionIgnore}
+	}
+	for _, xid := range on {
+		c.XIDs[xid] = Rule{Action: gpu.ActionUnhealthy}
+	}
+	return c, nil
+}
+
+// parseXIDs reads one of the lists.
+func parseXIDs(variable, text string) (xids []uint64, all bool, err error) {
+	for entry := range strings.SplitSeq(text, ",") {
+		switch entry = strings.ToLower(strings.TrimSpace(entry)); entry {
+		case "":
+			continue
+		case "all", "xids":
+			all = true
+			continue
+		}
+		xid, err := strconv.ParseUint(entry, 10, 32)
+		if err != nil || xid == 0 {
+			return nil, false, fmt.Errorf("%s: %q is no XID: write XIDs separated by commas, as in 48,79, or all", variable, entry)
+		}
+		xids = append(xids, xid)
+	}
+	return xids, all, nil
+}

@@ -1,0 +1,175 @@
+package health_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/gpuready/gpuready/deviceplugin/health"
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/gpu/gputest"
+	"github.com/gpuready/gpuready/internal/nodestate"
+)
+
+// divided has two GPUs of four MIG devices each, in GPU instances 1 to 4.
+var divided = gputest.Node("a100-mig", 2)
+
+// instance is an XID that the driver says is of a part of the GPU.
+func instance(gpu gpu.UUID, gi, ci int, xid uint64) gpu.Event {
+	e := gputest.XID(gpu, xid)
+	e.GPUInstance, e.ComputeInstance = gi, ci
+	return e
+}
+
+// held lists what must not be given away, GPUs and MIG devices, by why.
+func held(h health.State, s gpu.Snapshot) map[gpu.UUID]gpu.Reason {
+	out := map[gpu.UUID]gpu.Reason{}
+	for _, d := range s.Devices {
+		for _, id := range parts(d) {
+			if f, _ := h.Verdict(id); f.Reason != "" {
+				out[id] = f.Reason
+			}
+		}
+	}
+	return out
+}
+
+func parts(d gpu.Device) []gpu.UUID {
+	ids := []gpu.UUID{d.UUID}
+	for _, m := range d.MIG {
+		ids = append(ids, m.UUID)
+	}
+	return ids
+}
+
+func TestWhatAnXIDOfAMIGInstanceConcerns(t *testing.T) {
+	gpu0, gpu1 := divided.Devices[0], divided.Devices[1]
+	all := map[gpu.UUID]gpu.Reason{}
+	for _, id := range parts(gpu0) {
+		all[id] = gpu.ReasonXID
+	}
+	second := map[gpu.UUID]gpu.Reason{gpu0.UUID: gpu.ReasonXID, gpu0.MIG[1].UUID: gpu.ReasonXID}
+	for name, c := range map[string]struct {
+		event gpu.Event
+		want  map[gpu.UUID]gpu.Reason
+	}{
+		"one that stays there":                     {instance(gpu0.UUID, 2, 0, 94), second},
+		"of a whole GPU instance":                  {instance(gpu0.UUID, 2, -1, 94), second},
+		"of no instance":                           {instance(gpu0.UUID, -1, -1, 94), all},
+		"of no GPU instance, whatever follows":     {instance(gpu0.UUID, -1, 0, 94), all},
+		"one that needs the GPU to be reset":       {instance(gpu0.UUID, 2, 0, 95), all},
+		"one that nobody knows":                    {instance(gpu0.UUID, 2, 0, 1234), all},
+		"of an instance that is not there":         {instance(gpu0.UUID, 6, 0, 94), all},
+		"of a compute instance that is not there":  {instance(gpu0.UUID, 2, 5, 94), all},
+		"one that is ignored":                      {instance(gpu0.UUID, 2, 0, 31), map[gpu.UUID]gpu.Reason{}},
+		"of another GPU's instance with that name": {instance(gpu1.UUID, 2, 0, 94), map[gpu.UUID]gpu.Reason{gpu1.UUID: gpu.ReasonXID, gpu1.MIG[1].UUID: gpu.ReasonXID}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := health.New(gpu.Fault{}).See(divided, now).Hear(c.event, now)
+			require.Equal(t, c.want, held(h, divided))
+			again := health.Recall(file(h)).See(divided, now)
+			require.Equal(t, c.want, held(again, divided), "also in the next process")
+		})
+	}
+}
+
+func TestComputeInstancesOfOneGPUInstance(t *testing.T) {
+	s := divided.Clone()
+	s.Devices[0].MIG[1].GPUInstance, s.Devices[0].MIG[1].ComputeInstance = 1, 1
+	mig := s.Devices[0].MIG
+	h := health.New(gpu.Fault{}).See(s, now)
+	require.Equal(t, map[gpu.UUID]gpu.Reason{s.Devices[0].UUID: gpu.ReasonXID, mig[1].UUID: gpu.ReasonXID},
+		held(h.Hear(instance(s.Devices[0].UUID, 1, 1, 32), now), s))
+	require.Equal(t, map[gpu.UUID]gpu.Reason{s.Devices[0].UUID: gpu.ReasonXID, mig[0].UUID: gpu.ReasonXID, mig[1].UUID: gpu.ReasonXID},
+		held(h.Hear(instance(s.Devices[0].UUID, 1, -1, 32), now), s))
+}
+
+func TestMIGDevicesFollowTheirGPU(t *testing.T) {
+	for _, reason := range []gpu.Reason{gpu.ReasonLost, gpu.ReasonUnreadable, gpu.ReasonResetNeeded} {
+		broken := divided.Clone()
+		broken.Devices[0].Fault = gpu.Fault{Reason: reason}
+		broken.Devices[0].MIGEnabled, broken.Devices[0].MIG = false, nil // a GPU that cannot be asked tells of none
+		h := health.New(gpu.Fault{}).See(divided, now).See(broken, now)
+		want := map[gpu.UUID]gpu.Reason{}
+		for _, id := range parts(divided.Devices[0]) {
+			want[id] = reason
+		}
+		require.Equal(t, want, held(h, divided))
+		require.Len(t, h.GPUs()[0].Device.MIG, 4, "so that people see them")
+		require.Empty(t, held(h.See(divided, now), divided))
+	}
+	gone := divided.Clone()
+	gone.Devices = gone.Devices[1:]
+	require.Len(t, held(health.New(gpu.Fault{}).See(divided, now).See(gone, now), divided), 5)
+}
+
+func TestAResetHealsEveryInstance(t *testing.T) {
+	id := divided.Devices[0].UUID
+	out := divided.Clone()
+	out.Devices[0].Fault = gpu.Fault{Reason: gpu.ReasonResetNeeded}
+	h := health.New(gpu.Fault{}).See(divided, now).
+		Hear(instance(id, 1, 0, 94), now).Hear(instance(id, 3, 0, 32), now.Add(time.Second))
+	require.Len(t, held(h, divided), 3)
+	f, since := h.Verdict(id)
+	require.EqualValues(t, 94, f.XID, "the GPU as a whole has the first fault of its parts")
+	require.Equal(t, now, since)
+	require.Len(t, held(h.See(divided, now), divided), 3)
+	require.Empty(t, held(h.See(out, now).See(divided, now), divided))
+}
+
+// What was broken in an instance may be part of any other when the GPU is
+// divided anew.
+func TestAFaultOutlivesItsInstance(t *testing.T) {
+	id := divided.Devices[0].UUID
+	anew := divided.Clone()
+	anew.Devices[0] = gputest.WithMIG(anew.Devices[0], "3g.40gb")
+	anew.Devices[0].MIG[0].UUID = "MIG-11111111-0000-4000-8000-000000000000"
+	h := health.New(gpu.Fault{}).See(divided, now).Hear(instance(id, 2, 0, 94), now).See(anew, now)
+	require.Len(t, held(h, anew), 2, "the GPU and its one MIG device")
+	require.Len(t, held(h.See(divided, now), divided), 2, "it is the same instance as before")
+	off := divided.Clone()
+	off.Devices[0].MIGEnabled, off.Devices[0].MIG = false, nil
+	require.Len(t, held(h.See(off, now), off), 1, "the GPU")
+}
+
+func TestWhatNobodyHasSeenIsNotHealthy(t *testing.T) {
+	h := health.New(gpu.Fault{}).See(divided, now)
+	for _, id := range []gpu.UUID{"", "GPU-x", "MIG-x"} {
+		f, _ := h.Verdict(id)
+		require.Equal(t, gpu.ReasonMissing, f.Reason)
+		require.False(t, h.LetGo(id))
+	}
+}
+
+func TestRememberedMIGDevicesAreNoGPUs(t *testing.T) {
+	mig := divided.Devices[0].MIG[0].UUID
+	h := health.Recall(nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{Resources: []nodestate.Resource{
+		{Name: "nvidia.com/mig-3g.40gb", Devices: []nodestate.Device{{ID: string(mig), GPU: mig, Health: nodestate.Healthy}}},
+	}}})
+	f, _ := h.Verdict(mig)
+	require.Equal(t, gpu.ReasonMissing, f.Reason, "until it is seen")
+	require.Empty(t, h.GPUs())
+	require.Len(t, h.See(divided, now).GPUs(), 2)
+	require.Empty(t, held(h.See(divided, now), divided))
+}
+
+func TestAFaultOfOneInstanceTouchesNoOther(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		d := divided.Devices[rapid.IntRange(0, 1).Draw(t, "gpu")]
+		m := d.MIG[rapid.IntRange(0, 3).Draw(t, "mig")]
+		h := health.New(gpu.Fault{}).See(divided, now)
+		for range rapid.IntRange(1, 10).Draw(t, "steps") {
+			ci := rapid.SampledFrom([]int{-1, 0}).Draw(t, "compute instance")
+			h = h.Hear(instance(d.UUID, m.GPUInstance, ci, rapid.SampledFrom([]uint64{8, 32, 94}).Draw(t, "xid")), now)
+			switch rapid.IntRange(0, 2).Draw(t, "step") {
+			case 0:
+				h = h.See(divided, now)
+			case 1:
+				h = health.Recall(file(h)).See(divided, now)
+			}
+			require.Equal(t, map[gpu.UUID]gpu.Reason{d.UUID: gpu.ReasonXID, m.UUID: gpu.ReasonXID}, held(h, divided))
+		}
+	})
+}

@@ -1,0 +1,199 @@
+package health_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/deviceplugin/health"
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/gpu/gputest"
+)
+
+// after is a time since now.
+func after(minutes float64) time.Time { return now.Add(time.Duration(minutes * float64(time.Minute))) }
+
+// look is what the caller does at NextLook: try what is due, and take a snapshot.
+func look(h health.State, s gpu.Snapshot, at time.Time, passed bool) health.State {
+	for _, id := range h.Due(at) {
+		h = h.Probed(health.Probe{ID: id, Began: at, Passed: passed}, at)
+	}
+	return h.See(s, at)
+}
+
+func watched(s gpu.Snapshot) health.State {
+	return health.New(gpu.Fault{}).See(s, now).Watching(now)
+}
+
+func requireNext(t *testing.T, want time.Time, h health.State, at time.Time) {
+	t.Helper()
+	got, ok := h.NextLook(at)
+	require.True(t, ok)
+	require.Equal(t, want, got)
+}
+
+func TestAQuietGPURecoversWithAProbe(t *testing.T) {
+	h := watched(node).Hear(gputest.XID(gputest.GPU(1), 94), after(1))
+	_, ok := watched(node).NextLook(now)
+	require.False(t, ok)
+	requireNext(t, after(6), h, after(2))
+	require.Empty(t, h.Due(after(5.9)))
+	require.Equal(t, []gpu.UUID{gputest.GPU(1)}, h.Due(after(6)))
+	requireNext(t, after(9), h, after(9))
+
+	require.Len(t, reasons(h.See(node, after(100))), 1, "time alone is no evidence")
+	require.Empty(t, reasons(look(h, node, after(6), true)))
+	tried := h.Probed(health.Probe{ID: gputest.GPU(1), Began: after(6), Passed: true}, after(6))
+	require.Len(t, reasons(tried), 1, "a snapshot is still to come")
+	require.Empty(t, tried.Due(after(6)))
+	requireNext(t, after(7), tried, after(7))
+	_, ok = tried.See(node, after(7)).NextLook(after(7))
+	require.False(t, ok)
+}
+
+func TestWhatKeepsAGPUFromRecoveringByBeingQuiet(t *testing.T) {
+	base := watched(node).Hear(gputest.XID(gputest.GPU(1), 94), now)
+	probe := health.Probe{ID: gputest.GPU(1), Began: after(5), Passed: true}
+	for name, h := range map[string]health.State{
+		"another such event":             base.Hear(gputest.XID(gputest.GPU(1), 94), after(4)),
+		"an event while it is tried":     base.Hear(gputest.XID(gputest.GPU(1), 94), after(5.5)),
+		"an event after it was tried":    base.Probed(probe, after(5)).Hear(gputest.XID(gputest.GPU(1), 94), after(5.5)),
+		"a worse event":                  base.Hear(gputest.XID(gputest.GPU(1), 48), after(1)),
+		"a probe that began too early":   base.Probed(health.Probe{ID: gputest.GPU(1), Began: after(4.9), Passed: true}, after(6)),
+		"a probe of another":             base.Probed(health.Probe{ID: gputest.GPU(2), Began: after(5), Passed: true}, after(6)),
+		"a probe that failed":            base.Probed(health.Probe{ID: gputest.GPU(1), Began: after(5)}, after(5)),
+		"a probe that failed afterwards": base.Probed(probe, after(5)).Probed(health.Probe{ID: gputest.GPU(1), Began: after(5)}, after(5)),
+		"a fault in between":             base.Probed(probe, after(5)).See(with(1, gpu.ReasonUnreadable), after(5.5)),
+		"a gap in listening":             base.Hear(event(gpu.EventUnwatched, 1), after(2)).Watched(gputest.GPU(1), after(2)),
+		"a gap after it was tried":       base.Probed(probe, after(5)).Blind(gpu.Fault{Reason: gpu.ReasonUnwatched}, false, after(5.5)).Watching(after(5.6)),
+		"another process":                health.Recall(file(base.Probed(probe, after(5)))).See(node, after(5.5)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			require.Equal(t, gpu.ReasonXID, reasons(h.See(node, after(6)))[1])
+		})
+	}
+}
+
+func TestAQuietPeriodStartsOver(t *testing.T) {
+	h := look(watched(node).Hear(gputest.XID(gputest.GPU(1), 94), now), node, after(5), false)
+	requireNext(t, after(10), h, after(5))
+	h = h.Hear(gputest.XID(gputest.GPU(1), 32), after(8))
+	requireNext(t, after(13), h, after(9))
+	f, since := h.Verdict(gputest.GPU(1))
+	require.EqualValues(t, 94, f.XID, "the first cause stays")
+	require.Equal(t, now, since)
+	require.Empty(t, reasons(look(h, node, after(13), true)))
+
+	again := health.Recall(file(h)).Blind(gpu.Fault{Reason: gpu.ReasonUnwatched}, false, after(20))
+	_, ok := again.NextLook(after(20))
+	require.False(t, ok, "nobody listens")
+	again = again.See(node, after(20)).Watching(after(21))
+	requireNext(t, after(26), again, after(21))
+	require.Empty(t, reasons(look(again, node, after(26), true)))
+}
+
+func TestNothingIsTriedThatIsOutOfReach(t *testing.T) {
+	base := watched(node).Hear(gputest.XID(gputest.GPU(1), 94), now)
+	for name, h := range map[string]health.State{
+		"unreadable": base.See(with(1, gpu.ReasonUnreadable), now),
+		"lost":       base.See(with(1, gpu.ReasonLost), now),
+		"missing":    base.See(without(1), now),
+		"blind":      base.Blind(gpu.Fault{Reason: gpu.ReasonUnwatched}, false, now),
+		"unwatched":  base.Hear(event(gpu.EventUnwatched, 1), now),
+		"still deaf": base.Blind(gpu.Fault{Reason: gpu.ReasonUnwatched}, false, now).Watched(gputest.GPU(1), now),
+		"doomed":     base.Hear(gputest.XID(gputest.GPU(1), 151), now),
+	} {
+		_, ok := h.NextLook(after(60))
+		require.False(t, ok, name)
+		require.Empty(t, h.Due(after(60)), name)
+	}
+}
+
+func TestAResetIsEnoughForWhatRecoversByBeingQuiet(t *testing.T) {
+	h := watched(node).Hear(gputest.XID(gputest.GPU(1), 94), now).See(with(1, gpu.ReasonResetNeeded), now)
+	require.Empty(t, reasons(h.See(node, now)))
+}
+
+func TestWhatNeverRecoversButByAnotherDriver(t *testing.T) {
+	upgraded := node.Clone()
+	upgraded.Driver.Version = "600.1"
+	h := watched(node).Hear(gputest.XID(gputest.GPU(1), 151), now)
+	require.Len(t, reasons(h.See(with(1, gpu.ReasonLost), now).See(node, now)), 1, "a reset is not enough")
+	require.Empty(t, reasons(h.See(upgraded, now)))
+	unloaded := h.Blind(gpu.Fault{Reason: gpu.ReasonUnwatched}, true, now)
+	require.Empty(t, reasons(unloaded.See(node, now).Watching(now)))
+	require.Empty(t, reasons(health.Recall(file(unloaded)).See(node, now)), "also by the next process")
+
+	gone := upgraded.Clone()
+	gone.Devices = append(gone.Devices[:1:1], gone.Devices[2:]...)
+	require.Empty(t, reasons(h.See(gone, now).See(upgraded, now)), "one that was away has been initialised too")
+}
+
+func TestTheQuietPeriodIsThePolicys(t *testing.T) {
+	h := watched(node).Hear(gputest.XID(gputest.GPU(1), 94), now).Hear(gputest.XID(gputest.GPU(0), 32), after(1))
+	h = h.WithPolicy(health.DefaultPolicy().With(health.Changes{Quiet: time.Hour}))
+	requireNext(t, after(60), h, now)
+	require.Equal(t, []gpu.UUID{gputest.GPU(0), gputest.GPU(1)}, h.Due(after(61)))
+}
+
+func TestAMIGDeviceIsTriedByItself(t *testing.T) {
+	id, mig := divided.Devices[0].UUID, divided.Devices[0].MIG
+	h := watched(divided).Hear(instance(id, 2, 0, 94), now).Hear(instance(id, 4, 0, 94), after(1))
+	require.Equal(t, []gpu.UUID{mig[1].UUID}, h.Due(after(5)))
+	h = look(h, divided, after(5), true)
+	require.Equal(t, map[gpu.UUID]gpu.Reason{id: gpu.ReasonXID, mig[3].UUID: gpu.ReasonXID}, held(h, divided))
+	require.Empty(t, held(look(h, divided, after(6), true), divided))
+
+	anew := divided.Clone()
+	anew.Devices[0] = gputest.WithMIG(anew.Devices[0], "3g.40gb")
+	require.Equal(t, []gpu.UUID{id}, h.See(anew, after(6)).Due(after(6)), "its instance is there no more")
+}
+
+func TestAProbeIsWorthNothingForAnother(t *testing.T) {
+	a, b := divided.Devices[0], divided.Devices[1]
+	h := watched(divided).Hear(instance(a.UUID, 2, 0, 94), now).
+		Hear(instance(a.UUID, 4, 0, 94), now).
+		Hear(instance(b.UUID, 2, 0, 94), after(1))
+	for _, m := range []gpu.UUID{a.MIG[1].UUID, b.MIG[1].UUID} {
+		h = h.Probed(health.Probe{ID: m, Began: after(5), Passed: true}, after(5))
+	}
+	require.Equal(t, map[gpu.UUID]gpu.Reason{
+		a.UUID: gpu.ReasonXID, a.MIG[3].UUID: gpu.ReasonXID,
+		b.UUID: gpu.ReasonXID, b.MIG[1].UUID: gpu.ReasonXID,
+	}, held(h.See(divided, after(5)), divided), "the one of the other GPU was not due, its neighbour was not tried")
+
+	broken := h.Hear(gputest.XID(a.UUID, 48), after(6))
+	require.Equal(t, []gpu.UUID{b.MIG[1].UUID}, broken.Due(after(60)), "a GPU that needs a reset gets one, and that heals its instances")
+	require.Equal(t, h, h.Probed(health.Probe{ID: "MIG-x", Began: after(60), Passed: true}, after(60)))
+}
+
+func TestWhatIsLetGoOf(t *testing.T) {
+	id, mig := divided.Devices[0].UUID, divided.Devices[0].MIG[0].UUID
+	out := func(reason gpu.Reason) gpu.Snapshot {
+		s := divided.Clone()
+		s.Devices[0].Fault = gpu.Fault{Reason: reason}
+		return s
+	}
+	h := watched(divided)
+	for name, c := range map[string]struct {
+		state health.State
+		want  bool
+	}{
+		"healthy":                  {h, false},
+		"quiet":                    {h.Hear(instance(id, 1, 0, 94), now), false},
+		"needs a reset":            {h.Hear(gputest.XID(id, 48), now), true},
+		"needs another driver":     {h.Hear(gputest.XID(id, 151), now), true},
+		"was reset and is not":     {h.Hear(gputest.XID(id, 48), now).See(out(gpu.ReasonResetNeeded), now).See(divided, now), false},
+		"asks for a reset":         {h.See(out(gpu.ReasonResetNeeded), now), true},
+		"is lost":                  {h.See(out(gpu.ReasonLost), now), true},
+		"is broken for good":       {h.See(out(gpu.ReasonRowRemap), now), false},
+		"cannot be read":           {h.See(out(gpu.ReasonUnreadable), now), false},
+		"cannot be watched":        {h.Hear(gputest.Event(gpu.EventUnwatched, id, ""), now), false},
+		"is out of reach at large": {h.Blind(gpu.Fault{Reason: gpu.ReasonUnwatched}, false, now), false},
+	} {
+		require.Equal(t, c.want, c.state.LetGo(id), name)
+		require.Equal(t, c.want, c.state.LetGo(mig), name)
+		require.False(t, c.state.LetGo(divided.Devices[1].UUID), name)
+	}
+}

@@ -1,0 +1,148 @@
+package plan_test
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/deviceplugin/config"
+	"github.com/gpuready/gpuready/deviceplugin/health"
+	"github.com/gpuready/gpuready/deviceplugin/plan"
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/gpu/gputest"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+const corpus = "../config/testdata/corpus"
+
+// A file of the corpus is a configuration that somebody has published, written
+// anew as data. Its first lines say where it is from, the nodes to try it on, and,
+// where ours is to advertise something else than the reference, why. Beside it
+// stands what both advertise.
+func TestTheCorpusIsAdvertisedAsByTheReference(t *testing.T) {
+	files, err := filepath.Glob(corpus + "/*.yaml")
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, len(files), 50)
+	for _, path := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(path), ".yaml"), func(t *testing.T) {
+			data, err := os.ReadFile(path)
+			require.NoError(t, err)
+			require.Len(t, header(data, "source"), 1, "where is it from?")
+			require.NotEmpty(t, header(data, "node"))
+			var golden strings.Builder
+			same := true
+			c := taken(data, &golden)
+			for _, text := range header(data, "node") {
+				s := described(t, text)
+				theirs, theirErr := reference(data, s)
+				fmt.Fprintf(&golden, "%s\n  reference  %s\n", text, outcome(theirs, theirErr))
+				if c == nil {
+					require.Error(t, theirErr, "refused by ours alone")
+					continue
+				}
+				p := plan.Make(c, s, health.New(gpu.Fault{}).See(s, now))
+				fmt.Fprintf(&golden, "  ours       %s\n", outcome(counts(p), nil))
+				for _, reason := range slices.Sorted(maps.Keys(reasons(p))) {
+					fmt.Fprintf(&golden, "  left out   %d: %s\n", reasons(p)[reason], reason)
+				}
+				if theirErr == nil {
+					same = same && maps.Equal(theirs, counts(p))
+				} else {
+					require.NotEmpty(t, p.Left, "the reference ends with an error: ours must leave something out")
+				}
+			}
+			require.Equal(t, len(header(data, "differs")) == 0, same, "\n%s", golden.String())
+			against(t, strings.TrimSuffix(path, ".yaml")+".golden", golden.String())
+		})
+	}
+}
+
+// taken is the configuration, nil where it is refused even if unknown keys are not.
+func taken(data []byte, golden *strings.Builder) *config.Config {
+	if _, _, err := config.Parse(data, "file", config.Options{}); err != nil {
+		fmt.Fprintf(golden, "refused: %s\n", strings.ReplaceAll(err.Error(), "\n", "\nrefused: "))
+	}
+	c, ignored, err := config.Parse(data, "file", config.Options{UnknownKeys: config.Warn})
+	if len(ignored) > 0 && err == nil {
+		fmt.Fprintf(golden, "with --unknown-keys=warn:\n")
+	}
+	if err != nil {
+		return nil
+	}
+	return c
+}
+
+// outcome is what a plugin does, in a line.
+func outcome(counts map[string]int, err error) string {
+	if err != nil {
+		return "ends: " + strings.ReplaceAll(err.Error(), "\n", "; ")
+	}
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		all = append(all, fmt.Sprintf("%s %d", name, counts[name]))
+	}
+	if len(all) == 0 {
+		return "nothing"
+	}
+	return strings.Join(all, ", ")
+}
+
+// header returns the values of the comments "# key: value" before the configuration.
+func header(data []byte, key string) []string {
+	var values []string
+	for line := range strings.SplitSeq(string(data), "\n") {
+		if value, is := strings.CutPrefix(line, "# "+key+": "); is {
+			values = append(values, value)
+		}
+	}
+	return values
+}
+
+// described is a node as the corpus describes it: a profile of gputest and the
+// number of GPUs, or what each GPU is divided into, "3g.40gb*2,1g.10gb; whole; empty".
+func described(t *testing.T, text string) gpu.Snapshot {
+	profile, rest, _ := strings.Cut(text, " ")
+	if n, err := strconv.Atoi(rest); err == nil {
+		return gputest.Node(profile, n)
+	}
+	gpus := strings.Split(rest, "; ")
+	s := gputest.Node(profile, len(gpus))
+	for i, layout := range gpus {
+		if layout == "whole" {
+			continue
+		}
+		var parts []string
+		for part := range strings.SplitSeq(layout, ",") {
+			name, times, many := strings.Cut(part, "*")
+			n := 1
+			if many {
+				var err error
+				n, err = strconv.Atoi(times)
+				require.NoError(t, err, text)
+			}
+			if name != "empty" {
+				parts = append(parts, slices.Repeat([]string{name}, n)...)
+			}
+		}
+		s.Devices[i] = gputest.WithMIG(s.Devices[i], parts...)
+	}
+	return s
+}
+
+func against(t *testing.T, path, text string) {
+	if *update {
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
+	}
+	want, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, string(want), text, "go test -run TestTheCorpus -update writes it anew")
+}

@@ -1,0 +1,117 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/gpuready/gpuready/deviceplugin/config"
+	"github.com/gpuready/gpuready/deviceplugin/health"
+	"github.com/gpuready/gpuready/internal/gpu"
+)
+
+// clientsBeforeVolta is how many clients of MPS a GPU took before Volta (CUDA
+// Multi-Process Service, "Client-Server Connection Limits"). Since then it is the
+// limit that the configuration keeps.
+const clientsBeforeVolta = 16
+
+// share makes the devices of each resource, several of one part where it is
+// shared, and puts the resources in order.
+func (p *Plan) share(sharing config.Sharing, groups []group, h health.State) {
+	devices := map[string][]Device{}
+	strategy, replicated := sharing.Active()
+	for _, g := range groups {
+		for n, one := range g.parts {
+			i := slices.IndexFunc(replicated.Resources, func(r config.ReplicatedResource) bool {
+				return r.Name == g.name && replicates(r.Devices, one, n)
+			})
+			if i < 0 {
+				devices[g.name] = append(devices[g.name], device(one, h))
+				continue
+			}
+			r := replicated.Resources[i]
+			if why := cannot(strategy, r, one); why != "" {
+				p.Left = append(p.Left, one.left(ReasonMPS, "%s", why))
+				continue
+			}
+			name := cmp.Or(r.Rename, r.Name)
+			devices[name] = append(devices[name], replicas(device(one, h), r.Replicas)...)
+		}
+	}
+	for name, list := range devices {
+		if len(list) > config.MaxDevices {
+			p.tooLong(name, list)
+			continue
+		}
+		slices.SortFunc(list, func(a, b Device) int {
+			return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.MIG.Index, b.MIG.Index), cmp.Compare(a.Replica, b.Replica))
+		})
+		p.Resources = append(p.Resources, Resource{Name: name, Devices: list})
+	}
+	slices.SortFunc(p.Resources, func(a, b Resource) int { return cmp.Compare(a.Name, b.Name) })
+}
+
+// tooLong leaves out the devices of a list that the kubelet would refuse.
+func (p *Plan) tooLong(name string, list []Device) {
+	for _, d := range list {
+		if d.Replica > 0 {
+			continue
+		}
+		p.Left = append(p.Left, Left{
+			GPU: d.GPU, PCI: d.PCI, Index: d.Index, Product: d.Product, MIG: d.MIG, Reason: ReasonTooMany,
+			Message: fmt.Sprintf("%s would have %d devices, and the kubelet takes no list of more than %d; write fewer replicas", name, len(list), config.MaxDevices),
+		})
+	}
+}
+
+// replicates says whether the n-th device of a resource is to be shared.
+func replicates(d config.Replicable, one part, n int) bool {
+	switch {
+	case d.Count > 0:
+		return n < d.Count
+	case d.List == nil:
+		return true
+	}
+	whole := Device{GPU: one.gpu.UUID, Index: one.gpu.Index, MIG: one.mig}
+	return slices.Contains(d.List, string(whole.UUID())) || slices.Contains(d.List, whole.IndexID())
+}
+
+// cannot says why a part cannot be shared; "": it can.
+func cannot(strategy string, r config.ReplicatedResource, one part) string {
+	compute := one.gpu.Compute
+	switch {
+	case strategy != "mps":
+	case one.isMIG():
+		return "MPS cannot share MIG devices; use timeSlicing, or take its resource out of sharing.mps"
+	case compute != (gpu.Compute{}) && compute.Major < 7 && r.Replicas > clientsBeforeVolta:
+		return "MPS takes no more than " + strconv.Itoa(clientsBeforeVolta) + " clients on a GPU before Volta; write fewer replicas"
+	}
+	return ""
+}
+
+// replicas are n devices in the place of one, with the reference's IDs.
+func replicas(d Device, n int) []Device {
+	all := make([]Device, n)
+	for i := range all {
+		all[i] = d
+		all[i].ID += "::" + strconv.Itoa(i)
+		all[i].Replica, all[i].Replicas = i, n
+	}
+	return all
+}
+
+// device is a part as the kubelet counts it, with its health.
+func device(one part, h health.State) Device {
+	d := Device{
+		GPU:      one.gpu.UUID,
+		Product:  one.gpu.Product,
+		PCI:      one.gpu.PCI,
+		Index:    one.gpu.Index,
+		NUMANode: one.gpu.NUMANode,
+		MIG:      one.mig,
+	}
+	d.ID = string(d.UUID())
+	d.Fault, d.Since = h.Verdict(d.UUID())
+	return d
+}

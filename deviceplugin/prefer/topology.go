@@ -1,0 +1,102 @@
+// Package prefer chooses, among the devices that are free, those that a
+// container should be given: near to each other, packed, or spread out.
+//
+// All that a choice needs is laid out beforehand. A Topology is made once for
+// a snapshot and says how near each two GPUs are; a Chooser is made once for
+// the devices of a resource and knows the GPU behind each. A question then only
+// looks up: no NVML, no lock, and the same answer whatever its order.
+package prefer
+
+import (
+	"slices"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+)
+
+// Topology is how near the GPUs of a node are to each other. It is never
+// changed and may be used concurrently.
+type Topology struct {
+	index map[gpu.UUID]int // position in score and rank: the order of the snapshot
+	score [][]int          // of each two GPUs; 0 on the diagonal
+	rank  [][]int          // place of their score among all, 0 is the lowest
+	ranks int
+}
+
+// What a link is worth. The weights are those of NVIDIA's go-gpuallocator
+// (gpuallocator/besteffort_policy.go, calculateGPUPairScore), so that a choice
+// can be held against its own: 100 for each NVLink, and 10 for each step of the
+// PCIe level, from 10 across CPUs to 60 on one board, which is the order of
+// gpu.LinkKind.
+const (
+	scoreLane = 100
+	scoreStep = 10
+)
+
+// NewTopology reads the links of a snapshot. What is listed twice or leads
+// nowhere counts for nothing.
+func NewTopology(s gpu.Snapshot) *Topology {
+	n := len(s.Devices)
+	t := &Topology{index: make(map[gpu.UUID]int, n), score: square(n), rank: square(n)}
+	for i, d := range s.Devices {
+		if _, twice := t.index[d.UUID]; d.UUID != "" && !twice {
+			t.index[d.UUID] = i
+		}
+	}
+	for i, d := range s.Devices {
+		for j, e := range s.Devices[:i] {
+			t.score[i][j] = scoreStep * int(level(gpu.Link{}, d, e))
+			t.score[j][i] = t.score[i][j]
+		}
+	}
+	for _, l := range s.Links {
+		i, a := t.index[l.A]
+		j, b := t.index[l.B]
+		if !a || !b || i == j {
+			continue
+		}
+		t.score[i][j] = scoreLane*max(l.Lanes, 0) + scoreStep*int(level(l, s.Devices[i], s.Devices[j]))
+		t.score[j][i] = t.score[i][j]
+	}
+	t.order()
+	return t
+}
+
+// level is the PCIe level between two GPUs. A link over NVLink does not tell of
+// it, and one that could not be read tells nothing: then their NUMA nodes do.
+func level(l gpu.Link, a, b gpu.Device) gpu.LinkKind {
+	switch {
+	case l.Kind > gpu.LinkUnknown && l.Kind < gpu.LinkNVLink:
+		return l.Kind
+	case a.NUMANode < 0 || b.NUMANode < 0:
+		return gpu.LinkUnknown
+	case a.NUMANode == b.NUMANode:
+		return gpu.LinkNode
+	}
+	return gpu.LinkSystem
+}
+
+// order gives each score its rank.
+func (t *Topology) order() {
+	var all []int
+	for i, row := range t.score {
+		all = append(all, row[:i]...)
+	}
+	slices.Sort(all)
+	all = slices.Compact(all)
+	t.ranks = len(all)
+	for i, row := range t.score {
+		for j, score := range row {
+			if i != j {
+				t.rank[i][j], _ = slices.BinarySearch(all, score)
+			}
+		}
+	}
+}
+
+func square(n int) [][]int {
+	rows, cells := make([][]int, n), make([]int, n*n)
+	for i := range rows {
+		rows[i] = cells[i*n : (i+1)*n : (i+1)*n]
+	}
+	return rows
+}

@@ -1,0 +1,164 @@
+package gpu_test
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+)
+
+var update = flag.Bool("update", false, "write docs/xids.md anew")
+
+const page = "../../docs/xids.md"
+
+func TestThePageOfXIDsIsMadeOfTheTable(t *testing.T) {
+	want := xidPage()
+	if *update {
+		require.NoError(t, os.WriteFile(page, []byte(want), 0o644))
+	}
+	got, err := os.ReadFile(page)
+	require.NoError(t, err)
+	require.Equal(t, want, string(got), "docs/xids.md is made of internal/gpu/xidtable.go: go generate ./internal/gpu")
+}
+
+func TestTheTableIsInOrderAndWhole(t *testing.T) {
+	last := uint64(0)
+	for _, x := range gpu.XIDs() {
+		require.Greater(t, x.First, last, "in order, no number twice, and none is 0")
+		require.GreaterOrEqual(t, x.Last, x.First)
+		last = x.Last
+		require.NotEmpty(t, x.Meaning, x.First)
+		require.NotZero(t, x.Source, x.First)
+		require.Contains(t, []gpu.XIDClass{gpu.XIDApplication, gpu.XIDNotice, gpu.XIDReset, gpu.XIDFatal}, x.Class, x.First)
+		require.Contains(t, []gpu.Action{gpu.ActionIgnore, gpu.ActionUnhealthy}, x.Action, x.First)
+		require.Contains(t, []gpu.Recovery{gpu.RecoveryQuiet, gpu.RecoveryReset, gpu.RecoveryNever}, x.Recovery, x.First)
+		if x.Action == gpu.ActionUnhealthy && (x.Class == gpu.XIDReset || x.Class == gpu.XIDFatal) {
+			require.NotEqual(t, gpu.RecoveryQuiet, x.Recovery, "XID %d: time does not reset a GPU", x.First)
+			require.False(t, x.Contained, "XID %d: a reset concerns every instance", x.First)
+		}
+	}
+	require.Equal(t, uint64(8), gpu.XIDs()[0].First)
+	gpu.XIDs()[0].First = 1
+	require.Equal(t, uint64(8), gpu.XIDs()[0].First, "nobody can change the table")
+}
+
+// What is ignored decides whether a broken GPU is given away: each is named.
+func TestIgnoredXIDsAreThoseOfTheReferenceAndNotices(t *testing.T) {
+	var reference, notices []uint64
+	for n := range uint64(2000) {
+		info, known := gpu.XID(n)
+		if !known || info.Action != gpu.ActionIgnore {
+			continue
+		}
+		if info.Source&gpu.SourceReference != 0 {
+			reference = append(reference, n)
+			continue
+		}
+		require.Equal(t, gpu.XIDNotice, info.Class, n)
+		notices = append(notices, n)
+	}
+	require.Equal(t, []uint64{13, 31, 43, 45, 68, 109}, reference)
+	require.Equal(t, []uint64{63, 92, 93, 106, 107, 154}, notices)
+}
+
+// An advice is a word of NVIDIA's catalogue, and ours is never weaker than it.
+func TestDefaultsHeedTheCatalogue(t *testing.T) {
+	for _, x := range gpu.XIDs() {
+		require.Equal(t, x.Advice != "" || strings.Contains(x.Note, "asks for nothing"), x.Source&gpu.SourceCatalog != 0, "XID %d", x.First)
+		switch x.Advice {
+		case "IGNORE", "XID_154", "WORKFLOW_XID_45", "RESTART_APP":
+		case "RESET_GPU":
+			require.Equal(t, gpu.XIDReset, x.Class, x.First)
+			require.Equal(t, gpu.RecoveryReset, x.Recovery, x.First)
+		default:
+			require.Contains(t, []gpu.XIDClass{gpu.XIDReset, gpu.XIDFatal}, x.Class, x.First)
+		}
+	}
+}
+
+func TestEveryNumberIsLookedUp(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.Uint64Range(0, 400).Draw(t, "xid")
+		var want *gpu.XIDInfo
+		for _, x := range gpu.XIDs() {
+			if x.First <= n && n <= x.Last {
+				want = &x
+			}
+		}
+		info, known := gpu.XID(n)
+		if known != (want != nil) || known && info != *want {
+			t.Fatalf("XID %d: %+v, %v", n, info, known)
+		}
+	})
+}
+
+func xidPage() string {
+	b := &strings.Builder{}
+	b.WriteString(`# XIDs: what each does to a GPU's health
+
+<!-- Made of internal/gpu/xidtable.go by "make generate". -->
+
+An XID is the number under which the NVIDIA driver reports an error of a GPU, in the kernel log and, where it is critical, as an event of NVML. This is what the device plugin makes
+of each, unless its configuration says otherwise (` + "`health:`" + `, or the reference's ` + "`DP_DISABLE_HEALTHCHECKS` and `DP_ENABLE_HEALTHCHECKS`" + `).
+
+**Class**: *application*, a program can cause it, and ending the program ends it; *notice*, the GPU works on; *reset*, the GPU has to be reset; *fatal*, a reset is not enough: it
+takes a reboot, another driver, or hands on the machine.
+
+**Default**: *ignore*, it is logged and counted and the GPU stays as it is; *unhealthy*, the GPU is given to nobody until it has recovered.
+
+**Recovery**, where the GPU is unhealthy for it: *quiet*, a while without another one (5 minutes by default) and then a probe that passes, or a reset; *reset*, the GPU was seen out of
+service and then with nothing wrong; *never*, nothing but a driver that is loaded anew, or a reboot. For an XID that is ignored this is what would hold if it were not.
+
+**MIG**: *instance*, where the driver names a GPU instance or compute instance with the XID, only the MIG devices of that instance are unhealthy; *GPU*, all of them are.
+
+An XID that is not listed makes the whole GPU unhealthy until a reset. So does an uncorrectable ECC error that the driver reports without an XID: it is treated as XID 48.
+
+| XID | meaning | class | default | recovery | MIG | NVIDIA's catalogue | source |
+|---|---|---|---|---|---|---|---|
+`)
+	for _, x := range gpu.XIDs() {
+		number := fmt.Sprint(x.First)
+		if x.Last > x.First {
+			number += fmt.Sprintf("–%d", x.Last)
+		}
+		scope, advice := "GPU", "–"
+		if x.Contained {
+			scope = "instance"
+		}
+		if x.Advice != "" {
+			advice = "`" + x.Advice + "`"
+		}
+		meaning := x.Meaning
+		if x.Note != "" {
+			meaning += ". *" + strings.ToUpper(x.Note[:1]) + x.Note[1:] + ".*"
+		}
+		fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s | %s | %s |\n", number, meaning, x.Class, x.Action, x.Recovery, scope, advice, sources(x.Source))
+	}
+	b.WriteString(`
+Sources:
+
+- **C** NVIDIA's catalogue for Ampere and newer, <https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html>, as of October 2025; its word for what to do at once is in the column beside.
+- **L** NVIDIA's list for older GPUs, <https://docs.nvidia.com/deploy/xid-errors/>.
+- **M** NVIDIA's description of how GPUs since Ampere deal with memory errors, <https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/>.
+- **R** the reference device plugin, which ignores these six and takes a GPU out of service after every other one until the plugin is restarted: ` + "`internal/rm/health.go`" + ` of <https://github.com/NVIDIA/k8s-device-plugin>.
+- **G** GPUd, ` + "`components/accelerator/nvidia/xid`" + ` of <https://github.com/leptonai/gpud>, which takes it for critical.
+- That NVML names the MIG instance with an XID is said in ` + "`nvml.h`, at `nvmlEventData_t`" + `.
+`)
+	return b.String()
+}
+
+func sources(s gpu.XIDSource) string {
+	var words []string
+	for i, letter := range []string{"C", "L", "R", "M", "G"} {
+		if s&(1<<i) != 0 {
+			words = append(words, letter)
+		}
+	}
+	return strings.Join(words, ", ")
+}
