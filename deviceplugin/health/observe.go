@@ -154,7 +154,10 @@ func (g GPU) deaf(now time.Time) GPU {
 // by an event.
 func (s State) Watching(now time.Time) State {
 	s.blind, s.since = gpu.Fault{}, time.Time{}
-	return s.Watched("", now)
+	return s.change("", now, func(g GPU) GPU {
+		g.unwatched, g.unsince, g.heard = gpu.Fault{}, time.Time{}, now
+		return g
+	})
 }
 
 // Answering says that the driver, which an event had said of all GPUs to be
@@ -172,8 +175,8 @@ func (s State) Answering(now time.Time) State {
 	})
 }
 
-// Watched says that a GPU which could not be watched is watched again; "" is all
-// of them.
+// Watched says that a GPU is watched, which could not be before. One that was
+// watched all the time stays quiet since when it was.
 func (s State) Watched(id gpu.UUID, now time.Time) State {
 	return s.change(id, now, func(g GPU) GPU {
 		g.unwatched, g.unsince = gpu.Fault{}, time.Time{}

@@ -81,6 +81,11 @@ func TestAGPUThatIsWatchedAllTheTimeStaysQuietWhateverIsToldOfIt(t *testing.T) {
 	requireNext(t, after(5), h.Answering(after(3)), after(3))
 }
 
+func TestTimeBeforeWatchingIsNotQuiet(t *testing.T) {
+	h := health.New(gpu.Fault{}).See(node, now).Hear(gputest.XID(gputest.GPU(1), 94), now).Watching(after(3))
+	requireNext(t, after(8), h, after(3))
+}
+
 func TestADriverThatAnswersAgainIsListenedToFromThen(t *testing.T) {
 	h := watched(node).Hear(gputest.XID(gputest.GPU(1), 94), now).Hear(event(gpu.EventUnwatched, 2), now)
 	h = h.Hear(gputest.Event(gpu.EventUnwatched, "", "it hangs"), after(1))
