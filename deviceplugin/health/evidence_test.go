@@ -268,6 +268,29 @@ func TestTheStateBeforeIsNeverChanged(t *testing.T) {
 	})
 }
 
+// The plugin is upgraded within a boot: what the version before wrote is understood.
+func TestWhatAnEarlierVersionRemembered(t *testing.T) {
+	id, also := gputest.GPU(1), nodestate.Fault{GPU: gputest.GPU(1), Reason: gpu.ReasonMissing, Message: "seen out of service since", Since: now}
+	for name, c := range map[string]struct {
+		faults []nodestate.Fault
+		want   map[int]gpu.Reason
+	}{
+		"an event":                     {[]nodestate.Fault{{GPU: id, Reason: gpu.ReasonXID, XID: 79, Since: now}}, map[int]gpu.Reason{1: gpu.ReasonXID}},
+		"an event, and a reset begun":  {[]nodestate.Fault{{GPU: id, Reason: gpu.ReasonXID, XID: 79, Since: now}, also}, map[int]gpu.Reason{}},
+		"what a snapshot showed":       {[]nodestate.Fault{{GPU: id, Reason: gpu.ReasonRowRemap, Since: now}, also}, map[int]gpu.Reason{}},
+		"missing":                      {[]nodestate.Fault{{GPU: id, Reason: gpu.ReasonMissing, Since: now}, also}, map[int]gpu.Reason{}},
+		"two faults of a later one":    {[]nodestate.Fault{{GPU: id, Reason: gpu.ReasonMissing, Needs: "reset", Since: now}, {GPU: id, Reason: gpu.ReasonMissing, Needs: "reset", Since: now}}, map[int]gpu.Reason{1: gpu.ReasonMissing}},
+		"missing, from an event alone": {[]nodestate.Fault{{GPU: id, Reason: gpu.ReasonMissing, Since: now}}, map[int]gpu.Reason{1: gpu.ReasonMissing}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := health.Recall(nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{Faults: c.faults}})
+			got, _ := h.Verdict(id)
+			require.Equal(t, c.faults[0].Reason, got.Reason, "nothing is forgiven before a snapshot")
+			require.Equal(t, c.want, reasons(h.See(node, now)))
+		})
+	}
+}
+
 func TestAWordFromTheFutureIsReadToTheGPUsDisadvantage(t *testing.T) {
 	for needs, recovers := range map[string]bool{"": true, "reset": true, "quiet": true, "snapshot": true, "prayer": false} {
 		h := health.Recall(nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{Faults: []nodestate.Fault{

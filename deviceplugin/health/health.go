@@ -139,20 +139,29 @@ func (s State) find(id gpu.UUID) (g GPU, part scope, known bool) {
 }
 
 // change applies f to a GPU, known or not, or to all with id "".
-func (s State) change(id gpu.UUID, f func(GPU) GPU) State {
+func (s State) change(id gpu.UUID, now time.Time, f func(GPU) GPU) State {
 	s = s.clone()
 	if id != "" {
-		g, known := s.gpus[id]
-		if !known {
-			g.Device = gpu.Device{UUID: id, NUMANode: -1}
-		}
-		s.gpus[id] = f(g)
+		s.gpus[id] = f(s.get(id, now))
 		return s
 	}
 	for id, g := range s.gpus {
 		s.gpus[id] = f(g)
 	}
 	return s
+}
+
+// get returns a GPU. One that is new is under suspicion when all are.
+func (s State) get(id gpu.UUID, now time.Time) GPU {
+	g, known := s.gpus[id]
+	if known {
+		return g
+	}
+	g.Device = gpu.Device{UUID: id, NUMANode: -1}
+	if s.doubt.Reason != "" {
+		g = g.note(whole, s.doubt, reset, now)
+	}
+	return g
 }
 
 func (s State) clone() State {

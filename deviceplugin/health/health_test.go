@@ -156,6 +156,22 @@ func TestAGPUTooBrokenToNameIsKnownByItsPlace(t *testing.T) {
 	require.Len(t, h.GPUs(), 4)
 }
 
+// A source that is opened anew has forgotten which GPU was where.
+func TestAGPUThatMayBeTheOneTooBrokenToNameIsNotGone(t *testing.T) {
+	h := watched(node).Hear(gputest.XID(gputest.GPU(1), 48), now)
+	s := node.Clone()
+	s.Devices[1] = gpu.Device{Index: 1, Fault: gpu.Fault{Reason: gpu.ReasonUnreadable}}
+	require.Equal(t, map[int]gpu.Reason{1: gpu.ReasonXID}, reasons(h.See(s, now).See(node, now)), "that is no reset")
+}
+
+func TestDoubtIsHeldAgainstAGPUThatIsHeardOfFirst(t *testing.T) {
+	doubt := gpu.Fault{Reason: health.ReasonForgotten}
+	for _, e := range []gpu.Event{gputest.XID(gputest.GPU(1), 94), event(gpu.EventUnwatched, 1)} {
+		h := health.New(doubt).Watching(now).Hear(e, now).See(node, now).Watched(gputest.GPU(1), now)
+		require.Equal(t, health.ReasonForgotten, reasons(look(h, node, after(6), true))[1])
+	}
+}
+
 func TestDoubtIsHeldAgainstEveryGPU(t *testing.T) {
 	h := health.New(gpu.Fault{Reason: health.ReasonForgotten, Message: "remove the file"}).See(node, now)
 	require.Len(t, reasons(h), 4)

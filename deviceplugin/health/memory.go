@@ -2,6 +2,7 @@ package health
 
 import (
 	"slices"
+	"time"
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
@@ -97,14 +98,33 @@ func (g GPU) recall(f nodestate.Fault) GPU {
 	if e := evidence(slices.Index(evidenceWords, f.Evidence)); e >= reset {
 		proof = e
 	}
-	twice := slices.ContainsFunc(g.marks, func(m mark) bool { return m.scope == at })
+	held := slices.IndexFunc(g.marks, func(m mark) bool { return m.scope == at })
+	if held >= 0 && outSince(f) {
+		return g.provedOut(held)
+	}
 	g = g.note(at, gpu.Fault{Reason: f.Reason, Message: f.Message, XID: f.XID}, needs, f.Since)
-	if !twice {
-		for i := range g.marks {
-			if m := &g.marks[i]; m.scope == at {
+	for i := range g.marks {
+		// Being quiet counts from when this process listens, and the clock may have been set since.
+		if m := &g.marks[i]; m.scope == at {
+			m.last = time.Time{}
+			if held < 0 {
 				m.proof = proof
 			}
 		}
 	}
+	return g
+}
+
+// outSince says that an entry is none of its own: earlier versions, which did not
+// write Needs or Evidence, said with a second entry for a GPU that it was seen out
+// of service since the first.
+func outSince(f nodestate.Fault) bool {
+	return f.Needs == "" && f.GPUInstance == nil && f.XID == 0 && f.Reason == gpu.ReasonMissing
+}
+
+// provedOut is the GPU where what is held was followed by its being out of service.
+func (g GPU) provedOut(held int) GPU {
+	g.marks = slices.Clone(g.marks)
+	g.marks[held].proof = reset
 	return g
 }

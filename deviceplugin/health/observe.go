@@ -13,7 +13,7 @@ func (s State) See(snap gpu.Snapshot, now time.Time) State {
 	s = s.clone()
 	if snap.Driver.Version != "" {
 		if s.driver != "" && snap.Driver.Version != s.driver {
-			s = s.change("", func(g GPU) GPU { return g.prove(reload) })
+			s = s.change("", now, func(g GPU) GPU { return g.prove(reload) })
 		}
 		s.driver = snap.Driver.Version
 	}
@@ -25,10 +25,7 @@ func (s State) See(snap gpu.Snapshot, now time.Time) State {
 			continue
 		}
 		seen[d.UUID] = true
-		g, known := s.gpus[d.UUID]
-		if !known && s.doubt.Reason != "" {
-			g = g.note(whole, s.doubt, reset, now)
-		}
+		g := s.get(d.UUID, now)
 		if d.Fault.Reason != "" && len(d.MIG) == 0 {
 			d.MIGEnabled, d.MIG = g.Device.MIGEnabled, g.Device.MIG // it cannot tell; they go with it
 		}
@@ -44,6 +41,9 @@ func (s State) See(snap gpu.Snapshot, now time.Time) State {
 		}
 		g.Present = false
 		fault := nameless[g.Device.PCI]
+		if fault.Reason == "" {
+			fault = nameless[""] // that may be this one: it is not known to be gone
+		}
 		if fault.Reason == "" {
 			fault = gpu.Fault{Reason: gpu.ReasonMissing, Message: "was there in this boot, and the driver lists it no more"}
 		}
@@ -87,7 +87,10 @@ func (s State) Hear(e gpu.Event, now time.Time) State {
 		return s.heed(Rule{gpu.ActionUnhealthy, gpu.RecoveryReset}, e.UUID, whole, fault, now)
 	case gpu.EventUnwatched:
 		fault := gpu.Fault{Reason: gpu.ReasonUnwatched, Message: text("its health cannot be watched", e.Message)}
-		return s.change(e.UUID, func(g GPU) GPU {
+		if e.UUID == "" {
+			return s.Blind(fault, false, now)
+		}
+		return s.change(e.UUID, now, func(g GPU) GPU {
 			if g.unwatched.Reason == "" {
 				g.unwatched, g.unsince = fault, now
 			}
@@ -102,7 +105,7 @@ func (s State) heed(r Rule, id gpu.UUID, at scope, fault gpu.Fault, now time.Tim
 	if r.Action == gpu.ActionIgnore {
 		return s
 	}
-	return s.change(id, func(g GPU) GPU { return g.note(at, fault, needed(r.Recovery), now) })
+	return s.change(id, now, func(g GPU) GPU { return g.note(at, fault, needed(r.Recovery), now) })
 }
 
 // where is the part of the GPU that an XID concerns: what the driver says, for
@@ -132,7 +135,7 @@ func (s State) Blind(why gpu.Fault, unloaded bool, now time.Time) State {
 		s.since = now
 	}
 	s.blind = why
-	return s.change("", func(g GPU) GPU {
+	return s.change("", now, func(g GPU) GPU {
 		if unloaded {
 			g = g.prove(reload)
 		}
@@ -151,15 +154,33 @@ func (g GPU) deaf(now time.Time) GPU {
 // by an event.
 func (s State) Watching(now time.Time) State {
 	s.blind, s.since = gpu.Fault{}, time.Time{}
-	return s.Watched("", now)
+	return s.change("", now, func(g GPU) GPU {
+		g.unwatched, g.unsince, g.heard = gpu.Fault{}, time.Time{}, now
+		return g
+	})
 }
 
-// Watched says that a GPU which could not be watched is watched again; "" is all
-// of them.
+// Answering says that the driver, which an event had said of all GPUs to be
+// silent, answers again. A GPU that could not be watched before still cannot.
+func (s State) Answering(now time.Time) State {
+	if s.blind.Reason == "" {
+		return s
+	}
+	s.blind, s.since = gpu.Fault{}, time.Time{}
+	return s.change("", now, func(g GPU) GPU {
+		if g.unwatched.Reason == "" {
+			g.heard = now
+		}
+		return g
+	})
+}
+
+// Watched says that a GPU is watched, which could not be before. One that was
+// watched all the time stays quiet since when it was.
 func (s State) Watched(id gpu.UUID, now time.Time) State {
-	return s.change(id, func(g GPU) GPU {
+	return s.change(id, now, func(g GPU) GPU {
 		g.unwatched, g.unsince = gpu.Fault{}, time.Time{}
-		if s.blind.Reason == "" {
+		if s.blind.Reason == "" && g.heard.IsZero() {
 			g.heard = now
 		}
 		return g

@@ -58,7 +58,7 @@ func (s State) Probed(p Probe, now time.Time) State {
 			due[w.scope] = true
 		}
 	}
-	return s.change(g.Device.UUID, func(g GPU) GPU {
+	return s.change(g.Device.UUID, now, func(g GPU) GPU {
 		g.marks = slices.Clone(g.marks)
 		for i := range g.marks {
 			m := &g.marks[i]

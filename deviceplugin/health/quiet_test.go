@@ -75,6 +75,35 @@ func TestWhatKeepsAGPUFromRecoveringByBeingQuiet(t *testing.T) {
 	}
 }
 
+func TestAGPUThatIsWatchedAllTheTimeStaysQuietWhateverIsToldOfIt(t *testing.T) {
+	h := watched(node).Hear(gputest.XID(gputest.GPU(1), 94), now)
+	requireNext(t, after(5), h.Watched(gputest.GPU(1), after(3)), after(3))
+	requireNext(t, after(5), h.Answering(after(3)), after(3))
+}
+
+func TestTimeBeforeWatchingIsNotQuiet(t *testing.T) {
+	h := health.New(gpu.Fault{}).See(node, now).Hear(gputest.XID(gputest.GPU(1), 94), now).Watching(after(3))
+	requireNext(t, after(8), h, after(3))
+}
+
+func TestADriverThatAnswersAgainIsListenedToFromThen(t *testing.T) {
+	h := watched(node).Hear(gputest.XID(gputest.GPU(1), 94), now).Hear(event(gpu.EventUnwatched, 2), now)
+	h = h.Hear(gputest.Event(gpu.EventUnwatched, "", "it hangs"), after(1))
+	require.Len(t, reasons(h), len(node.Devices))
+	_, waits := h.NextLook(after(2))
+	require.False(t, waits)
+	h = h.Answering(after(3))
+	require.Equal(t, map[int]gpu.Reason{1: gpu.ReasonXID, 2: gpu.ReasonUnwatched}, reasons(h))
+	requireNext(t, after(8), h, after(3))
+}
+
+func TestAQuietPeriodDoesNotWaitForAClockThatWasWrong(t *testing.T) {
+	remembered := file(watched(node).Hear(gputest.XID(gputest.GPU(1), 94), after(60*24*365)))
+	remembered.DevicePlugin.Faults[0].Since = after(60 * 24 * 365)
+	h := health.Recall(remembered).Blind(gpu.Fault{Reason: gpu.ReasonUnwatched}, false, now).See(node, now).Watching(now)
+	requireNext(t, after(5), h, now)
+}
+
 func TestAQuietPeriodStartsOver(t *testing.T) {
 	h := look(watched(node).Hear(gputest.XID(gputest.GPU(1), 94), now), node, after(5), false)
 	requireNext(t, after(10), h, after(5))

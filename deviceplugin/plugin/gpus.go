@@ -155,7 +155,7 @@ func (p *Plugin) use(ctx context.Context, o Opened) error {
 		if err != nil {
 			return cause(ctx, err)
 		}
-		p.looked(o, snap, events, began)
+		p.looked(o, snap, events, q.waiting(), began)
 	}
 }
 
@@ -210,12 +210,13 @@ func (p *Plugin) heard(events []gpu.Event) {
 
 // looked takes a later snapshot into account. A GPU that was not watched and of
 // which a change was told is watched again, unless the source said otherwise since.
-func (p *Plugin) looked(o Opened, snap gpu.Snapshot, events []gpu.Event, began time.Time) {
+// What came while it was read is not heard yet, but counts where a GPU is tried.
+func (p *Plugin) looked(o Opened, snap gpu.Snapshot, events, unheard []gpu.Event, began time.Time) {
 	p.update(func() {
 		// The plugin may run no program on a GPU: its probe is that the GPU tells
 		// everything of itself, and nothing is wrong in it.
 		for _, id := range p.health.Due(began) {
-			p.health = p.health.Probed(health.Probe{ID: id, Began: began, Passed: sound(snap, id)}, time.Now())
+			p.health = p.health.Probed(health.Probe{ID: id, Began: began, Passed: sound(snap, unheard, id)}, time.Now())
 		}
 		p.see(o, snap)
 		told := map[gpu.UUID]bool{}
@@ -227,6 +228,9 @@ func (p *Plugin) looked(o Opened, snap gpu.Snapshot, events []gpu.Event, began t
 				delete(told, e.UUID)
 			}
 		}
+		if told[""] {
+			p.health = p.health.Answering(time.Now())
+		}
 		for _, d := range snap.Devices {
 			if told[d.UUID] && d.Fault.Reason == "" {
 				p.health = p.health.Watched(d.UUID, time.Now())
@@ -236,10 +240,13 @@ func (p *Plugin) looked(o Opened, snap gpu.Snapshot, events []gpu.Event, began t
 }
 
 // sound says that nothing is wrong with the GPU, or that of the MIG device.
-func sound(snap gpu.Snapshot, id gpu.UUID) bool {
+func sound(snap gpu.Snapshot, unheard []gpu.Event, id gpu.UUID) bool {
 	return slices.ContainsFunc(snap.Devices, func(d gpu.Device) bool {
 		return d.Fault.Reason == "" &&
-			(d.UUID == id || slices.ContainsFunc(d.MIG, func(m gpu.MIGDevice) bool { return m.UUID == id }))
+			(d.UUID == id || slices.ContainsFunc(d.MIG, func(m gpu.MIGDevice) bool { return m.UUID == id })) &&
+			!slices.ContainsFunc(unheard, func(e gpu.Event) bool {
+				return e.Kind != gpu.EventChanged && (e.UUID == d.UUID || e.UUID == "")
+			})
 	})
 }
 
@@ -321,6 +328,13 @@ func (q *queue) put(e gpu.Event) {
 	case q.some <- struct{}{}:
 	default:
 	}
+}
+
+// waiting returns the events that were not taken yet.
+func (q *queue) waiting() []gpu.Event {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return slices.Clone(q.events)
 }
 
 // take waits for events, or for a moment, and returns all there are.

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -296,6 +297,37 @@ func TestAGPUThatHasBeenQuietComesBack(t *testing.T) {
 	require.Equal(t, []string{string(gputest.GPU(1))}, n.unhealthy(n.wait(7)), "one that needs a reset does not come back by itself")
 }
 
+// struck is a source in which a GPU meets an XID while it is read.
+type struck struct {
+	keptOpen
+	read atomic.Int32
+}
+
+func (s *struck) Snapshot(ctx context.Context) (gpu.Snapshot, error) {
+	snap, err := s.keptOpen.Snapshot(ctx)
+	if s.read.Add(1) == 3 { // the first one, that for the first XID, that after having been quiet
+		s.Emit(gputest.XID(gputest.GPU(1), 94))
+		time.Sleep(100 * time.Millisecond) // until it is in the queue
+	}
+	return snap, err
+}
+
+func TestAGPUThatMeetsAnXIDWhileItIsTriedIsNotGivenAway(t *testing.T) {
+	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet()
+	source := &struck{keptOpen: keptOpen{n.source}}
+	n.cfg.Open = func(driver.Place) (plugin.Opened, error) { return plugin.Opened{Source: source, Root: "/driver"}, nil }
+	n.cfg.Health = health.DefaultPolicy().With(health.Changes{Quiet: time.Second})
+	n.start()
+	n.wait(8)
+	n.source.Emit(gputest.XID(gputest.GPU(1), 94))
+	n.wait(7)
+	for source.read.Load() < 4 {
+		time.Sleep(time.Millisecond)
+	}
+	require.NotContains(t, n.log.String(), "device is healthy again")
+	n.wait(8)
+}
+
 func TestALostGPUComesBackWhenItIsSeenAgain(t *testing.T) {
 	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet().start()
 	n.wait(8)
@@ -327,6 +359,18 @@ func TestAGPUThatCannotBeWatchedIsNotGivenAway(t *testing.T) {
 	n.source.Unwatch(gputest.GPU(4), "no event support")
 	n.withKubelet().start()
 	require.Equal(t, []string{string(gputest.GPU(4))}, n.unhealthy(n.wait(7)))
+}
+
+// A driver that hangs for a moment is told of for all GPUs at once; so is that it answers again.
+func TestADriverThatAnswersAgainIsWatchedAgain(t *testing.T) {
+	n := newNode(t, gputest.Node("h100-sxm", 8))
+	n.source.Unwatch(gputest.GPU(4), "no event support")
+	n.withKubelet().start()
+	n.wait(7)
+	n.source.Emit(gputest.Event(gpu.EventUnwatched, "", "the driver hangs"))
+	n.wait(0)
+	n.source.Emit(gputest.Event(gpu.EventChanged, "", "the driver answers again"))
+	require.Equal(t, []string{string(gputest.GPU(4))}, n.unhealthy(n.wait(7)), "that one could not be watched before")
 }
 
 func TestWhenNothingCanBeWatchedNothingIsGivenAway(t *testing.T) {

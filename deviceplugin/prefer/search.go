@@ -13,12 +13,12 @@ func (s set) has(i int) bool      { return s>>i&1 == 1 }
 func (s set) with(i int) set      { return s | 1<<i }
 func (s set) contains(o set) bool { return s&o == o }
 
-// search tries every set that can still be the best. Sets that differ only in
-// GPUs that are alike are tried once: behind NVSwitch that leaves a handful.
+// search tries every set that can still be the best. Of GPUs that are as near to
+// all others the first are taken: behind NVSwitch that leaves a handful of sets.
 type search struct {
 	pool
 	gain  [most + 1][most]int // by depth: the score of each with those picked so far
-	twin  []int               // the last one before it that is alike; -1: none
+	twin  []int               // the last one before it that is as near to all; -1: none
 	need  int
 	stays set // there is more of it: picked or not, it stays behind
 	quads []quad
@@ -50,7 +50,7 @@ func exact(p pool, need int) []int {
 	for i := range s.twin {
 		s.twin[i] = -1
 		for j := range i {
-			if s.alike(i, j) {
+			if s.asNear(i, j) {
 				s.twin[i] = j
 			}
 		}
@@ -65,9 +65,10 @@ func exact(p pool, need int) []int {
 	return chosen
 }
 
-// alike says that swapping two GPUs changes no value.
-func (s *search) alike(i, j int) bool {
-	if s.base[i] != s.base[j] || s.load[i] != s.load[j] || s.more[i] != s.more[j] {
+// asNear says that two GPUs are as near to every other one, and to what the
+// container has. Then the one that comes first in the pool is no worse to pick.
+func (s *search) asNear(i, j int) bool {
+	if s.base[i] != s.base[j] {
 		return false
 	}
 	for k := range s.n {
