@@ -56,10 +56,8 @@ func (b *bench) resident(ctx context.Context, profile string, gpus, replicas int
 		if err != nil {
 			return nil, nil, err
 		}
-		select {
-		case <-time.After(idle):
-		case <-ctx.Done():
-			return nil, nil, ctx.Err()
+		if err := sleep(ctx, idle); err != nil {
+			return nil, nil, err
 		}
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
 		if err != nil {

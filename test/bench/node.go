@@ -36,6 +36,7 @@ type node struct {
 	kubelet *kubelettest.Kubelet
 	driver  *state.File
 	lives   int
+	plugin  *process // the last one, which may have ended
 
 	// listening is when kubelet.sock was made last.
 	listening atomic.Pointer[time.Time]
@@ -65,6 +66,10 @@ func (b *bench) newNode(ctx context.Context, profile string, gpus int) (_ *node,
 }
 
 func (n *node) close() {
+	if n.plugin != nil {
+		_ = n.plugin.cmd.Process.Kill() // where a row was given up
+		<-n.plugin.done
+	}
 	if n.kubelet != nil {
 		n.kubelet.Stop()
 	}
@@ -102,14 +107,15 @@ func (n *node) mend() error {
 	})
 }
 
-// wait waits until the kubelet can give away so many devices.
-func (n *node) wait(ctx context.Context, devices int) error {
+// wait waits until the kubelet can give away so many devices, and returns when
+// the list that says so came.
+func (n *node) wait(ctx context.Context, devices int) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, soon)
 	defer cancel()
-	_, err := n.kubelet.Wait(ctx, resource, func(r kubelettest.Resource) bool {
+	r, err := n.kubelet.Wait(ctx, resource, func(r kubelettest.Resource) bool {
 		return r.Allocatable == devices && !r.Gone && r.Lists > 0
 	})
-	return err
+	return r.Listed, err
 }
 
 // process is a device plugin that runs.
@@ -149,10 +155,12 @@ func (n *node) startPlugin(ctx context.Context, devices int, config string) (*pr
 	defer log.Close()
 	p.cmd = exec.Command(n.program("gpu-device-plugin"), args...)
 	p.cmd.Stdout, p.cmd.Stderr = log, log // a file: nobody has to run to keep up with it
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	began := time.Now()
 	if err := p.cmd.Start(); err != nil {
 		return nil, err
 	}
+	n.plugin = p
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() {
@@ -160,10 +168,11 @@ func (n *node) startPlugin(ctx context.Context, devices int, config string) (*pr
 		close(p.done)
 		cancel()
 	}()
-	if err := n.wait(ctx, devices); err != nil {
+	listed, err := n.wait(ctx, devices)
+	if err != nil {
 		return nil, p.failed(err)
 	}
-	p.took = time.Since(began)
+	p.took = listed.Sub(began)
 	return p, nil
 }
 
@@ -177,7 +186,7 @@ func (p *process) failed(err error) error {
 	}
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 	if p.cmd.ProcessState.ExitCode() == 2 {
-		return fmt.Errorf("%w: %s", errRefused, strings.Join(lines, "; "))
+		return fmt.Errorf("%w: %s", errRefused, strings.ReplaceAll(strings.Join(lines, "; "), filepath.Dir(p.log)+"/", ""))
 	}
 	return fmt.Errorf("the device plugin: %w; its last line: %s", err, lines[len(lines)-1])
 }
@@ -203,6 +212,15 @@ func (p *process) stop(ctx context.Context) error {
 func (p *process) lines() (int, error) {
 	out, err := os.ReadFile(p.log)
 	return bytes.Count(out, []byte("\n")), err
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // shared is a configuration that shares each GPU among so many.

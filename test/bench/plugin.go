@@ -26,7 +26,7 @@ func (b *bench) start(ctx context.Context) error {
 		goal       goal
 	}{
 		{"start → the kubelet has 8 GPUs", 0, 0, within(12*time.Millisecond, 0)},
-		{"the same, NVML takes 200 ms to start and 10 µs a call", initCost, callCost, within(230*time.Millisecond, 0)},
+		{"start, NVML takes 200 ms and 10 µs a call", initCost, callCost, within(230*time.Millisecond, 0)},
 	} {
 		if err := n.price(row.init, row.call); err != nil {
 			return err

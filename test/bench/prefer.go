@@ -42,7 +42,7 @@ func (b *bench) preferred(ctx context.Context) error {
 
 // traces runs the benchmarks of how good choices are over time.
 func (b *bench) traces(ctx context.Context) error {
-	fmt.Println("\nrequests for 2 and 4 GPUs that get fully linked ones, in traces of 1,000 steps")
+	fmt.Println("\nrequests for 2 and 4 GPUs that get fully linked ones, in traces of 1,000 steps (goal: 98 % of what the oracle reaches)")
 	cmd := exec.CommandContext(ctx, "go", "test", "-tags=grpcnotrace", "-run", "^$", "-bench", "Traces", "-benchtime", "1x", "./deviceplugin/prefer")
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	return cmd.Run()
