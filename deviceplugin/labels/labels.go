@@ -42,7 +42,8 @@ type Node struct {
 
 // For returns the labels of a node, by their full names. Each is one that
 // Kubernetes takes. A node without GPUs has none. The same node has the same
-// labels; health changes none of them.
+// labels, and health changes none of them; but a GPU whose product no driver has
+// told this process, having been lost before, does not count.
 //
 // The Snapshot must be one that a driver gave: until there is one, nothing is
 // known, and the labels of before are to stay.
