@@ -126,6 +126,8 @@ OBJECTS  = $(patsubst simulator/%.c,$(BIN)/obj/%.o,$(wildcard $(1)/*.c) simulato
 ML_OBJ   := $(call OBJECTS,simulator/nvml)
 CUDA_OBJ := $(call OBJECTS,simulator/cuda)
 
+# Where a program enters libnvidia-ml is where gpusim's price of a call is paid (nvml/cost.c).
+$(BIN)/obj/nvml/%.o: OPTIMISE += -finstrument-functions
 $(BIN)/obj/cuda/%.o: OPTIMISE := -O3 -ffp-contract=off
 
 $(BIN)/obj/%.o: simulator/%.c $(C_HEADERS) | packages-build

@@ -20,6 +20,7 @@ type Resource struct {
 	Allocatable int               // healthy ones, what node.status.allocatable would say
 	Gone        bool              // no plugin is connected
 	Lists       int               // lists received since the plugin registered
+	Listed      time.Time         // when the last list came; zero before the first
 	Registered  int               // registrations in this life of the kubelet
 }
 
@@ -33,6 +34,7 @@ type resource struct {
 	unhealthy  map[string]bool
 	reported   bool // listed at least once in this life
 	lists      int
+	listed     time.Time
 	registered int
 	stopped    time.Time // zero: its plugin is connected
 }
@@ -44,6 +46,7 @@ func (r *resource) view() Resource {
 		Allocatable: len(r.healthy),
 		Gone:        !r.stopped.IsZero(),
 		Lists:       r.lists,
+		Listed:      r.listed,
 		Registered:  r.registered,
 	}
 	if r.endpoint != nil {
@@ -69,6 +72,7 @@ func (r *resource) list(devices []*v1beta1.Device) {
 	r.devices, r.healthy, r.unhealthy = devices, map[string]bool{}, map[string]bool{}
 	r.reported = true
 	r.lists++
+	r.listed = time.Now()
 	for _, d := range devices {
 		if d.GetHealth() == v1beta1.Healthy {
 			r.healthy[d.GetID()] = true

@@ -115,6 +115,9 @@ type DevicePluginInfo struct {
 	Registered    bool       `json:"registered"`
 	Resources     []Resource `json:"resources,omitempty"`
 	Faults        []Fault    `json:"faults,omitempty"`
+	// Labels are what the node is to say about its GPUs, by their full names. They
+	// are the GPUs' features and nothing else: see labels.go.
+	Labels map[string]string `json:"labels,omitempty"`
 }
 
 // Resource is an extended resource, "nvidia.com/gpu".

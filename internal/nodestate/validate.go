@@ -167,6 +167,7 @@ func (v *validation) plugin(p *DevicePluginInfo) {
 			v.fail(at+".computeInstance", "without a gpuInstance")
 		}
 	}
+	v.labels("devicePlugin.labels", p.Labels)
 }
 
 func (v *validation) instance(field string, id *int) {

@@ -77,7 +77,7 @@ func golden(t *testing.T, name, root, got string) {
 func TestHelpOfEveryCommandHasExamplesAndExitCodes(t *testing.T) {
 	all := ok(t, "--help")
 	golden(t, "help.txt", "", all)
-	for _, name := range []string{"profiles", "up", "serve", "status", "xid", "ecc", "lose", "restore", "mig", "memfault", "fail", "record", "down"} {
+	for _, name := range []string{"profiles", "up", "serve", "status", "xid", "ecc", "lose", "restore", "mig", "memfault", "fail", "cost", "record", "down"} {
 		help := ok(t, name, "--help")
 		require.Contains(t, all, "\n  "+name)
 		require.Contains(t, help, "Examples:\n  gpusim "+name)
@@ -111,6 +111,7 @@ func TestADriverIsMadeBrokenMendedAndRemoved(t *testing.T) {
 	ok(t, "memfault", "--root", root, "--gpu", "5", "--kind", "flip", "--offset", "4096")
 	ok(t, "fail", "--root", root, "--init", "no-permission", "--events", "42")
 	ok(t, "lose", "--root", root, "--gpu", "6")
+	ok(t, "cost", "--root", root, "--init", "200ms", "--call", "10us")
 	golden(t, "status.txt", root, ok(t, "status", "--root", root))
 	golden(t, "status.json", root, ok(t, "status", "--root", root, "-o", "json"))
 	for _, gpu := range []string{"1", "2", "3", "5", "6"} {
@@ -118,6 +119,7 @@ func TestADriverIsMadeBrokenMendedAndRemoved(t *testing.T) {
 	}
 	ok(t, "mig", "--root", root, "--gpu", "all", "--off")
 	ok(t, "fail", "--root", root, "--init", "none", "--events", "none")
+	ok(t, "cost", "--root", root, "--init", "0", "--call", "0")
 	golden(t, "status-restored.txt", root, ok(t, "status", "--root", root))
 	ok(t, "down", "--root", root)
 	require.NoDirExists(t, root)
@@ -189,6 +191,12 @@ func TestMistakesGetOneLineAndTheNextAction(t *testing.T) {
 		{"fail --root " + root, 2, "give --init or --events"},
 		{"fail --root " + root + " --init often", 2, `--init: "often" is neither a number up to 999 nor one of driver-not-loaded,`},
 		{"fail --root " + none + " --init 9", 1, "no simulated driver"},
+		{"up --profile t4 --nvml-init-cost 1h", 2, "--nvml-init-cost: 1h0m0s is not 0 to 10m0s"},
+		{"up --profile t4 --nvml-call-cost -1ms", 2, "--nvml-call-cost: -1ms is not 0 to 10s"},
+		{"cost --root " + root, 2, "give --init or --call"},
+		{"cost --root " + root + " --call 1m", 2, "--call: 1m0s is not 0 to 10s"},
+		{"cost --root " + root + " --init 200", 2, "missing unit in duration"},
+		{"cost --root " + none + " --init 1s", 1, "no simulated driver"},
 		{"serve", 2, "gpusim serve: --profile is missing; gpusim profiles lists them"},
 		{"serve --profile t4 --root driver", 2, `--root: "driver" is no absolute path`},
 		{"serve --profile t4 --mig 1g.10gb", 2, `--mig: "1g.10gb": of the 1 GPUs none is meant that can do MIG`},
@@ -241,6 +249,23 @@ func TestNVMLFailsAsItIsTold(t *testing.T) {
 	require.Contains(t, smi(), "Unknown Error")
 	ok(t, "fail", "--root", root, "--init", "none")
 	require.Contains(t, smi(), "SIMULATED Tesla T4")
+}
+
+func TestNVMLCostsWhatItIsTold(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "driver")
+	up := []string{"up", "--root", root, "--profile", "t4"}
+	cost := func() []uint64 {
+		s := read(t, root)
+		return []uint64{s.InitCostNs, s.CallCostNs}
+	}
+	ok(t, append(up, "--nvml-init-cost", "200ms", "--nvml-call-cost", "10us")...)
+	require.Equal(t, []uint64{200_000_000, 10_000}, cost())
+	ok(t, "cost", "--root", root, "--init", "1s")
+	require.Equal(t, []uint64{1_000_000_000, 10_000}, cost(), "what is not given stays")
+	ok(t, "cost", "--root", root, "--call", "0")
+	require.Equal(t, []uint64{1_000_000_000, 0}, cost())
+	ok(t, up...)
+	require.Equal(t, []uint64{0, 0}, cost(), "up begins anew")
 }
 
 // TestRecordedMachineIsTheSameMachine records each simulated machine through

@@ -120,6 +120,9 @@ unsigned ci_slices(const struct gpusim_gi_profile *profile, unsigned ci_profile)
 unsigned ci_slices_left(const struct gpusim_gpu *gpu, unsigned gi, const struct gpusim_gi_profile *profile);
 nvmlReturn_t give_ci(unsigned gpu, unsigned gi, unsigned ci, nvmlComputeInstance_t *out);
 
+/* cost.c: takes as long as gpusim says that nvmlInit takes. */
+void init_cost(const struct gpusim_file *file);
+
 /* sha256.c */
 void sha256(const void *message, size_t size, unsigned char out[32]);
 

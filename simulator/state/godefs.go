@@ -22,6 +22,9 @@ const (
 	MaxEvents     = C.GPUSIM_EVENTS
 	ECCLocations  = C.GPUSIM_ECC_LOCATIONS
 
+	MaxInitCost = C.GPUSIM_MAX_INIT_COST
+	MaxCallCost = C.GPUSIM_MAX_CALL_COST
+
 	RemoteNone   = C.GPUSIM_REMOTE_NONE
 	RemoteGPU    = C.GPUSIM_REMOTE_GPU
 	RemoteSwitch = C.GPUSIM_REMOTE_SWITCH

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"fmt"
 	"math"
+	"time"
 )
 
 // None in Event.Gi, Event.Ci, Proc.Gi and Proc.Ci means the whole GPU.
@@ -49,6 +50,10 @@ func (p PCI) Address() string {
 func (s *State) Validate() error {
 	if s.Ngpus > MaxGPUs {
 		return fmt.Errorf("%d GPUs; at most %d fit", s.Ngpus, MaxGPUs)
+	}
+	if s.InitCostNs > MaxInitCost || s.CallCostNs > MaxCallCost {
+		return fmt.Errorf("nvmlInit takes %v and a call %v; at most %v and %v are simulated",
+			time.Duration(s.InitCostNs), time.Duration(s.CallCostNs), time.Duration(MaxInitCost), time.Duration(MaxCallCost))
 	}
 	for name, text := range map[string][]byte{"profile": s.Profile[:], "module_version": s.ModuleVersion[:]} {
 		if err := ended(name, text); err != nil {

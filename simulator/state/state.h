@@ -23,7 +23,7 @@
 #include <stdint.h>
 
 #define GPUSIM_MAGIC 0x3130454d49535047ull /* "GPSIME01" */
-#define GPUSIM_LAYOUT 1                    /* of this header; readers refuse others */
+#define GPUSIM_LAYOUT 2                    /* of this header; readers refuse others */
 
 #define GPUSIM_GPUS 16
 #define GPUSIM_LINKS 18         /* NVLinks of one GPU */
@@ -34,6 +34,10 @@
 #define GPUSIM_CIS 8            /* compute instances that exist on one GPU */
 #define GPUSIM_PROCS 8          /* processes shown on one GPU */
 #define GPUSIM_EVENTS 256
+
+/* The most that NVML may be made to cost, ns: longer is a mistake in a unit. */
+#define GPUSIM_MAX_INIT_COST 600000000000ull
+#define GPUSIM_MAX_CALL_COST 10000000000ull
 
 /* PCI location; device_id and subsystem_id as in nvmlPciInfo_t (device << 16 | vendor). */
 struct gpusim_pci {
@@ -169,6 +173,8 @@ struct gpusim_state {
 	uint32_t event_error;     /* nvmlReturn_t that event calls answer; 0: none */
 	uint32_t major_gpu, major_uvm, major_caps; /* of the device nodes */
 	uint32_t reserved;
+	uint64_t init_cost_ns;    /* what nvmlInit takes where NVML is not initialised; 0: nothing */
+	uint64_t call_cost_ns;    /* what every other call of NVML takes while it is */
 	uint32_t topology[GPUSIM_GPUS][GPUSIM_GPUS]; /* nvmlGpuTopologyLevel_t between two GPUs */
 	struct gpusim_gpu gpu[GPUSIM_GPUS];
 };

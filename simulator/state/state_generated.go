@@ -4,7 +4,7 @@ package state
 
 const (
 	magic  = 0x3130454d49535047
-	Layout = 0x1
+	Layout = 0x2
 
 	MaxGPUs       = 0x10
 	MaxLinks      = 0x12
@@ -16,6 +16,9 @@ const (
 	MaxProcs      = 0x8
 	MaxEvents     = 0x100
 	ECCLocations  = 0x8
+
+	MaxInitCost = 0x8bb2c97000
+	MaxCallCost = 0x2540be400
 
 	RemoteNone   = 0x0
 	RemoteGPU    = 0x1
@@ -195,6 +198,8 @@ type (
 		MajorUvm      uint32
 		MajorCaps     uint32
 		Reserved      uint32
+		InitCostNs    uint64
+		CallCostNs    uint64
 		Topology      [16][16]uint32
 		Gpu           [16]GPU
 	}

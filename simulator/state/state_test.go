@@ -305,7 +305,7 @@ func TestOpenRefusesWhatItCannotUse(t *testing.T) {
 		"truncated": {good[:len(good)-1], "truncated"},
 		"longer":    {append(append([]byte(nil), good...), 0), "another version"},
 		"magic":     {patched(unsafe.Offsetof(f.Magic), 1), "wrong magic number"},
-		"layout":    {patched(unsafe.Offsetof(f.Layout), 99), "layout 99, this program knows 1"},
+		"layout":    {patched(unsafe.Offsetof(f.Layout), 99), "layout 99, this program knows 2"},
 		"size":      {patched(unsafe.Offsetof(f.Size), 5), "it says that it has 5 bytes"},
 		"gpus":      {patched(unsafe.Offsetof(f.Slot)+unsafe.Offsetof(f.Slot[0].Ngpus), 17), "17 GPUs; at most 16 fit"},
 	} {
@@ -406,6 +406,7 @@ func TestGoAndCAgreeOnTheLayout(t *testing.T) {
 		{"sizeof(struct gpusim_proc)", unsafe.Sizeof(f.Slot[0].Gpu[0].Proc[0])},
 		{"offsetof(struct gpusim_file, wake)", unsafe.Offsetof(f.Wake)},
 		{"offsetof(struct gpusim_file, slot)", unsafe.Offsetof(f.Slot)},
+		{"offsetof(struct gpusim_state, call_cost_ns)", unsafe.Offsetof(f.Slot[0].CallCostNs)},
 		{"offsetof(struct gpusim_state, gpu)", unsafe.Offsetof(f.Slot[0].Gpu)},
 		{"offsetof(struct gpusim_gpu, proc)", unsafe.Offsetof(f.Slot[0].Gpu[0].Proc)},
 		{"offsetof(struct gpusim_gpu, memory_total)", unsafe.Offsetof(f.Slot[0].Gpu[0].MemoryTotal)},

@@ -37,6 +37,8 @@ type driverStatus struct {
 	Events      uint64      `json:"events"`      // so far
 	InitError   string      `json:"initError,omitempty"`
 	EventError  string      `json:"eventError,omitempty"`
+	InitCost    string      `json:"initCost,omitempty"` // as gpusim cost takes it
+	CallCost    string      `json:"callCost,omitempty"`
 	GPUs        []gpuStatus `json:"gpus"`
 }
 
@@ -99,6 +101,9 @@ func describe(s *state.State, m *root.Manifest) *driverStatus {
 	if s.EventError != 0 {
 		d.EventError = fault.ErrorName(s.EventError)
 	}
+	if p := priceOf(s); p != (price{}) {
+		d.InitCost, d.CallCost = p.init.String(), p.call.String()
+	}
 	for i, g := range s.GPUs() {
 		line := gpuStatus{
 			Index: i, UUID: state.Text(g.Uuid[:]), Name: state.Text(g.Name[:]), PCI: g.Pci.Address(), Minor: g.Minor,
@@ -136,6 +141,9 @@ func (d *driverStatus) text(out io.Writer) {
 	}
 	if d.EventError != "" {
 		fmt.Fprintf(out, "calls about events fail: %s\n", d.EventError)
+	}
+	if d.InitCost != "" {
+		fmt.Fprintf(out, "nvmlInit takes %s, every other call of NVML %s\n", d.InitCost, d.CallCost)
 	}
 	if d.DeviceNodes == "files" {
 		fmt.Fprintln(out, "plain files stand in for the device nodes")

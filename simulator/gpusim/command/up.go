@@ -26,22 +26,30 @@ The folder / needs --force.`,
 		example: `gpusim up --root /tmp/driver --profile h100-sxm
 gpusim up --root /tmp/driver --profile a100-80gb --gpus 4
 gpusim up --root /tmp/driver --profile h100-sxm --driver-version 590.10   # upgrade
-gpusim up --root /tmp/driver --profile ./recorded.yaml`,
+gpusim up --root /tmp/driver --profile ./recorded.yaml
+gpusim up --root /tmp/driver --profile h100-sxm --nvml-init-cost 200ms --nvml-call-cost 10us`,
 		begin: func(c *call) func() error {
 			c.rootFlag()
 			m := c.machineFlags()
+			var p price
+			c.flags.DurationVar(&p.init, "nvml-init-cost", 0, "what nvmlInit takes, as of a real driver: 200ms (gpusim cost changes it later)")
+			c.flags.DurationVar(&p.call, "nvml-call-cost", 0, "what every other call of NVML takes: 10us")
 			force := c.flags.Bool("force", false, "also where --root is /")
-			return func() error { return c.up(m, *force) }
+			return func() error { return c.up(m, p, *force) }
 		},
 	}
 }
 
-func (c *call) up(m *machine, force bool) error {
+func (c *call) up(m *machine, p price, force bool) error {
+	if err := p.check("nvml-init-cost", "nvml-call-cost"); err != nil {
+		return err
+	}
 	spec, err := m.spec()
 	if err != nil {
 		return err
 	}
 	spec.Force = force
+	p.set(spec.State)
 	dir, err := filepath.Abs(*c.root)
 	if err != nil {
 		return err

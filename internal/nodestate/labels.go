@@ -1,0 +1,47 @@
+package nodestate
+
+import (
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// MaxLabels is how many labels a state may have: those of a node with fifty MIG
+// profiles, which no node has.
+const MaxLabels = 512
+
+// The form of labels is that which Kubernetes takes (Labels and Selectors, "Syntax
+// and character set"): 63 characters for the name behind the prefix, 63 for the value.
+const maxLabel = 63
+
+var (
+	// featureName are the names that the features of GPUs have. What else begins with
+	// nvidia.com/ chooses what runs on a node (gpu.deploy.*) or how it is configured
+	// (mig.config, device-plugin.config): that is not for a device plugin to say, let
+	// alone for whoever can write its file, and so are the names of others.
+	featureName  = regexp.MustCompile(`^nvidia\.com/((gpu|cuda|gfd|mig-[A-Za-z0-9._-]+)\.[A-Za-z0-9._-]*[A-Za-z0-9]|mig\.capable|mig\.strategy|mps\.capable)$`)
+	featureValue = regexp.MustCompile(`^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)?$`)
+)
+
+// labels checks labels that the validator is to put on the Node.
+func (v *validation) labels(field string, all map[string]string) {
+	if len(all) > MaxLabels {
+		v.fail(field, fmt.Sprintf("%d of them, no more than %d are taken", len(all), MaxLabels))
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		at := fmt.Sprintf("%s[%.80q]", field, name)
+		switch value := all[name]; {
+		case !featureName.MatchString(name), strings.HasPrefix(name, "nvidia.com/gpu.deploy."):
+			v.fail(at, "not the label of a GPU's feature")
+		case len(name)-len("nvidia.com/") > maxLabel:
+			v.fail(at, fmt.Sprintf("longer than %d bytes behind its prefix", maxLabel))
+		case len(value) > maxLabel:
+			v.fail(at, fmt.Sprintf("a value longer than %d bytes", maxLabel))
+		case !featureValue.MatchString(value):
+			v.fail(at, fmt.Sprintf("%q is not the value of a label", value))
+		}
+	}
+}

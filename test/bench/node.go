@@ -1,0 +1,229 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/gpuready/gpuready/internal/kubelettest"
+	"github.com/gpuready/gpuready/simulator/gpusim/fault"
+	"github.com/gpuready/gpuready/simulator/state"
+)
+
+const resource = "nvidia.com/gpu"
+
+// soon bounds every wait: what takes longer is broken, not slow.
+const soon = time.Minute
+
+// What a real driver's NVML takes, for the rows that say so.
+const (
+	initCost = 200 * time.Millisecond
+	callCost = 10 * time.Microsecond
+)
+
+// node is a simulated driver and a kubelet, for which device plugins are started.
+type node struct {
+	*bench
+	dir     string
+	kubelet *kubelettest.Kubelet
+	driver  *state.File
+	lives   int
+	plugin  *process // the last one, which may have ended
+
+	// listening is when kubelet.sock was made last.
+	listening atomic.Pointer[time.Time]
+}
+
+func (b *bench) newNode(ctx context.Context, profile string, gpus int) (_ *node, err error) {
+	n := &node{bench: b}
+	if n.dir, err = os.MkdirTemp(b.tmp, "n"); err != nil {
+		return nil, err
+	}
+	if err := n.gpusim(ctx, "up", "--profile", profile, "--gpus", fmt.Sprint(gpus)); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			n.close()
+		}
+	}()
+	if n.driver, err = state.Open(filepath.Join(n.root(), "var/lib/gpusim/state")); err != nil {
+		return nil, err
+	}
+	n.kubelet, err = kubelettest.Start(kubelettest.Config{
+		Dir:          filepath.Join(n.dir, "dp"),
+		BeforeListen: func() { now := time.Now(); n.listening.Store(&now) },
+	})
+	return n, err
+}
+
+func (n *node) close() {
+	if n.plugin != nil {
+		_ = n.plugin.cmd.Process.Kill() // where a row was given up
+		<-n.plugin.done
+	}
+	if n.kubelet != nil {
+		n.kubelet.Stop()
+	}
+	if n.driver != nil {
+		_ = n.driver.Close()
+	}
+	_ = n.gpusim(context.Background(), "down") // its folder is removed in any case
+}
+
+func (n *node) root() string { return filepath.Join(n.dir, "driver") }
+
+func (n *node) gpusim(ctx context.Context, command string, args ...string) error {
+	cmd := exec.CommandContext(ctx, n.program("gpusim"), append([]string{command, "--root", n.root()}, args...)...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("gpusim %s: %w: %s", command, err, bytes.TrimSpace(out))
+	}
+	return nil
+}
+
+// price makes NVML take its time, or, with 0, answer at once.
+func (n *node) price(init, call time.Duration) error {
+	return n.driver.Update(func(s *state.State) error {
+		s.InitCostNs, s.CallCostNs = uint64(init), uint64(call)
+		return nil
+	})
+}
+
+// mend is a reset of every GPU.
+func (n *node) mend() error {
+	return n.driver.Update(func(s *state.State) error {
+		for i := range s.GPUs() {
+			fault.Restore(s, i)
+		}
+		return nil
+	})
+}
+
+// wait waits until the kubelet can give away so many devices, and returns when
+// the list that says so came.
+func (n *node) wait(ctx context.Context, devices int) (time.Time, error) {
+	ctx, cancel := context.WithTimeout(ctx, soon)
+	defer cancel()
+	r, err := n.kubelet.Wait(ctx, resource, func(r kubelettest.Resource) bool {
+		return r.Allocatable == devices && !r.Gone && r.Lists > 0
+	})
+	return r.Listed, err
+}
+
+// process is a device plugin that runs.
+type process struct {
+	node *node
+	cmd  *exec.Cmd
+	log  string // path of what it printed
+	done chan struct{}
+	took time.Duration // from its start until the kubelet had its devices
+}
+
+// errRefused is a plugin that ended with exit code 2: it does not serve the
+// configuration, and says why.
+var errRefused = errors.New("the device plugin refuses it")
+
+// startPlugin starts a plugin that remembers nothing, and waits until the
+// kubelet can give away so many devices. config is that of its file; "": none.
+func (n *node) startPlugin(ctx context.Context, devices int, config string) (*process, error) {
+	n.lives++
+	dir := filepath.Join(n.dir, fmt.Sprint(n.lives))
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return nil, err
+	}
+	args := []string{"--kubelet-socket", n.kubelet.Socket(), "--driver-root", n.root(), "--state-dir", filepath.Join(dir, "state"), "--listen="}
+	if config != "" {
+		file := filepath.Join(dir, "config.yaml")
+		if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+			return nil, err
+		}
+		args = append(args, "--config-file", file)
+	}
+	p := &process{node: n, log: filepath.Join(dir, "log"), done: make(chan struct{})}
+	log, err := os.Create(p.log)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	p.cmd = exec.Command(n.program("gpu-device-plugin"), args...)
+	p.cmd.Stdout, p.cmd.Stderr = log, log // a file: nobody has to run to keep up with it
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	began := time.Now()
+	if err := p.cmd.Start(); err != nil {
+		return nil, err
+	}
+	n.plugin = p
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		_ = p.cmd.Wait() // its state says how it ended
+		close(p.done)
+		cancel()
+	}()
+	listed, err := n.wait(ctx, devices)
+	if err != nil {
+		return nil, p.failed(err)
+	}
+	p.took = listed.Sub(began)
+	return p, nil
+}
+
+// failed ends a plugin that did not get as far as it should, and says why.
+func (p *process) failed(err error) error {
+	_ = p.cmd.Process.Kill()
+	<-p.done
+	out, readErr := os.ReadFile(p.log)
+	if readErr != nil {
+		return errors.Join(err, readErr)
+	}
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	if p.cmd.ProcessState.ExitCode() == 2 {
+		return fmt.Errorf("%w: %s", errRefused, strings.ReplaceAll(strings.Join(lines, "; "), filepath.Dir(p.log)+"/", ""))
+	}
+	return fmt.Errorf("the device plugin: %w; its last line: %s", err, lines[len(lines)-1])
+}
+
+// stop ends the plugin, and returns when the kubelet knows.
+func (p *process) stop(ctx context.Context) error {
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, soon)
+	defer cancel()
+	select {
+	case <-p.done:
+	case <-ctx.Done():
+		_ = p.cmd.Process.Kill()
+		return fmt.Errorf("the device plugin does not end on SIGTERM: %w", ctx.Err())
+	}
+	_, err := p.node.kubelet.Wait(ctx, resource, func(r kubelettest.Resource) bool { return r.Gone })
+	return err
+}
+
+// lines is how many it has printed.
+func (p *process) lines() (int, error) {
+	out, err := os.ReadFile(p.log)
+	return bytes.Count(out, []byte("\n")), err
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// shared is a configuration that shares each GPU among so many.
+func shared(replicas int) string {
+	return fmt.Sprintf("version: v1\nsharing: {timeSlicing: {resources: [{name: %s, replicas: %d}]}}\n", resource, replicas)
+}
