@@ -174,6 +174,22 @@ func (b *bench) until(l readiness.Layer, cond func(readiness.Status, error) bool
 	require.True(b.t, met, "%s: %v\n%s", l, err, b.log)
 }
 
+// says waits until the daemon says that it is in a phase, which it does after the
+// proofs are written.
+func (b *bench) says(phase nodestate.Phase) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.t.Context(), time.Minute)
+	defer cancel()
+	said := false
+	err := nodestate.WatchBoot(ctx, filepath.Join(b.dir, "states/validator"), boot, func(s nodestate.State, _ error) {
+		if s.Phase == phase {
+			said = true
+			cancel()
+		}
+	})
+	require.True(b.t, said, "%v\n%s", err, b.log)
+}
+
 func proven(s readiness.Status, _ error) bool { return s.Proof != nil }
 
 func because(reason gpu.Reason) func(readiness.Status, error) bool {
@@ -208,6 +224,7 @@ func TestWhatWasProvenStaysWhenTheDaemonEnds(t *testing.T) {
 	b := newBench(t)
 	stop := b.start()
 	b.until(readiness.Plugin, proven)
+	b.says(nodestate.Ready)
 	stop()
 	for _, l := range readiness.Layers() {
 		s, err := readiness.Read(b.out, l, boot)
