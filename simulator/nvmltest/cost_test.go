@@ -117,9 +117,8 @@ func TestThreadsDoNotPayForOneAnother(t *testing.T) {
 func TestAPriceBeyondReasonIsNone(t *testing.T) {
 	alone(t, "t4", func(m machine) {
 		// gpusim writes no such thing, so it is written behind its back.
-		s := state.State{}
-		size := unsafe.Sizeof(s)
-		slot := int64(state.Size) - 2*int64(size)
+		var s state.State
+		slot := int64(state.Size) - 2*int64(unsafe.Sizeof(s))
 		f, err := os.OpenFile(m.statePath(), os.O_RDWR, 0)
 		require.NoError(t, err)
 		most := binary.LittleEndian.AppendUint64(nil, math.MaxUint64)
