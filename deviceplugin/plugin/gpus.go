@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -96,7 +95,7 @@ func reason(err error) gpu.Reason {
 }
 
 func (p *Plugin) replaced(err error) error {
-	p.cfg.Log.Info("the driver was replaced; going on as a new program with the same socket", "message", err.Error())
+	p.cfg.Log.Info("the driver was replaced; going on as a new program with the same sockets", "message", err.Error())
 	p.replace.Store(true)
 	return err
 }
@@ -247,18 +246,7 @@ func sound(snap gpu.Snapshot, id gpu.UUID) bool {
 func (p *Plugin) see(o Opened, snap gpu.Snapshot) {
 	p.snapshot, p.root = snap, o.Root
 	p.health = p.health.See(snap, time.Now())
-	var unread []string
-	for _, d := range snap.Devices {
-		if d.UUID == "" {
-			unread = append(unread, fmt.Sprintf("GPU %d: %s", d.Index, d.Fault))
-		}
-	}
-	if now := strings.Join(unread, "; "); now != p.unread {
-		p.unread = now
-		if now != "" {
-			p.cfg.Log.Error("GPUs that cannot be named are left out", "reason", string(gpu.ReasonUnreadable), "message", now)
-		}
-	}
+	p.host = p.readHost(snap)
 }
 
 // blind says that nothing is heard of the GPUs any more.
