@@ -17,6 +17,7 @@
 package allocate
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -72,7 +73,8 @@ func (r *Resource) Allocate(ids []string) (*v1beta1.ContainerAllocateResponse, e
 	return a.make()
 }
 
-// choose returns the devices behind the IDs, of replicas of one device the first.
+// choose returns the devices behind the IDs, of replicas of one device the first,
+// in the order of the GPUs: the same devices have the same answer.
 func (r *Resource) choose(ids []string) ([]plan.Device, error) {
 	if len(ids) == 0 {
 		return nil, status.Error(codes.InvalidArgument, "no devices of "+r.name+" were asked for")
@@ -97,6 +99,7 @@ func (r *Resource) choose(ids []string) ([]plan.Device, error) {
 			chosen = append(chosen, d)
 		}
 	}
+	slices.SortFunc(chosen, func(a, b plan.Device) int { return cmp.Compare(r.at[a.ID], r.at[b.ID]) })
 	return chosen, nil
 }
 

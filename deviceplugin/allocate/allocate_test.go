@@ -2,6 +2,7 @@ package allocate_test
 
 import (
 	"flag"
+	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -129,9 +130,7 @@ func TestAnnotationsAreReadByTheRuntimesParserAndDifferForEachResource(t *testin
 		r := resource(t, cfg, node(), name)
 		resp, err := allocate.New(cfg, host(), r).Allocate([]string{r.Devices[0].ID})
 		require.NoError(t, err)
-		for key, value := range resp.GetAnnotations() {
-			all[key] = value
-		}
+		maps.Copy(all, resp.GetAnnotations())
 	}
 	keys, devices, err := spec.ParseAnnotations(all)
 	require.NoError(t, err)

@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"slices"
 	"time"
 
@@ -49,6 +50,12 @@ func (p *Plugin) watchToolkit(ctx context.Context) error {
 	}
 	return nodestate.WatchBoot(ctx, p.stateDir(nodestate.Toolkit), p.boot, func(s nodestate.State, err error) {
 		now := namingOf(s, err)
+		p.mu.Lock()
+		same := reflect.DeepEqual(now, p.cdi)
+		p.mu.Unlock()
+		if same {
+			return
+		}
 		p.update(func() {
 			switch before := p.cdi.trouble(); {
 			case before == now.trouble():
