@@ -208,15 +208,17 @@ func (f *follower) look(ctx context.Context, open, ever int, ready bool) error {
 	if err != nil || !there {
 		return err
 	}
+	// The kubelet first: one that starts removes all sockets and then makes its own,
+	// so ours is there for it if it is there now.
+	kubelet, err := identify(f.Socket)
+	if err != nil {
+		return err
+	}
 	if err := f.lookAtOwn(); err != nil {
 		// The folder may have gone under our hands: that is the better reason.
 		if _, folderErr := f.lookAtFolder(); folderErr != nil {
 			return folderErr
 		}
-		return err
-	}
-	kubelet, err := identify(f.Socket)
-	if err != nil {
 		return err
 	}
 	switch {
@@ -370,6 +372,10 @@ func (f *follower) attempt(ctx context.Context, kubelet identity) error {
 	}
 	if err != nil {
 		return err
+	}
+	if now, err := identify(f.Socket); err == nil && now != kubelet {
+		_ = conn.Close() // who accepted may be another, that has removed our socket
+		return errOther
 	}
 	return register(ctx, conn, &v1beta1.RegisterRequest{
 		Version: v1beta1.Version, Endpoint: f.Endpoint, ResourceName: f.Resource, Options: f.Options,
