@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/gpuready/gpuready/deviceplugin/driver"
 	"github.com/gpuready/gpuready/deviceplugin/health"
+	"github.com/gpuready/gpuready/deviceplugin/nodes"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
 	"github.com/gpuready/gpuready/internal/nodestate"
@@ -246,7 +248,14 @@ func sound(snap gpu.Snapshot, id gpu.UUID) bool {
 func (p *Plugin) see(o Opened, snap gpu.Snapshot) {
 	p.snapshot, p.root = snap, o.Root
 	p.health = p.health.See(snap, time.Now())
-	p.host = p.readHost(snap)
+	var lacking []string
+	p.host, lacking = nodes.Find(nodes.Place{HostRoot: p.cfg.HostRoot, DriverRoot: p.root}, p.cfg.Settings, snap)
+	if now := strings.Join(lacking, "; "); now != p.lacking {
+		p.lacking = now
+		if now != "" {
+			p.cfg.Log.Warn("containers do not get all that is configured", "reason", "DeviceNodesMissing", "path", p.host.DevRoot, "message", now)
+		}
+	}
 }
 
 // blind says that nothing is heard of the GPUs any more.

@@ -144,7 +144,7 @@ func (p *Plugin) hinder(resources []plan.Resource) {
 
 // hindrance is why the device could not be given to a container; zero: it could.
 func (p *Plugin) hindrance(id gpu.UUID) gpu.Fault {
-	if imex := p.cfg.Settings.Imex; on(imex.Required) && p.snapshot.Driver.Version != "" {
+	if imex := p.cfg.Settings.Imex; imex.Required != nil && *imex.Required && p.snapshot.Driver.Version != "" {
 		for _, channel := range imex.ChannelIDs {
 			if !slices.Contains(p.host.Imex, channel) {
 				return gpu.Fault{Reason: reasonIMEX, Message: fmt.Sprintf("imex.required is set and there is no %s below %s; "+

@@ -1,4 +1,7 @@
-package plugin
+// Package nodes finds what containers are given besides CDI names: the device
+// nodes of GPUs and MIG devices, and of what goes with them. It looks for what the
+// configuration asks for, and with CDI names alone that is nothing.
+package nodes
 
 import (
 	"bufio"
@@ -9,27 +12,33 @@ import (
 	"strings"
 
 	"github.com/gpuready/gpuready/deviceplugin/allocate"
+	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// maxProc bounds what is read of /proc/driver/nvidia-caps/mig-minors, as
-// nobody's list of MIG's capabilities is longer.
+// Place is where to look. Paths are host paths; HostRoot is where they are seen.
+type Place struct {
+	HostRoot   string
+	DriverRoot string
+}
+
+// maxProc bounds what is read of mig-minors: nobody's list of MIG's capabilities
+// is longer.
 const maxProc = 1 << 20
 
-// readHost looks for what containers are given besides CDI names, as far as the
-// configuration asks for it: with CDI names alone nothing is looked at.
-func (p *Plugin) readHost(snap gpu.Snapshot) allocate.Host {
-	f := p.cfg.Settings.Flags
-	h := allocate.Host{DevRoot: p.devRoot()}
+// Find looks for the nodes. lacking names what the configuration asks for and is
+// not there, each with its setting.
+func Find(p Place, c *config.Config, snap gpu.Snapshot) (h allocate.Host, lacking []string) {
+	f := c.Flags
+	h.DevRoot = p.devRoot(f.NvidiaDevRoot)
 	if on(f.Plugin.PassDeviceSpecs) {
 		for _, node := range []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"} {
-			h.Control = append(h.Control, p.nodes(h.DevRoot, node)...)
+			h.Control = append(h.Control, p.glob(h.DevRoot, node)...)
 		}
-		h.GPUs = deviceNodes(snap, p.migMinors())
+		h.GPUs = devices(snap, p.migMinors())
 	}
 	// The nodes are those that the reference's CDI specifications have
 	// (github.com/NVIDIA/nvidia-container-toolkit, internal/discover).
-	var lacking []string
 	for _, extra := range []struct {
 		setting  string
 		wanted   *bool
@@ -44,43 +53,37 @@ func (p *Plugin) readHost(snap gpu.Snapshot) allocate.Host {
 			continue
 		}
 		for _, pattern := range extra.patterns {
-			*extra.into = append(*extra.into, p.nodes(h.DevRoot, pattern)...)
+			*extra.into = append(*extra.into, p.glob(h.DevRoot, pattern)...)
 		}
 		if len(*extra.into) == 0 && f.Plugin.CDI() { // the NVIDIA container runtime looks for itself
 			lacking = append(lacking, fmt.Sprintf("%s: no %s", extra.setting, strings.Join(extra.patterns, " and no ")))
 		}
 	}
-	for _, channel := range p.cfg.Settings.Imex.ChannelIDs {
-		if len(p.nodes(h.DevRoot, allocate.ImexPath(channel))) > 0 {
+	for _, channel := range c.Imex.ChannelIDs {
+		if len(p.glob(h.DevRoot, allocate.ImexPath(channel))) > 0 {
 			h.Imex = append(h.Imex, channel)
 		} else {
 			lacking = append(lacking, "imex.channelIDs: no "+allocate.ImexPath(channel))
 		}
 	}
-	if now := strings.Join(lacking, "; "); now != p.lacking {
-		p.lacking = now
-		if now != "" {
-			p.cfg.Log.Warn("containers do not get all that is configured", "reason", "DeviceNodesMissing", "path", filepath.Join("/", p.cfg.HostRoot, h.DevRoot), "message", now)
-		}
-	}
-	return h
+	return h, lacking
 }
 
 // devRoot is the host path below which the device nodes are: what is configured,
 // else the driver's root where it has them, as that of a driver container does.
-func (p *Plugin) devRoot() string {
-	if root := p.cfg.Settings.Flags.NvidiaDevRoot; root != nil && *root != "" {
-		return *root
+func (p Place) devRoot(configured *string) string {
+	if configured != nil && *configured != "" {
+		return *configured
 	}
-	if p.root != "" && len(p.nodes(p.root, "/dev/nvidiactl")) > 0 {
-		return p.root
+	if p.DriverRoot != "" && len(p.glob(p.DriverRoot, "/dev/nvidiactl")) > 0 {
+		return p.DriverRoot
 	}
 	return "/"
 }
 
-// nodes are the device nodes that match, as a container has them.
-func (p *Plugin) nodes(devRoot, pattern string) []string {
-	root := filepath.Join("/", p.cfg.HostRoot, devRoot)
+// glob returns the device nodes that match, as a container has them.
+func (p Place) glob(devRoot, pattern string) []string {
+	root := filepath.Join("/", p.HostRoot, devRoot)
 	found, err := filepath.Glob(filepath.Join(escape(root), pattern))
 	if err != nil {
 		return nil // of a pattern, which is ours
@@ -99,10 +102,10 @@ func escape(path string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
 }
 
-// deviceNodes are the nodes of each GPU and MIG device. A GPU in MIG mode has those
-// of all its parts: with its own alone a container could do nothing with it. What
+// devices are the nodes of each GPU and MIG device. A GPU in MIG mode has those of
+// all its parts: with its own alone a container could do nothing with it. What
 // could not be read is left out, as its minor number may be another GPU's.
-func deviceNodes(snap gpu.Snapshot, minors map[string]int) map[gpu.UUID][]string {
+func devices(snap gpu.Snapshot, minors map[string]int) map[gpu.UUID][]string {
 	all := map[gpu.UUID][]string{}
 	for _, d := range snap.Devices {
 		if d.UUID == "" || d.Fault.Reason != "" {
@@ -125,22 +128,30 @@ func deviceNodes(snap gpu.Snapshot, minors map[string]int) map[gpu.UUID][]string
 	return all
 }
 
-// migMinors reads the minor numbers of MIG's capabilities by their names
-// ("gpu0/gi1/access"). Without such a file no GPU can do MIG.
-func (p *Plugin) migMinors() map[string]int {
+// migMinors reads the list of MIG's capabilities, that of the driver's root before
+// the host's. Without one no GPU can do MIG.
+func (p Place) migMinors() map[string]int {
+	for _, root := range []string{p.DriverRoot, "/"} {
+		data, err := os.ReadFile(filepath.Join("/", p.HostRoot, root, "proc/driver/nvidia-caps/mig-minors"))
+		if err == nil && len(data) <= maxProc {
+			return parseMinors(string(data))
+		}
+	}
+	return nil
+}
+
+// parseMinors reads lines of a capability's name and its minor number,
+// "gpu0/gi1/access 12". It passes over what is none.
+func parseMinors(text string) map[string]int {
 	minors := map[string]int{}
-	for _, root := range []string{p.root, "/"} {
-		data, err := os.ReadFile(filepath.Join("/", p.cfg.HostRoot, root, "proc/driver/nvidia-caps/mig-minors"))
-		if err != nil || len(data) > maxProc {
+	for lines := bufio.NewScanner(strings.NewReader(text)); lines.Scan(); {
+		fields := strings.Fields(lines.Text())
+		if len(fields) != 2 {
 			continue
 		}
-		for lines := bufio.NewScanner(strings.NewReader(string(data))); lines.Scan(); {
-			name, number, _ := strings.Cut(strings.TrimSpace(lines.Text()), " ")
-			if n, err := strconv.ParseUint(strings.TrimSpace(number), 10, 20); err == nil { // minors have 20 bits
-				minors[name] = int(n)
-			}
+		if n, err := strconv.ParseUint(fields[1], 10, 20); err == nil { // minors have 20 bits
+			minors[fields[0]] = int(n)
 		}
-		return minors
 	}
 	return minors
 }
