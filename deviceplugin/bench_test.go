@@ -42,7 +42,7 @@ func BenchmarkKubeletRestart(b *testing.B) {
 func BenchmarkAllocate(b *testing.B) {
 	m := newMachine(b).up().withKubelet().start()
 	r := m.wait(8)
-	conn, err := grpc.NewClient("unix:"+m.path("/dp/"+plugin.Endpoint), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+m.path("/dp/"+plugin.Endpoint(resource)), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	require.NoError(b, err)
 	defer func() { _ = conn.Close() }()
 	client := v1beta1.NewDevicePluginClient(conn)

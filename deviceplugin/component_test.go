@@ -250,7 +250,7 @@ func TestBadUsageEndsWithTwo(t *testing.T) {
 		"cut short":     {file: "version: v1\nflags:\n  migStrategy: [", want: "/config.yaml: "},
 		"empty":         {file: "", want: "/config.yaml: empty"},
 		"misspelt":      {file: "version: v1\nflags: {migStategy: none}", want: "flags.migStategy: unknown key"},
-		"not served":    {file: "version: v1\nflags: {migStrategy: mixed}", want: `flags.migStrategy: "mixed" is not served yet`},
+		"not served":    {file: "version: v1\nflags: {deviceDiscoveryStrategy: tegra}", want: `flags.deviceDiscoveryStrategy: "tegra" is not served`},
 		"no such file":  {args: []string{"--config-file", m.path("/nowhere.yaml")}, want: "/nowhere.yaml"},
 		"unknown flag":  {args: []string{"--frobnicate"}, want: "--frobnicate"},
 		"long path":     {args: []string{"--kubelet-socket", "/" + strings.Repeat("x", 100) + "/kubelet.sock"}, want: "a unix socket can have 107"},

@@ -1,36 +1,56 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"text/tabwriter"
 	"time"
 
 	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/deviceplugin/plan"
-	"github.com/gpuready/gpuready/deviceplugin/plugin"
 	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// dryRunTimeout bounds --dry-run: a driver that hangs must not hang a terminal.
+// dryRunTimeout bounds devices: a driver that hangs must not hang a terminal.
 const dryRunTimeout = time.Minute
 
-// printed is a device as --dry-run prints it.
+// printed is what devices prints.
 type printed struct {
+	Devices []printedDevice `json:"devices"`
+	Left    []printedLeft   `json:"leftOut"`
+}
+
+// printedDevice is a GPU or MIG device that would be advertised.
+type printedDevice struct {
 	Resource string   `json:"resource"`
-	ID       string   `json:"id"`
-	Index    int      `json:"index"`
+	ID       string   `json:"id"`       // of replicas without the number behind it
+	Replicas int      `json:"replicas"` // how many devices the kubelet would count; 1 where it is not shared
+	Index    string   `json:"index"`    // "3", "3:0" for a MIG device
 	Product  string   `json:"product"`
+	Profile  string   `json:"profile,omitempty"`
 	PCI      string   `json:"pci"`
 	NUMANode int      `json:"numaNode"` // -1: unknown
 	Healthy  bool     `json:"healthy"`
 	Reason   string   `json:"reason,omitempty"`
 	Message  string   `json:"message,omitempty"`
 	CDI      []string `json:"cdiDevices"`
+}
+
+// printedLeft is a GPU or MIG device that would not.
+type printedLeft struct {
+	ID      string `json:"id"` // "": the driver cannot say
+	Index   string `json:"index"`
+	Product string `json:"product"`
+	Profile string `json:"profile,omitempty"`
+	PCI     string `json:"pci"`
+	Reason  string `json:"reason"`
+	Message string `json:"message"`
 }
 
 // printDevices prints what would be advertised, as the driver shows it now: what
@@ -47,31 +67,65 @@ func (o *options) printDevices(ctx context.Context, w io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	devices := []printed{}
-	for _, d := range plan.Devices(health.New(gpu.Fault{}).See(snap, time.Now())) {
-		devices = append(devices, printed{
-			Resource: plugin.Resource, ID: d.ID, Index: d.Index, Product: d.Product, PCI: string(d.PCI), NUMANode: d.NUMANode,
-			Healthy: d.Healthy(), Reason: string(d.Fault.Reason), Message: d.Fault.Message,
-			CDI: []string{cdi.GPUName(d.GPU)},
-		})
-	}
+	all := print(plan.Make(o.config, snap, health.New(gpu.Fault{}).See(snap, time.Now())))
 	if o.output == "json" {
 		e := json.NewEncoder(w)
 		e.SetIndent("", "  ")
-		return e.Encode(devices)
+		return e.Encode(all)
 	}
-	if len(devices) == 0 {
-		_, err := fmt.Fprintln(w, "the driver shows no GPU on this node: nothing would be advertised")
-		return err
+	return all.table(w)
+}
+
+func print(p plan.Plan) printed {
+	all := printed{Devices: []printedDevice{}, Left: []printedLeft{}}
+	for _, r := range p.Resources {
+		for _, d := range r.Devices {
+			if d.Replica > 0 {
+				continue
+			}
+			all.Devices = append(all.Devices, printedDevice{
+				Resource: r.Name, ID: string(d.UUID()), Replicas: max(d.Replicas, 1), Index: d.IndexID(), Product: d.Product, Profile: d.MIG.Profile,
+				PCI: string(d.PCI), NUMANode: d.NUMANode, Healthy: d.Healthy(), Reason: string(d.Fault.Reason), Message: d.Fault.Message,
+				CDI: []string{cdi.GPUName(d.UUID())},
+			})
+		}
 	}
+	for _, l := range p.Left {
+		one := printedLeft{
+			ID: string(l.GPU), Index: strconv.Itoa(l.Index), Product: l.Product, Profile: l.MIG.Profile, PCI: string(l.PCI),
+			Reason: string(l.Reason), Message: l.Message,
+		}
+		if l.MIG != (gpu.MIGDevice{}) {
+			one.ID, one.Index = string(l.MIG.UUID), one.Index+":"+strconv.Itoa(l.MIG.Index)
+		}
+		all.Left = append(all.Left, one)
+	}
+	return all
+}
+
+func (p printed) table(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "RESOURCE\tID\tINDEX\tPRODUCT\tPCI\tNUMA\tHEALTH")
-	for _, d := range devices {
+	switch {
+	case len(p.Devices) > 0:
+		fmt.Fprintln(t, "RESOURCE\tID\tREPLICAS\tINDEX\tPRODUCT\tPROFILE\tPCI\tNUMA\tHEALTH")
+	case len(p.Left) > 0:
+		fmt.Fprintln(t, "nothing would be advertised")
+	default:
+		fmt.Fprintln(t, "the driver shows no GPU on this node: nothing would be advertised")
+	}
+	for _, d := range p.Devices {
 		state := "Healthy"
 		if !d.Healthy {
 			state = "Unhealthy: " + d.Reason + ": " + d.Message
 		}
-		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\t%d\t%s\n", d.Resource, d.ID, d.Index, d.Product, d.PCI, d.NUMANode, state)
+		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\t%s\t%s\t%d\t%s\n", d.Resource, d.ID, d.Replicas, d.Index, d.Product, cmp.Or(d.Profile, "-"), d.PCI, d.NUMANode, state)
+	}
+	if err := t.Flush(); err != nil || len(p.Left) == 0 {
+		return err
+	}
+	fmt.Fprintln(t, "\nLEFT OUT\tINDEX\tPRODUCT\tPROFILE\tPCI\tWHY")
+	for _, l := range p.Left {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s: %s\n", cmp.Or(l.ID, "?"), l.Index, cmp.Or(l.Product, "?"), cmp.Or(l.Profile, "-"), l.PCI, l.Reason, l.Message)
 	}
 	return t.Flush()
 }

@@ -48,74 +48,24 @@ func (o *options) settingFlags(f *pflag.FlagSet) {
 		*field = f.Bool(name, value, usage)
 	}
 	text(&s.NvidiaDriverRoot, "driver-root", "", "host `path` of the driver's root (default: "+driver.Containerised+" where it holds a driver, else /)")
-	text(&s.NvidiaDevRoot, "dev-root", "", "host `path` of the device nodes' root; accepted for the reference's sake, NVML finds them itself")
+	text(&s.NvidiaDevRoot, "dev-root", "", "host `path` below which the device nodes are that containers are given (default: the driver's root where it has them, else /)")
 	toggle(&s.FailOnInitError, "fail-on-init-error", true, "end, rather than wait, when the driver is there and does not work")
-	text(&s.MigStrategy, "mig-strategy", "none", "how to advertise MIG devices; only none is served yet")
+	text(&s.MigStrategy, "mig-strategy", "none", "how to advertise MIG devices: none, single or mixed")
 	text(&s.DeviceDiscoveryStrategy, "device-discovery-strategy", "auto", "how to find GPUs: auto or nvml, which are the same")
-	f.StringSliceVar((*[]string)(&p.DeviceListStrategy), "device-list-strategy", []string{"cdi-cri"}, "how containers get devices; only cdi-cri is served yet")
-	text(&p.DeviceIDStrategy, "device-id-strategy", "uuid", "what names a device to the runtime; only uuid is served yet")
-	toggle(&p.PassDeviceSpecs, "pass-device-specs", false, "pass device nodes besides CDI names; only false is served yet")
-	text(&p.SharedDevicesAllocationPolicy, "shared-devices-allocation-policy", "distributed", "which replicas and MIG devices to prefer; only distributed is served yet")
-	text(&p.CDIAnnotationPrefix, "cdi-annotation-prefix", "cdi.k8s.io/", "prefix of the annotations of cdi-annotations, which is not served yet")
+	f.StringSliceVar((*[]string)(&p.DeviceListStrategy), "device-list-strategy", []string{"cdi-cri"}, "how containers get devices: cdi-cri, cdi-annotations, envvar, volume-mounts")
+	text(&p.DeviceIDStrategy, "device-id-strategy", "uuid", "what names a device to the NVIDIA container runtime: uuid or index")
+	toggle(&p.PassDeviceSpecs, "pass-device-specs", false, "pass device nodes besides")
+	text(&p.SharedDevicesAllocationPolicy, "shared-devices-allocation-policy", "distributed", "which replicas and MIG devices to prefer: distributed over the GPUs, or packed onto few")
+	text(&p.CDIAnnotationPrefix, "cdi-annotation-prefix", "cdi.k8s.io/", "prefix of the annotations of cdi-annotations")
 	f.StringSliceVar(&o.cdiFeatureFlags, "cdi-feature-flags", nil, "not served: the toolkit writes the CDI specs")
 	text(&p.NvidiaCTKPath, "nvidia-cdi-hook-path", "/usr/bin/nvidia-ctk", "accepted for the reference's sake: the toolkit writes the CDI specs")
 	text(&p.ContainerDriverRoot, "driver-root-ctr-path", "/driver-root", "accepted for the reference's sake: the driver is found below --host-root")
 	text(&s.MpsRoot, "mps-root", "/run/nvidia/mps", "host `path` of the MPS control daemon's files")
-	toggle(&s.GDRCopyEnabled, "gdrcopy-enabled", false, "give containers GDRCopy; only false is served yet")
-	toggle(&s.GDSEnabled, "gds-enabled", false, "give containers GPUDirect Storage; only false is served yet")
-	toggle(&s.MOFEDEnabled, "mofed-enabled", false, "give containers Mellanox OFED; only false is served yet")
-	f.IntSliceVar(&o.imex.ChannelIDs, "imex-channel-ids", nil, "IMEX channels to give to containers; only none is served yet")
-	o.imex.Required = f.Bool("imex-required", false, "fail where the IMEX channels are not there; only false is served yet")
-}
-
-// unserved are the settings of which only some values are served yet.
-var unserved = []struct {
-	path   string
-	served []string
-}{
-	{"flags.migStrategy", []string{"none"}},
-	{"flags.gdrcopyEnabled", []string{"false"}},
-	{"flags.gdsEnabled", []string{"false"}},
-	{"flags.mofedEnabled", []string{"false"}},
-	{"flags.deviceDiscoveryStrategy", []string{"auto", "nvml"}},
-	{"flags.plugin.passDeviceSpecs", []string{"false"}},
-	{"flags.plugin.deviceListStrategy", []string{"cdi-cri"}},
-	{"flags.plugin.deviceIDStrategy", []string{"uuid"}},
-	{"flags.plugin.cdiAnnotationPrefix", []string{"cdi.k8s.io/"}},
-	{"flags.plugin.sharedDevicesAllocationPolicy", []string{"distributed"}},
-	{"imex.channelIDs", []string{""}},
-	{"imex.required", []string{"false"}},
-}
-
-// NotServed says which settings are known and not served yet, each by its path
-// in the file. Doing something else than what is asked for is no choice.
-func NotServed(c *config.Config) error {
-	var all []error
-	refuse := func(path, format string, args ...any) {
-		all = append(all, &strict.Error{Path: path, Err: fmt.Errorf(format, args...)})
-	}
-	given := c.Given()
-	for _, u := range unserved {
-		if value, set := given[u.path]; set && !slices.Contains(u.served, value) {
-			refuse(u.path, "%q is not served yet; remove it, or write %q", value, u.served[0])
-		}
-	}
-	for _, section := range []struct {
-		path string
-		set  bool
-	}{
-		{"resources.gpus", len(c.Resources.GPUs) > 0},
-		{"resources.mig", len(c.Resources.MIG) > 0},
-		{"sharing.timeSlicing", c.Sharing.TimeSlicing != nil && len(c.Sharing.TimeSlicing.Resources) > 0},
-		{"sharing.mps", c.Sharing.MPS != nil && len(c.Sharing.MPS.Resources) > 0},
-		{"devices.include", len(c.Devices.Include) > 0},
-		{"devices.exclude", len(c.Devices.Exclude) > 0},
-	} {
-		if section.set {
-			refuse(section.path, "not served yet; remove it")
-		}
-	}
-	return errors.Join(all...)
+	toggle(&s.GDRCopyEnabled, "gdrcopy-enabled", false, "give containers GDRCopy")
+	toggle(&s.GDSEnabled, "gds-enabled", false, "give containers GPUDirect Storage")
+	toggle(&s.MOFEDEnabled, "mofed-enabled", false, "give containers Mellanox OFED")
+	f.IntSliceVar(&o.imex.ChannelIDs, "imex-channel-ids", nil, "IMEX channels to give to containers: none, or 0")
+	o.imex.Required = f.Bool("imex-required", false, "give no GPU away where the IMEX channels are not there")
 }
 
 // readFile reads the configuration file, if there is one, and gives flags that

@@ -147,7 +147,8 @@ func (m *machine) fault(index int, confirmed bool) nodestate.Device {
 			return false
 		}
 		d = s.DevicePlugin.Resources[0].Devices[index]
-		return d.Health == nodestate.Unhealthy && (!confirmed || len(s.DevicePlugin.Faults) == 1 && s.DevicePlugin.Faults[0].Evidence == "reset")
+		seen := len(s.DevicePlugin.Faults) == 1 && (s.DevicePlugin.Faults[0].Needs == "snapshot" || s.DevicePlugin.Faults[0].Evidence == "reset")
+		return d.Health == nodestate.Unhealthy && (!confirmed || seen)
 	})
 	return d
 }

@@ -1,5 +1,5 @@
 // Command gpu-device-plugin advertises a node's NVIDIA GPUs to the kubelet and
-// hands them out to containers by their CDI names.
+// hands them out to containers.
 package main
 
 import (
@@ -34,6 +34,8 @@ func run(ctx context.Context, started time.Time, args []string, stdout, stderr i
 			return wait(ctx, args[1:], stderr)
 		case "check-config":
 			return checkConfig(args[1:], stdout, stderr)
+		case "devices":
+			args = append([]string{"--dry-run"}, args[1:]...)
 		}
 	}
 	o, err := parse(args, stderr)
@@ -52,13 +54,13 @@ func run(ctx context.Context, started time.Time, args []string, stdout, stderr i
 		return 0
 	}
 	cfg := o.plugin(started, stderr)
-	if cfg.Socket, err = handover.Listener(); err != nil {
+	if cfg.Sockets, err = handover.Listeners(); err != nil {
 		return fail(stderr, exitFailed, err)
 	}
-	socket, err := plugin.Run(ctx, cfg)
+	sockets, err := plugin.Run(ctx, cfg)
 	if errors.Is(err, plugin.ErrReplaced) && ctx.Err() == nil {
 		// The same program, also where its file was replaced meanwhile.
-		err = handover.Exec("/proc/self/exe", socket)
+		err = handover.Exec("/proc/self/exe", sockets)
 	}
 	if err != nil {
 		return fail(stderr, exitFailed, err)

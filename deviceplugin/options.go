@@ -103,18 +103,20 @@ var aliases = map[string]string{
 	"container-driver-root": "driver-root-ctr-path",
 }
 
-const help = `gpu-device-plugin advertises this node's NVIDIA GPUs to the kubelet as
-nvidia.com/gpu and gives them to containers by their CDI names.
+const help = `gpu-device-plugin advertises this node's NVIDIA GPUs and MIG devices to the
+kubelet, as nvidia.com/gpu or as the configuration has it, and gives them to containers.
 
 Usage:
   gpu-device-plugin [flags]
+  gpu-device-plugin devices [flags]     print what would be advertised, and why a GPU is left out
   gpu-device-plugin check-config FILE   check a configuration file (see check-config --help)
   gpu-device-plugin wait [flags]        wait until containers are given the GPUs (see wait --help)
 
 Examples:
   gpu-device-plugin
-  gpu-device-plugin --dry-run                # what would be advertised
-  gpu-device-plugin --dry-run -o json
+  gpu-device-plugin devices                  # what would be advertised
+  gpu-device-plugin devices --mig-strategy mixed -o json
+  gpu-device-plugin devices --config-file new.yaml
   gpu-device-plugin --driver-root /opt/driver --listen=
   gpu-device-plugin --config-file /etc/gpuready/device-plugin.yaml
   gpu-device-plugin --config-file old.yaml --unknown-keys=warn   # name what is not known, and serve
@@ -123,7 +125,7 @@ Flags (command line before environment before configuration file):
 %s
 Exit codes:
   0  ended on SIGTERM or SIGINT, or to be started again in a container that is given
-     the GPUs as they are now, or --dry-run, --help, --version
+     the GPUs as they are now, or devices, --help, --version
   1  failed; the last line on stderr says why and what to do
   2  bad flag, environment variable or configuration file
 `
@@ -140,8 +142,8 @@ func (o *options) flags(usage io.Writer) *pflag.FlagSet {
 	f.StringVar(&o.listen, "listen", ":9402", "`address` for /healthz, /readyz, /metrics, empty: none")
 	f.StringVar(&o.logFormat, "log-format", "text", "log as text or json")
 	o.settingFlags(f)
-	f.BoolVar(&o.dryRun, "dry-run", false, "print the devices that would be advertised, and end")
-	f.StringVarP(&o.output, "output", "o", "table", "with --dry-run: table or json")
+	f.BoolVar(&o.dryRun, "dry-run", false, "the same as gpu-device-plugin devices")
+	f.StringVarP(&o.output, "output", "o", "table", "with devices: table or json")
 	f.BoolVar(&o.version, "version", false, "print the version, and end")
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		if ours, ok := aliases[name]; ok {
@@ -186,6 +188,9 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := o.checkSockets(); err != nil {
+		return nil, err
+	}
 	o.given = o.listed(f)
 	return o, o.readPolicy()
 }
@@ -214,7 +219,34 @@ func (o *options) check() error {
 	if o.kubeletTimeout < 0 {
 		return fmt.Errorf("--kubelet-timeout: %v is negative", o.kubeletTimeout)
 	}
-	return kubelet.CheckPath(filepath.Join("/", o.hostRoot, filepath.Dir(o.kubeletSocket), plugin.Endpoint))
+	return nil
+}
+
+// longestMIG is the longest name of a MIG resource that a driver makes today.
+const longestMIG = "nvidia.com/mig-1g.180gb.me.all"
+
+// checkSockets says whether the socket of every resource has a path that a socket
+// can have.
+func (o *options) checkSockets() error {
+	names := []string{config.GPU}
+	if o.config.Flags.MIG() == config.MIGMixed {
+		names = append(names, longestMIG)
+	}
+	for _, list := range [][]config.Resource{o.config.Resources.GPUs, o.config.Resources.MIG} {
+		for _, r := range list {
+			names = append(names, r.Name)
+		}
+	}
+	_, shared := o.config.Sharing.Active()
+	for _, r := range shared.Resources {
+		names = append(names, r.Rename)
+	}
+	for _, name := range names {
+		if err := kubelet.CheckPath(filepath.Join("/", o.hostRoot, filepath.Dir(o.kubeletSocket), plugin.Endpoint(name))); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (o *options) plugin(started time.Time, stderr io.Writer) plugin.Config {
@@ -230,6 +262,7 @@ func (o *options) plugin(started time.Time, stderr io.Writer) plugin.Config {
 		KubeletSocket:   o.kubeletSocket,
 		KubeletTimeout:  o.kubeletTimeout,
 		Listen:          o.listen,
+		Settings:        o.config,
 		FailOnInitError: *o.config.Flags.FailOnInitError,
 		Health:          o.policy,
 		Driver:          o.place(),

@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -70,17 +71,14 @@ resources: {}
 		"version: v1": "",
 		"flags: {}":   "",
 		"version: v2": `version: "v2" is not known, did you mean "v1"?`,
-		"version: v1\nflags: {migStrategy: mixed}":                                                `flags.migStrategy: "mixed" is not served yet; remove it, or write "none"`,
-		"version: v1\nflags: {gdsEnabled: true}":                                                  `flags.gdsEnabled: "true" is not served yet; remove it, or write "false"`,
-		"version: v1\nflags: {plugin: {deviceListStrategy: envvar}}":                              `flags.plugin.deviceListStrategy: "envvar" is not served yet; remove it, or write "cdi-cri"`,
-		"version: v1\nflags: {plugin: {deviceListStrategy: [cdi-cri, envvar]}}":                   `flags.plugin.deviceListStrategy: "cdi-cri,envvar" is not served yet`,
-		"version: v1\nflags: {plugin: {deviceIDStrategy: index}}":                                 "flags.plugin.deviceIDStrategy",
-		"version: v1\nflags: {plugin: {passDeviceSpecs: true}}":                                   "flags.plugin.passDeviceSpecs",
-		"version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}": "sharing.timeSlicing: not served yet",
-		"version: v1\nresources: {gpus: [{pattern: '*', name: gpu}]}":                             "resources.gpus: not served yet",
-		"version: v1\nimex: {required: true}":                                                     `imex.required: "true" is not served yet`,
-		"version: v1\nflags: {failOnInitErorr: true}":                                             `flags.failOnInitErorr: unknown key`,
-		"version: v1\nflags: {failOnInitError: maybe}":                                            "failOnInitError",
+		"version: v1\nflags: {migStrategy: mixed, gdsEnabled: true, plugin: {deviceListStrategy: [envvar, cdi-annotations], passDeviceSpecs: true}}": "",
+		"version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}":                                                    "",
+		"version: v1\nresources: {gpus: [{pattern: '*', name: gpu}]}\nimex: {required: true}":                                                        "",
+		"version: v1\nflags: {deviceDiscoveryStrategy: tegra}":                                                                                       `flags.deviceDiscoveryStrategy: "tegra" is not served: NVML does not know integrated GPUs; remove it, or write "auto"`,
+		"version: v1\nflags: {plugin: {deviceListStrategy: [cdi-cri, envvar]}}":                                                                      "flags.plugin.deviceListStrategy: cdi-cri and envvar together would give a container its GPUs twice; write one of them",
+		"version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}":                                                            "sharing.mps: not served yet; remove it, or write timeSlicing",
+		"version: v1\nflags: {failOnInitErorr: true}":                                                                                                `flags.failOnInitErorr: unknown key`,
+		"version: v1\nflags: {failOnInitError: maybe}":                                                                                               "failOnInitError",
 	} {
 		_, err := parse([]string{"--config-file", write(t, text)}, io.Discard)
 		if want == "" {
@@ -94,9 +92,8 @@ resources: {}
 
 func TestWhatIsNotServedIsRefused(t *testing.T) {
 	for _, arg := range []string{
-		"--mig-strategy=single", "--device-list-strategy=envvar", "--device-list-strategy=cdi-cri,cdi-annotations",
-		"--device-id-strategy=index", "--pass-device-specs", "--gds-enabled", "--mofed-enabled", "--gdrcopy-enabled", "--imex-required", "--imex-channel-ids=0",
-		"--device-discovery-strategy=tegra", "--cdi-feature-flags=x", "--shared-devices-allocation-policy=packed", "--unknown-keys=maybe", "--driver-root=relative", "--log-format=xml", "--output=yaml", "--kubelet-timeout=-1s", "argument",
+		"--mig-strategy=singel", "--device-list-strategy=cdi-cri,envvar", "--device-list-strategy=volume-mounts,cdi-cri",
+		"--device-discovery-strategy=tegra", "--cdi-feature-flags=x", "--imex-channel-ids=1", "--unknown-keys=maybe", "--driver-root=relative", "--log-format=xml", "--output=yaml", "--kubelet-timeout=-1s", "argument",
 	} {
 		_, err := parse([]string{arg}, io.Discard)
 		require.Error(t, err, arg)
@@ -104,15 +101,27 @@ func TestWhatIsNotServedIsRefused(t *testing.T) {
 }
 
 func TestWhatIsRefusedIsNamedAsItWasGiven(t *testing.T) {
-	path := write(t, "version: v1\nflags: {migStrategy: single, gdsEnabled: true}\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}")
-	t.Setenv("GDS_ENABLED", "true")
+	path := write(t, "version: v1\nflags: {deviceDiscoveryStrategy: tegra}\nsharing: {mps: {resources: [{name: gpu, replicas: 2}]}}")
 	_, err := parse([]string{"--config-file", path, "--device-list-strategy=cdi-cry", "--pass-device-specs=false"}, io.Discard)
 	require.EqualError(t, err, `--device-list-strategy: "cdi-cry" is not known, did you mean "cdi-cri"?`)
-	_, err = parse([]string{"--config-file", path, "--device-id-strategy=index"}, io.Discard)
-	require.EqualError(t, err, path+`: flags.migStrategy: "single" is not served yet; remove it, or write "none"
-$GDS_ENABLED: "true" is not served yet; remove it, or write "false"
---device-id-strategy: "index" is not served yet; remove it, or write "uuid"
-`+path+`: sharing.timeSlicing: not served yet; remove it`)
+	t.Setenv("DEVICE_LIST_STRATEGY", "cdi-cri,envvar")
+	_, err = parse([]string{"--config-file", path}, io.Discard)
+	require.EqualError(t, err, path+`: flags.deviceDiscoveryStrategy: "tegra" is not served: NVML does not know integrated GPUs; remove it, or write "auto"
+$DEVICE_LIST_STRATEGY: cdi-cri and envvar together would give a container its GPUs twice; write one of them
+`+path+`: sharing.mps: not served yet; remove it, or write timeSlicing`)
+}
+
+func TestASocketThatNoPathHasRoomForIsRefusedAtTheStart(t *testing.T) {
+	folder := "/" + strings.Repeat("x", 80)
+	args := []string{"--kubelet-socket", folder + "/kubelet.sock"}
+	_, err := parse(args, io.Discard)
+	require.NoError(t, err)
+	_, err = parse(append(args, "--mig-strategy=mixed"), io.Discard)
+	require.ErrorContains(t, err, folder+"/nvidia-mig-")
+	require.ErrorContains(t, err, "a unix socket can have 107")
+	path := write(t, "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, rename: a-name-that-is-not-all-that-short}]}}")
+	_, err = parse(append(args, "--config-file", path), io.Discard)
+	require.ErrorContains(t, err, folder+"/nvidia-a-name-that-is-not-all-that-short.sock")
 }
 
 func TestEveryFlagVariableAndSpellingOfTheReferenceIsTaken(t *testing.T) {

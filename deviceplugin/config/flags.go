@@ -20,6 +20,14 @@ const (
 	MIGMixed  = "mixed"
 )
 
+// Device list strategies: how containers get their devices.
+const (
+	ListCDI         = "cdi-cri"
+	ListAnnotations = "cdi-annotations"
+	ListVariable    = "envvar"
+	ListMounts      = "volume-mounts"
+)
+
 // Flags are the settings that have a flag and an environment variable too. nil
 // is not set.
 type Flags struct {
@@ -64,6 +72,29 @@ func (f Flags) MIG() string {
 		return MIGNone
 	}
 	return *f.MigStrategy
+}
+
+// Strategies are those of the device list, cdi-cri where nothing is set.
+func (p PluginFlags) Strategies() []string {
+	if len(p.DeviceListStrategy) == 0 {
+		return []string{ListCDI}
+	}
+	return p.DeviceListStrategy
+}
+
+// CDI says that containers get their devices by CDI names.
+func (p PluginFlags) CDI() bool {
+	return slices.Contains(p.Strategies(), ListCDI) || slices.Contains(p.Strategies(), ListAnnotations)
+}
+
+// ByIndex says that devices are named to the container runtime by index.
+func (p PluginFlags) ByIndex() bool {
+	return p.DeviceIDStrategy != nil && *p.DeviceIDStrategy == "index"
+}
+
+// Packed says that shared devices and MIG devices are packed onto few GPUs.
+func (p PluginFlags) Packed() bool {
+	return p.SharedDevicesAllocationPolicy != nil && *p.SharedDevicesAllocationPolicy == "packed"
 }
 
 // with lays what is set in g over f.

@@ -1,13 +1,16 @@
 // Package handover lets a process put another program, or a new copy of itself,
-// in its own place without its clients noticing: the listening socket stays open
+// in its own place without its clients noticing: listening sockets stay open
 // across exec, so a connection that is made meanwhile waits instead of being
 // refused, and the process keeps its number, so its container goes on.
 package handover
 
 import (
+	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -15,12 +18,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// variable names the file descriptor in the environment of the new program.
-const variable = "GPUREADY_LISTEN_FD"
+// variable has the sockets' names and file descriptors in the environment of the
+// new program: "a.sock=7,b.sock=8".
+const variable = "GPUREADY_LISTEN_FDS"
 
-// Listener returns the socket that the program before left, nil if there is
-// none. It takes it out of the environment, so that it is found once.
-func Listener() (*net.UnixListener, error) {
+// Listeners returns the sockets that the program before left, by the names that
+// it gave them. It takes them out of the environment, so that they are found
+// once. After an error none is open.
+func Listeners() (map[string]*net.UnixListener, error) {
 	value, ok := os.LookupEnv(variable)
 	if !ok {
 		return nil, nil
@@ -28,20 +33,42 @@ func Listener() (*net.UnixListener, error) {
 	if err := os.Unsetenv(variable); err != nil {
 		return nil, err
 	}
-	fd, err := strconv.Atoi(value)
-	if err != nil || fd < 3 {
-		return nil, fmt.Errorf("%s=%q is no file descriptor; do not set it by hand", variable, value)
+	all := map[string]*net.UnixListener{}
+	var errs []error
+	for item := range strings.SplitSeq(value, ",") {
+		name, number, _ := strings.Cut(item, "=")
+		fd, err := strconv.Atoi(number)
+		if err != nil || fd < 3 || name == "" || all[name] != nil {
+			errs = append(errs, fmt.Errorf("%s=%q: %q is no name and file descriptor; do not set it by hand", variable, value, item))
+			continue
+		}
+		ln, err := listener(fd)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s=%q: %s: %w", variable, value, name, err))
+			continue
+		}
+		all[name] = ln
 	}
+	if len(errs) > 0 {
+		for _, ln := range all {
+			errs = append(errs, ln.Close())
+		}
+		return nil, errors.Join(errs...)
+	}
+	return all, nil
+}
+
+func listener(fd int) (*net.UnixListener, error) {
 	file := os.NewFile(uintptr(fd), "handed over")
 	defer func() { _ = file.Close() }() // the listener has a copy of its own, closed on exec
 	ln, err := net.FileListener(file)
 	if err != nil {
-		return nil, fmt.Errorf("%s=%s is no listening socket: %w", variable, value, err)
+		return nil, fmt.Errorf("no listening socket: %w", err)
 	}
 	unixListener, ok := ln.(*net.UnixListener)
 	if !ok {
 		_ = ln.Close()
-		return nil, fmt.Errorf("%s=%s is a %s socket, not a unix one", variable, value, ln.Addr().Network())
+		return nil, fmt.Errorf("a %s socket, not a unix one", ln.Addr().Network())
 	}
 	unixListener.SetUnlinkOnClose(false)
 	return unixListener, nil
@@ -58,23 +85,22 @@ func Keep(ln *net.UnixListener) (*os.File, error) {
 }
 
 // Exec replaces this process by the program at path, with the same arguments
-// and environment, and hands it the socket (nil: none). It returns only if that
-// fails. Everything else must have been closed.
-func Exec(path string, socket *os.File) error {
-	env := os.Environ()
-	for i := 0; i < len(env); i++ {
-		if strings.HasPrefix(env[i], variable+"=") {
-			env = append(env[:i], env[i+1:]...)
-			i--
-		}
-	}
-	if socket != nil {
+// and environment, and hands it the sockets, each under a name without comma and
+// equals sign. It returns only if that fails. Everything else must have been
+// closed.
+func Exec(path string, sockets map[string]*os.File) error {
+	env := slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, variable+"=") })
+	var items []string
+	for _, name := range slices.Sorted(maps.Keys(sockets)) {
 		// A copy that is not closed on exec, made as late as possible.
-		fd, err := unix.FcntlInt(socket.Fd(), unix.F_DUPFD, 3)
+		fd, err := unix.FcntlInt(sockets[name].Fd(), unix.F_DUPFD, 3)
 		if err != nil {
-			return fmt.Errorf("hand over the socket: %w", err)
+			return fmt.Errorf("hand over the socket %s: %w", name, err)
 		}
-		env = append(env, variable+"="+strconv.Itoa(fd))
+		items = append(items, name+"="+strconv.Itoa(fd))
+	}
+	if len(items) > 0 {
+		env = append(env, variable+"="+strings.Join(items, ","))
 	}
 	err := syscall.Exec(path, os.Args, env)
 	return fmt.Errorf("execute %s again: %w", path, err)

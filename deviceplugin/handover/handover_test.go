@@ -31,41 +31,48 @@ func TestMain(m *testing.M) {
 }
 
 func program(socket string) error {
-	ln, err := handover.Listener()
+	lns, err := handover.Listeners()
 	if err != nil {
 		return err
 	}
-	if ln == nil {
-		ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
-		if err != nil {
-			return err
+	if lns == nil {
+		files := map[string]*os.File{}
+		for _, name := range []string{"a.sock", "b.sock"} {
+			ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(socket, name), Net: "unix"})
+			if err != nil {
+				return err
+			}
+			ln.SetUnlinkOnClose(false)
+			if files[name], err = handover.Keep(ln); err != nil {
+				return err
+			}
+			_ = ln.Close()
 		}
-		ln.SetUnlinkOnClose(false)
-		file, err := handover.Keep(ln)
-		if err != nil {
-			return err
-		}
-		_ = ln.Close()
 		fmt.Println("listening", os.Getpid())
 		_, _ = bufio.NewReader(os.Stdin).ReadString('\n') // until a client is waiting
-		return handover.Exec("/proc/self/exe", file)
-	}
-	conn, err := ln.Accept()
-	if err != nil {
-		return err
+		return handover.Exec("/proc/self/exe", files)
 	}
 	// What another such process would find: nothing.
-	again, err := handover.Listener()
-	fmt.Fprintln(conn, "served", os.Getpid(), again == nil, err)
-	return conn.Close()
+	again, err := handover.Listeners()
+	for _, name := range []string{"a.sock", "b.sock"} {
+		conn, acceptErr := lns[name].Accept()
+		if acceptErr != nil {
+			return acceptErr
+		}
+		fmt.Fprintln(conn, name, "served", os.Getpid(), again == nil, err)
+		if err := conn.Close(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func TestAClientThatConnectsMeanwhileIsServedByTheNextProgram(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	socket := filepath.Join(t.TempDir(), "s")
+	dir := t.TempDir()
 	cmd := exec.CommandContext(ctx, os.Args[0])
-	cmd.Env = append(os.Environ(), "HANDOVER_SOCKET="+socket)
+	cmd.Env = append(os.Environ(), "HANDOVER_SOCKET="+dir)
 	stdin, err := cmd.StdinPipe()
 	require.NoError(t, err)
 	stdout, err := cmd.StdoutPipe()
@@ -76,34 +83,40 @@ func TestAClientThatConnectsMeanwhileIsServedByTheNextProgram(t *testing.T) {
 	require.NoError(t, err)
 	pid := strings.TrimSpace(strings.TrimPrefix(line, "listening "))
 
-	// Nobody accepts now; the connection waits in the socket's queue.
-	conn, err := net.Dial("unix", socket)
-	require.NoError(t, err)
-	defer func() { require.NoError(t, conn.Close()) }()
+	// Nobody accepts now; the connections wait in the sockets' queues.
+	var conns []net.Conn
+	for _, name := range []string{"a.sock", "b.sock"} {
+		conn, err := net.Dial("unix", filepath.Join(dir, name))
+		require.NoError(t, err)
+		defer func() { require.NoError(t, conn.Close()) }()
+		conns = append(conns, conn)
+	}
 	_, err = stdin.Write([]byte("go\n"))
 	require.NoError(t, err)
-	answer, err := bufio.NewReader(conn).ReadString('\n')
-	require.NoError(t, err)
-	require.Equal(t, "served "+pid+" true <nil>\n", answer, "the same process, another program")
+	for i, name := range []string{"a.sock", "b.sock"} {
+		answer, err := bufio.NewReader(conns[i]).ReadString('\n')
+		require.NoError(t, err)
+		require.Equal(t, name+" served "+pid+" true <nil>\n", answer, "the same process, another program")
+	}
 	require.NoError(t, cmd.Wait())
 }
 
 func TestAWrongDescriptorIsSaid(t *testing.T) {
-	file, err := os.Open(os.DevNull)
-	require.NoError(t, err)
-	defer func() { _ = file.Close() }()
 	for value, want := range map[string]string{
-		"x": "no file descriptor",
-		"1": "no file descriptor",
+		"x":            "no name and file descriptor",
+		"a.sock=1":     "no name and file descriptor",
+		"=7":           "no name and file descriptor",
+		"a.sock=7,":    "no name and file descriptor",
+		"a.sock=99999": "no listening socket",
 	} {
-		t.Setenv("GPUREADY_LISTEN_FD", value)
-		_, err := handover.Listener()
+		t.Setenv("GPUREADY_LISTEN_FDS", value)
+		_, err := handover.Listeners()
 		require.ErrorContains(t, err, want)
 	}
 }
 
 func TestWithoutAPredecessorThereIsNoListener(t *testing.T) {
-	ln, err := handover.Listener()
+	lns, err := handover.Listeners()
 	require.NoError(t, err)
-	require.Nil(t, ln)
+	require.Nil(t, lns)
 }

@@ -55,6 +55,10 @@ type Config struct {
 	// Ready is closed when there is something to register; the wait for the
 	// kubelet counts from then on.
 	Ready <-chan struct{}
+	// Idle says that the resource has no device any more. No kubelet is told of it
+	// again then, and when the last one has hung up, Run ends with nil. The streams
+	// of Plugin are taken to change with it. nil: never.
+	Idle func() bool
 	// Report is called at each change of Status, from one goroutine.
 	Report func(Status)
 	// Registered is called after each attempt at registering.
@@ -113,7 +117,8 @@ type follower struct {
 // Run keeps the plugin registered until ctx ends, and returns nil then. ln, when
 // not nil, is the plugin's socket as an earlier program handed it over. At the
 // end keep is asked, with the listener still open, whether the socket is to stay
-// for the next program; if not, it is removed.
+// for the next program; if not, it is removed. One plugin may have several Runs,
+// each with a resource and an endpoint of its own.
 func Run(ctx context.Context, cfg Config, plugin Plugin, ln *net.UnixListener, keep func(*net.UnixListener) bool) error {
 	f := &follower{
 		Config: cfg, plugin: plugin, ln: ln, failed: make(chan error, 1), retry: firstRetry,
@@ -161,6 +166,9 @@ func (f *follower) follow(ctx context.Context, changed <-chan struct{}) error {
 	defer timer.Stop()
 	for {
 		open, ever, streams := f.plugin.Streams()
+		if f.idle() && open == 0 {
+			return nil
+		}
 		if err := f.look(ctx, open, ever, ready == nil); err != nil {
 			return err
 		}
@@ -200,6 +208,12 @@ func (f *follower) look(ctx context.Context, open, ever int, ready bool) error {
 	if err != nil || !there {
 		return err
 	}
+	// The kubelet first: one that starts removes all sockets and then makes its own,
+	// so ours is there for it if it is there now.
+	kubelet, err := identify(f.Socket)
+	if err != nil {
+		return err
+	}
 	if err := f.lookAtOwn(); err != nil {
 		// The folder may have gone under our hands: that is the better reason.
 		if _, folderErr := f.lookAtFolder(); folderErr != nil {
@@ -207,16 +221,12 @@ func (f *follower) look(ctx context.Context, open, ever int, ready bool) error {
 		}
 		return err
 	}
-	kubelet, err := identify(f.Socket)
-	if err != nil {
-		return err
-	}
 	switch {
 	case kubelet == identity{}:
 		f.kubelet = identity{}
 		f.report(Status{Waiting: "the kubelet's socket " + f.Socket})
 		return nil
-	case !ready:
+	case !ready, f.idle():
 		f.report(Status{Waiting: noDevices})
 		return nil
 	case kubelet != f.kubelet:
@@ -301,7 +311,7 @@ func (f *follower) lookAtStream(ctx context.Context, kubelet identity, open, eve
 		if now.Sub(f.since) > lastRetry {
 			f.retry = firstRetry
 		}
-		f.Log.Info("the kubelet hung up", "path", f.Socket)
+		f.Log.Info("the kubelet hung up", "path", f.Socket, "resource", f.Resource)
 		f.report(Status{Waiting: "the kubelet, which hung up"})
 		f.again(now, f.retry)
 	}
@@ -332,7 +342,7 @@ func (f *follower) register(ctx context.Context, kubelet identity) error {
 	f.kubelet, f.streams, f.since, f.hungUp = kubelet, ever, start, false
 	if err != nil {
 		if f.complained != err.Error() {
-			f.Log.Warn("registration failed; trying again", "path", f.Socket, "reason", "RegistrationFailed", "message", err.Error())
+			f.Log.Warn("registration failed; trying again", "path", f.Socket, "resource", f.Resource, "reason", "RegistrationFailed", "message", err.Error())
 			f.complained = err.Error()
 		}
 		f.report(Status{Waiting: fmt.Sprintf("the kubelet at %s, which did not register us: %v", f.Socket, err)})
@@ -362,6 +372,10 @@ func (f *follower) attempt(ctx context.Context, kubelet identity) error {
 	}
 	if err != nil {
 		return err
+	}
+	if now, err := identify(f.Socket); err == nil && now != kubelet {
+		_ = conn.Close() // who accepted may be another, that has removed our socket
+		return errOther
 	}
 	return register(ctx, conn, &v1beta1.RegisterRequest{
 		Version: v1beta1.Version, Endpoint: f.Endpoint, ResourceName: f.Resource, Options: f.Options,
@@ -396,13 +410,15 @@ func (f *follower) connect(ctx context.Context, kubelet identity) (net.Conn, err
 	return conn, err
 }
 
+func (f *follower) idle() bool { return f.Idle != nil && f.Idle() }
+
 func (f *follower) report(s Status) {
 	if f.reported && f.status == s {
 		return
 	}
 	f.status, f.reported = s, true
 	if s.Waiting != "" && s.Waiting != noDevices {
-		f.Log.Info("waiting for "+s.Waiting, "path", f.Socket)
+		f.Log.Info("waiting for "+s.Waiting, "path", f.Socket, "resource", f.Resource)
 	}
 	f.Report(s)
 }

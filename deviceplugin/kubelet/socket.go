@@ -15,6 +15,9 @@ import (
 // (unix(7)).
 const maxSocketPath = 107
 
+// listenTries is how often to try to make a socket that is removed meanwhile.
+const listenTries = 10
+
 // CheckPath says whether a path is short enough for a unix socket.
 func CheckPath(path string) error {
 	if len(path) > maxSocketPath {
@@ -63,6 +66,17 @@ func newSocket() string { return ".gpuready." + rand.Text()[:8] }
 // and not for a moment none, which it would make again. ours is the socket's, for
 // by the time that it is at path another plugin may have put its own there.
 func listen(path string) (ln *net.UnixListener, ours identity, err error) {
+	// A kubelet that starts removes every socket of its folder, also one that has
+	// not got its name yet.
+	for range listenTries {
+		if ln, ours, err = listenOnce(path); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	return ln, ours, err
+}
+
+func listenOnce(path string) (ln *net.UnixListener, ours identity, err error) {
 	temp := filepath.Join(filepath.Dir(path), newSocket())
 	ln, err = net.ListenUnix("unix", &net.UnixAddr{Name: temp, Net: "unix"})
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuready/gpuready/deviceplugin/driver"
 	"github.com/gpuready/gpuready/deviceplugin/health"
+	"github.com/gpuready/gpuready/deviceplugin/nodes"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
 	"github.com/gpuready/gpuready/internal/nodestate"
@@ -96,7 +97,7 @@ func reason(err error) gpu.Reason {
 }
 
 func (p *Plugin) replaced(err error) error {
-	p.cfg.Log.Info("the driver was replaced; going on as a new program with the same socket", "message", err.Error())
+	p.cfg.Log.Info("the driver was replaced; going on as a new program with the same sockets", "message", err.Error())
 	p.replace.Store(true)
 	return err
 }
@@ -254,16 +255,12 @@ func sound(snap gpu.Snapshot, unheard []gpu.Event, id gpu.UUID) bool {
 func (p *Plugin) see(o Opened, snap gpu.Snapshot) {
 	p.snapshot, p.root = snap, o.Root
 	p.health = p.health.See(snap, time.Now())
-	var unread []string
-	for _, d := range snap.Devices {
-		if d.UUID == "" {
-			unread = append(unread, fmt.Sprintf("GPU %d: %s", d.Index, d.Fault))
-		}
-	}
-	if now := strings.Join(unread, "; "); now != p.unread {
-		p.unread = now
+	var lacking []string
+	p.host, lacking = nodes.Find(nodes.Place{HostRoot: p.cfg.HostRoot, DriverRoot: p.root}, p.cfg.Settings, snap)
+	if now := strings.Join(lacking, "; "); now != p.lacking {
+		p.lacking = now
 		if now != "" {
-			p.cfg.Log.Error("GPUs that cannot be named are left out", "reason", string(gpu.ReasonUnreadable), "message", now)
+			p.cfg.Log.Warn("containers do not get all that is configured", "reason", "DeviceNodesMissing", "path", p.host.DevRoot, "message", now)
 		}
 	}
 }

@@ -42,23 +42,29 @@ func (m *meters) register(reg *prometheus.Registry) {
 	reg.MustRegister(m.health, m.allocations, m.registrations, m.events, m.firstList)
 }
 
-func (m *meters) devices(devices []plan.Device) {
+// devices has one series for each GPU and MIG device, however often it is shared.
+func (m *meters) devices(resources []plan.Resource) {
 	m.health.Reset()
-	for _, d := range devices {
-		value := 0.0
-		if d.Healthy() {
-			value = 1
+	for _, r := range resources {
+		for _, d := range r.Devices {
+			if d.Replica > 0 {
+				continue
+			}
+			value := 0.0
+			if d.Healthy() {
+				value = 1
+			}
+			m.health.WithLabelValues(r.Name, string(d.UUID()), string(d.Fault.Reason)).Set(value)
 		}
-		m.health.WithLabelValues(Resource, d.ID, string(d.Fault.Reason)).Set(value)
 	}
 }
 
-func (m *meters) allocated(err error) {
-	m.allocations.WithLabelValues(Resource, status.Code(err).String()).Inc()
+func (m *meters) allocated(resource string, err error) {
+	m.allocations.WithLabelValues(resource, status.Code(err).String()).Inc()
 }
 
-func (m *meters) registered(err error) {
-	m.registrations.WithLabelValues(Resource, status.Code(err).String()).Inc()
+func (m *meters) registered(resource string, err error) {
+	m.registrations.WithLabelValues(resource, status.Code(err).String()).Inc()
 }
 
 func (m *meters) event(e gpu.Event) { m.events.WithLabelValues(e.Kind.String()).Inc() }

@@ -1,7 +1,8 @@
 // Package plugin joins the parts of the device plugin: GPUs are watched
-// (gpus.go), each change makes a new state of health, from that follows the list
-// of devices (package plan), and that is published (publish.go) to the kubelet,
-// the state file, the log and the metrics.
+// (gpus.go), each change makes a new state of health, from that follow the lists
+// of devices (package plan), and they are published (publish.go) to the kubelet,
+// each resource by a service of its own (service.go), and to the state file, the
+// log and the metrics.
 package plugin
 
 import (
@@ -19,23 +20,17 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/gpuready/gpuready/deviceplugin/allocate"
+	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/deviceplugin/driver"
-	"github.com/gpuready/gpuready/deviceplugin/handover"
 	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
 	"github.com/gpuready/gpuready/deviceplugin/plan"
 	"github.com/gpuready/gpuready/deviceplugin/prefer"
-	"github.com/gpuready/gpuready/deviceplugin/server"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/injection"
 	"github.com/gpuready/gpuready/internal/metrics"
 	"github.com/gpuready/gpuready/internal/nodestate"
-)
-
-// What the plugin is called.
-const (
-	Resource = "nvidia.com/gpu"
-	Endpoint = "gpuready-nvidia-gpu.sock" // beside the kubelet's socket
 )
 
 // Opened is a driver that is in use.
@@ -53,14 +48,15 @@ type Config struct {
 	KubeletSocket   string
 	KubeletTimeout  time.Duration // 0: wait for ever
 	Listen          string
-	FailOnInitError bool          // end, rather than wait, when the driver is there and does not work
-	Health          health.Policy // what XIDs do to a GPU; the zero Policy is the default
+	FailOnInitError bool           // end, rather than wait, when the driver is there and does not work
+	Settings        *config.Config // in force, and complete; nil: the defaults
+	Health          health.Policy  // what XIDs do to a GPU; the zero Policy is the default
 	Driver          driver.Place
 	Open            func(driver.Place) (Opened, error)
 	Given           string // value of injection.Variable; "": not in a container that is given the GPUs that way
 	Log             *slog.Logger
-	Started         time.Time         // of the process
-	Socket          *net.UnixListener // handed over by the program before; nil: none
+	Started         time.Time                    // of the process
+	Sockets         map[string]*net.UnixListener // handed over by the program before, by Endpoint
 }
 
 // ErrReplaced means that the driver's library was replaced: the process must be
@@ -69,27 +65,29 @@ var ErrReplaced = errors.New("the driver's library was replaced")
 
 // Plugin is a running device plugin.
 type Plugin struct {
-	cfg     Config
-	server  *server.Server
-	metrics *meters
-	boot    string
-	ready   chan struct{} // closed when there are devices
-	kept    *os.File      // the socket for the next program
-	replace atomic.Bool   // there is a next program
-
-	view atomic.Pointer[view] // what Allocate and Prefer answer from
+	cfg       Config
+	metrics   *meters
+	firstList func()
+	boot      string
+	replace   atomic.Bool    // there is a next program
+	begin     func(*service) // lets it run
 
 	mu       sync.Mutex
+	services map[string]*service // by resource
+	kept     map[string]*os.File // sockets for the next program
 	health   health.State
 	snapshot gpu.Snapshot
-	root     string // of the driver
+	root     string        // of the driver
+	host     allocate.Host // what there is besides GPUs
+	plan     plan.Plan     // what is advertised, health included
 	absent   *absence
-	kubelet  kubelet.Status
 	ended    *ending
-	toolkit  string               // why containers may not get what is allocated; "": nothing is known
-	unread   string               // GPUs that cannot even be named
-	stored   nodestate.State      // what the state file is to say
-	logged   map[string]gpu.Fault // by device, as last logged
+	cdi      naming                 // what the toolkit says of CDI names
+	hindered map[gpu.UUID]hindrance // devices that could not be given to a container
+	logged   map[gpu.UUID]gpu.Fault // by device, as last logged
+	told     map[string]bool        // of devices that are left out
+	lacking  string                 // of what is asked for and not there
+	stored   nodestate.State        // what the state file is to say
 
 	dirty    chan struct{} // something is stored
 	written  nodestate.State
@@ -110,18 +108,10 @@ type ending struct {
 	message string
 }
 
-// view is what the kubelet's questions are answered from: never changed, only
-// replaced.
-type view struct {
-	devices []plan.Device
-	byID    map[string]plan.Device
-	chooser *prefer.Chooser
-}
-
 // Run runs the plugin until ctx ends and returns nil then, or when this
 // container has to be created anew. With an error that is
-// ErrReplaced it also returns the plugin's socket, for handover.Exec.
-func Run(ctx context.Context, cfg Config) (*os.File, error) {
+// ErrReplaced it also returns the plugin's sockets, for handover.Exec.
+func Run(ctx context.Context, cfg Config) (map[string]*os.File, error) {
 	p, err := newPlugin(cfg)
 	if err != nil {
 		return nil, err
@@ -130,25 +120,14 @@ func Run(ctx context.Context, cfg Config) (*os.File, error) {
 	p.metrics.register(reg)
 
 	group, ctx := errgroup.WithContext(ctx)
+	// Services are begun by update, which a member of the group calls.
+	p.begin = func(s *service) { group.Go(func() error { return s.run(ctx) }) }
+	p.takeOver(cfg.Sockets)
 	group.Go(func() error { return metrics.Serve(ctx, cfg.Listen, reg, p.Ready) })
 	group.Go(func() error { return p.watchGPUs(ctx) })
 	group.Go(func() error { return p.watchToolkit(ctx) })
 	group.Go(func() error { return p.watchInjection(ctx) })
 	group.Go(func() error { return p.writeStates(ctx) })
-	group.Go(func() error {
-		defer p.server.Stop()
-		return kubelet.Run(ctx, kubelet.Config{
-			Socket:     filepath.Join("/", cfg.HostRoot, cfg.KubeletSocket),
-			Endpoint:   Endpoint,
-			Resource:   Resource,
-			Options:    server.Options(),
-			Log:        cfg.Log,
-			Timeout:    cfg.KubeletTimeout,
-			Ready:      p.ready,
-			Report:     p.kubeletChanged,
-			Registered: p.metrics.registered,
-		}, p.server, cfg.Socket, p.keep)
-	})
 	err = group.Wait()
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, injection.ErrOutdated):
@@ -160,20 +139,45 @@ func Run(ctx context.Context, cfg Config) (*os.File, error) {
 	return p.kept, err
 }
 
+// takeOver serves the sockets of the program before from the start: who connects
+// is not left waiting. One whose resource turns out to be gone is removed then.
+func (p *Plugin) takeOver(sockets map[string]*net.UnixListener) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for endpoint, ln := range sockets {
+		resource := resourceOf(endpoint)
+		if resource == "" {
+			p.cfg.Log.Warn("socket of no resource was handed over; closed", "path", endpoint)
+			_ = ln.Close()
+			continue
+		}
+		s := p.newService(resource, ln)
+		p.services[resource] = s
+		for _, r := range p.plan.Resources {
+			if r.Name == resource {
+				s.see(r, prefer.NewTopology(p.snapshot))
+			}
+		}
+		p.begin(s)
+	}
+}
+
 func newPlugin(cfg Config) (*Plugin, error) {
 	boot, err := nodestate.BootIDAt(cfg.HostRoot)
 	if err != nil {
 		return nil, err
 	}
-	p := &Plugin{
-		cfg: cfg, boot: boot, metrics: newMeters(), ready: make(chan struct{}), dirty: make(chan struct{}, 1),
-		logged:  map[string]gpu.Fault{},
-		kubelet: kubelet.Status{Waiting: "the kubelet"},
+	if cfg.Settings == nil {
+		cfg.Settings = &config.Config{}
 	}
+	p := &Plugin{
+		cfg: cfg, boot: boot, metrics: newMeters(), dirty: make(chan struct{}, 1),
+		services: map[string]*service{}, logged: map[gpu.UUID]gpu.Fault{}, told: map[string]bool{},
+	}
+	p.firstList = sync.OnceFunc(func() { p.metrics.firstList.Set(time.Since(cfg.Started).Seconds()) })
 	if cfg.Given != "" {
 		p.cfg.Driver.Also = []string{filepath.Join(p.stateDir(nodestate.Toolkit), nodestate.FileName)}
 	}
-	p.server = server.New(p, sync.OnceFunc(func() { p.metrics.firstList.Set(time.Since(cfg.Started).Seconds()) }))
 	p.recall()
 	p.health = p.health.WithPolicy(cfg.Health)
 	// What is remembered stays in the state file, and is not given away before it
@@ -213,20 +217,6 @@ func (p *Plugin) recall() {
 	}
 }
 
-// keep saves the socket when there is a next program.
-func (p *Plugin) keep(ln *net.UnixListener) bool {
-	if !p.replace.Load() {
-		return false
-	}
-	file, err := handover.Keep(ln)
-	if err != nil {
-		p.cfg.Log.Error("the next program will make a socket of its own", "message", err.Error())
-		return false
-	}
-	p.kept = file
-	return true
-}
-
 // Ready says why the plugin does not do its work, nil when it does. A node
 // without GPUs has no work for it.
 func (p *Plugin) Ready() error {
@@ -237,10 +227,11 @@ func (p *Plugin) Ready() error {
 		return nil
 	case p.absent != nil:
 		return fmt.Errorf("%s: %s", p.absent.reason, p.absent.message)
-	case len(p.view.Load().devices) == 0 && p.snapshot.Driver.Version != "":
+	case len(p.plan.Resources) == 0 && p.snapshot.Driver.Version != "":
 		return nil
-	case !p.kubelet.Registered:
-		return errors.New("waiting for " + p.kubelet.Waiting)
+	}
+	if all, waiting := p.registered(); !all {
+		return errors.New("waiting for " + waiting)
 	}
 	return nil
 }

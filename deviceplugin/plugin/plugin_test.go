@@ -19,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/deviceplugin/driver"
 	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
@@ -124,8 +125,8 @@ func (n *node) start() *node {
 	ctx, cancel := context.WithCancel(context.Background())
 	n.cancel, n.done = cancel, make(chan error, 1)
 	go func() {
-		file, err := plugin.Run(ctx, n.cfg)
-		if file != nil {
+		files, err := plugin.Run(ctx, n.cfg)
+		for _, file := range files {
 			_ = file.Close()
 		}
 		n.done <- err
@@ -158,7 +159,7 @@ func (n *node) stop() {
 	n.cancel()
 	require.NoError(n.t, n.end())
 	if n.kubelet != nil {
-		_, err := n.kubelet.Wait(soon(n.t), plugin.Resource, func(r kubelettest.Resource) bool { return r.Gone })
+		_, err := n.kubelet.Wait(soon(n.t), config.GPU, func(r kubelettest.Resource) bool { return r.Gone })
 		require.NoError(n.t, err)
 	}
 }
@@ -172,7 +173,7 @@ func soon(t testing.TB) context.Context {
 // wait waits until so many devices are allocatable.
 func (n *node) wait(allocatable int) kubelettest.Resource {
 	n.t.Helper()
-	r, err := n.kubelet.Wait(soon(n.t), plugin.Resource, func(r kubelettest.Resource) bool {
+	r, err := n.kubelet.Wait(soon(n.t), config.GPU, func(r kubelettest.Resource) bool {
 		return r.Allocatable == allocatable && !r.Gone && r.Lists > 0
 	})
 	require.NoError(n.t, err)
@@ -215,7 +216,7 @@ func (n *node) unhealthy(r kubelettest.Resource) []string {
 }
 
 func pod(name string, gpus int) kubelettest.Pod {
-	return kubelettest.Pod{Namespace: "default", Name: name, Container: "main", Requests: map[string]int{plugin.Resource: gpus}}
+	return kubelettest.Pod{Namespace: "default", Name: name, Container: "main", Requests: map[string]int{config.GPU: gpus}}
 }
 
 func TestEightGPUsAreAdvertisedWithTheirNUMANodes(t *testing.T) {
@@ -227,14 +228,14 @@ func TestEightGPUsAreAdvertisedWithTheirNUMANodes(t *testing.T) {
 		require.Equal(t, string(snap.Devices[i].UUID), d.GetID())
 		require.Equal(t, int64(snap.Devices[i].NUMANode), d.GetTopology().GetNodes()[0].GetID())
 	}
-	require.Equal(t, plugin.Endpoint, r.Endpoint)
+	require.Equal(t, plugin.Endpoint(config.GPU), r.Endpoint)
 	s := n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
 	require.Equal(t, socket, s.DevicePlugin.KubeletSocket)
 	require.Equal(t, snap.Driver.Version, s.Driver.Version)
 	require.Len(t, s.DevicePlugin.Resources[0].Devices, 8)
 	n.stop()
-	require.NoFileExists(t, filepath.Join(n.host, "dp", plugin.Endpoint))
-	r, err := n.kubelet.Wait(soon(t), plugin.Resource, func(r kubelettest.Resource) bool { return r.Gone })
+	require.NoFileExists(t, filepath.Join(n.host, "dp", plugin.Endpoint(config.GPU)))
+	r, err := n.kubelet.Wait(soon(t), config.GPU, func(r kubelettest.Resource) bool { return r.Gone })
 	require.NoError(t, err)
 	require.Equal(t, 8, r.Capacity)
 }
@@ -246,7 +247,7 @@ func TestAPodGetsTheCDINamesOfItsGPUs(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, a.CDIDevices, 2)
 	require.NotEqual(t, a.CDIDevices[0], a.CDIDevices[1])
-	for i, id := range a.DeviceIDs[plugin.Resource] {
+	for i, id := range a.DeviceIDs[config.GPU] {
 		require.Equal(t, "k8s.gpuready.io/gpu="+id, a.CDIDevices[i])
 	}
 	require.Empty(t, a.Envs)
@@ -269,7 +270,7 @@ func TestAnXIDMarksOneGPUAndLeavesSeven(t *testing.T) {
 	require.WithinDuration(t, time.Now(), d.Since, time.Minute)
 	a, err := n.kubelet.Admit(soon(t), pod("seven", 7))
 	require.NoError(t, err)
-	require.NotContains(t, a.DeviceIDs[plugin.Resource], string(gputest.GPU(3)))
+	require.NotContains(t, a.DeviceIDs[config.GPU], string(gputest.GPU(3)))
 	_, err = n.kubelet.Admit(soon(t), pod("eight", 1))
 	require.ErrorContains(t, err, "Requested: 1, Available: 0")
 }
@@ -428,8 +429,8 @@ func TestAKubeletThatAcceptsLateIsServed(t *testing.T) {
 func TestOurSocketIsMadeAgain(t *testing.T) {
 	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet().start()
 	n.wait(8)
-	require.NoError(t, os.Remove(filepath.Join(n.host, "dp", plugin.Endpoint)))
-	r, err := n.kubelet.Wait(soon(t), plugin.Resource, func(r kubelettest.Resource) bool {
+	require.NoError(t, os.Remove(filepath.Join(n.host, "dp", plugin.Endpoint(config.GPU))))
+	r, err := n.kubelet.Wait(soon(t), config.GPU, func(r kubelettest.Resource) bool {
 		return r.Registered == 2 && r.Allocatable == 8
 	})
 	require.NoError(t, err)
@@ -454,7 +455,7 @@ func TestAnotherPluginInOurPlaceEndsThisOne(t *testing.T) {
 	other.host, other.cfg.HostRoot, other.cfg.StateDir, other.kubelet = n.host, n.host, "/other", n.kubelet
 	other.start()
 	require.ErrorIs(t, n.end(), kubelet.ErrTakenOver)
-	_, err := n.kubelet.Wait(soon(t), plugin.Resource, func(r kubelettest.Resource) bool { return len(r.Devices) == 4 })
+	_, err := n.kubelet.Wait(soon(t), config.GPU, func(r kubelettest.Resource) bool { return len(r.Devices) == 4 })
 	require.NoError(t, err)
 }
 
@@ -552,7 +553,7 @@ func TestALateDriverIsPickedUp(t *testing.T) {
 	}
 	n.start()
 	n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Waiting && s.Reason == "NoDriver" })
-	_, registered := n.kubelet.Resource(plugin.Resource)
+	_, registered := n.kubelet.Resource(config.GPU)
 	require.False(t, registered)
 	require.NoError(t, os.MkdirAll(filepath.Dir(lib), 0o755))
 	require.NoError(t, os.WriteFile(lib, nil, 0o644))
@@ -566,7 +567,7 @@ func TestANodeWithoutGPUIsIdleAndReady(t *testing.T) {
 	n.start()
 	s := n.state(func(s nodestate.State) bool { return s.Reason == "NoGPU" })
 	require.Equal(t, nodestate.Waiting, s.Phase)
-	_, registered := n.kubelet.Resource(plugin.Resource)
+	_, registered := n.kubelet.Resource(config.GPU)
 	require.False(t, registered)
 }
 
@@ -596,12 +597,16 @@ func TestTheToolkitsStateIsListenedTo(t *testing.T) {
 	dir := filepath.Join(n.host, "state/toolkit")
 	toolkit := nodestate.State{Component: nodestate.Toolkit, Phase: nodestate.Ready, Toolkit: &nodestate.ToolkitInfo{}}
 	require.NoError(t, nodestate.Write(dir, toolkit))
-	s := n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Degraded })
+	s := n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Failed })
+	require.EqualValues(t, "CDIUnavailable", s.Reason)
 	require.Contains(t, s.Message, "k8s.gpuready.io/gpu")
-	n.wait(1) // a warning, no more
-	toolkit.Toolkit.Specs = []nodestate.Spec{{Kind: "k8s.gpuready.io/gpu", Path: "/var/run/cdi/gpu.json"}}
+	require.EqualValues(t, "CDIUnavailable", s.DevicePlugin.Resources[0].Devices[0].Reason)
+	n.wait(0)
+	spec := nodestate.Spec{Kind: "k8s.gpuready.io/gpu", Path: "/var/run/cdi/gpu.json"}
+	toolkit.Toolkit.Specs = []nodestate.Spec{spec} // of which devices, it does not say
 	require.NoError(t, nodestate.Write(dir, toolkit))
 	n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
+	n.wait(1)
 	// A runtime that resolves CDI names, and reads its specifications elsewhere.
 	resolves := true
 	runtime := &nodestate.Runtime{Socket: "/run/containerd/containerd.sock", Name: "containerd", CDI: &resolves, Message: "containerd reads from elsewhere"}

@@ -4,13 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
+	"log/slog"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
 	"github.com/gpuready/gpuready/deviceplugin/plan"
-	"github.com/gpuready/gpuready/deviceplugin/prefer"
-	"github.com/gpuready/gpuready/deviceplugin/server"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
@@ -23,6 +24,8 @@ const (
 	reasonNoHealthy  gpu.Reason = "NoHealthyDevice"
 	reasonUnhealthy  gpu.Reason = "UnhealthyDevices"
 	reasonCDIMissing gpu.Reason = "CDIUnavailable"
+	reasonLeftOut    gpu.Reason = "DevicesLeftOut"
+	reasonNothing    gpu.Reason = "NothingAdvertised" // as it is configured
 	// The container has to be created anew.
 	reasonOutdated gpu.Reason = "InjectionOutdated" // to be given what there is now
 	reasonMissing  gpu.Reason = "InjectionMissing"  // it was given nothing
@@ -36,69 +39,84 @@ func (p *Plugin) update(change func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	change()
-	v := p.look()
+	p.look()
 	// Before the first snapshot of this process what it remembers is no list.
 	if p.snapshot.Driver.Version != "" {
-		p.server.Set(listed(v.devices))
-		if len(v.devices) > 0 {
-			select {
-			case <-p.ready:
-			default:
-				close(p.ready)
+		p.serve(p.plan.Resources)
+	}
+	p.metrics.devices(p.plan.Resources)
+	p.logDevices()
+	p.logLeft()
+	p.write()
+}
+
+// look makes the plan anew. p.mu is held.
+func (p *Plugin) look() {
+	p.plan = plan.Make(p.cfg.Settings, p.snapshot, p.health)
+	p.hinder(p.plan.Resources)
+}
+
+// parts are the GPUs and MIG devices of a list, each of them once.
+func parts(devices []plan.Device) iter.Seq[plan.Device] {
+	return func(yield func(plan.Device) bool) {
+		for _, d := range devices {
+			if d.Replica == 0 && !yield(d) {
+				return
 			}
 		}
 	}
-	p.metrics.devices(v.devices)
-	p.logDevices(v.devices)
-	p.write(v.devices)
 }
 
-// look makes the view anew.
-func (p *Plugin) look() *view {
-	v := &view{devices: plan.Devices(p.health), byID: map[string]plan.Device{}}
-	var parts []prefer.Device
-	for _, d := range v.devices {
-		v.byID[d.ID] = d
-		parts = append(parts, prefer.Device{ID: d.ID, GPU: d.GPU, Late: !d.Healthy()})
-	}
-	v.chooser = prefer.New(prefer.NewTopology(p.snapshot), parts, prefer.Options{Policy: prefer.Aligned})
-	p.view.Store(v)
-	return v
-}
-
-func listed(devices []plan.Device) []server.Device {
-	var list []server.Device
-	for _, d := range devices {
-		s := server.Device{ID: d.ID, Healthy: d.Healthy()}
-		if d.NUMANode >= 0 {
-			s.NUMANodes = []int64{int64(d.NUMANode)}
+// logDevices has one line for each change of a GPU or MIG device.
+func (p *Plugin) logDevices() {
+	now := map[gpu.UUID]gpu.Fault{}
+	for _, r := range p.plan.Resources {
+		for d := range parts(r.Devices) {
+			id := d.UUID()
+			was, before := p.logged[id]
+			switch {
+			case before && was == d.Fault:
+			case d.Healthy() && before && was.Reason != "":
+				p.cfg.Log.Info("device is healthy again", "gpu", string(id), "resource", r.Name, "before", string(was.Reason))
+			case !d.Healthy():
+				p.cfg.Log.Warn("device is unhealthy", "gpu", string(id), "resource", r.Name, "reason", string(d.Fault.Reason), "message", d.Fault.Message,
+					"since", d.Since.UTC().Format(time.RFC3339Nano))
+			}
+			now[id] = d.Fault
 		}
-		list = append(list, s)
 	}
-	return list
+	p.logged = now
 }
 
-// logDevices has one line for each change of a device.
-func (p *Plugin) logDevices(devices []plan.Device) {
-	for _, d := range devices {
-		was, before := p.logged[d.ID]
-		switch {
-		case before && was == d.Fault:
-		case d.Healthy() && before && was.Reason != "":
-			p.cfg.Log.Info("device is healthy again", "gpu", d.ID, "before", string(was.Reason))
-		case !d.Healthy():
-			p.cfg.Log.Warn("device is unhealthy", "gpu", d.ID, "reason", string(d.Fault.Reason), "message", d.Fault.Message, "since", d.Since.UTC().Format(time.RFC3339Nano))
+// logLeft has one line for each device that comes to be left out, or for another
+// reason.
+func (p *Plugin) logLeft() {
+	now := map[string]bool{}
+	for _, l := range p.plan.Left {
+		line := fmt.Sprintf("%s %s %s %s", l.PCI, leftID(l), l.Reason, l.Message)
+		if now[line] = true; p.told[line] {
+			continue
 		}
-		p.logged[d.ID] = d.Fault
+		level := slog.LevelWarn
+		if asConfigured(l) {
+			level = slog.LevelInfo
+		}
+		p.cfg.Log.Log(context.Background(), level, "device is left out", "gpu", string(leftID(l)), "index", l.Index, "pci", string(l.PCI), "reason", string(l.Reason), "message", l.Message)
 	}
+	p.told = now
 }
 
-// kubeletChanged is told how things stand with the kubelet.
-func (p *Plugin) kubeletChanged(s kubelet.Status) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.kubelet = s
-	p.write(p.view.Load().devices)
+// leftID is the UUID of what is left out, "" where the driver cannot say.
+func leftID(l plan.Left) gpu.UUID {
+	if l.MIG != (gpu.MIGDevice{}) {
+		return l.MIG.UUID
+	}
+	return l.GPU
+}
+
+// asConfigured says that somebody wants the device to be left out.
+func asConfigured(l plan.Left) bool {
+	return l.Reason == plan.ReasonExcluded || l.Reason == plan.ReasonNotIncluded
 }
 
 // end leaves word of why the plugin ends: the first thing that is said counts.
@@ -108,7 +126,7 @@ func (p *Plugin) end(why ending) {
 	if p.ended == nil {
 		p.ended = &why
 	}
-	p.write(p.view.Load().devices)
+	p.write()
 }
 
 // failure names in one word why the plugin cannot go on.
@@ -124,11 +142,11 @@ func failure(err error) gpu.Reason {
 
 // write leaves the state for others, and for the plugin's own next life. p.mu
 // is held.
-func (p *Plugin) write(devices []plan.Device) {
-	if len(devices) == 0 && p.health.Doubt().Reason != "" {
+func (p *Plugin) write() {
+	if len(p.plan.Resources) == 0 && p.health.Doubt().Reason != "" {
 		return // the file that cannot be read is all there is to keep the doubt alive
 	}
-	p.store(p.state(devices))
+	p.store(p.state())
 }
 
 // store hands a state to the writer: a disk that takes its time must not hold up
@@ -177,42 +195,52 @@ func (p *Plugin) flush() {
 }
 
 // state says how things are.
-func (p *Plugin) state(devices []plan.Device) nodestate.State {
-	resource := nodestate.Resource{Name: Resource}
-	healthy := 0
-	for _, d := range devices {
-		s := nodestate.Device{ID: d.ID, GPU: d.GPU, Health: nodestate.Healthy}
-		if d.NUMANode >= 0 {
-			s.NUMANode = &d.NUMANode
+func (p *Plugin) state() nodestate.State {
+	registered, _ := p.registered()
+	info := &nodestate.DevicePluginInfo{KubeletSocket: p.cfg.KubeletSocket, Registered: registered, Faults: p.health.Faults()}
+	for _, r := range p.plan.Resources {
+		resource := nodestate.Resource{Name: r.Name}
+		for d := range parts(r.Devices) {
+			one := nodestate.Device{ID: string(d.UUID()), GPU: d.UUID(), Replicas: d.Replicas, Health: nodestate.Healthy}
+			if d.NUMANode >= 0 {
+				one.NUMANode = &d.NUMANode
+			}
+			if !d.Healthy() {
+				one.Health, one.Reason, one.Message, one.Since = nodestate.Unhealthy, d.Fault.Reason, d.Fault.Message, d.Since.UTC()
+			}
+			resource.Devices = append(resource.Devices, one)
 		}
-		if d.Healthy() {
-			healthy++
-		} else {
-			s.Health, s.Reason, s.Message, s.Since = nodestate.Unhealthy, d.Fault.Reason, d.Fault.Message, d.Since.UTC()
-		}
-		resource.Devices = append(resource.Devices, s)
+		info.Resources = append(info.Resources, resource)
 	}
-	s := nodestate.State{
-		Component: nodestate.DevicePlugin,
-		BootID:    p.boot,
-		DevicePlugin: &nodestate.DevicePluginInfo{
-			KubeletSocket: p.cfg.KubeletSocket,
-			Registered:    p.kubelet.Registered,
-			Resources:     []nodestate.Resource{resource},
-			Faults:        p.health.Faults(),
-		},
+	for _, l := range p.plan.Left {
+		info.Left = append(info.Left, nodestate.Left{GPU: leftID(l), Reason: l.Reason, Message: l.Message})
 	}
+	s := nodestate.State{Component: nodestate.DevicePlugin, BootID: p.boot, DevicePlugin: info}
 	if d := p.snapshot.Driver; d.Version != "" {
 		s.Driver = &nodestate.DriverInfo{Root: p.root, Version: d.Version, CUDAVersion: d.CUDAVersion, Simulated: d.Simulated}
 	} else if v := p.health.DriverVersion(); v != "" {
 		s.Driver = &nodestate.DriverInfo{Root: p.root, Version: v}
 	}
-	s.Phase, s.Reason, s.Message = p.phase(len(devices), healthy)
+	s.Phase, s.Reason, s.Message = p.phase()
 	return s
 }
 
 // phase sums it up: what keeps the plugin from its work most comes first.
-func (p *Plugin) phase(devices, healthy int) (nodestate.Phase, gpu.Reason, string) {
+func (p *Plugin) phase() (nodestate.Phase, gpu.Reason, string) {
+	devices, healthy, hindered := 0, 0, 0
+	for _, r := range p.plan.Resources {
+		for _, d := range r.Devices {
+			devices++
+			switch {
+			case d.Healthy():
+				healthy++
+			case d.Fault.Reason == reasonCDIMissing:
+				hindered++
+			}
+		}
+	}
+	registered, waiting := p.registered()
+	left := slices.IndexFunc(p.plan.Left, func(l plan.Left) bool { return !asConfigured(l) })
 	switch {
 	case p.ended != nil:
 		return p.ended.phase, p.ended.reason, p.ended.message
@@ -220,18 +248,32 @@ func (p *Plugin) phase(devices, healthy int) (nodestate.Phase, gpu.Reason, strin
 		return nodestate.Waiting, p.absent.reason, p.absent.message
 	case p.snapshot.Driver.Version == "":
 		return nodestate.Waiting, reasonStarting, "the driver has not been read yet"
-	case devices == 0 && p.unread != "":
-		return nodestate.Failed, gpu.ReasonUnreadable, p.unread
+	case devices == 0 && left >= 0:
+		return nodestate.Failed, p.plan.Left[left].Reason, leftText(p.plan.Left[left])
+	case devices == 0 && len(p.plan.Left) > 0:
+		return nodestate.Ready, reasonNothing, "the configuration leaves every GPU of this node out"
 	case devices == 0:
 		return nodestate.Ready, reasonNoGPU, "the driver shows no GPU on this node"
-	case !p.kubelet.Registered:
-		return nodestate.Waiting, reasonNoKubelet, "waiting for " + p.kubelet.Waiting
+	case !registered:
+		return nodestate.Waiting, reasonNoKubelet, "waiting for " + waiting
+	case healthy == 0 && hindered == devices:
+		return nodestate.Failed, reasonCDIMissing, p.cdi.text()
 	case healthy == 0:
 		return nodestate.Failed, reasonNoHealthy, fmt.Sprintf("none of %d devices is healthy", devices)
-	case p.toolkit != "":
-		return nodestate.Degraded, reasonCDIMissing, p.toolkit
+	case p.cdi.trouble() != "" || hindered > 0:
+		return nodestate.Degraded, reasonCDIMissing, p.cdi.text()
 	case healthy < devices:
 		return nodestate.Degraded, reasonUnhealthy, fmt.Sprintf("%d of %d devices are unhealthy", devices-healthy, devices)
+	case left >= 0:
+		return nodestate.Degraded, reasonLeftOut, leftText(p.plan.Left[left])
 	}
 	return nodestate.Ready, "", ""
+}
+
+func leftText(l plan.Left) string {
+	name := fmt.Sprintf("GPU %d", l.Index)
+	if l.MIG != (gpu.MIGDevice{}) {
+		name = fmt.Sprintf("MIG device %d:%d", l.Index, l.MIG.Index)
+	}
+	return fmt.Sprintf("%s is left out: %s: %s", name, l.Reason, l.Message)
 }

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"strconv"
 	"time"
 
 	"github.com/gpuready/gpuready/internal/gpu"
@@ -114,10 +115,18 @@ type DevicePluginInfo struct {
 	KubeletSocket string     `json:"kubeletSocket"` // host path
 	Registered    bool       `json:"registered"`
 	Resources     []Resource `json:"resources,omitempty"`
+	Left          []Left     `json:"left,omitempty"`
 	Faults        []Fault    `json:"faults,omitempty"`
 	// Labels are what the node is to say about its GPUs, by their full names. They
 	// are the GPUs' features and nothing else: see labels.go.
 	Labels map[string]string `json:"labels,omitempty"`
+}
+
+// Left is a GPU or MIG device that is not offered at all.
+type Left struct {
+	GPU     gpu.UUID   `json:"gpu,omitempty"` // the GPU or MIG device; "": the driver cannot say
+	Reason  gpu.Reason `json:"reason"`
+	Message string     `json:"message,omitempty"`
 }
 
 // Resource is an extended resource, "nvidia.com/gpu".
@@ -135,15 +144,30 @@ const (
 	Unhealthy Health = "Unhealthy"
 )
 
-// Device is what can be allocated: a GPU, a MIG device, a replica of one.
+// Device is what can be allocated: a GPU, a MIG device, or the replicas of one.
 type Device struct {
 	ID       string     `json:"id"`
-	GPU      gpu.UUID   `json:"gpu"` // the GPU or MIG device behind it
+	GPU      gpu.UUID   `json:"gpu"`                // the GPU or MIG device behind it
+	Replicas int        `json:"replicas,omitempty"` // 0: it is not shared; else see IDs
 	Health   Health     `json:"health"`
 	Reason   gpu.Reason `json:"reason,omitempty"`
 	Message  string     `json:"message,omitempty"`
 	Since    time.Time  `json:"since,omitzero"` // of Reason
 	NUMANode *int       `json:"numaNode,omitempty"`
+}
+
+// IDs are those that the kubelet knows: that of the device, or those of its
+// replicas, ID::0 and so on. They are as healthy as it is, and listed once, as
+// there may be more of them than a state can hold.
+func (d Device) IDs() []string {
+	if d.Replicas <= 0 {
+		return []string{d.ID}
+	}
+	ids := make([]string, d.Replicas)
+	for i := range ids {
+		ids[i] = d.ID + "::" + strconv.Itoa(i)
+	}
+	return ids
 }
 
 // Fault is why a GPU, or one MIG instance of it, is unhealthy: what the device

@@ -29,7 +29,8 @@ func plugin() State {
 			Resources: []Resource{{Name: "nvidia.com/gpu", Devices: []Device{
 				{ID: "GPU-0", GPU: "GPU-0", Health: Healthy, NUMANode: &node},
 				{ID: "GPU-1", GPU: "GPU-1", Health: Unhealthy, Reason: gpu.ReasonXID, Message: "XID 79", Since: time.Unix(1, 0).UTC()},
-			}}},
+			}}, {Name: "nvidia.com/gpu.shared", Devices: []Device{{ID: "GPU-2", GPU: "GPU-2", Health: Healthy, Replicas: 4}}}},
+			Left: []Left{{GPU: "GPU-3", Reason: "Excluded", Message: "devices.exclude has \"3\""}},
 			Faults: []Fault{
 				{GPU: "GPU-1", Reason: gpu.ReasonXID, XID: 79, Since: time.Unix(1, 0).UTC(), Needs: "reset", Evidence: "reload"},
 				{GPU: "GPU-1", GPUInstance: new(1), ComputeInstance: new(0), Reason: gpu.ReasonXID, XID: 94, Since: time.Unix(1, 0).UTC(), Needs: "quiet"},
@@ -55,6 +56,11 @@ func TestAStateIsReadAsItWasWritten(t *testing.T) {
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, entries, 1, "no temporary file stays")
+}
+
+func TestReplicasAreListedOnceAndKnownByTheirNumbers(t *testing.T) {
+	require.Equal(t, []string{"GPU-0"}, Device{ID: "GPU-0"}.IDs())
+	require.Equal(t, []string{"GPU-0::0", "GPU-0::1", "GPU-0::2"}, Device{ID: "GPU-0", Replicas: 3}.IDs())
 }
 
 func TestAStateOfAnotherBootIsStale(t *testing.T) {

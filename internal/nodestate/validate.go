@@ -18,6 +18,8 @@ import (
 const (
 	maxMessage = 4096
 	maxName    = 4096 // of a path: PATH_MAX
+	// maxReplicas is how many devices the kubelet takes of one resource.
+	maxReplicas = 50000
 )
 
 var (
@@ -149,10 +151,19 @@ func (v *validation) plugin(p *DevicePluginInfo) {
 			v.text(at+".gpu", string(d.GPU), 256)
 			v.reason(at+".reason", string(d.Reason))
 			v.text(at+".message", d.Message, maxMessage)
+			if d.Replicas < 0 || d.Replicas > maxReplicas {
+				v.fail(at+".replicas", fmt.Sprintf("%d is not between 0 and %d", d.Replicas, maxReplicas))
+			}
 			if d.Health != Healthy && d.Health != Unhealthy {
 				v.fail(at+".health", fmt.Sprintf("%q is none", string(d.Health)))
 			}
 		}
+	}
+	for i, l := range p.Left {
+		at := fmt.Sprintf("devicePlugin.left[%d]", i)
+		v.text(at+".gpu", string(l.GPU), 256)
+		v.reason(at+".reason", string(l.Reason))
+		v.text(at+".message", l.Message, maxMessage)
 	}
 	for i, f := range p.Faults {
 		at := fmt.Sprintf("devicePlugin.faults[%d]", i)
@@ -246,6 +257,10 @@ func (s State) cleaned() State {
 			devices[j].Message = record.Clean(devices[j].Message, maxMessage)
 		}
 		p.Resources[i].Devices = devices
+	}
+	p.Left = slices.Clone(p.Left)
+	for i := range p.Left {
+		p.Left[i].Message = record.Clean(p.Left[i].Message, maxMessage)
 	}
 	p.Faults = slices.Clone(p.Faults)
 	for i := range p.Faults {

@@ -184,7 +184,9 @@ func compare(driver check.Driver, plugin nodestate.DevicePluginInfo, kubelet Kub
 				notes = append(notes, fmt.Sprintf("%s of %s is held back: %s: %s", d.ID, r.Name, d.Reason, d.Message))
 			}
 			if d.Health == nodestate.Healthy {
-				healthy[d.ID] = true
+				for _, id := range d.IDs() {
+					healthy[id] = true
+				}
 			}
 		}
 		for _, id := range less(healthy, kubelet.Allocatable[r.Name]) {
@@ -199,7 +201,15 @@ func compare(driver check.Driver, plugin nodestate.DevicePluginInfo, kubelet Kub
 			}
 		}
 	}
+	left := map[gpu.UUID]bool{}
+	for _, l := range plugin.Left {
+		left[l.GPU] = true
+		notes = append(notes, fmt.Sprintf("%s is not advertised: %s: %s", l.GPU, l.Reason, l.Message))
+	}
 	for _, u := range driver.Units() {
+		if left[u.UUID] || left[u.GPU.UUID] {
+			continue
+		}
 		// A MIG device is offered with its GPU where the plugin does not divide.
 		if !offered[u.UUID] && !offered[u.GPU.UUID] {
 			differences = append(differences, u.Name+" is seen by the driver and not by the device plugin")

@@ -98,6 +98,33 @@ func TestAMIGDeviceIsOfferedAloneOrWithItsGPU(t *testing.T) {
 	require.NotContains(t, o.Refusal.Message, "MIG device 0:0")
 }
 
+func TestReplicasAndResourcesAreComparedOneByOne(t *testing.T) {
+	n := newNode(t)
+	p := n.state.DevicePlugin
+	p.Resources = append(p.Resources, nodestate.Resource{Name: "nvidia.com/gpu.shared", Devices: []nodestate.Device{
+		{ID: id(2), GPU: gputest.GPU(2), Health: nodestate.Healthy, Replicas: 2},
+	}})
+	p.Resources[0].Devices = p.Resources[0].Devices[:2]
+	delete(n.kubelet.Allocatable[resource], id(2))
+	n.kubelet.Allocatable["nvidia.com/gpu.shared"] = map[string]bool{id(2) + "::0": true, id(2) + "::1": true}
+	o := n.check(t)
+	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
+	require.Equal(t, map[string]int{resource: 2, "nvidia.com/gpu.shared": 2}, o.Proof.Resources)
+	delete(n.kubelet.Allocatable["nvidia.com/gpu.shared"], id(2)+"::1")
+	require.Contains(t, n.check(t).Refusal.Message, "the kubelet does not offer "+id(2)+"::1 of nvidia.com/gpu.shared")
+}
+
+func TestAGPUThatIsLeftOutWithAReasonIsANote(t *testing.T) {
+	n := newNode(t)
+	n.state.DevicePlugin.Resources[0].Devices = n.state.DevicePlugin.Resources[0].Devices[:2]
+	delete(n.kubelet.Allocatable[resource], id(2))
+	require.Equal(t, ReasonDiffers, n.check(t).Refusal.Reason)
+	n.state.DevicePlugin.Left = []nodestate.Left{{GPU: gputest.GPU(2), Reason: "Excluded", Message: "devices.exclude names it"}}
+	o := n.check(t)
+	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
+	require.Equal(t, []string{id(2) + " is not advertised: Excluded: devices.exclude names it"}, o.Notes)
+}
+
 func TestAGPUHeldBackWithAReasonIsANote(t *testing.T) {
 	n := newNode(t)
 	d := &n.state.DevicePlugin.Resources[0].Devices[0]

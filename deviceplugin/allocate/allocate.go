@@ -1,0 +1,128 @@
+// Package allocate says what a container has to be given for the devices that
+// the kubelet has chosen for it. It is pure: what there is on the node is told
+// to it, as a Host.
+//
+// How a container gets its devices is the device list strategy of the
+// configuration, one or several:
+//
+//   - cdi-cri: CDI names, for a container runtime that resolves them itself.
+//   - cdi-annotations: the same names, in an annotation of the container.
+//   - envvar: NVIDIA_VISIBLE_DEVICES, for the NVIDIA container runtime.
+//   - volume-mounts: the same list as mounts, which a container cannot set itself.
+//
+// What an answer has with each is that of the reference
+// (github.com/NVIDIA/k8s-device-plugin, internal/plugin/server.go, v0.17 and
+// later), but for what only its own CDI specification knows: GDRCopy, GPUDirect
+// Storage, Mellanox OFED and IMEX channels are given as device nodes with CDI.
+package allocate
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpuready/gpuready/deviceplugin/config"
+	"github.com/gpuready/gpuready/deviceplugin/plan"
+	"github.com/gpuready/gpuready/internal/gpu"
+)
+
+// Host is what there is on the node for containers besides CDI names. Paths are
+// those of a container; on the host they are below DevRoot.
+type Host struct {
+	DevRoot string
+	Control []string              // nodes that every container with a GPU needs
+	GPUs    map[gpu.UUID][]string // nodes of a GPU or MIG device alone; where they are not known it has no entry
+	GDRCopy []string
+	GDS     []string
+	MOFED   []string
+	Imex    []int // channels
+}
+
+// Resource answers for the devices of one resource. It is never changed and may
+// be used concurrently.
+type Resource struct {
+	config  *config.Config
+	host    Host
+	name    string
+	devices []plan.Device
+	at      map[string]int // where a device is in devices, by the kubelet's ID
+}
+
+// New makes the Resource of the plan as it is now.
+func New(c *config.Config, h Host, r plan.Resource) *Resource {
+	a := &Resource{config: c, host: h, name: r.Name, devices: r.Devices, at: make(map[string]int, len(r.Devices))}
+	for i, d := range r.Devices {
+		a.at[d.ID] = i
+	}
+	return a
+}
+
+// Allocate says what a container has to be given for the devices. Its errors
+// are gRPC statuses with a sentence for people: they stand in the pod's events.
+func (r *Resource) Allocate(ids []string) (*v1beta1.ContainerAllocateResponse, error) {
+	chosen, err := r.choose(ids)
+	if err != nil {
+		return nil, err
+	}
+	a := &answer{config: r.config, host: r.host, resource: r.name, devices: chosen, ContainerAllocateResponse: &v1beta1.ContainerAllocateResponse{}}
+	return a.make()
+}
+
+// choose returns the devices behind the IDs, of replicas of one device the first,
+// in the order of the GPUs: the same devices have the same answer.
+func (r *Resource) choose(ids []string) ([]plan.Device, error) {
+	if len(ids) == 0 {
+		return nil, status.Error(codes.InvalidArgument, "no devices of "+r.name+" were asked for")
+	}
+	var chosen []plan.Device
+	for i, id := range ids {
+		at, known := r.at[id]
+		if !known {
+			return nil, status.Errorf(codes.NotFound, "%s has no device %q; it has %s", r.name, id, r.names())
+		}
+		d := r.devices[at]
+		switch {
+		case slices.Contains(ids[:i], id):
+			return nil, status.Errorf(codes.InvalidArgument, "device %s was asked for twice", id)
+		case !d.Healthy():
+			return nil, status.Errorf(codes.FailedPrecondition, "device %s has been unhealthy since %s: %s", id, d.Since.UTC().Format(time.RFC3339), d.Fault)
+		case d.Replicas > 0 && len(ids) > 1 && r.onlyOne():
+			return nil, status.Errorf(codes.InvalidArgument, "a container may have one %s and asked for %d: it is a part of a shared GPU, and more parts are not more of the GPU; "+
+				"request 1, or set failRequestsGreaterThanOne: false in the device plugin's sharing", r.name, len(ids))
+		}
+		if !slices.ContainsFunc(chosen, func(other plan.Device) bool { return other.UUID() == d.UUID() }) {
+			chosen = append(chosen, d)
+		}
+	}
+	slices.SortFunc(chosen, func(a, b plan.Device) int { return cmp.Compare(r.at[a.ID], r.at[b.ID]) })
+	return chosen, nil
+}
+
+func (r *Resource) onlyOne() bool {
+	_, shared := r.config.Sharing.Active()
+	return shared.FailRequestsGreaterThanOne != nil && *shared.FailRequestsGreaterThanOne
+}
+
+// names lists the devices for an error: each shared one once.
+func (r *Resource) names() string {
+	const most = 16
+	var ids []string
+	for _, d := range r.devices {
+		switch {
+		case d.Replica > 0:
+			continue
+		case len(ids) == most:
+			return strings.Join(append(ids, "and more"), ", ")
+		}
+		ids = append(ids, d.ID)
+	}
+	if len(ids) == 0 {
+		return "none"
+	}
+	return strings.Join(ids, ", ")
+}

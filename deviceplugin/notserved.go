@@ -1,0 +1,34 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/gpuready/gpuready/deviceplugin/config"
+	strict "github.com/gpuready/gpuready/internal/config"
+)
+
+// NotServed says which settings are known and not served, each by its path in
+// the file. Doing something else than what is asked for is no choice.
+func NotServed(c *config.Config) error {
+	var all []error
+	refuse := func(path, format string, args ...any) {
+		all = append(all, &strict.Error{Path: path, Err: fmt.Errorf(format, args...)})
+	}
+	if s := c.Flags.DeviceDiscoveryStrategy; s != nil && *s == "tegra" {
+		refuse("flags.deviceDiscoveryStrategy", "%q is not served: NVML does not know integrated GPUs; remove it, or write %q", *s, "auto")
+	}
+	// A runtime that resolves CDI names and one that reads the variable would each
+	// give the container its GPUs.
+	list := c.Flags.Plugin.DeviceListStrategy
+	for _, other := range []string{config.ListVariable, config.ListMounts} {
+		if slices.Contains(list, config.ListCDI) && slices.Contains(list, other) {
+			refuse("flags.plugin.deviceListStrategy", "%s and %s together would give a container its GPUs twice; write one of them", config.ListCDI, other)
+		}
+	}
+	if c.Sharing.MPS != nil && len(c.Sharing.MPS.Resources) > 0 {
+		refuse("sharing.mps", "not served yet; remove it, or write timeSlicing")
+	}
+	return errors.Join(all...)
+}

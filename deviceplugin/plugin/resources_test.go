@@ -1,0 +1,161 @@
+package plugin_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/gpuready/gpuready/deviceplugin/config"
+	"github.com/gpuready/gpuready/deviceplugin/plugin"
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/gpu/gputest"
+	"github.com/gpuready/gpuready/internal/kubelettest"
+	"github.com/gpuready/gpuready/internal/nodestate"
+)
+
+// settings lets the plugin have a configuration.
+func (n *node) settings(text string) *node {
+	n.t.Helper()
+	c, _, err := config.Parse([]byte(text), "config.yaml", config.Options{})
+	require.NoError(n.t, err)
+	n.cfg.Settings = c
+	return n
+}
+
+// of waits until so many devices of a resource are allocatable.
+func (n *node) of(resource string, allocatable int) kubelettest.Resource {
+	n.t.Helper()
+	r, err := n.kubelet.Wait(soon(n.t), resource, func(r kubelettest.Resource) bool {
+		return r.Allocatable == allocatable && !r.Gone && r.Lists > 0
+	})
+	require.NoError(n.t, err)
+	return r
+}
+
+const (
+	small = "nvidia.com/mig-1g.10gb"
+	large = "nvidia.com/mig-3g.40gb"
+)
+
+// divided is a node whose first GPU is divided.
+func divided(layout ...string) gpu.Snapshot {
+	s := gputest.Node("h100-sxm", 4)
+	if len(layout) > 0 {
+		s.Devices[0] = gputest.WithMIG(s.Devices[0], layout...)
+	}
+	return s
+}
+
+func TestAnEndpointIsTheReferences(t *testing.T) {
+	require.Equal(t, "nvidia-gpu.sock", plugin.Endpoint("nvidia.com/gpu"))
+	require.Equal(t, "nvidia-mig-1g.10gb.sock", plugin.Endpoint(small))
+}
+
+func TestAnErrorInOneMIGInstanceTouchesNoOther(t *testing.T) {
+	s := divided("1g.10gb", "1g.10gb", "3g.40gb")
+	n := newNode(t, s).settings("flags: {migStrategy: mixed}").withKubelet().start()
+	n.of(small, 2)
+	n.of(large, 1)
+	e := gputest.XID(s.Devices[0].UUID, 94)
+	e.GPUInstance, e.ComputeInstance = s.Devices[0].MIG[1].GPUInstance, s.Devices[0].MIG[1].ComputeInstance
+	n.source.Emit(e)
+	r := n.of(small, 1)
+	require.Equal(t, []string{string(s.Devices[0].MIG[1].UUID)}, n.unhealthy(r))
+	n.of(large, 1)
+	n.wait(3)
+	n.source.Emit(gputest.XID(s.Devices[0].UUID, 79)) // the whole GPU
+	n.of(small, 0)
+	n.of(large, 0)
+	n.wait(3)
+	n.stop()
+
+	n.start() // remembered, for every part
+	n.of(small, 0)
+	n.of(large, 0)
+	n.wait(3)
+}
+
+func TestResourcesComeAndGoAndTheOthersAreNotDisturbed(t *testing.T) {
+	n := newNode(t, divided()).settings("flags: {migStrategy: mixed}").withKubelet().start()
+	n.wait(4)
+	n.source.Set(divided("3g.40gb"))
+	n.of(large, 1)
+	n.source.Set(divided("1g.10gb", "1g.10gb"))
+	n.of(small, 2)
+	require.Empty(t, n.of(large, 0).Devices)
+	n.source.Set(divided("3g.40gb", "1g.10gb"))
+	n.of(large, 1)
+	n.of(small, 1)
+	require.Equal(t, 1, n.wait(3).Registered)
+	n.source.Set(divided())
+	n.wait(4)
+	n.of(large, 0)
+	s := n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready && len(s.DevicePlugin.Resources) == 1 })
+	require.Equal(t, config.GPU, s.DevicePlugin.Resources[0].Name)
+
+	require.NoError(t, n.kubelet.Restart())
+	n.wait(4)
+	for _, gone := range []string{small, large} {
+		n.log.wait(t, `the kubelet has forgotten it" resource=`+gone)
+	}
+	sockets, err := filepath.Glob(filepath.Join(n.host, "dp", "nvidia-*.sock"))
+	require.NoError(t, err)
+	require.Equal(t, []string{filepath.Join(n.host, "dp", "nvidia-gpu.sock")}, sockets)
+	n.source.Set(divided("3g.40gb"))
+	n.of(large, 1)
+	n.stop()
+	entries, err := os.ReadDir(filepath.Join(n.host, "dp"))
+	require.NoError(t, err)
+	for _, e := range entries {
+		require.False(t, strings.HasPrefix(e.Name(), "nvidia-"), e.Name())
+	}
+}
+
+// Whatever becomes of the layout, the kubelet ends up with what there is.
+func TestTheKubeletEndsUpWithTheLastLayout(t *testing.T) {
+	n := newNode(t, divided()).settings("flags: {migStrategy: mixed}").withKubelet().start()
+	n.wait(4)
+	layouts := map[string][]string{"whole": nil, "small": {"1g.10gb", "1g.10gb"}, "large": {"3g.40gb"}, "both": {"3g.40gb", "1g.10gb"}}
+	rapid.Check(t, func(r *rapid.T) {
+		name := ""
+		for range rapid.IntRange(1, 5).Draw(r, "changes") {
+			name = rapid.SampledFrom([]string{"whole", "small", "large", "both"}).Draw(r, "layout")
+			n.source.Set(divided(layouts[name]...))
+			if rapid.Bool().Draw(r, "restart") && rapid.Bool().Draw(r, "really") {
+				require.NoError(r, n.kubelet.Restart())
+			}
+		}
+		n.wait(map[bool]int{true: 4, false: 3}[name == "whole"])
+		for _, resource := range []string{small, large} {
+			profile := strings.TrimPrefix(resource, "nvidia.com/mig-")
+			want := 0
+			for _, p := range layouts[name] {
+				if p == profile {
+					want++
+				}
+			}
+			if _, known := n.kubelet.Resource(resource); known || want > 0 {
+				_, err := n.kubelet.Wait(soon(t), resource, func(k kubelettest.Resource) bool {
+					return k.Allocatable == want || want == 0 && k.Gone
+				})
+				require.NoError(r, err)
+			}
+		}
+	})
+}
+
+func TestAGPUThatIsDividedIntoNothingIsSaidToBeLeftOut(t *testing.T) {
+	s := gputest.Node("h100-sxm", 1)
+	s.Devices[0].MIGEnabled = true
+	n := newNode(t, s).settings("flags: {migStrategy: mixed}").withKubelet().start()
+	got := n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Failed })
+	require.EqualValues(t, "NoMIGDevice", got.Reason)
+	require.Contains(t, got.Message, "GPU 0 is left out")
+	require.Equal(t, gputest.GPU(0), got.DevicePlugin.Left[0].GPU)
+	n.source.Set(divided("1g.10gb"))
+	n.of(small, 1)
+}
