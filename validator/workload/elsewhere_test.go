@@ -37,7 +37,7 @@ func TestAPodThatOthersEndedIsNoReasonToRefuse(t *testing.T) {
 		{"no CPU left", time.Minute, because("OutOfcpu", "Node didn't have enough resource: cpu"), "OutOfcpu"},
 		{"somebody was faster", time.Minute, because("OutOfnvidia.com/gpu", "Node didn't have enough resource"), "OutOfnvidia.com/gpu"},
 		{"the node goes down", time.Minute, because("NodeShutdown", "Pod was rejected"), "NodeShutdown"},
-		{"a node that is full", 50 * time.Millisecond, func(p *corev1.Pod) {
+		{"a node that is full", overdue, func(p *corev1.Pod) {
 			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: "0/2 nodes are available: 1 Insufficient cpu, 1 Too many pods."}}
 		}, "1 Insufficient cpu"},
 	} {

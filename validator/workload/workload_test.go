@@ -43,6 +43,10 @@ type stage struct {
 	driver check.Driver
 }
 
+// overdue is how long a pod is waited for where that ends without it: long enough
+// for the pod to be looked at on a machine that has much to do.
+const overdue = time.Second
+
 func newStage(t *testing.T, timeout time.Duration) *stage {
 	t.Helper()
 	s := &stage{t: t, server: kubetest.Start("n1"), driver: check.Driver{Info: nodestate.DriverInfo{Root: "/", Version: "580.95.05"}, GPUs: gputest.Node("t4", 2).Devices}}
@@ -170,11 +174,11 @@ func TestWhatBecameOfThePodIsTheReason(t *testing.T) {
 			p.Status.Phase, p.Status.Reason, p.Status.Message = corev1.PodFailed, "UnexpectedAdmissionError", "Allocate failed"
 		}, "WorkloadNotAdmitted", "UnexpectedAdmissionError: Allocate failed"},
 		{"the runtime cannot", time.Minute, waiting("CreateContainerError", "unresolvable CDI devices"), "WorkloadNotStarted", "CreateContainerError: unresolvable CDI devices"},
-		{"no image", 50 * time.Millisecond, waiting("ImagePullBackOff", "not found"), "WorkloadNotStarted", "ImagePullBackOff: not found"},
-		{"unschedulable", 50 * time.Millisecond, func(p *corev1.Pod) {
+		{"no image", overdue, waiting("ImagePullBackOff", "not found"), "WorkloadNotStarted", "ImagePullBackOff: not found"},
+		{"unschedulable", overdue, func(p *corev1.Pod) {
 			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: "Insufficient nvidia.com/gpu"}}
 		}, "WorkloadUnschedulable", "Insufficient nvidia.com/gpu"},
-		{"it hangs", 50 * time.Millisecond, func(p *corev1.Pod) { p.Spec.NodeName, p.Status.Phase = "n1", corev1.PodRunning }, "WorkloadTimeout", "it is Running"},
+		{"it hangs", overdue, func(p *corev1.Pod) { p.Spec.NodeName, p.Status.Phase = "n1", corev1.PodRunning }, "WorkloadTimeout", "it is Running"},
 		{"the kubelet ended it", time.Minute, func(p *corev1.Pod) {
 			p.Spec.NodeName, p.Status.Phase, p.Status.Reason = "n1", corev1.PodFailed, "DeadlineExceeded"
 		}, "WorkloadTimeout", "had no result"},
@@ -247,7 +251,7 @@ func TestSomebodyElsesPodIsLeftAlone(t *testing.T) {
 }
 
 func TestWhereNoGPUIsFreeTheAccountsAreTheProof(t *testing.T) {
-	s := newStage(t, 50*time.Millisecond)
+	s := newStage(t, overdue)
 	o := s.ask("")
 	require.Equal(t, check.Passed, o.Kind)
 	require.True(t, o.Again)
