@@ -335,8 +335,12 @@ func (f *follower) register(ctx context.Context, kubelet identity) error {
 	start := time.Now()
 	_, ever, _ := f.plugin.Streams()
 	err := f.attempt(ctx, kubelet)
-	if ctx.Err() != nil || errors.Is(err, errOther) {
-		return nil //nolint:nilerr // it is over, or the new kubelet is looked at next
+	if ctx.Err() != nil {
+		return nil //nolint:nilerr // it is over
+	}
+	if errors.Is(err, errOther) {
+		f.retryAt = time.Now().Add(firstRetry) // it is looked at then, if nothing tells of it before
+		return nil
 	}
 	f.Registered(err)
 	f.kubelet, f.streams, f.since, f.hungUp = kubelet, ever, start, false

@@ -59,7 +59,7 @@ func (i identity) sameFile(o identity) bool { return i.dev == o.dev && i.ino == 
 
 // newSocket returns the name of a socket before it is the plugin's: no longer than
 // that one's, and another plugin's that starts at the same moment is another.
-func newSocket() string { return ".gpuready." + rand.Text()[:8] }
+func newSocket() string { return "." + rand.Text()[:8] }
 
 // listen makes the plugin's own socket, in the place of one that an earlier
 // plugin left: by rename, for one that still runs must see another's socket there
