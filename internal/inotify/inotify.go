@@ -34,6 +34,9 @@ type Event struct {
 // ErrClosed is returned by Next after Close.
 var ErrClosed = errors.New("inotify: closed")
 
+// events are those that are asked of the kernel.
+const events = unix.IN_CREATE | unix.IN_MODIFY | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF
+
 // most is how many events wait for one Watcher. What comes then is Missed.
 const most = 4096
 
@@ -68,7 +71,9 @@ func (w *Watcher) Add(dir string) error {
 		return ErrClosed
 	}
 	// The kernel answers with the descriptor that it has for this directory.
-	n, err := unix.InotifyAddWatch(s.fd, dir, unix.IN_CREATE|unix.IN_MODIFY|unix.IN_DELETE|unix.IN_MOVED_FROM|unix.IN_MOVED_TO|unix.IN_DELETE_SELF|unix.IN_MOVE_SELF|unix.IN_ONLYDIR)
+	// IN_MASK_ADD, since it otherwise clears the mask of one that is watched already before it
+	// sets it again, and what happens in between is lost for all who watch it.
+	n, err := unix.InotifyAddWatch(s.fd, dir, events|unix.IN_ONLYDIR|unix.IN_MASK_ADD)
 	if err != nil {
 		return explain(&fs.PathError{Op: "watch", Path: dir, Err: err})
 	}
