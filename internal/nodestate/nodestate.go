@@ -30,6 +30,7 @@ const (
 	Toolkit      Component = "toolkit"
 	DevicePlugin Component = "deviceplugin"
 	Validator    Component = "validator"
+	MPS          Component = "mps"
 )
 
 // Phase is how far a component has come.
@@ -66,6 +67,8 @@ type State struct {
 	Driver       *DriverInfo       `json:"driver,omitempty"`
 	Toolkit      *ToolkitInfo      `json:"toolkit,omitempty"`
 	DevicePlugin *DevicePluginInfo `json:"devicePlugin,omitempty"`
+	Validator    *ValidatorInfo    `json:"validator,omitempty"`
+	MPS          *MPSInfo          `json:"mps,omitempty"`
 }
 
 // DriverInfo is the driver that a component works with.
@@ -120,6 +123,32 @@ type DevicePluginInfo struct {
 	// Labels are what the node is to say about its GPUs, by their full names. They
 	// are the GPUs' features and nothing else: see labels.go.
 	Labels map[string]string `json:"labels,omitempty"`
+}
+
+// ConfigLabel is the label by which a node chooses the device plugin's configuration.
+const ConfigLabel = "nvidia.com/device-plugin.config"
+
+// ValidatorInfo is what the validator, which alone knows the Node, leaves for the
+// other components.
+type ValidatorInfo struct {
+	// NodeLabels are those of the Node's labels by which something is chosen, today
+	// ConfigLabel alone. nil: the Node has not been read yet in this boot. A label
+	// that the Node does not have is not in it.
+	NodeLabels map[string]string `json:"nodeLabels,omitzero"`
+}
+
+// MPSInfo is what the MPS control daemons on the node serve.
+type MPSInfo struct {
+	Resources []MPSResource `json:"resources,omitempty"`
+}
+
+// MPSResource is the control daemon of one resource.
+type MPSResource struct {
+	Name    string     `json:"name"`           // "nvidia.com/gpu.shared"
+	GPUs    []gpu.UUID `json:"gpus,omitempty"` // that it was started for
+	Ready   bool       `json:"ready"`          // it answers, and its limits are set
+	Reason  gpu.Reason `json:"reason,omitempty"`
+	Message string     `json:"message,omitempty"` // why it is not
 }
 
 // Left is a GPU or MIG device that is not offered at all.

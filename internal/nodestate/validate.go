@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -71,7 +72,7 @@ func Parse(data []byte) (State, error) {
 
 func (c Component) known() bool {
 	switch c {
-	case Driver, Toolkit, DevicePlugin, Validator:
+	case Driver, Toolkit, DevicePlugin, Validator, MPS:
 		return true
 	}
 	return false
@@ -124,7 +125,38 @@ func (s State) validate() error {
 	if p := s.DevicePlugin; p != nil {
 		v.plugin(p)
 	}
+	if i := s.Validator; i != nil {
+		v.chosen("validator.nodeLabels", i.NodeLabels)
+	}
+	if m := s.MPS; m != nil {
+		v.mps(m)
+	}
 	return v.err
+}
+
+// chosen checks the values of the Node's labels: names of configurations, of
+// which somebody may make names of files.
+func (v *validation) chosen(field string, labels map[string]string) {
+	for _, name := range slices.Sorted(maps.Keys(labels)) {
+		switch value := labels[name]; {
+		case name != ConfigLabel:
+			v.fail(fmt.Sprintf("%s[%.80q]", field, name), "nothing is chosen by it")
+		case len(value) > maxLabel || !featureValue.MatchString(value):
+			v.fail(fmt.Sprintf("%s[%q]", field, name), fmt.Sprintf("%.80q is not the value of a label", value))
+		}
+	}
+}
+
+func (v *validation) mps(m *MPSInfo) {
+	for i, r := range m.Resources {
+		at := fmt.Sprintf("mps.resources[%d]", i)
+		v.name(at+".name", r.Name)
+		for j, id := range r.GPUs {
+			v.name(fmt.Sprintf("%s.gpus[%d]", at, j), string(id))
+		}
+		v.reason(at+".reason", string(r.Reason))
+		v.text(at+".message", r.Message, maxMessage)
+	}
 }
 
 func (v *validation) runtime(r *Runtime) {
@@ -245,6 +277,14 @@ func (s State) cleaned() State {
 			t.Injection = &i
 		}
 		s.Toolkit = &t
+	}
+	if s.MPS != nil {
+		m := *s.MPS
+		m.Resources = slices.Clone(m.Resources)
+		for i := range m.Resources {
+			m.Resources[i].Message = record.Clean(m.Resources[i].Message, maxMessage)
+		}
+		s.MPS = &m
 	}
 	if s.DevicePlugin == nil {
 		return s
