@@ -179,6 +179,7 @@ func newPlugin(cfg Config) (*Plugin, error) {
 		p.cfg.Driver.Also = []string{filepath.Join(p.stateDir(nodestate.Toolkit), nodestate.FileName)}
 	}
 	p.recall()
+	p.askToolkit()
 	p.health = p.health.WithPolicy(cfg.Health)
 	// What is remembered stays in the state file, and is not given away before it
 	// has been seen.
@@ -201,6 +202,7 @@ func (p *Plugin) recall() {
 	switch {
 	case err == nil:
 		p.health = health.Recall(file)
+		p.recallHindrances(file.DevicePlugin)
 		if file.Driver != nil {
 			p.root = file.Driver.Root
 		}
