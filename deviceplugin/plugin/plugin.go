@@ -71,6 +71,7 @@ type Plugin struct {
 	boot      string
 	replace   atomic.Bool    // there is a next program
 	begin     func(*service) // lets it run
+	seenBy    func(View)     // takes the place of all that is published; nil: nobody
 
 	mu       sync.Mutex
 	services map[string]*service // by resource
