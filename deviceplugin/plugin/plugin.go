@@ -73,6 +73,7 @@ type Plugin struct {
 	replace   atomic.Bool    // there is a next program
 	begin     func(*service) // lets it run
 	choice    chan struct{}  // closed when settings are in force
+	seenBy    func(View)     // takes the place of all that is published; nil: nobody
 
 	mu       sync.Mutex
 	settings *config.Config      // in force; replaced, never changed

@@ -40,6 +40,12 @@ func (p *Plugin) update(change func()) {
 	defer p.mu.Unlock()
 	change()
 	p.look()
+	if p.seenBy != nil {
+		p.tell()
+		p.logDevices()
+		p.logLeft()
+		return
+	}
 	// Before the first snapshot of this process what it remembers is no list.
 	if p.snapshot.Driver.Version != "" {
 		p.serve(p.plan.Resources)
