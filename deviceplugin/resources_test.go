@@ -339,7 +339,9 @@ func TestADividedGPUThatIsGoneIsListedByTheNextProcessToo(t *testing.T) {
 	m.wait(1)
 	after := m.of(large, 0)
 	require.Equal(t, ids(before), ids(after))
-	s := m.state(func(s nodestate.State) bool { return s.DevicePlugin != nil && s.DevicePlugin.Registered && s.Phase == nodestate.Degraded })
+	s := m.state(func(s nodestate.State) bool {
+		return s.DevicePlugin != nil && s.DevicePlugin.Registered && s.Phase == nodestate.Degraded
+	})
 	for _, r := range s.DevicePlugin.Resources {
 		if r.Name == after.Name {
 			require.Equal(t, gpu.ReasonMissing, r.Devices[0].Reason)
