@@ -295,7 +295,7 @@ func (o *options) open(place driver.Place, log *slog.Logger) (plugin.Opened, err
 			root = "/" // NVML's own search of the loader's path begins there
 		}
 	}
-	source, err := nvml.Open(nvml.Options{HostRoot: o.hostRoot, DriverRoot: root, Log: log})
+	source, err := nvml.Open(nvml.Options{HostRoot: o.hostRoot, DriverRoot: root, Log: log, Outside: o.outside(root)})
 	if err != nil {
 		return plugin.Opened{}, err
 	}

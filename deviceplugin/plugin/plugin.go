@@ -82,6 +82,7 @@ type Plugin struct {
 	kept     map[string]*os.File // sockets for the next program
 	health   health.State
 	snapshot gpu.Snapshot
+	source   gpu.Source    // of snapshot; nil before there was one
 	root     string        // of the driver
 	host     allocate.Host // what there is besides GPUs
 	plan     plan.Plan     // what is advertised, health included
