@@ -533,3 +533,44 @@ func TestTheDaemonIsTheNodesVoice(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, exit, daemon.Output())
 }
+
+func TestWhatTheNodeChoosesIsLeftForThoseWithoutAToken(t *testing.T) {
+	r := newRig(t)
+	ctx, cancel := context.WithTimeout(t.Context(), deadline)
+	defer cancel()
+	server := kubetest.Start("n1")
+	t.Cleanup(func() { server.Stop() })
+	account := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(account, "token"), []byte("secret"), 0o600))
+	label := func(name string) {
+		server.Node("n1", func(n *corev1.Node) { n.Labels = map[string]string{nodestate.ConfigLabel: name} })
+	}
+	start := func() *built.Process {
+		return built.Start(t, "gpu-validator", r.args("daemon", "--listen=", "--node-name=n1", "--api-server="+server.URL(), "--service-account-dir="+account), r.env()...)
+	}
+	chosen := func(want string) {
+		t.Helper()
+		require.NoError(t, untilState(ctx, r.path("/run/nvidia/gpuready/validator"), func(s nodestate.State) bool {
+			return s.Validator != nil && s.Validator.NodeLabels != nil && s.Validator.NodeLabels[nodestate.ConfigLabel] == want
+		}))
+	}
+	daemon := start()
+	chosen("")
+	label("shared")
+	chosen("shared")
+	label("whole")
+	chosen("whole")
+
+	// Another process, and no API server: the last word of this boot stands.
+	require.NoError(t, daemon.Signal(syscall.SIGKILL))
+	_, err := daemon.Wait(ctx)
+	require.NoError(t, err)
+	server.Stop()
+	start()
+	r.driver(1)
+	r.until(readiness.Driver, func(s readiness.Status) bool { return s.Refusal != nil && s.Refusal.Reason != "NoGPU" })
+	chosen("whole")
+	server.Restart()
+	label("shared")
+	chosen("shared")
+}

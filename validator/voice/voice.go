@@ -286,7 +286,7 @@ func (v *Voice) outcome(ctx context.Context, t topic, err error) {
 	}
 	if m.failing == nil || apierrors.ReasonForError(m.failing) != apierrors.ReasonForError(err) {
 		v.Log.Warn("the API server does not take what this node has to say; the proofs on the node do not depend on it",
-			"what", string(t), "message", err.Error(), "action", advice(err))
+			"what", string(t), "message", err.Error(), "action", kube.Advice(err))
 	}
 	m.failing = err
 	m.delay = min(max(firstRetry, 2*m.delay), lastRetry)
@@ -295,20 +295,6 @@ func (v *Voice) outcome(ctx context.Context, t topic, err error) {
 		wait = max(wait, min(time.Duration(seconds)*time.Second, lastRetry))
 	}
 	m.until = v.Now().Add(wait)
-}
-
-func advice(err error) string {
-	switch {
-	case apierrors.IsForbidden(err):
-		return "give the service account the rights of deployments/static/gpuready.yaml; if it has them, see which admission policy refuses"
-	case apierrors.IsUnauthorized(err):
-		return "see that the pod's token is the one of this cluster"
-	case apierrors.IsNotFound(err):
-		return "see that --node-name is the name of this Node"
-	case apierrors.IsConflict(err), apierrors.IsInvalid(err):
-		return "nothing: somebody else changed the Node at the same time"
-	}
-	return "nothing, if the API server is away for a while; else see that this node reaches it"
 }
 
 // recall reads the memory of an earlier process of this boot.

@@ -143,8 +143,7 @@ func (s *Server) node(r *http.Request, name, sub string, body []byte) (any, erro
 		next.Status = old.Status
 	}
 	if !reflect.DeepEqual(old, next) {
-		next.ResourceVersion = s.next()
-		s.nodes[name] = next
+		s.store("MODIFIED", next)
 	}
 	return next, nil
 }
@@ -226,9 +225,10 @@ func (s *Server) pod(r *http.Request, namespace, name string, body []byte) (any,
 	return nil, &refusal{http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed, r.Method}
 }
 
-// watch streams the changes of the pods that the field selector names.
+// watch streams the changes of the pods, or of the Nodes, that the field selector names.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	_, name, _ := strings.Cut(r.URL.Query().Get("fieldSelector"), "metadata.name=")
+	nodes := strings.HasSuffix(r.URL.Path, "/nodes")
 	from, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusOK)
@@ -239,12 +239,19 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 		changed := s.changed
 		var news []change
 		for _, c := range s.history {
-			if c.version > from && c.Object.Name == name {
+			if _, node := c.Object.(*corev1.Node); c.version > from && c.Object.GetName() == name && node == nodes {
 				news = append(news, c)
 			}
 		}
+		expired := from < s.since
 		from = s.version
 		s.mu.Unlock()
+		if expired {
+			_ = json.NewEncoder(w).Encode(map[string]any{"type": "ERROR", "object": metav1.Status{
+				TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,
+				Code: http.StatusGone, Reason: metav1.StatusReasonExpired, Message: "too old resource version"}})
+			return
+		}
 		for _, c := range news {
 			if json.NewEncoder(w).Encode(c) != nil {
 				return
