@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"log/slog"
@@ -32,6 +33,7 @@ const defaultStateDir = "/run/nvidia/gpuready"
 // options are the flags, whether they come from the command line, the
 // environment or the configuration file.
 type options struct {
+	help            string // what --help prints
 	version, dryRun bool
 	output          string
 
@@ -110,6 +112,7 @@ Usage:
   gpu-device-plugin [flags]
   gpu-device-plugin devices [flags]     print what would be advertised, and why a GPU is left out
   gpu-device-plugin check-config FILE   check a configuration file (see check-config --help)
+  gpu-device-plugin mps-daemon [flags]  run the MPS control daemons of shared GPUs (see mps-daemon --help)
   gpu-device-plugin wait [flags]        wait until containers are given the GPUs (see wait --help)
 
 Examples:
@@ -152,14 +155,18 @@ func (o *options) flags(usage io.Writer) *pflag.FlagSet {
 		return pflag.NormalizedName(name)
 	})
 	strict.Describe(f, environment)
-	f.Usage = func() { fmt.Fprintf(usage, help, f.FlagUsagesWrapped(100)) }
+	f.Usage = func() { fmt.Fprintf(usage, cmp.Or(o.help, help), f.FlagUsagesWrapped(100)) }
 	return f
 }
 
 // parse reads command line, environment and configuration file, in the order in
 // which they win.
 func parse(args []string, stderr io.Writer) (*options, error) {
-	o := &options{origin: map[string]string{}}
+	return (&options{}).parse(args, stderr)
+}
+
+func (o *options) parse(args []string, stderr io.Writer) (*options, error) {
+	o.origin = map[string]string{}
 	f := o.flags(stderr)
 	if err := f.Parse(args); err != nil {
 		return nil, err

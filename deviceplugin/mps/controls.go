@@ -12,13 +12,14 @@ type controls struct {
 // running is one of them.
 type running struct {
 	spec  Spec
+	root  string // of its folders
 	end   context.CancelFunc
 	ended chan struct{}
 }
 
 // apply makes the daemons be as the specs say. One that may stay as it is has
 // clients, and is left alone.
-func (c *controls) apply(ctx context.Context, specs []Spec) {
+func (c *controls) apply(ctx context.Context, root string, specs []Spec) {
 	wanted := map[string]Spec{}
 	for _, s := range specs {
 		wanted[s.Resource] = s
@@ -26,7 +27,7 @@ func (c *controls) apply(ctx context.Context, specs []Spec) {
 	var ending []*running
 	for name, r := range c.running {
 		spec, there := wanted[name]
-		if there && r.spec.same(spec) {
+		if there && r.root == root && r.spec.same(spec) {
 			continue
 		}
 		r.end()
@@ -42,19 +43,19 @@ func (c *controls) apply(ctx context.Context, specs []Spec) {
 	}
 	for _, s := range specs {
 		if c.running[s.Resource] == nil {
-			c.start(ctx, s)
+			c.start(ctx, root, s)
 		}
 	}
 }
 
-func (c *controls) start(ctx context.Context, s Spec) {
+func (c *controls) start(ctx context.Context, root string, s Spec) {
 	cfg := c.daemon.cfg
 	ctx, end := context.WithCancel(ctx)
-	r := &running{spec: s, end: end, ended: make(chan struct{})}
+	r := &running{spec: s, root: root, end: end, ended: make(chan struct{})}
 	c.running[s.Resource] = r
 	one := &control{
 		spec: s, modes: c.opened.Source, log: cfg.Log, report: c.daemon.report,
-		site: site{hostRoot: cfg.HostRoot, driverRoot: c.opened.Root, mpsRoot: cfg.Root, resource: s.Resource},
+		site: site{hostRoot: cfg.HostRoot, driverRoot: c.opened.Root, mpsRoot: root, resource: s.Resource},
 	}
 	go func() {
 		defer close(r.ended)

@@ -5,9 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -41,12 +38,14 @@ type Opened struct {
 type Config struct {
 	HostRoot string
 	StateDir string
-	Root     string // of the daemons' folders
 	Listen   string
-	Settings *config.Config
-	Driver   driver.Place
-	Open     func(driver.Place) (Opened, error)
-	Log      *slog.Logger
+	Settings *config.Config // in force from the start, and complete; nil: none yet
+	// Follow tells of each configuration that comes, and of each that is refused and
+	// why, until ctx ends, from one goroutine. nil: none comes.
+	Follow func(ctx context.Context, deliver func(*config.Config, error)) error
+	Driver driver.Place // its Root is that of the settings, where they have one
+	Open   func(driver.Place) (Opened, error)
+	Log    *slog.Logger
 }
 
 // ErrReplaced means that the driver's library was replaced: the process must be
@@ -57,6 +56,8 @@ const (
 	reasonWaiting    gpu.Reason = "MPSNotReady"
 	reasonNothing    gpu.Reason = "NothingShared"
 	reasonDriverGone gpu.Reason = "DriverFailed"
+	reasonRefused    gpu.Reason = "ConfigRefused"
+	reasonUnchosen   gpu.Reason = "ConfigNotChosen"
 )
 
 // daemon is the process.
@@ -66,8 +67,11 @@ type daemon struct {
 	up    *prometheus.GaugeVec
 	ends  *prometheus.CounterVec
 	dirty chan struct{}
+	look  chan struct{} // other settings, or GPUs
 
 	mu        sync.Mutex
+	settings  *config.Config                   // in force; nil: none yet
+	refused   error                            // why another configuration is not
 	absent    gpu.Fault                        // why there is no driver; zero: there is one
 	resources map[string]nodestate.MPSResource // by name
 	left      []plan.Left                      // what cannot be shared by MPS
@@ -82,7 +86,7 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	d := &daemon{
-		cfg: cfg, boot: boot, dirty: make(chan struct{}, 1), resources: map[string]nodestate.MPSResource{},
+		cfg: cfg, boot: boot, dirty: make(chan struct{}, 1), look: make(chan struct{}, 1), settings: cfg.Settings, resources: map[string]nodestate.MPSResource{},
 		absent: gpu.Fault{Reason: reasonStarting, Message: "the driver has not been read yet"},
 		up: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "gpuready_mps_ready", Help: "1 where the MPS control daemon of a resource serves it, 0 where it does not.",
@@ -97,6 +101,7 @@ func Run(ctx context.Context, cfg Config) error {
 	reg.MustRegister(d.up, d.ends)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(ctx, cfg.Listen, reg, d.Ready) })
+	group.Go(func() error { return d.watchSettings(ctx) })
 	group.Go(func() error { return d.watchGPUs(ctx) })
 	group.Go(func() error { return d.writeStates(ctx) })
 	err = group.Wait()
@@ -113,8 +118,68 @@ func Run(ctx context.Context, cfg Config) error {
 	return err
 }
 
+// watchSettings applies each configuration that comes. One that takes another
+// driver takes another process.
+func (d *daemon) watchSettings(ctx context.Context) error {
+	if d.cfg.Follow == nil {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	err := d.cfg.Follow(ctx, func(c *config.Config, err error) {
+		d.mu.Lock()
+		was := d.settings
+		if d.refused = err; err == nil {
+			d.settings = c
+		}
+		d.mu.Unlock()
+		if err == nil && was != nil && driverRoot(was) != driverRoot(c) {
+			cancel(fmt.Errorf("%w: flags.nvidiaDriverRoot was %q and is %q", ErrReplaced, driverRoot(was), driverRoot(c)))
+		}
+		poke(d.look)
+		poke(d.dirty)
+	})
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+func driverRoot(c *config.Config) string {
+	if root := c.Flags.NvidiaDriverRoot; root != nil {
+		return *root
+	}
+	return ""
+}
+
+// inForce are the settings; nil: none yet.
+func (d *daemon) inForce() *config.Config {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.settings
+}
+
+// poke makes c ready to receive from.
+func poke(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
 // watchGPUs uses the driver until ctx ends.
 func (d *daemon) watchGPUs(ctx context.Context) error {
+	for d.inForce() == nil {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-d.look:
+		}
+	}
+	if root := driverRoot(d.inForce()); root != "" {
+		d.cfg.Driver.Root = root
+	}
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		opened, err := driver.Wait(ctx, d.cfg.Driver, func() (Opened, error) { return d.cfg.Open(d.cfg.Driver) },
 			func(err error) bool { return !errors.Is(err, nvml.ErrOtherLibrary) }, d.waiting)
@@ -161,7 +226,7 @@ func (d *daemon) lost(why gpu.Fault) {
 	d.mu.Unlock()
 	if !same {
 		d.cfg.Log.Warn(why.Message, "reason", string(why.Reason))
-		d.changed()
+		poke(d.dirty)
 	}
 }
 
@@ -187,15 +252,8 @@ func (d *daemon) use(ctx context.Context, o Opened) error {
 			}
 		})
 	}
-	changed := make(chan struct{}, 1)
-	poke := func() {
-		select {
-		case changed <- struct{}{}:
-		default:
-		}
-	}
 	helpers.Go(func() {
-		err := o.Source.Watch(ctx, poke, func(gpu.Event) { poke() })
+		err := o.Source.Watch(ctx, func() { poke(d.look) }, func(gpu.Event) { poke(d.look) })
 		if ctx.Err() == nil {
 			cancel(fmt.Errorf("watch the GPUs: %w", err))
 		}
@@ -212,137 +270,15 @@ func (d *daemon) use(ctx context.Context, o Opened) error {
 			return err
 		}
 		h = h.See(snap, time.Now())
-		p := plan.Make(d.cfg.Settings, snap, h)
+		settings := d.inForce()
+		p := plan.Make(settings, snap, h)
 		d.seen(p)
-		controls.apply(ctx, Specs(d.cfg.Settings, p, h))
+		controls.apply(ctx, Root(settings), Specs(settings, p, h))
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-changed:
+		case <-d.look:
 		}
 	}
 }
 
-// seen takes a plan into account: what MPS cannot share is said.
-func (d *daemon) seen(p plan.Plan) {
-	var left []plan.Left
-	for _, l := range p.Left {
-		if l.Reason == plan.ReasonMPS {
-			left = append(left, l)
-		}
-	}
-	d.mu.Lock()
-	same := d.absent == gpu.Fault{} && slices.Equal(left, d.left)
-	d.absent, d.left = gpu.Fault{}, left
-	d.mu.Unlock()
-	if same {
-		return
-	}
-	for _, l := range left {
-		d.cfg.Log.Warn("device is not shared", "gpu", string(l.GPU), "index", l.Index, "reason", string(l.Reason), "message", l.Message)
-	}
-	d.changed()
-}
-
-// report is a control's word.
-func (d *daemon) report(r nodestate.MPSResource) {
-	d.mu.Lock()
-	d.resources[r.Name] = r
-	d.mu.Unlock()
-	value := 0.0
-	if r.Ready {
-		value = 1
-	} else {
-		d.ends.WithLabelValues(r.Name, string(r.Reason)).Inc()
-	}
-	d.up.WithLabelValues(r.Name).Set(value)
-	d.changed()
-}
-
-// forget takes a resource out that is shared no more.
-func (d *daemon) forget(name string) {
-	d.mu.Lock()
-	delete(d.resources, name)
-	d.mu.Unlock()
-	d.up.DeleteLabelValues(name)
-	d.changed()
-}
-
-// Ready says why the daemon does not do its work, nil where it does, or has none.
-func (d *daemon) Ready() error {
-	s := d.state()
-	if s.Phase == nodestate.Ready || s.Phase == nodestate.Degraded {
-		return nil
-	}
-	return fmt.Errorf("%s: %s", s.Reason, s.Message)
-}
-
-func (d *daemon) changed() {
-	select {
-	case d.dirty <- struct{}{}:
-	default:
-	}
-}
-
-func (d *daemon) writeStates(ctx context.Context) error {
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-d.dirty:
-			d.write()
-		}
-	}
-}
-
-// write leaves the state for the device plugin. One goroutine calls it at a time.
-func (d *daemon) write() {
-	dir := filepath.Join("/", d.cfg.HostRoot, d.cfg.StateDir, string(nodestate.MPS))
-	err := nodestate.Write(dir, d.state())
-	switch {
-	case err == nil:
-		d.writeErr = ""
-	case d.writeErr != err.Error():
-		d.writeErr = err.Error()
-		d.cfg.Log.Error("the state cannot be written; the device plugin does not learn what is served", "path", dir, "message", err.Error())
-	}
-}
-
-// state says how things are.
-func (d *daemon) state() nodestate.State {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	s := nodestate.State{Component: nodestate.MPS, BootID: d.boot, Phase: nodestate.Ready, MPS: &nodestate.MPSInfo{}}
-	ready := 0
-	var why nodestate.MPSResource
-	for _, name := range slices.Sorted(maps.Keys(d.resources)) {
-		r := d.resources[name]
-		if d.ended != "" {
-			r = nodestate.MPSResource{Name: name, Reason: reasonEnded, Message: d.ended}
-		}
-		s.MPS.Resources = append(s.MPS.Resources, r)
-		if r.Ready {
-			ready++
-		}
-		if r.Message != "" && why.Message == "" {
-			why = r
-		}
-	}
-	switch {
-	case d.ended != "":
-		s.Phase, s.Reason, s.Message = nodestate.Waiting, reasonEnded, d.ended
-	case d.absent != gpu.Fault{}:
-		s.Phase, s.Reason, s.Message = nodestate.Waiting, d.absent.Reason, d.absent.Message
-	case len(d.resources) == 0 && len(d.left) > 0:
-		s.Phase, s.Reason, s.Message = nodestate.Failed, d.left[0].Reason, fmt.Sprintf("GPU %d: %s", d.left[0].Index, d.left[0].Message)
-	case len(d.resources) == 0:
-		s.Reason, s.Message = reasonNothing, "the configuration shares nothing by MPS that is on this node"
-	case ready == 0:
-		s.Phase, s.Reason, s.Message = nodestate.Waiting, reasonWaiting, why.Name+": "+why.Message
-	case why.Message != "":
-		s.Phase, s.Reason, s.Message = nodestate.Degraded, reasonWaiting, why.Name+": "+why.Message
-	case len(d.left) > 0:
-		s.Phase, s.Reason, s.Message = nodestate.Degraded, d.left[0].Reason, fmt.Sprintf("GPU %d: %s", d.left[0].Index, d.left[0].Message)
-	}
-	return s
-}

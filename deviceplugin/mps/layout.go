@@ -13,13 +13,28 @@
 // (github.com/NVIDIA/k8s-device-plugin, cmd/mps-control-daemon/mps, v0.17.0).
 package mps
 
-import "path"
+import (
+	"path"
+
+	"github.com/gpuready/gpuready/deviceplugin/config"
+)
 
 // Container is where a container sees the folder of its daemon.
 const Container = "/mps"
 
 // Shm is where daemon, servers and containers share memory with each other.
 const Shm = "/dev/shm"
+
+// defaultRoot is the reference's.
+const defaultRoot = "/run/nvidia/mps"
+
+// Root is the host's folder of all daemons' folders.
+func Root(c *config.Config) string {
+	if root := c.Flags.MpsRoot; root != nil && *root != "" {
+		return *root
+	}
+	return defaultRoot
+}
 
 // PipeDir is the folder of the daemon's pipes below the root of all daemons.
 func PipeDir(root, resource string) string { return path.Join("/", root, resource, "pipe") }

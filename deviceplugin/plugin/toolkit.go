@@ -132,6 +132,9 @@ func (p *Plugin) hinder(resources []plan.Resource) {
 		for i := range r.Devices {
 			d := &r.Devices[i]
 			fault := p.hindrance(d.UUID())
+			if fault.Reason == "" {
+				fault = p.unshared(r.Name, *d)
+			}
 			if fault.Reason == "" || !d.Healthy() {
 				continue
 			}
