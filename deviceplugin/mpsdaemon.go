@@ -42,7 +42,7 @@ Exit codes:
 
 // mpsDaemon is the subcommand.
 func mpsDaemon(ctx context.Context, args []string, stderr io.Writer) int {
-	o, err := (&options{help: mpsHelp}).parse(args, stderr)
+	o, err := (&options{help: mpsHelp, component: "mps"}).parse(args, stderr)
 	switch {
 	case errors.Is(err, pflag.ErrHelp):
 		return 0
@@ -52,7 +52,7 @@ func mpsDaemon(ctx context.Context, args []string, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "gpu-device-plugin", version.String())
 		return 0
 	}
-	log := o.logger(stderr).With("component", "mps")
+	log := o.logger(stderr)
 	log.Info("starting", "path", o.configFile, "settings", strings.Join(o.given, ", "))
 	err = mps.Run(ctx, mps.Config{
 		HostRoot: o.hostRoot,

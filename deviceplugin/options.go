@@ -33,7 +33,7 @@ const defaultStateDir = "/run/nvidia/gpuready"
 // options are the flags, whether they come from the command line, the
 // environment or the configuration file.
 type options struct {
-	help            string // what --help prints
+	help, component string // of the subcommand, what --help prints and the log says; "": the plugin's
 	version, dryRun bool
 	output          string
 
@@ -283,7 +283,7 @@ func (o *options) logger(stderr io.Writer) *slog.Logger {
 	if o.logFormat == "json" {
 		handler = slog.NewJSONHandler(stderr, nil)
 	}
-	return slog.New(handler).With("component", "deviceplugin")
+	return slog.New(handler).With("component", cmp.Or(o.component, "deviceplugin"))
 }
 
 func (o *options) place() driver.Place {

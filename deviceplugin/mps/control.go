@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -39,12 +38,6 @@ const (
 	reasonFailed   gpu.Reason = "MPSDaemonFailed"
 	reasonSilent   gpu.Reason = "MPSDaemonSilent"
 )
-
-// Modes reads and sets how many processes may use a GPU at once.
-type Modes interface {
-	ComputeMode(ctx context.Context, id gpu.UUID) (gpu.ComputeMode, error)
-	SetComputeMode(ctx context.Context, id gpu.UUID, mode gpu.ComputeMode) error
-}
 
 // trouble is an error with its reason.
 type trouble struct {
@@ -166,34 +159,45 @@ func (c *control) serve(ctx context.Context) error {
 	if err := c.place.start(cmd); err != nil {
 		return err
 	}
-	exited := make(chan error, 1)
-	go func() { exited <- cmd.Wait() }()
-	if err := c.watch(ctx, cmd, exited, said); err != nil {
+	child := &child{pid: cmd.Process.Pid, said: said, exited: make(chan struct{})}
+	go func() {
+		child.err = cmd.Wait()
+		close(child.exited)
+	}()
+	if err := c.watch(ctx, child); err != nil {
 		kill()
-		if !errors.Is(err, errExited) {
-			<-exited
-		}
+		<-child.exited
 		// Servers that it left would keep the GPUs from the next.
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		_ = syscall.Kill(-child.pid, syscall.SIGKILL)
 		return err
 	}
-	c.quit(kill, exited)
+	c.quit(kill, child)
 	return nil
 }
 
-// errExited means that the child was waited for.
-var errExited = errors.New("ended")
+// child is the control daemon as a process.
+type child struct {
+	pid    int
+	said   *tail
+	exited chan struct{}
+	err    error // once it has
+}
+
+// gone says how it ended.
+func (c *control) gone(child *child) error {
+	why := "without an error"
+	if child.err != nil {
+		why = child.err.Error()
+	}
+	if said := child.said.String(); said != "" {
+		why += ": " + said
+	}
+	return troubled(reasonFailed, "%s (process %d) ended, %s; it is started again; see control.log in %s",
+		program, child.pid, why, LogDir(c.site.mpsRoot, c.site.resource))
+}
 
 // watch returns nil when ctx ends, and else what is wrong with the daemon.
-func (c *control) watch(ctx context.Context, cmd *exec.Cmd, exited <-chan error, said *tail) error {
-	gone := func(err error) error {
-		why := "without an error"
-		if err != nil {
-			why = err.Error()
-		}
-		return &trouble{reasonFailed, fmt.Errorf("%s (process %d) %w, %s: %s; it is started again; see control.log in %s",
-			program, cmd.Process.Pid, errExited, why, said, LogDir(c.site.mpsRoot, c.site.resource))}
-	}
+func (c *control) watch(ctx context.Context, child *child) error {
 	begun, cancel := context.WithTimeout(ctx, beginning)
 	defer cancel()
 	answers := make(chan error, 1)
@@ -202,8 +206,8 @@ func (c *control) watch(ctx context.Context, cmd *exec.Cmd, exited <-chan error,
 	defer cancel()
 	asking.Go(func() { answers <- c.answers(begun) })
 	select {
-	case err := <-exited:
-		return gone(err)
+	case <-child.exited:
+		return c.gone(child)
 	case err := <-answers:
 		switch {
 		case ctx.Err() != nil:
@@ -227,14 +231,14 @@ func (c *control) watch(ctx context.Context, cmd *exec.Cmd, exited <-chan error,
 		select {
 		case <-ctx.Done():
 			return nil
-		case err := <-exited:
-			return gone(err)
+		case <-child.exited:
+			return c.gone(child)
 		case <-tick.C:
 		}
 		if err := c.check(ctx); err != nil && ctx.Err() == nil {
 			select {
-			case ended := <-exited:
-				return gone(ended)
+			case <-child.exited:
+				return c.gone(child)
 			default:
 				return err
 			}
@@ -327,63 +331,6 @@ func (c *control) percentage(ctx context.Context) (float64, error) {
 	return percent, nil
 }
 
-// admit makes each GPU one for a single process, the MPS server, and returns those
-// that were not served before.
-func (c *control) admit(ctx context.Context) (added []GPU) {
-	for _, g := range c.spec.GPUs {
-		why := c.claim(ctx, g)
-		at := slices.Index(c.serves, g)
-		switch {
-		case ctx.Err() != nil:
-			return added
-		case why == "":
-			delete(c.refused, g.UUID)
-			if at < 0 {
-				c.serves, added = append(c.serves, g), append(added, g)
-			}
-		default:
-			c.refused[g.UUID] = why
-			if at >= 0 {
-				c.serves = slices.Delete(c.serves, at, at+1)
-			}
-		}
-	}
-	return added
-}
-
-// claim says why the GPU cannot be taken, "" where it is.
-func (c *control) claim(ctx context.Context, g GPU) string {
-	mode, err := c.modes.ComputeMode(ctx, g.UUID)
-	switch {
-	case err != nil:
-		return fmt.Sprintf("GPU %d (%s): its compute mode cannot be read: %v", g.Index, g.UUID, err)
-	case mode == gpu.ComputeExclusive:
-		return ""
-	case mode != gpu.ComputeDefault:
-		return fmt.Sprintf("GPU %d (%s) has the compute mode %s, which somebody has set and MPS cannot work with; run nvidia-smi -i %d -c DEFAULT, or take it out of sharing.mps",
-			g.Index, g.UUID, mode, g.Index)
-	}
-	if err := c.modes.SetComputeMode(ctx, g.UUID, gpu.ComputeExclusive); err != nil {
-		return fmt.Sprintf("GPU %d (%s): its compute mode cannot be set to %s: %v", g.Index, g.UUID, gpu.ComputeExclusive, err)
-	}
-	return ""
-}
-
-// restore lets other processes use the GPUs again, as the reference does.
-func (c *control) restore() {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	for _, g := range c.serves {
-		mode, err := c.modes.ComputeMode(ctx, g.UUID)
-		if err == nil && mode == gpu.ComputeExclusive {
-			err = c.modes.SetComputeMode(ctx, g.UUID, gpu.ComputeDefault)
-		}
-		if err != nil {
-			c.log.Warn("the compute mode stays as it is", "gpu", string(g.UUID), "message", err.Error())
-		}
-	}
-}
-
 // folders makes those of the daemon.
 func (c *control) folders() error {
 	pipe := c.site.seen(PipeDir(c.site.mpsRoot, c.site.resource))
@@ -406,7 +353,7 @@ func (c *control) folders() error {
 const maxSocket = 107
 
 // quit ends the daemon: its clients are left a while.
-func (c *control) quit(kill func(), exited <-chan error) {
+func (c *control) quit(kill func(), child *child) {
 	ctx, cancel := context.WithTimeout(context.Background(), ending+2*patience)
 	defer cancel()
 	if _, err := c.place.ask(ctx, ending+patience, fmt.Sprintf("quit -t %d", int(ending.Seconds()))); err != nil {
@@ -414,9 +361,9 @@ func (c *control) quit(kill func(), exited <-chan error) {
 		kill()
 	}
 	select {
-	case <-exited:
+	case <-child.exited:
 	case <-ctx.Done():
 		kill()
-		<-exited
+		<-child.exited
 	}
 }

@@ -281,4 +281,3 @@ func (d *daemon) use(ctx context.Context, o Opened) error {
 		}
 	}
 }
-

@@ -84,8 +84,6 @@ func cannot(strategy string, r config.ReplicatedResource, one part) string {
 	case strategy != config.SharingMPS:
 	case one.isMIG():
 		return "MPS cannot share MIG devices; use timeSlicing, or take its resource out of sharing.mps"
-	case one.gpu.MIGEnabled: // with the strategy none
-		return "MPS cannot share a GPU in MIG mode; turn MIG mode off, or take it out of sharing.mps"
 	case compute != (gpu.Compute{}) && compute.Major < 7 && r.Replicas > clientsBeforeVolta:
 		return "MPS takes no more than " + strconv.Itoa(clientsBeforeVolta) + " clients on a GPU before Volta; write fewer replicas"
 	}
