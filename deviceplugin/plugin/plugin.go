@@ -55,6 +55,7 @@ type Config struct {
 	Open            func(driver.Place) (Opened, error)
 	Given           string // value of injection.Variable; "": not in a container that is given the GPUs that way
 	Log             *slog.Logger
+	NFDDir          string                       // Node Feature Discovery's folder of feature files; "": the state has the labels
 	Started         time.Time                    // of the process
 	Sockets         map[string]*net.UnixListener // handed over by the program before, by Endpoint
 }
@@ -89,9 +90,11 @@ type Plugin struct {
 	lacking  string                 // of what is asked for and not there
 	stored   nodestate.State        // what the state file is to say
 
+	// Of who writes states.
 	dirty    chan struct{} // something is stored
 	written  nodestate.State
 	writeErr string
+	features features
 }
 
 // absence is why there is no driver.
@@ -201,6 +204,9 @@ func (p *Plugin) recall() {
 	switch {
 	case err == nil:
 		p.health = health.Recall(file)
+		if file.DevicePlugin != nil {
+			p.features.labels = file.DevicePlugin.Labels
+		}
 		if file.Driver != nil {
 			p.root = file.Driver.Root
 		}
