@@ -22,14 +22,14 @@ type features struct {
 	err    string            // why not
 }
 
-// node is what labels are made of now. known says that a driver has told; while
-// none does, the labels are those that were.
+// node is what labels are made of now. known says that a driver has told, and how it
+// is configured; until then the labels are those that were.
 func (p *Plugin) node() (n labels.Node, known bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	n = labels.Node{Snapshot: p.snapshot, Health: p.health, Config: p.cfg.Settings, Plan: p.plan}
+	n = labels.Node{Snapshot: p.snapshot, Health: p.health, Config: p.settings, Plan: p.plan}
 	idle := p.absent != nil && p.absent.idle && len(p.health.GPUs()) == 0 // there never was one
-	return n, p.snapshot.Driver.Version != "" || idle
+	return n, p.chosen() && (p.snapshot.Driver.Version != "" || idle)
 }
 
 // label makes the labels anew and returns those for the state; nil where the feature
