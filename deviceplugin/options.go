@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"log/slog"
@@ -44,6 +45,7 @@ type options struct {
 	stateDir        string
 	listen          string
 	logFormat       string
+	nfdDir          string
 	cdiFeatureFlags []string
 
 	// Settings that the configuration file has too.
@@ -70,6 +72,7 @@ var environment = map[string]string{
 	"dev-root":                         "NVIDIA_DEV_ROOT",
 	"state-dir":                        "GPUREADY_STATE_DIR",
 	"listen":                           "LISTEN_ADDRESS",
+	"nfd-dir":                          "NFD_FEATURES_DIR",
 	"log-format":                       "LOG_FORMAT",
 	"fail-on-init-error":               "FAIL_ON_INIT_ERROR",
 	"mig-strategy":                     "MIG_STRATEGY",
@@ -141,6 +144,7 @@ func (o *options) flags(usage io.Writer) *pflag.FlagSet {
 	f.StringVar(&o.hostRoot, "host-root", "/", "`folder` where the host's file system is seen")
 	f.StringVar(&o.stateDir, "state-dir", defaultStateDir, "host `path` of the components' states")
 	f.StringVar(&o.listen, "listen", ":9402", "`address` for /healthz, /readyz, /metrics, empty: none")
+	f.StringVar(&o.nfdDir, "nfd-dir", "", "host `path` of Node Feature Discovery's folder for feature files, which then gets the GPUs' labels; empty: gpu-validator publishes them")
 	f.StringVar(&o.logFormat, "log-format", "text", "log as text or json")
 	o.settingFlags(f)
 	f.BoolVar(&o.dryRun, "dry-run", false, "the same as gpu-device-plugin devices")
@@ -212,7 +216,7 @@ func (o *options) check() error {
 			return fmt.Errorf("%s: %q is not served, only %s", c.flag, c.value, c.only)
 		}
 	}
-	for _, path := range []string{o.kubeletSocket, o.stateDir} {
+	for _, path := range []string{o.kubeletSocket, o.stateDir, cmp.Or(o.nfdDir, "/")} {
 		if !filepath.IsAbs(path) {
 			return fmt.Errorf("path %q must be absolute", path)
 		}
@@ -258,25 +262,24 @@ func (o *options) plugin(started time.Time, stderr io.Writer) plugin.Config {
 		log.Warn("key of the configuration file ignored", "path", o.configFile, "key", key.Path, "message", key.Hint)
 	}
 	meters := meter.New()
-	meters.Ignored(o.ignoredKeys())
 	return plugin.Config{
-		HostRoot:        o.hostRoot,
-		StateDir:        o.stateDir,
-		KubeletSocket:   o.kubeletSocket,
-		KubeletTimeout:  o.kubeletTimeout,
-		Listen:          o.listen,
-		Settings:        o.config,
-		FailOnInitError: *o.config.Flags.FailOnInitError,
-		Health:          o.policy,
-		Driver:          o.place(),
-		Open:            func(place driver.Place) (plugin.Opened, error) { return o.open(place, log, meters.NVML) },
-		Given:           os.Getenv(injection.Variable),
-		Log:             log,
-		Meters:          meters,
-		Started:         started,
+		HostRoot:       o.hostRoot,
+		StateDir:       o.stateDir,
+		KubeletSocket:  o.kubeletSocket,
+		KubeletTimeout: o.kubeletTimeout,
+		Listen:         o.listen,
+		Settings:       plugin.Settings{Config: o.config, Health: o.policy, Ignored: o.ignoredKeys()},
+		Driver:         driver.Place{HostRoot: o.hostRoot},
+		Open:           func(place driver.Place) (plugin.Opened, error) { return o.open(place, log, meters.NVML) },
+		NFDDir:         o.nfdDir,
+		Given:          os.Getenv(injection.Variable),
+		Log:            log,
+		Meters:         meters,
+		Started:        started,
 	}
 }
 
+// ignoredKeys are the paths of the keys that were passed over.
 func (o *options) ignoredKeys() []string {
 	var keys []string
 	for _, key := range o.ignored {
@@ -301,11 +304,13 @@ func (o *options) place() driver.Place {
 func (o *options) open(place driver.Place, log *slog.Logger, failed func(code string)) (plugin.Opened, error) {
 	root, path, err := place.Find()
 	library := driver.Look(path)
-	if err != nil && *o.config.Flags.NvidiaDriverRoot == "" {
-		if place.Root != "" {
-			return plugin.Opened{}, err // there or nowhere
+	if err != nil {
+		if place.Only {
+			return plugin.Opened{}, err
 		}
-		root = "/" // NVML's own search of the loader's path begins there
+		if place.Root == "" {
+			root = "/" // NVML's own search of the loader's path begins there
+		}
 	}
 	source, err := nvml.Open(nvml.Options{HostRoot: o.hostRoot, DriverRoot: root, Log: log, Failed: failed})
 	if err != nil {

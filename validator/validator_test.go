@@ -501,6 +501,8 @@ func TestTheDaemonIsTheNodesVoice(t *testing.T) {
 	require.NoError(t, server.Wait(ctx, func() bool { return len(server.Pods()) == 1 }), daemon.Output())
 	require.NoFileExists(t, filepath.Join(r.path(readiness.DefaultDir), "plugin-ready"), "the pod is the proof")
 	require.FileExists(t, filepath.Join(r.path(readiness.DefaultDir), "cuda-ready"), "the others do not wait for it")
+	require.NoError(t, server.Wait(ctx, func() bool { return server.Node("n1", nil).Labels["nvidia.com/gpu.count"] == "2" }))
+	require.Equal(t, "NVIDIA-A100-SXM4-80GB", strings.TrimPrefix(server.Node("n1", nil).Labels["nvidia.com/gpu.product"], "SIMULATED-"))
 	key := server.Pods()[0]
 	require.Equal(t, "gpuready/gpu-validator-workload-n1", key)
 	server.Update(key, func(p *corev1.Pod) {
@@ -532,4 +534,45 @@ func TestTheDaemonIsTheNodesVoice(t *testing.T) {
 	exit, err := daemon.Wait(ctx)
 	require.NoError(t, err)
 	require.Zero(t, exit, daemon.Output())
+}
+
+func TestWhatTheNodeChoosesIsLeftForThoseWithoutAToken(t *testing.T) {
+	r := newRig(t)
+	ctx, cancel := context.WithTimeout(t.Context(), deadline)
+	defer cancel()
+	server := kubetest.Start("n1")
+	t.Cleanup(func() { server.Stop() })
+	account := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(account, "token"), []byte("secret"), 0o600))
+	label := func(name string) {
+		server.Node("n1", func(n *corev1.Node) { n.Labels = map[string]string{nodestate.ConfigLabel: name} })
+	}
+	start := func() *built.Process {
+		return built.Start(t, "gpu-validator", r.args("daemon", "--listen=", "--node-name=n1", "--api-server="+server.URL(), "--service-account-dir="+account), r.env()...)
+	}
+	chosen := func(want string) {
+		t.Helper()
+		require.NoError(t, untilState(ctx, r.path("/run/nvidia/gpuready/validator"), func(s nodestate.State) bool {
+			return s.Validator != nil && s.Validator.NodeLabels != nil && s.Validator.NodeLabels[nodestate.ConfigLabel] == want
+		}))
+	}
+	daemon := start()
+	chosen("")
+	label("shared")
+	chosen("shared")
+	label("whole")
+	chosen("whole")
+
+	// Another process, and no API server: the last word of this boot stands.
+	require.NoError(t, daemon.Signal(syscall.SIGKILL))
+	_, err := daemon.Wait(ctx)
+	require.NoError(t, err)
+	server.Stop()
+	start()
+	r.driver(1)
+	r.until(readiness.Driver, func(s readiness.Status) bool { return s.Refusal != nil && s.Refusal.Reason != "NoGPU" })
+	chosen("whole")
+	server.Restart()
+	label("shared")
+	chosen("shared")
 }

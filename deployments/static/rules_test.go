@@ -245,7 +245,7 @@ func TestRightsAreThoseThatAreUsed(t *testing.T) {
 		}
 	}
 	require.Equal(t, map[string]bool{
-		"/nodes: get,patch": true, "/nodes/status: patch": true,
+		"/nodes: get,watch,patch": true, "/nodes/status: patch": true,
 		"default/events: create,patch":           true,
 		"gpuready/pods: create,get,watch,delete": true,
 	}, rights)

@@ -33,6 +33,7 @@ type Meters struct {
 	events        *prometheus.CounterVec
 	xids          *prometheus.CounterVec
 	nvml          *prometheus.CounterVec
+	reloads       *prometheus.CounterVec
 	firstList     prometheus.Gauge
 }
 
@@ -50,6 +51,7 @@ func New() *Meters {
 		events:    counters("events_total", "Events of GPUs, by kind.", "kind"),
 		xids:      counters("xids_total", "XIDs by GPU, whatever they do to its health.", "gpu", "xid"),
 		nvml:      counters("nvml_errors_total", "Calls of NVML that failed, by its error code, or HUNG for one that did not come back.", "code"),
+		reloads:   counters("config_reloads_total", "Configurations that came while the plugin ran: ok, or refused.", "result"),
 		firstList: gauge("first_list_seconds", "Seconds from the start of the process to the first device list that was sent to the kubelet."),
 	}
 }
@@ -70,7 +72,7 @@ func histograms(name, help string, buckets []float64, labels ...string) *prometh
 
 // Register makes them known to reg, which can be done once.
 func (m *Meters) Register(reg prometheus.Registerer) {
-	reg.MustRegister(&m.scene, m.watching, m.registrations, m.allocations, m.allocating, m.preferring, m.score, m.events, m.xids, m.nvml, m.firstList)
+	reg.MustRegister(&m.scene, m.watching, m.registrations, m.allocations, m.allocating, m.preferring, m.score, m.events, m.xids, m.nvml, m.reloads, m.firstList)
 }
 
 // Started is called when the first list was sent.
@@ -111,6 +113,15 @@ func (m *Meters) Event(e gpu.Event) {
 
 // NVML is told of each call of NVML that failed.
 func (m *Meters) NVML(code string) { m.nvml.WithLabelValues(code).Inc() }
+
+// Reloaded is told of each configuration that came, and why it was refused.
+func (m *Meters) Reloaded(refused error) {
+	result := "ok"
+	if refused != nil {
+		result = "refused"
+	}
+	m.reloads.WithLabelValues(result).Inc()
+}
 
 func number(b bool) float64 {
 	if b {

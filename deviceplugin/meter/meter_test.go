@@ -1,6 +1,7 @@
 package meter_test
 
 import (
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -91,7 +92,10 @@ func TestWhatHappensIsCounted(t *testing.T) {
 	m.Event(gpu.Event{Kind: gpu.EventXID, UUID: "GPU-a", XID: 79})
 	m.Event(gpu.Event{Kind: gpu.EventLost, UUID: "GPU-a"})
 	m.NVML("GPU_IS_LOST")
-	m.Ignored([]string{"flags.migStrategie"})
+	m.Configured("abc", "", nil)
+	m.Configured("def", "team-a", []string{"flags.migStrategie"})
+	m.Reloaded(nil)
+	m.Reloaded(errors.New("no such key"))
 	require.Equal(t, []string{
 		`allocation_duration_seconds_bucket{resource="nvidia.com/gpu",le="1e-05"} 0`,
 		`allocation_duration_seconds_bucket{resource="nvidia.com/gpu",le="2.5e-05"} 0`,
@@ -110,6 +114,9 @@ func TestWhatHappensIsCounted(t *testing.T) {
 		`allocations_total{code="InvalidArgument",resource="nvidia.com/gpu"} 1`,
 		`allocations_total{code="OK",resource="nvidia.com/gpu"} 1`,
 		`config_ignored_key{key="flags.migStrategie"} 1`,
+		`config_info{hash="def",name="team-a"} 1`,
+		`config_reloads_total{result="ok"} 1`,
+		`config_reloads_total{result="refused"} 1`,
 		`events_total{kind="Lost"} 1`,
 		`events_total{kind="XID"} 1`,
 		`nvml_errors_total{code="GPU_IS_LOST"} 1`,
@@ -117,6 +124,6 @@ func TestWhatHappensIsCounted(t *testing.T) {
 		`preferred_allocation_score_ratio_sum{resource="nvidia.com/gpu"} 1`,
 		`registrations_total{code="OK",resource="nvidia.com/gpu"} 1`,
 		`xids_total{gpu="GPU-a",xid="79"} 1`,
-	}, scrape(t, reg, "allocation_duration_seconds_bucket", "allocations_total", "config_ignored_key", "events_total", "nvml_errors_total",
+	}, scrape(t, reg, "allocation_duration_seconds_bucket", "allocations_total", "config_ignored_key", "config_info", "config_reloads_total", "events_total", "nvml_errors_total",
 		"preferred_allocation_duration_seconds_count", "preferred_allocation_score_ratio_sum", "registrations_total", "xids_total"))
 }

@@ -13,7 +13,7 @@ import (
 // scene is how things are. What a scrape shows of it is worked out when it is
 // scraped: it is all of one moment, and costs nothing while nobody looks.
 type scene struct {
-	phase, health, devices, left, registered, ignored *prometheus.Desc
+	phase, health, devices, left, registered, config, ignored *prometheus.Desc
 
 	mu  sync.Mutex
 	now moment
@@ -25,6 +25,7 @@ type moment struct {
 	reason     gpu.Reason
 	registered map[string]bool // by resource
 	plan       plan.Plan
+	config     *row // nil: none yet
 	ignored    []string
 }
 
@@ -38,6 +39,7 @@ func newScene() scene {
 		devices:    desc("devices", "Devices that the kubelet is told of, each replica counted, by state (Healthy or Unhealthy) and reason.", "resource", "state", "reason"),
 		left:       desc("devices_left_out", "GPUs and MIG devices that the kubelet is not told of, by reason.", "reason"),
 		registered: desc("registered", "1 while the kubelet knows of the resource from this plugin, 0 while it does not.", "resource"),
+		config:     desc("config_info", "1, with the hash of the configuration in force and the name by which it was chosen.", "hash", "name"),
 		ignored:    desc("config_ignored_key", "1 for each key of the configuration file that is not known and was passed over.", "key"),
 	}
 }
@@ -52,8 +54,11 @@ func (m *Meters) State(phase nodestate.Phase, reason gpu.Reason, registered map[
 // changed after.
 func (m *Meters) Plan(p plan.Plan) { m.scene.set(func(now *moment) { now.plan = p }) }
 
-// Ignored shows the keys of the configuration file that were passed over.
-func (m *Meters) Ignored(keys []string) { m.scene.set(func(now *moment) { now.ignored = keys }) }
+// Configured shows which configuration is in force, by the hash of its file and
+// the name by which it was chosen, and the keys in it that were passed over.
+func (m *Meters) Configured(hash, name string, ignored []string) {
+	m.scene.set(func(now *moment) { now.config, now.ignored = &row{hash, name}, ignored })
+}
 
 func (s *scene) set(change func(*moment)) {
 	s.mu.Lock()
@@ -63,7 +68,7 @@ func (s *scene) set(change func(*moment)) {
 
 // Describe is for a registry.
 func (s *scene) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{s.phase, s.health, s.devices, s.left, s.registered, s.ignored} {
+	for _, d := range []*prometheus.Desc{s.phase, s.health, s.devices, s.left, s.registered, s.config, s.ignored} {
 		to <- d
 	}
 }
@@ -73,7 +78,7 @@ func (s *scene) Collect(to chan<- prometheus.Metric) {
 	s.mu.Lock()
 	now := s.now
 	s.mu.Unlock()
-	phase, health, devices, left, registered, ignored := table{}, table{}, table{}, table{}, table{}, table{}
+	phase, health, devices, left, registered, config, ignored := table{}, table{}, table{}, table{}, table{}, table{}, table{}
 	if now.phase != "" {
 		phase[row{string(now.phase), string(now.reason)}] = 1
 	}
@@ -95,6 +100,9 @@ func (s *scene) Collect(to chan<- prometheus.Metric) {
 	for _, l := range now.plan.Left {
 		left[row{string(l.Reason)}]++
 	}
+	if now.config != nil {
+		config[*now.config] = 1
+	}
 	for _, key := range now.ignored {
 		ignored[row{key}] = 1
 	}
@@ -103,6 +111,7 @@ func (s *scene) Collect(to chan<- prometheus.Metric) {
 	devices.tell(to, s.devices, 3)
 	left.tell(to, s.left, 1)
 	registered.tell(to, s.registered, 1)
+	config.tell(to, s.config, 2)
 	ignored.tell(to, s.ignored, 1)
 }
 

@@ -44,25 +44,27 @@ type Opened struct {
 // Config is what the plugin is told. Paths are host paths; HostRoot is where
 // they are seen.
 type Config struct {
-	HostRoot        string
-	StateDir        string
-	KubeletSocket   string
-	KubeletTimeout  time.Duration // 0: wait for ever
-	Listen          string
-	FailOnInitError bool           // end, rather than wait, when the driver is there and does not work
-	Settings        *config.Config // in force, and complete; nil: the defaults
-	Health          health.Policy  // what XIDs do to a GPU; the zero Policy is the default
-	Driver          driver.Place
-	Open            func(driver.Place) (Opened, error)
-	Given           string // value of injection.Variable; "": not in a container that is given the GPUs that way
-	Log             *slog.Logger
-	Meters          *meter.Meters                // nil: its own
-	Started         time.Time                    // of the process
-	Sockets         map[string]*net.UnixListener // handed over by the program before, by Endpoint
+	HostRoot       string
+	StateDir       string
+	KubeletSocket  string
+	KubeletTimeout time.Duration // 0: wait for ever
+	Listen         string
+	Settings       Settings // in force from the start
+	// Follow tells of each configuration that comes, and of each that is refused and
+	// why, until ctx ends, from one goroutine. nil: none comes.
+	Follow  func(ctx context.Context, deliver func(Settings, error)) error
+	Driver  driver.Place // its Root is that of the settings, where they have one
+	Open    func(driver.Place) (Opened, error)
+	Given   string // value of injection.Variable; "": not in a container that is given the GPUs that way
+	Log     *slog.Logger
+	Meters  *meter.Meters                // nil: its own
+	NFDDir  string                       // Node Feature Discovery's folder of feature files; "": the state has the labels
+	Started time.Time                    // of the process
+	Sockets map[string]*net.UnixListener // handed over by the program before, by Endpoint
 }
 
-// ErrReplaced means that the driver's library was replaced: the process must be
-// replaced too, since it can load no other.
+// ErrReplaced means that another library of the driver is to be used: the process
+// must be replaced too, since it can load no other.
 var ErrReplaced = errors.New("the driver's library was replaced")
 
 // Plugin is a running device plugin.
@@ -73,8 +75,12 @@ type Plugin struct {
 	boot      string
 	replace   atomic.Bool    // there is a next program
 	begin     func(*service) // lets it run
+	choice    chan struct{}  // closed when settings are in force
+	seenBy    func(View)     // takes the place of all that is published; nil: nobody
 
 	mu       sync.Mutex
+	settings *config.Config      // in force; replaced, never changed
+	refused  error               // why others are not; nil: there are none
 	services map[string]*service // by resource
 	kept     map[string]*os.File // sockets for the next program
 	health   health.State
@@ -85,15 +91,18 @@ type Plugin struct {
 	plan     plan.Plan        // what is advertised, health included
 	absent   *absence
 	ended    *ending
-	cdi      naming                 // what the toolkit says of CDI names
+	said     naming                 // what the toolkit says of CDI names
+	cdi      naming                 // the same, where the settings need them
 	hindered map[gpu.UUID]hindrance // devices that could not be given to a container
 	journal  *journal.Journal
 	lacking  string          // of what is asked for and not there
 	stored   nodestate.State // what the state file is to say
 
+	// Of who writes states.
 	dirty    chan struct{} // something is stored
 	written  nodestate.State
 	writeErr string
+	features features
 }
 
 // absence is why there is no driver.
@@ -126,6 +135,7 @@ func Run(ctx context.Context, cfg Config) (map[string]*os.File, error) {
 	p.begin = func(s *service) { group.Go(func() error { return s.run(ctx) }) }
 	p.takeOver(cfg.Sockets)
 	group.Go(func() error { return metrics.Serve(ctx, cfg.Listen, reg, p.Ready) })
+	group.Go(func() error { return p.watchSettings(ctx) })
 	group.Go(func() error { return p.watchGPUs(ctx) })
 	group.Go(func() error { return p.watchToolkit(ctx) })
 	group.Go(func() error { return p.watchInjection(ctx) })
@@ -169,9 +179,6 @@ func newPlugin(cfg Config) (*Plugin, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Settings == nil {
-		cfg.Settings = &config.Config{}
-	}
 	if cfg.Meters == nil {
 		cfg.Meters = meter.New()
 	}
@@ -183,10 +190,11 @@ func newPlugin(cfg Config) (*Plugin, error) {
 		p.cfg.Driver.Also = []string{filepath.Join(p.stateDir(nodestate.Toolkit), nodestate.FileName)}
 	}
 	p.recall()
-	p.health = p.health.WithPolicy(cfg.Health)
+	p.askToolkit()
 	// What is remembered stays in the state file, and is not given away before it
 	// has been seen.
 	p.health = p.health.Blind(gpu.Fault{Reason: gpu.ReasonUnwatched, Message: "the driver has not been read yet"}, false, cfg.Started)
+	p.begun(cfg.Settings)
 	p.look()
 	return p, nil
 }
@@ -205,6 +213,10 @@ func (p *Plugin) recall() {
 	switch {
 	case err == nil:
 		p.health = health.Recall(file)
+		p.recallHindrances(file.DevicePlugin)
+		if file.DevicePlugin != nil {
+			p.features.labels = file.DevicePlugin.Labels
+		}
 		if file.Driver != nil {
 			p.root = file.Driver.Root
 		}

@@ -37,6 +37,11 @@ func (p *Plugin) update(change func()) {
 	defer p.mu.Unlock()
 	change()
 	p.look()
+	if p.seenBy != nil {
+		p.tell()
+		p.journal.Plan(p.plan)
+		return
+	}
 	// Before the first snapshot of this process what it remembers is no list.
 	if p.snapshot.Driver.Version != "" {
 		p.serve(p.plan.Resources)
@@ -48,7 +53,8 @@ func (p *Plugin) update(change func()) {
 
 // look makes the plan anew. p.mu is held.
 func (p *Plugin) look() {
-	p.plan = plan.Make(p.cfg.Settings, p.snapshot, p.health)
+	p.plan = plan.Make(p.settings, p.snapshot, p.health)
+	p.believe()
 	p.hinder(p.plan.Resources)
 }
 
@@ -97,9 +103,6 @@ func (p *Plugin) show(s nodestate.State) {
 // store hands a state to the writer: a disk that takes its time must not hold up
 // the kubelet. p.mu is held.
 func (p *Plugin) store(s nodestate.State) {
-	if reflect.DeepEqual(s, p.stored) {
-		return
-	}
 	p.stored = s
 	select {
 	case p.dirty <- struct{}{}:
@@ -125,6 +128,12 @@ func (p *Plugin) flush() {
 	p.mu.Lock()
 	s := p.stored
 	p.mu.Unlock()
+	if s.DevicePlugin == nil {
+		return // nothing is known yet
+	}
+	info := *s.DevicePlugin
+	info.Labels = p.label()
+	s.DevicePlugin = &info
 	if reflect.DeepEqual(s, p.written) {
 		return
 	}
@@ -149,6 +158,9 @@ func (p *Plugin) state() nodestate.State {
 			one := nodestate.Device{ID: string(d.UUID()), GPU: d.UUID(), Replicas: d.Replicas, Health: nodestate.Healthy}
 			if d.NUMANode >= 0 {
 				one.NUMANode = &d.NUMANode
+			}
+			if m := d.MIG; m.UUID != "" {
+				one.MIG = &nodestate.MIG{Parent: d.GPU, Index: m.Index, Profile: m.Profile, GPUInstance: m.GPUInstance, ComputeInstance: m.ComputeInstance}
 			}
 			if !d.Healthy() {
 				one.Health, one.Reason, one.Message, one.Since = nodestate.Unhealthy, d.Fault.Reason, d.Fault.Message, d.Since.UTC()
@@ -189,6 +201,9 @@ func (p *Plugin) phase() (nodestate.Phase, gpu.Reason, string) {
 	switch {
 	case p.ended != nil:
 		return p.ended.phase, p.ended.reason, p.ended.message
+	case p.refused != nil && !p.chosen():
+		why, message := p.refusal()
+		return nodestate.Waiting, why, message
 	case p.absent != nil:
 		return nodestate.Waiting, p.absent.reason, p.absent.message
 	case p.snapshot.Driver.Version == "":
@@ -205,6 +220,9 @@ func (p *Plugin) phase() (nodestate.Phase, gpu.Reason, string) {
 		return nodestate.Failed, reasonCDIMissing, p.cdi.text()
 	case healthy == 0:
 		return nodestate.Failed, reasonNoHealthy, fmt.Sprintf("none of %d devices is healthy", devices)
+	case p.refused != nil:
+		why, message := p.refusal()
+		return nodestate.Degraded, why, message
 	case p.cdi.trouble() != "" || hindered > 0:
 		return nodestate.Degraded, reasonCDIMissing, p.cdi.text()
 	case healthy < devices:

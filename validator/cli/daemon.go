@@ -18,6 +18,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/version"
 	"github.com/gpuready/gpuready/validator/check"
+	"github.com/gpuready/gpuready/validator/choice"
 	"github.com/gpuready/gpuready/validator/daemon"
 	"github.com/gpuready/gpuready/validator/kube"
 	"github.com/gpuready/gpuready/validator/step/plugin"
@@ -30,9 +31,10 @@ OUTPUT_DIR/<layer>-ready or <layer>-notready, up to date. They stay as they are
 when the daemon ends.
 
 With --node-name it is also the node's voice: the Node gets the condition
-GPUReady and Events, loses its startup taint once GPUs can be used, and the
-plugin layer is proven by a pod that requests one. The proofs on the node do not
-depend on the API server.
+GPUReady, Events and labels of its GPUs, loses its startup taint once GPUs can be
+used, and the plugin layer is proven by a pod that requests one; and the device
+plugin hears which configuration the Node chooses (nvidia.com/device-plugin.config).
+The proofs on the node do not depend on the API server.
 
 Example:
   gpu-validator daemon --listen :9404
@@ -120,6 +122,7 @@ func serve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	defer parts.close()
 	config.Tell, config.News, config.Road = parts.tell, parts.news, road(parts.workload)
 	d := daemon.New(config)
+	parts.follow(d.Choose)
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(ctx, listen, registry, d.Ready) })
@@ -140,7 +143,7 @@ func serve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 }
 
 // outdated waits until this container has to be created anew, and leaves word of it.
-func outdated(ctx context.Context, node check.Node, d *daemon.Daemon, p parts) error {
+func outdated(ctx context.Context, node check.Node, d *daemon.Daemon, p *parts) error {
 	err := injection.Watch(ctx, node.StatePath(nodestate.Toolkit), node.BootID, node.Injection)
 	if !errors.Is(err, injection.ErrOutdated) {
 		return unlessCanceled(err)
@@ -172,13 +175,14 @@ type parts struct {
 	workload plugin.Workload
 	news     <-chan struct{}
 	run      []func(context.Context) error
+	follow   func(deliver func(map[string]string) error) // from then on it is told what the Node chooses
 	close    func()
 }
 
 // parts makes them. That the API server cannot be used is said once and keeps
 // nothing on the node from being proven.
-func (c *cluster) parts(node check.Node, log *slog.Logger, registry *prometheus.Registry) (parts, error) {
-	p := parts{close: func() {}}
+func (c *cluster) parts(node check.Node, log *slog.Logger, registry *prometheus.Registry) (*parts, error) {
+	p := &parts{close: func() {}, follow: func(func(map[string]string) error) {}}
 	if c.node == "" {
 		return p, nil
 	}
@@ -197,6 +201,9 @@ func (c *cluster) parts(node check.Node, log *slog.Logger, registry *prometheus.
 		Log: log, Metrics: voice.NewMetrics(registry),
 	})
 	p.tell, p.settled, p.run = v.Say, v.Settled, append(p.run, v.Run)
+	p.follow = func(deliver func(map[string]string) error) {
+		p.run = append(p.run, choice.New(choice.Config{Client: client, Node: c.node, Deliver: deliver, Log: log}, registry).Run)
+	}
 	if c.image == "" {
 		return p, nil
 	}

@@ -49,8 +49,9 @@ type Daemon struct {
 	names   map[gpu.UUID]string
 	known   []check.Outcome // of the last check of all layers; nil: an earlier process's word stands
 	retired bool
-	said    string // last state written
-	failing string // what failed at the last check, to know when to begin retries anew
+	state   nodestate.State // what the state file is to say
+	unsaid  bool            // and does not yet
+	failing string          // what failed at the last check, to know when to begin retries anew
 	retry   time.Duration
 	pending bool // whoever brings the proof will tell
 
@@ -65,6 +66,7 @@ var errStarting = errors.New("the layers have not been checked yet")
 func New(c Config) *Daemon {
 	d := &Daemon{Config: c, written: map[readiness.Layer]string{}, stand: map[readiness.Layer]check.Outcome{}, names: map[gpu.UUID]string{},
 		ready: errStarting, retry: firstRetry}
+	d.state, d.unsaid = d.recall(), true
 	d.Road.Driver = d.learn(c.Road.Driver)
 	d.Road.End = d.early
 	d.Road.Steps = append([]check.Step(nil), c.Road.Steps...)
@@ -237,9 +239,7 @@ func (d *Daemon) Retire(reason gpu.Reason, message string) {
 		d.tellAll()
 	}
 	d.retired = true
-	if err := nodestate.Write(d.Node.StatePath(nodestate.Validator), nodestate.State{
-		Component: nodestate.Validator, BootID: d.Node.BootID, Phase: nodestate.Waiting, Reason: reason, Message: message,
-	}); err != nil {
+	if err := d.say(nodestate.State{Phase: nodestate.Waiting, Reason: reason, Message: message}); err != nil {
 		d.Log.Error("cannot write down why this process ends", "message", err.Error())
 	}
 }
@@ -342,7 +342,7 @@ func (d *Daemon) tell(o check.Outcome) {
 }
 
 func (d *Daemon) writeState(outcomes []check.Outcome) error {
-	s := nodestate.State{Component: nodestate.Validator, BootID: d.Node.BootID, Phase: nodestate.Ready}
+	s := nodestate.State{Phase: nodestate.Ready}
 	if p := outcomes[0].Proof; p != nil {
 		s.Driver = p.Driver
 	}
@@ -358,18 +358,7 @@ func (d *Daemon) writeState(outcomes []check.Outcome) error {
 		}
 		break
 	}
-	said := fmt.Sprint(s.Phase, s.Reason, s.Message, s.Driver)
-	if s.Driver != nil {
-		said = fmt.Sprint(s.Phase, s.Reason, s.Message, *s.Driver)
-	}
-	if said == d.said {
-		return nil
-	}
-	if err := nodestate.Write(d.Node.StatePath(nodestate.Validator), s); err != nil {
-		return err
-	}
-	d.said = said
-	return nil
+	return d.say(s)
 }
 
 func firstUnproven(outcomes []check.Outcome) *check.Outcome {

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -40,6 +41,10 @@ const EventNamespace = metav1.NamespaceDefault
 // requestTimeout bounds one request. The API server's own bound is a minute;
 // whoever has not heard in a quarter of it tries later.
 const requestTimeout = 15 * time.Second
+
+// WatchTimeout bounds a watch of the Node, which is then begun anew: a connection
+// that died without a word is not waited for for ever.
+const WatchTimeout = 10 * time.Minute
 
 // Client makes the requests. Its methods may be called concurrently.
 type Client struct {
@@ -118,9 +123,24 @@ func (c *Client) Node(ctx context.Context, name string) (*corev1.Node, error) {
 	return n, c.do(ctx, c.rest.Get().Resource("nodes").Name(name), n)
 }
 
+// WatchNode follows a Node from what n is on. Whoever asked stops the watch; it
+// also ends with ctx, and by itself from time to time.
+func (c *Client) WatchNode(ctx context.Context, n *corev1.Node) (watch.Interface, error) {
+	seconds := int64(WatchTimeout / time.Second)
+	return c.rest.Get().Resource("nodes").VersionedParams(&metav1.ListOptions{
+		Watch: true, ResourceVersion: n.ResourceVersion, TimeoutSeconds: &seconds,
+		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, n.Name).String(),
+	}, metav1.ParameterCodec).MaxRetries(0).Watch(ctx)
+}
+
 // PatchNodeStatus merges patch (strategic) into a Node's status.
 func (c *Client) PatchNodeStatus(ctx context.Context, name string, patch []byte) error {
 	return c.do(ctx, c.rest.Patch(types.StrategicMergePatchType).Resource("nodes").Name(name).SubResource("status").Body(patch), &corev1.Node{})
+}
+
+// MergeNode merges patch (RFC 7386) into a Node.
+func (c *Client) MergeNode(ctx context.Context, name string, patch []byte) error {
+	return c.do(ctx, c.rest.Patch(types.MergePatchType).Resource("nodes").Name(name).Body(patch), &corev1.Node{})
 }
 
 // PatchNode applies a JSON patch (RFC 6902) to a Node.
@@ -164,4 +184,19 @@ func (c *Client) WatchPod(ctx context.Context, p *corev1.Pod) (watch.Interface, 
 		Watch: true, ResourceVersion: p.ResourceVersion,
 		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, p.Name).String(),
 	}, metav1.ParameterCodec).MaxRetries(0).Watch(ctx)
+}
+
+// Advice is what somebody can do about an error of a request.
+func Advice(err error) string {
+	switch {
+	case apierrors.IsForbidden(err):
+		return "give the service account the rights of deployments/static/gpuready.yaml; if it has them, see which admission policy refuses"
+	case apierrors.IsUnauthorized(err):
+		return "see that the pod's token is the one of this cluster"
+	case apierrors.IsNotFound(err):
+		return "see that --node-name is the name of this Node"
+	case apierrors.IsConflict(err), apierrors.IsInvalid(err):
+		return "nothing: somebody else changed the Node at the same time"
+	}
+	return "nothing, if the API server is away for a while; else see that this node reaches it"
 }

@@ -32,7 +32,8 @@ type Server struct {
 	nodes   map[string]*corev1.Node
 	events  map[string]*corev1.Event
 	pods    map[string]*corev1.Pod
-	history []change // of pods
+	history []change // of pods and nodes
+	since   int      // the oldest version from which a watch may begin
 	log     []string // "PATCH /api/v1/nodes/n1/status 200"
 	fault   func(*http.Request) *Fault
 	onPod   func(*corev1.Pod)
@@ -44,8 +45,8 @@ type Server struct {
 }
 
 type change struct {
-	Type    string      `json:"type"`
-	Object  *corev1.Pod `json:"object"`
+	Type    string        `json:"type"`
+	Object  metav1.Object `json:"object"`
 	version int
 }
 
@@ -96,10 +97,38 @@ func (s *Server) URL() string { return "http://" + s.addr }
 func (s *Server) AddNode(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.nodes[name] = &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-of-" + name), ResourceVersion: s.next()},
+	s.store("ADDED", &corev1.Node{
+		TypeMeta:   metav1.TypeMeta{Kind: "Node", APIVersion: "v1"},
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-of-" + name)},
 		Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}},
-	}
+	})
+}
+
+// RemoveNode removes a Node.
+func (s *Server) RemoveNode(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.nodes[name].DeepCopy()
+	delete(s.nodes, name)
+	n.ResourceVersion = s.next()
+	s.history = append(s.history, change{"DELETED", n, s.version})
+}
+
+// store makes a Node what it is now.
+func (s *Server) store(kind string, n *corev1.Node) {
+	n.ResourceVersion = s.next()
+	s.nodes[n.Name] = n
+	s.history = append(s.history, change{kind, n, s.version})
+}
+
+// Forget compacts the history: a watch from an earlier version is refused, and those
+// that run end, as with an API server that was restarted.
+func (s *Server) Forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.history = nil
+	s.next()
+	s.since = s.version
 }
 
 // next counts the resource version up and wakes who waits for a change.
@@ -200,8 +229,7 @@ func (s *Server) Node(name string, change func(*corev1.Node)) *corev1.Node {
 	if change != nil {
 		n = n.DeepCopy()
 		change(n)
-		n.ResourceVersion = s.next()
-		s.nodes[name] = n
+		s.store("MODIFIED", n)
 	}
 	return n.DeepCopy()
 }

@@ -143,8 +143,7 @@ func (s *Server) node(r *http.Request, name, sub string, body []byte) (any, erro
 		next.Status = old.Status
 	}
 	if !reflect.DeepEqual(old, next) {
-		next.ResourceVersion = s.next()
-		s.nodes[name] = next
+		s.store("MODIFIED", next)
 	}
 	return next, nil
 }
@@ -226,9 +225,10 @@ func (s *Server) pod(r *http.Request, namespace, name string, body []byte) (any,
 	return nil, &refusal{http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed, r.Method}
 }
 
-// watch streams the changes of the pods that the field selector names.
+// watch streams the changes of the pods, or of the Nodes, that the field selector names.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	_, name, _ := strings.Cut(r.URL.Query().Get("fieldSelector"), "metadata.name=")
+	nodes := strings.HasSuffix(r.URL.Path, "/nodes")
 	from, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusOK)
@@ -239,12 +239,19 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 		changed := s.changed
 		var news []change
 		for _, c := range s.history {
-			if c.version > from && c.Object.Name == name {
+			if _, node := c.Object.(*corev1.Node); c.version > from && c.Object.GetName() == name && node == nodes {
 				news = append(news, c)
 			}
 		}
+		expired := from < s.since
 		from = s.version
 		s.mu.Unlock()
+		if expired {
+			_ = json.NewEncoder(w).Encode(map[string]any{"type": "ERROR", "object": metav1.Status{
+				TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,
+				Code: http.StatusGone, Reason: metav1.StatusReasonExpired, Message: "too old resource version"}})
+			return
+		}
 		for _, c := range news {
 			if json.NewEncoder(w).Encode(c) != nil {
 				return
@@ -268,6 +275,8 @@ func patched[T any](r *http.Request, old *T, patch []byte) (*T, error) {
 	switch kind := r.Header.Get("Content-Type"); kind {
 	case "application/strategic-merge-patch+json":
 		data, err = strategicpatch.StrategicMergePatch(data, patch, old)
+	case "application/merge-patch+json":
+		data, err = mergePatch(data, patch)
 	case "application/json-patch+json":
 		data, err = jsonPatch(data, patch)
 	default:
@@ -278,6 +287,35 @@ func patched[T any](r *http.Request, old *T, patch []byte) (*T, error) {
 	}
 	next := new(T)
 	return next, json.Unmarshal(data, next)
+}
+
+// mergePatch is RFC 7386: what is null goes, objects are merged, all else is replaced.
+func mergePatch(document, patch []byte) ([]byte, error) {
+	var root, change map[string]any
+	if err := errors.Join(json.Unmarshal(document, &root), json.Unmarshal(patch, &change)); err != nil {
+		return nil, err
+	}
+	merge(root, change)
+	return json.Marshal(root)
+}
+
+func merge(into, change map[string]any) {
+	for key, value := range change {
+		inner, object := value.(map[string]any)
+		switch {
+		case value == nil:
+			delete(into, key)
+		case object:
+			old, is := into[key].(map[string]any)
+			if !is {
+				old = map[string]any{}
+			}
+			merge(old, inner)
+			into[key] = old
+		default:
+			into[key] = value
+		}
+	}
 }
 
 // jsonPatch is as much of RFC 6902 as is asked for: test, replace and remove of

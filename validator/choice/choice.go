@@ -1,0 +1,169 @@
+// Package choice reads what a Node chooses by its labels, for components that hold
+// no token: today the device plugin's configuration.
+//
+// The Node is read once and then watched. While the API server is away the last
+// word stands: nothing on the node changes because nobody can be asked.
+package choice
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/validator/kube"
+)
+
+// After a failure the next try comes after firstRetry, then after twice as long
+// each time, up to lastRetry; half of it is chance. A configuration waits for it,
+// so it is half as long as for what the node only says.
+const (
+	firstRetry = 500 * time.Millisecond
+	lastRetry  = 30 * time.Second
+)
+
+// Names are the labels that are read, and no others.
+var Names = []string{nodestate.ConfigLabel}
+
+// Config is what a Reader needs.
+type Config struct {
+	Client  *kube.Client
+	Node    string                        // its name
+	Deliver func(map[string]string) error // told the labels whenever they may be others; never nil
+	Log     *slog.Logger
+
+	// Of use in tests; nil: the time package's.
+	After func(time.Duration) <-chan time.Time
+}
+
+// Reader reads them.
+type Reader struct {
+	Config
+	failing prometheus.Gauge
+	last    error // of the last try, nil when it worked
+}
+
+// New returns a Reader that has read nothing yet, and registers its metric.
+func New(c Config, reg prometheus.Registerer) *Reader {
+	if c.After == nil {
+		c.After = time.After
+	}
+	r := &Reader{Config: c, failing: prometheus.NewGauge(prometheus.GaugeOpts{Name: "gpuready_node_watch_failing",
+		Help: "1 while the labels of the Node cannot be read."})}
+	reg.MustRegister(r.failing)
+	return r
+}
+
+// Run reads until ctx ends.
+func (r *Reader) Run(ctx context.Context) error {
+	var delay time.Duration
+	for {
+		began, err := r.read(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if began {
+			delay = 0
+		}
+		if err == nil {
+			continue // the API server ends a watch from time to time
+		}
+		r.fails(err)
+		delay = min(max(firstRetry, 2*delay), lastRetry)
+		wait := delay/2 + rand.N(delay/2+1)
+		if seconds, asked := apierrors.SuggestsClientDelay(err); asked {
+			wait = max(wait, min(time.Duration(seconds)*time.Second, lastRetry))
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-r.After(wait):
+		}
+	}
+}
+
+// errEnded says that a watch ended before it told of anything: to begin the next at
+// once could go on for ever.
+var errEnded = errors.New("the API server ends the watch at once")
+
+// read reads the Node and follows it until that ends. began says that the watch
+// told of something.
+func (r *Reader) read(ctx context.Context) (began bool, err error) {
+	node, err := r.Client.Node(ctx, r.Node)
+	if err != nil {
+		return false, fmt.Errorf("read Node %s: %w", r.Node, err)
+	}
+	if err := r.tell(node); err != nil {
+		return false, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, kube.WatchTimeout)
+	defer cancel()
+	started := time.Now()
+	w, err := r.Client.WatchNode(ctx, node)
+	if err != nil {
+		return false, fmt.Errorf("watch Node %s: %w", r.Node, err)
+	}
+	defer w.Stop()
+	r.works()
+	for e := range w.ResultChan() {
+		switch e.Type {
+		case watch.Added, watch.Modified:
+			node, is := e.Object.(*corev1.Node)
+			if !is {
+				return began, fmt.Errorf("watch Node %s: a %T", r.Node, e.Object)
+			}
+			if err := r.tell(node); err != nil {
+				return began, err
+			}
+			began = true
+		case watch.Deleted:
+			// What it chose stands until there is a Node again, as while nobody can be asked.
+			return began, fmt.Errorf("watch Node %s: it was deleted", r.Node)
+		case watch.Error:
+			return began, fmt.Errorf("watch Node %s: %w", r.Node, apierrors.FromObject(e.Object))
+		}
+	}
+	if !began && time.Since(started) < firstRetry {
+		return false, fmt.Errorf("watch Node %s: %w", r.Node, errEnded)
+	}
+	return true, nil
+}
+
+// tell hands over those labels that choose something.
+func (r *Reader) tell(node *corev1.Node) error {
+	labels := map[string]string{}
+	for _, name := range Names {
+		if value, has := node.Labels[name]; has {
+			labels[name] = value
+		}
+	}
+	if err := r.Deliver(labels); err != nil {
+		return fmt.Errorf("write down what Node %s chooses: %w", r.Node, err)
+	}
+	return nil
+}
+
+// fails logs the first failure and each of another kind.
+func (r *Reader) fails(err error) {
+	r.failing.Set(1)
+	if r.last == nil || apierrors.ReasonForError(r.last) != apierrors.ReasonForError(err) {
+		r.Log.Warn("what this Node chooses by its labels cannot be read; what was known stays in force", "message", err.Error(), "action", kube.Advice(err))
+	}
+	r.last = err
+}
+
+func (r *Reader) works() {
+	r.failing.Set(0)
+	if r.last != nil {
+		r.Log.Info("the labels of this Node are read again")
+	}
+	r.last = nil
+}
