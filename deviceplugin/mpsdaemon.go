@@ -61,7 +61,7 @@ func mpsDaemon(ctx context.Context, args []string, stderr io.Writer) int {
 		Settings: o.config,
 		Driver:   o.place(),
 		Open: func(place driver.Place) (mps.Opened, error) {
-			opened, err := o.open(place, log)
+			opened, err := o.open(place, log, nil)
 			if err != nil {
 				return mps.Opened{}, err
 			}
