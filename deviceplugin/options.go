@@ -16,6 +16,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/driver"
 	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
+	"github.com/gpuready/gpuready/deviceplugin/meter"
 	"github.com/gpuready/gpuready/deviceplugin/plugin"
 	strict "github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
@@ -260,20 +261,31 @@ func (o *options) plugin(started time.Time, stderr io.Writer) plugin.Config {
 	for _, key := range o.ignored {
 		log.Warn("key of the configuration file ignored", "path", o.configFile, "key", key.Path, "message", key.Hint)
 	}
+	meters := meter.New()
 	return plugin.Config{
 		HostRoot:       o.hostRoot,
 		StateDir:       o.stateDir,
 		KubeletSocket:  o.kubeletSocket,
 		KubeletTimeout: o.kubeletTimeout,
 		Listen:         o.listen,
-		Settings:       plugin.Settings{Config: o.config, Health: o.policy},
+		Settings:       plugin.Settings{Config: o.config, Health: o.policy, Ignored: o.ignoredKeys()},
 		Driver:         driver.Place{HostRoot: o.hostRoot},
-		Open:           func(place driver.Place) (plugin.Opened, error) { return o.open(place, log) },
+		Open:           func(place driver.Place) (plugin.Opened, error) { return o.open(place, log, meters.NVML) },
 		NFDDir:         o.nfdDir,
 		Given:          os.Getenv(injection.Variable),
 		Log:            log,
+		Meters:         meters,
 		Started:        started,
 	}
+}
+
+// ignoredKeys are the paths of the keys that were passed over.
+func (o *options) ignoredKeys() []string {
+	var keys []string
+	for _, key := range o.ignored {
+		keys = append(keys, key.Path)
+	}
+	return keys
 }
 
 func (o *options) logger(stderr io.Writer) *slog.Logger {
@@ -289,7 +301,7 @@ func (o *options) place() driver.Place {
 }
 
 // open opens NVML where the driver is found now.
-func (o *options) open(place driver.Place, log *slog.Logger) (plugin.Opened, error) {
+func (o *options) open(place driver.Place, log *slog.Logger, failed func(code string)) (plugin.Opened, error) {
 	root, path, err := place.Find()
 	library := driver.Look(path)
 	if err != nil {
@@ -300,7 +312,7 @@ func (o *options) open(place driver.Place, log *slog.Logger) (plugin.Opened, err
 			root = "/" // NVML's own search of the loader's path begins there
 		}
 	}
-	source, err := nvml.Open(nvml.Options{HostRoot: o.hostRoot, DriverRoot: root, Log: log})
+	source, err := nvml.Open(nvml.Options{HostRoot: o.hostRoot, DriverRoot: root, Log: log, Failed: failed})
 	if err != nil {
 		return plugin.Opened{}, err
 	}
