@@ -33,7 +33,9 @@ func TestLabelsSayWhatTheDriverShows(t *testing.T) {
 	// Another process, with another publisher.
 	m.stop()
 	m.start("--mig-strategy", "mixed", "--nfd-dir", "/nfd/features.d")
-	m.state(func(s nodestate.State) bool { return s.DevicePlugin != nil && s.DevicePlugin.Registered && s.DevicePlugin.Labels == nil })
+	m.state(func(s nodestate.State) bool {
+		return s.DevicePlugin != nil && s.DevicePlugin.Registered && s.DevicePlugin.Labels == nil
+	})
 	text, err := os.ReadFile(filepath.Join(m.path("/nfd/features.d"), "gfd"))
 	require.NoError(t, err)
 	require.Contains(t, string(text), "nvidia.com/mig-1g.10gb.count=2\n")
