@@ -50,21 +50,29 @@ func (o *options) outside(driverRoot string) nvml.Outside {
 }
 
 // printReading is the subcommand: the host root, the driver root and the index.
-func printReading(ctx context.Context, args []string, stdout io.Writer) error {
+func printReading(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	d, err := reading(ctx, args)
+	if err == nil {
+		err = json.NewEncoder(stdout).Encode(d)
+	}
+	if err != nil {
+		return fail(stderr, exitFailed, err)
+	}
+	return 0
+}
+
+func reading(ctx context.Context, args []string) (d gpu.Device, err error) {
 	if len(args) != 3 || !filepath.IsAbs(args[0]) || !filepath.IsAbs(args[1]) {
-		return errors.New("want the host root and the driver root, both absolute, and the index of a GPU")
+		return d, errors.New("want the host root and the driver root, both absolute, and the index of a GPU")
 	}
 	index, err := strconv.Atoi(args[2])
 	if err != nil || index < 0 {
-		return fmt.Errorf("%q is no index of a GPU", args[2])
+		return d, fmt.Errorf("%q is no index of a GPU", args[2])
 	}
 	source, err := nvml.Open(nvml.Options{HostRoot: args[0], DriverRoot: args[1], Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
-		return err
+		return d, err
 	}
-	d, err := source.Device(ctx, index)
-	if err = errors.Join(err, source.Close()); err != nil {
-		return err
-	}
-	return json.NewEncoder(stdout).Encode(d)
+	d, err = source.Device(ctx, index)
+	return d, errors.Join(err, source.Close())
 }

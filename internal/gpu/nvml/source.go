@@ -41,6 +41,12 @@ type Options struct {
 	ProbeInterval time.Duration
 	// Outside looks at GPUs that this process lets go of; nil: see LetGo.
 	Outside Outside
+
+	// Failed is told of each call of NVML that failed, or did not come back, by
+	// its code in nvml.h without "NVML_ERROR_" (GPU_IS_LOST), or HUNG. What NVML
+	// answers as a matter of course (not supported, no event yet) is no failure.
+	// It is called from several goroutines and must not wait. nil: nobody is told.
+	Failed func(code string)
 }
 
 // Source is a gpu.Source that asks NVML.
@@ -88,6 +94,7 @@ var optional = []string{
 	"nvmlDeviceGetRemappedRows", "nvmlDeviceGetFieldValues", "nvmlDeviceGetMemoryAffinity",
 	"nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkRemotePciInfo_v2",
 	"nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetGpuFabricInfo",
+	"nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode", "nvmlDeviceGetHandleByUUID",
 }
 
 // Open finds libnvidia-ml (see FindLibrary), or else where the loader would,
@@ -144,7 +151,7 @@ func newSource(lib nvml.Interface, o Options) *Source {
 	if limit <= 0 {
 		limit = 20 * time.Second
 	}
-	s.calls = newCalls(limit)
+	s.calls = newCalls(limit, o.Failed)
 	return s
 }
 
