@@ -165,7 +165,7 @@ func (s *Source) Device(ctx context.Context, index int) (gpu.Device, error) {
 	case err != nil && wholeDriver(err):
 		return gpu.Device{}, fmt.Errorf("reading GPU %d: %w", index, err)
 	case err != nil:
-		r.Device.Fault = faultOf(err)
+		r.Fault = faultOf(err)
 	}
 	return r.Device, nil
 }
