@@ -16,6 +16,7 @@ var environment = map[string]string{
 	"dev-root":                         "NVIDIA_DEV_ROOT",
 	"state-dir":                        "GPUREADY_STATE_DIR",
 	"listen":                           "LISTEN_ADDRESS",
+	"nfd-dir":                          "NFD_FEATURES_DIR",
 	"log-format":                       "LOG_FORMAT",
 	"fail-on-init-error":               "FAIL_ON_INIT_ERROR",
 	"mig-strategy":                     "MIG_STRATEGY",

@@ -82,7 +82,7 @@ func (f *follower) follow(ctx context.Context, deliver func(plugin.Settings, err
 func (f *follower) look(deliver func(plugin.Settings, error)) {
 	next, err := f.read()
 	switch {
-	case err != nil && f.refused == err.Error():
+	case errors.Is(err, errWriting), err != nil && f.refused == err.Error():
 	case errors.Is(err, plugin.ErrNotChosen):
 		f.refused = err.Error()
 		f.log.Info(err.Error(), "reason", "ConfigNotChosen")

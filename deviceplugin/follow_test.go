@@ -182,6 +182,15 @@ func TestHangupReadsTheFileAgainAndTheSameBytesAreNoNews(t *testing.T) {
 	w := h.next()
 	require.NoError(t, w.err)
 	require.Equal(t, 4, w.settings.Config.Sharing.TimeSlicing.Resources[0].Replicas)
+
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
+	require.NoError(t, err)
+	_, err = readRegular(func() (*os.File, error) { return os.Open(path) }, path)
+	require.ErrorIs(t, err, errWriting, "and SIGHUP does not read half of a file either")
+	_, err = f.WriteString(sliced(5))
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	require.NoError(t, h.next().err)
 }
 
 func TestTheCommandLineWinsOverEachNewFile(t *testing.T) {
@@ -240,7 +249,11 @@ func TestAHundredRapidEditsEndWithTheLast(t *testing.T) {
 	for i := range 100 {
 		put(t, path, sliced(3+i))
 	}
-	h.replicas(102)
+	for last := 0; last != 102; {
+		w := h.next()
+		require.NoError(t, w.err, "a file that is half written is not read")
+		last = w.settings.Config.Sharing.TimeSlicing.Resources[0].Replicas
+	}
 	select {
 	case w := <-h.words:
 		t.Fatalf("told of %+v besides", w)

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuready/gpuready/deviceplugin/plugin"
 	strict "github.com/gpuready/gpuready/internal/config"
@@ -125,6 +126,9 @@ func (n *named) read(name string) ([]byte, error) {
 	return readRegular(func() (*os.File, error) { return root.OpenFile(name, openFlags, 0) }, filepath.Join(n.dir, name))
 }
 
+// errWriting means that somebody is writing the file. Its closing will be an event.
+var errWriting = errors.New("the file is being written")
+
 // readRegular reads a configuration file. What is no file is not waited for.
 func readRegular(open func() (*os.File, error), path string) ([]byte, error) {
 	f, err := open()
@@ -141,6 +145,12 @@ func readRegular(open func() (*os.File, error), path string) ([]byte, error) {
 	}
 	if !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s: no regular file (%s); put the configuration there", path, info.Mode().Type())
+	}
+	// A lease on reading is given while nobody has the file open for writing (fcntl(2),
+	// F_SETLEASE), and holds writers up until it is let go of. Where the file system has
+	// none, what is there is read.
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK); errors.Is(err, unix.EAGAIN) {
+		return nil, errWriting
 	}
 	data, err := io.ReadAll(io.LimitReader(f, strict.MaxBytes+1))
 	if err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"log/slog"
@@ -44,6 +45,7 @@ type options struct {
 	stateDir        string
 	listen          string
 	logFormat       string
+	nfdDir          string
 	cdiFeatureFlags []string
 
 	// Settings that the configuration file has too.
@@ -104,6 +106,7 @@ func (o *options) flags(usage io.Writer) *pflag.FlagSet {
 	f.StringVar(&o.hostRoot, "host-root", "/", "`folder` where the host's file system is seen")
 	f.StringVar(&o.stateDir, "state-dir", defaultStateDir, "host `path` of the components' states")
 	f.StringVar(&o.listen, "listen", ":9402", "`address` for /healthz, /readyz, /metrics, empty: none")
+	f.StringVar(&o.nfdDir, "nfd-dir", "", "host `path` of Node Feature Discovery's folder for feature files, which then gets the GPUs' labels; empty: gpu-validator publishes them")
 	f.StringVar(&o.logFormat, "log-format", "text", "log as text or json")
 	o.settingFlags(f)
 	f.BoolVar(&o.dryRun, "dry-run", false, "the same as gpu-device-plugin devices")
@@ -203,7 +206,7 @@ func (o *options) check() error {
 	if err := o.named.check(o.configFile); err != nil {
 		return err
 	}
-	for _, path := range []string{o.kubeletSocket, o.stateDir} {
+	for _, path := range []string{o.kubeletSocket, o.stateDir, cmp.Or(o.nfdDir, "/")} {
 		if !filepath.IsAbs(path) {
 			return fmt.Errorf("path %q must be absolute", path)
 		}
@@ -257,6 +260,7 @@ func (o *options) plugin(started time.Time, stderr io.Writer) plugin.Config {
 		Follow:         following.follow,
 		Driver:         driver.Place{HostRoot: o.hostRoot},
 		Open:           func(place driver.Place) (plugin.Opened, error) { return o.open(place, log) },
+		NFDDir:         o.nfdDir,
 		Given:          os.Getenv(injection.Variable),
 		Log:            log,
 		Started:        started,

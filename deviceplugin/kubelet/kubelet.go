@@ -308,6 +308,9 @@ func (f *follower) lookAtStream(ctx context.Context, kubelet identity, open, eve
 	switch {
 	case open > 0:
 		f.retryAt = time.Time{}
+		if f.status.Waiting == noDevices {
+			f.report(Status{Registered: true}) // there are devices again, and it has not gone away meanwhile
+		}
 		return nil
 	case ever > f.streams && !f.hungUp:
 		f.hungUp = true

@@ -121,8 +121,9 @@ type DevicePluginInfo struct {
 	Left          []Left     `json:"left,omitempty"`
 	Faults        []Fault    `json:"faults,omitempty"`
 	// Labels are what the node is to say about its GPUs, by their full names. They
-	// are the GPUs' features and nothing else: see labels.go.
-	Labels map[string]string `json:"labels,omitempty"`
+	// are the GPUs' features and nothing else: see labels.go. nil: somebody else
+	// publishes them, or they are not known yet; the Node's are left alone.
+	Labels map[string]string `json:"labels,omitzero"`
 }
 
 // ConfigLabel is the label by which a node chooses the device plugin's configuration.
@@ -183,6 +184,17 @@ type Device struct {
 	Message  string     `json:"message,omitempty"`
 	Since    time.Time  `json:"since,omitzero"` // of Reason
 	NUMANode *int       `json:"numaNode,omitempty"`
+	MIG      *MIG       `json:"mig,omitempty"` // nil: a whole GPU, or written by an earlier version
+}
+
+// MIG says what a MIG device is, to those who cannot ask its GPU, as when that is
+// gone.
+type MIG struct {
+	Parent          gpu.UUID `json:"parent"` // the GPU
+	Index           int      `json:"index"`  // among the MIG devices of the GPU
+	Profile         string   `json:"profile"`
+	GPUInstance     int      `json:"gpuInstance"`
+	ComputeInstance int      `json:"computeInstance"`
 }
 
 // IDs are those that the kubelet knows: that of the device, or those of its
