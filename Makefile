@@ -141,14 +141,15 @@ $(BIN)/lib/libnvidia-ml.so $(BIN)/lib/libcuda.so: $(BIN)/lib/%.so:
 	@echo '  build $@'
 	$(Q)$(CC) -shared -pthread $^ -o $@ -Wl,-soname,$*.so.1 -Wl,-z,now -ldl -lm
 
+$(BIN)/lib/nvidia-cuda-mps-control: OPTIMISE += -static
 $(BIN)/lib/nvidia-smi $(BIN)/lib/nvidia-cuda-mps-control: $(BIN)/lib/%: simulator/smi/%.c $(C_HEADERS)
 	@mkdir -p $(@D)
 	@echo '  build $@'
 	$(Q)$(CC) $(CFLAGS) $(OPTIMISE) $< -o $@ -ldl
 
-# --- images and the cluster, beside what they build ---
+# --- images, the cluster and the soak, beside what they build ---
 
-include deployments/images/images.mk test/cluster/cluster.mk test/e2e/e2e.mk
+include deployments/images/images.mk test/cluster/cluster.mk test/e2e/e2e.mk test/soak/soak.mk
 
 # --- tools ---
 

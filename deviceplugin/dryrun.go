@@ -58,7 +58,7 @@ type printedLeft struct {
 func (o *options) printDevices(ctx context.Context, w io.Writer) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, dryRunTimeout)
 	defer cancel()
-	opened, err := o.open(o.place(), o.logger(io.Discard))
+	opened, err := o.open(o.place(), o.logger(io.Discard), nil)
 	if err != nil {
 		return err
 	}

@@ -142,7 +142,8 @@ func (o *options) with(name string, data []byte, errs ...error) (*options, error
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	next, flags, err := parseFlags(o.args, io.Discard)
+	next := &options{help: o.help, component: o.component}
+	flags, err := next.parseFlags(o.args, io.Discard)
 	if err != nil {
 		return nil, err
 	}

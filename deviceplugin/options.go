@@ -16,6 +16,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/driver"
 	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
+	"github.com/gpuready/gpuready/deviceplugin/meter"
 	"github.com/gpuready/gpuready/deviceplugin/plugin"
 	strict "github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
@@ -33,6 +34,7 @@ const defaultStateDir = "/run/nvidia/gpuready"
 // options are the flags, whether they come from the command line, the
 // environment or the configuration file.
 type options struct {
+	help, component string // of the subcommand, what --help prints and the log says; "": the plugin's
 	version, dryRun bool
 	output          string
 
@@ -70,6 +72,7 @@ Usage:
   gpu-device-plugin [flags]
   gpu-device-plugin devices [flags]     print what would be advertised, and why a GPU is left out
   gpu-device-plugin check-config FILE   check a configuration file (see check-config --help)
+  gpu-device-plugin mps-daemon [flags]  run the MPS control daemons of shared GPUs (see mps-daemon --help)
   gpu-device-plugin wait [flags]        wait until containers are given the GPUs (see wait --help)
 
 Examples:
@@ -119,14 +122,18 @@ func (o *options) flags(usage io.Writer) *pflag.FlagSet {
 		return pflag.NormalizedName(name)
 	})
 	strict.Describe(f, environment)
-	f.Usage = func() { fmt.Fprintf(usage, help, f.FlagUsagesWrapped(100)) }
+	f.Usage = func() { fmt.Fprintf(usage, cmp.Or(o.help, help), f.FlagUsagesWrapped(100)) }
 	return f
 }
 
 // parse reads command line, environment and configuration file, in the order in
 // which they win.
 func parse(args []string, stderr io.Writer) (*options, error) {
-	o, f, err := parseFlags(args, stderr)
+	return (&options{}).parse(args, stderr)
+}
+
+func (o *options) parse(args []string, stderr io.Writer) (*options, error) {
+	f, err := o.parseFlags(args, stderr)
 	if err != nil {
 		return nil, err
 	}
@@ -145,19 +152,19 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 }
 
 // parseFlags reads command line and environment.
-func parseFlags(args []string, stderr io.Writer) (*options, *pflag.FlagSet, error) {
-	o := &options{args: args, origin: map[string]string{}}
+func (o *options) parseFlags(args []string, stderr io.Writer) (*pflag.FlagSet, error) {
+	o.args, o.origin = args, map[string]string{}
 	f := o.flags(stderr)
 	if err := f.Parse(args); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if f.NArg() > 0 {
-		return nil, nil, fmt.Errorf("unexpected argument %q; see --help", f.Arg(0))
+		return nil, fmt.Errorf("unexpected argument %q; see --help", f.Arg(0))
 	}
 	f.Visit(func(flag *pflag.Flag) { o.origin[flag.Name] = "--" + flag.Name })
 	for _, names := range []map[string]string{environment, olderEnvironment} {
 		if err := strict.Env(f, names); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		f.Visit(func(flag *pflag.Flag) {
 			if o.origin[flag.Name] == "" {
@@ -165,7 +172,7 @@ func parseFlags(args []string, stderr io.Writer) (*options, *pflag.FlagSet, erro
 			}
 		})
 	}
-	return o, f, o.check()
+	return f, o.check()
 }
 
 // adopt lays the flags over a configuration file; nil: there is none.
@@ -250,6 +257,7 @@ func (o *options) plugin(started time.Time, stderr io.Writer) plugin.Config {
 	log.Info("starting", "precedence", "command line, environment, configuration file", "path", o.configFile, "settings", strings.Join(o.given, ", "),
 		"socket", o.kubeletSocket, "pid", os.Getpid())
 	o.warn(log)
+	meters := meter.New()
 	return plugin.Config{
 		HostRoot:       o.hostRoot,
 		StateDir:       o.stateDir,
@@ -259,12 +267,22 @@ func (o *options) plugin(started time.Time, stderr io.Writer) plugin.Config {
 		Settings:       o.settingsInForce(),
 		Follow:         following.follow,
 		Driver:         driver.Place{HostRoot: o.hostRoot},
-		Open:           func(place driver.Place) (plugin.Opened, error) { return o.open(place, log) },
+		Open:           func(place driver.Place) (plugin.Opened, error) { return o.open(place, log, meters.NVML) },
 		NFDDir:         o.nfdDir,
 		Given:          os.Getenv(injection.Variable),
 		Log:            log,
+		Meters:         meters,
 		Started:        started,
 	}
+}
+
+// ignoredKeys are the paths of the keys that were passed over.
+func (o *options) ignoredKeys() []string {
+	var keys []string
+	for _, key := range o.ignored {
+		keys = append(keys, key.Path)
+	}
+	return keys
 }
 
 func (o *options) logger(stderr io.Writer) *slog.Logger {
@@ -272,7 +290,7 @@ func (o *options) logger(stderr io.Writer) *slog.Logger {
 	if o.logFormat == "json" {
 		handler = slog.NewJSONHandler(stderr, nil)
 	}
-	return slog.New(handler).With("component", "deviceplugin")
+	return slog.New(handler).With("component", cmp.Or(o.component, "deviceplugin"))
 }
 
 func (o *options) place() driver.Place {
@@ -282,7 +300,7 @@ func (o *options) place() driver.Place {
 // settingsInForce are those that the options came to; none where the
 // configuration is still to be chosen.
 func (o *options) settingsInForce() plugin.Settings {
-	return plugin.Settings{Config: o.config, Health: o.policy, Name: o.name, Hash: o.hash}
+	return plugin.Settings{Config: o.config, Health: o.policy, Name: o.name, Hash: o.hash, Ignored: o.ignoredKeys()}
 }
 
 // warn names the keys that were passed over.
@@ -293,7 +311,7 @@ func (o *options) warn(log *slog.Logger) {
 }
 
 // open opens NVML where the driver is found now.
-func (o *options) open(place driver.Place, log *slog.Logger) (plugin.Opened, error) {
+func (o *options) open(place driver.Place, log *slog.Logger, failed func(code string)) (plugin.Opened, error) {
 	root, path, err := place.Find()
 	library := driver.Look(path)
 	if err != nil {
@@ -304,7 +322,7 @@ func (o *options) open(place driver.Place, log *slog.Logger) (plugin.Opened, err
 			root = "/" // NVML's own search of the loader's path begins there
 		}
 	}
-	source, err := nvml.Open(nvml.Options{HostRoot: o.hostRoot, DriverRoot: root, Log: log})
+	source, err := nvml.Open(nvml.Options{HostRoot: o.hostRoot, DriverRoot: root, Log: log, Failed: failed})
 	if err != nil {
 		return plugin.Opened{}, err
 	}

@@ -108,12 +108,14 @@ func TestAHundredEditsOfTheFileEndWithTheLast(t *testing.T) {
 	for i := range 100 {
 		put(t, path, sliced(2+i%7))
 		if i%10 == 3 {
-			put(t, path, "no: configuration\n")
+			put(t, path, "none: such\n")
 		}
 	}
-	m.wait(8 * (2 + 99%7))
-	require.Equal(t, 1, m.ready().DevicePlugin.Resources[0].Devices[0].Replicas/(2+99%7))
-	require.Equal(t, 1, m.wait(8*(2+99%7)).Registered)
+	const last = 2 + 99%7
+	require.Equal(t, 1, m.wait(8*last).Registered)
+	m.state(func(s nodestate.State) bool {
+		return s.Phase == nodestate.Ready && s.DevicePlugin.Resources[0].Devices[0].Replicas == last
+	})
 }
 
 func TestANewXIDPolicyCountsFromThenOn(t *testing.T) {
