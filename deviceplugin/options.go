@@ -34,6 +34,7 @@ const defaultStateDir = "/run/nvidia/gpuready"
 // options are the flags, whether they come from the command line, the
 // environment or the configuration file.
 type options struct {
+	help, component string // of the subcommand, what --help prints and the log says; "": the plugin's
 	version, dryRun bool
 	output          string
 
@@ -114,6 +115,7 @@ Usage:
   gpu-device-plugin [flags]
   gpu-device-plugin devices [flags]     print what would be advertised, and why a GPU is left out
   gpu-device-plugin check-config FILE   check a configuration file (see check-config --help)
+  gpu-device-plugin mps-daemon [flags]  run the MPS control daemons of shared GPUs (see mps-daemon --help)
   gpu-device-plugin wait [flags]        wait until containers are given the GPUs (see wait --help)
 
 Examples:
@@ -157,14 +159,18 @@ func (o *options) flags(usage io.Writer) *pflag.FlagSet {
 		return pflag.NormalizedName(name)
 	})
 	strict.Describe(f, environment)
-	f.Usage = func() { fmt.Fprintf(usage, help, f.FlagUsagesWrapped(100)) }
+	f.Usage = func() { fmt.Fprintf(usage, cmp.Or(o.help, help), f.FlagUsagesWrapped(100)) }
 	return f
 }
 
 // parse reads command line, environment and configuration file, in the order in
 // which they win.
 func parse(args []string, stderr io.Writer) (*options, error) {
-	o := &options{origin: map[string]string{}}
+	return (&options{}).parse(args, stderr)
+}
+
+func (o *options) parse(args []string, stderr io.Writer) (*options, error) {
+	o.origin = map[string]string{}
 	f := o.flags(stderr)
 	if err := f.Parse(args); err != nil {
 		return nil, err
@@ -293,7 +299,7 @@ func (o *options) logger(stderr io.Writer) *slog.Logger {
 	if o.logFormat == "json" {
 		handler = slog.NewJSONHandler(stderr, nil)
 	}
-	return slog.New(handler).With("component", "deviceplugin")
+	return slog.New(handler).With("component", cmp.Or(o.component, "deviceplugin"))
 }
 
 func (o *options) place() driver.Place {

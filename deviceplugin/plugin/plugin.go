@@ -93,6 +93,7 @@ type Plugin struct {
 	ended    *ending
 	said     naming                 // what the toolkit says of CDI names
 	cdi      naming                 // the same, where the settings need them
+	mps      served                 // what the MPS control daemons serve
 	hindered map[gpu.UUID]hindrance // devices that could not be given to a container
 	journal  *journal.Journal
 	lacking  string          // of what is asked for and not there
@@ -138,6 +139,7 @@ func Run(ctx context.Context, cfg Config) (map[string]*os.File, error) {
 	group.Go(func() error { return p.watchSettings(ctx) })
 	group.Go(func() error { return p.watchGPUs(ctx) })
 	group.Go(func() error { return p.watchToolkit(ctx) })
+	group.Go(func() error { return p.watchMPS(ctx) })
 	group.Go(func() error { return p.watchInjection(ctx) })
 	group.Go(func() error { return p.writeStates(ctx) })
 	err = group.Wait()

@@ -184,7 +184,8 @@ func (p *Plugin) state() nodestate.State {
 
 // phase sums it up: what keeps the plugin from its work most comes first.
 func (p *Plugin) phase() (nodestate.Phase, gpu.Reason, string) {
-	devices, healthy, hindered := 0, 0, 0
+	devices, healthy, hindered, unserved := 0, 0, 0, gpu.Fault{}
+	byMPS := 0
 	for _, r := range p.plan.Resources {
 		for _, d := range r.Devices {
 			devices++
@@ -193,6 +194,9 @@ func (p *Plugin) phase() (nodestate.Phase, gpu.Reason, string) {
 				healthy++
 			case d.Fault.Reason == reasonCDIMissing:
 				hindered++
+			case d.Fault.Reason == reasonMPS:
+				byMPS++
+				unserved = d.Fault
 			}
 		}
 	}
@@ -218,6 +222,8 @@ func (p *Plugin) phase() (nodestate.Phase, gpu.Reason, string) {
 		return nodestate.Waiting, reasonNoKubelet, "waiting for " + waiting
 	case healthy == 0 && hindered == devices:
 		return nodestate.Failed, reasonCDIMissing, p.cdi.text()
+	case healthy == 0 && byMPS == devices:
+		return nodestate.Waiting, reasonMPS, unserved.Message
 	case healthy == 0:
 		return nodestate.Failed, reasonNoHealthy, fmt.Sprintf("none of %d devices is healthy", devices)
 	case p.refused != nil:
