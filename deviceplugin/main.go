@@ -50,6 +50,9 @@ func run(ctx context.Context, started time.Time, args []string, stdout, stderr i
 		fmt.Fprintln(stdout, "gpu-device-plugin", version.String())
 		return 0
 	case o.dryRun:
+		if o, err = o.resolved(); err != nil {
+			return fail(stderr, exitUsage, err)
+		}
 		if err := o.printDevices(ctx, stdout); err != nil {
 			return fail(stderr, exitFailed, err)
 		}
