@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -233,7 +234,8 @@ func TestAnotherConfigurationIsServedByOtherControlDaemons(t *testing.T) {
 		require.NoError(t, os.WriteFile(path, []byte("version: v1\n"+strings.Replace(mpsShared, "4", "2", 1)), 0o644))
 	}
 	require.NoError(t, daemon.WaitOutput(soon(t), "the resource is shared in another way now"))
-	m.mps(serving(1, 2))
+	since := time.Now() // what is written later is of the others
+	m.mps(func(s nodestate.State) bool { return s.Time.After(since) && serving(1, 2)(s) })
 	require.Equal(t, 1, m.wait(4).Registered)
 	require.Equal(t, "50.0", m.control(resource, "get_default_active_thread_percentage"))
 }
