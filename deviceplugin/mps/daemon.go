@@ -98,7 +98,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	// The word of the process before must not stand: its daemons ended with it.
 	d.write()
-	reg := prometheus.NewRegistry()
+	reg := metrics.NewRegistry()
 	reg.MustRegister(d.up, d.ends)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(ctx, cfg.Listen, reg, d.Ready) })
