@@ -257,19 +257,17 @@ func (o *options) plugin(started time.Time, stderr io.Writer) plugin.Config {
 		log.Warn("key of the configuration file ignored", "path", o.configFile, "key", key.Path, "message", key.Hint)
 	}
 	return plugin.Config{
-		HostRoot:        o.hostRoot,
-		StateDir:        o.stateDir,
-		KubeletSocket:   o.kubeletSocket,
-		KubeletTimeout:  o.kubeletTimeout,
-		Listen:          o.listen,
-		Settings:        o.config,
-		FailOnInitError: *o.config.Flags.FailOnInitError,
-		Health:          o.policy,
-		Driver:          o.place(),
-		Open:            func(place driver.Place) (plugin.Opened, error) { return o.open(place, log) },
-		Given:           os.Getenv(injection.Variable),
-		Log:             log,
-		Started:         started,
+		HostRoot:       o.hostRoot,
+		StateDir:       o.stateDir,
+		KubeletSocket:  o.kubeletSocket,
+		KubeletTimeout: o.kubeletTimeout,
+		Listen:         o.listen,
+		Settings:       plugin.Settings{Config: o.config, Health: o.policy},
+		Driver:         driver.Place{HostRoot: o.hostRoot},
+		Open:           func(place driver.Place) (plugin.Opened, error) { return o.open(place, log) },
+		Given:          os.Getenv(injection.Variable),
+		Log:            log,
+		Started:        started,
 	}
 }
 
@@ -289,11 +287,13 @@ func (o *options) place() driver.Place {
 func (o *options) open(place driver.Place, log *slog.Logger) (plugin.Opened, error) {
 	root, path, err := place.Find()
 	library := driver.Look(path)
-	if err != nil && *o.config.Flags.NvidiaDriverRoot == "" {
-		if place.Root != "" {
-			return plugin.Opened{}, err // there or nowhere
+	if err != nil {
+		if place.Only {
+			return plugin.Opened{}, err
 		}
-		root = "/" // NVML's own search of the loader's path begins there
+		if place.Root == "" {
+			root = "/" // NVML's own search of the loader's path begins there
+		}
 	}
 	source, err := nvml.Open(nvml.Options{HostRoot: o.hostRoot, DriverRoot: root, Log: log})
 	if err != nil {

@@ -170,7 +170,7 @@ func TestThePolicyForXIDsIsOfTheFileAndTheReferencesVariables(t *testing.T) {
 	require.Equal(t, gpu.ActionUnhealthy, o.policy.Rule(31).Action)
 	require.Equal(t, gpu.ActionIgnore, o.policy.Rule(48).Action)
 	require.Equal(t, 90*time.Second, o.policy.Quiet())
-	require.Equal(t, o.policy, o.plugin(time.Now(), io.Discard).Health)
+	require.Equal(t, o.policy, o.plugin(time.Now(), io.Discard).Settings.Health)
 
 	t.Setenv("DP_DISABLE_HEALTHCHECKS", "all")
 	t.Setenv("DP_ENABLE_HEALTHCHECKS", "48")

@@ -30,6 +30,7 @@ const moduleInterval = 10 * time.Second
 type Place struct {
 	HostRoot string   // where the host's file system is seen; "" is "/"
 	Root     string   // host path
+	Only     bool     // it is below Root or nowhere: not on the path of the loader either
 	Also     []string // other files whose change is a reason to look again, as this process sees them
 }
 

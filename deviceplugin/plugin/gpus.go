@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/gpuready/gpuready/deviceplugin/driver"
 	"github.com/gpuready/gpuready/deviceplugin/health"
-	"github.com/gpuready/gpuready/deviceplugin/nodes"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
 	"github.com/gpuready/gpuready/internal/nodestate"
@@ -27,6 +25,12 @@ const (
 // watchGPUs uses the driver until ctx ends: it waits for one, watches, and
 // begins again when it stops telling.
 func (p *Plugin) watchGPUs(ctx context.Context) error {
+	place, err := p.place(ctx)
+	if err != nil {
+		return err
+	}
+	// From here on it is this goroutine's alone.
+	p.cfg.Driver = place
 	used := false
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		opened, err := driver.Wait(ctx, p.cfg.Driver, p.open, func(err error) bool { return p.curable(err, used) }, p.waiting)
@@ -71,7 +75,7 @@ func (p *Plugin) curable(err error, used bool) bool {
 	case uninjected && !missing.vain, !uninjected && p.toolkitBehind():
 		return true
 	}
-	return used || !p.cfg.FailOnInitError
+	return used || !p.failOnInitError()
 }
 
 func (p *Plugin) openFailed(ctx context.Context, err error) error {
@@ -255,14 +259,7 @@ func sound(snap gpu.Snapshot, unheard []gpu.Event, id gpu.UUID) bool {
 func (p *Plugin) see(o Opened, snap gpu.Snapshot) {
 	p.snapshot, p.root = snap, o.Root
 	p.health = p.health.See(snap, time.Now())
-	var lacking []string
-	p.host, lacking = nodes.Find(nodes.Place{HostRoot: p.cfg.HostRoot, DriverRoot: p.root}, p.cfg.Settings, snap)
-	if now := strings.Join(lacking, "; "); now != p.lacking {
-		p.lacking = now
-		if now != "" {
-			p.cfg.Log.Warn("containers do not get all that is configured", "reason", "DeviceNodesMissing", "path", p.host.DevRoot, "message", now)
-		}
-	}
+	p.find()
 }
 
 // blind says that nothing is heard of the GPUs any more.

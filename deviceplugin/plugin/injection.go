@@ -75,7 +75,7 @@ func (p *Plugin) open() (Opened, error) {
 	}
 	place := p.cfg.Driver
 	if place.Root == "" && (s.Driver == nil || s.Driver.Root == driver.Containerised) && s.Phase != nodestate.Failed {
-		place.Root = driver.Containerised
+		place.Root, place.Only = driver.Containerised, true
 	}
 	opened, err := p.cfg.Open(place)
 	if err == nil && opened.Root == "/" && s.Driver != nil {

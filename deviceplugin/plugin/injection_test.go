@@ -190,7 +190,7 @@ func TestAContainerThatTheToolkitLeftOutIsNotCreatedAnewUntilTheToolkitSpeaksAga
 		require.EqualValues(t, "InjectionMissing", n.refusal().Reason)
 	}
 
-	n.cfg.FailOnInitError = false
+	n.settings("flags: {failOnInitError: false}")
 	n.start()
 	n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Waiting && s.Reason == "InjectionMissing" })
 	n.toolkit(nodestate.Injection{Working: true, Generation: "a"}) // started anew

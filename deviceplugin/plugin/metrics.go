@@ -15,6 +15,8 @@ type meters struct {
 	registrations *prometheus.CounterVec
 	events        *prometheus.CounterVec
 	firstList     prometheus.Gauge
+	config        *prometheus.GaugeVec
+	reloads       *prometheus.CounterVec
 }
 
 func newMeters() *meters {
@@ -35,11 +37,17 @@ func newMeters() *meters {
 		firstList: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: name("first_list_seconds"), Help: "Seconds from the start of the process to the first device list that was sent to the kubelet.",
 		}),
+		config: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: name("config_info"), Help: "1, with the hash of the configuration in force and the name by which it was chosen.",
+		}, []string{"hash", "name"}),
+		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: name("config_reloads_total"), Help: "Configurations that came while the plugin ran: ok, or refused.",
+		}, []string{"result"}),
 	}
 }
 
 func (m *meters) register(reg *prometheus.Registry) {
-	reg.MustRegister(m.health, m.allocations, m.registrations, m.events, m.firstList)
+	reg.MustRegister(m.health, m.allocations, m.registrations, m.events, m.firstList, m.config, m.reloads)
 }
 
 // devices has one series for each GPU and MIG device, however often it is shared.
@@ -65,6 +73,21 @@ func (m *meters) allocated(resource string, err error) {
 
 func (m *meters) registered(resource string, err error) {
 	m.registrations.WithLabelValues(resource, status.Code(err).String()).Inc()
+}
+
+// reloaded counts a configuration that came, or was refused.
+func (m *meters) reloaded(err error) {
+	result := "ok"
+	if err != nil {
+		result = "refused"
+	}
+	m.reloads.WithLabelValues(result).Inc()
+}
+
+// inForce says which configuration is.
+func (m *meters) inForce(s Settings) {
+	m.config.Reset()
+	m.config.WithLabelValues(s.Hash, s.Name).Set(1)
 }
 
 func (m *meters) event(e gpu.Event) { m.events.WithLabelValues(e.Kind.String()).Inc() }

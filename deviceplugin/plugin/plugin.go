@@ -43,24 +43,25 @@ type Opened struct {
 // Config is what the plugin is told. Paths are host paths; HostRoot is where
 // they are seen.
 type Config struct {
-	HostRoot        string
-	StateDir        string
-	KubeletSocket   string
-	KubeletTimeout  time.Duration // 0: wait for ever
-	Listen          string
-	FailOnInitError bool           // end, rather than wait, when the driver is there and does not work
-	Settings        *config.Config // in force, and complete; nil: the defaults
-	Health          health.Policy  // what XIDs do to a GPU; the zero Policy is the default
-	Driver          driver.Place
-	Open            func(driver.Place) (Opened, error)
-	Given           string // value of injection.Variable; "": not in a container that is given the GPUs that way
-	Log             *slog.Logger
-	Started         time.Time                    // of the process
-	Sockets         map[string]*net.UnixListener // handed over by the program before, by Endpoint
+	HostRoot       string
+	StateDir       string
+	KubeletSocket  string
+	KubeletTimeout time.Duration // 0: wait for ever
+	Listen         string
+	Settings       Settings // in force from the start
+	// Follow tells of each configuration that comes, and of each that is refused and
+	// why, until ctx ends, from one goroutine. nil: none comes.
+	Follow  func(ctx context.Context, deliver func(Settings, error)) error
+	Driver  driver.Place // its Root is that of the settings, where they have one
+	Open    func(driver.Place) (Opened, error)
+	Given   string // value of injection.Variable; "": not in a container that is given the GPUs that way
+	Log     *slog.Logger
+	Started time.Time                    // of the process
+	Sockets map[string]*net.UnixListener // handed over by the program before, by Endpoint
 }
 
-// ErrReplaced means that the driver's library was replaced: the process must be
-// replaced too, since it can load no other.
+// ErrReplaced means that another library of the driver is to be used: the process
+// must be replaced too, since it can load no other.
 var ErrReplaced = errors.New("the driver's library was replaced")
 
 // Plugin is a running device plugin.
@@ -71,9 +72,12 @@ type Plugin struct {
 	boot      string
 	replace   atomic.Bool    // there is a next program
 	begin     func(*service) // lets it run
+	choice    chan struct{}  // closed when settings are in force
 	seenBy    func(View)     // takes the place of all that is published; nil: nobody
 
 	mu       sync.Mutex
+	settings *config.Config      // in force; replaced, never changed
+	refused  error               // why others are not; nil: there are none
 	services map[string]*service // by resource
 	kept     map[string]*os.File // sockets for the next program
 	health   health.State
@@ -83,7 +87,8 @@ type Plugin struct {
 	plan     plan.Plan     // what is advertised, health included
 	absent   *absence
 	ended    *ending
-	cdi      naming                 // what the toolkit says of CDI names
+	said     naming                 // what the toolkit says of CDI names
+	cdi      naming                 // the same, where the settings need them
 	hindered map[gpu.UUID]hindrance // devices that could not be given to a container
 	logged   map[gpu.UUID]gpu.Fault // by device, as last logged
 	told     map[string]bool        // of devices that are left out
@@ -125,6 +130,7 @@ func Run(ctx context.Context, cfg Config) (map[string]*os.File, error) {
 	p.begin = func(s *service) { group.Go(func() error { return s.run(ctx) }) }
 	p.takeOver(cfg.Sockets)
 	group.Go(func() error { return metrics.Serve(ctx, cfg.Listen, reg, p.Ready) })
+	group.Go(func() error { return p.watchSettings(ctx) })
 	group.Go(func() error { return p.watchGPUs(ctx) })
 	group.Go(func() error { return p.watchToolkit(ctx) })
 	group.Go(func() error { return p.watchInjection(ctx) })
@@ -168,9 +174,6 @@ func newPlugin(cfg Config) (*Plugin, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Settings == nil {
-		cfg.Settings = &config.Config{}
-	}
 	p := &Plugin{
 		cfg: cfg, boot: boot, metrics: newMeters(), dirty: make(chan struct{}, 1),
 		services: map[string]*service{}, logged: map[gpu.UUID]gpu.Fault{}, told: map[string]bool{},
@@ -180,10 +183,10 @@ func newPlugin(cfg Config) (*Plugin, error) {
 		p.cfg.Driver.Also = []string{filepath.Join(p.stateDir(nodestate.Toolkit), nodestate.FileName)}
 	}
 	p.recall()
-	p.health = p.health.WithPolicy(cfg.Health)
 	// What is remembered stays in the state file, and is not given away before it
 	// has been seen.
 	p.health = p.health.Blind(gpu.Fault{Reason: gpu.ReasonUnwatched, Message: "the driver has not been read yet"}, false, cfg.Started)
+	p.begun(cfg.Settings)
 	p.look()
 	return p, nil
 }

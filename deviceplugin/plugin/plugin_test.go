@@ -94,7 +94,7 @@ func newNode(t testing.TB, snap gpu.Snapshot) *node {
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(host)) })
 	n := &node{t: t, host: host, source: gputest.New(snap), log: &buffer{grown: make(chan struct{})}}
 	n.cfg = plugin.Config{
-		HostRoot: host, StateDir: "/state", KubeletSocket: socket, FailOnInitError: true,
+		HostRoot: host, StateDir: "/state", KubeletSocket: socket,
 		Driver: driver.Place{HostRoot: host, Root: "/driver"},
 		Open: func(driver.Place) (plugin.Opened, error) {
 			return plugin.Opened{Source: keptOpen{n.source}, Root: "/driver"}, nil
@@ -289,7 +289,7 @@ func TestApplicationXIDsChangeNothing(t *testing.T) {
 
 func TestAGPUThatHasBeenQuietComesBack(t *testing.T) {
 	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet()
-	n.cfg.Health = health.DefaultPolicy().With(health.Changes{Quiet: 50 * time.Millisecond})
+	n.cfg.Settings.Health = health.DefaultPolicy().With(health.Changes{Quiet: 50 * time.Millisecond})
 	n.start()
 	n.wait(8)
 	n.source.Emit(gputest.XID(gputest.GPU(1), 48))
@@ -333,7 +333,7 @@ func TestAGPUThatMeetsAnXIDWhileItIsTriedIsNotGivenAway(t *testing.T) {
 	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet()
 	source := &struck{keptOpen: keptOpen{n.source}, log: n.log}
 	n.cfg.Open = func(driver.Place) (plugin.Opened, error) { return plugin.Opened{Source: source, Root: "/driver"}, nil }
-	n.cfg.Health = health.DefaultPolicy().With(health.Changes{Quiet: time.Second})
+	n.cfg.Settings.Health = health.DefaultPolicy().With(health.Changes{Quiet: time.Second})
 	n.start()
 	n.wait(8)
 	n.source.Emit(gputest.XID(gputest.GPU(1), 94))
@@ -601,7 +601,7 @@ func TestADriverThatFailsEndsThePluginOrIsWaitedFor(t *testing.T) {
 	require.EqualValues(t, "NoPermission", s.Reason)
 
 	n = newNode(t, gpu.Snapshot{}).withKubelet()
-	n.cfg.Open, n.cfg.FailOnInitError = broken, false
+	n.settings("flags: {failOnInitError: false}").cfg.Open = broken
 	n.start()
 	n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Waiting && s.Reason == "NoPermission" })
 }

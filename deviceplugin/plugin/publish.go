@@ -58,7 +58,8 @@ func (p *Plugin) update(change func()) {
 
 // look makes the plan anew. p.mu is held.
 func (p *Plugin) look() {
-	p.plan = plan.Make(p.cfg.Settings, p.snapshot, p.health)
+	p.plan = plan.Make(p.settings, p.snapshot, p.health)
+	p.believe()
 	p.hinder(p.plan.Resources)
 }
 
@@ -250,6 +251,9 @@ func (p *Plugin) phase() (nodestate.Phase, gpu.Reason, string) {
 	switch {
 	case p.ended != nil:
 		return p.ended.phase, p.ended.reason, p.ended.message
+	case p.refused != nil && !p.chosen():
+		why, message := p.refusal()
+		return nodestate.Waiting, why, message
 	case p.absent != nil:
 		return nodestate.Waiting, p.absent.reason, p.absent.message
 	case p.snapshot.Driver.Version == "":
@@ -266,6 +270,9 @@ func (p *Plugin) phase() (nodestate.Phase, gpu.Reason, string) {
 		return nodestate.Failed, reasonCDIMissing, p.cdi.text()
 	case healthy == 0:
 		return nodestate.Failed, reasonNoHealthy, fmt.Sprintf("none of %d devices is healthy", devices)
+	case p.refused != nil:
+		why, message := p.refusal()
+		return nodestate.Degraded, why, message
 	case p.cdi.trouble() != "" || hindered > 0:
 		return nodestate.Degraded, reasonCDIMissing, p.cdi.text()
 	case healthy < devices:

@@ -22,7 +22,7 @@ func (n *node) settings(text string) *node {
 	n.t.Helper()
 	c, _, err := config.Parse([]byte(text), "config.yaml", config.Options{})
 	require.NoError(n.t, err)
-	n.cfg.Settings = c
+	n.cfg.Settings.Config = c
 	return n
 }
 

@@ -80,7 +80,7 @@ func (s *service) see(r plan.Resource, t *prefer.Topology) {
 		parts = append(parts, prefer.Device{ID: d.ID, GPU: d.GPU, Late: !d.Healthy()})
 	}
 	s.view.Store(&view{
-		allocate: allocate.New(s.plugin.cfg.Settings, s.plugin.host, r),
+		allocate: allocate.New(s.plugin.settings, s.plugin.host, r),
 		chooser:  prefer.New(t, parts, prefer.Options{Policy: s.plugin.policy(r)}),
 	})
 }
@@ -92,7 +92,7 @@ func (p *Plugin) policy(r plan.Resource) prefer.Policy {
 	for _, d := range r.Devices {
 		switch {
 		case d.MIG.UUID == "" && d.Replicas == 0:
-		case p.cfg.Settings.Flags.Plugin.Packed():
+		case p.settings.Flags.Plugin.Packed():
 			return prefer.Packed
 		default:
 			return prefer.Distributed

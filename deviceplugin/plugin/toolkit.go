@@ -42,31 +42,36 @@ func (w naming) text() string {
 	return "the toolkit's CDI specification " + w.path + " does not name every device; see the log of gpu-toolkit"
 }
 
-// watchToolkit follows the toolkit's state.
+// watchToolkit follows the toolkit's state, also while the settings need none of
+// it: they may change.
 func (p *Plugin) watchToolkit(ctx context.Context) error {
-	if !p.cfg.Settings.Flags.Plugin.CDI() {
-		<-ctx.Done() // the NVIDIA container runtime needs none of it
-		return ctx.Err()
-	}
 	return nodestate.WatchBoot(ctx, p.stateDir(nodestate.Toolkit), p.boot, func(s nodestate.State, err error) {
 		now := namingOf(s, err)
 		p.mu.Lock()
-		same := reflect.DeepEqual(now, p.cdi)
+		same := reflect.DeepEqual(now, p.said)
 		p.mu.Unlock()
 		if same {
 			return
 		}
-		p.update(func() {
-			switch before := p.cdi.trouble(); {
-			case before == now.trouble():
-			case now.trouble() == "":
-				p.cfg.Log.Info("the toolkit has made the devices' CDI names known")
-			default:
-				p.cfg.Log.Warn("containers may not get the GPUs that they are allocated", "reason", string(reasonCDIMissing), "message", now.trouble())
-			}
-			p.cdi = now
-		})
+		p.update(func() { p.said = now })
 	})
+}
+
+// believe heeds what the toolkit says where devices are handed out by CDI names:
+// the NVIDIA container runtime needs none. p.mu is held.
+func (p *Plugin) believe() {
+	before, now := p.cdi.trouble(), p.said
+	if !p.settings.Flags.Plugin.CDI() {
+		now = naming{}
+	}
+	p.cdi = now
+	switch {
+	case before == now.trouble():
+	case now.trouble() == "":
+		p.cfg.Log.Info("the toolkit has made the devices' CDI names known")
+	default:
+		p.cfg.Log.Warn("containers may not get the GPUs that they are allocated", "reason", string(reasonCDIMissing), "message", now.trouble())
+	}
 }
 
 // namingOf is what the toolkit's state means.
@@ -144,7 +149,7 @@ func (p *Plugin) hinder(resources []plan.Resource) {
 
 // hindrance is why the device could not be given to a container; zero: it could.
 func (p *Plugin) hindrance(id gpu.UUID) gpu.Fault {
-	if imex := p.cfg.Settings.Imex; imex.Required != nil && *imex.Required && p.snapshot.Driver.Version != "" {
+	if imex := p.settings.Imex; imex.Required != nil && *imex.Required && p.snapshot.Driver.Version != "" {
 		for _, channel := range imex.ChannelIDs {
 			if !slices.Contains(p.host.Imex, channel) {
 				return gpu.Fault{Reason: reasonIMEX, Message: fmt.Sprintf("imex.required is set and there is no %s below %s; "+
@@ -153,7 +158,7 @@ func (p *Plugin) hindrance(id gpu.UUID) gpu.Fault {
 		}
 	}
 	switch {
-	case !p.cfg.Settings.Flags.Plugin.CDI():
+	case !p.settings.Flags.Plugin.CDI():
 	case p.cdi.none != "":
 		return gpu.Fault{Reason: reasonCDIMissing, Message: p.cdi.none}
 	case p.cdi.names != nil && !p.cdi.names[string(id)]:

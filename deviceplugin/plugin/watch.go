@@ -33,6 +33,7 @@ func Watch(ctx context.Context, cfg Config, seen func(View)) error {
 	}
 	p.seenBy = seen
 	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return p.watchSettings(ctx) })
 	group.Go(func() error { return p.watchGPUs(ctx) })
 	group.Go(func() error { return p.watchToolkit(ctx) })
 	group.Go(func() error { return p.watchInjection(ctx) })
