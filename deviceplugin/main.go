@@ -36,6 +36,8 @@ func run(ctx context.Context, started time.Time, args []string, stdout, stderr i
 			return checkConfig(args[1:], stdout, stderr)
 		case "devices":
 			args = append([]string{"--dry-run"}, args[1:]...)
+		case "shadow":
+			args = append([]string{"--shadow"}, args[1:]...)
 		}
 	}
 	o, err := parse(args, stderr)
@@ -52,6 +54,9 @@ func run(ctx context.Context, started time.Time, args []string, stdout, stderr i
 			return fail(stderr, exitFailed, err)
 		}
 		return 0
+	}
+	if o.shadow {
+		return o.runShadow(ctx, started, stdout, stderr)
 	}
 	cfg := o.plugin(started, stderr)
 	if cfg.Sockets, err = handover.Listeners(); err != nil {
