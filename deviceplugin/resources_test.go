@@ -324,3 +324,29 @@ sharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas:
 	require.NoDirExists(t, m.path("/state"))
 	require.Equal(t, gpu.UUID(all.Devices[0].ID), gpu.UUID(strings.TrimPrefix(all.Devices[0].CDI[0], "k8s.gpuready.io/gpu=")))
 }
+
+// Neither the kubelet nor a pod's owner is to see it vanish without a word.
+func TestADividedGPUThatIsGoneIsListedByTheNextProcessToo(t *testing.T) {
+	m := newMachine(t).up("--gpus", "2").withKubelet()
+	m.mig("0", "3g.40gb,3g.40gb")
+	m.configured("flags: {migStrategy: mixed}\n")
+	before := m.of(large, 2)
+	m.wait(1)
+	m.stop()
+	m.sim("lose", "--gpu", "0", "--how", "gone", "--xid=false")
+
+	m.start("--mig-strategy", "mixed")
+	m.wait(1)
+	after := m.of(large, 0)
+	require.Equal(t, ids(before), ids(after))
+	s := m.state(func(s nodestate.State) bool {
+		return s.DevicePlugin != nil && s.DevicePlugin.Registered && s.Phase == nodestate.Degraded
+	})
+	for _, r := range s.DevicePlugin.Resources {
+		if r.Name == after.Name {
+			require.Equal(t, gpu.ReasonMissing, r.Devices[0].Reason)
+		}
+	}
+	m.sim("restore", "--gpu", "0")
+	m.of(large, 2)
+}

@@ -5,8 +5,8 @@
 // A GPU becomes unhealthy by what a snapshot shows (a Fault, or that it is
 // missing), by an event (an XID that the Policy heeds, an uncorrectable ECC error,
 // the loss of the GPU), and while it cannot be watched. Its MIG devices follow it.
-// An XID that stays in a MIG instance, which the driver names with it, concerns
-// the MIG devices of that instance alone, and the GPU as a whole.
+// An XID that stays in a GPU instance of MIG, which the driver names with it,
+// concerns the MIG devices of that instance alone, and the GPU as a whole.
 //
 // Something becomes healthy again only on evidence, and never because a process
 // was started anew. What evidence it takes depends on what is held against it:

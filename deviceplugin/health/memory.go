@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -27,9 +28,6 @@ func (s State) Faults() []nodestate.Fault {
 			}
 			if m.scope.gpuInstance >= 0 {
 				f.GPUInstance = &m.scope.gpuInstance
-				if m.scope.computeInstance >= 0 {
-					f.ComputeInstance = &m.scope.computeInstance
-				}
 			}
 			if m.proof >= reset {
 				f.Evidence = evidenceWords[m.proof]
@@ -63,14 +61,21 @@ func Recall(file nodestate.State) State {
 	}
 	for _, r := range file.DevicePlugin.Resources {
 		for _, d := range r.Devices {
-			if d.GPU.IsMIG() {
-				continue // the snapshot knows of which GPU
+			id := d.GPU
+			if id.IsMIG() {
+				if d.MIG == nil {
+					continue // written by an earlier version: the snapshot knows of which GPU it is
+				}
+				id = d.MIG.Parent
 			}
-			g := know(d.GPU)
+			g := know(id)
 			if d.NUMANode != nil {
 				g.Device.NUMANode = *d.NUMANode
 			}
-			s.gpus[d.GPU] = g
+			if d.GPU.IsMIG() {
+				g = g.divided(d)
+			}
+			s.gpus[id] = g
 		}
 	}
 	for _, f := range file.DevicePlugin.Faults {
@@ -79,14 +84,24 @@ func Recall(file nodestate.State) State {
 	return s
 }
 
+// divided is the GPU with a MIG device that a state file lists.
+func (g GPU) divided(d nodestate.Device) GPU {
+	m := gpu.MIGDevice{Index: d.MIG.Index, UUID: d.GPU, Profile: d.MIG.Profile, GPUInstance: d.MIG.GPUInstance, ComputeInstance: d.MIG.ComputeInstance}
+	if slices.ContainsFunc(g.Device.MIG, func(other gpu.MIGDevice) bool { return other.UUID == m.UUID }) {
+		return g
+	}
+	g.Device.MIGEnabled = true
+	g.Device.MIG = slices.SortedFunc(slices.Values(append(slices.Clone(g.Device.MIG), m)), func(a, b gpu.MIGDevice) int {
+		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
+	})
+	return g
+}
+
 // recall is the GPU with what a state file holds against it.
 func (g GPU) recall(f nodestate.Fault) GPU {
 	at := whole
 	if f.GPUInstance != nil {
-		at.gpuInstance = *f.GPUInstance
-		if f.ComputeInstance != nil {
-			at.computeInstance = *f.ComputeInstance
-		}
+		at.gpuInstance = *f.GPUInstance // earlier versions held it against one compute instance of it
 	}
 	needs := reset
 	if f.Needs != "" {

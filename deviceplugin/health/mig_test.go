@@ -62,7 +62,7 @@ func TestWhatAnXIDOfAMIGInstanceConcerns(t *testing.T) {
 		"one that needs the GPU to be reset":       {instance(gpu0.UUID, 2, 0, 95), all},
 		"one that nobody knows":                    {instance(gpu0.UUID, 2, 0, 1234), all},
 		"of an instance that is not there":         {instance(gpu0.UUID, 6, 0, 94), all},
-		"of a compute instance that is not there":  {instance(gpu0.UUID, 2, 5, 94), all},
+		"of a compute instance that is not there":  {instance(gpu0.UUID, 2, 5, 94), second},
 		"one that is ignored":                      {instance(gpu0.UUID, 2, 0, 31), map[gpu.UUID]gpu.Reason{}},
 		"of another GPU's instance with that name": {instance(gpu1.UUID, 2, 0, 94), map[gpu.UUID]gpu.Reason{gpu1.UUID: gpu.ReasonXID, gpu1.MIG[1].UUID: gpu.ReasonXID}},
 	} {
@@ -75,15 +75,48 @@ func TestWhatAnXIDOfAMIGInstanceConcerns(t *testing.T) {
 	}
 }
 
-func TestComputeInstancesOfOneGPUInstance(t *testing.T) {
+// They share memory and engines: what the driver says of one is held against all.
+func TestComputeInstancesOfOneGPUInstanceAreNotToldApart(t *testing.T) {
 	s := divided.Clone()
 	s.Devices[0].MIG[1].GPUInstance, s.Devices[0].MIG[1].ComputeInstance = 1, 1
 	mig := s.Devices[0].MIG
+	want := map[gpu.UUID]gpu.Reason{s.Devices[0].UUID: gpu.ReasonXID, mig[0].UUID: gpu.ReasonXID, mig[1].UUID: gpu.ReasonXID}
 	h := health.New(gpu.Fault{}).See(s, now)
-	require.Equal(t, map[gpu.UUID]gpu.Reason{s.Devices[0].UUID: gpu.ReasonXID, mig[1].UUID: gpu.ReasonXID},
-		held(h.Hear(instance(s.Devices[0].UUID, 1, 1, 32), now), s))
-	require.Equal(t, map[gpu.UUID]gpu.Reason{s.Devices[0].UUID: gpu.ReasonXID, mig[0].UUID: gpu.ReasonXID, mig[1].UUID: gpu.ReasonXID},
-		held(h.Hear(instance(s.Devices[0].UUID, 1, -1, 32), now), s))
+	for _, ci := range []int{-1, 0, 1} {
+		require.Equal(t, want, held(h.Hear(instance(s.Devices[0].UUID, 1, ci, 32), now), s))
+	}
+	gi, ci := 1, 1
+	old := file(h)
+	old.DevicePlugin.Faults = []nodestate.Fault{{GPU: s.Devices[0].UUID, GPUInstance: &gi, ComputeInstance: &ci, Reason: gpu.ReasonXID, XID: 32, Since: now, Needs: "quiet"}}
+	require.Equal(t, want, held(health.Recall(old).See(s, now), s), "also what an earlier version had noted")
+}
+
+// What is remembered of a divided GPU is all there is when it comes back no more.
+func TestADividedGPUIsRememberedWithoutAFault(t *testing.T) {
+	parent := divided.Devices[0]
+	zero := 0
+	state := nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{}}
+	var list nodestate.Resource
+	for _, m := range []gpu.MIGDevice{parent.MIG[2], parent.MIG[0]} {
+		list.Devices = append(list.Devices, nodestate.Device{ID: string(m.UUID), GPU: m.UUID, NUMANode: &zero, MIG: &nodestate.MIG{
+			Parent: parent.UUID, Index: m.Index, Profile: m.Profile, GPUInstance: m.GPUInstance, ComputeInstance: m.ComputeInstance,
+		}})
+	}
+	state.DevicePlugin.Resources = []nodestate.Resource{list, list} // a device may be listed under two names
+	h := health.Recall(state).See(gpu.Snapshot{Driver: divided.Driver, Devices: divided.Devices[1:]}, now)
+	known := h.GPUs()
+	require.Len(t, known, 2)
+	d := known[0].Device
+	require.Equal(t, parent.UUID, d.UUID)
+	require.True(t, d.MIGEnabled)
+	require.Zero(t, d.NUMANode)
+	require.Equal(t, []gpu.UUID{parent.MIG[0].UUID, parent.MIG[2].UUID}, []gpu.UUID{d.MIG[0].UUID, d.MIG[1].UUID})
+	require.Equal(t, parent.MIG[2].Profile, d.MIG[1].Profile)
+	for _, m := range d.MIG {
+		f, _ := h.Verdict(m.UUID)
+		require.Equal(t, gpu.ReasonMissing, f.Reason)
+	}
+	require.Len(t, h.See(divided, now).GPUs()[0].Device.MIG, 4, "what the driver says counts")
 }
 
 func TestMIGDevicesFollowTheirGPU(t *testing.T) {

@@ -108,17 +108,17 @@ func (s State) heed(r Rule, id gpu.UUID, at scope, fault gpu.Fault, now time.Tim
 	return s.change(id, now, func(g GPU) GPU { return g.note(at, fault, needed(r.Recovery), now) })
 }
 
-// where is the part of the GPU that an XID concerns: what the driver says, for
-// one that is known to stay there.
+// where is the part of the GPU that an XID concerns: for one that is known to stay
+// there, the GPU instance that the driver names. Its compute instances are not told
+// apart: they have multiprocessors of their own, but share the instance's memory and
+// its other engines (nvml.h at NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED; the MIG
+// user guide promises fault isolation between GPU instances alone).
 func where(e gpu.Event) scope {
 	info, known := gpu.XID(e.XID)
-	switch {
-	case !known || !info.Contained || e.UUID == "" || e.GPUInstance < 0:
+	if !known || !info.Contained || e.UUID == "" || e.GPUInstance < 0 {
 		return whole
-	case e.ComputeInstance < 0:
-		return scope{e.GPUInstance, -1}
 	}
-	return scope{e.GPUInstance, e.ComputeInstance}
+	return scope{e.GPUInstance, -1}
 }
 
 func text(what, more string) string {

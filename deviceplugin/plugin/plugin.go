@@ -183,6 +183,7 @@ func newPlugin(cfg Config) (*Plugin, error) {
 		p.cfg.Driver.Also = []string{filepath.Join(p.stateDir(nodestate.Toolkit), nodestate.FileName)}
 	}
 	p.recall()
+	p.askToolkit()
 	// What is remembered stays in the state file, and is not given away before it
 	// has been seen.
 	p.health = p.health.Blind(gpu.Fault{Reason: gpu.ReasonUnwatched, Message: "the driver has not been read yet"}, false, cfg.Started)
@@ -205,6 +206,7 @@ func (p *Plugin) recall() {
 	switch {
 	case err == nil:
 		p.health = health.Recall(file)
+		p.recallHindrances(file.DevicePlugin)
 		if file.Driver != nil {
 			p.root = file.Driver.Root
 		}

@@ -635,3 +635,51 @@ func TestTheToolkitsStateIsListenedTo(t *testing.T) {
 	require.NoError(t, nodestate.Write(dir, toolkit))
 	n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
 }
+
+// A runtime that does not resolve CDI names does not learn it by being restarted.
+func TestTheToolkitsLastWordStays(t *testing.T) {
+	n := newNode(t, gputest.Node("t4", 2)).withKubelet()
+	dir := filepath.Join(n.host, "state/toolkit")
+	off, on := false, true
+	spec := nodestate.Spec{Kind: "k8s.gpuready.io/gpu", Path: "/var/run/cdi/gpu.json"}
+	says := func(phase nodestate.Phase, info *nodestate.ToolkitInfo) {
+		t.Helper()
+		require.NoError(t, nodestate.Write(dir, nodestate.State{Component: nodestate.Toolkit, Phase: phase, Message: "it is told", Toolkit: info}))
+	}
+	answers := func(r nodestate.Runtime) *nodestate.ToolkitInfo {
+		r.Socket = "/run/containerd/containerd.sock"
+		return &nodestate.ToolkitInfo{Specs: []nodestate.Spec{spec}, Runtime: &r}
+	}
+	device := func(s nodestate.State) nodestate.Device {
+		if s.DevicePlugin == nil || len(s.DevicePlugin.Resources) == 0 {
+			return nodestate.Device{}
+		}
+		return s.DevicePlugin.Resources[0].Devices[0]
+	}
+	says(nodestate.Degraded, answers(nodestate.Runtime{Name: "containerd", CDI: &off, Message: "enable_cdi is false"}))
+	n.start()
+	n.wait(0)
+	since := device(n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Failed })).Since
+	require.False(t, since.IsZero())
+
+	silences := map[string]func(){
+		"the runtime does not answer": func() { says(nodestate.Ready, answers(nodestate.Runtime{Message: "it does not answer"})) },
+		"the toolkit is starting":     func() { says(nodestate.Waiting, nil) },
+		"the toolkit ended":           func() { says(nodestate.Failed, nil) },
+		"its state is damaged":        func() { require.NoError(t, os.WriteFile(filepath.Join(dir, nodestate.FileName), []byte("{"), 0o644)) },
+	}
+	for name, silence := range silences {
+		silence()
+		n.stop()
+		n.start()
+		n.wait(0)
+		s := n.state(func(s nodestate.State) bool { return s.DevicePlugin != nil && s.DevicePlugin.Registered })
+		require.Equal(t, nodestate.Failed, s.Phase, name)
+		require.EqualValues(t, "CDIUnavailable", device(s).Reason, name)
+		require.Equal(t, "enable_cdi is false", device(s).Message, name)
+		require.True(t, since.Equal(device(s).Since), "%s: since %s, and then %s", name, since, device(s).Since)
+	}
+	require.NotContains(t, n.log.String(), "device is healthy again")
+	says(nodestate.Ready, answers(nodestate.Runtime{Name: "containerd", CDI: &on}))
+	n.wait(2)
+}

@@ -212,6 +212,9 @@ func (p *Plugin) state() nodestate.State {
 			if d.NUMANode >= 0 {
 				one.NUMANode = &d.NUMANode
 			}
+			if m := d.MIG; m.UUID != "" {
+				one.MIG = &nodestate.MIG{Parent: d.GPU, Index: m.Index, Profile: m.Profile, GPUInstance: m.GPUInstance, ComputeInstance: m.ComputeInstance}
+			}
 			if !d.Healthy() {
 				one.Health, one.Reason, one.Message, one.Since = nodestate.Unhealthy, d.Fault.Reason, d.Fault.Message, d.Since.UTC()
 			}

@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"reflect"
@@ -17,21 +18,36 @@ import (
 
 // naming is what the toolkit says of the CDI names by which devices are handed out,
 // which somebody must have written and the container runtime must resolve. The
-// zero naming says nothing: a node whose toolkit is silent may have its specs from
+// zero naming says nothing: a node without a toolkit may have its specs from
 // elsewhere.
 type naming struct {
-	doubt string          // why containers may not get what they are allocated
-	none  string          // why no container can get a device
-	path  string          // of the specification
-	names map[string]bool // the devices in it; nil: it does not say
+	doubt  string          // why containers may not get what they are allocated
+	noSpec string          // why there is no specification
+	noCDI  string          // why the container runtime resolves no name
+	path   string          // of the specification
+	names  map[string]bool // the devices in it; nil: it does not say
+
+	silent bool                   // what there is can be told by nobody now
+	mute   bool                   // the runtime does not answer, and the rest is known
+	held   map[gpu.UUID]gpu.Fault // what an earlier process was told of devices, until it is known again
 }
 
+// none is why no container can get a device.
+func (w naming) none() string { return cmp.Or(w.noCDI, w.noSpec) }
+
 // trouble is what stands for all devices, "" for nothing.
-func (w naming) trouble() string {
-	if w.none != "" {
-		return w.none
+func (w naming) trouble() string { return cmp.Or(w.none(), w.doubt) }
+
+// after is what is known when this is said after that: who says nothing takes
+// nothing back. A runtime that had CDI off has it off still while it restarts.
+func (w naming) after(last naming) naming {
+	switch {
+	case w.silent:
+		w.noSpec, w.noCDI, w.path, w.names, w.held = last.noSpec, last.noCDI, last.path, last.names, last.held
+	case w.mute:
+		w.noCDI, w.held = last.noCDI, last.held
 	}
-	return w.doubt
+	return w
 }
 
 // text is trouble, or else that a device has no name.
@@ -46,15 +62,20 @@ func (w naming) text() string {
 // it: they may change.
 func (p *Plugin) watchToolkit(ctx context.Context) error {
 	return nodestate.WatchBoot(ctx, p.stateDir(nodestate.Toolkit), p.boot, func(s nodestate.State, err error) {
-		now := namingOf(s, err)
 		p.mu.Lock()
+		now := namingOf(s, err).after(p.said)
 		same := reflect.DeepEqual(now, p.said)
 		p.mu.Unlock()
-		if same {
-			return
+		if !same {
+			p.update(func() { p.said = now })
 		}
-		p.update(func() { p.said = now })
 	})
+}
+
+// askToolkit hears what the toolkit has said already: no list is to promise what it
+// has denied.
+func (p *Plugin) askToolkit() {
+	p.said = namingOf(nodestate.ReadBoot(p.stateDir(nodestate.Toolkit), p.boot)).after(p.said)
 }
 
 // believe heeds what the toolkit says where devices are handed out by CDI names:
@@ -80,18 +101,18 @@ func namingOf(s nodestate.State, err error) naming {
 	case nodestate.IsAbsent(err):
 		return naming{}
 	case err != nil:
-		return naming{doubt: "the toolkit's state cannot be read: " + err.Error()}
+		return naming{silent: true, doubt: "the toolkit's state cannot be read: " + err.Error()}
 	case s.Reason == injection.ReasonNoGPU:
 		return naming{}
 	case s.Phase == nodestate.Waiting || s.Phase == nodestate.Failed:
 		// What it wrote before may still be there.
-		return naming{doubt: "the toolkit is not ready: " + string(s.Phase) + ": " + s.Message}
+		return naming{silent: true, doubt: "the toolkit is not ready: " + string(s.Phase) + ": " + s.Message}
 	case s.Toolkit == nil:
 		return naming{}
 	}
 	i := slices.IndexFunc(s.Toolkit.Specs, func(spec nodestate.Spec) bool { return spec.Kind == cdi.KindGPU })
 	if i < 0 {
-		return naming{none: "the toolkit has written no CDI spec of kind " + cdi.KindGPU + "; see the log of gpu-toolkit"}
+		return naming{noSpec: "the toolkit has written no CDI spec of kind " + cdi.KindGPU + "; see the log of gpu-toolkit"}
 	}
 	spec := s.Toolkit.Specs[i]
 	w := naming{path: spec.Path}
@@ -102,11 +123,13 @@ func namingOf(s nodestate.State, err error) naming {
 		w.names[name] = true
 	}
 	switch r := s.Toolkit.Runtime; {
-	case r == nil || r.Name == "": // of one that is silent nothing is known
+	case r == nil: // nobody asked
+	case r.Name == "":
+		w.mute = true
 	case r.CDI != nil && !*r.CDI:
-		w.none = r.Message
-		if w.none == "" {
-			w.none = fmt.Sprintf("the container runtime %s does not resolve CDI names; turn CDI on in its configuration", r.Name)
+		w.noCDI = r.Message
+		if w.noCDI == "" {
+			w.noCDI = fmt.Sprintf("the container runtime %s does not resolve CDI names; turn CDI on in its configuration", r.Name)
 		}
 	default:
 		w.doubt = r.Message
@@ -124,6 +147,30 @@ type hindrance struct {
 // reasonIMEX is of imex.required.
 const reasonIMEX gpu.Reason = "IMEXChannelMissing"
 
+// recallHindrances takes up what an earlier process of this boot knew: nothing is
+// newer than it was because a process is, and while the toolkit says nothing it
+// stays.
+func (p *Plugin) recallHindrances(info *nodestate.DevicePluginInfo) {
+	p.hindered = map[gpu.UUID]hindrance{}
+	p.said.held = map[gpu.UUID]gpu.Fault{}
+	if info == nil {
+		return
+	}
+	for _, r := range info.Resources {
+		for _, d := range r.Devices {
+			fault := gpu.Fault{Reason: d.Reason, Message: d.Message}
+			switch d.Reason {
+			case reasonCDIMissing:
+				p.said.held[d.GPU] = fault
+			case reasonIMEX:
+			default:
+				continue
+			}
+			p.hindered[d.GPU] = hindrance{fault, d.Since}
+		}
+	}
+}
+
 // hinder marks the devices that could not be given to a container: a pod that
 // waits is better off than one that fails. p.mu is held.
 func (p *Plugin) hinder(resources []plan.Resource) {
@@ -132,19 +179,27 @@ func (p *Plugin) hinder(resources []plan.Resource) {
 		for i := range r.Devices {
 			d := &r.Devices[i]
 			fault := p.hindrance(d.UUID())
-			if fault.Reason == "" || !d.Healthy() {
+			if fault.Reason == "" {
 				continue
 			}
-			h, before := p.hindered[d.UUID()]
-			if !before {
+			h, replica := now[d.UUID()]
+			if !replica {
+				h = p.hindered[d.UUID()]
+			}
+			if h.fault.Reason != fault.Reason {
 				h.since = time.Now()
 			}
 			h.fault = fault
 			now[d.UUID()] = h
-			d.Fault, d.Since = h.fault, h.since
+			if d.Healthy() {
+				d.Fault, d.Since = h.fault, h.since
+			}
 		}
 	}
-	p.hindered = now
+	// Before the first snapshot only what is remembered is listed, not what there is.
+	if p.snapshot.Driver.Version != "" {
+		p.hindered = now
+	}
 }
 
 // hindrance is why the device could not be given to a container; zero: it could.
@@ -159,10 +214,12 @@ func (p *Plugin) hindrance(id gpu.UUID) gpu.Fault {
 	}
 	switch {
 	case !p.settings.Flags.Plugin.CDI():
-	case p.cdi.none != "":
-		return gpu.Fault{Reason: reasonCDIMissing, Message: p.cdi.none}
+	case p.cdi.none() != "":
+		return gpu.Fault{Reason: reasonCDIMissing, Message: p.cdi.none()}
 	case p.cdi.names != nil && !p.cdi.names[string(id)]:
 		return gpu.Fault{Reason: reasonCDIMissing, Message: "the toolkit's CDI specification " + p.cdi.path + " does not name it; see the log of gpu-toolkit"}
+	default:
+		return p.cdi.held[id]
 	}
 	return gpu.Fault{}
 }

@@ -45,9 +45,9 @@ type XIDInfo struct {
 	Class       XIDClass
 	Action      Action   // by default
 	Recovery    Recovery // by default, where the action is, or is made, ActionUnhealthy
-	// Contained says that the error stays in the MIG instance that the driver
-	// names with it: the engines and the memory that it concerns belong to that
-	// instance alone.
+	// Contained says that the error stays in the GPU instance of MIG that the
+	// driver names with it: the engines and the memory that it concerns belong to
+	// that instance alone. Its compute instances share them.
 	Contained bool
 	Advice    string // what NVIDIA's catalogue calls for at once, in its word; "": nothing
 	Source    XIDSource

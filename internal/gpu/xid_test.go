@@ -115,7 +115,7 @@ takes a reboot, another driver, or hands on the machine.
 **Recovery**, where the GPU is unhealthy for it: *quiet*, a while without another one (5 minutes by default) and then a probe that passes, or a reset; *reset*, the GPU was seen out of
 service and then with nothing wrong; *never*, nothing but a driver that is loaded anew, or a reboot. For an XID that is ignored this is what would hold if it were not.
 
-**MIG**: *instance*, where the driver names a GPU instance or compute instance with the XID, only the MIG devices of that instance are unhealthy; *GPU*, all of them are.
+**MIG**: *instance*, where the driver names a GPU instance with the XID, only the MIG devices of that instance are unhealthy, all of its compute instances, since they share its memory and engines; *GPU*, all of them are.
 
 An XID that is not listed makes the whole GPU unhealthy until a reset. So does an uncorrectable ECC error that the driver reports without an XID: it is treated as XID 48.
 

@@ -183,6 +183,17 @@ type Device struct {
 	Message  string     `json:"message,omitempty"`
 	Since    time.Time  `json:"since,omitzero"` // of Reason
 	NUMANode *int       `json:"numaNode,omitempty"`
+	MIG      *MIG       `json:"mig,omitempty"` // nil: a whole GPU, or written by an earlier version
+}
+
+// MIG says what a MIG device is, to those who cannot ask its GPU, as when that is
+// gone.
+type MIG struct {
+	Parent          gpu.UUID `json:"parent"` // the GPU
+	Index           int      `json:"index"`  // among the MIG devices of the GPU
+	Profile         string   `json:"profile"`
+	GPUInstance     int      `json:"gpuInstance"`
+	ComputeInstance int      `json:"computeInstance"`
 }
 
 // IDs are those that the kubelet knows: that of the device, or those of its

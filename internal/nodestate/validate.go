@@ -189,6 +189,13 @@ func (v *validation) plugin(p *DevicePluginInfo) {
 			if d.Health != Healthy && d.Health != Unhealthy {
 				v.fail(at+".health", fmt.Sprintf("%q is none", string(d.Health)))
 			}
+			if m := d.MIG; m != nil {
+				v.name(at+".mig.parent", string(m.Parent))
+				v.text(at+".mig.profile", m.Profile, 64)
+				v.instance(at+".mig.index", &m.Index)
+				v.instance(at+".mig.gpuInstance", &m.GPUInstance)
+				v.instance(at+".mig.computeInstance", &m.ComputeInstance)
+			}
 		}
 	}
 	for i, l := range p.Left {

@@ -1,14 +1,25 @@
 # The scenarios on a real cluster.
 #
-#	make e2e                                 all of them
-#	make e2e E2E_ARGS='-run TestRoad'        some of them
+#	make e2e                                 the road, from a node to a CUDA job
+#	make e2e E2E_ARGS='-run TestRoad'        some of it
+#	make e2e-deviceplugin                    the device plugin: MIG, sharing, NUMA
 E2E_ARGS ?=
 NEXT     := v0.1.1
 
-.PHONY: e2e e2e-timeline
-e2e: packages-cluster images ## play the scenarios on a real cluster, with the images and manifests of this tree
-	@$(MAKE) --no-print-directory images VERSION=$(NEXT) IMAGE_DIR='$(BIN)/images-next' IMAGE_ARGS='device-plugin toolkit validator driver-simulator' >/dev/null
-	GPUREADY_E2E='$(CURDIR)/$(BIN)' GPUREADY_E2E_LONG='$(GPUREADY_E2E_LONG)' $(GO) test $(TAGS) -count=1 -timeout 40m -parallel 4 -v ./test/e2e $(E2E_ARGS)
+# Those of a target of their own.
+APART := ^TestDevicePlugin
+
+E2E_RUN = GPUREADY_E2E='$(CURDIR)/$(BIN)' $(GO) test $(TAGS) -count=1 -v ./test/e2e
+
+.PHONY: e2e e2e-timeline e2e-deviceplugin e2e-images
+e2e: e2e-images ## play the scenarios on a real cluster, with the images and manifests of this tree
+	GPUREADY_E2E_LONG='$(GPUREADY_E2E_LONG)' $(E2E_RUN) -timeout 40m -parallel 4 -skip '$(APART)' $(E2E_ARGS)
 
 e2e-timeline: ## measure from driver ready to a CUDA job in a pod, at the kubelet's default 10 s too
 	@$(MAKE) --no-print-directory e2e GPUREADY_E2E_LONG=1 E2E_ARGS='-run TestTimeline'
+
+e2e-deviceplugin: e2e-images ## the same for the device plugin: MIG, sharing, NUMA
+	$(E2E_RUN) -timeout 20m -parallel 4 -run '^TestDevicePlugin' $(E2E_ARGS)
+
+e2e-images: packages-cluster images
+	@$(MAKE) --no-print-directory images VERSION=$(NEXT) IMAGE_DIR='$(BIN)/images-next' IMAGE_ARGS='device-plugin toolkit validator driver-simulator' >/dev/null

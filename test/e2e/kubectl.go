@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -78,12 +79,21 @@ func (s *Suite) Gpusim(t *testing.T, node string, args ...string) string {
 	return ""
 }
 
+// ApplyText applies what is no file, or a file that was changed.
+func (s *Suite) ApplyText(t *testing.T, manifest string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "manifest.yaml")
+	require.NoError(t, os.WriteFile(path, []byte(manifest), 0o644))
+	s.Kubectl(t, "apply", "-f", path)
+}
+
 // Job is a pod that a user runs.
 type Job struct {
-	Name    string
-	Node    string // "": wherever there is room
-	GPUs    int64
-	Command []string // of the cuda-samples image, or what is injected into it
+	Name     string
+	Node     string // "": wherever there is room
+	GPUs     int64
+	Resource corev1.ResourceName // what GPUs counts; default: GPU
+	Command  []string            // of the cuda-samples image, or what is injected into it
 }
 
 // Run makes the pod, and sees to it that it goes with the test.
@@ -105,7 +115,7 @@ func (s *Suite) Run(t *testing.T, j Job) {
 		pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: j.Node}
 	}
 	if j.GPUs > 0 {
-		pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{GPU: *resource.NewQuantity(j.GPUs, resource.DecimalSI)}
+		pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{cmp.Or(j.Resource, GPU): *resource.NewQuantity(j.GPUs, resource.DecimalSI)}
 	}
 	_, err := s.World.Client.CoreV1().Pods("default").Create(t.Context(), pod, metav1.CreateOptions{})
 	require.NoError(t, err)

@@ -11,10 +11,10 @@ import (
 	"github.com/gpuready/gpuready/test/cluster"
 )
 
-// TestTopologyManager is a node of two NUMA nodes whose kubelet aligns strictly:
+// TestDevicePluginNUMA is a node of two NUMA nodes whose kubelet aligns strictly:
 // what fits into one comes from one, what does not is refused. The agents are those
 // for a runtime without NRI.
-func TestTopologyManager(t *testing.T) {
+func TestDevicePluginNUMA(t *testing.T) {
 	t.Parallel()
 	s := Up(t, cluster.Config{Nodes: 1, NUMA: true})
 	s.Apply(t, "gpuready-privileged.yaml", "simulated-driver.yaml")

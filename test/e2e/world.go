@@ -185,18 +185,27 @@ func (w *World) Allocatable(node string) int64 {
 // from now on: what it said before whatever just happened does not count.
 func (w *World) Offers(t *testing.T, gpus int64, nodes ...string) {
 	t.Helper()
-	asked := time.Now()
 	for _, node := range nodes {
-		w.Until(t, fmt.Sprintf("node %s has allocatable %s: %d", node, GPU, gpus), func() error {
-			if c := w.Condition(node, corev1.NodeReady); c == nil || !c.LastHeartbeatTime.After(asked) {
-				return fmt.Errorf("its kubelet has not reported since %v: %+v", asked, c)
-			}
-			if have := w.Allocatable(node); have != gpus {
-				return fmt.Errorf("it has %d", have)
-			}
-			return nil
-		})
+		w.OffersAll(t, node, map[corev1.ResourceName]int64{GPU: gpus})
 	}
+}
+
+// OffersAll is Offers for several resources of one node.
+func (w *World) OffersAll(t *testing.T, node string, want map[corev1.ResourceName]int64) {
+	t.Helper()
+	asked := time.Now()
+	w.Until(t, fmt.Sprintf("node %s has allocatable %v", node, want), func() error {
+		if c := w.Condition(node, corev1.NodeReady); c == nil || !c.LastHeartbeatTime.After(asked) {
+			return fmt.Errorf("its kubelet has not reported since %v: %+v", asked, c)
+		}
+		allocatable := w.Node(node).Status.Allocatable
+		for name, n := range want {
+			if have := allocatable[name]; have.Value() != n {
+				return fmt.Errorf("it has %d of %s", have.Value(), name)
+			}
+		}
+		return nil
+	})
 }
 
 // Condition is a node's condition; nil where it has none of that type.

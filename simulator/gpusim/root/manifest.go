@@ -63,8 +63,13 @@ func readManifest(root string) (*Manifest, error) {
 	return m, nil
 }
 
+// madeModes are those of capability nodes that others make: the simulated NVML,
+// and nvidia-modprobe, or the toolkit in its place.
+var madeModes = []uint32{0o444, 0o666}
+
 // adopt lists the capability nodes that the simulated NVML made when a client
-// partitioned a GPU through it: they are gpusim's to remove, too.
+// partitioned a GPU through it, or the toolkit when it saw that one was: they are
+// gpusim's to remove, too.
 func (m *Manifest) adopt(root string) {
 	const dir = "dev/nvidia-caps"
 	listed := map[string]bool{}
@@ -80,9 +85,11 @@ func (m *Manifest) adopt(root string) {
 		if n, err := fmt.Sscanf(found.Name(), "nvidia-cap%d", &minor); n != 1 || err != nil {
 			continue
 		}
-		e := tree.Entry{Path: dir + "/" + found.Name(), Kind: tree.Node, Mode: 0o444, Major: m.Majors.Caps, Minor: minor, Plain: m.Plain}
-		if !listed[e.Path] && e.Is(root) {
-			m.Entries = append(m.Entries, e)
+		for _, mode := range madeModes {
+			e := tree.Entry{Path: dir + "/" + found.Name(), Kind: tree.Node, Mode: mode, Major: m.Majors.Caps, Minor: minor, Plain: m.Plain}
+			if !listed[e.Path] && e.Is(root) {
+				m.Entries = append(m.Entries, e)
+			}
 		}
 	}
 }

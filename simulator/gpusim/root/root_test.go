@@ -306,9 +306,10 @@ func TestDownTellsProcessesThatTheDriverIsGone(t *testing.T) {
 	require.ErrorContains(t, err, "run gpusim up --root "+r.Dir)
 }
 
-// TestNodesThatNVMLMadeAreGpusimsToo is about a client that partitions a GPU
-// through NVML, which then makes the nodes of the capabilities.
-func TestNodesThatNVMLMadeAreGpusimsToo(t *testing.T) {
+// TestNodesThatOthersMadeAreGpusimsToo is about a client that partitions a GPU
+// through NVML, which then makes the nodes of the capabilities, and about the
+// toolkit, which makes those that it finds missing.
+func TestNodesThatOthersMadeAreGpusimsToo(t *testing.T) {
 	if !canMknod(t) {
 		t.Skip("device nodes cannot be made here")
 	}
@@ -318,17 +319,20 @@ func TestNodesThatNVMLMadeAreGpusimsToo(t *testing.T) {
 	bare := listing(t, dir)
 	m, err := r.Manifest()
 	require.NoError(t, err)
-	byNVML := func(minor uint32) {
+	made := func(minor, mode uint32) {
 		path := filepath.Join(dir, fmt.Sprintf("dev/nvidia-caps/nvidia-cap%d", minor))
-		require.NoError(t, unix.Mknod(path, unix.S_IFCHR|0o444, int(unix.Mkdev(m.Majors.Caps, minor))))
+		require.NoError(t, unix.Mknod(path, unix.S_IFCHR|mode, int(unix.Mkdev(m.Majors.Caps, minor))))
+		require.NoError(t, os.Chmod(path, os.FileMode(mode)))
 	}
-	byNVML(3) // that of a 7g.80gb
-	byNVML(4)
-	byNVML(30) // that of an instance which is gone again
+	made(3, 0o444) // that of a 7g.80gb
+	made(4, 0o666)
+	made(30, 0o444) // that of an instance which is gone again
+	made(31, 0o666)
 	partition(t, r, 0, "7g.80gb")
 	require.NoError(t, r.Change(func(s *state.State) error { mig.Disable(&s.Gpu[0]); return nil }))
 	require.Equal(t, bare, listing(t, dir))
-	byNVML(3)
+	made(3, 0o444)
+	made(4, 0o666)
 	_, err = r.Down()
 	require.NoError(t, err)
 	require.NoDirExists(t, dir)

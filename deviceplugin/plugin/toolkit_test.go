@@ -1,0 +1,43 @@
+package plugin
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
+)
+
+func TestWhoSaysNothingTakesNothingBack(t *testing.T) {
+	off, on := false, true
+	state := func(phase nodestate.Phase, device string, r *nodestate.Runtime) nodestate.State {
+		return nodestate.State{Phase: phase, Toolkit: &nodestate.ToolkitInfo{
+			Specs: []nodestate.Spec{{Kind: "k8s.gpuready.io/gpu", Path: "/cdi.json", Devices: []string{device}}}, Runtime: r,
+		}}
+	}
+	hears := func(last naming, s nodestate.State, err error) naming { return namingOf(s, err).after(last) }
+	denied := hears(naming{}, state(nodestate.Ready, "a", &nodestate.Runtime{Name: "containerd", CDI: &off, Message: "off"}), nil)
+	require.Equal(t, "off", denied.none())
+
+	for name, s := range map[string]nodestate.State{
+		"waiting": {Phase: nodestate.Waiting}, "failed": {Phase: nodestate.Failed},
+		"a runtime that is mute": state(nodestate.Ready, "a", &nodestate.Runtime{}),
+	} {
+		require.Equal(t, "off", hears(denied, s, nil).none(), name)
+	}
+	require.Equal(t, "off", hears(denied, nodestate.State{}, errors.New("damaged")).none())
+	waited := hears(denied, nodestate.State{Phase: nodestate.Waiting}, nil)
+	require.Equal(t, "off", hears(waited, nodestate.State{Phase: nodestate.Waiting}, nil).none(), "however often nothing is said")
+	require.Equal(t, map[string]bool{"a": true}, waited.names)
+
+	other := hears(denied, state(nodestate.Ready, "b", &nodestate.Runtime{}), nil)
+	require.Equal(t, map[string]bool{"b": true}, other.names, "of which nobody has to be asked")
+	require.Empty(t, hears(waited, state(nodestate.Ready, "a", &nodestate.Runtime{Name: "containerd", CDI: &on}), nil).none())
+	require.Equal(t, naming{}, hears(denied, nodestate.State{}, nodestate.ErrStale), "a toolkit that is taken away, with its state")
+
+	remembered := naming{held: map[gpu.UUID]gpu.Fault{"GPU-0": {Reason: reasonCDIMissing}}}
+	require.NotEmpty(t, hears(remembered, nodestate.State{Phase: nodestate.Waiting}, nil).held)
+	require.Empty(t, hears(remembered, state(nodestate.Ready, "GPU-0", nil), nil).held)
+}
