@@ -146,9 +146,9 @@ $(BIN)/lib/nvidia-smi $(BIN)/lib/nvidia-cuda-mps-control: $(BIN)/lib/%: simulato
 	@echo '  build $@'
 	$(Q)$(CC) $(CFLAGS) $(OPTIMISE) $< -o $@ -ldl
 
-# --- images and the cluster, beside what they build ---
+# --- images, the cluster and the soak, beside what they build ---
 
-include deployments/images/images.mk test/cluster/cluster.mk test/e2e/e2e.mk
+include deployments/images/images.mk test/cluster/cluster.mk test/e2e/e2e.mk test/soak/soak.mk
 
 # --- tools ---
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -48,6 +49,7 @@ type options struct {
 	shadowInterval  time.Duration
 	listen          string
 	logFormat       string
+	nfdDir          string
 	cdiFeatureFlags []string
 
 	// Settings that the configuration file has too.
@@ -77,6 +79,7 @@ var environment = map[string]string{
 	"shadow-interval":                  "SHADOW_INTERVAL",
 	"pod-resources-socket":             "POD_RESOURCES_SOCKET",
 	"listen":                           "LISTEN_ADDRESS",
+	"nfd-dir":                          "NFD_FEATURES_DIR",
 	"log-format":                       "LOG_FORMAT",
 	"fail-on-init-error":               "FAIL_ON_INIT_ERROR",
 	"mig-strategy":                     "MIG_STRATEGY",
@@ -151,6 +154,7 @@ func (o *options) flags(usage io.Writer) *pflag.FlagSet {
 	f.StringVar(&o.hostRoot, "host-root", "/", "`folder` where the host's file system is seen")
 	f.StringVar(&o.stateDir, "state-dir", defaultStateDir, "host `path` of the components' states")
 	f.StringVar(&o.listen, "listen", ":9402", "`address` for /healthz, /readyz, /metrics, empty: none")
+	f.StringVar(&o.nfdDir, "nfd-dir", "", "host `path` of Node Feature Discovery's folder for feature files, which then gets the GPUs' labels; empty: gpu-validator publishes them")
 	f.StringVar(&o.logFormat, "log-format", "text", "log as text or json")
 	o.settingFlags(f)
 	f.BoolVar(&o.dryRun, "dry-run", false, "the same as gpu-device-plugin devices")
@@ -226,7 +230,7 @@ func (o *options) check() error {
 			return fmt.Errorf("%s: %q is not served, only %s", c.flag, c.value, c.only)
 		}
 	}
-	for _, path := range []string{o.kubeletSocket, o.stateDir, o.podResources} {
+	for _, path := range []string{o.kubeletSocket, o.stateDir, o.podResources, cmp.Or(o.nfdDir, "/")} {
 		if !filepath.IsAbs(path) {
 			return fmt.Errorf("path %q must be absolute", path)
 		}
@@ -286,6 +290,7 @@ func (o *options) plugin(started time.Time, stderr io.Writer) plugin.Config {
 		Settings:       plugin.Settings{Config: o.config, Health: o.policy},
 		Driver:         driver.Place{HostRoot: o.hostRoot},
 		Open:           func(place driver.Place) (plugin.Opened, error) { return o.open(place, log) },
+		NFDDir:         o.nfdDir,
 		Given:          os.Getenv(injection.Variable),
 		Log:            log,
 		Started:        started,

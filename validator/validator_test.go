@@ -501,6 +501,8 @@ func TestTheDaemonIsTheNodesVoice(t *testing.T) {
 	require.NoError(t, server.Wait(ctx, func() bool { return len(server.Pods()) == 1 }), daemon.Output())
 	require.NoFileExists(t, filepath.Join(r.path(readiness.DefaultDir), "plugin-ready"), "the pod is the proof")
 	require.FileExists(t, filepath.Join(r.path(readiness.DefaultDir), "cuda-ready"), "the others do not wait for it")
+	require.NoError(t, server.Wait(ctx, func() bool { return server.Node("n1", nil).Labels["nvidia.com/gpu.count"] == "2" }))
+	require.Equal(t, "NVIDIA-A100-SXM4-80GB", strings.TrimPrefix(server.Node("n1", nil).Labels["nvidia.com/gpu.product"], "SIMULATED-"))
 	key := server.Pods()[0]
 	require.Equal(t, "gpuready/gpu-validator-workload-n1", key)
 	server.Update(key, func(p *corev1.Pod) {

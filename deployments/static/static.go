@@ -10,6 +10,8 @@ import (
 	"embed"
 	"fmt"
 	"text/template"
+
+	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
 //go:generate go test -tags grpcnotrace -run ^TestTheManifestsAreMadeOfTheParts$ . -update
@@ -65,9 +67,12 @@ func terms() []string {
 	}
 }
 
+// feature is the pattern of the labels that the validator may set.
+func feature() string { return nodestate.FeaturePattern }
+
 // Render returns the manifests by file name.
 func Render() (map[string]string, error) {
-	all, err := template.New("").Funcs(template.FuncMap{"terms": terms}).ParseFS(parts, "parts/*.tmpl")
+	all, err := template.New("").Funcs(template.FuncMap{"terms": terms, "feature": feature}).ParseFS(parts, "parts/*.tmpl")
 	if err != nil {
 		return nil, err
 	}

@@ -38,6 +38,3 @@ func Write(dir string, l map[string]string) error {
 	}
 	return record.Write(filepath.Join(dir, FileName), []byte(text))
 }
-
-// Remove takes the labels back. That there are none is not an error.
-func Remove(dir string) error { return record.Remove(filepath.Join(dir, FileName)) }

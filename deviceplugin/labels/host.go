@@ -18,22 +18,7 @@ import (
 type Host struct {
 	Machine string                    // product name of the machine, "DGX H100"; "": not known
 	Class   map[gpu.PCIAddress]uint32 // PCI class code, 0x030200 for a 3D controller
-	Fabric  map[gpu.UUID]Fabric       // by GPU; only those that have joined one
-	MIG     map[gpu.UUID]Attributes   // by MIG device
 	Start   time.Time                 // of the program; zero: no gfd.timestamp
-}
-
-// Fabric is the NVLink partition that a GPU has joined: nvmlGpuFabricInfo_t in
-// the state COMPLETED with the status SUCCESS and a cluster that is not all zeros
-// (go-nvlib, IsFabricAttached).
-type Fabric struct {
-	Cluster [16]byte
-	Clique  uint32
-}
-
-// Attributes are what a MIG device has: nvmlDeviceAttributes_t.
-type Attributes struct {
-	Multiprocessors, CopyEngines, Decoders, Encoders, JPEGEngines, OFAEngines int
 }
 
 const (
@@ -133,12 +118,12 @@ func (l labels) mode(gpus []gpu.Device, h Host) {
 // clique puts the NVLink partition that the GPUs have joined, unless they are in
 // several (internal/lm/imex.go). It is what nodes that share memory by IMEX have
 // in common.
-func (l labels) clique(gpus []gpu.Device, h Host) {
-	joined := map[Fabric]bool{}
-	var last Fabric
+func (l labels) clique(gpus []gpu.Device) {
+	joined := map[gpu.Fabric]bool{}
+	var last gpu.Fabric
 	for _, d := range gpus {
-		if f, is := h.Fabric[d.UUID]; is && f.Cluster != [16]byte{} {
-			joined[f], last = true, f
+		if d.Fabric.Cluster != [16]byte{} {
+			joined[d.Fabric], last = true, d.Fabric
 		}
 	}
 	if len(joined) == 1 {

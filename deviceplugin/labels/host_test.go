@@ -89,8 +89,4 @@ func TestTheFeatureFileIsReplacedAsAWhole(t *testing.T) {
 	data, err = os.ReadFile(path)
 	require.NoError(t, err)
 	require.Equal(t, "nvidia.com/gpu.count=1\n", string(data), "the old ones stay")
-
-	require.NoError(t, labels.Remove(dir))
-	require.NoFileExists(t, path)
-	require.NoError(t, labels.Remove(dir))
 }

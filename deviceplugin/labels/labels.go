@@ -61,7 +61,7 @@ func For(n Node) map[string]string {
 	l.host(n.Config, n.Host)
 	l.versions(n.Snapshot.Driver)
 	l.mode(gpus, n.Host)
-	l.clique(gpus, n.Host)
+	l.clique(gpus)
 
 	// internal/lm/nvml.go, newMigCapabilityLabeler and newSharingLabeler
 	strategy, _ := n.Config.Sharing.Active()

@@ -34,12 +34,12 @@ func node(t require.TestingT, text string, s gpu.Snapshot) labels.Node {
 	require.NoError(t, err)
 	h := health.New(gpu.Fault{}).See(s, now)
 	n := labels.Node{Snapshot: s, Health: h, Config: c, Plan: plan.Make(c, s, h), Host: labels.Host{
-		Machine: "DGX H100", Class: map[gpu.PCIAddress]uint32{}, MIG: map[gpu.UUID]labels.Attributes{},
+		Machine: "DGX H100", Class: map[gpu.PCIAddress]uint32{},
 	}}
 	for _, d := range s.Devices {
 		n.Host.Class[d.PCI] = 0x030200
-		for _, m := range d.MIG {
-			n.Host.MIG[m.UUID] = labels.Attributes{Multiprocessors: 14, CopyEngines: 1, Decoders: 1, JPEGEngines: 1}
+		for i := range d.MIG {
+			d.MIG[i].Attributes = gpu.Attributes{Multiprocessors: 14, CopyEngines: 1, Decoders: 1, JPEGEngines: 1}
 		}
 	}
 	return n
@@ -188,13 +188,13 @@ func TestTheTimestampIsThatOfTheStartAndCanBeLeftOut(t *testing.T) {
 
 func TestTheCliqueIsThatOfAllGPUs(t *testing.T) {
 	n := node(t, "version: v1", gputest.Node("h100-sxm", 3))
-	f := labels.Fabric{Cluster: [16]byte{0x7b, 0x96, 0x8a, 0x6d, 0xc8, 0xaa, 0x45, 0xe1, 0x9e, 7, 0xe1, 0xe5, 0x1b, 0xe9, 0x9c, 0x31}, Clique: 1}
-	n.Host.Fabric = map[gpu.UUID]labels.Fabric{gputest.GPU(0): f, gputest.GPU(2): f}
+	f := gpu.Fabric{Cluster: [16]byte{0x7b, 0x96, 0x8a, 0x6d, 0xc8, 0xaa, 0x45, 0xe1, 0x9e, 7, 0xe1, 0xe5, 0x1b, 0xe9, 0x9c, 0x31}, Clique: 1}
+	n.Snapshot.Devices[0].Fabric, n.Snapshot.Devices[2].Fabric = f, f
 	require.Equal(t, "7b968a6d-c8aa-45e1-9e07-e1e51be99c31.1", labels.For(n)["nvidia.com/gpu.clique"])
 	f.Clique = 2
-	n.Host.Fabric[gputest.GPU(2)] = f
+	n.Snapshot.Devices[2].Fabric = f
 	require.NotContains(t, labels.For(n), "nvidia.com/gpu.clique", "two partitions")
-	n.Host.Fabric = map[gpu.UUID]labels.Fabric{gputest.GPU(0): {Clique: 3}}
+	n.Snapshot.Devices[0].Fabric, n.Snapshot.Devices[2].Fabric = gpu.Fabric{Clique: 3}, gpu.Fabric{}
 	require.NotContains(t, labels.For(n), "nvidia.com/gpu.clique", "no cluster")
 }
 
@@ -211,6 +211,7 @@ func TestTheModeIsThatOfAllGPUs(t *testing.T) {
 func TestAttributesThatAreNotKnownAreNotZero(t *testing.T) {
 	n := node(t, "flags: {migStrategy: mixed}", divided([]string{"1g.10gb"}))
 	n.Host = labels.Host{}
+	n.Snapshot.Devices[0].MIG[0].Attributes = gpu.Attributes{}
 	l := labels.For(n)
 	require.Equal(t, "1", l["nvidia.com/mig-1g.10gb.slices.gi"])
 	require.NotContains(t, l, "nvidia.com/mig-1g.10gb.multiprocessors")

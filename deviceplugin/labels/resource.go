@@ -159,8 +159,8 @@ func (l labels) mig(resource string, group []part, n Node) {
 		l.put(resource+".slices.gi", numbers[2])
 		l.put(resource+".slices.ci", cmp.Or(numbers[1], numbers[2])) // without a number of its own it has all of them
 	}
-	a, known := n.Host.MIG[m.UUID]
-	if !known {
+	a := m.Attributes
+	if a == (gpu.Attributes{}) {
 		return
 	}
 	l.all(resource, map[string]any{

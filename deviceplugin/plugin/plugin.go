@@ -56,6 +56,7 @@ type Config struct {
 	Open    func(driver.Place) (Opened, error)
 	Given   string // value of injection.Variable; "": not in a container that is given the GPUs that way
 	Log     *slog.Logger
+	NFDDir  string                       // Node Feature Discovery's folder of feature files; "": the state has the labels
 	Started time.Time                    // of the process
 	Sockets map[string]*net.UnixListener // handed over by the program before, by Endpoint
 }
@@ -95,9 +96,11 @@ type Plugin struct {
 	lacking  string                 // of what is asked for and not there
 	stored   nodestate.State        // what the state file is to say
 
+	// Of who writes states.
 	dirty    chan struct{} // something is stored
 	written  nodestate.State
 	writeErr string
+	features features
 }
 
 // absence is why there is no driver.
@@ -207,6 +210,9 @@ func (p *Plugin) recall() {
 	case err == nil:
 		p.health = health.Recall(file)
 		p.recallHindrances(file.DevicePlugin)
+		if file.DevicePlugin != nil {
+			p.features.labels = file.DevicePlugin.Labels
+		}
 		if file.Driver != nil {
 			p.root = file.Driver.Root
 		}

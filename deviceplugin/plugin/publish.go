@@ -159,9 +159,6 @@ func (p *Plugin) write() {
 // store hands a state to the writer: a disk that takes its time must not hold up
 // the kubelet. p.mu is held.
 func (p *Plugin) store(s nodestate.State) {
-	if reflect.DeepEqual(s, p.stored) {
-		return
-	}
 	p.stored = s
 	select {
 	case p.dirty <- struct{}{}:
@@ -187,6 +184,12 @@ func (p *Plugin) flush() {
 	p.mu.Lock()
 	s := p.stored
 	p.mu.Unlock()
+	if s.DevicePlugin == nil {
+		return // nothing is known yet
+	}
+	info := *s.DevicePlugin
+	info.Labels = p.label()
+	s.DevicePlugin = &info
 	if reflect.DeepEqual(s, p.written) {
 		return
 	}

@@ -40,6 +40,7 @@ type Device struct {
 	MIGCapable  bool
 	MIGEnabled  bool
 	MIG         []MIGDevice // sorted by Index; empty unless MIGEnabled
+	Fabric      Fabric      // zero: it has joined none
 	Fault       Fault       // what the source saw wrong while reading; zero: nothing
 }
 
@@ -55,6 +56,19 @@ type MIGDevice struct {
 	GPUInstance     int
 	ComputeInstance int
 	MemoryBytes     uint64
+	Attributes      Attributes // zero: not known
+}
+
+// Attributes are what a MIG device has of its GPU: nvmlDeviceAttributes_t.
+type Attributes struct {
+	Multiprocessors, CopyEngines, Decoders, Encoders, JPEGEngines, OFAEngines int
+}
+
+// Fabric is the NVLink partition that a GPU has joined: GPUs of one cluster and
+// clique reach each other's memory, also across machines.
+type Fabric struct {
+	Cluster [16]byte // a UUID; all zeros: the machine's own switches, and no other machine
+	Clique  uint32
 }
 
 // Reason says in one CamelCase word why something is as it is. Reasons are

@@ -16,14 +16,22 @@ const MaxLabels = 512
 // and character set"): 63 characters for the name behind the prefix, 63 for the value.
 const maxLabel = 63
 
+// FeaturePattern is that of the names that the features of GPUs have. What else
+// begins with nvidia.com/ chooses what runs on a node (gpu.deploy.*, see IsFeature) or
+// how it is configured (mig.config, device-plugin.config): that is not for a device
+// plugin to say, let alone for whoever can write its file, and so are the names of
+// others. The cluster's policy for the validator has it too.
+const FeaturePattern = `^nvidia\.com/((gpu|cuda|gfd|mig-[A-Za-z0-9._-]+)\.[A-Za-z0-9._-]*[A-Za-z0-9]|mig\.capable|mig\.strategy|mps\.capable)$`
+
 var (
-	// featureName are the names that the features of GPUs have. What else begins with
-	// nvidia.com/ chooses what runs on a node (gpu.deploy.*) or how it is configured
-	// (mig.config, device-plugin.config): that is not for a device plugin to say, let
-	// alone for whoever can write its file, and so are the names of others.
-	featureName  = regexp.MustCompile(`^nvidia\.com/((gpu|cuda|gfd|mig-[A-Za-z0-9._-]+)\.[A-Za-z0-9._-]*[A-Za-z0-9]|mig\.capable|mig\.strategy|mps\.capable)$`)
+	featureName  = regexp.MustCompile(FeaturePattern)
 	featureValue = regexp.MustCompile(`^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)?$`)
 )
+
+// IsFeature says whether a label is one of a GPU's features, by its name.
+func IsFeature(name string) bool {
+	return featureName.MatchString(name) && !strings.HasPrefix(name, "nvidia.com/gpu.deploy.")
+}
 
 // labels checks labels that the validator is to put on the Node.
 func (v *validation) labels(field string, all map[string]string) {
@@ -34,7 +42,7 @@ func (v *validation) labels(field string, all map[string]string) {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		at := fmt.Sprintf("%s[%.80q]", field, name)
 		switch value := all[name]; {
-		case !featureName.MatchString(name), strings.HasPrefix(name, "nvidia.com/gpu.deploy."):
+		case !IsFeature(name):
 			v.fail(at, "not the label of a GPU's feature")
 		case len(name)-len("nvidia.com/") > maxLabel:
 			v.fail(at, fmt.Sprintf("longer than %d bytes behind its prefix", maxLabel))

@@ -121,8 +121,9 @@ type DevicePluginInfo struct {
 	Left          []Left     `json:"left,omitempty"`
 	Faults        []Fault    `json:"faults,omitempty"`
 	// Labels are what the node is to say about its GPUs, by their full names. They
-	// are the GPUs' features and nothing else: see labels.go.
-	Labels map[string]string `json:"labels,omitempty"`
+	// are the GPUs' features and nothing else: see labels.go. nil: somebody else
+	// publishes them, or they are not known yet; the Node's are left alone.
+	Labels map[string]string `json:"labels,omitzero"`
 }
 
 // ConfigLabel is the label by which a node chooses the device plugin's configuration.

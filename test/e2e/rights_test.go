@@ -37,6 +37,17 @@ func aTokenIsGoodForItsOwnNodeOnly(t *testing.T, s *Suite) {
 		require.Truef(t, forbidden(untaint(node)), "cordoning %s: %v", node, untaint(node))
 	}
 
+	label := func(node, name string) error {
+		patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:"forged"},"annotations":{"gpuready.io/feature-labels":"x"}}}`, name)
+		_, err := voice.CoreV1().Nodes().Patch(t.Context(), node, types.MergePatchType, patch, metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+		return err
+	}
+	require.NoError(t, label("n1", "nvidia.com/gpu.machine"), "what its own GPUs are")
+	require.Truef(t, forbidden(label("n2", "nvidia.com/gpu.machine")), "%v", label("n2", "nvidia.com/gpu.machine"))
+	for _, name := range []string{"nvidia.com/gpu.deploy.driver", nodestate.ConfigLabel, "node-role.kubernetes.io/control-plane"} {
+		require.Truef(t, forbidden(label("n1", name)), "%s: %v", name, label("n1", name))
+	}
+
 	pod := func(node string) error {
 		_, err := voice.CoreV1().Pods(Namespace).Create(t.Context(), &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: "forged", Namespace: Namespace},

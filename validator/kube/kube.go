@@ -138,6 +138,11 @@ func (c *Client) PatchNodeStatus(ctx context.Context, name string, patch []byte)
 	return c.do(ctx, c.rest.Patch(types.StrategicMergePatchType).Resource("nodes").Name(name).SubResource("status").Body(patch), &corev1.Node{})
 }
 
+// MergeNode merges patch (RFC 7386) into a Node.
+func (c *Client) MergeNode(ctx context.Context, name string, patch []byte) error {
+	return c.do(ctx, c.rest.Patch(types.MergePatchType).Resource("nodes").Name(name).Body(patch), &corev1.Node{})
+}
+
 // PatchNode applies a JSON patch (RFC 6902) to a Node.
 func (c *Client) PatchNode(ctx context.Context, name string, patch []byte) error {
 	return c.do(ctx, c.rest.Patch(types.JSONPatchType).Resource("nodes").Name(name).Body(patch), &corev1.Node{})

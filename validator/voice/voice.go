@@ -1,6 +1,6 @@
 // Package voice tells the cluster what is known of a node: a condition of the
-// Node, Events on it, and a startup taint that is taken away once the node can be
-// used.
+// Node, labels that say what its GPUs are, Events on it, and a startup taint that is
+// taken away once the node can be used.
 //
 // What is to be said follows from the latest facts and from what has been said:
 // nothing is queued. While the API server cannot be reached facts replace each
@@ -13,6 +13,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"path/filepath"
 	"sync"
@@ -68,14 +69,16 @@ type Voice struct {
 	mouth map[topic]*patienceOf
 
 	// Of Run's goroutine.
-	memory    memory
-	seen      map[subject]sighting
-	refused   map[subject]bool // whose Events were not taken
-	condition Condition        // as said last
-	saidAt    time.Time
-	unwritten bool // the memory
-	tokens    float64
-	tokensAt  time.Time
+	memory     memory
+	seen       map[subject]sighting
+	refused    map[subject]bool // whose Events were not taken
+	condition  Condition        // as said last
+	saidAt     time.Time
+	labelled   map[string]string // as said last
+	labelledAt time.Time
+	unwritten  bool // the memory
+	tokens     float64
+	tokensAt   time.Time
 
 	mu     sync.Mutex
 	facts  *Facts
@@ -89,6 +92,7 @@ type topic string
 
 const (
 	topicNode   topic = "condition"
+	topicLabels topic = "labels"
 	topicEvents topic = "events"
 )
 
@@ -110,7 +114,7 @@ func New(c Config) *Voice {
 	}
 	v := &Voice{
 		Config: c, seen: map[subject]sighting{}, refused: map[subject]bool{}, tokens: eventBurst, tokensAt: c.Now(), change: make(chan struct{}),
-		mouth: map[topic]*patienceOf{topicNode: {}, topicEvents: {}},
+		mouth: map[topic]*patienceOf{topicNode: {}, topicLabels: {}, topicEvents: {}},
 	}
 	v.memory = v.recall()
 	return v
@@ -214,6 +218,19 @@ func (v *Voice) step(ctx context.Context, f Facts) (more, quiet bool, wake time.
 		}
 	} else {
 		sooner(due)
+	}
+
+	due = v.labelledAt.Add(heartbeat)
+	if want := f.labels(); want != nil {
+		if until := v.mouth[topicLabels].until; v.labelled != nil && maps.Equal(want, v.labelled) && now.Before(due) {
+			sooner(due)
+		} else if until.After(now) {
+			quiet = false
+			sooner(until)
+		} else {
+			v.outcome(ctx, topicLabels, v.sayLabels(ctx, want))
+			return true, false, wake
+		}
 	}
 
 	if f.notice(&v.memory, v.seen, now) {

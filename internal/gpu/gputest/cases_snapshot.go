@@ -156,6 +156,8 @@ func migLayoutIsSeen(t *testing.T, f Fixture) {
 		uuid, err := gpu.ParseUUID(string(m.UUID))
 		require.NoError(t, err)
 		require.True(t, uuid.IsMIG())
+		require.Positive(t, m.Attributes.Multiprocessors)
+		require.Less(t, m.Attributes.Multiprocessors, 200, "no GPU has as many")
 		require.Positive(t, m.MemoryBytes)
 		require.Less(t, m.MemoryBytes, d.MemoryBytes)
 	}

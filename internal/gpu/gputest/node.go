@@ -105,6 +105,8 @@ func WithMIG(d gpu.Device, layout ...string) gpu.Device {
 		d.MIG = append(d.MIG, gpu.MIGDevice{
 			Index: i, UUID: gpu.UUID(fmt.Sprintf("MIG-%08x-0000-4000-8000-%012x", d.Index, i)),
 			Profile: p, GPUInstance: i + 1, MemoryBytes: gigabytes * gib,
+			// As an A100's: 14 multiprocessors and a copy engine for each slice.
+			Attributes: gpu.Attributes{Multiprocessors: 14 * int(slices), CopyEngines: int(slices)},
 		})
 	}
 	return d

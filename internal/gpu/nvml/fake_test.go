@@ -327,7 +327,7 @@ func (m *fakeMIG) GetComputeInstanceId() (int, nvml.Return) {
 	return m.device.ComputeInstance, m.gpu.ask()
 }
 func (m *fakeMIG) GetAttributes() (nvml.DeviceAttributes, nvml.Return) {
-	return nvml.DeviceAttributes{MemorySizeMB: m.device.MemoryBytes >> 20}, m.gpu.ask()
+	return nvml.DeviceAttributes{MemorySizeMB: m.device.MemoryBytes >> 20, MultiprocessorCount: uint32(m.device.Attributes.Multiprocessors)}, m.gpu.ask()
 }
 
 func (s *fakeSet) Wait(milliseconds uint32) (nvml.EventData, nvml.Return) {

@@ -12,14 +12,6 @@ import (
 type lanes struct {
 	remote   []gpu.PCIAddress // of the GPUs at the other ends, one for each lane
 	toSwitch int              // lanes that end in an NVSwitch
-	fabric   fabric
-}
-
-// fabric is the NVLink partition that a GPU belongs to; the zero fabric means
-// that the GPU tells of none and reaches every other one behind the switches.
-type fabric struct {
-	cluster [16]uint8
-	clique  uint32
 }
 
 // readLanes reads where the NVLinks of a GPU lead. go-gpuallocator does so too,
@@ -44,13 +36,20 @@ func (s *Source) readLanes(device nvml.Device, l *lanes) error {
 			return err
 		}
 	}
-	if l.toSwitch > 0 && s.has["nvmlDeviceGetGpuFabricInfo"] {
-		info, ret := device.GetGpuFabricInfo()
-		if ret == nvml.SUCCESS && info.State == nvml.GPU_FABRIC_STATE_COMPLETED {
-			l.fabric = fabric{info.ClusterUuid, info.CliqueId}
-		}
-	}
 	return nil
+}
+
+// readFabric reads which NVLink partition a GPU has joined. A registration that
+// ended with an error is none (github.com/NVIDIA/go-nvlib, pkg/nvlib/device,
+// IsFabricAttached).
+func (s *Source) readFabric(device nvml.Device, d *gpu.Device) {
+	if !s.has["nvmlDeviceGetGpuFabricInfo"] {
+		return
+	}
+	info, ret := device.GetGpuFabricInfo()
+	if ret == nvml.SUCCESS && info.State == nvml.GPU_FABRIC_STATE_COMPLETED && nvml.Return(info.Status) == nvml.SUCCESS {
+		d.Fabric = gpu.Fabric{Cluster: info.ClusterUuid, Clique: info.CliqueId}
+	}
 }
 
 func (s *Source) readLane(device nvml.Device, link int, l *lanes) error {
@@ -107,7 +106,7 @@ func lanesBetween(a, b reading) int {
 	if direct > 0 {
 		return direct
 	}
-	if a.lanes.fabric != b.lanes.fabric {
+	if a.Fabric != b.Fabric { // two that have joined none reach each other behind the switches
 		return 0
 	}
 	return min(a.lanes.toSwitch, b.lanes.toSwitch)

@@ -71,6 +71,11 @@ func (s *Source) readMIGDevice(index int, handle nvml.Device) (gpu.MIGDevice, er
 		func() error {
 			attributes, ret := handle.GetAttributes()
 			m.MemoryBytes = attributes.MemorySizeMB << 20
+			m.Attributes = gpu.Attributes{
+				Multiprocessors: int(attributes.MultiprocessorCount), CopyEngines: int(attributes.SharedCopyEngineCount),
+				Decoders: int(attributes.SharedDecoderCount), Encoders: int(attributes.SharedEncoderCount),
+				JPEGEngines: int(attributes.SharedJpegCount), OFAEngines: int(attributes.SharedOfaCount),
+			}
 			return check("nvmlDeviceGetAttributes", ret)
 		},
 		func() error {

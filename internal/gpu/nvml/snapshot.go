@@ -147,6 +147,7 @@ func (s *Source) readDevice(index int) (reading, error) {
 		},
 		func() error { return s.readMIG(device, &r.Device) },
 		func() error { return s.readLanes(device, &r.lanes) },
+		func() error { s.readFabric(device, &r.Device); return nil },
 		func() error { return s.readHealth(device, &r.Device) },
 	)
 	if err != nil {

@@ -1,0 +1,206 @@
+package main
+
+import (
+	"context"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/kubelettest"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/test/built"
+)
+
+// registered waits until the kubelet, in this life of it, has been registered with
+// so often and has a list of so many allocatable devices.
+func (m *machine) registered(times, allocatable int) kubelettest.Resource {
+	m.Helper()
+	r, err := m.kubelet.Wait(soon(m), resource, func(r kubelettest.Resource) bool {
+		return r.Registered >= times && r.Lists > 0 && !r.Gone && r.Allocatable == allocatable
+	})
+	require.NoError(m, err)
+	require.Equal(m, times, r.Registered, "registrations")
+	return r
+}
+
+// stays says that nothing but that becomes of the kubelet's list for a while.
+func (m *machine) stays(allocatable int, while time.Duration) {
+	m.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), while)
+	defer cancel()
+	_, err := m.kubelet.Wait(ctx, resource, func(r kubelettest.Resource) bool { return r.Allocatable != allocatable })
+	require.ErrorIs(m, err, context.DeadlineExceeded)
+}
+
+func TestEventWaitingThatFailsIsNoStormOfListsOrLines(t *testing.T) {
+	m := newMachine(t).up().withKubelet().start()
+	before := m.wait(8)
+	lines := strings.Count(m.process.Output(), "\n")
+	m.sim("fail", "--events", "unknown")
+	m.wait(0)
+	m.stays(0, 3*time.Second)
+	m.sim("fail", "--events", "none")
+	r := m.wait(8)
+	require.Equal(t, ids(before), ids(r))
+	require.LessOrEqual(t, r.Lists-before.Lists, 10)
+	require.LessOrEqual(t, strings.Count(m.process.Output(), "\n")-lines, 50, "a line for each of 8 devices, twice, and a few")
+	m.sim("xid", "--gpu", "2", "--xid", "79")
+	require.Equal(t, []int{2}, unhealthy(m.wait(7)), "events are heard again")
+	require.Equal(t, 1, m.registered(1, 7).Registered, "the kubelet has noticed none of it but the lists")
+}
+
+func TestOurSocketThatIsRemovedIsMadeAndRegisteredOnce(t *testing.T) {
+	m := newMachine(t).up().withKubelet().start()
+	m.wait(8)
+	for i := range 3 {
+		require.NoError(t, os.Remove(m.path("/dp/nvidia-gpu.sock")))
+		m.registered(i+2, 8)
+	}
+	m.sim("xid", "--gpu", "0", "--xid", "79")
+	m.registered(4, 7)
+	_, err := m.kubelet.Admit(soon(t), pod("job", 2))
+	require.NoError(t, err)
+}
+
+func TestAConnectionThatDiesIsReplacedByOneRegistration(t *testing.T) {
+	m := newMachine(t).up().withKubelet().start()
+	m.wait(8)
+	for i := range 3 {
+		require.NoError(t, m.kubelet.Drop(resource))
+		m.registered(i+2, 8)
+	}
+	m.sim("xid", "--gpu", "5", "--xid", "79")
+	require.Equal(t, []int{5}, unhealthy(m.registered(4, 7)))
+}
+
+// Also its folder comes late. What happened until then is in the first list.
+func TestAKubeletThatComesLateIsToldWhatHappenedBefore(t *testing.T) {
+	m := newMachine(t).up().start()
+	m.says("waiting for the kubelet's folder " + m.path("/dp"))
+	m.sim("xid", "--gpu", "6", "--xid", "48")
+	m.sim("lose", "--gpu", "1", "--how", "calls")
+	m.state(func(s nodestate.State) bool { return s.DevicePlugin != nil && len(s.DevicePlugin.Faults) == 2 })
+	m.withKubelet()
+	r := m.registered(1, 6)
+	require.Equal(t, []int{1, 6}, unhealthy(r))
+	require.Equal(t, 1, r.Lists, "no list has promised more")
+}
+
+func TestAFolderThatIsMadeAnewEndsThePluginAndTheNextOneIsServedOnce(t *testing.T) {
+	m := newMachine(t).up().withKubelet().start()
+	m.wait(8)
+	m.sim("xid", "--gpu", "3", "--xid", "999")
+	m.fault(3, false)
+	m.kubelet.Stop()
+	require.NoError(t, os.RemoveAll(m.path("/dp")))
+	require.NoError(t, os.Mkdir(m.path("/dp"), 0o750))
+	require.Equal(t, exitFailed, m.exit())
+	s := m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Failed })
+	require.EqualValues(t, "KubeletFolderReplaced", s.Reason)
+	require.NotEmpty(t, s.DevicePlugin.Faults, "what is known of the GPUs' health outlives it")
+
+	m.withKubelet().start()
+	require.Equal(t, []int{3}, unhealthy(m.registered(1, 7)))
+}
+
+func TestEveryReplicaOfABrokenGPUFollowsIt(t *testing.T) {
+	m := newMachine(t).up("--gpus", "2").withKubelet()
+	m.configured("sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 10}]}}\n")
+	m.wait(20)
+	m.sim("xid", "--gpu", "1", "--xid", "79")
+	r := m.wait(10)
+	for _, d := range r.Devices {
+		require.Equal(t, strings.HasPrefix(d.GetID(), r.Devices[0].GetID()[:40]), d.GetHealth() == v1beta1.Healthy, d.GetID())
+	}
+	m.sim("restore", "--gpu", "1")
+	m.wait(20)
+}
+
+func TestMIGDevicesFollowTheirGPUAndAnInstancesErrorStaysInIt(t *testing.T) {
+	m := newMachine(t).up("--gpus", "2").withKubelet()
+	m.mig("0", "1g.10gb,1g.10gb,1g.10gb").mig("1", "1g.10gb,1g.10gb")
+	m.configured("flags: {migStrategy: mixed}\nhealth: {quietPeriod: 1s}\n")
+	before := m.of(small, 5)
+	s := m.state(func(s nodestate.State) bool { return s.DevicePlugin != nil && s.DevicePlugin.Registered })
+	part := s.DevicePlugin.Resources[0].Devices[1].MIG
+	require.NotNil(t, part)
+
+	m.sim("xid", "--gpu", "0", "--xid", "32", "--gi", strconv.Itoa(part.GPUInstance), "--ci", strconv.Itoa(part.ComputeInstance))
+	r := m.of(small, 4)
+	require.Equal(t, []int{1}, unhealthy(r), "its neighbours on the GPU stay")
+	m.of(small, 5) // it was quiet since, and passed its probe
+
+	m.sim("xid", "--gpu", "0", "--xid", "79")
+	r = m.of(small, 2)
+	require.Equal(t, []int{0, 1, 2}, unhealthy(r))
+	require.Equal(t, ids(before), ids(r))
+	m.sim("restore", "--gpu", "0")
+	m.of(small, 5)
+}
+
+func TestTheReferencesVariablesSayWhatIsHeeded(t *testing.T) {
+	m := newMachine(t).up().withKubelet()
+	m.process = built.Start(m, "gpu-device-plugin", m.args(), "DP_DISABLE_HEALTHCHECKS=all", "DP_ENABLE_HEALTHCHECKS=999")
+	m.wait(8)
+	m.sim("xid", "--gpu", "1", "--xid", "998") // held against a GPU by default
+	m.says("XID that is not held against the GPU")
+	m.sim("xid", "--gpu", "2", "--xid", "999")
+	require.Equal(t, []int{2}, unhealthy(m.wait(7)))
+}
+
+func TestEveryStreamSeesEveryChange(t *testing.T) {
+	m := newMachine(t).up().withKubelet().start()
+	m.wait(8)
+	path := m.path("/dp/nvidia-gpu.sock")
+	conn, err := grpc.NewClient("passthrough:///"+path, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		}))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	var streams []v1beta1.DevicePlugin_ListAndWatchClient
+	for range 3 {
+		s, err := v1beta1.NewDevicePluginClient(conn).ListAndWatch(soon(t), &v1beta1.Empty{})
+		require.NoError(t, err)
+		_, err = s.Recv()
+		require.NoError(t, err)
+		streams = append(streams, s)
+	}
+	m.sim("xid", "--gpu", "4", "--xid", "79")
+	require.Equal(t, []int{4}, unhealthy(m.wait(7)))
+	for _, s := range streams {
+		for {
+			list, err := s.Recv()
+			require.NoError(t, err)
+			if slices.ContainsFunc(list.GetDevices(), func(d *v1beta1.Device) bool { return d.GetHealth() != v1beta1.Healthy }) {
+				require.Equal(t, v1beta1.Unhealthy, list.GetDevices()[4].GetHealth())
+				break
+			}
+		}
+	}
+}
+
+// A GPU that repeats a program's error is out until it has been quiet, which
+// counts from the last one.
+func TestAGPUThatHasBeenQuietIsGivenAwayAgain(t *testing.T) {
+	m := newMachine(t).up().withKubelet()
+	m.configured("health: {quietPeriod: 1s}\n")
+	m.wait(8)
+	m.sim("xid", "--gpu", "2", "--xid", "32")
+	m.sim("xid", "--gpu", "3", "--xid", "999") // which takes a reset
+	require.Equal(t, []int{2, 3}, unhealthy(m.wait(6)))
+	require.Equal(t, []int{3}, unhealthy(m.wait(7)))
+	f := m.state(func(s nodestate.State) bool { return s.DevicePlugin != nil && len(s.DevicePlugin.Faults) == 1 })
+	require.Equal(t, gpu.ReasonXID, f.DevicePlugin.Faults[0].Reason)
+	require.EqualValues(t, 999, f.DevicePlugin.Faults[0].XID)
+}

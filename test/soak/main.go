@@ -1,0 +1,52 @@
+// Command soak lets the built device plugin live through what nodes live through,
+// all at once and at random: GPUs that break, vanish and return, MIG layouts and
+// configurations that change, kubelets that restart, pods that come and go. Beside
+// it stands what the plugin ought to serve (truth.go), and what it does serve is
+// held against that all the while.
+//
+// What happens is drawn from a seed, which is printed; when it happens is the
+// machine's to say, so the same seed is the same storm and not the same instants.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// Exit codes.
+const (
+	exitFailed = 1 // the plugin did what it must not, or could not be run
+	exitUsage  = 2
+)
+
+func main() {
+	o := options{out: os.Stdout}
+	flags := pflag.NewFlagSet("soak", pflag.ContinueOnError)
+	flags.DurationVar(&o.duration, "duration", 30*time.Minute, "how long things happen")
+	flags.DurationVar(&o.calm, "calm", 2*time.Minute, "how often all stand still until everything is as it should be")
+	flags.DurationVar(&o.settle, "settle", 45*time.Second, "how long what is served may differ from what is true")
+	flags.DurationVar(&o.pace, "pace", 5*time.Second, "the longest that nothing happens to a GPU")
+	flags.Uint64Var(&o.seed, "seed", uint64(time.Now().UnixNano())&0xffffffff, "what happens is drawn from")
+	flags.StringVar(&o.profile, "profile", "h100-sxm", "the simulated machine")
+	flags.IntVar(&o.gpus, "gpus", 8, "its GPUs")
+	if err := flags.Parse(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "soak:", err)
+		os.Exit(exitUsage)
+	}
+	if o.bin = os.Getenv("GPUREADY_BIN"); o.bin == "" {
+		fmt.Fprintln(os.Stderr, "soak: GPUREADY_BIN must name the folder of the built programs; run make soak")
+		os.Exit(exitUsage)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, o); err != nil {
+		fmt.Fprintln(os.Stderr, "soak:", err)
+		os.Exit(exitFailed) //nolint:gocritic // nothing is left to stop
+	}
+}

@@ -1,0 +1,243 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/gpuready/gpuready/simulator/state"
+)
+
+// tenantCount is how many users there are: now and then too many for the GPUs.
+const tenantCount = 4
+
+// options say what soak to run.
+type options struct {
+	out                    io.Writer
+	bin                    string // the built programs
+	duration, calm, settle time.Duration
+	pace                   time.Duration // the longest that nothing happens to a GPU
+	seed                   uint64
+	profile                string
+	gpus                   int
+}
+
+// rerun is the command that runs the same.
+func (o options) rerun() string {
+	return fmt.Sprintf("make soak SOAK_ARGS='--duration %v --calm %v --pace %v --seed %d --profile %s --gpus %d'", o.duration, o.calm, o.pace, o.seed, o.profile, o.gpus)
+}
+
+type soak struct {
+	options
+	node  *node
+	truth *truth
+	check *check
+	holds holds
+	began time.Time
+
+	mu     sync.Mutex
+	counts map[string]int
+}
+
+func (s *soak) count(what string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.counts[what]++
+}
+
+// run soaks. Its error is what the plugin did wrong, with where to look.
+func run(ctx context.Context, o options) (err error) {
+	fmt.Fprintf(o.out, "seed %d; again: %s\n", o.seed, o.rerun())
+	n, err := newNode(ctx, o)
+	if n != nil {
+		defer func() { n.close(err != nil && ctx.Err() == nil) }()
+	}
+	if err != nil {
+		return err
+	}
+	if err := n.start(); err != nil {
+		return err
+	}
+	var st state.State
+	n.driver.Read(&st)
+	t := newTruth(&st)
+	s := &soak{
+		options: o, node: n, truth: t, check: newCheck(t, n.kubelet.Resources, o.settle), began: time.Now(),
+		holds: holds{all: map[*hold]bool{}}, counts: map[string]int{},
+	}
+	s.check.disturbed()
+	if err := s.live(ctx); err != nil {
+		if ctx.Err() != nil {
+			return errors.New("interrupted")
+		}
+		return fmt.Errorf("%w\nseed %d; again: %s\nkept: the plugin's log and all else in %s", err, o.seed, o.rerun(), n.dir)
+	}
+	s.progress(ctx)
+	fmt.Fprintf(o.out, "all was as it should be for %v\n", time.Since(s.began).Round(time.Second))
+	return nil
+}
+
+// live runs the storms beside what watches them, and ends with the plugin.
+func (s *soak) live(ctx context.Context) error {
+	watched, end := context.WithCancel(ctx)
+	defer end()
+	g, watched := errgroup.WithContext(watched)
+	g.Go(func() error { return s.node.watch(watched) })
+	g.Go(func() error { return s.check.run(watched) })
+	g.Go(func() error { s.tell(watched); return nil })
+	g.Go(func() error {
+		select {
+		case <-s.node.ended:
+			return fmt.Errorf("the device plugin has ended: %s", s.lastLine())
+		case <-watched.Done():
+			return nil
+		}
+	})
+	g.Go(func() error {
+		defer end()
+		return s.storms(watched)
+	})
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	if err := s.node.stop(); err != nil {
+		return fmt.Errorf("%w: %s", err, s.lastLine())
+	}
+	return s.races()
+}
+
+func (s *soak) storms(ctx context.Context) error {
+	if err := s.check.still(ctx); err != nil {
+		return err
+	}
+	before, err := s.node.least(ctx, func(footprint) bool { return false }, 2*time.Second)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(s.out, "%8s  at the start: %v\n", s.since(), before)
+	for i := uint64(0); ; i++ {
+		rest := s.duration - time.Since(s.began)
+		if err := s.storm(ctx, i, min(s.calm, rest)); err != nil {
+			return err
+		}
+		if rest <= s.calm {
+			return s.end(ctx, before)
+		}
+		if err := s.check.still(ctx); err != nil {
+			return err
+		}
+		fmt.Fprintf(s.out, "%8s  everything stands still and is as it should be\n", s.since())
+	}
+}
+
+// storm lets everything happen at once for a while.
+func (s *soak) storm(ctx context.Context, number uint64, d time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	g, ctx := errgroup.WithContext(ctx)
+	stream := number << 16
+	random := func() *rand.Rand {
+		stream++
+		return rand.New(rand.NewPCG(s.seed, stream))
+	}
+	for _, c := range s.truth.cards {
+		f := &fate{soak: s, card: c, rand: random()}
+		g.Go(func() error { return f.run(ctx) })
+	}
+	for i := range tenantCount {
+		r := random()
+		g.Go(func() error { return s.tenant(ctx, fmt.Sprintf("t%d-%d", i, number), r) })
+	}
+	kubelets, stranger := random(), random()
+	g.Go(func() error { return s.kubelets(ctx, kubelets) })
+	g.Go(func() error { return s.stranger(ctx, stranger) })
+	return g.Wait()
+}
+
+// end makes everything as it was at the start, and compares.
+func (s *soak) end(ctx context.Context, before footprint) error {
+	for _, c := range s.truth.cards {
+		if err := (&fate{soak: s, card: c}).mend(ctx); err != nil {
+			return err
+		}
+	}
+	if err := s.check.still(ctx); err != nil {
+		return err
+	}
+	// What a kubelet was once told of is served until the next.
+	if err := s.restart(); err != nil {
+		return err
+	}
+	if err := s.check.still(ctx); err != nil {
+		return err
+	}
+	after, err := s.node.least(ctx, func(f footprint) bool { return f.more(before) == "" }, s.settle)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(s.out, "%8s  at the end: %v\n", s.since(), after)
+	if more := after.more(before); more != "" {
+		return fmt.Errorf("the device plugin holds more than at the start: %s", more)
+	}
+	return nil
+}
+
+// tell prints what has happened so far, now and then.
+func (s *soak) tell(ctx context.Context) {
+	tick := time.NewTicker(10 * time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			s.progress(ctx)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (s *soak) progress(ctx context.Context) {
+	s.mu.Lock()
+	faults := 0
+	for what, n := range s.counts {
+		if strings.HasPrefix(what, "XID") || strings.HasPrefix(what, "lost") || what == "ECC error" {
+			faults += n
+		}
+	}
+	line := fmt.Sprintf("%4d faults, %3d MIG layouts, %3d kubelets; pods: %d admitted, %d refused, %d cut off, %d too late; settled ≤ %.1f s", faults,
+		s.counts["MIG layout"], s.counts["kubelet"], s.counts["admitted"], s.counts["refused"], s.counts["cut off"], s.counts["too late"], s.check.most().Seconds())
+	s.mu.Unlock()
+	if f, err := s.node.footprint(ctx); err == nil {
+		line += fmt.Sprintf("; %v", f)
+	}
+	fmt.Fprintf(s.out, "%8s  %s\n", s.since(), line)
+}
+
+func (s *soak) since() time.Duration { return time.Since(s.began).Round(time.Second) }
+
+func (s *soak) lastLine() string {
+	log, err := os.ReadFile(s.node.path("log"))
+	if err != nil {
+		return err.Error()
+	}
+	lines := strings.Split(strings.TrimSpace(string(log)), "\n")
+	return lines[len(lines)-1]
+}
+
+// races says what the race detector has found.
+func (s *soak) races() error {
+	log, err := os.ReadFile(s.node.path("log"))
+	if err == nil && bytes.Contains(log, []byte("DATA RACE")) {
+		return errors.New("the race detector has found something in the device plugin")
+	}
+	return err
+}

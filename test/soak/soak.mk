@@ -1,0 +1,10 @@
+# Everything at once and at random, for as long as is asked.
+#
+#	make soak                                              30 minutes
+#	make soak SOAK_ARGS='--duration 2m --seed 1568384379'  as another one was, shorter
+SOAK_ARGS ?=
+
+.PHONY: soak
+soak: packages-build ## let the device plugin live through faults, restarts and MIG changes at random, 30 minutes
+	@$(MAKE) --no-print-directory -j2 BIN=bin/race RACE=1 build
+	GPUREADY_BIN=$(CURDIR)/bin/race $(GO) run $(TAGS) ./test/soak $(SOAK_ARGS)
