@@ -41,7 +41,7 @@ type Kubelet struct {
 // off) has its checkpoint read instead, which lists the healthy devices too.
 func (k Kubelet) Ask(ctx context.Context) (Theirs, error) {
 	if info, err := os.Stat(k.PodResources); err != nil {
-		return Theirs{}, fmt.Errorf("the kubelet's PodResources API: %w", err)
+		return Theirs{}, fmt.Errorf("the kubelet's PodResources API: %w; is its folder mounted, or is the socket elsewhere (--pod-resources-socket)?", err)
 	} else if info.Mode().Type() != fs.ModeSocket {
 		return Theirs{}, fmt.Errorf("the kubelet's PodResources API: %s is no socket", k.PodResources)
 	}
