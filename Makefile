@@ -141,6 +141,7 @@ $(BIN)/lib/libnvidia-ml.so $(BIN)/lib/libcuda.so: $(BIN)/lib/%.so:
 	@echo '  build $@'
 	$(Q)$(CC) -shared -pthread $^ -o $@ -Wl,-soname,$*.so.1 -Wl,-z,now -ldl -lm
 
+$(BIN)/lib/nvidia-cuda-mps-control: OPTIMISE += -static
 $(BIN)/lib/nvidia-smi $(BIN)/lib/nvidia-cuda-mps-control: $(BIN)/lib/%: simulator/smi/%.c $(C_HEADERS)
 	@mkdir -p $(@D)
 	@echo '  build $@'

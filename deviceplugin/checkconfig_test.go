@@ -50,9 +50,9 @@ func TestCheckConfigRefusesAsThePluginDoesAndSaysAll(t *testing.T) {
 gpu-device-plugin: `+path+`: imex.channelIDs: [3]: there is only channel 0 yet, as in the reference; write [] or [0]
 `, stderr)
 
-	code, _, stderr = check(write(t, "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}"))
+	code, _, stderr = check(write(t, "flags: {deviceDiscoveryStrategy: tegra}"))
 	require.Equal(t, exitFailed, code)
-	require.Contains(t, stderr, `sharing.mps: not served yet`)
+	require.Contains(t, stderr, `flags.deviceDiscoveryStrategy: "tegra" is not served`)
 
 	path = write(t, "flag: {}")
 	code, _, stderr = check(path)

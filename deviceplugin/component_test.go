@@ -391,7 +391,7 @@ func TestReadinessAndMetricsAreServed(t *testing.T) {
 	r := m.wait(8)
 	m.sim("xid", "--gpu", "0", "--xid", "79")
 	m.wait(7)
-	_, err = m.kubelet.Admit(soon(t), pod("one", 1))
+	_, err = m.kubelet.Admit(soon(t), pod("two", 2))
 	require.NoError(t, err)
 	m.state(func(s nodestate.State) bool { return s.DevicePlugin.Registered })
 	code, _ = get("/readyz")
@@ -406,6 +406,18 @@ func TestReadinessAndMetricsAreServed(t *testing.T) {
 		`gpuready_deviceplugin_registrations_total{code="OK",resource="nvidia.com/gpu"} 1`,
 		`gpuready_deviceplugin_events_total{kind="XID"} 1`,
 		`gpuready_deviceplugin_first_list_seconds 0`,
+		`gpuready_deviceplugin_devices{reason="",resource="nvidia.com/gpu",state="Healthy"} 7`,
+		`gpuready_deviceplugin_devices{reason="XID",resource="nvidia.com/gpu",state="Unhealthy"} 1`,
+		`gpuready_deviceplugin_phase{phase="Degraded",reason="UnhealthyDevices"} 1`,
+		`gpuready_deviceplugin_registered{resource="nvidia.com/gpu"} 1`,
+		`gpuready_deviceplugin_watching 1`,
+		`gpuready_deviceplugin_xids_total{gpu="` + r.Devices[0].GetID() + `",xid="79"} 1`,
+		`gpuready_deviceplugin_allocation_duration_seconds_count{resource="nvidia.com/gpu"} 1`,
+		`gpuready_deviceplugin_preferred_allocation_duration_seconds_count{resource="nvidia.com/gpu"} 1`,
+		`gpuready_deviceplugin_preferred_allocation_score_ratio_count{resource="nvidia.com/gpu"} 1`,
+		`gpuready_deviceplugin_preferred_allocation_score_ratio_sum{resource="nvidia.com/gpu"} 1`,
+		`gpuready_build_info{version=`,
+		`go_goroutines `,
 	} {
 		require.Contains(t, body, want)
 	}

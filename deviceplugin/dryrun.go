@@ -73,7 +73,7 @@ func (o *options) printDevices(ctx context.Context, w io.Writer) error {
 // wouldBe is what would be advertised, as the driver shows it now: what an earlier
 // plugin remembers of the GPUs' health is left out.
 func (o *options) wouldBe(ctx context.Context) (would plan.Plan, snap gpu.Snapshot, err error) {
-	opened, err := o.open(o.place(), o.logger(io.Discard))
+	opened, err := o.open(o.place(), o.logger(io.Discard), nil)
 	if err != nil {
 		return plan.Plan{}, gpu.Snapshot{}, err
 	}

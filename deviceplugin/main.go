@@ -32,6 +32,8 @@ func run(ctx context.Context, started time.Time, args []string, stdout, stderr i
 		switch args[0] {
 		case "wait":
 			return wait(ctx, args[1:], stderr)
+		case "mps-daemon":
+			return mpsDaemon(ctx, args[1:], stderr)
 		case "check-config":
 			return checkConfig(args[1:], stdout, stderr)
 		case "devices":
@@ -54,8 +56,7 @@ func run(ctx context.Context, started time.Time, args []string, stdout, stderr i
 			return fail(stderr, exitFailed, err)
 		}
 		return 0
-	}
-	if o.shadow {
+	case o.shadow:
 		return o.runShadow(ctx, started, stdout, stderr)
 	}
 	cfg := o.plugin(started, stderr)

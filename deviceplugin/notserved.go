@@ -27,8 +27,5 @@ func NotServed(c *config.Config) error {
 			refuse("flags.plugin.deviceListStrategy", "%s and %s together would give a container its GPUs twice; write one of them", config.ListCDI, other)
 		}
 	}
-	if c.Sharing.MPS != nil && len(c.Sharing.MPS.Resources) > 0 {
-		refuse("sharing.mps", "not served yet; remove it, or write timeSlicing")
-	}
 	return errors.Join(all...)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/driver"
 	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
+	"github.com/gpuready/gpuready/deviceplugin/meter"
 	"github.com/gpuready/gpuready/deviceplugin/plugin"
 	strict "github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
@@ -35,6 +36,7 @@ const defaultStateDir = "/run/nvidia/gpuready"
 // options are the flags, whether they come from the command line, the
 // environment or the configuration file.
 type options struct {
+	help, component string // of the subcommand, what --help prints and the log says; "": the plugin's
 	version, dryRun bool
 	shadow, once    bool
 	output          string
@@ -122,6 +124,7 @@ Usage:
   gpu-device-plugin devices [flags]     print what would be advertised, and why a GPU is left out
   gpu-device-plugin check-config FILE   check a configuration file (see check-config --help)
   gpu-device-plugin shadow [flags]      run beside another device plugin, and say what differs
+  gpu-device-plugin mps-daemon [flags]  run the MPS control daemons of shared GPUs (see mps-daemon --help)
   gpu-device-plugin wait [flags]        wait until containers are given the GPUs (see wait --help)
 
 Examples:
@@ -171,14 +174,18 @@ func (o *options) flags(usage io.Writer) *pflag.FlagSet {
 		return pflag.NormalizedName(name)
 	})
 	strict.Describe(f, environment)
-	f.Usage = func() { fmt.Fprintf(usage, help, f.FlagUsagesWrapped(100)) }
+	f.Usage = func() { fmt.Fprintf(usage, cmp.Or(o.help, help), f.FlagUsagesWrapped(100)) }
 	return f
 }
 
 // parse reads command line, environment and configuration file, in the order in
 // which they win.
 func parse(args []string, stderr io.Writer) (*options, error) {
-	o := &options{origin: map[string]string{}}
+	return (&options{}).parse(args, stderr)
+}
+
+func (o *options) parse(args []string, stderr io.Writer) (*options, error) {
+	o.origin = map[string]string{}
 	f := o.flags(stderr)
 	if err := f.Parse(args); err != nil {
 		return nil, err
@@ -281,20 +288,31 @@ func (o *options) plugin(started time.Time, stderr io.Writer) plugin.Config {
 	for _, key := range o.ignored {
 		log.Warn("key of the configuration file ignored", "path", o.configFile, "key", key.Path, "message", key.Hint)
 	}
+	meters := meter.New()
 	return plugin.Config{
 		HostRoot:       o.hostRoot,
 		StateDir:       o.stateDir,
 		KubeletSocket:  o.kubeletSocket,
 		KubeletTimeout: o.kubeletTimeout,
 		Listen:         o.listen,
-		Settings:       plugin.Settings{Config: o.config, Health: o.policy},
+		Settings:       plugin.Settings{Config: o.config, Health: o.policy, Ignored: o.ignoredKeys()},
 		Driver:         driver.Place{HostRoot: o.hostRoot},
-		Open:           func(place driver.Place) (plugin.Opened, error) { return o.open(place, log) },
+		Open:           func(place driver.Place) (plugin.Opened, error) { return o.open(place, log, meters.NVML) },
 		NFDDir:         o.nfdDir,
 		Given:          os.Getenv(injection.Variable),
 		Log:            log,
+		Meters:         meters,
 		Started:        started,
 	}
+}
+
+// ignoredKeys are the paths of the keys that were passed over.
+func (o *options) ignoredKeys() []string {
+	var keys []string
+	for _, key := range o.ignored {
+		keys = append(keys, key.Path)
+	}
+	return keys
 }
 
 func (o *options) logger(stderr io.Writer) *slog.Logger {
@@ -302,7 +320,7 @@ func (o *options) logger(stderr io.Writer) *slog.Logger {
 	if o.logFormat == "json" {
 		handler = slog.NewJSONHandler(stderr, nil)
 	}
-	return slog.New(handler).With("component", "deviceplugin")
+	return slog.New(handler).With("component", cmp.Or(o.component, "deviceplugin"))
 }
 
 func (o *options) place() driver.Place {
@@ -310,7 +328,7 @@ func (o *options) place() driver.Place {
 }
 
 // open opens NVML where the driver is found now.
-func (o *options) open(place driver.Place, log *slog.Logger) (plugin.Opened, error) {
+func (o *options) open(place driver.Place, log *slog.Logger, failed func(code string)) (plugin.Opened, error) {
 	root, path, err := place.Find()
 	library := driver.Look(path)
 	if err != nil {
@@ -321,7 +339,7 @@ func (o *options) open(place driver.Place, log *slog.Logger) (plugin.Opened, err
 			root = "/" // NVML's own search of the loader's path begins there
 		}
 	}
-	source, err := nvml.Open(nvml.Options{HostRoot: o.hostRoot, DriverRoot: root, Log: log})
+	source, err := nvml.Open(nvml.Options{HostRoot: o.hostRoot, DriverRoot: root, Log: log, Failed: failed})
 	if err != nil {
 		return plugin.Opened{}, err
 	}

@@ -76,7 +76,7 @@ resources: {}
 		"version: v1\nresources: {gpus: [{pattern: '*', name: gpu}]}\nimex: {required: true}":                                                        "",
 		"version: v1\nflags: {deviceDiscoveryStrategy: tegra}":                                                                                       `flags.deviceDiscoveryStrategy: "tegra" is not served: NVML does not know integrated GPUs; remove it, or write "auto"`,
 		"version: v1\nflags: {plugin: {deviceListStrategy: [cdi-cri, envvar]}}":                                                                      "flags.plugin.deviceListStrategy: cdi-cri and envvar together would give a container its GPUs twice; write one of them",
-		"version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}":                                                            "sharing.mps: not served yet; remove it, or write timeSlicing",
+		"version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}":                                                            "",
 		"version: v1\nflags: {failOnInitErorr: true}":                                                                                                `flags.failOnInitErorr: unknown key`,
 		"version: v1\nflags: {failOnInitError: maybe}":                                                                                               "failOnInitError",
 	} {
@@ -101,14 +101,13 @@ func TestWhatIsNotServedIsRefused(t *testing.T) {
 }
 
 func TestWhatIsRefusedIsNamedAsItWasGiven(t *testing.T) {
-	path := write(t, "version: v1\nflags: {deviceDiscoveryStrategy: tegra}\nsharing: {mps: {resources: [{name: gpu, replicas: 2}]}}")
+	path := write(t, "version: v1\nflags: {deviceDiscoveryStrategy: tegra}")
 	_, err := parse([]string{"--config-file", path, "--device-list-strategy=cdi-cry", "--pass-device-specs=false"}, io.Discard)
 	require.EqualError(t, err, `--device-list-strategy: "cdi-cry" is not known, did you mean "cdi-cri"?`)
 	t.Setenv("DEVICE_LIST_STRATEGY", "cdi-cri,envvar")
 	_, err = parse([]string{"--config-file", path}, io.Discard)
 	require.EqualError(t, err, path+`: flags.deviceDiscoveryStrategy: "tegra" is not served: NVML does not know integrated GPUs; remove it, or write "auto"
-$DEVICE_LIST_STRATEGY: cdi-cri and envvar together would give a container its GPUs twice; write one of them
-`+path+`: sharing.mps: not served yet; remove it, or write timeSlicing`)
+$DEVICE_LIST_STRATEGY: cdi-cri and envvar together would give a container its GPUs twice; write one of them`)
 }
 
 func TestASocketThatNoPathHasRoomForIsRefusedAtTheStart(t *testing.T) {

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/gpuready/gpuready/deviceplugin/handover"
@@ -78,7 +77,7 @@ func (o *options) compareOnce(ctx context.Context, w io.Writer) (same bool, err 
 func (o *options) watchShadow(ctx context.Context, started time.Time, stderr io.Writer) error {
 	cfg := o.plugin(started, stderr)
 	cfg.Log.Info("shadow mode: nothing is registered, and no state written", "path", o.podResources, "every", o.shadowInterval.String())
-	reg := prometheus.NewRegistry()
+	reg := metrics.NewRegistry()
 	s := shadow.New(shadow.Config{Ask: o.kubelet().Ask, Every: o.shadowInterval, Log: cfg.Log}, reg)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(ctx, o.listen, reg, s.Ready) })

@@ -92,6 +92,8 @@ func TestAnswers(t *testing.T) {
 		"volume-mounts":         {"flags: {plugin: {deviceListStrategy: volume-mounts}}\nimex: {channelIDs: [0]}", "nvidia.com/gpu", []int{0, 1}},
 		"envvar-and-annotation": {"flags: {plugin: {deviceListStrategy: [envvar, cdi-annotations]}}", "nvidia.com/gpu", []int{0}},
 		"replicas-of-one-gpu":   {"flags: {plugin: {deviceListStrategy: envvar}}\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}", "nvidia.com/gpu", []int{0, 1}},
+		"mps-cdi":               {"sharing: {mps: {resources: [{name: gpu, rename: gpu.shared, replicas: 2, devices: [0]}]}}", "nvidia.com/gpu.shared", []int{1}},
+		"mps-envvar":            {"flags: {mpsRoot: /srv/mps, plugin: {deviceListStrategy: envvar}}\nsharing: {mps: {resources: [{name: gpu, replicas: 2, devices: [0]}]}}", "nvidia.com/gpu", []int{0}},
 		"mig-cdi":               {"flags: {migStrategy: mixed}", "nvidia.com/mig-3g.40gb", []int{0}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	spec "tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/gpuready/gpuready/deviceplugin/config"
+	"github.com/gpuready/gpuready/deviceplugin/mps"
 	"github.com/gpuready/gpuready/deviceplugin/plan"
 	"github.com/gpuready/gpuready/internal/cdi"
 )
@@ -92,7 +93,23 @@ func (a *answer) make() (*v1beta1.ContainerAllocateResponse, error) {
 			a.add([]string{ImexPath(channel)})
 		}
 	}
+	a.share()
 	return a.ContainerAllocateResponse, nil
+}
+
+// share lets a CUDA program find the MPS control daemon of its resource, which
+// shares memory with it (the reference's internal/plugin/mps.go). A container has
+// one daemon: devices that are not shared have none.
+func (a *answer) share() {
+	strategy, _ := a.config.Sharing.Active()
+	if strategy != config.SharingMPS || !slices.ContainsFunc(a.devices, func(d plan.Device) bool { return d.Replicas > 0 }) {
+		return
+	}
+	root, pipe := mps.Root(a.config), mps.PipeDir(mps.Container, a.resource)
+	a.set("CUDA_MPS_PIPE_DIRECTORY", pipe)
+	a.Mounts = append(a.Mounts,
+		&v1beta1.Mount{ContainerPath: pipe, HostPath: mps.PipeDir(root, a.resource)},
+		&v1beta1.Mount{ContainerPath: mps.Shm, HostPath: mps.ShmDir(root)})
 }
 
 // names are the CDI names. They are made of UUIDs whatever the device ID strategy

@@ -58,11 +58,14 @@ type Replicable struct {
 	wrong string // what was written and is none of these
 }
 
+// SharingMPS is Active's word for MPS.
+const SharingMPS = "mps"
+
 // Active is the sharing that is in force: "none", "time-slicing" or "mps".
 func (s Sharing) Active() (strategy string, r *Replicated) {
 	switch {
 	case s.MPS != nil && len(s.MPS.Resources) > 0:
-		return "mps", s.MPS
+		return SharingMPS, s.MPS
 	case s.TimeSlicing != nil && len(s.TimeSlicing.Resources) > 0:
 		return "time-slicing", s.TimeSlicing
 	}

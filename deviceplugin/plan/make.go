@@ -3,6 +3,7 @@ package plan
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -25,6 +26,18 @@ type Resource struct {
 	Devices []Device
 }
 
+// Parts are the GPUs and MIG devices of the resource, each of them once, however
+// often it is shared.
+func (r Resource) Parts() iter.Seq[Device] {
+	return func(yield func(Device) bool) {
+		for _, d := range r.Devices {
+			if d.Replica == 0 && !yield(d) {
+				return
+			}
+		}
+	}
+}
+
 // Left is a GPU or MIG device that is not advertised.
 type Left struct {
 	GPU     gpu.UUID // "" where the driver does not tell it
@@ -34,6 +47,19 @@ type Left struct {
 	MIG     gpu.MIGDevice // zero: the whole GPU
 	Reason  gpu.Reason
 	Message string // what to do about it, one sentence
+}
+
+// UUID is that of what is left out, "" where the driver cannot say.
+func (l Left) UUID() gpu.UUID {
+	if l.MIG != (gpu.MIGDevice{}) {
+		return l.MIG.UUID
+	}
+	return l.GPU
+}
+
+// AsConfigured says that somebody wants the device to be left out.
+func (l Left) AsConfigured() bool {
+	return l.Reason == ReasonExcluded || l.Reason == ReasonNotIncluded
 }
 
 // Reasons for which a device is left out.

@@ -81,7 +81,7 @@ func replicates(d config.Replicable, one part, n int) bool {
 func cannot(strategy string, r config.ReplicatedResource, one part) string {
 	compute := one.gpu.Compute
 	switch {
-	case strategy != "mps":
+	case strategy != config.SharingMPS:
 	case one.isMIG():
 		return "MPS cannot share MIG devices; use timeSlicing, or take its resource out of sharing.mps"
 	case compute != (gpu.Compute{}) && compute.Major < 7 && r.Replicas > clientsBeforeVolta:

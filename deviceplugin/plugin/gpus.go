@@ -193,22 +193,23 @@ func (p *Plugin) seen(o Opened, snap gpu.Snapshot, watching bool) {
 			p.health = p.health.Watching(time.Now())
 		}
 	})
+	p.meters.Watching(watching)
 	p.cfg.Log.Info("using the driver", "driver", snap.Driver.Version, "path", o.Root, "gpus", len(snap.Devices), "simulated", snap.Driver.Simulated)
 }
 
 // heard takes events into account, before anything slow is done.
 func (p *Plugin) heard(events []gpu.Event) {
-	var policy health.Policy
 	p.update(func() {
-		policy = p.health.Policy()
 		for _, e := range events {
-			p.metrics.event(e)
 			p.health = p.health.Hear(e, time.Now())
 		}
 	})
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	for _, e := range events {
-		if e.Kind == gpu.EventXID && policy.Rule(e.XID).Action == gpu.ActionIgnore {
-			p.cfg.Log.Info("XID that is not held against the GPU", "gpu", string(e.UUID), "message", gpu.XIDText(e.XID))
+		p.meters.Event(e)
+		if e.Kind == gpu.EventXID && p.health.Policy().Rule(e.XID).Action == gpu.ActionIgnore {
+			p.journal.Ignored(e, time.Now())
 		}
 	}
 }
@@ -264,6 +265,7 @@ func (p *Plugin) see(o Opened, snap gpu.Snapshot) {
 
 // blind says that nothing is heard of the GPUs any more.
 func (p *Plugin) blind(err error) {
+	p.meters.Watching(false)
 	p.cfg.Log.Error("the GPUs cannot be watched; none is given away until they can", "reason", string(gpu.ReasonUnwatched), "message", err.Error())
 	p.update(func() {
 		p.health = p.health.Blind(unwatched(err), p.unloaded(err), time.Now())

@@ -17,14 +17,15 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/gpuready/gpuready/deviceplugin/allocate"
 	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/deviceplugin/driver"
 	"github.com/gpuready/gpuready/deviceplugin/health"
+	"github.com/gpuready/gpuready/deviceplugin/journal"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
+	"github.com/gpuready/gpuready/deviceplugin/meter"
 	"github.com/gpuready/gpuready/deviceplugin/plan"
 	"github.com/gpuready/gpuready/deviceplugin/prefer"
 	"github.com/gpuready/gpuready/internal/gpu"
@@ -56,6 +57,7 @@ type Config struct {
 	Open    func(driver.Place) (Opened, error)
 	Given   string // value of injection.Variable; "": not in a container that is given the GPUs that way
 	Log     *slog.Logger
+	Meters  *meter.Meters                // nil: its own
 	NFDDir  string                       // Node Feature Discovery's folder of feature files; "": the state has the labels
 	Started time.Time                    // of the process
 	Sockets map[string]*net.UnixListener // handed over by the program before, by Endpoint
@@ -68,7 +70,7 @@ var ErrReplaced = errors.New("the driver's library was replaced")
 // Plugin is a running device plugin.
 type Plugin struct {
 	cfg       Config
-	metrics   *meters
+	meters    *meter.Meters
 	firstList func()
 	boot      string
 	replace   atomic.Bool    // there is a next program
@@ -83,18 +85,19 @@ type Plugin struct {
 	kept     map[string]*os.File // sockets for the next program
 	health   health.State
 	snapshot gpu.Snapshot
-	root     string        // of the driver
-	host     allocate.Host // what there is besides GPUs
-	plan     plan.Plan     // what is advertised, health included
+	topology *prefer.Topology // of the snapshot
+	root     string           // of the driver
+	host     allocate.Host    // what there is besides GPUs
+	plan     plan.Plan        // what is advertised, health included
 	absent   *absence
 	ended    *ending
 	said     naming                 // what the toolkit says of CDI names
 	cdi      naming                 // the same, where the settings need them
+	mps      served                 // what the MPS control daemons serve
 	hindered map[gpu.UUID]hindrance // devices that could not be given to a container
-	logged   map[gpu.UUID]gpu.Fault // by device, as last logged
-	told     map[string]bool        // of devices that are left out
-	lacking  string                 // of what is asked for and not there
-	stored   nodestate.State        // what the state file is to say
+	journal  *journal.Journal
+	lacking  string          // of what is asked for and not there
+	stored   nodestate.State // what the state file is to say
 
 	// Of who writes states.
 	dirty    chan struct{} // something is stored
@@ -125,8 +128,8 @@ func Run(ctx context.Context, cfg Config) (map[string]*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	reg := prometheus.NewRegistry()
-	p.metrics.register(reg)
+	reg := metrics.NewRegistry()
+	p.meters.Register(reg)
 
 	group, ctx := errgroup.WithContext(ctx)
 	// Services are begun by update, which a member of the group calls.
@@ -136,6 +139,7 @@ func Run(ctx context.Context, cfg Config) (map[string]*os.File, error) {
 	group.Go(func() error { return p.watchSettings(ctx) })
 	group.Go(func() error { return p.watchGPUs(ctx) })
 	group.Go(func() error { return p.watchToolkit(ctx) })
+	group.Go(func() error { return p.watchMPS(ctx) })
 	group.Go(func() error { return p.watchInjection(ctx) })
 	group.Go(func() error { return p.writeStates(ctx) })
 	err = group.Wait()
@@ -165,7 +169,7 @@ func (p *Plugin) takeOver(sockets map[string]*net.UnixListener) {
 		p.services[resource] = s
 		for _, r := range p.plan.Resources {
 			if r.Name == resource {
-				s.see(r, prefer.NewTopology(p.snapshot))
+				s.see(r, p.near())
 			}
 		}
 		p.begin(s)
@@ -177,11 +181,13 @@ func newPlugin(cfg Config) (*Plugin, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Plugin{
-		cfg: cfg, boot: boot, metrics: newMeters(), dirty: make(chan struct{}, 1),
-		services: map[string]*service{}, logged: map[gpu.UUID]gpu.Fault{}, told: map[string]bool{},
+	if cfg.Meters == nil {
+		cfg.Meters = meter.New()
 	}
-	p.firstList = sync.OnceFunc(func() { p.metrics.firstList.Set(time.Since(cfg.Started).Seconds()) })
+	p := &Plugin{
+		cfg: cfg, boot: boot, meters: cfg.Meters, journal: journal.New(cfg.Log), dirty: make(chan struct{}, 1), services: map[string]*service{},
+	}
+	p.firstList = sync.OnceFunc(func() { p.meters.Started(time.Since(cfg.Started)) })
 	if cfg.Given != "" {
 		p.cfg.Driver.Also = []string{filepath.Join(p.stateDir(nodestate.Toolkit), nodestate.FileName)}
 	}

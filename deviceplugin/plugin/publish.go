@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
-	"log/slog"
 	"reflect"
 	"slices"
-	"time"
 
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
 	"github.com/gpuready/gpuready/deviceplugin/plan"
@@ -42,17 +39,15 @@ func (p *Plugin) update(change func()) {
 	p.look()
 	if p.seenBy != nil {
 		p.tell()
-		p.logDevices()
-		p.logLeft()
+		p.journal.Plan(p.plan)
 		return
 	}
 	// Before the first snapshot of this process what it remembers is no list.
 	if p.snapshot.Driver.Version != "" {
 		p.serve(p.plan.Resources)
 	}
-	p.metrics.devices(p.plan.Resources)
-	p.logDevices()
-	p.logLeft()
+	p.meters.Plan(p.plan)
+	p.journal.Plan(p.plan)
 	p.write()
 }
 
@@ -61,69 +56,6 @@ func (p *Plugin) look() {
 	p.plan = plan.Make(p.settings, p.snapshot, p.health)
 	p.believe()
 	p.hinder(p.plan.Resources)
-}
-
-// parts are the GPUs and MIG devices of a list, each of them once.
-func parts(devices []plan.Device) iter.Seq[plan.Device] {
-	return func(yield func(plan.Device) bool) {
-		for _, d := range devices {
-			if d.Replica == 0 && !yield(d) {
-				return
-			}
-		}
-	}
-}
-
-// logDevices has one line for each change of a GPU or MIG device.
-func (p *Plugin) logDevices() {
-	now := map[gpu.UUID]gpu.Fault{}
-	for _, r := range p.plan.Resources {
-		for d := range parts(r.Devices) {
-			id := d.UUID()
-			was, before := p.logged[id]
-			switch {
-			case before && was == d.Fault:
-			case d.Healthy() && before && was.Reason != "":
-				p.cfg.Log.Info("device is healthy again", "gpu", string(id), "resource", r.Name, "before", string(was.Reason))
-			case !d.Healthy():
-				p.cfg.Log.Warn("device is unhealthy", "gpu", string(id), "resource", r.Name, "reason", string(d.Fault.Reason), "message", d.Fault.Message,
-					"since", d.Since.UTC().Format(time.RFC3339Nano))
-			}
-			now[id] = d.Fault
-		}
-	}
-	p.logged = now
-}
-
-// logLeft has one line for each device that comes to be left out, or for another
-// reason.
-func (p *Plugin) logLeft() {
-	now := map[string]bool{}
-	for _, l := range p.plan.Left {
-		line := fmt.Sprintf("%s %s %s %s", l.PCI, leftID(l), l.Reason, l.Message)
-		if now[line] = true; p.told[line] {
-			continue
-		}
-		level := slog.LevelWarn
-		if asConfigured(l) {
-			level = slog.LevelInfo
-		}
-		p.cfg.Log.Log(context.Background(), level, "device is left out", "gpu", string(leftID(l)), "index", l.Index, "pci", string(l.PCI), "reason", string(l.Reason), "message", l.Message)
-	}
-	p.told = now
-}
-
-// leftID is the UUID of what is left out, "" where the driver cannot say.
-func leftID(l plan.Left) gpu.UUID {
-	if l.MIG != (gpu.MIGDevice{}) {
-		return l.MIG.UUID
-	}
-	return l.GPU
-}
-
-// asConfigured says that somebody wants the device to be left out.
-func asConfigured(l plan.Left) bool {
-	return l.Reason == plan.ReasonExcluded || l.Reason == plan.ReasonNotIncluded
 }
 
 // end leaves word of why the plugin ends: the first thing that is said counts.
@@ -150,10 +82,22 @@ func failure(err error) gpu.Reason {
 // write leaves the state for others, and for the plugin's own next life. p.mu
 // is held.
 func (p *Plugin) write() {
+	s := p.state()
+	p.show(s)
 	if len(p.plan.Resources) == 0 && p.health.Doubt().Reason != "" {
 		return // the file that cannot be read is all there is to keep the doubt alive
 	}
-	p.store(p.state())
+	p.store(s)
+}
+
+// show makes metrics of a state.
+func (p *Plugin) show(s nodestate.State) {
+	registered := map[string]bool{}
+	for _, r := range p.plan.Resources {
+		service, known := p.services[r.Name]
+		registered[r.Name] = known && service.kubelet.Registered
+	}
+	p.meters.State(s.Phase, s.Reason, registered)
 }
 
 // store hands a state to the writer: a disk that takes its time must not hold up
@@ -210,7 +154,7 @@ func (p *Plugin) state() nodestate.State {
 	info := &nodestate.DevicePluginInfo{KubeletSocket: p.cfg.KubeletSocket, Registered: registered, Faults: p.health.Faults()}
 	for _, r := range p.plan.Resources {
 		resource := nodestate.Resource{Name: r.Name}
-		for d := range parts(r.Devices) {
+		for d := range r.Parts() {
 			one := nodestate.Device{ID: string(d.UUID()), GPU: d.UUID(), Replicas: d.Replicas, Health: nodestate.Healthy}
 			if d.NUMANode >= 0 {
 				one.NUMANode = &d.NUMANode
@@ -226,7 +170,7 @@ func (p *Plugin) state() nodestate.State {
 		info.Resources = append(info.Resources, resource)
 	}
 	for _, l := range p.plan.Left {
-		info.Left = append(info.Left, nodestate.Left{GPU: leftID(l), Reason: l.Reason, Message: l.Message})
+		info.Left = append(info.Left, nodestate.Left{GPU: l.UUID(), Reason: l.Reason, Message: l.Message})
 	}
 	s := nodestate.State{Component: nodestate.DevicePlugin, BootID: p.boot, DevicePlugin: info}
 	if d := p.snapshot.Driver; d.Version != "" {
@@ -240,7 +184,8 @@ func (p *Plugin) state() nodestate.State {
 
 // phase sums it up: what keeps the plugin from its work most comes first.
 func (p *Plugin) phase() (nodestate.Phase, gpu.Reason, string) {
-	devices, healthy, hindered := 0, 0, 0
+	devices, healthy, hindered, unserved := 0, 0, 0, gpu.Fault{}
+	byMPS := 0
 	for _, r := range p.plan.Resources {
 		for _, d := range r.Devices {
 			devices++
@@ -249,11 +194,14 @@ func (p *Plugin) phase() (nodestate.Phase, gpu.Reason, string) {
 				healthy++
 			case d.Fault.Reason == reasonCDIMissing:
 				hindered++
+			case d.Fault.Reason == reasonMPS:
+				byMPS++
+				unserved = d.Fault
 			}
 		}
 	}
 	registered, waiting := p.registered()
-	left := slices.IndexFunc(p.plan.Left, func(l plan.Left) bool { return !asConfigured(l) })
+	left := slices.IndexFunc(p.plan.Left, func(l plan.Left) bool { return !l.AsConfigured() })
 	switch {
 	case p.ended != nil:
 		return p.ended.phase, p.ended.reason, p.ended.message
@@ -274,6 +222,8 @@ func (p *Plugin) phase() (nodestate.Phase, gpu.Reason, string) {
 		return nodestate.Waiting, reasonNoKubelet, "waiting for " + waiting
 	case healthy == 0 && hindered == devices:
 		return nodestate.Failed, reasonCDIMissing, p.cdi.text()
+	case healthy == 0 && byMPS == devices:
+		return nodestate.Waiting, reasonMPS, unserved.Message
 	case healthy == 0:
 		return nodestate.Failed, reasonNoHealthy, fmt.Sprintf("none of %d devices is healthy", devices)
 	case p.refused != nil:

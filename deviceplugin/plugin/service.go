@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -69,7 +70,7 @@ type view struct {
 func (p *Plugin) newService(resource string, ln *net.UnixListener) *service {
 	s := &service{plugin: p, resource: resource, ln: ln, ready: make(chan struct{}), kubelet: kubelet.Status{Waiting: "the kubelet"}}
 	s.server = server.New(s, p.firstList)
-	s.see(plan.Resource{Name: resource}, prefer.NewTopology(p.snapshot))
+	s.see(plan.Resource{Name: resource}, p.near())
 	return s
 }
 
@@ -134,7 +135,7 @@ func (s *service) run(ctx context.Context) error {
 			Ready:      s.ready,
 			Idle:       s.empty.Load,
 			Report:     s.changed,
-			Registered: func(err error) { p.metrics.registered(s.resource, err) },
+			Registered: func(err error) { p.meters.Registration(s.resource, err) },
 		}, s.server, ln, func(ln *net.UnixListener) bool { return p.keep(s, ln) })
 		if err != nil || ctx.Err() != nil {
 			return err
@@ -188,8 +189,9 @@ func (p *Plugin) keep(s *service, ln *net.UnixListener) bool {
 // Allocate says what a container has to be given. What it refuses stands in the
 // pod's events.
 func (s *service) Allocate(ids []string) (*v1beta1.ContainerAllocateResponse, error) {
+	began := time.Now()
 	resp, err := s.view.Load().allocate.Allocate(ids)
-	s.plugin.metrics.allocated(s.resource, err)
+	s.plugin.meters.Allocated(s.resource, time.Since(began), err)
 	if err != nil {
 		s.plugin.cfg.Log.Warn("allocation refused", "resource", s.resource, "reason", status.Code(err).String(), "message", status.Convert(err).Message())
 	}
@@ -199,9 +201,15 @@ func (s *service) Allocate(ids []string) (*v1beta1.ContainerAllocateResponse, er
 // Prefer chooses devices by the policy. One that has become unhealthy since the
 // kubelet asked is chosen last, as Allocate would refuse it.
 func (s *service) Prefer(available, include []string, size int) ([]string, error) {
-	ids, err := s.view.Load().chooser.Prefer(available, include, size)
+	began := time.Now()
+	chooser := s.view.Load().chooser
+	ids, err := chooser.Prefer(available, include, size)
+	s.plugin.meters.Preferred(s.resource, time.Since(began))
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, fmt.Sprintf("prefer devices of %s: %v", s.resource, err))
+	}
+	if ratio, ok := chooser.Rate(ids); ok {
+		s.plugin.meters.Score(s.resource, ratio)
 	}
 	return ids, nil
 }
@@ -209,7 +217,7 @@ func (s *service) Prefer(available, include []string, size int) ([]string, error
 // serve tells the services what there is to advertise, and begins those that are
 // new. p.mu is held.
 func (p *Plugin) serve(resources []plan.Resource) {
-	topology := prefer.NewTopology(p.snapshot)
+	topology := p.near()
 	there := map[string]bool{}
 	for _, r := range resources {
 		there[r.Name] = true
@@ -228,6 +236,15 @@ func (p *Plugin) serve(resources []plan.Resource) {
 			s.list(nil)
 		}
 	}
+}
+
+// near is how near the GPUs are to each other. One that has not changed is kept,
+// with what it remembers. p.mu is held.
+func (p *Plugin) near() *prefer.Topology {
+	if now := prefer.NewTopology(p.snapshot); p.topology == nil || !now.Equal(p.topology) {
+		p.topology = now
+	}
+	return p.topology
 }
 
 // registered says whether the kubelet knows of every resource that there is, and

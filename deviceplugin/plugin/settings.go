@@ -19,6 +19,8 @@ type Settings struct {
 	Health health.Policy  // what XIDs do to a GPU; the zero Policy is the default
 	Name   string         // of the configuration, where it was chosen by its name
 	Hash   string         // of the file, for people to compare; "": there is none
+	// Ignored are the paths of keys that are not known and were passed over.
+	Ignored []string
 }
 
 const (
@@ -57,8 +59,8 @@ func (p *Plugin) configure(s Settings) error {
 		p.replace.Store(true)
 		return err
 	}
-	p.metrics.reloaded(nil)
-	p.metrics.inForce(s)
+	p.meters.Reloaded(nil)
+	p.inForce(s)
 	p.update(func() {
 		p.refused = nil
 		p.settings = s.Config
@@ -68,6 +70,9 @@ func (p *Plugin) configure(s Settings) error {
 	})
 	return nil
 }
+
+// inForce says which configuration is.
+func (p *Plugin) inForce(s Settings) { p.meters.Configured(s.Hash, s.Name, s.Ignored) }
 
 // another says whether settings take another process: NVML is loaded once.
 func (p *Plugin) another(c *config.Config) error {
@@ -83,7 +88,7 @@ func (p *Plugin) another(c *config.Config) error {
 // force stays.
 func (p *Plugin) refuse(err error) {
 	if !errors.Is(err, ErrNotChosen) {
-		p.metrics.reloaded(err)
+		p.meters.Reloaded(err)
 	}
 	p.update(func() { p.refused = err })
 }
@@ -167,7 +172,7 @@ func (p *Plugin) begun(s Settings) {
 	switch {
 	case s.Config != nil:
 		p.choose()
-		p.metrics.inForce(s)
+		p.inForce(s)
 	case p.cfg.Follow == nil:
 		p.settings = &config.Config{}
 		p.choose()

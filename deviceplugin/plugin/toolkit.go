@@ -162,7 +162,7 @@ func (p *Plugin) recallHindrances(info *nodestate.DevicePluginInfo) {
 			switch d.Reason {
 			case reasonCDIMissing:
 				p.said.held[d.GPU] = fault
-			case reasonIMEX:
+			case reasonIMEX, reasonMPS:
 			default:
 				continue
 			}
@@ -179,6 +179,9 @@ func (p *Plugin) hinder(resources []plan.Resource) {
 		for i := range r.Devices {
 			d := &r.Devices[i]
 			fault := p.hindrance(d.UUID())
+			if fault.Reason == "" {
+				fault = p.unshared(r.Name, *d)
+			}
 			if fault.Reason == "" {
 				continue
 			}

@@ -8,18 +8,26 @@
 package prefer
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
 // Topology is how near the GPUs of a node are to each other. It is never
-// changed and may be used concurrently.
+// changed, but for what it remembers, and may be used concurrently.
 type Topology struct {
 	index map[gpu.UUID]int // position in score and rank: the order of the snapshot
 	score [][]int          // of each two GPUs; 0 on the diagonal
 	rank  [][]int          // place of their score among all, 0 is the lowest
 	ranks int
+
+	bests bests // so that no score is searched for twice
+}
+
+// Equal says that the same GPUs are as near to each other.
+func (t *Topology) Equal(o *Topology) bool {
+	return maps.Equal(t.index, o.index) && slices.EqualFunc(t.score, o.score, slices.Equal[[]int])
 }
 
 // What a link is worth. The weights are those of NVIDIA's go-gpuallocator

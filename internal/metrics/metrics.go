@@ -13,7 +13,10 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/gpuready/gpuready/internal/version"
 )
 
 // A scraper that is slower than this is broken, and must not hold a
@@ -24,6 +27,18 @@ const (
 	idleTimeout   = 2 * time.Minute
 	endTimeout    = 2 * time.Second
 )
+
+// NewRegistry returns a registry that shows the process itself already: its
+// memory, file descriptors, CPU time, goroutines, and which version it is.
+func NewRegistry() *prometheus.Registry {
+	reg := prometheus.NewRegistry()
+	build := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "gpuready_build_info", Help: "1, with the version of the program.", ConstLabels: prometheus.Labels{"version": version.String()},
+	})
+	build.Set(1)
+	reg.MustRegister(build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return reg
+}
 
 // Serve answers on addr ("host:port", ":port") until ctx ends and then returns
 // nil, letting requests in progress finish. With addr "" it serves nothing and

@@ -19,7 +19,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestServesHealthReadinessAndMetricsUntilTheContextEnds(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	reg := prometheus.NewRegistry()
+	reg := NewRegistry()
 	c := prometheus.NewCounter(prometheus.CounterOpts{Name: "road_total", Help: "Roads travelled."})
 	reg.MustRegister(c)
 	c.Inc()
@@ -56,7 +56,9 @@ func TestServesHealthReadinessAndMetricsUntilTheContextEnds(t *testing.T) {
 
 	code, body = get("/metrics")
 	require.Equal(t, http.StatusOK, code)
-	require.Contains(t, body, "road_total 1")
+	for _, want := range []string{"road_total 1", "gpuready_build_info{version=", "go_goroutines ", "process_open_fds ", "process_resident_memory_bytes "} {
+		require.Contains(t, body, want)
+	}
 
 	code, _ = get("/nothing")
 	require.Equal(t, http.StatusNotFound, code)

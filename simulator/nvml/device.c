@@ -2,6 +2,7 @@
 #include "internal.h"
 
 #include <stdio.h>
+#include <unistd.h>
 
 /* The plain ones: a field of the state each. */
 GET_STRING(nvmlDeviceGetSerial, serial)
@@ -17,6 +18,37 @@ GET_U32(nvmlDeviceGetPersistenceMode, nvmlEnableState_t, persistence)
 GET_U32(nvmlDeviceGetComputeMode, nvmlComputeMode_t, compute_mode)
 GET_U32(nvmlDeviceGetAccountingMode, nvmlEnableState_t, accounting)
 GET_U32(nvmlDeviceGetMemoryBusWidth, unsigned int, bus_width)
+
+struct compute_mode {
+	unsigned gpu;
+	nvmlComputeMode_t mode;
+};
+
+static nvmlReturn_t set_compute_mode(struct gpusim_state *next, void *argument)
+{
+	const struct compute_mode *asked = argument;
+	next->gpu[asked->gpu].compute_mode = asked->mode;
+	return NVML_SUCCESS;
+}
+
+/* nvml.h: for root; EXCLUSIVE_THREAD is no more; a GPU in MIG mode has none to set. */
+API nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, nvmlComputeMode_t mode)
+{
+	struct target target;
+	uint32_t mig;
+	nvmlReturn_t err = gpu_target(device, &target);
+	if (err != NVML_SUCCESS)
+		return err;
+	FIELD(target.file, target.gpu, mig_current, &mig);
+	if (mode >= NVML_COMPUTEMODE_COUNT)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (mode == NVML_COMPUTEMODE_EXCLUSIVE_THREAD || mig)
+		return NVML_ERROR_NOT_SUPPORTED;
+	if (geteuid() != 0)
+		return NVML_ERROR_NO_PERMISSION;
+	struct compute_mode argument = {target.gpu, mode};
+	return change(set_compute_mode, &argument, target.gpu, 0);
+}
 
 /* A MIG device's name is its GPU's with the profile after it, as nvidia-smi prints it. */
 API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)

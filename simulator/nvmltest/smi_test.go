@@ -160,6 +160,7 @@ func TestMPSControlKeepsItsSettingsUntilItQuits(t *testing.T) {
 		{"get_default_active_thread_percentage", "25.0\n"},
 		{"set_default_active_thread_percentage 101", "Invalid active thread percentage: it is above 0 and at most 100\n"},
 		{"set_default_device_pinned_mem_limit 0 10G", ""},
+		{"set_default_device_pinned_mem_limit 0 much", "Invalid pinned memory limit: much is no number of M or G\n"},
 		{"get_default_device_pinned_mem_limit 0", "10G\n"},
 		{"nonsense", "Unrecognized or incomplete command: nonsense\n"},
 	} {

@@ -25,7 +25,7 @@
 	X(nvmlDeviceGetMemoryInfo_v2) X(nvmlDeviceGetBAR1MemoryInfo) X(nvmlDeviceGetUtilizationRates) \
 	X(nvmlDeviceGetTemperature) X(nvmlDeviceGetPowerUsage) X(nvmlDeviceGetEnforcedPowerLimit) \
 	X(nvmlDeviceGetClockInfo) X(nvmlDeviceGetMaxClockInfo) X(nvmlDeviceGetFanSpeed) \
-	X(nvmlDeviceGetPerformanceState) X(nvmlDeviceGetCudaComputeCapability) X(nvmlDeviceGetComputeMode) \
+	X(nvmlDeviceGetPerformanceState) X(nvmlDeviceGetCudaComputeCapability) X(nvmlDeviceGetComputeMode) X(nvmlDeviceSetComputeMode) \
 	X(nvmlDeviceGetPersistenceMode) X(nvmlDeviceGetDisplayActive) X(nvmlDeviceGetMigMode) X(nvmlDeviceGetEccMode) \
 	X(nvmlDeviceGetTotalEccErrors) X(nvmlDeviceGetCurrPcieLinkGeneration) X(nvmlDeviceGetMaxPcieLinkGeneration) \
 	X(nvmlDeviceGetCurrPcieLinkWidth) X(nvmlDeviceGetMaxPcieLinkWidth) X(nvmlDeviceGetMaxMigDeviceCount) \

@@ -6,6 +6,9 @@
  *   nvidia-cuda-mps-control -d        start in the background
  *   nvidia-cuda-mps-control -f        start in the foreground
  *   echo COMMAND | nvidia-cuda-mps-control
+ *
+ * It is linked statically: a simulated driver root has no loader and no libc, and
+ * whoever runs it does so with that root as its own.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -105,6 +108,11 @@ static int answer(char *command, char *out, size_t size)
 		return 1;
 	}
 	if (strcmp(word, "set_default_device_pinned_mem_limit") == 0 && known && second) {
+		unsigned long amount = strtoul(second, &end, 10);
+		if (!amount || end == second || (strcmp(end, "M") != 0 && strcmp(end, "G") != 0)) {
+			snprintf(out, size, "Invalid pinned memory limit: %s is no number of M or G\n", second);
+			return 1;
+		}
 		snprintf(settings.memory[device], sizeof settings.memory[device], "%s", second);
 		return 1;
 	}

@@ -20,6 +20,7 @@ static const char usage[] =
 	"       nvidia-smi -L                            one line for each GPU and MIG device\n"
 	"       nvidia-smi -q                            the main facts of each GPU\n"
 	"       nvidia-smi --query-gpu=FIELD[,FIELD...] --format=csv[,noheader][,nounits]\n"
+	"       nvidia-smi [-i GPU[,GPU...]] -c MODE     DEFAULT, EXCLUSIVE_PROCESS or PROHIBITED, as root\n"
 	"       nvidia-smi topo -m                       how the GPUs are connected\n"
 	"       nvidia-smi --version\n"
 	"\n"
@@ -31,7 +32,7 @@ static const char usage[] =
 	"           15 a GPU is lost, 18 driver and library differ, else what NVML returned\n";
 
 struct options {
-	const char *query, *format, *gpus;
+	const char *query, *format, *gpus, *mode;
 	int list, details, topology;
 };
 
@@ -80,6 +81,8 @@ static int parse(char **argv, struct options *o)
 			o->format = v;
 		else if ((v = value("--id", argv, &i)) || (v = value("-i", argv, &i)))
 			o->gpus = v;
+		else if ((v = value("--compute-mode", argv, &i)) || (v = value("-c", argv, &i)))
+			o->mode = v;
 		else if (strcmp(argv[i], "--version") == 0)
 			o->format = "version";
 		else
@@ -228,6 +231,27 @@ static void details(const nvmlDevice_t *device, unsigned n)
 	}
 }
 
+/* set_mode changes the compute mode of the GPUs. */
+static int set_mode(const char *name, const nvmlDevice_t *device, unsigned n)
+{
+	static const char *const modes[] = {"DEFAULT", NULL, "PROHIBITED", "EXCLUSIVE_PROCESS"};
+	for (unsigned mode = 0; mode < sizeof modes / sizeof *modes; mode++) {
+		if (!modes[mode] || (strcmp(name, modes[mode]) != 0 && strcmp(name, say("%u", mode).s) != 0))
+			continue;
+		for (unsigned i = 0; i < n; i++) {
+			nvmlReturn_t err = nvml.nvmlDeviceSetComputeMode(device[i], (nvmlComputeMode_t)mode);
+			if (err) {
+				printf("Unable to set the compute mode for GPU %s: %s\n", read_pci(device[i], BUS_ID).s, nvml.nvmlErrorString(err));
+				return err;
+			}
+			printf("Set compute mode to %s for GPU %s.\n", modes[mode], read_pci(device[i], BUS_ID).s);
+		}
+		printf("All done.\n");
+		return 0;
+	}
+	return wrong(name);
+}
+
 static int run(const struct options *o)
 {
 	nvmlDevice_t device[MOST_GPUS];
@@ -236,7 +260,9 @@ static int run(const struct options *o)
 	int exit_code = choose(o->gpus, device, &n, &worst);
 	if (exit_code)
 		return exit_code;
-	if (o->query)
+	if (o->mode)
+		exit_code = set_mode(o->mode, device, n);
+	else if (o->query)
 		exit_code = query(o, device, n);
 	else if (o->list)
 		list(device, n);

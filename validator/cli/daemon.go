@@ -113,7 +113,7 @@ func serve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	defer func() { _ = node.Root.Close() }()
 	log.Info("started", "version", version.String(), "path", o.outputDir)
 
-	registry := prometheus.NewRegistry()
+	registry := metrics.NewRegistry()
 	config := daemon.Config{Node: node, OutputDir: node.Root.Path(o.outputDir), Log: log, Metrics: daemon.NewMetrics(registry)}
 	parts, err := c.parts(node, log, registry)
 	if err != nil {

@@ -15,6 +15,7 @@ var faultCases = []Case{
 	{"LostGPULeavesNeighboursHealthy", lostGPULeavesNeighboursHealthy},
 	{"LostGPUIsSeenAtTheStart", lostGPUIsSeenAtTheStart},
 	{"LostGPUCanComeBack", lostGPUCanComeBack},
+	{"RowsThatWaitNeedAReset", rowsThatWaitNeedAReset},
 }
 
 // eachLoss runs a case for each way in which a GPU can be lost, one after the
@@ -135,4 +136,26 @@ func lostGPUCanComeBack(t *testing.T, f Fixture) {
 		}
 		require.Error(t, r.stop())
 	})
+}
+
+func rowsThatWaitNeedAReset(t *testing.T, f Fixture) {
+	skipUnless(t, f.Remap != nil && f.Restore != nil, "rows that wait to be remapped")
+	before := snapshot(t, f.Source)
+	a, b := pick(t, before)
+	r := watch(t, f.Source, nil)
+	f.Remap(a)
+	r.wait("word of the rows", func(events []gpu.Event) bool {
+		return hasXID(a, 63)(events) || toldOf(a)(events)
+	})
+	now := snapshot(t, f.Source)
+	d, there := now.Device(a)
+	require.True(t, there)
+	require.Equal(t, gpu.ReasonResetNeeded, d.Fault.Reason)
+	require.NotEmpty(t, d.Fault.Message)
+	d, _ = now.Device(b)
+	require.Zero(t, d.Fault, "the neighbour")
+	f.Restore(a)
+	after := snapshot(t, f.Source)
+	require.True(t, before.Equal(after), "after the reset all is as it was: want %+v\ngot %+v", before, after)
+	require.Error(t, r.stop())
 }

@@ -22,8 +22,10 @@ type Fixture struct {
 	XID    func(id gpu.UUID, xid uint64)
 	MIGXID func(id gpu.UUID, gpuInstance, computeInstance int, xid uint64)
 	ECC    func(id gpu.UUID)
+	// Remap makes rows of its memory wait to be remapped, and the driver tell of it.
+	Remap func(id gpu.UUID)
 	// Lose holds each way in which the driver can say that a GPU is lost, by
-	// name; Restore brings back one that was lost.
+	// name; Restore brings back one that was lost, and resets one that waits for it.
 	Lose    map[string]func(id gpu.UUID)
 	Restore func(id gpu.UUID)
 	// SetMIG divides a GPU of 80 GB as the layout says ("1g.10gb", …); no

@@ -38,6 +38,9 @@ func TestSourceConforms(t *testing.T) {
 				e.GPUInstance, e.ComputeInstance = gi, ci
 				s.Emit(e)
 			},
+			Remap: func(id gpu.UUID) {
+				s.FailDevice(id, gpu.Fault{Reason: gpu.ReasonResetNeeded, Message: "rows of faulty memory wait to be remapped"})
+			},
 			ECC: func(id gpu.UUID) { s.Emit(gputest.Event(gpu.EventECC, id, "")) },
 			Lose: map[string]func(gpu.UUID){
 				"calls":   lost(gpu.ReasonLost),

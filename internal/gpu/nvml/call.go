@@ -15,7 +15,8 @@ import (
 // under way at a time, and while one hangs the next are refused at once; so
 // what can leak is one goroutine, and its thread, for each subject.
 type calls struct {
-	limit time.Duration
+	limit  time.Duration
+	failed func(code string) // told of each error; it must not wait
 	// life is held, by one, by who is inside NVML, and whole by who
 	// initialises it or shuts it down.
 	life *semaphore.Weighted
@@ -31,8 +32,11 @@ type running struct {
 	done  chan struct{}
 }
 
-func newCalls(limit time.Duration) *calls {
-	return &calls{limit: limit, life: semaphore.NewWeighted(wholeLife), running: map[string]*running{}}
+func newCalls(limit time.Duration, failed func(string)) *calls {
+	if failed == nil {
+		failed = func(string) {}
+	}
+	return &calls{limit: limit, failed: failed, life: semaphore.NewWeighted(wholeLife), running: map[string]*running{}}
 }
 
 // call runs fn, which is about subject, and returns what it returns; or a
@@ -47,6 +51,7 @@ func call[T any](ctx context.Context, c *calls, subject string, fn func() (T, er
 	defer timer.Stop()
 	turn, err := c.turn(ctx, subject, timer)
 	if err != nil {
+		c.count(err)
 		return zero, err
 	}
 	results := make(chan result, 1)
@@ -60,11 +65,26 @@ func call[T any](ctx context.Context, c *calls, subject string, fn func() (T, er
 	}()
 	select {
 	case r := <-results:
+		c.count(r.err)
 		return r.value, r.err
 	case <-timer.C:
-		return zero, &hungError{subject, c.limit}
+		err := &hungError{subject, c.limit}
+		c.count(err)
+		return zero, err
 	case <-ctx.Done():
 		return zero, ctx.Err()
+	}
+}
+
+// codeHung stands for a call that did not come back.
+const codeHung = "HUNG"
+
+// count tells of an error that is NVML's.
+func (c *calls) count(err error) {
+	if _, hung := errors.AsType[*hungError](err); hung {
+		c.failed(codeHung)
+	} else if failed, is := errors.AsType[*callError](err); is {
+		c.failed(name(failed.ret))
 	}
 }
 

@@ -3,6 +3,7 @@ package nvml
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -20,29 +21,39 @@ var (
 	errWatching = errors.New("nvml: Watch is already running; one at a time")
 )
 
-// words say what a code of nvmlReturn_t means. go-nvml asks the library, through
-// a variable that it changes while the library is loaded and unloaded.
-var words = map[nvml.Return]string{
-	nvml.ERROR_UNINITIALIZED:           "NVML is not initialised",
-	nvml.ERROR_INVALID_ARGUMENT:        "invalid argument",
-	nvml.ERROR_NOT_SUPPORTED:           "not supported",
-	nvml.ERROR_NO_PERMISSION:           "no permission",
-	nvml.ERROR_NOT_FOUND:               "not found",
-	nvml.ERROR_INSUFFICIENT_POWER:      "the GPU's external power cables are not attached",
-	nvml.ERROR_DRIVER_NOT_LOADED:       "the kernel module is not loaded",
-	nvml.ERROR_TIMEOUT:                 "timeout",
-	nvml.ERROR_IRQ_ISSUE:               "the kernel found an interrupt problem with the GPU",
-	nvml.ERROR_LIBRARY_NOT_FOUND:       "the library was not found",
-	nvml.ERROR_FUNCTION_NOT_FOUND:      "the library lacks the function",
-	nvml.ERROR_CORRUPTED_INFOROM:       "the GPU's inforom is corrupted",
-	nvml.ERROR_GPU_IS_LOST:             "the GPU is lost: it has fallen off the bus or cannot be reached",
-	nvml.ERROR_RESET_REQUIRED:          "the GPU must be reset before it can be used again",
-	nvml.ERROR_OPERATING_SYSTEM:        "the operating system blocked the GPU's control device",
-	nvml.ERROR_LIB_RM_VERSION_MISMATCH: "library and kernel module are of different versions",
-	nvml.ERROR_IN_USE:                  "in use",
-	nvml.ERROR_MEMORY:                  "out of memory",
-	nvml.ERROR_GPU_NOT_FOUND:           "no GPU was found",
-	nvml.ERROR_UNKNOWN:                 "unknown error of the driver",
+// words are the name of a code of nvmlReturn_t in nvml.h and what it means.
+// go-nvml asks the library, through a variable that it changes while the library
+// is loaded and unloaded.
+var words = map[nvml.Return]struct{ name, text string }{
+	nvml.ERROR_UNINITIALIZED:           {"UNINITIALIZED", "NVML is not initialised"},
+	nvml.ERROR_INVALID_ARGUMENT:        {"INVALID_ARGUMENT", "invalid argument"},
+	nvml.ERROR_NOT_SUPPORTED:           {"NOT_SUPPORTED", "not supported"},
+	nvml.ERROR_NO_PERMISSION:           {"NO_PERMISSION", "no permission"},
+	nvml.ERROR_NOT_FOUND:               {"NOT_FOUND", "not found"},
+	nvml.ERROR_INSUFFICIENT_POWER:      {"INSUFFICIENT_POWER", "the GPU's external power cables are not attached"},
+	nvml.ERROR_DRIVER_NOT_LOADED:       {"DRIVER_NOT_LOADED", "the kernel module is not loaded"},
+	nvml.ERROR_TIMEOUT:                 {"TIMEOUT", "timeout"},
+	nvml.ERROR_IRQ_ISSUE:               {"IRQ_ISSUE", "the kernel found an interrupt problem with the GPU"},
+	nvml.ERROR_LIBRARY_NOT_FOUND:       {"LIBRARY_NOT_FOUND", "the library was not found"},
+	nvml.ERROR_FUNCTION_NOT_FOUND:      {"FUNCTION_NOT_FOUND", "the library lacks the function"},
+	nvml.ERROR_CORRUPTED_INFOROM:       {"CORRUPTED_INFOROM", "the GPU's inforom is corrupted"},
+	nvml.ERROR_GPU_IS_LOST:             {"GPU_IS_LOST", "the GPU is lost: it has fallen off the bus or cannot be reached"},
+	nvml.ERROR_RESET_REQUIRED:          {"RESET_REQUIRED", "the GPU must be reset before it can be used again"},
+	nvml.ERROR_OPERATING_SYSTEM:        {"OPERATING_SYSTEM", "the operating system blocked the GPU's control device"},
+	nvml.ERROR_LIB_RM_VERSION_MISMATCH: {"LIB_RM_VERSION_MISMATCH", "library and kernel module are of different versions"},
+	nvml.ERROR_IN_USE:                  {"IN_USE", "in use"},
+	nvml.ERROR_MEMORY:                  {"MEMORY", "out of memory"},
+	nvml.ERROR_GPU_NOT_FOUND:           {"GPU_NOT_FOUND", "no GPU was found"},
+	nvml.ERROR_UNKNOWN:                 {"UNKNOWN", "unknown error of the driver"},
+}
+
+// name is the code without "NVML_ERROR_": GPU_IS_LOST, or its number where this
+// version does not know it.
+func name(ret nvml.Return) string {
+	if word, known := words[ret]; known {
+		return word.name
+	}
+	return strconv.Itoa(int(ret))
 }
 
 // callError is a call of NVML that failed.
@@ -52,9 +63,9 @@ type callError struct {
 }
 
 func (e *callError) Error() string {
-	text, ok := words[e.ret]
-	if !ok {
-		text = "failed"
+	text := "failed"
+	if word, known := words[e.ret]; known {
+		text = word.text
 	}
 	return fmt.Sprintf("%s: %s (NVML error %d)", e.call, text, int(e.ret))
 }

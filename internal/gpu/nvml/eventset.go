@@ -145,6 +145,7 @@ func (e *eventSet) listen(waits chan<- wait, over <-chan struct{}) {
 		if ret == nvml.ERROR_TIMEOUT {
 			return
 		}
+		e.source.count(check("nvmlEventSetWait", ret))
 		select {
 		case waits <- wait{e, data, ret, time.Now()}:
 		case <-over:

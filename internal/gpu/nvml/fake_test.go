@@ -40,6 +40,7 @@ type fakeGPU struct {
 	support               uint64
 	register              nvml.Return
 	recovery              nvml.DeviceGpuRecoveryAction
+	remapPending          bool
 	remapFailed           bool
 }
 
@@ -140,6 +141,7 @@ func (f *fake) restore(id gpu.UUID) {
 	defer f.mu.Unlock()
 	g := f.find(id)
 	g.calls, g.handle, g.events, g.gone = nvml.SUCCESS, nvml.SUCCESS, nvml.SUCCESS, false
+	g.remapPending = false
 }
 
 func (f *fake) present() []*fakeGPU {
@@ -263,7 +265,7 @@ func (g *fakeGPU) GetMigDeviceHandleByIndex(i int) (nvml.Device, nvml.Return) {
 func (g *fakeGPU) GetRemappedRows() (int, int, bool, bool, nvml.Return) {
 	g.lib.mu.Lock()
 	defer g.lib.mu.Unlock()
-	return 0, 0, false, g.remapFailed, nvml.SUCCESS
+	return 0, 0, g.remapPending, g.remapFailed, nvml.SUCCESS
 }
 
 func (g *fakeGPU) GetFieldValues(values []nvml.FieldValue) nvml.Return {
@@ -384,6 +386,12 @@ func TestSourceOnAFakeConforms(t *testing.T) {
 			},
 			MIGXID: func(id gpu.UUID, gi, ci int, xid uint64) {
 				f.send(id, nvml.EventTypeXidCriticalError, xid, uint32(gi), uint32(ci))
+			},
+			Remap: func(id gpu.UUID) {
+				f.mu.Lock()
+				f.find(id).remapPending = true
+				f.mu.Unlock()
+				f.send(id, nvml.EventTypeXidCriticalError, 63, none, none)
 			},
 			ECC:     func(id gpu.UUID) { f.send(id, nvml.EventTypeDoubleBitEccError, 0, none, none) },
 			Lose:    map[string]func(gpu.UUID){},

@@ -11,14 +11,20 @@ import (
 // readHealth gives the GPU a Fault for what it says is wrong with itself.
 func (s *Source) readHealth(device nvml.Device, d *gpu.Device) error {
 	if s.has["nvmlDeviceGetRemappedRows"] {
-		_, _, _, failed, ret := device.GetRemappedRows()
+		_, _, pending, failed, ret := device.GetRemappedRows()
 		if ret != nvml.ERROR_NOT_SUPPORTED {
 			if err := check("nvmlDeviceGetRemappedRows", ret); err != nil {
 				return err
 			}
 		}
-		if ret == nvml.SUCCESS && failed {
+		switch {
+		case ret != nvml.SUCCESS:
+		case failed:
 			d.Fault = gpu.Fault{Reason: gpu.ReasonRowRemap, Message: "remapping a row of faulty memory failed: the GPU must be replaced"}
+		case pending:
+			// "After resetting the GPU these rows will be actually remapped" (nvml.h).
+			// Drivers from R570 on ask for that themselves, which says the same below.
+			d.Fault = gpu.Fault{Reason: gpu.ReasonResetNeeded, Message: "rows of faulty memory wait to be remapped: end the programs on the GPU, then reset it"}
 		}
 	}
 	action, err := s.recoveryAction(device)

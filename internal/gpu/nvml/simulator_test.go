@@ -88,6 +88,7 @@ func simulatedFixture(t *testing.T) gputest.Fixture {
 		MIGXID: func(id gpu.UUID, gi, ci int, xid uint64) {
 			gpusim(id, "xid", "--xid", fmt.Sprint(xid), "--gi", strconv.Itoa(gi), "--ci", strconv.Itoa(ci))
 		},
+		Remap:   func(id gpu.UUID) { gpusim(id, "remap") },
 		ECC:     func(id gpu.UUID) { gpusim(id, "ecc", "--uncorrected", "1") },
 		Lose:    map[string]func(gpu.UUID){},
 		Restore: func(id gpu.UUID) { gpusim(id, "restore") },

@@ -39,6 +39,12 @@ type Options struct {
 	// event: a GPU that fell silent or came back, another MIG layout (the
 	// event for that exists, but not in all drivers). 0 is 10 s.
 	ProbeInterval time.Duration
+
+	// Failed is told of each call of NVML that failed, or did not come back, by
+	// its code in nvml.h without "NVML_ERROR_" (GPU_IS_LOST), or HUNG. What NVML
+	// answers as a matter of course (not supported, no event yet) is no failure.
+	// It is called from several goroutines and must not wait. nil: nobody is told.
+	Failed func(code string)
 }
 
 // Source is a gpu.Source that asks NVML.
@@ -83,6 +89,7 @@ var optional = []string{
 	"nvmlDeviceGetRemappedRows", "nvmlDeviceGetFieldValues", "nvmlDeviceGetMemoryAffinity",
 	"nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkRemotePciInfo_v2",
 	"nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetGpuFabricInfo",
+	"nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode", "nvmlDeviceGetHandleByUUID",
 }
 
 // Open finds libnvidia-ml (see FindLibrary), or else where the loader would,
@@ -138,7 +145,7 @@ func newSource(lib nvml.Interface, o Options) *Source {
 	if limit <= 0 {
 		limit = 20 * time.Second
 	}
-	s.calls = newCalls(limit)
+	s.calls = newCalls(limit, o.Failed)
 	return s
 }
 

@@ -152,6 +152,13 @@ func TestWhatAGPUSaysIsWrongWithItIsItsFault(t *testing.T) {
 	require.Equal(t, gpu.ReasonRowRemap, got.Devices[0].Fault.Reason)
 	require.Equal(t, gpu.Fault{Reason: gpu.ReasonResetNeeded, Message: "the driver asks for recovery: end the programs on the GPU, then reset it"}, got.Devices[1].Fault)
 	require.Zero(t, got.Devices[2].Fault)
+
+	f.gpus[0].remapPending, f.gpus[1].remapPending, f.gpus[2].remapPending = true, true, true
+	got, err = s.Snapshot(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, gpu.ReasonRowRemap, got.Devices[0].Fault.Reason, "what no reset mends is the worse")
+	require.Contains(t, got.Devices[1].Fault.Message, "the driver asks for recovery")
+	require.Equal(t, gpu.Fault{Reason: gpu.ReasonResetNeeded, Message: "rows of faulty memory wait to be remapped: end the programs on the GPU, then reset it"}, got.Devices[2].Fault)
 }
 
 func TestOldLibraryIsAskedOnlyWhatItHas(t *testing.T) {

@@ -2,6 +2,7 @@ package nvml
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"time"
 
@@ -122,6 +123,43 @@ func TestWaitingThatFailsForAWhileGoesOn(t *testing.T) {
 	}, patience, time.Millisecond)
 	f.send(gputest.GPU(1), nvml.EventTypeXidCriticalError, 48, none, none)
 	require.EqualValues(t, 48, w.next(t).XID)
+}
+
+func TestEachFailureIsCountedByItsCode(t *testing.T) {
+	var mu sync.Mutex
+	codes := map[string]int{}
+	failed := func(code string) {
+		mu.Lock()
+		defer mu.Unlock()
+		codes[code]++
+	}
+	f, s := newFake(t, gputest.Node("t4", 2), Options{ProbeInterval: time.Hour, CallTimeout: 50 * time.Millisecond, Failed: failed})
+	_, err := s.Snapshot(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, codes, "what is not supported is no failure")
+	f.gpus[1].handle = nvml.ERROR_GPU_IS_LOST
+	_, err = s.Snapshot(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, map[string]int{"GPU_IS_LOST": 1}, codes)
+	f.gpus[1].handle = nvml.Return(4711)
+	_, err = s.Snapshot(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, map[string]int{"GPU_IS_LOST": 1, "4711": 1}, codes)
+	f.gpus[1].handle = nvml.SUCCESS
+	f.mu.Lock() // every call waits for it
+	_, err = s.Snapshot(t.Context())
+	f.mu.Unlock()
+	require.ErrorContains(t, err, "has not answered")
+	require.Equal(t, map[string]int{"GPU_IS_LOST": 1, "4711": 1, "HUNG": 1}, codes)
+
+	f, s = newFake(t, gputest.Node("t4", 2), Options{ProbeInterval: time.Hour, Failed: failed})
+	clear(codes)
+	w := start(t, s)
+	f.locked(func() { f.waitFailures = -1; f.poke() })
+	require.Error(t, w.wait(t))
+	mu.Lock()
+	defer mu.Unlock()
+	require.Equal(t, map[string]int{"UNKNOWN": maxStrikes + 1}, codes)
 }
 
 func TestNoEventSetsIsAnError(t *testing.T) {

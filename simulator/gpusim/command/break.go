@@ -32,6 +32,31 @@ and make the driver ask to drain and reset the GPU.`,
 	}
 }
 
+func remap() command {
+	return command{
+		name:    "remap",
+		summary: "have rows of a GPU's memory remapped, or not",
+		text: `
+pending  a row is to be remapped at the next reset; XID 63
+failed   a row could not be remapped, which no reset mends; XID 64
+none     neither
+
+The driver asks for no recovery, as those before R570 cannot: see gpusim ecc for
+one that does.`,
+		example: "gpusim remap --gpu 2\ngpusim remap --gpu 2 --kind failed",
+		begin: func(c *call) func() error {
+			c.rootFlag()
+			c.gpuFlag()
+			kind := c.flags.String("kind", "pending", "one of "+strings.Join(fault.Remaps(), ", "))
+			return func() error {
+				return c.change(func(s *state.State, gpu int) ([]state.Event, error) {
+					return fault.Remap(s, gpu, *kind)
+				})
+			}
+		},
+	}
+}
+
 func lose() command {
 	return command{
 		name:    "lose",

@@ -136,6 +136,34 @@ func retire(g *state.GPU, n uint64) {
 	g.RetiredPending = 1
 }
 
+// remaps are what can become of rows of faulty memory, by name.
+var remaps = map[string]func(g *state.GPU) (xid uint64){
+	"pending": func(g *state.GPU) uint64 { g.RemapUncorrected++; g.RemapPending = 1; return 63 },
+	"failed":  func(g *state.GPU) uint64 { g.RemapFailed = 1; return 64 },
+	"none":    func(g *state.GPU) uint64 { g.RemapPending, g.RemapFailed = 0, 0; return 0 },
+}
+
+// Remaps are the names of those that Remap knows, sorted.
+func Remaps() []string { return slices.Sorted(maps.Keys(remaps)) }
+
+// Remap marks a row of the GPU's memory, and reports the XID that goes with it. The
+// driver asks for no recovery: those before R570 cannot.
+func Remap(s *state.State, index int, kind string) ([]state.Event, error) {
+	g := &s.Gpu[index]
+	mark, ok := remaps[kind]
+	switch {
+	case !ok:
+		return nil, fmt.Errorf("kind: %q is not one of %s", kind, strings.Join(Remaps(), ", "))
+	case g.RemapSupported == 0:
+		return nil, fmt.Errorf("%s remaps no rows; it retires pages, see gpusim ecc", state.Text(g.Name[:]))
+	}
+	xid := mark(g)
+	if xid == 0 {
+		return nil, nil
+	}
+	return []state.Event{{Type: EventXID, Data: xid, Gpu: uint32(index), Gi: state.None, Ci: state.None}}, nil
+}
+
 // ways to lose a GPU, by name.
 var ways = map[string]uint32{
 	"calls": state.LostCalls, "handle": state.LostHandle, "gone": state.LostGone,

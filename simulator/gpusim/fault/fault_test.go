@@ -88,6 +88,33 @@ func TestECCCountsAndRetiresMemory(t *testing.T) {
 	require.ErrorContains(t, err, "no errors to count")
 }
 
+func TestARowThatIsToBeRemappedIsAfterAReset(t *testing.T) {
+	s := machine(t, "h100-sxm")
+	events, err := Remap(s, 1, "pending")
+	require.NoError(t, err)
+	require.Len(t, events, 1)
+	require.EqualValues(t, 63, events[0].Data)
+	g := &s.Gpu[1]
+	require.EqualValues(t, []uint32{1, 1, 0, recoverNone}, []uint32{g.RemapUncorrected, g.RemapPending, g.RemapFailed, g.RecoveryAction})
+	Restore(s, 1)
+	require.EqualValues(t, []uint32{1, 0}, []uint32{g.RemapUncorrected, g.RemapPending})
+
+	events, err = Remap(s, 1, "failed")
+	require.NoError(t, err)
+	require.EqualValues(t, 64, events[0].Data)
+	Restore(s, 1)
+	require.EqualValues(t, 1, g.RemapFailed, "no reset mends that")
+	events, err = Remap(s, 1, "none")
+	require.NoError(t, err)
+	require.Empty(t, events)
+	require.Zero(t, g.RemapFailed)
+
+	_, err = Remap(machine(t, "dgx-2"), 0, "pending")
+	require.ErrorContains(t, err, "remaps no rows")
+	_, err = Remap(s, 0, "lost")
+	require.ErrorContains(t, err, `"lost" is not one of failed, none, pending`)
+}
+
 func TestLosingAGPUTouchesNoOther(t *testing.T) {
 	for _, how := range Ways() {
 		s := machine(t, "h100-sxm")

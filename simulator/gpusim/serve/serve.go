@@ -18,7 +18,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/gpuready/gpuready/internal/gpu"
@@ -83,7 +82,7 @@ func Run(ctx context.Context, c Config) (err error) {
 		Root: d.Root, Version: c.Spec.Version, Simulated: true,
 		CUDAVersion: fmt.Sprintf("%d.%d", c.Spec.State.CudaVersion/1000, c.Spec.State.CudaVersion%1000/10),
 	}
-	registry := prometheus.NewRegistry()
+	registry := metrics.NewRegistry()
 	d.register(registry)
 	group, inner := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(inner, d.Listen, registry, d.ready) })

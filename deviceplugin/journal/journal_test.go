@@ -1,0 +1,159 @@
+package journal_test
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/gpuready/gpuready/deviceplugin/journal"
+	"github.com/gpuready/gpuready/deviceplugin/plan"
+	"github.com/gpuready/gpuready/internal/gpu"
+)
+
+// book is a Journal and what it wrote, each line once.
+type book struct {
+	*journal.Journal
+	log bytes.Buffer
+}
+
+func newBook() *book {
+	b := &book{}
+	b.Journal = journal.New(slog.New(slog.NewTextHandler(&b.log, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.Attr{}
+		}
+		return a
+	}})))
+	return b
+}
+
+// lines returns what was written since it was called last.
+func (b *book) lines() []string {
+	defer b.log.Reset()
+	text := strings.TrimSuffix(b.log.String(), "\n")
+	if text == "" {
+		return []string{}
+	}
+	return strings.Split(text, "\n")
+}
+
+var (
+	start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	lost  = gpu.Fault{Reason: gpu.ReasonLost, Message: "off the bus"}
+	blind = gpu.Fault{Reason: gpu.ReasonUnwatched, Message: "nothing is heard"}
+)
+
+// devices are n GPUs, the ones with a fault at its index.
+func devices(n int, faults map[int]gpu.Fault) plan.Plan {
+	r := plan.Resource{Name: "nvidia.com/gpu"}
+	for i := range n {
+		id := fmt.Sprintf("GPU-%d", i)
+		r.Devices = append(r.Devices, plan.Device{ID: id, GPU: gpu.UUID(id), Fault: faults[i], Since: start.Add(time.Duration(i) * time.Second)})
+	}
+	return plan.Plan{Resources: []plan.Resource{r}}
+}
+
+func all(n int, f gpu.Fault) map[int]gpu.Fault {
+	faults := map[int]gpu.Fault{}
+	for i := range n {
+		faults[i] = f
+	}
+	return faults
+}
+
+func TestADeviceHasALineForEachChange(t *testing.T) {
+	b := newBook()
+	b.Plan(devices(8, nil))
+	require.Empty(t, b.lines(), "that a device is healthy is no news")
+	b.Plan(devices(8, map[int]gpu.Fault{3: lost}))
+	require.Equal(t, []string{`level=WARN msg="device is unhealthy" gpu=GPU-3 resource=nvidia.com/gpu reason=GPULost message="off the bus" since=2026-01-02T03:04:08Z`}, b.lines())
+	b.Plan(devices(8, map[int]gpu.Fault{3: lost}))
+	require.Empty(t, b.lines())
+	b.Plan(devices(8, nil))
+	require.Equal(t, []string{`level=INFO msg="device is healthy again" gpu=GPU-3 resource=nvidia.com/gpu before=GPULost`}, b.lines())
+}
+
+func TestManyThatChangeAtOnceShareALine(t *testing.T) {
+	b := newBook()
+	b.Plan(devices(5, map[int]gpu.Fault{4: lost}))
+	b.lines()
+	b.Plan(devices(5, all(5, blind)))
+	require.Equal(t, []string{`level=WARN msg="5 devices are unhealthy" gpus=GPU-0,GPU-1,GPU-2,GPU-3,GPU-4 resource=nvidia.com/gpu reason=Unwatched message="nothing is heard" since=2026-01-02T03:04:05Z`}, b.lines())
+	b.Plan(devices(5, map[int]gpu.Fault{4: lost}))
+	require.Equal(t, []string{
+		`level=INFO msg="4 devices are healthy again" gpus=GPU-0,GPU-1,GPU-2,GPU-3 resource=nvidia.com/gpu before=Unwatched`,
+		`level=WARN msg="device is unhealthy" gpu=GPU-4 resource=nvidia.com/gpu reason=GPULost message="off the bus" since=2026-01-02T03:04:09Z`,
+	}, b.lines())
+}
+
+func TestWhatDiffersIsNotThrownTogether(t *testing.T) {
+	b, faults := newBook(), map[int]gpu.Fault{}
+	for i := range 6 {
+		faults[i] = gpu.Fault{Reason: gpu.ReasonLost, Message: fmt.Sprint("slot ", i)}
+	}
+	b.Plan(devices(6, faults))
+	require.Len(t, b.lines(), 6)
+}
+
+// Whoever reads the log from its beginning knows how every device is.
+func TestTheLogTellsHowEveryDeviceIs(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		b, told := newBook(), map[string]string{}
+		for range rapid.IntRange(1, 6).Draw(t, "steps") {
+			faults := map[int]gpu.Fault{}
+			for i := range 8 {
+				faults[i] = rapid.SampledFrom([]gpu.Fault{{}, lost, blind}).Draw(t, "fault")
+			}
+			b.Plan(devices(8, faults))
+			for _, line := range b.lines() {
+				reason := ""
+				if strings.Contains(line, "unhealthy") {
+					_, reason, _ = strings.Cut(line, "reason=")
+					reason, _, _ = strings.Cut(reason, " ")
+				}
+				_, ids, _ := strings.Cut(line, " gpu")
+				ids, _, _ = strings.Cut(ids[strings.Index(ids, "=")+1:], " ")
+				for id := range strings.SplitSeq(ids, ",") {
+					told[id] = reason
+				}
+			}
+			for i := range 8 {
+				require.Equal(t, string(faults[i].Reason), told[fmt.Sprintf("GPU-%d", i)])
+			}
+		}
+	})
+}
+
+func TestWhatIsLeftOutIsToldOnceForEachReason(t *testing.T) {
+	b := newBook()
+	out := func(reason gpu.Reason) plan.Plan {
+		return plan.Plan{Left: []plan.Left{{GPU: "GPU-1", PCI: "0000:3b:00.0", Index: 1, Reason: reason, Message: "do this"}}}
+	}
+	b.Plan(out(plan.ReasonNoMIGDevice))
+	b.Plan(out(plan.ReasonNoMIGDevice))
+	b.Plan(out(plan.ReasonExcluded))
+	require.Equal(t, []string{
+		`level=WARN msg="device is left out" gpu=GPU-1 index=1 pci=0000:3b:00.0 reason=NoMIGDevice message="do this"`,
+		`level=INFO msg="device is left out" gpu=GPU-1 index=1 pci=0000:3b:00.0 reason=Excluded message="do this"`,
+	}, b.lines())
+}
+
+func TestAnXIDThatComesAgainAndAgainIsToldOnceAMinute(t *testing.T) {
+	b := newBook()
+	for i := range 1000 {
+		b.Ignored(gpu.Event{Kind: gpu.EventXID, UUID: "GPU-1", XID: 13, Message: "XID 13"}, start.Add(time.Duration(i)*time.Millisecond))
+	}
+	b.Ignored(gpu.Event{Kind: gpu.EventXID, UUID: "GPU-1", XID: 31, Message: "XID 31"}, start)
+	b.Ignored(gpu.Event{Kind: gpu.EventXID, UUID: "GPU-1", XID: 13, Message: "XID 13"}, start.Add(time.Minute))
+	require.Equal(t, []string{
+		`level=INFO msg="XID that is not held against the GPU" gpu=GPU-1 message="XID 13"`,
+		`level=INFO msg="XID that is not held against the GPU" gpu=GPU-1 message="XID 31"`,
+		`level=INFO msg="XID that is not held against the GPU" gpu=GPU-1 message="XID 13" more=999`,
+	}, b.lines())
+}

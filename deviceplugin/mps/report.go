@@ -1,0 +1,142 @@
+package mps
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/gpuready/gpuready/deviceplugin/plan"
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
+)
+
+// seen takes a plan into account: what MPS cannot share is said.
+func (d *daemon) seen(p plan.Plan) {
+	var left []plan.Left
+	for _, l := range p.Left {
+		if l.Reason == plan.ReasonMPS {
+			left = append(left, l)
+		}
+	}
+	d.mu.Lock()
+	same := d.absent == gpu.Fault{} && slices.Equal(left, d.left)
+	d.absent, d.left = gpu.Fault{}, left
+	d.mu.Unlock()
+	if same {
+		return
+	}
+	for _, l := range left {
+		d.cfg.Log.Warn("device is not shared", "gpu", string(l.GPU), "index", l.Index, "reason", string(l.Reason), "message", l.Message)
+	}
+	poke(d.dirty)
+}
+
+// report is a control's word.
+func (d *daemon) report(r nodestate.MPSResource) {
+	d.mu.Lock()
+	d.resources[r.Name] = r
+	d.mu.Unlock()
+	value := 0.0
+	if r.Ready {
+		value = 1
+	} else {
+		d.ends.WithLabelValues(r.Name, string(r.Reason)).Inc()
+	}
+	d.up.WithLabelValues(r.Name).Set(value)
+	poke(d.dirty)
+}
+
+// forget takes a resource out that is shared no more.
+func (d *daemon) forget(name string) {
+	d.mu.Lock()
+	delete(d.resources, name)
+	d.mu.Unlock()
+	d.up.DeleteLabelValues(name)
+	poke(d.dirty)
+}
+
+// Ready says why the daemon does not do its work, nil where it does, or has none.
+func (d *daemon) Ready() error {
+	s := d.state()
+	if s.Phase == nodestate.Ready || s.Phase == nodestate.Degraded {
+		return nil
+	}
+	return fmt.Errorf("%s: %s", s.Reason, s.Message)
+}
+
+func (d *daemon) writeStates(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-d.dirty:
+			d.write()
+		}
+	}
+}
+
+// write leaves the state for the device plugin. One goroutine calls it at a time.
+func (d *daemon) write() {
+	dir := filepath.Join("/", d.cfg.HostRoot, d.cfg.StateDir, string(nodestate.MPS))
+	err := nodestate.Write(dir, d.state())
+	switch {
+	case err == nil:
+		d.writeErr = ""
+	case d.writeErr != err.Error():
+		d.writeErr = err.Error()
+		d.cfg.Log.Error("the state cannot be written; the device plugin does not learn what is served", "path", dir, "message", err.Error())
+	}
+}
+
+// state says how things are.
+func (d *daemon) state() nodestate.State {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s := nodestate.State{Component: nodestate.MPS, BootID: d.boot, Phase: nodestate.Ready, MPS: &nodestate.MPSInfo{}}
+	ready := 0
+	var why nodestate.MPSResource
+	for _, name := range slices.Sorted(maps.Keys(d.resources)) {
+		r := d.resources[name]
+		if d.ended != "" {
+			r = nodestate.MPSResource{Name: name, Reason: reasonEnded, Message: d.ended}
+		}
+		s.MPS.Resources = append(s.MPS.Resources, r)
+		if r.Ready {
+			ready++
+		}
+		if r.Message != "" && why.Message == "" {
+			why = r
+		}
+	}
+	switch {
+	case d.ended != "":
+		s.Phase, s.Reason, s.Message = nodestate.Waiting, reasonEnded, d.ended
+	case d.settings == nil:
+		s.Phase, s.Reason, s.Message = nodestate.Waiting, reasonUnchosen, "waiting for a configuration that can be served"
+		if d.refused != nil {
+			s.Message = oneLine(d.refused)
+		}
+	case d.absent != gpu.Fault{}:
+		s.Phase, s.Reason, s.Message = nodestate.Waiting, d.absent.Reason, d.absent.Message
+	case len(d.resources) == 0 && len(d.left) > 0:
+		s.Phase, s.Reason, s.Message = nodestate.Failed, d.left[0].Reason, fmt.Sprintf("GPU %d: %s", d.left[0].Index, d.left[0].Message)
+	case len(d.resources) == 0:
+		s.Reason, s.Message = reasonNothing, "the configuration shares nothing by MPS that is on this node"
+	case ready == 0:
+		s.Phase, s.Reason, s.Message = nodestate.Waiting, reasonWaiting, why.Name+": "+why.Message
+	case why.Message != "":
+		s.Phase, s.Reason, s.Message = nodestate.Degraded, reasonWaiting, why.Name+": "+why.Message
+	case len(d.left) > 0:
+		s.Phase, s.Reason, s.Message = nodestate.Degraded, d.left[0].Reason, fmt.Sprintf("GPU %d: %s", d.left[0].Index, d.left[0].Message)
+	}
+	if d.refused != nil && d.settings != nil && s.Phase == nodestate.Ready {
+		s.Phase, s.Reason, s.Message = nodestate.Degraded, reasonRefused, oneLine(d.refused)
+	}
+	return s
+}
+
+// oneLine is an error that may have a line for each mistake.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/gpuready/gpuready/deviceplugin/driver"
+	"github.com/gpuready/gpuready/deviceplugin/handover"
+	"github.com/gpuready/gpuready/deviceplugin/mps"
+	"github.com/gpuready/gpuready/internal/gpu/nvml"
+	"github.com/gpuready/gpuready/internal/version"
+)
+
+const mpsHelp = `gpu-device-plugin mps-daemon runs nvidia-cuda-mps-control of the driver root, once
+for each resource that the configuration shares by MPS, with the limits of memory and
+threads that follow from its replicas. It keeps them running, asks them whether they
+serve, and leaves in its state file which GPUs may be given away.
+
+It takes the configuration file, the flags and the variables of the device plugin,
+and heeds those that say which resources there are. It has to be privileged: it sets
+the GPUs' compute mode to EXCLUSIVE_PROCESS, and back to DEFAULT when it ends, and runs
+the driver's programs in the driver's root.
+
+Usage:
+  gpu-device-plugin mps-daemon [flags]
+
+Example:
+  gpu-device-plugin mps-daemon --config-file /etc/gpuready/device-plugin.yaml
+
+Flags (command line before environment before configuration file):
+%s
+Exit codes:
+  0  ended on SIGTERM or SIGINT, --help or --version
+  1  failed; the last line on stderr says why and what to do
+  2  bad flag, environment variable or configuration file
+`
+
+// mpsDaemon is the subcommand.
+func mpsDaemon(ctx context.Context, args []string, stderr io.Writer) int {
+	o, err := (&options{help: mpsHelp, component: "mps"}).parse(args, stderr)
+	switch {
+	case errors.Is(err, pflag.ErrHelp):
+		return 0
+	case err != nil:
+		return fail(stderr, exitUsage, err)
+	case o.version:
+		fmt.Fprintln(stderr, "gpu-device-plugin", version.String())
+		return 0
+	}
+	log := o.logger(stderr)
+	log.Info("starting", "path", o.configFile, "settings", strings.Join(o.given, ", "))
+	err = mps.Run(ctx, mps.Config{
+		HostRoot: o.hostRoot,
+		StateDir: o.stateDir,
+		Listen:   o.listen,
+		Settings: o.config,
+		Driver:   o.place(),
+		Open: func(place driver.Place) (mps.Opened, error) {
+			opened, err := o.open(place, log, nil)
+			if err != nil {
+				return mps.Opened{}, err
+			}
+			return mps.Opened{Source: opened.Source.(*nvml.Source), Root: opened.Root, Library: opened.Library}, nil
+		},
+		Log: log,
+	})
+	if errors.Is(err, mps.ErrReplaced) && ctx.Err() == nil {
+		log.Info("going on as a new program", "message", err.Error())
+		err = handover.Exec("/proc/self/exe", nil)
+	}
+	if err != nil {
+		return fail(stderr, exitFailed, err)
+	}
+	return 0
+}

@@ -1,0 +1,87 @@
+package plugin
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/gpuready/gpuready/deviceplugin/config"
+	"github.com/gpuready/gpuready/deviceplugin/plan"
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
+)
+
+// reasonMPS is of devices whose MPS control daemon does not serve them: a program
+// would run beside MPS, without limits, or not at all.
+const reasonMPS gpu.Reason = "MPSNotReady"
+
+const noDaemons = "gpu-device-plugin mps-daemon has said nothing since the machine was started; " +
+	"see whether nvidia-device-plugin-mps-control-daemon runs on this node"
+
+// served is what the MPS control daemons serve, as their state says.
+type served struct {
+	why       string // nothing is served
+	resources map[string]nodestate.MPSResource
+}
+
+// watchMPS follows the state of the MPS control daemons, also while nothing is
+// shared by MPS: the settings may change.
+func (p *Plugin) watchMPS(ctx context.Context) error {
+	return nodestate.WatchBoot(ctx, p.stateDir(nodestate.MPS), p.boot, func(s nodestate.State, err error) {
+		now := servedOf(s, err)
+		p.mu.Lock()
+		same := reflect.DeepEqual(now, p.mps)
+		p.mu.Unlock()
+		if !same {
+			p.update(func() { p.mps = now })
+		}
+	})
+}
+
+// servedOf is what the state means.
+func servedOf(s nodestate.State, err error) served {
+	switch {
+	case nodestate.IsAbsent(err):
+		return served{why: noDaemons}
+	case err != nil:
+		return served{why: "the state of the MPS control daemons cannot be read: " + err.Error()}
+	}
+	now := served{resources: map[string]nodestate.MPSResource{}}
+	if s.MPS != nil {
+		for _, r := range s.MPS.Resources {
+			now.resources[r.Name] = r
+		}
+	}
+	if len(now.resources) == 0 {
+		now.why = cmp.Or(s.Message, "it serves nothing")
+	}
+	return now
+}
+
+// unshared is why a device that is to be shared by MPS cannot be; zero: it can, or
+// is not. Beside another plugin, MPS is another's too. p.mu is held.
+func (p *Plugin) unshared(resource string, d plan.Device) gpu.Fault {
+	if strategy, _ := p.settings.Sharing.Active(); p.seenBy != nil || strategy != config.SharingMPS || d.Replicas == 0 {
+		return gpu.Fault{}
+	}
+	not := func(why string) gpu.Fault {
+		return gpu.Fault{Reason: reasonMPS, Message: "its MPS control daemon does not serve it: " + why}
+	}
+	r, known := p.mps.resources[resource]
+	switch {
+	case known && r.Ready && slices.Contains(r.GPUs, d.GPU):
+		return gpu.Fault{}
+	case known && r.Message != "":
+		return not(r.Message)
+	case known:
+		return not("it was started for other GPUs")
+	case p.mps.why != "":
+		return not(p.mps.why)
+	case len(p.mps.resources) > 0:
+		return not("there is none for " + resource + ", only for " + strings.Join(slices.Sorted(maps.Keys(p.mps.resources)), ", ") + "; has mps-daemon the same configuration?")
+	}
+	return not(noDaemons)
+}

@@ -1,0 +1,52 @@
+package nvml
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+)
+
+// ComputeMode reads how many processes may use a GPU at once.
+func (s *Source) ComputeMode(ctx context.Context, id gpu.UUID) (gpu.ComputeMode, error) {
+	var mode gpu.ComputeMode
+	err := s.on(ctx, id, "nvmlDeviceGetComputeMode", func(device nvml.Device) nvml.Return {
+		now, ret := device.GetComputeMode()
+		mode = gpu.ComputeMode(now)
+		return ret
+	})
+	if err != nil {
+		return 0, err
+	}
+	return mode, nil
+}
+
+// SetComputeMode changes it, until the GPU is reset or the driver is loaded anew.
+// The driver lets only root do so (nvml.h, nvmlDeviceSetComputeMode).
+func (s *Source) SetComputeMode(ctx context.Context, id gpu.UUID, mode gpu.ComputeMode) error {
+	return s.on(ctx, id, "nvmlDeviceSetComputeMode", func(device nvml.Device) nvml.Return {
+		return device.SetComputeMode(nvml.ComputeMode(mode))
+	})
+}
+
+// on makes one call on the GPU, which a library need not have.
+func (s *Source) on(ctx context.Context, id gpu.UUID, name string, fn func(nvml.Device) nvml.Return) error {
+	if err := s.open(); err != nil {
+		return err
+	}
+	for _, symbol := range []string{"nvmlDeviceGetHandleByUUID", name} {
+		if !s.has[symbol] {
+			return fmt.Errorf("%s: %w", symbol, &callError{symbol, nvml.ERROR_FUNCTION_NOT_FOUND})
+		}
+	}
+	_, err := call(ctx, s.calls, "the compute mode of "+string(id), func() (struct{}, error) {
+		device, ret := s.lib.DeviceGetHandleByUUID(string(id))
+		if err := check("nvmlDeviceGetHandleByUUID", ret); err != nil {
+			return struct{}{}, err
+		}
+		return struct{}{}, check(name, fn(device))
+	})
+	return err
+}
