@@ -78,10 +78,11 @@ check: packages-build packages-generate packages-check $(BIN)/tools/golangci-lin
 	git ls-files -z '*.sh' .ci/run | xargs -0 shellcheck
 	$(GO) mod tidy -diff
 	cd .ci/schema && $(GO) vet ./... && $(GO) run . ../../deployments/static && $(GO) test ./...
+	cd .ci/promql && $(GO) vet ./... && $(GO) run . ../../deployments/monitoring
 	@$(MAKE) --no-print-directory generate
 	@git diff --exit-code -- $(GENERATED) || { echo 'check: generated files differ from what is checked in; commit the above'; exit 1; }
 
-GENERATED := simulator/state/state_generated.go simulator/nvml/stubs.c simulator/cuda/stubs.c cuda-samples docs/xids.md docs/config.schema.json $(wildcard deployments/static/*.yaml)
+GENERATED := simulator/state/state_generated.go simulator/nvml/stubs.c simulator/cuda/stubs.c cuda-samples docs/xids.md docs/config.schema.json deployments/monitoring/dashboard.json $(wildcard deployments/static/*.yaml)
 
 .PHONY: generate
 generate: packages-generate ## regenerate what is generated and checked in

@@ -169,3 +169,21 @@ func mapOrEmpty(m map[string]string) map[string]string {
 	}
 	return m
 }
+
+// The annotation is anybody's to write.
+func FuzzTheAnnotationNamesFeaturesOnly(f *testing.F) {
+	f.Add("gpu.count,mig-1g.10gb.me.count,cuda.driver.rev")
+	f.Add(",,gpu.deploy.driver,\x00,../../x,kubernetes.io/hostname")
+	f.Fuzz(func(t *testing.T, text string) {
+		n := &corev1.Node{}
+		n.Annotations = map[string]string{LabelsAnnotation: text}
+		n.Labels = map[string]string{"nvidia.com/gpu.deploy.driver": "true", "kubernetes.io/hostname": "n1", "nvidia.com/gpu.count": "1"}
+		for _, name := range ours(n) {
+			require.True(t, nodestate.IsFeature(name), name)
+		}
+		change := labelChange(n, map[string]string{})
+		labels, _ := change["labels"].(map[string]any)
+		delete(labels, "nvidia.com/gpu.count")
+		require.Empty(t, labels)
+	})
+}
