@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"text/tabwriter"
 
@@ -19,10 +20,14 @@ import (
 
 const checkHelp = `gpu-device-plugin check-config checks a configuration file as the device plugin
 would, and prints what would be in force: what the file sets, and the defaults.
-It needs no GPU and looks at no environment. FILE is - for the standard input.
+It needs no GPU and looks at no environment: what the plugin is told besides, by its flags
+and variables, DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS among them, wins over what
+is printed. FILE is - for the standard input.
 
 Usage:
   gpu-device-plugin check-config FILE [flags]
+  gpu-device-plugin check-config --config-dir FOLDER                 every file of the folder, one line each
+  gpu-device-plugin check-config --config-dir FOLDER --config NAME   the same as check-config FOLDER/NAME
 
 Examples:
   gpu-device-plugin check-config config.yaml
@@ -33,7 +38,7 @@ Examples:
 Flags:
 %s
 Exit codes:
-  0  the file would be served, or --help
+  0  every file would be served, or --help
   1  it would be refused; stderr says which fields are wrong and what to write
   2  bad flag, or the file cannot be read
 `
@@ -46,6 +51,8 @@ func checkConfig(args []string, stdout, stderr io.Writer) int {
 
 	f := pflag.NewFlagSet("gpu-device-plugin check-config", pflag.ContinueOnError)
 	f.SortFlags = false
+	f.StringVar(&o.named.dir, "config-dir", "", "`folder` of configuration files to check")
+	f.StringVar(&o.named.name, "config", "", "with --config-dir: check the file of this `name` alone")
 	f.StringVar(&o.unknownKeys, "unknown-keys", "refuse", "what becomes of keys that are not known: refuse, or warn")
 	f.StringVarP(&o.output, "output", "o", "table", "table or json")
 	f.Usage = func() { fmt.Fprintf(stderr, checkHelp, f.FlagUsagesWrapped(100)) }
@@ -54,32 +61,82 @@ func checkConfig(args []string, stdout, stderr io.Writer) int {
 		return 0
 	case err != nil:
 		return fail(stderr, exitUsage, err)
-	case f.NArg() != 1:
+	case o.named.dir == "" && o.named.name != "":
+		return fail(stderr, exitUsage, errors.New("--config names a file in --config-dir; add that"))
+	case o.named.dir != "" && f.NArg() > 0:
+		return fail(stderr, exitUsage, errors.New("name a file or --config-dir, not both"))
+	case o.named.dir == "" && f.NArg() != 1:
 		return fail(stderr, exitUsage, errors.New("name one file; see gpu-device-plugin check-config --help"))
 	case o.unknownKeys != "refuse" && o.unknownKeys != "warn":
 		return fail(stderr, exitUsage, fmt.Errorf("--unknown-keys: %q is not known, only refuse or warn", o.unknownKeys))
 	case o.output != "table" && o.output != "json":
 		return fail(stderr, exitUsage, fmt.Errorf("--output: %q is not known, only table or json", o.output))
 	}
-	data, err := readInput(f.Arg(0))
+	switch {
+	case o.named.dir == "":
+		data, err := readInput(f.Arg(0))
+		if err != nil {
+			return fail(stderr, exitUsage, err)
+		}
+		return o.checkOne(f.Arg(0), data, settings, stderr, o.printer(stdout))
+	case o.named.name != "":
+		data, err := o.named.read(o.named.name)
+		if err != nil {
+			return fail(stderr, exitUsage, err)
+		}
+		return o.checkOne(filepath.Join(o.named.dir, o.named.name), data, settings, stderr, o.printer(stdout))
+	}
+	return o.checkAll(stdout, stderr)
+}
+
+// checkAll has one line for each file that would be served.
+func (o *options) checkAll(stdout, stderr io.Writer) int {
+	names, err := o.named.list()
+	if err == nil && len(names) == 0 {
+		err = fmt.Errorf("%s: the folder has no configuration", o.named.dir)
+	}
 	if err != nil {
 		return fail(stderr, exitUsage, err)
 	}
-	o.configFile = f.Arg(0)
+	code := 0
+	for _, name := range names {
+		one := &options{origin: map[string]string{}, unknownKeys: o.unknownKeys}
+		settings := one.flags(io.Discard)
+		one.unknownKeys = o.unknownKeys
+		path := filepath.Join(o.named.dir, name)
+		data, err := o.named.read(name)
+		if err != nil {
+			code = fail(stderr, exitFailed, err)
+			continue
+		}
+		code = max(code, one.checkOne(path, data, settings, stderr, func() error {
+			_, err := fmt.Fprintln(stdout, path+": would be served")
+			return err
+		}))
+	}
+	return code
+}
+
+// checkOne checks a file and calls served where it would be.
+func (o *options) checkOne(path string, data []byte, settings *pflag.FlagSet, stderr io.Writer, served func() error) (code int) {
+	o.configFile = path
 	if err := o.readData(data, settings); err != nil {
 		return refused(stderr, err)
 	}
 	for _, key := range o.ignored {
 		fmt.Fprintf(stderr, "gpu-device-plugin: %s: %s: %s; ignored\n", o.configFile, key.Path, key.Hint)
 	}
+	var err error
 	if o.config, err = o.whole(); err != nil {
 		return refused(stderr, err)
 	}
-	if err := o.print(stdout); err != nil {
+	if err := served(); err != nil {
 		return fail(stderr, exitFailed, err)
 	}
 	return 0
 }
+
+func (o *options) printer(w io.Writer) func() error { return func() error { return o.print(w) } }
 
 func readInput(path string) ([]byte, error) {
 	if path == "-" {

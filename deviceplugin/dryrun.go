@@ -53,6 +53,18 @@ type printedLeft struct {
 	Message string `json:"message"`
 }
 
+// runDevices is the subcommand.
+func (o *options) runDevices(ctx context.Context, stdout, stderr io.Writer) int {
+	o, err := o.resolved()
+	if err != nil {
+		return fail(stderr, exitUsage, err)
+	}
+	if err := o.printDevices(ctx, stdout); err != nil {
+		return fail(stderr, exitFailed, err)
+	}
+	return 0
+}
+
 // printDevices prints what would be advertised.
 func (o *options) printDevices(ctx context.Context, w io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, dryRunTimeout)

@@ -68,21 +68,8 @@ func (o *options) settingFlags(f *pflag.FlagSet) {
 	o.imex.Required = f.Bool("imex-required", false, "give no GPU away where the IMEX channels are not there")
 }
 
-// readFile reads the configuration file, if there is one, and gives flags that
-// neither the command line nor the environment has set the values that it has.
-func (o *options) readFile(flags *pflag.FlagSet) error {
-	o.file = &config.Config{Version: config.Version}
-	if o.configFile == "" {
-		return nil
-	}
-	data, err := os.ReadFile(o.configFile)
-	if err != nil {
-		return fmt.Errorf("read the configuration: %w", err)
-	}
-	return o.readData(data, flags)
-}
-
-// readData is readFile with what was read.
+// readData decodes a configuration file, and gives flags that neither the command
+// line nor the environment has set the values that it has.
 func (o *options) readData(data []byte, flags *pflag.FlagSet) (err error) {
 	unknown := config.Refuse
 	if o.unknownKeys == "warn" {
@@ -113,10 +100,10 @@ func (o *options) readData(data []byte, flags *pflag.FlagSet) (err error) {
 // them. Its errors name each setting as it was given.
 func (o *options) whole() (*config.Config, error) {
 	c := o.file.With(o.settings, o.imex)
-	if err := errors.Join(o.named(c.Check())...); err != nil {
+	if err := errors.Join(o.attributed(c.Check())...); err != nil {
 		return nil, err
 	}
-	return c, errors.Join(o.named(NotServed(c))...)
+	return c, errors.Join(o.attributed(NotServed(c))...)
 }
 
 // readPolicy makes the policy for XIDs of the file and of the reference's two
@@ -137,9 +124,9 @@ func (o *options) readPolicy() error {
 	return nil
 }
 
-// named gives errors about the fields of a configuration the name under which
+// attributed gives errors about the fields of a configuration the name under which
 // somebody has set each: a flag, a variable, or a path in the file.
-func (o *options) named(err error) []error {
+func (o *options) attributed(err error) []error {
 	var all []error
 	for _, err := range parts(err) {
 		if field, is := errors.AsType[*strict.Error](err); is {

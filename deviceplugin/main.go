@@ -52,10 +52,7 @@ func run(ctx context.Context, started time.Time, args []string, stdout, stderr i
 		fmt.Fprintln(stdout, "gpu-device-plugin", version.String())
 		return 0
 	case o.dryRun:
-		if err := o.printDevices(ctx, stdout); err != nil {
-			return fail(stderr, exitFailed, err)
-		}
-		return 0
+		return o.runDevices(ctx, stdout, stderr)
 	case o.shadow:
 		return o.runShadow(ctx, started, stdout, stderr)
 	}

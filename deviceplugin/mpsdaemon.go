@@ -9,9 +9,11 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/deviceplugin/driver"
 	"github.com/gpuready/gpuready/deviceplugin/handover"
 	"github.com/gpuready/gpuready/deviceplugin/mps"
+	"github.com/gpuready/gpuready/deviceplugin/plugin"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
 	"github.com/gpuready/gpuready/internal/version"
 )
@@ -59,7 +61,10 @@ func mpsDaemon(ctx context.Context, args []string, stderr io.Writer) int {
 		StateDir: o.stateDir,
 		Listen:   o.listen,
 		Settings: o.config,
-		Driver:   o.place(),
+		Follow: func(ctx context.Context, deliver func(*config.Config, error)) error {
+			return (&follower{first: o, log: log}).follow(ctx, func(s plugin.Settings, err error) { deliver(s.Config, err) })
+		},
+		Driver: driver.Place{HostRoot: o.hostRoot},
 		Open: func(place driver.Place) (mps.Opened, error) {
 			opened, err := o.open(place, log, nil)
 			if err != nil {

@@ -42,6 +42,7 @@ type options struct {
 	output          string
 
 	configFile      string
+	named           named
 	unknownKeys     string
 	kubeletSocket   string
 	kubeletTimeout  time.Duration
@@ -58,62 +59,15 @@ type options struct {
 	settings config.Flags
 	imex     config.Imex
 
+	args    []string          // as they were given
+	name    string            // of the configuration, where it is one of several
+	hash    string            // of the file; "": there is none
 	file    *config.Config    // as it was read; empty where there is none
 	config  *config.Config    // in force
 	policy  health.Policy     // what XIDs do
 	ignored []config.Ignored  // keys of the file that were passed over
 	origin  map[string]string // where a flag was set: "--x", "$X" or the file
 	given   []string          // what is not as by default, for the log
-}
-
-// environment names the variable of each flag; those of settings are the
-// reference's.
-var environment = map[string]string{
-	"config-file":                      "CONFIG_FILE",
-	"unknown-keys":                     "UNKNOWN_KEYS",
-	"kubelet-socket":                   "KUBELET_SOCKET",
-	"kubelet-timeout":                  "KUBELET_TIMEOUT",
-	"host-root":                        "HOST_ROOT",
-	"driver-root":                      "NVIDIA_DRIVER_ROOT",
-	"dev-root":                         "NVIDIA_DEV_ROOT",
-	"state-dir":                        "GPUREADY_STATE_DIR",
-	"shadow":                           "SHADOW",
-	"shadow-interval":                  "SHADOW_INTERVAL",
-	"pod-resources-socket":             "POD_RESOURCES_SOCKET",
-	"listen":                           "LISTEN_ADDRESS",
-	"nfd-dir":                          "NFD_FEATURES_DIR",
-	"log-format":                       "LOG_FORMAT",
-	"fail-on-init-error":               "FAIL_ON_INIT_ERROR",
-	"mig-strategy":                     "MIG_STRATEGY",
-	"device-discovery-strategy":        "DEVICE_DISCOVERY_STRATEGY",
-	"device-list-strategy":             "DEVICE_LIST_STRATEGY",
-	"device-id-strategy":               "DEVICE_ID_STRATEGY",
-	"pass-device-specs":                "PASS_DEVICE_SPECS",
-	"shared-devices-allocation-policy": "SHARED_DEVICES_ALLOCATION_POLICY",
-	"cdi-annotation-prefix":            "CDI_ANNOTATION_PREFIX",
-	"cdi-feature-flags":                "CDI_FEATURE_FLAGS",
-	"nvidia-cdi-hook-path":             "NVIDIA_CDI_HOOK_PATH",
-	"driver-root-ctr-path":             "DRIVER_ROOT_CTR_PATH",
-	"mps-root":                         "MPS_ROOT",
-	"gdrcopy-enabled":                  "GDRCOPY_ENABLED",
-	"gds-enabled":                      "GDS_ENABLED",
-	"mofed-enabled":                    "MOFED_ENABLED",
-	"imex-channel-ids":                 "IMEX_CHANNEL_IDS",
-	"imex-required":                    "IMEX_REQUIRED",
-}
-
-// olderEnvironment are variables that the reference still takes besides.
-var olderEnvironment = map[string]string{
-	"nvidia-cdi-hook-path": "NVIDIA_CTK_PATH",
-	"driver-root-ctr-path": "CONTAINER_DRIVER_ROOT",
-}
-
-// aliases are other spellings of flags that the reference takes.
-var aliases = map[string]string{
-	"nvidia-driver-root":    "driver-root",
-	"nvidia-dev-root":       "dev-root",
-	"nvidia-ctk-path":       "nvidia-cdi-hook-path",
-	"container-driver-root": "driver-root-ctr-path",
 }
 
 const help = `gpu-device-plugin advertises this node's NVIDIA GPUs and MIG devices to the
@@ -136,9 +90,14 @@ Examples:
   gpu-device-plugin --driver-root /opt/driver --listen=
   gpu-device-plugin --config-file /etc/gpuready/device-plugin.yaml
   gpu-device-plugin --config-file old.yaml --unknown-keys=warn   # name what is not known, and serve
+  gpu-device-plugin --config-dir /etc/gpuready/configs           # the node's label chooses one of them
+  gpu-device-plugin devices --config-dir configs --config mixed
 
 Flags (command line before environment before configuration file):
 %s
+The configuration file is watched: a new one is checked and put into force without a restart,
+on SIGHUP too. One that is refused leaves the one before in force.
+
 Exit codes:
   0  ended on SIGTERM or SIGINT, or to be started again in a container that is given
      the GPUs as they are now, or devices, --help, --version; shadow --once: nothing differs
@@ -151,6 +110,7 @@ func (o *options) flags(usage io.Writer) *pflag.FlagSet {
 	f := pflag.NewFlagSet("gpu-device-plugin", pflag.ContinueOnError)
 	f.SortFlags = false
 	f.StringVar(&o.configFile, "config-file", "", "configuration `file`, version: v1, of the NVIDIA device plugin")
+	o.named.flags(f)
 	f.StringVar(&o.unknownKeys, "unknown-keys", "refuse", "what becomes of a configuration file with keys that are not known: refuse, or warn and serve")
 	f.StringVar(&o.kubeletSocket, "kubelet-socket", "/var/lib/kubelet/device-plugins/kubelet.sock", "the kubelet's registration `socket`; ours is made beside it")
 	f.DurationVar(&o.kubeletTimeout, "kubelet-timeout", 0, "end with an error when there are devices and no kubelet for this long; 0: wait for ever")
@@ -185,7 +145,27 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 }
 
 func (o *options) parse(args []string, stderr io.Writer) (*options, error) {
-	o.origin = map[string]string{}
+	f, err := o.parseFlags(args, stderr)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case o.configFile != "":
+		data, err := os.ReadFile(o.configFile)
+		if err != nil {
+			return nil, fmt.Errorf("read the configuration: %w", err)
+		}
+		return o, o.adopt(f, data)
+	case o.named.dir != "":
+		o.given = o.listed(f)
+		return o, nil // it is to be chosen
+	}
+	return o, o.adopt(f, nil)
+}
+
+// parseFlags reads command line and environment.
+func (o *options) parseFlags(args []string, stderr io.Writer) (*pflag.FlagSet, error) {
+	o.args, o.origin = args, map[string]string{}
 	f := o.flags(stderr)
 	if err := f.Parse(args); err != nil {
 		return nil, err
@@ -204,21 +184,26 @@ func (o *options) parse(args []string, stderr io.Writer) (*options, error) {
 			}
 		})
 	}
-	if err := o.check(); err != nil {
-		return nil, err
+	return f, o.check()
+}
+
+// adopt lays the flags over a configuration file; nil: there is none.
+func (o *options) adopt(f *pflag.FlagSet, data []byte) (err error) {
+	o.file = &config.Config{Version: config.Version}
+	if data != nil {
+		o.hash = hash(data)
+		if err := o.readData(data, f); err != nil {
+			return err
+		}
 	}
-	err := o.readFile(f)
-	if err == nil {
-		o.config, err = o.whole()
-	}
-	if err != nil {
-		return nil, err
+	if o.config, err = o.whole(); err != nil {
+		return err
 	}
 	if err := o.checkSockets(); err != nil {
-		return nil, err
+		return err
 	}
 	o.given = o.listed(f)
-	return o, o.readPolicy()
+	return o.readPolicy()
 }
 
 // check refuses what is not served, rather than doing something else.
@@ -236,6 +221,9 @@ func (o *options) check() error {
 		if !c.served {
 			return fmt.Errorf("%s: %q is not served, only %s", c.flag, c.value, c.only)
 		}
+	}
+	if err := o.named.check(o.configFile); err != nil {
+		return err
 	}
 	for _, path := range []string{o.kubeletSocket, o.stateDir, o.podResources, cmp.Or(o.nfdDir, "/")} {
 		if !filepath.IsAbs(path) {
@@ -283,11 +271,10 @@ func (o *options) checkSockets() error {
 
 func (o *options) plugin(started time.Time, stderr io.Writer) plugin.Config {
 	log := o.logger(stderr)
+	following := &follower{first: o, log: log}
 	log.Info("starting", "precedence", "command line, environment, configuration file", "path", o.configFile, "settings", strings.Join(o.given, ", "),
 		"socket", o.kubeletSocket, "pid", os.Getpid())
-	for _, key := range o.ignored {
-		log.Warn("key of the configuration file ignored", "path", o.configFile, "key", key.Path, "message", key.Hint)
-	}
+	o.warn(log)
 	meters := meter.New()
 	return plugin.Config{
 		HostRoot:       o.hostRoot,
@@ -295,7 +282,8 @@ func (o *options) plugin(started time.Time, stderr io.Writer) plugin.Config {
 		KubeletSocket:  o.kubeletSocket,
 		KubeletTimeout: o.kubeletTimeout,
 		Listen:         o.listen,
-		Settings:       plugin.Settings{Config: o.config, Health: o.policy, Ignored: o.ignoredKeys()},
+		Settings:       o.settingsInForce(),
+		Follow:         following.follow,
 		Driver:         driver.Place{HostRoot: o.hostRoot},
 		Open:           func(place driver.Place) (plugin.Opened, error) { return o.open(place, log, meters.NVML) },
 		NFDDir:         o.nfdDir,
@@ -325,6 +313,19 @@ func (o *options) logger(stderr io.Writer) *slog.Logger {
 
 func (o *options) place() driver.Place {
 	return driver.Place{HostRoot: o.hostRoot, Root: *o.config.Flags.NvidiaDriverRoot}
+}
+
+// settingsInForce are those that the options came to; none where the
+// configuration is still to be chosen.
+func (o *options) settingsInForce() plugin.Settings {
+	return plugin.Settings{Config: o.config, Health: o.policy, Name: o.name, Hash: o.hash, Ignored: o.ignoredKeys()}
+}
+
+// warn names the keys that were passed over.
+func (o *options) warn(log *slog.Logger) {
+	for _, key := range o.ignored {
+		log.Warn("key of the configuration file ignored", "path", o.configFile, "key", key.Path, "message", key.Hint)
+	}
 }
 
 // open opens NVML where the driver is found now.

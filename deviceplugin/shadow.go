@@ -24,6 +24,10 @@ const reasonNoGPU gpu.Reason = "NoGPU"
 // made, no state written.
 func (o *options) runShadow(ctx context.Context, started time.Time, stdout, stderr io.Writer) int {
 	if o.once {
+		o, err := o.resolved()
+		if err != nil {
+			return fail(stderr, exitUsage, err)
+		}
 		same, err := o.compareOnce(ctx, stdout)
 		switch {
 		case err != nil:

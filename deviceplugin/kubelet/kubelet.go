@@ -52,6 +52,9 @@ type Config struct {
 	Log      *slog.Logger
 	// Timeout is how long to wait for the first registration; 0: for ever.
 	Timeout time.Duration
+	// Known says that there was a kubelet for another resource, so that Timeout does
+	// not count. nil: there is no other.
+	Known func() bool
 	// Ready is closed when there is something to register; the wait for the
 	// kubelet counts from then on.
 	Ready <-chan struct{}
@@ -193,7 +196,7 @@ func (f *follower) follow(ctx context.Context, changed <-chan struct{}) error {
 				late.Reset(f.Timeout)
 			}
 		case <-late.C:
-			if !f.registered {
+			if !f.registered && (f.Known == nil || !f.Known()) {
 				return fmt.Errorf("%w registered us within %v: %s; is the kubelet running, and is its socket where --kubelet-socket says?", ErrTimeout, f.Timeout, f.status.Waiting)
 			}
 		case err := <-f.failed:
@@ -305,6 +308,9 @@ func (f *follower) lookAtStream(ctx context.Context, kubelet identity, open, eve
 	switch {
 	case open > 0:
 		f.retryAt = time.Time{}
+		if f.status.Waiting == noDevices {
+			f.report(Status{Registered: true}) // there are devices again, and it has not gone away meanwhile
+		}
 		return nil
 	case ever > f.streams && !f.hungUp:
 		f.hungUp = true

@@ -74,6 +74,7 @@ type Plugin struct {
 	firstList func()
 	boot      string
 	replace   atomic.Bool    // there is a next program
+	known     atomic.Bool    // a kubelet has registered one of the resources
 	begin     func(*service) // lets it run
 	choice    chan struct{}  // closed when settings are in force
 	seenBy    func(View)     // takes the place of all that is published; nil: nobody
@@ -241,6 +242,9 @@ func (p *Plugin) Ready() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
+	case !p.chosen() && p.refused != nil:
+		why, message := p.refusal()
+		return fmt.Errorf("%s: %s", why, message)
 	case p.absent != nil && p.absent.idle:
 		return nil
 	case p.absent != nil:

@@ -496,6 +496,24 @@ func TestNoKubeletWithinTheTimeoutEndsThePlugin(t *testing.T) {
 	}
 }
 
+// The time without a kubelet is the plugin's: a resource that comes while the
+// kubelet is away for a moment has no clock of its own.
+func TestAResourceThatComesLaterDoesNotEndThePlugin(t *testing.T) {
+	const limit = 50 * time.Millisecond
+	n := newNode(t, divided()).settings("flags: {migStrategy: mixed}").withKubelet()
+	n.cfg.KubeletTimeout = 20 * limit
+	n.start()
+	n.wait(4)
+	n.kubelet.Stop()
+	n.source.Set(divided("3g.40gb"))
+	n.log.wait(t, "resource="+large)
+	select {
+	case err := <-n.done:
+		t.Fatalf("the plugin has ended: %v", err)
+	case <-time.After(25 * limit):
+	}
+}
+
 func TestHealthIsRememberedWithinABoot(t *testing.T) {
 	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet().start()
 	n.wait(8)

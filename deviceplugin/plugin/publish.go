@@ -207,7 +207,10 @@ func (p *Plugin) phase() (nodestate.Phase, gpu.Reason, string) {
 		return p.ended.phase, p.ended.reason, p.ended.message
 	case p.refused != nil && !p.chosen():
 		why, message := p.refusal()
-		return nodestate.Waiting, why, message
+		if why == reasonUnchosen {
+			return nodestate.Waiting, why, message
+		}
+		return nodestate.Failed, why, message
 	case p.absent != nil:
 		return nodestate.Waiting, p.absent.reason, p.absent.message
 	case p.snapshot.Driver.Version == "":

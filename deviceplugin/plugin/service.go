@@ -132,6 +132,7 @@ func (s *service) run(ctx context.Context) error {
 			Options:    server.Options(),
 			Log:        p.cfg.Log,
 			Timeout:    p.cfg.KubeletTimeout,
+			Known:      p.known.Load,
 			Ready:      s.ready,
 			Idle:       s.empty.Load,
 			Report:     s.changed,
@@ -164,6 +165,9 @@ func (s *service) changed(status kubelet.Status) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s.kubelet = status
+	if status.Registered {
+		p.known.Store(true) // there is a kubelet: a resource that comes later has no clock of its own
+	}
 	p.write()
 }
 

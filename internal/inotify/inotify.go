@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -35,7 +36,7 @@ type Event struct {
 var ErrClosed = errors.New("inotify: closed")
 
 // events are those that are asked of the kernel.
-const events = unix.IN_CREATE | unix.IN_MODIFY | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF
+const events = unix.IN_CREATE | unix.IN_MODIFY | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_CLOSE_WRITE
 
 // most is how many events wait for one Watcher. What comes then is Missed.
 const most = 4096
@@ -43,6 +44,7 @@ const most = 4096
 // Watcher watches directories. Its methods may be called concurrently.
 type Watcher struct {
 	shared *instance
+	whole  bool
 
 	mu      sync.Mutex
 	dirs    map[string]int32 // watch descriptors by directory, guarded by shared.mu
@@ -53,8 +55,14 @@ type Watcher struct {
 }
 
 // New makes a Watcher that watches nothing yet.
-func New() (*Watcher, error) {
-	w := &Watcher{dirs: map[string]int32{}, some: make(chan struct{}, 1)}
+func New() (*Watcher, error) { return newWatcher(false) }
+
+// Whole makes a Watcher for files that are written in place: of one that is being
+// written it tells when its writer closes it, and not before.
+func Whole() (*Watcher, error) { return newWatcher(true) }
+
+func newWatcher(whole bool) (*Watcher, error) {
+	w := &Watcher{whole: whole, dirs: map[string]int32{}, some: make(chan struct{}, 1)}
 	var err error
 	w.shared, err = join(w)
 	return w, err
@@ -144,6 +152,23 @@ func (w *Watcher) Next(ctx context.Context) (Event, error) {
 func (w *Watcher) Close() error {
 	w.fail(ErrClosed)
 	return leave(w)
+}
+
+// wants says whether an event of the kernel's is one for this Watcher.
+func (w *Watcher) wants(mask uint32, dir, name string) bool {
+	switch {
+	case !w.whole:
+		return mask&unix.IN_CLOSE_WRITE == 0 // what was written was told already
+	case mask&unix.IN_MODIFY != 0:
+		return false
+	case mask&unix.IN_CREATE != 0:
+		// A file with one name was made by somebody who has it open now; a second name, a
+		// link or a folder is all there is to come.
+		var st unix.Stat_t
+		err := unix.Lstat(filepath.Join(dir, name), &st)
+		return err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Nlink > 1
+	}
+	return true
 }
 
 func (w *Watcher) put(e Event) {

@@ -246,3 +246,33 @@ func FuzzEvents(f *testing.F) {
 		s.tell(data)
 	})
 }
+
+func TestAWatcherForWholeFilesHearsOfOneWhenItsWriterIsDone(t *testing.T) {
+	dir := t.TempDir()
+	w, err := Whole()
+	require.NoError(t, err)
+	defer func() { require.NoError(t, w.Close()) }()
+	require.NoError(t, w.Add(dir))
+	other := watcher(t, dir)
+
+	f, err := os.Create(filepath.Join(dir, "a"))
+	require.NoError(t, err)
+	_, err = f.WriteString("half")
+	require.NoError(t, err)
+	require.Equal(t, "a", next(t, other).Name, "made")
+	require.Equal(t, "a", next(t, other).Name, "written")
+	touch(t, t.TempDir(), "elsewhere")
+	require.NoError(t, os.Symlink("a", filepath.Join(dir, "link")))
+	require.Equal(t, Event{What: Changed, Dir: dir, Name: "link"}, next(t, w), "a is still being written")
+	require.NoError(t, f.Close())
+	require.Equal(t, Event{What: Changed, Dir: dir, Name: "a"}, next(t, w))
+	require.NoError(t, os.Link(filepath.Join(dir, "a"), filepath.Join(dir, "b")))
+	require.Equal(t, Event{What: Changed, Dir: dir, Name: "b"}, next(t, w), "nobody writes it")
+	require.NoError(t, os.Rename(filepath.Join(dir, "b"), filepath.Join(dir, "a")))
+	require.NoError(t, os.Remove(filepath.Join(dir, "a")))
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "c"), 0o755))
+	for next(t, w).Name != "c" {
+	}
+	for next(t, other).Name != "c" {
+	}
+}

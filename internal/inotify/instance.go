@@ -155,6 +155,9 @@ func (s *instance) tell(data []byte) {
 		for w, names := range s.who[wd] {
 			for dir := range names {
 				if !gone {
+					if !w.wants(mask, dir, string(name)) {
+						continue
+					}
 					w.put(Event{What: Changed, Dir: dir, Name: string(name)})
 					continue
 				}

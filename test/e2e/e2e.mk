@@ -3,15 +3,17 @@
 #	make e2e                                 the road, from a node to a CUDA job
 #	make e2e E2E_ARGS='-run TestRoad'        some of it
 #	make e2e-deviceplugin                    the device plugin: MIG, sharing, NUMA
+#	make e2e-restarts RESTARTS=20            a kubelet that restarts under running pods
 E2E_ARGS ?=
+RESTARTS ?= 200
 NEXT     := v0.1.1
 
 # Those of a target of their own.
-APART := ^TestDevicePlugin
+APART := ^Test(DevicePlugin|KubeletRestarts)
 
 E2E_RUN = GPUREADY_E2E='$(CURDIR)/$(BIN)' $(GO) test $(TAGS) -count=1 -v ./test/e2e
 
-.PHONY: e2e e2e-timeline e2e-deviceplugin e2e-images
+.PHONY: e2e e2e-timeline e2e-deviceplugin e2e-restarts e2e-images
 e2e: e2e-images ## play the scenarios on a real cluster, with the images and manifests of this tree
 	GPUREADY_E2E_LONG='$(GPUREADY_E2E_LONG)' $(E2E_RUN) -timeout 40m -parallel 4 -skip '$(APART)' $(E2E_ARGS)
 
@@ -20,6 +22,9 @@ e2e-timeline: ## measure from driver ready to a CUDA job in a pod, at the kubele
 
 e2e-deviceplugin: e2e-images ## the same for the device plugin: MIG, sharing, NUMA
 	$(E2E_RUN) -timeout 20m -parallel 4 -run '^TestDevicePlugin' $(E2E_ARGS)
+
+e2e-restarts: e2e-images ## kill a kubelet 200 times under pods that use GPUs, and print how long it takes until it has them again
+	GPUREADY_E2E_RESTARTS='$(RESTARTS)' $(E2E_RUN) -timeout 120m -run '^TestKubeletRestarts' $(E2E_ARGS)
 
 e2e-images: packages-cluster images
 	@$(MAKE) --no-print-directory images VERSION=$(NEXT) IMAGE_DIR='$(BIN)/images-next' IMAGE_ARGS='device-plugin toolkit validator driver-simulator' >/dev/null

@@ -121,36 +121,53 @@ func (f *fate) restore(to health) error {
 }
 
 // blink loses a GPU without a word of the driver, and brings it back, whether or
-// not anybody has seen that.
+// not anybody has seen that. A GPU of which the plugin has only heard that it was
+// lost is held until it was seen to be (docs/decisions/0004-evidence.md).
 func (f *fate) blink(ctx context.Context) error {
 	before := f.card.health
 	if err := f.lose(false); err != nil {
 		return err
 	}
-	f.pause(ctx, 15*time.Second)
-	return f.restore(before)
+	if f.rand.IntN(2) == 0 {
+		return f.returns(ctx, before)
+	}
+	f.pause(ctx, 3*time.Second)
+	if err := f.restore(unsure); err != nil {
+		return err
+	}
+	f.pause(ctx, 5*time.Second)
+	return f.reset(ctx)
 }
 
-// breakAndReset breaks a GPU so that nothing but a reset helps, and resets it: it
-// goes, the plugin sees that, and it comes back.
+// breakAndReset breaks a GPU so that nothing but a reset helps, and resets it.
 func (f *fate) breakAndReset(ctx context.Context, breaks func() error) error {
 	if err := breaks(); err != nil {
 		return err
 	}
 	f.pause(ctx, 20*time.Second)
+	return f.reset(ctx)
+}
+
+// reset lets the GPU go, the plugin see that, and the GPU come back.
+func (f *fate) reset(ctx context.Context) error {
 	gone := func(s *state.State) ([]state.Event, error) { return fault.Lose(s, f.card.index, "gone", false) }
-	if err := f.change("reset begins", gone, func() {}); err != nil {
+	if err := f.change("reset begins", gone, func() { f.card.health = sick }); err != nil {
 		return err
 	}
-	// It is waited for also when the storm ends: the GPU must not be left broken.
-	waiting, cancel := context.WithTimeout(context.WithoutCancel(ctx), f.settle)
+	return f.returns(ctx, sound)
+}
+
+// returns brings a GPU back when the plugin has seen that it was gone. It is waited
+// for also when the storm ends: no GPU must be left broken.
+func (f *fate) returns(ctx context.Context, to health) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), f.settle)
 	defer cancel()
-	if err := f.node.said(waiting, f.seenOut); err != nil {
+	if err := f.node.said(ctx, f.seenOut); err != nil {
 		f.truth.mu.Lock()
 		defer f.truth.mu.Unlock()
 		return fmt.Errorf("the plugin's state does not say within %v that the GPU was seen out of service\n%v", f.settle, f.card)
 	}
-	return f.restore(sound)
+	return f.restore(to)
 }
 
 // seenOut says that everything that the plugin holds against the GPU ends when it

@@ -20,7 +20,17 @@ import (
 // once it has ended ctx itself, and no change that
 // comes after a call of it began goes unreported.
 func Watch(ctx context.Context, paths []string, changed func()) error {
-	notify, err := inotify.New()
+	return watchBy(ctx, paths, changed, inotify.New)
+}
+
+// WatchWhole is Watch for files that may be written in place, as people do: one
+// that is being written has changed when its writer closes it, and not before.
+func WatchWhole(ctx context.Context, paths []string, changed func()) error {
+	return watchBy(ctx, paths, changed, inotify.Whole)
+}
+
+func watchBy(ctx context.Context, paths []string, changed func(), watcher func() (*inotify.Watcher, error)) error {
+	notify, err := watcher()
 	if err != nil {
 		return err
 	}

@@ -260,11 +260,20 @@ func (n *Node) Reboot(ctx context.Context) error {
 
 // Logs returns what kubelet or containerd has printed on the node so far.
 func (n *Node) Logs(program string) ([]byte, error) {
-	file := n.machine.Log(program)
-	if file == "" {
-		return nil, fmt.Errorf("%s: no such program on a node; there are %s and %s", program, kubelet, containerd)
+	file, err := n.LogFile(program)
+	if err != nil {
+		return nil, err
 	}
 	return os.ReadFile(file)
+}
+
+// LogFile is the file, outside the node, to which kubelet or containerd prints.
+func (n *Node) LogFile(program string) (string, error) {
+	file := n.machine.Log(program)
+	if file == "" {
+		return "", fmt.Errorf("%s: no such program on a node; there are %s and %s", program, kubelet, containerd)
+	}
+	return file, nil
 }
 
 // newUUID makes a random one, as the kernel writes a boot ID.

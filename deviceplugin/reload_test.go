@@ -1,0 +1,192 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/kubelettest"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/test/built"
+)
+
+const shared = "nvidia.com/gpu.shared"
+
+// refused waits until the state says why a configuration is not in force.
+func (m *machine) refused() string {
+	m.Helper()
+	return m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Degraded && s.Reason == "ConfigRefused" }).Message
+}
+
+func (m *machine) ready() nodestate.State {
+	m.Helper()
+	return m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
+}
+
+func TestANewConfigurationIsServedWithoutARestart(t *testing.T) {
+	m := newMachine(t).up().withKubelet()
+	path := filepath.Join(m.host, "c.yaml")
+	put(t, path, "version: v1\n")
+	m.start("--config-file", path)
+	before := m.wait(8)
+
+	put(t, path, "version: v1\nflags: {migStrategy: mixed}\n") // which changes no list here
+	m.says(`flags.migStrategy: \"none\" → \"mixed\" (`)
+	put(t, path, "version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 4, devices: [0]}]}}\n")
+	m.of(resource, 7+4)
+	renamedOver(t, path, "version: v1\nsharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas: 2}]}}\n")
+	m.of(shared, 16)
+	require.Empty(t, m.of(resource, 0).Devices)
+	put(t, path, "version: v1\n")
+	after := m.wait(8)
+	require.Equal(t, ids(before), ids(after))
+	require.Equal(t, 1, after.Registered, "it stays registered through all of it")
+	m.of(shared, 0)
+	m.ready()
+	m.stop()
+}
+
+func TestWhatBothConfigurationsServeIsNotDisturbed(t *testing.T) {
+	m := newMachine(t).up().withKubelet()
+	m.sim("mig", "--gpu", "0", "--layout", "1g.10gb,3g.40gb")
+	path := filepath.Join(m.host, "c.yaml")
+	put(t, path, "flags: {migStrategy: mixed}\n")
+	m.start("--config-file", path)
+	m.of("nvidia.com/mig-1g.10gb", 1)
+	large := m.of("nvidia.com/mig-3g.40gb", 1)
+	whole := m.wait(7)
+	put(t, path, "flags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 5}]}}\n")
+	m.of("nvidia.com/mig-1g.10gb", 5)
+	for name, was := range map[string]kubelettest.Resource{"nvidia.com/mig-3g.40gb": large, resource: whole} {
+		now, _ := m.kubelet.Resource(name)
+		require.Equal(t, 1, now.Registered, name)
+		require.Equal(t, was.Lists, now.Lists, "%s: the same list is not sent again", name)
+	}
+}
+
+func TestABadConfigurationLeavesTheOldOneInForce(t *testing.T) {
+	m := newMachine(t).up().withKubelet()
+	path := filepath.Join(m.host, "c.yaml")
+	put(t, path, sliced(2))
+	m.start("--config-file", path)
+	m.wait(16)
+	put(t, path, "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 0}]}}\n")
+	require.Contains(t, m.refused(), "sharing.timeSlicing.resources[0].replicas: ")
+	m.says("the configuration is refused")
+	put(t, path, "sharing: {mig\n")
+	m.state(func(s nodestate.State) bool { return s.Reason == "ConfigRefused" && s.Message != "" })
+	require.Equal(t, 1, m.wait(16).Registered)
+	put(t, path, sliced(2))
+	m.ready()
+	require.Equal(t, 1, m.wait(16).Registered)
+}
+
+func TestAMountedConfigMapIsFollowed(t *testing.T) {
+	m := newMachine(t).up().withKubelet()
+	dir := filepath.Join(m.host, "config")
+	mounted(t, dir, 1, map[string]string{"c.yaml": sliced(2)})
+	m.start("--config-file", filepath.Join(dir, "c.yaml"))
+	m.wait(16)
+	mounted(t, dir, 2, map[string]string{"c.yaml": sliced(3)})
+	m.wait(24)
+	mounted(t, dir, 3, map[string]string{"c.yaml": sliced(4)})
+	require.Equal(t, 1, m.wait(32).Registered)
+	require.NoError(t, m.process.Signal(syscall.SIGHUP))
+	m.says("SIGHUP: reading the configuration again")
+}
+
+func TestAHundredEditsOfTheFileEndWithTheLast(t *testing.T) {
+	m := newMachine(t).up().withKubelet()
+	path := filepath.Join(m.host, "c.yaml")
+	put(t, path, sliced(2))
+	m.start("--config-file", path)
+	m.wait(16)
+	for i := range 100 {
+		put(t, path, sliced(2+i%7))
+		if i%10 == 3 {
+			put(t, path, "none: such\n")
+		}
+	}
+	const last = 2 + 99%7
+	require.Equal(t, 1, m.wait(8*last).Registered)
+	m.state(func(s nodestate.State) bool {
+		return s.Phase == nodestate.Ready && s.DevicePlugin.Resources[0].Devices[0].Replicas == last
+	})
+}
+
+func TestANewXIDPolicyCountsFromThenOn(t *testing.T) {
+	m := newMachine(t).up().withKubelet()
+	path := filepath.Join(m.host, "c.yaml")
+	put(t, path, "version: v1\n")
+	m.start("--config-file", path)
+	m.wait(8)
+	m.sim("xid", "--gpu", "3", "--xid", "13") // an application's own doing
+	m.says("XID that is not held against the GPU")
+	put(t, path, "health: {xids: [{xid: 13, action: unhealthy}]}\n")
+	m.says("a new configuration is in force")
+	m.sim("xid", "--gpu", "2", "--xid", "13")
+	require.Equal(t, []int{2}, unhealthy(m.wait(7)))
+}
+
+func TestAnotherDriverRootTakesANewProgramWithTheSameSockets(t *testing.T) {
+	m := newMachine(t).up().withKubelet()
+	path := filepath.Join(m.host, "c.yaml")
+	put(t, path, "flags: {nvidiaDriverRoot: /driver}\n")
+	args := []string{"--host-root", m.host, "--kubelet-socket", "/dp/kubelet.sock", "--state-dir", "/state", "--listen=", "--config-file", path}
+	m.process = built.Start(m, "gpu-device-plugin", args)
+	m.wait(8)
+	require.NoError(t, os.Mkdir(m.path("/other"), 0o755))
+	require.NoError(t, os.Rename(m.path("/driver"), m.path("/other/driver")))
+	t.Cleanup(func() { _ = os.Rename(m.path("/other/driver"), m.path("/driver")) })
+	put(t, path, "flags: {nvidiaDriverRoot: /other/driver}\n")
+	m.says("going on as a new program with the same sockets")
+	m.state(func(s nodestate.State) bool {
+		return s.Driver != nil && s.Driver.Root == "/other/driver" && s.Phase == nodestate.Ready
+	})
+	m.wait(8)
+}
+
+func TestNothingIsServedBeforeTheConfigurationIsChosen(t *testing.T) {
+	m := newMachine(t).up().withKubelet()
+	dir := filepath.Join(m.host, "configs")
+	mounted(t, dir, 1, map[string]string{"default": "version: v1\n", "sliced": sliced(2)})
+	boot, err := nodestate.BootIDAt(m.host)
+	require.NoError(t, err)
+	m.start("--config-dir", dir)
+	m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Waiting && s.Reason == "ConfigNotChosen" })
+	_, known := m.kubelet.Resource(resource)
+	require.False(t, known)
+	choose(t, m.host, boot, map[string]string{nodestate.ConfigLabel: "sliced"})
+	m.wait(16)
+
+	choose(t, m.host, boot, map[string]string{nodestate.ConfigLabel: "slicked"})
+	require.Contains(t, m.refused(), `no configuration is called "slicked"`)
+	m.wait(16)
+	choose(t, m.host, boot, map[string]string{})
+	m.wait(8) // default
+	mounted(t, dir, 2, map[string]string{"default": sliced(3), "sliced": sliced(2)})
+	require.Equal(t, 1, m.wait(24).Registered)
+	m.stop()
+
+	m.start("--config-dir", dir) // what the validator said in this boot still stands
+	m.wait(24)
+	require.NotContains(t, m.process.Output(), "ConfigNotChosen")
+}
+
+func TestTheStateIsRefusedWhereTheFirstChoiceIsNone(t *testing.T) {
+	m := newMachine(t).up().withKubelet()
+	dir := filepath.Join(m.host, "configs")
+	put(t, filepath.Join(dir, "a"), "version: v1\n")
+	boot, err := nodestate.BootIDAt(m.host)
+	require.NoError(t, err)
+	choose(t, m.host, boot, map[string]string{nodestate.ConfigLabel: "b"})
+	m.start("--config-dir", dir)
+	s := m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Failed })
+	require.Equal(t, gpu.Reason("ConfigRefused"), s.Reason)
+	put(t, filepath.Join(dir, "b"), sliced(2))
+	m.wait(16)
+}
