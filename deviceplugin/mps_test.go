@@ -216,3 +216,11 @@ func TestMIGDevicesAreNotSharedByMPS(t *testing.T) {
 	s = m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Failed })
 	require.EqualValues(t, "MPSNotPossible", s.Reason)
 }
+
+func TestMPSDaemonIsReadyWhereItHasNothingToDo(t *testing.T) {
+	m := newMachine(t).up("--gpus", "1")
+	m.mpsDaemon("sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}")
+	s := m.mps(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
+	require.EqualValues(t, "NothingShared", s.Reason)
+	require.Equal(t, []string{"Default"}, m.modes())
+}

@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/gpuready/gpuready/internal/gpu"
@@ -99,7 +98,6 @@ func uninstall(t *setup.Toolkit, dry bool, stdout, stderr io.Writer) error {
 
 func serve(ctx context.Context, o *options, t *setup.Toolkit, log *slog.Logger) error {
 	reg := metrics.NewRegistry()
-	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	d := daemon.New(t, log, daemon.NewMetrics(reg))
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(ctx, o.listen, reg, d.Ready) })

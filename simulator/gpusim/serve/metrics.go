@@ -2,7 +2,6 @@ package serve
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/gpuready/gpuready/simulator/state"
 )
@@ -10,7 +9,6 @@ import (
 // register registers what the driver shows of itself.
 func (d *driver) register(r *prometheus.Registry) {
 	r.MustRegister(
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		&collector{
 			driver: d,
 			info:   prometheus.NewDesc("gpuready_driver_info", "1 where the driver is there.", []string{"root", "version", "cuda", "machine", "simulated"}, nil),
