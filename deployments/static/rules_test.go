@@ -55,6 +55,7 @@ var privileged = []string{
 	"gpuready-privileged.yaml/nvidia-container-toolkit-daemonset/toolkit",
 	"gpuready-privileged.yaml/nvidia-device-plugin-daemonset/device-plugin",
 	"gpuready-privileged.yaml/nvidia-operator-validator/validator",
+	"examples/shadow.yaml/gpuready-shadow/shadow",
 	"mps.yaml/nvidia-device-plugin-mps-control-daemon/mps-daemon",
 	"simulated-driver.yaml/nvidia-driver-daemonset/driver",
 	"uninstall.yaml/gpuready-uninstall/uninstall",
