@@ -22,8 +22,10 @@ func (o *options) begin(f *pflag.FlagSet) (*options, error) {
 	if err == nil || writing {
 		err = o.adopt(f, data)
 	}
-	if before := o.asBefore(); before != nil && (err != nil || writing) {
-		return before, nil
+	if err != nil || writing {
+		if before := o.asBefore(); before != nil {
+			return before, nil //nolint:nilerr // it is refused as soon as it is followed
+		}
 	}
 	return o, err // one that is being written is read as it is: the writer's closing it is news
 }
