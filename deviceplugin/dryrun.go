@@ -53,27 +53,47 @@ type printedLeft struct {
 	Message string `json:"message"`
 }
 
-// printDevices prints what would be advertised, as the driver shows it now: what
-// an earlier plugin remembers of the GPUs' health is left out.
-func (o *options) printDevices(ctx context.Context, w io.Writer) (err error) {
+// runDevices is the subcommand.
+func (o *options) runDevices(ctx context.Context, stdout, stderr io.Writer) int {
+	o, err := o.resolved()
+	if err != nil {
+		return fail(stderr, exitUsage, err)
+	}
+	if err := o.printDevices(ctx, stdout); err != nil {
+		return fail(stderr, exitFailed, err)
+	}
+	return 0
+}
+
+// printDevices prints what would be advertised.
+func (o *options) printDevices(ctx context.Context, w io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, dryRunTimeout)
 	defer cancel()
-	opened, err := o.open(o.place(), o.logger(io.Discard), nil)
+	would, _, err := o.wouldBe(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, opened.Source.Close()) }()
-	snap, err := opened.Source.Snapshot(ctx)
-	if err != nil {
-		return err
-	}
-	all := print(plan.Make(o.config, snap, health.New(gpu.Fault{}).See(snap, time.Now())))
+	all := print(would)
 	if o.output == "json" {
 		e := json.NewEncoder(w)
 		e.SetIndent("", "  ")
 		return e.Encode(all)
 	}
 	return all.table(w)
+}
+
+// wouldBe is what would be advertised, as the driver shows it now: what an earlier
+// plugin remembers of the GPUs' health is left out.
+func (o *options) wouldBe(ctx context.Context) (would plan.Plan, snap gpu.Snapshot, err error) {
+	opened, err := o.open(o.place(), o.logger(io.Discard), nil)
+	if err != nil {
+		return plan.Plan{}, gpu.Snapshot{}, err
+	}
+	defer func() { err = errors.Join(err, opened.Source.Close()) }()
+	if snap, err = opened.Source.Snapshot(ctx); err != nil {
+		return plan.Plan{}, gpu.Snapshot{}, err
+	}
+	return plan.Make(o.config, snap, health.New(gpu.Fault{}).See(snap, time.Now())), snap, nil
 }
 
 func print(p plan.Plan) printed {

@@ -102,8 +102,10 @@ func TestAFolderThatIsMadeAnewEndsThePluginAndTheNextOneIsServedOnce(t *testing.
 	m.sim("xid", "--gpu", "3", "--xid", "999")
 	m.fault(3, false)
 	m.kubelet.Stop()
-	require.NoError(t, os.RemoveAll(m.path("/dp")))
+	// Not removed in place: the plugin makes its socket in it again meanwhile.
+	require.NoError(t, os.Rename(m.path("/dp"), m.path("/old")))
 	require.NoError(t, os.Mkdir(m.path("/dp"), 0o750))
+	require.NoError(t, os.RemoveAll(m.path("/old")))
 	require.Equal(t, exitFailed, m.exit())
 	s := m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Failed })
 	require.EqualValues(t, "KubeletFolderReplaced", s.Reason)

@@ -34,10 +34,14 @@ func run(ctx context.Context, started time.Time, args []string, stdout, stderr i
 			return wait(ctx, args[1:], stderr)
 		case "mps-daemon":
 			return mpsDaemon(ctx, args[1:], stderr)
+		case readingCommand:
+			return printReading(ctx, args[1:], stdout, stderr)
 		case "check-config":
 			return checkConfig(args[1:], stdout, stderr)
 		case "devices":
 			args = append([]string{"--dry-run"}, args[1:]...)
+		case "shadow":
+			args = append([]string{"--shadow"}, args[1:]...)
 		}
 	}
 	o, err := parse(args, stderr)
@@ -50,13 +54,9 @@ func run(ctx context.Context, started time.Time, args []string, stdout, stderr i
 		fmt.Fprintln(stdout, "gpu-device-plugin", version.String())
 		return 0
 	case o.dryRun:
-		if o, err = o.resolved(); err != nil {
-			return fail(stderr, exitUsage, err)
-		}
-		if err := o.printDevices(ctx, stdout); err != nil {
-			return fail(stderr, exitFailed, err)
-		}
-		return 0
+		return o.runDevices(ctx, stdout, stderr)
+	case o.shadow:
+		return o.runShadow(ctx, started, stdout, stderr)
 	}
 	cfg := o.plugin(started, stderr)
 	if cfg.Sockets, err = handover.Listeners(); err != nil {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -215,4 +216,26 @@ func TestMIGDevicesAreNotSharedByMPS(t *testing.T) {
 	require.Contains(t, s.Message, "MPS cannot share MIG devices; use timeSlicing")
 	s = m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Failed })
 	require.EqualValues(t, "MPSNotPossible", s.Reason)
+}
+
+func TestMPSDaemonIsReadyWhereItHasNothingToDo(t *testing.T) {
+	m := newMachine(t).up("--gpus", "1")
+	m.mpsDaemon("sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}")
+	s := m.mps(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
+	require.EqualValues(t, "NothingShared", s.Reason)
+	require.Equal(t, []string{"Default"}, m.modes())
+}
+
+func TestAnotherConfigurationIsServedByOtherControlDaemons(t *testing.T) {
+	m := newMachine(t).up("--gpus", "2").withKubelet().configured(mpsShared, "--mps-root", "/mps")
+	daemon := m.mpsDaemon(mpsShared)
+	m.wait(8)
+	for _, path := range []string{m.path("/config.yaml"), m.path("/mps.yaml")} {
+		require.NoError(t, os.WriteFile(path, []byte("version: v1\n"+strings.Replace(mpsShared, "4", "2", 1)), 0o644))
+	}
+	require.NoError(t, daemon.WaitOutput(soon(t), "the resource is shared in another way now"))
+	since := time.Now() // what is written later is of the others
+	m.mps(func(s nodestate.State) bool { return s.Time.After(since) && serving(1, 2)(s) })
+	require.Equal(t, 1, m.wait(4).Registered)
+	require.Equal(t, "50.0", m.control(resource, "get_default_active_thread_percentage"))
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -25,8 +26,9 @@ import (
 
 // Exit codes.
 const (
-	exitFailed = 1
-	exitUsage  = 2
+	exitFailed  = 1
+	exitUsage   = 2
+	exitDiffers = 3 // shadow --once
 )
 
 const defaultStateDir = "/run/nvidia/gpuready"
@@ -36,6 +38,7 @@ const defaultStateDir = "/run/nvidia/gpuready"
 type options struct {
 	help, component string // of the subcommand, what --help prints and the log says; "": the plugin's
 	version, dryRun bool
+	shadow, once    bool
 	output          string
 
 	configFile      string
@@ -45,6 +48,8 @@ type options struct {
 	kubeletTimeout  time.Duration
 	hostRoot        string
 	stateDir        string
+	podResources    string
+	shadowInterval  time.Duration
 	listen          string
 	logFormat       string
 	nfdDir          string
@@ -72,6 +77,7 @@ Usage:
   gpu-device-plugin [flags]
   gpu-device-plugin devices [flags]     print what would be advertised, and why a GPU is left out
   gpu-device-plugin check-config FILE   check a configuration file (see check-config --help)
+  gpu-device-plugin shadow [flags]      run beside another device plugin, and say what differs
   gpu-device-plugin mps-daemon [flags]  run the MPS control daemons of shared GPUs (see mps-daemon --help)
   gpu-device-plugin wait [flags]        wait until containers are given the GPUs (see wait --help)
 
@@ -80,6 +86,7 @@ Examples:
   gpu-device-plugin devices                  # what would be advertised
   gpu-device-plugin devices --mig-strategy mixed -o json
   gpu-device-plugin devices --config-file new.yaml
+  gpu-device-plugin shadow --once            # what would change on this node
   gpu-device-plugin --driver-root /opt/driver --listen=
   gpu-device-plugin --config-file /etc/gpuready/device-plugin.yaml
   gpu-device-plugin --config-file old.yaml --unknown-keys=warn   # name what is not known, and serve
@@ -93,9 +100,10 @@ on SIGHUP too. One that is refused leaves the one before in force.
 
 Exit codes:
   0  ended on SIGTERM or SIGINT, or to be started again in a container that is given
-     the GPUs as they are now, or devices, --help, --version
+     the GPUs as they are now, or devices, --help, --version; shadow --once: nothing differs
   1  failed; the last line on stderr says why and what to do
   2  bad flag, environment variable or configuration file
+  3  shadow --once: something differs
 `
 
 func (o *options) flags(usage io.Writer) *pflag.FlagSet {
@@ -113,7 +121,11 @@ func (o *options) flags(usage io.Writer) *pflag.FlagSet {
 	f.StringVar(&o.logFormat, "log-format", "text", "log as text or json")
 	o.settingFlags(f)
 	f.BoolVar(&o.dryRun, "dry-run", false, "the same as gpu-device-plugin devices")
-	f.StringVarP(&o.output, "output", "o", "table", "with devices: table or json")
+	f.BoolVar(&o.shadow, "shadow", false, "the same as gpu-device-plugin shadow: register nothing, and log what differs from the device plugin that serves this node")
+	f.BoolVar(&o.once, "once", false, "with shadow: compare once, print a report, and end")
+	f.DurationVar(&o.shadowInterval, "shadow-interval", 5*time.Second, "with shadow: how often the kubelet is asked, whose API has no watch")
+	f.StringVar(&o.podResources, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", "with shadow: the kubelet's PodResources API `socket`")
+	f.StringVarP(&o.output, "output", "o", "table", "with devices, and shadow --once: table or json")
 	f.BoolVar(&o.version, "version", false, "print the version, and end")
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		if ours, ok := aliases[name]; ok {
@@ -213,10 +225,16 @@ func (o *options) check() error {
 	if err := o.named.check(o.configFile); err != nil {
 		return err
 	}
-	for _, path := range []string{o.kubeletSocket, o.stateDir, cmp.Or(o.nfdDir, "/")} {
+	for _, path := range []string{o.kubeletSocket, o.stateDir, o.podResources, cmp.Or(o.nfdDir, "/")} {
 		if !filepath.IsAbs(path) {
 			return fmt.Errorf("path %q must be absolute", path)
 		}
+	}
+	if o.once && !o.shadow {
+		return errors.New("--once: only with shadow")
+	}
+	if o.shadowInterval <= 0 {
+		return fmt.Errorf("--shadow-interval: %v is not positive", o.shadowInterval)
 	}
 	if o.kubeletTimeout < 0 {
 		return fmt.Errorf("--kubelet-timeout: %v is negative", o.kubeletTimeout)
@@ -322,7 +340,7 @@ func (o *options) open(place driver.Place, log *slog.Logger, failed func(code st
 			root = "/" // NVML's own search of the loader's path begins there
 		}
 	}
-	source, err := nvml.Open(nvml.Options{HostRoot: o.hostRoot, DriverRoot: root, Log: log, Failed: failed})
+	source, err := nvml.Open(nvml.Options{HostRoot: o.hostRoot, DriverRoot: root, Log: log, Failed: failed, Outside: o.outside(root)})
 	if err != nil {
 		return plugin.Opened{}, err
 	}

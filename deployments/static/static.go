@@ -51,6 +51,12 @@ See docs/install.md.`,
 --namespace=gpuready. See docs/install.md.`,
 		parts: []string{"namespace", "device-plugin"},
 	},
+	{
+		name: "mps.yaml",
+		about: `MPS control daemons, for nodes whose device plugin shares GPUs by MPS: apply it besides
+one of the others. See docs/device-plugin.md, "Sharing by MPS".`,
+		parts: []string{"namespace", "mps"},
+	},
 }
 
 // terms are the ways in which a node may have a GPU: any of them will do.

@@ -427,8 +427,8 @@ func (f *follower) report(s Status) {
 		return
 	}
 	f.status, f.reported = s, true
+	f.Report(s) // who reads the log finds it so
 	if s.Waiting != "" && s.Waiting != noDevices {
 		f.Log.Info("waiting for "+s.Waiting, "path", f.Socket, "resource", f.Resource)
 	}
-	f.Report(s)
 }

@@ -54,6 +54,7 @@ var ErrReplaced = errors.New("the driver's library was replaced")
 
 const (
 	reasonWaiting    gpu.Reason = "MPSNotReady"
+	reasonNoGPU      gpu.Reason = "NoGPU"
 	reasonNothing    gpu.Reason = "NothingShared"
 	reasonDriverGone gpu.Reason = "DriverFailed"
 	reasonRefused    gpu.Reason = "ConfigRefused"
@@ -97,7 +98,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	// The word of the process before must not stand: its daemons ended with it.
 	d.write()
-	reg := prometheus.NewRegistry()
+	reg := metrics.NewRegistry()
 	reg.MustRegister(d.up, d.ends)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(ctx, cfg.Listen, reg, d.Ready) })
@@ -170,17 +171,13 @@ func poke(c chan<- struct{}) {
 
 // watchGPUs uses the driver until ctx ends.
 func (d *daemon) watchGPUs(ctx context.Context) error {
-	for d.inForce() == nil {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-d.look:
-		}
-	}
-	if root := driverRoot(d.inForce()); root != "" {
-		d.cfg.Driver.Root = root
-	}
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		if err := d.needed(ctx); err != nil {
+			return err
+		}
+		if root := driverRoot(d.inForce()); root != "" {
+			d.cfg.Driver.Root = root
+		}
 		opened, err := driver.Wait(ctx, d.cfg.Driver, func() (Opened, error) { return d.cfg.Open(d.cfg.Driver) },
 			func(err error) bool { return !errors.Is(err, nvml.ErrOtherLibrary) }, d.waiting)
 		switch {
@@ -202,6 +199,9 @@ func (d *daemon) watchGPUs(ctx context.Context) error {
 		if errors.Is(err, ErrReplaced) {
 			return err
 		}
+		if errors.Is(err, errNothing) {
+			continue
+		}
 		d.lost(gpu.Fault{Reason: reasonDriverGone, Message: err.Error()})
 		if time.Since(began) > steady {
 			pause = firstPause
@@ -214,8 +214,36 @@ func (d *daemon) watchGPUs(ctx context.Context) error {
 	}
 }
 
+// errNothing says that the settings share nothing by MPS.
+var errNothing = errors.New("nothing is shared by MPS")
+
+// needed waits until the settings share something by MPS: until then the driver is
+// left alone, as one that is in use keeps a GPU from being reset.
+func (d *daemon) needed(ctx context.Context) error {
+	for !shares(d.inForce()) {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-d.look:
+		}
+	}
+	return nil
+}
+
+func shares(c *config.Config) bool {
+	if c == nil {
+		return false
+	}
+	strategy, _ := c.Sharing.Active()
+	return strategy == config.SharingMPS
+}
+
 // waiting says why there is no driver.
 func (d *daemon) waiting(err error) {
+	if errors.Is(err, gpu.ErrNoDriver) && !driver.HasGPU(d.cfg.HostRoot) {
+		d.lost(gpu.Fault{Reason: reasonNoGPU, Message: "no NVIDIA GPU on this node; idle until a driver shows one: " + err.Error()})
+		return
+	}
 	d.lost(gpu.Fault{Reason: driver.Reason(err), Message: "waiting for a driver: " + err.Error()})
 }
 
@@ -262,6 +290,10 @@ func (d *daemon) use(ctx context.Context, o Opened) error {
 	defer controls.stop()
 	h := health.New(gpu.Fault{})
 	for {
+		settings := d.inForce()
+		if !shares(settings) {
+			return errNothing
+		}
 		snap, err := o.Source.Snapshot(ctx)
 		if err != nil {
 			if ctx.Err() != nil {
@@ -270,7 +302,6 @@ func (d *daemon) use(ctx context.Context, o Opened) error {
 			return err
 		}
 		h = h.See(snap, time.Now())
-		settings := d.inForce()
 		p := plan.Make(settings, snap, h)
 		d.seen(p)
 		controls.apply(ctx, Root(settings), Specs(settings, p, h))

@@ -119,6 +119,10 @@ func (d *daemon) state() nodestate.State {
 		if d.refused != nil {
 			s.Message = oneLine(d.refused)
 		}
+	case !shares(d.settings):
+		s.Reason, s.Message = reasonNothing, "the configuration shares nothing by MPS"
+	case d.absent.Reason == reasonNoGPU:
+		s.Reason, s.Message = d.absent.Reason, d.absent.Message
 	case d.absent != gpu.Fault{}:
 		s.Phase, s.Reason, s.Message = nodestate.Waiting, d.absent.Reason, d.absent.Message
 	case len(d.resources) == 0 && len(d.left) > 0:

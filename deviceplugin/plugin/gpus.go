@@ -258,9 +258,25 @@ func sound(snap gpu.Snapshot, unheard []gpu.Event, id gpu.UUID) bool {
 
 // see is for update.
 func (p *Plugin) see(o Opened, snap gpu.Snapshot) {
-	p.snapshot, p.root = snap, o.Root
+	p.snapshot, p.source, p.root = snap, o.Source, o.Root
 	p.health = p.health.See(snap, time.Now())
 	p.find()
+}
+
+// letGo says which GPUs must not be held open, those that wait for a reset, to a
+// source that can do without some. p.mu is held.
+func (p *Plugin) letGo() {
+	source, can := p.source.(interface{ LetGo(ids []gpu.UUID) })
+	if !can {
+		return
+	}
+	var ids []gpu.UUID
+	for _, g := range p.health.GPUs() {
+		if g.Present && p.health.LetGo(g.Device.UUID) {
+			ids = append(ids, g.Device.UUID)
+		}
+	}
+	source.LetGo(ids)
 }
 
 // blind says that nothing is heard of the GPUs any more.

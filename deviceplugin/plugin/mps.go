@@ -62,9 +62,9 @@ func servedOf(s nodestate.State, err error) served {
 }
 
 // unshared is why a device that is to be shared by MPS cannot be; zero: it can, or
-// is not. p.mu is held.
+// is not. Beside another plugin, MPS is another's too. p.mu is held.
 func (p *Plugin) unshared(resource string, d plan.Device) gpu.Fault {
-	if strategy, _ := p.settings.Sharing.Active(); strategy != config.SharingMPS || d.Replicas == 0 {
+	if strategy, _ := p.settings.Sharing.Active(); p.seenBy != nil || strategy != config.SharingMPS || d.Replicas == 0 {
 		return gpu.Fault{}
 	}
 	not := func(why string) gpu.Fault {

@@ -87,6 +87,7 @@ type Plugin struct {
 	health   health.State
 	snapshot gpu.Snapshot
 	topology *prefer.Topology // of the snapshot
+	source   gpu.Source       // of the snapshot; nil before there was one
 	root     string           // of the driver
 	host     allocate.Host    // what there is besides GPUs
 	plan     plan.Plan        // what is advertised, health included

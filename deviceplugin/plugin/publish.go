@@ -36,6 +36,7 @@ func (p *Plugin) update(change func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	change()
+	p.letGo()
 	p.look()
 	if p.seenBy != nil {
 		p.tell()

@@ -7,7 +7,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/deviceplugin/plugin"
+	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 )
 
@@ -53,4 +55,23 @@ func TestWhoWatchesSeesWhatWouldBeAdvertisedAndLeavesNoTrace(t *testing.T) {
 	for _, entry := range left {
 		require.NotEqual(t, "dp", entry.Name(), "no socket")
 	}
+}
+
+// MPS is the other plugin's there, and its daemons' state none of ours.
+func TestWhoWatchesDoesNotMissMPSDaemons(t *testing.T) {
+	c, _, err := config.Parse([]byte("version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}"), "c.yaml", config.Options{})
+	require.NoError(t, err)
+	n := newNode(t, gputest.Node("h100-sxm", 1))
+	n.cfg.Settings.Config = c
+	ctx, cancel := context.WithCancel(soon(t))
+	var read []plugin.View
+	require.NoError(t, plugin.Watch(ctx, n.cfg, func(v plugin.View) {
+		if v.Read() && v.Plan.Resources[0].Devices[0].Fault.Reason != gpu.ReasonUnwatched {
+			read = append(read, v)
+			cancel()
+		}
+	}))
+	require.NotEmpty(t, read)
+	require.Len(t, read[0].Plan.Resources[0].Devices, 2)
+	require.Zero(t, read[0].Plan.Resources[0].Devices[0].Fault)
 }

@@ -39,6 +39,7 @@ static nvmlReturn_t give(const struct gpusim_file *file, unsigned gpu, nvmlDevic
 {
 	if (lost_state(file, gpu) == GPUSIM_LOST_HANDLE)
 		return NVML_ERROR_GPU_IS_LOST;
+	hold_gpu(gpu);
 	device->handle = (void *)handle_of(KIND_GPU, gpu, NONE, NONE, "");
 	return device->handle ? NVML_SUCCESS : NVML_ERROR_MEMORY;
 }

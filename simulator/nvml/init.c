@@ -120,8 +120,10 @@ API nvmlReturn_t nvmlShutdown(void)
 	pthread_mutex_lock(&library.lock);
 	if (library.references == 0)
 		err = NVML_ERROR_UNINITIALIZED;
-	else if (--library.references == 0)
+	else if (--library.references == 0) {
 		__atomic_store_n(&library.file, (const struct gpusim_file *)NULL, __ATOMIC_RELEASE);
+		hold_none();
+	}
 	pthread_mutex_unlock(&library.lock);
 	return err;
 }

@@ -102,6 +102,10 @@ nvmlReturn_t put_list(unsigned *count, void *out, const void *list, unsigned n, 
 /* device.c */
 void fill_pci(const struct gpusim_pci *pci, nvmlPciInfo_t *out);
 
+/* hold.c: the GPU is open from its first handle to the last nvmlShutdown, and cannot be reset meanwhile. */
+void hold_gpu(unsigned gpu);
+void hold_none(void);
+
 /* topology.c: GPUs joined by NVLink, directly or through switches. */
 int linked(const struct gpusim_file *file, unsigned a, unsigned b);
 

@@ -22,6 +22,8 @@ const (
 	MaxEvents     = C.GPUSIM_EVENTS
 	ECCLocations  = C.GPUSIM_ECC_LOCATIONS
 
+	hold = C.GPUSIM_HOLD
+
 	MaxInitCost = C.GPUSIM_MAX_INIT_COST
 	MaxCallCost = C.GPUSIM_MAX_CALL_COST
 

@@ -35,6 +35,9 @@
 #define GPUSIM_PROCS 8          /* processes shown on one GPU */
 #define GPUSIM_EVENTS 256
 
+/* Offset in the file, beyond its end, of the byte whose lock says that the first GPU is held open. */
+#define GPUSIM_HOLD (1ll << 40)
+
 /* The most that NVML may be made to cost, ns: longer is a mistake in a unit. */
 #define GPUSIM_MAX_INIT_COST 600000000000ull
 #define GPUSIM_MAX_CALL_COST 10000000000ull

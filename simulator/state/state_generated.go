@@ -17,6 +17,8 @@ const (
 	MaxEvents     = 0x100
 	ECCLocations  = 0x8
 
+	hold = 0x10000000000
+
 	MaxInitCost = 0x8bb2c97000
 	MaxCallCost = 0x2540be400
 

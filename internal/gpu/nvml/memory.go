@@ -16,6 +16,9 @@ type memory struct {
 	order     []gpu.UUID           // by index, of the last read
 	shown     []gpu.Device         // in the last Snapshot; nil when there was none since a probe
 	ancestors map[[2]gpu.PCIAddress]gpu.LinkKind
+
+	letGo map[gpu.UUID]bool      // what is to be let go of
+	out   map[gpu.UUID]gpu.Fault // what is, by what is wrong with it
 }
 
 // settle gives the GPUs that could not be read a Fault and a name, and

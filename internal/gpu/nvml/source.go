@@ -39,6 +39,8 @@ type Options struct {
 	// event: a GPU that fell silent or came back, another MIG layout (the
 	// event for that exists, but not in all drivers). 0 is 10 s.
 	ProbeInterval time.Duration
+	// Outside looks at GPUs that this process lets go of; nil: see LetGo.
+	Outside Outside
 
 	// Failed is told of each call of NVML that failed, or did not come back, by
 	// its code in nvml.h without "NVML_ERROR_" (GPU_IS_LOST), or HUNG. What NVML
@@ -57,7 +59,10 @@ type Source struct {
 	log       *slog.Logger
 	probe     time.Duration // between two probes of Watch
 	slice     time.Duration // the longest that Watch waits inside NVML, and so how late it can end; events come at once
-	quiet     time.Duration // without an event before NVML is let go of for a lost GPU
+	quiet     time.Duration // without an event before NVML is shut down to let go of a GPU
+
+	outside      Outside
+	outsideEvery time.Duration
 
 	*calls
 	watching atomic.Bool
@@ -132,8 +137,9 @@ func Open(o Options) (*Source, error) {
 
 func newSource(lib nvml.Interface, o Options) *Source {
 	s := &Source{
-		lib: lib, log: o.Log, probe: o.ProbeInterval, slice: 200 * time.Millisecond, quiet: 30 * time.Second,
-		memory: memory{devices: map[gpu.UUID]reading{}, ancestors: map[[2]gpu.PCIAddress]gpu.LinkKind{}},
+		lib: lib, log: o.Log, probe: o.ProbeInterval, slice: 200 * time.Millisecond, quiet: 10 * time.Second,
+		outside: o.Outside, outsideEvery: outsideEvery,
+		memory: memory{devices: map[gpu.UUID]reading{}, out: map[gpu.UUID]gpu.Fault{}, ancestors: map[[2]gpu.PCIAddress]gpu.LinkKind{}},
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.NewTextHandler(io.Discard, nil))

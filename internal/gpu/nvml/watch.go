@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -19,9 +20,9 @@ import (
 // An event may come twice: when a GPU is lost, a second event set without it is
 // made before the first one ends, so that nothing of its neighbours is missed.
 // The one gap in watching is when NVML is shut down and initialised again,
-// which is the only way to let go of a lost GPU, without which it cannot be
-// reset or removed. That is put off until there was no event for a while,
-// because the errors that follow a loss come soon after it.
+// which is the only way to let go of a GPU that was lost or is to be reset
+// (letgo.go). That is put off until there was no event for a while, because the
+// errors that follow a loss come soon after it.
 func (s *Source) Watch(ctx context.Context, ready func(), deliver func(gpu.Event)) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -33,10 +34,13 @@ func (s *Source) Watch(ctx context.Context, ready func(), deliver func(gpu.Event
 		return errWatching
 	}
 	defer s.watching.Store(false)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	w := &watch{
-		Source: s, ctx: ctx, deliver: deliver,
+		Source: s, ctx: ctx, cancel: cancel, deliver: deliver,
 		waits: make(chan wait), over: make(chan struct{}),
 		unwatched: map[gpu.UUID]bool{}, lastEvent: time.Now(),
+		glances: make(chan glance, 1), glanced: map[gpu.UUID]time.Time{},
 	}
 	defer w.end()
 	if err := w.begin(); err != nil {
@@ -52,6 +56,7 @@ func (s *Source) Watch(ctx context.Context, ready func(), deliver func(gpu.Event
 type watch struct {
 	*Source
 	ctx     context.Context
+	cancel  context.CancelFunc
 	deliver func(gpu.Event)
 	waits   chan wait     // what the event sets say
 	over    chan struct{} // closed when Watch returns
@@ -64,6 +69,11 @@ type watch struct {
 	pending   []gpu.Event // to be delivered
 	letGo     bool        // NVML still holds a GPU that was lost
 	lastEvent time.Time
+
+	looking  sync.WaitGroup // the one who looks from outside
+	glancing bool           // there is one
+	glances  chan glance
+	glanced  map[gpu.UUID]time.Time
 }
 
 const maxStrikes = 3
@@ -93,10 +103,13 @@ func (w *watch) run() error {
 		case <-w.ctx.Done():
 		case got := <-w.waits:
 			err = w.take(got)
+		case got := <-w.glances:
+			err = w.saw(got)
 		case <-tick.C:
-			if err = w.look(); err == nil && w.letGo && time.Since(w.lastEvent) >= w.quiet {
+			if err = w.look(); err == nil && (w.letGo || w.holdsWanted()) && time.Since(w.lastEvent) >= w.quiet {
 				err = w.cycle()
 			}
+			w.glanceAtOne()
 		}
 		if w.ctx.Err() != nil {
 			return w.ctx.Err()
@@ -110,6 +123,8 @@ func (w *watch) run() error {
 // end ends all event sets and waits for them, unless they hang.
 func (w *watch) end() {
 	close(w.over)
+	w.cancel()
+	defer w.looking.Wait()
 	patience := time.NewTimer(w.slice + w.limit)
 	defer patience.Stop()
 	for _, set := range w.sets {
@@ -154,7 +169,7 @@ func (w *watch) renew() error {
 // register adds the GPUs that can be watched and are not in the set yet.
 func (w *watch) register(set *eventSet) {
 	for _, d := range w.seen {
-		if !watchable(d) || set.holds(d.UUID) {
+		if !watchable(d) || set.holds(d.UUID) || w.isOut(d.UUID) {
 			continue
 		}
 		err := w.registerOne(set, d)
@@ -264,22 +279,28 @@ func (w *watch) cycle() error {
 			case <-w.ctx.Done():
 				return nil
 			case <-patience.C:
-				w.log.Warn("a lost GPU cannot be let go of: an NVML event set does not end", "reason", "Hung")
+				w.log.Warn("no GPU can be let go of: an NVML event set does not end", "reason", "Hung")
 				return w.renew()
 			}
 		}
 	}
 	// Whoever hangs in there holds up everybody while this waits: be brief.
+	var gone []gpu.UUID
 	err := w.alone(w.ctx, time.Second, func() error {
 		return firstError(
 			func() error { return check("nvmlShutdown", w.lib.Shutdown()) },
+			func() error { gone = w.goes(w.seen); return nil },
 			func() error { return check("nvmlInit", w.lib.Init()) },
 		)
 	})
 	if _, hung := errors.AsType[*hungError](err); err != nil && !hung {
-		return fmt.Errorf("letting go of a lost GPU: %w", err)
+		return fmt.Errorf("letting go of a GPU: %w", err)
 	}
-	w.log.Info("NVML was initialised again to let go of a lost GPU", "reason", string(gpu.ReasonLost))
+	w.lastEvent = time.Now() // not again at once
+	for _, id := range gone {
+		w.glanced[id] = w.lastEvent // whoever resets it is given time
+	}
+	w.log.Info("NVML was initialised again to let go of GPUs that were lost or wait for a reset", "gpus", fmt.Sprint(gone))
 	if err := w.look(); err != nil {
 		return err
 	}

@@ -1,7 +1,11 @@
 package command
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"strings"
+	"time"
 
 	"github.com/gpuready/gpuready/simulator/gpusim/fault"
 	"github.com/gpuready/gpuready/simulator/state"
@@ -108,6 +112,50 @@ aggregate counters stay, as on a board. The MIG layout stays.`,
 			}
 		},
 	}
+}
+
+func reset() command {
+	return command{
+		name:    "reset",
+		summary: "reset a GPU, unless a process has it open",
+		text: `
+Mends it as gpusim restore does, but as a real driver only where nobody has the GPU
+open: a process has from when it first asks libnvidia-ml for its handle until its
+last nvmlShutdown. With --wait it waits for that.`,
+		example: "gpusim reset --gpu 3\ngpusim reset --gpu 3 --wait 1m",
+		exits:   "0  done\n1  failed; the reason is on standard error\n2  wrong use of the command line\n3  a process has the GPU open",
+		begin: func(c *call) func() error {
+			c.rootFlag()
+			c.gpuFlag()
+			patience := c.flags.Duration("wait", 0, "how long to wait for those who have it open")
+			return func() error { return c.reset(*patience) }
+		},
+	}
+}
+
+func (c *call) reset(patience time.Duration) error {
+	f, err := c.driver().Open()
+	if err != nil {
+		return err
+	}
+	var s state.State
+	f.Read(&s)
+	index, err := c.find(&s)
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	err = f.Alone(ctx, index, func() error {
+		return f.Update(func(s *state.State) error {
+			fault.Restore(s, index)
+			return nil
+		})
+	})
+	if errors.Is(err, state.ErrHeld) {
+		return fmt.Errorf("%w; end the programs that use it, or wait for them with --wait", err) // who waits for the lock still has the file
+	}
+	return errors.Join(err, f.Close())
 }
 
 func memfault() command {

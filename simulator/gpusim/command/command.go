@@ -23,7 +23,7 @@ import (
 const (
 	exitFailed = 1
 	exitUsage  = 2
-	exitHeld   = 3 // of serve: another driver is running there
+	exitHeld   = 3 // of serve: another driver is running there; of reset: the GPU is open
 )
 
 // command is one of gpusim's.
@@ -39,7 +39,7 @@ type command struct {
 
 func commands() []command {
 	return []command{
-		profiles(), up(), serving(), status(), xid(), ecc(), remap(), lose(), restore(), partition(), memfault(), fail(), cost(), recording(), down(),
+		profiles(), up(), serving(), status(), xid(), ecc(), remap(), lose(), restore(), reset(), partition(), memfault(), fail(), cost(), recording(), down(),
 	}
 }
 
@@ -117,7 +117,7 @@ func (cmd command) run(args []string, out, errOut io.Writer) int {
 		return exitUsage
 	}
 	fmt.Fprintf(errOut, "gpusim %s: %v\n", cmd.name, oneLine(err))
-	if errors.Is(err, serve.ErrHeld) {
+	if errors.Is(err, serve.ErrHeld) || errors.Is(err, state.ErrHeld) {
 		return exitHeld
 	}
 	return exitFailed

@@ -1,0 +1,119 @@
+package shadow
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/gpuready/gpuready/internal/kubelettest"
+)
+
+func soon(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// folder is short enough for unix sockets.
+func folder(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "s")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	return dir
+}
+
+// older is a kubelet that does not serve GetAllocatableResources.
+type older struct {
+	podresources.UnimplementedPodResourcesListerServer
+}
+
+func (older) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
+	node := func(n int64) *podresources.TopologyInfo {
+		return &podresources.TopologyInfo{Nodes: []*podresources.NUMANode{{ID: n}}}
+	}
+	return &podresources.ListPodResourcesResponse{PodResources: []*podresources.PodResources{
+		{Name: "idle", Namespace: "default", Containers: []*podresources.ContainerResources{{Name: "main"}}},
+		{Name: "job", Namespace: "default", Containers: []*podresources.ContainerResources{
+			{Name: "main", Devices: []*podresources.ContainerDevices{
+				{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"GPU-b"}, Topology: node(1)},
+				{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"GPU-a"}, Topology: node(0)},
+				{ResourceName: "example.com/nic", DeviceIds: []string{"0"}},
+			}},
+			{Name: "side", Devices: []*podresources.ContainerDevices{{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"GPU-c"}}}},
+		}},
+	}}, nil
+}
+
+func serve(t testing.TB, socket string, s podresources.PodResourcesListerServer) {
+	t.Helper()
+	ln, err := net.Listen("unix", socket)
+	require.NoError(t, err)
+	server := grpc.NewServer()
+	podresources.RegisterPodResourcesListerServer(server, s)
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(ln) }()
+	t.Cleanup(func() {
+		server.Stop()
+		require.NoError(t, <-ended)
+	})
+}
+
+func TestTheCheckpointIsReadWhereTheKubeletDoesNotListWhatItMayGiveAway(t *testing.T) {
+	dir := folder(t)
+	k := Kubelet{PodResources: filepath.Join(dir, "kubelet.sock"), Plugins: dir}
+	serve(t, k.PodResources, older{})
+	_, err := k.Ask(soon(t))
+	require.ErrorContains(t, err, "GetAllocatableResources")
+	require.ErrorContains(t, err, "kubelet_internal_checkpoint: no such file")
+
+	data, err := kubelettest.Checkpoint{Registered: map[string][]string{"nvidia.com/gpu": {"GPU-a", "GPU-b"}, "nvidia.com/gone": {}}}.Bytes()
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, checkpointName), data, 0o600))
+	theirs, err := k.Ask(soon(t))
+	require.NoError(t, err)
+	require.True(t, theirs.Checkpoint)
+	require.Equal(t, map[string][]Device{"nvidia.com/gpu": {{ID: "GPU-a"}, {ID: "GPU-b"}}}, theirs.Devices)
+	require.Equal(t, []Holding{
+		{"default", "job", "main", "nvidia.com/gpu", []string{"GPU-a", "GPU-b"}},
+		{"default", "job", "main", "example.com/nic", []string{"0"}},
+		{"default", "job", "side", "nvidia.com/gpu", []string{"GPU-c"}},
+	}, theirs.Holdings)
+}
+
+func TestAKubeletThatIsNotThere(t *testing.T) {
+	dir := folder(t)
+	_, err := Kubelet{PodResources: filepath.Join(dir, "kubelet.sock"), Plugins: dir}.Ask(soon(t))
+	require.ErrorIs(t, err, os.ErrNotExist)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "kubelet.sock"), nil, 0o600))
+	_, err = Kubelet{PodResources: filepath.Join(dir, "kubelet.sock"), Plugins: dir}.Ask(soon(t))
+	require.ErrorContains(t, err, "is no socket")
+}
+
+func FuzzParseCheckpoint(f *testing.F) {
+	data, err := kubelettest.Checkpoint{
+		Entries:    []kubelettest.CheckpointEntry{{PodUID: "1", ContainerName: "c", ResourceName: "nvidia.com/gpu", DeviceIDs: map[int64][]string{0: {"GPU-a"}}}},
+		Registered: map[string][]string{"nvidia.com/gpu": {"GPU-a"}},
+	}.Bytes()
+	require.NoError(f, err)
+	for _, seed := range [][]byte{data, []byte(`{}`), []byte(`{"Data":null}`), []byte(`{"Data":{"RegisteredDevices":{"a":null}}}`), []byte(`[`), nil} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		all, err := parseCheckpoint(data)
+		if err != nil {
+			require.Nil(t, all)
+			return
+		}
+		for _, list := range all {
+			require.NotEmpty(t, list)
+		}
+	})
+}

@@ -1,0 +1,92 @@
+package nvml
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/gpu/gputest"
+	"github.com/gpuready/gpuready/test/built"
+)
+
+func TestAGPUThatIsLetGoOfCanBeResetAndIsHeldAgainWhenItIsWell(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	s, root := simulated(t, "h100-sxm", "--gpus", "3")
+	s.quiet, s.outsideEvery = 0, 0
+	var well atomic.Bool
+	asked := make(chan int)
+	first, err := s.Snapshot(t.Context())
+	require.NoError(t, err)
+	s.outside = func(ctx context.Context, index int) (gpu.Device, error) {
+		select {
+		case asked <- index:
+		case <-ctx.Done():
+		}
+		d := first.Devices[index]
+		if !well.Load() {
+			return d, errors.New("not to be seen")
+		}
+		return d, nil
+	}
+	id := func(i int) gpu.UUID { return first.Devices[i].UUID }
+	sim := func(command string, i int, args ...string) {
+		built.Gpusim(t, append([]string{command, "--root", root, "--gpu", strconv.Itoa(i)}, args...)...)
+	}
+	fault := func(i int) gpu.Fault {
+		snap, err := s.Snapshot(t.Context())
+		require.NoError(t, err)
+		return snap.Devices[i].Fault
+	}
+	w := start(t, s)
+
+	sim("xid", 1, "--xid", "95")
+	w.until(t, gpu.EventChanged, id(1))
+	needs := fault(1)
+	require.Equal(t, gpu.ReasonResetNeeded, needs.Reason)
+	s.LetGo([]gpu.UUID{id(1)})
+	sim("reset", 1, "--wait", "30s") // fails the test if it is refused
+	require.Equal(t, 1, <-asked)
+	require.Equal(t, needs, fault(1), "as it was last read, since it is not read")
+	sim("xid", 0, "--xid", "48")
+	w.until(t, gpu.EventXID, id(0))
+
+	well.Store(true)
+	require.Equal(t, 1, <-asked)
+	for again := false; !again; { // also what the driver had asked for was a change
+		again = w.until(t, gpu.EventChanged, id(1)).Message == "the GPU answers again"
+	}
+	require.Zero(t, fault(1))
+	sim("xid", 1, "--xid", "31")
+	w.until(t, gpu.EventXID, id(1))
+
+	// One of which the driver says nothing wrong is not well because it says nothing.
+	s.LetGo([]gpu.UUID{id(2), "GPU-of-another-node"})
+	sim("reset", 2, "--wait", "30s")
+	for range 3 {
+		require.Equal(t, 2, <-asked)
+	}
+	require.Equal(t, gpu.Fault{Reason: gpu.ReasonUnwatched, Message: letGoMessage}, fault(2))
+	s.LetGo(nil)
+	require.Zero(t, fault(2))
+	w.until(t, gpu.EventChanged, id(2))
+}
+
+func TestWithoutALookFromOutsideNothingIsLetGoOf(t *testing.T) {
+	f, s := newFake(t, gputest.Node("t4", 2), Options{})
+	s.quiet = 0
+	start(t, s)
+	_, err := s.Snapshot(t.Context())
+	require.NoError(t, err)
+	s.LetGo([]gpu.UUID{gputest.Node("t4", 2).Devices[0].UUID})
+	require.False(t, s.holdsWanted())
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	require.Zero(t, f.shutdowns)
+}
