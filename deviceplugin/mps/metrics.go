@@ -1,0 +1,39 @@
+package mps
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/gpuready/gpuready/internal/nodestate"
+)
+
+// Metrics are what is told of the control daemons. docs/monitoring.md has them all.
+type Metrics struct {
+	ready    *prometheus.GaugeVec
+	failures *prometheus.CounterVec
+}
+
+// NewMetrics registers them.
+func NewMetrics(reg prometheus.Registerer) *Metrics {
+	m := &Metrics{
+		ready:    prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "gpuready_mps_ready", Help: "1 where the MPS control daemon of a resource serves it, 0 where it does not."}, []string{"resource"}),
+		failures: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuready_mps_failures_total", Help: "How often the MPS control daemon of a resource came not to serve it, other than by being started or ended, by reason."}, []string{"resource", "reason"}),
+	}
+	reg.MustRegister(m.ready, m.failures)
+	return m
+}
+
+func (m *Metrics) report(r nodestate.MPSResource) {
+	switch {
+	case r.Ready:
+		m.ready.WithLabelValues(r.Name).Set(1)
+		return
+	case r.Reason != reasonStarting && r.Reason != ReasonEnded:
+		m.failures.WithLabelValues(r.Name, string(r.Reason)).Inc()
+	}
+	m.ready.WithLabelValues(r.Name).Set(0)
+}
+
+func (m *Metrics) forget(resource string) {
+	m.ready.DeleteLabelValues(resource)
+	m.failures.DeletePartialMatch(prometheus.Labels{"resource": resource})
+}
