@@ -307,6 +307,8 @@ func FuzzRecall(f *testing.F) {
 	require.NoError(f, err)
 	f.Add(text)
 	f.Add([]byte(`{"devicePlugin":{"faults":[{"gpu":"","gpuInstance":-7,"needs":"x"},{"gpu":"","gpuInstance":-7}]}}`))
+	f.Add([]byte(`{"devicePlugin":{"faults":[{"gpuInstance":-2},{}]}}`))
+	f.Add([]byte(`{"devicePlugin":{"resources":[{"devices":[{"gpu":"MIG-a","mig":{"parent":"GPU-a"}},{"gpu":"MIG-a","mig":{"parent":"GPU-b"}}]}]}}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		var read nodestate.State
 		if json.Unmarshal(text, &read) != nil {

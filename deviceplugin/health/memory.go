@@ -50,7 +50,7 @@ func Recall(file nodestate.State) State {
 	if file.DevicePlugin == nil {
 		return s
 	}
-	index := 0
+	index, parts := 0, map[gpu.UUID]bool{} // a device may be listed under several names
 	know := func(id gpu.UUID) GPU {
 		g, known := s.gpus[id]
 		if !known {
@@ -72,8 +72,8 @@ func Recall(file nodestate.State) State {
 			if d.NUMANode != nil {
 				g.Device.NUMANode = *d.NUMANode
 			}
-			if d.GPU.IsMIG() {
-				g = g.divided(d)
+			if d.GPU.IsMIG() && !parts[d.GPU] {
+				g, parts[d.GPU] = g.divided(d), true
 			}
 			s.gpus[id] = g
 		}
@@ -87,9 +87,6 @@ func Recall(file nodestate.State) State {
 // divided is the GPU with a MIG device that a state file lists.
 func (g GPU) divided(d nodestate.Device) GPU {
 	m := gpu.MIGDevice{Index: d.MIG.Index, UUID: d.GPU, Profile: d.MIG.Profile, GPUInstance: d.MIG.GPUInstance, ComputeInstance: d.MIG.ComputeInstance}
-	if slices.ContainsFunc(g.Device.MIG, func(other gpu.MIGDevice) bool { return other.UUID == m.UUID }) {
-		return g
-	}
 	g.Device.MIGEnabled = true
 	g.Device.MIG = slices.SortedFunc(slices.Values(append(slices.Clone(g.Device.MIG), m)), func(a, b gpu.MIGDevice) int {
 		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
@@ -100,7 +97,7 @@ func (g GPU) divided(d nodestate.Device) GPU {
 // recall is the GPU with what a state file holds against it.
 func (g GPU) recall(f nodestate.Fault) GPU {
 	at := whole
-	if f.GPUInstance != nil {
+	if f.GPUInstance != nil && *f.GPUInstance >= 0 {
 		at.gpuInstance = *f.GPUInstance // earlier versions held it against one compute instance of it
 	}
 	needs := reset

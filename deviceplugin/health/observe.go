@@ -17,7 +17,7 @@ func (s State) See(snap gpu.Snapshot, now time.Time) State {
 		}
 		s.driver = snap.Driver.Version
 	}
-	seen := map[gpu.UUID]bool{}
+	seen, parts := map[gpu.UUID]bool{}, map[gpu.UUID]bool{}
 	nameless := map[gpu.PCIAddress]gpu.Fault{} // too broken to tell their UUID
 	for _, d := range snap.Devices {
 		if d.UUID == "" {
@@ -25,6 +25,9 @@ func (s State) See(snap gpu.Snapshot, now time.Time) State {
 			continue
 		}
 		seen[d.UUID] = true
+		for _, m := range d.MIG {
+			parts[m.UUID] = true
+		}
 		g := s.get(d.UUID, now)
 		if d.Fault.Reason != "" && len(d.MIG) == 0 {
 			d.MIGEnabled, d.MIG = g.Device.MIGEnabled, g.Device.MIG // it cannot tell; they go with it
@@ -40,6 +43,8 @@ func (s State) See(snap gpu.Snapshot, now time.Time) State {
 			continue
 		}
 		g.Present = false
+		// What is remembered of it may be wrong: a part of another GPU is none of it.
+		g.Device.MIG = slices.DeleteFunc(slices.Clone(g.Device.MIG), func(m gpu.MIGDevice) bool { return parts[m.UUID] })
 		fault := nameless[g.Device.PCI]
 		if fault.Reason == "" {
 			fault = nameless[""] // that may be this one: it is not known to be gone

@@ -41,3 +41,23 @@ func TestWhoSaysNothingTakesNothingBack(t *testing.T) {
 	require.NotEmpty(t, hears(remembered, nodestate.State{Phase: nodestate.Waiting}, nil).held)
 	require.Empty(t, hears(remembered, state(nodestate.Ready, "GPU-0", nil), nil).held)
 }
+
+// What the toolkit's file says is somebody else's word, and may be any.
+func FuzzNaming(f *testing.F) {
+	for _, seed := range []string{
+		`{"version":1,"component":"toolkit","bootID":"00000000-0000-4000-8000-000000000000","time":"2026-01-01T00:00:00Z","phase":"Ready",` +
+			`"toolkit":{"specs":[{"kind":"k8s.gpuready.io/gpu","path":"/a","devices":["GPU-0"]}],"runtime":{"socket":"/s","name":"containerd","cdi":false}}}`,
+		`{"version":1,"component":"toolkit","bootID":"00000000-0000-4000-8000-000000000000","time":"2026-01-01T00:00:00Z","phase":"Waiting"}`, `{}`,
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		before := naming{noCDI: "off"}
+		s, err := nodestate.Parse(data)
+		now := namingOf(s, err).after(before)
+		if err != nil {
+			require.Equal(t, "off", now.none(), "what cannot be read takes nothing back")
+		}
+		require.Equal(t, now, namingOf(s, err).after(now), "saying it twice says no more")
+	})
+}

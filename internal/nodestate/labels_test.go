@@ -2,6 +2,7 @@ package nodestate
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -41,4 +42,15 @@ func TestLabelsAreTheFeaturesOfGPUsAndNothingElse(t *testing.T) {
 	}
 	_, err := Parse(edit(t, func(m map[string]any) { m["devicePlugin"].(map[string]any)["labels"] = many }))
 	require.ErrorContains(t, err, "no more than 512")
+}
+
+func TestKeysThatWerePassedOverAreBounded(t *testing.T) {
+	parse := func(keys []string) error {
+		_, err := Parse(edit(t, func(m map[string]any) { m["devicePlugin"].(map[string]any)["ignoredKeys"] = keys }))
+		return err
+	}
+	require.NoError(t, parse([]string{"flags.migStrategi"}))
+	require.ErrorContains(t, parse([]string{"a", "\x1b[2J"}), "devicePlugin.ignoredKeys[1]: has a control character")
+	require.ErrorContains(t, parse([]string{""}), "devicePlugin.ignoredKeys[0]: missing")
+	require.ErrorContains(t, parse(slices.Repeat([]string{"a"}, MaxIgnoredKeys+1)), "devicePlugin.ignoredKeys: 65 of them")
 }

@@ -437,7 +437,7 @@ func TestAFullOrReadOnlyPlaceIsSaidAndLeavesNothing(t *testing.T) {
 	require.False(t, served(t))
 	s := waitPhase(t, nodestate.Failed)
 	require.EqualValues(t, "DriverFailed", s.Reason)
-	require.Contains(t, s.Message, "make the driver root: "+driverRoot+"/usr/lib")
+	require.Contains(t, s.Message, "make the driver root: "+driverRoot+"/usr/")
 	require.NoFileExists(t, readyFile)
 	fails(t, start(t, "--profile", "t4", "--size", "much"), 1, "make a tmpfs: size=much: invalid argument")
 

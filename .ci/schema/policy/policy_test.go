@@ -303,6 +303,19 @@ func TestOfItsOwnNodeTheValidatorMayDoItsWork(t *testing.T) {
 	require.Empty(t, ask(t, bare))
 }
 
+func TestTheFeaturesOfItsGPUsMayBeSaid(t *testing.T) {
+	said := changed("nodes", "n1", func(n *corev1.Node) {
+		n.Labels["nvidia.com/gpu.product"] = "H100"
+		n.Labels["nvidia.com/mig-1g.10gb.count"] = "7"
+		n.Labels["nvidia.com/mig.capable"] = "true"
+		n.Annotations["gpuready.io/feature-labels"] = "gpu.product,mig-1g.10gb.count,mig.capable"
+	})
+	require.Empty(t, ask(t, said))
+	said.old, said.object = said.object, said.old
+	require.Empty(t, ask(t, said), "taken away again")
+	require.NotEmpty(t, ask(t, changed("nodes", "n2", func(n *corev1.Node) { n.Labels["nvidia.com/gpu.product"] = "H100" })))
+}
+
 func TestAnotherNodeIsRefused(t *testing.T) {
 	const want = `gpu-validator may change the Node that its pod runs on, "n1", not "n2"`
 	require.Equal(t, want, ask(t, changed("nodes/status", "n2", setReady)))
@@ -328,7 +341,9 @@ func TestOthersAreNotAskedAbout(t *testing.T) {
 
 func TestNothingElseOfItsNodeCanBeChanged(t *testing.T) {
 	const (
-		metadata  = "gpu-validator may not change a Node's labels, annotations or other metadata"
+		metadata  = "gpu-validator may not change a Node's metadata but for labels of its GPUs"
+		labels    = "gpu-validator may change no labels of a Node but those that say what its GPUs are"
+		notes     = "gpu-validator may change no annotation of a Node but gpuready.io/feature-labels"
 		fields    = "gpu-validator may not change a Node's spec but for its taints"
 		taints    = "gpu-validator may only remove taints, of the keys gpuready.io/…"
 		status    = "gpu-validator may not change a Node's status but for its conditions"
@@ -338,13 +353,19 @@ func TestNothingElseOfItsNodeCanBeChanged(t *testing.T) {
 		change func(*corev1.Node)
 		want   string
 	}{
-		"a label":       {func(n *corev1.Node) { n.Labels["pool"] = "secret" }, metadata},
-		"a label less":  {func(n *corev1.Node) { n.Labels = nil }, metadata},
-		"an annotation": {func(n *corev1.Node) { n.Annotations["a"] = "c" }, metadata},
-		"a finalizer":   {func(n *corev1.Node) { n.Finalizers = []string{"a/b"} }, metadata},
-		"an owner":      {func(n *corev1.Node) { n.OwnerReferences = []metav1.OwnerReference{{Name: "x"}} }, metadata},
-		"cordoned":      {func(n *corev1.Node) { n.Spec.Unschedulable = true }, fields},
-		"provider ID":   {func(n *corev1.Node) { n.Spec.ProviderID = "" }, fields},
+		"a label":                  {func(n *corev1.Node) { n.Labels["pool"] = "secret" }, labels},
+		"a label less":             {func(n *corev1.Node) { n.Labels = nil }, labels},
+		"what runs on the node":    {func(n *corev1.Node) { n.Labels["nvidia.com/gpu.deploy.device-plugin"] = "false" }, labels},
+		"which configuration":      {func(n *corev1.Node) { n.Labels["nvidia.com/device-plugin.config"] = "other" }, labels},
+		"how its GPUs are divided": {func(n *corev1.Node) { n.Labels["nvidia.com/mig.config"] = "all-1g.10gb" }, labels},
+		"a role":                   {func(n *corev1.Node) { n.Labels["node-role.kubernetes.io/control-plane"] = "" }, labels},
+		"a feature's name within":  {func(n *corev1.Node) { n.Labels["evil.example/nvidia.com/gpu.count"] = "1" }, labels},
+		"an annotation":            {func(n *corev1.Node) { n.Annotations["a"] = "c" }, notes},
+		"an annotation less":       {func(n *corev1.Node) { n.Annotations = nil }, notes},
+		"a finalizer":              {func(n *corev1.Node) { n.Finalizers = []string{"a/b"} }, metadata},
+		"an owner":                 {func(n *corev1.Node) { n.OwnerReferences = []metav1.OwnerReference{{Name: "x"}} }, metadata},
+		"cordoned":                 {func(n *corev1.Node) { n.Spec.Unschedulable = true }, fields},
+		"provider ID":              {func(n *corev1.Node) { n.Spec.ProviderID = "" }, fields},
 		"a taint more": {func(n *corev1.Node) {
 			n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: "gpuready.io/not-ready", Effect: "NoExecute"})
 		}, taints},
