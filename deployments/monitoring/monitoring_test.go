@@ -189,6 +189,7 @@ func zero(t *testing.T, expr string) (missing []string) {
 	m.Register(reg)
 	m.State(nodestate.Ready, "", map[string]bool{"nvidia.com/gpu": true})
 	toolkit.NewMetrics(reg)
+	mps.NewMetrics(reg).Start("nvidia.com/gpu")
 	families, err := reg.Gather()
 	require.NoError(t, err)
 	for _, counter := range regexp.MustCompile(`increase\(([a-z_]+)(?:\{([^}]*)\})?`).FindAllStringSubmatch(expr, -1) {

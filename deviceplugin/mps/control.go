@@ -38,6 +38,9 @@ const (
 	reasonSilent   gpu.Reason = "MPSDaemonSilent"
 )
 
+// failures are those that are counted: being started and ended is no failure.
+var failures = []gpu.Reason{reasonMode, reasonFailed, reasonSilent}
+
 // ReasonEnded is that of a state which somebody has left who ended in good order.
 const ReasonEnded gpu.Reason = "MPSDaemonEnded"
 

@@ -55,6 +55,7 @@ func (c *controls) start(at site, s Spec) {
 	ctx, end := context.WithCancelCause(c.ctx)
 	r := &running{spec: s, site: at, end: end, ended: make(chan struct{})}
 	c.running[s.Resource] = r
+	c.daemon.meter.Start(s.Resource)
 	one := &control{spec: s, site: at, modes: &c.modes, log: cfg.Log, report: c.daemon.report}
 	go func() {
 		defer close(r.ended)

@@ -1,6 +1,8 @@
 package mps
 
 import (
+	"slices"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/gpuready/gpuready/internal/nodestate"
@@ -22,15 +24,24 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	return m
 }
 
+// Start says that there is to be a daemon. What may be counted of it begins at 0:
+// Prometheus sees no increase from nothing to 1.
+func (m *Metrics) Start(resource string) {
+	m.ready.WithLabelValues(resource).Set(0)
+	for _, reason := range failures {
+		m.failures.WithLabelValues(resource, string(reason))
+	}
+}
+
 func (m *Metrics) report(r nodestate.MPSResource) {
-	switch {
-	case r.Ready:
-		m.ready.WithLabelValues(r.Name).Set(1)
-		return
-	case r.Reason != reasonStarting && r.Reason != ReasonEnded:
+	if slices.Contains(failures, r.Reason) && !r.Ready {
 		m.failures.WithLabelValues(r.Name, string(r.Reason)).Inc()
 	}
-	m.ready.WithLabelValues(r.Name).Set(0)
+	ready := 0.0
+	if r.Ready {
+		ready = 1
+	}
+	m.ready.WithLabelValues(r.Name).Set(ready)
 }
 
 func (m *Metrics) forget(resource string) {
