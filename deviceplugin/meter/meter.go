@@ -1,5 +1,5 @@
 // Package meter counts and times what the device plugin does, for Prometheus.
-// docs/device-plugin.md lists what there is. No label has a value that somebody
+// docs/monitoring.md lists what there is. No label has a value that somebody
 // else can make up without end: names of resources and keys come from the
 // configuration, GPUs and their errors from the driver.
 package meter
