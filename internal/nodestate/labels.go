@@ -17,10 +17,10 @@ const MaxLabels = 512
 const maxLabel = 63
 
 // FeaturePattern is that of the names that the features of GPUs have. What else
-// begins with nvidia.com/ chooses what runs on a node (gpu.deploy.*, see IsFeature) or
-// how it is configured (mig.config, device-plugin.config): that is not for a device
-// plugin to say, let alone for whoever can write its file, and so are the names of
-// others. The cluster's policy for the validator has it too.
+// begins with nvidia.com/ chooses what runs on a node (gpu.present, gpu.deploy.*, see
+// IsFeature) or how it is configured (mig.config, device-plugin.config): that is not
+// for a device plugin to say, let alone for whoever can write its file, and so are
+// the names of others. The cluster's policy for the validator has it too.
 const FeaturePattern = `^nvidia\.com/((gpu|cuda|gfd|mig-[A-Za-z0-9._-]+)\.[A-Za-z0-9._-]*[A-Za-z0-9]|mig\.capable|mig\.strategy|mps\.capable)$`
 
 var (
@@ -30,7 +30,7 @@ var (
 
 // IsFeature says whether a label is one of a GPU's features, by its name.
 func IsFeature(name string) bool {
-	return featureName.MatchString(name) && !strings.HasPrefix(name, "nvidia.com/gpu.deploy.")
+	return featureName.MatchString(name) && !strings.HasPrefix(name, "nvidia.com/gpu.deploy.") && name != "nvidia.com/gpu.present"
 }
 
 // labels checks labels that the validator is to put on the Node.
