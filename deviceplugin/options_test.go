@@ -3,14 +3,19 @@ package main
 import (
 	"bytes"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
@@ -196,21 +201,122 @@ func TestHelpNamesEnvironmentExamplesAndExitCodes(t *testing.T) {
 	}
 }
 
-func TestEveryFlagAndVariableIsDocumented(t *testing.T) {
-	docs, err := os.ReadFile("../docs/device-plugin.md")
+// settingsTable are the cells of the table of settings, by the flag's own name or,
+// where there is none, the variable's.
+func settingsTable(t *testing.T) map[string][]string {
+	t.Helper()
+	docs, err := os.ReadFile("../docs/device-plugin-configuration.md")
 	require.NoError(t, err)
-	for _, names := range []map[string]string{environment, olderEnvironment} {
-		for flag, variable := range names {
-			require.Contains(t, string(docs), "`--"+flag+"`")
-			require.Contains(t, string(docs), "`"+variable+"`")
+	_, table, found := strings.Cut(string(docs), "\n## Every setting\n")
+	require.True(t, found)
+	table, _, _ = strings.Cut(table, "\n## ")
+	rows := map[string][]string{}
+	for line := range strings.Lines(table) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
+		if len(cells) != 6 || !strings.Contains(cells[0]+cells[1], "`") {
+			continue
+		}
+		for i := range cells {
+			cells[i] = strings.TrimSpace(cells[i])
+		}
+		key := strings.Trim(cells[1], "`")
+		if names := words(cells[0]); len(names) > 0 {
+			key = strings.TrimPrefix(names[0], "--")
+		}
+		require.NotContains(t, rows, key)
+		rows[key] = cells
+	}
+	return rows
+}
+
+// words are those of a cell that are set as code.
+func words(cell string) []string {
+	var all []string
+	for i, word := range strings.Split(cell, "`") {
+		if i%2 == 1 {
+			all = append(all, word)
 		}
 	}
-	for alias := range aliases {
-		require.Contains(t, string(docs), "`--"+alias+"`")
+	return all
+}
+
+func TestTheTableOfSettingsIsThatOfTheProgram(t *testing.T) {
+	rows := settingsTable(t)
+	variables := []string{health.DisableVariable, health.EnableVariable}
+	(&options{}).flags(io.Discard).VisitAll(func(f *pflag.Flag) {
+		cells := rows[f.Name]
+		require.NotNil(t, cells, "--%s has no row", f.Name)
+		delete(rows, f.Name)
+
+		names := []string{"--" + f.Name}
+		for _, alias := range slices.Sorted(maps.Keys(aliases)) {
+			if aliases[alias] == f.Name {
+				names = append(names, "--"+alias)
+			}
+		}
+		if f.Shorthand != "" {
+			names = append(names, "-"+f.Shorthand)
+		}
+		require.ElementsMatch(t, names, words(cells[0]))
+		var from []string
+		for _, where := range []map[string]string{environment, olderEnvironment} {
+			if name := where[f.Name]; name != "" {
+				from = append(from, name)
+			}
+		}
+		require.ElementsMatch(t, from, words(cells[1]), f.Name)
+		require.Equal(t, inFile[f.Name], strings.Trim(cells[2], "`"), f.Name)
+
+		// Where the driver is has no default that a flag could name.
+		if standard := strings.Trim(f.DefValue, "[]"); f.Name != "driver-root" && f.Name != "dev-root" && f.Value.Type() != "duration" {
+			require.Equal(t, standard, strings.Trim(cells[3], "`"), f.Name)
+		} else if d, err := time.ParseDuration(standard); err == nil {
+			written, err := time.ParseDuration(strings.Trim(cells[3], "`"))
+			require.NoError(t, err, f.Name)
+			require.Equal(t, d, written, f.Name)
+		}
+
+		example := strings.Trim(cells[4], "`")
+		if f.Name == "cdi-feature-flags" {
+			require.Empty(t, example, "it is refused")
+			return
+		}
+		args := []string{"--" + f.Name + "=" + example}
+		switch f.Name {
+		case "config-file":
+			return // it would be read
+		case "config", "default-config", "fallback-strategies", "node-label":
+			args = append(args, "--config-dir=/etc/gpuready/configs")
+		case "once":
+			args = append(args, "--shadow")
+		}
+		_, err := parse(args, io.Discard)
+		require.NoError(t, err, "%s: the example", f.Name)
+	})
+	for _, variable := range variables {
+		require.Equal(t, variable, strings.Trim(rows[variable][1], "`"))
+		example := strings.Trim(rows[variable][4], "`")
+		_, err := health.ParseDisable(example, "")
+		require.NoError(t, err, variable)
+		delete(rows, variable)
 	}
-	for _, path := range inFile {
-		require.Contains(t, string(docs), "`"+path+"`")
+	require.Empty(t, rows, "rows that are of no flag and no variable")
+}
+
+func TestTheExamplesInTheDocumentationWouldBeServed(t *testing.T) {
+	pages, err := filepath.Glob("../docs/*.md")
+	require.NoError(t, err)
+	served := 0
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		for _, m := range regexp.MustCompile("(?s)```yaml\n(version: v1\n.*?)```").FindAllSubmatch(text, -1) {
+			var stderr bytes.Buffer
+			require.Zero(t, checkConfig([]string{write(t, string(m[1]))}, io.Discard, &stderr), "%s: %s: %s", page, m[1], &stderr)
+			served++
+		}
 	}
+	require.Greater(t, served, 4, "examples are looked for")
 }
 
 func TestVersion(t *testing.T) {

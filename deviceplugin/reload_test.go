@@ -1,8 +1,10 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 
@@ -47,6 +49,37 @@ func TestANewConfigurationIsServedWithoutARestart(t *testing.T) {
 	require.Equal(t, 1, after.Registered, "it stays registered through all of it")
 	m.of(shared, 0)
 	m.ready()
+	m.stop()
+}
+
+// Strict, with a way in: what is passed over stands in the log, in a metric and in
+// the state.
+func TestKeysThatArePassedOverAreNamedWhereverSomebodyLooks(t *testing.T) {
+	m := newMachine(t).up().withKubelet()
+	path := filepath.Join(m.host, "c.yaml")
+	put(t, path, "version: v1\nflags: {migStrategi: none}\n")
+	m.start("--config-file", path, "--unknown-keys=warn")
+	m.wait(8)
+	m.says("key=flags.migStrategi ")
+	keys := func(want ...string) {
+		m.Helper()
+		m.state(func(s nodestate.State) bool {
+			return s.Phase == nodestate.Ready && slices.Equal(s.DevicePlugin.IgnoredKeys, want)
+		})
+	}
+	keys("flags.migStrategi")
+
+	many := "version: v1\n"
+	for i := range 5000 {
+		many += fmt.Sprintf("k%04d: 1\n", i)
+	}
+	put(t, path, many)
+	m.state(func(s nodestate.State) bool {
+		all := s.DevicePlugin.IgnoredKeys
+		return s.Phase == nodestate.Ready && len(all) == nodestate.MaxIgnoredKeys && all[63] == "and 4937 more"
+	})
+	put(t, path, "version: v1\n")
+	keys()
 	m.stop()
 }
 

@@ -188,6 +188,12 @@ sharing:
 	m.of("nvidia.com/gpu.dev", 6)
 	_, err := m.admit("greedy", "nvidia.com/gpu.dev", 2)
 	require.ErrorContains(t, err, "a container may have one nvidia.com/gpu.dev and asked for 2")
+	for range 20 { // as a ReplicaSet does, which makes another pod for each that is refused
+		_, err = m.admit("greedy", "nvidia.com/gpu.dev", 2)
+		require.ErrorContains(t, err, "a container may have one nvidia.com/gpu.dev and asked for 2")
+	}
+	m.says("allocation refused")
+	require.Equal(t, 1, strings.Count(m.process.Output(), "allocation refused"))
 	a, err := m.admit("modest", "nvidia.com/gpu.dev", 1)
 	require.NoError(t, err)
 	require.Len(t, a.CDIDevices, 1)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpuready/gpuready/deviceplugin/meter"
 	"github.com/gpuready/gpuready/internal/metrics"
+	"github.com/gpuready/gpuready/internal/nodestate"
 	toolkit "github.com/gpuready/gpuready/toolkit/daemon"
 	validator "github.com/gpuready/gpuready/validator/daemon"
 	"github.com/gpuready/gpuready/validator/voice"
@@ -106,7 +107,7 @@ func (s shown) wrong(expr string) []string {
 		}
 	}
 	plain := quoted.ReplaceAllString(expr, `""`)
-	plain = regexp.MustCompile(`\[[^]]*\]`).ReplaceAllString(plain, "")
+	plain = regexp.MustCompile(`\[[^]]*\]|\boffset \w+`).ReplaceAllString(plain, "")
 	labels, metrics := slices.Clone(target), 0
 	bare := grouping.ReplaceAllString(plain, "")
 	for _, m := range selector.FindAllStringSubmatch(bare, -1) {
@@ -178,6 +179,53 @@ type metadata struct {
 	Labels    map[string]string `json:"labels"`
 }
 
+// zero says which counters an expression waits for the increase of that a program
+// does not show from its start: the increase from no series to 1 is none.
+func zero(t *testing.T, expr string) (missing []string) {
+	reg := prometheus.NewRegistry()
+	m := meter.New()
+	m.Register(reg)
+	m.State(nodestate.Ready, "", map[string]bool{"nvidia.com/gpu": true})
+	toolkit.NewMetrics(reg)
+	families, err := reg.Gather()
+	require.NoError(t, err)
+	for _, counter := range regexp.MustCompile(`increase\(([a-z_]+)(?:\{([^}]*)\})?`).FindAllStringSubmatch(expr, -1) {
+		if strings.Contains(expr, " unless "+counter[1]+" offset ") {
+			continue // those that have only just come count
+		}
+		there := false
+		for _, f := range families {
+			for _, series := range f.GetMetric() {
+				labels := map[string]string{}
+				for _, l := range series.GetLabel() {
+					labels[l.GetName()] = l.GetValue()
+				}
+				there = there || f.GetName() == counter[1] && matches(labels, counter[2])
+			}
+		}
+		if !there {
+			missing = append(missing, counter[0])
+		}
+	}
+	return missing
+}
+
+// matches says that matchers select a series.
+func matches(labels map[string]string, matchers string) bool {
+	for _, m := range regexp.MustCompile(`([a-z_]+)(=|!=)"([^"]*)"`).FindAllStringSubmatch(matchers, -1) {
+		if (labels[m[1]] == m[3]) != (m[2] == "=") {
+			return false
+		}
+	}
+	return true
+}
+
+func TestTheFirstTimeCounts(t *testing.T) {
+	require.Empty(t, zero(t, `increase(gpuready_deviceplugin_nvml_errors_total{code="HUNG"}[10m]) > 0`))
+	require.NotEmpty(t, zero(t, `increase(gpuready_deviceplugin_nvml_errors_total{code="GPU_IS_LOST"}[10m]) > 0`))
+	require.NotEmpty(t, zero(t, `increase(gpuready_deviceplugin_xids_total[10m]) > 10`))
+}
+
 var inText = regexp.MustCompile(`\{\{ \$labels\.([a-z]+) \}\}`)
 
 func TestAlertsNameWhatIsShownAndWhatToDo(t *testing.T) {
@@ -194,10 +242,11 @@ func TestAlertsNameWhatIsShownAndWhatToDo(t *testing.T) {
 			require.False(t, seen[a.Alert], "%s: twice", a.Alert)
 			seen[a.Alert] = true
 			require.Empty(t, s.wrong(a.Expr), a.Alert)
+			require.Empty(t, zero(t, a.Expr), a.Alert)
 			require.Contains(t, []string{"info", "warning", "critical"}, a.Labels["severity"], a.Alert)
 			require.NotEmpty(t, a.Annotations["summary"], a.Alert)
 			require.NotEmpty(t, a.Annotations["description"], a.Alert)
-			require.Contains(t, string(docs), "`"+a.Alert+"`", "docs/monitoring.md")
+			require.Contains(t, string(docs), "\n| `"+a.Alert+"` | "+a.Labels["severity"]+" |", "docs/monitoring.md")
 			name := regexp.MustCompile(`(gpuready_[a-z_]+|\bup\b)`).FindString(a.Expr)
 			own, _ := s.labels(name)
 			for _, m := range inText.FindAllStringSubmatch(a.Annotations["summary"]+a.Annotations["description"], -1) {
@@ -206,6 +255,9 @@ func TestAlertsNameWhatIsShownAndWhatToDo(t *testing.T) {
 		}
 	}
 	require.NotEmpty(t, seen)
+	for _, m := range regexp.MustCompile("\n\\| `(GPU[A-Za-z]+)` ").FindAllStringSubmatch(string(docs), -1) {
+		require.True(t, seen[m[1]], "%s is documented, and there is none", m[1])
+	}
 }
 
 func TestPanelsNameWhatIsShown(t *testing.T) {
@@ -220,7 +272,10 @@ func TestPanelsNameWhatIsShown(t *testing.T) {
 			Targets []struct{ Expr, LegendFormat string }
 		}
 		Templating struct {
-			List []struct{ Query any }
+			List []struct {
+				Type  string
+				Query any
+			}
 		}
 	}
 	require.NoError(t, json.Unmarshal(data, &d))
@@ -239,11 +294,44 @@ func TestPanelsNameWhatIsShown(t *testing.T) {
 		require.Equal(t, p.Type == "row", len(p.Targets) == 0, p.Title)
 		for _, target := range p.Targets {
 			require.Empty(t, s.wrong(target.Expr), p.Title)
+			for _, l := range regexp.MustCompile(`\{\{([a-z]+)\}\}`).FindAllStringSubmatch(target.LegendFormat, -1) {
+				require.Contains(t, s.left(target.Expr), l[1], "%s: %s", p.Title, target.LegendFormat)
+			}
 		}
 	}
+	queries := 0
+	for _, v := range d.Templating.List {
+		if v.Type != "query" {
+			continue
+		}
+		queries++
+		query, is := v.Query.(map[string]any)["query"].(string)
+		require.True(t, is)
+		m := regexp.MustCompile(`^label_values\(([a-z_]+), ([a-z]+)\)$`).FindStringSubmatch(query)
+		require.NotNil(t, m, query)
+		own, known := s.labels(m[1])
+		require.True(t, known, query)
+		require.Contains(t, append(own, target...), m[2], query)
+	}
+	require.Equal(t, 1, queries)
 }
 
-// Every metric of the device plugin has a line in its documentation.
+// left are the labels of what an expression comes to: those that it is summed up
+// by, or all that its metric has.
+func (s shown) left(expr string) []string {
+	if m := regexp.MustCompile(`\bby *\(([^)]*)\)`).FindStringSubmatch(expr); m != nil {
+		return strings.Split(strings.ReplaceAll(m[1], " ", ""), ",")
+	}
+	var all []string
+	for _, m := range selector.FindAllStringSubmatch(expr, -1) {
+		if own, known := s.labels(m[1]); known {
+			all = append(append(all, own...), target...)
+		}
+	}
+	return all
+}
+
+// Every metric has a line in the documentation.
 func TestEveryMetricIsDocumented(t *testing.T) {
 	docs, err := os.ReadFile("../../docs/monitoring.md")
 	require.NoError(t, err)

@@ -55,7 +55,7 @@ See docs/install.md.`,
 	{
 		name: "mps.yaml",
 		about: `MPS control daemons, for nodes whose device plugin shares GPUs by MPS: apply it besides
-one of the others. See docs/device-plugin.md, "Sharing by MPS".`,
+one of the others. See docs/device-plugin-configuration.md, "Sharing by MPS".`,
 		parts: []string{"namespace", "mps"},
 	},
 }

@@ -42,7 +42,7 @@ type Flags struct {
 	UseNodeFeatureAPI       *bool       `json:"useNodeFeatureAPI,omitempty" doc:"For the feature discovery, which shares the file. Means nothing here."`
 	DeviceDiscoveryStrategy *string     `json:"deviceDiscoveryStrategy,omitempty" enum:"auto nvml tegra" doc:"How GPUs are found. tegra is refused: NVML does not know integrated GPUs. Default: auto."`
 	Plugin                  PluginFlags `json:"plugin" doc:"Settings of the device plugin alone."`
-	GFD                     GFDFlags    `json:"gfd" doc:"For the feature discovery, which shares the file. Means nothing here."`
+	GFD                     GFDFlags    `json:"gfd" doc:"For the feature discovery, which shares the file. Means nothing here, but for noTimestamp."`
 }
 
 // PluginFlags are the settings of the device plugin alone.

@@ -20,16 +20,18 @@ import (
 // happens to them at once.
 const many = 4
 
-// pause is how long the same ignored XID of a GPU is not logged again: a program
-// that is wrong can make hundreds in a second.
-const pause = time.Minute
+// maxRemembered bounds the devices that are remembered, though they are listed no
+// more.
+const maxRemembered = 1024
 
-// Journal remembers what it said last. One goroutine uses it at a time.
+// Journal remembers what it said last. One goroutine uses it at a time, but for
+// Refused.
 type Journal struct {
 	log     *slog.Logger
-	devices map[gpu.UUID]gpu.Fault
-	left    map[string]bool
-	ignored map[ignored]*repeated
+	devices map[gpu.UUID]gpu.Fault // listed, or unhealthy when they were last
+	left    map[string]gpu.UUID    // by what was said of them
+	ignored repeats[ignored]
+	refused repeats[refused]
 }
 
 type ignored struct {
@@ -37,14 +39,11 @@ type ignored struct {
 	xid uint64
 }
 
-type repeated struct {
-	said time.Time
-	more int // since
-}
+type refused struct{ resource, message string }
 
 // New makes a Journal that has said nothing.
 func New(log *slog.Logger) *Journal {
-	return &Journal{log: log, devices: map[gpu.UUID]gpu.Fault{}, left: map[string]bool{}, ignored: map[ignored]*repeated{}}
+	return &Journal{log: log, devices: map[gpu.UUID]gpu.Fault{}, left: map[string]gpu.UUID{}}
 }
 
 // change is what happened to a device; those that differ in nothing else are told
@@ -63,8 +62,8 @@ type changed struct {
 
 // Plan tells what is other than in the plan before.
 func (j *Journal) Plan(p plan.Plan) {
+	j.leftOut(p)
 	j.told(p.Resources)
-	j.leftOut(p.Left)
 }
 
 func (j *Journal) told(resources []plan.Resource) {
@@ -92,6 +91,11 @@ func (j *Journal) told(resources []plan.Resource) {
 			case !d.Healthy():
 				add(change{resource: r.Name, reason: string(d.Fault.Reason), message: d.Fault.Message}, d)
 			}
+		}
+	}
+	for id, was := range j.devices { // the log's last word on it is still that it is unhealthy
+		if _, there := now[id]; !there && was.Reason != "" && len(now) < maxRemembered {
+			now[id] = was
 		}
 	}
 	j.devices = now
@@ -123,12 +127,24 @@ func names(ids []gpu.UUID) string {
 }
 
 // leftOut has one line for each device that comes to be left out, or for another
-// reason.
-func (j *Journal) leftOut(left []plan.Left) {
-	now := map[string]bool{}
-	for _, l := range left {
+// reason, and one when it is listed instead.
+func (j *Journal) leftOut(p plan.Plan) {
+	now := map[string]gpu.UUID{}
+	out := map[gpu.UUID]bool{}
+	for _, id := range j.left {
+		out[id] = true
+	}
+	for _, r := range p.Resources {
+		for d := range r.Parts() {
+			if out[d.UUID()] {
+				j.log.Info("device is left out no more", "gpu", string(d.UUID()), "resource", r.Name)
+			}
+		}
+	}
+	for _, l := range p.Left {
 		line := fmt.Sprintf("%s %s %s %s", l.PCI, l.UUID(), l.Reason, l.Message)
-		if now[line] = true; j.left[line] {
+		_, said := j.left[line]
+		if now[line] = l.UUID(); said {
 			continue
 		}
 		level := slog.LevelWarn
@@ -143,16 +159,22 @@ func (j *Journal) leftOut(left []plan.Left) {
 // Ignored tells of an XID that is not held against the GPU, and how often it came
 // since it was told last.
 func (j *Journal) Ignored(e gpu.Event, now time.Time) {
-	key := ignored{e.UUID, e.XID}
-	r, before := j.ignored[key]
-	if before && now.Sub(r.said) < pause {
-		r.more++
-		return
+	if more, is := j.ignored.tell(ignored{e.UUID, e.XID}, now); is {
+		j.log.Info("XID that is not held against the GPU", also(more, "gpu", string(e.UUID), "message", cmp.Or(e.Message, gpu.XIDText(e.XID)))...)
 	}
-	args := []any{"gpu", string(e.UUID), "message", cmp.Or(e.Message, gpu.XIDText(e.XID))}
-	if before && r.more > 0 {
-		args = append(args, "more", r.more)
+}
+
+// Refused tells why a container did not get devices, and how often that was so
+// since it was told last. It may be called concurrently.
+func (j *Journal) Refused(resource, reason, message string, now time.Time) {
+	if more, is := j.refused.tell(refused{resource, message}, now); is {
+		j.log.Warn("allocation refused", also(more, "resource", resource, "reason", reason, "message", message)...)
 	}
-	j.ignored[key] = &repeated{said: now}
-	j.log.Info("XID that is not held against the GPU", args...)
+}
+
+func also(more int, args ...any) []any {
+	if more > 0 {
+		args = append(args, "more", more)
+	}
+	return args
 }

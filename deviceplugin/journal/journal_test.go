@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -105,12 +106,18 @@ func TestWhatDiffersIsNotThrownTogether(t *testing.T) {
 func TestTheLogTellsHowEveryDeviceIs(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b, told := newBook(), map[string]string{}
+		names := []string{"GPU-0", "GPU-1", "GPU-2", "GPU-3", "GPU-4", "GPU-5", "GPU-6", "GPU-7"}
 		for range rapid.IntRange(1, 6).Draw(t, "steps") {
 			faults := map[int]gpu.Fault{}
 			for i := range 8 {
 				faults[i] = rapid.SampledFrom([]gpu.Fault{{}, lost, blind}).Draw(t, "fault")
 			}
-			b.Plan(devices(8, faults))
+			p, there := devices(8, faults), [8]bool{}
+			for i := range there {
+				there[i] = rapid.Bool().Draw(t, "listed")
+			}
+			p.Resources[0].Devices = slices.DeleteFunc(p.Resources[0].Devices, func(d plan.Device) bool { return !there[slices.Index(names, string(d.GPU))] })
+			b.Plan(p)
 			for _, line := range b.lines() {
 				reason := ""
 				if strings.Contains(line, "unhealthy") {
@@ -124,7 +131,9 @@ func TestTheLogTellsHowEveryDeviceIs(t *testing.T) {
 				}
 			}
 			for i := range 8 {
-				require.Equal(t, string(faults[i].Reason), told[fmt.Sprintf("GPU-%d", i)])
+				if there[i] {
+					require.Equal(t, string(faults[i].Reason), told[names[i]])
+				}
 			}
 		}
 	})
@@ -141,6 +150,41 @@ func TestWhatIsLeftOutIsToldOnceForEachReason(t *testing.T) {
 	require.Equal(t, []string{
 		`level=WARN msg="device is left out" gpu=GPU-1 index=1 pci=0000:3b:00.0 reason=NoMIGDevice message="do this"`,
 		`level=INFO msg="device is left out" gpu=GPU-1 index=1 pci=0000:3b:00.0 reason=Excluded message="do this"`,
+	}, b.lines())
+}
+
+func TestADeviceThatIsLeftOutNoMoreHasALine(t *testing.T) {
+	b := newBook()
+	b.Plan(plan.Plan{Left: []plan.Left{{GPU: "GPU-1", Reason: plan.ReasonExcluded, Message: "do this"}}})
+	b.lines()
+	b.Plan(devices(2, nil))
+	require.Equal(t, []string{`level=INFO msg="device is left out no more" gpu=GPU-1 resource=nvidia.com/gpu`}, b.lines())
+	b.Plan(devices(2, nil))
+	require.Empty(t, b.lines())
+}
+
+func TestTheSameRefusalIsToldOnceAMinute(t *testing.T) {
+	b := newBook()
+	refuse := func(device string, at time.Duration) {
+		b.Refused("nvidia.com/gpu", "FailedPrecondition", device+" is unhealthy", start.Add(at))
+	}
+	for i := range 500 {
+		refuse("GPU-1", time.Duration(i)*time.Millisecond)
+	}
+	refuse("GPU-2", time.Second)
+	refuse("GPU-1", time.Minute)
+	require.Equal(t, []string{
+		`level=WARN msg="allocation refused" resource=nvidia.com/gpu reason=FailedPrecondition message="GPU-1 is unhealthy"`,
+		`level=WARN msg="allocation refused" resource=nvidia.com/gpu reason=FailedPrecondition message="GPU-2 is unhealthy"`,
+		`level=WARN msg="allocation refused" resource=nvidia.com/gpu reason=FailedPrecondition message="GPU-1 is unhealthy" more=499`,
+	}, b.lines())
+	for i := range 10_000 { // whatever is asked for, the log and the memory have an end
+		refuse(fmt.Sprint("GPU-", i), 10*time.Minute)
+	}
+	require.Len(t, b.lines(), 64)
+	refuse("GPU-x", 11*time.Minute)
+	require.Equal(t, []string{
+		`level=WARN msg="allocation refused" resource=nvidia.com/gpu reason=FailedPrecondition message="GPU-x is unhealthy" more=9936`,
 	}, b.lines())
 }
 

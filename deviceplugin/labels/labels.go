@@ -7,7 +7,9 @@
 // ReadHost reads. Write leaves the labels where Node Feature Discovery takes them.
 //
 // Not made are the labels of a virtual GPU's guest, nvidia.com/vgpu.present,
-// vgpu.host-driver-version and vgpu.host-driver-branch: vGPU is not supported.
+// vgpu.host-driver-version and vgpu.host-driver-branch: vGPU is not supported. Nor
+// is nvidia.com/gpu.present, by which it is chosen where agents run: if they said it
+// of their own node, none would ever leave.
 package labels
 
 import (
@@ -57,7 +59,6 @@ func For(n Node) map[string]string {
 	if len(gpus) == 0 {
 		return l
 	}
-	l.put(prefix+"gpu.present", "true") // github.com/NVIDIA/gpu-operator, controllers/state_manager.go
 	l.host(n.Config, n.Host)
 	l.versions(n.Snapshot.Driver)
 	l.mode(gpus, n.Host)

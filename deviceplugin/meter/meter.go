@@ -1,11 +1,12 @@
 // Package meter counts and times what the device plugin does, for Prometheus.
-// docs/device-plugin.md lists what there is. No label has a value that somebody
+// docs/monitoring.md lists what there is. No label has a value that somebody
 // else can make up without end: names of resources and keys come from the
 // configuration, GPUs and their errors from the driver.
 package meter
 
 import (
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,6 +26,7 @@ var shares = []float64{0.25, 0.5, 0.75, 0.9, 0.99, 1}
 type Meters struct {
 	scene         scene
 	watching      prometheus.Gauge
+	refused       prometheus.Gauge
 	registrations *prometheus.CounterVec
 	allocations   *prometheus.CounterVec
 	allocating    *prometheus.HistogramVec
@@ -39,9 +41,10 @@ type Meters struct {
 
 // New makes them, all of them empty.
 func New() *Meters {
-	return &Meters{
+	m := &Meters{
 		scene:         newScene(),
 		watching:      gauge("watching", "1 while the plugin hears what the driver tells of the GPUs, 0 while it does not."),
+		refused:       gauge("config_refused", "1 while a configuration is not put into force, as it is wrong; the one before, if any, serves on."),
 		registrations: counters("registrations_total", "Registrations with the kubelet, by gRPC code.", "resource", "code"),
 		allocations:   counters("allocations_total", "Containers that the kubelet asked devices for, by gRPC code.", "resource", "code"),
 		allocating:    histograms("allocation_duration_seconds", "How long it took to answer what a container is given.", quick, "resource"),
@@ -54,6 +57,11 @@ func New() *Meters {
 		reloads:   counters("config_reloads_total", "Configurations that came while the plugin ran: ok, or refused.", "result"),
 		firstList: gauge("first_list_seconds", "Seconds from the start of the process to the first device list that was sent to the kubelet."),
 	}
+	// What an alert waits for begins at 0: no increase is seen from nothing to 1.
+	m.nvml.WithLabelValues("HUNG")
+	m.reloads.WithLabelValues("ok")
+	m.reloads.WithLabelValues("refused")
+	return m
 }
 
 const namespace, subsystem = "gpuready", "deviceplugin"
@@ -72,7 +80,7 @@ func histograms(name, help string, buckets []float64, labels ...string) *prometh
 
 // Register makes them known to reg, which can be done once.
 func (m *Meters) Register(reg prometheus.Registerer) {
-	reg.MustRegister(&m.scene, m.watching, m.registrations, m.allocations, m.allocating, m.preferring, m.score, m.events, m.xids, m.nvml, m.reloads, m.firstList)
+	reg.MustRegister(&m.scene, m.watching, m.refused, m.registrations, m.allocations, m.allocating, m.preferring, m.score, m.events, m.xids, m.nvml, m.reloads, m.firstList)
 }
 
 // Started is called when the first list was sent.
@@ -80,6 +88,9 @@ func (m *Meters) Started(after time.Duration) { m.firstList.Set(after.Seconds())
 
 // Watching says whether anything is heard of the GPUs.
 func (m *Meters) Watching(is bool) { m.watching.Set(number(is)) }
+
+// Refused says whether a configuration is not put into force.
+func (m *Meters) Refused(is bool) { m.refused.Set(number(is)) }
 
 // Allocated is told of each container that was to be given devices; err is a
 // gRPC status.
@@ -107,7 +118,7 @@ func (m *Meters) Registration(resource string, err error) {
 func (m *Meters) Event(e gpu.Event) {
 	m.events.WithLabelValues(e.Kind.String()).Inc()
 	if e.Kind == gpu.EventXID {
-		m.xids.WithLabelValues(string(e.UUID), strconv.FormatUint(e.XID, 10)).Inc()
+		m.xids.WithLabelValues(text(string(e.UUID)), strconv.FormatUint(e.XID, 10)).Inc()
 	}
 }
 
@@ -122,6 +133,10 @@ func (m *Meters) Reloaded(refused error) {
 	}
 	m.reloads.WithLabelValues(result).Inc()
 }
+
+// text is what can be the value of a label: anything else ends a program that
+// shows it.
+func text(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
 func number(b bool) float64 {
 	if b {

@@ -45,9 +45,30 @@ func scrape(t *testing.T, reg prometheus.Gatherer, names ...string) []string {
 	return lines
 }
 
-func TestNothingIsShownBeforeAnythingIsKnown(t *testing.T) {
-	_, reg := registered()
-	require.Equal(t, []string{"first_list_seconds 0", "watching 0"}, scrape(t, reg))
+// What is counted and somebody is to be told of begins at 0: Prometheus sees no
+// increase from no series to 1.
+func TestBeforeAnythingIsKnownThereIsOnlyWhatAlertsCount(t *testing.T) {
+	m, reg := registered()
+	require.Equal(t, []string{
+		"config_refused 0", `config_reloads_total{result="ok"} 0`, `config_reloads_total{result="refused"} 0`,
+		"first_list_seconds 0", `nvml_errors_total{code="HUNG"} 0`, "watching 0",
+	}, scrape(t, reg))
+	m.State(nodestate.Waiting, "NoKubelet", map[string]bool{resource: false})
+	require.Equal(t, []string{
+		`allocations_total{code="FailedPrecondition",resource="nvidia.com/gpu"} 0`,
+		`allocations_total{code="Internal",resource="nvidia.com/gpu"} 0`,
+		`allocations_total{code="InvalidArgument",resource="nvidia.com/gpu"} 0`,
+		`allocations_total{code="NotFound",resource="nvidia.com/gpu"} 0`,
+		`allocations_total{code="OK",resource="nvidia.com/gpu"} 0`,
+	}, scrape(t, reg, "allocations_total"))
+}
+
+// A label that is no text would end the program.
+func TestWhatIsNoTextIsShownAsWhatItIsNot(t *testing.T) {
+	m, reg := registered()
+	m.Configured("abc", "a\xffb", nil)
+	m.Event(gpu.Event{Kind: gpu.EventXID, UUID: "GPU-\xff", XID: 79})
+	require.Equal(t, []string{"config_info{hash=\"abc\",name=\"a\uFFFDb\"} 1", "xids_total{gpu=\"GPU-\uFFFD\",xid=\"79\"} 1"}, scrape(t, reg, "config_info", "xids_total"))
 }
 
 func TestDevicesAreCountedByStateAndReasonAndEachGPUIsShownOnce(t *testing.T) {
@@ -120,6 +141,7 @@ func TestWhatHappensIsCounted(t *testing.T) {
 		`events_total{kind="Lost"} 1`,
 		`events_total{kind="XID"} 1`,
 		`nvml_errors_total{code="GPU_IS_LOST"} 1`,
+		`nvml_errors_total{code="HUNG"} 0`,
 		`preferred_allocation_duration_seconds_count{resource="nvidia.com/gpu"} 1`,
 		`preferred_allocation_score_ratio_sum{resource="nvidia.com/gpu"} 1`,
 		`registrations_total{code="OK",resource="nvidia.com/gpu"} 1`,

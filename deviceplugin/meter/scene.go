@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
 
 	"github.com/gpuready/gpuready/deviceplugin/plan"
 	"github.com/gpuready/gpuready/internal/gpu"
@@ -48,7 +49,15 @@ func newScene() scene {
 // to be changed after.
 func (m *Meters) State(phase nodestate.Phase, reason gpu.Reason, registered map[string]bool) {
 	m.scene.set(func(now *moment) { now.phase, now.reason, now.registered = phase, reason, registered })
+	for resource := range registered {
+		for _, code := range answers {
+			m.allocations.WithLabelValues(resource, code.String())
+		}
+	}
 }
+
+// answers are those of Allocate (package allocate).
+var answers = []codes.Code{codes.OK, codes.InvalidArgument, codes.NotFound, codes.FailedPrecondition, codes.Internal}
 
 // Plan shows what the kubelet is told, and what it is not. It is not to be
 // changed after.
@@ -122,6 +131,9 @@ type table map[row]float64
 
 func (t table) tell(to chan<- prometheus.Metric, d *prometheus.Desc, labels int) {
 	for r, value := range t {
+		for i := range labels {
+			r[i] = text(r[i])
+		}
 		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, r[:labels]...)
 	}
 }

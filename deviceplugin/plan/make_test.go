@@ -2,7 +2,6 @@ package plan_test
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"testing"
 	"time"
@@ -238,17 +237,6 @@ func TestAGPUWithoutAUUIDIsLeftOut(t *testing.T) {
 	require.Equal(t, map[string]int{"nvidia.com/gpu": 1}, counts(p))
 	require.Equal(t, map[gpu.Reason]int{plan.ReasonNoUUID: 1}, reasons(p))
 	require.Equal(t, s.Devices[1].PCI, p.Left[0].PCI)
-}
-
-func TestEveryReasonIsDocumented(t *testing.T) {
-	docs, err := os.ReadFile("../../docs/device-plugin.md")
-	require.NoError(t, err)
-	for _, reason := range []gpu.Reason{
-		plan.ReasonExcluded, plan.ReasonNotIncluded, plan.ReasonNoUUID, plan.ReasonNoMIGDevice, plan.ReasonMIGDiffers,
-		plan.ReasonMIGPartly, plan.ReasonNoResource, plan.ReasonTooMany, plan.ReasonMPS, gpu.ReasonUnreadable,
-	} {
-		require.Contains(t, string(docs), "`"+string(reason)+"`")
-	}
 }
 
 // node draws a node of any layout.

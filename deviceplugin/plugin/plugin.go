@@ -82,6 +82,7 @@ type Plugin struct {
 	mu       sync.Mutex
 	settings *config.Config      // in force; replaced, never changed
 	refused  error               // why others are not; nil: there are none
+	ignored  []string            // keys of the settings' file that are not known
 	services map[string]*service // by resource
 	kept     map[string]*os.File // sockets for the next program
 	health   health.State

@@ -99,6 +99,7 @@ func (p *Plugin) show(s nodestate.State) {
 		registered[r.Name] = known && service.kubelet.Registered
 	}
 	p.meters.State(s.Phase, s.Reason, registered)
+	p.meters.Refused(p.refused != nil && !errors.Is(p.refused, ErrNotChosen))
 }
 
 // store hands a state to the writer: a disk that takes its time must not hold up
@@ -152,7 +153,7 @@ func (p *Plugin) flush() {
 // state says how things are.
 func (p *Plugin) state() nodestate.State {
 	registered, _ := p.registered()
-	info := &nodestate.DevicePluginInfo{KubeletSocket: p.cfg.KubeletSocket, Registered: registered, Faults: p.health.Faults()}
+	info := &nodestate.DevicePluginInfo{KubeletSocket: p.cfg.KubeletSocket, Registered: registered, Faults: p.health.Faults(), IgnoredKeys: p.ignored}
 	for _, r := range p.plan.Resources {
 		resource := nodestate.Resource{Name: r.Name}
 		for d := range r.Parts() {

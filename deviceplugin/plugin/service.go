@@ -197,7 +197,7 @@ func (s *service) Allocate(ids []string) (*v1beta1.ContainerAllocateResponse, er
 	resp, err := s.view.Load().allocate.Allocate(ids)
 	s.plugin.meters.Allocated(s.resource, time.Since(began), err)
 	if err != nil {
-		s.plugin.cfg.Log.Warn("allocation refused", "resource", s.resource, "reason", status.Code(err).String(), "message", status.Convert(err).Message())
+		s.plugin.journal.Refused(s.resource, status.Code(err).String(), status.Convert(err).Message(), time.Now())
 	}
 	return resp, err
 }

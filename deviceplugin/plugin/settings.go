@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,8 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/deviceplugin/nodes"
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
 // Settings are what a configuration says. They are never changed, only replaced.
@@ -63,7 +66,7 @@ func (p *Plugin) configure(s Settings) error {
 	p.inForce(s)
 	p.update(func() {
 		p.refused = nil
-		p.settings = s.Config
+		p.settings, p.ignored = s.Config, ignored(s.Ignored)
 		p.health = p.health.WithPolicy(s.Health)
 		p.find()
 		p.choose()
@@ -72,7 +75,20 @@ func (p *Plugin) configure(s Settings) error {
 }
 
 // inForce says which configuration is.
-func (p *Plugin) inForce(s Settings) { p.meters.Configured(s.Hash, s.Name, s.Ignored) }
+func (p *Plugin) inForce(s Settings) { p.meters.Configured(s.Hash, s.Name, ignored(s.Ignored)) }
+
+// ignored are as many of the keys as metrics and the state file have room for; the
+// log names all of them.
+func ignored(keys []string) []string {
+	var all []string
+	for i, key := range keys {
+		if i == nodestate.MaxIgnoredKeys-1 && len(keys) > nodestate.MaxIgnoredKeys {
+			return append(all, fmt.Sprintf("and %d more", len(keys)-i))
+		}
+		all = append(all, cmp.Or(record.Clean(key, 256), "?"))
+	}
+	return all
+}
 
 // another says whether settings take another process: NVML is loaded once.
 func (p *Plugin) another(c *config.Config) error {
@@ -168,7 +184,7 @@ func driverRoot(c *config.Config) string {
 // begun is the first word on the settings: those of the start, or that they are
 // still to come.
 func (p *Plugin) begun(s Settings) {
-	p.settings, p.choice = s.Config, make(chan struct{})
+	p.settings, p.ignored, p.choice = s.Config, ignored(s.Ignored), make(chan struct{})
 	switch {
 	case s.Config != nil:
 		p.choose()

@@ -15,7 +15,7 @@ import (
 type View struct {
 	Plan     plan.Plan // health, and what cannot be given to a container, included
 	Snapshot gpu.Snapshot
-	Absent   gpu.Fault // why there is no driver; zero: there is one
+	Absent   gpu.Fault // why there is no driver, or none is looked for; zero: there is one
 }
 
 // Read says that the driver has been read in this process: what the plan had
@@ -47,7 +47,10 @@ func Watch(ctx context.Context, cfg Config, seen func(View)) error {
 // tell hands the view to who watches. p.mu is held.
 func (p *Plugin) tell() {
 	v := View{Plan: p.plan, Snapshot: p.snapshot}
-	if p.absent != nil {
+	switch {
+	case p.refused != nil && !p.chosen():
+		v.Absent.Reason, v.Absent.Message = p.refusal()
+	case p.absent != nil:
 		v.Absent = gpu.Fault{Reason: p.absent.reason, Message: p.absent.message}
 	}
 	p.seenBy(v)

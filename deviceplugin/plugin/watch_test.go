@@ -2,6 +2,8 @@ package plugin_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"testing"
 
@@ -55,6 +57,34 @@ func TestWhoWatchesSeesWhatWouldBeAdvertisedAndLeavesNoTrace(t *testing.T) {
 	for _, entry := range left {
 		require.NotEqual(t, "dp", entry.Name(), "no socket")
 	}
+}
+
+// Without a configuration no driver is looked for; whoever watches hears why.
+func TestWhoWatchesHearsThatNoConfigurationIsInForce(t *testing.T) {
+	n := newNode(t, gputest.Node("h100-sxm", 1))
+	views := make(chan plugin.View, 100)
+	ctx, cancel := context.WithCancel(context.Background())
+	cfg := n.cfg
+	cfg.Settings = plugin.Settings{}
+	cfg.Follow = func(ctx context.Context, deliver func(plugin.Settings, error)) error {
+		deliver(plugin.Settings{}, fmt.Errorf("%w: nobody has", plugin.ErrNotChosen))
+		deliver(plugin.Settings{}, errors.New("it is wrong"))
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	done := make(chan error, 1)
+	go func() { done <- plugin.Watch(ctx, cfg, func(v plugin.View) { views <- v }) }()
+	for _, want := range []gpu.Fault{{Reason: "ConfigNotChosen", Message: "no configuration is chosen yet: nobody has"}, {Reason: "ConfigRefused", Message: "it is wrong"}} {
+		select {
+		case v := <-views:
+			require.False(t, v.Read())
+			require.Equal(t, want, v.Absent)
+		case <-soon(t).Done():
+			t.Fatal("not seen")
+		}
+	}
+	cancel()
+	require.NoError(t, <-done)
 }
 
 // MPS is the other plugin's there, and its daemons' state none of ours.

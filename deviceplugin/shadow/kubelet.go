@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -17,6 +16,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
 // The kubelet answers in milliseconds; a socket that nobody serves any more
@@ -115,14 +116,10 @@ func holdings(answer *podresources.ListPodResourcesResponse) []Holding {
 }
 
 // readCheckpoint reads the healthy devices of each resource. The file is the
-// kubelet's: whether its checksum is right is the kubelet's to say.
+// kubelet's: whether its checksum is right is the kubelet's to say. The folder is
+// every device plugin's: what lies there in its place is not waited for.
 func readCheckpoint(path string) (map[string][]Device, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = file.Close() }()
-	data, err := io.ReadAll(io.LimitReader(file, maxAnswer+1))
+	data, err := record.Read(path, maxAnswer)
 	if err != nil {
 		return nil, err
 	}
@@ -134,9 +131,6 @@ func readCheckpoint(path string) (map[string][]Device, error) {
 }
 
 func parseCheckpoint(data []byte) (map[string][]Device, error) {
-	if len(data) > maxAnswer {
-		return nil, fmt.Errorf("it has more than %d bytes", maxAnswer)
-	}
 	var file struct {
 		Data *struct{ RegisteredDevices map[string][]string }
 	}

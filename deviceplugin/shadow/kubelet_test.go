@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -73,6 +74,10 @@ func TestTheCheckpointIsReadWhereTheKubeletDoesNotListWhatItMayGiveAway(t *testi
 	_, err := k.Ask(soon(t))
 	require.ErrorContains(t, err, "GetAllocatableResources")
 	require.ErrorContains(t, err, "kubelet_internal_checkpoint: no such file")
+	require.NoError(t, syscall.Mkfifo(filepath.Join(dir, checkpointName), 0o600))
+	_, err = k.Ask(soon(t))
+	require.ErrorContains(t, err, "no regular file", "nobody writes into it, and nobody is waited for")
+	require.NoError(t, os.Remove(filepath.Join(dir, checkpointName)))
 
 	data, err := kubelettest.Checkpoint{Registered: map[string][]string{"nvidia.com/gpu": {"GPU-a", "GPU-b"}, "nvidia.com/gone": {}}}.Bytes()
 	require.NoError(t, err)

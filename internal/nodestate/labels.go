@@ -28,10 +28,10 @@ var (
 	featureValue = regexp.MustCompile(`^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)?$`)
 )
 
-// ChoicePrefixes begin names by which it is chosen what runs on a node, containers'
-// agents or virtual machines' (github.com/NVIDIA/gpu-operator,
-// controllers/state_manager.go: nvidia.com/gpu.workload.config).
-var ChoicePrefixes = []string{"nvidia.com/gpu.deploy.", "nvidia.com/gpu.workload."}
+// ChoicePrefixes begin names by which it is chosen what runs on a node: whether agents
+// do, which, and whether for containers or virtual machines
+// (github.com/NVIDIA/gpu-operator, controllers/state_manager.go).
+var ChoicePrefixes = []string{"nvidia.com/gpu.present", "nvidia.com/gpu.deploy.", "nvidia.com/gpu.workload."}
 
 // IsFeature says whether a label is one of a GPU's features, by its name.
 func IsFeature(name string) bool {

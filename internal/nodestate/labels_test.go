@@ -2,6 +2,7 @@ package nodestate
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -24,7 +25,7 @@ func TestLabelsAreTheFeaturesOfGPUsAndNothingElse(t *testing.T) {
 	}
 	for _, name := range []string{
 		"", "gpu.count", "kubernetes.io/hostname", "node-role.kubernetes.io/control-plane", "nvidia.com/", "nvidia.com/gpu", "nvidia.com/gpu.",
-		"nvidia.com/gpu.deploy.driver", "nvidia.com/gpu.workload.config", "nvidia.com/mig.config", "nvidia.com/device-plugin.config", "nvidia.com/gpu.x/y", "nvidia.com/gpu.count\n",
+		"nvidia.com/gpu.deploy.driver", "nvidia.com/gpu.present", "nvidia.com/gpu.workload.config", "nvidia.com/mig.config", "nvidia.com/device-plugin.config", "nvidia.com/gpu.x/y", "nvidia.com/gpu.count\n",
 		"evil/nvidia.com/gpu.count", "nvidia.com/gpu.ä", "nvidia.com/gpu." + strings.Repeat("x", 60), strings.Repeat("x", 5000),
 	} {
 		err := refused(name, "1")
@@ -41,4 +42,15 @@ func TestLabelsAreTheFeaturesOfGPUsAndNothingElse(t *testing.T) {
 	}
 	_, err := Parse(edit(t, func(m map[string]any) { m["devicePlugin"].(map[string]any)["labels"] = many }))
 	require.ErrorContains(t, err, "no more than 512")
+}
+
+func TestKeysThatWerePassedOverAreBounded(t *testing.T) {
+	parse := func(keys []string) error {
+		_, err := Parse(edit(t, func(m map[string]any) { m["devicePlugin"].(map[string]any)["ignoredKeys"] = keys }))
+		return err
+	}
+	require.NoError(t, parse([]string{"flags.migStrategi"}))
+	require.ErrorContains(t, parse([]string{"a", "\x1b[2J"}), "devicePlugin.ignoredKeys[1]: has a control character")
+	require.ErrorContains(t, parse([]string{""}), "devicePlugin.ignoredKeys[0]: missing")
+	require.ErrorContains(t, parse(slices.Repeat([]string{"a"}, MaxIgnoredKeys+1)), "devicePlugin.ignoredKeys: 65 of them")
 }

@@ -124,7 +124,13 @@ type DevicePluginInfo struct {
 	// are the GPUs' features and nothing else: see labels.go. nil: somebody else
 	// publishes them, or they are not known yet; the Node's are left alone.
 	Labels map[string]string `json:"labels,omitzero"`
+	// IgnoredKeys are the keys of the configuration file that are not known and were
+	// passed over, with --unknown-keys=warn. No more than MaxIgnoredKeys.
+	IgnoredKeys []string `json:"ignoredKeys,omitempty"`
 }
+
+// MaxIgnoredKeys is how many of them fit into a state.
+const MaxIgnoredKeys = 64
 
 // ConfigLabel is the label by which a node chooses the device plugin's configuration.
 const ConfigLabel = "nvidia.com/device-plugin.config"

@@ -218,6 +218,13 @@ func (v *validation) plugin(p *DevicePluginInfo) {
 		}
 	}
 	v.labels("devicePlugin.labels", p.Labels)
+	if n := len(p.IgnoredKeys); n > MaxIgnoredKeys {
+		v.fail("devicePlugin.ignoredKeys", fmt.Sprintf("%d of them, no more than %d are taken", n, MaxIgnoredKeys))
+		return
+	}
+	for i, key := range p.IgnoredKeys {
+		v.name(fmt.Sprintf("devicePlugin.ignoredKeys[%d]", i), key)
+	}
 }
 
 func (v *validation) instance(field string, id *int) {

@@ -20,7 +20,7 @@ e2e: e2e-images ## play the scenarios on a real cluster, with the images and man
 e2e-timeline: ## measure from driver ready to a CUDA job in a pod, at the kubelet's default 10 s too
 	@$(MAKE) --no-print-directory e2e GPUREADY_E2E_LONG=1 E2E_ARGS='-run TestTimeline'
 
-e2e-deviceplugin: e2e-images ## the same for the device plugin: MIG, sharing, NUMA
+e2e-deviceplugin: e2e-images ## the same for the device plugin: MIG, sharing, NUMA, reload
 	$(E2E_RUN) -timeout 20m -parallel 4 -run '^TestDevicePlugin' $(E2E_ARGS)
 
 e2e-restarts: e2e-images ## kill a kubelet 200 times under pods that use GPUs, and print how long it takes until it has them again

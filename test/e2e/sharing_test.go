@@ -13,7 +13,8 @@ import (
 	"github.com/gpuready/gpuready/test/cluster"
 )
 
-// TestDevicePluginSharing is a node with two GPUs, each of which several pods use.
+// TestDevicePluginSharing is a node with two GPUs that several pods use, by a
+// configuration that changes.
 func TestDevicePluginSharing(t *testing.T) {
 	t.Parallel()
 	s := Up(t, cluster.Config{Nodes: 1})
@@ -32,6 +33,9 @@ sharing:
 		scenario{"two pods share a GPU and both compute", twoPodsShareAGPU},
 		scenario{"more than one part is refused with a reason", moreThanOnePartIsRefused},
 		scenario{"parts run out", partsRunOut},
+		scenario{"a ConfigMap that is edited is served by the same container", anEditedConfigMapIsServed},
+		scenario{"a bad one changes nothing", aBadConfigMapChangesNothing},
+		scenario{"the node's label chooses a configuration", theNodesLabelChooses},
 	)
 }
 

@@ -32,9 +32,6 @@ type node struct {
 	heard chan struct{}   // closed and made anew when state changes
 }
 
-// settings are in force all the time: a device that is to be quiet is so for a moment.
-const settings = "version: v1\nflags: {migStrategy: mixed}\nhealth: {quietPeriod: 2s}\n"
-
 func newNode(ctx context.Context, o options) (_ *node, err error) {
 	n := &node{bin: o.bin, ended: make(chan struct{}), heard: make(chan struct{})}
 	if n.dir, err = os.MkdirTemp("", "soak"); err != nil {
@@ -55,7 +52,7 @@ func (n *node) path(name string) string { return filepath.Join(n.dir, name) }
 
 // start starts the plugin, once.
 func (n *node) start() error {
-	if err := os.WriteFile(n.path("config.yaml"), []byte(settings), 0o600); err != nil {
+	if err := n.configure(common, true); err != nil {
 		return err
 	}
 	ln, err := net.Listen("tcp", "127.0.0.1:0") // a port that is free

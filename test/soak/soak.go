@@ -157,14 +157,18 @@ func (s *soak) storm(ctx context.Context, number uint64, d time.Duration) error 
 		r := random()
 		g.Go(func() error { return s.tenant(ctx, fmt.Sprintf("t%d-%d", i, number), r) })
 	}
-	kubelets, stranger := random(), random()
+	kubelets, stranger, configurations := random(), random(), random()
 	g.Go(func() error { return s.kubelets(ctx, kubelets) })
 	g.Go(func() error { return s.stranger(ctx, stranger) })
+	g.Go(func() error { return s.configurations(ctx, configurations) })
 	return g.Wait()
 }
 
 // end makes everything as it was at the start, and compares.
 func (s *soak) end(ctx context.Context, before footprint) error {
+	if err := s.become(plain, false); err != nil {
+		return err
+	}
 	for _, c := range s.truth.cards {
 		if err := (&fate{soak: s, card: c}).mend(ctx); err != nil {
 			return err
@@ -213,8 +217,8 @@ func (s *soak) progress(ctx context.Context) {
 			faults += n
 		}
 	}
-	line := fmt.Sprintf("%4d faults, %3d MIG layouts, %3d kubelets; pods: %d admitted, %d refused, %d cut off, %d too late; settled ≤ %.1f s", faults,
-		s.counts["MIG layout"], s.counts["kubelet"], s.counts["admitted"], s.counts["refused"], s.counts["cut off"], s.counts["too late"], s.check.most().Seconds())
+	line := fmt.Sprintf("%4d faults, %3d MIG layouts, %3d kubelets, %3d+%d configurations; pods: %d admitted, %d refused, %d cut off, %d too late; settled ≤ %.1f s", faults,
+		s.counts["MIG layout"], s.counts["kubelet"], s.counts["configuration"], s.counts["refused configuration"], s.counts["admitted"], s.counts["refused"], s.counts["cut off"], s.counts["too late"], s.check.most().Seconds())
 	s.mu.Unlock()
 	if f, err := s.node.footprint(ctx); err == nil {
 		line += fmt.Sprintf("; %v", f)

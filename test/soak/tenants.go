@@ -217,9 +217,10 @@ func (s *soak) stranger(ctx context.Context, r *rand.Rand) error {
 		}
 		if err := s.ask(ctx, res.Endpoint, id); err != nil {
 			s.truth.mu.Lock()
-			defer s.truth.mu.Unlock()
-			if c != nil && id == c.parts[0].id && c.health != sick {
-				continue // it was mended just now
+			mended := c != nil && s.truth.cardOf[baseID(id)] == c && c.health != sick
+			s.truth.mu.Unlock()
+			if mended { // just now
+				continue
 			}
 			return err
 		}

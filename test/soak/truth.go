@@ -47,11 +47,12 @@ type truth struct {
 	cards  []*card
 	cardOf map[string]*card  // by the ID of every device there ever was
 	owner  map[string]string // device ID to pod
+	shape  shape             // what the configuration in force makes of them
 	calm   bool              // everything has stood still for long enough that nothing is unsure
 }
 
 func newTruth(s *state.State) *truth {
-	t := &truth{cardOf: map[string]*card{}, owner: map[string]string{}}
+	t := &truth{cardOf: map[string]*card{}, owner: map[string]string{}, shape: plain}
 	for i, g := range s.GPUs() {
 		c := &card{index: i, uuid: state.Text(g.Uuid[:])}
 		t.cards = append(t.cards, c)
@@ -102,8 +103,9 @@ func (t *truth) free(c *card) bool {
 // wrong says what of the resources that a kubelet has differs from what is true of
 // a card; "" for nothing. t.mu is held.
 func (t *truth) wrong(c *card, served []kubelettest.Resource) string {
+	devices := t.devices(c)
 	want := map[part]bool{}
-	for _, p := range c.parts {
+	for _, p := range devices {
 		want[p] = true
 	}
 	var why []string
@@ -112,10 +114,11 @@ func (t *truth) wrong(c *card, served []kubelettest.Resource) string {
 			if t.cardOf[baseID(d.GetID())] != c {
 				continue
 			}
-			p := part{r.Name, baseID(d.GetID())}
+			p := part{r.Name, d.GetID()}
 			switch {
-			case !want[p] && !slices.Contains(c.parts, p):
+			case !slices.Contains(devices, p):
 				why = append(why, fmt.Sprintf("%s of %s is served and is not there", p.id, p.resource))
+				continue
 			case r.Gone || r.Lists == 0:
 				why = append(why, fmt.Sprintf("nobody serves %s", p.resource))
 			}
@@ -167,7 +170,7 @@ func (t *truth) give(pod string, ids []string, began time.Time, settle time.Dura
 			return nil, fmt.Errorf("pod %s was given %s, which no GPU ever was", pod, id)
 		}
 		stale := began.Sub(c.changed) > settle // the plugin had the time to know
-		there := slices.ContainsFunc(c.parts, func(p part) bool { return p.id == baseID(id) })
+		there := slices.ContainsFunc(t.devices(c), func(p part) bool { return p.id == id })
 		switch {
 		case stale && !there:
 			return nil, fmt.Errorf("pod %s was given %s, which is gone since %v\n%s", pod, id, c.changed.Format(time.TimeOnly), c)
@@ -198,13 +201,15 @@ func (t *truth) take(ids []string) {
 	}
 }
 
-// usable says whether nothing has happened to the devices' GPUs for a while that
-// could have made them unhealthy.
+// usable says whether devices are there, and nothing has happened to their GPUs for a
+// while that could have made them unhealthy.
 func (t *truth) usable(ids []string, settle time.Duration) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, id := range ids {
-		if c := t.cardOf[baseID(id)]; c.health != sound || time.Since(c.changed) < settle {
+		c := t.cardOf[baseID(id)]
+		there := slices.ContainsFunc(t.devices(c), func(p part) bool { return p.id == id })
+		if !there || c.health != sound || time.Since(c.changed) < settle {
 			return false
 		}
 	}
@@ -217,8 +222,8 @@ func (t *truth) broken(settle time.Duration) (resource, id string, c *card) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, c := range t.cards {
-		if c.health == sick && time.Since(c.changed) > settle {
-			return c.parts[0].resource, c.parts[0].id, c
+		if devices := t.devices(c); c.health == sick && time.Since(c.changed) > settle && len(devices) > 0 {
+			return devices[0].resource, devices[0].id, c
 		}
 	}
 	return "", "", nil

@@ -42,15 +42,20 @@ const (
 func TestWhatIsServedIsHeldAgainstWhatIsTrue(t *testing.T) {
 	gone := list(gpuResource, "a", yes)
 	gone.Gone = true
+	twice := shape{resource: "x", replicas: 2, without: -1}
 	for name, c := range map[string]struct {
 		health health
+		shape  shape
 		calm   bool
 		served []kubelettest.Resource
 		a, b   string
 	}{
 		"as it is":             {served: []kubelettest.Resource{list(gpuResource, "a", yes), list(mig, "m", yes)}},
-		"shared":               {served: []kubelettest.Resource{list(gpuResource, "a::0", yes, "a::1", yes), list(mig, "m", yes)}},
-		"one replica left":     {health: sick, served: []kubelettest.Resource{list(gpuResource, "a::0", no, "a::1", yes), list(mig, "m", yes)}, a: "a is served as healthy and is not"},
+		"shared":               {shape: twice, served: []kubelettest.Resource{list("x", "a::0", yes, "a::1", yes), list(mig, "m", yes)}},
+		"shared less often":    {shape: twice, served: []kubelettest.Resource{list("x", "a::0", yes), list(mig, "m", yes)}, a: "a::1 of x is there and is not served"},
+		"one replica left":     {shape: twice, health: sick, served: []kubelettest.Resource{list("x", "a::0", no, "a::1", yes), list(mig, "m", yes)}, a: "a::1 is served as healthy and is not"},
+		"left out":             {shape: shape{what: "left out", resource: gpuResource}, served: []kubelettest.Resource{list(mig, "m", yes)}},
+		"left out, and served": {shape: shape{what: "left out", resource: gpuResource}, served: []kubelettest.Resource{list(gpuResource, "a", yes), list(mig, "m", yes)}, a: "a of nvidia.com/gpu is served and is not there"},
 		"nothing yet":          {a: "a of nvidia.com/gpu is there and is not served", b: "m of " + mig + " is there and is not served"},
 		"nobody":               {served: []kubelettest.Resource{gone, list(mig, "m", yes)}, a: "nobody serves nvidia.com/gpu"},
 		"sick, said":           {health: sick, served: []kubelettest.Resource{list(gpuResource, "a", no), list(mig, "m", yes)}},
@@ -67,6 +72,9 @@ func TestWhatIsServedIsHeldAgainstWhatIsTrue(t *testing.T) {
 			truth := twoGPUs(t)
 			truth.cardOf["b"] = truth.cards[1] // it was whole before
 			truth.cards[0].health, truth.calm = c.health, c.calm
+			if c.shape != (shape{}) {
+				truth.shape = c.shape
+			}
 			require.Equal(t, c.a, truth.wrong(truth.cards[0], c.served))
 			require.Equal(t, c.b, truth.wrong(truth.cards[1], c.served))
 		})
@@ -78,6 +86,7 @@ func TestWhatIsGivenAway(t *testing.T) {
 	const settle = time.Second
 	now := time.Now()
 	truth := twoGPUs(t)
+	truth.shape = shape{resource: "x", replicas: 2, without: -1}
 	refused, err := truth.give("p", []string{"a::0", "m"}, now, settle)
 	require.NoError(t, err)
 	require.Empty(t, refused)
@@ -91,6 +100,7 @@ func TestWhatIsGivenAway(t *testing.T) {
 	require.ErrorContains(t, err, "which no GPU ever was")
 
 	truth.take([]string{"a::0", "a::1", "m"})
+	truth.shape = plain
 	require.True(t, truth.free(truth.cards[0]))
 	truth.cards[0].health, truth.cards[0].changed = sick, now.Add(-settle/2)
 	_, err = truth.give("q", []string{"a"}, now, settle)

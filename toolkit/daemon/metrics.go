@@ -31,6 +31,9 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		cdi:       prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "gpuready_toolkit_runtime_cdi", Help: "1 if the container runtime resolves CDI names, 0 if not; absent where it does not say."}, []string{"runtime"}),
 		injected:  prometheus.NewCounter(prometheus.CounterOpts{Name: "gpuready_toolkit_injections_total", Help: "Containers of node agents that were given the GPUs."}),
 	}
+	for _, outcome := range []string{"changed", "unchanged", "failed"} { // no increase is seen from nothing to 1
+		m.refreshes.WithLabelValues(outcome)
+	}
 	reg.MustRegister(m.refreshes, m.changes, m.seconds, m.devices, m.connected, m.cdi, m.injected)
 	return m
 }

@@ -19,11 +19,6 @@ import (
 // with its own (pkg/nfd-master, nfd.node.kubernetes.io/feature-labels).
 const LabelsAnnotation = "gpuready.io/feature-labels"
 
-// presentLabel, where somebody else has set it, is not for us to take away: it may be
-// what brings the device plugin to a node, which then would not come back to tell of the
-// next GPU (docs/install.md; the manifests' node affinity).
-const presentLabel = labelPrefix + "gpu.present"
-
 // labelPrefix is left out in the annotation, whose names are separated by commas.
 const labelPrefix = "nvidia.com/"
 
@@ -59,8 +54,7 @@ func (v *Voice) sayLabels(ctx context.Context, want map[string]string) error {
 
 // labelChange is what to merge into the Node's metadata; nil: nothing. What somebody
 // else set differently is set anew, and only what was put there by us is taken away:
-// so does Node Feature Discovery (pkg/nfd-master, createPatches). presentLabel is the
-// exception.
+// so does Node Feature Discovery (pkg/nfd-master, createPatches).
 func labelChange(node *corev1.Node, want map[string]string) map[string]any {
 	labels := map[string]any{}
 	for name, value := range want {
@@ -79,10 +73,6 @@ func labelChange(node *corev1.Node, want map[string]string) map[string]any {
 		change["labels"] = labels
 	}
 	is, has := node.Annotations[LabelsAnnotation]
-	if there, set := node.Labels[presentLabel]; set && there == want[presentLabel] && !slices.Contains(ours(node), presentLabel) {
-		want = maps.Clone(want)
-		delete(want, presentLabel)
-	}
 	switch now := annotation(want); {
 	case now == "" && has:
 		change["annotations"] = map[string]any{LabelsAnnotation: nil}

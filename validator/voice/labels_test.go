@@ -75,25 +75,6 @@ func TestTheNodeIsLabelledWithWhatTheDevicePluginSays(t *testing.T) {
 	require.Equal(t, map[string]string{"theirs": "x"}, s.server.Node(node, nil).Annotations)
 }
 
-func TestWhatBringsTheAgentsToTheNodeStaysWhereSomebodyElseSaidIt(t *testing.T) {
-	with := func(count string) map[string]string {
-		all := t4(count)
-		all["nvidia.com/gpu.present"] = "true"
-		return all
-	}
-	for name, before := range map[string]map[string]string{"ours": nil, "theirs": {"nvidia.com/gpu.present": "true"}} {
-		s := newStage(t)
-		s.server.Node(node, func(n *corev1.Node) { n.Labels = maps.Clone(before) })
-		s.say(labelled(with("4")))
-		require.Equal(t, with("4"), s.labels(), name)
-		s.start()
-		s.say(labelled(with("2")))
-		require.Equal(t, with("2"), s.labels(), name)
-		s.say(labelled(map[string]string{}))
-		require.Equal(t, mapOrEmpty(before), mapOrEmpty(s.labels()), "no GPU: "+name)
-	}
-}
-
 func TestLabelsStayWhileNothingIsKnownOfThem(t *testing.T) {
 	s := newStage(t)
 	s.say(labelled(t4("4")))

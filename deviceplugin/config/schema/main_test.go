@@ -39,7 +39,7 @@ func valid(t *testing.T, data []byte) bool {
 }
 
 func TestEveryKeyIsDocumented(t *testing.T) {
-	docs, err := os.ReadFile("../../../docs/device-plugin.md")
+	docs, err := os.ReadFile("../../../docs/device-plugin-configuration.md")
 	require.NoError(t, err)
 	text, err := schema()
 	require.NoError(t, err)
@@ -51,10 +51,10 @@ func TestEveryKeyIsDocumented(t *testing.T) {
 }
 
 func TestTheExamplesInTheDocumentationAreTaken(t *testing.T) {
-	docs, err := os.ReadFile("../../../docs/device-plugin.md")
+	docs, err := os.ReadFile("../../../docs/device-plugin-configuration.md")
 	require.NoError(t, err)
-	examples := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllSubmatch(docs, -1)
-	require.NotEmpty(t, examples)
+	examples := regexp.MustCompile("(?s)```yaml\n(version: v1\n.*?)```").FindAllSubmatch(docs, -1)
+	require.Greater(t, len(examples), 4)
 	for _, example := range examples {
 		_, _, err := config.Parse(example[1], "docs", config.Options{})
 		require.NoError(t, err, "%s", example[1])

@@ -1,0 +1,171 @@
+package docs
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// sources calls visit for each Go file of the product below a folder, tests left out.
+func sources(t *testing.T, folder string, visit func(path string, f *ast.File)) {
+	t.Helper()
+	require.NoError(t, filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err == nil {
+			visit(path, f)
+		}
+		return err
+	}))
+}
+
+// literal is the value of a string literal.
+func literal(e ast.Expr) (string, bool) {
+	l, is := e.(*ast.BasicLit)
+	if !is || l.Kind != token.STRING {
+		return "", false
+	}
+	s, err := strconv.Unquote(l.Value)
+	return s, err == nil
+}
+
+// isReason says that a type is gpu.Reason.
+func isReason(e ast.Expr) bool {
+	switch e := e.(type) {
+	case *ast.Ident:
+		return e.Name == "Reason"
+	case *ast.SelectorExpr:
+		return e.Sel.Name == "Reason"
+	}
+	return false
+}
+
+// reasonsOf are all reasons that a file can give: constants of the type, fields and
+// what functions of that type return, and words of the log.
+func reasonsOf(f *ast.File) map[string]bool {
+	all := map[string]bool{}
+	add := func(e ast.Expr) {
+		if s, is := literal(e); is && s != "" {
+			all[s] = true
+		}
+	}
+	ast.Inspect(f, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.ValueSpec:
+			if n.Type != nil && isReason(n.Type) {
+				for _, v := range n.Values {
+					add(v)
+				}
+			}
+		case *ast.KeyValueExpr:
+			if key, is := n.Key.(*ast.Ident); is && key.Name == "Reason" {
+				add(n.Value)
+			}
+		case *ast.FuncDecl:
+			if r := n.Type.Results; r == nil || n.Body == nil || !slices.ContainsFunc(r.List, func(f *ast.Field) bool { return isReason(f.Type) }) {
+				return true
+			}
+			ast.Inspect(n.Body, func(n ast.Node) bool {
+				if r, is := n.(*ast.ReturnStmt); is {
+					for _, v := range r.Results {
+						if s, is := literal(v); is && camel.MatchString(s) {
+							add(v)
+						}
+					}
+				}
+				return true
+			})
+		case *ast.CallExpr:
+			for i := 1; i < len(n.Args); i++ {
+				if s, is := literal(n.Args[i-1]); is && s == "reason" {
+					add(n.Args[i])
+				}
+			}
+		}
+		return true
+	})
+	return all
+}
+
+var camel = regexp.MustCompile(`^[A-Z][A-Za-z]+$`)
+
+// deviceReasons are those of the device plugin and of the vocabulary of GPUs.
+func deviceReasons(t *testing.T) map[string]bool {
+	all := map[string]bool{}
+	for _, folder := range []string{"../deviceplugin", "../internal/gpu", "../internal/injection"} {
+		sources(t, folder, func(_ string, f *ast.File) { maps.Copy(all, reasonsOf(f)) })
+	}
+	return all
+}
+
+var code = regexp.MustCompile("`([^`]+)`")
+
+func TestEveryReasonOfTheDevicePluginIsDocumented(t *testing.T) {
+	_, text, found := strings.Cut(read(t, "device-plugin.md"), "\n## Reasons\n")
+	require.True(t, found)
+	text, _, _ = strings.Cut(text, "\n## ")
+	written := map[string]bool{}
+	for _, m := range code.FindAllStringSubmatch(text, -1) {
+		if camel.MatchString(m[1]) {
+			written[m[1]] = true
+		}
+	}
+	reasons := deviceReasons(t)
+	require.Greater(t, len(reasons), 40, "reasons are looked for")
+	for reason := range reasons {
+		if !written[reason] {
+			t.Errorf("%s: a reason without a line in device-plugin.md", reason)
+		}
+	}
+	for word := range written {
+		if !reasons[word] {
+			t.Errorf("%s: a line in device-plugin.md, and no such reason in the code", word)
+		}
+	}
+}
+
+var metric = regexp.MustCompile(`^gpuready_[a-z_]+$`)
+
+// Metrics that a registry in another package's test does not show are found by their names.
+func TestEveryMetricIsDocumented(t *testing.T) {
+	written := map[string]bool{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `(gpuready_[a-z_]+)` \\|").FindAllStringSubmatch(read(t, "monitoring.md"), -1) {
+		require.False(t, written[m[1]], "%s: twice", m[1])
+		written[m[1]] = true
+	}
+	words := map[string]bool{}
+	for _, folder := range []string{"../deviceplugin", "../toolkit", "../validator", "../internal"} {
+		sources(t, folder, func(_ string, f *ast.File) {
+			ast.Inspect(f, func(n ast.Node) bool {
+				if e, is := n.(ast.Expr); is {
+					if s, is := literal(e); is {
+						words[s] = true
+					}
+				}
+				return true
+			})
+		})
+	}
+	for word := range words {
+		if metric.MatchString(word) && !strings.HasSuffix(word, "_") {
+			require.True(t, written[word], "%s: a metric without a line in monitoring.md", word)
+		}
+	}
+	for name := range written {
+		// Some names are put together of the component's and their own.
+		own := strings.TrimPrefix(name, "gpuready_deviceplugin_")
+		require.True(t, words[name] || words[own], "%s: a line in monitoring.md, and no such metric in the code", name)
+	}
+}

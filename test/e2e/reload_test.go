@@ -1,0 +1,85 @@
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuready/gpuready/internal/nodestate"
+)
+
+// edit writes the device plugin's ConfigMap anew. The kubelet brings what is new to
+// pods within a minute or so, and at once when something of the pod changes.
+func (s *Suite) edit(t *testing.T, files map[string]string) {
+	t.Helper()
+	s.WriteConfigMap(t, files)
+	for _, p := range s.World.Pods(Namespace, "app="+pluginDaemonSet) {
+		s.Kubectl(t, "-n", Namespace, "annotate", "pod", p.Name, "--overwrite", fmt.Sprintf("edited=%d", time.Now().UnixNano()))
+	}
+}
+
+func sliced(replicas int) string {
+	return fmt.Sprintf("version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}", replicas)
+}
+
+// anEditedConfigMapIsServed by the same container.
+func anEditedConfigMapIsServed(t *testing.T, s *Suite) {
+	before := s.plugin(t, "n1")
+	s.edit(t, map[string]string{"config.yaml": sliced(3)})
+	s.World.OffersAll(t, "n1", map[corev1.ResourceName]int64{GPU: 6, devGPU: 0})
+	s.takes(t, "n1", 2)
+	s.untouched(t, before)
+}
+
+// aBadConfigMapChangesNothing, and the plugin's state says what is wrong with it.
+func aBadConfigMapChangesNothing(t *testing.T, s *Suite) {
+	before := s.plugin(t, "n1")
+	s.edit(t, map[string]string{"config.yaml": "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 0}]}}"})
+	s.World.Until(t, "the device plugin says what it refuses", func() error {
+		st := s.State(t, "n1", nodestate.DevicePlugin)
+		if st.Reason != "ConfigRefused" || !strings.Contains(st.Message, "sharing.timeSlicing.resources[0].replicas") {
+			return fmt.Errorf("it says %s: %s", st.Reason, st.Message)
+		}
+		return nil
+	})
+	s.World.Offers(t, 6, "n1")
+	s.edit(t, map[string]string{"config.yaml": sliced(2)})
+	s.World.Offers(t, 4, "n1")
+	s.untouched(t, before)
+}
+
+// theNodesLabelChooses one of the configurations in the ConfigMap.
+func theNodesLabelChooses(t *testing.T, s *Suite) {
+	const label = nodestate.ConfigLabel
+	files := map[string]string{"default": "version: v1", "many": sliced(8)}
+	s.WriteConfigMap(t, files)
+	s.SetPlugin(t, "CONFIG_FILE-", "CONFIG_FILE_SRCDIR=/etc/gpuready")
+	s.World.Offers(t, 2, "n1")
+	before := s.plugin(t, "n1")
+	s.Kubectl(t, "label", "node", "n1", label+"=many")
+	s.World.Offers(t, 16, "n1")
+	s.Kubectl(t, "label", "node", "n1", label+"=few", "--overwrite")
+	s.World.Until(t, "the device plugin says that there is no such configuration", func() error {
+		if st := s.State(t, "n1", nodestate.DevicePlugin); st.Reason != "ConfigRefused" || !strings.Contains(st.Message, `"few"`) {
+			return fmt.Errorf("it says %s: %s", st.Reason, st.Message)
+		}
+		return nil
+	})
+	s.World.Offers(t, 16, "n1")
+	s.Kubectl(t, "label", "node", "n1", label+"-")
+	s.World.Offers(t, 2, "n1")
+	s.untouched(t, before)
+}
+
+// untouched sees to it that a pod is there as it was.
+func (s *Suite) untouched(t *testing.T, before *corev1.Pod) {
+	t.Helper()
+	now := s.World.Pod(before.Namespace, before.Name)
+	require.NoError(t, runs(now))
+	require.Equal(t, before.UID, now.UID)
+	require.Equal(t, before.Status.ContainerStatuses[0].ContainerID, now.Status.ContainerStatuses[0].ContainerID)
+}
