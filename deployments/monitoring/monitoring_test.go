@@ -3,6 +3,7 @@ package monitoring
 import (
 	"encoding/json"
 	"flag"
+	"log/slog"
 	"os"
 	"regexp"
 	"slices"
@@ -14,11 +15,14 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuready/gpuready/deviceplugin/meter"
+	"github.com/gpuready/gpuready/deviceplugin/shadow"
 	"github.com/gpuready/gpuready/internal/metrics"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	toolkit "github.com/gpuready/gpuready/toolkit/daemon"
+	"github.com/gpuready/gpuready/validator/choice"
 	validator "github.com/gpuready/gpuready/validator/daemon"
 	"github.com/gpuready/gpuready/validator/voice"
+	"github.com/gpuready/gpuready/validator/workload"
 )
 
 var update = flag.Bool("update", false, "write the dashboard anew")
@@ -60,6 +64,9 @@ func allMetrics(t *testing.T) shown {
 	toolkit.NewMetrics(s)
 	validator.NewMetrics(s)
 	voice.NewMetrics(s)
+	choice.New(choice.Config{}, s)
+	workload.New(workload.Config{}, slog.New(slog.DiscardHandler), s)
+	shadow.New(shadow.Config{}, s)
 	own, err := metrics.NewRegistry().Gather()
 	require.NoError(t, err)
 	for _, f := range own {
@@ -331,21 +338,34 @@ func (s shown) left(expr string) []string {
 	return all
 }
 
-// Every metric has a line in the documentation.
+// Every metric has a line in the documentation, with its labels and no others, and
+// every line is of a metric.
 func TestEveryMetricIsDocumented(t *testing.T) {
-	docs, err := os.ReadFile("../../docs/monitoring.md")
-	require.NoError(t, err)
-	for name, labels := range allMetrics(t) {
-		if !strings.HasPrefix(name, "gpuready_") {
-			continue
-		}
-		i := strings.Index(string(docs), "| `"+name+"`")
-		require.GreaterOrEqual(t, i, 0, name)
-		line, _, _ := strings.Cut(string(docs)[i:], "\n")
-		for _, l := range labels {
-			require.Contains(t, line, "`"+l+"`", name)
+	documented := map[string][]string{}
+	for _, page := range []string{"monitoring.md", "device-plugin.md"} {
+		docs, err := os.ReadFile("../../docs/" + page)
+		require.NoError(t, err)
+		for _, line := range regexp.MustCompile("(?m)^\\| `(gpuready_[a-z_]+)` \\|([^|]*)\\|").FindAllStringSubmatch(string(docs), -1) {
+			names, _, _ := strings.Cut(line[2], ":") // of the labels; values may follow
+			labels := []string{}
+			for _, l := range regexp.MustCompile("`([a-z]+)`").FindAllStringSubmatch(names, -1) {
+				labels = append(labels, l[1])
+			}
+			documented[line[1]] = labels
 		}
 	}
+	shown := map[string][]string{}
+	for name, labels := range allMetrics(t) {
+		if strings.HasPrefix(name, "gpuready_") {
+			shown[name] = append([]string{}, labels...)
+		}
+	}
+	for name := range documented {
+		if _, is := shown[name]; !is && strings.HasPrefix(name, "gpuready_mps_") {
+			delete(documented, name) // made where they are used
+		}
+	}
+	require.Equal(t, shown, documented)
 }
 
 func TestThePodMonitorFindsThePodsOfTheManifests(t *testing.T) {
