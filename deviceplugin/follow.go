@@ -129,7 +129,7 @@ func (f *follower) read() (*options, error) {
 // labels have not been said.
 func (o *options) chosen(labels map[string]string) (*options, error) {
 	if labels == nil && o.named.name == "" {
-		return nil, fmt.Errorf("%w: waiting for the validator on this node to say what the node's label %s chooses", plugin.ErrNotChosen, nodestate.ConfigLabel)
+		return nil, fmt.Errorf("%w: waiting for gpu-validator on this node, whose daemon needs --node-name and the API server, to say what the node's label %s chooses", plugin.ErrNotChosen, nodestate.ConfigLabel)
 	}
 	there, err := o.named.list()
 	if err != nil {

@@ -3,6 +3,7 @@ package monitoring
 import (
 	"encoding/json"
 	"flag"
+	"log/slog"
 	"os"
 	"regexp"
 	"slices"
@@ -14,11 +15,15 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuready/gpuready/deviceplugin/meter"
+	"github.com/gpuready/gpuready/deviceplugin/mps"
+	"github.com/gpuready/gpuready/deviceplugin/shadow"
 	"github.com/gpuready/gpuready/internal/metrics"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	toolkit "github.com/gpuready/gpuready/toolkit/daemon"
+	"github.com/gpuready/gpuready/validator/choice"
 	validator "github.com/gpuready/gpuready/validator/daemon"
 	"github.com/gpuready/gpuready/validator/voice"
+	"github.com/gpuready/gpuready/validator/workload"
 )
 
 var update = flag.Bool("update", false, "write the dashboard anew")
@@ -57,9 +62,13 @@ func (s shown) MustRegister(collectors ...prometheus.Collector) {
 func allMetrics(t *testing.T) shown {
 	s := shown{"up": nil}
 	meter.New().Register(s)
+	mps.NewMetrics(s)
 	toolkit.NewMetrics(s)
 	validator.NewMetrics(s)
 	voice.NewMetrics(s)
+	choice.New(choice.Config{}, s)
+	workload.New(workload.Config{}, slog.New(slog.DiscardHandler), s)
+	shadow.New(shadow.Config{}, s)
 	own, err := metrics.NewRegistry().Gather()
 	require.NoError(t, err)
 	for _, f := range own {
@@ -187,6 +196,7 @@ func zero(t *testing.T, expr string) (missing []string) {
 	m.Register(reg)
 	m.State(nodestate.Ready, "", map[string]bool{"nvidia.com/gpu": true})
 	toolkit.NewMetrics(reg)
+	mps.NewMetrics(reg).Start("nvidia.com/gpu")
 	families, err := reg.Gather()
 	require.NoError(t, err)
 	for _, counter := range regexp.MustCompile(`increase\(([a-z_]+)(?:\{([^}]*)\})?`).FindAllStringSubmatch(expr, -1) {
@@ -331,21 +341,34 @@ func (s shown) left(expr string) []string {
 	return all
 }
 
-// Every metric has a line in the documentation.
+// Every metric has a line in the documentation, with its labels and no others, and
+// every line is of a metric.
 func TestEveryMetricIsDocumented(t *testing.T) {
-	docs, err := os.ReadFile("../../docs/monitoring.md")
-	require.NoError(t, err)
-	for name, labels := range allMetrics(t) {
-		if !strings.HasPrefix(name, "gpuready_") {
-			continue
-		}
-		i := strings.Index(string(docs), "| `"+name+"`")
-		require.GreaterOrEqual(t, i, 0, name)
-		line, _, _ := strings.Cut(string(docs)[i:], "\n")
-		for _, l := range labels {
-			require.Contains(t, line, "`"+l+"`", name)
+	documented := map[string][]string{}
+	for _, page := range []string{"monitoring.md", "device-plugin.md"} {
+		docs, err := os.ReadFile("../../docs/" + page)
+		require.NoError(t, err)
+		for _, line := range regexp.MustCompile("(?m)^\\| `(gpuready_[a-z_]+)` \\|([^|]*)\\|").FindAllStringSubmatch(string(docs), -1) {
+			names, _, _ := strings.Cut(line[2], ":") // of the labels; values may follow
+			labels := []string{}
+			for _, l := range regexp.MustCompile("`([a-z]+)`").FindAllStringSubmatch(names, -1) {
+				labels = append(labels, l[1])
+			}
+			documented[line[1]] = labels
 		}
 	}
+	shown := map[string][]string{}
+	for name, labels := range allMetrics(t) {
+		if strings.HasPrefix(name, "gpuready_") {
+			shown[name] = append([]string{}, labels...)
+		}
+	}
+	for name := range documented {
+		if _, is := shown[name]; !is && strings.HasPrefix(name, "gpuready_mps_") {
+			delete(documented, name) // made where they are used
+		}
+	}
+	require.Equal(t, shown, documented)
 }
 
 func TestThePodMonitorFindsThePodsOfTheManifests(t *testing.T) {
@@ -376,11 +399,27 @@ func TestThePodMonitorFindsThePodsOfTheManifests(t *testing.T) {
 		} `json:"spec"`
 	}
 	require.NoError(t, yaml.UnmarshalStrict(data, &m))
-	manifest, err := os.ReadFile("../static/gpuready.yaml")
-	require.NoError(t, err)
-	require.Contains(t, string(manifest), "name: "+m.Metadata.Namespace+"\n")
-	for _, app := range m.Spec.Selector.MatchExpressions[0].Values {
-		require.Contains(t, string(manifest), "app: "+app+"\n")
+	var all []string
+	for _, file := range []string{"gpuready.yaml", "mps.yaml"} {
+		data, err := os.ReadFile("../static/" + file)
+		require.NoError(t, err)
+		all = append(all, string(data))
 	}
-	require.Contains(t, string(manifest), "{ name: "+m.Spec.PodMetricsEndpoints[0].Port+", containerPort: 9402 }")
+	manifest := strings.Join(all, "---\n")
+	require.Contains(t, manifest, "name: "+m.Metadata.Namespace+"\n")
+	apps := m.Spec.Selector.MatchExpressions[0].Values
+	for _, app := range apps {
+		require.Contains(t, manifest, "app: "+app+"\n")
+	}
+	port := "name: " + m.Spec.PodMetricsEndpoints[0].Port + ", containerPort: "
+	require.Contains(t, manifest, port+"9402 }")
+	// What serves metrics is scraped, and alerted of when it does not answer.
+	rules, err := os.ReadFile("rules.yaml")
+	require.NoError(t, err)
+	for document := range strings.SplitSeq(manifest, "---\n") {
+		if app := regexp.MustCompile(`app: (\S+)`).FindStringSubmatch(document); app != nil && strings.Contains(document, port) {
+			require.Contains(t, apps, app[1])
+			require.Regexp(t, `up\{job=~"[^"]*\b`+app[1]+`\b`, string(rules))
+		}
+	}
 }

@@ -178,10 +178,16 @@ func TestTheSameRefusalIsToldOnceAMinute(t *testing.T) {
 		`level=WARN msg="allocation refused" resource=nvidia.com/gpu reason=FailedPrecondition message="GPU-2 is unhealthy"`,
 		`level=WARN msg="allocation refused" resource=nvidia.com/gpu reason=FailedPrecondition message="GPU-1 is unhealthy" more=499`,
 	}, b.lines())
+	for range 3 {
+		refuse("GPU-y", 2*time.Minute)
+	}
+	require.Len(t, b.lines(), 1)
 	for i := range 10_000 { // whatever is asked for, the log and the memory have an end
 		refuse(fmt.Sprint("GPU-", i), 10*time.Minute)
 	}
-	require.Len(t, b.lines(), 64)
+	lines := b.lines()
+	require.Len(t, lines, 64)
+	require.Equal(t, 1, strings.Count(strings.Join(lines, "\n"), "more=2"), "those of GPU-y, which is forgotten")
 	refuse("GPU-x", 11*time.Minute)
 	require.Equal(t, []string{
 		`level=WARN msg="allocation refused" resource=nvidia.com/gpu reason=FailedPrecondition message="GPU-x is unhealthy" more=9936`,

@@ -168,7 +168,7 @@ func (c *comparison) both(at part) {
 	case len(theirs.ids) < len(ours.ids) && c.most[at] >= len(ours.ids):
 		c.found = append(c.found, Difference{
 			Kind: KindHealth, Resource: at.resource, Device: at.id, Ours: "Healthy", Theirs: served + " given away",
-			Message: "the kubelet had more of it before: the other plugin holds some of its replicas unhealthy",
+			Message: "the kubelet had more of it before: the other plugin holds some of its replicas unhealthy, or lists fewer",
 		})
 	case !slices.Equal(ours.ids, theirs.ids):
 		c.found = append(c.found, Difference{

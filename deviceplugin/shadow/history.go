@@ -1,6 +1,9 @@
 package shadow
 
-import "time"
+import (
+	"maps"
+	"time"
+)
 
 // History compares again and again, and remembers what makes later comparisons
 // better: what the kubelet has had before, what was free when a container got its
@@ -35,13 +38,36 @@ func (h *History) Look(o Ours, t Theirs, now time.Time) []Difference {
 		}
 	}
 	h.first = first
+	h.count(o, t)
+	return all
+}
+
+// maxParts bounds the GPUs and MIG devices that are remembered, though nobody lists
+// them any more.
+const maxParts = 4096
+
+// count remembers how many IDs the kubelet has of each part.
+func (h *History) count(o Ours, t Theirs) {
+	theirs := list(o, t)
 	if h.most == nil {
 		h.most = map[part]int{}
 	}
-	for at, l := range list(o, t) {
+	for at, l := range theirs {
 		h.most[at] = max(h.most[at], len(l.ids))
 	}
-	return all
+	if len(h.most) <= maxParts {
+		return
+	}
+	listed := map[part]bool{}
+	for _, r := range o.Plan.Resources {
+		for _, d := range r.Devices {
+			listed[part{r.Name, base(d.ID)}] = true
+		}
+	}
+	maps.DeleteFunc(h.most, func(at part, _ int) bool {
+		_, there := theirs[at]
+		return !there && !listed[at]
+	})
 }
 
 // Changes are the differences of now that were not there before, and those of

@@ -1,6 +1,7 @@
 package shadow
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -116,6 +117,23 @@ func TestAContainerWithGPUsThatAreFarFromEachOther(t *testing.T) {
 		require.Len(t, look(&h, has("a", 1, 2)), 1)
 		require.Empty(t, look(&h, has("a", 2, 3)))
 	})
+}
+
+func TestAGPUThatOursHoldsBackIsNoneToPrefer(t *testing.T) {
+	o := would(t, whole, pairs(), gputest.XID(gputest.GPU(0), 79), gputest.XID(gputest.GPU(3), 79))
+	theirs := like(would(t, whole, pairs()))
+	theirs.Holdings = []Holding{has("x", 4, 5, 6, 7), has("a", 1, 2)}
+	var p placements
+	require.Empty(t, p.look(o, theirs, now), "nearer ones were free, and broken")
+}
+
+// MIG devices come and go for as long as a node runs.
+func TestWhatNobodyListsAnyMoreIsForgottenInTheEnd(t *testing.T) {
+	var h History
+	for i := range 3 * maxParts {
+		h.Look(Ours{}, Theirs{Devices: map[string][]Device{"nvidia.com/mig-1g.10gb": {{ID: fmt.Sprint("MIG-", i)}}}}, now)
+		require.LessOrEqual(t, len(h.most), maxParts+1)
+	}
 }
 
 func TestReplicasAreNotNearOrFar(t *testing.T) {

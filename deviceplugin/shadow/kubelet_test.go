@@ -2,9 +2,11 @@ package shadow
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -121,4 +123,32 @@ func FuzzParseCheckpoint(f *testing.F) {
 			require.NotEmpty(t, list)
 		}
 	})
+}
+
+// disabled is a kubelet with the feature gate off: its error has no code, and its
+// nodes can have many pods.
+type disabled struct{ older }
+
+func (disabled) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
+	return &podresources.ListPodResourcesResponse{PodResources: []*podresources.PodResources{{
+		Namespace: "default", Name: strings.Repeat("x", 5<<20), // more than gRPC takes by default
+		Containers: []*podresources.ContainerResources{{Name: "main", Devices: []*podresources.ContainerDevices{{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"GPU-a"}}}}},
+	}}}, nil
+}
+
+func (disabled) GetAllocatableResources(context.Context, *podresources.AllocatableResourcesRequest) (*podresources.AllocatableResourcesResponse, error) {
+	return nil, errors.New("PodResources API GetAllocatableResources disabled")
+}
+
+func TestAKubeletThatListsNothingToGiveAwayAndManyPods(t *testing.T) {
+	dir := folder(t)
+	k := Kubelet{PodResources: filepath.Join(dir, "kubelet.sock"), Plugins: dir}
+	serve(t, k.PodResources, disabled{})
+	data, err := kubelettest.Checkpoint{Registered: map[string][]string{"nvidia.com/gpu": {"GPU-a"}}}.Bytes()
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, checkpointName), data, 0o600))
+	theirs, err := k.Ask(soon(t))
+	require.NoError(t, err)
+	require.True(t, theirs.Checkpoint)
+	require.Len(t, theirs.Holdings, 1)
 }

@@ -120,7 +120,7 @@ func TestDifferencesAreLoggedOnceAndCounted(t *testing.T) {
 func TestAReportForPeopleAndForPrograms(t *testing.T) {
 	node := gputest.Node("h100-sxm", 2)
 	o, theirs := would(t, whole, node, gputest.XID(gputest.GPU(1), 79)), like(would(t, whole, node))
-	theirs.Holdings = []Holding{has("a", 1)}
+	theirs.Holdings = []Holding{has("a", 1), {"default", "b", "main", "example.com/nic", []string{"0", "1"}}}
 	var h History
 	report := NewReport(o, theirs, h.Look(o, theirs, now), now)
 

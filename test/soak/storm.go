@@ -63,7 +63,7 @@ func (f *fate) next(ctx context.Context) error {
 	case n < 60:
 		return f.breakAndReset(ctx, f.ecc)
 	case n < 70:
-		return f.breakAndReset(ctx, func() error { return f.lose(true) })
+		return f.breakAndReset(ctx, func() error { return f.lose(pick(f.rand, fault.Ways()), true) })
 	case n < 85:
 		return f.blink(ctx)
 	}
@@ -103,11 +103,7 @@ func (f *fate) ecc() error {
 	}, func() { f.card.health = sick })
 }
 
-func (f *fate) lose(xid bool) error {
-	how := pick(f.rand, fault.Ways())
-	if how == "events" && !xid {
-		how = "calls" // nothing but the missing events would tell, which is another matter
-	}
+func (f *fate) lose(how string, xid bool) error {
 	return f.change("lost, "+how, func(s *state.State) ([]state.Event, error) {
 		return fault.Lose(s, f.card.index, how, xid)
 	}, func() { f.card.health = sick })
@@ -125,10 +121,12 @@ func (f *fate) restore(to health) error {
 // lost is held until it was seen to be (docs/decisions/0004-evidence.md).
 func (f *fate) blink(ctx context.Context) error {
 	before := f.card.health
-	if err := f.lose(false); err != nil {
+	how := pick(f.rand, []string{"calls", "handle", "gone", "unknown"}) // of missing events nobody would tell
+	if err := f.lose(how, false); err != nil {
 		return err
 	}
-	if f.rand.IntN(2) == 0 {
+	// An unknown error is not a GPU that was seen out of service.
+	if how != "unknown" && f.rand.IntN(2) == 0 {
 		return f.returns(ctx, before)
 	}
 	f.pause(ctx, 3*time.Second)
@@ -160,12 +158,14 @@ func (f *fate) reset(ctx context.Context) error {
 // returns brings a GPU back when the plugin has seen that it was gone. It is waited
 // for also when the storm ends: no GPU must be left broken.
 func (f *fate) returns(ctx context.Context, to health) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), f.settle)
+	// While another GPU is too broken to tell its name, one that is gone may be that.
+	patience := 4 * f.settle
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
 	if err := f.node.said(ctx, f.seenOut); err != nil {
 		f.truth.mu.Lock()
 		defer f.truth.mu.Unlock()
-		return fmt.Errorf("the plugin's state does not say within %v that the GPU was seen out of service\n%v", f.settle, f.card)
+		return fmt.Errorf("the plugin's state does not say within %v that the GPU was seen out of service\n%v", patience, f.card)
 	}
 	return f.restore(to)
 }

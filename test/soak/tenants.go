@@ -21,7 +21,7 @@ import (
 type hold struct {
 	mu  sync.Mutex
 	pod kubelettest.Pod
-	ids []string
+	ids []part
 	cdi []string
 	end bool
 }
@@ -104,8 +104,10 @@ func (s *soak) admit(ctx context.Context, pod kubelettest.Pod) (*hold, error) {
 		return nil, nil
 	}
 	h := &hold{pod: pod, cdi: a.CDIDevices}
-	for _, ids := range a.DeviceIDs {
-		h.ids = append(h.ids, ids...)
+	for resource, ids := range a.DeviceIDs {
+		for _, id := range ids {
+			h.ids = append(h.ids, part{resource, id})
+		}
 	}
 	if len(h.ids) != asked { // the kubelet was killed before it wrote down what it gave
 		s.node.kubelet.Remove(pod.Namespace, pod.Name)
@@ -134,8 +136,8 @@ func (s *soak) admit(ctx context.Context, pod kubelettest.Pod) (*hold, error) {
 // named says whether what the runtime is told are the devices that the kubelet gave.
 func named(h *hold) error {
 	var want []string
-	for _, id := range h.ids {
-		want = append(want, "k8s.gpuready.io/gpu="+baseID(id))
+	for _, p := range h.ids {
+		want = append(want, "k8s.gpuready.io/gpu="+baseID(p.id))
 	}
 	slices.Sort(want)
 	have := slices.Sorted(slices.Values(h.cdi))

@@ -45,14 +45,14 @@ const storyLength = 12
 type truth struct {
 	mu     sync.Mutex
 	cards  []*card
-	cardOf map[string]*card  // by the ID of every device there ever was
-	owner  map[string]string // device ID to pod
-	shape  shape             // what the configuration in force makes of them
-	calm   bool              // everything has stood still for long enough that nothing is unsure
+	cardOf map[string]*card // by the ID of every device there ever was
+	owner  map[part]string  // to pod. A kubelet does not know that a GPU of one resource is that of another
+	shape  shape            // what the configuration in force makes of them
+	calm   bool             // everything has stood still for long enough that nothing is unsure
 }
 
 func newTruth(s *state.State) *truth {
-	t := &truth{cardOf: map[string]*card{}, owner: map[string]string{}, shape: plain}
+	t := &truth{cardOf: map[string]*card{}, owner: map[part]string{}, shape: plain}
 	for i, g := range s.GPUs() {
 		c := &card{index: i, uuid: state.Text(g.Uuid[:])}
 		t.cards = append(t.cards, c)
@@ -92,8 +92,8 @@ func (c *card) happened(format string, args ...any) {
 
 // free says whether nobody has anything of a card; t.mu is held.
 func (t *truth) free(c *card) bool {
-	for id := range t.owner {
-		if t.cardOf[baseID(id)] == c {
+	for p := range t.owner {
+		if t.cardOf[baseID(p.id)] == c {
 			return false
 		}
 	}
@@ -161,55 +161,54 @@ func baseID(id string) string {
 // a time. It returns which of them the pod cannot use, since its GPU has been
 // changed meanwhile: a driver would refuse those, too. An error is what must never
 // be. settle is how long a list may lag behind.
-func (t *truth) give(pod string, ids []string, began time.Time, settle time.Duration) (refused []string, err error) {
+func (t *truth) give(pod string, given []part, began time.Time, settle time.Duration) (refused []part, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, id := range ids {
-		c := t.cardOf[baseID(id)]
+	for _, p := range given {
+		c := t.cardOf[baseID(p.id)]
 		if c == nil {
-			return nil, fmt.Errorf("pod %s was given %s, which no GPU ever was", pod, id)
+			return nil, fmt.Errorf("pod %s was given %s, which no GPU ever was", pod, p.id)
 		}
 		stale := began.Sub(c.changed) > settle // the plugin had the time to know
-		there := slices.ContainsFunc(t.devices(c), func(p part) bool { return p.id == id })
+		there := slices.Contains(t.devices(c), p)
 		switch {
 		case stale && !there:
-			return nil, fmt.Errorf("pod %s was given %s, which is gone since %v\n%s", pod, id, c.changed.Format(time.TimeOnly), c)
+			return nil, fmt.Errorf("pod %s was given %s, which is gone since %v\n%s", pod, p.id, c.changed.Format(time.TimeOnly), c)
 		case stale && c.health == sick:
-			return nil, fmt.Errorf("pod %s was given %s, which is broken since %v\n%s", pod, id, c.changed.Format(time.TimeOnly), c)
+			return nil, fmt.Errorf("pod %s was given %s, which is broken since %v\n%s", pod, p.id, c.changed.Format(time.TimeOnly), c)
 		case !there:
-			refused = append(refused, id)
-		case t.owner[id] != "":
-			return nil, fmt.Errorf("%s was given to pod %s while pod %s has it\n%s", id, pod, t.owner[id], c)
+			refused = append(refused, p)
+		case t.owner[p] != "":
+			return nil, fmt.Errorf("%s was given to pod %s while pod %s has it\n%s", p.id, pod, t.owner[p], c)
 		}
 	}
 	if refused != nil {
 		return refused, nil
 	}
-	for _, id := range ids {
-		t.owner[id] = pod
+	for _, p := range given {
+		t.owner[p] = pod
 	}
 	return nil, nil
 }
 
 // take notes that a pod has its devices no more. It is called before the kubelet
 // may give them to the next.
-func (t *truth) take(ids []string) {
+func (t *truth) take(given []part) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, id := range ids {
-		delete(t.owner, id)
+	for _, p := range given {
+		delete(t.owner, p)
 	}
 }
 
 // usable says whether devices are there, and nothing has happened to their GPUs for a
 // while that could have made them unhealthy.
-func (t *truth) usable(ids []string, settle time.Duration) bool {
+func (t *truth) usable(given []part, settle time.Duration) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, id := range ids {
-		c := t.cardOf[baseID(id)]
-		there := slices.ContainsFunc(t.devices(c), func(p part) bool { return p.id == id })
-		if !there || c.health != sound || time.Since(c.changed) < settle {
+	for _, p := range given {
+		c := t.cardOf[baseID(p.id)]
+		if !slices.Contains(t.devices(c), p) || c.health != sound || time.Since(c.changed) < settle {
 			return false
 		}
 	}

@@ -87,37 +87,37 @@ func TestWhatIsGivenAway(t *testing.T) {
 	now := time.Now()
 	truth := twoGPUs(t)
 	truth.shape = shape{resource: "x", replicas: 2, without: -1}
-	refused, err := truth.give("p", []string{"a::0", "m"}, now, settle)
+	refused, err := truth.give("p", []part{{"x", "a::0"}, {mig, "m"}}, now, settle)
 	require.NoError(t, err)
 	require.Empty(t, refused)
 	require.False(t, truth.free(truth.cards[0]))
 
-	_, err = truth.give("q", []string{"a::1"}, now, settle)
+	_, err = truth.give("q", []part{{"x", "a::1"}}, now, settle)
 	require.NoError(t, err, "another replica")
-	_, err = truth.give("q", []string{"m"}, now, settle)
+	_, err = truth.give("q", []part{{mig, "m"}}, now, settle)
 	require.ErrorContains(t, err, "m was given to pod q while pod p has it")
-	_, err = truth.give("q", []string{"x"}, now, settle)
+	_, err = truth.give("q", []part{{gpuResource, "x"}}, now, settle)
 	require.ErrorContains(t, err, "which no GPU ever was")
 
-	truth.take([]string{"a::0", "a::1", "m"})
+	truth.take([]part{{"x", "a::0"}, {"x", "a::1"}, {mig, "m"}})
 	truth.shape = plain
 	require.True(t, truth.free(truth.cards[0]))
 	truth.cards[0].health, truth.cards[0].changed = sick, now.Add(-settle/2)
-	_, err = truth.give("q", []string{"a"}, now, settle)
+	_, err = truth.give("q", []part{{gpuResource, "a"}}, now, settle)
 	require.NoError(t, err, "a list may lag behind for a moment")
-	truth.take([]string{"a"})
+	truth.take([]part{{gpuResource, "a"}})
 	truth.cards[0].changed = now.Add(-2 * settle)
-	_, err = truth.give("q", []string{"a"}, now, settle)
+	_, err = truth.give("q", []part{{gpuResource, "a"}}, now, settle)
 	require.ErrorContains(t, err, "which is broken since")
 
 	b := truth.cards[1]
 	b.parts, b.changed = []part{{gpuResource, "b"}}, now
-	refused, err = truth.give("r", []string{"m"}, now, settle)
+	refused, err = truth.give("r", []part{{mig, "m"}}, now, settle)
 	require.NoError(t, err)
-	require.Equal(t, []string{"m"}, refused, "its driver says that it is not there")
+	require.Equal(t, []part{{mig, "m"}}, refused, "its driver says that it is not there")
 	require.True(t, truth.free(b))
 	b.changed = now.Add(-2 * settle)
-	_, err = truth.give("r", []string{"m"}, now, settle)
+	_, err = truth.give("r", []part{{mig, "m"}}, now, settle)
 	require.ErrorContains(t, err, "which is gone since")
 }
 
