@@ -34,6 +34,8 @@ func run(ctx context.Context, started time.Time, args []string, stdout, stderr i
 			return wait(ctx, args[1:], stderr)
 		case "mps-daemon":
 			return mpsDaemon(ctx, args[1:], stderr)
+		case "mps-uninstall":
+			return mpsUninstall(args[1:], stdout, stderr)
 		case readingCommand:
 			return printReading(ctx, args[1:], stdout, stderr)
 		case "check-config":

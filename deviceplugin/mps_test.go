@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuready/gpuready/deviceplugin/mps"
 	"github.com/gpuready/gpuready/internal/kubelettest"
@@ -28,11 +29,30 @@ func (m *machine) mpsDaemon(text string) *built.Process {
 	if os.Geteuid() != 0 {
 		m.Skip("only root has a mount namespace of its own, and another root")
 	}
+	m.shareMPS()
 	path := m.path("/mps.yaml")
 	require.NoError(m, os.WriteFile(path, []byte("version: v1\n"+text), 0o644))
 	return built.Start(m, "gpu-device-plugin", []string{
 		"mps-daemon", "--host-root", m.host, "--driver-root", "/driver", "--state-dir", "/state", "--listen=", "--config-file", path, "--mps-root", "/mps",
 	})
+}
+
+// shareMPS makes the daemons' folder a shared mount, as Bidirectional does.
+func (m *machine) shareMPS() {
+	m.Helper()
+	root := m.path("/mps")
+	if _, err := os.Stat(root); err == nil {
+		return // it is
+	}
+	require.NoError(m, os.Mkdir(root, 0o755))
+	require.NoError(m, unix.Mount(root, root, "", unix.MS_BIND, ""))
+	m.Cleanup(func() {
+		at, err := mps.Unmount(m.host, "/mps")
+		require.NoError(m, err)
+		require.Contains(m, []string{"", "/mps/shm"}, at)
+		require.NoError(m, unix.Unmount(root, unix.MNT_DETACH))
+	})
+	require.NoError(m, unix.Mount("", root, "", unix.MS_SHARED, ""))
 }
 
 // mps waits until the state of the MPS control daemons satisfies cond.

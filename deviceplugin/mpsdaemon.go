@@ -41,6 +41,44 @@ Exit codes:
   2  bad flag, environment variable or configuration file
 `
 
+const mpsUninstallHelp = `gpu-device-plugin mps-uninstall unmounts what mps-daemon mounted on the host,
+<mps-root>/shm. Containers that share GPUs by MPS keep what they have; end them first.
+
+Usage:
+  gpu-device-plugin mps-uninstall [--host-root /host] [--mps-root /run/nvidia/mps]
+
+It takes the flags of the device plugin and heeds these two:
+%s
+Exit codes:
+  0  it is not mounted any more, or was not
+  1  failed; the last line on stderr says why and what to do
+  2  bad flag, environment variable or configuration file
+`
+
+// mpsUninstall is the subcommand.
+func mpsUninstall(args []string, stdout, stderr io.Writer) int {
+	o, err := (&options{help: mpsUninstallHelp, component: "mps"}).parse(args, stderr)
+	switch {
+	case errors.Is(err, pflag.ErrHelp):
+		return 0
+	case err != nil:
+		return fail(stderr, exitUsage, err)
+	case o.version:
+		fmt.Fprintln(stdout, "gpu-device-plugin", version.String())
+		return 0
+	case o.config == nil:
+		return fail(stderr, exitUsage, errors.New("mps-uninstall takes --mps-root, not configurations by name: leave --config-dir (CONFIG_FILE_SRCDIR) out"))
+	}
+	at, err := mps.Unmount(o.hostRoot, mps.Root(o.config))
+	if err != nil {
+		return fail(stderr, exitFailed, err)
+	}
+	if at != "" {
+		fmt.Fprintln(stdout, "unmounted", at)
+	}
+	return 0
+}
+
 // mpsDaemon is the subcommand.
 func mpsDaemon(ctx context.Context, args []string, stderr io.Writer) int {
 	o, err := (&options{help: mpsHelp, component: "mps"}).parse(args, stderr)

@@ -2,13 +2,17 @@ package main
 
 import (
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
+	"github.com/gpuready/gpuready/deviceplugin/mps"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/test/built"
 )
 
 // write replaces the configuration of the plugin (config.yaml) or of the MPS daemon
@@ -97,5 +101,67 @@ func TestMPSThatIsTurnedOffLeavesNothingBehind(t *testing.T) {
 	require.Equal(t, []string{"Default"}, m.modes())
 	m.write("mps.yaml", mpsShared)
 	m.mps(serving(1, 1))
+}
 
+func TestAKilledMPSDaemonLeavesNoGPUExclusive(t *testing.T) {
+	m := newMachine(t).up("--gpus", "3")
+	daemon := m.mpsDaemon(mpsShared)
+	s := m.mps(serving(1, 3))
+	require.Len(t, s.MPS.Claimed, 3)
+	kept := filepath.Join(m.path("/mps/shm"), "kept")
+	require.NoError(t, os.WriteFile(kept, nil, 0o600))
+	require.NoError(t, daemon.Signal(syscall.SIGKILL))
+	_, err := daemon.Wait(soon(t))
+	require.NoError(t, err)
+	require.Equal(t, []string{"Exclusive_Process", "Exclusive_Process", "Exclusive_Process"}, m.modes())
+
+	// The next shares less.
+	next := m.mpsDaemon(strings.Replace(mpsShared, "replicas: 4", "replicas: 4, devices: [1]", 1))
+	m.mps(func(s nodestate.State) bool { return serving(1, 1)(s) && len(s.MPS.Claimed) == 1 })
+	require.Equal(t, []string{"Default", "Exclusive_Process", "Default"}, m.modes())
+	require.FileExists(t, kept, "what clients have open stays")
+	require.NoError(t, next.Signal(syscall.SIGKILL))
+	_, err = next.Wait(soon(t))
+	require.NoError(t, err)
+
+	// And the next nothing.
+	m.mpsDaemon("")
+	m.mps(func(s nodestate.State) bool { return s.Reason == "NothingShared" && len(s.MPS.Claimed) == 0 })
+	require.Equal(t, []string{"Default", "Default", "Default"}, m.modes())
+}
+
+func TestNoMPSDaemonIsStartedWhereTheHostDoesNotSeeItsSharedMemory(t *testing.T) {
+	m := newMachine(t).up("--gpus", "1")
+	m.shareMPS()
+	require.NoError(t, unix.Mount("", m.path("/mps"), "", unix.MS_PRIVATE, ""))
+	m.mpsDaemon(mpsShared)
+	s := m.mps(func(s nodestate.State) bool { return strings.Contains(s.Message, "Bidirectional") })
+	require.EqualValues(t, "MPSDaemonFailed", s.MPS.Resources[0].Reason)
+	require.Equal(t, []string{"Default"}, m.modes())
+	require.NoError(t, unix.Mount("", m.path("/mps"), "", unix.MS_SHARED, ""))
+	m.mps(serving(1, 1))
+}
+
+func TestMPSRootMayBeALinkOfTheHost(t *testing.T) {
+	m := newMachine(t).up("--gpus", "1")
+	require.NoError(t, os.Mkdir(m.path("/var"), 0o755))
+	require.NoError(t, os.Symlink("/mps", m.path("/var/mps"))) // the host's
+	m.write("mps.yaml", mpsShared)
+	m.shareMPS()
+	daemon := built.Start(m, "gpu-device-plugin", []string{
+		"mps-daemon", "--host-root", m.host, "--driver-root", "/driver", "--state-dir", "/state", "--listen=", "--config-file", m.path("/mps.yaml"), "--mps-root", "/var/mps",
+	})
+	s := m.mps(serving(1, 1))
+	require.Equal(t, "/var/mps", s.MPS.Resources[0].Root, "as it is configured, and the plugin has it too")
+	require.Equal(t, "25.0", m.control(resource, "get_default_active_thread_percentage"))
+	require.NoError(t, daemon.Signal(syscall.SIGTERM))
+	_, err := daemon.Wait(soon(t))
+	require.NoError(t, err)
+	out := built.Start(m, "gpu-device-plugin", []string{"mps-uninstall", "--host-root", m.host, "--mps-root", "/var/mps"})
+	code, err := out.Wait(soon(t))
+	require.NoError(t, err)
+	require.Zero(t, code, out.Output())
+	at, err := mps.Unmount(m.host, "/mps")
+	require.NoError(t, err)
+	require.Empty(t, at, "it is unmounted")
 }

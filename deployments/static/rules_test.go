@@ -22,6 +22,8 @@ import (
 	yamlreader "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpuready/gpuready/deviceplugin/config"
+	"github.com/gpuready/gpuready/deviceplugin/mps"
 	"github.com/gpuready/gpuready/internal/injection"
 	"github.com/gpuready/gpuready/test/built"
 )
@@ -59,6 +61,7 @@ var privileged = []string{
 	"mps.yaml/nvidia-device-plugin-mps-control-daemon/mps-daemon",
 	"simulated-driver.yaml/nvidia-driver-daemonset/driver",
 	"uninstall.yaml/gpuready-uninstall/uninstall",
+	"uninstall.yaml/gpuready-uninstall/mps-uninstall",
 }
 
 func files(t *testing.T) []string {
@@ -215,6 +218,24 @@ func TestOnlyWhoMustIsPrivileged(t *testing.T) {
 		}
 	}
 	require.ElementsMatch(t, privileged, found)
+}
+
+// TestTheSharedMemoryOfMPSIsSeenByTheHost: it is mounted in a container, and containers
+// of others are given it by the host.
+func TestTheSharedMemoryOfMPSIsSeenByTheHost(t *testing.T) {
+	found := 0
+	for _, w := range workloads(t) {
+		for _, c := range w.containers() {
+			for _, m := range c.VolumeMounts {
+				if w.file == "mps.yaml" && m.MountPath == "/host"+mps.Root(&config.Config{}) || c.Name == "mps-uninstall" {
+					found++
+					require.NotNil(t, m.MountPropagation, "%s/%s", w, c.Name)
+					require.Equal(t, corev1.MountPropagationBidirectional, *m.MountPropagation, "%s/%s", w, c.Name)
+				}
+			}
+		}
+	}
+	require.Equal(t, 2, found)
 }
 
 func TestOnlyTheValidatorHasAToken(t *testing.T) {

@@ -99,8 +99,20 @@ func (r *Resource) choose(ids []string) ([]plan.Device, error) {
 			chosen = append(chosen, d)
 		}
 	}
+	if r.mixed(chosen) {
+		return nil, status.Errorf(codes.InvalidArgument, "a container cannot have a whole GPU and a part of a GPU that is shared by MPS: its programs have one MPS daemon for all of them; "+
+			"request 1 %s, or give what is shared another name (rename) in the device plugin's sharing.mps", r.name)
+	}
 	slices.SortFunc(chosen, func(a, b plan.Device) int { return cmp.Compare(r.at[a.ID], r.at[b.ID]) })
 	return chosen, nil
+}
+
+// mixed says whether devices are shared by MPS beside others that are not.
+func (r *Resource) mixed(devices []plan.Device) bool {
+	strategy, _ := r.config.Sharing.Active()
+	part := func(d plan.Device) bool { return d.Replicas > 0 }
+	whole := func(d plan.Device) bool { return d.Replicas == 0 }
+	return strategy == config.SharingMPS && slices.ContainsFunc(devices, part) && slices.ContainsFunc(devices, whole)
 }
 
 func (r *Resource) onlyOne() bool {

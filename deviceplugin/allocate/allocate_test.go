@@ -240,6 +240,29 @@ func TestAnAnswerHasTheDevicesAndNoOthers(t *testing.T) {
 	})
 }
 
+func TestAWholeGPUIsNotGivenBesideAPartByMPS(t *testing.T) {
+	const text = "sharing: {%s: {failRequestsGreaterThanOne: false, resources: [{name: gpu, replicas: 2, devices: [0]}]}}"
+	s := gputest.Node("t4", 3)
+	of := func(strategy string) *allocate.Resource {
+		c := parse(t, strings.Replace(text, "%s", strategy, 1))
+		return allocate.New(c, host(), resource(t, c, s, "nvidia.com/gpu"))
+	}
+	part, other := string(gputest.GPU(0))+"::0", string(gputest.GPU(0))+"::1"
+	whole, more := string(gputest.GPU(1)), string(gputest.GPU(2))
+	for _, ids := range [][]string{{part, whole}, {whole, part}, {part, other, whole}} {
+		_, err := of("mps").Allocate(ids)
+		require.Equal(t, codes.InvalidArgument, status.Code(err), "%v", err)
+		require.ErrorContains(t, err, "a whole GPU and a part of a GPU")
+		require.ErrorContains(t, err, "rename")
+		_, err = of("timeSlicing").Allocate(ids)
+		require.NoError(t, err, "there is no daemon")
+	}
+	for _, ids := range [][]string{{part, other}, {whole, more}, {whole}} {
+		_, err := of("mps").Allocate(ids)
+		require.NoError(t, err)
+	}
+}
+
 func BenchmarkAllocateOfManyReplicas(b *testing.B) {
 	cfg := parse(b, "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 6000}]}}")
 	s := gputest.Node("a100-80gb", 8)

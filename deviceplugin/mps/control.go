@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -68,6 +67,8 @@ type control struct {
 	spec   Spec
 	site   site
 	modes  Modes
+	claims *claims
+	shm    *shm
 	log    *slog.Logger
 	report func(nodestate.MPSResource)
 
@@ -271,7 +272,7 @@ func (c *control) answers(ctx context.Context) error {
 	defer watching.Wait()
 	defer done()
 	watching.Go(func() {
-		_ = record.Watch(ctx, []string{filepath.Join(c.site.seen(PipeDir(c.site.mpsRoot, c.site.resource)), "*")}, func() {
+		_ = record.Watch(ctx, []string{filepath.Join(c.site.seen(PipeDir(c.site.real, c.site.resource)), "*")}, func() {
 			select {
 			case changed <- struct{}{}:
 			default:
@@ -349,20 +350,22 @@ func (c *control) percentage(ctx context.Context) (float64, error) {
 
 // folders makes those of the daemon.
 func (c *control) folders() error {
-	pipe := c.site.seen(PipeDir(c.site.mpsRoot, c.site.resource))
-	if path := PipeDir(c.site.mpsRoot, c.site.resource) + "/control_privileged"; len(path) > maxSocket {
+	if err := c.site.find(); err != nil {
+		return err
+	}
+	pipe := PipeDir(c.site.real, c.site.resource)
+	if path := pipe + "/control_privileged"; len(path) > maxSocket {
 		return fmt.Errorf("%s is longer than the %d bytes that a socket's path may have; choose a shorter flags.mpsRoot", path, maxSocket)
 	}
-	for _, dir := range []string{pipe, c.site.seen(LogDir(c.site.mpsRoot, c.site.resource)), c.site.seen(ShmDir(c.site.mpsRoot))} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return fmt.Errorf("make the daemon's folders: %w", err)
+	for _, dir := range []string{pipe, LogDir(c.site.real, c.site.resource), ShmDir(c.site.real)} {
+		if err := c.site.make(dir); err != nil {
+			return err
 		}
 	}
-	// Clients are users of all kinds, as in every /dev/shm.
-	if err := os.Chmod(c.site.seen(ShmDir(c.site.mpsRoot)), 0o777|os.ModeSticky); err != nil {
-		return fmt.Errorf("make the daemon's folders: %w", err)
+	if err := c.shm.mount(c.site); err != nil {
+		return err
 	}
-	return relabel(pipe)
+	return relabel(c.site.seen(pipe))
 }
 
 // maxSocket is what fits into sockaddr_un.sun_path, and a NUL.

@@ -8,6 +8,7 @@ type controls struct {
 	daemon  *daemon
 	ctx     context.Context //nolint:containedctx // of all that it starts, whoever asks for it
 	modes   current
+	shm     shm
 	running map[string]*running
 }
 
@@ -56,7 +57,7 @@ func (c *controls) start(at site, s Spec) {
 	r := &running{spec: s, site: at, end: end, ended: make(chan struct{})}
 	c.running[s.Resource] = r
 	c.daemon.meter.Start(s.Resource)
-	one := &control{spec: s, site: at, modes: &c.modes, log: cfg.Log, report: c.daemon.report}
+	one := &control{spec: s, site: at, modes: &c.modes, claims: c.daemon.claims, shm: &c.shm, log: cfg.Log, report: c.daemon.report}
 	go func() {
 		defer close(r.ended)
 		one.run(ctx)

@@ -70,6 +70,9 @@ type daemon struct {
 	look  chan struct{} // other settings, or GPUs
 	alive io.Closer     // nodestate.Hold; nil: nothing has been written yet
 
+	claims  *claims
+	writing sync.Mutex // held while the state is written
+
 	health health.State // of watchGPUs: which GPUs there were
 
 	mu        sync.Mutex
@@ -93,6 +96,7 @@ func Run(ctx context.Context, cfg Config) error {
 		cfg: cfg, boot: boot, meter: NewMetrics(reg), dirty: make(chan struct{}, 1), look: make(chan struct{}, 1), settings: cfg.Settings, resources: map[string]nodestate.MPSResource{}, health: health.New(gpu.Fault{}),
 		absent: gpu.Fault{Reason: reasonStarting, Message: "the driver has not been read yet"},
 	}
+	d.claims = newClaims(d.write, d.claimedBefore())
 	// The word of the process before must not stand: its daemons ended with it.
 	d.write()
 	defer d.letGo()
@@ -207,9 +211,6 @@ func (d *daemon) watchGPUs(ctx context.Context) error {
 			controls.stop(context.Cause(ctx))
 		case errors.Is(err, ErrReplaced):
 			controls.stop(err)
-		case errors.Is(err, errNothing):
-			controls.stop(err)
-			d.keep(nil)
 		}
 		controls.modes.use(nil)
 		if closeErr := opened.Source.Close(); closeErr != nil {
@@ -239,10 +240,11 @@ func (d *daemon) watchGPUs(ctx context.Context) error {
 // errNothing says that the settings share nothing by MPS.
 var errNothing = errors.New("nothing is shared by MPS")
 
-// needed waits until the settings share something by MPS: until then the driver is
-// left alone, as one that is in use keeps a GPU from being reset.
+// needed waits until the settings share something by MPS, or something is to be given
+// back: until then the driver is left alone, as one that is in use keeps a GPU from
+// being reset.
 func (d *daemon) needed(ctx context.Context) error {
-	for !shares(d.inForce()) {
+	for c := d.inForce(); !shares(c) && (c == nil || len(d.claims.all()) == 0); c = d.inForce() {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -312,6 +314,10 @@ func (d *daemon) use(ctx context.Context, o Opened, controls *controls) error {
 	for {
 		settings := d.inForce()
 		if !shares(settings) {
+			controls.stop(errNothing)
+			d.keep(nil)
+		}
+		if !shares(settings) && len(d.claims.all()) == 0 {
 			return errNothing
 		}
 		snap, err := o.Source.Snapshot(ctx)
@@ -324,10 +330,19 @@ func (d *daemon) use(ctx context.Context, o Opened, controls *controls) error {
 		d.health = d.health.See(snap, time.Now())
 		p := plan.Make(settings, snap, d.health)
 		d.seen(p)
-		controls.apply(o.Root, Root(settings), Specs(settings, p, d.health))
+		specs := Specs(settings, p, d.health)
+		controls.apply(o.Root, Root(settings), specs)
+		var again <-chan time.Time
+		switch released := d.release(ctx, o.Source, snap, specs); {
+		case !released:
+			again = time.After(lastPause) // no event tells when it would do
+		case !shares(settings):
+			return errNothing
+		}
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
+		case <-again:
 		case <-d.look:
 		}
 	}

@@ -84,11 +84,13 @@ func (c *control) claim(ctx context.Context, g GPU) error {
 	case err != nil:
 		return fmt.Errorf("GPU %d (%s): its compute mode cannot be read: %w", g.Index, g.UUID, err)
 	case mode == gpu.ComputeExclusive:
+		c.claims.add(g.UUID)
 		return nil
 	case mode != gpu.ComputeDefault:
 		return fmt.Errorf("GPU %d (%s) has the compute mode %s, which somebody has set and MPS cannot work with; run nvidia-smi -i %d -c DEFAULT, or take it out of sharing.mps",
 			g.Index, g.UUID, mode, g.Index)
 	}
+	c.claims.add(g.UUID)
 	if err := c.modes.SetComputeMode(ctx, g.UUID, gpu.ComputeExclusive); err != nil {
 		return fmt.Errorf("GPU %d (%s): its compute mode cannot be set to %s: %w; if the GPU is in MIG mode, which MPS cannot share, turn that off, or take it out of sharing.mps",
 			g.Index, g.UUID, gpu.ComputeExclusive, err)
@@ -96,16 +98,12 @@ func (c *control) claim(ctx context.Context, g GPU) error {
 	return nil
 }
 
-// restore lets other processes use the GPUs again, as the reference does.
+// restore lets other processes use the GPUs again.
 func (c *control) restore() {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	for _, g := range c.serves {
-		mode, err := c.modes.ComputeMode(ctx, g.UUID)
-		if err == nil && mode == gpu.ComputeExclusive {
-			err = c.modes.SetComputeMode(ctx, g.UUID, gpu.ComputeDefault)
-		}
-		if err != nil {
+	for _, g := range c.spec.GPUs {
+		if err := c.claims.giveBack(ctx, c.modes, g.UUID); err != nil {
 			c.log.Warn("the compute mode stays as it is", "gpu", string(g.UUID), "message", err.Error())
 		}
 	}

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuready/gpuready/internal/host"
 )
 
 const program = "nvidia-cuda-mps-control"
@@ -29,7 +31,8 @@ const lingering = time.Second
 type site struct {
 	hostRoot   string // where the host's file system is seen
 	driverRoot string // host path
-	mpsRoot    string // host path
+	mpsRoot    string // host path, as it was configured
+	real       string // the same without links; find fills it in
 	resource   string
 }
 
@@ -65,10 +68,8 @@ func enter(s site) (*place, error) {
 		return nil, fmt.Errorf("the driver root %s has no %s in %s; install the driver's compute programs there", s.driverRoot, program, strings.Join(folders, ", "))
 	}
 	ready := make(chan error, 1)
-	go func() {
+	go apart(func() {
 		defer close(p.ended)
-		// It is not unlocked: the thread ends with the goroutine, and the namespace with it.
-		runtime.LockOSThread()
 		err := p.mount(root)
 		ready <- err
 		if err != nil {
@@ -77,12 +78,32 @@ func enter(s site) (*place, error) {
 		for fn := range p.work {
 			fn()
 		}
-	}()
+	})
 	if err := <-ready; err != nil {
 		<-p.ended
 		return nil, err
 	}
 	return p, nil
+}
+
+// apart runs fn on a thread that ends with it, and its namespace with it: the calling
+// goroutine's, which has nothing else to do, or another. The process's first thread
+// does not end while the process lives, and is what /proc/self shows.
+func apart(fn func()) {
+	// It is not unlocked: the thread ends with the goroutine.
+	runtime.LockOSThread()
+	if unix.Gettid() != unix.Getpid() {
+		fn()
+		return
+	}
+	locked := make(chan struct{})
+	go func() {
+		runtime.LockOSThread()
+		close(locked)
+		fn()
+	}()
+	<-locked // to another thread: this one is taken
+	runtime.UnlockOSThread()
 }
 
 func (p *place) leave() {
@@ -99,16 +120,26 @@ func (p *place) mount(root string) error {
 	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("make the mount namespace its own: %w", err)
 	}
-	binds := [][2]string{{p.site.seen(ShmDir(p.site.mpsRoot)), filepath.Join(root, Shm)}}
-	if mps := filepath.Join(root, p.site.mpsRoot); mps != p.site.seen(p.site.mpsRoot) {
-		binds = append(binds, [2]string{p.site.seen(p.site.mpsRoot), mps})
+	inside, err := host.Open(root)
+	if err != nil {
+		return fmt.Errorf("the driver root: %w", err)
+	}
+	defer func() { _ = inside.Close() }()
+	binds := [][2]string{{ShmDir(p.site.real), Shm}}
+	if p.site.seen(p.site.driverRoot) != p.site.seen("/") {
+		binds = append(binds, [2]string{p.site.real, p.site.real})
 	}
 	for _, b := range binds {
-		if err := os.MkdirAll(b[1], 0o755); err != nil {
-			return fmt.Errorf("make the mount point %s: %w", b[1], err)
+		at, err := inside.Resolve(b[1])
+		if err != nil {
+			return fmt.Errorf("make the mount point %s in the driver root: %w", b[1], err)
 		}
-		if err := unix.Mount(b[0], b[1], "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
-			return fmt.Errorf("mount %s at %s: %w", b[0], b[1], err)
+		from, at := p.site.seen(b[0]), inside.Path(at)
+		if err := os.MkdirAll(at, 0o755); err != nil {
+			return fmt.Errorf("make the mount point %s: %w", at, err)
+		}
+		if err := unix.Mount(from, at, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+			return fmt.Errorf("mount %s at %s: %w", from, at, err)
 		}
 	}
 	return nil
@@ -120,8 +151,8 @@ func (p *place) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd.Dir = "/"
 	cmd.Env = []string{
 		"PATH=" + strings.Join(folders, ":"),
-		"CUDA_MPS_PIPE_DIRECTORY=" + PipeDir(p.site.mpsRoot, p.site.resource),
-		"CUDA_MPS_LOG_DIRECTORY=" + LogDir(p.site.mpsRoot, p.site.resource),
+		"CUDA_MPS_PIPE_DIRECTORY=" + PipeDir(p.site.real, p.site.resource),
+		"CUDA_MPS_LOG_DIRECTORY=" + LogDir(p.site.real, p.site.resource),
 		// Limits are set by index: set by UUID they have no effect (changelog of
 		// the reference, v0.15.0-rc.2). CUDA has to count as NVML does.
 		"CUDA_DEVICE_ORDER=PCI_BUS_ID",

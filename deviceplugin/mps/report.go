@@ -78,9 +78,24 @@ func (d *daemon) writeStates(ctx context.Context) error {
 	}
 }
 
-// write leaves the state for the device plugin. One goroutine calls it at a time.
+// claimedBefore are the GPUs that a process before this one has not set back.
+func (d *daemon) claimedBefore() []gpu.UUID {
+	s, err := nodestate.ReadBoot(d.stateDir(), d.boot)
+	if err != nil || s.MPS == nil {
+		return nil // of another boot: the mode is gone
+	}
+	return s.MPS.Claimed
+}
+
+func (d *daemon) stateDir() string {
+	return filepath.Join("/", d.cfg.HostRoot, d.cfg.StateDir, string(nodestate.MPS))
+}
+
+// write leaves the state for the device plugin, and for the next process.
 func (d *daemon) write() {
-	dir := filepath.Join("/", d.cfg.HostRoot, d.cfg.StateDir, string(nodestate.MPS))
+	d.writing.Lock()
+	defer d.writing.Unlock()
+	dir := d.stateDir()
 	err := nodestate.Write(dir, d.state())
 	if err == nil && d.alive == nil {
 		// From here on what stands there is this process's word.
@@ -101,7 +116,7 @@ func (d *daemon) write() {
 func (d *daemon) state() nodestate.State {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	s := nodestate.State{Component: nodestate.MPS, BootID: d.boot, Phase: nodestate.Ready, MPS: &nodestate.MPSInfo{}}
+	s := nodestate.State{Component: nodestate.MPS, BootID: d.boot, Phase: nodestate.Ready, MPS: &nodestate.MPSInfo{Claimed: d.claims.all()}}
 	ready := 0
 	var why nodestate.MPSResource
 	for _, name := range slices.Sorted(maps.Keys(d.resources)) {

@@ -147,6 +147,9 @@ type ValidatorInfo struct {
 // MPSInfo is what the MPS control daemons on the node serve.
 type MPSInfo struct {
 	Resources []MPSResource `json:"resources,omitempty"`
+	// Claimed are the GPUs whose compute mode the writer has set, or is about to set,
+	// and has not set back.
+	Claimed []gpu.UUID `json:"claimed,omitempty"`
 }
 
 // MPSResource is the control daemon of one resource.

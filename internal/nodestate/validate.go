@@ -148,6 +148,9 @@ func (v *validation) chosen(field string, labels map[string]string) {
 }
 
 func (v *validation) mps(m *MPSInfo) {
+	for i, id := range m.Claimed {
+		v.name(fmt.Sprintf("mps.claimed[%d]", i), string(id))
+	}
 	for i, r := range m.Resources {
 		at := fmt.Sprintf("mps.resources[%d]", i)
 		v.name(at+".name", r.Name)

@@ -18,8 +18,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuready/gpuready/internal/host/mount"
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/simulator/gpusim/mount"
+	"github.com/gpuready/gpuready/simulator/gpusim/root"
 	"github.com/gpuready/gpuready/simulator/state"
 	"github.com/gpuready/gpuready/test/built"
 	"github.com/gpuready/gpuready/test/node"
@@ -109,7 +110,7 @@ func waitPhase(t *testing.T, phase nodestate.Phase) nodestate.State {
 
 func served(t *testing.T) bool {
 	t.Helper()
-	ours, err := mount.Ours(driverRoot)
+	ours, err := root.FileSystem.Is(driverRoot)
 	require.NoError(t, err)
 	return ours
 }

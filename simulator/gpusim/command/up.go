@@ -4,7 +4,8 @@ import (
 	"fmt"
 	"path/filepath"
 
-	"github.com/gpuready/gpuready/simulator/gpusim/mount"
+	"github.com/gpuready/gpuready/internal/host/mount"
+	"github.com/gpuready/gpuready/simulator/gpusim/root"
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
@@ -71,6 +72,6 @@ func served(dir string) bool {
 	if err != nil {
 		return false
 	}
-	ours, err := mount.Ours(dir)
+	ours, err := root.FileSystem.Is(dir)
 	return err == nil && ours
 }

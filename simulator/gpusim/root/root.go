@@ -21,6 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuready/gpuready/internal/host/mount"
 	"github.com/gpuready/gpuready/simulator/gpusim/plan"
 	"github.com/gpuready/gpuready/simulator/gpusim/tree"
 	"github.com/gpuready/gpuready/simulator/state"
@@ -28,6 +29,10 @@ import (
 
 // ErrNone means that a folder holds no driver root of gpusim.
 var ErrNone = errors.New("no simulated driver")
+
+// FileSystem is one that holds a driver root alone: with programs and device nodes,
+// and no set-user-ID.
+var FileSystem = mount.Kind{Source: "gpusim", Mode: "755", Attributes: unix.MOUNT_ATTR_NOSUID}
 
 // Root is a folder that holds, or is to hold, a simulated driver.
 type Root struct {

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuready/gpuready/simulator/gpusim/mount"
+	"github.com/gpuready/gpuready/internal/host/mount"
 	"github.com/gpuready/gpuready/simulator/gpusim/root"
 )
 
@@ -20,7 +20,7 @@ func (d *driver) at(dir string) *root.Root {
 // resume goes on with the driver that an earlier process left, if it is of the
 // same machine. Its GPUs are as they were, and so is all that runs on them.
 func (d *driver) resume() (bool, error) {
-	ours, err := mount.Ours(d.Root)
+	ours, err := root.FileSystem.Is(d.Root)
 	if err != nil || !ours {
 		return false, err
 	}
@@ -54,7 +54,7 @@ func (d *driver) mount() error {
 	if old != nil {
 		defer old.Close() //nolint:errcheck // it was only read from
 	}
-	fs, err := mount.New(d.Size)
+	fs, err := root.FileSystem.New(d.Size)
 	if err != nil {
 		return err
 	}
@@ -99,7 +99,7 @@ func (d *driver) predecessor() (*os.File, error) {
 	if err := d.at(d.Root).Refuse(false); err != nil {
 		return nil, err
 	}
-	ours, err := mount.Ours(d.Root)
+	ours, err := root.FileSystem.Is(d.Root)
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +148,7 @@ func Unload(r *root.Root) error {
 		return err
 	}
 	defer f.Close() //nolint:errcheck // it was only read from
-	if err := mount.Remove(r.Dir); err != nil {
+	if err := root.FileSystem.Remove(r.Dir); err != nil {
 		return err
 	}
 	hidden := *r

@@ -22,10 +22,10 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/host/mount"
 	"github.com/gpuready/gpuready/internal/metrics"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
-	"github.com/gpuready/gpuready/simulator/gpusim/mount"
 	"github.com/gpuready/gpuready/simulator/gpusim/root"
 )
 
@@ -172,7 +172,7 @@ func (d *driver) start(ctx context.Context) error {
 
 // check fails if the driver root is no longer what is seen at its place.
 func (d *driver) check() error {
-	ours, err := mount.Ours(d.Root)
+	ours, err := root.FileSystem.Is(d.Root)
 	if err == nil && !ours {
 		err = fmt.Errorf("%s: %w; started again, gpusim serve mounts it again", d.Root, ErrTaken)
 	}
@@ -184,7 +184,7 @@ func (d *driver) end() error {
 	if err := d.withdraw(); err != nil {
 		return err
 	}
-	there, err := mount.Ours(d.Root)
+	there, err := root.FileSystem.Is(d.Root)
 	if err != nil {
 		return err
 	}
@@ -196,7 +196,7 @@ func (d *driver) end() error {
 		return d.say(nodestate.Degraded, ReasonUnattended, "the driver's container has ended; the driver stays, for it is in use")
 	}
 	// Not Unload: containers that were given its files may just not use them now.
-	if err := mount.Remove(d.Root); err != nil {
+	if err := root.FileSystem.Remove(d.Root); err != nil {
 		return err
 	}
 	d.Log.Info("nobody used the driver: unloaded", "root", d.Root)

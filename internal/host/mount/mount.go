@@ -1,6 +1,6 @@
-// Package mount shows a folder as a file system of its own, all of it in one
-// moment: the file system is filled while nobody can see it, and then mounted.
-// What lies below is hidden, not changed.
+// Package mount shows a folder as a tmpfs of its own, all of it in one moment: the
+// file system is filled while nobody can see it, and then mounted. What lies below
+// is hidden, not changed.
 package mount
 
 import (
@@ -15,16 +15,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Source is what /proc/self/mountinfo shows as the source of the file systems
-// that this package makes. It is how they are known again.
-const Source = "gpusim"
+// Kind is a sort of tmpfs. Mounts are known again by their kind.
+type Kind struct {
+	Source     string // what /proc/self/mountinfo shows as their source
+	Mode       string // of their root folder, octal: "1777"
+	Attributes int    // unix.MOUNT_ATTR_*
+	Inodes     string // at most, as tmpfs(5) reads it; "": as many as the kernel takes
+}
 
 // FS is an empty tmpfs that is mounted nowhere yet.
 type FS struct{ fd int }
 
-// New makes a file system of at most size, as tmpfs(5) reads it ("32m"). It
-// allows programs and device nodes, and no set-user-ID.
-func New(size string) (*FS, error) {
+// New makes a file system of at most size, as tmpfs(5) reads it ("32m").
+func (k Kind) New(size string) (*FS, error) {
 	fd, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if errors.Is(err, unix.ENOSYS) {
 		return nil, errors.New("make a tmpfs: this kernel has no fsopen; Linux 5.2 or newer is needed")
@@ -33,7 +36,10 @@ func New(size string) (*FS, error) {
 		return nil, fmt.Errorf("make a tmpfs: fsopen: %w%s", err, advice(err))
 	}
 	defer unix.Close(fd) //nolint:errcheck // it is of no use afterwards
-	for _, o := range [][2]string{{"source", Source}, {"mode", "755"}, {"size", size}} {
+	for _, o := range [][2]string{{"source", k.Source}, {"mode", k.Mode}, {"size", size}, {"nr_inodes", k.Inodes}} {
+		if o[1] == "" {
+			continue
+		}
 		if err := unix.FsconfigSetString(fd, o[0], o[1]); err != nil {
 			return nil, fmt.Errorf("make a tmpfs: %s=%s: %w", o[0], o[1], err)
 		}
@@ -41,7 +47,7 @@ func New(size string) (*FS, error) {
 	if err := unix.FsconfigCreate(fd); err != nil {
 		return nil, fmt.Errorf("make a tmpfs: %w%s", err, advice(err))
 	}
-	m, err := unix.Fsmount(fd, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID)
+	m, err := unix.Fsmount(fd, unix.FSMOUNT_CLOEXEC, k.Attributes)
 	if err != nil {
 		return nil, fmt.Errorf("make a tmpfs: fsmount: %w%s", err, advice(err))
 	}
@@ -100,18 +106,18 @@ func Top(path string) (Point, error) {
 	return Point{}, fmt.Errorf("%s: its mount is not in /proc/self/mountinfo", path)
 }
 
-// Ours reports whether what is seen at path is a file system that this package
+// Is reports whether what is seen at path is a file system of this kind that is
 // mounted there.
-func Ours(path string) (bool, error) {
+func (k Kind) Is(path string) (bool, error) {
 	p, err := Top(path)
-	return err == nil && p.At == path && p.Type == "tmpfs" && p.Source == Source, err
+	return err == nil && p.At == path && p.Type == "tmpfs" && p.Source == k.Source, err
 }
 
-// Remove unmounts what this package mounted at path, each layer of it. Those who
-// use files in there keep them.
-func Remove(path string) error {
+// Remove unmounts what is mounted at path and of this kind, each layer of it. Those
+// who use files in there keep them.
+func (k Kind) Remove(path string) error {
 	for {
-		ours, err := Ours(path)
+		ours, err := k.Is(path)
 		if err != nil || !ours {
 			return err
 		}

@@ -11,6 +11,8 @@ import (
 	"github.com/gpuready/gpuready/test/node"
 )
 
+var kind = Kind{Source: "gpusim", Mode: "755", Attributes: unix.MOUNT_ATTR_NOSUID, Inodes: "100"}
+
 func TestALineOfMountinfo(t *testing.T) {
 	for line, want := range map[string]Point{
 		"111 65 0:42 / /run/nvidia/driver rw,nosuid,relatime shared:2 - tmpfs gpusim rw,size=65536k\n":    {111, "/run/nvidia/driver", "tmpfs", "gpusim", true},
@@ -40,12 +42,12 @@ func TestAFileSystemAppearsWholeAndGoesLayerByLayer(t *testing.T) {
 	at := "/run/a b" // as spaces are written in mountinfo
 	require.NoError(t, os.Mkdir(at, 0o755))
 	require.NoError(t, os.WriteFile(filepath.Join(at, "below"), nil, 0o644))
-	ours, err := Ours(at)
+	ours, err := kind.Is(at)
 	require.NoError(t, err)
 	require.False(t, ours)
-	require.NoError(t, Remove(at), "there is nothing to remove")
+	require.NoError(t, kind.Remove(at), "there is nothing to remove")
 	for _, name := range []string{"one", "two"} {
-		fs, err := New("1m")
+		fs, err := kind.New("1m")
 		require.NoError(t, err)
 		require.NoError(t, os.WriteFile(filepath.Join(fs.Dir(), name), nil, 0o755))
 		require.NoError(t, unix.Mknod(filepath.Join(fs.Dir(), "null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
@@ -58,10 +60,10 @@ func TestAFileSystemAppearsWholeAndGoesLayerByLayer(t *testing.T) {
 		require.NoError(t, f.Close())
 	}
 	require.NoFileExists(t, filepath.Join(at, "one"), "covered")
-	ours, err = Ours(at)
+	ours, err = kind.Is(at)
 	require.NoError(t, err)
 	require.True(t, ours)
-	inside, err := Ours(filepath.Join(at, "two"))
+	inside, err := kind.Is(filepath.Join(at, "two"))
 	require.NoError(t, err)
 	require.False(t, inside, "it lies in one, but none is mounted there")
 	var st unix.Statfs_t
@@ -69,19 +71,21 @@ func TestAFileSystemAppearsWholeAndGoesLayerByLayer(t *testing.T) {
 	require.EqualValues(t, unix.ST_NOSUID, st.Flags&(unix.ST_NOSUID|unix.ST_NODEV|unix.ST_NOEXEC|unix.ST_RDONLY))
 	require.EqualValues(t, 1<<20, int64(st.Blocks)*st.Bsize)
 
+	require.EqualValues(t, 100, st.Files)
+
 	busy, err := os.Open(filepath.Join(at, "two"))
 	require.NoError(t, err)
 	defer busy.Close()
-	require.NoError(t, Remove(at))
+	require.NoError(t, kind.Remove(at))
 	require.FileExists(t, filepath.Join(at, "below"))
 
 	// What someone else mounted stays, and what is below it.
-	fs, err := New("1m")
+	fs, err := kind.New("1m")
 	require.NoError(t, err)
 	defer fs.Close()
 	require.NoError(t, fs.MountOn(at))
 	require.NoError(t, unix.Mount("tmpfs", at, "tmpfs", 0, ""))
-	require.NoError(t, Remove(at))
+	require.NoError(t, kind.Remove(at))
 	top, err := Top(at)
 	require.NoError(t, err)
 	require.Equal(t, "tmpfs", top.Source)
@@ -91,9 +95,9 @@ func TestWhatCannotBeMountedIsSaid(t *testing.T) {
 	if !node.Enter(t) {
 		return
 	}
-	_, err := New("much")
+	_, err := kind.New("much")
 	require.ErrorContains(t, err, "make a tmpfs: size=much: invalid argument")
-	fs, err := New("1m")
+	fs, err := kind.New("1m")
 	require.NoError(t, err)
 	defer fs.Close()
 	require.ErrorContains(t, fs.MountOn("/run/none"), "mount a tmpfs on /run/none: no such file")
