@@ -226,3 +226,14 @@ func TestWhatIsLetGoOf(t *testing.T) {
 		require.False(t, c.state.LetGo(divided.Devices[1].UUID), name)
 	}
 }
+
+func TestWhereNothingWasHeardForAMomentQuietBeginsAnew(t *testing.T) {
+	h := watched(node).Hear(gputest.XID(gputest.GPU(0), 94), now)
+	gap := now.Add(health.DefaultQuiet - time.Second)
+	h = h.Hear(gputest.Event(gpu.EventGap, "", "said"), gap)
+	require.Equal(t, marks{0: gpu.ReasonXID}, reasons(h), "what was healthy is")
+	require.Empty(t, h.Due(gap.Add(health.DefaultQuiet-time.Second)))
+	require.Equal(t, []gpu.UUID{gputest.GPU(0)}, h.Due(gap.Add(health.DefaultQuiet)))
+	deaf := h.Blind(gpu.Fault{Reason: gpu.ReasonUnwatched}, false, now).Hear(gputest.Event(gpu.EventGap, "", "said"), gap)
+	require.Empty(t, deaf.Due(gap.Add(time.Hour)), "a gap is no sign that it is heard again")
+}
