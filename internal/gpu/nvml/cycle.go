@@ -64,16 +64,13 @@ func (w *watch) cycle() error {
 		}
 		return nil // the one in force need not be ended for that
 	}
-	ended, err := w.endSets()
-	switch {
-	case err != nil:
-		return nil // Watch ends
-	case !ended:
-		w.inVain("an NVML event set does not end")
-	default:
-		err = w.reinitialise()
+	ended := w.endSets()
+	if err := w.ctx.Err(); err != nil {
+		return err
 	}
-	if err != nil {
+	if !ended {
+		w.inVain("an NVML event set does not end")
+	} else if err := w.reinitialise(); err != nil {
 		return err
 	}
 	w.tell(gpu.EventGap, "", "NVML was shut down for a moment, to let go of a GPU")
@@ -84,9 +81,8 @@ func (w *watch) cycle() error {
 	return w.renew()
 }
 
-// endSets ends all event sets, and hears what they have to tell until then. It is
-// an error when Watch ends meanwhile.
-func (w *watch) endSets() (ended bool, err error) {
+// endSets ends all event sets, and hears what they have to tell until then.
+func (w *watch) endSets() (ended bool) {
 	patience := time.NewTimer(w.slice + w.limit)
 	defer patience.Stop()
 	for _, set := range w.sets {
@@ -102,13 +98,13 @@ func (w *watch) endSets() (ended bool, err error) {
 					w.pending = append(w.pending, event)
 				}
 			case <-w.ctx.Done():
-				return false, w.ctx.Err()
+				return false
 			case <-patience.C:
-				return false, nil
+				return false
 			}
 		}
 	}
-	return true, nil
+	return true
 }
 
 // reinitialise lets go of what is to be let go of.
