@@ -23,6 +23,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/deviceplugin/driver"
 	"github.com/gpuready/gpuready/deviceplugin/health"
+	"github.com/gpuready/gpuready/deviceplugin/hindrance"
 	"github.com/gpuready/gpuready/deviceplugin/journal"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
 	"github.com/gpuready/gpuready/deviceplugin/meter"
@@ -94,10 +95,10 @@ type Plugin struct {
 	plan     plan.Plan        // what is advertised, health included
 	absent   *absence
 	ended    *ending
-	said     naming                 // what the toolkit says of CDI names
-	cdi      naming                 // the same, where the settings need them
-	mps      served                 // what the MPS control daemons serve
-	hindered map[gpu.UUID]hindrance // devices that could not be given to a container
+	said     hindrance.Naming // what the toolkit says of CDI names
+	cdi      hindrance.Naming // the same, where the settings need them
+	mps      hindrance.Served // what the MPS control daemons serve
+	hindered hindrance.Known  // devices that could not be given to a container
 	journal  *journal.Journal
 	lacking  string          // of what is asked for and not there
 	stored   nodestate.State // what the state file is to say
@@ -218,7 +219,7 @@ func (p *Plugin) recall() {
 	switch {
 	case err == nil:
 		p.health = health.Recall(file)
-		p.recallHindrances(file.DevicePlugin)
+		p.hindered, p.said = hindrance.Recall(file.DevicePlugin)
 		if file.DevicePlugin != nil {
 			p.features.labels = file.DevicePlugin.Labels
 		}
