@@ -216,6 +216,8 @@ func TestWhatIsLetGoOf(t *testing.T) {
 		"was reset and is not":     {h.Hear(gputest.XID(id, 48), now).See(out(gpu.ReasonResetNeeded), now).See(divided, now), false},
 		"asks for a reset":         {h.See(out(gpu.ReasonResetNeeded), now), true},
 		"is lost":                  {h.See(out(gpu.ReasonLost), now), true},
+		"has to be seen well":      {h.Hear(gputest.XID(id, 48), now).See(out(gpu.ReasonLost), now).See(out(gpu.ReasonUnwatched), now), false},
+		"was out, needs a driver":  {h.Hear(gputest.XID(id, 151), now).See(out(gpu.ReasonLost), now).See(divided, now), true},
 		"is broken for good":       {h.See(out(gpu.ReasonRowRemap), now), false},
 		"cannot be read":           {h.See(out(gpu.ReasonUnreadable), now), false},
 		"cannot be watched":        {h.Hear(gputest.Event(gpu.EventUnwatched, id, ""), now), false},

@@ -26,6 +26,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/hindrance"
 	"github.com/gpuready/gpuready/deviceplugin/journal"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
+	"github.com/gpuready/gpuready/deviceplugin/labels"
 	"github.com/gpuready/gpuready/deviceplugin/meter"
 	"github.com/gpuready/gpuready/deviceplugin/plan"
 	"github.com/gpuready/gpuready/deviceplugin/prefer"
@@ -107,7 +108,7 @@ type Plugin struct {
 	dirty    chan struct{} // something is stored
 	written  nodestate.State
 	writeErr string
-	features features
+	labels   labels.Publisher // of who writes states
 }
 
 // absence is why there is no driver.
@@ -191,6 +192,7 @@ func newPlugin(cfg Config) (*Plugin, error) {
 	p := &Plugin{
 		cfg: cfg, boot: boot, meters: cfg.Meters, journal: journal.New(cfg.Log), dirty: make(chan struct{}, 1), services: map[string]*service{},
 	}
+	p.labels = labels.Publisher{HostRoot: cfg.HostRoot, NFDDir: cfg.NFDDir, Started: cfg.Started, Log: cfg.Log}
 	p.firstList = sync.OnceFunc(func() { p.meters.Started(time.Since(cfg.Started)) })
 	if cfg.Given != "" {
 		p.cfg.Driver.Also = []string{filepath.Join(p.stateDir(nodestate.Toolkit), nodestate.FileName)}
@@ -221,7 +223,7 @@ func (p *Plugin) recall() {
 		p.health = health.Recall(file)
 		p.hindered, p.said = hindrance.Recall(file.DevicePlugin)
 		if file.DevicePlugin != nil {
-			p.features.labels = file.DevicePlugin.Labels
+			p.labels.Labels = file.DevicePlugin.Labels
 		}
 		if file.Driver != nil {
 			p.root = file.Driver.Root

@@ -134,7 +134,7 @@ func (p *Plugin) flush() {
 		return // nothing is known yet
 	}
 	info := *s.DevicePlugin
-	info.Labels = p.label()
+	info.Labels = p.labels.Publish(p.node())
 	s.DevicePlugin = &info
 	if reflect.DeepEqual(s, p.written) {
 		return

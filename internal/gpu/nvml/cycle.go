@@ -41,7 +41,8 @@ func (w *watch) mayCycle() bool {
 	if now.Before(w.off.until) {
 		return false
 	}
-	return now.Sub(w.lastEvent) >= w.quiet || now.Sub(w.off.since) >= longestWait*w.quiet
+	// What was just found may be that there is none any more: let that be heard first.
+	return len(w.pending) == 0 && now.Sub(w.lastEvent) >= w.quiet || now.Sub(w.off.since) >= longestWait*w.quiet
 }
 
 // inVain puts it off, longer each time.

@@ -83,3 +83,18 @@ func TestAGPUOfWhichTheDriverTellsThatItIsLostIsLookedAtAtOnce(t *testing.T) {
 		seen = w.until(t, gpu.EventLost, gputest.GPU(0)).Seen
 	}
 }
+
+// A GPU that is back must not be let go of before anybody has heard of it.
+func TestWhatWasJustFoundIsToldBeforeAnythingIsLetGoOf(t *testing.T) {
+	_, s := newFake(t, gputest.Node("t4", 1), Options{})
+	w := &watch{Source: s, lastEvent: time.Now().Add(-s.quiet)}
+	require.False(t, w.mayCycle(), "there is no reason to")
+	w.letGo = true
+	require.True(t, w.mayCycle())
+	w.tell(gpu.EventChanged, gputest.GPU(0), "the GPU answers again")
+	require.False(t, w.mayCycle())
+	w.off.since = time.Now().Add(-longestWait * s.quiet)
+	require.True(t, w.mayCycle(), "but not for ever")
+	w.off.until = time.Now().Add(time.Hour)
+	require.False(t, w.mayCycle(), "it was tried in vain")
+}
