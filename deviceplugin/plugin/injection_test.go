@@ -119,6 +119,22 @@ func TestAContainerOfAnEarlierStateEndsToBeCreatedAnewAndForgetsNothing(t *testi
 	require.Equal(t, nodestate.Healthy, s.DevicePlugin.Resources[0].Devices[3].Health)
 }
 
+func TestAContainerIsNotCreatedAnewForAMIGLayout(t *testing.T) {
+	n := newNode(t, gputest.Node("a100-80gb", 2)).withKubelet()
+	n.toolkit(nodestate.Injection{Working: true, Generation: "a.1"})
+	n.cfg.Given = "a.1"
+	n.start()
+	n.wait(2)
+	for _, generation := range []string{"a.2", "a.3", "a.1", "a.2"} {
+		n.toolkit(nodestate.Injection{Working: true, Generation: generation})
+	}
+	n.source.Emit(gputest.XID(gputest.GPU(1), 79))
+	n.wait(1)
+	n.toolkit(nodestate.Injection{Working: true, Generation: "b.2"})
+	require.NoError(t, n.end())
+	require.Contains(t, n.log.String(), "(a.1, now b.2)")
+}
+
 func TestAContainerThatIsPrivilegedHasWhatItHas(t *testing.T) {
 	n := newNode(t, gputest.Node("t4", 1)).withKubelet()
 	n.toolkit(nodestate.Injection{Working: true, Generation: "a"})
