@@ -247,7 +247,6 @@ func TestInItsContainerAMIGLayoutIsFollowedWithoutAnother(t *testing.T) {
 	c.gpus(2)
 	c.inject("b.9", driverDir) // another GPU, or driver
 	require.Contains(t, main.ends(0), "(a.1, now b.9)")
-	t.Log(main.output)
 }
 
 func TestInAContainerThatWasGivenNothingThePluginSaysThat(t *testing.T) {

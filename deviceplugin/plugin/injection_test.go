@@ -135,6 +135,24 @@ func TestAContainerIsNotCreatedAnewForAMIGLayout(t *testing.T) {
 	require.Contains(t, n.log.String(), "(a.1, now b.2)")
 }
 
+// Drivers do not tell of all that comes, and the toolkit sees device nodes.
+func TestWhatTheToolkitNamesIsLookedForAtOnce(t *testing.T) {
+	n := newNode(t, gputest.Node("a100-80gb", 1)).withKubelet()
+	says := func(gpus int) {
+		n.toolkit(nodestate.Injection{Working: true, Generation: "a"}, func(s *nodestate.State) {
+			for i := range gpus {
+				s.Toolkit.Specs[0].Devices = append(s.Toolkit.Specs[0].Devices, string(gputest.GPU(i)))
+			}
+		})
+	}
+	says(1)
+	n.start()
+	n.wait(1)
+	n.source.Update(func(s *gpu.Snapshot) { *s = gputest.Node("a100-80gb", 2) })
+	says(2)
+	n.wait(2)
+}
+
 func TestAContainerThatIsPrivilegedHasWhatItHas(t *testing.T) {
 	n := newNode(t, gputest.Node("t4", 1)).withKubelet()
 	n.toolkit(nodestate.Injection{Working: true, Generation: "a"})

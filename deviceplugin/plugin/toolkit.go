@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"time"
@@ -59,15 +60,22 @@ func (w naming) text() string {
 }
 
 // watchToolkit follows the toolkit's state, also while the settings need none of
-// it: they may change.
+// it: they may change. Where it names other devices it has seen what no event tells
+// of with every driver, as a MIG layout, by the device nodes that came or went.
 func (p *Plugin) watchToolkit(ctx context.Context) error {
 	return nodestate.WatchBoot(ctx, p.stateDir(nodestate.Toolkit), p.boot, func(s nodestate.State, err error) {
 		p.mu.Lock()
 		now := namingOf(s, err).after(p.said)
-		same := reflect.DeepEqual(now, p.said)
+		same, named := reflect.DeepEqual(now, p.said), maps.Equal(now.names, p.said.names)
 		p.mu.Unlock()
 		if !same {
 			p.update(func() { p.said = now })
+		}
+		if !named {
+			select {
+			case p.others <- struct{}{}:
+			default: // it is about to be done
+			}
 		}
 	})
 }
