@@ -8,11 +8,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"os"
 	"os/signal"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 
@@ -23,9 +21,6 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// openFlags keep a FIFO in the place of a file from being waited on.
-const openFlags = os.O_RDONLY | syscall.O_NONBLOCK | syscall.O_CLOEXEC
-
 // follower reads the configuration again whenever it may have changed: the file,
 // or which one of several is chosen. One goroutine uses it.
 type follower struct {
@@ -35,6 +30,17 @@ type follower struct {
 	inForce *options          // last delivered; first from the start, where it has a configuration
 	refused string            // why the last one was refused; "": it was not
 	labels  map[string]string // what the node chooses by its labels; nil: it has not been said
+	hangup  chan os.Signal
+}
+
+// newFollower makes a follower. From here on SIGHUP ends this process no more.
+func newFollower(first *options, log *slog.Logger) *follower {
+	f := &follower{first: first, log: log, hangup: make(chan os.Signal, 1)}
+	signal.Notify(f.hangup, syscall.SIGHUP)
+	if first.config != nil {
+		f.inForce = first
+	}
+	return f
 }
 
 // follow tells of each configuration that comes after that of the start, and of
@@ -48,25 +54,22 @@ func (f *follower) follow(ctx context.Context, deliver func(plugin.Settings, err
 		default: // one is waiting to be looked at
 		}
 	}
-	hangup := make(chan os.Signal, 1)
-	signal.Notify(hangup, syscall.SIGHUP)
-	defer signal.Stop(hangup)
 	choices := make(chan map[string]string)
-	f.labels = f.first.labels() // before the first look, which would find nothing chosen
+	// Before the first look, which would find nothing chosen.
+	if f.labels = f.first.labels(); f.labels == nil && f.first.before != nil {
+		f.labels = f.first.before.Labels
+	}
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return f.first.watchFiles(ctx, poke) })
 	group.Go(func() error { return f.first.watchChoice(ctx, choices) })
 	group.Go(func() error {
-		if f.first.config != nil {
-			f.inForce = f.first
-		}
 		for {
 			select {
 			case <-ctx.Done():
 				return ctx.Err()
 			case f.labels = <-choices:
-			case <-hangup:
+			case <-f.hangup:
 				f.log.Info("SIGHUP: reading the configuration again", "path", f.first.path())
 			case <-again:
 			}
@@ -90,7 +93,7 @@ func (f *follower) look(deliver func(plugin.Settings, error)) {
 	case err != nil:
 		f.refused = err.Error()
 		f.log.Error("the configuration is refused; that of before stays in force", "path", f.first.path(), "reason", "ConfigRefused",
-			"message", strings.ReplaceAll(err.Error(), "\n", "; "))
+			"message", short(strings.ReplaceAll(err.Error(), "\n", "; ")))
 		deliver(plugin.Settings{}, err)
 	case f.inForce.same(next) && f.refused == "":
 	case f.inForce.same(next):
@@ -99,18 +102,21 @@ func (f *follower) look(deliver func(plugin.Settings, error)) {
 		deliver(f.inForce.settingsInForce(), nil)
 	default:
 		f.refused = ""
-		f.log.Info("a new configuration is in force", "path", next.configFile, "name", next.name, "hash", next.hash, "changes", strings.Join(changes(f.inForce, next), "; "))
+		f.log.Info("a new configuration is in force", "path", next.configFile, "name", next.name, "hash", next.hash, "changes", short(strings.Join(changes(f.inForce, next), "; ")))
 		next.warn(f.log)
 		f.inForce = next
 		deliver(next.settingsInForce(), nil)
 	}
 }
 
+// short bounds a line of the log: a file of a megabyte may be wrong in every line.
+func short(s string) string { return record.Clean(s, 8000) }
+
 // read makes options of what there is now. Command line and environment are what
 // they were at the start, and win as they did.
 func (f *follower) read() (*options, error) {
 	if f.first.named.dir == "" {
-		data, err := readRegular(func() (*os.File, error) { return os.OpenFile(f.first.configFile, openFlags, 0) }, f.first.configFile)
+		data, err := readFile(f.first.configFile)
 		if err != nil {
 			return nil, err
 		}
@@ -123,7 +129,7 @@ func (f *follower) read() (*options, error) {
 // labels have not been said.
 func (o *options) chosen(labels map[string]string) (*options, error) {
 	if labels == nil && o.named.name == "" {
-		return nil, fmt.Errorf("%w: waiting for the validator on this node to say what the node's label %s chooses", plugin.ErrNotChosen, nodestate.ConfigLabel)
+		return nil, fmt.Errorf("%w: waiting for gpu-validator on this node, whose daemon needs --node-name and the API server, to say what the node's label %s chooses", plugin.ErrNotChosen, nodestate.ConfigLabel)
 	}
 	there, err := o.named.list()
 	if err != nil {
@@ -142,7 +148,7 @@ func (o *options) with(name string, data []byte, errs ...error) (*options, error
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	next := &options{help: o.help, component: o.component}
+	next := &options{help: o.help, component: o.component, data: data}
 	flags, err := next.parseFlags(o.args, io.Discard)
 	if err != nil {
 		return nil, err
@@ -164,35 +170,6 @@ func (o *options) path() string {
 		return o.named.dir
 	}
 	return o.configFile
-}
-
-// watchFiles calls changed whenever the configuration may be another one.
-func (o *options) watchFiles(ctx context.Context, changed func()) error {
-	if o.path() == "" {
-		<-ctx.Done()
-		return ctx.Err()
-	}
-	path := o.path()
-	if o.named.dir != "" {
-		path = filepath.Join(path, "*")
-	}
-	for {
-		// Links are followed one by one: any of them may come to lead elsewhere, as
-		// ..data of a mounted ConfigMap does.
-		links := chain(path)
-		watching, cancel := context.WithCancel(ctx)
-		err := record.WatchWhole(watching, links, func() {
-			changed()
-			if !slices.Equal(links, chain(path)) {
-				cancel()
-			}
-		})
-		again := watching.Err() != nil && ctx.Err() == nil
-		cancel()
-		if !again {
-			return err
-		}
-	}
 }
 
 // watchChoice tells what the node chooses by its labels, as the validator on this
@@ -236,87 +213,6 @@ func chosenBy(s nodestate.State, err error) map[string]string {
 
 func (o *options) validatorDir() string {
 	return filepath.Join("/", o.hostRoot, o.stateDir, string(nodestate.Validator))
-}
-
-// chain are the directory entries that decide what a path leads to: each link on
-// the way, and what is at its end.
-func chain(path string) []string {
-	const most = 40 // as the kernel follows
-	var all []string
-	rest := strings.Split(strings.TrimPrefix(filepath.Clean(path), "/"), "/")
-	at := "/"
-	if !filepath.IsAbs(path) {
-		at = "."
-	}
-	for len(rest) > 0 {
-		next := filepath.Join(at, rest[0])
-		rest = rest[1:]
-		to, err := os.Readlink(next)
-		if err != nil {
-			at = next
-			continue
-		}
-		if all = append(all, next); len(all) == most {
-			return all
-		}
-		if filepath.IsAbs(to) {
-			at = "/"
-		}
-		rest = append(strings.Split(strings.TrimPrefix(filepath.Clean(to), "/"), "/"), rest...)
-	}
-	return append(all, at)
-}
-
-// changes says which settings differ, each with where it comes from now.
-func changes(was, now *options) []string {
-	before := map[string]string{}
-	if was != nil {
-		before, _ = leaves(was.config) // it is JSON by its making
-	}
-	after, _ := leaves(now.config)
-	var all []string
-	both := maps.Clone(before)
-	maps.Copy(both, after)
-	for _, path := range slices.Sorted(maps.Keys(both)) {
-		if before[path] == after[path] || was == nil && now.origins()[path] == "" {
-			continue
-		}
-		line := path + ": "
-		if was != nil {
-			line += orNone(before[path]) + " → "
-		}
-		line += orNone(after[path])
-		if origin := now.origins()[path]; origin != "" {
-			line += " (" + origin + ")"
-		}
-		all = append(all, line)
-	}
-	if len(all) == 0 {
-		return []string{"none"}
-	}
-	return all
-}
-
-func orNone(value string) string {
-	if value == "" {
-		return "nothing"
-	}
-	return value
-}
-
-// origins says where each setting that is not as by default comes from.
-func (o *options) origins() map[string]string {
-	all := map[string]string{}
-	fromFile, _ := leaves(o.file)
-	for path := range fromFile {
-		all[path] = o.configFile
-	}
-	for flag, path := range inFile {
-		if origin := o.origin[flag]; origin != "" {
-			all[path] = origin
-		}
-	}
-	return all
 }
 
 // hash is short: it tells configurations apart, and proves nothing.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -38,7 +39,7 @@ func following(t *testing.T, args ...string) heard {
 	o, err := parse(args, io.Discard)
 	require.NoError(t, err)
 	h := heard{t, make(chan word, 1000)}
-	f := &follower{first: o, log: slog.New(slog.DiscardHandler)}
+	f := newFollower(o, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- f.follow(ctx, func(s plugin.Settings, err error) { h.words <- word{s, err} }) }()
@@ -128,7 +129,7 @@ func TestAFileIsFollowedHoweverItIsReplaced(t *testing.T) {
 	require.NotEqual(t, first.Hash, h.replicas(4).Hash)
 
 	require.NoError(t, os.Remove(path))
-	h.refused("there is no such file any more; put it back")
+	h.refused("there is no such file; put it there")
 	put(t, path, sliced(5))
 	h.replicas(5)
 
@@ -213,7 +214,7 @@ func TestTheLastGoodConfigurationIsInForce(t *testing.T) {
 		put(t, path, sliced(2))
 		o, err := parse([]string{"--config-file", path}, io.Discard)
 		require.NoError(r, err)
-		f := &follower{first: o, inForce: o, log: slog.New(slog.DiscardHandler)}
+		f := newFollower(o, slog.New(slog.DiscardHandler))
 		inForce := 2
 		told := word{settings: o.settingsInForce()}
 		for range rapid.IntRange(1, 100).Draw(r, "edits") {
@@ -292,6 +293,8 @@ func TestAChainIsEveryLinkOnTheWay(t *testing.T) {
 	require.Equal(t, []string{at("a"), at("real/deep/link"), at("real/deep/c.yaml")}, chain(at("a/deep/link")))
 	require.Equal(t, []string{at("none/c.yaml")}, chain(at("none/c.yaml")))
 	require.Len(t, chain(at("loop")), 40)
+	require.NoError(t, os.Symlink("real/deep", at("b")))
+	require.Equal(t, []string{at("b"), at("real/c.yaml")}, chain(at("b")+"/../c.yaml"), "as the kernel goes")
 }
 
 func TestTheLabelChoosesAsInTheReference(t *testing.T) {
@@ -339,6 +342,42 @@ func TestALinkOutOfTheFolderIsNotFollowed(t *testing.T) {
 	require.ErrorContains(t, err, "path escapes")
 	_, err = n.read("fifo")
 	require.ErrorContains(t, err, "no regular file")
+}
+
+func TestAFIFOInThePlaceOfTheFirstFileIsRefusedAndNotWaitedFor(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "c.yaml")
+	require.NoError(t, syscall.Mkfifo(path, 0o644))
+	_, err := parse([]string{"--config-file", path}, io.Discard)
+	require.ErrorContains(t, err, "no regular file")
+}
+
+func TestAFileOfTheFolderIsFollowedThroughItsLinks(t *testing.T) {
+	dir := t.TempDir()
+	put(t, filepath.Join(dir, "sub", "real"), sliced(2))
+	require.NoError(t, os.Symlink("sub/real", filepath.Join(dir, "a")))
+	h := following(t, "--config-dir", dir, "--config", "a")
+	h.replicas(2)
+	put(t, filepath.Join(dir, "sub", "real"), sliced(3))
+	h.replicas(3)
+	renamedOver(t, filepath.Join(dir, "sub", "real"), sliced(4))
+	h.replicas(4)
+}
+
+func TestALineOfTheLogIsBoundedHoweverMuchIsWrong(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "c.yaml")
+	put(t, path, sliced(2))
+	o, err := parse([]string{"--config-file", path}, io.Discard)
+	require.NoError(t, err)
+	var log bytes.Buffer
+	f := newFollower(o, slog.New(slog.NewTextHandler(&log, nil)))
+	wrong := "version: v1\n"
+	for i := range 10_000 {
+		wrong += fmt.Sprintf("key%d: 1\n", i)
+	}
+	put(t, path, wrong)
+	f.look(func(plugin.Settings, error) {})
+	require.Contains(t, log.String(), "ConfigRefused")
+	require.Less(t, log.Len(), 20_000)
 }
 
 // choose is the validator's word on the node's label.

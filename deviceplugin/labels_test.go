@@ -45,17 +45,27 @@ func TestLabelsSayWhatTheDriverShows(t *testing.T) {
 	}
 }
 
-func TestAGPUWhoseMemoryWaitsToBeRemappedWaitsForItsReset(t *testing.T) {
-	m := newMachine(t).up().withKubelet().start()
-	m.wait(8)
-	m.sim("remap", "--gpu", "2")
-	require.Equal(t, []int{2}, unhealthy(m.wait(7)))
-	d := m.fault(2, false)
-	require.Equal(t, gpu.ReasonResetNeeded, d.Reason)
-	require.Contains(t, d.Message, "rows of faulty memory wait to be remapped")
-	m.stop()
-	m.start()
-	require.Equal(t, []int{2}, unhealthy(m.wait(7)), "no restart mends it")
-	m.sim("restore", "--gpu", "2")
-	m.wait(8)
+func TestAGPUWhoseFaultyMemoryWaitsToBeLeftOutWaitsForItsReset(t *testing.T) {
+	for _, c := range []struct {
+		profile, what string
+		gpus          int
+	}{
+		{profile, "rows of faulty memory wait to be remapped", 8},
+		{"dgx-2", "pages of faulty memory wait to be retired", 16},
+	} {
+		t.Run(c.profile, func(t *testing.T) {
+			m := newMachine(t).up("--profile", c.profile).withKubelet().start()
+			m.wait(c.gpus)
+			m.sim("remap", "--gpu", "2")
+			require.Equal(t, []int{2}, unhealthy(m.wait(c.gpus-1)))
+			d := m.fault(2, false)
+			require.Equal(t, gpu.ReasonResetNeeded, d.Reason)
+			require.Contains(t, d.Message, c.what)
+			m.stop()
+			m.start()
+			require.Equal(t, []int{2}, unhealthy(m.wait(c.gpus-1)), "no restart mends it")
+			m.sim("restore", "--gpu", "2")
+			m.wait(c.gpus)
+		})
+	}
 }

@@ -64,8 +64,7 @@ func run(ctx context.Context, started time.Time, args []string, stdout, stderr i
 	}
 	sockets, err := plugin.Run(ctx, cfg)
 	if errors.Is(err, plugin.ErrReplaced) && ctx.Err() == nil {
-		// The same program, also where its file was replaced meanwhile.
-		err = handover.Exec("/proc/self/exe", sockets)
+		err = o.again(sockets)
 	}
 	if err != nil {
 		return fail(stderr, exitFailed, err)

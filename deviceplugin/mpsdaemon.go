@@ -11,7 +11,6 @@ import (
 
 	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/deviceplugin/driver"
-	"github.com/gpuready/gpuready/deviceplugin/handover"
 	"github.com/gpuready/gpuready/deviceplugin/mps"
 	"github.com/gpuready/gpuready/deviceplugin/plugin"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
@@ -56,13 +55,14 @@ func mpsDaemon(ctx context.Context, args []string, stderr io.Writer) int {
 	}
 	log := o.logger(stderr)
 	log.Info("starting", "path", o.configFile, "settings", strings.Join(o.given, ", "))
+	o.following = newFollower(o, log)
 	err = mps.Run(ctx, mps.Config{
 		HostRoot: o.hostRoot,
 		StateDir: o.stateDir,
 		Listen:   o.listen,
 		Settings: o.config,
 		Follow: func(ctx context.Context, deliver func(*config.Config, error)) error {
-			return (&follower{first: o, log: log}).follow(ctx, func(s plugin.Settings, err error) { deliver(s.Config, err) })
+			return o.following.follow(ctx, func(s plugin.Settings, err error) { deliver(s.Config, err) })
 		},
 		Driver: driver.Place{HostRoot: o.hostRoot},
 		Open: func(place driver.Place) (mps.Opened, error) {
@@ -76,7 +76,7 @@ func mpsDaemon(ctx context.Context, args []string, stderr io.Writer) int {
 	})
 	if errors.Is(err, mps.ErrReplaced) && ctx.Err() == nil {
 		log.Info("going on as a new program", "message", err.Error())
-		err = handover.Exec("/proc/self/exe", nil)
+		err = o.again(nil)
 	}
 	if err != nil {
 		return fail(stderr, exitFailed, err)

@@ -3,15 +3,12 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
-	"golang.org/x/sys/unix"
 
 	"github.com/gpuready/gpuready/deviceplugin/plugin"
 	strict "github.com/gpuready/gpuready/internal/config"
@@ -124,39 +121,6 @@ func (n *named) read(name string) ([]byte, error) {
 	}
 	defer func() { _ = root.Close() }()
 	return readRegular(func() (*os.File, error) { return root.OpenFile(name, openFlags, 0) }, filepath.Join(n.dir, name))
-}
-
-// errWriting means that somebody is writing the file. Its closing will be an event.
-var errWriting = errors.New("the file is being written")
-
-// readRegular reads a configuration file. What is no file is not waited for.
-func readRegular(open func() (*os.File, error), path string) ([]byte, error) {
-	f, err := open()
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s: there is no such file any more; put it back", path)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read the configuration: %w", err)
-	}
-	defer func() { _ = f.Close() }()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, fmt.Errorf("read the configuration: %w", err)
-	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s: no regular file (%s); put the configuration there", path, info.Mode().Type())
-	}
-	// A lease on reading is given while nobody has the file open for writing (fcntl(2),
-	// F_SETLEASE), and holds writers up until it is let go of. Where the file system has
-	// none, what is there is read.
-	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK); errors.Is(err, unix.EAGAIN) {
-		return nil, errWriting
-	}
-	data, err := io.ReadAll(io.LimitReader(f, strict.MaxBytes+1))
-	if err != nil {
-		return nil, fmt.Errorf("read the configuration %s: %w", path, err)
-	}
-	return data, nil
 }
 
 // resolved are the options with the configuration that they name, or that the node

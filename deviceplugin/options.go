@@ -59,9 +59,13 @@ type options struct {
 	settings config.Flags
 	imex     config.Imex
 
+	before    *last     // what the program before has left; nil: there was none
+	following *follower // of the configuration, where that is followed
+
 	args    []string          // as they were given
 	name    string            // of the configuration, where it is one of several
-	hash    string            // of the file; "": there is none
+	data    []byte            // of the file; nil: there is none
+	hash    string            // of data; "": there is none
 	file    *config.Config    // as it was read; empty where there is none
 	config  *config.Config    // in force
 	policy  health.Policy     // what XIDs do
@@ -149,14 +153,16 @@ func (o *options) parse(args []string, stderr io.Writer) (*options, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := o.inherit(); err != nil {
+		return nil, err
+	}
 	switch {
 	case o.configFile != "":
-		data, err := os.ReadFile(o.configFile)
-		if err != nil {
-			return nil, fmt.Errorf("read the configuration: %w", err)
-		}
-		return o, o.adopt(f, data)
+		return o.begin(f)
 	case o.named.dir != "":
+		if before := o.asBefore(); before != nil {
+			return before, nil
+		}
 		o.given = o.listed(f)
 		return o, nil // it is to be chosen
 	}
@@ -190,7 +196,7 @@ func (o *options) parseFlags(args []string, stderr io.Writer) (*pflag.FlagSet, e
 // adopt lays the flags over a configuration file; nil: there is none.
 func (o *options) adopt(f *pflag.FlagSet, data []byte) (err error) {
 	o.file = &config.Config{Version: config.Version}
-	if data != nil {
+	if o.data = data; data != nil {
 		o.hash = hash(data)
 		if err := o.readData(data, f); err != nil {
 			return err
@@ -271,7 +277,7 @@ func (o *options) checkSockets() error {
 
 func (o *options) plugin(started time.Time, stderr io.Writer) plugin.Config {
 	log := o.logger(stderr)
-	following := &follower{first: o, log: log}
+	o.following = newFollower(o, log)
 	log.Info("starting", "precedence", "command line, environment, configuration file", "path", o.configFile, "settings", strings.Join(o.given, ", "),
 		"socket", o.kubeletSocket, "pid", os.Getpid())
 	o.warn(log)
@@ -283,7 +289,7 @@ func (o *options) plugin(started time.Time, stderr io.Writer) plugin.Config {
 		KubeletTimeout: o.kubeletTimeout,
 		Listen:         o.listen,
 		Settings:       o.settingsInForce(),
-		Follow:         following.follow,
+		Follow:         o.following.follow,
 		Driver:         driver.Place{HostRoot: o.hostRoot},
 		Open:           func(place driver.Place) (plugin.Opened, error) { return o.open(place, log, meters.NVML) },
 		NFDDir:         o.nfdDir,

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -222,4 +223,98 @@ func TestTheStateIsRefusedWhereTheFirstChoiceIsNone(t *testing.T) {
 	require.Equal(t, gpu.Reason("ConfigRefused"), s.Reason)
 	put(t, filepath.Join(dir, "b"), sliced(2))
 	m.wait(16)
+}
+
+// upgraded puts another driver under the plugin, which executes itself anew.
+func (m *machine) upgraded(version string) nodestate.State {
+	m.Helper()
+	m.up("--driver-version", version)
+	return m.state(func(s nodestate.State) bool {
+		return s.Driver != nil && s.Driver.Version == version && s.DevicePlugin.Registered && s.Reason != "Starting"
+	})
+}
+
+func TestABadFileDoesNotEndThePluginWhenTheDriverIsUpgraded(t *testing.T) {
+	m := newMachine(t).up().withKubelet()
+	path := filepath.Join(m.host, "c.yaml")
+	put(t, path, sliced(2))
+	m.start("--config-file", path)
+	m.wait(16)
+	put(t, path, "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 0}]}}\n")
+	m.refused()
+	m.upgraded("590.10.01")
+	require.Contains(t, m.refused(), "sharing.timeSlicing.resources[0].replicas: ")
+	m.wait(16)
+
+	require.NoError(t, os.Remove(path))
+	m.state(func(s nodestate.State) bool { return strings.Contains(s.Message, "there is no such file") })
+	m.upgraded("590.10.02") // what was handed over is handed over again
+	require.Contains(t, m.refused(), "there is no such file")
+	m.wait(16)
+	put(t, path, sliced(3))
+	m.wait(24)
+	m.ready()
+	m.upgraded("590.10.03")
+	m.wait(24)
+	m.ready()
+	m.stop()
+}
+
+func TestTheChoiceOutlivesAnUpgradeOfTheDriver(t *testing.T) {
+	m := newMachine(t).up().withKubelet()
+	dir := filepath.Join(m.host, "configs")
+	mounted(t, dir, 1, map[string]string{"sliced": sliced(2)})
+	boot, err := nodestate.BootIDAt(m.host)
+	require.NoError(t, err)
+	choose(t, m.host, boot, map[string]string{nodestate.ConfigLabel: "sliced"})
+	m.start("--config-dir", dir)
+	m.wait(16)
+	choose(t, m.host, boot, map[string]string{nodestate.ConfigLabel: "slicked"})
+	m.refused()
+	require.NoError(t, os.RemoveAll(m.path("/state/validator")))
+	m.upgraded("590.10.01")
+	require.Contains(t, m.refused(), `no configuration is called "slicked"`)
+	m.wait(16)
+	mounted(t, dir, 2, map[string]string{"sliced": sliced(2), "slicked": sliced(3)})
+	m.wait(24)
+	m.ready()
+	require.NotContains(t, m.process.Output(), "ConfigNotChosen")
+}
+
+func TestHangupNeverEndsThePlugin(t *testing.T) {
+	m := newMachine(t).up().withKubelet()
+	path := filepath.Join(m.host, "c.yaml")
+	put(t, path, sliced(2))
+	m.start("--config-file", path)
+	m.says("starting")
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() { // as fast as can be: also while it is being replaced, and while it ends
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_ = m.process.Signal(syscall.SIGHUP)
+			}
+		}
+	}()
+	m.wait(16)
+	for _, version := range []string{"590.10.01", "590.10.02", "590.10.03"} {
+		m.upgraded(version)
+		m.wait(16)
+	}
+	m.stop()
+	close(stop)
+	<-stopped
+}
+
+func TestARefusedCureOfAConfigurationThatServesNothingIsSaid(t *testing.T) {
+	m := newMachine(t).up().withKubelet()
+	path := filepath.Join(m.host, "c.yaml")
+	put(t, path, "devices: {include: [GPU-00000000-0000-0000-0000-000000000000]}\n")
+	m.start("--config-file", path)
+	m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready && s.Reason == "NothingAdvertised" })
+	put(t, path, "devices: {includes: []}\n")
+	require.Contains(t, m.refused(), "devices.includes")
 }

@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/gpuready/gpuready/deviceplugin/handover"
 	"github.com/gpuready/gpuready/deviceplugin/plugin"
 	"github.com/gpuready/gpuready/deviceplugin/shadow"
 	"github.com/gpuready/gpuready/internal/gpu"
@@ -39,7 +38,7 @@ func (o *options) runShadow(ctx context.Context, started time.Time, stdout, stde
 	}
 	err := o.watchShadow(ctx, started, stderr)
 	if errors.Is(err, plugin.ErrReplaced) && ctx.Err() == nil {
-		err = handover.Exec("/proc/self/exe", nil)
+		err = o.again(nil)
 	}
 	if err != nil {
 		return fail(stderr, exitFailed, err)

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuready/gpuready/deviceplugin/meter"
+	"github.com/gpuready/gpuready/deviceplugin/mps"
 	"github.com/gpuready/gpuready/deviceplugin/shadow"
 	"github.com/gpuready/gpuready/internal/metrics"
 	"github.com/gpuready/gpuready/internal/nodestate"
@@ -61,6 +62,7 @@ func (s shown) MustRegister(collectors ...prometheus.Collector) {
 func allMetrics(t *testing.T) shown {
 	s := shown{"up": nil}
 	meter.New().Register(s)
+	mps.NewMetrics(s)
 	toolkit.NewMetrics(s)
 	validator.NewMetrics(s)
 	voice.NewMetrics(s)
@@ -194,6 +196,7 @@ func zero(t *testing.T, expr string) (missing []string) {
 	m.Register(reg)
 	m.State(nodestate.Ready, "", map[string]bool{"nvidia.com/gpu": true})
 	toolkit.NewMetrics(reg)
+	mps.NewMetrics(reg).Start("nvidia.com/gpu")
 	families, err := reg.Gather()
 	require.NoError(t, err)
 	for _, counter := range regexp.MustCompile(`increase\(([a-z_]+)(?:\{([^}]*)\})?`).FindAllStringSubmatch(expr, -1) {
@@ -396,11 +399,27 @@ func TestThePodMonitorFindsThePodsOfTheManifests(t *testing.T) {
 		} `json:"spec"`
 	}
 	require.NoError(t, yaml.UnmarshalStrict(data, &m))
-	manifest, err := os.ReadFile("../static/gpuready.yaml")
-	require.NoError(t, err)
-	require.Contains(t, string(manifest), "name: "+m.Metadata.Namespace+"\n")
-	for _, app := range m.Spec.Selector.MatchExpressions[0].Values {
-		require.Contains(t, string(manifest), "app: "+app+"\n")
+	var all []string
+	for _, file := range []string{"gpuready.yaml", "mps.yaml"} {
+		data, err := os.ReadFile("../static/" + file)
+		require.NoError(t, err)
+		all = append(all, string(data))
 	}
-	require.Contains(t, string(manifest), "{ name: "+m.Spec.PodMetricsEndpoints[0].Port+", containerPort: 9402 }")
+	manifest := strings.Join(all, "---\n")
+	require.Contains(t, manifest, "name: "+m.Metadata.Namespace+"\n")
+	apps := m.Spec.Selector.MatchExpressions[0].Values
+	for _, app := range apps {
+		require.Contains(t, manifest, "app: "+app+"\n")
+	}
+	port := "name: " + m.Spec.PodMetricsEndpoints[0].Port + ", containerPort: "
+	require.Contains(t, manifest, port+"9402 }")
+	// What serves metrics is scraped, and alerted of when it does not answer.
+	rules, err := os.ReadFile("rules.yaml")
+	require.NoError(t, err)
+	for document := range strings.SplitSeq(manifest, "---\n") {
+		if app := regexp.MustCompile(`app: (\S+)`).FindStringSubmatch(document); app != nil && strings.Contains(document, port) {
+			require.Contains(t, apps, app[1])
+			require.Regexp(t, `up\{job=~"[^"]*\b`+app[1]+`\b`, string(rules))
+		}
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"bytes"
 	"embed"
 	"fmt"
+	"strings"
 	"text/template"
 
 	"github.com/gpuready/gpuready/internal/nodestate"
@@ -76,9 +77,12 @@ func terms() []string {
 // feature is the pattern of the labels that the validator may set.
 func feature() string { return nodestate.FeaturePattern }
 
+// choices are the beginnings of those that it may not set all the same, as CEL has a list.
+func choices() string { return "['" + strings.Join(nodestate.ChoicePrefixes, "', '") + "']" }
+
 // Render returns the manifests by file name.
 func Render() (map[string]string, error) {
-	all, err := template.New("").Funcs(template.FuncMap{"terms": terms, "feature": feature}).ParseFS(parts, "parts/*.tmpl")
+	all, err := template.New("").Funcs(template.FuncMap{"terms": terms, "feature": feature, "choices": choices}).ParseFS(parts, "parts/*.tmpl")
 	if err != nil {
 		return nil, err
 	}

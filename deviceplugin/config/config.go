@@ -25,6 +25,10 @@ import (
 // Version is the one version of the file that there is.
 const Version = "v1"
 
+// ErrNotChosen is what is told of a configuration while nobody has said which one is
+// to be used. It is no fault, but nothing can be served.
+var ErrNotChosen = errors.New("no configuration is chosen yet")
+
 // Config is a configuration file. What the file does not set is nil or empty.
 // It is never changed once it is made.
 type Config struct {

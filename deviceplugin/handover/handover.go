@@ -1,12 +1,14 @@
 // Package handover lets a process put another program, or a new copy of itself,
 // in its own place without its clients noticing: listening sockets stay open
 // across exec, so a connection that is made meanwhile waits instead of being
-// refused, and the process keeps its number, so its container goes on.
+// refused, and the process keeps its number, so its container goes on. What the
+// next program cannot find out by itself is left to it in memory.
 package handover
 
 import (
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"os"
@@ -21,6 +23,12 @@ import (
 // variable has the sockets' names and file descriptors in the environment of the
 // new program: "a.sock=7,b.sock=8".
 const variable = "GPUREADY_LISTEN_FDS"
+
+// wordVariable has the file descriptor of what else is left to the new program.
+const wordVariable = "GPUREADY_HANDOVER_FD"
+
+// maxWord bounds that.
+const maxWord = 8 << 20
 
 // Listeners returns the sockets that the program before left, by the names that
 // it gave them. It takes them out of the environment, so that they are found
@@ -84,12 +92,56 @@ func Keep(ln *net.UnixListener) (*os.File, error) {
 	return file, nil
 }
 
+// Word returns what the program before left besides its sockets, nil where that is
+// nothing. As Listeners does, it takes it out of the environment.
+func Word() ([]byte, error) {
+	value, ok := os.LookupEnv(wordVariable)
+	if !ok {
+		return nil, nil
+	}
+	if err := os.Unsetenv(wordVariable); err != nil {
+		return nil, err
+	}
+	fd, err := strconv.Atoi(value)
+	if err != nil || fd < 3 {
+		return nil, fmt.Errorf("%s=%q: no file descriptor; do not set it by hand", wordVariable, value)
+	}
+	f := os.NewFile(uintptr(fd), "handed over")
+	defer func() { _ = f.Close() }()
+	// Not from where the writer is in the file, which both share.
+	word, err := io.ReadAll(io.NewSectionReader(f, 0, maxWord))
+	if err != nil {
+		return nil, fmt.Errorf("%s=%q: %w; do not set it by hand", wordVariable, value, err)
+	}
+	return word, nil
+}
+
+// leave makes a file in memory of what is left to the new program.
+func leave(word []byte) (fd int, err error) {
+	if len(word) > maxWord {
+		return 0, fmt.Errorf("it has %d bytes, and no more than %d are read", len(word), maxWord)
+	}
+	if fd, err = unix.MemfdCreate("handover", 0); err != nil {
+		return 0, err
+	}
+	for at := 0; at < len(word); {
+		n, err := unix.Write(fd, word[at:])
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return 0, errors.Join(err, unix.Close(fd))
+		}
+		at += max(n, 0)
+	}
+	return fd, nil
+}
+
 // Exec replaces this process by the program at path, with the same arguments
 // and environment, and hands it the sockets, each under a name without comma and
-// equals sign. It returns only if that fails. Everything else must have been
-// closed.
-func Exec(path string, sockets map[string]*os.File) error {
-	env := slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, variable+"=") })
+// equals sign, and a word, where that is not nil. It returns only if that fails.
+// Everything else must have been closed.
+func Exec(path string, sockets map[string]*os.File, word []byte) error {
+	env := slices.DeleteFunc(os.Environ(), func(kv string) bool {
+		return strings.HasPrefix(kv, variable+"=") || strings.HasPrefix(kv, wordVariable+"=")
+	})
 	var items []string
 	for _, name := range slices.Sorted(maps.Keys(sockets)) {
 		// A copy that is not closed on exec, made as late as possible.
@@ -101,6 +153,13 @@ func Exec(path string, sockets map[string]*os.File) error {
 	}
 	if len(items) > 0 {
 		env = append(env, variable+"="+strings.Join(items, ","))
+	}
+	if word != nil {
+		fd, err := leave(word)
+		if err != nil {
+			return fmt.Errorf("hand over what is in force: %w", err)
+		}
+		env = append(env, wordVariable+"="+strconv.Itoa(fd))
 	}
 	err := syscall.Exec(path, os.Args, env)
 	return fmt.Errorf("execute %s again: %w", path, err)

@@ -50,8 +50,16 @@ func program(socket string) error {
 		}
 		fmt.Println("listening", os.Getpid())
 		_, _ = bufio.NewReader(os.Stdin).ReadString('\n') // until a client is waiting
-		return handover.Exec("/proc/self/exe", files)
+		return handover.Exec("/proc/self/exe", files, []byte("the last word"))
 	}
+	word, err := handover.Word()
+	if err != nil {
+		return err
+	}
+	if nothing, err := handover.Word(); nothing != nil || err != nil {
+		return fmt.Errorf("found twice: %q, %w", nothing, err)
+	}
+	fmt.Printf("%s\n", word)
 	// What another such process would find: nothing.
 	again, err := handover.Listeners()
 	for _, name := range []string{"a.sock", "b.sock"} {
@@ -98,6 +106,9 @@ func TestAClientThatConnectsMeanwhileIsServedByTheNextProgram(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, name+" served "+pid+" true <nil>\n", answer, "the same process, another program")
 	}
+	line, err = lines.ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "the last word\n", line)
 	require.NoError(t, cmd.Wait())
 }
 
@@ -113,10 +124,18 @@ func TestAWrongDescriptorIsSaid(t *testing.T) {
 		_, err := handover.Listeners()
 		require.ErrorContains(t, err, want)
 	}
+	for _, value := range []string{"x", "2", "99999"} {
+		t.Setenv("GPUREADY_HANDOVER_FD", value)
+		_, err := handover.Word()
+		require.ErrorContains(t, err, "do not set it by hand")
+	}
 }
 
 func TestWithoutAPredecessorThereIsNoListener(t *testing.T) {
 	lns, err := handover.Listeners()
 	require.NoError(t, err)
 	require.Nil(t, lns)
+	word, err := handover.Word()
+	require.NoError(t, err)
+	require.Nil(t, word)
 }

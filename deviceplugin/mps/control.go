@@ -34,9 +34,20 @@ const (
 const (
 	reasonStarting gpu.Reason = "MPSStarting"
 	reasonMode     gpu.Reason = "ComputeModeConflict"
-	reasonEnded    gpu.Reason = "MPSDaemonEnded"
 	reasonFailed   gpu.Reason = "MPSDaemonFailed"
 	reasonSilent   gpu.Reason = "MPSDaemonSilent"
+)
+
+// failures are those that are counted: being started and ended is no failure.
+var failures = []gpu.Reason{reasonMode, reasonFailed, reasonSilent}
+
+// ReasonEnded is that of a state which somebody has left who ended in good order.
+const ReasonEnded gpu.Reason = "MPSDaemonEnded"
+
+// Why a control daemon was ended, besides what becomes of the driver.
+var (
+	errStopped   = errors.New("gpu-device-plugin mps-daemon was ended")
+	errOtherwise = errors.New("the resource is shared in another way now")
 )
 
 // trouble is an error with its reason.
@@ -74,7 +85,11 @@ func (c *control) run(ctx context.Context) {
 		began := time.Now()
 		err := c.serve(ctx)
 		if ctx.Err() != nil {
-			c.say(reasonEnded, "gpu-device-plugin mps-daemon was ended, or the resource is shared in another way now")
+			why := context.Cause(ctx)
+			if errors.Is(why, context.Canceled) {
+				why = errStopped
+			}
+			c.say(ReasonEnded, why.Error())
 			return
 		}
 		reason := reasonFailed
@@ -105,7 +120,7 @@ func (c *control) tell(now nodestate.MPSResource) {
 	}
 	c.last = now
 	level := slog.LevelInfo
-	if now.Reason != "" && now.Reason != reasonStarting && now.Reason != reasonEnded {
+	if now.Reason != "" && now.Reason != reasonStarting && now.Reason != ReasonEnded {
 		level = slog.LevelWarn
 	}
 	c.log.Log(context.Background(), level, "MPS control daemon", "resource", now.Name, "ready", now.Ready, "gpus", len(now.GPUs), "reason", string(now.Reason), "message", now.Message)
@@ -114,9 +129,10 @@ func (c *control) tell(now nodestate.MPSResource) {
 
 // ready reports that the resource is served, and on which GPUs.
 func (c *control) ready() {
-	now := nodestate.MPSResource{Name: c.spec.Resource, Ready: true}
+	now := nodestate.MPSResource{Name: c.spec.Resource, Root: c.site.mpsRoot, Replicas: map[gpu.UUID]int{}, Ready: true}
 	for _, g := range c.serves {
 		now.GPUs = append(now.GPUs, g.UUID)
+		now.Replicas[g.UUID] = g.Replicas
 	}
 	if why := c.refusals(); why != "" {
 		now.Reason, now.Message = reasonMode, why

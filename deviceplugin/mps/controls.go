@@ -3,60 +3,60 @@ package mps
 import "context"
 
 // controls are the control daemons that run, by resource. One goroutine uses it.
+// They outlive the driver's library being closed and opened again.
 type controls struct {
 	daemon  *daemon
-	opened  Opened
+	ctx     context.Context //nolint:containedctx // of all that it starts, whoever asks for it
+	modes   current
 	running map[string]*running
 }
 
 // running is one of them.
 type running struct {
 	spec  Spec
-	root  string // of its folders
-	end   context.CancelFunc
+	site  site
+	end   context.CancelCauseFunc
 	ended chan struct{}
 }
 
 // apply makes the daemons be as the specs say. One that may stay as it is has
 // clients, and is left alone.
-func (c *controls) apply(ctx context.Context, root string, specs []Spec) {
+func (c *controls) apply(driverRoot, mpsRoot string, specs []Spec) {
 	wanted := map[string]Spec{}
 	for _, s := range specs {
 		wanted[s.Resource] = s
 	}
+	at := func(resource string) site {
+		return site{hostRoot: c.daemon.cfg.HostRoot, driverRoot: driverRoot, mpsRoot: mpsRoot, resource: resource}
+	}
 	var ending []*running
 	for name, r := range c.running {
-		spec, there := wanted[name]
-		if there && r.root == root && r.spec.same(spec) {
+		if spec, there := wanted[name]; there && r.site == at(name) && r.spec.same(spec) {
 			continue
 		}
-		r.end()
+		r.end(errOtherwise)
 		ending = append(ending, r)
 		delete(c.running, name)
-		if !there {
-			defer c.daemon.forget(name)
-		}
 	}
 	// A GPU goes from one daemon to another: the first has to let go of it.
 	for _, r := range ending {
 		<-r.ended
 	}
+	c.daemon.keep(wanted)
 	for _, s := range specs {
 		if c.running[s.Resource] == nil {
-			c.start(ctx, root, s)
+			c.start(at(s.Resource), s)
 		}
 	}
 }
 
-func (c *controls) start(ctx context.Context, root string, s Spec) {
+func (c *controls) start(at site, s Spec) {
 	cfg := c.daemon.cfg
-	ctx, end := context.WithCancel(ctx)
-	r := &running{spec: s, root: root, end: end, ended: make(chan struct{})}
+	ctx, end := context.WithCancelCause(c.ctx)
+	r := &running{spec: s, site: at, end: end, ended: make(chan struct{})}
 	c.running[s.Resource] = r
-	one := &control{
-		spec: s, modes: c.opened.Source, log: cfg.Log, report: c.daemon.report,
-		site: site{hostRoot: cfg.HostRoot, driverRoot: c.opened.Root, mpsRoot: root, resource: s.Resource},
-	}
+	c.daemon.meter.Start(s.Resource)
+	one := &control{spec: s, site: at, modes: &c.modes, log: cfg.Log, report: c.daemon.report}
 	go func() {
 		defer close(r.ended)
 		one.run(ctx)
@@ -64,11 +64,12 @@ func (c *controls) start(ctx context.Context, root string, s Spec) {
 }
 
 // stop ends them all at once.
-func (c *controls) stop() {
+func (c *controls) stop(why error) {
 	for _, r := range c.running {
-		r.end()
+		r.end(why)
 	}
 	for _, r := range c.running {
 		<-r.ended
 	}
+	clear(c.running)
 }

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/gpuready/gpuready/deviceplugin/config"
@@ -65,10 +65,12 @@ const (
 type daemon struct {
 	cfg   Config
 	boot  string
-	up    *prometheus.GaugeVec
-	ends  *prometheus.CounterVec
+	meter *Metrics
 	dirty chan struct{}
 	look  chan struct{} // other settings, or GPUs
+	alive io.Closer     // nodestate.Hold; nil: nothing has been written yet
+
+	health health.State // of watchGPUs: which GPUs there were
 
 	mu        sync.Mutex
 	settings  *config.Config                   // in force; nil: none yet
@@ -86,20 +88,14 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
+	reg := metrics.NewRegistry()
 	d := &daemon{
-		cfg: cfg, boot: boot, dirty: make(chan struct{}, 1), look: make(chan struct{}, 1), settings: cfg.Settings, resources: map[string]nodestate.MPSResource{},
+		cfg: cfg, boot: boot, meter: NewMetrics(reg), dirty: make(chan struct{}, 1), look: make(chan struct{}, 1), settings: cfg.Settings, resources: map[string]nodestate.MPSResource{}, health: health.New(gpu.Fault{}),
 		absent: gpu.Fault{Reason: reasonStarting, Message: "the driver has not been read yet"},
-		up: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "gpuready_mps_ready", Help: "1 where the MPS control daemon of a resource serves it, 0 where it does not.",
-		}, []string{"resource"}),
-		ends: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "gpuready_mps_failures_total", Help: "How often a resource was found not to be served, by reason.",
-		}, []string{"resource", "reason"}),
 	}
 	// The word of the process before must not stand: its daemons ended with it.
 	d.write()
-	reg := metrics.NewRegistry()
-	reg.MustRegister(d.up, d.ends)
+	defer d.letGo()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(ctx, cfg.Listen, reg, d.Ready) })
 	group.Go(func() error { return d.watchSettings(ctx) })
@@ -117,6 +113,12 @@ func Run(ctx context.Context, cfg Config) error {
 		return nil
 	}
 	return err
+}
+
+func (d *daemon) letGo() {
+	if d.alive != nil {
+		_ = d.alive.Close()
+	}
 }
 
 // watchSettings applies each configuration that comes. One that takes another
@@ -169,8 +171,12 @@ func poke(c chan<- struct{}) {
 	}
 }
 
-// watchGPUs uses the driver until ctx ends.
+// watchGPUs uses the driver until ctx ends. What goes wrong with that is no reason
+// to end the control daemons, with which everybody's work would end: that is left to
+// a driver that is gone, or to be replaced.
 func (d *daemon) watchGPUs(ctx context.Context) error {
+	controls := &controls{daemon: d, ctx: ctx, running: map[string]*running{}}
+	defer controls.stop(context.Canceled)
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		if err := d.needed(ctx); err != nil {
 			return err
@@ -179,7 +185,13 @@ func (d *daemon) watchGPUs(ctx context.Context) error {
 			d.cfg.Driver.Root = root
 		}
 		opened, err := driver.Wait(ctx, d.cfg.Driver, func() (Opened, error) { return d.cfg.Open(d.cfg.Driver) },
-			func(err error) bool { return !errors.Is(err, nvml.ErrOtherLibrary) }, d.waiting)
+			func(err error) bool { return !errors.Is(err, nvml.ErrOtherLibrary) },
+			func(err error) {
+				if errors.Is(err, gpu.ErrNoDriver) || errors.Is(err, gpu.ErrVersionMismatch) {
+					controls.stop(fmt.Errorf("the driver is gone: %w", err))
+				}
+				d.waiting(err)
+			})
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
@@ -189,7 +201,17 @@ func (d *daemon) watchGPUs(ctx context.Context) error {
 			return fmt.Errorf("wait for a driver: %w", err)
 		}
 		began := time.Now()
-		err = d.use(ctx, opened)
+		err = d.use(ctx, opened, controls)
+		switch {
+		case ctx.Err() != nil:
+			controls.stop(context.Cause(ctx))
+		case errors.Is(err, ErrReplaced):
+			controls.stop(err)
+		case errors.Is(err, errNothing):
+			controls.stop(err)
+			d.keep(nil)
+		}
+		controls.modes.use(nil)
 		if closeErr := opened.Source.Close(); closeErr != nil {
 			d.cfg.Log.Warn("closing the driver", "message", closeErr.Error())
 		}
@@ -259,8 +281,8 @@ func (d *daemon) lost(why gpu.Fault) {
 }
 
 // use watches one source until it fails, ctx ends, or its library is replaced. The
-// control daemons have ended then.
-func (d *daemon) use(ctx context.Context, o Opened) error {
+// control daemons go on.
+func (d *daemon) use(ctx context.Context, o Opened, controls *controls) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var helpers sync.WaitGroup
@@ -286,9 +308,7 @@ func (d *daemon) use(ctx context.Context, o Opened) error {
 			cancel(fmt.Errorf("watch the GPUs: %w", err))
 		}
 	})
-	controls := controls{daemon: d, opened: o, running: map[string]*running{}}
-	defer controls.stop()
-	h := health.New(gpu.Fault{})
+	controls.modes.use(o.Source)
 	for {
 		settings := d.inForce()
 		if !shares(settings) {
@@ -301,10 +321,10 @@ func (d *daemon) use(ctx context.Context, o Opened) error {
 			}
 			return err
 		}
-		h = h.See(snap, time.Now())
-		p := plan.Make(settings, snap, h)
+		d.health = d.health.See(snap, time.Now())
+		p := plan.Make(settings, snap, d.health)
 		d.seen(p)
-		controls.apply(ctx, Root(settings), Specs(settings, p, h))
+		controls.apply(o.Root, Root(settings), Specs(settings, p, d.health))
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)

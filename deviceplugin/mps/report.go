@@ -2,12 +2,14 @@ package mps
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/deviceplugin/plan"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
@@ -39,23 +41,21 @@ func (d *daemon) report(r nodestate.MPSResource) {
 	d.mu.Lock()
 	d.resources[r.Name] = r
 	d.mu.Unlock()
-	value := 0.0
-	if r.Ready {
-		value = 1
-	} else {
-		d.ends.WithLabelValues(r.Name, string(r.Reason)).Inc()
-	}
-	d.up.WithLabelValues(r.Name).Set(value)
+	d.meter.report(r)
 	poke(d.dirty)
 }
 
-// forget takes a resource out that is shared no more.
-func (d *daemon) forget(name string) {
+// keep forgets the resources that are not wanted: they are shared no more.
+func (d *daemon) keep(wanted map[string]Spec) {
 	d.mu.Lock()
-	delete(d.resources, name)
-	d.mu.Unlock()
-	d.up.DeleteLabelValues(name)
-	poke(d.dirty)
+	defer d.mu.Unlock()
+	for name := range d.resources {
+		if _, there := wanted[name]; !there {
+			delete(d.resources, name)
+			d.meter.forget(name)
+			poke(d.dirty)
+		}
+	}
 }
 
 // Ready says why the daemon does not do its work, nil where it does, or has none.
@@ -82,6 +82,12 @@ func (d *daemon) writeStates(ctx context.Context) error {
 func (d *daemon) write() {
 	dir := filepath.Join("/", d.cfg.HostRoot, d.cfg.StateDir, string(nodestate.MPS))
 	err := nodestate.Write(dir, d.state())
+	if err == nil && d.alive == nil {
+		// From here on what stands there is this process's word.
+		if d.alive, err = nodestate.Hold(dir); err == nil {
+			err = nodestate.Write(dir, d.state())
+		}
+	}
 	switch {
 	case err == nil:
 		d.writeErr = ""
@@ -101,7 +107,7 @@ func (d *daemon) state() nodestate.State {
 	for _, name := range slices.Sorted(maps.Keys(d.resources)) {
 		r := d.resources[name]
 		if d.ended != "" {
-			r = nodestate.MPSResource{Name: name, Reason: reasonEnded, Message: d.ended}
+			r = nodestate.MPSResource{Name: name, Reason: ReasonEnded, Message: d.ended}
 		}
 		s.MPS.Resources = append(s.MPS.Resources, r)
 		if r.Ready {
@@ -113,7 +119,9 @@ func (d *daemon) state() nodestate.State {
 	}
 	switch {
 	case d.ended != "":
-		s.Phase, s.Reason, s.Message = nodestate.Waiting, reasonEnded, d.ended
+		s.Phase, s.Reason, s.Message = nodestate.Waiting, ReasonEnded, d.ended
+	case d.settings == nil && d.refused != nil && !errors.Is(d.refused, config.ErrNotChosen):
+		s.Phase, s.Reason, s.Message = nodestate.Failed, reasonRefused, oneLine(d.refused)
 	case d.settings == nil:
 		s.Phase, s.Reason, s.Message = nodestate.Waiting, reasonUnchosen, "waiting for a configuration that can be served"
 		if d.refused != nil {
@@ -123,6 +131,8 @@ func (d *daemon) state() nodestate.State {
 		s.Reason, s.Message = reasonNothing, "the configuration shares nothing by MPS"
 	case d.absent.Reason == reasonNoGPU:
 		s.Reason, s.Message = d.absent.Reason, d.absent.Message
+	case d.absent != gpu.Fault{} && ready > 0:
+		s.Phase, s.Reason, s.Message = nodestate.Degraded, d.absent.Reason, d.absent.Message
 	case d.absent != gpu.Fault{}:
 		s.Phase, s.Reason, s.Message = nodestate.Waiting, d.absent.Reason, d.absent.Message
 	case len(d.resources) == 0 && len(d.left) > 0:

@@ -20,16 +20,17 @@ type Spec struct {
 
 // GPU is one that is shared.
 type GPU struct {
-	UUID  gpu.UUID
-	Index int    // NVML's, which is CUDA's where CUDA is told to count by PCI address
-	Limit string // of memory for one client, "20480M"; "": the driver does not say how much there is
+	UUID     gpu.UUID
+	Index    int    // NVML's, which is CUDA's where CUDA is told to count by PCI address
+	Replicas int    // its clients
+	Limit    string // of memory for one client, "20480M"; "": the driver does not say how much there is
 }
 
 // same says that a daemon need not be started anew. Indexes count when it is
 // started only: they move when a GPU before it is lost.
 func (s Spec) same(other Spec) bool {
 	return s.Resource == other.Resource && s.Percent == other.Percent && slices.EqualFunc(s.GPUs, other.GPUs, func(a, b GPU) bool {
-		return a.UUID == b.UUID && a.Limit == b.Limit
+		return a.UUID == b.UUID && a.Replicas == b.Replicas && a.Limit == b.Limit
 	})
 }
 
@@ -37,7 +38,8 @@ func (s Spec) same(other Spec) bool {
 //
 // The limits are the reference's: each replica of a GPU has an equal part of its
 // memory, and each of a resource an equal part of the threads, as that limit is one
-// for the daemon.
+// for the daemon. Where GPUs of a resource have not the same number of replicas, which
+// the reference does not know, it is that of the GPU with most of them.
 func Specs(c *config.Config, p plan.Plan, h health.State) []Spec {
 	if strategy, _ := c.Sharing.Active(); strategy != config.SharingMPS {
 		return nil
@@ -49,16 +51,16 @@ func Specs(c *config.Config, p plan.Plan, h health.State) []Spec {
 	var all []Spec
 	for _, r := range p.Resources {
 		s := Spec{Resource: r.Name}
-		clients := 0
+		clients := 0 // on a GPU
 		for _, d := range r.Devices {
 			if d.Replicas == 0 {
 				continue
 			}
-			clients++
 			if d.Replica > 0 {
 				continue
 			}
-			one := GPU{UUID: d.GPU, Index: d.Index}
+			clients = max(clients, d.Replicas)
+			one := GPU{UUID: d.GPU, Index: d.Index, Replicas: d.Replicas}
 			if mib := memory[d.GPU] / uint64(d.Replicas) >> 20; mib > 0 {
 				one.Limit = fmt.Sprintf("%dM", mib)
 			}
@@ -67,7 +69,7 @@ func Specs(c *config.Config, p plan.Plan, h health.State) []Spec {
 		if len(s.GPUs) == 0 {
 			continue
 		}
-		s.Percent = 100 / (clients / len(s.GPUs))
+		s.Percent = 100 / clients
 		slices.SortFunc(s.GPUs, func(a, b GPU) int { return cmp.Compare(a.UUID, b.UUID) })
 		all = append(all, s)
 	}

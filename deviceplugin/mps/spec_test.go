@@ -37,9 +37,22 @@ sharing:
     - {name: gpu, rename: gpu.large, replicas: 2, devices: [2]}
 `, node)
 	require.Equal(t, []Spec{
-		{Resource: "nvidia.com/gpu.large", Percent: 50, GPUs: []GPU{{gputest.GPU(2), 2, "8192M"}}},
-		{Resource: "nvidia.com/gpu.small", Percent: 33, GPUs: []GPU{{gputest.GPU(0), 0, "5461M"}, {gputest.GPU(1), 1, "5461M"}}},
+		{Resource: "nvidia.com/gpu.large", Percent: 50, GPUs: []GPU{{gputest.GPU(2), 2, 2, "8192M"}}},
+		{Resource: "nvidia.com/gpu.small", Percent: 33, GPUs: []GPU{{gputest.GPU(0), 0, 3, "5461M"}, {gputest.GPU(1), 1, 3, "5461M"}}},
 	}, got)
+}
+
+func TestTheGPUWithMostReplicasSetsTheThreadsOfItsResource(t *testing.T) {
+	got := specs(t, `
+sharing:
+  mps:
+    resources:
+    - {name: gpu, rename: gpu.part, replicas: 2, devices: [0]}
+    - {name: gpu, rename: gpu.part, replicas: 10, devices: [1]}
+`, gputest.Node("t4", 2))
+	require.Len(t, got, 1)
+	require.Equal(t, 10, got[0].Percent, "ten clients of one GPU have no more than 100 %%")
+	require.Equal(t, []int{2, 10}, []int{got[0].GPUs[0].Replicas, got[0].GPUs[1].Replicas})
 }
 
 func TestWhatIsNotSharedByMPSHasNoDaemon(t *testing.T) {
@@ -67,6 +80,17 @@ func TestAGPUThatIsLostIsNoReasonToStartADaemonAnew(t *testing.T) {
 	require.True(t, was[0].same(now[0]), "%+v\n%+v", was, now)
 	other := specs(t, "sharing: {mps: {resources: [{name: gpu, replicas: 5}]}}", before)
 	require.False(t, was[0].same(other[0]))
+
+	// A driver that does not tell of memory leaves the number of clients, which may
+	// have the same part of the threads.
+	mute := before.Clone()
+	for i := range mute.Devices {
+		mute.Devices[i].MemoryBytes = 0
+	}
+	few := specs(t, "sharing: {mps: {resources: [{name: gpu, replicas: 34}]}}", mute)
+	many := specs(t, "sharing: {mps: {resources: [{name: gpu, replicas: 48}]}}", mute)
+	require.Equal(t, few[0].Percent, many[0].Percent)
+	require.False(t, few[0].same(many[0]), "the state would tell of 34 for ever")
 }
 
 func TestLimitsNeverAddUpToMoreThanAGPUHas(t *testing.T) {

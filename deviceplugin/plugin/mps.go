@@ -3,12 +3,16 @@ package plugin
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"maps"
+	"path"
 	"reflect"
 	"slices"
 	"strings"
 
 	"github.com/gpuready/gpuready/deviceplugin/config"
+	"github.com/gpuready/gpuready/deviceplugin/mps"
 	"github.com/gpuready/gpuready/deviceplugin/plan"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
@@ -21,6 +25,9 @@ const reasonMPS gpu.Reason = "MPSNotReady"
 const noDaemons = "gpu-device-plugin mps-daemon has said nothing since the machine was started; " +
 	"see whether nvidia-device-plugin-mps-control-daemon runs on this node"
 
+const noWriter = "gpu-device-plugin mps-daemon was killed, and its control daemons with it; " +
+	"see why nvidia-device-plugin-mps-control-daemon is not running on this node"
+
 // served is what the MPS control daemons serve, as their state says.
 type served struct {
 	why       string // nothing is served
@@ -30,7 +37,7 @@ type served struct {
 // watchMPS follows the state of the MPS control daemons, also while nothing is
 // shared by MPS: the settings may change.
 func (p *Plugin) watchMPS(ctx context.Context) error {
-	return nodestate.WatchBoot(ctx, p.stateDir(nodestate.MPS), p.boot, func(s nodestate.State, err error) {
+	return nodestate.WatchHeld(ctx, p.stateDir(nodestate.MPS), p.boot, func(s nodestate.State, err error) {
 		now := servedOf(s, err)
 		p.mu.Lock()
 		same := reflect.DeepEqual(now, p.mps)
@@ -41,17 +48,22 @@ func (p *Plugin) watchMPS(ctx context.Context) error {
 	})
 }
 
-// servedOf is what the state means.
+// servedOf is what the state means. What was said by a process that has ended and
+// did not say so does not hold.
 func servedOf(s nodestate.State, err error) served {
+	killed := errors.Is(err, nodestate.ErrUnheld)
 	switch {
 	case nodestate.IsAbsent(err):
 		return served{why: noDaemons}
-	case err != nil:
+	case err != nil && !killed:
 		return served{why: "the state of the MPS control daemons cannot be read: " + err.Error()}
 	}
 	now := served{resources: map[string]nodestate.MPSResource{}}
 	if s.MPS != nil {
 		for _, r := range s.MPS.Resources {
+			if killed && (r.Ready || s.Reason != mps.ReasonEnded) {
+				r = nodestate.MPSResource{Name: r.Name, Message: noWriter}
+			}
 			now.resources[r.Name] = r
 		}
 	}
@@ -73,7 +85,7 @@ func (p *Plugin) unshared(resource string, d plan.Device) gpu.Fault {
 	r, known := p.mps.resources[resource]
 	switch {
 	case known && r.Ready && slices.Contains(r.GPUs, d.GPU):
-		return gpu.Fault{}
+		return p.disagreement(r, d)
 	case known && r.Message != "":
 		return not(r.Message)
 	case known:
@@ -84,4 +96,20 @@ func (p *Plugin) unshared(resource string, d plan.Device) gpu.Fault {
 		return not("there is none for " + resource + ", only for " + strings.Join(slices.Sorted(maps.Keys(p.mps.resources)), ", ") + "; has mps-daemon the same configuration?")
 	}
 	return not(noDaemons)
+}
+
+// disagreement is why a device is not what its control daemon takes it for: that may
+// have the limits of another configuration, or its pipes elsewhere. It goes as soon
+// as both have read the same one. p.mu is held.
+func (p *Plugin) disagreement(r nodestate.MPSResource, d plan.Device) gpu.Fault {
+	not := func(format string, args ...any) gpu.Fault {
+		return gpu.Fault{Reason: reasonMPS, Message: "its MPS control daemon has another configuration, or has not read it yet: " + fmt.Sprintf(format, args...)}
+	}
+	switch root := mps.Root(p.settings); {
+	case r.Replicas[d.GPU] != d.Replicas:
+		return not("its limits are made for %d replicas of this GPU, not %d", r.Replicas[d.GPU], d.Replicas)
+	case path.Clean(r.Root) != path.Clean(root):
+		return not("its flags.mpsRoot is %q, not %q", r.Root, root)
+	}
+	return gpu.Fault{}
 }

@@ -219,6 +219,9 @@ func (p *Plugin) phase() (nodestate.Phase, gpu.Reason, string) {
 		return nodestate.Waiting, reasonStarting, "the driver has not been read yet"
 	case devices == 0 && left >= 0:
 		return nodestate.Failed, p.plan.Left[left].Reason, leftText(p.plan.Left[left])
+	case devices == 0 && len(p.plan.Left) > 0 && p.refused != nil: // it may be the cure
+		why, message := p.refusal()
+		return nodestate.Degraded, why, message
 	case devices == 0 && len(p.plan.Left) > 0:
 		return nodestate.Ready, reasonNothing, "the configuration leaves every GPU of this node out"
 	case devices == 0:

@@ -34,7 +34,7 @@ const (
 
 // ErrNotChosen is what Config.Follow tells of while nobody has said which
 // configuration is to be used. It is no fault, but nothing can be served.
-var ErrNotChosen = errors.New("no configuration is chosen yet")
+var ErrNotChosen = config.ErrNotChosen
 
 // watchSettings applies each configuration that comes.
 func (p *Plugin) watchSettings(ctx context.Context) error {

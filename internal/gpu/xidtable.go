@@ -59,7 +59,7 @@ var xidTable = []XIDInfo{
 		Class: XIDReset, Action: ActionUnhealthy, Recovery: RecoveryReset, Advice: "RESET_GPU", Source: SourceCatalog},
 	{First: 63, Last: 63, Meaning: "ECC page retirement or row remapping was recorded",
 		Class: XIDNotice, Action: ActionIgnore, Recovery: RecoveryReset, Advice: "IGNORE", Source: SourceCatalog | SourceMemory,
-		Note: "work goes on; the remapping is done at the next reset, for which the GPU is held back as ResetNeeded"},
+		Note: "work goes on; that is done at the next reset, for which the GPU is held back as ResetNeeded"},
 	{First: 64, Last: 64, Meaning: "ECC page retirement or row remapping could not be recorded",
 		Class: XIDReset, Action: ActionUnhealthy, Recovery: RecoveryReset, Advice: "RESET_GPU", Source: SourceCatalog | SourceMemory},
 	{First: 66, Last: 67, Meaning: "illegal access by the driver",

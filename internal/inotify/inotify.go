@@ -36,7 +36,11 @@ type Event struct {
 var ErrClosed = errors.New("inotify: closed")
 
 // events are those that are asked of the kernel.
-const events = unix.IN_CREATE | unix.IN_MODIFY | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_CLOSE_WRITE
+const events = unix.IN_CREATE | unix.IN_MODIFY | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF
+
+// ofWhole are asked for besides by who wants files to be whole. IN_ATTRIB: one that was
+// not to be read may be now, since its mode was changed.
+const ofWhole = unix.IN_CLOSE_WRITE | unix.IN_ATTRIB
 
 // most is how many events wait for one Watcher. What comes then is Missed.
 const most = 4096
@@ -81,7 +85,11 @@ func (w *Watcher) Add(dir string) error {
 	// The kernel answers with the descriptor that it has for this directory.
 	// IN_MASK_ADD, since it otherwise clears the mask of one that is watched already before it
 	// sets it again, and what happens in between is lost for all who watch it.
-	n, err := unix.InotifyAddWatch(s.fd, dir, events|unix.IN_ONLYDIR|unix.IN_MASK_ADD)
+	mask := uint32(events | unix.IN_ONLYDIR | unix.IN_MASK_ADD)
+	if w.whole {
+		mask |= ofWhole
+	}
+	n, err := unix.InotifyAddWatch(s.fd, dir, mask)
 	if err != nil {
 		return explain(&fs.PathError{Op: "watch", Path: dir, Err: err})
 	}
@@ -158,17 +166,45 @@ func (w *Watcher) Close() error {
 func (w *Watcher) wants(mask uint32, dir, name string) bool {
 	switch {
 	case !w.whole:
-		return mask&unix.IN_CLOSE_WRITE == 0 // what was written was told already
+		return mask&ofWhole == 0 // what was written was told already
+	case name == "":
+		return false // the mode of the directory
 	case mask&unix.IN_MODIFY != 0:
 		return false
 	case mask&unix.IN_CREATE != 0:
-		// A file with one name was made by somebody who has it open now; a second name, a
-		// link or a folder is all there is to come.
-		var st unix.Stat_t
-		err := unix.Lstat(filepath.Join(dir, name), &st)
-		return err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Nlink > 1
+		return !beingMade(filepath.Join(dir, name))
 	}
 	return true
+}
+
+// beingMade says that somebody who writes the file will close it yet: one that was
+// whole before it got this name (by link(2), as a name for what had none before) is
+// told now or never.
+func beingMade(path string) bool {
+	var st unix.Stat_t
+	// Only a file is opened: somebody may wait at a FIFO for a reader.
+	if err := unix.Lstat(path, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return false
+	}
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false // whoever looks will see
+	}
+	defer func() { _ = unix.Close(fd) }()
+	writing, known := Writing(uintptr(fd))
+	if !known {
+		return st.Size == 0
+	}
+	return writing
+}
+
+// Writing says whether somebody has the file that is open for reading as fd open for
+// writing. Until fd is closed nobody else can then begin to. It is not known where
+// the file system gives no leases (fcntl(2), F_SETLEASE), nor of a file of another
+// user's without CAP_LEASE.
+func Writing(fd uintptr) (writing, known bool) {
+	_, err := unix.FcntlInt(fd, unix.F_SETLEASE, unix.F_RDLCK)
+	return errors.Is(err, unix.EAGAIN), err == nil || errors.Is(err, unix.EAGAIN)
 }
 
 func (w *Watcher) put(e Event) {

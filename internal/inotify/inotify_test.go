@@ -2,16 +2,19 @@ package inotify
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 func watcher(t *testing.T, dirs ...string) *Watcher {
@@ -275,4 +278,51 @@ func TestAWatcherForWholeFilesHearsOfOneWhenItsWriterIsDone(t *testing.T) {
 	}
 	for next(t, other).Name != "c" {
 	}
+}
+
+// Nobody closes such a file any more: nothing would tell of it later.
+func TestAWatcherForWholeFilesHearsOfOneThatWasWholeBeforeItHadItsName(t *testing.T) {
+	dir, elsewhere := t.TempDir(), t.TempDir()
+	w, err := Whole()
+	require.NoError(t, err)
+	defer func() { require.NoError(t, w.Close()) }()
+	require.NoError(t, w.Add(dir))
+
+	for i := range 50 {
+		name := strconv.Itoa(i)
+		touch(t, elsewhere, name)
+		require.NoError(t, os.Link(filepath.Join(elsewhere, name), filepath.Join(dir, name)))
+		require.NoError(t, os.Remove(filepath.Join(elsewhere, name))) // it may have one name by the time it is looked at
+		for next(t, w).Name != name {
+		}
+	}
+
+	f, err := unix.Open(dir, unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, 0o644)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return
+	}
+	require.NoError(t, err)
+	_, err = unix.Write(f, []byte("whole"))
+	require.NoError(t, err)
+	read, err := unix.Open("/proc/self/fd/"+strconv.Itoa(f), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	require.NoError(t, err)
+	require.NoError(t, unix.Close(f))
+	require.NoError(t, unix.Linkat(unix.AT_FDCWD, "/proc/self/fd/"+strconv.Itoa(read), unix.AT_FDCWD, filepath.Join(dir, "named"), unix.AT_SYMLINK_FOLLOW))
+	require.NoError(t, unix.Close(read))
+	for next(t, w).Name != "named" {
+	}
+}
+
+func TestAWatcherForWholeFilesHearsThatOneMayBeRead(t *testing.T) {
+	dir := t.TempDir()
+	touch(t, dir, "a")
+	w, err := Whole()
+	require.NoError(t, err)
+	defer func() { require.NoError(t, w.Close()) }()
+	require.NoError(t, w.Add(dir))
+	other := watcher(t, dir)
+	require.NoError(t, os.Chmod(filepath.Join(dir, "a"), 0o600))
+	require.Equal(t, Event{What: Changed, Dir: dir, Name: "a"}, next(t, w))
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "c"), 0o755))
+	require.Equal(t, "c", next(t, other).Name, "which is nothing to who did not ask")
 }

@@ -16,11 +16,11 @@ const MaxLabels = 512
 // and character set"): 63 characters for the name behind the prefix, 63 for the value.
 const maxLabel = 63
 
-// FeaturePattern is that of the names that the features of GPUs have. What else
-// begins with nvidia.com/ chooses what runs on a node (gpu.present, gpu.deploy.*, see
-// IsFeature) or how it is configured (mig.config, device-plugin.config): that is not
-// for a device plugin to say, let alone for whoever can write its file, and so are
-// the names of others. The cluster's policy for the validator has it too.
+// FeaturePattern is that of the names that the features of GPUs have, but for those
+// that begin as ChoicePrefixes do. What else begins with nvidia.com/ chooses how a node
+// is configured (mig.config, device-plugin.config): that is not for a device
+// plugin to say, let alone for whoever can write its file, and so are the names of
+// others. The cluster's policy for the validator has it too.
 const FeaturePattern = `^nvidia\.com/((gpu|cuda|gfd|mig-[A-Za-z0-9._-]+)\.[A-Za-z0-9._-]*[A-Za-z0-9]|mig\.capable|mig\.strategy|mps\.capable)$`
 
 var (
@@ -28,9 +28,15 @@ var (
 	featureValue = regexp.MustCompile(`^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)?$`)
 )
 
+// ChoicePrefixes begin names by which it is chosen what runs on a node: whether agents
+// do, which, and whether for containers or virtual machines
+// (github.com/NVIDIA/gpu-operator, controllers/state_manager.go).
+var ChoicePrefixes = []string{"nvidia.com/gpu.present", "nvidia.com/gpu.deploy.", "nvidia.com/gpu.workload."}
+
 // IsFeature says whether a label is one of a GPU's features, by its name.
 func IsFeature(name string) bool {
-	return featureName.MatchString(name) && !strings.HasPrefix(name, "nvidia.com/gpu.deploy.") && name != "nvidia.com/gpu.present"
+	return featureName.MatchString(name) &&
+		!slices.ContainsFunc(ChoicePrefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
 // labels checks labels that the validator is to put on the Node.

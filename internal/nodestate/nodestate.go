@@ -151,11 +151,15 @@ type MPSInfo struct {
 
 // MPSResource is the control daemon of one resource.
 type MPSResource struct {
-	Name    string     `json:"name"`           // "nvidia.com/gpu.shared"
-	GPUs    []gpu.UUID `json:"gpus,omitempty"` // that it was started for
-	Ready   bool       `json:"ready"`          // it answers, and its limits are set
-	Reason  gpu.Reason `json:"reason,omitempty"`
-	Message string     `json:"message,omitempty"` // why it is not
+	Name string     `json:"name"`           // "nvidia.com/gpu.shared"
+	Root string     `json:"root,omitempty"` // host path of the folder in which it has its own
+	GPUs []gpu.UUID `json:"gpus,omitempty"` // that it was started for
+	// Replicas are the parts for which the limits on each of GPUs are made: who
+	// gives more of them away gives away what is not there.
+	Replicas map[gpu.UUID]int `json:"replicas,omitempty"`
+	Ready    bool             `json:"ready"` // it answers, and its limits are set
+	Reason   gpu.Reason       `json:"reason,omitempty"`
+	Message  string           `json:"message,omitempty"` // why it is not
 }
 
 // Left is a GPU or MIG device that is not offered at all.

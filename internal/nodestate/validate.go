@@ -154,6 +154,15 @@ func (v *validation) mps(m *MPSInfo) {
 		for j, id := range r.GPUs {
 			v.name(fmt.Sprintf("%s.gpus[%d]", at, j), string(id))
 		}
+		if r.Root != "" {
+			v.path(at+".root", r.Root)
+		}
+		for _, id := range slices.Sorted(maps.Keys(r.Replicas)) {
+			v.name(at+".replicas", string(id))
+			if r.Replicas[id] < 0 {
+				v.fail(fmt.Sprintf("%s.replicas[%.80q]", at, id), "less than 0")
+			}
+		}
 		v.reason(at+".reason", string(r.Reason))
 		v.text(at+".message", r.Message, maxMessage)
 	}

@@ -189,7 +189,7 @@ func (c *cluster) parts(node check.Node, log *slog.Logger, registry *prometheus.
 	}
 	config, err := kube.Config(c.server, c.account)
 	if err != nil {
-		log.Error("the API server cannot be used: no condition, no Events, no pod; the proofs on the node do not depend on it", "message", err.Error())
+		log.Error("the API server cannot be used: no condition, no Events, no labels, no pod, and nobody hears what the Node chooses; the proofs on the node do not depend on it", "message", err.Error())
 		return p, nil
 	}
 	client, err := kube.New(config)

@@ -127,10 +127,42 @@ func (c *Client) Node(ctx context.Context, name string) (*corev1.Node, error) {
 // also ends with ctx, and by itself from time to time.
 func (c *Client) WatchNode(ctx context.Context, n *corev1.Node) (watch.Interface, error) {
 	seconds := int64(WatchTimeout / time.Second)
-	return c.rest.Get().Resource("nodes").VersionedParams(&metav1.ListOptions{
+	return c.watch(ctx, c.rest.Get().Resource("nodes").VersionedParams(&metav1.ListOptions{
 		Watch: true, ResourceVersion: n.ResourceVersion, TimeoutSeconds: &seconds,
 		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, n.Name).String(),
-	}, metav1.ParameterCodec).MaxRetries(0).Watch(ctx)
+	}, metav1.ParameterCodec))
+}
+
+// watch begins a watch, within the deadline: it is the answer's head that is waited for.
+func (c *Client) watch(ctx context.Context, r *rest.Request) (watch.Interface, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	late := fmt.Errorf("the API server has not begun the watch within %v", c.timeout)
+	timer := time.AfterFunc(c.timeout, func() { cancel(late) })
+	w, err := r.MaxRetries(0).Watch(ctx)
+	if !timer.Stop() && err == nil {
+		w.Stop()
+		err = late
+	}
+	if err != nil {
+		if errors.Is(context.Cause(ctx), late) && !errors.Is(err, late) {
+			err = fmt.Errorf("%w: %w", late, err)
+		}
+		cancel(nil)
+		return nil, err
+	}
+	return &following{w, func() { cancel(nil) }}, nil
+}
+
+// following is a watch whose context ends with it.
+type following struct {
+	watch.Interface
+	end func()
+}
+
+// Stop stops it.
+func (f *following) Stop() {
+	f.Interface.Stop()
+	f.end()
 }
 
 // PatchNodeStatus merges patch (strategic) into a Node's status.
@@ -180,10 +212,10 @@ func (c *Client) DeletePod(ctx context.Context, p *corev1.Pod) error {
 // WatchPod follows a Pod from what p is on. Whoever asked stops the watch; it
 // also ends with ctx, and by itself from time to time.
 func (c *Client) WatchPod(ctx context.Context, p *corev1.Pod) (watch.Interface, error) {
-	return c.rest.Get().Namespace(p.Namespace).Resource("pods").VersionedParams(&metav1.ListOptions{
+	return c.watch(ctx, c.rest.Get().Namespace(p.Namespace).Resource("pods").VersionedParams(&metav1.ListOptions{
 		Watch: true, ResourceVersion: p.ResourceVersion,
 		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, p.Name).String(),
-	}, metav1.ParameterCodec).MaxRetries(0).Watch(ctx)
+	}, metav1.ParameterCodec))
 }
 
 // Advice is what somebody can do about an error of a request.

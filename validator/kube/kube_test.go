@@ -41,6 +41,8 @@ func TestARequestIsTriedOnceAndEndsInTime(t *testing.T) {
 	s.Fail(func(*http.Request) *kubetest.Fault { return &kubetest.Fault{Hang: true} })
 	_, err = c.Node(t.Context(), "n1")
 	require.ErrorContains(t, err, "the API server has not answered within 10ms")
+	_, err = c.WatchNode(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}})
+	require.ErrorContains(t, err, "the API server has not begun the watch within 10ms")
 }
 
 func TestATokenThatIsNotTakenAnyMoreIsReadAnew(t *testing.T) {

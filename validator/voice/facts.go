@@ -20,12 +20,17 @@ const ConditionType corev1.NodeConditionType = "GPUReady"
 
 // Reasons of the condition and of Events that are not a layer's or a device's.
 const (
-	ReasonReady     = "Ready"     // condition: all is proven and every GPU is healthy
-	ReasonDegraded  = "Degraded"  // condition: all is proven, and something is held back
-	ReasonProving   = "Proving"   // condition: nothing is known yet in this boot
-	ReasonRecovered = "Recovered" // Event: a device is healthy again
-	ReasonProven    = "Proven"    // Event: a layer is proven that was not
+	ReasonReady     = "Ready"          // condition: all is proven and every GPU is healthy
+	ReasonDegraded  = "Degraded"       // condition: all is proven, and something is held back
+	ReasonProving   = "Proving"        // condition: nothing is known yet in this boot
+	ReasonRecovered = "Recovered"      // Event: a device is healthy again
+	ReasonProven    = "Proven"         // Event: a layer is proven that was not
+	ReasonAccepted  = "ConfigAccepted" // Event: the device plugin has put a configuration into force that is none of those it refused
 )
+
+// reasonRefused is the device plugin's word for a configuration that it does not put
+// into force.
+const reasonRefused gpu.Reason = "ConfigRefused"
 
 // Facts is what is known of the node at one moment. It is not changed after it
 // was handed over.
@@ -88,6 +93,11 @@ func (f Facts) sum() Condition {
 	if s, ok := f.States[nodestate.Toolkit]; ok && s.Phase == nodestate.Degraded {
 		reason = ReasonDegraded
 		message += "; toolkit: " + s.Message
+	}
+	// Of devices is spoken above.
+	if s, ok := f.States[nodestate.DevicePlugin]; ok && s.Phase == nodestate.Degraded && (s.Reason == reasonRefused || len(bad) == 0) {
+		reason = ReasonDegraded
+		message += "; device plugin: " + s.Message
 	}
 	return Condition{corev1.ConditionTrue, reason, message}
 }

@@ -28,8 +28,11 @@ const (
 // be divided in seven.
 const maxSubjects = 256
 
-// A subject is what an Event is about: "device GPU-…", "layer cuda".
+// A subject is what an Event is about: "device GPU-…", "layer cuda", "configuration".
 type subject string
+
+// configSubject is the configuration that the device plugin is to have.
+const configSubject subject = "configuration"
 
 func deviceSubject(d device) subject         { return subject("device " + string(d.id)) }
 func layerSubject(l readiness.Layer) subject { return subject("layer " + string(l)) }
@@ -77,6 +80,14 @@ func (f Facts) problems() (wrong map[subject]problem, over map[subject]event) {
 		}
 		over[deviceSubject(d)] = event{kind: corev1.EventTypeNormal, reason: ReasonRecovered, message: d.name + " is healthy again"}
 	}
+	if s, ok := f.States[nodestate.DevicePlugin]; ok {
+		if s.Reason == reasonRefused {
+			wrong[configSubject] = problem{string(s.Reason), "device plugin: " + s.Message, time.Time{}}
+		} else if s.Phase == nodestate.Degraded || s.Phase == nodestate.Ready && s.Reason == "" {
+			// What is worse, or leaves nothing to do, is said in its place.
+			over[configSubject] = event{kind: corev1.EventTypeNormal, reason: ReasonAccepted, message: "the device plugin's configuration is in force"}
+		}
+	}
 	for _, o := range f.Outcomes {
 		switch o.Kind {
 		case check.Failed:
@@ -103,7 +114,7 @@ func (f Facts) forgotten(s subject, wrong map[subject]problem, over map[subject]
 	}
 	p, ok := f.States[nodestate.DevicePlugin]
 	listed := ok && p.DevicePlugin != nil && p.DevicePlugin.Registered && len(f.devices()) > 0
-	return listed && !s.isLayer()
+	return listed && !s.isLayer() && s != configSubject
 }
 
 // sighting is since when a problem has been seen with this reason.

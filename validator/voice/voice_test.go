@@ -207,6 +207,14 @@ func (f Facts) broken(i int, reason gpu.Reason, message string, since time.Time)
 	return f
 }
 
+// plugin is what the device plugin says of itself.
+func (f Facts) plugin(phase nodestate.Phase, reason gpu.Reason, message string) Facts {
+	s := f.States[nodestate.DevicePlugin]
+	s.Phase, s.Reason, s.Message = phase, reason, message
+	f.States[nodestate.DevicePlugin] = s
+	return f
+}
+
 // refused makes a layer fail, and those after it not run.
 func (f Facts) refused(l readiness.Layer, reason gpu.Reason) Facts {
 	after := false
@@ -240,6 +248,10 @@ func TestTheConditionSumsUpWhatIsKnown(t *testing.T) {
 	building.States[nodestate.Driver] = nodestate.State{Phase: nodestate.Waiting, Message: "compiling the modules"}
 	runtime := facts()
 	runtime.States[nodestate.Toolkit] = nodestate.State{Phase: nodestate.Degraded, Message: "one spec could not be written"}
+	refused := facts().broken(1, gpu.ReasonXID, "XID 79", time.Time{}).plugin(nodestate.Degraded, "ConfigRefused", "config.yaml: no such key")
+	left := facts().plugin(nodestate.Degraded, "DevicesLeftOut", "GPU 3 is left out")
+	unhealthy := facts().broken(1, gpu.ReasonXID, "XID 79", time.Time{}).plugin(nodestate.Degraded, "UnhealthyDevices", "1 of 3 devices are unhealthy")
+	broken := "2 of 3 GPUs ready, driver 580.95.05; GPU 1 (" + string(gputest.GPU(1)) + ", 0000:11:00.0): XID 79"
 	replicas := facts()
 	r := &replicas.States[nodestate.DevicePlugin].DevicePlugin.Resources[0]
 	r.Devices = append(r.Devices, r.Devices...)
@@ -264,6 +276,9 @@ func TestTheConditionSumsUpWhatIsKnown(t *testing.T) {
 		{"a layer is refused", facts().refused(readiness.CUDA, "CUDASampleFailed"), Condition{"False", "CUDASampleFailed", "cuda: it is broken; mend it"}},
 		{"a driver that is being built", building, Condition{"False", "DriverLibraryMissing", "driver: it is broken; mend it; the driver says Waiting: compiling the modules"}},
 		{"the toolkit has a reservation", runtime, Condition{"True", "Degraded", "3 of 3 GPUs ready, driver 580.95.05; toolkit: one spec could not be written"}},
+		{"the plugin's new configuration is refused", refused, Condition{"True", "Degraded", broken + "; device plugin: config.yaml: no such key"}},
+		{"the plugin leaves one out", left, Condition{"True", "Degraded", "3 of 3 GPUs ready, driver 580.95.05; device plugin: GPU 3 is left out"}},
+		{"the plugin counts what is named", unhealthy, Condition{"True", "Degraded", broken}},
 		{"the last proof is on its way", pending, Condition{"Unknown", "Proving", "plugin: a pod is on its way"}},
 		{"no GPU", noGPU(), Condition{"False", "NoGPU", "no GPU"}},
 	} {
@@ -627,4 +642,27 @@ func canceled() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
+}
+
+func TestAConfigurationThatIsRefusedIsTold(t *testing.T) {
+	s := newStage(t)
+	bad := facts().plugin(nodestate.Degraded, "ConfigRefused", "config.yaml: sharing.timeSlicing: no such key")
+	s.say(bad)
+	events := s.server.Events()
+	require.Len(t, events, 1)
+	require.Equal(t, []string{"Warning", "ConfigRefused", "device plugin: config.yaml: sharing.timeSlicing: no such key"},
+		[]string{events[0].Type, events[0].Reason, events[0].Message})
+	require.Equal(t, "Degraded", s.condition().Reason)
+
+	// The plugin is started anew, and so is the validator.
+	s.start()
+	s.say(facts().plugin(nodestate.Waiting, "Starting", "the driver has not been read yet"))
+	s.say(facts().plugin(nodestate.Failed, "NoHealthyDevice", "none of 3 devices is healthy"))
+	s.say(bad)
+	require.Len(t, s.server.Events(), 1)
+	s.say(facts())
+	events = s.server.Events()
+	require.Len(t, events, 2)
+	require.Equal(t, "ConfigAccepted", events[1].Reason)
+	require.Equal(t, "Ready", s.condition().Reason)
 }

@@ -356,6 +356,7 @@ func TestNothingElseOfItsNodeCanBeChanged(t *testing.T) {
 		"a label":                  {func(n *corev1.Node) { n.Labels["pool"] = "secret" }, labels},
 		"a label less":             {func(n *corev1.Node) { n.Labels = nil }, labels},
 		"what runs on the node":    {func(n *corev1.Node) { n.Labels["nvidia.com/gpu.deploy.device-plugin"] = "false" }, labels},
+		"which kind of agents":     {func(n *corev1.Node) { n.Labels["nvidia.com/gpu.workload.config"] = "vm-passthrough" }, labels},
 		"that agents run here":     {func(n *corev1.Node) { n.Labels["nvidia.com/gpu.present"] = "true" }, labels},
 		"which configuration":      {func(n *corev1.Node) { n.Labels["nvidia.com/device-plugin.config"] = "other" }, labels},
 		"how its GPUs are divided": {func(n *corev1.Node) { n.Labels["nvidia.com/mig.config"] = "all-1g.10gb" }, labels},

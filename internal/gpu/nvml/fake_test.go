@@ -42,6 +42,7 @@ type fakeGPU struct {
 	recovery              nvml.DeviceGpuRecoveryAction
 	remapPending          bool
 	remapFailed           bool
+	retirePending         bool
 }
 
 type fakeLink struct {
@@ -266,6 +267,15 @@ func (g *fakeGPU) GetRemappedRows() (int, int, bool, bool, nvml.Return) {
 	g.lib.mu.Lock()
 	defer g.lib.mu.Unlock()
 	return 0, 0, g.remapPending, g.remapFailed, nvml.SUCCESS
+}
+
+func (g *fakeGPU) GetRetiredPagesPendingStatus() (nvml.EnableState, nvml.Return) {
+	g.lib.mu.Lock()
+	defer g.lib.mu.Unlock()
+	if g.retirePending {
+		return nvml.FEATURE_ENABLED, nvml.SUCCESS
+	}
+	return nvml.FEATURE_DISABLED, nvml.ERROR_NOT_SUPPORTED
 }
 
 func (g *fakeGPU) GetFieldValues(values []nvml.FieldValue) nvml.Return {

@@ -10,31 +10,58 @@ import (
 
 // readHealth gives the GPU a Fault for what it says is wrong with itself.
 func (s *Source) readHealth(device nvml.Device, d *gpu.Device) error {
-	if s.has["nvmlDeviceGetRemappedRows"] {
-		_, _, pending, failed, ret := device.GetRemappedRows()
-		if ret != nvml.ERROR_NOT_SUPPORTED {
-			if err := check("nvmlDeviceGetRemappedRows", ret); err != nil {
-				return err
-			}
-		}
-		switch {
-		case ret != nvml.SUCCESS:
-		case failed:
-			d.Fault = gpu.Fault{Reason: gpu.ReasonRowRemap, Message: "remapping a row of faulty memory failed: the GPU must be replaced"}
-		case pending:
-			// "After resetting the GPU these rows will be actually remapped" (nvml.h).
-			// Drivers from R570 on ask for that themselves, which says the same below.
-			d.Fault = gpu.Fault{Reason: gpu.ReasonResetNeeded, Message: "rows of faulty memory wait to be remapped: end the programs on the GPU, then reset it"}
-		}
+	pending, failed, err := s.faultyRows(device)
+	if err != nil {
+		return err
+	}
+	pages, err := s.faultyPages(device)
+	if err != nil {
+		return err
 	}
 	action, err := s.recoveryAction(device)
 	if err != nil {
 		return err
 	}
-	if action != nvml.GPU_RECOVERY_ACTION_NONE {
+	switch {
+	case failed: // which no reset mends, whatever else is asked for
+		d.Fault = gpu.Fault{Reason: gpu.ReasonRowRemap, Message: "remapping a row of faulty memory failed: the GPU must be replaced"}
+	case action != nvml.GPU_RECOVERY_ACTION_NONE:
 		d.Fault = gpu.Fault{Reason: gpu.ReasonResetNeeded, Message: "the driver asks for recovery: " + recovery(action)}
+	case pending:
+		// Drivers from R570 on ask for a reset themselves, which says the same above.
+		d.Fault = gpu.Fault{Reason: gpu.ReasonResetNeeded, Message: "rows of faulty memory wait to be remapped: end the programs on the GPU, then reset it"}
+	case pages:
+		d.Fault = gpu.Fault{Reason: gpu.ReasonResetNeeded, Message: "pages of faulty memory wait to be retired: end the programs on the GPU, then reset it"}
 	}
 	return nil
+}
+
+// faultyRows says whether rows of faulty memory wait to be remapped, which is done
+// when the GPU is reset (nvml.h), and whether that failed for one. GPUs from Ampere on
+// remap rows.
+func (s *Source) faultyRows(device nvml.Device) (pending, failed bool, err error) {
+	if !s.has["nvmlDeviceGetRemappedRows"] {
+		return false, false, nil
+	}
+	_, _, pending, failed, ret := device.GetRemappedRows()
+	if ret == nvml.ERROR_NOT_SUPPORTED {
+		return false, false, nil
+	}
+	return pending, failed, check("nvmlDeviceGetRemappedRows", ret)
+}
+
+// faultyPages says whether pages of faulty memory wait to be retired, which is done
+// when the driver takes the GPU up the next time: after a reset, too (NVIDIA, "Dynamic
+// Page Retirement"). GPUs before Ampere retire pages.
+func (s *Source) faultyPages(device nvml.Device) (bool, error) {
+	if !s.has["nvmlDeviceGetRetiredPagesPendingStatus"] {
+		return false, nil
+	}
+	pending, ret := device.GetRetiredPagesPendingStatus()
+	if ret == nvml.ERROR_NOT_SUPPORTED { // or ECC is off
+		return false, nil
+	}
+	return pending == nvml.FEATURE_ENABLED, check("nvmlDeviceGetRetiredPagesPendingStatus", ret)
 }
 
 // recoveryAction is what the driver asks to be done to the GPU; drivers before

@@ -159,6 +159,13 @@ func TestWhatAGPUSaysIsWrongWithItIsItsFault(t *testing.T) {
 	require.Equal(t, gpu.ReasonRowRemap, got.Devices[0].Fault.Reason, "what no reset mends is the worse")
 	require.Contains(t, got.Devices[1].Fault.Message, "the driver asks for recovery")
 	require.Equal(t, gpu.Fault{Reason: gpu.ReasonResetNeeded, Message: "rows of faulty memory wait to be remapped: end the programs on the GPU, then reset it"}, got.Devices[2].Fault)
+
+	f.gpus[0].recovery = nvml.GPU_RECOVERY_ACTION_GPU_RESET
+	f.gpus[2].remapPending, f.gpus[2].retirePending = false, true
+	got, err = s.Snapshot(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, gpu.ReasonRowRemap, got.Devices[0].Fault.Reason, "nor does what the driver asks for")
+	require.Equal(t, gpu.Fault{Reason: gpu.ReasonResetNeeded, Message: "pages of faulty memory wait to be retired: end the programs on the GPU, then reset it"}, got.Devices[2].Fault)
 }
 
 func TestOldLibraryIsAskedOnlyWhatItHas(t *testing.T) {

@@ -254,6 +254,14 @@ func TestWatchTakesPatternsAndIsDeafToOtherFiles(t *testing.T) {
 	until(t, calls, func() bool { _, err := os.Stat(filepath.Join(dir, "last")); return err == nil })
 }
 
+func TestAFileWhoseNameLooksLikeAPatternIsFollowed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "c[1].yaml")
+	calls := follow(t, path)
+	<-calls
+	require.NoError(t, os.WriteFile(path, nil, 0o644))
+	until(t, calls, func() bool { _, err := os.Stat(path); return err == nil })
+}
+
 func TestCleanMakesOneBoundedLine(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		limit := rapid.IntRange(4, 50).Draw(t, "limit")

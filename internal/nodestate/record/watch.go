@@ -13,7 +13,7 @@ import (
 )
 
 // Watch follows files by path; the last part of a path may be a pattern as of
-// filepath.Match. It calls changed once at once, even if ctx has ended, and then whenever one of the files may have
+// filepath.Match, which a file of that very name is, too. It calls changed once at once, even if ctx has ended, and then whenever one of the files may have
 // changed, until ctx ends; it then returns ctx.Err(). Neither the files nor
 // their directories need to exist: the nearest ancestor that does is watched
 // until they do. changed is called from this goroutine only, not again
@@ -119,7 +119,7 @@ func (w *watch) follow(ctx context.Context, changed func()) error {
 
 func (w *watch) isTarget(path string) bool {
 	for _, pattern := range w.targets[filepath.Dir(path)] {
-		if ok, err := filepath.Match(pattern, filepath.Base(path)); ok && err == nil {
+		if ok, err := filepath.Match(pattern, filepath.Base(path)); ok && err == nil || pattern == filepath.Base(path) {
 			return true
 		}
 	}

@@ -41,7 +41,7 @@ func remap() command {
 		name:    "remap",
 		summary: "have rows of a GPU's memory remapped, or not",
 		text: `
-pending  a row is to be remapped at the next reset; XID 63
+pending  a row is to be remapped at the next reset, on older GPUs a page to be retired; XID 63
 failed   a row could not be remapped, which no reset mends; XID 64
 none     neither
 

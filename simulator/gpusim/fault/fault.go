@@ -136,7 +136,8 @@ func retire(g *state.GPU, n uint64) {
 	g.RetiredPending = 1
 }
 
-// remaps are what can become of rows of faulty memory, by name.
+// remaps are what can become of rows of faulty memory, by name. Where a GPU retires
+// pages they can wait for that, too.
 var remaps = map[string]func(g *state.GPU) (xid uint64){
 	"pending": func(g *state.GPU) uint64 { g.RemapUncorrected++; g.RemapPending = 1; return 63 },
 	"failed":  func(g *state.GPU) uint64 { g.RemapFailed = 1; return 64 },
@@ -154,8 +155,17 @@ func Remap(s *state.State, index int, kind string) ([]state.Event, error) {
 	switch {
 	case !ok:
 		return nil, fmt.Errorf("kind: %q is not one of %s", kind, strings.Join(Remaps(), ", "))
+	case g.RemapSupported == 0 && g.EccCurrent == 0:
+		return nil, fmt.Errorf("%s remaps no rows, and retires no pages while ECC is off", state.Text(g.Name[:]))
+	case g.RemapSupported == 0 && kind == "pending":
+		g.RetiredDbe++
+		g.RetiredPending = 1
+		return []state.Event{{Type: EventXID, Data: 63, Gpu: uint32(index), Gi: state.None, Ci: state.None}}, nil
+	case g.RemapSupported == 0 && kind == "none":
+		g.RetiredPending = 0
+		return nil, nil
 	case g.RemapSupported == 0:
-		return nil, fmt.Errorf("%s remaps no rows; it retires pages, see gpusim ecc", state.Text(g.Name[:]))
+		return nil, fmt.Errorf("%s remaps no rows, it retires pages: --kind pending or none", state.Text(g.Name[:]))
 	}
 	xid := mark(g)
 	if xid == 0 {

@@ -109,8 +109,19 @@ func TestARowThatIsToBeRemappedIsAfterAReset(t *testing.T) {
 	require.Empty(t, events)
 	require.Zero(t, g.RemapFailed)
 
-	_, err = Remap(machine(t, "dgx-2"), 0, "pending")
+	old := machine(t, "dgx-2")
+	events, err = Remap(old, 0, "pending")
+	require.NoError(t, err)
+	require.EqualValues(t, 63, events[0].Data)
+	require.EqualValues(t, []uint32{1, 1}, []uint32{old.Gpu[0].RetiredDbe, old.Gpu[0].RetiredPending})
+	_, err = Remap(old, 0, "none")
+	require.NoError(t, err)
+	require.Zero(t, old.Gpu[0].RetiredPending)
+	_, err = Remap(old, 0, "failed")
 	require.ErrorContains(t, err, "remaps no rows")
+	old.Gpu[0].EccCurrent = 0
+	_, err = Remap(old, 0, "pending")
+	require.ErrorContains(t, err, "ECC is off")
 	_, err = Remap(s, 0, "lost")
 	require.ErrorContains(t, err, `"lost" is not one of failed, none, pending`)
 }
