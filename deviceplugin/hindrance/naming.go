@@ -3,6 +3,7 @@ package hindrance
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/gpuready/gpuready/internal/cdi"
@@ -44,6 +45,9 @@ func (w Naming) After(last Naming) Naming {
 	}
 	return w
 }
+
+// SameNames says whether both name the same devices.
+func (w Naming) SameNames(o Naming) bool { return maps.Equal(w.names, o.names) }
 
 // Text is Trouble, or else that a device has no name.
 func (w Naming) Text() string {

@@ -79,6 +79,7 @@ type Plugin struct {
 	known     atomic.Bool    // a kubelet has registered one of the resources
 	begin     func(*service) // lets it run
 	choice    chan struct{}  // closed when settings are in force
+	others    chan struct{}  // capacity 1: the toolkit names other devices than before
 	seenBy    func(View)     // takes the place of all that is published; nil: nobody
 
 	mu       sync.Mutex
@@ -190,7 +191,7 @@ func newPlugin(cfg Config) (*Plugin, error) {
 		cfg.Meters = meter.New()
 	}
 	p := &Plugin{
-		cfg: cfg, boot: boot, meters: cfg.Meters, journal: journal.New(cfg.Log), dirty: make(chan struct{}, 1), services: map[string]*service{},
+		cfg: cfg, boot: boot, meters: cfg.Meters, journal: journal.New(cfg.Log), dirty: make(chan struct{}, 1), others: make(chan struct{}, 1), services: map[string]*service{},
 	}
 	p.labels = labels.Publisher{HostRoot: cfg.HostRoot, NFDDir: cfg.NFDDir, Started: cfg.Started, Log: cfg.Log}
 	p.firstList = sync.OnceFunc(func() { p.meters.Started(time.Since(cfg.Started)) })

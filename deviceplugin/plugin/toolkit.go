@@ -11,15 +11,22 @@ import (
 )
 
 // watchToolkit follows the toolkit's state, also while the settings need none of
-// it: they may change.
+// it: they may change. Where it names other devices it has seen what no event tells
+// of with every driver, as a MIG layout, by the device nodes that came or went.
 func (p *Plugin) watchToolkit(ctx context.Context) error {
 	return nodestate.WatchBoot(ctx, p.stateDir(nodestate.Toolkit), p.boot, func(s nodestate.State, err error) {
 		p.mu.Lock()
 		now := hindrance.NamingOf(s, err).After(p.said)
-		same := reflect.DeepEqual(now, p.said)
+		same, named := reflect.DeepEqual(now, p.said), now.SameNames(p.said)
 		p.mu.Unlock()
 		if !same {
 			p.update(func() { p.said = now })
+		}
+		if !named {
+			select {
+			case p.others <- struct{}{}:
+			default: // it is about to be done
+			}
 		}
 	})
 }
