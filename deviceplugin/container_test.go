@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -135,6 +136,15 @@ func (p *container) ends(code int) string {
 	return lines[len(lines)-1]
 }
 
+func (p *container) ended() bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
+}
+
 func (c *cluster) state(reason gpu.Reason) nodestate.State {
 	c.Helper()
 	return c.until(string(reason), func(s nodestate.State) bool { return s.Reason == reason })
@@ -203,6 +213,40 @@ func TestInItsContainerThePluginIsGivenTheGPUsAndCreatedAnewForOthers(t *testing
 	require.Eventually(t, func() bool { return os.RemoveAll(kubeletDir) == nil }, time.Minute, time.Millisecond)
 	require.NoError(t, os.Mkdir(kubeletDir, 0o750))
 	require.Contains(t, main.ends(exitFailed), "plugin folder was replaced: "+kubeletDir)
+}
+
+// Two changes in quick succession once took all GPUs from the node, by the kubelet's
+// back-off before it creates a container anew.
+func TestInItsContainerAMIGLayoutIsFollowedWithoutAnother(t *testing.T) {
+	if !node.Enter(t) {
+		return
+	}
+	c := newCluster(t)
+	built.Gpusim(t, "up", "--profile", "a100-80gb", "--gpus", "2")
+	c.inject("a.1", driverDir)
+	main := c.start("a.1", "--mig-strategy=mixed")
+	c.gpus(2)
+	layouts := []string{"1g.10gb,1g.10gb,3g.40gb", "2g.20gb,1g.10gb", "7g.80gb"}
+	for i, layout := range layouts {
+		built.Gpusim(t, "mig", "--gpu", "0", "--layout", layout)
+		c.inject(fmt.Sprintf("a.%d", i+2), driverDir)
+		c.gpus(1)
+		for _, profile := range []string{"1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb"} {
+			want := strings.Count(layout, profile)
+			_, err := c.kubelet.Wait(soon(t), "nvidia.com/mig-"+profile, func(r kubelettest.Resource) bool {
+				return r.Allocatable == want && (want == 0 || !r.Gone)
+			})
+			require.NoError(t, err, "%s of %s", profile, layout)
+		}
+	}
+	_, err := c.kubelet.Admit(soon(t), kubelettest.Pod{Namespace: "default", Name: "all", Container: "main", Requests: map[string]int{"nvidia.com/mig-7g.80gb": 1}})
+	require.NoError(t, err)
+	require.False(t, main.ended(), "the container is still the one that was given no instance")
+	built.Gpusim(t, "mig", "--gpu", "0", "--off")
+	c.inject("a.9", driverDir)
+	c.gpus(2)
+	c.inject("b.9", driverDir) // another GPU, or driver
+	require.Contains(t, main.ends(0), "(a.1, now b.9)")
 }
 
 func TestInAContainerThatWasGivenNothingThePluginSaysThat(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -64,6 +65,10 @@ func (f *follower) follow(ctx context.Context, deliver func(plugin.Settings, err
 	group.Go(func() error { return f.first.watchFiles(ctx, poke) })
 	group.Go(func() error { return f.first.watchChoice(ctx, choices) })
 	group.Go(func() error {
+		pause := firstPause
+		written := time.NewTimer(time.Hour)
+		written.Stop()
+		defer written.Stop()
 		for {
 			select {
 			case <-ctx.Done():
@@ -72,20 +77,37 @@ func (f *follower) follow(ctx context.Context, deliver func(plugin.Settings, err
 			case <-f.hangup:
 				f.log.Info("SIGHUP: reading the configuration again", "path", f.first.path())
 			case <-again:
+				pause = firstPause
+			case <-written.C:
 			}
-			if f.first.path() != "" {
-				f.look(deliver)
+			if f.first.path() == "" {
+				continue
+			}
+			if written.Stop(); f.look(deliver) {
+				written.Reset(pause)
+				pause = min(2*pause, lastPause)
 			}
 		}
 	})
 	return group.Wait()
 }
 
-// look reads the configuration and delivers what has changed.
-func (f *follower) look(deliver func(plugin.Settings, error)) {
+// How long to wait before a file that was being written is looked at again. The
+// kernel tells of a writer's closing it before the writer counts as gone (fs/file_table.c,
+// __fput), and of that it tells nobody.
+const (
+	firstPause = 5 * time.Millisecond
+	lastPause  = 10 * time.Second
+)
+
+// look reads the configuration and delivers what has changed. It says whether the
+// file is being written.
+func (f *follower) look(deliver func(plugin.Settings, error)) (writing bool) {
 	next, err := f.read()
 	switch {
-	case errors.Is(err, errWriting), err != nil && f.refused == err.Error():
+	case errors.Is(err, errWriting):
+		return true
+	case err != nil && f.refused == err.Error():
 	case errors.Is(err, plugin.ErrNotChosen):
 		f.refused = err.Error()
 		f.log.Info(err.Error(), "reason", "ConfigNotChosen")
@@ -107,6 +129,7 @@ func (f *follower) look(deliver func(plugin.Settings, error)) {
 		f.inForce = next
 		deliver(next.settingsInForce(), nil)
 	}
+	return false
 }
 
 // short bounds a line of the log: a file of a megabyte may be wrong in every line.

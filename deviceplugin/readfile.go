@@ -46,7 +46,7 @@ func (o *options) readFirst() ([]byte, error) {
 // openFlags keep a FIFO in the place of a file from being waited on.
 const openFlags = os.O_RDONLY | syscall.O_NONBLOCK | syscall.O_CLOEXEC
 
-// errWriting means that somebody is writing the file. Its closing will be an event.
+// errWriting means that somebody is writing the file.
 var errWriting = errors.New("the file is being written")
 
 // readRegular reads a configuration file. What is no file is not waited for. With

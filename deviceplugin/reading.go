@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -28,25 +30,69 @@ const readingCommand = "gpu-reading"
 // when it is opened, which takes seconds.
 const readingTimeout = time.Minute
 
-// outside reads a GPU in a process of its own.
+// readingGrace is what a process that was killed has to end. One that hangs in the
+// driver does not end before the driver lets it.
+const readingGrace = 2 * time.Second
+
+var errReadingHangs = errors.New("the process that reads it was killed and does not end: it hangs in the driver; look for NVRM lines in the kernel log")
+
+// outside reads a GPU in a process of its own: one at a time for each GPU, so what
+// can be left is one that hangs, and the goroutine that waits for its end.
 func (o *options) outside(driverRoot string) nvml.Outside {
-	return func(ctx context.Context, index int) (d gpu.Device, err error) {
+	var mu sync.Mutex
+	busy := map[int]bool{}
+	return func(ctx context.Context, index int) (gpu.Device, error) {
+		mu.Lock()
+		was := busy[index]
+		busy[index] = true
+		mu.Unlock()
+		if was {
+			return gpu.Device{}, errReadingHangs
+		}
 		ctx, cancel := context.WithTimeout(ctx, readingTimeout)
-		defer cancel()
-		// Not the path of the binary, which an upgrade may have replaced.
-		cmd := exec.CommandContext(ctx, "/proc/self/exe", readingCommand, o.hostRoot, driverRoot, strconv.Itoa(index))
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		cmd.WaitDelay = time.Second
-		var stdout, stderr bytes.Buffer
-		cmd.Stdout, cmd.Stderr = &stdout, &stderr
-		if err := cmd.Run(); err != nil {
-			return d, fmt.Errorf("the process that reads it ended with %w: %s", err, record.Clean(strings.TrimSpace(stderr.String()), 1000))
+		type result struct {
+			device gpu.Device
+			err    error
 		}
-		if err := json.Unmarshal(stdout.Bytes(), &d); err != nil {
-			return d, fmt.Errorf("the process that reads it: %w", err)
+		results := make(chan result, 1)
+		go func() {
+			defer cancel()
+			// Not the path of the binary, which an upgrade may have replaced.
+			d, err := readOutside(ctx, exec.CommandContext(ctx, "/proc/self/exe", readingCommand, o.hostRoot, driverRoot, strconv.Itoa(index)))
+			mu.Lock()
+			delete(busy, index)
+			mu.Unlock()
+			results <- result{d, err}
+		}()
+		select {
+		case r := <-results:
+			return r.device, r.err
+		case <-ctx.Done():
 		}
-		return d, nil
+		grace := time.NewTimer(readingGrace)
+		defer grace.Stop()
+		select {
+		case r := <-results:
+			return r.device, r.err
+		case <-grace.C:
+			return gpu.Device{}, errReadingHangs
+		}
 	}
+}
+
+// readOutside runs the process that reads a GPU, until it has ended.
+func readOutside(ctx context.Context, cmd *exec.Cmd) (d gpu.Device, err error) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.WaitDelay = time.Second
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return d, fmt.Errorf("the process that reads it ended with %w: %s", cmp.Or(ctx.Err(), err), record.Clean(strings.TrimSpace(stderr.String()), 1000))
+	}
+	if err := json.Unmarshal(stdout.Bytes(), &d); err != nil {
+		return d, fmt.Errorf("the process that reads it: %w", err)
+	}
+	return d, nil
 }
 
 // printReading is the subcommand: the host root, the driver root and the index.

@@ -199,6 +199,29 @@ func TestRunGivesAgentsTheGPUs(t *testing.T) {
 	require.Equal(t, state.Toolkit.Injection.Generation, adjust.GetEnv()[0].GetValue())
 }
 
+// The layout of a GPU is nothing to agents that only look at it.
+func TestAMIGLayoutChangesHalfOfTheGeneration(t *testing.T) {
+	s := simulate(t, "a100-80gb")
+	runtime, err := nritest.Start("containerd", "v2.2.1", s.dir+"/run/plugins/nri.sock")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, runtime.Kill()) }()
+	built.Start(t, "gpu-toolkit", append(s.flags("run"), "--listen=", "--nri-socket=/run/plugins/nri.sock"), "POD_NAMESPACE=ours")
+	generation := func(devices int) string {
+		t.Helper()
+		state := s.await(t, fmt.Sprint(devices, " devices"), func(s nodestate.State) bool {
+			return len(gpus(s)) == devices && s.Toolkit.Injection != nil && s.Toolkit.Injection.Working && s.Toolkit.Injection.Generation != ""
+		})
+		return state.Toolkit.Injection.Generation
+	}
+	whole := generation(8)
+	built.Gpusim(t, "mig", "--root", s.driver, "--gpu", "0", "--layout", "1g.10gb,2g.20gb")
+	divided := generation(10)
+	require.False(t, injection.Current(whole, divided, injection.Whole))
+	require.True(t, injection.Current(whole, divided, injection.Base), "%s, %s", whole, divided)
+	built.Gpusim(t, "mig", "--root", s.driver, "--gpu", "0", "--off")
+	require.True(t, injection.Current(whole, generation(8), injection.Base))
+}
+
 func status(t *testing.T, address string) int {
 	t.Helper()
 	response, err := http.Get("http://" + address + "/readyz")

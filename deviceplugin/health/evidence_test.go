@@ -82,7 +82,9 @@ func (s *story) step(t *rapid.T) {
 		s.hear(e)
 	case 2:
 		kind := rapid.SampledFrom([]gpu.EventKind{gpu.EventECC, gpu.EventLost, gpu.EventChanged}).Draw(t, "kind")
-		s.hear(gputest.Event(kind, d.UUID, "said"))
+		e := gputest.Event(kind, d.UUID, "said")
+		e.Seen = kind == gpu.EventLost && rapid.Bool().Draw(t, "met")
+		s.hear(e)
 	case 3:
 		snap := divided.Clone()
 		snap.Devices[d.Index].Fault.Reason = rapid.SampledFrom([]gpu.Reason{gpu.ReasonLost, gpu.ReasonUnreadable, gpu.ReasonRowRemap, gpu.ReasonResetNeeded}).Draw(t, "fault")
@@ -148,6 +150,8 @@ func (s *story) evident(i int, d gpu.Device, recovery gpu.Recovery) bool {
 			if proven && there && now.Fault.Reason == "" {
 				return true
 			}
+		case j >= i && r.event != nil && r.event.Seen && r.event.UUID == d.UUID:
+			proven = proven || recovery != gpu.RecoveryNever
 		case j > i && r.reload:
 			proven = true
 		case j > i && r.probe != nil && r.probe.Passed && recovery == gpu.RecoveryQuiet:

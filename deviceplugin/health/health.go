@@ -108,7 +108,8 @@ func (s State) Verdict(id gpu.UUID) (gpu.Fault, time.Time) {
 
 // LetGo says that the GPU, or that of the MIG device, waits for a reset, or for a
 // driver that is loaded anew: a process that holds it open would be in the way. Where
-// that is so of a part of it only, the others are in use and are watched.
+// that is so of a part of it only, the others are in use and are watched. One that was
+// out of service since has to be read: it may be well.
 func (s State) LetGo(id gpu.UUID) bool {
 	g, _, known := s.find(id)
 	if !known {
@@ -118,7 +119,7 @@ func (s State) LetGo(id gpu.UUID) bool {
 	case gpu.ReasonLost, gpu.ReasonResetNeeded:
 		return true
 	}
-	return slices.ContainsFunc(g.marks, func(m mark) bool { return m.scope == whole && m.needs >= reset })
+	return slices.ContainsFunc(g.marks, func(m mark) bool { return m.scope == whole && m.needs >= reset && m.proof < m.needs })
 }
 
 // find returns the GPU, and which part of it the UUID names.

@@ -44,6 +44,13 @@ func reasons(s health.State) map[int]gpu.Reason {
 
 type marks = map[int]gpu.Reason
 
+// met is the loss of a GPU that the source has met itself.
+func met(i int) gpu.Event {
+	e := event(gpu.EventLost, i)
+	e.Seen = true
+	return e
+}
+
 func event(kind gpu.EventKind, i int) gpu.Event { return gputest.Event(kind, gputest.GPU(i), "said") }
 
 func TestWhatMakesAGPUUnhealthyAndWhatMakesItHealthyAgain(t *testing.T) {
@@ -97,6 +104,16 @@ func TestWhatMakesAGPUUnhealthyAndWhatMakesItHealthyAgain(t *testing.T) {
 		},
 		"lost by event alone": {
 			{hear(event(gpu.EventLost, 2)), marks{2: gpu.ReasonLost}},
+			{see(node), marks{2: gpu.ReasonLost}},
+		},
+		"lost, as the source met it, and well since": {
+			{hear(gputest.XID(gputest.GPU(2), 79)), marks{2: gpu.ReasonXID}},
+			{hear(met(2)), marks{2: gpu.ReasonXID}},
+			{see(node), marks{}},
+		},
+		"lost, as the source met it, and an XID after that": {
+			{hear(met(2)), marks{2: gpu.ReasonLost}},
+			{hear(gputest.XID(gputest.GPU(2), 79)), marks{2: gpu.ReasonLost}},
 			{see(node), marks{2: gpu.ReasonLost}},
 		},
 		"lost, seen lost, seen well": {

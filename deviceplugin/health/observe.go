@@ -18,10 +18,9 @@ func (s State) See(snap gpu.Snapshot, now time.Time) State {
 		s.driver = snap.Driver.Version
 	}
 	seen, parts := map[gpu.UUID]bool{}, map[gpu.UUID]bool{}
-	nameless := map[gpu.PCIAddress]gpu.Fault{} // too broken to tell their UUID
+	unnamed := namelessIn(snap)
 	for _, d := range snap.Devices {
 		if d.UUID == "" {
-			nameless[d.PCI] = d.Fault
 			continue
 		}
 		seen[d.UUID] = true
@@ -45,12 +44,9 @@ func (s State) See(snap gpu.Snapshot, now time.Time) State {
 		g.Present = false
 		// What is remembered of it may be wrong: a part of another GPU is none of it.
 		g.Device.MIG = slices.DeleteFunc(slices.Clone(g.Device.MIG), func(m gpu.MIGDevice) bool { return parts[m.UUID] })
-		fault := nameless[g.Device.PCI]
-		if fault.Reason == "" {
-			fault = nameless[""] // that may be this one: it is not known to be gone
-		}
-		if fault.Reason == "" {
-			fault = gpu.Fault{Reason: gpu.ReasonMissing, Message: "was there in this boot, and the driver lists it no more"}
+		fault := gpu.Fault{Reason: gpu.ReasonMissing, Message: "was there in this boot, and the driver lists it no more"}
+		if i := slices.IndexFunc(unnamed, func(n nameless) bool { return n.maybe(g.Device.PCI) }); i >= 0 {
+			fault = unnamed[i].fault // it is not known to be gone
 		}
 		s.gpus[id] = g.shown(fault, now)
 	}
@@ -89,7 +85,11 @@ func (s State) Hear(e gpu.Event, now time.Time) State {
 		return s.heed(s.policy.Rule(48), e.UUID, whole, fault, now)
 	case gpu.EventLost:
 		fault := gpu.Fault{Reason: gpu.ReasonLost, Message: text("the driver cannot reach the GPU", e.Message)}
-		return s.heed(Rule{gpu.ActionUnhealthy, gpu.RecoveryReset}, e.UUID, whole, fault, now)
+		s = s.heed(Rule{gpu.ActionUnhealthy, gpu.RecoveryReset}, e.UUID, whole, fault, now)
+		if !e.Seen {
+			return s
+		}
+		return s.change(e.UUID, now, func(g GPU) GPU { return g.prove(reset) })
 	case gpu.EventUnwatched:
 		fault := gpu.Fault{Reason: gpu.ReasonUnwatched, Message: text("its health cannot be watched", e.Message)}
 		if e.UUID == "" {
@@ -100,6 +100,14 @@ func (s State) Hear(e gpu.Event, now time.Time) State {
 				g.unwatched, g.unsince = fault, now
 			}
 			return g.deaf(now)
+		})
+	case gpu.EventGap:
+		return s.change(e.UUID, now, func(g GPU) GPU {
+			listened := !g.heard.IsZero()
+			if g = g.deaf(now); listened {
+				g.heard = now // it is listened to again, and what is quiet begins anew
+			}
+			return g
 		})
 	}
 	return s

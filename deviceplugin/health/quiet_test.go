@@ -216,6 +216,8 @@ func TestWhatIsLetGoOf(t *testing.T) {
 		"was reset and is not":     {h.Hear(gputest.XID(id, 48), now).See(out(gpu.ReasonResetNeeded), now).See(divided, now), false},
 		"asks for a reset":         {h.See(out(gpu.ReasonResetNeeded), now), true},
 		"is lost":                  {h.See(out(gpu.ReasonLost), now), true},
+		"has to be seen well":      {h.Hear(gputest.XID(id, 48), now).See(out(gpu.ReasonLost), now).See(out(gpu.ReasonUnwatched), now), false},
+		"was out, needs a driver":  {h.Hear(gputest.XID(id, 151), now).See(out(gpu.ReasonLost), now).See(divided, now), true},
 		"is broken for good":       {h.See(out(gpu.ReasonRowRemap), now), false},
 		"cannot be read":           {h.See(out(gpu.ReasonUnreadable), now), false},
 		"cannot be watched":        {h.Hear(gputest.Event(gpu.EventUnwatched, id, ""), now), false},
@@ -225,4 +227,15 @@ func TestWhatIsLetGoOf(t *testing.T) {
 		require.Equal(t, c.want, c.state.LetGo(mig), name)
 		require.False(t, c.state.LetGo(divided.Devices[1].UUID), name)
 	}
+}
+
+func TestWhereNothingWasHeardForAMomentQuietBeginsAnew(t *testing.T) {
+	h := watched(node).Hear(gputest.XID(gputest.GPU(0), 94), now)
+	gap := now.Add(health.DefaultQuiet - time.Second)
+	h = h.Hear(gputest.Event(gpu.EventGap, "", "said"), gap)
+	require.Equal(t, marks{0: gpu.ReasonXID}, reasons(h), "what was healthy is")
+	require.Empty(t, h.Due(gap.Add(health.DefaultQuiet-time.Second)))
+	require.Equal(t, []gpu.UUID{gputest.GPU(0)}, h.Due(gap.Add(health.DefaultQuiet)))
+	deaf := h.Blind(gpu.Fault{Reason: gpu.ReasonUnwatched}, false, now).Hear(gputest.Event(gpu.EventGap, "", "said"), gap)
+	require.Empty(t, deaf.Due(gap.Add(time.Hour)), "a gap is no sign that it is heard again")
 }

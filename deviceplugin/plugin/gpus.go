@@ -149,7 +149,7 @@ func (p *Plugin) use(ctx context.Context, o Opened) error {
 	}
 	p.seen(o, snap, true)
 	for {
-		events, err := q.take(ctx, p.nextLook())
+		events, err := q.take(ctx, p.nextLook(), p.others)
 		if err != nil {
 			return context.Cause(ctx)
 		}
@@ -349,12 +349,14 @@ func (q *queue) waiting() []gpu.Event {
 	return slices.Clone(q.events)
 }
 
-// take waits for events, or for a moment, and returns all there are.
-func (q *queue) take(ctx context.Context, moment <-chan time.Time) ([]gpu.Event, error) {
+// take waits for events, for a moment, or until it is asked for, and returns all
+// there are.
+func (q *queue) take(ctx context.Context, moment <-chan time.Time, asked <-chan struct{}) ([]gpu.Event, error) {
 	select {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	case <-moment:
+	case <-asked:
 	case <-q.some:
 	}
 	q.mu.Lock()

@@ -24,7 +24,8 @@ type uninjectedError struct {
 func (e *uninjectedError) Error() string { return string(reasonMissing) + ": " + e.why }
 
 // watchInjection waits until this container has to be created anew, for what
-// the toolkit injects by now; the error is injection.ErrOutdated then.
+// the toolkit injects by now; the error is injection.ErrOutdated then. A MIG layout
+// that changes is no reason: NVML shows it to who may monitor.
 func (p *Plugin) watchInjection(ctx context.Context) error {
 	dir := p.stateDir(nodestate.Toolkit)
 	if p.cfg.Given == injection.Expected {
@@ -32,7 +33,7 @@ func (p *Plugin) watchInjection(ctx context.Context) error {
 			return err
 		}
 	}
-	err := injection.Watch(ctx, dir, p.boot, p.cfg.Given)
+	err := injection.Watch(ctx, dir, p.boot, p.cfg.Given, injection.Base)
 	if errors.Is(err, injection.ErrOutdated) {
 		p.cfg.Log.Info("ending, to be started again with the GPUs as they are now", "reason", string(reasonOutdated), "message", err.Error())
 		p.end(ending{nodestate.Waiting, reasonOutdated, err.Error()})
@@ -117,7 +118,7 @@ func (p *Plugin) toolkitBehind() bool {
 	switch {
 	case err != nil:
 		return false
-	case gives == nil || gives.Generation != p.cfg.Given:
+	case gives == nil || !injection.Current(p.cfg.Given, gives.Generation, injection.Base):
 		return true
 	}
 	_, library, err := p.cfg.Driver.Find()

@@ -119,6 +119,40 @@ func TestAContainerOfAnEarlierStateEndsToBeCreatedAnewAndForgetsNothing(t *testi
 	require.Equal(t, nodestate.Healthy, s.DevicePlugin.Resources[0].Devices[3].Health)
 }
 
+func TestAContainerIsNotCreatedAnewForAMIGLayout(t *testing.T) {
+	n := newNode(t, gputest.Node("a100-80gb", 2)).withKubelet()
+	n.toolkit(nodestate.Injection{Working: true, Generation: "a.1"})
+	n.cfg.Given = "a.1"
+	n.start()
+	n.wait(2)
+	for _, generation := range []string{"a.2", "a.3", "a.1", "a.2"} {
+		n.toolkit(nodestate.Injection{Working: true, Generation: generation})
+	}
+	n.source.Emit(gputest.XID(gputest.GPU(1), 79))
+	n.wait(1)
+	n.toolkit(nodestate.Injection{Working: true, Generation: "b.2"})
+	require.NoError(t, n.end())
+	require.Contains(t, n.log.String(), "(a.1, now b.2)")
+}
+
+// Drivers do not tell of all that comes, and the toolkit sees device nodes.
+func TestWhatTheToolkitNamesIsLookedForAtOnce(t *testing.T) {
+	n := newNode(t, gputest.Node("a100-80gb", 1)).withKubelet()
+	says := func(gpus int) {
+		n.toolkit(nodestate.Injection{Working: true, Generation: "a"}, func(s *nodestate.State) {
+			for i := range gpus {
+				s.Toolkit.Specs[0].Devices = append(s.Toolkit.Specs[0].Devices, string(gputest.GPU(i)))
+			}
+		})
+	}
+	says(1)
+	n.start()
+	n.wait(1)
+	n.source.Update(func(s *gpu.Snapshot) { *s = gputest.Node("a100-80gb", 2) })
+	says(2)
+	n.wait(2)
+}
+
 func TestAContainerThatIsPrivilegedHasWhatItHas(t *testing.T) {
 	n := newNode(t, gputest.Node("t4", 1)).withKubelet()
 	n.toolkit(nodestate.Injection{Working: true, Generation: "a"})

@@ -23,8 +23,10 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/deviceplugin/driver"
 	"github.com/gpuready/gpuready/deviceplugin/health"
+	"github.com/gpuready/gpuready/deviceplugin/hindrance"
 	"github.com/gpuready/gpuready/deviceplugin/journal"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
+	"github.com/gpuready/gpuready/deviceplugin/labels"
 	"github.com/gpuready/gpuready/deviceplugin/meter"
 	"github.com/gpuready/gpuready/deviceplugin/plan"
 	"github.com/gpuready/gpuready/deviceplugin/prefer"
@@ -77,6 +79,7 @@ type Plugin struct {
 	known     atomic.Bool    // a kubelet has registered one of the resources
 	begin     func(*service) // lets it run
 	choice    chan struct{}  // closed when settings are in force
+	others    chan struct{}  // capacity 1: the toolkit names other devices than before
 	seenBy    func(View)     // takes the place of all that is published; nil: nobody
 
 	mu       sync.Mutex
@@ -94,10 +97,10 @@ type Plugin struct {
 	plan     plan.Plan        // what is advertised, health included
 	absent   *absence
 	ended    *ending
-	said     naming                 // what the toolkit says of CDI names
-	cdi      naming                 // the same, where the settings need them
-	mps      served                 // what the MPS control daemons serve
-	hindered map[gpu.UUID]hindrance // devices that could not be given to a container
+	said     hindrance.Naming // what the toolkit says of CDI names
+	cdi      hindrance.Naming // the same, where the settings need them
+	mps      hindrance.Served // what the MPS control daemons serve
+	hindered hindrance.Known  // devices that could not be given to a container
 	journal  *journal.Journal
 	lacking  string          // of what is asked for and not there
 	stored   nodestate.State // what the state file is to say
@@ -106,7 +109,7 @@ type Plugin struct {
 	dirty    chan struct{} // something is stored
 	written  nodestate.State
 	writeErr string
-	features features
+	labels   labels.Publisher // of who writes states
 }
 
 // absence is why there is no driver.
@@ -188,8 +191,9 @@ func newPlugin(cfg Config) (*Plugin, error) {
 		cfg.Meters = meter.New()
 	}
 	p := &Plugin{
-		cfg: cfg, boot: boot, meters: cfg.Meters, journal: journal.New(cfg.Log), dirty: make(chan struct{}, 1), services: map[string]*service{},
+		cfg: cfg, boot: boot, meters: cfg.Meters, journal: journal.New(cfg.Log), dirty: make(chan struct{}, 1), others: make(chan struct{}, 1), services: map[string]*service{},
 	}
+	p.labels = labels.Publisher{HostRoot: cfg.HostRoot, NFDDir: cfg.NFDDir, Started: cfg.Started, Log: cfg.Log}
 	p.firstList = sync.OnceFunc(func() { p.meters.Started(time.Since(cfg.Started)) })
 	if cfg.Given != "" {
 		p.cfg.Driver.Also = []string{filepath.Join(p.stateDir(nodestate.Toolkit), nodestate.FileName)}
@@ -218,9 +222,9 @@ func (p *Plugin) recall() {
 	switch {
 	case err == nil:
 		p.health = health.Recall(file)
-		p.recallHindrances(file.DevicePlugin)
+		p.hindered, p.said = hindrance.Recall(file.DevicePlugin)
 		if file.DevicePlugin != nil {
-			p.features.labels = file.DevicePlugin.Labels
+			p.labels.Labels = file.DevicePlugin.Labels
 		}
 		if file.Driver != nil {
 			p.root = file.Driver.Root

@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 
+	"github.com/gpuready/gpuready/deviceplugin/hindrance"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
 	"github.com/gpuready/gpuready/deviceplugin/plan"
 	"github.com/gpuready/gpuready/internal/gpu"
@@ -15,14 +16,13 @@ import (
 
 // Why the plugin is not Ready, besides what package driver says.
 const (
-	reasonStarting   gpu.Reason = "Starting"
-	reasonNoGPU      gpu.Reason = "NoGPU"
-	reasonNoKubelet  gpu.Reason = "NoKubelet"
-	reasonNoHealthy  gpu.Reason = "NoHealthyDevice"
-	reasonUnhealthy  gpu.Reason = "UnhealthyDevices"
-	reasonCDIMissing gpu.Reason = "CDIUnavailable"
-	reasonLeftOut    gpu.Reason = "DevicesLeftOut"
-	reasonNothing    gpu.Reason = "NothingAdvertised" // as it is configured
+	reasonStarting  gpu.Reason = "Starting"
+	reasonNoGPU     gpu.Reason = "NoGPU"
+	reasonNoKubelet gpu.Reason = "NoKubelet"
+	reasonNoHealthy gpu.Reason = "NoHealthyDevice"
+	reasonUnhealthy gpu.Reason = "UnhealthyDevices"
+	reasonLeftOut   gpu.Reason = "DevicesLeftOut"
+	reasonNothing   gpu.Reason = "NothingAdvertised" // as it is configured
 	// The container has to be created anew.
 	reasonOutdated gpu.Reason = "InjectionOutdated" // to be given what there is now
 	reasonMissing  gpu.Reason = "InjectionMissing"  // it was given nothing
@@ -134,7 +134,7 @@ func (p *Plugin) flush() {
 		return // nothing is known yet
 	}
 	info := *s.DevicePlugin
-	info.Labels = p.label()
+	info.Labels = p.labels.Publish(p.node())
 	s.DevicePlugin = &info
 	if reflect.DeepEqual(s, p.written) {
 		return
@@ -194,9 +194,9 @@ func (p *Plugin) phase() (nodestate.Phase, gpu.Reason, string) {
 			switch {
 			case d.Healthy():
 				healthy++
-			case d.Fault.Reason == reasonCDIMissing:
+			case d.Fault.Reason == hindrance.ReasonCDI:
 				hindered++
-			case d.Fault.Reason == reasonMPS:
+			case d.Fault.Reason == hindrance.ReasonMPS:
 				byMPS++
 				unserved = d.Fault
 			}
@@ -229,16 +229,16 @@ func (p *Plugin) phase() (nodestate.Phase, gpu.Reason, string) {
 	case !registered:
 		return nodestate.Waiting, reasonNoKubelet, "waiting for " + waiting
 	case healthy == 0 && hindered == devices:
-		return nodestate.Failed, reasonCDIMissing, p.cdi.text()
+		return nodestate.Failed, hindrance.ReasonCDI, p.cdi.Text()
 	case healthy == 0 && byMPS == devices:
-		return nodestate.Waiting, reasonMPS, unserved.Message
+		return nodestate.Waiting, hindrance.ReasonMPS, unserved.Message
 	case healthy == 0:
 		return nodestate.Failed, reasonNoHealthy, fmt.Sprintf("none of %d devices is healthy", devices)
 	case p.refused != nil:
 		why, message := p.refusal()
 		return nodestate.Degraded, why, message
-	case p.cdi.trouble() != "" || hindered > 0:
-		return nodestate.Degraded, reasonCDIMissing, p.cdi.text()
+	case p.cdi.Trouble() != "" || hindered > 0:
+		return nodestate.Degraded, hindrance.ReasonCDI, p.cdi.Text()
 	case healthy < devices:
 		return nodestate.Degraded, reasonUnhealthy, fmt.Sprintf("%d of %d devices are unhealthy", devices-healthy, devices)
 	case left >= 0:

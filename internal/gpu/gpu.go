@@ -144,6 +144,7 @@ const (
 	EventLost                           // NVML says that the GPU is lost
 	EventChanged                        // devices, MIG layout or driver may have changed: read a new Snapshot
 	EventUnwatched                      // health can no longer be watched
+	EventGap                            // nothing was heard for a moment: what left no trace was missed
 )
 
 // Event is one thing that happened to a GPU.
@@ -154,8 +155,11 @@ type Event struct {
 	// when it concerns the whole GPU.
 	GPUInstance, ComputeInstance int
 	XID                          uint64
-	Message                      string
-	Time                         time.Time
+	// Seen, of EventLost: the source asked the GPU and got that for an answer, as a
+	// Snapshot at that moment would have. Else the driver told of it.
+	Seen    bool
+	Message string
+	Time    time.Time
 }
 
 // Source is where GPUs come from. It passes the suite gputest.Conformance.

@@ -75,7 +75,7 @@ var linkNames = []string{"X", "SYS", "NODE", "PHB", "PXB", "PIX", "BOARD", "NVLI
 // with two GPUs have no name there (BOARD), and its NV4 is NVLINK with 4 Lanes.
 func (k LinkKind) String() string { return name(linkNames, int(k)) }
 
-var eventNames = []string{"", "XID", "ECC", "Lost", "Changed", "Unwatched"}
+var eventNames = []string{"", "XID", "ECC", "Lost", "Changed", "Unwatched", "Gap"}
 
 // String is the kind of event in one word.
 func (k EventKind) String() string { return name(eventNames, int(k)) }

@@ -8,7 +8,8 @@
 // variable Variable=Expected. What the container was given it finds in that
 // variable: the generation that the toolkit's state names as well. When the two
 // differ, because a driver came, was upgraded, or a GPU was added, the container
-// has to be created anew; its process ends and the kubelet does that.
+// has to be created anew; its process ends and the kubelet does that. MIG instances
+// that are made or removed matter only to agents that run programs on them: see Extent.
 //
 // A container without the variable, a privileged one or a process on the host,
 // has what it has.
@@ -98,10 +99,10 @@ func said(s nodestate.State) string {
 }
 
 // Watch returns an error that wraps ErrOutdated when what the toolkit injects is
-// no longer what this container was given, and ctx.Err() when ctx ends before.
-// given is the value of Variable; where it is empty there is nothing to watch.
-// dir is that of the toolkit's state.
-func Watch(ctx context.Context, dir, boot, given string) error {
+// no longer what this container was given, as far as extent goes, and ctx.Err() when
+// ctx ends before. given is the value of Variable; where it is empty there is nothing
+// to watch. dir is that of the toolkit's state.
+func Watch(ctx context.Context, dir, boot, given string, extent Extent) error {
 	if given == "" {
 		<-ctx.Done()
 		return ctx.Err()
@@ -110,7 +111,7 @@ func Watch(ctx context.Context, dir, boot, given string) error {
 	ctx, done := context.WithCancel(ctx)
 	defer done()
 	err := nodestate.WatchBoot(ctx, dir, boot, func(s nodestate.State, err error) {
-		if outdated = compare(s, err, given); outdated != nil {
+		if outdated = compare(s, err, given, extent); outdated != nil {
 			done()
 		}
 	})
@@ -120,13 +121,13 @@ func Watch(ctx context.Context, dir, boot, given string) error {
 	return err
 }
 
-func compare(s nodestate.State, err error, given string) error {
+func compare(s nodestate.State, err error, given string, extent Extent) error {
 	if err != nil || s.Toolkit == nil || s.Toolkit.Injection == nil || !s.Toolkit.Injection.Working {
 		return nil //nolint:nilerr // a new container would not be given more
 	}
 	now := s.Toolkit.Injection.Generation
 	switch {
-	case now == "" || now == given:
+	case now == "" || Current(given, now, extent):
 		return nil
 	case given == Expected:
 		return fmt.Errorf("%w: it was created without the GPUs' devices, which can be injected now", ErrOutdated)

@@ -86,7 +86,7 @@ func TestAContainerOfAnEarlierStateIsOutdated(t *testing.T) {
 		{"silent", nodestate.State{}, nil, "a", ""},
 		{"unreadable", nodestate.State{}, errors.New("truncated"), "a", ""},
 	} {
-		err := compare(c.state, c.err, c.given)
+		err := compare(c.state, c.err, c.given, Whole)
 		if c.outdated == "" {
 			require.NoError(t, err, c.name)
 			continue
@@ -100,7 +100,7 @@ func TestWatchEndsWhenTheToolkitHasMore(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "toolkit")
 	toolkit(t, dir, &nodestate.Injection{Working: true, Generation: "a"}, "")
 	ended := make(chan error, 1)
-	go func() { ended <- Watch(t.Context(), dir, boot, "a") }()
+	go func() { ended <- Watch(t.Context(), dir, boot, "a", Whole) }()
 	toolkit(t, dir, &nodestate.Injection{Working: true, Generation: "b"}, "")
 	require.ErrorIs(t, <-ended, ErrOutdated)
 }
@@ -108,5 +108,5 @@ func TestWatchEndsWhenTheToolkitHasMore(t *testing.T) {
 func TestOneThatExpectsNothingWatchesNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.ErrorIs(t, Watch(ctx, "/nonexistent", boot, ""), context.Canceled)
+	require.ErrorIs(t, Watch(ctx, "/nonexistent", boot, "", Whole), context.Canceled)
 }

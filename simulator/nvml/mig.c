@@ -13,6 +13,8 @@ int gpusim_simulated(void);
  * /proc/driver/nvidia-caps/mig-minors spells out: 1 and 2 are config and monitor,
  * then 15 GPU instances for every GPU, each followed by its 8 compute instances.
  */
+#define MONITOR 2
+
 static unsigned capability(unsigned minor, unsigned gi)
 {
 	return 3 + (minor * 15 + gi) * 9;
@@ -25,10 +27,15 @@ static int may(unsigned number)
 	return gpusim_node((const void *)gpusim_simulated, name) == 0;
 }
 
+/*
+ * Who may monitor sees all instances, and none of them may be used for that:
+ * libcuda asks for an instance's own capabilities. As in the real driver, see
+ * mig_monitor_session.c of its kernel modules.
+ */
 int mig_visible(unsigned minor, unsigned gi, unsigned ci)
 {
 	unsigned number = capability(minor, gi);
-	return may(number) && may(number + 1 + ci);
+	return may(MONITOR) || (may(number) && may(number + 1 + ci));
 }
 
 static void make_node(const char *dev, unsigned major, unsigned number)

@@ -171,6 +171,12 @@ func TestMIGDevicesWithoutTheirCapabilityNodesAreHidden(t *testing.T) {
 			_, ret := lib.DeviceGetHandleByUUID(state.Text(ci.Uuid[:]))
 			require.Equal(t, ci.Gi == 8, ret == nvml.SUCCESS, "GPU instance %d: %v", ci.Gi, ret)
 		}
+		// Who may monitor sees the others as well.
+		m.addNode(t, "nvidia-caps/nvidia-cap2")
+		for i, ci := range described(t, m).Gpu[0].Ci[:3] {
+			require.EqualValues(t, ci.Gi, must[int](t)(must[nvml.Device](t)(d.GetMigDeviceHandleByIndex(i)).GetGpuInstanceId()))
+			must[nvml.Device](t)(lib.DeviceGetHandleByUUID(state.Text(ci.Uuid[:])))
+		}
 	})
 }
 

@@ -4,9 +4,11 @@ import (
 	"regexp"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpuready/gpuready/test/cluster"
 )
@@ -43,6 +45,7 @@ func (s *Suite) SetPlugin(t *testing.T, variables ...string) {
 }
 
 func aDividedGPUIsResourcesOfTheirOwn(t *testing.T, s *Suite) {
+	before := s.pluginContainer(t, "n1")
 	s.Gpusim(t, "n1", "mig", "--gpu", "0", "--layout", "1g.10gb,1g.10gb,3g.40gb")
 	s.World.OffersAll(t, "n1", map[corev1.ResourceName]int64{GPU: 7, smallMIG: 2, middleMIG: 1})
 	given := map[string]bool{}
@@ -59,25 +62,37 @@ func aDividedGPUIsResourcesOfTheirOwn(t *testing.T, s *Suite) {
 	require.Equal(t, corev1.PodSucceeded, phase, said)
 	require.Contains(t, said, "Test PASSED")
 	s.takes(t, "n1", 7) // those that are whole
+	require.Equal(t, before, s.pluginContainer(t, "n1"))
 }
 
-// aLayoutThatIsChangedIsSeenLive: no pod is made anew for it, and who has another
-// GPU keeps it. (The plugin's container is: it is given the new devices that way.)
+// aLayoutThatIsChangedIsSeenLive: neither a pod nor a container is made anew for it,
+// not the plugin's either, and who has another GPU keeps it.
 func aLayoutThatIsChangedIsSeenLive(t *testing.T, s *Suite) {
+	start := time.Now()
 	s.Run(t, Job{Name: "whole", GPUs: 1, Command: busy})
 	s.World.Until(t, "whole runs", func() error { return runs(s.World.Pod("default", "whole")) })
-	plugin := s.plugin(t, "n1").Name
+	before := s.pluginContainer(t, "n1")
 	s.Gpusim(t, "n1", "mig", "--gpu", "0", "--layout", "7g.80gb")
 	s.World.OffersAll(t, "n1", map[corev1.ResourceName]int64{GPU: 7, smallMIG: 0, middleMIG: 0, wholeMIG: 1})
 	said, phase := s.Result(t, Job{Name: "all-of-it", GPUs: 1, Resource: wholeMIG})
 	require.Equal(t, corev1.PodSucceeded, phase, said)
 	require.Contains(t, said, "Test PASSED")
 
+	// In quick succession: for containers that end like that a kubelet has a back-off.
+	for _, layout := range []string{"3g.40gb,3g.40gb", "1g.10gb", "3g.40gb"} {
+		s.Gpusim(t, "n1", "mig", "--gpu", "0", "--layout", layout)
+	}
+	s.World.OffersAll(t, "n1", map[corev1.ResourceName]int64{GPU: 7, smallMIG: 0, middleMIG: 1, wholeMIG: 0})
 	s.Gpusim(t, "n1", "mig", "--gpu", "0", "--off")
-	s.World.OffersAll(t, "n1", map[corev1.ResourceName]int64{GPU: 8, wholeMIG: 0})
+	s.World.OffersAll(t, "n1", map[corev1.ResourceName]int64{GPU: 8, middleMIG: 0, wholeMIG: 0})
 	require.NoError(t, runs(s.World.Pod("default", "whole")))
 	require.Zero(t, s.World.Pod("default", "whole").Status.ContainerStatuses[0].RestartCount)
-	require.Equal(t, plugin, s.plugin(t, "n1").Name)
+	require.Equal(t, before, s.pluginContainer(t, "n1"))
+	for _, c := range s.World.Since(start) {
+		if c.Node != nil {
+			require.GreaterOrEqual(t, c.Node.Status.Allocatable.Name(GPU, resource.DecimalSI).Value(), int64(7), "the other GPUs are offered all along")
+		}
+	}
 }
 
 func withTheStrategySingleItsPartsAreGPUs(t *testing.T, s *Suite) {
@@ -98,6 +113,15 @@ func (s *Suite) plugin(t *testing.T, node string) *corev1.Pod {
 	i := slices.IndexFunc(pods, func(p *corev1.Pod) bool { return p.Spec.NodeName == node && p.DeletionTimestamp == nil })
 	require.GreaterOrEqualf(t, i, 0, "node %s has no device plugin", node)
 	return pods[i]
+}
+
+// pluginContainer is the device plugin's container on a node, another one after each start.
+func (s *Suite) pluginContainer(t *testing.T, node string) string {
+	t.Helper()
+	statuses := s.plugin(t, node).Status.ContainerStatuses
+	require.Len(t, statuses, 1)
+	require.NotNil(t, statuses[0].State.Running, "%+v", statuses[0])
+	return statuses[0].ContainerID
 }
 
 // part is a MIG device as nvidia-smi -L lists it.

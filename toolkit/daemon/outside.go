@@ -10,6 +10,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/cri"
+	"github.com/gpuready/gpuready/toolkit/node"
 	"github.com/gpuready/gpuready/toolkit/nri"
 	"github.com/gpuready/gpuready/toolkit/setup"
 	"github.com/gpuready/gpuready/toolkit/socket"
@@ -114,7 +115,7 @@ func (d *Daemon) prepareOffer(phase nodestate.Phase) {
 	if phase != nodestate.Waiting {
 		data, err := d.Root.ReadFile(d.SpecPath(cdi.KindManagement), maxSpec)
 		if err == nil {
-			offer, err = nri.NewOffer(d.Root, data)
+			offer, err = d.newOffer(data)
 		}
 		if err != nil && (data != nil || !errors.Is(err, fs.ErrNotExist)) {
 			why = err.Error()
@@ -126,6 +127,15 @@ func (d *Daemon) prepareOffer(phase nodestate.Phase) {
 			d.log.Warn("agents cannot be given the GPUs", "message", why)
 		}
 	}
+}
+
+func (d *Daemon) newOffer(data []byte) (*nri.Offer, error) {
+	driverRoot, _ := d.Roots()
+	caps, err := node.ReadCaps(d.Root, driverRoot)
+	if err != nil {
+		return nil, err
+	}
+	return nri.NewOffer(d.Root, data, caps)
 }
 
 // publish takes note of something and leaves the state for others, and logs it,

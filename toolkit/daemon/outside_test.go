@@ -92,7 +92,7 @@ func TestAgentsAreGivenTheGPUsOnceThereAreSome(t *testing.T) {
 		root, err := host.Open(m.dir)
 		require.NoError(t, err)
 		defer root.Close()
-		offer, err := nri.NewOffer(root, data)
+		offer, err := nri.NewOffer(root, data, nil)
 		require.NoError(t, err)
 		return offer.Generation
 	}

@@ -100,6 +100,32 @@ func parseCaps(s string) Caps {
 	return caps
 }
 
+// monitor names the capability to see all MIG instances, which NVML lists to who
+// holds it whether or not it may use them. The driver says so of its monitor session:
+// github.com/NVIDIA/open-gpu-kernel-modules, src/nvidia/src/kernel/gpu/mig_mgr/mig_monitor_session.c.
+const monitor = "monitor"
+
+// Monitor is the node of the capability to see all MIG instances; "" without one.
+func (c Caps) Monitor() string {
+	minor, ok := c[monitor]
+	if !ok {
+		return ""
+	}
+	return CapPath(minor)
+}
+
+// Instances are the nodes of those capabilities that each stand for one MIG
+// instance, whether or not there is such an instance now.
+func (c Caps) Instances() map[string]bool {
+	nodes := map[string]bool{}
+	for name, minor := range c {
+		if strings.HasPrefix(name, "gpu") {
+			nodes[CapPath(minor)] = true
+		}
+	}
+	return nodes
+}
+
 // CapPath is the node of a capability.
 func CapPath(minor uint32) string { return fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor) }
 

@@ -33,6 +33,10 @@ func TestControlNodesAreThoseThatTheKernelHasDriversFor(t *testing.T) {
 	majors := parseMajors(devices)
 	require.Equal(t, Majors{"mem": 1, "nvidia": 195, "nvidia-modeset": 195, "nvidiactl": 195, "nvidia-caps": 234, "nvidia-uvm": 511}, majors)
 	caps := parseCaps("config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\nbad\nworse x\n")
+	require.Equal(t, "/dev/nvidia-caps/nvidia-cap2", caps.Monitor())
+	require.Equal(t, map[string]bool{"/dev/nvidia-caps/nvidia-cap12": true, "/dev/nvidia-caps/nvidia-cap13": true}, caps.Instances())
+	require.Empty(t, Caps(nil).Monitor())
+	require.Empty(t, Caps(nil).Instances())
 	require.Equal(t, []Node{
 		{"/dev/nvidiactl", 195, 255}, {"/dev/nvidia-modeset", 195, 254}, {"/dev/nvidia-uvm", 511, 0}, {"/dev/nvidia-uvm-tools", 511, 1},
 		{"/dev/nvidia-caps/nvidia-cap1", 234, 1}, {"/dev/nvidia-caps/nvidia-cap13", 234, 13},

@@ -12,7 +12,10 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
+	"hash"
+	"io"
 	"slices"
 	"strings"
 	"syscall"
@@ -23,17 +26,19 @@ import (
 	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/injection"
+	"github.com/gpuready/gpuready/toolkit/node"
 )
 
 // Offer is what there is to give to agents. It does not change once it is made.
 type Offer struct {
-	Generation string                  // of the specification, its files and its devices' numbers
+	Generation string                  // of the specification, its files and its devices' numbers; see injection.Generation
 	edits      api.ContainerAdjustment // what the CDI device stands for
 }
 
 // NewOffer makes an offer of a CDI specification file's content. Its error says what
-// of the device is not there: a container that was given it would not start.
-func NewOffer(root *host.Root, data []byte) (*Offer, error) {
+// of the device is not there: a container that was given it would not start. caps
+// tell which of its devices stand for a MIG instance.
+func NewOffer(root *host.Root, data []byte, caps node.Caps) (*Offer, error) {
 	spec, err := cdi.Parse(data)
 	if err != nil {
 		return nil, err
@@ -43,22 +48,39 @@ func NewOffer(root *host.Root, data []byte) (*Offer, error) {
 		return nil, err
 	}
 	o := &Offer{}
-	sum := sha256.New()
-	sum.Write(data)
+	instances := caps.Instances()
+	whole, base := sha256.New(), sha256.New()
+	both := io.MultiWriter(whole, base)
+	whole.Write(data)
 	for _, e := range []specs.ContainerEdits{spec.ContainerEdits, device.ContainerEdits} {
 		if err := add(&o.edits, root, e); err != nil {
 			return nil, err
 		}
+		e.DeviceNodes = slices.DeleteFunc(slices.Clone(e.DeviceNodes), func(n *specs.DeviceNode) bool { return instances[n.Path] })
+		if err := json.NewEncoder(base).Encode(e); err != nil {
+			return nil, err
+		}
 		for _, m := range e.Mounts {
-			fmt.Fprintln(sum, identity(root, m.HostPath))
+			fmt.Fprintln(both, identity(root, m.HostPath))
 		}
 	}
+	monitored := false
 	for _, d := range o.edits.GetLinux().GetDevices() {
-		fmt.Fprintln(sum, d.Path, d.Major, d.Minor)
+		to := both
+		if instances[d.Path] {
+			to = whole
+		}
+		fmt.Fprintln(to, d.Path, d.Major, d.Minor)
+		monitored = monitored || d.Path == caps.Monitor()
 	}
-	o.Generation = hex.EncodeToString(sum.Sum(nil)[:8])
+	if monitored { // else those who may not open an instance's nodes do not see it
+		o.Generation = digest(base)
+	}
+	o.Generation = injection.Generation(o.Generation, digest(whole))
 	return o, nil
 }
+
+func digest(sum hash.Hash) string { return hex.EncodeToString(sum.Sum(nil)[:8]) }
 
 // identity tells one file from another at the same path, as after a driver that
 // was installed again, or whose root was mounted anew: containers keep the file

@@ -19,6 +19,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/injection"
+	"github.com/gpuready/gpuready/toolkit/node"
 	"github.com/gpuready/gpuready/toolkit/nri/nritest"
 )
 
@@ -70,7 +71,7 @@ func newOffer(t *testing.T, root *host.Root) *Offer {
 	t.Helper()
 	mknod(t, root, "/dev/nvidiactl", 255)
 	mknod(t, root, "/run/driver/dev/nvidia0", 0)
-	offer, err := NewOffer(root, []byte(spec))
+	offer, err := NewOffer(root, []byte(spec), nil)
 	require.NoError(t, err)
 	return offer
 }
@@ -130,16 +131,16 @@ func TestRuntimesThatDoNotResolveNamesAreGivenWhatTheyStandFor(t *testing.T) {
 func TestWhatIsNotThereIsNotOffered(t *testing.T) {
 	root := newHost(t)
 	mknod(t, root, "/dev/nvidiactl", 255)
-	_, err := NewOffer(root, []byte(spec))
+	_, err := NewOffer(root, []byte(spec), nil)
 	require.ErrorContains(t, err, "/run/driver/dev/nvidia0")
 	require.NoError(t, os.WriteFile(root.Path("/run/driver/dev/nvidia0"), nil, 0o644))
-	_, err = NewOffer(root, []byte(spec))
+	_, err = NewOffer(root, []byte(spec), nil)
 	require.ErrorContains(t, err, "no")
-	_, err = NewOffer(root, []byte("nonsense"))
+	_, err = NewOffer(root, []byte("nonsense"), nil)
 	require.Error(t, err)
-	_, err = NewOffer(root, []byte(strings.ReplaceAll(spec, "name: all", "name: other")))
+	_, err = NewOffer(root, []byte(strings.ReplaceAll(spec, "name: all", "name: other")), nil)
 	require.ErrorContains(t, err, injection.Device)
-	_, err = NewOffer(root, []byte(strings.ReplaceAll(spec, "createContainer", "prestart")))
+	_, err = NewOffer(root, []byte(strings.ReplaceAll(spec, "createContainer", "prestart")), nil)
 	require.Error(t, err)
 }
 
@@ -147,7 +148,7 @@ func TestGenerationChangesWithTheSpecification(t *testing.T) {
 	root := newHost(t)
 	first := newOffer(t, root)
 	require.Len(t, first.Generation, 16)
-	second, err := NewOffer(root, []byte(spec+"\n"))
+	second, err := NewOffer(root, []byte(spec+"\n"), nil)
 	require.NoError(t, err)
 	require.NotEqual(t, first.Generation, second.Generation)
 }
@@ -161,7 +162,7 @@ func TestGenerationChangesWithWhatIsGiven(t *testing.T) {
 	require.NoError(t, os.WriteFile(library, []byte("driver"), 0o755))
 	generation := newOffer(t, root).Generation
 	now := func() string {
-		offer, err := NewOffer(root, []byte(spec))
+		offer, err := NewOffer(root, []byte(spec), nil)
 		require.NoError(t, err)
 		return offer.Generation
 	}
@@ -175,6 +176,49 @@ func TestGenerationChangesWithWhatIsGiven(t *testing.T) {
 	require.NoError(t, os.Remove(root.Path("/dev/nvidiactl")))
 	mknod(t, root, "/dev/nvidiactl", 254)
 	require.NotEqual(t, generation, now())
+}
+
+// withCaps is a specification with the nodes of capabilities, which it makes.
+func withCaps(t *testing.T, root *host.Root, minors ...int) []byte {
+	t.Helper()
+	newOffer(t, root)
+	require.NoError(t, os.MkdirAll(root.Path("/dev/nvidia-caps"), 0o755))
+	text := spec
+	for _, minor := range minors {
+		p := node.CapPath(uint32(minor))
+		_ = os.Remove(root.Path(p))
+		mknod(t, root, p, minor)
+		text += "    - {path: " + p + "}\n"
+	}
+	return []byte(strings.Replace(text, "    deviceNodes: [{path: /dev/nvidia0, hostPath: /run/driver/dev/nvidia0}]", "    deviceNodes:\n    - {path: /dev/nvidia0, hostPath: /run/driver/dev/nvidia0}", 1))
+}
+
+// Who may see all MIG instances does not need what stands for one of them.
+func TestMIGInstancesChangeOnePartOfTheGeneration(t *testing.T) {
+	root := newHost(t)
+	caps := node.Caps{"config": 1, "monitor": 2, "gpu0/gi1/access": 12, "gpu0/gi1/ci0/access": 13}
+	generation := func(caps node.Caps, minors ...int) string {
+		for _, p := range []string{"/dev/nvidiactl", "/run/driver/dev/nvidia0"} {
+			_ = os.Remove(root.Path(p))
+		}
+		offer, err := NewOffer(root, withCaps(t, root, minors...), caps)
+		require.NoError(t, err)
+		return offer.Generation
+	}
+	first := generation(caps, 1, 2)
+	require.Len(t, first, 33)
+	require.True(t, strings.HasSuffix(first, "."+generation(nil, 1, 2)), "the second part is what it was before there were two")
+	divided := generation(caps, 1, 2, 12, 13)
+	require.False(t, injection.Current(first, divided, injection.Whole))
+	require.True(t, injection.Current(first, divided, injection.Base))
+	require.Equal(t, first, generation(caps, 1, 2), "undivided again")
+
+	require.False(t, injection.Current(first, generation(caps, 2), injection.Base), "another capability is gone")
+	require.Len(t, generation(caps, 1, 12, 13), 16, "without the capability to see all of them, their own are needed")
+	require.Len(t, generation(nil, 1, 2, 12, 13), 16, "the driver does not say which stands for what")
+	caps["monitor"] = 14
+	require.False(t, injection.Current(first, generation(caps, 1, 2, 14), injection.Base))
+	require.NoError(t, os.Remove(root.Path("/dev/nvidia-caps/nvidia-cap14")))
 }
 
 // plugin runs a plugin until the end of the test and returns what it reports.

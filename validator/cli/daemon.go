@@ -143,8 +143,9 @@ func serve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 }
 
 // outdated waits until this container has to be created anew, and leaves word of it.
+// The CUDA step runs on MIG instances, so it needs the nodes of those that there are.
 func outdated(ctx context.Context, node check.Node, d *daemon.Daemon, p *parts) error {
-	err := injection.Watch(ctx, node.StatePath(nodestate.Toolkit), node.BootID, node.Injection)
+	err := injection.Watch(ctx, node.StatePath(nodestate.Toolkit), node.BootID, node.Injection, injection.Whole)
 	if !errors.Is(err, injection.ErrOutdated) {
 		return unlessCanceled(err)
 	}

@@ -123,6 +123,18 @@ func (c *calls) finish(subject string, r *running) {
 	close(r.done)
 }
 
+// hanging names something that NVML was asked about and has not answered in time.
+func (c *calls) hanging() (subject string, hangs bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for subject, r := range c.running {
+		if time.Since(r.since) > c.limit {
+			return subject, true
+		}
+	}
+	return "", false
+}
+
 // alone runs fn while nobody is inside NVML, or returns a hungError when
 // somebody is and does not come out in time. Nobody gets in meanwhile.
 func (c *calls) alone(ctx context.Context, patience time.Duration, fn func() error) error {

@@ -24,6 +24,7 @@ type eventSet struct {
 	names    map[nvml.Device]gpu.UUID // of those that are registered, by handle
 	worked   atomic.Bool              // waiting on it has not failed at once
 	stopping bool
+	stopped  time.Time     // when stop was called
 	quit     chan struct{} // closed by stop
 	ended    chan struct{} // closed when the goroutine has freed the set
 }
@@ -104,7 +105,7 @@ func (e *eventSet) start(waits chan<- wait, over <-chan struct{}) {
 // stop makes the goroutine end once it has delivered what is there already.
 func (e *eventSet) stop() {
 	if !e.stopping {
-		e.stopping = true
+		e.stopping, e.stopped = true, time.Now()
 		close(e.quit)
 	}
 }
@@ -116,6 +117,13 @@ func (e *eventSet) hasEnded() bool {
 	default:
 		return false
 	}
+}
+
+func (e *eventSet) ending() bool { return e.stopping && !e.hasEnded() }
+
+// hangs says that it was to end a while ago.
+func (e *eventSet) hangs() bool {
+	return e.ending() && time.Since(e.stopped) > e.source.slice+e.source.limit
 }
 
 // listen waits for events until it is told to stop or waiting fails, and frees

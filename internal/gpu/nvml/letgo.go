@@ -17,7 +17,7 @@ import (
 // Whether it was reset since is for another process to see, which ends at once.
 
 // Outside reads one GPU in another process, which holds it no longer than that
-// takes.
+// takes. It returns soon after ctx ends, also where that process hangs.
 type Outside func(ctx context.Context, index int) (gpu.Device, error)
 
 // outsideEvery is how often a GPU that was let go of is read. Each time is one in
@@ -28,7 +28,7 @@ const outsideEvery = 30 * time.Second
 const letGoMessage = "it is not held open, so that it can be reset, and so not watched"
 
 // LetGo says which GPUs Watch is to let go of, as soon as there was no event for a
-// while; all others are held. Snapshot shows them as they were last read. Without
+// while, or when that was waited for long enough; all others are held. Snapshot shows them as they were last read. Without
 // Options.Outside nothing is let go of but what was lost.
 func (s *Source) LetGo(ids []gpu.UUID) {
 	s.mu.Lock()
@@ -136,11 +136,13 @@ func (w *watch) glanceAtOne() {
 func (w *watch) saw(g glance) error {
 	w.glancing = false
 	if g.err != nil {
-		if w.ctx.Err() == nil {
-			w.log.Warn("whether a GPU was reset cannot be seen", "gpu", string(g.id), "message", g.err.Error())
+		if why := g.err.Error(); w.ctx.Err() == nil && w.unseen[g.id] != why {
+			w.unseen[g.id] = why
+			w.log.Warn("whether a GPU was reset cannot be seen", "gpu", string(g.id), "message", why)
 		}
 		return nil
 	}
+	delete(w.unseen, g.id)
 	w.mu.Lock()
 	was, out := w.memory.out[g.id]
 	switch {

@@ -21,8 +21,8 @@ import (
 // made before the first one ends, so that nothing of its neighbours is missed.
 // The one gap in watching is when NVML is shut down and initialised again,
 // which is the only way to let go of a GPU that was lost or is to be reset
-// (letgo.go). That is put off until there was no event for a while, because the
-// errors that follow a loss come soon after it.
+// (letgo.go, cycle.go). It is told of, and all GPUs are read anew when they are
+// watched again.
 func (s *Source) Watch(ctx context.Context, ready func(), deliver func(gpu.Event)) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -40,7 +40,7 @@ func (s *Source) Watch(ctx context.Context, ready func(), deliver func(gpu.Event
 		Source: s, ctx: ctx, cancel: cancel, deliver: deliver,
 		waits: make(chan wait), over: make(chan struct{}),
 		unwatched: map[gpu.UUID]bool{}, lastEvent: time.Now(),
-		glances: make(chan glance, 1), glanced: map[gpu.UUID]time.Time{},
+		glances: make(chan glance, 1), glanced: map[gpu.UUID]time.Time{}, unseen: map[gpu.UUID]string{},
 	}
 	defer w.end()
 	if err := w.begin(); err != nil {
@@ -67,13 +67,16 @@ type watch struct {
 	unwatched map[gpu.UUID]bool
 	strikes   int         // waits that failed for no GPU's fault, in a row
 	pending   []gpu.Event // to be delivered
+	again     bool        // look when that is done
 	letGo     bool        // NVML still holds a GPU that was lost
 	lastEvent time.Time
+	off       putOff
 
 	looking  sync.WaitGroup // the one who looks from outside
 	glancing bool           // there is one
 	glances  chan glance
 	glanced  map[gpu.UUID]time.Time
+	unseen   map[gpu.UUID]string // why nothing was seen, as it was logged
 }
 
 const maxStrikes = 3
@@ -98,6 +101,13 @@ func (w *watch) run() error {
 			w.deliver(event)
 		}
 		w.pending = w.pending[:0]
+		if w.again {
+			w.again = false
+			if err := w.look(); err != nil {
+				return err
+			}
+			continue
+		}
 		var err error
 		select {
 		case <-w.ctx.Done():
@@ -106,7 +116,7 @@ func (w *watch) run() error {
 		case got := <-w.glances:
 			err = w.saw(got)
 		case <-tick.C:
-			if err = w.look(); err == nil && (w.letGo || w.holdsWanted()) && time.Since(w.lastEvent) >= w.quiet {
+			if err = w.look(); err == nil && w.mayCycle() {
 				err = w.cycle()
 			}
 			w.glanceAtOne()
@@ -195,6 +205,7 @@ func (w *watch) take(got wait) error {
 		w.strikes, w.lastEvent = 0, time.Now()
 		if event, ok := got.event(); ok {
 			w.pending = append(w.pending, event)
+			w.again = w.again || event.Kind == gpu.EventLost // see whether it is, and others with it
 		}
 		return nil
 	}
@@ -259,57 +270,10 @@ func (w *watch) look() error {
 	return nil
 }
 
-// cycle shuts NVML down and initialises it again.
-func (w *watch) cycle() error {
-	w.letGo = false
-	patience := time.NewTimer(w.slice + w.limit)
-	defer patience.Stop()
-	for _, set := range w.sets {
-		set.stop()
-	}
-	for _, set := range w.sets {
-		for ended := false; !ended; {
-			select {
-			case <-set.ended:
-				ended = true
-			case got := <-w.waits:
-				if event, ok := got.event(); ok {
-					w.pending = append(w.pending, event)
-				}
-			case <-w.ctx.Done():
-				return nil
-			case <-patience.C:
-				w.log.Warn("no GPU can be let go of: an NVML event set does not end", "reason", "Hung")
-				return w.renew()
-			}
-		}
-	}
-	// Whoever hangs in there holds up everybody while this waits: be brief.
-	var gone []gpu.UUID
-	err := w.alone(w.ctx, time.Second, func() error {
-		return firstError(
-			func() error { return check("nvmlShutdown", w.lib.Shutdown()) },
-			func() error { gone = w.goes(w.seen); return nil },
-			func() error { return check("nvmlInit", w.lib.Init()) },
-		)
-	})
-	if _, hung := errors.AsType[*hungError](err); err != nil && !hung {
-		return fmt.Errorf("letting go of a GPU: %w", err)
-	}
-	w.lastEvent = time.Now() // not again at once
-	for _, id := range gone {
-		w.glanced[id] = w.lastEvent // whoever resets it is given time
-	}
-	w.log.Info("NVML was initialised again to let go of GPUs that were lost or wait for a reset", "gpus", fmt.Sprint(gone))
-	if err := w.look(); err != nil {
-		return err
-	}
-	return w.renew()
-}
-
 func (w *watch) tell(kind gpu.EventKind, id gpu.UUID, message string) {
 	w.pending = append(w.pending, gpu.Event{
 		Kind: kind, UUID: id, GPUInstance: -1, ComputeInstance: -1, Message: message, Time: time.Now(),
+		Seen: kind == gpu.EventLost,
 	})
 }
 

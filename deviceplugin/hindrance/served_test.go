@@ -1,4 +1,4 @@
-package plugin
+package hindrance
 
 import (
 	"errors"
@@ -48,14 +48,14 @@ func TestADeviceIsGivenAwayByTheWordOfItsControlDaemonAlone(t *testing.T) {
 		"only for nvidia.com/other":     {s: with(func(r *nodestate.MPSResource) { r.Name = "nvidia.com/other" })},
 		"it is being started":           {s: with(func(r *nodestate.MPSResource) { r.Ready, r.Message = false, "it is being started" })},
 	} {
-		p := &Plugin{settings: c, mps: servedOf(said.s, said.err)}
-		fault := p.unshared(name, plan.Device{ID: string(id) + "::0", GPU: id, Replicas: 4})
+		n := Node{Config: c, MPS: ServedOf(said.s, said.err)}
+		fault := n.unshared(name, plan.Device{ID: string(id) + "::0", GPU: id, Replicas: 4})
 		if want == "" {
 			require.Zero(t, fault)
 			continue
 		}
-		require.Equal(t, reasonMPS, fault.Reason, want)
+		require.Equal(t, ReasonMPS, fault.Reason, want)
 		require.Contains(t, fault.Message, want)
-		require.Zero(t, p.unshared(name, plan.Device{ID: string(id), GPU: id}), "one that is not shared")
+		require.Zero(t, n.unshared(name, plan.Device{ID: string(id), GPU: id}), "one that is not shared")
 	}
 }

@@ -1,13 +1,11 @@
-package plugin
+package hindrance
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"path"
-	"reflect"
 	"slices"
 	"strings"
 
@@ -18,47 +16,29 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// reasonMPS is of devices whose MPS control daemon does not serve them: a program
-// would run beside MPS, without limits, or not at all.
-const reasonMPS gpu.Reason = "MPSNotReady"
-
 const noDaemons = "gpu-device-plugin mps-daemon has said nothing since the machine was started; " +
 	"see whether nvidia-device-plugin-mps-control-daemon runs on this node"
 
 const noWriter = "gpu-device-plugin mps-daemon was killed, and its control daemons with it; " +
 	"see why nvidia-device-plugin-mps-control-daemon is not running on this node"
 
-// served is what the MPS control daemons serve, as their state says.
-type served struct {
+// Served is what the MPS control daemons serve, as their state says.
+type Served struct {
 	why       string // nothing is served
 	resources map[string]nodestate.MPSResource
 }
 
-// watchMPS follows the state of the MPS control daemons, also while nothing is
-// shared by MPS: the settings may change.
-func (p *Plugin) watchMPS(ctx context.Context) error {
-	return nodestate.WatchHeld(ctx, p.stateDir(nodestate.MPS), p.boot, func(s nodestate.State, err error) {
-		now := servedOf(s, err)
-		p.mu.Lock()
-		same := reflect.DeepEqual(now, p.mps)
-		p.mu.Unlock()
-		if !same {
-			p.update(func() { p.mps = now })
-		}
-	})
-}
-
-// servedOf is what the state means. What was said by a process that has ended and
+// ServedOf is what the state means. What was said by a process that has ended and
 // did not say so does not hold.
-func servedOf(s nodestate.State, err error) served {
+func ServedOf(s nodestate.State, err error) Served {
 	killed := errors.Is(err, nodestate.ErrUnheld)
 	switch {
 	case nodestate.IsAbsent(err):
-		return served{why: noDaemons}
+		return Served{why: noDaemons}
 	case err != nil && !killed:
-		return served{why: "the state of the MPS control daemons cannot be read: " + err.Error()}
+		return Served{why: "the state of the MPS control daemons cannot be read: " + err.Error()}
 	}
-	now := served{resources: map[string]nodestate.MPSResource{}}
+	now := Served{resources: map[string]nodestate.MPSResource{}}
 	if s.MPS != nil {
 		for _, r := range s.MPS.Resources {
 			if killed && (r.Ready || s.Reason != mps.ReasonEnded) {
@@ -74,38 +54,38 @@ func servedOf(s nodestate.State, err error) served {
 }
 
 // unshared is why a device that is to be shared by MPS cannot be; zero: it can, or
-// is not. Beside another plugin, MPS is another's too. p.mu is held.
-func (p *Plugin) unshared(resource string, d plan.Device) gpu.Fault {
-	if strategy, _ := p.settings.Sharing.Active(); p.seenBy != nil || strategy != config.SharingMPS || d.Replicas == 0 {
+// is not. Beside another plugin, MPS is another's too.
+func (n Node) unshared(resource string, d plan.Device) gpu.Fault {
+	if strategy, _ := n.Config.Sharing.Active(); n.Beside || strategy != config.SharingMPS || d.Replicas == 0 {
 		return gpu.Fault{}
 	}
 	not := func(why string) gpu.Fault {
-		return gpu.Fault{Reason: reasonMPS, Message: "its MPS control daemon does not serve it: " + why}
+		return gpu.Fault{Reason: ReasonMPS, Message: "its MPS control daemon does not serve it: " + why}
 	}
-	r, known := p.mps.resources[resource]
+	r, known := n.MPS.resources[resource]
 	switch {
 	case known && r.Ready && slices.Contains(r.GPUs, d.GPU):
-		return p.disagreement(r, d)
+		return n.disagreement(r, d)
 	case known && r.Message != "":
 		return not(r.Message)
 	case known:
 		return not("it was started for other GPUs")
-	case p.mps.why != "":
-		return not(p.mps.why)
-	case len(p.mps.resources) > 0:
-		return not("there is none for " + resource + ", only for " + strings.Join(slices.Sorted(maps.Keys(p.mps.resources)), ", ") + "; has mps-daemon the same configuration?")
+	case n.MPS.why != "":
+		return not(n.MPS.why)
+	case len(n.MPS.resources) > 0:
+		return not("there is none for " + resource + ", only for " + strings.Join(slices.Sorted(maps.Keys(n.MPS.resources)), ", ") + "; has mps-daemon the same configuration?")
 	}
 	return not(noDaemons)
 }
 
 // disagreement is why a device is not what its control daemon takes it for: that may
 // have the limits of another configuration, or its pipes elsewhere. It goes as soon
-// as both have read the same one. p.mu is held.
-func (p *Plugin) disagreement(r nodestate.MPSResource, d plan.Device) gpu.Fault {
+// as both have read the same one.
+func (n Node) disagreement(r nodestate.MPSResource, d plan.Device) gpu.Fault {
 	not := func(format string, args ...any) gpu.Fault {
-		return gpu.Fault{Reason: reasonMPS, Message: "its MPS control daemon has another configuration, or has not read it yet: " + fmt.Sprintf(format, args...)}
+		return gpu.Fault{Reason: ReasonMPS, Message: "its MPS control daemon has another configuration, or has not read it yet: " + fmt.Sprintf(format, args...)}
 	}
-	switch root := mps.Root(p.settings); {
+	switch root := mps.Root(n.Config); {
 	case r.Replicas[d.GPU] != d.Replicas:
 		return not("its limits are made for %d replicas of this GPU, not %d", r.Replicas[d.GPU], d.Replicas)
 	case path.Clean(r.Root) != path.Clean(root):

@@ -1,4 +1,4 @@
-package plugin
+package hindrance
 
 import (
 	"errors"
@@ -17,8 +17,8 @@ func TestWhoSaysNothingTakesNothingBack(t *testing.T) {
 			Specs: []nodestate.Spec{{Kind: "k8s.gpuready.io/gpu", Path: "/cdi.json", Devices: []string{device}}}, Runtime: r,
 		}}
 	}
-	hears := func(last naming, s nodestate.State, err error) naming { return namingOf(s, err).after(last) }
-	denied := hears(naming{}, state(nodestate.Ready, "a", &nodestate.Runtime{Name: "containerd", CDI: &off, Message: "off"}), nil)
+	hears := func(last Naming, s nodestate.State, err error) Naming { return NamingOf(s, err).After(last) }
+	denied := hears(Naming{}, state(nodestate.Ready, "a", &nodestate.Runtime{Name: "containerd", CDI: &off, Message: "off"}), nil)
 	require.Equal(t, "off", denied.none())
 
 	for name, s := range map[string]nodestate.State{
@@ -35,9 +35,9 @@ func TestWhoSaysNothingTakesNothingBack(t *testing.T) {
 	other := hears(denied, state(nodestate.Ready, "b", &nodestate.Runtime{}), nil)
 	require.Equal(t, map[string]bool{"b": true}, other.names, "of which nobody has to be asked")
 	require.Empty(t, hears(waited, state(nodestate.Ready, "a", &nodestate.Runtime{Name: "containerd", CDI: &on}), nil).none())
-	require.Equal(t, naming{}, hears(denied, nodestate.State{}, nodestate.ErrStale), "a toolkit that is taken away, with its state")
+	require.Equal(t, Naming{}, hears(denied, nodestate.State{}, nodestate.ErrStale), "a toolkit that is taken away, with its state")
 
-	remembered := naming{held: map[gpu.UUID]gpu.Fault{"GPU-0": {Reason: reasonCDIMissing}}}
+	remembered := Naming{held: map[gpu.UUID]gpu.Fault{"GPU-0": {Reason: ReasonCDI}}}
 	require.NotEmpty(t, hears(remembered, nodestate.State{Phase: nodestate.Waiting}, nil).held)
 	require.Empty(t, hears(remembered, state(nodestate.Ready, "GPU-0", nil), nil).held)
 }
@@ -52,12 +52,12 @@ func FuzzNaming(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		before := naming{noCDI: "off"}
+		before := Naming{noCDI: "off"}
 		s, err := nodestate.Parse(data)
-		now := namingOf(s, err).after(before)
+		now := NamingOf(s, err).After(before)
 		if err != nil {
 			require.Equal(t, "off", now.none(), "what cannot be read takes nothing back")
 		}
-		require.Equal(t, now, namingOf(s, err).after(now), "saying it twice says no more")
+		require.Equal(t, now, NamingOf(s, err).After(now), "saying it twice says no more")
 	})
 }

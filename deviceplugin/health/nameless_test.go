@@ -1,0 +1,88 @@
+package health_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/gpuready/gpuready/deviceplugin/health"
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/gpu/gputest"
+)
+
+// blurred is the node where some GPUs are gone, and of others nothing is known but
+// that they cannot be read.
+func blurred(gone, broken map[int]bool) gpu.Snapshot {
+	s := node.Clone()
+	s.Devices = nil
+	for i, d := range node.Devices {
+		if gone[i] {
+			continue
+		}
+		if broken[i] {
+			d = gpu.Device{NUMANode: -1, Minor: -1, Fault: gpu.Fault{Reason: gpu.ReasonUnreadable, Message: "unknown error"}}
+		}
+		d.Index = len(s.Devices)
+		s.Devices = append(s.Devices, d)
+	}
+	return s
+}
+
+func TestAGPUThatCannotSayItsNameDoesNotHideThatAnotherIsGone(t *testing.T) {
+	h := health.New(gpu.Fault{}).See(node, now).Hear(gputest.XID(gputest.GPU(0), 48), now).Hear(gputest.XID(gputest.GPU(3), 48), now)
+	h = h.See(blurred(map[int]bool{0: true}, map[int]bool{2: true}), now)
+	require.Equal(t, marks{0: gpu.ReasonXID, 2: gpu.ReasonUnreadable, 3: gpu.ReasonXID}, reasons(h))
+	h = h.See(node, now)
+	require.Equal(t, marks{3: gpu.ReasonXID}, reasons(h), "GPU 0 was seen out of service: the broken one was after GPU 1")
+}
+
+func TestAGPUThatMayBeTheOneThatCannotSayItsNameIsNotKnownToBeGone(t *testing.T) {
+	for name, c := range map[string]struct {
+		gone, broken map[int]bool
+		knows        func(health.State) health.State
+	}{
+		"next to each other": {map[int]bool{1: true}, map[int]bool{2: true}, func(h health.State) health.State { return h }},
+		"remembered, without an address": {map[int]bool{1: true}, map[int]bool{3: true},
+			func(h health.State) health.State { return health.Recall(file(h)) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := c.knows(health.New(gpu.Fault{}).See(node, now).Hear(gputest.XID(gputest.GPU(1), 48), now))
+			h = h.See(blurred(c.gone, c.broken), now).See(node, now)
+			require.Equal(t, marks{1: gpu.ReasonXID}, reasons(h))
+		})
+	}
+	// The numbers contradict the addresses: they say nothing.
+	h := health.New(gpu.Fault{}).See(node, now).Hear(gputest.XID(gputest.GPU(0), 48), now)
+	odd := blurred(map[int]bool{0: true}, map[int]bool{2: true})
+	odd.Devices[0], odd.Devices[2] = odd.Devices[2], odd.Devices[0]
+	odd.Devices[0].Index, odd.Devices[2].Index = 0, 2
+	require.Equal(t, marks{0: gpu.ReasonXID}, reasons(h.See(odd, now).See(node, now)))
+}
+
+// Whatever is gone and whatever is broken, only what is gone for sure counts as seen
+// out of service, and everything that is not there is unhealthy.
+func TestOnlyWhatIsGoneForSureIsEvidence(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		gone, broken := map[int]bool{}, map[int]bool{}
+		h := health.New(gpu.Fault{}).See(node, now)
+		for i := range node.Devices {
+			switch rapid.IntRange(0, 2).Draw(t, fmt.Sprint("GPU ", i)) {
+			case 0:
+				gone[i] = true
+			case 1:
+				broken[i] = true
+			}
+			h = h.Hear(gputest.XID(gputest.GPU(i), 48), now)
+		}
+		h = h.See(blurred(gone, broken), now)
+		require.Len(t, reasons(h), len(node.Devices))
+		h = h.See(node, now)
+		for i := range node.Devices {
+			if _, held := reasons(h)[i]; !gone[i] {
+				require.True(t, held, "GPU %d was never out of service", i)
+			}
+		}
+	})
+}

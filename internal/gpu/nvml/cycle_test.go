@@ -1,0 +1,100 @@
+package nvml
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/gpu/gputest"
+)
+
+// letting is the driver of three GPUs, of which the first may be let go of.
+func letting(t *testing.T, o Options) (*fake, *Source) {
+	o.Outside = func(ctx context.Context, _ int) (gpu.Device, error) {
+		<-ctx.Done()
+		return gpu.Device{}, ctx.Err()
+	}
+	f, s := newFake(t, gputest.Node("t4", 3), o)
+	_, err := s.Snapshot(t.Context())
+	require.NoError(t, err)
+	return f, s
+}
+
+func (f *fake) count(of *int) func() int {
+	return func() int {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return *of
+	}
+}
+
+func TestEventsOfANeighbourDoNotPutOffLettingGoForEver(t *testing.T) {
+	f, s := letting(t, Options{ProbeInterval: 10 * time.Millisecond})
+	s.quiet = 100 * time.Millisecond
+	w := start(t, s)
+	s.LetGo([]gpu.UUID{gputest.GPU(0)})
+	began := time.Now()
+	for f.count(&f.shutdowns)() == 0 {
+		require.Less(t, time.Since(began), patience)
+		f.send(gputest.GPU(1), nvml.EventTypeXidCriticalError, 31, none, none)
+		w.until(t, gpu.EventXID, gputest.GPU(1))
+		time.Sleep(5 * time.Millisecond) // far less than it waits for quiet
+	}
+	require.GreaterOrEqual(t, time.Since(began), s.quiet, "but it did wait for quiet")
+	w.until(t, gpu.EventGap, "")
+}
+
+func TestWhileACallHangsTheNeighboursAreListenedToAndNothingIsShutDown(t *testing.T) {
+	f, s := letting(t, Options{CallTimeout: 50 * time.Millisecond})
+	s.quiet = 0
+	w := start(t, s)
+	hang := make(chan struct{})
+	defer close(hang)
+	f.locked(func() { f.find(gputest.GPU(2)).hang = hang })
+	w.until(t, gpu.EventChanged, gputest.GPU(2))
+	time.Sleep(2 * s.limit)
+	sets := len(f.sets)
+	s.LetGo([]gpu.UUID{gputest.GPU(0)})
+	for range 20 { // probes
+		f.send(gputest.GPU(1), nvml.EventTypeXidCriticalError, 48, none, none)
+		w.until(t, gpu.EventXID, gputest.GPU(1))
+		time.Sleep(s.probe)
+	}
+	f.locked(func() {
+		require.Zero(t, f.shutdowns)
+		require.Len(t, f.sets, sets, "the set in force is not ended in vain")
+	})
+}
+
+func TestAGPUOfWhichTheDriverTellsThatItIsLostIsLookedAtAtOnce(t *testing.T) {
+	f, s := newFake(t, gputest.Node("t4", 2), Options{ProbeInterval: time.Hour})
+	f.gpus[0].support |= nvml.EventTypeGpuUnavailableError
+	w := start(t, s)
+	f.send(gputest.GPU(0), nvml.EventTypeGpuUnavailableError, 0, none, none)
+	require.False(t, w.until(t, gpu.EventLost, gputest.GPU(0)).Seen, "it is the driver's word")
+
+	f.locked(func() { f.find(gputest.GPU(0)).calls = nvml.ERROR_GPU_IS_LOST })
+	f.send(gputest.GPU(0), nvml.EventTypeGpuUnavailableError, 0, none, none)
+	for seen := false; !seen; { // the driver's word comes, too
+		seen = w.until(t, gpu.EventLost, gputest.GPU(0)).Seen
+	}
+}
+
+// A GPU that is back must not be let go of before anybody has heard of it.
+func TestWhatWasJustFoundIsToldBeforeAnythingIsLetGoOf(t *testing.T) {
+	_, s := newFake(t, gputest.Node("t4", 1), Options{})
+	w := &watch{Source: s, lastEvent: time.Now().Add(-s.quiet)}
+	require.False(t, w.mayCycle(), "there is no reason to")
+	w.letGo = true
+	require.True(t, w.mayCycle())
+	w.tell(gpu.EventChanged, gputest.GPU(0), "the GPU answers again")
+	require.False(t, w.mayCycle())
+	w.off.since = time.Now().Add(-longestWait * s.quiet)
+	require.True(t, w.mayCycle(), "but not for ever")
+	w.off.until = time.Now().Add(time.Hour)
+	require.False(t, w.mayCycle(), "it was tried in vain")
+}
