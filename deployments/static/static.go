@@ -54,9 +54,10 @@ See docs/install.md.`,
 	},
 	{
 		name: "mps.yaml",
-		about: `MPS control daemons, for nodes whose device plugin shares GPUs by MPS: apply it besides
-one of the others. See docs/device-plugin-configuration.md, "Sharing by MPS".`,
-		parts: []string{"namespace", "mps"},
+		about: `MPS control daemons, for nodes whose device plugin shares GPUs by MPS: apply it after
+one of the others, which brings the namespace: deleting this one leaves that alone. See
+docs/device-plugin-configuration.md, "Sharing by MPS".`,
+		parts: []string{"mps"},
 	},
 }
 
