@@ -4,8 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/gpuready/gpuready/deviceplugin/handover"
 )
@@ -26,9 +24,6 @@ func (o *options) again(sockets map[string]*os.File) error {
 	if err != nil {
 		return err
 	}
-	// A handler does not outlive exec, and SIGHUP would kill before there is the next.
-	// What is ignored stays ignored until then, and is not missed: the file is read.
-	signal.Ignore(syscall.SIGHUP)
 	return handover.Exec("/proc/self/exe", sockets, word)
 }
 

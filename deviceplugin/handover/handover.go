@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -137,7 +138,8 @@ func leave(word []byte) (fd int, err error) {
 // Exec replaces this process by the program at path, with the same arguments
 // and environment, and hands it the sockets, each under a name without comma and
 // equals sign, and a word, where that is not nil. It returns only if that fails.
-// Everything else must have been closed.
+// Everything else must have been closed. A SIGHUP that comes before the next
+// program asks for them is ignored.
 func Exec(path string, sockets map[string]*os.File, word []byte) error {
 	env := slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		return strings.HasPrefix(kv, variable+"=") || strings.HasPrefix(kv, wordVariable+"=")
@@ -161,6 +163,21 @@ func Exec(path string, sockets map[string]*os.File, word []byte) error {
 		}
 		env = append(env, wordVariable+"="+strconv.Itoa(fd))
 	}
-	err := syscall.Exec(path, os.Args, env)
-	return fmt.Errorf("execute %s again: %w", path, err)
+	if err := ignore(syscall.SIGHUP); err != nil {
+		return err
+	}
+	return fmt.Errorf("execute %s again: %w", path, syscall.Exec(path, os.Args, env))
+}
+
+// ignore has the kernel drop a signal from now on, which exec leaves so: a handler
+// does not outlive it, and a SIGHUP would end the next program before that has one.
+// Go's runtime is not told, for signal.Ignore lets a signal kill that a thread is
+// handling at that moment.
+func ignore(sig syscall.Signal) error {
+	action := struct{ handler, flags, restorer, mask uintptr }{handler: 1} // SIG_IGN, as the kernel lays it out on 64 bits
+	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&action)), 0, unsafe.Sizeof(action.mask), 0, 0)
+	if errno != 0 {
+		return fmt.Errorf("ignore %v: %w", sig, errno)
+	}
+	return nil
 }

@@ -7,12 +7,15 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuready/gpuready/deviceplugin/handover"
 )
@@ -20,6 +23,13 @@ import (
 // The test binary is also the program that replaces itself: as "first" it makes
 // the socket and executes itself again, as "second" it serves what it was left.
 func TestMain(m *testing.M) {
+	if os.Getenv("HANDOVER_TIMES") != "" {
+		if err := again(os.Getenv("HANDOVER_TIMES")); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if os.Getenv("HANDOVER_SOCKET") != "" {
 		if err := program(os.Getenv("HANDOVER_SOCKET")); err != nil {
 			fmt.Println(err)
@@ -73,6 +83,45 @@ func program(socket string) error {
 		}
 	}
 	return nil
+}
+
+// again executes itself so many times, and each time waits for a SIGHUP first.
+func again(times string) error {
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, syscall.SIGHUP)
+	word, err := handover.Word()
+	if err != nil {
+		return err
+	}
+	if word == nil {
+		fmt.Println("begun")
+	}
+	<-hangup
+	if word = append(word, '.'); fmt.Sprint(len(word)) == times {
+		return nil
+	}
+	return handover.Exec("/proc/self/exe", nil, word)
+}
+
+func TestNoHangupEndsTheProgramMeanwhile(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, os.Args[0])
+	cmd.Env = append(os.Environ(), "HANDOVER_TIMES=25")
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	_, err = bufio.NewReader(stdout).ReadString('\n')
+	require.NoError(t, err)
+	for cmd.Process.Signal(syscall.SIGHUP) == nil { // as fast as can be, until it has ended
+		var status unix.WaitStatus
+		pid, err := unix.Wait4(cmd.Process.Pid, &status, unix.WNOHANG, nil)
+		require.NoError(t, err)
+		if pid != 0 {
+			require.True(t, status.Exited() && status.ExitStatus() == 0, "it ended with %#x", status)
+			return
+		}
+	}
 }
 
 func TestAClientThatConnectsMeanwhileIsServedByTheNextProgram(t *testing.T) {

@@ -49,12 +49,40 @@ func Start(t testing.TB, name string, args []string, env ...string) *Process {
 		close(p.done)
 	}()
 	t.Cleanup(func() {
+		if t.Failed() {
+			p.dump(t)
+		}
 		p.end(t)
 		if t.Failed() {
-			t.Logf("%s printed:\n%s", name, p.Output())
+			t.Logf("%s printed:\n%s", name, middleCut(p.Output()))
 		}
 	})
 	return p
+}
+
+// dump has a process that still runs say what each of its goroutines is at, which
+// ends it.
+func (p *Process) dump(t testing.TB) {
+	t.Helper()
+	before := len(p.Output())
+	if p.cmd.Process.Signal(syscall.SIGQUIT) != nil {
+		return // it has ended
+	}
+	select {
+	case <-p.done:
+		t.Logf("%s was at:\n%s", p.name, middleCut(p.Output()[before:]))
+	case <-time.After(Grace):
+		t.Logf("%s does not answer SIGQUIT", p.name)
+	}
+}
+
+// middleCut bounds what a failure shows: how it began and how it ended.
+func middleCut(s string) string {
+	const most = 64 << 10
+	if len(s) <= most {
+		return s
+	}
+	return s[:most/4] + "\n[…]\n" + s[len(s)-most*3/4:]
 }
 
 func (p *Process) end(t testing.TB) {
