@@ -1,12 +1,12 @@
 package config
 
 import (
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/pattern"
 )
 
 // Devices says which devices are advertised.
@@ -26,7 +26,7 @@ func (s Selector) MatchesGPU(d gpu.Device) bool {
 	if uuid, err := gpu.ParseUUID(text); err == nil {
 		return uuid == d.UUID
 	}
-	if indexes.MatchString(text) {
+	if indexes.Matches(text) {
 		n, err := strconv.Atoi(text)
 		return err == nil && n == d.Index
 	}
@@ -47,8 +47,8 @@ func (s Selector) MatchesMIG(d gpu.Device, m gpu.MIGDevice) bool {
 }
 
 var (
-	like      = regexp.MustCompile(`^[0-9a-fA-F]*:[0-9a-fA-F:.]*$`)
-	likeIndex = regexp.MustCompile(`^[-+]?[0-9]+$`)
+	like      = pattern.New(`^[0-9a-fA-F]*:[0-9a-fA-F:.]*$`)
+	likeIndex = pattern.New(`^[-+]?[0-9]+$`)
 )
 
 func (p *problems) devices(d Devices) {
@@ -73,7 +73,7 @@ func (p *problems) devices(d Devices) {
 func (p *problems) selector(path string, s Selector) {
 	text := string(s)
 	switch {
-	case indexes.MatchString(text):
+	case indexes.Matches(text):
 	case text == "":
 		p.add(path, "empty; write a UUID, an index, a PCI address or a product")
 	case strings.TrimSpace(text) != text:
@@ -82,11 +82,11 @@ func (p *problems) selector(path string, s Selector) {
 		if _, err := gpu.ParseUUID(text); err != nil {
 			p.add(path, "%w", err)
 		}
-	case like.MatchString(text):
+	case like.Matches(text):
 		if _, err := gpu.ParsePCIAddress(text); err != nil {
 			p.add(path, "%w", err)
 		}
-	case likeIndex.MatchString(text):
+	case likeIndex.Matches(text):
 		p.add(path, "%s is no index; write 0 or more", text)
 	}
 }

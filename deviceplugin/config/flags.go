@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"path"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
 
 	strict "github.com/gpuready/gpuready/internal/config"
+	"github.com/gpuready/gpuready/internal/pattern"
 )
 
 // MIG strategies.
@@ -116,10 +116,10 @@ func lay(below, above reflect.Value) {
 }
 
 // annotationPrefix is the prefix of a Kubernetes annotation, with its slash.
-var annotationPrefix = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/$`)
+var annotationPrefix = pattern.New(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/$`)
 
 func (p *problems) flags(f Flags) {
-	if prefix := f.Plugin.CDIAnnotationPrefix; prefix != nil && !annotationPrefix.MatchString(*prefix) {
+	if prefix := f.Plugin.CDIAnnotationPrefix; prefix != nil && !annotationPrefix.Matches(*prefix) {
 		p.add("flags.plugin.cdiAnnotationPrefix", "%q is no prefix of an annotation; write one that ends in a slash, as cdi.k8s.io/", *prefix)
 	}
 	at := "flags.plugin.deviceListStrategy"

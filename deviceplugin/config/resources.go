@@ -1,8 +1,9 @@
 package config
 
 import (
-	"regexp"
 	"strings"
+
+	"github.com/gpuready/gpuready/internal/pattern"
 )
 
 // Names of resources, as the reference makes them.
@@ -64,7 +65,7 @@ func (p Pattern) covers(q Pattern) bool {
 // whether it has one: a compute instance that is only a part of its GPU
 // instance, such as 1c.3g.40gb, has none.
 func MIGName(profile string) (string, bool) {
-	if !wholeProfile.MatchString(profile) {
+	if !wholeProfile.Matches(profile) {
 		return "", false
 	}
 	name := prefix + "mig-" + strings.ReplaceAll(profile, "+", ".")
@@ -73,12 +74,12 @@ func MIGName(profile string) (string, bool) {
 
 // Profiles as go-nvlib spells them: "1g.10gb", "1g.10gb+me", "1g.24gb-me".
 var (
-	wholeProfile = regexp.MustCompile(`^[1-9][0-9]*g\.[0-9]+gb([+-][a-z][a-z.]*)?$`)
-	wholeMIGName = regexp.MustCompile(`^nvidia\.com/mig-[1-9][0-9]*g\.[0-9]+gb([.-][a-z][a-z.]*)?$`)
+	wholeProfile = pattern.New(`^[1-9][0-9]*g\.[0-9]+gb([+-][a-z][a-z.]*)?$`)
+	wholeMIGName = pattern.New(`^nvidia\.com/mig-[1-9][0-9]*g\.[0-9]+gb([.-][a-z][a-z.]*)?$`)
 )
 
 // wellKnown says that a resource of that name is made where nothing names it.
-func wellKnown(name string) bool { return name == GPU || wholeMIGName.MatchString(name) }
+func wellKnown(name string) bool { return name == GPU || wholeMIGName.Matches(name) }
 
 // qualified puts the prefix before a name that has none.
 func qualified(name string) string {
@@ -89,7 +90,7 @@ func qualified(name string) string {
 }
 
 // subdomain is what Kubernetes calls a DNS subdomain (RFC 1123).
-var subdomain = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+var subdomain = pattern.New(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
 // invalid says what is wrong with the full name of a resource; "": nothing.
 func invalid(name string) string {
@@ -101,7 +102,7 @@ func invalid(name string) string {
 		return "longer than 63 characters, prefix included; choose a shorter name"
 	case strings.Contains(short, "/"):
 		return "the prefix of every resource is nvidia.com/; remove the other one"
-	case !subdomain.MatchString(short):
+	case !subdomain.Matches(short):
 		return "not the name of a resource; write lower-case letters, digits, - and . only, beginning and ending with a letter or a digit"
 	}
 	return ""

@@ -3,13 +3,13 @@ package config
 import (
 	"encoding/json"
 	"fmt"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	strict "github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/pattern"
 )
 
 // Bounds of replicas.
@@ -134,7 +134,7 @@ func (d Replicable) MarshalJSON() ([]byte, error) {
 	return json.Marshal("all")
 }
 
-var indexes = regexp.MustCompile(`^[0-9]{1,5}(:[0-9]{1,5})?$`)
+var indexes = pattern.New(`^[0-9]{1,5}(:[0-9]{1,5})?$`)
 
 func (p *problems) sharing(c *Config) {
 	sliced, mps := c.Sharing.TimeSlicing, c.Sharing.MPS
@@ -219,7 +219,7 @@ func (p *problems) replicable(path string, d Replicable) {
 		if slices.Contains(d.List[:i], item) {
 			p.add(at(path, i), "%s stands there twice; remove one", item)
 		}
-		if _, err := gpu.ParseUUID(item); err != nil && !indexes.MatchString(item) {
+		if _, err := gpu.ParseUUID(item); err != nil && !indexes.Matches(item) {
 			p.add(at(path, i), "%q names no device; write an index (0), a MIG index (0:1), or a UUID as nvidia-smi -L prints it", item)
 		}
 	}

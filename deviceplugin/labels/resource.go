@@ -2,12 +2,12 @@ package labels
 
 import (
 	"cmp"
-	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/pattern"
 )
 
 // whole puts the labels of whole GPUs (internal/lm/mig-strategy.go, newGPULabelers,
@@ -103,7 +103,7 @@ func (l labels) single(gpus []gpu.Device, n Node) {
 func (l labels) mixed(gpus []gpu.Device, n Node) {
 	for profile, g := range byProfile(gpus) {
 		name := "mig-" + dotted(profile)
-		if profiles.MatchString(profile) && len(name)+longestKey <= maxValue {
+		if profiles.Matches(profile) && len(name)+longestKey <= maxValue {
 			l.mig(prefix+name, g, n)
 		}
 	}
@@ -124,7 +124,7 @@ type part struct {
 
 // profiles as the driver spells them: "1g.10gb", "1c.3g.40gb", "1g.10gb+me". One of
 // another form has no labels that have it in their names.
-var profiles = regexp.MustCompile(`^(?:([0-9]+)c\.)?([0-9]+)g\.[0-9]+gb(?:[.+-][A-Za-z0-9]+)*$`)
+var profiles = pattern.New(`^(?:([0-9]+)c\.)?([0-9]+)g\.[0-9]+gb(?:[.+-][A-Za-z0-9]+)*$`)
 
 // byProfile are the MIG devices of each profile.
 func byProfile(gpus []gpu.Device) map[string][]part {
@@ -155,7 +155,7 @@ func (l labels) mig(resource string, group []part, n Node) {
 	if mib := m.MemoryBytes >> 20; mib > 0 {
 		l.put(resource+".memory", mib)
 	}
-	if numbers := profiles.FindStringSubmatch(m.Profile); numbers != nil {
+	if numbers := profiles.Groups(m.Profile); numbers != nil {
 		l.put(resource+".slices.gi", numbers[2])
 		l.put(resource+".slices.ci", cmp.Or(numbers[1], numbers[2])) // without a number of its own it has all of them
 	}

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/stats"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
@@ -56,6 +55,15 @@ type Server struct {
 	conns   int
 }
 
+// A call is answered by a goroutine that is there already: the stack of a new one has
+// to be made larger several times. The kubelet has a stream and asks for one pod
+// after the other; what is more than that gets a goroutine of its own. Its messages
+// are small, and there are such buffers for each resource.
+const (
+	workers = 3
+	buffer  = 4 << 10
+)
+
 // New makes a Server that has no list yet: streams wait for the first Set. sent,
 // which may be nil, is called each time a list has been sent.
 func New(b Backend, sent func()) *Server {
@@ -63,7 +71,7 @@ func New(b Backend, sent func()) *Server {
 		sent = func() {}
 	}
 	s := &Server{backend: b, sent: sent, changed: make(chan struct{})}
-	s.grpc = grpc.NewServer(grpc.StatsHandler(connections{s}), grpc.WaitForHandlers(true))
+	s.grpc = grpc.NewServer(grpc.WaitForHandlers(true), grpc.NumStreamWorkers(workers), grpc.ReadBufferSize(buffer), grpc.WriteBufferSize(buffer))
 	v1beta1.RegisterDevicePluginServer(s.grpc, s)
 	return s
 }
@@ -71,7 +79,7 @@ func New(b Backend, sent func()) *Server {
 // Serve serves the kubelet on ln until ln is closed, or until Stop; it then
 // returns nil. It may be called for one listener after the other.
 func (s *Server) Serve(ln net.Listener) error {
-	err := s.grpc.Serve(ln)
+	err := s.grpc.Serve(counted{ln, s})
 	if err == nil || errors.Is(err, net.ErrClosed) || errors.Is(err, grpc.ErrServerStopped) {
 		return nil
 	}
@@ -243,23 +251,37 @@ func (s *Server) notify() {
 	s.changed = make(chan struct{})
 }
 
-// connections counts the kubelet's connections.
-type connections struct{ server *Server }
-
-func (connections) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
-func (connections) HandleRPC(context.Context, stats.RPCStats)                       {}
-func (connections) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context {
-	return ctx
+// counted is a listener that counts the kubelet's connections. (A stats.Handler can
+// too, but is asked six times in each call.)
+type counted struct {
+	net.Listener
+	server *Server
 }
 
-func (c connections) HandleConn(_ context.Context, e stats.ConnStats) {
-	c.server.mu.Lock()
-	defer c.server.mu.Unlock()
-	switch e.(type) {
-	case *stats.ConnBegin:
-		c.server.conns++
-	case *stats.ConnEnd:
-		c.server.conns--
+func (l counted) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	unix, ok := conn.(*net.UnixConn)
+	if err != nil || !ok {
+		return conn, err
 	}
-	c.server.notify()
+	l.server.connected(1)
+	return &connection{UnixConn: unix, ended: sync.OnceFunc(func() { l.server.connected(-1) })}, nil
+}
+
+// connection tells of its end.
+type connection struct {
+	*net.UnixConn
+	ended func()
+}
+
+func (c *connection) Close() error {
+	defer c.ended()
+	return c.UnixConn.Close()
+}
+
+func (s *Server) connected(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.conns += n
+	s.notify()
 }

@@ -13,11 +13,12 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/gpuready/gpuready/internal/pattern"
 )
 
 // MaxBytes bounds the size of a configuration.
@@ -155,11 +156,11 @@ func secondDocument(data []byte) int {
 	return 0
 }
 
-var duplicate = regexp.MustCompile(`line (\d+): key (.+) already set in map`)
+var duplicate = pattern.New(`line (\d+): key (.+) already set in map`)
 
 // syntax puts the YAML parser's words on one line.
 func syntax(err error) string {
-	if m := duplicate.FindStringSubmatch(err.Error()); m != nil {
+	if m := duplicate.Groups(err.Error()); m != nil {
 		return fmt.Sprintf("line %s: key %s stands there twice; remove one", m[1], m[2])
 	}
 	s := strings.Join(strings.Fields(err.Error()), " ")

@@ -3,9 +3,10 @@ package nodestate
 import (
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/gpuready/gpuready/internal/pattern"
 )
 
 // MaxLabels is how many labels a state may have: those of a node with fifty MIG
@@ -24,8 +25,8 @@ const maxLabel = 63
 const FeaturePattern = `^nvidia\.com/((gpu|cuda|gfd|mig-[A-Za-z0-9._-]+)\.[A-Za-z0-9._-]*[A-Za-z0-9]|mig\.capable|mig\.strategy|mps\.capable)$`
 
 var (
-	featureName  = regexp.MustCompile(FeaturePattern)
-	featureValue = regexp.MustCompile(`^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)?$`)
+	featureName  = pattern.New(FeaturePattern)
+	featureValue = pattern.New(`^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)?$`)
 )
 
 // ChoicePrefixes begin names by which it is chosen what runs on a node: whether agents
@@ -35,7 +36,7 @@ var ChoicePrefixes = []string{"nvidia.com/gpu.present", "nvidia.com/gpu.deploy."
 
 // IsFeature says whether a label is one of a GPU's features, by its name.
 func IsFeature(name string) bool {
-	return featureName.MatchString(name) &&
+	return featureName.Matches(name) &&
 		!slices.ContainsFunc(ChoicePrefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
@@ -54,7 +55,7 @@ func (v *validation) labels(field string, all map[string]string) {
 			v.fail(at, fmt.Sprintf("longer than %d bytes behind its prefix", maxLabel))
 		case len(value) > maxLabel:
 			v.fail(at, fmt.Sprintf("a value longer than %d bytes", maxLabel))
-		case !featureValue.MatchString(value):
+		case !featureValue.Matches(value):
 			v.fail(at, fmt.Sprintf("%q is not the value of a label", value))
 		}
 	}

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"unicode"
@@ -23,10 +22,38 @@ const (
 	maxReplicas = 50000
 )
 
-var (
-	bootIDPattern = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
-	reasonPattern = regexp.MustCompile(`^[A-Z][A-Za-z0-9]{0,63}$`)
-)
+// Without regular expressions: every process of ours compiles what is looked at here.
+
+// isBootID says that s is a UUID as the kernel writes it.
+func isBootID(s string) bool {
+	if len(s) != 36 {
+		return false
+	}
+	for i := range len(s) {
+		switch c := s[i]; {
+		case i == 8 || i == 13 || i == 18 || i == 23:
+			if c != '-' {
+				return false
+			}
+		case !(c >= '0' && c <= '9' || c >= 'a' && c <= 'f'):
+			return false
+		}
+	}
+	return true
+}
+
+// isReason says that s is one CamelCase word of 64 characters at most.
+func isReason(s string) bool {
+	if len(s) > 64 || s == "" || s[0] < 'A' || s[0] > 'Z' {
+		return false
+	}
+	for i := range len(s) {
+		if c := s[i]; !(c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z') {
+			return false
+		}
+	}
+	return true
+}
 
 // BootID returns the kernel's ID of this boot.
 func BootID() (string, error) { return BootIDAt("/") }
@@ -45,7 +72,7 @@ func BootIDAt(hostRoot string) (string, error) {
 		return "", fmt.Errorf("read the boot ID: %w", err)
 	}
 	id := strings.TrimSpace(string(data))
-	if !bootIDPattern.MatchString(id) {
+	if !isBootID(id) {
 		return "", fmt.Errorf("read the boot ID: %s holds no boot ID", path)
 	}
 	return id, nil
@@ -86,7 +113,7 @@ func (s State) validate() error {
 	if !s.Component.known() {
 		v.fail("component", fmt.Sprintf("%q is none", string(s.Component)))
 	}
-	if !bootIDPattern.MatchString(s.BootID) {
+	if !isBootID(s.BootID) {
 		v.fail("bootID", "no boot ID")
 	}
 	if s.Time.IsZero() {
@@ -141,7 +168,7 @@ func (v *validation) chosen(field string, labels map[string]string) {
 		switch value := labels[name]; {
 		case name != ConfigLabel:
 			v.fail(fmt.Sprintf("%s[%.80q]", field, name), "nothing is chosen by it")
-		case len(value) > maxLabel || !featureValue.MatchString(value):
+		case len(value) > maxLabel || !featureValue.Matches(value):
 			v.fail(fmt.Sprintf("%s[%q]", field, name), fmt.Sprintf("%.80q is not the value of a label", value))
 		}
 	}
@@ -281,7 +308,7 @@ func (v *validation) path(field, s string) {
 }
 
 func (v *validation) reason(field, s string) {
-	if s != "" && !reasonPattern.MatchString(s) {
+	if s != "" && !isReason(s) {
 		v.fail(field, "not one CamelCase word")
 	}
 }

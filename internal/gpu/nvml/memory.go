@@ -16,6 +16,7 @@ type memory struct {
 	order     []gpu.UUID           // by index, of the last read
 	shown     []gpu.Device         // in the last Snapshot; nil when there was none since a probe
 	ancestors map[[2]gpu.PCIAddress]gpu.LinkKind
+	numa      map[gpu.PCIAddress]int
 
 	letGo map[gpu.UUID]bool      // what is to be let go of
 	out   map[gpu.UUID]gpu.Fault // what is, by what is wrong with it

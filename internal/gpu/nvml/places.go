@@ -51,6 +51,24 @@ func (p places) Close() error {
 	return errors.Join(errs...)
 }
 
+// numa is the NUMA node that a GPU is near to, -1 where there is none. A slot does
+// not move while the machine runs, so it is asked for once.
+func (s *Source) numa(address gpu.PCIAddress, device nvml.Device) int {
+	s.mu.Lock()
+	node, known := s.memory.numa[address]
+	s.mu.Unlock()
+	if known {
+		return node
+	}
+	if node = s.places.numa(address); node < 0 {
+		node = s.numaFromAffinity(device)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.memory.numa[address] = node
+	return node
+}
+
 // numa asks sysfs for the NUMA node of a PCI device; -1 when it tells none.
 func (p places) numa(address gpu.PCIAddress) int {
 	if p.sys == nil {

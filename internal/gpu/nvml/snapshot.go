@@ -158,9 +158,7 @@ func (s *Source) readDevice(index int) (reading, error) {
 	if err != nil {
 		return r, err
 	}
-	if r.NUMANode = s.places.numa(r.PCI); r.NUMANode < 0 {
-		r.NUMANode = s.numaFromAffinity(device)
-	}
+	r.NUMANode = s.numa(r.PCI, device)
 	return r, nil
 }
 

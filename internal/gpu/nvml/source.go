@@ -139,7 +139,7 @@ func newSource(lib nvml.Interface, o Options) *Source {
 	s := &Source{
 		lib: lib, log: o.Log, probe: o.ProbeInterval, slice: 200 * time.Millisecond, quiet: 10 * time.Second,
 		outside: o.Outside, outsideEvery: outsideEvery,
-		memory: memory{devices: map[gpu.UUID]reading{}, out: map[gpu.UUID]gpu.Fault{}, ancestors: map[[2]gpu.PCIAddress]gpu.LinkKind{}},
+		memory: memory{devices: map[gpu.UUID]reading{}, out: map[gpu.UUID]gpu.Fault{}, ancestors: map[[2]gpu.PCIAddress]gpu.LinkKind{}, numa: map[gpu.PCIAddress]int{}},
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.NewTextHandler(io.Discard, nil))
