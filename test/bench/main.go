@@ -22,6 +22,13 @@ import (
 )
 
 func main() {
+	if len(os.Args) == 3 && os.Args[1] == bareCommand {
+		if err := serveBare(os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	b := &bench{}
 	pflag.IntVar(&b.starts, "starts", 20, "starts of the device plugin, in each row that has some")
 	pflag.IntVar(&b.allocations, "allocations", 2000, "allocations, in each row that has some")
@@ -54,6 +61,7 @@ type part struct {
 func (b *bench) parts() []part {
 	return []part{
 		{"start", b.start},
+		{"bare", b.bare},
 		{"allocate", b.allocate},
 		{"preferred", b.preferred},
 		{"xid", b.xids},

@@ -18,7 +18,10 @@ import (
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
-const resource = "nvidia.com/gpu"
+const (
+	resource      = "nvidia.com/gpu"
+	pluginProgram = "gpu-device-plugin"
+)
 
 // soon bounds every wait: what takes longer is broken, not slow.
 const soon = time.Minute
@@ -33,6 +36,7 @@ const (
 type node struct {
 	*bench
 	dir     string
+	program string // that of the device plugin
 	kubelet *kubelettest.Kubelet
 	driver  *state.File
 	lives   int
@@ -43,7 +47,7 @@ type node struct {
 }
 
 func (b *bench) newNode(ctx context.Context, profile string, gpus int) (_ *node, err error) {
-	n := &node{bench: b}
+	n := &node{bench: b, program: b.program(pluginProgram)}
 	if n.dir, err = os.MkdirTemp(b.tmp, "n"); err != nil {
 		return nil, err
 	}
@@ -82,7 +86,7 @@ func (n *node) close() {
 func (n *node) root() string { return filepath.Join(n.dir, "driver") }
 
 func (n *node) gpusim(ctx context.Context, command string, args ...string) error {
-	cmd := exec.CommandContext(ctx, n.program("gpusim"), append([]string{command, "--root", n.root()}, args...)...)
+	cmd := exec.CommandContext(ctx, n.bench.program("gpusim"), append([]string{command, "--root", n.root()}, args...)...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("gpusim %s: %w: %s", command, err, bytes.TrimSpace(out))
 	}
@@ -153,7 +157,7 @@ func (n *node) startPlugin(ctx context.Context, devices int, config string) (*pr
 		return nil, err
 	}
 	defer log.Close()
-	p.cmd = exec.Command(n.program("gpu-device-plugin"), args...)
+	p.cmd = exec.Command(n.program, args...)
 	p.cmd.Stdout, p.cmd.Stderr = log, log // a file: nobody has to run to keep up with it
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	began := time.Now()
