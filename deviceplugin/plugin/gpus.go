@@ -154,6 +154,7 @@ func (p *Plugin) use(ctx context.Context, o Opened) error {
 			return context.Cause(ctx)
 		}
 		p.heard(events)
+		p.flushLists(ctx)
 		// An event may have left a trace, and a loss must be seen to be believed.
 		began := time.Now()
 		snap, err := o.Source.Snapshot(ctx)

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
+	"time"
 
 	"github.com/gpuready/gpuready/deviceplugin/hindrance"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
@@ -119,8 +121,22 @@ func (p *Plugin) writeStates(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-p.dirty:
+			p.flushLists(ctx)
 			p.flush()
 		}
+	}
+}
+
+// flushLists waits until the kubelet has been sent what there is to tell it, or for
+// longer than that takes: the rest of the work is for those who are in less of a hurry.
+func (p *Plugin) flushLists(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Millisecond)
+	defer cancel()
+	p.mu.Lock()
+	services := slices.Collect(maps.Values(p.services))
+	p.mu.Unlock()
+	for _, s := range services {
+		s.server.Flush(ctx)
 	}
 }
 

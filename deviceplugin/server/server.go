@@ -53,15 +53,18 @@ type Server struct {
 	streams int
 	opened  int // streams ever
 	conns   int
+	due     bool // a list was set for a stream and is not on its way
+	taken   bool // gRPC has it
 }
 
 // A call is answered by a goroutine that is there already: the stack of a new one has
 // to be made larger several times. The kubelet has a stream and asks for one pod
 // after the other; what is more than that gets a goroutine of its own. Its messages
-// are small, and there are such buffers for each resource.
+// are small, a list of a hundred devices has 6 kB, and each resource has such buffers.
 const (
-	workers = 3
-	buffer  = 4 << 10
+	workers     = 3
+	readBuffer  = 4 << 10
+	writeBuffer = 16 << 10
 )
 
 // New makes a Server that has no list yet: streams wait for the first Set. sent,
@@ -71,7 +74,7 @@ func New(b Backend, sent func()) *Server {
 		sent = func() {}
 	}
 	s := &Server{backend: b, sent: sent, changed: make(chan struct{})}
-	s.grpc = grpc.NewServer(grpc.WaitForHandlers(true), grpc.NumStreamWorkers(workers), grpc.ReadBufferSize(buffer), grpc.WriteBufferSize(buffer))
+	s.grpc = grpc.NewServer(grpc.WaitForHandlers(true), grpc.NumStreamWorkers(workers), grpc.ReadBufferSize(readBuffer), grpc.WriteBufferSize(writeBuffer))
 	v1beta1.RegisterDevicePluginServer(s.grpc, s)
 	return s
 }
@@ -114,6 +117,7 @@ func (s *Server) Set(devices []Device) {
 	if s.list != nil && slices.EqualFunc(s.devices, devices, equal) {
 		return
 	}
+	s.due, s.taken = s.streams > 0, false
 	s.devices = slices.Clone(devices)
 	s.list = &v1beta1.ListAndWatchResponse{}
 	for _, d := range devices {
@@ -146,6 +150,36 @@ func (s *Server) Streams() (open, ever int, changed <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.streams, s.opened, s.changed
+}
+
+// Flush waits until a list that was Set is on its way to the kubelet, or ctx ends.
+// gRPC lets everything run that can before it writes; who has work to do that the
+// kubelet need not wait for calls Flush first.
+func (s *Server) Flush(ctx context.Context) {
+	for {
+		s.mu.Lock()
+		due, changed := s.due, s.changed
+		s.mu.Unlock()
+		if !due {
+			return
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// written is told of each write to a connection: the first after gRPC has the list
+// has it too, or what was before it.
+func (s *Server) written() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.due && s.taken {
+		s.due = false
+		s.notify()
+	}
 }
 
 // HangUp ends every stream and waits until the kubelet has let go of its
@@ -192,6 +226,7 @@ func (s *Server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 	defer func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		s.due = false
 		s.streams--
 		s.notify()
 	}()
@@ -199,6 +234,7 @@ func (s *Server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 	for {
 		s.mu.Lock()
 		list, changed, over := s.list, s.changed, s.round != round
+		s.taken = true
 		s.mu.Unlock()
 		if over {
 			return nil
@@ -265,13 +301,19 @@ func (l counted) Accept() (net.Conn, error) {
 		return conn, err
 	}
 	l.server.connected(1)
-	return &connection{UnixConn: unix, ended: sync.OnceFunc(func() { l.server.connected(-1) })}, nil
+	return &connection{UnixConn: unix, written: l.server.written, ended: sync.OnceFunc(func() { l.server.connected(-1) })}, nil
 }
 
-// connection tells of its end.
+// connection tells of what is written to it, and of its end.
 type connection struct {
 	*net.UnixConn
-	ended func()
+	written func()
+	ended   func()
+}
+
+func (c *connection) Write(b []byte) (int, error) {
+	defer c.written()
+	return c.UnixConn.Write(b)
 }
 
 func (c *connection) Close() error {

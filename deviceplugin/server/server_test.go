@@ -143,6 +143,42 @@ func TestTheLastOfManyListsArrives(t *testing.T) {
 	}
 }
 
+func TestFlushReturnsWhenTheListIsOnItsWay(t *testing.T) {
+	s := server.New(backend{}, nil)
+	s.Flush(soon(t)) // there is none
+	s.Set(list("nobody listens"))
+	s.Flush(soon(t))
+	socket, _ := serve(t, s)
+	client, conn := dial(t, socket)
+	stream, err := client.ListAndWatch(soon(t), &v1beta1.Empty{})
+	require.NoError(t, err)
+	receive(t, stream)
+	for i := range 100 {
+		id := fmt.Sprint(i)
+		s.Set(list(id))
+		s.Flush(soon(t))
+		require.Equal(t, []string{id + " Healthy"}, receive(t, stream))
+	}
+	s.Set(list("and gone"))
+	require.NoError(t, conn.Close())
+	s.Flush(soon(t))
+}
+
+func TestFlushDoesNotWaitForEver(t *testing.T) {
+	s := server.New(backend{}, nil)
+	s.Set(list("x"))
+	socket, _ := serve(t, s)
+	client, _ := dial(t, socket)
+	stream, err := client.ListAndWatch(soon(t), &v1beta1.Empty{})
+	require.NoError(t, err)
+	receive(t, stream)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	s.Set(list("y"))
+	s.Flush(ctx)
+	require.Equal(t, []string{"y Healthy"}, receive(t, stream))
+}
+
 func TestHangUpReturnsWhenTheKubeletHasNoticed(t *testing.T) {
 	s := server.New(backend{}, nil)
 	s.Set(list("x"))

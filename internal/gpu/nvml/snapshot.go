@@ -3,7 +3,9 @@ package nvml
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"sync"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -61,12 +63,15 @@ func (s *Source) read(ctx context.Context) (gpu.Driver, []reading, error) {
 	all, errs := make([]reading, n.count), make([]error, n.count)
 	out := s.out(n.count)
 	var group sync.WaitGroup
+	places := make(chan struct{}, runtime.GOMAXPROCS(0))
 	for i := range n.count {
 		if r, is := out[i]; is {
 			all[i] = r
 			continue
 		}
+		leave := enter(places)
 		group.Go(func() {
+			defer leave()
 			all[i], errs[i] = call(ctx, s.calls, subject(i), func() (reading, error) { return s.readDevice(i) })
 			if errs[i] != nil && all[i].UUID == "" {
 				all[i].Device = gpu.Device{Index: i, NUMANode: -1, Minor: -1}
@@ -81,6 +86,24 @@ func (s *Source) read(ctx context.Context) (gpu.Driver, []reading, error) {
 		return gpu.Driver{}, nil, fmt.Errorf("reading the GPUs: %w", err)
 	}
 	return n.Driver, all, nil
+}
+
+// slow is how long a GPU may keep the next from being asked. One that is woken takes
+// seconds, and one that hangs for ever.
+const slow = 20 * time.Millisecond
+
+// enter waits for a place, so that no more GPUs are asked at a time than can be: each
+// would need a thread, and what is more urgent would wait behind all of them. Where
+// none becomes free soon it goes on without.
+func enter(places chan struct{}) (leave func()) {
+	patience := time.NewTimer(slow)
+	defer patience.Stop()
+	select {
+	case places <- struct{}{}:
+		return func() { <-places }
+	case <-patience.C:
+		return func() {}
+	}
 }
 
 func subject(index int) string { return fmt.Sprintf("GPU %d", index) }

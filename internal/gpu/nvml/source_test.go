@@ -90,6 +90,34 @@ func TestHangingGPULeavesNeighboursHealthy(t *testing.T) {
 	close(hang)
 }
 
+func TestHangingGPUsKeepNoPlaceFromTheirNeighbours(t *testing.T) {
+	const limit = time.Minute
+	f, s := newFake(t, gputest.Node("h100-sxm", 8), Options{CallTimeout: limit})
+	_, err := s.Snapshot(t.Context())
+	require.NoError(t, err)
+	hang, last := make(chan struct{}), make(chan struct{})
+	f.locked(func() {
+		for i := range 7 {
+			f.gpus[i].hang = hang
+		}
+		f.gpus[7].hang = last
+	})
+	done := make(chan error, 1)
+	go func() {
+		_, err := s.Snapshot(t.Context())
+		done <- err
+	}()
+	select { // GPU 7 is asked though all before it hang: it takes its turn
+	case last <- struct{}{}:
+	case <-time.After(limit / 2):
+		t.Error("GPU 7 is not asked")
+	}
+	close(hang)
+	close(last)
+	require.NoError(t, <-done)
+	require.NoError(t, s.Close())
+}
+
 func TestHangingDriverIsToldOnceAndThatItAnswersAgain(t *testing.T) {
 	f, s := newFake(t, gputest.Node("t4", 2), Options{CallTimeout: 50 * time.Millisecond})
 	events := start(t, s)
