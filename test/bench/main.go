@@ -61,10 +61,10 @@ type part struct {
 func (b *bench) parts() []part {
 	return []part{
 		{"start", b.start},
-		{"bare", b.bare},
 		{"allocate", b.allocate},
 		{"preferred", b.preferred},
 		{"xid", b.xids},
+		{"bare", b.bare},
 		{"kubelet", b.kubelets},
 		{"events", b.events},
 		{"memory", b.memory},
