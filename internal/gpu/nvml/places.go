@@ -52,7 +52,7 @@ func (p places) Close() error {
 }
 
 // numa is the NUMA node that a GPU is near to, -1 where there is none. A slot does
-// not move while the machine runs, so it is asked for once.
+// not move while the machine runs: where there is one, it is asked for once.
 func (s *Source) numa(address gpu.PCIAddress, device nvml.Device) int {
 	s.mu.Lock()
 	node, known := s.memory.numa[address]
@@ -63,9 +63,11 @@ func (s *Source) numa(address gpu.PCIAddress, device nvml.Device) int {
 	if node = s.places.numa(address); node < 0 {
 		node = s.numaFromAffinity(device)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.memory.numa[address] = node
+	if node >= 0 {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.memory.numa[address] = node
+	}
 	return node
 }
 
