@@ -19,6 +19,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 )
 
 func main() {
@@ -93,7 +94,7 @@ func (b *bench) run(ctx context.Context, only []string) error {
 		return errors.New("GPUREADY_BIN must name the folder of the built programs; run make bench")
 	}
 	var err error
-	if b.tmp, err = os.MkdirTemp("", "bench"); err != nil {
+	if b.tmp, err = os.MkdirTemp(memoryDir(), "bench"); err != nil {
 		return err
 	}
 	defer os.RemoveAll(b.tmp)
@@ -108,6 +109,16 @@ func (b *bench) run(ctx context.Context, only []string) error {
 		}
 	}
 	return nil
+}
+
+// memoryDir is where sockets and states are in memory, as a node's are in /run; ""
+// where there is no such place, or TMPDIR names another.
+func memoryDir() string {
+	const dir = "/dev/shm"
+	if os.Getenv("TMPDIR") != "" || unix.Access(dir, unix.W_OK) != nil {
+		return ""
+	}
+	return dir
 }
 
 func (b *bench) program(name string) string { return filepath.Join(b.bin, name) }
