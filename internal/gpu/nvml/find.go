@@ -71,7 +71,11 @@ func findBelow(hostRoot, driverRoot string, directories []string) (string, error
 			continue
 		}
 		// The directory that was opened may itself have been reached by links.
-		return filepath.EvalSymlinks(root.Path(real))
+		found, err := filepath.EvalSymlinks(root.Path(real))
+		if errors.Is(err, fs.ErrNotExist) { // it has gone since: a driver is being replaced
+			continue
+		}
+		return found, err
 	}
 	return "", fmt.Errorf("%w: no %s below %s; install the driver there, or say where it is with --driver-root", gpu.ErrNoDriver, soname, root.Dir())
 }

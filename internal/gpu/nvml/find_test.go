@@ -91,6 +91,37 @@ func TestFindLibraryBelowADriverRootOfTheHost(t *testing.T) {
 	require.ErrorContains(t, err, "not there yet")
 }
 
+func TestALibraryThatGoesMeanwhileIsNone(t *testing.T) {
+	root := driverRoot(t, map[string]string{"/usr/lib64/libnvidia-ml.so.1": ours()})
+	name := filepath.Join(root, "usr/lib64/libnvidia-ml.so.1")
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() { // a driver that is being replaced, again and again
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_ = os.Rename(name, name+".away")
+				_ = os.Rename(name+".away", name)
+			}
+		}
+	}()
+	found, none := 0, 0
+	for found < 300 || none < 300 {
+		got, err := FindLibrary(root, "/")
+		if err != nil {
+			require.ErrorIs(t, err, gpu.ErrNoDriver)
+			none++
+			continue
+		}
+		require.Equal(t, name, got)
+		found++
+	}
+	close(stop)
+	<-stopped
+}
+
 func TestFindLibraryOnTheLoadersOwnPath(t *testing.T) {
 	own := driverRoot(t, map[string]string{"/libnvidia-ml.so.1": "-> libnvidia-ml.so.570", "/libnvidia-ml.so.570": ours()})
 	driver := driverRoot(t, map[string]string{"/usr/lib/libnvidia-ml.so.1": ours()})
