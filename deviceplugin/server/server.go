@@ -156,11 +156,16 @@ func (s *Server) Streams() (open, ever int, changed <-chan struct{}) {
 // gRPC lets everything run that can before it writes; who has work to do that the
 // kubelet need not wait for calls Flush first.
 func (s *Server) Flush(ctx context.Context) {
+	s.until(ctx, func() bool { return !s.due })
+}
+
+// until waits until cond, which is asked under s.mu at each change, or ctx ends.
+func (s *Server) until(ctx context.Context, cond func() bool) {
 	for {
 		s.mu.Lock()
-		due, changed := s.due, s.changed
+		is, changed := cond(), s.changed
 		s.mu.Unlock()
-		if !due {
+		if is {
 			return
 		}
 		select {
@@ -188,19 +193,7 @@ func (s *Server) written() {
 // end of the new one (Kubernetes 1.26 and later).
 func (s *Server) HangUp(ctx context.Context) {
 	s.endStreams()
-	for {
-		s.mu.Lock()
-		conns, changed := s.conns, s.changed
-		s.mu.Unlock()
-		if conns == 0 {
-			return
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return
-		}
-	}
+	s.until(ctx, func() bool { return s.conns == 0 })
 }
 
 func (s *Server) endStreams() {

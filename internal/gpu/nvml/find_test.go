@@ -107,6 +107,10 @@ func TestALibraryThatGoesMeanwhileIsNone(t *testing.T) {
 			}
 		}
 	}()
+	defer func() {
+		close(stop)
+		<-stopped
+	}()
 	found, none := 0, 0
 	for found < 300 || none < 300 {
 		got, err := FindLibrary(root, "/")
@@ -118,8 +122,6 @@ func TestALibraryThatGoesMeanwhileIsNone(t *testing.T) {
 		require.Equal(t, name, got)
 		found++
 	}
-	close(stop)
-	<-stopped
 }
 
 func TestFindLibraryOnTheLoadersOwnPath(t *testing.T) {
