@@ -36,7 +36,10 @@ func (p *Plan) share(sharing config.Sharing, groups []group, h health.State) {
 				continue
 			}
 			name := cmp.Or(r.Rename, r.Name)
-			devices[name] = append(devices[name], replicas(device(one, h), r.Replicas)...)
+			if devices[name] == nil {
+				devices[name] = make([]Device, 0, r.Replicas*(len(g.parts)-n)) // as a rule, all there will be
+			}
+			devices[name] = replicate(devices[name], device(one, h), r.Replicas)
 		}
 	}
 	for name, list := range devices {
@@ -90,13 +93,12 @@ func cannot(strategy string, r config.ReplicatedResource, one part) string {
 	return ""
 }
 
-// replicas are n devices in the place of one, with the reference's IDs.
-func replicas(d Device, n int) []Device {
-	all := make([]Device, n)
-	for i := range all {
-		all[i] = d
-		all[i].ID += "::" + strconv.Itoa(i)
-		all[i].Replica, all[i].Replicas = i, n
+// replicate adds n devices in the place of one, with the reference's IDs.
+func replicate(all []Device, d Device, n int) []Device {
+	id := d.ID
+	for i := range n {
+		d.ID, d.Replica, d.Replicas = id+"::"+strconv.Itoa(i), i, n
+		all = append(all, d)
 	}
 	return all
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpuready/gpuready/deviceplugin/allocate"
+	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/deviceplugin/handover"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
 	"github.com/gpuready/gpuready/deviceplugin/plan"
@@ -61,10 +62,11 @@ type service struct {
 	kubelet kubelet.Status // Plugin.mu is its lock
 }
 
-// view is never changed, only replaced.
+// view is never changed, only replaced. What answers is made when the kubelet first
+// asks: it waits for the list before.
 type view struct {
-	allocate *allocate.Resource
-	chooser  *prefer.Chooser
+	allocate func() *allocate.Resource
+	chooser  func() *prefer.Chooser
 }
 
 func (p *Plugin) newService(resource string, ln *net.UnixListener) *service {
@@ -76,24 +78,27 @@ func (p *Plugin) newService(resource string, ln *net.UnixListener) *service {
 
 // see makes the view of what is to be advertised now.
 func (s *service) see(r plan.Resource, t *prefer.Topology) {
-	var parts []prefer.Device
-	for _, d := range r.Devices {
-		parts = append(parts, prefer.Device{ID: d.ID, GPU: d.GPU, Late: !d.Healthy()})
-	}
+	settings, host := s.plugin.settings, s.plugin.host
 	s.view.Store(&view{
-		allocate: allocate.New(s.plugin.settings, s.plugin.host, r),
-		chooser:  prefer.New(t, parts, prefer.Options{Policy: s.plugin.policy(r)}),
+		allocate: sync.OnceValue(func() *allocate.Resource { return allocate.New(settings, host, r) }),
+		chooser: sync.OnceValue(func() *prefer.Chooser {
+			parts := make([]prefer.Device, 0, len(r.Devices))
+			for _, d := range r.Devices {
+				parts = append(parts, prefer.Device{ID: d.ID, GPU: d.GPU, Late: !d.Healthy()})
+			}
+			return prefer.New(t, parts, prefer.Options{Policy: policy(settings, r)})
+		}),
 	})
 }
 
 // policy is how to choose devices of the resource: as the reference does, whole
 // GPUs that are near to each other, and parts of GPUs by the policy for shared
 // devices.
-func (p *Plugin) policy(r plan.Resource) prefer.Policy {
+func policy(c *config.Config, r plan.Resource) prefer.Policy {
 	for _, d := range r.Devices {
 		switch {
 		case d.MIG.UUID == "" && d.Replicas == 0:
-		case p.settings.Flags.Plugin.Packed():
+		case c.Flags.Plugin.Packed():
 			return prefer.Packed
 		default:
 			return prefer.Distributed
@@ -104,7 +109,7 @@ func (p *Plugin) policy(r plan.Resource) prefer.Policy {
 
 // list tells the kubelet.
 func (s *service) list(devices []plan.Device) {
-	var list []server.Device
+	list := make([]server.Device, 0, len(devices))
 	for _, d := range devices {
 		one := server.Device{ID: d.ID, Healthy: d.Healthy()}
 		if d.NUMANode >= 0 {
@@ -194,7 +199,7 @@ func (p *Plugin) keep(s *service, ln *net.UnixListener) bool {
 // pod's events.
 func (s *service) Allocate(ids []string) (*v1beta1.ContainerAllocateResponse, error) {
 	began := time.Now()
-	resp, err := s.view.Load().allocate.Allocate(ids)
+	resp, err := s.view.Load().allocate().Allocate(ids)
 	s.plugin.meters.Allocated(s.resource, time.Since(began), err)
 	if err != nil {
 		s.plugin.journal.Refused(s.resource, status.Code(err).String(), status.Convert(err).Message(), time.Now())
@@ -206,7 +211,7 @@ func (s *service) Allocate(ids []string) (*v1beta1.ContainerAllocateResponse, er
 // kubelet asked is chosen last, as Allocate would refuse it.
 func (s *service) Prefer(available, include []string, size int) ([]string, error) {
 	began := time.Now()
-	chooser := s.view.Load().chooser
+	chooser := s.view.Load().chooser()
 	ids, err := chooser.Prefer(available, include, size)
 	s.plugin.meters.Preferred(s.resource, time.Since(began))
 	if err != nil {

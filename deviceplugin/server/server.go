@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/encoding/proto"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
@@ -74,7 +76,8 @@ func New(b Backend, sent func()) *Server {
 		sent = func() {}
 	}
 	s := &Server{backend: b, sent: sent, changed: make(chan struct{})}
-	s.grpc = grpc.NewServer(grpc.WaitForHandlers(true), grpc.NumStreamWorkers(workers), grpc.ReadBufferSize(readBuffer), grpc.WriteBufferSize(writeBuffer))
+	s.grpc = grpc.NewServer(grpc.WaitForHandlers(true), grpc.NumStreamWorkers(workers), grpc.ReadBufferSize(readBuffer), grpc.WriteBufferSize(writeBuffer),
+		grpc.ForceServerCodecV2(codec{encoding.GetCodecV2(proto.Name)}))
 	v1beta1.RegisterDevicePluginServer(s.grpc, s)
 	return s
 }
@@ -119,7 +122,7 @@ func (s *Server) Set(devices []Device) {
 	}
 	s.due, s.taken = s.streams > 0, false
 	s.devices = slices.Clone(devices)
-	s.list = &v1beta1.ListAndWatchResponse{}
+	s.list = &v1beta1.ListAndWatchResponse{Devices: make([]*v1beta1.Device, 0, len(devices))}
 	for _, d := range devices {
 		s.list.Devices = append(s.list.Devices, d.message())
 	}
