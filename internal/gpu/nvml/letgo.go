@@ -110,25 +110,29 @@ type glance struct {
 	err    error
 }
 
-// glanceAtOne has the GPU that was let go of longest looked at from outside, when it
-// is time, and nobody looks already.
+// glanceAtOne has the GPU that was not looked at for longest, of those that were let go
+// of, looked at from outside, when it is time, and nobody looks already.
 func (w *watch) glanceAtOne() {
 	if w.glancing {
 		return
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	index := -1
 	for i, id := range w.memory.order {
-		if _, out := w.memory.out[id]; !out || time.Since(w.glanced[id]) < w.outsideEvery {
-			continue
+		if _, out := w.memory.out[id]; out && time.Since(w.glanced[id]) >= w.outsideEvery && (index < 0 || w.glanced[id].Before(w.glanced[w.memory.order[index]])) {
+			index = i
 		}
-		w.glanced[id], w.glancing = time.Now(), true
-		w.looking.Go(func() {
-			d, err := w.outside(w.ctx, i)
-			w.glances <- glance{id, d, err}
-		})
+	}
+	if index < 0 {
 		return
 	}
+	id := w.memory.order[index]
+	w.glanced[id], w.glancing = time.Now(), true
+	w.looking.Go(func() {
+		d, err := w.outside(w.ctx, index)
+		w.glances <- glance{id, d, err}
+	})
 }
 
 // saw takes in what was seen from outside. A GPU of which the driver said what was

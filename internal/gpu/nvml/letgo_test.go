@@ -78,6 +78,36 @@ func TestAGPUThatIsLetGoOfCanBeResetAndIsHeldAgainWhenItIsWell(t *testing.T) {
 	w.until(t, gpu.EventChanged, id(2))
 }
 
+func TestEachGPUThatIsLetGoOfIsLookedAtInItsTurn(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	s, _ := simulated(t, "h100-sxm", "--gpus", "4")
+	s.quiet, s.outsideEvery = 0, 0
+	asked := make(chan int)
+	first, err := s.Snapshot(t.Context())
+	require.NoError(t, err)
+	s.outside = func(ctx context.Context, index int) (gpu.Device, error) {
+		select {
+		case asked <- index:
+		case <-ctx.Done():
+		}
+		return gpu.Device{}, errors.New("not to be seen")
+	}
+	start(t, s)
+	var ids []gpu.UUID
+	for _, d := range first.Devices[1:] {
+		ids = append(ids, d.UUID)
+	}
+	s.LetGo(ids)
+	<-asked // perhaps before all were let go of
+	seen := map[int]bool{}
+	for range 6 {
+		seen[<-asked] = true
+	}
+	require.Equal(t, map[int]bool{1: true, 2: true, 3: true}, seen)
+}
+
 func TestWithoutALookFromOutsideNothingIsLetGoOf(t *testing.T) {
 	f, s := newFake(t, gputest.Node("t4", 2), Options{})
 	s.quiet = 0

@@ -115,6 +115,7 @@ func (w *watch) run() error {
 			err = w.take(got)
 		case got := <-w.glances:
 			err = w.saw(got)
+			w.glanceAtOne() // the next: a node may have lost all its GPUs at once
 		case <-tick.C:
 			if err = w.look(); err == nil && w.mayCycle() {
 				err = w.cycle()
