@@ -1,0 +1,276 @@
+package configure
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/toolkit/change"
+	"github.com/gpuready/gpuready/toolkit/cri"
+	"github.com/gpuready/gpuready/toolkit/engine"
+)
+
+// node is a runtime and its configuration, which is what it is told to have.
+type node struct {
+	file    engine.Want // as it is written
+	runs    engine.Want // as it runs
+	base    []string    // handlers that it has anyway
+	kept    *engine.Want
+	pending []byte
+	refused []byte
+
+	restarts int
+	may      bool
+	silent   bool   // it answers nobody
+	broken   bool   // it does not come up with what is written, unless that is nothing
+	deaf     bool   // it takes nothing in
+	loses    string // a handler that it has no more, with a new configuration
+	refusal  error
+	stopped  error // the restart is given up
+}
+
+func (n *node) Ask(context.Context) (cri.Answer, error) {
+	if n.silent || n.broken && n.runs.CDI {
+		return cri.Answer{Runtime: nodestate.Runtime{Message: "it does not answer"}}, errors.New("refused")
+	}
+	on := n.runs.CDI
+	a := cri.Answer{Runtime: nodestate.Runtime{Name: "containerd", Version: "1.7.24", CDI: &on, CDIDirs: []string{"/etc/cdi"}, Handlers: slices.Clone(n.base)}, Default: "runc"}
+	a.CDIDirs = append(a.CDIDirs, n.runs.CDIDirs...)
+	for _, h := range n.runs.Handlers {
+		a.Handlers = append(a.Handlers, h.Name)
+	}
+	if n.loses != "" && (n.runs.CDI || len(n.runs.Handlers) > 0) {
+		a.Handlers = slices.DeleteFunc(a.Handlers, func(h string) bool { return h == n.loses })
+	}
+	if n.runs.Default != "" {
+		a.Default = n.runs.Default
+	}
+	return a, nil
+}
+
+func (n *node) Plan(_ string, want engine.Want) (engine.Plan, error) {
+	if n.refusal != nil {
+		return engine.Plan{}, n.refusal
+	}
+	var p engine.Plan
+	edit := func(is bool, key string) {
+		if !is {
+			p.Edits = append(p.Edits, engine.Edit{File: "/etc/containerd/config.toml", Key: key, After: "true"})
+		}
+	}
+	edit(!want.CDI || n.file.CDI, "enable_cdi")
+	edit(len(want.Handlers) == 0 || len(n.file.Handlers) > 0, "runtimes.nvidia")
+	edit(want.Default == "" || n.file.Default == want.Default, "default_runtime_name")
+	data := []byte{}
+	if want.CDI {
+		data = append(data, 'c')
+	}
+	if len(want.Handlers) > 0 {
+		data = append(data, 'h')
+	}
+	if want.Default != "" {
+		data = append(data, 'd')
+	}
+	p.Items = []change.Item{{Path: "/etc/containerd/config.toml", File: &change.File{Data: data}}}
+	return p, nil
+}
+
+func (n *node) May() (bool, string) { return n.may, "restart containerd" }
+
+func (n *node) Restart(ctx context.Context, _ []engine.Edit) (string, error) {
+	if n.stopped != nil {
+		return "", n.stopped
+	}
+	n.restarts++
+	if !n.deaf {
+		n.runs = n.file
+	}
+	return "containerd.service was restarted", nil
+}
+
+func (n *node) write(data []byte) {
+	if bytes.ContainsRune(data, 'c') {
+		n.file.CDI, n.file.CDIDirs = true, []string{"/var/run/cdi"}
+	}
+	if bytes.ContainsRune(data, 'h') {
+		n.file.Handlers = []engine.Handler{{Name: "nvidia"}}
+	}
+	if bytes.ContainsRune(data, 'd') {
+		n.file.Default = "nvidia"
+	}
+}
+
+// journal is what keeps what was there before.
+type journal struct{ *node }
+
+func (j journal) Plan(items []change.Item) ([]change.Change, error) {
+	return []change.Change{{Item: items[0], Verb: "replace"}}, nil
+}
+
+func (j journal) Begin(changes []change.Change, note []byte) error {
+	before := j.file
+	j.kept, j.pending = &before, note
+	j.write(changes[0].File.Data)
+	return nil
+}
+
+func (j journal) Pending() ([]byte, bool, error) { return j.pending, j.pending != nil, nil }
+func (j journal) Commit() error                  { j.kept, j.pending = nil, nil; return nil }
+func (j journal) Undo() error                    { j.file, j.kept, j.pending = *j.kept, nil, nil; return nil }
+func (j journal) Refused() ([]byte, error)       { return j.refused, nil }
+func (j journal) Refuse(data []byte) error       { j.refused = data; return nil }
+
+func configurer(n *node, w Wishes) *Configurer {
+	if n.base == nil {
+		n.base = []string{"runc", "kata"}
+	}
+	w.CDIDir = "/var/run/cdi"
+	return &Configurer{Wishes: w, Runtime: n, Journal: journal{n}, Same: func(a, b string) bool { return a == b }, Patience: 100 * time.Millisecond}
+}
+
+var handler = engine.Handler{Name: "nvidia", Program: "/usr/local/nvidia/toolkit/gpu-oci-runtime"}
+
+func TestARuntimeThatDoesAllIsLeftAlone(t *testing.T) {
+	n := &node{may: true, runs: engine.Want{CDI: true, CDIDirs: []string{"/var/run/cdi"}}}
+	o, err := configurer(n, Wishes{CDI: true}).Apply(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, o.Edits)
+	require.Zero(t, n.restarts)
+	require.Equal(t, engine.Want{}, n.file, "its files do not matter")
+}
+
+func TestWhatIsMissingIsWrittenTakenInAndProven(t *testing.T) {
+	n := &node{may: true}
+	c := configurer(n, Wishes{CDI: true, Handler: handler, Default: true})
+	var steps []string
+	c.Tell = func(step string, _ time.Duration) { steps = append(steps, step) }
+	o, err := c.Apply(t.Context())
+	require.NoError(t, err)
+	require.Len(t, o.Edits, 3)
+	require.Equal(t, []string{"kata", "nvidia", "runc"}, slices.Sorted(slices.Values(o.Answer.Handlers)))
+	require.Equal(t, []string{"write", "restart", "verify"}, steps)
+	require.Nil(t, n.pending)
+
+	o, err = c.Apply(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, o.Edits)
+	require.Equal(t, 1, n.restarts, "the second time there is nothing to do")
+}
+
+func TestARuntimeThatDoesNotTakeItGetsItsOldConfigurationBack(t *testing.T) {
+	for name, n := range map[string]*node{
+		"does not come up":         {may: true, broken: true},
+		"does not take it in":      {may: true, deaf: true},
+		"loses somebody's handler": {may: true, loses: "kata"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := configurer(n, Wishes{CDI: true})
+			o, err := c.Apply(t.Context())
+			problem, is := errors.AsType[*Problem](err)
+			require.True(t, is, "%v", err)
+			require.Equal(t, ReasonRefused, problem.Reason)
+			require.Contains(t, problem.Message, "enable_cdi = true", "the key that was the trouble")
+			require.Contains(t, problem.Message, "its old configuration is back")
+			require.True(t, o.Undone)
+			require.Equal(t, engine.Want{}, n.file)
+			require.Nil(t, n.pending)
+			require.Equal(t, 2, n.restarts)
+
+			_, err = c.Apply(t.Context())
+			require.ErrorContains(t, err, "not tried again")
+			require.Equal(t, 2, n.restarts, "a node is not restarted for ever")
+
+			c.Wishes.Handler = handler
+			n.broken, n.deaf, n.loses = false, false, ""
+			_, err = c.Apply(t.Context())
+			require.NoError(t, err, "another plan is tried")
+			require.Nil(t, n.refused)
+		})
+	}
+}
+
+func TestNothingIsTouchedWhileARuntimeIsSilent(t *testing.T) {
+	n := &node{may: true, silent: true}
+	_, err := configurer(n, Wishes{CDI: true}).Apply(t.Context())
+	problem, is := errors.AsType[*Problem](err)
+	require.True(t, is)
+	require.Equal(t, cri.ReasonSilent, problem.Reason)
+	require.Equal(t, engine.Want{}, n.file)
+	require.Zero(t, n.restarts)
+}
+
+func TestAConfigurationThatCannotBeChangedIsNot(t *testing.T) {
+	n := &node{may: true, refusal: &engine.Refusal{File: "/etc/containerd/config.toml", Line: 3, Column: 7, Message: "expected a table"}}
+	_, err := configurer(n, Wishes{CDI: true}).Apply(t.Context())
+	problem, is := errors.AsType[*Problem](err)
+	require.True(t, is)
+	require.Equal(t, ReasonConfig, problem.Reason)
+	require.Equal(t, "/etc/containerd/config.toml:3:7: expected a table", problem.Message)
+}
+
+func TestWithoutLeaveToRestartSomebodyIsAskedTo(t *testing.T) {
+	n := &node{}
+	c := configurer(n, Wishes{CDI: true})
+	_, err := c.Apply(t.Context())
+	problem, is := errors.AsType[*Problem](err)
+	require.True(t, is)
+	require.Equal(t, ReasonRestart, problem.Reason)
+	require.True(t, n.file.CDI)
+	require.NotNil(t, n.pending)
+
+	n.runs = n.file // somebody has
+	o, err := c.Apply(t.Context())
+	require.NoError(t, err)
+	require.True(t, *o.Answer.CDI)
+	require.Nil(t, n.pending)
+	require.Zero(t, n.restarts)
+}
+
+func TestWhatWasBegunIsEndedByTheNextProcess(t *testing.T) {
+	n := &node{may: true, stopped: context.Canceled}
+	c := configurer(n, Wishes{CDI: true})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := c.Apply(ctx)
+	require.ErrorIs(t, err, context.Canceled)
+	require.NotNil(t, n.pending)
+	require.True(t, n.file.CDI)
+
+	n.stopped = nil
+	_, err = configurer(n, Wishes{CDI: true}).Apply(t.Context())
+	require.NoError(t, err)
+	require.True(t, n.runs.CDI)
+	require.Nil(t, n.pending)
+	require.Equal(t, 1, n.restarts)
+}
+
+func TestANoteThatNobodyCanReadIsUndone(t *testing.T) {
+	before := engine.Want{}
+	n := &node{may: true, file: engine.Want{CDI: true}, kept: &before, pending: []byte("{")}
+	c := configurer(n, Wishes{})
+	_, err := c.Apply(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, engine.Want{}, n.file)
+}
+
+func TestARuntimeThatWasNotRestartedSinceIs(t *testing.T) {
+	n := &node{may: true, file: engine.Want{CDI: true, CDIDirs: []string{"/var/run/cdi"}}}
+	_, err := configurer(n, Wishes{CDI: true}).Apply(t.Context())
+	require.NoError(t, err)
+	require.True(t, n.runs.CDI)
+	require.Equal(t, 1, n.restarts)
+
+	n = &node{may: true, deaf: true, file: engine.Want{CDI: true, CDIDirs: []string{"/var/run/cdi"}}}
+	c := configurer(n, Wishes{CDI: true})
+	for range 2 {
+		_, err = c.Apply(t.Context())
+		require.ErrorContains(t, err, "--runtime-config")
+	}
+	require.Equal(t, 1, n.restarts)
+}
