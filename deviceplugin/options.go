@@ -21,6 +21,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/plugin"
 	strict "github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
+	"github.com/gpuready/gpuready/internal/gpu/nvml/reading"
 	"github.com/gpuready/gpuready/internal/injection"
 )
 
@@ -346,7 +347,7 @@ func (o *options) open(place driver.Place, log *slog.Logger, failed func(code st
 			root = "/" // NVML's own search of the loader's path begins there
 		}
 	}
-	source, err := nvml.Open(nvml.Options{HostRoot: o.hostRoot, DriverRoot: root, Log: log, Failed: failed, Outside: o.outside(root)})
+	source, err := nvml.Open(nvml.Options{HostRoot: o.hostRoot, DriverRoot: root, Log: log, Failed: failed, Outside: reading.Outside(o.hostRoot, root)})
 	if err != nil {
 		return plugin.Opened{}, err
 	}

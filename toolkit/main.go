@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/gpuready/gpuready/internal/gpu/nvml/reading"
 	"github.com/gpuready/gpuready/internal/version"
 	"github.com/gpuready/gpuready/toolkit/daemon"
 )
@@ -28,6 +29,15 @@ func main() {
 }
 
 func start(args []string, stdout, stderr io.Writer) int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	if len(args) > 0 && args[0] == reading.Command {
+		if err := reading.Print(ctx, args[1:], stdout); err != nil {
+			fmt.Fprintln(stderr, "gpu-toolkit:", err)
+			return exitFailed
+		}
+		return 0
+	}
 	o, err := parse(args)
 	switch {
 	case err != nil:
@@ -40,8 +50,6 @@ func start(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stdout, "gpu-toolkit", version.String())
 		return 0
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	defer stop()
 	err = run(ctx, o, stdout, stderr)
 	if errors.Is(err, daemon.ErrReplaced) {
 		// The same process ID and container; only the program's image is new.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
+	"github.com/gpuready/gpuready/internal/gpu/nvml/reading"
 	"github.com/gpuready/gpuready/internal/metrics"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/change"
@@ -27,7 +28,7 @@ type driver struct {
 func (d driver) Find(root string) (string, error) { return nvml.FindLibrary(d.hostRoot, root) }
 
 func (d driver) Open(root string) (gpu.Source, error) {
-	source, err := nvml.Open(nvml.Options{HostRoot: d.hostRoot, DriverRoot: root, Log: d.log})
+	source, err := nvml.Open(nvml.Options{HostRoot: d.hostRoot, DriverRoot: root, Log: d.log, Outside: reading.Outside(d.hostRoot, root)})
 	if errors.Is(err, nvml.ErrOtherLibrary) {
 		err = fmt.Errorf("%w: %w", daemon.ErrReplaced, err)
 	}

@@ -169,6 +169,15 @@ func TestRunFollowsTheDriver(t *testing.T) {
 	require.Equal(t, fmt.Sprint(before), fmt.Sprint(after))
 }
 
+func TestAGPUThatWaitsForAResetCanBeReset(t *testing.T) {
+	s := simulate(t, "h100-sxm", "--gpus", "2")
+	built.Start(t, "gpu-toolkit", append(s.flags("run"), "--listen", ""))
+	s.await(t, "two GPUs", func(s nodestate.State) bool { return len(gpus(s)) == 2 })
+	built.Gpusim(t, "xid", "--root", s.driver, "--gpu", "1", "--xid", "95")
+	built.Gpusim(t, "reset", "--root", s.driver, "--gpu", "1", "--wait", "90s") // fails the test if it is refused
+	require.Len(t, s.spec(t, "k8s.gpuready.io-gpu.yaml").Devices, 2)
+}
+
 // The programs as they are built, with the runtime's side in this test.
 func TestRunGivesAgentsTheGPUs(t *testing.T) {
 	s := simulate(t, "t4")

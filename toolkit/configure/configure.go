@@ -308,8 +308,8 @@ func (c *Configurer) refused() (r refusal, err error) {
 	if err != nil || data == nil {
 		return r, err
 	}
-	if json.Unmarshal(data, &r) != nil {
-		return refusal{}, nil // it only spares a restart
+	if unreadable := json.Unmarshal(data, &r) != nil; unreadable {
+		r = refusal{} // it only spares a restart
 	}
 	return r, nil
 }

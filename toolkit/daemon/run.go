@@ -80,6 +80,22 @@ type source struct {
 	end      func() error // ends the goroutine, then closes the driver
 }
 
+// letGo closes the GPUs that wait for a reset, which no driver does to one that a
+// process has open. What they were last seen as stays specified.
+func (s *source) letGo() {
+	source, can := s.Source.(interface{ LetGo(ids []gpu.UUID) })
+	if !can {
+		return
+	}
+	var ids []gpu.UUID
+	for _, d := range s.snapshot.Devices {
+		if d.Fault.Reason == gpu.ReasonResetNeeded {
+			ids = append(ids, d.UUID)
+		}
+	}
+	source.LetGo(ids)
+}
+
 // New makes a daemon of a toolkit.
 func New(t *setup.Toolkit, log *slog.Logger, metrics *Metrics) *Daemon {
 	return &Daemon{Toolkit: t, log: log, metrics: metrics, triggers: make(chan watch.Meaning, 1)}
@@ -235,6 +251,7 @@ func (d *Daemon) refresh(ctx context.Context, driverRoot, library string, what w
 			return changes, w, err
 		}
 		d.source.snapshot = snapshot
+		d.source.letGo()
 	}
 	if w, err = d.Want(d.source.snapshot); err != nil {
 		return changes, w, err

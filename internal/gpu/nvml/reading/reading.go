@@ -1,4 +1,6 @@
-package main
+// Package reading reads a GPU in a process of its own, which ends at once: a process
+// that holds no GPU open which waits for a reset cannot see by itself whether it came.
+package reading
 
 import (
 	"bytes"
@@ -22,23 +24,24 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// readingCommand is the hidden subcommand that reads one GPU and ends: this process
-// holds no GPU open that waits for a reset, and so cannot see whether it came.
-const readingCommand = "gpu-reading"
+// Command is the hidden subcommand of a program that reads one GPU and ends; its
+// arguments are for Print.
+const Command = "gpu-reading"
 
-// readingTimeout is generous: without persistence mode a driver initialises a GPU
+// timeout is generous: without persistence mode a driver initialises a GPU
 // when it is opened, which takes seconds.
-const readingTimeout = time.Minute
+const timeout = time.Minute
 
-// readingGrace is what a process that was killed has to end. One that hangs in the
+// grace is what a process that was killed has to end. One that hangs in the
 // driver does not end before the driver lets it.
-const readingGrace = 2 * time.Second
+const grace = 2 * time.Second
 
-var errReadingHangs = errors.New("the process that reads it was killed and does not end: it hangs in the driver; look for NVRM lines in the kernel log")
+var errHangs = errors.New("the process that reads it was killed and does not end: it hangs in the driver; look for NVRM lines in the kernel log")
 
-// outside reads a GPU in a process of its own: one at a time for each GPU, so what
-// can be left is one that hangs, and the goroutine that waits for its end.
-func (o *options) outside(driverRoot string) nvml.Outside {
+// Outside reads a GPU in a process of its own, this program's Command: one at a time
+// for each GPU, so what can be left is one that hangs, and the goroutine that waits for
+// its end.
+func Outside(hostRoot, driverRoot string) nvml.Outside {
 	var mu sync.Mutex
 	busy := map[int]bool{}
 	return func(ctx context.Context, index int) (gpu.Device, error) {
@@ -47,9 +50,9 @@ func (o *options) outside(driverRoot string) nvml.Outside {
 		busy[index] = true
 		mu.Unlock()
 		if was {
-			return gpu.Device{}, errReadingHangs
+			return gpu.Device{}, errHangs
 		}
-		ctx, cancel := context.WithTimeout(ctx, readingTimeout)
+		ctx, cancel := context.WithTimeout(ctx, timeout)
 		type result struct {
 			device gpu.Device
 			err    error
@@ -58,7 +61,7 @@ func (o *options) outside(driverRoot string) nvml.Outside {
 		go func() {
 			defer cancel()
 			// Not the path of the binary, which an upgrade may have replaced.
-			d, err := readOutside(ctx, exec.CommandContext(ctx, "/proc/self/exe", readingCommand, o.hostRoot, driverRoot, strconv.Itoa(index)))
+			d, err := run(ctx, exec.CommandContext(ctx, "/proc/self/exe", Command, hostRoot, driverRoot, strconv.Itoa(index)))
 			mu.Lock()
 			delete(busy, index)
 			mu.Unlock()
@@ -69,19 +72,19 @@ func (o *options) outside(driverRoot string) nvml.Outside {
 			return r.device, r.err
 		case <-ctx.Done():
 		}
-		grace := time.NewTimer(readingGrace)
-		defer grace.Stop()
+		late := time.NewTimer(grace)
+		defer late.Stop()
 		select {
 		case r := <-results:
 			return r.device, r.err
-		case <-grace.C:
-			return gpu.Device{}, errReadingHangs
+		case <-late.C:
+			return gpu.Device{}, errHangs
 		}
 	}
 }
 
-// readOutside runs the process that reads a GPU, until it has ended.
-func readOutside(ctx context.Context, cmd *exec.Cmd) (d gpu.Device, err error) {
+// run runs the process that reads a GPU, until it has ended.
+func run(ctx context.Context, cmd *exec.Cmd) (d gpu.Device, err error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = time.Second
 	var stdout, stderr bytes.Buffer
@@ -95,19 +98,17 @@ func readOutside(ctx context.Context, cmd *exec.Cmd) (d gpu.Device, err error) {
 	return d, nil
 }
 
-// printReading is the subcommand: the host root, the driver root and the index.
-func printReading(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	d, err := reading(ctx, args)
-	if err == nil {
-		err = json.NewEncoder(stdout).Encode(d)
-	}
+// Print is the subcommand: it reads the GPU of the host root, the driver root and the
+// index in args, and writes it to out.
+func Print(ctx context.Context, args []string, out io.Writer) error {
+	d, err := read(ctx, args)
 	if err != nil {
-		return fail(stderr, exitFailed, err)
+		return err
 	}
-	return 0
+	return json.NewEncoder(out).Encode(d)
 }
 
-func reading(ctx context.Context, args []string) (d gpu.Device, err error) {
+func read(ctx context.Context, args []string) (d gpu.Device, err error) {
 	if len(args) != 3 || !filepath.IsAbs(args[0]) || !filepath.IsAbs(args[1]) {
 		return d, errors.New("want the host root and the driver root, both absolute, and the index of a GPU")
 	}
