@@ -36,8 +36,9 @@ var ErrNotRegular = errors.New("not a regular file")
 
 // Root is a file system below one directory. Its methods may be called concurrently.
 type Root struct {
-	dir  string
-	root *os.Root
+	dir   string
+	root  *os.Root
+	trace func(Op) error // see Trace
 }
 
 // Open opens the file system below dir; "" means "/".

@@ -1,8 +1,6 @@
 package host
 
 import (
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"io/fs"
 	"os"
@@ -13,8 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// in calls do with the directory that holds name, pinned, and the last part of name.
-func (r *Root) in(op, name string, do func(dir *os.Root, base string) error) error {
+// spot is the directory that holds a name, pinned, and the name's last part.
+type spot struct {
+	*Root
+	dir  *os.Root
+	at   string // real path of dir
+	base string
+}
+
+func (s spot) path(base string) string { return path.Join(s.at, base) }
+
+// in calls do with where name is.
+func (r *Root) in(op, name string, do func(s spot) error) error {
 	clean := path.Clean("/" + name)
 	if clean == "/" {
 		return wrap(op, name, fs.ErrInvalid)
@@ -28,69 +36,101 @@ func (r *Root) in(op, name string, do func(dir *os.Root, base string) error) err
 		return wrap(op, name, err)
 	}
 	defer dir.Close()
-	return wrap(op, name, do(dir, path.Base(clean)))
+	return wrap(op, name, do(spot{r, dir, path.Join("/", p), path.Base(clean)}))
+}
+
+func (s spot) rename(from, to string) error {
+	return s.do(Op{Kind: OpRename, Path: s.path(from), To: s.path(to)}, func() error { return s.dir.Rename(from, to) })
+}
+
+func (s spot) remove(base string) error {
+	return s.do(Op{Kind: OpRemove, Path: s.path(base)}, func() error { return s.dir.Remove(base) })
+}
+
+// replace has make put something at a temporary name, and puts that at the spot.
+func (s spot) replace(make func(temp string) error) error {
+	temp := temp(s.base)
+	err := make(temp)
+	if err == nil {
+		err = s.rename(temp, s.base)
+	}
+	if err != nil {
+		_ = s.remove(temp)
+	}
+	return err
 }
 
 // WriteAtomic puts data at name, or leaves name as it was: the data is written
 // to a file beside it, synced and renamed. The directory must exist. A link at
 // name is replaced, not followed.
 func (r *Root) WriteAtomic(name string, data []byte, perm fs.FileMode) error {
-	return r.write(name, data, perm, true)
+	return r.write(name, data, Attr{Mode: perm.Perm()}, true)
+}
+
+// WriteWhole is WriteAtomic for a file of which more is said than its permissions.
+func (r *Root) WriteWhole(name string, data []byte, attr Attr) error {
+	return r.write(name, data, attr, true)
 }
 
 // Replace is WriteAtomic without waiting for the disk, for files that do not
 // outlive the machine anyway.
 func (r *Root) Replace(name string, data []byte, perm fs.FileMode) error {
-	return r.write(name, data, perm, false)
+	return r.write(name, data, Attr{Mode: perm.Perm()}, false)
 }
 
-func (r *Root) write(name string, data []byte, perm fs.FileMode, sync bool) error {
-	return r.in("write", name, func(dir *os.Root, base string) error {
-		var random [8]byte
-		_, _ = rand.Read(random[:]) // never fails, as crypto/rand says
-		// No program takes a dot file with this ending for one of its own.
-		temp := "." + base[:min(len(base), 200)] + "." + hex.EncodeToString(random[:]) + ".tmp"
-		if err := create(dir, temp, data, perm, sync); err != nil {
-			_ = dir.Remove(temp)
-			return err
+func (r *Root) write(name string, data []byte, attr Attr, sync bool) error {
+	return r.in("write", name, func(s spot) error {
+		err := s.replace(func(temp string) error { return s.create(temp, data, attr, sync) })
+		if err == nil && sync {
+			err = s.sync()
 		}
-		if err := dir.Rename(temp, base); err != nil {
-			_ = dir.Remove(temp)
-			return err
-		}
-		if sync {
-			return syncDir(dir)
-		}
-		return nil
+		return err
 	})
 }
 
-func create(dir *os.Root, name string, data []byte, perm fs.FileMode, sync bool) (err error) {
-	f, err := dir.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+func (s spot) create(name string, data []byte, attr Attr, sync bool) (err error) {
+	at := s.path(name)
+	var f *os.File
+	err = s.do(Op{Kind: OpCreate, Path: at, Mode: 0o600}, func() (err error) {
+		f, err = s.dir.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		return err
+	})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	if _, err = f.Write(data); err != nil {
+	err = s.do(Op{Kind: OpWrite, Path: at, Data: data}, func() error {
+		_, err := f.Write(data)
+		return err
+	})
+	if err != nil {
 		return err
 	}
-	if err = f.Chmod(perm.Perm()); err != nil || !sync {
+	if err = s.dress(f, at, attr); err != nil || !sync {
 		return err
 	}
-	return f.Sync()
+	return s.do(Op{Kind: OpSync, Path: at}, f.Sync)
 }
 
-func syncDir(dir *os.Root) error {
-	d, err := dir.Open(".")
+// sync waits until the names in the directory are on the disk.
+func (s spot) sync() error {
+	d, err := s.dir.Open(".")
 	if err != nil {
 		return err
 	}
 	defer d.Close()
+	err = s.do(Op{Kind: OpSyncDir, Path: s.at}, d.Sync)
 	// Some file systems (overlay of old kernels, 9p) cannot sync a directory.
-	if err := d.Sync(); err != nil && !errors.Is(err, syscall.EINVAL) {
-		return err
+	if errors.Is(err, syscall.EINVAL) {
+		return nil
 	}
-	return nil
+	return err
+}
+
+// SyncDir waits until what was made, renamed or removed in a directory is on
+// the disk.
+func (r *Root) SyncDir(name string) error {
+	return r.in("sync", path.Join("/", name, ".x"), func(s spot) error { return s.sync() })
 }
 
 // MkdirAll makes name and what is missing above it and returns the paths of the
@@ -115,9 +155,10 @@ func (r *Root) MkdirAll(name string, perm fs.FileMode) (made []string, err error
 		missing = append([]string{p}, missing...)
 	}
 	for _, p := range missing {
-		if err := r.root.Mkdir(p[1:], perm); err != nil && !errors.Is(err, fs.ErrExist) {
+		err := r.do(Op{Kind: OpMkdir, Path: p, Mode: perm}, func() error { return r.root.Mkdir(p[1:], perm) })
+		if err != nil && !errors.Is(err, fs.ErrExist) {
 			for _, dir := range slices.Backward(made) {
-				_ = r.root.Remove(dir[1:])
+				_ = r.Remove(dir)
 			}
 			return nil, wrap("mkdir", p, err)
 		}
@@ -126,59 +167,61 @@ func (r *Root) MkdirAll(name string, perm fs.FileMode) (made []string, err error
 	return made, nil
 }
 
+// Rename gives what is at one path another name in the same directory.
+func (r *Root) Rename(from, to string) error {
+	if path.Dir(path.Clean(from)) != path.Dir(path.Clean(to)) {
+		return wrap("rename", from, syscall.EXDEV)
+	}
+	return r.in("rename", from, func(s spot) error { return s.rename(s.base, path.Base(to)) })
+}
+
 // Symlink makes name a link with the given target. A link that already says so
 // is left alone, another link or a file is replaced atomically, a directory is
 // an error. It tells whether it changed anything.
 func (r *Root) Symlink(target, name string) (changed bool, err error) {
-	err = r.in("symlink", name, func(dir *os.Root, base string) error {
-		err := dir.Symlink(target, base)
-		if !errors.Is(err, fs.ErrExist) {
-			changed = err == nil
-			return err
+	err = r.in("symlink", name, func(s spot) error {
+		link := func(base string) error {
+			return s.do(Op{Kind: OpSymlink, Path: s.path(base), To: target}, func() error { return s.dir.Symlink(target, base) })
 		}
-		if now, err := dir.Readlink(base); err == nil && now == target {
-			return nil
+		err := link(s.base)
+		if errors.Is(err, fs.ErrExist) {
+			if now, err := s.dir.Readlink(s.base); err == nil && now == target {
+				return nil
+			}
+			err = s.replace(link)
 		}
-		var random [8]byte
-		_, _ = rand.Read(random[:])
-		temp := ".link." + hex.EncodeToString(random[:]) + ".tmp"
-		if err := dir.Symlink(target, temp); err != nil {
-			return err
-		}
-		if err := dir.Rename(temp, base); err != nil {
-			_ = dir.Remove(temp)
-			return err
-		}
-		changed = true
-		return nil
+		changed = err == nil
+		return err
 	})
 	return changed, err
 }
 
-// Mknod makes a character device with exactly the given permissions.
+// Mknod makes a character device with exactly the given permissions, in the
+// place of what is there: never is it there with others.
 func (r *Root) Mknod(name string, perm fs.FileMode, major, minor uint32) error {
-	return r.in("mknod", name, func(dir *os.Root, base string) error {
-		d, err := dir.Open(".")
+	return r.in("mknod", name, func(s spot) error {
+		d, err := s.dir.Open(".")
 		if err != nil {
 			return err
 		}
 		defer d.Close()
-		fd := int(d.Fd())
-		if err := unix.Mknodat(fd, base, unix.S_IFCHR|uint32(perm.Perm()), int(unix.Mkdev(major, minor))); err != nil {
-			return err
-		}
-		if err := dir.Chmod(base, perm.Perm()); err != nil { // the umask took some away
-			_ = dir.Remove(base)
-			return err
-		}
-		return nil
+		return s.replace(func(temp string) error {
+			err := s.do(Op{Kind: OpMknod, Path: s.path(temp), Mode: perm}, func() error {
+				return unix.Mknodat(int(d.Fd()), temp, unix.S_IFCHR|uint32(perm.Perm()), int(unix.Mkdev(major, minor)))
+			})
+			if err != nil {
+				return err
+			}
+			// The umask took some away.
+			return s.do(Op{Kind: OpChmod, Path: s.path(temp), Mode: perm.Perm()}, func() error { return s.dir.Chmod(temp, perm.Perm()) })
+		})
 	})
 }
 
 // Remove removes a file, link, device or empty directory. What is not there is
 // no error.
 func (r *Root) Remove(name string) error {
-	err := r.in("remove", name, func(dir *os.Root, base string) error { return dir.Remove(base) })
+	err := r.in("remove", name, func(s spot) error { return s.remove(s.base) })
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
