@@ -5,16 +5,10 @@ package change
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"path"
-	"slices"
-	"strings"
-	"unicode/utf8"
+	"maps"
 
 	"github.com/gpuready/gpuready/internal/host"
 )
@@ -23,16 +17,25 @@ import (
 // Link, Node and Absent.
 type Item struct {
 	Path   string
+	Follow bool // what the path leads to is meant, if a link is there
 	File   *File
 	Link   string // target of a symbolic link
 	Node   *Node
 	Absent bool
 }
 
-// File is a regular file.
+// File is a regular file. What is not said is kept from the file that it
+// replaces; a new file is 0644 and belongs to this process's user.
 type File struct {
-	Data []byte
-	Mode fs.FileMode
+	Data   []byte
+	Mode   fs.FileMode
+	Owner  *host.Owner
+	Xattrs map[string][]byte // such as SELinux's label, security.selinux
+
+	// Without is what the file is to be once we are gone, for one that others
+	// have edited after we wrote it: their version without our parts. Nil: as
+	// they left it. It is only read by who keeps account.
+	Without []byte
 }
 
 // Node is a character device.
@@ -46,8 +49,12 @@ type Change struct {
 	Item
 	Verb   string // "create", "replace", "remove"
 	Before string // in words; "" with "create"
-	old    []byte // content of the file that is replaced or removed
+	Was    Item   // what is there now: to want it is to undo the change
 }
+
+// ErrChanged is returned, wrapped, by Apply where what is to be replaced is not
+// what it was when the plan was made.
+var ErrChanged = errors.New("it was changed meanwhile; run again")
 
 // maxFile bounds what is read for comparison; the largest is the hook, 3 MB.
 const maxFile = 64 << 20
@@ -70,48 +77,108 @@ func Plan(root *host.Root, items []Item) ([]Change, error) {
 
 func look(root *host.Root, item Item) (Change, error) {
 	c := Change{Item: item}
-	info, err := root.Lstat(item.Path)
-	if errors.Is(err, fs.ErrNotExist) {
-		if !item.Absent {
-			c.Verb = "create"
-		}
-		return c, nil
-	}
-	if err != nil {
-		return c, err
-	}
-	c.Before = describe(root, item.Path, info)
-	if info.IsDir() {
-		return c, fmt.Errorf("%s is a directory, a %s is to be there; move it away", item.Path, item.kind())
-	}
-	if info.Mode().IsRegular() && (item.File != nil || item.Absent) {
-		if c.old, err = root.ReadFile(item.Path, maxFile); err != nil {
+	if item.Follow {
+		real, err := root.Resolve(item.Path)
+		if err != nil {
 			return c, err
 		}
+		c.Path, c.Follow = real, false
 	}
-	if item.Absent {
+	var err error
+	if c.Was, c.Before, err = See(root, c.Path); err != nil {
+		return c, err
+	}
+	if odd := c.Before != "" && c.Was.kind() == ""; odd || c.Was.Node != nil && (item.File != nil || item.Link != "") {
+		return c, fmt.Errorf("%s is a %s, a %s is to be there; move it away", c.Path, c.Before, item.kind())
+	}
+	c.complete()
+	switch {
+	case c.matches(c.Was):
+	case c.Absent:
 		c.Verb = "remove"
-		return c, nil
-	}
-	if !item.matches(root, info, c.old) {
+	case c.Was.Absent:
+		c.Verb = "create"
+	default:
 		c.Verb = "replace"
 	}
 	return c, nil
 }
 
-func (i Item) matches(root *host.Root, info fs.FileInfo, data []byte) bool {
+// complete says of a file what was not said.
+func (c *Change) complete() {
+	if c.File == nil {
+		return
+	}
+	f, was := *c.File, File{Mode: 0o644}
+	if c.Was.File != nil {
+		was = *c.Was.File
+	}
+	if f.Mode == 0 {
+		f.Mode = was.Mode
+	}
+	if f.Owner == nil {
+		f.Owner = was.Owner
+	}
+	if f.Xattrs == nil {
+		f.Xattrs = was.Xattrs
+	}
+	c.File = &f
+}
+
+// See tells what is at a path, also in words; "" for nothing. What is no file,
+// link or character device is an Item that says nothing.
+func See(root *host.Root, name string) (Item, string, error) {
+	item := Item{Path: name}
+	info, err := root.Lstat(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		item.Absent = true
+		return item, "", nil
+	}
+	if err != nil {
+		return item, "", err
+	}
+	major, minor, isDevice := host.Device(info)
+	switch {
+	case isDevice:
+		item.Node = &Node{Major: major, Minor: minor, Mode: info.Mode().Perm()}
+		return item, fmt.Sprintf("device node %d:%d", major, minor), nil
+	case info.Mode()&fs.ModeSymlink != 0:
+		item.Link, err = root.Readlink(name)
+		return item, "link to " + item.Link, err
+	case info.Mode().IsRegular():
+		data, attr, err := root.ReadWhole(name, maxFile)
+		item.File = &File{Data: data, Mode: attr.Mode, Owner: attr.Owner, Xattrs: attr.Xattrs}
+		return item, fmt.Sprintf("file, %#o, %d bytes", info.Mode().Perm(), info.Size()), err
+	case info.IsDir():
+		return item, "directory", nil
+	}
+	return item, "special file (" + info.Mode().Type().String() + ")", nil
+}
+
+// matches says that what is there is as wanted.
+func (i Item) matches(now Item) bool {
+	if !i.Same(now) {
+		return false
+	}
+	f := i.File
+	return f == nil || f.Mode == now.File.Mode &&
+		(f.Owner == nil || now.File.Owner != nil && *f.Owner == *now.File.Owner) &&
+		(f.Xattrs == nil || maps.EqualFunc(f.Xattrs, now.File.Xattrs, bytes.Equal))
+}
+
+// Same says that both are of one kind and content; owners and permissions may differ.
+func (i Item) Same(other Item) bool {
 	switch {
 	case i.File != nil:
-		return info.Mode().IsRegular() && info.Mode().Perm() == i.File.Mode && bytes.Equal(data, i.File.Data)
+		return other.File != nil && bytes.Equal(i.File.Data, other.File.Data)
 	case i.Node != nil:
 		// Its permissions are the driver's business once it is there (module
 		// parameters NVreg_DeviceFileMode, …GID, …UID).
-		major, minor, ok := host.Device(info)
-		return ok && major == i.Node.Major && minor == i.Node.Minor
-	default:
-		target, err := root.Readlink(i.Path)
-		return err == nil && target == i.Link
+		return other.Node != nil && i.Node.Major == other.Node.Major && i.Node.Minor == other.Node.Minor
+	case i.Absent:
+		return other.Absent
 	}
+	return i.Link != "" && i.Link == other.Link
 }
 
 func (i Item) kind() string {
@@ -122,165 +189,8 @@ func (i Item) kind() string {
 		return "device node"
 	case i.Absent:
 		return "nothing"
+	case i.Link != "":
+		return "link"
 	}
-	return "link"
-}
-
-func describe(root *host.Root, name string, info fs.FileInfo) string {
-	if major, minor, ok := host.Device(info); ok {
-		return fmt.Sprintf("device node %d:%d", major, minor)
-	}
-	if info.Mode()&fs.ModeSymlink != 0 {
-		target, _ := root.Readlink(name)
-		return "link to " + target
-	}
-	if info.Mode().IsRegular() {
-		return fmt.Sprintf("file, %#o, %d bytes", info.Mode().Perm(), info.Size())
-	}
-	return info.Mode().Type().String()
-}
-
-// Dirs lists the directories that Apply will make, outermost first.
-func Dirs(root *host.Root, changes []Change) ([]string, error) {
-	var dirs []string
-	for _, c := range changes {
-		if c.Verb == "remove" {
-			continue
-		}
-		dir, err := root.Resolve(path.Dir(c.Path))
-		if err != nil {
-			return nil, err
-		}
-		at := len(dirs)
-		for ; dir != "/" && !slices.Contains(dirs, dir); dir = path.Dir(dir) {
-			if _, err := root.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
-				break
-			}
-			dirs = slices.Insert(dirs, at, dir)
-		}
-	}
-	return dirs, nil
-}
-
-// Apply makes the changes, in their order. Each is whole or not at all; it stops
-// at the first that fails.
-// Made tells which were made.
-func Apply(root *host.Root, changes []Change) error {
-	for i, c := range changes {
-		if err := apply(root, c); err != nil {
-			return &incomplete{made: changes[:i], err: err}
-		}
-	}
-	return nil
-}
-
-// incomplete is why not all changes were made.
-type incomplete struct {
-	made []Change
-	err  error
-}
-
-func (e *incomplete) Error() string { return e.err.Error() }
-func (e *incomplete) Unwrap() error { return e.err }
-
-// Made returns those of changes that were made, given what Apply returned, also
-// when that was wrapped. Another error means that none was.
-func Made(changes []Change, err error) []Change {
-	if err == nil {
-		return changes
-	}
-	if stopped, ok := errors.AsType[*incomplete](err); ok {
-		return stopped.made
-	}
-	return nil
-}
-
-func apply(root *host.Root, c Change) error {
-	if c.Verb != "remove" {
-		if _, err := root.MkdirAll(path.Dir(c.Path), 0o755); err != nil {
-			return err
-		}
-	}
-	switch {
-	case c.Verb == "remove":
-		return root.Remove(c.Path)
-	case c.File != nil:
-		return root.WriteAtomic(c.Path, c.File.Data, c.File.Mode)
-	case c.Node != nil:
-		if c.Verb == "replace" { // nothing that uses the old node is harmed: it is open
-			if err := root.Remove(c.Path); err != nil {
-				return err
-			}
-		}
-		return root.Mknod(c.Path, c.Node.Mode, c.Node.Major, c.Node.Minor)
-	default:
-		_, err := root.Symlink(c.Link, c.Path)
-		return err
-	}
-}
-
-// Print shows the changes to a person, byte for byte: text as lines marked with
-// + and -, anything else by size and SHA-256.
-func Print(w io.Writer, changes []Change) error {
-	var b strings.Builder
-	for _, c := range changes {
-		fmt.Fprintf(&b, "%s %s", c.Verb, c.Path)
-		switch {
-		case c.File != nil:
-			fmt.Fprintf(&b, " (file, %#o, %d bytes)", c.File.Mode, len(c.File.Data))
-		case c.Node != nil:
-			fmt.Fprintf(&b, " (device node %d:%d, %#o)", c.Node.Major, c.Node.Minor, c.Node.Mode)
-		case c.Link != "":
-			fmt.Fprintf(&b, " (link to %s)", c.Link)
-		}
-		if c.Before != "" {
-			fmt.Fprintf(&b, "; there is now: %s", c.Before)
-		}
-		b.WriteString("\n")
-		if c.File != nil {
-			body(&b, c.old, c.File.Data)
-		}
-	}
-	if len(changes) == 0 {
-		b.WriteString("nothing to change\n")
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
-}
-
-// body shows a file's new content, or how it differs from the old.
-func body(b *strings.Builder, old, data []byte) {
-	if !isText(old) || !isText(data) {
-		sum := sha256.Sum256(data)
-		fmt.Fprintf(b, "    sha256 %s\n", hex.EncodeToString(sum[:]))
-		return
-	}
-	before, after := lines(old), lines(data)
-	same := 0 // a common beginning and end are left out
-	for same < min(len(before), len(after)) && before[same] == after[same] {
-		same++
-	}
-	end := 0
-	for end < min(len(before), len(after))-same && before[len(before)-1-end] == after[len(after)-1-end] {
-		end++
-	}
-	if same+end > 0 {
-		fmt.Fprintf(b, "    @@ line %d @@\n", same+1)
-	}
-	for _, l := range before[same : len(before)-end] {
-		fmt.Fprintf(b, "    -%s\n", l)
-	}
-	for _, l := range after[same : len(after)-end] {
-		fmt.Fprintf(b, "    +%s\n", l)
-	}
-}
-
-func isText(data []byte) bool { return utf8.Valid(data) && !bytes.ContainsRune(data, 0) }
-
-func lines(data []byte) []string {
-	all := slices.Collect(strings.Lines(string(data)))
-	for i, l := range all {
-		all[i] = strings.TrimSuffix(l, "\n")
-	}
-	return all
+	return ""
 }

@@ -1,0 +1,149 @@
+package change
+
+import (
+	"errors"
+	"io/fs"
+	"path"
+	"slices"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuready/gpuready/internal/host"
+)
+
+// Dirs lists the directories that Apply will make, outermost first.
+func Dirs(root *host.Root, changes []Change) ([]string, error) {
+	var dirs []string
+	for _, c := range changes {
+		if c.Verb == "remove" {
+			continue
+		}
+		dir, err := root.Resolve(path.Dir(c.Path))
+		if err != nil {
+			return nil, err
+		}
+		at := len(dirs)
+		for ; dir != "/" && !slices.Contains(dirs, dir); dir = path.Dir(dir) {
+			if _, err := root.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
+				break
+			}
+			dirs = slices.Insert(dirs, at, dir)
+		}
+	}
+	return dirs, nil
+}
+
+// Apply makes the changes, in their order. Each is whole or not at all, and on
+// the disk before the next begins; it stops at the first that fails.
+// Made tells which were made.
+func Apply(root *host.Root, changes []Change) error {
+	for i, c := range changes {
+		if err := apply(root, c); err != nil {
+			return &incomplete{made: changes[:i], err: Explain(root, c.Path, err)}
+		}
+	}
+	return nil
+}
+
+// incomplete is why not all changes were made.
+type incomplete struct {
+	made []Change
+	err  error
+}
+
+func (e *incomplete) Error() string { return e.err.Error() }
+func (e *incomplete) Unwrap() error { return e.err }
+
+// Made returns those of changes that were made, given what Apply returned, also
+// when that was wrapped. Another error means that none was.
+func Made(changes []Change, err error) []Change {
+	if err == nil {
+		return changes
+	}
+	if stopped, ok := errors.AsType[*incomplete](err); ok {
+		return stopped.made
+	}
+	return nil
+}
+
+func apply(root *host.Root, c Change) error {
+	now, _, err := See(root, c.Path)
+	if err != nil {
+		return err
+	}
+	if c.matches(now) {
+		return nil // somebody else was faster
+	}
+	if !c.Was.Same(now) && c.Node == nil {
+		return &fs.PathError{Op: c.Verb, Path: c.Path, Err: ErrChanged}
+	}
+	if !c.Absent {
+		if err := mkdirs(root, path.Dir(c.Path)); err != nil {
+			return err
+		}
+	}
+	switch {
+	case c.Absent:
+		err = root.Remove(c.Path)
+	case c.File != nil:
+		return root.WriteWhole(c.Path, c.File.Data, host.Attr{Mode: c.File.Mode, Owner: c.File.Owner, Xattrs: c.File.Xattrs})
+	case c.Node != nil: // nothing that uses an old node is harmed: it is open
+		err = root.Mknod(c.Path, c.Node.Mode, c.Node.Major, c.Node.Minor)
+	default:
+		_, err = root.Symlink(c.Link, c.Path)
+	}
+	if err == nil {
+		err = root.SyncDir(path.Dir(c.Path))
+	}
+	return err
+}
+
+func mkdirs(root *host.Root, dir string) error {
+	made, err := root.MkdirAll(dir, 0o755)
+	for _, d := range made {
+		if err == nil {
+			err = root.SyncDir(path.Dir(d))
+		}
+	}
+	return err
+}
+
+// Refused is an error of the host's file system that a person can do something
+// about. What was to be changed is as it was.
+type Refused struct {
+	Err  error
+	Next string // what to do
+}
+
+func (r *Refused) Error() string { return r.Err.Error() + "; nothing was left half-written; " + r.Next }
+func (r *Refused) Unwrap() error { return r.Err }
+
+// Explain makes an error of writing at a path a Refused, if it is one.
+func Explain(root *host.Root, name string, err error) error {
+	_, told := errors.AsType[*Refused](err)
+	switch {
+	case err == nil || told:
+		return err
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return &Refused{err, "make room on that file system and run again"}
+	case errors.Is(err, syscall.EROFS):
+		return &Refused{err, "mount it writable"}
+	case !errors.Is(err, fs.ErrPermission):
+		return err
+	case immutable(root, name), immutable(root, path.Dir(name)):
+		return &Refused{err, "the file or its directory has an attribute that forbids changes: take it away with chattr -i -a"}
+	}
+	return &Refused{err, "run as root, with the host's directories mounted writable, and see whether SELinux or AppArmor refused it"}
+}
+
+// immutable says that a file or directory has the attribute i or a of chattr(1).
+func immutable(root *host.Root, name string) bool {
+	real, err := root.Resolve(name)
+	if err != nil {
+		return false
+	}
+	var st unix.Statx_t
+	err = unix.Statx(unix.AT_FDCWD, root.Path(real), unix.AT_SYMLINK_NOFOLLOW|unix.AT_STATX_DONT_SYNC, 0, &st)
+	return err == nil && st.Attributes&(unix.STATX_ATTR_IMMUTABLE|unix.STATX_ATTR_APPEND) != 0
+}
