@@ -92,7 +92,7 @@ func uninstall(t *setup.Toolkit, dry bool, stdout, stderr io.Writer) error {
 		return change.Print(stdout, changes)
 	}
 	for _, c := range changes {
-		fmt.Fprintln(stdout, "removed", c.Path)
+		fmt.Fprintln(stdout, c.Verb+"d", c.Path)
 	}
 	return err
 }

@@ -2,21 +2,34 @@
 // that exactly that can be taken away again, and nothing that others made or
 // changed since.
 //
-// The account is a file beside the hook. It is written before the host is
-// changed: a toolkit that is killed in between has an entry for something that
-// is not there, never something without an entry.
+// The account is a file beside the hook, and beside it, under its hash, lies
+// every file that was replaced or removed, as it was before: the original. Both
+// are written, and on the disk, before the host is changed: a toolkit that is
+// killed, or a machine that loses power, has an entry for something that is not
+// there, never something without an entry, and never a file without a way back.
+//
+// A change is one call of Apply, or, where more belongs to it than files (a
+// container runtime has to be started anew, and the old configuration comes
+// back if that fails), a transaction: Begin, then Write, Advance and Commit or
+// Rollback. The next start finds an unfinished one with Pending.
+//
+// Whose version comes back. Restore puts back what was there before our first
+// change. Where others edit a file after we wrote it:
+//   - and we write it again: theirs becomes what Restore puts back, without our
+//     parts if the caller can say what that is (change.File.Without). The file
+//     from before the first change is kept, and Restore tells where.
+//   - and Restore is called: the file stays as they left it; Restore tells which
+//     lines of it are ours, and where the original is kept. The account keeps the
+//     entry, so that a later Apply does not take our lines for theirs.
 package install
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
-	"fmt"
-	"io/fs"
 	"path"
 	"slices"
 	"strings"
+	"syscall"
+	"unicode/utf8"
 
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/toolkit/change"
@@ -25,222 +38,165 @@ import (
 // HookName is the file name of the hook in the install directory.
 const HookName = "gpu-cdi-hook"
 
-const (
-	manifestName = "manifest.json"
-	maxManifest  = 4 << 20
-	manifestV    = 1
-)
-
-// Manifest is what is on the host because of the toolkit.
-type Manifest struct {
-	Version int      `json:"version"`
-	BootID  string   `json:"bootID"` // of the entries that do not outlive a boot
-	Entries []Entry  `json:"entries,omitempty"`
-	Dirs    []string `json:"dirs,omitempty"` // made by the toolkit, outermost first
-}
-
-// Entry is one path and what was put there; one of SHA256, Link and Node is set.
-type Entry struct {
-	Path   string `json:"path"`
-	SHA256 string `json:"sha256,omitempty"`
-	Link   string `json:"link,omitempty"`
-	Node   string `json:"node,omitempty"` // "195:255"
-}
-
-// ManifestPath is where the account is kept.
-func ManifestPath(dir string) string { return path.Join(dir, manifestName) }
-
-// Read returns the account, empty where there is none. What lies on file systems
-// that are made anew at every boot and is from another boot is left out.
-func Read(root *host.Root, dir, bootID string) (Manifest, error) {
-	empty := Manifest{Version: manifestV, BootID: bootID}
-	data, err := root.ReadFile(ManifestPath(dir), maxManifest)
-	if errors.Is(err, fs.ErrNotExist) {
-		return empty, nil
-	}
-	if err != nil {
-		return empty, err
-	}
-	var m Manifest
-	err = json.Unmarshal(data, &m)
-	if err == nil && m.Version != manifestV {
-		err = fmt.Errorf("its version is %d, not %d", m.Version, manifestV)
-	}
-	if err != nil {
-		return empty, fmt.Errorf("%s is not an account that this program can read: %w; remove what it names by hand, then the file itself", ManifestPath(dir), err)
-	}
-	if m.BootID != bootID {
-		m.BootID = bootID
-		m.Entries = slices.DeleteFunc(m.Entries, func(e Entry) bool { return volatile(e.Path) })
-		m.Dirs = slices.DeleteFunc(m.Dirs, volatile)
-	}
-	return m, nil
-}
-
-func volatile(p string) bool {
-	for _, dir := range []string{"/dev", "/run", "/var/run", "/tmp"} {
-		if p == dir || strings.HasPrefix(p, dir+"/") {
-			return true
-		}
-	}
-	return false
-}
-
-// With returns the account as it will be after the changes, which make dirs.
-func (m Manifest) With(changes []change.Change, dirs []string) Manifest {
-	entries := map[string]Entry{}
-	var order []string
-	for _, e := range m.Entries {
-		entries[e.Path] = e
-		order = append(order, e.Path)
-	}
-	for _, c := range changes {
-		if c.Absent {
-			delete(entries, c.Path)
-			continue
-		}
-		if _, ok := entries[c.Path]; !ok {
-			order = append(order, c.Path)
-		}
-		entries[c.Path] = entry(c.Item)
-	}
-	out := Manifest{Version: m.Version, BootID: m.BootID}
-	seen := map[string]bool{}
-	for _, p := range order {
-		if e, ok := entries[p]; ok && !seen[p] {
-			seen[p] = true
-			out.Entries = append(out.Entries, e)
-		}
-	}
-	for _, d := range slices.Concat(m.Dirs, dirs) {
-		if !slices.Contains(out.Dirs, d) {
-			out.Dirs = append(out.Dirs, d)
-		}
-	}
-	return out
-}
-
-func entry(i change.Item) Entry {
-	switch {
-	case i.File != nil:
-		sum := sha256.Sum256(i.File.Data)
-		return Entry{Path: i.Path, SHA256: hex.EncodeToString(sum[:])}
-	case i.Node != nil:
-		return Entry{Path: i.Path, Node: fmt.Sprintf("%d:%d", i.Node.Major, i.Node.Minor)}
-	}
-	return Entry{Path: i.Path, Link: i.Link}
-}
-
-// Item is the account as a file that is wanted on the host.
-func (m Manifest) Item(dir string) change.Item {
-	data, err := json.MarshalIndent(m, "", "  ")
-	if err != nil {
-		panic(err) // strings and numbers only
-	}
-	return change.Item{Path: ManifestPath(dir), File: &change.File{Data: append(data, '\n'), Mode: 0o644}}
-}
-
 // Hook is the hook as a file that is wanted on the host.
 func Hook(dir string, program []byte) change.Item {
 	return change.Item{Path: path.Join(dir, HookName), File: &change.File{Data: program, Mode: 0o755}}
 }
 
-// Apply makes the changes and keeps account of them.
+// Apply makes the changes and keeps account of them. Interrupted, it is repeated
+// by planning and applying anew. Without changes nothing is read or written.
 func Apply(root *host.Root, dir, bootID string, changes []change.Change) error {
 	if len(changes) == 0 {
 		return nil
 	}
-	dirs, err := change.Dirs(root, append([]change.Change{{Item: change.Item{Path: ManifestPath(dir)}}}, changes...))
+	s := store{root, dir, bootID}
+	p, err := s.prepare(changes)
 	if err != nil {
 		return err
 	}
-	m, err := Read(root, dir, bootID)
-	if err != nil {
-		return err
-	}
-	// First with what is removed still in it, so that nothing is ever there
-	// without an entry; then without.
-	var made []change.Change
-	for _, c := range changes {
-		if !c.Absent {
-			made = append(made, c)
-		}
-	}
-	if err := save(root, dir, m.With(made, dirs)); err != nil {
+	if err := s.announce(p.before, p.keep); err != nil {
 		return err
 	}
 	if err := change.Apply(root, changes); err != nil {
 		return err
 	}
-	return save(root, dir, m.With(changes, dirs))
+	return s.save(p.after)
 }
 
-func save(root *host.Root, dir string, m Manifest) error {
-	changes, err := change.Plan(root, []change.Item{m.Item(dir)})
+// plan is what changes do to the account.
+type plan struct {
+	changes []change.Change
+	before  Manifest          // while they are made
+	after   Manifest          // once they are
+	keep    map[string][]byte // originals by SHA-256
+	dirs    []string          // that they make
+	steps   []Step
+}
+
+func (s store) prepare(changes []change.Change) (plan, error) {
+	p := plan{changes: changes, keep: map[string][]byte{}}
+	if err := s.place(); err != nil {
+		return p, err
+	}
+	m, err := s.read()
 	if err != nil {
+		return p, err
+	}
+	if p.dirs, err = change.Dirs(s.root, changes); err != nil {
+		return p, err
+	}
+	p.before, p.after = m.withDirs(p.dirs), m.withDirs(p.dirs)
+	for _, c := range changes {
+		if m.Journal != nil && m.Journal.touches(c.Path) {
+			return p, m.Journal.pending()
+		}
+		old := m.entry(c.Path)
+		next := successor(old, c, p.keep)
+		step := Step{Path: c.Path, Before: stateOf(c.Was), After: next.State, Entry: old}
+		p.after = p.after.with(c.Path, next.settled())
+		if !step.Before.same(next.original()) {
+			next.Also = &step.Before
+		}
+		p.before = p.before.with(c.Path, &next)
+		p.steps = append(p.steps, step)
+	}
+	return p, nil
+}
+
+// announce puts on the disk what is going to be there, and all that it replaces.
+func (s store) announce(before Manifest, keep map[string][]byte) error {
+	if err := s.keep(keep); err != nil {
 		return err
 	}
-	return change.Apply(root, changes)
+	return s.save(before)
 }
 
-// Uninstall returns what has to be removed to take away everything that the
-// toolkit put on the host, and, in words, what is left because it was changed
-// by others.
-func Uninstall(root *host.Root, dir, bootID string) (changes []change.Change, dirs, left []string, err error) {
-	m, err := Read(root, dir, bootID)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	var items []change.Item
-	for _, e := range slices.Backward(m.Entries) {
-		same, err := e.unchanged(root)
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-		case err != nil:
-			return nil, nil, nil, err
-		case !same:
-			left = append(left, e.Path+" was changed by others since")
-		default:
-			items = append(items, change.Item{Path: e.Path, Absent: true})
-		}
-	}
-	items = append(items, change.Item{Path: ManifestPath(dir), Absent: true})
-	changes, err = change.Plan(root, items)
-	dirs = slices.Clone(m.Dirs)
-	slices.Reverse(dirs)
-	return changes, dirs, left, err
-}
-
-func (e Entry) unchanged(root *host.Root) (bool, error) {
-	info, err := root.Lstat(e.Path)
-	if err != nil {
-		return false, err
+// successor is the entry of a path after a change. What has to be kept goes into keep.
+func successor(old *Entry, c change.Change, keep map[string][]byte) Entry {
+	was := stateOf(c.Was)
+	next := Entry{Path: c.Path, State: stateOf(c.Item)}
+	var text []byte
+	if c.Was.File != nil {
+		text = c.Was.File.Data
 	}
 	switch {
-	case e.Node != "":
-		major, minor, ok := host.Device(info)
-		return ok && e.Node == fmt.Sprintf("%d:%d", major, minor), nil
-	case e.Link != "":
-		if info.Mode()&fs.ModeSymlink == 0 {
-			return false, nil
+	case old != nil && (old.same(was) || old.Also != nil && old.Also.same(was)):
+		next.Original, next.First = old.Original, old.First
+	case old != nil && old.original().same(was): // others put it back themselves
+		next.Original, next.First = old.Original, old.First
+	default:
+		next.Original = &was
+		if was.Node != "" { // of a driver that is not there any more
+			next.Original = &State{Absent: true}
 		}
-		target, err := root.Readlink(e.Path)
-		return target == e.Link, err
-	case !info.Mode().IsRegular():
-		return false, nil
+		if old != nil && c.File != nil && c.File.Without != nil {
+			text = c.File.Without
+			clean := was
+			clean.SHA256 = hash(text)
+			next.Original = &clean
+		}
+		if next.Original.SHA256 != "" {
+			keep[next.Original.SHA256] = text
+		}
+		if old != nil {
+			if next.First = old.First; next.First == nil && old.original().SHA256 != "" {
+				next.First = old.Original
+			}
+		}
 	}
-	data, err := root.ReadFile(e.Path, 64<<20)
-	if err != nil {
-		return false, err
+	if c.File != nil && next.original().SHA256 != "" {
+		var known []string
+		if old != nil {
+			known = old.Added
+		}
+		next.Added = added(text, c.File.Data, known)
 	}
-	sum := sha256.Sum256(data)
-	return hex.EncodeToString(sum[:]) == e.SHA256, nil
+	return next
 }
 
-// RemoveDirs removes directories, innermost first, that are empty.
-func RemoveDirs(root *host.Root, dirs []string) {
-	for _, d := range dirs {
-		// Not empty: others use it now. Not there: fine as well.
-		_ = root.Remove(d)
+// original is what Restore puts back.
+func (e Entry) original() State {
+	if e.Original == nil {
+		return State{Absent: true}
 	}
+	return *e.Original
 }
+
+// settled is the entry once the change is made; nil: nothing of ours is there.
+func (e Entry) settled() *Entry {
+	e.Also = nil
+	if o := e.original(); e.First == nil && e.same(o) && (o.Absent || e.alike(o)) {
+		return nil
+	}
+	return &e
+}
+
+// maxAdded bounds what an entry says about the lines of a file, in bytes.
+const maxAdded = 16 << 10
+
+// added returns the lines of now that are ours: those that old does not have,
+// and those of known that are still there. Nil for what is no text.
+func added(old, now []byte, known []string) []string {
+	if !utf8.Valid(old) || !utf8.Valid(now) {
+		return nil
+	}
+	theirs := map[string]bool{}
+	for line := range strings.Lines(string(old)) {
+		theirs[strings.TrimSpace(line)] = true
+	}
+	var lines []string
+	size := 0
+	for line := range strings.Lines(string(now)) {
+		line = strings.TrimSpace(line)
+		if line == "" || slices.Contains(lines, line) || theirs[line] && !slices.Contains(known, line) {
+			continue
+		}
+		if size += len(line); size > maxAdded {
+			break
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+func isNotDir(err error) bool { return errors.Is(err, syscall.ENOTDIR) }

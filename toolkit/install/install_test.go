@@ -4,6 +4,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -31,11 +32,16 @@ func apply(t *testing.T, root *host.Root, boot string, items []change.Item) {
 
 func uninstall(t *testing.T, root *host.Root, boot string) []string {
 	t.Helper()
-	changes, dirs, left, err := Uninstall(root, dir, boot)
+	dry, err := Restore(root, dir, boot, RestoreOptions{DryRun: true})
 	require.NoError(t, err)
-	require.NoError(t, change.Apply(root, changes))
-	RemoveDirs(root, dirs)
-	return left
+	r, err := Restore(root, dir, boot, RestoreOptions{})
+	require.NoError(t, err)
+	var before, after strings.Builder
+	require.NoError(t, change.Print(&before, dry.Changes))
+	require.NoError(t, change.Print(&after, r.Changes))
+	require.Equal(t, before.String(), after.String())
+	require.Equal(t, dry.Left, r.Left)
+	return r.Left
 }
 
 func tree(t *testing.T, dir string) []string {

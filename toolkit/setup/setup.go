@@ -269,24 +269,24 @@ func (t *Toolkit) Do(items []change.Item) ([]change.Change, error) {
 // returns what it removed, and what it left because others changed it; with dry
 // set it removes nothing.
 func (t *Toolkit) Uninstall(dry bool) (changes []change.Change, left []string, err error) {
-	changes, dirs, left, err := install.Uninstall(t.Root, t.Config.InstallDir, t.bootID)
+	restored, err := install.Restore(t.Root, t.Config.InstallDir, t.bootID, install.RestoreOptions{DryRun: dry})
 	if err != nil {
 		return nil, nil, err
 	}
 	state := path.Join(t.Config.StateDir, string(nodestate.Toolkit))
 	gone, err := t.Plan([]change.Item{{Path: path.Join(state, nodestate.FileName), Absent: true}})
+	if err == nil && !dry {
+		err = change.Apply(t.Root, gone)
+	}
 	if err != nil {
 		return nil, nil, err
 	}
-	changes = append(changes, gone...)
-	if dry {
-		return changes, left, nil
+	if !dry {
+		for _, dir := range []string{state, t.Config.StateDir} {
+			_ = t.Root.Remove(dir) // not empty: others use it
+		}
 	}
-	if err := change.Apply(t.Root, changes); err != nil {
-		return nil, nil, err
-	}
-	install.RemoveDirs(t.Root, append(dirs, state, t.Config.StateDir))
-	return changes, left, nil
+	return append(restored.Changes, gone...), restored.Left, nil
 }
 
 // Published returns the state of this boot that was left last, if there is one.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/toolkit/change"
 	"github.com/gpuready/gpuready/toolkit/install"
 	"github.com/gpuready/gpuready/toolkit/spec"
 )
@@ -87,7 +88,7 @@ func With(s nodestate.State, r *nodestate.Runtime, reason gpu.Reason, i *nodesta
 // Explain says in one sentence what went wrong and what to do about it.
 func (c Config) Explain(err error) (gpu.Reason, string) {
 	next := func(reason gpu.Reason, action string) (gpu.Reason, string) {
-		if action == "" {
+		if _, told := errors.AsType[*change.Refused](err); told || action == "" {
 			return reason, err.Error()
 		}
 		return reason, err.Error() + "; " + action
@@ -120,7 +121,8 @@ func (c Config) Explain(err error) (gpu.Reason, string) {
 		if option == "" {
 			return next(ReasonReadOnly, "mount it writable")
 		}
-		return next(ReasonReadOnly, fmt.Sprintf("mount it writable, or choose another directory with %s", option))
+		reason, message := next(ReasonReadOnly, "mount it writable")
+		return reason, fmt.Sprintf("%s, or choose another directory with %s", message, option)
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return next(ReasonDiskFull, "make room on that file system; nothing was left half-written")
 	case errors.Is(err, fs.ErrPermission):

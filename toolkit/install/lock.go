@@ -1,0 +1,135 @@
+package install
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/toolkit/change"
+)
+
+// ErrLocked is returned, wrapped, by Lock where another instance has the host.
+var ErrLocked = errors.New("another gpu-toolkit is at work on this host")
+
+const lockName = "toolkit.lock"
+
+// maxHolder bounds what is read of a lock file, in bytes.
+const maxHolder = 4 << 10
+
+// Held is the lock on a host.
+type Held struct{ file *os.File }
+
+// Lock makes this process the only one that changes the host. The lock is a file
+// in dir, a directory of the host that all instances see, best on a file system
+// that does not outlive the boot; dir is made if it is missing. Who has the lock
+// keeps the file open, so it ends with the process however that ends, and it is
+// not passed on to children. The file is never removed: it says who was the last.
+//
+// With wait it waits for the other to end, until ctx does; the thread that waits
+// is then given up, and ends with the other instance or with this process.
+// Without, an error that wraps ErrLocked says who has it.
+func Lock(ctx context.Context, root *host.Root, dir string, wait bool) (*Held, error) {
+	f, err := openLock(root, dir)
+	if err != nil {
+		return nil, fmt.Errorf("lock: %w", change.Explain(root, path.Join(dir, lockName), err))
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		held := fmt.Errorf("%w (%s, by %s)", ErrLocked, path.Join(dir, lockName), holder(f))
+		if !wait {
+			return nil, errors.Join(held, f.Close())
+		}
+		if f, err = await(ctx, f); errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+			return nil, fmt.Errorf("%w: waited for it: %w", held, err)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("lock %s: %w", path.Join(dir, lockName), err)
+	}
+	if err := sign(f); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock: %w", change.Explain(root, path.Join(dir, lockName), err)), f.Close())
+	}
+	return &Held{f}, nil
+}
+
+// Unlock lets others at the host.
+func (h *Held) Unlock() error { return h.file.Close() }
+
+func openLock(root *host.Root, dir string) (*os.File, error) {
+	real, err := root.Resolve(dir)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := root.MkdirAll(real, 0o755); err != nil {
+		return nil, err
+	}
+	below, err := os.OpenRoot(root.Path(real))
+	if err != nil {
+		return nil, err
+	}
+	defer below.Close()
+	// os opens everything so that children do not get it.
+	f, err := below.OpenFile(lockName, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, errors.Join(&fs.PathError{Op: "open", Path: path.Join(dir, lockName), Err: host.ErrNotRegular}, f.Close())
+	}
+	return f, nil
+}
+
+// await waits for the lock and returns its file, closed if ctx ends first.
+func await(ctx context.Context, f *os.File) (*os.File, error) {
+	got := make(chan error, 1)
+	fd := int(f.Fd())
+	go func() {
+		for {
+			if err := unix.Flock(fd, unix.LOCK_EX); !errors.Is(err, syscall.EINTR) {
+				got <- err
+				return
+			}
+		}
+	}()
+	select {
+	case err := <-got:
+		return f, err
+	case <-ctx.Done():
+		go func() {
+			<-got
+			_ = f.Close() // and with it the lock
+		}()
+		return nil, ctx.Err()
+	}
+}
+
+// holder is who wrote into a lock file last.
+func holder(f *os.File) string {
+	data, err := io.ReadAll(io.NewSectionReader(f, 0, maxHolder))
+	if who := strings.TrimSpace(string(data)); err == nil && who != "" {
+		return strings.ToValidUTF8(who, "?")
+	}
+	return "one that has not said who it is"
+}
+
+// sign writes who has the lock. The process number is that of its own namespace,
+// the name that of its pod.
+func sign(f *os.File) error {
+	name, _ := os.Hostname()
+	line := fmt.Sprintf("process %d on %s, %q, since %s\n", os.Getpid(), name, strings.Join(os.Args, " "), time.Now().UTC().Format(time.RFC3339))
+	if err := f.Truncate(0); err != nil {
+		return err
+	}
+	_, err := f.WriteAt([]byte(line[:min(len(line), maxHolder)]), 0)
+	return err
+}

@@ -1,0 +1,7 @@
+package install
+
+import "github.com/gpuready/gpuready/internal/host"
+
+func countOps(n *int) func(host.Op) error {
+	return func(host.Op) error { *n++; return nil }
+}

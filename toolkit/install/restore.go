@@ -1,0 +1,203 @@
+package install
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/toolkit/change"
+)
+
+// RestoreOptions say how much is restored.
+type RestoreOptions struct {
+	DryRun bool                   // only tell
+	Only   func(path string) bool // of the account; nil: everything, the account as well
+}
+
+// Restored is what Restore did.
+type Restored struct {
+	Changes []change.Change
+	Left    []string // what is not as it was before us, in words, and why
+}
+
+// Restore puts back what was there before the toolkit: bytes, modes and owners
+// of what it replaced, nothing where there was nothing. What others changed
+// since is left, and told. An unfinished transaction is undone first. It can be
+// repeated, also after a kill at any point, and then does the rest; an original
+// that is damaged is an error, and nothing is done.
+func Restore(root *host.Root, dir, bootID string, o RestoreOptions) (Restored, error) {
+	s := store{root, dir, bootID}
+	if !o.DryRun {
+		if err := s.settle(o.Only == nil); err != nil {
+			return Restored{}, err
+		}
+	}
+	m, err := s.read()
+	if err != nil {
+		return Restored{}, err
+	}
+	r, items, rest, err := s.undo(m, o.Only)
+	if err != nil {
+		return Restored{}, err
+	}
+	if r.Changes, err = change.Plan(root, items); err != nil {
+		return r, err
+	}
+	if !o.DryRun {
+		if err := change.Apply(root, r.Changes); err != nil {
+			r.Changes = change.Made(r.Changes, err)
+			return r, err
+		}
+	}
+	if len(rest.Entries)+len(rest.Kept) == 0 {
+		account, err := change.Plan(root, []change.Item{{Path: ManifestPath(dir), Absent: true}})
+		if err != nil {
+			return r, err
+		}
+		r.Changes = append(r.Changes, account...)
+	}
+	if o.DryRun {
+		return r, nil
+	}
+	return r, s.settleRest(m, rest)
+}
+
+// settle clears away what a killed instance has left. An unfinished transaction
+// is undone where not all is restored, which would undo it as well.
+func (s store) settle(all bool) error {
+	if _, err := Sweep(s.root, s.dir, s.bootID); err != nil || all {
+		return err
+	}
+	tx, err := Pending(s.root, s.dir, s.bootID)
+	if err != nil || tx == nil {
+		return err
+	}
+	_, err = tx.Rollback() // Restore tells what is left
+	return err
+}
+
+// undo decides what brings back the originals, and what of the account remains.
+func (s store) undo(m Manifest, only func(string) bool) (r Restored, items []change.Item, rest Manifest, err error) {
+	rest = m
+	rest.Journal = nil
+	for _, e := range slices.Backward(m.Entries) {
+		if only != nil && !only(e.Path) {
+			continue
+		}
+		now, err := observe(s.root, e.Path)
+		if err != nil {
+			return r, nil, m, err
+		}
+		original := e.original()
+		back := original
+		switch {
+		case now.same(original) && (original.Absent || now.alike(original) || !now.same(e.State)):
+			rest = rest.with(e.Path, nil)
+			rest.Kept = keepFirst(rest.Kept, e)
+			continue
+		case !e.ours(now):
+			if original.Absent {
+				rest = rest.with(e.Path, nil)
+			}
+			r.Left = append(r.Left, s.theirs(e, now))
+			continue
+		case now.same(e.State) && e.Mode != 0 && !now.alike(e.State) && original.SHA256 != "":
+			back = original.dressed(now) // others changed who may do what, and only that
+		}
+		item, err := s.item(e.Path, back)
+		if err != nil {
+			return r, nil, m, err
+		}
+		items = append(items, item)
+		rest = rest.with(e.Path, nil)
+		rest.Kept = keepFirst(rest.Kept, e)
+	}
+	rest.Kept = slices.DeleteFunc(slices.Clone(rest.Kept), func(k Kept) bool {
+		_, err := s.root.Lstat(OriginalPath(s.dir, k.SHA256))
+		return err != nil
+	})
+	for _, k := range rest.Kept {
+		if only == nil || only(k.Path) {
+			r.Left = append(r.Left, fmt.Sprintf("%s: others edited it between changes of ours, and it is as they left it; what it was before the first is kept in %s: remove that when nobody needs it", k.Path, OriginalPath(s.dir, k.SHA256)))
+		}
+	}
+	return r, items, rest, nil
+}
+
+func (e Entry) ours(now State) bool { return now.same(e.State) || e.Also != nil && now.same(*e.Also) }
+
+func keepFirst(kept []Kept, e Entry) []Kept {
+	if e.First == nil || e.First.SHA256 == "" || slices.Contains(kept, Kept{e.Path, e.First.SHA256}) {
+		return kept
+	}
+	return append(slices.Clone(kept), Kept{e.Path, e.First.SHA256})
+}
+
+// theirs says what is in a file that others changed after us.
+func (s store) theirs(e Entry, now State) string {
+	var b strings.Builder
+	b.WriteString(e.Path)
+	if now.Absent {
+		b.WriteString(" was removed by others since")
+	} else {
+		b.WriteString(" was changed by others since")
+	}
+	if found := s.addedIn(e, now); len(found) > 0 {
+		fmt.Fprintf(&b, "; ours in it: %q", found)
+	}
+	if o := e.original(); o.SHA256 != "" {
+		fmt.Fprintf(&b, "; what it was before is kept in %s (mode %#o): put it right by hand and run this again", OriginalPath(s.dir, o.SHA256), uint32(o.Mode))
+	}
+	return b.String()
+}
+
+// addedIn returns the lines that we added and that are still in a file.
+func (s store) addedIn(e Entry, now State) []string {
+	if now.SHA256 == "" || len(e.Added) == 0 {
+		return nil
+	}
+	data, err := s.root.ReadFile(e.Path, maxOriginal)
+	if err != nil {
+		return nil
+	}
+	var found []string
+	for line := range strings.Lines(string(data)) {
+		if line = strings.TrimSpace(line); slices.Contains(e.Added, line) && !slices.Contains(found, line) {
+			found = append(found, line)
+		}
+	}
+	return found
+}
+
+// settleRest writes what remains of the account, if anything does.
+func (s store) settleRest(m, rest Manifest) error {
+	real, err := s.root.Resolve(s.dir)
+	if err != nil {
+		return err
+	}
+	var own, others []string // directories: of the account, and the rest
+	for _, d := range m.Dirs {
+		if within(real, d) {
+			own = append(own, d)
+		} else {
+			others = append(others, d)
+		}
+	}
+	used := func(d string) bool {
+		return slices.ContainsFunc(rest.Entries, func(e Entry) bool { return within(e.Path, d) })
+	}
+	empty := len(rest.Entries) == 0 && len(rest.Kept) == 0
+	if removed := slices.DeleteFunc(slices.Clone(others), used); len(removed) > 0 {
+		left := removeDirs(s.root, removed)
+		others = slices.DeleteFunc(others, func(d string) bool { return slices.Contains(removed, d) && !slices.Contains(left, d) })
+	}
+	if _, err := s.root.Lstat(ManifestPath(s.dir)); err != nil && empty {
+		return s.collect(rest)
+	}
+	rest.Dirs = slices.Concat(own, others)
+	if err := s.save(rest); err != nil || !empty {
+		return err
+	}
+	return s.leave(slices.Concat(own, others))
+}

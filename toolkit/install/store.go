@@ -1,0 +1,278 @@
+package install
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/toolkit/change"
+)
+
+// maxOriginal bounds a file that is kept, in bytes; Plan reads none that is larger.
+const maxOriginal = 64 << 20
+
+// store is the install directory: the account and the originals.
+type store struct {
+	root        *host.Root
+	dir, bootID string
+}
+
+func (s store) read() (Manifest, error) { return Read(s.root, s.dir, s.bootID) }
+
+func (s store) originals() string { return path.Join(s.dir, "originals") }
+
+// OriginalPath is where a file with this SHA-256 is kept.
+func OriginalPath(dir, sha256 string) string { return path.Join(dir, "originals", sha256) }
+
+// put writes one of our own files, if it is not so already.
+func (s store) put(name string, data []byte) error {
+	changes, err := change.Plan(s.root, []change.Item{{Path: name, File: &change.File{Data: data, Mode: 0o600}}})
+	if err != nil {
+		return err
+	}
+	return change.Apply(s.root, changes)
+}
+
+// save writes the account and lets go of originals that it does not need.
+func (s store) save(m Manifest) error {
+	if err := s.put(ManifestPath(s.dir), m.encode()); err != nil {
+		return err
+	}
+	return s.collect(m)
+}
+
+// keep writes the bytes of what is replaced, so that they can come back.
+func (s store) keep(all map[string][]byte) error {
+	for sum, data := range all {
+		if err := s.put(OriginalPath(s.dir, sum), data); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// collect removes the originals that an account does not need.
+func (s store) collect(m Manifest) error {
+	entries, err := s.root.ReadDir(s.originals())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	need := m.originals()
+	left := 0
+	for _, e := range entries {
+		if !isHash(e.Name()) || need[e.Name()] {
+			left++
+			continue
+		}
+		if err := s.root.Remove(OriginalPath(s.dir, e.Name())); err != nil {
+			return err
+		}
+	}
+	if left > 0 {
+		return nil
+	}
+	return s.root.Remove(s.originals())
+}
+
+// item is what brings a state back, with the bytes that were kept.
+func (s store) item(p string, st State) (change.Item, error) {
+	item := change.Item{Path: p, Link: st.Link, Absent: st.Absent}
+	if st.Node != "" {
+		item.Node = &change.Node{Mode: st.Mode.file()}
+		_, err := fmt.Sscanf(st.Node, "%d:%d", &item.Node.Major, &item.Node.Minor)
+		return item, err
+	}
+	if st.SHA256 == "" {
+		return item, nil
+	}
+	at := OriginalPath(s.dir, st.SHA256)
+	data, err := s.root.ReadFile(at, maxOriginal)
+	if err == nil && hash(data) != st.SHA256 {
+		err = errors.New("its content is not what its name says")
+	}
+	if err != nil {
+		return item, fmt.Errorf("%s, which holds what was %s, cannot be used: %w; put %s right by hand, nothing was done", at, p, err, p)
+	}
+	item.File = &change.File{Data: data, Mode: st.Mode.file(), Xattrs: st.Xattrs}
+	if st.UID != nil {
+		item.File.Owner = &host.Owner{UID: *st.UID, GID: *st.GID}
+	}
+	if item.File.Xattrs == nil {
+		item.File.Xattrs = map[string][]byte{}
+	}
+	return item, nil
+}
+
+// place makes the install directory with an account in it in one step, so that
+// there is never a directory of ours without an account that names it.
+func (s store) place() error {
+	dirs, err := change.Dirs(s.root, []change.Change{{Item: change.Item{Path: ManifestPath(s.dir)}}})
+	if err != nil || len(dirs) == 0 {
+		return err
+	}
+	m := Manifest{Version: manifestV, BootID: s.bootID, Dirs: dirs}
+	top, inner := dirs[0], dirs[len(dirs)-1]
+	temp := host.Temp(top)
+	if _, err := s.root.MkdirAll(temp+inner[len(top):], 0o755); err != nil {
+		if at, ok := errors.AsType[*fs.PathError](err); ok {
+			err = &fs.PathError{Op: "mkdir", Path: s.dir, Err: at.Err}
+		}
+		return change.Explain(s.root, top, err)
+	}
+	err = s.put(ManifestPath(temp+inner[len(top):]), m.encode())
+	for _, d := range slices.Backward(dirs[:len(dirs)-1]) {
+		if err == nil {
+			err = s.root.SyncDir(temp + d[len(top):])
+		}
+	}
+	if err == nil {
+		err = s.root.Rename(temp, top)
+	}
+	if err != nil {
+		return errors.Join(change.Explain(s.root, top, err), s.remove(temp))
+	}
+	return s.root.SyncDir(path.Dir(top))
+}
+
+// leave takes away the account, the last of our files, and those directories
+// that were made for it and hold nothing else.
+func (s store) leave(dirs []string) error {
+	real, err := s.root.Resolve(s.dir)
+	if err != nil {
+		return err
+	}
+	for _, top := range dirs {
+		if !within(real, top) || !s.only(top, real) {
+			continue
+		}
+		temp := host.Temp(top)
+		if err := s.root.Rename(top, temp); err != nil {
+			break // a mount, perhaps
+		}
+		if err := s.root.SyncDir(path.Dir(top)); err != nil {
+			return err
+		}
+		return s.remove(temp)
+	}
+	if err := s.root.Remove(ManifestPath(s.dir)); err != nil {
+		return change.Explain(s.root, ManifestPath(s.dir), err)
+	}
+	if err := s.root.SyncDir(s.dir); err != nil {
+		return err
+	}
+	removeDirs(s.root, dirs)
+	return nil
+}
+
+// only says that nothing is below top but the account in dir.
+func (s store) only(top, dir string) bool {
+	name := manifestName
+	for p := dir; ; p = path.Dir(p) {
+		entries, err := s.root.ReadDir(p)
+		if err != nil || len(entries) != 1 || entries[0].Name() != name {
+			return false
+		}
+		if p == top {
+			return true
+		}
+		name = path.Base(p)
+	}
+}
+
+// remove removes what this program made under a temporary name: a file or link,
+// or a chain of directories with an account at its end, and nothing else.
+func (s store) remove(temp string) error {
+	info, err := s.root.Lstat(temp)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if info.IsDir() {
+		entries, err := s.root.ReadDir(temp)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			if !e.IsDir() && !strings.Contains(e.Name(), manifestName) {
+				continue // and the directory stays
+			}
+			if err := s.remove(path.Join(temp, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return s.root.Remove(temp)
+}
+
+// removeDirs removes directories, innermost first, that are empty. It returns
+// those that are still there.
+func removeDirs(root *host.Root, dirs []string) []string {
+	var left []string
+	for _, d := range slices.Backward(dirs) {
+		// Not empty: others use it now.
+		if err := root.Remove(d); err != nil {
+			left = append(left, d)
+			continue
+		}
+		_ = root.SyncDir(path.Dir(d)) // its own parent may be gone as well
+	}
+	slices.Reverse(left)
+	return left
+}
+
+// Sweep removes what a killed instance has left of files that it was writing:
+// call it at the start, with the lock held. It returns what it removed.
+func Sweep(root *host.Root, dir, bootID string) ([]string, error) {
+	s := store{root, dir, bootID}
+	m, err := s.read()
+	if err != nil {
+		return nil, err
+	}
+	names := []string{ManifestPath(dir)}
+	for _, e := range m.Entries {
+		names = append(names, e.Path)
+	}
+	if m.Journal != nil {
+		for _, step := range m.Journal.Steps {
+			names = append(names, step.Path)
+		}
+	}
+	real, err := root.Resolve(dir)
+	if err != nil {
+		return nil, err
+	}
+	for p := real; p != "/"; p = path.Dir(p) {
+		names = append(names, p)
+	}
+	if kept, err := root.ReadDir(s.originals()); err == nil {
+		for _, e := range kept {
+			if len(e.Name()) > 65 && isHash(e.Name()[1:65]) {
+				names = append(names, OriginalPath(dir, e.Name()[1:65]))
+			}
+		}
+	}
+	slices.Sort(names)
+	var removed []string
+	for _, name := range slices.Compact(names) {
+		left, err := root.Leftovers(name)
+		if err != nil && !isNotDir(err) {
+			return removed, err
+		}
+		for _, l := range left {
+			if err := s.remove(l); err != nil {
+				return removed, err
+			}
+			removed = append(removed, l)
+		}
+	}
+	return removed, nil
+}
