@@ -66,6 +66,17 @@ func (d Dir) Search() string {
 // machine: another Ensure waits for it and uses what came of it.
 func Ensure(ctx context.Context, o Options) (Dir, error) { return ensure(ctx, modules, o) }
 
+// EnsureRuntimes is Ensure for runc, containerd and dockerd alone.
+func EnsureRuntimes(ctx context.Context, o Options) (Dir, error) {
+	wanted := []module{docker}
+	for _, m := range modules {
+		if m.name == "runc" || m.name == "containerd" {
+			wanted = append(wanted, m)
+		}
+	}
+	return ensure(ctx, wanted, o)
+}
+
 func ensure(ctx context.Context, modules []module, o Options) (Dir, error) {
 	if err := o.complete(); err != nil {
 		return nil, err

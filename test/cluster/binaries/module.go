@@ -91,6 +91,18 @@ var modules = []module{
 	},
 }
 
+// docker is what `make e2e-toolkit` needs beside them, and no cluster.
+var docker = module{
+	name:    "moby",
+	project: "github.com/moby/moby/v2",
+	flags:   "-tags=grpcnotrace,netgo,osusergo,no_btrfs,no_zfs,exclude_graphdriver_btrfs,exclude_graphdriver_zfs",
+	// As releases that are made of it call themselves; the module's numbers are another count.
+	ldflags: "-X github.com/moby/moby/v2/dockerversion.Version=29.0.0-moby-{version}",
+	binaries: []binary{
+		{"dockerd", "github.com/moby/moby/v2/cmd/dockerd", 5 * time.Minute},
+	},
+}
+
 // entry is the place in the cache for what is built from a module as it is now.
 type entry struct {
 	module
