@@ -159,7 +159,7 @@ func makeRootfs(root string, files map[string]string) error {
 			return err
 		}
 	}
-	libraries, loader, err := glibc()
+	libraries, loader, err := Glibc()
 	if err != nil {
 		return err
 	}
@@ -187,8 +187,8 @@ func LibraryDir() string {
 	return "/usr/lib/x86_64-linux-gnu"
 }
 
-// glibc finds this machine's C library and its loader.
-func glibc() (libraries []string, loader string, err error) {
+// Glibc finds this machine's C library and its loader.
+func Glibc() (libraries []string, loader string, err error) {
 	loader = "/lib64/ld-linux-x86-64.so.2"
 	if runtime.GOARCH == "arm64" {
 		loader = "/lib/ld-linux-aarch64.so.1"

@@ -1,0 +1,205 @@
+package runtimes
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/gpuready/gpuready/test/node"
+)
+
+// Socket is where containerd serves CRI.
+const Socket = "/run/containerd/containerd.sock"
+
+// containerd is used as a kubelet does, over CRI.
+type containerd struct {
+	conn *grpc.ClientConn
+	cri  runtimeapi.RuntimeServiceClient
+	pods int
+}
+
+func newContainerd() (*containerd, error) {
+	conn, err := grpc.NewClient("unix://"+Socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy())
+	if err != nil {
+		return nil, err
+	}
+	return &containerd{conn: conn, cri: runtimeapi.NewRuntimeServiceClient(conn)}, nil
+}
+
+func (c *containerd) command() []string { return []string{bin + "/containerd"} }
+
+func (c *containerd) close() error { return c.conn.Close() }
+
+func (c *containerd) ready(ctx context.Context) error {
+	c.conn.ResetConnectBackoff()
+	_, err := c.cri.Version(ctx, &runtimeapi.VersionRequest{}, grpc.WaitForReady(true))
+	return err
+}
+
+func (c *containerd) load(ctx context.Context, file string) error {
+	return command(ctx, bin+"/ctr", "--namespace", "k8s.io", "images", "import", file)
+}
+
+// command runs a program of the host.
+func command(ctx context.Context, name string, args ...string) error {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Env = environment()
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w\n%s", filepath.Base(name), err, out)
+	}
+	return nil
+}
+
+func (c *containerd) run(ctx context.Context, s Spec) (output string, err error) {
+	c.pods++
+	pod := podConfig(c.pods)
+	if err := os.MkdirAll(pod.LogDirectory, 0o755); err != nil {
+		return "", err
+	}
+	sandbox, err := c.cri.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: pod, RuntimeHandler: s.Handler})
+	if err != nil {
+		return "", fmt.Errorf("pod: %w", err)
+	}
+	defer func() {
+		_, removed := c.cri.RemovePodSandbox(context.WithoutCancel(ctx), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: sandbox.GetPodSandboxId()})
+		if err == nil && removed != nil {
+			err = fmt.Errorf("remove the pod: %w", removed)
+		}
+	}()
+	created, err := c.cri.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{
+		PodSandboxId: sandbox.GetPodSandboxId(), SandboxConfig: pod, Config: containerConfig(s),
+	})
+	if err != nil {
+		return "", fmt.Errorf("create the container: %w", err)
+	}
+	id := created.GetContainerId()
+	if _, err := c.cri.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: id}); err != nil {
+		return "", fmt.Errorf("start the container: %w", err)
+	}
+	exit, err := c.wait(ctx, id)
+	if err != nil {
+		return "", err
+	}
+	log, err := os.ReadFile(filepath.Join(pod.GetLogDirectory(), "log"))
+	if err != nil {
+		return "", err
+	}
+	return ended(printed(string(log)), exit)
+}
+
+// ended is what Run returns for a container that ended.
+func ended(output string, exit int) (string, error) {
+	if exit != 0 {
+		return output, fmt.Errorf("the container ended with %d; it printed:\n%s", exit, output)
+	}
+	return output, nil
+}
+
+func podConfig(number int) *runtimeapi.PodSandboxConfig {
+	return &runtimeapi.PodSandboxConfig{
+		Metadata:     &runtimeapi.PodSandboxMetadata{Name: "pod", Namespace: "default", Uid: strconv.Itoa(number)},
+		LogDirectory: filepath.Join(work, "pods", strconv.Itoa(number)),
+		Linux: &runtimeapi.LinuxPodSandboxConfig{
+			CgroupParent:    "/" + node.Name(),
+			SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{NamespaceOptions: hostNetwork()},
+		},
+	}
+}
+
+// hostNetwork spares a pod a network of its own, and the node CNI.
+func hostNetwork() *runtimeapi.NamespaceOption {
+	return &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE}
+}
+
+func containerConfig(s Spec) *runtimeapi.ContainerConfig {
+	c := &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: "container"},
+		Image:    &runtimeapi.ImageSpec{Image: Image},
+		Command:  s.Args,
+		LogPath:  "log",
+		Linux: &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
+			NamespaceOptions: hostNetwork(), NoNewPrivs: true,
+		}},
+	}
+	for _, kv := range s.Env {
+		name, value, _ := strings.Cut(kv, "=")
+		c.Envs = append(c.Envs, &runtimeapi.KeyValue{Key: name, Value: []byte(value)})
+	}
+	for _, name := range s.CDI {
+		c.CDIDevices = append(c.CDIDevices, &runtimeapi.CDIDevice{Name: name})
+	}
+	return c
+}
+
+// wait waits until a container has ended. containerd 1.6 tells it to who asks, and to
+// nobody else.
+func (c *containerd) wait(ctx context.Context, id string) (exit int, err error) {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		said, err := c.cri.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: id})
+		if err != nil {
+			return 0, fmt.Errorf("status of the container: %w", err)
+		}
+		if s := said.GetStatus(); s.GetState() == runtimeapi.ContainerState_CONTAINER_EXITED {
+			return int(s.GetExitCode()), nil
+		}
+		select {
+		case <-ctx.Done():
+			return 0, fmt.Errorf("the container runs: %w", ctx.Err())
+		case <-tick.C:
+		}
+	}
+}
+
+// printed is what a container printed, of its log: lines of time, stream, F and text.
+func printed(log string) string {
+	var out strings.Builder
+	for line := range strings.Lines(log) {
+		if parts := strings.SplitN(line, " ", 4); len(parts) == 4 {
+			out.WriteString(parts[3])
+		}
+	}
+	return out.String()
+}
+
+func (c *containerd) status(ctx context.Context) (Status, error) {
+	version, err := c.cri.Version(ctx, &runtimeapi.VersionRequest{})
+	if err != nil {
+		return Status{}, err
+	}
+	said, err := c.cri.Status(ctx, &runtimeapi.StatusRequest{Verbose: true})
+	if err != nil {
+		return Status{}, err
+	}
+	var config struct {
+		EnableCDI  *bool `json:"enableCDI"` // there from 1.7 to 2.3
+		Containerd struct {
+			DefaultRuntimeName string                     `json:"defaultRuntimeName"`
+			Runtimes           map[string]json.RawMessage `json:"runtimes"`
+		} `json:"containerd"`
+	}
+	if err := json.Unmarshal([]byte(said.GetInfo()["config"]), &config); err != nil {
+		return Status{}, fmt.Errorf("the configuration that containerd says it has: %w", err)
+	}
+	cdi := strings.HasPrefix(strings.TrimPrefix(version.GetRuntimeVersion(), "v"), "2.") // and always on since
+	if config.EnableCDI != nil {
+		cdi = *config.EnableCDI
+	}
+	return Status{
+		Version: version.GetRuntimeVersion(), Default: config.Containerd.DefaultRuntimeName, CDI: cdi,
+		Handlers: slices.Sorted(maps.Keys(config.Containerd.Runtimes)),
+	}, nil
+}

@@ -1,0 +1,187 @@
+// Package debian fetches programs as Debian ships them, of any release, without
+// installing anything: apt works in folders of its own and checks signatures and
+// hashes, dpkg unpacks, and the outcome is kept in a cache.
+package debian
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Set is what to fetch: packages of one release, whose files are laid into one folder.
+type Set struct {
+	Release  string   // "bookworm"
+	Packages []string // not those that they depend on
+	Version  string   // what the first one's upstream version begins with: "1.6.20"
+}
+
+// keyring verifies the releases; every Debian machine has it, and Ubuntu's has it
+// in the package debian-archive-keyring.
+const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+// Ensure returns the folder below cache into which the set is unpacked, at once
+// where it is there already. Only one fetch of a set runs at a time on a machine.
+func Ensure(ctx context.Context, cache string, s Set, out io.Writer) (string, error) {
+	name := strings.Join(append([]string{s.Release}, s.Packages...), "-") + "-" + s.Version
+	at := filepath.Join(cache, "debian", name)
+	if there(at) {
+		return at, nil
+	}
+	if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
+		return "", fmt.Errorf("cache of Debian's programs: %w; set GPUREADY_CACHE to a folder that can be written", err)
+	}
+	unlock, err := lock(at + ".lock")
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	if there(at) {
+		return at, nil
+	}
+	fmt.Fprintf(out, "fetching %s %s from Debian's %s\n", s.Packages[0], s.Version, s.Release)
+	if err := s.fetch(ctx, at); err != nil {
+		return "", fmt.Errorf("fetch %s from Debian's %s: %w", strings.Join(s.Packages, ", "), s.Release, err)
+	}
+	return at, nil
+}
+
+// there reports whether a set is whole: its folder is put in place by a rename.
+func there(at string) bool {
+	_, err := os.Stat(at)
+	return err == nil
+}
+
+// lock takes the lock of a set; a process that ends in whatever way lets go of it.
+func lock(path string) (unlock func(), err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
+	}
+	return func() { _ = f.Close() }, nil
+}
+
+// fetch puts the set at a path. What a killed fetch left is removed first.
+func (s Set) fetch(ctx context.Context, at string) (err error) {
+	work := at + ".fetching"
+	if err := os.RemoveAll(work); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
+	for _, dir := range []string{"lists/partial", "cache/archives/partial", "debs", "root"} {
+		if err := os.MkdirAll(filepath.Join(work, dir), 0o755); err != nil {
+			return err
+		}
+	}
+	source := fmt.Sprintf("deb [signed-by=%s] %s %s main\n", keyring, mirror(ctx), s.Release)
+	if err := os.WriteFile(filepath.Join(work, "sources.list"), []byte(source), 0o644); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(work, "apt.conf"), []byte(settings(work)), 0o644); err != nil {
+		return err
+	}
+	if _, err := run(ctx, work, "apt-get", "-q", "update"); err != nil {
+		return err
+	}
+	if err := s.check(ctx, work); err != nil {
+		return err
+	}
+	if _, err := run(ctx, work, "apt-get", append([]string{"-q", "download"}, s.Packages...)...); err != nil {
+		return err
+	}
+	if err := unpack(ctx, work); err != nil {
+		return err
+	}
+	return os.Rename(filepath.Join(work, "root"), at)
+}
+
+// check sees to it that the release has the version that is wanted.
+func (s Set) check(ctx context.Context, work string) error {
+	shown, err := run(ctx, work, "apt-cache", "show", "--no-all-versions", s.Packages[0])
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(shown) {
+		if version, ok := strings.CutPrefix(strings.TrimSpace(line), "Version: "); ok {
+			if strings.HasPrefix(version, s.Version) {
+				return nil
+			}
+			return fmt.Errorf("it has version %s, not %s; the tests are written for that one", version, s.Version)
+		}
+	}
+	return fmt.Errorf("apt-cache names no version of it; it printed: %s", shown)
+}
+
+func unpack(ctx context.Context, work string) error {
+	debs, err := filepath.Glob(filepath.Join(work, "debs/*.deb"))
+	if err != nil {
+		return err
+	}
+	for _, deb := range debs {
+		if _, err := run(ctx, work, "dpkg-deb", "-x", deb, filepath.Join(work, "root")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mirror is where this machine gets its Debian packages from.
+func mirror(ctx context.Context) string {
+	const usual = "http://deb.debian.org/debian"
+	out, err := exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(ORIGIN) $(LABEL) $(REPO_URI)", "Created-By: Packages").Output()
+	if err != nil {
+		return usual
+	}
+	for line := range strings.Lines(string(out)) {
+		if uri, ok := strings.CutPrefix(strings.TrimSpace(line), "Debian Debian "); ok {
+			return uri
+		}
+	}
+	return usual
+}
+
+// settings have apt read and write nothing of the machine's own but its proxies.
+func settings(work string) string {
+	return fmt.Sprintf(`Dir::Etc::sourcelist "%[1]s/sources.list";
+Dir::Etc::sourceparts "-";
+Dir::State "%[1]s";
+Dir::State::lists "%[1]s/lists";
+Dir::State::status "/dev/null";
+Dir::Cache "%[1]s/cache";
+Dir::Log "%[1]s";
+APT::Sandbox::User "root";
+Acquire::Languages "none";
+Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";
+Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled "false";
+#clear APT::Update::Post-Invoke;
+#clear APT::Update::Post-Invoke-Success;
+#clear DPkg::Post-Invoke;
+`, work)
+}
+
+func run(ctx context.Context, work, name string, args ...string) (string, error) {
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = filepath.Join(work, "debs")
+	cmd.Env = append(os.Environ(), "APT_CONFIG="+filepath.Join(work, "apt.conf"), "LC_ALL=C")
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
+			return "", fmt.Errorf("%w; this needs a Debian or Ubuntu machine", err)
+		}
+		return "", fmt.Errorf("%s %s: %w\n%s%s", name, strings.Join(args, " "), err, stdout.String(), stderr.String())
+	}
+	return stdout.String(), nil
+}

@@ -1,0 +1,184 @@
+package runtimes
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/gpuready/gpuready/test/node"
+)
+
+// DockerSocket is where dockerd serves its API.
+const DockerSocket = "/var/run/docker.sock"
+
+// docker is used over its API.
+type docker struct{ client *http.Client }
+
+func newDocker() *docker {
+	return &docker{client: &http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", DockerSocket)
+		},
+	}}}
+}
+
+// command has on its line, as a unit file has, what would need a network: daemon.json
+// is the test's.
+func (d *docker) command() []string {
+	return []string{bin + "/dockerd", "--iptables=false", "--ip6tables=false", "--bridge=none", "--userland-proxy=false"}
+}
+
+func (d *docker) close() error {
+	d.client.CloseIdleConnections()
+	return nil
+}
+
+// ready asks until it is answered: nobody says when a socket has come that is listened on.
+func (d *docker) ready(ctx context.Context) error {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := d.call(ctx, http.MethodGet, "/_ping", nil, nil)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(context.Cause(ctx), err)
+		case <-tick.C:
+		}
+	}
+}
+
+// call sends a body, JSON but for an *os.File, and decodes the answer into a value, if
+// that is not nil; a *bytes.Buffer takes it as it is.
+func (d *docker) call(ctx context.Context, method, path string, body, into any) (err error) {
+	var sent io.Reader
+	kind := "application/json"
+	switch b := body.(type) {
+	case nil:
+	case *os.File:
+		sent, kind = b, "application/x-tar"
+	default:
+		data, err := json.Marshal(b)
+		if err != nil {
+			return err
+		}
+		sent = bytes.NewReader(data)
+	}
+	request, err := http.NewRequestWithContext(ctx, method, "http://docker"+path, sent)
+	if err != nil {
+		return err
+	}
+	request.Header.Set("Content-Type", kind)
+	answer, err := d.client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, answer.Body.Close()) }()
+	data, err := io.ReadAll(answer.Body)
+	if err != nil {
+		return err
+	}
+	if answer.StatusCode >= http.StatusBadRequest {
+		return fmt.Errorf("%s %s: %s: %s", method, path, answer.Status, bytes.TrimSpace(data))
+	}
+	switch v := into.(type) {
+	case nil:
+		return nil
+	case *bytes.Buffer:
+		_, err := v.Write(data)
+		return err
+	}
+	return json.Unmarshal(data, into)
+}
+
+func (d *docker) load(ctx context.Context, file string) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var said bytes.Buffer
+	if err := d.call(ctx, http.MethodPost, "/images/load?quiet=1", f, &said); err != nil {
+		return err
+	}
+	if bytes.Contains(said.Bytes(), []byte(`"error"`)) {
+		return fmt.Errorf("load %s: %s", file, said.Bytes())
+	}
+	return nil
+}
+
+func (d *docker) run(ctx context.Context, s Spec) (output string, err error) {
+	var created struct{ Id string } //nolint:revive // as the API has it
+	if err := d.call(ctx, http.MethodPost, "/containers/create", dockerConfig(s), &created); err != nil {
+		return "", err
+	}
+	at := "/containers/" + created.Id
+	defer func() {
+		removed := d.call(context.WithoutCancel(ctx), http.MethodDelete, at+"?force=1", nil, nil)
+		if err == nil {
+			err = removed
+		}
+	}()
+	if err := d.call(ctx, http.MethodPost, at+"/start", nil, nil); err != nil {
+		return "", err
+	}
+	var waited struct{ StatusCode int }
+	if err := d.call(ctx, http.MethodPost, at+"/wait", nil, &waited); err != nil {
+		return "", err
+	}
+	var log bytes.Buffer
+	if err := d.call(ctx, http.MethodGet, at+"/logs?stdout=1&stderr=1", nil, &log); err != nil {
+		return "", err
+	}
+	return ended(frames(log.Bytes()), waited.StatusCode)
+}
+
+func dockerConfig(s Spec) map[string]any {
+	host := map[string]any{"NetworkMode": "host", "CgroupParent": "/" + node.Name(), "Runtime": s.Handler}
+	if len(s.CDI) > 0 {
+		host["DeviceRequests"] = []any{map[string]any{"Driver": "cdi", "DeviceIDs": s.CDI}}
+	}
+	return map[string]any{"Image": Image, "Entrypoint": s.Args, "Env": s.Env, "HostConfig": host}
+}
+
+// frames is the text of a log: frames of a stream's number, three zeros, a length and text.
+func frames(log []byte) string {
+	const header = 8
+	var out bytes.Buffer
+	for len(log) >= header {
+		end := header + int(binary.BigEndian.Uint32(log[4:header]))
+		end = min(end, len(log))
+		out.Write(log[header:end])
+		log = log[end:]
+	}
+	return out.String()
+}
+
+func (d *docker) status(ctx context.Context) (Status, error) {
+	var info struct {
+		ServerVersion  string
+		DefaultRuntime string
+		Runtimes       map[string]json.RawMessage
+		CDISpecDirs    []string
+	}
+	if err := d.call(ctx, http.MethodGet, "/info", nil, &info); err != nil {
+		return Status{}, err
+	}
+	return Status{
+		Version: info.ServerVersion, Default: info.DefaultRuntime, CDI: len(info.CDISpecDirs) > 0,
+		Handlers: slices.Sorted(maps.Keys(info.Runtimes)),
+	}, nil
+}

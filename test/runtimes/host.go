@@ -1,0 +1,279 @@
+package runtimes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuready/gpuready/test/built"
+	"github.com/gpuready/gpuready/test/node"
+)
+
+// patience is how long anything may take before a test calls it hung.
+const patience = time.Minute
+
+// Root is where a node's host is seen as a DaemonSet sees it, for --host-root. What
+// is mounted on the host later is seen there too, not the other way round.
+const Root = "/run/.node/host"
+
+// bin is where a host has its runtime's programs, before all others in its PATH.
+const bin = "/usr/local/bin"
+
+// Options say which host is wanted.
+type Options struct {
+	Kind   Kind
+	Config map[string][]byte // host path: content; what is not named, the runtime has its default for
+	GPUs   string            // profile of a simulated driver at node.DriverRoot; "": there is none
+}
+
+// Spec is a container that is run to its end.
+type Spec struct {
+	Args    []string // of a program in the image: Probe, Vectoradd
+	Env     []string // NAME=value
+	CDI     []string // qualified names of devices
+	Handler string   // the OCI runtime by its name in the configuration; "": the default
+}
+
+// Status is what a runtime says of itself.
+type Status struct {
+	Version  string
+	Handlers []string // by name, in order; the default is "" too where a runtime says so
+	Default  string
+	CDI      bool
+}
+
+// Host is a node with a runtime. Its methods are not to be called side by side.
+type Host struct {
+	t      testing.TB
+	kind   Kind
+	engine engine
+	daemon *daemon // nil: the runtime has none
+	// Images that the runtime has; they outlive its restarts.
+	loaded bool
+}
+
+// engine is how one kind of runtime is used.
+type engine interface {
+	// command is the daemon's program and its arguments; none: there is no daemon.
+	command() []string
+	// ready waits until the daemon serves.
+	ready(ctx context.Context) error
+	// load gives it an image's archive.
+	load(ctx context.Context, file string) error
+	run(ctx context.Context, s Spec) (output string, err error)
+	status(ctx context.Context) (Status, error)
+	close() error
+}
+
+// Start makes the node that this process is in (node.Enter) a host with a runtime,
+// which runs, and has the image with Probe and Vectoradd.
+func Start(t testing.TB, o Options) *Host {
+	t.Helper()
+	h := New(t, o)
+	require.NoError(t, h.Start(t.Context()))
+	return h
+}
+
+// New is Start but for the runtime, which is not started.
+func New(t testing.TB, o Options) *Host {
+	t.Helper()
+	if !node.Inside() {
+		t.Fatal("runtimes: a host is made inside a node; see node.Enter")
+	}
+	h := &Host{t: t, kind: o.Kind}
+	require.NoError(t, h.furnish(o))
+	switch o.Kind {
+	case Docker:
+		h.engine = newDocker()
+	case Podman:
+		p := &podman{}
+		require.NoError(t, p.furnish())
+		h.engine = p
+	default:
+		cri, err := newContainerd()
+		require.NoError(t, err)
+		h.engine = cri
+	}
+	if argv := h.engine.command(); len(argv) > 0 {
+		h.daemon = &daemon{argv: argv}
+	}
+	t.Cleanup(h.close)
+	if o.GPUs != "" {
+		built.Gpusim(t, "up", "--root", node.DriverRoot, "--profile", o.GPUs)
+	}
+	return h
+}
+
+func (h *Host) close() {
+	if h.daemon != nil {
+		h.daemon.kill()
+		if h.t.Failed() {
+			h.t.Logf("%s printed:\n%s", h.kind, h.daemon.complaints())
+		}
+	}
+	require.NoError(h.t, h.engine.close())
+}
+
+// furnish lays out the host's files and mounts.
+func (h *Host) furnish(o Options) error {
+	all, err := inherited()
+	if err != nil {
+		return err
+	}
+	for _, folder := range slices.Backward(all[o.Kind]) { // the first has the last word
+		if err := link(folder); err != nil {
+			return err
+		}
+	}
+	// Images are unpacked as overlays, and an overlay is not laid over another's changes.
+	for _, dir := range []string{"/var/lib/containerd", "/var/lib/docker", "/var/lib/containers", work} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=711"); err != nil {
+			return fmt.Errorf("mount %s: %w", dir, err)
+		}
+	}
+	for _, dir := range []string{"/etc/containerd", "/etc/docker", "/etc/containers", "/etc/cni", "/etc/cdi"} {
+		if err := os.RemoveAll(dir); err != nil { // what the machine has there is none of the host's
+			return err
+		}
+	}
+	for path, content := range o.Config {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(path, content, 0o644); err != nil {
+			return err
+		}
+	}
+	return seenBelow()
+}
+
+// seenBelow lets the whole host be seen at Root.
+func seenBelow() error {
+	if err := os.MkdirAll(Root, 0o755); err != nil {
+		return err
+	}
+	for _, step := range []struct {
+		from, at string
+		flags    uintptr
+	}{
+		{"", "/", unix.MS_REC | unix.MS_SHARED},
+		{"/", Root, unix.MS_REC | unix.MS_BIND},
+		{"", Root, unix.MS_REC | unix.MS_SLAVE},
+	} {
+		if err := unix.Mount(step.from, step.at, "", step.flags, ""); err != nil {
+			return fmt.Errorf("show the host at %s: %w", Root, err)
+		}
+	}
+	return nil
+}
+
+// link makes a folder's programs those of the host.
+func link(folder string) error {
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		name := filepath.Join(bin, e.Name())
+		if err := os.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		if err := os.Symlink(filepath.Join(folder, e.Name()), name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Start starts the runtime and waits until it serves.
+func (h *Host) Start(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if h.daemon != nil {
+		if err := h.daemon.start(); err != nil {
+			return err
+		}
+		if err := h.daemon.whileItRuns(ctx, h.engine.ready); err != nil {
+			return fmt.Errorf("%s does not serve: %w; it printed:\n%s", h.kind, err, h.daemon.complaints())
+		}
+	}
+	if h.loaded {
+		return nil
+	}
+	for _, make := range []func() (string, error){pauseImage, testImage} {
+		file, err := make()
+		if err != nil {
+			return err
+		}
+		if err := h.engine.load(ctx, file); err != nil {
+			return fmt.Errorf("give %s its image: %w", h.kind, err)
+		}
+	}
+	h.loaded = true
+	return nil
+}
+
+// Stop ends the runtime as systemd does, and waits; containers stay.
+func (h *Host) Stop(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return h.daemon.stop(ctx)
+}
+
+// Kill ends the runtime with SIGKILL.
+func (h *Host) Kill() { h.daemon.kill() }
+
+// Restart does what systemd does for RestartUnit; other units than the runtime's are
+// not there.
+func (h *Host) Restart(ctx context.Context, unit string) error {
+	if unit != h.Unit() {
+		return fmt.Errorf("Unit %s not found.", unit) //nolint:staticcheck,revive // systemd's own words
+	}
+	if err := h.Stop(ctx); err != nil {
+		return err
+	}
+	return h.Start(ctx)
+}
+
+// Unit is the runtime's systemd unit, "" where there is no daemon.
+func (h *Host) Unit() string {
+	switch h.kind {
+	case Podman:
+		return ""
+	case Docker:
+		return "docker.service"
+	}
+	return "containerd.service"
+}
+
+// Reload sends SIGHUP.
+func (h *Host) Reload() error { return h.daemon.signal(unix.SIGHUP) }
+
+// Run runs a container to its end and returns what it printed. An error says how it
+// failed or that it could not be run.
+func (h *Host) Run(ctx context.Context, s Spec) (output string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return h.engine.run(ctx, s)
+}
+
+// Status asks the runtime, not its configuration.
+func (h *Host) Status(ctx context.Context) (Status, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return h.engine.status(ctx)
+}
+
+// Log is what the daemon has printed until now.
+func (h *Host) Log() string { return h.daemon.log() }

@@ -1,0 +1,92 @@
+// Package runtimes runs real container runtimes, as hosts have them, for tests:
+// containerd of three ages, dockerd, podman.
+//
+// Each runs in a node of its own (package node): its /etc, /run, /opt, /var/lib and
+// /usr/local are nobody else's, so that it has its configuration, its sockets and
+// its state where it has them in production, and a test edits these without touching the
+// machine. What a node needs from outside (the network, Go) is had before, by Main.
+// A node ends with the process that made it, however that ends; its control groups
+// are removed by a process that waits for that.
+package runtimes
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/gpuready/gpuready/test/cluster/binaries"
+	"github.com/gpuready/gpuready/test/runtimes/debian"
+)
+
+// Kind is a container runtime of one age.
+type Kind string
+
+// The runtimes that there are.
+const (
+	Containerd16 Kind = "containerd-1.6" // 1.6.20, of Debian 12
+	Containerd17 Kind = "containerd-1.7" // 1.7.24, of Debian 13
+	Containerd2  Kind = "containerd-2"   // that of test/cluster/binaries
+	Docker       Kind = "docker"         // moby's, with containerd 2
+	Podman       Kind = "podman"         // 4.3, of Debian 12; there is no daemon
+)
+
+// programs are the folders that a runtime's programs are in, in the order of a PATH.
+type programs map[Kind][]string
+
+// variable holds the programs for the processes inside nodes, as JSON.
+const variable = "GPUREADY_RUNTIMES"
+
+var fromDebian = map[Kind]debian.Set{
+	Containerd16: {Release: "bookworm", Packages: []string{"containerd"}, Version: "1.6.20"},
+	Containerd17: {Release: "trixie", Packages: []string{"containerd"}, Version: "1.7.24"},
+	Podman: {Release: "bookworm", Version: "4.3.1", Packages: []string{
+		"podman", "conmon", "golang-github-containers-common",
+		"libassuan0", "libdevmapper1.02.1", "libglib2.0-0", "libgpgme11", "libsubid4",
+	}},
+}
+
+// ensure gets the programs of all runtimes: from the cache at once, else in minutes.
+func ensure(ctx context.Context, out io.Writer) (programs, error) {
+	cache, err := binaries.DefaultCache()
+	if err != nil {
+		return nil, err
+	}
+	built, err := binaries.EnsureRuntimes(ctx, binaries.Options{Out: out})
+	if err != nil {
+		return nil, err
+	}
+	folder := func(name string) string { return filepath.Dir(built.Path(name)) }
+	p := programs{
+		Containerd2: {folder("containerd"), folder("runc")},
+		Docker:      {folder("dockerd"), folder("containerd"), folder("runc")},
+	}
+	for kind, set := range fromDebian {
+		at, err := debian.Ensure(ctx, cache, set, out)
+		if err != nil {
+			return nil, err
+		}
+		p[kind] = []string{filepath.Join(at, "usr/bin"), folder("runc")}
+	}
+	return p, nil
+}
+
+// inherited are the programs that the process outside this node has got.
+func inherited() (programs, error) {
+	var p programs
+	if err := json.Unmarshal([]byte(os.Getenv(variable)), &p); err != nil {
+		return nil, fmt.Errorf("%s: %w; TestMain must be runtimes.Main's", variable, err)
+	}
+	return p, nil
+}
+
+// pass makes the programs known to the processes that this one starts.
+func (p programs) pass() error {
+	data, err := json.Marshal(p)
+	if err != nil {
+		return err
+	}
+	return os.Setenv(variable, string(data))
+}

@@ -1,0 +1,98 @@
+package runtimes
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+	"testing"
+
+	"github.com/gpuready/gpuready/test/cluster/cgroup"
+	"github.com/gpuready/gpuready/test/node"
+)
+
+// reaperVariable makes a process the one that cleans up after another.
+const reaperVariable = "GPUREADY_RUNTIMES_REAP"
+
+// Main is what a TestMain does: it gets the programs of all runtimes, which takes
+// minutes the first time, starts the process that cleans up when this one has ended,
+// and runs the tests. It returns the exit code. Without wanted it runs the tests alone,
+// which are then to skip themselves.
+func Main(m *testing.M, wanted bool) int {
+	switch {
+	case os.Getenv(reaperVariable) != "":
+		return said(reap())
+	case node.Inside() || !wanted:
+		return m.Run()
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	p, err := ensure(ctx, os.Stderr)
+	stop()
+	if err == nil {
+		err = p.pass()
+	}
+	if err != nil {
+		return said(err)
+	}
+	done, err := startReaper()
+	if err != nil {
+		return said(err)
+	}
+	code := m.Run()
+	return max(code, said(done()))
+}
+
+// said is the exit code for an error, which it prints.
+func said(err error) int {
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintln(os.Stderr, "runtimes:", err)
+	return 1
+}
+
+// startReaper starts a process that outlives this one; done lets it do its work and
+// waits for it.
+func startReaper() (done func() error, err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	theirs, ours, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer theirs.Close()
+	cmd := exec.Command(self) //nolint:noctx // it is to outlive everything here
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=gpuready-%d-", reaperVariable, os.Getpid()))
+	cmd.Stdin, cmd.Stderr = theirs, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C in a terminal is not for it
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start the process that cleans up: %w", err)
+	}
+	return func() error {
+		_ = ours.Close()
+		return cmd.Wait()
+	}, nil
+}
+
+// reap waits until the process that it cleans up after has ended, and with it the
+// processes of its nodes, and removes the nodes' control groups.
+func reap() error {
+	if _, err := io.Copy(io.Discard, os.Stdin); err != nil {
+		return err
+	}
+	hierarchies, err := cgroup.Host()
+	if err != nil {
+		return err
+	}
+	for _, name := range cgroup.Left(hierarchies, os.Getenv(reaperVariable)) {
+		if err := cgroup.Remove(hierarchies, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
