@@ -1,0 +1,45 @@
+package toolkit
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/test/runtimes"
+)
+
+// givenByName lets gpu-toolkit do its work once and a container have a GPU by its CDI
+// name, with no restart of anything.
+func givenByName(t *testing.T, kind runtimes.Kind, name string) {
+	if !enter(t) {
+		return
+	}
+	h := start(t, kind)
+	gpuToolkit(t, "apply")
+	out, err := h.Run(t.Context(), runtimes.Spec{CDI: []string{name}, Args: []string{runtimes.Vectoradd}})
+	require.NoError(t, err)
+	require.Contains(t, out, "Test PASSED")
+	require.Contains(t, out, "(SIMULATED)")
+	out, err = h.Run(t.Context(), runtimes.Spec{CDI: []string{name}, Args: []string{runtimes.Probe, "/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia1"}})
+	require.NoError(t, err)
+	require.Equal(t, "/dev/nvidiactl there\n/dev/nvidia0 missing\n/dev/nvidia1 there\ndone\n", out)
+	ordinary(t, h)
+	_, err = h.Run(t.Context(), runtimes.Spec{CDI: []string{"nvidia.com/gpu=99"}, Args: []string{runtimes.Probe}})
+	require.ErrorContains(t, err, "nvidia.com/gpu=99", "what is not there is not given")
+}
+
+func TestContainerd17GivesAGPUByName(t *testing.T) {
+	givenByName(t, runtimes.Containerd17, "nvidia.com/gpu=1")
+}
+
+func TestContainerd2GivesAGPUByName(t *testing.T) {
+	givenByName(t, runtimes.Containerd2, "nvidia.com/gpu=1")
+}
+
+func TestDockerGivesAGPUByName(t *testing.T) {
+	givenByName(t, runtimes.Docker, "nvidia.com/gpu=1")
+}
+
+func TestPodmanGivesAGPUByName(t *testing.T) {
+	givenByName(t, runtimes.Podman, "nvidia.com/gpu=1")
+}

@@ -1,0 +1,76 @@
+// Package toolkit plays what operators have and do on real container runtimes:
+// configurations written by hand, and what gpu-toolkit makes of them.
+package toolkit
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/test/built"
+	"github.com/gpuready/gpuready/test/node"
+	"github.com/gpuready/gpuready/test/runtimes"
+)
+
+// written is where each runtime's configuration is, and the file of testdata with one
+// that was written by hand.
+var written = map[runtimes.Kind]struct{ path, file string }{
+	runtimes.Containerd16: {"/etc/containerd/config.toml", "containerd-1.6.toml"},
+	runtimes.Containerd17: {"/etc/containerd/config.toml", "containerd-1.7.toml"},
+	runtimes.Containerd2:  {"/etc/containerd/config.toml", "containerd-2.toml"},
+	runtimes.Docker:       {"/etc/docker/daemon.json", "daemon.json"},
+}
+
+// byHand is the configuration that somebody wrote by hand.
+func byHand(t *testing.T, kind runtimes.Kind) map[string][]byte {
+	t.Helper()
+	w, ok := written[kind]
+	if !ok {
+		return nil
+	}
+	data, err := os.ReadFile(filepath.Join("testdata", w.file))
+	require.NoError(t, err)
+	return map[string][]byte{w.path: data}
+}
+
+// enter lets the rest of a test run inside a node; see node.Enter.
+func enter(t *testing.T) bool {
+	t.Helper()
+	if os.Getenv(variable) == "" {
+		t.Skip(variable + " is not set: make e2e-toolkit does this")
+	}
+	if !node.Inside() {
+		t.Parallel()
+	}
+	return node.Enter(t)
+}
+
+// start starts a host with simulated H100s and a configuration written by hand.
+func start(t *testing.T, kind runtimes.Kind) *runtimes.Host {
+	t.Helper()
+	return runtimes.Start(t, runtimes.Options{Kind: kind, Config: byHand(t, kind), GPUs: "h100-sxm"})
+}
+
+// gpuToolkit runs gpu-toolkit against the host, as its DaemonSet does, and returns what
+// it printed.
+func gpuToolkit(t *testing.T, args ...string) string {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	cmd := exec.CommandContext(ctx, built.Path(t, "gpu-toolkit"), append(args, "--host-root", runtimes.Root)...)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return string(out)
+}
+
+// ordinary runs a container that wants nothing.
+func ordinary(t *testing.T, h *runtimes.Host) {
+	t.Helper()
+	out, err := h.Run(t.Context(), runtimes.Spec{Args: []string{runtimes.Probe, "/dev/null", "/dev/nvidia0", "/bin/probe", "NVIDIA_VISIBLE_DEVICES="}})
+	require.NoError(t, err)
+	require.Equal(t, "/dev/null there\n/dev/nvidia0 missing\n/bin/probe there\nNVIDIA_VISIBLE_DEVICES=(none)\ndone\n", out)
+}

@@ -1,0 +1,50 @@
+package toolkit
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/test/runtimes"
+)
+
+// writtenByHand starts a runtime with a configuration full of comments, registries,
+// other runtimes and odd spacing, lets it say what it has read, and run a container
+// before and after a restart.
+func writtenByHand(t *testing.T, kind runtimes.Kind, version string, cdi bool) {
+	if !enter(t) {
+		return
+	}
+	h := start(t, kind)
+	for range 2 {
+		said, err := h.Status(t.Context())
+		require.NoError(t, err)
+		require.True(t, strings.HasPrefix(strings.TrimPrefix(said.Version, "v"), version), said.Version)
+		require.Equal(t, "runc", said.Default)
+		require.Contains(t, said.Handlers, "runc")
+		require.Contains(t, said.Handlers, "runc-batch")
+		require.Equal(t, cdi, said.CDI)
+		ordinary(t, h)
+		out, err := h.Run(t.Context(), runtimes.Spec{Handler: "runc-batch", Args: []string{runtimes.Probe}})
+		require.NoError(t, err)
+		require.Equal(t, "done\n", out)
+		require.NoError(t, h.Restart(t.Context(), h.Unit()))
+	}
+}
+
+func TestContainerd16ReadsWhatIsWrittenByHand(t *testing.T) {
+	writtenByHand(t, runtimes.Containerd16, "1.6.20", false)
+}
+
+func TestContainerd17ReadsWhatIsWrittenByHand(t *testing.T) {
+	writtenByHand(t, runtimes.Containerd17, "1.7.24", true)
+}
+
+func TestContainerd2ReadsWhatIsWrittenByHand(t *testing.T) {
+	writtenByHand(t, runtimes.Containerd2, "2.", true)
+}
+
+func TestDockerReadsWhatIsWrittenByHand(t *testing.T) {
+	writtenByHand(t, runtimes.Docker, "29.0.0-moby-v2", true)
+}
