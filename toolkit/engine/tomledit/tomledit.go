@@ -1,0 +1,226 @@
+// Package tomledit changes single keys of a TOML document and leaves every other
+// byte as it is: comments, spacing, line ends, order and keys that nobody knows.
+//
+// An edit never makes a document that means anything else than the old one with
+// the key set: the result is read again and compared, and an edit that cannot be
+// made so is an *Error that says where the trouble is.
+package tomledit
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/pelletier/go-toml/v2"
+	"github.com/pelletier/go-toml/v2/unstable"
+)
+
+// Doc is a valid TOML document. It is not changed by anything: Set returns another.
+type Doc struct {
+	data    []byte
+	root    map[string]any
+	entries []entry
+}
+
+// Error says where in a document something is wrong, or in the way of an edit.
+type Error struct {
+	Line, Column int // from 1, the column in bytes; 0: the whole document
+	Message      string
+}
+
+func (e *Error) Error() string {
+	if e.Line == 0 {
+		return e.Message
+	}
+	return fmt.Sprintf("line %d, column %d: %s", e.Line, e.Column, e.Message)
+}
+
+// entry is a table's header or a key with its value, at byte offsets.
+type entry struct {
+	kind   kind
+	path   []string // from the root
+	table  []string // of a pair: the header that it is below; of one in an inline table: that table
+	listed bool     // in an array of tables, where a path names no single place
+	start  int
+	end    int
+	value  int // start of a pair's value, which ends at end
+	last   int // end of the last element of a pair's array or inline table; 0: it has none
+}
+
+// section is the table that an entry opens or stands in.
+func (e entry) section() []string {
+	if e.kind >= pair {
+		return e.table
+	}
+	return e.path
+}
+
+type kind int
+
+const (
+	header kind = iota
+	listHeader
+	pair
+	inlinePair
+)
+
+// Parse reads a document. An error is an *Error.
+func Parse(data []byte) (*Doc, error) {
+	d := &Doc{data: data, root: map[string]any{}}
+	if err := toml.Unmarshal(data, &d.root); err != nil {
+		if at, ok := errors.AsType[*toml.DecodeError](err); ok {
+			line, column := at.Position()
+			return nil, &Error{Line: line, Column: column, Message: strings.TrimPrefix(at.Error(), "toml: ")}
+		}
+		return nil, &Error{Message: strings.TrimPrefix(err.Error(), "toml: ")}
+	}
+	if err := d.scan(); err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// Bytes is the document as it is written. It is not to be changed.
+func (d *Doc) Bytes() []byte { return d.data }
+
+// Root is the decoded document: tables are map[string]any, arrays []any, integers
+// int64. It is not to be changed.
+func (d *Doc) Root() map[string]any { return d.root }
+
+// Get returns the decoded value of a key. There is none below an array.
+func (d *Doc) Get(path ...string) (any, bool) {
+	var at any = d.root
+	for _, key := range path {
+		table, ok := at.(map[string]any)
+		if !ok {
+			return nil, false
+		}
+		if at, ok = table[key]; !ok {
+			return nil, false
+		}
+	}
+	return at, true
+}
+
+// Position is where a key or table begins, or else what is nearest above it.
+func (d *Doc) Position(path ...string) (line, column int) {
+	best, offset := -1, 0
+	for _, e := range d.entries {
+		near := common(e.path, path)
+		if near == len(path) && len(e.path) > near {
+			near-- // below what is asked for: it is defined by this, but a header of its own is better
+		}
+		if near > best && near > 0 {
+			best, offset = near, e.start
+		}
+	}
+	return d.position(offset)
+}
+
+func (d *Doc) position(offset int) (line, column int) {
+	before := d.data[:offset]
+	return bytes.Count(before, []byte("\n")) + 1, offset - bytes.LastIndexByte(before, '\n')
+}
+
+func (d *Doc) refuse(path []string, format string, args ...any) error {
+	line, column := d.Position(path...)
+	return &Error{Line: line, Column: column, Message: Key(path...) + ": " + fmt.Sprintf(format, args...)}
+}
+
+// scan finds where everything is.
+func (d *Doc) scan() error {
+	var p unstable.Parser
+	p.Reset(d.data)
+	var table []string
+	var lists [][]string
+	for p.NextExpression() {
+		n := p.Expression()
+		e := entry{path: names(n.Key())}
+		first, last := bounds(n.Key())
+		switch n.Kind {
+		case unstable.Table, unstable.ArrayTable:
+			table = e.path
+			width := 1
+			if n.Kind == unstable.ArrayTable {
+				e.kind, width = listHeader, 2
+				lists = append(lists, e.path)
+			}
+			e.start = bytes.LastIndexByte(d.data[:first], '[') + 1 - width
+			e.end = last + bytes.IndexByte(d.data[last:], ']') + width
+			e.listed = below(lists, table)
+			d.entries = append(d.entries, e)
+		case unstable.KeyValue:
+			d.scanPair(n, pair, table, below(lists, table))
+		}
+	}
+	if err := p.Error(); err != nil {
+		return &Error{Message: err.Error()}
+	}
+	return nil
+}
+
+func (d *Doc) scanPair(n *unstable.Node, as kind, table []string, listed bool) {
+	first, last := bounds(n.Key())
+	e := entry{
+		kind: as, path: append(slices.Clone(table), names(n.Key())...), table: table, listed: listed,
+		start: first, end: int(n.Raw.Offset + n.Raw.Length),
+	}
+	e.value = last + bytes.IndexByte(d.data[last:], '=') + 1
+	e.value += len(d.data[e.value:]) - len(bytes.TrimLeft(d.data[e.value:], " \t"))
+	for e.end > e.value && bytes.IndexByte([]byte(" \t\r\n"), d.data[e.end-1]) >= 0 {
+		e.end--
+	}
+	at := len(d.entries)
+	d.entries = append(d.entries, e)
+	it := n.Value().Children()
+	for (n.Value().Kind == unstable.InlineTable || n.Value().Kind == unstable.Array) && it.Next() {
+		child := it.Node()
+		if child.Kind == unstable.KeyValue {
+			d.scanPair(child, inlinePair, e.path, listed)
+		}
+		d.entries[at].last = 0
+		if raw := child.Raw; raw.Length > 0 && child.Kind != unstable.InlineTable && child.Kind != unstable.Array {
+			d.entries[at].last = int(raw.Offset + raw.Length)
+		}
+	}
+}
+
+func names(it unstable.Iterator) []string {
+	var path []string
+	for it.Next() {
+		path = append(path, string(it.Node().Data))
+	}
+	return path
+}
+
+// bounds is where a key begins and ends.
+func bounds(it unstable.Iterator) (first, last int) {
+	first = -1
+	for it.Next() {
+		raw := it.Node().Raw
+		if first < 0 {
+			first = int(raw.Offset)
+		}
+		last = int(raw.Offset + raw.Length)
+	}
+	return first, last
+}
+
+func below(lists [][]string, path []string) bool {
+	return slices.ContainsFunc(lists, func(list []string) bool { return isPrefix(list, path) })
+}
+
+func isPrefix(prefix, path []string) bool {
+	return len(prefix) <= len(path) && slices.Equal(prefix, path[:len(prefix)])
+}
+
+// common is how many keys two paths begin with alike.
+func common(a, b []string) int {
+	n := 0
+	for n < len(a) && n < len(b) && a[n] == b[n] {
+		n++
+	}
+	return n
+}
