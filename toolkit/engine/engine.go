@@ -61,10 +61,13 @@ type Edit struct {
 	File   string // host path of the file that is written
 	Key    string // as the runtime's documentation writes it: `plugins."io.containerd.cri.v1.runtime".enable_cdi`
 	Before string // its effective value until now, in the file's syntax; "": it is not set
-	After  string
+	After  string // "": it is not set any more
 }
 
 func (e Edit) String() string {
+	if e.After == "" {
+		return fmt.Sprintf("%s: %s is not set any more (until now %s)", e.File, e.Key, e.Before)
+	}
 	if e.Before == "" {
 		return fmt.Sprintf("%s: %s = %s (not set until now)", e.File, e.Key, e.After)
 	}

@@ -1,0 +1,334 @@
+// Package containerd plans what has to be in containerd's configuration files: a
+// drop-in of ours where the main file imports it and this containerd merges tables
+// key by key, the files that are there in place otherwise.
+//
+// What a plan believes that containerd makes of its files is computed before and
+// after, as the version at hand does it, and a plan by which anything else would
+// change, or not all that is wanted would come to be, is refused.
+package containerd
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/gpuready/gpuready/toolkit/change"
+	"github.com/gpuready/gpuready/toolkit/engine"
+	"github.com/gpuready/gpuready/toolkit/engine/tomledit"
+)
+
+// plan is one under way.
+type plan struct {
+	loader
+	want     engine.Want
+	main     file
+	there    bool // the main file exists
+	template bool // it is a template: what it makes is looked at, and nothing is written to it
+	drop     bool // the drop-in is written
+	base     *config
+	written  []file // with what they are to contain
+}
+
+// Plan returns what has to be on the host for what is wanted. Configurations that
+// are not understood to the end, or cannot have what is wanted, are an
+// *engine.Refusal. A symbolic link stays one: what it leads to is written.
+func Plan(files engine.Files, p engine.Place, w engine.Want) (engine.Plan, error) {
+	r, err := parseRelease(p)
+	if err != nil {
+		return engine.Plan{}, err
+	}
+	todo := &plan{loader: loader{files: files, place: p, release: r}, want: w}
+	if err := todo.readMain(); err != nil {
+		return engine.Plan{}, err
+	}
+	if err := todo.guess(); err != nil {
+		return engine.Plan{}, err
+	}
+	return todo.make()
+}
+
+// readMain reads the main file; where there is none, or only a template, it is what
+// counts in its place.
+func (p *plan) readMain() error {
+	name := p.place.Config
+	data, err := p.files.ReadFile(name, engine.MaxFile)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	p.there = err == nil
+	if path.Ext(name) == ".tmpl" && (!p.there || bytes.Contains(data, []byte("{{"))) {
+		p.template = true
+		version := templateVersion(name, data)
+		name = path.Join(path.Dir(name), "config.toml") // what k3s and RKE2 make of it
+		if data, err = p.files.ReadFile(name, engine.MaxFile); errors.Is(err, fs.ErrNotExist) {
+			data, err = fmt.Appendf(nil, "version = %d\n", version), nil
+		}
+		if err != nil {
+			return err
+		}
+	} else if !p.there {
+		data = fmt.Appendf(nil, "version = %d\n", p.release.newest())
+	}
+	p.main, err = parse(name, data)
+	return err
+}
+
+var versionPattern = regexp.MustCompile(`(?m)^\s*version\s*=\s*([1-9])\s*(#.*)?$`)
+
+// templateVersion is of what version the file is that a template makes.
+func templateVersion(name string, data []byte) int {
+	if m := versionPattern.FindSubmatch(data); m != nil {
+		return int(m[1][0] - '0')
+	}
+	if strings.Contains(path.Base(name), "-v3") {
+		return 3
+	}
+	return 2
+}
+
+// guess bounds what the containerd can be, where its version is not known, by the
+// version of its configuration: 3 is read by 2.0 and later, 4 by 2.3 and later.
+func (p *plan) guess() error {
+	if p.release.known() {
+		return nil
+	}
+	switch v := p.main.version; {
+	case v >= 4:
+		p.release = release{2, 3}
+	case v == 3:
+		p.release = release{2, 0}
+	case v <= 1 && !bare(p.main):
+		return p.main.refuse("which containerd reads this is not known, and they differ in what they make of a file of version 1; say its version", "version")
+	case p.want.CDI:
+		return p.main.refuse("which containerd reads this is not known, and 1.6 has no CDI; say its version", "version")
+	}
+	return nil
+}
+
+// bare is a file without names of plugins, by whose version nothing changes.
+func bare(f file) bool {
+	for _, key := range []string{"plugins", "disabled_plugins", "required_plugins"} {
+		if _, ok := f.doc.Get(key); ok {
+			return false
+		}
+	}
+	return f.version == 0
+}
+
+func (p *plan) make() (engine.Plan, error) {
+	now, err := p.load(p.main)
+	if err != nil {
+		return engine.Plan{}, err
+	}
+	p.drop = p.release.deep() && p.place.DropIn != "" && now.covered
+	if err := p.check(now); err != nil {
+		return engine.Plan{}, err
+	}
+	if err := p.readBase(now); err != nil {
+		return engine.Plan{}, err
+	}
+	sets, err := p.base.missing(p.want)
+	if err != nil {
+		return engine.Plan{}, err
+	}
+	if err := p.write(sets); err != nil {
+		return engine.Plan{}, err
+	}
+	after, err := p.verify(sets)
+	if err != nil {
+		return engine.Plan{}, err
+	}
+	out := engine.Plan{Edits: p.edits(now, after)}
+	out.Items, err = p.items()
+	return out, err
+}
+
+// check refuses what no key can help.
+func (p *plan) check(c *config) error {
+	for _, f := range c.files {
+		value, _ := f.doc.Get("disabled_plugins")
+		list, ok := stringList(value)
+		if value != nil && !ok {
+			return f.refuse("this is no list of strings; correct it", "disabled_plugins")
+		}
+		for _, name := range []string{criV1, criV2, criV3} {
+			if slices.Contains(list, name) {
+				return f.refuse(fmt.Sprintf("the CRI plugin is disabled (%q), so Kubernetes cannot use this containerd; take it out of the list if it is to", name), "disabled_plugins")
+			}
+		}
+	}
+	if p.want.CDI && p.release.known() && !p.release.hasCDI() {
+		return &engine.Refusal{File: p.place.Config, Key: "enable_cdi", Message: "containerd " + p.place.Version + " has no CDI; upgrade it to 1.7 or later, or ask for a handler only"}
+	}
+	if p.place.Version == "" && slices.ContainsFunc(c.files[1:], func(f file) bool { return f.path != p.place.DropIn && hasCRI(f) }) {
+		return p.main.refuse("what it imports configures the CRI plugin, which versions of containerd merge differently; say its version", "imports")
+	}
+	if p.release.deep() && !p.release.eachFile() {
+		for _, f := range c.files {
+			if _, ok := f.doc.Get("plugins", criV1); ok && f.version <= 1 && c.version >= 3 {
+				return f.refuse("containerd 2.0 to 2.2 does not read this table of a file of version 1; run containerd config migrate", "plugins", criV1)
+			}
+		}
+	}
+	return p.checkDefault(c)
+}
+
+func (p *plan) checkDefault(c *config) error {
+	name := p.want.Default
+	if name == "" || slices.ContainsFunc(p.want.Handlers, func(h engine.Handler) bool { return h.Name == name }) {
+		return nil
+	}
+	runtimes, err := c.table("containerd", "runtimes")
+	if err != nil {
+		return err
+	}
+	if _, ok := runtimes[name]; ok || name == "runc" && (len(runtimes) == 0 || c.release.keepsRunc()) {
+		return nil
+	}
+	return &engine.Refusal{File: p.main.path, Key: "default_runtime_name", Message: fmt.Sprintf("there is no handler %q that could be the default", name)}
+}
+
+func hasCRI(f file) bool {
+	return slices.ContainsFunc([]string{criV1, criV2, criV3}, func(name string) bool {
+		_, ok := f.doc.Get("plugins", name)
+		return ok
+	})
+}
+
+// verify computes what containerd makes of the files as they will be.
+func (p *plan) verify(sets []set) (*config, error) {
+	p.overlay = map[string][]byte{}
+	main := p.main
+	for _, f := range p.written {
+		p.overlay[f.path] = f.doc.Bytes()
+		if f.path == main.path {
+			main = f
+		}
+	}
+	if p.drop && p.overlay[p.place.DropIn] == nil {
+		p.skip = p.place.DropIn // it goes
+	}
+	after, err := p.load(main)
+	if err != nil {
+		return nil, err
+	}
+	rest, err := after.missing(p.want)
+	if err != nil {
+		return nil, err
+	}
+	if len(rest) > 0 {
+		return nil, after.refuse("this is read later, and would win over what is wanted; take it out", rest[0].path...)
+	}
+	for _, old := range flatten(p.base.cri, nil) {
+		if slices.ContainsFunc(sets, func(s set) bool { return slices.Equal(s.path, old.path) }) {
+			continue
+		}
+		if is, ok := after.get(old.path...); !ok || !same(is, old.value) {
+			return nil, p.base.refuse("this would change together with what is wanted; nothing is written", old.path...)
+		}
+	}
+	return after, nil
+}
+
+func same(a, b any) bool {
+	x, errA := tomledit.Format(a)
+	y, errB := tomledit.Format(b)
+	if errA != nil || errB != nil {
+		return reflect.DeepEqual(a, b)
+	}
+	return x == y
+}
+
+// edits are the differences between what counted and what will.
+func (p *plan) edits(now, after *config) []engine.Edit {
+	var edits []engine.Edit
+	for _, s := range flatten(after.cri, nil) {
+		before, ok := now.get(s.path...)
+		if ok && same(before, s.value) {
+			continue
+		}
+		e := p.edit(s)
+		e.After = text(s.value)
+		if ok {
+			e.Before = text(before)
+		}
+		edits = append(edits, e)
+	}
+	for _, s := range flatten(now.cri, nil) {
+		if _, ok := after.get(s.path...); !ok {
+			e := p.edit(s)
+			e.Before = text(s.value)
+			edits = append(edits, e)
+		}
+	}
+	return edits
+}
+
+func (p *plan) edit(s set) engine.Edit {
+	for _, f := range p.written {
+		if at := p.key(f, s); holds(f, at) {
+			return engine.Edit{File: f.path, Key: tomledit.Key(at...)}
+		}
+	}
+	return engine.Edit{File: p.place.DropIn, Key: tomledit.Key(p.key(p.main, s)...)}
+}
+
+func holds(f file, key []string) bool {
+	_, ok := f.doc.Get(key...)
+	return ok
+}
+
+func text(value any) string {
+	if s, err := tomledit.Format(value); err == nil {
+		return s
+	}
+	return fmt.Sprint(value)
+}
+
+// items are the files that are written, and those that say already what is wanted.
+func (p *plan) items() ([]change.Item, error) {
+	files := slices.Clone(p.written)
+	for _, f := range p.base.files {
+		is := func(w file) bool { return w.path == f.path }
+		made := f.path == p.main.path && (p.template || !p.there)
+		if !made && !slices.ContainsFunc(files, is) && p.contributes(f) {
+			files = append(files, f)
+		}
+	}
+	slices.SortStableFunc(files, func(a, b file) int { return strings.Compare(a.path, b.path) })
+	var items []change.Item
+	for _, f := range files {
+		item, err := engine.Write(p.files, f.path, f.doc.Bytes())
+		if err != nil {
+			return nil, err
+		}
+		items = append(items, item)
+	}
+	if p.skip != "" {
+		if _, err := p.files.ReadFile(p.skip, engine.MaxFile); err == nil {
+			items = append(items, change.Item{Path: p.skip, Absent: true})
+		}
+	}
+	return items, nil
+}
+
+// contributes tells whether a file has a key of what is wanted.
+func (p *plan) contributes(f file) bool {
+	var keys [][]string
+	if p.want.CDI {
+		keys = append(keys, []string{"enable_cdi"}, []string{"cdi_spec_dirs"})
+	}
+	for _, h := range p.want.Handlers {
+		keys = append(keys, []string{"containerd", "runtimes", h.Name})
+	}
+	if p.want.Default != "" {
+		keys = append(keys, []string{"containerd", "default_runtime_name"})
+	}
+	return slices.ContainsFunc(keys, func(key []string) bool { return holds(f, p.key(f, set{path: key})) })
+}

@@ -1,0 +1,261 @@
+package containerd
+
+import (
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/gpuready/gpuready/toolkit/engine"
+)
+
+// set is one key below the CRI plugin's table that has to have a value.
+type set struct {
+	path  []string
+	value any
+}
+
+const runcV2 = "io.containerd.runc.v2"
+
+// builtinDirs is cdi_spec_dirs where no file has it.
+var builtinDirs = []string{"/etc/cdi", "/var/run/cdi"}
+
+// missing returns what has to be set for what is wanted, in the order in which
+// people would write it.
+func (c *config) missing(w engine.Want) ([]set, error) {
+	sets, err := c.missingCDI(w)
+	if err != nil {
+		return nil, err
+	}
+	runtimes, err := c.table("containerd", "runtimes")
+	if err != nil {
+		return nil, err
+	}
+	fallback, err := c.text("containerd", "default_runtime_name")
+	if err != nil {
+		return nil, err
+	}
+	for i, h := range w.Handlers {
+		if i == 0 && len(runtimes) == 0 && !c.release.keepsRunc() && h.Name != "runc" {
+			// Named by nobody, it is built in; beside a handler that is named it is not.
+			sets = append(sets, set{[]string{"containerd", "runtimes", "runc", "runtime_type"}, runcV2})
+		}
+		more, err := c.missingHandler(h, runtimes, fallback)
+		if err != nil {
+			return nil, err
+		}
+		sets = append(sets, more...)
+	}
+	if w.Default == "" || w.Default == fallback {
+		return sets, nil
+	}
+	if w.Default == "runc" && fallback == "" {
+		return sets, nil
+	}
+	if old, err := c.text("containerd", "default_runtime", "runtime_type"); err != nil || old != "" {
+		return nil, c.refuse("this old table decides on the default, whatever default_runtime_name says; replace it by a handler in containerd.runtimes and default_runtime_name", "containerd", "default_runtime")
+	}
+	return append(sets, set{[]string{"containerd", "default_runtime_name"}, w.Default}), nil
+}
+
+func (c *config) missingCDI(w engine.Want) ([]set, error) {
+	if !w.CDI {
+		return nil, nil
+	}
+	var sets []set
+	value, ok := c.get("enable_cdi")
+	on, isBool := value.(bool)
+	switch {
+	case c.release.cdiAlways():
+	case ok && !isBool:
+		return nil, c.refuse("this is neither true nor false; correct it", "enable_cdi")
+	case ok && !on || !ok && !c.release.cdiDefault():
+		sets = append(sets, set{[]string{"enable_cdi"}, true})
+	}
+	dirs := slices.Clone(builtinDirs)
+	if value, ok := c.get("cdi_spec_dirs"); ok {
+		if dirs, ok = stringList(value); !ok {
+			return nil, c.refuse("this is no list of strings; correct it", "cdi_spec_dirs")
+		}
+	}
+	have := len(dirs)
+	for _, dir := range w.CDIDirs {
+		if !slices.ContainsFunc(dirs, func(d string) bool { return sameDir(d, dir) }) {
+			dirs = append(dirs, dir)
+		}
+	}
+	if len(dirs) > have {
+		sets = append(sets, set{[]string{"cdi_spec_dirs"}, dirs})
+	}
+	return sets, nil
+}
+
+// sameDir knows that /var/run is a link to /run.
+func sameDir(a, b string) bool {
+	clean := func(s string) string {
+		s = path.Clean(s)
+		if rest, ok := strings.CutPrefix(s, "/var/run/"); ok {
+			return "/run/" + rest
+		}
+		return s
+	}
+	return clean(a) == clean(b)
+}
+
+func (c *config) missingHandler(h engine.Handler, runtimes map[string]any, fallback string) ([]set, error) {
+	at := []string{"containerd", "runtimes", h.Name}
+	under := func(keys ...string) []string { return append(slices.Clone(at), keys...) }
+	handler, err := c.table(at...)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := c.table(under("options")...); err != nil {
+		return nil, err
+	}
+	kind, err := c.text(under("runtime_type")...)
+	if err != nil {
+		return nil, err
+	}
+	program, err := c.text(under("options", "BinaryName")...)
+	if err != nil {
+		return nil, err
+	}
+	var sets []set
+	builtin := h.Name == "runc" && kind == "" && c.release.keepsRunc()
+	if kind != runcV2 && !builtin {
+		sets = append(sets, set{under("runtime_type"), runcV2})
+	}
+	if len(handler) == 0 {
+		model, err := c.model(runtimes, fallback)
+		if err != nil {
+			return nil, err
+		}
+		sets = append(sets, flatten(model, at)...)
+	}
+	if program != h.Program {
+		sets = append(sets, set{under("options", "BinaryName"), h.Program})
+	}
+	return sets, nil
+}
+
+// model is what a new handler has like the default one: all but what makes it that
+// one. SystemdCgroup is why: without it a container lands in another cgroup than its pod.
+func (c *config) model(runtimes map[string]any, fallback string) (map[string]any, error) {
+	candidates := [][]string{{"containerd", "runtimes", "runc"}}
+	if _, ok := runtimes[fallback]; ok {
+		candidates = slices.Insert(candidates, 0, []string{"containerd", "runtimes", fallback})
+	}
+	if old, err := c.text("containerd", "default_runtime", "runtime_type"); err != nil {
+		return nil, err
+	} else if old != "" {
+		candidates = slices.Insert(candidates, 0, []string{"containerd", "default_runtime"})
+	}
+	for _, at := range candidates {
+		from, err := c.table(at...)
+		if err != nil {
+			return nil, err
+		}
+		kind, err := c.text(append(slices.Clone(at), "runtime_type")...)
+		if err != nil {
+			return nil, err
+		}
+		if kind != runcV2 && (kind != "" || at[len(at)-1] != "runc") {
+			continue // kata, gvisor: their options are not runc's
+		}
+		options, err := c.table(append(slices.Clone(at), "options")...)
+		if err != nil {
+			return nil, err
+		}
+		model := maps.Clone(from)
+		if model == nil {
+			model = map[string]any{}
+		}
+		for _, own := range []string{"runtime_type", "runtime_path", "runtime_engine", "runtime_root", "options"} {
+			delete(model, own)
+		}
+		options = maps.Clone(options)
+		delete(options, "BinaryName")
+		if len(options) > 0 {
+			model["options"] = options
+		}
+		return model, nil
+	}
+	return nil, nil
+}
+
+// flatten lists a table's values, those of inner tables last, by name.
+func flatten(table map[string]any, at []string) []set {
+	var sets, inner []set
+	for _, key := range slices.Sorted(maps.Keys(table)) {
+		here := append(slices.Clone(at), key)
+		if t, ok := table[key].(map[string]any); ok {
+			inner = append(inner, flatten(t, here)...)
+			continue
+		}
+		sets = append(sets, set{here, table[key]})
+	}
+	return append(sets, inner...)
+}
+
+func (c *config) get(key ...string) (any, bool) {
+	var at any = c.cri
+	for _, k := range key {
+		table, ok := at.(map[string]any)
+		if !ok {
+			return nil, false
+		}
+		if at, ok = table[k]; !ok {
+			return nil, false
+		}
+	}
+	return at, true
+}
+
+// table is nil where nothing is, and refuses what is no table on the way.
+func (c *config) table(key ...string) (map[string]any, error) {
+	at := c.cri
+	for n := range key {
+		value, ok := at[key[n]]
+		if !ok {
+			return nil, nil
+		}
+		if at, ok = value.(map[string]any); !ok {
+			return nil, c.refuse("this is no table; correct it", key[:n+1]...)
+		}
+	}
+	return at, nil
+}
+
+func (c *config) text(key ...string) (string, error) {
+	value, ok := c.get(key...)
+	if !ok {
+		return "", nil
+	}
+	s, ok := value.(string)
+	if !ok {
+		return "", c.refuse("this is no string; correct it", key...)
+	}
+	return s, nil
+}
+
+// refuse names the last file that has the key of the CRI table.
+func (c *config) refuse(message string, key ...string) error {
+	if f, at, ok := c.where(key); ok {
+		return f.refuse(message, at...)
+	}
+	return &engine.Refusal{File: c.files[0].path, Message: message}
+}
+
+// where is the file that says last what a key of the CRI table is, and what the key
+// is called there.
+func (c *config) where(key []string) (file, []string, bool) {
+	for _, f := range slices.Backward(c.files) {
+		for _, name := range []string{criV3, criV2, criV1} {
+			at := append([]string{"plugins", name}, key...)
+			if _, ok := f.doc.Get(at...); ok {
+				return f, at, true
+			}
+		}
+	}
+	return file{}, nil, false
+}
