@@ -4,31 +4,56 @@
 // profiles.yaml; a node's is detected, and each part of it can be said otherwise.
 package distro
 
-import "github.com/gpuready/gpuready/toolkit/engine"
+import (
+	_ "embed"
+	"fmt"
+	"path"
+	"strings"
+	"sync"
+
+	"github.com/gpuready/gpuready/internal/config"
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/toolkit/engine"
+)
 
 // Profile is one arrangement. Paths are the host's.
 type Profile struct {
-	Name    string      `json:"name"` // "k3s"
+	Name    string      `json:"name"`  // "k3s"
+	Title   string      `json:"title"` // for people: "k3s"
 	Engine  engine.Kind `json:"engine"`
-	Detect  Detect      `json:"detect"`
-	Sockets []string    `json:"sockets"` // of the runtime's CRI, in the order they are tried
-	Config  string      `json:"config"`
-	DropIn  string      `json:"dropIn,omitempty"`
+	Sources []string    `json:"sources"` // where all this is from: pages and files of the distribution
+	Detect  Marks       `json:"detect"`
+	Sockets []string    `json:"sockets"`       // of the runtime's CRI, in the order they are tried
+	API     string      `json:"api,omitempty"` // the socket of Docker's own API, which Docker has before any CRI
+	// Config is what the runtime reads, or the template that it is made from where
+	// that is people's.
+	Config string `json:"config"`
+	DropIn string `json:"dropIn,omitempty"`
 	// Always says that drop-ins are read whatever the configuration says.
-	Always  bool    `json:"always,omitempty"`
-	Owner   string  `json:"owner,omitempty"` // who writes Config, if not people: "k3s writes it anew at each start"
-	Restart Restart `json:"restart"`
-	// InstallDir is where programs can be installed, if not where they usually are.
-	InstallDir string   `json:"installDir,omitempty"`
-	ReadOnly   []string `json:"readOnly,omitempty"` // directories that cannot be written
-	Notes      string   `json:"notes,omitempty"`    // for people: what is special, one sentence
+	Always bool `json:"always,omitempty"`
+	// Containerd1 is where drop-ins are for a containerd before 2.0, if elsewhere.
+	Containerd1 string `json:"containerd1,omitempty"`
+	// Made are files that are made of Config, or for it: nobody writes into those.
+	Made []string `json:"made,omitempty"`
+	// Managed is the first line of Config for as long as Owner writes it, if it has one.
+	Managed    string  `json:"managed,omitempty"`
+	Owner      string  `json:"owner,omitempty"` // who writes Config, if not people: "k3s writes it anew at each start"
+	Restart    Restart `json:"restart"`
+	InstallDir string  `json:"installDir,omitempty"` // where programs can be installed, if not where they usually are
+	// ReadOnly are the directories that cannot be written.
+	ReadOnly []string `json:"readOnly,omitempty"`
+	Notes    string   `json:"notes,omitempty"` // for people: what is special, one sentence
+	Undo     string   `json:"undo,omitempty"`  // for people: what is left to do after the original bytes are back
+
+	Why string `json:"-"` // why a node is taken for this; set by Detect and Override
 }
 
-// Detect says how to know the distribution: all that is given has to hold.
-type Detect struct {
-	OSRelease map[string]string `json:"osRelease,omitempty"` // values of keys of /etc/os-release
+// Marks are how to know the distribution: all that is given has to hold.
+type Marks struct {
+	OSRelease map[string]string `json:"osRelease,omitempty"` // values of keys of /etc/os-release; "*" is any
 	Paths     []string          `json:"paths,omitempty"`     // one of them is there
 	Socket    string            `json:"socket,omitempty"`    // the runtime's
+	Config    string            `json:"config,omitempty"`    // the configuration that the runtime's unit names
 }
 
 // Door is how a runtime takes a new configuration.
@@ -43,7 +68,125 @@ const (
 
 // Restart is the way through the door.
 type Restart struct {
-	Door    Door     `json:"door"`
-	Units   []string `json:"units,omitempty"`   // the first that is active: "k3s.service", "k3s-agent.service"
-	Message string   `json:"message,omitempty"` // with Nobody
+	Door  Door     `json:"door"`
+	Units []string `json:"units,omitempty"` // the first that is active: "k3s.service", "k3s-agent.service"
+	// Itself says that the runtime is restarted by who watches its drop-ins, some
+	// seconds after one changes (k0s): restarting a unit too does no harm.
+	Itself  bool   `json:"itself,omitempty"`
+	Message string `json:"message,omitempty"` // with Nobody
+}
+
+//go:embed profiles.yaml
+var data []byte
+
+// profiles are decoded once; that they can be is tested.
+var profiles = sync.OnceValue(func() []Profile {
+	all, err := decode(data)
+	if err != nil {
+		return nil
+	}
+	return all
+})
+
+func decode(data []byte) ([]Profile, error) {
+	var file struct {
+		Profiles []Profile `json:"profiles"`
+	}
+	if err := config.Strict(data, &file, "profiles.yaml"); err != nil {
+		return nil, err
+	}
+	for _, p := range file.Profiles {
+		if err := p.check(); err != nil {
+			return nil, fmt.Errorf("profiles.yaml: %s: %w", p.Name, err)
+		}
+	}
+	return file.Profiles, nil
+}
+
+// check says what of a profile cannot be.
+func (p Profile) check() error {
+	paths := map[string]string{"config": p.Config}
+	for field, list := range map[string][]string{
+		"detect.paths": p.Detect.Paths, "sockets": p.Sockets, "readOnly": p.ReadOnly, "made": p.Made,
+		"detect.socket": {p.Detect.Socket}, "detect.config": {p.Detect.Config}, "api": {p.API},
+		"dropIn": {p.DropIn}, "containerd1": {p.Containerd1}, "installDir": {p.InstallDir},
+	} {
+		for i, one := range list {
+			if one != "" || len(list) > 1 {
+				paths[fmt.Sprintf("%s[%d]", field, i)] = one
+			}
+		}
+	}
+	for field, name := range paths {
+		if err := absolute(name); err != nil {
+			return fmt.Errorf("%s: %w", field, err)
+		}
+	}
+	switch p.Engine {
+	case engine.Containerd, engine.Docker, engine.CRIO:
+	default:
+		return fmt.Errorf("engine: %q is none", p.Engine)
+	}
+	switch {
+	case p.Name == "" || p.Title == "" || len(p.Sources) == 0:
+		return fmt.Errorf("name, title and sources are wanted")
+	case p.Restart.Door == Nobody && p.Restart.Message == "":
+		return fmt.Errorf("restart.message: nobody may restart it, and it says not what to do")
+	case p.Restart.Door != Nobody && len(p.Restart.Units) == 0:
+		return fmt.Errorf("restart.units: none")
+	case p.Restart.Door != Nobody && p.Restart.Door != Systemd && p.Restart.Door != Reload:
+		return fmt.Errorf("restart.door: %q is none", p.Restart.Door)
+	}
+	return nil
+}
+
+func absolute(name string) error {
+	if !path.IsAbs(name) || path.Clean(name) != name || strings.ContainsRune(name, 0) {
+		return fmt.Errorf("%q is not a clean absolute path of the host", name)
+	}
+	return nil
+}
+
+// Place is where a runtime that calls itself of that version has its configuration.
+func (p Profile) Place(version string) engine.Place {
+	dropIn := p.DropIn
+	if p.Containerd1 != "" && strings.HasPrefix(strings.TrimPrefix(version, "v"), "1.") {
+		dropIn = p.Containerd1
+	}
+	return engine.Place{Kind: p.Engine, Version: version, Config: p.Config, DropIn: dropIn, Always: p.Always}
+}
+
+// Writable says whether a path of the host can be written, and lasts, as far as the
+// profile knows. Links are followed: /usr/local is often one.
+func (p Profile) Writable(root *host.Root, name string) bool {
+	real, err := root.Resolve(name)
+	if err != nil {
+		return false
+	}
+	for _, dir := range p.ReadOnly {
+		if below(real, dir) {
+			return false
+		}
+	}
+	return true
+}
+
+func below(name, dir string) bool {
+	return name == dir || dir == "/" || strings.HasPrefix(name, dir+"/")
+}
+
+// Obstacle says why the runtime's configuration cannot be changed to any effect,
+// and what a person can do; "" if it can.
+func (p Profile) Obstacle(root *host.Root) string {
+	switch {
+	case p.DropIn != "" && p.Always && p.Writable(root, p.DropIn):
+		return ""
+	case p.Owner == "" && p.Writable(root, p.Config):
+		return ""
+	case p.Restart.Message != "":
+		return p.Restart.Message
+	case p.Owner != "":
+		return fmt.Sprintf("%s (%s), and as it is now it imports no drop-ins; upgrade %s to a release that does, or configure the handler by its own means", p.Config, p.Owner, p.Title)
+	}
+	return fmt.Sprintf("%s cannot be written on %s; have the runtime read another file, and say which with RUNTIME_CONFIG", p.Config, p.Title)
 }

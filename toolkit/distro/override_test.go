@@ -1,0 +1,99 @@
+package distro
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/toolkit/engine"
+)
+
+func TestWhatPeopleSayCountsMoreThanWhatIsDetected(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		profile string
+		said    Settings
+		change  func(*Profile) // of the profile, or of the plain one that is named by it
+		want    string         // the profile that it is then; "": the same
+	}{
+		{name: "nothing", profile: "k3s"},
+		{name: "the same as detected", profile: "k3s", said: Settings{Runtime: "containerd"}},
+		{name: "the runtime's counts more than the general", profile: "containerd", said: Settings{Config: "/a", ContainerdConfig: "/b", Socket: "/c", ContainerdSocket: "/d"},
+			change: func(p *Profile) { p.Config, p.Sockets = "/b", []string{"/d"} }},
+		{name: "the general", profile: "crio", said: Settings{Config: "/a", Socket: "/c"},
+			change: func(p *Profile) { p.Config, p.Sockets = "/a", []string{"/c"} }},
+		{name: "Docker's API", profile: "docker", said: Settings{DockerSocket: "/srv/docker.sock", DockerConfig: "/srv/daemon.json"},
+			change: func(p *Profile) { p.API, p.Config = "/srv/docker.sock", "/srv/daemon.json" }},
+		{name: "another runtime on the same system", profile: "flatcar", said: Settings{Runtime: "docker"}, want: "docker",
+			change: func(p *Profile) { p.InstallDir, p.ReadOnly = "/opt/gpuready/toolkit", []string{"/usr"} }},
+		{name: "another runtime by its setting", profile: "containerd", said: Settings{CRIOConfig: "/etc/crio/own.conf"}, want: "crio",
+			change: func(p *Profile) { p.Config = "/etc/crio/own.conf" }},
+		{name: "another configuration has its own imports", profile: "k0s", said: Settings{ContainerdConfig: "/etc/k0s/own.toml"},
+			change: func(p *Profile) {
+				p.Config, p.Made, p.Managed, p.Owner, p.Always = "/etc/k0s/own.toml", nil, "", "", false
+			}},
+		{name: "k0s's own advice for the reference", profile: "k0s", said: Settings{ContainerdConfig: "/run/k0s/containerd-cri.toml", DropIn: "/etc/k0s/containerd.d/nvidia.toml", ContainerdSocket: "/run/k0s/containerd.sock"},
+			change: func(p *Profile) { p.DropIn = "/etc/k0s/containerd.d/nvidia.toml" }},
+		{name: "a drop-in that may not be read", profile: "k0s", said: Settings{DropIn: "/srv/nvidia.toml"},
+			change: func(p *Profile) { p.DropIn, p.Always = "/srv/nvidia.toml", false }},
+		{name: "a drop-in of another name in CRI-O's directory", profile: "crio", said: Settings{DropIn: "/etc/crio/crio.conf.d/99-nvidia.toml"},
+			change: func(p *Profile) { p.DropIn = "/etc/crio/crio.conf.d/99-nvidia.toml" }},
+		{name: "Docker by systemd", profile: "docker", said: Settings{RestartMode: "systemd"}, change: func(p *Profile) { p.Restart.Door = Systemd }},
+		{name: "Docker by signal", profile: "docker", said: Settings{RestartMode: "signal"}},
+		{name: "by nobody", profile: "containerd", said: Settings{RestartMode: "none"}, change: func(p *Profile) {
+			p.Restart = Restart{Door: Nobody, Message: "nothing is restarted, since RUNTIME_RESTART_MODE=none is set; restart containerd.service for the change to take effect"}
+		}},
+		{name: "by nobody, where nobody may", profile: "talos", said: Settings{RestartMode: "none"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			was := byName(t, c.profile)
+			got, err := Override(was, c.said)
+			require.NoError(t, err)
+			want := was
+			if c.want != "" {
+				want = byName(t, c.want)
+				require.Contains(t, got.Why, "is set, where "+was.Title+" was detected")
+			}
+			if c.change != nil {
+				c.change(&want)
+			}
+			got.Why = ""
+			require.Equal(t, want, got)
+		})
+	}
+}
+
+func TestContradictionsAreRefusedWithBothNames(t *testing.T) {
+	for _, c := range []struct {
+		profile string
+		said    Settings
+		want    []string
+	}{
+		{"containerd", Settings{Runtime: "docker", ContainerdConfig: "/a"}, []string{"RUNTIME=docker", "CONTAINERD_CONFIG"}},
+		{"containerd", Settings{ContainerdSocket: "/a", DockerConfig: "/b"}, []string{"CONTAINERD_SOCKET", "DOCKER_CONFIG"}},
+		{"docker", Settings{CRIOSocket: "/a", DockerSocket: "/b"}, []string{"CRIO_SOCKET", "DOCKER_SOCKET"}},
+		{"containerd", Settings{Runtime: "podman"}, []string{`RUNTIME="podman"`, "containerd, docker or crio"}},
+		{"containerd", Settings{Config: "etc/config.toml"}, []string{"RUNTIME_CONFIG", "etc/config.toml"}},
+		{"crio", Settings{CRIOSocket: "unix:///run/crio/crio.sock"}, []string{"CRIO_SOCKET"}},
+		{"containerd", Settings{RestartMode: "signal"}, []string{"RUNTIME_RESTART_MODE=signal", "containerd"}},
+		{"crio", Settings{RestartMode: "signal"}, []string{"RUNTIME_RESTART_MODE=signal", "crio"}},
+		{"containerd", Settings{RestartMode: "always"}, []string{`RUNTIME_RESTART_MODE="always"`}},
+		{"talos", Settings{RestartMode: "systemd"}, []string{"RUNTIME_RESTART_MODE=systemd", "Talos", "machine configuration"}},
+	} {
+		_, err := Override(byName(t, c.profile), c.said)
+		require.Error(t, err)
+		for _, part := range c.want {
+			require.ErrorContains(t, err, part)
+		}
+	}
+}
+
+func TestASettingMakesAProfileWhereNothingIsDetected(t *testing.T) {
+	p, err := Override(Profile{}, Settings{Runtime: "crio", Socket: "/srv/crio.sock"})
+	require.NoError(t, err)
+	require.Equal(t, engine.CRIO, p.Engine)
+	require.Equal(t, []string{"/srv/crio.sock"}, p.Sockets)
+	require.Equal(t, "RUNTIME=crio is set", p.Why)
+	_, err = Override(Profile{}, Settings{Config: "/etc/own"})
+	require.ErrorContains(t, err, "say with RUNTIME")
+}
