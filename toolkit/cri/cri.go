@@ -69,10 +69,11 @@ func Find(root *host.Root, paths []string) string {
 // Ask asks the runtime that listens on a socket of the host. With an error Answer
 // has the socket alone, and a message that says why and what to do.
 func Ask(ctx context.Context, root *host.Root, at string) (Answer, error) {
-	return askWithin(ctx, root, at, Timeout)
+	return AskWithin(ctx, root, at, Timeout)
 }
 
-func askWithin(ctx context.Context, root *host.Root, at string, limit time.Duration) (Answer, error) {
+// AskWithin is Ask with another limit than Timeout.
+func AskWithin(ctx context.Context, root *host.Root, at string, limit time.Duration) (Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	a, err := ask(ctx, root, at)
@@ -83,11 +84,18 @@ func askWithin(ctx context.Context, root *host.Root, at string, limit time.Durat
 	return a, err
 }
 
-func ask(ctx context.Context, root *host.Root, at string) (a Answer, err error) {
-	conn, err := grpc.NewClient("passthrough:///"+path.Base(at),
+// Dial makes a connection to the runtime that listens on a socket of the host, over
+// which no answer has more than limit bytes. It connects when it is first used; who
+// asks gives each call a deadline.
+func Dial(root *host.Root, at string, limit int) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///"+path.Base(at),
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy(),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(limit)),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return socket.Dial(ctx, root, at) }))
+}
+
+func ask(ctx context.Context, root *host.Root, at string) (a Answer, err error) {
+	conn, err := Dial(root, at, maxAnswer)
 	if err != nil {
 		return a, err
 	}

@@ -45,9 +45,9 @@ func askOne(t *testing.T, conf critest.Config) (Answer, error) {
 	defer func() { require.NoError(t, runtime.Stop()) }()
 	require.Equal(t, at, Find(root, Sockets))
 	if conf.Hangs {
-		return askWithin(t.Context(), root, at, time.Second)
+		return AskWithin(t.Context(), root, at, time.Second)
 	}
-	return askWithin(t.Context(), root, at, time.Minute)
+	return AskWithin(t.Context(), root, at, time.Minute)
 }
 
 func TestRuntimesTellWhatTheyCanDo(t *testing.T) {

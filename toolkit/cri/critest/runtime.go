@@ -13,6 +13,8 @@ import (
 	"sync"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -26,6 +28,16 @@ type Config struct {
 	Huge          bool     // it tells more than anybody wants to know
 	Config        string   // in place of a configuration that agrees with the above
 	NoCRI         bool     // it serves something else, as Docker's containerd
+	Containers    []Container
+}
+
+// Container is a container that it runs.
+type Container struct {
+	ID, Name, Namespace, Pod string
+	Image                    string
+	Handler                  string // "": the default
+	Info                     string // what a verbose status tells of it, JSON
+	Gone                     bool   // it ends between being listed and being asked for
 }
 
 // Runtime is a runtime that answers.
@@ -131,4 +143,44 @@ func (r *Runtime) config() map[string]any {
 		c["enableCDI"] = *r.conf.CDI
 	}
 	return c
+}
+
+// ListContainers tells of those that run.
+func (r *Runtime) ListContainers(context.Context, *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
+	out := &runtimeapi.ListContainersResponse{}
+	for _, c := range r.conf.Containers {
+		out.Containers = append(out.Containers, &runtimeapi.Container{
+			Id: c.ID, PodSandboxId: "sandbox-" + c.ID, Metadata: &runtimeapi.ContainerMetadata{Name: c.Name},
+			Image: &runtimeapi.ImageSpec{Image: c.Image}, State: runtimeapi.ContainerState_CONTAINER_RUNNING,
+			Labels: map[string]string{"io.kubernetes.pod.namespace": c.Namespace, "io.kubernetes.pod.name": c.Pod},
+		})
+	}
+	return out, nil
+}
+
+// ListPodSandbox tells of the pods that they are in, one each.
+func (r *Runtime) ListPodSandbox(context.Context, *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
+	out := &runtimeapi.ListPodSandboxResponse{}
+	for _, c := range r.conf.Containers {
+		out.Items = append(out.Items, &runtimeapi.PodSandbox{
+			Id: "sandbox-" + c.ID, RuntimeHandler: c.Handler, State: runtimeapi.PodSandboxState_SANDBOX_READY,
+			Metadata: &runtimeapi.PodSandboxMetadata{Name: c.Pod, Namespace: c.Namespace},
+		})
+	}
+	return out, nil
+}
+
+// ContainerStatus tells of one.
+func (r *Runtime) ContainerStatus(_ context.Context, in *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse, error) {
+	for _, c := range r.conf.Containers {
+		if c.ID != in.GetContainerId() || c.Gone {
+			continue
+		}
+		out := &runtimeapi.ContainerStatusResponse{Status: &runtimeapi.ContainerStatus{Id: c.ID, Image: &runtimeapi.ImageSpec{Image: c.Image}}}
+		if in.GetVerbose() {
+			out.Info = map[string]string{"info": c.Info}
+		}
+		return out, nil
+	}
+	return nil, status.Error(codes.NotFound, "no container "+in.GetContainerId())
 }

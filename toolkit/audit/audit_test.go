@@ -1,0 +1,137 @@
+package audit
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const uuid = "GPU-8f6f2bd9-1e26-44c8-8d19-6a1f8d4ad19c"
+
+func TestWhoLosesGPUs(t *testing.T) {
+	plain := Container{Namespace: "a", Pod: "b", Name: "c", Value: "all", Handler: "nvidia", Reads: true, Looked: true, Devices: []string{"/dev/nvidia0"}}
+	for _, c := range []struct {
+		name    string
+		change  func(*Container)
+		want    Verdict
+		reason  string
+		action  string
+		without string // not in the action
+	}{
+		{name: "by the pod's environment", want: Loses, reason: "it asks by NVIDIA_VISIBLE_DEVICES=all and is not privileged", action: "request nvidia.com/gpu in the container's limits, or turn accept-nvidia-visible-devices-envvar-when-unprivileged on"},
+		{name: "by the image's environment", change: func(c *Container) { c.FromImage = true }, want: Loses, reason: "its image alone asks", action: "if it needs a GPU, request nvidia.com/gpu"},
+		{name: "by a plugin's environment", change: func(c *Container) { c.Value = uuid + "," + uuid }, want: Loses, reason: uuid, action: "device list strategy cdi-cri"},
+		{name: "by index", change: func(c *Container) { c.Value = "0,1" }, want: Loses, action: "request nvidia.com/gpu", without: "strategy"},
+		{name: "where nothing could be looked at", change: func(c *Container) { c.Looked, c.Devices = false, nil }, want: Loses},
+		{name: "its own nodes are not enough: the libraries come by the handler", change: func(c *Container) { c.Given = false }, want: Loses},
+		{name: "Docker", change: func(c *Container) { c.Namespace, c.Pod, c.Value = "", "", "1" }, want: Loses, action: "--device nvidia.com/gpu=1 or --gpus"},
+		{name: "Docker with several", change: func(c *Container) { c.Namespace, c.Pod, c.Value = "", "", "0,1" }, want: Loses, action: "--device nvidia.com/gpu=all"},
+
+		{name: "privileged", change: func(c *Container) { c.Privileged = true }, want: Keeps, reason: "privileged"},
+		{name: "a CDI device", change: func(c *Container) { c.CDI = []string{"k8s.gpuready.io/gpu=" + uuid} }, want: Keeps, reason: "k8s.gpuready.io/gpu=" + uuid},
+		{name: "a runtime that says no names", change: func(c *Container) { c.Given = true }, want: Keeps, reason: "the runtime itself"},
+		{name: "--gpus", change: func(c *Container) { c.Flag = "--gpus" }, want: Keeps, reason: "--gpus"},
+		{name: "volume mounts", change: func(c *Container) { c.Value, c.Listed = "/var/run/nvidia-container-devices", []string{uuid} }, want: Keeps, reason: uuid, action: "accept-nvidia-visible-devices-as-volume-mounts"},
+
+		{name: "void", change: func(c *Container) { c.Value = "void" }, want: Unaffected, reason: "does not ask"},
+		{name: "none", change: func(c *Container) { c.Value = "none" }, want: Unaffected, reason: "does not ask"},
+		{name: "empty", change: func(c *Container) { c.Value = "" }, want: Unaffected, reason: "does not ask"},
+		{name: "another handler", change: func(c *Container) { c.Handler, c.Default, c.Reads = "runc", true, false }, want: Unaffected, reason: "its handler is runc, the default"},
+		{name: "it has none", change: func(c *Container) { c.Devices = nil }, want: Unaffected, reason: "has none today"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			container := plain
+			if c.change != nil {
+				c.change(&container)
+			}
+			f := Judge(container)
+			require.Equal(t, c.want, f.Verdict)
+			require.Contains(t, f.Reason, c.reason)
+			require.Contains(t, f.Do, c.action)
+			require.Equal(t, container, f.Container)
+			if c.without != "" {
+				require.NotContains(t, f.Do, c.without)
+			}
+		})
+	}
+}
+
+// Whatever a container is like: only one that asks can lose, a privileged one does
+// not, and who loses is told what to do.
+func TestAVerdictHasItsReason(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		some := rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b"}), 0, 2)
+		c := Container{
+			Value: rapid.SampledFrom([]string{"", "void", "none", "all", "0", uuid}).Draw(t, "value"), Namespace: rapid.SampledFrom([]string{"", "n"}).Draw(t, "namespace"),
+			Privileged: rapid.Bool().Draw(t, "privileged"), Reads: rapid.Bool().Draw(t, "reads"), Given: rapid.Bool().Draw(t, "given"), Looked: rapid.Bool().Draw(t, "looked"),
+			CDI: some.Draw(t, "cdi"), Listed: some.Draw(t, "listed"), Devices: some.Draw(t, "devices"), Flag: rapid.SampledFrom([]string{"", "--gpus"}).Draw(t, "flag"),
+		}
+		f := Judge(c)
+		if f.Reason == "" || f.Verdict == Loses && (f.Do == "" || c.Privileged || !Asks(c.Value) || !c.Reads || len(c.CDI) > 0) {
+			t.Fatal(f)
+		}
+	})
+}
+
+func TestFindingsArePrintedForPeopleAndPrograms(t *testing.T) {
+	findings := []Finding{
+		Judge(Container{Namespace: "ml", Pod: "train-0", Name: "main", ID: "1", Image: "cuda:12.5", Value: "all", FromImage: true, Handler: "nvidia", Default: true, Reads: true, Looked: true, Devices: []string{"/dev/nvidia0"}}),
+		Judge(Container{Namespace: "ml", Pod: "infer", Name: "main", ID: "2", Image: "triton", CDI: []string{"nvidia.com/gpu=0"}, Handler: "runc"}),
+	}
+	var table bytes.Buffer
+	require.NoError(t, Table(&table, findings))
+	require.Equal(t, `VERDICT  CONTAINER        IMAGE      NVIDIA_VISIBLE_DEVICES  PRIVILEGED  HANDLER           GPU NODES
+loses    ml/train-0/main  cuda:12.5  all (image)             no          nvidia (default)  /dev/nvidia0
+keeps    ml/infer/main    triton     -                       no          runc              not known
+
+ml/train-0/main: its image alone asks by NVIDIA_VISIBLE_DEVICES=all and is not privileged; nothing else gives it GPUs.
+  if it needs a GPU, request nvidia.com/gpu in the container's limits; or turn accept-nvidia-visible-devices-envvar-when-unprivileged on for all.
+
+1 of 2 would lose their GPUs at their next start without accept-nvidia-visible-devices-envvar-when-unprivileged.
+`, table.String())
+	var text bytes.Buffer
+	require.NoError(t, JSON(&text, findings))
+	var back struct {
+		Findings []Finding `json:"findings"`
+	}
+	require.NoError(t, json.Unmarshal(text.Bytes(), &back))
+	require.Equal(t, findings, back.Findings)
+	text.Reset()
+	require.NoError(t, JSON(&text, nil))
+	require.JSONEq(t, `{"findings":[]}`, text.String())
+	table.Reset()
+	require.NoError(t, Table(&table, nil))
+	require.Equal(t, "No running container asks for GPUs or has any.\n", table.String())
+}
+
+func FuzzInfo(f *testing.F) {
+	f.Add(containerdInfo)
+	f.Add(crioInfo)
+	f.Add(`{"runtimeSpec":{"process":{"env":["NVIDIA_VISIBLE_DEVICES=\u001b[2J\nkeeps"]}},"runtimeOptions":7}`)
+	f.Add(`{"config":null,"runtimeSpec":null}`)
+	f.Fuzz(func(t *testing.T, text string) {
+		var c Container
+		if _, err := parseInfo(text, &c); err != nil {
+			return
+		}
+		if len(c.Devices) > maxItems || len(c.CDI) > maxItems || len(c.Listed) > maxItems {
+			t.Error(c)
+		}
+		for _, s := range append(append([]string{c.Value}, c.CDI...), c.Listed...) {
+			if len(s) > maxText || strings.ContainsAny(s, "\x00\n\r\x1b") {
+				t.Errorf("%q", s)
+			}
+		}
+		var b bytes.Buffer
+		if err := Table(&b, []Finding{Judge(c)}); err != nil {
+			t.Error(err)
+		}
+	})
+}
