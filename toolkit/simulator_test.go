@@ -11,16 +11,13 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
 	"github.com/containerd/nri/pkg/api"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpuready/gpuready/internal/cdi"
@@ -28,7 +25,6 @@ import (
 	"github.com/gpuready/gpuready/internal/injection"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/test/built"
-	"github.com/gpuready/gpuready/test/node"
 	"github.com/gpuready/gpuready/toolkit/cri/critest"
 	"github.com/gpuready/gpuready/toolkit/nri/nritest"
 )
@@ -120,6 +116,27 @@ func TestApplyOnTheSimulatorsRoot(t *testing.T) {
 		_, err := os.Stat(s.dir + gone)
 		require.ErrorIs(t, err, fs.ErrNotExist, gone)
 	}
+}
+
+// Others may define what we define: they are told from us, and nothing is fought.
+func TestOthersSpecificationsAreReported(t *testing.T) {
+	s := simulate(t, "h100-sxm")
+	toolkit(t, s.flags("apply")...)
+	cdiDir := s.dir + "/var/run/cdi/"
+	for from, to := range map[string]string{"k8s.gpuready.io-gpu.yaml": cdiDir + "copy.yaml", "gpuready-nvidia.com-nvswitch.yaml": s.dir + "/etc/cdi/theirs.yaml"} {
+		data, err := os.ReadFile(cdiDir + from)
+		require.NoError(t, err)
+		require.NoError(t, os.MkdirAll(filepath.Dir(to), 0o755))
+		require.NoError(t, os.WriteFile(to, data, 0o644))
+	}
+	require.Contains(t, toolkit(t, s.flags("apply")...), "removed /var/run/cdi/gpuready-nvidia.com-nvswitch.yaml")
+	state := s.await(t, "conflict", func(s nodestate.State) bool { return s.Phase == nodestate.Degraded })
+	require.EqualValues(t, "CDIConflict", state.Reason)
+	require.Contains(t, state.Message, "/var/run/cdi/copy.yaml defines k8s.gpuready.io/gpu=GPU-")
+	require.NoError(t, os.Remove(cdiDir+"copy.yaml"))
+	toolkit(t, s.flags("apply")...)
+	state = s.await(t, "ready", func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
+	require.Contains(t, state.Message, "/etc/cdi/theirs.yaml defines nvidia.com/nvswitch; ours is not written")
 }
 
 // One process lives through a late driver, a MIG layout, a driver upgrade and
@@ -273,77 +290,6 @@ func TestEachFailureIsOneClearMessage(t *testing.T) {
 	built.Gpusim(t, "up", "--root", s.driver, "--profile", "t4", "--module-version", "570.1")
 	failed("reboot", s.flags("apply")...)
 }
-
-// NVIDIA's own CDI generator, as it is, takes the simulator for a driver, and
-// gives a GPU the same device nodes and files as we do.
-func TestNvcdiAgreesOnTheSimulatorsRoot(t *testing.T) {
-	built.Path(t, "gpu-cdi-hook")
-	if !node.Enter(t) {
-		return
-	}
-	// It reads MIG's minor numbers from the machine's own /proc.
-	require.NoError(t, unix.Mount("tmpfs", "/proc/driver", "tmpfs", 0, ""))
-	built.Gpusim(t, "up", "--root", node.DriverRoot, "--profile", "a100-80gb")
-	for _, mig := range []bool{false, true} {
-		if mig {
-			built.Gpusim(t, "mig", "--root", node.DriverRoot, "--gpu", "0", "--layout", "1g.10gb,2g.20gb")
-			require.NoError(t, os.MkdirAll("/proc/driver/nvidia-caps", 0o755))
-			minors, err := os.ReadFile(node.DriverRoot + "/proc/driver/nvidia-caps/mig-minors")
-			require.NoError(t, err)
-			require.NoError(t, os.WriteFile("/proc/driver/nvidia-caps/mig-minors", minors, 0o644))
-		}
-		toolkit(t, "apply")
-		namer, err := nvcdi.NewDeviceNamer(nvcdi.DeviceNameStrategyUUID)
-		require.NoError(t, err)
-		lib, err := nvcdi.New(nvcdi.WithMode(nvcdi.ModeNvml), nvcdi.WithDriverRoot(node.DriverRoot), nvcdi.WithDeviceNamers(namer),
-			nvcdi.WithFeatureFlags(nvcdi.FeatureDisableNvsandboxUtils), nvcdi.WithLogger(silent{}))
-		require.NoError(t, err)
-		generated, err := lib.GetSpec()
-		require.NoError(t, err)
-		theirs := generated.Raw()
-		ours := simulated{}.spec(t, "k8s.gpuready.io-gpu.yaml")
-
-		nodes := map[string][]string{}
-		for _, d := range ours.Devices {
-			nodes[d.Name] = paths(d.ContainerEdits.DeviceNodes)
-		}
-		want := 8
-		if mig {
-			want = 9 // seven GPUs and two MIG devices; the divided GPU itself only we list
-		}
-		require.Len(t, theirs.Devices, want)
-		require.Len(t, ours.Devices, map[bool]int{false: 8, true: 10}[mig])
-		for _, d := range theirs.Devices {
-			require.ElementsMatch(t, paths(d.ContainerEdits.DeviceNodes), nodes[d.Name], d.Name)
-		}
-		require.ElementsMatch(t, paths(theirs.ContainerEdits.DeviceNodes), paths(ours.ContainerEdits.DeviceNodes))
-		mounts := func(s *specs.Spec) (list []string) {
-			for _, m := range s.ContainerEdits.Mounts {
-				list = append(list, m.HostPath+" "+m.ContainerPath)
-			}
-			slices.Sort(list)
-			return list
-		}
-		require.Equal(t, mounts(theirs), mounts(ours))
-		require.ElementsMatch(t, theirs.ContainerEdits.Env, ours.ContainerEdits.Env)
-	}
-}
-
-func paths(nodes []*specs.DeviceNode) []string {
-	var list []string
-	for _, n := range nodes {
-		list = append(list, n.HostPath+" "+n.Path)
-	}
-	return list
-}
-
-type silent struct{}
-
-func (silent) Debugf(string, ...any)   {}
-func (silent) Errorf(string, ...any)   {}
-func (silent) Infof(string, ...any)    {}
-func (silent) Warningf(string, ...any) {}
-func (silent) Tracef(string, ...any)   {}
 
 func TestUse(t *testing.T) {
 	for _, c := range []struct {

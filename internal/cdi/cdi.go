@@ -34,6 +34,17 @@ const (
 	KindNVIDIA = "nvidia.com/gpu"
 )
 
+// The kinds of what GPUs work with, written only where it is there and nobody else
+// does. They are called as the ecosystem's nvidia-ctk calls them; each has the one
+// device "all", but for IMEX channels, which also have one for each number.
+const (
+	KindGDS      = "nvidia.com/gds"          // GPUDirect Storage
+	KindMOFED    = "nvidia.com/mofed"        // RDMA
+	KindGDRCopy  = "nvidia.com/gdrcopy"      // copying by the CPU, in small pieces
+	KindNVSwitch = "nvidia.com/nvswitch"     // for who manages the switches
+	KindIMEX     = "nvidia.com/imex-channel" // memory shared between machines
+)
+
 // All is the device of a kind that stands for all of its GPUs.
 const All = "all"
 

@@ -103,6 +103,8 @@ type Wanted struct {
 	Driver   nodestate.DriverInfo
 	Warnings []string // what was left out, and why
 	Owner    string   // who else defines nvidia.com/gpu
+	Others   []string // who else defines another of the kinds that are not only ours
+	Conflict string   // what is wrong with names that only we define; "": nothing
 }
 
 // Control returns what has to be there before NVML can be asked: the control
@@ -165,12 +167,16 @@ func (t *Toolkit) Want(s gpu.Snapshot) (Wanted, error) {
 	if err != nil {
 		return w, err
 	}
+	around, err := spec.Look(t.Root, driverRoot, devRoot, s)
+	if err != nil {
+		return w, err
+	}
 	program, err := os.ReadFile(t.Config.HookProgram)
 	if err != nil {
 		return w, fmt.Errorf("%w: %w", ErrHook, err)
 	}
 	hook := install.Hook(t.Config.InstallDir, program)
-	out := spec.Build(spec.Input{Files: t.found.files, Snapshot: s, Nodes: all, Caps: caps, DevRoot: devRoot, Hook: hook.Path})
+	out := spec.Build(spec.Input{Files: t.found.files, Around: around, Snapshot: s, Nodes: all, Caps: caps, DevRoot: devRoot, Hook: hook.Path})
 	w.Warnings = out.Warnings
 	// Specifications last: a name must not resolve before what it needs is there.
 	w.Items = append(node.Items(t.Root, devRoot, control, all), hook)
@@ -202,23 +208,32 @@ func (t *Toolkit) wantSpecs(w *Wanted, out spec.Output) error {
 	if err != nil {
 		return err
 	}
-	w.Owner = spec.Owner(files, t.SpecPath(cdi.KindNVIDIA))
-	for i, kind := range spec.Kinds {
-		p := t.SpecPath(kind)
-		if len(out.Specs) == 0 || kind == cdi.KindNVIDIA && w.Owner != "" {
+	w.Owner = spec.Owner(files, cdi.KindNVIDIA, t.SpecPath(cdi.KindNVIDIA))
+	for _, kind := range spec.Kinds {
+		p, wanted := t.SpecPath(kind), out.Spec(kind)
+		if owner := spec.Owner(files, kind, p); wanted != nil && owner != "" && !spec.Own(kind) {
+			wanted = nil
+			if kind != cdi.KindNVIDIA {
+				w.Others = append(w.Others, owner+" defines "+kind+"; ours is not written")
+			}
+		}
+		if wanted == nil {
 			w.Items = append(w.Items, change.Item{Path: p, Absent: true})
 			continue
 		}
-		data, err := cdi.Encode(out.Specs[i])
+		data, err := cdi.Encode(*wanted)
 		if err != nil {
 			return err
 		}
 		w.Items = append(w.Items, change.Item{Path: p, File: &change.File{Data: data, Mode: 0o644}})
 		file := nodestate.Spec{Kind: kind, Path: p}
-		for _, d := range out.Specs[i].Devices {
+		for _, d := range wanted.Devices {
 			file.Devices = append(file.Devices, d.Name)
 		}
 		w.Specs = append(w.Specs, file)
+		if spec.Own(kind) && w.Conflict == "" {
+			w.Conflict = spec.Conflict(files, kind, p, slices.Index(t.cdiDirs(), t.Config.CDIDir), file.Devices)
+		}
 	}
 	return nil
 }

@@ -22,6 +22,7 @@ const (
 	ReasonNoCUDA          gpu.Reason = "NoCUDA"
 	ReasonNoGPU           gpu.Reason = "NoGPU"
 	ReasonIncomplete      gpu.Reason = "Incomplete"
+	ReasonConflict        gpu.Reason = "CDIConflict"
 	ReasonNoPermission    gpu.Reason = "NoPermission"
 	ReasonVersionMismatch gpu.Reason = "VersionMismatch"
 	ReasonNVML            gpu.Reason = "NVML"
@@ -51,12 +52,18 @@ func (c Config) State(w Wanted, err error) nodestate.State {
 	s.Toolkit = &nodestate.ToolkitInfo{Specs: w.Specs, Hook: path.Join(c.InstallDir, install.HookName)}
 	s.Phase = nodestate.Ready
 	switch {
+	case w.Conflict != "":
+		s.Phase, s.Reason, s.Message = nodestate.Degraded, ReasonConflict, strings.Join(append([]string{w.Conflict}, w.Warnings...), "; ")
 	case len(w.Warnings) > 0:
 		s.Phase, s.Reason, s.Message = nodestate.Degraded, ReasonIncomplete, strings.Join(w.Warnings, "; ")
 	case len(w.Specs) == 0:
 		s.Reason, s.Message = ReasonNoGPU, "the driver sees no GPU on this node; there is nothing to specify"
-	case w.Owner != "":
-		s.Message = w.Owner + " defines nvidia.com/gpu; ours is not written"
+	case w.Owner != "" || len(w.Others) > 0:
+		others := w.Others
+		if w.Owner != "" {
+			others = append([]string{w.Owner + " defines nvidia.com/gpu; ours is not written"}, others...)
+		}
+		s.Message = strings.Join(others, "; ")
 	}
 	return s
 }

@@ -57,3 +57,14 @@ func TestStateTellsWhatWasReached(t *testing.T) {
 	require.Equal(t, "one; two", degraded.Message)
 	require.False(t, Same(s, degraded))
 }
+
+func TestStateTellsWhoseNamesAreInTheWay(t *testing.T) {
+	specs := []nodestate.Spec{{Kind: "k8s.gpuready.io/gpu", Path: "/var/run/cdi/x.yaml", Devices: []string{"GPU-1"}}}
+	s := config.State(Wanted{Specs: specs, Conflict: "/var/run/cdi/copy.yaml defines it", Warnings: []string{"one"}}, nil)
+	require.Equal(t, nodestate.Degraded, s.Phase)
+	require.Equal(t, ReasonConflict, s.Reason)
+	require.Equal(t, "/var/run/cdi/copy.yaml defines it; one", s.Message)
+	s = config.State(Wanted{Specs: specs, Owner: "/etc/cdi/nvidia.yaml", Others: []string{"/etc/cdi/gds.yaml defines nvidia.com/gds; ours is not written"}}, nil)
+	require.Equal(t, nodestate.Ready, s.Phase)
+	require.Equal(t, "/etc/cdi/nvidia.yaml defines nvidia.com/gpu; ours is not written; /etc/cdi/gds.yaml defines nvidia.com/gds; ours is not written", s.Message)
+}

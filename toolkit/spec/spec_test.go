@@ -213,7 +213,11 @@ func TestEveryHookHasAnEnvironmentAndIsOneThatWeHave(t *testing.T) {
 			require.Equal(t, "/opt/gpu-cdi-hook", h.Path)
 			names = append(names, h.Args[1])
 		}
-		require.Equal(t, []string{"create-symlinks", "update-ldcache"}, names)
+		want := []string{"create-symlinks", "enable-cuda-compat", "update-ldcache", "disable-device-node-modification"}
+		if s.Kind == cdi.KindManagement {
+			want = []string{"create-symlinks", "update-ldcache"}
+		}
+		require.Equal(t, want, names)
 	}
 }
 
@@ -249,6 +253,104 @@ func TestDriverRootReachedByLinks(t *testing.T) {
 
 func TestOwner(t *testing.T) {
 	ours := "/var/run/cdi/gpuready-nvidia.com-gpu.yaml"
-	require.Empty(t, Owner([]cdi.File{{Path: ours, Kind: cdi.KindNVIDIA}, {Path: "/etc/cdi/x.yaml", Kind: "x.y/z"}}, ours))
-	require.Equal(t, "/etc/cdi/nvidia.yaml", Owner([]cdi.File{{Path: "/etc/cdi/nvidia.yaml", Kind: cdi.KindNVIDIA, Err: os.ErrInvalid}}, ours))
+	require.Empty(t, Owner([]cdi.File{{Path: ours, Kind: cdi.KindNVIDIA}, {Path: "/etc/cdi/x.yaml", Kind: "x.y/z"}}, cdi.KindNVIDIA, ours))
+	theirs := []cdi.File{{Path: "/etc/cdi/nvidia.yaml", Kind: cdi.KindNVIDIA, Err: os.ErrInvalid}}
+	require.Equal(t, "/etc/cdi/nvidia.yaml", Owner(theirs, cdi.KindNVIDIA, ours))
+	require.Empty(t, Owner(theirs, cdi.KindGDS, ours))
+}
+
+func TestACopyOfOurFileIsReportedWhereItDoesHarm(t *testing.T) {
+	ours := "/var/run/cdi/k8s.gpuready.io-gpu.yaml"
+	copied := func(path string, priority int, names ...string) []cdi.File {
+		s := &specs.Spec{Kind: cdi.KindGPU}
+		for _, n := range names {
+			s.Devices = append(s.Devices, specs.Device{Name: n})
+		}
+		return []cdi.File{{Path: ours, Kind: cdi.KindGPU, Priority: 1, Spec: s}, {Path: path, Kind: cdi.KindGPU, Priority: priority, Spec: s}}
+	}
+	for _, c := range []struct {
+		name     string
+		priority int
+		devices  []string
+		want     string
+	}{
+		{"in our directory", 1, []string{"a", "b"}, "/x/copy.yaml defines k8s.gpuready.io/gpu=a as " + ours + " does"},
+		{"in one that comes later", 2, []string{"b"}, "/x/copy.yaml hides k8s.gpuready.io/gpu=b of"},
+		{"in one that comes first: ours is taken", 0, []string{"a", "b"}, ""},
+		{"of devices that are gone", 1, []string{"gone"}, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := Conflict(copied("/x/copy.yaml", c.priority, c.devices...), cdi.KindGPU, ours, 1, []string{"a", "b"})
+			if c.want == "" {
+				require.Empty(t, got)
+			}
+			require.Contains(t, got, c.want)
+		})
+	}
+}
+
+func TestNamesThatTheDriverGivesTwiceAreWrittenOnce(t *testing.T) {
+	s := gputest.Node("t4", 2)
+	all, caps := nodes(s)
+	s.Devices[1].Index = 0
+	out := Build(Input{Snapshot: s, Nodes: all, Caps: caps, Hook: "/hook"})
+	require.Equal(t, []string{`device "0" is left out: the driver gives the name to two`}, out.Warnings)
+	for _, spec := range out.Specs {
+		_, err := cdi.Encode(spec)
+		require.NoError(t, err)
+	}
+}
+
+// A driver's container has links that are absolute below its own root.
+func TestLinksOfADriverRootLeadNowhereElse(t *testing.T) {
+	dir := t.TempDir()
+	at := dir + "/run/nvidia/driver"
+	root := driver(t, dir, "/run/nvidia/driver")
+	for link, target := range map[string]string{
+		"/usr/bin/nvidia-debugdump":      "/opt/nvidia/debugdump",
+		"/usr/bin/nvidia-persistenced":   "/etc/alternatives/missing",
+		"/etc/vulkan/icd.d":              "/usr/share/vulkan",
+		"/tmp/nvidia-mps":                "/etc",
+		"/run/nvidia-persistenced":       "/../../../../outside",
+		"/usr/share/vulkan/outside.json": "/",
+	} {
+		require.NoError(t, os.MkdirAll(filepath.Dir(at+link), 0o755))
+		require.NoError(t, os.Symlink(target, at+link))
+	}
+	for _, p := range []string{at + "/opt/nvidia/debugdump", dir + "/opt/nvidia/debugdump", at + "/usr/share/vulkan/nvidia_icd.json", dir + "/outside/socket"} {
+		require.NoError(t, os.MkdirAll(filepath.Dir(p), 0o755))
+		require.NoError(t, os.WriteFile(p, []byte("x"), 0o755))
+	}
+	files, err := Find(root, "/run/nvidia/driver", version)
+	require.NoError(t, err)
+	found := map[string]string{}
+	for _, m := range files.Mounts {
+		found[m.Container] = m.Host
+	}
+	require.Equal(t, "/run/nvidia/driver/opt/nvidia/debugdump", found["/usr/bin/nvidia-debugdump"])
+	require.Equal(t, "/run/nvidia/driver/usr/share/vulkan/nvidia_icd.json", found["/etc/vulkan/icd.d/nvidia_icd.json"])
+	for _, absent := range []string{"/usr/bin/nvidia-persistenced", "/tmp/nvidia-mps", "/run/nvidia-persistenced/socket"} {
+		require.NotContains(t, found, absent)
+	}
+}
+
+func BenchmarkFind(b *testing.B) {
+	dir := b.TempDir()
+	lib := dir + "/usr/lib64"
+	require.NoError(b, os.MkdirAll(lib, 0o755))
+	for i := range 3000 {
+		name := fmt.Sprintf("libfoo%d.so.1.2.3", i)
+		require.NoError(b, os.WriteFile(lib+"/"+name, []byte("x"), 0o755))
+		require.NoError(b, os.Symlink(name, fmt.Sprintf("%s/libfoo%d.so.1", lib, i)))
+	}
+	for _, name := range []string{"cuda", "nvidia-ml", "nvcuvid", "nvidia-encode", "EGL_nvidia", "GLX_nvidia", "nvoptix", "nvidia-glcore", "nvidia-opencl"} {
+		require.NoError(b, os.WriteFile(lib+"/lib"+name+".so."+version, []byte("x"), 0o755))
+	}
+	root, err := host.Open(dir)
+	require.NoError(b, err)
+	defer root.Close()
+	for b.Loop() {
+		_, err := Find(root, "/", version)
+		require.NoError(b, err)
+	}
 }

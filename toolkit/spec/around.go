@@ -1,0 +1,153 @@
+package spec
+
+import (
+	"cmp"
+	"io/fs"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpuready/gpuready/internal/cdi"
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/host"
+)
+
+// Node is a device node that GPUs work with.
+type Node struct {
+	Path string // in containers
+	Host string // on the host
+}
+
+// Around is what GPUs work with.
+type Around struct {
+	DRM    map[gpu.PCIAddress][]Node // for graphics, of each GPU
+	Nodes  map[string][]Node         // by the kind that they are of
+	Mounts map[string][]Mount        // by the kind that they belong to
+}
+
+// peripherals are the device nodes of each kind that is no GPU's, as the
+// reference has them (nvidia-container-toolkit, internal/discover).
+var peripherals = []struct {
+	kind     string
+	patterns []string
+}{
+	{cdi.KindGDS, []string{"/dev/nvidia-fs*"}},
+	{cdi.KindMOFED, []string{"/dev/infiniband/uverbs*", "/dev/infiniband/rdma_cm"}},
+	{cdi.KindGDRCopy, []string{"/dev/gdrdrv"}},
+	{cdi.KindNVSwitch, []string{"/dev/nvidia-nvswitch*"}},
+	{cdi.KindIMEX, []string{"/dev/nvidia-caps-imex-channels/channel*"}},
+}
+
+// Look finds what GPUs work with: below the dev root, else in the host's own /dev,
+// where the kernel makes the nodes of what is not the driver's.
+func Look(root *host.Root, driverRoot, devRoot string, s gpu.Snapshot) (Around, error) {
+	a := Around{DRM: map[gpu.PCIAddress][]Node{}, Nodes: map[string][]Node{}, Mounts: map[string][]Mount{}}
+	for _, p := range peripherals {
+		for _, pattern := range p.patterns {
+			nodes, err := devices(root, devRoot, path.Dir(pattern), path.Base(pattern))
+			if err != nil {
+				return a, err
+			}
+			a.Nodes[p.kind] = append(a.Nodes[p.kind], nodes...)
+		}
+	}
+	slices.SortFunc(a.Nodes[cdi.KindIMEX], func(x, y Node) int { return cmp.Compare(channel(x), channel(y)) })
+	if len(a.Nodes[cdi.KindGDS]) > 0 {
+		a.Mounts[cdi.KindGDS] = storage(root, driverRoot)
+	}
+	return a, a.drm(root, driverRoot, devRoot, s)
+}
+
+// channel is the number of an IMEX channel, by its node.
+func channel(n Node) int {
+	number, err := strconv.Atoi(strings.TrimPrefix(path.Base(n.Path), "channel"))
+	if err != nil {
+		return -1
+	}
+	return number
+}
+
+// devices are the device nodes in a directory that match a pattern.
+func devices(root *host.Root, devRoot, dir, pattern string) ([]Node, error) {
+	for _, at := range slices.Compact([]string{path.Clean("/" + devRoot), "/"}) {
+		found, err := root.Glob(path.Join(at, dir), pattern)
+		if err != nil && !absent(err) {
+			return nil, err
+		}
+		var nodes []Node
+		for _, p := range found {
+			info, err := root.Stat(p)
+			if err != nil {
+				continue // gone meanwhile, or a link to nothing
+			}
+			if _, _, ok := host.Device(info); ok {
+				nodes = append(nodes, Node{Path: path.Join(dir, path.Base(p)), Host: p})
+			}
+		}
+		if len(nodes) > 0 {
+			return nodes, nil
+		}
+	}
+	return nil, nil
+}
+
+// storage is what programs that use GPUDirect Storage read.
+func storage(root *host.Root, driverRoot string) []Mount {
+	var mounts []Mount
+	for p, wanted := range map[string]func(fs.FileMode) bool{"/run/udev": fs.FileMode.IsDir, "/etc/cufile.json": fs.FileMode.IsRegular} {
+		real, err := root.Resolve(path.Join("/", driverRoot, p))
+		if err != nil {
+			continue
+		}
+		if info, err := root.Lstat(real); err == nil && wanted(info.Mode()) {
+			mounts = append(mounts, Mount{Host: real, Container: p, Options: readOnly})
+		}
+	}
+	slices.SortFunc(mounts, func(a, b Mount) int { return cmp.Compare(a.Container, b.Container) })
+	return mounts
+}
+
+// drm finds the nodes for graphics of each GPU, by its address: the kernel lists
+// them in /sys. A simulated driver has its own /sys below its root.
+func (a Around) drm(root *host.Root, driverRoot, devRoot string, s gpu.Snapshot) error {
+	all, err := devices(root, devRoot, "/dev/dri", "*")
+	if err != nil || len(all) == 0 {
+		return err
+	}
+	for _, d := range s.Devices {
+		if d.MIGEnabled || d.PCI == "" {
+			continue // the parts of a GPU in MIG mode have no graphics
+		}
+		for _, at := range []string{driverRoot, "/"} {
+			entries, err := root.ReadDir(path.Join("/", at, "/sys/bus/pci/devices", string(d.PCI), "drm"))
+			if err != nil && !absent(err) {
+				return err
+			}
+			for _, e := range entries {
+				i := slices.IndexFunc(all, func(n Node) bool { return path.Base(n.Path) == e.Name() })
+				if i >= 0 {
+					a.DRM[d.PCI] = append(a.DRM[d.PCI], all[i])
+				}
+			}
+			if len(entries) > 0 {
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// links are how programs find a GPU's nodes by its address, as udev makes them.
+func (a Around) links(address gpu.PCIAddress) []string {
+	var links []string
+	for _, n := range a.DRM[address] {
+		name := path.Base(n.Path)
+		kind := "render"
+		if strings.HasPrefix(name, "card") {
+			kind = "card"
+		}
+		links = append(links, "../"+name+"::/dev/dri/by-path/pci-"+string(address)+"-"+kind)
+	}
+	return links
+}

@@ -1,0 +1,93 @@
+package spec
+
+import (
+	"fmt"
+	"path"
+	"regexp"
+	"slices"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/toolkit/node"
+)
+
+// gpu returns the nodes of a GPU and of each of its MIG devices; nil where one
+// cannot be used. The nodes of a GPU in MIG mode are those of all its parts:
+// by its own node alone a container could do nothing with it.
+func (b *builder) gpu(d gpu.Device) (whole []string, parts [][]string) {
+	p := fmt.Sprintf("/dev/nvidia%d", d.Minor)
+	if d.Fault.Reason != "" && b.shared(d.Minor) {
+		// What could not be read is 0, and that is another GPU's node.
+		b.warn("GPU %s (%s) is left out: its device node is not known; %s", d.UUID, d.PCI, d.Fault.Message)
+		return nil, nil
+	}
+	if d.UUID == "" || !b.there[p] {
+		b.warn("GPU %s (%s) is left out: there is no device node %s", d.UUID, d.PCI, path.Join(b.DevRoot, p))
+		return nil, nil
+	}
+	whole = []string{p}
+	for _, m := range d.MIG {
+		part, missing := b.mig(d, m)
+		if missing != "" {
+			b.warn("MIG device %s (%s of GPU %s) is left out: %s", m.UUID, m.Profile, d.UUID, missing)
+			parts = append(parts, nil)
+			continue
+		}
+		parts = append(parts, append([]string{p}, part...))
+		whole = append(whole, part...)
+	}
+	slices.Sort(whole)
+	return slices.Compact(whole), parts
+}
+
+// shared says that two GPUs claim one minor number.
+func (b *builder) shared(minor int) bool {
+	n := 0
+	for _, d := range b.Snapshot.Devices {
+		if d.Minor == minor {
+			n++
+		}
+	}
+	return n > 1
+}
+
+func (b *builder) mig(d gpu.Device, m gpu.MIGDevice) (nodes []string, missing string) {
+	for _, name := range []string{node.Instance(d.Minor, m.GPUInstance), node.Compute(d.Minor, m.GPUInstance, m.ComputeInstance)} {
+		minor, ok := b.Caps[name]
+		if !ok {
+			return nil, "the driver lists no capability " + name + " in /proc/driver/nvidia-caps/mig-minors"
+		}
+		p := node.CapPath(minor)
+		if !b.there[p] {
+			return nil, "there is no device node " + path.Join(b.DevRoot, p) + " for its capability " + name
+		}
+		nodes = append(nodes, p)
+	}
+	return nodes, ""
+}
+
+// control are the nodes that every container with a GPU gets.
+func (b *builder) control() []string {
+	var nodes []string
+	for _, p := range []string{"/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl"} {
+		if b.there[p] {
+			nodes = append(nodes, p)
+		}
+	}
+	return nodes
+}
+
+// managed are the nodes of node agents: GPUs, control nodes, all capabilities
+// (those to configure and monitor MIG too); but no NVSwitch or GPUDirect Storage,
+// which have agents of their own.
+var managed = regexp.MustCompile(`^/dev/(nvidia[0-9]+|nvidiactl|nvidia-uvm|nvidia-uvm-tools|nvidia-modeset|nvidia-caps/nvidia-cap[0-9]+)$`)
+
+func (b *builder) management() []string {
+	var nodes []string
+	for _, n := range b.Nodes {
+		if managed.MatchString(n.Path) {
+			nodes = append(nodes, n.Path)
+		}
+	}
+	slices.Sort(nodes)
+	return slices.Compact(nodes)
+}

@@ -1,0 +1,102 @@
+package spec
+
+import (
+	"path"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+)
+
+// Of device nodes no numbers, modes or groups are written: the runtime looks the
+// numbers up when it makes the container, and the nodes that it makes are for every
+// user in it. So they outlive a driver that is loaded anew, and the file needs no
+// newer version of CDI.
+
+// nodes are those below the dev root.
+func (b *builder) nodes(paths []string) []*specs.DeviceNode {
+	var list []Node
+	for _, p := range paths {
+		list = append(list, Node{Path: p, Host: path.Join("/", b.DevRoot, p)})
+	}
+	return around(list)
+}
+
+func around(list []Node) []*specs.DeviceNode {
+	var nodes []*specs.DeviceNode
+	for _, l := range list {
+		n := &specs.DeviceNode{Path: l.Path, Permissions: "rw"}
+		if l.Host != l.Path {
+			n.HostPath = l.Host
+		}
+		nodes = append(nodes, n)
+	}
+	return nodes
+}
+
+func mounts(list []Mount) []*specs.Mount {
+	var out []*specs.Mount
+	for _, m := range list {
+		out = append(out, &specs.Mount{HostPath: m.Host, ContainerPath: m.Container, Options: m.Options})
+	}
+	return out
+}
+
+// device are the edits of a whole GPU.
+func (b *builder) device(address gpu.PCIAddress, nodes []string) specs.ContainerEdits {
+	return specs.ContainerEdits{
+		DeviceNodes: append(b.nodes(nodes), around(b.Around.DRM[address])...),
+		Hooks:       b.hooks("create-symlinks", flags("--link", b.Around.links(address))),
+	}
+}
+
+// common are what all devices of a kind have in common: the driver's files.
+func (b *builder) common() specs.ContainerEdits {
+	return specs.ContainerEdits{
+		Env:    b.Files.Env,
+		Mounts: mounts(b.Files.Mounts),
+		Hooks:  append(b.hooks("create-symlinks", flags("--link", b.Files.Links)), b.hooks("update-ldcache", flags("--folder", b.Files.Folders))...),
+	}
+}
+
+// compute are what all GPUs have in common. Agents do without some of it: they are
+// to see the driver as it is, and all of its device nodes.
+func (b *builder) compute() specs.ContainerEdits {
+	e := b.common()
+	e.DeviceNodes = b.nodes(b.control())
+	e.Hooks = b.hooks("create-symlinks", flags("--link", b.Files.Links))
+	if b.Files.Version != "" { // before the loader's cache is made: it may add a folder
+		e.Hooks = append(e.Hooks, b.hook("enable-cuda-compat", "--host-driver-version="+b.Files.Version))
+	}
+	e.Hooks = append(e.Hooks, b.hooks("update-ldcache", flags("--folder", b.Files.Folders))...)
+	e.Hooks = append(e.Hooks, b.hook("disable-device-node-modification"))
+	return e
+}
+
+// hooks is a hook, if it has something to do.
+func (b *builder) hooks(name string, args []string) []*specs.Hook {
+	if len(args) == 0 {
+		return nil
+	}
+	return []*specs.Hook{b.hook(name, args...)}
+}
+
+func (b *builder) hook(name string, args ...string) *specs.Hook {
+	return &specs.Hook{
+		HookName: "createContainer", // in the container's mounts, before its root is switched to
+		Path:     b.Hook,
+		Args:     append([]string{path.Base(b.Hook), name}, args...),
+		// Never empty: a runtime then passes on the container's own
+		// environment, LD_PRELOAD included (CVE-2025-23266).
+		Env: []string{"PATH=/usr/bin:/bin"},
+	}
+}
+
+// flags repeats a flag for each value.
+func flags(name string, values []string) []string {
+	var args []string
+	for _, v := range values {
+		args = append(args, name, v)
+	}
+	return args
+}

@@ -1,0 +1,147 @@
+package spec
+
+import (
+	"io/fs"
+	"path"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Where drivers put configuration; where the kernel looks for firmware
+// (Documentation/driver-api/firmware/fw_search_path.rst); where programs are.
+var (
+	configDirs  = []string{"/etc", "/usr/local/share", "/usr/share"}
+	programDirs = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
+)
+
+// The driver's programs that containers get.
+var programs = []string{
+	"nvidia-smi", "nvidia-debugdump", "nvidia-persistenced",
+	"nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-imex", "nvidia-imex-ctl",
+}
+
+// graphics adds the libraries for EGL whose versions are their own.
+func (f *finder) graphics(dir string) {
+	for _, pattern := range []string{"libnvidia-egl-gbm.so.*.*", "libnvidia-egl-wayland.so.*.*", "libnvidia-egl-wayland2.so.*.*", "libnvidia-egl-xcb.so.*.*", "libnvidia-egl-xlib.so.*.*"} {
+		for _, d := range append([]string{dir}, libraryDirs()...) {
+			if found := f.match(d, pattern); len(found) > 0 {
+				f.library(found[0])
+				break
+			}
+		}
+	}
+}
+
+// xorg adds the X server's driver.
+func (f *finder) xorg(dir string) {
+	var dirs []string
+	for _, base := range []string{dir, "/usr/lib", "/usr/lib64", "/usr/X11R6/lib", "/usr/X11R6/lib64"} {
+		modules := path.Join(base, "xorg/modules")
+		if strings.Contains(base, "X11R6") {
+			modules = path.Join(base, "modules")
+		} else if base == dir {
+			dirs = append(dirs, path.Join(dir, "nvidia/xorg"))
+		}
+		for _, sub := range []string{"drivers", "extensions", "updates/drivers", "updates/extensions"} {
+			dirs = append(dirs, path.Join(modules, sub))
+		}
+	}
+	for _, name := range []string{"nvidia_drv.so", "libglxserver_nvidia.so." + f.version} {
+		for _, d := range dirs {
+			found := f.match(d, name)
+			if len(found) == 0 {
+				continue
+			}
+			f.mount(found[0], found[0], readOnly)
+			if stem, _, versioned := strings.Cut(name, ".so."); versioned {
+				f.link(name, path.Dir(found[0]), stem+".so")
+			}
+			break
+		}
+	}
+}
+
+// configuration adds the files by which GLVND, EGL, OptiX, X and Vulkan find the driver.
+func (f *finder) configuration() {
+	for _, name := range []string{
+		"glvnd/egl_vendor.d/10_nvidia.json",
+		"egl/egl_external_platform.d/15_nvidia_gbm.json", "egl/egl_external_platform.d/10_nvidia_wayland.json", "egl/egl_external_platform.d/09_nvidia_wayland2.json",
+		"nvidia/nvoptix.bin",
+		"X11/xorg.conf.d/10-nvidia.conf", "X11/xorg.conf.d/nvidia-drm-outputclass.conf",
+	} {
+		for _, dir := range configDirs {
+			if real, ok := f.file(path.Join(dir, name), fs.FileMode.IsRegular); ok {
+				f.mount(real, path.Join(dir, name), readOnly)
+			}
+		}
+	}
+	cpu := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]
+	for _, name := range []string{"icd.d/nvidia_icd.json", "icd.d/nvidia_layers.json", "implicit_layer.d/nvidia_layers.json", "icd.d/nvidia_icd." + cpu + ".json"} {
+		// Some installations have them at the top of the driver's root; containers look in /etc.
+		for _, dir := range append(slices.Clip(configDirs), "/") {
+			if real, ok := f.file(path.Join(dir, "vulkan", name), fs.FileMode.IsRegular); ok {
+				f.mount(real, path.Join("/etc/vulkan", name), readOnly)
+				break
+			}
+		}
+	}
+}
+
+// firmware adds that of the GPU's system processor.
+func (f *finder) firmware() {
+	dirs := []string{"/lib/firmware/updates", "/lib/firmware"}
+	var uts unix.Utsname
+	if f.note(unix.Uname(&uts)) {
+		return
+	}
+	release := unix.ByteSliceToString(uts.Release[:])
+	for _, dir := range dirs {
+		dirs = append(dirs, path.Join(dir, release))
+	}
+	for _, dir := range dirs {
+		at := path.Join(dir, "nvidia", f.version)
+		for _, p := range f.match(at, "gsp*.bin") {
+			f.mount(p, path.Join(at, path.Base(p)), readOnly)
+		}
+	}
+}
+
+// programs adds the first of each name.
+func (f *finder) programs() {
+	executable := func(m fs.FileMode) bool { return m.IsRegular() && m&0o111 != 0 }
+	for _, name := range programs {
+		for _, dir := range programDirs {
+			if real, ok := f.file(path.Join(dir, name), executable); ok {
+				f.mount(real, path.Join(dir, name), readOnly)
+				break
+			}
+		}
+	}
+}
+
+// sockets adds those of the driver's daemons that run.
+func (f *finder) sockets() {
+	isSocket := func(m fs.FileMode) bool { return m&fs.ModeSocket != 0 }
+	for _, name := range []string{"nvidia-persistenced/socket", "nvidia-fabricmanager/socket"} {
+		for _, dir := range []string{"/run", "/var/run"} {
+			if real, ok := f.file(path.Join(dir, name), isSocket); ok {
+				f.mount(real, path.Join(dir, name), socket)
+				break
+			}
+		}
+	}
+	// The MPS daemon's pipes. Everybody may make something of this name in /tmp: only
+	// what root made counts, and no link.
+	const mps = "/tmp/nvidia-mps"
+	info, err := f.root.Lstat(mps)
+	if f.note(err) || !info.IsDir() {
+		return
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Uid == 0 {
+		f.mount(mps, mps, socket)
+	}
+}

@@ -1,0 +1,173 @@
+package spec
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpuready/gpuready/internal/cdi"
+	"github.com/gpuready/gpuready/test/built"
+)
+
+// profiles are all that the simulator has, those with MIG with a layout too, and a
+// workstation with graphics, storage and network.
+var profiles = []struct {
+	name, profile, layout string
+	rich                  bool
+}{
+	{name: "a100-80gb", profile: "a100-80gb"},
+	{name: "a100-80gb-mig", profile: "a100-80gb", layout: "1g.10gb,2g.20gb,3g.40gb"},
+	{name: "b200", profile: "b200"},
+	{name: "b200-mig", profile: "b200", layout: "1g.23gb,1g.23gb,2g.45gb"},
+	{name: "dgx-2", profile: "dgx-2"},
+	{name: "h100-sxm", profile: "h100-sxm"},
+	{name: "h100-sxm-mig", profile: "h100-sxm", layout: "1g.10gb,1g.10gb"},
+	{name: "h200-sxm", profile: "h200-sxm"},
+	{name: "h200-sxm-mig", profile: "h200-sxm", layout: "1g.18gb,2g.35gb"},
+	{name: "l40s", profile: "l40s"},
+	{name: "mixed", profile: "mixed"},
+	{name: "t4", profile: "t4"},
+	{name: "workstation", profile: "l40s", rich: true},
+}
+
+// simulate makes a host with a simulated driver at /driver, and has gpu-toolkit
+// write its specifications.
+func simulate(t *testing.T, profile, layout string, rich bool) (dir string) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("device nodes need root")
+	}
+	built.Path(t, "gpu-cdi-hook")
+	root := built.DriverRoot(t, profile)
+	dir = filepath.Dir(root)
+	if layout != "" {
+		built.Gpusim(t, "mig", "--root", root, "--gpu", "0", "--layout", layout)
+	}
+	if rich {
+		enrich(t, root)
+	}
+	out, err := exec.Command(built.Path(t, "gpu-toolkit"), "apply", "--host-root", dir, "--driver-root", "/driver").CombinedOutput()
+	require.NoError(t, err, string(out))
+	return dir
+}
+
+// enrich adds what a driver for graphics installs, and what GPUs work with.
+func enrich(t *testing.T, root string) {
+	t.Helper()
+	triplet := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
+	lib := root + "/usr/lib/" + triplet
+	put := func(p string) {
+		require.NoError(t, os.MkdirAll(filepath.Dir(p), 0o755))
+		require.NoError(t, os.WriteFile(p, []byte("x"), 0o755))
+	}
+	for _, l := range []string{
+		"libEGL_nvidia.so." + version, "libGLX_nvidia.so." + version, "libnvidia-opticalflow.so." + version, "libnvidia-allocator.so." + version,
+		"libnvidia-vulkan-producer.so." + version, "libnvidia-egl-gbm.so.1.1.2", "libnvidia-egl-wayland.so.1.1.19", "vdpau/libvdpau_nvidia.so." + version,
+		"nvidia/xorg/nvidia_drv.so", "nvidia/xorg/libglxserver_nvidia.so." + version,
+	} {
+		put(lib + "/" + l)
+		stem, _, _ := strings.Cut(filepath.Base(l), ".so")
+		cmd := exec.Command("gcc", "-x", "c", "-", "-shared", "-fPIC", "-Wl,-soname,"+stem+".so.1", "-o", lib+"/"+l)
+		cmd.Stdin = strings.NewReader("int x;")
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, string(out))
+	}
+	for _, p := range []string{
+		"/usr/share/glvnd/egl_vendor.d/10_nvidia.json", "/usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json", "/usr/share/egl/egl_external_platform.d/10_nvidia_wayland.json",
+		"/usr/share/nvidia/nvoptix.bin", "/usr/share/X11/xorg.conf.d/nvidia-drm-outputclass.conf", "/usr/share/vulkan/icd.d/nvidia_icd.json", "/etc/vulkan/implicit_layer.d/nvidia_layers.json",
+		"/lib/firmware/nvidia/" + version + "/gsp_ga10x.bin", "/lib/firmware/nvidia/" + version + "/gsp_tu10x.bin",
+		"/usr/bin/nvidia-debugdump", "/usr/bin/nvidia-persistenced", "/usr/bin/nvidia-cuda-mps-server", "/usr/bin/nvidia-imex", "/etc/cufile.json", "/run/udev/control",
+	} {
+		put(root + p)
+	}
+	for _, p := range []string{"nvidia-persistenced", "nvidia-fabricmanager"} {
+		require.NoError(t, os.MkdirAll(root+"/run/"+p, 0o755))
+		t.Chdir(root + "/run/" + p) // the path of a socket is short
+		listener, err := net.Listen("unix", "socket")
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = listener.Close() })
+	}
+	require.NoError(t, os.MkdirAll(root+"/tmp/nvidia-mps", 0o755))
+	for i, p := range []string{"gdrdrv", "nvidia-fs0", "nvidia-fs1", "infiniband/uverbs0", "infiniband/rdma_cm", "nvidia-caps-imex-channels/channel0", "nvidia-caps-imex-channels/channel10", "nvidia-caps-imex-channels/channel2", "dri/card1", "dri/renderD128"} {
+		at := root + "/dev/" + p
+		require.NoError(t, os.MkdirAll(filepath.Dir(at), 0o755))
+		require.NoError(t, unix.Mknod(at, unix.S_IFCHR|0o660, int(unix.Mkdev(240, uint32(i)))))
+	}
+	devices, err := filepath.Glob(root + "/sys/bus/pci/devices/*/driver")
+	require.NoError(t, err)
+	require.NotEmpty(t, devices)
+	var gpu string
+	for _, d := range devices {
+		if class, err := os.ReadFile(filepath.Dir(d) + "/class"); err == nil && strings.HasPrefix(string(class), "0x03") {
+			gpu = filepath.Dir(d)
+			break
+		}
+	}
+	require.NotEmpty(t, gpu)
+	require.NoError(t, os.MkdirAll(root+"/dev/dri/by-path", 0o755))
+	for name, kind := range map[string]string{"card1": "card", "renderD128": "render"} {
+		require.NoError(t, os.MkdirAll(gpu+"/drm/"+name, 0o755))
+		require.NoError(t, os.Symlink("../"+name, root+"/dev/dri/by-path/pci-"+filepath.Base(gpu)+"-"+kind))
+	}
+}
+
+// written are the specification files of a host, in the order of Kinds.
+func written(t *testing.T, dir string) (data []byte, all map[string]*specs.Spec) {
+	t.Helper()
+	all = map[string]*specs.Spec{}
+	for _, kind := range Kinds {
+		content, err := os.ReadFile(dir + "/var/run/cdi/" + FileName(kind))
+		if os.IsNotExist(err) {
+			continue
+		}
+		require.NoError(t, err)
+		spec, err := cdi.Parse(content)
+		require.NoError(t, err)
+		all[kind] = spec
+		data = append(append(data, "# "+FileName(kind)+"\n"...), content...)
+	}
+	return data, all
+}
+
+func TestGoldenOfEverySimulatedMachine(t *testing.T) {
+	if runtime.GOARCH != "amd64" {
+		t.Skip("library folders in the golden files are those of amd64")
+	}
+	for _, p := range profiles {
+		t.Run(p.name, func(t *testing.T) {
+			file, err := filepath.Abs("testdata/simulated/" + p.name + ".yaml")
+			require.NoError(t, err)
+			got, _ := written(t, simulate(t, p.profile, p.layout, p.rich))
+			if *update {
+				require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
+				require.NoError(t, os.WriteFile(file, got, 0o644))
+			}
+			want, err := os.ReadFile(file)
+			require.NoError(t, err)
+			if !bytes.Equal(want, got) {
+				require.Fail(t, "the specifications are not those of "+file, difference(string(want), string(got)))
+			}
+		})
+	}
+}
+
+// difference shows the first line that differs.
+func difference(want, got string) string {
+	w, g := strings.Split(want, "\n"), strings.Split(got, "\n")
+	for i := range min(len(w), len(g)) {
+		if w[i] != g[i] {
+			return fmt.Sprintf("line %d: want %q, got %q", i+1, w[i], g[i])
+		}
+	}
+	return fmt.Sprintf("%d lines, not %d", len(g), len(w))
+}
