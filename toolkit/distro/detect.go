@@ -124,7 +124,7 @@ func (n node) listens(p Profile) bool {
 // withoutCRI says whether this is a containerd that is told to serve no CRI: Docker's
 // packages bring it so, and no kubelet uses it then.
 func (n node) withoutCRI(p Profile) bool {
-	if p.Engine != engine.Containerd || p.Name != string(p.Engine) {
+	if p.Engine != engine.Containerd {
 		return false
 	}
 	var c struct {

@@ -133,9 +133,13 @@ func TestADistributionIsKnownByItsFiles(t *testing.T) {
 			installDir: "/usr/local/nvidia/toolkit", readOnly: []string{"/usr"}},
 		{name: "Flatcar", socket: plainSocket, files: tree{"/etc/os-release": flatcar, "/usr/lib/systemd/system/containerd.service": flatUnit},
 			want: "flatcar", config: "/usr/share/containerd/config.toml", door: Nobody,
-			installDir: "/opt/gpuready/toolkit", readOnly: []string{"/usr"}, obstacle: "CONTAINERD_CONFIG=/etc/containerd/config.toml"},
+			installDir: "/opt/gpuready/toolkit", readOnly: []string{"/usr"}, obstacle: "copy it to /etc/containerd/config.toml"},
 		{name: "Flatcar with a configuration of its own", socket: plainSocket, files: tree{"/etc/os-release": flatcar,
 			"/usr/lib/systemd/system/containerd.service": flatUnit, "/etc/systemd/system/containerd.service.d/10-use-custom-config.conf": flatOwn},
+			want: "flatcar-own", config: "/etc/containerd/config.toml", dropIn: "/etc/containerd/conf.d/99-gpuready.toml", door: Systemd, units: []string{"containerd.service"},
+			installDir: "/opt/gpuready/toolkit", readOnly: []string{"/usr"}},
+		{name: "Flatcar as its documentation says to configure it", socket: plainSocket, files: tree{"/etc/os-release": flatcar,
+			"/usr/lib/systemd/system/containerd.service": flatUnit, "/etc/systemd/system/containerd.service.d/10-use-custom-config.conf": "[Service]\nExecStart=\nExecStart=/usr/bin/containerd\n"},
 			want: "flatcar-own", config: "/etc/containerd/config.toml", dropIn: "/etc/containerd/conf.d/99-gpuready.toml", door: Systemd, units: []string{"containerd.service"},
 			installDir: "/opt/gpuready/toolkit", readOnly: []string{"/usr"}},
 		{name: "CRI-O on Flatcar", socket: crioSocket, files: tree{"/etc/os-release": flatcar},
@@ -209,7 +213,10 @@ func TestWhatIsNotKnownIsRefusedWithWhatToSay(t *testing.T) {
 
 func TestUnitsNameAConfigurationAsSystemdReadsThem(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
-		{"ExecStart=/usr/bin/containerd", ""},
+		{"", ""},
+		{"ExecStart=/usr/bin/containerd", "/etc/containerd/config.toml"},
+		{"ExecStart=/usr/bin/dockerd", "/etc/docker/daemon.json"},
+		{"ExecStart=/usr/bin/crio $OPTIONS", "/etc/crio/crio.conf"},
 		{"ExecStart=/usr/bin/containerd -c /etc/a.toml", "/etc/a.toml"},
 		{"ExecStart=/usr/bin/containerd --config \"/etc/with space.toml\"", "/etc/with space.toml"},
 		{"Environment=\"A=1\" \"F=/etc/f.toml\"\nExecStart=!/usr/bin/containerd --config $F", "/etc/f.toml"},
@@ -219,7 +226,7 @@ func TestUnitsNameAConfigurationAsSystemdReadsThem(t *testing.T) {
 		{"ExecStart=/usr/bin/env PATH=/x /usr/bin/containerd --config /etc/a.toml", "/etc/a.toml"},
 		{"ExecStart=/usr/local/bin/k0s worker --config=/etc/k0s/k0s.yaml", ""},
 		{"ExecStart=/usr/bin/dockerd -H fd:// --config-file=/etc/d.json", "/etc/d.json"},
-		{"ExecStart=/usr/bin/containerd --config /etc/a.toml\nExecStart=\nExecStart=/usr/bin/containerd", ""},
+		{"ExecStart=/usr/bin/containerd --config /etc/a.toml\nExecStart=\nExecStart=/usr/bin/containerd", "/etc/containerd/config.toml"},
 	} {
 		require.Equal(t, c.want, commandConfig(c.text), c.text)
 	}

@@ -12,16 +12,22 @@ import (
 // unitDirs are where systemd looks for units, the strongest first (systemd.unit(5)).
 var unitDirs = []string{"/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"}
 
-// programs are the runtimes, with the options that name their configuration.
-var programs = map[string][]string{
-	"containerd": {"--config", "-c"},
-	"dockerd":    {"--config-file"},
-	"crio":       {"--config", "-c"},
+// program is a runtime's: the options that name its configuration, and the one that
+// it reads without.
+type program struct {
+	options []string
+	usual   string
 }
 
-// unitConfig is the configuration that the command line of the first of these units
-// names, "" if none does. A unit of a program that is no runtime (k0s has a --config
-// as well) names none.
+var programs = map[string]program{
+	"containerd": {[]string{"--config", "-c"}, "/etc/containerd/config.toml"},
+	"dockerd":    {[]string{"--config-file"}, "/etc/docker/daemon.json"},
+	"crio":       {[]string{"--config", "-c"}, "/etc/crio/crio.conf"},
+}
+
+// unitConfig is the configuration that is read by the command line of the first of
+// these units that there is; "" if none can be told. A unit of a program that is no
+// runtime reads none that counts: k0s has a --config as well.
 func unitConfig(root *host.Root, units []string) string {
 	for _, unit := range units {
 		if text := unitText(root, unit); text != "" {
@@ -57,7 +63,7 @@ func unitText(root *host.Root, unit string) string {
 	return text
 }
 
-// commandConfig is the configuration that the last ExecStart of a unit's text names.
+// commandConfig is the configuration that is read by the last ExecStart of a unit's text.
 func commandConfig(text string) string {
 	environment := map[string]string{}
 	var command []string
@@ -73,25 +79,42 @@ func commandConfig(text string) string {
 			command = words(value)
 		}
 	}
-	var options []string
-	for i, word := range command {
-		word = replace(word, environment)
-		if options == nil {
-			options = programs[path.Base(strings.TrimLeft(word, "-@:+!"))]
-			continue
-		}
-		for _, option := range options {
-			if name, is := strings.CutPrefix(word, option+"="); is && absolute(name) == nil {
-				return name
-			}
-			if word == option && i+1 < len(command) {
-				if name := replace(command[i+1], environment); absolute(name) == nil {
-					return name
+	for i := range command {
+		command[i] = replace(command[i], environment)
+	}
+	at := slices.IndexFunc(command, func(word string) bool {
+		_, is := programs[base(word)]
+		return is
+	})
+	if at < 0 {
+		return ""
+	}
+	return programs[base(command[at])].config(command[at+1:])
+}
+
+// base is a program's name in a command line; systemd has prefixes for its path.
+func base(word string) string { return path.Base(strings.TrimLeft(word, "-@:+!")) }
+
+// config is the configuration that arguments name; "" if that is no path.
+func (p program) config(arguments []string) string {
+	for i, word := range arguments {
+		for _, option := range p.options {
+			name, is := strings.CutPrefix(word, option+"=")
+			if word == option {
+				name, is = "", true
+				if i+1 < len(arguments) {
+					name = arguments[i+1]
 				}
+			}
+			switch {
+			case is && absolute(name) == nil:
+				return name
+			case is:
+				return ""
 			}
 		}
 	}
-	return ""
+	return p.usual
 }
 
 // words splits as systemd does, as far as paths need it: quotes hold words together.
