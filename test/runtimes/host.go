@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -246,6 +247,15 @@ func (h *Host) Restart(ctx context.Context, unit string) error {
 	return h.Start(ctx)
 }
 
+// Act is Restart and Reload as a stand-in for systemd calls them: with "restart" or
+// "reload".
+func (h *Host) Act(unit, verb string) error {
+	if verb == "reload" && unit == h.Unit() {
+		return h.Reload()
+	}
+	return h.Restart(context.Background(), unit)
+}
+
 // Unit is the runtime's systemd unit, "" where there is no daemon.
 func (h *Host) Unit() string {
 	switch h.kind {
@@ -273,6 +283,18 @@ func (h *Host) Status(ctx context.Context) (Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	return h.engine.status(ctx)
+}
+
+// Output runs a program of the host, "containerd config dump", and returns what it
+// prints on standard output.
+func (h *Host) Output(ctx context.Context, name string, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, filepath.Join(bin, name), args...)
+	cmd.Env = environment()
+	out, err := cmd.Output()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		err = fmt.Errorf("%s: %w\n%s", name, err, exit.Stderr)
+	}
+	return out, err
 }
 
 // Log is what the daemon has printed until now.
