@@ -1,0 +1,143 @@
+package door
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"syscall"
+
+	"github.com/godbus/dbus/v5"
+
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/toolkit/socket"
+)
+
+// Where systemd listens: the system's message bus, and a socket of its own, which
+// serves root alone and is there where no bus runs. Both are the host's.
+const (
+	systemBus = "/run/dbus/system_bus_socket"
+	private   = "/run/systemd/private"
+)
+
+// Names of org.freedesktop.systemd1(5).
+const (
+	service      = "org.freedesktop.systemd1"
+	managerIface = service + ".Manager"
+	managerPath  = dbus.ObjectPath("/org/freedesktop/systemd1")
+	daemonIface  = "org.freedesktop.DBus"
+)
+
+// systemd is a connection to the host's.
+type systemd struct {
+	conn    *dbus.Conn
+	where   string // the socket
+	signals chan *dbus.Signal
+}
+
+// dial connects to systemd and subscribes to what it says of jobs. The connection
+// ends with ctx.
+func dial(ctx context.Context, root *host.Root) (*systemd, error) {
+	s, err := connect(ctx, root, systemBus)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+		var second error
+		if s, second = connect(ctx, root, private); second != nil {
+			return nil, fmt.Errorf("systemd of the host is %w: %w; %w: mount the host's /run/dbus", errNotThere, err, second)
+		}
+	} else if err != nil {
+		return nil, err
+	}
+	if err := s.subscribe(ctx); err != nil {
+		_ = s.conn.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func connect(ctx context.Context, root *host.Root, where string) (*systemd, error) {
+	s := &systemd{where: where, signals: make(chan *dbus.Signal, 64)}
+	raw, err := socket.Dial(ctx, root, where)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return nil, s.explain(ctx, "nobody let us in", err)
+	case errors.Is(err, fs.ErrPermission):
+		return nil, fmt.Errorf("we may not connect to %s: %w; run as root, and let SELinux and AppArmor allow it", where, err)
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", where, err)
+	}
+	if s.conn, err = dbus.NewConn(raw, dbus.WithContext(ctx)); err != nil {
+		_ = raw.Close()
+		return nil, fmt.Errorf("%s: %w", where, err)
+	}
+	s.conn.Signal(s.signals)
+	err = s.conn.Auth([]dbus.Auth{dbus.AuthExternal(strconv.Itoa(os.Geteuid()))})
+	if err == nil && where == systemBus {
+		err = s.conn.Hello()
+	}
+	if err != nil {
+		_ = s.conn.Close()
+		return nil, s.explain(ctx, "nobody let us in", err)
+	}
+	return s, nil
+}
+
+// subscribe asks for signals before anything happens that they would tell of.
+func (s *systemd) subscribe(ctx context.Context) error {
+	if s.where == systemBus {
+		for _, match := range [][]dbus.MatchOption{
+			{dbus.WithMatchSender(service), dbus.WithMatchInterface(managerIface), dbus.WithMatchMember("JobRemoved")},
+			{dbus.WithMatchSender(daemonIface), dbus.WithMatchMember("NameOwnerChanged"), dbus.WithMatchArg(0, service)},
+		} {
+			if err := s.conn.AddMatchSignalContext(ctx, match...); err != nil {
+				return s.explain(ctx, "the bus lets us hear nothing", err)
+			}
+		}
+	}
+	return s.call(ctx, managerPath, managerIface+".Subscribe").Err
+}
+
+// call asks systemd. Err of the answer is one to be shown.
+func (s *systemd) call(ctx context.Context, path dbus.ObjectPath, method string, args ...any) *dbus.Call {
+	answer := s.conn.Object(service, path).CallWithContext(ctx, method, 0, args...)
+	if answer.Err != nil {
+		answer.Err = s.explain(ctx, "systemd does not do "+method[len(service)+1:], answer.Err)
+	}
+	return answer
+}
+
+// property reads one of an object.
+func (s *systemd) property(ctx context.Context, path dbus.ObjectPath, iface, name string) (any, error) {
+	var v dbus.Variant
+	err := s.conn.Object(service, path).CallWithContext(ctx, daemonIface+".Properties.Get", 0, service+"."+iface, name).Store(&v)
+	if err != nil {
+		return nil, s.explain(ctx, "systemd does not tell "+name, err)
+	}
+	return v.Value(), nil
+}
+
+// explain says what an error means for who reads it.
+func (s *systemd) explain(ctx context.Context, what string, err error) error {
+	var answer dbus.Error
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("%s: %s: no answer in time: %w; is it stuck? systemctl is-system-running", s.where, what, ctx.Err())
+	case errors.As(err, &answer):
+		return fmt.Errorf("%s: %s: %w (%s)%s", s.where, what, err, answer.Name, advice[answer.Name])
+	default:
+		return fmt.Errorf("%s: %s: the connection ended: %w; systemctl status dbus.service", s.where, what, err)
+	}
+}
+
+// advice is what to do about errors, by their names.
+var advice = map[string]string{
+	daemonIface + ".Error.AccessDenied":                     denied,
+	daemonIface + ".Error.AuthFailed":                       denied,
+	daemonIface + ".Error.InteractiveAuthorizationRequired": denied,
+	daemonIface + ".Error.ServiceUnknown":                   "; systemd is not on this bus: is it the host's?",
+	daemonIface + ".Error.NameHasNoOwner":                   "; systemd is not on this bus: is it the host's?",
+	service + ".JobTypeNotApplicable":                       "; the unit has no ExecReload: restart it",
+}
+
+const denied = "; run as root of the host, and let polkit, SELinux and AppArmor allow it, or restart the runtime by hand"

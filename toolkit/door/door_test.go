@@ -1,0 +1,203 @@
+package door
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/toolkit/distro"
+	"github.com/gpuready/gpuready/toolkit/door/doortest"
+	"github.com/gpuready/gpuready/toolkit/engine"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// rooted opens an empty directory as a host's root.
+func rooted(t *testing.T) *host.Root {
+	t.Helper()
+	root, err := host.Open(t.TempDir())
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, root.Close()) })
+	return root
+}
+
+// start starts a systemd on a host of its own.
+func start(t *testing.T, units map[string]string, act doortest.Act) (*doortest.Systemd, *host.Root) {
+	t.Helper()
+	root := rooted(t)
+	s, err := doortest.Start(root.Dir(), units, act)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return s, root
+}
+
+func well(string, string) error { return nil }
+
+func restart(units ...string) distro.Restart {
+	return distro.Restart{Door: distro.Systemd, Units: units}
+}
+
+func TestTheFirstActiveUnitIsRestarted(t *testing.T) {
+	s, root := start(t, map[string]string{"k3s.service": "inactive", "k3s-agent.service": "active", "x.service": "active"}, well)
+	p, err := Open(t.Context(), root, engine.Containerd, restart("gone.service", "k3s.service", "k3s-agent.service", "x.service"), true)
+	require.NoError(t, err)
+	require.Equal(t, "k3s-agent.service", p.Unit)
+	require.Equal(t, Restart, p.Verb)
+	require.Positive(t, p.Took)
+	require.Contains(t, p.String(), "k3s-agent.service: restart done in ")
+	require.Equal(t, []string{"restart k3s-agent.service"}, s.Calls())
+}
+
+func TestDockerIsReloadedWhereThatIsEnough(t *testing.T) {
+	s, root := start(t, map[string]string{"docker.service": "active"}, well)
+	for _, d := range []distro.Door{distro.Systemd, distro.Reload} {
+		p, err := Open(t.Context(), root, engine.Docker, distro.Restart{Door: d, Units: []string{"docker.service"}}, true)
+		require.NoError(t, err)
+		require.Equal(t, Passage{Verb: Reload, Unit: "docker.service", Took: p.Took}, p)
+	}
+	_, err := Open(t.Context(), root, engine.Docker, restart("docker.service"), false)
+	require.NoError(t, err)
+	require.Equal(t, []string{"reload docker.service", "reload docker.service", "restart docker.service"}, s.Calls())
+}
+
+func TestNobodyElseIsReloaded(t *testing.T) {
+	s, root := start(t, map[string]string{"containerd.service": "active", "docker.service": "active"}, well)
+	_, err := Open(t.Context(), root, engine.Containerd, distro.Restart{Door: distro.Reload, Units: []string{"containerd.service"}}, true)
+	require.ErrorContains(t, err, `containerd cannot be told to reload its configuration (SIGHUP ends containerd); set the way to restart it to "systemd"`)
+	_, err = Open(t.Context(), root, engine.Docker, distro.Restart{Door: distro.Reload, Units: []string{"docker.service"}}, false)
+	var closed *Closed
+	require.ErrorAs(t, err, &closed)
+	require.ErrorContains(t, err, "what changed is taken by a restart only, and the way that is set is a reload; restart Docker: systemctl restart docker.service")
+	_, err = Open(t.Context(), root, engine.Docker, distro.Restart{Door: "window"}, false)
+	require.ErrorContains(t, err, `called "window"; there are "systemd", "reload" and "none"`)
+	require.Empty(t, s.Calls())
+}
+
+func TestWhereNobodyMayTheProfileSaysWhatToDo(t *testing.T) {
+	_, err := Open(t.Context(), rooted(t), engine.CRIO, distro.Restart{Door: distro.Nobody, Message: "reboot the node with talosctl"}, false)
+	var closed *Closed
+	require.ErrorAs(t, err, &closed)
+	require.Equal(t, "reboot the node with talosctl", closed.Message)
+	require.ErrorContains(t, err, "not restarted by us: reboot the node with talosctl")
+}
+
+func TestAJobThatFailsSaysWhy(t *testing.T) {
+	for _, c := range []struct {
+		how  error
+		want string
+	}{
+		{errors.New("cannot parse config.toml"), `restart of containerd.service: systemd says that the job failed (ActiveState=failed, SubState=failed, Result=exit-code, ExecMainStatus=1, StatusText=cannot parse config.toml); look at journalctl -u containerd.service -n 50`},
+		{doortest.Result("timeout"), "the job took too long (ActiveState=failed, SubState=failed, Result=timeout, ExecMainStatus=1); systemd killed it then; look at"},
+		{doortest.Result("canceled"), "the job was canceled (ActiveState=failed, SubState=failed, Result=canceled, ExecMainStatus=1); another job took its place: try again; look at"},
+		{doortest.Result("dependency"), "the job failed, as a unit did that it depends on ("},
+	} {
+		_, root := start(t, map[string]string{"containerd.service": "active"}, func(string, string) error { return c.how })
+		_, err := Open(t.Context(), root, engine.Containerd, restart("containerd.service"), false)
+		require.ErrorContains(t, err, c.want)
+	}
+}
+
+func TestAUnitThatFailedIsStartedAgain(t *testing.T) {
+	var mended atomic.Bool
+	s, root := start(t, map[string]string{"containerd.service": "active"}, func(string, string) error {
+		if mended.Load() {
+			return nil
+		}
+		return errors.New("bad configuration")
+	})
+	_, err := Open(t.Context(), root, engine.Containerd, restart("containerd.service"), false)
+	require.ErrorContains(t, err, "bad configuration")
+	mended.Store(true) // it was put back
+	_, err = Open(t.Context(), root, engine.Containerd, restart("containerd.service"), false)
+	require.NoError(t, err)
+	require.Equal(t, []string{"restart containerd.service", "reset-failed containerd.service", "restart containerd.service"}, s.Calls())
+}
+
+func TestOfUnitsThatDoNotRunNoneIsStarted(t *testing.T) {
+	s, root := start(t, map[string]string{"k3s.service": "inactive", "deactivating.service": "deactivating"}, well)
+	_, err := Open(t.Context(), root, engine.Containerd, restart("k3s.service", "k3s-agent.service", "deactivating.service"), false)
+	require.EqualError(t, err, "restart: no unit that runs is not there (k3s.service is inactive, k3s-agent.service is not loaded, deactivating.service is deactivating); start the runtime, or say which unit it is")
+	require.Empty(t, s.Calls())
+}
+
+func TestAJobThatNeverEndsEndsWithTheContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	release := make(chan struct{})
+	_, root := start(t, map[string]string{"containerd.service": "active"}, func(string, string) error {
+		cancel()
+		<-release
+		return nil
+	})
+	_, err := Open(ctx, root, engine.Containerd, restart("containerd.service"), false)
+	close(release)
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorContains(t, err, "restart of containerd.service: ")
+	require.ErrorContains(t, err, "journalctl -u containerd.service")
+}
+
+func TestABusOrSystemdThatGoesAwayIsSaid(t *testing.T) {
+	started := make(chan *doortest.Systemd, 1)
+	s, root := start(t, map[string]string{"docker.service": "active"}, func(string, string) error { return (<-started).Die() })
+	started <- s
+	_, err := Open(t.Context(), root, engine.Docker, restart("docker.service"), false)
+	require.ErrorContains(t, err, "the connection ", "before the answer to the call or after")
+	require.ErrorContains(t, err, " ended")
+
+	s, root = start(t, map[string]string{"docker.service": "active"}, func(string, string) error { return (<-started).Leave() })
+	started <- s
+	_, err = Open(t.Context(), root, engine.Docker, restart("docker.service"), false)
+	require.Regexp(t, "systemd went away before it was done; see systemctl status, the job may go on|NoReply", err.Error())
+
+	_, err = Open(t.Context(), root, engine.Docker, restart("docker.service"), false)
+	require.ErrorContains(t, err, "systemd is not on this bus: is it the host's?")
+}
+
+func TestWhatSystemdRefusesIsSaid(t *testing.T) {
+	s, root := start(t, map[string]string{"docker.service": "active"}, well)
+	s.Refuse("org.freedesktop.DBus.Error.AccessDenied", "Permission denied")
+	_, err := Open(t.Context(), root, engine.Docker, restart("docker.service"), false)
+	require.ErrorContains(t, err, "restart of docker.service: /run/dbus/system_bus_socket: systemd does not do Manager.RestartUnit: Permission denied (org.freedesktop.DBus.Error.AccessDenied); run as root of the host, and let polkit, SELinux and AppArmor allow it")
+	s.Refuse("org.freedesktop.systemd1.JobTypeNotApplicable", "Job type reload is not applicable for unit docker.service.")
+	_, err = Open(t.Context(), root, engine.Docker, restart("docker.service"), true)
+	require.ErrorContains(t, err, "the unit has no ExecReload: restart it")
+	require.Empty(t, s.Calls())
+}
+
+func TestABusThatHangsIsWaitedForUntilTheDeadline(t *testing.T) {
+	root := rooted(t)
+	dir := filepath.Join(root.Dir(), "run/dbus")
+	require.NoError(t, os.MkdirAll(dir, 0o755))
+	listener, err := net.Listen("unix", filepath.Join(dir, "system_bus_socket"))
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	accepted := make(chan net.Conn, 1)
+	go func() {
+		conn, _ := listener.Accept()
+		_, _ = conn.Read(make([]byte, 1)) // somebody wants to be let in
+		cancel()
+		accepted <- conn
+	}()
+	_, err = Open(ctx, root, engine.Docker, distro.Restart{Door: distro.Reload, Units: []string{"docker.service"}}, true)
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorContains(t, err, "/run/dbus/system_bus_socket: nobody let us in: no answer in time: context canceled; is it stuck?")
+	require.NoError(t, (<-accepted).Close())
+	require.NoError(t, listener.Close())
+}
+
+func TestNoBusAtAll(t *testing.T) {
+	root := rooted(t)
+	_, err := Open(t.Context(), root, engine.Containerd, restart("k3s.service", "k3s-agent.service"), false)
+	require.ErrorContains(t, err, "restart of k3s.service or k3s-agent.service: systemd of the host is not there: /run/dbus/system_bus_socket: ")
+	require.ErrorContains(t, err, "; /run/systemd/private: ")
+	require.ErrorContains(t, err, "no such file or directory: mount the host's /run/dbus")
+	_, err = Open(t.Context(), root, engine.Docker, distro.Restart{Door: distro.Reload, Units: []string{"docker.service"}}, true)
+	require.ErrorContains(t, err, "mount the host's /run/dbus; and by its process: open /run/docker.pid: no such file or directory")
+}
