@@ -70,6 +70,7 @@ func (b *bench) parts() []part {
 		{"events", b.events},
 		{"memory", b.memory},
 		{"size", b.size},
+		{"toolkit", b.toolkit},
 		{"demo", b.demo},
 		{"traces", b.traces},
 		{"interpreter", b.interpreter},
