@@ -9,6 +9,7 @@
 package host
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -232,10 +233,16 @@ func (r *Root) ReadFile(name string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err != nil {
+	var size int64 // of files in /proc it is 0
+	if info, err := f.Stat(); err == nil {
+		size = min(info.Size(), limit)
+	}
+	// In one piece: programs of megabytes are read to be compared.
+	buffer := bytes.NewBuffer(make([]byte, 0, size+bytes.MinRead))
+	if _, err := buffer.ReadFrom(io.LimitReader(f, limit+1)); err != nil {
 		return nil, wrap("read", name, err)
 	}
+	data := buffer.Bytes()
 	if int64(len(data)) > limit {
 		return nil, wrap("read", name, fmt.Errorf("%w: more than %d bytes", ErrTooLarge, limit))
 	}
