@@ -28,7 +28,7 @@ endif
 
 # Programs that need cgo (NVML), and those that must not have it.
 CGO_PROGRAMS    := gpu-device-plugin gpu-toolkit gpu-validator gpusim
-STATIC_PROGRAMS := gpu-cdi-hook vectoradd
+STATIC_PROGRAMS := gpu-cdi-hook gpu-oci-runtime vectoradd
 SIMULATOR       := lib/libnvidia-ml.so lib/libcuda.so lib/nvidia-smi lib/nvidia-cuda-mps-control
 
 dir_gpu-device-plugin := deviceplugin
@@ -36,6 +36,7 @@ dir_gpu-toolkit       := toolkit
 dir_gpu-validator     := validator
 dir_gpusim            := simulator/gpusim
 dir_gpu-cdi-hook      := toolkit/hook
+dir_gpu-oci-runtime   := toolkit/ociruntime
 dir_vectoradd         := cuda-samples/vectoradd
 
 ALL        := $(addprefix $(BIN)/,$(CGO_PROGRAMS) $(STATIC_PROGRAMS) $(SIMULATOR))

@@ -28,7 +28,7 @@ var wanted = map[string]struct {
 	"device-plugin": {"0:0", []string{"/usr/bin/gpu-device-plugin"}},
 	"driver-simulator": {"0:0", []string{"/usr/bin/gpusim", "/usr/lib/gpusim/libnvidia-ml.so", "/usr/lib/gpusim/libcuda.so",
 		"/usr/lib/gpusim/nvidia-smi", "/usr/lib/gpusim/nvidia-cuda-mps-control"}},
-	"toolkit":   {"0:0", []string{"/usr/bin/gpu-toolkit", "/usr/bin/gpu-cdi-hook"}},
+	"toolkit":   {"0:0", []string{"/usr/bin/gpu-toolkit", "/usr/bin/gpu-cdi-hook", "/usr/bin/gpu-oci-runtime"}},
 	"validator": {"0:0", []string{"/usr/bin/gpu-validator", "/usr/bin/vectoradd"}},
 }
 
@@ -111,7 +111,7 @@ func TestPlanIsAllThatTheImageWillHold(t *testing.T) {
 	require.Equal(t, "docker.io/gpuready/toolkit:v0.1.0", p.Reference)
 	require.Equal(t, map[string]string{"BASE": "base:1", "VERSION": "v0.1.0", "REVISION": "0123abc"}, p.Args)
 	require.Equal(t, []string{
-		"/usr", "/usr/bin", "/usr/bin/gpu-cdi-hook", "/usr/bin/gpu-toolkit", "/usr/share", "/usr/share/sbom", "/usr/share/sbom/toolkit.spdx.json",
+		"/usr", "/usr/bin", "/usr/bin/gpu-cdi-hook", "/usr/bin/gpu-oci-runtime", "/usr/bin/gpu-toolkit", "/usr/share", "/usr/share/sbom", "/usr/share/sbom/toolkit.spdx.json",
 	}, p.Tree.Paths())
 	require.Equal(t, p.SBOM, p.Files["images/toolkit.spdx.json"])
 	require.Equal(t, "content of gpu-toolkit", string(p.Files["gpu-toolkit"]))

@@ -1,0 +1,174 @@
+// Package capability knows the words of NVIDIA_DRIVER_CAPABILITIES and which
+// files and device nodes of a driver each of them stands for.
+package capability
+
+import (
+	"fmt"
+	"path"
+	"strings"
+)
+
+// Set is a set of capabilities.
+type Set uint8
+
+// The capabilities. None is that of what a container always gets.
+const (
+	Compute  Set = 1 << iota // CUDA and OpenCL
+	Compat32                 // 32-bit libraries, beside what the library itself is for
+	Graphics                 // OpenGL, EGL, Vulkan, OptiX
+	Utility                  // nvidia-smi and NVML
+	Video                    // encoding and decoding
+	Display                  // X11
+	NGX                      // DLSS and the like
+
+	None Set = 0
+	All      = Compute | Compat32 | Graphics | Utility | Video | Display | NGX
+	// Default is what a container gets that names none.
+	Default = Utility | Compute
+)
+
+var names = []struct {
+	name string
+	set  Set
+}{
+	{"compute", Compute}, {"compat32", Compat32}, {"graphics", Graphics}, {"utility", Utility},
+	{"video", Video}, {"display", Display}, {"ngx", NGX}, {"all", All},
+}
+
+// Parse reads a value of NVIDIA_DRIVER_CAPABILITIES: capabilities between commas,
+// in any order. A value that names none is Default.
+func Parse(value string) (Set, error) {
+	set := None
+	for word := range strings.SplitSeq(value, ",") {
+		if word = strings.TrimSpace(word); word == "" {
+			continue
+		}
+		one, ok := find(word)
+		if !ok {
+			return None, fmt.Errorf("%q is no driver capability; there are compute, compat32, graphics, utility, video, display, ngx and all", word)
+		}
+		set |= one
+	}
+	if set == None {
+		return Default, nil
+	}
+	return set, nil
+}
+
+func find(word string) (Set, bool) {
+	for _, n := range names {
+		if n.name == word {
+			return n.set, true
+		}
+	}
+	return None, false
+}
+
+// String is the set as Parse reads it.
+func (s Set) String() string {
+	var words []string
+	for _, n := range names {
+		if n.set != All && s&n.set != 0 {
+			words = append(words, n.name)
+		}
+	}
+	return strings.Join(words, ",")
+}
+
+// Gives says whether a container with the capabilities is given a file or a device
+// node of the driver, by its path.
+func (s Set) Gives(p string) bool {
+	of := Of(p)
+	if of == None {
+		return true
+	}
+	if of&Compat32 != 0 && s&Compat32 == 0 {
+		return false
+	}
+	return s&of&^Compat32 != 0
+}
+
+// Of returns for which capabilities a driver's file or device node is: any one of
+// them is enough, but Compat32 is needed where it is among them. None is for what
+// everybody gets. A library that is not known counts as Compute, which is
+// given unless a container asks for less: a new driver's libcuda may need it.
+func Of(p string) Set {
+	base := path.Base(p)
+	switch {
+	case strings.HasPrefix(p, "/dev/"):
+		return ofNode(p, base)
+	case strings.HasPrefix(base, "lib") && strings.Contains(base, ".so"):
+		set := ofLibrary(base)
+		if is32(p) {
+			set |= Compat32
+		}
+		return set
+	case strings.Contains(base, ".so"): // modules of the X server and of GBM
+		return Graphics | Display
+	}
+	return ofFile(p, base)
+}
+
+func is32(p string) bool {
+	for _, dir := range []string{"/i386-linux-gnu/", "/lib32/", "/arm-linux-gnueabihf/"} {
+		if strings.Contains(p, dir) {
+			return true
+		}
+	}
+	return false
+}
+
+func ofNode(p, base string) Set {
+	if base == "nvidia-modeset" || strings.HasPrefix(p, "/dev/dri/") {
+		return Graphics | Display
+	}
+	return None
+}
+
+// What libraries are for: the lists of github.com/NVIDIA/libnvidia-container,
+// src/nvc_info.c, and those that newer drivers brought, from the list of installed
+// components in the driver's README.
+var libraries = []struct {
+	set      Set
+	prefixes []string
+}{
+	{Utility, []string{"libnvidia-ml", "libnvidia-cfg", "libnvidia-nscq", "libnvsdm"}},
+	{Video, []string{"libnvcuvid", "libnvidia-encode", "libnvidia-opticalflow", "libvdpau_nvidia", "libnvidia-vksc"}},
+	{NGX, []string{"libnvidia-ngx"}},
+	// Compiler and allocator serve CUDA and graphics alike.
+	{Compute | Graphics, []string{"libnvidia-gpucomp", "libnvidia-allocator"}},
+	{Graphics | Display, []string{
+		"libGL", "libEGL", "libOpenGL", "libnvidia-egl", "libnvidia-gl", "libnvidia-tls", "libnvidia-fbc", "libnvidia-ifr",
+		"libnvidia-rtcore", "libnvoptix", "libnvidia-cbl", "libnvidia-vulkan", "libnvidia-present", "libnvidia-wayland", "libnvidia-api", "libnvidia-gtk",
+		"libnvidia-wfb", "libvulkan",
+	}},
+}
+
+func ofLibrary(base string) Set {
+	for _, l := range libraries {
+		for _, prefix := range l.prefixes {
+			if strings.HasPrefix(base, prefix) {
+				return l.set
+			}
+		}
+	}
+	return Compute
+}
+
+// What else there is: programs, sockets, data. Firmware is for everybody.
+func ofFile(p, base string) Set {
+	switch base {
+	case "nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nv-fabricmanager":
+		return Utility
+	case "nvidia-cuda-mps-control", "nvidia-cuda-mps-server":
+		return Compute
+	case "nvoptix.bin":
+		return Graphics
+	}
+	for _, dir := range []string{"/vulkan/", "/vulkansc/", "/glvnd/", "/egl/", "/X11/", "/drirc.d/"} {
+		if strings.Contains(p, dir) {
+			return Graphics | Display
+		}
+	}
+	return None
+}

@@ -1,0 +1,87 @@
+package capability
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestParse(t *testing.T) {
+	for value, want := range map[string]Set{
+		"":                   Default,
+		" , ":                Default,
+		"utility":            Utility,
+		"video,compute":      Video | Compute,
+		"compute, utility ,": Compute | Utility,
+		"all":                All,
+		"all,compute":        All,
+		"compat32,graphics,display,ngx,video,utility,compute": All,
+	} {
+		got, err := Parse(value)
+		require.NoError(t, err, value)
+		require.Equal(t, want, got, value)
+	}
+	_, err := Parse("compute,grafics")
+	require.EqualError(t, err, `"grafics" is no driver capability; there are compute, compat32, graphics, utility, video, display, ngx and all`)
+}
+
+func TestEachCapabilityGivesItsOwnFiles(t *testing.T) {
+	const lib = "/usr/lib/x86_64-linux-gnu/"
+	for _, c := range []struct {
+		path string
+		to   string // the capabilities of which one is enough
+	}{
+		{lib + "libcuda.so.580.95.05", "compute"},
+		{lib + "libcudadebugger.so.1", "compute"},
+		{lib + "libnvidia-ptxjitcompiler.so.580.95.05", "compute"},
+		{lib + "libnvidia-something-new.so.1", "compute"},
+		{lib + "libnvidia-ml.so.580.95.05", "utility"},
+		{"/usr/bin/nvidia-smi", "utility"},
+		{"/usr/bin/nvidia-cuda-mps-control", "compute"},
+		{lib + "libnvcuvid.so.1", "video"},
+		{lib + "libnvidia-encode.so", "video"},
+		{lib + "libnvidia-ngx.so.580.95.05", "ngx"},
+		{lib + "libGLX_nvidia.so.0", "graphics,display"},
+		{lib + "libEGL_nvidia.so.0", "graphics,display"},
+		{lib + "libnvidia-glcore.so.580.95.05", "graphics,display"},
+		{lib + "libnvidia-gpucomp.so.580.95.05", "compute,graphics"},
+		{lib + "nvidia/xorg/nvidia_drv.so", "graphics,display"},
+		{"/usr/share/vulkan/icd.d/nvidia_icd.json", "graphics,display"},
+		{"/usr/share/glvnd/egl_vendor.d/10_nvidia.json", "graphics,display"},
+		{"/dev/nvidia-modeset", "graphics,display"},
+		{"/dev/dri/card0", "graphics,display"},
+		{"/dev/nvidia0", "compute,graphics,utility,video,display,ngx"},
+		{"/dev/nvidiactl", "compute,graphics,utility,video,display,ngx"},
+		{"/lib/firmware/nvidia/580.95.05/gsp_ga10x.bin", "compute,graphics,utility,video,display,ngx"},
+		{"/run/nvidia-persistenced/socket", "compute,graphics,utility,video,display,ngx"},
+	} {
+		for _, n := range names[:len(names)-1] {
+			if n.set == Compat32 {
+				continue
+			}
+			require.Equal(t, strings.Contains(","+c.to+",", ","+n.name+","), n.set.Gives(c.path), "%s by %s", c.path, n.name)
+		}
+		require.True(t, All.Gives(c.path), c.path)
+	}
+	for _, p := range []string{"/usr/lib/i386-linux-gnu/libcuda.so.1", "/usr/lib32/libcuda.so.1"} {
+		require.False(t, Compute.Gives(p), p)
+		require.False(t, Compat32.Gives(p), p)
+		require.True(t, (Compute | Compat32).Gives(p), p)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add("compute,utility")
+	f.Add("all,,none")
+	f.Fuzz(func(t *testing.T, value string) {
+		set, err := Parse(value)
+		if err != nil {
+			return
+		}
+		again, err := Parse(set.String())
+		if err != nil || again != set || set == None {
+			t.Fatalf("%q: %v, again %v: %v", value, set, again, err)
+		}
+	})
+}

@@ -1,0 +1,151 @@
+package inject
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	oci "github.com/opencontainers/runtime-spec/specs-go"
+	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/toolkit/capability"
+)
+
+// filter leaves of edits what containers with the capabilities get.
+func filter(e specs.ContainerEdits, by capability.Set) specs.ContainerEdits {
+	if by == capability.All {
+		return e
+	}
+	e.DeviceNodes = slices.DeleteFunc(slices.Clone(e.DeviceNodes), func(n *specs.DeviceNode) bool { return !by.Gives(n.Path) })
+	e.Mounts = slices.DeleteFunc(slices.Clone(e.Mounts), func(m *specs.Mount) bool { return !by.Gives(m.ContainerPath) })
+	var hooks []*specs.Hook
+	for _, h := range e.Hooks {
+		if h = filterLinks(h, by); h != nil {
+			hooks = append(hooks, h)
+		}
+	}
+	e.Hooks = hooks
+	return e
+}
+
+// filterLinks drops the links to files that are not given; nil is a hook that would
+// have none left. Other hooks stay as they are.
+func filterLinks(h *specs.Hook, by capability.Set) *specs.Hook {
+	if len(h.Args) < 2 || h.Args[1] != "create-symlinks" {
+		return h
+	}
+	args := slices.Clone(h.Args[:2])
+	for i := 2; i < len(h.Args); i++ {
+		arg := h.Args[i]
+		value, inline := strings.CutPrefix(arg, "--link=")
+		switch {
+		case inline:
+		case arg == "--link" && i+1 < len(h.Args):
+			i++
+			value = h.Args[i]
+		default:
+			args = append(args, arg)
+			continue
+		}
+		if _, link, ok := strings.Cut(value, "::"); !ok || by.Gives(link) {
+			args = append(args, "--link", value)
+		}
+	}
+	if len(args) == 2 {
+		return nil
+	}
+	filtered := *h
+	filtered.Args = args
+	return &filtered
+}
+
+// apply edits the configuration, with what it does not have yet.
+func apply(spec *oci.Spec, edits []*cdilib.ContainerEdits) error {
+	for _, e := range edits {
+		missing(spec, e.ContainerEdits)
+		if err := e.Apply(spec); err != nil {
+			return fmt.Errorf("CDI: %w", err)
+		}
+	}
+	return nil
+}
+
+// missing leaves of edits what is not in the configuration. Environment variables are
+// set to what they are, which changes nothing.
+func missing(spec *oci.Spec, e *specs.ContainerEdits) {
+	e.DeviceNodes = slices.DeleteFunc(slices.Clone(e.DeviceNodes), func(n *specs.DeviceNode) bool { return hasDevice(spec, n) })
+	e.Mounts = slices.DeleteFunc(slices.Clone(e.Mounts), func(m *specs.Mount) bool {
+		return slices.ContainsFunc(spec.Mounts, func(o oci.Mount) bool { return o.Destination == m.ContainerPath && o.Source == m.HostPath })
+	})
+	e.Hooks = slices.DeleteFunc(slices.Clone(e.Hooks), func(h *specs.Hook) bool {
+		return slices.ContainsFunc(hooks(spec, h.HookName), func(o oci.Hook) bool { return o.Path == h.Path && slices.Equal(o.Args, h.Args) })
+	})
+}
+
+// hasDevice says whether a node is there and may be used.
+func hasDevice(spec *oci.Spec, n *specs.DeviceNode) bool {
+	if spec.Linux == nil || spec.Linux.Resources == nil {
+		return false
+	}
+	i := slices.IndexFunc(spec.Linux.Devices, func(d oci.LinuxDevice) bool { return d.Path == n.Path })
+	if i < 0 {
+		return false
+	}
+	d := spec.Linux.Devices[i]
+	if !sameDevice(n, d) {
+		return false
+	}
+	access := n.Permissions
+	if access == "" {
+		access = "rwm"
+	}
+	return slices.ContainsFunc(spec.Linux.Resources.Devices, func(r oci.LinuxDeviceCgroup) bool {
+		return r.Allow && r.Type == d.Type && r.Major != nil && *r.Major == d.Major && r.Minor != nil && *r.Minor == d.Minor && includes(r.Access, access)
+	})
+}
+
+// sameDevice compares the numbers with those of the host's node.
+func sameDevice(n *specs.DeviceNode, d oci.LinuxDevice) bool {
+	if n.Type != "" && n.Major != 0 {
+		return n.Type == d.Type && n.Major == d.Major && n.Minor == d.Minor
+	}
+	at := n.HostPath
+	if at == "" {
+		at = n.Path
+	}
+	info, err := os.Lstat(at) // as the CDI library does
+	if err != nil {
+		return false // which it then says
+	}
+	major, minor, ok := host.Device(info)
+	return ok && int64(major) == d.Major && int64(minor) == d.Minor
+}
+
+func includes(access, wanted string) bool {
+	return !strings.ContainsFunc(wanted, func(r rune) bool { return !strings.ContainsRune(access, r) })
+}
+
+func hooks(spec *oci.Spec, name string) []oci.Hook {
+	h := spec.Hooks
+	if h == nil {
+		return nil
+	}
+	switch name {
+	case cdilib.PrestartHook:
+		return h.Prestart //nolint:staticcheck // a specification may have one
+	case cdilib.CreateRuntimeHook:
+		return h.CreateRuntime
+	case cdilib.CreateContainerHook:
+		return h.CreateContainer
+	case cdilib.StartContainerHook:
+		return h.StartContainer
+	case cdilib.PoststartHook:
+		return h.Poststart
+	case cdilib.PoststopHook:
+		return h.Poststop
+	}
+	return nil
+}

@@ -1,0 +1,242 @@
+package inject
+
+import (
+	"encoding/json"
+	"errors"
+	"slices"
+	"testing"
+
+	oci "github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/stretchr/testify/require"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpuready/gpuready/internal/cdi"
+	"github.com/gpuready/gpuready/toolkit/capability"
+	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
+)
+
+// file is a specification in which each device has the node /dev/<kind's class>-<name>,
+// which is /dev/null of the host.
+func file(path, kind string, names ...string) cdi.File {
+	node := func(p string) *specs.DeviceNode {
+		return &specs.DeviceNode{Path: p, HostPath: "/dev/null", Permissions: "rw"}
+	}
+	const lib = "/usr/lib/x86_64-linux-gnu/"
+	var mounts []*specs.Mount
+	for _, p := range []string{lib + "libcuda.so.570.1", lib + "libnvidia-ml.so.570.1", lib + "libnvidia-encode.so.570.1", lib + "libEGL_nvidia.so.570.1", "/usr/bin/nvidia-smi"} {
+		mounts = append(mounts, &specs.Mount{HostPath: p, ContainerPath: p})
+	}
+	s := &specs.Spec{Version: "0.5.0", Kind: kind, ContainerEdits: specs.ContainerEdits{
+		Env:         []string{"NVIDIA_VISIBLE_DEVICES=void"},
+		DeviceNodes: []*specs.DeviceNode{node("/dev/nvidiactl"), node("/dev/nvidia-modeset")},
+		Mounts:      mounts,
+		Hooks: []*specs.Hook{
+			{HookName: "createContainer", Path: "/hook", Args: []string{"hook", "create-symlinks", "--link", "x::" + lib + "libcuda.so", "--link", "y::" + lib + "libEGL_nvidia.so.0"}},
+			{HookName: "createContainer", Path: "/hook", Args: []string{"hook", "update-ldcache", "--folder", lib}},
+		},
+	}}
+	for _, n := range names {
+		s.Devices = append(s.Devices, specs.Device{Name: n, ContainerEdits: specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{node("/dev/" + n)}}})
+	}
+	return cdi.File{Path: path, Kind: kind, Spec: s}
+}
+
+// everything is a node's specifications.
+func everything() []cdi.File {
+	management := file("/m.yaml", cdi.KindManagement, "all")
+	management.Spec.Devices[0].ContainerEdits.DeviceNodes[0].Path = "/dev/nvidia-caps/nvidia-cap1"
+	gds := file("/gds.yaml", "nvidia.com/gds", "all")
+	gds.Spec.ContainerEdits = specs.ContainerEdits{}
+	channels := file("/imex.yaml", "nvidia.com/imex-channel", "0", "1")
+	channels.Spec.ContainerEdits = specs.ContainerEdits{}
+	return []cdi.File{
+		file("/n.yaml", cdi.KindNVIDIA, "0", "1", "0:1", "GPU-a", "GPU-b", "MIG-c", "all"),
+		file("/k.yaml", cdi.KindGPU, "GPU-a", "GPU-b", "MIG-c"),
+		management, gds, channels,
+	}
+}
+
+func source(files []cdi.File) Source {
+	return func(kinds ...string) ([]cdi.File, error) {
+		return slices.DeleteFunc(slices.Clone(files), func(f cdi.File) bool { return !slices.Contains(kinds, f.Kind) }), nil
+	}
+}
+
+func asking(names ...string) request.Request {
+	return request.Request{Devices: names, Capabilities: capability.Default}
+}
+
+func nodes(spec *oci.Spec) (list []string) {
+	if spec.Linux == nil {
+		return nil
+	}
+	for _, d := range spec.Linux.Devices {
+		list = append(list, d.Path)
+	}
+	slices.Sort(list)
+	return list
+}
+
+func mounts(spec *oci.Spec) (list []string) {
+	for _, m := range spec.Mounts {
+		list = append(list, m.Destination[len("/usr/"):])
+	}
+	slices.Sort(list)
+	return list
+}
+
+func TestNamesAreResolved(t *testing.T) {
+	ours := everything()[1:]
+	ambiguous := append(everything(), file("/other.yaml", cdi.KindNVIDIA, "0", "GPU-a", "all"))
+	for name, c := range map[string]struct {
+		files []cdi.File
+		r     request.Request
+		want  []string // beside /dev/nvidiactl
+	}{
+		"index":             {everything(), asking("1"), []string{"/dev/1"}},
+		"two":               {everything(), asking("0", "1"), []string{"/dev/0", "/dev/1"}},
+		"MIG by place":      {everything(), asking("0:1"), []string{"/dev/0:1"}},
+		"UUID":              {everything(), asking("GPU-a"), []string{"/dev/GPU-a"}},
+		"all":               {everything(), asking("all"), []string{"/dev/all"}},
+		"UUID, ours alone":  {ours, asking("MIG-c"), []string{"/dev/MIG-c"}},
+		"all, ours alone":   {ours, asking("all"), []string{"/dev/GPU-a", "/dev/GPU-b", "/dev/MIG-c"}},
+		"UUID, ambiguous":   {ambiguous, asking("GPU-a"), []string{"/dev/GPU-a"}},
+		"all, ambiguous":    {ambiguous, asking("all"), []string{"/dev/GPU-a", "/dev/GPU-b", "/dev/MIG-c"}},
+		"CDI name":          {everything(), asking("k8s.gpuready.io/gpu=GPU-b"), []string{"/dev/GPU-b", "/dev/nvidia-modeset"}},
+		"MIG configuration": {everything(), request.Request{Devices: []string{"0"}, Capabilities: capability.Default, MIGConfig: true}, []string{"/dev/0", "/dev/nvidia-caps/nvidia-cap1"}},
+		"feature":           {everything(), request.Request{Devices: []string{"0"}, Capabilities: capability.Default, Features: []string{"gds"}}, []string{"/dev/0", "/dev/all"}},
+		"channel":           {everything(), request.Request{Devices: []string{"GPU-a"}, Capabilities: capability.Default, Channels: []string{"1"}}, []string{"/dev/1", "/dev/GPU-a"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec := &oci.Spec{}
+			warnings, err := Into(spec, c.r, source(c.files))
+			require.NoError(t, err)
+			require.Empty(t, warnings)
+			want := append([]string{"/dev/nvidiactl"}, c.want...)
+			require.ElementsMatch(t, want, nodes(spec))
+			require.Len(t, spec.Linux.Resources.Devices, len(want), "a rule for each")
+			require.Equal(t, []string{"NVIDIA_VISIBLE_DEVICES=void"}, spec.Process.Env, "a second runtime above or below finds nothing to do")
+		})
+	}
+}
+
+func TestCapabilitiesFilter(t *testing.T) {
+	const lib = "lib/x86_64-linux-gnu/"
+	for _, c := range []struct {
+		set     capability.Set
+		mounts  []string
+		modeset bool
+		hooks   int
+	}{
+		{capability.Default, []string{"bin/nvidia-smi", lib + "libcuda.so.570.1", lib + "libnvidia-ml.so.570.1"}, false, 2},
+		{capability.Utility, []string{"bin/nvidia-smi", lib + "libnvidia-ml.so.570.1"}, false, 1},
+		{capability.Graphics, []string{lib + "libEGL_nvidia.so.570.1"}, true, 2},
+		{capability.Video | capability.Compute, []string{lib + "libcuda.so.570.1", lib + "libnvidia-encode.so.570.1"}, false, 2},
+		{capability.All, []string{"bin/nvidia-smi", lib + "libEGL_nvidia.so.570.1", lib + "libcuda.so.570.1", lib + "libnvidia-encode.so.570.1", lib + "libnvidia-ml.so.570.1"}, true, 2},
+	} {
+		spec := &oci.Spec{}
+		_, err := Into(spec, request.Request{Devices: []string{"0"}, Capabilities: c.set}, source(everything()))
+		require.NoError(t, err)
+		require.Equal(t, c.mounts, mounts(spec), c.set)
+		require.Equal(t, c.modeset, slices.Contains(nodes(spec), "/dev/nvidia-modeset"), c.set)
+		require.Len(t, spec.Hooks.CreateContainer, c.hooks, c.set)
+	}
+	spec := &oci.Spec{}
+	_, err := Into(spec, asking("0"), source(everything()))
+	require.NoError(t, err)
+	require.Equal(t, []string{"hook", "create-symlinks", "--link", "x::/usr/lib/x86_64-linux-gnu/libcuda.so"}, spec.Hooks.CreateContainer[0].Args)
+}
+
+func TestDriverWithoutADevice(t *testing.T) {
+	spec := &oci.Spec{}
+	_, err := Into(spec, request.Request{DriverOnly: true, Capabilities: capability.Default}, source(everything()))
+	require.NoError(t, err)
+	require.Empty(t, nodes(spec))
+	require.Len(t, spec.Mounts, 3)
+}
+
+func TestWhatIsThereIsNotGivenTwice(t *testing.T) {
+	for _, names := range [][]string{{"nvidia.com/gpu=0", "nvidia.com/gpu=all"}, {"0", "1"}, {"k8s.gpuready.io/gpu=GPU-a", "nvidia.com/gpu=0"}} {
+		spec := &oci.Spec{Process: &oci.Process{Env: []string{"A=b"}}}
+		_, err := Into(spec, asking(names...), source(everything()))
+		require.NoError(t, err)
+		once, err := json.Marshal(spec)
+		require.NoError(t, err)
+		_, err = Into(spec, asking(names...), source(everything()))
+		require.NoError(t, err)
+		twice, err := json.Marshal(spec)
+		require.NoError(t, err)
+		require.JSONEq(t, string(once), string(twice))
+		require.Len(t, spec.Hooks.CreateContainer, 2)
+	}
+}
+
+// A privileged container lists the host's nodes, and has no driver's files by that.
+func TestNodesAloneAreNotEverything(t *testing.T) {
+	spec := &oci.Spec{Linux: &oci.Linux{
+		Devices:   []oci.LinuxDevice{{Path: "/dev/0", Type: "c", Major: 1, Minor: 3}, {Path: "/dev/nvidiactl", Type: "c", Major: 9, Minor: 9}},
+		Resources: &oci.LinuxResources{Devices: []oci.LinuxDeviceCgroup{{Allow: true, Access: "rwm"}}},
+	}}
+	_, err := Into(spec, asking("0"), source(everything()))
+	require.NoError(t, err)
+	require.Equal(t, []string{"/dev/0", "/dev/nvidiactl"}, nodes(spec))
+	for _, d := range spec.Linux.Devices {
+		require.Equal(t, [2]int64{1, 3}, [2]int64{d.Major, d.Minor}, "%s is that of the specification", d.Path)
+	}
+	require.Len(t, spec.Mounts, 3)
+}
+
+func TestDockersHookIsTakenOut(t *testing.T) {
+	spec := &oci.Spec{Hooks: &oci.Hooks{Prestart: []oci.Hook{{Path: "/a"}, {Path: "/usr/bin/" + request.HookName}}}} //nolint:staticcheck // as Docker does
+	_, err := Into(spec, request.Request{RemoveHook: true}, source(nil))
+	require.NoError(t, err)
+	require.Equal(t, []oci.Hook{{Path: "/a"}}, spec.Hooks.Prestart) //nolint:staticcheck // as Docker does
+}
+
+func TestErrorsNameWhatThereIs(t *testing.T) {
+	with := func(change func(*request.Request)) request.Request {
+		r := asking("0")
+		change(&r)
+		return r
+	}
+	ambiguous := append(everything(), file("/other.yaml", cdi.KindNVIDIA, "0"))
+	for _, c := range []struct {
+		files []cdi.File
+		r     request.Request
+		want  string
+	}{
+		{everything(), asking("7"), `there is no GPU "7" on this node; there are 0, 0:1, 1, GPU-a, GPU-b, MIG-c, all`},
+		{nil, asking("all"), "is the driver loaded"},
+		{ambiguous, asking("0"), "defined by /n.yaml and /other.yaml"},
+		{everything(), asking("nvidia.com/gpu=9"), "there is no nvidia.com/gpu=9 on this node; of this kind there are 0, 1"},
+		{everything(), asking("x.y/z=9"), "no specification of kind x.y/z"},
+		{everything(), asking("7", "8"), `no GPU "7" on this node; there are 0, 0:1, 1, GPU-a, GPU-b, MIG-c, all; there is no GPU "8"`},
+		{nil, request.Request{DriverOnly: true}, "the driver's files are not known"},
+		{everything(), with(func(r *request.Request) { r.MIGMonitor = true }), "NVIDIA_MIG_MONITOR_DEVICES: this node has no /dev/nvidia-caps/nvidia-cap2"},
+		{everything()[:2], with(func(r *request.Request) { r.MIGConfig = true }), "NVIDIA_MIG_CONFIG_DEVICES"},
+		{everything(), with(func(r *request.Request) { r.Channels = []string{"7"} }), "no nvidia.com/imex-channel=7 on this node; of this kind there are 0, 1"},
+		{everything(), with(func(r *request.Request) { r.Requirements = []string{"cuda>=13.0"} }), "requires cuda>=13.0, and this node has driver 570.1 with CUDA 12.8"},
+	} {
+		spec := &oci.Spec{}
+		_, err := Into(spec, c.r, source(c.files))
+		require.ErrorContains(t, err, c.want)
+		require.NotContains(t, err.Error(), "\n")
+		require.Equal(t, &oci.Spec{}, spec, "nothing is done by half")
+	}
+	warnings, err := Into(&oci.Spec{}, with(func(r *request.Request) { r.Features = []string{"mofed"} }), source(everything()))
+	require.NoError(t, err)
+	require.Len(t, warnings, 1)
+	require.Contains(t, warnings[0], "NVIDIA_MOFED=enabled")
+	_, err = Into(&oci.Spec{}, asking("0"), func(...string) ([]cdi.File, error) { return nil, errors.New("denied") })
+	require.ErrorContains(t, err, "denied")
+}
+
+func TestOnlyTheKindsAskedForAreRead(t *testing.T) {
+	var read []string
+	_, err := Into(&oci.Spec{}, asking("GPU-a", "0"), func(kinds ...string) ([]cdi.File, error) {
+		read = append(read, kinds...)
+		return source(everything())(kinds...)
+	})
+	require.NoError(t, err)
+	require.Equal(t, []string{cdi.KindNVIDIA}, read)
+}

@@ -1,0 +1,58 @@
+// Gpu-oci-runtime is an OCI runtime that gives containers the GPUs that they ask for
+// and leaves all else to the runtime below it, runc, crun or youki: it is called as
+// that is, edits the configuration of a container that is created, and becomes it.
+// It is the runtime handler "nvidia", and Docker's runtime of that name.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"syscall"
+
+	"github.com/gpuready/gpuready/toolkit/ociruntime/arguments"
+	"github.com/gpuready/gpuready/toolkit/ociruntime/lowlevel"
+	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
+	"github.com/gpuready/gpuready/toolkit/ociruntime/settings"
+)
+
+func main() {
+	// It lives for milliseconds; only a hostile bundle needs what can be collected.
+	debug.SetGCPercent(-1)
+	debug.SetMemoryLimit(256 << 20)
+	call := arguments.Parse(os.Args[1:])
+	err := run(os.Args, call)
+	report(call, "error", err.Error())
+	os.Exit(1) // as runtimes do
+}
+
+// run becomes the low-level runtime. It returns only if that cannot be.
+func run(args []string, call arguments.Call) error {
+	if filepath.Base(args[0]) == request.HookName {
+		return errors.New("docker run --gpus needs this runtime as well: add --runtime=nvidia, or make it Docker's default-runtime")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	s, err := settings.Read(self)
+	if call.Creates() {
+		if err == nil {
+			err = prepare(call, s)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	info, err := os.Stat(self)
+	if err != nil {
+		return err
+	}
+	program, err := lowlevel.Find(s.Runtimes, os.Getenv("PATH"), lowlevel.Dirs, info)
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("run %s: %w", program, syscall.Exec(program, append([]string{program}, args[1:]...), os.Environ()))
+}

@@ -1,0 +1,40 @@
+package main
+
+import (
+	"strings"
+
+	"github.com/gpuready/gpuready/internal/cdi"
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/toolkit/ociruntime/arguments"
+	"github.com/gpuready/gpuready/toolkit/ociruntime/bundle"
+	"github.com/gpuready/gpuready/toolkit/ociruntime/inject"
+	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
+	"github.com/gpuready/gpuready/toolkit/ociruntime/settings"
+)
+
+// prepare gives the container what it asks for.
+func prepare(call arguments.Call, s settings.Settings) error {
+	config, err := bundle.Read(call.Config)
+	if err != nil {
+		return err
+	}
+	wanted, err := request.Of(config.Spec, s)
+	if err != nil {
+		return err
+	}
+	missing, err := inject.Into(config.Spec, wanted, func(kinds ...string) ([]cdi.File, error) {
+		root, err := host.Open("/")
+		if err != nil {
+			return nil, err
+		}
+		defer root.Close()
+		return cdi.LoadKinds(root, kinds, s.SpecDirs...)
+	})
+	if err != nil {
+		return err
+	}
+	if warnings := append(wanted.Warnings, missing...); len(warnings) > 0 {
+		report(call, "warning", strings.Join(warnings, "; "))
+	}
+	return config.Write()
+}

@@ -1,0 +1,46 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/gpuready/gpuready/toolkit/ociruntime/arguments"
+)
+
+// report says something where what called us looks for it: containerd and CRI-O take
+// the reason of a failure from the log that they named, in runc's format; people and
+// Podman from standard error. A warning is not shown to both.
+func report(call arguments.Call, level, message string) {
+	message = "gpu-oci-runtime: " + strings.ReplaceAll(message, "\n", "; ")
+	logged := call.Log != "" && appendTo(call.Log, line(call.LogFormat, level, message)) == nil
+	if level == "error" || !logged {
+		fmt.Fprintln(os.Stderr, message)
+	}
+}
+
+// line is one line of a log as runc writes it.
+func line(format, level, message string) []byte {
+	now := time.Now().Format(time.RFC3339)
+	if format != "json" {
+		return fmt.Appendf(nil, "time=%q level=%s msg=%q\n", now, level, message)
+	}
+	data, _ := json.Marshal(map[string]string{"level": level, "msg": message, "time": now}) // strings always can be
+	return append(data, '\n')
+}
+
+func appendTo(name string, data []byte) error {
+	// Where nobody reads a pipe, opening it would block.
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_APPEND|os.O_CREATE|syscall.O_NONBLOCK, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if closeErr := f.Close(); err == nil {
+		err = closeErr
+	}
+	return err
+}

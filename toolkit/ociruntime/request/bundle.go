@@ -1,0 +1,80 @@
+package request
+
+import (
+	"fmt"
+	"path"
+	"strings"
+
+	oci "github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// devicesDir is where mounts of /dev/null are names of devices.
+const devicesDir = "/var/run/nvidia-container-devices/"
+
+// mounted returns the names that mounts ask for, and the IMEX channels:
+//
+//	/var/run/nvidia-container-devices/<name>
+//	/var/run/nvidia-container-devices/cdi/<vendor>/<class>/<name> (or <class>=<name>)
+//	/var/run/nvidia-container-devices/imex/<channel>
+//
+// An image can have mounts (VOLUME), but none of /dev/null.
+func mounted(mounts []oci.Mount) (names, channels []string, err error) {
+	for _, m := range mounts {
+		if path.Clean(m.Source) != "/dev/null" {
+			continue
+		}
+		name, ok := strings.CutPrefix(path.Clean(m.Destination), devicesDir)
+		if !ok {
+			// Where /var/run is a link the runtime may have resolved it.
+			if name, ok = strings.CutPrefix(path.Clean(m.Destination), strings.TrimPrefix(devicesDir, "/var")); !ok {
+				continue
+			}
+		}
+		switch kind, rest, _ := strings.Cut(name, "/"); {
+		case kind == "imex" && rest != "":
+			channels = append(channels, rest)
+		case kind == "cdi" && rest != "":
+			qualified, err := qualify(rest)
+			if err != nil {
+				return nil, nil, fmt.Errorf("mount %s: %w", m.Destination, err)
+			}
+			names = append(names, qualified)
+		default:
+			names = append(names, name)
+		}
+	}
+	return unique(names), unique(channels), nil
+}
+
+func qualify(rest string) (string, error) {
+	if strings.Contains(rest, "=") {
+		return rest, nil
+	}
+	parts := strings.Split(rest, "/")
+	if len(parts) != 3 {
+		return "", fmt.Errorf("%q is not <vendor>/<class>/<name>", rest)
+	}
+	return parts[0] + "/" + parts[1] + "=" + parts[2], nil
+}
+
+// HookName is the program that Docker, before it did so by CDI, has as a prestart
+// hook in containers that were started with --gpus.
+const HookName = "nvidia-container-runtime-hook"
+
+// dockerGPUs says that the container was started with docker run --gpus: the hook is
+// there, and no image can put it there. Docker has set the variables after those of
+// the image.
+func dockerGPUs(spec *oci.Spec) bool {
+	if spec.Hooks == nil {
+		return false
+	}
+	for _, h := range spec.Hooks.Prestart { //nolint:staticcheck // it is one
+		if IsDockerHook(h) {
+			return true
+		}
+	}
+	return false
+}
+
+// IsDockerHook says whether a hook is Docker's for --gpus.
+func IsDockerHook(h oci.Hook) bool { return path.Base(h.Path) == HookName }

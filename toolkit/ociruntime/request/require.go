@@ -1,0 +1,165 @@
+package request
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// truth is what is known of a condition.
+type truth int
+
+const (
+	unmet truth = iota
+	unknown
+	met
+)
+
+// branches are the driver branches and the newest CUDA that each runs: table "CUDA
+// Toolkit and Corresponding Driver Versions" of the CUDA Toolkit's release notes.
+var branches = []struct{ driver, cuda string }{
+	{"384", "9.0"}, {"390", "9.1"}, {"396", "9.2"}, {"410", "10.0"}, {"418", "10.1"}, {"440", "10.2"},
+	{"450", "11.0"}, {"455", "11.1"}, {"460", "11.2"}, {"465", "11.3"}, {"470", "11.4"}, {"495", "11.5"},
+	{"510", "11.6"}, {"515", "11.7"}, {"520", "11.8"}, {"525", "12.0"}, {"530", "12.1"}, {"535", "12.2"},
+	{"545", "12.3"}, {"550", "12.4"}, {"555", "12.5"}, {"560", "12.6"}, {"565", "12.7"}, {"570", "12.8"},
+	{"575", "12.9"}, {"580", "13.0"}, {"590", "13.1"},
+}
+
+// Check says whether the driver meets the requirements: conditions "cuda>=12.4", of
+// which a comma means that both have to hold and a space that either does. What is
+// not known, the GPU's brand or architecture and the CUDA of a driver newer than this
+// program, is no reason to refuse. version is the driver's; "" is not known.
+func Check(requirements []string, version string) error {
+	var errs []error
+	for _, r := range requirements {
+		ok, err := either(r, version)
+		switch {
+		case err != nil:
+			errs = append(errs, fmt.Errorf("requirement %q of the image: %w; NVIDIA_DISABLE_REQUIRE=true passes over it", r, err))
+		case ok == unmet:
+			errs = append(errs, fmt.Errorf("the image requires %s, and this node has %s; upgrade the driver, use an image for an older CUDA, or set NVIDIA_DISABLE_REQUIRE=true", r, have(version)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func have(version string) string {
+	text := "driver " + version
+	if cuda, exact := cudaOf(version); exact {
+		text += " with CUDA " + cuda
+	}
+	return text
+}
+
+func either(requirement, version string) (truth, error) {
+	best := unmet
+	any := false
+	for _, term := range strings.Fields(requirement) {
+		all := met
+		for condition := range strings.SplitSeq(term, ",") {
+			if condition == "" {
+				continue
+			}
+			one, err := holds(condition, version)
+			if err != nil {
+				return unmet, err
+			}
+			all = min(all, one)
+			any = true
+		}
+		best = max(best, all)
+	}
+	if !any {
+		return met, nil
+	}
+	return best, nil
+}
+
+func holds(condition, version string) (truth, error) {
+	at := strings.IndexAny(condition, "<>=!")
+	if at < 0 {
+		return unmet, fmt.Errorf("%q is no condition such as cuda>=12.4", condition)
+	}
+	property, rest := condition[:at], condition[at:]
+	var operator string
+	for _, o := range []string{"!=", "<=", ">=", "=", "<", ">"} {
+		if strings.HasPrefix(rest, o) {
+			operator = o
+			break
+		}
+	}
+	if operator == "" {
+		return unmet, fmt.Errorf("%q has no operator of =, !=, <, <=, > and >=", condition)
+	}
+	if property != "cuda" && property != "driver" || version == "" {
+		return unknown, nil
+	}
+	wanted, err := numbers(rest[len(operator):])
+	if err != nil {
+		return unmet, err
+	}
+	if property == "driver" {
+		there, err := numbers(version)
+		if err != nil {
+			return unknown, nil //nolint:nilerr // a version that is not understood is not known
+		}
+		return compare(slices.Compare(there, wanted), operator, true), nil
+	}
+	cuda, exact := cudaOf(version)
+	there, err := numbers(cuda)
+	if err != nil {
+		return unknown, nil //nolint:nilerr // a driver older than the table
+	}
+	return compare(slices.Compare(there, wanted[:min(2, len(wanted))]), operator, exact), nil
+}
+
+// compare answers a comparison; where order is that of a lower bound, only if more
+// would not change the answer.
+func compare(order int, operator string, exact bool) truth {
+	is := map[string]bool{
+		"=": order == 0, "!=": order != 0, "<": order < 0, "<=": order <= 0, ">": order > 0, ">=": order >= 0,
+	}[operator]
+	switch {
+	case !exact && !(is && order >= 0 && (operator == ">" || operator == ">=")):
+		return unknown
+	case is:
+		return met
+	}
+	return unmet
+}
+
+// cudaOf is the newest CUDA that a driver runs; exact is false for a driver newer than
+// all that are known, which runs that at least.
+func cudaOf(version string) (cuda string, exact bool) {
+	there, err := numbers(version)
+	if err != nil {
+		return "", false
+	}
+	for i, b := range branches {
+		major, _ := strconv.Atoi(b.driver) // a number, see above
+		if there[0] >= major {
+			// Between branches there is none; behind the last there will be.
+			cuda, exact = b.cuda, i < len(branches)-1 || there[0] < major+5
+		}
+	}
+	return cuda, exact
+}
+
+// numbers reads a version: 550, 12.4, 580.95.05.
+func numbers(version string) ([]int, error) {
+	var list []int
+	for part := range strings.SplitSeq(version, ".") {
+		n, err := strconv.ParseUint(part, 10, 31)
+		if err != nil {
+			return nil, fmt.Errorf("%q is no version", version)
+		}
+		list = append(list, int(n))
+	}
+	// 550 and 550.0 are the same.
+	for len(list) > 1 && list[len(list)-1] == 0 {
+		list = list[:len(list)-1]
+	}
+	return list, nil
+}

@@ -1,0 +1,172 @@
+// Package settings is what gpu-oci-runtime can be told: one JSON file beside the
+// program, which gpu-toolkit writes and people can.
+package settings
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// FileName is the name of the file, in the directory of the program.
+const FileName = "gpu-oci-runtime.json"
+
+const maxBytes = 64 << 10
+
+// Settings are all that can be said. The accept-… ones are named as those of
+// NVIDIA's container runtime and mean the same.
+type Settings struct {
+	// Runtimes are the low-level runtimes, the first that there is is used: names,
+	// looked up in PATH and then where distributions put them, or absolute paths.
+	Runtimes []string `json:"runtimes"`
+	// AcceptEnvvar lets unprivileged containers choose GPUs by NVIDIA_VISIBLE_DEVICES.
+	// An image can set that for itself.
+	AcceptEnvvar bool `json:"accept-nvidia-visible-devices-envvar-when-unprivileged"`
+	// AcceptVolumeMounts takes mounts of /dev/null below /var/run/nvidia-container-devices
+	// as names of GPUs.
+	AcceptVolumeMounts bool `json:"accept-nvidia-visible-devices-as-volume-mounts"`
+	// AnnotationPrefixes are those of annotations whose values are CDI names.
+	AnnotationPrefixes []string `json:"annotation-prefixes"`
+	// SpecDirs are where CDI specifications lie, in rising order of precedence.
+	SpecDirs []string `json:"spec-dirs"`
+}
+
+// Default is what holds where nothing is said.
+func Default() Settings {
+	return Settings{
+		Runtimes:           []string{"runc", "crun", "youki"},
+		AnnotationPrefixes: []string{"cdi.k8s.io/"},
+		SpecDirs:           []string{"/etc/cdi", "/var/run/cdi"},
+	}
+}
+
+// Encode is the file's content.
+func (s Settings) Encode() ([]byte, error) {
+	if err := s.check(); err != nil {
+		return nil, err
+	}
+	data, err := json.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return nil, err
+	}
+	return append(data, '\n'), nil
+}
+
+// Decode reads the file's content. What it does not say is as in Default. With an
+// error it returns Default, but for the runtimes where those can still be made out:
+// containers that are there have to be stopped by the runtime that made them.
+func Decode(data []byte) (Settings, error) {
+	s := Default()
+	err := strict(data, &s)
+	if err == nil {
+		err = s.check()
+	}
+	if err == nil {
+		return s, nil
+	}
+	salvaged := Default()
+	var only struct {
+		Runtimes []string `json:"runtimes"`
+	}
+	_ = json.Unmarshal(data, &only) // what it could read is there, whatever else was wrong
+	if (Settings{Runtimes: only.Runtimes}).checkRuntimes() == nil {
+		salvaged.Runtimes = only.Runtimes
+	}
+	return salvaged, err
+}
+
+func strict(data []byte, into any) error {
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(into); err != nil {
+		return readable(err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("something follows the settings; remove it")
+	}
+	return nil
+}
+
+func readable(err error) error {
+	switch {
+	case errors.Is(err, io.EOF):
+		return errors.New("it is empty; write {} for the defaults or remove it")
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return errors.New("it ends too early; was it cut short?")
+	}
+	return errors.New(strings.TrimPrefix(err.Error(), "json: "))
+}
+
+func (s Settings) check() error {
+	if err := s.checkRuntimes(); err != nil {
+		return err
+	}
+	for _, prefix := range s.AnnotationPrefixes {
+		if prefix == "" {
+			return errors.New(`annotation-prefixes: "" would be every annotation; remove it`)
+		}
+	}
+	for _, dir := range s.SpecDirs {
+		if !path.IsAbs(dir) {
+			return fmt.Errorf("spec-dirs: %q is not an absolute path", dir)
+		}
+	}
+	if len(s.SpecDirs) == 0 {
+		return errors.New("spec-dirs: none is named; leave the key out for /etc/cdi and /var/run/cdi")
+	}
+	return nil
+}
+
+func (s Settings) checkRuntimes() error {
+	if len(s.Runtimes) == 0 {
+		return errors.New("runtimes: none is named; leave the key out for runc, crun and youki")
+	}
+	for _, r := range s.Runtimes {
+		if r == "" || strings.ContainsRune(r, '/') && !path.IsAbs(r) || strings.ContainsRune(r, 0) {
+			return fmt.Errorf("runtimes: %q is neither a name nor an absolute path", r)
+		}
+	}
+	return nil
+}
+
+// Read reads the file beside the program. Where there is none it is Default; with
+// an error, what Decode returns with one.
+func Read(program string) (Settings, error) {
+	name := filepath.Join(filepath.Dir(program), FileName)
+	data, err := read(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Default(), nil
+	}
+	if err != nil {
+		return Default(), err
+	}
+	s, err := Decode(data)
+	if err != nil {
+		return s, fmt.Errorf("settings %s: %w", name, err)
+	}
+	return s, nil
+}
+
+func read(name string) ([]byte, error) {
+	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe would block
+	if err != nil {
+		return nil, fmt.Errorf("settings: %w", err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxBytes+1))
+	if err != nil {
+		return nil, fmt.Errorf("settings: %w", err)
+	}
+	if len(data) > maxBytes {
+		return nil, fmt.Errorf("settings %s: more than %d bytes; is it the right file?", name, maxBytes)
+	}
+	return data, nil
+}

@@ -1,0 +1,89 @@
+package settings
+
+import (
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestWhatIsEncodedIsDecoded(t *testing.T) {
+	s := Default()
+	s.Runtimes = []string{"/usr/bin/crun"}
+	s.AcceptEnvvar = true
+	data, err := s.Encode()
+	require.NoError(t, err)
+	back, err := Decode(data)
+	require.NoError(t, err)
+	require.Equal(t, s, back)
+	s.Runtimes = nil
+	_, err = s.Encode()
+	require.ErrorContains(t, err, "runtimes")
+}
+
+func TestDecode(t *testing.T) {
+	s, err := Decode([]byte(`{}`))
+	require.NoError(t, err)
+	require.Equal(t, Default(), s)
+	require.False(t, s.AcceptEnvvar)
+	require.False(t, s.AcceptVolumeMounts)
+	for content, want := range map[string]string{
+		``:                             "it is empty",
+		`{"runtimes":["crun"]`:         "cut short",
+		`{} {}`:                        "something follows",
+		`{"runtime":["crun"]}`:         `unknown field "runtime"`,
+		`{"runtimes":[]}`:              "runtimes: none is named",
+		`{"runtimes":["bin/runc"]}`:    "neither a name nor an absolute path",
+		`{"spec-dirs":["cdi"]}`:        "not an absolute path",
+		`{"spec-dirs":[]}`:             "spec-dirs: none",
+		`{"annotation-prefixes":[""]}`: "every annotation",
+		`[]`:                           "cannot unmarshal array",
+		`{"spec-dirs":"/etc/cdi"}`:     "cannot unmarshal string",
+	} {
+		s, err := Decode([]byte(content))
+		require.ErrorContains(t, err, want, content)
+		require.Equal(t, Default(), s, content)
+	}
+}
+
+func TestBrokenSettingsStillNameTheRuntime(t *testing.T) {
+	for _, content := range []string{
+		`{"runtimes":["/opt/crun"],"accept":true}`,
+		`{"runtimes":["/opt/crun"],"spec-dirs":"x"}`,
+		`{"runtimes":["/opt/crun"],"spec-dirs":[]}`,
+	} {
+		s, err := Decode([]byte(content))
+		require.Error(t, err)
+		require.Equal(t, []string{"/opt/crun"}, s.Runtimes, content)
+		require.False(t, s.AcceptEnvvar)
+	}
+}
+
+func TestReadBesideTheProgram(t *testing.T) {
+	dir := t.TempDir()
+	s, err := Read(dir + "/gpu-oci-runtime")
+	require.NoError(t, err)
+	require.Equal(t, Default(), s)
+	require.NoError(t, os.WriteFile(dir+"/"+FileName, []byte(`{"x":1}`), 0o644))
+	_, err = Read(dir + "/gpu-oci-runtime")
+	require.ErrorContains(t, err, dir+"/"+FileName)
+	require.NoError(t, os.WriteFile(dir+"/"+FileName, make([]byte, maxBytes+1), 0o644))
+	_, err = Read(dir + "/gpu-oci-runtime")
+	require.ErrorContains(t, err, "more than")
+}
+
+func FuzzDecode(f *testing.F) {
+	f.Add([]byte(`{"runtimes":["runc"]}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s, err := Decode(data)
+		if s.check() != nil {
+			t.Fatalf("%q: %+v", data, s)
+		}
+		if err != nil {
+			return
+		}
+		if _, err := s.Encode(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
