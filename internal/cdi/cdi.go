@@ -114,6 +114,9 @@ func Parse(data []byte) (*specs.Spec, error) {
 	if len(data) > maxSpec {
 		return nil, fmt.Errorf("CDI specification has %d bytes, more than %d", len(data), maxSpec)
 	}
+	if spec := parseBlock(data); spec != nil {
+		return spec, validate(spec)
+	}
 	spec, err := cdi.ParseSpec(data)
 	if err != nil {
 		return nil, err

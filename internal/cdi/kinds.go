@@ -8,8 +8,8 @@ import (
 )
 
 // LoadKinds is Load, but reads only files that can define one of the kinds; parsing
-// is what takes the time, 10 ms for the MIG devices of 8 GPUs. Of the files that
-// are left out nothing is known, not even that they are broken.
+// is what takes the time. Of the files that are left out nothing is known, not even
+// that they are broken.
 func LoadKinds(root *host.Root, kinds []string, dirs ...string) ([]File, error) {
 	if len(dirs) == 0 {
 		dirs = []string{StaticDir, DynamicDir}

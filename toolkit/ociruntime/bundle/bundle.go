@@ -88,6 +88,9 @@ func decode(data []byte) (*Config, error) {
 	if len(bytes.TrimSpace(data)) == 0 {
 		return nil, errors.New("is empty")
 	}
+	if err := valid(data); err != nil {
+		return nil, err
+	}
 	if err := c.split(data); err != nil {
 		return nil, err
 	}

@@ -80,7 +80,7 @@ func TestHostileBundlesAreOneClearError(t *testing.T) {
 		``:                                "is empty",
 		`{"process":{"env":["A=b"`:        "ends too early",
 		`[]`:                              "is no JSON object",
-		`{} {}`:                           "something follows",
+		`{} {}`:                           "after top-level value",
 		`{"process":{},"process":{}}`:     `key "process" stands there twice`,
 		`{"Process":{"env":["A=b"]}}`:     `key "process" is written "Process"`,
 		`{"process":{"env":[],"ENV":[]}}`: `process: key "env" is written "ENV"`,

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 )
@@ -16,54 +15,93 @@ type object struct {
 	values map[string]json.RawMessage
 }
 
-// parseObject reads an object. A key that stands there twice is refused, and so is
-// one of the known keys in other letters: of those programs read different ones,
-// and what was checked here would not be what runs.
+// valid says what is wrong with a text that is not JSON.
+func valid(data []byte) error {
+	if json.Valid(data) {
+		return nil
+	}
+	err := json.Unmarshal(data, new(json.RawMessage))
+	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok && syntax.Error() == "unexpected end of JSON input" {
+		return errors.New("ends too early")
+	}
+	return err
+}
+
+// parseObject takes an object apart; the text is known to be JSON. A key that stands
+// there twice is refused, and so is one of the known keys in other letters: of those
+// programs read different ones, and what was checked here would not be what runs.
 func parseObject(data []byte, known ...string) (*object, error) {
 	o := &object{values: map[string]json.RawMessage{}}
+	data = bytes.TrimSpace(data)
 	if len(data) == 0 || string(data) == "null" {
 		return o, nil
 	}
-	decoder := json.NewDecoder(bytes.NewReader(data))
-	start, err := decoder.Token()
-	if err != nil {
-		return nil, ended(err)
-	}
-	if start != json.Delim('{') {
+	if data[0] != '{' {
 		return nil, errors.New("is no JSON object")
 	}
-	for decoder.More() {
-		token, err := decoder.Token()
+	for rest := space(data[1:]); rest[0] != '}'; {
+		end := skip(rest)
+		key, err := unquote(rest[:end])
 		if err != nil {
-			return nil, ended(err)
+			return nil, err
 		}
-		key, _ := token.(string) // the decoder lets nothing else stand there
-		var value json.RawMessage
-		if err := decoder.Decode(&value); err != nil {
-			return nil, ended(err)
-		}
+		rest = space(space(rest[end:])[1:]) // the colon
+		end = skip(rest)
 		if _, twice := o.values[key]; twice {
 			return nil, fmt.Errorf("key %q stands there twice", key)
 		}
 		if i := slices.IndexFunc(known, func(k string) bool { return k != key && strings.EqualFold(k, key) }); i >= 0 {
 			return nil, fmt.Errorf("key %q is written %q", known[i], key)
 		}
-		o.set(key, value)
-	}
-	if _, err := decoder.Token(); err != nil {
-		return nil, ended(err)
-	}
-	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("something follows the object")
+		o.set(key, rest[:end])
+		if rest = space(rest[end:]); rest[0] == ',' {
+			rest = space(rest[1:])
+		}
 	}
 	return o, nil
 }
 
-func ended(err error) error {
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return errors.New("ends too early")
+func unquote(text []byte) (key string, err error) {
+	err = json.Unmarshal(text, &key)
+	return key, err
+}
+
+func space(data []byte) []byte { return bytes.TrimLeft(data, " \t\r\n") }
+
+// skip returns the length of the value that the text begins with.
+func skip(data []byte) int {
+	depth := 0
+	for i := 0; i < len(data); i++ {
+		switch data[i] {
+		case '"':
+			for i++; data[i] != '"'; i++ {
+				if data[i] == '\\' {
+					i++
+				}
+			}
+		case '{', '[':
+			depth++
+			continue
+		case '}', ']':
+			if depth == 0 { // of what the value is in
+				return i
+			}
+			depth--
+		default:
+			if depth > 0 || !ends(data, i) {
+				continue
+			}
+		}
+		if depth == 0 {
+			return i + 1
+		}
 	}
-	return err
+	return len(data)
+}
+
+// ends says whether a number or word ends at i.
+func ends(data []byte, i int) bool {
+	return i+1 == len(data) || strings.IndexByte(",:}] \t\r\n", data[i+1]) >= 0
 }
 
 func (o *object) get(key string) json.RawMessage { return o.values[key] }
