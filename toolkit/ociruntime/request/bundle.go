@@ -3,6 +3,7 @@ package request
 import (
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
@@ -65,15 +66,7 @@ const HookName = "nvidia-container-runtime-hook"
 // there, and no image can put it there. Docker has set the variables after those of
 // the image.
 func dockerGPUs(spec *oci.Spec) bool {
-	if spec.Hooks == nil {
-		return false
-	}
-	for _, h := range spec.Hooks.Prestart { //nolint:staticcheck // it is one
-		if IsDockerHook(h) {
-			return true
-		}
-	}
-	return false
+	return spec.Hooks != nil && slices.ContainsFunc(spec.Hooks.Prestart, IsDockerHook) //nolint:staticcheck // it is one
 }
 
 // IsDockerHook says whether a hook is Docker's for --gpus.

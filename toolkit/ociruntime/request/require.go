@@ -56,7 +56,7 @@ func have(version string) string {
 func either(requirement, version string) (truth, error) {
 	best := unmet
 	any := false
-	for _, term := range strings.Fields(requirement) {
+	for term := range strings.FieldsSeq(requirement) {
 		all := met
 		for condition := range strings.SplitSeq(term, ",") {
 			if condition == "" {
@@ -121,8 +121,9 @@ func compare(order int, operator string, exact bool) truth {
 	is := map[string]bool{
 		"=": order == 0, "!=": order != 0, "<": order < 0, "<=": order <= 0, ">": order > 0, ">=": order >= 0,
 	}[operator]
+	stays := order >= 0 && (operator == ">" || operator == ">=")
 	switch {
-	case !exact && !(is && order >= 0 && (operator == ">" || operator == ">=")):
+	case !exact && (!is || !stays):
 		return unknown
 	case is:
 		return met

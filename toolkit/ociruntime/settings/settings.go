@@ -12,6 +12,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 )
@@ -109,10 +110,8 @@ func (s Settings) check() error {
 	if err := s.checkRuntimes(); err != nil {
 		return err
 	}
-	for _, prefix := range s.AnnotationPrefixes {
-		if prefix == "" {
-			return errors.New(`annotation-prefixes: "" would be every annotation; remove it`)
-		}
+	if slices.Contains(s.AnnotationPrefixes, "") {
+		return errors.New(`annotation-prefixes: "" would be every annotation; remove it`)
 	}
 	for _, dir := range s.SpecDirs {
 		if !path.IsAbs(dir) {
