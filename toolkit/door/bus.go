@@ -137,6 +137,7 @@ var advice = map[string]string{
 	daemonIface + ".Error.InteractiveAuthorizationRequired": denied,
 	daemonIface + ".Error.ServiceUnknown":                   "; systemd is not on this bus: is it the host's?",
 	daemonIface + ".Error.NameHasNoOwner":                   "; systemd is not on this bus: is it the host's?",
+	daemonIface + ".Error.NoReply":                          "; systemd went away before it answered: see systemctl status, the job may go on",
 	service + ".JobTypeNotApplicable":                       "; the unit has no ExecReload: restart it",
 }
 

@@ -6,7 +6,6 @@ package doortest
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 
@@ -41,7 +40,7 @@ type Systemd struct {
 	id    uint32
 
 	jobs sync.WaitGroup
-	ends []func() error // the last first
+	ends []func() error // the bus first: that is then all that is seen
 }
 
 type unit struct {
@@ -94,7 +93,7 @@ func (s *Systemd) Die() error {
 	s.ends = nil
 	s.mu.Unlock()
 	var errs []error
-	for _, end := range slices.Backward(ends) {
+	for _, end := range ends {
 		errs = append(errs, end())
 	}
 	return errors.Join(errs...)
