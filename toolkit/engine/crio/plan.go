@@ -1,0 +1,237 @@
+// Package crio plans what has to be in CRI-O's configuration: a drop-in of ours,
+// which CRI-O reads whatever its other files say. A key that a later drop-in has, as
+// the reference toolkit's 99-nvidia.conf, is changed there instead.
+//
+// CDI is always on from CRI-O 1.24 on; only its directories can be configured. How
+// files are merged is in pkg/config/config.go of CRI-O, UpdateFromPath.
+package crio
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpuready/gpuready/toolkit/change"
+	"github.com/gpuready/gpuready/toolkit/engine"
+	"github.com/gpuready/gpuready/toolkit/engine/tomledit"
+)
+
+const note = "# Written by gpuready, which will overwrite changes.\n"
+
+// plan is one under way.
+type plan struct {
+	files   engine.Files
+	place   engine.Place
+	want    engine.Want
+	base    *config // without our drop-in
+	written []file
+}
+
+// Plan returns what has to be on the host for what is wanted. Configurations that
+// are not understood to the end, or cannot have what is wanted, are an
+// *engine.Refusal. Without a place for a drop-in the main file is changed in place.
+func Plan(files engine.Files, p engine.Place, w engine.Want) (engine.Plan, error) {
+	r, err := parseRelease(p)
+	if err != nil {
+		return engine.Plan{}, err
+	}
+	all, err := readAll(files, p)
+	if err != nil {
+		return engine.Plan{}, err
+	}
+	now, err := merge(r, all)
+	if err != nil {
+		return engine.Plan{}, err
+	}
+	base, err := merge(r, slices.DeleteFunc(slices.Clone(all), func(f file) bool { return f.path == p.DropIn }))
+	if err != nil {
+		return engine.Plan{}, err
+	}
+	base.ours = now.entries
+	todo := &plan{files: files, place: p, want: w, base: base}
+	return todo.make(now)
+}
+
+func (p *plan) make(now *config) (engine.Plan, error) {
+	if err := p.base.checkDefault(p.place, p.want); err != nil {
+		return engine.Plan{}, err
+	}
+	needs, err := p.base.missing(p.want)
+	if err != nil {
+		return engine.Plan{}, err
+	}
+	if err := p.write(needs); err != nil {
+		return engine.Plan{}, err
+	}
+	after, err := p.verify(needs)
+	if err != nil {
+		return engine.Plan{}, err
+	}
+	out := engine.Plan{Edits: p.edits(now, after)}
+	out.Items, err = p.items(now)
+	return out, err
+}
+
+// write makes the files that are written.
+func (p *plan) write(needs []need) error {
+	for _, n := range needs {
+		f, found := p.holder(n)
+		leaves := n.leaves
+		if found {
+			leaves = n.change
+			for _, name := range overrides {
+				if value, ok := f.doc.Get(append(key(n.key...), name)...); ok && value != false {
+					return f.refuse("by this another program runs than runtime_path; take it out", append(key(n.key...), name)...)
+				}
+			}
+		}
+		for _, leaf := range leaves {
+			doc, err := f.doc.Set(leaf.Value, key(leaf.Path...)...)
+			if err != nil {
+				return &engine.Refusal{File: f.path, Message: err.Error()}
+			}
+			f.doc = doc
+		}
+		p.written = append(slices.DeleteFunc(p.written, func(w file) bool { return w.path == f.path }), f)
+	}
+	return nil
+}
+
+// holder is the file for a key, and whether that has it already: the last that has
+// it, if that counts more than the drop-in, and else the drop-in.
+func (p *plan) holder(n need) (file, bool) {
+	target := p.place.DropIn
+	if target == "" {
+		target = p.place.Config
+	}
+	f, found := file{path: target}, false
+	for _, other := range p.base.files {
+		if other.path == target && f.doc == nil {
+			f = other
+		}
+		if other.has(n.key...) && (p.place.DropIn == "" || p.late(other)) {
+			f, found = other, true
+		}
+	}
+	for _, w := range p.written {
+		if w.path == f.path {
+			return w, found
+		}
+	}
+	if f.doc == nil {
+		f, _ = parse(target, []byte(note)) // a comment, which is always valid
+	}
+	return f, found
+}
+
+// late tells whether a file is read after the drop-in.
+func (p *plan) late(f file) bool {
+	return f.path != p.place.Config && slices.Compare(strings.Split(f.path, "/"), strings.Split(p.place.DropIn, "/")) > 0
+}
+
+// verify computes what CRI-O makes of the files as they will be.
+func (p *plan) verify(needs []need) (*config, error) {
+	files := slices.Clone(p.base.files)
+	for _, w := range p.written {
+		at := slices.IndexFunc(files, func(f file) bool { return f.path == w.path })
+		if at >= 0 {
+			files[at] = w
+			continue
+		}
+		if at = slices.IndexFunc(files, p.late); at < 0 || w.path == p.place.Config {
+			at = len(files)
+		}
+		files = slices.Insert(files, at, w)
+	}
+	after, err := merge(p.base.release, files)
+	if err != nil {
+		return nil, err
+	}
+	rest, err := after.missing(p.want)
+	if err != nil {
+		return nil, err
+	}
+	if len(rest) > 0 {
+		return nil, &engine.Refusal{File: p.place.Config, Key: tomledit.Key(key(rest[0].key...)...), Message: "this cannot be had beside what the files say; set it by hand"}
+	}
+	for _, old := range p.base.leaves() {
+		changed := func(n need) bool {
+			return len(n.key) <= len(old.Path) && slices.Equal(n.key, old.Path[:len(n.key)])
+		}
+		if is, ok := after.get(old.Path); !slices.ContainsFunc(needs, changed) && (!ok || !tomledit.Equal(is, old.Value)) {
+			return nil, p.base.refuse("this would change together with what is wanted; nothing is written", old.Path...)
+		}
+	}
+	return after, nil
+}
+
+// edits are the differences between what counted and what will.
+func (p *plan) edits(now, after *config) []engine.Edit {
+	var edits []engine.Edit
+	for _, leaf := range after.leaves() {
+		before, ok := now.get(leaf.Path)
+		if ok && tomledit.Equal(before, leaf.Value) {
+			continue
+		}
+		e := engine.Edit{File: p.fileOf(leaf.Path), Key: tomledit.Key(key(leaf.Path...)...), After: text(leaf.Value)}
+		if ok {
+			e.Before = text(before)
+		}
+		edits = append(edits, e)
+	}
+	for _, leaf := range now.leaves() {
+		if _, ok := after.get(leaf.Path); !ok {
+			edits = append(edits, engine.Edit{File: p.fileOf(leaf.Path), Key: tomledit.Key(key(leaf.Path...)...), Before: text(leaf.Value)})
+		}
+	}
+	return edits
+}
+
+func (p *plan) fileOf(parts []string) string {
+	for _, f := range p.written {
+		if f.has(parts...) {
+			return f.path
+		}
+	}
+	return p.place.DropIn
+}
+
+func text(value any) string {
+	if s, err := tomledit.Format(value); err == nil {
+		return s
+	}
+	return fmt.Sprint(value)
+}
+
+// items are the files that are written, and those that say already what is wanted.
+// A drop-in that has become needless goes.
+func (p *plan) items(now *config) ([]change.Item, error) {
+	files := slices.Clone(p.written)
+	is := func(name string) func(file) bool { return func(f file) bool { return f.path == name } }
+	for _, f := range p.base.files {
+		if !slices.ContainsFunc(files, is(f.path)) && p.contributes(f) {
+			files = append(files, f)
+		}
+	}
+	slices.SortFunc(files, func(a, b file) int { return strings.Compare(a.path, b.path) })
+	var items []change.Item
+	for _, f := range files {
+		item, err := engine.Write(p.files, f.path, f.doc.Bytes())
+		if err != nil {
+			return nil, err
+		}
+		items = append(items, item)
+	}
+	ours := is(p.place.DropIn)
+	if slices.ContainsFunc(now.files, ours) && !slices.ContainsFunc(p.written, ours) {
+		items = append(items, change.Item{Path: p.place.DropIn, Absent: true})
+	}
+	return items, nil
+}
+
+func (p *plan) contributes(f file) bool {
+	if p.want.CDI && f.has("cdi_spec_dirs") || p.want.Default != "" && f.has("default_runtime") {
+		return true
+	}
+	return slices.ContainsFunc(p.want.Handlers, func(h engine.Handler) bool { return f.has("runtimes", h.Name) })
+}
