@@ -13,12 +13,10 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
-	"reflect"
 	"regexp"
 	"slices"
 	"strings"
 
-	"github.com/gpuready/gpuready/toolkit/change"
 	"github.com/gpuready/gpuready/toolkit/engine"
 	"github.com/gpuready/gpuready/toolkit/engine/tomledit"
 )
@@ -223,112 +221,15 @@ func (p *plan) verify(sets []set) (*config, error) {
 		return nil, err
 	}
 	if len(rest) > 0 {
-		return nil, after.refuse("this is read later, and would win over what is wanted; take it out", rest[0].path...)
+		return nil, after.refuse("this is read later, and would win over what is wanted; take it out", rest[0].Path...)
 	}
-	for _, old := range flatten(p.base.cri, nil) {
-		if slices.ContainsFunc(sets, func(s set) bool { return slices.Equal(s.path, old.path) }) {
+	for _, old := range tomledit.Leaves(p.base.cri) {
+		if slices.ContainsFunc(sets, func(s set) bool { return slices.Equal(s.Path, old.Path) }) {
 			continue
 		}
-		if is, ok := after.get(old.path...); !ok || !same(is, old.value) {
-			return nil, p.base.refuse("this would change together with what is wanted; nothing is written", old.path...)
+		if is, ok := after.get(old.Path...); !ok || !tomledit.Equal(is, old.Value) {
+			return nil, p.base.refuse("this would change together with what is wanted; nothing is written", old.Path...)
 		}
 	}
 	return after, nil
-}
-
-func same(a, b any) bool {
-	x, errA := tomledit.Format(a)
-	y, errB := tomledit.Format(b)
-	if errA != nil || errB != nil {
-		return reflect.DeepEqual(a, b)
-	}
-	return x == y
-}
-
-// edits are the differences between what counted and what will.
-func (p *plan) edits(now, after *config) []engine.Edit {
-	var edits []engine.Edit
-	for _, s := range flatten(after.cri, nil) {
-		before, ok := now.get(s.path...)
-		if ok && same(before, s.value) {
-			continue
-		}
-		e := p.edit(s)
-		e.After = text(s.value)
-		if ok {
-			e.Before = text(before)
-		}
-		edits = append(edits, e)
-	}
-	for _, s := range flatten(now.cri, nil) {
-		if _, ok := after.get(s.path...); !ok {
-			e := p.edit(s)
-			e.Before = text(s.value)
-			edits = append(edits, e)
-		}
-	}
-	return edits
-}
-
-func (p *plan) edit(s set) engine.Edit {
-	for _, f := range p.written {
-		if at := p.key(f, s); holds(f, at) {
-			return engine.Edit{File: f.path, Key: tomledit.Key(at...)}
-		}
-	}
-	return engine.Edit{File: p.place.DropIn, Key: tomledit.Key(p.key(p.main, s)...)}
-}
-
-func holds(f file, key []string) bool {
-	_, ok := f.doc.Get(key...)
-	return ok
-}
-
-func text(value any) string {
-	if s, err := tomledit.Format(value); err == nil {
-		return s
-	}
-	return fmt.Sprint(value)
-}
-
-// items are the files that are written, and those that say already what is wanted.
-func (p *plan) items() ([]change.Item, error) {
-	files := slices.Clone(p.written)
-	for _, f := range p.base.files {
-		is := func(w file) bool { return w.path == f.path }
-		made := f.path == p.main.path && (p.template || !p.there)
-		if !made && !slices.ContainsFunc(files, is) && p.contributes(f) {
-			files = append(files, f)
-		}
-	}
-	slices.SortStableFunc(files, func(a, b file) int { return strings.Compare(a.path, b.path) })
-	var items []change.Item
-	for _, f := range files {
-		item, err := engine.Write(p.files, f.path, f.doc.Bytes())
-		if err != nil {
-			return nil, err
-		}
-		items = append(items, item)
-	}
-	if p.skip != "" {
-		if _, err := p.files.ReadFile(p.skip, engine.MaxFile); err == nil {
-			items = append(items, change.Item{Path: p.skip, Absent: true})
-		}
-	}
-	return items, nil
-}
-
-// contributes tells whether a file has a key of what is wanted.
-func (p *plan) contributes(f file) bool {
-	var keys [][]string
-	if p.want.CDI {
-		keys = append(keys, []string{"enable_cdi"}, []string{"cdi_spec_dirs"})
-	}
-	for _, h := range p.want.Handlers {
-		keys = append(keys, []string{"containerd", "runtimes", h.Name})
-	}
-	if p.want.Default != "" {
-		keys = append(keys, []string{"containerd", "default_runtime_name"})
-	}
-	return slices.ContainsFunc(keys, func(key []string) bool { return holds(f, p.key(f, set{path: key})) })
 }

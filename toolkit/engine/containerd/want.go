@@ -7,13 +7,11 @@ import (
 	"strings"
 
 	"github.com/gpuready/gpuready/toolkit/engine"
+	"github.com/gpuready/gpuready/toolkit/engine/tomledit"
 )
 
 // set is one key below the CRI plugin's table that has to have a value.
-type set struct {
-	path  []string
-	value any
-}
+type set = tomledit.Leaf
 
 const runcV2 = "io.containerd.runc.v2"
 
@@ -38,7 +36,7 @@ func (c *config) missing(w engine.Want) ([]set, error) {
 	for i, h := range w.Handlers {
 		if i == 0 && len(runtimes) == 0 && !c.release.keepsRunc() && h.Name != "runc" {
 			// Named by nobody, it is built in; beside a handler that is named it is not.
-			sets = append(sets, set{[]string{"containerd", "runtimes", "runc", "runtime_type"}, runcV2})
+			sets = append(sets, set{Path: []string{"containerd", "runtimes", "runc", "runtime_type"}, Value: runcV2})
 		}
 		more, err := c.missingHandler(h, runtimes, fallback)
 		if err != nil {
@@ -55,7 +53,7 @@ func (c *config) missing(w engine.Want) ([]set, error) {
 	if old, err := c.text("containerd", "default_runtime", "runtime_type"); err != nil || old != "" {
 		return nil, c.refuse("this old table decides on the default, whatever default_runtime_name says; replace it by a handler in containerd.runtimes and default_runtime_name", "containerd", "default_runtime")
 	}
-	return append(sets, set{[]string{"containerd", "default_runtime_name"}, w.Default}), nil
+	return append(sets, set{Path: []string{"containerd", "default_runtime_name"}, Value: w.Default}), nil
 }
 
 func (c *config) missingCDI(w engine.Want) ([]set, error) {
@@ -70,7 +68,7 @@ func (c *config) missingCDI(w engine.Want) ([]set, error) {
 	case ok && !isBool:
 		return nil, c.refuse("this is neither true nor false; correct it", "enable_cdi")
 	case ok && !on || !ok && !c.release.cdiDefault():
-		sets = append(sets, set{[]string{"enable_cdi"}, true})
+		sets = append(sets, set{Path: []string{"enable_cdi"}, Value: true})
 	}
 	dirs := slices.Clone(builtinDirs)
 	if value, ok := c.get("cdi_spec_dirs"); ok {
@@ -85,7 +83,7 @@ func (c *config) missingCDI(w engine.Want) ([]set, error) {
 		}
 	}
 	if len(dirs) > have {
-		sets = append(sets, set{[]string{"cdi_spec_dirs"}, dirs})
+		sets = append(sets, set{Path: []string{"cdi_spec_dirs"}, Value: dirs})
 	}
 	return sets, nil
 }
@@ -123,17 +121,17 @@ func (c *config) missingHandler(h engine.Handler, runtimes map[string]any, fallb
 	var sets []set
 	builtin := h.Name == "runc" && kind == "" && c.release.keepsRunc()
 	if kind != runcV2 && !builtin {
-		sets = append(sets, set{under("runtime_type"), runcV2})
+		sets = append(sets, set{Path: under("runtime_type"), Value: runcV2})
 	}
 	if len(handler) == 0 {
 		model, err := c.model(runtimes, fallback)
 		if err != nil {
 			return nil, err
 		}
-		sets = append(sets, flatten(model, at)...)
+		sets = append(sets, tomledit.Leaves(model, at...)...)
 	}
 	if program != h.Program {
-		sets = append(sets, set{under("options", "BinaryName"), h.Program})
+		sets = append(sets, set{Path: under("options", "BinaryName"), Value: h.Program})
 	}
 	return sets, nil
 }
@@ -141,6 +139,15 @@ func (c *config) missingHandler(h engine.Handler, runtimes map[string]any, fallb
 // model is what a new handler has like the default one: all but what makes it that
 // one. SystemdCgroup is why: without it a container lands in another cgroup than its pod.
 func (c *config) model(runtimes map[string]any, fallback string) (map[string]any, error) {
+	if _, ok := runtimes[fallback]; !ok && fallback != "" && c.ours != nil {
+		// The default is ours already, by a file that is read after our drop-in: as
+		// it was made from the default of that time, it stays.
+		before := &config{release: c.release, files: c.files, cri: c.ours}
+		if entry, err := before.table("containerd", "runtimes", fallback); err == nil && entry != nil {
+			options, _ := entry["options"].(map[string]any)
+			return ownless(entry, options), nil
+		}
+	}
 	candidates := [][]string{{"containerd", "runtimes", "runc"}}
 	if _, ok := runtimes[fallback]; ok {
 		candidates = slices.Insert(candidates, 0, []string{"containerd", "runtimes", fallback})
@@ -166,35 +173,26 @@ func (c *config) model(runtimes map[string]any, fallback string) (map[string]any
 		if err != nil {
 			return nil, err
 		}
-		model := maps.Clone(from)
-		if model == nil {
-			model = map[string]any{}
-		}
-		for _, own := range []string{"runtime_type", "runtime_path", "runtime_engine", "runtime_root", "options"} {
-			delete(model, own)
-		}
-		options = maps.Clone(options)
-		delete(options, "BinaryName")
-		if len(options) > 0 {
-			model["options"] = options
-		}
-		return model, nil
+		return ownless(from, options), nil
 	}
 	return nil, nil
 }
 
-// flatten lists a table's values, those of inner tables last, by name.
-func flatten(table map[string]any, at []string) []set {
-	var sets, inner []set
-	for _, key := range slices.Sorted(maps.Keys(table)) {
-		here := append(slices.Clone(at), key)
-		if t, ok := table[key].(map[string]any); ok {
-			inner = append(inner, flatten(t, here)...)
-			continue
-		}
-		sets = append(sets, set{here, table[key]})
+// ownless is a handler without what makes it that one.
+func ownless(handler, options map[string]any) map[string]any {
+	model := maps.Clone(handler)
+	if model == nil {
+		model = map[string]any{}
 	}
-	return append(sets, inner...)
+	for _, own := range []string{"runtime_type", "runtime_path", "runtime_engine", "runtime_root", "options"} {
+		delete(model, own)
+	}
+	options = maps.Clone(options)
+	delete(options, "BinaryName")
+	if len(options) > 0 {
+		model["options"] = options
+	}
+	return model
 }
 
 func (c *config) get(key ...string) (any, bool) {

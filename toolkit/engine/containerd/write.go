@@ -16,6 +16,9 @@ func (p *plan) readBase(now *config) (err error) {
 		p.skip = p.place.DropIn
 		p.base, err = p.load(p.main)
 		p.skip = ""
+		if err == nil {
+			p.base.ours = now.cri
+		}
 		return err
 	}
 	free := bare(p.main) && (p.release.deep() || now.version <= 1 && !slices.ContainsFunc(now.files, func(f file) bool { return !bare(f) }))
@@ -49,7 +52,7 @@ func (p *plan) write(sets []set) error {
 			ours = append(ours, s)
 			continue
 		}
-		doc, err := f.doc.Set(s.value, p.key(f, s)...)
+		doc, err := f.doc.Set(s.Value, p.key(f, s)...)
 		if err != nil {
 			return refusal(f.path, err, "it is left as it is")
 		}
@@ -95,7 +98,7 @@ func (p *plan) writeDropIn(sets []set) error {
 		return err
 	}
 	for _, s := range sets {
-		if f.doc, err = f.doc.Set(s.value, p.key(f, s)...); err != nil {
+		if f.doc, err = f.doc.Set(s.Value, p.key(f, s)...); err != nil {
 			return refusal(f.path, err, "it is not written")
 		}
 	}
@@ -106,7 +109,7 @@ func (p *plan) writeDropIn(sets []set) error {
 func (p *plan) refuseTemplate(sets []set) error {
 	var keys []string
 	for _, s := range sets {
-		text, err := tomledit.Format(s.value)
+		text, err := tomledit.Format(s.Value)
 		if err != nil {
 			return err
 		}
@@ -128,7 +131,7 @@ func (p *plan) key(f file, s set) []string {
 	case !p.release.deep():
 		version = min(version, 2)
 	}
-	return append([]string{"plugins", criTable(version)}, s.path...)
+	return append([]string{"plugins", criTable(version)}, s.Path...)
 }
 
 // holder is the file in which a key counts: the last that has it, or, where tables
