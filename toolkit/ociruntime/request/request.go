@@ -157,6 +157,17 @@ func (a *asker) annotated() []string {
 	return unique(names)
 }
 
+// docker says whether the variables are those of docker run --gpus. A hook directory
+// (oci-nvidia-hook.json) puts the same hook into every container of Podman and CRI-O.
+func (a *asker) docker() bool {
+	for key := range a.spec.Annotations {
+		if strings.HasPrefix(key, "io.kubernetes.") {
+			return false
+		}
+	}
+	return a.RemoveHook && !podman(a.spec.Annotations)
+}
+
 // podman says whether Podman may have made the container. It names itself in one
 // annotation, and an image that replaces that cannot be rid of the others.
 func podman(annotations map[string]string) bool {
@@ -177,7 +188,7 @@ func (a *asker) byEnvironment() error {
 	if len(names)+len(channels) == 0 {
 		return nil
 	}
-	if !a.settings.AcceptEnvvar && !a.RemoveHook && !privileged(a.spec) {
+	if !a.settings.AcceptEnvvar && !a.docker() && !privileged(a.spec) {
 		return a.refuse(names, channels)
 	}
 	names, none := without(names, "none")

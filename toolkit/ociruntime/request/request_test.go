@@ -102,6 +102,8 @@ func TestImagesCannotGrantThemselvesGPUs(t *testing.T) {
 		{asks{env: "NVIDIA_IMEX_CHANNELS=0"}, "not honoured"},
 		{asks{annotations: map[string]string{"cdi.k8s.io/a": "nvidia.com/gpu=0", "io.container.manager": "libpod"}}, "podman run --device"},
 		{asks{annotations: map[string]string{"cdi.k8s.io/a": "nvidia.com/gpu=0", "io.podman.annotations.cid-file": "x"}}, "podman run --device"},
+		{asks{hook: HookName, env: "NVIDIA_VISIBLE_DEVICES=all", annotations: map[string]string{"io.container.manager": "libpod"}}, "not honoured"},
+		{asks{hook: HookName, env: "NVIDIA_VISIBLE_DEVICES=all", annotations: map[string]string{"io.kubernetes.cri-o.ContainerType": "container"}}, "not honoured"},
 	} {
 		got, err := c.of()
 		require.NoError(t, err)
