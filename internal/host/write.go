@@ -130,7 +130,16 @@ func (s spot) sync() error {
 // SyncDir waits until what was made, renamed or removed in a directory is on
 // the disk.
 func (r *Root) SyncDir(name string) error {
-	return r.in("sync", path.Join("/", name, ".x"), func(s spot) error { return s.sync() })
+	p, err := r.resolve(name, true)
+	if err != nil {
+		return err
+	}
+	dir, err := r.root.OpenRoot(p)
+	if err != nil {
+		return wrap("sync", name, err)
+	}
+	defer dir.Close()
+	return wrap("sync", name, spot{Root: r, dir: dir, at: path.Join("/", p)}.sync())
 }
 
 // MkdirAll makes name and what is missing above it and returns the paths of the

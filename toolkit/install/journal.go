@@ -3,6 +3,7 @@ package install
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -67,7 +68,7 @@ func Pending(root *host.Root, dir, bootID string) (*Tx, error) {
 
 // Rebooted says that the machine was started anew since the transaction began,
 // and every daemon on it with it.
-func (t *Tx) Rebooted() bool { return len(t.Steps) > 0 && t.Journal.BootID != t.store.bootID }
+func (t *Tx) Rebooted() bool { return len(t.Steps) > 0 && t.BootID != t.bootID }
 
 // Written says whether all that the transaction was to change is so now. If not,
 // undo it with Rollback, and plan anew.
@@ -94,11 +95,8 @@ func (t *Tx) Write() error {
 func (t *Tx) Advance(stage string, data map[string]string) error {
 	return t.update(func(m *Manifest) {
 		all := map[string]string{}
-		for _, d := range []map[string]string{t.Data, data} {
-			for k, v := range d {
-				all[k] = v
-			}
-		}
+		maps.Copy(all, t.Data)
+		maps.Copy(all, data)
 		t.Stage, t.Data = stage, all
 		m.Journal = &t.Journal
 	})
@@ -151,12 +149,15 @@ func (t *Tx) Rollback() (left []string, err error) {
 	if err != nil {
 		return left, err
 	}
+	still, err := removeDirs(t.root, t.Dirs)
+	if err != nil {
+		return left, err
+	}
 	return left, t.update(func(m *Manifest) {
 		for p, e := range undone {
 			*m = m.with(p, e)
 		}
-		gone := removeDirs(t.root, t.Dirs)
-		m.Dirs = slices.DeleteFunc(m.Dirs, func(d string) bool { return slices.Contains(t.Dirs, d) && !slices.Contains(gone, d) })
+		m.Dirs = slices.DeleteFunc(m.Dirs, func(d string) bool { return slices.Contains(t.Dirs, d) && !slices.Contains(still, d) })
 		m.Journal = nil
 	})
 }

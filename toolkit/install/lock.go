@@ -78,13 +78,20 @@ func openLock(root *host.Root, dir string) (*os.File, error) {
 		return nil, err
 	}
 	defer below.Close()
+	at := path.Join(dir, lockName)
+	if info, err := below.Lstat(lockName); err == nil && !info.Mode().IsRegular() {
+		return nil, &fs.PathError{Op: "open", Path: at, Err: host.ErrNotRegular}
+	}
 	// os opens everything so that children do not get it.
 	f, err := below.OpenFile(lockName, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o644)
+	if wrong, ok := errors.AsType[*fs.PathError](err); ok {
+		return nil, &fs.PathError{Op: "open", Path: at, Err: wrong.Err}
+	}
 	if err != nil {
 		return nil, err
 	}
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return nil, errors.Join(&fs.PathError{Op: "open", Path: path.Join(dir, lockName), Err: host.ErrNotRegular}, f.Close())
+		return nil, errors.Join(&fs.PathError{Op: "open", Path: at, Err: host.ErrNotRegular}, f.Close())
 	}
 	return f, nil
 }
@@ -106,8 +113,10 @@ func await(ctx context.Context, f *os.File) (*os.File, error) {
 		return f, err
 	case <-ctx.Done():
 		go func() {
-			<-got
-			_ = f.Close() // and with it the lock
+			if err := <-got; err == nil {
+				_ = unix.Flock(fd, unix.LOCK_UN)
+			}
+			_ = f.Close()
 		}()
 		return nil, ctx.Err()
 	}

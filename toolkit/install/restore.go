@@ -189,7 +189,10 @@ func (s store) settleRest(m, rest Manifest) error {
 	}
 	empty := len(rest.Entries) == 0 && len(rest.Kept) == 0
 	if removed := slices.DeleteFunc(slices.Clone(others), used); len(removed) > 0 {
-		left := removeDirs(s.root, removed)
+		left, err := removeDirs(s.root, removed)
+		if err != nil {
+			return err
+		}
 		others = slices.DeleteFunc(others, func(d string) bool { return slices.Contains(removed, d) && !slices.Contains(left, d) })
 	}
 	if _, err := s.root.Lstat(ManifestPath(s.dir)); err != nil && empty {

@@ -193,8 +193,10 @@ func TestDamagedOriginalIsRefusedByName(t *testing.T) {
 		func() error { return os.Remove(at + kept) },
 	} {
 		require.NoError(t, spoil())
+		_, err := Sweep(root, dir, "boot") // an empty folder goes with it
+		require.NoError(t, err)
 		before := tree(t, at)
-		_, err := Restore(root, dir, "boot", RestoreOptions{})
+		_, err = Restore(root, dir, "boot", RestoreOptions{})
 		require.ErrorContains(t, err, kept)
 		require.ErrorContains(t, err, conf)
 		require.Equal(t, before, tree(t, at), "nothing else is done")

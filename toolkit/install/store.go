@@ -7,6 +7,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/toolkit/change"
@@ -65,20 +66,26 @@ func (s store) collect(m Manifest) error {
 		return err
 	}
 	need := m.originals()
-	left := 0
+	left, removed := 0, 0
 	for _, e := range entries {
 		if !isHash(e.Name()) || need[e.Name()] {
 			left++
 			continue
 		}
 		if err := s.root.Remove(OriginalPath(s.dir, e.Name())); err != nil {
-			return err
+			return change.Explain(s.root, s.originals(), err)
+		}
+		removed++
+	}
+	if removed > 0 {
+		err = s.root.SyncDir(s.originals())
+	}
+	if err == nil && left == 0 {
+		if err = s.root.Remove(s.originals()); err == nil {
+			err = s.root.SyncDir(s.dir)
 		}
 	}
-	if left > 0 {
-		return nil
-	}
-	return s.root.Remove(s.originals())
+	return change.Explain(s.root, s.originals(), err)
 }
 
 // item is what brings a state back, with the bytes that were kept.
@@ -138,7 +145,7 @@ func (s store) place() error {
 	if err != nil {
 		return errors.Join(change.Explain(s.root, top, err), s.remove(temp))
 	}
-	return s.root.SyncDir(path.Dir(top))
+	return change.Explain(s.root, top, s.root.SyncDir(path.Dir(top)))
 }
 
 // leave takes away the account, the last of our files, and those directories
@@ -153,22 +160,26 @@ func (s store) leave(dirs []string) error {
 			continue
 		}
 		temp := host.Temp(top)
-		if err := s.root.Rename(top, temp); err != nil {
-			break // a mount, perhaps
+		err := s.root.Rename(top, temp)
+		if errors.Is(err, syscall.EBUSY) {
+			break // a mount
 		}
-		if err := s.root.SyncDir(path.Dir(top)); err != nil {
-			return err
+		if err == nil {
+			err = errors.Join(s.root.SyncDir(path.Dir(top)), s.remove(temp))
 		}
-		return s.remove(temp)
+		if err == nil {
+			err = s.root.SyncDir(path.Dir(top))
+		}
+		return change.Explain(s.root, top, err)
 	}
-	if err := s.root.Remove(ManifestPath(s.dir)); err != nil {
-		return change.Explain(s.root, ManifestPath(s.dir), err)
+	err = s.root.Remove(ManifestPath(s.dir))
+	if err == nil {
+		err = s.root.SyncDir(s.dir)
 	}
-	if err := s.root.SyncDir(s.dir); err != nil {
-		return err
+	if err == nil {
+		_, err = removeDirs(s.root, dirs)
 	}
-	removeDirs(s.root, dirs)
-	return nil
+	return change.Explain(s.root, ManifestPath(s.dir), err)
 }
 
 // only says that nothing is below top but the account in dir.
@@ -214,65 +225,21 @@ func (s store) remove(temp string) error {
 }
 
 // removeDirs removes directories, innermost first, that are empty. It returns
-// those that are still there.
-func removeDirs(root *host.Root, dirs []string) []string {
-	var left []string
+// those that others use: they hold something, or something is mounted there.
+func removeDirs(root *host.Root, dirs []string) (left []string, err error) {
 	for _, d := range slices.Backward(dirs) {
-		// Not empty: others use it now.
-		if err := root.Remove(d); err != nil {
+		err := root.Remove(d)
+		if errors.Is(err, syscall.ENOTEMPTY) || errors.Is(err, fs.ErrExist) || errors.Is(err, syscall.EBUSY) || isNotDir(err) {
 			left = append(left, d)
 			continue
 		}
-		_ = root.SyncDir(path.Dir(d)) // its own parent may be gone as well
+		if err == nil {
+			err = root.SyncDir(path.Dir(d))
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // its own parent may be gone
+			return left, change.Explain(root, d, err)
+		}
 	}
 	slices.Reverse(left)
-	return left
-}
-
-// Sweep removes what a killed instance has left of files that it was writing:
-// call it at the start, with the lock held. It returns what it removed.
-func Sweep(root *host.Root, dir, bootID string) ([]string, error) {
-	s := store{root, dir, bootID}
-	m, err := s.read()
-	if err != nil {
-		return nil, err
-	}
-	names := []string{ManifestPath(dir)}
-	for _, e := range m.Entries {
-		names = append(names, e.Path)
-	}
-	if m.Journal != nil {
-		for _, step := range m.Journal.Steps {
-			names = append(names, step.Path)
-		}
-	}
-	real, err := root.Resolve(dir)
-	if err != nil {
-		return nil, err
-	}
-	for p := real; p != "/"; p = path.Dir(p) {
-		names = append(names, p)
-	}
-	if kept, err := root.ReadDir(s.originals()); err == nil {
-		for _, e := range kept {
-			if len(e.Name()) > 65 && isHash(e.Name()[1:65]) {
-				names = append(names, OriginalPath(dir, e.Name()[1:65]))
-			}
-		}
-	}
-	slices.Sort(names)
-	var removed []string
-	for _, name := range slices.Compact(names) {
-		left, err := root.Leftovers(name)
-		if err != nil && !isNotDir(err) {
-			return removed, err
-		}
-		for _, l := range left {
-			if err := s.remove(l); err != nil {
-				return removed, err
-			}
-			removed = append(removed, l)
-		}
-	}
-	return removed, nil
+	return left, nil
 }

@@ -1,0 +1,102 @@
+package install_test
+
+import (
+	"bufio"
+	"context"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/toolkit/install"
+)
+
+const (
+	loopVar  = "GPUREADY_TEST_LOOP" // the host on which a helper process works for ever
+	childVar = "GPUREADY_TEST_CHILD"
+)
+
+func TestMain(m *testing.M) {
+	if at := os.Getenv(loopVar); at != "" {
+		os.Exit(loop(at)) //nolint:revive // the helper ends here
+	}
+	if os.Getenv(childVar) != "" {
+		select {} // until its parent kills it
+	}
+	os.Exit(m.Run())
+}
+
+// loop applies and restores until it is killed.
+func loop(at string) int {
+	root, err := host.Open(at)
+	if err == nil {
+		_, err = install.Lock(context.Background(), root, "/run/lock", false)
+	}
+	println("ready")
+	for err == nil {
+		for _, do := range []func() error{
+			func() error { return start(root, "boot", one) },
+			func() error { return start(root, "boot", two) },
+			func() error { return rollback(root, "boot") },
+			func() error { return restore(root, "boot") },
+		} {
+			if err == nil {
+				err = do()
+			}
+		}
+	}
+	println(err.Error())
+	return 1
+}
+
+func TestKillAtAnyMomentIsSurvived(t *testing.T) {
+	kills := 20
+	if long {
+		kills = 250
+	}
+	e := expect(t)
+	at := scratch(t)
+	node(t, at)
+	require.NoError(t, os.MkdirAll(at+"/run/lock", 0o755))
+	unfinished := 0 // counted twice: settles looks at each twice
+	random := rand.New(rand.NewPCG(1, 2))
+	for i := range kills {
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), loopVar+"="+at)
+		stderr, err := cmd.StderrPipe()
+		require.NoError(t, err)
+		require.NoError(t, cmd.Start())
+		lines := bufio.NewScanner(stderr)
+		require.True(t, lines.Scan())
+		require.Equal(t, "ready", lines.Text(), "kill %d", i)
+		// Any moment will do: nothing is expected of how far it came.
+		time.Sleep(time.Duration(random.IntN(20_000)) * time.Microsecond)
+		require.NoError(t, cmd.Process.Kill())
+		rest := ""
+		for lines.Scan() {
+			rest += lines.Text() + "\n"
+		}
+		_ = cmd.Wait()
+		require.Empty(t, rest, "it failed before it was killed")
+		e.settles(t, func(copied string) {
+			duplicate(t, at, copied)
+			if tx, err := install.Pending(open(t, copied), dir, "boot"); err == nil && tx != nil {
+				unfinished++
+			}
+		}, "boot")
+	}
+	t.Logf("%d kills, %d of them within a transaction", kills, unfinished/2)
+	require.Positive(t, unfinished)
+}
+
+// duplicate copies a host without the lock of the killed.
+func duplicate(t testing.TB, from, to string) {
+	t.Helper()
+	out, err := exec.Command("cp", "-a", from+"/.", to).CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.NoError(t, os.RemoveAll(to+"/run/lock"))
+}

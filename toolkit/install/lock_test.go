@@ -1,0 +1,100 @@
+package install_test
+
+import (
+	"context"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/gpuready/gpuready/toolkit/install"
+)
+
+const locks = "/run/nvidia/gpuready/toolkit"
+
+func TestSecondInstanceIsToldWhoHasTheHost(t *testing.T) {
+	at := scratch(t)
+	held, err := install.Lock(t.Context(), open(t, at), locks, false)
+	require.NoError(t, err, "before any directory of ours exists")
+	other := open(t, at)
+	_, err = install.Lock(t.Context(), other, locks, false)
+	require.ErrorIs(t, err, install.ErrLocked)
+	require.ErrorContains(t, err, "process "+strconv.Itoa(os.Getpid()))
+	require.ErrorContains(t, err, filepath.Base(os.Args[0]))
+	require.ErrorContains(t, err, locks+"/toolkit.lock")
+	require.NoError(t, held.Unlock())
+	held, err = install.Lock(t.Context(), other, locks, false)
+	require.NoError(t, err)
+	require.NoError(t, held.Unlock())
+	require.FileExists(t, at+locks+"/toolkit.lock")
+}
+
+func TestSecondInstanceWaits(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	at := scratch(t)
+	root := open(t, at)
+	held, err := install.Lock(t.Context(), root, locks, true)
+	require.NoError(t, err)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() {
+		_, err := install.Lock(ctx, root, locks, true)
+		ended <- err
+	}()
+	cancel()
+	err = <-ended
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, err, install.ErrLocked)
+
+	got := make(chan *install.Held)
+	go func() {
+		second, err := install.Lock(t.Context(), root, locks, true)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- second
+	}()
+	require.NoError(t, held.Unlock())
+	require.NoError(t, (<-got).Unlock())
+}
+
+// A child that outlives its parent does not keep the host.
+func TestLockIsNotPassedOnToChildren(t *testing.T) {
+	root := open(t, scratch(t))
+	held, err := install.Lock(t.Context(), root, locks, false)
+	require.NoError(t, err)
+	child := exec.Command(os.Args[0])
+	child.Env = append(os.Environ(), childVar+"=1")
+	require.NoError(t, child.Start())
+	defer func() { _ = child.Wait() }()
+	defer func() { _ = child.Process.Kill() }()
+	require.NoError(t, held.Unlock())
+	held, err = install.Lock(t.Context(), root, locks, false)
+	require.NoError(t, err)
+	require.NoError(t, held.Unlock())
+}
+
+func TestLockOnAnOddFileIsRefusedByName(t *testing.T) {
+	for name, make := range map[string]func(string) error{
+		"link":      func(p string) error { return os.Symlink("/etc/passwd", p) },
+		"directory": func(p string) error { return os.Mkdir(p, 0o755) },
+	} {
+		at := scratch(t)
+		require.NoError(t, os.MkdirAll(at+locks, 0o755))
+		require.NoError(t, make(at+locks+"/toolkit.lock"))
+		_, err := install.Lock(t.Context(), open(t, at), locks, true)
+		require.ErrorContains(t, err, locks+"/toolkit.lock", name)
+	}
+	at := scratch(t)
+	require.NoError(t, os.MkdirAll(at+filepath.Dir(locks), 0o755))
+	require.NoError(t, os.WriteFile(at+locks, nil, 0o644))
+	_, err := install.Lock(t.Context(), open(t, at), locks, true)
+	require.Error(t, err)
+	require.NotErrorIs(t, err, fs.ErrNotExist)
+}

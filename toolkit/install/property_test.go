@@ -1,0 +1,87 @@
+package install_test
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/toolkit/change"
+	"github.com/gpuready/gpuready/toolkit/install"
+)
+
+// Whatever is wanted in whatever order, in a transaction or not, kept or rolled
+// back: restore gives back what was there, if nobody else was at work.
+func TestAnyHistoryOfOursIsUndone(t *testing.T) {
+	base := scratch(t)
+	paths := []string{"/etc/a", "/etc/link", "/etc/new", "/etc/dir/new", "/run/x", "/opt/deep/er/file"}
+	rapid.Check(t, func(rt *rapid.T) {
+		at, err := os.MkdirTemp(base, "p")
+		require.NoError(rt, err)
+		defer os.RemoveAll(at)
+		for _, d := range []string{"/etc", "/run", "/usr/local"} {
+			require.NoError(rt, os.MkdirAll(at+d, 0o755))
+		}
+		require.NoError(rt, os.WriteFile(at+"/etc/a", []byte("a"), 0o604))
+		require.NoError(rt, os.Symlink("a", at+"/etc/link"))
+		root, err := host.Open(at)
+		require.NoError(rt, err)
+		defer root.Close()
+		before := tree(t, at)
+		item := rapid.Custom(func(rt *rapid.T) change.Item {
+			item := change.Item{Path: rapid.SampledFrom(paths).Draw(rt, "path")}
+			switch rapid.IntRange(0, 3).Draw(rt, "kind") {
+			case 0:
+				item.Absent = true
+			case 1:
+				item.Link = rapid.SampledFrom([]string{"a", "b", "/nowhere"}).Draw(rt, "link")
+			default:
+				item.File = &change.File{
+					Data: []byte(rapid.SampledFrom([]string{"", "a", "b", "c"}).Draw(rt, "data")),
+					Mode: rapid.SampledFrom([]os.FileMode{0, 0o600, 0o604}).Draw(rt, "mode"),
+				}
+			}
+			return item
+		})
+		wants := rapid.SliceOfNDistinct(item, 0, 4, func(i change.Item) string { return i.Path })
+		for step := range rapid.IntRange(1, 6).Draw(rt, "steps") {
+			changes, err := change.Plan(root, wants.Draw(rt, fmt.Sprint(step)))
+			require.NoError(rt, err)
+			if rapid.Bool().Draw(rt, "simple") {
+				require.NoError(rt, install.Apply(root, dir, "boot", changes))
+				continue
+			}
+			now := tree(t, at)
+			tx, err := install.Begin(root, dir, "boot", changes, nil)
+			require.NoError(rt, err)
+			end := rapid.IntRange(0, 2).Draw(rt, "end")
+			if end > 0 {
+				require.NoError(rt, tx.Write())
+			}
+			if end == 2 {
+				require.NoError(rt, tx.Commit())
+				continue
+			}
+			left, err := tx.Rollback()
+			require.NoError(rt, err)
+			require.Empty(rt, left)
+			if len(changes) > 0 && step > 0 && contains(now, dir) {
+				require.Equal(rt, now, tree(t, at), "as before the transaction")
+			}
+		}
+		require.NoError(rt, restore(root, "boot"))
+		require.Equal(rt, before, tree(t, at))
+	})
+}
+
+func contains(lines []string, p string) bool {
+	for _, l := range lines {
+		if len(l) > len(p) && l[:len(p)+1] == p+" " {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,85 @@
+package install
+
+import (
+	"path"
+	"reflect"
+	"slices"
+
+	"github.com/gpuready/gpuready/internal/host"
+)
+
+// Sweep clears away what a killed instance has left, but for a transaction: it
+// removes files that were being written and originals that nothing names, and
+// writes into the account which of the changes under way were made. Call it at
+// the start, with the lock held. It returns the unfinished files that it removed.
+func Sweep(root *host.Root, dir, bootID string) ([]string, error) {
+	s := store{root, dir, bootID}
+	m, err := s.read()
+	if err != nil {
+		return nil, err
+	}
+	names := []string{ManifestPath(dir)}
+	for _, e := range m.Entries {
+		names = append(names, e.Path)
+	}
+	if m.Journal != nil {
+		for _, step := range m.Journal.Steps {
+			names = append(names, step.Path)
+		}
+	}
+	real, err := root.Resolve(dir)
+	if err != nil {
+		return nil, err
+	}
+	for p := real; p != "/"; p = path.Dir(p) {
+		names = append(names, p)
+	}
+	if kept, err := root.ReadDir(s.originals()); err == nil {
+		for _, e := range kept {
+			if len(e.Name()) > 65 && isHash(e.Name()[1:65]) {
+				names = append(names, OriginalPath(dir, e.Name()[1:65]))
+			}
+		}
+	}
+	slices.Sort(names)
+	var removed []string
+	for _, name := range slices.Compact(names) {
+		left, err := root.Leftovers(name)
+		if err != nil && !isNotDir(err) {
+			return removed, err
+		}
+		for _, l := range left {
+			if err := s.remove(l); err != nil {
+				return removed, err
+			}
+			removed = append(removed, l)
+		}
+	}
+	return removed, s.ascertain(m)
+}
+
+// ascertain looks which of the changes under way were made.
+func (s store) ascertain(m Manifest) error {
+	now := m
+	for _, e := range m.Entries {
+		if e.Also == nil || m.Journal != nil && m.Journal.touches(e.Path) {
+			continue
+		}
+		state, err := observe(s.root, e.Path)
+		if err != nil {
+			return err
+		}
+		switch {
+		case state.same(e.State):
+		case state.same(*e.Also):
+			e.State = *e.Also
+		default:
+			continue // others were here as well
+		}
+		now = now.with(e.Path, e.settled())
+	}
+	if !reflect.DeepEqual(m, now) {
+		return s.save(now)
+	}
+	return s.collect(m)
+}
