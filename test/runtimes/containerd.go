@@ -47,8 +47,11 @@ func (c *containerd) close() error { return c.conn.Close() }
 
 func (c *containerd) ready(ctx context.Context) error {
 	c.conn.ResetConnectBackoff()
-	_, err := c.cri.Version(ctx, &runtimeapi.VersionRequest{}, grpc.WaitForReady(true))
-	return err
+	return until(ctx, func() error {
+		// It listens before its CRI plugin answers: "server is not initialized yet".
+		_, err := c.cri.Version(ctx, &runtimeapi.VersionRequest{}, grpc.WaitForReady(true))
+		return err
+	})
 }
 
 func (c *containerd) load(ctx context.Context, file string) error {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 )
 
 // daemon is a runtime's process, started again and again.
@@ -112,6 +113,23 @@ func (d *daemon) whileItRuns(ctx context.Context, do func(context.Context) error
 		return context.Cause(ctx)
 	}
 	return err
+}
+
+// until asks again until there is no error, or ctx ends, then with the last one.
+func until(ctx context.Context, ask func() error) error {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := ask()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(context.Cause(ctx), err)
+		case <-tick.C:
+		}
+	}
 }
 
 func endedHow(err error) error {

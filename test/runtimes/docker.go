@@ -13,7 +13,6 @@ import (
 	"net/http"
 	"os"
 	"slices"
-	"time"
 
 	"github.com/gpuready/gpuready/test/node"
 )
@@ -46,19 +45,7 @@ func (d *docker) close() error {
 
 // ready asks until it is answered: nobody says when a socket has come that is listened on.
 func (d *docker) ready(ctx context.Context) error {
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := d.call(ctx, http.MethodGet, "/_ping", nil, nil)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return errors.Join(context.Cause(ctx), err)
-		case <-tick.C:
-		}
-	}
+	return until(ctx, func() error { return d.call(ctx, http.MethodGet, "/_ping", nil, nil) })
 }
 
 // call sends a body, JSON but for an *os.File, and decodes the answer into a value, if
