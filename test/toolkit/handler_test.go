@@ -8,14 +8,19 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/test/built"
 	"github.com/gpuready/gpuready/test/runtimes"
 	"github.com/gpuready/gpuready/toolkit/engine"
+	"github.com/gpuready/gpuready/toolkit/engine/containerd"
 	"github.com/gpuready/gpuready/toolkit/engine/docker"
 )
 
 // planners plan the configuration of each runtime that has one.
 var planners = map[runtimes.Kind]func(engine.Files, engine.Place, engine.Want) (engine.Plan, error){
-	runtimes.Docker: docker.Plan,
+	runtimes.Containerd16: containerd.Plan,
+	runtimes.Containerd17: containerd.Plan,
+	runtimes.Containerd2:  containerd.Plan,
+	runtimes.Docker:       docker.Plan,
 }
 
 // plan is what has to be written for a runtime that runs to do what is wanted.
@@ -46,17 +51,30 @@ func write(t *testing.T, p engine.Plan) {
 	}
 }
 
+// install puts the handler where gpu-toolkit does, with settings.
+func install(t *testing.T, settings string) engine.Handler {
+	t.Helper()
+	const dir = "/usr/local/nvidia/toolkit"
+	program, err := os.ReadFile(built.Path(t, "gpu-oci-runtime"))
+	require.NoError(t, err)
+	require.NoError(t, os.MkdirAll(dir, 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "gpu-oci-runtime"), program, 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "gpu-oci-runtime.json"), []byte(settings), 0o644))
+	return engine.Handler{Name: "nvidia", Program: dir + "/gpu-oci-runtime"}
+}
+
 // handlerAdded has a plan for the handler nvidia take effect on a configuration that
-// was written by hand: the runtime has it beside those that it had, and uses both. cdi says
-// that the runtime can resolve CDI names, too.
+// was written by hand: the runtime has it beside those that it had, and uses all. cdi
+// says that the runtime can resolve CDI names, too.
 func handlerAdded(t *testing.T, kind runtimes.Kind, cdi bool) {
 	if !enter(t) {
 		return
 	}
 	h := start(t, kind)
+	gpuToolkit(t, "apply")
 	before, err := h.Status(t.Context())
 	require.NoError(t, err)
-	want := engine.Want{CDI: cdi, Handlers: []engine.Handler{{Name: "nvidia", Program: handlerProgram(t)}}}
+	want := engine.Want{CDI: cdi, Handlers: []engine.Handler{install(t, `{"accept-nvidia-visible-devices-envvar-when-unprivileged": true}`)}}
 	planned := plan(t, h, kind, want)
 	require.NotEmpty(t, planned.Edits)
 	write(t, planned)
@@ -67,22 +85,80 @@ func handlerAdded(t *testing.T, kind runtimes.Kind, cdi bool) {
 	require.ElementsMatch(t, append(before.Handlers, "nvidia"), after.Handlers)
 	require.Equal(t, before.Default, after.Default)
 	require.Equal(t, before.CDI || cdi, after.CDI)
-	ordinary(t, h)
-	out, err := h.Run(t.Context(), runtimes.Spec{Handler: "nvidia", Args: []string{runtimes.Probe, "/dev/nvidia0"}})
-	require.NoError(t, err)
-	require.Equal(t, "/dev/nvidia0 missing\ndone\n", out, "the handler alone gives nothing")
 	require.Empty(t, plan(t, h, kind, want).Edits, "it is done once")
+
+	ordinary(t, h)
+	batch, err := h.Run(t.Context(), runtimes.Spec{Handler: "runc-batch", Args: []string{runtimes.Probe}})
+	require.NoError(t, err)
+	require.Equal(t, "done\n", batch)
+	handlerGives(t, h)
 }
 
-// handlerProgram is a handler on the host; it does what runc does.
-func handlerProgram(t *testing.T) string {
+// handlerGives asks the handler for GPUs by the environment.
+func handlerGives(t *testing.T, h *runtimes.Host) {
 	t.Helper()
-	const program = "/usr/local/nvidia/toolkit/gpu-oci-runtime"
-	runc, err := os.ReadFile("/usr/local/bin/runc")
+	probe := []string{runtimes.Probe, "/dev/nvidia0", "/dev/nvidia1"}
+	for _, c := range []struct {
+		visible string
+		want    string
+	}{
+		{"1", "/dev/nvidia0 missing\n/dev/nvidia1 there\ndone\n"},
+		{"all", "/dev/nvidia0 there\n/dev/nvidia1 there\ndone\n"},
+		{"none", "/dev/nvidia0 missing\n/dev/nvidia1 missing\ndone\n"},
+	} {
+		out, err := h.Run(t.Context(), runtimes.Spec{Handler: "nvidia", Env: []string{"NVIDIA_VISIBLE_DEVICES=" + c.visible}, Args: probe})
+		require.NoError(t, err, c.visible)
+		require.Equal(t, c.want, out, c.visible)
+	}
+	out, err := h.Run(t.Context(), runtimes.Spec{Handler: "nvidia", Env: []string{"NVIDIA_VISIBLE_DEVICES=0"}, Args: []string{runtimes.Vectoradd}})
 	require.NoError(t, err)
-	require.NoError(t, os.MkdirAll(filepath.Dir(program), 0o755))
-	require.NoError(t, os.WriteFile(program, runc, 0o755))
-	return program
+	require.Contains(t, out, "Test PASSED")
+	require.Contains(t, out, "(SIMULATED)")
+	out, err = h.Run(t.Context(), runtimes.Spec{Env: []string{"NVIDIA_VISIBLE_DEVICES=all"}, Args: probe})
+	require.NoError(t, err)
+	require.Equal(t, "/dev/nvidia0 missing\n/dev/nvidia1 missing\ndone\n", out, "another handler gives nothing")
+}
+
+// handlerRefuses lets a container ask for a GPU that has no leave to do so: it does not
+// start, and the reason is where people look for it.
+func handlerRefuses(t *testing.T, kind runtimes.Kind, cdi bool) {
+	if !enter(t) {
+		return
+	}
+	h := start(t, kind)
+	gpuToolkit(t, "apply")
+	write(t, plan(t, h, kind, engine.Want{CDI: cdi, Handlers: []engine.Handler{install(t, "{}")}}))
+	require.NoError(t, h.Restart(t.Context(), h.Unit()))
+	_, err := h.Run(t.Context(), runtimes.Spec{Handler: "nvidia", Env: []string{"NVIDIA_VISIBLE_DEVICES=1"}, Args: []string{runtimes.Probe}})
+	require.ErrorContains(t, err, "accept-nvidia-visible-devices-envvar-when-unprivileged")
+	// Images of CUDA programs say so of themselves.
+	out, err := h.Run(t.Context(), runtimes.Spec{Handler: "nvidia", Env: []string{"NVIDIA_VISIBLE_DEVICES=all"}, Args: []string{runtimes.Probe, "/dev/nvidia0"}})
+	require.NoError(t, err)
+	require.Equal(t, "/dev/nvidia0 missing\ndone\n", out)
+}
+
+func TestContainerd16HandlerSaysWhyItRefuses(t *testing.T) {
+	handlerRefuses(t, runtimes.Containerd16, false)
+}
+
+func TestContainerd2HandlerSaysWhyItRefuses(t *testing.T) {
+	handlerRefuses(t, runtimes.Containerd2, true)
+}
+
+func TestDockerHandlerSaysWhyItRefuses(t *testing.T) {
+	handlerRefuses(t, runtimes.Docker, true)
+}
+
+func TestContainerd16HasAHandlerAdded(t *testing.T) {
+	handlerAdded(t, runtimes.Containerd16, false)
+}
+
+func TestContainerd17HasAHandlerAdded(t *testing.T) {
+	handlerAdded(t, runtimes.Containerd17, true)
+}
+
+func TestContainerd2HasAHandlerAdded(t *testing.T) {
+	handlerAdded(t, runtimes.Containerd2, true)
 }
 
 func TestDockerHasAHandlerAdded(t *testing.T) {
