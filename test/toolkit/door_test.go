@@ -1,0 +1,102 @@
+package toolkit
+
+import (
+	"context"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/test/runtimes"
+	"github.com/gpuready/gpuready/toolkit/distro"
+	"github.com/gpuready/gpuready/toolkit/door"
+	"github.com/gpuready/gpuready/toolkit/door/doortest"
+	"github.com/gpuready/gpuready/toolkit/engine"
+	"github.com/gpuready/gpuready/toolkit/engine/docker"
+)
+
+// systemd is a stand-in on the host's bus that really restarts the host's runtime.
+func systemd(t *testing.T, h *runtimes.Host) *doortest.Systemd {
+	t.Helper()
+	s, err := doortest.Start("/", map[string]string{h.Unit(): "active"}, h.Act)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return s
+}
+
+// through makes the runtime take its configuration.
+func through(t *testing.T, kind engine.Kind, way distro.Restart, reload bool) (door.Passage, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	root, err := host.Open(runtimes.Root)
+	require.NoError(t, err)
+	defer root.Close()
+	return door.Open(ctx, root, kind, way, reload)
+}
+
+// restarted has a plan taken by a restart through systemd, then a configuration by which
+// the runtime does not start: systemd says so, and with the one before it comes back.
+func restarted(t *testing.T, kind runtimes.Kind, engineKind engine.Kind, cdi bool, broken string) {
+	if !enter(t) {
+		return
+	}
+	h := start(t, kind)
+	s := systemd(t, h)
+	way := distro.Restart{Door: distro.Systemd, Units: []string{h.Unit()}}
+	write(t, plan(t, h, kind, engine.Want{CDI: cdi, Handlers: []engine.Handler{install(t, "{}")}}))
+	_, err := through(t, engineKind, way, false)
+	require.NoError(t, err)
+	require.Contains(t, status(t, h).Handlers, "nvidia")
+
+	good, err := os.ReadFile(written[kind].path)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(written[kind].path, []byte(broken), 0o644))
+	_, err = through(t, engineKind, way, false)
+	require.ErrorContains(t, err, h.Unit())
+	_, err = h.Status(t.Context())
+	require.Error(t, err)
+
+	require.NoError(t, os.WriteFile(written[kind].path, good, 0o644))
+	_, err = through(t, engineKind, way, false)
+	require.NoError(t, err)
+	require.Contains(t, status(t, h).Handlers, "nvidia")
+	ordinary(t, h)
+	require.Equal(t, []string{"restart " + h.Unit(), "restart " + h.Unit(), "reset-failed " + h.Unit(), "restart " + h.Unit()}, s.Calls())
+}
+
+func TestContainerd16ComesBackThroughSystemd(t *testing.T) {
+	restarted(t, runtimes.Containerd16, engine.Containerd, false, "version = 2\n[plugins\n")
+}
+
+func TestContainerd2ComesBackThroughSystemd(t *testing.T) {
+	restarted(t, runtimes.Containerd2, engine.Containerd, true, "version = 99\n")
+}
+
+func TestDockerComesBackThroughSystemd(t *testing.T) {
+	restarted(t, runtimes.Docker, engine.Docker, true, `{"no-such-key": 1}`)
+}
+
+// Docker needs no restart for a handler.
+func TestDockerReloadsAHandler(t *testing.T) {
+	if !enter(t) {
+		return
+	}
+	h := start(t, runtimes.Docker)
+	planned := plan(t, h, runtimes.Docker, engine.Want{CDI: true, Handlers: []engine.Handler{install(t, "{}")}})
+	require.True(t, docker.Reloadable(planned.Edits))
+	write(t, planned)
+	passage, err := through(t, engine.Docker, distro.Restart{Door: distro.Reload, Units: []string{h.Unit()}}, true)
+	require.NoError(t, err)
+	require.Positive(t, passage.PID, "there is no bus")
+	require.Eventually(t, func() bool {
+		said, err := h.Status(t.Context())
+		return err == nil && slices.Contains(said.Handlers, "nvidia")
+	}, time.Minute, 10*time.Millisecond)
+	out, err := h.Run(t.Context(), runtimes.Spec{Handler: "nvidia", Args: []string{runtimes.Probe, "/dev/nvidia0"}})
+	require.NoError(t, err)
+	require.Equal(t, "/dev/nvidia0 missing\ndone\n", out)
+}
