@@ -26,6 +26,7 @@ import (
 const (
 	maxLinks = 40   // as the kernel's MAXSYMLINKS
 	maxParts = 2048 // PATH_MAX is 4096, every part takes a slash and a letter
+	maxDepth = 256  // directories below each other; each takes a descriptor while a path is followed
 )
 
 // ErrTooLarge is returned, wrapped, for a file above the limit given to ReadFile.
@@ -39,6 +40,7 @@ var ErrNotRegular = errors.New("not a regular file")
 type Root struct {
 	dir   string
 	root  *os.Root
+	dot   *os.File       // the same directory
 	trace func(Op) error // see Trace
 }
 
@@ -51,11 +53,16 @@ func Open(dir string) (*Root, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Root{dir: path.Clean(dir), root: root}, nil
+	dot, err := root.Open(".")
+	if err != nil {
+		_ = root.Close()
+		return nil, err
+	}
+	return &Root{dir: path.Clean(dir), root: root, dot: dot}, nil
 }
 
 // Close lets go of the directory.
-func (r *Root) Close() error { return r.root.Close() }
+func (r *Root) Close() error { return errors.Join(r.dot.Close(), r.root.Close()) }
 
 // Dir is the directory that Open was given.
 func (r *Root) Dir() string { return r.dir }
@@ -89,60 +96,124 @@ func (r *Root) Resolve(name string) (string, error) {
 }
 
 // resolve returns a path for os.Root, "." for the root itself. The last part is
-// followed only if follow is set.
+// followed only if follow is set. It holds each directory on the way open, so
+// that what a hostile tree makes it do grows with the length of the path only.
 func (r *Root) resolve(name string, follow bool) (string, error) {
-	fail := func(err error) (string, error) { return "", &fs.PathError{Op: "resolve", Path: name, Err: err} }
-	if strings.ContainsRune(name, 0) {
-		return fail(fs.ErrInvalid)
+	w := walk{top: int(r.dot.Fd()), todo: split(name)}
+	defer w.close()
+	err := error(fs.ErrInvalid)
+	if !strings.ContainsRune(name, 0) {
+		err = w.run(follow)
 	}
-	todo := split(name)
-	var done []string
-	links, steps, missing := 0, 0, false
-	for len(todo) > 0 {
-		part := todo[0]
-		todo = todo[1:]
-		if steps++; steps > maxParts {
-			return fail(syscall.ENAMETOOLONG)
-		}
-		if part == ".." {
-			if missing { // as the kernel: nothing is above what is not there
-				return fail(fs.ErrNotExist)
-			}
-			done = done[:max(0, len(done)-1)]
-			continue
-		}
-		at := path.Join(append(slices.Clone(done), part)...)
-		done = append(done, part)
-		if missing || len(todo) == 0 && !follow {
-			continue
-		}
-		info, err := r.root.Lstat(at)
+	if err != nil {
+		return "", &fs.PathError{Op: "resolve", Path: name, Err: err}
+	}
+	if len(w.done) == 0 {
+		return ".", nil
+	}
+	return path.Join(w.done...), nil
+}
+
+// walk is a path that is being followed.
+type walk struct {
+	top  int   // descriptor of the root; not ours to close
+	dirs []int // one for each part of done that exists; ".." ends the last
+	done []string
+	todo []string
+
+	missing bool // the last part of done is not there
+}
+
+func (w *walk) close() {
+	for _, fd := range w.dirs {
+		_ = unix.Close(fd)
+	}
+}
+
+// pop goes one part up, but never above the root.
+func (w *walk) pop() {
+	if n := len(w.done); n > 0 {
+		_ = unix.Close(w.dirs[n-1])
+		w.dirs, w.done = w.dirs[:n-1], w.done[:n-1]
+	}
+}
+
+func (w *walk) run(follow bool) error {
+	links := 0
+	for steps := 1; len(w.todo) > 0; steps++ {
+		part := w.todo[0]
+		w.todo = w.todo[1:]
 		switch {
-		case errors.Is(err, fs.ErrNotExist):
-			missing = true
+		case steps > maxParts || len(w.done) >= maxDepth:
+			return syscall.ENAMETOOLONG
+		case part == ".." && w.missing: // as the kernel: nothing is above what is not there
+			return fs.ErrNotExist
+		case part == "..":
+			w.pop()
 			continue
-		case err != nil:
-			return fail(reason(err))
-		case info.Mode()&fs.ModeSymlink == 0:
+		case w.missing || len(w.todo) == 0 && !follow:
+			w.done = append(w.done, part)
+			continue
+		}
+		target, err := w.enter(part)
+		if err != nil {
+			return err
+		}
+		if target == "" {
 			continue
 		}
 		if links++; links > maxLinks {
-			return fail(syscall.ELOOP)
+			return syscall.ELOOP
 		}
-		target, err := r.root.Readlink(at)
-		if err != nil {
-			return fail(reason(err))
-		}
-		done = done[:len(done)-1]
 		if path.IsAbs(target) {
-			done = nil
+			for len(w.done) > 0 {
+				w.pop()
+			}
 		}
-		todo = append(split(target), todo...)
+		w.todo = append(split(target), w.todo...)
 	}
-	if len(done) == 0 {
-		return ".", nil
+	return nil
+}
+
+// enter goes to a part, or returns what the link says that is there.
+func (w *walk) enter(part string) (link string, err error) {
+	at := w.top
+	if n := len(w.dirs); n > 0 {
+		at = w.dirs[n-1]
 	}
-	return path.Join(done...), nil
+	fd, err := openat(at, part, unix.O_PATH|unix.O_NOFOLLOW)
+	if errors.Is(err, unix.ENOENT) {
+		w.missing, w.done = true, append(w.done, part)
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	var st unix.Stat_t
+	if err = unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT != unix.S_IFLNK {
+		w.dirs, w.done = append(w.dirs, fd), append(w.done, part)
+		return "", nil
+	}
+	defer unix.Close(fd) //nolint:errcheck // a link, only looked at
+	if err != nil {
+		return "", err
+	}
+	var text [unix.PathMax]byte
+	n, err := unix.Readlinkat(fd, "", text[:])
+	if err == nil && n == 0 {
+		err = fs.ErrNotExist
+	}
+	return string(text[:max(n, 0)]), err
+}
+
+// openat waits for nothing, and is not stopped by the runtime's own signals.
+func openat(dir int, name string, flags int) (fd int, err error) {
+	for {
+		fd, err = unix.Openat(dir, name, flags|unix.O_CLOEXEC, 0)
+		if !errors.Is(err, unix.EINTR) {
+			return fd, err
+		}
+	}
 }
 
 // split returns the parts of a path without "" and ".", but with "..".
@@ -226,6 +297,17 @@ func (r *Root) OpenFile(name string) (*os.File, error) {
 	return f, nil
 }
 
+// OpenPath pins what a path leads to without opening it (O_PATH): for stat(2),
+// for mounting on it and, by its descriptor in /proc, for chmod(2).
+func (r *Root) OpenPath(name string) (*os.File, error) {
+	p, err := r.resolve(name, true)
+	if err != nil {
+		return nil, err
+	}
+	f, err := r.root.OpenFile(p, unix.O_PATH|unix.O_NOFOLLOW, 0)
+	return f, wrap("open", name, err)
+}
+
 // ReadFile returns the content of a regular file of at most limit bytes.
 func (r *Root) ReadFile(name string, limit int64) ([]byte, error) {
 	f, err := r.OpenFile(name)
@@ -250,13 +332,20 @@ func (r *Root) ReadFile(name string, limit int64) ([]byte, error) {
 }
 
 // ReadDir lists a directory, sorted by name.
-func (r *Root) ReadDir(name string) ([]fs.DirEntry, error) {
+func (r *Root) ReadDir(name string) ([]fs.DirEntry, error) { return r.ReadDirAtMost(name, -1) }
+
+// ReadDirAtMost is ReadDir for a directory that may be endless: of more than
+// limit entries it returns that many, those that the file system names first.
+func (r *Root) ReadDirAtMost(name string, limit int) ([]fs.DirEntry, error) {
 	f, err := r.openDir(name)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	entries, err := f.ReadDir(-1)
+	entries, err := f.ReadDir(limit)
+	if errors.Is(err, io.EOF) { // of an empty one
+		err = nil
+	}
 	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
 	return entries, wrap("readdir", name, err)
 }
