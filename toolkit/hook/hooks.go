@@ -3,38 +3,68 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"path"
+	"strconv"
 	"strings"
-	"syscall"
 
-	"github.com/gpuready/gpuready/internal/host"
-	"github.com/gpuready/gpuready/toolkit/hook/bundle"
+	"github.com/gpuready/gpuready/toolkit/hook/compat"
 	"github.com/gpuready/gpuready/toolkit/hook/ldso"
+	"github.com/gpuready/gpuready/toolkit/hook/params"
+	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
 
-// parseFlags collects the values of the one flag that a hook has. The
-// reference's --ldconfig-path is taken and not needed: no ldconfig is run.
-func parseFlags(args []string, name string) ([]string, error) {
-	var values []string
-	for len(args) > 0 {
-		flag, value, inline := strings.Cut(args[0], "=")
-		args = args[1:]
-		if flag != name && flag != "--ldconfig-path" {
-			return nil, fmt.Errorf("unknown flag %q; it takes %s", flag, name)
-		}
-		if !inline {
-			if len(args) == 0 {
-				return nil, fmt.Errorf("flag %s wants a value", flag)
-			}
-			value, args = args[0], args[1:]
-		}
-		if flag == name {
-			values = append(values, value)
+// hooks are those that there are, in the order in which a specification names them.
+func hooks() []hook {
+	return []hook{{
+		name:  "create-symlinks",
+		about: "Makes symbolic links; what is there already and is no folder is replaced.",
+		flags: []flag{{"--link", "TARGET::PATH", "a link at PATH that says TARGET; may be repeated"}},
+		do:    createSymlinks,
+	}, {
+		name:  "enable-cuda-compat",
+		about: "Lets CUDA libraries of the image go before the driver's where they are newer. To be run before update-ldcache.",
+		flags: []flag{
+			{"--host-driver-version", "VERSION", "the driver; nothing is done without it or the next"},
+			{"--host-cuda-version", "VERSION", "the CUDA version of the driver; then that of the image's libcuda decides, and not its driver version"},
+			{"--cuda-compat-container-root", "PATH", "where the image has the libraries; " + compat.Dir},
+		},
+		needed: compatNeeded,
+		do:     enableCompat,
+	}, {
+		name:  "update-ldcache",
+		about: "Makes libraries known to the container's dynamic loader.",
+		flags: []flag{
+			{"--folder", "PATH", "a folder of libraries; may be repeated"},
+			{"--ldconfig-path", "PATH", "taken and not needed: no ldconfig is run"},
+		},
+		do: updateLDCache,
+	}, {
+		name:   "disable-device-node-modification",
+		about:  "Shows the container " + params.Path + " with ModifyDeviceFiles off.",
+		needed: paramsNeeded,
+		do:     showParams,
+	}, {
+		name:  "chmod",
+		about: "Sets the mode of folders and files; those that are not there are passed over.",
+		flags: []flag{
+			{"--mode", "MODE", "octal, as 755"},
+			{"--path", "PATH", "may be repeated"},
+		},
+		needed: chmodNeeded,
+		do:     chmod,
+	}, {
+		name: "noop", // for trying a runtime
+	}}
+}
+
+func find(name string) (hook, bool) {
+	for _, h := range hooks() {
+		if h.name == name {
+			return h, true
 		}
 	}
-	return values, nil
+	return hook{}, false
 }
 
 // parseLink splits "target::path".
@@ -46,24 +76,23 @@ func parseLink(s string) (target, link string, err error) {
 	return target, path.Clean("/" + link), nil
 }
 
-func createSymlinks(root *host.Root, links []string, _ bundle.Bundle, stderr io.Writer) error {
-	for _, s := range links {
+func createSymlinks(c container) error {
+	for _, s := range c.values["--link"] {
 		target, link, err := parseLink(s)
 		if err != nil {
 			return err
 		}
-		if now, err := root.Readlink(link); err == nil && now == target {
+		if now, err := c.Readlink(link); err == nil && now == target {
 			continue
 		}
-		_, err = root.MkdirAll(path.Dir(link), 0o755)
-		if err == nil {
-			_, err = root.Symlink(target, link)
+		if err = c.MkdirAll(path.Dir(link), 0o755); err == nil {
+			err = c.Symlink(target, link)
 		}
 		switch {
-		case errors.Is(err, syscall.EROFS) || errors.Is(err, fs.ErrPermission):
+		case rootfs.Readonly(err):
 			// The libraries are still found under their own names: update-ldcache
 			// sees to that, or fails.
-			fmt.Fprintf(stderr, "gpu-cdi-hook: create-symlinks: left out: %v\n", err)
+			c.warn("left out: %v", err)
 		case err != nil:
 			return err
 		}
@@ -71,10 +100,96 @@ func createSymlinks(root *host.Root, links []string, _ bundle.Bundle, stderr io.
 	return nil
 }
 
-func updateLDCache(root *host.Root, folders []string, b bundle.Bundle, stderr io.Writer) error {
-	warning, err := ldso.Update(root, folders, b.Mounts)
+func updateLDCache(c container) error {
+	warning, err := ldso.Update(c.Root, c.values["--folder"], c.Mounts)
 	if warning != "" {
-		fmt.Fprintf(stderr, "gpu-cdi-hook: update-ldcache: %s\n", strings.ReplaceAll(warning, "\n", "; "))
+		c.warn("%s", warning)
 	}
 	return err
+}
+
+func compatNeeded(v values) (any, error) {
+	h := compat.Host{Driver: v.last("--host-driver-version"), CUDA: v.last("--host-cuda-version")}
+	if h == (compat.Host{}) {
+		return nil, nil
+	}
+	return h, nil
+}
+
+func enableCompat(c container) error {
+	dir := c.values.last("--cuda-compat-container-root")
+	if dir == "" {
+		dir = compat.Dir
+	}
+	dir, why, err := compat.Choose(c.Root, dir, c.found.(compat.Host))
+	if err != nil {
+		return err
+	}
+	if why != "" {
+		c.warn("%s", why)
+	}
+	if dir == "" || strings.Contains(dir, "\n") {
+		// An image that was made of a container on a host with an older driver has it.
+		err = c.Remove(ldso.CompatConf)
+	} else if err = c.MkdirAll(path.Dir(ldso.CompatConf), 0o755); err == nil {
+		err = c.Replace(ldso.CompatConf, []byte(dir+"\n"), 0o644)
+	}
+	if rootfs.Readonly(err) {
+		c.warn("the host's CUDA libraries are used: %v", err)
+		return nil
+	}
+	return err
+}
+
+func paramsNeeded(values) (any, error) {
+	text, err := params.Wanted(params.Path)
+	if err != nil || text == nil {
+		return nil, err
+	}
+	return text, nil
+}
+
+func showParams(c container) error {
+	err := params.Show(c.Root, c.found.([]byte))
+	if errors.Is(err, params.ErrKernel) {
+		c.warn("%s is left as it is: %v", params.Path, err)
+		return nil
+	}
+	return err
+}
+
+func chmodNeeded(v values) (any, error) {
+	mode, err := strconv.ParseUint(v.last("--mode"), 8, 32)
+	if err != nil || mode > 0o7777 {
+		return nil, fmt.Errorf("--mode %q is not an octal mode like 755", v.last("--mode"))
+	}
+	for _, p := range v["--path"] {
+		if strings.TrimSpace(p) == "" {
+			return nil, errors.New("--path is empty")
+		}
+	}
+	if len(v["--path"]) == 0 {
+		return nil, nil
+	}
+	m := fs.FileMode(mode & 0o777)
+	for bit, flag := range map[uint64]fs.FileMode{0o4000: fs.ModeSetuid, 0o2000: fs.ModeSetgid, 0o1000: fs.ModeSticky} {
+		if mode&bit != 0 {
+			m |= flag
+		}
+	}
+	return m, nil
+}
+
+func chmod(c container) error {
+	for _, p := range c.values["--path"] {
+		err := c.Chmod(p, c.found.(fs.FileMode))
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+		case rootfs.Readonly(err):
+			c.warn("left out: %v", err)
+		case err != nil:
+			return err
+		}
+	}
+	return nil
 }

@@ -1,7 +1,8 @@
-// Gpu-cdi-hook is what the container runtime runs, as the CDI specifications of
-// the toolkit ask it to, while it creates a container with a GPU. It is static
-// and small because that is on the way of every such container, and it believes
-// nothing that the container's image says: see package host.
+// Gpu-cdi-hook is what the container runtime runs, as CDI specifications ask it
+// to, while it creates a container with a GPU. It is static and small because
+// that is on the way of every such container, and it believes nothing that the
+// container's image says: see package rootfs. Hooks and flags are named as
+// nvidia-cdi-hook names them, so that specifications made for that work with it.
 package main
 
 import (
@@ -9,67 +10,90 @@ import (
 	"io"
 	"os"
 	"strings"
+	"time"
+	"unicode"
 
-	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/version"
 	"github.com/gpuready/gpuready/toolkit/hook/bundle"
+	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
 
-const usage = `Run by a container runtime as an OCI hook; the container's state is read from standard input.
-
-Usage:
-  gpu-cdi-hook create-symlinks --link target::path ...
-  gpu-cdi-hook update-ldcache --folder path ...
-
-Both work below the container's root file system only. Hooks of other names are
-passed over with a warning, so that a newer specification does not stop containers.
-
-Exit codes: 0 done, or nothing to do; 1 failed, the reason is on standard error.
-`
+// maxTime ends a hook that an image, or a file system that does not answer, holds
+// up. All hooks of a container together take a few milliseconds.
+const maxTime = 5 * time.Second
 
 func main() {
-	if err := run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr); err != nil {
-		fmt.Fprintln(os.Stderr, "gpu-cdi-hook:", strings.ReplaceAll(err.Error(), "\n", "; "))
+	done := make(chan error, 1)
+	go func() { done <- run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr) }()
+	var err error
+	select {
+	case err = <-done:
+	case <-time.After(maxTime):
+		err = fmt.Errorf("not done after %v, given up", maxTime)
+	}
+	if err != nil {
+		say(os.Stderr, err.Error())
 		os.Exit(1)
 	}
 }
 
+// say writes one line, whatever an image's file names hold.
+func say(w io.Writer, message string) {
+	message = strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, strings.ReplaceAll(message, "\n", "; "))
+	fmt.Fprintln(w, "gpu-cdi-hook:", message)
+}
+
 func run(args []string, stdin io.Reader, stdout, stderr io.Writer) error {
-	if len(args) == 0 || args[0] == "--help" || args[0] == "-h" {
-		_, err := io.WriteString(stdout, usage)
+	name, args := hookName(args)
+	switch name {
+	case "", "--help", "-h", "help":
+		_, err := io.WriteString(stdout, usage())
 		return err
-	}
-	if args[0] == "--version" {
+	case "--version", "-v":
 		_, err := fmt.Fprintln(stdout, "gpu-cdi-hook", version.String())
 		return err
 	}
-	hooks := map[string]struct {
-		flag string
-		do   func(root *host.Root, values []string, b bundle.Bundle, stderr io.Writer) error
-	}{
-		"create-symlinks": {"--link", createSymlinks},
-		"update-ldcache":  {"--folder", updateLDCache},
-	}
-	hook, ok := hooks[args[0]]
+	h, ok := find(name)
 	if !ok {
-		fmt.Fprintf(stderr, "gpu-cdi-hook: %q is not a hook that this version has; nothing done\n", args[0])
+		say(stderr, fmt.Sprintf("%q is not a hook that this version has; nothing done", name))
 		return nil
 	}
-	values, err := parseFlags(args[1:], hook.flag)
+	values, help, err := parseFlags(args, h)
+	if help {
+		_, err := io.WriteString(stdout, h.usage())
+		return err
+	}
+	if err == nil {
+		err = h.run(values, stdin, func(format string, a ...any) { say(stderr, name+": "+fmt.Sprintf(format, a...)) })
+	}
 	if err != nil {
-		return fmt.Errorf("%s: %w", args[0], err)
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+// open finds the container by its state: that on standard input, or in a file.
+func open(file string, stdin io.Reader) (*rootfs.Root, bundle.Bundle, error) {
+	if file != "" && file != "-" {
+		f, err := os.Open(file)
+		if err != nil {
+			return nil, bundle.Bundle{}, fmt.Errorf("container's state: %w", err)
+		}
+		defer f.Close()
+		stdin = f
 	}
 	b, err := bundle.Read(stdin)
 	if err != nil {
-		return fmt.Errorf("%s: %w", args[0], err)
+		return nil, b, err
 	}
-	root, err := host.Open(b.Root)
+	root, err := rootfs.Open(b.Root, b.Host)
 	if err != nil {
-		return fmt.Errorf("%s: container's root file system: %w", args[0], err)
+		return nil, b, fmt.Errorf("container's root file system: %w", err)
 	}
-	defer root.Close()
-	if err := hook.do(root, values, b, stderr); err != nil {
-		return fmt.Errorf("%s: %w", args[0], err)
-	}
-	return nil
+	return root, b, nil
 }

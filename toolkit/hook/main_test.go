@@ -8,10 +8,12 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/toolkit/hook/ldso"
 )
 
-// container makes a bundle and returns its root file system and its state.
-func container(t *testing.T) (rootfs, state string) {
+// bundled makes a bundle and returns its root file system and its state.
+func bundled(t *testing.T) (rootfs, state string) {
 	t.Helper()
 	dir := t.TempDir()
 	require.NoError(t, os.MkdirAll(dir+"/rootfs", 0o755))
@@ -26,7 +28,7 @@ func call(state string, args ...string) (stdout, stderr string, err error) {
 }
 
 func TestCreateSymlinks(t *testing.T) {
-	rootfs, state := container(t)
+	rootfs, state := bundled(t)
 	outside := t.TempDir()
 	require.NoError(t, os.Symlink(outside, rootfs+"/absolute"))
 	require.NoError(t, os.Symlink("../../../../../.."+outside, rootfs+"/dots"))
@@ -56,7 +58,7 @@ func TestUnknownHooksStopNoContainer(t *testing.T) {
 }
 
 func TestWrongUseSaysWhatIsRight(t *testing.T) {
-	_, state := container(t)
+	_, state := bundled(t)
 	for _, c := range []struct {
 		args []string
 		want string
@@ -66,17 +68,136 @@ func TestWrongUseSaysWhatIsRight(t *testing.T) {
 		{[]string{"create-symlinks", "--link", "nonsense"}, "target::path"},
 		{[]string{"create-symlinks", "--link", "a::/"}, "target::path"},
 		{[]string{"update-ldcache", "x"}, "it takes --folder"},
+		{[]string{"chmod", "--mode", "u+x", "--path", "/x"}, "octal"},
+		{[]string{"chmod", "--mode", "755", "--path="}, "empty"},
+		{[]string{"enable-cuda-compat", "--host-driver-version", "new"}, "570.86.15"},
+		{[]string{"disable-device-node-modification", "--all"}, "it takes none"},
 	} {
 		_, _, err := call(state, c.args...)
 		require.ErrorContains(t, err, c.want)
 	}
 	_, _, err := call("", "update-ldcache")
 	require.ErrorContains(t, err, "standard input")
-	stdout, _, err := call("", "--help")
+}
+
+func TestHelpNamesEveryHookAndFlag(t *testing.T) {
+	for _, args := range [][]string{nil, {"--help"}, {"-h"}, {"help"}, {"hook", "--help"}} {
+		stdout, stderr, err := call("", args...)
+		require.NoError(t, err)
+		require.Empty(t, stderr)
+		require.Contains(t, stdout, "Exit codes")
+		for _, h := range hooks() {
+			if h.about == "" {
+				continue
+			}
+			require.Contains(t, stdout, "\n  "+h.name+"\n")
+			help, _, err := call("", h.name, "--help")
+			require.NoError(t, err)
+			for _, f := range h.flags {
+				require.Contains(t, stdout, f.name+" "+f.value)
+				require.Contains(t, help, f.name+" "+f.value)
+			}
+		}
+	}
+}
+
+// What the reference's specifications and their authors write.
+func TestArgumentsAreTakenAsTheReferenceTakesThem(t *testing.T) {
+	_, state := bundled(t)
+	file := t.TempDir() + "/state.json"
+	require.NoError(t, os.WriteFile(file, []byte(state), 0o644))
+	for _, args := range [][]string{
+		{"noop"},
+		{"update-ldcache", "--ldconfig-path", "/sbin/ldconfig", "--folder", "/x"},
+		{"hook", "update-ldcache", "--folder", "/x"},
+		{"--debug", "--quiet=true", "update-ldcache", "-folder=/x,/y"},
+		{"update-ldcache", "--folder", "/x", "--container-spec", "-"},
+		{"enable-cuda-compat", "--host-driver-version=570.86.15"},
+		{"enable-cuda-compat"},
+		{"chmod", "--mode", "755", "--path", "/not/there"},
+	} {
+		_, stderr, err := call(state, args...)
+		require.NoError(t, err, args)
+		require.Empty(t, stderr, args)
+	}
+	_, _, err := call("", "update-ldcache", "--container-spec", file)
 	require.NoError(t, err)
-	require.Contains(t, stdout, "Exit codes")
-	_, _, err = call(state, "update-ldcache", "--ldconfig-path", "/sbin/ldconfig", "--folder", "/x")
+	v, _, err := parseFlags([]string{"--link", "a::/b,c::/d", "--link=e::/f"}, hooks()[0])
 	require.NoError(t, err)
+	require.Equal(t, []string{"a::/b", "c::/d", "e::/f"}, v["--link"])
+}
+
+func TestChmodChangesFoldersAndFilesOfTheContainerOnly(t *testing.T) {
+	rootfs, state := bundled(t)
+	outside := t.TempDir()
+	require.NoError(t, os.Chmod(outside, 0o700))
+	require.NoError(t, os.MkdirAll(rootfs+"/dev/dri", 0o700))
+	require.NoError(t, os.WriteFile(rootfs+"/file", nil, 0o600))
+	require.NoError(t, os.Symlink(outside, rootfs+"/out"))
+	require.NoError(t, os.Symlink("/dev/dri", rootfs+"/in"))
+	_, stderr, err := call(state, "chmod", "--mode", "1755", "--path", "/in", "--path", "/file", "--path", "/out", "--path", "/not/there")
+	require.NoError(t, err)
+	require.Empty(t, stderr)
+	for name, want := range map[string]os.FileMode{"/dev/dri": 0o755 | os.ModeDir | os.ModeSticky, "/file": 0o755 | os.ModeSticky} {
+		info, err := os.Stat(rootfs + name)
+		require.NoError(t, err)
+		require.Equal(t, want, info.Mode())
+	}
+	info, err := os.Stat(outside)
+	require.NoError(t, err)
+	require.Equal(t, 0o700|os.ModeDir, info.Mode())
+}
+
+// A folder of the host that is mounted into the container stays the host's.
+func TestMountsFromTheHostAreNotWrittenTo(t *testing.T) {
+	rootfs, state := bundled(t)
+	require.NoError(t, os.WriteFile(strings.TrimSuffix(rootfs, "rootfs")+"config.json",
+		[]byte(`{"root":{"path":"rootfs"},"mounts":[{"destination":"/etc","type":"bind","source":"/etc"},{"destination":"/proc","type":"proc"},{"destination":"/real","options":["rbind"]}]}`), 0o644))
+	for _, dir := range []string{"/etc/ld.so.conf.d", "/proc/x", "/real"} {
+		require.NoError(t, os.MkdirAll(rootfs+dir, 0o755))
+	}
+	require.NoError(t, os.Symlink("real", rootfs+"/link"))
+	_, stderr, err := call(state, "create-symlinks", "--link", "a::/etc/a", "--link", "b::/link/sub/b", "--link", "c::/own/c")
+	require.NoError(t, err)
+	require.Equal(t, 2, strings.Count(stderr, "mount from the host"), stderr)
+	require.NoFileExists(t, rootfs+"/real/sub")
+	_, err = os.Lstat(rootfs + "/etc/a")
+	require.ErrorIs(t, err, os.ErrNotExist)
+	_, err = os.Lstat(rootfs + "/own/c")
+	require.NoError(t, err)
+	_, stderr, err = call(state, "chmod", "--mode", "700", "--path", "/proc/x", "--path", "/etc")
+	require.NoError(t, err)
+	require.Equal(t, 2, strings.Count(stderr, "mount from the host"), stderr)
+	for _, dir := range []string{"/proc/x", "/etc"} {
+		info, err := os.Stat(rootfs + dir)
+		require.NoError(t, err)
+		require.Equal(t, 0o755|os.ModeDir, info.Mode())
+	}
+}
+
+func TestCompatIsWantedOrTakenBack(t *testing.T) {
+	rootfs, state := bundled(t)
+	conf := rootfs + ldso.CompatConf
+	require.NoError(t, os.MkdirAll(rootfs+"/usr/local/cuda-12.8/compat", 0o755))
+	require.NoError(t, os.Symlink("cuda-12.8", rootfs+"/usr/local/cuda"))
+	data, err := os.ReadFile("/proc/self/exe")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(rootfs+"/usr/local/cuda-12.8/compat/libcuda.so.570.86.15", data, 0o755))
+	for _, c := range []struct {
+		driver string
+		wanted bool
+	}{{"550.54.15", true}, {"570.1", false}, {"550.54.15", true}, {"580.1", false}, {"580.1", false}} {
+		_, stderr, err := call(state, "enable-cuda-compat", "--host-driver-version="+c.driver)
+		require.NoError(t, err)
+		require.Empty(t, stderr)
+		if !c.wanted {
+			require.NoFileExists(t, conf)
+			continue
+		}
+		text, err := os.ReadFile(conf)
+		require.NoError(t, err)
+		require.Equal(t, "/usr/local/cuda-12.8/compat\n", string(text))
+	}
 }
 
 func FuzzLink(f *testing.F) {

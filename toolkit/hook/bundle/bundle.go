@@ -10,7 +10,9 @@ import (
 	"io"
 	"os"
 	"path"
+	"slices"
 	"strings"
+	"syscall"
 )
 
 // Far above what runtimes write; below what hurts.
@@ -23,6 +25,7 @@ const (
 type Bundle struct {
 	Root   string   // directory of the root file system; never "/"
 	Mounts []string // destinations, absolute and clean
+	Host   []string // those of the destinations that show what is the host's: files, folders, /proc, /sys
 }
 
 // Read reads the container's state (OCI runtime specification, "State") and the
@@ -32,14 +35,9 @@ func Read(state io.Reader) (Bundle, error) {
 	if err != nil {
 		return Bundle{}, err
 	}
-	f, err := os.Open(path.Join(dir, "config.json"))
+	b, err := readConfig(dir)
 	if err != nil {
-		return Bundle{}, fmt.Errorf("container's configuration: %w", err)
-	}
-	defer f.Close()
-	b, err := parseConfig(f, dir)
-	if err != nil {
-		return Bundle{}, fmt.Errorf("container's configuration %s: %w", f.Name(), err)
+		return Bundle{}, fmt.Errorf("container's configuration %s: %w", path.Join(dir, "config.json"), err)
 	}
 	return b, nil
 }
@@ -49,16 +47,37 @@ func parseState(r io.Reader) (dir string, err error) {
 		Bundle     string `json:"bundle"`
 		BundlePath string `json:"bundlePath"` // what runc before 1.0 called it
 	}
-	if err := decode(r, maxState, &state); err != nil {
+	// What follows the state is not waited for: a runtime may keep the pipe open.
+	limited := &io.LimitedReader{R: r, N: maxState}
+	if err := json.NewDecoder(limited).Decode(&state); err != nil {
+		if limited.N <= 0 {
+			err = fmt.Errorf("more than %d bytes", maxState)
+		}
 		return "", fmt.Errorf("container's state on standard input: %w; this program is an OCI hook, run by a container runtime", err)
 	}
 	if state.Bundle == "" {
 		state.Bundle = state.BundlePath
 	}
-	if !path.IsAbs(state.Bundle) {
-		return "", fmt.Errorf("container's state on standard input: bundle %q is not an absolute path", state.Bundle)
+	if !path.IsAbs(state.Bundle) || strings.ContainsRune(state.Bundle, 0) {
+		return "", fmt.Errorf("container's state on standard input: bundle %q is not an absolute path", clip(state.Bundle))
 	}
 	return path.Clean(state.Bundle), nil
+}
+
+// readConfig reads a regular file, and nothing that could let it wait.
+func readConfig(dir string) (Bundle, error) {
+	f, err := os.OpenFile(path.Join(dir, "config.json"), os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		if p, ok := errors.AsType[*os.PathError](err); ok {
+			err = p.Err
+		}
+		return Bundle{}, err
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return Bundle{}, errors.Join(errors.New("not a regular file"), err)
+	}
+	return parseConfig(f, dir)
 }
 
 func parseConfig(r io.Reader, dir string) (Bundle, error) {
@@ -66,11 +85,16 @@ func parseConfig(r io.Reader, dir string) (Bundle, error) {
 		Root *struct {
 			Path string `json:"path"`
 		} `json:"root"`
-		Mounts []struct {
-			Destination string `json:"destination"`
-		} `json:"mounts"`
+		Mounts []mount `json:"mounts"`
 	}
-	if err := decode(r, maxConfig, &config); err != nil {
+	data, err := io.ReadAll(io.LimitReader(r, maxConfig+1))
+	if err != nil {
+		return Bundle{}, err
+	}
+	if len(data) > maxConfig {
+		return Bundle{}, fmt.Errorf("more than %d bytes", maxConfig)
+	}
+	if err := json.Unmarshal(data, &config); err != nil {
 		return Bundle{}, err
 	}
 	if config.Root == nil || config.Root.Path == "" {
@@ -81,21 +105,30 @@ func parseConfig(r io.Reader, dir string) (Bundle, error) {
 		b.Root = path.Join(dir, b.Root)
 	}
 	if b.Root == "/" || strings.ContainsRune(b.Root, 0) {
-		return Bundle{}, fmt.Errorf("root.path %q cannot be a container's", config.Root.Path)
+		return Bundle{}, fmt.Errorf("root.path %q cannot be a container's", clip(config.Root.Path))
 	}
 	for _, m := range config.Mounts {
-		b.Mounts = append(b.Mounts, path.Clean("/"+m.Destination))
+		at := path.Clean("/" + m.Destination)
+		b.Mounts = append(b.Mounts, at)
+		if !m.own() {
+			b.Host = append(b.Host, at)
+		}
 	}
 	return b, nil
 }
 
-func decode(r io.Reader, limit int64, into any) error {
-	data, err := io.ReadAll(io.LimitReader(r, limit+1))
-	if err != nil {
-		return err
-	}
-	if int64(len(data)) > limit {
-		return fmt.Errorf("more than %d bytes", limit)
-	}
-	return json.Unmarshal(data, into)
+type mount struct {
+	Destination string   `json:"destination"`
+	Type        string   `json:"type"`
+	Options     []string `json:"options"`
 }
+
+// own tells a file system that is the container's alone. A bind mount is one by
+// its options; "bind" as a type is a habit.
+func (m mount) own() bool {
+	bind := slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
+	return !bind && slices.Contains([]string{"tmpfs", "ramfs", "overlay"}, m.Type)
+}
+
+// clip shortens what a stranger wrote, for a message.
+func clip(s string) string { return s[:min(len(s), 200)] }

@@ -2,9 +2,11 @@ package bundle
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -13,12 +15,12 @@ import (
 func TestReadFindsTheRootAndTheMounts(t *testing.T) {
 	dir := t.TempDir()
 	config := `{"ociVersion":"1.0.2","root":{"path":"rootfs","readonly":true},
-		"mounts":[{"destination":"/usr/lib/libcuda.so.1","source":"/x"},{"destination":"dev/../tmp"}],"hooks":{}}`
+		"mounts":[{"destination":"/usr/lib/libcuda.so.1","source":"/x","options":["ro","rbind"]},{"destination":"dev/../tmp","type":"tmpfs"},{"destination":"/v/","type":"bind"}],"hooks":{}}`
 	require.NoError(t, os.WriteFile(dir+"/config.json", []byte(config), 0o644))
 	for _, key := range []string{"bundle", "bundlePath"} {
 		b, err := Read(strings.NewReader(fmt.Sprintf(`{"id":"x","pid":1,%q:%q}`, key, dir)))
 		require.NoError(t, err)
-		require.Equal(t, Bundle{Root: filepath.Join(dir, "rootfs"), Mounts: []string{"/usr/lib/libcuda.so.1", "/tmp"}}, b)
+		require.Equal(t, Bundle{Root: filepath.Join(dir, "rootfs"), Mounts: []string{"/usr/lib/libcuda.so.1", "/tmp", "/v"}, Host: []string{"/usr/lib/libcuda.so.1", "/v"}}, b)
 	}
 }
 
@@ -33,12 +35,32 @@ func TestReadSaysWhatIsWrong(t *testing.T) {
 		{"host's root", state, `{"root":{"path":"/"}}`, "cannot be a container's"},
 		{"host's root by dots", state, `{"root":{"path":"/a/.."}}`, "cannot be a container's"},
 		{"truncated", state, `{"root":{"pa`, "config.json"},
+		{"truncated state", `{"ociVersion":"1.0.2","bundle":"/x`, `{}`, "unexpected EOF"},
+		{"state of another type", `[1,2]`, `{}`, "cannot unmarshal"},
+		{"deep state", strings.Repeat(`{"a":`, 100_000), `{}`, "exceeded max depth"},
+		{"bundle with a zero byte", `{"bundle":"/a\u0000b"}`, `{}`, "absolute"},
+		{"more than one value", state, `{"root":{"path":"a"}} {}`, "after top-level value"},
 		{"endless state", `{"bundle":"/` + strings.Repeat("x", maxState) + `"}`, `{}`, "more than"},
 	} {
 		config(c.config)
 		_, err := Read(strings.NewReader(c.state))
 		require.ErrorContains(t, err, c.want, c.name)
 	}
+}
+
+// A runtime that keeps the pipe open, and a config.json that is one, are not waited for.
+func TestReadWaitsForNothing(t *testing.T) {
+	dir := t.TempDir()
+	r, w := io.Pipe()
+	defer w.Close()
+	go func() { _, _ = fmt.Fprintf(w, `{"bundle":%q}`, dir) }()
+	require.NoError(t, syscall.Mkfifo(dir+"/config.json", 0o644))
+	_, err := Read(r)
+	require.ErrorContains(t, err, dir+"/config.json: not a regular file")
+	require.NoError(t, os.Remove(dir+"/config.json"))
+	require.NoError(t, os.Symlink("/dev/zero", dir+"/config.json"))
+	_, err = Read(strings.NewReader(fmt.Sprintf(`{"bundle":%q}`, dir)))
+	require.ErrorContains(t, err, "not a regular file")
 }
 
 func FuzzState(f *testing.F) {

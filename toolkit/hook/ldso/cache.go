@@ -47,6 +47,10 @@ const (
 	generator = "gpu-cdi-hook"
 	maxName   = 4096 // PATH_MAX
 	maxHWCaps = 1024
+
+	// A name is mostly the end of its path, and shared by variants of a library. A
+	// file in which more is shared than this would become many times as long.
+	maxOverlap = 8
 )
 
 // Cache is the content of an ld.so.cache.
@@ -93,12 +97,16 @@ func Parse(data []byte) (Cache, error) {
 	if !compat {        // offsets count from the start of the file there
 		c.HWCaps = parseHWCaps(all, data, binary.LittleEndian.Uint32(data[32:]))
 	}
+	size := 0
 	for i := range n {
 		raw := data[headerNew+i*entryNew:]
 		name, ok1 := text(all, binary.LittleEndian.Uint32(raw[4:]))
 		path, ok2 := text(all, binary.LittleEndian.Uint32(raw[8:]))
 		if !ok1 || !ok2 {
 			return Cache{}, fmt.Errorf("%w: entry %d of %d points outside", errFormat, i, n)
+		}
+		if size += len(name) + len(path); size > maxOverlap*len(data) {
+			return Cache{}, fmt.Errorf("%w: its strings overlap", errFormat)
 		}
 		e := Entry{Name: name, Path: path, Flags: int32(binary.LittleEndian.Uint32(raw)), HWCap: binary.LittleEndian.Uint64(raw[16:])}
 		if e.HWCap&hwcapExtension != 0 && uint64(uint32(e.HWCap)) >= uint64(len(c.HWCaps)) {

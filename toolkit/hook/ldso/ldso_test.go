@@ -2,6 +2,7 @@ package ldso
 
 import (
 	"debug/elf"
+	"encoding/binary"
 	"fmt"
 	"io/fs"
 	"os"
@@ -12,15 +13,16 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
 
 // image makes a root file system with a loader and a C library.
-func image(t testing.TB) (string, *host.Root) {
+func image(t testing.TB) (string, *rootfs.Root) {
 	t.Helper()
 	dir := t.TempDir()
 	loader := "/lib64/ld-linux-x86-64.so.2"
@@ -29,7 +31,7 @@ func image(t testing.TB) (string, *host.Root) {
 	}
 	copyFile(t, loader, dir+loader)
 	copyFile(t, libc(t), dir+libDir+"/libc.so.6")
-	root, err := host.Open(dir)
+	root, err := rootfs.Open(dir, nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = root.Close() })
 	return dir, root
@@ -220,7 +222,7 @@ func TestAgreesWithLdconfig(t *testing.T) {
 		slices.Sort(names)
 		return names
 	}
-	require.Equal(t, plain(theirs), plain(scan(root)))
+	require.Equal(t, plain(theirs), plain(scan(root, &budget{files: maxFiles, until: time.Now().Add(time.Hour)})))
 }
 
 // debug/elf says what our reader must say, for every library of this machine.
@@ -263,19 +265,130 @@ func elfSoname(file string) (string, error) {
 	return names[0], nil
 }
 
-func TestImageWithoutGlibcIsLeftAlone(t *testing.T) {
+func TestImageWithoutALoaderIsLeftAlone(t *testing.T) {
 	dir := t.TempDir()
-	root, err := host.Open(dir)
+	root, err := rootfs.Open(dir, nil)
 	require.NoError(t, err)
 	defer root.Close()
-	require.NoError(t, os.MkdirAll(dir+"/lib", 0o755))
 	library(t, dir+"/driver/libcuda.so.1", "libcuda.so.1", 1)
-	require.NoError(t, os.WriteFile(dir+"/lib/ld-musl-x86_64.so.1", nil, 0o755))
 	warning, err := Update(root, []string{"/driver"}, []string{"/driver/libcuda.so.1"})
 	require.NoError(t, err)
 	require.Empty(t, warning)
 	_, err = os.Stat(dir + "/etc")
 	require.ErrorIs(t, err, fs.ErrNotExist)
+}
+
+// musl reads no cache, but a list of folders.
+func TestMuslGetsToKnowTheFolders(t *testing.T) {
+	arch := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]
+	for name, c := range map[string]struct{ before, after string }{
+		"none":         {"", "/lib:/usr/local/lib:/usr/lib\n/driver\n"},
+		"lines":        {"/lib\n/usr/lib\n", "/lib\n/usr/lib\n/driver\n"},
+		"known":        {"/lib:/driver", "/lib:/driver"},
+		"known, lines": {"/lib\n/driver\n", "/lib\n/driver\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			root, err := rootfs.Open(dir, nil)
+			require.NoError(t, err)
+			defer root.Close()
+			require.NoError(t, os.MkdirAll(dir+"/lib", 0o755))
+			require.NoError(t, os.WriteFile(dir+"/lib/ld-musl-"+arch+".so.1", nil, 0o755))
+			file := dir + "/etc/ld-musl-" + arch + ".path"
+			if c.before != "" {
+				require.NoError(t, os.Mkdir(dir+"/etc", 0o755))
+				require.NoError(t, os.WriteFile(file, []byte(c.before), 0o644))
+			}
+			for range 2 {
+				warning, err := Update(root, []string{"/driver"}, nil)
+				require.NoError(t, err)
+				require.Empty(t, warning)
+				data, err := os.ReadFile(file)
+				require.NoError(t, err)
+				require.Equal(t, c.after, string(data))
+			}
+			_, err = os.Stat(dir + cachePath)
+			require.ErrorIs(t, err, fs.ErrNotExist)
+		})
+	}
+}
+
+// What CompatConf names goes before the driver's, for the loader itself.
+func TestCompatLibrariesGoFirst(t *testing.T) {
+	dir, root := image(t)
+	library(t, dir+"/driver/libcuda.so.570.1", "libcuda.so.1", 570)
+	library(t, dir+"/driver/libnvidia-ml.so.570.1", "libnvidia-ml.so.1", 570)
+	library(t, dir+"/compat/libcuda.so.580.1", "libcuda.so.1", 580)
+	require.NoError(t, os.MkdirAll(dir+confDir, 0o755))
+	mounts := []string{"/driver/libcuda.so.570.1", "/driver/libnvidia-ml.so.570.1"}
+	for conf, want := range map[string]string{
+		"/compat\n":          "/compat/libcuda.so.580.1",
+		"compat\n":           "/driver/libcuda.so.570.1",
+		"/compat\n/driver\n": "/driver/libcuda.so.570.1", // not ours
+		"/nowhere":           "/driver/libcuda.so.570.1",
+	} {
+		require.NoError(t, os.WriteFile(dir+CompatConf, []byte(conf), 0o644))
+		_, err := Update(root, []string{"/driver"}, mounts)
+		require.NoError(t, err)
+		c := readCache(t, dir)
+		require.Equal(t, []string{want}, c.find("libcuda.so.1"), conf)
+		require.Equal(t, []string{"/driver/libnvidia-ml.so.570.1"}, c.find("libnvidia-ml.so.1"))
+	}
+}
+
+// A cache of another byte order, damaged anywhere, or cut, is never an error, and
+// never keeps the driver's libraries out.
+func TestDamagedCacheStopsNothing(t *testing.T) {
+	dir, root := image(t)
+	library(t, dir+"/driver/libcuda.so.1", "libcuda.so.1", 1)
+	ldconfig(t, "-r", dir, "-C", "/cache")
+	whole, err := os.ReadFile(dir + "/cache")
+	require.NoError(t, err)
+	require.NoError(t, os.MkdirAll(dir+"/etc", 0o755))
+	rapid.Check(t, func(t *rapid.T) {
+		data := slices.Clone(whole)
+		switch rapid.SampledFrom([]string{"order", "cut", "bytes", "header"}).Draw(t, "damage") {
+		case "order":
+			data[28] = 3 // cache_file_new_flags_endian_big
+		case "cut":
+			data = data[:rapid.IntRange(0, len(data)).Draw(t, "length")]
+		case "bytes":
+			for range rapid.IntRange(1, 20).Draw(t, "n") {
+				data[rapid.IntRange(0, len(data)-1).Draw(t, "at")] = rapid.Byte().Draw(t, "byte")
+			}
+		case "header":
+			for i := 20; i < 48; i++ {
+				data[i] = rapid.SampledFrom([]byte{0, 1, 0x7f, 0xff}).Draw(t, "byte")
+			}
+		}
+		require.NoError(t, os.WriteFile(dir+cachePath, data, 0o644))
+		_, err := Update(root, []string{"/driver"}, []string{"/driver/libcuda.so.1"})
+		require.NoError(t, err)
+		written, err := os.ReadFile(dir + cachePath)
+		require.NoError(t, err)
+		c, err := Parse(written)
+		require.NoError(t, err)
+		require.Contains(t, c.find("libcuda.so.1"), "/driver/libcuda.so.1")
+	})
+}
+
+// Many entries that share one long string would become many times as long.
+func TestCacheOfOverlappingStringsIsNotUnfolded(t *testing.T) {
+	c := Cache{Entries: []Entry{{Name: strings.Repeat("a", 4000), Path: strings.Repeat("b", 4000)}}}
+	one := c.Bytes()
+	const n = 100_000
+	data := slices.Clone(one[:headerNew])
+	binary.LittleEndian.PutUint32(data[20:], n)
+	binary.LittleEndian.PutUint32(data[32:], 0)
+	for range n {
+		e := slices.Clone(one[headerNew : headerNew+entryNew])
+		binary.LittleEndian.PutUint32(e[4:], headerNew+n*entryNew)
+		binary.LittleEndian.PutUint32(e[8:], headerNew+n*entryNew)
+		data = append(data, e...)
+	}
+	data = append(data, one[headerNew+entryNew:]...)
+	_, err := Parse(data)
+	require.ErrorContains(t, err, "overlap")
 }
 
 // Each image here tries to make the hook read, block on or write what it must not.
@@ -369,7 +482,7 @@ func TestReadOnlyImageFailsOnlyIfTheLoaderWouldNotFind(t *testing.T) {
 	defer func() { require.NoError(t, syscall.Unmount(dir, syscall.MNT_DETACH)) }()
 	require.NoError(t, syscall.Mount("", dir, "", syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
 	require.NoError(t, root.Close())
-	root, err := host.Open(dir) // the mount that is now there
+	root, err := rootfs.Open(dir, nil) // the mount that is now there
 	require.NoError(t, err)
 	defer root.Close()
 

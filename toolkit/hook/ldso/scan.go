@@ -5,34 +5,34 @@ import (
 	"runtime"
 	"strings"
 
-	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
 
 // Bounds on how much of an image is looked at where it has no cache.
 const (
-	maxFiles = 20_000 // libraries opened
+	maxNames = 4 * maxFiles // in a folder; most are no libraries
 	maxConf  = 64 << 10
 	maxConfs = 64 // files of configuration
 	maxDirs  = 64
 )
 
 // scan makes the cache that ldconfig would make for an image that has none.
-func scan(root *host.Root) Cache {
+func scan(root *rootfs.Root, left *budget) Cache {
 	triplet := "x86_64-linux-gnu"
 	if runtime.GOARCH == "arm64" {
 		triplet = "aarch64-linux-gnu"
 	}
-	dirs := confDirs(root)
+	dirs := confDirs(root, left)
 	dirs = append(dirs, "/lib/"+triplet, "/usr/lib/"+triplet, "/lib64", "/usr/lib64", "/lib", "/usr/lib")
 	var cache Cache
-	seenDir, seen, opened := map[string]bool{}, map[string]bool{}, 0
+	seenDir, seen := map[string]bool{}, map[string]bool{}
 	for _, dir := range dirs {
 		real, err := root.Resolve(dir)
 		if err != nil || seenDir[real] {
 			continue
 		}
 		seenDir[real] = true
-		scanDir(root, dir, &opened, func(e Entry) {
+		scanDir(root, dir, left, func(e Entry) {
 			if !seen[e.Name] { // as the loader: the first directory wins
 				seen[e.Name] = true
 				cache.Entries = append(cache.Entries, e)
@@ -43,8 +43,12 @@ func scan(root *host.Root) Cache {
 }
 
 // scanDir calls add for every name of every library in dir.
-func scanDir(root *host.Root, dir string, opened *int, add func(Entry)) {
-	entries, err := root.ReadDir(dir)
+func scanDir(root *rootfs.Root, dir string, left *budget, add func(Entry)) {
+	at, err := root.Resolve(dir)
+	if err != nil {
+		return
+	}
+	entries, err := root.ReadDirAtMost(at, maxNames)
 	if err != nil {
 		return
 	}
@@ -53,28 +57,28 @@ func scanDir(root *host.Root, dir string, opened *int, add func(Entry)) {
 		if e.IsDir() || !isLibrary(e.Name()) {
 			continue
 		}
-		if *opened++; *opened > maxFiles {
+		if left.spent() {
 			return
 		}
-		file := path.Join(dir, e.Name())
+		left.files--
 		if e.Type().IsRegular() {
-			for _, n := range names(root, file) {
+			for _, n := range names(root, dir, at, e.Name()) {
 				add(n)
 			}
 			continue
 		}
 		// A link by another name than the soname, as developers' packages have.
-		if _, err := readSoname(root, file); err == nil {
-			add(Entry{Name: e.Name(), Path: file, Flags: flags})
+		if _, err := readSoname(root, path.Join(at, e.Name())); err == nil {
+			add(Entry{Name: e.Name(), Path: path.Join(dir, e.Name()), Flags: flags})
 		}
 	}
 }
 
 // confDirs are the directories that the image's ld.so.conf names.
-func confDirs(root *host.Root) []string {
+func confDirs(root *rootfs.Root, left *budget) []string {
 	var dirs []string
 	todo, files := []string{confPath}, 0
-	for ; len(todo) > 0 && files < maxConfs && len(dirs) < maxDirs; files++ {
+	for ; len(todo) > 0 && files < maxConfs; files++ {
 		data, err := root.ReadFile(todo[0], maxConf)
 		todo = todo[1:]
 		if err != nil {
@@ -84,17 +88,30 @@ func confDirs(root *host.Root) []string {
 			line, _, _ = strings.Cut(line, "#")
 			fields := strings.Fields(line)
 			switch {
-			case len(fields) == 2 && fields[0] == "include":
-				pattern := fields[1]
-				if !path.IsAbs(pattern) {
-					pattern = path.Join("/etc", pattern)
-				}
-				found, _ := root.Glob(path.Dir(pattern), path.Base(pattern))
-				todo = append(todo, found...)
+			case len(dirs) >= maxDirs || left.spent():
+				return dirs
+			case len(fields) == 2 && fields[0] == "include" && len(todo) < maxConfs:
+				todo = append(todo, included(root, fields[1])...)
 			case len(fields) == 1 && path.IsAbs(fields[0]):
 				dirs = append(dirs, path.Clean(fields[0]))
 			}
 		}
 	}
 	return dirs
+}
+
+// included are the files that a pattern of ld.so.conf names, sorted.
+func included(root *rootfs.Root, pattern string) []string {
+	if !path.IsAbs(pattern) {
+		pattern = path.Join("/etc", pattern)
+	}
+	dir, base := path.Dir(pattern), path.Base(pattern)
+	entries, _ := root.ReadDirAtMost(dir, maxNames)
+	var files []string
+	for _, e := range entries {
+		if ok, _ := path.Match(base, e.Name()); ok && len(files) < maxConfs {
+			files = append(files, path.Join(dir, e.Name()))
+		}
+	}
+	return files
 }

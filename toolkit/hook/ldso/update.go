@@ -8,8 +8,9 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"time"
 
-	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
 
 const (
@@ -18,40 +19,60 @@ const (
 	confDir    = "/etc/ld.so.conf.d"
 	dropInPath = confDir + "/00-gpuready.conf"
 
+	// CompatConf names, in the container, the folder of libraries that go before
+	// the driver's. "00-compat-" is how NVIDIA's hook begins such a name, so that
+	// its update-ldcache obeys it too; and it sorts before our own.
+	CompatConf = confDir + "/00-compat-gpuready.conf"
+
 	maxCache = 8 << 20 // a full desktop's has 300 KiB
 )
+
+// Bounds on what an image can make us do; see budget.
+const (
+	maxFiles = 20_000          // libraries opened
+	maxTime  = 2 * time.Second // 5,000 libraries take 40 ms
+)
+
+// budget is what may still be spent on looking at files of the image. What is
+// not looked at is not in the cache: the loader then searches its own folders
+// for it, as it did before.
+type budget struct {
+	files int
+	until time.Time
+}
+
+func (b *budget) spent() bool { return b.files <= 0 || !time.Now().Before(b.until) }
 
 // Update makes the libraries in folders loadable by name in the container whose
 // file system is root. mounts are the destinations of the container's mounts:
 // those in folders are the libraries; a folder in which nothing is mounted is
-// scanned.
+// scanned. Libraries of the folder that CompatConf names go before them.
 //
-// An image without glibc's loader is left alone. If the cache cannot be written
-// (a read-only file system) that is an error only if the loader would not find
-// one of the libraries without it; otherwise it is the returned warning.
-func Update(root *host.Root, folders, mounts []string) (warning string, err error) {
-	if !hasLoader(root) {
-		return "", nil
+// An image without glibc's loader gets no cache; for musl's, see updateMusl. If
+// the cache cannot be written (a read-only file system) that is an error only if
+// the loader would not find one of the libraries without it; otherwise it is the
+// returned warning.
+func Update(root *rootfs.Root, folders, mounts []string) (warning string, err error) {
+	left := &budget{files: maxFiles, until: time.Now().Add(maxTime)}
+	folders = clean(folders)
+	if warning = updateMusl(root, folders); !hasLoader(root) {
+		return warning, nil
 	}
-	ours := injected(root, folders, mounts)
+	ours := append(compat(root, left), injected(root, folders, mounts, left)...)
 	if len(ours) == 0 {
-		return "", nil
+		return warning, nil
 	}
-	var cache Cache
-	old, err := root.ReadFile(cachePath, maxCache)
-	if err == nil {
-		cache, err = Parse(old)
-	}
+	cache, old, err := current(root, left)
 	if err != nil {
-		if !errors.Is(err, fs.ErrNotExist) {
-			warning = fmt.Sprintf("the image's %s is made anew: %v", cachePath, err)
-		}
-		cache = scan(root)
+		warning = join(warning, fmt.Sprintf("the image's %s is made anew: %v", cachePath, err))
 	}
-	before := slices.Clone(cache.Entries)
+	if left.spent() {
+		warning = join(warning, fmt.Sprintf("the image has more libraries than %d, or they take longer to read than %v: the loader is left to search for the rest", maxFiles, maxTime))
+	}
+	before := cache.Entries
 	cache.Add(ours...)
 	if data := cache.Bytes(); string(data) != string(old) {
-		if _, err = root.MkdirAll(path.Dir(cachePath), 0o755); err == nil {
+		if err = root.MkdirAll(path.Dir(cachePath), 0o755); err == nil {
 			err = root.Replace(cachePath, data, 0o644)
 		}
 		if err != nil {
@@ -59,14 +80,61 @@ func Update(root *host.Root, folders, mounts []string) (warning string, err erro
 				return warning, fmt.Errorf("libraries would not be found by the container's loader (%s): %w; make the image's /etc writable while the container is created, or put %s into the image's %s",
 					strings.Join(lost, ", "), err, strings.Join(folders, ", "), cachePath)
 			}
-			return fmt.Sprintf("the loader finds the libraries as it is, but its cache cannot be written: %v", err), nil
+			return join(warning, fmt.Sprintf("the loader finds the libraries as it is, but its cache cannot be written: %v", err)), nil
 		}
 	}
 	configure(root, folders)
 	return warning, nil
 }
 
-func hasLoader(root *host.Root) bool {
+// current is the image's cache and its bytes, or, made by looking at the image's
+// libraries, the one that it would have. The error says why its own is not used.
+func current(root *rootfs.Root, left *budget) (Cache, []byte, error) {
+	old, err := root.ReadFile(cachePath, maxCache)
+	if err == nil {
+		var cache Cache
+		if cache, err = Parse(old); err == nil {
+			return cache, old, nil
+		}
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return scan(root, left), old, err
+}
+
+// compat returns the entries for the libraries of the folder that CompatConf names.
+func compat(root *rootfs.Root, left *budget) []Entry {
+	data, err := root.ReadFile(CompatConf, maxConf)
+	dir := strings.TrimSuffix(string(data), "\n")
+	if err != nil || !path.IsAbs(dir) || strings.ContainsAny(dir, "\n\x00") {
+		return nil
+	}
+	var entries []Entry
+	scanDir(root, path.Clean(dir), left, func(e Entry) { entries = append(entries, e) })
+	return entries
+}
+
+// clean returns the folders as absolute paths, without those that no file of
+// configuration can name.
+func clean(folders []string) []string {
+	var list []string
+	for _, f := range folders {
+		if f = path.Clean("/" + f); !strings.ContainsAny(f, "\n\x00:") {
+			list = append(list, f)
+		}
+	}
+	return list
+}
+
+func join(a, b string) string {
+	if a == "" || b == "" {
+		return a + b
+	}
+	return a + "; " + b
+}
+
+func hasLoader(root *rootfs.Root) bool {
 	loader := "/lib64/ld-linux-x86-64.so.2"
 	if runtime.GOARCH == "arm64" {
 		loader = "/lib/ld-linux-aarch64.so.1"
@@ -76,59 +144,56 @@ func hasLoader(root *host.Root) bool {
 }
 
 // injected returns the entries for the libraries that were mounted into the folders.
-func injected(root *host.Root, folders, mounts []string) []Entry {
+func injected(root *rootfs.Root, folders, mounts []string, left *budget) []Entry {
 	var entries []Entry
 	for _, folder := range folders {
-		folder = path.Clean("/" + folder)
 		found := false
 		for _, m := range mounts {
-			if path.Dir(m) == folder && isLibrary(path.Base(m)) {
+			if path.Dir(m) == folder && isLibrary(path.Base(m)) && !left.spent() {
 				found = true
-				entries = append(entries, names(root, m)...)
+				left.files--
+				entries = append(entries, names(root, folder, folder, path.Base(m))...)
 			}
 		}
 		if !found {
-			scanDir(root, folder, new(int), func(e Entry) { entries = append(entries, e) })
+			scanDir(root, folder, left, func(e Entry) { entries = append(entries, e) })
 		}
 	}
 	return entries
 }
 
-// names returns an entry for each name of a library: its soname, and the
-// plain ".so" where the driver or a hook made one.
-func names(root *host.Root, file string) []Entry {
-	name, err := readSoname(root, file)
+// names returns an entry for each name of the library base in dir: its soname,
+// and the plain ".so" where the driver or a hook made one. at is the same folder,
+// by the path that is the quickest to follow.
+func names(root *rootfs.Root, dir, at, base string) []Entry {
+	name, err := readSoname(root, path.Join(at, base))
 	if err != nil {
 		return nil
 	}
-	dir, base := path.Split(file)
 	if name == "" {
 		name = base
 	}
 	flags, _ := kind()
-	real, err := root.Resolve(file)
+	real, err := root.Resolve(path.Join(at, base))
 	if err != nil {
 		return nil
 	}
-	entry := func(name string) (Entry, bool) {
-		e := Entry{Name: name, Path: path.Join(dir, name), Flags: flags}
-		leads, err := root.Resolve(e.Path)
-		return e, err == nil && leads == real
+	leadsThere := func(name string) bool {
+		leads, err := root.Resolve(path.Join(at, name))
+		return err == nil && leads == real
 	}
-	e, linked := entry(name)
-	if !linked { // the file itself does as well, and cannot lead elsewhere
-		e.Path = file
+	e := Entry{Name: name, Path: path.Join(dir, name), Flags: flags}
+	if name != base && !leadsThere(name) { // the file itself does as well, and cannot lead elsewhere
+		e.Path = path.Join(dir, base)
 	}
 	entries := []Entry{e}
-	if stem, _, ok := strings.Cut(base, ".so"); ok && stem+".so" != name {
-		if e, linked := entry(stem + ".so"); linked {
-			entries = append(entries, e)
-		}
+	if stem, _, ok := strings.Cut(base, ".so"); ok && stem+".so" != name && leadsThere(stem+".so") {
+		entries = append(entries, Entry{Name: stem + ".so", Path: path.Join(dir, stem+".so"), Flags: flags})
 	}
 	return entries
 }
 
-func readSoname(root *host.Root, file string) (string, error) {
+func readSoname(root *rootfs.Root, file string) (string, error) {
 	f, err := root.OpenFile(file)
 	if err != nil {
 		return "", err
@@ -148,7 +213,7 @@ func isLibrary(name string) bool {
 
 // unreachable names the libraries that the loader finds neither in the image's
 // cache nor in a directory that it searches anyway.
-func unreachable(root *host.Root, before, ours []Entry) []string {
+func unreachable(root *rootfs.Root, before, ours []Entry) []string {
 	var lost []string
 	for _, e := range ours {
 		known := slices.ContainsFunc(before, func(b Entry) bool {
@@ -163,7 +228,7 @@ func unreachable(root *host.Root, before, ours []Entry) []string {
 
 // searched says whether the loader looks into a directory without being told to:
 // glibc's own, and where the image has its C library.
-func searched(root *host.Root, dir string) bool {
+func searched(root *rootfs.Root, dir string) bool {
 	if _, err := root.Stat(path.Join(dir, "libc.so.6")); err == nil {
 		return true
 	}
@@ -173,17 +238,11 @@ func searched(root *host.Root, dir string) bool {
 // configure leaves a note for an ldconfig that is run in the container later.
 // Without it the libraries would be lost then; but nothing hangs on it now, so
 // it may fail.
-func configure(root *host.Root, folders []string) {
-	if _, err := root.MkdirAll(confDir, 0o755); err != nil {
+func configure(root *rootfs.Root, folders []string) {
+	if err := root.MkdirAll(confDir, 0o755); err != nil {
 		return
 	}
-	var lines strings.Builder
-	for _, f := range folders {
-		if f = path.Clean("/" + f); !strings.ContainsAny(f, "\n\x00") {
-			lines.WriteString(f + "\n")
-		}
-	}
-	_ = root.Replace(dropInPath, []byte(lines.String()), 0o644)
+	_ = root.Replace(dropInPath, []byte(strings.Join(folders, "\n")+"\n"), 0o644)
 	if _, err := root.Lstat(confPath); errors.Is(err, fs.ErrNotExist) {
 		_ = root.Replace(confPath, []byte("include "+confDir+"/*.conf\n"), 0o644)
 	}

@@ -1,0 +1,151 @@
+// Package compat decides whether an image's own CUDA user libraries go before
+// the driver's (CUDA forward compatibility): images built with a newer CUDA than
+// the host's driver knows carry libcuda of a newer driver, which works on top of
+// older kernel modules. NVIDIA's "CUDA Compatibility" says on which.
+package compat
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
+)
+
+// Dir is where the package cuda-compat has its libraries.
+const Dir = "/usr/local/cuda/compat"
+
+const (
+	prefix   = "libcuda.so."
+	maxNames = 4096 // in the folder; the package brings about ten
+)
+
+// Host is what the host's driver offers. What is not known is "".
+type Host struct {
+	Driver string // "570.86.15"
+	CUDA   string // "12.8"
+}
+
+// Choose returns the folder of the image's libraries if they are to go before
+// the driver's, else "" and, if an image seems to want it otherwise, why not.
+//
+// Without Host.CUDA the image's driver must be of a higher major version than
+// the host's and, where its libcuda lists the majors that it works on, the
+// host's must be among them. With Host.CUDA, as on Tegra, where driver versions
+// say nothing, its libcuda must state a higher CUDA version.
+func Choose(root *rootfs.Root, dir string, h Host) (chosen, why string, err error) {
+	if h.Driver == "" && h.CUDA == "" {
+		return "", "", nil
+	}
+	major, err := parseMajor(h.Driver)
+	if err != nil && h.CUDA == "" {
+		return "", "", fmt.Errorf("--host-driver-version: %w", err)
+	}
+	real, err := root.Resolve(dir)
+	if err != nil {
+		return "", reason(dir, err), nil
+	}
+	file, why := find(root, real)
+	if file == "" {
+		return "", why, nil
+	}
+	note, err := readNote(root, file)
+	if err != nil {
+		return "", reason(file, err), nil
+	}
+	if h.CUDA != "" {
+		if note == nil || compareVersions(note.CUDA, h.CUDA) <= 0 {
+			return "", "", nil
+		}
+		return real, "", nil
+	}
+	theirs, err := parseMajor(strings.TrimPrefix(path.Base(file), prefix))
+	switch {
+	case err != nil:
+		return "", reason(file, err), nil
+	case theirs <= major:
+		return "", "", nil
+	case note != nil && len(note.Driver) > 0 && !slices.Contains(note.Driver, major):
+		return "", fmt.Sprintf("%s works on drivers %s and not on %s, so the host's libraries are used", file, list(note.Driver), h.Driver), nil
+	}
+	return real, "", nil
+}
+
+// find returns the one file libcuda.so.<version> of the folder.
+func find(root *rootfs.Root, dir string) (file, why string) {
+	entries, err := root.ReadDirAtMost(dir, maxNames)
+	if err != nil {
+		return "", reason(dir, err)
+	}
+	var found []string
+	for _, e := range entries {
+		// libcuda.so.1 is a link to it.
+		version, ok := strings.CutPrefix(e.Name(), prefix)
+		if ok && e.Type().IsRegular() && strings.Contains(version, ".") {
+			found = append(found, path.Join(dir, e.Name()))
+		}
+	}
+	switch len(found) {
+	case 0:
+		return "", ""
+	case 1:
+		return found[0], ""
+	}
+	return "", fmt.Sprintf("%s has %d libraries libcuda.so.<version>, so none is used", dir, len(found))
+}
+
+// reason is "" where there is just nothing.
+func reason(name string, err error) string {
+	if errors.Is(err, fs.ErrNotExist) {
+		return ""
+	}
+	return fmt.Sprintf("%s is not used: %v", name, err)
+}
+
+func parseMajor(version string) (int, error) {
+	major, _, _ := strings.Cut(version, ".")
+	n, err := strconv.Atoi(major)
+	if err != nil || n <= 0 {
+		return 0, fmt.Errorf("%q is not a driver version like 570.86.15", version)
+	}
+	return n, nil
+}
+
+// compareVersions compares "12.8" with "13.0" part by part. What is not a number
+// is the lowest.
+func compareVersions(a, b string) int {
+	as, bs := strings.Split(strings.TrimPrefix(a, "v"), "."), strings.Split(strings.TrimPrefix(b, "v"), ".")
+	for i := range max(len(as), len(bs)) {
+		if c := cmp.Compare(part(as, i), part(bs, i)); c != 0 {
+			return c
+		}
+	}
+	return 0
+}
+
+func part(parts []string, i int) int {
+	if i >= len(parts) {
+		return 0
+	}
+	n, err := strconv.Atoi(parts[i])
+	if err != nil {
+		return -1
+	}
+	return n
+}
+
+func list(numbers []int) string {
+	var b strings.Builder
+	for i, n := range numbers {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(strconv.Itoa(n))
+	}
+	return b.String()
+}

@@ -1,0 +1,161 @@
+// Package params shows a container the driver's parameters with
+// ModifyDeviceFiles off, so that NVIDIA's user libraries do not try to make
+// device nodes of GPUs that the container was not given.
+package params
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
+)
+
+// Path is the driver's parameters, on the host and in a container.
+const Path = "/proc/driver/nvidia/params"
+
+const maxSize = 64 << 10 // a driver's has 1 KiB
+
+// ErrKernel is returned, wrapped, by a kernel too old to mount without a path.
+var ErrKernel = errors.New("this kernel is too old (Linux 5.2 or newer is needed)")
+
+// Wanted returns the text that a container is to see: that of the host's file
+// with ModifyDeviceFiles off; nothing if there is no driver or it is off already.
+func Wanted(file string) ([]byte, error) {
+	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxSize+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(data) > maxSize {
+		return nil, fmt.Errorf("%s: more than %d bytes", file, maxSize)
+	}
+	return switchOff(data), nil
+}
+
+func switchOff(data []byte) []byte {
+	const on, off = "ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0"
+	var out bytes.Buffer
+	changed := false
+	for line := range strings.Lines(string(data)) {
+		line = strings.TrimSuffix(line, "\n")
+		if line == on {
+			line, changed = off, true
+		}
+		out.WriteString(line + "\n")
+	}
+	if !changed {
+		return nil
+	}
+	return out.Bytes()
+}
+
+// Show lets the container see text at Path. The file that it is in has never had
+// a path of its own: a tmpfs that is mounted nowhere is filled, made read-only,
+// and then just this file of it appears, on the very file that was looked at.
+// Neither step follows a link or leaves anything in the image.
+func Show(root *rootfs.Root, text []byte) error {
+	if now, err := root.ReadFile(Path, maxSize); err == nil && bytes.Equal(now, text) {
+		return nil // an earlier hook's
+	}
+	target, err := root.OpenPath(Path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // a container without it
+	}
+	if err != nil {
+		return err
+	}
+	defer target.Close()
+	if info, err := target.Stat(); err != nil || !info.Mode().IsRegular() {
+		return errors.Join(fmt.Errorf("%s in the container is not a regular file", Path), err)
+	}
+	source, err := detached(text)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(source) //nolint:errcheck // only a handle
+	err = unix.MoveMount(source, "", int(target.Fd()), "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
+	if err != nil {
+		return fmt.Errorf("mount on %s: %w", Path, err)
+	}
+	return nil
+}
+
+// detached returns a mount, nowhere yet, of a file with the given text that
+// cannot be written to.
+func detached(text []byte) (fd int, err error) {
+	dir, err := tmpfs()
+	if err != nil {
+		return -1, fmt.Errorf("make a tmpfs: %w", err)
+	}
+	defer unix.Close(dir) //nolint:errcheck // the file's own mount keeps the file system
+	file, err := unix.Openat(dir, "params", unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o444)
+	if err != nil {
+		return -1, fmt.Errorf("make the file: %w", err)
+	}
+	n, err := unix.Write(file, text)
+	if err == nil && n < len(text) {
+		err = io.ErrShortWrite
+	}
+	if err == nil {
+		err = unix.Fchmod(file, 0o444) // the umask took some away
+	}
+	if err = errors.Join(err, unix.Close(file)); err != nil {
+		return -1, fmt.Errorf("write the file: %w", err)
+	}
+	if err := seal(dir); err != nil {
+		return -1, fmt.Errorf("make the tmpfs read-only: %w", err)
+	}
+	fd, err = unix.OpenTree(dir, "params", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return -1, fmt.Errorf("take the file out of the tmpfs: %w", err)
+	}
+	return fd, nil
+}
+
+func tmpfs() (fd int, err error) {
+	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if errors.Is(err, unix.ENOSYS) {
+		return -1, ErrKernel
+	}
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(fs) //nolint:errcheck // it is of no use afterwards
+	for _, o := range [][2]string{{"source", "gpu-cdi-hook"}, {"mode", "0555"}, {"size", "128k"}, {"nr_inodes", "2"}} {
+		if err := unix.FsconfigSetString(fs, o[0], o[1]); err != nil {
+			return -1, fmt.Errorf("%s=%s: %w", o[0], o[1], err)
+		}
+	}
+	if err := unix.FsconfigCreate(fs); err != nil {
+		return -1, err
+	}
+	return unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
+}
+
+// seal makes the whole file system read-only, which takes no newer kernel than
+// making it; a mount alone takes 5.12.
+func seal(dir int) error {
+	fs, err := unix.Fspick(dir, "", unix.FSPICK_CLOEXEC|unix.FSPICK_EMPTY_PATH)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fs) //nolint:errcheck // it is of no use afterwards
+	if err := unix.FsconfigSetFlag(fs, "ro"); err != nil {
+		return err
+	}
+	return unix.FsconfigReconfigure(fs)
+}
