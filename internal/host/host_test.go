@@ -86,6 +86,61 @@ func TestOnlyRegularFilesOfBoundedSizeAreRead(t *testing.T) {
 	require.ErrorIs(t, err, syscall.ENOTDIR)
 }
 
+func TestAPipeForAFolderIsNotWaitedFor(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, syscall.Mkfifo(dir+"/pipe", 0o600))
+	r := open(t, dir)
+	require.ErrorIs(t, r.WriteAtomic("/pipe/x", nil, 0o600), syscall.ENOTDIR)
+	require.ErrorIs(t, r.Remove("/pipe/x"), syscall.ENOTDIR)
+	_, err := r.Symlink("a", "/pipe/x")
+	require.ErrorIs(t, err, syscall.ENOTDIR)
+	_, err = r.ReadDir("/pipe")
+	require.ErrorIs(t, err, syscall.ENOTDIR)
+}
+
+func TestReadDirAtMostEndsAnEndlessFolder(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"a", "b", "c"} {
+		write(t, dir+"/"+name, "")
+	}
+	require.NoError(t, os.Mkdir(dir+"/empty", 0o755))
+	r := open(t, dir)
+	for limit, want := range map[int]int{1: 1, 3: 3, 9: 4, -1: 4} {
+		entries, err := r.ReadDirAtMost("/", limit)
+		require.NoError(t, err)
+		require.Len(t, entries, want)
+	}
+	entries, err := r.ReadDirAtMost("/empty", 5)
+	require.NoError(t, err)
+	require.Empty(t, entries)
+}
+
+func TestOpenPathPinsWithoutOpening(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, syscall.Mkfifo(dir+"/pipe", 0o600))
+	require.NoError(t, os.Symlink("/pipe", dir+"/link"))
+	f, err := open(t, dir).OpenPath("/link")
+	require.NoError(t, err)
+	defer f.Close()
+	info, err := f.Stat()
+	require.NoError(t, err)
+	require.Equal(t, os.ModeNamedPipe, info.Mode().Type())
+	_, err = f.Read(make([]byte, 1))
+	require.ErrorIs(t, err, syscall.EBADF)
+}
+
+func TestTooDeepIsAnErrorAndNoLongWalk(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.MkdirAll(dir+strings.Repeat("/a", maxDepth+1), 0o755))
+	r := open(t, dir)
+	_, err := r.Resolve(strings.Repeat("/a", maxDepth))
+	require.NoError(t, err)
+	_, err = r.Resolve(strings.Repeat("/a", maxDepth+1))
+	require.ErrorIs(t, err, syscall.ENAMETOOLONG)
+	_, err = r.Resolve(strings.Repeat("/a/..", maxParts/2))
+	require.NoError(t, err)
+}
+
 func TestPathAndHostAreInverse(t *testing.T) {
 	dir := t.TempDir()
 	r := open(t, dir)

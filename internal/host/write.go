@@ -6,6 +6,7 @@ import (
 	"os"
 	"path"
 	"slices"
+	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -31,7 +32,13 @@ func (r *Root) in(op, name string, do func(s spot) error) error {
 	if err != nil {
 		return err
 	}
-	dir, err := r.root.OpenRoot(p)
+	// OpenRoot alone would wait for a writer if a pipe were there.
+	pinned, err := r.root.OpenFile(p, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return wrap(op, name, err)
+	}
+	defer pinned.Close()
+	dir, err := os.OpenRoot("/proc/self/fd/" + strconv.Itoa(int(pinned.Fd())))
 	if err != nil {
 		return wrap(op, name, err)
 	}
