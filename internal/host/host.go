@@ -101,7 +101,7 @@ func (r *Root) Resolve(name string) (string, error) {
 func (r *Root) resolve(name string, follow bool) (string, error) {
 	w := walk{top: int(r.dot.Fd()), todo: split(name)}
 	defer w.close()
-	err := error(fs.ErrInvalid)
+	err := fs.ErrInvalid
 	if !strings.ContainsRune(name, 0) {
 		err = w.run(follow)
 	}

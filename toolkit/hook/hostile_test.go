@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -21,10 +22,10 @@ func TestTheCanarySings(t *testing.T) {
 	w := newWorld(t, built.Path(t, "gpu-cdi-hook"))
 	w.untouched("nothing done")
 	for name, do := range map[string]func() error{
-		"read":  func() error { _, err := os.ReadFile(w.canary + "/etc/ld.so.cache"); return err },
-		"list":  func() error { _, err := os.ReadDir(w.canary + "/gpu"); return err },
-		"chmod": func() error { return os.Chmod(w.canary+"/dri", 0o755) },
-		"make":  func() error { return os.Mkdir(w.canary+"/etc/new", 0o755) },
+		"read":  func() error { _, err := os.ReadFile(w.canary + "/ld.so.cache"); return err },
+		"list":  func() error { _, err := os.ReadDir(w.canary + "/compat"); return err },
+		"chmod": func() error { return os.Chmod(w.canary+"/compat", 0o755) },
+		"make":  func() error { return os.Mkdir(w.canary+"/compat/new", 0o755) },
 	} {
 		require.NoError(t, do(), name)
 		require.NotZero(t, w.heard(), name)
@@ -116,7 +117,7 @@ func TestNothingOutsideIsReadOrWritten(t *testing.T) {
 				at := w.rootfs + place
 				require.NoError(t, os.RemoveAll(at))
 				require.NoError(t, os.MkdirAll(filepath.Dir(at), 0o755))
-				if err := things(w)[thing](at); err == syscall.EPERM && strings.Contains(thing, "device") {
+				if err := things(w)[thing](at); errors.Is(err, syscall.EPERM) && strings.Contains(thing, "device") {
 					t.Skip("making devices needs root")
 				} else {
 					require.NoError(t, err)
@@ -126,7 +127,8 @@ func TestNothingOutsideIsReadOrWritten(t *testing.T) {
 				// And where the image has no cache, so that all of it is looked at.
 				if place != "/etc" && place != "/etc/ld.so.cache" {
 					_ = os.Remove(w.rootfs + "/etc/ld.so.cache")
-					w.runAll()
+					said, _ := w.run("update-ldcache", "--folder", libs)
+					require.NotContains(t, said, "given up")
 					w.untouched(place)
 				}
 			}

@@ -22,14 +22,13 @@ import (
 // world is a container that the built hook is let loose on, and a tree beside
 // it that it must neither read nor change.
 type world struct {
-	t       testing.TB
-	hook    string
-	bundle  string
-	rootfs  string
-	canary  string
-	notes   int // inotify, on each folder of canary
-	before  map[string]string
-	folders []string // of libraries
+	t      testing.TB
+	hook   string
+	bundle string
+	rootfs string
+	canary string
+	notes  int // inotify, on each folder of canary
+	before map[string]string
 }
 
 const libs = "/usr/lib/gpu"
@@ -78,8 +77,8 @@ func newWorld(t testing.TB, hook string) *world {
 	w.write(w.rootfs+muslPath, []byte("/lib\n"))
 	w.write(w.rootfs+"/dev/dri/card0", nil)
 	w.config(`{"root":{"path":"rootfs"},"mounts":[{"destination":"` + libs + `/libcuda.so.570.1","type":"bind"}]}`)
-	for _, dir := range []string{"", "/etc", "/compat", "/ld.so.conf.d", "/gpu", "/dri"} {
-		for _, f := range []string{"libcuda.so.570.1", "libcuda.so.999.1", "libcuda.so", "libz.so.1", "card0"} {
+	for _, dir := range []string{"", "/compat", "/ld.so.conf.d"} {
+		for _, f := range []string{"libcuda.so.570.1", "libcuda.so.999.1", "libz.so.1"} {
 			w.write(w.canary+dir+"/"+f, elf)
 		}
 		for _, f := range []string{"ld.so.cache", "ld.so.conf", "a.conf", "00-gpuready.conf", "00-compat-gpuready.conf", filepath.Base(muslPath), filepath.Base(loader)} {

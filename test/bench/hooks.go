@@ -1,0 +1,211 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+)
+
+// A container whose image has many libraries, as a CUDA development image has
+// with Python on top, and a driver's libraries mounted into it.
+const (
+	imageLibraries  = 5000
+	driverLibraries = 30
+	driverVersion   = "580.95.05"
+)
+
+// hooks measures what the hooks of a container's creation take together: each is
+// a process of its own that the runtime waits for.
+func (b *bench) hooks(ctx context.Context) error {
+	c, err := newImage(filepath.Join(b.tmp, "container"))
+	if err != nil {
+		return err
+	}
+	cached, err := c.times(ctx, b, c.runs(b.hookRuns, func() error { return c.put("etc/ld.so.cache", c.cache) }))
+	if err != nil {
+		return err
+	}
+	show(fmt.Sprintf("all hooks of a container, %d libraries, with a cache", imageLibraries), cached, within(10*time.Millisecond, 0))
+	scanned, err := c.times(ctx, b, c.runs(b.hookRuns/4+1, func() error { return os.RemoveAll(c.root + "/etc") }))
+	if err != nil {
+		return err
+	}
+	show("the same, of an image without a cache", scanned, goal{})
+	var nothing []time.Duration
+	for range b.hookRuns {
+		took, err := c.hook(ctx, b, "noop")
+		if err != nil {
+			return err
+		}
+		nothing = append(nothing, took)
+	}
+	show("a hook that does nothing: what starting it takes", nothing, goal{})
+	return nil
+}
+
+// image is a container's bundle, made anew for each run as far as hooks change it.
+type image struct {
+	bundle, root, folder, state string
+	cache                       []byte
+	links                       []string
+}
+
+// arguments are the hooks that the toolkit's specification names, in its order.
+func (c *image) arguments() [][]string {
+	links := []string{"create-symlinks"}
+	for _, l := range c.links {
+		links = append(links, "--link", l)
+	}
+	return [][]string{
+		links,
+		{"enable-cuda-compat", "--host-driver-version=" + driverVersion},
+		{"update-ldcache", "--folder", c.folder},
+		{"disable-device-node-modification"},
+	}
+}
+
+type prepared struct {
+	n       int
+	prepare func() error
+}
+
+func (c *image) runs(n int, prepare func() error) prepared { return prepared{n, prepare} }
+
+func (c *image) times(ctx context.Context, b *bench, p prepared) ([]time.Duration, error) {
+	var all []time.Duration
+	for range p.n {
+		if err := p.prepare(); err != nil {
+			return nil, err
+		}
+		for _, l := range c.links {
+			_, link, _ := strings.Cut(l, "::")
+			if err := os.RemoveAll(c.root + link); err != nil {
+				return nil, err
+			}
+		}
+		var total time.Duration
+		for _, args := range c.arguments() {
+			took, err := c.hook(ctx, b, args...)
+			if err != nil {
+				return nil, err
+			}
+			total += took
+		}
+		all = append(all, total)
+	}
+	return all, nil
+}
+
+func (c *image) hook(ctx context.Context, b *bench, args ...string) (time.Duration, error) {
+	cmd := exec.CommandContext(ctx, b.program("gpu-cdi-hook"), args...)
+	cmd.Stdin, cmd.Env = strings.NewReader(c.state), []string{"PATH=/usr/bin:/bin"}
+	var said strings.Builder
+	cmd.Stderr = &said
+	start := time.Now()
+	if err := cmd.Run(); err != nil || said.Len() > 0 {
+		return 0, fmt.Errorf("gpu-cdi-hook %s: %w; it said %q", args[0], err, said.String())
+	}
+	return time.Since(start), nil
+}
+
+// newImage makes the image. Its libraries are copies of one that is a library's
+// first page and no more: hooks read no other part.
+func newImage(dir string) (*image, error) {
+	triplet, loader := "x86_64-linux-gnu", "lib64/ld-linux-x86-64.so.2"
+	if runtime.GOARCH == "arm64" {
+		triplet, loader = "aarch64-linux-gnu", "lib/ld-linux-aarch64.so.1"
+	}
+	c := &image{bundle: dir, root: dir + "/rootfs", folder: "/usr/lib/" + triplet, state: fmt.Sprintf(`{"ociVersion":"1.0.2","id":"c","pid":1,"bundle":%q}`, dir)}
+	if err := c.put(loader, library("ld.so")); err != nil {
+		return nil, err
+	}
+	var names []string
+	for i := range imageLibraries {
+		name := fmt.Sprintf("libimage%d.so.%d", i, i%7)
+		names = append(names, name)
+		if err := c.put(c.folder+"/"+name, library(name)); err != nil {
+			return nil, err
+		}
+	}
+	var mounts []string
+	for i := range driverLibraries {
+		soname := fmt.Sprintf("libnvidia-part%d.so.1", i)
+		file := fmt.Sprintf("%s/libnvidia-part%d.so.%s", c.folder, i, driverVersion)
+		if err := c.put(file, library(soname)); err != nil {
+			return nil, err
+		}
+		mounts = append(mounts, fmt.Sprintf(`{"destination":%q,"type":"bind","options":["ro","rbind"]}`, file))
+		c.links = append(c.links, filepath.Base(file)+"::"+c.folder+"/"+soname)
+	}
+	c.cache = cache(c.folder, names)
+	config := fmt.Sprintf(`{"root":{"path":"rootfs"},"mounts":[%s]}`, strings.Join(mounts, ","))
+	return c, os.WriteFile(dir+"/config.json", []byte(config), 0o644)
+}
+
+func (c *image) put(name string, data []byte) error {
+	file := filepath.Join(c.root, name)
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(file, data, 0o755)
+}
+
+// library is the least that is a shared library with a soname for this machine:
+// an ELF header, two program headers, the dynamic section and its strings.
+func library(soname string) []byte {
+	le := binary.LittleEndian
+	machine := uint16(62) // EM_X86_64
+	if runtime.GOARCH == "arm64" {
+		machine = 183
+	}
+	const dynamic, text = 64 + 2*56, 64 + 2*56 + 3*16
+	b := make([]byte, text, 4096)
+	copy(b, "\x7fELF\x02\x01\x01")
+	le.PutUint16(b[16:], 3) // ET_DYN
+	le.PutUint16(b[18:], machine)
+	le.PutUint64(b[32:], 64)
+	le.PutUint16(b[54:], 56)
+	le.PutUint16(b[56:], 2)
+	header := func(at int, kind uint32, offset, size uint64) {
+		le.PutUint32(b[at:], kind)
+		le.PutUint64(b[at+8:], offset)
+		le.PutUint64(b[at+16:], offset)
+		le.PutUint64(b[at+32:], size)
+	}
+	header(64, 1, 0, 4096)            // PT_LOAD: all of it
+	header(64+56, 2, dynamic, 3*16)   // PT_DYNAMIC
+	le.PutUint64(b[dynamic:], 5)      // DT_STRTAB
+	le.PutUint64(b[dynamic+8:], text) //
+	le.PutUint64(b[dynamic+16:], 14)  // DT_SONAME
+	le.PutUint64(b[dynamic+24:], 1)   // behind the empty string
+	b = append(b, 0)                  // then DT_NULL is all zeros
+	return append(append(b, soname...), make([]byte, 4096-len(b)-len(soname))...)
+}
+
+// cache is an ld.so.cache with the names in dir, in glibc's format.
+func cache(dir string, names []string) []byte {
+	le := binary.LittleEndian
+	kind := uint32(0x303)
+	if runtime.GOARCH == "arm64" {
+		kind = 0xa03
+	}
+	b := make([]byte, 48+24*len(names))
+	copy(b, "glibc-ld.so.cache1.1")
+	le.PutUint32(b[20:], uint32(len(names)))
+	b[28] = 2 // little endian
+	for i, name := range names {
+		e := b[48+24*i:]
+		le.PutUint32(e, kind)
+		le.PutUint32(e[4:], uint32(len(b)+len(dir)+1))
+		le.PutUint32(e[8:], uint32(len(b)))
+		b = append(b, dir+"/"+name+"\x00"...)
+	}
+	le.PutUint32(b[24:], uint32(len(b)-48-24*len(names)))
+	return b
+}
