@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 )
@@ -143,6 +145,7 @@ func newImage(dir string) (*image, error) {
 		mounts = append(mounts, fmt.Sprintf(`{"destination":%q,"type":"bind","options":["ro","rbind"]}`, file))
 		c.links = append(c.links, filepath.Base(file)+"::"+c.folder+"/"+soname)
 	}
+	slices.SortFunc(names, func(a, b string) int { return byNumbers(b, a) })
 	c.cache = cache(c.folder, names)
 	config := fmt.Sprintf(`{"root":{"path":"rootfs"},"mounts":[%s]}`, strings.Join(mounts, ","))
 	return c, os.WriteFile(dir+"/config.json", []byte(config), 0o644)
@@ -186,6 +189,18 @@ func library(soname string) []byte {
 	le.PutUint64(b[dynamic+24:], 1)   // behind the empty string
 	b = append(b, 0)                  // then DT_NULL is all zeros
 	return append(append(b, soname...), make([]byte, 4096-len(b)-len(soname))...)
+}
+
+// byNumbers is glibc's order of the names here, by which its loader searches:
+// libimage<n>.so.<m> by n and m, as numbers.
+func byNumbers(a, b string) int {
+	parts := func(s string) (n, m int) {
+		_, _ = fmt.Sscanf(s, "libimage%d.so.%d", &n, &m)
+		return n, m
+	}
+	an, am := parts(a)
+	bn, bm := parts(b)
+	return cmp.Or(cmp.Compare(an, bn), cmp.Compare(am, bm))
 }
 
 // cache is an ld.so.cache with the names in dir, in glibc's format.

@@ -165,15 +165,11 @@ func parseHWCaps(all string, data []byte, at uint32) []string {
 
 // Bytes is the content of the file. Equal caches have equal content.
 func (c Cache) Bytes() []byte {
-	entries := slices.Clone(c.Entries)
-	slices.SortStableFunc(entries, func(a, b Entry) int {
-		// Descending; flags too. What else glibc sorts by is left in the order in
-		// which it stood.
-		if r := compare(b.Name, a.Name); r != 0 {
-			return r
-		}
-		return cmp.Compare(b.Flags, a.Flags)
-	})
+	entries := c.Entries
+	if !slices.IsSortedFunc(entries, order) { // an image's own is, and Add keeps it so
+		entries = slices.Clone(entries)
+		slices.SortStableFunc(entries, order)
+	}
 	base, size := headerNew+len(entries)*entryNew, 0
 	for _, e := range entries {
 		size += len(e.Path) + len(e.Name) + 2
@@ -233,6 +229,15 @@ func extension(at uint32, hwcaps []byte) []byte {
 	}
 	out = append(out, hwcaps...)
 	return append(out, generator...)
+}
+
+// order is that of the entries in a file: descending; flags too. What else glibc
+// sorts by is left in the order in which it stands.
+func order(a, b Entry) int {
+	if r := compare(b.Name, a.Name); r != 0 {
+		return r
+	}
+	return cmp.Compare(b.Flags, a.Flags)
 }
 
 // compare is glibc's _dl_cache_libcmp: runs of digits are compared as numbers,
@@ -296,6 +301,16 @@ func (c *Cache) Add(entries ...Entry) {
 			add = append(add, e)
 		}
 	}
-	rest := slices.DeleteFunc(slices.Clone(c.Entries), func(e Entry) bool { return ours[key{e.Name, e.Flags}] })
-	c.Entries = append(add, rest...)
+	slices.SortStableFunc(add, order)
+	merged := make([]Entry, 0, len(add)+len(c.Entries))
+	for _, e := range c.Entries {
+		if ours[key{e.Name, e.Flags}] {
+			continue
+		}
+		for len(add) > 0 && order(add[0], e) <= 0 {
+			merged, add = append(merged, add[0]), add[1:]
+		}
+		merged = append(merged, e)
+	}
+	c.Entries = append(merged, add...)
 }
