@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 
 	"github.com/spf13/pflag"
@@ -14,45 +16,70 @@ import (
 	"github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/toolkit/install"
 	"github.com/gpuready/gpuready/toolkit/nri"
+	"github.com/gpuready/gpuready/toolkit/ociruntime/settings"
 	"github.com/gpuready/gpuready/toolkit/setup"
+	"github.com/gpuready/gpuready/toolkit/target"
 )
 
 const header = `Make containers on this node able to use its GPUs.
 
 Usage:
-  gpu-toolkit run          apply, then watch and repair until SIGTERM, which changes nothing
+  gpu-toolkit plan         print, byte for byte, what apply would change, and why
   gpu-toolkit apply        apply once
-  gpu-toolkit plan         print, byte for byte, what apply would change
-  gpu-toolkit uninstall    remove exactly what was installed; with --dry-run, print it
+  gpu-toolkit verify       ask the runtime whether all of it is in force
+  gpu-toolkit restore      put back what was there before, to the byte; with --dry-run, print it
+  gpu-toolkit run          apply, then watch and repair until SIGTERM, which changes nothing
+  gpu-toolkit status       what is installed, which runtime and handlers there are, who owns each file
+  gpu-toolkit audit        containers that get GPUs by environment alone, and would lose them
 
 Examples:
   gpu-toolkit plan
   gpu-toolkit run --host-root /host
   gpu-toolkit apply --driver-root /run/nvidia/driver --cdi-output-dir /etc/cdi
+  gpu-toolkit apply --runtime-restart-mode systemd                  # turn CDI on where it is off
+  gpu-toolkit apply --runtime-restart-mode systemd --nvidia-runtime-name nvidia
+  gpu-toolkit status -o json
 
-Flags; the variable in brackets is read where a flag is not given:
+The container runtime's configuration is changed only if --runtime-restart-mode says
+how the runtime may take it in, and only if it cannot do what is wanted already.
+
+Flags; the variable in brackets is read where a flag is not given. CONTAINERD_CONFIG,
+CONTAINERD_SOCKET, DOCKER_CONFIG, DOCKER_SOCKET, CRIO_CONFIG, CRIO_SOCKET are read as well:
 `
 
 const footer = `
-Exit codes: 0 done; 1 failed, the reason is on standard error; 2 wrong use.
+Exit codes: 0 done; 1 failed, or verify found something wrong, or audit a container that
+would lose its GPUs: the reason is on standard error; 2 wrong use.
 `
 
-var commands = []string{"run", "apply", "plan", "uninstall"}
+var commands = []string{"plan", "apply", "verify", "restore", "run", "status", "audit"}
+
+// others are names of commands that people know.
+var others = map[string]string{"uninstall": "restore"}
 
 // environment names the variable of each flag.
 var environment = map[string]string{
-	"host-root":           "HOST_ROOT",
-	"driver-root":         "NVIDIA_DRIVER_ROOT",
-	"dev-root":            "NVIDIA_DEV_ROOT",
-	"cdi-output-dir":      "CDI_OUTPUT_DIR",
-	"toolkit-install-dir": "TOOLKIT_INSTALL_DIR",
-	"state-dir":           "GPUREADY_STATE_DIR",
-	"hook-program":        "GPUREADY_HOOK_PROGRAM",
-	"runtime-socket":      "RUNTIME_SOCKET",
-	"nri-socket":          "NRI_SOCKET",
-	"namespace":           "POD_NAMESPACE",
-	"listen":              "LISTEN_ADDRESS",
-	"log-format":          "LOG_FORMAT",
+	"host-root":                     "HOST_ROOT",
+	"driver-root":                   "NVIDIA_DRIVER_ROOT",
+	"dev-root":                      "NVIDIA_DEV_ROOT",
+	"cdi-output-dir":                "CDI_OUTPUT_DIR",
+	"toolkit-install-dir":           "TOOLKIT_INSTALL_DIR",
+	"state-dir":                     "GPUREADY_STATE_DIR",
+	"hook-program":                  "GPUREADY_HOOK_PROGRAM",
+	"runtime-socket":                "RUNTIME_SOCKET",
+	"nri-socket":                    "NRI_SOCKET",
+	"runtime":                       "RUNTIME",
+	"runtime-config":                "RUNTIME_CONFIG",
+	"runtime-drop-in-config":        "RUNTIME_DROP_IN_CONFIG",
+	"runtime-restart-mode":          "RUNTIME_RESTART_MODE",
+	"nvidia-runtime-name":           "NVIDIA_RUNTIME_NAME",
+	"nvidia-runtime-set-as-default": "NVIDIA_RUNTIME_SET_AS_DEFAULT",
+	"cdi-enabled":                   "CDI_ENABLED",
+	"accept-nvidia-visible-devices-envvar-when-unprivileged": "ACCEPT_NVIDIA_VISIBLE_DEVICES_ENVVAR_WHEN_UNPRIVILEGED",
+	"accept-nvidia-visible-devices-as-volume-mounts":         "ACCEPT_NVIDIA_VISIBLE_DEVICES_AS_VOLUME_MOUNTS",
+	"namespace":  "POD_NAMESPACE",
+	"listen":     "LISTEN_ADDRESS",
+	"log-format": "LOG_FORMAT",
 }
 
 type options struct {
@@ -61,6 +88,8 @@ type options struct {
 	dryRun        bool
 	listen        string
 	logFormat     string
+	output        string
+	restart       string
 	help, version bool
 	flags         *pflag.FlagSet
 }
@@ -68,7 +97,7 @@ type options struct {
 func (o *options) usage() string { return header + o.flags.FlagUsages() + footer }
 
 func parse(args []string) (*options, error) {
-	o := &options{flags: pflag.NewFlagSet("gpu-toolkit", pflag.ContinueOnError)}
+	o := &options{flags: pflag.NewFlagSet("gpu-toolkit", pflag.ContinueOnError), config: setup.Config{Shim: settings.Default()}}
 	f := o.flags
 	f.SortFlags = false
 	f.StringVar(&o.config.HostRoot, "host-root", "/", "where the host's file system is seen")
@@ -78,10 +107,22 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.config.InstallDir, "toolkit-install-dir", "/usr/local/nvidia/toolkit", "where on the host to install gpu-cdi-hook")
 	f.StringVar(&o.config.StateDir, "state-dir", "/run/nvidia/gpuready", "where on the host components leave their state")
 	f.StringVar(&o.config.HookProgram, "hook-program", "", "gpu-cdi-hook to install (default beside this program)")
-	f.StringVar(&o.config.RuntimeSocket, "runtime-socket", "", "the container runtime's CRI socket on the host (default looked for where containerd, CRI-O, k3s, RKE2, k0s and MicroK8s have theirs)")
+	f.StringVar(&o.config.Runtime.Socket, "runtime-socket", "", "the container runtime's socket on the host (default looked for where containerd, CRI-O, k3s, RKE2, k0s and MicroK8s have theirs)")
 	f.StringVar(&o.config.NRISocket, "nri-socket", nri.DefaultSocket, "where on the host the container runtime lets plugins in (run only)")
 	f.StringVar(&o.config.Namespace, "namespace", "", "namespace whose agents are given the GPUs by NRI (run only); empty: nobody is")
+	r := &o.config.Runtime
+	f.StringVar(&r.Runtime, "runtime", "", "the container runtime: containerd, docker or crio (default the one that is found)")
+	f.StringVar(&r.Config, "runtime-config", "", "its configuration file on the host (default where this distribution has it)")
+	f.StringVar(&r.DropIn, "runtime-drop-in-config", "", "the file of ours that it reads as well (default as this distribution has it)")
+	f.StringVar(&o.restart, "runtime-restart-mode", "", "how it may take in a new configuration: auto, as this distribution does; systemd; signal (Docker); none, somebody restarts it; empty: its configuration is not touched")
+	f.BoolVar(&o.config.CDI, "cdi-enabled", true, "it is to resolve CDI names")
+	f.StringVar(&o.config.Handler, "nvidia-runtime-name", "", "it is to have gpu-oci-runtime as a handler of this name; empty: it needs none")
+	f.BoolVar(&o.config.HandlerDefault, "nvidia-runtime-set-as-default", false, "and that is to be the handler of pods that name none")
+	f.BoolVar(&o.config.Shim.AcceptEnvvar, "accept-nvidia-visible-devices-envvar-when-unprivileged", false, "the handler gives unprivileged containers the GPUs that NVIDIA_VISIBLE_DEVICES names; images can set that for themselves")
+	f.BoolVar(&o.config.Shim.AcceptVolumeMounts, "accept-nvidia-visible-devices-as-volume-mounts", false, "the handler gives containers the GPUs that mounts below /var/run/nvidia-container-devices name")
+	f.StringVar(&o.config.ShimProgram, "oci-runtime-program", "", "gpu-oci-runtime to install (default beside this program)")
 	f.BoolVar(&o.dryRun, "dry-run", false, "print what would be changed and change nothing")
+	f.StringVarP(&o.output, "output", "o", "table", "table or json (status, verify, audit)")
 	f.StringVar(&o.listen, "listen", ":9403", "address of /healthz, /readyz and /metrics of run; empty: none")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	f.BoolVarP(&o.help, "help", "h", false, "print this")
@@ -101,19 +142,19 @@ func parse(args []string) (*options, error) {
 
 // complete checks what was given and fills in what follows from it.
 func (o *options) complete() error {
-	if o.flags.NArg() != 1 || !slices.Contains(commands, o.flags.Arg(0)) {
+	if o.flags.NArg() != 1 || !slices.Contains(commands, cmp.Or(others[o.flags.Arg(0)], o.flags.Arg(0))) {
 		return fmt.Errorf("one command is wanted of %v", commands)
 	}
-	o.command = o.flags.Arg(0)
+	o.command = cmp.Or(others[o.flags.Arg(0)], o.flags.Arg(0))
 	if o.logFormat != "text" && o.logFormat != "json" {
 		return fmt.Errorf("--log-format=%s: it is text or json", o.logFormat)
 	}
 	for name, p := range map[string]*string{
 		"host-root": &o.config.HostRoot, "driver-root": &o.config.DriverRoot, "dev-root": &o.config.DevRoot,
 		"cdi-output-dir": &o.config.CDIDir, "toolkit-install-dir": &o.config.InstallDir, "state-dir": &o.config.StateDir,
-		"runtime-socket": &o.config.RuntimeSocket, "nri-socket": &o.config.NRISocket,
+		"nri-socket": &o.config.NRISocket,
 	} {
-		if *p == "" && (name == "driver-root" || name == "dev-root" || name == "runtime-socket") {
+		if *p == "" && (name == "driver-root" || name == "dev-root") {
 			continue
 		}
 		if !path.IsAbs(*p) {
@@ -124,15 +165,60 @@ func (o *options) complete() error {
 	if o.config.InstallDir == "/" || o.config.CDIDir == "/" {
 		return errors.New("--toolkit-install-dir and --cdi-output-dir cannot be the root directory")
 	}
+	if err := o.runtime(); err != nil {
+		return err
+	}
 	if o.dryRun && (o.command == "run" || o.command == "apply") {
 		o.command = "plan"
 	}
-	if o.config.HookProgram == "" {
+	for flag, program := range map[string]struct {
+		at   *string
+		name string
+	}{"hook-program": {&o.config.HookProgram, install.HookName}, "oci-runtime-program": {&o.config.ShimProgram, setup.ShimName}} {
+		if *program.at != "" {
+			continue
+		}
 		self, err := os.Executable()
 		if err != nil {
-			return fmt.Errorf("where this program is: %w; give --hook-program", err)
+			return fmt.Errorf("where this program is: %w; give --%s", err, flag)
 		}
-		o.config.HookProgram = filepath.Join(filepath.Dir(self), install.HookName)
+		*program.at = filepath.Join(filepath.Dir(self), program.name)
 	}
 	return nil
 }
+
+// runtime completes what was said of the container runtime.
+func (o *options) runtime() error {
+	r := &o.config.Runtime
+	for name, to := range map[string]*string{
+		"CONTAINERD_CONFIG": &r.ContainerdConfig, "CONTAINERD_SOCKET": &r.ContainerdSocket,
+		"DOCKER_CONFIG": &r.DockerConfig, "DOCKER_SOCKET": &r.DockerSocket,
+		"CRIO_CONFIG": &r.CRIOConfig, "CRIO_SOCKET": &r.CRIOSocket,
+	} {
+		*to = os.Getenv(name)
+	}
+	switch o.restart {
+	case "":
+	case "auto":
+		o.config.Configure = true
+	case "systemd", "signal", "none":
+		o.config.Configure, r.RestartMode = true, o.restart
+	default:
+		return fmt.Errorf("--runtime-restart-mode=%s: it is auto, systemd, signal, none, or empty", o.restart)
+	}
+	switch {
+	case o.config.HandlerDefault && o.config.Handler == "":
+		return errors.New("--nvidia-runtime-set-as-default needs --nvidia-runtime-name")
+	case o.config.Handler != "" && !o.config.Configure:
+		return errors.New("--nvidia-runtime-name needs --runtime-restart-mode: the container runtime has to take in a handler")
+	case o.config.Handler != "" && !handlerName.MatchString(o.config.Handler):
+		return fmt.Errorf("--nvidia-runtime-name=%s: a name has lower-case letters, digits and dashes, as a RuntimeClass's handler", o.config.Handler)
+	case o.output != "table" && o.output != "json":
+		return fmt.Errorf("--output=%s: it is table or json", o.output)
+	}
+	_, err := target.Sockets(*r)
+	return err
+}
+
+// handlerName is what Kubernetes takes for a handler (RuntimeClass, a DNS label).
+var handlerName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 
@@ -13,8 +14,6 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
 	"github.com/gpuready/gpuready/internal/gpu/nvml/reading"
 	"github.com/gpuready/gpuready/internal/metrics"
-	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/toolkit/change"
 	"github.com/gpuready/gpuready/toolkit/daemon"
 	"github.com/gpuready/gpuready/toolkit/setup"
 )
@@ -49,59 +48,25 @@ func run(ctx context.Context, o *options, stdout, stderr io.Writer) (err error) 
 		return err
 	}
 	defer func() { err = errors.Join(err, t.Close()) }()
-	switch o.command {
-	case "plan":
-		changes, w, err := t.Once(ctx, true)
-		return errors.Join(err, change.Print(stdout, changes), warn(stderr, t.WithRuntime(ctx, o.config.State(w, err))))
-	case "apply":
-		changes, w, err := t.Once(ctx, false)
-		for _, c := range changes {
-			fmt.Fprintln(stdout, c.Verb+"d", c.Path)
+	c := command{o: o, t: t, log: log, stdout: stdout, stderr: stderr}
+	if slices.Contains([]string{"apply", "restore", "run"}, o.command) && !o.dryRun {
+		held, err := t.Lock(ctx, o.command == "run", func(message string) { log.Info("waiting", "message", message) })
+		if err != nil {
+			return err
 		}
-		state := t.WithRuntime(ctx, o.config.State(w, err))
-		return errors.Join(err, warn(stderr, state), t.Publish(state))
-	case "uninstall":
-		return uninstall(t, o.dryRun, stdout, stderr)
-	default:
-		return serve(ctx, o, t, log)
+		defer func() { err = errors.Join(err, held.Unlock()) }()
 	}
+	return map[string]func(context.Context) error{
+		"plan": c.plan, "apply": c.apply, "verify": c.verify, "restore": c.restore,
+		"status": c.status, "audit": c.audit, "run": c.serve,
+	}[o.command](ctx)
 }
 
-// warn says what a result lacks. Why there is none is said at the end.
-func warn(stderr io.Writer, s nodestate.State) error {
-	message := s.Message
-	if s.Phase == nodestate.Failed || s.Phase == nodestate.Waiting {
-		message = ""
-		if s.Toolkit != nil && s.Toolkit.Runtime != nil {
-			message = s.Toolkit.Runtime.Message
-		}
-	}
-	if message == "" {
-		return nil
-	}
-	_, err := fmt.Fprintln(stderr, "gpu-toolkit:", message)
-	return err
-}
-
-func uninstall(t *setup.Toolkit, dry bool, stdout, stderr io.Writer) error {
-	changes, left, err := t.Uninstall(dry)
-	for _, l := range left {
-		fmt.Fprintln(stderr, "gpu-toolkit: left:", l)
-	}
-	if dry && err == nil {
-		return change.Print(stdout, changes)
-	}
-	for _, c := range changes {
-		fmt.Fprintln(stdout, c.Verb+"d", c.Path)
-	}
-	return err
-}
-
-func serve(ctx context.Context, o *options, t *setup.Toolkit, log *slog.Logger) error {
+func (c command) serve(ctx context.Context) error {
 	reg := metrics.NewRegistry()
-	d := daemon.New(t, log, daemon.NewMetrics(reg))
+	d := daemon.New(c.t, c.log, daemon.NewMetrics(reg))
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return metrics.Serve(ctx, o.listen, reg, d.Ready) })
+	group.Go(func() error { return metrics.Serve(ctx, c.o.listen, reg, d.Ready) })
 	group.Go(func() error { return d.Run(ctx) })
 	return group.Wait()
 }

@@ -111,7 +111,7 @@ func TestApplyOnTheSimulatorsRoot(t *testing.T) {
 	require.Equal(t, "/driver", state.Driver.Root)
 	require.Empty(t, toolkit(t, s.flags("apply")...), "a second time there is nothing to do")
 	require.Equal(t, "nothing to change\n", toolkit(t, s.flags("plan")...))
-	toolkit(t, s.flags("uninstall")...)
+	toolkit(t, s.flags("restore")...)
 	for _, gone := range []string{"/var", "/usr", "/dev"} {
 		_, err := os.Stat(s.dir + gone)
 		require.ErrorIs(t, err, fs.ErrNotExist, gone)

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -246,6 +247,21 @@ func (c *Configurer) undo(ctx context.Context, o Outcome, n note, why string) (O
 		return o, err
 	}
 	return o, &Problem{ReasonRefused, message, err}
+}
+
+// Return has a runtime take in the configuration that was put back, and proves that it
+// has all handlers of before but our own. did says what was done.
+func (c *Configurer) Return(ctx context.Context, before cri.Answer, own string) (did string, err error) {
+	before.Handlers = slices.DeleteFunc(slices.Clone(before.Handlers), func(h string) bool { return h == own })
+	if before.Default == own {
+		before.Default = ""
+	}
+	var o Outcome
+	_, lacks, err := c.restart(ctx, &o, nil, before, engine.Want{})
+	if err == nil && len(lacks) > 0 {
+		err = fmt.Errorf("%s has its own configuration back, but with that %s; see its log", before.Name, strings.Join(lacks, ", "))
+	}
+	return before.Name + " was started anew with its own configuration", err
 }
 
 // restart restarts the runtime and asks it until it says what is wanted, or its time

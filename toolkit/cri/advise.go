@@ -15,7 +15,10 @@ const (
 	ReasonDirectory gpu.Reason = "CDIDirectory"
 )
 
-const containerd = "containerd"
+const (
+	containerd = "containerd"
+	docker     = "docker"
+)
 
 // Advise says what is wrong with a runtime for CDI names whose specifications are
 // in dir, and exactly what to change; "", "" if nothing is. same says whether two
@@ -27,6 +30,11 @@ func Advise(a Answer, dir string, same func(a, b string) bool) (gpu.Reason, stri
 	}
 	list := fmt.Sprintf(`cdi_spec_dirs = ["%s"]`, strings.Join(dirs, `", "`))
 	switch {
+	case a.Name == docker && a.CDI != nil && !*a.CDI:
+		return ReasonDisabled, a.said() + ` does not resolve CDI names; set "features": {"cdi": true} in /etc/docker/daemon.json and restart it (Docker 25.0 and later; from 28.2 on it is so unless that is false)`
+	case a.Name == docker && len(a.CDIDirs) > 0 && len(dirs) > len(a.CDIDirs):
+		return ReasonDirectory, fmt.Sprintf(`%s reads CDI specifications from %s and not from %s; set "cdi-spec-dirs": ["%s"] in /etc/docker/daemon.json and restart it`,
+			a.said(), strings.Join(a.CDIDirs, ", "), dir, strings.Join(dirs, `", "`))
 	case a.CDI != nil && !*a.CDI:
 		if !hasCDI(a) {
 			return ReasonDisabled, a.said() + " has no CDI; upgrade to containerd 1.7 or later, better 2.1"

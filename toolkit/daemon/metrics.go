@@ -1,12 +1,16 @@
 package daemon
 
 import (
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/change"
+	"github.com/gpuready/gpuready/toolkit/configure"
 	"github.com/gpuready/gpuready/toolkit/setup"
+	"github.com/gpuready/gpuready/toolkit/watch"
 )
 
 // Metrics are what the daemon shows of itself.
@@ -18,6 +22,11 @@ type Metrics struct {
 	connected prometheus.Gauge
 	cdi       *prometheus.GaugeVec
 	injected  prometheus.Counter
+	written   prometheus.Gauge
+	repairs   prometheus.Counter
+	applies   *prometheus.CounterVec
+	restarts  prometheus.Counter
+	steps     *prometheus.HistogramVec
 }
 
 // NewMetrics registers the daemon's metrics.
@@ -31,10 +40,18 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		cdi:       prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "gpuready_toolkit_runtime_cdi", Help: "1 if the container runtime resolves CDI names, 0 if not; absent where it does not say."}, []string{"runtime"}),
 		injected:  prometheus.NewCounter(prometheus.CounterOpts{Name: "gpuready_toolkit_injections_total", Help: "Containers of node agents that were given the GPUs."}),
 	}
+	m.written = prometheus.NewGauge(prometheus.GaugeOpts{Name: "gpuready_toolkit_cdi_written_timestamp_seconds", Help: "When a CDI specification was written last, in seconds since 1970; 0: not by this process."})
+	m.repairs = prometheus.NewCounter(prometheus.CounterOpts{Name: "gpuready_toolkit_repairs_total", Help: "Things that others had changed or removed and that were put back."})
+	m.applies = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuready_toolkit_runtime_applies_total", Help: "How often the container runtime's configuration was looked at, by outcome: configured, unchanged, undone (it did not take it and has its old one back) or failed."}, []string{"outcome"})
+	m.restarts = prometheus.NewCounter(prometheus.CounterOpts{Name: "gpuready_toolkit_runtime_restarts_total", Help: "Restarts and reloads of the container runtime that the toolkit asked for."})
+	m.steps = prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "gpuready_toolkit_runtime_step_seconds", Help: "How long configuring the container runtime took, by step: write, restart, verify or undo.", Buckets: []float64{.01, .1, .5, 1, 2, 5, 10, 30, 60}}, []string{"step"})
+	for _, outcome := range []string{"configured", "unchanged", "undone", "failed"} {
+		m.applies.WithLabelValues(outcome)
+	}
 	for _, outcome := range []string{"changed", "unchanged", "failed"} { // no increase is seen from nothing to 1
 		m.refreshes.WithLabelValues(outcome)
 	}
-	reg.MustRegister(m.refreshes, m.changes, m.seconds, m.devices, m.connected, m.cdi, m.injected)
+	reg.MustRegister(m.refreshes, m.changes, m.seconds, m.devices, m.connected, m.cdi, m.injected, m.written, m.repairs, m.applies, m.restarts, m.steps)
 	return m
 }
 
@@ -52,7 +69,25 @@ func number(b bool) float64 {
 	return 0
 }
 
-func (m *Metrics) observe(changes []change.Change, w setup.Wanted, err error, took time.Duration) {
+func (m *Metrics) step(name string, took time.Duration) {
+	m.steps.WithLabelValues(name).Observe(took.Seconds())
+}
+
+func (m *Metrics) configured(o configure.Outcome, err error) {
+	outcome := "unchanged"
+	switch {
+	case o.Undone:
+		outcome = "undone"
+	case err != nil:
+		outcome = "failed"
+	case len(o.Edits) > 0 || o.Restarts > 0:
+		outcome = "configured"
+	}
+	m.applies.WithLabelValues(outcome).Inc()
+	m.restarts.Add(float64(o.Restarts))
+}
+
+func (m *Metrics) observe(what watch.Meaning, changes []change.Change, w setup.Wanted, err error, took time.Duration) {
 	outcome := "unchanged"
 	if len(changes) > 0 {
 		outcome = "changed"
@@ -64,6 +99,12 @@ func (m *Metrics) observe(changes []change.Change, w setup.Wanted, err error, to
 	m.seconds.Observe(took.Seconds())
 	for _, c := range changes {
 		m.changes.WithLabelValues(c.Verb).Inc()
+		if what == specsChanged {
+			m.repairs.Inc()
+		}
+		if c.File != nil && slices.ContainsFunc(w.Specs, func(s nodestate.Spec) bool { return s.Path == c.Path }) {
+			m.written.SetToCurrentTime()
+		}
 	}
 	if err != nil {
 		return // what was there before is still there

@@ -25,6 +25,9 @@ type outside struct {
 	answer cri.Answer // without a socket: there is none
 	reason gpu.Reason // what is wrong with it, as its message says; "": nothing
 	nri    nri.Status
+
+	problem gpu.Reason // what keeps it from being configured; "": nothing, or nobody tries
+	message string     // of problem
 }
 
 // askRuntime asks the container runtime what it can do, again whenever it was
@@ -53,6 +56,7 @@ func (d *Daemon) askRuntime(ctx context.Context) error {
 			return err
 		}
 		d.metrics.runtime(answer.Name, answer.CDI)
+		d.look()
 		if err := d.publish(func() { d.outside.asked, d.outside.answer, d.outside.reason = true, answer, reason }); err != nil {
 			fail(err)
 		}
@@ -176,8 +180,12 @@ func (d *Daemon) together() nodestate.State {
 	}
 	o := d.outside
 	var runtime *nodestate.Runtime
+	reason := o.reason
 	if o.answer.Socket != "" {
-		runtime = &o.answer.Runtime
+		is := o.answer.Runtime
+		if runtime = &is; o.problem != "" {
+			reason, is.Message = o.problem, o.message
+		}
 	}
 	var injection *nodestate.Injection
 	if d.Config.Namespace != "" {
@@ -189,7 +197,7 @@ func (d *Daemon) together() nodestate.State {
 			}
 		}
 	}
-	return setup.With(d.own, runtime, o.reason, injection)
+	return setup.With(d.own, runtime, reason, injection)
 }
 
 // injection says whether agents are reached, or why they are not.

@@ -236,7 +236,7 @@ func TestOnceAsksTheRuntimeToo(t *testing.T) {
 	was := m.conf.State(w, nil)
 	was = setup.With(was, nil, "", &nodestate.Injection{Working: true, Generation: "g"})
 	require.NoError(t, tk.Publish(was))
-	s := tk.WithRuntime(t.Context(), m.conf.State(w, nil))
+	s := tk.WithRuntime(t.Context(), m.conf.State(w, nil), nil)
 	require.Equal(t, nodestate.Degraded, s.Phase)
 	require.Equal(t, cri.ReasonDisabled, s.Reason)
 	require.Contains(t, s.Message, "enable_cdi = true")

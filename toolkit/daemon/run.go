@@ -46,6 +46,7 @@ const (
 	devicesChanged                           // device nodes, GPUs, MIG devices
 	specsChanged                             // CDI directories, the hook
 	mountsChanged                            // perhaps the driver is another now
+	configChanged                            // the container runtime's configuration
 )
 
 const everything = filesChanged | devicesChanged | specsChanged
@@ -58,6 +59,7 @@ type Daemon struct {
 
 	watch    *watch.Watcher
 	triggers chan watch.Meaning // capacity 1; see poke
+	answered chan struct{}      // capacity 1: the runtime has answered, or its configuration is another
 	source   *source            // nil: no driver yet
 	opened   string             // identity of the library that was loaded, if any
 	owner    string             // who else defines nvidia.com/gpu, as last logged
@@ -98,7 +100,7 @@ func (s *source) letGo() {
 
 // New makes a daemon of a toolkit.
 func New(t *setup.Toolkit, log *slog.Logger, metrics *Metrics) *Daemon {
-	return &Daemon{Toolkit: t, log: log, metrics: metrics, triggers: make(chan watch.Meaning, 1)}
+	return &Daemon{Toolkit: t, log: log, metrics: metrics, triggers: make(chan watch.Meaning, 1), answered: make(chan struct{}, 1)}
 }
 
 // Ready says why the host is not as it should be; nil if it is. A machine
@@ -143,6 +145,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 	})
 	group.Go(func() error { return d.loop(ctx) })
 	group.Go(func() error { return d.askRuntime(ctx) })
+	if c := d.Configurer(d.metrics.step); c != nil {
+		group.Go(func() error { return d.configureRuntime(ctx, c) })
+	}
 	if d.Config.Namespace != "" {
 		group.Go(func() error { return d.injectAgents(ctx) })
 	}
@@ -188,6 +193,9 @@ func (d *Daemon) loop(ctx context.Context) (err error) {
 		case <-ctx.Done():
 			return ctx.Err()
 		case what = <-d.triggers:
+			if what&configChanged != 0 {
+				d.look()
+			}
 		case <-retry:
 			what = everything
 		}
@@ -216,7 +224,7 @@ func (d *Daemon) step(ctx context.Context, what watch.Meaning) error {
 	if err != nil && (errors.Is(err, ErrReplaced) || d.replaced(d.library(driverRoot))) {
 		return ErrReplaced // in the middle of the look: no failure that anybody should hear of
 	}
-	d.metrics.observe(changes, w, err, time.Since(start))
+	d.metrics.observe(what, changes, w, err, time.Since(start))
 	d.tell(changes, w, time.Since(start))
 	if err != nil && d.source != nil && !isHostProblem(err) {
 		err = errors.Join(err, d.close()) // NVML is asked afresh after the next trigger
@@ -388,6 +396,9 @@ func (d *Daemon) setWatches() (more bool, err error) {
 	add(path.Join(devRoot, "dev"), "nvidia*", devicesChanged)
 	add(path.Join(devRoot, "dev/nvidia-caps"), "nvidia-cap*", devicesChanged)
 	add(d.Config.InstallDir, install.HookName, specsChanged)
+	for _, file := range d.configFiles() {
+		add(path.Dir(file), path.Base(file), configChanged)
+	}
 	for _, dir := range []string{cdi.StaticDir, cdi.DynamicDir, d.Config.CDIDir} {
 		add(dir, "*.yaml", specsChanged)
 		add(dir, "*.json", specsChanged)

@@ -9,14 +9,17 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"sync"
 
 	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/change"
+	"github.com/gpuready/gpuready/toolkit/distro"
 	"github.com/gpuready/gpuready/toolkit/install"
 	"github.com/gpuready/gpuready/toolkit/node"
+	"github.com/gpuready/gpuready/toolkit/ociruntime/settings"
 	"github.com/gpuready/gpuready/toolkit/spec"
 )
 
@@ -33,9 +36,16 @@ type Config struct {
 	StateDir    string
 	HookProgram string // gpu-cdi-hook, as this process sees it
 
-	RuntimeSocket string // of the container runtime; "": looked for
-	NRISocket     string // where the runtime lets plugins in
-	Namespace     string // whose agents are given the GPUs by NRI; "": nobody's
+	NRISocket string // where the runtime lets plugins in
+	Namespace string // whose agents are given the GPUs by NRI; "": nobody's
+
+	Runtime        distro.Settings // what is said of the container runtime instead of what is found
+	Configure      bool            // its configuration may be changed
+	CDI            bool            // it is to resolve CDI names
+	Handler        string          // it is to have our handler by this name; "": it needs none
+	HandlerDefault bool            // and that is to be the default
+	Shim           settings.Settings
+	ShimProgram    string // gpu-oci-runtime, as this process sees it
 }
 
 // Driver is how NVML is found and opened; a process can load it only once.
@@ -52,8 +62,9 @@ type Toolkit struct {
 	Driver Driver
 	Root   *host.Root
 
-	bootID string
-	found  found // what the last look at the driver's files gave
+	bootID  string
+	account sync.Mutex // held while the account is read and written
+	found   found      // what the last look at the driver's files gave
 }
 
 // found remembers the driver's files: looking for them takes most of the time
@@ -266,6 +277,8 @@ func (t *Toolkit) Plan(items []change.Item) ([]change.Change, error) {
 
 // Apply makes the changes and keeps account of them.
 func (t *Toolkit) Apply(changes []change.Change) error {
+	t.account.Lock()
+	defer t.account.Unlock()
 	return install.Apply(t.Root, t.Config.InstallDir, t.bootID, changes)
 }
 

@@ -1,0 +1,190 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/toolkit/audit"
+	"github.com/gpuready/gpuready/toolkit/change"
+	"github.com/gpuready/gpuready/toolkit/configure"
+	"github.com/gpuready/gpuready/toolkit/cri"
+	"github.com/gpuready/gpuready/toolkit/report"
+	"github.com/gpuready/gpuready/toolkit/setup"
+)
+
+// command is one run of the program.
+type command struct {
+	o              *options
+	t              *setup.Toolkit
+	log            *slog.Logger
+	stdout, stderr io.Writer
+}
+
+// steps are what people are told of while the runtime is configured.
+var steps = map[string]string{
+	"write":   "wrote the container runtime's configuration",
+	"restart": "had the container runtime started anew",
+	"verify":  "asked the container runtime what it took",
+	"undo":    "put the container runtime's old configuration back",
+}
+
+func (c command) step(name string, took time.Duration) {
+	fmt.Fprintf(c.stderr, "gpu-toolkit: %s (%v)\n", steps[name], took.Round(time.Millisecond))
+}
+
+func (c command) plan(ctx context.Context) error {
+	changes, w, err := c.t.Once(ctx, true)
+	o, configErr := c.t.ConfigureRuntime(ctx, c.t.Configurer(c.step), true)
+	printed := change.Print(c.stdout, append(changes, o.Changes...))
+	why(c.stdout, o)
+	if configErr != nil {
+		return errors.Join(err, printed, c.explained(configErr))
+	}
+	return errors.Join(err, printed, c.warn(c.t.WithRuntime(ctx, c.o.config.State(w, err), nil)))
+}
+
+// explained is an error of configuring the runtime, which was asked for.
+func (c command) explained(err error) error {
+	_, message := c.o.config.ProblemOf(err)
+	return errors.New(message)
+}
+
+func (c command) apply(ctx context.Context) error {
+	changes, w, err := c.t.Once(ctx, false)
+	o, configErr := c.t.ConfigureRuntime(ctx, c.t.Configurer(c.step), false)
+	if !o.Undone && configErr == nil {
+		changes = append(changes, o.Changes...)
+	}
+	for _, one := range changes {
+		fmt.Fprintln(c.stdout, one.Verb+"d", one.Path)
+	}
+	if configErr == nil {
+		why(c.stdout, o)
+	}
+	state := c.t.WithRuntime(ctx, c.o.config.State(w, err), configErr)
+	published := c.t.Publish(state)
+	if configErr != nil {
+		return errors.Join(err, c.explained(configErr), published)
+	}
+	return errors.Join(err, c.warn(state), published)
+}
+
+// why says what the runtime's configuration is changed for.
+func why(w io.Writer, o configure.Outcome) {
+	for _, e := range o.Edits {
+		fmt.Fprintln(w, "    because the container runtime needs", e)
+	}
+}
+
+// warn says what a result lacks. Why there is none is said at the end.
+func (c command) warn(s nodestate.State) error {
+	message := s.Message
+	if s.Phase == nodestate.Failed || s.Phase == nodestate.Waiting {
+		message = ""
+		if s.Toolkit != nil && s.Toolkit.Runtime != nil {
+			message = s.Toolkit.Runtime.Message
+		}
+	}
+	if message == "" {
+		return nil
+	}
+	_, err := fmt.Fprintln(c.stderr, "gpu-toolkit:", message)
+	return err
+}
+
+func (c command) restore(ctx context.Context) error {
+	first, err := c.t.RestoreRuntime(ctx, c.o.dryRun, func(did string) { fmt.Fprintln(c.stderr, "gpu-toolkit:", did) })
+	rest, left := first.Changes, first.Left
+	if err == nil {
+		var more []change.Change
+		more, left, err = c.t.Uninstall(c.o.dryRun)
+		left = slices.Compact(append(first.Left, left...))
+		rest = union(first.Changes, more)
+	}
+	for _, l := range left {
+		fmt.Fprintln(c.stderr, "gpu-toolkit: left:", l)
+	}
+	if c.o.dryRun && err == nil {
+		return change.Print(c.stdout, rest)
+	}
+	for _, one := range rest {
+		fmt.Fprintln(c.stdout, one.Verb+"d", one.Path)
+	}
+	return err
+}
+
+// union leaves out what the first list has already: nothing was done in a dry run.
+func union(first, second []change.Change) []change.Change {
+	for _, c := range second {
+		if !slices.ContainsFunc(first, func(f change.Change) bool { return f.Path == c.Path }) {
+			first = append(first, c)
+		}
+	}
+	return first
+}
+
+func (c command) verify(ctx context.Context) error {
+	checks := c.t.Verify(ctx)
+	write := report.WriteChecks
+	if c.o.output == "json" {
+		write = func(w io.Writer, checks []report.Check) error { return report.WriteJSON(w, checks) }
+	}
+	err := write(c.stdout, checks)
+	wrong := 0
+	for _, one := range checks {
+		if !one.OK {
+			wrong++
+		}
+	}
+	if wrong > 0 {
+		err = errors.Join(err, fmt.Errorf("%d of %d checks failed", wrong, len(checks)))
+	}
+	return err
+}
+
+func (c command) status(ctx context.Context) error {
+	s, err := c.t.Status(ctx)
+	if err != nil {
+		return err
+	}
+	if c.o.output == "json" {
+		return report.WriteJSON(c.stdout, s)
+	}
+	return report.WriteStatus(c.stdout, s)
+}
+
+func (c command) audit(ctx context.Context) error {
+	at := cri.Find(c.t.Root, c.t.RuntimeSockets())
+	if at == "" {
+		return fmt.Errorf("no container runtime listens at %v; say with --runtime-socket where it does", c.t.RuntimeSockets())
+	}
+	kind, _, err := c.o.config.Runtime.Kind()
+	if err != nil {
+		return err
+	}
+	findings, err := audit.Run(ctx, c.t.Root, at, audit.Options{Runtime: kind})
+	if err != nil {
+		return err
+	}
+	if c.o.output == "json" {
+		err = audit.JSON(c.stdout, findings)
+	} else {
+		err = audit.Table(c.stdout, findings)
+	}
+	lose := 0
+	for _, f := range findings {
+		if f.Verdict == audit.Loses {
+			lose++
+		}
+	}
+	if lose > 0 {
+		err = errors.Join(err, fmt.Errorf("%d containers would lose their GPUs", lose))
+	}
+	return err
+}

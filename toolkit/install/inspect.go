@@ -1,0 +1,58 @@
+package install
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/gpuready/gpuready/internal/host"
+)
+
+// Inspected is what the account says, held against the host.
+type Inspected struct {
+	Files      []InspectedFile
+	Unfinished string // a transaction that was not ended, in words; "": none is
+}
+
+// InspectedFile is one path of the account.
+type InspectedFile struct {
+	Path     string
+	What     string // "file", "link" or "device node"
+	Changed  bool   // others have changed it since
+	Removed  bool   // others have removed it since
+	Original bool   // Restore brings another content back
+}
+
+// Inspect says what is on the host because of the toolkit. It changes nothing.
+func Inspect(root *host.Root, dir, bootID string) (Inspected, error) {
+	s := store{root, dir, bootID}
+	m, err := s.read()
+	if err != nil {
+		return Inspected{}, err
+	}
+	var found Inspected
+	for _, e := range m.Entries {
+		now, err := observe(root, e.Path)
+		if err != nil {
+			return found, err
+		}
+		f := InspectedFile{Path: e.Path, What: "file", Original: !e.original().Absent}
+		switch {
+		case e.Link != "":
+			f.What = "link"
+		case e.Node != "":
+			f.What = "device node"
+		}
+		f.Removed = now.Absent && !e.Absent
+		f.Changed = !f.Removed && !e.ours(now)
+		found.Files = append(found.Files, f)
+	}
+	if j := m.Journal; j != nil {
+		var paths []string
+		for _, step := range j.Steps {
+			paths = append(paths, step.Path)
+		}
+		found.Unfinished = fmt.Sprintf("since %s: %s", j.Since.Format(time.RFC3339), strings.Join(paths, ", "))
+	}
+	return found, nil
+}

@@ -1,0 +1,144 @@
+// Package report says what gpu-toolkit has made of a host: what is installed and
+// whose it is, and whether all of it is in force.
+package report
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/gpuready/gpuready/internal/nodestate"
+)
+
+// Check is one thing that has to hold for containers to get their GPUs.
+type Check struct {
+	Name    string `json:"name"`
+	OK      bool   `json:"ok"`
+	Message string `json:"message"` // what was seen, or what is wrong and what to do
+}
+
+// Status is what there is.
+type Status struct {
+	Toolkit *nodestate.State `json:"toolkit,omitempty"` // as it was left last in this boot; nil: it was not
+	Runtime *Runtime         `json:"runtime,omitempty"` // nil: none is found
+	Files   []File           `json:"files"`
+	// Unfinished is a change of the runtime's configuration that is under way.
+	Unfinished string `json:"unfinished,omitempty"`
+}
+
+// Runtime is the container runtime, as it says itself, and how this host has it.
+type Runtime struct {
+	nodestate.Runtime
+	Default string `json:"defaultHandler,omitempty"`
+	Profile string `json:"profile,omitempty"`
+	Why     string `json:"why,omitempty"` // it is taken for that profile
+	Config  string `json:"config,omitempty"`
+	DropIn  string `json:"dropIn,omitempty"`
+	Writer  string `json:"writer,omitempty"` // who writes Config, if not people
+}
+
+// File is a path of the host that the toolkit has made or changed.
+type File struct {
+	Path  string `json:"path"`
+	What  string `json:"what"`  // "file", "link", "device node"
+	Owner string `json:"owner"` // "gpuready", or who else has changed it since
+	// Original says that restore brings another content back.
+	Original bool `json:"original"`
+}
+
+// WriteJSON writes anything as JSON for programs.
+func WriteJSON(w io.Writer, what any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(what)
+}
+
+// WriteChecks writes checks for people.
+func WriteChecks(w io.Writer, checks []Check) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "CHECK\tOK\tWHAT")
+	for _, c := range checks {
+		fmt.Fprintf(t, "%s\t%s\t%s\n", c.Name, yes(c.OK), c.Message)
+	}
+	return t.Flush()
+}
+
+// WriteStatus writes a status for people.
+func WriteStatus(w io.Writer, s Status) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	line := func(name, value string) {
+		if value != "" {
+			fmt.Fprintf(t, "%s\t%s\n", name, value)
+		}
+	}
+	switch {
+	case s.Toolkit == nil:
+		line("toolkit", "has left no state in this boot")
+	default:
+		line("toolkit", strings.TrimSpace(fmt.Sprintf("%s %s", s.Toolkit.Phase, s.Toolkit.Reason)))
+		line("", s.Toolkit.Message)
+		if d := s.Toolkit.Driver; d != nil {
+			line("driver", d.Version+" below "+d.Root)
+		}
+		if i := s.Toolkit.Toolkit; i != nil {
+			for _, spec := range i.Specs {
+				line("CDI", fmt.Sprintf("%s: %d devices in %s", spec.Kind, len(spec.Devices), spec.Path))
+			}
+			if i.Injection != nil {
+				line("agents", injection(*i.Injection))
+			}
+		}
+	}
+	if r := s.Runtime; r == nil {
+		line("runtime", "none is found")
+	} else {
+		line("runtime", strings.TrimSpace(r.Name+" "+r.Version)+" at "+r.Socket)
+		line("", r.Message)
+		line("CDI names", cdi(r.Runtime))
+		line("handlers", strings.Join(r.Handlers, ", "))
+		line("default", r.Default)
+		line("arranged as", strings.TrimSuffix(r.Profile+", "+r.Why, ", "))
+		line("configuration", r.Config)
+		line("", r.Writer)
+		line("drop-in", r.DropIn)
+	}
+	line("unfinished", s.Unfinished)
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	if len(s.Files) == 0 {
+		_, err := fmt.Fprintln(w, "\nnothing is installed")
+		return err
+	}
+	fmt.Fprintln(t, "\nPATH\tWHAT\tOWNER\tORIGINAL KEPT")
+	for _, f := range s.Files {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", f.Path, f.What, f.Owner, yes(f.Original))
+	}
+	return t.Flush()
+}
+
+func yes(is bool) string {
+	if is {
+		return "yes"
+	}
+	return "no"
+}
+
+func injection(i nodestate.Injection) string {
+	if i.Working {
+		return "are given the GPUs by NRI"
+	}
+	return "are not given the GPUs: " + i.Message
+}
+
+func cdi(r nodestate.Runtime) string {
+	switch {
+	case r.CDI == nil:
+		return "it does not say"
+	case !*r.CDI:
+		return "off"
+	}
+	return strings.TrimSuffix("on, from "+strings.Join(r.CDIDirs, ", "), ", from ")
+}

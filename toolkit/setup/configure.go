@@ -1,0 +1,130 @@
+package setup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"time"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/toolkit/change"
+	"github.com/gpuready/gpuready/toolkit/configure"
+	"github.com/gpuready/gpuready/toolkit/engine"
+	"github.com/gpuready/gpuready/toolkit/install"
+	"github.com/gpuready/gpuready/toolkit/ociruntime/settings"
+	"github.com/gpuready/gpuready/toolkit/target"
+)
+
+// ShimName is the file name of the handler's program in the install directory.
+const ShimName = "gpu-oci-runtime"
+
+// ErrShim means that the image lacks gpu-oci-runtime.
+var ErrShim = errors.New("the program gpu-oci-runtime cannot be read")
+
+// patience is how long a runtime may take to answer after it was started anew.
+// containerd with a thousand containers takes ten seconds.
+const patience = time.Minute
+
+// Configurer configures the container runtime of this host; nil: that is not
+// allowed. tell is told of each step.
+func (t *Toolkit) Configurer(tell func(step string, took time.Duration)) *configure.Configurer {
+	c := t.Config
+	if !c.Configure {
+		return nil
+	}
+	w := configure.Wishes{CDI: c.CDI, CDIDir: c.CDIDir, Default: c.HandlerDefault}
+	if c.Handler != "" {
+		w.Handler = engine.Handler{Name: c.Handler, Program: path.Join(c.InstallDir, ShimName)}
+	}
+	return &configure.Configurer{
+		Wishes:  w,
+		Runtime: &target.Runtime{Root: t.Root, Settings: c.Runtime},
+		Journal: t.journal(), Same: t.same, Patience: patience, Tell: tell,
+	}
+}
+
+func (t *Toolkit) journal() target.Journal {
+	return target.Journal{Root: t.Root, Dir: t.Config.InstallDir, BootID: t.bootID, Account: &t.account}
+}
+
+// same says whether two paths of the host are one.
+func (t *Toolkit) same(a, b string) bool {
+	x, errX := t.Root.Resolve(a)
+	y, errY := t.Root.Resolve(b)
+	return errX == nil && errY == nil && x == y
+}
+
+// HandlerItems are what the handler is made of, if one is wanted: it has to be there
+// before a runtime names it.
+func (t *Toolkit) HandlerItems() ([]change.Item, error) {
+	if t.Config.Handler == "" {
+		return nil, nil
+	}
+	program, err := os.ReadFile(t.Config.ShimProgram)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrShim, err)
+	}
+	shim := t.Config.Shim
+	shim.SpecDirs = t.cdiDirs()
+	data, err := shim.Encode()
+	if err != nil {
+		return nil, err
+	}
+	return []change.Item{
+		{Path: path.Join(t.Config.InstallDir, settings.FileName), File: &change.File{Data: data, Mode: 0o644}},
+		{Path: path.Join(t.Config.InstallDir, ShimName), File: &change.File{Data: program, Mode: 0o755}},
+	}, nil
+}
+
+// ConfigureRuntime brings the container runtime to where it is wanted, if that is
+// allowed; with dry set it only says what there is to do.
+func (t *Toolkit) ConfigureRuntime(ctx context.Context, c *configure.Configurer, dry bool) (o configure.Outcome, err error) {
+	if c == nil {
+		return o, nil
+	}
+	items, err := t.HandlerItems()
+	if err != nil {
+		return o, err
+	}
+	changes, err := t.Plan(items)
+	if err != nil {
+		return o, err
+	}
+	if dry {
+		o, err = c.Plan(ctx)
+	} else {
+		if err := t.Apply(changes); err != nil {
+			return o, err
+		}
+		o, err = c.Apply(ctx)
+	}
+	o.Changes = append(changes, o.Changes...)
+	return o, err
+}
+
+// ProblemOf says in a word and a sentence what kept the runtime from being
+// configured; "", "" if nothing did.
+func (c Config) ProblemOf(err error) (gpu.Reason, string) {
+	if err == nil {
+		return "", ""
+	}
+	if problem, is := errors.AsType[*configure.Problem](err); is {
+		return problem.Reason, problem.Message
+	}
+	return c.Explain(err)
+}
+
+// Lock makes this process the only one that changes the host. With wait it waits for
+// the other, and tells who that is.
+func (t *Toolkit) Lock(ctx context.Context, wait bool, tell func(message string)) (*install.Held, error) {
+	dir := path.Join(t.Config.StateDir, string(nodestate.Toolkit))
+	held, err := install.Lock(ctx, t.Root, dir, false)
+	if wait && errors.Is(err, install.ErrLocked) {
+		tell(err.Error())
+		return install.Lock(ctx, t.Root, dir, true)
+	}
+	return held, err
+}

@@ -1,0 +1,152 @@
+// Package target is the container runtime of this host: which one it is, how it is
+// asked, where its configuration is and how that is changed, and how it is started
+// anew. It is what package configure works on.
+package target
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/toolkit/cri"
+	"github.com/gpuready/gpuready/toolkit/distro"
+	"github.com/gpuready/gpuready/toolkit/door"
+	"github.com/gpuready/gpuready/toolkit/engine"
+	"github.com/gpuready/gpuready/toolkit/engine/containerd"
+	"github.com/gpuready/gpuready/toolkit/engine/crio"
+	"github.com/gpuready/gpuready/toolkit/engine/docker"
+	"github.com/gpuready/gpuready/toolkit/moby"
+)
+
+// Runtime is the container runtime of a host: configure.Runtime. Its methods follow
+// each other.
+type Runtime struct {
+	Root     *host.Root
+	Settings distro.Settings // what was said of it instead of what is found
+
+	answer cri.Answer // the last
+}
+
+// Sockets are where it may listen, in the order they are tried.
+func Sockets(s distro.Settings) ([]string, error) {
+	kind, _, err := s.Kind()
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case kind == "" && s.Socket != "":
+		return []string{s.Socket}, nil
+	case kind == "":
+		return cri.Sockets, nil
+	}
+	p, err := distro.Override(distro.Profile{}, s)
+	if err == nil && kind == engine.Docker {
+		return []string{p.API}, nil
+	}
+	return p.Sockets, err
+}
+
+// Ask asks it over its own socket.
+func (r *Runtime) Ask(ctx context.Context) (cri.Answer, error) {
+	answer, err := r.ask(ctx)
+	if err == nil {
+		r.answer = answer
+	}
+	return answer, err
+}
+
+func (r *Runtime) ask(ctx context.Context) (answer cri.Answer, err error) {
+	sockets, err := Sockets(r.Settings)
+	if err != nil {
+		answer.Message = err.Error()
+		return answer, err
+	}
+	at := cri.Find(r.Root, sockets)
+	if at == "" {
+		answer.Message = fmt.Sprintf("no container runtime listens at %v; start it, or say with --runtime-socket where it listens", sockets)
+		return answer, errors.New("no socket")
+	}
+	return AskAt(ctx, r.Root, at, r.Settings)
+}
+
+// AskAt asks the runtime at a socket, in the language that it speaks.
+func AskAt(ctx context.Context, root *host.Root, at string, s distro.Settings) (cri.Answer, error) {
+	if kind, _, err := s.Kind(); err == nil && kind == engine.Docker {
+		return moby.Ask(ctx, root, at)
+	}
+	return cri.Ask(ctx, root, at)
+}
+
+func (r *Runtime) profile() (distro.Profile, error) { return Profile(r.Root, r.Settings, r.answer) }
+
+// Profile is how the host arranges a runtime that answered so.
+func Profile(root *host.Root, s distro.Settings, answer cri.Answer) (distro.Profile, error) {
+	p, err := distro.Found{Socket: answer.Socket, Runtime: answer.Name}.Detect(root)
+	if err != nil && s.Empty() {
+		return p, err
+	}
+	return distro.Override(p, s)
+}
+
+// Plan says what to write for what is wanted.
+func (r *Runtime) Plan(version string, want engine.Want) (engine.Plan, error) {
+	p, err := r.profile()
+	if err != nil {
+		return engine.Plan{}, err
+	}
+	if why := p.Obstacle(r.Root); why != "" {
+		return engine.Plan{}, errors.New(why)
+	}
+	place := p.Place(version)
+	planner, ok := planners[place.Kind]
+	if !ok {
+		return engine.Plan{}, fmt.Errorf("a runtime of kind %q cannot be configured; say with --runtime which it is", place.Kind)
+	}
+	plan, err := planner(r.Root, place, want)
+	if err == nil {
+		err = p.Permit(r.Root, plan)
+	}
+	return plan, err
+}
+
+var planners = map[engine.Kind]func(engine.Files, engine.Place, engine.Want) (engine.Plan, error){
+	engine.Containerd: containerd.Plan, engine.CRIO: crio.Plan, engine.Docker: docker.Plan,
+}
+
+// May says whether it may be restarted from here, else what a person has to do.
+func (r *Runtime) May() (bool, string) {
+	p, err := r.profile()
+	switch {
+	case err != nil:
+		return false, err.Error()
+	case p.Restart.Door != distro.Nobody:
+		return true, ""
+	case p.Restart.Message != "":
+		return false, p.Restart.Message
+	case len(p.Restart.Units) > 0:
+		return false, fmt.Sprintf("restart it: systemctl restart %s", p.Restart.Units[0])
+	}
+	return false, "restart it"
+}
+
+// Restart makes it take in the edits.
+func (r *Runtime) Restart(ctx context.Context, edits []engine.Edit) (string, error) {
+	p, err := r.profile()
+	if err != nil {
+		return "", err
+	}
+	reload := p.Engine == engine.Docker && len(edits) > 0 && docker.Reloadable(edits)
+	passage, err := door.Open(ctx, r.Root, p.Engine, p.Restart, reload)
+	return passage.String(), err
+}
+
+// Files are the paths of the configuration of a runtime that answered so.
+func Files(root *host.Root, s distro.Settings, answer cri.Answer) []string {
+	p, err := Profile(root, s, answer)
+	if err != nil {
+		return nil
+	}
+	return slices.DeleteFunc([]string{p.Config, p.DropIn}, func(s string) bool { return s == "" })
+}
