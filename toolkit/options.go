@@ -197,6 +197,16 @@ func (o *options) runtime() error {
 	} {
 		*to = os.Getenv(name)
 	}
+	for name, p := range map[string]string{
+		"--runtime-socket": r.Socket, "--runtime-config": r.Config, "--runtime-drop-in-config": r.DropIn,
+		"CONTAINERD_CONFIG": r.ContainerdConfig, "CONTAINERD_SOCKET": r.ContainerdSocket,
+		"DOCKER_CONFIG": r.DockerConfig, "DOCKER_SOCKET": r.DockerSocket,
+		"CRIO_CONFIG": r.CRIOConfig, "CRIO_SOCKET": r.CRIOSocket,
+	} {
+		if p != "" && !path.IsAbs(p) {
+			return fmt.Errorf("%s=%s: it must be an absolute path of the host", name, p)
+		}
+	}
 	switch o.restart {
 	case "":
 	case "auto":

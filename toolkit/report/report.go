@@ -73,10 +73,9 @@ func WriteStatus(w io.Writer, s Status) error {
 			fmt.Fprintf(t, "%s\t%s\n", name, value)
 		}
 	}
-	switch {
-	case s.Toolkit == nil:
+	if s.Toolkit == nil {
 		line("toolkit", "has left no state in this boot")
-	default:
+	} else {
 		line("toolkit", strings.TrimSpace(fmt.Sprintf("%s %s", s.Toolkit.Phase, s.Toolkit.Reason)))
 		line("", s.Toolkit.Message)
 		if d := s.Toolkit.Driver; d != nil {

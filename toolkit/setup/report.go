@@ -130,7 +130,8 @@ func (t *Toolkit) verifyRuntime(ctx context.Context) []report.Check {
 // taken in if that is allowed; else left says what a person has to do.
 func (t *Toolkit) RestoreRuntime(ctx context.Context, dry bool, tell func(string)) (install.Restored, error) {
 	r := &target.Runtime{Root: t.Root, Settings: t.Config.Runtime}
-	before, askErr := r.Ask(ctx)
+	before, err := r.Ask(ctx)
+	answers := err == nil
 	t.account.Lock()
 	restored, err := install.Restore(t.Root, t.Config.InstallDir, t.bootID, install.RestoreOptions{DryRun: dry, Only: t.isConfig})
 	t.account.Unlock()
@@ -142,7 +143,7 @@ func (t *Toolkit) RestoreRuntime(ctx context.Context, dry bool, tell func(string
 		may, what = r.May()
 	}
 	switch {
-	case askErr != nil:
+	case !answers:
 		restored.Left = append(restored.Left, "the container runtime does not answer, so it was not restarted; it will take its configuration in when it starts")
 		return restored, nil
 	case !may:
