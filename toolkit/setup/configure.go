@@ -117,14 +117,21 @@ func (c Config) ProblemOf(err error) (gpu.Reason, string) {
 	return c.Explain(err)
 }
 
-// Lock makes this process the only one that changes the host. With wait it waits for
-// the other, and tells who that is.
+// Lock makes this process the only one that changes the host, and clears away what one
+// that was killed has left half written. With wait it waits for the other, and tells
+// who that is.
 func (t *Toolkit) Lock(ctx context.Context, wait bool, tell func(message string)) (*install.Held, error) {
 	dir := path.Join(t.Config.StateDir, string(nodestate.Toolkit))
 	held, err := install.Lock(ctx, t.Root, dir, false)
 	if wait && errors.Is(err, install.ErrLocked) {
 		tell(err.Error())
-		return install.Lock(ctx, t.Root, dir, true)
+		held, err = install.Lock(ctx, t.Root, dir, true)
 	}
-	return held, err
+	if err != nil {
+		return nil, err
+	}
+	if _, err := install.Sweep(t.Root, t.Config.InstallDir, t.bootID); err != nil {
+		return nil, errors.Join(err, held.Unlock())
+	}
+	return held, nil
 }
