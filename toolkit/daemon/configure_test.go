@@ -1,0 +1,139 @@
+package daemon
+
+import (
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/internal/gpu/gputest"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/toolkit/configure"
+	"github.com/gpuready/gpuready/toolkit/cri"
+	"github.com/gpuready/gpuready/toolkit/cri/critest"
+	"github.com/gpuready/gpuready/toolkit/distro"
+	"github.com/gpuready/gpuready/toolkit/door/doortest"
+)
+
+const (
+	configFile = "/etc/containerd/config.toml"
+	byHand     = "version = 2\n# do not touch\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = \"pause\"\n"
+)
+
+// containerd is one with a configuration that systemd can start anew.
+type containerd struct {
+	m       *machine
+	systemd *doortest.Systemd
+	takes   bool // CDI is on where the configuration says so
+
+	mu      sync.Mutex
+	runtime *critest.Runtime
+}
+
+func (m *machine) containerd(takes bool) *containerd {
+	m.t.Helper()
+	m.conf.Configure, m.conf.CDI = true, true
+	m.conf.Runtime = distro.Settings{Runtime: "containerd", RestartMode: "systemd"}
+	require.NoError(m.t, os.MkdirAll(m.dir+"/etc/containerd", 0o755))
+	require.NoError(m.t, os.WriteFile(m.dir+configFile, []byte(byHand), 0o644))
+	c := &containerd{m: m, takes: takes}
+	var err error
+	c.systemd, err = doortest.Start(m.dir, map[string]string{"containerd.service": "active"}, func(string, string) error { return c.start() })
+	require.NoError(m.t, err)
+	m.t.Cleanup(func() { require.NoError(m.t, c.systemd.Close()) })
+	m.t.Cleanup(func() { require.NoError(m.t, c.runtime.Stop()) })
+	require.NoError(m.t, c.start())
+	return c
+}
+
+// start starts it anew, with what its file says.
+func (c *containerd) start() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.runtime != nil {
+		if err := c.runtime.Stop(); err != nil {
+			return err
+		}
+	}
+	data, err := os.ReadFile(c.m.dir + configFile)
+	if err != nil {
+		return err
+	}
+	on := c.takes && strings.Contains(string(data), "enable_cdi = true")
+	c.runtime, err = critest.Start(c.m.dir+"/run/containerd/containerd.sock", critest.Config{
+		Name: "containerd", Version: "1.7.24", CDI: &on, Dirs: []string{"/etc/cdi", "/var/run/cdi"}, Handlers: []string{"runc"},
+	})
+	return err
+}
+
+func (c *containerd) file() string {
+	c.m.t.Helper()
+	data, err := os.ReadFile(c.m.dir + configFile)
+	require.NoError(c.m.t, err)
+	return string(data)
+}
+
+func TestCDIIsTurnedOnWhereThatIsAllowed(t *testing.T) {
+	m := newMachine(t, gputest.Node("t4", 1))
+	m.install("", 1)
+	c := m.containerd(true)
+	stop, log := m.run()
+	on := func(s nodestate.State) bool {
+		return s.Phase == nodestate.Ready && s.Toolkit.Runtime != nil && s.Toolkit.Runtime.CDI != nil && *s.Toolkit.Runtime.CDI
+	}
+	m.await("CDI on", on)
+	require.Contains(t, c.file(), "# do not touch")
+	require.Equal(t, []string{"restart containerd.service"}, c.systemd.Calls())
+	require.Contains(t, log.String(), "container runtime is configured")
+
+	// Somebody takes it out.
+	require.NoError(t, os.WriteFile(m.dir+configFile, []byte(byHand), 0o644))
+	require.NoError(t, c.start())
+	m.await("off, or on again", func(s nodestate.State) bool { return on(s) && len(c.systemd.Calls()) == 2 })
+	written := c.file()
+	require.NoError(t, stop())
+	require.Equal(t, written, c.file(), "the end changes nothing")
+}
+
+func TestWhatARuntimeDoesNotTakeIsUndoneAndSaid(t *testing.T) {
+	m := newMachine(t, gputest.Node("t4", 1))
+	m.install("", 1)
+	c := m.containerd(false)
+	_, _ = m.run()
+	s := m.await("refused", func(s nodestate.State) bool { return s.Reason == configure.ReasonRefused })
+	require.Contains(t, s.Message, "enable_cdi = true")
+	require.Contains(t, s.Message, "its old configuration is back")
+	require.Equal(t, byHand, c.file())
+	require.Len(t, s.Toolkit.Specs, 3, "specifications are written all the same")
+	require.Len(t, c.systemd.Calls(), 2)
+}
+
+func TestAnotherWriterIsNotFoughtForEver(t *testing.T) {
+	m := newMachine(t, gputest.Node("t4", 1))
+	m.install("", 1)
+	c := m.containerd(true)
+	_, _ = m.run()
+	for i := range enough {
+		m.await("configured", func(s nodestate.State) bool { return s.Phase == nodestate.Ready && len(c.systemd.Calls()) == i+1 })
+		require.NoError(t, os.WriteFile(m.dir+configFile, []byte(byHand), 0o644))
+		require.NoError(t, c.start())
+	}
+	s := m.await("given up", func(s nodestate.State) bool { return s.Reason == configure.ReasonConfig })
+	require.Contains(t, s.Message, "somebody else writes")
+	require.Equal(t, byHand, c.file())
+	require.Len(t, c.systemd.Calls(), enough)
+}
+
+func TestWithoutLeaveARuntimeIsNotConfigured(t *testing.T) {
+	m := newMachine(t, gputest.Node("t4", 1))
+	m.install("", 1)
+	c := m.containerd(true)
+	m.conf.Configure = false
+	_, _ = m.run()
+	s := m.await("degraded", func(s nodestate.State) bool { return s.Reason == cri.ReasonDisabled })
+	require.Contains(t, s.Message, "set enable_cdi = true")
+	require.Equal(t, byHand, c.file())
+	require.Empty(t, c.systemd.Calls())
+}
