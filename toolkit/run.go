@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"slices"
 
 	"golang.org/x/sync/errgroup"
 
@@ -49,17 +48,26 @@ func run(ctx context.Context, o *options, stdout, stderr io.Writer) (err error) 
 	}
 	defer func() { err = errors.Join(err, t.Close()) }()
 	c := command{o: o, t: t, log: log, stdout: stdout, stderr: stderr}
-	if slices.Contains([]string{"apply", "restore", "run"}, o.command) && !o.dryRun {
-		held, err := t.Lock(ctx, o.command == "run", func(message string) { log.Info("waiting", "message", message) })
+	return map[string]func(context.Context) error{
+		"plan": c.plan, "apply": c.alone(c.apply), "verify": c.verify, "restore": c.alone(c.restore),
+		"status": c.status, "audit": c.audit, "run": c.serve,
+	}[o.command](ctx)
+}
+
+// alone does something while no other instance changes the host: run waits for that,
+// the others say who is at work.
+func (c command) alone(do func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) (err error) {
+		if c.o.dryRun {
+			return do(ctx)
+		}
+		held, err := c.t.Lock(ctx, c.o.command == "run", func(message string) { c.log.Info("waiting", "message", message) })
 		if err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, held.Unlock()) }()
+		return do(ctx)
 	}
-	return map[string]func(context.Context) error{
-		"plan": c.plan, "apply": c.apply, "verify": c.verify, "restore": c.restore,
-		"status": c.status, "audit": c.audit, "run": c.serve,
-	}[o.command](ctx)
 }
 
 func (c command) serve(ctx context.Context) error {
@@ -67,6 +75,6 @@ func (c command) serve(ctx context.Context) error {
 	d := daemon.New(c.t, c.log, daemon.NewMetrics(reg))
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(ctx, c.o.listen, reg, d.Ready) })
-	group.Go(func() error { return d.Run(ctx) })
+	group.Go(func() error { return c.alone(d.Run)(ctx) })
 	return group.Wait()
 }

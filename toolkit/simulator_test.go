@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -323,4 +324,21 @@ func TestUse(t *testing.T) {
 	require.Equal(t, "/flag", o.config.CDIDir, "the command line goes first")
 	_, err = json.Marshal(o.config)
 	require.NoError(t, err)
+}
+
+func TestOneAtATime(t *testing.T) {
+	s := simulate(t, "t4", "--gpus", "1")
+	first := built.Start(t, "gpu-toolkit", append(s.flags("run"), "--listen", ""))
+	s.await(t, "a GPU", func(s nodestate.State) bool { return len(gpus(s)) == 1 })
+	out, err := exec.Command(built.Path(t, "gpu-toolkit"), s.flags("apply")...).CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(out), "another gpu-toolkit is at work on this host")
+	require.Contains(t, string(out), fmt.Sprintf("process %d", first.PID()))
+
+	second := built.Start(t, "gpu-toolkit", append(s.flags("run"), "--listen", ""))
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	require.NoError(t, second.WaitOutput(ctx, "msg=waiting"))
+	require.NoError(t, first.Signal(syscall.SIGTERM))
+	require.NoError(t, second.WaitOutput(ctx, "toolkit Ready"))
 }
