@@ -66,7 +66,10 @@ func (c command) alone(do func(context.Context) error) func(context.Context) err
 			return err
 		}
 		defer func() { err = errors.Join(err, held.Unlock()) }()
-		return do(ctx)
+		if err := do(ctx); err != nil || c.o.command != "restore" {
+			return err
+		}
+		return c.t.Leave(held)
 	}
 }
 

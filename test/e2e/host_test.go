@@ -36,14 +36,14 @@ func whatTheHostHadStays(t *testing.T, s *Suite) {
 			return nil
 		}
 	}
-	const agents, pods, people = "management.gpuready.io/gpu", "k8s.gpuready.io/gpu", "nvidia.com/gpu"
-	s.World.Until(t, "the toolkit writes nvidia.com/gpu where nobody else does", writes(pods, agents, people))
+	const agents, pods, people, switches = "management.gpuready.io/gpu", "k8s.gpuready.io/gpu", "nvidia.com/gpu", "nvidia.com/nvswitch"
+	s.World.Until(t, "the toolkit writes nvidia.com/gpu where nobody else does", writes(pods, agents, people, switches))
 	s.WriteFile(t, node, path, foreign)
-	s.World.Until(t, "the toolkit leaves nvidia.com/gpu to the other", writes(pods, agents))
+	s.World.Until(t, "the toolkit leaves nvidia.com/gpu to the other", writes(pods, agents, switches))
 	s.takes(t, node, 2)
 	require.Equal(t, foreign, s.ReadFile(t, node, path))
 	s.RemoveFile(t, node, path)
-	s.World.Until(t, "the toolkit writes nvidia.com/gpu again", writes(pods, agents, people))
+	s.World.Until(t, "the toolkit writes nvidia.com/gpu again", writes(pods, agents, people, switches))
 }
 
 // uninstallLeavesWhatTheDocsName and nothing else, by the commands of the docs.

@@ -97,6 +97,7 @@ func whole(t *testing.T, kind runtimes.Kind, args ...string) {
 	require.Equal(t, before, contents(t, dir))
 	require.ElementsMatch(t, was.Handlers, status(t, h).Handlers)
 	require.NoDirExists(t, "/usr/local/nvidia/toolkit")
+	require.NoDirExists(t, "/run/nvidia/gpuready")
 	ordinary(t, h)
 }
 

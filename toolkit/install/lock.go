@@ -27,18 +27,35 @@ const lockName = "toolkit.lock"
 const maxHolder = 4 << 10
 
 // Held is the lock on a host.
-type Held struct{ file *os.File }
+type Held struct {
+	file *os.File
+	root *host.Root
+	dir  string
+}
 
 // Lock makes this process the only one that changes the host. The lock is a file
 // in dir, a directory of the host that all instances see, best on a file system
 // that does not outlive the boot; dir is made if it is missing. Who has the lock
 // keeps the file open, so it ends with the process however that ends, and it is
-// not passed on to children. The file is never removed: it says who was the last.
+// not passed on to children. The file stays and says who was the last, until
+// somebody removes it who has it (Held.Remove).
 //
 // With wait it waits for the other to end, until ctx does; the thread that waits
 // is then given up, and ends with the other instance or with this process.
 // Without, an error that wraps ErrLocked says who has it.
 func Lock(ctx context.Context, root *host.Root, dir string, wait bool) (*Held, error) {
+	for {
+		held, err := lock(ctx, root, dir, wait)
+		if err != nil || held.is(root.Stat(path.Join(dir, lockName))) {
+			return held, err
+		}
+		if err := held.Unlock(); err != nil { // it was removed while it was waited for
+			return nil, err
+		}
+	}
+}
+
+func lock(ctx context.Context, root *host.Root, dir string, wait bool) (*Held, error) {
 	f, err := openLock(root, dir)
 	if err != nil {
 		return nil, fmt.Errorf("lock: %w", change.Explain(root, path.Join(dir, lockName), err))
@@ -59,7 +76,25 @@ func Lock(ctx context.Context, root *host.Root, dir string, wait bool) (*Held, e
 	if err := sign(f); err != nil {
 		return nil, errors.Join(fmt.Errorf("lock: %w", change.Explain(root, path.Join(dir, lockName), err)), f.Close())
 	}
-	return &Held{f}, nil
+	return &Held{f, root, dir}, nil
+}
+
+// is says that the lock is the file that is there.
+func (h *Held) is(there fs.FileInfo, err error) bool {
+	if err != nil {
+		return false
+	}
+	ours, err := h.file.Stat()
+	return err == nil && os.SameFile(ours, there)
+}
+
+// Remove removes the lock's file; who waited for it takes a new one.
+func (h *Held) Remove() error {
+	err := h.root.Remove(path.Join(h.dir, lockName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // Unlock lets others at the host.

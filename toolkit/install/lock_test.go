@@ -98,3 +98,25 @@ func TestLockOnAnOddFileIsRefusedByName(t *testing.T) {
 	require.Error(t, err)
 	require.NotErrorIs(t, err, fs.ErrNotExist)
 }
+
+func TestWhoWaitedForALockThatIsRemovedTakesTheNewOne(t *testing.T) {
+	at := t.TempDir()
+	root := open(t, at)
+	held, err := install.Lock(t.Context(), root, locks, false)
+	require.NoError(t, err)
+	waited := make(chan *install.Held, 1)
+	go func() {
+		second, err := install.Lock(t.Context(), open(t, at), locks, true)
+		if err == nil {
+			waited <- second
+		}
+		close(waited)
+	}()
+	require.NoError(t, held.Remove())
+	require.NoError(t, held.Unlock())
+	second := <-waited
+	require.NotNil(t, second)
+	_, err = install.Lock(t.Context(), root, locks, false)
+	require.ErrorIs(t, err, install.ErrLocked)
+	require.NoError(t, second.Unlock())
+}

@@ -135,3 +135,12 @@ func (t *Toolkit) Lock(ctx context.Context, wait bool, tell func(message string)
 	}
 	return held, nil
 }
+
+// Leave removes the lock and the directory that it is in, where nothing else is.
+func (t *Toolkit) Leave(held *install.Held) error {
+	err := held.Remove()
+	for _, dir := range []string{path.Join(t.Config.StateDir, string(nodestate.Toolkit)), t.Config.StateDir} {
+		_ = t.Root.Remove(dir) // not empty: others use it
+	}
+	return err
+}

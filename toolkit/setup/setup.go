@@ -309,11 +309,6 @@ func (t *Toolkit) Uninstall(dry bool) (changes []change.Change, left []string, e
 	if err != nil {
 		return nil, nil, err
 	}
-	if !dry {
-		for _, dir := range []string{state, t.Config.StateDir} {
-			_ = t.Root.Remove(dir) // not empty: others use it
-		}
-	}
 	return append(restored.Changes, gone...), restored.Left, nil
 }
 
