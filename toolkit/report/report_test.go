@@ -1,0 +1,80 @@
+package report
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/internal/nodestate"
+)
+
+// squeeze makes one space of several.
+func squeeze(s string) string {
+	var lines []string
+	for line := range strings.Lines(s) {
+		lines = append(lines, strings.Join(strings.Fields(line), " "))
+	}
+	return strings.Join(lines, "\n")
+}
+
+func TestAStatusIsReadByPeople(t *testing.T) {
+	off := false
+	s := Status{
+		Toolkit: &nodestate.State{
+			Phase: nodestate.Degraded, Reason: "CDIDisabled", Message: "set enable_cdi = true",
+			Driver: &nodestate.DriverInfo{Root: "/run/nvidia/driver", Version: "580.95.05"},
+			Toolkit: &nodestate.ToolkitInfo{
+				Specs:     []nodestate.Spec{{Kind: "k8s.gpuready.io/gpu", Path: "/var/run/cdi/a.yaml", Devices: []string{"GPU-1", "GPU-2"}}},
+				Injection: &nodestate.Injection{Message: "there is no NRI"},
+			},
+		},
+		Runtime: &Runtime{
+			Runtime: nodestate.Runtime{Name: "containerd", Version: "1.7.24", Socket: "/run/containerd/containerd.sock", CDI: &off, Handlers: []string{"nvidia", "runc"}},
+			Default: "runc", Profile: "k3s", Why: "it listens at k3s's socket", Config: "/etc/containerd/config.toml", Writer: "k3s writes it anew",
+		},
+		Files:      []File{{Path: "/etc/containerd/config.toml", What: "file", Owner: "gpuready", Original: true}},
+		Unfinished: "since noon",
+	}
+	var b strings.Builder
+	require.NoError(t, WriteStatus(&b, s))
+	require.Equal(t, `toolkit Degraded CDIDisabled
+set enable_cdi = true
+driver 580.95.05 below /run/nvidia/driver
+CDI k8s.gpuready.io/gpu: 2 devices in /var/run/cdi/a.yaml
+agents are not given the GPUs: there is no NRI
+runtime containerd 1.7.24 at /run/containerd/containerd.sock
+CDI names off
+handlers nvidia, runc
+default runc
+arranged as k3s, it listens at k3s's socket
+configuration /etc/containerd/config.toml
+k3s writes it anew
+unfinished since noon
+
+PATH WHAT OWNER ORIGINAL KEPT
+/etc/containerd/config.toml file gpuready yes`, squeeze(b.String()))
+}
+
+func TestAHostWithNothingSaysSo(t *testing.T) {
+	var b strings.Builder
+	require.NoError(t, WriteStatus(&b, Status{}))
+	require.Equal(t, "toolkit has left no state in this boot\nruntime none is found\n\nnothing is installed", squeeze(b.String()))
+}
+
+func TestCDIInWords(t *testing.T) {
+	on := true
+	require.Equal(t, "it does not say", cdi(nodestate.Runtime{}))
+	require.Equal(t, "on", cdi(nodestate.Runtime{CDI: &on}))
+	require.Equal(t, "on, from /etc/cdi, /var/run/cdi", cdi(nodestate.Runtime{CDI: &on, CDIDirs: []string{"/etc/cdi", "/var/run/cdi"}}))
+}
+
+func TestChecksAreATableOrJSON(t *testing.T) {
+	checks := []Check{{Name: "driver", OK: true, Message: "580"}, {Name: "CDI", Message: "off"}}
+	var b strings.Builder
+	require.NoError(t, WriteChecks(&b, checks))
+	require.Equal(t, "CHECK OK WHAT\ndriver yes 580\nCDI no off", squeeze(b.String()))
+	b.Reset()
+	require.NoError(t, WriteJSON(&b, checks))
+	require.JSONEq(t, `[{"name":"driver","ok":true,"message":"580"},{"name":"CDI","ok":false,"message":"off"}]`, b.String())
+}
