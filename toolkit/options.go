@@ -9,11 +9,12 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/spf13/pflag"
 
 	"github.com/gpuready/gpuready/internal/cdi"
-	"github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/toolkit/install"
 	"github.com/gpuready/gpuready/toolkit/nri"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/settings"
@@ -42,9 +43,11 @@ Examples:
 
 The container runtime's configuration is changed only if --runtime-restart-mode says
 how the runtime may take it in, and only if it cannot do what is wanted already.
+All paths are the host's, but for --host-root and the programs to install.
 
-Flags; the variable in brackets is read where a flag is not given. CONTAINERD_CONFIG,
-CONTAINERD_SOCKET, DOCKER_CONFIG, DOCKER_SOCKET, CRIO_CONFIG, CRIO_SOCKET are read as well:
+Flags; a variable in brackets is read where the flag is not given. CONTAINERD_CONFIG,
+CONTAINERD_SOCKET, DOCKER_CONFIG, DOCKER_SOCKET, CRIO_CONFIG, CRIO_SOCKET say the same
+of one runtime as --runtime-config and --runtime-socket:
 `
 
 const footer = `
@@ -56,31 +59,6 @@ var commands = []string{"plan", "apply", "verify", "restore", "run", "status", "
 
 // others are names of commands that people know.
 var others = map[string]string{"uninstall": "restore"}
-
-// environment names the variable of each flag.
-var environment = map[string]string{
-	"host-root":                     "HOST_ROOT",
-	"driver-root":                   "NVIDIA_DRIVER_ROOT",
-	"dev-root":                      "NVIDIA_DEV_ROOT",
-	"cdi-output-dir":                "CDI_OUTPUT_DIR",
-	"toolkit-install-dir":           "TOOLKIT_INSTALL_DIR",
-	"state-dir":                     "GPUREADY_STATE_DIR",
-	"hook-program":                  "GPUREADY_HOOK_PROGRAM",
-	"runtime-socket":                "RUNTIME_SOCKET",
-	"nri-socket":                    "NRI_SOCKET",
-	"runtime":                       "RUNTIME",
-	"runtime-config":                "RUNTIME_CONFIG",
-	"runtime-drop-in-config":        "RUNTIME_DROP_IN_CONFIG",
-	"runtime-restart-mode":          "RUNTIME_RESTART_MODE",
-	"nvidia-runtime-name":           "NVIDIA_RUNTIME_NAME",
-	"nvidia-runtime-set-as-default": "NVIDIA_RUNTIME_SET_AS_DEFAULT",
-	"cdi-enabled":                   "CDI_ENABLED",
-	"accept-nvidia-visible-devices-envvar-when-unprivileged": "ACCEPT_NVIDIA_VISIBLE_DEVICES_ENVVAR_WHEN_UNPRIVILEGED",
-	"accept-nvidia-visible-devices-as-volume-mounts":         "ACCEPT_NVIDIA_VISIBLE_DEVICES_AS_VOLUME_MOUNTS",
-	"namespace":  "POD_NAMESPACE",
-	"listen":     "LISTEN_ADDRESS",
-	"log-format": "LOG_FORMAT",
-}
 
 type options struct {
 	command       string
@@ -104,7 +82,7 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.config.DriverRoot, "driver-root", "", "where on the host the driver's files are (default "+setup.ContainerRoot+" if a driver is there, else /)")
 	f.StringVar(&o.config.DevRoot, "dev-root", "", "below which directory of the host /dev/nvidia* are (default the driver root if it has them, else /)")
 	f.StringVar(&o.config.CDIDir, "cdi-output-dir", cdi.DynamicDir, "where on the host to write CDI specifications")
-	f.StringVar(&o.config.InstallDir, "toolkit-install-dir", "/usr/local/nvidia/toolkit", "where on the host to install gpu-cdi-hook")
+	f.StringVar(&o.config.InstallDir, "toolkit-install-dir", "/usr/local/nvidia/toolkit", "directory of the host for the programs and the account of all changes")
 	f.StringVar(&o.config.StateDir, "state-dir", "/run/nvidia/gpuready", "where on the host components leave their state")
 	f.StringVar(&o.config.HookProgram, "hook-program", "", "gpu-cdi-hook to install (default beside this program)")
 	f.StringVar(&o.config.Runtime.Socket, "runtime-socket", "", "the container runtime's socket on the host (default looked for where containerd, CRI-O, k3s, RKE2, k0s and MicroK8s have theirs)")
@@ -112,12 +90,12 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.config.Namespace, "namespace", "", "namespace whose agents are given the GPUs by NRI (run only); empty: nobody is")
 	r := &o.config.Runtime
 	f.StringVar(&r.Runtime, "runtime", "", "the container runtime: containerd, docker or crio (default the one that is found)")
-	f.StringVar(&r.Config, "runtime-config", "", "its configuration file on the host (default where this distribution has it)")
-	f.StringVar(&r.DropIn, "runtime-drop-in-config", "", "the file of ours that it reads as well (default as this distribution has it)")
-	f.StringVar(&o.restart, "runtime-restart-mode", "", "how it may take in a new configuration: auto, as this distribution does; systemd; signal (Docker); none, somebody restarts it; empty: its configuration is not touched")
-	f.BoolVar(&o.config.CDI, "cdi-enabled", true, "it is to resolve CDI names")
-	f.StringVar(&o.config.Handler, "nvidia-runtime-name", "", "it is to have gpu-oci-runtime as a handler of this name; empty: it needs none")
-	f.BoolVar(&o.config.HandlerDefault, "nvidia-runtime-set-as-default", false, "and that is to be the handler of pods that name none")
+	f.StringVar(&r.Config, "runtime-config", "", "the container runtime's configuration file (default where this distribution has it)")
+	f.StringVar(&r.DropIn, "runtime-drop-in-config", "", "the file of ours that the container runtime reads as well (default as this distribution has it)")
+	f.StringVar(&o.restart, "runtime-restart-mode", "", "how the container runtime may take in a new configuration: auto, as this distribution does; systemd; signal (Docker); none, a person restarts it; empty: its configuration is not touched")
+	f.BoolVar(&o.config.CDI, "cdi-enabled", true, "the container runtime is to resolve CDI names")
+	f.StringVar(&o.config.Handler, "nvidia-runtime-name", "", "the container runtime is to have gpu-oci-runtime as a handler of this name; empty: it needs none")
+	f.BoolVar(&o.config.HandlerDefault, "nvidia-runtime-set-as-default", false, "that handler is to be the one of pods that name none")
 	f.BoolVar(&o.config.Shim.AcceptEnvvar, "accept-nvidia-visible-devices-envvar-when-unprivileged", false, "the handler gives unprivileged containers the GPUs that NVIDIA_VISIBLE_DEVICES names; images can set that for themselves")
 	f.BoolVar(&o.config.Shim.AcceptVolumeMounts, "accept-nvidia-visible-devices-as-volume-mounts", false, "the handler gives containers the GPUs that mounts below /var/run/nvidia-container-devices name")
 	f.StringVar(&o.config.ShimProgram, "oci-runtime-program", "", "gpu-oci-runtime to install (default beside this program)")
@@ -127,14 +105,14 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	f.BoolVarP(&o.help, "help", "h", false, "print this")
 	f.BoolVar(&o.version, "version", false, "print the version")
-	config.Describe(f, environment)
+	describe(f)
 	if err := f.Parse(args); err != nil {
 		return nil, err
 	}
 	if o.help || o.version {
 		return o, nil
 	}
-	if err := config.Env(f, environment); err != nil {
+	if err := fromEnvironment(f); err != nil {
 		return nil, err
 	}
 	return o, o.complete()
@@ -142,10 +120,16 @@ func parse(args []string) (*options, error) {
 
 // complete checks what was given and fills in what follows from it.
 func (o *options) complete() error {
-	if o.flags.NArg() != 1 || !slices.Contains(commands, cmp.Or(others[o.flags.Arg(0)], o.flags.Arg(0))) {
-		return fmt.Errorf("one command is wanted of %v", commands)
+	given := o.flags.Arg(0)
+	o.command = cmp.Or(others[given], given)
+	switch {
+	case given == "":
+		return fmt.Errorf("say what to do: %s", strings.Join(commands, ", "))
+	case !slices.Contains(commands, o.command):
+		return fmt.Errorf("there is no command %q; there are %s", given, strings.Join(commands, ", "))
+	case o.flags.NArg() > 1:
+		return fmt.Errorf("%s takes flags only, not %q", given, o.flags.Arg(1))
 	}
-	o.command = cmp.Or(others[o.flags.Arg(0)], o.flags.Arg(0))
 	if o.logFormat != "text" && o.logFormat != "json" {
 		return fmt.Errorf("--log-format=%s: it is text or json", o.logFormat)
 	}
@@ -168,8 +152,12 @@ func (o *options) complete() error {
 	if err := o.runtime(); err != nil {
 		return err
 	}
-	if o.dryRun && (o.command == "run" || o.command == "apply") {
+	switch {
+	case !o.dryRun:
+	case o.command == "run" || o.command == "apply":
 		o.command = "plan"
+	case o.command != "plan" && o.command != "restore":
+		return fmt.Errorf("--dry-run is for apply, run and restore; %s changes nothing", o.command)
 	}
 	for flag, program := range map[string]struct {
 		at   *string
@@ -203,8 +191,8 @@ func (o *options) runtime() error {
 		"DOCKER_CONFIG": r.DockerConfig, "DOCKER_SOCKET": r.DockerSocket,
 		"CRIO_CONFIG": r.CRIOConfig, "CRIO_SOCKET": r.CRIOSocket,
 	} {
-		if p != "" && !path.IsAbs(p) {
-			return fmt.Errorf("%s=%s: it must be an absolute path of the host", name, p)
+		if err := ofTheHost(name, p); err != nil {
+			return err
 		}
 	}
 	switch o.restart {
@@ -216,17 +204,22 @@ func (o *options) runtime() error {
 	default:
 		return fmt.Errorf("--runtime-restart-mode=%s: it is auto, systemd, signal, none, or empty", o.restart)
 	}
+	no, err := strconv.ParseBool(cmp.Or(os.Getenv("NO_RUNTIME_CONFIG"), "false"))
 	switch {
+	case err != nil:
+		return fmt.Errorf("NO_RUNTIME_CONFIG=%s: it is true or false", os.Getenv("NO_RUNTIME_CONFIG"))
+	case no && o.config.Configure:
+		return fmt.Errorf("NO_RUNTIME_CONFIG=true and --runtime-restart-mode=%s: the first says that the container runtime's configuration is not touched, the second how it is taken in; leave one of them out", o.restart)
 	case o.config.HandlerDefault && o.config.Handler == "":
 		return errors.New("--nvidia-runtime-set-as-default needs --nvidia-runtime-name")
 	case o.config.Handler != "" && !o.config.Configure:
-		return errors.New("--nvidia-runtime-name needs --runtime-restart-mode: the container runtime has to take in a handler")
+		return errors.New("--nvidia-runtime-name needs --runtime-restart-mode, which says how the container runtime may take the handler in; auto is as this distribution does")
 	case o.config.Handler != "" && !handlerName.MatchString(o.config.Handler):
 		return fmt.Errorf("--nvidia-runtime-name=%s: a name has lower-case letters, digits and dashes, as a RuntimeClass's handler", o.config.Handler)
 	case o.output != "table" && o.output != "json":
 		return fmt.Errorf("--output=%s: it is table or json", o.output)
 	}
-	_, err := target.Sockets(*r)
+	_, err = target.Sockets(*r)
 	return err
 }
 

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 
@@ -42,6 +44,9 @@ func run(ctx context.Context, o *options, stdout, stderr io.Writer) (err error) 
 		handler = slog.NewJSONHandler(stderr, nil)
 	}
 	log := slog.New(handler).With("component", "toolkit")
+	if variables := unread(os.Environ()); len(variables) > 0 {
+		log.Warn("variables of NVIDIA's toolkit that have no effect here", "variables", strings.Join(variables, "; "))
+	}
 	t, err := setup.New(o.config, driver{o.config.HostRoot, log})
 	if err != nil {
 		return err

@@ -22,7 +22,6 @@ const (
 	ReasonConfig  gpu.Reason = "RuntimeConfig"  // its configuration cannot be changed as it is
 	ReasonRefused gpu.Reason = "RuntimeRefused" // it did not come back as wanted, and has its old configuration back
 	ReasonRestart gpu.Reason = "RuntimeRestart" // it is configured and has to be restarted by somebody
-	ReasonDoor    gpu.Reason = "RuntimeDoor"    // it could not be restarted
 )
 
 // Problem is why a runtime is not as it was wanted, or not yet.
@@ -251,9 +250,9 @@ func (c *Configurer) undo(ctx context.Context, o Outcome, n note, why string) (O
 
 // Return has a runtime take in the configuration that was put back, and proves that it
 // has all handlers of before but our own. did says what was done.
-func (c *Configurer) Return(ctx context.Context, before cri.Answer, own string) (did string, err error) {
-	before.Handlers = slices.DeleteFunc(slices.Clone(before.Handlers), func(h string) bool { return h == own })
-	if before.Default == own {
+func (c *Configurer) Return(ctx context.Context, before cri.Answer, own []string) (did string, err error) {
+	before.Handlers = slices.DeleteFunc(slices.Clone(before.Handlers), func(h string) bool { return slices.Contains(own, h) })
+	if slices.Contains(own, before.Default) {
 		before.Default = ""
 	}
 	var o Outcome

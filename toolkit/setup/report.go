@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/toolkit/change"
 	"github.com/gpuready/gpuready/toolkit/configure"
 	"github.com/gpuready/gpuready/toolkit/cri"
 	"github.com/gpuready/gpuready/toolkit/install"
@@ -132,6 +134,10 @@ func (t *Toolkit) RestoreRuntime(ctx context.Context, dry bool, tell func(string
 	r := &target.Runtime{Root: t.Root, Settings: t.Config.Runtime}
 	before, err := r.Ask(ctx)
 	answers := err == nil
+	own, err := t.ownHandlers(before.Handlers)
+	if err != nil {
+		return install.Restored{}, err
+	}
 	t.account.Lock()
 	restored, err := install.Restore(t.Root, t.Config.InstallDir, t.bootID, install.RestoreOptions{DryRun: dry, Only: t.isConfig})
 	t.account.Unlock()
@@ -151,11 +157,49 @@ func (t *Toolkit) RestoreRuntime(ctx context.Context, dry bool, tell func(string
 		return restored, nil
 	}
 	c := &configure.Configurer{Runtime: r, Same: t.same, Patience: patience}
-	did, err := c.Return(ctx, before, t.Config.Handler)
+	did, err := c.Return(ctx, before, own)
 	if did != "" {
 		tell(did)
 	}
 	return restored, err
+}
+
+// ownHandlers are those that a runtime has by our changes of its configuration, also
+// if nobody says any more how they were to be called: what is put back names them
+// less often than what there is now.
+func (t *Toolkit) ownHandlers(all []string) (own []string, err error) {
+	t.account.Lock()
+	defer t.account.Unlock()
+	restored, err := install.Restore(t.Root, t.Config.InstallDir, t.bootID, install.RestoreOptions{DryRun: true, Only: t.isConfig})
+	if err != nil {
+		return nil, err
+	}
+	for _, h := range all {
+		if h == t.Config.Handler {
+			own = append(own, h)
+			continue
+		}
+		for _, c := range restored.Changes {
+			now, _, err := change.See(t.Root, c.Path)
+			if err != nil {
+				return nil, err
+			}
+			if named(now.File, h) > named(c.File, h) {
+				own = append(own, h)
+				break
+			}
+		}
+	}
+	return own, nil
+}
+
+// named counts how often a configuration names a handler: as a table of TOML, or a
+// string of TOML or JSON.
+func named(f *change.File, handler string) int {
+	if f == nil {
+		return 0
+	}
+	return len(regexp.MustCompile(`["'.]`+regexp.QuoteMeta(handler)+`["'\]]`).FindAll(f.Data, -1))
 }
 
 // isConfig says that a path of the account is of the runtime's configuration: it is

@@ -1,0 +1,63 @@
+package setup
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/toolkit/change"
+)
+
+const (
+	theirConfig = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n  runtime_type = \"io.containerd.runc.v2\"\n"
+	ourHandler  = "[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.gpu]\n  runtime_type = \"io.containerd.runc.v2\"\n"
+)
+
+// configured is a host whose containerd has been given a handler by us.
+func configured(t *testing.T) (toolkit *Toolkit, dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "etc/containerd"), 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "etc/containerd/config.toml"), []byte(theirConfig), 0o600))
+	root, err := host.Open(dir)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, root.Close()) })
+	c := config
+	c.DriverRoot, c.DevRoot = "/", "/"
+	toolkit = &Toolkit{Config: c, Root: root, bootID: "0f0e0d0c-0b0a-4909-8807-060504030201"}
+	j := toolkit.journal()
+	changes, err := j.Plan([]change.Item{{Path: "/etc/containerd/config.toml", File: &change.File{Data: []byte(theirConfig + ourHandler), Mode: 0o600}}})
+	require.NoError(t, err)
+	require.NoError(t, j.Begin(changes, nil))
+	require.NoError(t, j.Commit())
+	return toolkit, dir
+}
+
+// Who restores says only that, not how the handler was called: a runtime that has it
+// no more is as it was.
+func TestOurHandlersAreKnownWithoutBeingNamed(t *testing.T) {
+	toolkit, _ := configured(t)
+	own, err := toolkit.ownHandlers([]string{"runc", "gpu", "nvidia"})
+	require.NoError(t, err)
+	require.Equal(t, []string{"gpu"}, own)
+	toolkit.Config.Handler = "nvidia"
+	own, err = toolkit.ownHandlers([]string{"runc", "gpu", "nvidia"})
+	require.NoError(t, err)
+	require.Equal(t, []string{"gpu", "nvidia"}, own)
+}
+
+func TestNothingOfOursIsLeftAfterRestore(t *testing.T) {
+	toolkit, dir := configured(t)
+	require.NoError(t, toolkit.journal().Refuse([]byte("{}")))
+	require.FileExists(t, dir+"/usr/local/nvidia/toolkit/refused.json")
+	_, left, err := toolkit.Uninstall(false)
+	require.NoError(t, err)
+	require.Empty(t, left)
+	require.NoDirExists(t, dir+"/usr")
+	data, err := os.ReadFile(dir + "/etc/containerd/config.toml")
+	require.NoError(t, err)
+	require.Equal(t, theirConfig, string(data))
+}
