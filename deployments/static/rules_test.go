@@ -57,6 +57,9 @@ var privileged = []string{
 	"gpuready-privileged.yaml/nvidia-container-toolkit-daemonset/toolkit",
 	"gpuready-privileged.yaml/nvidia-device-plugin-daemonset/device-plugin",
 	"gpuready-privileged.yaml/nvidia-operator-validator/validator",
+	"gpuready-privileged-runtime.yaml/nvidia-container-toolkit-daemonset/toolkit",
+	"gpuready-privileged-runtime.yaml/nvidia-device-plugin-daemonset/device-plugin",
+	"gpuready-privileged-runtime.yaml/nvidia-operator-validator/validator",
 	"examples/shadow.yaml/gpuready-shadow/shadow",
 	"mps.yaml/nvidia-device-plugin-mps-control-daemon/mps-daemon",
 	"simulated-driver.yaml/nvidia-driver-daemonset/driver",
@@ -220,6 +223,55 @@ func TestOnlyWhoMustIsPrivileged(t *testing.T) {
 	require.ElementsMatch(t, privileged, found)
 }
 
+// TestTheToolkitWritesWhatItListsAlone: the host's root is read-only to it, and what is
+// mounted in that writable lies where the host has it.
+func TestTheToolkitWritesWhatItListsAlone(t *testing.T) {
+	want := []string{"/dev", "/run/cdi", "/run/nvidia/gpuready/toolkit", "/usr/local/nvidia/toolkit"}
+	found := 0
+	for _, w := range workloads(t) {
+		if w.name != "nvidia-container-toolkit-daemonset" {
+			continue
+		}
+		found++
+		paths := map[string]string{}
+		for _, v := range w.pod.Spec.Volumes {
+			require.NotNil(t, v.HostPath, w)
+			paths[v.Name] = v.HostPath.Path
+		}
+		require.Len(t, w.containers(), 1, w)
+		c := w.containers()[0]
+		require.Contains(t, c.Args, "--host-root=/host", w)
+		var written []string
+		for _, m := range c.VolumeMounts {
+			require.Equal(t, filepath.Clean("/host"+paths[m.Name]), m.MountPath, w)
+			require.Equal(t, m.MountPath == "/host", m.ReadOnly, "%s: %s", w, m.MountPath)
+			if !m.ReadOnly {
+				written = append(written, paths[m.Name])
+			}
+		}
+		all := want
+		configures := slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == "RUNTIME_RESTART_MODE" && e.Value != "" })
+		require.Equal(t, strings.Contains(w.file, "runtime"), configures, "%s: who configures a runtime says so by its name", w)
+		if configures {
+			all = append(slices.Clone(want), "/etc/containerd")
+		}
+		require.ElementsMatch(t, all, written, w)
+	}
+	require.Equal(t, 3, found)
+}
+
+// TestUninstallingPutsARuntimeBackAsWell: it is not known there which nodes had theirs
+// configured, nor with which handler.
+func TestUninstallingPutsARuntimeBackAsWell(t *testing.T) {
+	for _, w := range workloads(t) {
+		if w.file == "uninstall.yaml" {
+			require.Equal(t, []string{"restore", "--host-root=/host", "--runtime-restart-mode=auto"}, w.containers()[0].Args)
+			return
+		}
+	}
+	t.Fatal("there is no uninstall.yaml")
+}
+
 // TestTheSharedMemoryOfMPSIsSeenByTheHost: it is mounted in a container, and containers
 // of others are given it by the host.
 func TestTheSharedMemoryOfMPSIsSeenByTheHost(t *testing.T) {
@@ -289,7 +341,7 @@ func TestTheValidatorsPodGivesWayToEverybodys(t *testing.T) {
 		require.Equal(t, corev1.PreemptNever, *class.PreemptionPolicy)
 		require.False(t, class.GlobalDefault)
 	}
-	require.Equal(t, 2, found, "with and without privileges")
+	require.Equal(t, 3, found, "with and without privileges, and with the runtime configured")
 }
 
 func TestServiceAccountsAreThere(t *testing.T) {
@@ -483,8 +535,11 @@ func TestWhatIsMountedOfTheHostIsWrittenDown(t *testing.T) {
 				if m.ReadOnly {
 					mode = "ro"
 				}
-				if strings.Contains(w.file, "privileged") && c.Name != "toolkit" {
+				switch {
+				case strings.Contains(w.file, "privileged") && c.Name != "toolkit":
 					who += " (privileged)"
+				case strings.Contains(w.file, "runtime") && strings.HasPrefix(path, "/etc/"):
+					who += " (runtime)"
 				}
 				mounted = append(mounted, who+" "+path+" "+mode)
 			}

@@ -1,7 +1,7 @@
 // Package static renders the manifests beside it.
 //
-// gpuready.yaml, gpuready-privileged.yaml and device-plugin.yaml share most of
-// what they say, so they are put together from parts/ and checked in: what a user
+// gpuready.yaml, gpuready-privileged.yaml and their like share most of what they
+// say, so they are put together from parts/ and checked in: what a user
 // applies is a plain file. `make generate` renders them anew.
 package static
 
@@ -29,6 +29,7 @@ type manifest struct {
 	about      string
 	parts      []string
 	privileged bool // for runtimes without NRI
+	runtime    bool // the container runtime may be configured and started anew
 }
 
 var manifests = []manifest{
@@ -45,6 +46,15 @@ validator are privileged and see the host's root, because nothing gives them the
 See docs/install.md.`,
 		parts:      []string{"namespace", "toolkit", "device-plugin", "rights", "policy", "validator"},
 		privileged: true,
+	},
+	{
+		name: "gpuready-privileged-runtime.yaml",
+		about: `gpuready for a runtime that has to be configured, as containerd 1.7, which has CDI off:
+as gpuready-privileged.yaml, but the toolkit changes the runtime's configuration and has
+it started anew, once, proves that it took it, and else puts everything back. See
+docs/toolkit.md; gpu-toolkit plan on a node prints beforehand what would be changed.`,
+		parts:      []string{"namespace", "toolkit", "device-plugin", "rights", "policy", "validator"},
+		privileged: true, runtime: true,
 	},
 	{
 		name: "device-plugin.yaml",
@@ -97,9 +107,9 @@ func Render() (map[string]string, error) {
 		for _, part := range m.parts {
 			b.WriteString("---\n")
 			data := struct {
-				Version    string
-				Privileged bool
-			}{Version, m.privileged}
+				Version             string
+				Privileged, Runtime bool
+			}{Version, m.privileged, m.runtime}
 			if err := all.ExecuteTemplate(&b, part+".tmpl", data); err != nil {
 				return nil, fmt.Errorf("%s: %w", m.name, err)
 			}

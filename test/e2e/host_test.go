@@ -67,7 +67,7 @@ func uninstallLeavesWhatTheDocsName(t *testing.T, s *Suite, bare []string) {
 // kubelet made it for itself.
 func stays(path string) bool {
 	switch path {
-	case "/etc/cdi", "/run/cdi", "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint":
+	case "/etc/cdi", "/run/cdi", "/usr/local/nvidia", "/usr/local/nvidia/toolkit", "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint":
 		return true
 	}
 	return path == "/run/nvidia" || strings.HasPrefix(path, "/run/nvidia/")
