@@ -63,6 +63,11 @@ var sections = []section{
 	{"Toolkit and validator", []panel{
 		{"Layers not proven", "", "table", "", 12, []string{`gpuready_layer_not_ready_reason{node=~"$node"} == 1`}, ""},
 		{"Runtime resolves CDI names", "", "timeseries", "", 6, []string{`gpuready_toolkit_runtime_cdi{node=~"$node"}`}, "{{node}} {{runtime}}"},
+		{"Runtime configuration", "undone: the runtime did not take it and has its old one back.", "timeseries", "", 6, []string{`sum by (node, outcome) (increase(gpuready_toolkit_runtime_applies_total{node=~"$node",outcome!="unchanged"}[$__rate_interval]))`}, "{{node}} {{outcome}}"},
+		{"Runtime restarts by the toolkit", "", "timeseries", "", 6, []string{`sum by (node) (increase(gpuready_toolkit_runtime_restarts_total{node=~"$node"}[$__rate_interval]))`}, "{{node}}"},
+		{"Repairs", "What others changed and the toolkit put back.", "timeseries", "", 6, []string{`sum by (node) (increase(gpuready_toolkit_repairs_total{node=~"$node"}[$__rate_interval]))`}, "{{node}}"},
+		{"Age of the CDI specifications", "Since the toolkit's process wrote one; none where it had to write nothing.", "timeseries", "s", 6, []string{`time() - (gpuready_toolkit_cdi_written_timestamp_seconds{node=~"$node"} > 0)`}, "{{node}}"},
+		{"Runtime not configured", "By reason; RuntimeRestart waits for somebody.", "table", "", 6, []string{`gpuready_toolkit_runtime_problem{node=~"$node"} == 1`}, ""},
 		{"API server does not listen", "", "timeseries", "", 6, []string{`gpuready_voice_failing{node=~"$node"}`}, "{{node}} {{what}}"},
 	}},
 	{"Processes", []panel{

@@ -104,7 +104,7 @@ var (
 	selector = regexp.MustCompile(`([a-z_]+)(\{[^}]*\})?`)
 	matcher  = regexp.MustCompile(`([a-z_]+) *(?:=~|!~|!=|=)`)
 	grouping = regexp.MustCompile(`\b(by|on|group_left|ignoring|without) *\(([^)]*)\)`)
-	words    = []string{"sum", "count", "rate", "increase", "histogram_quantile", "vector", "or", "unless", "and", "by", "on", "group_left", "label_values"}
+	words    = []string{"sum", "count", "rate", "increase", "histogram_quantile", "vector", "time", "or", "unless", "and", "by", "on", "group_left", "label_values"}
 )
 
 // wrong says what an expression names that is not shown.

@@ -71,6 +71,7 @@ func (d *Daemon) tellConfigured(o configure.Outcome, err error) error {
 		}
 	}
 	reason, message := d.Config.ProblemOf(err)
+	d.metrics.problem(reason)
 	d.mu.Lock()
 	same := d.outside.problem == reason && d.outside.message == message
 	d.mu.Unlock()

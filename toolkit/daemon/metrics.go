@@ -6,6 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/change"
 	"github.com/gpuready/gpuready/toolkit/configure"
@@ -27,6 +28,7 @@ type Metrics struct {
 	applies   *prometheus.CounterVec
 	restarts  prometheus.Counter
 	steps     *prometheus.HistogramVec
+	problems  *prometheus.GaugeVec
 }
 
 // NewMetrics registers the daemon's metrics.
@@ -45,13 +47,14 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m.applies = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuready_toolkit_runtime_applies_total", Help: "How often the container runtime's configuration was looked at, by outcome: configured, unchanged, undone (it did not take it and has its old one back) or failed."}, []string{"outcome"})
 	m.restarts = prometheus.NewCounter(prometheus.CounterOpts{Name: "gpuready_toolkit_runtime_restarts_total", Help: "Restarts and reloads of the container runtime that the toolkit asked for."})
 	m.steps = prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "gpuready_toolkit_runtime_step_seconds", Help: "How long configuring the container runtime took, by step: write, restart, verify or undo.", Buckets: []float64{.01, .1, .5, 1, 2, 5, 10, 30, 60}}, []string{"step"})
+	m.problems = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "gpuready_toolkit_runtime_problem", Help: "1 while the container runtime is not configured as it should be, by reason; RuntimeRestart: it is, and has to be restarted by somebody."}, []string{"reason"})
 	for _, outcome := range []string{"configured", "unchanged", "undone", "failed"} {
 		m.applies.WithLabelValues(outcome)
 	}
 	for _, outcome := range []string{"changed", "unchanged", "failed"} { // no increase is seen from nothing to 1
 		m.refreshes.WithLabelValues(outcome)
 	}
-	reg.MustRegister(m.refreshes, m.changes, m.seconds, m.devices, m.connected, m.cdi, m.injected, m.written, m.repairs, m.applies, m.restarts, m.steps)
+	reg.MustRegister(m.refreshes, m.changes, m.seconds, m.devices, m.connected, m.cdi, m.injected, m.written, m.repairs, m.applies, m.restarts, m.steps, m.problems)
 	return m
 }
 
@@ -71,6 +74,13 @@ func number(b bool) float64 {
 
 func (m *Metrics) step(name string, took time.Duration) {
 	m.steps.WithLabelValues(name).Observe(took.Seconds())
+}
+
+func (m *Metrics) problem(reason gpu.Reason) {
+	m.problems.Reset()
+	if reason != "" {
+		m.problems.WithLabelValues(string(reason)).Set(1)
+	}
 }
 
 func (m *Metrics) configured(o configure.Outcome, err error) {
