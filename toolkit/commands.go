@@ -46,6 +46,9 @@ func (c command) plan(ctx context.Context) error {
 	if configErr != nil {
 		return errors.Join(err, printed, c.explained(configErr))
 	}
+	if len(o.Edits) > 0 { // what the runtime lacks is what would be changed
+		return errors.Join(err, printed)
+	}
 	return errors.Join(err, printed, c.warn(c.t.WithRuntime(ctx, c.o.config.State(w, err), nil)))
 }
 

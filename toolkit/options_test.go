@@ -122,10 +122,10 @@ func tableOf(t *testing.T, heading string) map[string][]string {
 	text, _, _ = strings.Cut(text, "\n## ")
 	rows := map[string][]string{}
 	for line := range strings.Lines(text) {
-		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), " | ")
 		if !strings.HasPrefix(line, "| `") {
 			continue
 		}
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
 		key := code(cells[0])[0]
 		require.NotContains(t, rows, key)
 		rows[key] = cells
