@@ -112,28 +112,54 @@ func deviceReasons(t *testing.T) map[string]bool {
 
 var code = regexp.MustCompile("`([^`]+)`")
 
-func TestEveryReasonOfTheDevicePluginIsDocumented(t *testing.T) {
-	_, text, found := strings.Cut(read(t, "device-plugin.md"), "\n## Reasons\n")
+// documented are the reasons that a page's section "Reasons" names, in the first column
+// of its table if that is all that counts.
+func documented(t *testing.T, page string, first bool) map[string]bool {
+	t.Helper()
+	_, text, found := strings.Cut(read(t, page), "\n## Reasons\n")
 	require.True(t, found)
 	text, _, _ = strings.Cut(text, "\n## ")
 	written := map[string]bool{}
-	for _, m := range code.FindAllStringSubmatch(text, -1) {
-		if camel.MatchString(m[1]) {
-			written[m[1]] = true
+	for line := range strings.Lines(text) {
+		if first {
+			line, _, _ = strings.Cut(strings.TrimPrefix(line, "|"), "|")
+		}
+		for _, m := range code.FindAllStringSubmatch(line, -1) {
+			if camel.MatchString(m[1]) {
+				written[m[1]] = true
+			}
 		}
 	}
-	reasons := deviceReasons(t)
-	require.Greater(t, len(reasons), 40, "reasons are looked for")
+	return written
+}
+
+func agree(t *testing.T, page string, reasons, written map[string]bool) {
+	t.Helper()
 	for reason := range reasons {
 		if !written[reason] {
-			t.Errorf("%s: a reason without a line in device-plugin.md", reason)
+			t.Errorf("%s: a reason without a line in %s", reason, page)
 		}
 	}
 	for word := range written {
 		if !reasons[word] {
-			t.Errorf("%s: a line in device-plugin.md, and no such reason in the code", word)
+			t.Errorf("%s: a line in %s, and no such reason in the code", word, page)
 		}
 	}
+}
+
+func TestEveryReasonOfTheDevicePluginIsDocumented(t *testing.T) {
+	reasons := deviceReasons(t)
+	require.Greater(t, len(reasons), 40, "reasons are looked for")
+	agree(t, "device-plugin.md", reasons, documented(t, "device-plugin.md", false))
+}
+
+func TestEveryReasonOfTheToolkitIsDocumented(t *testing.T) {
+	reasons := map[string]bool{}
+	for _, folder := range []string{"../toolkit/setup", "../toolkit/configure", "../toolkit/cri", "../toolkit/daemon"} {
+		sources(t, folder, func(_ string, f *ast.File) { maps.Copy(reasons, reasonsOf(f)) })
+	}
+	require.Greater(t, len(reasons), 15, "reasons are looked for")
+	agree(t, "toolkit.md", reasons, documented(t, "toolkit.md", true))
 }
 
 var metric = regexp.MustCompile(`^gpuready_[a-z_]+$`)
