@@ -3,6 +3,7 @@ package cdi
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -50,6 +51,12 @@ func TestWhatIsNotPlainIsLeftToYAML(t *testing.T) {
 		head + "    env:\n    - A=b\n   hooks: x\n",
 		head + "    deviceNodes:\n    - path: /dev/x\n      fileMode: 0600\n",
 		head + "    deviceNodes:\n    - path: /dev/x\n      major: 1.5\n",
+		head + "    env: - A=b\n",
+		head + "    deviceNodes:\n    - path: /dev/x\n      uid: 4294967296\n",
+		head + "    deviceNodes:\n    - path: 7\n",
+		head + "    hooks:\n    - args: path: /x\n",
+		strings.Replace(head, "  containerEdits:", "  containerEdits: env: x", 1),
+		"--- \n" + head, "---\n---\n" + head, head + "...\n", "\n" + head,
 		"", "---", "- a", "cdiVersion: 0.3.0\nkind:\n",
 	} {
 		require.Nil(t, parseBlock([]byte(text)), text)
@@ -78,6 +85,7 @@ func FuzzBlock(f *testing.F) {
 	f.Add(data)
 	f.Add([]byte("---\nkind: 'a.b/c'\ncdiVersion: \"0.3.0\"\ndevices:\n  - name: x\n    containerEdits:\n        env:\n        - A= b\n"))
 	f.Add([]byte("devices:\n- - name: x\n"))
+	f.Add([]byte("cdiVersion: 0.5.0\ndevices:\n- containerEdits:\n    deviceNodes:\n    - path: /dev/x\n      major: 195\n      fileMode: 438\n      uid: 0\n      gid: 4294967295\n    hooks:\n    - timeout: 5\n      env:\n      - \"A=b\"\n    mounts:\n    - options:\n      - ro\n      type:\n        bind\n"))
 	f.Add([]byte("devices:\n- name: 1e3\n- name: -1\n- name: 0x1\n"))
 	f.Fuzz(agrees)
 }
