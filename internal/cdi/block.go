@@ -32,6 +32,7 @@ type block struct {
 	text   string // the line without its indentation
 	inline bool   // the line is what stands behind a key
 	end    bool   // there is no line left
+	simple bool   // the line has only letters, digits and what words has
 	failed bool   // a line is none of block style
 	depth  int    // of mappings and lists
 }
@@ -46,19 +47,32 @@ func (p *block) next() bool {
 	line, p.rest, _ = strings.Cut(p.rest, "\n")
 	text := strings.TrimLeft(line, " ")
 	p.indent, p.text, p.inline = len(line)-len(text), text, false
-	p.failed = p.failed || !plain(text)
+	least := word
+	for i := range len(text) {
+		least = min(least, classes[text[i]])
+	}
+	p.simple = least == word
+	p.failed = p.failed || least == special || text == "" || text[len(text)-1] == ' ' || strings.HasPrefix(text, "---") || strings.HasPrefix(text, "...")
 	return !p.failed
 }
 
-// plain says whether nothing on a line has a meaning that is not known here.
-func plain(text string) bool {
-	for i := range len(text) {
-		if c := text[i]; c < ' ' || c > '~' || c == '\\' || c == '#' {
-			return false
-		}
+// What a character means in a line of block style.
+const (
+	special = uint8(iota) // more than is known here
+	other                 // nothing inside of quotes
+	word                  // nothing inside of plain text, but a colon before a space or the end
+)
+
+var classes = func() (c [256]uint8) {
+	for i := ' '; i <= '~'; i++ {
+		c[i] = other
 	}
-	return text != "" && text[len(text)-1] != ' ' && !strings.HasPrefix(text, "---") && !strings.HasPrefix(text, "...")
-}
+	for _, i := range "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./=:,+@- " {
+		c[i] = word
+	}
+	c['\\'], c['#'] = special, special
+	return c
+}()
 
 // maxNesting is above what a specification has.
 const maxNesting = 16
@@ -126,6 +140,7 @@ func (p *block) mapping(value func(key string) bool) bool {
 // begin with a letter, a slash or two hyphens and are none of YAML's names.
 func (p *block) scalar() (text string, number, ok bool) {
 	text = p.text
+	simple := p.simple
 	p.next()
 	if n := len(text); n >= 2 && (text[0] == '"' || text[0] == '\'') && text[n-1] == text[0] {
 		text = text[1 : n-1]
@@ -136,7 +151,7 @@ func (p *block) scalar() (text string, number, ok bool) {
 		number = strings.Trim(text, digits) == ""
 		return text, number, number && (c != '0' || len(text) == 1) || version(text)
 	case letter(c) || c == '/' || strings.HasPrefix(text, "--"):
-		return text, false, words(text)
+		return text, false, (simple || allWords(text)) && words(text)
 	}
 	return "", false, false
 }
@@ -145,16 +160,19 @@ const digits = "0123456789"
 
 func letter(c byte) bool { return 'a' <= c|0x20 && c|0x20 <= 'z' }
 
-// words says whether plain text is a string for every reader of YAML.
-func words(text string) bool {
+func allWords(text string) bool {
 	for i := range len(text) {
-		c := text[i]
-		switch {
-		case letter(c) || '0' <= c && c <= '9' || strings.IndexByte("_./=,+@- ", c) >= 0:
-		case c == ':' && i+1 < len(text) && text[i+1] != ' ':
-		default:
+		if classes[text[i]] != word {
 			return false
 		}
+	}
+	return true
+}
+
+// words says whether plain text is a string for every reader of YAML.
+func words(text string) bool {
+	if text[len(text)-1] == ':' || strings.Contains(text, ": ") {
+		return false
 	}
 	return len(text) > len("false") || !names[strings.ToLower(text)]
 }

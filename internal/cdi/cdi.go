@@ -162,6 +162,11 @@ func validate(spec *specs.Spec) error {
 // precedence; none means StaticDir and DynamicDir. A directory that is not
 // there has none; one bad file is one File with Err.
 func Load(root *host.Root, dirs ...string) ([]File, error) {
+	return load(root, func([]byte) bool { return true }, dirs)
+}
+
+// load reads the files whose content is wanted.
+func load(root *host.Root, wanted func([]byte) bool, dirs []string) ([]File, error) {
 	if len(dirs) == 0 {
 		dirs = []string{StaticDir, DynamicDir}
 	}
@@ -175,19 +180,20 @@ func Load(root *host.Root, dirs ...string) ([]File, error) {
 			if ext := path.Ext(p); ext != ".json" && ext != ".yaml" {
 				continue
 			}
-			files = append(files, load(root, p, priority))
+			data, err := root.ReadFile(p, maxSpec)
+			switch {
+			case err != nil:
+				files = append(files, File{Path: p, Priority: priority, Err: err})
+			case wanted(data):
+				files = append(files, file(p, priority, data))
+			}
 		}
 	}
 	return files, nil
 }
 
-func load(root *host.Root, p string, priority int) File {
+func file(p string, priority int, data []byte) File {
 	f := File{Path: p, Priority: priority}
-	data, err := root.ReadFile(p, maxSpec)
-	if err != nil {
-		f.Err = err
-		return f
-	}
 	spec, err := Parse(data)
 	if err != nil {
 		f.Err = fmt.Errorf("%s: %w", p, err)

@@ -2,35 +2,15 @@ package cdi
 
 import (
 	"bytes"
-	"path"
 
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// LoadKinds is Load, but reads only files that can define one of the kinds; parsing
+// LoadKinds is Load, but parses only files that can define one of the kinds; parsing
 // is what takes the time. Of the files that are left out nothing is known, not even
 // that they are broken.
 func LoadKinds(root *host.Root, kinds []string, dirs ...string) ([]File, error) {
-	if len(dirs) == 0 {
-		dirs = []string{StaticDir, DynamicDir}
-	}
-	var files []File
-	for priority, dir := range dirs {
-		paths, err := root.Glob(dir, "*")
-		if err != nil {
-			return nil, err
-		}
-		for _, p := range paths {
-			if ext := path.Ext(p); ext != ".json" && ext != ".yaml" {
-				continue
-			}
-			if data, err := root.ReadFile(p, maxSpec); err == nil && !mentions(data, kinds) {
-				continue
-			}
-			files = append(files, load(root, p, priority))
-		}
-	}
-	return files, nil
+	return load(root, func(data []byte) bool { return mentions(data, kinds) }, dirs)
 }
 
 // mentions says whether a file can define one of the kinds: it has it in so many

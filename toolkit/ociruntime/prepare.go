@@ -22,6 +22,9 @@ func prepare(call arguments.Call, s settings.Settings) error {
 	if err != nil {
 		return err
 	}
+	if wanted.Empty() && !wanted.RemoveHook && len(wanted.Warnings) == 0 {
+		return nil
+	}
 	missing, err := inject.Into(config.Spec, wanted, func(kinds ...string) ([]cdi.File, error) {
 		root, err := host.Open("/")
 		if err != nil {
