@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 
@@ -45,7 +44,7 @@ type container struct {
 
 const stateFlag = "--container-spec"
 
-func (h hook) run(v values, stdin io.Reader, warn func(string, ...any)) error {
+func (h hook) run(v values, o *opener, warn func(string, ...any)) error {
 	c := container{values: v, warn: warn}
 	if h.needed != nil {
 		var err error
@@ -57,10 +56,9 @@ func (h hook) run(v values, stdin io.Reader, warn func(string, ...any)) error {
 		return nil
 	}
 	var err error
-	if c.Root, c.Bundle, err = open(v.last(stateFlag), stdin); err != nil {
+	if c.Root, c.Bundle, err = o.open(v.last(stateFlag)); err != nil {
 		return err
 	}
-	defer c.Close()
 	return h.do(c)
 }
 
@@ -133,6 +131,8 @@ names it; the container's state is read from standard input.
 
 Usage:
   gpu-cdi-hook HOOK [FLAGS]
+  gpu-cdi-hook all -- HOOK [FLAGS] -- HOOK [FLAGS] ...
+      Runs them in this order, and none behind one that fails.
 
 Hooks:
 `)
@@ -146,7 +146,7 @@ Each hook takes %s FILE, to read the state from a file.
 A flag that may be repeated also takes values with commas between them.
 
 All work below the container's root file system only, on nothing that is mounted
-into it from the host, and end after %v at the latest. No program of the image is
+into it from the host, and a call ends after %v at the latest. No program of the image is
 run. Hooks of other names are passed over with a warning, so that a newer
 specification does not stop containers.
 

@@ -16,10 +16,11 @@ import (
 
 	"github.com/gpuready/gpuready/internal/version"
 	"github.com/gpuready/gpuready/toolkit/hook/bundle"
+	"github.com/gpuready/gpuready/toolkit/hook/joined"
 	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
 
-// maxTime ends a hook that an image, or a file system that does not answer, holds
+// maxTime ends hooks that an image, or a file system that does not answer, holds
 // up. All hooks of a container together take a few milliseconds.
 const maxTime = 5 * time.Second
 
@@ -65,6 +66,21 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) error {
 		_, err := fmt.Fprintln(stdout, "gpu-cdi-hook", version.String())
 		return err
 	}
+	hooks, ok := joined.Hooks(append([]string{name}, args...))
+	if !ok {
+		return fmt.Errorf("%s: hooks are wanted, with -- before each", name)
+	}
+	o := &opener{stdin: stdin}
+	defer o.close()
+	for _, args := range hooks {
+		if err := runOne(args[0], args[1:], o, stdout, stderr); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func runOne(name string, args []string, o *opener, stdout, stderr io.Writer) error {
 	h, ok := find(name)
 	if !ok {
 		say(stderr, fmt.Sprintf("%q is not a hook that this version has; nothing done", name))
@@ -76,7 +92,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) error {
 		return err
 	}
 	if err == nil {
-		err = h.run(values, stdin, func(format string, a ...any) { say(stderr, name+": "+fmt.Sprintf(format, a...)) })
+		err = h.run(values, o, func(format string, a ...any) { say(stderr, name+": "+fmt.Sprintf(format, a...)) })
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
@@ -84,17 +100,29 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) error {
 	return nil
 }
 
+// opener opens the container once for all hooks of a call, when one has something to
+// do to it.
+type opener struct {
+	stdin  io.Reader
+	root   *rootfs.Root
+	bundle bundle.Bundle
+}
+
 // open finds the container by its state: that on standard input, or in a file.
-func open(file string, stdin io.Reader) (*rootfs.Root, bundle.Bundle, error) {
+func (o *opener) open(file string) (*rootfs.Root, bundle.Bundle, error) {
+	if o.root != nil {
+		return o.root, o.bundle, nil
+	}
+	state := o.stdin
 	if file != "" && file != "-" {
 		f, err := os.Open(file)
 		if err != nil {
 			return nil, bundle.Bundle{}, fmt.Errorf("container's state: %w", err)
 		}
 		defer f.Close()
-		stdin = f
+		state = f
 	}
-	b, err := bundle.Read(stdin)
+	b, err := bundle.Read(state)
 	if err != nil {
 		return nil, b, err
 	}
@@ -102,5 +130,12 @@ func open(file string, stdin io.Reader) (*rootfs.Root, bundle.Bundle, error) {
 	if err != nil {
 		return nil, b, fmt.Errorf("container's root file system: %w", err)
 	}
+	o.root, o.bundle = root, b
 	return root, b, nil
+}
+
+func (o *opener) close() {
+	if o.root != nil {
+		_ = o.root.Close()
+	}
 }

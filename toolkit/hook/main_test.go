@@ -57,6 +57,27 @@ func TestUnknownHooksStopNoContainer(t *testing.T) {
 	require.Contains(t, stderr, "enable-something-new")
 }
 
+func TestHooksOfOneCallRunInTheirOrder(t *testing.T) {
+	rootfs, state := bundled(t)
+	_, stderr, err := call(state, "all", "--", "create-symlinks", "--link", "a::/dir/link", "--", "of-a-later-version", "--x",
+		"--", "noop", "--", "chmod", "--mode", "700", "--path", "/dir")
+	require.NoError(t, err)
+	require.Equal(t, "gpu-cdi-hook: \"of-a-later-version\" is not a hook that this version has; nothing done\n", stderr)
+	got, err := os.Readlink(rootfs + "/dir/link")
+	require.NoError(t, err)
+	require.Equal(t, "a", got)
+	info, err := os.Stat(rootfs + "/dir")
+	require.NoError(t, err)
+	require.Equal(t, 0o700|os.ModeDir, info.Mode())
+
+	_, _, err = call(state, "all", "--", "create-symlinks", "--link", "a::/before", "--", "chmod", "--mode", "x", "--path", "/dir", "--", "create-symlinks", "--link", "a::/behind")
+	require.ErrorContains(t, err, "chmod: --mode")
+	_, err = os.Lstat(rootfs + "/before")
+	require.NoError(t, err)
+	_, err = os.Lstat(rootfs + "/behind")
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
 func TestWrongUseSaysWhatIsRight(t *testing.T) {
 	_, state := bundled(t)
 	for _, c := range []struct {
@@ -72,6 +93,9 @@ func TestWrongUseSaysWhatIsRight(t *testing.T) {
 		{[]string{"chmod", "--mode", "755", "--path="}, "empty"},
 		{[]string{"enable-cuda-compat", "--host-driver-version", "new"}, "570.86.15"},
 		{[]string{"disable-device-node-modification", "--all"}, "it takes none"},
+		{[]string{"all"}, "-- before each"},
+		{[]string{"all", "noop"}, "-- before each"},
+		{[]string{"all", "--", "noop", "--"}, "-- before each"},
 	} {
 		_, _, err := call(state, c.args...)
 		require.ErrorContains(t, err, c.want)

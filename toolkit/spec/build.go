@@ -97,7 +97,7 @@ func Build(in Input) Output {
 	if len(byUUID) == 0 {
 		return Output{Warnings: b.warnings}
 	}
-	everything := specs.ContainerEdits{DeviceNodes: append(b.nodes(sorted(all)), around(drm)...), Hooks: b.hooks("create-symlinks", flags("--link", links))}
+	everything := specs.ContainerEdits{DeviceNodes: append(b.nodes(sorted(all)), around(drm)...), Hooks: b.hooks(flags("create-symlinks", "--link", links))}
 	agents := specs.ContainerEdits{DeviceNodes: b.nodes(b.management())}
 	out := Output{Specs: []specs.Spec{
 		{Kind: cdi.KindGPU, ContainerEdits: b.compute(), Devices: byUUID},

@@ -6,6 +6,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/toolkit/hook/joined"
 )
 
 // Of device nodes no numbers, modes or groups are written: the runtime looks the
@@ -46,7 +47,7 @@ func mounts(list []Mount) []*specs.Mount {
 func (b *builder) device(address gpu.PCIAddress, nodes []string) specs.ContainerEdits {
 	return specs.ContainerEdits{
 		DeviceNodes: append(b.nodes(nodes), around(b.Around.DRM[address])...),
-		Hooks:       b.hooks("create-symlinks", flags("--link", b.Around.links(address))),
+		Hooks:       b.hooks(flags("create-symlinks", "--link", b.Around.links(address))),
 	}
 }
 
@@ -55,7 +56,7 @@ func (b *builder) common() specs.ContainerEdits {
 	return specs.ContainerEdits{
 		Env:    b.Files.Env,
 		Mounts: mounts(b.Files.Mounts),
-		Hooks:  append(b.hooks("create-symlinks", flags("--link", b.Files.Links)), b.hooks("update-ldcache", flags("--folder", b.Files.Folders))...),
+		Hooks:  b.hooks(flags("create-symlinks", "--link", b.Files.Links), flags("update-ldcache", "--folder", b.Files.Folders)),
 	}
 }
 
@@ -64,37 +65,40 @@ func (b *builder) common() specs.ContainerEdits {
 func (b *builder) compute() specs.ContainerEdits {
 	e := b.common()
 	e.DeviceNodes = b.nodes(b.control())
-	e.Hooks = b.hooks("create-symlinks", flags("--link", b.Files.Links))
+	var compat []string
 	if b.Files.Version != "" { // before the loader's cache is made: it may add a folder
-		e.Hooks = append(e.Hooks, b.hook("enable-cuda-compat", "--host-driver-version="+b.Files.Version))
+		compat = []string{"enable-cuda-compat", "--host-driver-version=" + b.Files.Version}
 	}
-	e.Hooks = append(e.Hooks, b.hooks("update-ldcache", flags("--folder", b.Files.Folders))...)
-	e.Hooks = append(e.Hooks, b.hook("disable-device-node-modification"))
+	e.Hooks = b.hooks(
+		flags("create-symlinks", "--link", b.Files.Links), compat, flags("update-ldcache", "--folder", b.Files.Folders),
+		[]string{"disable-device-node-modification"},
+	)
 	return e
 }
 
-// hooks is a hook, if it has something to do.
-func (b *builder) hooks(name string, args []string) []*specs.Hook {
-	if len(args) == 0 {
+// hooks is one process for all that are not empty: starting each of its own takes as
+// long as what most of them do.
+func (b *builder) hooks(each ...[]string) []*specs.Hook {
+	args := joined.Args(each...)
+	if args == nil {
 		return nil
 	}
-	return []*specs.Hook{b.hook(name, args...)}
-}
-
-func (b *builder) hook(name string, args ...string) *specs.Hook {
-	return &specs.Hook{
+	return []*specs.Hook{{
 		HookName: "createContainer", // in the container's mounts, before its root is switched to
 		Path:     b.Hook,
-		Args:     append([]string{path.Base(b.Hook), name}, args...),
+		Args:     append([]string{path.Base(b.Hook)}, args...),
 		// Never empty: a runtime then passes on the container's own
 		// environment, LD_PRELOAD included (CVE-2025-23266).
 		Env: []string{"PATH=/usr/bin:/bin"},
-	}
+	}}
 }
 
-// flags repeats a flag for each value.
-func flags(name string, values []string) []string {
-	var args []string
+// flags is a hook with a flag for each value; nil without any.
+func flags(hook, name string, values []string) []string {
+	if len(values) == 0 {
+		return nil
+	}
+	args := []string{hook}
 	for _, v := range values {
 		args = append(args, name, v)
 	}

@@ -17,6 +17,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpuready/gpuready/internal/cdi"
+	"github.com/gpuready/gpuready/toolkit/hook/joined"
 )
 
 // oracle is the variable that makes this test's program NVIDIA's generator, for the
@@ -187,11 +188,17 @@ func facts(kind string, s *specs.Spec, base string) map[string]bool {
 			add("%smount %s from %s %s", who, m.ContainerPath, strings.TrimPrefix(m.HostPath, base), strings.Join(m.Options, ","))
 		}
 		for _, h := range e.Hooks {
-			add("%shook %s %s", who, h.HookName, h.Args[1])
-			add("%shook %s environment %s", who, h.Args[1], strings.Join(h.Env, " "))
-			for _, a := range h.Args[2:] {
-				if !strings.HasPrefix(a, "--") || strings.Contains(a, "=") {
-					add("%shook %s argument %s", who, h.Args[1], strings.ReplaceAll(a, base, ""))
+			each, ok := joined.Hooks(h.Args[1:]) // ours is one process for all; what they are is compared
+			if !ok {
+				add("%shook of unknown form %s", who, strings.Join(h.Args, " "))
+			}
+			for _, args := range each {
+				add("%shook %s %s", who, h.HookName, args[0])
+				add("%shook %s environment %s", who, args[0], strings.Join(h.Env, " "))
+				for _, a := range args[1:] {
+					if !strings.HasPrefix(a, "--") || strings.Contains(a, "=") {
+						add("%shook %s argument %s", who, args[0], strings.ReplaceAll(a, base, ""))
+					}
 				}
 			}
 		}

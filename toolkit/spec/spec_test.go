@@ -18,6 +18,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/toolkit/hook/joined"
 	"github.com/gpuready/gpuready/toolkit/node"
 )
 
@@ -211,8 +212,13 @@ func TestEveryHookHasAnEnvironmentAndIsOneThatWeHave(t *testing.T) {
 			require.NotEmpty(t, h.Env)
 			require.Equal(t, "createContainer", h.HookName)
 			require.Equal(t, "/opt/gpu-cdi-hook", h.Path)
-			names = append(names, h.Args[1])
+			each, ok := joined.Hooks(h.Args[1:])
+			require.True(t, ok, h.Args)
+			for _, args := range each {
+				names = append(names, args[0])
+			}
 		}
+		require.Len(t, s.ContainerEdits.Hooks, 1, "a container waits for one process")
 		want := []string{"create-symlinks", "enable-cuda-compat", "update-ldcache", "disable-device-node-modification"}
 		if s.Kind == cdi.KindManagement {
 			want = []string{"create-symlinks", "update-ldcache"}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/toolkit/capability"
+	"github.com/gpuready/gpuready/toolkit/hook/joined"
 )
 
 // filter leaves of edits what containers with the capabilities get.
@@ -34,18 +35,38 @@ func filter(e specs.ContainerEdits, by capability.Set) specs.ContainerEdits {
 // filterLinks drops the links to files that are not given; nil is a hook that would
 // have none left. Other hooks stay as they are.
 func filterLinks(h *specs.Hook, by capability.Set) *specs.Hook {
-	if len(h.Args) < 2 || h.Args[1] != "create-symlinks" {
+	if len(h.Args) < 2 {
 		return h
 	}
-	args := slices.Clone(h.Args[:2])
-	for i := 2; i < len(h.Args); i++ {
-		arg := h.Args[i]
+	hooks, ok := joined.Hooks(h.Args[1:])
+	if !ok {
+		return h
+	}
+	for i, args := range hooks {
+		if args[0] == "create-symlinks" {
+			hooks[i] = filterArgs(args, by)
+		}
+	}
+	args := joined.Args(hooks...)
+	if args == nil {
+		return nil
+	}
+	filtered := *h
+	filtered.Args = append(slices.Clone(h.Args[:1]), args...)
+	return &filtered
+}
+
+// filterArgs does so with the arguments of create-symlinks; nil are those without a link.
+func filterArgs(all []string, by capability.Set) []string {
+	args := slices.Clone(all[:1])
+	for i := 1; i < len(all); i++ {
+		arg := all[i]
 		value, inline := strings.CutPrefix(arg, "--link=")
 		switch {
 		case inline:
-		case arg == "--link" && i+1 < len(h.Args):
+		case arg == "--link" && i+1 < len(all):
 			i++
-			value = h.Args[i]
+			value = all[i]
 		default:
 			args = append(args, arg)
 			continue
@@ -54,12 +75,10 @@ func filterLinks(h *specs.Hook, by capability.Set) *specs.Hook {
 			args = append(args, "--link", value)
 		}
 	}
-	if len(args) == 2 {
+	if len(args) == 1 {
 		return nil
 	}
-	filtered := *h
-	filtered.Args = args
-	return &filtered
+	return args
 }
 
 // apply edits the configuration, with what it does not have yet.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/toolkit/capability"
+	"github.com/gpuready/gpuready/toolkit/hook/joined"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
 )
 
@@ -145,6 +146,30 @@ func TestCapabilitiesFilter(t *testing.T) {
 	_, err := Into(spec, asking("0"), source(everything()))
 	require.NoError(t, err)
 	require.Equal(t, []string{"hook", "create-symlinks", "--link", "x::/usr/lib/x86_64-linux-gnu/libcuda.so"}, spec.Hooks.CreateContainer[0].Args)
+}
+
+func TestCapabilitiesFilterHooksOfOneProcess(t *testing.T) {
+	const lib = "/usr/lib/x86_64-linux-gnu/"
+	links := []string{"create-symlinks", "--link", "x::" + lib + "libcuda.so", "--link=y::" + lib + "libEGL_nvidia.so.0"}
+	cache := []string{"update-ldcache", "--folder", lib}
+	for _, c := range []struct {
+		set  capability.Set
+		args []string
+		want []string
+	}{
+		{capability.Default, joined.Args(links, cache), joined.Args([]string{"create-symlinks", "--link", "x::" + lib + "libcuda.so"}, cache)},
+		{capability.Graphics, joined.Args(links, cache), joined.Args([]string{"create-symlinks", "--link", "y::" + lib + "libEGL_nvidia.so.0"}, cache)},
+		{capability.Utility, joined.Args(links, cache), cache},
+		{capability.Utility, links, nil},
+		{capability.Utility, []string{"all", "of", "another"}, []string{"all", "of", "another"}},
+	} {
+		got := filterLinks(&specs.Hook{Args: append([]string{"hook"}, c.args...)}, c.set)
+		if c.want == nil {
+			require.Nil(t, got)
+			continue
+		}
+		require.Equal(t, append([]string{"hook"}, c.want...), got.Args)
+	}
 }
 
 func TestDriverWithoutADevice(t *testing.T) {

@@ -1,0 +1,58 @@
+// Package joined is how several hooks are named in one command line of gpu-cdi-hook, so
+// that a container waits for one process:
+//
+//	gpu-cdi-hook all -- create-symlinks --link a::/b -- update-ldcache --folder /c
+//
+// They run in this order, and none behind one that fails.
+package joined
+
+import "slices"
+
+// Command is the name of the hook that is the others.
+const Command = "all"
+
+const separator = "--"
+
+// Args are the arguments behind the program's name for hooks, each its name and its
+// flags. One alone is written as itself, none as nothing. No argument may be "--".
+func Args(hooks ...[]string) []string {
+	hooks = slices.DeleteFunc(slices.Clone(hooks), func(h []string) bool { return len(h) == 0 })
+	switch len(hooks) {
+	case 0:
+		return nil
+	case 1:
+		return slices.Clone(hooks[0])
+	}
+	args := []string{Command}
+	for _, h := range hooks {
+		args = append(append(args, separator), h...)
+	}
+	return args
+}
+
+// Hooks is the inverse of Args; it is false for arguments that name no hook.
+func Hooks(args []string) (hooks [][]string, ok bool) {
+	if len(args) == 0 || args[0] == separator {
+		return nil, false
+	}
+	if args[0] != Command {
+		return [][]string{slices.Clone(args)}, true
+	}
+	if len(args) < 3 || args[1] != separator {
+		return nil, false
+	}
+	for _, arg := range args[1:] {
+		switch {
+		case arg == separator:
+			hooks = append(hooks, nil)
+		default:
+			hooks[len(hooks)-1] = append(hooks[len(hooks)-1], arg)
+		}
+	}
+	for _, h := range hooks {
+		if len(h) == 0 || h[0] == Command {
+			return nil, false
+		}
+	}
+	return hooks, true
+}
