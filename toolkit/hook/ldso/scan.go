@@ -44,16 +44,16 @@ func scan(root *rootfs.Root, left *budget) Cache {
 
 // scanDir calls add for every name of every library in dir.
 func scanDir(root *rootfs.Root, dir string, left *budget, add func(Entry)) {
-	at, err := root.Resolve(dir)
+	f, err := openFolder(root, dir)
 	if err != nil {
 		return
 	}
-	entries, err := root.ReadDirAtMost(at, maxNames)
-	if err != nil {
+	defer f.close()
+	if f.entries, err = root.ReadDirAtMost(f.at, maxNames); err != nil {
 		return
 	}
 	flags, _ := kind()
-	for _, e := range entries {
+	for _, e := range f.entries {
 		if e.IsDir() || !isLibrary(e.Name()) {
 			continue
 		}
@@ -62,13 +62,13 @@ func scanDir(root *rootfs.Root, dir string, left *budget, add func(Entry)) {
 		}
 		left.files--
 		if e.Type().IsRegular() {
-			for _, n := range names(root, dir, at, e.Name()) {
+			for _, n := range f.names(e.Name()) {
 				add(n)
 			}
 			continue
 		}
 		// A link by another name than the soname, as developers' packages have.
-		if _, err := readSoname(root, path.Join(at, e.Name())); err == nil {
+		if _, _, err := f.soname(e.Name()); err == nil {
 			add(Entry{Name: e.Name(), Path: path.Join(dir, e.Name()), Flags: flags})
 		}
 	}

@@ -146,60 +146,25 @@ func hasLoader(root *rootfs.Root) bool {
 // injected returns the entries for the libraries that were mounted into the folders.
 func injected(root *rootfs.Root, folders, mounts []string, left *budget) []Entry {
 	var entries []Entry
-	for _, folder := range folders {
+	for _, name := range folders {
+		f, err := openFolder(root, name)
+		if err != nil {
+			continue
+		}
 		found := false
 		for _, m := range mounts {
-			if path.Dir(m) == folder && isLibrary(path.Base(m)) && !left.spent() {
+			if path.Dir(m) == name && isLibrary(path.Base(m)) && !left.spent() {
 				found = true
 				left.files--
-				entries = append(entries, names(root, folder, folder, path.Base(m))...)
+				entries = append(entries, f.names(path.Base(m))...)
 			}
 		}
+		f.close()
 		if !found {
-			scanDir(root, folder, left, func(e Entry) { entries = append(entries, e) })
+			scanDir(root, name, left, func(e Entry) { entries = append(entries, e) })
 		}
 	}
 	return entries
-}
-
-// names returns an entry for each name of the library base in dir: its soname,
-// and the plain ".so" where the driver or a hook made one. at is the same folder,
-// by the path that is the quickest to follow.
-func names(root *rootfs.Root, dir, at, base string) []Entry {
-	name, err := readSoname(root, path.Join(at, base))
-	if err != nil {
-		return nil
-	}
-	if name == "" {
-		name = base
-	}
-	flags, _ := kind()
-	real, err := root.Resolve(path.Join(at, base))
-	if err != nil {
-		return nil
-	}
-	leadsThere := func(name string) bool {
-		leads, err := root.Resolve(path.Join(at, name))
-		return err == nil && leads == real
-	}
-	e := Entry{Name: name, Path: path.Join(dir, name), Flags: flags}
-	if name != base && !leadsThere(name) { // the file itself does as well, and cannot lead elsewhere
-		e.Path = path.Join(dir, base)
-	}
-	entries := []Entry{e}
-	if stem, _, ok := strings.Cut(base, ".so"); ok && stem+".so" != name && leadsThere(stem+".so") {
-		entries = append(entries, Entry{Name: stem + ".so", Path: path.Join(dir, stem+".so"), Flags: flags})
-	}
-	return entries
-}
-
-func readSoname(root *rootfs.Root, file string) (string, error) {
-	f, err := root.OpenFile(file)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	return soname(f)
 }
 
 // isLibrary matches lib*.so and lib*.so.*, and the loader's own ld-*.so.*.

@@ -1,0 +1,89 @@
+package host
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Dir is one directory of a Root, held: what is done to the names in it follows no
+// path. That is for who looks at thousands of files of one directory. Its methods may
+// not be called concurrently.
+type Dir struct {
+	f    *os.File
+	link [unix.PathMax]byte // for Readlink
+}
+
+// OpenDir opens the directory that name leads to.
+func (r *Root) OpenDir(name string) (*Dir, error) {
+	f, err := r.openDir(name)
+	if err != nil {
+		return nil, err
+	}
+	return &Dir{f: f}, nil
+}
+
+// Close lets go of the directory.
+func (d *Dir) Close() error { return d.f.Close() }
+
+// Readlink returns the target of a link in the directory, as it is written.
+func (d *Dir) Readlink(base string) (string, error) {
+	n, err := unix.Readlinkat(int(d.f.Fd()), base, d.link[:])
+	if err != nil {
+		return "", &fs.PathError{Op: "readlink", Path: base, Err: err}
+	}
+	return string(d.link[:n]), nil
+}
+
+// File is a regular file that is open for reading.
+type File struct {
+	fd   int
+	name string
+}
+
+// OpenFile opens a regular file in the directory for reading, and, like Root's, nothing
+// else: neither a link nor what would block.
+func (d *Dir) OpenFile(base string) (*File, error) {
+	fail := func(err error) (*File, error) { return nil, &fs.PathError{Op: "open", Path: base, Err: err} }
+	dir := int(d.f.Fd())
+	var st unix.Stat_t
+	if err := unix.Fstatat(dir, base, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return fail(err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return fail(ErrNotRegular)
+	}
+	fd, err := openat(dir, base, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW)
+	if err != nil {
+		return fail(err)
+	}
+	if err = unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
+		_ = unix.Close(fd)
+		return fail(ErrNotRegular)
+	}
+	return &File{fd, base}, nil
+}
+
+// ReadAt reads as an io.ReaderAt does.
+func (f *File) ReadAt(b []byte, at int64) (n int, err error) {
+	for n < len(b) {
+		more, err := unix.Pread(f.fd, b[n:], at+int64(n))
+		switch {
+		case errors.Is(err, syscall.EINTR):
+		case err != nil:
+			return n, &fs.PathError{Op: "read", Path: f.name, Err: err}
+		case more == 0:
+			return n, io.EOF
+		default:
+			n += more
+		}
+	}
+	return n, nil
+}
+
+// Close ends reading.
+func (f *File) Close() error { return unix.Close(f.fd) }

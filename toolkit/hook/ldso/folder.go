@@ -1,0 +1,117 @@
+package ldso
+
+import (
+	"io"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
+)
+
+// folder is one of an image, held while its libraries are looked at.
+type folder struct {
+	root *rootfs.Root
+	name string // as the loader names it
+	at   string // what that leads to
+	dir  *host.Dir
+	file buffered // the one that is read
+
+	entries []fs.DirEntry // sorted; nil where they were not listed
+}
+
+func openFolder(root *rootfs.Root, name string) (*folder, error) {
+	at, err := root.Resolve(name)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := root.OpenDir(at)
+	if err != nil {
+		return nil, err
+	}
+	return &folder{root: root, name: name, at: at, dir: dir}, nil
+}
+
+func (f *folder) close() { _ = f.dir.Close() }
+
+// names returns an entry for each name of the library base, a file or a link to one:
+// its soname, and the plain ".so" where the driver or a hook made one.
+func (f *folder) names(base string) []Entry {
+	name, link, err := f.soname(base)
+	if err != nil {
+		return nil
+	}
+	leads := func(name string) bool { return name == base || f.leads(name, base, link) }
+	if name == "" {
+		name = base
+	}
+	flags, _ := kind()
+	e := Entry{Name: name, Path: path.Join(f.name, name), Flags: flags}
+	if name != base && !leads(name) { // the file itself does as well, and cannot lead elsewhere
+		e.Path = path.Join(f.name, base)
+	}
+	entries := []Entry{e}
+	if stem, _, ok := strings.Cut(base, ".so"); ok && stem+".so" != name && leads(stem+".so") {
+		entries = append(entries, Entry{Name: stem + ".so", Path: path.Join(f.name, stem+".so"), Flags: flags})
+	}
+	return entries
+}
+
+// leads says whether one name in the folder leads to the same file as another, which
+// may be a link itself.
+func (f *folder) leads(name, base string, link bool) bool {
+	if f.entries != nil {
+		if _, there := slices.BinarySearchFunc(f.entries, name, func(e fs.DirEntry, name string) int { return strings.Compare(e.Name(), name) }); !there {
+			return false
+		}
+	}
+	target, err := f.dir.Readlink(name)
+	switch {
+	case err == nil && target == base:
+		return true
+	case err != nil && !link:
+		return false
+	}
+	one, err1 := f.root.Resolve(path.Join(f.at, name))
+	two, err2 := f.root.Resolve(path.Join(f.at, base))
+	return err1 == nil && err2 == nil && one == two
+}
+
+// soname reads that of a library of the folder, and says whether the name is a link.
+func (f *folder) soname(base string) (name string, link bool, err error) {
+	if file, err := f.dir.OpenFile(base); err == nil {
+		defer file.Close()
+		name, err = soname(f.file.of(file))
+		return name, false, err
+	}
+	file, err := f.root.OpenFile(path.Join(f.at, base))
+	if err != nil {
+		return "", true, err
+	}
+	defer file.Close()
+	name, err = soname(f.file.of(file))
+	return name, true, err
+}
+
+// buffered reads a file's beginning once: there most libraries have what is asked for.
+type buffered struct {
+	r     io.ReaderAt
+	first [4096]byte
+	n     int
+}
+
+// of begins with another file.
+func (b *buffered) of(r io.ReaderAt) *buffered {
+	b.r = r
+	b.n, _ = r.ReadAt(b.first[:], 0) // what cannot be read fails below
+	return b
+}
+
+func (b *buffered) ReadAt(p []byte, at int64) (int, error) {
+	if at >= 0 && at <= int64(b.n) && int64(len(p)) <= int64(b.n)-at {
+		return copy(p, b.first[at:b.n]), nil
+	}
+	return b.r.ReadAt(p, at)
+}
