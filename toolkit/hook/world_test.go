@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuready/gpuready/toolkit/hook/joined"
 	"github.com/gpuready/gpuready/toolkit/hook/ldso"
 )
 
@@ -197,4 +198,14 @@ func (w *world) runAll() (stderr string) {
 		stderr += said
 	}
 	return stderr
+}
+
+// runJoined runs them in one process, as our specifications name them. It stops at
+// the first that fails.
+func (w *world) runJoined() (stderr string) {
+	w.t.Helper()
+	said, _ := w.run(joined.Args(all()...)...)
+	require.NotContains(w.t, said, "given up")
+	require.NotContains(w.t, said, "panic")
+	return said
 }
