@@ -120,7 +120,7 @@ func TestHooksDoNotSeeTheContainersEnvironment(t *testing.T) {
 	}
 	built.Gpusim(t, "up", "--root", node.DriverRoot, "--profile", "t4")
 	wrapper := filepath.Join(t.TempDir(), "gpu-cdi-hook")
-	require.NoError(t, os.WriteFile(wrapper, []byte("#!/bin/sh\nenv >>/run/hook-env\nexec "+hook+" \"$@\"\n"), 0o755))
+	require.NoError(t, os.WriteFile(wrapper, []byte("#!/bin/sh\nenv >>/run/hook-env\necho \"$@\" >>/run/hook-args\nexec "+hook+" \"$@\"\n"), 0o755))
 	toolkit(t, "apply", "--hook-program", wrapper)
 	_, exit, err := node.RunContainer(t.Context(), node.Container{
 		Args: []string{"/probe", "libcuda.so.1"}, CDIDevices: uuids(t),
@@ -131,7 +131,12 @@ func TestHooksDoNotSeeTheContainersEnvironment(t *testing.T) {
 	require.Zero(t, exit)
 	env, err := os.ReadFile("/run/hook-env")
 	require.NoError(t, err)
-	require.Equal(t, 4, strings.Count(string(env), "PATH=/usr/bin:/bin\n"), "every hook ran: %s", env)
+	require.Equal(t, 1, strings.Count(string(env), "PATH=/usr/bin:/bin\n"), "they are one process: %s", env)
+	args, err := os.ReadFile("/run/hook-args")
+	require.NoError(t, err)
+	for _, hook := range []string{"create-symlinks", "enable-cuda-compat", "update-ldcache", "disable-device-node-modification"} {
+		require.Contains(t, string(args), " -- "+hook)
+	}
 	require.NotContains(t, string(env), "EVIL")
 	require.NotContains(t, string(env), "LD_PRELOAD")
 }

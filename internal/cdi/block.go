@@ -2,6 +2,7 @@ package cdi
 
 import (
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -113,10 +114,8 @@ func (p *block) mapping(value func(key string) bool) bool {
 		if !ok || rest != "" && rest[0] != ' ' {
 			return false
 		}
-		for _, s := range seen {
-			if s == key {
-				return false
-			}
+		if slices.Contains(seen, key) {
+			return false
 		}
 		seen = append(seen, key)
 		if p.text = strings.TrimLeft(rest, " "); p.text == "" {

@@ -42,12 +42,12 @@ func Hooks(args []string) (hooks [][]string, ok bool) {
 		return nil, false
 	}
 	for _, arg := range args[1:] {
-		switch {
-		case arg == separator:
+		if arg == separator {
 			hooks = append(hooks, nil)
-		default:
-			hooks[len(hooks)-1] = append(hooks[len(hooks)-1], arg)
+			continue
 		}
+		last := &hooks[len(hooks)-1]
+		*last = append(*last, arg)
 	}
 	for _, h := range hooks {
 		if len(h) == 0 || h[0] == Command {
