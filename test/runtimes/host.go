@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 
@@ -231,6 +232,9 @@ func (h *Host) Stop(ctx context.Context) error {
 	defer cancel()
 	return h.daemon.stop(ctx)
 }
+
+// Signal sends the runtime a signal.
+func (h *Host) Signal(s syscall.Signal) error { return h.daemon.signal(s) }
 
 // Kill ends the runtime with SIGKILL.
 func (h *Host) Kill() { h.daemon.kill() }

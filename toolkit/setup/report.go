@@ -5,15 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"path"
-	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/toolkit/change"
-	"github.com/gpuready/gpuready/toolkit/configure"
 	"github.com/gpuready/gpuready/toolkit/cri"
 	"github.com/gpuready/gpuready/toolkit/install"
 	"github.com/gpuready/gpuready/toolkit/report"
@@ -126,89 +122,4 @@ func (t *Toolkit) verifyRuntime(ctx context.Context) []report.Check {
 		checks = append(checks, c)
 	}
 	return checks
-}
-
-// RestoreRuntime gives the container runtime its own configuration back, and has it
-// taken in if that is allowed; else left says what a person has to do.
-func (t *Toolkit) RestoreRuntime(ctx context.Context, dry bool, tell func(string)) (install.Restored, error) {
-	r := &target.Runtime{Root: t.Root, Settings: t.Config.Runtime}
-	before, err := r.Ask(ctx)
-	answers := err == nil
-	own, err := t.ownHandlers(before.Handlers)
-	if err != nil {
-		return install.Restored{}, err
-	}
-	t.account.Lock()
-	restored, err := install.Restore(t.Root, t.Config.InstallDir, t.bootID, install.RestoreOptions{DryRun: dry, Only: t.isConfig})
-	t.account.Unlock()
-	if err != nil || dry || len(restored.Changes) == 0 {
-		return restored, err
-	}
-	may, what := false, "restart it"
-	if t.Config.Configure {
-		may, what = r.May()
-	}
-	switch {
-	case !answers:
-		restored.Left = append(restored.Left, "the container runtime does not answer, so it was not restarted; it will take its configuration in when it starts")
-		return restored, nil
-	case !may:
-		restored.Left = append(restored.Left, fmt.Sprintf("%s still runs with what it was configured to: %s", before.Name, what))
-		return restored, nil
-	}
-	c := &configure.Configurer{Runtime: r, Same: t.same, Patience: patience}
-	did, err := c.Return(ctx, before, own)
-	if did != "" {
-		tell(did)
-	}
-	return restored, err
-}
-
-// ownHandlers are those that a runtime has by our changes of its configuration, also
-// if nobody says any more how they were to be called: what is put back names them
-// less often than what there is now.
-func (t *Toolkit) ownHandlers(all []string) (own []string, err error) {
-	t.account.Lock()
-	defer t.account.Unlock()
-	restored, err := install.Restore(t.Root, t.Config.InstallDir, t.bootID, install.RestoreOptions{DryRun: true, Only: t.isConfig})
-	if err != nil {
-		return nil, err
-	}
-	for _, h := range all {
-		if h == t.Config.Handler {
-			own = append(own, h)
-			continue
-		}
-		for _, c := range restored.Changes {
-			now, _, err := change.See(t.Root, c.Path)
-			if err != nil {
-				return nil, err
-			}
-			if named(now.File, h) > named(c.File, h) {
-				own = append(own, h)
-				break
-			}
-		}
-	}
-	return own, nil
-}
-
-// named counts how often a configuration names a handler: as a table of TOML, or a
-// string of TOML or JSON.
-func named(f *change.File, handler string) int {
-	if f == nil {
-		return 0
-	}
-	return len(regexp.MustCompile(`["'.]`+regexp.QuoteMeta(handler)+`["'\]]`).FindAll(f.Data, -1))
-}
-
-// isConfig says that a path of the account is of the runtime's configuration: it is
-// none of those of which the toolkit itself is made.
-func (t *Toolkit) isConfig(p string) bool {
-	driverRoot, devRoot := t.Roots()
-	ours := append(t.cdiDirs(), t.Config.InstallDir, "/dev", path.Join(driverRoot, "dev"), path.Join(devRoot, "dev"))
-	return !slices.ContainsFunc(ours, func(dir string) bool {
-		real, err := t.Root.Resolve(dir)
-		return strings.HasPrefix(p, dir+"/") || err == nil && strings.HasPrefix(p, real+"/")
-	})
 }

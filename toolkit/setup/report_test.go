@@ -40,11 +40,13 @@ func configured(t *testing.T) (toolkit *Toolkit, dir string) {
 // no more is as it was.
 func TestOurHandlersAreKnownWithoutBeingNamed(t *testing.T) {
 	toolkit, _ := configured(t)
-	own, err := toolkit.ownHandlers([]string{"runc", "gpu", "nvidia"})
+	undo, err := toolkit.putBack(true)
+	require.NoError(t, err)
+	own, err := toolkit.ownHandlers([]string{"runc", "gpu", "nvidia"}, undo.Changes)
 	require.NoError(t, err)
 	require.Equal(t, []string{"gpu"}, own)
 	toolkit.Config.Handler = "nvidia"
-	own, err = toolkit.ownHandlers([]string{"runc", "gpu", "nvidia"})
+	own, err = toolkit.ownHandlers([]string{"runc", "gpu", "nvidia"}, undo.Changes)
 	require.NoError(t, err)
 	require.Equal(t, []string{"gpu", "nvidia"}, own)
 }

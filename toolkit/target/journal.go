@@ -16,6 +16,9 @@ import (
 // refusedName is the file beside the account that says what a runtime did not take.
 const refusedName = "refused.json"
 
+// restoringName is the file beside it that is there while a restore is under way.
+const restoringName = "restoring"
+
 const maxNote = 1 << 20
 
 // noteKey is where the note is in a transaction's data.
@@ -94,19 +97,43 @@ func undo(tx *install.Tx) error {
 }
 
 // Refused returns what was kept by Refuse last; nil: nothing.
-func (j Journal) Refused() ([]byte, error) {
-	data, err := j.Root.ReadFile(path.Join(j.Dir, refusedName), maxNote)
+func (j Journal) Refused() ([]byte, error) { return j.read(refusedName) }
+
+// Refuse keeps why not to try the same again; nil forgets it.
+func (j Journal) Refuse(note []byte) error { return j.write(refusedName, note) }
+
+// Restoring says whether a restore has begun of which the runtime has perhaps not
+// taken in what it put back, and which of its handlers were ours then.
+func (j Journal) Restoring() (own []string, begun bool, err error) {
+	data, err := j.read(restoringName)
+	if err != nil || data == nil {
+		return nil, false, err
+	}
+	return strings.Fields(string(data)), true, nil
+}
+
+// BeginRestoring takes note that a restore begins, and of the handlers that are ours.
+func (j Journal) BeginRestoring(own []string) error {
+	return j.write(restoringName, []byte(strings.Join(own, "\n")+"\n"))
+}
+
+// EndRestoring takes note that the runtime has taken in what was put back.
+func (j Journal) EndRestoring() error { return j.write(restoringName, nil) }
+
+// read returns a file beside the account; nil: it is not there.
+func (j Journal) read(name string) ([]byte, error) {
+	data, err := j.Root.ReadFile(path.Join(j.Dir, name), maxNote)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	return data, err
 }
 
-// Refuse keeps why not to try the same again; nil forgets it.
-func (j Journal) Refuse(note []byte) error {
-	item := change.Item{Path: path.Join(j.Dir, refusedName), Absent: note == nil}
-	if note != nil {
-		item.File = &change.File{Data: note, Mode: 0o644}
+// write makes a file beside the account, and an entry in it; without data there is none.
+func (j Journal) write(name string, data []byte) error {
+	item := change.Item{Path: path.Join(j.Dir, name), Absent: data == nil}
+	if data != nil {
+		item.File = &change.File{Data: data, Mode: 0o644}
 	}
 	changes, err := change.Plan(j.Root, []change.Item{item})
 	if err != nil {

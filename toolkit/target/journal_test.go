@@ -89,3 +89,19 @@ func TestARefusalIsKeptUntilItIsForgotten(t *testing.T) {
 	require.NoError(t, err)
 	require.Nil(t, note)
 }
+
+func TestARestoreThatDidNotEndIsKnown(t *testing.T) {
+	j, _ := journal(t)
+	for range 2 {
+		_, begun, err := j.Restoring()
+		require.NoError(t, err)
+		require.False(t, begun)
+		require.NoError(t, j.BeginRestoring([]string{"nvidia", "gpu"}))
+		own, begun, err := j.Restoring()
+		require.NoError(t, err)
+		require.True(t, begun)
+		require.Equal(t, []string{"nvidia", "gpu"}, own)
+		require.NoError(t, j.EndRestoring())
+		require.NoError(t, j.EndRestoring())
+	}
+}

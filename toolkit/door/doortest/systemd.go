@@ -80,6 +80,9 @@ func (s *Systemd) Calls() []string {
 	return append([]string(nil), s.calls...)
 }
 
+// Wait waits for the jobs that it was asked for.
+func (s *Systemd) Wait() { s.jobs.Wait() }
+
 // Close ends it and its bus, once its jobs have ended.
 func (s *Systemd) Close() error {
 	s.jobs.Wait()

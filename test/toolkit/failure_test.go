@@ -1,0 +1,268 @@
+package toolkit
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuready/gpuready/test/built"
+	"github.com/gpuready/gpuready/test/runtimes"
+)
+
+// configuring are the arguments of a command that may configure a runtime.
+func configuring(kind runtimes.Kind, command string, more ...string) []string {
+	args := []string{command, "--runtime-restart-mode", "systemd", "--nvidia-runtime-name", "nvidia", "--accept-nvidia-visible-devices-envvar-when-unprivileged"}
+	switch kind {
+	case runtimes.Docker:
+		args = append(args, "--runtime", "docker")
+	case runtimes.Containerd16:
+		args = append(args, "--cdi-enabled=false")
+	}
+	return append(args, more...)
+}
+
+// program is gpu-toolkit, to be run against the host.
+func program(ctx context.Context, t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	return exec.CommandContext(ctx, built.Path(t, "gpu-toolkit"), append(slices.Clone(args), "--host-root", runtimes.Root)...)
+}
+
+// fails runs gpu-toolkit, which fails, and returns what it printed.
+func fails(t *testing.T, args ...string) string {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	out, err := program(ctx, t, args...).CombinedOutput()
+	require.Error(t, err, "%s", out)
+	return string(out)
+}
+
+// startWith starts a host with configuration files, by path.
+func startWith(t *testing.T, kind runtimes.Kind, config map[string]string) *runtimes.Host {
+	t.Helper()
+	o := runtimes.Options{Kind: kind, Config: map[string][]byte{}, GPUs: "h100-sxm"}
+	for path, content := range config {
+		o.Config[path] = []byte(content)
+	}
+	return runtimes.Start(t, o)
+}
+
+// hand is the configuration that somebody wrote by hand, with replacements: old, new.
+func hand(t *testing.T, kind runtimes.Kind, oldNew ...string) string {
+	t.Helper()
+	text := string(byHand(t, kind)[written[kind].path])
+	for i := 0; i < len(oldNew); i += 2 {
+		require.Contains(t, text, oldNew[i])
+	}
+	return strings.NewReplacer(oldNew...).Replace(text)
+}
+
+// cycle applies to a host and restores it: it has the handler beside all that it had,
+// then the bytes of before.
+func cycle(t *testing.T, h *runtimes.Host, kind runtimes.Kind, more ...string) {
+	t.Helper()
+	dir := filepath.Dir(written[kind].path)
+	before, was := contents(t, dir), status(t, h)
+	gpuToolkit(t, configuring(kind, "apply", more...)...)
+	now := status(t, h)
+	require.ElementsMatch(t, append(slices.Clone(was.Handlers), "nvidia"), now.Handlers)
+	require.Equal(t, was.Default, now.Default)
+	ordinary(t, h)
+	handlerGives(t, h)
+	gpuToolkit(t, configuring(kind, "restore", more...)...)
+	require.Equal(t, before, contents(t, dir))
+	require.ElementsMatch(t, was.Handlers, status(t, h).Handlers)
+	ordinary(t, h)
+}
+
+// refused has a runtime run while its configuration becomes one that cannot be changed:
+// it is said where and why, nothing is touched and nothing restarted.
+func refused(t *testing.T, kind runtimes.Kind, wrong map[string]struct{ config, says string }) {
+	t.Helper()
+	if !enter(t) {
+		return
+	}
+	h := start(t, kind)
+	s := systemd(t, h)
+	was := status(t, h)
+	path := written[kind].path
+	for name, c := range wrong {
+		require.NoError(t, os.WriteFile(path, []byte(c.config), 0o644))
+		exact := files(t, filepath.Dir(path))
+		for _, command := range []string{"plan", "apply", "apply"} {
+			out := fails(t, configuring(kind, command)...)
+			require.Regexp(t, c.says, out, name)
+			require.Equal(t, exact, files(t, filepath.Dir(path)), "%s: not a byte, not a time", name)
+		}
+		require.Empty(t, s.Calls(), name)
+		require.Equal(t, was, status(t, h), name)
+		ordinary(t, h)
+		require.NotEmpty(t, gpuToolkit(t, configuring(kind, "restore")...))
+		require.Equal(t, exact, files(t, filepath.Dir(path)), name)
+	}
+}
+
+func TestContainerd2ThatCannotBeChangedIsLeftAsItIs(t *testing.T) {
+	const table = "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd]\n"
+	refused(t, runtimes.Containerd2, map[string]struct{ config, says string }{
+		"no TOML":            {"version = 3\n[plugins\n", `/etc/containerd/config\.toml:2:\d+: `},
+		"a key twice":        {"version = 3\nroot = '/a'\nroot = '/b'\n", `/etc/containerd/config\.toml:3:\d+: `},
+		"bytes of no text":   {"version = 3\nroot = '\xff'\n", `/etc/containerd/config\.toml:2:\d+: `},
+		"runtimes as a list": {table + "  runtimes = []\n", `/etc/containerd/config\.toml:3:\d+: .*runtimes`},
+		"a later version":    {"version = 99\n", `/etc/containerd/config\.toml:1:\d+: .*version 99`},
+		"no list of imports": {"version = 3\nimports = 'a'\n", `/etc/containerd/config\.toml:2:\d+: imports`},
+	})
+}
+
+func TestContainerd16ThatCannotBeChangedIsLeftAsItIs(t *testing.T) {
+	const table = "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.containerd]\n"
+	refused(t, runtimes.Containerd16, map[string]struct{ config, says string }{
+		"runtimes as a list": {table + "  runtimes = []\n", `/etc/containerd/config\.toml:3:\d+: .*runtimes`},
+		"a later version":    {"version = 3\n", `/etc/containerd/config\.toml:1:\d+: .*version 3`},
+	})
+}
+
+func TestDockerThatCannotBeChangedIsLeftAsItIs(t *testing.T) {
+	refused(t, runtimes.Docker, map[string]struct{ config, says string }{
+		"no JSON":            {"{\n  \"debug\": false,,\n}\n", `/etc/docker/daemon\.json:2:\d+: `},
+		"cut off":            {"{\"runtimes\": {", `/etc/docker/daemon\.json:1:\d+: `},
+		"runtimes as a list": {"{\n  \"runtimes\": []\n}\n", `/etc/docker/daemon\.json:2:\d+: .*runtimes`},
+		"a list":             {"[]\n", `/etc/docker/daemon\.json:1:\d+: `},
+	})
+}
+
+// A directory, and a link to nothing, where a file should be.
+func TestWhatIsNoFileIsLeftAsItIs(t *testing.T) {
+	if !enter(t) {
+		return
+	}
+	h := start(t, runtimes.Containerd2)
+	s := systemd(t, h)
+	path := written[runtimes.Containerd2].path
+	for _, put := range []func() error{
+		func() error { return os.Mkdir(path, 0o755) },
+		func() error { return unix.Mkfifo(path, 0o644) },
+		func() error { return os.WriteFile(path, make([]byte, 32<<20), 0o644) },
+	} {
+		require.NoError(t, os.RemoveAll(path))
+		require.NoError(t, put())
+		exact := files(t, filepath.Dir(path))
+		require.Contains(t, fails(t, configuring(runtimes.Containerd2, "apply")...), path)
+		require.Equal(t, exact, files(t, filepath.Dir(path)))
+	}
+	require.Empty(t, s.Calls())
+	ordinary(t, h)
+}
+
+// full fills the file system of a directory.
+func full(t *testing.T, dir string) (filler string) {
+	t.Helper()
+	filler = filepath.Join(dir, "filler")
+	f, err := os.Create(filler)
+	require.NoError(t, err)
+	defer f.Close()
+	block := make([]byte, 512)
+	for err == nil {
+		_, err = f.Write(block)
+	}
+	require.ErrorIs(t, err, unix.ENOSPC)
+	return filler
+}
+
+// A directory of the configuration that takes no file: one error that says so, nothing
+// half done; and once there is room, it is done.
+func TestWhatCannotBeWrittenIsNotHalfWritten(t *testing.T) {
+	if !enter(t) {
+		return
+	}
+	const dir = "/etc/containerd"
+	kind := runtimes.Containerd2
+	h := start(t, kind)
+	s := systemd(t, h)
+	was, data := status(t, h), byHand(t, kind)[written[kind].path]
+
+	require.NoError(t, unix.Mount(dir, dir, "", unix.MS_BIND, ""))
+	require.NoError(t, unix.Mount("", runtimes.Root+dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	exact := files(t, dir)
+	require.Contains(t, fails(t, configuring(kind, "apply")...), "read-only file system")
+	require.Equal(t, exact, files(t, dir))
+	require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH))
+
+	require.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"))
+	require.NoError(t, os.WriteFile(written[kind].path, data, 0o644))
+	filler := full(t, dir)
+	exact = files(t, dir)
+	require.Contains(t, fails(t, configuring(kind, "apply")...), "make room")
+	require.Equal(t, exact, files(t, dir))
+	require.Empty(t, s.Calls())
+	require.Equal(t, was, status(t, h))
+
+	require.NoError(t, os.Remove(filler))
+	cycle(t, h, kind)
+}
+
+// A runtime that is not there, has ended, or does not answer is not touched.
+func TestARuntimeThatDoesNotAnswerIsLeftAsItIs(t *testing.T) {
+	if !enter(t) {
+		return
+	}
+	kind := runtimes.Containerd2
+	h := start(t, kind)
+	s := systemd(t, h)
+	const dir = "/etc/containerd"
+	exact := files(t, dir)
+	untouched := func(says string) {
+		t.Helper()
+		require.Contains(t, fails(t, configuring(kind, "apply")...), says)
+		require.Equal(t, exact, files(t, dir))
+		require.Empty(t, s.Calls())
+	}
+	require.NoError(t, h.Signal(unix.SIGSTOP))
+	untouched("does not answer")
+	require.NoError(t, h.Signal(unix.SIGCONT))
+	ordinary(t, h)
+	h.Kill()
+	untouched("is not reached")
+	require.NoError(t, os.Remove(runtimes.Socket))
+	untouched("no container runtime listens at")
+	require.NoError(t, h.Start(t.Context()))
+	cycle(t, h, kind)
+}
+
+// What counts is the runtime that answers, not a program of its name.
+func TestAProgramOnThePathSaysNothing(t *testing.T) {
+	if !enter(t) {
+		return
+	}
+	h := start(t, runtimes.Containerd2)
+	systemd(t, h)
+	const ran = "/run/somebody-asked"
+	fake := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(fake, "containerd"), []byte("#!/bin/sh\ntouch "+ran+"\necho containerd github.com/containerd/containerd v1.6.20 0\n"), 0o755))
+	t.Setenv("PATH", fake+":"+os.Getenv("PATH"))
+	cycle(t, h, runtimes.Containerd2)
+	require.NoFileExists(t, ran)
+}
+
+// Who restores need not know what the handler was called.
+func TestRestoreIsNotToldTheHandler(t *testing.T) {
+	if !enter(t) {
+		return
+	}
+	kind := runtimes.Containerd2
+	h := start(t, kind)
+	s := systemd(t, h)
+	was := status(t, h)
+	gpuToolkit(t, configuring(kind, "apply")...)
+	gpuToolkit(t, "restore", "--runtime-restart-mode", "systemd")
+	require.ElementsMatch(t, was.Handlers, status(t, h).Handlers)
+	require.Len(t, s.Calls(), 2)
+	require.NoDirExists(t, "/usr/local/nvidia")
+}

@@ -1,0 +1,143 @@
+package toolkit
+
+import (
+	"context"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/test/runtimes"
+	"github.com/gpuready/gpuready/toolkit/door/doortest"
+)
+
+// long asks for every sample instead of a few.
+var long = os.Getenv("GPUREADY_LONG") != ""
+
+// victim is a host on which gpu-toolkit is killed.
+type victim struct {
+	h       *runtimes.Host
+	s       *doortest.Systemd
+	kind    runtimes.Kind
+	before  map[string]file // of the configuration
+	applied map[string]file
+	bare    runtimes.Status
+}
+
+// configFiles are the runtime's files, without their times.
+func (v *victim) configFiles(t *testing.T) map[string]file {
+	t.Helper()
+	return contents(t, filepath.Dir(written[v.kind].path))
+}
+
+// to brings the host to where a command leaves it, and proves it.
+func (v *victim) to(t *testing.T, command string) {
+	t.Helper()
+	gpuToolkit(t, configuring(v.kind, command)...)
+	now := status(t, v.h)
+	if command == "apply" {
+		require.ElementsMatch(t, append(slices.Clone(v.bare.Handlers), "nvidia"), now.Handlers)
+		require.Equal(t, v.applied, v.configFiles(t))
+		require.FileExists(t, "/usr/local/nvidia/toolkit/gpu-oci-runtime")
+		return
+	}
+	require.Equal(t, v.before, v.configFiles(t))
+	require.ElementsMatch(t, v.bare.Handlers, now.Handlers, "it runs with what is on the disk")
+	require.NoDirExists(t, "/usr/local/nvidia")
+	left, err := filepath.Glob("/var/run/cdi/*")
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+// kill kills a command some time after its start, and says whether it had not ended.
+func (v *victim) kill(t *testing.T, command string, after time.Duration) bool {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), after)
+	defer cancel()
+	_ = program(ctx, t, configuring(v.kind, command)...).Run()
+	killed := ctx.Err() != nil
+	v.s.Wait() // systemd goes on with what it was asked for
+	return killed
+}
+
+// starts proves that the runtime starts with what is on the disk.
+func (v *victim) starts(t *testing.T) {
+	t.Helper()
+	_ = v.h.Stop(t.Context())
+	require.NoError(t, v.h.Start(t.Context()), "with %v", v.configFiles(t))
+	require.Subset(t, status(t, v.h).Handlers, v.bare.Handlers)
+}
+
+// took is how long a command takes from where the other leaves the host.
+func (v *victim) took(t *testing.T, command string) time.Duration {
+	t.Helper()
+	start := time.Now()
+	gpuToolkit(t, configuring(v.kind, command)...)
+	return time.Since(start)
+}
+
+// killed has apply and restore killed at moments all over their run. After each the
+// runtime starts with what is on the disk, and both the next apply and the next restore
+// end where they always end.
+func killed(t *testing.T, kind runtimes.Kind, short, all int) {
+	t.Helper()
+	if !enter(t) {
+		return
+	}
+	kills := short
+	if long {
+		kills = all
+	}
+	h := start(t, kind)
+	v := &victim{h: h, s: systemd(t, h), kind: kind, bare: status(t, h)}
+	v.before = v.configFiles(t)
+	took := map[string]time.Duration{"apply": v.took(t, "apply")}
+	v.applied = v.configFiles(t)
+	took["restore"] = v.took(t, "restore")
+	v.to(t, "restore")
+	t.Logf("apply takes %v, restore %v", took["apply"], took["restore"])
+
+	random := rand.New(rand.NewPCG(1, uint64(len(kind))))
+	hit := map[string]int{}
+	for i := range kills {
+		command, back := "apply", "restore"
+		if i%2 == 1 {
+			command, back = back, command
+		}
+		// One in each of as many parts of its time as there are kills.
+		at := (float64(i/2) + random.Float64()) / float64(max(kills/2, 1))
+		if v.kill(t, command, time.Duration(at*float64(took[command]))) {
+			hit[command]++
+		}
+		if i%4 < 2 { // else it goes on with a runtime that runs as it was left
+			v.starts(t)
+		}
+		next := []string{command, back, command}
+		if i%8 >= 4 { // the other comes first
+			next = []string{back, command}
+		}
+		for _, n := range next {
+			v.to(t, n)
+		}
+		if t.Failed() {
+			t.Fatalf("%s killed after %.3f of its time", command, at)
+		}
+	}
+	t.Logf("%d kills: %v before the end", kills, hit)
+	require.Positive(t, hit["apply"])
+	require.Positive(t, hit["restore"])
+	v.to(t, "restore")
+	ordinary(t, h)
+}
+
+func TestContainerd2SurvivesAKillAtAnyMoment(t *testing.T) {
+	killed(t, runtimes.Containerd2, 12, 120)
+}
+
+func TestContainerd16SurvivesAKillAtAnyMoment(t *testing.T) {
+	killed(t, runtimes.Containerd16, 8, 100)
+}
