@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -76,6 +75,9 @@ type refusal struct {
 	Plan    string `json:"plan"`
 	Version string `json:"version"` // of the runtime
 	Message string `json:"message"`
+	// Undoing is there until the runtime has taken its old configuration back.
+	Undoing *note  `json:"undoing,omitempty"`
+	Why     string `json:"why,omitempty"` // of Undoing
 }
 
 // Configurer configures one runtime. Its methods follow each other.
@@ -176,7 +178,7 @@ func (c *Configurer) stale(ctx context.Context, o Outcome, want engine.Want, lac
 		return o, err
 	}
 	message := what + ", also after a restart; see whether it reads another file than the one that was looked at, and give that with --runtime-config"
-	if err := c.refuse(refusal{hash(nil, want), answer.Version, message}); err != nil {
+	if err := c.refuse(refusal{Plan: hash(nil, want), Version: answer.Version, Message: message}); err != nil {
 		return o, err
 	}
 	return o, &Problem{ReasonRefused, message, nil}
@@ -185,8 +187,17 @@ func (c *Configurer) stale(ctx context.Context, o Outcome, want engine.Want, lac
 // resume ends what an earlier process began.
 func (c *Configurer) resume(ctx context.Context) (o Outcome, done bool, err error) {
 	data, pending, err := c.Journal.Pending()
-	if err != nil || !pending {
+	if err != nil {
 		return o, false, err
+	}
+	if !pending {
+		was, err := c.refused()
+		if err != nil || was.Undoing == nil {
+			return o, false, err
+		}
+		o.Edits, o.Undone = was.Undoing.Edits, true
+		o, err = c.back(ctx, o, *was.Undoing, was.Why)
+		return o, true, err
 	}
 	var n note
 	if err := json.Unmarshal(data, &n); err != nil || n.Plan == "" {
@@ -224,43 +235,6 @@ func (c *Configurer) finish(ctx context.Context, o Outcome, n note) (Outcome, er
 		why = err.Error()
 	}
 	return c.undo(ctx, o, n, why)
-}
-
-// undo gives the runtime its old configuration back.
-func (c *Configurer) undo(ctx context.Context, o Outcome, n note, why string) (Outcome, error) {
-	o.Undone = true
-	if err := c.step("undo", c.Journal.Undo); err != nil {
-		return o, fmt.Errorf("%s did not take its new configuration (%s), and the old one cannot be put back: %w; gpu-toolkit restore tries it again", n.Before.Name, why, err)
-	}
-	message := fmt.Sprintf("%s did not take %s: %s; its old configuration is back", n.Before.Name, keys(n.Edits), why)
-	answer, lacks, err := c.restart(ctx, &o, n.Edits, n.Before, engine.Want{})
-	switch {
-	case err != nil:
-		message += ", but with that it does not come back either: " + err.Error()
-	case len(lacks) > 0:
-		message += ", but with that " + strings.Join(lacks, ", ")
-	default:
-		o.Answer = answer
-	}
-	if err := c.refuse(refusal{n.Plan, n.Before.Version, message}); err != nil {
-		return o, err
-	}
-	return o, &Problem{ReasonRefused, message, err}
-}
-
-// Return has a runtime take in the configuration that was put back, and proves that it
-// has all handlers of before but our own. did says what was done.
-func (c *Configurer) Return(ctx context.Context, before cri.Answer, own []string) (did string, err error) {
-	before.Handlers = slices.DeleteFunc(slices.Clone(before.Handlers), func(h string) bool { return slices.Contains(own, h) })
-	if slices.Contains(own, before.Default) {
-		before.Default = ""
-	}
-	var o Outcome
-	_, lacks, err := c.restart(ctx, &o, nil, before, engine.Want{})
-	if err == nil && len(lacks) > 0 {
-		err = fmt.Errorf("%s has its own configuration back, but with that %s; see its log", before.Name, strings.Join(lacks, ", "))
-	}
-	return before.Name + " was started anew with its own configuration", err
 }
 
 // restart restarts the runtime and asks it until it says what is wanted, or its time

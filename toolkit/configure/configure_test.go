@@ -27,10 +27,11 @@ type node struct {
 
 	restarts int
 	may      bool
-	silent   bool   // it answers nobody
-	broken   bool   // it does not come up with what is written, unless that is nothing
-	deaf     bool   // it takes nothing in
-	loses    string // a handler that it has no more, with a new configuration
+	silent   bool     // it answers nobody
+	broken   bool     // it does not come up with what is written, unless that is nothing
+	deaf     bool     // it takes nothing in
+	loses    string   // a handler that it has no more, with a new configuration
+	gone     []string // handlers that it has until it is started anew
 	refusal  error
 	stopped  error // the restart is given up
 }
@@ -40,7 +41,7 @@ func (n *node) Ask(context.Context) (cri.Answer, error) {
 		return cri.Answer{Runtime: nodestate.Runtime{Message: "it does not answer"}}, errors.New("refused")
 	}
 	on := n.runs.CDI
-	a := cri.Answer{Runtime: nodestate.Runtime{Name: "containerd", Version: "1.7.24", CDI: &on, CDIDirs: []string{"/etc/cdi"}, Handlers: slices.Clone(n.base)}, Default: "runc"}
+	a := cri.Answer{Runtime: nodestate.Runtime{Name: "containerd", Version: "1.7.24", CDI: &on, CDIDirs: []string{"/etc/cdi"}, Handlers: slices.Concat(n.base, n.gone)}, Default: "runc"}
 	a.CDIDirs = append(a.CDIDirs, n.runs.CDIDirs...)
 	for _, h := range n.runs.Handlers {
 		a.Handlers = append(a.Handlers, h.Name)
@@ -88,6 +89,7 @@ func (n *node) Restart(ctx context.Context, _ []engine.Edit) (string, error) {
 		return "", n.stopped
 	}
 	n.restarts++
+	n.gone = nil
 	if !n.deaf {
 		n.runs = n.file
 	}
@@ -273,4 +275,49 @@ func TestARuntimeThatWasNotRestartedSinceIs(t *testing.T) {
 		require.ErrorContains(t, err, "--runtime-config")
 	}
 	require.Equal(t, 1, n.restarts)
+}
+
+// stopping is a context that ends when the runtime is given its old configuration.
+type stopping struct {
+	journal
+	stop func()
+}
+
+func (j stopping) Undo() error {
+	j.stop()
+	return j.journal.Undo()
+}
+
+func TestAnUndoThatWasKilledIsEndedByTheNextProcess(t *testing.T) {
+	n := &node{may: true, loses: "kata"}
+	c := configurer(n, Wishes{CDI: true})
+	ctx, cancel := context.WithCancel(t.Context())
+	c.Journal = stopping{journal{n}, func() { cancel(); n.stopped = context.Canceled }}
+	_, err := c.Apply(ctx)
+	require.ErrorIs(t, err, context.Canceled)
+	require.Equal(t, engine.Want{}, n.file)
+	require.True(t, n.runs.CDI, "it runs with what it does not take")
+
+	n.stopped = nil
+	o, err := configurer(n, Wishes{CDI: true}).Apply(t.Context())
+	require.ErrorContains(t, err, `no handler "kata" any more; its old configuration is back`)
+	require.True(t, o.Undone)
+	require.False(t, n.runs.CDI)
+	require.Equal(t, 2, n.restarts)
+	_, err = configurer(n, Wishes{CDI: true}).Apply(t.Context())
+	require.ErrorContains(t, err, "not tried again")
+	require.Equal(t, 2, n.restarts)
+}
+
+func TestWhatSomebodyElseTookAwayIsNotHeldAgainstTheNext(t *testing.T) {
+	n := &node{may: true, base: []string{"runc"}}
+	c := configurer(n, Wishes{CDI: true})
+	n.gone = []string{"kata"} // out of the files, by somebody who has not restarted it
+	_, err := c.Apply(t.Context())
+	require.ErrorContains(t, err, "not ours")
+	require.False(t, n.runs.CDI)
+	_, err = c.Apply(t.Context())
+	require.NoError(t, err)
+	require.True(t, n.runs.CDI)
+	require.Equal(t, 3, n.restarts)
 }
