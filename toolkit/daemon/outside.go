@@ -19,6 +19,10 @@ import (
 // maxSpec bounds the management specification; package cdi has the same bound.
 const maxSpec = 8 << 20
 
+// runtimeKnown is poked when the runtime has answered: which files are its
+// configuration follows from that, and they are watched.
+const runtimeKnown = configChanged << 1
+
 // outside is what is known of the container runtime. None of it is waited for.
 type outside struct {
 	asked  bool       // the runtime was, or there is none
@@ -59,6 +63,9 @@ func (d *Daemon) askRuntime(ctx context.Context) error {
 		d.look()
 		if err := d.publish(func() { d.outside.asked, d.outside.answer, d.outside.reason = true, answer, reason }); err != nil {
 			fail(err)
+		}
+		if d.Config.Configure {
+			d.poke(runtimeKnown)
 		}
 		return err
 	})
