@@ -69,40 +69,58 @@ func command(ctx context.Context, name string, args ...string) error {
 }
 
 func (c *containerd) run(ctx context.Context, s Spec) (output string, err error) {
-	c.pods++
-	pod := podConfig(c.pods)
-	if err := os.MkdirAll(pod.LogDirectory, 0o755); err != nil {
-		return "", err
-	}
-	sandbox, err := c.cri.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: pod, RuntimeHandler: s.Handler})
-	if err != nil {
-		return "", fmt.Errorf("pod: %w", err)
-	}
+	sandbox, id, log, err := c.start(ctx, s)
 	defer func() {
-		_, removed := c.cri.RemovePodSandbox(context.WithoutCancel(ctx), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: sandbox.GetPodSandboxId()})
+		if sandbox == "" {
+			return
+		}
+		_, removed := c.cri.RemovePodSandbox(context.WithoutCancel(ctx), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: sandbox})
 		if err == nil && removed != nil {
 			err = fmt.Errorf("remove the pod: %w", removed)
 		}
 	}()
-	created, err := c.cri.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{
-		PodSandboxId: sandbox.GetPodSandboxId(), SandboxConfig: pod, Config: containerConfig(s),
-	})
 	if err != nil {
-		return "", fmt.Errorf("create the container: %w", err)
-	}
-	id := created.GetContainerId()
-	if _, err := c.cri.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: id}); err != nil {
-		return "", fmt.Errorf("start the container: %w", err)
+		return "", err
 	}
 	exit, err := c.wait(ctx, id)
 	if err != nil {
 		return "", err
 	}
-	log, err := os.ReadFile(filepath.Join(pod.GetLogDirectory(), "log"))
+	text, err := os.ReadFile(log)
 	if err != nil {
 		return "", err
 	}
-	return ended(printed(string(log)), exit)
+	return ended(printed(string(text)), exit)
+}
+
+func (c *containerd) begin(ctx context.Context, s Spec) error {
+	_, _, _, err := c.start(ctx, s)
+	return err
+}
+
+// start starts a container in a pod of its own, whose id is returned also with an error.
+func (c *containerd) start(ctx context.Context, s Spec) (sandbox, id, log string, err error) {
+	c.pods++
+	pod := podConfig(c.pods)
+	if err := os.MkdirAll(pod.GetLogDirectory(), 0o755); err != nil {
+		return "", "", "", err
+	}
+	made, err := c.cri.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: pod, RuntimeHandler: s.Handler})
+	if err != nil {
+		return "", "", "", fmt.Errorf("pod: %w", err)
+	}
+	sandbox = made.GetPodSandboxId()
+	created, err := c.cri.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{
+		PodSandboxId: sandbox, SandboxConfig: pod, Config: containerConfig(s),
+	})
+	if err != nil {
+		return sandbox, "", "", fmt.Errorf("create the container: %w", err)
+	}
+	id = created.GetContainerId()
+	if _, err := c.cri.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: id}); err != nil {
+		return sandbox, id, "", fmt.Errorf("start the container: %w", err)
+	}
+	return sandbox, id, filepath.Join(pod.GetLogDirectory(), "log"), nil
 }
 
 // ended is what Run returns for a container that ended.

@@ -107,12 +107,25 @@ func (d *docker) load(ctx context.Context, file string) error {
 	return nil
 }
 
-func (d *docker) run(ctx context.Context, s Spec) (output string, err error) {
+func (d *docker) create(ctx context.Context, s Spec) (at string, err error) {
 	var created struct{ Id string } //nolint:revive // as the API has it
-	if err := d.call(ctx, http.MethodPost, "/containers/create", dockerConfig(s), &created); err != nil {
+	err = d.call(ctx, http.MethodPost, "/containers/create", dockerConfig(s), &created)
+	return "/containers/" + created.Id, err
+}
+
+func (d *docker) begin(ctx context.Context, s Spec) error {
+	at, err := d.create(ctx, s)
+	if err != nil {
+		return err
+	}
+	return d.call(ctx, http.MethodPost, at+"/start", nil, nil)
+}
+
+func (d *docker) run(ctx context.Context, s Spec) (output string, err error) {
+	at, err := d.create(ctx, s)
+	if err != nil {
 		return "", err
 	}
-	at := "/containers/" + created.Id
 	defer func() {
 		removed := d.call(context.WithoutCancel(ctx), http.MethodDelete, at+"?force=1", nil, nil)
 		if err == nil {

@@ -71,6 +71,7 @@ type engine interface {
 	// load gives it an image's archive.
 	load(ctx context.Context, file string) error
 	run(ctx context.Context, s Spec) (output string, err error)
+	begin(ctx context.Context, s Spec) error
 	status(ctx context.Context) (Status, error)
 	close() error
 }
@@ -280,6 +281,13 @@ func (h *Host) Run(ctx context.Context, s Spec) (output string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	return h.engine.run(ctx, s)
+}
+
+// Begin starts a container that stays as long as it likes.
+func (h *Host) Begin(ctx context.Context, s Spec) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return h.engine.begin(ctx, s)
 }
 
 // Status asks the runtime, not its configuration.

@@ -111,3 +111,7 @@ func (p *podman) furnish() error {
 	}
 	return errors.Join(errs...)
 }
+
+func (p *podman) begin(context.Context, Spec) error {
+	return errors.New("podman has no daemon that a container could outlive")
+}
