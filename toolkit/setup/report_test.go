@@ -36,6 +36,23 @@ func configured(t *testing.T) (toolkit *Toolkit, dir string) {
 	return toolkit, dir
 }
 
+// A person may have restarted the runtime meanwhile, so it has to take in what is put
+// back also where the change had not ended.
+func TestAChangeThatHasNotEndedIsTakenOutOfTheRuntimeAsWell(t *testing.T) {
+	toolkit, dir := configured(t)
+	j := toolkit.journal()
+	changes, err := j.Plan([]change.Item{{Path: "/etc/containerd/conf.d/x.toml", File: &change.File{Data: []byte("# ours\n"), Mode: 0o600}}})
+	require.NoError(t, err)
+	_, _, err = toolkit.Uninstall(false)
+	require.NoError(t, err)
+	require.NoError(t, j.Begin(changes, nil))
+	restored, err := toolkit.RestoreRuntime(t.Context(), false, nil)
+	require.NoError(t, err)
+	require.NoFileExists(t, dir+"/etc/containerd/conf.d/x.toml")
+	require.Len(t, restored.Left, 1)
+	require.Contains(t, restored.Left[0], "the container runtime does not answer, so it was not restarted")
+}
+
 // Who restores says only that, not how the handler was called: a runtime that has it
 // no more is as it was.
 func TestOurHandlersAreKnownWithoutBeingNamed(t *testing.T) {
