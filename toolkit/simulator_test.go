@@ -301,7 +301,7 @@ func TestUse(t *testing.T) {
 		{[]string{"--help"}, 0, "Exit codes"},
 		{[]string{"--help"}, 0, "[$NVIDIA_DRIVER_ROOT]"},
 		{[]string{"--version"}, 0, "gpu-toolkit "},
-		{nil, 2, "one command is wanted"},
+		{nil, 2, "say what to do: plan, apply"},
 		{[]string{"applly"}, 2, "see gpu-toolkit --help"},
 		{[]string{"apply", "--cdi-output-dir", "x"}, 2, "absolute"},
 		{[]string{"run", "--log-format", "xml"}, 2, "text or json"},
