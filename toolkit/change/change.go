@@ -27,7 +27,10 @@ type Item struct {
 // File is a regular file. What is not said is kept from the file that it
 // replaces; a new file is 0644 and belongs to this process's user.
 type File struct {
-	Data   []byte
+	Data []byte
+	// From is a file of this process that has the bytes instead, for one that is too
+	// large to be kept in memory; "": Data has. A Change always has Data.
+	From   string
 	Mode   fs.FileMode
 	Owner  *host.Owner
 	Xattrs map[string][]byte // such as SELinux's label, security.selinux
@@ -56,7 +59,7 @@ type Change struct {
 // what it was when the plan was made.
 var ErrChanged = errors.New("it was changed meanwhile; run again")
 
-// maxFile bounds what is read for comparison; the largest is the hook, 3 MB.
+// maxFile bounds what is read, in bytes; the largest is gpu-oci-runtime, 4 MB.
 const maxFile = 64 << 20
 
 // Plan looks at the host and returns what has to change. A directory in the
@@ -83,6 +86,13 @@ func look(root *host.Root, item Item) (Change, error) {
 			return c, err
 		}
 		c.Path, c.Follow = real, false
+	}
+	if item.File != nil && item.File.From != "" {
+		whole, err := from(root, c.Item)
+		if err != nil || whole == nil {
+			return c, err
+		}
+		c.Item = *whole
 	}
 	var err error
 	if c.Was, c.Before, err = See(root, c.Path); err != nil {

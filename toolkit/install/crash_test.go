@@ -64,7 +64,7 @@ func node(t testing.TB, at string) {
 
 func items(config string) (quiet, restarting []change.Item) {
 	return []change.Item{
-			install.Hook(dir, []byte("\x7fELF "+config)),
+			{Path: dir + "/" + install.HookName, File: &change.File{Data: []byte("\x7fELF " + config), Mode: 0o755}},
 			{Path: "/var/run/cdi/gpu.yaml", File: &change.File{Data: []byte("spec of " + config), Mode: 0o644}},
 			{Path: "/dev/char/195:0", Link: "../nvidia0"},
 		}, []change.Item{

@@ -38,9 +38,10 @@ import (
 // HookName is the file name of the hook in the install directory.
 const HookName = "gpu-cdi-hook"
 
-// Hook is the hook as a file that is wanted on the host.
-func Hook(dir string, program []byte) change.Item {
-	return change.Item{Path: path.Join(dir, HookName), File: &change.File{Data: program, Mode: 0o755}}
+// Hook is the hook as a file that is wanted on the host; program is where this
+// process has it.
+func Hook(dir, program string) change.Item {
+	return change.Item{Path: path.Join(dir, HookName), File: &change.File{From: program, Mode: 0o755}}
 }
 
 // Apply makes the changes and keeps account of them. Interrupted, it is repeated

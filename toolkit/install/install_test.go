@@ -17,7 +17,7 @@ const dir = "/usr/local/nvidia/toolkit"
 
 func wanted() []change.Item {
 	return []change.Item{
-		Hook(dir, []byte("\x7fELF")),
+		{Path: dir + "/" + HookName, File: &change.File{Data: []byte("\x7fELF"), Mode: 0o755}},
 		{Path: "/var/run/cdi/a.yaml", File: &change.File{Data: []byte("a"), Mode: 0o644}},
 		{Path: "/dev/char/195:0", Link: "../nvidia0"},
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path"
 	"time"
 
@@ -63,8 +62,7 @@ func (t *Toolkit) HandlerItems() ([]change.Item, error) {
 	if t.Config.Handler == "" {
 		return nil, nil
 	}
-	program, err := os.ReadFile(t.Config.ShimProgram)
-	if err != nil {
+	if err := isProgram(t.Config.ShimProgram); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrShim, err)
 	}
 	shim := t.Config.Shim
@@ -75,7 +73,7 @@ func (t *Toolkit) HandlerItems() ([]change.Item, error) {
 	}
 	return []change.Item{
 		{Path: path.Join(t.Config.InstallDir, settings.FileName), File: &change.File{Data: data, Mode: 0o644}},
-		{Path: path.Join(t.Config.InstallDir, ShimName), File: &change.File{Data: program, Mode: 0o755}},
+		{Path: path.Join(t.Config.InstallDir, ShimName), File: &change.File{From: t.Config.ShimProgram, Mode: 0o755}},
 	}, nil
 }
 

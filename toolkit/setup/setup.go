@@ -4,6 +4,7 @@ package setup
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path"
@@ -182,11 +183,10 @@ func (t *Toolkit) Want(s gpu.Snapshot) (Wanted, error) {
 	if err != nil {
 		return w, err
 	}
-	program, err := os.ReadFile(t.Config.HookProgram)
-	if err != nil {
+	if err := isProgram(t.Config.HookProgram); err != nil {
 		return w, fmt.Errorf("%w: %w", ErrHook, err)
 	}
-	hook := install.Hook(t.Config.InstallDir, program)
+	hook := install.Hook(t.Config.InstallDir, t.Config.HookProgram)
 	out := spec.Build(spec.Input{Files: t.found.files, Around: around, Snapshot: s, Nodes: all, Caps: caps, DevRoot: devRoot, Hook: hook.Path})
 	w.Warnings = out.Warnings
 	// Specifications last: a name must not resolve before what it needs is there.
@@ -195,6 +195,20 @@ func (t *Toolkit) Want(s gpu.Snapshot) (Wanted, error) {
 		return w, err
 	}
 	return w, t.wantSpecs(&w, out)
+}
+
+// isProgram says whether a file of this process can be installed.
+func isProgram(name string) error {
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = &os.PathError{Op: "read", Path: name, Err: errors.New("it is no regular file")}
+	}
+	return err
 }
 
 // wantNoStale wants those of our links gone whose device is.
