@@ -30,7 +30,7 @@ type putOff struct {
 
 // mayCycle says whether to initialise NVML again now.
 func (w *watch) mayCycle() bool {
-	if !w.letGo && !w.holdsWanted() {
+	if wanted, _ := w.letsGo(); !w.letGo && !wanted {
 		w.off.since = time.Time{}
 		return false
 	}

@@ -98,3 +98,35 @@ func TestWhatWasJustFoundIsToldBeforeAnythingIsLetGoOf(t *testing.T) {
 	w.off.until = time.Now().Add(time.Hour)
 	require.False(t, w.mayCycle(), "it was tried in vain")
 }
+
+// Who resets a GPU does not wait for a probe that is far away.
+func TestLettingGoDoesNotWaitForTheProbe(t *testing.T) {
+	f, s := letting(t, Options{ProbeInterval: time.Hour})
+	s.quiet, s.hurried = 0, time.Millisecond
+	w := start(t, s)
+	s.LetGo([]gpu.UUID{gputest.GPU(0)})
+	w.until(t, gpu.EventGap, "")
+	require.Equal(t, 1, f.count(&f.shutdowns)())
+}
+
+func TestSlicesAreShortOnlyWhileAGPUIsToBeLetGoOf(t *testing.T) {
+	_, s := newFake(t, gputest.Node("t4", 1), Options{})
+	w := &watch{Source: s}
+	s.slice, s.probe = time.Minute, time.Hour
+	require.Equal(t, time.Hour, w.interval())
+	require.Equal(t, time.Minute, s.nextSlice())
+	w.letGo = true
+	require.Equal(t, 10*time.Second, w.interval())
+	require.Equal(t, briefly, s.nextSlice())
+	w.letGo = false
+	s.memory.out[gputest.GPU(0)] = gpu.Fault{Reason: gpu.ReasonResetNeeded}
+	require.Equal(t, 10*time.Second, w.interval(), "whether it was reset is still looked for")
+	require.Equal(t, time.Minute, s.nextSlice())
+	s.slice, s.probe = time.Millisecond, time.Millisecond
+	require.Equal(t, time.Millisecond, w.interval())
+
+	plain := newSource(nil, Options{})
+	require.Equal(t, []time.Duration{briefly, 10 * time.Second}, []time.Duration{plain.slice, plain.probe})
+	given := newSource(nil, Options{Slice: time.Second, ProbeInterval: time.Minute})
+	require.Equal(t, []time.Duration{time.Second, time.Minute}, []time.Duration{given.slice, given.probe})
+}

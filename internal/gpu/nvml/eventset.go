@@ -131,7 +131,7 @@ func (e *eventSet) hangs() bool {
 // ends one at once.
 func (e *eventSet) listen(waits chan<- wait, over <-chan struct{}) {
 	for {
-		slice := e.source.slice
+		slice := e.source.nextSlice()
 		select {
 		case <-e.quit:
 			slice = 0 // what came until now is still told
@@ -166,6 +166,17 @@ func (e *eventSet) listen(waits chan<- wait, over <-chan struct{}) {
 			return
 		}
 	}
+}
+
+// briefly is a slice that nobody minds waiting for.
+const briefly = 200 * time.Millisecond
+
+// nextSlice is how long to wait inside NVML now.
+func (s *Source) nextSlice() time.Duration {
+	if s.brief.Load() {
+		return min(s.slice, briefly)
+	}
+	return s.slice
 }
 
 // once waits for one event; ok is false when the source is closed.

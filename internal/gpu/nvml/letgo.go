@@ -39,13 +39,19 @@ func (s *Source) LetGo(ids []gpu.UUID) {
 	}
 	s.memory.letGo = wanted
 	maps.DeleteFunc(s.memory.out, func(id gpu.UUID, _ gpu.Fault) bool { return !wanted[id] })
+	if len(wanted) > 0 {
+		select {
+		case s.hurry <- struct{}{}:
+		default: // it knows
+		}
+	}
 }
 
-// holdsWanted says whether there is something to let go of.
-func (s *Source) holdsWanted() bool {
+// letsGo says whether there is something to let go of, and whether something was.
+func (s *Source) letsGo() (wanted, out bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.ContainsFunc(s.memory.order, s.mayGo)
+	return slices.ContainsFunc(s.memory.order, s.mayGo), len(s.memory.out) > 0
 }
 
 // mayGo is of a GPU that is to be let go of and can be. s.mu is held.

@@ -37,8 +37,14 @@ type Options struct {
 	CallTimeout time.Duration
 	// ProbeInterval is how often Watch looks for what the driver reports by no
 	// event: a GPU that fell silent or came back, another MIG layout (the
-	// event for that exists, but not in all drivers). 0 is 10 s.
+	// event for that exists, but not in all drivers). While a GPU is to be let go of,
+	// or was, it is no longer than 10 s. 0 is 10 s.
 	ProbeInterval time.Duration
+	// Slice is how long Watch waits inside NVML before it looks whether it is to end,
+	// each time a few wake-ups of the process. An event ends a slice at once, but
+	// nothing else does: the end of Watch is that late, and Close after it. While a GPU
+	// is to be let go of, it is no longer than 200 ms. 0 is 200 ms.
+	Slice time.Duration
 	// Outside looks at GPUs that this process lets go of; nil: see LetGo.
 	Outside Outside
 
@@ -58,7 +64,8 @@ type Source struct {
 	places    places
 	log       *slog.Logger
 	probe     time.Duration // between two probes of Watch
-	slice     time.Duration // the longest that Watch waits inside NVML, and so how late it can end; events come at once
+	slice     time.Duration // see Options.Slice
+	hurried   time.Duration // the longest between two probes while there is something to let go of, or was
 	quiet     time.Duration // without an event before NVML is shut down to let go of a GPU
 
 	outside      Outside
@@ -66,6 +73,8 @@ type Source struct {
 
 	*calls
 	watching atomic.Bool
+	brief    atomic.Bool   // slices are to be short
+	hurry    chan struct{} // capacity 1: there is something to let go of
 
 	mu     sync.Mutex
 	closed bool
@@ -137,7 +146,7 @@ func Open(o Options) (*Source, error) {
 
 func newSource(lib nvml.Interface, o Options) *Source {
 	s := &Source{
-		lib: lib, log: o.Log, probe: o.ProbeInterval, slice: 200 * time.Millisecond, quiet: 10 * time.Second,
+		lib: lib, log: o.Log, probe: o.ProbeInterval, slice: o.Slice, hurried: 10 * time.Second, hurry: make(chan struct{}, 1), quiet: 10 * time.Second,
 		outside: o.Outside, outsideEvery: outsideEvery,
 		memory: memory{devices: map[gpu.UUID]reading{}, out: map[gpu.UUID]gpu.Fault{}, ancestors: map[[2]gpu.PCIAddress]gpu.LinkKind{}, numa: map[gpu.PCIAddress]int{}},
 	}
@@ -146,6 +155,9 @@ func newSource(lib nvml.Interface, o Options) *Source {
 	}
 	if s.probe <= 0 {
 		s.probe = 10 * time.Second
+	}
+	if s.slice <= 0 {
+		s.slice = briefly
 	}
 	limit := o.CallTimeout
 	if limit <= 0 {

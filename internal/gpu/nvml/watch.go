@@ -91,9 +91,14 @@ func (w *watch) begin() error {
 }
 
 func (w *watch) run() error {
-	tick := time.NewTicker(w.probe)
+	every := w.interval()
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
+		if now := w.interval(); now != every {
+			every = now
+			tick.Reset(every)
+		}
 		for _, event := range w.pending {
 			if w.ctx.Err() != nil {
 				return w.ctx.Err()
@@ -111,6 +116,7 @@ func (w *watch) run() error {
 		var err error
 		select {
 		case <-w.ctx.Done():
+		case <-w.hurry:
 		case got := <-w.waits:
 			err = w.take(got)
 		case got := <-w.glances:
@@ -129,6 +135,17 @@ func (w *watch) run() error {
 			return err
 		}
 	}
+}
+
+// interval is how long until the next probe. A GPU that is to be let go of is waited
+// for by who resets it.
+func (w *watch) interval() time.Duration {
+	waited, out := w.letsGo()
+	w.brief.Store(w.letGo || waited)
+	if w.letGo || waited || out {
+		return min(w.probe, w.hurried)
+	}
+	return w.probe
 }
 
 // end ends all event sets and waits for them, unless they hang.
