@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -19,6 +20,15 @@ import (
 	"github.com/gpuready/gpuready/toolkit/setup"
 )
 
+// The process sleeps while nothing happens. Nothing waits for the end of a slice but
+// who opens a driver that has failed again; and what a probe finds, the device nodes
+// or an event have told before, but for a GPU that fell silent: containers are given
+// that one as before.
+const (
+	slice      = 10 * time.Second
+	probeEvery = time.Minute
+)
+
 // driver is NVML below the host's root.
 type driver struct {
 	hostRoot string
@@ -28,7 +38,10 @@ type driver struct {
 func (d driver) Find(root string) (string, error) { return nvml.FindLibrary(d.hostRoot, root) }
 
 func (d driver) Open(root string) (gpu.Source, error) {
-	source, err := nvml.Open(nvml.Options{HostRoot: d.hostRoot, DriverRoot: root, Log: d.log, Outside: reading.Outside(d.hostRoot, root)})
+	source, err := nvml.Open(nvml.Options{
+		HostRoot: d.hostRoot, DriverRoot: root, Log: d.log, Outside: reading.Outside(d.hostRoot, root),
+		Slice: slice, ProbeInterval: probeEvery,
+	})
 	if errors.Is(err, nvml.ErrOtherLibrary) {
 		err = fmt.Errorf("%w: %w", daemon.ErrReplaced, err)
 	}

@@ -49,6 +49,7 @@ type machine struct {
 	mu      sync.Mutex
 	source  *gputest.Source
 	openErr error
+	open    func() gpu.Source // nil: source
 }
 
 func newMachine(t *testing.T, s gpu.Snapshot) *machine {
@@ -84,6 +85,9 @@ func (m *machine) Open(root string) (gpu.Source, error) {
 	}
 	if m.openErr != nil {
 		return nil, m.openErr
+	}
+	if m.open != nil {
+		return m.open(), nil
 	}
 	return shared{m.source}, nil
 }

@@ -11,7 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"path"
-	"runtime"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -19,12 +19,10 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/change"
-	"github.com/gpuready/gpuready/toolkit/install"
 	"github.com/gpuready/gpuready/toolkit/nri"
 	"github.com/gpuready/gpuready/toolkit/setup"
 	"github.com/gpuready/gpuready/toolkit/spec"
@@ -43,10 +41,12 @@ const retryAfter = 10 * time.Second
 // What may have changed. Triggers that wait are merged.
 const (
 	filesChanged   watch.Meaning = 1 << iota // the driver's libraries, or which driver it is
-	devicesChanged                           // device nodes, GPUs, MIG devices
+	devicesChanged                           // device nodes
 	specsChanged                             // CDI directories, the hook
 	mountsChanged                            // perhaps the driver is another now
 	configChanged                            // the container runtime's configuration
+	nvmlSpoke                                // NVML tells that something about a GPU changed; perhaps it is known
+	gpusChanged                              // NVML shows other GPUs or MIG devices
 )
 
 const everything = filesChanged | devicesChanged | specsChanged
@@ -62,6 +62,7 @@ type Daemon struct {
 	answered chan struct{}      // capacity 1: the runtime has answered, or its configuration is another
 	source   *source            // nil: no driver yet
 	opened   string             // identity of the library that was loaded, if any
+	again    again              // looks after device nodes changed
 	owner    string             // who else defines nvidia.com/gpu, as last logged
 
 	offer   atomic.Pointer[nri.Offer] // what agents are given; nil: nothing
@@ -73,29 +74,6 @@ type Daemon struct {
 	own     nodestate.State // what the loop reached; without a phase: nothing yet
 	outside outside         // what is known of the container runtime
 	last    nodestate.State // as published
-}
-
-// source is an open driver and the goroutine that listens to it.
-type source struct {
-	gpu.Source
-	snapshot gpu.Snapshot
-	end      func() error // ends the goroutine, then closes the driver
-}
-
-// letGo closes the GPUs that wait for a reset, which no driver does to one that a
-// process has open. What they were last seen as stays specified.
-func (s *source) letGo() {
-	source, can := s.Source.(interface{ LetGo(ids []gpu.UUID) })
-	if !can {
-		return
-	}
-	var ids []gpu.UUID
-	for _, d := range s.snapshot.Devices {
-		if d.Fault.Reason == gpu.ReasonResetNeeded {
-			ids = append(ids, d.UUID)
-		}
-	}
-	source.LetGo(ids)
 }
 
 // New makes a daemon of a toolkit.
@@ -170,8 +148,8 @@ func (d *Daemon) poke(t watch.Meaning) {
 	}
 }
 
-func (d *Daemon) loop(ctx context.Context) (err error) {
-	defer func() { err = errors.Join(err, d.close()) }()
+// loop leaves the driver open: when it returns, the process ends or is started anew.
+func (d *Daemon) loop(ctx context.Context) error {
 	for what := everything; ; {
 		if err := d.step(ctx, what); err != nil {
 			return err
@@ -185,19 +163,51 @@ func (d *Daemon) loop(ctx context.Context) (err error) {
 			what = everything
 			continue
 		}
-		var retry <-chan time.Time
-		if d.source == nil && d.opened != "" {
+		if what, err = d.await(ctx, what); err != nil {
+			return err
+		}
+	}
+}
+
+// await waits for a reason to look at the host, after it was looked at for another.
+func (d *Daemon) await(ctx context.Context, last watch.Meaning) (what watch.Meaning, err error) {
+	if last&devicesChanged != 0 && d.source != nil {
+		d.again.begin()
+	}
+	var retry <-chan time.Time
+	if d.source == nil {
+		d.again.end()
+		if d.opened != "" {
 			retry = time.After(retryAfter)
 		}
+	}
+	for {
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return 0, ctx.Err()
 		case what = <-d.triggers:
 			if what&configChanged != 0 {
 				d.look()
 			}
+			if what&nvmlSpoke != 0 && d.source != nil {
+				d.again.begin()
+				if d.moved(ctx) {
+					what |= gpusChanged
+				}
+			}
+			if what &^= nvmlSpoke; what != 0 {
+				return what, nil
+			}
 		case <-retry:
-			what = everything
+			return everything, nil
+		case <-d.again.due:
+			d.again.next()
+			if d.moved(ctx) {
+				return gpusChanged, nil
+			}
+			if d.again.over() {
+				debug.FreeOSMemory() // what was needed to look; nothing happens for a long while, as a rule
+			}
 		}
 	}
 }
@@ -226,15 +236,20 @@ func (d *Daemon) step(ctx context.Context, what watch.Meaning) error {
 	}
 	d.metrics.observe(what, changes, w, err, time.Since(start))
 	d.tell(changes, w, time.Since(start))
-	if err != nil && d.source != nil && !isHostProblem(err) {
-		err = errors.Join(err, d.close()) // NVML is asked afresh after the next trigger
-	}
 	state := d.Config.State(w, err)
 	if state.Reason == setup.ReasonNoDriver && library == "" && !d.Root.HasGPU() {
 		state.Reason, state.Message = setup.ReasonNoGPU, "no NVIDIA GPU and no driver on this node: nothing to do; "+state.Message
 	}
 	d.prepareOffer(state.Phase)
-	return d.publish(func() { d.own = state })
+	if err := d.publish(func() { d.own = state }); err != nil {
+		return err
+	}
+	if err != nil && d.source != nil && !isHostProblem(err) {
+		if err := d.close(ctx); err != nil { // NVML is asked afresh after the next trigger
+			d.log.Warn("NVML could not be closed", "reason", setup.ReasonNVML, "message", err)
+		}
+	}
+	return nil
 }
 
 func (d *Daemon) refresh(ctx context.Context, driverRoot, library string, what watch.Meaning) (changes []change.Change, w setup.Wanted, err error) {
@@ -253,7 +268,7 @@ func (d *Daemon) refresh(ctx context.Context, driverRoot, library string, what w
 		}
 		what |= devicesChanged
 	}
-	if what&(filesChanged|devicesChanged) != 0 {
+	if what&(filesChanged|devicesChanged|gpusChanged) != 0 {
 		snapshot, err := d.source.Snapshot(ctx)
 		if err != nil {
 			return changes, w, err
@@ -306,48 +321,6 @@ func (d *Daemon) replaced(library string) bool {
 	return true
 }
 
-func (d *Daemon) open(ctx context.Context, driverRoot, library string) error {
-	if library != "" {
-		d.opened = library // also if it fails: it may be in the process by then
-	}
-	opened, err := d.Driver.Open(driverRoot)
-	if d.opened == "" { // it came just now
-		d.opened = d.library(driverRoot)
-	}
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	var group errgroup.Group
-	group.Go(func() error {
-		err := opened.Watch(ctx, nil, func(e gpu.Event) {
-			if e.Kind == gpu.EventChanged {
-				d.poke(devicesChanged)
-			}
-		})
-		if ctx.Err() == nil {
-			// The specifications hold without it; only news of MIG and hot-plugged
-			// devices then comes from the device nodes alone.
-			d.log.Warn("NVML's events cannot be watched", "reason", setup.ReasonNVML, "message", err)
-		}
-		return nil
-	})
-	d.source = &source{Source: opened, end: func() error {
-		cancel()
-		return errors.Join(group.Wait(), opened.Close())
-	}}
-	return nil
-}
-
-func (d *Daemon) close() error {
-	if d.source == nil {
-		return nil
-	}
-	err := d.source.end()
-	d.source = nil
-	return err
-}
-
 // tell logs what was changed: one line per thing.
 func (d *Daemon) tell(changes []change.Change, w setup.Wanted, took time.Duration) {
 	for _, c := range changes {
@@ -370,38 +343,4 @@ func identity(library string) string {
 		return library
 	}
 	return fmt.Sprintf("%s %d:%d %d", library, st.Dev, st.Ino, info.ModTime().UnixNano())
-}
-
-// setWatches watches all that what is wanted follows from.
-func (d *Daemon) setWatches() (more bool, err error) {
-	driverRoot, devRoot := d.Roots()
-	roots := map[string]bool{driverRoot: true}
-	if d.Config.DriverRoot == "" {
-		roots["/"], roots[setup.ContainerRoot] = true, true
-	}
-	triplet := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
-	var targets []watch.Target
-	add := func(dir, pattern string, means watch.Meaning) {
-		targets = append(targets, watch.Target{Dir: dir, Pattern: pattern, Means: means})
-	}
-	for root := range roots {
-		for _, dir := range []string{"usr/lib64", "usr/lib/" + triplet, "usr/lib/" + triplet + "/nvidia/current"} {
-			add(path.Join(root, dir), "libnvidia-*", filesChanged)
-			add(path.Join(root, dir), "libcuda*", filesChanged)
-		}
-		// The driver's container says there that it is done.
-		add(path.Join(root, "dev"), "nvidia*", devicesChanged)
-	}
-	add("/run/nvidia/validations", ".driver-ctr-ready", filesChanged)
-	add(path.Join(devRoot, "dev"), "nvidia*", devicesChanged)
-	add(path.Join(devRoot, "dev/nvidia-caps"), "nvidia-cap*", devicesChanged)
-	add(d.Config.InstallDir, install.HookName, specsChanged)
-	for _, file := range d.configFiles() {
-		add(path.Dir(file), path.Base(file), configChanged)
-	}
-	for _, dir := range []string{cdi.StaticDir, cdi.DynamicDir, d.Config.CDIDir} {
-		add(dir, "*.yaml", specsChanged)
-		add(dir, "*.json", specsChanged)
-	}
-	return d.watch.Set(targets)
 }

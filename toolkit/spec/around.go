@@ -39,6 +39,16 @@ var peripherals = []struct {
 	{cdi.KindIMEX, []string{"/dev/nvidia-caps-imex-channels/channel*"}},
 }
 
+// Places are the patterns of paths, below the dev root or in the host's own /dev, that
+// Look looks for.
+func Places() []string {
+	places := []string{"/dev/dri/*"}
+	for _, p := range peripherals {
+		places = append(places, p.patterns...)
+	}
+	return places
+}
+
 // Look finds what GPUs work with: below the dev root, else in the host's own /dev,
 // where the kernel makes the nodes of what is not the driver's.
 func Look(root *host.Root, driverRoot, devRoot string, s gpu.Snapshot) (Around, error) {

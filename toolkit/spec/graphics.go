@@ -123,20 +123,40 @@ func (f *finder) programs() {
 	}
 }
 
+// Where the driver's daemons listen.
+var (
+	daemons    = []string{"nvidia-persistenced/socket", "nvidia-fabricmanager/socket"}
+	socketDirs = []string{"/run", "/var/run"}
+)
+
+// mps is where the MPS daemon has its pipes.
+const mps = "/tmp/nvidia-mps"
+
+// Sockets are the paths below the driver root at which Find looks for the sockets of
+// daemons, which come and go while the driver stays.
+func Sockets() []string {
+	paths := []string{mps}
+	for _, name := range daemons {
+		for _, dir := range socketDirs {
+			paths = append(paths, path.Join(dir, name))
+		}
+	}
+	return paths
+}
+
 // sockets adds those of the driver's daemons that run.
 func (f *finder) sockets() {
 	isSocket := func(m fs.FileMode) bool { return m&fs.ModeSocket != 0 }
-	for _, name := range []string{"nvidia-persistenced/socket", "nvidia-fabricmanager/socket"} {
-		for _, dir := range []string{"/run", "/var/run"} {
+	for _, name := range daemons {
+		for _, dir := range socketDirs {
 			if real, ok := f.file(path.Join(dir, name), isSocket); ok {
 				f.mount(real, path.Join(dir, name), socket)
 				break
 			}
 		}
 	}
-	// The MPS daemon's pipes. Everybody may make something of this name in /tmp: only
-	// what root made counts, and no link.
-	const mps = "/tmp/nvidia-mps"
+	// Everybody may make something of this name in /tmp: only what root made counts, and
+	// no link.
 	info, err := f.root.Lstat(mps)
 	if f.note(err) || !info.IsDir() {
 		return

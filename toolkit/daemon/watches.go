@@ -1,0 +1,54 @@
+package daemon
+
+import (
+	"path"
+	"runtime"
+
+	"github.com/gpuready/gpuready/internal/cdi"
+	"github.com/gpuready/gpuready/toolkit/install"
+	"github.com/gpuready/gpuready/toolkit/setup"
+	"github.com/gpuready/gpuready/toolkit/spec"
+	"github.com/gpuready/gpuready/toolkit/watch"
+)
+
+// setWatches watches all that what is wanted follows from.
+func (d *Daemon) setWatches() (more bool, err error) {
+	driverRoot, devRoot := d.Roots()
+	roots := map[string]bool{driverRoot: true}
+	if d.Config.DriverRoot == "" {
+		roots["/"], roots[setup.ContainerRoot] = true, true
+	}
+	triplet := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
+	var targets []watch.Target
+	add := func(dir, pattern string, means watch.Meaning) {
+		targets = append(targets, watch.Target{Dir: dir, Pattern: pattern, Means: means})
+	}
+	for root := range roots {
+		for _, dir := range []string{"usr/lib64", "usr/lib/" + triplet, "usr/lib/" + triplet + "/nvidia/current"} {
+			add(path.Join(root, dir), "libnvidia-*", filesChanged)
+			add(path.Join(root, dir), "libcuda*", filesChanged)
+		}
+		// The driver's container says there that it is done.
+		add(path.Join(root, "dev"), "nvidia*", devicesChanged)
+	}
+	for _, p := range spec.Sockets() { // they are mounted: without one that is gone pods start again
+		add(path.Join(driverRoot, path.Dir(p)), path.Base(p), filesChanged)
+	}
+	for _, p := range spec.Places() {
+		for _, root := range []string{devRoot, "/"} {
+			add(path.Join(root, path.Dir(p)), path.Base(p), devicesChanged)
+		}
+	}
+	add("/run/nvidia/validations", ".driver-ctr-ready", filesChanged)
+	add(path.Join(devRoot, "dev"), "nvidia*", devicesChanged)
+	add(path.Join(devRoot, "dev/nvidia-caps"), "nvidia-cap*", devicesChanged)
+	add(d.Config.InstallDir, install.HookName, specsChanged)
+	for _, file := range d.configFiles() {
+		add(path.Dir(file), path.Base(file), configChanged)
+	}
+	for _, dir := range []string{cdi.StaticDir, cdi.DynamicDir, d.Config.CDIDir} {
+		add(dir, "*.yaml", specsChanged)
+		add(dir, "*.json", specsChanged)
+	}
+	return d.watch.Set(targets)
+}
