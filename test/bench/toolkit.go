@@ -19,6 +19,8 @@ const (
 	specFile   = "k8s.gpuready.io-gpu.yaml"
 	readyGoal  = 150 * time.Millisecond
 	layoutGoal = 300 * time.Millisecond
+	endGoal    = time.Second
+	settled    = 3 * time.Second  // after a change, for two of which it is looked for more
 	watched    = 10 * time.Second // how long an idle toolkit is looked at
 )
 
@@ -29,7 +31,7 @@ func (b *bench) toolkit(ctx context.Context) error {
 		fmt.Println("toolkit: left out, it needs root")
 		return nil
 	}
-	var ready, layout []time.Duration
+	var ready, layout, ended []time.Duration
 	var resident, own, share, wakeups []float64
 	for run := range max(b.starts/2, 1) {
 		h, err := b.newHost(ctx)
@@ -44,14 +46,19 @@ func (b *bench) toolkit(ctx context.Context) error {
 				share, wakeups = append(share, 100*i.busy.Seconds()/watched.Seconds()), append(wakeups, i.wakeups)
 			}
 		}
+		var e time.Duration
+		if err == nil {
+			e, err = h.end()
+		}
 		if err := errors.Join(err, h.close()); err != nil {
 			return err
 		}
-		ready, layout = append(ready, r), append(layout, l)
+		ready, layout, ended = append(ready, r), append(layout, l), append(ended, e)
 	}
 	const mebibytes = 1 << 20 / megabyte
 	show("toolkit: driver ready → CDI specification, 8 GPUs", ready, within(readyGoal, 0))
-	show("toolkit: gpusim mig started → new CDI specification", layout, within(layoutGoal, 0))
+	show("toolkit: gpusim mig started → new CDI specification", layout, within(layoutGoal, layoutGoal))
+	show("toolkit: SIGTERM → ended", ended, within(endGoal, endGoal))
 	count("toolkit: resident memory, idle, MB", resident, 1, goal{median: 24 * mebibytes})
 	count("toolkit: anonymous memory, idle, MB", own, 1, goal{median: 6 * mebibytes})
 	count("toolkit: % of a core, idle, over 10 s", share, 3, goal{median: 0.1})
@@ -168,7 +175,7 @@ type idleness struct {
 }
 
 func (h *toolkitHost) idle(ctx context.Context) (i idleness, err error) {
-	if err := sleep(ctx, idle); err != nil {
+	if err := sleep(ctx, settled); err != nil {
 		return i, err
 	}
 	before, beforeWakeups, err := h.ran()
@@ -225,8 +232,21 @@ func (h *toolkitHost) ran() (busy time.Duration, switches float64, err error) {
 	return busy, switches, nil
 }
 
+// end ends the toolkit as a node does.
+func (h *toolkitHost) end() (time.Duration, error) {
+	began := time.Now()
+	if err := h.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		return 0, err
+	}
+	err := h.cmd.Wait()
+	return time.Since(began), err
+}
+
 func (h *toolkitHost) close() error {
 	err := h.cmd.Process.Kill()
+	if errors.Is(err, os.ErrProcessDone) {
+		err = nil
+	}
 	_ = h.cmd.Wait() // killed
 	return errors.Join(err, h.specs.Close(), h.gpusim(context.Background(), "down"), os.RemoveAll(h.dir))
 }
