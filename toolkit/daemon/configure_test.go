@@ -5,6 +5,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -86,7 +87,7 @@ func TestCDIIsTurnedOnWhereThatIsAllowed(t *testing.T) {
 	m.await("CDI on", on)
 	require.Contains(t, c.file(), "# do not touch")
 	require.Equal(t, []string{"restart containerd.service"}, c.systemd.Calls())
-	require.Contains(t, log.String(), "container runtime is configured")
+	require.Eventually(t, func() bool { return strings.Contains(log.String(), "container runtime is configured") }, patience, time.Millisecond)
 
 	// Somebody takes it out.
 	require.NoError(t, os.WriteFile(m.dir+configFile, []byte(byHand), 0o644))
