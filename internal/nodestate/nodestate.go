@@ -98,13 +98,21 @@ type Runtime struct {
 	Message  string   `json:"message,omitempty"` // what is wrong with it for GPUs, and what exactly to change
 }
 
-// Injection is how node agents that are not privileged get the GPUs' device
-// nodes and the driver's libraries: see package injection.
+// Injection is how node agents that are not privileged, and workloads that may ask,
+// get the GPUs' device nodes and the driver's libraries: see package injection.
 type Injection struct {
 	Working    bool   `json:"working"`              // a container that is created now is given what there is
 	Generation string `json:"generation,omitempty"` // of what is given, a hash; "" while there is nothing to give
 	Message    string `json:"message,omitempty"`    // why it does not work, and what to do
+	// Missed are containers, namespace/pod/container, that were created without the GPUs
+	// that they should have been given, while nobody was there to give them. No more than
+	// MaxMissed; MissedCount is how many there are. Deleting their pods helps.
+	Missed      []string `json:"missed,omitempty"`
+	MissedCount int      `json:"missedCount,omitempty"`
 }
+
+// MaxMissed is how many of them fit into a state.
+const MaxMissed = 16
 
 // Spec is a CDI spec file.
 type Spec struct {

@@ -144,8 +144,7 @@ func (s State) validate() error {
 		v.runtime(t.Runtime)
 	}
 	if t := s.Toolkit; t != nil && t.Injection != nil {
-		v.text("toolkit.injection.generation", t.Injection.Generation, 128)
-		v.text("toolkit.injection.message", t.Injection.Message, maxMessage)
+		v.injection(t.Injection)
 	}
 	if p := s.DevicePlugin; p != nil {
 		v.plugin(p)
@@ -264,6 +263,21 @@ func (v *validation) plugin(p *DevicePluginInfo) {
 	}
 }
 
+func (v *validation) injection(i *Injection) {
+	v.text("toolkit.injection.generation", i.Generation, 128)
+	v.text("toolkit.injection.message", i.Message, maxMessage)
+	if n := len(i.Missed); n > MaxMissed || n > i.MissedCount {
+		v.fail("toolkit.injection.missed", fmt.Sprintf("%d of %d, no more than %d are taken", n, i.MissedCount, MaxMissed))
+		return
+	}
+	for j, container := range i.Missed {
+		v.text(fmt.Sprintf("toolkit.injection.missed[%d]", j), container, maxMissed)
+	}
+}
+
+// maxMissed is room for the longest namespace (63), pod (253) and container (63).
+const maxMissed = 384
+
 func (v *validation) instance(field string, id *int) {
 	if id != nil && *id < 0 {
 		v.fail(field, "negative; leave it out to mean all of them")
@@ -325,6 +339,10 @@ func (s State) cleaned() State {
 		if t.Injection != nil {
 			i := *t.Injection
 			i.Message = record.Clean(i.Message, maxMessage)
+			i.Missed = slices.Clone(i.Missed)
+			for j := range i.Missed {
+				i.Missed[j] = record.Clean(i.Missed[j], maxMissed)
+			}
 			t.Injection = &i
 		}
 		s.Toolkit = &t
