@@ -82,10 +82,10 @@ func filterArgs(all []string, by capability.Set) []string {
 }
 
 // apply edits the configuration, with what it does not have yet.
-func apply(spec *oci.Spec, edits []*cdilib.ContainerEdits) error {
-	for _, e := range edits {
-		missing(spec, e.ContainerEdits)
-		if err := e.Apply(spec); err != nil {
+func apply(spec *oci.Spec, edits []specs.ContainerEdits) error {
+	for i := range edits {
+		missing(spec, &edits[i])
+		if err := (&cdilib.ContainerEdits{ContainerEdits: &edits[i]}).Apply(spec); err != nil {
 			return fmt.Errorf("CDI: %w", err)
 		}
 	}

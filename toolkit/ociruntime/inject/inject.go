@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
-	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpuready/gpuready/internal/cdi"
@@ -29,20 +28,31 @@ func Into(spec *oci.Spec, r request.Request, read Source) (warnings []string, er
 	if r.RemoveHook {
 		spec.Hooks.Prestart = slices.DeleteFunc(spec.Hooks.Prestart, request.IsDockerHook) //nolint:staticcheck // it is there
 	}
+	edits, warnings, err := Edits(r, read)
+	if err != nil {
+		return nil, err
+	}
+	if err := apply(spec, edits); err != nil {
+		return nil, err
+	}
+	return warnings, nil
+}
+
+// Edits are what a container is to be given, in the order in which it is: the same
+// thing may be there more than once. They share memory with what read returned and are
+// not to be changed.
+func Edits(r request.Request, read Source) (edits []specs.ContainerEdits, warnings []string, err error) {
 	if r.Empty() {
-		return nil, nil
+		return nil, nil, nil
 	}
 	p := &plan{source: read, allowed: r.Capabilities}
 	if err := p.all(r); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := request.Check(r.Requirements, p.driverVersion()); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	if err := apply(spec, p.edits()); err != nil {
-		return nil, err
-	}
-	return p.warnings, nil
+	return p.edits(), p.warnings, nil
 }
 
 // all resolves the whole request.
@@ -279,12 +289,9 @@ func (p *plan) driverVersion() string {
 }
 
 // edits are all that the container gets, what all devices of a file have first.
-func (p *plan) edits() []*cdilib.ContainerEdits {
-	var list []*cdilib.ContainerEdits
-	add := func(e specs.ContainerEdits, by capability.Set) {
-		e = filter(e, by)
-		list = append(list, &cdilib.ContainerEdits{ContainerEdits: &e})
-	}
+func (p *plan) edits() []specs.ContainerEdits {
+	var list []specs.ContainerEdits
+	add := func(e specs.ContainerEdits, by capability.Set) { list = append(list, filter(e, by)) }
 	for _, part := range p.parts {
 		common := part.file.Spec.ContainerEdits
 		if part.bare {

@@ -188,7 +188,8 @@ func (a *asker) byEnvironment() error {
 	if len(names)+len(channels) == 0 {
 		return nil
 	}
-	if !a.settings.AcceptEnvvar && !a.docker() && !privileged(a.spec) {
+	accepted := a.settings.AcceptEnvvar || a.settings.AcceptNamed && named(names)
+	if !accepted && !a.docker() && !privileged(a.spec) {
 		return a.refuse(names, channels)
 	}
 	names, none := without(names, "none")
@@ -204,11 +205,12 @@ func (a *asker) byEnvironment() error {
 // not: those start, without. A list of GPUs somebody has thought of: without them
 // the container would find out later that it has none, and not why.
 func (a *asker) refuse(names, channels []string) error {
-	const turnOn = "set \"accept-nvidia-visible-devices-envvar-when-unprivileged\" in gpu-oci-runtime.json to allow it to every container of this runtime, or request GPUs as resources, by CDI name or by a privileged container"
-	for _, name := range names {
-		if name != "all" && name != "none" {
-			return fmt.Errorf("the container asks for GPUs by the environment variable %s=%s, which unprivileged containers may not: %s", visible, a.env[visible], turnOn)
-		}
+	turnOn := "set \"accept-nvidia-visible-devices-envvar-when-unprivileged\" in gpu-oci-runtime.json to allow it to every container of this runtime, or request GPUs as resources, by CDI name or by a privileged container"
+	if a.settings.AcceptNamed {
+		turnOn = "name the GPUs by index or UUID, request them as resources, annotate the pod with cdi.k8s.io/gpus: nvidia.com/gpu=all, or run gpu-toolkit with --accept-nvidia-visible-devices-envvar-when-unprivileged"
+	}
+	if named(names) {
+		return fmt.Errorf("the container asks for GPUs by the environment variable %s=%s, which unprivileged containers may not: %s", visible, a.env[visible], turnOn)
 	}
 	if len(names) > 0 {
 		a.warn("%s=%s of an unprivileged container is not honoured, since its image can have set it; %s", visible, a.env[visible], turnOn)
@@ -217,6 +219,11 @@ func (a *asker) refuse(names, channels []string) error {
 		a.warn("%s=%s of an unprivileged container is not honoured; %s", imex, a.env[imex], turnOn)
 	}
 	return nil
+}
+
+// named says whether somebody has thought of what is in a list.
+func named(names []string) bool {
+	return slices.ContainsFunc(names, func(name string) bool { return name != "all" && name != "none" })
 }
 
 // privileged is what NVIDIA's container toolkit takes for it (internal/config/image,

@@ -31,6 +31,10 @@ type Settings struct {
 	// AcceptEnvvar lets unprivileged containers choose GPUs by NVIDIA_VISIBLE_DEVICES.
 	// An image can set that for itself.
 	AcceptEnvvar bool `json:"accept-nvidia-visible-devices-envvar-when-unprivileged"`
+	// AcceptNamed lets them do so where they name GPUs, by index, UUID or CDI name,
+	// and not with "all", which images say of themselves. It is for those who were
+	// told which containers may ask, by namespace; gpu-oci-runtime is not.
+	AcceptNamed bool `json:"-"`
 	// AcceptVolumeMounts takes mounts of /dev/null below /var/run/nvidia-container-devices
 	// as names of GPUs.
 	AcceptVolumeMounts bool `json:"accept-nvidia-visible-devices-as-volume-mounts"`
