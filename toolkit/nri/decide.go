@@ -1,11 +1,12 @@
 // Package nri is the toolkit as a plugin of the container runtime (Node Resource
 // Interface): it gives node agents that are not privileged the GPUs' devices, as
-// package injection says.
+// package injection says, and the containers of namespaces that may the GPUs that they
+// ask for. Containers that were created while it was away it finds when it is back.
 //
 // A runtime asks its plugins before it creates a container, one after the other,
-// and waits for each. So the answer follows from the request and from an Offer made
-// beforehand, and from nothing else: no container of this node starts later because
-// a disk or a driver is slow.
+// and waits for each. So the answer follows from the request and from an Offer
+// or a Table made beforehand, and from nothing else: no container of this node starts
+// later because a disk or a driver is slow.
 package nri
 
 import (
@@ -117,25 +118,36 @@ func add(a *api.ContainerAdjustment, root *host.Root, e specs.ContainerEdits) er
 		a.AddDevice(&api.LinuxDevice{Path: n.Path, Type: "c", Major: int64(major), Minor: int64(minor)})
 	}
 	for _, m := range e.Mounts {
-		a.AddMount(&api.Mount{Source: m.HostPath, Destination: m.ContainerPath, Type: cmp.Or(m.Type, "bind"), Options: m.Options})
+		a.AddMount(mount(m))
 	}
 	for _, h := range e.Hooks {
-		hook := []*api.Hook{{Path: h.Path, Args: h.Args, Env: h.Env}}
-		if h.Timeout != nil {
-			hook[0].Timeout = api.Int(*h.Timeout)
+		hooks, err := hook(h)
+		if err != nil {
+			return err
 		}
-		switch h.HookName {
-		case "createRuntime":
-			a.AddHooks(&api.Hooks{CreateRuntime: hook})
-		case "createContainer":
-			a.AddHooks(&api.Hooks{CreateContainer: hook})
-		case "startContainer":
-			a.AddHooks(&api.Hooks{StartContainer: hook})
-		default:
-			return fmt.Errorf("a hook %q cannot be given by NRI", h.HookName)
-		}
+		a.AddHooks(hooks)
 	}
 	return nil
+}
+
+func mount(m *specs.Mount) *api.Mount {
+	return &api.Mount{Source: m.HostPath, Destination: m.ContainerPath, Type: cmp.Or(m.Type, "bind"), Options: m.Options}
+}
+
+func hook(h *specs.Hook) (*api.Hooks, error) {
+	hook := []*api.Hook{{Path: h.Path, Args: h.Args, Env: h.Env}}
+	if h.Timeout != nil {
+		hook[0].Timeout = api.Int(*h.Timeout)
+	}
+	switch h.HookName {
+	case "createRuntime":
+		return &api.Hooks{CreateRuntime: hook}, nil
+	case "createContainer":
+		return &api.Hooks{CreateContainer: hook}, nil
+	case "startContainer":
+		return &api.Hooks{StartContainer: hook}, nil
+	}
+	return nil, fmt.Errorf("a hook %q cannot be given by NRI", h.HookName)
 }
 
 // Decide returns how a container that is about to be created in a pod is adjusted;
@@ -143,9 +155,7 @@ func add(a *api.ContainerAdjustment, root *host.Root, e specs.ContainerEdits) er
 // the runtime resolves the CDI names that plugins add. An offer of nil gives
 // nothing: the container finds its variable as it was, and so what it lacks.
 func Decide(namespace string, offer *Offer, byName bool, pod *api.PodSandbox, container *api.Container) *api.ContainerAdjustment {
-	if offer == nil || namespace == "" || pod.GetNamespace() != namespace ||
-		pod.GetAnnotations()[injection.Annotation] != "true" ||
-		!slices.Contains(container.GetEnv(), injection.Variable+"="+injection.Expected) {
+	if offer == nil || !expects(namespace, pod, container) {
 		return nil
 	}
 	a := &api.ContainerAdjustment{}
@@ -160,6 +170,14 @@ func Decide(namespace string, offer *Offer, byName bool, pod *api.PodSandbox, co
 	}
 	a.AddEnv(injection.Variable, offer.Generation)
 	return a
+}
+
+// expects says whether a container is that of an agent of ours that was not given the
+// GPUs yet.
+func expects(namespace string, pod *api.PodSandbox, container *api.Container) bool {
+	return namespace != "" && pod.GetNamespace() == namespace &&
+		pod.GetAnnotations()[injection.Annotation] == "true" &&
+		slices.Contains(container.GetEnv(), injection.Variable+"="+injection.Expected)
 }
 
 // resolvesNames says whether a runtime resolves the CDI names that plugins add.

@@ -229,6 +229,7 @@ func plugin(t *testing.T, root *host.Root, offer *atomic.Pointer[Offer]) (<-chan
 		Root: root, Socket: DefaultSocket, Namespace: "gpuready", Offer: offer.Load,
 		Report:   func(s Status) { told <- s },
 		Injected: func(i Injected) { injected <- i },
+		Missed:   func([]Missed) {},
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)

@@ -41,6 +41,15 @@ type Status struct {
 // Injected is a container that was given the GPUs.
 type Injected struct{ Pod, Container, Generation string }
 
+// Resolved is a container of an allowed namespace that asked for GPUs.
+type Resolved struct {
+	Namespace, Pod, Container string
+	Devices                   []string // as it named them
+	Given                     bool     // it was given what it lacked
+	Warnings                  []string // what it asked for and was not given, in words
+	Err                       error    // why it may not start
+}
+
 // Plugin is what to be to the runtime.
 type Plugin struct {
 	Root      *host.Root
@@ -53,6 +62,15 @@ type Plugin struct {
 	// Injected is called after a container was adjusted, from one goroutine; when
 	// many are created at once some may be left out.
 	Injected func(Injected)
+
+	Workloads Workloads
+	// Table returns what there is to give to workloads. It must return at once.
+	Table func() *Table
+	// Resolved is called, as Injected, after a workload asked for GPUs.
+	Resolved func(Resolved)
+	// Missed is called, from one goroutine, with all containers that were missed
+	// whenever those are others, and once after each connection.
+	Missed func([]Missed)
 
 	last Status
 }
@@ -87,6 +105,8 @@ type session struct {
 	ready    chan struct{} // closed once the runtime asks about each container
 	once     sync.Once
 	injected chan Injected
+	resolved chan Resolved
+	missed   missedSet
 
 	mu      sync.Mutex
 	runtime string // as it calls itself
@@ -111,7 +131,7 @@ func (p *Plugin) serve(ctx context.Context, at string) error {
 	if err != nil {
 		return err
 	}
-	s := &session{Plugin: p, ready: make(chan struct{}), injected: make(chan Injected, 16)}
+	s := &session{Plugin: p, ready: make(chan struct{}), injected: make(chan Injected, 16), resolved: make(chan Resolved, 64), missed: missedSet{changed: make(chan struct{}, 1)}}
 	mux := multiplex.Multiplex(trunk)
 	defer mux.Close()
 	listener, err := mux.Listen(multiplex.PluginServiceConn)
@@ -156,6 +176,10 @@ func (p *Plugin) serve(ctx context.Context, at string) error {
 			p.report(Status{Connected: true, Runtime: runtime})
 		case i := <-s.injected:
 			p.Injected(i)
+		case r := <-s.resolved:
+			p.Resolved(r)
+		case <-s.missed.changed:
+			p.Missed(s.missed.list())
 		}
 	}
 }
@@ -174,7 +198,9 @@ func (s *session) methods() map[string]ttrpc.Method {
 			s.runtime = record.Clean(in.GetRuntimeName()+" "+in.GetRuntimeVersion(), 256)
 			s.byName = resolvesNames(in.GetRuntimeName(), in.GetRuntimeVersion())
 			var events api.EventMask
-			events.Set(api.Event_CREATE_CONTAINER)
+			// The latter two are for what was missed. What is subscribed to is said
+			// here once, before it is known whether anything was.
+			events.Set(api.Event_CREATE_CONTAINER, api.Event_STOP_CONTAINER, api.Event_REMOVE_CONTAINER)
 			return &api.ConfigureResponse{Events: int32(events)}, nil
 		},
 		// With the answer to the last part the runtime has taken the plugin in: what
@@ -184,6 +210,7 @@ func (s *session) methods() map[string]ttrpc.Method {
 			if err := unmarshal(&in); err != nil {
 				return nil, err
 			}
+			s.missed.synchronize(&in, s.lacks)
 			if !in.GetMore() {
 				s.once.Do(func() { close(s.ready) })
 			}
@@ -194,19 +221,73 @@ func (s *session) methods() map[string]ttrpc.Method {
 			if err := unmarshal(&in); err != nil {
 				return nil, err
 			}
-			offer := s.Offer()
-			_, byName := s.configured()
-			adjust := Decide(s.Namespace, offer, byName, in.GetPod(), in.GetContainer())
-			if adjust != nil {
-				select {
-				case s.injected <- Injected{in.GetPod().GetName(), in.GetContainer().GetName(), offer.Generation}:
-				default: // nobody waits for a line in a log
-				}
+			adjust, err := s.create(in.GetPod(), in.GetContainer())
+			if err != nil {
+				return nil, err
 			}
 			return &api.CreateContainerResponse{Adjust: adjust}, nil
+		},
+		"StopContainer": func(_ context.Context, unmarshal func(any) error) (any, error) {
+			var in api.StopContainerRequest
+			if err := unmarshal(&in); err != nil {
+				return nil, err
+			}
+			s.missed.gone(in.GetContainer().GetId())
+			return &api.StopContainerResponse{}, nil
+		},
+		"RemoveContainer": func(_ context.Context, unmarshal func(any) error) (any, error) {
+			var in api.RemoveContainerRequest
+			if err := unmarshal(&in); err != nil {
+				return nil, err
+			}
+			s.missed.gone(in.GetContainer().GetId())
+			return &api.RemoveContainerResponse{}, nil
+		},
+		// What runtimes with NRI before 0.12 call for RemoveContainer.
+		"StateChange": func(_ context.Context, unmarshal func(any) error) (any, error) {
+			var in api.StateChangeEvent
+			if err := unmarshal(&in); err != nil {
+				return nil, err
+			}
+			if in.GetEvent() == api.Event_REMOVE_CONTAINER {
+				s.missed.gone(in.GetContainer().GetId())
+			}
+			return &api.Empty{}, nil
 		},
 		"Shutdown": func(_ context.Context, unmarshal func(any) error) (any, error) {
 			return &api.Empty{}, unmarshal(&api.Empty{})
 		},
 	}
+}
+
+// create answers the runtime about a container that is about to be created.
+func (s *session) create(pod *api.PodSandbox, container *api.Container) (*api.ContainerAdjustment, error) {
+	offer := s.Offer()
+	_, byName := s.configured()
+	if adjust := Decide(s.Namespace, offer, byName, pod, container); adjust != nil {
+		s.missed.created(pod, container, nil)
+		select {
+		case s.injected <- Injected{pod.GetName(), container.GetName(), offer.Generation}:
+		default: // nobody waits for a line in a log
+		}
+		return adjust, nil
+	}
+	if expects(s.Namespace, pod, container) { // there is nothing to give yet
+		missed, _ := s.lacks(pod, container)
+		s.missed.created(pod, container, &missed)
+		return nil, nil
+	}
+	s.missed.created(pod, container, nil)
+	if !s.Workloads.allow(pod) {
+		return nil, nil
+	}
+	adjust, asked, err := s.Workloads.Resolve(s.Table(), pod, container)
+	if err == nil && asked.Empty() && len(asked.Warnings) == 0 {
+		return nil, nil
+	}
+	select {
+	case s.resolved <- Resolved{pod.GetNamespace(), pod.GetName(), container.GetName(), asked.Devices, adjust != nil, asked.Warnings, err}:
+	default:
+	}
+	return adjust, err
 }

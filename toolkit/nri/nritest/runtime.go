@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/log"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 )
 
 // variable holds the runtime's name, version and socket in its process.
@@ -30,6 +31,18 @@ type Runtime struct {
 	out *bufio.Reader
 }
 
+// begin is what a runtime's process is told at its start.
+type begin struct {
+	Name, Version, Socket string
+	There                 json.RawMessage // a SynchronizeRequest
+}
+
+// order is what it is told then. Stop and remove are for containers that it has made.
+type order struct {
+	Verb    string // "create", "stop" or "remove"
+	Request json.RawMessage
+}
+
 // reply is what the runtime's process answers to a request.
 type reply struct {
 	Response json.RawMessage `json:",omitempty"`
@@ -39,25 +52,29 @@ type reply struct {
 // Entered is called first in TestMain. In a process that Start started it is the
 // runtime until its standard input ends, and then true: return.
 func Entered() bool {
-	var args [3]string
-	if json.Unmarshal([]byte(os.Getenv(variable)), &args) != nil {
+	var b begin
+	if json.Unmarshal([]byte(os.Getenv(variable)), &b) != nil {
 		return false
 	}
-	if err := serve(args[0], args[1], args[2]); err != nil {
+	if err := serve(b); err != nil {
 		fmt.Fprintln(os.Stderr, "nritest:", err)
 	}
 	return true
 }
 
-func serve(name, version, socket string) error {
+func serve(b begin) error {
 	log.Set(quiet{})
-	r, err := adaptation.New(name, version,
+	var there api.SynchronizeRequest
+	if err := protojson.Unmarshal(b.There, &there); err != nil {
+		return err
+	}
+	r, err := adaptation.New(b.Name, b.Version,
 		func(ctx context.Context, synchronize adaptation.SyncCB) error {
-			_, err := synchronize(ctx, []*api.PodSandbox{{Id: "old"}}, []*api.Container{{Id: "old"}})
+			_, err := synchronize(ctx, there.GetPods(), there.GetContainers())
 			return err
 		},
 		func(context.Context, []*api.ContainerUpdate) ([]*api.ContainerUpdate, error) { return nil, nil },
-		adaptation.WithSocketPath(socket), adaptation.WithPluginPath(socket+".none"), adaptation.WithPluginConfigPath(socket+".none"))
+		adaptation.WithSocketPath(b.Socket), adaptation.WithPluginPath(b.Socket+".none"), adaptation.WithPluginConfigPath(b.Socket+".none"))
 	if err != nil {
 		return err
 	}
@@ -70,21 +87,35 @@ func serve(name, version, socket string) error {
 		return err
 	}
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
-		var request api.CreateContainerRequest
-		if err := protojson.Unmarshal(in.Bytes(), &request); err != nil {
+		var o order
+		if err := json.Unmarshal(in.Bytes(), &o); err != nil {
 			return err
 		}
-		if err := out.Encode(create(r, &request)); err != nil {
+		var request api.CreateContainerRequest
+		if err := protojson.Unmarshal(o.Request, &request); err != nil {
+			return err
+		}
+		if err := out.Encode(obey(r, o.Verb, &request)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// create does what containerd does around a container's creation.
-func create(r *adaptation.Adaptation, request *api.CreateContainerRequest) reply {
+// obey does what containerd does around a container's creation, and at its end.
+func obey(r *adaptation.Adaptation, verb string, request *api.CreateContainerRequest) reply {
 	defer r.BlockPluginSync().Unblock()
-	response, err := r.CreateContainer(context.Background(), request)
+	ctx := context.Background()
+	var response proto.Message
+	var err error
+	switch verb {
+	case "stop":
+		response, err = r.StopContainer(ctx, &api.StopContainerRequest{Pod: request.GetPod(), Container: request.GetContainer()})
+	case "remove":
+		response, err = &api.Empty{}, r.RemoveContainer(ctx, &api.RemoveContainerRequest{Pod: request.GetPod(), Container: request.GetContainer()})
+	default:
+		response, err = r.CreateContainer(ctx, request)
+	}
 	if err != nil {
 		return reply{Error: err.Error()}
 	}
@@ -95,12 +126,21 @@ func create(r *adaptation.Adaptation, request *api.CreateContainerRequest) reply
 	return reply{Response: data}
 }
 
-// Start starts a runtime and returns when plugins can connect to its socket.
-func Start(name, version, socket string) (*Runtime, error) {
+// Start starts a runtime and returns when plugins can connect to its socket. It has the
+// containers that are there.
+func Start(name, version, socket string, there ...*api.SynchronizeRequest) (*Runtime, error) {
 	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
 		return nil, err
 	}
-	args, err := json.Marshal([3]string{name, version, socket})
+	var all api.SynchronizeRequest
+	for _, t := range there {
+		all.Pods, all.Containers = append(all.Pods, t.GetPods()...), append(all.Containers, t.GetContainers()...)
+	}
+	list, err := protojson.Marshal(&all)
+	if err != nil {
+		return nil, err
+	}
+	args, err := json.Marshal(begin{Name: name, Version: version, Socket: socket, There: list})
 	if err != nil {
 		return nil, err
 	}
@@ -127,14 +167,7 @@ func Start(name, version, socket string) (*Runtime, error) {
 // Create asks the plugins about a container as for its creation, and returns how
 // it is adjusted.
 func (r *Runtime) Create(pod *api.PodSandbox, container *api.Container) (*api.ContainerAdjustment, error) {
-	data, err := protojson.Marshal(&api.CreateContainerRequest{Pod: pod, Container: container})
-	if err != nil {
-		return nil, err
-	}
-	if _, err := r.in.Write(append(data, '\n')); err != nil {
-		return nil, err
-	}
-	said, err := r.read()
+	said, err := r.tell("create", pod, container)
 	if err != nil {
 		return nil, err
 	}
@@ -143,6 +176,33 @@ func (r *Runtime) Create(pod *api.PodSandbox, container *api.Container) (*api.Co
 		return nil, err
 	}
 	return response.GetAdjust(), nil
+}
+
+// Stop tells the plugins that a container has ended.
+func (r *Runtime) Stop(pod *api.PodSandbox, container *api.Container) error {
+	_, err := r.tell("stop", pod, container)
+	return err
+}
+
+// Remove tells the plugins that a container is removed.
+func (r *Runtime) Remove(pod *api.PodSandbox, container *api.Container) error {
+	_, err := r.tell("remove", pod, container)
+	return err
+}
+
+func (r *Runtime) tell(verb string, pod *api.PodSandbox, container *api.Container) (reply, error) {
+	data, err := protojson.Marshal(&api.CreateContainerRequest{Pod: pod, Container: container})
+	if err != nil {
+		return reply{}, err
+	}
+	line, err := json.Marshal(order{verb, data})
+	if err != nil {
+		return reply{}, err
+	}
+	if _, err := r.in.Write(append(line, '\n')); err != nil {
+		return reply{}, err
+	}
+	return r.read()
 }
 
 func (r *Runtime) read() (reply, error) {
