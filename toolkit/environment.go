@@ -32,9 +32,10 @@ var environment = map[string]string{
 	"cdi-enabled":                   "CDI_ENABLED",
 	"accept-nvidia-visible-devices-envvar-when-unprivileged": "ACCEPT_NVIDIA_VISIBLE_DEVICES_ENVVAR_WHEN_UNPRIVILEGED",
 	"accept-nvidia-visible-devices-as-volume-mounts":         "ACCEPT_NVIDIA_VISIBLE_DEVICES_AS_VOLUME_MOUNTS",
-	"namespace":  "POD_NAMESPACE",
-	"listen":     "LISTEN_ADDRESS",
-	"log-format": "LOG_FORMAT",
+	"nri-workload-namespaces":                                "GPUREADY_NRI_WORKLOAD_NAMESPACES",
+	"namespace":                                              "POD_NAMESPACE",
+	"listen":                                                 "LISTEN_ADDRESS",
+	"log-format":                                             "LOG_FORMAT",
 }
 
 // aliases are the other names that the reference installer has for a variable.

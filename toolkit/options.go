@@ -68,6 +68,7 @@ type options struct {
 	logFormat     string
 	output        string
 	restart       string
+	workloads     string
 	help, version bool
 	flags         *pflag.FlagSet
 }
@@ -88,6 +89,7 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.config.Runtime.Socket, "runtime-socket", "", "the container runtime's socket on the host (default looked for where containerd, CRI-O, k3s, RKE2, k0s and MicroK8s have theirs)")
 	f.StringVar(&o.config.NRISocket, "nri-socket", nri.DefaultSocket, "where on the host the container runtime lets plugins in (run only)")
 	f.StringVar(&o.config.Namespace, "namespace", "", "namespace whose agents are given the GPUs by NRI (run only); empty: nobody is")
+	f.StringVar(&o.workloads, "nri-workload-namespaces", "", "namespaces, between commas, whose containers are given by NRI the GPUs that they ask for by NVIDIA_VISIBLE_DEVICES, mounts or annotations (run only); empty: none")
 	r := &o.config.Runtime
 	f.StringVar(&r.Runtime, "runtime", "", "the container runtime: containerd, docker or crio (default the one that is found)")
 	f.StringVar(&r.Config, "runtime-config", "", "the container runtime's configuration file (default where this distribution has it)")
@@ -96,7 +98,7 @@ func parse(args []string) (*options, error) {
 	f.BoolVar(&o.config.CDI, "cdi-enabled", true, "the container runtime is to resolve CDI names")
 	f.StringVar(&o.config.Handler, "nvidia-runtime-name", "", "the container runtime is to have gpu-oci-runtime as a handler of this name; empty: it needs none")
 	f.BoolVar(&o.config.HandlerDefault, "nvidia-runtime-set-as-default", false, "that handler is to be the one of pods that name none")
-	f.BoolVar(&o.config.Shim.AcceptEnvvar, "accept-nvidia-visible-devices-envvar-when-unprivileged", false, "the handler gives unprivileged containers the GPUs that NVIDIA_VISIBLE_DEVICES names; images can set that for themselves")
+	f.BoolVar(&o.config.Shim.AcceptEnvvar, "accept-nvidia-visible-devices-envvar-when-unprivileged", false, "the handler, and NRI in the namespaces of --nri-workload-namespaces, give unprivileged containers the GPUs that NVIDIA_VISIBLE_DEVICES names; images can set that for themselves")
 	f.BoolVar(&o.config.Shim.AcceptVolumeMounts, "accept-nvidia-visible-devices-as-volume-mounts", false, "the handler gives containers the GPUs that mounts below /var/run/nvidia-container-devices name")
 	f.StringVar(&o.config.ShimProgram, "oci-runtime-program", "", "gpu-oci-runtime to install (default beside this program)")
 	f.BoolVar(&o.dryRun, "dry-run", false, "print what would be changed and change nothing")
@@ -150,6 +152,9 @@ func (o *options) complete() error {
 		return errors.New("--toolkit-install-dir and --cdi-output-dir cannot be the root directory")
 	}
 	if err := o.runtime(); err != nil {
+		return err
+	}
+	if err := o.namespaces(); err != nil {
 		return err
 	}
 	switch {
@@ -223,5 +228,20 @@ func (o *options) runtime() error {
 	return err
 }
 
-// handlerName is what Kubernetes takes for a handler (RuntimeClass, a DNS label).
+// namespaces reads whose workloads may ask for GPUs.
+func (o *options) namespaces() error {
+	for name := range strings.SplitSeq(o.workloads, ",") {
+		if name = strings.TrimSpace(name); name == "" || slices.Contains(o.config.WorkloadNamespaces, name) {
+			continue
+		}
+		if !handlerName.MatchString(name) {
+			return fmt.Errorf("--nri-workload-namespaces=%s: %q is no namespace; each is named exactly, without patterns", o.workloads, name)
+		}
+		o.config.WorkloadNamespaces = append(o.config.WorkloadNamespaces, name)
+	}
+	return nil
+}
+
+// handlerName is what Kubernetes takes for a handler (RuntimeClass, a DNS label), and for a
+// namespace.
 var handlerName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)

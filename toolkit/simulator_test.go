@@ -309,6 +309,7 @@ func TestUse(t *testing.T) {
 		{[]string{"run", "--nri-socket", "x"}, 2, "absolute"},
 		{[]string{"run", "--runtime-socket", "x"}, 2, "absolute"},
 		{[]string{"--help"}, 0, "[$POD_NAMESPACE]"},
+		{[]string{"run", "--nri-workload-namespaces", "team,kube-*"}, 2, `"kube-*" is no namespace`},
 	} {
 		var out strings.Builder
 		require.Equal(t, c.exit, start(c.args, &out, &out), out.String())
@@ -322,6 +323,10 @@ func TestUse(t *testing.T) {
 	o, err = parse([]string{"run", "--cdi-output-dir", "/flag"})
 	require.NoError(t, err)
 	require.Equal(t, "/flag", o.config.CDIDir, "the command line goes first")
+	t.Setenv("GPUREADY_NRI_WORKLOAD_NAMESPACES", " team, batch,,team")
+	o, err = parse([]string{"run"})
+	require.NoError(t, err)
+	require.Equal(t, []string{"team", "batch"}, o.config.WorkloadNamespaces)
 	_, err = json.Marshal(o.config)
 	require.NoError(t, err)
 }

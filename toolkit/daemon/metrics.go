@@ -23,6 +23,8 @@ type Metrics struct {
 	connected prometheus.Gauge
 	cdi       *prometheus.GaugeVec
 	injected  prometheus.Counter
+	resolved  *prometheus.CounterVec
+	missed    prometheus.Gauge
 	written   prometheus.Gauge
 	repairs   prometheus.Counter
 	applies   *prometheus.CounterVec
@@ -48,13 +50,18 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m.restarts = prometheus.NewCounter(prometheus.CounterOpts{Name: "gpuready_toolkit_runtime_restarts_total", Help: "Restarts and reloads of the container runtime that the toolkit asked for."})
 	m.steps = prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "gpuready_toolkit_runtime_step_seconds", Help: "How long configuring the container runtime took, by step: write, restart, verify or undo.", Buckets: []float64{.01, .1, .5, 1, 2, 5, 10, 30, 60}}, []string{"step"})
 	m.problems = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "gpuready_toolkit_runtime_problem", Help: "1 while the container runtime is not configured as it should be, by reason; RuntimeRestart: it is, and has to be restarted by somebody."}, []string{"reason"})
+	m.resolved = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuready_toolkit_workload_injections_total", Help: "Containers of allowed namespaces that asked for GPUs, by outcome: given, unchanged (it had them, or it may not ask so) or refused."}, []string{"outcome"})
+	m.missed = prometheus.NewGauge(prometheus.GaugeOpts{Name: "gpuready_toolkit_injections_missed", Help: "Containers that run without the GPUs that they should have been given, since they were created while nobody was there to give them."})
+	for _, outcome := range []string{"given", "unchanged", "refused"} {
+		m.resolved.WithLabelValues(outcome)
+	}
 	for _, outcome := range []string{"configured", "unchanged", "undone", "failed"} {
 		m.applies.WithLabelValues(outcome)
 	}
 	for _, outcome := range []string{"changed", "unchanged", "failed"} { // no increase is seen from nothing to 1
 		m.refreshes.WithLabelValues(outcome)
 	}
-	reg.MustRegister(m.refreshes, m.changes, m.seconds, m.devices, m.connected, m.cdi, m.injected, m.written, m.repairs, m.applies, m.restarts, m.steps, m.problems)
+	reg.MustRegister(m.refreshes, m.changes, m.seconds, m.devices, m.connected, m.cdi, m.injected, m.resolved, m.missed, m.written, m.repairs, m.applies, m.restarts, m.steps, m.problems)
 	return m
 }
 

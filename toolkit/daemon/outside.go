@@ -29,6 +29,7 @@ type outside struct {
 	answer cri.Answer // without a socket: there is none
 	reason gpu.Reason // what is wrong with it, as its message says; "": nothing
 	nri    nri.Status
+	missed []nri.Missed // containers that should have GPUs and have none
 
 	problem gpu.Reason // what keeps it from being configured; "": nothing, or nobody tries
 	message string     // of problem
@@ -71,8 +72,9 @@ func (d *Daemon) askRuntime(ctx context.Context) error {
 	})
 }
 
-// injectAgents gives the GPUs to agents, as a plugin of the container runtime.
-func (d *Daemon) injectAgents(ctx context.Context) error {
+// inject gives the GPUs to agents, and to workloads that may ask for them, as a plugin
+// of the container runtime.
+func (d *Daemon) inject(ctx context.Context) error {
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
 	plugin := &nri.Plugin{
@@ -87,6 +89,14 @@ func (d *Daemon) injectAgents(ctx context.Context) error {
 		Injected: func(i nri.Injected) {
 			d.metrics.injected.Inc()
 			d.log.Info("container is given the GPUs", "pod", i.Pod, "container", i.Container, "generation", i.Generation)
+		},
+		Workloads: nri.Workloads{Namespaces: d.Config.WorkloadNamespaces, AcceptEnvvar: d.Config.Shim.AcceptEnvvar},
+		Table:     d.table.Load,
+		Resolved:  d.tellResolved,
+		Missed: func(all []nri.Missed) {
+			if err := d.publish(func() { d.outside.missed = all }); err != nil {
+				fail(err)
+			}
 		},
 	}
 	return plugin.Run(ctx)
@@ -118,7 +128,7 @@ func (d *Daemon) leave() error {
 // specification that lies there says. Without a driver that is nothing, also where
 // the specification of an earlier one is still there.
 func (d *Daemon) prepareOffer(phase nodestate.Phase) {
-	if d.Config.Namespace == "" {
+	if d.Config.Namespace == "" { // whose agents are given nothing
 		return
 	}
 	var offer *nri.Offer
@@ -195,7 +205,7 @@ func (d *Daemon) together() nodestate.State {
 		}
 	}
 	var injection *nodestate.Injection
-	if d.Config.Namespace != "" {
+	if d.injects() {
 		injection = o.injection(d.Config.NRISocket)
 		if offer := d.offer.Load(); offer != nil {
 			injection.Generation = offer.Generation
@@ -203,6 +213,7 @@ func (d *Daemon) together() nodestate.State {
 				injection.Working, injection.Message = false, o.answer.Message
 			}
 		}
+		injection.Missed, injection.MissedCount = missed(o.missed, injection.Generation != "" && !o.unable())
 	}
 	return setup.With(d.own, runtime, reason, injection)
 }
@@ -238,11 +249,12 @@ func (d *Daemon) tellOutside(is nodestate.ToolkitInfo, handler string) {
 			d.log.Info("container runtime", "socket", r.Socket, "name", r.Name, "version", r.Version, "handler", handler)
 		}
 	}
+	d.tellMissed(is.Injection)
 	if i := is.Injection; i != nil && (was.Injection == nil || was.Injection.Working != i.Working || was.Injection.Message != i.Message) {
 		if i.Working {
-			d.log.Info("agents are given the GPUs", "socket", d.Config.NRISocket)
+			d.log.Info(d.whom()+" are given the GPUs", "socket", d.Config.NRISocket)
 		} else {
-			d.log.Warn("agents are not given the GPUs", "message", i.Message)
+			d.log.Warn(d.whom()+" are not given the GPUs", "message", i.Message)
 		}
 	}
 }

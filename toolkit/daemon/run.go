@@ -67,6 +67,8 @@ type Daemon struct {
 
 	offer   atomic.Pointer[nri.Offer] // what agents are given; nil: nothing
 	noOffer string                    // why, as last logged
+	table   atomic.Pointer[nri.Table] // what workloads may ask for; nil: not known yet
+	missed  map[string]bool           // as logged
 
 	writing sync.Mutex            // held while a state is put together and written
 	told    nodestate.ToolkitInfo // as logged
@@ -126,8 +128,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if c := d.Configurer(d.metrics.step); c != nil {
 		group.Go(func() error { return d.configureRuntime(ctx, c) })
 	}
-	if d.Config.Namespace != "" {
-		group.Go(func() error { return d.injectAgents(ctx) })
+	if d.injects() {
+		group.Go(func() error { return d.inject(ctx) })
 	}
 	err = group.Wait()
 	if errors.Is(err, context.Canceled) {
@@ -241,6 +243,7 @@ func (d *Daemon) step(ctx context.Context, what watch.Meaning) error {
 		state.Reason, state.Message = setup.ReasonNoGPU, "no NVIDIA GPU and no driver on this node: nothing to do; "+state.Message
 	}
 	d.prepareOffer(state.Phase)
+	d.prepareTable(state)
 	if err := d.publish(func() { d.own = state }); err != nil {
 		return err
 	}

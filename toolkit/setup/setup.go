@@ -39,6 +39,9 @@ type Config struct {
 
 	NRISocket string // where the runtime lets plugins in
 	Namespace string // whose agents are given the GPUs by NRI; "": nobody's
+	// WorkloadNamespaces are those whose containers are given by NRI the GPUs that they
+	// ask for.
+	WorkloadNamespaces []string
 
 	Runtime        distro.Settings // what is said of the container runtime instead of what is found
 	Configure      bool            // its configuration may be changed
