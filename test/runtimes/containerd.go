@@ -69,58 +69,78 @@ func command(ctx context.Context, name string, args ...string) error {
 }
 
 func (c *containerd) run(ctx context.Context, s Spec) (output string, err error) {
-	sandbox, id, log, err := c.start(ctx, s)
+	p, err := c.launch(ctx, s)
+	if err != nil {
+		return "", err
+	}
 	defer func() {
-		if sandbox == "" {
-			return
-		}
-		_, removed := c.cri.RemovePodSandbox(context.WithoutCancel(ctx), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: sandbox})
-		if err == nil && removed != nil {
-			err = fmt.Errorf("remove the pod: %w", removed)
+		if removed := c.remove(context.WithoutCancel(ctx), p); err == nil {
+			err = removed
 		}
 	}()
+	exit, err := c.wait(ctx, p.container)
 	if err != nil {
 		return "", err
 	}
-	exit, err := c.wait(ctx, id)
+	log, err := os.ReadFile(filepath.Join(p.logs, "log"))
 	if err != nil {
 		return "", err
 	}
-	text, err := os.ReadFile(log)
-	if err != nil {
-		return "", err
-	}
-	return ended(printed(string(text)), exit)
+	return ended(printed(string(log)), exit)
 }
 
 func (c *containerd) begin(ctx context.Context, s Spec) error {
-	_, _, _, err := c.start(ctx, s)
+	_, err := c.launch(ctx, s)
 	return err
 }
 
-// start starts a container in a pod of its own, whose id is returned also with an error.
-func (c *containerd) start(ctx context.Context, s Spec) (sandbox, id, log string, err error) {
+// pod is one with a container that was started.
+type pod struct{ sandbox, container, logs string }
+
+// launch starts a pod with a container. With an error it leaves none.
+func (c *containerd) launch(ctx context.Context, s Spec) (p pod, err error) {
 	c.pods++
-	pod := podConfig(c.pods)
-	if err := os.MkdirAll(pod.GetLogDirectory(), 0o755); err != nil {
-		return "", "", "", err
+	config := podConfig(c.pods)
+	if s.Namespace != "" {
+		config.Metadata.Namespace = s.Namespace
 	}
-	made, err := c.cri.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: pod, RuntimeHandler: s.Handler})
+	config.Annotations = s.Annotations
+	p.logs = config.GetLogDirectory()
+	if err := os.MkdirAll(p.logs, 0o755); err != nil {
+		return p, err
+	}
+	sandbox, err := c.cri.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: s.Handler})
 	if err != nil {
-		return "", "", "", fmt.Errorf("pod: %w", err)
+		return p, fmt.Errorf("pod: %w", err)
 	}
-	sandbox = made.GetPodSandboxId()
+	p.sandbox = sandbox.GetPodSandboxId()
+	defer func() {
+		if err != nil {
+			_ = c.remove(context.WithoutCancel(ctx), p) // what was wrong before is told
+		}
+	}()
 	created, err := c.cri.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{
-		PodSandboxId: sandbox, SandboxConfig: pod, Config: containerConfig(s),
+		PodSandboxId: p.sandbox, SandboxConfig: config, Config: containerConfig(s),
 	})
 	if err != nil {
-		return sandbox, "", "", fmt.Errorf("create the container: %w", err)
+		return p, fmt.Errorf("create the container: %w", err)
 	}
-	id = created.GetContainerId()
-	if _, err := c.cri.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: id}); err != nil {
-		return sandbox, id, "", fmt.Errorf("start the container: %w", err)
+	p.container = created.GetContainerId()
+	if _, err := c.cri.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: p.container}); err != nil {
+		return p, fmt.Errorf("start the container: %w", err)
 	}
-	return sandbox, id, filepath.Join(pod.GetLogDirectory(), "log"), nil
+	return p, nil
+}
+
+// remove removes a pod and its container, which may run.
+func (c *containerd) remove(ctx context.Context, p pod) error {
+	if _, err := c.cri.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.sandbox}); err != nil {
+		return fmt.Errorf("stop the pod: %w", err)
+	}
+	if _, err := c.cri.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.sandbox}); err != nil {
+		return fmt.Errorf("remove the pod: %w", err)
+	}
+	return nil
 }
 
 // ended is what Run returns for a container that ended.

@@ -42,6 +42,9 @@ type Spec struct {
 	Env     []string // NAME=value
 	CDI     []string // qualified names of devices
 	Handler string   // the OCI runtime by its name in the configuration; "": the default
+	// Namespace is the pod's, where there are pods; "": default.
+	Namespace   string
+	Annotations map[string]string // the pod's
 }
 
 // Status is what a runtime says of itself.
@@ -288,6 +291,21 @@ func (h *Host) Begin(ctx context.Context, s Spec) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	return h.engine.begin(ctx, s)
+}
+
+// Keep starts a container in a pod and leaves it running until it is removed.
+func (h *Host) Keep(ctx context.Context, s Spec) (remove func(context.Context) error, err error) {
+	cri, ok := h.engine.(*containerd)
+	if !ok {
+		return nil, fmt.Errorf("%s has no pods", h.kind)
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	kept, err := cri.launch(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) error { return cri.remove(ctx, kept) }, nil
 }
 
 // Status asks the runtime, not its configuration.
