@@ -11,7 +11,7 @@ import (
 
 // parseBlock reads the part of YAML that specifications are written in, mappings and
 // lists in block style with plain words in them, straight into a specification, in a
-// fiftieth of the time that it takes to read all of YAML: that is on the way of every
+// twentieth of the time that it takes to read all of YAML: that is on the way of every
 // container. It returns nil for anything else, which is not to say that it is wrong.
 func parseBlock(data []byte) *specs.Spec {
 	p := &block{rest: string(data)}

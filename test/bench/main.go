@@ -1,7 +1,8 @@
 // Command bench measures what users wait for, with the built programs: start to
 // the first device list, Allocate, faults and kubelets that come back, each step
 // of the demo, and the speed of the simulator's PTX interpreter; how quickly and
-// how well GPUs are chosen; what a container's creation waits for; and what the device plugin takes of memory and disk.
+// how well GPUs are chosen; what a container's creation waits for, hooks and
+// gpu-oci-runtime; and what the device plugin takes of memory and disk.
 // Machines are noisy: it prints minimum, median and 99th percentile, with the
 // goal beside them, and tests carry no figures.
 package main
@@ -35,6 +36,7 @@ func main() {
 	pflag.IntVar(&b.allocations, "allocations", 2000, "allocations, in each row that has some")
 	pflag.IntVar(&b.restarts, "restarts", 200, "restarts of the kubelet")
 	pflag.IntVar(&b.hookRuns, "hooks", 200, "containers whose hooks are run")
+	pflag.IntVar(&b.containers, "containers", 100, "containers that are started, in each way, by gpu-oci-runtime and by runc")
 	pflag.IntVar(&b.demos, "demos", 5, "runs of the demo, which needs root")
 	only := pflag.StringSlice("part", nil, "measure only these parts: "+strings.Join(b.names(), ", "))
 	pflag.Parse()
@@ -51,7 +53,7 @@ type bench struct {
 	bin string // the built programs
 	tmp string
 
-	starts, allocations, restarts, hookRuns, demos int
+	starts, allocations, restarts, hookRuns, containers, demos int
 }
 
 // part is some rows of the table.
@@ -73,6 +75,7 @@ func (b *bench) parts() []part {
 		{"size", b.size},
 		{"toolkit", b.toolkit},
 		{"hooks", b.hooks},
+		{"oci-runtime", b.ociRuntime},
 		{"demo", b.demo},
 		{"traces", b.traces},
 		{"interpreter", b.interpreter},

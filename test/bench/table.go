@@ -23,11 +23,7 @@ func header(w io.Writer) {
 
 // show prints one row of times.
 func show(name string, samples []time.Duration, g goal) {
-	var seconds []float64
-	for _, s := range samples {
-		seconds = append(seconds, s.Seconds())
-	}
-	row(os.Stdout, name, seconds, 6, g)
+	row(os.Stdout, name, inSeconds(samples), 6, g)
 }
 
 // count prints one row of numbers that are no times, with so many decimals.
@@ -39,16 +35,40 @@ func row(w io.Writer, name string, samples []float64, decimals int, g goal) {
 	if len(samples) == 0 {
 		return
 	}
+	at := quantiles(samples)
+	cells(w, name, len(samples), [3]float64{at(0), at(0.5), at(0.99)}, decimals, g)
+}
+
+// quantiles are those of the samples, by their place between 0 and 1.
+func quantiles(samples []float64) func(q float64) float64 {
 	samples = slices.Sorted(slices.Values(samples))
+	return func(q float64) float64 { return samples[int(q*float64(len(samples)-1)+0.5)] }
+}
+
+// difference prints how much longer one thing takes than another, in its shortest,
+// median and 99th percentile run each.
+func difference(name string, with, without []time.Duration, g goal) {
+	a, b := quantiles(inSeconds(with)), quantiles(inSeconds(without))
+	cells(os.Stdout, name, len(with), [3]float64{a(0) - b(0), a(0.5) - b(0.5), a(0.99) - b(0.99)}, 6, g)
+}
+
+func inSeconds(samples []time.Duration) []float64 {
+	var seconds []float64
+	for _, s := range samples {
+		seconds = append(seconds, s.Seconds())
+	}
+	return seconds
+}
+
+func cells(w io.Writer, name string, runs int, values [3]float64, decimals int, g goal) {
 	number := func(v float64) string { return strconv.FormatFloat(v, 'f', decimals, 64) }
-	at := func(q float64) string { return number(samples[int(q*float64(len(samples)-1)+0.5)]) }
 	limit := func(v float64) string {
 		if v == 0 {
 			return ""
 		}
 		return "≤ " + number(v)
 	}
-	fmt.Fprintf(w, columns, name, strconv.Itoa(len(samples)), at(0), at(0.5), at(0.99), limit(g.median), limit(g.p99))
+	fmt.Fprintf(w, columns, name, strconv.Itoa(runs), number(values[0]), number(values[1]), number(values[2]), limit(g.median), limit(g.p99))
 }
 
 // leaveOut says why a row is not there.

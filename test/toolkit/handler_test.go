@@ -91,11 +91,11 @@ func handlerAdded(t *testing.T, kind runtimes.Kind, cdi bool) {
 	batch, err := h.Run(t.Context(), runtimes.Spec{Handler: "runc-batch", Args: []string{runtimes.Probe}})
 	require.NoError(t, err)
 	require.Equal(t, "done\n", batch)
-	handlerGives(t, h)
+	handlerGives(t, h, "nvidia")
 }
 
 // handlerGives asks the handler for GPUs by the environment.
-func handlerGives(t *testing.T, h *runtimes.Host) {
+func handlerGives(t *testing.T, h *runtimes.Host, handler string) {
 	t.Helper()
 	probe := []string{runtimes.Probe, "/dev/nvidia0", "/dev/nvidia1"}
 	for _, c := range []struct {
@@ -106,11 +106,11 @@ func handlerGives(t *testing.T, h *runtimes.Host) {
 		{"all", "/dev/nvidia0 there\n/dev/nvidia1 there\ndone\n"},
 		{"none", "/dev/nvidia0 missing\n/dev/nvidia1 missing\ndone\n"},
 	} {
-		out, err := h.Run(t.Context(), runtimes.Spec{Handler: "nvidia", Env: []string{"NVIDIA_VISIBLE_DEVICES=" + c.visible}, Args: probe})
+		out, err := h.Run(t.Context(), runtimes.Spec{Handler: handler, Env: []string{"NVIDIA_VISIBLE_DEVICES=" + c.visible}, Args: probe})
 		require.NoError(t, err, c.visible)
 		require.Equal(t, c.want, out, c.visible)
 	}
-	out, err := h.Run(t.Context(), runtimes.Spec{Handler: "nvidia", Env: []string{"NVIDIA_VISIBLE_DEVICES=0"}, Args: []string{runtimes.Vectoradd}})
+	out, err := h.Run(t.Context(), runtimes.Spec{Handler: handler, Env: []string{"NVIDIA_VISIBLE_DEVICES=0"}, Args: []string{runtimes.Vectoradd}})
 	require.NoError(t, err)
 	require.Contains(t, out, "Test PASSED")
 	require.Contains(t, out, "(SIMULATED)")
@@ -163,4 +163,14 @@ func TestContainerd2HasAHandlerAdded(t *testing.T) {
 
 func TestDockerHasAHandlerAdded(t *testing.T) {
 	handlerAdded(t, runtimes.Docker, true)
+}
+
+// Podman needs no configuration: it is told the runtime by its path.
+func TestPodmanTakesTheHandlerByItsPath(t *testing.T) {
+	if !enter(t) {
+		return
+	}
+	h := start(t, runtimes.Podman)
+	gpuToolkit(t, "apply")
+	handlerGives(t, h, install(t, `{"accept-nvidia-visible-devices-envvar-when-unprivileged": true}`).Program)
 }
