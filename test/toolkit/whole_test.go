@@ -86,7 +86,7 @@ func whole(t *testing.T, kind runtimes.Kind, args ...string) {
 	require.ElementsMatch(t, append(was.Handlers, "nvidia"), now.Handlers)
 	require.Equal(t, was.Default, now.Default)
 	ordinary(t, h)
-	handlerGives(t, h)
+	handlerGives(t, h, "nvidia")
 	gpuToolkit(t, with("verify")...)
 	require.Contains(t, gpuToolkit(t, with("status")...), "gpu-oci-runtime.json")
 
