@@ -132,7 +132,7 @@ func TestContainerd2WhoseImportsWereDroppedHasThemAgain(t *testing.T) {
 
 	gpuToolkit(t, configuring(kind, "apply")...)
 	require.ElementsMatch(t, append(slices.Clone(was.Handlers), "nvidia"), status(t, h).Handlers)
-	handlerGives(t, h)
+	handlerGives(t, h, "nvidia")
 	gpuToolkit(t, configuring(kind, "restore")...)
 	got, err := os.ReadFile(written[kind].path)
 	require.NoError(t, err)
@@ -155,7 +155,7 @@ func TestAnEditBetweenPlanAndApplyStays(t *testing.T) {
 	dump, err := h.Output(t.Context(), "containerd", "config", "dump")
 	require.NoError(t, err)
 	require.Contains(t, string(dump), "max_concurrent_downloads = 5")
-	handlerGives(t, h)
+	handlerGives(t, h, "nvidia")
 	gpuToolkit(t, configuring(kind, "restore")...)
 	got, err := os.ReadFile(written[kind].path)
 	require.NoError(t, err)

@@ -189,7 +189,7 @@ func TestTheDaemonLeavesWhatIsDone(t *testing.T) {
 		require.Len(t, s.Calls(), 1)
 		require.Contains(t, status(t, h).Handlers, "nvidia")
 	}
-	handlerGives(t, h)
+	handlerGives(t, h, "nvidia")
 }
 
 // Two toolkits, as when a DaemonSet's pod is replaced: one is at work, the other says
@@ -231,5 +231,5 @@ func TestTheSecondDaemonWaitsForTheFirst(t *testing.T) {
 	configured(second)
 	require.Len(t, s.Calls(), 2)
 	second.terminate()
-	handlerGives(t, h)
+	handlerGives(t, h, "nvidia")
 }

@@ -75,7 +75,7 @@ func cycle(t *testing.T, h *runtimes.Host, kind runtimes.Kind, more ...string) {
 	require.ElementsMatch(t, append(slices.Clone(was.Handlers), "nvidia"), now.Handlers)
 	require.Equal(t, was.Default, now.Default)
 	ordinary(t, h)
-	handlerGives(t, h)
+	handlerGives(t, h, "nvidia")
 	gpuToolkit(t, configuring(kind, "restore", more...)...)
 	require.Equal(t, before, contents(t, dir))
 	require.ElementsMatch(t, was.Handlers, status(t, h).Handlers)
