@@ -162,6 +162,7 @@ func (d *Daemon) loop(ctx context.Context) error {
 			return err
 		}
 		if more {
+			d.look() // the runtime's files may be among what was not told
 			what = everything
 			continue
 		}
