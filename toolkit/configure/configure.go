@@ -243,7 +243,9 @@ func (c *Configurer) restart(ctx context.Context, o *Outcome, edits []engine.Edi
 	o.Restarts++
 	var did string
 	err = c.step("restart", func() error {
-		did, err = c.Runtime.Restart(ctx, edits)
+		within, cancel := context.WithTimeout(ctx, doors*c.Patience)
+		defer cancel()
+		did, err = c.Runtime.Restart(within, edits)
 		return err
 	})
 	if err != nil {
@@ -280,6 +282,11 @@ const (
 	firstPause = 20 * time.Millisecond
 	lastPause  = time.Second
 )
+
+// doors is how many times its patience a restart may take: a unit stops before it
+// starts, and each of that has 90 seconds by default (systemd-system.conf,
+// DefaultTimeoutStopSec and DefaultTimeoutStartSec).
+const doors = 3
 
 // settled is the part of its patience after which what a runtime says is its last
 // word: one that was told to reload answers for a moment as before.

@@ -34,6 +34,7 @@ type node struct {
 	gone     []string // handlers that it has until it is started anew
 	refusal  error
 	stopped  error // the restart is given up
+	hangs    bool  // so is it after its time
 }
 
 func (n *node) Ask(context.Context) (cri.Answer, error) {
@@ -87,6 +88,10 @@ func (n *node) May() (bool, string) { return n.may, "restart containerd" }
 func (n *node) Restart(ctx context.Context, _ []engine.Edit) (string, error) {
 	if n.stopped != nil {
 		return "", n.stopped
+	}
+	if n.hangs {
+		<-ctx.Done()
+		return "", ctx.Err()
 	}
 	n.restarts++
 	n.gone = nil
@@ -320,4 +325,14 @@ func TestWhatSomebodyElseTookAwayIsNotHeldAgainstTheNext(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, n.runs.CDI)
 	require.Equal(t, 3, n.restarts)
+}
+
+func TestARestartThatDoesNotEndIsGivenUp(t *testing.T) {
+	n := &node{may: true, hangs: true}
+	_, err := configurer(n, Wishes{CDI: true}).Apply(t.Context())
+	problem, is := errors.AsType[*Problem](err)
+	require.True(t, is, "%v", err)
+	require.Equal(t, ReasonRefused, problem.Reason)
+	require.Contains(t, problem.Message, context.DeadlineExceeded.Error())
+	require.Equal(t, engine.Want{}, n.file, "its old configuration is back")
 }
