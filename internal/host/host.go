@@ -99,11 +99,14 @@ func (r *Root) Resolve(name string) (string, error) {
 // followed only if follow is set. It holds each directory on the way open, so
 // that what a hostile tree makes it do grows with the length of the path only.
 func (r *Root) resolve(name string, follow bool) (string, error) {
-	w := walk{top: int(r.dot.Fd()), todo: split(name)}
-	defer w.close()
+	w := walk{todo: split(name)}
 	err := fs.ErrInvalid
 	if !strings.ContainsRune(name, 0) {
-		err = w.run(follow)
+		err = r.held(func(fd int) error {
+			defer w.close()
+			w.top = fd
+			return w.run(follow)
+		})
 	}
 	if err != nil {
 		return "", &fs.PathError{Op: "resolve", Path: name, Err: err}
@@ -112,6 +115,20 @@ func (r *Root) resolve(name string, follow bool) (string, error) {
 		return ".", nil
 	}
 	return path.Join(w.done...), nil
+}
+
+// held calls do with the descriptor of the root, which is not closed, and so not
+// another file's, as long as that takes.
+func (r *Root) held(do func(fd int) error) error {
+	conn, err := r.dot.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var result error
+	if err := conn.Control(func(fd uintptr) { result = do(int(fd)) }); err != nil {
+		return err
+	}
+	return result
 }
 
 // walk is a path that is being followed.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -364,4 +365,23 @@ func FuzzResolve(f *testing.F) {
 			t.Fatalf("%q resolves to %q", name, p)
 		}
 	})
+}
+
+func TestARootThatIsClosedMeanwhileIsAnError(t *testing.T) {
+	root, err := Open(t.TempDir())
+	require.NoError(t, err)
+	var looking sync.WaitGroup
+	for range 4 {
+		looking.Go(func() {
+			for {
+				if _, err := root.Resolve("/a/b"); err != nil {
+					return
+				}
+			}
+		})
+	}
+	require.NoError(t, root.Close())
+	looking.Wait()
+	_, err = root.Resolve("/a")
+	require.Error(t, err)
 }
