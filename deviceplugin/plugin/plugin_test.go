@@ -504,6 +504,7 @@ func TestAResourceThatComesLaterDoesNotEndThePlugin(t *testing.T) {
 	n.cfg.KubeletTimeout = 20 * limit
 	n.start()
 	n.wait(4)
+	n.state(func(s nodestate.State) bool { return s.DevicePlugin.Registered }) // the kubelet asks for the list before it says so
 	n.kubelet.Stop()
 	n.source.Set(divided("3g.40gb"))
 	n.log.wait(t, "resource="+large)
