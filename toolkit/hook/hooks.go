@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"path"
 	"strconv"
@@ -190,6 +191,27 @@ func chmod(c container) error {
 		case err != nil:
 			return err
 		}
+	}
+	return nil
+}
+
+// runOne runs one hook of a call. One of another name is passed over with a warning.
+func runOne(name string, args []string, o *opener, stdout, stderr io.Writer) error {
+	h, ok := find(name)
+	if !ok {
+		say(stderr, fmt.Sprintf("%q is not a hook that this version has; nothing done", name))
+		return nil
+	}
+	values, help, err := parseFlags(args, h)
+	if help {
+		_, err := io.WriteString(stdout, h.usage())
+		return err
+	}
+	if err == nil {
+		err = h.run(values, o, func(format string, a ...any) { say(stderr, name+": "+fmt.Sprintf(format, a...)) })
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
 	}
 	return nil
 }

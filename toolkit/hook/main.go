@@ -15,9 +15,7 @@ import (
 	"unicode"
 
 	"github.com/gpuready/gpuready/internal/version"
-	"github.com/gpuready/gpuready/toolkit/hook/bundle"
 	"github.com/gpuready/gpuready/toolkit/hook/joined"
-	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
 
 // maxTime ends hooks that an image, or a file system that does not answer, holds
@@ -78,64 +76,4 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) error {
 		}
 	}
 	return nil
-}
-
-func runOne(name string, args []string, o *opener, stdout, stderr io.Writer) error {
-	h, ok := find(name)
-	if !ok {
-		say(stderr, fmt.Sprintf("%q is not a hook that this version has; nothing done", name))
-		return nil
-	}
-	values, help, err := parseFlags(args, h)
-	if help {
-		_, err := io.WriteString(stdout, h.usage())
-		return err
-	}
-	if err == nil {
-		err = h.run(values, o, func(format string, a ...any) { say(stderr, name+": "+fmt.Sprintf(format, a...)) })
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	return nil
-}
-
-// opener opens the container once for all hooks of a call, when one has something to
-// do to it.
-type opener struct {
-	stdin  io.Reader
-	root   *rootfs.Root
-	bundle bundle.Bundle
-}
-
-// open finds the container by its state: that on standard input, or in a file.
-func (o *opener) open(file string) (*rootfs.Root, bundle.Bundle, error) {
-	if o.root != nil {
-		return o.root, o.bundle, nil
-	}
-	state := o.stdin
-	if file != "" && file != "-" {
-		f, err := os.Open(file)
-		if err != nil {
-			return nil, bundle.Bundle{}, fmt.Errorf("container's state: %w", err)
-		}
-		defer f.Close()
-		state = f
-	}
-	b, err := bundle.Read(state)
-	if err != nil {
-		return nil, b, err
-	}
-	root, err := rootfs.Open(b.Root, b.Host)
-	if err != nil {
-		return nil, b, fmt.Errorf("container's root file system: %w", err)
-	}
-	o.root, o.bundle = root, b
-	return root, b, nil
-}
-
-func (o *opener) close() {
-	if o.root != nil {
-		_ = o.root.Close()
-	}
 }

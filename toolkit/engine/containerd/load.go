@@ -150,7 +150,7 @@ func (l loader) imports(f file, c *config) ([]string, error) {
 		name = path.Clean(name)
 		switch {
 		case path.IsAbs(name):
-		case glob && l.release.known() && !l.release.atLeast(1, 7):
+		case glob && l.release.known() && !l.release.AtLeast(1, 7):
 			name = path.Join("/", name) // 1.6: from the daemon's directory, the root for a service
 		default:
 			name = path.Join(path.Dir(f.path), name)

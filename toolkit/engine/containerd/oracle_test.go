@@ -49,7 +49,7 @@ func TestContainerdBelievesTheSame(t *testing.T) {
 	for name, minors := range map[string][]int{"1.6": {6}, "1.7": {7}, "2.0 to 2.2": {0, 1, 2}, "2.3 or later": {3, 4, 5, 6}} {
 		t.Run(name, func(t *testing.T) {
 			for _, minor := range minors {
-				r := release{int(name[0] - '0'), minor}
+				r := release{engine.Release{Major: int(name[0] - '0'), Minor: minor}}
 				if found[r] != "" {
 					compareAll(t, r, found[r])
 					return
@@ -68,7 +68,7 @@ func compareAll(t *testing.T, r release, binary string) {
 			continue
 		}
 		c.Want.CDI = c.Want.CDI && r.hasCDI()
-		place.Version = strings.Join([]string{string(rune('0' + r.major)), string(rune('0' + r.minor)), "0"}, ".")
+		place.Version = strings.Join([]string{string(rune('0' + r.Major)), string(rune('0' + r.Minor)), "0"}, ".")
 		root := c.Host(t)
 		made, err := Plan(root, place, c.Want)
 		if err != nil {

@@ -98,9 +98,9 @@ func (p *plan) guess() error {
 	}
 	switch v := p.main.version; {
 	case v >= 4:
-		p.release = release{2, 3}
+		p.release = release{engine.Release{Major: 2, Minor: 3}}
 	case v == 3:
-		p.release = release{2, 0}
+		p.release = release{engine.Release{Major: 2, Minor: 0}}
 	case v <= 1 && !bare(p.main):
 		return p.main.refuse("which containerd reads this is not known, and they differ in what they make of a file of version 1; say its version", "version")
 	case p.want.CDI:

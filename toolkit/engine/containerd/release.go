@@ -2,8 +2,6 @@ package containerd
 
 import (
 	"fmt"
-	"regexp"
-	"strconv"
 
 	"github.com/gpuready/gpuready/toolkit/engine"
 )
@@ -11,52 +9,42 @@ import (
 // release is what a version of containerd makes of its files. Sources:
 // services/server/config/config.go of 1.6.20 and 1.7.24,
 // cmd/containerd/server/config/config.go of 2.0.0, 2.2.0, 2.3.5 and 2.4.2.
-type release struct {
-	major, minor int // 0, 0: not known
-}
-
-var releasePattern = regexp.MustCompile(`^v?(\d{1,4})\.(\d{1,4})(\D|$)`)
+type release struct{ engine.Release }
 
 func parseRelease(p engine.Place) (release, error) {
 	if p.Version == "" {
 		return release{}, nil
 	}
-	m := releasePattern.FindStringSubmatch(p.Version)
-	if m == nil {
+	read, ok := engine.ParseRelease(p.Version)
+	if !ok {
 		return release{}, &engine.Refusal{File: p.Config, Message: fmt.Sprintf("containerd says that it is version %q, which is no version; nothing is changed without knowing it", p.Version)}
 	}
-	var r release
-	r.major, _ = strconv.Atoi(m[1])
-	r.minor, _ = strconv.Atoi(m[2])
-	if !r.atLeast(1, 6) {
+	r := release{read}
+	if !r.AtLeast(1, 6) {
 		return release{}, &engine.Refusal{File: p.Config, Message: "containerd " + p.Version + " is older than 1.6; upgrade it"}
 	}
 	return r, nil
 }
 
-func (r release) known() bool { return r.major > 0 }
-
-func (r release) atLeast(major, minor int) bool {
-	return r.major > major || r.major == major && r.minor >= minor
-}
+func (r release) known() bool { return r.Major > 0 }
 
 // deep: tables of several files are merged key by key. Until 1.7, a file's table of
 // a plugin replaces that of the files before it as a whole.
-func (r release) deep() bool { return r.atLeast(2, 0) }
+func (r release) deep() bool { return r.AtLeast(2, 0) }
 
 // eachFile: every file is converted from its own version before it is merged. From
 // 2.0 to 2.2 the last version that a file names counts for all of them.
-func (r release) eachFile() bool { return r.atLeast(2, 3) }
+func (r release) eachFile() bool { return r.AtLeast(2, 3) }
 
 // keepsRunc: the built-in handler runc stays beside those that a file names. Until
 // 1.7 a table of handlers replaces the built-in one.
-func (r release) keepsRunc() bool { return r.atLeast(2, 0) }
+func (r release) keepsRunc() bool { return r.AtLeast(2, 0) }
 
-func (r release) hasCDI() bool { return r.atLeast(1, 7) }
+func (r release) hasCDI() bool { return r.AtLeast(1, 7) }
 
 // cdiDefault: CDI is on where no file says anything. From 2.4 on it always is.
-func (r release) cdiDefault() bool { return r.atLeast(2, 0) }
-func (r release) cdiAlways() bool  { return r.atLeast(2, 4) }
+func (r release) cdiDefault() bool { return r.AtLeast(2, 0) }
+func (r release) cdiAlways() bool  { return r.AtLeast(2, 4) }
 
 // newest is the version of the files that are made where there is none.
 func (r release) newest() int {

@@ -4,9 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"path"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/gpuready/gpuready/toolkit/engine"
@@ -14,22 +12,18 @@ import (
 )
 
 // release is a version of CRI-O; 0, 0: not known, and then one that is maintained.
-type release struct{ major, minor int }
-
-var releasePattern = regexp.MustCompile(`^v?(\d{1,4})\.(\d{1,4})(\D|$)`)
+type release struct{ engine.Release }
 
 func parseRelease(p engine.Place) (release, error) {
 	if p.Version == "" {
 		return release{}, nil
 	}
-	m := releasePattern.FindStringSubmatch(p.Version)
-	if m == nil {
+	read, ok := engine.ParseRelease(p.Version)
+	if !ok {
 		return release{}, &engine.Refusal{File: p.Config, Message: fmt.Sprintf("CRI-O says that it is version %q, which is no version; nothing is changed without knowing it", p.Version)}
 	}
-	var r release
-	r.major, _ = strconv.Atoi(m[1])
-	r.minor, _ = strconv.Atoi(m[2])
-	if r.major < 1 || r.major == 1 && r.minor < 24 {
+	r := release{read}
+	if !r.AtLeast(1, 24) {
 		return r, &engine.Refusal{File: p.Config, Message: "CRI-O " + p.Version + " is older than 1.24; upgrade it"}
 	}
 	return r, nil
@@ -39,9 +33,9 @@ func parseRelease(p engine.Place) (release, error) {
 // crun since 1.31, runc before. "": not known which.
 func (r release) builtin() string {
 	switch {
-	case r.major == 0:
+	case r.Major == 0:
 		return ""
-	case r.major > 1 || r.minor >= 31:
+	case r.Major > 1 || r.Minor >= 31:
 		return "crun"
 	}
 	return "runc"

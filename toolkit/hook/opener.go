@@ -1,0 +1,50 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/gpuready/gpuready/toolkit/hook/bundle"
+	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
+)
+
+// opener opens the container once for all hooks of a call, when one has something to
+// do to it.
+type opener struct {
+	stdin  io.Reader
+	root   *rootfs.Root
+	bundle bundle.Bundle
+}
+
+// open finds the container by its state: that on standard input, or in a file.
+func (o *opener) open(file string) (*rootfs.Root, bundle.Bundle, error) {
+	if o.root != nil {
+		return o.root, o.bundle, nil
+	}
+	state := o.stdin
+	if file != "" && file != "-" {
+		f, err := os.Open(file)
+		if err != nil {
+			return nil, bundle.Bundle{}, fmt.Errorf("container's state: %w", err)
+		}
+		defer f.Close()
+		state = f
+	}
+	b, err := bundle.Read(state)
+	if err != nil {
+		return nil, b, err
+	}
+	root, err := rootfs.Open(b.Root, b.Host)
+	if err != nil {
+		return nil, b, fmt.Errorf("container's root file system: %w", err)
+	}
+	o.root, o.bundle = root, b
+	return root, b, nil
+}
+
+func (o *opener) close() {
+	if o.root != nil {
+		_ = o.root.Close()
+	}
+}
