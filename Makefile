@@ -62,7 +62,7 @@ demo: packages-build packages-containers ## watch a GPU travel from the driver t
 	@$(BIN)/demo $(DEMO_ARGS)
 
 .PHONY: bench
-bench: packages-build packages-containers ## measure: medians, minima, p99
+bench: packages-build packages-containers packages-cluster ## measure: medians, minima, p99
 	@$(MAKE) --no-print-directory -j2 build $(BIN)/demo
 	GPUREADY_BIN=$(CURDIR)/$(BIN) $(GO) run $(TAGS) ./test/bench $(BENCH_ARGS)
 

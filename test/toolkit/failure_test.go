@@ -236,6 +236,29 @@ func TestARuntimeThatDoesNotAnswerIsLeftAsItIs(t *testing.T) {
 	cycle(t, h, kind)
 }
 
+// A handler's program is not taken from under a runtime that runs with the handler and
+// does not answer.
+func TestRestoreWaitsForARuntimeThatDoesNotAnswer(t *testing.T) {
+	if !enter(t) {
+		return
+	}
+	kind := runtimes.Containerd2
+	h := start(t, kind)
+	s := systemd(t, h)
+	gpuToolkit(t, configuring(kind, "apply")...)
+	const dir, programs = "/etc/containerd", "/usr/local/nvidia/toolkit"
+	config, installed, calls := files(t, dir), files(t, programs), len(s.Calls())
+	require.NoError(t, h.Signal(unix.SIGSTOP))
+	require.Contains(t, fails(t, configuring(kind, "restore")...), "does not answer within 2s; see its log; nothing was restored")
+	require.Equal(t, config, files(t, dir))
+	require.Equal(t, installed, files(t, programs))
+	require.Len(t, s.Calls(), calls)
+	require.NoError(t, h.Signal(unix.SIGCONT))
+	gpuToolkit(t, configuring(kind, "restore")...)
+	require.NoDirExists(t, programs)
+	ordinary(t, h)
+}
+
 // What counts is the runtime that answers, not a program of its name.
 func TestAProgramOnThePathSaysNothing(t *testing.T) {
 	if !enter(t) {

@@ -3,14 +3,20 @@ package toolkit
 import (
 	"bytes"
 	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	oci "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -26,6 +32,20 @@ func staying(t *testing.T, h *runtimes.Host, s runtimes.Spec) (pid string) {
 	t.Helper()
 	s.Args = []string{runtimes.Probe, "wait", t.Name()}
 	require.NoError(t, h.Begin(t.Context(), s))
+	return processOf(t, s)
+}
+
+// kept starts a container that stays until it is removed, and returns its process.
+func kept(t *testing.T, h *runtimes.Host, s runtimes.Spec) (pid string, remove func(context.Context) error) {
+	t.Helper()
+	s.Args = []string{runtimes.Probe, "wait", t.Name()}
+	remove, err := h.Keep(t.Context(), s)
+	require.NoError(t, err)
+	return processOf(t, s), remove
+}
+
+func processOf(t *testing.T, s runtimes.Spec) (pid string) {
+	t.Helper()
 	want := strings.Join(s.Args, "\x00") + "\x00"
 	require.Eventually(t, func() bool {
 		all, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -157,6 +177,114 @@ func TestEachDeviceThatIsGivenHasItsLink(t *testing.T) {
 		require.Equal(t, uint32(unix.S_IFCHR), linked.Mode&unix.S_IFMT)
 	}
 	gpuToolkit(t, "restore")
+}
+
+// What systemd does of that in a hierarchy of version 1: it forbids a container's group
+// all devices and allows those again that the OCI runtime told it of, which are the
+// linux.resources.devices of the container's configuration. A GPU that was let in behind
+// the runtime's back is lost then; ours is in there.
+func TestAGPUStaysWhenDeviceRulesAreWrittenAnew(t *testing.T) {
+	if !enter(t) {
+		return
+	}
+	kind := runtimes.Containerd2
+	h := start(t, kind)
+	systemd(t, h)
+	gpuToolkit(t, configuring(kind, "apply", "--accept-nvidia-visible-devices-envvar-when-unprivileged")...)
+	for name, s := range map[string]runtimes.Spec{
+		"by CDI":     {CDI: []string{"nvidia.com/gpu=0"}},
+		"by handler": {Handler: "nvidia", Env: []string{"NVIDIA_VISIBLE_DEVICES=0"}},
+	} {
+		pid, remove := kept(t, h, s)
+		group := deviceGroup(t, pid)
+		gpu := filepath.Join("/proc", pid, "root/dev/nvidia0")
+		require.NotErrorIs(t, openIn(t, group, gpu), unix.EPERM, name)
+
+		rules := deviceRules(t, pid)
+		forget(t, group, rules, func(r oci.LinuxDeviceCgroup) bool { return r.Major != nil && *r.Major == nvidiaMajor })
+		require.ErrorIs(t, openIn(t, group, gpu), unix.EPERM, "without its rules")
+		forget(t, group, rules, func(oci.LinuxDeviceCgroup) bool { return false })
+		require.NotErrorIs(t, openIn(t, group, gpu), unix.EPERM, name)
+		require.NoError(t, remove(t.Context()))
+	}
+	gpuToolkit(t, configuring(kind, "restore")...)
+}
+
+// nvidiaMajor is of /dev/nvidia0 and /dev/nvidiactl.
+const nvidiaMajor = 195
+
+// deviceGroup is the folder of a process in the hierarchy of devices.
+func deviceGroup(t *testing.T, pid string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join("/proc", pid, "cgroup"))
+	require.NoError(t, err)
+	for line := range strings.Lines(string(data)) {
+		if _, at, ok := strings.Cut(strings.TrimSpace(line), ":devices:"); ok {
+			return filepath.Join("/sys/fs/cgroup/devices", at)
+		}
+	}
+	t.Skip("this machine has no hierarchy of version 1 for devices")
+	return ""
+}
+
+// openIn opens a device as a member of a group does, and says how that ended.
+func openIn(t *testing.T, group, path string) error {
+	t.Helper()
+	own := deviceGroup(t, "self")
+	join := func(group string) {
+		require.NoError(t, os.WriteFile(filepath.Join(group, "tasks"), fmt.Append(nil, unix.Gettid()), 0))
+	}
+	runtime.LockOSThread() // of which alone is told whether it may
+	defer runtime.UnlockOSThread()
+	defer join(own)
+	join(group)
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err == nil {
+		err = unix.Close(fd)
+	}
+	if err != nil && !errors.Is(err, unix.ENXIO) { // ENXIO: allowed, and there is no driver
+		require.ErrorIs(t, err, unix.EPERM)
+	}
+	return err
+}
+
+// deviceRules are those of the configuration with which a container was created.
+func deviceRules(t *testing.T, pid string) []oci.LinuxDeviceCgroup {
+	t.Helper()
+	bundles, err := filepath.Glob("/run/containerd/io.containerd.runtime.v2.task/k8s.io/*")
+	require.NoError(t, err)
+	for _, bundle := range bundles {
+		if of, err := os.ReadFile(filepath.Join(bundle, "init.pid")); err != nil || string(of) != pid {
+			continue
+		}
+		data, err := os.ReadFile(filepath.Join(bundle, "config.json"))
+		require.NoError(t, err)
+		var spec oci.Spec
+		require.NoError(t, json.Unmarshal(data, &spec))
+		return spec.Linux.Resources.Devices
+	}
+	require.FailNow(t, "no bundle", "of process %s among %v", pid, bundles)
+	return nil
+}
+
+// forget writes the rules of a group anew, without some.
+func forget(t *testing.T, group string, rules []oci.LinuxDeviceCgroup, without func(oci.LinuxDeviceCgroup) bool) {
+	t.Helper()
+	write := func(file, rule string) {
+		require.NoError(t, os.WriteFile(filepath.Join(group, file), []byte(rule), 0), rule)
+	}
+	write("devices.deny", "a")
+	number := func(n *int64) string {
+		if n == nil {
+			return "*"
+		}
+		return strconv.FormatInt(*n, 10)
+	}
+	for _, r := range rules {
+		if r.Allow && !without(r) {
+			write("devices.allow", fmt.Sprintf("%s %s:%s %s", cmp.Or(r.Type, "a"), number(r.Major), number(r.Minor), r.Access))
+		}
+	}
 }
 
 // given are the host's paths of all devices of our specifications.

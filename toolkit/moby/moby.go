@@ -66,7 +66,7 @@ func ask(ctx context.Context, root *host.Root, at string) (said info, err error)
 	response, err := (&http.Client{Transport: transport}).Do(request)
 	if err != nil {
 		if errors.Is(err, context.DeadlineExceeded) {
-			err = fmt.Errorf("no answer within %v", time.Since(start).Round(time.Millisecond))
+			err = fmt.Errorf("no answer within %v: %w", time.Since(start).Round(time.Millisecond), context.DeadlineExceeded)
 		}
 		return said, err
 	}

@@ -2,11 +2,15 @@ package setup
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path"
 	"regexp"
 	"slices"
 	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/gpuready/gpuready/toolkit/change"
 	"github.com/gpuready/gpuready/toolkit/configure"
@@ -22,6 +26,11 @@ import (
 func (t *Toolkit) RestoreRuntime(ctx context.Context, dry bool, tell func(string)) (install.Restored, error) {
 	r := &target.Runtime{Root: t.Root, Settings: t.Config.Runtime}
 	before, askErr := r.Ask(ctx)
+	if hangs(askErr) {
+		if _, _, changed, err := t.restoreConfig(before, true); err != nil || changed {
+			return install.Restored{}, errors.Join(err, fmt.Errorf("%s; nothing was restored, for it runs with what would be taken away: stop or start it, then try again", before.Message))
+		}
+	}
 	restored, own, changed, err := t.restoreConfig(before, dry)
 	if err != nil || dry || !changed {
 		return restored, err
@@ -48,16 +57,21 @@ func (t *Toolkit) RestoreRuntime(ctx context.Context, dry bool, tell func(string
 	return restored, t.journal().EndRestoring()
 }
 
+// hangs says that a runtime is there and does not answer.
+func hangs(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || status.Code(err) == codes.DeadlineExceeded
+}
+
 // restoreConfig puts the runtime's own configuration back; changed says that it was
 // another, or was when a restore that did not come to its end began, and own which of
 // the runtime's handlers were ours then.
 func (t *Toolkit) restoreConfig(before cri.Answer, dry bool) (restored install.Restored, own []string, changed bool, err error) {
-	if restored, err = t.putBack(true); err != nil || dry {
-		return restored, nil, len(restored.Changes) > 0, err
-	}
 	known, changed, err := t.journal().Restoring()
 	if err != nil {
 		return restored, nil, changed, err
+	}
+	if restored, err = t.putBack(true); err != nil || dry {
+		return restored, nil, changed || len(restored.Changes) > 0, err
 	}
 	if own, err = t.ownHandlers(before.Handlers, restored.Changes); err != nil {
 		return restored, nil, changed, err
