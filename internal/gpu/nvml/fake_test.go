@@ -43,6 +43,7 @@ type fakeGPU struct {
 	remapPending          bool
 	remapFailed           bool
 	retirePending         bool
+	condition             fakeCondition
 }
 
 type fakeLink struct {

@@ -1,0 +1,145 @@
+package nvml
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+)
+
+// throttles are the bits of nvmlClocksEventReasons that this project has a word
+// for, in the order of their numbers.
+var throttles = []struct {
+	bit  uint64
+	word gpu.Throttle
+}{
+	{nvml.ClocksEventReasonGpuIdle, gpu.ThrottleIdle},
+	{nvml.ClocksEventReasonApplicationsClocksSetting, gpu.ThrottleApplication},
+	{nvml.ClocksEventReasonSwPowerCap, gpu.ThrottlePowerCap},
+	{nvml.ClocksThrottleReasonHwSlowdown, gpu.ThrottleHardware},
+	{nvml.ClocksEventReasonSyncBoost, gpu.ThrottleSyncBoost},
+	{nvml.ClocksEventReasonSwThermalSlowdown, gpu.ThrottleThermal},
+	{nvml.ClocksThrottleReasonHwThermalSlowdown, gpu.ThrottleHeat},
+	{nvml.ClocksThrottleReasonHwPowerBrakeSlowdown, gpu.ThrottlePowerBrake},
+	{nvml.ClocksEventReasonDisplayClockSetting, gpu.ThrottleDisplayClock},
+}
+
+// Condition reads what a GPU tells of its own state now. What this GPU or this
+// driver does not tell is left out; an error is one of the GPU or its driver.
+func (s *Source) Condition(ctx context.Context, id gpu.UUID) (gpu.Condition, error) {
+	if err := s.open(); err != nil {
+		return gpu.Condition{}, err
+	}
+	const handle = "nvmlDeviceGetHandleByUUID"
+	if !s.has[handle] {
+		return gpu.Condition{}, fmt.Errorf("%s: %w", handle, &callError{handle, nvml.ERROR_FUNCTION_NOT_FOUND})
+	}
+	return call(ctx, s.calls, "the condition of "+string(id), func() (gpu.Condition, error) {
+		device, ret := s.lib.DeviceGetHandleByUUID(string(id))
+		if err := check(handle, ret); err != nil {
+			return gpu.Condition{}, err
+		}
+		var c gpu.Condition
+		err := firstError(
+			func() error { return s.readECC(device, &c.ECC) },
+			func() error { return s.readRows(device, &c.Rows) },
+			func() error { return s.readThrottle(device, &c) },
+			func() error { return s.readPCIe(device, &c.PCIe) },
+			func() error { return s.readNVLinks(device, &c.NVLinks) },
+		)
+		return c, err
+	})
+}
+
+// tell makes a call that a library need not have and a GPU need not answer.
+func (s *Source) tell(name string, fn func() nvml.Return) (told bool, err error) {
+	if !s.has[name] {
+		return false, nil
+	}
+	ret := fn()
+	if ret == nvml.ERROR_NOT_SUPPORTED {
+		return false, nil
+	}
+	return ret == nvml.SUCCESS, check(name, ret)
+}
+
+func (s *Source) readECC(device nvml.Device, e *gpu.ECC) error {
+	count := func(since nvml.EccCounterType, to *uint64) (bool, error) {
+		return s.tell("nvmlDeviceGetTotalEccErrors", func() (ret nvml.Return) {
+			*to, ret = device.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, since)
+			return ret
+		})
+	}
+	var err error
+	if e.On, err = count(nvml.VOLATILE_ECC, &e.Volatile); err != nil || !e.On {
+		return err
+	}
+	_, err = count(nvml.AGGREGATE_ECC, &e.Aggregate)
+	return err
+}
+
+func (s *Source) readRows(device nvml.Device, r *gpu.Rows) (err error) {
+	r.Supported, err = s.tell("nvmlDeviceGetRemappedRows", func() (ret nvml.Return) {
+		_, r.Uncorrected, r.Pending, r.Failed, ret = device.GetRemappedRows()
+		return ret
+	})
+	return err
+}
+
+// readThrottle asks by the name that the call had before R535, which newer
+// libraries still have.
+func (s *Source) readThrottle(device nvml.Device, c *gpu.Condition) error {
+	var reasons uint64
+	_, err := s.tell("nvmlDeviceGetCurrentClocksThrottleReasons", func() (ret nvml.Return) {
+		reasons, ret = device.GetCurrentClocksThrottleReasons()
+		return ret
+	})
+	for _, t := range throttles {
+		if reasons&t.bit != 0 {
+			c.Throttle = append(c.Throttle, t.word)
+		}
+	}
+	return err
+}
+
+func (s *Source) readPCIe(device nvml.Device, p *gpu.PCIe) error {
+	for _, q := range []struct {
+		name string
+		ask  func() (int, nvml.Return)
+		to   *int
+	}{
+		{"nvmlDeviceGetCurrPcieLinkGeneration", device.GetCurrPcieLinkGeneration, &p.Generation},
+		{"nvmlDeviceGetMaxPcieLinkGeneration", device.GetMaxPcieLinkGeneration, &p.MaxGeneration},
+		{"nvmlDeviceGetCurrPcieLinkWidth", device.GetCurrPcieLinkWidth, &p.Width},
+		{"nvmlDeviceGetMaxPcieLinkWidth", device.GetMaxPcieLinkWidth, &p.MaxWidth},
+	} {
+		if _, err := s.tell(q.name, func() (ret nvml.Return) { *q.to, ret = q.ask(); return ret }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Source) readNVLinks(device nvml.Device, l *gpu.NVLinks) error {
+	if !s.has["nvmlDeviceGetNvLinkState"] {
+		return nil
+	}
+	for i := range nvml.NVLINK_MAX_LINKS {
+		state, ret := device.GetNvLinkState(i)
+		switch {
+		case ret == nvml.ERROR_INVALID_ARGUMENT:
+			return nil // no more links
+		case ret == nvml.ERROR_NOT_SUPPORTED:
+			continue
+		case ret != nvml.SUCCESS:
+			return check("nvmlDeviceGetNvLinkState", ret)
+		case state == nvml.FEATURE_ENABLED:
+			l.Up = append(l.Up, i)
+		default:
+			l.Down = append(l.Down, i)
+		}
+	}
+	return nil
+}

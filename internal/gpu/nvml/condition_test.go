@@ -1,0 +1,115 @@
+package nvml
+
+import (
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/gpu/gputest"
+	"github.com/gpuready/gpuready/test/built"
+)
+
+// fakeCondition is what a fakeGPU tells of its state.
+type fakeCondition struct {
+	ecc      map[nvml.EccCounterType]uint64
+	throttle uint64
+	pcie     [4]int      // generation, the highest, width, the highest
+	answer   nvml.Return // of all of these calls
+}
+
+func (f *fake) DeviceGetHandleByUUID(id string) (nvml.Device, nvml.Return) {
+	for _, g := range f.gpus {
+		if string(g.device.UUID) == id {
+			return g, nvml.SUCCESS
+		}
+	}
+	return nil, nvml.ERROR_NOT_FOUND
+}
+
+func (g *fakeGPU) GetTotalEccErrors(_ nvml.MemoryErrorType, since nvml.EccCounterType) (uint64, nvml.Return) {
+	return g.condition.ecc[since], g.condition.answer
+}
+
+func (g *fakeGPU) GetCurrentClocksThrottleReasons() (uint64, nvml.Return) {
+	return g.condition.throttle, g.condition.answer
+}
+
+func (g *fakeGPU) GetCurrPcieLinkGeneration() (int, nvml.Return) {
+	return g.condition.pcie[0], g.condition.answer
+}
+
+func (g *fakeGPU) GetMaxPcieLinkGeneration() (int, nvml.Return) {
+	return g.condition.pcie[1], g.condition.answer
+}
+
+func (g *fakeGPU) GetCurrPcieLinkWidth() (int, nvml.Return) {
+	return g.condition.pcie[2], g.condition.answer
+}
+
+func (g *fakeGPU) GetMaxPcieLinkWidth() (int, nvml.Return) {
+	return g.condition.pcie[3], g.condition.answer
+}
+
+func TestAGPUTellsItsCondition(t *testing.T) {
+	f, s := newFake(t, gputest.Node("a100-80gb", 2), Options{})
+	g := f.gpus[1]
+	g.remapPending = true
+	g.links = []fakeLink{{}, {down: true}, {}}
+	g.condition = fakeCondition{
+		ecc:      map[nvml.EccCounterType]uint64{nvml.VOLATILE_ECC: 1, nvml.AGGREGATE_ECC: 3},
+		throttle: nvml.ClocksEventReasonSwPowerCap | nvml.ClocksThrottleReasonHwThermalSlowdown | 1<<40,
+		pcie:     [4]int{1, 4, 8, 16},
+	}
+	got, err := s.Condition(t.Context(), g.device.UUID)
+	require.NoError(t, err)
+	require.Equal(t, gpu.Condition{
+		ECC:      gpu.ECC{On: true, Volatile: 1, Aggregate: 3},
+		Rows:     gpu.Rows{Supported: true, Pending: true},
+		Throttle: []gpu.Throttle{gpu.ThrottlePowerCap, gpu.ThrottleHeat},
+		PCIe:     gpu.PCIe{Generation: 1, MaxGeneration: 4, Width: 8, MaxWidth: 16},
+		NVLinks:  gpu.NVLinks{Up: []int{0, 2}, Down: []int{1}},
+	}, got)
+	require.False(t, got.Throttle[0].Bad())
+	require.True(t, got.Throttle[1].Bad())
+}
+
+func TestWhatAGPUDoesNotTellIsLeftOut(t *testing.T) {
+	f, s := newFake(t, gputest.Node("t4", 1), Options{})
+	id := f.gpus[0].device.UUID
+	f.gpus[0].condition.answer = nvml.ERROR_NOT_SUPPORTED
+	s.has["nvmlDeviceGetRemappedRows"], s.has["nvmlDeviceGetNvLinkState"] = false, false
+	got, err := s.Condition(t.Context(), id)
+	require.NoError(t, err)
+	require.Equal(t, gpu.Condition{}, got)
+
+	f.gpus[0].condition.answer = nvml.ERROR_GPU_IS_LOST
+	_, err = s.Condition(t.Context(), id)
+	require.ErrorContains(t, err, "nvmlDeviceGetTotalEccErrors: the GPU is lost")
+	_, err = s.Condition(t.Context(), "GPU-00000000-0000-0000-0000-000000000000")
+	require.ErrorContains(t, err, "not found")
+	s.has["nvmlDeviceGetHandleByUUID"] = false
+	_, err = s.Condition(t.Context(), id)
+	require.ErrorContains(t, err, "lacks the function")
+}
+
+func TestTheConditionOfASimulatedGPU(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	s, root := simulated(t, "h100-sxm", "--gpus", "2")
+	snap, err := s.Snapshot(t.Context())
+	require.NoError(t, err)
+	built.Gpusim(t, "ecc", "--root", root, "--gpu", "1", "--uncorrected", "1")
+	for i, d := range snap.Devices {
+		got, err := s.Condition(t.Context(), d.UUID)
+		require.NoError(t, err)
+		require.Equal(t, gpu.ECC{On: true, Volatile: uint64(i), Aggregate: uint64(i)}, got.ECC)
+		require.Equal(t, []gpu.Throttle{gpu.ThrottleIdle}, got.Throttle)
+		require.Equal(t, 16, got.PCIe.MaxWidth)
+		require.Equal(t, 5, got.PCIe.MaxGeneration)
+		require.Len(t, got.NVLinks.Up, 18)
+		require.Empty(t, got.NVLinks.Down)
+	}
+}
