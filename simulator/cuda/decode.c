@@ -259,7 +259,7 @@ static bool needs_rounding(const struct statement *s, uint16_t flags, const stru
 static bool is_beyond_us(const char *base)
 {
 	static const char *const bases[] = {
-		"tex", "tld4", "txq", "istypep", "suld", "sust", "sured", "suq", "wmma", "mma", "ldmatrix",
+		"tex", "tld4", "txq", "istypep", "suld", "sust", "sured", "suq", "wmma", "ldmatrix",
 		"stmatrix", "movmatrix", "cp", "mbarrier", "wgmma", "tcgen05", "setmaxnreg", "griddepcontrol",
 		"createpolicy", "applypriority", "discard", "mapa", "getctarank", "multimem", "tensormap",
 		"alloca", "stacksave", "stackrestore", "clusterlaunchcontrol", "vadd", "vsub", "vabsdiff",
@@ -327,7 +327,7 @@ void decode(struct parser *p, struct statement *s)
 		{"brkpt", decode_control}, {"bar", decode_control}, {"barrier", decode_control},
 		{"vote", decode_control}, {"shfl", decode_control}, {"activemask", decode_control},
 		{"match", decode_control}, {"redux", decode_control}, {"elect", decode_control},
-		{"nanosleep", decode_control}, {"pmevent", decode_control},
+		{"nanosleep", decode_control}, {"pmevent", decode_control}, {"mma", decode_mma},
 	};
 
 	for (size_t i = 0; i < sizeof special / sizeof *special; i++) {

@@ -202,6 +202,7 @@ void decode_cvt(struct parser *p, struct statement *s)
 
 	if ((to == T_F16X2 || to == T_BF16X2) && from == T_F32 && (flags & (F_RN | F_RZ)) &&
 	    !(flags & ~(F_RN | F_RZ))) {
+		need_bfloat_cvt(p, s, to, from);
 		decode_cvt_pack(p, s, to, flags);
 		return;
 	}
@@ -209,6 +210,7 @@ void decode_cvt(struct parser *p, struct statement *s)
 	    from == T_BF16X2 || to == T_PRED || from == T_PRED || to == T_B8 || to == T_B16 ||
 	    to == T_B32 || to == T_B64 || from == T_B8 || from == T_B16 || from == T_B32 || from == T_B64)
 		decode_wrong(p, s, "Unknown modifier");
+	need_bfloat_cvt(p, s, to, from);
 	if (!rounding_is_right(to, from, flags))
 		decode_wrong(p, s, flags & F_ROUND ? "Illegal rounding modifier" : "Rounding modifier required");
 	need_operands(p, s, 2, 2);

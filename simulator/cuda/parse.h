@@ -139,7 +139,11 @@ void decode_memory(struct parser *p, struct statement *s);  /* ld, st, atom, red
 void decode_control(struct parser *p, struct statement *s); /* bra, call, bar, shfl, … */
 void decode_setp(struct parser *p, struct statement *s);
 void decode_cvt(struct parser *p, struct statement *s);
+void decode_mma(struct parser *p, struct statement *s);
 void decode_mov(struct parser *p, struct statement *s);
+/* feature.c: what the module's .target or .version is too old for is refused */
+void need_feature(struct parser *p, const struct statement *s, const char *feature, uint32_t target, uint32_t version);
+void need_bfloat_cvt(struct parser *p, const struct statement *s, enum type to, enum type from);
 /* Sets the address operand (a row and an offset) of in. */
 void decode_address(struct parser *p, const struct statement *s, struct insn *in,
                     struct operand *o);

@@ -83,7 +83,7 @@ struct insn {
 	uint16_t flags;
 	uint8_t type, type2;
 	uint8_t space, vec, size, sub; /* size of one element; sub: the handler's own */
-	bool wide_address, alone;      /* address operand is 64-bit; needs all lanes of its mask */
+	bool wide_address; /* address operand is 64-bit */
 	uint32_t line;
 	int64_t imm;
 	union {
@@ -91,6 +91,7 @@ struct insn {
 		uint32_t target_index;
 		struct call *call;
 		struct table *table;
+		struct mma *mma;
 	};
 };
 

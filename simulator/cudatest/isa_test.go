@@ -194,6 +194,8 @@ var isa = []struct {
 	{"cvt.f32.f16", "rh", []uint64{0x0001}, bits(0x1p-24)},
 	{"cvt.rn.bf16.f32", "hr", []uint64{0x3f808000}, 0x3f80},
 	{"cvt.f32.bf16", "rh", []uint64{0x3f81}, 0x3f810000},
+	{"cvt.rn.bf16x2.f32", "rrr", []uint64{0x3f818000, bits(-2)}, 0x3f82c000},
+	{"cvt.rz.bf16x2.f32", "rrr", []uint64{0x3f818000, nan32}, 0x3f817fff},
 	{"cvt.rn.f16x2.f32", "rrr", []uint64{bits(1), bits(2)}, 0x3c004000},
 	{"cvt.rn.f16.s32", "hr", []uint64{3}, 0x4200},
 	{"mov.b32", "rr", []uint64{5}, 5},

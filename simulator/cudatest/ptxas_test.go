@@ -1,6 +1,7 @@
 package cudatest
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,6 +26,9 @@ func TestPTXASTakesWhatWeTest(t *testing.T) {
 	}
 	for _, c := range isa {
 		t.Run(c.op, func(t *testing.T) { assemble(t, isaKernel(c.op, c.kinds)) })
+	}
+	for _, k := range []int{8, 16} {
+		t.Run(fmt.Sprintf("mma k=%d", k), func(t *testing.T) { assemble(t, mmaKernel(k)) })
 	}
 	for compiler, ptx := range compilers(t) {
 		t.Run(compiler, func(t *testing.T) { assemble(t, ptx) })
