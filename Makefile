@@ -28,7 +28,8 @@ endif
 
 # Programs that need cgo (NVML), and those that must not have it.
 CGO_PROGRAMS    := gpu-device-plugin gpu-toolkit gpu-validator gpusim
-STATIC_PROGRAMS := gpu-cdi-hook gpu-oci-runtime vectoradd
+SAMPLES         := vectoradd
+STATIC_PROGRAMS := gpu-cdi-hook gpu-oci-runtime $(SAMPLES)
 SIMULATOR       := lib/libnvidia-ml.so lib/libcuda.so lib/nvidia-smi lib/nvidia-cuda-mps-control
 
 dir_gpu-device-plugin := deviceplugin
@@ -37,7 +38,7 @@ dir_gpu-validator     := validator
 dir_gpusim            := simulator/gpusim
 dir_gpu-cdi-hook      := toolkit/hook
 dir_gpu-oci-runtime   := toolkit/ociruntime
-dir_vectoradd         := cuda-samples/vectoradd
+$(foreach sample,$(SAMPLES),$(eval dir_$(sample) := cuda-samples/$(sample)))
 
 ALL        := $(addprefix $(BIN)/,$(CGO_PROGRAMS) $(STATIC_PROGRAMS) $(SIMULATOR))
 GO_SOURCES := $(shell find . \( -name bin -o -name '.?*' \) -prune -o -type f ! -name '*_test.go' \

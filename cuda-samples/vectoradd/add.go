@@ -2,14 +2,10 @@ package main
 
 import (
 	_ "embed"
-	"errors"
-	"fmt"
-	"io"
 	"math/rand/v2"
-	"runtime"
-	"time"
 
-	"github.com/gpuready/gpuready/cuda-samples/internal/cuda"
+	"github.com/gpuready/gpuready/cuda-samples/driver"
+	"github.com/gpuready/gpuready/cuda-samples/internal/sample"
 )
 
 //go:embed vectoradd.ptx
@@ -17,77 +13,21 @@ var ptx string
 
 const threads = 256 // of a block, as in the classic sample
 
-// report is what -o json prints.
-type report struct {
-	Passed    bool               `json:"passed"`
-	Simulated bool               `json:"simulated"`
-	Error     string             `json:"error,omitempty"`
-	Device    string             `json:"device,omitempty"`
-	UUID      string             `json:"uuid,omitempty"`
-	CUDA      string             `json:"cudaVersion,omitempty"` // the newest that the driver serves
-	Elements  int                `json:"elements"`
-	Runs      int                `json:"runs"`
-	Seconds   map[string]float64 `json:"seconds"` // of each phase, of the last run
-}
-
-func newReport(elements int) *report {
-	return &report{Elements: elements, Seconds: map[string]float64{}}
-}
-
-// wrongError is a sum that the GPU got wrong.
-type wrongError struct {
-	index, count int
-	want, got    float32
-}
-
-func (e *wrongError) Error() string {
-	return fmt.Sprintf("element %d is wrong: expected %v, got %v (%d elements are wrong); take the GPU out of service and look for Xid lines in dmesg",
-		e.index, e.want, e.got, e.count)
-}
-
-// clock notes how long each phase took.
-type clock struct {
-	last    time.Time
-	seconds map[string]float64
-}
-
-func (c *clock) phase(name string) {
-	now := time.Now()
-	c.seconds[name] = now.Sub(c.last).Seconds()
-	c.last = now
-}
-
-// add runs the sample on one device and says on out what it does, in the words
-// that people have grepped for since the first CUDA toolkit.
-func add(out io.Writer, device string, r *report) (err error) {
-	// CUDA's current context is the thread's.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-
-	c := clock{last: time.Now(), seconds: r.Seconds}
-	n := r.Elements
-	fmt.Fprintf(out, "[Vector addition of %d elements]\n", n)
-	driver, err := cuda.Open()
+// add runs the sample on one device and says what it does in the words that
+// people have grepped for since the first CUDA toolkit.
+func add(r *sample.Run, n int) error {
+	r.Size("elements", n)
+	r.Printf("[Vector addition of %d elements]\n", n)
+	d, err := r.Open()
 	if err != nil {
 		return err
 	}
-	r.Simulated = driver.Simulated()
-	if r.CUDA, err = driver.Version(); err != nil {
-		return err
-	}
-	d, err := driver.Find(device)
+	// What this sample called it before there were others.
+	cuda, err := r.Driver.Version()
 	if err != nil {
 		return err
 	}
-	r.Device, r.UUID = d.Name, d.UUID
-	c.phase("init")
-
-	release, err := d.Use()
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, release()) }()
-	c.phase("context")
+	r.Size("cudaVersion", cuda)
 	module, err := d.Load(ptx)
 	if err != nil {
 		return err
@@ -96,21 +36,22 @@ func add(out io.Writer, device string, r *report) (err error) {
 	if err != nil {
 		return err
 	}
-	c.phase("compile")
+	r.Phase("compile")
 
 	a, b, sum := numbers(n, 1), numbers(n, 2), make([]float32, n)
-	if err := compute(out, d, kernel, a, b, sum, &c); err != nil {
+	if err := compute(r, d, kernel, a, b, sum); err != nil {
 		return err
 	}
+	r.Progress(0.75, "checking")
 	err = verify(a, b, sum)
-	c.phase("verify")
+	r.Phase("verify")
 	return err
 }
 
-func compute(out io.Writer, d *cuda.Device, kernel *cuda.Kernel, a, b, sum []float32, c *clock) (err error) {
-	var memory [3]*cuda.Memory
+func compute(r *sample.Run, d *driver.Device, kernel *driver.Kernel, a, b, sum []float32) (err error) {
+	var memory [3]*driver.Memory
 	for i := range memory {
-		m, err := d.Alloc(len(a))
+		m, err := d.Alloc(uint64(len(a)) * 4)
 		if err != nil {
 			return err
 		}
@@ -118,28 +59,30 @@ func compute(out io.Writer, d *cuda.Device, kernel *cuda.Kernel, a, b, sum []flo
 		defer func() { _ = m.Free() }()
 		memory[i] = m
 	}
-	fmt.Fprintln(out, "Copy input data from the host memory to the CUDA device")
-	if err := memory[0].Write(a); err != nil {
+	r.Progress(0.25, "copying to the device")
+	r.Printf("Copy input data from the host memory to the CUDA device\n")
+	if err := driver.Write(memory[0], 0, a); err != nil {
 		return err
 	}
-	if err := memory[1].Write(b); err != nil {
+	if err := driver.Write(memory[1], 0, b); err != nil {
 		return err
 	}
-	c.phase("copyToDevice")
+	r.Phase("copyToDevice")
 
-	n := int32(len(a))
 	blocks := uint32((len(a) + threads - 1) / threads)
-	fmt.Fprintf(out, "CUDA kernel launch with %d blocks of %d threads\n", blocks, threads)
-	if err := kernel.Launch(blocks, threads, &memory[0].Address, &memory[1].Address, &memory[2].Address, &n); err != nil {
+	r.Progress(0.5, "adding")
+	r.Printf("CUDA kernel launch with %d blocks of %d threads\n", blocks, threads)
+	shape := driver.Shape{Grid: driver.Dim{X: blocks}, Block: driver.Dim{X: threads}}
+	if err := kernel.Launch(shape, memory[0], memory[1], memory[2], int32(len(a))); err != nil {
 		return err
 	}
 	if err := d.Synchronize(); err != nil {
 		return err
 	}
-	c.phase("kernel")
-	fmt.Fprintln(out, "Copy output data from the CUDA device to the host memory")
-	err = memory[2].Read(sum)
-	c.phase("copyToHost")
+	r.Phase("kernel")
+	r.Printf("Copy output data from the CUDA device to the host memory\n")
+	err = driver.Read(sum, memory[2], 0)
+	r.Phase("copyToHost")
 	return err
 }
 
@@ -155,17 +98,11 @@ func numbers(n int, seed uint64) []float32 {
 
 // verify compares every element, bit for bit: IEEE 754 leaves no choice in a sum.
 func verify(a, b, sum []float32) error {
-	var wrong *wrongError
+	var wrong sample.Elements
 	for i := range sum {
 		if want := a[i] + b[i]; sum[i] != want {
-			if wrong == nil {
-				wrong = &wrongError{index: i, want: want, got: sum[i]}
-			}
-			wrong.count++
+			wrong.Add(want, sum[i], i)
 		}
 	}
-	if wrong != nil {
-		return wrong
-	}
-	return nil
+	return wrong.Err()
 }

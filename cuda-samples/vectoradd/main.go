@@ -4,58 +4,31 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"os"
-	"os/signal"
-	"strings"
-	"syscall"
+
+	"github.com/spf13/pflag"
+
+	"github.com/gpuready/gpuready/cuda-samples/internal/sample"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := run(ctx, os.Args[1:], os.Getenv, os.Stdout, os.Stderr)
-	stop()
-	os.Exit(code)
-}
+// maxElements keeps the kernel's int index from overflowing.
+const maxElements = 1 << 30
 
-func run(ctx context.Context, args []string, env func(string) string, stdout, stderr io.Writer) int {
-	o, err := parse(args, env, stdout)
-	if errors.Is(err, errDone) {
-		return 0
-	}
-	if err != nil {
-		fmt.Fprintf(stderr, "vectoradd: %v; see vectoradd --help\n", err)
-		return 2
-	}
-	lines := stdout
-	if o.json {
-		lines = io.Discard
-	}
-	r, err := repeat(ctx, o, lines)
-	return conclude(r, err, o.json, stdout, stderr)
-}
+func main() { os.Exit(sample.Main(vectoradd())) }
 
-// conclude says how it ended, in the exit code, too.
-func conclude(r *report, err error, asJSON bool, stdout, stderr io.Writer) int {
-	r.Passed = err == nil
-	if err != nil {
-		r.Error = strings.ReplaceAll(err.Error(), "\n", "; ")
-		fmt.Fprintln(stderr, "vectoradd:", r.Error)
+func vectoradd() sample.Sample {
+	var elements int
+	return sample.Sample{
+		Name:  "vectoradd",
+		About: "Adds two vectors on a GPU and checks every element of the sum.",
+		Flags: func(f *pflag.FlagSet) { f.IntVar(&elements, "elements", 50000, "how many elements") },
+		Check: func() error {
+			if elements < 1 || elements > maxElements {
+				return fmt.Errorf("--elements is %d: it must be from 1 to %d", elements, maxElements)
+			}
+			return nil
+		},
+		Run: func(_ context.Context, r *sample.Run) error { return add(r, elements) },
 	}
-	switch {
-	case asJSON:
-		if e := json.NewEncoder(stdout).Encode(r); e != nil {
-			return 1
-		}
-	case r.Passed && r.Simulated:
-		fmt.Fprint(stdout, "Test PASSED (SIMULATED)\nDone\n")
-	case r.Passed:
-		fmt.Fprint(stdout, "Test PASSED\nDone\n")
-	default:
-		fmt.Fprintln(stdout, "Test FAILED")
-	}
-	return exitCode(err)
 }

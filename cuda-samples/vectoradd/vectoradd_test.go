@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,11 +12,19 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuready/gpuready/cuda-samples/internal/sample"
 	"github.com/gpuready/gpuready/test/built"
 )
 
-// sample runs the built program against a driver root.
-func sample(t *testing.T, root string, args []string, env ...string) (stdout, stderr string, exit int) {
+// report is what -o json prints, as far as it is looked at here.
+type report struct {
+	sample.Report
+	Elements int    `json:"elements"`
+	Version  string `json:"cudaVersion"`
+}
+
+// start runs the built program against a driver root.
+func start(t *testing.T, root string, args []string, env ...string) (stdout, stderr string, exit int) {
 	t.Helper()
 	cmd := exec.Command(built.Path(t, "vectoradd"), args...)
 	libs, err := filepath.Glob(filepath.Join(root, "usr/lib/*/libcuda.so.1"))
@@ -31,7 +40,7 @@ func sample(t *testing.T, root string, args []string, env ...string) (stdout, st
 }
 
 func TestItPrintsTheClassicLines(t *testing.T) {
-	stdout, stderr, exit := sample(t, built.DriverRoot(t, "t4"), nil)
+	stdout, stderr, exit := start(t, built.DriverRoot(t, "t4"), nil)
 	require.Zero(t, exit, stderr)
 	require.Empty(t, stderr)
 	require.Equal(t, `[Vector addition of 50000 elements]
@@ -46,7 +55,7 @@ Done
 func TestItSaysWhichDeviceItUsed(t *testing.T) {
 	root := built.DriverRoot(t, "h100-sxm", "--gpus", "3")
 	answer := func(args []string, env ...string) report {
-		stdout, stderr, exit := sample(t, root, append([]string{"-o", "json", "--elements", "1000"}, args...), env...)
+		stdout, stderr, exit := start(t, root, append([]string{"-o", "json", "--elements", "1000"}, args...), env...)
 		require.Zero(t, exit, stderr)
 		var r report
 		require.NoError(t, json.Unmarshal([]byte(stdout), &r))
@@ -54,6 +63,7 @@ func TestItSaysWhichDeviceItUsed(t *testing.T) {
 		require.True(t, r.Simulated)
 		require.Equal(t, "SIMULATED NVIDIA H100 80GB HBM3", r.Device)
 		require.Equal(t, "13.0", r.CUDA)
+		require.Equal(t, "13.0", r.Version)
 		require.Equal(t, 1000, r.Elements)
 		for _, phase := range []string{"init", "context", "compile", "copyToDevice", "kernel", "copyToHost", "verify"} {
 			require.Positive(t, r.Seconds[phase], phase)
@@ -68,7 +78,7 @@ func TestItSaysWhichDeviceItUsed(t *testing.T) {
 	require.Equal(t, third.UUID, answer(nil, "VECTORADD_DEVICE=2").UUID)
 	require.Equal(t, first.UUID, answer([]string{"--device=0"}, "VECTORADD_DEVICE=2").UUID)
 
-	stdout, stderr, exit := sample(t, root, []string{"--device", "3"})
+	stdout, stderr, exit := start(t, root, []string{"--device", "3"})
 	require.Equal(t, 1, exit)
 	require.Contains(t, stderr, `device "3" is not visible here; visible: 0 (`+first.UUID)
 	require.Contains(t, stdout, "Test FAILED")
@@ -99,7 +109,7 @@ func TestFailuresNameTheCallAndWhatToDo(t *testing.T) {
 				want = 4
 			}
 			for _, args := range [][]string{nil, {"-o", "json"}} {
-				stdout, stderr, exit := sample(t, root, args, c.env...)
+				stdout, stderr, exit := start(t, root, args, c.env...)
 				require.Equal(t, want, exit, stderr)
 				require.True(t, strings.HasPrefix(stderr, c.stderr), stderr)
 				require.Equal(t, 1, strings.Count(stderr, "\n"), "one line")
@@ -118,7 +128,7 @@ func TestFailuresNameTheCallAndWhatToDo(t *testing.T) {
 
 func TestItRunsAgainAndAgainUntilTheFirstFailure(t *testing.T) {
 	root := built.DriverRoot(t, "t4")
-	stdout, stderr, exit := sample(t, root, []string{"--for", "50ms", "--every", "5ms", "--elements", "1000"})
+	stdout, stderr, exit := start(t, root, []string{"--for", "50ms", "--every", "5ms", "--elements", "1000"})
 	require.Zero(t, exit, stderr)
 	require.Equal(t, 1, strings.Count(stdout, "Copy output"), "it is told once")
 	require.Equal(t, 1, strings.Count(stdout, "Test PASSED"))
@@ -149,16 +159,16 @@ func TestWrongUsageIsExplained(t *testing.T) {
 		"unknown flag: --fast":                       {"--fast"},
 	} {
 		var stdout, stderr bytes.Buffer
-		require.Equal(t, 2, run(t.Context(), args, func(string) string { return "" }, &stdout, &stderr))
+		require.Equal(t, 2, vectoradd().Start(t.Context(), args, func(string) string { return "" }, &stdout, &stderr))
 		require.Empty(t, stdout.String())
 		require.Contains(t, stderr.String(), want)
 		require.Contains(t, stderr.String(), "see vectoradd --help")
 	}
 	var stdout, stderr bytes.Buffer
-	require.Equal(t, 2, run(t.Context(), nil, func(string) string { return "many" }, &stdout, &stderr))
+	require.Equal(t, 2, vectoradd().Start(t.Context(), nil, func(string) string { return "many" }, &stdout, &stderr))
 	require.Regexp(t, "VECTORADD_(ELEMENTS|TIMEOUT|OUTPUT|FOR|EVERY)|--output", stderr.String())
 	stdout.Reset()
-	require.Zero(t, run(t.Context(), []string{"--help"}, os.Getenv, &stdout, &stderr))
+	require.Zero(t, vectoradd().Start(t.Context(), []string{"--help"}, os.Getenv, &stdout, &stderr))
 	for _, part := range []string{"Exit codes:", "[VECTORADD_ELEMENTS]", "CUDA_VISIBLE_DEVICES="} {
 		require.Contains(t, stdout.String(), part)
 	}
@@ -174,9 +184,10 @@ func TestEveryElementIsChecked(t *testing.T) {
 	for i := range sum {
 		right := sum[i]
 		sum[i] = right * 2
-		wrong := new(wrongError)
+		wrong := new(sample.WrongError)
 		require.ErrorAs(t, verify(a, b, sum), &wrong)
-		require.Equal(t, wrongError{index: i, count: 1, want: right, got: right * 2}, *wrong)
+		require.Equal(t, 1, wrong.Count)
+		require.Equal(t, []sample.Wrong{{Index: []int{i}, Want: fmt.Sprint(right), Got: fmt.Sprint(right * 2)}}, wrong.Wrong)
 		sum[i] = right
 	}
 }

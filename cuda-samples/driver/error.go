@@ -1,4 +1,4 @@
-package cuda
+package driver
 
 import (
 	"fmt"
@@ -45,15 +45,22 @@ func (e *Error) Error() string {
 		return s + ": no permission to open " + strings.Join(e.Refused, ", ") +
 			"; nodes that are only mounted are refused: let the container runtime inject the GPU (CDI), or give the user access to the nodes"
 	}
-	if next := action(e.Code); next != "" {
+	if next := e.action(); next != "" {
 		s += "; " + next
 	}
 	return s
 }
 
+// compileCall is the call that compiles PTX.
+const compileCall = "cuModuleLoadDataEx"
+
 // action is what the reader should do next.
-func action(code int) string {
-	switch code {
+func (e *Error) action() string {
+	// Which of the two depends on the driver's release.
+	if e.Code == NoJIT || e.Code == Unknown && e.Call == compileCall {
+		return "the JIT compiler library (libnvidia-ptxjitcompiler.so.1) is not in this container: let the container runtime inject all of the driver's compute libraries (CDI, or NVIDIA_DRIVER_CAPABILITIES with compute)"
+	}
+	switch e.Code {
 	case NoDevice:
 		return "no GPU is visible here: is the container given one, and does CUDA_VISIBLE_DEVICES name one that is there?"
 	case InvalidDevice:
@@ -70,8 +77,6 @@ func action(code int) string {
 		return "the GPU's memory is taken: nvidia-smi shows by whom"
 	case NoBinary, NewerPTX:
 		return "the driver is too old for this program, or the GPU older than Maxwell"
-	case NoJIT:
-		return "libnvidia-ptxjitcompiler.so.1 is not on the library path: is it injected into the container?"
 	case InvalidPTX:
 		return "the kernel cannot be compiled: this program or the driver is damaged"
 	case Unknown:

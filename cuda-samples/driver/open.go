@@ -1,10 +1,18 @@
-// Package cuda is the part of the CUDA driver API that the samples use, without
+// Package driver is the part of the CUDA driver API that the samples use, without
 // cgo: libcuda is opened by its soname when the program runs, as libcuda itself
 // expects (by an absolute path it would not find its PTX compiler).
 //
+// Open gives the Driver, which lists Devices; a Device's Use makes its context the
+// calling thread's. Then its Load compiles PTX to a Module of Kernels, its Alloc and
+// AllocHost give Memory and Host memory, its NewStream and NewEvent order the work
+// and time it. Write and Read copy whole slices and wait; the …Async functions
+// put a copy into a stream. An Error names the call, the code and what to do.
+//
 // A context belongs to the thread that makes it current: callers lock their
-// goroutine to its thread before they use a Device.
-package cuda
+// goroutine to its thread before they use a Device, and do all work on a Device, or
+// on what came from it, while its context is that thread's (Use, MakeCurrent). A
+// nil *Stream is the context's default stream. Sizes and offsets are in bytes.
+package driver
 
 import (
 	"bytes"
@@ -27,28 +35,7 @@ var ErrNoLibrary = errors.New("no CUDA driver library")
 // Driver is libcuda, initialised.
 type Driver struct {
 	simulated bool
-
-	init               func(flags uint32) int32
-	driverGetVersion   func(version *int32) int32
-	getErrorName       func(code int32, name **byte) int32
-	deviceGetCount     func(count *int32) int32
-	deviceGet          func(device *int32, ordinal int32) int32
-	deviceGetName      func(name *byte, size, device int32) int32
-	deviceGetUUID      func(uuid *[16]byte, device int32) int32
-	deviceGetUUIDOwn   func(uuid *[16]byte, device int32) int32
-	deviceGetAttribute func(value *int32, attribute, device int32) int32
-	primaryRetain      func(context *uintptr, device int32) int32
-	primaryRelease     func(device int32) int32
-	setCurrent         func(context uintptr) int32
-	synchronize        func() int32
-	memAlloc           func(address *uint64, size uint64) int32
-	memFree            func(address uint64) int32
-	copyToDevice       func(to uint64, from unsafe.Pointer, size uint64) int32
-	copyToHost         func(to unsafe.Pointer, from, size uint64) int32
-	moduleLoad         func(module *uintptr, image *byte, n uint32, options *int32, values *uintptr) int32
-	moduleUnload       func(module uintptr) int32
-	moduleGetFunction  func(function *uintptr, module uintptr, name *byte) int32
-	launch             func(function uintptr, gx, gy, gz, bx, by, bz, shared uint32, stream uintptr, params *unsafe.Pointer, extra uintptr) int32
+	api
 }
 
 // Open loads and initialises the driver.
@@ -58,7 +45,7 @@ func Open() (*Driver, error) {
 		return nil, fmt.Errorf("%w: %w; is a driver installed on the host, and is the container given a GPU?", ErrNoLibrary, err)
 	}
 	d := new(Driver)
-	if err := d.bind(handle); err != nil {
+	if err := d.api.bind(handle); err != nil {
 		return nil, err
 	}
 	if _, err := purego.Dlsym(handle, "gpusim_simulated"); err == nil {
@@ -69,36 +56,6 @@ func Open() (*Driver, error) {
 		failed.Refused = refusedNodes()
 	}
 	return d, err
-}
-
-// bind looks up every function first: a missing one is an error, not a panic.
-func (d *Driver) bind(handle uintptr) error {
-	for _, f := range []struct {
-		name string
-		fn   any
-	}{
-		{"cuInit", &d.init}, {"cuDriverGetVersion", &d.driverGetVersion},
-		{"cuGetErrorName", &d.getErrorName}, {"cuDeviceGetCount", &d.deviceGetCount},
-		{"cuDeviceGet", &d.deviceGet}, {"cuDeviceGetName", &d.deviceGetName},
-		{"cuDeviceGetUuid", &d.deviceGetUUID}, {"cuDeviceGetAttribute", &d.deviceGetAttribute},
-		{"cuDevicePrimaryCtxRetain", &d.primaryRetain}, {"cuDevicePrimaryCtxRelease_v2", &d.primaryRelease},
-		{"cuCtxSetCurrent", &d.setCurrent}, {"cuCtxSynchronize", &d.synchronize},
-		{"cuMemAlloc_v2", &d.memAlloc}, {"cuMemFree_v2", &d.memFree},
-		{"cuMemcpyHtoD_v2", &d.copyToDevice}, {"cuMemcpyDtoH_v2", &d.copyToHost},
-		{"cuModuleLoadDataEx", &d.moduleLoad}, {"cuModuleUnload", &d.moduleUnload},
-		{"cuModuleGetFunction", &d.moduleGetFunction}, {"cuLaunchKernel", &d.launch},
-	} {
-		symbol, err := purego.Dlsym(handle, f.name)
-		if err != nil {
-			return fmt.Errorf("%s has no %s: is it a CUDA driver of 11.0 or newer?", Library, f.name)
-		}
-		purego.RegisterFunc(f.fn, symbol)
-	}
-	// Since CUDA 11.4; before, MIG devices went by the UUID of their GPU.
-	if symbol, err := purego.Dlsym(handle, "cuDeviceGetUuid_v2"); err == nil {
-		purego.RegisterFunc(&d.deviceGetUUIDOwn, symbol)
-	}
-	return nil
 }
 
 // Simulated tells whether there is no GPU behind this driver.

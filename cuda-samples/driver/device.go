@@ -1,0 +1,139 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// Device is a GPU or MIG device, and work on it.
+type Device struct {
+	Name, UUID   string // "NVIDIA H100 80GB HBM3", "GPU-…" or "MIG-…"
+	PCI          string // "0000:3b:00.0"; a MIG device's is its GPU's
+	Major, Minor int    // compute capability
+
+	driver  *Driver
+	ordinal int32
+	context uintptr // 0 before Use
+}
+
+// Attribute is a CUdevice_attribute (cuda.h).
+type Attribute int32
+
+// The attributes that samples ask for.
+const (
+	SharedMemoryPerBlock Attribute = 8  // bytes, without opting in for more
+	ClockRate            Attribute = 13 // kHz, the highest of the multiprocessors
+	Multiprocessors      Attribute = 16
+	ECCEnabled           Attribute = 32 // 0 or 1
+	MemoryClockRate      Attribute = 36 // kHz, the highest; memory moves data twice a clock
+	MemoryBusWidth       Attribute = 37 // bits
+	L2CacheSize          Attribute = 38 // bytes
+	ThreadsPerProcessor  Attribute = 39 // the most that are resident on a multiprocessor
+	CapabilityMajor      Attribute = 75
+	CapabilityMinor      Attribute = 76
+)
+
+func (d *Driver) device(ordinal int32) (*Device, error) {
+	device := &Device{driver: d}
+	if err := d.check("cuDeviceGet", d.deviceGet(&device.ordinal, ordinal)); err != nil {
+		return nil, err
+	}
+	name, pci := make([]byte, 256), make([]byte, 32)
+	if err := d.check("cuDeviceGetName", d.deviceGetName(&name[0], int32(len(name)), device.ordinal)); err != nil {
+		return nil, err
+	}
+	if err := d.check("cuDeviceGetPCIBusId", d.deviceGetPCIBusID(&pci[0], int32(len(pci)), device.ordinal)); err != nil {
+		return nil, err
+	}
+	device.Name, device.PCI = text(name), strings.ToLower(text(pci))
+	for attribute, value := range map[Attribute]*int{CapabilityMajor: &device.Major, CapabilityMinor: &device.Minor} {
+		var err error
+		if *value, err = device.Attribute(attribute); err != nil {
+			return nil, err
+		}
+	}
+	return device, device.readUUID()
+}
+
+func (d *Device) readUUID() error {
+	var whole, own [16]byte
+	if err := d.check("cuDeviceGetUuid", d.driver.deviceGetUUID(&whole, d.ordinal)); err != nil {
+		return err
+	}
+	own = whole
+	if d.driver.deviceGetUUIDOwn != nil {
+		if err := d.check("cuDeviceGetUuid_v2", d.driver.deviceGetUUIDOwn(&own, d.ordinal)); err != nil {
+			return err
+		}
+	}
+	prefix := "GPU"
+	if own != whole {
+		prefix = "MIG"
+	}
+	d.UUID = fmt.Sprintf("%s-%x-%x-%x-%x-%x", prefix, own[:4], own[4:6], own[6:8], own[8:10], own[10:])
+	return nil
+}
+
+// Capability is the compute capability as people write it: "9.0".
+func (d *Device) Capability() string { return fmt.Sprintf("%d.%d", d.Major, d.Minor) }
+
+// Attribute asks for one; the constants say in which unit it answers.
+func (d *Device) Attribute(which Attribute) (int, error) {
+	var value int32
+	err := d.check("cuDeviceGetAttribute", d.driver.deviceGetAttribute(&value, int32(which), d.ordinal))
+	return int(value), err
+}
+
+// TotalMemory is the size of the device's memory in bytes.
+func (d *Device) TotalMemory() (uint64, error) {
+	var size uint64
+	err := d.check("cuDeviceTotalMem", d.driver.deviceTotalMem(&size, d.ordinal))
+	return size, err
+}
+
+// Use retains the device's primary context and makes it the calling thread's; the
+// function returned gives it back. Several devices may be in use at once, see
+// MakeCurrent.
+func (d *Device) Use() (release func() error, err error) {
+	if err := d.check("cuDevicePrimaryCtxRetain", d.driver.primaryRetain(&d.context, d.ordinal)); err != nil {
+		return nil, err
+	}
+	release = func() error {
+		return d.check("cuDevicePrimaryCtxRelease", d.driver.primaryRelease(d.ordinal))
+	}
+	if err := d.MakeCurrent(); err != nil {
+		return nil, errors.Join(err, release())
+	}
+	return release, nil
+}
+
+// MakeCurrent makes the context of a device in use the calling thread's, instead
+// of another device's.
+func (d *Device) MakeCurrent() error {
+	return d.check("cuCtxSetCurrent", d.driver.setCurrent(d.context))
+}
+
+// Synchronize waits for all work; what a kernel did wrong shows here.
+func (d *Device) Synchronize() error { return d.check("cuCtxSynchronize", d.driver.synchronize()) }
+
+// CanAccess tells whether the device can reach the memory of another directly.
+// Copies between them are possible where it cannot, through the host's memory.
+func (d *Device) CanAccess(peer *Device) (bool, error) {
+	var can int32
+	err := d.check("cuDeviceCanAccessPeer", d.driver.canAccessPeer(&can, d.ordinal, peer.ordinal))
+	return can != 0, err
+}
+
+// EnableAccess lets the device reach the peer's memory directly. Both are in use,
+// and the device's context is current. That it was enabled before is no error.
+func (d *Device) EnableAccess(peer *Device) error {
+	const already = 704 // CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
+	code := d.driver.enablePeer(peer.context, 0)
+	if code == already {
+		return nil
+	}
+	return d.check("cuCtxEnablePeerAccess", code)
+}
+
+func (d *Device) check(call string, code int32) error { return d.driver.check(call, code) }

@@ -1,0 +1,43 @@
+package driver
+
+import "unsafe"
+
+// Host is memory of the host that stays where it is, so that a device's copy
+// engines reach it themselves (pinned, page-locked).
+type Host struct {
+	Size uint64 // bytes
+
+	device *Device
+	p      unsafe.Pointer
+}
+
+// AllocHost takes pinned memory of the host.
+func (d *Device) AllocHost(size uint64) (*Host, error) {
+	h := &Host{Size: size, device: d}
+	if err := d.check("cuMemAllocHost", d.driver.memAllocHost(&h.p, size)); err != nil {
+		return nil, err
+	}
+	return h, nil
+}
+
+// Bytes is the memory itself, until Free.
+func (h *Host) Bytes() []byte { return unsafe.Slice((*byte)(h.p), h.Size) }
+
+// Free gives the memory back.
+func (h *Host) Free() error { return h.device.check("cuMemFreeHost", h.device.driver.memFreeHost(h.p)) }
+
+// CopyToDeviceAsync starts a copy of the first n bytes to the start of a device's memory.
+func CopyToDeviceAsync(to *Memory, from *Host, n uint64, s *Stream) error {
+	if err := fit(n, to.Size, from.Size); err != nil {
+		return err
+	}
+	return to.device.check("cuMemcpyHtoDAsync", to.device.driver.copyToDeviceAsync(to.Address, from.p, n, s.id()))
+}
+
+// CopyToHostAsync starts a copy of the first n bytes of a device's memory.
+func CopyToHostAsync(to *Host, from *Memory, n uint64, s *Stream) error {
+	if err := fit(n, to.Size, from.Size); err != nil {
+		return err
+	}
+	return to.device.check("cuMemcpyDtoHAsync", to.device.driver.copyToHostAsync(to.p, from.Address, n, s.id()))
+}

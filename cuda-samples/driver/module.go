@@ -1,0 +1,97 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+)
+
+// Module is compiled code.
+type Module struct {
+	device *Device
+	handle uintptr
+}
+
+// Load compiles PTX for the device.
+func (d *Device) Load(ptx string) (*Module, error) {
+	const errorLog, errorLogSize = 5, 6 // CUjit_option
+	image := append([]byte(ptx), 0)
+	log := make([]byte, 8192)
+	options := []int32{errorLog, errorLogSize}
+	values := []uintptr{uintptr(unsafe.Pointer(&log[0])), uintptr(len(log))}
+	pin := pinned(&log[0])
+	defer pin.Unpin()
+	m := &Module{device: d}
+	err := d.check(compileCall, d.driver.moduleLoad(&m.handle, &image[0], uint32(len(options)), &options[0], &values[0]))
+	if e, ok := errors.AsType[*Error](err); ok {
+		e.Log = text(log)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// Close unloads the code.
+func (m *Module) Close() error {
+	return m.device.check("cuModuleUnload", m.device.driver.moduleUnload(m.handle))
+}
+
+// Kernel finds a function by its name.
+func (m *Module) Kernel(name string) (*Kernel, error) {
+	k := &Kernel{device: m.device}
+	cname := append([]byte(name), 0)
+	if err := m.device.check("cuModuleGetFunction "+name, m.device.driver.moduleGetFunction(&k.handle, m.handle, &cname[0])); err != nil {
+		return nil, err
+	}
+	return k, nil
+}
+
+// Kernel is a function of a module.
+type Kernel struct {
+	device *Device
+	handle uintptr
+}
+
+// Dim is how many blocks or threads there are in each dimension; 0 counts as 1.
+type Dim struct{ X, Y, Z uint32 }
+
+// Shape is how a kernel is started.
+type Shape struct {
+	Grid, Block Dim
+	Shared      uint32  // bytes of dynamic shared memory for each block
+	Stream      *Stream // nil: the default one
+}
+
+// Launch starts the kernel and does not wait for it. An argument is a *Memory, whose
+// address the kernel receives, or an int32, uint32, int64, uint64 or float32; the
+// types must be those of the kernel's parameters.
+func (k *Kernel) Launch(s Shape, arguments ...any) error {
+	values := make([]uint64, len(arguments)+1)
+	params := make([]unsafe.Pointer, len(arguments)+1)
+	for i, argument := range arguments {
+		params[i] = unsafe.Pointer(&values[i])
+		switch a := argument.(type) {
+		case *Memory:
+			values[i] = a.Address
+		case uint64:
+			values[i] = a
+		case int64:
+			*(*int64)(params[i]) = a
+		case uint32:
+			*(*uint32)(params[i]) = a
+		case int32:
+			*(*int32)(params[i]) = a
+		case float32:
+			*(*float32)(params[i]) = a
+		default:
+			return fmt.Errorf("kernel argument %d is a %T", i, a)
+		}
+	}
+	pin := pinned(&values[0], &params[0])
+	defer pin.Unpin()
+	g, b := s.Grid, s.Block
+	return k.device.check("cuLaunchKernel", k.device.driver.launch(k.handle,
+		max(g.X, 1), max(g.Y, 1), max(g.Z, 1), max(b.X, 1), max(b.Y, 1), max(b.Z, 1),
+		s.Shared, s.Stream.id(), &params[0], 0))
+}

@@ -1,0 +1,74 @@
+package driver
+
+import "time"
+
+// Stream is a queue of work on a device; nil is the context's default one.
+type Stream struct {
+	device *Device
+	handle uintptr
+}
+
+func (s *Stream) id() uintptr {
+	if s == nil {
+		return 0
+	}
+	return s.handle
+}
+
+// NewStream makes a queue that does not wait for the default one's work.
+func (d *Device) NewStream() (*Stream, error) {
+	const nonBlocking = 1 // CU_STREAM_NON_BLOCKING
+	s := &Stream{device: d}
+	if err := d.check("cuStreamCreate", d.driver.streamCreate(&s.handle, nonBlocking)); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Synchronize waits for the queue's work.
+func (s *Stream) Synchronize() error {
+	return s.device.check("cuStreamSynchronize", s.device.driver.streamSynchronize(s.handle))
+}
+
+// Close gives the queue back.
+func (s *Stream) Close() error {
+	return s.device.check("cuStreamDestroy", s.device.driver.streamDestroy(s.handle))
+}
+
+// Event is a point in a stream's work that has a time.
+type Event struct {
+	device *Device
+	handle uintptr
+}
+
+// NewEvent makes an event.
+func (d *Device) NewEvent() (*Event, error) {
+	e := &Event{device: d}
+	if err := d.check("cuEventCreate", d.driver.eventCreate(&e.handle, 0)); err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+// Record puts the event behind the work that the stream holds now.
+func (e *Event) Record(s *Stream) error {
+	return e.device.check("cuEventRecord", e.device.driver.eventRecord(e.handle, s.id()))
+}
+
+// Synchronize waits for the work before the event.
+func (e *Event) Synchronize() error {
+	return e.device.check("cuEventSynchronize", e.device.driver.eventSynchronize(e.handle))
+}
+
+// Since is the device's time between two events that have come to pass; it is
+// exact to about half a microsecond.
+func (e *Event) Since(start *Event) (time.Duration, error) {
+	var milliseconds float32
+	err := e.device.check("cuEventElapsedTime", e.device.driver.eventElapsed(&milliseconds, start.handle, e.handle))
+	return time.Duration(float64(milliseconds) * float64(time.Millisecond)), err
+}
+
+// Close gives the event back.
+func (e *Event) Close() error {
+	return e.device.check("cuEventDestroy", e.device.driver.eventDestroy(e.handle))
+}

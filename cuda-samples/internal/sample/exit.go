@@ -1,0 +1,50 @@
+package sample
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// The exit codes of all samples; 0: passed.
+const (
+	exitFailed      = 1
+	exitUsage       = 2
+	exitWrong       = 3
+	exitTime        = 4
+	exitNotPossible = 5
+)
+
+const exitHelp = `Exit codes: 0 passed; 1 a call of the driver failed; 2 wrong usage; 3 a wrong
+result, the first of which is named; 4 no result in time, or interrupted;
+5 not possible on this device.
+`
+
+var (
+	errDone    = errors.New("nothing more to do") // after --help or --version
+	errTimeout = errors.New("no result in time; a GPU that hangs needs a reset: look for Xid lines in dmesg, or give more time with --timeout")
+)
+
+type notPossibleError struct{ text string }
+
+func (e *notPossibleError) Error() string { return e.text }
+
+// NotPossible is the error of what this device cannot do: exit code 5.
+func NotPossible(format string, args ...any) error {
+	return &notPossibleError{fmt.Sprintf(format, args...)}
+}
+
+func exitCode(err error) int {
+	wrong, not := new(WrongError), new(notPossibleError)
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &wrong):
+		return exitWrong
+	case errors.As(err, &not):
+		return exitNotPossible
+	case errors.Is(err, errTimeout), errors.Is(err, context.Canceled):
+		return exitTime
+	}
+	return exitFailed
+}

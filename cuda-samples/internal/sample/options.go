@@ -1,0 +1,96 @@
+package sample
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/gpuready/gpuready/internal/version"
+)
+
+type options struct {
+	device   string
+	json     bool
+	timeout  time.Duration // of each run
+	duration time.Duration
+	every    time.Duration
+}
+
+// parse reads the command line and, for what it leaves out, the environment.
+func (s Sample) parse(args []string, env func(string) string, stdout io.Writer) (options, error) {
+	var o options
+	var output string
+	var wantHelp, wantVersion bool
+	f := pflag.NewFlagSet(s.Name, pflag.ContinueOnError)
+	f.Usage = func() {}
+	f.SortFlags = false
+	if s.Flags != nil {
+		s.Flags(f)
+	}
+	f.StringVar(&o.device, "device", "", "index or UUID among the visible devices (default: the first)")
+	f.DurationVar(&o.timeout, "timeout", 5*time.Minute, "give up on a run after this long")
+	f.DurationVar(&o.duration, "for", 0, "run again and again for this long")
+	f.DurationVar(&o.every, "every", time.Second, "time between the runs of --for")
+	f.StringVarP(&output, "output", "o", "text", "text, or json: result, device and seconds of each phase")
+	f.BoolVar(&o.json, "json", false, "the same as -o json")
+	names := map[string]string{} // flag to environment variable
+	f.VisitAll(func(flag *pflag.Flag) {
+		names[flag.Name] = strings.ToUpper(s.Name + "_" + strings.ReplaceAll(flag.Name, "-", "_"))
+		flag.Usage += " [" + names[flag.Name] + "]"
+	})
+	f.BoolVarP(&wantHelp, "help", "h", false, "this text")
+	f.BoolVar(&wantVersion, "version", false, "the version")
+	if err := f.Parse(args); err != nil {
+		return o, err
+	}
+	if wantHelp {
+		fmt.Fprint(stdout, s.help(f.FlagUsages()))
+		return o, errDone
+	}
+	if wantVersion {
+		fmt.Fprintln(stdout, s.Name, version.String())
+		return o, errDone
+	}
+	for flag, name := range names {
+		if v := env(name); v != "" && !f.Changed(flag) {
+			if err := f.Set(flag, v); err != nil {
+				return o, fmt.Errorf("%s: %w", name, err)
+			}
+		}
+	}
+	switch {
+	case f.NArg() > 0:
+		return o, fmt.Errorf("unexpected argument %q", f.Arg(0))
+	case output != "json" && output != "text":
+		return o, fmt.Errorf("--output is %q: it must be text or json", output)
+	case o.timeout <= 0:
+		return o, fmt.Errorf("--timeout is %v: it must be positive", o.timeout)
+	case o.duration < 0 || o.every < 0:
+		return o, fmt.Errorf("--for is %v, --every is %v: they must not be negative", o.duration, o.every)
+	}
+	o.json = o.json || output == "json"
+	if s.Check != nil {
+		return o, s.Check()
+	}
+	return o, nil
+}
+
+func (s Sample) help(flags string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s\n\nUsage:\n", s.About)
+	examples := append([]Example{
+		{s.Name, "on the first GPU that CUDA sees"},
+		{s.Name + " --device GPU-7c9d…", "on that one"},
+		{"CUDA_VISIBLE_DEVICES=MIG-3f… " + s.Name, "on that MIG device"},
+		{s.Name + " -o json", "for programs"},
+		{s.Name + " --for 1h --every 10s", "again and again, until the first failure"},
+	}, s.Examples...)
+	for _, e := range examples {
+		fmt.Fprintf(&b, "  %-42s %s\n", e.Command, e.Meaning)
+	}
+	fmt.Fprintf(&b, "\nFlags (each also by the environment variable in brackets; the command line wins):\n%s\n%s", flags, exitHelp)
+	return b.String()
+}

@@ -1,0 +1,45 @@
+package sample
+
+import (
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/term"
+)
+
+// progress tells on stderr how far a run is: a line that is rewritten on a
+// terminal, elsewhere a line for each tenth of the work.
+type progress struct {
+	name     string
+	w        io.Writer
+	terminal bool
+	tenth    int // of the last line; -1: there is none yet
+}
+
+func newProgress(name string, w io.Writer) *progress {
+	f, is := w.(*os.File)
+	return &progress{name: name, w: w, terminal: is && term.IsTerminal(int(f.Fd())), tenth: -1}
+}
+
+func (p *progress) show(share float64, what string) {
+	if what != "" {
+		what = ", " + what
+	}
+	tenth := int(10 * share)
+	switch {
+	case p.terminal:
+		fmt.Fprintf(p.w, "\r\x1b[K%s: %.0f %%%s", p.name, 100*share, what)
+	case tenth > p.tenth:
+		fmt.Fprintf(p.w, "%s: %.0f %%%s\n", p.name, 100*share, what)
+	}
+	p.tenth = tenth
+}
+
+// end clears the line.
+func (p *progress) end() {
+	if p.terminal && p.tenth >= 0 {
+		fmt.Fprint(p.w, "\r\x1b[K")
+	}
+	p.tenth = -1
+}

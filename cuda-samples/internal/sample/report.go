@@ -1,0 +1,99 @@
+package sample
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/gpuready/gpuready/internal/version"
+)
+
+// Report is what -o json prints: these fields, then the sample's own (Run.Size).
+type Report struct {
+	Sample     string             `json:"sample"`
+	Version    string             `json:"version"`
+	Passed     bool               `json:"passed"`
+	Error      string             `json:"error,omitempty"`
+	Simulated  bool               `json:"simulated"`
+	CUDA       string             `json:"cuda,omitempty"` // the newest that the driver serves
+	Device     string             `json:"device,omitempty"`
+	UUID       string             `json:"uuid,omitempty"`
+	PCI        string             `json:"pci,omitempty"`
+	Capability string             `json:"capability,omitempty"`
+	Runs       int                `json:"runs"`
+	Seconds    map[string]float64 `json:"seconds"` // of each phase, of the last run
+	Figures    []Figure           `json:"figures,omitempty"`
+	Peers      []Peer             `json:"peers,omitempty"`
+	Wrong      []Wrong            `json:"wrong,omitempty"` // the first ones
+	WrongCount int                `json:"wrongCount,omitempty"`
+	Notes      []string           `json:"notes,omitempty"` // what was left out, and why
+
+	own map[string]any
+}
+
+// Figure is a speed; a simulated driver's has no value.
+type Figure struct {
+	Name  string  `json:"name"`            // "copy", "fp32"
+	Value float64 `json:"value,omitempty"` // in Unit
+	Unit  string  `json:"unit"`            // "B/s" or "FLOP/s"
+	Peak  float64 `json:"peak,omitempty"`  // what the device's attributes promise; 0: they do not say
+}
+
+// Peer is the road from one device to another.
+type Peer struct {
+	From   string  `json:"from"` // UUIDs
+	To     string  `json:"to"`
+	Access bool    `json:"access"`          // directly, not through the host's memory
+	Value  float64 `json:"value,omitempty"` // in Unit
+	Unit   string  `json:"unit"`
+}
+
+// Wrong is one wrong result: an element, or a word of memory.
+type Wrong struct {
+	Index   []int  `json:"index,omitempty"`   // of an element: [i], [row, column]
+	Address string `json:"address,omitempty"` // of a word, in the device's address space: "0x7f…"
+	Offset  uint64 `json:"offset,omitempty"`  // of a word, in bytes from the start of the memory that is tested
+	Want    string `json:"want"`
+	Got     string `json:"got"`
+	Pattern string `json:"pattern,omitempty"` // what was written
+}
+
+func newReport(name string) *Report {
+	return &Report{Sample: name, Version: version.String(), Seconds: map[string]float64{}, own: map[string]any{}}
+}
+
+func (r *Report) clone() *Report {
+	c := *r
+	c.Seconds, c.own = maps.Clone(r.Seconds), maps.Clone(r.own)
+	c.Figures, c.Peers, c.Notes = slices.Clone(r.Figures), slices.Clone(r.Peers), slices.Clone(r.Notes)
+	return &c
+}
+
+// conclude notes how it ended.
+func (r *Report) conclude(err error) {
+	r.Passed = err == nil
+	if err == nil {
+		return
+	}
+	r.Error = strings.ReplaceAll(err.Error(), "\n", "; ")
+	if wrong, ok := errors.AsType[*WrongError](err); ok {
+		r.Wrong, r.WrongCount = wrong.Wrong, wrong.Count
+	}
+}
+
+// MarshalJSON writes the sample's own fields behind those of all samples.
+func (r *Report) MarshalJSON() ([]byte, error) {
+	type plain Report
+	common, err := json.Marshal((*plain)(r))
+	if err != nil || len(r.own) == 0 {
+		return common, err
+	}
+	own, err := json.Marshal(r.own)
+	if err != nil {
+		return nil, err
+	}
+	return bytes.Join([][]byte{common[:len(common)-1], own[1:]}, []byte(",")), nil
+}

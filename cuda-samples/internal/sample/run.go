@@ -1,0 +1,137 @@
+package sample
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/gpuready/gpuready/cuda-samples/driver"
+)
+
+// Run is one run of a sample. A run that is given up, for its time is up, goes on
+// unheard: what it says then is not printed nor reported.
+type Run struct {
+	// Driver is libcuda, after Open, for samples that need its other devices.
+	Driver *driver.Driver
+
+	device  string // what --device says
+	release func() error
+	last    time.Time // the end of the last phase
+
+	mu     sync.Mutex
+	out    io.Writer
+	report *Report
+	share  float64 // progress, 0 to 1
+	what   string
+}
+
+// Open starts the driver and takes the device that was asked for into use, on the
+// calling thread, until the sample's Run returns: the phases init and context.
+func (r *Run) Open() (*driver.Device, error) {
+	var err error
+	if r.Driver, err = driver.Open(); err != nil {
+		return nil, err
+	}
+	cuda, err := r.Driver.Version()
+	if err != nil {
+		return nil, err
+	}
+	r.note(func(p *Report) { p.Simulated, p.CUDA = r.Driver.Simulated(), cuda })
+	d, err := r.Driver.Find(r.device)
+	if err != nil {
+		return nil, err
+	}
+	r.note(func(p *Report) { p.Device, p.UUID, p.PCI, p.Capability = d.Name, d.UUID, d.PCI, d.Capability() })
+	r.Phase("init")
+	if r.release, err = d.Use(); err != nil {
+		return nil, err
+	}
+	r.Phase("context")
+	return d, nil
+}
+
+// close gives the device back.
+func (r *Run) close(err error) error {
+	if r.release == nil {
+		return err
+	}
+	return errors.Join(err, r.release())
+}
+
+// Simulated tells, after Open, that there is no GPU behind the driver: speeds mean
+// nothing, and default sizes are to be small.
+func (r *Run) Simulated() bool { return r.Driver != nil && r.Driver.Simulated() }
+
+// Printf prints for people; not where JSON is asked for.
+func (r *Run) Printf(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	fmt.Fprintf(r.out, format, args...)
+}
+
+// Phase ends a part of the work and notes its seconds; a name that comes again is
+// summed up.
+func (r *Run) Phase(name string) {
+	now := time.Now()
+	r.note(func(p *Report) { p.Seconds[name] += now.Sub(r.last).Seconds() })
+	r.last = now
+}
+
+// Progress says how much of the run is done, 0 to 1, and what comes now ("summing
+// 1000 elements"). It costs next to nothing; the frame shows it after a second.
+func (r *Run) Progress(share float64, what string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.share, r.what = share, what
+}
+
+func (r *Run) progress() (float64, string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.share, r.what
+}
+
+// Size adds a field of the sample's own to the report: "elements", 50000.
+func (r *Run) Size(name string, value any) { r.note(func(p *Report) { p.own[name] = value }) }
+
+// Note prints a line and adds it to the report: what was left out, and why.
+func (r *Run) Note(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	r.Printf("%s\n", text)
+	r.note(func(p *Report) { p.Notes = append(p.Notes, text) })
+}
+
+// Figure prints a speed and adds it to the report; with a simulated driver it has
+// no value. The unit is B/s or FLOP/s; peak is 0 where attributes do not give it.
+func (r *Run) Figure(name string, value float64, unit string, peak float64) {
+	f := Figure{Name: name, Value: value, Unit: unit, Peak: peak}
+	if r.Simulated() {
+		f.Value, f.Peak = 0, 0
+	}
+	r.Printf("%s\n", f)
+	r.note(func(p *Report) { p.Figures = append(p.Figures, f) })
+}
+
+// Peer adds a road between devices to the report; with a simulated driver it has no value.
+func (r *Run) Peer(p Peer) {
+	if r.Simulated() {
+		p.Value = 0
+	}
+	r.note(func(report *Report) { report.Peers = append(report.Peers, p) })
+}
+
+func (r *Run) note(change func(*Report)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	change(r.report)
+}
+
+// leave closes a run that is given up and returns its report so far.
+func (r *Run) leave() *Report {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.out = io.Discard
+	return r.report.clone()
+}

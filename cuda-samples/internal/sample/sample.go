@@ -1,0 +1,86 @@
+// Package sample is the frame of every CUDA sample: flags with their environment,
+// help, exit codes, the report, a limit in time, runs again and again, and a
+// progress line. A sample is a Sample, and its main is
+//
+//	func main() { os.Exit(sample.Main(newSample())) }
+//
+// The frame calls Sample.Run on a thread of its own, which calls Run.Open once for
+// the device that --device chose, works, and tells the Run what it does: Printf for
+// people, Phase after each part (its seconds), Progress within long ones, Size,
+// Figure, Peer and Note for the report. It returns nil when it passed, a *WrongError
+// for a wrong result, NotPossible(…) where the device cannot do what was asked for,
+// and any other error for a call that failed. The last line ("Test PASSED") and the
+// JSON are the frame's. Each run of --for is a new Run.
+package sample
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/pflag"
+)
+
+// Sample is one program.
+type Sample struct {
+	Name  string // "reduction"
+	About string // what it does, a sentence or more; the head of --help
+	// Examples are lines of --help below Usage, if there are any of its own: "--elements 1000  a small one".
+	Examples []Example
+	// Flags declares the sample's own; each also gets the environment variable NAME_FLAG.
+	Flags func(f *pflag.FlagSet)
+	// Check looks at the values of the sample's own flags; nil: nothing to check.
+	Check func() error
+	// Run does the work once; ctx ends when the time is up.
+	Run func(ctx context.Context, r *Run) error
+}
+
+// Example is a line of --help.
+type Example struct{ Command, Meaning string }
+
+// Main runs the sample with this process's arguments, environment and signals and
+// returns the exit code.
+func Main(s Sample) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	return s.Start(ctx, os.Args[1:], os.Getenv, os.Stdout, os.Stderr)
+}
+
+// Start is Main with its surroundings given.
+func (s Sample) Start(ctx context.Context, args []string, env func(string) string, stdout, stderr io.Writer) int {
+	o, err := s.parse(args, env, stdout)
+	if errors.Is(err, errDone) {
+		return 0
+	}
+	if err != nil {
+		fmt.Fprintf(stderr, "%s: %v; see %s --help\n", s.Name, err, s.Name)
+		return exitUsage
+	}
+	lines := stdout
+	if o.json {
+		lines = io.Discard
+	}
+	report, err := s.repeat(ctx, o, lines, newProgress(s.Name, stderr))
+	report.conclude(err)
+	if err != nil {
+		fmt.Fprintf(stderr, "%s: %s\n", s.Name, report.Error)
+	}
+	switch {
+	case o.json:
+		if e := json.NewEncoder(stdout).Encode(report); e != nil {
+			return exitFailed
+		}
+	case report.Passed && report.Simulated:
+		fmt.Fprint(stdout, "Test PASSED (SIMULATED)\nDone\n")
+	case report.Passed:
+		fmt.Fprint(stdout, "Test PASSED\nDone\n")
+	default:
+		fmt.Fprintln(stdout, "Test FAILED")
+	}
+	return exitCode(err)
+}

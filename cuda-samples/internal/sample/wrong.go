@@ -1,0 +1,44 @@
+package sample
+
+import (
+	"fmt"
+	"strings"
+)
+
+// namedWrong is how many wrong results a report names; it counts all.
+const namedWrong = 16
+
+// WrongError is what the GPU got wrong.
+type WrongError struct {
+	What  string  // the first one: "element 7", "the word at 0x7f0000001000"
+	Of    string  // what is counted: "elements", "words"
+	Wrong []Wrong // the first ones, at least one
+	Count int     // of all
+}
+
+func (e *WrongError) Error() string {
+	first := e.Wrong[0]
+	return fmt.Sprintf("%s is wrong: expected %s, got %s (%d %s are wrong); take the GPU out of service and look for Xid lines in dmesg",
+		e.What, first.Want, first.Got, e.Count, e.Of)
+}
+
+// Elements gathers the wrong elements of a result; its zero value has none.
+type Elements struct{ e WrongError }
+
+// Add notes a wrong element at an index: i, or row and column.
+func (w *Elements) Add(want, got float32, index ...int) {
+	if w.e.Count++; w.e.Count > namedWrong {
+		return
+	}
+	w.e.Wrong = append(w.e.Wrong, Wrong{Index: index, Want: fmt.Sprint(want), Got: fmt.Sprint(got)})
+}
+
+// Err is nil where no element is wrong, else a *WrongError.
+func (w *Elements) Err() error {
+	if w.e.Count == 0 {
+		return nil
+	}
+	w.e.Of = "elements"
+	w.e.What = "element " + strings.Trim(strings.ReplaceAll(fmt.Sprint(w.e.Wrong[0].Index), " ", ", "), "[]")
+	return &w.e
+}
