@@ -478,7 +478,7 @@ func TestTheDaemonIsTheNodesVoice(t *testing.T) {
 	t.Cleanup(func() { server.Stop() })
 	server.Token("secret")
 	server.Node("n1", func(n *corev1.Node) {
-		n.Spec.Taints = []corev1.Taint{{Key: "gpuready.io/not-ready", Effect: "NoSchedule"}}
+		n.Spec.Taints = []corev1.Taint{{Key: "nvidia.com/gpu-not-ready", Effect: "NoSchedule"}}
 	})
 	account := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(account, "token"), []byte("secret"), 0o600))
@@ -523,6 +523,8 @@ func TestTheDaemonIsTheNodesVoice(t *testing.T) {
 	require.Contains(t, e.Message, "GPU 1 ("+string(gpus[1].UUID))
 	require.Contains(t, e.Message, "XID 79")
 	require.Contains(t, server.Condition("n1", "GPUReady").Message, "1 of 2 GPUs ready")
+	require.Equal(t, corev1.ConditionFalse, server.Condition("n1", "GPUHealthy").Status)
+	require.Contains(t, server.Condition("n1", "GPUHealthy").Message, "GPU 1 ("+string(gpus[1].UUID))
 
 	// The proofs do not depend on the API server.
 	server.Stop()

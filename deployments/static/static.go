@@ -91,9 +91,19 @@ func feature() string { return nodestate.FeaturePattern }
 // choices are the beginnings of those that it may not set all the same, as CEL has a list.
 func choices() string { return "['" + strings.Join(nodestate.ChoicePrefixes, "', '") + "']" }
 
+// startupKeys are the startup taints that the agents tolerate and the validator may
+// touch: ours, that of earlier versions, and one that a Cluster Autoscaler knows by
+// its prefix.
+func startupKeys() []string {
+	return []string{"nvidia.com/gpu-not-ready", "gpuready.io/not-ready", "startup-taint.cluster-autoscaler.kubernetes.io/gpu-not-ready"}
+}
+
+// startup is the same, as CEL has a list.
+func startup() string { return "['" + strings.Join(startupKeys(), "', '") + "']" }
+
 // Render returns the manifests by file name.
 func Render() (map[string]string, error) {
-	all, err := template.New("").Funcs(template.FuncMap{"terms": terms, "feature": feature, "choices": choices}).ParseFS(parts, "parts/*.tmpl")
+	all, err := template.New("").Funcs(template.FuncMap{"terms": terms, "feature": feature, "choices": choices, "startupKeys": startupKeys, "startup": startup}).ParseFS(parts, "parts/*.tmpl")
 	if err != nil {
 		return nil, err
 	}

@@ -80,7 +80,7 @@ func runningPodsOutliveTheRuntime(t *testing.T, s *Suite) {
 // taint keeps pods away until its GPUs are proven.
 func aRebootedNodeIsReadyAgain(t *testing.T, s *Suite) {
 	const node = "n2"
-	s.Kubectl(t, "taint", "nodes", node, "gpuready.io/not-ready=:NoSchedule", "--overwrite")
+	s.Kubectl(t, "taint", "nodes", node, "nvidia.com/gpu-not-ready=:NoSchedule", "--overwrite")
 	boot := s.World.Node(node).Status.NodeInfo.BootID
 	s.Reboot(t, node)
 	s.World.Until(t, "the node is back", func() error {
@@ -93,7 +93,7 @@ func aRebootedNodeIsReadyAgain(t *testing.T, s *Suite) {
 	s.World.Ready(t, Namespace, daemonsets...)
 	s.World.Until(t, "the startup taint is removed", func() error {
 		for _, taint := range s.World.Node(node).Spec.Taints {
-			if taint.Key == "gpuready.io/not-ready" {
+			if taint.Key == "nvidia.com/gpu-not-ready" {
 				return fmt.Errorf("%+v", taint)
 			}
 		}

@@ -30,9 +30,9 @@ const daemonUsage = `Check the layers whenever what they depend on changes, and 
 OUTPUT_DIR/<layer>-ready or <layer>-notready, up to date. They stay as they are
 when the daemon ends.
 
-With --node-name it is also the node's voice: the Node gets the condition
-GPUReady, Events and labels of its GPUs, loses its startup taint once GPUs can be
-used, and the plugin layer is proven by a pod that requests one; and the device
+With --node-name it is also the node's voice: the Node gets the conditions
+GPUReady and GPUHealthy, Events and labels of its GPUs, loses its startup taint
+once GPUs can be used, and the plugin layer is proven by a pod that requests one; and the device
 plugin hears which configuration the Node chooses (nvidia.com/device-plugin.config).
 The proofs on the node do not depend on the API server.
 
@@ -50,7 +50,8 @@ const lastWords = 2 * time.Second
 // cluster are the flags that concern the API server.
 type cluster struct {
 	node, namespace, podName, podUID string
-	image, taint, server, account    string
+	image, server, account           string
+	taint                            voice.Taint
 	timeout                          time.Duration
 }
 
@@ -62,12 +63,15 @@ func (c *cluster) flags(o *options) {
 	f.StringVar(&c.podUID, "pod-uid", "", "UID of this pod")
 	f.StringVar(&c.image, "workload-image", "", "image of that pod, the validator's own; empty: no pod, only the accounts of driver, plugin and kubelet are compared")
 	f.DurationVar(&c.timeout, "workload-timeout", 2*time.Minute, "how long that pod may take, image pull included")
-	f.StringVar(&c.taint, "startup-taint", "gpuready.io/not-ready", "key of a taint that is removed once the layers are proven or there is no GPU; never added; empty: none")
+	f.StringSliceVar(&c.taint.Keys, "startup-taint", []string{"nvidia.com/gpu-not-ready", "gpuready.io/not-ready"}, "keys of taints that are removed once the layers are proven or there is no GPU; empty: none")
+	f.BoolVar(&c.taint.Manage, "startup-taint-manage", false, "put the first of them back (NoSchedule) when a layer is not proven any more")
+	f.DurationVar(&c.taint.Settle, "startup-taint-settle", time.Minute, "how long a layer has to be refused before that")
 	f.StringVar(&c.server, "api-server", "", "URL of the API server (default: that of the cluster that this pod is in)")
 	f.StringVar(&c.account, "service-account-dir", kube.ServiceAccountDir, "folder with token and ca.crt")
 	maps.Copy(o.env, map[string]string{
 		"node-name": "NODE_NAME", "namespace": "POD_NAMESPACE", "pod-name": "POD_NAME", "pod-uid": "POD_UID",
 		"workload-image": "VALIDATOR_IMAGE", "workload-timeout": "WORKLOAD_TIMEOUT", "startup-taint": "STARTUP_TAINT",
+		"startup-taint-manage": "STARTUP_TAINT_MANAGE", "startup-taint-settle": "STARTUP_TAINT_SETTLE",
 		"api-server": "API_SERVER", "service-account-dir": "SERVICE_ACCOUNT_DIR",
 	})
 }
@@ -78,6 +82,10 @@ func (c *cluster) check() error {
 		return usageError("--workload-image needs --namespace, in which the pod is to run")
 	case c.timeout <= 0:
 		return usageError("--workload-timeout must be positive")
+	case c.taint.Settle < 0:
+		return usageError("--startup-taint-settle must not be negative")
+	case c.taint.Manage && len(c.taint.Keys) == 0:
+		return usageError("--startup-taint-manage needs --startup-taint, the key of the taint")
 	}
 	return nil
 }

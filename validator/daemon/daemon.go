@@ -47,7 +47,8 @@ type Daemon struct {
 	written map[readiness.Layer]string
 	stand   map[readiness.Layer]check.Outcome // what is written, without what is pending
 	names   map[gpu.UUID]string
-	known   []check.Outcome // of the last check of all layers; nil: an earlier process's word stands
+	faults  map[gpu.UUID]gpu.Fault // of GPUs, as the driver saw them last
+	known   []check.Outcome        // of the last check of all layers; nil: an earlier process's word stands
 	retired bool
 	state   nodestate.State // what the state file is to say
 	unsaid  bool            // and does not yet
@@ -160,7 +161,8 @@ func (d *Daemon) clearStale() (some bool) {
 	return some
 }
 
-// learn remembers how GPUs are called, also of one that is lost later.
+// learn remembers how GPUs are called, also of one that is lost later, and what the
+// driver finds wrong with them.
 func (d *Daemon) learn(run func(context.Context, check.Node) (check.Driver, check.Outcome)) func(context.Context, check.Node) (check.Driver, check.Outcome) {
 	return func(ctx context.Context, node check.Node) (check.Driver, check.Outcome) {
 		driver, o := run(ctx, node)
@@ -173,6 +175,12 @@ func (d *Daemon) learn(run func(context.Context, check.Node) (check.Driver, chec
 			names = all
 		}
 		d.names = names
+		d.faults = map[gpu.UUID]gpu.Fault{}
+		for _, g := range driver.GPUs {
+			if g.Fault != (gpu.Fault{}) {
+				d.faults[g.UUID] = g.Fault
+			}
+		}
 		return driver, o
 	}
 }
@@ -194,7 +202,7 @@ func (d *Daemon) tellAll() {
 	if d.Tell == nil || d.retired {
 		return
 	}
-	f := voice.Facts{Outcomes: d.known, States: map[nodestate.Component]nodestate.State{}, Names: d.names}
+	f := voice.Facts{Outcomes: d.known, States: map[nodestate.Component]nodestate.State{}, Names: d.names, Faults: d.faults}
 	for _, c := range []nodestate.Component{nodestate.Driver, nodestate.Toolkit, nodestate.DevicePlugin} {
 		if s, err := d.Node.State(c); err == nil {
 			f.States[c] = s

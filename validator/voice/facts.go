@@ -38,6 +38,7 @@ type Facts struct {
 	Outcomes []check.Outcome                         // of the layers in their order; none: not checked yet in this boot
 	States   map[nodestate.Component]nodestate.State // of those that said something in this boot
 	Names    map[gpu.UUID]string                     // how GPUs and MIG devices are called in front of people
+	Faults   map[gpu.UUID]gpu.Fault                  // what the driver itself finds wrong with GPUs
 }
 
 // Condition is what the Node's condition is to be.
@@ -75,17 +76,13 @@ func (f Facts) sum() Condition {
 	}
 	devices := f.devices()
 	var bad []string
-	kind := "GPUs"
 	for _, d := range devices {
 		if !d.healthy {
-			bad = append(bad, d.name+": "+d.why())
-		}
-		if strings.HasPrefix(string(d.id), "MIG-") {
-			kind = "GPUs and MIG devices"
+			bad = append(bad, d.text())
 		}
 	}
 	reason := ReasonReady
-	message := fmt.Sprintf("%d of %d %s ready%s", len(devices)-len(bad), len(devices), kind, f.driver())
+	message := fmt.Sprintf("%d of %d %s ready%s", len(devices)-len(bad), len(devices), kinds(devices), f.driver())
 	if len(bad) > 0 {
 		reason = ReasonDegraded
 		message += "; " + several(bad)
@@ -158,6 +155,8 @@ func (d device) why() string {
 	}
 	return d.message
 }
+
+func (d device) text() string { return d.name + ": " + d.why() }
 
 // devices returns each once, also where it is offered several times, in the
 // plugin's order.

@@ -75,7 +75,7 @@ func (f Facts) problems() (wrong map[subject]problem, over map[subject]event) {
 	wrong, over = map[subject]problem{}, map[subject]event{}
 	for _, d := range f.devices() {
 		if !d.healthy {
-			wrong[deviceSubject(d)] = problem{d.reason, d.name + ": " + d.why(), d.since}
+			wrong[deviceSubject(d)] = problem{d.reason, d.text(), d.since}
 			continue
 		}
 		over[deviceSubject(d)] = event{kind: corev1.EventTypeNormal, reason: ReasonRecovered, message: d.name + " is healthy again"}

@@ -21,9 +21,14 @@ import (
 // component is whose Events they are.
 const component = "gpu-validator"
 
-// sayNode makes the Node's condition what it is to be, and then, where pods may
-// come, takes the startup taint away.
-func (v *Voice) sayNode(ctx context.Context, want Condition, usable bool) error {
+// spoken is what the Node itself is to say.
+type spoken struct {
+	ready, healthy Condition
+	taint          wish
+}
+
+// sayNode makes the Node's conditions what they are to be, and then its taints.
+func (v *Voice) sayNode(ctx context.Context, want spoken) error {
 	node, err := v.Client.Node(ctx, v.Node)
 	if err != nil {
 		return fmt.Errorf("read Node %s: %w", v.Node, err)
@@ -33,57 +38,41 @@ func (v *Voice) sayNode(ctx context.Context, want Condition, usable bool) error 
 		return err
 	}
 	if err := v.Client.PatchNodeStatus(ctx, v.Node, patch); err != nil {
-		return fmt.Errorf("set the condition %s of Node %s: %w", ConditionType, v.Node, err)
+		return fmt.Errorf("set the conditions %s and %s of Node %s: %w", ConditionType, HealthType, v.Node, err)
 	}
-	if usable && v.Taint != "" {
-		if err := v.removeTaint(ctx, node); err != nil {
-			return err
-		}
+	if err := v.sayTaint(ctx, node, want.taint); err != nil {
+		return err
 	}
-	if want.Status != v.condition.Status || want.Reason != v.condition.Reason {
-		v.Log.Info("said", "condition", string(ConditionType), "status", string(want.Status), "reason", want.Reason, "message", want.Message)
-	}
-	v.condition, v.saidAt = want, v.Now()
+	v.log(ConditionType, v.spoken.ready, want.ready)
+	v.log(HealthType, v.spoken.healthy, want.healthy)
+	v.spoken, v.saidAt = want, v.Now()
 	return nil
+}
+
+func (v *Voice) log(kind corev1.NodeConditionType, was, is Condition) {
+	if is.Status != was.Status || is.Reason != was.Reason {
+		v.Log.Info("said", "condition", string(kind), "status", string(is.Status), "reason", is.Reason, "message", is.Message)
+	}
 }
 
 // conditionPatch merges into the conditions by their type, so that those of
 // others stay. The time of the transition is left out where there was none: then
 // it stays what it is.
-func (v *Voice) conditionPatch(node *corev1.Node, want Condition) ([]byte, error) {
+func (v *Voice) conditionPatch(node *corev1.Node, want spoken) ([]byte, error) {
 	now := v.Now().UTC().Format(time.RFC3339)
-	c := map[string]any{
-		"type": ConditionType, "status": want.Status, "reason": want.Reason, "message": want.Message,
-		"lastHeartbeatTime": now,
+	patch := func(kind corev1.NodeConditionType, want Condition) map[string]any {
+		c := map[string]any{
+			"type": kind, "status": want.Status, "reason": want.Reason, "message": want.Message,
+			"lastHeartbeatTime": now,
+		}
+		is := slices.IndexFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == kind })
+		if is < 0 || node.Status.Conditions[is].Status != want.Status {
+			c["lastTransitionTime"] = now
+		}
+		return c
 	}
-	is := slices.IndexFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == ConditionType })
-	if is < 0 || node.Status.Conditions[is].Status != want.Status {
-		c["lastTransitionTime"] = now
-	}
-	return json.Marshal(map[string]any{"status": map[string]any{"conditions": []any{c}}})
-}
-
-// removeTaint takes the startup taint away, whatever its effect. The patch holds
-// only as long as the taints are those that were read: nobody's change is lost.
-func (v *Voice) removeTaint(ctx context.Context, node *corev1.Node) error {
-	rest := slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool { return t.Key == v.Taint })
-	if len(rest) == len(node.Spec.Taints) {
-		return nil
-	}
-	const path = "/spec/taints"
-	change := map[string]any{"op": "replace", "path": path, "value": rest}
-	if len(rest) == 0 {
-		change = map[string]any{"op": "remove", "path": path}
-	}
-	patch, err := json.Marshal([]any{map[string]any{"op": "test", "path": path, "value": node.Spec.Taints}, change})
-	if err != nil {
-		return err
-	}
-	if err := v.Client.PatchNode(ctx, v.Node, patch); err != nil {
-		return fmt.Errorf("remove the taint %s of Node %s: %w", v.Taint, v.Node, err)
-	}
-	v.Log.Info("removed the startup taint", "taint", v.Taint)
-	return nil
+	conditions := []any{patch(ConditionType, want.ready), patch(HealthType, want.healthy)}
+	return json.Marshal(map[string]any{"status": map[string]any{"conditions": conditions}})
 }
 
 // sayEvent creates the Event, or counts up the one that told of the same before.

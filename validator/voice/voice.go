@@ -1,6 +1,6 @@
-// Package voice tells the cluster what is known of a node: a condition of the
+// Package voice tells the cluster what is known of a node: two conditions of the
 // Node, labels that say what its GPUs are, Events on it, and a startup taint that is
-// taken away once the node can be used.
+// taken away once the node can be used, and put back if that is asked for.
 //
 // What is to be said follows from the latest facts and from what has been said:
 // nothing is queued. While the API server cannot be reached facts replace each
@@ -54,7 +54,7 @@ type Config struct {
 	Node    string // its name
 	BootID  string
 	Dir     string // of the memory
-	Taint   string // key of the startup taint; "" for none
+	Taint   Taint
 	Log     *slog.Logger
 	Metrics *Metrics
 
@@ -72,8 +72,9 @@ type Voice struct {
 	memory     memory
 	seen       map[subject]sighting
 	refused    map[subject]bool // whose Events were not taken
-	condition  Condition        // as said last
+	spoken     spoken           // as said last
 	saidAt     time.Time
+	unusable   time.Time         // since when a layer has been refused; zero: none is, or nobody asks
 	labelled   map[string]string // as said last
 	labelledAt time.Time
 	unwritten  bool // the memory
@@ -208,12 +209,16 @@ func (v *Voice) step(ctx context.Context, f Facts) (more, quiet bool, wake time.
 	quiet = true
 
 	due := v.saidAt.Add(heartbeat)
-	if want := f.condition(); want != v.condition || !now.Before(due) {
+	taint, taintLater := v.taintWish(f, now)
+	if !taintLater.IsZero() {
+		sooner(taintLater)
+	}
+	if want := (spoken{f.condition(), f.health(), taint}); want != v.spoken || !now.Before(due) {
 		if until := v.mouth[topicNode].until; until.After(now) {
 			quiet = false
 			sooner(until)
 		} else {
-			v.outcome(ctx, topicNode, v.sayNode(ctx, want, f.usable()))
+			v.outcome(ctx, topicNode, v.sayNode(ctx, want))
 			return true, false, wake
 		}
 	} else {

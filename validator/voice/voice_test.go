@@ -36,7 +36,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const (
 	node  = "n1"
 	boot  = "00000000-0000-4000-8000-000000000000"
-	taint = "gpuready.io/not-ready"
+	taint = "nvidia.com/gpu-not-ready"
 )
 
 // clock stands still until it is advanced. One goroutine waits for it, so that
@@ -98,13 +98,14 @@ type stage struct {
 	server *kubetest.Server
 	clock  *clock
 	dir    string
+	taint  Taint
 	voice  *Voice
 	stop   func()
 }
 
 func newStage(t testing.TB) *stage {
 	t.Helper()
-	s := &stage{t: t, server: kubetest.Start(node), dir: t.TempDir(),
+	s := &stage{t: t, server: kubetest.Start(node), dir: t.TempDir(), taint: Taint{Keys: []string{taint, "gpuready.io/not-ready"}},
 		clock: &clock{now: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), armed: make(chan struct{}, 1)}}
 	t.Cleanup(func() { s.server.Stop() })
 	s.start()
@@ -120,7 +121,7 @@ func (s *stage) start() {
 	client, err := kube.New(s.server.Config())
 	require.NoError(s.t, err)
 	s.voice = New(Config{
-		Client: client, Node: node, BootID: boot, Dir: s.dir, Taint: taint, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Client: client, Node: node, BootID: boot, Dir: s.dir, Taint: s.taint, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		Metrics: NewMetrics(prometheus.NewRegistry()), Now: s.clock.Now, After: s.clock.After,
 	})
 	ctx, cancel := context.WithCancel(context.Background())
@@ -322,12 +323,6 @@ func TestAConditionThatIsTheSameIsSaidOnceInAWhile(t *testing.T) {
 }
 
 func TestTheStartupTaintGoesOncePodsMayCome(t *testing.T) {
-	taints := func(s *stage) (keys []string) {
-		for _, t := range s.server.Node(node, nil).Spec.Taints {
-			keys = append(keys, t.Key+":"+string(t.Effect))
-		}
-		return keys
-	}
 	for name, ready := range map[string]Facts{"proven": facts(), "degraded": facts().broken(0, gpu.ReasonXID, "XID 79", time.Time{}), "no GPU": noGPU()} {
 		t.Run(name, func(t *testing.T) {
 			s := newStage(t)
@@ -336,17 +331,19 @@ func TestTheStartupTaintGoesOncePodsMayCome(t *testing.T) {
 			})
 			s.say(Facts{})
 			s.say(facts().refused(readiness.Plugin, "DevicePluginSilent"))
-			require.Len(t, taints(s), 3)
+			require.Len(t, s.taints(), 3)
 			s.say(ready)
-			require.Equal(t, []string{"theirs:NoExecute"}, taints(s))
+			require.Equal(t, []string{"theirs:NoExecute"}, s.taints())
 			s.say(facts().refused(readiness.Plugin, "DevicePluginSilent"))
-			require.Equal(t, []string{"theirs:NoExecute"}, taints(s), "it is never added")
+			s.clock.advance(time.Hour)
+			s.say(facts().refused(readiness.Plugin, "DevicePluginSilent"))
+			require.Equal(t, []string{"theirs:NoExecute"}, s.taints(), "not unless it is asked for")
 		})
 	}
 	s := newStage(t)
 	s.server.Node(node, func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: taint, Effect: "NoSchedule"}} })
 	s.say(facts())
-	require.Empty(t, taints(s), "the only one")
+	require.Empty(t, s.taints(), "the only one")
 }
 
 func TestATaintThatSomebodyAddsMeanwhileIsNotLost(t *testing.T) {

@@ -249,7 +249,7 @@ func node(name string) *corev1.Node {
 			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubelet"}},
 		},
 		Spec: corev1.NodeSpec{PodCIDR: "10.0.0.0/24", PodCIDRs: []string{"10.0.0.0/24"}, ProviderID: "p", Taints: []corev1.Taint{
-			{Key: "gpuready.io/not-ready", Effect: corev1.TaintEffectNoSchedule},
+			{Key: "nvidia.com/gpu-not-ready", Effect: corev1.TaintEffectNoSchedule},
 			{Key: "dedicated", Value: "gpu", Effect: corev1.TaintEffectNoSchedule},
 		}},
 		Status: corev1.NodeStatus{
@@ -288,6 +288,17 @@ func TestOfItsOwnNodeTheValidatorMayDoItsWork(t *testing.T) {
 	require.Empty(t, ask(t, changed("nodes/status", "n1", setReady)))
 	require.Empty(t, ask(t, changed("nodes", "n1", removeTaint)))
 	require.Empty(t, ask(t, changed("nodes", "n1", func(n *corev1.Node) {})))
+	for _, key := range []string{"nvidia.com/gpu-not-ready", "gpuready.io/not-ready", "startup-taint.cluster-autoscaler.kubernetes.io/gpu-not-ready"} {
+		back := changed("nodes", "n1", func(n *corev1.Node) {
+			n.Spec.Taints = append(n.Spec.Taints[1:], corev1.Taint{Key: key, Effect: "NoSchedule"})
+		})
+		require.Empty(t, ask(t, back), key)
+		back.old, back.object = back.object, back.old
+		require.Empty(t, ask(t, back), "%s goes again", key)
+	}
+	require.Empty(t, ask(t, changed("nodes/status", "n1", func(n *corev1.Node) {
+		n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: "GPUHealthy", Status: corev1.ConditionFalse, Reason: "XID"})
+	})))
 
 	again := changed("nodes/status", "n1", setReady)
 	setReady(again.old.(*corev1.Node))
@@ -345,9 +356,9 @@ func TestNothingElseOfItsNodeCanBeChanged(t *testing.T) {
 		labels    = "gpu-validator may change no labels of a Node but those that say what its GPUs are"
 		notes     = "gpu-validator may change no annotation of a Node but gpuready.io/feature-labels"
 		fields    = "gpu-validator may not change a Node's spec but for its taints"
-		taints    = "gpu-validator may only remove taints, of the keys gpuready.io/…"
+		taints    = "gpu-validator may only remove startup taints, and add them with the effect NoSchedule: nvidia.com/gpu-not-ready, gpuready.io/not-ready, startup-taint.cluster-autoscaler.kubernetes.io/gpu-not-ready"
 		status    = "gpu-validator may not change a Node's status but for its conditions"
-		condition = "gpu-validator may change no condition of a Node but GPUReady"
+		condition = "gpu-validator may change no conditions of a Node but GPUReady and GPUHealthy"
 	)
 	for name, c := range map[string]struct {
 		change func(*corev1.Node)
@@ -369,7 +380,10 @@ func TestNothingElseOfItsNodeCanBeChanged(t *testing.T) {
 		"cordoned":                 {func(n *corev1.Node) { n.Spec.Unschedulable = true }, fields},
 		"provider ID":              {func(n *corev1.Node) { n.Spec.ProviderID = "" }, fields},
 		"a taint more": {func(n *corev1.Node) {
-			n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: "gpuready.io/not-ready", Effect: "NoExecute"})
+			n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: "nvidia.com/gpu-not-ready", Effect: "NoExecute"})
+		}, taints},
+		"a taint of another key": {func(n *corev1.Node) {
+			n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: "nvidia.com/gpu", Effect: "NoSchedule"})
 		}, taints},
 		"a taint of others":         {func(n *corev1.Node) { n.Spec.Taints = n.Spec.Taints[:1] }, taints},
 		"a taint of others changed": {func(n *corev1.Node) { n.Spec.Taints[1].Value = "cpu" }, taints},

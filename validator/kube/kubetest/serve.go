@@ -318,8 +318,8 @@ func merge(into, change map[string]any) {
 	}
 }
 
-// jsonPatch is as much of RFC 6902 as is asked for: test, replace and remove of
-// members of objects.
+// jsonPatch is as much of RFC 6902 as is asked for: test (null: there is none),
+// add, replace and remove of members of objects.
 func jsonPatch(document, patch []byte) ([]byte, error) {
 	var ops []struct {
 		Op, Path string
@@ -348,6 +348,8 @@ func jsonPatch(document, patch []byte) ([]byte, error) {
 		case op.Op == "test" && !reflect.DeepEqual(at[last], op.Value):
 			return nil, fmt.Errorf("json patch: test of %s failed", op.Path)
 		case op.Op == "test":
+		case op.Op == "add":
+			at[last] = op.Value
 		case !there:
 			return nil, fmt.Errorf("json patch: nothing at %s", op.Path)
 		case op.Op == "replace":
