@@ -41,6 +41,7 @@ type Device struct {
 	MIGEnabled  bool
 	MIG         []MIGDevice // sorted by Index; empty unless MIGEnabled
 	Fabric      Fabric      // zero: it has joined none
+	Joining     Joining     // how far it has come with that
 	Fault       Fault       // what the source saw wrong while reading; zero: nothing
 }
 
@@ -70,6 +71,18 @@ type Fabric struct {
 	Cluster [16]byte // a UUID; all zeros: the machine's own switches, and no other machine
 	Clique  uint32
 }
+
+// Joining is how far a GPU has come in joining the fabric of its NVSwitches.
+type Joining int
+
+// The states of Joining.
+const (
+	JoiningNone    Joining = iota // it has no fabric to join, or the driver does not say
+	JoiningWaiting                // not begun: the fabric manager is not there yet
+	JoiningBegun                  // on its way
+	JoiningDone                   // it has joined; Fabric says which
+	JoiningFailed                 // it ended with an error
+)
 
 // Reason says in one CamelCase word why something is as it is. Reasons are
 // part of the contract: they stand in logs, metrics, state files and Events.

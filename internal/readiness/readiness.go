@@ -37,8 +37,22 @@ const (
 	Plugin  Layer = "plugin"  // the kubelet offers every GPU
 )
 
-// Layers returns all layers, each after those it depends on.
+// The optional layers: what is checked only where it is asked for.
+const (
+	Peermem Layer = "peermem" // network cards reach GPUs' memory (nvidia-peermem)
+	GDS     Layer = "gds"     // storage does (GPUDirect Storage)
+	GDRCopy Layer = "gdrcopy" // the CPU does, in small pieces
+	MOFED   Layer = "mofed"   // the network cards' own driver
+	Fabric  Layer = "fabric"  // GPUs have joined the fabric of NVSwitches
+	VFIO    Layer = "vfio"    // GPUs are set aside for virtual machines
+	VGPU    Layer = "vgpu"    // GPUs are divided among virtual machines
+)
+
+// Layers returns the layers of the road, each after those it depends on.
 func Layers() []Layer { return []Layer{Driver, Toolkit, CUDA, Plugin} }
+
+// Optional returns the layers beside the road, which hold none of it up.
+func Optional() []Layer { return []Layer{Peermem, GDS, GDRCopy, MOFED, Fabric, VFIO, VGPU} }
 
 // Proof is what was found when a layer was proven.
 type Proof struct {
@@ -264,14 +278,21 @@ func summary(s Status, err error) string {
 	return strings.Join([]string{string(s.Refusal.Reason), s.Refusal.Message, s.Refusal.Action}, "\x00")
 }
 
-// ParseLayer returns the layer with the given name.
+// ParseLayer returns the layer with the given name, of the road or beside it.
 func ParseLayer(name string) (Layer, error) {
-	if !slices.Contains(Layers(), Layer(name)) {
-		var names []string
-		for _, l := range Layers() {
-			names = append(names, string(l))
-		}
-		return "", fmt.Errorf("no layer %q; there are %s", name, strings.Join(names, ", "))
+	return parseLayer(name, slices.Concat(Layers(), Optional()))
+}
+
+// ParseOptional returns the optional layer with the given name.
+func ParseOptional(name string) (Layer, error) { return parseLayer(name, Optional()) }
+
+func parseLayer(name string, all []Layer) (Layer, error) {
+	if slices.Contains(all, Layer(name)) {
+		return Layer(name), nil
 	}
-	return Layer(name), nil
+	names := make([]string, len(all))
+	for i, l := range all {
+		names[i] = string(l)
+	}
+	return "", fmt.Errorf("no layer %q; there are %s", name, strings.Join(names, ", "))
 }

@@ -144,12 +144,14 @@ const (
 	Absent Kind = "absent"  // no GPU on this node: nothing to prove
 	// Pending: the proof is on its way, and whoever brings it will tell. What
 	// was proven before holds until then.
-	Pending Kind = "pending"
+	Pending  Kind = "pending"
+	NotAsked Kind = "not asked for" // an optional layer
 )
 
 // Reasons that are not one step's own.
 const (
 	ReasonNotRun      gpu.Reason = "NotRun"
+	ReasonNotAsked    gpu.Reason = "NotAsked"
 	ReasonNoGPU       gpu.Reason = "NoGPU"
 	ReasonInterrupted gpu.Reason = "Interrupted"
 	// ReasonInjection: this container was created without the GPUs.
@@ -185,6 +187,13 @@ func Pass(p readiness.Proof, notes ...string) Outcome {
 func Fail(reason gpu.Reason, message, action string) Outcome {
 	return Outcome{Kind: Failed, Refusal: &readiness.Refusal{
 		Reason: reason, Message: record.Clean(message, maxText), Action: record.Clean(action, maxText),
+	}}
+}
+
+// NoGPU is the Outcome where there is no GPU on the node.
+func NoGPU(message string) Outcome {
+	return Outcome{Kind: Absent, Refusal: &readiness.Refusal{
+		Reason: ReasonNoGPU, Message: message, Action: "nothing, unless this node should have a GPU",
 	}}
 }
 

@@ -21,11 +21,23 @@ type Road struct {
 	End func(Outcome)
 }
 
-// Step checks one layer above the driver.
+// Step checks one layer above the driver, or beside the road.
 type Step struct {
 	Layer readiness.Layer
+	// Check is nil where nobody asks for the layer, which is then said of it.
 	Check func(context.Context, Node, Driver) Outcome
+	Basis Basis
 }
+
+// Basis is what a step builds on.
+type Basis int
+
+// What there is to build on. A step that does not build on all holds up none.
+const (
+	OnAll    Basis = iota // all steps of the road before it
+	OnDriver              // the driver alone
+	OnHost                // nothing: Driver is its zero value where that was not proven
+)
 
 // Run checks the layers, nil for all of them. The driver is always among them,
 // since there is nothing to build on without it.
@@ -40,17 +52,23 @@ func (r Road) Run(ctx context.Context, node Node, layers []readiness.Layer) []Ou
 		if layers != nil && !slices.Contains(layers, s.Layer) {
 			continue
 		}
-		if blocked != nil {
-			o := blocked.after(s.Layer)
-			if !blocked.interrupted() {
+		stopped := map[Basis]*Outcome{OnAll: blocked, OnDriver: blocks(out[0])}[s.Basis]
+		switch {
+		case s.Check == nil:
+			out = append(out, notAsked(s.Layer))
+		case stopped != nil:
+			o := stopped.after(s.Layer)
+			if !stopped.interrupted() {
 				r.end(o)
 			}
 			out = append(out, o)
-			continue
+		default:
+			o := r.time(ctx, s.Layer, func() Outcome { return s.Check(ctx, node, driver) })
+			out = append(out, o)
+			if s.Basis == OnAll {
+				blocked = blocks(o)
+			}
 		}
-		o := r.time(ctx, s.Layer, func() Outcome { return s.Check(ctx, node, driver) })
-		out = append(out, o)
-		blocked = blocks(o)
 	}
 	return out
 }
@@ -96,5 +114,12 @@ func (o Outcome) after(l readiness.Layer) Outcome {
 		Reason:  ReasonNotRun,
 		Message: fmt.Sprintf("not run: %s is not ready (%s)", o.Layer, o.Refusal.Reason),
 		Action:  fmt.Sprintf("see %s", o.Layer),
+	}}
+}
+
+// notAsked is the Outcome of an optional layer that nobody asks for.
+func notAsked(l readiness.Layer) Outcome {
+	return Outcome{Layer: l, Kind: NotAsked, Refusal: &readiness.Refusal{
+		Reason: ReasonNotAsked, Message: "not asked for", Action: "to have it checked, say --optional " + string(l),
 	}}
 }

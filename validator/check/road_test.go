@@ -130,3 +130,23 @@ func TestAContainerSeesOnlyWhatIsMountedIntoIt(t *testing.T) {
 	n.Root = elsewhere
 	require.True(t, n.Sees("/usr/lib/libcuda.so.1"), "the host's root is mounted")
 }
+
+func TestOptionalStepsHoldNothingUpAndAreNotHeldUp(t *testing.T) {
+	r, began := roadWhere(map[readiness.Layer]Outcome{readiness.Toolkit: Fail("SpecMissing", "m", "a")})
+	pass := func(context.Context, Node, Driver) Outcome { return Pass(readiness.Proof{}) }
+	bad := func(context.Context, Node, Driver) Outcome { return Fail("GDSModuleNotLoaded", "m", "a") }
+	r.Steps = append([]Step{
+		{Layer: readiness.GDS, Check: bad, Basis: OnDriver}, {Layer: readiness.MOFED, Check: pass, Basis: OnHost}, {Layer: readiness.VGPU, Basis: OnHost},
+	}, r.Steps...)
+	out := r.Run(t.Context(), Node{}, nil)
+	require.Equal(t, []Kind{Passed, Failed, Passed, NotAsked, Failed, NotRun, NotRun}, kinds(out))
+	require.Equal(t, "not asked for", out[3].Refusal.Message)
+	require.NotContains(t, *began, readiness.VGPU, "nobody looks")
+
+	r.Driver = func(context.Context, Node) (Driver, Outcome) { return Driver{}, Fail("NVMLFailed", "m", "a") }
+	out = r.Run(t.Context(), Node{}, nil)
+	require.Equal(t, []Kind{Failed, NotRun, Passed, NotAsked, NotRun, NotRun, NotRun}, kinds(out))
+
+	r.Driver = func(context.Context, Node) (Driver, Outcome) { return Driver{}, NoGPU("none") }
+	require.Equal(t, []Kind{Absent, Absent, Passed, NotAsked, Absent, Absent, Absent}, kinds(r.Run(t.Context(), Node{}, nil)))
+}

@@ -26,10 +26,19 @@ const (
 	exitCUDA    = 12
 	exitPlugin  = 13
 	exitTimeout = 20
+	exitPeermem = 30
+	exitGDS     = 31
+	exitGDRCopy = 32
+	exitMOFED   = 33
+	exitFabric  = 34
+	exitVFIO    = 35
+	exitVGPU    = 36
 )
 
 var layerCodes = map[readiness.Layer]int{
 	readiness.Driver: exitDriver, readiness.Toolkit: exitToolkit, readiness.CUDA: exitCUDA, readiness.Plugin: exitPlugin,
+	readiness.Peermem: exitPeermem, readiness.GDS: exitGDS, readiness.GDRCopy: exitGDRCopy, readiness.MOFED: exitMOFED,
+	readiness.Fabric: exitFabric, readiness.VFIO: exitVFIO, readiness.VGPU: exitVGPU,
 }
 
 const exitHelp = `
@@ -42,6 +51,7 @@ Exit codes:
   12  cuda is not ready
   13  plugin is not ready
   20  wait: the time is over and nothing is known of the layer, or of the toolkit, yet
+  30 to 36  peermem, gds, gdrcopy, mofed, fabric, vfio or vgpu was asked for and is not ready, in this order
 `
 
 const usage = `gpu-validator proves that this node's GPUs can be used, layer by layer:

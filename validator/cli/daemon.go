@@ -128,7 +128,7 @@ func serve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	defer parts.close()
-	config.Tell, config.News, config.Road = parts.tell, parts.news, road(parts.workload)
+	config.Tell, config.News, config.Road = parts.tell, parts.news, road(parts.workload, o.asked)
 	d := daemon.New(config)
 	parts.follow(d.Choose)
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -32,6 +33,8 @@ type options struct {
 	allowSimulated                                             bool
 	cudaTimeout                                                time.Duration
 	cudaParallel                                               int
+	optional                                                   []string
+	asked                                                      []readiness.Layer // of optional
 }
 
 // command begins a command: its help is usage, the flags, and the exit codes.
@@ -67,8 +70,9 @@ func (o *options) checks() {
 	f.StringVar(&o.vectorAdd, "vectoradd", "", "the vectorAdd sample (default: beside gpu-validator, else in PATH)")
 	f.DurationVar(&o.cudaTimeout, "cuda-timeout", time.Minute, "how long the sample may take on one GPU")
 	f.IntVar(&o.cudaParallel, "cuda-parallel", 8, "on how many GPUs the sample runs at a time")
+	f.StringSliceVar(&o.optional, "optional", nil, "check these, too: "+names(readiness.Optional()))
 	maps.Copy(o.env, map[string]string{
-		"driver-root": "NVIDIA_DRIVER_ROOT", "dev-root": "NVIDIA_DEV_ROOT", "cdi-output-dir": "CDI_OUTPUT_DIR",
+		"optional": "OPTIONAL_STEPS", "driver-root": "NVIDIA_DRIVER_ROOT", "dev-root": "NVIDIA_DEV_ROOT", "cdi-output-dir": "CDI_OUTPUT_DIR",
 		"pod-resources-socket": "POD_RESOURCES_SOCKET", "allow-simulated": "ALLOW_SIMULATED",
 		"vectoradd": "VECTORADD", "cuda-timeout": "CUDA_TIMEOUT", "cuda-parallel": "CUDA_PARALLEL",
 	})
@@ -96,7 +100,22 @@ func (o *options) parse(args []string) ([]string, error) {
 	if o.cudaParallel < 0 || o.cudaTimeout < 0 {
 		return nil, usageError("--cuda-parallel and --cuda-timeout must not be negative")
 	}
+	for _, name := range o.optional {
+		l, err := readiness.ParseOptional(name)
+		if err != nil {
+			return nil, usageError("--optional: %w", err)
+		}
+		o.asked = append(o.asked, l)
+	}
 	return o.flags.Args(), nil
+}
+
+func names(layers []readiness.Layer) string {
+	var all []string
+	for _, l := range layers {
+		all = append(all, string(l))
+	}
+	return strings.Join(all, ",")
 }
 
 func wrapUsage(o *options, err error) error {

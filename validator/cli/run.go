@@ -13,12 +13,7 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/internal/version"
 	"github.com/gpuready/gpuready/validator/check"
-	"github.com/gpuready/gpuready/validator/probe"
 	"github.com/gpuready/gpuready/validator/report"
-	"github.com/gpuready/gpuready/validator/step/cuda"
-	"github.com/gpuready/gpuready/validator/step/driver"
-	"github.com/gpuready/gpuready/validator/step/injection"
-	"github.com/gpuready/gpuready/validator/step/plugin"
 )
 
 const runUsage = `Check the layers of this node once, report, and exit with the code of the first
@@ -30,28 +25,12 @@ Examples:
   gpu-validator run -o junit > gpu.xml       a job in CI
 `
 
-// road is the real one. workload is nil where no pod is to be run.
-func road(workload plugin.Workload) check.Road {
-	return check.Road{
-		Driver: func(ctx context.Context, n check.Node) (check.Driver, check.Outcome) {
-			return driver.Check(ctx, n, probe.Read)
-		},
-		Steps: []check.Step{
-			{Layer: readiness.Toolkit, Check: injection.Check},
-			{Layer: readiness.CUDA, Check: cuda.Check},
-			{Layer: readiness.Plugin, Check: func(ctx context.Context, n check.Node, d check.Driver) check.Outcome {
-				return plugin.Check(ctx, n, d, plugin.AskKubelet, workload)
-			}},
-		},
-	}
-}
-
 func runOnce(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	o := command("run", runUsage, stdout)
 	var names []string
 	var format string
 	var timeout time.Duration
-	o.flags.StringSliceVar(&names, "layers", nil, "check only these (driver always is): driver,toolkit,cuda,plugin")
+	o.flags.StringSliceVar(&names, "layers", nil, "check only these (driver always is): driver,toolkit,cuda,plugin, or an optional one, which is asked for thereby")
 	o.flags.StringVarP(&format, "output", "o", "text", "text, json or junit")
 	o.flags.DurationVar(&timeout, "timeout", 10*time.Minute, "for all layers together")
 	o.named("layers", "LAYERS")
@@ -73,6 +52,10 @@ func runOnce(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	if err != nil {
 		return err
 	}
+	asked := slices.Concat(o.asked, layers)
+	if layers != nil {
+		layers = asked
+	}
 	node, err := o.node()
 	if err != nil {
 		return err
@@ -81,7 +64,7 @@ func runOnce(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("%v are over", timeout))
 	defer cancel()
 
-	r := road(nil)
+	r := whole(road(nil, asked))
 	r.Begin = func(l readiness.Layer) { fmt.Fprintf(stderr, "gpu-validator: checking %s\n", l) }
 	host, err := os.Hostname()
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -155,6 +156,14 @@ func (d *Daemon) clearStale() (some bool) {
 		}
 		d.Log.Info("removed what was left of an earlier time", "layer", l, "message", err.Error())
 		if err := readiness.Clear(d.OutputDir, l); err != nil {
+			d.Log.Error("cannot remove a stale proof", "layer", l, "message", err.Error())
+		}
+	}
+	for _, l := range readiness.Optional() {
+		if slices.ContainsFunc(d.Road.Steps, func(s check.Step) bool { return s.Layer == l }) {
+			continue
+		}
+		if err := readiness.Clear(d.OutputDir, l); err != nil { // nobody asks for it any more
 			d.Log.Error("cannot remove a stale proof", "layer", l, "message", err.Error())
 		}
 	}
@@ -390,7 +399,11 @@ func complaint(o check.Outcome) string {
 // signature is what makes one outcome another: all but when and how long.
 func signature(o check.Outcome) string {
 	if p := o.Proof; p != nil {
-		return fmt.Sprintf("ready %+v %s %s %d %v %q %q", *p.Driver, p.HostRoot, p.DevRoot, p.GPUs, p.Resources, p.Summary, o.Notes)
+		driver := nodestate.DriverInfo{}
+		if p.Driver != nil { // none is under an optional layer
+			driver = *p.Driver
+		}
+		return fmt.Sprintf("ready %+v %s %s %d %v %q %q", driver, p.HostRoot, p.DevRoot, p.GPUs, p.Resources, p.Summary, o.Notes)
 	}
 	return fmt.Sprintf("not ready %s %q %q", o.Refusal.Reason, o.Refusal.Message, o.Refusal.Action)
 }

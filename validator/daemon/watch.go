@@ -43,7 +43,7 @@ func files(node check.Node) []string {
 			patterns = append(patterns, path.Join(root, dir, "libnvidia-ml.so.*"), path.Join(root, dir, "libcuda.so.*"))
 		}
 		patterns = append(patterns,
-			path.Join(root, "dev/nvidia*"), path.Join(root, "dev/nvidia-caps/*"),
+			path.Join(root, "dev/nvidia*"), path.Join(root, "dev/nvidia-caps/*"), path.Join(root, "dev/gdrdrv"),
 			// Of use where it is a stand-in: /proc itself tells of nothing.
 			path.Join(root, "proc/driver/nvidia/version"))
 	}

@@ -57,7 +57,16 @@ func reports() map[string]Report {
 	for _, l := range readiness.Layers() {
 		absent = append(absent, check.Outcome{Layer: l, Kind: check.Absent, Refusal: &readiness.Refusal{Reason: check.ReasonNoGPU, Message: "no NVIDIA GPU and no driver: nothing to prove on this node"}})
 	}
+	asked := good(false)
+	for _, l := range readiness.Optional() {
+		o := check.Outcome{Layer: l, Kind: check.NotAsked, Refusal: &readiness.Refusal{Reason: check.ReasonNotAsked, Message: "not asked for", Action: "to have it checked, say --optional " + string(l)}}
+		if l == readiness.GDS {
+			o = passed(l, "nvidia_fs is loaded and has its devices, version 2.26.6", false)
+		}
+		asked = append(asked, o)
+	}
 	return map[string]Report{
+		"optional": report(asked...),
 		"passed": report(good(false)...), "simulated": report(good(true)...), "failed": report(failed...), "absent": report(absent...),
 	}
 }

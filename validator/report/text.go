@@ -10,8 +10,8 @@ import (
 
 // Words and colours (ANSI) of each kind of outcome.
 var (
-	words  = map[check.Kind]string{check.Passed: "ok", check.Failed: "FAILED", check.NotRun: "not run", check.Absent: "no GPU"}
-	colors = map[check.Kind]string{check.Passed: "32", check.Failed: "31;1", check.NotRun: "2", check.Absent: "2"}
+	words  = map[check.Kind]string{check.Passed: "ok", check.Failed: "FAILED", check.NotRun: "not run", check.Absent: "no GPU", check.NotAsked: "skipped"}
+	colors = map[check.Kind]string{check.Passed: "32", check.Failed: "31;1", check.NotRun: "2", check.Absent: "2", check.NotAsked: "2"}
 )
 
 // text has one line for each layer, and below it what to know and to do.
@@ -23,7 +23,12 @@ func (r Report) text(w io.Writer, color bool) error {
 		return "\x1b[" + code + "m" + s + "\x1b[0m"
 	}
 	var b strings.Builder
+	var skipped []string
 	for i, o := range r.Outcomes {
+		if o.Kind == check.NotAsked {
+			skipped = append(skipped, string(o.Layer))
+			continue
+		}
 		if o.Kind == check.Absent && i > 0 {
 			continue // said once
 		}
@@ -38,6 +43,9 @@ func (r Report) text(w io.Writer, color bool) error {
 		if o.Kind == check.Failed {
 			fmt.Fprintf(&b, "%28s%s %s\n", "", paint("36", "→"), o.Refusal.Action)
 		}
+	}
+	if len(skipped) > 0 {
+		fmt.Fprintf(&b, "%s not asked for: %s\n", paint(colors[check.NotAsked], fmt.Sprintf("%-8s", words[check.NotAsked])), strings.Join(skipped, ", "))
 	}
 	code := colors[check.Passed]
 	if r.Failed() != nil {

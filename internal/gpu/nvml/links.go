@@ -47,8 +47,18 @@ func (s *Source) readFabric(device nvml.Device, d *gpu.Device) {
 		return
 	}
 	info, ret := device.GetGpuFabricInfo()
-	if ret == nvml.SUCCESS && info.State == nvml.GPU_FABRIC_STATE_COMPLETED && nvml.Return(info.Status) == nvml.SUCCESS {
-		d.Fabric = gpu.Fabric{Cluster: info.ClusterUuid, Clique: info.CliqueId}
+	if ret != nvml.SUCCESS {
+		return
+	}
+	switch {
+	case info.State == nvml.GPU_FABRIC_STATE_NOT_STARTED:
+		d.Joining = gpu.JoiningWaiting
+	case info.State == nvml.GPU_FABRIC_STATE_IN_PROGRESS:
+		d.Joining = gpu.JoiningBegun
+	case info.State == nvml.GPU_FABRIC_STATE_COMPLETED && nvml.Return(info.Status) != nvml.SUCCESS:
+		d.Joining = gpu.JoiningFailed
+	case info.State == nvml.GPU_FABRIC_STATE_COMPLETED:
+		d.Joining, d.Fabric = gpu.JoiningDone, gpu.Fabric{Cluster: info.ClusterUuid, Clique: info.CliqueId}
 	}
 }
 

@@ -260,6 +260,23 @@ func TestLanes(t *testing.T) {
 	}
 }
 
+func TestHowFarAGPUHasComeWithItsFabric(t *testing.T) {
+	for want, info := range map[gpu.Joining]nvml.GpuFabricInfo{
+		gpu.JoiningNone:    {State: nvml.GPU_FABRIC_STATE_NOT_SUPPORTED},
+		gpu.JoiningWaiting: {State: nvml.GPU_FABRIC_STATE_NOT_STARTED},
+		gpu.JoiningBegun:   {State: nvml.GPU_FABRIC_STATE_IN_PROGRESS},
+		gpu.JoiningDone:    {State: nvml.GPU_FABRIC_STATE_COMPLETED, CliqueId: 7},
+		gpu.JoiningFailed:  {State: nvml.GPU_FABRIC_STATE_COMPLETED, CliqueId: 7, Status: uint32(nvml.ERROR_UNKNOWN)},
+	} {
+		f, s := newFake(t, gputest.Node("t4", 1), Options{})
+		f.gpus[0].fabric = info
+		got, err := s.Snapshot(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, want, got.Devices[0].Joining)
+		require.Equal(t, want == gpu.JoiningDone, got.Devices[0].Fabric.Clique == 7)
+	}
+}
+
 func TestLevelsOfTopology(t *testing.T) {
 	for level, want := range map[nvml.GpuTopologyLevel]gpu.LinkKind{
 		nvml.TOPOLOGY_INTERNAL: gpu.LinkBoard, nvml.TOPOLOGY_SINGLE: gpu.LinkSingle, nvml.TOPOLOGY_MULTIPLE: gpu.LinkMultiple,

@@ -105,11 +105,7 @@ func (h hardware) explain(err error) check.Outcome {
 	found := "the PCI bus shows " + count(len(h.pci), "NVIDIA GPU")
 	switch {
 	case errors.Is(err, gpu.ErrNoDriver) && h.library == "" && h.module == "" && len(h.pci) == 0:
-		return check.Outcome{Kind: check.Absent, Refusal: &readiness.Refusal{
-			Reason:  check.ReasonNoGPU,
-			Message: "no NVIDIA GPU on the PCI bus and no driver: nothing to prove on this node",
-			Action:  "nothing, unless this node should have a GPU",
-		}}
+		return check.NoGPU("no NVIDIA GPU on the PCI bus and no driver: nothing to prove on this node")
 	case errors.Is(err, gpu.ErrNoDriver) && h.library == "":
 		if h.module != "" {
 			found = "the kernel module " + h.module + " is loaded"

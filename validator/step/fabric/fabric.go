@@ -1,0 +1,69 @@
+// Package fabric checks that GPUs behind NVSwitches have joined their fabric, as NVML
+// says: the fabric manager, or the subnet manager of a bigger machine, has let them in.
+package fabric
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/validator/check"
+	"github.com/gpuready/gpuready/validator/step/kernel"
+)
+
+// Reasons of this layer.
+const (
+	ReasonWaiting gpu.Reason = "FabricNotJoined"
+	ReasonFailed  gpu.Reason = "FabricFailed"
+)
+
+// bridge is the PCI class of NVSwitches: PCI Code and ID Assignment Specification,
+// "other bridge device".
+const bridge = "0680"
+
+// Check proves the layer.
+func Check(_ context.Context, node check.Node, driver check.Driver) check.Outcome {
+	var waiting, broken []string
+	joined := 0
+	for _, g := range driver.GPUs {
+		switch g.Joining {
+		case gpu.JoiningNone:
+		case gpu.JoiningDone:
+			joined++
+		case gpu.JoiningFailed:
+			broken = append(broken, check.Name(g))
+		default:
+			waiting = append(waiting, check.Name(g))
+		}
+	}
+	switch {
+	case len(broken) > 0:
+		return check.Fail(ReasonFailed, "the fabric did not let in "+strings.Join(broken, "; "),
+			"see the log of the fabric manager (journalctl -u nvidia-fabricmanager, or its container) and nvidia-smi -q, section Fabric; then reset the GPUs or reboot")
+	case len(waiting) > 0:
+		return check.Fail(ReasonWaiting, "not joined to the fabric: "+strings.Join(waiting, "; "),
+			"start the fabric manager of the driver's version (systemctl start nvidia-fabricmanager, or its container); CUDA does not initialise before")
+	}
+	proof := readiness.Proof{Driver: &driver.Info, HostRoot: node.Root.Dir(), DevRoot: driver.DevRoot, GPUs: joined}
+	if joined > 0 {
+		proof.Summary = fmt.Sprintf("%d of %d GPUs have joined the fabric", joined, len(driver.GPUs))
+		return check.Pass(proof)
+	}
+	if n := switches(kernel.Of(node)); n > 0 {
+		proof.Summary = fmt.Sprintf("%d NVSwitches; of the fabric the driver says nothing for these GPUs", n)
+		return check.Pass(proof, "GPUs before Hopper do not tell whether they have joined; that they compute is the proof (layer cuda)")
+	}
+	proof.Summary = "no GPU here has a fabric to join"
+	return check.Pass(proof)
+}
+
+func switches(k kernel.View) (n int) {
+	for _, d := range k.PCI(kernel.NVIDIA) {
+		if strings.HasPrefix(d.Class, bridge) {
+			n++
+		}
+	}
+	return n
+}

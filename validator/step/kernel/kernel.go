@@ -1,0 +1,190 @@
+// Package kernel is what the steps ask the kernel by its files, without NVML:
+// which modules are loaded, which devices they have, what is on the PCI bus.
+//
+// A driver root may bring its own /proc and /sys: a driver container shows those
+// of the host there, the simulator its stand-ins. They come before the host's own.
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/validator/check"
+)
+
+const maxFile = 64 << 10
+
+// View is the kernel of a node.
+type View struct {
+	node  check.Node
+	roots []string
+}
+
+// Of returns the kernel of a node.
+func Of(node check.Node) View {
+	node = node.FindDriverRoot()
+	return View{node: node, roots: slices.Compact([]string{node.DriverRoot, "/"})}
+}
+
+// Read returns the content of a file of /proc or /sys, without the white space
+// around it, "" where it is not there.
+func (v View) Read(name string) string {
+	for _, root := range v.roots {
+		if data, err := v.node.Root.ReadFile(path.Join(root, name), maxFile); err == nil {
+			return strings.TrimSpace(string(data))
+		}
+	}
+	return ""
+}
+
+// Names are those of what is in a folder of /proc or /sys, sorted.
+func (v View) Names(dir string) []string {
+	for _, root := range v.roots {
+		if names, err := v.node.Root.Names(path.Join(root, dir)); err == nil && len(names) > 0 {
+			slices.Sort(names)
+			return names
+		}
+	}
+	return nil
+}
+
+// Loaded says whether a module is loaded, by its name with underscores. One that is
+// built into the kernel counts if the kernel lists it.
+func (v View) Loaded(module string) bool {
+	return slices.ContainsFunc(v.roots, func(root string) bool {
+		_, err := v.node.Root.Stat(path.Join(root, "sys/module", module))
+		return err == nil
+	})
+}
+
+// Version is that of a module, as it says itself.
+func (v View) Version(module string) string {
+	if version := v.Read(path.Join("/sys/module", module, "version")); version != "" {
+		return "version " + version
+	}
+	return "of unknown version"
+}
+
+// Missing returns those of the modules that are not loaded.
+func (v View) Missing(modules ...string) []string {
+	return slices.DeleteFunc(slices.Clone(modules), v.Loaded)
+}
+
+// Majors are those of character devices, by driver name, of the first /proc/devices
+// that lists one of which wanted says yes.
+func (v View) Majors(wanted func(name string) bool) map[string]int {
+	majors := map[string]int{}
+	for _, root := range v.roots {
+		data, _ := v.node.Root.ReadFile(path.Join(root, "proc/devices"), maxFile)
+		majors = CharacterMajors(string(data))
+		for name := range majors {
+			if wanted(name) {
+				return majors
+			}
+		}
+	}
+	return majors
+}
+
+// CharacterMajors reads the first part of /proc/devices.
+func CharacterMajors(text string) map[string]int {
+	majors := map[string]int{}
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "Block devices") {
+			break
+		}
+		fields := strings.Fields(line)
+		if len(fields) != 2 {
+			continue
+		}
+		if major, err := strconv.Atoi(fields[0]); err == nil && major >= 0 {
+			majors[fields[1]] = major
+		}
+	}
+	return majors
+}
+
+// Device says what is wrong with the node of a character device of a driver, "" for
+// nothing: it is there with the driver's number, or cannot be seen from here.
+func (v View) Device(name, driver string) string {
+	major, registered := v.Majors(func(n string) bool { return n == driver })[driver]
+	if !registered {
+		return "/proc/devices does not list " + driver
+	}
+	if !v.node.Sees("/dev/" + name) {
+		return ""
+	}
+	for _, root := range slices.Compact([]string{v.node.DevRoot, "/"}) {
+		p := path.Join(root, "dev", name)
+		info, err := v.node.Root.Stat(p)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err.Error()
+		}
+		have, _, is := host.Device(info)
+		if !is || int(have) != major {
+			return fmt.Sprintf("%s is no character device of major %d, which is that of %s", p, major, driver)
+		}
+		return ""
+	}
+	return "the device node /dev/" + name + " is not there"
+}
+
+// PCIDevice is a device on the PCI bus.
+type PCIDevice struct {
+	Address string
+	Class   string // six digits after 0x
+	Driver  string // that has it; "" none
+}
+
+// The vendors that are looked for.
+const (
+	NVIDIA   = "0x10de"
+	Mellanox = "0x15b3"
+)
+
+// PCI lists the devices of a vendor, by address.
+func (v View) PCI(vendor string) []PCIDevice {
+	var found []PCIDevice
+	for _, address := range v.Names(host.PCIDevices) {
+		dir := path.Join(host.PCIDevices, address)
+		if v.Read(path.Join(dir, "vendor")) != vendor {
+			continue
+		}
+		found = append(found, PCIDevice{Address: address, Class: strings.TrimPrefix(v.Read(path.Join(dir, "class")), "0x"), Driver: v.Link(path.Join(dir, "driver"))})
+	}
+	return found
+}
+
+// GPUs are those of NVIDIA, without the virtual functions of one.
+func (v View) GPUs() []PCIDevice {
+	return slices.DeleteFunc(v.PCI(NVIDIA), func(d PCIDevice) bool {
+		return !strings.HasPrefix(d.Class, "0300") && !strings.HasPrefix(d.Class, "0302") || v.Link(path.Join(host.PCIDevices, d.Address, "physfn")) != ""
+	})
+}
+
+// Link is the last part of what a link leads to, "" if there is none.
+func (v View) Link(name string) string {
+	for _, root := range v.roots {
+		if target, err := v.node.Root.Readlink(path.Join(root, name)); err == nil {
+			return path.Base(target)
+		}
+	}
+	return ""
+}
+
+// Exists says whether there is something at a path of /sys or /proc.
+func (v View) Exists(name string) bool {
+	return slices.ContainsFunc(v.roots, func(root string) bool {
+		_, err := v.node.Root.Stat(path.Join(root, name))
+		return err == nil
+	})
+}
