@@ -67,6 +67,10 @@ func compute(r *sample.Run, d *driver.Device, kernel *driver.Kernel, a, b, sum [
 	if err := driver.Write(memory[1], 0, b); err != nil {
 		return err
 	}
+	// So that what an earlier run left is not taken for this one's.
+	if err := memory[2].SetBytes(0, 0xff, memory[2].Size); err != nil {
+		return err
+	}
 	r.Phase("copyToDevice")
 
 	blocks := uint32((len(a) + threads - 1) / threads)

@@ -1,6 +1,7 @@
 package sample
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 )
@@ -22,11 +23,15 @@ func (e *WrongError) Error() string {
 		e.What, first.Want, first.Got, e.Count, e.Of)
 }
 
-// Elements gathers the wrong elements of a result; its zero value has none.
-type Elements struct{ e WrongError }
+// Elements gathers the wrong elements of a result.
+type Elements struct {
+	What string // what they are elements of, before the index; "": "element"
+
+	e WrongError
+}
 
 // Add notes a wrong element at an index: i, or row and column.
-func (w *Elements) Add(want, got float32, index ...int) {
+func (w *Elements) Add(want, got any, index ...int) {
 	if w.e.Count++; w.e.Count > namedWrong {
 		return
 	}
@@ -38,7 +43,7 @@ func (w *Elements) Err() error {
 	if w.e.Count == 0 {
 		return nil
 	}
-	w.e.Of = "elements"
-	w.e.What = "element " + strings.Trim(strings.ReplaceAll(fmt.Sprint(w.e.Wrong[0].Index), " ", ", "), "[]")
+	index := strings.Trim(strings.ReplaceAll(fmt.Sprint(w.e.Wrong[0].Index), " ", ", "), "[]")
+	w.e.What, w.e.Of = cmp.Or(w.What, "element")+" "+index, "elements"
 	return &w.e
 }

@@ -1,0 +1,217 @@
+package main
+
+import (
+	_ "embed"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/gpuready/gpuready/cuda-samples/driver"
+	"github.com/gpuready/gpuready/cuda-samples/internal/sample"
+)
+
+var (
+	//go:embed gemm.ptx
+	ptx string
+	//go:embed gemm_sm80.ptx
+	ptxSM80 string
+)
+
+// The types, which are the names of the kernels, too.
+const (
+	fp32 = "fp32"
+	bf16 = "bf16"
+)
+
+// task is what is multiplied in which types.
+type task struct {
+	name  string
+	types []string
+	exact bool
+	a, b  func() matrix
+}
+
+func tasks(s size) []task {
+	return []task{
+		{"whole numbers", []string{fp32, bf16}, true,
+			func() matrix { return integers(s.m, s.k, s.k, 1) }, func() matrix { return integers(s.k, s.n, s.k, 2) }},
+		{"fractions", []string{fp32}, false,
+			func() matrix { return fractions(s.m, s.k, 3) }, func() matrix { return fractions(s.k, s.n, 4) }},
+		{"fractions", []string{bf16}, false,
+			func() matrix { return fractions(s.m, s.k, 5).cut() }, func() matrix { return fractions(s.k, s.n, 6).cut() }},
+	}
+}
+
+// multiply runs the sample on one device; sides of 0 were not asked for.
+func multiply(r *sample.Run, s size, kind string) error {
+	d, err := r.Open()
+	if err != nil {
+		return err
+	}
+	usual := usual
+	if r.Simulated() {
+		usual = simulated
+	}
+	for side, otherwise := range map[*int]int{&s.m: usual.m, &s.n: usual.n, &s.k: usual.k} {
+		if *side == 0 {
+			*side = otherwise
+		}
+	}
+	types, err := possible(r, d, kind)
+	if err != nil {
+		return err
+	}
+	r.Size("m", s.m)
+	r.Size("n", s.n)
+	r.Size("k", s.k)
+	r.Size("types", types)
+	r.Printf("[Product of %d x %d and %d x %d matrices]\n", s.m, s.k, s.k, s.n)
+
+	kernels := map[string]*driver.Kernel{}
+	for _, kind := range types {
+		code := map[string]string{fp32: ptx, bf16: ptxSM80}[kind]
+		module, err := d.Load(code)
+		if err != nil {
+			return fmt.Errorf("%s: %w", kind, err)
+		}
+		if kernels[kind], err = module.Kernel(kind); err != nil {
+			return err
+		}
+	}
+	r.Phase("compile")
+	for i, task := range tasks(s) {
+		task.types = slices.DeleteFunc(task.types, func(kind string) bool { return kernels[kind] == nil })
+		if len(task.types) == 0 {
+			continue
+		}
+		if err := task.run(r, d, kernels, float64(i)/3); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// possible are the types that were asked for and that the device has.
+func possible(r *sample.Run, d *driver.Device, kind string) ([]string, error) {
+	const lacks = "compute capability %s has no mma.sync of bfloat16, which 8.0 and newer have"
+	switch {
+	case kind == fp32:
+		return []string{fp32}, nil
+	case d.Major >= 8 && kind == bf16:
+		return []string{bf16}, nil
+	case d.Major >= 8:
+		return []string{fp32, bf16}, nil
+	case kind == bf16:
+		return nil, sample.NotPossible("bf16 is not possible on this device: "+lacks, d.Capability())
+	}
+	r.Note("bf16 is left out: "+lacks, d.Capability())
+	return []string{fp32}, nil
+}
+
+// run multiplies on the CPU and, in each type, on the device.
+func (t task) run(r *sample.Run, d *driver.Device, kernels map[string]*driver.Kernel, share float64) error {
+	a, b := t.a(), t.b()
+	r.Phase("numbers")
+	reference := multiplied(a, b, t.exact, func(rows int) {
+		r.Progress(share+float64(rows)/float64(a.rows)/3, t.name+", the reference on the CPU")
+	})
+	r.Phase("reference")
+	for _, kind := range t.types {
+		o := fp32Operands(a, b)
+		if kind == bf16 {
+			o = bf16Operands(a, b)
+		}
+		r.Progress(share+1./3, t.name+" in "+kind+" on the device")
+		got, err := o.multiply(r, d, kernels[kind])
+		if err != nil {
+			return err
+		}
+		worst, err := reference.verify(kind, got, o.width)
+		r.Phase("verify")
+		if err != nil {
+			return err
+		}
+		if t.exact {
+			r.Printf("%s, %s: every element is exact\n", kind, t.name)
+		} else {
+			r.Printf("%s, %s: the largest error is %.1f %% of what rounding may do\n", kind, t.name, 100*worst)
+		}
+	}
+	return nil
+}
+
+// operands are what a kernel is given.
+type operands struct {
+	write         func(a, b *driver.Memory) error
+	aSize, bSize  uint64 // bytes
+	height, width int    // of C
+	shape         driver.Shape
+	sizes         []any // the kernel's last arguments
+}
+
+// fp32Operands are the matrices as they are; the kernel looks after the edges.
+func fp32Operands(a, b matrix) operands {
+	const tile = 16 // as in gemm.cu
+	return operands{
+		write: func(to, too *driver.Memory) error {
+			return errors.Join(driver.Write(to, 0, a.v), driver.Write(too, 0, b.v))
+		},
+		aSize: 4 * uint64(len(a.v)), bSize: 4 * uint64(len(b.v)), height: a.rows, width: b.columns,
+		shape: driver.Shape{
+			Grid:  driver.Dim{X: uint32(up(b.columns, tile) / tile), Y: uint32(up(a.rows, tile) / tile)},
+			Block: driver.Dim{X: tile, Y: tile},
+		},
+		sizes: []any{int32(a.rows), int32(b.columns), int32(a.columns)},
+	}
+}
+
+// bf16Operands are the matrices in bfloat16, B column after column, with sides that
+// the tensor cores' shape divides.
+func bf16Operands(a, b matrix) operands {
+	const m, n, k, warps = 16, 8, 16, 4 // as in gemm_sm80.cu
+	left, right := a.halves(m, k), b.transposed().halves(n, k)
+	height, width := up(a.rows, m), up(b.columns, n)
+	return operands{
+		write: func(to, too *driver.Memory) error {
+			return errors.Join(driver.Write(to, 0, left), driver.Write(too, 0, right))
+		},
+		aSize: 2 * uint64(len(left)), bSize: 2 * uint64(len(right)), height: height, width: width,
+		shape: driver.Shape{
+			Grid:  driver.Dim{X: uint32(up(width, n*warps) / (n * warps)), Y: uint32(height / m)},
+			Block: driver.Dim{X: 32, Y: warps},
+		},
+		sizes: []any{int32(width), int32(up(a.columns, k))},
+	}
+}
+
+func (o operands) multiply(r *sample.Run, d *driver.Device, kernel *driver.Kernel) ([]float32, error) {
+	c := make([]float32, o.height*o.width)
+	var memory [3]*driver.Memory
+	for i, size := range []uint64{o.aSize, o.bSize, 4 * uint64(len(c))} {
+		m, err := d.Alloc(size)
+		if err != nil {
+			return nil, err
+		}
+		// After a fault every call answers the same error: that of the fault is enough.
+		defer func() { _ = m.Free() }()
+		memory[i] = m
+	}
+	if err := o.write(memory[0], memory[1]); err != nil {
+		return nil, err
+	}
+	// So that what an earlier launch left is not taken for this one's.
+	if err := memory[2].SetBytes(0, 0xff, memory[2].Size); err != nil {
+		return nil, err
+	}
+	r.Phase("copyToDevice")
+	if err := kernel.Launch(o.shape, append([]any{memory[0], memory[1], memory[2]}, o.sizes...)...); err != nil {
+		return nil, err
+	}
+	if err := d.Synchronize(); err != nil {
+		return nil, err
+	}
+	r.Phase("kernel")
+	err := driver.Read(c, memory[2], 0)
+	r.Phase("copyToHost")
+	return c, err
+}

@@ -1,0 +1,63 @@
+// Gemm multiplies matrices on a GPU, in single precision and in the tensor cores,
+// and checks every element: proof that what machine learning lives on is right.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/spf13/pflag"
+
+	"github.com/gpuready/gpuready/cuda-samples/internal/sample"
+)
+
+// maxSide bounds what the reference takes on the CPU.
+const maxSide = 8192
+
+// size of a product: A is m × k, B is k × n.
+type size struct{ m, n, k int }
+
+// Sizes where the flags leave them open: work for all of a GPU, and what the
+// simulator does in a moment, with sides that no tile divides.
+var (
+	usual     = size{1024, 1024, 512}
+	simulated = size{100, 72, 88}
+)
+
+func main() { os.Exit(sample.Main(gemm())) }
+
+func gemm() sample.Sample {
+	var asked size
+	var kind string
+	return sample.Sample{
+		Name: "gemm",
+		About: `Multiplies matrices on a GPU: in single precision through shared memory (fp32), and
+in the tensor cores (bf16, on compute capability 8.0 and newer). Products of whole
+numbers must be right to the bit, those of fractions within the bound of rounding.`,
+		Examples: []sample.Example{{Command: "gemm --type bf16", Meaning: "only the tensor cores"}},
+		Flags: func(f *pflag.FlagSet) {
+			f.IntVar(&asked.m, "m", 0, fmt.Sprintf("rows of A and C (default: %d; with a simulated driver %d)", usual.m, simulated.m))
+			f.IntVar(&asked.n, "n", 0, fmt.Sprintf("columns of B and C (default: %d; with a simulated driver %d)", usual.n, simulated.n))
+			f.IntVar(&asked.k, "k", 0, fmt.Sprintf("columns of A and rows of B (default: %d; with a simulated driver %d)", usual.k, simulated.k))
+			f.StringVar(&kind, "type", "all", "all, fp32 or bf16; all leaves bf16 out where the device has none")
+		},
+		Check: func() error { return check(asked, kind) },
+		Run:   func(_ context.Context, r *sample.Run) error { return multiply(r, asked, kind) },
+	}
+}
+
+func check(asked size, kind string) error {
+	for _, side := range []struct {
+		name string
+		n    int
+	}{{"m", asked.m}, {"n", asked.n}, {"k", asked.k}} {
+		if side.n < 0 || side.n > maxSide {
+			return fmt.Errorf("--%s is %d: it must be from 1 to %d", side.name, side.n, maxSide)
+		}
+	}
+	if kind != "all" && kind != fp32 && kind != bf16 {
+		return fmt.Errorf("--type is %q: it must be all, fp32 or bf16", kind)
+	}
+	return nil
+}

@@ -1,0 +1,73 @@
+package main
+
+import (
+	"math"
+	"math/rand/v2"
+)
+
+// matrix is rows × columns numbers, row after row.
+type matrix struct {
+	rows, columns int
+	v             []float32
+}
+
+func newMatrix(rows, columns int) matrix {
+	return matrix{rows, columns, make([]float32, rows*columns)}
+}
+
+// integers fills a matrix with whole numbers, the same in each run. They are so
+// small that bfloat16 holds each, and that no sum of k products needs more than 22
+// bits: the product of two such matrices is exact in whatever order it is summed.
+func integers(rows, columns, k int, seed uint64) matrix {
+	most := min(127, int(math.Sqrt(float64(1<<22)/float64(k))))
+	source := rand.New(rand.NewPCG(seed, 0))
+	m := newMatrix(rows, columns)
+	for i := range m.v {
+		m.v[i] = float32(source.IntN(2*most+1) - most)
+	}
+	return m
+}
+
+// fractions fills a matrix with numbers between -1 and 1, the same in each run.
+func fractions(rows, columns int, seed uint64) matrix {
+	source := rand.New(rand.NewPCG(seed, 0))
+	m := newMatrix(rows, columns)
+	for i := range m.v {
+		m.v[i] = 2*source.Float32() - 1
+	}
+	return m
+}
+
+// cut makes every number one that bfloat16 holds: the upper half of its bits.
+func (m matrix) cut() matrix {
+	for i, v := range m.v {
+		m.v[i] = math.Float32frombits(math.Float32bits(v) &^ 0xffff)
+	}
+	return m
+}
+
+// halves is the matrix in bfloat16, filled up with zeros so that rows and columns
+// are multiples of those given.
+func (m matrix) halves(rows, columns int) []uint16 {
+	width := up(m.columns, columns)
+	out := make([]uint16, up(m.rows, rows)*width)
+	for i := range m.rows {
+		for j := range m.columns {
+			out[i*width+j] = uint16(math.Float32bits(m.v[i*m.columns+j]) >> 16)
+		}
+	}
+	return out
+}
+
+func (m matrix) transposed() matrix {
+	t := newMatrix(m.columns, m.rows)
+	for i := range m.rows {
+		for j := range m.columns {
+			t.v[j*m.rows+i] = m.v[i*m.columns+j]
+		}
+	}
+	return t
+}
+
+// up is the next multiple of step.
+func up(n, step int) int { return (n + step - 1) / step * step }
