@@ -31,10 +31,12 @@ static CUresult copy(uint64_t to, bool to_device, uint64_t from, bool from_devic
 		memory_let_go();
 		return CUDA_ERROR_INVALID_VALUE;
 	}
+	fault_stick();
 	memmove(d, s, n);
 	if (reads && !memory_resolve(to, n))
 		fault_read(&a, from, d, n);
 	fault_apply(c);
+	fault_stick();
 	memory_let_go();
 	return CUDA_SUCCESS;
 }
@@ -201,6 +203,7 @@ static CUresult fill(uint64_t to, size_t pitch, uint32_t value, size_t element, 
 				memcpy(p + x * element, &value, element);
 	}
 	fault_apply(c);
+	fault_stick();
 	memory_let_go();
 	return rc;
 }

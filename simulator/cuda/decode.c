@@ -274,6 +274,17 @@ static bool is_beyond_us(const char *base)
 	return false;
 }
 
+/* The width of the result, where op is what a GPU's floating-point units do. */
+static uint8_t computes(const struct op *op)
+{
+	static const char *const ops[] = {"add.", "sub.", "mul.", "fma.", "mad."};
+
+	for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
+		if (strncmp(op->key, ops[i], 4) == 0)
+			return op->operands[0] == 'f' ? 32 : op->operands[0] == 'd' ? 64 : 0;
+	return 0;
+}
+
 static void decode_plain(struct parser *p, struct statement *s)
 {
 	uint16_t flags;
@@ -312,6 +323,7 @@ static void decode_plain(struct parser *p, struct statement *s)
 	in->e = rows[4];
 	in->flags = flags;
 	in->sub = (uint8_t)op->sub;
+	in->computes = computes(op);
 }
 
 void decode(struct parser *p, struct statement *s)

@@ -49,4 +49,5 @@ void decode_mma(struct parser *p, struct statement *s)
 
 	in->mma = f;
 	in->d = f->d[0];
+	in->computes = 32;
 }

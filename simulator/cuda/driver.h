@@ -22,6 +22,7 @@ struct device {
 	struct context *primary;
 	unsigned primary_flags;
 	uint64_t region, region_size; /* device addresses */
+	uint64_t results; /* of floating-point arithmetic, counted while the GPU computes wrong */
 };
 
 struct driver {
@@ -118,8 +119,12 @@ bool memory_is_ours(uint64_t address);
 /* All device memory of c's device. Held. */
 void memory_each(const struct context *c, void (*visit)(struct alloc *, void *), void *arg);
 
-/* fault.c: gpusim memfault */
+/* fault.c: gpusim memfault and gpusim wrong */
 void fault_apply(struct context *c); /* after memory was written; held */
+/* The bit of d's memory that is stuck, as an extent of a few bytes around it; false: none is. */
+bool fault_cell(const struct device *d, struct extent *out);
+void fault_stick(void); /* makes every such bit what it is stuck at; held */
+void fault_wrong(struct device *d, struct wrong *out);
 /* What the host has read from n bytes at address in a. */
 void fault_read(const struct alloc *a, uint64_t address, void *copied, uint64_t n);
 

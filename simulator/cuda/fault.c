@@ -1,7 +1,10 @@
 /*
- * gpusim memfault: one bit of each allocation is bad. A stuck bit is 1 whatever
- * is written; a flipping one is right in memory and comes back wrong each time
- * the host reads it.
+ * gpusim memfault: one bit of each allocation, or of the GPU's memory, is bad. A
+ * stuck bit is what it is whatever is written; a flipping one is right in memory
+ * and comes back wrong each time the host reads it. A bit of the GPU's memory
+ * that is stuck is so for kernels, too: the bytes around it are an extent of
+ * their own, in which every access is looked at, so that others cost nothing.
+ * gpusim wrong: some results of arithmetic are wrong.
  */
 #include "driver.h"
 
@@ -30,6 +33,50 @@ static void stick(struct alloc *a, void *arg)
 
 	if (f->offset < a->size && !a->internal)
 		a->host[f->offset] |= (uint8_t)(1u << f->bit);
+}
+
+#define CELL 16u /* as long as the longest access, and aligned as it */
+
+bool fault_cell(const struct device *d, struct extent *out)
+{
+	struct fault f = {0};
+
+	if (d->region) /* it has given memory to someone */
+		f = current(d);
+	if (f.kind != GPUSIM_MEMFAULT_STUCK_AT_0 && f.kind != GPUSIM_MEMFAULT_STUCK_AT_1)
+		return false;
+	uint64_t at = f.offset % CELL;
+
+	*out = (struct extent){.address = d->region + f.offset - at, .size = CELL};
+	out->stuck = (struct stuck){true, (uint8_t)at, (uint8_t)f.bit, f.kind == GPUSIM_MEMFAULT_STUCK_AT_1};
+	return true;
+}
+
+void fault_stick(void)
+{
+	for (int i = 0; i < driver.ndevices; i++) {
+		struct extent cell;
+
+		if (!fault_cell(&driver.device[i], &cell))
+			continue;
+		uint8_t *p = memory_resolve(cell.address + cell.stuck.byte, 1);
+
+		if (p && cell.stuck.value)
+			__atomic_fetch_or(p, (uint8_t)(1u << cell.stuck.bit), __ATOMIC_RELAXED);
+		else if (p)
+			__atomic_fetch_and(p, (uint8_t)~(1u << cell.stuck.bit), __ATOMIC_RELAXED);
+	}
+}
+
+void fault_wrong(struct device *d, struct wrong *out)
+{
+	size_t gpu = offsetof(struct gpusim_state, gpu) + d->gpu * sizeof(struct gpusim_gpu);
+
+	gpusim_copy(driver.file, gpu + offsetof(struct gpusim_gpu, wrong_every), &out->every, sizeof out->every);
+	if (out->every)
+		gpusim_copy(driver.file, gpu + offsetof(struct gpusim_gpu, wrong_bit), &out->bit, sizeof out->bit);
+	out->bit &= 31;
+	out->results = &d->results;
 }
 
 void fault_apply(struct context *c)

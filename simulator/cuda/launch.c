@@ -103,9 +103,11 @@ static CUresult run(struct context *c, const struct function *f, const unsigned 
 	if (rc)
 		return rc;
 	launch.extents = view;
+	fault_wrong(c->device, &launch.wrong);
 	fault_apply(c);
 	ptx_run(&launch, &result);
 	fault_apply(c);
+	fault_stick();
 	memory_done(view);
 	atomic_fetch_add(&executed, result.instructions);
 	if (result.code == PTX_OUT_OF_MEMORY)

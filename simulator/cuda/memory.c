@@ -68,14 +68,20 @@ static void *map(uint64_t size)
 	return p == MAP_FAILED ? NULL : p;
 }
 
+/* At a fixed address where that is free, so that it tells which byte of which GPU it is. */
 static bool reserve(struct device *d)
 {
+	void *wanted = (void *)(uintptr_t)(GPUSIM_DEVICE_BASE + d->gpu * GPUSIM_DEVICE_STRIDE);
+
 	if (d->region)
 		return true;
 	/* Twice the memory, so that gaps and fragments never run out of addresses first. */
 	d->region_size = d->memory * 2 + (1u << 30);
-	void *p = mmap(NULL, d->region_size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	void *p = mmap(wanted, d->region_size, PROT_NONE,
+	               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
 
+	if (p == MAP_FAILED)
+		p = mmap(NULL, d->region_size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	/* Where address space is limited: addresses that no program has (57 bits and more). */
 	d->region = p == MAP_FAILED ? (uint64_t)(d - driver.device + 1) << 57 : (uint64_t)(uintptr_t)p;
 	return true;
@@ -223,10 +229,35 @@ static bool reaches(const struct context *c, const struct alloc *a)
 	return a->ctx->device == c->device || c->peer[a->ctx->ordinal];
 }
 
+/* An allocation as extents: one, or what is before, at and behind a bit that is stuck. */
+static size_t divide(const struct alloc *a, struct extent cell, struct extent *out)
+{
+	size_t n = 0;
+
+	if (a->kind != ALLOC_DEVICE || !cell.size || cell.address < a->address ||
+	    cell.address - a->address >= a->size) {
+		*out = (struct extent){a->address, a->size, a->host, a->readonly, {0}};
+		return 1;
+	}
+	uint64_t before = cell.address - a->address, left = a->size - before;
+
+	cell.size = cell.size < left ? cell.size : left;
+	cell.host = a->host + before;
+	cell.readonly = a->readonly;
+	cell.stuck.is = cell.stuck.byte < cell.size;
+	if (before)
+		out[n++] = (struct extent){a->address, before, a->host, a->readonly, {0}};
+	out[n++] = cell;
+	if (left > cell.size)
+		out[n++] = (struct extent){cell.address + cell.size, left - cell.size, cell.host + cell.size, a->readonly, {0}};
+	return n;
+}
+
 CUresult memory_view(struct context *c, struct extent **out, size_t *n)
 {
 	pthread_rwlock_rdlock(&lock);
-	struct extent *view = malloc((count + 1) * sizeof *view);
+	/* At most one allocation of each device is divided, into three. */
+	struct extent *view = malloc((count + 2 * MAX_DEVICES + 1) * sizeof *view), cell[MAX_DEVICES] = {0};
 
 	*n = 0;
 	*out = view;
@@ -234,9 +265,11 @@ CUresult memory_view(struct context *c, struct extent **out, size_t *n)
 		pthread_rwlock_unlock(&lock);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
+	for (int i = 0; i < driver.ndevices; i++)
+		fault_cell(&driver.device[i], &cell[i]);
 	for (size_t i = 0; i < count; i++)
 		if (reaches(c, &table[i]))
-			view[(*n)++] = (struct extent){table[i].address, table[i].size, table[i].host, table[i].readonly};
+			*n += divide(&table[i], cell[table[i].ctx->ordinal], &view[*n]);
 	return CUDA_SUCCESS;
 }
 

@@ -40,6 +40,18 @@ static uint8_t *out_of_bounds(struct warp *w, const struct insn *in, int lane, e
 	return NULL;
 }
 
+/* What is read is what is there, but for the bit that is stuck; the next who reads finds it so again. */
+__attribute__((cold)) static uint8_t *stuck_memory(const struct extent *e, uint64_t addr)
+{
+	uint8_t *cell = e->host + e->stuck.byte, mask = (uint8_t)(1u << e->stuck.bit);
+
+	if (e->stuck.value)
+		__atomic_fetch_or(cell, mask, __ATOMIC_RELAXED);
+	else
+		__atomic_fetch_and(cell, (uint8_t)~mask, __ATOMIC_RELAXED);
+	return e->host + (addr - e->address);
+}
+
 static uint8_t *global_memory(struct warp *w, const struct insn *in, int lane, uint64_t addr,
                               unsigned bytes, bool write)
 {
@@ -48,6 +60,8 @@ static uint8_t *global_memory(struct warp *w, const struct insn *in, int lane, u
 
 		if (!e || !inside(addr - e->address, bytes, e->size))
 			return out_of_bounds(w, in, lane, SP_GLOBAL, addr, bytes, write);
+		if (e->stuck.is && !(write && e->readonly))
+			return stuck_memory(e, addr); /* and never near: every access comes here */
 		w->near = *e;
 	}
 	if (write && w->near.readonly)

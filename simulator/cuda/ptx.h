@@ -84,6 +84,7 @@ struct insn {
 	uint8_t type, type2;
 	uint8_t space, vec, size, sub; /* size of one element; sub: the handler's own */
 	bool wide_address; /* address operand is 64-bit */
+	uint8_t computes;  /* 32, 64: d is the result of floating-point arithmetic, of that many bits */
 	uint32_t line;
 	int64_t imm;
 	union {
@@ -198,6 +199,7 @@ struct extent {
 	uint64_t address, size;
 	uint8_t *host;
 	bool readonly;
+	struct stuck { bool is; uint8_t byte, bit, value; } stuck; /* a bit in it that cannot be written */
 };
 
 struct ptx_launch {
@@ -212,6 +214,11 @@ struct ptx_launch {
 	uint32_t sm_count;
 	uint64_t instruction_limit; /* 0: none */
 	int64_t watchdog_ms;        /* 0: none */
+	struct wrong {              /* a GPU that computes wrong */
+		uint64_t every;     /* 0: it does not */
+		uint32_t bit;
+		uint64_t *results;  /* so far */
+	} wrong;
 };
 
 struct ptx_result {

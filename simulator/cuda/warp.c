@@ -221,7 +221,25 @@ static int choose(struct warp *w)
 	return best;
 }
 
-static void step(struct warp *w)
+/* On a GPU that computes wrong: inverts a bit of each result whose turn it is. */
+__attribute__((cold)) static void spoil(struct warp *w, const struct insn *in)
+{
+	const struct wrong *wrong = &w->block->launch->wrong;
+	uint64_t seen = __atomic_fetch_add(wrong->results, (uint64_t)__builtin_popcount(w->m), __ATOMIC_RELAXED);
+
+	for (uint32_t left = w->m; left; left &= left - 1) {
+		int l = __builtin_ctz(left);
+
+		if (++seen % wrong->every)
+			continue;
+		if (in->computes == 64)
+			((u64a *)row64(w, in->d))[l] ^= (uint64_t)1 << (wrong->bit + 32);
+		else
+			((u32a *)row32(w, in->d))[l] ^= 1u << wrong->bit;
+	}
+}
+
+static inline __attribute__((always_inline)) void steps(struct warp *w, bool wrong)
 {
 	while (w->stop == S_NONE) {
 		const struct insn *in = w->pc++;
@@ -235,8 +253,13 @@ static void step(struct warp *w)
 		}
 		w->m = m;
 		in->fn(w, in);
+		if (wrong && in->computes && w->pc == in + 1 && w->stop != S_FAULT)
+			spoil(w, in);
 	}
 }
+
+static void step(struct warp *w) { steps(w, false); }
+__attribute__((cold)) static void step_wrong(struct warp *w) { steps(w, true); }
 
 bool warp_run(struct warp *w)
 {
@@ -254,7 +277,10 @@ bool warp_run(struct warp *w)
 		g->state = G_RUN;
 		w->stop = S_NONE;
 		warp_load(w);
-		step(w);
+		if (w->block->launch->wrong.every)
+			step_wrong(w);
+		else
+			step(w);
 		count(w);
 		if (w->stop == S_FAULT)
 			return true;

@@ -77,7 +77,7 @@ func golden(t *testing.T, name, root, got string) {
 func TestHelpOfEveryCommandHasExamplesAndExitCodes(t *testing.T) {
 	all := ok(t, "--help")
 	golden(t, "help.txt", "", all)
-	for _, name := range []string{"profiles", "up", "serve", "status", "xid", "ecc", "remap", "lose", "restore", "reset", "mig", "memfault", "fail", "cost", "record", "down"} {
+	for _, name := range []string{"profiles", "up", "serve", "status", "xid", "ecc", "remap", "lose", "restore", "reset", "mig", "memfault", "wrong", "degrade", "fail", "cost", "record", "down"} {
 		help := ok(t, name, "--help")
 		require.Contains(t, all, "\n  "+name)
 		require.Contains(t, help, "Examples:\n  gpusim "+name)
@@ -111,10 +111,12 @@ func TestADriverIsMadeBrokenMendedAndRemoved(t *testing.T) {
 	ok(t, "memfault", "--root", root, "--gpu", "5", "--kind", "flip", "--offset", "4096")
 	ok(t, "fail", "--root", root, "--init", "no-permission", "--events", "42")
 	ok(t, "lose", "--root", root, "--gpu", "6")
+	ok(t, "wrong", "--root", root, "--gpu", "7", "--every", "50")
+	ok(t, "degrade", "--root", root, "--gpu", "0", "--pcie-gen", "3", "--pcie-width", "8", "--throttle", "hw-thermal,sw-power-cap", "--links-down", "2,5")
 	ok(t, "cost", "--root", root, "--init", "200ms", "--call", "10us")
 	golden(t, "status.txt", root, ok(t, "status", "--root", root))
 	golden(t, "status.json", root, ok(t, "status", "--root", root, "-o", "json"))
-	for _, gpu := range []string{"1", "2", "3", "5", "6"} {
+	for _, gpu := range []string{"0", "1", "2", "3", "5", "6", "7"} {
 		ok(t, "restore", "--root", root, "--gpu", gpu)
 	}
 	ok(t, "mig", "--root", root, "--gpu", "all", "--off")
@@ -188,6 +190,12 @@ func TestMistakesGetOneLineAndTheNextAction(t *testing.T) {
 		{"mig --root " + root + " --gpu 2 --layout 1g.5gb", 1, "has no profile 1g.5gb; it has 1g.10gb,"},
 		{"mig --root " + root + " --gpu 2 --layout 7", 2, `"7" is not PROFILE`},
 		{"mig --root " + none + " --gpu 2 --on", 1, "no simulated driver"},
+		{"wrong --root " + root + " --gpu 0 --bit 32", 1, "bit: 32 is not 0 to 31"},
+		{"degrade --root " + root + " --gpu 0", 2, "give --pcie-gen, --pcie-width, --throttle or --links-down"},
+		{"degrade --root " + root + " --gpu 0 --pcie-gen 9", 1, "has no generation above 3"},
+		{"degrade --root " + root + " --gpu 0 --pcie-width 6", 1, "pcie-width: 6 is neither 0 nor 1, 2, 4, … 16 lanes"},
+		{"degrade --root " + root + " --gpu 0 --throttle heat", 1, `throttle: "heat" is neither none nor one of applications-clocks,`},
+		{"degrade --root " + root + " --gpu 0 --links-down 0", 1, "has no NVLink 0 in use, of 0"},
 		{"fail --root " + root, 2, "give --init or --events"},
 		{"fail --root " + root + " --init often", 2, `--init: "often" is neither a number up to 999 nor one of driver-not-loaded,`},
 		{"fail --root " + none + " --init 9", 1, "no simulated driver"},

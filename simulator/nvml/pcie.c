@@ -3,11 +3,32 @@
 
 #include <stdio.h>
 
-GET_U32(nvmlDeviceGetCurrPcieLinkGeneration, unsigned int, pcie_gen)
 GET_U32(nvmlDeviceGetMaxPcieLinkGeneration, unsigned int, pcie_gen_max)
 GET_U32(nvmlDeviceGetGpuMaxPcieLinkGeneration, unsigned int, pcie_gen_max)
-GET_U32(nvmlDeviceGetCurrPcieLinkWidth, unsigned int, pcie_width)
 GET_U32(nvmlDeviceGetMaxPcieLinkWidth, unsigned int, pcie_width_max)
+
+/* what a link does now, which may be less than it was (gpusim degrade) */
+static nvmlReturn_t link_now(nvmlDevice_t device, size_t field, size_t limit, unsigned *value)
+{
+	unsigned most;
+	nvmlReturn_t err = get_u32(device, field, value);
+	if (err == NVML_SUCCESS)
+		err = get_u32(device, limit, &most);
+	if (err == NVML_SUCCESS && most && most < *value)
+		*value = most;
+	return err;
+}
+
+API nvmlReturn_t nvmlDeviceGetCurrPcieLinkGeneration(nvmlDevice_t device, unsigned int *value)
+{
+	return link_now(device, offsetof(struct gpusim_gpu, pcie_gen), offsetof(struct gpusim_gpu, pcie_gen_limit), value);
+}
+
+API nvmlReturn_t nvmlDeviceGetCurrPcieLinkWidth(nvmlDevice_t device, unsigned int *value)
+{
+	return link_now(device, offsetof(struct gpusim_gpu, pcie_width), offsetof(struct gpusim_gpu, pcie_width_limit),
+			value);
+}
 
 void fill_pci(const struct gpusim_pci *pci, nvmlPciInfo_t *out)
 {

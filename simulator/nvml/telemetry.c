@@ -79,16 +79,22 @@ API nvmlReturn_t nvmlDeviceGetClock(nvmlDevice_t device, nvmlClockType_t type, n
 	return clock_of(device, type, id == NVML_CLOCK_ID_CURRENT ? CLOCK_NOW : CLOCK_MAX, mhz);
 }
 
-/* An idle GPU's clocks are low for that reason; a busy one's are not held down. */
+/* What gpusim degrade says holds the clocks down; else an idle GPU's are low for that reason. */
 API nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t device, unsigned long long *reasons)
 {
+	struct target target;
 	uint32_t busy;
-	nvmlReturn_t err = get_u32(device, offsetof(struct gpusim_gpu, util_gpu), &busy);
+	uint64_t throttle;
+	nvmlReturn_t err = gpu_target(device, &target);
 	if (err != NVML_SUCCESS)
 		return err;
 	if (!reasons)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	*reasons = busy ? nvmlClocksEventReasonNone : nvmlClocksEventReasonGpuIdle;
+	FIELD(target.file, target.gpu, util_gpu, &busy);
+	FIELD(target.file, target.gpu, throttle, &throttle);
+	*reasons = throttle;
+	if (!throttle && !busy)
+		*reasons = nvmlClocksEventReasonGpuIdle;
 	return NVML_SUCCESS;
 }
 

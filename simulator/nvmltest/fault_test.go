@@ -7,6 +7,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuready/gpuready/simulator/gpusim/fault"
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
@@ -178,6 +179,36 @@ func TestShortBuffersAndBadHandlesAreRefused(t *testing.T) {
 		require.Equal(t, nvml.ERROR_INVALID_ARGUMENT, ret)
 		_, ret = handle(t, lib, 0).GetNvLinkState(0)
 		require.Equal(t, nvml.ERROR_NOT_SUPPORTED, ret)
+	})
+}
+
+func TestADegradedGPUTellsIt(t *testing.T) {
+	alone(t, "h100-sxm", nil, func(t *testing.T, m machine, lib nvml.Interface) {
+		initialised(t, lib)
+		d, neighbour := handle(t, lib, 3), handle(t, lib, 4)
+		tells := func(d nvml.Device) []any {
+			var down []int
+			for l := range 18 {
+				if must[nvml.EnableState](t)(d.GetNvLinkState(l)) == nvml.FEATURE_DISABLED {
+					down = append(down, l)
+				}
+			}
+			return []any{must[int](t)(d.GetCurrPcieLinkGeneration()), must[int](t)(d.GetCurrPcieLinkWidth()),
+				must[uint64](t)(d.GetCurrentClocksThrottleReasons()), must[uint64](t)(d.GetCurrentClocksEventReasons()), down}
+		}
+		well := tells(d)
+		require.Equal(t, []any{5, 16, uint64(nvml.ClocksEventReasonGpuIdle), uint64(nvml.ClocksEventReasonGpuIdle), []int(nil)}, well)
+		degrade := func(gen, width uint32, throttle []string, links []uint) {
+			m.change(t, func(s *state.State) {
+				require.NoError(t, fault.Degrade(s, 3, fault.Degradation{PCIeGen: &gen, PCIeWidth: &width, Throttle: &throttle, LinksDown: &links}))
+			})
+		}
+		degrade(3, 8, []string{"hw-thermal", "hw-slowdown"}, []uint{2, 5})
+		require.Equal(t, []any{3, 8, uint64(0x48), uint64(0x48), []int{2, 5}}, tells(d))
+		require.Equal(t, []int{5, 16}, []int{must[int](t)(d.GetMaxPcieLinkGeneration()), must[int](t)(d.GetMaxPcieLinkWidth())})
+		require.Equal(t, well, tells(neighbour))
+		degrade(0, 0, []string{"none"}, nil)
+		require.Equal(t, well, tells(d))
 	})
 }
 

@@ -41,6 +41,12 @@ const (
 	MemfaultNone  = C.GPUSIM_MEMFAULT_NONE
 	MemfaultStuck = C.GPUSIM_MEMFAULT_STUCK
 	MemfaultFlip  = C.GPUSIM_MEMFAULT_FLIP
+
+	MemfaultStuckAt0 = C.GPUSIM_MEMFAULT_STUCK_AT_0
+	MemfaultStuckAt1 = C.GPUSIM_MEMFAULT_STUCK_AT_1
+
+	DeviceBase   = C.GPUSIM_DEVICE_BASE
+	DeviceStride = C.GPUSIM_DEVICE_STRIDE
 )
 
 type (

@@ -23,7 +23,7 @@
 #include <stdint.h>
 
 #define GPUSIM_MAGIC 0x3130454d49535047ull /* "GPSIME01" */
-#define GPUSIM_LAYOUT 2                    /* of this header; readers refuse others */
+#define GPUSIM_LAYOUT 3                    /* of this header; readers refuse others */
 
 #define GPUSIM_GPUS 16
 #define GPUSIM_LINKS 18         /* NVLinks of one GPU */
@@ -114,7 +114,24 @@ enum {
 	GPUSIM_LOST_EVENTS,  /* as CALLS, and nvmlEventSetWait says GPU_IS_LOST while it is registered */
 };
 
-enum { GPUSIM_MEMFAULT_NONE, GPUSIM_MEMFAULT_STUCK, GPUSIM_MEMFAULT_FLIP };
+/*
+ * What libcuda does to device memory. STUCK and FLIP are about the word at an offset
+ * of each allocation, STUCK_AT_0 and _1 about one word of the GPU's memory.
+ */
+enum {
+	GPUSIM_MEMFAULT_NONE,
+	GPUSIM_MEMFAULT_STUCK,
+	GPUSIM_MEMFAULT_FLIP,
+	GPUSIM_MEMFAULT_STUCK_AT_0,
+	GPUSIM_MEMFAULT_STUCK_AT_1,
+};
+
+/*
+ * The device address of the first byte of GPU number i is BASE + i × STRIDE: where neither
+ * the kernel nor a sanitizer puts anything.
+ */
+#define GPUSIM_DEVICE_BASE 0x400000000000ull
+#define GPUSIM_DEVICE_STRIDE (1ull << 40)
 
 struct gpusim_gpu {
 	char uuid[80];         /* "GPU-…" */
@@ -145,9 +162,14 @@ struct gpusim_gpu {
 	uint32_t remap_max, remap_high, remap_partial, remap_low, remap_none; /* histogram of banks */
 	uint32_t retired_sbe, retired_dbe, retired_pending;
 	uint32_t recovery_action; /* nvmlDeviceGpuRecoveryAction_t */
-	uint32_t memfault_kind;   /* GPUSIM_MEMFAULT_…: what libcuda does to device memory */
+	uint32_t memfault_kind;   /* GPUSIM_MEMFAULT_… */
 	uint32_t memfault_bit;    /* bit within the 32-bit word */
-	uint64_t memfault_offset; /* byte offset into each allocation */
+	uint64_t memfault_offset; /* bytes */
+	uint64_t wrong_every;     /* each so many floating-point results of libcuda one is wrong; 0: none */
+	uint32_t wrong_bit;       /* in which this bit of its upper 32 is inverted */
+	uint32_t pcie_gen_limit, pcie_width_limit; /* what the PCIe link has fallen to; 0: it has not */
+	uint32_t links_down;      /* bit i: NVLink i was active and is down */
+	uint64_t throttle;        /* nvmlClocksEventReason… that hold the clocks down */
 	uint64_t ecc_volatile[2][GPUSIM_ECC_LOCATIONS];  /* [0] corrected, [1] uncorrected */
 	uint64_t ecc_aggregate[2][GPUSIM_ECC_LOCATIONS];
 

@@ -4,7 +4,7 @@ package state
 
 const (
 	magic  = 0x3130454d49535047
-	Layout = 0x2
+	Layout = 0x3
 
 	MaxGPUs       = 0x10
 	MaxLinks      = 0x12
@@ -36,6 +36,12 @@ const (
 	MemfaultNone  = 0x0
 	MemfaultStuck = 0x1
 	MemfaultFlip  = 0x2
+
+	MemfaultStuckAt0 = 0x3
+	MemfaultStuckAt1 = 0x4
+
+	DeviceBase   = 0x400000000000
+	DeviceStride = 0x10000000000
 )
 
 type (
@@ -170,6 +176,12 @@ type (
 		MemfaultKind     uint32
 		MemfaultBit      uint32
 		MemfaultOffset   uint64
+		WrongEvery       uint64
+		WrongBit         uint32
+		PcieGenLimit     uint32
+		PcieWidthLimit   uint32
+		LinksDown        uint32
+		Throttle         uint64
 		EccVolatile      [2][8]uint64
 		EccAggregate     [2][8]uint64
 		MigSupported     uint32

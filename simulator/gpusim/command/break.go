@@ -163,15 +163,24 @@ func memfault() command {
 		name:    "memfault",
 		summary: "make a GPU's memory corrupt data",
 		text: `
-From now on libcuda corrupts one bit of the 32-bit word at --offset in each
-allocation: with stuck it always reads as 1, with flip it is inverted when the
-host reads it. none ends it.`,
-		example: "gpusim memfault --gpu 0 --kind flip --offset 4096 --bit 7\ngpusim memfault --gpu 0 --kind none",
+From now on libcuda corrupts one bit of a 32-bit word.
+
+stuck-at-0  the word at --offset of the GPU's memory, in which the bit stays 0
+stuck-at-1  likewise, it stays 1; kernels see both, too
+stuck       the word at --offset of each allocation, in which the bit always reads as 1
+flip        likewise, the bit is inverted when the host reads it
+none        ends it
+
+The device address of a byte of the GPU's memory is 0x400000000000, and 2^40 for
+each GPU before it in gpusim status, and its offset. A program's first allocation
+begins at offset 0 and those that follow 512 bytes or more behind the one before,
+where there is room; a module's variables take room, too.`,
+		example: "gpusim memfault --gpu 0 --kind flip --offset 4096 --bit 7\ngpusim memfault --gpu 2 --kind stuck-at-1 --offset 4096 --bit 7  # at 0x420000001000\ngpusim memfault --gpu 0 --kind none",
 		begin: func(c *call) func() error {
 			c.rootFlag()
 			c.gpuFlag()
 			kind := c.flags.String("kind", "flip", "one of "+strings.Join(fault.Kinds(), ", "))
-			offset := c.flags.Uint64("offset", 0, "bytes into each allocation, a multiple of 4")
+			offset := c.flags.Uint64("offset", 0, "bytes into the GPU's memory or each allocation, a multiple of 4")
 			bit := c.flags.Uint32("bit", 0, "bit within the word, 0 to 31")
 			return func() error {
 				return c.change(func(s *state.State, gpu int) ([]state.Event, error) {

@@ -55,6 +55,11 @@ type gpuStatus struct {
 	Corrected   uint64      `json:"eccCorrected,omitempty"`   // volatile, of all locations
 	Uncorrected uint64      `json:"eccUncorrected,omitempty"`
 	Memfault    string      `json:"memfault,omitempty"`
+	WrongEvery  uint64      `json:"wrongEvery,omitempty"`
+	PCIeGen     uint32      `json:"pcieGen,omitempty"` // to which the link has fallen
+	PCIeWidth   uint32      `json:"pcieWidth,omitempty"`
+	Throttle    []string    `json:"throttle,omitempty"`
+	LinksDown   []uint32    `json:"linksDown,omitempty"`
 	MIG         bool        `json:"mig"`
 	MIGDevices  []migStatus `json:"migDevices,omitempty"`
 }
@@ -109,9 +114,15 @@ func describe(s *state.State, m *root.Manifest) *driverStatus {
 			Index: i, UUID: state.Text(g.Uuid[:]), Name: state.Text(g.Name[:]), PCI: g.Pci.Address(), Minor: g.Minor,
 			NUMANode: g.NumaNode, MemoryBytes: g.MemoryTotal, Lost: fault.Way(g.Lost), Recovery: g.RecoveryAction,
 			Corrected: sum(g.EccVolatile[0]), Uncorrected: sum(g.EccVolatile[1]), MIG: g.MigCurrent != 0,
+			WrongEvery: g.WrongEvery, PCIeGen: g.PcieGenLimit, PCIeWidth: g.PcieWidthLimit, Throttle: fault.Throttle(g.Throttle),
 		}
 		if g.MemfaultKind != state.MemfaultNone {
 			line.Memfault = fault.Kind(g.MemfaultKind)
+		}
+		for l := range g.Nlinks {
+			if g.LinksDown>>l&1 != 0 {
+				line.LinksDown = append(line.LinksDown, l)
+			}
 		}
 		for _, ci := range g.Ci {
 			if ci.Used != 0 {
@@ -172,6 +183,18 @@ func (g gpuStatus) condition() string {
 	}
 	if g.Memfault != "" {
 		parts = append(parts, "memory fault ("+g.Memfault+")")
+	}
+	if g.WrongEvery > 0 {
+		parts = append(parts, fmt.Sprintf("computes wrong (1 in %d)", g.WrongEvery))
+	}
+	if g.PCIeGen > 0 || g.PCIeWidth > 0 {
+		parts = append(parts, "slow PCIe link")
+	}
+	if g.Throttle != nil {
+		parts = append(parts, "clocks held down ("+strings.Join(g.Throttle, ", ")+")")
+	}
+	if n := len(g.LinksDown); n > 0 {
+		parts = append(parts, fmt.Sprintf("%d NVLinks down", n))
 	}
 	if g.Recovery != 0 {
 		parts = append(parts, "needs reset")

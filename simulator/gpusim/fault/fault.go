@@ -208,20 +208,27 @@ func Way(lost uint32) string {
 }
 
 // Restore is what a reset does: the GPU is there, its volatile counters are 0,
-// and memory that was to be taken out of use is out of use.
+// memory that was to be taken out of use is out of use, and what was worse than it
+// should be is as it should.
 func Restore(s *state.State, index int) {
 	g := &s.Gpu[index]
 	g.Lost, g.RecoveryAction = state.LostNo, recoverNone
 	g.EccVolatile = [2][state.ECCLocations]uint64{}
 	g.RemapPending, g.RetiredPending = 0, 0
 	g.MemfaultKind, g.MemfaultBit, g.MemfaultOffset = state.MemfaultNone, 0, 0
-	for l := range g.Link[:g.Nlinks] {
+	g.WrongEvery, g.WrongBit = 0, 0
+	g.PcieGenLimit, g.PcieWidthLimit, g.Throttle = 0, 0, 0
+	for l := range g.Nlinks {
+		switchLink(s, index, l, true)
 		g.Link[l].CrcErrors, g.Link[l].ReplayErrors, g.Link[l].RecoveryErrors = 0, 0, 0
 	}
 }
 
 // kinds of memory faults, by name.
-var kinds = map[string]uint32{"none": state.MemfaultNone, "stuck": state.MemfaultStuck, "flip": state.MemfaultFlip}
+var kinds = map[string]uint32{
+	"none": state.MemfaultNone, "stuck": state.MemfaultStuck, "flip": state.MemfaultFlip,
+	"stuck-at-0": state.MemfaultStuckAt0, "stuck-at-1": state.MemfaultStuckAt1,
+}
 
 // Kinds are the names of memory faults, sorted.
 func Kinds() []string { return slices.Sorted(maps.Keys(kinds)) }
@@ -236,7 +243,8 @@ func Kind(memfault uint32) string {
 	return ""
 }
 
-// Memory makes libcuda corrupt one bit of the word at offset in each allocation.
+// Memory makes libcuda corrupt one bit of the word at offset: in each allocation, or
+// with stuck-at-0 and stuck-at-1 in the GPU's memory.
 func Memory(s *state.State, index int, kind string, offset uint64, bit uint32) error {
 	value, ok := kinds[kind]
 	switch {

@@ -158,6 +158,22 @@ func TestMemoryFaultIsOneBitOfAWord(t *testing.T) {
 	require.ErrorContains(t, Memory(s, 0, "flip", 1<<40, 0), "lies beyond")
 }
 
+func TestALinkBetweenTwoGPUsIsDownAtBothEnds(t *testing.T) {
+	p, err := profile.Get("a100-80gb")
+	require.NoError(t, err)
+	s, err := p.State(profile.Options{GPUs: 4})
+	require.NoError(t, err)
+	was := *s
+	far := s.Gpu[1].Link[2]
+	require.EqualValues(t, state.RemoteGPU, far.RemoteType)
+	require.NoError(t, Degrade(s, 1, Degradation{LinksDown: &[]uint{2}}))
+	require.Zero(t, s.Gpu[1].Link[2].Active)
+	require.Zero(t, s.Gpu[far.RemoteGpu].Link[far.RemoteLink].Active)
+	require.NoError(t, Degrade(s, 1, Degradation{LinksDown: &[]uint{2, 3}}))
+	require.NoError(t, Degrade(s, 1, Degradation{LinksDown: &[]uint{}}))
+	require.True(t, was == *s)
+}
+
 // TestRestoreUndoesAnySequenceOfFaults, but for what is counted over a lifetime.
 func TestRestoreUndoesAnySequenceOfFaults(t *testing.T) {
 	a100 := machine(t, "a100-80gb")
@@ -179,6 +195,13 @@ func TestRestoreUndoesAnySequenceOfFaults(t *testing.T) {
 			},
 			"memory": func(t *rapid.T) {
 				require.NoError(t, Memory(s, 0, rapid.SampledFrom(Kinds()).Draw(t, "kind"), 64, 3))
+			},
+			"wrong": func(t *rapid.T) { require.NoError(t, Wrong(s, 0, 7, 3)) },
+			"degrade": func(t *rapid.T) {
+				gen, width := uint32(2), uint32(4)
+				require.NoError(t, Degrade(s, 0, Degradation{
+					&gen, &width, &[]string{rapid.SampledFrom(Throttles()).Draw(t, "throttle")}, &[]uint{rapid.UintRange(0, 11).Draw(t, "link")},
+				}))
 			},
 		})
 		Restore(s, 0)

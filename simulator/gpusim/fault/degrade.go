@@ -1,0 +1,123 @@
+package fault
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/gpuready/gpuready/simulator/state"
+)
+
+// throttles are what can hold a GPU's clocks down (nvmlClocksEventReason…), by name.
+var throttles = map[string]uint64{
+	"applications-clocks": 0x2, "sw-power-cap": 0x4, "hw-slowdown": 0x8, "sync-boost": 0x10, "sw-thermal": 0x20,
+	"hw-thermal": 0x40, "hw-power-brake": 0x80, "display-clocks": 0x100,
+}
+
+// Throttles are their names, sorted.
+func Throttles() []string { return slices.Sorted(maps.Keys(throttles)) }
+
+// Throttle names the reasons of a value of GPU.Throttle, sorted.
+func Throttle(reasons uint64) []string {
+	var names []string
+	for _, name := range Throttles() {
+		if reasons&throttles[name] != 0 {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// Degradation is what makes a GPU slower than it should be; nil leaves a part as it is.
+type Degradation struct {
+	PCIeGen, PCIeWidth *uint32   // what the link has fallen to; 0: what it was
+	Throttle           *[]string // what holds the clocks down; "none" or nothing: nothing does
+	LinksDown          *[]uint   // the NVLinks that are down; the others are up again
+}
+
+// Degrade makes the GPU slower than it should be, or ends that.
+func Degrade(s *state.State, index int, d Degradation) error {
+	g := &s.Gpu[index]
+	if d.PCIeGen != nil {
+		if *d.PCIeGen > g.PcieGenMax {
+			return fmt.Errorf("pcie-gen: the link of %s has no generation above %d", state.Text(g.Name[:]), g.PcieGenMax)
+		}
+		g.PcieGenLimit = *d.PCIeGen
+	}
+	if w := d.PCIeWidth; w != nil {
+		if *w > g.PcieWidthMax || *w&(*w-1) != 0 {
+			return fmt.Errorf("pcie-width: %d is neither 0 nor 1, 2, 4, … %d lanes", *w, g.PcieWidthMax)
+		}
+		g.PcieWidthLimit = *w
+	}
+	if d.Throttle != nil {
+		reasons, err := reasonsOf(*d.Throttle)
+		if err != nil {
+			return err
+		}
+		g.Throttle = reasons
+	}
+	if d.LinksDown != nil {
+		return linksDown(s, index, *d.LinksDown)
+	}
+	return nil
+}
+
+func reasonsOf(names []string) (reasons uint64, err error) {
+	for _, name := range names {
+		bit, ok := throttles[name]
+		if !ok && name != "none" {
+			return 0, fmt.Errorf("throttle: %q is neither none nor one of %s", name, strings.Join(Throttles(), ", "))
+		}
+		reasons |= bit
+	}
+	return reasons, nil
+}
+
+// linksDown has exactly these NVLinks of the GPU down.
+func linksDown(s *state.State, index int, links []uint) error {
+	g := &s.Gpu[index]
+	for _, l := range links {
+		if l >= uint(g.Nlinks) || (g.Link[l].Active == 0 && g.LinksDown>>l&1 == 0) {
+			return fmt.Errorf("links-down: %s has no NVLink %d in use, of %d", state.Text(g.Name[:]), l, g.Nlinks)
+		}
+	}
+	for l := range g.Nlinks {
+		switchLink(s, index, l, !slices.Contains(links, uint(l)))
+	}
+	return nil
+}
+
+// switchLink brings an NVLink of the GPU down, or up again, at both ends.
+func switchLink(s *state.State, index int, l uint32, up bool) {
+	g := &s.Gpu[index]
+	if up == (g.LinksDown>>l&1 == 0) {
+		return // as it was, and links that were never in use stay so
+	}
+	one(g, l, up)
+	if far := g.Link[l]; far.RemoteType == state.RemoteGPU {
+		one(&s.Gpu[far.RemoteGpu], far.RemoteLink, up)
+	}
+}
+
+func one(g *state.GPU, l uint32, up bool) {
+	if up {
+		g.LinksDown &^= 1 << l
+		g.Link[l].Active = 1
+		return
+	}
+	g.LinksDown |= 1 << l
+	g.Link[l].Active = 0
+}
+
+// Wrong makes libcuda invert a bit of one in every so many floating-point results
+// on the GPU: the bit is counted in the upper 32 of the result. 0 ends it.
+func Wrong(s *state.State, index int, every uint64, bit uint32) error {
+	if bit > 31 {
+		return fmt.Errorf("bit: %d is not 0 to 31", bit)
+	}
+	g := &s.Gpu[index]
+	g.WrongEvery, g.WrongBit = every, bit
+	return nil
+}
