@@ -19,17 +19,24 @@ import (
 	"github.com/gpuready/gpuready/deployments/images/build/sbom"
 )
 
+// samples are the CUDA jobs; the validator carries them, too.
+var samples = []string{
+	"/usr/bin/vectoradd",
+	"/usr/bin/reduction",
+	"/usr/bin/gemm",
+}
+
 // wanted are the images, and what each runs and as whom.
 var wanted = map[string]struct {
 	user  string
 	files []string
 }{
-	"cuda-samples":  {"65532:65532", []string{"/usr/bin/vectoradd"}},
+	"cuda-samples":  {"65532:65532", samples},
 	"device-plugin": {"0:0", []string{"/usr/bin/gpu-device-plugin"}},
 	"driver-simulator": {"0:0", []string{"/usr/bin/gpusim", "/usr/lib/gpusim/libnvidia-ml.so", "/usr/lib/gpusim/libcuda.so",
 		"/usr/lib/gpusim/nvidia-smi", "/usr/lib/gpusim/nvidia-cuda-mps-control"}},
 	"toolkit":   {"0:0", []string{"/usr/bin/gpu-toolkit", "/usr/bin/gpu-cdi-hook", "/usr/bin/gpu-oci-runtime"}},
-	"validator": {"0:0", []string{"/usr/bin/gpu-validator", "/usr/bin/vectoradd"}},
+	"validator": {"0:0", append([]string{"/usr/bin/gpu-validator"}, samples...)},
 }
 
 func containerfile(t testing.TB, name string) (string, recipe.Recipe) {
