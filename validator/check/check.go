@@ -32,6 +32,21 @@ type Node struct {
 	VectorAdd       string        // the sample, a path of this process; "" where there is none
 	CUDATimeout     time.Duration // for one GPU
 	CUDAConcurrency int           // GPUs at a time
+	Status          func() Status // what the API server has of the Node; nil: nobody reads it
+}
+
+// Status is what the kubelet has told the API server of the node.
+type Status struct {
+	Kubelet  string   // version, "v1.31.2"; "" not known
+	Handlers []string // of the container runtime; nil: it does not tell them, or they are not known
+}
+
+// Told is the status as far as it is known.
+func (n Node) Told() Status {
+	if n.Status == nil {
+		return Status{}
+	}
+	return n.Status()
 }
 
 // State reads what a component of the node says of itself.

@@ -1,5 +1,6 @@
 // Package choice reads what a Node chooses by its labels, for components that hold
-// no token: today the device plugin's configuration.
+// no token: today the device plugin's configuration. What the Node's status says of
+// kubelet and runtime comes by the way.
 //
 // The Node is read once and then watched. While the API server is away the last
 // word stands: nothing on the node changes because nobody can be asked.
@@ -38,6 +39,7 @@ type Config struct {
 	Client  *kube.Client
 	Node    string                        // its name
 	Deliver func(map[string]string) error // told the labels whenever they may be others; never nil
+	Status  func(corev1.NodeStatus)       // told the Node's status whenever it is read; nil: nobody is
 	Log     *slog.Logger
 
 	// Of use in tests; nil: the time package's.
@@ -139,6 +141,9 @@ func (r *Reader) read(ctx context.Context) (began bool, err error) {
 
 // tell hands over those labels that choose something.
 func (r *Reader) tell(node *corev1.Node) error {
+	if r.Status != nil {
+		r.Status(node.Status)
+	}
 	labels := map[string]string{}
 	for _, name := range Names {
 		if value, has := node.Labels[name]; has {

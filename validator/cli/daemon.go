@@ -122,8 +122,10 @@ func serve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	log.Info("started", "version", version.String(), "path", o.outputDir)
 
 	registry := metrics.NewRegistry()
-	config := daemon.Config{Node: node, OutputDir: node.Root.Path(o.outputDir), Log: log, Metrics: daemon.NewMetrics(registry)}
-	parts, err := c.parts(node, log, registry)
+	status := choice.NewStatus()
+	node.Status = status.Last
+	config := daemon.Config{Node: node, NodeNews: status.News(), OutputDir: node.Root.Path(o.outputDir), Log: log, Metrics: daemon.NewMetrics(registry)}
+	parts, err := c.parts(node, status, log, registry)
 	if err != nil {
 		return err
 	}
@@ -190,7 +192,7 @@ type parts struct {
 
 // parts makes them. That the API server cannot be used is said once and keeps
 // nothing on the node from being proven.
-func (c *cluster) parts(node check.Node, log *slog.Logger, registry *prometheus.Registry) (*parts, error) {
+func (c *cluster) parts(node check.Node, status *choice.Status, log *slog.Logger, registry *prometheus.Registry) (*parts, error) {
 	p := &parts{close: func() {}, follow: func(func(map[string]string) error) {}}
 	if c.node == "" {
 		return p, nil
@@ -211,7 +213,7 @@ func (c *cluster) parts(node check.Node, log *slog.Logger, registry *prometheus.
 	})
 	p.tell, p.settled, p.run = v.Say, v.Settled, append(p.run, v.Run)
 	p.follow = func(deliver func(map[string]string) error) {
-		p.run = append(p.run, choice.New(choice.Config{Client: client, Node: c.node, Deliver: deliver, Log: log}, registry).Run)
+		p.run = append(p.run, choice.New(choice.Config{Client: client, Node: c.node, Deliver: deliver, Status: status.Take, Log: log}, registry).Run)
 	}
 	if c.image == "" {
 		return p, nil
@@ -219,14 +221,28 @@ func (c *cluster) parts(node check.Node, log *slog.Logger, registry *prometheus.
 	w := workload.New(workload.Config{
 		Client: client, Node: c.node, BootID: node.BootID, Namespace: c.namespace, Image: c.image, Timeout: c.timeout,
 		OwnerName: c.podName, OwnerUID: c.podUID,
+		Allocated: func(ctx context.Context, pod string) ([]string, error) {
+			kubelet, err := plugin.AskKubelet(ctx, node.Root.Path(node.PodResources))
+			return kubelet.Held(pod), err
+		},
+		Injects: func() workload.Injects { return injects(node) },
 	}, log, registry)
 	p.workload, p.news, p.run = w, w.News(), append(p.run, w.Run)
 	return p, nil
 }
 
+// injects is what kubelet and toolkit say of how containers get their devices.
+func injects(node check.Node) workload.Injects {
+	known := workload.Injects{Kubelet: node.Told().Kubelet}
+	if s, err := node.State(nodestate.Toolkit); err == nil && s.Toolkit != nil {
+		known.Runtime = s.Toolkit.Runtime
+	}
+	return known
+}
+
 // runSample is the hidden command of the pod that proves the plugin layer.
 func runSample(ctx context.Context, stdout, stderr io.Writer) error {
-	code, err := workload.Sample(ctx, findSample("vectoradd"), workload.TerminationLog, stdout, stderr)
+	code, err := workload.Sample(ctx, findSample("vectoradd"), workload.TerminationLog, workload.Dev, stdout, stderr)
 	switch {
 	case err != nil:
 		return err

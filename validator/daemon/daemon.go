@@ -39,7 +39,8 @@ type Config struct {
 	Log       *slog.Logger
 	Metrics   *Metrics
 	Tell      func(voice.Facts) // told what is known whenever it changes; nil: nobody is
-	News      <-chan struct{}   // something else than files has changed; nil: nothing does
+	News      <-chan struct{}   // a pod that proves something has come to its end; nil: none is run
+	NodeNews  <-chan struct{}   // what the API server has of the Node is another; nil: nobody reads it
 }
 
 // Daemon is the one writer of the proofs and of the validator's own state.
@@ -127,6 +128,7 @@ func (d *Daemon) loop(ctx context.Context, changed <-chan struct{}) error {
 			return ctx.Err()
 		case <-changed:
 		case <-d.News:
+		case <-d.NodeNews:
 		case <-d.retryTimer():
 		}
 		outcomes := d.Road.Run(ctx, d.Node, nil)

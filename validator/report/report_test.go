@@ -67,7 +67,7 @@ func reports() map[string]Report {
 	}
 	return map[string]Report{
 		"optional": report(asked...),
-		"passed": report(good(false)...), "simulated": report(good(true)...), "failed": report(failed...), "absent": report(absent...),
+		"passed":   report(good(false)...), "simulated": report(good(true)...), "failed": report(failed...), "absent": report(absent...),
 	}
 }
 

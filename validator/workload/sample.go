@@ -23,7 +23,8 @@ const Subcommand = "run-sample"
 // TerminationLog is where the kubelet takes a container's last words from. It
 // keeps 4096 bytes.
 const (
-	TerminationLog = "/dev/termination-log"
+	TerminationLog = Dev + "/termination-log"
+	Dev            = "/dev"
 	maxWords       = 4096
 )
 
@@ -33,38 +34,67 @@ type answer struct {
 	Simulated bool     `json:"simulated"`
 	Error     string   `json:"error,omitempty"`
 	UUID      gpu.UUID `json:"uuid,omitempty"`
+	// Devices are the GPUs' nodes in the container, counted where the sample failed.
+	Devices *int `json:"devices,omitempty"`
 }
 
 // Sample runs the sample and leaves its answer in the file at words, for the
-// kubelet. It returns the sample's exit code.
-func Sample(ctx context.Context, sample, words string, stdout, stderr io.Writer) (int, error) {
+// kubelet. It returns the sample's exit code. dev is where the container has its
+// devices: whether it was given any is told where the sample failed.
+func Sample(ctx context.Context, sample, words, dev string, stdout, stderr io.Writer) (int, error) {
 	if sample == "" {
 		return 1, errors.New("the sample vectoradd is neither beside gpu-validator nor in PATH: the image is not a validator's")
 	}
 	cmd := exec.CommandContext(ctx, sample, "-o", "json")
 	cmd.Env = append(os.Environ(), "CUDA_CACHE_DISABLE=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	var said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = io.MultiWriter(&said, stdout), stderr
+	var said, complained bytes.Buffer
+	cmd.Stdout, cmd.Stderr = io.MultiWriter(&said, stdout), io.MultiWriter(&complained, stderr)
 	err := cmd.Run()
 	if cmd.ProcessState == nil {
 		return 1, err
 	}
 	var a answer
-	if json.Unmarshal(said.Bytes(), &a) == nil && a.Passed != nil {
-		a.Error = record.Clean(a.Error, maxWords/2)
-		data, err := json.Marshal(a)
-		if err == nil {
-			err = os.WriteFile(words, data, 0o644) // no rename: the kubelet's file is mounted there
-		}
-		if err != nil {
-			return 1, fmt.Errorf("leave the answer for the kubelet: %w", err)
+	if json.Unmarshal(said.Bytes(), &a) != nil || a.Passed == nil {
+		a = answer{}
+	}
+	if a.Passed == nil || !*a.Passed {
+		a.count(devices(dev), last(complained.String()))
+	}
+	if a.Passed != nil {
+		if err := a.leave(words); err != nil {
+			return 1, err
 		}
 	}
 	if code := cmd.ProcessState.ExitCode(); code >= 0 {
 		return code, nil
 	}
 	return 1, err // killed by a signal
+}
+
+// count adds how many GPUs the container has. Where there is none, that is an answer
+// also of a sample that gave none; else its last lines tell more.
+func (a *answer) count(devices int, complaint string) {
+	if a.Passed == nil {
+		if devices > 0 {
+			return
+		}
+		a.Passed, a.Error = new(bool), complaint
+	}
+	a.Devices = &devices
+}
+
+// leave writes the answer where the kubelet finds it.
+func (a answer) leave(words string) error {
+	a.Error = record.Clean(a.Error, maxWords/2)
+	data, err := json.Marshal(a)
+	if err == nil {
+		err = os.WriteFile(words, data, 0o644) // no rename: the kubelet's file is mounted there
+	}
+	if err != nil {
+		return fmt.Errorf("leave the answer for the kubelet: %w", err)
+	}
+	return nil
 }
 
 // verdict reads what the pod's container left. An exit of 0 alone proves
@@ -100,6 +130,11 @@ func words(left string) string {
 	if json.Unmarshal([]byte(left), &a) == nil && a.Error != "" {
 		return record.Clean(a.Error, 1000)
 	}
-	lines := strings.Split(strings.TrimSpace(left), "\n")
+	return last(left)
+}
+
+// last is the last line of a text.
+func last(text string) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
 	return record.Clean(lines[len(lines)-1], 1000)
 }

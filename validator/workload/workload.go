@@ -175,7 +175,8 @@ func (r *Runner) Prove(driver check.Driver, accounts check.Outcome, free string)
 
 // taken is the outcome where there is nothing that a pod could be given.
 func taken(accounts check.Outcome) check.Outcome {
-	accounts.Notes = append(accounts.Notes, "not proven by a pod: every device is allocated to others; the accounts of driver, device plugin and kubelet agree")
+	accounts.Notes = append(accounts.Notes, note(beside(ReasonAllTaken, errors.New("every device is allocated to others; the accounts of driver, device plugin and kubelet agree"),
+		"nothing: a node that is busy is not broken")))
 	accounts.Again = true
 	return accounts
 }
@@ -185,7 +186,7 @@ func (x result) outcome(accounts check.Outcome) check.Outcome {
 	if bad, is := errors.AsType[*refused](x.err); is {
 		return check.Fail(bad.Reason, bad.Message, bad.Action)
 	}
-	accounts.Notes = append(accounts.Notes, "not proven by a pod: "+x.err.Error())
+	accounts.Notes = append(accounts.Notes, note(x.err))
 	accounts.Again = true
 	return accounts
 }

@@ -174,7 +174,14 @@ func TestWhatBecameOfThePodIsTheReason(t *testing.T) {
 			p.Status.Phase, p.Status.Reason, p.Status.Message = corev1.PodFailed, "UnexpectedAdmissionError", "Allocate failed"
 		}, "WorkloadNotAdmitted", "UnexpectedAdmissionError: Allocate failed"},
 		{"the runtime cannot", time.Minute, waiting("CreateContainerError", "unresolvable CDI devices"), "WorkloadNotStarted", "CreateContainerError: unresolvable CDI devices"},
-		{"no image", overdue, waiting("ImagePullBackOff", "not found"), "WorkloadNotStarted", "ImagePullBackOff: not found"},
+		{"no image", time.Minute, waiting("ErrImagePull", "not found"), "WorkloadImageMissing", "the image gpuready/validator:v0.1.0 of the pod that requests a GPU is not on this node and cannot be had: ErrImagePull: not found"},
+		{"a runtime that cannot start it", time.Minute, func(p *corev1.Pod) {
+			ended(corev1.PodFailed, 128, "error running createContainer hook")(p)
+			p.Status.ContainerStatuses[0].State.Terminated.Reason = "StartError"
+		}, "WorkloadNotStarted", "StartError: error running createContainer hook"},
+		{"no GPU in the container", time.Minute, ended(corev1.PodFailed, 1, `{"passed":false,"error":"libcuda.so.1: cannot open shared object file","devices":0}`), "AllocatedButAbsent",
+			"a pod was admitted with a GPU and found none in its container: libcuda.so.1: cannot open"},
+		{"a GPU in the container, and no CUDA", time.Minute, ended(corev1.PodFailed, 1, `{"passed":false,"error":"cuInit: 999","devices":1}`), "WorkloadFailed", "cuInit: 999"},
 		{"unschedulable", overdue, func(p *corev1.Pod) {
 			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: "Insufficient nvidia.com/gpu"}}
 		}, "WorkloadUnschedulable", "Insufficient nvidia.com/gpu"},
@@ -255,7 +262,7 @@ func TestWhereNoGPUIsFreeTheAccountsAreTheProof(t *testing.T) {
 	o := s.ask("")
 	require.Equal(t, check.Passed, o.Kind)
 	require.True(t, o.Again)
-	require.Contains(t, o.Notes[0], "every device is allocated to others")
+	require.Contains(t, o.Notes[0], "AllAllocated: every device is allocated to others")
 
 	// Somebody was faster than our pod.
 	s.server.OnPod(func(p *corev1.Pod) {
@@ -283,6 +290,7 @@ func TestTheAPIServerIsNoReasonToRefuse(t *testing.T) {
 			require.Equal(t, check.Passed, o.Kind)
 			require.True(t, o.Again, "tried again later")
 			require.Contains(t, o.Notes[0], fault.Message)
+			require.Contains(t, o.Notes[0], map[string]string{"forbidden": ": WorkloadForbidden: ", "internal": ": APIServerUnreachable: "}[name])
 			s.server.Fail(nil)
 			s.server.OnPod(ended(corev1.PodSucceeded, 0, good(0)))
 			require.Equal(t, check.Passed, s.ask(offered).Kind)
@@ -293,7 +301,7 @@ func TestTheAPIServerIsNoReasonToRefuse(t *testing.T) {
 	s.server.Stop()
 	s.run()
 	s.ask(offered)
-	require.Contains(t, s.news().Notes[0], "connection refused")
+	require.Regexp(t, `^not proven by a pod: APIServerUnreachable: .*connection refused.*; nothing, if the API server is away`, s.news().Notes[0])
 	s.server.Restart()
 }
 
@@ -335,18 +343,26 @@ func sample(t *testing.T, script string) string {
 func TestTheSamplesAnswerIsLeftForTheKubelet(t *testing.T) {
 	for _, c := range []struct {
 		name, script string
+		dev          []string
 		code         int
 		left         string
 	}{
-		{"passed", `echo '{"passed":true,"simulated":true,"uuid":"GPU-1","seconds":{}}'`, 0, `{"passed":true,"simulated":true,"uuid":"GPU-1"}`},
-		{"failed", `echo '{"passed":false,"error":"element 7"}'; exit 3`, 3, `{"passed":false,"simulated":false,"error":"element 7"}`},
-		{"no answer", `echo oops >&2; exit 1`, 1, ""},
+		{"passed", `echo '{"passed":true,"simulated":true,"uuid":"GPU-1","seconds":{}}'`, nil, 0, `{"passed":true,"simulated":true,"uuid":"GPU-1"}`},
+		{"failed", `echo '{"passed":false,"error":"element 7"}'; exit 3`, []string{"nvidia0", "nvidiactl"}, 3, `{"passed":false,"simulated":false,"error":"element 7","devices":1}`},
+		{"failed without a GPU", `echo '{"passed":false,"error":"no CUDA-capable device"}'; exit 1`, []string{"nvidiactl"}, 1,
+			`{"passed":false,"simulated":false,"error":"no CUDA-capable device","devices":0}`},
+		{"no answer", `echo oops >&2; exit 1`, []string{"nvidia3"}, 1, ""},
+		{"no answer and no GPU", `echo one >&2; echo oops >&2; exit 1`, nil, 1, `{"passed":false,"simulated":false,"error":"oops","devices":0}`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			words := filepath.Join(t.TempDir(), "termination-log")
 			require.NoError(t, os.WriteFile(words, nil, 0o666))
 			var out, said bytes.Buffer
-			code, err := Sample(t.Context(), sample(t, c.script), words, &out, &said)
+			dev := t.TempDir()
+			for _, name := range c.dev {
+				require.NoError(t, os.WriteFile(filepath.Join(dev, name), nil, 0o600))
+			}
+			code, err := Sample(t.Context(), sample(t, c.script), words, dev, &out, &said)
 			require.NoError(t, err)
 			require.Equal(t, c.code, code)
 			left, err := os.ReadFile(words)
@@ -354,11 +370,19 @@ func TestTheSamplesAnswerIsLeftForTheKubelet(t *testing.T) {
 			require.Equal(t, c.left, string(left))
 		})
 	}
-	_, err := Sample(t.Context(), "", "", nil, nil)
+	_, err := Sample(t.Context(), "", "", "", nil, nil)
 	require.ErrorContains(t, err, "neither beside gpu-validator nor in PATH")
-	code, err := Sample(t.Context(), sample(t, "kill -9 $$"), "", new(bytes.Buffer), new(bytes.Buffer))
+	code, err := Sample(t.Context(), sample(t, "kill -9 $$"), "", sampleDev(t), new(bytes.Buffer), new(bytes.Buffer))
 	require.Equal(t, 1, code)
 	require.ErrorContains(t, err, "killed")
+}
+
+// sampleDev is the /dev of a container that has a GPU.
+func sampleDev(t *testing.T) string {
+	t.Helper()
+	dev := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dev, "nvidia0"), nil, 0o600))
+	return dev
 }
 
 func TestErrorsOfTheWayAreNoRefusals(t *testing.T) {

@@ -27,6 +27,7 @@ const (
 	ReasonNotRegistered gpu.Reason = "DevicePluginNotRegistered"
 	ReasonKubelet       gpu.Reason = "KubeletUnreachable"
 	ReasonNone          gpu.Reason = "NothingAllocatable"
+	ReasonShort         gpu.Reason = "AllocatableShort"
 	ReasonDiffers       gpu.Reason = "AllocatableDiffers"
 )
 
@@ -76,6 +77,10 @@ func compareAccounts(ctx context.Context, node check.Node, driver check.Driver, 
 		return check.Fail(ReasonKubelet, fmt.Sprintf("the kubelet does not answer on %s: %v", node.PodResources, err),
 			"see that the kubelet runs and that its pod-resources folder is mounted here (--pod-resources-socket)"), ""
 	}
+	if len(a.differences) > 0 && len(a.differences) == a.short {
+		return check.Fail(ReasonShort, fmt.Sprintf("%s fewer can be allocated than the driver sees: %s", count(a.short), strings.Join(a.differences, "; ")),
+			"see the log of gpu-device-plugin, and of the kubelet, which takes a few seconds after a change"), ""
+	}
 	if len(a.differences) > 0 {
 		return check.Fail(ReasonDiffers, strings.Join(a.differences, "; "),
 			"see the log of gpu-device-plugin; the kubelet takes a few seconds after a change"), ""
@@ -94,6 +99,13 @@ func compareAccounts(ctx context.Context, node check.Node, driver check.Driver, 
 	}, a.notes...), a.kubelet.Free(resources)
 }
 
+func count(devices int) string {
+	if devices == 1 {
+		return "1 device"
+	}
+	return fmt.Sprintf("%d devices", devices)
+}
+
 // Free returns the first resource, by name, of which a pod could be given one
 // now, "" if there is none. It counts as the scheduler does: a device that broke
 // in the hands of a pod is no more allocatable, and yet one of those requested.
@@ -106,12 +118,27 @@ func (k Kubelet) Free(resources map[string]int) string {
 	return ""
 }
 
+// Held are the devices that a pod, "namespace/name", holds, sorted.
+func (k Kubelet) Held(pod string) []string {
+	var ids []string
+	for _, held := range k.Allocated {
+		for id, by := range held {
+			if by == pod {
+				ids = append(ids, id)
+			}
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
 // accounts are the device plugin's and the kubelet's, and what came of
 // comparing them with the driver's.
 type accounts struct {
 	plugin      nodestate.DevicePluginInfo
 	kubelet     Kubelet
 	differences []string
+	short       int // how many of them are devices that are missing
 	notes       []string
 }
 
@@ -127,7 +154,7 @@ func settle(ctx context.Context, node check.Node, driver check.Driver, plugin no
 			return accounts{}, err
 		}
 		a := accounts{plugin: plugin, kubelet: kubelet}
-		a.differences, a.notes = compare(driver, plugin, kubelet)
+		a.differences, a.short, a.notes = compare(driver, plugin, kubelet)
 		if len(a.differences) == 0 || time.Now().Add(wait).After(enough) {
 			return a, nil
 		}
@@ -165,8 +192,9 @@ func said(s nodestate.State, err error) *check.Outcome {
 	return &o
 }
 
-// compare returns where the three accounts differ, and what is odd and agreed on.
-func compare(driver check.Driver, plugin nodestate.DevicePluginInfo, kubelet Kubelet) (differences, notes []string) {
+// compare returns where the three accounts differ, how often by a device that is
+// missing, and what is odd and agreed on.
+func compare(driver check.Driver, plugin nodestate.DevicePluginInfo, kubelet Kubelet) (differences []string, short int, notes []string) {
 	names := names(driver)
 	offered := map[gpu.UUID]bool{}
 	for _, r := range plugin.Resources {
@@ -190,6 +218,7 @@ func compare(driver check.Driver, plugin nodestate.DevicePluginInfo, kubelet Kub
 			}
 		}
 		for _, id := range less(healthy, kubelet.Allocatable[r.Name]) {
+			short++
 			differences = append(differences, fmt.Sprintf("the kubelet does not offer %s of %s, which the device plugin says is healthy", id, r.Name))
 		}
 		for _, id := range less(kubelet.Allocatable[r.Name], healthy) {
@@ -212,10 +241,11 @@ func compare(driver check.Driver, plugin nodestate.DevicePluginInfo, kubelet Kub
 		}
 		// A MIG device is offered with its GPU where the plugin does not divide.
 		if !offered[u.UUID] && !offered[u.GPU.UUID] {
+			short++
 			differences = append(differences, u.Name+" is seen by the driver and not by the device plugin")
 		}
 	}
-	return differences, notes
+	return differences, short, notes
 }
 
 // names returns the GPUs and MIG devices that the driver sees, with what is

@@ -66,6 +66,11 @@ func (n *node) devices(d nodestate.Device) {
 	r.Devices = append(r.Devices, d)
 }
 
+func (n *node) devicesFrom(i int) {
+	r := &n.state.DevicePlugin.Resources[0]
+	r.Devices = r.Devices[i:]
+}
+
 func (n *node) check(t *testing.T) check.Outcome {
 	t.Helper()
 	if n.state.Component != "" {
@@ -93,7 +98,7 @@ func TestAMIGDeviceIsOfferedAloneOrWithItsGPU(t *testing.T) {
 	first := &n.state.DevicePlugin.Resources[0].Devices[0]
 	first.GPU = n.driver.GPUs[0].MIG[0].UUID
 	o := n.check(t)
-	require.Equal(t, ReasonDiffers, o.Refusal.Reason)
+	require.Equal(t, ReasonShort, o.Refusal.Reason)
 	require.Contains(t, o.Refusal.Message, "MIG device 0:1 ("+string(n.driver.GPUs[0].MIG[1].UUID)+", 2g.20gb) is seen by the driver and not by the device plugin")
 	require.NotContains(t, o.Refusal.Message, "MIG device 0:0")
 }
@@ -118,7 +123,7 @@ func TestAGPUThatIsLeftOutWithAReasonIsANote(t *testing.T) {
 	n := newNode(t)
 	n.state.DevicePlugin.Resources[0].Devices = n.state.DevicePlugin.Resources[0].Devices[:2]
 	delete(n.kubelet.Allocatable[resource], id(2))
-	require.Equal(t, ReasonDiffers, n.check(t).Refusal.Reason)
+	require.Equal(t, ReasonShort, n.check(t).Refusal.Reason)
 	n.state.DevicePlugin.Left = []nodestate.Left{{GPU: gputest.GPU(2), Reason: "Excluded", Message: "devices.exclude names it"}}
 	o := n.check(t)
 	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
@@ -157,9 +162,13 @@ func TestEachDifferenceIsNamed(t *testing.T) {
 		{"nothing said of devices", func(n *node) { n.state.DevicePlugin = nil }, ReasonNotRegistered, "not registered"},
 		{"kubelet does not answer", func(n *node) { n.err = errors.New("connection refused") }, ReasonKubelet, "/pods/kubelet.sock: connection refused"},
 		{"kubelet offers too few", func(n *node) { delete(n.kubelet.Allocatable[resource], id(1)) },
-			ReasonDiffers, "the kubelet does not offer " + id(1) + " of nvidia.com/gpu, which the device plugin says is healthy"},
+			ReasonShort, "1 device fewer can be allocated than the driver sees: the kubelet does not offer " + id(1) + " of nvidia.com/gpu, which the device plugin says is healthy"},
 		{"kubelet offers too many", func(n *node) { n.kubelet.Allocatable[resource]["GPU-old"] = true },
 			ReasonDiffers, "the kubelet offers GPU-old of nvidia.com/gpu, which the device plugin does not"},
+		{"the plugin has forgotten one", func(n *node) {
+			n.devicesFrom(1)
+			delete(n.kubelet.Allocatable[resource], id(0))
+		}, ReasonShort, "GPU 0 (" + id(0) + ", 0000:10:00.0) is seen by the driver and not by the device plugin"},
 		{"unhealthy without a reason", func(n *node) {
 			first(n).Health = nodestate.Unhealthy
 			delete(n.kubelet.Allocatable[resource], id(0))
@@ -240,6 +249,13 @@ func TestAKubeletThatIsBehindIsGivenAMoment(t *testing.T) {
 	}, nil)
 	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
 	require.Equal(t, 3, asked)
+}
+
+func TestWhatAPodHoldsIsKnownByItsName(t *testing.T) {
+	k := newNode(t).kubelet
+	k.Allocated["nvidia.com/gpu.shared"] = map[string]string{"a::1": "default/job", "a::0": "default/other"}
+	require.Equal(t, []string{id(0), "a::1"}, k.Held("default/job"))
+	require.Empty(t, k.Held("default/none"))
 }
 
 func TestAFreeDeviceIsOneThatNoPodHolds(t *testing.T) {

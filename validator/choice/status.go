@@ -1,0 +1,53 @@
+package choice
+
+import (
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuready/gpuready/validator/check"
+)
+
+// Status keeps what a Node's status says of kubelet and runtime. Its methods may be
+// called concurrently.
+type Status struct {
+	mu   sync.Mutex
+	last check.Status
+	news chan struct{}
+}
+
+// NewStatus returns one that knows nothing yet.
+func NewStatus() *Status { return &Status{news: make(chan struct{}, 1)} }
+
+// News has something whenever the status is another.
+func (s *Status) News() <-chan struct{} { return s.news }
+
+// Last is what is known.
+func (s *Status) Last() check.Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last
+}
+
+// Take is for Config.Status.
+func (s *Status) Take(node corev1.NodeStatus) {
+	now := check.Status{Kubelet: node.NodeInfo.KubeletVersion}
+	for _, h := range node.RuntimeHandlers {
+		if h.Name != "" { // the default has no name
+			now.Handlers = append(now.Handlers, h.Name)
+		}
+	}
+	slices.Sort(now.Handlers)
+	s.mu.Lock()
+	same := now.Kubelet == s.last.Kubelet && slices.Equal(now.Handlers, s.last.Handlers)
+	s.last = now
+	s.mu.Unlock()
+	if same {
+		return
+	}
+	select {
+	case s.news <- struct{}{}:
+	default: // not yet seen that there is some
+	}
+}

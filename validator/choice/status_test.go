@@ -1,0 +1,25 @@
+package choice
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuready/gpuready/validator/check"
+)
+
+func TestAStatusIsNewsWhenItIsAnother(t *testing.T) {
+	s := NewStatus()
+	told := corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{KubeletVersion: "v1.31.2"}, RuntimeHandlers: []corev1.NodeRuntimeHandler{{Name: "runc"}, {}, {Name: "nvidia"}}}
+	require.Equal(t, check.Status{}, s.Last())
+	s.Take(told)
+	require.Equal(t, check.Status{Kubelet: "v1.31.2", Handlers: []string{"nvidia", "runc"}}, s.Last())
+	<-s.News()
+	s.Take(told)
+	require.Empty(t, s.News(), "the same once more")
+	told.RuntimeHandlers = nil
+	s.Take(told)
+	<-s.News()
+	require.Nil(t, s.Last().Handlers)
+}

@@ -1,0 +1,71 @@
+package workload
+
+import (
+	"errors"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/validator/kube"
+)
+
+// Reasons for which the plugin's layer is refused by what became of the pod.
+const (
+	ReasonRunning       gpu.Reason = "WorkloadRunning"
+	ReasonUnschedulable gpu.Reason = "WorkloadUnschedulable"
+	ReasonNotAdmitted   gpu.Reason = "WorkloadNotAdmitted"
+	ReasonImage         gpu.Reason = "WorkloadImageMissing"
+	ReasonNotStarted    gpu.Reason = "WorkloadNotStarted"
+	ReasonAbsent        gpu.Reason = "AllocatedButAbsent"
+	ReasonFailed        gpu.Reason = "WorkloadFailed"
+	ReasonTimeout       gpu.Reason = "WorkloadTimeout"
+)
+
+// Reasons for which a pod proves nothing: they are of others on the node, or of the
+// API server, and say nothing of its GPUs. The accounts count, with a note.
+const (
+	ReasonAllTaken    gpu.Reason = "AllAllocated"
+	ReasonFull        gpu.Reason = "NodeFull"
+	ReasonEnded       gpu.Reason = "WorkloadEndedByOthers"
+	ReasonNameTaken   gpu.Reason = "WorkloadNameTaken"
+	ReasonNoScheduler gpu.Reason = "NoScheduler"
+	ReasonForbidden   gpu.Reason = "WorkloadForbidden"
+	ReasonAPI         gpu.Reason = "APIServerUnreachable"
+)
+
+// A refused pod is one that shows that the layer is not ready.
+type refused struct{ readiness.Refusal }
+
+func (r *refused) Error() string { return r.Message }
+
+func refuse(reason gpu.Reason, message, action string) error {
+	return &refused{readiness.Refusal{Reason: reason, Message: record.Clean(message, 2048), Action: action}}
+}
+
+// An unproven pod is one of the second kind of reasons.
+type unproven struct {
+	reason gpu.Reason
+	err    error
+	action string
+}
+
+func (u *unproven) Error() string { return u.err.Error() }
+func (u *unproven) Unwrap() error { return u.err }
+
+func beside(reason gpu.Reason, err error, action string) error { return &unproven{reason, err, action} }
+
+// note is what is said of a pod that proved nothing.
+func note(err error) string {
+	u, is := errors.AsType[*unproven](err)
+	if !is { // a request that failed
+		u = &unproven{ReasonAPI, err, kube.Advice(err)}
+		if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.ReasonForError(err) == metav1.StatusReasonBadRequest {
+			u.reason = ReasonForbidden
+		}
+	}
+	return fmt.Sprintf("not proven by a pod: %s: %v; %s", u.reason, err, u.action)
+}
