@@ -74,6 +74,7 @@ func (b *bench) parts() []part {
 		{"memory", b.memory},
 		{"size", b.size},
 		{"toolkit", b.toolkit},
+		{"validator", b.validator},
 		{"hooks", b.hooks},
 		{"oci-runtime", b.ociRuntime},
 		{"demo", b.demo},

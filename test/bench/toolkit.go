@@ -32,7 +32,7 @@ func (b *bench) toolkit(ctx context.Context) error {
 		return nil
 	}
 	var ready, layout, ended []time.Duration
-	var resident, own, share, wakeups []float64
+	var rests []idleness
 	for run := range max(b.starts/2, 1) {
 		h, err := b.newHost(ctx)
 		if err != nil {
@@ -41,9 +41,8 @@ func (b *bench) toolkit(ctx context.Context) error {
 		r, l, err := h.follow(ctx)
 		if err == nil && run < 3 {
 			var i idleness
-			if i, err = h.idle(ctx); err == nil {
-				resident, own = append(resident, i.resident/megabyte), append(own, i.own/megabyte)
-				share, wakeups = append(share, 100*i.busy.Seconds()/watched.Seconds()), append(wakeups, i.wakeups)
+			if i, err = idleOf(ctx, h.cmd.Process.Pid); err == nil {
+				rests = append(rests, i)
 			}
 		}
 		var e time.Duration
@@ -55,14 +54,10 @@ func (b *bench) toolkit(ctx context.Context) error {
 		}
 		ready, layout, ended = append(ready, r), append(layout, l), append(ended, e)
 	}
-	const mebibytes = 1 << 20 / megabyte
 	show("toolkit: driver ready → CDI specification, 8 GPUs", ready, within(readyGoal, 0))
 	show("toolkit: gpusim mig started → new CDI specification", layout, within(layoutGoal, layoutGoal))
 	show("toolkit: SIGTERM → ended", ended, within(endGoal, endGoal))
-	count("toolkit: resident memory, idle, MB", resident, 1, goal{median: 24 * mebibytes})
-	count("toolkit: anonymous memory, idle, MB", own, 1, goal{median: 6 * mebibytes})
-	count("toolkit: % of a core, idle, over 10 s", share, 3, goal{median: 0.1})
-	count("toolkit: threads woken, idle, over 10 s", wakeups, 0, goal{median: 20})
+	showRest("toolkit", rests, goal{median: 24 << 20 / megabyte}, goal{median: 6 << 20 / megabyte}, goal{median: 20})
 	return nil
 }
 
@@ -167,30 +162,30 @@ func (h *toolkitHost) follow(ctx context.Context) (ready, layout time.Duration, 
 	}
 }
 
-// idleness is what a toolkit takes while nothing happens: sizes in bytes, and how
+// idleness is what a process takes while nothing happens: sizes in bytes, and how
 // often one of its threads went from waiting to running.
 type idleness struct {
 	resident, own, wakeups float64
 	busy                   time.Duration
 }
 
-func (h *toolkitHost) idle(ctx context.Context) (i idleness, err error) {
+func idleOf(ctx context.Context, pid int) (i idleness, err error) {
 	if err := sleep(ctx, settled); err != nil {
 		return i, err
 	}
-	before, beforeWakeups, err := h.ran()
+	before, beforeWakeups, err := ran(pid)
 	if err != nil {
 		return i, err
 	}
 	if err := sleep(ctx, watched); err != nil {
 		return i, err
 	}
-	after, afterWakeups, err := h.ran()
+	after, afterWakeups, err := ran(pid)
 	if err != nil {
 		return i, err
 	}
 	i.busy, i.wakeups = after-before, afterWakeups-beforeWakeups
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", h.cmd.Process.Pid))
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return i, err
 	}
@@ -201,12 +196,12 @@ func (h *toolkitHost) idle(ctx context.Context) (i idleness, err error) {
 	return i, err
 }
 
-// ran is how long the toolkit's threads have run (schedstat of proc(5)), and how
+// ran is how long a process's threads have run (schedstat of proc(5)), and how
 // often each has given up the processor of its own accord.
-func (h *toolkitHost) ran() (busy time.Duration, switches float64, err error) {
-	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", h.cmd.Process.Pid))
+func ran(pid int) (busy time.Duration, switches float64, err error) {
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
 	if err != nil || len(tasks) == 0 {
-		return 0, 0, fmt.Errorf("threads of the toolkit: %v, %w", tasks, err)
+		return 0, 0, fmt.Errorf("threads of process %d: %v, %w", pid, tasks, err)
 	}
 	for _, task := range tasks {
 		schedstat, err := os.ReadFile(filepath.Join(task, "schedstat"))

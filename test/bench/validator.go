@@ -1,0 +1,269 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuready/gpuready/internal/kubelettest"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/validator/kube/kubetest"
+)
+
+// What the validator is measured by.
+const (
+	provenGoal = 200 * time.Millisecond
+	hopGoal    = 20 * time.Millisecond
+)
+
+// validator measures how soon the plugin's layer is proven once the kubelet has
+// its devices (the pod is played, and takes no time), a hop of the readiness
+// contract, and what the daemon takes while nothing happens.
+func (b *bench) validator(ctx context.Context) error {
+	if os.Geteuid() != 0 {
+		fmt.Println("validator: left out, it needs root")
+		return nil
+	}
+	var proven, hops []time.Duration
+	var rests []idleness
+	for run := range max(b.starts/2, 1) {
+		n, err := b.newProven(ctx)
+		if err != nil {
+			return err
+		}
+		took, err := n.prove(ctx)
+		proven = append(proven, took)
+		if err == nil && run < 3 {
+			var i idleness
+			i, err = idleOf(ctx, n.daemon.Process.Pid)
+			rests = append(rests, i)
+		}
+		if err == nil && run == 0 {
+			hops, err = n.hops(ctx, b.hookRuns)
+		}
+		if err != nil {
+			err = errors.Join(err, n.tell())
+		}
+		if n.close(); err != nil {
+			return err
+		}
+	}
+	show("validator: kubelet has 8 GPUs → all layers proven, the pod's time left out", proven, within(provenGoal, 0))
+	show("validator: proof written → gpu-validator wait has ended", hops, within(0, hopGoal))
+	showRest("validator", rests, goal{median: 28 << 20 / megabyte}, goal{median: 8 << 20 / megabyte}, goal{median: 10})
+	return nil
+}
+
+// showRest prints what a daemon takes while nothing happens.
+func showRest(who string, all []idleness, resident, own, wakeups goal) {
+	var sizes, owns, shares, woken []float64
+	for _, i := range all {
+		sizes, owns = append(sizes, i.resident/megabyte), append(owns, i.own/megabyte)
+		shares, woken = append(shares, 100*i.busy.Seconds()/watched.Seconds()), append(woken, i.wakeups)
+	}
+	count(who+": resident memory, idle, MB", sizes, 1, resident)
+	count(who+": anonymous memory, idle, MB", owns, 1, own)
+	count(who+": % of a core, idle, over 10 s", shares, 3, goal{median: 0.1})
+	count(who+": threads woken, idle, over 10 s", woken, 0, wakeups)
+}
+
+// provenNode is a folder that is a node, with the toolkit, a kubelet and an API
+// server, for the validator's daemon.
+type provenNode struct {
+	*toolkitHost
+	api  *kubetest.Server
+	said string // path of what validator and plugin print
+
+	daemon, deviceplugin *exec.Cmd
+}
+
+func (b *bench) newProven(ctx context.Context) (_ *provenNode, err error) {
+	h, err := b.newHost(ctx)
+	if err != nil {
+		return nil, err
+	}
+	n := &provenNode{toolkitHost: h, api: kubetest.Start("n1"), said: filepath.Join(h.dir, "said")}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.tell())
+			n.close()
+		}
+	}()
+	if err := n.gpusim(ctx, "up", "--profile", "h100-sxm"); err != nil {
+		return nil, err
+	}
+	if _, err := n.await(ctx, specFile); err != nil {
+		return nil, err
+	}
+	n.kubelet, err = kubelettest.Start(kubelettest.Config{
+		Dir: filepath.Join(n.dir, "var/lib/kubelet/device-plugins"), PodResourcesDir: filepath.Join(n.dir, "var/lib/kubelet/pod-resources"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	n.api.OnPod(n.succeed)
+	account := filepath.Join(n.dir, "account")
+	if err := os.Mkdir(account, 0o755); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(account, "token"), []byte("secret"), 0o600); err != nil {
+		return nil, err
+	}
+	n.daemon, err = n.start("gpu-validator", "daemon", "--allow-simulated", "--listen=", "--node-name=n1", "--namespace=gpuready",
+		"--workload-image=gpuready/validator", "--api-server="+n.api.URL(), "--service-account-dir="+account)
+	if err != nil {
+		return nil, err
+	}
+	return n, n.until(ctx, readiness.CUDA, func(s readiness.Status) bool { return s.Proof != nil })
+}
+
+// start starts a program for this node.
+func (n *provenNode) start(program string, args ...string) (*exec.Cmd, error) {
+	log, err := os.OpenFile(n.said, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	cmd := exec.Command(n.program(program), append(args, "--host-root", n.dir, "--driver-root", "/driver")...)
+	cmd.Env = []string{"PATH=" + n.bin}
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return cmd, cmd.Start()
+}
+
+func (n *provenNode) program(name string) string { return n.bench.program(name) }
+
+// succeed is the pod's end, as it is created.
+func (n *provenNode) succeed(p *corev1.Pod) {
+	r, _ := n.kubelet.Resource(resource)
+	p.Status.Phase = corev1.PodSucceeded
+	p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{
+		Message: fmt.Sprintf(`{"passed":true,"simulated":true,"uuid":%q}`, r.Devices[0].GetID()),
+	}}}}
+}
+
+// until waits until the validator has written of a layer what satisfies.
+func (n *provenNode) until(ctx context.Context, layer readiness.Layer, satisfies func(readiness.Status) bool) error {
+	ctx, cancel := context.WithTimeout(ctx, soon)
+	defer cancel()
+	boot, err := nodestate.BootIDAt(n.dir)
+	if err != nil {
+		return err
+	}
+	met := false
+	err = readiness.Watch(ctx, n.proofs(), []readiness.Layer{layer}, boot, func(_ readiness.Layer, s readiness.Status, err error) {
+		if err == nil && satisfies(s) {
+			met = true
+			cancel()
+		}
+	})
+	if met {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", layer, err)
+}
+
+func (n *provenNode) proofs() string { return filepath.Join(n.dir, readiness.DefaultDir) }
+
+// prove starts the device plugin. The time is from where the kubelet has its devices
+// until the validator has written the proof.
+func (n *provenNode) prove(ctx context.Context) (took time.Duration, err error) {
+	if n.deviceplugin, err = n.start(pluginProgram, "--listen="); err != nil {
+		return 0, err
+	}
+	listed, err := n.wait(ctx, 8)
+	if err != nil {
+		return 0, err
+	}
+	var at time.Time
+	err = n.until(ctx, readiness.Plugin, func(s readiness.Status) bool {
+		if s.Proof != nil {
+			at = s.Proof.Time
+		}
+		return s.Proof != nil
+	})
+	return at.Sub(listed), err
+}
+
+// hops measures from a proof that is written until a process that waited for it has
+// ended, in a folder of its own.
+func (n *provenNode) hops(ctx context.Context, times int) ([]time.Duration, error) {
+	dir := filepath.Join(n.dir, "hops")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return nil, err
+	}
+	return repeatFrom(times, func() (time.Time, error) {
+		if err := readiness.Clear(dir, readiness.CUDA); err != nil {
+			return time.Time{}, err
+		}
+		cmd := exec.CommandContext(ctx, n.program("gpu-validator"), "wait", "cuda", "--output-dir", dir, "--timeout", soon.String())
+		says, err := cmd.StderrPipe()
+		if err != nil {
+			return time.Time{}, err
+		}
+		if err := cmd.Start(); err != nil {
+			return time.Time{}, err
+		}
+		lines := bufio.NewReader(says)
+		for line := ""; !strings.Contains(line, "waiting for cuda"); {
+			if line, err = lines.ReadString('\n'); err != nil {
+				return time.Time{}, errors.Join(err, cmd.Wait())
+			}
+		}
+		began := time.Now()
+		if err := readiness.WriteReady(dir, readiness.CUDA, readiness.Proof{Summary: "bench"}); err != nil {
+			return time.Time{}, err
+		}
+		_, _ = io.Copy(io.Discard, lines)
+		return began, cmd.Wait()
+	})
+}
+
+// repeatFrom measures do so many times, from the moment that it returns until it
+// returned.
+func repeatFrom(times int, do func() (time.Time, error)) ([]time.Duration, error) {
+	var took []time.Duration
+	for range times {
+		began, err := do()
+		if err != nil {
+			return nil, err
+		}
+		took = append(took, time.Since(began))
+	}
+	return took, nil
+}
+
+// tell is the end of what the node's programs have logged, as an error.
+func (n *provenNode) tell() error {
+	out, err := os.ReadFile(n.said)
+	if err != nil {
+		return err
+	}
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	return fmt.Errorf("the end of the log:\n%s", strings.Join(lines[max(0, len(lines)-10):], "\n"))
+}
+
+func (n *provenNode) close() {
+	for _, cmd := range []*exec.Cmd{n.daemon, n.deviceplugin} {
+		if cmd != nil {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait() // killed
+		}
+	}
+	n.api.Stop()
+	if n.kubelet != nil {
+		n.kubelet.Stop()
+	}
+	_ = n.toolkitHost.close() // its folder is removed in any case
+}
