@@ -28,7 +28,7 @@ endif
 
 # Programs that need cgo (NVML), and those that must not have it.
 CGO_PROGRAMS    := gpu-device-plugin gpu-toolkit gpu-validator gpusim
-SAMPLES         := vectoradd reduction gemm
+SAMPLES         := vectoradd reduction gemm bandwidth memtest compute
 STATIC_PROGRAMS := gpu-cdi-hook gpu-oci-runtime $(SAMPLES)
 SIMULATOR       := lib/libnvidia-ml.so lib/libcuda.so lib/nvidia-smi lib/nvidia-cuda-mps-control
 

@@ -56,6 +56,7 @@ type api struct {
 	moduleLoad        func(module *uintptr, image *byte, n uint32, options *int32, values *uintptr) int32
 	moduleUnload      func(module uintptr) int32
 	moduleGetFunction func(function *uintptr, module uintptr, name *byte) int32
+	occupancy         func(blocks *int32, function uintptr, threads int32, shared uint64) int32
 	launch            func(function uintptr, gx, gy, gz, bx, by, bz, shared uint32, stream uintptr, params *unsafe.Pointer, extra uintptr) int32
 }
 
@@ -87,6 +88,7 @@ func (a *api) bind(handle uintptr) error {
 		{"cuEventElapsedTime", &a.eventElapsed},
 		{"cuModuleLoadDataEx", &a.moduleLoad}, {"cuModuleUnload", &a.moduleUnload},
 		{"cuModuleGetFunction", &a.moduleGetFunction}, {"cuLaunchKernel", &a.launch},
+		{"cuOccupancyMaxActiveBlocksPerMultiprocessor", &a.occupancy},
 	} {
 		symbol, err := purego.Dlsym(handle, f.name)
 		if err != nil {

@@ -12,11 +12,13 @@ const (
 	NoDevice       = 100
 	InvalidDevice  = 101
 	NoBinary       = 209
+	Uncorrectable  = 214
 	InvalidPTX     = 218
 	NoJIT          = 221
 	NewerPTX       = 222
 	System         = 304
 	IllegalAddress = 700
+	NotSupported   = 801
 	NotReady       = 802
 	Mismatch       = 803
 	NotCompatible  = 804
@@ -77,6 +79,8 @@ func (e *Error) action() string {
 		return "the GPU's memory is taken: nvidia-smi shows by whom"
 	case NoBinary, NewerPTX:
 		return "the driver is too old for this program, or the GPU older than Maxwell"
+	case Uncorrectable:
+		return "the GPU's memory has an error that ECC cannot correct: drain the node and reset the GPU, which remaps the row; look for Xid 48, 63, 64 or 94 in dmesg"
 	case InvalidPTX:
 		return "the kernel cannot be compiled: this program or the driver is damaged"
 	case Unknown:

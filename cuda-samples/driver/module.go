@@ -63,8 +63,16 @@ type Shape struct {
 	Stream      *Stream // nil: the default one
 }
 
-// Launch starts the kernel and does not wait for it. An argument is a *Memory, whose
-// address the kernel receives, or an int32, uint32, int64, uint64 or float32; the
+// Resident is how many blocks of so many threads, without dynamic shared memory, a
+// multiprocessor holds at once.
+func (k *Kernel) Resident(threads int) (int, error) {
+	var blocks int32
+	err := k.device.check("cuOccupancyMaxActiveBlocksPerMultiprocessor", k.device.driver.occupancy(&blocks, k.handle, int32(threads), 0))
+	return int(blocks), err
+}
+
+// Launch starts the kernel and does not wait for it. An argument is a *Memory or *Host,
+// whose address the kernel receives, or an int32, uint32, int64, uint64 or float32; the
 // types must be those of the kernel's parameters.
 func (k *Kernel) Launch(s Shape, arguments ...any) error {
 	values := make([]uint64, len(arguments)+1)
@@ -74,6 +82,8 @@ func (k *Kernel) Launch(s Shape, arguments ...any) error {
 		switch a := argument.(type) {
 		case *Memory:
 			values[i] = a.Address
+		case *Host: // one address for host and device (unified addressing)
+			values[i] = uint64(uintptr(a.p))
 		case uint64:
 			values[i] = a
 		case int64:

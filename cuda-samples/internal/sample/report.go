@@ -59,6 +59,7 @@ type Wrong struct {
 	Want    string `json:"want"`
 	Got     string `json:"got"`
 	Pattern string `json:"pattern,omitempty"` // what was written
+	Bits    []int  `json:"bits,omitempty"`    // of a word, that differ
 }
 
 func newReport(name string) *Report {

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// namedWrong is how many wrong results a report names; it counts all.
-const namedWrong = 16
+// Named is how many wrong results a report names; it counts all.
+const Named = 16
 
 // WrongError is what the GPU got wrong.
 type WrongError struct {
@@ -32,7 +32,7 @@ type Elements struct {
 
 // Add notes a wrong element at an index: i, or row and column.
 func (w *Elements) Add(want, got any, index ...int) {
-	if w.e.Count++; w.e.Count > namedWrong {
+	if w.e.Count++; w.e.Count > Named {
 		return
 	}
 	w.e.Wrong = append(w.e.Wrong, Wrong{Index: index, Want: fmt.Sprint(want), Got: fmt.Sprint(got)})

@@ -1,0 +1,170 @@
+package main
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+
+	"github.com/gpuready/gpuready/cuda-samples/driver"
+	"github.com/gpuready/gpuready/cuda-samples/internal/sample"
+	"github.com/gpuready/gpuready/cuda-samples/internal/stopwatch"
+)
+
+var (
+	//go:embed fp32.ptx
+	fp32PTX string
+	//go:embed bf16_sm80.ptx
+	bf16PTX string
+)
+
+const threads = 256 // of a block
+
+// Steps of one launch: about two milliseconds of a large GPU. bf16's keep the sums
+// below 2^20, so that tensor cores, which may drop bits below the 24th, add exactly.
+const (
+	fp32Steps      = 32768
+	bf16Steps      = 4096
+	simulatedSteps = 64
+)
+
+// rate is one of the two that are measured.
+type rate struct {
+	name, ptx string
+	arguments []any // of the kernel, between out and steps
+	steps     int
+	work      float64 // operations of a thread in a step: a multiply-add is two
+	reference func(steps int) [lanes]uint32
+	peak      float64 // FLOP/s, 0: unknown
+}
+
+// rates are what the device has, without what it lacks.
+func rates(r *sample.Run, d *driver.Device) (fp32, bf16 rate, err error) {
+	processors, err := d.Attribute(driver.Multiprocessors)
+	if err != nil {
+		return fp32, bf16, err
+	}
+	kHz, err := d.Attribute(driver.ClockRate)
+	if err != nil {
+		return fp32, bf16, err
+	}
+	fp32 = rate{name: "fp32", ptx: fp32PTX, arguments: []any{step, spread}, steps: fp32Steps,
+		work: chains * 2 * 2, reference: fp32Reference}
+	bf16 = rate{name: "bf16", ptx: bf16PTX, steps: bf16Steps,
+		work: rows * columns * 16 * 8 * 16 * 2 / lanes, reference: bf16Reference}
+	fp32.peak, bf16.peak = peaks(d.Name, capability(10*d.Major+d.Minor), float64(processors), float64(kHz)*1000)
+	if r.Simulated() {
+		fp32.steps, bf16.steps = simulatedSteps, simulatedSteps
+	}
+	return fp32, bf16, nil
+}
+
+func measure(ctx context.Context, r *sample.Run, wants func(string) bool) error {
+	d, err := r.Open()
+	if err != nil {
+		return err
+	}
+	fp32, bf16, err := rates(r, d)
+	if err != nil {
+		return err
+	}
+	if wants("fp32") {
+		if err := fp32.measure(ctx, r, d); err != nil {
+			return err
+		}
+	}
+	r.Progress(0.5, "bf16")
+	switch lacks := d.Major < 8; {
+	case !wants("bf16"):
+		return nil
+	case lacks && !wants("fp32"):
+		return sample.NotPossible("bf16: tensor cores take it from compute capability 8.0 on; this device has %s", d.Capability())
+	case lacks:
+		r.Note("bf16: left out: tensor cores take it from compute capability 8.0 on; this device has %s", d.Capability())
+		return nil
+	}
+	return bf16.measure(ctx, r, d)
+}
+
+func (m rate) measure(ctx context.Context, r *sample.Run, d *driver.Device) error {
+	module, err := d.Load(m.ptx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = module.Close() }()
+	kernel, err := module.Kernel(m.name)
+	if err != nil {
+		return err
+	}
+	blocks, err := m.blocks(r, d, kernel)
+	if err != nil {
+		return err
+	}
+	want := m.reference(m.steps)
+	r.Phase("compile")
+	out, err := d.Alloc(uint64(blocks) * threads * 4)
+	if err != nil {
+		return err
+	}
+	// After a fault every call answers the same error: that of the fault is enough.
+	defer func() { _ = out.Free() }()
+	watch, err := stopwatch.New(d)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = watch.Close() }()
+
+	shape := driver.Shape{Grid: driver.Dim{X: uint32(blocks)}, Block: driver.Dim{X: threads}}
+	arguments := append(append([]any{out}, m.arguments...), int32(m.steps))
+	got := make([]uint32, blocks*threads)
+	plan := stopwatch.Plan{Tries: 20, Repeats: 1}
+	if r.Simulated() {
+		plan = stopwatch.Plan{Tries: 1, Repeats: 1, Cold: true}
+	}
+	best, err := watch.Best(ctx, plan, func() error { return kernel.Launch(shape, arguments...) }, func() error {
+		if err := driver.Read(got, out, 0); err != nil {
+			return err
+		}
+		return m.verify(got, want)
+	})
+	r.Phase(m.name)
+	if err != nil {
+		return err
+	}
+	r.Figure(m.name, m.work*float64(m.steps)*float64(len(got))/best.Seconds(), "FLOP/s", m.peak)
+	return nil
+}
+
+// blocks are as many as the device holds at once; few of them where each costs time.
+func (m rate) blocks(r *sample.Run, d *driver.Device, kernel *driver.Kernel) (int, error) {
+	if r.Simulated() {
+		return 2, nil
+	}
+	processors, err := d.Attribute(driver.Multiprocessors)
+	if err != nil {
+		return 0, err
+	}
+	resident, err := kernel.Resident(threads)
+	if err == nil && resident == 0 {
+		err = fmt.Errorf("%s: a multiprocessor has no room for a block of %d threads", m.name, threads)
+	}
+	return processors * resident, err
+}
+
+// verify compares each thread's result with its lane's.
+func (m rate) verify(got []uint32, want [lanes]uint32) error {
+	wrong := sample.WrongError{Of: "results"}
+	for i, v := range got {
+		if v == want[i%lanes] {
+			continue
+		}
+		if wrong.Count++; wrong.Count <= sample.Named {
+			wrong.Wrong = append(wrong.Wrong, sample.Wrong{Index: []int{i}, Pattern: m.name,
+				Want: fmt.Sprintf("0x%08x", want[i%lanes]), Got: fmt.Sprintf("0x%08x", v)})
+		}
+	}
+	if wrong.Count == 0 {
+		return nil
+	}
+	wrong.What = fmt.Sprintf("%s: the result of thread %d", m.name, wrong.Wrong[0].Index[0])
+	return &wrong
+}

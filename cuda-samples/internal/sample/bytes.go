@@ -1,0 +1,46 @@
+package sample
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// Bytes is a flag for a size: 4096, 64Ki, 256Mi, 4Gi, 1Ti.
+type Bytes uint64
+
+var units = []struct {
+	suffix string
+	shift  uint
+}{{"Ti", 40}, {"Gi", 30}, {"Mi", 20}, {"Ki", 10}, {"", 0}}
+
+// String writes it with the largest unit that loses nothing.
+func (b *Bytes) String() string {
+	for _, u := range units {
+		if *b != 0 && *b%(1<<u.shift) == 0 {
+			return strconv.FormatUint(uint64(*b)>>u.shift, 10) + u.suffix
+		}
+	}
+	return "0"
+}
+
+// Set reads it.
+func (b *Bytes) Set(s string) error {
+	for _, u := range units {
+		digits, found := strings.CutSuffix(s, u.suffix)
+		if !found {
+			continue
+		}
+		n, err := strconv.ParseUint(digits, 10, 64)
+		if err != nil || n > math.MaxUint64>>u.shift {
+			break
+		}
+		*b = Bytes(n << u.shift)
+		return nil
+	}
+	return fmt.Errorf("%q is no size: it must be a whole number of bytes, Ki, Mi, Gi or Ti, as 256Mi", s)
+}
+
+// Type is what --help calls the value.
+func (b *Bytes) Type() string { return "bytes" }

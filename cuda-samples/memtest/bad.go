@@ -1,0 +1,99 @@
+package main
+
+import (
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"math/bits"
+	"slices"
+
+	"github.com/gpuready/gpuready/cuda-samples/driver"
+	"github.com/gpuready/gpuready/cuda-samples/internal/sample"
+)
+
+// log is where kernels note bad words (struct log of memtest.cu). It is the host's
+// memory: the device's is what is not trusted here.
+type log struct{ host *driver.Host }
+
+const (
+	logHead  = 8  // bytes: how many there are, and for how many there is room
+	logEntry = 16 // address, want, got
+	logRoom  = 4096
+)
+
+func newLog(d *driver.Device) (*log, error) {
+	host, err := d.AllocHost(logHead + logEntry*logRoom)
+	if err != nil {
+		return nil, err
+	}
+	binary.LittleEndian.PutUint32(host.Bytes()[4:], logRoom)
+	return &log{host}, nil
+}
+
+// take empties the log, calls note for each word in it and returns how many there
+// were, with those for which there was no room.
+func (l *log) take(note func(address uint64, want, got uint32)) int {
+	b := l.host.Bytes()
+	count := int(binary.LittleEndian.Uint32(b))
+	for i := range min(count, logRoom) {
+		e := b[logHead+logEntry*i:]
+		note(binary.LittleEndian.Uint64(e), binary.LittleEndian.Uint32(e[8:]), binary.LittleEndian.Uint32(e[12:]))
+	}
+	binary.LittleEndian.PutUint32(b, 0)
+	return count
+}
+
+// word is a bad one.
+type word struct {
+	want, got uint32
+	pattern   string // that found it first
+	bits      uint32 // that ever differed
+}
+
+// bad gathers the bad words of a run by their addresses.
+type bad struct {
+	words map[uint64]*word
+	most  int // that one step found, where it found more than can be remembered
+}
+
+func newBad() *bad { return &bad{words: map[uint64]*word{}} }
+
+// noteFor returns what notes the bad words of a pattern.
+func (b *bad) noteFor(pattern string) func(address uint64, want, got uint32) {
+	return func(address uint64, want, got uint32) {
+		w := b.words[address]
+		if w == nil {
+			w = &word{want: want, got: got, pattern: pattern}
+			b.words[address] = w
+		}
+		w.bits |= want ^ got
+	}
+}
+
+// counted says how many bad words a step found.
+func (b *bad) counted(n int) { b.most = max(b.most, n) }
+
+func (b *bad) count() int { return max(b.most, len(b.words)) }
+
+// err is nil where no word is bad; else it names those with the lowest addresses.
+func (b *bad) err(a *area) error {
+	if len(b.words) == 0 {
+		return nil
+	}
+	wrong := &sample.WrongError{Of: "words", Count: b.count()}
+	for _, address := range slices.Sorted(maps.Keys(b.words)) {
+		if len(wrong.Wrong) == sample.Named {
+			break
+		}
+		w := b.words[address]
+		entry := sample.Wrong{Address: fmt.Sprintf("%#x", address), Offset: a.offset(address), Pattern: w.pattern,
+			Want: fmt.Sprintf("0x%08x", w.want), Got: fmt.Sprintf("0x%08x", w.got)}
+		for rest := w.bits; rest != 0; rest &= rest - 1 {
+			entry.Bits = append(entry.Bits, bits.TrailingZeros32(rest))
+		}
+		wrong.Wrong = append(wrong.Wrong, entry)
+	}
+	first := wrong.Wrong[0]
+	wrong.What = fmt.Sprintf("the word at %s, %d bytes into the %d tested, of %s, bits %v,", first.Address, first.Offset, a.size, first.Pattern, first.Bits)
+	return wrong
+}

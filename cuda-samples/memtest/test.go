@@ -1,0 +1,174 @@
+package main
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpuready/gpuready/cuda-samples/driver"
+	"github.com/gpuready/gpuready/cuda-samples/internal/sample"
+)
+
+//go:embed memtest.ptx
+var ptx string
+
+const threads = 256 // of a block
+
+// tester is a run's means.
+type tester struct {
+	*area
+	r       *sample.Run
+	d       *driver.Device
+	kernels map[string]*driver.Kernel
+	blocks  uint32
+	log     *log
+	bad     *bad
+	mirror  []uint32 // of a chunk, where the host reads, too; else nil
+}
+
+// test runs all patterns, also after bad words were found, and names those.
+func test(ctx context.Context, r *sample.Run, d *driver.Device, o options) error {
+	t := &tester{r: r, d: d, kernels: map[string]*driver.Kernel{}, bad: newBad()}
+	module, err := d.Load(ptx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = module.Close() }()
+	for _, name := range []string{"write", "verify", "turn"} {
+		if t.kernels[name], err = module.Kernel(name); err != nil {
+			return err
+		}
+	}
+	processors, err := d.Attribute(driver.Multiprocessors)
+	if err != nil {
+		return err
+	}
+	t.blocks = uint32(processors) * 8
+	r.Phase("compile")
+	want, err := wanted(d, o)
+	if err != nil {
+		return err
+	}
+	if t.area, err = take(d, want); err != nil {
+		return err
+	}
+	defer t.free()
+	if t.log, err = newLog(d); err != nil {
+		return err
+	}
+	defer func() { _ = t.log.host.Free() }()
+	if o.host {
+		t.mirror = make([]uint32, t.chunks[0].Size/4)
+	}
+	r.Size("bytes", t.size)
+	r.Printf("Test of %d bytes of memory at %#x\n", t.size, t.chunks[0].Address)
+	r.Phase("allocate")
+	return t.run(ctx, chosen(o))
+}
+
+// wanted is how many bytes are to be tested.
+func wanted(d *driver.Device, o options) (uint64, error) {
+	if o.bytes > 0 {
+		return uint64(o.bytes), nil
+	}
+	free, _, err := d.MemoryInfo()
+	return uint64(float64(free) * o.share), err
+}
+
+// planned is a step, and the pattern's name.
+type planned struct {
+	step
+	title string
+}
+
+func chosen(o options) []planned {
+	var plan []planned
+	for _, t := range tests {
+		if len(o.patterns) > 0 && !slices.Contains(o.patterns, t.name) {
+			continue
+		}
+		for _, s := range t.steps(o.seed) {
+			plan = append(plan, planned{s, t.title})
+		}
+	}
+	return plan
+}
+
+func (t *tester) run(ctx context.Context, plan []planned) error {
+	for i, p := range plan {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		t.r.Progress(float64(i)/float64(len(plan)), fmt.Sprintf("%s, %d bad words so far", p.title, t.bad.count()))
+		if err := t.do(p); err != nil {
+			return fmt.Errorf("%s: %w", p.title, err)
+		}
+		if i+1 == len(plan) || plan[i+1].title != p.title {
+			t.r.Phase(phase(p.title))
+		}
+	}
+	err := t.bad.err(t.area)
+	if wrong, ok := err.(*sample.WrongError); ok {
+		for _, w := range wrong.Wrong {
+			t.r.Printf("%s (offset %d): expected %s, got %s by %s; bits that differ: %v\n", w.Address, w.Offset, w.Want, w.Got, w.Pattern, w.Bits)
+		}
+	}
+	return err
+}
+
+// do takes one step through all memory.
+func (t *tester) do(p planned) error {
+	note, mirrored := t.bad.noteFor(p.title), 0
+	err := t.each(func(m *driver.Memory, first uint64) error {
+		if t.mirror != nil && p.kernel != "write" {
+			n, err := t.compare(m, first, p.pattern, note)
+			if err != nil {
+				return err
+			}
+			mirrored += n
+		}
+		arguments := []any{m, m.Size / 16, first, p.kind, p.seed, p.invert}
+		if p.kernel != "write" {
+			arguments = append(arguments, t.log.host)
+		}
+		blocks := min(t.blocks, uint32((m.Size/16+threads-1)/threads))
+		return t.kernels[p.kernel].Launch(driver.Shape{Grid: driver.Dim{X: blocks}, Block: driver.Dim{X: threads}}, arguments...)
+	})
+	if err != nil {
+		return err
+	}
+	if err := t.d.Synchronize(); err != nil {
+		return err
+	}
+	t.bad.counted(t.log.take(note))
+	t.bad.counted(mirrored)
+	return nil
+}
+
+// compare reads a chunk to the host and notes what is wrong there.
+func (t *tester) compare(m *driver.Memory, first uint64, p pattern, note func(address uint64, want, got uint32)) (int, error) {
+	mirror := t.mirror[:m.Size/4]
+	if err := driver.Read(mirror, m, 0); err != nil {
+		return 0, err
+	}
+	n := 0
+	for i, got := range mirror {
+		at := m.Address + 4*uint64(i)
+		if want := p.word(first+uint64(i), at); got != want {
+			note(at, want, got)
+			n++
+		}
+	}
+	return n, nil
+}
+
+// phase is the name of a pattern's seconds: "walkingOnes".
+func phase(title string) string {
+	words := strings.Fields(title)
+	for i, w := range words[1:] {
+		words[i+1] = strings.ToUpper(w[:1]) + w[1:]
+	}
+	return strings.Join(words, "")
+}
