@@ -65,28 +65,29 @@ extern "C" __global__ void fillWhole(float *to, u64 n, u32 seed)
 		to[i] = whole(i, seed);
 }
 
-// What a check found: how many words are wrong, and the first of them. It lies in the host's memory.
+// What a check found: how many words are wrong, and the first: its index in the upper
+// half, what it is in the lower. It lies in the host's memory.
 struct found {
 	u32 count, unused;
 	u64 first;
 };
 
-static inline __device__ void wrong(found *f, u64 i)
+static inline __device__ void wrong(found *f, u64 i, u32 got)
 {
 	__nvvm_atom_add_gen_i((int *)&f->count, 1);
-	__nvvm_atom_min_gen_ull(&f->first, i);
+	__nvvm_atom_min_gen_ull(&f->first, i << 32 | got);
 }
 
 extern "C" __global__ void check(const u32 *from, u64 n, u32 seed, found *f)
 {
 	for (u64 i = THREAD; i < n; i += THREADS)
 		if (from[i] != word(i, seed))
-			wrong(f, i);
+			wrong(f, i, from[i]);
 }
 
 extern "C" __global__ void checkTriad(const float *from, u64 n, u32 seedB, u32 seedC, float factor, found *f)
 {
 	for (u64 i = THREAD; i < n; i += THREADS)
 		if (from[i] != whole(i, seedB) + factor * whole(i, seedC))
-			wrong(f, i);
+			wrong(f, i, __nvvm_bitcast_f2i(from[i]));
 }

@@ -32,6 +32,7 @@ const (
 	ThreadsPerProcessor  Attribute = 39 // the most that are resident on a multiprocessor
 	CapabilityMajor      Attribute = 75
 	CapabilityMinor      Attribute = 76
+	HostPageTables       Attribute = 100 // 1: the device uses the host's page tables, over NVLink-C2C
 )
 
 func (d *Driver) device(ordinal int32) (*Device, error) {

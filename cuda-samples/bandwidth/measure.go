@@ -1,0 +1,176 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/gpuready/gpuready/cuda-samples/driver"
+	"github.com/gpuready/gpuready/cuda-samples/internal/sample"
+	"github.com/gpuready/gpuready/cuda-samples/internal/stopwatch"
+)
+
+// factor is the triad's.
+const factor float32 = 3
+
+// meter measures one GPU.
+type meter struct {
+	*gpu
+	ctx   context.Context
+	r     *sample.Run
+	watch *stopwatch.Watch
+	plan  stopwatch.Plan
+	n     uint64 // bytes of a copy, a multiple of 64
+}
+
+func measure(ctx context.Context, r *sample.Run, bytes uint64, pairs bool) error {
+	d, err := r.Open()
+	if err != nil {
+		return err
+	}
+	if bytes, err = size(r, d, bytes); err != nil {
+		return err
+	}
+	r.Size("bytes", bytes)
+	plan := stopwatch.Plan{Tries: 5, Repeats: 10}
+	if r.Simulated() {
+		plan = stopwatch.Plan{Tries: 1, Repeats: 1, Cold: true}
+	}
+	if err := measureOne(ctx, r, d, bytes, plan); err != nil || !pairs {
+		return err
+	}
+	r.Progress(0.5, "between GPUs")
+	return measurePairs(ctx, r, d, bytes/4, plan)
+}
+
+// size is that of a copy; three of it are needed at once.
+func size(r *sample.Run, d *driver.Device, asked uint64) (uint64, error) {
+	if asked == 0 {
+		free, _, err := d.MemoryInfo()
+		if err != nil {
+			return 0, err
+		}
+		if asked = min(usualBytes, free/8); r.Simulated() {
+			asked = simulatedBytes
+		}
+	}
+	return asked / 256 * 256, nil // a quarter of it is a multiple of 64, too
+}
+
+func measureOne(ctx context.Context, r *sample.Run, d *driver.Device, bytes uint64, plan stopwatch.Plan) error {
+	g, err := newGPU(d)
+	if err != nil {
+		return err
+	}
+	defer g.close()
+	watch, err := stopwatch.New(d)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = watch.Close() }()
+	m := &meter{gpu: g, ctx: ctx, r: r, watch: watch, plan: plan, n: bytes}
+	r.Phase("compile")
+	if err := m.device(); err != nil {
+		return err
+	}
+	r.Progress(0.3, "host link")
+	return m.link()
+}
+
+// device measures the device's own memory.
+func (m *meter) device() error {
+	var a, b, c *driver.Memory
+	for _, at := range []**driver.Memory{&a, &b, &c} {
+		var err error
+		if *at, err = m.memory(m.n); err != nil {
+			return err
+		}
+	}
+	peak, err := memoryPeak(m.Device)
+	if err != nil {
+		return err
+	}
+	byKernel, err := m.copy(a, b, 1, func() error { return m.launch("copy", m.n/16, a, b, m.n/16) })
+	if err != nil {
+		return err
+	}
+	byDriver, err := m.copy(a, b, 2, func() error { return driver.CopyAsync(b, a, m.n, nil) })
+	if err != nil {
+		return err
+	}
+	m.r.Phase("copy")
+	m.r.Figure("copy", rate(2*m.n, min(byKernel, byDriver)), "B/s", peak)
+	for seed, to := range []*driver.Memory{b, c} {
+		if err := m.launch("fillWhole", m.n/4, to, m.n/4, uint32(3+seed)); err != nil {
+			return err
+		}
+	}
+	took, err := m.watch.Best(m.ctx, m.plan, func() error { return m.launch("triad", m.n/16, b, c, a, factor, m.n/16) }, nil)
+	if err == nil {
+		err = m.checkTriad(a, m.n, 3, 4)
+	}
+	m.r.Phase("triad")
+	if err != nil {
+		return err
+	}
+	m.r.Figure("triad", rate(3*m.n, took), "B/s", peak)
+	return nil
+}
+
+// copy times one way to copy, and checks what it copied.
+func (m *meter) copy(from, to *driver.Memory, seed uint32, by func() error) (time.Duration, error) {
+	if err := m.fill(from, m.n, seed); err != nil {
+		return 0, err
+	}
+	took, err := m.watch.Best(m.ctx, m.plan, by, nil)
+	if err != nil {
+		return 0, err
+	}
+	return took, m.check(to, m.n, seed, "copy")
+}
+
+// link measures the way to the host and back, from and to pinned memory.
+func (m *meter) link() error {
+	n := m.n / 4
+	device, err := m.memory(n)
+	if err != nil {
+		return err
+	}
+	host, err := m.host(n)
+	if err != nil {
+		return err
+	}
+	fill(host.Bytes(), 5)
+	up, err := m.watch.Best(m.ctx, m.plan, func() error { return driver.CopyToDeviceAsync(device, host, n, nil) }, nil)
+	if err != nil {
+		return err
+	}
+	if err := m.check(device, n, 5, "hostToDevice"); err != nil {
+		return err
+	}
+	// Read right after the work, for an idle link may be slower.
+	peak, err := linkPeak(sysfs, m.Device)
+	if err != nil {
+		return err
+	}
+	m.r.Phase("hostToDevice")
+	m.r.Figure("hostToDevice", rate(n, up), "B/s", peak)
+	clear(host.Bytes())
+	if err := m.fill(device, n, 6); err != nil {
+		return err
+	}
+	down, err := m.watch.Best(m.ctx, m.plan, func() error { return driver.CopyToHostAsync(host, device, n, nil) }, nil)
+	if err != nil {
+		return err
+	}
+	if count, first := check(host.Bytes(), 6); count > 0 {
+		got := host.Bytes()[4*first:]
+		return wrong(m.Device, "deviceToHost", count, uint64(first), hex(word(uint64(first), 6)), fmt.Sprintf("0x%02x%02x%02x%02x", got[3], got[2], got[1], got[0]))
+	}
+	m.r.Phase("deviceToHost")
+	m.r.Figure("deviceToHost", rate(n, down), "B/s", peak)
+	return nil
+}
+
+// rate is bytes a second.
+func rate(bytes uint64, took time.Duration) float64 { return float64(bytes) / took.Seconds() }

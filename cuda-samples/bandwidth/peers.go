@@ -1,0 +1,175 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/gpuready/gpuready/cuda-samples/driver"
+	"github.com/gpuready/gpuready/cuda-samples/internal/sample"
+	"github.com/gpuready/gpuready/cuda-samples/internal/stopwatch"
+)
+
+// peer is one of the GPUs between which data goes.
+type peer struct {
+	*gpu
+	from, to *driver.Memory
+	watch    *stopwatch.Watch
+}
+
+// measurePairs measures each pair of visible GPUs, each way; own is already in use,
+// and is current again afterwards.
+func measurePairs(ctx context.Context, r *sample.Run, own *driver.Device, n uint64, plan stopwatch.Plan) (err error) {
+	devices, err := r.Driver.Devices()
+	if err != nil || len(devices) < 2 {
+		return err
+	}
+	var peers []*peer
+	defer func() { err = errors.Join(err, own.MakeCurrent()) }()
+	for i, d := range devices {
+		release, err := d.Use()
+		if err != nil {
+			return fmt.Errorf("device %d: %w", i, err)
+		}
+		defer func() { _ = release() }()
+		p, err := newPeer(d, n, uint32(i))
+		if p != nil {
+			defer p.leave()
+		}
+		if err != nil {
+			return fmt.Errorf("device %d: %w", i, err)
+		}
+		peers = append(peers, p)
+	}
+	var results []sample.Peer
+	for i, from := range peers {
+		for j, to := range peers {
+			if i == j {
+				continue
+			}
+			r.Progress(0.5+0.5*float64(i*len(peers)+j)/float64(len(peers)*len(peers)), fmt.Sprintf("from GPU %d to GPU %d", i, j))
+			result, err := measurePair(ctx, from, to, n, uint32(i), plan)
+			if err != nil {
+				return fmt.Errorf("from GPU %d (%s) to GPU %d (%s): %w", i, from.UUID, j, to.UUID, err)
+			}
+			r.Peer(result)
+			results = append(results, result)
+		}
+	}
+	r.Phase("peers")
+	r.Printf("%s", matrix(peers, results, r.Simulated()))
+	return nil
+}
+
+// newPeer readies a device that was just taken into use; its seed is in what it sends.
+func newPeer(d *driver.Device, n uint64, seed uint32) (*peer, error) {
+	g, err := newGPU(d)
+	if err != nil {
+		return nil, err
+	}
+	p := &peer{gpu: g}
+	for _, at := range []**driver.Memory{&p.from, &p.to} {
+		if *at, err = g.memory(n); err != nil {
+			return p, err
+		}
+	}
+	if p.watch, err = stopwatch.New(d); err != nil {
+		return p, err
+	}
+	if err := p.fill(p.from, n, 100+seed); err != nil {
+		return p, err
+	}
+	return p, d.Synchronize()
+}
+
+// leave gives the device's memory back.
+func (p *peer) leave() {
+	if p.MakeCurrent() != nil {
+		return
+	}
+	if p.watch != nil {
+		_ = p.watch.Close()
+	}
+	p.close()
+}
+
+// measurePair measures one way: the source's engine sends.
+func measurePair(ctx context.Context, from, to *peer, n uint64, seed uint32, plan stopwatch.Plan) (sample.Peer, error) {
+	result := sample.Peer{From: from.UUID, To: to.UUID, Unit: "B/s"}
+	if err := to.MakeCurrent(); err != nil {
+		return result, err
+	}
+	if err := to.to.SetBytes(0, 0, n); err != nil {
+		return result, err
+	}
+	if err := to.Synchronize(); err != nil {
+		return result, err
+	}
+	if err := from.MakeCurrent(); err != nil {
+		return result, err
+	}
+	var err error
+	if result.Access, err = from.CanAccess(to.Device); err != nil {
+		return result, err
+	}
+	if result.Access {
+		if err := from.EnableAccess(to.Device); err != nil {
+			return result, err
+		}
+	}
+	took, err := from.watch.Best(ctx, plan, func() error { return driver.CopyPeerAsync(to.to, from.from, n, nil) }, nil)
+	if err != nil {
+		return result, err
+	}
+	result.Value = rate(n, took)
+	if err := to.MakeCurrent(); err != nil {
+		return result, err
+	}
+	return result, to.check(to.to, n, 100+seed, "peer")
+}
+
+// matrix draws the speeds: from the row's GPU to the column's.
+func matrix(peers []*peer, results []sample.Peer, simulated bool) string {
+	var b strings.Builder
+	title := "GB/s"
+	if simulated {
+		title = "n/a (simulated)"
+	}
+	fmt.Fprintf(&b, "peer to peer, from row to column, %s; * through the host's memory:\n", title)
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
+	for i := range peers {
+		fmt.Fprintf(w, "\t%d", i)
+	}
+	fmt.Fprint(w, "\t\n")
+	next := 0
+	for i := range peers {
+		fmt.Fprint(w, i)
+		for j := range peers {
+			cell := "-"
+			if i != j {
+				cell = cellOf(results[next], simulated)
+				next++
+			}
+			fmt.Fprint(w, "\t", cell)
+		}
+		fmt.Fprint(w, "\t\n")
+	}
+	_ = w.Flush() // to a strings.Builder
+	for i, p := range peers {
+		fmt.Fprintf(&b, "%d is %s at %s\n", i, p.UUID, p.PCI)
+	}
+	return b.String()
+}
+
+func cellOf(p sample.Peer, simulated bool) string {
+	cell := "n/a"
+	if !simulated {
+		cell = fmt.Sprintf("%.1f", p.Value/1e9)
+	}
+	if !p.Access {
+		cell += "*"
+	}
+	return cell
+}

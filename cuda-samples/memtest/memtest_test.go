@@ -1,0 +1,132 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/cuda-samples/internal/sample"
+	"github.com/gpuready/gpuready/test/built"
+)
+
+// report is what -o json prints.
+type report struct {
+	sample.Report
+	Bytes uint64 `json:"bytes"`
+}
+
+// UnmarshalJSON reads what all samples have, and this one's own.
+func (r *report) UnmarshalJSON(b []byte) error {
+	own := struct {
+		Bytes *uint64 `json:"bytes"`
+	}{&r.Bytes}
+	if err := json.Unmarshal(b, &own); err != nil {
+		return err
+	}
+	return json.Unmarshal(b, &r.Report)
+}
+
+// answer runs the built program with -o json and returns its report.
+func answer(t *testing.T, root string, exit int, args ...string) report {
+	t.Helper()
+	stdout, stderr, code := built.Sample(t, root, "memtest", append([]string{"-o", "json"}, args...))
+	require.Equal(t, exit, code, stderr)
+	var r report
+	require.NoError(t, json.Unmarshal([]byte(stdout), &r), stdout)
+	require.Equal(t, exit == 0, r.Passed)
+	return r
+}
+
+func TestGoodMemoryPasses(t *testing.T) {
+	root := built.DriverRoot(t, "t4", "--gpus", "1")
+	stdout, stderr, exit := built.Sample(t, root, "memtest", nil)
+	require.Zero(t, exit, stderr)
+	require.Regexp(t, `^Test of 262144 bytes of memory at 0x[0-9a-f]+\nTest PASSED \(SIMULATED\)\nDone\n$`, stdout)
+	r := answer(t, root, 0, "--bytes", "64Ki")
+	require.EqualValues(t, 64<<10, r.Bytes)
+	for _, phase := range []string{"allocate", "walkingOnes", "walkingZeros", "addressInAddress", "random", "checkerboard", "movingInversions"} {
+		require.Positive(t, r.Seconds[phase], phase)
+	}
+	r = answer(t, root, 0, "--share", "0.00001", "--patterns", "random,address")
+	require.Less(t, r.Bytes, uint64(1<<20))
+	require.Positive(t, r.Bytes)
+	require.NotContains(t, r.Seconds, "walkingOnes")
+}
+
+// Kinds of gpusim memfault: a bit that is stuck is so for kernels, too; one that
+// flips does so when the host reads it.
+func TestABadBitIsFoundAtItsAddress(t *testing.T) {
+	for _, kind := range []string{"stuck", "flip"} {
+		for _, c := range []struct{ offset, bit int }{{0, 0}, {40004, 13}, {262140, 31}} {
+			t.Run(fmt.Sprint(kind, c.offset), func(t *testing.T) {
+				root := built.DriverRoot(t, "t4", "--gpus", "1")
+				built.Gpusim(t, "memfault", "--root", root, "--gpu", "0", "--kind", kind,
+					"--offset", strconv.Itoa(c.offset), "--bit", strconv.Itoa(c.bit))
+				for _, pattern := range tests {
+					r := answer(t, root, 3, "--patterns", pattern.name)
+					require.Equal(t, 1, r.WrongCount)
+					require.Len(t, r.Wrong, 1)
+					w := r.Wrong[0]
+					require.EqualValues(t, c.offset, w.Offset)
+					require.Equal(t, []int{c.bit}, w.Bits)
+					require.Equal(t, pattern.title, w.Pattern)
+					require.NotEqual(t, w.Want, w.Got)
+				}
+				stdout, stderr, exit := built.Sample(t, root, "memtest", nil)
+				require.Equal(t, 3, exit)
+				var start, address uint64
+				var tested int
+				_, err := fmt.Sscanf(stdout, "Test of %d bytes of memory at 0x%x\n0x%x", &tested, &start, &address)
+				require.NoError(t, err, stdout)
+				require.EqualValues(t, c.offset, address-start)
+				require.Contains(t, stderr, fmt.Sprintf("the word at %#x, %d bytes into the 262144 tested", address, c.offset))
+			})
+		}
+	}
+}
+
+func TestOptionsAreChecked(t *testing.T) {
+	root := built.DriverRoot(t, "t4", "--gpus", "1")
+	for _, args := range [][]string{{"--share", "0"}, {"--share", "1.1"}, {"--bytes", "8"}, {"--bytes", "some"}, {"--patterns", "zigzag"}} {
+		_, stderr, exit := built.Sample(t, root, "memtest", args)
+		require.Equal(t, 2, exit, stderr)
+	}
+}
+
+func TestOneBitOfAnAddressChangesItsWord(t *testing.T) {
+	p := pattern{kind: address}
+	for bit := 2; bit < 57; bit++ {
+		require.NotEqual(t, p.word(0, 0x7f12_3456_7890), p.word(0, 0x7f12_3456_7890^1<<bit), bit)
+	}
+}
+
+func TestEachBitIsWrittenBothWays(t *testing.T) {
+	for _, test := range tests {
+		if test.name == "address" || test.name == "random" {
+			continue // with their inverses
+		}
+		var ones, zeros uint32
+		for _, s := range test.steps(1) {
+			ones, zeros = ones|s.word(5, 20), zeros|^s.word(5, 20)
+		}
+		require.Equal(t, ^uint32(0), ones&zeros, test.name)
+	}
+}
+
+func TestNoMoreIsRememberedThanNamed(t *testing.T) {
+	b := newBad()
+	note := b.noteFor("random")
+	for i := range uint64(100) {
+		note(4*i, 1, 3)
+		note(4*i, 1, 9)
+	}
+	b.counted(5000)
+	wrong := new(sample.WrongError)
+	require.ErrorAs(t, b.err(&area{size: 4096}), &wrong)
+	require.Equal(t, 5000, wrong.Count)
+	require.Len(t, wrong.Wrong, sample.Named)
+	require.Equal(t, []int{1, 3}, wrong.Wrong[0].Bits)
+}
