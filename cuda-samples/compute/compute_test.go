@@ -52,3 +52,14 @@ func TestAWrongResultNamesItsThread(t *testing.T) {
 		require.Equal(t, name, r.Wrong[0].Pattern)
 	}
 }
+
+func TestAGPUThatComputesWrongIsFound(t *testing.T) {
+	root := built.DriverRoot(t, "h100-sxm", "--gpus", "2")
+	built.Gpusim(t, "wrong", "--root", root, "--gpu", "1", "--every", "3000")
+	for _, name := range []string{"fp32", "bf16"} {
+		r := answer(t, root, 3, "--only", name, "--device", "1")
+		require.Contains(t, r.Error, name+": the result of thread ")
+		require.Positive(t, r.WrongCount)
+		answer(t, root, 0, "--only", name, "--device", "0")
+	}
+}

@@ -88,6 +88,26 @@ func TestABadBitIsFoundAtItsAddress(t *testing.T) {
 	}
 }
 
+func TestAStuckBitOfAGPUIsFoundInItsAddressSpace(t *testing.T) {
+	const third = 0x420000000000 // where gpusim has the memory of its third GPU
+	root := built.DriverRoot(t, "h100-sxm", "--gpus", "3")
+	for _, kind := range []string{"stuck-at-0", "stuck-at-1"} {
+		for _, offset := range []int{4, 40004, 1<<20 + 40} {
+			built.Gpusim(t, "memfault", "--root", root, "--gpu", "2", "--kind", kind, "--offset", strconv.Itoa(offset), "--bit", "7")
+			bytes := "256Ki"
+			if offset > 256<<10 {
+				bytes = "1056Ki"
+			}
+			r := answer(t, root, 3, "--device", "2", "--bytes", bytes, "--patterns", "checkerboard,random", "--host=false")
+			require.Equal(t, 1, r.WrongCount)
+			require.Equal(t, fmt.Sprintf("%#x", third+offset), r.Wrong[0].Address)
+			require.EqualValues(t, offset, r.Wrong[0].Offset)
+			require.Equal(t, []int{7}, r.Wrong[0].Bits)
+			answer(t, root, 0, "--device", "1", "--patterns", "random")
+		}
+	}
+}
+
 func TestOptionsAreChecked(t *testing.T) {
 	root := built.DriverRoot(t, "t4", "--gpus", "1")
 	for _, args := range [][]string{{"--share", "0"}, {"--share", "1.1"}, {"--bytes", "8"}, {"--bytes", "some"}, {"--patterns", "zigzag"}} {

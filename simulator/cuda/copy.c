@@ -17,12 +17,13 @@ static uint8_t *end_of(uint64_t address, uint64_t n, bool must_be_device)
 static CUresult copy(uint64_t to, bool to_device, uint64_t from, bool from_device, uint64_t n)
 {
 	struct context *c;
-	struct alloc a;
+	struct alloc a, b;
 	CUresult rc = current_context(&c);
 
 	if (rc || n == 0)
 		return rc;
-	bool reads = memory_find(from, &a); /* for memfault: what the host reads */
+	/* For memfault: what the host reads, be it to pinned memory. */
+	bool reads = memory_find(from, &a) && !(memory_find(to, &b) && b.kind == ALLOC_DEVICE);
 
 	memory_hold();
 	uint8_t *d = end_of(to, n, to_device), *s = end_of(from, n, from_device);
@@ -33,7 +34,7 @@ static CUresult copy(uint64_t to, bool to_device, uint64_t from, bool from_devic
 	}
 	fault_stick();
 	memmove(d, s, n);
-	if (reads && !memory_resolve(to, n))
+	if (reads)
 		fault_read(&a, from, d, n);
 	fault_apply(c);
 	fault_stick();

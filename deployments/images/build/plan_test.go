@@ -24,6 +24,9 @@ var samples = []string{
 	"/usr/bin/vectoradd",
 	"/usr/bin/reduction",
 	"/usr/bin/gemm",
+	"/usr/bin/bandwidth",
+	"/usr/bin/memtest",
+	"/usr/bin/compute",
 }
 
 // wanted are the images, and what each runs and as whom.
