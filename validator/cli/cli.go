@@ -62,6 +62,8 @@ Usage:
                                  check once and report
   gpu-validator wait LAYER...    wait until the daemon has proven the layers
   gpu-validator wait injection   wait until containers are given the GPUs
+  gpu-validator explain [--node N]
+                                 show how far a node is, and why not farther
   gpu-validator daemon           keep the proofs up to date
   gpu-validator COMMAND --help   flags, examples and environment of a command
   gpu-validator --version
@@ -95,13 +97,15 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if len(args) == 0 {
-		return usageError("no command; say run, wait or daemon, or --help")
+		return usageError("no command; say run, wait, explain or daemon, or --help")
 	}
 	switch args[0] {
 	case "run":
 		return runOnce(ctx, args[1:], stdout, stderr)
 	case "wait":
 		return wait(ctx, args[1:], stdout, stderr)
+	case "explain":
+		return explainRoad(ctx, args[1:], stdout, stderr)
 	case "daemon":
 		return serve(ctx, args[1:], stdout, stderr)
 	case probe.Command:
@@ -115,5 +119,5 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 		fmt.Fprint(stdout, usage+exitHelp)
 		return nil
 	}
-	return usageError("no command %q; say run, wait or daemon, or --help", args[0])
+	return usageError("no command %q; say run, wait, explain or daemon, or --help", args[0])
 }

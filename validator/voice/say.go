@@ -18,8 +18,8 @@ import (
 	"github.com/gpuready/gpuready/validator/kube"
 )
 
-// component is whose Events they are.
-const component = "gpu-validator"
+// Component is whose Events they are.
+const Component = "gpu-validator"
 
 // spoken is what the Node itself is to say.
 type spoken struct {
@@ -123,8 +123,8 @@ func (v *Voice) event(e event) *corev1.Event {
 		Count:               1,
 		FirstTimestamp:      at,
 		LastTimestamp:       at,
-		Source:              corev1.EventSource{Component: component, Host: v.Node},
-		ReportingController: component,
+		Source:              corev1.EventSource{Component: Component, Host: v.Node},
+		ReportingController: Component,
 		ReportingInstance:   v.Node,
 	}
 }

@@ -55,7 +55,9 @@ func TestTheManagedTaintComesBackWhenALayerStaysRefused(t *testing.T) {
 	for _, key := range []string{taint, autoscaled, "example.com/gpus"} {
 		s := newStage(t)
 		s.manage(key)
-		s.server.Node(node, func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "theirs", Effect: "NoExecute"}, {Key: key, Effect: "NoSchedule"}} })
+		s.server.Node(node, func(n *corev1.Node) {
+			n.Spec.Taints = []corev1.Taint{{Key: "theirs", Effect: "NoExecute"}, {Key: key, Effect: "NoSchedule"}}
+		})
 		s.say(facts())
 		require.Equal(t, []string{"theirs:NoExecute"}, s.taints())
 		s.say(refusedPlugin())

@@ -110,6 +110,10 @@ func (s *Server) answer(r *http.Request) (any, error) {
 	defer s.mu.Unlock()
 	parts := strings.Split(strings.TrimPrefix(r.URL.Path, "/api/v1/"), "/")
 	switch {
+	case r.URL.Path == "/api/v1/pods":
+		return s.listPods(r)
+	case parts[0] == "namespaces" && len(parts) == 3 && parts[2] == "events" && r.Method == http.MethodGet:
+		return s.listEvents(r, parts[1])
 	case parts[0] == "nodes" && len(parts) >= 2:
 		return s.node(r, parts[1], strings.Join(parts[2:], "/"), body)
 	case parts[0] == "namespaces" && len(parts) >= 3 && parts[2] == "events":

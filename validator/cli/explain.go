@@ -1,0 +1,120 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"time"
+
+	"golang.org/x/term"
+
+	"github.com/gpuready/gpuready/validator/explain"
+	"github.com/gpuready/gpuready/validator/kube"
+)
+
+const explainUsage = `Show how far the road from the driver to a pod goes on a node, where it ends,
+since when, why, and what to do. On the node it reads what proofs and components
+say, for which no rights are needed; with --node it asks the cluster.
+
+It proves nothing and ends with 0 whatever it shows: for scripts there are run
+and wait.
+
+Examples:
+  gpu-validator explain
+  gpu-validator explain --node gpu-7        from anywhere, by your kubeconfig
+  gpu-validator explain -o json | jq .result
+`
+
+func explainRoad(ctx context.Context, args []string, stdout, _ io.Writer) error {
+	o := command("explain", explainUsage, stdout)
+	var node, kubeconfig, contextName, format string
+	var timeout time.Duration
+	f := o.flags
+	f.StringVar(&node, "node", "", "name of a Node, to be asked about in the cluster; empty: this node, from its own files")
+	f.StringVar(&kubeconfig, "kubeconfig", "", "with --node (default: $KUBECONFIG, ~/.kube/config, or that of the pod)")
+	f.StringVar(&contextName, "context", "", "of the kubeconfig (default: its current one)")
+	f.StringVarP(&format, "output", "o", "text", "text or json")
+	f.DurationVar(&timeout, "timeout", 30*time.Second, "for all that the cluster is asked")
+	o.named("output", "OUTPUT")
+	o.named("timeout", "TIMEOUT")
+	o.places()
+	rest, err := o.parse(args)
+	switch {
+	case err != nil:
+		return err
+	case len(rest) > 0:
+		return usageError("explain takes no arguments; did you mean --node %s?", rest[0])
+	case format != "text" && format != "json":
+		return usageError("--output %q: want text or json", format)
+	case node == "" && (kubeconfig != "" || contextName != ""):
+		return usageError("--kubeconfig and --context need --node, the name of the Node")
+	case timeout <= 0:
+		return usageError("--timeout must be positive")
+	}
+	var r explain.Road
+	if node == "" {
+		r, err = o.explainNode()
+	} else {
+		r, err = explainCluster(ctx, node, kubeconfig, contextName, timeout)
+	}
+	if err != nil {
+		return err
+	}
+	if format == "json" {
+		return r.JSON(stdout)
+	}
+	return r.Text(stdout, explain.Look{Width: width(stdout), Color: isTerminal(stdout)})
+}
+
+func (o *options) explainNode() (explain.Road, error) {
+	n, err := o.node()
+	if err != nil {
+		return explain.Road{}, err
+	}
+	defer func() { _ = n.Root.Close() }()
+	name := os.Getenv("NODE_NAME")
+	if name == "" {
+		if name, err = os.Hostname(); err != nil {
+			return explain.Road{}, err
+		}
+	}
+	return explain.FromNode(n, n.Root.Path(o.outputDir), name, time.Now()), nil
+}
+
+func explainCluster(ctx context.Context, node, kubeconfig, name string, timeout time.Duration) (explain.Road, error) {
+	late := fmt.Errorf("the cluster has not answered within %v", timeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, late)
+	defer cancel()
+	config, err := kube.Kubeconfig(kubeconfig, name)
+	if err != nil {
+		return explain.Road{}, usageError("%w", err)
+	}
+	client, err := kube.New(config)
+	if err != nil {
+		return explain.Road{}, err
+	}
+	defer client.Close()
+	r, err := explain.FromCluster(ctx, client, node, time.Now())
+	if err != nil && errors.Is(context.Cause(ctx), late) {
+		return r, fmt.Errorf("%w: %w", late, err)
+	}
+	return r, err
+}
+
+// width is that of the terminal; of a file or pipe $COLUMNS, else one that is easy
+// to read.
+func width(w io.Writer) int {
+	const usual = 100
+	if f, is := w.(*os.File); is {
+		if columns, _, err := term.GetSize(int(f.Fd())); err == nil && columns > 0 {
+			return columns
+		}
+	}
+	if columns, err := strconv.Atoi(os.Getenv("COLUMNS")); err == nil && columns > 0 {
+		return columns
+	}
+	return usual
+}

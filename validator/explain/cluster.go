@@ -1,0 +1,278 @@
+package explain
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/validator/check"
+	"github.com/gpuready/gpuready/validator/kube"
+	"github.com/gpuready/gpuready/validator/voice"
+)
+
+// What others wrote is bounded, and of Events only the latest are shown.
+const (
+	maxText   = 4096
+	maxEvents = 8
+)
+
+// old is how long ago a condition, which is said every five minutes, was said for it
+// to count no more.
+const old = 15 * time.Minute
+
+// PartOf is the label of all that belongs to the product.
+var PartOf = map[string]string{"app.kubernetes.io/part-of": "gpuready"}
+
+// agents are the DaemonSets behind the stretches. The driver's may be missing: then
+// the driver is the host's own.
+var agents = []struct {
+	name, app string
+	needed    bool
+}{
+	{string(readiness.Driver), "nvidia-driver-daemonset", false},
+	{string(readiness.Toolkit), "nvidia-container-toolkit-daemonset", true},
+	{string(readiness.Plugin), "nvidia-device-plugin-daemonset", true},
+	{"", "nvidia-operator-validator", true},
+}
+
+// FromCluster asks the API server about a Node. What the asker may not see besides
+// the Node is said in a note and left out.
+func FromCluster(ctx context.Context, client *kube.Client, name string, now time.Time) (Road, error) {
+	node, err := client.Node(ctx, name)
+	switch {
+	case apierrors.IsNotFound(err):
+		return Road{}, fmt.Errorf("read Node %s: %w; see kubectl get nodes", name, err)
+	case err != nil:
+		return Road{}, fmt.Errorf("read Node %s: %w", name, err)
+	}
+	r := Road{Node: name, Source: "cluster", Time: now.UTC(), GPUs: gpus(node)}
+	r.Simulated = strings.HasPrefix(node.Labels["nvidia.com/gpu.product"], "SIMULATED")
+	r.ready(node)
+	r.healthy(node)
+	r.kubelet(node)
+	r.split()
+	r.taints(node)
+	if pods, err := client.NodePods(ctx, name, PartOf); err != nil {
+		r.Notes = append(r.Notes, "the agents' pods cannot be listed: "+clean(err.Error()))
+	} else {
+		r.agents(pods)
+	}
+	if events, err := client.NodeEvents(ctx, name); err != nil {
+		r.Notes = append(r.Notes, "the Node's Events cannot be listed: "+clean(err.Error()))
+	} else {
+		r.told(events)
+	}
+	r.finish()
+	return r, nil
+}
+
+func clean(text string) string { return record.Clean(text, maxText) }
+
+func condition(node *corev1.Node, kind corev1.NodeConditionType) *corev1.NodeCondition {
+	i := slices.IndexFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == kind })
+	if i < 0 {
+		return nil
+	}
+	return &node.Status.Conditions[i]
+}
+
+// gpus is what the labels say that there is.
+func gpus(node *corev1.Node) string {
+	count, product := node.Labels["nvidia.com/gpu.count"], node.Labels["nvidia.com/gpu.product"]
+	if count == "" || product == "" {
+		return ""
+	}
+	return count + " × " + product
+}
+
+// ready reads the condition that sums the layers up: its message begins with the
+// layer that it is about.
+func (r *Road) ready(node *corev1.Node) {
+	for _, l := range readiness.Layers() {
+		r.stretch(string(l))
+	}
+	begin := r.stretch(string(readiness.Driver))
+	c := condition(node, voice.ConditionType)
+	if c == nil {
+		begin.Message = "the Node has no condition " + string(voice.ConditionType)
+		begin.Action = "see that the validator runs on this node (DaemonSet nvidia-operator-validator)"
+		return
+	}
+	message := clean(c.Message)
+	if c.Reason == string(check.ReasonNoGPU) {
+		for i := range r.Stretches {
+			r.Stretches[i].State = Absent
+		}
+		begin.Message = message
+		return
+	}
+	if last := c.LastHeartbeatTime.Time; r.Time.Sub(last) > old {
+		r.Notes = append(r.Notes, fmt.Sprintf("the condition %s was said %s ago and may not hold any more: see the validator's pod", voice.ConditionType, ago(r.Time.Sub(last))))
+	}
+	at, rest, _ := strings.Cut(message, ": ")
+	found := slices.IndexFunc(r.Stretches, func(s Stretch) bool { return s.Name == at })
+	switch {
+	case c.Status == corev1.ConditionTrue:
+		found = len(r.Stretches)
+	case found < 0: // a condition that is not about a layer is about all of them
+		found, rest = 0, message
+	}
+	for i := range r.Stretches[:found] {
+		r.Stretches[i].State = OK
+	}
+	if found == len(r.Stretches) {
+		last := r.stretch(string(readiness.Plugin))
+		last.Since, last.Message = c.LastTransitionTime.Time, message
+		if c.Reason == voice.ReasonDegraded {
+			last.Message = ""
+			last.Notes = append(last.Notes, message)
+		}
+		return
+	}
+	s := &r.Stretches[found]
+	s.State, s.Since, s.Reason, s.Message = Broken, c.LastTransitionTime.Time, c.Reason, rest
+	if c.Status == corev1.ConditionUnknown {
+		s.State = Waiting
+	}
+	if what, action, has := cutLast(rest, "; "); has && s.State == Broken {
+		s.Message, s.Action = what, action
+	}
+}
+
+func cutLast(s, sep string) (before, after string, found bool) {
+	i := strings.LastIndex(s, sep)
+	if i < 0 {
+		return s, "", false
+	}
+	return s[:i], s[i+len(sep):], true
+}
+
+// healthy adds which GPUs are broken to the layer that finds that out.
+func (r *Road) healthy(node *corev1.Node) {
+	c := condition(node, voice.HealthType)
+	if c == nil || c.Status == corev1.ConditionTrue {
+		return
+	}
+	text := clean(fmt.Sprintf("%s is %s: %s: %s", voice.HealthType, c.Status, c.Reason, c.Message))
+	s := r.stretch(string(readiness.Driver))
+	if c.Status == corev1.ConditionFalse {
+		s.Notes = append(s.Notes, text)
+	}
+}
+
+// kubelet is what the Node says that it has to give.
+func (r *Road) kubelet(node *corev1.Node) {
+	s := r.stretch(kubelet)
+	if r.stretch(string(readiness.Driver)).State == Absent {
+		s.State = Absent
+		return
+	}
+	if c := condition(node, corev1.NodeReady); c == nil || c.Status != corev1.ConditionTrue {
+		s.State, s.Reason, s.Message, s.Action = Broken, "NodeNotReady", "the Node is not Ready", "see the kubelet's log on the node"
+		if c != nil {
+			s.Since, s.Message = c.LastTransitionTime.Time, clean(first(c.Message, s.Message))
+		}
+		return
+	}
+	var offers []string
+	for name, capacity := range node.Status.Capacity {
+		if allocatable := node.Status.Allocatable[name]; strings.HasPrefix(string(name), "nvidia.com/") {
+			offers = append(offers, fmt.Sprintf("%s: %s of %s allocatable", name, allocatable.String(), capacity.String()))
+		}
+	}
+	slices.Sort(offers)
+	if len(offers) == 0 {
+		s.Message = "the Node offers no nvidia.com resource"
+		return
+	}
+	s.State, s.Message = OK, strings.Join(offers, ", ")
+}
+
+// taints are what keeps pods away that would find GPUs.
+func (r *Road) taints(node *corev1.Node) {
+	s := r.stretch(pod)
+	if s.State == Absent && r.stretch(string(readiness.Plugin)).State == OK {
+		*s = Stretch{Name: pod, State: OK, Message: "pods can be given what is allocatable"}
+	}
+	if node.Spec.Unschedulable {
+		s.Notes = append(s.Notes, "the Node is cordoned: no pod comes until kubectl uncordon "+node.Name)
+	}
+	for _, t := range node.Spec.Taints {
+		if strings.Contains(t.Key, "not-ready") && !strings.HasPrefix(t.Key, "node.kubernetes.io/") {
+			s.Notes = append(s.Notes, fmt.Sprintf("the startup taint %s:%s keeps pods away until all layers are proven", t.Key, t.Effect))
+		}
+	}
+}
+
+// agents adds what is wrong with the pods behind the stretches.
+func (r *Road) agents(pods []corev1.Pod) {
+	if r.Stretches[0].State == Absent {
+		return
+	}
+	for _, a := range agents {
+		add := func(text string) {
+			if a.name == "" {
+				r.Notes = append(r.Notes, clean(text))
+				return
+			}
+			s := r.stretch(a.name)
+			s.Notes = append(s.Notes, clean(text))
+		}
+		found := false
+		for _, p := range pods {
+			if p.Labels["app"] != a.app {
+				continue
+			}
+			found = true
+			if wrong := trouble(p); wrong != "" {
+				add(fmt.Sprintf("pod %s/%s: %s", p.Namespace, p.Name, wrong))
+			}
+		}
+		if !found && a.needed {
+			add("no pod of DaemonSet " + a.app + " is on this node: see its tolerations, its node selector, and kubectl describe of it")
+		}
+	}
+}
+
+// trouble says why a pod does not run as it should; "" where it does.
+func trouble(p corev1.Pod) string {
+	for _, c := range append(slices.Clone(p.Status.InitContainerStatuses), p.Status.ContainerStatuses...) {
+		switch {
+		case c.State.Waiting != nil && c.State.Waiting.Reason != "PodInitializing" && c.State.Waiting.Reason != "ContainerCreating":
+			text := c.Name + ": " + c.State.Waiting.Reason + ": " + c.State.Waiting.Message
+			if t := c.LastTerminationState.Terminated; t != nil {
+				text += fmt.Sprintf("; it ended last with %d: %s", t.ExitCode, t.Message)
+			}
+			return text
+		case c.State.Terminated != nil && c.State.Terminated.ExitCode != 0:
+			return fmt.Sprintf("%s: ended with %d: %s", c.Name, c.State.Terminated.ExitCode, c.State.Terminated.Message)
+		}
+	}
+	if p.Status.Phase != corev1.PodRunning {
+		return strings.TrimSuffix(fmt.Sprintf("%s %s: %s", p.Status.Phase, p.Status.Reason, p.Status.Message), " : ")
+	}
+	for _, c := range p.Status.ContainerStatuses {
+		if !c.Ready {
+			return c.Name + " runs and is not ready"
+		}
+	}
+	return ""
+}
+
+// told keeps the latest Events that we said.
+func (r *Road) told(events []corev1.Event) {
+	for _, e := range events {
+		if e.Source.Component == voice.Component {
+			r.Events = append(r.Events, Event{e.LastTimestamp.UTC(), e.Type, e.Reason, clean(e.Message), e.Count})
+		}
+	}
+	slices.SortStableFunc(r.Events, func(a, b Event) int { return a.Time.Compare(b.Time) })
+	r.Events = r.Events[max(0, len(r.Events)-maxEvents):]
+}

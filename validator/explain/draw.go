@@ -1,0 +1,219 @@
+package explain
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// Look is how it is drawn.
+type Look struct {
+	Width int  // columns; text is wrapped there
+	Color bool // ANSI colours
+}
+
+// Words, signs and colours of the states.
+var (
+	words  = map[State]string{OK: "ok", Waiting: "waiting", Broken: "BROKEN", Absent: "none"}
+	signs  = map[State]string{OK: "●", Waiting: "○", Broken: "✗", Absent: "·"}
+	colors = map[State]string{OK: "32", Waiting: "33", Broken: "31;1", Absent: "2"}
+)
+
+// narrowest is what the text gets where the terminal has less.
+const narrowest = 24
+
+type pen struct {
+	Look
+	strings.Builder
+	now time.Time
+}
+
+// Text draws the road, and below it what is known of each stretch.
+func (r Road) Text(w io.Writer, look Look) error {
+	p := &pen{Look: look, now: r.Time}
+	title := r.Node
+	if r.GPUs != "" {
+		title += " · " + r.GPUs
+	}
+	asked := "as its components and proofs say"
+	if r.Source == "cluster" {
+		asked = "as the cluster knows it"
+	}
+	p.wrap("", "1", title)
+	p.wrap("", "2", asked+", "+r.Time.Format(time.RFC3339))
+	p.WriteString("\n")
+	if p.picture(r.Stretches) {
+		p.WriteString("\n")
+	}
+	for i, s := range r.Stretches {
+		p.stretch(s, i == len(r.Stretches)-1)
+	}
+	for _, n := range r.Notes {
+		p.note("! ", "33", n)
+	}
+	if len(r.Events) > 0 {
+		p.WriteString("\n")
+		p.wrap("", "1", "What it told lately")
+	}
+	for _, e := range r.Events {
+		p.event(e)
+	}
+	p.WriteString("\n")
+	p.wrap("", colors[r.state()], r.Result)
+	_, err := io.WriteString(w, p.String())
+	return err
+}
+
+// JSON writes it for programs.
+func (r Road) JSON(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	return e.Encode(r)
+}
+
+// state is that of the road as a whole.
+func (r Road) state() State {
+	for _, s := range r.Stretches {
+		if s.State != OK {
+			return s.State
+		}
+	}
+	return OK
+}
+
+// picture draws the stretches as boxes side by side, where there is room for them.
+func (p *pen) picture(all []Stretch) bool {
+	var top, middle, bottom strings.Builder
+	width := 0
+	for i, s := range all {
+		inner := max(utf8.RuneCountInString(s.Name), len(words[Waiting])) + 2
+		paint := func(text string) string { return p.paint(colors[s.State], text) }
+		if i > 0 {
+			road, color := "─▶", colors[OK]
+			if all[i-1].State != OK {
+				road, color = "╌▷", colors[Absent]
+			}
+			top.WriteString("  ")
+			middle.WriteString(p.paint(color, road))
+			bottom.WriteString("  ")
+			width += 2
+		}
+		top.WriteString(paint("╭" + strings.Repeat("─", inner) + "╮"))
+		middle.WriteString(paint("│" + center(s.Name, inner, " ") + "│"))
+		bottom.WriteString(paint("╰" + center(" "+words[s.State]+" ", inner, "─") + "╯"))
+		width += inner + 2
+	}
+	if width > p.Width {
+		return false
+	}
+	fmt.Fprintf(p, "%s\n%s\n%s\n", top.String(), middle.String(), bottom.String())
+	return true
+}
+
+func center(text string, width int, fill string) string {
+	rest := width - utf8.RuneCountInString(text)
+	return strings.Repeat(fill, rest/2) + text + strings.Repeat(fill, rest-rest/2)
+}
+
+func (p *pen) stretch(s Stretch, last bool) {
+	head := fmt.Sprintf("%s %-8s %s", signs[s.State], s.Name, words[s.State])
+	if !s.Since.IsZero() {
+		head += " for " + ago(p.now.Sub(s.Since))
+	}
+	if s.Reason != "" {
+		head += "  " + s.Reason
+	}
+	p.wrap("", colors[s.State], head)
+	line := "│ "
+	switch {
+	case last:
+		line = "  "
+	case s.State != OK:
+		line = "╎ "
+	}
+	if s.Message != "" {
+		p.under(line, "", "", s.Message)
+	}
+	for _, n := range s.Notes {
+		p.under(line, "! ", "33", n)
+	}
+	if s.Action != "" {
+		p.under(line, "→ ", "36", s.Action)
+	}
+}
+
+func (p *pen) event(e Event) {
+	color := colors[Absent]
+	if e.Type == "Warning" {
+		color = "33"
+	}
+	text := fmt.Sprintf("%s ago  %s: %s", ago(p.now.Sub(e.Time)), e.Reason, e.Message)
+	if e.Count > 1 {
+		text += fmt.Sprintf(" (%d times)", e.Count)
+	}
+	p.note("· ", color, text)
+}
+
+func (p *pen) note(mark, color, text string) { p.under("", mark, color, text) }
+
+// under writes text behind the road and a mark, wrapped below itself.
+func (p *pen) under(line, mark, color, text string) {
+	for i, part := range split(text, max(p.Width-utf8.RuneCountInString(line+mark), narrowest)) {
+		m := p.paint(color, mark)
+		if i > 0 {
+			m = strings.Repeat(" ", utf8.RuneCountInString(mark))
+		}
+		p.WriteString(line + m + part + "\n")
+	}
+}
+
+func (p *pen) wrap(indent, color, text string) {
+	for _, part := range split(text, max(p.Width-len(indent), narrowest)) {
+		p.WriteString(indent + p.paint(color, part) + "\n")
+	}
+}
+
+func (p *pen) paint(color, text string) string {
+	if !p.Color || color == "" || text == "" {
+		return text
+	}
+	return "\x1b[" + color + "m" + text + "\x1b[0m"
+}
+
+// split breaks text between words so that no part is wider than width, but for a
+// word that is.
+func split(text string, width int) []string {
+	var parts []string
+	line, wide := "", 0
+	for word := range strings.SplitSeq(text, " ") {
+		n := utf8.RuneCountInString(word)
+		if line != "" && wide+1+n > width {
+			parts = append(parts, strings.TrimRight(line, " "))
+			line, wide = "", 0
+		}
+		if line != "" {
+			line, wide = line+" ", wide+1
+		}
+		line, wide = line+word, wide+n
+	}
+	return append(parts, line)
+}
+
+// ago is a time in its largest unit: "3 min".
+func ago(d time.Duration) string {
+	switch {
+	case d < time.Second:
+		return "a moment"
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%d s", d/time.Second)
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%d min", d/time.Minute)
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%d h", d/time.Hour)
+	}
+	return fmt.Sprintf("%d days", d/(24*time.Hour))
+}

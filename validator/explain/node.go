@@ -1,0 +1,148 @@
+package explain
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/validator/check"
+	reasons "github.com/gpuready/gpuready/validator/workload"
+)
+
+// components are those whose own word explains a layer.
+var components = map[readiness.Layer]nodestate.Component{
+	readiness.Driver: nodestate.Driver, readiness.Toolkit: nodestate.Toolkit, readiness.Plugin: nodestate.DevicePlugin,
+}
+
+// FromNode reads the proofs in that folder and the states of the components. It
+// needs no rights but to read them.
+func FromNode(node check.Node, proofs, name string, now time.Time) Road {
+	r := Road{Node: name, Source: "node", Time: now.UTC()}
+	silent := true
+	for _, l := range readiness.Layers() {
+		status, err := readiness.Read(proofs, l, node.BootID)
+		silent = silent && err != nil
+		r.proof(l, status, err)
+		if c, has := components[l]; has {
+			said, err := node.State(c)
+			r.word(l, c, said, err)
+		}
+	}
+	r.offer(node)
+	r.split()
+	if silent {
+		r.Notes = append(r.Notes, "the validator's daemon has said nothing in this boot: see that gpu-validator daemon runs on this node (DaemonSet nvidia-operator-validator), or prove the layers now with gpu-validator run")
+	}
+	r.finish()
+	return r
+}
+
+// proof is what the validator says of a layer.
+func (r *Road) proof(l readiness.Layer, status readiness.Status, err error) {
+	s := r.stretch(string(l))
+	switch {
+	case err != nil:
+		s.State, s.Message = Waiting, readiness.Unknown(err)
+		if errors.Is(err, readiness.ErrInvalid) {
+			s.State, s.Reason, s.Action = Broken, "ProofInvalid", "restart gpu-validator, which writes the file anew"
+		}
+	case status.Proof != nil:
+		p := status.Proof
+		s.State, s.Since, s.Message = OK, p.Time, p.Summary
+		if p.Driver != nil && p.Driver.Simulated {
+			r.Simulated = true
+		}
+		if l == readiness.Driver {
+			r.GPUs = p.Summary
+		}
+	default:
+		f := status.Refusal
+		s.State, s.Since, s.Reason, s.Message, s.Action = Broken, f.Time, string(f.Reason), f.Message, f.Action
+		switch f.Reason {
+		case check.ReasonNoGPU:
+			s.State, s.Action = Absent, ""
+		case check.ReasonNotRun:
+			*s = Stretch{Name: s.Name, State: Waiting}
+		case reasons.ReasonRunning:
+			s.State = Waiting
+		}
+	}
+}
+
+// word adds what a component says of itself where that is not all well.
+func (r *Road) word(l readiness.Layer, c nodestate.Component, said nodestate.State, err error) {
+	s := r.stretch(string(l))
+	switch {
+	case nodestate.IsAbsent(err):
+	case err != nil:
+		s.Notes = append(s.Notes, fmt.Sprintf("%s: %v", c, err))
+	case said.Phase != nodestate.Ready && said.Message != "" && !strings.Contains(s.Message, said.Message):
+		text := fmt.Sprintf("%s says %s", c, said.Phase)
+		if said.Reason != "" {
+			text += ": " + string(said.Reason)
+		}
+		s.Notes = append(s.Notes, text+": "+said.Message)
+	}
+}
+
+// offer is what the device plugin has told the kubelet, and what it holds back.
+func (r *Road) offer(node check.Node) {
+	s := r.stretch(kubelet)
+	said, err := node.State(nodestate.DevicePlugin)
+	if r.stretch(string(readiness.Driver)).State == Absent {
+		s.State = Absent
+		return
+	}
+	if err != nil || said.DevicePlugin == nil {
+		return
+	}
+	info := said.DevicePlugin
+	var offers []string
+	var seen []gpu.UUID
+	for _, resource := range info.Resources {
+		all, healthy := 0, 0
+		for _, d := range resource.Devices {
+			all += len(d.IDs())
+			if d.Health == nodestate.Healthy {
+				healthy += len(d.IDs())
+				continue
+			}
+			if !slices.Contains(seen, d.GPU) {
+				seen = append(seen, d.GPU)
+				s.Notes = append(s.Notes, held(d))
+			}
+		}
+		offers = append(offers, fmt.Sprintf("%s: %d of %d healthy", resource.Name, healthy, all))
+	}
+	for _, left := range info.Left {
+		s.Notes = append(s.Notes, fmt.Sprintf("not offered: %s: %s", left.GPU, first(left.Message, string(left.Reason))))
+	}
+	s.Message = strings.Join(offers, ", ")
+	if info.Registered {
+		s.State, s.Since = OK, said.Time
+		return
+	}
+	s.Message = "the device plugin is not registered with the kubelet"
+}
+
+func held(d nodestate.Device) string {
+	text := fmt.Sprintf("held back: %s: %s", d.GPU, first(d.Message, string(d.Reason)))
+	if !d.Since.IsZero() {
+		text += ", since " + d.Since.UTC().Format(time.RFC3339)
+	}
+	return text
+}
+
+func first(texts ...string) string {
+	for _, t := range texts {
+		if t != "" {
+			return t
+		}
+	}
+	return ""
+}
