@@ -5,14 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DEVICE_OR_RETURN(ordinal)                       \
-	struct device *d = NULL;                            \
-	CUresult ready_ = check_ready();                    \
-	if (ready_)                                         \
-		return ready_;                                  \
-	if (!(d = device_at(ordinal)))                      \
-		return CUDA_ERROR_INVALID_DEVICE
-
 EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal)
 {
 	DEVICE_OR_RETURN(ordinal);
@@ -138,12 +130,12 @@ EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *id)
 }
 
 /* What differs between architectures (CUDA C++ programming guide, "Compute capabilities"). */
-struct capability { unsigned cc, threads_per_sm, blocks_per_sm, shared_per_sm_kb, optin_kb; };
+struct capability { unsigned cc, threads_per_sm, blocks_per_sm, shared_per_sm_kb, optin_kb, single_to_double; };
 static const struct capability capabilities[] = {
-	{50, 2048, 32, 64, 48}, {52, 2048, 32, 96, 48}, {60, 2048, 32, 64, 48}, {61, 2048, 32, 96, 48},
-	{70, 2048, 32, 96, 96}, {75, 1024, 16, 64, 64}, {80, 2048, 32, 164, 163}, {86, 1536, 16, 100, 99},
-	{87, 1536, 16, 164, 163}, {89, 1536, 24, 100, 99}, {90, 2048, 32, 228, 227}, {100, 2048, 32, 228, 227},
-	{120, 1536, 24, 100, 99},
+	{50, 2048, 32, 64, 48, 32}, {52, 2048, 32, 96, 48, 32}, {60, 2048, 32, 64, 48, 2}, {61, 2048, 32, 96, 48, 32},
+	{70, 2048, 32, 96, 96, 2}, {75, 1024, 16, 64, 64, 32}, {80, 2048, 32, 164, 163, 2}, {86, 1536, 16, 100, 99, 64},
+	{87, 1536, 16, 164, 163, 64}, {89, 1536, 24, 100, 99, 64}, {90, 2048, 32, 228, 227, 2}, {100, 2048, 32, 228, 227, 2},
+	{120, 1536, 24, 100, 99, 64},
 };
 
 static const struct capability *capability(const struct device *d)
@@ -206,7 +198,7 @@ static int attribute(const struct device *d, int which, int *out)
 	case 81: *out = (int)(c->shared_per_sm_kb << 10); break;
 	case 83: *out = 1; break;                        /* managed memory */
 	case 84: *out = (int)g->multi_gpu_board; break;
-	case 87: *out = 2; break;                        /* single to double performance */
+	case 87: *out = (int)c->single_to_double; break;
 	case 89: *out = yes_sm60; break;                 /* concurrent managed access */
 	case 90: *out = yes_sm60; break;                 /* compute preemption */
 	case 91: *out = 1; break;                        /* host pointer of registered memory */
@@ -243,37 +235,5 @@ EXPORT CUresult cuDeviceGetProperties(int *properties, CUdevice ordinal)
 		return CUDA_ERROR_INVALID_VALUE;
 	for (size_t i = 0; i < sizeof which / sizeof *which; i++)
 		attribute(d, which[i], &properties[i]);
-	return CUDA_SUCCESS;
-}
-
-/* Two GPUs reach each other when they are of one model and neither is cut up. */
-static bool can_peer(const struct device *a, const struct device *b)
-{
-	return a != b && !a->mig && !b->mig && a->info.pci.device_id == b->info.pci.device_id;
-}
-
-EXPORT CUresult cuDeviceCanAccessPeer(int *can, CUdevice from, CUdevice to)
-{
-	DEVICE_OR_RETURN(from);
-	if (!device_at(to))
-		return CUDA_ERROR_INVALID_DEVICE;
-	if (!can)
-		return CUDA_ERROR_INVALID_VALUE;
-	*can = can_peer(d, device_at(to));
-	return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuDeviceGetP2PAttribute(int *value, int which, CUdevice from, CUdevice to)
-{
-	DEVICE_OR_RETURN(from);
-	if (!device_at(to) || from == to)
-		return CUDA_ERROR_INVALID_DEVICE;
-	if (!value || which < 1 || which > 4)
-		return CUDA_ERROR_INVALID_VALUE;
-	bool links = false;
-
-	for (unsigned i = 0; i < d->info.nlinks && i < GPUSIM_LINKS; i++)
-		links |= d->info.link[i].active != 0;
-	*value = which == 1 ? 0 : which == 2 ? can_peer(d, device_at(to)) : which == 3 && links;
 	return CUDA_SUCCESS;
 }

@@ -70,6 +70,14 @@ CUresult check_ready(void);
 /* The device of an ordinal; NULL: none such. */
 struct device *device_at(CUdevice ordinal);
 bool device_lost(const struct device *d);
+/* Declares d, the device of an ordinal. */
+#define DEVICE_OR_RETURN(ordinal)                       \
+	struct device *d = NULL;                            \
+	CUresult ready_ = check_ready();                    \
+	if (ready_)                                         \
+		return ready_;                                  \
+	if (!(d = device_at(ordinal)))                      \
+		return CUDA_ERROR_INVALID_DEVICE
 
 /* visible.c */
 struct candidate { /* what CUDA_VISIBLE_DEVICES chooses from */
@@ -139,8 +147,10 @@ CUresult module_function(struct loaded *m, const char *name, struct function **o
 CUresult check_stream(CUstream s);
 void free_streams(struct context *c);
 
-/* device.c */
+/* peer.c */
 CUresult cuDeviceCanAccessPeer(int *can, CUdevice from, CUdevice to);
+
+/* device.c */
 uint64_t shared_limit(const struct device *d, bool optin);
 
 #endif

@@ -47,6 +47,7 @@ const (
 	invalidHandle   result = 400
 	peerNotEnabled  result = 705
 	alreadyEnabled  result = 704
+	peerUnsupported result = 217
 	notRegistered   result = 713
 	alreadyRegister result = 712
 )
