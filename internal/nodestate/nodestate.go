@@ -83,6 +83,7 @@ type DriverInfo struct {
 type ToolkitInfo struct {
 	Specs     []Spec     `json:"specs,omitempty"`
 	Hook      string     `json:"hook,omitempty"`      // host path of gpu-cdi-hook
+	Handler   string     `json:"handler,omitempty"`   // of the runtime that is wanted; "": none is
 	Runtime   *Runtime   `json:"runtime,omitempty"`   // nil: not asked
 	Injection *Injection `json:"injection,omitempty"` // nil: not tried
 }

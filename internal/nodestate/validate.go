@@ -131,6 +131,7 @@ func (s State) validate() error {
 	}
 	if t := s.Toolkit; t != nil {
 		v.text("toolkit.hook", t.Hook, maxName)
+		v.text("toolkit.handler", t.Handler, maxName)
 		for i, spec := range t.Specs {
 			at := fmt.Sprintf("toolkit.specs[%d]", i)
 			v.name(at+".kind", spec.Kind)

@@ -49,7 +49,7 @@ func (c Config) State(w Wanted, err error) nodestate.State {
 		s.Reason, s.Message = c.Explain(err)
 		return s
 	}
-	s.Toolkit = &nodestate.ToolkitInfo{Specs: w.Specs, Hook: path.Join(c.InstallDir, install.HookName)}
+	s.Toolkit = &nodestate.ToolkitInfo{Specs: w.Specs, Hook: path.Join(c.InstallDir, install.HookName), Handler: c.Handler}
 	s.Phase = nodestate.Ready
 	switch {
 	case w.Conflict != "":

@@ -23,10 +23,14 @@ const (
 	ReasonStateBroken gpu.Reason = "ToolkitStateInvalid"
 	ReasonNotReady    gpu.Reason = "ToolkitNotReady"
 	ReasonOtherDriver gpu.Reason = "SpecsOfAnotherDriver"
+	ReasonSpecMissing gpu.Reason = "CDISpecMissing"
+	ReasonSpecInvalid gpu.Reason = "CDISpecInvalid"
+	ReasonConflict    gpu.Reason = "CDINameConflict"
 	ReasonUnresolved  gpu.Reason = "CDINameUnresolvable"
 	ReasonIncomplete  gpu.Reason = "CDISpecIncomplete"
 	ReasonUnreadable  gpu.Reason = "CDIDirectoryUnreadable"
 	ReasonRuntime     gpu.Reason = "RuntimeWithoutCDI"
+	ReasonHandler     gpu.Reason = "HandlerMissing"
 )
 
 // Check proves the layer for every GPU and MIG device.
@@ -45,13 +49,42 @@ func Check(_ context.Context, node check.Node, driver check.Driver) check.Outcom
 			fmt.Sprintf("the toolkit's CDI specs are for driver %s, but %s is loaded", d.Version, driver.Info.Version),
 			"it follows an upgrade by itself within seconds; if not, see the log of gpu-toolkit")
 	}
-	if r := runtime(state); r != nil && r.CDI != nil && !*r.CDI {
-		return check.Fail(ReasonRuntime, "the container runtime does not resolve CDI names: "+r.Message, "change its configuration as the message says and restart it")
-	}
 	files, err := cdi.Load(node.Root, node.CDIDirs...)
 	if err != nil {
 		return check.Fail(ReasonUnreadable, err.Error(), "make the CDI directories readable for this process")
 	}
+	var notes []string
+	again := false
+	for _, verify := range []func(check.Node, check.Driver, nodestate.State, []cdi.File) finding{present, conflicts, names, runtimes, handlers} {
+		f := verify(node, driver, state, files)
+		if f.failed != nil {
+			return *f.failed
+		}
+		notes, again = append(notes, f.notes...), again || f.again
+	}
+	units := len(driver.Units())
+	o := check.Pass(readiness.Proof{
+		Driver: &driver.Info, HostRoot: node.Root.Dir(), DevRoot: driver.DevRoot, GPUs: units,
+		Summary: fmt.Sprintf("%d CDI names of kind %s resolve", units, cdi.KindGPU),
+	}, notes...)
+	o.Again = again
+	return o
+}
+
+// finding is what came of looking at one thing.
+type finding struct {
+	failed *check.Outcome
+	notes  []string
+	again  bool // it may be another soon
+}
+
+func refuse(reason gpu.Reason, message, action string) finding {
+	o := check.Fail(reason, message, action)
+	return finding{failed: &o}
+}
+
+// names looks whether each GPU and MIG device has a name that leads to what is there.
+func names(node check.Node, driver check.Driver, _ nodestate.State, files []cdi.File) finding {
 	units := driver.Units()
 	var unresolved, incomplete []string
 	for _, u := range units {
@@ -63,21 +96,13 @@ func Check(_ context.Context, node check.Node, driver check.Driver) check.Outcom
 		}
 	}
 	if len(unresolved) > 0 {
-		return check.Fail(ReasonUnresolved, several(unresolved, len(units)),
-			"the toolkit writes the specs: see the log of gpu-toolkit, and that nothing else writes the kind "+cdi.KindGPU)
+		return refuse(ReasonUnresolved, several(unresolved, len(units)), "gpu-toolkit writes the specs, and follows new GPUs and MIG devices within seconds; if not, see its log")
 	}
 	if len(incomplete) > 0 {
-		return check.Fail(ReasonIncomplete, several(incomplete, len(units)),
+		return refuse(ReasonIncomplete, several(incomplete, len(units)),
 			"restart gpu-toolkit so that it writes the specs anew; if files of the driver are missing, install it again")
 	}
-	var notes []string
-	if r := runtime(state); r != nil && r.Message != "" {
-		notes = append(notes, "the toolkit says of the container runtime: "+r.Message)
-	}
-	return check.Pass(readiness.Proof{
-		Driver: &driver.Info, HostRoot: node.Root.Dir(), DevRoot: driver.DevRoot, GPUs: len(units),
-		Summary: fmt.Sprintf("%d CDI names of kind %s resolve", len(units), cdi.KindGPU),
-	}, notes...)
+	return finding{}
 }
 
 func runtime(s nodestate.State) *nodestate.Runtime {

@@ -112,11 +112,24 @@ func TestWhatKeepsAContainerFromStartingIsNamed(t *testing.T) {
 		{"specs of the driver before", func(f *fixture) {
 			f.say(nodestate.State{Phase: nodestate.Ready, Driver: &nodestate.DriverInfo{Root: "/", Version: "570.1"}})
 		}, ReasonOtherDriver, "for driver 570.1, but 580.95.05 is loaded"},
-		{"no spec", func(f *fixture) { f.remove(cdi.DynamicDir) }, ReasonUnresolved, "no specification of kind k8s.gpuready.io/gpu has it"},
+		{"no spec", func(f *fixture) { f.remove(cdi.DynamicDir) }, ReasonSpecMissing, "there is no CDI specification of kind k8s.gpuready.io/gpu in /etc/cdi, /var/run/cdi"},
+		{"the toolkit's spec gone", func(f *fixture) {
+			f.wrote("/var/run/cdi/gpuready.yaml")
+			f.remove(cdi.DynamicDir + "/gpuready.yaml")
+		}, ReasonSpecMissing, "the CDI specification /run/cdi/gpuready.yaml of kind k8s.gpuready.io/gpu, which gpu-toolkit wrote, is gone"},
+		{"a spec cut short", func(f *fixture) {
+			f.wrote("/run/cdi/gpuready.yaml")
+			require.NoError(f.t, os.Truncate(f.path(cdi.DynamicDir+"/gpuready.yaml"), 60))
+		},
+			ReasonSpecInvalid, "runtimes ignore the CDI specification of kind k8s.gpuready.io/gpu: /var/run/cdi/gpuready.yaml"},
+		{"a higher directory", func(f *fixture) {
+			f.spec(cdi.StaticDir+"/gpuready.yaml", f.driver.GPUs[0].UUID)
+			f.wrote(cdi.StaticDir + "/gpuready.yaml")
+		}, ReasonConflict, "/etc/cdi/gpuready.yaml and /var/run/cdi/gpuready.yaml, and runtimes take that of /var/run/cdi/gpuready.yaml, which is not gpu-toolkit's"},
 		{"a device missing in the spec", func(f *fixture) { f.spec(cdi.DynamicDir+"/gpuready.yaml", f.driver.GPUs[0].UUID) },
 			ReasonUnresolved, string(gputest.WithMIG(gputest.Node("a100-80gb", 2).Devices[1], "1g.10gb").MIG[0].UUID)},
 		{"two files claim a name", func(f *fixture) { f.spec(cdi.DynamicDir+"/other.yaml", f.driver.GPUs[0].UUID) },
-			ReasonUnresolved, "two files of one directory"},
+			ReasonConflict, "is claimed by /var/run/cdi/gpuready.yaml and /var/run/cdi/other.yaml: runtimes refuse a name that two files of one directory define"},
 		{"device node gone", func(f *fixture) { f.remove("dev/nvidia0") }, ReasonIncomplete, "device node /dev/nvidia0"},
 		{"library gone", func(f *fixture) { f.remove("usr/lib/libcuda.so") }, ReasonIncomplete, "/usr/lib/libcuda.so"},
 		{"hook gone", func(f *fixture) { f.remove("usr/bin/hook") }, ReasonIncomplete, "hook /usr/bin/hook"},
@@ -133,6 +146,13 @@ func TestWhatKeepsAContainerFromStartingIsNamed(t *testing.T) {
 			require.NotEmpty(t, o.Refusal.Action)
 		})
 	}
+}
+
+// wrote makes the toolkit say where its specification is.
+func (f *fixture) wrote(path string) {
+	f.say(nodestate.State{Phase: nodestate.Ready, Driver: &f.driver.Info, Toolkit: &nodestate.ToolkitInfo{
+		Specs: []nodestate.Spec{{Kind: cdi.KindGPU, Path: path}},
+	}})
 }
 
 func (f *fixture) remove(name string) {

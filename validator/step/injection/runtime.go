@@ -1,0 +1,61 @@
+package injection
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpuready/gpuready/internal/cdi"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/validator/check"
+)
+
+// nodeLag is for how long the Node may not know yet of a handler that the runtime has: the
+// kubelet asks the runtime each 5 seconds and tells the API server each 10.
+const nodeLag = 30 * time.Second
+
+// classHandler is the one that the RuntimeClass nvidia names.
+const classHandler = "nvidia"
+
+// runtimes looks whether the runtime resolves CDI names, by the toolkit's word.
+func runtimes(_ check.Node, _ check.Driver, state nodestate.State, _ []cdi.File) finding {
+	r := runtime(state)
+	switch {
+	case r == nil:
+		return finding{}
+	case r.CDI != nil && !*r.CDI:
+		return refuse(ReasonRuntime, "the container runtime does not resolve CDI names: "+r.Message, "change its configuration as the message says and restart it")
+	case r.Message != "":
+		return finding{notes: []string{"the toolkit says of the container runtime: " + r.Message}}
+	}
+	return finding{}
+}
+
+// handlers looks whether runtime and kubelet know the handler that is wanted.
+func handlers(node check.Node, _ check.Driver, state nodestate.State, _ []cdi.File) finding {
+	r := runtime(state)
+	wanted := ""
+	if state.Toolkit != nil {
+		wanted = state.Toolkit.Handler
+	}
+	if wanted != "" && r != nil && len(r.Handlers) > 0 && !slices.Contains(r.Handlers, wanted) {
+		return refuse(ReasonHandler, fmt.Sprintf("the container runtime %s has no handler %q, which the toolkit is to give it; it has %s", r.Name, wanted, strings.Join(r.Handlers, ", ")),
+			"gpu-toolkit configures it (--nvidia-runtime-name): its log says what keeps it from that, gpu-toolkit check what to write by hand; then restart the runtime")
+	}
+	told := node.Told().Handlers
+	if len(told) == 0 { // kubelets before 1.31 and runtimes before containerd 2.0 tell none
+		return finding{}
+	}
+	has := fmt.Sprintf("; the Node's status.runtimeHandlers has %s", strings.Join(told, ", "))
+	switch {
+	case wanted != "" && !slices.Contains(told, wanted) && time.Since(state.Time) >= nodeLag:
+		return refuse(ReasonHandler, fmt.Sprintf("the kubelet does not know the handler %q, which the toolkit is to give the runtime%s", wanted, has),
+			"see that the runtime whose socket the toolkit asks is the kubelet's (--runtime-socket, kubelet's --container-runtime-endpoint); else restart the kubelet")
+	case wanted != "" && !slices.Contains(told, wanted):
+		return finding{again: true, notes: []string{fmt.Sprintf("the kubelet does not know the handler %q yet%s", wanted, has)}}
+	case wanted == "" && r != nil && slices.Contains(r.Handlers, classHandler) && !slices.Contains(told, classHandler):
+		return finding{notes: []string{fmt.Sprintf("the runtime has a handler %q that the kubelet does not know%s: pods of the RuntimeClass do not start", classHandler, has)}}
+	}
+	return finding{}
+}
