@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -52,6 +53,7 @@ Exit codes:
   13  plugin is not ready
   20  wait: the time is over and nothing is known of the layer, or of the toolkit, yet
   30 to 36  peermem, gds, gdrcopy, mofed, fabric, vfio or vgpu was asked for and is not ready, in this order
+  40 to 43  preflight: a GPU is unhealthy, computes or remembers wrong, is slow, or not all could be tried
 `
 
 const usage = `gpu-validator proves that this node's GPUs can be used, layer by layer:
@@ -65,6 +67,7 @@ Usage:
   gpu-validator explain [--node N]
                                  show how far a node is, and why not farther
   gpu-validator daemon           keep the proofs up to date
+  gpu-validator preflight        health, right results and speed of every GPU, in seconds
   gpu-validator COMMAND --help   flags, examples and environment of a command
   gpu-validator --version
 `
@@ -97,7 +100,7 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if len(args) == 0 {
-		return usageError("no command; say run, wait, explain or daemon, or --help")
+		return usageError("no command; say run, wait, explain, daemon or preflight, or --help")
 	}
 	switch args[0] {
 	case "run":
@@ -108,6 +111,10 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 		return explainRoad(ctx, args[1:], stdout, stderr)
 	case "daemon":
 		return serve(ctx, args[1:], stdout, stderr)
+	case "preflight":
+		return runPreflight(ctx, args[1:], stdout, stderr)
+	case probe.WatchCommand:
+		return probe.WatchChild(ctx, args[1:], os.Stdin, stdout)
 	case probe.Command:
 		return probe.Child(ctx, args[1:], stdout)
 	case workload.Subcommand:
@@ -119,5 +126,5 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 		fmt.Fprint(stdout, usage+exitHelp)
 		return nil
 	}
-	return usageError("no command %q; say run, wait, explain or daemon, or --help", args[0])
+	return usageError("no command %q; say run, wait, explain, daemon or preflight, or --help", args[0])
 }

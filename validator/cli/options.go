@@ -59,21 +59,29 @@ func (o *options) places() {
 	maps.Copy(o.env, map[string]string{"host-root": "HOST_ROOT", "output-dir": "OUTPUT_DIR", "state-dir": "GPUREADY_STATE_DIR"})
 }
 
-// checks adds the flags of what is checked, and how.
-func (o *options) checks() {
+// driver adds the flags of where the driver is, and of what kind it may be.
+func (o *options) driver() {
 	f := o.flags
 	f.StringVar(&o.driverRoot, "driver-root", "", "the driver's root, on the host (default: "+check.ContainerRoot+" if it holds a libnvidia-ml, else /)")
 	f.StringVar(&o.devRoot, "dev-root", "", "below it lie dev/nvidia*, on the host (default: the driver root if it has them, else /)")
+	f.BoolVar(&o.allowSimulated, "allow-simulated", false, "vouch for a simulated driver, saying so in every result")
+	maps.Copy(o.env, map[string]string{
+		"driver-root": "NVIDIA_DRIVER_ROOT", "dev-root": "NVIDIA_DEV_ROOT", "allow-simulated": "ALLOW_SIMULATED",
+	})
+}
+
+// checks adds the flags of what is checked, and how.
+func (o *options) checks() {
+	o.driver()
+	f := o.flags
 	f.StringVar(&o.cdiDir, "cdi-output-dir", cdi.DynamicDir, "where the toolkit writes CDI specs, on the host")
 	f.StringVar(&o.podResources, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", "the kubelet's PodResources socket, on the host")
-	f.BoolVar(&o.allowSimulated, "allow-simulated", false, "vouch for a simulated driver, saying so in every result")
 	f.StringVar(&o.vectorAdd, "vectoradd", "", "the vectorAdd sample (default: beside gpu-validator, else in PATH)")
 	f.DurationVar(&o.cudaTimeout, "cuda-timeout", time.Minute, "how long the sample may take on one GPU")
 	f.IntVar(&o.cudaParallel, "cuda-parallel", 8, "on how many GPUs the sample runs at a time")
 	f.StringSliceVar(&o.optional, "optional", nil, "check these, too: "+names(readiness.Optional()))
 	maps.Copy(o.env, map[string]string{
-		"optional": "OPTIONAL_STEPS", "driver-root": "NVIDIA_DRIVER_ROOT", "dev-root": "NVIDIA_DEV_ROOT", "cdi-output-dir": "CDI_OUTPUT_DIR",
-		"pod-resources-socket": "POD_RESOURCES_SOCKET", "allow-simulated": "ALLOW_SIMULATED",
+		"optional": "OPTIONAL_STEPS", "cdi-output-dir": "CDI_OUTPUT_DIR", "pod-resources-socket": "POD_RESOURCES_SOCKET",
 		"vectoradd": "VECTORADD", "cuda-timeout": "CUDA_TIMEOUT", "cuda-parallel": "CUDA_PARALLEL",
 	})
 }

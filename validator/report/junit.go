@@ -57,29 +57,62 @@ type finding struct {
 	Text    string `xml:",chardata"`
 }
 
+// Suite is a run as JUnit XML has it.
+type Suite struct {
+	Name, Node string
+	Time       time.Time
+	Properties [][2]string // name and value
+	Cases      []Case
+}
+
+// Case is one thing that was tried. It passed, unless Failure or Skipped says why not.
+type Case struct {
+	Name, Class      string
+	Elapsed          time.Duration
+	Failure, Skipped string
+	Reason, Action   string // of a failure
+	Out              string
+}
+
 func (r Report) junit(w io.Writer) error {
-	s := suite{
-		Name: "gpu-validator", Hostname: r.Node, Timestamp: r.Time.UTC().Format("2006-01-02T15:04:05"),
-		Properties: []property{{"result", r.Result()}, {"version", r.Version}},
-	}
-	var total time.Duration
+	s := Suite{Name: "gpu-validator", Node: r.Node, Time: r.Time, Properties: [][2]string{{"result", r.Result()}, {"version", r.Version}}}
 	for _, o := range r.Outcomes {
-		total += o.Elapsed
-		c := testcase{Name: string(o.Layer), Classname: "gpu-validator", Time: decimal(o.Elapsed), Out: strings.Join(o.Notes, "\n")}
+		c := Case{Name: string(o.Layer), Class: s.Name, Elapsed: o.Elapsed, Out: strings.Join(o.Notes, "\n")}
 		switch o.Kind {
 		case check.Passed:
 			c.Out = strings.TrimSpace(o.Proof.Summary + "\n" + c.Out)
 		case check.Failed:
-			s.Failures++
-			c.Failure = &finding{Message: o.Refusal.Message, Type: string(o.Refusal.Reason), Text: o.Refusal.Message + "\nnext: " + o.Refusal.Action}
+			c.Failure, c.Reason, c.Action = o.Refusal.Message, string(o.Refusal.Reason), o.Refusal.Action
 		default:
-			s.Skipped++
-			c.Skipped = &finding{Message: o.Refusal.Message}
+			c.Skipped = o.Refusal.Message
 		}
 		s.Cases = append(s.Cases, c)
 	}
-	s.Tests, s.Time = len(s.Cases), decimal(total)
-	all := suites{Name: s.Name, Tests: s.Tests, Failures: s.Failures, Skipped: s.Skipped, Time: s.Time, Suites: []suite{s}}
+	return s.WriteJUnit(w)
+}
+
+// WriteJUnit writes the suite.
+func (s Suite) WriteJUnit(w io.Writer) error {
+	out := suite{Name: s.Name, Hostname: s.Node, Timestamp: s.Time.UTC().Format("2006-01-02T15:04:05")}
+	for _, p := range s.Properties {
+		out.Properties = append(out.Properties, property{p[0], p[1]})
+	}
+	var total time.Duration
+	for _, c := range s.Cases {
+		total += c.Elapsed
+		t := testcase{Name: c.Name, Classname: c.Class, Time: decimal(c.Elapsed), Out: c.Out}
+		switch {
+		case c.Failure != "":
+			out.Failures++
+			t.Failure = &finding{Message: c.Failure, Type: c.Reason, Text: c.Failure + "\nnext: " + c.Action}
+		case c.Skipped != "":
+			out.Skipped++
+			t.Skipped = &finding{Message: c.Skipped}
+		}
+		out.Cases = append(out.Cases, t)
+	}
+	out.Tests, out.Time = len(out.Cases), decimal(total)
+	all := suites{Name: out.Name, Tests: out.Tests, Failures: out.Failures, Skipped: out.Skipped, Time: out.Time, Suites: []suite{out}}
 	if _, err := io.WriteString(w, xml.Header); err != nil {
 		return err
 	}

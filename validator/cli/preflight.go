@@ -1,0 +1,170 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/internal/version"
+	"github.com/gpuready/gpuready/validator/check"
+	"github.com/gpuready/gpuready/validator/preflight"
+	"github.com/gpuready/gpuready/validator/preflight/history"
+	"github.com/gpuready/gpuready/validator/preflight/result"
+	"github.com/gpuready/gpuready/validator/preflight/show"
+	"github.com/gpuready/gpuready/validator/preflight/threshold"
+	"github.com/gpuready/gpuready/validator/report"
+)
+
+// Exit codes of preflight, by the worst that was found.
+var preflightCodes = map[result.Verdict]int{
+	result.OK: exitOK, result.Unhealthy: 40, result.Wrong: 41, result.Slow: 42, result.NotRun: 43,
+}
+
+const preflightUsage = `Say within seconds whether every GPU of this node is healthy, right, and as fast
+as it should be, and name the one that is not by UUID, PCI address and slot.
+NVML is asked for memory errors, clocks that are held down, PCIe link, NVLinks and
+XIDs; then vectoradd, reduction, gemm, bandwidth, memtest and compute run on all
+GPUs and MIG devices at once. The GPUs should have nothing else to do.
+
+The exit code is 40 where a GPU is unhealthy, else 41 where one computes or
+remembers wrong, else 42 where one is slow, else 43 where not all could be tried;
+10 where the driver is not ready.
+
+Examples:
+  gpu-validator preflight
+  gpu-validator preflight --html gpus.html       a page with bars and the matrix of peers
+  gpu-validator preflight -o junit > gpus.xml    a job in CI
+  gpu-validator preflight --thresholds ours.yaml --timeout 30s
+`
+
+// preflightOptions are the flags that other commands have not.
+type preflightOptions struct {
+	format, html, thresholds, results string
+	timeout                           time.Duration
+}
+
+func (p *preflightOptions) flags(o *options) {
+	f := o.flags
+	f.StringVarP(&p.format, "output", "o", "text", "text, json or junit")
+	f.StringVar(&p.html, "html", "", "also write a page to this file")
+	f.DurationVar(&p.timeout, "timeout", 10*time.Second, "for all of it")
+	f.StringVar(&p.thresholds, "thresholds", "", "a file that is laid over the table of what is expected (docs/preflight.md)")
+	f.StringVar(&p.results, "results-dir", "/var/lib/gpuready/preflight", "folder of the results that the node is compared with, on the host; empty: none is kept")
+	f.StringVar(&o.hostRoot, "host-root", "/", "where the host's root is seen")
+	f.StringVar(&o.stateDir, "state-dir", "/run/nvidia/gpuready", "folder of the components' states, on the host")
+	for flag, variable := range map[string]string{
+		"output": "PREFLIGHT_OUTPUT", "html": "PREFLIGHT_HTML", "timeout": "PREFLIGHT_TIMEOUT", "thresholds": "PREFLIGHT_THRESHOLDS",
+		"results-dir": "PREFLIGHT_RESULTS_DIR", "host-root": "HOST_ROOT", "state-dir": "GPUREADY_STATE_DIR",
+	} {
+		o.named(flag, variable)
+	}
+}
+
+func (p *preflightOptions) verify() error {
+	switch {
+	case !slices.Contains(show.Formats(), p.format):
+		return usageError("--output %q: want text, json or junit", p.format)
+	case p.timeout < 2*time.Second:
+		return usageError("--timeout %v: want 2s or more", p.timeout)
+	case p.results != "" && !filepath.IsAbs(p.results):
+		return usageError("--results-dir %q: want an absolute path", p.results)
+	}
+	return nil
+}
+
+func runPreflight(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	o := command("preflight", preflightUsage, stdout)
+	p := &preflightOptions{}
+	p.flags(o)
+	o.driver()
+	rest, err := o.parse(args)
+	if err != nil {
+		return err
+	}
+	if len(rest) > 0 {
+		return usageError("preflight takes no arguments, have %q", rest[0])
+	}
+	if err := p.verify(); err != nil {
+		return err
+	}
+	table, err := threshold.Load(p.thresholds)
+	if err != nil {
+		return &coded{exitUsage, err}
+	}
+	node, err := o.node()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = node.Root.Close() }()
+	host, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	r, outcome := preflight.Run(ctx, preflight.Options{
+		Node: node, Host: host, Version: version.String(), Table: table, Find: findSample, Timeout: p.timeout,
+		Progress: func(phase string) { fmt.Fprintln(stderr, "gpu-validator: preflight:", phase) },
+	})
+	if ctx.Err() != nil {
+		return errors.New("preflight was interrupted")
+	}
+	if outcome.Kind != check.Passed {
+		outcome.Layer = readiness.Driver
+		rep := report.Report{Node: host, Version: version.String(), Time: time.Now(), Outcomes: []check.Outcome{outcome}}
+		return errors.Join(rep.Write(stdout, p.format, isTerminal(stdout)), driverError(rep))
+	}
+	return p.tell(r, node, stdout, stderr)
+}
+
+// driverError is nil where there is no GPU.
+func driverError(rep report.Report) error {
+	f := rep.Failed()
+	if f == nil {
+		return nil
+	}
+	return &coded{exitCode(*f), fmt.Errorf("%s: %s: %s; %s", f.Layer, f.Refusal.Reason, f.Refusal.Message, f.Refusal.Action)}
+}
+
+// tell compares the result with earlier ones, keeps it, and shows it. That it
+// cannot be kept is no reason to keep it from whoever asked.
+func (p *preflightOptions) tell(r result.Result, node check.Node, stdout, stderr io.Writer) error {
+	if p.results != "" {
+		dir := node.Root.Path(p.results)
+		past, err := history.Read(dir)
+		if err == nil {
+			history.Compare(&r, past)
+			err = history.Write(dir, r)
+		}
+		if err != nil {
+			fmt.Fprintf(stderr, "gpu-validator: preflight: %v; name a folder that can be written to with --results-dir\n", err)
+		}
+	}
+	if p.html != "" {
+		var page bytes.Buffer
+		if err := show.HTML(&page, r); err != nil {
+			return err
+		}
+		if err := record.Write(p.html, page.Bytes()); err != nil {
+			return fmt.Errorf("--html: %w", err)
+		}
+	}
+	if err := show.Write(stdout, r, p.format, isTerminal(stdout)); err != nil {
+		return fmt.Errorf("write the report: %w", err)
+	}
+	g, f := r.Worst()
+	if f == nil {
+		return nil
+	}
+	name := r.Node
+	if g != nil {
+		name = g.Name()
+	}
+	return &coded{preflightCodes[r.Verdict], fmt.Errorf("preflight: %s is %s: %s: %s; %s", name, f.Verdict, f.Reason, f.Message, f.Action)}
+}

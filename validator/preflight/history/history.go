@@ -1,0 +1,165 @@
+// Package history keeps the results of preflights, so that a node can be compared
+// with its own past.
+package history
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+	"github.com/gpuready/gpuready/validator/preflight/judge"
+	"github.com/gpuready/gpuready/validator/preflight/result"
+)
+
+// Keep is how many results are kept, the newest ones.
+const Keep = 50
+
+// maxBytes bounds one result: that of 16 GPUs with 7 MIG devices each has 300 kB.
+const maxBytes = 4 << 20
+
+// stamp names the file of a result by its time; such names sort as times do.
+const stamp = "20060102T150405.000Z"
+
+// Read returns the results that are kept in dir, the oldest first. What is no
+// result of a version that is known here is passed over. A folder that is not
+// there holds none.
+func Read(dir string) ([]result.Result, error) {
+	names, err := list(dir)
+	if err != nil {
+		return nil, err
+	}
+	var all []result.Result
+	for _, name := range names {
+		data, err := record.Read(filepath.Join(dir, name), maxBytes)
+		if err != nil {
+			continue // removed by another run meanwhile, or not one of ours
+		}
+		var r result.Result
+		if json.Unmarshal(data, &r) == nil && r.Schema == result.Schema {
+			all = append(all, r)
+		}
+	}
+	return all, nil
+}
+
+// Write keeps one more result and removes the oldest ones beyond Keep.
+func Write(dir string, r result.Result) error {
+	data, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := record.Write(filepath.Join(dir, r.Time.UTC().Format(stamp)+".json"), append(data, '\n')); err != nil {
+		return fmt.Errorf("keeping the result: %w", err)
+	}
+	names, err := list(dir)
+	if err != nil {
+		return err
+	}
+	for _, name := range names[:max(0, len(names)-Keep)] {
+		if err := record.Remove(filepath.Join(dir, name)); err != nil {
+			return fmt.Errorf("removing an old result: %w", err)
+		}
+	}
+	return nil
+}
+
+// list returns the names of results, in the order of their times.
+func list(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the results of earlier runs: %w", err)
+	}
+	var names []string
+	for _, e := range entries {
+		if at, is := strings.CutSuffix(e.Name(), ".json"); is && e.Type().IsRegular() {
+			if _, err := time.Parse(stamp, at); err == nil {
+				names = append(names, e.Name())
+			}
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// less is the share below its best from which on a GPU's figure is told of.
+const less = 0.05
+
+// Compare notes in a result what changed since earlier ones of the same node, the
+// oldest first: figures by GPU, and GPUs that came, went or were exchanged. A
+// simulated driver's are compared with none of a real one.
+func Compare(r *result.Result, past []result.Result) {
+	past = slices.DeleteFunc(slices.Clone(past), func(p result.Result) bool { return p.Simulated != r.Simulated })
+	if len(past) == 0 {
+		return
+	}
+	for i := range r.GPUs {
+		g := &r.GPUs[i]
+		for k := range g.Figures {
+			compare(g, &g.Figures[k], past)
+		}
+	}
+	exchanged(r, past[len(past)-1])
+}
+
+func compare(g *result.GPU, f *result.Figure, past []result.Result) {
+	for _, p := range past {
+		i := slices.IndexFunc(p.GPUs, func(o result.GPU) bool { return o.UUID == g.UUID })
+		if i < 0 {
+			continue
+		}
+		if was, has := p.GPUs[i].Find(f.Name); has && was.Value > 0 {
+			f.Last, f.Best = was.Value, max(f.Best, was.Value)
+		}
+	}
+	if f.Value > 0 && f.Value < f.Best*(1-less) {
+		g.Notes = append(g.Notes, fmt.Sprintf("%s: %s is %.0f %% below its best of %d earlier runs, %s",
+			f.Name, judge.Speed(f.Value, f.Unit), 100*(1-f.Value/f.Best), len(past), judge.Speed(f.Best, f.Unit)))
+	}
+}
+
+// exchanged tells of GPUs that are not the ones of the run before.
+func exchanged(r *result.Result, last result.Result) {
+	at := map[gpu.PCIAddress]result.GPU{}
+	by := map[gpu.UUID]result.GPU{}
+	for _, g := range whole(r.GPUs) {
+		at[g.PCI], by[g.UUID] = g, g
+	}
+	since := last.Time.Format(time.RFC3339)
+	was := map[gpu.UUID]bool{}
+	for _, g := range whole(last.GPUs) {
+		was[g.UUID] = true
+		now, there := at[g.PCI]
+		moved, still := by[g.UUID]
+		switch {
+		case still && moved.PCI != g.PCI:
+			r.Notes = append(r.Notes, fmt.Sprintf("since %s %s moved from %s to %s", since, g.UUID, g.PCI, moved.PCI))
+		case still:
+		case there:
+			r.Notes = append(r.Notes, fmt.Sprintf("since %s the GPU at %s was exchanged: %s, before it %s", since, g.PCI, now.UUID, g.UUID))
+			was[now.UUID] = true
+		default:
+			r.Notes = append(r.Notes, fmt.Sprintf("since %s %s at %s is not there any more", since, g.UUID, g.PCI))
+		}
+	}
+	for _, g := range whole(r.GPUs) {
+		if !was[g.UUID] {
+			r.Notes = append(r.Notes, fmt.Sprintf("since %s %s at %s is new", since, g.UUID, g.PCI))
+		}
+	}
+}
+
+// whole leaves MIG devices out.
+func whole(gpus []result.GPU) []result.GPU {
+	return slices.DeleteFunc(slices.Clone(gpus), func(g result.GPU) bool { return g.Parent != "" })
+}

@@ -1,0 +1,175 @@
+// Package judge says what follows from what was seen in a preflight: pure
+// functions from readings, answers and thresholds to findings.
+package judge
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+	"github.com/gpuready/gpuready/validator/preflight/result"
+	"github.com/gpuready/gpuready/validator/preflight/sample"
+	"github.com/gpuready/gpuready/validator/preflight/threshold"
+)
+
+// Reasons of findings, besides those of package gpu.
+const (
+	ReasonThrottled   gpu.Reason = "ClocksHeldDown"
+	ReasonPCIe        gpu.Reason = "PCIeLinkDegraded"
+	ReasonNVLink      gpu.Reason = "NVLinkDown"
+	ReasonSample      gpu.Reason = "SampleFailed"
+	ReasonWrong       gpu.Reason = "WrongResult"
+	ReasonMemory      gpu.Reason = "MemoryWrong"
+	ReasonNoResult    gpu.Reason = "NoResultInTime"
+	ReasonNoSample    gpu.Reason = "SampleMissing"
+	ReasonSlow        gpu.Reason = "BelowLimit"
+	ReasonOutlier     gpu.Reason = "Outlier"
+	ReasonSlowPeer    gpu.Reason = "PeerBelowLimit"
+	ReasonNotRead     gpu.Reason = "ConditionNotRead"
+	ReasonNothingRuns gpu.Reason = "NoMIGDevices"
+)
+
+// Seen is what was seen while a preflight ran.
+type Seen struct {
+	Snapshot gpu.Snapshot
+	Readings []Reading // in the order of time, the first before the samples, the last after them
+	Events   []gpu.Event
+	Runs     []Run  // in the order in which they were started
+	Unheard  string // why events were not heard; "" where they were
+}
+
+// Reading is the condition of all GPUs at one moment.
+type Reading struct {
+	Loaded     bool // a sample was running
+	Conditions map[gpu.UUID]gpu.Condition
+	Errors     map[gpu.UUID]string // of those that could not be read
+}
+
+// Run is what came of a sample on a GPU or MIG device; Device is "" where it ran
+// on all of them.
+type Run struct {
+	Sample string
+	Device gpu.UUID
+	sample.Result
+}
+
+// Judge fills a result, whose devices are named already, with what follows.
+func Judge(r *result.Result, s Seen, t threshold.Table) {
+	for i := range r.GPUs {
+		g := &r.GPUs[i]
+		if g.Parent == "" {
+			health(g, s, r.GPUs)
+		}
+		for _, run := range s.Runs {
+			if run.Device == g.UUID {
+				ran(g, run, r.Simulated)
+			}
+		}
+		speeds(g, s, t, r.Simulated)
+	}
+	for _, run := range s.Runs {
+		switch {
+		case run.Outcome == sample.Missing:
+			missing(r, run)
+		case run.Device == "":
+			peers(r, run, s, t)
+		}
+	}
+	outliers(r, t.BelowMedian())
+	if s.Unheard != "" {
+		r.Notes = append(r.Notes, "XIDs were not listened for: "+s.Unheard)
+	}
+	r.Settle()
+}
+
+// find adds a finding to a device.
+func find(g *result.GPU, v result.Verdict, reason gpu.Reason, message, action string) {
+	g.Findings = append(g.Findings, result.Finding{Verdict: v, Reason: reason, Message: record.Clean(message, 2000), Action: action})
+}
+
+// ran notes how a sample ended on a device.
+func ran(g *result.GPU, run Run, simulated bool) {
+	out := result.Run{Sample: run.Sample, Seconds: run.Elapsed.Round(time.Millisecond).Seconds(), Message: run.Message, Verdict: result.OK}
+	bad := func(v result.Verdict, reason gpu.Reason, message, action string) {
+		out.Verdict, out.Message = v, message
+		find(g, v, reason, run.Sample+": "+message, action)
+		g.Findings[len(g.Findings)-1].Sample = run.Sample
+	}
+	switch {
+	case run.Outcome == sample.Passed && run.Answer.Simulated != simulated:
+		bad(result.Unhealthy, ReasonSample, fmt.Sprintf("libcuda and libnvidia-ml are of different drivers: simulated is %t for one, %t for the other", run.Answer.Simulated, simulated),
+			"install all user libraries of one driver version")
+	case run.Outcome == sample.Passed:
+		g.Notes = append(g.Notes, notes(run)...)
+	case run.Outcome == sample.Impossible:
+		g.Notes = append(g.Notes, run.Sample+": "+run.Message)
+	case run.Outcome == sample.Wrong && run.Sample == "memtest":
+		bad(result.Wrong, ReasonMemory, badMemory(run), "take the GPU out of service; look for Xid lines in dmesg; if a reset does not mend it, have it replaced")
+	case run.Outcome == sample.Wrong:
+		bad(result.Wrong, ReasonWrong, run.Message, "take the GPU out of service; repeat by hand: CUDA_VISIBLE_DEVICES="+string(g.UUID)+" "+run.Sample)
+	case run.Outcome == sample.NoResult:
+		bad(result.NotRun, ReasonNoResult, run.Message, "give more time with --timeout; a GPU that hangs needs a reset: look for Xid lines in dmesg")
+	case run.Outcome == sample.Missing: // said once, of the node
+		out.Verdict = result.NotRun
+	default:
+		bad(result.Unhealthy, ReasonSample, run.Message, "repeat by hand: CUDA_VISIBLE_DEVICES="+string(g.UUID)+" "+run.Sample)
+	}
+	g.Runs = append(g.Runs, out)
+}
+
+// missing tells of a sample that is not here, once.
+func missing(r *result.Result, run Run) {
+	if slices.ContainsFunc(r.Findings, func(f result.Finding) bool { return f.Reason == ReasonNoSample && f.Sample == run.Sample }) {
+		return
+	}
+	r.Findings = append(r.Findings, result.Finding{
+		Verdict: result.NotRun, Reason: ReasonNoSample, Sample: run.Sample, Message: run.Message,
+		Action: "install it there: the validator's image has all samples",
+	})
+}
+
+func notes(run Run) []string {
+	var list []string
+	for _, n := range run.Answer.Notes {
+		list = append(list, run.Sample+": "+record.Clean(n, 500))
+	}
+	return list
+}
+
+// badMemory names the first bad words of a memory test.
+func badMemory(run Run) string {
+	var words []string
+	for _, w := range run.Answer.Wrong {
+		if len(words) == 3 {
+			words = append(words, "…")
+			break
+		}
+		text := fmt.Sprintf("%s: wrote %v, read %v", w.Address, w.Want, w.Got)
+		if w.Pattern != "" {
+			text += " (" + w.Pattern + ")"
+		}
+		words = append(words, text)
+	}
+	if len(words) == 0 {
+		return run.Message
+	}
+	count := max(run.Answer.WrongCount, uint64(len(run.Answer.Wrong)))
+	what := "words are"
+	if count == 1 {
+		what = "word is"
+	}
+	return fmt.Sprintf("%d %s bad: %s", count, what, strings.Join(words, "; "))
+}
+
+// median of a list that is not empty.
+func median(values []float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	n := len(sorted)
+	if n%2 == 1 {
+		return sorted[n/2]
+	}
+	return (sorted[n/2-1] + sorted[n/2]) / 2
+}

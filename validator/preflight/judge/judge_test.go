@@ -1,0 +1,269 @@
+package judge
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/gpu/gputest"
+	"github.com/gpuready/gpuready/validator/preflight/result"
+	"github.com/gpuready/gpuready/validator/preflight/sample"
+	"github.com/gpuready/gpuready/validator/preflight/threshold"
+)
+
+func table(t require.TestingT) threshold.Table {
+	all, err := threshold.Embedded()
+	require.NoError(t, err)
+	return all
+}
+
+// node is a healthy node of a profile, read once before, four times while and once
+// after samples ran.
+func node(profile string, n int) (Seen, result.Result) {
+	s := Seen{Snapshot: gputest.Node(profile, n)}
+	r := result.Result{Node: "n1"}
+	for _, d := range s.Snapshot.Devices {
+		r.GPUs = append(r.GPUs, result.GPU{Index: fmt.Sprint(d.Index), UUID: d.UUID, Product: d.Product, PCI: d.PCI, Compute: d.Compute.String()})
+	}
+	for i := range 6 {
+		reading := Reading{Loaded: i > 0 && i < 5, Conditions: map[gpu.UUID]gpu.Condition{}, Errors: map[gpu.UUID]string{}}
+		for _, d := range s.Snapshot.Devices {
+			reading.Conditions[d.UUID] = gpu.Condition{
+				ECC: gpu.ECC{On: true}, Throttle: []gpu.Throttle{gpu.ThrottleIdle},
+				PCIe:    gpu.PCIe{Generation: 1, MaxGeneration: 5, Width: 16, MaxWidth: 16},
+				NVLinks: gpu.NVLinks{Up: []int{0, 1, 2, 3}},
+			}
+		}
+		s.Readings = append(s.Readings, reading)
+	}
+	for _, reading := range s.Readings[2:4] {
+		for id, c := range reading.Conditions {
+			c.PCIe.Generation = 5
+			reading.Conditions[id] = c
+		}
+	}
+	return s, r
+}
+
+// change changes what GPU 1 tells, from the reading on.
+func (s Seen) change(from int, do func(c *gpu.Condition)) {
+	for _, reading := range s.Readings[from:] {
+		c := reading.Conditions[gputest.GPU(1)]
+		do(&c)
+		reading.Conditions[gputest.GPU(1)] = c
+	}
+}
+
+func reasons(list []result.Finding) []gpu.Reason {
+	var all []gpu.Reason
+	for _, f := range list {
+		all = append(all, f.Reason)
+	}
+	return all
+}
+
+func TestWhatAGPUTellsOfItself(t *testing.T) {
+	for name, c := range map[string]struct {
+		do    func(s *Seen)
+		want  []gpu.Reason
+		says  string
+		notes []string
+	}{
+		"healthy": {do: func(*Seen) {}},
+		"ECC errors before the run": {func(s *Seen) { s.change(0, func(c *gpu.Condition) { c.ECC.Volatile, c.ECC.Aggregate = 2, 9 }) },
+			[]gpu.Reason{gpu.ReasonECC}, "2 uncorrectable memory errors since the driver was loaded", nil},
+		"ECC errors during the run": {func(s *Seen) { s.change(3, func(c *gpu.Condition) { c.ECC.Volatile = 1 }) },
+			[]gpu.Reason{gpu.ReasonECC}, "1 of them during the run", nil},
+		"ECC errors in its life": {do: func(s *Seen) { s.change(0, func(c *gpu.Condition) { c.ECC.Aggregate = 9 }) },
+			notes: []string{"9 uncorrectable memory errors in its life, none since the driver was loaded"}},
+		"a row waits": {func(s *Seen) { s.change(0, func(c *gpu.Condition) { c.Rows.Pending = true }) },
+			[]gpu.Reason{gpu.ReasonResetNeeded}, "wait to be remapped", nil},
+		"no row is left": {func(s *Seen) { s.change(0, func(c *gpu.Condition) { c.Rows.Failed = true }) },
+			[]gpu.Reason{gpu.ReasonRowRemap}, "failed", nil},
+		"rows were remapped": {do: func(s *Seen) { s.change(0, func(c *gpu.Condition) { c.Rows.Uncorrected = 3 }) },
+			notes: []string{"3 rows of memory were remapped after uncorrectable errors"}},
+		"held down for a moment": {func(s *Seen) {
+			s.change(2, func(c *gpu.Condition) { c.Throttle = []gpu.Throttle{gpu.ThrottleHeat, gpu.ThrottleHardware} })
+			s.change(3, func(c *gpu.Condition) { c.Throttle = nil })
+		}, []gpu.Reason{ReasonThrottled}, "HWThermalSlowdown, HWSlowdown", nil},
+		"held down by the power limit": {do: func(s *Seen) {
+			s.change(2, func(c *gpu.Condition) { c.Throttle = []gpu.Throttle{gpu.ThrottlePowerCap} })
+		}, notes: []string{"the clocks were held down: SWPowerCap"}},
+		"half of the lanes": {func(s *Seen) { s.change(0, func(c *gpu.Condition) { c.PCIe.Width = 8 }) },
+			[]gpu.Reason{ReasonPCIe}, "×8, and GPU and slot can ×16", nil},
+		"an old generation": {func(s *Seen) { s.change(0, func(c *gpu.Condition) { c.PCIe.Generation = 3 }) },
+			[]gpu.Reason{ReasonPCIe}, "generation 3 under load, and GPU and slot can 5", nil},
+		"too few readings to tell": {do: func(s *Seen) {
+			s.change(0, func(c *gpu.Condition) { c.PCIe.Generation = 3 })
+			s.Readings[1].Loaded, s.Readings[2].Loaded = false, false
+		}},
+		"NVLinks down": {func(s *Seen) {
+			s.change(0, func(c *gpu.Condition) { c.NVLinks = gpu.NVLinks{Up: []int{0, 3}, Down: []int{1, 2}} })
+		},
+			[]gpu.Reason{ReasonNVLink}, "2 of 4 NVLinks are up; down: 1, 2", nil},
+		"an XID that is the GPU's": {func(s *Seen) {
+			s.Events = []gpu.Event{{Kind: gpu.EventXID, UUID: gputest.GPU(1), XID: 79}, {Kind: gpu.EventXID, UUID: gputest.GPU(1), XID: 79}}
+		},
+			[]gpu.Reason{gpu.ReasonXID}, "XID 79", nil},
+		"an XID that is a program's": {do: func(s *Seen) { s.Events = []gpu.Event{{Kind: gpu.EventXID, UUID: gputest.GPU(1), XID: 13}} },
+			notes: []string{gpu.XIDText(13) + " was reported during the run"}},
+		"an XID that nobody knows": {func(s *Seen) { s.Events = []gpu.Event{{Kind: gpu.EventXID, UUID: gputest.GPU(1), XID: 9999}} },
+			[]gpu.Reason{gpu.ReasonXID}, "XID 9999", nil},
+		"lost":                {func(s *Seen) { s.Events = []gpu.Event{{Kind: gpu.EventLost, UUID: gputest.GPU(1), Message: "fell"}} }, []gpu.Reason{gpu.ReasonLost}, "fell", nil},
+		"a fault from before": {func(s *Seen) { s.Snapshot.Devices[1].Fault = gpu.Fault{Reason: gpu.ReasonLost, Message: "lost"} }, []gpu.Reason{gpu.ReasonLost}, "lost", nil},
+		"does not answer": {func(s *Seen) { s.Readings[4].Errors[gputest.GPU(1)] = "nvmlX: unknown error" },
+			[]gpu.Reason{ReasonNotRead}, "nvmlX", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, r := node("h100-sxm", 4)
+			c.do(&s)
+			Judge(&r, s, table(t))
+			require.Equal(t, c.want, reasons(r.GPUs[1].Findings))
+			require.Equal(t, c.notes, r.GPUs[1].Notes)
+			if len(c.want) > 0 {
+				require.Contains(t, r.GPUs[1].Findings[0].Message, c.says)
+				require.Equal(t, result.Unhealthy, r.Verdict)
+			}
+			for _, i := range []int{0, 2, 3} {
+				require.Equal(t, result.OK, r.GPUs[i].Verdict, "its neighbours are not blamed")
+				require.Empty(t, r.GPUs[i].Notes)
+			}
+		})
+	}
+}
+
+func passed(name string, id gpu.UUID, figures ...sample.Figure) Run {
+	yes := true
+	return Run{Sample: name, Device: id, Result: sample.Result{Outcome: sample.Passed, Answer: sample.Answer{Passed: &yes, UUID: string(id), Figures: figures}}}
+}
+
+func TestSpeedsAreJudgedByLimitAndByTheirEquals(t *testing.T) {
+	s, r := node("h100-sxm", 4)
+	speeds := map[string][4]float64{
+		"copy":         {3.1e12, 3.0e12, 3.2e12, 3.1e12}, // 1 below 0.9 of the peak
+		"triad":        {3e12, 3e12, 2.6e12, 3e12},       // 2 an outlier
+		"hostToDevice": {55e9, 55e9, 55e9, 12e9},
+		"bf16":         {600e12, 600e12, 600e12, 500e12},
+	}
+	for _, name := range []string{"copy", "triad", "hostToDevice", "bf16"} {
+		for i, v := range speeds[name] {
+			f := sample.Figure{Name: name, Unit: "B/s", Value: v}
+			if name == "copy" || name == "triad" {
+				f.Peak = 3.35e12
+			}
+			s.Runs = append(s.Runs, passed("bandwidth", gputest.GPU(i), f))
+		}
+	}
+	Judge(&r, s, table(t))
+	require.Equal(t, result.Slow, r.Verdict)
+	require.Empty(t, r.GPUs[0].Findings)
+	require.Equal(t, []gpu.Reason{ReasonSlow}, reasons(r.GPUs[1].Findings))
+	require.Equal(t, "copy: measured 3000 GB/s, expected 3350 GB/s (driver attributes), limit 3015 GB/s", r.GPUs[1].Findings[0].Message)
+	require.Equal(t, []gpu.Reason{ReasonOutlier}, reasons(r.GPUs[2].Findings))
+	require.Contains(t, r.GPUs[2].Findings[0].Message, "13 % below the median of its equals here, 3000 GB/s")
+	require.Equal(t, []gpu.Reason{ReasonSlow, ReasonSlow}, reasons(r.GPUs[3].Findings))
+	require.Contains(t, r.GPUs[3].Findings[0].Message, "expected 63.0 GB/s (PCIe generation 5 ×16)")
+}
+
+func TestAnUnknownProductIsShownAndNotJudged(t *testing.T) {
+	s, r := node("h100-sxm", 1)
+	r.GPUs[0].Product = "NVIDIA Future"
+	s.Runs = []Run{passed("compute", gputest.GPU(0), sample.Figure{Name: "fp32", Unit: "FLOP/s", Value: 1})}
+	Judge(&r, s, table(t))
+	require.Equal(t, result.OK, r.Verdict)
+	require.Equal(t, result.Figure{Name: "fp32", Unit: "FLOP/s", Value: 1, Verdict: result.OK}, r.GPUs[0].Figures[0])
+	require.Contains(t, r.GPUs[0].Notes[0], `"NVIDIA Future" is not in the table of thresholds`)
+}
+
+func TestASimulatedDriverHasNoSpeeds(t *testing.T) {
+	s, r := node("h100-sxm", 1)
+	r.Simulated = true
+	run := passed("compute", gputest.GPU(0), sample.Figure{Name: "fp32", Unit: "FLOP/s", Value: 1e12, Peak: 6e13})
+	run.Answer.Simulated = true
+	s.Runs = []Run{run}
+	Judge(&r, s, table(t))
+	require.Equal(t, []result.Figure{{Name: "fp32", Unit: "FLOP/s"}}, r.GPUs[0].Figures)
+	require.Equal(t, "PASSED (SIMULATED)", r.Word())
+
+	r.GPUs[0] = result.GPU{UUID: gputest.GPU(0)}
+	s.Runs[0].Answer.Simulated = false
+	Judge(&r, s, table(t))
+	require.Contains(t, r.GPUs[0].Findings[0].Message, "of different drivers")
+	require.Empty(t, r.GPUs[0].Figures)
+}
+
+func TestHowSamplesEndIsAVerdict(t *testing.T) {
+	for outcome, want := range map[sample.Outcome]result.Verdict{
+		sample.Failed: result.Unhealthy, sample.Wrong: result.Wrong, sample.NoResult: result.NotRun, sample.Impossible: result.OK,
+	} {
+		s, r := node("h100-sxm", 2)
+		s.Runs = []Run{{Sample: "gemm", Device: gputest.GPU(1), Result: sample.Result{Outcome: outcome, Message: "why"}}, passed("gemm", gputest.GPU(0))}
+		Judge(&r, s, table(t))
+		require.Equal(t, want, r.GPUs[1].Verdict, outcome)
+		require.Equal(t, result.OK, r.GPUs[0].Verdict, outcome)
+	}
+	s, r := node("h100-sxm", 2)
+	for i := range 2 {
+		s.Runs = append(s.Runs, Run{Sample: "gemm", Device: gputest.GPU(i), Result: sample.Result{Outcome: sample.Missing, Message: "not here"}})
+	}
+	Judge(&r, s, table(t))
+	require.Equal(t, []gpu.Reason{ReasonNoSample}, reasons(r.Findings), "said once")
+	require.Equal(t, result.NotRun, r.Verdict)
+}
+
+// ways is what bandwidth measures between all GPUs, as speed has it.
+func ways(s Seen, speed func(from, to int) float64) Run {
+	run := passed("bandwidth", "")
+	for i, a := range s.Snapshot.Devices {
+		for k, b := range s.Snapshot.Devices {
+			if i != k {
+				run.Answer.Peers = append(run.Answer.Peers, sample.Peer{From: a.UUID, To: b.UUID, Access: true, Unit: "B/s", Value: speed(i, k)})
+			}
+		}
+	}
+	return run
+}
+
+func TestTheGPUThatSlowWaysHaveInCommonIsNamed(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(3, 8).Draw(t, "GPUs")
+		sick := rapid.IntRange(0, n-1).Draw(t, "sick")
+		s, r := node("h100-sxm", n)
+		s.Runs = []Run{ways(s, func(from, to int) float64 {
+			if from == sick || to == sick {
+				return 100e9
+			}
+			return 390e9
+		})}
+		Judge(&r, s, table(t))
+		for i, g := range r.GPUs {
+			require.Equal(t, i == sick, g.Verdict == result.Slow, "GPU %d", i)
+		}
+	})
+}
+
+func TestASlowWayThatStandsAloneIsBothEnds(t *testing.T) {
+	s, r := node("h100-sxm", 4)
+	s.Runs = []Run{ways(s, func(from, to int) float64 {
+		if from == 1 && to == 2 {
+			return 100e9
+		}
+		return 390e9
+	})}
+	Judge(&r, s, table(t))
+	require.Equal(t, []gpu.Reason{ReasonSlowPeer}, reasons(r.GPUs[1].Findings))
+	require.Equal(t, "slow to GPU 2 (NV18): measured 100 GB/s, expected 450 GB/s, limit 333 GB/s", r.GPUs[1].Findings[0].Message)
+	require.Contains(t, r.GPUs[2].Findings[0].Message, "from GPU 1")
+	require.Empty(t, r.GPUs[0].Findings)
+}
+
+func TestWaysOverPCIeAreNotJudged(t *testing.T) {
+	s, r := node("l40s", 2)
+	s.Runs = []Run{ways(s, func(int, int) float64 { return 1 })}
+	Judge(&r, s, table(t))
+	require.Equal(t, result.OK, r.Verdict)
+	require.Equal(t, s.Snapshot.Links[0].Kind.String(), r.Peers[0].Link)
+}

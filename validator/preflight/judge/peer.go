@@ -1,0 +1,142 @@
+package judge
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+	"github.com/gpuready/gpuready/validator/preflight/result"
+	"github.com/gpuready/gpuready/validator/preflight/sample"
+	"github.com/gpuready/gpuready/validator/preflight/threshold"
+)
+
+// peers judges the ways between GPUs.
+func peers(r *result.Result, run Run, s Seen, t threshold.Table) {
+	if run.Outcome != sample.Passed {
+		if run.Outcome != sample.Impossible {
+			v, reason := result.Unhealthy, ReasonSample
+			switch run.Outcome {
+			case sample.NoResult:
+				v, reason = result.NotRun, ReasonNoResult
+			case sample.Wrong:
+				v, reason = result.Wrong, ReasonWrong
+			}
+			r.Findings = append(r.Findings, result.Finding{Verdict: v, Reason: reason, Message: "from GPU to GPU: " + record.Clean(run.Message, 1000),
+				Action: "repeat by hand: " + run.Sample + "; where there are switches, see the fabric manager's log"})
+		}
+		return
+	}
+	known := func(id gpu.UUID) (*result.GPU, bool) {
+		i := slices.IndexFunc(r.GPUs, func(g result.GPU) bool { return g.UUID == id })
+		if i < 0 {
+			return nil, false
+		}
+		return &r.GPUs[i], true
+	}
+	for _, p := range run.Answer.Peers {
+		from, isFrom := known(p.From)
+		if _, isTo := known(p.To); isFrom && isTo && p.From != p.To {
+			r.Peers = append(r.Peers, peer(from, p, s.Snapshot, t, r.Simulated))
+		}
+	}
+	blame(r, known)
+}
+
+// peer judges one. What PCIe carries between two GPUs depends on the machine: only
+// NVLink is judged.
+func peer(from *result.GPU, p sample.Peer, snapshot gpu.Snapshot, t threshold.Table, simulated bool) result.Peer {
+	out := result.Peer{From: p.From, To: p.To, Access: p.Access, Unit: record.Clean(p.Unit, 10)}
+	i := slices.IndexFunc(snapshot.Links, func(l gpu.Link) bool {
+		return l.A == p.From && l.B == p.To || l.A == p.To && l.B == p.From
+	})
+	var lanes int
+	if i >= 0 {
+		out.Link = snapshot.Links[i].Kind.String()
+		if lanes = snapshot.Links[i].Lanes; lanes > 0 {
+			out.Link = fmt.Sprintf("NV%d", lanes)
+		}
+	}
+	if simulated || p.Value <= 0 {
+		return out
+	}
+	out.Value, out.Verdict = p.Value, result.OK
+	product, _ := t.Product(from.Product)
+	out.Expected = float64(lanes) * product.NVLinkRate * 1e9
+	out.Limit = out.Expected * t.Share(threshold.Peer, product, from.Compute)
+	if p.Value < out.Limit {
+		out.Verdict = result.Slow
+	}
+	return out
+}
+
+// blame names the GPUs that slow ways have in common: the one with most of them
+// first, then the one with most of those that are left. Where a way stands alone,
+// either end may be at fault, and both are named.
+func blame(r *result.Result, known func(gpu.UUID) (*result.GPU, bool)) {
+	var slow []result.Peer
+	for _, p := range r.Peers {
+		if p.Verdict == result.Slow {
+			slow = append(slow, p)
+		}
+	}
+	for len(slow) > 0 {
+		count := map[gpu.UUID]int{}
+		most := 0
+		for _, p := range slow {
+			count[p.From]++
+			count[p.To]++
+			most = max(most, count[p.From], count[p.To])
+		}
+		var named []gpu.UUID
+		for _, g := range r.GPUs {
+			if count[g.UUID] == most {
+				named = append(named, g.UUID)
+			}
+		}
+		for _, id := range named {
+			if g, is := known(id); is {
+				name(g, slow, known)
+			}
+		}
+		slow = slices.DeleteFunc(slow, func(p result.Peer) bool {
+			return slices.Contains(named, p.From) || slices.Contains(named, p.To)
+		})
+	}
+}
+
+// name adds the finding about the slow ways of one GPU.
+func name(g *result.GPU, slow []result.Peer, known func(gpu.UUID) (*result.GPU, bool)) {
+	var worst *result.Peer
+	var ways int
+	for i, p := range slow {
+		if p.From != g.UUID && p.To != g.UUID {
+			continue
+		}
+		ways++
+		if worst == nil || p.Value < worst.Value {
+			worst = &slow[i]
+		}
+	}
+	if worst == nil {
+		return
+	}
+	direction, other := "to", worst.To
+	if worst.To == g.UUID {
+		direction, other = "from", worst.From
+	}
+	index := string(other)
+	if o, is := known(other); is {
+		index = "GPU " + o.Index
+	}
+	count := "slow"
+	if ways > 1 {
+		count = fmt.Sprintf("%d ways to or from other GPUs are slow, the slowest", ways)
+	}
+	g.Findings = append(g.Findings, result.Finding{
+		Verdict: result.Slow, Reason: ReasonSlowPeer, Figure: threshold.Peer,
+		Message: fmt.Sprintf("%s %s %s (%s): measured %s, expected %s, limit %s", count, direction, index, worst.Link,
+			Speed(worst.Value, worst.Unit), Speed(worst.Expected, worst.Unit), Speed(worst.Limit, worst.Unit)),
+		Action: "see nvidia-smi nvlink -s and -e (errors of links) on both ends, and the fabric manager's log",
+	})
+}

@@ -1,0 +1,152 @@
+package judge
+
+import (
+	"fmt"
+
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+	"github.com/gpuready/gpuready/validator/preflight/result"
+	"github.com/gpuready/gpuready/validator/preflight/sample"
+	"github.com/gpuready/gpuready/validator/preflight/threshold"
+)
+
+// maxFigures bounds what is taken from one sample.
+const maxFigures = 32
+
+// speeds judges the figures that the samples gave for a device.
+func speeds(g *result.GPU, s Seen, t threshold.Table, simulated bool) {
+	for _, run := range s.Runs {
+		if run.Device != g.UUID || run.Outcome != sample.Passed || run.Answer.Simulated != simulated {
+			continue
+		}
+		for _, f := range run.Answer.Figures[:min(len(run.Answer.Figures), maxFigures)] {
+			g.Figures = append(g.Figures, figure(g, f, t, simulated))
+		}
+	}
+	if _, known := t.Product(g.Product); !known && !simulated && len(g.Figures) > 0 {
+		g.Notes = append(g.Notes, fmt.Sprintf("%q is not in the table of thresholds: what is not known of it is shown and not judged; see --thresholds", g.Product))
+	}
+}
+
+// figure judges one. A MIG device is a part of its GPU, of a size that no
+// datasheet has: its figures are only compared with those of its equals.
+func figure(g *result.GPU, f sample.Figure, t threshold.Table, simulated bool) result.Figure {
+	out := result.Figure{Name: record.Clean(f.Name, 40), Unit: record.Clean(f.Unit, 10)}
+	if simulated || f.Value <= 0 {
+		return out
+	}
+	out.Value, out.Verdict = f.Value, result.OK
+	if g.Parent != "" {
+		return out
+	}
+	out.Expected, out.Source = expected(g, f, t)
+	product, _ := t.Product(g.Product)
+	out.Limit = out.Expected * t.Share(f.Name, product, g.Compute)
+	if f.Value < out.Limit {
+		out.Verdict = result.Slow
+		g.Findings = append(g.Findings, result.Finding{
+			Verdict: result.Slow, Reason: ReasonSlow, Figure: f.Name,
+			Message: fmt.Sprintf("%s: measured %s, expected %s (%s), limit %s", out.Name, Speed(f.Value, out.Unit), Speed(out.Expected, out.Unit), out.Source, Speed(out.Limit, out.Unit)),
+			Action:  action(f.Name),
+		})
+	}
+	return out
+}
+
+func action(name string) string {
+	switch name {
+	case threshold.HostToDevice, threshold.DeviceToHost:
+		return "compare generation and width of the PCIe link with the neighbours (nvidia-smi -q), see that IOMMU, ACS and the NUMA node of the memory are as there; run again on an idle node"
+	case threshold.FP32, threshold.BF16:
+		return "look at clocks, temperature and power limit (nvidia-smi -q -d CLOCK,PERFORMANCE,POWER); see that nothing else runs on the GPU, and run again"
+	}
+	return "see that nothing else runs on the GPU (nvidia-smi), and run again; if it stays so, take the GPU out of service"
+}
+
+// expected is what the figure should be, and where that is from; 0 where nothing
+// tells.
+func expected(g *result.GPU, f sample.Figure, t threshold.Table) (value float64, source string) {
+	product, _ := t.Product(g.Product)
+	switch f.Name {
+	case threshold.HostToDevice, threshold.DeviceToHost:
+		if g.Condition == nil {
+			return 0, ""
+		}
+		p := g.Condition.PCIe
+		return threshold.PCIe(p.MaxGeneration, p.MaxWidth), fmt.Sprintf("PCIe generation %d ×%d", p.MaxGeneration, p.MaxWidth)
+	case threshold.FP32:
+		value = product.FP32 * 1e12
+	case threshold.BF16:
+		value = product.BF16 * 1e12
+	}
+	if value > 0 {
+		return value, "datasheet"
+	}
+	if f.Peak > 0 {
+		return f.Peak, "driver attributes"
+	}
+	return 0, ""
+}
+
+// fewest is how many equal devices it takes to say which of them is not like
+// the others.
+const fewest = 3
+
+// outliers names the figures that are far below the median of equal devices.
+func outliers(r *result.Result, below float64) {
+	type kind struct{ product, profile, figure string }
+	groups := map[kind][]float64{}
+	kindOf := func(g result.GPU, f result.Figure) kind { return kind{g.Product, g.Profile, f.Name} }
+	each := func(do func(g *result.GPU, f *result.Figure)) {
+		for i := range r.GPUs {
+			for k := range r.GPUs[i].Figures {
+				if r.GPUs[i].Figures[k].Value > 0 {
+					do(&r.GPUs[i], &r.GPUs[i].Figures[k])
+				}
+			}
+		}
+	}
+	each(func(g *result.GPU, f *result.Figure) {
+		groups[kindOf(*g, *f)] = append(groups[kindOf(*g, *f)], f.Value)
+	})
+	each(func(g *result.GPU, f *result.Figure) {
+		group := groups[kindOf(*g, *f)]
+		if len(group) < fewest {
+			return
+		}
+		f.Median = median(group)
+		if below == 0 || f.Value > f.Median*(1-below) {
+			return
+		}
+		if f.Verdict == result.Slow {
+			return // said already
+		}
+		f.Verdict = result.Slow
+		g.Findings = append(g.Findings, result.Finding{
+			Verdict: result.Slow, Reason: ReasonOutlier, Figure: f.Name,
+			Message: fmt.Sprintf("%s: measured %s, %.0f %% below the median of its equals here, %s", f.Name, Speed(f.Value, f.Unit), 100*(1-f.Value/f.Median), Speed(f.Median, f.Unit)),
+			Action:  action(f.Name),
+		})
+	})
+}
+
+// Speed is a speed for people: "3103 GB/s", "66.9 TFLOP/s".
+func Speed(value float64, unit string) string {
+	switch unit {
+	case "B/s":
+		value, unit = value/1e9, "GB/s"
+	case "FLOP/s":
+		value, unit = value/1e12, "TFLOP/s"
+	}
+	return Number(value) + " " + unit
+}
+
+// Number is a figure of three or more digits: "3103", "66.9", "4.21".
+func Number(v float64) string {
+	switch {
+	case v >= 100:
+		return fmt.Sprintf("%.0f", v)
+	case v >= 10:
+		return fmt.Sprintf("%.1f", v)
+	}
+	return fmt.Sprintf("%.2f", v)
+}

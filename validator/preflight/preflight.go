@@ -1,0 +1,176 @@
+// Package preflight says within seconds whether the GPUs of a node are healthy,
+// right, and as fast as they should be: NVML is asked, the CUDA samples are run on
+// all GPUs at once, and what comes of it is compared with thresholds.
+package preflight
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/validator/check"
+	"github.com/gpuready/gpuready/validator/preflight/judge"
+	"github.com/gpuready/gpuready/validator/preflight/result"
+	"github.com/gpuready/gpuready/validator/preflight/sample"
+	"github.com/gpuready/gpuready/validator/preflight/slot"
+	"github.com/gpuready/gpuready/validator/preflight/threshold"
+	"github.com/gpuready/gpuready/validator/probe"
+	"github.com/gpuready/gpuready/validator/step/driver"
+)
+
+// Options say what to run, and how long.
+type Options struct {
+	Node     check.Node
+	Host     string // the node's name, for the report
+	Version  string
+	Table    threshold.Table
+	Find     func(sample string) string // the path of a sample; "" where there is none
+	Timeout  time.Duration              // for all of it
+	Progress func(phase string)
+}
+
+// spare is what is kept of the time for the last reading and the report.
+const spare = 500 * time.Millisecond
+
+// readable is how long it takes to read a driver whose GPUs are awake, and more.
+const readable = 2 * time.Second
+
+// Run runs a preflight. Where the driver itself is not proven there is no result,
+// and the outcome says why; so it does where the node has no GPU.
+func Run(ctx context.Context, o Options) (result.Result, check.Outcome) {
+	start := time.Now()
+	var snapshot gpu.Snapshot
+	o.Progress("reading the driver")
+	d, outcome := driver.Check(ctx, o.Node, func(ctx context.Context, n check.Node) (check.Reading, error) {
+		o.Node = n // with the driver root that was found
+		r, err := probe.Read(ctx, n)
+		snapshot = r.Snapshot
+		return r, err
+	})
+	if outcome.Kind != check.Passed {
+		return result.Result{}, outcome
+	}
+	r := o.blank(d)
+	r.Time, r.Notes = start.UTC(), outcome.Notes
+
+	w := watch(ctx, o.Node)
+	b := bench{o: o, driver: d, watch: w, start: start}
+	if late := time.Since(start) - readable; late > 0 {
+		b.start = start.Add(late)
+		r.Notes = append(r.Notes, fmt.Sprintf("NVML took %.1f s to begin, for which the samples were given more time: see that nvidia-persistenced runs", (late+readable).Seconds()))
+	}
+	seen := judge.Seen{Snapshot: snapshot}
+	seen.Runs = b.run(ctx)
+	o.Progress("judging")
+	seen.Readings, seen.Events, seen.Unheard = w.end()
+	judge.Judge(&r, seen, o.Table)
+	r.Seconds = time.Since(start).Round(time.Millisecond).Seconds()
+	return r, outcome
+}
+
+// blank is a result with all devices named.
+func (o Options) blank(d check.Driver) result.Result {
+	r := result.Result{
+		Schema: result.Schema, Node: o.Host, Version: o.Version,
+		Simulated: d.Info.Simulated, Driver: d.Info.Version, CUDA: d.Info.CUDAVersion,
+	}
+	slots := slot.Read(o.Node.Root)
+	for _, g := range d.GPUs {
+		one := result.GPU{
+			Index: fmt.Sprint(g.Index), UUID: g.UUID, Product: g.Product, PCI: g.PCI,
+			Slot: slots.Of(g.PCI), Compute: g.Compute.String(),
+		}
+		r.GPUs = append(r.GPUs, one)
+		for _, m := range g.MIG {
+			part := one
+			part.Index, part.UUID, part.Parent, part.Profile = fmt.Sprintf("%d:%d", g.Index, m.Index), m.UUID, g.UUID, m.Profile
+			r.GPUs = append(r.GPUs, part)
+		}
+	}
+	return r
+}
+
+// bench runs the samples.
+type bench struct {
+	o      Options
+	driver check.Driver
+	watch  *watching
+	start  time.Time
+}
+
+// run runs the phases one after the other, each on all devices at once, so that
+// nothing but its own kind disturbs what is measured. What a device was too slow
+// for in one phase keeps the others waiting no longer than the phase's share of
+// the time; it is left out of the next ones.
+func (b bench) run(ctx context.Context) []judge.Run {
+	var runs []judge.Run
+	units := b.driver.Units()
+	hung := map[gpu.UUID]bool{}
+	b.watch.loaded(true)
+	defer b.watch.loaded(false)
+	for _, p := range phases {
+		b.o.Progress(p.name)
+		end := b.start.Add(time.Duration(float64(b.o.Timeout)*p.share) - spare)
+		if p.peers {
+			runs = append(runs, b.peers(ctx, p, units, hung, end)...)
+			continue
+		}
+		var group sync.WaitGroup
+		all := make([][]judge.Run, len(units))
+		for i, u := range units {
+			if !hung[u.UUID] {
+				group.Go(func() { all[i] = b.device(ctx, p, u, end) })
+			}
+		}
+		group.Wait()
+		for _, list := range all {
+			for _, r := range list {
+				hung[r.Device] = hung[r.Device] || r.Outcome == sample.NoResult
+			}
+			runs = append(runs, list...)
+		}
+	}
+	return runs
+}
+
+// device runs the samples of a phase on one device, until one gives no result.
+func (b bench) device(ctx context.Context, p phase, u check.Unit, end time.Time) []judge.Run {
+	var runs []judge.Run
+	for _, name := range p.samples {
+		r := judge.Run{Sample: name, Device: u.UUID, Result: b.one(ctx, name, p.args, []gpu.UUID{u.UUID}, end)}
+		runs = append(runs, r)
+		if r.Outcome == sample.NoResult {
+			break
+		}
+	}
+	return runs
+}
+
+// peers runs a sample once on all GPUs that can have peers: MIG devices have none.
+func (b bench) peers(ctx context.Context, p phase, units []check.Unit, hung map[gpu.UUID]bool, end time.Time) []judge.Run {
+	var ids []gpu.UUID
+	for _, u := range units {
+		if !u.UUID.IsMIG() && !hung[u.UUID] {
+			ids = append(ids, u.UUID)
+		}
+	}
+	if len(ids) < 2 {
+		return nil
+	}
+	var runs []judge.Run
+	for _, name := range p.samples {
+		runs = append(runs, judge.Run{Sample: name, Result: b.one(ctx, name, p.args, ids, end)})
+	}
+	return runs
+}
+
+func (b bench) one(ctx context.Context, name string, args func(bool) []string, ids []gpu.UUID, end time.Time) sample.Result {
+	left := time.Until(end)
+	j := sample.Job{Name: name, Path: b.o.Find(name), Devices: ids, LibDir: b.driver.LibDir, Timeout: left}
+	if args != nil {
+		j.Args = args(b.driver.Info.Simulated)
+	}
+	return sample.Run(ctx, j)
+}

@@ -1,0 +1,183 @@
+// Package result is what a preflight found out: what is shown, kept, and
+// compared with what was found out before.
+package result
+
+import (
+	"slices"
+	"time"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+)
+
+// Schema is the version of the JSON. A reader takes this one and none newer.
+const Schema = 1
+
+// Verdict is the outcome for a GPU or a MIG device, or for the node.
+type Verdict string
+
+// The verdicts, from best to worst.
+const (
+	OK        Verdict = "ok"
+	NotRun    Verdict = "not run"   // not all could be tried
+	Slow      Verdict = "slow"      // a figure is below its limit, or far below that of its equals
+	Wrong     Verdict = "wrong"     // it computed or remembered something wrong
+	Unhealthy Verdict = "unhealthy" // it, or its driver, tells of a fault
+)
+
+var order = []Verdict{OK, NotRun, Slow, Wrong, Unhealthy}
+
+// Worse is the worse of two.
+func Worse(a, b Verdict) Verdict {
+	if slices.Index(order, a) >= slices.Index(order, b) {
+		return a
+	}
+	return b
+}
+
+// Result is one run on one node.
+type Result struct {
+	Schema    int       `json:"schema"`
+	Verdict   Verdict   `json:"verdict"`
+	Simulated bool      `json:"simulated"` // there is no GPU under the driver: nothing here says how fast or healthy one is
+	Node      string    `json:"node"`
+	Version   string    `json:"version"` // of gpu-validator
+	Time      time.Time `json:"time"`
+	Seconds   float64   `json:"seconds"`
+	Driver    string    `json:"driver"`
+	CUDA      string    `json:"cuda,omitempty"`
+	GPUs      []GPU     `json:"gpus"`
+	Peers     []Peer    `json:"peers,omitempty"`
+	Findings  []Finding `json:"findings,omitempty"` // of the node as a whole
+	Notes     []string  `json:"notes,omitempty"`
+}
+
+// GPU is a GPU, or a MIG device of one; a MIG device follows its GPU, which
+// itself can then run nothing.
+type GPU struct {
+	Index     string         `json:"index"` // "3", or "3:1" for a MIG device
+	UUID      gpu.UUID       `json:"uuid"`
+	Parent    gpu.UUID       `json:"gpu,omitempty"` // of a MIG device
+	Profile   string         `json:"profile,omitempty"`
+	Product   string         `json:"product"`
+	PCI       gpu.PCIAddress `json:"pci"`
+	Slot      string         `json:"slot,omitempty"`
+	Compute   string         `json:"capability"`
+	Verdict   Verdict        `json:"verdict"`
+	Findings  []Finding      `json:"findings,omitempty"`
+	Notes     []string       `json:"notes,omitempty"`
+	Runs      []Run          `json:"runs,omitempty"`
+	Figures   []Figure       `json:"figures,omitempty"`
+	Condition *gpu.Condition `json:"condition,omitempty"` // at the end
+}
+
+// Finding is something that is wrong.
+type Finding struct {
+	Verdict Verdict    `json:"verdict"`
+	Reason  gpu.Reason `json:"reason"`
+	Message string     `json:"message"`
+	Action  string     `json:"action"`
+	Sample  string     `json:"sample,omitempty"` // what it was found by; "" with "" below: by asking the driver
+	Figure  string     `json:"figure,omitempty"`
+}
+
+// Run is one sample on one device.
+type Run struct {
+	Sample  string  `json:"sample"`
+	Verdict Verdict `json:"verdict"`
+	Seconds float64 `json:"seconds"`
+	Message string  `json:"message,omitempty"`
+}
+
+// Figure is a speed. Units are B/s and FLOP/s.
+type Figure struct {
+	Name     string  `json:"name"`
+	Unit     string  `json:"unit"`
+	Value    float64 `json:"value,omitempty"` // 0: not measured, on a simulated driver
+	Expected float64 `json:"expected,omitempty"`
+	Limit    float64 `json:"limit,omitempty"` // below it is slow; 0: not judged
+	Source   string  `json:"source,omitempty"`
+	Median   float64 `json:"median,omitempty"` // of the node's equal GPUs
+	Last     float64 `json:"last,omitempty"`   // of the run before, on this GPU
+	Best     float64 `json:"best,omitempty"`   // of all runs that are kept, on this GPU
+	Verdict  Verdict `json:"verdict,omitempty"`
+}
+
+// Peer is the way from one GPU to another.
+type Peer struct {
+	From     gpu.UUID `json:"from"`
+	To       gpu.UUID `json:"to"`
+	Access   bool     `json:"access"`
+	Link     string   `json:"link,omitempty"` // as nvidia-smi topo -m has it: NV18, PIX, SYS
+	Unit     string   `json:"unit,omitempty"`
+	Value    float64  `json:"value,omitempty"`
+	Expected float64  `json:"expected,omitempty"`
+	Limit    float64  `json:"limit,omitempty"`
+	Verdict  Verdict  `json:"verdict,omitempty"`
+}
+
+// Name is how the device is called in front of people.
+func (g GPU) Name() string {
+	what := "GPU "
+	if g.Parent != "" {
+		what = "MIG device "
+	}
+	where := string(g.UUID) + ", " + string(g.PCI)
+	if g.Slot != "" {
+		where += ", slot " + g.Slot
+	}
+	return what + g.Index + " (" + where + ")"
+}
+
+// Find returns the figure of a name.
+func (g GPU) Find(name string) (Figure, bool) {
+	i := slices.IndexFunc(g.Figures, func(f Figure) bool { return f.Name == name })
+	if i < 0 {
+		return Figure{}, false
+	}
+	return g.Figures[i], true
+}
+
+// Word is the verdict as it is said: a simulated driver is never vouched for
+// without saying so.
+func (r Result) Word() string {
+	word := map[Verdict]string{OK: "PASSED", NotRun: "NOT RUN", Slow: "SLOW", Wrong: "WRONG", Unhealthy: "UNHEALTHY"}[r.Verdict]
+	if r.Simulated {
+		word += " (SIMULATED)"
+	}
+	return word
+}
+
+// Worst is the first finding of the worst kind, and the device that it is about
+// (nil: the node); nil where there is none.
+func (r Result) Worst() (*GPU, *Finding) {
+	var worst *Finding
+	var of *GPU
+	look := func(g *GPU, list []Finding) {
+		for i := range list {
+			if worst == nil || slices.Index(order, list[i].Verdict) > slices.Index(order, worst.Verdict) {
+				of, worst = g, &list[i]
+			}
+		}
+	}
+	for i := range r.GPUs {
+		look(&r.GPUs[i], r.GPUs[i].Findings)
+	}
+	look(nil, r.Findings)
+	return of, worst
+}
+
+// Settle gives GPUs and node the worst of their findings' verdicts.
+func (r *Result) Settle() {
+	worst := func(list []Finding) Verdict {
+		v := OK
+		for _, f := range list {
+			v = Worse(v, f.Verdict)
+		}
+		return v
+	}
+	r.Verdict = worst(r.Findings)
+	for i := range r.GPUs {
+		r.GPUs[i].Verdict = worst(r.GPUs[i].Findings)
+		r.Verdict = Worse(r.Verdict, r.GPUs[i].Verdict)
+	}
+}

@@ -1,0 +1,100 @@
+package sample
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// job has a sample that is a shell script with the given body.
+func job(t *testing.T, script string) Job {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "bandwidth")
+	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"+script+"\n"), 0o755))
+	return Job{Name: "bandwidth", Path: path, Devices: []gpu.UUID{"GPU-a"}, LibDir: "/drivers lib", Timeout: time.Minute}
+}
+
+const good = `{"passed": true, "uuid": "GPU-a", "figures": [{"name": "copy", "value": 3.1e12, "unit": "B/s", "peak": 3.35e12}]}`
+
+func TestASampleIsAskedAndItsAnswerRead(t *testing.T) {
+	t.Setenv("CUDA_VISIBLE_DEVICES", "none")
+	t.Setenv("BANDWIDTH_BYTES", "7")
+	j := job(t, `[ "$*" = "-o json --peers" ] && [ "$LD_LIBRARY_PATH" = "/drivers lib" ] && [ "$CUDA_VISIBLE_DEVICES" = GPU-a,GPU-b ] && [ -z "$BANDWIDTH_BYTES" ] && echo '`+good+`'`)
+	j.Args, j.Devices = []string{"--peers"}, append(j.Devices, "GPU-b")
+	r := Run(t.Context(), j)
+	require.Equal(t, Passed, r.Outcome, r.Message)
+	require.Equal(t, []Figure{{Name: "copy", Value: 3.1e12, Unit: "B/s", Peak: 3.35e12}}, r.Answer.Figures)
+	require.Positive(t, r.Elapsed)
+}
+
+func TestHowASampleEnds(t *testing.T) {
+	for name, c := range map[string]struct {
+		script  string
+		outcome Outcome
+		says    string
+	}{
+		"a call failed":          {`echo '{"passed": false, "error": "cuInit: 999"}'; exit 1`, Failed, "cuInit: 999"},
+		"wrong usage":            {`echo 'unknown flag: --peers' >&2; exit 2`, Failed, "unknown flag"},
+		"a wrong result":         {`echo '{"passed": false, "error": "element 7", "wrongCount": 3}'; exit 3`, Wrong, "element 7"},
+		"its own limit":          {`echo late >&2; exit 4`, NoResult, "late"},
+		"not possible":           {`echo '{"passed": false, "error": "no bf16"}'; exit 5`, Impossible, "no bf16"},
+		"killed":                 {`kill -9 $$`, Failed, "signal: killed"},
+		"passed, and exit 1":     {`echo '` + good + `'; exit 1`, Failed, "exit status 1"},
+		"not passed, and exit 0": {`echo '{"passed": false, "error": "lied"}'`, Failed, "did not pass: lied"},
+		"no answer":              {`echo hello`, Failed, `did not answer: "hello"`},
+		"another GPU":            {`echo '{"passed": true, "uuid": "GPU-z"}'`, Failed, `it ran on "GPU-z"`},
+		"an escape sequence":     {`printf '\033[2Jgone' >&2; exit 1`, Failed, "[2Jgone"},
+		"a flood":                {`head -c 20000000 /dev/zero; head -c 20000000 /dev/zero >&2; exit 1`, Failed, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := Run(t.Context(), job(t, c.script))
+			require.Equal(t, c.outcome, r.Outcome, r.Message)
+			require.Contains(t, r.Message, c.says)
+			require.NotContains(t, r.Message, "\x1b")
+			require.LessOrEqual(t, len(r.Message), 1000)
+		})
+	}
+}
+
+func TestASampleThatHangsIsEnded(t *testing.T) {
+	j := job(t, `sleep 1000 & wait`)
+	j.Timeout = time.Second
+	r := Run(t.Context(), j)
+	require.Equal(t, NoResult, r.Outcome)
+	require.Equal(t, "no result in 1s", r.Message)
+	j.Timeout = 0
+	require.Equal(t, "no time was left for it", Run(t.Context(), j).Message)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	j.Timeout = time.Minute
+	require.Equal(t, NoResult, Run(ctx, j).Outcome)
+}
+
+func TestASampleThatIsNotThere(t *testing.T) {
+	r := Run(t.Context(), Job{Name: "gemm", Timeout: time.Minute})
+	require.Equal(t, Missing, r.Outcome)
+	require.Equal(t, "the sample gemm is neither beside gpu-validator nor in PATH", r.Message)
+	r = Run(t.Context(), Job{Name: "gemm", Path: "/nowhere/gemm", Timeout: time.Minute})
+	require.Equal(t, Failed, r.Outcome)
+	require.Contains(t, r.Message, "no such file")
+}
+
+func FuzzJudge(f *testing.F) {
+	f.Add([]byte(good), "last words")
+	f.Add([]byte(`{"passed": true, "wrong": [{"address": "0x7f", "want": 1, "got": "2"}]}`), "")
+	f.Fuzz(func(t *testing.T, stdout []byte, stderr string) {
+		r := judge(Job{Devices: []gpu.UUID{"GPU-a"}}, nil, stdout, stderr)
+		if len(r.Message) > 2000 {
+			t.Errorf("a message of %d bytes", len(r.Message))
+		}
+	})
+}

@@ -1,0 +1,164 @@
+package show
+
+import (
+	"fmt"
+	"html"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/gpuready/gpuready/validator/preflight/judge"
+	"github.com/gpuready/gpuready/validator/preflight/result"
+)
+
+// safe is text that is HTML already.
+type safe string
+
+// document is a page in the making. html/template is not used: it would keep the
+// linker from leaving out what no code calls, in a program that is always resident.
+type document struct{ strings.Builder }
+
+// add writes HTML; every argument but a number and what is safe is escaped.
+func (d *document) add(format string, args ...any) {
+	for i, a := range args {
+		switch a := a.(type) {
+		case int, float64:
+		case safe:
+			args[i] = string(a)
+		default:
+			args[i] = html.EscapeString(clean(fmt.Sprint(a)))
+		}
+	}
+	fmt.Fprintf(d, format+"\n", args...)
+}
+
+const style = `
+:root { color-scheme: light dark; --paper: #fff; --ink: #1d2430; --faint: #667085; --line: #d5dae1; --bar: #3b7dd8; --ok: #1a7f4b; --warn: #9a5b00; --bad: #c3273a; --panel: #f6f7f9 }
+@media (prefers-color-scheme: dark) { :root { --paper: #14181f; --ink: #e6e9ee; --faint: #98a2b3; --line: #333b47; --bar: #5c9bef; --ok: #52c78a; --warn: #e2a33c; --bad: #ff7280; --panel: #1c222b } }
+body { background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 66rem; padding: 0 1rem }
+h1 { font-size: 1.5rem; margin: 0 } h2 { font-size: 1.05rem; margin: 2rem 0 .5rem }
+p { margin: .3rem 0 } .faint { color: var(--faint) } code, .mono { font-family: ui-monospace, monospace; font-size: .9em }
+table { border-collapse: collapse; width: 100% } th { text-align: left; color: var(--faint); font-weight: 500 } td, th { border-bottom: 1px solid var(--line); padding: .3rem .8rem .3rem 0; vertical-align: top }
+.wide { overflow-x: auto } .verdict { border-radius: .4rem; color: var(--paper); display: inline-block; font-weight: 600; padding: .1rem .7rem }
+.ok { color: var(--ok) } .warn { color: var(--warn) } .bad { color: var(--bad) } .verdict.ok { background: var(--ok); color: var(--paper) } .verdict.warn { background: var(--warn); color: var(--paper) } .verdict.bad { background: var(--bad); color: var(--paper) }
+.finding { background: var(--panel); border-left: 4px solid var(--line); margin: .5rem 0; padding: .5rem .9rem } .finding.warn { border-color: var(--warn); color: inherit } .finding.bad { border-color: var(--bad); color: inherit }
+svg { display: block; max-width: 100% } svg text { fill: var(--ink); font: 12px system-ui, sans-serif } svg .soft { fill: var(--faint) } .back { fill: var(--panel) } .fill { fill: var(--bar) } .slow { fill: var(--bad) } .limit { stroke: var(--ink); stroke-dasharray: 3 2; stroke-width: 1.5 } .edge { fill: none; stroke: var(--line) }
+`
+
+// HTML writes the result as one page that needs no network and no script.
+func HTML(w io.Writer, r result.Result) error {
+	d := &document{}
+	d.add(`<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>Preflight of %s: %s</title>
+<style>%s</style>
+</head>
+<body>`, r.Node, r.Word(), safe(style))
+	d.add(`<h1>Preflight of %s</h1>`, r.Node)
+	d.add(`<p><span class="verdict %s">%s</span> %s</p>`, class(r.Verdict), r.Word(), products(r))
+	d.add(`<p class="faint">%s, %s s, driver %s, CUDA %s, gpu-validator %s</p>`, r.Time.UTC().Format(time.RFC3339), fmt.Sprintf("%.1f", r.Seconds), r.Driver, r.CUDA, r.Version)
+	if r.Simulated {
+		d.add(`<p><b>There is no GPU under this driver.</b> What is right here is arithmetic and plumbing; nothing says how healthy or how fast a GPU is.</p>`)
+	}
+	d.findings(r)
+	d.devices(r)
+	d.bars(r)
+	d.heat(r)
+	d.notes(r)
+	d.add("</body>\n</html>")
+	_, err := io.WriteString(w, d.String())
+	return err
+}
+
+// class is how a verdict is coloured.
+func class(v result.Verdict) safe {
+	switch v {
+	case result.OK:
+		return "ok"
+	case result.Wrong, result.Unhealthy:
+		return "bad"
+	}
+	return "warn"
+}
+
+func (d *document) findings(r result.Result) {
+	tell := func(name string, list []result.Finding) {
+		for _, f := range list {
+			d.add(`<div class="finding %s"><p><b>%s</b> is <b class="%s">%s</b>: %s <span class="faint">(%s)</span></p><p>→ %s</p></div>`,
+				class(f.Verdict), name, class(f.Verdict), f.Verdict, f.Message, f.Reason, f.Action)
+		}
+	}
+	for _, g := range r.GPUs {
+		tell(g.Name(), g.Findings)
+	}
+	tell(r.Node, r.Findings)
+}
+
+func (d *document) devices(r result.Result) {
+	d.add(`<h2>Devices</h2>
+<div class="wide"><table>
+<tr><th></th><th>Product</th><th>PCI address</th><th>Slot</th><th>Health</th><th>Right</th><th>Speed</th><th>UUID</th></tr>`)
+	for _, g := range r.GPUs {
+		health, right, speed := aspects(r, g)
+		if g.Parent != "" {
+			health = ""
+		}
+		d.add(`<tr><td>%s</td><td>%s</td><td class="mono">%s</td><td>%s</td>%s%s%s<td class="mono">%s</td></tr>`,
+			strings.TrimSpace(label(g)), g.Product, g.PCI, or(g.Slot, "–"), word(health), word(right), word(speed), g.UUID)
+	}
+	d.add(`</table></div>`)
+}
+
+// word is a cell with a verdict, or with what stands in its place.
+func word(s string) safe {
+	c := safe("faint")
+	switch v := result.Verdict(s); v {
+	case result.OK, result.NotRun, result.Slow, result.Wrong, result.Unhealthy:
+		c = class(v)
+	}
+	return safe(fmt.Sprintf(`<td class="%s">%s</td>`, c, html.EscapeString(s)))
+}
+
+func (d *document) notes(r result.Result) {
+	var list []string
+	for _, g := range r.GPUs {
+		for _, n := range g.Notes {
+			list = append(list, g.Name()+": "+n)
+		}
+	}
+	list = append(list, r.Notes...)
+	if len(list) == 0 {
+		return
+	}
+	d.add(`<h2>Notes</h2>
+<ul>`)
+	for _, n := range list {
+		d.add(`<li>%s</li>`, n)
+	}
+	d.add(`</ul>`)
+}
+
+// described says all that is known of a figure.
+func described(f result.Figure) string {
+	if f.Value == 0 {
+		return "not measured"
+	}
+	s := "measured " + judge.Speed(f.Value, f.Unit)
+	if f.Expected > 0 {
+		s += fmt.Sprintf(", expected %s (%s)", judge.Speed(f.Expected, f.Unit), f.Source)
+	}
+	if f.Limit > 0 {
+		s += ", limit " + judge.Speed(f.Limit, f.Unit)
+	}
+	if f.Median > 0 {
+		s += ", median here " + judge.Speed(f.Median, f.Unit)
+	}
+	if f.Last > 0 {
+		s += fmt.Sprintf(", last run %s, best %s", judge.Speed(f.Last, f.Unit), judge.Speed(f.Best, f.Unit))
+	}
+	return s
+}

@@ -1,0 +1,78 @@
+package show
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/gpuready/gpuready/validator/preflight/judge"
+	"github.com/gpuready/gpuready/validator/preflight/result"
+	"github.com/gpuready/gpuready/validator/report"
+)
+
+// junit has a class for each device, with a case for its health, each sample and
+// each figure.
+func junit(w io.Writer, r result.Result) error {
+	s := report.Suite{Name: "gpu-validator preflight", Node: r.Node, Time: r.Time, Properties: [][2]string{
+		{"result", r.Word()}, {"version", r.Version}, {"driver", r.Driver},
+	}}
+	for _, g := range r.GPUs {
+		s.Cases = append(s.Cases, cases(g, r.Simulated)...)
+	}
+	node := report.Case{Name: "node", Class: clean(r.Node), Out: strings.Join(r.Notes, "\n")}
+	s.Cases = append(s.Cases, failed(node, r.Findings))
+	return s.WriteJUnit(w)
+}
+
+func cases(g result.GPU, sim bool) []report.Case {
+	class := clean(g.Name())
+	of := func(sample, figure string) []result.Finding {
+		var list []result.Finding
+		for _, f := range g.Findings {
+			if f.Sample == sample && f.Figure == figure {
+				list = append(list, f)
+			}
+		}
+		return list
+	}
+	all := []report.Case{failed(report.Case{Name: "health", Class: class, Out: strings.Join(g.Notes, "\n")}, of("", ""))}
+	for _, run := range g.Runs {
+		c := report.Case{Name: clean(run.Sample), Class: class, Elapsed: time.Duration(run.Seconds * float64(time.Second))}
+		all = append(all, failed(c, of(run.Sample, "")))
+	}
+	for _, f := range g.Figures {
+		c := report.Case{Name: clean(f.Name), Class: class}
+		switch {
+		case sim:
+			c.Skipped = simulated
+		case f.Value == 0:
+			c.Skipped = "not measured"
+		default:
+			c.Out = fmt.Sprintf("measured %s", judge.Speed(f.Value, f.Unit))
+			if f.Expected > 0 {
+				c.Out += fmt.Sprintf(", expected %s (%s)", judge.Speed(f.Expected, f.Unit), f.Source)
+			}
+			if f.Limit > 0 {
+				c.Out += fmt.Sprintf(", limit %s", judge.Speed(f.Limit, f.Unit))
+			}
+		}
+		all = append(all, failed(c, of("", f.Name)))
+	}
+	if list := of("", "peer"); len(list) > 0 {
+		all = append(all, failed(report.Case{Name: "peer", Class: class}, list))
+	}
+	return all
+}
+
+// failed makes a failure of what was found: the first reason, all messages.
+func failed(c report.Case, list []result.Finding) report.Case {
+	var messages, actions []string
+	for _, f := range list {
+		messages, actions = append(messages, f.Message), append(actions, f.Action)
+	}
+	if len(list) > 0 {
+		c.Reason, c.Failure, c.Action, c.Skipped = string(list[0].Reason), strings.Join(messages, "; "), strings.Join(actions, "; "), ""
+	}
+	return c
+}

@@ -1,0 +1,232 @@
+package show
+
+import (
+	"bytes"
+	"encoding/json"
+	"encoding/xml"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/gpu/gputest"
+	"github.com/gpuready/gpuready/validator/preflight/judge"
+	"github.com/gpuready/gpuready/validator/preflight/result"
+	"github.com/gpuready/gpuready/validator/preflight/sample"
+	"github.com/gpuready/gpuready/validator/preflight/threshold"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// preflight is the result of a preflight of h100-sxm machines, 4 GPUs each, the last
+// divided by MIG, as change makes it.
+func preflight(t *testing.T, simulated bool, change func(s *judge.Seen, r *result.Result)) result.Result {
+	node := gputest.Node("h100-sxm", 5)
+	node.Devices[4] = gputest.WithMIG(node.Devices[4], "3g.40gb", "1g.10gb")
+	s := judge.Seen{Snapshot: node, Readings: []judge.Reading{{Conditions: map[gpu.UUID]gpu.Condition{}}}}
+	r := result.Result{
+		Schema: result.Schema, Simulated: simulated, Node: "node-1", Version: "v1.2.3", Driver: "580.95.05", CUDA: "13.0",
+		Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Seconds: 8.4,
+	}
+	passed := true
+	for i, d := range node.Devices {
+		g := result.GPU{Index: string(rune('0' + i)), UUID: d.UUID, Product: d.Product, PCI: d.PCI, Slot: string(rune('1' + i)), Compute: d.Compute.String()}
+		r.GPUs = append(r.GPUs, g)
+		c := gpu.Condition{PCIe: gpu.PCIe{Generation: 5, MaxGeneration: 5, Width: 16, MaxWidth: 16}}
+		c.NVLinks.Up = []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17}
+		if d.MIGEnabled {
+			c.NVLinks.Up = nil
+		}
+		s.Readings[0].Conditions[d.UUID] = c
+		ids := []gpu.UUID{d.UUID}
+		if d.MIGEnabled {
+			ids = nil
+		}
+		for k, m := range d.MIG {
+			part := g
+			part.Index, part.UUID, part.Parent, part.Profile = g.Index+":"+string(rune('0'+k)), m.UUID, d.UUID, m.Profile
+			r.GPUs = append(r.GPUs, part)
+			ids = append(ids, m.UUID)
+		}
+		for _, id := range ids {
+			figure := func(name, unit string, value, peak float64) sample.Figure {
+				if simulated {
+					value, peak = 0, 0
+				}
+				return sample.Figure{Name: name, Unit: unit, Value: value, Peak: peak}
+			}
+			run := func(name string, figures ...sample.Figure) {
+				s.Runs = append(s.Runs, judge.Run{Sample: name, Device: id, Result: sample.Result{
+					Outcome: sample.Passed, Elapsed: 300 * time.Millisecond,
+					Answer: sample.Answer{Passed: &passed, Simulated: simulated, UUID: string(id), Figures: figures},
+				}})
+			}
+			off := float64(i) * 1e10
+			run("vectoradd")
+			run("bandwidth", figure("copy", "B/s", 3.1e12+off, 3.35e12), figure("triad", "B/s", 3.0e12+off, 3.35e12), figure("hostToDevice", "B/s", 55e9, 0))
+			run("memtest")
+			run("compute", figure("fp32", "FLOP/s", 61e12, 0), figure("bf16", "FLOP/s", 640e12, 0))
+		}
+	}
+	answer := sample.Answer{Passed: &passed, Simulated: simulated, UUID: string(node.Devices[0].UUID)}
+	for _, a := range node.Devices[:4] {
+		for _, b := range node.Devices[:4] {
+			if a.UUID != b.UUID {
+				p := sample.Peer{From: a.UUID, To: b.UUID, Access: true, Unit: "B/s", Value: 392e9}
+				if simulated {
+					p.Value = 0
+				}
+				answer.Peers = append(answer.Peers, p)
+			}
+		}
+	}
+	s.Runs = append(s.Runs, judge.Run{Sample: "bandwidth", Result: sample.Result{Outcome: sample.Passed, Answer: answer}})
+	if change != nil {
+		change(&s, &r)
+	}
+	table, err := threshold.Embedded()
+	require.NoError(t, err)
+	judge.Judge(&r, s, table)
+	return r
+}
+
+// sick makes every kind of finding.
+func sick(s *judge.Seen, r *result.Result) {
+	last := s.Readings[0].Conditions
+	c := last[gputest.GPU(0)]
+	c.Throttle = []gpu.Throttle{gpu.ThrottlePowerCap, gpu.ThrottleHeat}
+	c.ECC = gpu.ECC{On: true, Volatile: 2, Aggregate: 5}
+	last[gputest.GPU(0)] = c
+	s.Events = []gpu.Event{{Kind: gpu.EventXID, UUID: gputest.GPU(1), XID: 79}}
+	for i := range s.Runs {
+		run := &s.Runs[i]
+		switch {
+		case run.Device == "":
+			for k := range run.Answer.Peers {
+				if p := &run.Answer.Peers[k]; p.From == gputest.GPU(3) || p.To == gputest.GPU(3) {
+					p.Value = 120e9
+				}
+			}
+		case run.Device == gputest.GPU(2) && run.Sample == "memtest":
+			run.Outcome = sample.Wrong
+			run.Answer.Wrong = []sample.Bad{{Address: "0x7f0000001000", Want: "0xffffffff", Got: "0xfffffffe", Pattern: "walking ones"}}
+		case run.Device == gputest.GPU(3) && run.Sample == "bandwidth":
+			run.Answer.Figures[0].Value = 2.0e12
+		case run.Device == gputest.GPU(3) && run.Sample == "compute":
+			run.Outcome, run.Message = sample.NoResult, "no result in 1.2s"
+		}
+	}
+	r.GPUs[3].Slot = "3 (PCIe Slot 3)"
+}
+
+// hostile has markup and escape sequences wherever text comes from elsewhere.
+func hostile(s *judge.Seen, r *result.Result) {
+	const text = "<script>alert(1)</script>\" onload=\"x\x1b[2J\n&amp;"
+	r.Node, r.Driver, r.CUDA, r.Version = text, text, text, text
+	r.Notes = []string{text}
+	for i := range r.GPUs {
+		r.GPUs[i].Product, r.GPUs[i].Slot = text, text
+	}
+	for i := range s.Runs {
+		s.Runs[i].Answer.Notes = []string{text}
+		for k := range s.Runs[i].Answer.Figures {
+			s.Runs[i].Answer.Figures[k].Name = text
+		}
+		if s.Runs[i].Sample == "memtest" {
+			s.Runs[i].Outcome = sample.Wrong
+			s.Runs[i].Message = text
+			s.Runs[i].Answer.Wrong = []sample.Bad{{Address: text, Want: text, Got: text, Pattern: text}}
+		}
+	}
+}
+
+func TestGolden(t *testing.T) {
+	for name, r := range map[string]result.Result{
+		"passed":    preflight(t, false, nil),
+		"sick":      preflight(t, false, sick),
+		"simulated": preflight(t, true, nil),
+		"past": preflight(t, false, func(s *judge.Seen, _ *result.Result) {
+			s.Runs = s.Runs[:4]
+		}),
+	} {
+		if name == "past" {
+			for i := range r.GPUs[0].Figures {
+				f := &r.GPUs[0].Figures[i]
+				f.Last, f.Best = f.Value*1.02, f.Value*1.1
+			}
+		}
+		for format, write := range map[string]func(*bytes.Buffer) error{
+			"text":  func(b *bytes.Buffer) error { return Write(b, r, "text", false) },
+			"color": func(b *bytes.Buffer) error { return Write(b, r, "text", true) },
+			"json":  func(b *bytes.Buffer) error { return Write(b, r, "json", false) },
+			"junit": func(b *bytes.Buffer) error { return Write(b, r, "junit", false) },
+			"html":  func(b *bytes.Buffer) error { return HTML(b, r) },
+		} {
+			t.Run(name+"."+format, func(t *testing.T) {
+				var b bytes.Buffer
+				require.NoError(t, write(&b))
+				path := filepath.Join("testdata", name+"."+format)
+				if *update {
+					require.NoError(t, os.MkdirAll("testdata", 0o755))
+					require.NoError(t, os.WriteFile(path, b.Bytes(), 0o644))
+				}
+				want, err := os.ReadFile(path)
+				require.NoError(t, err)
+				require.Equal(t, string(want), b.String())
+			})
+		}
+	}
+}
+
+func TestTheSickOneIsNamed(t *testing.T) {
+	r := preflight(t, false, sick)
+	require.Equal(t, result.Unhealthy, r.Verdict)
+	verdicts := []result.Verdict{}
+	for _, g := range r.GPUs {
+		verdicts = append(verdicts, g.Verdict)
+	}
+	require.Equal(t, []result.Verdict{result.Unhealthy, result.Unhealthy, result.Wrong, result.Slow, result.OK, result.OK, result.OK}, verdicts)
+}
+
+func TestHostileTextStaysText(t *testing.T) {
+	r := preflight(t, false, hostile)
+	var page, lines bytes.Buffer
+	require.NoError(t, HTML(&page, r))
+	require.NotContains(t, page.String(), "<script")
+	require.NotContains(t, page.String(), `onload="`)
+	require.NotContains(t, page.String(), "\x1b")
+	wellFormed(t, strings.NewReplacer("<!doctype html>", "", `<meta charset="utf-8">`, "", `initial-scale=1">`, `initial-scale=1"/>`, `'unsafe-inline'">`, `'unsafe-inline'"/>`).Replace(page.String()))
+	require.NoError(t, Write(&lines, r, "text", false))
+	require.NotContains(t, lines.String(), "\x1b")
+	lines.Reset()
+	require.NoError(t, Write(&lines, r, "junit", false))
+	wellFormed(t, lines.String())
+	lines.Reset()
+	require.NoError(t, Write(&lines, r, "json", false))
+	require.True(t, json.Valid(lines.Bytes()))
+	require.ErrorContains(t, Write(&lines, r, "yaml", false), "text, json, junit")
+}
+
+func TestThePageAsksForNothing(t *testing.T) {
+	var page bytes.Buffer
+	require.NoError(t, HTML(&page, preflight(t, false, sick)))
+	for _, word := range []string{"http://", "https://", "url(", "@import", "src=", "href=", "<script"} {
+		require.NotContains(t, page.String(), word)
+	}
+}
+
+func wellFormed(t *testing.T, text string) {
+	t.Helper()
+	d := xml.NewDecoder(strings.NewReader(text))
+	for {
+		if _, err := d.Token(); err != nil {
+			require.EqualError(t, err, "EOF")
+			return
+		}
+	}
+}

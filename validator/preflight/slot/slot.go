@@ -1,0 +1,120 @@
+// Package slot finds out in which slot of the machine a GPU sits: what the person
+// with the screwdriver has to know.
+package slot
+
+import (
+	"encoding/binary"
+	"path"
+	"strings"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+)
+
+// Folders of sysfs.
+const (
+	devices = "/sys/bus/pci/devices"
+	slots   = "/sys/bus/pci/slots"        // Documentation/ABI/testing/sysfs-bus-pci
+	dmi     = "/sys/firmware/dmi/entries" // Documentation/ABI/testing/sysfs-firmware-dmi-entries
+)
+
+// Bounds of what is read, so that odd firmware costs nothing.
+const (
+	maxFile = 4096
+	maxText = 64
+)
+
+// Map names the slots of a machine by the addresses that they have, without
+// function: "0000:3b:00".
+type Map struct {
+	root  *host.Root
+	slots map[string]string // as the kernel calls them
+	board map[string]string // as it is printed on the board, by the firmware's own account; only root may read it
+}
+
+// Read reads them. What cannot be read is left out.
+func Read(root *host.Root) Map {
+	m := Map{root: root, slots: map[string]string{}, board: map[string]string{}}
+	names, _ := root.Names(slots)
+	for _, name := range names {
+		if data, err := root.ReadFile(path.Join(slots, name, "address"), maxFile); err == nil {
+			m.slots[strings.ToLower(strings.TrimSpace(string(data)))] = clean(name)
+		}
+	}
+	entries, _ := root.Names(dmi)
+	for _, entry := range entries {
+		if !strings.HasPrefix(entry, "9-") {
+			continue
+		}
+		data, err := root.ReadFile(path.Join(dmi, entry, "raw"), maxFile)
+		if err != nil {
+			continue
+		}
+		if at, name := designation(data); name != "" {
+			m.board[at] = name
+		}
+	}
+	return m
+}
+
+// Of is the slot of the GPU at the address, or of the nearest bridge above it
+// that sits in one: `3 (PCIe Slot 3)`; "" where nothing tells.
+func (m Map) Of(address gpu.PCIAddress) string {
+	for _, at := range m.above(address) {
+		name, board := m.slots[at], m.board[at]
+		switch {
+		case name != "" && board != "" && name != board:
+			return name + " (" + board + ")"
+		case name != "" || board != "":
+			return name + strings.TrimPrefix(board, name)
+		}
+	}
+	return ""
+}
+
+// above lists the device and the bridges on the way to it, the nearest first, as
+// slots are addressed.
+func (m Map) above(address gpu.PCIAddress) []string {
+	own, _, _ := strings.Cut(string(address), ".")
+	list := []string{own}
+	link, err := m.root.Readlink(path.Join(devices, string(address)))
+	if err != nil {
+		return list
+	}
+	for dir := path.Dir(link); dir != "." && dir != "/"; dir = path.Dir(dir) {
+		bridge, err := gpu.ParsePCIAddress(path.Base(dir))
+		if err != nil {
+			break
+		}
+		at, _, _ := strings.Cut(string(bridge), ".")
+		list = append(list, at)
+	}
+	return list
+}
+
+// designation reads a System Slots structure of the firmware (DMTF DSP0134,
+// type 9): the name at 04h, segment at 0Dh, bus at 0Fh, device and function at 10h.
+func designation(data []byte) (at, name string) {
+	const end = 0x11
+	if len(data) < end || data[0] != 9 || int(data[1]) < end || int(data[1]) > len(data) {
+		return "", ""
+	}
+	segment, bus, device := binary.LittleEndian.Uint16(data[0x0d:]), data[0x0f], data[0x10]
+	if segment == 0xffff || bus == 0xff && device == 0xff {
+		return "", ""
+	}
+	texts := strings.Split(string(data[data[1]:]), "\x00")
+	if n := int(data[4]); n >= 1 && n <= len(texts) {
+		name = clean(texts[n-1])
+	}
+	return hex(segment, bus, device>>3), name
+}
+
+func hex(segment uint16, bus, device byte) string {
+	const digits = "0123456789abcdef"
+	two := func(b byte) string { return string([]byte{digits[b>>4], digits[b&15]}) }
+	return two(byte(segment>>8)) + two(byte(segment)) + ":" + two(bus) + ":" + two(device)
+}
+
+func clean(s string) string { return strings.TrimSpace(record.Clean(s, maxText)) }

@@ -1,0 +1,22 @@
+package threshold
+
+// lane is what one PCIe lane carries in one direction, in bytes a second, by
+// generation: transfers a second × the share that encoding leaves / 8 bits (PCI
+// Express Base Specification, revision 6.0). Headers of packets are not counted.
+var lane = []float64{
+	1: 2.5e9 * 8 / 10 / 8,
+	2: 5e9 * 8 / 10 / 8,
+	3: 8e9 * 128 / 130 / 8,
+	4: 16e9 * 128 / 130 / 8,
+	5: 32e9 * 128 / 130 / 8,
+	6: 64e9 * 242 / 256 / 8,
+}
+
+// PCIe is what a link carries in one direction, in bytes a second; 0 where the
+// generation or the width is not known.
+func PCIe(generation, width int) float64 {
+	if generation <= 0 || generation >= len(lane) || width <= 0 {
+		return 0
+	}
+	return lane[generation] * float64(width)
+}

@@ -1,0 +1,197 @@
+package main_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/test/built"
+	"github.com/gpuready/gpuready/validator/preflight/result"
+)
+
+// preflight is the built gpu-validator in a folder beside samples of the test's own.
+type preflight struct {
+	*rig
+	bin string
+}
+
+// speaks is a sample that passes with the figures, as the contract of samples has it.
+const speaks = `u=${CUDA_VISIBLE_DEVICES%%%%,*}; echo "{\"passed\": true, \"simulated\": true, \"uuid\": \"$u\", \"figures\": [%s]}"`
+
+func newPreflight(t *testing.T, profile string, gpus int, args ...string) *preflight {
+	t.Helper()
+	p := &preflight{rig: newRig(t), bin: t.TempDir()}
+	built.Gpusim(t, append([]string{"up", "--root", p.path(driverRoot), "--profile", profile, "--gpus", fmt.Sprint(gpus)}, args...)...)
+	program, err := os.ReadFile(built.Path(t, "gpu-validator"))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(p.bin, "gpu-validator"), program, 0o755))
+	for name, figures := range map[string]string{
+		"vectoradd": "", "reduction": "", "gemm": "", "memtest": "",
+		"bandwidth": `{\"name\": \"copy\", \"unit\": \"B/s\"}`, "compute": `{\"name\": \"fp32\", \"unit\": \"FLOP/s\"}`,
+	} {
+		p.sample(name, fmt.Sprintf(speaks, figures))
+	}
+	return p
+}
+
+// sample puts a sample in the place of another.
+func (p *preflight) sample(name, script string) {
+	p.t.Helper()
+	require.NoError(p.t, os.WriteFile(filepath.Join(p.bin, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755))
+}
+
+func (p *preflight) gpusim(command string, gpu int, args ...string) {
+	p.t.Helper()
+	built.Gpusim(p.t, append([]string{command, "--root", p.path(driverRoot), "--gpu", fmt.Sprint(gpu)}, args...)...)
+}
+
+// preflight runs it. Its time is ample: nothing here says how long it takes.
+func (p *preflight) preflight(args ...string) (exit int, stdout, stderr string) {
+	p.t.Helper()
+	cmd := exec.CommandContext(p.t.Context(), filepath.Join(p.bin, "gpu-validator"),
+		append([]string{"preflight", "--host-root", p.root, "--allow-simulated", "--timeout", "2m"}, args...)...)
+	cmd.Env = []string{"PATH=/usr/bin:/bin", "GORACE=atexit_sleep_ms=0"}
+	var said strings.Builder
+	cmd.Stderr = &said
+	out, err := cmd.Output()
+	if err != nil {
+		require.IsType(p.t, &exec.ExitError{}, err)
+	}
+	return cmd.ProcessState.ExitCode(), string(out), said.String()
+}
+
+func (p *preflight) result(want int, args ...string) result.Result {
+	p.t.Helper()
+	exit, out, said := p.preflight(append(args, "-o", "json")...)
+	require.Equal(p.t, want, exit, out+said)
+	var r result.Result
+	require.NoError(p.t, json.Unmarshal([]byte(out), &r))
+	return r
+}
+
+func TestAPreflightOfASimulatedNode(t *testing.T) {
+	p := newPreflight(t, "h100-sxm", 3)
+	page := filepath.Join(t.TempDir(), "gpus.html")
+	exit, out, said := p.preflight("--html", page)
+	require.Zero(t, exit, out+said)
+	require.Contains(t, out, "3 × SIMULATED NVIDIA H100 80GB HBM3")
+	require.Contains(t, out, "copy: n/a (simulated)\nfp32: n/a (simulated)\n")
+	require.Contains(t, out, "gpu-validator: preflight PASSED (SIMULATED)\n")
+	html, err := os.ReadFile(page)
+	require.NoError(t, err)
+	require.Contains(t, string(html), "There is no GPU under this driver.")
+
+	r := p.result(0)
+	require.Len(t, r.GPUs, 3)
+	for _, g := range r.GPUs {
+		require.NotNil(t, g.Condition)
+		require.Len(t, g.Condition.NVLinks.Up, 18)
+		require.Len(t, g.Runs, 6)
+	}
+	kept, err := os.ReadDir(p.path("/var/lib/gpuready/preflight"))
+	require.NoError(t, err)
+	require.Len(t, kept, 2)
+
+	built.Gpusim(t, "up", "--root", p.path(driverRoot), "--profile", "h100-sxm", "--gpus", "3", "--seed", "other")
+	r = p.result(0)
+	require.Len(t, r.Notes, 3)
+	require.Contains(t, r.Notes[0], "was exchanged")
+}
+
+func TestAPreflightRefusesASimulatedDriver(t *testing.T) {
+	p := newPreflight(t, "t4", 1)
+	exit, out, _ := p.preflight("--allow-simulated=false")
+	require.Equal(t, 10, exit)
+	require.Contains(t, out, "SimulatedDriverRefused")
+	require.NoDirExists(t, p.path("/var/lib"))
+}
+
+func TestAPreflightOfMIGDevices(t *testing.T) {
+	p := newPreflight(t, "a100-80gb", 2)
+	p.gpusim("mig", 1, "--layout", "1g.10gb,2g.20gb")
+	r := p.result(0)
+	var ran []string
+	for _, g := range r.GPUs {
+		ran = append(ran, fmt.Sprintf("%s %s %d", g.Index, g.Profile, len(g.Runs)))
+	}
+	require.Equal(t, []string{"0  6", "1  0", "1:0 2g.20gb 6", "1:1 1g.10gb 6"}, ran)
+}
+
+// TestThePreflightNamesTheGPUThatIsWrong makes the second of three GPUs wrong.
+func TestThePreflightNamesTheGPUThatIsWrong(t *testing.T) {
+	only := func(p *preflight, then string) string {
+		return `if [ "$CUDA_VISIBLE_DEVICES" = ` + string(p.gpusOf()[1].UUID) + " ]; then " + then + "; fi\n" + fmt.Sprintf(speaks, "")
+	}
+	for name, c := range map[string]struct {
+		exit   int
+		reason gpu.Reason
+		do     func(p *preflight)
+	}{
+		"ECC error":      {40, gpu.ReasonECC, func(p *preflight) { p.gpusim("ecc", 1, "--uncorrected", "1") }},
+		"a row to remap": {40, gpu.ReasonResetNeeded, func(p *preflight) { p.gpusim("remap", 1) }},
+		"XID in a sample": {40, gpu.ReasonXID, func(p *preflight) {
+			p.sample("gemm", only(p, built.Path(p.t, "gpusim")+" xid --root "+p.path(driverRoot)+" --gpu 1 --xid 48"))
+		}},
+		"wrong product": {41, "WrongResult", func(p *preflight) {
+			p.sample("gemm", only(p, `echo '{"passed": false, "error": "element 3, 4"}'; exit 3`))
+		}},
+		"bad memory": {41, "MemoryWrong", func(p *preflight) {
+			p.sample("memtest", only(p, `echo '{"passed": false, "error": "x", "wrongCount": 1, "wrong": [{"address": "0x7f00", "want": "0xff", "got": "0xfe"}]}'; exit 3`))
+		}},
+		"a call that failed": {40, "SampleFailed", func(p *preflight) { p.sample("compute", only(p, `exit 1`)) }},
+		"no result":          {43, "NoResultInTime", func(p *preflight) { p.sample("compute", only(p, `exit 4`)) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newPreflight(t, "h100-sxm", 3)
+			c.do(p)
+			r := p.result(c.exit)
+			var reasons []gpu.Reason
+			for _, f := range r.GPUs[1].Findings {
+				reasons = append(reasons, f.Reason)
+			}
+			require.Contains(t, reasons, c.reason)
+			for _, i := range []int{0, 2} {
+				require.Empty(t, r.GPUs[i].Findings, "GPU %d", i)
+			}
+		})
+	}
+}
+
+func TestAPreflightWithoutASampleIsNotRun(t *testing.T) {
+	p := newPreflight(t, "t4", 1)
+	require.NoError(t, os.Remove(filepath.Join(p.bin, "gemm")))
+	exit, out, said := p.preflight()
+	require.Equal(t, 43, exit)
+	require.Contains(t, out, "SampleMissing: the sample gemm is neither beside gpu-validator nor in PATH")
+	require.Contains(t, said, "install it there")
+}
+
+func TestAPreflightRefusesWhatItDoesNotUnderstand(t *testing.T) {
+	p := newPreflight(t, "t4", 1)
+	path := filepath.Join(t.TempDir(), "t.yaml")
+	require.NoError(t, os.WriteFile(path, []byte("outlier: 7"), 0o644))
+	for _, args := range [][]string{{"--thresholds", path}, {"-o", "yaml"}, {"--timeout", "1s"}, {"all"}, {"--results-dir", "here"}} {
+		exit, _, said := p.preflight(args...)
+		require.Equal(t, 2, exit, said)
+	}
+	_, _, said := p.preflight("--thresholds", path)
+	require.Contains(t, said, path+": outlier: want a share between 0 and 1, have 7")
+	exit, out, _ := p.preflight("--help")
+	require.Zero(t, exit)
+	require.Contains(t, out, "PREFLIGHT_TIMEOUT")
+	require.Contains(t, out, "40 to 43")
+}
+
+// gpusOf are the GPUs as a preflight names them.
+func (p *preflight) gpusOf() []result.GPU {
+	p.t.Helper()
+	return p.result(0, "--results-dir", "").GPUs
+}
