@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path"
 	"path/filepath"
 	"strings"
@@ -25,13 +26,17 @@ import (
 const (
 	ReasonLibraryMissing   gpu.Reason = "DriverLibraryMissing"
 	ReasonModuleMissing    gpu.Reason = "KernelModuleNotLoaded"
+	ReasonUVMMissing       gpu.Reason = "UVMModuleNotLoaded"
+	ReasonNouveau          gpu.Reason = "NouveauInTheWay"
 	ReasonVersionMismatch  gpu.Reason = "DriverVersionMismatch"
 	ReasonNoPermission     gpu.Reason = "DeviceNodesNotPermitted"
 	ReasonNVMLFailed       gpu.Reason = "NVMLFailed"
 	ReasonNoUsableGPU      gpu.Reason = "NoUsableGPU"
 	ReasonCUDALibrary      gpu.Reason = "LibcudaMissing"
+	ReasonLibraryMismatch  gpu.Reason = "DriverLibrariesDiffer"
 	ReasonDeviceNode       gpu.Reason = "DeviceNodeMissing"
 	ReasonDeviceNodeWrong  gpu.Reason = "DeviceNodeWrong"
+	ReasonDeviceLink       gpu.Reason = "DeviceLinkMissing" // a note's
 	ReasonSimulatedRefused gpu.Reason = "SimulatedDriverRefused"
 )
 
@@ -60,7 +65,7 @@ func Check(ctx context.Context, node check.Node, read Read) (check.Driver, check
 		GPUs:    s.Devices,
 	}
 	for _, verify := range []func(hardware, check.Driver, check.Reading) *check.Outcome{
-		simulation, versions, libcuda, usable, nodes,
+		simulation, versions, libcuda, libraries, usable, nodes,
 	} {
 		if failed := verify(h, d, reading); failed != nil {
 			return check.Driver{}, *failed
@@ -106,6 +111,9 @@ func (h hardware) explain(err error) check.Outcome {
 	switch {
 	case errors.Is(err, gpu.ErrNoDriver) && h.library == "" && h.module == "" && len(h.pci) == 0:
 		return check.NoGPU("no NVIDIA GPU on the PCI bus and no driver: nothing to prove on this node")
+	case errors.Is(err, gpu.ErrNoDriver) && h.module == "" && len(h.nouveau) > 0:
+		return check.Fail(ReasonNouveau, fmt.Sprintf("%s, and %s of nouveau, the kernel's own driver, which keeps NVIDIA's from them", found, addresses(h.nouveau)),
+			"keep nouveau from being loaded (/etc/modprobe.d: blacklist nouveau, options nouveau modeset=0), make the initramfs anew, and reboot")
 	case errors.Is(err, gpu.ErrNoDriver) && h.library == "":
 		if h.module != "" {
 			found = "the kernel module " + h.module + " is loaded"
@@ -116,7 +124,7 @@ func (h hardware) explain(err error) check.Outcome {
 	case errors.Is(err, gpu.ErrNoDriver):
 		return check.Fail(ReasonModuleMissing,
 			fmt.Sprintf("%s is there, but the nvidia kernel module is not loaded: %v", h.library, err),
-			"load it with modprobe nvidia; if that fails, dmesg says why (Secure Boot, nouveau, built for another kernel)")
+			"load it with modprobe nvidia; if that fails, dmesg says why (Secure Boot, built for another kernel)")
 	case errors.Is(err, gpu.ErrVersionMismatch):
 		return mismatch(h.libraryVersion(), h.module)
 	case errors.Is(err, gpu.ErrNoPermission):
@@ -158,20 +166,32 @@ func mismatch(library, module string) check.Outcome {
 		"finish the upgrade: reload the kernel modules (no process may use a GPU then) or reboot")
 }
 
-// libcuda checks that what CUDA programs load is beside libnvidia-ml, of the
-// same version.
-func libcuda(h hardware, d check.Driver, r check.Reading) *check.Outcome {
-	want := filepath.Join(d.LibDir, "libcuda.so.1")
-	dir := h.onHost(d.LibDir)
-	real, err := filepath.EvalSymlinks(want)
-	if err != nil {
-		return failed(ReasonCUDALibrary, "there is no libcuda.so.1 in "+dir+", where libnvidia-ml.so.1 is",
+// libcuda checks that what CUDA programs load is beside libnvidia-ml.
+func libcuda(h hardware, d check.Driver, _ check.Reading) *check.Outcome {
+	if _, err := filepath.EvalSymlinks(filepath.Join(d.LibDir, "libcuda.so.1")); err != nil {
+		return failed(ReasonCUDALibrary, "there is no libcuda.so.1 in "+h.onHost(d.LibDir)+", where libnvidia-ml.so.1 is",
 			"install the whole driver: the package that holds libcuda (Debian libcuda1, Ubuntu libnvidia-compute-*, RHEL nvidia-driver-cuda-libs)")
 	}
-	if have, version := suffix(real), suffix(r.Library); have != "" && version != "" && have != version {
-		return failed(ReasonVersionMismatch,
-			fmt.Sprintf("in %s libcuda is of version %s, libnvidia-ml of version %s", dir, have, version),
-			"install all user libraries of one driver version")
+	return nil
+}
+
+// jit is what compiles PTX for the GPU, in a package of its own on Debian. Programs that
+// bring machine code for the GPU do without it.
+const jit = "libnvidia-ptxjitcompiler.so.1"
+
+// libraries checks that those that CUDA programs load are of one version.
+func libraries(h hardware, d check.Driver, r check.Reading) *check.Outcome {
+	version := suffix(r.Library)
+	for _, name := range []string{"libcuda.so.1", jit} {
+		real, err := filepath.EvalSymlinks(filepath.Join(d.LibDir, name))
+		if err != nil {
+			continue
+		}
+		if have := suffix(real); have != "" && version != "" && have != version {
+			return failed(ReasonLibraryMismatch,
+				fmt.Sprintf("in %s %s is of version %s, libnvidia-ml of version %s", h.onHost(d.LibDir), strings.TrimSuffix(name, ".so.1"), have, version),
+				"install all user libraries of one driver version")
+		}
 	}
 	return nil
 }
@@ -210,7 +230,21 @@ func (h hardware) notes(d check.Driver) []string {
 			notes = append(notes, "the GPU at "+string(address)+" is on the PCI bus, but not known to the driver")
 		}
 	}
-	return notes
+	if _, err := os.Stat(filepath.Join(d.LibDir, jit)); err != nil && !d.Info.Simulated {
+		notes = append(notes, "there is no "+jit+" in "+h.onHost(d.LibDir)+": programs that bring PTX and no machine code for the GPU do not run; install the whole driver")
+	}
+	return append(notes, h.links(d)...)
+}
+
+func addresses(all []gpu.PCIAddress) string {
+	words := make([]string, len(all))
+	for i, a := range all {
+		words[i] = string(a)
+	}
+	if len(words) == 1 {
+		return words[0] + " is in the hands"
+	}
+	return strings.Join(words, ", ") + " are in the hands"
 }
 
 func failed(reason gpu.Reason, message, action string) *check.Outcome {

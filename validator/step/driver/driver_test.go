@@ -18,6 +18,7 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/validator/check"
+	"github.com/gpuready/gpuready/validator/step/kernel"
 )
 
 const (
@@ -43,6 +44,10 @@ func newMachine(t *testing.T, gpus int) *machine {
 	for i := range gpus {
 		m.pci(fmt.Sprintf("0000:%02x:00.0", 0x10+i), "0x10de", "0x030200")
 		m.device(fmt.Sprintf("nvidia%d", i), 195, i)
+		m.link(fmt.Sprintf("nvidia%d", i), fmt.Sprintf("195:%d", i))
+	}
+	for name, link := range map[string]string{"nvidiactl": "195:255", "nvidia-uvm": "510:0"} {
+		m.link(name, link)
 	}
 	m.device("nvidiactl", 195, 255)
 	m.device("nvidia-uvm", 510, 0)
@@ -50,6 +55,7 @@ func newMachine(t *testing.T, gpus int) *machine {
 	m.file("proc/devices", "Character devices:\n  1 mem\n195 nvidia\n510 nvidia-uvm\n\nBlock devices:\n  8 sd\n")
 	m.library("libnvidia-ml.so", version)
 	m.library("libcuda.so", version)
+	m.library("libnvidia-ptxjitcompiler.so", version)
 	return m
 }
 
@@ -92,6 +98,13 @@ func (m *machine) device(name string, major, minor int) {
 	if err := unix.Mknod(p, unix.S_IFCHR|0o666, int(unix.Mkdev(uint32(major), uint32(minor)))); err != nil {
 		m.t.Skipf("making device nodes needs root: %v", err)
 	}
+}
+
+// link makes the link below /dev/char that the kernel's devtmpfs would.
+func (m *machine) link(name, numbers string) {
+	m.t.Helper()
+	require.NoError(m.t, os.MkdirAll(m.path("dev/char"), 0o755))
+	require.NoError(m.t, os.Symlink("../"+name, m.path("dev/char/"+numbers)))
 }
 
 func (m *machine) check() (check.Driver, check.Outcome) {
@@ -155,7 +168,15 @@ func TestWhatIsBrokenIsNamed(t *testing.T) {
 		{"no libcuda", func(m *machine) { m.remove(libDir + "/libcuda.so." + version) },
 			ReasonCUDALibrary, "there is no libcuda.so.1 in /usr/lib64"},
 		{"libcuda of another version", func(m *machine) { m.library("libcuda.so", "570.1") },
-			ReasonVersionMismatch, "libcuda is of version 570.1, libnvidia-ml of version 580.95.05"},
+			ReasonLibraryMismatch, "libcuda is of version 570.1, libnvidia-ml of version 580.95.05"},
+		{"a JIT compiler of another version", func(m *machine) { m.library("libnvidia-ptxjitcompiler.so", "570.1") },
+			ReasonLibraryMismatch, "libnvidia-ptxjitcompiler is of version 570.1, libnvidia-ml of version 580.95.05"},
+		{"nouveau has the GPU", func(m *machine) {
+			m.remove("usr")
+			m.remove("proc")
+			require.NoError(m.t, os.Symlink("../../../../bus/pci/drivers/nouveau", m.path("sys/bus/pci/devices/0000:10:00.0/driver")))
+			m.source.Fail(noDriver)
+		}, ReasonNouveau, "the PCI bus shows 2 NVIDIA GPUs, and 0000:10:00.0 is in the hands of nouveau"},
 		{"no GPU found", func(m *machine) { m.source.Update(func(s *gpu.Snapshot) { s.Devices, s.Links = nil, nil }) },
 			ReasonNoUsableGPU, "finds no GPU; the PCI bus shows 2 NVIDIA GPUs"},
 		{"every GPU lost", func(m *machine) {
@@ -166,7 +187,7 @@ func TestWhatIsBrokenIsNamed(t *testing.T) {
 			})
 		}, ReasonNoUsableGPU, "GPULost: fell off"},
 		{"uvm not loaded", func(m *machine) { m.file("proc/devices", "Character devices:\n195 nvidia-frontend\n") },
-			ReasonModuleMissing, "nvidia-uvm"},
+			ReasonUVMMissing, "nvidia-uvm"},
 		{"node missing", func(m *machine) { m.remove("dev/nvidia1") }, ReasonDeviceNode, "/dev/nvidia1 is not there"},
 		{"control node missing", func(m *machine) { m.remove("dev/nvidiactl") }, ReasonDeviceNode, "/dev/nvidiactl is not there"},
 		{"wrong minor", func(m *machine) { m.device("nvidia1", 195, 0) }, ReasonDeviceNodeWrong, "/dev/nvidia1 is character device 195:0, the driver expects 195:1"},
@@ -216,6 +237,19 @@ func TestALostGPULeavesItsNeighboursProven(t *testing.T) {
 	require.Len(t, o.Notes, 2)
 	require.Contains(t, o.Notes[0], "is not usable: GPULost: fell off")
 	require.Contains(t, o.Notes[1], "0000:40:00.0 is on the PCI bus, but not known to the driver")
+}
+
+func TestWhatBreaksLaterOrForFewIsANote(t *testing.T) {
+	m := newMachine(t, 2)
+	m.remove("dev/char/195:1")
+	m.remove("dev/char/510:0")
+	require.NoError(t, os.Symlink("../nvidiactl", m.path("dev/char/510:0")))
+	m.remove(libDir + "/libnvidia-ptxjitcompiler.so.1")
+	_, o := m.check()
+	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
+	require.Len(t, o.Notes, 2)
+	require.Contains(t, o.Notes[0], "there is no libnvidia-ptxjitcompiler.so.1 in /usr/lib64")
+	require.Contains(t, o.Notes[1], "DeviceLinkMissing: /dev/char/510:0, /dev/char/195:1: after systemctl daemon-reload")
 }
 
 func TestASimulatedRootMayHaveFilesForNodes(t *testing.T) {
@@ -273,7 +307,7 @@ func FuzzProcFiles(f *testing.F) {
 		if v := moduleVersion(text); v != "" && (!versionPattern.MatchString(v) || !strings.Contains(text, v)) {
 			t.Errorf("version %q", v)
 		}
-		for name, major := range characterMajors(text) {
+		for name, major := range kernel.CharacterMajors(text) {
 			if major < 0 || strings.ContainsAny(name, " \n") {
 				t.Errorf("%q %d", name, major)
 			}

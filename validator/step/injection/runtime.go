@@ -41,7 +41,7 @@ func handlers(node check.Node, _ check.Driver, state nodestate.State, _ []cdi.Fi
 	}
 	if wanted != "" && r != nil && len(r.Handlers) > 0 && !slices.Contains(r.Handlers, wanted) {
 		return refuse(ReasonHandler, fmt.Sprintf("the container runtime %s has no handler %q, which the toolkit is to give it; it has %s", r.Name, wanted, strings.Join(r.Handlers, ", ")),
-			"gpu-toolkit configures it (--nvidia-runtime-name): its log says what keeps it from that, gpu-toolkit check what to write by hand; then restart the runtime")
+			"gpu-toolkit configures it (--nvidia-runtime-name): its log says what keeps it from that, gpu-toolkit plan what to write by hand; then restart the runtime")
 	}
 	told := node.Told().Handlers
 	if len(told) == 0 { // kubelets before 1.31 and runtimes before containerd 2.0 tell none
