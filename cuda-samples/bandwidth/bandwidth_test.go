@@ -133,3 +133,19 @@ func TestTheLinkCarriesWhatItsEncodingLeaves(t *testing.T) {
 	}
 	require.Zero(t, pcieRate(t.TempDir()), "no such device")
 }
+
+func TestProcessorsOfAListAreRead(t *testing.T) {
+	of := func(list string) (all []int) {
+		set := processors(list)
+		for i := range 1024 {
+			if set.IsSet(i) {
+				all = append(all, i)
+			}
+		}
+		return all
+	}
+	require.Equal(t, []int{0, 1, 2, 8, 10, 11}, of("0-2,8,10-11"))
+	require.Empty(t, of(""))
+	require.Empty(t, of("a-3,5-b"))
+	require.Empty(t, of("5000-5001"), "more than the set holds")
+}

@@ -132,6 +132,7 @@ func (m *meter) copy(from, to *driver.Memory, seed uint32, by func() error) (tim
 // link measures the way to the host and back, from and to pinned memory.
 func (m *meter) link() error {
 	n := m.n / 4
+	defer near(sysfs, m.PCI)()
 	device, err := m.memory(n)
 	if err != nil {
 		return err

@@ -99,8 +99,9 @@ func (m rate) measure(ctx context.Context, r *sample.Run, d *driver.Device) erro
 	if err != nil {
 		return err
 	}
-	want := m.reference(m.steps)
 	r.Phase("compile")
+	want := m.reference(m.steps)
+	r.Phase("reference")
 	out, err := d.Alloc(uint64(blocks) * threads * 4)
 	if err != nil {
 		return err
@@ -116,7 +117,8 @@ func (m rate) measure(ctx context.Context, r *sample.Run, d *driver.Device) erro
 	shape := driver.Shape{Grid: driver.Dim{X: uint32(blocks)}, Block: driver.Dim{X: threads}}
 	arguments := append(append([]any{out}, m.arguments...), int32(m.steps))
 	got := make([]uint32, blocks*threads)
-	plan := stopwatch.Plan{Tries: 20, Repeats: 1}
+	// Long enough, at 0.1 to 0.2 s, for an idle GPU's clock to rise.
+	plan := stopwatch.Plan{Tries: 50, Repeats: 1}
 	if r.Simulated() {
 		plan = stopwatch.Plan{Tries: 1, Repeats: 1, Cold: true}
 	}

@@ -30,17 +30,14 @@ func newLog(d *driver.Device) (*log, error) {
 	return &log{host}, nil
 }
 
-// take empties the log, calls note for each word in it and returns how many there
-// were, with those for which there was no room.
-func (l *log) take(note func(address uint64, want, got uint32)) int {
+// take empties the log and calls note for each word in it.
+func (l *log) take(note func(address uint64, want, got uint32)) {
 	b := l.host.Bytes()
-	count := int(binary.LittleEndian.Uint32(b))
-	for i := range min(count, logRoom) {
+	for i := range min(int(binary.LittleEndian.Uint32(b)), logRoom) {
 		e := b[logHead+logEntry*i:]
 		note(binary.LittleEndian.Uint64(e), binary.LittleEndian.Uint32(e[8:]), binary.LittleEndian.Uint32(e[12:]))
 	}
 	binary.LittleEndian.PutUint32(b, 0)
-	return count
 }
 
 // word is a bad one.
@@ -51,12 +48,12 @@ type word struct {
 }
 
 // bad gathers the bad words of a run by their addresses.
-type bad struct {
-	words map[uint64]*word
-	most  int // that one step found, where it found more than can be remembered
-}
+type bad struct{ words map[uint64]*word }
 
-func newBad() *bad { return &bad{words: map[uint64]*word{}} }
+func newBad() *bad { return &bad{map[uint64]*word{}} }
+
+// enough says that the rest need not be looked for.
+func (b *bad) enough() bool { return len(b.words) >= logRoom }
 
 // noteFor returns what notes the bad words of a pattern.
 func (b *bad) noteFor(pattern string) func(address uint64, want, got uint32) {
@@ -70,17 +67,12 @@ func (b *bad) noteFor(pattern string) func(address uint64, want, got uint32) {
 	}
 }
 
-// counted says how many bad words a step found.
-func (b *bad) counted(n int) { b.most = max(b.most, n) }
-
-func (b *bad) count() int { return max(b.most, len(b.words)) }
-
 // err is nil where no word is bad; else it names those with the lowest addresses.
 func (b *bad) err(a *area) error {
 	if len(b.words) == 0 {
 		return nil
 	}
-	wrong := &sample.WrongError{Of: "words", Count: b.count()}
+	wrong := &sample.WrongError{Of: "words", Count: len(b.words)}
 	for _, address := range slices.Sorted(maps.Keys(b.words)) {
 		if len(wrong.Wrong) == sample.Named {
 			break

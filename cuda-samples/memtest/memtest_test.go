@@ -136,17 +136,17 @@ func TestEachBitIsWrittenBothWays(t *testing.T) {
 	}
 }
 
-func TestNoMoreIsRememberedThanNamed(t *testing.T) {
+func TestTheFirstBadWordsAreNamedAndAllCounted(t *testing.T) {
 	b := newBad()
 	note := b.noteFor("random")
 	for i := range uint64(100) {
 		note(4*i, 1, 3)
 		note(4*i, 1, 9)
 	}
-	b.counted(5000)
 	wrong := new(sample.WrongError)
 	require.ErrorAs(t, b.err(&area{size: 4096}), &wrong)
-	require.Equal(t, 5000, wrong.Count)
+	require.Equal(t, 100, wrong.Count)
 	require.Len(t, wrong.Wrong, sample.Named)
 	require.Equal(t, []int{1, 3}, wrong.Wrong[0].Bits)
+	require.False(t, b.enough())
 }

@@ -101,9 +101,13 @@ func (t *tester) run(ctx context.Context, plan []planned) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		t.r.Progress(float64(i)/float64(len(plan)), fmt.Sprintf("%s, %d bad words so far", p.title, t.bad.count()))
+		t.r.Progress(float64(i)/float64(len(plan)), fmt.Sprintf("%s, %d bad words so far", p.title, len(t.bad.words)))
 		if err := t.do(p); err != nil {
 			return fmt.Errorf("%s: %w", p.title, err)
+		}
+		if t.bad.enough() {
+			t.r.Note("%d bad words are enough: the rest of the test is left out", len(t.bad.words))
+			break
 		}
 		if i+1 == len(plan) || plan[i+1].title != p.title {
 			t.r.Phase(phase(p.title))
@@ -120,18 +124,14 @@ func (t *tester) run(ctx context.Context, plan []planned) error {
 
 // do takes one step through all memory.
 func (t *tester) do(p planned) error {
-	note, mirrored := t.bad.noteFor(p.title), 0
+	note := t.bad.noteFor(p.title)
 	err := t.each(func(m *driver.Memory, first uint64) error {
-		if t.mirror != nil && p.kernel != "write" {
-			n, err := t.compare(m, first, p.pattern, note)
-			if err != nil {
-				return err
-			}
-			mirrored += n
-		}
 		arguments := []any{m, m.Size / 16, first, p.kind, p.seed, p.invert}
 		if p.kernel != "write" {
 			arguments = append(arguments, t.log.host)
+			if err := t.compare(m, first, p.pattern, note); err != nil {
+				return err
+			}
 		}
 		blocks := min(t.blocks, uint32((m.Size/16+threads-1)/threads))
 		return t.kernels[p.kernel].Launch(driver.Shape{Grid: driver.Dim{X: blocks}, Block: driver.Dim{X: threads}}, arguments...)
@@ -142,26 +142,26 @@ func (t *tester) do(p planned) error {
 	if err := t.d.Synchronize(); err != nil {
 		return err
 	}
-	t.bad.counted(t.log.take(note))
-	t.bad.counted(mirrored)
+	t.log.take(note)
 	return nil
 }
 
-// compare reads a chunk to the host and notes what is wrong there.
-func (t *tester) compare(m *driver.Memory, first uint64, p pattern, note func(address uint64, want, got uint32)) (int, error) {
+// compare reads a chunk to the host, where it does so, and notes what is wrong there.
+func (t *tester) compare(m *driver.Memory, first uint64, p pattern, note func(address uint64, want, got uint32)) error {
+	if t.mirror == nil {
+		return nil
+	}
 	mirror := t.mirror[:m.Size/4]
 	if err := driver.Read(mirror, m, 0); err != nil {
-		return 0, err
+		return err
 	}
-	n := 0
 	for i, got := range mirror {
 		at := m.Address + 4*uint64(i)
-		if want := p.word(first+uint64(i), at); got != want {
+		if want := p.word(first+uint64(i), at); got != want && !t.bad.enough() {
 			note(at, want, got)
-			n++
 		}
 	}
-	return n, nil
+	return nil
 }
 
 // phase is the name of a pattern's seconds: "walkingOnes".
