@@ -1,7 +1,7 @@
 // Command bench measures what users wait for, with the built programs: start to
 // the first device list, Allocate, faults and kubelets that come back, each step
-// of the demo, and the speed of the simulator's PTX interpreter; how quickly and
-// how well GPUs are chosen; what a container's creation waits for, hooks and
+// of the demo, vectoradd, and the speed of the simulator's PTX interpreter; how
+// quickly and how well GPUs are chosen; what a container's creation waits for, hooks and
 // gpu-oci-runtime; and what the device plugin takes of memory and disk.
 // Machines are noisy: it prints minimum, median and 99th percentile, with the
 // goal beside them, and tests carry no figures.
@@ -79,6 +79,7 @@ func (b *bench) parts() []part {
 		{"oci-runtime", b.ociRuntime},
 		{"demo", b.demo},
 		{"traces", b.traces},
+		{"samples", b.samples},
 		{"interpreter", b.interpreter},
 	}
 }
