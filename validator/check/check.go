@@ -39,6 +39,9 @@ type Node struct {
 type Status struct {
 	Kubelet  string   // version, "v1.31.2"; "" not known
 	Handlers []string // of the container runtime; nil: it does not tell them, or they are not known
+	// Allocatable is how many of each extended resource, "nvidia.com/gpu", pods may
+	// have. The kubelet's own answer is newer; a change of this one is a reason to ask.
+	Allocatable map[string]int64
 }
 
 // Told is the status as far as it is known.

@@ -1,7 +1,9 @@
 package choice
 
 import (
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -32,7 +34,12 @@ func (s *Status) Last() check.Status {
 
 // Take is for Config.Status.
 func (s *Status) Take(node corev1.NodeStatus) {
-	now := check.Status{Kubelet: node.NodeInfo.KubeletVersion}
+	now := check.Status{Kubelet: node.NodeInfo.KubeletVersion, Allocatable: map[string]int64{}}
+	for name, quantity := range node.Allocatable {
+		if strings.Contains(string(name), "/") {
+			now.Allocatable[string(name)] = quantity.Value()
+		}
+	}
 	for _, h := range node.RuntimeHandlers {
 		if h.Name != "" { // the default has no name
 			now.Handlers = append(now.Handlers, h.Name)
@@ -40,7 +47,7 @@ func (s *Status) Take(node corev1.NodeStatus) {
 	}
 	slices.Sort(now.Handlers)
 	s.mu.Lock()
-	same := now.Kubelet == s.last.Kubelet && slices.Equal(now.Handlers, s.last.Handlers)
+	same := now.Kubelet == s.last.Kubelet && slices.Equal(now.Handlers, s.last.Handlers) && maps.Equal(now.Allocatable, s.last.Allocatable)
 	s.last = now
 	s.mu.Unlock()
 	if same {

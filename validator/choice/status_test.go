@@ -5,6 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpuready/gpuready/validator/check"
 )
@@ -14,10 +15,14 @@ func TestAStatusIsNewsWhenItIsAnother(t *testing.T) {
 	told := corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{KubeletVersion: "v1.31.2"}, RuntimeHandlers: []corev1.NodeRuntimeHandler{{Name: "runc"}, {}, {Name: "nvidia"}}}
 	require.Equal(t, check.Status{}, s.Last())
 	s.Take(told)
-	require.Equal(t, check.Status{Kubelet: "v1.31.2", Handlers: []string{"nvidia", "runc"}}, s.Last())
+	require.Equal(t, check.Status{Kubelet: "v1.31.2", Handlers: []string{"nvidia", "runc"}, Allocatable: map[string]int64{}}, s.Last())
 	<-s.News()
 	s.Take(told)
 	require.Empty(t, s.News(), "the same once more")
+	told.Allocatable = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8"), "cpu": resource.MustParse("64")}
+	s.Take(told)
+	<-s.News()
+	require.Equal(t, map[string]int64{"nvidia.com/gpu": 8}, s.Last().Allocatable)
 	told.RuntimeHandlers = nil
 	s.Take(told)
 	<-s.News()
