@@ -113,3 +113,30 @@ func TestTheConditionOfASimulatedGPU(t *testing.T) {
 		require.Empty(t, got.NVLinks.Down)
 	}
 }
+
+func TestWhatGpusimDegradesIsTold(t *testing.T) {
+	if !alone(t) {
+		return
+	}
+	s, root := simulated(t, "h100-sxm", "--gpus", "2")
+	snap, err := s.Snapshot(t.Context())
+	require.NoError(t, err)
+	condition := func(i int) gpu.Condition {
+		c, err := s.Condition(t.Context(), snap.Devices[i].UUID)
+		require.NoError(t, err)
+		return c
+	}
+	well := condition(1)
+	built.Gpusim(t, "degrade", "--root", root, "--gpu", "1", "--pcie-gen", "3", "--pcie-width", "8", "--throttle", "hw-thermal,hw-power-brake", "--links-down", "2,17")
+	built.Gpusim(t, "remap", "--root", root, "--gpu", "1", "--kind", "failed")
+	got := condition(1)
+	require.Equal(t, gpu.PCIe{Generation: 3, MaxGeneration: 5, Width: 8, MaxWidth: 16}, got.PCIe)
+	require.Equal(t, []gpu.Throttle{gpu.ThrottleHeat, gpu.ThrottlePowerBrake}, got.Throttle)
+	require.Equal(t, []int{2, 17}, got.NVLinks.Down)
+	require.Len(t, got.NVLinks.Up, 16)
+	require.True(t, got.Rows.Failed)
+	require.Equal(t, condition(0).PCIe, well.PCIe, "its neighbour")
+	built.Gpusim(t, "remap", "--root", root, "--gpu", "1", "--kind", "none")
+	built.Gpusim(t, "restore", "--root", root, "--gpu", "1")
+	require.Equal(t, well, condition(1))
+}
