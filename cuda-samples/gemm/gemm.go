@@ -43,7 +43,7 @@ func tasks(s size) []task {
 }
 
 // multiply runs the sample on one device; sides of 0 were not asked for.
-func multiply(r *sample.Run, s size, kind string) error {
+func multiply(r *sample.Run, s size, only string) error {
 	d, err := r.Open()
 	if err != nil {
 		return err
@@ -57,7 +57,7 @@ func multiply(r *sample.Run, s size, kind string) error {
 			*side = otherwise
 		}
 	}
-	types, err := possible(r, d, kind)
+	types, err := possible(r, d, only)
 	if err != nil {
 		return err
 	}
@@ -92,16 +92,16 @@ func multiply(r *sample.Run, s size, kind string) error {
 }
 
 // possible are the types that were asked for and that the device has.
-func possible(r *sample.Run, d *driver.Device, kind string) ([]string, error) {
+func possible(r *sample.Run, d *driver.Device, only string) ([]string, error) {
 	const lacks = "compute capability %s has no mma.sync of bfloat16, which 8.0 and newer have"
 	switch {
-	case kind == fp32:
+	case only == fp32:
 		return []string{fp32}, nil
-	case d.Major >= 8 && kind == bf16:
+	case d.Major >= 8 && only == bf16:
 		return []string{bf16}, nil
 	case d.Major >= 8:
 		return []string{fp32, bf16}, nil
-	case kind == bf16:
+	case only == bf16:
 		return nil, sample.NotPossible("bf16 is not possible on this device: "+lacks, d.Capability())
 	}
 	r.Note("bf16 is left out: "+lacks, d.Capability())

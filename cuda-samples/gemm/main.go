@@ -29,25 +29,25 @@ func main() { os.Exit(sample.Main(gemm())) }
 
 func gemm() sample.Sample {
 	var asked size
-	var kind string
+	var only string
 	return sample.Sample{
 		Name: "gemm",
 		About: `Multiplies matrices on a GPU: in single precision through shared memory (fp32), and
 in the tensor cores (bf16, on compute capability 8.0 and newer). Products of whole
 numbers must be right to the bit, those of fractions within the bound of rounding.`,
-		Examples: []sample.Example{{Command: "gemm --type bf16", Meaning: "only the tensor cores"}},
+		Examples: []sample.Example{{Command: "gemm --only bf16", Meaning: "only the tensor cores"}},
 		Flags: func(f *pflag.FlagSet) {
 			f.IntVar(&asked.m, "m", 0, fmt.Sprintf("rows of A and C (default: %d; with a simulated driver %d)", usual.m, simulated.m))
 			f.IntVar(&asked.n, "n", 0, fmt.Sprintf("columns of B and C (default: %d; with a simulated driver %d)", usual.n, simulated.n))
 			f.IntVar(&asked.k, "k", 0, fmt.Sprintf("columns of A and rows of B (default: %d; with a simulated driver %d)", usual.k, simulated.k))
-			f.StringVar(&kind, "type", "all", "all, fp32 or bf16; all leaves bf16 out where the device has none")
+			f.StringVar(&only, "only", "", "fp32 or bf16 (default: all that the device has)")
 		},
-		Check: func() error { return check(asked, kind) },
-		Run:   func(_ context.Context, r *sample.Run) error { return multiply(r, asked, kind) },
+		Check: func() error { return check(asked, only) },
+		Run:   func(_ context.Context, r *sample.Run) error { return multiply(r, asked, only) },
 	}
 }
 
-func check(asked size, kind string) error {
+func check(asked size, only string) error {
 	for _, side := range []struct {
 		name string
 		n    int
@@ -56,8 +56,8 @@ func check(asked size, kind string) error {
 			return fmt.Errorf("--%s is %d: it must be from 1 to %d", side.name, side.n, maxSide)
 		}
 	}
-	if kind != "all" && kind != fp32 && kind != bf16 {
-		return fmt.Errorf("--type is %q: it must be all, fp32 or bf16", kind)
+	if only != "" && only != fp32 && only != bf16 {
+		return fmt.Errorf("--only is %q: it must be fp32 or bf16", only)
 	}
 	return nil
 }

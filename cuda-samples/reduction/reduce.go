@@ -44,12 +44,17 @@ func reduce(r *sample.Run, n int) (err error) {
 	numbers := numbers(n)
 	r.Phase("numbers")
 
-	for m, size := range map[**driver.Memory]int{&p.in: n, &p.partial: maxBlocks, &p.total: 1} {
-		if *m, err = d.Alloc(4 * uint64(size)); err != nil {
+	for _, m := range []struct {
+		memory **driver.Memory
+		n      int
+	}{{&p.in, n}, {&p.partial, maxBlocks}, {&p.total, 1}} {
+		taken, err := d.Alloc(4 * uint64(m.n))
+		if err != nil {
 			return err
 		}
 		// After a fault every call answers the same error: that of the fault is enough.
-		defer func() { _ = (*m).Free() }()
+		defer func() { _ = taken.Free() }()
+		*m.memory = taken
 	}
 	if err := driver.Write(p.in, 0, numbers); err != nil {
 		return err

@@ -1,0 +1,35 @@
+package samples
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// NVIDIA's own assembler (Debian's nvidia-cuda-toolkit, named in PTXAS) must take
+// every kernel for every GPU that it is for.
+func TestPTXASTakesEveryKernel(t *testing.T) {
+	ptxas := os.Getenv("PTXAS")
+	if ptxas == "" {
+		t.Skip("PTXAS does not name NVIDIA's ptxas")
+	}
+	kernels, err := filepath.Glob("*/*.ptx")
+	require.NoError(t, err)
+	require.NotEmpty(t, kernels)
+	for _, kernel := range kernels {
+		for _, gpu := range []string{"sm_50", "sm_52", "sm_60", "sm_61", "sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90"} {
+			if strings.HasSuffix(kernel, "_sm80.ptx") && gpu < "sm_80" {
+				continue
+			}
+			t.Run(kernel+" for "+gpu, func(t *testing.T) {
+				t.Parallel()
+				out, err := exec.Command(ptxas, "-arch="+gpu, kernel, "-o", filepath.Join(t.TempDir(), "cubin")).CombinedOutput()
+				require.NoError(t, err, "%s", out)
+			})
+		}
+	}
+}
