@@ -165,6 +165,49 @@ func TestThePreflightNamesTheGPUThatIsWrong(t *testing.T) {
 	}
 }
 
+// TestThePreflightFindsWhatIsWrongWithTheRealSamples makes the second of three GPUs
+// wrong, in the driver, and lets the real samples find it.
+func TestThePreflightFindsWhatIsWrongWithTheRealSamples(t *testing.T) {
+	for name, c := range map[string]struct {
+		exit    int
+		reasons []gpu.Reason
+		says    string
+		damage  []string
+	}{
+		"nothing":           {exit: 0},
+		"a bit that sticks": {41, []gpu.Reason{"WrongResult", "MemoryWrong"}, "memtest: 1 word is bad: 0x410000001000: ", []string{"memfault", "--kind", "stuck-at-1", "--offset", "4096", "--bit", "7"}},
+		"arithmetic":        {41, []gpu.Reason{"WrongResult"}, "vectoradd: element 999 is wrong", []string{"wrong", "--every", "1000"}},
+		"heat":              {40, []gpu.Reason{"ClocksHeldDown"}, "HWThermalSlowdown", []string{"degrade", "--throttle", "hw-thermal"}},
+		"lanes":             {40, []gpu.Reason{"PCIeLinkDegraded"}, "×8, and GPU and slot can ×16", []string{"degrade", "--pcie-width", "8"}},
+		"NVLinks":           {40, []gpu.Reason{"NVLinkDown"}, "16 of 18 NVLinks are up; down: 2, 5", []string{"degrade", "--links-down", "2,5"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newPreflight(t, "h100-sxm", 3)
+			for _, sample := range []string{"vectoradd", "reduction", "gemm", "bandwidth", "memtest", "compute"} {
+				require.NoError(t, os.Remove(filepath.Join(p.bin, sample)))
+				require.NoError(t, os.Symlink(built.Path(t, sample), filepath.Join(p.bin, sample)))
+			}
+			if c.damage != nil {
+				p.gpusim(c.damage[0], 1, c.damage[1:]...)
+			}
+			r := p.result(c.exit)
+			var text strings.Builder
+			var reasons []gpu.Reason
+			for i, g := range r.GPUs {
+				for _, f := range g.Findings {
+					require.Equal(t, 1, i, f.Message)
+					reasons = append(reasons, f.Reason)
+					fmt.Fprintln(&text, f.Message)
+				}
+			}
+			require.Empty(t, r.Findings)
+			require.Subset(t, reasons, c.reasons)
+			require.Contains(t, text.String(), c.says)
+		})
+	}
+}
+
 func TestAPreflightWithoutASampleIsNotRun(t *testing.T) {
 	p := newPreflight(t, "t4", 1)
 	require.NoError(t, os.Remove(filepath.Join(p.bin, "gemm")))

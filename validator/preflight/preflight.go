@@ -107,14 +107,14 @@ type bench struct {
 func (b bench) run(ctx context.Context) []judge.Run {
 	var runs []judge.Run
 	units := b.driver.Units()
-	hung := map[gpu.UUID]bool{}
+	hung, wrong := map[gpu.UUID]bool{}, map[gpu.UUID]bool{}
 	b.watch.loaded(true)
 	defer b.watch.loaded(false)
 	for _, p := range phases {
 		b.o.Progress(p.name)
 		end := b.start.Add(time.Duration(float64(b.o.Timeout)*p.share) - spare)
 		if p.peers {
-			runs = append(runs, b.peers(ctx, p, units, hung, end)...)
+			runs = append(runs, b.peers(ctx, p, units, wrong, end)...)
 			continue
 		}
 		var group sync.WaitGroup
@@ -128,6 +128,7 @@ func (b bench) run(ctx context.Context) []judge.Run {
 		for _, list := range all {
 			for _, r := range list {
 				hung[r.Device] = hung[r.Device] || r.Outcome == sample.NoResult
+				wrong[r.Device] = wrong[r.Device] || r.Outcome != sample.Passed && r.Outcome != sample.Impossible
 			}
 			runs = append(runs, list...)
 		}
@@ -148,11 +149,12 @@ func (b bench) device(ctx context.Context, p phase, u check.Unit, end time.Time)
 	return runs
 }
 
-// peers runs a sample once on all GPUs that can have peers: MIG devices have none.
-func (b bench) peers(ctx context.Context, p phase, units []check.Unit, hung map[gpu.UUID]bool, end time.Time) []judge.Run {
+// peers runs a sample once on all GPUs that can have peers: MIG devices have none,
+// and what a GPU sends that did not pass until then would be held against the others.
+func (b bench) peers(ctx context.Context, p phase, units []check.Unit, wrong map[gpu.UUID]bool, end time.Time) []judge.Run {
 	var ids []gpu.UUID
 	for _, u := range units {
-		if !u.UUID.IsMIG() && !hung[u.UUID] {
+		if !u.UUID.IsMIG() && !wrong[u.UUID] {
 			ids = append(ids, u.UUID)
 		}
 	}

@@ -109,15 +109,23 @@ func ran(g *result.GPU, run Run, simulated bool) {
 	case run.Outcome == sample.Wrong && run.Sample == "memtest":
 		bad(result.Wrong, ReasonMemory, badMemory(run), "take the GPU out of service; look for Xid lines in dmesg; if a reset does not mend it, have it replaced")
 	case run.Outcome == sample.Wrong:
-		bad(result.Wrong, ReasonWrong, run.Message, "take the GPU out of service; repeat by hand: CUDA_VISIBLE_DEVICES="+string(g.UUID)+" "+run.Sample)
+		bad(result.Wrong, ReasonWrong, finding(run.Message), "take the GPU out of service; repeat by hand: CUDA_VISIBLE_DEVICES="+string(g.UUID)+" "+run.Sample)
 	case run.Outcome == sample.NoResult:
-		bad(result.NotRun, ReasonNoResult, run.Message, "give more time with --timeout; a GPU that hangs needs a reset: look for Xid lines in dmesg")
+		bad(result.NotRun, ReasonNoResult, finding(run.Message), "give more time with --timeout; a GPU that hangs needs a reset: look for Xid lines in dmesg")
 	case run.Outcome == sample.Missing: // said once, of the node
 		out.Verdict = result.NotRun
 	default:
 		bad(result.Unhealthy, ReasonSample, run.Message, "repeat by hand: CUDA_VISIBLE_DEVICES="+string(g.UUID)+" "+run.Sample)
 	}
 	g.Runs = append(g.Runs, out)
+}
+
+// finding is a sample's message without the advice at its end, which a finding has
+// of its own.
+func finding(message string) string {
+	message, _, _ = strings.Cut(message, "; take the GPU out of service")
+	message, _, _ = strings.Cut(message, "; a GPU that hangs")
+	return message
 }
 
 // missing tells of a sample that is not here, once.

@@ -22,7 +22,7 @@ func peers(r *result.Result, run Run, s Seen, t threshold.Table) {
 			case sample.Wrong:
 				v, reason = result.Wrong, ReasonWrong
 			}
-			r.Findings = append(r.Findings, result.Finding{Verdict: v, Reason: reason, Message: "from GPU to GPU: " + record.Clean(run.Message, 1000),
+			r.Findings = append(r.Findings, result.Finding{Verdict: v, Reason: reason, Message: "from GPU to GPU: " + record.Clean(finding(run.Message), 1000),
 				Action: "repeat by hand: " + run.Sample + "; where there are switches, see the fabric manager's log"})
 		}
 		return

@@ -35,14 +35,14 @@ func (d *document) add(format string, args ...any) {
 const style = `
 :root { color-scheme: light dark; --paper: #fff; --ink: #1d2430; --faint: #667085; --line: #d5dae1; --bar: #3b7dd8; --ok: #1a7f4b; --warn: #9a5b00; --bad: #c3273a; --panel: #f6f7f9 }
 @media (prefers-color-scheme: dark) { :root { --paper: #14181f; --ink: #e6e9ee; --faint: #98a2b3; --line: #333b47; --bar: #5c9bef; --ok: #52c78a; --warn: #e2a33c; --bad: #ff7280; --panel: #1c222b } }
-body { background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 66rem; padding: 0 1rem }
+body { background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 80rem; padding: 0 1rem }
 h1 { font-size: 1.5rem; margin: 0 } h2 { font-size: 1.05rem; margin: 2rem 0 .5rem }
-p { margin: .3rem 0 } .faint { color: var(--faint) } code, .mono { font-family: ui-monospace, monospace; font-size: .9em }
-table { border-collapse: collapse; width: 100% } th { text-align: left; color: var(--faint); font-weight: 500 } td, th { border-bottom: 1px solid var(--line); padding: .3rem .8rem .3rem 0; vertical-align: top }
+p { margin: .3rem 0 } .faint { color: var(--faint) } code, .mono { font-family: ui-monospace, monospace; font-size: .85em }
+table { border-collapse: collapse; width: 100% } th { text-align: left; color: var(--faint); font-weight: 500 } td, th { border-bottom: 1px solid var(--line); padding: .3rem .8rem .3rem 0; white-space: nowrap }
 .wide { overflow-x: auto } .verdict { border-radius: .4rem; color: var(--paper); display: inline-block; font-weight: 600; padding: .1rem .7rem }
 .ok { color: var(--ok) } .warn { color: var(--warn) } .bad { color: var(--bad) } .verdict.ok { background: var(--ok); color: var(--paper) } .verdict.warn { background: var(--warn); color: var(--paper) } .verdict.bad { background: var(--bad); color: var(--paper) }
 .finding { background: var(--panel); border-left: 4px solid var(--line); margin: .5rem 0; padding: .5rem .9rem } .finding.warn { border-color: var(--warn); color: inherit } .finding.bad { border-color: var(--bad); color: inherit }
-svg { display: block; max-width: 100% } svg text { fill: var(--ink); font: 12px system-ui, sans-serif } svg .soft { fill: var(--faint) } .back { fill: var(--panel) } .fill { fill: var(--bar) } .slow { fill: var(--bad) } .limit { stroke: var(--ink); stroke-dasharray: 3 2; stroke-width: 1.5 } .edge { fill: none; stroke: var(--line) }
+svg { display: block; max-width: 100% } svg text { fill: var(--ink); font: 12px system-ui, sans-serif } svg .soft { fill: var(--faint) } .back { fill: var(--line); fill-opacity: .45 } .fill { fill: var(--bar) } .slow { fill: var(--bad) } .limit { stroke: var(--ink); stroke-dasharray: 3 2; stroke-width: 1.5 } .edge { fill: none; stroke: var(--line) }
 `
 
 // HTML writes the result as one page that needs no network and no script.

@@ -11,7 +11,7 @@ import (
 const (
 	labelWidth = 150
 	barLength  = 440
-	tailWidth  = 330
+	tailWidth  = 420
 	rowHeight  = 24
 	cellWidth  = 64
 	cellHeight = 34
@@ -60,7 +60,7 @@ func (d *document) bar(row bars, c chart, y int) {
 		tail += " · limit " + judge.Number(f.Limit/c.scale)
 	}
 	if f.Value > 0 && f.Last > 0 {
-		tail += fmt.Sprintf(" · %+.1f %%", 100*(f.Value/f.Last-1))
+		tail += fmt.Sprintf(" · %+.1f %% since the last run", 100*(f.Value/f.Last-1))
 	}
 	if f.Verdict == result.Slow {
 		tail += " · slow"
@@ -98,12 +98,11 @@ func (d *document) cell(way *result.Peer, m matrix, row, column int) {
 		d.add(`<rect class="edge" x="%d" y="%d" width="%d" height="%d"/>`, x+1, y+1, cellWidth-2, cellHeight-2)
 		return
 	}
-	shade := safe("fill")
-	if way.Verdict == result.Slow {
-		shade = "slow"
-	}
 	// Never so full that the number on it cannot be read.
-	opacity := 0.08 + 0.52*way.Value/m.most
+	shade, opacity := safe("fill"), 0.08+0.52*way.Value/m.most
+	if way.Verdict == result.Slow {
+		shade, opacity = "slow", 0.6
+	}
 	f := result.Figure{Unit: way.Unit, Value: way.Value, Expected: way.Expected, Limit: way.Limit, Source: or(way.Link, "link")}
 	direct := ""
 	if !way.Access {
