@@ -16,5 +16,5 @@ func main() { os.Exit(run()) }
 func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	return cli.Main(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	return cli.Main(ctx, cli.Args(os.Args), os.Stdout, os.Stderr)
 }

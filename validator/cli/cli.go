@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -68,9 +69,22 @@ Usage:
                                  show how far a node is, and why not farther
   gpu-validator daemon           keep the proofs up to date
   gpu-validator preflight        health, right results and speed of every GPU, in seconds
+  gpu-validator component        prove one layer as nvidia-validator does, by $COMPONENT
   gpu-validator COMMAND --help   flags, examples and environment of a command
   gpu-validator --version
 `
+
+// standIn is the name of the reference's validator: a program that is called so takes
+// its flags and environment.
+const standIn = "nvidia-validator"
+
+// Args are the arguments of a process, of which the first is how it was called.
+func Args(argv []string) []string {
+	if len(argv) > 0 && filepath.Base(argv[0]) == standIn {
+		return append([]string{"component"}, argv[1:]...)
+	}
+	return argv[min(1, len(argv)):]
+}
 
 // A coded error carries the exit code that it ends the program with.
 type coded struct {
@@ -100,7 +114,7 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if len(args) == 0 {
-		return usageError("no command; say run, wait, explain, daemon or preflight, or --help")
+		return usageError("no command; say run, wait, explain, component, daemon or preflight, or --help")
 	}
 	switch args[0] {
 	case "run":
@@ -109,6 +123,8 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 		return wait(ctx, args[1:], stdout, stderr)
 	case "explain":
 		return explainRoad(ctx, args[1:], stdout, stderr)
+	case "component":
+		return component(ctx, args[1:], stdout, stderr)
 	case "daemon":
 		return serve(ctx, args[1:], stdout, stderr)
 	case "preflight":
@@ -126,5 +142,5 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 		fmt.Fprint(stdout, usage+exitHelp)
 		return nil
 	}
-	return usageError("no command %q; say run, wait, explain, daemon or preflight, or --help", args[0])
+	return usageError("no command %q; say run, wait, explain, component, daemon or preflight, or --help", args[0])
 }

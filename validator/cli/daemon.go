@@ -7,10 +7,12 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/injection"
@@ -51,17 +53,22 @@ const lastWords = 2 * time.Second
 type cluster struct {
 	node, namespace, podName, podUID string
 	image, server, account           string
+	pullPolicy, runtimeClass         string
+	pullSecrets                      []string
 	taint                            voice.Taint
 	timeout                          time.Duration
 }
 
 func (c *cluster) flags(o *options) {
 	f := o.flags
-	f.StringVar(&c.node, "node-name", "", "name of this Node; empty: the API server is left alone")
+	f.StringVarP(&c.node, "node-name", o.short["node-name"], "", "name of this Node; empty: the API server is left alone")
 	f.StringVar(&c.namespace, "namespace", "", "namespace of this pod, for the pod that proves the plugin layer")
 	f.StringVar(&c.podName, "pod-name", "", "name of this pod, the owner of that pod")
 	f.StringVar(&c.podUID, "pod-uid", "", "UID of this pod")
 	f.StringVar(&c.image, "workload-image", "", "image of that pod, the validator's own; empty: no pod, only the accounts of driver, plugin and kubelet are compared")
+	f.StringVar(&c.pullPolicy, "workload-image-pull-policy", string(corev1.PullIfNotPresent), "of that image: IfNotPresent, Always or Never")
+	f.StringSliceVar(&c.pullSecrets, "workload-image-pull-secrets", nil, "names of Secrets of that namespace, to pull it with")
+	f.StringVar(&c.runtimeClass, "workload-runtime-class", "", "RuntimeClass of that pod; empty: none")
 	f.DurationVar(&c.timeout, "workload-timeout", 2*time.Minute, "how long that pod may take, image pull included")
 	f.StringSliceVar(&c.taint.Keys, "startup-taint", []string{"nvidia.com/gpu-not-ready", "gpuready.io/not-ready"}, "keys of taints that are removed once the layers are proven or there is no GPU; empty: none")
 	f.BoolVar(&c.taint.Manage, "startup-taint-manage", false, "put the first of them back (NoSchedule) when a layer is not proven any more")
@@ -70,7 +77,9 @@ func (c *cluster) flags(o *options) {
 	f.StringVar(&c.account, "service-account-dir", kube.ServiceAccountDir, "folder with token and ca.crt")
 	maps.Copy(o.env, map[string]string{
 		"node-name": "NODE_NAME", "namespace": "POD_NAMESPACE", "pod-name": "POD_NAME", "pod-uid": "POD_UID",
-		"workload-image": "VALIDATOR_IMAGE", "workload-timeout": "WORKLOAD_TIMEOUT", "startup-taint": "STARTUP_TAINT",
+		"workload-image": "VALIDATOR_IMAGE", "workload-timeout": "WORKLOAD_TIMEOUT",
+		"workload-image-pull-policy": "VALIDATOR_IMAGE_PULL_POLICY", "workload-image-pull-secrets": "VALIDATOR_IMAGE_PULL_SECRETS",
+		"workload-runtime-class": "VALIDATOR_RUNTIME_CLASS", "startup-taint": "STARTUP_TAINT",
 		"startup-taint-manage": "STARTUP_TAINT_MANAGE", "startup-taint-settle": "STARTUP_TAINT_SETTLE",
 		"api-server": "API_SERVER", "service-account-dir": "SERVICE_ACCOUNT_DIR",
 	})
@@ -80,6 +89,8 @@ func (c *cluster) check() error {
 	switch {
 	case c.image != "" && c.node != "" && c.namespace == "":
 		return usageError("--workload-image needs --namespace, in which the pod is to run")
+	case !slices.Contains([]corev1.PullPolicy{corev1.PullIfNotPresent, corev1.PullAlways, corev1.PullNever}, corev1.PullPolicy(c.pullPolicy)):
+		return usageError("--workload-image-pull-policy %q: want IfNotPresent, Always or Never", c.pullPolicy)
 	case c.timeout <= 0:
 		return usageError("--workload-timeout must be positive")
 	case c.taint.Settle < 0:
@@ -218,8 +229,16 @@ func (c *cluster) parts(node check.Node, status *choice.Status, log *slog.Logger
 	if c.image == "" {
 		return p, nil
 	}
-	w := workload.New(workload.Config{
+	w := c.runner(client, node, log, registry)
+	p.workload, p.news, p.run = w, w.News(), append(p.run, w.Run)
+	return p, nil
+}
+
+// runner runs the pod that proves the plugin layer.
+func (c *cluster) runner(client *kube.Client, node check.Node, log *slog.Logger, registry *prometheus.Registry) *workload.Runner {
+	return workload.New(workload.Config{
 		Client: client, Node: c.node, BootID: node.BootID, Namespace: c.namespace, Image: c.image, Timeout: c.timeout,
+		PullPolicy: corev1.PullPolicy(c.pullPolicy), PullSecrets: c.pullSecrets, RuntimeClass: c.runtimeClass,
 		OwnerName: c.podName, OwnerUID: c.podUID,
 		Allocated: func(ctx context.Context, pod string) ([]string, error) {
 			kubelet, err := plugin.AskKubelet(ctx, node.Root.Path(node.PodResources))
@@ -227,8 +246,6 @@ func (c *cluster) parts(node check.Node, status *choice.Status, log *slog.Logger
 		},
 		Injects: func() workload.Injects { return injects(node) },
 	}, log, registry)
-	p.workload, p.news, p.run = w, w.News(), append(p.run, w.Run)
-	return p, nil
 }
 
 // injects is what kubelet and toolkit say of how containers get their devices.

@@ -27,6 +27,7 @@ import (
 type options struct {
 	flags *pflag.FlagSet
 	env   map[string]string
+	short map[string]string // letters of flags, where a command has them
 
 	hostRoot, driverRoot, devRoot, stateDir, outputDir, cdiDir string
 	podResources, vectorAdd, logFormat                         string
@@ -54,7 +55,7 @@ func (o *options) named(flag, variable string) { o.env[flag] = variable }
 func (o *options) places() {
 	f := o.flags
 	f.StringVar(&o.hostRoot, "host-root", "/", "where the host's root is seen")
-	f.StringVar(&o.outputDir, "output-dir", readiness.DefaultDir, "folder of the proofs, on the host")
+	f.StringVarP(&o.outputDir, "output-dir", o.short["output-dir"], readiness.DefaultDir, "folder of the proofs, on the host")
 	f.StringVar(&o.stateDir, "state-dir", "/run/nvidia/gpuready", "folder of the components' states, on the host")
 	maps.Copy(o.env, map[string]string{"host-root": "HOST_ROOT", "output-dir": "OUTPUT_DIR", "state-dir": "GPUREADY_STATE_DIR"})
 }

@@ -104,7 +104,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	changed := make(chan struct{}, 1)
 	group.Go(func() error {
-		return watch(ctx, d.Node, func() {
+		return Watch(ctx, d.Node, func() {
 			// What components say is news by itself: a check takes its time, and
 			// one that asks a GPU that hangs takes minutes.
 			d.tellAgain()

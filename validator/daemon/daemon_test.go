@@ -397,7 +397,7 @@ func TestTheWatchEndsWithAnErrorOfItsOwn(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("enough"))
 	b := newBench(t)
-	require.ErrorIs(t, watch(ctx, b.d.Node, func() {}), context.Canceled)
+	require.ErrorIs(t, Watch(ctx, b.d.Node, func() {}), context.Canceled)
 }
 
 // told collects what is handed over to be said.

@@ -16,9 +16,9 @@ var libraryDirs = []string{
 	"usr/lib/x86_64-linux-gnu/nvidia/current", "usr/lib/aarch64-linux-gnu/nvidia/current", "usr/local/nvidia/lib64",
 }
 
-// watch calls changed once at once and whenever something that a layer depends
+// Watch calls changed once at once and whenever something that a layer depends
 // on may have changed, until ctx ends.
-func watch(ctx context.Context, node check.Node, changed func()) error {
+func Watch(ctx context.Context, node check.Node, changed func()) error {
 	return host.Watch(ctx, files(node), mountable(node), changed)
 }
 

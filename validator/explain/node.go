@@ -35,6 +35,11 @@ func FromNode(node check.Node, proofs, name string, now time.Time) Road {
 	}
 	r.offer(node)
 	r.split()
+	for _, l := range readiness.Optional() {
+		if status, err := readiness.Read(proofs, l, node.BootID); err == nil {
+			r.Notes = append(r.Notes, beside(l, status))
+		}
+	}
 	if silent {
 		r.Notes = append(r.Notes, "the validator's daemon has said nothing in this boot: see that gpu-validator daemon runs on this node (DaemonSet nvidia-operator-validator), or prove the layers now with gpu-validator run")
 	}
@@ -88,6 +93,14 @@ func (r *Road) word(l readiness.Layer, c nodestate.Component, said nodestate.Sta
 		}
 		s.Notes = append(s.Notes, text+": "+said.Message)
 	}
+}
+
+// beside is what came of an optional layer that was asked for.
+func beside(l readiness.Layer, s readiness.Status) string {
+	if s.Proof != nil {
+		return fmt.Sprintf("%s: ok: %s", l, s.Proof.Summary)
+	}
+	return fmt.Sprintf("%s: %s: %s; %s", l, s.Refusal.Reason, s.Refusal.Message, s.Refusal.Action)
 }
 
 // offer is what the device plugin has told the kubelet, and what it holds back.

@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"time"
@@ -72,7 +73,7 @@ func (c Config) pod(resourceName string) *corev1.Pod {
 				SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 			},
 			Containers: []corev1.Container{{
-				Name: container, Image: c.Image, ImagePullPolicy: corev1.PullIfNotPresent, Command: Command,
+				Name: container, Image: c.Image, ImagePullPolicy: cmp.Or(c.PullPolicy, corev1.PullIfNotPresent), Command: Command,
 				// What it says itself, and where it could not say anything, its last lines.
 				TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 				SecurityContext: &corev1.SecurityContext{
@@ -87,6 +88,12 @@ func (c Config) pod(resourceName string) *corev1.Pod {
 				},
 			}},
 		},
+	}
+	if c.RuntimeClass != "" {
+		p.Spec.RuntimeClassName = &c.RuntimeClass
+	}
+	for _, secret := range c.PullSecrets {
+		p.Spec.ImagePullSecrets = append(p.Spec.ImagePullSecrets, corev1.LocalObjectReference{Name: secret})
 	}
 	if c.OwnerName != "" && c.OwnerUID != "" {
 		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: c.OwnerName, UID: types.UID(c.OwnerUID)}}

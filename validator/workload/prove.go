@@ -25,6 +25,10 @@ type Config struct {
 	Namespace string
 	Image     string // the validator's own: it has the sample in it
 	Timeout   time.Duration
+	// How the image is had and the pod is run, where that is not as usual.
+	PullPolicy   corev1.PullPolicy // "" is IfNotPresent
+	PullSecrets  []string
+	RuntimeClass string
 	// The pod that this process is in: with it, what it left goes, too.
 	OwnerName, OwnerUID string
 	// Allocated asks the kubelet for the devices that a pod, "namespace/name", holds;

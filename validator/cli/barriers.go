@@ -1,0 +1,44 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/gpuready/gpuready/internal/metrics"
+	"github.com/gpuready/gpuready/internal/readiness"
+)
+
+// barriers serves the gauges that dashboards of the reference's node status exporter
+// know, read from the files when they are asked for: a file from another boot is 0.
+func barriers(ctx context.Context, port int, dir, boot, node string) error {
+	registry := metrics.NewRegistry()
+	gauge := func(name, help string, value func() float64) {
+		registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "gpu_operator_node_" + name, Help: help, ConstLabels: prometheus.Labels{"node": node}}, value))
+	}
+	started := float64(time.Now().Unix())
+	gauge("metrics_ready_ts_seconds", "When this program was started.", func() float64 { return started })
+	for _, l := range readiness.Layers() {
+		gauge(string(l)+"_ready", fmt.Sprintf("1 if %s is proven in this boot, else 0.", l), func() float64 {
+			if s, err := readiness.Read(dir, l, boot); err != nil || s.Proof == nil {
+				return 0
+			}
+			return 1
+		})
+	}
+	gauge("device_plugin_devices_total", "What the kubelet could allocate when plugin was proven; -1: it is not.", func() float64 {
+		s, err := readiness.Read(dir, readiness.Plugin, boot)
+		if err != nil || s.Proof == nil {
+			return -1
+		}
+		total := 0
+		for _, n := range s.Proof.Resources {
+			total += n
+		}
+		return float64(total)
+	})
+	return metrics.Serve(ctx, fmt.Sprintf(":%d", port), registry, func() error { return nil })
+}

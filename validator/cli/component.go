@@ -1,0 +1,254 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/metrics"
+	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/validator/check"
+	"github.com/gpuready/gpuready/validator/kube"
+	"github.com/gpuready/gpuready/validator/step/vgpu"
+)
+
+const componentUsage = `Prove one layer as the nvidia-validator of NVIDIA's GPU Operator does, by the
+same names, flags and environment, and leave the same file, OUTPUT_DIR/<component>-ready,
+for those who wait for it. Also by the name nvidia-validator of the program. It is
+for pods that are written for that one, in place of the daemon and not beside it.
+
+With --with-wait it goes on until the layer is proven: not every few seconds but when
+something has changed, and each new reason is printed once. docs/validator.md has
+the table of what is taken, what is taken and does nothing, and what is refused.
+
+Examples:
+  COMPONENT=driver WITH_WAIT=true nvidia-validator
+  gpu-validator component --component nvidia-fs
+`
+
+// layerOf is what a component of the reference is here, and whether a layer that is
+// refused for one reason is enough for it.
+type layerOf struct {
+	layer  readiness.Layer
+	enough gpu.Reason
+}
+
+var componentsOf = map[string]layerOf{
+	"driver": {layer: readiness.Driver}, "toolkit": {layer: readiness.Toolkit}, "cuda": {layer: readiness.CUDA}, "plugin": {layer: readiness.Plugin},
+	"nvidia-peermem": {layer: readiness.Peermem}, "nvidia-fs": {layer: readiness.GDS}, "gdrcopy": {layer: readiness.GDRCopy},
+	"mofed": {layer: readiness.MOFED}, "vfio-pci": {layer: readiness.VFIO}, "vgpu-devices": {layer: readiness.VGPU},
+	// Who makes the devices waits for the manager.
+	"vgpu-manager": {layer: readiness.VGPU, enough: vgpu.ReasonDevices},
+}
+
+const componentMetrics = "metrics"
+
+// hostMount is where the reference's pods have the host's root.
+const hostMount = "/host"
+
+type componentFlags struct {
+	name                                              string
+	wait, workload, cleanup, skipValidation, skipInit bool
+	port, sleep                                       int
+	strategy, workloadConfig, installDir, installPath string
+	noDevChar                                         bool
+	kubeconfig                                        string
+	timeout                                           time.Duration
+}
+
+func (c *componentFlags) flags(o *options) {
+	f := o.flags
+	f.StringVarP(&c.name, "component", "c", "", "what to prove: "+strings.Join(componentNames(), ", "))
+	f.BoolVarP(&c.wait, "with-wait", "w", false, "go on until it is proven")
+	f.BoolVarP(&c.workload, "with-workload", "l", true, "run vectorAdd for cuda, and a pod that runs it for plugin")
+	f.BoolVarP(&c.cleanup, "cleanup-all", "r", false, "remove what the folder says of all components first; other files stay")
+	f.IntVarP(&c.port, "metrics-port", "p", 0, "with metrics: the port")
+	f.StringVar(&c.kubeconfig, "kubeconfig", "", "for plugin; empty: as the pod's service account")
+	f.DurationVar(&c.timeout, "timeout", 0, "for all of it; 0: for ever with --with-wait, else ten minutes")
+	f.IntVarP(&c.sleep, "sleep-interval-seconds", "s", 5, "does nothing: changes are waited for, not slept for")
+	f.StringVarP(&c.strategy, "mig-strategy", "m", "single", "does nothing: what the device plugin offers is asked for")
+	f.StringVarP(&c.workloadConfig, "default-gpu-workload-config", "g", "", "does nothing: a component that is named is checked")
+	f.StringVar(&c.installDir, "driver-install-dir", "", "a driver container's root, on the host; does nothing if --driver-root is given")
+	f.StringVar(&c.installPath, "driver-install-dir-ctr-path", "", "does nothing: the root is looked for below --host-root")
+	f.BoolVar(&c.noDevChar, "disable-dev-char-symlink-creation", false, "does nothing: links are checked, never made")
+	f.BoolVar(&c.skipInit, "driver-validation-skip-gpu-init", false, "refused: a driver that is not asked for its GPUs is not proven")
+	f.BoolVar(&c.skipValidation, "skip-validation", false, "refused: nothing is written that was not proven")
+	maps.Copy(o.env, map[string]string{
+		"component": "COMPONENT", "with-wait": "WITH_WAIT", "with-workload": "WITH_WORKLOAD", "cleanup-all": "CLEANUP_ALL",
+		"metrics-port": "METRICS_PORT", "kubeconfig": "KUBECONFIG", "timeout": "TIMEOUT", "sleep-interval-seconds": "SLEEP_INTERVAL_SECONDS",
+		"mig-strategy": "MIG_STRATEGY", "default-gpu-workload-config": "DEFAULT_GPU_WORKLOAD_CONFIG",
+		"driver-install-dir": "DRIVER_INSTALL_DIR", "driver-install-dir-ctr-path": "DRIVER_INSTALL_DIR_CTR_PATH",
+		"disable-dev-char-symlink-creation": "DISABLE_DEV_CHAR_SYMLINK_CREATION",
+		"driver-validation-skip-gpu-init":   "DRIVER_VALIDATION_SKIP_GPU_INIT", "skip-validation": "SKIP_VALIDATION",
+	})
+}
+
+func componentNames() []string {
+	return append(slices.Sorted(maps.Keys(componentsOf)), componentMetrics)
+}
+
+func (c *componentFlags) check(api cluster) error {
+	_, known := componentsOf[c.name]
+	switch {
+	case c.name == "cc-manager":
+		return usageError("the component cc-manager is not proven here: the confidential computing manager says by itself, in the Node's label nvidia.com/cc.ready.state, whether it is ready")
+	case !known && c.name != componentMetrics:
+		return usageError("no component %q; there are %s", c.name, strings.Join(componentNames(), ", "))
+	case c.skipValidation:
+		return usageError("--skip-validation: nothing is written that was not proven; leave the component out")
+	case c.skipInit:
+		return usageError("--driver-validation-skip-gpu-init: a driver that is not asked for its GPUs is not proven; for GPUs of virtual machines there is the component vfio-pci")
+	case c.name == componentMetrics && c.port == 0:
+		return usageError("the component metrics needs --metrics-port")
+	case c.name == string(readiness.Plugin) && c.workload && (api.node == "" || api.namespace == "" || api.image == ""):
+		return usageError("the component plugin runs a pod: it needs NODE_NAME, OPERATOR_NAMESPACE and VALIDATOR_IMAGE, or WITH_WORKLOAD=false")
+	case c.timeout < 0 || c.port < 0 || c.port > 65535:
+		return usageError("--timeout and --metrics-port: out of range")
+	}
+	return nil
+}
+
+func component(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	o := command("component", componentUsage, stdout)
+	var c componentFlags
+	var api cluster
+	o.short = map[string]string{"output-dir": "o", "node-name": "n"}
+	c.flags(o)
+	o.places()
+	o.checks()
+	o.logging()
+	api.flags(o)
+	o.env["namespace"] = "OPERATOR_NAMESPACE"
+	for _, none := range []string{"startup-taint", "startup-taint-manage", "startup-taint-settle"} {
+		_ = o.flags.MarkHidden(none)
+	}
+	rest, err := o.parse(args)
+	switch {
+	case err != nil:
+		return err
+	case len(rest) > 0:
+		return usageError("component takes no arguments; did you mean --component %s?", rest[0])
+	}
+	if api.namespace == "" {
+		api.namespace = os.Getenv("POD_NAMESPACE")
+	}
+	if err := errors.Join(c.check(api), api.check()); err != nil {
+		return err
+	}
+	if o.hostRoot == "/" && isDir(hostMount+"/usr") {
+		o.hostRoot = hostMount
+	}
+	if o.driverRoot == "" && c.installDir != "" && isDir(filepath.Join(o.hostRoot, c.installDir)) {
+		o.driverRoot = c.installDir
+	}
+	if c.cleanup {
+		if err := cleanup(o.outputDir); err != nil {
+			return err
+		}
+	}
+	if c.name == componentMetrics {
+		node, err := o.node()
+		if err != nil {
+			return err
+		}
+		defer func() { _ = node.Root.Close() }()
+		return barriers(ctx, c.port, o.outputDir, node.BootID, api.node)
+	}
+	return c.prove(ctx, o, api, stderr)
+}
+
+func isDir(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
+}
+
+// cleanup removes what is said of any component, by the reference's names and ours.
+func cleanup(dir string) error {
+	names := componentNames()
+	for _, l := range slices.Concat(readiness.Layers(), readiness.Optional()) {
+		names = append(names, string(l))
+	}
+	var wrong []error
+	for _, name := range names {
+		wrong = append(wrong, readiness.Clear(dir, readiness.Layer(name)))
+	}
+	return errors.Join(wrong...)
+}
+
+// prove makes the road and what it needs, and follows it.
+func (c *componentFlags) prove(ctx context.Context, o *options, api cluster, stderr io.Writer) error {
+	timeout := c.timeout
+	if timeout == 0 && !c.wait {
+		timeout = 10 * time.Minute
+	}
+	if timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, timeout, fmt.Errorf("%v are over", timeout))
+		defer cancel()
+	}
+	node, err := o.node()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = node.Root.Close() }()
+	of := componentsOf[c.name]
+	s := &standin{componentFlags: c, layerOf: of, node: node, dir: o.outputDir, out: &lines{w: stderr}}
+	r := road(nil, []readiness.Layer{of.layer})
+	group, ctx := errgroup.WithContext(ctx)
+	ctx, stop := context.WithCancel(ctx)
+	if of.layer == readiness.Plugin && c.workload {
+		log, err := o.logger(stderr)
+		if err != nil {
+			stop()
+			return err
+		}
+		client, err := api.client(c.kubeconfig)
+		if err != nil {
+			stop()
+			return fmt.Errorf("the API server: %w", err)
+		}
+		defer client.Close()
+		runner := api.runner(client, node, log, metrics.NewRegistry())
+		r, s.news = road(runner, nil), runner.News()
+		group.Go(func() error { return unlessCanceled(runner.Run(ctx)) })
+	}
+	r.Steps = slices.DeleteFunc(r.Steps, func(step check.Step) bool { return step.Layer != of.layer })
+	for i := range r.Steps {
+		// The layer is asked for by itself: only the driver is under it.
+		if r.Steps[i].Basis == check.OnAll {
+			r.Steps[i].Basis = check.OnDriver
+		}
+	}
+	s.road = r
+	group.Go(func() error {
+		defer stop()
+		return s.run(ctx)
+	})
+	return group.Wait()
+}
+
+// client is the reference's way to the API server.
+func (c *cluster) client(kubeconfig string) (*kube.Client, error) {
+	if kubeconfig != "" {
+		config, err := kube.Kubeconfig(kubeconfig, "")
+		if err != nil {
+			return nil, err
+		}
+		return kube.New(config)
+	}
+	config, err := kube.Config(c.server, c.account)
+	if err != nil {
+		return nil, err
+	}
+	return kube.New(config)
+}

@@ -1,0 +1,93 @@
+package cli
+
+import (
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/validator/check"
+	"github.com/gpuready/gpuready/validator/step/vgpu"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// standFor is a stand-in for a component whose layer comes out as given.
+func standFor(t *testing.T, name string, o check.Outcome) *standin {
+	t.Helper()
+	root, err := host.Open(t.TempDir())
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, root.Close()) })
+	of := componentsOf[name]
+	return &standin{componentFlags: &componentFlags{name: name, workload: true}, layerOf: of, dir: t.TempDir(), out: &lines{w: io.Discard},
+		node: check.Node{Root: root, BootID: "b", StateDir: "/states", PodResources: "/socket"},
+		road: check.Road{
+			Driver: func(context.Context, check.Node) (check.Driver, check.Outcome) {
+				return check.Driver{}, check.Pass(readiness.Proof{Driver: &nodestate.DriverInfo{Root: "/", Version: "1"}})
+			},
+			Steps: []check.Step{{Layer: of.layer, Basis: check.OnHost, Check: func(context.Context, check.Node, check.Driver) check.Outcome { return o }}},
+		}}
+}
+
+func TestTheManagerIsEnoughForWhoMakesTheDevices(t *testing.T) {
+	missing := check.Fail(vgpu.ReasonDevices, "there is no vGPU", "make one")
+	s := standFor(t, "vgpu-manager", missing)
+	require.NoError(t, s.run(t.Context()))
+	require.FileExists(t, filepath.Join(s.dir, "vgpu-manager-ready"))
+
+	s = standFor(t, "vgpu-devices", missing)
+	require.ErrorContains(t, s.run(t.Context()), "vgpu-devices: VGPUDevicesMissing: there is no vGPU; make one")
+	require.FileExists(t, filepath.Join(s.dir, "vgpu-devices-notready"))
+	s = standFor(t, "vgpu-manager", check.Fail(vgpu.ReasonManager, "it is not loaded", "load it"))
+	require.ErrorContains(t, s.run(t.Context()), "VGPUManagerNotLoaded")
+}
+
+func TestTheStandInSaysWhyItEnded(t *testing.T) {
+	s := standFor(t, "mofed", check.NoGPU("none"))
+	require.NoError(t, s.run(t.Context()), "nothing to prove")
+	require.NoFileExists(t, filepath.Join(s.dir, "mofed-ready"))
+
+	s = standFor(t, "mofed", check.Fail("MOFEDNotLoaded", "it is not loaded", "load it"))
+	s.wait = true
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorContains(t, s.run(ctx), "interrupted: mofed is not proven")
+}
+
+// The table of the page and that of --help have every exit code.
+func TestEveryExitCodeIsDocumented(t *testing.T) {
+	data, err := os.ReadFile("../../docs/validator.md")
+	require.NoError(t, err)
+	_, page, found := strings.Cut(string(data), "\n## Exit codes\n")
+	require.True(t, found)
+	page, _, _ = strings.Cut(page, "\n## ")
+	for _, text := range []string{page, exitHelp} {
+		for _, code := range []int{exitOK, exitFailed, exitUsage, exitTimeout} {
+			require.Contains(t, strings.NewReplacer("| ", "  ", "  ", " ").Replace(text), strconv.Itoa(code), text)
+		}
+		for l, code := range layerCodes {
+			if code >= exitPeermem {
+				require.Contains(t, text, "30 to 36")
+			} else {
+				require.Contains(t, text, strconv.Itoa(code))
+			}
+			require.Contains(t, text, string(l))
+		}
+	}
+}
+
+func TestTheNameOfTheReferenceIsACommand(t *testing.T) {
+	require.Equal(t, []string{"component", "-c", "driver"}, Args([]string{"/usr/bin/nvidia-validator", "-c", "driver"}))
+	require.Equal(t, []string{"run"}, Args([]string{"/usr/bin/gpu-validator", "run"}))
+	require.Empty(t, Args([]string{"gpu-validator"}))
+	require.Empty(t, Args(nil))
+}
