@@ -5,6 +5,7 @@ package samples
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -168,6 +169,21 @@ func TestEveryHelpNamesFlagsEnvironmentAndExitCodes(t *testing.T) {
 		}
 		require.Contains(t, a.stdout, "Exit codes: 0 passed; 1 ")
 		require.True(t, strings.HasPrefix(start(t, name, "", []string{"--version"}).stdout, name+" "))
+	}
+}
+
+func TestEverySampleIsBuiltShippedAndDescribed(t *testing.T) {
+	for path, form := range map[string]string{
+		"Makefile": `(?m)^SAMPLES .*\b%s\b`,
+		"deployments/images/cuda-samples/Containerfile": `(?m)^COPY .*\b%s\b`,
+		"deployments/images/validator/Containerfile":    `(?m)^COPY .*\b%s\b`,
+		"docs/samples.md": `(?m)^## %s$`,
+	} {
+		text, err := os.ReadFile(filepath.Join("..", path))
+		require.NoError(t, err)
+		for _, name := range names(t) {
+			require.Regexp(t, fmt.Sprintf(form, name), string(text), path)
+		}
 	}
 }
 
