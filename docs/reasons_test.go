@@ -162,6 +162,35 @@ func TestEveryReasonOfTheToolkitIsDocumented(t *testing.T) {
 	agree(t, "toolkit.md", reasons, documented(t, "toolkit.md", true))
 }
 
+// A reason of the validator has a row of three columns: the reason, what it means, and what
+// to do next. Those that it hands on of others are on their pages.
+func TestEveryReasonOfTheValidatorIsDocumented(t *testing.T) {
+	reasons, preflight := map[string]bool{}, map[string]bool{}
+	sources(t, "../validator", func(path string, f *ast.File) {
+		if strings.Contains(filepath.ToSlash(path), "/preflight/") {
+			maps.Copy(preflight, reasonsOf(f))
+		} else {
+			maps.Copy(reasons, reasonsOf(f))
+		}
+	})
+	require.Greater(t, len(reasons), 60, "reasons are looked for")
+	require.Greater(t, len(preflight), 8, "reasons are looked for")
+	agree(t, "validator.md", reasons, documented(t, "validator.md", true))
+	for reason := range preflight {
+		require.True(t, documented(t, "preflight.md", false)[reason] || reasons[reason], "%s: a reason without a line in preflight.md", reason)
+	}
+	_, text, _ := strings.Cut(read(t, "validator.md"), "\n## Reasons\n")
+	text, _, _ = strings.Cut(text, "\n## ")
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "| `") {
+			cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), " | ")
+			require.Len(t, cells, 3, line)
+			require.NotEmpty(t, strings.TrimSpace(cells[1]), line)
+			require.NotEmpty(t, strings.TrimSpace(cells[2]), line)
+		}
+	}
+}
+
 var metric = regexp.MustCompile(`^gpuready_[a-z_]+$`)
 
 // Metrics that a registry in another package's test does not show are found by their names.

@@ -389,7 +389,7 @@ func TestTheDaemonFollowsTheNode(t *testing.T) {
 	// A CDI spec goes: what was proven is not any more, and is again.
 	spec := r.path(cdi.DynamicDir + "/gpuready.yaml")
 	require.NoError(t, os.Rename(spec, spec+".away"))
-	r.until(readiness.Toolkit, refused("CDINameUnresolvable"))
+	r.until(readiness.Toolkit, refused("CDISpecMissing"))
 	r.until(readiness.Plugin, refused("NotRun"))
 	require.NoFileExists(t, filepath.Join(dir, "toolkit-ready"))
 	require.NoError(t, os.Rename(spec+".away", spec))
@@ -577,4 +577,28 @@ func TestWhatTheNodeChoosesIsLeftForThoseWithoutAToken(t *testing.T) {
 	server.Restart()
 	label("shared")
 	chosen("shared")
+}
+
+func TestOptionalLayersAreCheckedWhereTheyAreAskedFor(t *testing.T) {
+	r := newRig(t)
+	r.driver(1)
+	r.toolkit(r.gpus()...)
+	exit, out, _ := r.run(r.args("run", "--allow-simulated", "--layers", "driver,gds")...)
+	require.Equal(t, 31, exit, out)
+	require.Contains(t, out, "GDSModuleNotLoaded: the kernel module nvidia_fs is not loaded")
+	require.NotContains(t, out, "not asked for", "only these layers are wanted")
+
+	exit, out, _ = r.run(r.args("run", "--allow-simulated", "--optional", "vfio,fabric", "-o", "json")...)
+	require.Equal(t, 13, exit, "the first that fails is the plugin's: %s", out)
+	var parsed struct{ Layers []struct{ Layer, Outcome string } }
+	require.NoError(t, json.Unmarshal([]byte(out), &parsed))
+	require.Len(t, parsed.Layers, len(readiness.Layers())+len(readiness.Optional()))
+	for _, l := range parsed.Layers {
+		if l.Layer == "peermem" || l.Layer == "mofed" || l.Layer == "vgpu" {
+			require.Equal(t, "not asked for", l.Outcome, l.Layer)
+		}
+	}
+	exit, _, said := r.run(r.args("run", "--optional", "cuda")...)
+	require.Equal(t, 2, exit)
+	require.Contains(t, said, "no layer \"cuda\"; there are peermem, gds")
 }
