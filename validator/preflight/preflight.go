@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/preflight/judge"
 	"github.com/gpuready/gpuready/validator/preflight/result"
@@ -56,7 +57,7 @@ func Run(ctx context.Context, o Options) (result.Result, check.Outcome) {
 	r.Time, r.Notes = start.UTC(), outcome.Notes
 
 	w := watch(ctx, o.Node)
-	b := bench{o: o, driver: d, watch: w, start: start}
+	b := bench{o: o, driver: d, watch: w, start: start, near: near(o.Node.Root, d.Units())}
 	if late := time.Since(start) - readable; late > 0 {
 		b.start = start.Add(late)
 		r.Notes = append(r.Notes, fmt.Sprintf("NVML took %.1f s to begin, for which the samples were given more time: see that nvidia-persistenced runs", (late+readable).Seconds()))
@@ -98,6 +99,21 @@ type bench struct {
 	driver check.Driver
 	watch  *watching
 	start  time.Time
+	near   map[gpu.UUID][]int // processors of the device's NUMA node
+}
+
+// near finds the processors beside each device.
+func near(root *host.Root, units []check.Unit) map[gpu.UUID][]int {
+	all := map[gpu.UUID][]int{}
+	for _, u := range units {
+		if u.GPU.NUMANode >= 0 {
+			list, err := root.ReadFile(fmt.Sprintf("/sys/devices/system/node/node%d/cpulist", u.GPU.NUMANode), 4096)
+			if err == nil {
+				all[u.UUID] = sample.ParseCPUs(string(list))
+			}
+		}
+	}
+	return all
 }
 
 // run runs the phases one after the other, each on all devices at once, so that
@@ -125,6 +141,9 @@ func (b bench) run(ctx context.Context) []judge.Run {
 			}
 		}
 		group.Wait()
+		if p.link {
+			b.alone(ctx, p, units, all, end)
+		}
 		for _, list := range all {
 			for _, r := range list {
 				hung[r.Device] = hung[r.Device] || r.Outcome == sample.NoResult
@@ -149,6 +168,24 @@ func (b bench) device(ctx context.Context, p phase, u check.Unit, end time.Time)
 	return runs
 }
 
+// alone measures those GPUs once more, one after the other, whose link to the host
+// missed its limit: links may share a switch, or the host's memory may be slower
+// than all of them together, which is no GPU's fault.
+func (b bench) alone(ctx context.Context, p phase, units []check.Unit, all [][]judge.Run, end time.Time) {
+	for i, u := range units {
+		if len(units) == 1 || len(all[i]) != 1 || all[i][0].Outcome != sample.Passed || b.driver.Info.Simulated {
+			continue
+		}
+		g := result.GPU{UUID: u.UUID, Product: u.GPU.Product, Compute: u.GPU.Compute.String(), Condition: b.watch.last(u.GPU.UUID)}
+		if u.UUID.IsMIG() || !judge.HostLinkMissed(g, all[i][0].Answer.Figures, b.o.Table) {
+			continue
+		}
+		if again := b.one(ctx, p.samples[0], smaller, []gpu.UUID{u.UUID}, end); again.Outcome == sample.Passed {
+			judge.TakeHostLink(&all[i][0].Answer, again.Answer)
+		}
+	}
+}
+
 // peers runs a sample once on all GPUs that can have peers: MIG devices have none,
 // and what a GPU sends that did not pass until then would be held against the others.
 func (b bench) peers(ctx context.Context, p phase, units []check.Unit, wrong map[gpu.UUID]bool, end time.Time) []judge.Run {
@@ -169,8 +206,10 @@ func (b bench) peers(ctx context.Context, p phase, units []check.Unit, wrong map
 }
 
 func (b bench) one(ctx context.Context, name string, args func(bool) []string, ids []gpu.UUID, end time.Time) sample.Result {
-	left := time.Until(end)
-	j := sample.Job{Name: name, Path: b.o.Find(name), Devices: ids, LibDir: b.driver.LibDir, Timeout: left}
+	j := sample.Job{Name: name, Path: b.o.Find(name), Devices: ids, LibDir: b.driver.LibDir, Timeout: time.Until(end)}
+	if len(ids) == 1 {
+		j.CPUs = b.near[ids[0]]
+	}
 	if args != nil {
 		j.Args = args(b.driver.Info.Simulated)
 	}

@@ -2,6 +2,7 @@ package preflight
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -76,6 +77,18 @@ func (w *watching) loaded(is bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.busy = is
+}
+
+// last is the condition that a GPU told last, nil where it told none.
+func (w *watching) last(id gpu.UUID) *gpu.Condition {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, r := range slices.Backward(w.readings) {
+		if c, has := r.Conditions[id]; has {
+			return &c
+		}
+	}
+	return nil
 }
 
 // end reads once more and returns all that was told.

@@ -168,6 +168,20 @@ func TestSpeedsAreJudgedByLimitAndByTheirEquals(t *testing.T) {
 	require.Contains(t, r.GPUs[3].Findings[0].Message, "expected 63.0 GB/s (PCIe generation 5 ×16)")
 }
 
+func TestALinkToTheHostThatMissesItsLimitIsMeasuredAlone(t *testing.T) {
+	g := result.GPU{Product: "NVIDIA H200", Compute: "9.0", Condition: &gpu.Condition{PCIe: gpu.PCIe{MaxGeneration: 5, MaxWidth: 16}}}
+	figures := func(copied, host, device float64) []sample.Figure {
+		return []sample.Figure{{Name: "copy", Unit: "B/s", Value: copied, Peak: 4.8e12}, {Name: "hostToDevice", Unit: "B/s", Value: host}, {Name: "deviceToHost", Unit: "B/s", Value: device}}
+	}
+	require.False(t, HostLinkMissed(g, figures(1e12, 55e9, 55e9), table(t)), "copy is not the link")
+	require.True(t, HostLinkMissed(g, figures(4.5e12, 55e9, 30e9), table(t)))
+	require.False(t, HostLinkMissed(result.GPU{}, figures(4.5e12, 55e9, 30e9), table(t)), "nobody knows the limit")
+	a := sample.Answer{Figures: figures(4.5e12, 55e9, 30e9)}
+	TakeHostLink(&a, sample.Answer{Figures: figures(4.6e12, 54e9, 56e9)})
+	require.Equal(t, figures(4.5e12, 55e9, 56e9), a.Figures)
+	require.Equal(t, []string{"deviceToHost: measured alone; 30.0 GB/s while all GPUs used their links"}, a.Notes)
+}
+
 func TestAnUnknownProductIsShownAndNotJudged(t *testing.T) {
 	s, r := node("h100-sxm", 1)
 	r.GPUs[0].Product = "NVIDIA Future"

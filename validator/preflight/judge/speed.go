@@ -52,6 +52,35 @@ func figure(g *result.GPU, f sample.Figure, t threshold.Table, simulated bool) r
 	return out
 }
 
+// HostLinkMissed says whether a device that is like g missed the limit of its link
+// to the host, which many GPUs that use theirs at once may share.
+func HostLinkMissed(g result.GPU, figures []sample.Figure, t threshold.Table) bool {
+	product, _ := t.Product(g.Product)
+	for _, f := range figures {
+		if f.Name != threshold.HostToDevice && f.Name != threshold.DeviceToHost || f.Value <= 0 {
+			continue
+		}
+		value, _ := expected(&g, f, t)
+		if f.Value < value*t.Share(f.Name, product, g.Compute) {
+			return true
+		}
+	}
+	return false
+}
+
+// TakeHostLink takes from a run of the device alone what is better of its link to
+// the host, and notes what it was with all at once.
+func TakeHostLink(a *sample.Answer, alone sample.Answer) {
+	for i, f := range a.Figures {
+		for _, own := range alone.Figures {
+			if own.Name == f.Name && (f.Name == threshold.HostToDevice || f.Name == threshold.DeviceToHost) && own.Value > f.Value {
+				a.Figures[i].Value = own.Value
+				a.Notes = append(a.Notes, fmt.Sprintf("%s: measured alone; %s while all GPUs used their links", f.Name, Speed(f.Value, f.Unit)))
+			}
+		}
+	}
+}
+
 func action(name string) string {
 	switch name {
 	case threshold.HostToDevice, threshold.DeviceToHost:

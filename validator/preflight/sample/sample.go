@@ -44,6 +44,7 @@ type Job struct {
 	Path    string // of the program; "" where there is none
 	Args    []string
 	Devices []gpu.UUID // what it sees
+	CPUs    []int      // on which it is to run; nil: anywhere
 	LibDir  string     // of the driver's libraries
 	Timeout time.Duration
 }
@@ -132,7 +133,10 @@ func Run(ctx context.Context, j Job) Result {
 	cmd.WaitDelay = grace
 
 	start := time.Now()
-	err := cmd.Run()
+	err := startNear(cmd, j.CPUs)
+	if err == nil {
+		err = cmd.Wait()
+	}
 	r := judge(j, err, stdout.kept.Bytes(), stderr.kept.String())
 	r.Elapsed = time.Since(start)
 	if ctx.Err() != nil && r.Outcome != Passed {

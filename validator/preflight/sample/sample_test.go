@@ -88,6 +88,23 @@ func TestASampleThatIsNotThere(t *testing.T) {
 	require.Contains(t, r.Message, "no such file")
 }
 
+func TestASampleRunsOnTheProcessorsThatItIsGiven(t *testing.T) {
+	j := job(t, `grep -q "Cpus_allowed_list:.0$" /proc/self/status && echo '`+good+`'`)
+	j.CPUs = []int{0}
+	r := Run(t.Context(), j)
+	require.Equal(t, Passed, r.Outcome, r.Message)
+	j = job(t, `echo '`+good+`'`)
+	j.CPUs = []int{900} // there is none
+	require.Equal(t, Passed, Run(t.Context(), j).Outcome)
+}
+
+func TestParseCPUs(t *testing.T) {
+	require.Equal(t, []int{0, 1, 2, 8, 10, 11}, ParseCPUs("0-2,8,10-11\n"))
+	for _, bad := range []string{"", "x", "3-1", "0-99999999", "-1", "1,"} {
+		require.Empty(t, ParseCPUs(bad), bad)
+	}
+}
+
 func FuzzJudge(f *testing.F) {
 	f.Add([]byte(good), "last words")
 	f.Add([]byte(`{"passed": true, "wrong": [{"address": "0x7f", "want": 1, "got": "2"}]}`), "")
