@@ -51,6 +51,7 @@ func golden(t *testing.T, name string, have []byte) {
 // show compares what a person sees.
 func show(t *testing.T, name string, r Road) {
 	t.Helper()
+	asPublished(t, r)
 	var wide bytes.Buffer
 	require.NoError(t, r.Text(&wide, Look{Width: 100}))
 	golden(t, name+".txt", wide.Bytes())
