@@ -45,7 +45,7 @@ func Open() (*Driver, error) {
 		return nil, fmt.Errorf("%w: %w; is a driver installed on the host, and is the container given a GPU?", ErrNoLibrary, err)
 	}
 	d := new(Driver)
-	if err := d.api.bind(handle); err != nil {
+	if err := d.bind(handle); err != nil {
 		return nil, err
 	}
 	if _, err := purego.Dlsym(handle, "gpusim_simulated"); err == nil {

@@ -16,10 +16,10 @@ import (
 const maxElements = 1 << 30
 
 // How many elements there are at most where --elements does not say: many times
-// what a GPU works on at once, and what the simulator does in a moment.
+// what the grid holds, and what the simulator does in a moment, two for each thread.
 const (
 	usualElements     = 1 << 24
-	simulatedElements = 1 << 17
+	simulatedElements = 1 << 18
 )
 
 func main() { os.Exit(sample.Main(reduction())) }

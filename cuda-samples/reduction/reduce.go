@@ -4,6 +4,7 @@ import (
 	_ "embed"
 	"fmt"
 	"math"
+	"strings"
 
 	"github.com/gpuready/gpuready/cuda-samples/driver"
 	"github.com/gpuready/gpuready/cuda-samples/internal/sample"
@@ -67,16 +68,16 @@ func reduce(r *sample.Run, n int) (err error) {
 func (p *reducer) all(numbers []float32) error {
 	sizes := sizes(len(numbers))
 	for i, size := range sizes {
-		line := fmt.Sprintf("n = %d:", size)
+		line := []string{fmt.Sprintf("n = %d:", size)}
 		for _, o := range operations {
 			p.r.Progress(float64(i)/float64(len(sizes)), fmt.Sprintf("%s of %d elements", o.kernel, size))
 			got, err := p.one(o, numbers[:size])
 			if err != nil {
 				return err
 			}
-			line += fmt.Sprintf(" %s %v", o.kernel, got)
+			line = append(line, o.kernel, fmt.Sprint(got))
 		}
-		p.r.Printf("%s\n", line)
+		p.r.Printf("%s\n", strings.Join(line, " "))
 	}
 	return nil
 }

@@ -74,7 +74,7 @@ func TestEveryBitOfEveryBlockIsChecked(t *testing.T) {
 func TestSizes(t *testing.T) {
 	require.Equal(t, []int{1}, sizes(1))
 	require.Equal(t, []int{1, 33, 257, 300}, sizes(300))
-	require.Equal(t, []int{1, 33, 257, 4095, 1<<18 + 1, 1 << 24}, sizes(1<<24))
+	require.Equal(t, []int{1, 33, 257, 4095, 1<<17 + 1, 1 << 24}, sizes(1<<24))
 }
 
 func TestWrongUsageIsExplained(t *testing.T) {

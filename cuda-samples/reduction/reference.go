@@ -6,8 +6,8 @@ import (
 )
 
 const (
-	threads   = 256  // of a block; reduction.cu has the same number
-	maxBlocks = 1024 // of a launch
+	threads   = 256 // of a block; reduction.cu has the same number
+	maxBlocks = 512 // of a launch
 )
 
 // operation is one way to make one number out of two; none changes nothing.
