@@ -164,6 +164,20 @@ func TestThePreflightNamesTheGPUThatIsWrong(t *testing.T) {
 	}
 }
 
+// TestAGPUThatHangsHoldsUpNoOther lets a sample hang on the second of three GPUs.
+func TestAGPUThatHangsHoldsUpNoOther(t *testing.T) {
+	t.Parallel()
+	p := newPreflight(t, "h100-sxm", 3)
+	p.sample("vectoradd", `[ "$CUDA_VISIBLE_DEVICES" != `+string(p.gpusOf()[1].UUID)+" ] || sleep 1000\n"+fmt.Sprintf(speaks, ""))
+	r := p.result(43, "--timeout", "30s")
+	require.Len(t, r.GPUs[1].Runs, 1, "nothing more is tried on it")
+	require.Equal(t, gpu.Reason("NoResultInTime"), r.GPUs[1].Findings[0].Reason)
+	for _, i := range []int{0, 2} {
+		require.Len(t, r.GPUs[i].Runs, 6)
+		require.Empty(t, r.GPUs[i].Findings)
+	}
+}
+
 // TestThePreflightFindsWhatIsWrongWithTheRealSamples makes the second of three GPUs
 // wrong, in the driver, and lets the real samples find it.
 func TestThePreflightFindsWhatIsWrongWithTheRealSamples(t *testing.T) {
