@@ -590,7 +590,9 @@ func TestOptionalLayersAreCheckedWhereTheyAreAskedFor(t *testing.T) {
 
 	exit, out, _ = r.run(r.args("run", "--allow-simulated", "--optional", "vfio,fabric", "-o", "json")...)
 	require.Equal(t, 13, exit, "the first that fails is the plugin's: %s", out)
-	var parsed struct{ Layers []struct{ Layer, Outcome string } }
+	var parsed struct {
+		Layers []struct{ Layer, Outcome string }
+	}
 	require.NoError(t, json.Unmarshal([]byte(out), &parsed))
 	require.Len(t, parsed.Layers, len(readiness.Layers())+len(readiness.Optional()))
 	for _, l := range parsed.Layers {

@@ -152,3 +152,12 @@ func TestAnyReportCanBeParsed(t *testing.T) {
 		require.Equal(t, r.Result(), d.Result)
 	})
 }
+
+func TestANodeWhoseGPUsAreForVirtualMachinesHasPassed(t *testing.T) {
+	none := check.NoGPU("nothing to prove")
+	none.Layer = readiness.Driver
+	vfio := check.Pass(readiness.Proof{GPUs: 2, Summary: "2 of 2 GPUs are bound to vfio-pci"})
+	mofed := check.Pass(readiness.Proof{Summary: "nothing to drive"})
+	require.Equal(t, "PASSED", report(none, vfio).Result())
+	require.Equal(t, "NO GPU", report(none, mofed).Result())
+}
