@@ -70,7 +70,7 @@ bench: packages-build packages-containers packages-cluster ## measure: medians, 
 .PHONY: test-gpu
 test-gpu: packages-build ## run the component tests against this machine's own GPU; skipped, by name, where there is none
 	@$(MAKE) --no-print-directory -j2 BIN=bin/race RACE=1 build bin/race/demo
-	GPUREADY_BIN=$(CURDIR)/bin/race $(GO) test $(TAGS) -count=1 -v -run 'GPU' ./test/gpu/...
+	GPUREADY_BIN=$(CURDIR)/bin/race GPUREADY_MEASUREMENTS=$(CURDIR)/docs/measurements $(GO) test $(TAGS) -count=1 -v -run 'GPU' ./test/gpu/...
 
 .PHONY: check
 check: packages-build packages-generate packages-check $(BIN)/tools/golangci-lint ## formatting, vet, lint, manifests, generated files
