@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	_ "embed"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -114,7 +115,7 @@ func (t *tester) run(ctx context.Context, plan []planned) error {
 		}
 	}
 	err := t.bad.err(t.area)
-	if wrong, ok := err.(*sample.WrongError); ok {
+	if wrong, ok := errors.AsType[*sample.WrongError](err); ok {
 		for _, w := range wrong.Wrong {
 			t.r.Printf("%s (offset %d): expected %s, got %s by %s; bits that differ: %v\n", w.Address, w.Offset, w.Want, w.Got, w.Pattern, w.Bits)
 		}
