@@ -42,8 +42,8 @@ func (r Road) Text(w io.Writer, look Look) error {
 	if r.Source == "cluster" {
 		asked = "as the cluster knows it"
 	}
-	p.wrap("", "1", title)
-	p.wrap("", "2", asked+", "+r.Time.Format(time.RFC3339))
+	p.wrap("1", title)
+	p.wrap("2", asked+", "+r.Time.Format(time.RFC3339))
 	p.WriteString("\n")
 	if p.picture(r.Stretches) {
 		p.WriteString("\n")
@@ -56,13 +56,13 @@ func (r Road) Text(w io.Writer, look Look) error {
 	}
 	if len(r.Events) > 0 {
 		p.WriteString("\n")
-		p.wrap("", "1", "What it told lately")
+		p.wrap("1", "What it told lately")
 	}
 	for _, e := range r.Events {
 		p.event(e)
 	}
 	p.WriteString("\n")
-	p.wrap("", colors[r.state()], r.Result)
+	p.wrap(colors[r.state()], r.Result)
 	_, err := io.WriteString(w, p.String())
 	return err
 }
@@ -127,7 +127,7 @@ func (p *pen) stretch(s Stretch, last bool) {
 	if s.Reason != "" {
 		head += "  " + s.Reason
 	}
-	p.wrap("", colors[s.State], head)
+	p.wrap(colors[s.State], head)
 	line := "│ "
 	switch {
 	case last:
@@ -171,9 +171,9 @@ func (p *pen) under(line, mark, color, text string) {
 	}
 }
 
-func (p *pen) wrap(indent, color, text string) {
-	for _, part := range split(text, max(p.Width-len(indent), narrowest)) {
-		p.WriteString(indent + p.paint(color, part) + "\n")
+func (p *pen) wrap(color, text string) {
+	for _, part := range split(text, max(p.Width, narrowest)) {
+		p.WriteString(p.paint(color, part) + "\n")
 	}
 }
 

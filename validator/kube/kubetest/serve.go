@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
@@ -322,47 +323,11 @@ func merge(into, change map[string]any) {
 	}
 }
 
-// jsonPatch is as much of RFC 6902 as is asked for: test (null: there is none),
-// add, replace and remove of members of objects.
-func jsonPatch(document, patch []byte) ([]byte, error) {
-	var ops []struct {
-		Op, Path string
-		Value    any
-	}
-	if err := json.Unmarshal(patch, &ops); err != nil {
+// jsonPatch is RFC 6902, by the code of the API server.
+func jsonPatch(document, change []byte) ([]byte, error) {
+	patch, err := jsonpatch.DecodePatch(change)
+	if err != nil {
 		return nil, err
 	}
-	var root map[string]any
-	if err := json.Unmarshal(document, &root); err != nil {
-		return nil, err
-	}
-	for _, op := range ops {
-		parts := strings.Split(strings.TrimPrefix(op.Path, "/"), "/")
-		at := root
-		for _, p := range parts[:len(parts)-1] {
-			inner, ok := at[p].(map[string]any)
-			if !ok {
-				return nil, fmt.Errorf("json patch: nothing at %s", op.Path)
-			}
-			at = inner
-		}
-		last := parts[len(parts)-1]
-		_, there := at[last]
-		switch {
-		case op.Op == "test" && !reflect.DeepEqual(at[last], op.Value):
-			return nil, fmt.Errorf("json patch: test of %s failed", op.Path)
-		case op.Op == "test":
-		case op.Op == "add":
-			at[last] = op.Value
-		case !there:
-			return nil, fmt.Errorf("json patch: nothing at %s", op.Path)
-		case op.Op == "replace":
-			at[last] = op.Value
-		case op.Op == "remove":
-			delete(at, last)
-		default:
-			return nil, fmt.Errorf("json patch: no operation %q", op.Op)
-		}
-	}
-	return json.Marshal(root)
+	return patch.Apply(document)
 }
