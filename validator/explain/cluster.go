@@ -118,6 +118,11 @@ func (r *Road) ready(node *corev1.Node) {
 	}
 	at, rest, _ := strings.Cut(message, ": ")
 	found := slices.IndexFunc(r.Stretches, func(s Stretch) bool { return s.Name == at })
+	if l, err := readiness.ParseOptional(at); err == nil {
+		r.Beside = []Stretch{refusal(string(l), c, rest)}
+		found = len(r.Stretches)
+		message = "the layers of the road are proven"
+	}
 	switch {
 	case c.Status == corev1.ConditionTrue:
 		found = len(r.Stretches)
@@ -136,14 +141,20 @@ func (r *Road) ready(node *corev1.Node) {
 		}
 		return
 	}
-	s := &r.Stretches[found]
-	s.State, s.Since, s.Reason, s.Message = Broken, c.LastTransitionTime.Time, c.Reason, rest
+	r.Stretches[found] = refusal(r.Stretches[found].Name, c, rest)
+}
+
+// refusal is a stretch as the condition tells of it.
+func refusal(name string, c *corev1.NodeCondition, message string) Stretch {
+	s := Stretch{Name: name, State: Broken, Since: c.LastTransitionTime.Time, Reason: c.Reason, Message: message}
 	if c.Status == corev1.ConditionUnknown {
 		s.State = Waiting
+		return s
 	}
-	if what, action, has := cutLast(rest, "; "); has && s.State == Broken {
+	if what, action, has := cutLast(message, "; "); has {
 		s.Message, s.Action = what, action
 	}
+	return s
 }
 
 func cutLast(s, sep string) (before, after string, found bool) {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -51,6 +52,9 @@ func (r Road) Text(w io.Writer, look Look) error {
 	for i, s := range r.Stretches {
 		p.stretch(s, i == len(r.Stretches)-1)
 	}
+	for _, s := range r.Beside {
+		p.stretch(s, true)
+	}
 	for _, n := range r.Notes {
 		p.note("! ", "33", n)
 	}
@@ -75,10 +79,10 @@ func (r Road) JSON(w io.Writer) error {
 	return e.Encode(r)
 }
 
-// state is that of the road as a whole.
+// state is that of the road as a whole. What nobody asked for is left out.
 func (r Road) state() State {
-	for _, s := range r.Stretches {
-		if s.State != OK {
+	for _, s := range slices.Concat(r.Stretches, r.Beside) {
+		if s.State != OK && (s.State != Absent || r.Stretches[0].State == Absent) {
 			return s.State
 		}
 	}

@@ -59,6 +59,7 @@ type Road struct {
 	Simulated bool      `json:"simulated"`
 	Result    string    `json:"result"` // one line: where it ends, and why
 	Stretches []Stretch `json:"road"`
+	Beside    []Stretch `json:"beside,omitempty"` // the optional layers that were asked for
 	Notes     []string  `json:"notes,omitempty"`
 	Events    []Event   `json:"events,omitempty"` // oldest first
 }
@@ -102,6 +103,8 @@ func (r *Road) split() {
 	}
 }
 
+func broken(s Stretch) bool { return s.State == Broken }
+
 // finish says in one line what it comes to, and lets what is behind the end wait.
 func (r *Road) finish() {
 	var end *Stretch
@@ -119,6 +122,9 @@ func (r *Road) finish() {
 	switch {
 	case r.Stretches[0].State == Absent:
 		r.Result = "no GPU: " + r.Stretches[0].Message
+	case end == nil && slices.ContainsFunc(r.Beside, broken):
+		s := r.Beside[slices.IndexFunc(r.Beside, broken)]
+		r.Result = fmt.Sprintf("broken beside the road, at %s: %s", s.Name, s.Reason)
 	case end == nil:
 		r.Result = "ok: pods can use the GPUs of this node"
 		if r.Simulated {

@@ -141,7 +141,6 @@ func TestTheRoadOfANodeThatWorks(t *testing.T) {
 	s.proven(readiness.Plugin, 5*time.Minute, "nvidia.com/gpu: 2 allocatable; vectorAdd passed in a pod, 2.1 s from request to result")
 	s.says(nodestate.DevicePlugin, plugin(true, nodestate.Device{ID: gpu0, GPU: gpu0, Health: nodestate.Healthy},
 		nodestate.Device{ID: gpu1, GPU: gpu1, Health: nodestate.Unhealthy, Reason: "XID", Message: "XID 79 (the GPU has fallen off the bus)", Since: now.Add(-time.Hour)}))
-	require.NoError(t, readiness.WriteNotReady(s.dir, readiness.GDS, readiness.Refusal{BootID: boot, Reason: "GDSNotLoaded", Message: "no nvidia_fs", Action: "load it"}))
 	r := s.road()
 	require.Equal(t, "ok: pods can use the GPUs of this node; see what is marked !", r.Result)
 	showAll(t, "works", r)
@@ -200,6 +199,14 @@ func TestTheRoadSaysWhatIsWaitedFor(t *testing.T) {
 			s.says(nodestate.DevicePlugin, plugin(true, nodestate.Device{ID: gpu0, GPU: gpu0, Health: nodestate.Healthy}))
 			s.refused(readiness.Plugin, time.Second, readiness.Refusal{Reason: "WorkloadNotStarted", Message: "ErrImagePull", Action: "see the image"})
 		}, "broken at pod: WorkloadNotStarted"},
+		"beside the road": {func(s *site) {
+			for _, l := range readiness.Layers() {
+				s.proven(l, time.Hour, "works")
+			}
+			s.says(nodestate.DevicePlugin, plugin(true, nodestate.Device{ID: gpu0, GPU: gpu0, Health: nodestate.Healthy}))
+			s.proven(readiness.GDRCopy, time.Hour, "works")
+			s.refused(readiness.GDS, time.Minute, readiness.Refusal{Reason: "GDSNotLoaded", Message: "no nvidia_fs", Action: "load it"})
+		}, "broken beside the road, at gds: GDSNotLoaded"},
 		"a proof that is none": {func(s *site) {
 			require.NoError(t, os.MkdirAll(s.dir, 0o755))
 			require.NoError(t, os.WriteFile(filepath.Join(s.dir, "driver-ready"), []byte("LAYER=$(id)\n"), 0o644))
@@ -308,6 +315,9 @@ func TestTheRoadAsTheClusterKnowsIt(t *testing.T) {
 		"a proof is on its way": {change: func(n *corev1.Node) {
 			set(n, voice.ConditionType, "Unknown", "Proving", "plugin: a pod that requests nvidia.com/gpu is on its way")
 		}, want: "waiting at plugin: a pod that requests nvidia.com/gpu is on its way"},
+		"what was asked for beside the road": {change: func(n *corev1.Node) {
+			set(n, voice.ConditionType, "False", "GDSNotLoaded", "gds: no nvidia_fs; load it")
+		}, want: "broken beside the road, at gds: GDSNotLoaded"},
 		"no GPU in it": {change: func(n *corev1.Node) { set(n, voice.ConditionType, "False", "NoGPU", "the PCI bus has no NVIDIA GPU") }, want: "no GPU: the PCI bus has no NVIDIA GPU"},
 		"nobody speaks": {change: func(n *corev1.Node) { n.Status.Conditions = n.Status.Conditions[:1] },
 			after: func(s *kubetest.Server) { s.Remove("gpuready/nvidia-operator-validator-x") },

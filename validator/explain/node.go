@@ -27,7 +27,7 @@ func FromNode(node check.Node, proofs, name string, now time.Time) Road {
 	for _, l := range readiness.Layers() {
 		status, err := readiness.Read(proofs, l, node.BootID)
 		silent = silent && err != nil
-		r.proof(l, status, err)
+		*r.stretch(string(l)) = r.proof(string(l), status, err)
 		if c, has := components[l]; has {
 			said, err := node.State(c)
 			r.word(l, c, said, err)
@@ -37,7 +37,7 @@ func FromNode(node check.Node, proofs, name string, now time.Time) Road {
 	r.split()
 	for _, l := range readiness.Optional() {
 		if status, err := readiness.Read(proofs, l, node.BootID); err == nil {
-			r.Notes = append(r.Notes, beside(l, status))
+			r.Beside = append(r.Beside, r.proof(string(l), status, nil))
 		}
 	}
 	if silent {
@@ -48,35 +48,32 @@ func FromNode(node check.Node, proofs, name string, now time.Time) Road {
 }
 
 // proof is what the validator says of a layer.
-func (r *Road) proof(l readiness.Layer, status readiness.Status, err error) {
-	s := r.stretch(string(l))
-	switch {
-	case err != nil:
-		s.State, s.Message = Waiting, readiness.Unknown(err)
+func (r *Road) proof(name string, status readiness.Status, err error) Stretch {
+	if err != nil {
+		s := Stretch{Name: name, State: Waiting, Message: readiness.Unknown(err)}
 		if errors.Is(err, readiness.ErrInvalid) {
 			s.State, s.Reason, s.Action = Broken, "ProofInvalid", "restart gpu-validator, which writes the file anew"
 		}
-	case status.Proof != nil:
-		p := status.Proof
-		s.State, s.Since, s.Message = OK, p.Time, p.Summary
-		if p.Driver != nil && p.Driver.Simulated {
-			r.Simulated = true
-		}
-		if l == readiness.Driver {
+		return s
+	}
+	if p := status.Proof; p != nil {
+		r.Simulated = r.Simulated || p.Driver != nil && p.Driver.Simulated
+		if name == string(readiness.Driver) {
 			r.GPUs = p.Summary
 		}
-	default:
-		f := status.Refusal
-		s.State, s.Since, s.Reason, s.Message, s.Action = Broken, f.Time, string(f.Reason), f.Message, f.Action
-		switch f.Reason {
-		case check.ReasonNoGPU:
-			s.State, s.Action = Absent, ""
-		case check.ReasonNotRun:
-			*s = Stretch{Name: s.Name, State: Waiting}
-		case reasons.ReasonRunning:
-			s.State = Waiting
-		}
+		return Stretch{Name: name, State: OK, Since: p.Time, Message: p.Summary}
 	}
+	f := status.Refusal
+	s := Stretch{Name: name, State: Broken, Since: f.Time, Reason: string(f.Reason), Message: f.Message, Action: f.Action}
+	switch f.Reason {
+	case check.ReasonNoGPU:
+		s.State, s.Action = Absent, ""
+	case check.ReasonNotRun:
+		s = Stretch{Name: name, State: Waiting}
+	case reasons.ReasonRunning:
+		s.State = Waiting
+	}
+	return s
 }
 
 // word adds what a component says of itself where that is not all well.
@@ -93,14 +90,6 @@ func (r *Road) word(l readiness.Layer, c nodestate.Component, said nodestate.Sta
 		}
 		s.Notes = append(s.Notes, text+": "+said.Message)
 	}
-}
-
-// beside is what came of an optional layer that was asked for.
-func beside(l readiness.Layer, s readiness.Status) string {
-	if s.Proof != nil {
-		return fmt.Sprintf("%s: ok: %s", l, s.Proof.Summary)
-	}
-	return fmt.Sprintf("%s: %s: %s; %s", l, s.Refusal.Reason, s.Refusal.Message, s.Refusal.Action)
 }
 
 // offer is what the device plugin has told the kubelet, and what it holds back.
