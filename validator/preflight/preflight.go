@@ -6,6 +6,8 @@ package preflight
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -67,8 +69,17 @@ func Run(ctx context.Context, o Options) (result.Result, check.Outcome) {
 	o.Progress("judging")
 	seen.Readings, seen.Events, seen.Unheard = w.end()
 	judge.Judge(&r, seen, o.Table)
+	r.Notes = slices.DeleteFunc(r.Notes, func(note string) bool { return found(r, note) })
 	r.Seconds = time.Since(start).Round(time.Millisecond).Seconds()
 	return r, outcome
+}
+
+// found says whether a note of the driver's check is about a GPU of which there is
+// a finding, which says it better.
+func found(r result.Result, note string) bool {
+	return slices.ContainsFunc(r.GPUs, func(g result.GPU) bool {
+		return len(g.Findings) > 0 && strings.HasPrefix(note, fmt.Sprintf("GPU %s (%s", g.Index, g.UUID))
+	})
 }
 
 // blank is a result with all devices named.

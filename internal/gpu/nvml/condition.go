@@ -53,16 +53,18 @@ func (s *Source) Condition(ctx context.Context, id gpu.UUID) (gpu.Condition, err
 	})
 }
 
-// tell makes a call that a library need not have and a GPU need not answer.
+// tell makes a call that a library need not have and a GPU need not answer, or not
+// to us: a guest of a virtual machine is told less.
 func (s *Source) tell(name string, fn func() nvml.Return) (told bool, err error) {
 	if !s.has[name] {
 		return false, nil
 	}
-	ret := fn()
-	if ret == nvml.ERROR_NOT_SUPPORTED {
+	switch ret := fn(); ret {
+	case nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_NO_PERMISSION, nvml.ERROR_INVALID_ARGUMENT, nvml.ERROR_NOT_FOUND:
 		return false, nil
+	default:
+		return ret == nvml.SUCCESS, check(name, ret)
 	}
-	return ret == nvml.SUCCESS, check(name, ret)
 }
 
 func (s *Source) readECC(device nvml.Device, e *gpu.ECC) error {
@@ -131,7 +133,7 @@ func (s *Source) readNVLinks(device nvml.Device, l *gpu.NVLinks) error {
 		switch {
 		case ret == nvml.ERROR_INVALID_ARGUMENT:
 			return nil // no more links
-		case ret == nvml.ERROR_NOT_SUPPORTED:
+		case ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.ERROR_NO_PERMISSION:
 			continue
 		case ret != nvml.SUCCESS:
 			return check("nvmlDeviceGetNvLinkState", ret)

@@ -78,14 +78,16 @@ func TestAGPUTellsItsCondition(t *testing.T) {
 func TestWhatAGPUDoesNotTellIsLeftOut(t *testing.T) {
 	f, s := newFake(t, gputest.Node("t4", 1), Options{})
 	id := f.gpus[0].device.UUID
-	f.gpus[0].condition.answer = nvml.ERROR_NOT_SUPPORTED
 	s.has["nvmlDeviceGetRemappedRows"], s.has["nvmlDeviceGetNvLinkState"] = false, false
-	got, err := s.Condition(t.Context(), id)
-	require.NoError(t, err)
-	require.Equal(t, gpu.Condition{}, got)
+	for _, answer := range []nvml.Return{nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_NO_PERMISSION} {
+		f.gpus[0].condition.answer = answer
+		got, err := s.Condition(t.Context(), id)
+		require.NoError(t, err)
+		require.Equal(t, gpu.Condition{}, got)
+	}
 
 	f.gpus[0].condition.answer = nvml.ERROR_GPU_IS_LOST
-	_, err = s.Condition(t.Context(), id)
+	_, err := s.Condition(t.Context(), id)
 	require.ErrorContains(t, err, "nvmlDeviceGetTotalEccErrors: the GPU is lost")
 	_, err = s.Condition(t.Context(), "GPU-00000000-0000-0000-0000-000000000000")
 	require.ErrorContains(t, err, "not found")
