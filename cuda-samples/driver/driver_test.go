@@ -216,6 +216,8 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		{Error{Call: "cuInit", Code: 999, Name: "CUDA_ERROR_UNKNOWN"}, "cuInit: error 999 (CUDA_ERROR_UNKNOWN); may this process open /dev/nvidia-uvm"},
 		{Error{Call: "cuInit", Code: 304, Refused: []string{"/dev/nvidiactl"}}, "cuInit: error 304: no permission to open /dev/nvidiactl; nodes that are only mounted are refused"},
 		{Error{Call: "cuCtxSynchronize", Code: 700, Name: "CUDA_ERROR_ILLEGAL_ADDRESS"}, "cuCtxSynchronize: error 700 (CUDA_ERROR_ILLEGAL_ADDRESS); the GPU computed wrongly"},
+		{Error{Call: "cuInit", Code: 34, Name: "CUDA_ERROR_STUB_LIBRARY"}, "cuInit: error 34 (CUDA_ERROR_STUB_LIBRARY); this libcuda is the toolkit's stub"},
+		{Error{Call: "cuDevicePrimaryCtxRetain", Code: 807}, "cuDevicePrimaryCtxRetain: error 807; the MPS daemon does not serve this process"},
 		{Error{Call: "cuX", Code: 12345}, "cuX: error 12345"},
 	} {
 		require.True(t, strings.HasPrefix(c.e.Error(), c.want), c.e.Error())

@@ -5,24 +5,11 @@ import (
 	"strings"
 )
 
-// Results that a sample has something to say about (cuda.h, CUresult).
+// Results that code branches on (cuda.h, CUresult).
 const (
-	OutOfMemory    = 2
-	NotInitialized = 3
-	NoDevice       = 100
-	InvalidDevice  = 101
-	NoBinary       = 209
-	Uncorrectable  = 214
-	InvalidPTX     = 218
-	NoJIT          = 221
-	NewerPTX       = 222
-	System         = 304
-	IllegalAddress = 700
-	NotSupported   = 801
-	NotReady       = 802
-	Mismatch       = 803
-	NotCompatible  = 804
-	Unknown        = 999
+	OutOfMemory = 2
+	noJIT       = 221
+	unknown     = 999
 )
 
 // Error is a driver call that failed.
@@ -59,34 +46,47 @@ const compileCall = "cuModuleLoadDataEx"
 // action is what the reader should do next.
 func (e *Error) action() string {
 	// Which of the two depends on the driver's release.
-	if e.Code == NoJIT || e.Code == Unknown && e.Call == compileCall {
+	if e.Code == noJIT || e.Code == unknown && e.Call == compileCall {
 		return "the JIT compiler library (libnvidia-ptxjitcompiler.so.1) is not in this container: let the container runtime inject all of the driver's compute libraries (CDI, or NVIDIA_DRIVER_CAPABILITIES with compute)"
 	}
-	switch e.Code {
-	case NoDevice:
-		return "no GPU is visible here: is the container given one, and does CUDA_VISIBLE_DEVICES name one that is there?"
-	case InvalidDevice:
-		return "there is no such device: list them with nvidia-smi -L"
-	case System:
-		return "the driver's device nodes cannot be opened: is the container allowed to use /dev/nvidia*?"
-	case NotReady:
-		return "the GPUs are not ready yet: is nvidia-fabricmanager running?"
-	case Mismatch:
-		return "libcuda and the kernel module are of different driver versions: restart the container or, on the host, reload the module"
-	case NotCompatible:
-		return "a compatibility libcuda is in use that this GPU does not support: remove cuda-compat from the library path"
-	case OutOfMemory:
-		return "the GPU's memory is taken: nvidia-smi shows by whom"
-	case NoBinary, NewerPTX:
-		return "the driver is too old for this program, or the GPU older than Maxwell"
-	case Uncorrectable:
-		return "the GPU's memory has an error that ECC cannot correct: drain the node and reset the GPU, which remaps the row; look for Xid 48, 63, 64 or 94 in dmesg"
-	case InvalidPTX:
-		return "the kernel cannot be compiled: this program or the driver is damaged"
-	case Unknown:
-		return "may this process open /dev/nvidia-uvm, and is the nvidia-uvm module loaded? Has the GPU fallen off the bus (Xid 79 in dmesg)?"
-	case IllegalAddress, 714, 715, 716, 717, 718, 719:
-		return "the GPU computed wrongly or was disturbed: look for Xid lines in dmesg"
-	}
-	return ""
+	return actions[e.Code]
+}
+
+const (
+	tooOld    = "the driver is too old for this program, or the GPU older than Maxwell"
+	mps       = "the MPS daemon does not serve this process: is it running, has it room for another client, and is its pipe directory mounted here?"
+	disturbed = "the GPU computed wrongly or was disturbed: look for Xid lines in dmesg"
+)
+
+// actions is what to do after a result (cuda.h, CUresult).
+var actions = map[int]string{
+	OutOfMemory: "the GPU's memory is taken: nvidia-smi shows by whom",
+	34:          "this libcuda is the toolkit's stub, which has no driver in it: take the stubs folder off the library path",
+	46:          "another process has the GPU for itself (compute mode, nvidia-smi -q -d COMPUTE), or the GPU is lost: look for Xid lines in dmesg",
+	100:         "no GPU is visible here: is the container given one, and does CUDA_VISIBLE_DEVICES name one that is there?",
+	101:         "there is no such device: list them with nvidia-smi -L",
+	102:         "the virtual GPU has no licence yet: nvidia-smi -q tells its state",
+	209:         tooOld,
+	214:         "the GPU's memory has an error that ECC cannot correct: drain the node and reset the GPU, which remaps the row; look for Xid 48, 63, 64 or 94 in dmesg",
+	218:         "the kernel cannot be compiled: this program or the driver is damaged",
+	220:         "an NVLink has an error that cannot be corrected: look for Xid 74 in dmesg, and at nvidia-smi nvlink -e",
+	222:         tooOld,
+	304:         "the driver's device nodes cannot be opened: is the container allowed to use /dev/nvidia*?",
+	700:         disturbed,
+	702:         "the kernel took longer than the driver allows, as on a GPU that drives a display",
+	714:         disturbed,
+	715:         disturbed,
+	716:         disturbed,
+	717:         disturbed,
+	718:         disturbed,
+	719:         disturbed,
+	802:         "the GPUs are not ready yet: is nvidia-fabricmanager running?",
+	803:         "libcuda and the kernel module are of different driver versions: restart the container or, on the host, reload the module",
+	804:         "a compatibility libcuda is in use that this GPU does not support: remove cuda-compat from the library path",
+	805:         mps,
+	806:         mps,
+	807:         mps,
+	808:         mps,
+	809:         mps,
+	unknown:     "may this process open /dev/nvidia-uvm, and is the nvidia-uvm module loaded? Has the GPU fallen off the bus (Xid 79 in dmesg)?",
 }

@@ -36,10 +36,10 @@ func (s Sample) parse(args []string, env func(string) string, stdout io.Writer) 
 	f.DurationVar(&o.every, "every", time.Second, "time between the runs of --for")
 	f.StringVarP(&output, "output", "o", "text", "text, or json: result, device and seconds of each phase")
 	f.BoolVar(&o.json, "json", false, "the same as -o json")
-	names := map[string]string{} // flag to environment variable
+	var named []*pflag.Flag // those that have an environment variable
 	f.VisitAll(func(flag *pflag.Flag) {
-		names[flag.Name] = strings.ToUpper(s.Name + "_" + strings.ReplaceAll(flag.Name, "-", "_"))
-		flag.Usage += " [" + names[flag.Name] + "]"
+		named = append(named, flag)
+		flag.Usage += " [" + s.variable(flag) + "]"
 	})
 	f.BoolVarP(&wantHelp, "help", "h", false, "this text")
 	f.BoolVar(&wantVersion, "version", false, "the version")
@@ -54,9 +54,10 @@ func (s Sample) parse(args []string, env func(string) string, stdout io.Writer) 
 		fmt.Fprintln(stdout, s.Name, version.String())
 		return o, errDone
 	}
-	for flag, name := range names {
-		if v := env(name); v != "" && !f.Changed(flag) {
-			if err := f.Set(flag, v); err != nil {
+	for _, flag := range named {
+		name := s.variable(flag)
+		if v := env(name); v != "" && !flag.Changed {
+			if err := f.Set(flag.Name, v); err != nil {
 				return o, fmt.Errorf("%s: %w", name, err)
 			}
 		}
@@ -76,6 +77,11 @@ func (s Sample) parse(args []string, env func(string) string, stdout io.Writer) 
 		return o, s.Check()
 	}
 	return o, nil
+}
+
+// variable is a flag's in the environment: --for is VECTORADD_FOR.
+func (s Sample) variable(flag *pflag.Flag) string {
+	return strings.ToUpper(s.Name + "_" + strings.ReplaceAll(flag.Name, "-", "_"))
 }
 
 func (s Sample) help(flags string) string {
