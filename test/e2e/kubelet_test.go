@@ -49,7 +49,7 @@ func TestKubeletRestarts(t *testing.T) {
 	var lives []life
 	for i := range restarts {
 		if !t.Run(fmt.Sprint(i+1), func(t *testing.T) { lives = append(lives, s.killUnder(t, o, log, i%newcomerEvery == 0)) }) {
-			s.tellLogs(t)
+			s.TellLogs(t)
 			t.FailNow()
 		}
 	}

@@ -95,15 +95,15 @@ func (s *Suite) play(t *testing.T, scenarios ...scenario) {
 	t.Helper()
 	for _, c := range scenarios {
 		if !t.Run(c.name, func(t *testing.T) { c.run(t, s) }) {
-			s.tellLogs(t)
+			s.TellLogs(t)
 			t.FailNow()
 		}
 	}
 }
 
-// tellLogs prints the last lines of what our agents logged, also before they were
+// TellLogs prints the last lines of what our agents logged, also before they were
 // restarted, and how all pods and nodes are.
-func (s *Suite) tellLogs(t *testing.T) {
+func (s *Suite) TellLogs(t *testing.T) {
 	t.Helper()
 	tell := func(p *corev1.Pod, which ...string) {
 		args := append([]string{"-n", p.Namespace, "logs", p.Name, "--prefix", "--tail=25"}, which...)

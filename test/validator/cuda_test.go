@@ -1,0 +1,25 @@
+package validator
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/test/e2e"
+)
+
+func cudaSituations() []situation {
+	return []situation{{
+		name: "vectorAdd has a wrong element on one GPU", layer: readiness.CUDA, reason: "CUDASampleFailed",
+		words:   []string{"1 of 4 GPUs: GPU 1 (", "is wrong: expected"},
+		prepare: func(t *testing.T, n *node) { n.gpusim(t, "wrong", "--gpu", "1", "--every", "1000") },
+		breaks:  func(t *testing.T, n *node) { n.restartValidator(t) },
+		also: func(t *testing.T, n *node) {
+			said := n.Refused(t, "-n", e2e.Namespace, "exec", n.pod(validator).Name, "-c", "validator", "--", "gpu-validator", "run")
+			assert.Contains(t, said, "CUDASampleFailed")
+			assert.Contains(t, said, "exit code 12")
+		},
+		mends: func(t *testing.T, n *node) { n.gpusim(t, "wrong", "--gpu", "1", "--every", "0") },
+	}}
+}

@@ -1,0 +1,57 @@
+package validator
+
+import (
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuready/gpuready/internal/readiness"
+)
+
+// kernelModule has the module's version file, which nothing but the module makes,
+// as another says, and NVML fail as it does then.
+func kernelModule(name, fails, reason string, breaks func(*testing.T, *node), words ...string) situation {
+	var was string
+	return situation{
+		name: name, layer: readiness.Driver, reason: reason, words: words,
+		prepare: func(t *testing.T, n *node) {
+			was = n.read(t, moduleVersion)
+			n.gpusim(t, "fail", "--init", fails)
+		},
+		breaks: breaks,
+		mends: func(t *testing.T, n *node) {
+			n.gpusim(t, "fail", "--init", "none")
+			n.write(t, moduleVersion, was)
+		},
+	}
+}
+
+func driverSituations() []situation {
+	const device = driverRoot + "/dev/nvidiactl"
+	return []situation{
+		kernelModule("the kernel module is not loaded", "driver-not-loaded", "KernelModuleNotLoaded",
+			func(t *testing.T, n *node) { n.remove(t, moduleVersion) }, "modprobe nvidia"),
+		kernelModule("the libraries are of another version than the module", "lib-rm-version-mismatch", "DriverVersionMismatch",
+			func(t *testing.T, n *node) {
+				n.write(t, moduleVersion, strings.ReplaceAll(n.read(t, moduleVersion), "580.", "570."))
+			}, "570.", "580.", "reboot"),
+		{
+			name: "a device node is missing", layer: readiness.Driver, reason: "DeviceNodeMissing", words: []string{device},
+			prepare: func(t *testing.T, n *node) { n.signal(t, "STOP", "gpu-toolkit") }, // which makes them
+			breaks:  func(t *testing.T, n *node) { n.rename(t, device, driverRoot+"/away") },
+			mends: func(t *testing.T, n *node) {
+				n.rename(t, driverRoot+"/away", device)
+				n.signal(t, "CONT", "gpu-toolkit")
+			},
+		},
+		{
+			name: "a GPU has fallen off the bus", reason: "Degraded",
+			breaks: func(t *testing.T, n *node) { n.gpusim(t, "lose", "--gpu", "2") },
+			told: func(_ *testing.T, n *node) error {
+				return n.condition(corev1.ConditionTrue, "Degraded", "GPU 2 (", "fallen off the bus")
+			},
+			mends: func(t *testing.T, n *node) { n.reset(t, "2") },
+		},
+	}
+}

@@ -1,0 +1,118 @@
+package validator
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuready/gpuready/internal/readiness"
+)
+
+// situation is a way in which a node breaks, or seems to.
+type situation struct {
+	name    string
+	prepare func(*testing.T, *node) // what is so before; nil: nothing
+	breaks  func(*testing.T, *node)
+
+	// A layer is refused for this reason, and the message or the next action has
+	// these words; the Node's condition says the same.
+	layer  readiness.Layer
+	reason string
+	words  []string
+
+	// Instead of a layer that is refused: objects until what is to be said is
+	// said. The layers stay proven.
+	told func(*testing.T, *node) error
+
+	also  func(*testing.T, *node) // what else is to be seen then; nil: nothing
+	mends func(*testing.T, *node)
+	// ready objects until all is well again; nil: as before.
+	ready func(*testing.T, *node) error
+}
+
+// lap is what it took.
+type lap struct {
+	name, reason    string
+	reasoned, ready time.Duration
+}
+
+// play breaks the node, waits until it says so, mends it, and waits until all is
+// well again. It is mended also where something was not as it should be.
+func (s situation) play(t *testing.T, n *node) lap {
+	t.Helper()
+	n.until(t, "all is well", n.ready)
+	mended := false
+	t.Cleanup(func() {
+		if !mended {
+			t.Logf("it was not mended any more; the validator's log:\n%s", tail(n.log(t), 40))
+			s.mends(t, n)
+		}
+	})
+	if s.prepare != nil {
+		s.prepare(t, n)
+	}
+	began := time.Now()
+	s.breaks(t, n)
+	n.until(t, "it is said what is wrong", func() error { return s.said(t, n) })
+	l := lap{name: s.name, reason: s.reason, reasoned: time.Since(began)}
+	if s.layer != "" {
+		status, err := n.layer(s.layer)
+		if assert.NoError(t, err) && assert.NotNil(t, status.Refusal) {
+			assert.NotEmpty(t, status.Refusal.Action, "the next action")
+			t.Logf("%s: %s", s.layer, said(status))
+		}
+	}
+	if s.also != nil {
+		s.also(t, n)
+	}
+	mended = true
+	began = time.Now()
+	s.mends(t, n)
+	n.until(t, "all is well again", func() error {
+		if s.ready != nil {
+			return s.ready(t, n)
+		}
+		return n.ready()
+	})
+	l.ready = time.Since(began)
+	return l
+}
+
+// said objects until the node says what is wrong, in the file and by the condition.
+func (s situation) said(t *testing.T, n *node) error {
+	if s.told != nil {
+		return s.told(t, n)
+	}
+	if err := n.refused(s.layer, s.reason); err != nil {
+		return err
+	}
+	status, err := n.layer(s.layer)
+	if err != nil {
+		return err
+	}
+	for _, w := range s.words {
+		if !strings.Contains(said(status), w) {
+			return fmt.Errorf("there is no %q in: %s", w, said(status))
+		}
+	}
+	return n.condition(corev1.ConditionFalse, s.reason, s.words...)
+}
+
+// table is what was seen, a line for each.
+func table(laps []lap) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%-64s %-28s %12s %12s\n", "situation", "reason", "to reason", "to ready")
+	for _, l := range laps {
+		fmt.Fprintf(&b, "%-64s %-28s %10.1f s %10.1f s\n", l.name, l.reason, l.reasoned.Seconds(), l.ready.Seconds())
+	}
+	return b.String()
+}
+
+func tail(text string, lines int) string {
+	all := strings.Split(strings.TrimSpace(text), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}

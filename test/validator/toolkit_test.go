@@ -1,0 +1,71 @@
+package validator
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/readiness"
+)
+
+const spec = "/run/cdi/k8s.gpuready.io-gpu.yaml"
+
+func toolkitSituations() []situation {
+	const (
+		foreign    = "/run/cdi/somebody.yaml"
+		containerd = "/etc/containerd/config.toml"
+		state      = "/run/nvidia/gpuready/toolkit/" + nodestate.FileName
+	)
+	var config string
+	return []situation{
+		{
+			name: "the CDI specification is gone, and the toolkit hangs", layer: readiness.Toolkit, reason: "CDISpecMissing",
+			words:   []string{spec, "gpu-toolkit"},
+			prepare: func(t *testing.T, n *node) { n.signal(t, "STOP", "gpu-toolkit") },
+			breaks:  func(t *testing.T, n *node) { n.remove(t, spec) },
+			mends:   func(t *testing.T, n *node) { n.signal(t, "CONT", "gpu-toolkit") },
+		},
+		{
+			name: "somebody else's CDI specification claims our names", layer: readiness.Toolkit, reason: "CDINameConflict",
+			words:  []string{"somebody.yaml", "remove "},
+			breaks: func(t *testing.T, n *node) { n.write(t, foreign, n.read(t, spec)) },
+			mends:  func(t *testing.T, n *node) { n.remove(t, foreign) },
+		},
+		{
+			name: "the runtime does not read CDI specifications", layer: readiness.Toolkit, reason: "RuntimeWithoutCDI",
+			words: []string{"cdi_spec_dirs = "},
+			prepare: func(t *testing.T, n *node) {
+				config = n.read(t, containerd)
+				changed := strings.ReplaceAll(config, "cdi_spec_dirs = [", "cdi_spec_dirs = ['/nowhere'] # [")
+				require.NotEqual(t, config, changed)
+				n.write(t, containerd, changed)
+			},
+			breaks: func(t *testing.T, n *node) { n.RestartContainerd(t, n.name) },
+			mends: func(t *testing.T, n *node) {
+				n.write(t, containerd, config)
+				n.RestartContainerd(t, n.name)
+			},
+		},
+		{
+			name: "what the toolkit left is of an earlier boot", layer: readiness.Toolkit, reason: "ToolkitSilent",
+			words: []string{"in this boot", toolkit},
+			prepare: func(t *testing.T, n *node) {
+				n.label(t, toolkitLabel, "false")
+				n.gone(t, toolkit)
+			},
+			breaks: func(t *testing.T, n *node) { n.write(t, state, n.ofAnEarlierBoot(t, state)) },
+			mends:  func(t *testing.T, n *node) { n.label(t, toolkitLabel, "") },
+		},
+	}
+}
+
+// ofAnEarlierBoot is what a file has, as if it was written in another boot.
+func (n *node) ofAnEarlierBoot(t *testing.T, path string) string {
+	t.Helper()
+	now := n.read(t, path)
+	earlier := strings.ReplaceAll(now, n.Node(n.name).BootID(), "11111111-2222-4333-8444-555555555555")
+	require.NotEqual(t, now, earlier)
+	return earlier
+}
