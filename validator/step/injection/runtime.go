@@ -2,6 +2,7 @@ package injection
 
 import (
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -26,10 +27,18 @@ func runtimes(_ check.Node, _ check.Driver, state nodestate.State, _ []cdi.File)
 		return finding{}
 	case r.CDI != nil && !*r.CDI:
 		return refuse(ReasonRuntime, "the container runtime does not resolve CDI names: "+r.Message, "change its configuration as the message says and restart it")
+	case !reads(*r, own(state)):
+		return refuse(ReasonRuntime, fmt.Sprintf("the container runtime %s does not read the CDI specifications in %s: %s", r.Name, path.Dir(own(state)), r.Message),
+			"change its configuration as the message says and restart it")
 	case r.Message != "":
 		return finding{notes: []string{"the toolkit says of the container runtime: " + r.Message}}
 	}
 	return finding{}
+}
+
+// reads says whether the runtime reads a specification, as far as it is known.
+func reads(r nodestate.Runtime, spec string) bool {
+	return spec == "" || len(r.CDIDirs) == 0 || slices.ContainsFunc(r.CDIDirs, func(dir string) bool { return clean(dir) == path.Dir(spec) })
 }
 
 // handlers looks whether runtime and kubelet know the handler that is wanted.

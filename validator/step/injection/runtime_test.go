@@ -64,3 +64,30 @@ func TestAHandlerThatIsWantedIsKnownToRuntimeAndKubelet(t *testing.T) {
 		})
 	}
 }
+
+func TestARuntimeHasToReadTheFolderOfTheSpecification(t *testing.T) {
+	on := true
+	for name, c := range map[string]struct {
+		dirs []string
+		ok   bool
+	}{
+		"it does":             {[]string{"/etc/cdi", "/var/run/cdi"}, true},
+		"by its other name":   {[]string{"/run/cdi/"}, true},
+		"it does not say":     {nil, true},
+		"it reads another":    {[]string{"/nowhere"}, false},
+		"it reads the static": {[]string{"/etc/cdi"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := runtimes(check.Node{}, check.Driver{}, nodestate.State{Toolkit: &nodestate.ToolkitInfo{
+				Specs:   []nodestate.Spec{{Kind: cdi.KindGPU, Path: cdi.DynamicDir + "/k8s.gpuready.io-gpu.yaml"}},
+				Runtime: &nodestate.Runtime{Name: "containerd", CDI: &on, CDIDirs: c.dirs, Message: "set cdi_spec_dirs"},
+			}}, nil)
+			if c.ok {
+				require.Nil(t, f.failed)
+				return
+			}
+			require.Equal(t, ReasonRuntime, f.failed.Refusal.Reason)
+			require.Equal(t, "the container runtime containerd does not read the CDI specifications in /run/cdi: set cdi_spec_dirs", f.failed.Refusal.Message)
+		})
+	}
+}
