@@ -14,9 +14,9 @@ import (
 	"github.com/gpuready/gpuready/test/e2e"
 )
 
-// TestEveryBrokenLayerHasItsReason is one node with 4 simulated GPUs that breaks
+// TestBrokenLayers is one node with 4 simulated GPUs that breaks
 // in one way after the other.
-func TestEveryBrokenLayerHasItsReason(t *testing.T) {
+func TestBrokenLayers(t *testing.T) {
 	s := e2e.Up(t, cluster.Config{Nodes: 1})
 	n := &node{Suite: s, name: "n1", gpus: 4}
 	simulator, err := os.ReadFile(filepath.Join("../../deployments/static", "simulated-driver.yaml"))
@@ -24,7 +24,7 @@ func TestEveryBrokenLayerHasItsReason(t *testing.T) {
 	s.Apply(t, "gpuready.yaml")
 	s.ApplyText(t, strings.Replace(string(simulator), "GPUSIM_PROFILE: h100-sxm", "GPUSIM_PROFILE: h100-sxm\n  GPUSIM_GPUS: \"4\"", 1))
 	var laps []lap
-	for _, c := range slices.Concat(driverSituations(), toolkitSituations(), cudaSituations(), pluginSituations(), clusterSituations()) {
+	for _, c := range slices.Concat(driverSituations(), toolkitSituations(), cudaSituations(), pluginSituations(), clusterSituations(), []situation{handlerSituation()}) {
 		if !t.Run(c.name, func(t *testing.T) { laps = append(laps, c.play(t, n)) }) {
 			s.TellLogs(t)
 		}

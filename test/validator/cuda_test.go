@@ -14,7 +14,7 @@ func cudaSituations() []situation {
 		name: "vectorAdd has a wrong element on one GPU", layer: readiness.CUDA, reason: "CUDASampleFailed",
 		words:   []string{"1 of 4 GPUs: GPU 1 (", "is wrong: expected"},
 		prepare: func(t *testing.T, n *node) { n.gpusim(t, "wrong", "--gpu", "1", "--every", "1000") },
-		breaks:  func(t *testing.T, n *node) { n.restartValidator(t) },
+		breaks:  func(t *testing.T, n *node) { n.restart(t, validator) },
 		also: func(t *testing.T, n *node) {
 			said := n.Refused(t, "-n", e2e.Namespace, "exec", n.pod(validator).Name, "-c", "validator", "--", "gpu-validator", "run")
 			assert.Contains(t, said, "CUDASampleFailed")

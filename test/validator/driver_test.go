@@ -28,7 +28,7 @@ func kernelModule(name, fails, reason string, breaks func(*testing.T, *node), wo
 }
 
 func driverSituations() []situation {
-	const device = driverRoot + "/dev/nvidiactl"
+	const device = driverRoot + "/dev/nvidia2"
 	return []situation{
 		kernelModule("the kernel module is not loaded", "driver-not-loaded", "KernelModuleNotLoaded",
 			func(t *testing.T, n *node) { n.remove(t, moduleVersion) }, "modprobe nvidia"),

@@ -161,10 +161,11 @@ func (n *node) gone(t *testing.T, daemonset string) {
 	})
 }
 
-// restartValidator has its pod made anew: the new one has proven nothing yet.
-func (n *node) restartValidator(t *testing.T) {
+// restart has a DaemonSet's pod made anew. A validator that is new has proven
+// nothing yet.
+func (n *node) restart(t *testing.T, daemonset string) {
 	t.Helper()
-	p := n.pod(validator)
+	p := n.pod(daemonset)
 	require.NotNil(t, p)
 	require.NoError(t, n.World.Client.CoreV1().Pods(e2e.Namespace).Delete(t.Context(), p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 }

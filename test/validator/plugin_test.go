@@ -47,7 +47,7 @@ func another(name, reason string, answer func() (*v1beta1.ContainerAllocateRespo
 	return situation{
 		name: name, layer: readiness.Plugin, reason: reason, words: words,
 		prepare: func(t *testing.T, n *node) { r = n.startRival(t, n.gpus, answer) },
-		breaks:  func(t *testing.T, n *node) { n.restartValidator(t) },
+		breaks:  func(t *testing.T, n *node) { n.restart(t, validator) },
 		mends:   func(t *testing.T, n *node) { n.endRival(t, r) },
 	}
 }

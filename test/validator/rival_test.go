@@ -60,13 +60,15 @@ func (n *node) startRival(t *testing.T, gpus int, answer func() (*v1beta1.Contai
 	return r
 }
 
-// endRival ends it, and ours goes on.
+// endRival ends it, and ours is started anew: the kubelet hears nobody again whom
+// another has replaced.
 func (n *node) endRival(t *testing.T, r *rival) {
 	t.Helper()
 	r.server.Stop()
 	<-r.ended
 	_ = os.Remove(n.path("/var/lib/kubelet/device-plugins/" + rivalSocket))
 	n.signal(t, "CONT", "gpu-device-plugin")
+	n.restart(t, plugin)
 }
 
 func (r *rival) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1beta1.DevicePluginOptions, error) {

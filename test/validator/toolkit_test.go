@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/test/e2e"
 )
 
 const spec = "/run/cdi/k8s.gpuready.io-gpu.yaml"
@@ -58,6 +59,24 @@ func toolkitSituations() []situation {
 			breaks: func(t *testing.T, n *node) { n.write(t, state, n.ofAnEarlierBoot(t, state)) },
 			mends:  func(t *testing.T, n *node) { n.label(t, toolkitLabel, "") },
 		},
+	}
+}
+
+// handlerSituation changes how the toolkit is installed, for good.
+func handlerSituation() situation {
+	const patch = `[
+		{"op": "add", "path": "/spec/template/spec/volumes/-", "value": {"name": "runtime", "hostPath": {"path": "/etc/containerd"}}},
+		{"op": "add", "path": "/spec/template/spec/containers/0/volumeMounts/-", "value": {"name": "runtime", "mountPath": "/host/etc/containerd"}},
+		{"op": "add", "path": "/spec/template/spec/containers/0/env/-", "value": {"name": "RUNTIME_RESTART_MODE", "value": "none"}},
+		{"op": "add", "path": "/spec/template/spec/containers/0/env/-", "value": {"name": "NVIDIA_RUNTIME_NAME", "value": "nvidia"}}
+	]`
+	return situation{
+		name: "the handler nvidia is wanted, and the runtime was not restarted", layer: readiness.Toolkit, reason: "HandlerMissing",
+		words: []string{`no handler "nvidia"`, "restart the runtime"},
+		breaks: func(t *testing.T, n *node) {
+			n.Kubectl(t, "-n", e2e.Namespace, "patch", "daemonset", toolkit, "--type=json", "-p", patch)
+		},
+		mends: func(t *testing.T, n *node) { n.RestartContainerd(t, n.name) },
 	}
 }
 
