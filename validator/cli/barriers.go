@@ -14,6 +14,10 @@ import (
 // barriers serves the gauges that dashboards of the reference's node status exporter
 // know, read from the files when they are asked for: a file from another boot is 0.
 func barriers(ctx context.Context, port int, dir, boot, node string) error {
+	return metrics.Serve(ctx, fmt.Sprintf(":%d", port), gauges(dir, boot, node), func() error { return nil })
+}
+
+func gauges(dir, boot, node string) *prometheus.Registry {
 	registry := metrics.NewRegistry()
 	gauge := func(name, help string, value func() float64) {
 		registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
@@ -40,5 +44,5 @@ func barriers(ctx context.Context, port int, dir, boot, node string) error {
 		}
 		return float64(total)
 	})
-	return metrics.Serve(ctx, fmt.Sprintf(":%d", port), registry, func() error { return nil })
+	return registry
 }
