@@ -45,7 +45,7 @@ var layerCodes = map[readiness.Layer]int{
 
 const exitHelp = `
 Exit codes:
-  0   the layers are proven (run: or the node has no GPU)
+  0   the layers are proven (run, component: or the node has no GPU; explain: always, if it could read or ask)
   1   the validator itself failed, or was interrupted
   2   bad usage or configuration
   10  driver is not ready
