@@ -14,8 +14,8 @@ import (
 	"github.com/gpuready/gpuready/test/e2e"
 )
 
-// TestBrokenLayers is one node with 4 simulated GPUs that breaks
-// in one way after the other.
+// TestBrokenLayers is one node with 4 simulated GPUs that breaks in one way after
+// the other.
 func TestBrokenLayers(t *testing.T) {
 	s := e2e.Up(t, cluster.Config{Nodes: 1})
 	n := &node{Suite: s, name: "n1", gpus: 4}
@@ -23,6 +23,7 @@ func TestBrokenLayers(t *testing.T) {
 	require.NoError(t, err)
 	s.Apply(t, "gpuready.yaml")
 	s.ApplyText(t, strings.Replace(string(simulator), "GPUSIM_PROFILE: h100-sxm", "GPUSIM_PROFILE: h100-sxm\n  GPUSIM_GPUS: \"4\"", 1))
+	t.Run("a warm node is proven", func(t *testing.T) { warm(t, n) })
 	var laps []lap
 	for _, c := range slices.Concat(driverSituations(), toolkitSituations(), cudaSituations(), pluginSituations(), clusterSituations(), []situation{handlerSituation()}) {
 		if !t.Run(c.name, func(t *testing.T) { laps = append(laps, c.play(t, n)) }) {
