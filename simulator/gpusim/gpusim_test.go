@@ -196,6 +196,7 @@ func TestMistakesGetOneLineAndTheNextAction(t *testing.T) {
 		{"degrade --root " + root + " --gpu 0 --pcie-width 6", 1, "pcie-width: 6 is neither 0 nor 1, 2, 4, … 16 lanes"},
 		{"degrade --root " + root + " --gpu 0 --throttle heat", 1, `throttle: "heat" is neither none nor one of applications-clocks,`},
 		{"degrade --root " + root + " --gpu 0 --links-down 0", 1, "has no NVLink 0 in use, of 0"},
+		{"degrade --root " + root + " --gpu 0 --links-down two", 1, `links-down: "two" is neither none nor the number`},
 		{"fail --root " + root, 2, "give --init or --events"},
 		{"fail --root " + root + " --init often", 2, `--init: "often" is neither a number up to 999 nor one of driver-not-loaded,`},
 		{"fail --root " + none + " --init 9", 1, "no simulated driver"},

@@ -198,16 +198,16 @@ func TestADegradedGPUTellsIt(t *testing.T) {
 		}
 		well := tells(d)
 		require.Equal(t, []any{5, 16, uint64(nvml.ClocksEventReasonGpuIdle), uint64(nvml.ClocksEventReasonGpuIdle), []int(nil)}, well)
-		degrade := func(gen, width uint32, throttle []string, links []uint) {
+		degrade := func(gen, width uint32, throttle []string, links []string) {
 			m.change(t, func(s *state.State) {
 				require.NoError(t, fault.Degrade(s, 3, fault.Degradation{PCIeGen: &gen, PCIeWidth: &width, Throttle: &throttle, LinksDown: &links}))
 			})
 		}
-		degrade(3, 8, []string{"hw-thermal", "hw-slowdown"}, []uint{2, 5})
+		degrade(3, 8, []string{"hw-thermal", "hw-slowdown"}, []string{"2", "5"})
 		require.Equal(t, []any{3, 8, uint64(0x48), uint64(0x48), []int{2, 5}}, tells(d))
 		require.Equal(t, []int{5, 16}, []int{must[int](t)(d.GetMaxPcieLinkGeneration()), must[int](t)(d.GetMaxPcieLinkWidth())})
 		require.Equal(t, well, tells(neighbour))
-		degrade(0, 0, []string{"none"}, nil)
+		degrade(0, 0, []string{"none"}, []string{"none"})
 		require.Equal(t, well, tells(d))
 	})
 }

@@ -15,14 +15,14 @@ func degrade() command {
 What is not given stays as it is. A link to the host that has fallen back says so
 beside the most that it can do. An NVLink that is down is so at its other end, too.
 No clock, link or copy of the simulator becomes slower: it is what NVML tells.`,
-		example: "gpusim degrade --gpu 3 --pcie-width 8 --pcie-gen 3\ngpusim degrade --gpu 3 --throttle hw-thermal,hw-slowdown\ngpusim degrade --gpu 3 --links-down 2,5\ngpusim degrade --gpu 3 --pcie-width 0 --pcie-gen 0 --throttle none --links-down \"\"",
+		example: "gpusim degrade --gpu 3 --pcie-width 8 --pcie-gen 3\ngpusim degrade --gpu 3 --throttle hw-thermal,hw-slowdown\ngpusim degrade --gpu 3 --links-down 2,5\ngpusim degrade --gpu 3 --pcie-width 0 --pcie-gen 0 --throttle none --links-down none",
 		begin: func(c *call) func() error {
 			c.rootFlag()
 			c.gpuFlag()
 			gen := c.flags.Uint32("pcie-gen", 0, "generation that the PCIe link has fallen to; 0: none")
 			width := c.flags.Uint32("pcie-width", 0, "lanes that the PCIe link has fallen to; 0: none")
 			throttle := c.flags.StringSlice("throttle", nil, "what holds the clocks down: none, or some of "+strings.Join(fault.Throttles(), ", "))
-			links := c.flags.UintSlice("links-down", nil, "numbers of the NVLinks that are down; \"\": none")
+			links := c.flags.StringSlice("links-down", nil, "NVLinks that are down: none, or their numbers")
 			return func() error {
 				var d fault.Degradation
 				given := false

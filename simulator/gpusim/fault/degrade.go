@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/gpuready/gpuready/simulator/state"
@@ -33,7 +34,7 @@ func Throttle(reasons uint64) []string {
 type Degradation struct {
 	PCIeGen, PCIeWidth *uint32   // what the link has fallen to; 0: what it was
 	Throttle           *[]string // what holds the clocks down; "none" or nothing: nothing does
-	LinksDown          *[]uint   // the NVLinks that are down; the others are up again
+	LinksDown          *[]string // the numbers of the NVLinks that are down, "none" or nothing; the others are up again
 }
 
 // Degrade makes the GPU slower than it should be, or ends that.
@@ -76,15 +77,24 @@ func reasonsOf(names []string) (reasons uint64, err error) {
 }
 
 // linksDown has exactly these NVLinks of the GPU down.
-func linksDown(s *state.State, index int, links []uint) error {
+func linksDown(s *state.State, index int, names []string) error {
 	g := &s.Gpu[index]
-	for _, l := range links {
-		if l >= uint(g.Nlinks) || (g.Link[l].Active == 0 && g.LinksDown>>l&1 == 0) {
+	var down uint64
+	for _, name := range names {
+		if name == "none" {
+			continue
+		}
+		l, err := strconv.ParseUint(name, 10, 32)
+		if err != nil {
+			return fmt.Errorf("links-down: %q is neither none nor the number of an NVLink", name)
+		}
+		if l >= uint64(g.Nlinks) || (g.Link[l].Active == 0 && g.LinksDown>>l&1 == 0) {
 			return fmt.Errorf("links-down: %s has no NVLink %d in use, of %d", state.Text(g.Name[:]), l, g.Nlinks)
 		}
+		down |= 1 << l
 	}
 	for l := range g.Nlinks {
-		switchLink(s, index, l, !slices.Contains(links, uint(l)))
+		switchLink(s, index, l, down>>l&1 == 0)
 	}
 	return nil
 }

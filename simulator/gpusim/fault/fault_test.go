@@ -1,6 +1,7 @@
 package fault
 
 import (
+	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -166,11 +167,11 @@ func TestALinkBetweenTwoGPUsIsDownAtBothEnds(t *testing.T) {
 	was := *s
 	far := s.Gpu[1].Link[2]
 	require.EqualValues(t, state.RemoteGPU, far.RemoteType)
-	require.NoError(t, Degrade(s, 1, Degradation{LinksDown: &[]uint{2}}))
+	require.NoError(t, Degrade(s, 1, Degradation{LinksDown: &[]string{"2"}}))
 	require.Zero(t, s.Gpu[1].Link[2].Active)
 	require.Zero(t, s.Gpu[far.RemoteGpu].Link[far.RemoteLink].Active)
-	require.NoError(t, Degrade(s, 1, Degradation{LinksDown: &[]uint{2, 3}}))
-	require.NoError(t, Degrade(s, 1, Degradation{LinksDown: &[]uint{}}))
+	require.NoError(t, Degrade(s, 1, Degradation{LinksDown: &[]string{"2", "3"}}))
+	require.NoError(t, Degrade(s, 1, Degradation{LinksDown: &[]string{"none"}}))
 	require.True(t, was == *s)
 }
 
@@ -200,7 +201,7 @@ func TestRestoreUndoesAnySequenceOfFaults(t *testing.T) {
 			"degrade": func(t *rapid.T) {
 				gen, width := uint32(2), uint32(4)
 				require.NoError(t, Degrade(s, 0, Degradation{
-					&gen, &width, &[]string{rapid.SampledFrom(Throttles()).Draw(t, "throttle")}, &[]uint{rapid.UintRange(0, 11).Draw(t, "link")},
+					&gen, &width, &[]string{rapid.SampledFrom(Throttles()).Draw(t, "throttle")}, &[]string{strconv.Itoa(rapid.IntRange(0, 11).Draw(t, "link"))},
 				}))
 			},
 		})
