@@ -88,6 +88,9 @@ func (d *Daemon) close(ctx context.Context) error {
 // moved says that NVML shows something else than was specified for, or fails.
 func (d *Daemon) moved(ctx context.Context) bool {
 	now, err := d.source.Snapshot(ctx)
+	if ctx.Err() != nil {
+		return false // nobody wants to know any more
+	}
 	return err != nil || !now.Equal(d.source.snapshot)
 }
 

@@ -16,10 +16,10 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/preflight/judge"
 	"github.com/gpuready/gpuready/validator/preflight/result"
-	"github.com/gpuready/gpuready/validator/preflight/sample"
 	"github.com/gpuready/gpuready/validator/preflight/slot"
 	"github.com/gpuready/gpuready/validator/preflight/threshold"
 	"github.com/gpuready/gpuready/validator/probe"
+	"github.com/gpuready/gpuready/validator/sample"
 	"github.com/gpuready/gpuready/validator/step/driver"
 )
 

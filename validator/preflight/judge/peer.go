@@ -7,8 +7,8 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/validator/preflight/result"
-	"github.com/gpuready/gpuready/validator/preflight/sample"
 	"github.com/gpuready/gpuready/validator/preflight/threshold"
+	"github.com/gpuready/gpuready/validator/sample"
 )
 
 // peers judges the ways between GPUs.

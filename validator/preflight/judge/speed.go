@@ -5,8 +5,8 @@ import (
 
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/validator/preflight/result"
-	"github.com/gpuready/gpuready/validator/preflight/sample"
 	"github.com/gpuready/gpuready/validator/preflight/threshold"
+	"github.com/gpuready/gpuready/validator/sample"
 )
 
 // maxFigures bounds what is taken from one sample.

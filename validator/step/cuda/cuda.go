@@ -4,7 +4,6 @@ package cuda
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -14,6 +13,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
+	"github.com/gpuready/gpuready/validator/sample"
 )
 
 // Reasons of this layer.
@@ -34,7 +34,7 @@ func Check(ctx context.Context, node check.Node, driver check.Driver) check.Outc
 	if len(units) == 0 {
 		return check.Fail(ReasonNoUnits, "every GPU is in MIG mode and none has MIG devices", "create MIG devices, or turn MIG mode off")
 	}
-	results := make([]result, len(units))
+	results := make([]sample.Result, len(units))
 	var group errgroup.Group
 	group.SetLimit(max(1, node.CUDAConcurrency))
 	for i, u := range units {
@@ -48,7 +48,7 @@ func Check(ctx context.Context, node check.Node, driver check.Driver) check.Outc
 	return judge(node, driver, units, results)
 }
 
-func judge(node check.Node, driver check.Driver, units []check.Unit, results []result) check.Outcome {
+func judge(node check.Node, driver check.Driver, units []check.Unit, results []sample.Result) check.Outcome {
 	proof := readiness.Proof{
 		Driver: &driver.Info, HostRoot: node.Root.Dir(), DevRoot: driver.DevRoot,
 		GPUs: len(units), Seconds: map[gpu.UUID]float64{},
@@ -56,14 +56,14 @@ func judge(node check.Node, driver check.Driver, units []check.Unit, results []r
 	var bad []string
 	reason := ReasonFailed
 	for i, r := range results {
-		if r.err != nil {
-			bad = append(bad, fmt.Sprintf("%s: %v", units[i].Name, r.err))
-			if errors.Is(r.err, errTimeout) && len(bad) == 1 {
+		if r.Outcome != sample.Passed {
+			bad = append(bad, units[i].Name+": "+r.Message)
+			if r.Outcome == sample.NoResult && len(bad) == 1 {
 				reason = ReasonTimeout
 			}
 			continue
 		}
-		proof.Seconds[units[i].UUID] = r.elapsed.Seconds()
+		proof.Seconds[units[i].UUID] = r.Elapsed.Seconds()
 	}
 	if len(bad) > 0 {
 		message := "vectorAdd: " + strings.Join(bad, "; ")
@@ -72,14 +72,14 @@ func judge(node check.Node, driver check.Driver, units []check.Unit, results []r
 		}
 		return check.Fail(reason, message, action(results))
 	}
-	slowest := slices.MaxFunc(results, func(a, b result) int { return int(a.elapsed - b.elapsed) })
-	proof.Summary = fmt.Sprintf("vectorAdd on %d of %d GPUs, slowest %.2f s", len(units), len(units), slowest.elapsed.Seconds())
+	slowest := slices.MaxFunc(results, func(a, b sample.Result) int { return int(a.Elapsed - b.Elapsed) })
+	proof.Summary = fmt.Sprintf("vectorAdd on %d of %d GPUs, slowest %.2f s", len(units), len(units), slowest.Elapsed.Seconds())
 	return check.Pass(proof)
 }
 
-func action(results []result) string {
+func action(results []sample.Result) string {
 	for _, r := range results {
-		if errors.Is(r.err, errTimeout) {
+		if r.Outcome == sample.NoResult {
 			return "a GPU that hangs needs a reset; look for Xid lines in dmesg; give more time with --cuda-timeout"
 		}
 	}

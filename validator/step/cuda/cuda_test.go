@@ -2,10 +2,8 @@ package cuda
 
 import (
 	"context"
-	"io"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -72,10 +70,10 @@ func TestAFailureNamesTheGPUAndQuotesTheSample(t *testing.T) {
 		"no answer, and exit 0":      {`echo hello`, ReasonFailed, `did not answer: "hello"`},
 		"passed but exit 3":          {`echo '{"passed": true}'; exit 3`, ReasonFailed, "exit status 3"},
 		"ran on another GPU":         {`echo '{"passed": true, "uuid": "GPU-other"}'`, ReasonFailed, `the sample ran on "GPU-other"`},
-		"simulated libcuda only":     {`echo '{"passed": true, "simulated": true}'`, ReasonFailed, "of different drivers"},
+		"simulated libcuda only":     {`echo "{\"passed\": true, \"simulated\": true, \"uuid\": \"$CUDA_VISIBLE_DEVICES\"}"`, ReasonFailed, "of different drivers"},
 		"killed":                     {`kill -9 $$`, ReasonFailed, "signal: killed"},
 		"an escape sequence":         {`printf '\033[2Jgone' >&2; exit 1`, ReasonFailed, "[2Jgone"},
-		"hangs":                      {`sleep 1000 & wait`, ReasonTimeout, "no result in time"},
+		"hangs":                      {`sleep 1000 & wait`, ReasonTimeout, "no result in 5s"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -95,12 +93,6 @@ func TestAFailureNamesTheGPUAndQuotesTheSample(t *testing.T) {
 }
 
 func TestAFloodOfOutputIsBounded(t *testing.T) {
-	b := &bounded{limit: 10}
-	n64, err := io.Copy(b, strings.NewReader(strings.Repeat("x", 1<<20)))
-	require.NoError(t, err)
-	require.EqualValues(t, 1<<20, n64, "what writes must not be held up")
-	require.Equal(t, 10, b.kept.Len())
-
 	n := node(t, `head -c 10000000 /dev/zero; head -c 10000000 /dev/zero >&2; exit 1`)
 	o := Check(t.Context(), n, driver(1))
 	require.Equal(t, ReasonFailed, o.Refusal.Reason)
@@ -129,15 +121,4 @@ func TestCancellingEndsTheSamples(t *testing.T) {
 	require.Eventually(t, func() bool { _, err := os.Stat(started); return err != nil }, 30*time.Second, time.Millisecond)
 	cancel()
 	require.Equal(t, check.Failed, (<-done).Kind)
-}
-
-func FuzzVerdict(f *testing.F) {
-	f.Add([]byte(`{"passed": true}`))
-	f.Add([]byte(`{"passed": false, "error": "x"}`))
-	f.Add([]byte(`null`))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		if err := verdict(data, check.Driver{}, check.Unit{UUID: "GPU-x"}); err != nil && len(err.Error()) > 2000 {
-			t.Errorf("an error of %d bytes", len(err.Error()))
-		}
-	})
 }

@@ -2,8 +2,10 @@ package sample
 
 import (
 	"context"
+	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -51,7 +53,7 @@ func TestHowASampleEnds(t *testing.T) {
 		"passed, and exit 1":     {`echo '` + good + `'; exit 1`, Failed, "exit status 1"},
 		"not passed, and exit 0": {`echo '{"passed": false, "error": "lied"}'`, Failed, "did not pass: lied"},
 		"no answer":              {`echo hello`, Failed, `did not answer: "hello"`},
-		"another GPU":            {`echo '{"passed": true, "uuid": "GPU-z"}'`, Failed, `it ran on "GPU-z"`},
+		"another GPU":            {`echo '{"passed": true, "uuid": "GPU-z"}'`, Failed, `the sample ran on "GPU-z"`},
 		"an escape sequence":     {`printf '\033[2Jgone' >&2; exit 1`, Failed, "[2Jgone"},
 		"a flood":                {`head -c 20000000 /dev/zero; head -c 20000000 /dev/zero >&2; exit 1`, Failed, ""},
 	} {
@@ -114,4 +116,12 @@ func FuzzJudge(f *testing.F) {
 			t.Errorf("a message of %d bytes", len(r.Message))
 		}
 	})
+}
+
+func TestAFloodOfOutputIsBounded(t *testing.T) {
+	b := &bounded{limit: 10}
+	n, err := io.Copy(b, strings.NewReader(strings.Repeat("x", 1<<20)))
+	require.NoError(t, err)
+	require.EqualValues(t, 1<<20, n, "what writes must not be held up")
+	require.Equal(t, 10, b.kept.Len())
 }

@@ -158,11 +158,11 @@ func judge(j Job, ended error, stdout []byte, stderr string) Result {
 	case exited:
 		r.Outcome, r.Message = outcome(exit.ExitCode()), why(a, ended, stderr)
 	case decoded != nil || a.Passed == nil:
-		r.Message = fmt.Sprintf("it ended well and did not answer: %q", record.Clean(string(stdout), 200))
+		r.Message = fmt.Sprintf("the sample ended well and did not answer: %q", record.Clean(string(stdout), 200))
 	case !*a.Passed:
-		r.Message = "it says that it did not pass: " + record.Clean(a.Error, maxText)
+		r.Message = "the sample says that it did not pass: " + record.Clean(a.Error, maxText)
 	case !isOne(j.Devices, a.UUID):
-		r.Message = fmt.Sprintf("it ran on %q", record.Clean(a.UUID, 100))
+		r.Message = fmt.Sprintf("the sample ran on %q", record.Clean(a.UUID, 100))
 	default:
 		r.Outcome = Passed
 	}
@@ -205,7 +205,8 @@ func why(a Answer, ended error, stderr string) string {
 	return ended.Error()
 }
 
-// bounded keeps the first limit bytes of what is written to it.
+// bounded keeps the first limit bytes of what is written to it. The buffer is
+// not embedded: its ReadFrom, which io.Copy prefers to Write, has no bound.
 type bounded struct {
 	kept  bytes.Buffer
 	limit int
