@@ -3,6 +3,7 @@ package door
 import (
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"syscall"
@@ -33,6 +34,10 @@ func process(t *testing.T, name string) (*host.Root, *exec.Cmd) {
 	require.NoError(t, err)
 	file := filepath.Join(t.TempDir(), name)
 	require.NoError(t, os.WriteFile(file, program, 0o755))
+	// What nohup has us ignore a child would ignore, too; what is caught it takes as usual.
+	caught := make(chan os.Signal, 1)
+	signal.Notify(caught, syscall.SIGHUP)
+	defer signal.Stop(caught)
 	cmd := exec.Command(file, "1000")
 	require.NoError(t, cmd.Start())
 	require.NoError(t, os.WriteFile(dir+pidFile, []byte(strconv.Itoa(cmd.Process.Pid)+"\n"), 0o644))
