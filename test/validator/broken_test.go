@@ -24,6 +24,11 @@ func TestBrokenLayers(t *testing.T) {
 	s.Apply(t, "gpuready.yaml")
 	s.ApplyText(t, strings.Replace(string(simulator), "GPUSIM_PROFILE: h100-sxm", "GPUSIM_PROFILE: h100-sxm\n  GPUSIM_GPUS: \"4\"", 1))
 	t.Run("a warm node is proven", func(t *testing.T) { warm(t, n) })
+	t.Run("a node that is well is explained", func(t *testing.T) {
+		n.until(t, "all is well", n.ready)
+		n.explained(t, "ok (SIMULATED): pods can use the simulated GPUs of this node")
+	})
+	t.Run("the startup taint comes and goes", func(t *testing.T) { startupTaintComesAndGoes(t, n) })
 	var laps []lap
 	for _, c := range slices.Concat(driverSituations(), toolkitSituations(), cudaSituations(), pluginSituations(), clusterSituations(), []situation{handlerSituation()}) {
 		if !t.Run(c.name, func(t *testing.T) { laps = append(laps, c.play(t, n)) }) {

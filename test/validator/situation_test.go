@@ -65,6 +65,7 @@ func (s situation) play(t *testing.T, n *node) lap {
 			assert.NotEmpty(t, status.Refusal.Action, "the next action")
 			t.Logf("%s: %s", s.layer, said(status))
 		}
+		n.explained(t, ": "+s.reason)
 	}
 	if s.also != nil {
 		s.also(t, n)
