@@ -58,15 +58,7 @@ func (n *node) explained(t *testing.T, result string) {
 // any more is given it, and loses it when it can.
 func startupTaintComesAndGoes(t *testing.T, n *node) {
 	n.until(t, "all is well", n.ready)
-	env := []string{"-n", e2e.Namespace, "set", "env", "daemonset/" + validator, "--containers=validator"}
-	was := n.pod(validator).UID
-	n.Kubectl(t, append(env, "STARTUP_TAINT_MANAGE=true", "STARTUP_TAINT_SETTLE=100ms")...)
-	n.until(t, "a new validator has proven all", func() error {
-		if p := n.pod(validator); p == nil || p.UID == was {
-			return errors.New("the old one runs")
-		}
-		return n.ready()
-	})
+	n.environment(t, "STARTUP_TAINT_MANAGE=true", "STARTUP_TAINT_SETTLE=100ms")
 	require.False(t, n.tainted())
 	n.unregister(t)
 	n.until(t, "the node is tainted", func() error {
@@ -82,7 +74,20 @@ func startupTaintComesAndGoes(t *testing.T, n *node) {
 		}
 		return n.ready()
 	})
-	n.Kubectl(t, append(env, "STARTUP_TAINT_MANAGE-", "STARTUP_TAINT_SETTLE-")...)
+	n.environment(t, "STARTUP_TAINT_MANAGE-", "STARTUP_TAINT_SETTLE-")
+}
+
+// environment changes that of the validator, and waits until a new one has proven all.
+func (n *node) environment(t *testing.T, changes ...string) {
+	t.Helper()
+	was := n.pod(validator).UID
+	n.Kubectl(t, append([]string{"-n", e2e.Namespace, "set", "env", "daemonset/" + validator, "--containers=validator"}, changes...)...)
+	n.until(t, "a new validator has proven all", func() error {
+		if p := n.pod(validator); p == nil || p.UID == was {
+			return errors.New("the old one runs")
+		}
+		return n.ready()
+	})
 }
 
 func (n *node) tainted() bool {
