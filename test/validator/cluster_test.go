@@ -66,7 +66,7 @@ func clusterSituations() []situation {
 						return fmt.Errorf("%s is not proven any more: %w", l, err)
 					}
 				}
-				return n.logged(t, "the API server does not take what this node has to say")
+				return n.logged(t, "the API server has not answered yet")
 			},
 			mends: func(t *testing.T, n *node) {
 				n.cut(t, false)

@@ -9,6 +9,7 @@
 package voice
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -37,6 +38,10 @@ const (
 	lastRetry  = time.Minute
 )
 
+// slowAnswer is how long an answer takes before it is told that there is none yet;
+// a request is given up much later.
+const slowAnswer = 3 * time.Second
+
 // Events come from a bucket: so many at once, and one more each eventEvery.
 const (
 	eventBurst = 40
@@ -61,6 +66,7 @@ type Config struct {
 	// Of use in tests; nil: the time package's.
 	Now   func() time.Time
 	After func(time.Duration) <-chan time.Time
+	Slow  time.Duration // 0: slowAnswer
 }
 
 // Voice says it. Say may be called from any goroutine.
@@ -113,6 +119,7 @@ func New(c Config) *Voice {
 	if c.After == nil {
 		c.After = time.After
 	}
+	c.Slow = cmp.Or(c.Slow, slowAnswer)
 	v := &Voice{
 		Config: c, seen: map[subject]sighting{}, refused: map[subject]bool{}, tokens: eventBurst, tokensAt: c.Now(), change: make(chan struct{}),
 		mouth: map[topic]*patienceOf{topicNode: {}, topicLabels: {}, topicEvents: {}},
@@ -218,7 +225,7 @@ func (v *Voice) step(ctx context.Context, f Facts) (more, quiet bool, wake time.
 			quiet = false
 			sooner(until)
 		} else {
-			v.outcome(ctx, topicNode, v.sayNode(ctx, want))
+			v.say(ctx, topicNode, func() error { return v.sayNode(ctx, want) })
 			return true, false, wake
 		}
 	} else {
@@ -233,7 +240,7 @@ func (v *Voice) step(ctx context.Context, f Facts) (more, quiet bool, wake time.
 			quiet = false
 			sooner(until)
 		} else {
-			v.outcome(ctx, topicLabels, v.sayLabels(ctx, want))
+			v.say(ctx, topicLabels, func() error { return v.sayLabels(ctx, want) })
 			return true, false, wake
 		}
 	}
@@ -257,15 +264,17 @@ func (v *Voice) step(ctx context.Context, f Facts) (more, quiet bool, wake time.
 		return false, false, wake
 	}
 	e := v.next(events)
-	err := v.sayEvent(ctx, e)
-	if err != nil {
-		v.refused[e.about] = true
-	} else {
+	v.say(ctx, topicEvents, func() error {
+		err := v.sayEvent(ctx, e)
+		if err != nil {
+			v.refused[e.about] = true
+			return err
+		}
 		v.tokens--
 		e.remember(&v.memory)
 		v.remember()
-	}
-	v.outcome(ctx, topicEvents, err)
+		return nil
+	})
 	return true, false, wake
 }
 
@@ -289,6 +298,17 @@ func (v *Voice) token(now time.Time) time.Time {
 		return now
 	}
 	return now.Add(time.Duration((1 - v.tokens) * float64(eventEvery)))
+}
+
+// say asks the API server, and tells it where that keeps silent for long.
+func (v *Voice) say(ctx context.Context, t topic, ask func() error) {
+	if v.mouth[t].failing == nil {
+		late := time.AfterFunc(v.Slow, func() {
+			v.Log.Warn("the API server has not answered yet; the proofs on the node do not depend on it", "what", string(t), "after", v.Slow)
+		})
+		defer late.Stop()
+	}
+	v.outcome(ctx, t, ask())
 }
 
 // outcome chooses when a topic is tried again, and logs the first failure and

@@ -1,6 +1,7 @@
 package voice
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"fmt"
@@ -99,13 +100,15 @@ type stage struct {
 	clock  *clock
 	dir    string
 	taint  Taint
+	log    io.Writer
+	slow   time.Duration
 	voice  *Voice
 	stop   func()
 }
 
 func newStage(t testing.TB) *stage {
 	t.Helper()
-	s := &stage{t: t, server: kubetest.Start(node), dir: t.TempDir(), taint: Taint{Keys: []string{taint, "gpuready.io/not-ready"}},
+	s := &stage{t: t, server: kubetest.Start(node), dir: t.TempDir(), log: io.Discard, taint: Taint{Keys: []string{taint, "gpuready.io/not-ready"}},
 		clock: &clock{now: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), armed: make(chan struct{}, 1)}}
 	t.Cleanup(func() { s.server.Stop() })
 	s.start()
@@ -121,8 +124,8 @@ func (s *stage) start() {
 	client, err := kube.New(s.server.Config())
 	require.NoError(s.t, err)
 	s.voice = New(Config{
-		Client: client, Node: node, BootID: boot, Dir: s.dir, Taint: s.taint, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
-		Metrics: NewMetrics(prometheus.NewRegistry()), Now: s.clock.Now, After: s.clock.After,
+		Client: client, Node: node, BootID: boot, Dir: s.dir, Taint: s.taint, Log: slog.New(slog.NewTextHandler(s.log, nil)),
+		Metrics: NewMetrics(prometheus.NewRegistry()), Now: s.clock.Now, After: s.clock.After, Slow: s.slow,
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -662,4 +665,22 @@ func TestAConfigurationThatIsRefusedIsTold(t *testing.T) {
 	require.Len(t, events, 2)
 	require.Equal(t, "ConfigAccepted", events[1].Reason)
 	require.Equal(t, "Ready", s.condition().Reason)
+}
+
+// A request is given up after 15 s; that there is no answer is known before.
+func TestAnAPIServerThatKeepsSilentIsToldOfWhileItIsWaitedFor(t *testing.T) {
+	s := newStage(t)
+	s.stop()
+	read, write := io.Pipe()
+	s.log, s.slow = write, time.Millisecond
+	s.server.Fail(func(*http.Request) *kubetest.Fault { return &kubetest.Fault{Hang: true} })
+	s.start()
+	s.voice.Say(Facts{})
+	line, err := bufio.NewReader(read).ReadString('\n')
+	require.NoError(t, err)
+	require.Contains(t, line, "the API server has not answered yet")
+	require.Contains(t, line, "what=condition")
+	go func() { _, _ = io.Copy(io.Discard, read) }() // until the end of the writer
+	s.stop()
+	require.NoError(t, write.Close())
 }
