@@ -88,6 +88,11 @@ func TestAPreflightOfASimulatedNode(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, string(html), "There is no GPU under this driver.")
 
+	exit, out, said = p.preflight("--html", filepath.Join(page, "not-a-folder"))
+	require.Equal(t, 1, exit)
+	require.Contains(t, out, "preflight PASSED (SIMULATED)", "what was found is shown all the same")
+	require.Contains(t, said, "--html: ")
+
 	r := p.result(0)
 	require.Len(t, r.GPUs, 3)
 	for _, g := range r.GPUs {
@@ -97,7 +102,7 @@ func TestAPreflightOfASimulatedNode(t *testing.T) {
 	}
 	kept, err := os.ReadDir(p.path("/var/lib/gpuready/preflight"))
 	require.NoError(t, err)
-	require.Len(t, kept, 2)
+	require.Len(t, kept, 3)
 
 	built.Gpusim(t, "up", "--root", p.path(driverRoot), "--profile", "h100-sxm", "--gpus", "3", "--seed", "other")
 	r = p.result(0)

@@ -99,6 +99,14 @@ func usageError(format string, args ...any) error {
 	return &coded{exitUsage, fmt.Errorf(format, args...)}
 }
 
+// nodeName is what this node is called: in a pod the host's name is the pod's.
+func nodeName() (string, error) {
+	if name := os.Getenv("NODE_NAME"); name != "" {
+		return name, nil
+	}
+	return os.Hostname()
+}
+
 // Main runs the command line and returns the exit code.
 func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	err := dispatch(ctx, args, stdout, stderr)

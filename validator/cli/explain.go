@@ -75,11 +75,9 @@ func (o *options) explainNode() (explain.Road, error) {
 		return explain.Road{}, err
 	}
 	defer func() { _ = n.Root.Close() }()
-	name := os.Getenv("NODE_NAME")
-	if name == "" {
-		if name, err = os.Hostname(); err != nil {
-			return explain.Road{}, err
-		}
+	name, err := nodeName()
+	if err != nil {
+		return explain.Road{}, err
 	}
 	return explain.FromNode(n, n.Root.Path(o.outputDir), name, time.Now()), nil
 }

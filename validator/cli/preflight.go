@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -104,7 +103,7 @@ func runPreflight(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		return err
 	}
 	defer func() { _ = node.Root.Close() }()
-	host, err := os.Hostname()
+	host, err := nodeName()
 	if err != nil {
 		return err
 	}
@@ -146,18 +145,30 @@ func (p *preflightOptions) tell(r result.Result, node check.Node, stdout, stderr
 			fmt.Fprintf(stderr, "gpu-validator: preflight: %v; name a folder that can be written to with --results-dir\n", err)
 		}
 	}
-	if p.html != "" {
-		var page bytes.Buffer
-		if err := show.HTML(&page, r); err != nil {
-			return err
-		}
-		if err := record.Write(p.html, page.Bytes()); err != nil {
-			return fmt.Errorf("--html: %w", err)
-		}
-	}
 	if err := show.Write(stdout, r, p.format, isTerminal(stdout)); err != nil {
 		return fmt.Errorf("write the report: %w", err)
 	}
+	return errors.Join(verdict(r), p.page(r))
+}
+
+// page writes the report that --html asked for. Without it the other one was shown.
+func (p *preflightOptions) page(r result.Result) error {
+	if p.html == "" {
+		return nil
+	}
+	var page bytes.Buffer
+	err := show.HTML(&page, r)
+	if err == nil {
+		err = record.Write(p.html, page.Bytes())
+	}
+	if err != nil {
+		return fmt.Errorf("--html: %w", err)
+	}
+	return nil
+}
+
+// verdict names the worst that was found, nil where all is well.
+func verdict(r result.Result) error {
 	g, f := r.Worst()
 	if f == nil {
 		return nil

@@ -66,7 +66,7 @@ func runOnce(ctx context.Context, args []string, stdout, stderr io.Writer) error
 
 	r := whole(road(nil, asked))
 	r.Begin = func(l readiness.Layer) { fmt.Fprintf(stderr, "gpu-validator: checking %s\n", l) }
-	host, err := os.Hostname()
+	host, err := nodeName()
 	if err != nil {
 		return err
 	}
