@@ -12,6 +12,7 @@ import (
 	"strings"
 	"text/template"
 
+	"github.com/gpuready/gpuready/deployments/agents"
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
@@ -69,20 +70,27 @@ one of the others, which brings the namespace: deleting this one leaves that alo
 docs/device-plugin-configuration.md, "Sharing by MPS".`,
 		parts: []string{"mps"},
 	},
+	{
+		name: "simulated-driver.yaml",
+		about: `A simulated driver as the driver of a cluster without GPUs: device nodes, libraries
+and GPUs that answer, compute slowly, and break on request. Apply it after
+gpuready.yaml. What is proven on it says SIMULATED. See docs/install.md.`,
+		parts: []string{"driver-simulator"},
+	},
 }
 
-// terms are the ways in which a node may have a GPU: any of them will do.
-func terms() []string {
-	labelled := func(label string) string {
-		return fmt.Sprintf(`{ key: %s, operator: In, values: ["true"] }`, label)
+// Agent returns the DaemonSet of the agent that is called name.
+func (m manifest) Agent(name string) (string, error) {
+	for _, a := range agents.All() {
+		if a.Name == name {
+			yaml, err := agents.Render(a, agents.Data{
+				Namespace: "gpuready", Image: "gpuready/" + a.Image + ":" + Version,
+				Privileged: m.privileged, Runtime: m.runtime,
+			})
+			return strings.TrimSuffix(string(yaml), "\n"), err
+		}
 	}
-	return []string{
-		labelled("feature.node.kubernetes.io/pci-10de.present"),
-		labelled("feature.node.kubernetes.io/pci-0300_10de.present"),
-		labelled("feature.node.kubernetes.io/pci-0302_10de.present"),
-		labelled("nvidia.com/gpu.present"),
-		"{ key: feature.node.kubernetes.io/kernel-version.full, operator: DoesNotExist }",
-	}
+	return "", fmt.Errorf("there is no agent %q", name)
 }
 
 // feature is the pattern of the labels that the validator may set.
@@ -91,19 +99,12 @@ func feature() string { return nodestate.FeaturePattern }
 // choices are the beginnings of those that it may not set all the same, as CEL has a list.
 func choices() string { return "['" + strings.Join(nodestate.ChoicePrefixes, "', '") + "']" }
 
-// startupKeys are the startup taints that the agents tolerate and the validator may
-// touch: ours, that of earlier versions, and one that a Cluster Autoscaler knows by
-// its prefix.
-func startupKeys() []string {
-	return []string{"nvidia.com/gpu-not-ready", "gpuready.io/not-ready", "startup-taint.cluster-autoscaler.kubernetes.io/gpu-not-ready"}
-}
-
-// startup is the same, as CEL has a list.
-func startup() string { return "['" + strings.Join(startupKeys(), "', '") + "']" }
+// startup is the startup taints, as CEL has a list.
+func startup() string { return "['" + strings.Join(agents.StartupKeys(), "', '") + "']" }
 
 // Render returns the manifests by file name.
 func Render() (map[string]string, error) {
-	all, err := template.New("").Funcs(template.FuncMap{"terms": terms, "feature": feature, "choices": choices, "startupKeys": startupKeys, "startup": startup}).ParseFS(parts, "parts/*.tmpl")
+	all, err := template.New("").Funcs(template.FuncMap{"feature": feature, "choices": choices, "startup": startup}).ParseFS(parts, "parts/*.tmpl")
 	if err != nil {
 		return nil, err
 	}
@@ -113,14 +114,10 @@ func Render() (map[string]string, error) {
 		for line := range bytes.Lines([]byte(m.about + "\n")) {
 			fmt.Fprintf(&b, "# %s", line)
 		}
-		b.WriteString("#\n# Made of deployments/static/parts by `make generate`.\n")
+		b.WriteString("#\n# Made of deployments/static/parts and deployments/agents by `make generate`.\n")
 		for _, part := range m.parts {
 			b.WriteString("---\n")
-			data := struct {
-				Version             string
-				Privileged, Runtime bool
-			}{Version, m.privileged, m.runtime}
-			if err := all.ExecuteTemplate(&b, part+".tmpl", data); err != nil {
+			if err := all.ExecuteTemplate(&b, part+".tmpl", m); err != nil {
 				return nil, fmt.Errorf("%s: %w", m.name, err)
 			}
 		}
