@@ -25,6 +25,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"sync"
@@ -52,14 +53,15 @@ var ErrLeftBehind = errors.New("something is left behind")
 
 // Config is what cluster to start. The zero value is one node with defaults.
 type Config struct {
-	Name       string        // of the cluster, unique on this machine; default "gpuready"
-	Nodes      int           // default 1; they are named n1, n2, …
-	Images     []string      // archives that each node has before Up returns
-	WithoutCDI bool          // containerd finds no CDI specs (before 2.4: ignores CDI devices)
-	NUMA       bool          // two made-up NUMA nodes, topology manager policy single-numa-node
-	NodeStatus time.Duration // how often a kubelet reports; default 2 s (Kubernetes: 10 s)
-	Binaries   binaries.Dir  // default: what binaries.Ensure returns
-	Progress   func(Step)    // is told what was done; may be nil
+	Name        string        // of the cluster, unique on this machine; default "gpuready"
+	Nodes       int           // default 1; they are named n1, n2, …
+	Images      []string      // archives that each node has before Up returns
+	WithoutCDI  bool          // containerd finds no CDI specs (before 2.4: ignores CDI devices)
+	NUMA        bool          // two made-up NUMA nodes, topology manager policy single-numa-node
+	Controllers string        // of the controller manager, as its flag --controllers has them; default "*"
+	NodeStatus  time.Duration // how often a kubelet reports; default 2 s (Kubernetes: 10 s)
+	Binaries    binaries.Dir  // default: what binaries.Ensure returns
+	Progress    func(Step)    // is told what was done; may be nil
 }
 
 // Step is something that was done while a cluster came up.
@@ -170,6 +172,7 @@ func (c *Cluster) start(ctx context.Context) error {
 	if c.plane, err = plane.New(c.folder); err != nil {
 		return err
 	}
+	c.plane.Controllers = config.Controllers
 	c.Nodes, err = node.New(ctx, node.Config{
 		Folder: c.folder, Hierarchies: hierarchies, Plane: c.plane, Images: append([]string{pause}, config.Images...),
 		WithoutCDI: config.WithoutCDI, NUMA: config.NUMA, Status: config.NodeStatus, Done: c.done,
@@ -251,6 +254,15 @@ func (c *Cluster) Down() error {
 		}
 	})
 	return c.downErr
+}
+
+// RestartAPIServer kills the API server and returns when it serves again.
+func (c *Cluster) RestartAPIServer(ctx context.Context) error { return c.plane.RestartAPIServer(ctx) }
+
+// Listen returns a listener of this process that nodes and pods reach at
+// network.PlaneIP.
+func (c *Cluster) Listen(ctx context.Context, port int) (net.Listener, error) {
+	return c.plane.Listen(ctx, port)
 }
 
 // Ended is closed when the control plane has ended, which nothing but Down or a

@@ -77,6 +77,9 @@ func EnsureRuntimes(ctx context.Context, o Options) (Dir, error) {
 	return ensure(ctx, wanted, o)
 }
 
+// EnsureNFD is Ensure for Node Feature Discovery: nfd-master and nfd-worker.
+func EnsureNFD(ctx context.Context, o Options) (Dir, error) { return ensure(ctx, []module{nfd}, o) }
+
 func ensure(ctx context.Context, modules []module, o Options) (Dir, error) {
 	if err := o.complete(); err != nil {
 		return nil, err

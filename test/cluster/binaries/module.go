@@ -103,6 +103,18 @@ var docker = module{
 	},
 }
 
+// nfd is what `make e2e-operator` needs beside them, in images of its own.
+var nfd = module{
+	name:    "nfd",
+	project: "sigs.k8s.io/node-feature-discovery",
+	flags:   "-tags=grpcnotrace,netgo,osusergo",
+	ldflags: "-X sigs.k8s.io/node-feature-discovery/pkg/version.version={version}",
+	binaries: []binary{
+		{"nfd-master", "sigs.k8s.io/node-feature-discovery/cmd/nfd-master", 3 * time.Minute},
+		{"nfd-worker", "sigs.k8s.io/node-feature-discovery/cmd/nfd-worker", 20 * time.Second},
+	},
+}
+
 // entry is the place in the cache for what is built from a module as it is now.
 type entry struct {
 	module

@@ -105,6 +105,19 @@ func (m *Machine) Restart(ctx context.Context, program string, signal syscall.Si
 	}))
 }
 
+// Replace is Restart for a program that does not say when it is ready.
+func (m *Machine) Replace(ctx context.Context, program string, signal syscall.Signal) error {
+	m.mu.Lock()
+	before := m.programs[program]
+	m.mu.Unlock()
+	if err := m.ask(program, signal); err != nil {
+		return err
+	}
+	return m.Explain(program, m.await(ctx, program+" again", func() (bool, error) {
+		return m.programs[program].starts > before.starts, nil
+	}))
+}
+
 // WaitCrashing waits until a program has ended so often, from now on, that it
 // will not recover, and returns that as an error; nil when ctx is done before.
 func (m *Machine) WaitCrashing(ctx context.Context, program string) error {

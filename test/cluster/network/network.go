@@ -6,6 +6,7 @@ package network
 import (
 	"fmt"
 	"net"
+	"runtime"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -46,6 +47,28 @@ func in(pid int, do func(h *netlink.Handle, ns netns.NsHandle) error) error {
 	}
 	defer h.Close()
 	return do(h, ns)
+}
+
+// Within calls do on a thread that is in the network of a process. What do opens
+// stays there.
+func Within(pid int, do func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		// Never unlocked: the thread, which is in another network, ends with the goroutine.
+		runtime.LockOSThread()
+		ns, err := netns.GetFromPid(pid)
+		if err != nil {
+			done <- fmt.Errorf("network namespace of process %d: %w", pid, err)
+			return
+		}
+		defer ns.Close()
+		if err := netns.Set(ns); err != nil {
+			done <- fmt.Errorf("enter the network of process %d: %w", pid, err)
+			return
+		}
+		done <- do()
+	}()
+	return <-done
 }
 
 // MakeBridge makes the network of the control plane, whose first process is

@@ -7,6 +7,8 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"strconv"
+	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -25,7 +27,8 @@ const hostname = "control-plane"
 // Plane is one cluster's control plane. Nodes may be made for one that was not
 // started, and boot while it starts.
 type Plane struct {
-	Authority *pki.Authority // of all certificates in the cluster
+	Authority   *pki.Authority // of all certificates in the cluster
+	Controllers string         // of the controller manager, set before Start; "": all
 
 	// Known once Start has returned; the client also once Serving has.
 	Server     string      // URL of the API server, good on this machine outside the namespaces
@@ -69,7 +72,7 @@ func (p *Plane) Start(ctx context.Context, path func(program string) string, don
 		return err
 	}
 	defer file.Close()
-	spec := inside.Spec{Hostname: hostname, Target: network.PlaneIP + ":443", Programs: programs(p.folder, path)}
+	spec := inside.Spec{Hostname: hostname, Target: network.PlaneIP + ":443", Programs: programs(p.folder, p.Controllers, path)}
 	if p.machine, err = machine.Start(p.folder, spec, file); err != nil {
 		return err
 	}
@@ -145,6 +148,26 @@ func await(ctx context.Context, done <-chan struct{}) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+}
+
+// RestartAPIServer kills the API server and returns when it serves again.
+func (p *Plane) RestartAPIServer(ctx context.Context) error {
+	if err := p.machine.Replace(ctx, apiserver, syscall.SIGKILL); err != nil {
+		return err
+	}
+	return p.poll(ctx, apiserver, "/readyz")
+}
+
+// Listen returns a listener in the control plane's network, which nodes and pods reach:
+// a server of this process is there for them at network.PlaneIP.
+func (p *Plane) Listen(ctx context.Context, port int) (net.Listener, error) {
+	var l net.Listener
+	err := network.Within(p.machine.PID(), func() error {
+		var err error
+		l, err = (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort(network.PlaneIP, strconv.Itoa(port)))
+		return err
+	})
+	return l, err
 }
 
 // Ended is closed when the control plane, which was started, has ended.

@@ -1,6 +1,8 @@
 package plane
 
 import (
+	"cmp"
+
 	"github.com/gpuready/gpuready/test/cluster/folder"
 	"github.com/gpuready/gpuready/test/cluster/inside"
 	"github.com/gpuready/gpuready/test/cluster/network"
@@ -14,8 +16,9 @@ const (
 	controllerManager = "kube-controller-manager"
 )
 
-// programs are the control plane's with their arguments; path tells where one is.
-func programs(f *folder.Folder, path func(name string) string) []inside.Program {
+// programs are the control plane's with their arguments; controllers are the controller
+// manager's ("": all), path tells where one is.
+func programs(f *folder.Folder, controllers string, path func(name string) string) []inside.Program {
 	program := func(name string, args ...string) inside.Program {
 		return inside.Program{Name: name, Path: path(name), Args: args, Log: f.Log(name)}
 	}
@@ -28,7 +31,7 @@ func programs(f *folder.Folder, path func(name string) string) []inside.Program 
 	// They allocate most while they start: fewer collections take a sixth off that.
 	lazy := []string{"GOGC=200"}
 	manager := client(controllerManager)
-	manager.Args = append(manager.Args, "--root-ca-file="+f.Key("ca.crt"), "--service-account-private-key-file="+f.Key("sa.key"), "--use-service-account-credentials=true")
+	manager.Args = append(manager.Args, "--root-ca-file="+f.Key("ca.crt"), "--service-account-private-key-file="+f.Key("sa.key"), "--use-service-account-credentials=true", "--controllers="+cmp.Or(controllers, "*"))
 	all := []inside.Program{
 		program(etcd, "--data-dir="+f.Join(etcd), "--unsafe-no-fsync", "--log-level=warn",
 			"--listen-client-urls=http://127.0.0.1:2379", "--advertise-client-urls=http://127.0.0.1:2379", "--listen-peer-urls=http://127.0.0.1:2380"),
