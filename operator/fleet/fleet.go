@@ -33,7 +33,8 @@ type Condition struct {
 	Status  corev1.ConditionStatus
 	Reason  string
 	Message string
-	Since   time.Time
+	Since   time.Time // of the status
+	Said    time.Time // when it was said last, although it stayed the same
 }
 
 // Pool is what nodes have in common that can have the same driver: equal Pools are one

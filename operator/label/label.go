@@ -15,6 +15,9 @@ const (
 	RHELID     = Feature + "system-os_release.RHEL_VERSION"
 )
 
+// GPUProduct is what GPUs the Node has: NFD or the validator writes it, last of all.
+const GPUProduct = "nvidia.com/gpu.product"
+
 // Labels of Nodes that are written.
 const (
 	// Present says that the Node has an NVIDIA GPU.

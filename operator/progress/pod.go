@@ -1,0 +1,222 @@
+package progress
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/state"
+)
+
+// maxText bounds what others wrote, in bytes.
+const maxText = 512
+
+// Reasons why a pod is not ready. The first five mean that it will not become so by
+// waiting.
+const (
+	ReasonImagePull     = "ImagePullBackOff"
+	ReasonCrashLoop     = "CrashLoopBackOff"
+	ReasonCannotStart   = "ContainerCannotStart"
+	ReasonUnschedulable = "Unschedulable"
+	ReasonNotAdmitted   = "PodNotAdmitted"
+
+	ReasonHostDriver  = "HostDriver"
+	ReasonTerminating = "PodTerminating"
+	ReasonInit        = "InitContainerWaiting"
+	ReasonStarting    = "PodStarting"
+	ReasonNotReady    = "PodNotReady"
+)
+
+// Pod is an operand's, reduced to what the operator acts on.
+type Pod struct {
+	Namespace, Name string
+	Node            string // where it runs, or is to run
+	App             string // the label app
+	State           state.Name
+	Digest          string // label.DriverDigest
+	Created         time.Time
+	Deleting        bool
+	Ready           bool
+	Problem         Problem // why it is not ready; the zero value where it is
+	HostDriver      string  // what it found: a driver on the host; "": it did not say
+}
+
+// Problem is why a pod is not ready.
+type Problem struct {
+	Stuck   bool // waiting does not help
+	Reason  string
+	Message string // at most 512 bytes, one line
+	Since   time.Time
+}
+
+// apps are the states that pods belong to, by their label app.
+var apps = map[string]state.Name{
+	label.DriverApp:                      state.Driver,
+	"nvidia-container-toolkit-daemonset": state.Toolkit,
+	"nvidia-device-plugin-daemonset":     state.DevicePlugin,
+	"nvidia-operator-validator":          state.DriverValidation,
+	"gpu-feature-discovery":              state.FeatureLabels,
+	"nvidia-dcgm":                        state.DCGM,
+	"nvidia-dcgm-exporter":               state.DCGMExporter,
+	"nvidia-mig-manager":                 state.MIGManager,
+}
+
+// ObservePod reduces an operand's pod.
+func ObservePod(p *corev1.Pod) *Pod {
+	o := &Pod{
+		Namespace: p.Namespace, Name: p.Name, Node: nodeOf(p), App: p.Labels["app"], Digest: p.Labels[label.DriverDigest],
+		Created: p.CreationTimestamp.Time, Deleting: p.DeletionTimestamp != nil,
+	}
+	o.State = cmp.Or(apps[o.App], state.Name(p.Labels[label.State]))
+	o.HostDriver, _ = HostDriver(p)
+	ready := condition(p, corev1.PodReady)
+	o.Ready = !o.Deleting && ready != nil && ready.Status == corev1.ConditionTrue
+	if !o.Ready {
+		o.Problem = problem(p)
+		o.Problem.Message = record.Clean(o.Problem.Message, maxText)
+		if o.Problem.Since.IsZero() {
+			o.Problem.Since = o.Created
+			if ready != nil && p.Status.Phase == corev1.PodRunning {
+				o.Problem.Since = ready.LastTransitionTime.Time
+			}
+		}
+	}
+	return o
+}
+
+// nodeOf is the Node that a pod runs on or, before the scheduler has let it, the one
+// that the DaemonSet controller made it for.
+func nodeOf(p *corev1.Pod) string {
+	if p.Spec.NodeName != "" {
+		return p.Spec.NodeName
+	}
+	a := p.Spec.Affinity
+	if a == nil || a.NodeAffinity == nil || a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return ""
+	}
+	for _, term := range a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+		for _, f := range term.MatchFields {
+			if f.Key == metav1.ObjectNameField && f.Operator == corev1.NodeSelectorOpIn && len(f.Values) == 1 {
+				return f.Values[0]
+			}
+		}
+	}
+	return ""
+}
+
+func condition(p *corev1.Pod, kind corev1.PodConditionType) *corev1.PodCondition {
+	i := slices.IndexFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == kind })
+	if i < 0 {
+		return nil
+	}
+	return &p.Status.Conditions[i]
+}
+
+// hostDriver is the driver pod's init container that looks whether the host has a
+// driver of its own, and what it ends with if so.
+const (
+	hostDriverContainer = "host-driver"
+	hostDriverExit      = 3
+	hostDriverMessage   = "HostDriver: "
+)
+
+// HostDriver says whether the pod found a driver on the host, and what it said of it.
+func HostDriver(p *corev1.Pod) (text string, found bool) {
+	for _, c := range p.Status.InitContainerStatuses {
+		if c.Name != hostDriverContainer {
+			continue
+		}
+		for _, t := range []*corev1.ContainerStateTerminated{c.State.Terminated, c.LastTerminationState.Terminated} {
+			if t == nil || t.ExitCode != hostDriverExit {
+				continue
+			}
+			if rest, is := strings.CutPrefix(t.Message, hostDriverMessage); is {
+				return record.Clean(rest, maxText), true
+			}
+		}
+	}
+	return "", false
+}
+
+// problem says why a pod is not ready.
+func problem(p *corev1.Pod) Problem {
+	if p.DeletionTimestamp != nil {
+		return Problem{Reason: ReasonTerminating, Message: "the pod is being deleted", Since: p.DeletionTimestamp.Time}
+	}
+	if text, is := HostDriver(p); is {
+		return Problem{Reason: ReasonHostDriver, Message: text}
+	}
+	if p.Status.Phase == corev1.PodFailed {
+		return Problem{Stuck: true, Reason: ReasonNotAdmitted, Message: strings.Trim(p.Status.Reason+": "+p.Status.Message, ": ")}
+	}
+	if c := condition(p, corev1.PodScheduled); c != nil && c.Status == corev1.ConditionFalse {
+		return Problem{Stuck: true, Reason: ReasonUnschedulable, Message: c.Message, Since: c.LastTransitionTime.Time}
+	}
+	for _, c := range p.Status.InitContainerStatuses {
+		if why, is := containerProblem(c); is {
+			return why
+		}
+		if c.State.Terminated == nil {
+			return Problem{Reason: ReasonInit, Message: "init container " + c.Name + " has not ended yet"}
+		}
+	}
+	for _, c := range p.Status.ContainerStatuses {
+		if why, is := containerProblem(c); is {
+			return why
+		}
+	}
+	for _, c := range p.Status.ContainerStatuses {
+		if c.State.Running != nil && !c.Ready {
+			return Problem{Reason: ReasonNotReady, Message: "container " + c.Name + " runs and is not ready yet"}
+		}
+	}
+	return Problem{Reason: ReasonStarting, Message: "the pod's containers are being started"}
+}
+
+// containerProblem says why a container will not become ready by waiting. The kubelet
+// says the same in turns by different words: what is made of it stays the same.
+func containerProblem(c corev1.ContainerStatus) (Problem, bool) {
+	if w := c.State.Waiting; w != nil {
+		switch w.Reason {
+		case "ImagePullBackOff", "ErrImagePull", "ErrImageNeverPull", "InvalidImageName", "RegistryUnavailable", "SignatureValidationFailed", "ImageInspectError":
+			return Problem{Stuck: true, Reason: ReasonImagePull, Message: fmt.Sprintf("container %s: image %s: %s", c.Name, c.Image, pullMessage(w))}, true
+		case "CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError", "PreStartHookError", "PostStartHookError":
+			return Problem{Stuck: true, Reason: ReasonCannotStart, Message: fmt.Sprintf("container %s: %s: %s", c.Name, w.Reason, w.Message)}, true
+		case "CrashLoopBackOff":
+			return crash(c), true
+		}
+	}
+	if t := c.State.Terminated; t != nil && t.ExitCode != 0 || c.State.Running != nil && !c.Ready && c.RestartCount > 1 && c.LastTerminationState.Terminated != nil {
+		return crash(c), true
+	}
+	return Problem{}, false
+}
+
+func pullMessage(w *corev1.ContainerStateWaiting) string {
+	if _, why, is := strings.Cut(w.Message, "ErrImagePull: "); is {
+		return why
+	}
+	return strings.TrimSpace(cmp.Or(w.Message, w.Reason))
+}
+
+func crash(c corev1.ContainerStatus) Problem {
+	t := c.State.Terminated
+	if t == nil {
+		t = c.LastTerminationState.Terminated
+	}
+	if t == nil {
+		return Problem{Stuck: true, Reason: ReasonCrashLoop, Message: "container " + c.Name + " ends again and again"}
+	}
+	text := fmt.Sprintf("container %s ended with %d", c.Name, t.ExitCode)
+	if why := cmp.Or(strings.TrimSpace(t.Message), t.Reason); why != "" && why != "Error" {
+		text += ": " + why
+	}
+	return Problem{Stuck: true, Reason: ReasonCrashLoop, Message: text}
+}

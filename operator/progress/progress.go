@@ -1,0 +1,151 @@
+// Package progress says how far a node is on its way to GPUs that can be used, and why
+// it is not farther: from what its pods' states are and from what the validator has
+// proven. It is pure.
+//
+// What is not known is not claimed. A pod that cannot start is told of before the
+// validator's silence, and the validator's word counts only while it is said anew and
+// the node's kubelet is heard of.
+package progress
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/state"
+)
+
+// Status is how it stands with a node.
+type Status string
+
+// The statuses.
+const (
+	Waiting  Status = "waiting"  // it is on its way
+	Failed   Status = "failed"   // somebody has to do something
+	Ready    Status = "ready"    // all that was asked for is proven
+	Excluded Status = "excluded" // somebody keeps the operands away
+	Unknown  Status = "unknown"  // nobody says anything that could be believed
+)
+
+// Stale is the age from which the validator's condition, which it says again every five
+// minutes, is not believed any more.
+const Stale = 15 * time.Minute
+
+// Reasons of a node's progress, apart from those of its pods and of the validator.
+const (
+	ReasonNodeNotReady = "NodeNotReady"
+	ReasonExcluded     = "OperandsKeptAway"
+	ReasonHandedOver   = "NotHandedOver"
+	ReasonNoPod        = "PodMissing"
+	ReasonNotValidated = "NotValidated"
+	ReasonStale        = "ConditionStale"
+	ReasonNoLabels     = "FeatureLabelsMissing"
+)
+
+// Wanted is what a node is measured by.
+type Wanted struct {
+	States   []state.Name // that the policy asks for
+	HandOver bool         // only nodes that were handed over are served
+}
+
+// Progress is how far a node is.
+type Progress struct {
+	Steps   []state.Name // reached, in their order
+	State   state.Name   // the first that is not; "" where all are, or none is wanted
+	Status  Status
+	Reason  string
+	Message string // at most 512 bytes, one line
+	Since   time.Time
+	// Until is when it will be another although nothing happens; zero: never.
+	Until time.Time
+	// Beside are states that nothing waits for, or that have been proven, and whose pods
+	// do not start.
+	Beside []Trouble
+}
+
+// Trouble is a state whose pod does not start.
+type Trouble struct {
+	State state.Name
+	Pod   string // namespace/name
+	Problem
+}
+
+// layers are the states that the validator's word proves.
+var layers = map[state.Name][]readiness.Layer{
+	state.DriverValidation:  {readiness.Driver},
+	state.ToolkitValidation: {readiness.Toolkit},
+	state.PluginValidation:  {readiness.CUDA, readiness.Plugin},
+}
+
+// proofs are the states that prove those that have pods.
+var proofs = map[state.Name]state.Name{
+	state.Driver:       state.DriverValidation,
+	state.Toolkit:      state.ToolkitValidation,
+	state.DevicePlugin: state.PluginValidation,
+}
+
+// Of says how far a node is that has a GPU. pods are the operands' on it.
+func Of(n *fleet.Node, pods []*Pod, w Wanted, now time.Time) Progress {
+	switch {
+	case n.Labels[label.Operands] == "false":
+		return Progress{Status: Excluded, Reason: ReasonExcluded, Message: "the label " + label.Operands + "=false keeps the operands away"}
+	case w.HandOver && n.Labels[label.HandOver] != label.Product:
+		return Progress{Status: Excluded, Reason: ReasonHandedOver, Message: "NVIDIA's operator serves this node; the label " + label.HandOver + "=" + label.Product + " hands it over"}
+	case !n.Ready:
+		return Progress{State: state.Prerequisites, Status: Unknown, Reason: ReasonNodeNotReady, Message: "the Node is not Ready: nothing that is said of it can be believed"}
+	}
+	l := look{node: n, pods: pods, word: listen(n, now)}
+	p := l.walk(w.States)
+	if l.word.known() {
+		p.Until = n.GPUReady.Said.Add(Stale)
+	}
+	p.Beside = l.beside(p, w.States)
+	return p
+}
+
+// word is what the validator says: how many layers are proven, and what is said of the
+// next.
+type word struct {
+	fleet.Condition
+	silent string // why it is not believed; "" where it is
+	proven int    // of readiness.Layers
+}
+
+func (w word) known() bool { return w.silent == "" }
+
+// listen reads the condition GPUReady: its message begins with the layer that it is about.
+func listen(n *fleet.Node, now time.Time) word {
+	w := word{Condition: n.GPUReady}
+	all := readiness.Layers()
+	switch {
+	case w.Status == "":
+		w.silent = ReasonNotValidated
+	case now.Sub(w.Said) >= Stale:
+		w.silent = ReasonStale
+	case w.Status == corev1.ConditionTrue:
+		w.proven = len(all)
+	default:
+		at, _, _ := strings.Cut(w.Message, ": ")
+		w.proven = max(0, slices.Index(all, readiness.Layer(at)))
+		if _, err := readiness.ParseOptional(at); err == nil {
+			w.proven = len(all) - 1 // the road is proven, and what was asked for beside it is not
+		}
+	}
+	return w
+}
+
+// proves says whether the validator's word proves a state, and whether it is about it.
+func (w word) proves(s state.Name) bool {
+	all := readiness.Layers()
+	for _, l := range layers[s] {
+		if slices.Index(all, l) >= w.proven {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,144 @@
+package progress
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/state"
+)
+
+// look is what is known of a node.
+type look struct {
+	node *fleet.Node
+	pods []*Pod
+	word word
+}
+
+// operands are the names of states' pods in the labels that place them.
+var operands = map[state.Name]string{
+	state.Driver: "driver", state.Toolkit: "container-toolkit", state.DriverValidation: "operator-validator",
+	state.DevicePlugin: "device-plugin", state.FeatureLabels: "gpu-feature-discovery",
+	state.DCGM: "dcgm", state.DCGMExporter: "dcgm-exporter", state.MIGManager: "mig-manager",
+}
+
+// kept says that a state's pods are kept away from the node: by a person, or because the
+// host has a driver.
+func (l look) kept(s state.Name) bool {
+	value := l.node.Labels[label.Deploy+operands[s]]
+	return value == "false" || s == state.Driver && value == label.PreInstalled
+}
+
+// walk goes from state to state until one is not reached.
+func (l look) walk(wanted []state.Name) Progress {
+	var p Progress
+	for _, s := range state.Road() {
+		if !slices.Contains(wanted, s) {
+			continue
+		}
+		if why, done := l.reached(s); !done {
+			p.State, p.Status, p.Reason, p.Since = s, why.status, why.Reason, why.Since
+			p.Message = record.Clean(why.Message, maxText)
+			return p
+		}
+		p.Steps = append(p.Steps, s)
+	}
+	p.Status, p.Reason, p.Message, p.Since = Ready, l.node.GPUReady.Reason, record.Clean(l.node.GPUReady.Message, maxText), l.node.GPUReady.Since
+	return p
+}
+
+// why is why a state is not reached.
+type why struct {
+	status Status
+	Problem
+}
+
+func (l look) reached(s state.Name) (why, bool) {
+	switch s {
+	case state.Prerequisites:
+		return why{}, true
+	case state.Driver, state.Toolkit, state.DevicePlugin:
+		if l.kept(s) || l.word.known() && l.word.proves(proofs[s]) {
+			return why{}, true
+		}
+		return l.podReady(s)
+	case state.FeatureLabels:
+		if l.kept(s) || l.node.Labels[label.GPUProduct] != "" {
+			return why{}, true
+		}
+		if pod := l.pod(s); pod != nil && !pod.Ready {
+			return l.podReady(s)
+		}
+		return why{Waiting, Problem{Reason: ReasonNoLabels, Message: "the Node has no label " + label.GPUProduct + " yet", Since: l.node.GPUReady.Since}}, false
+	default:
+		return l.validated(s)
+	}
+}
+
+// pod is a state's on the node: the one that is not being deleted, where there is one.
+func (l look) pod(s state.Name) *Pod {
+	var found *Pod
+	for _, p := range l.pods {
+		if p.State == s && (found == nil || found.Deleting && !p.Deleting) {
+			found = p
+		}
+	}
+	return found
+}
+
+func (l look) podReady(s state.Name) (why, bool) {
+	p := l.pod(s)
+	switch {
+	case p == nil:
+		return why{Waiting, Problem{Reason: ReasonNoPod, Message: "there is no pod of " + string(s) + " on the node yet", Since: l.node.Created}}, false
+	case p.Ready:
+		return why{}, true
+	}
+	w := why{Waiting, p.Problem}
+	if p.Problem.Stuck {
+		w.status = Failed
+	}
+	w.Message = fmt.Sprintf("pod %s/%s: %s", p.Namespace, p.Name, p.Problem.Message)
+	return w, false
+}
+
+// validated asks the validator.
+func (l look) validated(s state.Name) (why, bool) {
+	w := l.word
+	switch {
+	case w.known() && w.proves(s):
+		return why{}, true
+	case w.known() && w.Status == corev1.ConditionFalse:
+		return why{Failed, Problem{Reason: w.Reason, Message: w.Message, Since: w.Since}}, false
+	case w.known():
+		return why{Waiting, Problem{Reason: w.Reason, Message: w.Message, Since: w.Since}}, false
+	case l.kept(state.DriverValidation):
+		return why{Unknown, Problem{Reason: ReasonNotValidated, Message: "the label " + label.Deploy + operands[state.DriverValidation] + "=false keeps the validator away: nothing is proven"}}, false
+	}
+	// The validator is silent: perhaps because its pod does not start.
+	if not, ready := l.podReady(state.DriverValidation); !ready {
+		return not, false
+	}
+	if w.silent == ReasonStale {
+		return why{Unknown, Problem{Reason: ReasonStale, Message: fmt.Sprintf("the validator has not said for more than %s how the node is: see the log of its pod", Stale.Round(time.Minute)), Since: w.Said.Add(Stale)}}, false
+	}
+	return why{Unknown, Problem{Reason: ReasonNotValidated, Message: "the Node has no condition GPUReady yet: see the log of the validator's pod", Since: l.pod(state.DriverValidation).Created}}, false
+}
+
+// beside are the pods that do not start, and are not what the node waits for.
+func (l look) beside(p Progress, wanted []state.Name) (all []Trouble) {
+	for _, pod := range l.pods {
+		if !pod.Problem.Stuck || pod.State == p.State || pod.State == state.DriverValidation && !l.word.known() || !slices.Contains(wanted, pod.State) {
+			continue
+		}
+		all = append(all, Trouble{pod.State, pod.Namespace + "/" + pod.Name, pod.Problem})
+	}
+	slices.SortFunc(all, func(a, b Trouble) int { return strings.Compare(a.Pod, b.Pod) })
+	return all
+}
