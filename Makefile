@@ -152,7 +152,7 @@ $(BIN)/lib/nvidia-smi $(BIN)/lib/nvidia-cuda-mps-control: $(BIN)/lib/%: simulato
 
 # --- images, the cluster and the soak, beside what they build ---
 
-include deployments/images/images.mk test/cluster/cluster.mk test/e2e/e2e.mk test/toolkit/toolkit.mk test/validator/validator.mk test/soak/soak.mk
+include deployments/images/images.mk test/cluster/cluster.mk test/e2e/e2e.mk test/toolkit/toolkit.mk test/validator/validator.mk test/operator/operator.mk test/soak/soak.mk
 
 # --- tools ---
 

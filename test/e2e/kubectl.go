@@ -39,6 +39,12 @@ func (s *Suite) Refused(t *testing.T, args ...string) string {
 	return out
 }
 
+// TryKubectl runs kubectl, and returns what it prints and how it ended.
+func (s *Suite) TryKubectl(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	return s.kubectl(t, args...)
+}
+
 func (s *Suite) kubectl(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -1,0 +1,95 @@
+// Standin stands in for what driver containers carry, in scenarios on a cluster
+// without GPUs: it follows the same contract with a simulated driver behind it.
+//
+//	nvidia-driver init                        a driver container: gpusim serve
+//	ocp_dtk_entrypoint nv-ctr-run-with-dtk    the same, once the Driver Toolkit has "built"
+//	ocp_dtk_entrypoint dtk-build-driver       the Driver Toolkit's container
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// shared is the folder between the two containers of a pod with the Driver Toolkit.
+const shared = "/mnt/shared-nvidia-driver-toolkit"
+
+func main() {
+	if err := run(filepath.Base(os.Args[0]), strings.Join(os.Args[1:], " ")); err != nil {
+		fmt.Fprintln(os.Stderr, "stand-in:", err)
+		os.Exit(1)
+	}
+}
+
+func run(program, command string) error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	switch program + " " + command {
+	case "nvidia-driver init":
+		return serve()
+	case "ocp_dtk_entrypoint nv-ctr-run-with-dtk":
+		if err := prepare(); err != nil {
+			return err
+		}
+		if err := appears(ctx, filepath.Join(shared, "driver_built")); err != nil {
+			return err
+		}
+		return serve()
+	case "ocp_dtk_entrypoint dtk-build-driver":
+		fmt.Println("stand-in: built with", os.Getenv("DRIVER_TOOLKIT_IMAGE"))
+		if err := os.WriteFile(filepath.Join(shared, "driver_built"), nil, 0o644); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		return nil
+	}
+	return fmt.Errorf("%s %s is no command of a driver container", program, command)
+}
+
+// serve becomes the simulator.
+func serve() error {
+	fmt.Println("stand-in: the driver is a simulated one, version", os.Getenv("DRIVER_VERSION"))
+	return syscall.Exec("/usr/bin/gpusim", []string{"gpusim", "serve"}, os.Environ())
+}
+
+// prepare puts this program where the other container executes it, and says so.
+func prepare() error {
+	from, err := os.Open("/proc/self/exe")
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	to, err := os.OpenFile(filepath.Join(shared, "ocp_dtk_entrypoint"), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o755)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(to, from)
+	if err := errors.Join(err, to.Close()); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(shared, "dir_prepared"), nil, 0o644)
+}
+
+// appears waits for a file, as the program that it stands in for does.
+func appears(ctx context.Context, path string) error {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if _, err := os.Stat(path); err == nil {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}

@@ -1,0 +1,166 @@
+// Package operator has the scenarios of the operator on a real cluster: a
+// ClusterPolicy becomes GPUs, on every node, through every upgrade. `make
+// e2e-operator` plays them.
+package operator
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/test/cluster"
+	"github.com/gpuready/gpuready/test/e2e"
+)
+
+// Where the operator and its operands are, and what the policy is called: as in
+// the reference's documentation.
+const (
+	namespace = "nvidia-gpu-operator"
+	policy    = "gpu-cluster-policy"
+)
+
+// patience is how long anything may take; what it takes is printed.
+const patience = 3 * time.Minute
+
+type suite struct {
+	*e2e.Suite
+}
+
+// up starts a cluster for a test.
+func up(t *testing.T, c cluster.Config) *suite {
+	t.Helper()
+	return &suite{e2e.Up(t, c)}
+}
+
+// program is one that was built.
+func program(name string) string { return filepath.Join(os.Getenv("GPUREADY_E2E"), name) }
+
+// run runs a program as an administrator of the cluster.
+func (s *suite) run(t *testing.T, name string, args ...string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program(name), args...)
+	home := t.TempDir()
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+s.Kubeconfig, "HOME="+home, "HELM_CACHE_HOME="+home, "HELM_CONFIG_HOME="+home, "HELM_DATA_HOME="+home)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := cmd.Run()
+	return out.String(), err
+}
+
+// helm runs helm.
+func (s *suite) helm(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := s.run(t, "tools/helm", args...)
+	require.NoErrorf(t, err, "helm %s:\n%s\n%s", strings.Join(args, " "), out, s.World.Describe())
+	return out
+}
+
+// until asks, many times a second, until there is nothing to object any more.
+func (s *suite) until(t *testing.T, what string, cond func() error) time.Duration {
+	t.Helper()
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := cond()
+		if err == nil {
+			took := time.Since(began)
+			t.Logf("%5.1f s until %s", took.Seconds(), what)
+			return took
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			s.tell(t)
+			t.Fatalf("waited %v until %s:\n%v\n%s", patience, what, err, s.World.Describe())
+		}
+	}
+}
+
+// tell prints what helps to find out why a scenario failed.
+func (s *suite) tell(t *testing.T) {
+	t.Helper()
+	for _, args := range [][]string{
+		{"get", "clusterpolicies.nvidia.com", "-o", "yaml"},
+		{"-n", namespace, "get", "daemonsets,pods", "-o", "wide"},
+		{"-n", namespace, "logs", "--tail=60", "deployment/gpu-operator"},
+		{"get", "nodes", "-o", "jsonpath={range .items[*]}{.metadata.name}{\" \"}{.metadata.labels}{\"\\n\"}{end}"},
+	} {
+		out, err := s.TryKubectl(t, args...)
+		t.Logf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+}
+
+// clusterPolicy is what the scenarios read of a policy.
+type clusterPolicy struct {
+	Status struct {
+		State      string
+		Conditions []struct{ Type, Status, Reason, Message string }
+		Nodes      map[string]int
+	}
+}
+
+// policy reads a policy.
+func (s *suite) policy(t *testing.T, name string) (clusterPolicy, error) {
+	t.Helper()
+	var p clusterPolicy
+	raw, err := s.World.Client.Discovery().RESTClient().Get().AbsPath("/apis/nvidia.com/v1/clusterpolicies/" + name).DoRaw(t.Context())
+	if err != nil {
+		return p, err
+	}
+	return p, json.Unmarshal(raw, &p)
+}
+
+// condition objects unless a policy has a condition with that status, and with the
+// reason and words in its message where they are given.
+func (s *suite) condition(t *testing.T, name, kind, status, reason string, words ...string) error {
+	t.Helper()
+	p, err := s.policy(t, name)
+	if err != nil {
+		return err
+	}
+	for _, c := range p.Status.Conditions {
+		if c.Type != kind {
+			continue
+		}
+		if c.Status != status || reason != "" && c.Reason != reason {
+			return fmt.Errorf("%s is %s (%s: %s)", kind, c.Status, c.Reason, c.Message)
+		}
+		for _, w := range words {
+			if !strings.Contains(c.Message, w) {
+				return fmt.Errorf("the message of %s has no %q: %s", kind, w, c.Message)
+			}
+		}
+		return nil
+	}
+	return fmt.Errorf("there is no condition %s: %+v", kind, p.Status)
+}
+
+// scenario is one that tells its name.
+type scenario struct {
+	name string
+	run  func(t *testing.T, s *suite)
+}
+
+// play plays scenarios one after the other, each on what the one before left.
+func (s *suite) play(t *testing.T, scenarios ...scenario) {
+	t.Helper()
+	for _, c := range scenarios {
+		if !t.Run(c.name, func(t *testing.T) { c.run(t, s) }) {
+			t.FailNow()
+		}
+	}
+}
