@@ -84,7 +84,7 @@ check: packages-build packages-generate packages-check $(BIN)/tools/golangci-lin
 	@$(MAKE) --no-print-directory generate
 	@git diff --exit-code -- $(GENERATED) || { echo 'check: generated files differ from what is checked in; commit the above'; exit 1; }
 
-GENERATED := simulator/state/state_generated.go simulator/nvml/stubs.c simulator/cuda/stubs.c cuda-samples docs/xids.md docs/config.schema.json deployments/monitoring/dashboard.json $(wildcard deployments/static/*.yaml)
+GENERATED := simulator/state/state_generated.go simulator/nvml/stubs.c simulator/cuda/stubs.c cuda-samples docs/xids.md docs/config.schema.json deployments/monitoring/dashboard.json $(wildcard deployments/static/*.yaml) operator/api/v1/zz_generated.deepcopy.go deployments/crds/nvidia.com_clusterpolicies.yaml
 
 .PHONY: generate
 generate: packages-generate ## regenerate what is generated and checked in

@@ -1,0 +1,145 @@
+package v1
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+// OperatorSpec is what concerns the operator itself.
+type OperatorSpec struct {
+	// The runtime of nodes whose own cannot be told. This operator reads each node's.
+	// +kubebuilder:validation:Enum=docker;crio;containerd
+	// +kubebuilder:default=docker
+	DefaultRuntime string `json:"defaultRuntime,omitempty"`
+	// Name of the RuntimeClass for containers with GPUs.
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:default=nvidia
+	RuntimeClass string `json:"runtimeClass,omitempty"`
+	// The image of init containers that need CUDA.
+	InitContainer ImageSpec `json:"initContainer,omitempty"`
+	// Labels for all operands' objects.
+	// +kubebuilder:validation:MaxProperties=64
+	Labels map[string]string `json:"labels,omitempty"`
+	// Annotations for all operands' objects.
+	// +kubebuilder:validation:MaxProperties=64
+	Annotations map[string]string `json:"annotations,omitempty"`
+	// On OpenShift, build the driver with its Driver Toolkit. So it is unless this is false.
+	UseOpenShiftDriverToolkit *bool `json:"use_ocp_driver_toolkit,omitempty"`
+}
+
+// DriverToolkit tells whether drivers are to be built with OpenShift's Driver Toolkit
+// where there is one.
+func (o *OperatorSpec) DriverToolkit() bool { return or(o.UseOpenShiftDriverToolkit, true) }
+
+// DaemonsetsSpec is what all DaemonSets have in common.
+type DaemonsetsSpec struct {
+	// Labels of all DaemonSets' pods.
+	// +kubebuilder:validation:MaxProperties=64
+	Labels map[string]string `json:"labels,omitempty"`
+	// Annotations of all DaemonSets' pods.
+	// +kubebuilder:validation:MaxProperties=64
+	Annotations map[string]string `json:"annotations,omitempty"`
+	// Tolerations of all DaemonSets' pods.
+	// +kubebuilder:validation:MaxItems=64
+	Tolerations []corev1.Toleration `json:"tolerations,omitempty"`
+	// Priority of all DaemonSets' pods.
+	// +kubebuilder:validation:MaxLength=253
+	PriorityClassName string `json:"priorityClassName,omitempty"`
+	// How pods are replaced when their definition changes; the driver's follow
+	// driver.upgradePolicy instead.
+	// +kubebuilder:validation:Enum=RollingUpdate;OnDelete
+	// +kubebuilder:default=RollingUpdate
+	UpdateStrategy string `json:"updateStrategy,omitempty"`
+	// How many at a time.
+	RollingUpdate *RollingUpdateSpec `json:"rollingUpdate,omitempty"`
+}
+
+// RollingUpdateSpec is how many pods of a DaemonSet are replaced at a time.
+type RollingUpdateSpec struct {
+	// A number of nodes ("1") or a percentage ("10%"); 1 where nothing is said.
+	// +kubebuilder:validation:XIntOrString
+	// +kubebuilder:validation:XValidation:rule="type(self) == int ? self >= 1 : string(self).matches('^([1-9][0-9]{0,6}|[1-9][0-9]?%|100%)?$')",message="maxUnavailable is a number of nodes from 1 (1), or a percentage from 1% to 100% (10%)"
+	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
+}
+
+// Unavailable is MaxUnavailable as a DaemonSet has it: policies may say "1", DaemonSets
+// have 1.
+func (r *RollingUpdateSpec) Unavailable() intstr.IntOrString {
+	if r == nil || r.MaxUnavailable == nil || *r.MaxUnavailable == intstr.FromString("") {
+		return intstr.FromInt32(1)
+	}
+	return intstr.Parse(r.MaxUnavailable.String())
+}
+
+// NodeSpec is what concerns nodes as a whole.
+type NodeSpec struct {
+	// The taint that keeps pods away from a GPU node until it is proven.
+	StartupTaint StartupTaintSpec `json:"startupTaint,omitempty"`
+}
+
+// StartupTaintSpec is a taint that a node group puts on new nodes, and that goes once
+// all layers are proven.
+type StartupTaintSpec struct {
+	// Its key; it goes whatever its value and effect are. Where nothing is said:
+	// nvidia.com/gpu-not-ready and gpuready.io/not-ready.
+	// +kubebuilder:validation:MaxLength=316
+	// +kubebuilder:validation:Pattern=`^(([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[a-zA-Z0-9]([a-zA-Z0-9._-]{0,61}[a-zA-Z0-9])?)?$`
+	Key string `json:"key,omitempty"`
+	// Put it back, NoSchedule, when a layer is not proven any more.
+	Manage *bool `json:"manage,omitempty"`
+	// How long a layer has to be refused before that: "1m".
+	// +kubebuilder:default="1m"
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:Pattern=`^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$`
+	Settle *metav1.Duration `json:"settle,omitempty"`
+}
+
+// Managed tells whether the taint is put back.
+func (t *StartupTaintSpec) Managed() bool { return or(t.Manage, false) }
+
+// SettleTime is how long a layer has to be refused before the taint is put back.
+func (t *StartupTaintSpec) SettleTime() time.Duration {
+	return or(t.Settle, metav1.Duration{Duration: time.Minute}).Duration
+}
+
+// HostPath is an absolute path on the host, without "..".
+//
+// +kubebuilder:validation:MaxLength=1024
+// +kubebuilder:validation:Pattern=`^(/[^\x00]*)?$`
+// +kubebuilder:validation:XValidation:rule="!(self + '/').contains('/../')",message="a path of the host has no \"..\" in it"
+type HostPath string
+
+// HostPathsSpec is directories of the hosts.
+type HostPathsSpec struct {
+	// The host's root; "/" where nothing is said.
+	RootFS HostPath `json:"rootFS,omitempty"`
+	// The driver's root; "/run/nvidia/driver" where nothing is said.
+	DriverInstallDir HostPath `json:"driverInstallDir,omitempty"`
+}
+
+// CDIConfigSpec is how the Container Device Interface is used.
+type CDIConfigSpec struct {
+	// Give GPUs to containers by CDI.
+	// +kubebuilder:default=true
+	Enabled *bool `json:"enabled,omitempty"`
+	// NVIDIA's operator does not use it any more.
+	// +kubebuilder:default=false
+	Default *bool `json:"default,omitempty"`
+	// Give GPUs to node agents by NRI.
+	// +kubebuilder:default=false
+	NRIPluginEnabled *bool `json:"nriPluginEnabled,omitempty"`
+}
+
+// IsEnabled tells whether GPUs are given by CDI.
+func (c *CDIConfigSpec) IsEnabled() bool { return or(c.Enabled, true) }
+
+// MIGSpec is how GPUs that are split by MIG are offered.
+type MIGSpec struct {
+	// none: MIG is not looked at; single: as nvidia.com/gpu; mixed: as nvidia.com/mig-1g.10gb and the like.
+	// +kubebuilder:validation:Enum=none;single;mixed
+	Strategy string `json:"strategy,omitempty"`
+}

@@ -1,0 +1,132 @@
+package v1
+
+import (
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// EnvVar is an environment variable of a container.
+type EnvVar struct {
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=512
+	// +kubebuilder:validation:Pattern=`^[^=]+$`
+	Name string `json:"name"`
+	// +kubebuilder:validation:MaxLength=32768
+	Value string `json:"value,omitempty"`
+}
+
+// ResourceRequirements is what a container asks for and may use.
+type ResourceRequirements struct {
+	// What it may use at most, by resource.
+	Limits corev1.ResourceList `json:"limits,omitempty"`
+	// What is kept for it, by resource; the limit where nothing is said.
+	Requests corev1.ResourceList `json:"requests,omitempty"`
+}
+
+// ImageSpec is an image, and how it is pulled.
+type ImageSpec struct {
+	// Registry and path, without the image's own name: "nvcr.io/nvidia".
+	// +kubebuilder:validation:MaxLength=512
+	// +kubebuilder:validation:Pattern=`^([a-zA-Z0-9][a-zA-Z0-9._/:-]*|\[[0-9a-fA-F:]+\][a-zA-Z0-9._/:-]*)?$`
+	Repository string `json:"repository,omitempty"`
+	// The image's name. With neither repository nor version it may be a whole reference.
+	// +kubebuilder:validation:MaxLength=512
+	// +kubebuilder:validation:Pattern=`^([a-zA-Z0-9][a-zA-Z0-9._/:@-]*)?$`
+	Image string `json:"image,omitempty"`
+	// A tag, or a digest: "sha256:" and 64 hexadecimal digits.
+	// +kubebuilder:validation:MaxLength=128
+	// +kubebuilder:validation:Pattern=`^([a-zA-Z0-9_][a-zA-Z0-9._-]*|sha256:[0-9a-f]{64})?$`
+	Version string `json:"version,omitempty"`
+	// When the kubelet asks the registry; IfNotPresent where nothing is said.
+	// +kubebuilder:validation:Enum=Always;IfNotPresent;Never;""
+	ImagePullPolicy string `json:"imagePullPolicy,omitempty"`
+	// Names of Secrets, in the operands' namespace, to pull with.
+	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:items:MaxLength=253
+	ImagePullSecrets []string `json:"imagePullSecrets,omitempty"`
+}
+
+// Ref is the image's reference; what the policy leaves out is fallback's. "" says that
+// neither names an image.
+func (i ImageSpec) Ref(fallback ImageSpec) string {
+	if i.Image != "" && i.Repository == "" && i.Version == "" && strings.ContainsAny(i.Image, "/:@") {
+		return i.Image
+	}
+	first := func(a, b string) string {
+		if a != "" {
+			return a
+		}
+		return b
+	}
+	repository, image, version := first(i.Repository, fallback.Repository), first(i.Image, fallback.Image), first(i.Version, fallback.Version)
+	if image == "" {
+		return ""
+	}
+	if repository != "" {
+		image = strings.TrimSuffix(repository, "/") + "/" + image
+	}
+	switch {
+	case version == "":
+		return image
+	case strings.HasPrefix(version, "sha256:"):
+		return image + "@" + version
+	}
+	return image + ":" + version
+}
+
+// PullPolicy is ImagePullPolicy as pods have it.
+func (i ImageSpec) PullPolicy() corev1.PullPolicy {
+	if i.ImagePullPolicy == "" {
+		return corev1.PullIfNotPresent
+	}
+	return corev1.PullPolicy(i.ImagePullPolicy)
+}
+
+// ContainerSpec is an operand's container.
+type ContainerSpec struct {
+	ImageSpec `json:",inline"`
+
+	// What the container asks for and may use.
+	Resources *ResourceRequirements `json:"resources,omitempty"`
+	// Arguments beside the operator's own.
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=4096
+	Args []string `json:"args,omitempty"`
+	// Environment variables beside the operator's own; these win.
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=256
+	Env []EnvVar `json:"env,omitempty"`
+}
+
+// OperandSpec is an operand that can be switched off. By default it is on; where a type
+// that has it says otherwise, that type has its own IsEnabled.
+type OperandSpec struct {
+	// Whether the operator deploys it.
+	Enabled *bool `json:"enabled,omitempty"`
+
+	ContainerSpec `json:",inline"`
+}
+
+// IsEnabled tells whether the operator is to deploy it.
+func (o OperandSpec) IsEnabled() bool { return or(o.Enabled, true) }
+
+// OptionalSpec is an operand that is off unless it is switched on.
+type OptionalSpec struct {
+	// Whether it is wanted.
+	Enabled *bool `json:"enabled,omitempty"`
+
+	ContainerSpec `json:",inline"`
+}
+
+// IsEnabled tells whether it is wanted.
+func (o OptionalSpec) IsEnabled() bool { return or(o.Enabled, false) }
+
+// or is what p points at, or else what is so by default.
+func or[T any](p *T, byDefault T) T {
+	if p == nil {
+		return byDefault
+	}
+	return *p
+}

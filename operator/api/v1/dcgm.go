@@ -1,0 +1,105 @@
+package v1
+
+import corev1 "k8s.io/api/core/v1"
+
+// DCGMSpec is NVIDIA's DCGM, as a service on each node.
+type DCGMSpec struct {
+	OperandSpec `json:",inline"`
+
+	// NVIDIA's operator does not use it any more: the host's port of DCGM.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=65535
+	HostPort int32 `json:"hostPort,omitempty"`
+}
+
+// DCGMExporterSpec is NVIDIA's exporter of DCGM's metrics.
+type DCGMExporterSpec struct {
+	OperandSpec `json:",inline"`
+
+	// Annotations of its pods.
+	// +kubebuilder:validation:MaxProperties=64
+	PodAnnotations map[string]string `json:"podAnnotations,omitempty"`
+	// Labels of its pods.
+	// +kubebuilder:validation:MaxProperties=64
+	PodLabels map[string]string `json:"podLabels,omitempty"`
+	// Which metrics it exports.
+	MetricsConfig *DCGMExporterMetricsConfig `json:"config,omitempty"`
+	// The prometheus-operator's ServiceMonitor for it.
+	ServiceMonitor *DCGMExporterServiceMonitorConfig `json:"serviceMonitor,omitempty"`
+	// The Service in front of it.
+	ServiceSpec *DCGMExporterServiceConfig `json:"service,omitempty"`
+	// It sees the host's processes.
+	HostPID *bool `json:"hostPID,omitempty"`
+	// It listens on the host's network.
+	HostNetwork *bool `json:"hostNetwork,omitempty"`
+	// Names of batch jobs as labels of metrics.
+	HPCJobMapping *DCGMExporterHPCJobMappingConfig `json:"hpcJobMapping,omitempty"`
+}
+
+// DCGMExporterMetricsConfig is which metrics are exported.
+type DCGMExporterMetricsConfig struct {
+	// Name of a ConfigMap with dcgm-metrics.csv.
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name,omitempty"`
+}
+
+// DCGMExporterHPCJobMappingConfig is names of batch jobs as labels of metrics.
+type DCGMExporterHPCJobMappingConfig struct {
+	// Whether they are wanted.
+	Enabled *bool `json:"enabled,omitempty"`
+	// Where the workload manager keeps a file for each GPU; /var/lib/dcgm-exporter/job-mapping
+	// where nothing is said.
+	Directory HostPath `json:"directory,omitempty"`
+}
+
+// IsEnabled tells whether jobs' names are wanted.
+func (h *DCGMExporterHPCJobMappingConfig) IsEnabled() bool { return h != nil && or(h.Enabled, false) }
+
+// DCGMExporterServiceConfig is the Service in front of the exporter.
+type DCGMExporterServiceConfig struct {
+	// +kubebuilder:validation:Enum=ClusterIP;NodePort;LoadBalancer;ExternalName;""
+	Type corev1.ServiceType `json:"type,omitempty"`
+	// +kubebuilder:validation:Enum=Cluster;Local
+	InternalTrafficPolicy *corev1.ServiceInternalTrafficPolicy `json:"internalTrafficPolicy,omitempty"`
+}
+
+// DCGMExporterServiceMonitorConfig is the prometheus-operator's ServiceMonitor.
+type DCGMExporterServiceMonitorConfig struct {
+	// Whether one is wanted.
+	Enabled *bool `json:"enabled,omitempty"`
+	// From one scrape to the next: "15s".
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^(0|(([0-9]+)y)?(([0-9]+)w)?(([0-9]+)d)?(([0-9]+)h)?(([0-9]+)m)?(([0-9]+)s)?(([0-9]+)ms)?)$`
+	Interval string `json:"interval,omitempty"`
+	// Labels of metrics win against those of the target.
+	HonorLabels *bool `json:"honorLabels,omitempty"`
+	// Labels of the ServiceMonitor.
+	// +kubebuilder:validation:MaxProperties=64
+	AdditionalLabels map[string]string `json:"additionalLabels,omitempty"`
+	// How labels of targets are rewritten.
+	// +kubebuilder:validation:MaxItems=256
+	Relabelings []RelabelConfig `json:"relabelings,omitempty"`
+}
+
+// RelabelConfig rewrites labels; see Prometheus's relabel_config.
+type RelabelConfig struct {
+	// Labels whose values are joined.
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:Pattern=`^[a-zA-Z_][a-zA-Z0-9_]*$`
+	SourceLabels []string `json:"sourceLabels,omitempty"`
+	// What they are joined with.
+	Separator *string `json:"separator,omitempty"`
+	// The label that is written.
+	TargetLabel string `json:"targetLabel,omitempty"`
+	// What the joined values have to match.
+	Regex string `json:"regex,omitempty"`
+	// For hashmod.
+	// +kubebuilder:validation:Minimum=0
+	Modulus int64 `json:"modulus,omitempty"`
+	// What is written, with the groups of regex.
+	Replacement *string `json:"replacement,omitempty"`
+	// What is done.
+	// +kubebuilder:validation:Enum=replace;Replace;keep;Keep;drop;Drop;hashmod;HashMod;labelmap;LabelMap;labeldrop;LabelDrop;labelkeep;LabelKeep;lowercase;Lowercase;uppercase;Uppercase;keepequal;KeepEqual;dropequal;DropEqual
+	// +kubebuilder:default=replace
+	Action string `json:"action,omitempty"`
+}

@@ -1,0 +1,157 @@
+package v1
+
+// DriverSpec is how nodes get their driver.
+type DriverSpec struct {
+	OperandSpec `json:",inline"`
+
+	// Load modules that were built for the node's kernel, from the image
+	// repository/image:version-kernel-ostag.
+	UsePrecompiled *bool `json:"usePrecompiled,omitempty"`
+	// What a pool of nodes gets for whose kernel there is no precompiled image. None: it
+	// keeps what it has. DriverToolkit: it builds, until there is one.
+	// +kubebuilder:validation:Enum=None;DriverToolkit
+	// +kubebuilder:default=None
+	PrecompiledFallback string `json:"precompiledFallback,omitempty"`
+	// A simulated driver, for clusters without GPUs.
+	Simulated *SimulatedSpec `json:"simulated,omitempty"`
+
+	// Which kernel modules are built.
+	// +kubebuilder:validation:Enum=auto;open;proprietary
+	// +kubebuilder:default=auto
+	KernelModuleType string `json:"kernelModuleType,omitempty"`
+	// NVIDIA's operator has kernelModuleType instead.
+	UseOpenKernelModules *bool `json:"useOpenKernelModules,omitempty"`
+	// Leave drivers to NVIDIADriver resources.
+	UseNvidiaDriverCRD *bool `json:"useNvidiaDriverCRD,omitempty"`
+
+	// When the driver counts as started, which takes minutes when it is built.
+	StartupProbe *ContainerProbeSpec `json:"startupProbe,omitempty"`
+	// When the driver's container is started again.
+	LivenessProbe *ContainerProbeSpec `json:"livenessProbe,omitempty"`
+	// When the driver's pod counts as ready.
+	ReadinessProbe *ContainerProbeSpec `json:"readinessProbe,omitempty"`
+
+	// GPUDirect RDMA.
+	GPUDirectRDMA *GPUDirectRDMASpec `json:"rdma,omitempty"`
+	// How a change of drivers goes from node to node.
+	UpgradePolicy *DriverUpgradePolicySpec `json:"upgradePolicy,omitempty"`
+	// NVIDIA's driver manager, an init container.
+	Manager DriverManagerSpec `json:"manager,omitempty"`
+
+	// Package repositories for building.
+	RepoConfig *DriverRepoConfigSpec `json:"repoConfig,omitempty"`
+	// Certificate authorities for building, and for asking the registry.
+	CertConfig *DriverCertConfigSpec `json:"certConfig,omitempty"`
+	// vGPU licences.
+	LicensingConfig *DriverLicensingConfigSpec `json:"licensingConfig,omitempty"`
+	// vGPU's topology daemon.
+	VirtualTopology *VirtualTopologyConfigSpec `json:"virtualTopology,omitempty"`
+	// Parameters of the kernel modules.
+	KernelModuleConfig *KernelModuleConfigSpec `json:"kernelModuleConfig,omitempty"`
+	// Name of a Secret whose entries become environment variables of the driver.
+	// +kubebuilder:validation:MaxLength=253
+	SecretEnv string `json:"secretEnv,omitempty"`
+}
+
+// What precompiledFallback can be.
+const (
+	FallbackNone          = "None"
+	FallbackDriverToolkit = "DriverToolkit"
+)
+
+// Precompiled tells whether modules are loaded that were built before.
+func (d *DriverSpec) Precompiled() bool { return or(d.UsePrecompiled, false) }
+
+// IsSimulated tells whether the driver is the simulated one.
+func (d *DriverSpec) IsSimulated() bool { return d.Simulated != nil && d.Simulated.IsEnabled() }
+
+// SimulatedSpec is the simulated driver.
+type SimulatedSpec struct {
+	OptionalSpec `json:",inline"`
+
+	// The machine that every node becomes: "h100-sxm"; gpusim profiles lists them.
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9-]*[a-z0-9])?)?$`
+	Profile string `json:"profile,omitempty"`
+}
+
+// ContainerProbeSpec is when a container counts as started, alive or ready.
+type ContainerProbeSpec struct {
+	// Seconds from the container's start to the first probe.
+	// +kubebuilder:validation:Minimum=0
+	InitialDelaySeconds int32 `json:"initialDelaySeconds,omitempty"`
+	// Seconds that a probe may take.
+	// +kubebuilder:validation:Minimum=1
+	TimeoutSeconds int32 `json:"timeoutSeconds,omitempty"`
+	// Seconds from one probe to the next.
+	// +kubebuilder:validation:Minimum=1
+	PeriodSeconds int32 `json:"periodSeconds,omitempty"`
+	// How many have to succeed in a row after one has failed.
+	// +kubebuilder:validation:Minimum=1
+	SuccessThreshold int32 `json:"successThreshold,omitempty"`
+	// How many have to fail in a row after one has succeeded.
+	// +kubebuilder:validation:Minimum=1
+	FailureThreshold int32 `json:"failureThreshold,omitempty"`
+}
+
+// GPUDirectRDMASpec is GPUDirect RDMA, the nvidia-peermem module.
+type GPUDirectRDMASpec struct {
+	// Load it.
+	Enabled *bool `json:"enabled,omitempty"`
+	// The network driver (MOFED) is the host's own.
+	UseHostMOFED *bool `json:"useHostMofed,omitempty"`
+}
+
+// IsEnabled tells whether GPUDirect RDMA is wanted.
+func (r *GPUDirectRDMASpec) IsEnabled() bool { return r != nil && or(r.Enabled, false) }
+
+// DriverManagerSpec is NVIDIA's driver manager, which unloads an old driver.
+type DriverManagerSpec struct {
+	ImageSpec `json:",inline"`
+
+	// Environment variables beside the operator's own; these win.
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=256
+	Env []EnvVar `json:"env,omitempty"`
+}
+
+// DriverRepoConfigSpec is package repositories for building.
+type DriverRepoConfigSpec struct {
+	// Name of a ConfigMap with repository lists.
+	// +kubebuilder:validation:MaxLength=253
+	ConfigMapName string `json:"configMapName,omitempty"`
+}
+
+// DriverCertConfigSpec is certificate authorities for building.
+type DriverCertConfigSpec struct {
+	// Name of a ConfigMap with certificates.
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name,omitempty"`
+}
+
+// DriverLicensingConfigSpec is vGPU licences.
+type DriverLicensingConfigSpec struct {
+	// Name of a ConfigMap; NVIDIA's operator has secretName instead.
+	// +kubebuilder:validation:MaxLength=253
+	ConfigMapName string `json:"configMapName,omitempty"`
+	// Name of a Secret with gridd.conf and a client token.
+	// +kubebuilder:validation:MaxLength=253
+	SecretName string `json:"secretName,omitempty"`
+	// The licences are the NVIDIA License System's.
+	NLSEnabled *bool `json:"nlsEnabled,omitempty"`
+}
+
+// VirtualTopologyConfigSpec is vGPU's topology daemon.
+type VirtualTopologyConfigSpec struct {
+	// Name of a ConfigMap with nvidia-topologyd.conf.
+	// +kubebuilder:validation:MaxLength=253
+	Config string `json:"config,omitempty"`
+}
+
+// KernelModuleConfigSpec is parameters of the kernel modules.
+type KernelModuleConfigSpec struct {
+	// Name of a ConfigMap with a file for each module.
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name,omitempty"`
+}

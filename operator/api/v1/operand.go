@@ -1,0 +1,102 @@
+package v1
+
+// ToolkitSpec is the container toolkit.
+type ToolkitSpec struct {
+	OperandSpec `json:",inline"`
+
+	// Where the toolkit's programs go on the host.
+	// +kubebuilder:default=/usr/local/nvidia
+	InstallDir HostPath `json:"installDir,omitempty"`
+}
+
+// DevicePluginSpec is the device plugin.
+type DevicePluginSpec struct {
+	OperandSpec `json:",inline"`
+
+	// Configurations that nodes choose from.
+	Config *DevicePluginConfig `json:"config,omitempty"`
+	// Sharing GPUs by CUDA's Multi-Process Service.
+	MPS *MPSConfig `json:"mps,omitempty"`
+}
+
+// DevicePluginConfig is configurations that nodes choose from.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.default) || self.default == ” || (has(self.name) && self.name != ”)",message="config.default is a key of the ConfigMap: set config.name to that ConfigMap's name"
+type DevicePluginConfig struct {
+	// Name of a ConfigMap; a node's label nvidia.com/device-plugin.config names its key.
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name,omitempty"`
+	// The key for nodes without that label.
+	// +kubebuilder:validation:MaxLength=253
+	Default string `json:"default,omitempty"`
+}
+
+// MPSConfig is about CUDA's Multi-Process Service.
+type MPSConfig struct {
+	// Where MPS keeps its pipes on the host.
+	// +kubebuilder:default=/run/nvidia/mps
+	Root HostPath `json:"root,omitempty"`
+}
+
+// GPUFeatureDiscoverySpec is the labels that say what a node's GPUs are.
+type GPUFeatureDiscoverySpec struct {
+	OperandSpec `json:",inline"`
+}
+
+// MIGManagerSpec is NVIDIA's MIG manager.
+type MIGManagerSpec struct {
+	OperandSpec `json:",inline"`
+
+	// Partitions that nodes choose from.
+	Config *MIGPartedConfigSpec `json:"config,omitempty"`
+	// What has to stop while GPUs are split.
+	GPUClientsConfig *MIGGPUClientsConfigSpec `json:"gpuClientsConfig,omitempty"`
+}
+
+// MIGPartedConfigSpec is partitions that nodes choose from.
+type MIGPartedConfigSpec struct {
+	// Name of a ConfigMap.
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:default=default-mig-parted-config
+	Name string `json:"name,omitempty"`
+	// The partition of nodes without the label nvidia.com/mig.config.
+	// +kubebuilder:validation:Enum=all-disabled;""
+	// +kubebuilder:default=all-disabled
+	Default string `json:"default,omitempty"`
+}
+
+// MIGGPUClientsConfigSpec is what has to stop while GPUs are split.
+type MIGGPUClientsConfigSpec struct {
+	// Name of a ConfigMap.
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name,omitempty"`
+}
+
+// ValidatorSpec is the validator.
+type ValidatorSpec struct {
+	ContainerSpec `json:",inline"`
+
+	// The proof of the device plugin.
+	Plugin ValidationSpec `json:"plugin,omitempty"`
+	// The proof of the toolkit.
+	Toolkit ValidationSpec `json:"toolkit,omitempty"`
+	// The proof of the driver.
+	Driver ValidationSpec `json:"driver,omitempty"`
+	// The proof of CUDA.
+	CUDA ValidationSpec `json:"cuda,omitempty"`
+	// The proof of vfio-pci.
+	VFIOPCI ValidationSpec `json:"vfioPCI,omitempty"`
+	// The proof of the vGPU host driver.
+	VGPUManager ValidationSpec `json:"vgpuManager,omitempty"`
+	// The proof of vGPU devices.
+	VGPUDevices ValidationSpec `json:"vgpuDevices,omitempty"`
+}
+
+// ValidationSpec is one of the validator's proofs.
+type ValidationSpec struct {
+	// Environment variables of the proof.
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=256
+	Env []EnvVar `json:"env,omitempty"`
+}

@@ -1,0 +1,89 @@
+package v1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// ClusterPolicy describes the GPU stack of a cluster: driver, container toolkit, device
+// plugin, validation and what else runs on its GPU nodes. One is in force, the oldest.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:path=clusterpolicies,scope=Cluster
+// +kubebuilder:printcolumn:name="Status",type=string,JSONPath=`.status.state`
+// +kubebuilder:printcolumn:name="Ready",type=integer,JSONPath=`.status.nodes.ready`
+// +kubebuilder:printcolumn:name="Nodes",type=integer,JSONPath=`.status.nodes.total`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type ClusterPolicy struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec   ClusterPolicySpec   `json:"spec,omitempty"`
+	Status ClusterPolicyStatus `json:"status,omitempty"`
+}
+
+// ClusterPolicyList is what a list of them comes in.
+//
+// +kubebuilder:object:root=true
+type ClusterPolicyList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []ClusterPolicy `json:"items"`
+}
+
+// ClusterPolicySpec is what is wanted. Every part may be left out.
+type ClusterPolicySpec struct {
+	// What concerns the operator itself.
+	Operator OperatorSpec `json:"operator,omitempty"`
+	// What all DaemonSets have in common.
+	Daemonsets DaemonsetsSpec `json:"daemonsets,omitempty"`
+	// What concerns nodes as a whole.
+	Node NodeSpec `json:"node,omitempty"`
+	// Directories of the hosts.
+	HostPaths HostPathsSpec `json:"hostPaths,omitempty"`
+	// How containers get GPUs by the Container Device Interface.
+	CDI CDIConfigSpec `json:"cdi,omitempty"`
+	// How GPUs that are split by MIG are offered.
+	MIG MIGSpec `json:"mig,omitempty"`
+
+	// The NVIDIA driver.
+	Driver DriverSpec `json:"driver,omitempty"`
+	// The container toolkit.
+	Toolkit ToolkitSpec `json:"toolkit,omitempty"`
+	// The device plugin.
+	DevicePlugin DevicePluginSpec `json:"devicePlugin,omitempty"`
+	// The validator of driver, toolkit and device plugin.
+	Validator ValidatorSpec `json:"validator,omitempty"`
+	// The labels that say what a node's GPUs are.
+	GPUFeatureDiscovery GPUFeatureDiscoverySpec `json:"gfd,omitempty"`
+	// NVIDIA's DCGM, as a service on each node.
+	DCGM DCGMSpec `json:"dcgm,omitempty"`
+	// NVIDIA's exporter of DCGM's metrics.
+	DCGMExporter DCGMExporterSpec `json:"dcgmExporter,omitempty"`
+	// NVIDIA's MIG manager.
+	MIGManager MIGManagerSpec `json:"migManager,omitempty"`
+
+	// NVIDIA's exporter of how far a node is.
+	NodeStatusExporter NodeStatusExporterSpec `json:"nodeStatusExporter,omitempty"`
+	// GPUDirect Storage.
+	GPUDirectStorage *GPUDirectStorageSpec `json:"gds,omitempty"`
+	// The GDRCopy kernel module.
+	GDRCopy *GDRCopySpec `json:"gdrcopy,omitempty"`
+	// Pod Security Policies, which Kubernetes does not have any more.
+	PSP PSPSpec `json:"psp,omitempty"`
+	// Pod Security Admission's labels of the operator's namespace.
+	PSA PSASpec `json:"psa,omitempty"`
+	// Workloads in virtual machines.
+	SandboxWorkloads SandboxWorkloadsSpec `json:"sandboxWorkloads,omitempty"`
+	// The device plugin for virtual machines.
+	SandboxDevicePlugin SandboxDevicePluginSpec `json:"sandboxDevicePlugin,omitempty"`
+	// What binds GPUs to vfio-pci.
+	VFIOManager VFIOManagerSpec `json:"vfioManager,omitempty"`
+	// The vGPU host driver.
+	VGPUManager VGPUManagerSpec `json:"vgpuManager,omitempty"`
+	// What makes vGPU devices.
+	VGPUDeviceManager VGPUDeviceManagerSpec `json:"vgpuDeviceManager,omitempty"`
+	// What installs Kata runtime classes.
+	KataManager KataManagerSpec `json:"kataManager,omitempty"`
+	// What switches the GPUs' confidential computing mode.
+	CCManager CCManagerSpec `json:"ccManager,omitempty"`
+}

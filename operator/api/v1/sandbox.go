@@ -1,0 +1,145 @@
+package v1
+
+// NodeStatusExporterSpec is NVIDIA's exporter of how far a node is.
+type NodeStatusExporterSpec struct {
+	OptionalSpec `json:",inline"`
+}
+
+// GPUDirectStorageSpec is GPUDirect Storage.
+type GPUDirectStorageSpec struct {
+	ModuleSpec `json:",inline"`
+}
+
+// GDRCopySpec is the GDRCopy kernel module.
+type GDRCopySpec struct {
+	ModuleSpec `json:",inline"`
+}
+
+// ModuleSpec is a kernel module that comes beside the driver, off by default.
+type ModuleSpec struct {
+	// Whether it is wanted.
+	Enabled *bool `json:"enabled,omitempty"`
+
+	ImageSpec `json:",inline"`
+
+	// Arguments of its container.
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=4096
+	Args []string `json:"args,omitempty"`
+	// Environment variables of its container.
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=256
+	Env []EnvVar `json:"env,omitempty"`
+}
+
+// PSPSpec is about Pod Security Policies.
+type PSPSpec struct {
+	// Whether they are wanted.
+	Enabled *bool `json:"enabled,omitempty"`
+}
+
+// PSASpec is about Pod Security Admission.
+type PSASpec struct {
+	// Whether the namespace is to get its labels.
+	Enabled *bool `json:"enabled,omitempty"`
+}
+
+// SandboxWorkloadsSpec is workloads in virtual machines.
+type SandboxWorkloadsSpec struct {
+	// Whether nodes can be given to virtual machines.
+	Enabled *bool `json:"enabled,omitempty"`
+	// What nodes without the label nvidia.com/gpu.workload.config are for.
+	// +kubebuilder:validation:Enum=container;vm-passthrough;vm-vgpu
+	// +kubebuilder:default=container
+	DefaultWorkload string `json:"defaultWorkload,omitempty"`
+}
+
+// SandboxDevicePluginSpec is the device plugin for virtual machines.
+type SandboxDevicePluginSpec struct {
+	OptionalSpec `json:",inline"`
+}
+
+// VFIOManagerSpec is what binds GPUs to vfio-pci.
+type VFIOManagerSpec struct {
+	OptionalSpec `json:",inline"`
+
+	// NVIDIA's driver manager, an init container.
+	DriverManager DriverManagerSpec `json:"driverManager,omitempty"`
+}
+
+// VGPUManagerSpec is the vGPU host driver.
+type VGPUManagerSpec struct {
+	OptionalSpec `json:",inline"`
+
+	// NVIDIA's driver manager, an init container.
+	DriverManager DriverManagerSpec `json:"driverManager,omitempty"`
+}
+
+// VGPUDeviceManagerSpec is what makes vGPU devices.
+type VGPUDeviceManagerSpec struct {
+	OptionalSpec `json:",inline"`
+
+	// Devices that nodes choose from.
+	Config *VGPUDevicesConfigSpec `json:"config,omitempty"`
+}
+
+// VGPUDevicesConfigSpec is devices that nodes choose from.
+type VGPUDevicesConfigSpec struct {
+	// Name of a ConfigMap.
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name,omitempty"`
+	// The devices of nodes without the label nvidia.com/vgpu.config.
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:default=default
+	Default string `json:"default,omitempty"`
+}
+
+// KataManagerSpec is what installs Kata runtime classes.
+type KataManagerSpec struct {
+	OptionalSpec `json:",inline"`
+
+	// What is installed.
+	Config *KataConfig `json:"config,omitempty"`
+}
+
+// KataConfig is Kata runtime classes.
+type KataConfig struct {
+	// Where images and kernels go on the host.
+	// +kubebuilder:default=/opt/nvidia-gpu-operator/artifacts/runtimeclasses
+	ArtifactsDir HostPath `json:"artifactsDir,omitempty"`
+	// The classes.
+	// +kubebuilder:validation:MaxItems=64
+	RuntimeClasses []KataRuntimeClass `json:"runtimeClasses,omitempty"`
+}
+
+// KataRuntimeClass is a Kata runtime class.
+type KataRuntimeClass struct {
+	// Its name.
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name"`
+	// Labels of the nodes that have it.
+	// +kubebuilder:validation:MaxProperties=64
+	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
+	// What it is made of.
+	Artifacts KataArtifacts `json:"artifacts"`
+}
+
+// KataArtifacts is what a Kata runtime class is made of.
+type KataArtifacts struct {
+	// The OCI artifact's reference.
+	// +kubebuilder:validation:MaxLength=1024
+	URL string `json:"url"`
+	// Name of a Secret to pull it with.
+	// +kubebuilder:validation:MaxLength=253
+	PullSecret string `json:"pullSecret,omitempty"`
+}
+
+// CCManagerSpec is what switches the GPUs' confidential computing mode.
+type CCManagerSpec struct {
+	OptionalSpec `json:",inline"`
+
+	// The mode of nodes without the label nvidia.com/cc.mode.
+	// +kubebuilder:validation:Enum=on;off;devtools;""
+	DefaultMode string `json:"defaultMode,omitempty"`
+}

@@ -1,0 +1,126 @@
+package v1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// State is a policy's state, in a word.
+type State string
+
+// The states.
+const (
+	Ready    State = "ready"    // every GPU node is proven
+	NotReady State = "notReady" // some are not, or it is not known
+	Ignored  State = "ignored"  // an older policy is in force
+	Disabled State = "disabled" // NVIDIA's own operator runs, and no node was handed over
+)
+
+// Types of conditions.
+const (
+	ConditionReady       = "Ready"       // every GPU node is proven
+	ConditionProgressing = "Progressing" // something is on its way
+	ConditionDegraded    = "Degraded"    // something failed that will not mend by waiting
+	ConditionUnserved    = "Unserved"    // fields are set that this operator keeps and does nothing about
+)
+
+// Bounds of what the status lists.
+const (
+	MaxNotReady = 50
+	MaxPools    = 100
+	MaxUnserved = 100
+)
+
+// ClusterPolicyStatus is what is.
+type ClusterPolicyStatus struct {
+	// The state in a word.
+	// +kubebuilder:validation:Enum=ready;notReady;ignored;disabled
+	State State `json:"state,omitempty"`
+	// The operands' namespace.
+	Namespace string `json:"namespace,omitempty"`
+	// The generation of the policy that this status is of.
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// Ready, Progressing, Degraded, Unserved.
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	// How many GPU nodes are how far.
+	Nodes *NodesStatus `json:"nodes,omitempty"`
+	// Those that are not ready; the first 50.
+	// +kubebuilder:validation:MaxItems=50
+	NotReady []NodeStatus `json:"notReady,omitempty"`
+	// Groups of equal nodes and the driver that each gets; the first 100.
+	// +kubebuilder:validation:MaxItems=100
+	Pools []PoolStatus `json:"pools,omitempty"`
+	// How far a change of drivers is.
+	Upgrade *UpgradeStatus `json:"upgrade,omitempty"`
+	// Fields that are set, and that this operator keeps and does nothing about.
+	// +kubebuilder:validation:MaxItems=100
+	UnservedFields []string `json:"unservedFields,omitempty"`
+	// How long nodes took from their creation to each step.
+	// +kubebuilder:validation:MaxItems=32
+	Provisioning []ProvisioningStatus `json:"provisioning,omitempty"`
+}
+
+// NodesStatus is how many GPU nodes are how far.
+type NodesStatus struct {
+	Total       int `json:"total"`
+	Ready       int `json:"ready"`
+	Progressing int `json:"progressing"`
+	Failed      int `json:"failed"`
+	// GPU nodes that somebody keeps operands away from.
+	Excluded int `json:"excluded"`
+}
+
+// NodeStatus is a node that is not ready.
+type NodeStatus struct {
+	Node string `json:"node"`
+	// Name of its pool.
+	Pool string `json:"pool,omitempty"`
+	// The first state that is not proven: "driver", "toolkit-validation".
+	State string `json:"state,omitempty"`
+	// Why, in a word.
+	Reason string `json:"reason,omitempty"`
+	// Why, and what to do.
+	// +kubebuilder:validation:MaxLength=1024
+	Message string `json:"message,omitempty"`
+	// Since when.
+	Since metav1.Time `json:"since,omitzero"`
+}
+
+// PoolStatus is a group of equal nodes and the driver that they get.
+type PoolStatus struct {
+	Name   string `json:"name"`
+	OS     string `json:"os,omitempty"`
+	Kernel string `json:"kernel,omitempty"`
+	RHCOS  string `json:"rhcos,omitempty"`
+	Arch   string `json:"arch,omitempty"`
+	Nodes  int    `json:"nodes"`
+	Ready  int    `json:"ready"`
+	// How it gets its driver: "container", "driverToolkit", "precompiled", "simulated"; none: the host has one.
+	Variant   string `json:"variant,omitempty"`
+	DaemonSet string `json:"daemonSet,omitempty"`
+	Image     string `json:"image,omitempty"`
+	// Why it is not the driver that the policy asks for, in a word.
+	Reason string `json:"reason,omitempty"`
+	// +kubebuilder:validation:MaxLength=1024
+	Message string `json:"message,omitempty"`
+}
+
+// UpgradeStatus is how far a change of drivers is, in nodes.
+type UpgradeStatus struct {
+	Total      int `json:"total"`
+	Done       int `json:"done"`
+	InProgress int `json:"inProgress"`
+	Pending    int `json:"pending"`
+	Failed     int `json:"failed"`
+}
+
+// ProvisioningStatus is how long nodes took from their creation to a step: a histogram.
+type ProvisioningStatus struct {
+	Step string `json:"step"`
+	// How many nodes.
+	Count int64 `json:"count"`
+	// All of them together, in whole seconds.
+	SumSeconds int64 `json:"sumSeconds"`
+	// How many nodes, by bucket, not cumulated; the operator knows the bounds.
+	// +kubebuilder:validation:MaxItems=64
+	Buckets []int64 `json:"buckets,omitempty"`
+}

@@ -1,0 +1,93 @@
+package v1
+
+import "k8s.io/apimachinery/pkg/util/intstr"
+
+// DriverUpgradePolicySpec is how a change of drivers goes from node to node.
+type DriverUpgradePolicySpec struct {
+	// Replace drivers when their definition changes. Without it a node gets the new one
+	// when somebody deletes the driver's pod.
+	// +kubebuilder:default=false
+	AutoUpgrade bool `json:"autoUpgrade,omitempty"`
+	// How many nodes at a time; 0: as many as maxUnavailable allows.
+	// +kubebuilder:default=1
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=100000
+	MaxParallelUpgrades *int `json:"maxParallelUpgrades,omitempty"`
+	// How many GPU nodes may be cordoned or not ready meanwhile: a number, or a percentage of all.
+	// +kubebuilder:default="25%"
+	// +kubebuilder:validation:XIntOrString
+	// +kubebuilder:validation:XValidation:rule="type(self) == int ? self >= 0 : string(self).matches('^([0-9]{1,7}|[0-9]{1,2}%|100%)$')",message="maxUnavailable is a number of nodes (2) or a percentage from 0% to 100% (25%)"
+	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
+	// How pods with GPUs are evicted.
+	PodDeletion *PodDeletionSpec `json:"podDeletion,omitempty"`
+	// Which pods are waited for first.
+	WaitForCompletion *WaitForCompletionSpec `json:"waitForCompletion,omitempty"`
+	// Whether and how all pods are evicted.
+	DrainSpec *DrainSpec `json:"drain,omitempty"`
+}
+
+// Parallel is how many nodes are upgraded at a time; 0: no limit of its own.
+func (u *DriverUpgradePolicySpec) Parallel() int { return or(u.MaxParallelUpgrades, 1) }
+
+// Unavailable is how many nodes may be away; a percentage has Type String and ends in "%".
+func (u *DriverUpgradePolicySpec) Unavailable() intstr.IntOrString {
+	m := or(u.MaxUnavailable, intstr.FromString("25%"))
+	return intstr.Parse(m.String())
+}
+
+// WaitForCompletionSpec is which pods are waited for before a node is upgraded.
+type WaitForCompletionSpec struct {
+	// A label selector; "" is no pod at all.
+	// +kubebuilder:validation:MaxLength=4096
+	PodSelector string `json:"podSelector,omitempty"`
+	// Seconds; 0: for ever.
+	// +kubebuilder:default=0
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=31536000
+	TimeoutSecond int `json:"timeoutSeconds,omitempty"`
+}
+
+// PodDeletionSpec is how pods with GPUs are evicted.
+type PodDeletionSpec struct {
+	// A label selector of pods that are evicted beside those that asked for GPUs.
+	// +kubebuilder:validation:MaxLength=4096
+	PodSelector string `json:"podSelector,omitempty"`
+	// Evict pods, too, that nothing will make again.
+	// +kubebuilder:default=false
+	Force bool `json:"force,omitempty"`
+	// Seconds until the upgrade of the node counts as failed; 0: never.
+	// +kubebuilder:default=300
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=31536000
+	TimeoutSecond *int `json:"timeoutSeconds,omitempty"`
+	// Evict pods, too, that lose what they have in an emptyDir.
+	// +kubebuilder:default=false
+	DeleteEmptyDir bool `json:"deleteEmptyDir,omitempty"`
+}
+
+// Timeout is in seconds; 0: none.
+func (p *PodDeletionSpec) Timeout() int { return or(p.TimeoutSecond, 300) }
+
+// DrainSpec is whether and how all pods are evicted.
+type DrainSpec struct {
+	// Evict all pods of the node.
+	// +kubebuilder:default=false
+	Enable bool `json:"enable,omitempty"`
+	// Evict pods, too, that nothing will make again.
+	// +kubebuilder:default=false
+	Force bool `json:"force,omitempty"`
+	// A label selector of those that are evicted; "" is all.
+	// +kubebuilder:validation:MaxLength=4096
+	PodSelector string `json:"podSelector,omitempty"`
+	// Seconds until the upgrade of the node counts as failed; 0: never.
+	// +kubebuilder:default=300
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=31536000
+	TimeoutSecond *int `json:"timeoutSeconds,omitempty"`
+	// Evict pods, too, that lose what they have in an emptyDir.
+	// +kubebuilder:default=false
+	DeleteEmptyDir bool `json:"deleteEmptyDir,omitempty"`
+}
+
+// Timeout is in seconds; 0: none.
+func (d *DrainSpec) Timeout() int { return or(d.TimeoutSecond, 300) }
