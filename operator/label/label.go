@@ -29,8 +29,11 @@ const (
 	PreInstalled = "pre-installed"
 	// Operands "false", by a person, keeps all operands away.
 	Operands = Deploy + "operands"
+	// DriverOperand is the driver's name behind Deploy.
+	DriverOperand = "driver"
 	// Driver names the driver DaemonSet that serves the Node (driver.Choice.ID): it moves
 	// when the Node's turn has come, so that a change of DaemonSets rolls like any other.
+	// PreInstalled, where the host has its own driver.
 	Driver = "gpuready.io/driver"
 	// Injection is how containers on the Node get GPUs (fleet.Injection).
 	Injection = "gpuready.io/injection"
@@ -40,10 +43,16 @@ const (
 	UpgradeState = "nvidia.com/gpu-driver-upgrade-state"
 	// UpgradeSkip "true", by a person, leaves the Node's driver as it is.
 	UpgradeSkip = "nvidia.com/gpu-driver-upgrade.skip"
+	// Workload is what the Node is for, by a person: "container", "vm-passthrough", "vm-vgpu".
+	// Only containers are served; the label is left as it is.
+	Workload = "nvidia.com/gpu.workload.config"
 )
 
 // Annotations of Nodes.
 const (
+	// Wrote has the names of the labels below nvidia.com/gpu. that the operator wrote and
+	// may therefore change and remove (package fleet).
+	Wrote = "gpuready.io/labels"
 	// InitiallyCordoned "true": somebody cordoned the Node before its upgrade, and it stays so.
 	InitiallyCordoned = "nvidia.com/gpu-driver-upgrade.node-initial-state.unschedulable"
 	// UpgradeSince is when the Node came into its UpgradeState, RFC 3339; UpgradeWhy is why it failed.

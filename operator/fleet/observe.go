@@ -1,0 +1,136 @@
+package fleet
+
+import (
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+// The conditions of a Node that are the validator's.
+const (
+	readyType   corev1.NodeConditionType = "GPUReady"
+	healthyType corev1.NodeConditionType = "GPUHealthy"
+)
+
+// Observe reduces a Node to what the operator acts on. The Node may have been
+// stripped. It must not be changed afterwards: what can be shared with it is.
+func Observe(node *corev1.Node) *Node {
+	info := node.Status.NodeInfo
+	n := &Node{
+		Name:        node.Name,
+		UID:         string(node.UID),
+		Version:     node.ResourceVersion,
+		Created:     node.CreationTimestamp.Time,
+		Cordoned:    node.Spec.Unschedulable,
+		Taints:      node.Spec.Taints,
+		Injection:   injectionOf(info.KubeletVersion, info.ContainerRuntimeVersion),
+		Kubelet:     info.KubeletVersion,
+		Runtime:     info.ContainerRuntimeVersion,
+		Labels:      only(node.Labels, readLabel),
+		Annotations: only(node.Annotations, readAnnotation),
+	}
+	for i := range node.Status.Conditions {
+		switch c := &node.Status.Conditions[i]; c.Type {
+		case corev1.NodeReady:
+			n.Ready = c.Status == corev1.ConditionTrue
+		case readyType:
+			n.GPUReady = condition(c)
+		case healthyType:
+			n.GPUHealthy = condition(c)
+		}
+	}
+	n.Described = n.Labels[label.Kernel] != "" || n.Labels[label.OSID] != ""
+	n.GPU = n.hasGPU()
+	n.Pool = poolOf(n.Labels, &info)
+	return n
+}
+
+// hasGPU takes a person's word in both ways. The operator's own label is no evidence
+// where NFD has been: there NFD says whether the GPU is still there. Where NFD's labels
+// are all gone, so that nobody says, the operator's label stays what it is: a driver is
+// not taken from under running pods because NFD is being replaced.
+func (n *Node) hasGPU() bool {
+	switch present := n.Labels[label.Present]; {
+	case present != "" && present != yes:
+		return false
+	case n.seen():
+		return true
+	case present == yes:
+		return !n.Described || !n.recorded().has(label.Present)
+	}
+	return false
+}
+
+// seen says that NFD sees an NVIDIA GPU: a display or 3D controller, or, where NFD is
+// set up to label by vendor, any NVIDIA device.
+func (n *Node) seen() bool {
+	return n.Labels[label.PCI3D] == yes || n.Labels[label.PCIDisplay] == yes || n.Labels[label.PCI] == yes
+}
+
+func condition(c *corev1.NodeCondition) Condition {
+	return Condition{Status: c.Status, Reason: c.Reason, Message: c.Message, Since: c.LastTransitionTime.Time}
+}
+
+// poolOf prefers what NFD says, so that a Node and the labels by which pods are placed
+// on it agree; what NFD does not say, the kubelet does.
+func poolOf(labels map[string]string, info *corev1.NodeSystemInfo) Pool {
+	p := Pool{
+		Arch:   info.Architecture,
+		Kernel: labels[label.Kernel],
+		RHCOS:  labels[label.OSTree],
+	}
+	if p.Arch == "" {
+		p.Arch = labels[corev1.LabelArchStable]
+	}
+	if p.Kernel == "" {
+		p.Kernel = info.KernelVersion
+	}
+	if id := labels[label.OSID]; id != "" {
+		p.OS = Tag(id, labels[label.OSVersion], labels[label.RHELID], p.RHCOS)
+	} else {
+		p.OS = prettyTag(info.OSImage)
+	}
+	p.CoreOS = p.RHCOS != "" || strings.HasPrefix(p.OS, rhcos) || strings.Contains(info.OSImage, "CoreOS")
+	return p
+}
+
+// readLabel says whether the operator reads or writes a Node's label.
+func readLabel(key string) bool {
+	switch key {
+	case label.PCI, label.PCI3D, label.PCIDisplay, label.Kernel,
+		label.OSID, label.OSVersion, label.OSTree, label.RHELID, corev1.LabelArchStable,
+		label.Present, label.Driver, label.Injection, label.HandOver, label.UpgradeState, label.UpgradeSkip, label.Workload:
+		return true
+	}
+	return strings.HasPrefix(key, label.Deploy)
+}
+
+func readAnnotation(key string) bool {
+	switch key {
+	case label.Wrote, label.InitiallyCordoned, label.UpgradeSince, label.UpgradeWhy:
+		return true
+	}
+	return false
+}
+
+// only returns the entries of m that are wanted: m itself where that is all of them.
+func only(m map[string]string, wanted func(string) bool) map[string]string {
+	count := 0
+	for key := range m {
+		if wanted(key) {
+			count++
+		}
+	}
+	if count == len(m) {
+		return m
+	}
+	kept := make(map[string]string, count)
+	for key, value := range m {
+		if wanted(key) {
+			kept[key] = value
+		}
+	}
+	return kept
+}

@@ -1,0 +1,201 @@
+package fleet
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+const (
+	yes    = "true"
+	prefix = "nvidia.com/gpu."
+)
+
+// Placement is what a Node is to have. What the Node itself says (no GPU, operands kept
+// away, not handed over) goes before it.
+type Placement struct {
+	HandOver   bool     // NVIDIA's operator runs: the labels below nvidia.com/ are its own
+	Operands   []string // enabled, as in nvidia.com/gpu.deploy.<operand>
+	Driver     string   // Choice.ID of the driver that is to serve the Node, "": none
+	HostDriver bool     // the host has its own driver
+}
+
+// Patch is what changes of a Node's labels and annotations; nil values are removed.
+type Patch struct {
+	Labels      map[string]*string
+	Annotations map[string]*string
+	uid         string
+	version     string
+}
+
+// Empty says that there is nothing to do.
+func (p Patch) Empty() bool {
+	return len(p.Labels) == 0 && len(p.Annotations) == 0
+}
+
+// JSON returns the body of a merge patch (application/merge-patch+json). It names the
+// resourceVersion that it was made from, so that a label that a person has set since is
+// not overwritten: the API server then answers 409 Conflict, and the newer Node is on its way.
+func (p Patch) JSON() ([]byte, error) {
+	type meta struct {
+		UID             string             `json:"uid,omitempty"`
+		ResourceVersion string             `json:"resourceVersion,omitempty"`
+		Labels          map[string]*string `json:"labels,omitempty"`
+		Annotations     map[string]*string `json:"annotations,omitempty"`
+	}
+	return json.Marshal(struct {
+		Metadata meta `json:"metadata"`
+	}{meta{p.uid, p.version, p.Labels, p.Annotations}})
+}
+
+// LabelPatch returns what brings the Node to the placement. Applied twice, it is empty
+// the second time.
+func (n *Node) LabelPatch(p Placement) Patch {
+	wanted := map[string]string{}
+	if n.GPU && !p.HandOver {
+		wanted[label.Present] = yes
+		if !n.Away() {
+			for _, operand := range p.Operands {
+				wanted[label.Deploy+operand] = yes
+			}
+			if _, ok := wanted[label.Deploy+label.DriverOperand]; ok && p.HostDriver {
+				wanted[label.Deploy+label.DriverOperand] = label.PreInstalled
+			}
+		}
+	}
+	patch := n.patch(wanted)
+	var driver, injection string
+	if n.Served(p.HandOver) {
+		driver, injection = p.Driver, string(n.Injection)
+		if p.HostDriver {
+			driver = label.PreInstalled
+		}
+	}
+	n.set(&patch, label.Driver, driver)
+	n.set(&patch, label.Injection, injection)
+	return patch
+}
+
+// RemovalPatch returns what takes from the Node all that the operator wrote there.
+func (n *Node) RemovalPatch() Patch {
+	touched := len(n.recorded()) > 0 || n.Labels[label.Driver] != "" || n.Labels[label.Injection] != ""
+	patch := n.patch(nil)
+	n.set(&patch, label.Driver, "")
+	n.set(&patch, label.Injection, "")
+	if !touched {
+		return patch
+	}
+	n.set(&patch, label.UpgradeState, "")
+	for _, key := range []string{label.UpgradeSince, label.UpgradeWhy, label.InitiallyCordoned} {
+		if _, ok := n.Annotations[key]; ok {
+			patch.Annotations[key] = nil
+		}
+	}
+	return patch
+}
+
+// patch brings the labels below nvidia.com/gpu. to what is wanted, as far as they are
+// the operator's to change.
+func (n *Node) patch(wanted map[string]string) Patch {
+	patch := Patch{map[string]*string{}, map[string]*string{}, n.UID, n.Version}
+	old, now := n.recorded(), record{}
+	for key, value := range wanted {
+		has, exists := n.Labels[key]
+		before, mine := old[key]
+		switch {
+		case !exists:
+			now[key] = ""
+		case mine && ours(key, has):
+			now[key] = before
+		case has == yes && value == label.PreInstalled:
+			now[key] = yes // somebody else's "true" says no more than that there may be a driver
+		default:
+			continue
+		}
+		n.set(&patch, key, value)
+	}
+	for key, before := range old {
+		if _, ok := wanted[key]; !ok && ours(key, n.Labels[key]) {
+			n.set(&patch, key, before)
+		}
+	}
+	if n.Away() {
+		n.clear(&patch)
+	}
+	if text := now.String(); text != n.Annotations[label.Wrote] {
+		patch.Annotations[label.Wrote] = pointer(text)
+	}
+	return patch
+}
+
+// clear removes whatever "true" places an operand, whoever wrote it: a person wants none
+// on the Node, and labels that NVIDIA's operator left would hold them there.
+func (n *Node) clear(patch *Patch) {
+	for key, value := range n.Labels {
+		_, changed := patch.Labels[key]
+		if strings.HasPrefix(key, label.Deploy) && key != label.Operands && (value == yes || changed) {
+			patch.Labels[key] = nil
+		}
+	}
+}
+
+// set changes a label; "" removes it.
+func (n *Node) set(patch *Patch, key, value string) {
+	if has, exists := n.Labels[key]; exists != (value != "") || has != value {
+		patch.Labels[key] = pointer(value)
+	}
+}
+
+func pointer(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return &s
+}
+
+// ours says whether a label that the operator wrote still has a value that it gives it.
+func ours(key, value string) bool {
+	return value == yes || value == label.PreInstalled && key == label.Deploy+label.DriverOperand
+}
+
+// record is what the annotation says of the labels that the operator wrote: whole name to
+// the value that was there before, "" for none.
+type record map[string]string
+
+func (r record) has(key string) bool {
+	_, ok := r[key]
+	return ok
+}
+
+// recorded reads the annotation. What is no name of a label that the operator writes is
+// passed over: the annotation is only ever a reason to remove one of those.
+func (n *Node) recorded() record {
+	text := n.Annotations[label.Wrote]
+	if text == "" {
+		return nil
+	}
+	r := record{}
+	for entry := range strings.SplitSeq(text, ",") {
+		name, before, _ := strings.Cut(entry, "=")
+		key := prefix + name
+		if (key == label.Present || strings.HasPrefix(key, label.Deploy) && key != label.Operands) && (before == "" || before == yes) {
+			r[key] = before
+		}
+	}
+	return r
+}
+
+func (r record) String() string {
+	var entries []string
+	for _, key := range slices.Sorted(maps.Keys(r)) {
+		entry := strings.TrimPrefix(key, prefix)
+		if before := r[key]; before != "" {
+			entry += "=" + before
+		}
+		entries = append(entries, entry)
+	}
+	return strings.Join(entries, ",")
+}
