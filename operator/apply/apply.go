@@ -1,0 +1,47 @@
+package apply
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+// Timeout bounds one request.
+const Timeout = 15 * time.Second
+
+// Apply makes one change, by server-side apply. Fields that somebody else has taken are
+// taken back: the operator's objects are its own. It returns the object as it is then.
+func Apply(ctx context.Context, c client.Client, change Change) (*unstructured.Unstructured, error) {
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	defer cancel()
+	u := change.Object.DeepCopy()
+	err := c.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(label.FieldManager), client.ForceOwnership)
+	if err != nil {
+		return nil, fmt.Errorf("apply %s: %w", change.Key, err)
+	}
+	return u, nil
+}
+
+// Prune deletes an object, if it is still the one that was planned to go: its pods follow
+// in the background, as they do when somebody deletes it by hand.
+func Prune(ctx context.Context, c client.Client, o client.Object) error {
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	defer cancel()
+	uid := o.GetUID()
+	preconditions := metav1.Preconditions{}
+	if uid != "" {
+		preconditions.UID = &uid
+	}
+	err := c.Delete(ctx, o, client.PropagationPolicy(metav1.DeletePropagationBackground), client.Preconditions(preconditions))
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("delete %s: %w", o.GetName(), err)
+	}
+	return nil
+}

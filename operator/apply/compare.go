@@ -1,0 +1,157 @@
+package apply
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// toMap returns an object as fields, without those that nobody has set.
+func toMap(o client.Object) (map[string]any, error) {
+	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
+	if err != nil {
+		return nil, err
+	}
+	delete(fields, "status")
+	return dropUnset(fields), nil
+}
+
+// dropUnset drops null and empty objects' fields, which typed objects are full of
+// ("creationTimestamp": null). An empty volume, {"emptyDir": {}}, is one that somebody
+// has set: below a list's items nothing but null is dropped.
+func dropUnset(fields map[string]any) map[string]any {
+	for name, value := range fields {
+		switch v := value.(type) {
+		case nil:
+			delete(fields, name)
+		case map[string]any:
+			if fields[name] = dropUnset(v); len(v) == 0 && slices.Contains([]string{"metadata", "updateStrategy", "resources", "status"}, name) {
+				delete(fields, name)
+			}
+		case []any:
+			for _, item := range v {
+				if m, is := item.(map[string]any); is {
+					dropUnset(m)
+				}
+			}
+		}
+	}
+	return fields
+}
+
+// differs returns the path of the first field of wanted that live does not have as it is
+// wanted, "" if there is none. Fields that only live has are others' or the API server's.
+func differs(wanted, live client.Object) (string, error) {
+	w, err := toMap(wanted)
+	if err != nil {
+		return "", err
+	}
+	l, err := toMap(live)
+	if err != nil {
+		return "", err
+	}
+	for _, envelope := range []string{"apiVersion", "kind"} { // which objects of a cache do not have
+		delete(w, envelope)
+	}
+	return object("", w, l), nil
+}
+
+func object(path string, wanted, live map[string]any) string {
+	for _, name := range slices.Sorted(maps.Keys(wanted)) {
+		at := path + "." + name
+		if name == "limits" || name == "requests" {
+			if !quantities(wanted[name], live[name]) {
+				return at
+			}
+			continue
+		}
+		if d := field(at, name, wanted[name], live[name]); d != "" {
+			return d
+		}
+	}
+	return ""
+}
+
+func field(path, name string, wanted, live any) string {
+	switch w := wanted.(type) {
+	case map[string]any:
+		l, is := live.(map[string]any)
+		if !is && len(w) > 0 {
+			return path
+		}
+		return object(path, w, l)
+	case []any:
+		l, is := live.([]any)
+		if !is && len(w) > 0 {
+			return path
+		}
+		return list(path, name, w, l)
+	}
+	if zero(wanted) && live == nil {
+		return ""
+	}
+	if fmt.Sprint(wanted) != fmt.Sprint(live) {
+		return path
+	}
+	return ""
+}
+
+// mergeKeys are the lists whose items the API server merges by a key: others may add items
+// of their own. Every other list is one value.
+var mergeKeys = map[string]string{
+	"containers": "name", "initContainers": "name", "volumes": "name", "env": "name",
+	"volumeMounts": "mountPath", "volumeDevices": "devicePath", "ports": "containerPort", "imagePullSecrets": "name", "hostAliases": "ip",
+}
+
+func list(path, name string, wanted, live []any) string {
+	key := mergeKeys[name]
+	if key == "" && len(wanted) != len(live) {
+		return path
+	}
+	for i, w := range wanted {
+		at := path + "[" + strconv.Itoa(i) + "]"
+		if key == "" {
+			if d := field(at, "", w, live[i]); d != "" {
+				return d
+			}
+			continue
+		}
+		item, _ := w.(map[string]any)
+		j := slices.IndexFunc(live, func(l any) bool {
+			other, _ := l.(map[string]any)
+			return fmt.Sprint(item[key]) == fmt.Sprint(other[key])
+		})
+		if j < 0 {
+			return at
+		}
+		if d := field(at, "", w, live[j]); d != "" {
+			return d
+		}
+	}
+	return ""
+}
+
+// quantities compares resources: "1000m" is "1".
+func quantities(wanted, live any) bool {
+	w, _ := wanted.(map[string]any)
+	l, _ := live.(map[string]any)
+	for name, value := range w {
+		a, err := resource.ParseQuantity(fmt.Sprint(value))
+		if err != nil {
+			return false
+		}
+		b, err := resource.ParseQuantity(fmt.Sprint(l[name]))
+		if err != nil || a.Cmp(b) != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// zero is whether a value is one that the API server leaves out.
+func zero(v any) bool { return v == "" || v == false || v == int64(0) || v == float64(0) }

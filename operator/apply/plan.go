@@ -1,0 +1,194 @@
+// Package apply brings the operator's objects to the cluster: by server-side apply, and
+// only those that are not there as they are wanted. What is to be done is a plan, made of
+// what is wanted and what the caches show; carrying it out is the only part that writes.
+package apply
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+// Object is one that is wanted.
+type Object struct {
+	Object client.Object // with its kind; without status
+	Digest string        // equal for equal objects
+}
+
+// Key names an object of any kind.
+type Key struct {
+	Kind            schema.GroupVersionKind
+	Namespace, Name string
+}
+
+func (k Key) String() string { return k.Kind.Kind + " " + k.Namespace + "/" + k.Name }
+
+// Selector is what the operator's own objects have: NVIDIA's operator marks its objects
+// with the same value of ManagedBy, so that PartOf is asked for as well.
+func Selector() client.MatchingLabels {
+	return client.MatchingLabels{label.ManagedBy: label.Operator, label.PartOf: label.Product}
+}
+
+// Plan is what there is to do.
+type Plan struct {
+	Apply []Change
+	Prune []client.Object
+}
+
+// Change is an object to apply, and why.
+type Change struct {
+	Key
+	Object *unstructured.Unstructured
+	Digest string
+	Why    string // "missing", "changed", "edited", "owner"
+}
+
+// Empty is whether there is nothing to do.
+func (p Plan) Empty() bool { return len(p.Apply)+len(p.Prune) == 0 }
+
+// Planner makes plans. It remembers which live objects it has compared, so that an object
+// whose status changes is not compared again. It belongs to one goroutine.
+type Planner struct {
+	scheme *runtime.Scheme
+	owner  metav1.OwnerReference
+	seen   map[Key]seen
+}
+
+// A seen object was found to be as it is wanted.
+type seen struct {
+	uid        string
+	generation int64
+	metadata   string // of labels and annotations
+	digest     string
+}
+
+// NewPlanner returns a Planner of objects of the kinds in scheme.
+func NewPlanner(scheme *runtime.Scheme) *Planner {
+	return &Planner{scheme: scheme, seen: map[Key]seen{}}
+}
+
+// Own makes owner the owner of all that is planned from now on.
+func (p *Planner) Own(owner client.Object) error {
+	kind, err := p.kind(owner)
+	if err != nil {
+		return err
+	}
+	yes := true
+	p.owner = metav1.OwnerReference{
+		APIVersion: kind.GroupVersion().String(), Kind: kind.Kind, Name: owner.GetName(), UID: owner.GetUID(), Controller: &yes,
+	}
+	return nil
+}
+
+// Plan compares what is wanted with live, the operator's own objects. An object that is
+// not wanted is pruned unless keep says to leave it, as it is, for now.
+func (p *Planner) Plan(wanted []Object, live []client.Object, keep func(client.Object) bool) (Plan, error) {
+	var plan Plan
+	have := map[Key]client.Object{}
+	for _, o := range live {
+		kind, err := p.kind(o)
+		if err != nil {
+			return Plan{}, err
+		}
+		have[Key{kind, o.GetNamespace(), o.GetName()}] = o
+	}
+	for _, w := range wanted {
+		kind, err := p.kind(w.Object)
+		if err != nil {
+			return Plan{}, err
+		}
+		key := Key{kind, w.Object.GetNamespace(), w.Object.GetName()}
+		change, err := p.compare(key, w, have[key])
+		if err != nil {
+			return Plan{}, fmt.Errorf("%s: %w", key, err)
+		}
+		if change != nil {
+			plan.Apply = append(plan.Apply, *change)
+		}
+		delete(have, key)
+	}
+	for key, o := range have {
+		delete(p.seen, key)
+		if o.GetDeletionTimestamp() == nil && !keep(o) {
+			plan.Prune = append(plan.Prune, o)
+		}
+	}
+	slices.SortFunc(plan.Prune, func(a, b client.Object) int { return cmp.Compare(a.GetName(), b.GetName()) })
+	return plan, nil
+}
+
+// compare returns what is to be applied; nil: live is as it is wanted, or on its way out
+// (its end is an event, after which it is missing).
+func (p *Planner) compare(key Key, w Object, live client.Object) (*Change, error) {
+	if live == nil {
+		return p.change(key, w, "missing")
+	}
+	if live.GetDeletionTimestamp() != nil {
+		return nil, nil
+	}
+	now := seen{uid: string(live.GetUID()), generation: live.GetGeneration(), metadata: metadata(live), digest: w.Digest}
+	if p.seen[key] == now && p.owned(live) {
+		return nil, nil
+	}
+	switch {
+	case live.GetAnnotations()[label.Digest] != w.Digest:
+		return p.change(key, w, "changed")
+	case !p.owned(live):
+		return p.change(key, w, "owner")
+	}
+	edited, err := differs(w.Object, live)
+	if err != nil {
+		return nil, err
+	}
+	if edited != "" {
+		return p.change(key, w, "edited: "+edited)
+	}
+	p.seen[key] = now
+	return nil, nil
+}
+
+func metadata(o client.Object) string {
+	return fmt.Sprint(o.GetLabels(), o.GetAnnotations()) // maps are printed in the order of their keys
+}
+
+func (p *Planner) owned(o client.Object) bool {
+	return p.owner.UID == "" || slices.ContainsFunc(o.GetOwnerReferences(), func(r metav1.OwnerReference) bool { return r.UID == p.owner.UID })
+}
+
+func (p *Planner) change(key Key, w Object, why string) (*Change, error) {
+	fields, err := toMap(w.Object)
+	if err != nil {
+		return nil, err
+	}
+	u := &unstructured.Unstructured{Object: fields}
+	u.SetGroupVersionKind(key.Kind)
+	annotations := u.GetAnnotations()
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	annotations[label.Digest] = w.Digest
+	u.SetAnnotations(annotations)
+	if p.owner.UID != "" {
+		u.SetOwnerReferences([]metav1.OwnerReference{p.owner})
+	}
+	return &Change{Key: key, Object: u, Digest: w.Digest, Why: why}, nil
+}
+
+func (p *Planner) kind(o client.Object) (schema.GroupVersionKind, error) {
+	if kind := o.GetObjectKind().GroupVersionKind(); !kind.Empty() {
+		return kind, nil
+	}
+	kinds, _, err := p.scheme.ObjectKinds(o)
+	if err != nil {
+		return schema.GroupVersionKind{}, fmt.Errorf("%T %s: %w", o, o.GetName(), err)
+	}
+	return kinds[0], nil
+}
