@@ -1,0 +1,85 @@
+package meter
+
+import (
+	"net/http"
+	"strings"
+)
+
+// Transport counts the writes that go through next: all of them, whoever makes them.
+// It fits rest.Config's WrapTransport.
+func (m *Metrics) Transport(next http.RoundTripper) http.RoundTripper {
+	return transport{m, next}
+}
+
+type transport struct {
+	*Metrics
+	next http.RoundTripper
+}
+
+func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	verb, resource, writes := request(r)
+	response, err := t.next.RoundTrip(r)
+	if writes {
+		t.writes.WithLabelValues(verb, resource, outcome(response, err)).Inc()
+	}
+	return response, err
+}
+
+// request says what a request does, and to what.
+func request(r *http.Request) (verb, resource string, writes bool) {
+	resource, sub := path(r.URL.Path)
+	switch r.Method {
+	case http.MethodPost:
+		verb = "create"
+		if sub == "eviction" {
+			verb = "evict"
+		}
+	case http.MethodPut:
+		verb = "update"
+	case http.MethodDelete:
+		verb = "delete"
+	case http.MethodPatch:
+		verb = "patch"
+		if strings.HasPrefix(r.Header.Get("Content-Type"), "application/apply-patch") {
+			verb = "apply"
+		}
+	default:
+		return "", "", false
+	}
+	return verb, resource, resource != ""
+}
+
+// path reads /api/VERSION/… and /apis/GROUP/VERSION/…, with or without a namespace.
+// What is behind a proxy's prefix counts too.
+func path(p string) (resource, sub string) {
+	parts := strings.Split(strings.Trim(p, "/"), "/")
+	for i, part := range parts {
+		skip := map[string]int{"api": 2, "apis": 3}[part]
+		if skip == 0 || i+skip > len(parts) {
+			continue
+		}
+		rest := parts[i+skip:]
+		if len(rest) > 2 && rest[0] == "namespaces" {
+			rest = rest[2:]
+		}
+		if len(rest) > 2 {
+			sub = rest[2]
+		}
+		if len(rest) > 0 {
+			return rest[0], sub
+		}
+	}
+	return "", ""
+}
+
+func outcome(r *http.Response, err error) string {
+	switch {
+	case err != nil || r.StatusCode >= 500 || r.StatusCode == http.StatusTooManyRequests:
+		return failed
+	case r.StatusCode == http.StatusConflict:
+		return conflict
+	case r.StatusCode >= 400:
+		return refused
+	}
+	return ok
+}
