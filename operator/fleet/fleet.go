@@ -9,7 +9,9 @@
 package fleet
 
 import (
+	"cmp"
 	"maps"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -58,6 +60,17 @@ type Pool struct {
 	RHCOS  string // OSTREE_VERSION, "412.86.202303241612-0", as NFD labels it; "" where it does not
 }
 
+// String is how the pool is called in front of people: "amd64/ubuntu22.04/5.15.0-105-generic".
+func (p Pool) String() string {
+	var parts []string
+	for _, part := range []string{p.Arch, p.OS, p.RHCOS, p.Kernel} {
+		if part != "" {
+			parts = append(parts, part)
+		}
+	}
+	return cmp.Or(strings.Join(parts, "/"), "unknown")
+}
+
 // Injection is how containers of a Node get GPUs.
 type Injection string
 
@@ -92,7 +105,9 @@ func (n *Node) HostDriver() bool {
 	return n.Labels[label.Driver] == label.PreInstalled || n.Labels[label.Deploy+label.DriverOperand] == label.PreInstalled
 }
 
-// Equal says whether nothing that the operator acts on differs. Version is not compared.
+// Equal says whether nothing that the operator acts on differs. Version is not compared,
+// nor when conditions were said last: who keeps Nodes keeps the newest even so, for
+// that is how a word that is still said is told from one that is not.
 func (n *Node) Equal(o *Node) bool {
 	if n == nil || o == nil {
 		return n == o

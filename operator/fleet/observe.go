@@ -70,7 +70,7 @@ func (n *Node) seen() bool {
 }
 
 func condition(c *corev1.NodeCondition) Condition {
-	return Condition{Status: c.Status, Reason: c.Reason, Message: c.Message, Since: c.LastTransitionTime.Time}
+	return Condition{Status: c.Status, Reason: c.Reason, Message: c.Message, Since: c.LastTransitionTime.Time, Said: c.LastHeartbeatTime.Time}
 }
 
 // poolOf prefers what NFD says, so that a Node and the labels by which pods are placed
@@ -101,7 +101,7 @@ func readLabel(key string) bool {
 	switch key {
 	case label.PCI, label.PCI3D, label.PCIDisplay, label.Kernel,
 		label.OSID, label.OSVersion, label.OSTree, label.RHELID, corev1.LabelArchStable,
-		label.Present, label.Driver, label.Injection, label.HandOver, label.UpgradeState, label.UpgradeSkip, label.Workload:
+		label.Present, label.Driver, label.Injection, label.HandOver, label.UpgradeState, label.UpgradeSkip, label.Workload, label.GPUProduct:
 		return true
 	}
 	return strings.HasPrefix(key, label.Deploy)

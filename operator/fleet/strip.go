@@ -33,7 +33,6 @@ func readConditions(all []corev1.NodeCondition) []corev1.NodeCondition {
 			// The kubelet's words, and when it last said them, are nobody's here.
 			read = append(read, corev1.NodeCondition{Type: c.Type, Status: c.Status})
 		case readyType, healthyType:
-			c.LastHeartbeatTime = metav1.Time{}
 			read = append(read, c)
 		}
 	}

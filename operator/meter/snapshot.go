@@ -46,26 +46,12 @@ type Histogram struct {
 	Buckets map[float64]uint64 // by upper bound; cumulative
 }
 
-// PoolName is how a pool is called in metrics and in the status.
-func PoolName(p fleet.Pool) string {
-	var parts []string
-	for _, part := range []string{p.Arch, p.OS, p.RHCOS, p.Kernel} {
-		if part != "" {
-			parts = append(parts, part)
-		}
-	}
-	if len(parts) == 0 {
-		return "unknown"
-	}
-	return strings.Join(parts, "/")
-}
-
 // Add counts a node.
 func (s *Snapshot) Add(pool fleet.Pool, p progress.Progress) {
 	if s.Nodes == nil {
 		s.Nodes, s.Since = map[Place]int{}, map[Place]time.Time{}
 	}
-	at := Place{PoolName(pool), p.State, p.Status}
+	at := Place{pool.String(), p.State, p.Status}
 	s.Nodes[at]++
 	if p.Status == progress.Ready || p.Status == progress.Excluded || p.Since.IsZero() {
 		return

@@ -92,9 +92,9 @@ var proofs = map[state.Name]state.Name{
 // Of says how far a node is that has a GPU. pods are the operands' on it.
 func Of(n *fleet.Node, pods []*Pod, w Wanted, now time.Time) Progress {
 	switch {
-	case n.Labels[label.Operands] == "false":
+	case n.Away():
 		return Progress{Status: Excluded, Reason: ReasonExcluded, Message: "the label " + label.Operands + "=false keeps the operands away"}
-	case w.HandOver && n.Labels[label.HandOver] != label.Product:
+	case w.HandOver && !n.HandedOver():
 		return Progress{Status: Excluded, Reason: ReasonHandedOver, Message: "NVIDIA's operator serves this node; the label " + label.HandOver + "=" + label.Product + " hands it over"}
 	case !n.Ready:
 		return Progress{State: state.Prerequisites, Status: Unknown, Reason: ReasonNodeNotReady, Message: "the Node is not Ready: nothing that is said of it can be believed"}
@@ -102,7 +102,7 @@ func Of(n *fleet.Node, pods []*Pod, w Wanted, now time.Time) Progress {
 	l := look{node: n, pods: pods, word: listen(n, now)}
 	p := l.walk(w.States)
 	if l.word.known() {
-		p.Until = n.GPUReady.Said.Add(Stale)
+		p.Until = l.word.Said.Add(Stale)
 	}
 	p.Beside = l.beside(p, w.States)
 	return p
@@ -121,6 +121,9 @@ func (w word) known() bool { return w.silent == "" }
 // listen reads the condition GPUReady: its message begins with the layer that it is about.
 func listen(n *fleet.Node, now time.Time) word {
 	w := word{Condition: n.GPUReady}
+	if w.Said.IsZero() {
+		w.Said = w.Since // nobody says it again
+	}
 	all := readiness.Layers()
 	switch {
 	case w.Status == "":

@@ -31,8 +31,7 @@ var operands = map[state.Name]string{
 // kept says that a state's pods are kept away from the node: by a person, or because the
 // host has a driver.
 func (l look) kept(s state.Name) bool {
-	value := l.node.Labels[label.Deploy+operands[s]]
-	return value == "false" || s == state.Driver && value == label.PreInstalled
+	return l.node.Labels[label.Deploy+operands[s]] == "false" || s == state.Driver && l.node.HostDriver()
 }
 
 // walk goes from state to state until one is not reached.
