@@ -1,0 +1,94 @@
+package operator
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/test/cluster/binaries"
+	"github.com/gpuready/gpuready/test/cluster/image"
+)
+
+const (
+	nfd        = "sigs.k8s.io/node-feature-discovery"
+	nfdImage   = "docker.io/gpuready/node-feature-discovery"
+	pciDevices = "/var/lib/pci-devices"
+	gpuAddress = "0000:65:00.0"
+)
+
+// preparePCI gives each node a PCI bus of its own, with nothing on it, before anything
+// there looks at it.
+func (s *suite) preparePCI(t *testing.T) {
+	t.Helper()
+	for _, n := range s.Nodes {
+		_, err := n.Exec(t.Context(), "mkdir", "-p", pciDevices)
+		require.NoError(t, err)
+		_, err = n.Exec(t.Context(), "mount", "--bind", pciDevices, "/sys/bus/pci/devices")
+		require.NoError(t, err)
+	}
+}
+
+// plugGPU puts an H100 on a node's PCI bus.
+func (s *suite) plugGPU(t *testing.T, node string) {
+	t.Helper()
+	for name, value := range map[string]string{
+		"vendor": "0x10de", "device": "0x2330", "class": "0x030200", "subsystem_vendor": "0x10de", "subsystem_device": "0x16c1",
+	} {
+		s.WriteFile(t, node, filepath.Join(pciDevices, gpuAddress, name), value+"\n")
+	}
+}
+
+// unplugGPU takes it away.
+func (s *suite) unplugGPU(t *testing.T, node string) {
+	t.Helper()
+	require.NoError(t, os.RemoveAll(s.Node(node).PathOnNode(filepath.Join(pciDevices, gpuAddress))))
+}
+
+// installNFD installs the real one, by its own chart.
+func (s *suite) installNFD(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute) // with its build
+	defer cancel()
+	built, err := binaries.EnsureNFD(ctx, binaries.Options{Out: os.Stderr})
+	require.NoError(t, err)
+	files := map[string][]byte{}
+	for _, name := range []string{"nfd-master", "nfd-worker"} {
+		files["/usr/bin/"+name], err = os.ReadFile(built.Path(name))
+		require.NoError(t, err)
+	}
+	module := downloaded(t, "../cluster/binaries/nfd")
+	archive := filepath.Join(t.TempDir(), "nfd.tar")
+	require.NoError(t, image.Write(archive, image.Image{Name: nfdImage + ":" + module.Version, Files: files}))
+	for _, n := range s.Nodes {
+		require.NoError(t, n.Import(ctx, archive))
+	}
+	s.helm(t, "install", "nfd", filepath.Join(module.Dir, "deployment/helm/node-feature-discovery"),
+		"--namespace", "node-feature-discovery", "--create-namespace", "--wait", "--timeout", "3m",
+		"--set", "image.repository="+nfdImage, "--set", "image.tag="+module.Version, "--set", "gc.enable=false",
+		"--set", "worker.config.core.sleepInterval=1s", "--set", "worker.config.sources.pci.deviceLabelFields={vendor}")
+}
+
+// downloaded is where the source of the NFD that a module pins lies.
+func downloaded(t *testing.T, dir string) (module struct{ Dir, Version string }) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-m", "-json", nfd)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod")
+	out, err := cmd.Output()
+	require.NoError(t, err)
+	require.NoError(t, json.Unmarshal(out, &module))
+	if module.Dir == "" {
+		cmd = exec.CommandContext(t.Context(), "go", "mod", "download", "-json", nfd+"@"+module.Version)
+		cmd.Dir = dir
+		out, err = cmd.Output()
+		require.NoError(t, err)
+		require.NoError(t, json.Unmarshal(out, &module))
+	}
+	return module
+}
