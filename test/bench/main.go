@@ -21,9 +21,14 @@ import (
 
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuready/gpuready/test/cluster"
 )
 
 func main() {
+	if exit, ran := cluster.Inside(os.Args[1:]); ran {
+		os.Exit(exit)
+	}
 	if len(os.Args) == 3 && os.Args[1] == bareCommand {
 		if err := serveBare(os.Args[2]); err != nil {
 			fmt.Fprintln(os.Stderr, "bench:", err)
@@ -79,6 +84,7 @@ func (b *bench) parts() []part {
 		{"oci-runtime", b.ociRuntime},
 		{"demo", b.demo},
 		{"traces", b.traces},
+		{"operator", b.operator},
 		{"samples", b.samples},
 		{"interpreter", b.interpreter},
 	}

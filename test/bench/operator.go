@@ -1,0 +1,362 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/gpuready/gpuready/test/cluster"
+	"github.com/gpuready/gpuready/test/cluster/binaries"
+)
+
+// How many nodes, and what the figures are to be.
+const (
+	fleetNodes    = 5000
+	fleetFirst    = 1000 // of them, so that it can be told what each costs
+	fleetEvents   = 100
+	fleetSteady   = 30 * time.Second
+	fleetPods     = 100 // nodes that appear, for the time until their driver's pod is there
+	firstGoal     = time.Minute
+	writesGoal    = 2 // a node
+	callsGoal     = 3 // an event
+	eventCPUGoal  = 5 * time.Millisecond
+	steadyCPUGoal = 1 // per cent of a core
+	memoryGoal    = 250
+	nodeGoal      = 30 // kB
+	podGoal       = time.Second
+)
+
+// operator measures the operator against a real API server with nodes that nobody
+// runs: all of them at once, one that changes, and none that does.
+func (b *bench) operator(ctx context.Context) error {
+	if os.Geteuid() != 0 {
+		leaveOut("operator", cluster.ErrNotRoot)
+		return nil
+	}
+	programs, err := binaries.Ensure(ctx, binaries.Options{Out: os.Stderr})
+	if err != nil {
+		return err
+	}
+	if err := b.fleet(ctx, programs); err != nil {
+		return err
+	}
+	return b.podsOfNewNodes(ctx, programs)
+}
+
+// fleet has thousands of nodes in a cluster of their own.
+func (b *bench) fleet(ctx context.Context, programs binaries.Dir) (err error) {
+	// Nobody reports for the nodes, and their pods would be made, and evicted, by the thousand.
+	c, err := cluster.Up(ctx, cluster.Config{Name: "bench-operator", Binaries: programs,
+		Controllers: "*,-daemonset-controller,-node-lifecycle-controller,-taint-eviction-controller,-pod-garbage-collector-controller"})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Down()) }()
+	f, err := newFleet(ctx, c, programs.Path("kubectl"))
+	if err != nil {
+		return err
+	}
+	return b.manyNodes(ctx, f)
+}
+
+// manyNodes are the figures of a fleet that nothing runs on.
+func (b *bench) manyNodes(ctx context.Context, f *fleet) error {
+	if err := f.grow(ctx, fleetFirst); err != nil {
+		return err
+	}
+	o, err := b.startOperator(ctx, f)
+	if err != nil {
+		return err
+	}
+	defer o.end()
+	if _, err := f.labelled(ctx, fleetFirst); err != nil {
+		return fmt.Errorf("%w\n%s", err, o.tail())
+	}
+	if err := o.quiet(ctx); err != nil {
+		return err
+	}
+	small, err := o.memory()
+	if err != nil {
+		return err
+	}
+	o.end()
+	if err := f.grow(ctx, fleetNodes); err != nil {
+		return err
+	}
+	if err := f.forget(ctx); err != nil {
+		return err
+	}
+	began := time.Now()
+	if o, err = b.startOperator(ctx, f); err != nil {
+		return err
+	}
+	defer o.end()
+	if _, err := f.labelled(ctx, fleetNodes); err != nil {
+		return fmt.Errorf("%w\n%s", err, o.tail())
+	}
+	show("operator: first reconcile of 5,000 nodes in 4 pools, from its start", []time.Duration{time.Since(began)}, within(firstGoal, 0))
+	if err := o.quiet(ctx); err != nil {
+		return err
+	}
+	writes, _, err := o.requests(ctx)
+	if err != nil {
+		return err
+	}
+	count("operator: API writes of that, a node", []float64{float64(writes) / fleetNodes}, 3, goal{writesGoal, 0})
+	large, err := o.memory()
+	if err != nil {
+		return err
+	}
+	count("operator: resident memory at 5,000 nodes, MB", []float64{large / 1e6}, 1, goal{memoryGoal, 0})
+	count("operator: a further node, kB", []float64{(large - small) / (fleetNodes - fleetFirst) / 1e3}, 1, goal{nodeGoal, 0})
+	if err := o.steady(ctx); err != nil {
+		return err
+	}
+	return o.events(ctx, f)
+}
+
+// steady is what it takes while nothing happens.
+func (o *operator) steady(ctx context.Context) error {
+	before, _, err := o.requests(ctx)
+	if err != nil {
+		return err
+	}
+	cpu := o.cpu()
+	if err := pause(ctx, fleetSteady); err != nil {
+		return err
+	}
+	used := o.cpu() - cpu
+	after, _, err := o.requests(ctx)
+	if err != nil {
+		return err
+	}
+	count("operator: API writes in 30 s in which nothing changes, but its lease", []float64{float64(after - before)}, 0, goal{})
+	count("operator: of a core in that time, %", []float64{100 * used.Seconds() / fleetSteady.Seconds()}, 2, goal{steadyCPUGoal, 0})
+	return nil
+}
+
+// events are nodes that change their kernel, one after the other.
+func (o *operator) events(ctx context.Context, f *fleet) error {
+	var calls, took []float64
+	var until []time.Duration
+	for i := range fleetEvents {
+		_, before, err := o.requests(ctx)
+		if err != nil {
+			return err
+		}
+		cpu, began := o.cpu(), time.Now()
+		if err := f.move(ctx, i*(fleetNodes/fleetEvents)); err != nil {
+			return fmt.Errorf("%w\n%s", err, o.tail())
+		}
+		until = append(until, time.Since(began))
+		if err := pause(ctx, 1500*time.Millisecond); err != nil { // its status is written at most once a second
+			return err
+		}
+		used := o.cpu() - cpu
+		_, after, err := o.requests(ctx)
+		if err != nil {
+			return err
+		}
+		calls = append(calls, float64(after-before))
+		took = append(took, used.Seconds())
+	}
+	show("operator: a node's GPU goes or comes → its labels say so", until, goal{})
+	count("operator: API calls of that", calls, 0, goal{callsGoal, callsGoal})
+	count("operator: processor time of that, s", took, 4, goal{eventCPUGoal.Seconds(), 0})
+	return nil
+}
+
+// pause waits.
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// operator is a gpu-operator that runs.
+type operator struct {
+	cmd    *exec.Cmd
+	listen string
+	log    string
+	ended  chan struct{}
+}
+
+func (b *bench) startOperator(ctx context.Context, f *fleet) (*operator, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	o := &operator{listen: l.Addr().String(), log: filepath.Join(b.tmp, "gpu-operator.log"), ended: make(chan struct{})}
+	_ = l.Close()
+	file, err := os.Create(o.log)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	o.cmd = exec.CommandContext(ctx, b.program("gpu-operator"), "run", "--kubeconfig", f.kubeconfig, "--namespace", fleetNamespace, "--listen", o.listen)
+	o.cmd.Stdout, o.cmd.Stderr = file, file
+	o.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := o.cmd.Start(); err != nil {
+		return nil, err
+	}
+	go func() { defer close(o.ended); _ = o.cmd.Wait() }()
+	return o, nil
+}
+
+// end ends it; it may be called again.
+func (o *operator) end() {
+	_ = o.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-o.ended:
+	case <-time.After(20 * time.Second):
+		_ = o.cmd.Process.Kill()
+		<-o.ended
+	}
+}
+
+// tail is the end of its log.
+func (o *operator) tail() string {
+	data, _ := os.ReadFile(o.log)
+	return string(data[max(0, len(data)-3000):])
+}
+
+// requests are those that it has made so far, but for its lease's: writes, and all.
+func (o *operator) requests(ctx context.Context) (writes, all int, err error) {
+	body, err := o.get(ctx, "/metrics")
+	if err != nil {
+		return 0, 0, err
+	}
+	lines := bufio.NewScanner(strings.NewReader(body))
+	for lines.Scan() {
+		name, value, found := strings.Cut(lines.Text(), "} ")
+		if !found || !strings.HasPrefix(name, "gpuready_operator_api_requests_total{") {
+			continue
+		}
+		n, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			return 0, 0, err
+		}
+		if strings.Contains(name, `resource="leases"`) {
+			continue
+		}
+		all += int(n)
+		if !strings.Contains(name, `verb="get"`) && !strings.Contains(name, `verb="list"`) && !strings.Contains(name, `verb="watch"`) {
+			writes += int(n)
+		}
+	}
+	return writes, all, nil
+}
+
+// quiet waits until it has made no request for three seconds.
+func (o *operator) quiet(ctx context.Context) error {
+	last, since := -1, time.Now()
+	for time.Since(since) < 3*time.Second {
+		_, all, err := o.requests(ctx)
+		if err != nil {
+			return err
+		}
+		if all != last {
+			last, since = all, time.Now()
+		}
+		if err := pause(ctx, 100*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (o *operator) get(ctx context.Context, path string) (string, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+o.listen+path, nil)
+	if err != nil {
+		return "", err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return "", fmt.Errorf("%w\n%s", err, o.tail())
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	return string(body), err
+}
+
+// memory is what is resident, in bytes.
+func (o *operator) memory() (float64, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", o.cmd.Process.Pid))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(data)) {
+		if kb, found := strings.CutPrefix(line, "VmRSS:"); found {
+			n, err := strconv.ParseFloat(strings.Fields(kb)[0], 64)
+			return n * 1024, err
+		}
+	}
+	return 0, errors.New("/proc/PID/status has no VmRSS")
+}
+
+// cpu is the processor time that it has taken so far.
+func (o *operator) cpu() time.Duration {
+	// schedstat is of the first thread: all of them are in task.
+	var total time.Duration
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", o.cmd.Process.Pid))
+	for _, t := range tasks {
+		data, err := os.ReadFile(t)
+		if err != nil {
+			continue // it has ended
+		}
+		if n, err := strconv.ParseInt(strings.Fields(string(data))[0], 10, 64); err == nil {
+			total += time.Duration(n)
+		}
+	}
+	return total
+}
+
+// podsOfNewNodes is how long it takes from a node that appears with a GPU to its
+// driver's pod, with the DaemonSet controller.
+func (b *bench) podsOfNewNodes(ctx context.Context, programs binaries.Dir) (err error) {
+	c, err := cluster.Up(ctx, cluster.Config{Name: "bench-operator-pods", Binaries: programs,
+		Controllers: "*,-node-lifecycle-controller,-taint-eviction-controller,-pod-garbage-collector-controller"})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Down()) }()
+	f, err := newFleet(ctx, c, programs.Path("kubectl"))
+	if err != nil {
+		return err
+	}
+	o, err := b.startOperator(ctx, f)
+	if err != nil {
+		return err
+	}
+	defer o.end()
+	if err := f.grow(ctx, len(kernels)); err != nil { // the DaemonSet is there with the first
+		return err
+	}
+	if _, err := f.labelled(ctx, len(kernels)); err != nil {
+		return fmt.Errorf("%w\n%s", err, o.tail())
+	}
+	var took []time.Duration
+	for range fleetPods {
+		d, err := f.appear(ctx)
+		if err != nil {
+			return fmt.Errorf("%w\n%s", err, o.tail())
+		}
+		took = append(took, d)
+	}
+	show("operator: a node appears with its GPU's label → its driver's pod is made", took, within(0, podGoal))
+	return nil
+}
