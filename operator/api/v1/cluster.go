@@ -16,12 +16,14 @@ type OperatorSpec struct {
 	DefaultRuntime string `json:"defaultRuntime,omitempty"`
 	// Name of the RuntimeClass for containers with GPUs.
 	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
 	// +kubebuilder:default=nvidia
 	RuntimeClass string `json:"runtimeClass,omitempty"`
 	// The image of init containers that need CUDA.
 	InitContainer ImageSpec `json:"initContainer,omitempty"`
 	// Labels for all operands' objects.
 	// +kubebuilder:validation:MaxProperties=64
+	// +kubebuilder:validation:XValidation:rule="self.all(k, k.size() >= 1 && k.size() <= 317 && self[k].size() <= 63)",message="a label's key has at most 317 characters and its value at most 63"
 	Labels map[string]string `json:"labels,omitempty"`
 	// Annotations for all operands' objects.
 	// +kubebuilder:validation:MaxProperties=64
@@ -38,15 +40,22 @@ func (o *OperatorSpec) DriverToolkit() bool { return or(o.UseOpenShiftDriverTool
 type DaemonsetsSpec struct {
 	// Labels of all DaemonSets' pods.
 	// +kubebuilder:validation:MaxProperties=64
+	// +kubebuilder:validation:XValidation:rule="self.all(k, k.size() >= 1 && k.size() <= 317 && self[k].size() <= 63)",message="a label's key has at most 317 characters and its value at most 63"
 	Labels map[string]string `json:"labels,omitempty"`
 	// Annotations of all DaemonSets' pods.
 	// +kubebuilder:validation:MaxProperties=64
 	Annotations map[string]string `json:"annotations,omitempty"`
 	// Tolerations of all DaemonSets' pods.
 	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:XValidation:rule="self.all(t, !has(t.operator) || t.operator in ['', 'Equal', 'Exists', 'Lt', 'Gt'])",message="a toleration's operator is Equal or Exists"
+	// +kubebuilder:validation:XValidation:rule="self.all(t, !has(t.effect) || t.effect in ['', 'NoSchedule', 'PreferNoSchedule', 'NoExecute'])",message="a toleration's effect is NoSchedule, PreferNoSchedule or NoExecute"
+	// +kubebuilder:validation:XValidation:rule="self.all(t, !has(t.operator) || t.operator != 'Exists' || !has(t.value) || t.value == '')",message="a toleration with operator Exists has no value"
+	// +kubebuilder:validation:XValidation:rule="self.all(t, (has(t.key) && t.key != '') || (has(t.operator) && t.operator == 'Exists'))",message="a toleration without a key has operator Exists"
+	// +kubebuilder:validation:XValidation:rule="self.all(t, !has(t.tolerationSeconds) || (has(t.effect) && t.effect == 'NoExecute' && t.tolerationSeconds <= 9007199254740992))",message="tolerationSeconds needs effect NoExecute"
 	Tolerations []corev1.Toleration `json:"tolerations,omitempty"`
 	// Priority of all DaemonSets' pods.
 	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
 	PriorityClassName string `json:"priorityClassName,omitempty"`
 	// How pods are replaced when their definition changes; the driver's follow
 	// driver.upgradePolicy instead.
@@ -94,7 +103,7 @@ type StartupTaintSpec struct {
 	// +kubebuilder:default="1m"
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=32
-	// +kubebuilder:validation:Pattern=`^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$`
+	// +kubebuilder:validation:Pattern=`^([0-9]{1,5}(\.[0-9]{1,3})?(ms|s|m|h))+$`
 	Settle *metav1.Duration `json:"settle,omitempty"`
 }
 

@@ -16,14 +16,6 @@ type EnvVar struct {
 	Value string `json:"value,omitempty"`
 }
 
-// ResourceRequirements is what a container asks for and may use.
-type ResourceRequirements struct {
-	// What it may use at most, by resource.
-	Limits corev1.ResourceList `json:"limits,omitempty"`
-	// What is kept for it, by resource; the limit where nothing is said.
-	Requests corev1.ResourceList `json:"requests,omitempty"`
-}
-
 // ImageSpec is an image, and how it is pulled.
 type ImageSpec struct {
 	// Registry and path, without the image's own name: "nvcr.io/nvidia".
@@ -44,6 +36,7 @@ type ImageSpec struct {
 	// Names of Secrets, in the operands' namespace, to pull with.
 	// +kubebuilder:validation:MaxItems=32
 	// +kubebuilder:validation:items:MaxLength=253
+	// +kubebuilder:validation:items:Pattern=`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$`
 	ImagePullSecrets []string `json:"imagePullSecrets,omitempty"`
 }
 

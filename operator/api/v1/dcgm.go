@@ -21,6 +21,7 @@ type DCGMExporterSpec struct {
 	PodAnnotations map[string]string `json:"podAnnotations,omitempty"`
 	// Labels of its pods.
 	// +kubebuilder:validation:MaxProperties=64
+	// +kubebuilder:validation:XValidation:rule="self.all(k, k.size() >= 1 && k.size() <= 317 && self[k].size() <= 63)",message="a label's key has at most 317 characters and its value at most 63"
 	PodLabels map[string]string `json:"podLabels,omitempty"`
 	// Which metrics it exports.
 	MetricsConfig *DCGMExporterMetricsConfig `json:"config,omitempty"`
@@ -40,6 +41,7 @@ type DCGMExporterSpec struct {
 type DCGMExporterMetricsConfig struct {
 	// Name of a ConfigMap with dcgm-metrics.csv.
 	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
 	Name string `json:"name,omitempty"`
 }
 
@@ -57,7 +59,7 @@ func (h *DCGMExporterHPCJobMappingConfig) IsEnabled() bool { return h != nil && 
 
 // DCGMExporterServiceConfig is the Service in front of the exporter.
 type DCGMExporterServiceConfig struct {
-	// +kubebuilder:validation:Enum=ClusterIP;NodePort;LoadBalancer;ExternalName;""
+	// +kubebuilder:validation:Enum=ClusterIP;NodePort;LoadBalancer;""
 	Type corev1.ServiceType `json:"type,omitempty"`
 	// +kubebuilder:validation:Enum=Cluster;Local
 	InternalTrafficPolicy *corev1.ServiceInternalTrafficPolicy `json:"internalTrafficPolicy,omitempty"`
@@ -75,6 +77,7 @@ type DCGMExporterServiceMonitorConfig struct {
 	HonorLabels *bool `json:"honorLabels,omitempty"`
 	// Labels of the ServiceMonitor.
 	// +kubebuilder:validation:MaxProperties=64
+	// +kubebuilder:validation:XValidation:rule="self.all(k, k.size() >= 1 && k.size() <= 317 && self[k].size() <= 63)",message="a label's key has at most 317 characters and its value at most 63"
 	AdditionalLabels map[string]string `json:"additionalLabels,omitempty"`
 	// How labels of targets are rewritten.
 	// +kubebuilder:validation:MaxItems=256
@@ -95,6 +98,7 @@ type RelabelConfig struct {
 	Regex string `json:"regex,omitempty"`
 	// For hashmod.
 	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=9007199254740992
 	Modulus int64 `json:"modulus,omitempty"`
 	// What is written, with the groups of regex.
 	Replacement *string `json:"replacement,omitempty"`

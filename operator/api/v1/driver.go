@@ -1,6 +1,13 @@
 package v1
 
 // DriverSpec is how nodes get their driver.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.usePrecompiled) || !self.usePrecompiled || (has(self.enabled) && !self.enabled) || (has(self.repository) && self.repository != ” && has(self.image) && self.image != ” && has(self.version) && self.version != ”)",message="driver.usePrecompiled needs driver.repository, driver.image and driver.version: the image is repository/image:version-kernel-ostag"
+// +kubebuilder:validation:XValidation:rule="!has(self.usePrecompiled) || !self.usePrecompiled || !has(self.version) || !self.version.startsWith('sha256:')",message="with driver.usePrecompiled, driver.version is a driver's version, with which tags begin, not a digest"
+// +kubebuilder:validation:XValidation:rule="!has(self.usePrecompiled) || !self.usePrecompiled || !((has(self.licensingConfig) && ((has(self.licensingConfig.secretName) && self.licensingConfig.secretName != ”) || (has(self.licensingConfig.configMapName) && self.licensingConfig.configMapName != ”))) || (has(self.virtualTopology) && has(self.virtualTopology.config) && self.virtualTopology.config != ”))",message="driver.usePrecompiled excludes vGPU: remove driver.licensingConfig and driver.virtualTopology, or usePrecompiled"
+// +kubebuilder:validation:XValidation:rule="!has(self.precompiledFallback) || self.precompiledFallback == 'None' || has(self.usePrecompiled)",message="driver.precompiledFallback is for driver.usePrecompiled: set that, too"
+// +kubebuilder:validation:XValidation:rule="!(has(self.usePrecompiled) && self.usePrecompiled && has(self.simulated) && has(self.simulated.enabled) && self.simulated.enabled)",message="driver.simulated and driver.usePrecompiled exclude each other: a simulated driver has no kernel modules"
+// +kubebuilder:validation:XValidation:rule="(!has(self.startupProbe) || !has(self.startupProbe.successThreshold) || self.startupProbe.successThreshold == 1) && (!has(self.livenessProbe) || !has(self.livenessProbe.successThreshold) || self.livenessProbe.successThreshold == 1)",message="successThreshold of startupProbe and livenessProbe is 1"
 type DriverSpec struct {
 	OperandSpec `json:",inline"`
 
@@ -50,6 +57,7 @@ type DriverSpec struct {
 	KernelModuleConfig *KernelModuleConfigSpec `json:"kernelModuleConfig,omitempty"`
 	// Name of a Secret whose entries become environment variables of the driver.
 	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
 	SecretEnv string `json:"secretEnv,omitempty"`
 }
 
@@ -79,18 +87,23 @@ type SimulatedSpec struct {
 type ContainerProbeSpec struct {
 	// Seconds from the container's start to the first probe.
 	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=2147483647
 	InitialDelaySeconds int32 `json:"initialDelaySeconds,omitempty"`
 	// Seconds that a probe may take.
 	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=2147483647
 	TimeoutSeconds int32 `json:"timeoutSeconds,omitempty"`
 	// Seconds from one probe to the next.
 	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=2147483647
 	PeriodSeconds int32 `json:"periodSeconds,omitempty"`
 	// How many have to succeed in a row after one has failed.
 	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=2147483647
 	SuccessThreshold int32 `json:"successThreshold,omitempty"`
 	// How many have to fail in a row after one has succeeded.
 	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=2147483647
 	FailureThreshold int32 `json:"failureThreshold,omitempty"`
 }
 
@@ -120,6 +133,7 @@ type DriverManagerSpec struct {
 type DriverRepoConfigSpec struct {
 	// Name of a ConfigMap with repository lists.
 	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
 	ConfigMapName string `json:"configMapName,omitempty"`
 }
 
@@ -127,6 +141,7 @@ type DriverRepoConfigSpec struct {
 type DriverCertConfigSpec struct {
 	// Name of a ConfigMap with certificates.
 	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
 	Name string `json:"name,omitempty"`
 }
 
@@ -134,9 +149,11 @@ type DriverCertConfigSpec struct {
 type DriverLicensingConfigSpec struct {
 	// Name of a ConfigMap; NVIDIA's operator has secretName instead.
 	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
 	ConfigMapName string `json:"configMapName,omitempty"`
 	// Name of a Secret with gridd.conf and a client token.
 	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
 	SecretName string `json:"secretName,omitempty"`
 	// The licences are the NVIDIA License System's.
 	NLSEnabled *bool `json:"nlsEnabled,omitempty"`
@@ -146,6 +163,7 @@ type DriverLicensingConfigSpec struct {
 type VirtualTopologyConfigSpec struct {
 	// Name of a ConfigMap with nvidia-topologyd.conf.
 	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
 	Config string `json:"config,omitempty"`
 }
 
@@ -153,5 +171,6 @@ type VirtualTopologyConfigSpec struct {
 type KernelModuleConfigSpec struct {
 	// Name of a ConfigMap with a file for each module.
 	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
 	Name string `json:"name,omitempty"`
 }

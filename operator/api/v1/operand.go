@@ -25,9 +25,11 @@ type DevicePluginSpec struct {
 type DevicePluginConfig struct {
 	// Name of a ConfigMap; a node's label nvidia.com/device-plugin.config names its key.
 	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
 	Name string `json:"name,omitempty"`
 	// The key for nodes without that label.
 	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9._-]*$`
 	Default string `json:"default,omitempty"`
 }
 
@@ -57,6 +59,7 @@ type MIGManagerSpec struct {
 type MIGPartedConfigSpec struct {
 	// Name of a ConfigMap.
 	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
 	// +kubebuilder:default=default-mig-parted-config
 	Name string `json:"name,omitempty"`
 	// The partition of nodes without the label nvidia.com/mig.config.
@@ -69,6 +72,7 @@ type MIGPartedConfigSpec struct {
 type MIGGPUClientsConfigSpec struct {
 	// Name of a ConfigMap.
 	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
 	Name string `json:"name,omitempty"`
 }
 

@@ -38,7 +38,8 @@ func (u *DriverUpgradePolicySpec) Unavailable() intstr.IntOrString {
 // WaitForCompletionSpec is which pods are waited for before a node is upgraded.
 type WaitForCompletionSpec struct {
 	// A label selector; "" is no pod at all.
-	// +kubebuilder:validation:MaxLength=4096
+	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:Pattern=`^ *((! *([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?|([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?( *(==|=|!=) *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?| +(in|notin) +\( *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?( *, *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?)* *\))?)( *, *(! *([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?|([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?( *(==|=|!=) *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?| +(in|notin) +\( *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?( *, *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?)* *\))?))*)? *$`
 	PodSelector string `json:"podSelector,omitempty"`
 	// Seconds; 0: for ever.
 	// +kubebuilder:default=0
@@ -50,7 +51,8 @@ type WaitForCompletionSpec struct {
 // PodDeletionSpec is how pods with GPUs are evicted.
 type PodDeletionSpec struct {
 	// A label selector of pods that are evicted beside those that asked for GPUs.
-	// +kubebuilder:validation:MaxLength=4096
+	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:Pattern=`^ *((! *([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?|([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?( *(==|=|!=) *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?| +(in|notin) +\( *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?( *, *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?)* *\))?)( *, *(! *([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?|([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?( *(==|=|!=) *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?| +(in|notin) +\( *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?( *, *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?)* *\))?))*)? *$`
 	PodSelector string `json:"podSelector,omitempty"`
 	// Evict pods, too, that nothing will make again.
 	// +kubebuilder:default=false
@@ -77,7 +79,8 @@ type DrainSpec struct {
 	// +kubebuilder:default=false
 	Force bool `json:"force,omitempty"`
 	// A label selector of those that are evicted; "" is all.
-	// +kubebuilder:validation:MaxLength=4096
+	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:Pattern=`^ *((! *([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?|([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?( *(==|=|!=) *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?| +(in|notin) +\( *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?( *, *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?)* *\))?)( *, *(! *([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?|([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?( *(==|=|!=) *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?| +(in|notin) +\( *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?( *, *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?)* *\))?))*)? *$`
 	PodSelector string `json:"podSelector,omitempty"`
 	// Seconds until the upgrade of the node counts as failed; 0: never.
 	// +kubebuilder:default=300
