@@ -3,6 +3,7 @@
 package driver
 
 import (
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/fleet"
 )
 
@@ -18,7 +19,8 @@ const (
 	Simulated     Variant = "simulated"
 )
 
-// Choice is how a pool gets its driver.
+// Choice is how a pool gets its driver. Pools whose Choices have one ID are served by one
+// DaemonSet, and those Choices differ in Pool and Problem only.
 type Choice struct {
 	Pool     fleet.Pool
 	Variant  Variant
@@ -32,9 +34,40 @@ type Choice struct {
 
 // Problem is why a pool does not get the driver that the policy asks for.
 type Problem struct {
-	Reason  string // "PrecompiledImageMissing", "DriverToolkitImageMissing", "OSUnknown", "RegistryUnreachable", …
+	Reason  Reason
 	Message string // names the exact tag, version and a node, and the next action
-	Keep    bool   // what serves the pool now goes on doing so
+	// Keep: what serves the pool's nodes now goes on doing so, and the Choice is not rolled out.
+	Keep bool
+	// Try: a Node of the pool on which no driver runs, and for which no other serves the
+	// pool, may have the Choice all the same: it has nothing to lose, and the kubelet
+	// will tell. It goes with Keep.
+	Try bool
+}
+
+// Reason is why, in one word, as conditions have it.
+type Reason string
+
+// The reasons.
+const (
+	OSUnknown                 Reason = "OSUnknown"                 // no OS tag
+	KernelUnknown             Reason = "KernelUnknown"             // no kernel version, and the driver is by kernel
+	ImageInvalid              Reason = "ImageInvalid"              // what the policy names makes no image
+	PrecompiledImageMissing   Reason = "PrecompiledImageMissing"   // the registry does not have it
+	RegistryPending           Reason = "RegistryPending"           // the registry is being asked
+	RegistryUnknown           Reason = "RegistryUnknown"           // the registry cannot be asked, or does not say
+	RHCOSVersionUnknown       Reason = "RHCOSVersionUnknown"       // RHCOS, without the label of its version
+	DriverToolkitImageMissing Reason = "DriverToolkitImageMissing" // the ImageStream has no tag of the RHCOS version
+)
+
+// Facts are what is known apart from policy and pool.
+type Facts struct {
+	OpenShift bool
+	// Images are the operator's own: repository and version of what the policy leaves out.
+	Images v1.ImageSpec
+	// Toolkit returns the Driver Toolkit's image for a version of RHCOS. nil: there is none.
+	Toolkit func(rhcos string) (image string, ok bool)
+	// Registry says whether an image exists. nil: nobody has asked.
+	Registry func(image string) Presence
 }
 
 // Presence is what a registry says of an image.

@@ -85,7 +85,7 @@ func poolOf(labels map[string]string, info *corev1.NodeSystemInfo) Pool {
 		p.Arch = labels[corev1.LabelArchStable]
 	}
 	if p.Kernel == "" {
-		p.Kernel = info.KernelVersion
+		p.Kernel = kernelLabel(info.KernelVersion)
 	}
 	if id := labels[label.OSID]; id != "" {
 		p.OS = Tag(id, labels[label.OSVersion], labels[label.RHELID], p.RHCOS)
@@ -94,6 +94,18 @@ func poolOf(labels map[string]string, info *corev1.NodeSystemInfo) Pool {
 	}
 	p.CoreOS = p.RHCOS != "" || strings.HasPrefix(p.OS, rhcos) || strings.Contains(info.OSImage, "CoreOS")
 	return p
+}
+
+// kernelLabel writes a kernel's version as NFD does in its label, so that a Node is in
+// the same pool before and after NFD has been there: "6.8.0+64k" is no label's value.
+func kernelLabel(version string) string {
+	return strings.Trim(strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '-', r == '_', r == '.':
+			return r
+		}
+		return '_'
+	}, version), "-_.")
 }
 
 // readLabel says whether the operator reads or writes a Node's label.

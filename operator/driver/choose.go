@@ -1,0 +1,173 @@
+package driver
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+// RuleFile is the NodeFeatureRule that has NFD publish RHCOS' version.
+const RuleFile = "deployments/static/node-feature-rule.yaml"
+
+// Choose says how the pool gets the driver that the policy asks for. node is the name of
+// one of the pool's nodes, for messages.
+func Choose(spec *v1.ClusterPolicySpec, pool fleet.Pool, node string, f Facts) Choice {
+	c := chooser{spec: spec, pool: pool, node: node, facts: f}
+	switch {
+	case !spec.Driver.IsEnabled():
+		return Choice{Pool: pool}
+	case spec.Driver.IsSimulated():
+		return c.simulated()
+	case pool.OS == "":
+		return Choice{Pool: pool, Problem: c.problem(OSUnknown,
+			"the operating system of node %s is not known: NFD has not labelled it with %s and %s, and the kubelet names none that driver images are tagged by; install NFD or set these labels",
+			node, label.OSID, label.OSVersion)}
+	case spec.Driver.Precompiled():
+		return c.precompiled()
+	}
+	return c.built(spec.Operator.DriverToolkit())
+}
+
+type chooser struct {
+	spec  *v1.ClusterPolicySpec
+	pool  fleet.Pool
+	node  string
+	facts Facts
+}
+
+func (c *chooser) problem(reason Reason, format string, args ...any) *Problem {
+	return &Problem{Reason: reason, Message: fmt.Sprintf(format, args...), Keep: true}
+}
+
+func (c *chooser) choice(v Variant, id, image string) Choice {
+	return Choice{Pool: c.pool, Variant: v, ID: id, Name: label.DriverApp + "-" + id, Image: image}
+}
+
+func (c *chooser) simulated() Choice {
+	own := c.facts.Images
+	own.Image = "driver-simulator"
+	choice := c.choice(Simulated, simulatedID, c.spec.Driver.Ref(own))
+	choice.Name = label.DriverApp
+	return choice
+}
+
+// built is the driver that is built on the node: with the Driver Toolkit where that is
+// wanted and the node runs RHCOS (workers of OpenShift may run RHEL), else by the driver
+// container itself.
+func (c *chooser) built(toolkit bool) Choice {
+	if c.facts.OpenShift && toolkit && c.pool.CoreOS {
+		return c.toolkit()
+	}
+	choice := c.choice(Container, containerID(c.pool), c.tagged(c.pool.OS))
+	choice.Problem = c.invalid(choice.Image)
+	return choice
+}
+
+func (c *chooser) toolkit() Choice {
+	version := c.pool.RHCOS
+	if version == "" {
+		return Choice{Pool: c.pool, Variant: DriverToolkit, Problem: c.problem(RHCOSVersionUnknown,
+			"node %s runs RHCOS and has no label %s, by which the Driver Toolkit is chosen; kubectl apply -f %s has NFD publish it",
+			c.node, label.OSTree, RuleFile)}
+	}
+	choice := c.choice(DriverToolkit, toolkitID(c.pool), c.tagged(c.pool.OS))
+	choice.Selector = map[string]string{label.OSTree: version}
+	if choice.Problem = c.invalid(choice.Image); choice.Problem != nil {
+		return choice
+	}
+	image, ok := "", false
+	if c.facts.Toolkit != nil {
+		image, ok = c.facts.Toolkit(version)
+	}
+	if !ok || image == "" {
+		choice.Problem = c.problem(DriverToolkitImageMissing,
+			"ImageStream openshift/driver-toolkit has no tag %s, which node %s runs; import it, as in oc -n openshift import-image driver-toolkit:%s, or set spec.driver.usePrecompiled",
+			version, c.node, version)
+		return choice
+	}
+	choice.Sidecar = image
+	return choice
+}
+
+func (c *chooser) precompiled() Choice {
+	if c.pool.Kernel == "" {
+		return Choice{Pool: c.pool, Variant: Precompiled, Problem: c.problem(KernelUnknown,
+			"the kernel of node %s is not known, neither from NFD's label %s nor from the kubelet, and precompiled drivers are by kernel", c.node, label.Kernel)}
+	}
+	choice := c.choice(Precompiled, precompiledID(c.pool), c.tagged(c.pool.Kernel+"-"+c.pool.OS))
+	if strings.Contains(choice.Image, "@") {
+		choice.Problem = c.problem(ImageInvalid,
+			"spec.driver names the digest %s, and precompiled drivers differ by kernel: name a version, as in 535, or set spec.driver.usePrecompiled=false", choice.Image)
+		return choice
+	}
+	if choice.Problem = c.invalid(choice.Image); choice.Problem != nil {
+		return choice
+	}
+	return c.asked(choice)
+}
+
+// asked is the precompiled choice and what the registry says of it. What is not known
+// moves nothing: neither to the image, nor from it to a fallback.
+func (c *chooser) asked(choice Choice) Choice {
+	var presence Presence
+	if c.facts.Registry != nil {
+		presence = c.facts.Registry(choice.Image)
+	}
+	switch presence.State {
+	case Present:
+		return choice
+	case Absent:
+		return c.missing(choice)
+	case Unknown:
+		choice.Problem = c.problem(RegistryUnknown,
+			"whether there is the driver image %s, for kernel %s of node %s, the registry does not say: %s", choice.Image, c.pool.Kernel, c.node, presence.Why)
+		choice.Problem.Try = true
+	default:
+		choice.Problem = c.problem(RegistryPending, "the registry is being asked for the driver image %s, for node %s", choice.Image, c.node)
+	}
+	return choice
+}
+
+func (c *chooser) missing(choice Choice) Choice {
+	what := fmt.Sprintf("there is no driver image %s, for kernel %s of node %s", choice.Image, c.pool.Kernel, c.node)
+	if c.spec.Driver.PrecompiledFallback != v1.FallbackDriverToolkit {
+		choice.Problem = c.problem(PrecompiledImageMissing, "%s: build and push it, or set spec.driver.precompiledFallback=%s", what, v1.FallbackDriverToolkit)
+		return choice
+	}
+	// The policy asks for the Driver Toolkit by name, whatever spec.operator says of the
+	// usual case.
+	fallback := c.built(true)
+	if fallback.Problem != nil {
+		fallback.Problem.Message = what + ", and instead of it: " + fallback.Problem.Message
+		return fallback
+	}
+	fallback.Problem = &Problem{Reason: PrecompiledImageMissing, Message: what + ": its driver is built on the node until there is"}
+	return fallback
+}
+
+// tagged is the driver's image with something added to its tag. A digest stays as it is:
+// whoever names one means that image for every pool.
+func (c *chooser) tagged(suffix string) string {
+	own := c.facts.Images
+	own.Image = "driver"
+	ref := c.spec.Driver.Ref(own)
+	if strings.Contains(ref, "@") {
+		return ref
+	}
+	return ref + "-" + suffix
+}
+
+// reference is what a registry takes: a path, and a tag or a digest
+// (github.com/distribution/reference).
+var reference = regexp.MustCompile(`^[a-zA-Z0-9\[][a-zA-Z0-9._/:\[\]-]*(:[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}|@sha256:[0-9a-f]{64})$`)
+
+func (c *chooser) invalid(image string) *Problem {
+	if reference.MatchString(image) {
+		return nil
+	}
+	return c.problem(ImageInvalid, "spec.driver's repository, image and version make %q for node %s, which is no image with a tag; correct them", image, c.node)
+}

@@ -1,0 +1,193 @@
+package driver
+
+import (
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"pgregory.net/rapid"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+var (
+	ubuntu = fleet.Pool{Arch: "amd64", OS: "ubuntu22.04", Kernel: "5.15.0-1042-aws"}
+	rhcos  = fleet.Pool{Arch: "amd64", OS: "rhcos4.12", Kernel: "4.18.0-372.51.1.el8_6.x86_64", CoreOS: true, RHCOS: "412.86.202303241612-0"}
+	rhel   = fleet.Pool{Arch: "amd64", OS: "rhel8.10", Kernel: "4.18.0-553.el8_10.x86_64"}
+)
+
+func policy(change func(*v1.ClusterPolicySpec)) *v1.ClusterPolicySpec {
+	spec := &v1.ClusterPolicySpec{}
+	spec.Driver.Repository, spec.Driver.Image, spec.Driver.Version = "nvcr.io/nvidia", "driver", "535.104.05"
+	if change != nil {
+		change(spec)
+	}
+	return spec
+}
+
+func precompiled(change func(*v1.ClusterPolicySpec)) *v1.ClusterPolicySpec {
+	return policy(func(s *v1.ClusterPolicySpec) {
+		yes := true
+		s.Driver.UsePrecompiled = &yes
+		s.Driver.Version = "535"
+		if change != nil {
+			change(s)
+		}
+	})
+}
+
+func fallback(s *v1.ClusterPolicySpec) { s.Driver.PrecompiledFallback = v1.FallbackDriverToolkit }
+
+func registry(p Presence) func(string) Presence { return func(string) Presence { return p } }
+
+// facts are those of an OpenShift cluster with one version of the Driver Toolkit.
+func facts(p Presence) Facts {
+	return Facts{
+		OpenShift: true,
+		Images:    v1.ImageSpec{Repository: "gpuready", Version: "v1.0.0"},
+		Toolkit: func(version string) (string, bool) {
+			return "image-registry/openshift/driver-toolkit@sha256:1", version == rhcos.RHCOS
+		},
+		Registry: registry(p),
+	}
+}
+
+func TestChoicesAndProblemsAsPeopleReadThem(t *testing.T) {
+	plain := facts(Presence{})
+	plain.OpenShift = false
+	unlabelled, newer, other, arm, unknown := rhcos, rhcos, ubuntu, rhcos, ubuntu
+	unlabelled.RHCOS = ""
+	newer.RHCOS, newer.OS = "9.6.20250530-0", "rhel9.6"
+	other.Kernel = ""
+	arm.Arch, arm.Kernel = "arm64", "4.18.0-372.51.1.el8_6.aarch64"
+	unknown.OS = ""
+	off := false
+	digest := func(s *v1.ClusterPolicySpec) { s.Driver.Version = "sha256:" + strings.Repeat("a", 64) }
+	for _, c := range []struct {
+		name string
+		spec *v1.ClusterPolicySpec
+		pool fleet.Pool
+		f    Facts
+	}{
+		{"disabled", policy(func(s *v1.ClusterPolicySpec) { s.Driver.Enabled = &off }), ubuntu, plain},
+		{"simulated", policy(func(s *v1.ClusterPolicySpec) {
+			on := true
+			s.Driver.Simulated = &v1.SimulatedSpec{OptionalSpec: v1.OptionalSpec{Enabled: &on}}
+			s.Driver.ImageSpec = v1.ImageSpec{}
+		}), unknown, plain},
+		{"container", policy(nil), ubuntu, plain},
+		{"container of the same release", policy(func(s *v1.ClusterPolicySpec) { s.Driver.ImageSpec = v1.ImageSpec{} }), ubuntu, plain},
+		{"container by digest", policy(digest), ubuntu, plain},
+		{"container without a tag", policy(func(s *v1.ClusterPolicySpec) {
+			s.Driver.ImageSpec = v1.ImageSpec{Image: "nvcr.io/nvidia/driver"}
+		}), ubuntu, plain},
+		{"unknown system", policy(nil), unknown, plain},
+		{"driver toolkit", policy(nil), rhcos, facts(Presence{})},
+		{"driver toolkit without tag", policy(nil), newer, facts(Presence{})},
+		{"driver toolkit, version not labelled", policy(nil), unlabelled, facts(Presence{})},
+		{"driver toolkit not wanted", policy(func(s *v1.ClusterPolicySpec) { s.Operator.UseOpenShiftDriverToolkit = &off }), rhcos, facts(Presence{})},
+		{"rhel worker of openshift", policy(nil), rhel, facts(Presence{})},
+		{"precompiled", precompiled(nil), rhcos, facts(Presence{State: Present})},
+		{"precompiled for arm64", precompiled(nil), arm, facts(Presence{State: Present})},
+		{"precompiled, not asked yet", precompiled(nil), rhcos, facts(Presence{})},
+		{"precompiled, registry away", precompiled(fallback), rhcos, facts(Presence{State: Unknown, Why: "dial tcp: i/o timeout"})},
+		{"precompiled, missing", precompiled(nil), rhcos, facts(Presence{State: Absent})},
+		{"precompiled, missing, built instead", precompiled(func(s *v1.ClusterPolicySpec) {
+			fallback(s)
+			s.Operator.UseOpenShiftDriverToolkit = &off
+		}), rhcos, facts(Presence{State: Absent})},
+		{"precompiled, missing, and the toolkit too", precompiled(fallback), newer, facts(Presence{State: Absent})},
+		{"precompiled, missing, built by the container", precompiled(fallback), ubuntu, func() Facts {
+			f := plain
+			f.Registry = registry(Presence{State: Absent})
+			return f
+		}()},
+		{"precompiled, kernel unknown", precompiled(nil), other, plain},
+		{"precompiled by digest", precompiled(digest), ubuntu, plain},
+	} {
+		golden(t, c.name, Choose(c.spec, c.pool, "worker-0", c.f))
+	}
+}
+
+func golden(t *testing.T, name string, choice Choice) {
+	t.Helper()
+	data, err := json.MarshalIndent(choice, "", "  ")
+	require.NoError(t, err)
+	path := filepath.Join("testdata", strings.NewReplacer(" ", "-", ",", "").Replace(name)+".json")
+	if *update {
+		require.NoError(t, os.WriteFile(path, append(data, '\n'), 0o644))
+	}
+	want, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.JSONEq(t, string(want), string(data), name)
+}
+
+func TestTheRegistryIsAskedForTheExactTag(t *testing.T) {
+	asked := ""
+	f := Facts{Registry: func(image string) Presence { asked = image; return Presence{State: Present} }}
+	c := Choose(precompiled(nil), rhcos, "a", f)
+	require.Equal(t, "nvcr.io/nvidia/driver:535-4.18.0-372.51.1.el8_6.x86_64-rhcos4.12", asked)
+	require.Equal(t, asked, c.Image)
+	require.Equal(t, "nvidia-driver-daemonset-4.18.0-372.51.1.el8.6-rhcos4.12", c.Name)
+}
+
+func TestADaemonSetServesTheNodesItWasMadeFor(t *testing.T) {
+	ids := func(p fleet.Pool) []string { return []string{containerID(p), toolkitID(p), precompiledID(p)} }
+	upgraded := rhcos
+	upgraded.RHCOS, upgraded.Kernel = "412.86.202304010000-0", "4.18.0-372.52.1.el8_6.x86_64"
+	for _, id := range ids(rhcos) {
+		require.True(t, Serves(id, rhcos), id)
+		require.False(t, Serves(id, ubuntu), id)
+	}
+	require.True(t, Serves(containerID(rhcos), upgraded))
+	require.False(t, Serves(toolkitID(rhcos), upgraded))
+	require.False(t, Serves(precompiledID(rhcos), upgraded))
+	require.True(t, Serves(simulatedID, ubuntu))
+	require.False(t, Serves("", fleet.Pool{}))
+	require.False(t, Serves("", ubuntu))
+	require.False(t, Serves(label.PreInstalled, ubuntu))
+}
+
+func TestNamesAreNamesOfKubernetes(t *testing.T) {
+	text := rapid.OneOf(rapid.StringN(0, 90, -1), rapid.StringMatching(`[-_.a-zA-Z0-9+~]{0,90}`))
+	rapid.Check(t, func(t *rapid.T) {
+		pool := fleet.Pool{OS: text.Draw(t, "os"), Kernel: text.Draw(t, "kernel"), CoreOS: rapid.Bool().Draw(t, "coreos"), RHCOS: text.Draw(t, "rhcos")}
+		spec := policy(nil)
+		if rapid.Bool().Draw(t, "precompiled") {
+			spec = precompiled(fallback)
+		}
+		f := facts(Presence{State: PresenceState(rapid.IntRange(0, 3).Draw(t, "state"))})
+		f.Toolkit = func(string) (string, bool) { return "x", rapid.Bool().Draw(t, "toolkit") }
+		c := Choose(spec, pool, "a", f)
+		if c.Problem != nil {
+			require.NotEmpty(t, c.Problem.Message)
+		} else {
+			require.NotEmpty(t, c.ID)
+		}
+		if c.ID == "" {
+			return
+		}
+		require.True(t, Serves(c.ID, pool))
+		require.Empty(t, validation.IsValidLabelValue(c.ID), c.ID)
+		require.Empty(t, validation.IsDNS1123Subdomain(c.Name), c.Name)
+		require.Empty(t, validation.IsDNS1123Subdomain(c.Name[:min(len(c.Name), 58)]+"x2x7z"), c.Name)
+		require.Equal(t, label.DriverApp+"-"+c.ID, c.Name)
+	})
+}
+
+func TestWhatIsCutStaysApart(t *testing.T) {
+	long := strings.Repeat("5.15.0-1042-very-", 6)
+	a, b := name(long+"a"), name(long+"b")
+	require.NotEqual(t, a, b)
+	require.Len(t, a, longest)
+	require.NotEqual(t, name("6.8+64k"), name("6.8-64k"))
+}
