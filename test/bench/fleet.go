@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	restclient "k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/gpuready/gpuready/test/cluster"
@@ -23,9 +24,9 @@ const fleetNamespace = "nvidia-gpu-operator"
 
 // fleet is nodes that nobody runs.
 type fleet struct {
-	kubeconfig string
-	client     kubernetes.Interface
-	nodes      int
+	config *restclient.Config
+	client kubernetes.Interface
+	nodes  int
 }
 
 // The kernels of its four pools, and the label by which NFD says that there is a GPU.
@@ -61,10 +62,11 @@ func newFleet(ctx context.Context, c *cluster.Cluster, kubectl string) (*fleet, 
 	if err != nil {
 		return nil, err
 	}
+	plain := restclient.CopyConfig(config)
 	config.QPS, config.Burst = 2000, 4000
 	config.ContentType = "application/vnd.kubernetes.protobuf"
 	client, err := kubernetes.NewForConfig(config)
-	return &fleet{kubeconfig: c.Kubeconfig, client: client}, err
+	return &fleet{config: plain, client: client}, err
 }
 
 func name(i int) string { return fmt.Sprintf("gpu-%04d", i) }

@@ -1,13 +1,9 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -109,10 +105,7 @@ func (b *bench) manyNodes(ctx context.Context, f *fleet) error {
 	if err := o.quiet(ctx); err != nil {
 		return err
 	}
-	writes, _, err := o.requests(ctx)
-	if err != nil {
-		return err
-	}
+	writes, _ := o.requests()
 	count("operator: API writes of that, a node", []float64{float64(writes) / fleetNodes}, 3, goal{writesGoal, 0})
 	large, err := o.memory()
 	if err != nil {
@@ -128,19 +121,13 @@ func (b *bench) manyNodes(ctx context.Context, f *fleet) error {
 
 // steady is what it takes while nothing happens.
 func (o *operator) steady(ctx context.Context) error {
-	before, _, err := o.requests(ctx)
-	if err != nil {
-		return err
-	}
+	before, _ := o.requests()
 	cpu := o.cpu()
 	if err := pause(ctx, fleetSteady); err != nil {
 		return err
 	}
 	used := o.cpu() - cpu
-	after, _, err := o.requests(ctx)
-	if err != nil {
-		return err
-	}
+	after, _ := o.requests()
 	count("operator: API writes in 30 s in which nothing changes, but its lease", []float64{float64(after - before)}, 0, goal{})
 	count("operator: of a core in that time, %", []float64{100 * used.Seconds() / fleetSteady.Seconds()}, 2, goal{steadyCPUGoal, 0})
 	return nil
@@ -151,10 +138,7 @@ func (o *operator) events(ctx context.Context, f *fleet) error {
 	var calls, took []float64
 	var until []time.Duration
 	for i := range fleetEvents {
-		_, before, err := o.requests(ctx)
-		if err != nil {
-			return err
-		}
+		_, before := o.requests()
 		cpu, began := o.cpu(), time.Now()
 		if err := f.move(ctx, i*(fleetNodes/fleetEvents)); err != nil {
 			return fmt.Errorf("%w\n%s", err, o.tail())
@@ -164,10 +148,7 @@ func (o *operator) events(ctx context.Context, f *fleet) error {
 			return err
 		}
 		used := o.cpu() - cpu
-		_, after, err := o.requests(ctx)
-		if err != nil {
-			return err
-		}
+		_, after := o.requests()
 		calls = append(calls, float64(after-before))
 		took = append(took, used.Seconds())
 	}
@@ -189,25 +170,24 @@ func pause(ctx context.Context, d time.Duration) error {
 
 // operator is a gpu-operator that runs.
 type operator struct {
-	cmd    *exec.Cmd
-	listen string
-	log    string
-	ended  chan struct{}
+	cmd   *exec.Cmd
+	api   *counting
+	log   string
+	ended chan struct{}
 }
 
 func (b *bench) startOperator(ctx context.Context, f *fleet) (*operator, error) {
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	api, err := startCounting(ctx, f.config, b.tmp)
 	if err != nil {
 		return nil, err
 	}
-	o := &operator{listen: l.Addr().String(), log: filepath.Join(b.tmp, "gpu-operator.log"), ended: make(chan struct{})}
-	_ = l.Close()
+	o := &operator{api: api, log: filepath.Join(b.tmp, "gpu-operator.log"), ended: make(chan struct{})}
 	file, err := os.Create(o.log)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	o.cmd = exec.CommandContext(ctx, b.program("gpu-operator"), "run", "--kubeconfig", f.kubeconfig, "--namespace", fleetNamespace, "--listen", o.listen)
+	o.cmd = exec.CommandContext(ctx, b.program("gpu-operator"), "run", "--kubeconfig", api.kubeconfig, "--namespace", fleetNamespace, "--listen", "")
 	o.cmd.Stdout, o.cmd.Stderr = file, file
 	o.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := o.cmd.Start(); err != nil {
@@ -226,6 +206,7 @@ func (o *operator) end() {
 		_ = o.cmd.Process.Kill()
 		<-o.ended
 	}
+	o.api.end()
 }
 
 // tail is the end of its log.
@@ -234,41 +215,14 @@ func (o *operator) tail() string {
 	return string(data[max(0, len(data)-3000):])
 }
 
-// requests are those that it has made so far, but for its lease's: writes, and all.
-func (o *operator) requests(ctx context.Context) (writes, all int, err error) {
-	body, err := o.get(ctx, "/metrics")
-	if err != nil {
-		return 0, 0, err
-	}
-	lines := bufio.NewScanner(strings.NewReader(body))
-	for lines.Scan() {
-		name, value, found := strings.Cut(lines.Text(), "} ")
-		if !found || !strings.HasPrefix(name, "gpuready_operator_api_requests_total{") {
-			continue
-		}
-		n, err := strconv.ParseFloat(value, 64)
-		if err != nil {
-			return 0, 0, err
-		}
-		if strings.Contains(name, `resource="leases"`) {
-			continue
-		}
-		all += int(n)
-		if !strings.Contains(name, `verb="get"`) && !strings.Contains(name, `verb="list"`) && !strings.Contains(name, `verb="watch"`) {
-			writes += int(n)
-		}
-	}
-	return writes, all, nil
-}
+// requests are those that it has made so far: writes, and all.
+func (o *operator) requests() (writes, all int64) { return o.api.writes.Load(), o.api.all.Load() }
 
 // quiet waits until it has made no request for three seconds.
 func (o *operator) quiet(ctx context.Context) error {
-	last, since := -1, time.Now()
+	last, since := int64(-1), time.Now()
 	for time.Since(since) < 3*time.Second {
-		_, all, err := o.requests(ctx)
-		if err != nil {
-			return err
-		}
+		_, all := o.requests()
 		if all != last {
 			last, since = all, time.Now()
 		}
@@ -277,20 +231,6 @@ func (o *operator) quiet(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-func (o *operator) get(ctx context.Context, path string) (string, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+o.listen+path, nil)
-	if err != nil {
-		return "", err
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return "", fmt.Errorf("%w\n%s", err, o.tail())
-	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	return string(body), err
 }
 
 // memory is what is resident, in bytes.
