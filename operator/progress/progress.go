@@ -152,3 +152,9 @@ func (w word) proves(s state.Name) bool {
 	}
 	return true
 }
+
+// Pod says that it is a pod's state, and not the validator's word, that the node has not
+// reached.
+func (p Progress) Pod() bool {
+	return slices.Contains([]string{ReasonImagePull, ReasonCrashLoop, ReasonCannotStart, ReasonUnschedulable, ReasonNotAdmitted}, p.Reason)
+}

@@ -1,0 +1,88 @@
+package status
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/progress"
+)
+
+// maxEvents bounds the Events on nodes of one step: when all nodes of a cluster fail at
+// once, the policy's own Event says so.
+const maxEvents = 25
+
+// ReasonNodeReady is that of the Event when a node that failed is ready.
+const ReasonNodeReady = "GPUNodeReady"
+
+// View is what Events are told from: the status, and how far each node was.
+type View struct {
+	Status v1.ClusterPolicyStatus
+	Nodes  map[string]progress.Progress
+}
+
+// Event is one to be told: on the policy, or on a node.
+type Event struct {
+	Node    string // "": on the policy
+	Type    string // Normal or Warning
+	Reason  string
+	Message string
+}
+
+// Events are what has to be told from one moment to the next: conditions that changed,
+// pods of a node that do not start, and nodes that are ready again. What the validator
+// found it tells itself; what was so before is not repeated, nor by an operator that has
+// just been started: it has not seen the nodes before.
+func Events(before, after View) []Event {
+	all := policyEvents(before.Status.Conditions, after.Status.Conditions)
+	nodes := 0
+	for _, name := range slices.Sorted(maps.Keys(after.Nodes)) {
+		was, seen := before.Nodes[name]
+		if !seen || nodes == maxEvents {
+			continue
+		}
+		if e, is := nodeEvent(was, after.Nodes[name]); is {
+			e.Node = name
+			all = append(all, e)
+			nodes++
+		}
+	}
+	return all
+}
+
+func policyEvents(before, after []metav1.Condition) (all []Event) {
+	for _, c := range after {
+		was := meta.FindStatusCondition(before, c.Type)
+		if c.Type == v1.ConditionProgressing || was != nil && was.Status == c.Status && was.Reason == c.Reason {
+			continue
+		}
+		good := metav1.ConditionFalse
+		if c.Type == v1.ConditionReady {
+			good = metav1.ConditionTrue
+		}
+		if was == nil && c.Status == good {
+			continue // nothing was ever wrong
+		}
+		e := Event{Type: corev1.EventTypeWarning, Reason: c.Reason, Message: fmt.Sprintf("%s is %s: %s", c.Type, c.Status, c.Message)}
+		if c.Status == good || c.Reason == ReasonNodesNotReady {
+			e.Type = corev1.EventTypeNormal
+		}
+		all = append(all, e)
+	}
+	return all
+}
+
+func nodeEvent(was, is progress.Progress) (Event, bool) {
+	switch {
+	case is.Status == progress.Failed && is.Pod() && (was.Status != is.Status || was.Reason != is.Reason || was.State != is.State):
+		return Event{Type: corev1.EventTypeWarning, Reason: is.Reason, Message: fmt.Sprintf("%s: %s", is.State, is.Message)}, true
+	case is.Status == progress.Ready && was.Status == progress.Failed:
+		return Event{Type: corev1.EventTypeNormal, Reason: ReasonNodeReady, Message: fmt.Sprintf("the GPUs can be used (was: %s: %s)", was.State, was.Reason)}, true
+	}
+	return Event{}, false
+}

@@ -1,0 +1,249 @@
+// Package status sums up what is known into the status of a ClusterPolicy. It is pure,
+// bounded in size, and says the same of the same: a status that is equal to the one
+// before need not be written.
+//
+// It claims nothing that is not known: a cluster whose nodes nobody has looked at is not
+// ready, and a node of which nothing is heard is neither ready nor failed.
+package status
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/driver"
+	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/progress"
+)
+
+// Reasons of the conditions, apart from those of a pool's driver.
+const (
+	ReasonAllReady      = "AllNodesReady"
+	ReasonNoNodes       = "NoGPUNodes"
+	ReasonNoLabels      = "NoNodeFeatureLabels"
+	ReasonNodesNotReady = "NodesNotReady"
+	ReasonNodesUnknown  = "NodesUnknown"
+
+	ReasonProgressing = "NodesProgressing"
+	ReasonUpgrading   = "DriverUpgrade"
+	ReasonRolling     = "OperandsRolling"
+	ReasonSettled     = "Settled"
+
+	ReasonNodesFailed    = "NodesFailed"
+	ReasonUpgradeFailed  = "DriverUpgradeFailed"
+	ReasonOperandsFailed = "OperandsFailed"
+	ReasonReconcile      = "ReconcileFailed"
+	ReasonHealthy        = "NothingFailed"
+
+	ReasonUnserved = "FieldsNotServed"
+	ReasonServed   = "AllFieldsServed"
+
+	ReasonIgnored       = "Ignored"
+	ReasonOtherOperator = "OtherOperatorRuns"
+)
+
+// Bounds in bytes: with them a status stays below 150 KiB.
+const (
+	maxMessage = 1024 // of a condition
+	maxLine    = 300  // of a node or a pool
+	maxField   = 200
+	maxNamed   = 3 // examples in a message
+)
+
+// Verdict is why a policy is not in force.
+type Verdict struct {
+	State   v1.State // Ignored, Disabled or, where it is refused, NotReady
+	Reason  string
+	Message string
+}
+
+// Ignored is the Verdict on a policy that an older one keeps out.
+func Ignored(inForce string) *Verdict {
+	return &Verdict{v1.Ignored, ReasonIgnored, "ClusterPolicy " + inForce + " is older and in force; delete one of them"}
+}
+
+// OtherOperator is the Verdict while NVIDIA's operator runs and no node was handed over.
+// running names its Deployment.
+func OtherOperator(running, handOver string) *Verdict {
+	return &Verdict{v1.Disabled, ReasonOtherOperator, fmt.Sprintf("%s runs and serves this cluster's nodes; uninstall it, or hand nodes over one by one with the label %s", running, handOver)}
+}
+
+// Node is a GPU node and how far it is.
+type Node struct {
+	*fleet.Node
+	progress.Progress
+}
+
+// Input is what is known.
+type Input struct {
+	Policy    *v1.ClusterPolicy // with the status before
+	Now       time.Time
+	Namespace string   // the operands'
+	Verdict   *Verdict // nil: the policy is in force
+
+	Described bool // NFD has been on a node of the cluster
+	Nodes     []Node
+	Choices   []driver.Choice
+	Unserved  []string // fields that are kept and not served
+
+	Upgrade      *v1.UpgradeStatus // nil: there is none
+	UpgradeError string            // where it stopped, and why; "" it goes on
+	Rolling      []string          // DaemonSets whose pods are being replaced
+	Err          error             // what the last pass could not do
+	Provisioning []v1.ProvisioningStatus
+}
+
+// Sum sums it up.
+func Sum(in Input) v1.ClusterPolicyStatus {
+	s := v1.ClusterPolicyStatus{Namespace: in.Namespace, ObservedGeneration: in.Policy.Generation, UnservedFields: unserved(in.Unserved), Upgrade: in.Upgrade, Provisioning: in.Provisioning}
+	var all []metav1.Condition
+	if in.Verdict != nil {
+		s.State, s.Upgrade, s.Provisioning = in.Verdict.State, nil, in.Policy.Status.Provisioning
+		all = stopped(*in.Verdict)
+	} else {
+		c := tally(in.Nodes)
+		s.Nodes, s.NotReady, s.Pools = &c.NodesStatus, c.list, pools(in, c)
+		ready := in.ready(c)
+		s.State = v1.NotReady
+		if ready.Status == metav1.ConditionTrue {
+			s.State = v1.Ready
+		}
+		all = []metav1.Condition{ready, in.progressing(c), in.degraded(c)}
+	}
+	s.Conditions = settle(in.Policy.Status.Conditions, append(all, in.unservedCondition()), in.Policy.Generation, in.Now)
+	return s
+}
+
+// stopped are the conditions of a policy that is not in force.
+func stopped(v Verdict) []metav1.Condition {
+	return []metav1.Condition{
+		condition(v1.ConditionReady, metav1.ConditionFalse, v.Reason, v.Message),
+		condition(v1.ConditionProgressing, metav1.ConditionFalse, v.Reason, v.Message),
+		condition(v1.ConditionDegraded, metav1.ConditionFalse, v.Reason, v.Message),
+	}
+}
+
+func condition(kind string, status metav1.ConditionStatus, reason, message string) metav1.Condition {
+	return metav1.Condition{Type: kind, Status: status, Reason: reason, Message: record.Clean(message, maxMessage)}
+}
+
+// settle gives conditions the time of their status: the one before where it is the same.
+func settle(before, now []metav1.Condition, generation int64, at time.Time) []metav1.Condition {
+	for i := range now {
+		c := &now[i]
+		c.ObservedGeneration, c.LastTransitionTime = generation, metav1.NewTime(at.UTC().Truncate(time.Second))
+		if j := slices.IndexFunc(before, func(b metav1.Condition) bool { return b.Type == c.Type && b.Status == c.Status }); j >= 0 {
+			c.LastTransitionTime = before[j].LastTransitionTime
+		}
+	}
+	return now
+}
+
+func (in Input) ready(c count) metav1.Condition {
+	no := func(reason, message string) metav1.Condition {
+		return condition(v1.ConditionReady, metav1.ConditionFalse, reason, message)
+	}
+	switch {
+	case in.Err != nil:
+		return no(ReasonReconcile, in.Err.Error())
+	case c.Total+c.Excluded == 0 && !in.Described:
+		return no(ReasonNoLabels, "no node has labels of NFD (feature.node.kubernetes.io/…), so it is not known which have GPUs; install Node Feature Discovery, or label the nodes nvidia.com/gpu.present=true")
+	case c.Total+c.Excluded == 0:
+		return condition(v1.ConditionReady, metav1.ConditionTrue, ReasonNoNodes, "no node has an NVIDIA GPU; one that comes is served, and where NFD cannot see it the label nvidia.com/gpu.present=true says that it has one")
+	case c.Ready == c.Total:
+		return condition(v1.ConditionReady, metav1.ConditionTrue, ReasonAllReady, c.String())
+	case c.Progressing+c.Failed == 0:
+		return condition(v1.ConditionReady, metav1.ConditionUnknown, ReasonNodesUnknown, c.String()+c.examples(progress.Unknown))
+	}
+	return no(ReasonNodesNotReady, c.String()+c.examples(progress.Failed, progress.Unknown, progress.Waiting))
+}
+
+func (in Input) progressing(c count) metav1.Condition {
+	yes := func(reason, message string) metav1.Condition {
+		return condition(v1.ConditionProgressing, metav1.ConditionTrue, reason, message)
+	}
+	u := in.Upgrade
+	switch {
+	case u != nil && u.InProgress+u.Pending > 0 && in.UpgradeError == "":
+		return yes(ReasonUpgrading, fmt.Sprintf("%d of %d nodes have the new driver, %d are on their way", u.Done, u.Total, u.InProgress))
+	case c.Progressing > 0:
+		return yes(ReasonProgressing, fmt.Sprintf("%d of %d GPU nodes are on their way", c.Progressing, c.Total)+c.examples(progress.Waiting))
+	case len(in.Rolling) > 0:
+		return yes(ReasonRolling, "pods are being replaced: "+named(in.Rolling))
+	}
+	return condition(v1.ConditionProgressing, metav1.ConditionFalse, ReasonSettled, "nothing is on its way")
+}
+
+// degraded tells of all that failed, and is called by the first of it.
+func (in Input) degraded(c count) metav1.Condition {
+	var reason string
+	var messages []string
+	add := func(why, message string) {
+		reason = cmp.Or(reason, why)
+		messages = append(messages, record.Clean(message, maxLine))
+	}
+	if in.Err != nil {
+		add(ReasonReconcile, in.Err.Error())
+	}
+	for _, p := range problems(in.Choices) {
+		add(p.Reason, p.Message)
+	}
+	if in.UpgradeError != "" {
+		add(ReasonUpgradeFailed, in.UpgradeError)
+	}
+	if c.Failed > 0 {
+		add(ReasonNodesFailed, fmt.Sprintf("%d of %d GPU nodes failed", c.Failed, c.Total)+c.examples(progress.Failed))
+	}
+	if len(c.beside) > 0 {
+		add(ReasonOperandsFailed, "pods do not start: "+named(c.beside))
+	}
+	if reason == "" {
+		return condition(v1.ConditionDegraded, metav1.ConditionFalse, ReasonHealthy, "nothing failed")
+	}
+	return condition(v1.ConditionDegraded, metav1.ConditionTrue, reason, strings.Join(messages, "; "))
+}
+
+// problems are those of the pools' drivers, each once.
+func problems(choices []driver.Choice) []driver.Problem {
+	all := map[driver.Problem]bool{}
+	for _, c := range choices {
+		if c.Problem != nil {
+			all[*c.Problem] = true
+		}
+	}
+	return slices.SortedFunc(maps.Keys(all), func(a, b driver.Problem) int {
+		return cmp.Or(strings.Compare(a.Reason, b.Reason), strings.Compare(a.Message, b.Message))
+	})
+}
+
+// unserved bounds the list of fields.
+func unserved(fields []string) (some []string) {
+	for _, f := range slices.Sorted(slices.Values(fields))[:min(len(fields), v1.MaxUnserved)] {
+		some = append(some, record.Clean(f, maxField))
+	}
+	return some
+}
+
+func (in Input) unservedCondition() metav1.Condition {
+	if len(in.Unserved) == 0 {
+		return condition(v1.ConditionUnserved, metav1.ConditionFalse, ReasonServed, "all fields that are set are served")
+	}
+	return condition(v1.ConditionUnserved, metav1.ConditionTrue, ReasonUnserved,
+		"these fields are kept as they are and have no effect: "+strings.Join(slices.Sorted(slices.Values(in.Unserved)), ", "))
+}
+
+// named are the first few of many.
+func named(all []string) string {
+	all = slices.Sorted(slices.Values(all))
+	if len(all) <= maxNamed {
+		return strings.Join(all, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(all[:maxNamed], ", "), len(all)-maxNamed)
+}
