@@ -134,7 +134,7 @@ func pools(in Input, c count) (all []v1.PoolStatus) {
 		choice := choices[pool]
 		p.Variant, p.DaemonSet, p.Image = string(choice.Variant), choice.Name, choice.Image
 		if choice.Problem != nil {
-			p.Reason, p.Message = choice.Problem.Reason, record.Clean(choice.Problem.Message, maxLine)
+			p.Reason, p.Message = string(choice.Problem.Reason), record.Clean(choice.Problem.Message, maxLine)
 		}
 		all = append(all, *p)
 	}

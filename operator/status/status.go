@@ -193,7 +193,7 @@ func (in Input) degraded(c count) metav1.Condition {
 		add(ReasonReconcile, in.Err.Error())
 	}
 	for _, p := range problems(in.Choices) {
-		add(p.Reason, p.Message)
+		add(string(p.Reason), p.Message)
 	}
 	if in.UpgradeError != "" {
 		add(ReasonUpgradeFailed, in.UpgradeError)
@@ -219,7 +219,7 @@ func problems(choices []driver.Choice) []driver.Problem {
 		}
 	}
 	return slices.SortedFunc(maps.Keys(all), func(a, b driver.Problem) int {
-		return cmp.Or(strings.Compare(a.Reason, b.Reason), strings.Compare(a.Message, b.Message))
+		return cmp.Or(cmp.Compare(a.Reason, b.Reason), strings.Compare(a.Message, b.Message))
 	})
 }
 

@@ -1,0 +1,230 @@
+package progress_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/label"
+	. "github.com/gpuready/gpuready/operator/progress"
+	"github.com/gpuready/gpuready/operator/state"
+)
+
+var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+const (
+	driverApp    = label.DriverApp
+	toolkitApp   = "nvidia-container-toolkit-daemonset"
+	pluginApp    = "nvidia-device-plugin-daemonset"
+	validatorApp = "nvidia-operator-validator"
+)
+
+// pod is an operand's on n1 that is ready, but for what change does.
+func pod(app string, change ...func(*corev1.Pod)) *corev1.Pod {
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "gpus", Name: app + "-x", UID: "u", Labels: map[string]string{"app": app}, CreationTimestamp: metav1.NewTime(now.Add(-time.Minute))},
+		Spec:       corev1.PodSpec{NodeName: "n1"},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{
+			{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(now.Add(-30 * time.Second))},
+		}},
+	}
+	for _, c := range change {
+		c(p)
+	}
+	return p
+}
+
+func unready(statuses ...corev1.ContainerStatus) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Status.Conditions[0].Status = corev1.ConditionFalse
+		p.Status.ContainerStatuses = statuses
+	}
+}
+
+func waits(reason, message string) corev1.ContainerStatus {
+	return corev1.ContainerStatus{Name: "main", Image: "r/i:1", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}}}
+}
+
+func ended(code int32, message string) corev1.ContainerState {
+	return corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Message: message, Reason: "Error"}}
+}
+
+func crashes(s corev1.ContainerStatus, code int32, message string) corev1.ContainerStatus {
+	s.LastTerminationState, s.RestartCount = ended(code, message), 4
+	return s
+}
+
+func unscheduled(p *corev1.Pod) {
+	p.Spec.NodeName = ""
+	p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
+		{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"n1"}}}},
+	}}}}
+	p.Status = corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: "0/2 nodes are available: 1 Insufficient cpu"}}}
+}
+
+func TestAPodSaysWhyItIsNotReady(t *testing.T) {
+	running := corev1.ContainerStatus{Name: "main", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}
+	for name, c := range map[string]struct {
+		change  func(*corev1.Pod)
+		reason  string
+		stuck   bool
+		message string
+	}{
+		"image, backing off": {unready(waits("ImagePullBackOff", `Back-off pulling image "r/i:1": ErrImagePull: r/i:1: not found`)), ReasonImagePull, true, "container main: image r/i:1: r/i:1: not found"},
+		"image, just tried":  {unready(waits("ErrImagePull", "r/i:1: not found")), ReasonImagePull, true, "container main: image r/i:1: r/i:1: not found"},
+		"crashing":           {unready(crashes(waits("CrashLoopBackOff", "back-off 5m0s restarting"), 2, "no such flag")), ReasonCrashLoop, true, "container main ended with 2: no such flag"},
+		"crashed":            {unready(corev1.ContainerStatus{Name: "main", State: ended(2, "no such flag")}), ReasonCrashLoop, true, "container main ended with 2: no such flag"},
+		"between crashes":    {unready(crashes(running, 2, "no such flag")), ReasonCrashLoop, true, "container main ended with 2: no such flag"},
+		"no configuration":   {unready(waits("CreateContainerConfigError", `configmap "x" not found`)), ReasonCannotStart, true, `container main: CreateContainerConfigError: configmap "x" not found`},
+		"no such runtime":    {unready(waits("RunContainerError", "x\ny")), ReasonCannotStart, true, "container main: RunContainerError: x y"},
+		"creating":           {unready(waits("ContainerCreating", "")), ReasonStarting, false, "the pod's containers are being started"},
+		"not ready":          {unready(running), ReasonNotReady, false, "container main runs and is not ready yet"},
+		"unschedulable":      {unscheduled, ReasonUnschedulable, true, "0/2 nodes are available: 1 Insufficient cpu"},
+		"init": {func(p *corev1.Pod) {
+			unready(waits("PodInitializing", ""))(p)
+			p.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "first", State: ended(0, "")}, {Name: "second", State: running.State}}
+		}, ReasonInit, false, "init container second has not ended yet"},
+		"init crashes": {func(p *corev1.Pod) {
+			unready(waits("PodInitializing", ""))(p)
+			p.Status.InitContainerStatuses = []corev1.ContainerStatus{crashes(waits("CrashLoopBackOff", ""), 1, "boom")}
+		}, ReasonCrashLoop, true, "container main ended with 1: boom"},
+		"not admitted": {func(p *corev1.Pod) {
+			unready()(p)
+			p.Status.Phase, p.Status.Reason, p.Status.Message = corev1.PodFailed, "UnexpectedAdmissionError", "no space"
+		}, ReasonNotAdmitted, true, "UnexpectedAdmissionError: no space"},
+		"going": {func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: now} }, ReasonTerminating, false, "the pod is being deleted"},
+		"host driver": {func(p *corev1.Pod) {
+			unready(waits("PodInitializing", ""))(p)
+			p.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "host-driver", State: waits("CrashLoopBackOff", "").State, LastTerminationState: ended(3, "HostDriver: 580.95.05 is loaded")}}
+		}, ReasonHostDriver, false, "580.95.05 is loaded"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := pod(driverApp, c.change)
+			whole := ObservePod(p)
+			require.Equal(t, "n1", whole.Node)
+			require.Equal(t, state.Driver, whole.State)
+			require.False(t, whole.Ready)
+			require.Equal(t, Problem{c.stuck, c.reason, c.message, whole.Problem.Since}, whole.Problem)
+			require.False(t, whole.Problem.Since.IsZero())
+			require.Equal(t, c.reason == ReasonHostDriver, whole.HostDriver != "")
+			Strip(p)
+			require.Equal(t, whole, ObservePod(p), "a stripped pod says the same")
+		})
+	}
+	require.Zero(t, ObservePod(pod(driverApp)).Problem)
+	long := ObservePod(pod(driverApp, unready(waits("RunContainerError", strings.Repeat("x", 9999)))))
+	require.LessOrEqual(t, len(long.Problem.Message), 512)
+}
+
+// node has all that a GPU node has, but for what change does.
+func node(change ...func(*fleet.Node)) *fleet.Node {
+	n := &fleet.Node{Name: "n1", UID: "1", GPU: true, Ready: true, Created: now.Add(-time.Hour), Labels: map[string]string{label.GPUProduct: "GPU"}}
+	word(corev1.ConditionTrue, "Ready", "8 of 8 GPUs ready")(n)
+	for _, c := range change {
+		c(n)
+	}
+	return n
+}
+
+func word(status corev1.ConditionStatus, reason, message string) func(*fleet.Node) {
+	return func(n *fleet.Node) {
+		n.GPUReady = fleet.Condition{Status: status, Reason: reason, Message: message, Since: now.Add(-2 * time.Hour), Said: now.Add(-4 * time.Minute)}
+	}
+}
+
+func labelled(key, value string) func(*fleet.Node) {
+	return func(n *fleet.Node) { n.Labels[key] = value }
+}
+
+func without(key string) func(*fleet.Node) { return func(n *fleet.Node) { delete(n.Labels, key) } }
+
+func silent(n *fleet.Node) { n.GPUReady = fleet.Condition{} }
+
+func TestHowFarANodeIs(t *testing.T) {
+	all := []*corev1.Pod{pod(driverApp), pod(toolkitApp), pod(pluginApp), pod(validatorApp)}
+	broken := unready(waits("ImagePullBackOff", "gone"))
+	starting := unready(waits("ContainerCreating", ""))
+	for name, c := range map[string]struct {
+		node   *fleet.Node
+		pods   []*corev1.Pod
+		steps  int // of the road
+		state  state.Name
+		status Status
+		reason string
+	}{
+		"all is proven":                        {node(), all, 8, "", Ready, "Ready"},
+		"proven, and a pod is replaced":        {node(), []*corev1.Pod{pod(driverApp, starting)}, 8, "", Ready, "Ready"},
+		"no labels of the GPUs yet":            {node(without(label.GPUProduct)), all, 7, state.FeatureLabels, Waiting, ReasonNoLabels},
+		"just labelled":                        {node(silent), nil, 1, state.Driver, Waiting, ReasonNoPod},
+		"driver starts":                        {node(silent), []*corev1.Pod{pod(driverApp, starting), pod(validatorApp)}, 1, state.Driver, Waiting, ReasonStarting},
+		"driver has no image":                  {node(word("False", "KernelModuleNotLoaded", "driver: none; load it")), []*corev1.Pod{pod(driverApp, broken), pod(validatorApp)}, 1, state.Driver, Failed, ReasonImagePull},
+		"driver on the host":                   {node(silent, labelled(label.Deploy+"driver", label.PreInstalled)), []*corev1.Pod{pod(validatorApp, starting)}, 2, state.DriverValidation, Waiting, ReasonStarting},
+		"driver is not proven":                 {node(word("False", "KernelModuleNotLoaded", "driver: none; load it")), all, 2, state.DriverValidation, Failed, "KernelModuleNotLoaded"},
+		"driver is being proven":               {node(word("Unknown", "Proving", "driver: is being looked at")), all, 2, state.DriverValidation, Waiting, "Proving"},
+		"toolkit has no pod":                   {node(word("False", "NoInjection", "toolkit: none; wait")), []*corev1.Pod{pod(driverApp)}, 3, state.Toolkit, Waiting, ReasonNoPod},
+		"toolkit fails":                        {node(word("False", "NoInjection", "toolkit: none; wait")), all, 4, state.ToolkitValidation, Failed, "NoInjection"},
+		"cuda fails":                           {node(word("False", "WrongResult", "cuda: 2+2=5; replace it")), all, 6, state.PluginValidation, Failed, "WrongResult"},
+		"plugin starts":                        {node(word("False", "PluginMissing", "plugin: none; wait")), []*corev1.Pod{pod(pluginApp, starting)}, 5, state.DevicePlugin, Waiting, ReasonStarting},
+		"a layer beside the road fails":        {node(word("False", "PeermemMissing", "peermem: none; load it")), all, 6, state.PluginValidation, Failed, "PeermemMissing"},
+		"nothing is known in this boot":        {node(word("Unknown", "Proving", "nothing has been proven yet since the node was started")), all, 2, state.DriverValidation, Waiting, "Proving"},
+		"NFD sees a GPU, the validator none":   {node(word("False", "NoGPU", "the PCI bus has none")), all, 2, state.DriverValidation, Failed, "NoGPU"},
+		"validator cannot start":               {node(silent), []*corev1.Pod{pod(driverApp), pod(validatorApp, broken)}, 2, state.DriverValidation, Failed, ReasonImagePull},
+		"validator says nothing":               {node(silent), all, 2, state.DriverValidation, Unknown, ReasonNotValidated},
+		"validator is kept away":               {node(silent, labelled(label.Deploy+"operator-validator", "false")), all[:3], 2, state.DriverValidation, Unknown, ReasonNotValidated},
+		"validator has been silent for long":   {node(func(n *fleet.Node) { n.GPUReady.Said = now.Add(-Stale) }), all, 2, state.DriverValidation, Unknown, ReasonStale},
+		"validator's pod died, its word stays": {node(func(n *fleet.Node) { n.GPUReady.Said = now.Add(-Stale) }), []*corev1.Pod{pod(driverApp), pod(validatorApp, unready(crashes(waits("CrashLoopBackOff", ""), 1, "x")))}, 2, state.DriverValidation, Failed, ReasonCrashLoop},
+		"kubelet is not heard of":              {node(func(n *fleet.Node) { n.Ready = false }), all, 0, state.Prerequisites, Unknown, ReasonNodeNotReady},
+		"kept away":                            {node(labelled(label.Operands, "false")), nil, 0, "", Excluded, ReasonExcluded},
+		"a person keeps the driver away":       {node(silent, labelled(label.Deploy+"driver", "false")), nil, 2, state.DriverValidation, Waiting, ReasonNoPod},
+		"an old driver pod goes, the new one has no image": {node(word("False", "X", "driver: x; y")), []*corev1.Pod{
+			pod(driverApp, func(p *corev1.Pod) { p.Name, p.DeletionTimestamp = "old", &metav1.Time{Time: now} }), pod(driverApp, broken),
+		}, 1, state.Driver, Failed, ReasonImagePull},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var pods []*Pod
+			for _, p := range c.pods {
+				pods = append(pods, ObservePod(p))
+			}
+			p := Of(c.node, pods, Wanted{States: state.Road()}, now)
+			require.Equal(t, []any{c.state, c.status, c.reason}, []any{p.State, p.Status, p.Reason}, p.Message)
+			require.Equal(t, append([]state.Name{}, state.Road()[:c.steps]...), append([]state.Name{}, p.Steps...))
+			require.NotEmpty(t, p.Message)
+		})
+	}
+}
+
+func TestStatesThatAreNotWantedAreNotWaitedFor(t *testing.T) {
+	w := Wanted{States: []state.Name{state.Prerequisites, state.DriverValidation, state.Toolkit, state.ToolkitValidation, state.DevicePlugin, state.PluginValidation}}
+	p := Of(node(silent), []*Pod{ObservePod(pod(validatorApp))}, w, now)
+	require.Equal(t, state.DriverValidation, p.State, "the host has a driver")
+	require.Equal(t, Ready, Of(node(without(label.GPUProduct)), nil, w, now).Status)
+}
+
+func TestANodeThatWasNotHandedOverIsLeftAlone(t *testing.T) {
+	w := Wanted{States: state.Road(), HandOver: true}
+	require.Equal(t, ReasonHandedOver, Of(node(), nil, w, now).Reason)
+	require.Equal(t, Ready, Of(node(labelled(label.HandOver, label.Product)), nil, w, now).Status)
+}
+
+func TestWhatNothingWaitsForIsToldBeside(t *testing.T) {
+	broken := unready(waits("ImagePullBackOff", "gone"))
+	pods := []*Pod{ObservePod(pod("nvidia-dcgm-exporter", broken)), ObservePod(pod(driverApp, broken))}
+	w := Wanted{States: append(state.Road(), state.DCGMExporter)}
+	p := Of(node(), pods, w, now)
+	require.Equal(t, Ready, p.Status, "a driver that is proven stays so until the validator says otherwise")
+	require.Len(t, p.Beside, 2)
+	require.Equal(t, state.DCGMExporter, p.Beside[0].State)
+	p = Of(node(silent), pods, w, now)
+	require.Equal(t, []any{state.Driver, Failed}, []any{p.State, p.Status})
+	require.Len(t, p.Beside, 1)
+}
+
+func TestWhenToLookAgain(t *testing.T) {
+	require.Equal(t, now.Add(11*time.Minute), Of(node(), nil, Wanted{States: state.Road()}, now).Until)
+	require.Zero(t, Of(node(silent), nil, Wanted{States: state.Road()}, now).Until)
+}
