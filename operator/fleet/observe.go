@@ -121,7 +121,7 @@ func readLabel(key string) bool {
 
 func readAnnotation(key string) bool {
 	switch key {
-	case label.Wrote, label.InitiallyCordoned, label.UpgradeSince, label.UpgradeWhy:
+	case label.Wrote, label.InitiallyCordoned, label.UpgradeSince, label.UpgradeWhy, label.UpgradeTarget, label.UpgradeCordoned:
 		return true
 	}
 	return false

@@ -89,7 +89,7 @@ func (n *Node) RemovalPatch() Patch {
 		return patch
 	}
 	n.set(&patch, label.UpgradeState, "")
-	for _, key := range []string{label.UpgradeSince, label.UpgradeWhy, label.InitiallyCordoned} {
+	for _, key := range []string{label.UpgradeSince, label.UpgradeWhy, label.UpgradeTarget, label.UpgradeCordoned, label.InitiallyCordoned} {
 		if _, ok := n.Annotations[key]; ok {
 			patch.Annotations[key] = nil
 		}

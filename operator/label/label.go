@@ -58,6 +58,10 @@ const (
 	// UpgradeSince is when the Node came into its UpgradeState, RFC 3339; UpgradeWhy is why it failed.
 	UpgradeSince = "gpuready.io/driver-upgrade.since"
 	UpgradeWhy   = "gpuready.io/driver-upgrade.why"
+	// UpgradeTarget is the driver that the Node's upgrade was last for, "<ID>@<digest>".
+	UpgradeTarget = "gpuready.io/driver-upgrade.target"
+	// UpgradeCordoned "true": the upgrade cordoned the Node, and nobody else had.
+	UpgradeCordoned = "gpuready.io/driver-upgrade.cordoned"
 )
 
 // Labels and annotations of objects.
@@ -75,6 +79,8 @@ const (
 	// DriverToolkit "true" marks DaemonSets, and their pods, that build with OpenShift's Driver Toolkit.
 	DriverToolkit = "openshift.driver-toolkit"
 	DriverApp     = "nvidia-driver-daemonset"
+	// DrainSkip "true", on a pod, keeps it on its Node when an upgrade drains it.
+	DrainSkip = "nvidia.com/gpu-driver-upgrade-drain.skip"
 )
 
 // FieldManager is the operator's, in server-side apply.

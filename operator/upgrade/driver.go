@@ -1,0 +1,111 @@
+package upgrade
+
+import (
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+// Set is a driver DaemonSet as it is in the cluster now.
+type Set struct {
+	ID       string            // the value of label.Driver that it selects
+	Digest   string            // of its pod template: what the next pod will be made of
+	Selector map[string]string // what NFD has to say of its nodes
+}
+
+// ObserveSet reduces a driver DaemonSet.
+func ObserveSet(s *appsv1.DaemonSet) Set {
+	pod := &s.Spec.Template
+	o := Set{ID: pod.Spec.NodeSelector[label.Driver], Digest: pod.Labels[label.DriverDigest]}
+	for key, value := range pod.Spec.NodeSelector {
+		if strings.HasPrefix(key, label.Feature) {
+			if o.Selector == nil {
+				o.Selector = map[string]string{}
+			}
+			o.Selector[key] = value
+		}
+	}
+	return o
+}
+
+// serves says that nodes with these labels are the DaemonSet's.
+func (s Set) serves(labels map[string]string) bool {
+	for key, value := range s.Selector {
+		if labels[key] != value {
+			return false
+		}
+	}
+	return true
+}
+
+// Driver is a driver pod.
+type Driver struct {
+	Namespace, Name, UID string
+	DaemonSet            string // the name of the one that made it
+	Digest               string // of the template that it was made of
+	Created              time.Time
+	Ready                bool
+	Deleting             bool
+	Failing              string // why it does not become ready by itself, one sentence; "" while it may
+}
+
+// hopeless is after how many restarts a container that is not ready counts as failing:
+// by the kubelet's doubling pauses, after five minutes or more.
+const hopeless = 5
+
+// ObserveDriver reduces a pod of a driver DaemonSet.
+func ObserveDriver(p *corev1.Pod) *Driver {
+	d := &Driver{
+		Namespace: p.Namespace, Name: p.Name, UID: string(p.UID),
+		Digest:   p.Labels[label.DriverDigest],
+		Created:  p.CreationTimestamp.Time,
+		Deleting: p.DeletionTimestamp != nil,
+	}
+	if owner := metav1.GetControllerOf(p); owner != nil && owner.Kind == "DaemonSet" {
+		d.DaemonSet = owner.Name
+	}
+	for _, c := range p.Status.Conditions {
+		d.Ready = d.Ready || c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	}
+	for _, list := range [][]corev1.ContainerStatus{p.Status.InitContainerStatuses, p.Status.ContainerStatuses} {
+		for i := range list {
+			if d.Failing == "" && !d.Ready {
+				d.Failing = failing(&list[i])
+			}
+		}
+	}
+	return d
+}
+
+// failing says why a container does not come up by itself.
+func failing(c *corev1.ContainerStatus) string {
+	if w := c.State.Waiting; w != nil && (w.Reason == "ImagePullBackOff" || w.Reason == "InvalidImageName") {
+		return "its image cannot be pulled: " + sentence(w.Message, w.Reason)
+	}
+	if c.Ready || c.RestartCount < hopeless {
+		return ""
+	}
+	why := "container " + c.Name + " does not stay up"
+	if t := c.LastTerminationState.Terminated; t != nil {
+		why += ": " + sentence(t.Message, t.Reason)
+	}
+	return why
+}
+
+// sentence is the first line of a text, or else another text, in a length that fits an
+// annotation that people read.
+func sentence(text, otherwise string) string {
+	text, _, _ = strings.Cut(strings.TrimSpace(text), "\n")
+	if text == "" {
+		return otherwise
+	}
+	if len(text) > 300 {
+		text = strings.ToValidUTF8(text[:300], "") + "…"
+	}
+	return text
+}

@@ -1,0 +1,148 @@
+package upgrade
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+// waitForJobs waits for the pods that the policy names. When it has waited long enough
+// they are treated as any other.
+func (w *work) waitForJobs(n *node) State {
+	if w.Policy.Jobs == nil {
+		return PodDeletion
+	}
+	pods, ok := w.Pods[n.Name]
+	if !ok {
+		w.wait(n, "its pods to be known")
+		return WaitForJobs
+	}
+	var jobs []*Pod
+	for _, p := range pods {
+		if !p.Finished && !p.Agent && matches(w.Policy.Jobs, p) {
+			jobs = append(jobs, p)
+		}
+	}
+	if len(jobs) == 0 || w.expired(n, w.Policy.JobsTimeout) {
+		return PodDeletion
+	}
+	w.wait(n, names(jobs)+" to finish")
+	return WaitForJobs
+}
+
+// deletePods evicts the pods that use GPUs.
+func (w *work) deletePods(n *node) (State, string) {
+	next := PodRestart
+	if w.Policy.Drain != nil {
+		next = DrainRequired
+	}
+	uses := func(p *Pod) bool {
+		// Of ours, those that no controller has are the validator's jobs, which use GPUs
+		// without asking for them.
+		return p.GPU || p.Own && !p.Controlled || w.Policy.Deletion.Selector != nil && matches(w.Policy.Deletion.Selector, p)
+	}
+	done, why := w.evict(n, w.Policy.Deletion, uses)
+	switch {
+	case done || why != "" && next == DrainRequired:
+		return next, "" // the drain may do what the deletion must not
+	case why != "":
+		return Failed, why
+	}
+	return PodDeletion, ""
+}
+
+// drain evicts all pods.
+func (w *work) drain(n *node) (State, string) {
+	if w.Policy.Drain == nil {
+		return PodRestart, ""
+	}
+	all := func(p *Pod) bool {
+		// The operator itself may have no other node to go to.
+		stays := p.Own && !p.GPU && p.Controlled || p.Labels[label.DrainSkip] == "true"
+		return !stays && (w.Policy.Drain.Selector == nil || matches(w.Policy.Drain.Selector, p))
+	}
+	done, why := w.evict(n, *w.Policy.Drain, all)
+	switch {
+	case done:
+		return PodRestart, ""
+	case why != "":
+		return Failed, why
+	}
+	return DrainRequired, ""
+}
+
+// evict removes the chosen pods: done says that none is left, why that they cannot be
+// removed, or not in time.
+func (w *work) evict(n *node, how Eviction, chosen func(*Pod) bool) (done bool, why string) {
+	pods, ok := w.Pods[n.Name]
+	if !ok {
+		w.wait(n, "its pods to be known")
+		return false, ""
+	}
+	var left, kept []*Pod
+	var evictions []Removal
+	for _, p := range pods {
+		if p.Finished || p.Agent || !chosen(p) {
+			continue
+		}
+		left = append(left, p)
+		switch {
+		case p.Deleting:
+		case how.spares(p) != "":
+			kept = append(kept, p)
+		default:
+			evictions = append(evictions, Removal{n.Name, p.Namespace, p.Name, p.UID})
+		}
+	}
+	switch {
+	case len(left) == 0:
+		return true, ""
+	case len(kept) > 0:
+		return false, fmt.Sprintf("%s cannot be evicted: %s in spec.driver.upgradePolicy", names(kept), how.spares(kept[0]))
+	case w.expired(n, how.Timeout):
+		return false, fmt.Sprintf("%s did not go within %s: see its PodDisruptionBudget, finalizers and terminationGracePeriodSeconds", names(left), how.Timeout.Round(time.Second))
+	}
+	w.wait(n, names(left)+" to go")
+	w.plan.Evict = append(w.plan.Evict, evictions...)
+	return false, ""
+}
+
+// spares says why the pod must not be evicted; "": it may.
+func (e Eviction) spares(p *Pod) string {
+	switch {
+	case p.Own:
+		return ""
+	case !p.Controlled && !e.Force:
+		return "nothing would make it anew; delete it, or set force"
+	case p.EmptyDir && !e.DeleteEmptyDir:
+		return "the data of its emptyDir would be lost; delete it, or set deleteEmptyDir"
+	}
+	return ""
+}
+
+func matches(s labels.Selector, p *Pod) bool { return s.Matches(labels.Set(p.Labels)) }
+
+// names names the first pods of a list.
+func names(pods []*Pod) string {
+	const most = 3
+	var list []string
+	for _, p := range pods[:min(most, len(pods))] {
+		list = append(list, p.Namespace+"/"+p.Name)
+	}
+	text := "pod " + strings.Join(list, ", ")
+	if len(pods) > most {
+		text += fmt.Sprintf(" and %d more", len(pods)-most)
+	}
+	return text
+}
+
+// wait notes what the node waits for; of several things the first.
+func (w *work) wait(n *node, what string) {
+	if _, ok := w.plan.Waiting[n.Name]; !ok {
+		w.plan.Waiting[n.Name] = what
+	}
+}

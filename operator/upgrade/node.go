@@ -1,0 +1,237 @@
+package upgrade
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+// How long is waited for the proof of a new driver: as long as the reference does; and
+// how long a proof that is older than the driver pod has to hold beside it: a driver may
+// outlive its container, and then there is nothing that could be proven anew.
+const (
+	validationTimeout = 10 * time.Minute
+	settling          = 10 * time.Second
+)
+
+// begin begins the upgrade of a node.
+func (w *work) begin(n *node) {
+	n.since = w.Now
+	w.walk(n, WaitForJobs, edit{
+		state: WaitForJobs,
+		event: &Event{Reason: Reason, Message: "the driver's upgrade begins: DaemonSet " + n.target.Name},
+	})
+}
+
+// resume goes on with the upgrade of a node, from a state.
+func (w *work) resume(n *node, from State) {
+	w.begun++
+	e := edit{state: n.state, since: n.since}
+	if from != n.state {
+		n.since = w.Now
+		e = edit{state: from}
+	}
+	if n.since.IsZero() {
+		n.since = w.Now
+		e.since = time.Time{}
+	}
+	w.walk(n, from, e)
+}
+
+// walk goes from state to state as far as nothing has to be waited for, and plans what
+// the last one asks for.
+func (w *work) walk(n *node, s State, e edit) {
+	for {
+		next, why := w.step(n, s)
+		if next == s {
+			break
+		}
+		s, n.since = next, w.Now
+		e.state, e.since, e.why = s, time.Time{}, why
+	}
+	switch s {
+	case Failed:
+		w.plan.Counts.Failed++
+		why := e.why
+		if why == "" {
+			why = n.Annotations[label.UpgradeWhy]
+		}
+		e.why = why
+		w.plan.Failed = append(w.plan.Failed, Failure{n.Name, why, n.since})
+	case Done:
+		w.plan.Counts.Done++
+	default:
+		w.plan.Counts.InProgress++
+		if !n.Cordoned && n.Ready {
+			w.unavailable++ // about to be
+		}
+	}
+	if s.evicts() {
+		w.plan.Watch = append(w.plan.Watch, n.Name)
+	}
+	w.patch(n, e)
+}
+
+// step is what a state asks for: the next one, with why where that is Failed, or itself.
+func (w *work) step(n *node, s State) (next State, why string) {
+	if s.evicts() && !n.outdated {
+		return ValidationRequired, "" // somebody was faster, or the policy has come back
+	}
+	switch s {
+	case CordonRequired:
+		return WaitForJobs, ""
+	case WaitForJobs:
+		return w.waitForJobs(n), ""
+	case PodDeletion:
+		return w.deletePods(n)
+	case DrainRequired:
+		return w.drain(n)
+	case PodRestart:
+		return w.restart(n)
+	case ValidationRequired:
+		return w.validate(n)
+	case UncordonRequired:
+		if n.outdated {
+			return PodRestart, ""
+		}
+		return Done, ""
+	case Failed:
+		return w.recover(n), ""
+	}
+	return s, ""
+}
+
+// expired says that the node has been in its state for as long as is allowed (0: for
+// ever), and else has somebody look again when it has.
+func (w *work) expired(n *node, timeout time.Duration) bool {
+	if timeout == 0 {
+		return false
+	}
+	end := n.since.Add(timeout)
+	if !end.After(w.Now) {
+		return true
+	}
+	if w.plan.Wake.IsZero() || end.Before(w.plan.Wake) {
+		w.plan.Wake = end
+	}
+	return false
+}
+
+// restart has the old driver pod go and the new one come.
+func (w *work) restart(n *node) (State, string) {
+	d := n.driver
+	switch {
+	case n.outdated && assigned(n.Node) != n.target.ID:
+		w.reassign(n)
+	case n.outdated:
+		w.replace(n)
+	case d == nil:
+		w.wait(n, "the driver pod to be made")
+	case d.Deleting:
+		w.wait(n, "driver pod "+d.Name+" to end")
+	case d.Ready:
+		return ValidationRequired, ""
+	case d.Failing != "":
+		return Failed, fmt.Sprintf("driver pod %s: %s", d.Name, d.Failing)
+	default:
+		w.wait(n, "driver pod "+d.Name+" to be ready")
+	}
+	return PodRestart, ""
+}
+
+// reassign moves the node from one DaemonSet to another: it is the new one's once the
+// old one's pod has gone, since of two drivers the second does not start.
+func (w *work) reassign(n *node) {
+	d := n.driver
+	if d == nil {
+		w.assign(n, n.target.ID)
+		w.wait(n, "the driver pod to be made")
+		return
+	}
+	w.wait(n, "driver pod "+d.Name+" to end")
+	if d.DaemonSet == "" && !d.Deleting {
+		w.remove(n) // nobody else does
+	}
+	w.assign(n, "")
+}
+
+// replace has the DaemonSet that serves the node make its pod anew.
+func (w *work) replace(n *node) {
+	d := n.driver
+	if w.Sets[n.target.ID].Digest != n.target.Digest {
+		w.wait(n, "DaemonSet "+n.target.Name+" to be updated")
+		return
+	}
+	w.wait(n, "driver pod "+d.Name+" to end")
+	if !d.Deleting && (d.DaemonSet == n.target.Name || d.DaemonSet == "") {
+		w.remove(n) // another DaemonSet takes its own away, as the node is not its own any more
+	}
+}
+
+func (w *work) remove(n *node) {
+	w.plan.Delete = append(w.plan.Delete, Removal{n.Name, n.driver.Namespace, n.driver.Name, n.driver.UID})
+}
+
+// validate waits for the proof of the new driver.
+func (w *work) validate(n *node) (State, string) {
+	switch {
+	case n.outdated:
+		return PodRestart, ""
+	case n.driver != nil && !n.driver.Ready && n.driver.Failing != "":
+		return Failed, fmt.Sprintf("driver pod %s: %s", n.driver.Name, n.driver.Failing)
+	case w.validated(n):
+		return Done, ""
+	}
+	if w.expired(n, validationTimeout) {
+		return Failed, fmt.Sprintf("the new driver is not proven after %s: %s", validationTimeout, n.doubt())
+	}
+	w.wait(n, "the proof of the driver: "+n.doubt())
+	return ValidationRequired, ""
+}
+
+// validated says that the driver that should be there is, and works.
+func (w *work) validated(n *node) bool {
+	if !n.driver.up() || !n.proven() {
+		return false
+	}
+	return n.unwatched() || !n.GPUReady.Since.Before(n.driver.Created) || w.expired(n, settling)
+}
+
+// up says that the pod is ready, and stays.
+func (d *Driver) up() bool { return d != nil && d.Ready && !d.Deleting }
+
+// proven says that the validator vouches for the node, or is kept away from it.
+func (n *node) proven() bool { return n.unwatched() || n.GPUReady.Status == "True" }
+
+func (n *node) unwatched() bool { return n.Labels[label.Deploy+"operator-validator"] == "false" }
+
+// doubt is why the node is not proven.
+func (n *node) doubt() string {
+	switch c := n.GPUReady; {
+	case !n.Ready:
+		return "the node is not ready"
+	case !n.driver.up():
+		return "the driver pod is not ready"
+	case c.Status == "":
+		return "the Node has no condition GPUReady; is the validator there?"
+	case c.Status == "True":
+		return "it is older than the driver pod"
+	default:
+		return sentence(c.Message, c.Reason)
+	}
+}
+
+// recover takes a failed node up again when it has become well, or another driver than
+// the one that failed is asked for.
+func (w *work) recover(n *node) State {
+	switch {
+	case !n.outdated && w.validated(n):
+		return Done
+	case n.target.Keep || n.goal(Failed) == n.target.String():
+		return Failed
+	case n.outdated:
+		return WaitForJobs
+	}
+	return PodRestart
+}

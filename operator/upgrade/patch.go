@@ -1,0 +1,175 @@
+package upgrade
+
+import (
+	"cmp"
+	"encoding/json"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+// Patch is one write to a Node.
+type Patch struct {
+	Node, UID     string
+	Version       string             // resourceVersion of the Node that it was planned on
+	Labels        map[string]*string // nil: remove
+	Annotations   map[string]*string // nil: remove
+	Unschedulable *bool              // nil: as it is
+	Event         *Event             // to be told of the Node once it is written
+}
+
+// JSON returns the body of a merge patch (application/merge-patch+json). Where the Node
+// has changed since, the API server answers 409 Conflict: what was planned may not be
+// right any more, and the newer Node is on its way.
+func (p Patch) JSON() ([]byte, error) {
+	type meta struct {
+		UID             string             `json:"uid,omitempty"`
+		ResourceVersion string             `json:"resourceVersion,omitempty"`
+		Labels          map[string]*string `json:"labels,omitempty"`
+		Annotations     map[string]*string `json:"annotations,omitempty"`
+	}
+	type spec struct {
+		Unschedulable bool `json:"unschedulable"`
+	}
+	body := struct {
+		Metadata meta  `json:"metadata"`
+		Spec     *spec `json:"spec,omitempty"`
+	}{Metadata: meta{p.UID, p.Version, p.Labels, p.Annotations}}
+	if p.Unschedulable != nil {
+		body.Spec = &spec{*p.Unschedulable}
+	}
+	return json.Marshal(body)
+}
+
+// Patch returns the one write that the node needs: the plan's and, in it, that of its
+// other labels; false where there is nothing to write.
+func (p *Plan) Patch(n *fleet.Node, other fleet.Patch) (Patch, bool) {
+	i, ok := slices.BinarySearchFunc(p.Patches, n.Name, func(q Patch, name string) int { return cmp.Compare(q.Node, name) })
+	if !ok && other.Empty() {
+		return Patch{}, false
+	}
+	one := Patch{Node: n.Name, UID: n.UID, Version: n.Version}
+	if ok {
+		one = p.Patches[i]
+	}
+	one.Labels, one.Annotations = join(one.Labels, other.Labels), join(one.Annotations, other.Annotations)
+	return one, true
+}
+
+func join(a, b map[string]*string) map[string]*string {
+	both := maps.Clone(a)
+	if both == nil {
+		both = map[string]*string{}
+	}
+	maps.Copy(both, b)
+	return both
+}
+
+// edit is what becomes of a node's record.
+type edit struct {
+	state State
+	since time.Time // zero: now
+	why   string
+	event *Event // where it is not that of the state
+}
+
+// release has the upgrade let go of a node: it forgets it, and undoes its own cordon.
+func (w *work) release(n *node) {
+	if n.state.InFlight() || n.state == Failed {
+		w.begun++ // until it is written
+	}
+	w.patch(n, edit{state: Unknown})
+}
+
+// patch writes what differs from what the node carries.
+func (w *work) patch(n *node, e edit) {
+	labels := map[string]string{label.UpgradeState: string(e.state)}
+	annotations := map[string]string{
+		label.UpgradeSince: "", label.UpgradeWhy: "", label.UpgradeTarget: "",
+		label.InitiallyCordoned: "", label.UpgradeCordoned: "",
+	}
+	var unschedulable *bool
+	cordoned := n.ours()
+	switch {
+	case e.state.InFlight() || e.state == Failed:
+		if e.since.IsZero() {
+			e.since = w.Now
+		}
+		annotations[label.UpgradeSince] = e.since.UTC().Format(time.RFC3339)
+		annotations[label.UpgradeWhy] = e.why
+		annotations[label.UpgradeTarget] = n.goal(e.state)
+		if e.state.InFlight() && !n.Cordoned {
+			unschedulable, cordoned = new(true), true
+		}
+		if cordoned {
+			annotations[label.UpgradeCordoned] = "true"
+		} else {
+			annotations[label.InitiallyCordoned] = "true"
+		}
+	case e.state == Required:
+		if cordoned {
+			annotations[label.UpgradeCordoned] = "true"
+		}
+	default:
+		if cordoned && n.Cordoned {
+			unschedulable = new(false)
+		}
+	}
+	p := Patch{
+		Node: n.Name, UID: n.UID, Version: n.Version,
+		Labels: difference(n.Labels, labels), Annotations: difference(n.Annotations, annotations),
+		Unschedulable: unschedulable, Event: e.event,
+	}
+	if len(p.Labels) == 0 && len(p.Annotations) == 0 && unschedulable == nil {
+		return
+	}
+	if p.Event == nil && e.state != n.state {
+		p.Event = told(e)
+	}
+	w.plan.Patches = append(w.plan.Patches, p)
+}
+
+// goal is what the upgrade was last for: a failure is that of one driver.
+func (n *node) goal(s State) string {
+	if was := n.Annotations[label.UpgradeTarget]; was != "" && s == Failed && n.state == Failed {
+		return was
+	}
+	return n.target.String()
+}
+
+// difference is what turns the values that are there into those that are wanted, of
+// which "" are none.
+func difference(have, want map[string]string) map[string]*string {
+	var d map[string]*string
+	for key, value := range want {
+		old, ok := have[key]
+		if value == "" && !ok || value != "" && ok && old == value {
+			continue
+		}
+		if d == nil {
+			d = map[string]*string{}
+		}
+		if value == "" {
+			d[key] = nil
+		} else {
+			d[key] = &value
+		}
+	}
+	return d
+}
+
+// told is the Event of coming into a state.
+func told(e edit) *Event {
+	switch e.state {
+	case PodRestart:
+		return &Event{Reason: Reason, Message: "the old driver gives way to the new one"}
+	case Done:
+		return &Event{Reason: Reason, Message: "the node has the driver that it should have"}
+	case Failed:
+		return &Event{Warning: true, Reason: Reason, Message: "the driver's upgrade failed, and no other node's begins: " + e.why}
+	}
+	return nil
+}

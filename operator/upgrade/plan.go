@@ -1,0 +1,224 @@
+package upgrade
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+// Make plans what to do now.
+func Make(in Input) *Plan {
+	w := &work{Input: in, plan: &Plan{Assign: map[string]string{}, Waiting: map[string]string{}}}
+	var pending []*node
+	for _, n := range in.Nodes {
+		if o := w.look(n); w.settle(o) {
+			pending = append(pending, o)
+		}
+	}
+	w.start(pending)
+	w.finish()
+	return w.plan
+}
+
+// work is a plan being made.
+type work struct {
+	Input
+	plan        *Plan
+	begun       int // nodes whose upgrade has begun and not ended, the failed ones too
+	unavailable int // nodes that are cordoned, not ready, or about to be
+}
+
+// node is one of the cluster's with what belongs to it.
+type node struct {
+	*fleet.Node
+	target   Target
+	driver   *Driver
+	state    State
+	since    time.Time // when it came into the state
+	outdated bool
+}
+
+func assigned(n *fleet.Node) string { return n.Labels[label.Driver] }
+
+func (w *work) look(n *fleet.Node) *node {
+	target, ok := w.Targets[n.Pool]
+	if !ok && w.Targets != nil {
+		target.Keep = true
+	}
+	if n.HostDriver() || n.Labels[label.Deploy+label.DriverOperand] == "false" {
+		target = Target{}
+	}
+	o := &node{Node: n, target: target, driver: w.Drivers[n.Name], state: State(n.Labels[label.UpgradeState])}
+	if !o.state.known() {
+		o.state = Unknown
+	}
+	if text := n.Annotations[label.UpgradeSince]; text != "" {
+		if since, err := time.Parse(time.RFC3339, text); err == nil && !since.After(w.Now) {
+			o.since = since
+		}
+	}
+	o.outdated = target.managed() && !target.Keep && (assigned(n) != target.ID || o.driver != nil && !o.driver.of(target))
+	return o
+}
+
+func (s State) known() bool {
+	return s.InFlight() || s == Required || s == Done || s == Failed
+}
+
+// managed says that the operator is to have a driver on the node.
+func (t Target) managed() bool { return t.Keep || t.ID != "" }
+
+func (t Target) String() string { return t.ID + "@" + t.Digest }
+
+// of says that the pod is one of the target's.
+func (d *Driver) of(t Target) bool { return d.DaemonSet == t.Name && d.Digest == t.Digest }
+
+// ours says that it is the upgrade that cordoned the node. An upgrade that the
+// reference began has remembered only what was not its own.
+func (n *node) ours() bool {
+	if n.Annotations[label.UpgradeCordoned] == "true" {
+		return true
+	}
+	begun := n.state.InFlight() && n.state != CordonRequired || n.state == Failed
+	return begun && n.Annotations[label.UpgradeTarget] == "" && n.Annotations[label.InitiallyCordoned] != "true"
+}
+
+// settle plans for a node whose upgrade has begun, or need not begin; it returns
+// whether the node waits for its turn.
+func (w *work) settle(n *node) (pending bool) {
+	counts := &w.plan.Counts
+	if n.target.managed() {
+		counts.Total++
+		if n.Cordoned || !n.Ready {
+			w.unavailable++
+		}
+	}
+	skip := n.Labels[label.UpgradeSkip] == "true"
+	switch {
+	case !n.target.managed():
+		if !n.HostDriver() {
+			w.assign(n, "")
+		}
+		w.release(n)
+	case w.atOnce(n):
+		// Nothing runs there that a driver could be taken from.
+		if n.state.InFlight() || n.state == Failed {
+			w.resume(n, PodRestart)
+			return false
+		}
+		w.assign(n, n.target.ID)
+		counts.Done++
+	case (skip || !w.Policy.Auto) && !n.restarting():
+		if n.outdated {
+			counts.Pending++
+			if skip {
+				counts.Skipped++
+			}
+		} else {
+			counts.Done++
+		}
+		w.release(n)
+	case n.state.InFlight() || n.state == Failed:
+		w.resume(n, n.state)
+	case n.outdated || n.Annotations[label.UpgradeCordoned] == "true":
+		counts.Pending++
+		return true
+	default:
+		counts.Done++
+		if n.state != Done && n.driver.up() && n.proven() {
+			w.patch(n, edit{state: Done})
+		}
+	}
+	return false
+}
+
+// atOnce says that the node gets another DaemonSet without more ado: it is new, or what
+// served it serves it no more (another kernel was booted).
+func (w *work) atOnce(n *node) bool {
+	if n.target.Keep || assigned(n.Node) == n.target.ID {
+		return false
+	}
+	if n.driver == nil && !n.loaded() {
+		return true
+	}
+	set, ok := w.Sets[assigned(n.Node)]
+	return ok && !set.serves(n.Labels)
+}
+
+// loaded says that a driver was proven on the node, whose pod may be gone.
+func (n *node) loaded() bool {
+	c := n.GPUReady
+	return c.Status == "True" || c.Status == "False" && !strings.HasPrefix(c.Message, "driver: ")
+}
+
+// restarting says that the node's old driver is on its way out, and the way back longer
+// than that forward.
+func (n *node) restarting() bool {
+	switch n.state {
+	case PodRestart:
+		return !n.outdated || n.driver == nil || n.driver.Deleting
+	case ValidationRequired, UncordonRequired:
+		return !n.outdated
+	}
+	return false
+}
+
+func (w *work) assign(n *node, id string) {
+	if assigned(n.Node) != id {
+		w.plan.Assign[n.Name] = id
+	}
+}
+
+// start begins the upgrade of as many nodes as the policy allows, those first that are
+// cordoned already.
+func (w *work) start(pending []*node) {
+	slices.SortFunc(pending, func(a, b *node) int {
+		if a.Cordoned != b.Cordoned {
+			if a.Cordoned {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Compare(a.Name, b.Name)
+	})
+	limit := w.Policy.unavailable(w.plan.Counts.Total)
+	for _, n := range pending {
+		slot := w.Policy.MaxParallel == 0 || w.begun < w.Policy.MaxParallel
+		room := n.Cordoned || w.unavailable < limit
+		// On a node whose kubelet is silent no pod ends and no driver starts.
+		if len(w.plan.Failed) > 0 || !slot || !room || !n.Ready {
+			if n.state != Required {
+				w.patch(n, edit{state: Required})
+			}
+			continue
+		}
+		w.begun++
+		w.plan.Counts.Pending--
+		w.begin(n)
+	}
+}
+
+// finish puts what was planned in an order that does not depend on that of the input.
+func (w *work) finish() {
+	p := w.plan
+	slices.SortFunc(p.Patches, func(a, b Patch) int { return cmp.Compare(a.Node, b.Node) })
+	slices.SortFunc(p.Failed, func(a, b Failure) int { return cmp.Compare(a.Node, b.Node) })
+	removal := func(a, b Removal) int {
+		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	}
+	slices.SortFunc(p.Evict, removal)
+	slices.SortFunc(p.Delete, removal)
+	known := func(node string) int {
+		if _, ok := w.Pods[node]; ok {
+			return 0
+		}
+		return 1
+	}
+	slices.SortFunc(p.Watch, func(a, b string) int {
+		return cmp.Or(cmp.Compare(known(a), known(b)), cmp.Compare(a, b))
+	})
+}

@@ -1,0 +1,89 @@
+package upgrade
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+)
+
+// Policy is spec.driver.upgradePolicy, read.
+type Policy struct {
+	Auto           bool
+	MaxParallel    int                 // nodes whose upgrade has begun and not ended; 0: no limit
+	MaxUnavailable *intstr.IntOrString // nodes cordoned or not ready, of those with a target; percentages are rounded up; nil: no limit
+	// Jobs selects the pods that are waited for, nil: none, for JobsTimeout (0: without end).
+	Jobs        labels.Selector
+	JobsTimeout time.Duration
+	Deletion    Eviction
+	Drain       *Eviction // nil: only pods that use GPUs are evicted
+}
+
+// Eviction is how pods are removed from a node.
+type Eviction struct {
+	Force          bool            // also pods that nothing will make anew
+	DeleteEmptyDir bool            // also pods whose emptyDir volumes are lost by it
+	Timeout        time.Duration   // 0: without end
+	Selector       labels.Selector // Deletion: these pods too; Drain: these pods only; nil: as if it were not there
+}
+
+// unavailable returns how many of total nodes may be unavailable.
+func (p Policy) unavailable(total int) int {
+	if p.MaxUnavailable == nil {
+		return total
+	}
+	n, err := intstr.GetScaledValueFromIntOrPercent(p.MaxUnavailable, total, true)
+	if err != nil {
+		// The schema refuses such a value; nobody is cordoned for one.
+		return 0
+	}
+	return n
+}
+
+// Read reads a policy; nil is one that leaves drivers as they are. The error names the
+// field that cannot be read.
+func Read(spec *v1.DriverUpgradePolicySpec) (Policy, error) {
+	if spec == nil {
+		return Policy{}, nil
+	}
+	limit := spec.Unavailable()
+	p := Policy{Auto: spec.AutoUpgrade, MaxParallel: spec.Parallel(), MaxUnavailable: &limit, Deletion: Eviction{Timeout: seconds(300)}}
+	var problems []error
+	if wait := spec.WaitForCompletion; wait != nil {
+		p.Jobs = selector("waitForCompletion", wait.PodSelector, &problems)
+		p.JobsTimeout = seconds(wait.TimeoutSecond)
+	}
+	if del := spec.PodDeletion; del != nil {
+		p.Deletion = Eviction{
+			Force: del.Force, DeleteEmptyDir: del.DeleteEmptyDir, Timeout: seconds(del.Timeout()),
+			Selector: selector("podDeletion", del.PodSelector, &problems),
+		}
+	}
+	if drain := spec.DrainSpec; drain != nil && drain.Enable {
+		p.Drain = &Eviction{
+			Force: drain.Force, DeleteEmptyDir: drain.DeleteEmptyDir, Timeout: seconds(drain.Timeout()),
+			Selector: selector("drain", drain.PodSelector, &problems),
+		}
+	}
+	return p, errors.Join(problems...)
+}
+
+func seconds(n int) time.Duration { return time.Duration(n) * time.Second }
+
+// selector reads a label selector; one that says nothing is nil.
+func selector(field, text string, problems *[]error) labels.Selector {
+	if strings.TrimSpace(text) == "" {
+		return nil
+	}
+	s, err := labels.Parse(text)
+	if err != nil {
+		*problems = append(*problems, fmt.Errorf("spec.driver.upgradePolicy.%s.podSelector: %w", field, err))
+		return nil
+	}
+	return s
+}
