@@ -175,6 +175,8 @@ func (in Input) progressing(c count) metav1.Condition {
 		return yes(ReasonUpgrading, fmt.Sprintf("%d of %d nodes have the new driver, %d are on their way", u.Done, u.Total, u.InProgress))
 	case c.Progressing > 0:
 		return yes(ReasonProgressing, fmt.Sprintf("%d of %d GPU nodes are on their way", c.Progressing, c.Total)+c.examples(progress.Waiting))
+	case slices.ContainsFunc(in.Choices, pending):
+		return yes(string(driver.RegistryPending), "registries are being asked whether they have the drivers' images")
 	case len(in.Rolling) > 0:
 		return yes(ReasonRolling, "pods are being replaced: "+named(in.Rolling))
 	}
@@ -214,13 +216,18 @@ func (in Input) degraded(c count) metav1.Condition {
 func problems(choices []driver.Choice) []driver.Problem {
 	all := map[driver.Problem]bool{}
 	for _, c := range choices {
-		if c.Problem != nil {
+		if c.Problem != nil && !pending(c) {
 			all[*c.Problem] = true
 		}
 	}
 	return slices.SortedFunc(maps.Keys(all), func(a, b driver.Problem) int {
 		return cmp.Or(cmp.Compare(a.Reason, b.Reason), strings.Compare(a.Message, b.Message))
 	})
+}
+
+// pending says that a pool's driver is not known yet, and will be by itself.
+func pending(c driver.Choice) bool {
+	return c.Problem != nil && c.Problem.Reason == driver.RegistryPending
 }
 
 // unserved bounds the list of fields.
