@@ -504,7 +504,7 @@ func TestTheDaemonIsTheNodesVoice(t *testing.T) {
 	require.NoError(t, server.Wait(ctx, func() bool { return server.Node("n1", nil).Labels["nvidia.com/gpu.count"] == "2" }))
 	require.Equal(t, "NVIDIA-A100-SXM4-80GB", strings.TrimPrefix(server.Node("n1", nil).Labels["nvidia.com/gpu.product"], "SIMULATED-"))
 	key := server.Pods()[0]
-	require.Equal(t, "gpuready/gpu-validator-workload-n1", key)
+	require.Equal(t, "gpuready/nvidia-device-plugin-validation-n1", key)
 	server.Update(key, func(p *corev1.Pod) {
 		p.Status.Phase = corev1.PodSucceeded
 		p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{

@@ -68,6 +68,7 @@ func allMetrics(t *testing.T) shown {
 	voice.NewMetrics(s)
 	choice.New(choice.Config{}, s)
 	workload.New(workload.Config{}, slog.New(slog.DiscardHandler), s)
+	workload.NewWitness(workload.Config{}, slog.New(slog.DiscardHandler), s)
 	shadow.New(shadow.Config{}, s)
 	own, err := metrics.NewRegistry().Gather()
 	require.NoError(t, err)

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/internal/version"
 	"github.com/gpuready/gpuready/validator/probe"
-	"github.com/gpuready/gpuready/validator/workload"
+	"github.com/gpuready/gpuready/validator/workload/inside"
 )
 
 // Exit codes; they stand in --help and are a contract.
@@ -141,8 +141,8 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 		return probe.WatchChild(ctx, args[1:], os.Stdin, stdout)
 	case probe.Command:
 		return probe.Child(ctx, args[1:], stdout)
-	case workload.Subcommand:
-		return runSample(ctx, stdout, stderr)
+	case inside.Subcommand:
+		return runSample(ctx, args[1:], stdout, stderr)
 	case "--version", "version":
 		fmt.Fprintln(stdout, "gpu-validator", version.String())
 		return nil

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/kube"
 	"github.com/gpuready/gpuready/validator/step/vgpu"
+	"github.com/gpuready/gpuready/validator/workload"
 )
 
 const componentUsage = `Prove one layer as the nvidia-validator of NVIDIA's GPU Operator does, by the
@@ -129,7 +130,7 @@ func component(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	o.logging()
 	api.flags(o)
 	o.env["namespace"] = "OPERATOR_NAMESPACE"
-	for _, none := range []string{"startup-taint", "startup-taint-manage", "startup-taint-settle"} {
+	for _, none := range []string{"startup-taint", "startup-taint-manage", "startup-taint-settle", "validation-pods"} {
 		_ = o.flags.MarkHidden(none)
 	}
 	rest, err := o.parse(args)
@@ -218,7 +219,9 @@ func (c *componentFlags) prove(ctx context.Context, o *options, api cluster, std
 			return fmt.Errorf("the API server: %w", err)
 		}
 		defer client.Close()
-		runner := api.runner(client, node, log, metrics.NewRegistry())
+		of := api.workload(client, node)
+		of.Keep = false // nothing of ours is there afterwards to make another
+		runner := workload.New(of, log, metrics.NewRegistry())
 		r, s.news = road(runner, nil), runner.News()
 		group.Go(func() error { return unlessCanceled(runner.Run(ctx)) })
 	}

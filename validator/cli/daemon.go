@@ -26,6 +26,7 @@ import (
 	"github.com/gpuready/gpuready/validator/step/plugin"
 	"github.com/gpuready/gpuready/validator/voice"
 	"github.com/gpuready/gpuready/validator/workload"
+	"github.com/gpuready/gpuready/validator/workload/inside"
 )
 
 const daemonUsage = `Check the layers whenever what they depend on changes, and keep the proofs,
@@ -36,6 +37,8 @@ With --node-name it is also the node's voice: the Node gets the conditions
 GPUReady and GPUHealthy, Events and labels of its GPUs, loses its startup taint
 once GPUs can be used, and the plugin layer is proven by a pod that requests one; and the device
 plugin hears which configuration the Node chooses (nvidia.com/device-plugin.config).
+That pod, and another that is given all GPUs once layer cuda is proven, stay until the
+next validation: kubectl logs nvidia-driver-validation-<node>.
 The proofs on the node do not depend on the API server.
 
 Example:
@@ -55,6 +58,7 @@ type cluster struct {
 	image, server, account           string
 	pullPolicy, runtimeClass         string
 	pullSecrets                      []string
+	pods                             bool
 	taint                            voice.Taint
 	timeout                          time.Duration
 }
@@ -69,6 +73,7 @@ func (c *cluster) flags(o *options) {
 	f.StringVar(&c.pullPolicy, "workload-image-pull-policy", string(corev1.PullIfNotPresent), "of that image: IfNotPresent, Always or Never")
 	f.StringSliceVar(&c.pullSecrets, "workload-image-pull-secrets", nil, "names of Secrets of that namespace, to pull it with")
 	f.StringVar(&c.runtimeClass, "workload-runtime-class", "", "RuntimeClass of that pod; empty: none")
+	f.BoolVar(&c.pods, "validation-pods", true, "in a pod, with --workload-image: keep that pod when it has ended, for people to read, and run another that is given all GPUs, nvidia-driver-validation-<node>")
 	f.DurationVar(&c.timeout, "workload-timeout", 2*time.Minute, "how long that pod may take, image pull included")
 	f.StringSliceVar(&c.taint.Keys, "startup-taint", []string{"nvidia.com/gpu-not-ready", "gpuready.io/not-ready"}, "keys of taints that are removed once the layers are proven or there is no GPU; empty: none")
 	f.BoolVar(&c.taint.Manage, "startup-taint-manage", false, "put the first of them back (NoSchedule) when a layer is not proven any more")
@@ -77,7 +82,8 @@ func (c *cluster) flags(o *options) {
 	f.StringVar(&c.account, "service-account-dir", kube.ServiceAccountDir, "folder with token and ca.crt")
 	maps.Copy(o.env, map[string]string{
 		"node-name": "NODE_NAME", "namespace": "POD_NAMESPACE", "pod-name": "POD_NAME", "pod-uid": "POD_UID",
-		"workload-image": "VALIDATOR_IMAGE", "workload-timeout": "WORKLOAD_TIMEOUT",
+		"validation-pods": "VALIDATION_PODS",
+		"workload-image":  "VALIDATOR_IMAGE", "workload-timeout": "WORKLOAD_TIMEOUT",
 		"workload-image-pull-policy": "VALIDATOR_IMAGE_PULL_POLICY", "workload-image-pull-secrets": "VALIDATOR_IMAGE_PULL_SECRETS",
 		"workload-runtime-class": "VALIDATOR_RUNTIME_CLASS", "startup-taint": "STARTUP_TAINT",
 		"startup-taint-manage": "STARTUP_TAINT_MANAGE", "startup-taint-settle": "STARTUP_TAINT_SETTLE",
@@ -142,6 +148,7 @@ func serve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	defer parts.close()
 	config.Tell, config.News, config.Road = parts.tell, parts.news, road(parts.workload, o.asked)
+	config.Witness = parts.witness
 	d := daemon.New(config)
 	parts.follow(d.Choose)
 
@@ -195,6 +202,7 @@ type parts struct {
 	tell     func(voice.Facts)
 	settled  func(context.Context) error
 	workload plugin.Workload
+	witness  daemon.Witness
 	news     <-chan struct{}
 	run      []func(context.Context) error
 	follow   func(deliver func(map[string]string) error) // from then on it is told what the Node chooses
@@ -229,23 +237,32 @@ func (c *cluster) parts(node check.Node, status *choice.Status, log *slog.Logger
 	if c.image == "" {
 		return p, nil
 	}
-	w := c.runner(client, node, log, registry)
+	of := c.workload(client, node)
+	w := workload.New(of, log, registry)
 	p.workload, p.news, p.run = w, w.News(), append(p.run, w.Run)
+	switch {
+	case !of.Keep:
+	case node.Injection == "":
+		log.Info("there is no pod nvidia-driver-validation: this container was not given the GPUs by the toolkit (NRI), so no other would be; the layers do not depend on it")
+	default:
+		shown := workload.NewWitness(of, log, registry)
+		p.witness, p.run = shown, append(p.run, shown.Run)
+	}
 	return p, nil
 }
 
-// runner runs the pod that proves the plugin layer.
-func (c *cluster) runner(client *kube.Client, node check.Node, log *slog.Logger, registry *prometheus.Registry) *workload.Runner {
-	return workload.New(workload.Config{
+// workload is of the pods. Without an owner, with which they go, none is kept.
+func (c *cluster) workload(client *kube.Client, node check.Node) workload.Config {
+	return workload.Config{
 		Client: client, Node: c.node, BootID: node.BootID, Namespace: c.namespace, Image: c.image, Timeout: c.timeout,
 		PullPolicy: corev1.PullPolicy(c.pullPolicy), PullSecrets: c.pullSecrets, RuntimeClass: c.runtimeClass,
-		OwnerName: c.podName, OwnerUID: c.podUID,
+		OwnerName: c.podName, OwnerUID: c.podUID, Keep: c.pods && c.podName != "" && c.podUID != "",
 		Allocated: func(ctx context.Context, pod string) ([]string, error) {
 			kubelet, err := plugin.AskKubelet(ctx, node.Root.Path(node.PodResources))
 			return kubelet.Held(pod), err
 		},
 		Injects: func() workload.Injects { return injects(node) },
-	}, log, registry)
+	}
 }
 
 // injects is what kubelet and toolkit say of how containers get their devices.
@@ -257,9 +274,11 @@ func injects(node check.Node) workload.Injects {
 	return known
 }
 
-// runSample is the hidden command of the pod that proves the plugin layer.
-func runSample(ctx context.Context, stdout, stderr io.Writer) error {
-	code, err := workload.Sample(ctx, findSample("vectoradd"), workload.TerminationLog, workload.Dev, stdout, stderr)
+// runSample is the hidden command of the validation pods.
+func runSample(ctx context.Context, units []string, stdout, stderr io.Writer) error {
+	code, err := inside.Job{
+		Sample: findSample("vectoradd"), Units: units, Words: inside.TerminationLog, Dev: inside.Dev, Stdout: stdout, Stderr: stderr,
+	}.Run(ctx)
 	switch {
 	case err != nil:
 		return err

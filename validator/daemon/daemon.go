@@ -41,6 +41,15 @@ type Config struct {
 	Tell      func(voice.Facts) // told what is known whenever it changes; nil: nobody is
 	News      <-chan struct{}   // a pod that proves something has come to its end; nil: none is run
 	NodeNews  <-chan struct{}   // what the API server has of the Node is another; nil: nobody reads it
+	Witness   Witness           // nil: none is asked for
+}
+
+// Witness shows people, by a pod of its own, that what layer cuda says is so.
+type Witness interface {
+	Proven(check.Driver) // layer cuda is
+	Withdraw()           // it is not any more
+	Result() *check.Outcome
+	News() <-chan struct{} // of another result
 }
 
 // Daemon is the one writer of the proofs and of the validator's own state.
@@ -75,7 +84,7 @@ func New(c Config) *Daemon {
 	d.Road.Steps = append([]check.Step(nil), c.Road.Steps...)
 	for i, s := range d.Road.Steps {
 		if s.Layer == readiness.CUDA {
-			d.Road.Steps[i].Check = remember(s.Check)
+			d.Road.Steps[i].Check = d.shown(remember(s.Check))
 		}
 	}
 	return d
@@ -115,6 +124,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 		})
 	})
 	group.Go(func() error { return d.loop(ctx, changed) })
+	if d.Witness != nil {
+		group.Go(func() error { return d.listen(ctx) })
+	}
 	if err := group.Wait(); !errors.Is(err, context.Canceled) {
 		return err
 	}
@@ -209,6 +221,29 @@ func (d *Daemon) tellAgain() {
 	}
 }
 
+// listen hands over what the witness finds: no layer is checked for it.
+func (d *Daemon) listen(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-d.Witness.News():
+			d.tellAgain()
+		}
+	}
+}
+
+// shown has the witness told each time that layer cuda is found to be proven.
+func (d *Daemon) shown(run func(context.Context, check.Node, check.Driver) check.Outcome) func(context.Context, check.Node, check.Driver) check.Outcome {
+	return func(ctx context.Context, node check.Node, driver check.Driver) check.Outcome {
+		o := run(ctx, node, driver)
+		if d.Witness != nil && o.Kind == check.Passed {
+			d.Witness.Proven(driver)
+		}
+		return o
+	}
+}
+
 func (d *Daemon) tellAll() {
 	if d.Tell == nil || d.retired {
 		return
@@ -219,6 +254,9 @@ func (d *Daemon) tellAll() {
 			f.States[c] = s
 		}
 	}
+	if d.Witness != nil {
+		f.Witness = d.Witness.Result()
+	}
 	d.Tell(f)
 }
 
@@ -228,6 +266,9 @@ func (d *Daemon) early(o check.Outcome) {
 	d.writing.Lock()
 	defer d.writing.Unlock()
 	_ = d.write(d.standing(o))
+	if d.Witness != nil && o.Layer == readiness.CUDA && o.Kind != check.Passed {
+		d.Witness.Withdraw()
+	}
 }
 
 // standing is the outcome to go by: what was proven holds while another proof is

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -181,15 +182,14 @@ func outcome(code int) Outcome {
 	return Failed
 }
 
-// isOne says whether the sample ran on one of those that it was to see. Drivers
-// before R470 name MIG devices in another way than CUDA does.
 func isOne(devices []gpu.UUID, id string) bool {
-	for _, d := range devices {
-		if string(d) == id || strings.HasPrefix(string(d), "MIG-GPU-") {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(devices, func(d gpu.UUID) bool { return Names(d, id) })
+}
+
+// Names says whether what CUDA calls a device is the one that the driver calls so.
+// Drivers before R470 name MIG devices in another way than CUDA does.
+func Names(d gpu.UUID, id string) bool {
+	return string(d) == id || strings.HasPrefix(string(d), "MIG-GPU-")
 }
 
 // why quotes the sample's own line about its failure: from its answer, else the

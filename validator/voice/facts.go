@@ -39,6 +39,9 @@ type Facts struct {
 	States   map[nodestate.Component]nodestate.State // of those that said something in this boot
 	Names    map[gpu.UUID]string                     // how GPUs and MIG devices are called in front of people
 	Faults   map[gpu.UUID]gpu.Fault                  // what the driver itself finds wrong with GPUs
+	// Witness is what came of the pod that shows people that the driver works; nil: not
+	// known. It tells Events, and makes no condition another.
+	Witness *check.Outcome
 }
 
 // Condition is what the Node's condition is to be.

@@ -34,10 +34,16 @@ type subject string
 // configSubject is the configuration that the device plugin is to have.
 const configSubject subject = "configuration"
 
+// witnessSubject is the pod that shows people that the driver works.
+const witnessSubject subject = "pod nvidia-driver-validation"
+
 func deviceSubject(d device) subject         { return subject("device " + string(d.id)) }
 func layerSubject(l readiness.Layer) subject { return subject("layer " + string(l)) }
 
 func (s subject) isLayer() bool { return strings.HasPrefix(string(s), "layer ") }
+
+// takesTime says whether a problem may be over by itself in a moment.
+func (s subject) takesTime() bool { return s.isLayer() || s == witnessSubject }
 
 // problem is what is wrong with a subject now.
 type problem struct {
@@ -88,6 +94,14 @@ func (f Facts) problems() (wrong map[subject]problem, over map[subject]event) {
 			over[configSubject] = event{kind: corev1.EventTypeNormal, reason: ReasonAccepted, message: "the device plugin's configuration is in force"}
 		}
 	}
+	if w := f.Witness; w != nil {
+		switch w.Kind {
+		case check.Failed:
+			wrong[witnessSubject] = problem{string(w.Refusal.Reason), fmt.Sprintf("%s; %s; no layer depends on it", w.Refusal.Message, w.Refusal.Action), time.Time{}}
+		case check.Passed:
+			over[witnessSubject] = event{kind: corev1.EventTypeNormal, reason: ReasonProven, message: "vectorAdd passed on every GPU in the pod nvidia-driver-validation"}
+		}
+	}
 	for _, o := range f.Outcomes {
 		switch o.Kind {
 		case check.Failed:
@@ -114,7 +128,7 @@ func (f Facts) forgotten(s subject, wrong map[subject]problem, over map[subject]
 	}
 	p, ok := f.States[nodestate.DevicePlugin]
 	listed := ok && p.DevicePlugin != nil && p.DevicePlugin.Registered && len(f.devices()) > 0
-	return listed && !s.isLayer() && s != configSubject
+	return listed && !s.takesTime() && s != configSubject
 }
 
 // sighting is since when a problem has been seen with this reason.
@@ -137,7 +151,7 @@ func (f Facts) plan(m memory, seen map[subject]sighting, now time.Time) (events 
 		if was && before.Reason == p.reason && (p.since.IsZero() || !since.After(before.Since)) {
 			continue
 		}
-		if s.isLayer() {
+		if s.takesTime() {
 			grace := patience
 			if m.Proven {
 				grace = blink

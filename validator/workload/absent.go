@@ -3,13 +3,12 @@ package workload
 import (
 	"encoding/json"
 	"fmt"
-	"os"
-	"regexp"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/version"
 
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/validator/workload/inside"
 )
 
 // Injects is what is known of those who give a container its devices.
@@ -51,23 +50,6 @@ func (i Injects) drops() bool {
 
 // without says whether the sample's container had no GPU, by what was left of it.
 func without(left string) bool {
-	var a answer
+	var a inside.Answer
 	return json.Unmarshal([]byte(left), &a) == nil && a.Devices != nil && *a.Devices == 0
-}
-
-var device = regexp.MustCompile(`^(nvidia[0-9]+|dxg)$`)
-
-// devices counts the GPUs' nodes in a folder that is a container's /dev.
-func devices(dev string) int {
-	entries, err := os.ReadDir(dev)
-	if err != nil {
-		return 0
-	}
-	n := 0
-	for _, e := range entries {
-		if device.MatchString(e.Name()) {
-			n++
-		}
-	}
-	return n
 }

@@ -33,13 +33,13 @@ func TestAPodThatOthersEndedIsNoReasonToRefuse(t *testing.T) {
 			ended(corev1.PodFailed, 143, "")(p)
 			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "PreemptionByScheduler", Message: "to make room"}}
 		}, "PreemptionByScheduler: to make room"},
-		{"evicted", time.Minute, because("Evicted", "The node was low on resource: memory"), "WorkloadEndedByOthers: pod gpuready/gpu-validator-workload-n1 was ended by others: Evicted: The node was low on resource"},
+		{"evicted", time.Minute, because("Evicted", "The node was low on resource: memory"), "WorkloadEndedByOthers: pod gpuready/nvidia-device-plugin-validation-n1 was ended by others: Evicted: The node was low on resource"},
 		{"no CPU left", time.Minute, because("OutOfcpu", "Node didn't have enough resource: cpu"), "OutOfcpu"},
 		{"somebody was faster", time.Minute, because("OutOfnvidia.com/gpu", "Node didn't have enough resource"), "OutOfnvidia.com/gpu"},
 		{"the node goes down", time.Minute, because("NodeShutdown", "Pod was rejected"), "NodeShutdown"},
 		{"a node that is full", time.Minute, func(p *corev1.Pod) {
 			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: "0/2 nodes are available: 1 Insufficient cpu, 1 Too many pods."}}
-		}, "NodeFull: there is no place on this node for pod gpuready/gpu-validator-workload-n1: Unschedulable: 0/2 nodes are available: 1 Insufficient cpu"},
+		}, "NodeFull: there is no place on this node for pod gpuready/nvidia-device-plugin-validation-n1: Unschedulable: 0/2 nodes are available: 1 Insufficient cpu"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newStage(t, c.timeout)

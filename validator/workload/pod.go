@@ -10,48 +10,96 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuready/gpuready/internal/injection"
+	"github.com/gpuready/gpuready/validator/workload/inside"
 )
 
-// What marks the pod, and what runs in it.
+// A Role is what a pod is to prove. It is the pod's label and, with the Node's name, its
+// name.
+type Role string
+
+// The roles.
 const (
-	NamePrefix = "gpu-validator-workload-"
-	LabelName  = "app.kubernetes.io/name"
-	Label      = "gpu-validator-workload"
-	LabelBoot  = "gpuready.io/boot"
-	// PriorityClass makes it give way to whoever waits for a GPU.
-	PriorityClass = "gpuready-validator-workload"
-	container     = "vectoradd"
-
-	nobody = 65534
+	// DevicePlugin requests a GPU, as a user's pod does.
+	DevicePlugin Role = "nvidia-device-plugin-validation"
+	// Driver requests nothing and is given all GPUs, as our agents are.
+	Driver Role = "nvidia-driver-validation"
 )
 
-// Command is what the image of the pod is asked to run: this program, which runs
-// the sample beside it.
-var Command = []string{"/usr/bin/gpu-validator", Subcommand}
-
-// name follows from the Node alone: there is one at a time, and whoever starts
-// finds what an earlier process left, of this boot or another.
-func (c Config) name() string {
-	const longest = 253 - len(NamePrefix)
-	if len(c.Node) > longest {
-		sum := sha256.Sum256([]byte(c.Node))
-		return NamePrefix + hex.EncodeToString(sum[:16])
+// who is a role's pod in messages.
+func (r Role) who() string {
+	if r == Driver {
+		return "the pod " + string(Driver)
 	}
-	return NamePrefix + c.Node
+	return "a pod that requests a GPU"
 }
 
-// pod asks for one of the resource on this Node, through the scheduler, so that
-// it is accounted for like everybody's.
-func (c Config) pod(resourceName string) *corev1.Pod {
+// What marks the pods, and what runs in them.
+const (
+	LabelApp  = "app"
+	LabelName = "app.kubernetes.io/name"
+	LabelBoot = "gpuready.io/boot"
+	// PriorityClass makes them give way to whoever waits for a GPU.
+	PriorityClass = "gpuready-validator-workload"
+	container     = "vectoradd"
+	program       = "/usr/bin/gpu-validator" // in the image, which has the sample beside it
+
+	nobody = 65534
+
+	// perUnit is the time that a GPU more may take.
+	perUnit = 5 * time.Second
+	// longestNode leaves room for the longest role in a pod's name; the admission
+	// policy counts the same.
+	longestNode = 253 - len(DevicePlugin) - 1
+)
+
+// name follows from role and Node alone: there is one at a time, and whoever starts
+// finds what an earlier process left, of this boot or another.
+func (c Config) name() string {
+	if len(c.Node) > longestNode {
+		sum := sha256.Sum256([]byte(c.Node))
+		return string(c.role) + "-" + hex.EncodeToString(sum[:16])
+	}
+	return string(c.role) + "-" + c.Node
+}
+
+// lasts is how long the pod may take, image pull included.
+func (c Config) lasts(j job) time.Duration {
+	if c.role == Driver {
+		return c.Timeout + time.Duration(len(j.driver.Units()))*perUnit
+	}
+	return c.Timeout
+}
+
+// pod is that of the role. The device plugin's asks for one of the resource on this
+// Node, through the scheduler, so that it is accounted for like everybody's.
+func (c Config) pod(j job) *corev1.Pod {
+	p := c.restricted(c.lasts(j))
+	main := &p.Spec.Containers[0]
+	if c.role == DevicePlugin {
+		main.Resources.Limits[corev1.ResourceName(j.resource)] = resource.MustParse("1")
+		return p
+	}
+	p.Annotations = map[string]string{injection.Annotation: "true"}
+	main.Env = []corev1.EnvVar{{Name: injection.Variable, Value: injection.Expected}}
+	for _, u := range j.driver.Units() {
+		main.Command = append(main.Command, string(u.UUID)+"="+u.Name)
+	}
+	return p
+}
+
+// restricted is what the pods have in common: they can do less than any other.
+func (c Config) restricted(lasts time.Duration) *corev1.Pod {
 	no, yes := false, true
 	user := int64(nobody)
-	seconds := int64((c.Timeout + time.Second - 1) / time.Second)
+	seconds := int64((lasts + time.Second - 1) / time.Second)
 	moment := int64(1)
 	quantity := func(s string) resource.Quantity { return resource.MustParse(s) }
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: c.Namespace, Name: c.name(),
-			Labels: map[string]string{LabelName: Label, LabelBoot: c.BootID},
+			Labels: map[string]string{LabelApp: string(c.role), LabelName: string(c.role), LabelBoot: c.BootID},
 		},
 		Spec: corev1.PodSpec{
 			PriorityClassName:             PriorityClass,
@@ -73,7 +121,7 @@ func (c Config) pod(resourceName string) *corev1.Pod {
 				SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 			},
 			Containers: []corev1.Container{{
-				Name: container, Image: c.Image, ImagePullPolicy: cmp.Or(c.PullPolicy, corev1.PullIfNotPresent), Command: Command,
+				Name: container, Image: c.Image, ImagePullPolicy: cmp.Or(c.PullPolicy, corev1.PullIfNotPresent), Command: []string{program, inside.Subcommand},
 				// What it says itself, and where it could not say anything, its last lines.
 				TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 				SecurityContext: &corev1.SecurityContext{
@@ -82,9 +130,7 @@ func (c Config) pod(resourceName string) *corev1.Pod {
 				},
 				Resources: corev1.ResourceRequirements{
 					Requests: corev1.ResourceList{corev1.ResourceCPU: quantity("10m"), corev1.ResourceMemory: quantity("64Mi")},
-					Limits: corev1.ResourceList{
-						corev1.ResourceMemory: quantity("2Gi"), corev1.ResourceName(resourceName): quantity("1"),
-					},
+					Limits:   corev1.ResourceList{corev1.ResourceMemory: quantity("2Gi")},
 				},
 			}},
 		},

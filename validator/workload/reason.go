@@ -58,8 +58,8 @@ func (u *unproven) Unwrap() error { return u.err }
 
 func beside(reason gpu.Reason, err error, action string) error { return &unproven{reason, err, action} }
 
-// note is what is said of a pod that proved nothing.
-func note(err error) string {
+// sorted is err as one of the second kind.
+func sorted(err error) *unproven {
 	u, is := errors.AsType[*unproven](err)
 	if !is { // a request that failed
 		u = &unproven{ReasonAPI, err, kube.Advice(err)}
@@ -67,5 +67,11 @@ func note(err error) string {
 			u.reason = ReasonForbidden
 		}
 	}
+	return u
+}
+
+// note is what is said of a pod that proved nothing.
+func note(err error) string {
+	u := sorted(err)
 	return fmt.Sprintf("not proven by a pod: %s: %v; %s", u.reason, err, u.action)
 }

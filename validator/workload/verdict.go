@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -52,10 +53,7 @@ func (t *attempt) askKubelet(ctx context.Context) {
 func (t *attempt) judge(p *corev1.Pod) (done bool, err error) {
 	switch p.Status.Phase {
 	case corev1.PodSucceeded:
-		if err := verdict(left(p).Message, t.driver); err != nil {
-			return true, refuse(ReasonFailed, "vectorAdd in a pod: "+err.Error(), "see which CDI devices the device plugin hands out")
-		}
-		return true, nil
+		return true, t.passed(left(p).Message)
 	case corev1.PodFailed:
 		if err := t.ended(p); err != nil {
 			return true, err
@@ -68,9 +66,9 @@ func (t *attempt) judge(p *corev1.Pod) (done bool, err error) {
 	reason, message := waiting(p)
 	switch {
 	case noImage[reason]:
-		return true, imageMissing(p, reason, message)
+		return true, t.imageMissing(p, reason, message)
 	case final[reason]:
-		return true, notStarted(reason, message)
+		return true, t.notStarted(reason, message)
 	}
 	return false, nil
 }
@@ -105,17 +103,20 @@ func (t *attempt) failed(p *corev1.Pod) error {
 	case p.Status.Reason == "DeadlineExceeded":
 		return t.late(errTimeout)
 	case container == (corev1.ContainerStateTerminated{}):
-		return refuse(ReasonNotAdmitted, fmt.Sprintf("the kubelet did not admit a pod that requests a GPU: %s: %s", p.Status.Reason, p.Status.Message),
+		return refuse(ReasonNotAdmitted, fmt.Sprintf("the kubelet did not admit %s: %s: %s", t.role.who(), p.Status.Reason, p.Status.Message),
 			"see the log of the kubelet and of gpu-device-plugin")
 	case container.Reason == "StartError" || container.Reason == "ContainerCannotRun":
-		return notStarted(container.Reason, container.Message)
+		return t.notStarted(container.Reason, container.Message)
 	}
-	why := words(container.Message)
-	if why == "" {
-		why = container.Reason
-	}
-	if without(container.Message) {
+	why := cmp.Or(words(container.Message), container.Reason)
+	switch {
+	case without(container.Message) && t.role == Driver:
+		return refuse(check.ReasonInjection, t.role.who()+" was given no GPU: "+why, "see the log of nvidia-container-toolkit-daemonset on this node")
+	case without(container.Message):
 		return t.absent(why)
+	case t.role == Driver:
+		return refuse(ReasonFailed, fmt.Sprintf("vectorAdd in %s ended with %d: %s", t.role.who(), container.ExitCode, why),
+			"the same passes in the validator's own container: compare with the pod's log, and see the log of gpu-toolkit")
 	}
 	return refuse(ReasonFailed, fmt.Sprintf("vectorAdd in a pod that was given a GPU ended with %d: %s", container.ExitCode, why),
 		"the same passes outside of a pod: see what the CDI specification gives to containers, and the log of gpu-toolkit")
@@ -131,14 +132,14 @@ func (t *attempt) late(err error) error {
 		return t.noPlace(p, message)
 	}
 	if reason, message := waiting(p); reason != "" {
-		return refuse(ReasonNotStarted, fmt.Sprintf("the container of a pod that requests a GPU was not started within %v: %s: %s", t.Timeout, reason, message),
+		return refuse(ReasonNotStarted, fmt.Sprintf("the container of %s was not started within %v: %s: %s", t.role.who(), t.Timeout, reason, message),
 			"see the Events of the pod and the log of the container runtime")
 	}
 	if p.Spec.NodeName == "" && p.Status.Phase == corev1.PodPending {
 		return beside(ReasonNoScheduler, fmt.Errorf("no scheduler looked at pod %s/%s within %v: %w", p.Namespace, p.Name, t.Timeout, err),
 			"see that kube-scheduler runs")
 	}
-	return refuse(ReasonTimeout, fmt.Sprintf("a pod that requests a GPU had no result within %v; it is %s", t.Timeout, p.Status.Phase),
+	return refuse(ReasonTimeout, fmt.Sprintf("%s had no result within %v; it is %s", t.role.who(), t.Timeout, p.Status.Phase),
 		"a GPU that hangs needs a reset; look for Xid lines in dmesg; give more time with --workload-timeout")
 }
 
@@ -149,16 +150,16 @@ var noImage = map[string]bool{
 	"ImageInspectError": true, "RegistryUnavailable": true, "SignatureValidationFailed": true,
 }
 
-func imageMissing(p *corev1.Pod, reason, message string) error {
-	return refuse(ReasonImage, fmt.Sprintf("the image %s of the pod that requests a GPU is not on this node and cannot be had: %s: %s", p.Spec.Containers[0].Image, reason, message),
+func (c Config) imageMissing(p *corev1.Pod, reason, message string) error {
+	return refuse(ReasonImage, fmt.Sprintf("the image %s of %s is not on this node and cannot be had: %s: %s", p.Spec.Containers[0].Image, c.role.who(), reason, message),
 		"see that the node can pull the image that --workload-image names")
 }
 
 // final are the other reasons of a waiting container that it does not get over.
 var final = map[string]bool{"CreateContainerError": true, "CreateContainerConfigError": true, "RunContainerError": true}
 
-func notStarted(reason, message string) error {
-	return refuse(ReasonNotStarted, fmt.Sprintf("the container of a pod that requests a GPU was not started: %s: %s", reason, message),
+func (c Config) notStarted(reason, message string) error {
+	return refuse(ReasonNotStarted, fmt.Sprintf("the container of %s was not started: %s: %s", c.role.who(), reason, message),
 		"see the log of the container runtime; when it cannot resolve CDI names, gpu-toolkit says what to change")
 }
 

@@ -51,6 +51,7 @@ type result struct {
 
 // New returns a Runner that runs nothing until Run.
 func New(c Config, log *slog.Logger, reg prometheus.Registerer) *Runner {
+	c.role = DevicePlugin
 	r := &Runner{Config: c, log: log, wake: make(chan struct{}, 1), news: make(chan struct{}, 1),
 		runs: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuready_workload_runs_total",
 			Help: "Pods that were run to prove that a pod can use a GPU, by outcome; unknown: the API server, or others on the node, were in the way."}, []string{"outcome"}),
@@ -64,13 +65,9 @@ func New(c Config, log *slog.Logger, reg prometheus.Registerer) *Runner {
 // News has something whenever a pod came to an end.
 func (r *Runner) News() <-chan struct{} { return r.news }
 
-// Run removes what an earlier process left, and runs pods until ctx ends.
+// Run removes what an earlier process left unfinished, and runs pods until ctx ends.
 func (r *Runner) Run(ctx context.Context) error {
-	first, cancel := context.WithTimeout(ctx, r.Timeout)
-	if err := r.clear(first); err != nil && ctx.Err() == nil {
-		r.log.Warn("cannot look for a pod of an earlier time; it is looked for again before the next", "message", err.Error())
-	}
-	cancel()
+	r.tidy(ctx, r.log)
 	for {
 		select {
 		case <-ctx.Done():
@@ -80,10 +77,7 @@ func (r *Runner) Run(ctx context.Context) error {
 		if err := r.next(ctx); err != nil {
 			return err
 		}
-		select {
-		case r.news <- struct{}{}:
-		default: // not yet seen that there is some
-		}
+		wakeUp(r.news)
 	}
 }
 
@@ -99,7 +93,7 @@ func (r *Runner) next(ctx context.Context) error {
 	if j == nil {
 		return nil
 	}
-	took, err := r.prove(run, j.resource, j.driver)
+	took, err := r.prove(run, *j)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -114,15 +108,19 @@ func (r *Runner) next(ctx context.Context) error {
 }
 
 func (r *Runner) count(took time.Duration, err error) {
-	outcome := "passed"
-	if err != nil {
-		outcome = "unknown"
-		if _, is := errors.AsType[*refused](err); is {
-			outcome = "failed"
-		}
-	}
-	r.runs.WithLabelValues(outcome).Inc()
+	r.runs.WithLabelValues(outcome(err)).Inc()
 	r.seconds.Set(took.Seconds())
+}
+
+// outcome is what metrics call the end of a pod.
+func outcome(err error) string {
+	if err == nil {
+		return "passed"
+	}
+	if _, is := errors.AsType[*refused](err); is {
+		return "failed"
+	}
+	return "unknown"
 }
 
 // Forget makes what is known, and what is being found out, count no more: the
@@ -158,10 +156,7 @@ func (r *Runner) Prove(driver check.Driver, accounts check.Outcome, free string)
 		return taken(accounts)
 	case idle:
 		r.want = &job{about, free, driver}
-		select {
-		case r.wake <- struct{}{}:
-		default: // it is awake
-		}
+		wakeUp(r.wake)
 	}
 	if known {
 		return r.last.outcome(accounts)

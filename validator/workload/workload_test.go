@@ -1,14 +1,11 @@
 package workload
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -32,7 +29,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
 	offered = "nvidia.com/gpu"
-	key     = "gpuready/gpu-validator-workload-n1"
+	key     = "gpuready/nvidia-device-plugin-validation-n1"
 )
 
 // stage is a cluster with one node, and a Runner on it.
@@ -56,7 +53,7 @@ func newStage(t *testing.T, timeout time.Duration) *stage {
 	t.Cleanup(client.Close)
 	s.runner = New(Config{
 		Client: client, Node: "n1", BootID: "00000000-0000-4000-8000-000000000000", Namespace: "gpuready", Image: "gpuready/validator:v0.1.0",
-		Timeout: timeout, OwnerName: "nvidia-operator-validator-x", OwnerUID: "uid",
+		Timeout: timeout, Keep: true, OwnerName: "nvidia-operator-validator-x", OwnerUID: "uid",
 	}, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	return s
 }
@@ -109,7 +106,8 @@ func TestAPodThatRanIsTheProof(t *testing.T) {
 	o = s.news()
 	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
 	require.Contains(t, o.Proof.Summary, "2 allocatable; vectorAdd passed in a pod")
-	require.Empty(t, s.server.Pods(), "it is removed")
+	require.Equal(t, []string{key}, s.server.Pods(), "it stays until the next")
+	first := s.server.Pod(key).UID
 
 	created := func() (n int) {
 		for _, r := range s.server.Requests() {
@@ -124,6 +122,7 @@ func TestAPodThatRanIsTheProof(t *testing.T) {
 	s.runner.Forget()
 	require.Equal(t, check.Pending, s.ask(offered).Kind, "the plugin was away")
 	require.Equal(t, check.Passed, s.news().Kind)
+	require.NotEqual(t, first, s.server.Pod(key).UID, "made anew")
 	s.driver.GPUs = gputest.Node("t4", 3).Devices
 	require.Equal(t, check.Pending, s.ask(offered).Kind, "a GPU more")
 	require.Equal(t, check.Passed, s.news().Kind)
@@ -131,7 +130,7 @@ func TestAPodThatRanIsTheProof(t *testing.T) {
 }
 
 func TestThePodIsOneThatAnyNamespaceWouldAdmitForThisNodeAlone(t *testing.T) {
-	p := newStage(t, 90*time.Second).runner.pod(offered)
+	p := newStage(t, 90*time.Second).runner.pod(job{resource: offered})
 	require.Empty(t, p.Spec.NodeName, "the scheduler accounts for it")
 	require.Equal(t, []string{"n1"}, p.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0].MatchFields[0].Values)
 	require.Equal(t, int64(90), *p.Spec.ActiveDeadlineSeconds)
@@ -146,7 +145,13 @@ func TestThePodIsOneThatAnyNamespaceWouldAdmitForThisNodeAlone(t *testing.T) {
 	one := c.Resources.Limits[offered]
 	require.Equal(t, "1", one.String())
 	require.Equal(t, []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "nvidia-operator-validator-x", UID: "uid"}}, p.OwnerReferences)
-	require.LessOrEqual(t, len(Config{Node: strings.Repeat("n", 253)}.name()), 253)
+	require.Equal(t, map[string]string{"app": "nvidia-device-plugin-validation", "app.kubernetes.io/name": "nvidia-device-plugin-validation", LabelBoot: "00000000-0000-4000-8000-000000000000"}, p.Labels)
+	require.Empty(t, p.Annotations, "it is given what it requests")
+	for _, r := range []Role{DevicePlugin, Driver} {
+		require.LessOrEqual(t, len(Config{role: r, Node: strings.Repeat("n", 221)}.name()), 253)
+		require.Equal(t, string(r)+"-"+strings.Repeat("n", 221), Config{role: r, Node: strings.Repeat("n", 221)}.name())
+		require.Regexp(t, "^"+string(r)+"-[0-9a-f]{32}$", Config{role: r, Node: strings.Repeat("n", 222)}.name())
+	}
 }
 
 func TestWhatBecameOfThePodIsTheReason(t *testing.T) {
@@ -174,7 +179,7 @@ func TestWhatBecameOfThePodIsTheReason(t *testing.T) {
 			p.Status.Phase, p.Status.Reason, p.Status.Message = corev1.PodFailed, "UnexpectedAdmissionError", "Allocate failed"
 		}, "WorkloadNotAdmitted", "UnexpectedAdmissionError: Allocate failed"},
 		{"the runtime cannot", time.Minute, waiting("CreateContainerError", "unresolvable CDI devices"), "WorkloadNotStarted", "CreateContainerError: unresolvable CDI devices"},
-		{"no image", time.Minute, waiting("ErrImagePull", "not found"), "WorkloadImageMissing", "the image gpuready/validator:v0.1.0 of the pod that requests a GPU is not on this node and cannot be had: ErrImagePull: not found"},
+		{"no image", time.Minute, waiting("ErrImagePull", "not found"), "WorkloadImageMissing", "the image gpuready/validator:v0.1.0 of a pod that requests a GPU is not on this node and cannot be had: ErrImagePull: not found"},
 		{"a runtime that cannot start it", time.Minute, func(p *corev1.Pod) {
 			ended(corev1.PodFailed, 128, "error running createContainer hook")(p)
 			p.Status.ContainerStatuses[0].State.Terminated.Reason = "StartError"
@@ -200,7 +205,9 @@ func TestWhatBecameOfThePodIsTheReason(t *testing.T) {
 			require.Equal(t, c.reason, string(o.Refusal.Reason))
 			require.Contains(t, o.Refusal.Message, c.says)
 			require.NotEmpty(t, o.Refusal.Action)
-			require.Empty(t, s.server.Pods())
+			for _, key := range s.server.Pods() {
+				require.Contains(t, []corev1.PodPhase{corev1.PodFailed, corev1.PodSucceeded}, s.server.Pod(key).Status.Phase, "one that holds a GPU, or waits for one, does not stay")
+			}
 		})
 	}
 }
@@ -230,7 +237,7 @@ func TestStatesOfThePodAreFollowed(t *testing.T) {
 
 func TestAPodThatAnEarlierProcessLeftIsRemovedFirst(t *testing.T) {
 	s := newStage(t, time.Minute)
-	left := s.runner.pod(offered)
+	left := s.runner.pod(job{resource: offered})
 	left.Labels[LabelBoot] = "another"
 	s.server.AddPod(left)
 	s.server.Linger(true)
@@ -243,7 +250,28 @@ func TestAPodThatAnEarlierProcessLeftIsRemovedFirst(t *testing.T) {
 	s.server.Linger(false)
 	s.server.Remove(key)
 	require.Equal(t, check.Passed, s.news().Kind)
-	require.Empty(t, s.server.Pods())
+	require.Len(t, s.server.Pods(), 1)
+}
+
+func TestAPodThatEndedStaysWhileNothingIsToBeProven(t *testing.T) {
+	for _, keep := range []bool{true, false} {
+		s := newStage(t, time.Minute)
+		s.runner.Keep = keep
+		s.server.AddPod(s.runner.pod(job{resource: offered}))
+		s.server.Update(key, ended(corev1.PodFailed, 3, ""))
+		before := s.server.Pod(key).UID
+		s.runner.tidy(t.Context(), slog.New(slog.DiscardHandler))
+		require.Equal(t, keep, s.server.Pod(key) != nil, "its log is evidence")
+		s.server.OnPod(ended(corev1.PodSucceeded, 0, good(0)))
+		s.run()
+		s.ask(offered)
+		require.Equal(t, check.Passed, s.news().Kind)
+		if keep {
+			require.NotEqual(t, before, s.server.Pod(key).UID)
+		} else {
+			require.Empty(t, s.server.Pods())
+		}
+	}
 }
 
 func TestSomebodyElsesPodIsLeftAlone(t *testing.T) {
@@ -330,59 +358,6 @@ func TestManyMayAskAtOnce(t *testing.T) {
 	all.Wait()
 	s.ask(offered)
 	s.news()
-}
-
-// sample writes a program that stands for vectoradd.
-func sample(t *testing.T, script string) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "vectoradd")
-	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"+script), 0o755))
-	return path
-}
-
-func TestTheSamplesAnswerIsLeftForTheKubelet(t *testing.T) {
-	for _, c := range []struct {
-		name, script string
-		dev          []string
-		code         int
-		left         string
-	}{
-		{"passed", `echo '{"passed":true,"simulated":true,"uuid":"GPU-1","seconds":{}}'`, nil, 0, `{"passed":true,"simulated":true,"uuid":"GPU-1"}`},
-		{"failed", `echo '{"passed":false,"error":"element 7"}'; exit 3`, []string{"nvidia0", "nvidiactl"}, 3, `{"passed":false,"simulated":false,"error":"element 7","devices":1}`},
-		{"failed without a GPU", `echo '{"passed":false,"error":"no CUDA-capable device"}'; exit 1`, []string{"nvidiactl"}, 1,
-			`{"passed":false,"simulated":false,"error":"no CUDA-capable device","devices":0}`},
-		{"no answer", `echo oops >&2; exit 1`, []string{"nvidia3"}, 1, ""},
-		{"no answer and no GPU", `echo one >&2; echo oops >&2; exit 1`, nil, 1, `{"passed":false,"simulated":false,"error":"oops","devices":0}`},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			words := filepath.Join(t.TempDir(), "termination-log")
-			require.NoError(t, os.WriteFile(words, nil, 0o666))
-			var out, said bytes.Buffer
-			dev := t.TempDir()
-			for _, name := range c.dev {
-				require.NoError(t, os.WriteFile(filepath.Join(dev, name), nil, 0o600))
-			}
-			code, err := Sample(t.Context(), sample(t, c.script), words, dev, &out, &said)
-			require.NoError(t, err)
-			require.Equal(t, c.code, code)
-			left, err := os.ReadFile(words)
-			require.NoError(t, err)
-			require.Equal(t, c.left, string(left))
-		})
-	}
-	_, err := Sample(t.Context(), "", "", "", nil, nil)
-	require.ErrorContains(t, err, "neither beside gpu-validator nor in PATH")
-	code, err := Sample(t.Context(), sample(t, "kill -9 $$"), "", sampleDev(t), new(bytes.Buffer), new(bytes.Buffer))
-	require.Equal(t, 1, code)
-	require.ErrorContains(t, err, "killed")
-}
-
-// sampleDev is the /dev of a container that has a GPU.
-func sampleDev(t *testing.T) string {
-	t.Helper()
-	dev := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dev, "nvidia0"), nil, 0o600))
-	return dev
 }
 
 func TestErrorsOfTheWayAreNoRefusals(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	admissionregistration "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -412,7 +413,7 @@ func TestNothingElseOfItsNodeCanBeChanged(t *testing.T) {
 func pod(change ...func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "gpuready", Name: "gpu-validator-workload-n1",
+			Namespace: "gpuready", Name: "nvidia-device-plugin-validation-n1",
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "v", UID: "u"}},
 		},
 		Spec: corev1.PodSpec{
@@ -497,18 +498,53 @@ func TestAPodOnAnotherNodeIsRefused(t *testing.T) {
 	require.NotEmpty(t, ask(t, r))
 }
 
+// asDriver makes it the pod that proves the driver: all GPUs are given to it.
+func asDriver(p *corev1.Pod) {
+	p.Name = "nvidia-driver-validation-n1"
+	p.Annotations = map[string]string{"gpuready.io/management": "true"}
+	p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "GPUREADY_INJECTION", Value: "expected"}}
+	p.Spec.Containers[0].Resources = corev1.ResourceRequirements{
+		Requests: corev1.ResourceList{corev1.ResourceCPU: {}, corev1.ResourceMemory: {}}, Limits: corev1.ResourceList{corev1.ResourceMemory: {}},
+	}
+}
+
+func TestThePodThatProvesTheDriverIsGivenGPUsAndRequestsNone(t *testing.T) {
+	const want = "the pod nvidia-driver-validation has one container and requests no devices, since it is given them all"
+	require.Empty(t, ask(t, created(pod(asDriver))))
+	require.Empty(t, ask(t, deleted(pod(asDriver, onNode("n1")))))
+	for name, change := range map[string]func(*corev1.Pod){
+		"a GPU":           func(p *corev1.Pod) { p.Spec.Containers[0].Resources.Limits["nvidia.com/gpu"] = resource.MustParse("1") },
+		"a GPU requested": func(p *corev1.Pod) { p.Spec.Containers[0].Resources.Requests["nvidia.com/gpu"] = resource.MustParse("1") },
+		"a claim": func(p *corev1.Pod) {
+			p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: new("gpu")}}
+		},
+		"a second container": func(p *corev1.Pod) { p.Spec.Containers = append(p.Spec.Containers, p.Spec.Containers[0]) },
+		"an init container":  func(p *corev1.Pod) { p.Spec.InitContainers = append(p.Spec.InitContainers, p.Spec.Containers[0]) },
+	} {
+		require.Equal(t, want, ask(t, created(pod(asDriver, change))), name)
+	}
+	require.NotEmpty(t, ask(t, created(pod(asDriver, func(p *corev1.Pod) { p.Spec.Containers[0].SecurityContext.Privileged = new(true) }))))
+	require.NotEmpty(t, ask(t, created(pod(asDriver, func(p *corev1.Pod) { p.OwnerReferences = nil }))))
+	require.NotEmpty(t, ask(t, created(pod(asDriver, onNode("n2")))))
+}
+
 func TestAPodHasTheNameOfItsNode(t *testing.T) {
-	const want = "gpu-validator has one pod, gpu-validator-workload-<node>: another name would be in the way of another node's"
-	for _, name := range []string{"gpu-validator-workload-n2", "gpu-validator-workload-", "x", ""} {
+	const want = "gpu-validator has two pods, nvidia-driver-validation-<node> and nvidia-device-plugin-validation-<node>: another name would be in the way of another node's"
+	for _, name := range []string{
+		"nvidia-device-plugin-validation-n2", "nvidia-device-plugin-validation-", "nvidia-driver-validation-n2", "nvidia-driver-validation-",
+		"nvidia-driver-validation-6f1c00000000000000000000000000ff", "gpu-validator-workload-n1", "x", "",
+	} {
 		require.Equal(t, want, ask(t, created(pod(func(p *corev1.Pod) { p.Name = name }))), name)
 	}
 	long := strings.Repeat("n", 240)
-	r := created(pod(func(p *corev1.Pod) {
-		p.Name = "gpu-validator-workload-6f1c00000000000000000000000000ff"
-		required(p).NodeSelectorTerms[0] = own(long)
-	}))
-	r.node = long
-	require.Empty(t, ask(t, r), "of a name that is too long there is a hash")
+	for _, prefix := range []string{"nvidia-device-plugin-validation-", "nvidia-driver-validation-"} {
+		r := created(pod(func(p *corev1.Pod) {
+			p.Name = prefix + "6f1c00000000000000000000000000ff"
+			required(p).NodeSelectorTerms[0] = own(long)
+		}))
+		r.node = long
+		require.Empty(t, ask(t, r), "of a name that is too long there is a hash")
+	}
 }
 
 func TestAPodOfOthersIsNotDeleted(t *testing.T) {
@@ -523,7 +559,7 @@ func TestAPodCannotDoMoreThanAnyOther(t *testing.T) {
 	const (
 		account    = "a pod of gpu-validator has no service account but default, and automountServiceAccountToken is false"
 		host       = "a pod of gpu-validator has no part of the host, and no volumes but emptyDir"
-		agent      = "a pod of gpu-validator is not a node agent, and of the priority class gpuready-validator-workload"
+		agent      = "a pod of gpu-validator is no node agent, but for nvidia-driver-validation, and of the priority class gpuready-validator-workload"
 		restricted = "a pod of gpu-validator is restricted, as the Pod Security Standards say"
 		secrets    = "a pod of gpu-validator reads no Secrets"
 	)

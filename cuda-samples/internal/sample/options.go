@@ -14,6 +14,7 @@ import (
 type options struct {
 	device   string
 	json     bool
+	report   string        // a file for what -o json prints; "": none
 	timeout  time.Duration // of each run
 	duration time.Duration
 	every    time.Duration
@@ -36,6 +37,7 @@ func (s Sample) parse(args []string, env func(string) string, stdout io.Writer) 
 	f.DurationVar(&o.every, "every", time.Second, "time between the runs of --for")
 	f.StringVarP(&output, "output", "o", "text", "text, or json: result, device and seconds of each phase")
 	f.BoolVar(&o.json, "json", false, "the same as -o json")
+	f.StringVar(&o.report, "report", "", "a file to leave there what -o json prints")
 	var named []*pflag.Flag // those that have an environment variable
 	f.VisitAll(func(flag *pflag.Flag) {
 		named = append(named, flag)

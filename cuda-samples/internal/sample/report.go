@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 
@@ -83,6 +84,15 @@ func (r *Report) conclude(err error) {
 	if wrong, ok := errors.AsType[*WrongError](err); ok {
 		r.Wrong, r.WrongCount = wrong.Wrong, wrong.Count
 	}
+}
+
+// leave writes the report into a file, or a pipe that has a name.
+func (r *Report) leave(path string) error {
+	data, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(data, '\n'), 0o644)
 }
 
 // MarshalJSON writes the sample's own fields behind those of all samples.

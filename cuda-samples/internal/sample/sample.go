@@ -70,6 +70,12 @@ func (s Sample) Start(ctx context.Context, args []string, env func(string) strin
 	if err != nil {
 		fmt.Fprintf(stderr, "%s: %s\n", s.Name, report.Error)
 	}
+	if o.report != "" {
+		if e := report.leave(o.report); e != nil {
+			fmt.Fprintf(stderr, "%s: --report: %v\n", s.Name, e)
+			return exitFailed
+		}
+	}
 	switch {
 	case o.json:
 		if e := json.NewEncoder(stdout).Encode(report); e != nil {

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/spf13/pflag"
@@ -86,6 +88,27 @@ func TestTheReportHasWhatTheSampleSays(t *testing.T) {
 		require.Equal(t, 7, own.Elements)
 		require.Equal(t, []int{1, 2}, own.Sides)
 	}
+}
+
+// Both of a run: what people read, and what programs do.
+func TestTheReportIsLeftInAFileBesideTheLines(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "report.json")
+	stdout, stderr, exit := start(t, []string{"--report", path}, func(_ context.Context, r *Run) error {
+		r.Printf("for people\n")
+		return errors.New("cuInit: error 999")
+	})
+	require.Equal(t, 1, exit)
+	require.Equal(t, "for people\nTest FAILED\n", stdout)
+	require.Equal(t, "try: cuInit: error 999\n", stderr)
+	data, err := os.ReadFile(path)
+	require.NoError(t, err)
+	var r Report
+	require.NoError(t, json.Unmarshal(data, &r))
+	require.Equal(t, "cuInit: error 999", r.Error)
+
+	_, stderr, exit = start(t, []string{"--report", filepath.Dir(path)}, func(context.Context, *Run) error { return nil })
+	require.Equal(t, 1, exit)
+	require.Contains(t, stderr, "try: --report: ")
 }
 
 func TestFiguresForPeople(t *testing.T) {

@@ -1,0 +1,23 @@
+package inside
+
+import (
+	"os"
+	"regexp"
+)
+
+var device = regexp.MustCompile(`^(nvidia[0-9]+|dxg)$`)
+
+// devices counts the GPUs' nodes in a folder that is a container's /dev.
+func devices(dev string) int {
+	entries, err := os.ReadDir(dev)
+	if err != nil {
+		return 0
+	}
+	n := 0
+	for _, e := range entries {
+		if device.MatchString(e.Name()) {
+			n++
+		}
+	}
+	return n
+}

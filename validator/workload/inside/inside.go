@@ -1,0 +1,191 @@
+// Package inside is what runs in the validation pods: the sample vectoradd, whose own
+// words are the pod's log, and an answer that is left for whoever made the pod.
+package inside
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+	"github.com/gpuready/gpuready/validator/sample"
+)
+
+// Subcommand is the hidden one of gpu-validator that runs in the pods. Its arguments are
+// the units on which the sample is to run, "GPU-…=GPU 0 (GPU-…, 0000:10:00.0)"; none:
+// the first device that CUDA sees.
+const Subcommand = "run-sample"
+
+// TerminationLog is where the kubelet takes a container's last words from. It
+// keeps 4096 bytes.
+const (
+	TerminationLog = Dev + "/termination-log"
+	Dev            = "/dev"
+	maxWords       = 4096
+)
+
+const maxReport = 1 << 20
+
+// The sample writes its report into the pipe that is its file 3; its lines stay the log's.
+var report = []string{"--report", "/proc/self/fd/3"}
+
+// Job is what is to be run in the pod.
+type Job struct {
+	Sample         string   // the program, "" where there is none
+	Units          []string // as Subcommand has them
+	Words          string   // the file for the answer
+	Dev            string   // where the container has its devices
+	Stdout, Stderr io.Writer
+}
+
+// Run runs the sample, on one unit after the other, also when one fails, and leaves the
+// answer. It returns the exit code of the first that failed, else 0.
+func (j Job) Run(ctx context.Context) (int, error) {
+	if j.Sample == "" {
+		return 1, errors.New("the sample vectoradd is neither beside gpu-validator nor in PATH: the image is not a validator's")
+	}
+	all, code, err := j.all(ctx)
+	if err != nil && !all.answered() {
+		all.count(devices(j.Dev), err.Error())
+	}
+	if all.answered() {
+		if err := all.leave(j.Words); err != nil {
+			return 1, err
+		}
+	}
+	return code, err
+}
+
+// all is what came of all units together.
+func (j Job) all(ctx context.Context) (Answer, int, error) {
+	if len(j.Units) == 0 {
+		return j.one(ctx, "")
+	}
+	all, failed := Answer{Passed: new(bool)}, 0
+	var bad []string
+	for i, unit := range j.Units {
+		id, name, _ := strings.Cut(unit, "=")
+		if i > 0 {
+			fmt.Fprintln(j.Stdout)
+		}
+		fmt.Fprintln(j.Stdout, name)
+		a, code, err := j.one(ctx, id)
+		all.Simulated = all.Simulated || a.Simulated
+		if why := a.wrong(id, code, err); why != "" {
+			failed = cmp.Or(failed, code, 1)
+			bad, all.Devices = append(bad, name+": "+why), cmp.Or(all.Devices, a.Devices)
+			continue
+		}
+		all.Ran++
+	}
+	*all.Passed, all.Error = len(bad) == 0, strings.Join(bad, "; ")
+	return all, failed, nil
+}
+
+// one runs the sample once, on a unit, "" for the first device.
+func (j Job) one(ctx context.Context, unit string) (a Answer, code int, err error) {
+	read, write, err := os.Pipe()
+	if err != nil {
+		return a, 1, err
+	}
+	defer func() { _ = read.Close() }()
+	cmd := exec.CommandContext(ctx, j.Sample, report...)
+	cmd.Env = append(os.Environ(), "CUDA_CACHE_DISABLE=1")
+	if unit != "" {
+		cmd.Env = append(cmd.Env, "CUDA_VISIBLE_DEVICES="+unit)
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.ExtraFiles = []*os.File{write}
+	var complained bytes.Buffer
+	cmd.Stdout, cmd.Stderr = j.Stdout, io.MultiWriter(&complained, j.Stderr)
+	err = cmd.Start()
+	_ = write.Close()
+	if err != nil {
+		return a, 1, err
+	}
+	said, _ := io.ReadAll(io.LimitReader(read, maxReport)) // what is cut short is no answer
+	err = cmd.Wait()
+	if json.Unmarshal(said, &a) != nil || a.Passed == nil {
+		a = Answer{}
+	}
+	if a.Passed == nil || !*a.Passed {
+		a.count(devices(j.Dev), Last(complained.String()))
+	}
+	if code := cmd.ProcessState.ExitCode(); code >= 0 {
+		return a, code, nil
+	}
+	return a, 1, err // killed by a signal
+}
+
+// Answer is what the sample reports, as far as it is of use here, and what is left of
+// it for the kubelet.
+type Answer struct {
+	Passed    *bool    `json:"passed"`
+	Simulated bool     `json:"simulated"`
+	Error     string   `json:"error,omitempty"`
+	UUID      gpu.UUID `json:"uuid,omitempty"`
+	// Ran is on how many units it passed, where units were named.
+	Ran int `json:"ran,omitempty"`
+	// Devices are the GPUs' nodes in the container, counted where the sample failed.
+	Devices *int `json:"devices,omitempty"`
+}
+
+func (a *Answer) answered() bool { return a.Passed != nil }
+
+// wrong is why an answer, and how the sample ended, is no pass on a unit; "" for one.
+func (a *Answer) wrong(unit string, code int, err error) string {
+	switch {
+	case err != nil:
+		return err.Error()
+	case !a.answered():
+		return "the sample gave no answer"
+	case !*a.Passed:
+		return a.Error
+	case !sample.Names(gpu.UUID(unit), string(a.UUID)):
+		return fmt.Sprintf("the sample ran on %q", a.UUID)
+	case code != 0:
+		return fmt.Sprintf("the sample passed and ended with %d", code)
+	}
+	return ""
+}
+
+// count adds how many GPUs the container has. Where there is none, that is an answer
+// also of a sample that gave none; else its last lines tell more.
+func (a *Answer) count(devices int, complaint string) {
+	if !a.answered() {
+		if devices > 0 {
+			return
+		}
+		a.Passed, a.Error = new(bool), complaint
+	}
+	a.Devices = &devices
+}
+
+// leave writes the answer where the kubelet finds it.
+func (a *Answer) leave(words string) error {
+	short := *a
+	short.Error = record.Clean(a.Error, maxWords/2)
+	data, err := json.Marshal(short)
+	if err == nil {
+		err = os.WriteFile(words, data, 0o644) // no rename: the kubelet's file is mounted there
+	}
+	if err != nil {
+		return fmt.Errorf("leave the answer for the kubelet: %w", err)
+	}
+	return nil
+}
+
+// Last is the last line of a text.
+func Last(text string) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return record.Clean(lines[len(lines)-1], 1000)
+}

@@ -1,0 +1,156 @@
+package workload
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuready/gpuready/internal/gpu/gputest"
+	"github.com/gpuready/gpuready/validator/check"
+	"github.com/gpuready/gpuready/validator/kube/kubetest"
+)
+
+const driverKey = "gpuready/nvidia-driver-validation-n1"
+
+// witness is one in the cluster of a stage, which runs.
+func (s *stage) witness() *Witness {
+	s.t.Helper()
+	w := NewWitness(s.runner.Config, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	w.wait = time.Millisecond
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx) }()
+	s.t.Cleanup(func() { cancel(); require.ErrorIs(s.t, <-ended, context.Canceled) })
+	return w
+}
+
+// until waits for the server to be as wanted.
+func (s *stage) until(cond func() bool) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
+	defer cancel()
+	require.NoError(s.t, s.server.Wait(ctx, cond))
+}
+
+func await(t *testing.T, w *Witness) check.Outcome {
+	t.Helper()
+	select {
+	case <-w.News():
+	case <-time.After(time.Minute):
+		require.Fail(t, "no pod came to an end")
+	}
+	o := w.Result()
+	require.NotNil(t, o)
+	return *o
+}
+
+func ranOn(n int) string { return fmt.Sprintf(`{"passed":true,"simulated":false,"ran":%d}`, n) }
+
+func TestTheDriversPodIsGivenAllGPUsAndRequestsNone(t *testing.T) {
+	s := newStage(t, 90*time.Second)
+	w := NewWitness(s.runner.Config, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	p := w.pod(job{driver: s.driver})
+	require.Equal(t, "nvidia-driver-validation-n1", p.Name)
+	require.Equal(t, "nvidia-driver-validation", p.Labels["app"])
+	require.Equal(t, map[string]string{"gpuready.io/management": "true"}, p.Annotations)
+	c := p.Spec.Containers[0]
+	require.Equal(t, []corev1.EnvVar{{Name: "GPUREADY_INJECTION", Value: "expected"}}, c.Env)
+	require.Len(t, c.Resources.Limits, 1, "memory alone")
+	require.Equal(t, []string{"/usr/bin/gpu-validator", "run-sample",
+		fmt.Sprintf("%s=%s", gputest.GPU(0), check.Name(s.driver.GPUs[0])), fmt.Sprintf("%s=%s", gputest.GPU(1), check.Name(s.driver.GPUs[1]))}, c.Command)
+	require.Equal(t, int64(100), *p.Spec.ActiveDeadlineSeconds, "five seconds for each GPU more")
+	plugin := s.runner.pod(job{resource: offered})
+	require.Equal(t, plugin.Spec.SecurityContext, p.Spec.SecurityContext)
+	require.Equal(t, plugin.Spec.Containers[0].SecurityContext, c.SecurityContext)
+	require.Equal(t, plugin.Spec.PriorityClassName, p.Spec.PriorityClassName)
+	require.Equal(t, plugin.OwnerReferences, p.OwnerReferences)
+}
+
+func TestTheDriversPodRunsOnceForWhatIsProven(t *testing.T) {
+	s := newStage(t, time.Minute)
+	s.server.OnPod(ended(corev1.PodSucceeded, 0, ranOn(2)))
+	w := s.witness()
+	require.Nil(t, w.Result())
+	w.Proven(s.driver)
+	require.Equal(t, check.Passed, await(t, w).Kind)
+	first := s.server.Pod(driverKey).UID
+	w.Proven(s.driver)
+	require.Equal(t, first, s.server.Pod(driverKey).UID)
+	require.NotNil(t, w.Result(), "it holds")
+
+	w.Withdraw()
+	require.Nil(t, w.Result())
+	require.NotNil(t, s.server.Pod(driverKey), "the last validation stays to be read")
+	w.Proven(s.driver)
+	require.Equal(t, check.Passed, await(t, w).Kind)
+	require.NotEqual(t, first, s.server.Pod(driverKey).UID, "proven anew, shown anew")
+
+	s.server.OnPod(ended(corev1.PodSucceeded, 0, ranOn(3)))
+	s.driver.GPUs = gputest.Node("t4", 3).Devices
+	w.Proven(s.driver)
+	require.Equal(t, check.Passed, await(t, w).Kind)
+}
+
+func TestAPodOnItsWayIsCutOffWhenTheProofIsWithdrawn(t *testing.T) {
+	s := newStage(t, time.Minute)
+	w := s.witness()
+	w.Proven(s.driver)
+	s.until(func() bool { return s.server.Pod(driverKey) != nil })
+	w.Withdraw()
+	s.until(func() bool { return s.server.Pod(driverKey) == nil })
+	require.Nil(t, w.Result())
+}
+
+func TestWhatBecameOfTheDriversPodIsSaid(t *testing.T) {
+	for _, c := range []struct {
+		name, reason, says string
+		kind               check.Kind
+		pod                func(*corev1.Pod)
+	}{
+		{"a wrong sum", "WorkloadFailed", "vectorAdd in the pod nvidia-driver-validation ended with 3: GPU 1: element 7", check.Failed,
+			ended(corev1.PodFailed, 3, `{"passed":false,"error":"GPU 1: element 7","devices":2}`)},
+		{"not on all GPUs", "WorkloadFailed", "the sample ran on 1 of 2 GPUs", check.Failed, ended(corev1.PodSucceeded, 0, ranOn(1))},
+		{"passed by", "InjectionMissing", "the pod nvidia-driver-validation was given no GPU", check.Failed,
+			ended(corev1.PodFailed, 1, `{"passed":false,"error":"libcuda.so.1: no such file","devices":0}`)},
+		{"evicted", "WorkloadEndedByOthers", "was ended by others: Evicted", check.Pending,
+			func(p *corev1.Pod) { p.Status.Phase, p.Status.Reason = corev1.PodFailed, "Evicted" }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newStage(t, time.Minute)
+			s.server.OnPod(c.pod)
+			w := s.witness()
+			w.Proven(s.driver)
+			o := await(t, w)
+			require.Equal(t, c.kind, o.Kind)
+			require.Equal(t, c.reason, string(o.Refusal.Reason))
+			require.Contains(t, o.Refusal.Message, c.says)
+			require.NotEmpty(t, o.Refusal.Action)
+			require.NotNil(t, s.server.Pod(driverKey), "its log is evidence")
+		})
+	}
+}
+
+func TestTheDriversPodIsTriedAgain(t *testing.T) {
+	s := newStage(t, time.Minute)
+	s.server.Fail(func(r *http.Request) *kubetest.Fault {
+		if r.Method == http.MethodPost {
+			return &kubetest.Fault{Status: 403, Message: "denied by policy"}
+		}
+		return nil
+	})
+	w := s.witness()
+	w.Proven(s.driver)
+	o := await(t, w)
+	require.Equal(t, check.Pending, o.Kind)
+	require.Equal(t, ReasonForbidden, o.Refusal.Reason)
+	s.server.Fail(nil)
+	s.server.OnPod(ended(corev1.PodSucceeded, 0, ranOn(2)))
+	require.Equal(t, check.Passed, await(t, w).Kind)
+}
