@@ -49,8 +49,8 @@ type DaemonsetsSpec struct {
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:XValidation:rule="self.all(t, !has(t.operator) || t.operator in ['', 'Equal', 'Exists', 'Lt', 'Gt'])",message="a toleration's operator is Equal or Exists"
 	// +kubebuilder:validation:XValidation:rule="self.all(t, !has(t.effect) || t.effect in ['', 'NoSchedule', 'PreferNoSchedule', 'NoExecute'])",message="a toleration's effect is NoSchedule, PreferNoSchedule or NoExecute"
-	// +kubebuilder:validation:XValidation:rule="self.all(t, !has(t.operator) || t.operator != 'Exists' || !has(t.value) || t.value == '')",message="a toleration with operator Exists has no value"
-	// +kubebuilder:validation:XValidation:rule="self.all(t, (has(t.key) && t.key != '') || (has(t.operator) && t.operator == 'Exists'))",message="a toleration without a key has operator Exists"
+	// +kubebuilder:validation:XValidation:rule="self.all(t, !has(t.operator) || t.operator != 'Exists' || !has(t.value) || t.value.size() == 0)",message="a toleration with operator Exists has no value"
+	// +kubebuilder:validation:XValidation:rule="self.all(t, (has(t.key) && t.key.size() > 0) || (has(t.operator) && t.operator == 'Exists'))",message="a toleration without a key has operator Exists"
 	// +kubebuilder:validation:XValidation:rule="self.all(t, !has(t.tolerationSeconds) || (has(t.effect) && t.effect == 'NoExecute' && t.tolerationSeconds <= 9007199254740992))",message="tolerationSeconds needs effect NoExecute"
 	Tolerations []corev1.Toleration `json:"tolerations,omitempty"`
 	// Priority of all DaemonSets' pods.
@@ -70,7 +70,7 @@ type DaemonsetsSpec struct {
 type RollingUpdateSpec struct {
 	// A number of nodes ("1") or a percentage ("10%"); 1 where nothing is said.
 	// +kubebuilder:validation:XIntOrString
-	// +kubebuilder:validation:XValidation:rule="type(self) == int ? self >= 1 : string(self).matches('^([1-9][0-9]{0,6}|[1-9][0-9]?%|100%)?$')",message="maxUnavailable is a number of nodes from 1 (1), or a percentage from 1% to 100% (10%)"
+	// +kubebuilder:validation:XValidation:rule="type(self) == int ? self >= 1 && self <= 9999999 : string(self).matches('^([1-9][0-9]{0,6}|[1-9][0-9]?%|100%)?$')",message="maxUnavailable is a number of nodes from 1 (1), or a percentage from 1% to 100% (10%)"
 	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
 }
 

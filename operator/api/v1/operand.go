@@ -21,7 +21,7 @@ type DevicePluginSpec struct {
 
 // DevicePluginConfig is configurations that nodes choose from.
 //
-// +kubebuilder:validation:XValidation:rule="!has(self.default) || self.default == ” || (has(self.name) && self.name != ”)",message="config.default is a key of the ConfigMap: set config.name to that ConfigMap's name"
+// +kubebuilder:validation:XValidation:rule="!has(self.default) || self.default.size() == 0 || (has(self.name) && self.name.size() > 0)",message="config.default is a key of the ConfigMap: set config.name to that ConfigMap's name"
 type DevicePluginConfig struct {
 	// Name of a ConfigMap; a node's label nvidia.com/device-plugin.config names its key.
 	// +kubebuilder:validation:MaxLength=253

@@ -16,7 +16,7 @@ type DriverUpgradePolicySpec struct {
 	// How many GPU nodes may be cordoned or not ready meanwhile: a number, or a percentage of all.
 	// +kubebuilder:default="25%"
 	// +kubebuilder:validation:XIntOrString
-	// +kubebuilder:validation:XValidation:rule="type(self) == int ? self >= 0 : string(self).matches('^([0-9]{1,7}|[0-9]{1,2}%|100%)$')",message="maxUnavailable is a number of nodes (2) or a percentage from 0% to 100% (25%)"
+	// +kubebuilder:validation:XValidation:rule="type(self) == int ? self >= 0 && self <= 9999999 : string(self).matches('^([0-9]{1,7}|[0-9]{1,2}%|100%)$')",message="maxUnavailable is a number of nodes (2) or a percentage from 0% to 100% (25%)"
 	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
 	// How pods with GPUs are evicted.
 	PodDeletion *PodDeletionSpec `json:"podDeletion,omitempty"`
