@@ -20,7 +20,7 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	verb, resource, writes := request(r)
 	response, err := t.next.RoundTrip(r)
 	if writes {
-		t.writes.WithLabelValues(verb, resource, outcome(response, err)).Inc()
+		t.writes.WithLabelValues(verb, resource, outcome(verb, response, err)).Inc()
 	}
 	return response, err
 }
@@ -72,8 +72,10 @@ func path(p string) (resource, sub string) {
 	return "", ""
 }
 
-func outcome(r *http.Response, err error) string {
+func outcome(verb string, r *http.Response, err error) string {
 	switch {
+	case err == nil && verb == "evict" && r.StatusCode == http.StatusTooManyRequests:
+		return refused // a PodDisruptionBudget
 	case err != nil || r.StatusCode >= 500 || r.StatusCode == http.StatusTooManyRequests:
 		return failed
 	case r.StatusCode == http.StatusConflict:

@@ -81,6 +81,12 @@ type Node struct {
 	progress.Progress
 }
 
+// Problem is what of the policy cannot be done as it says.
+type Problem struct {
+	Reason  string
+	Message string // names the field and the next action
+}
+
 // Input is what is known.
 type Input struct {
 	Policy    *v1.ClusterPolicy // with the status before
@@ -91,7 +97,8 @@ type Input struct {
 	Described bool // NFD has been on a node of the cluster
 	Nodes     []Node
 	Choices   []driver.Choice
-	Unserved  []string // fields that are kept and not served
+	Problems  []Problem // with the policy, whatever the pools
+	Unserved  []string  // fields that are kept and not served
 
 	Upgrade      *v1.UpgradeStatus // nil: there is none
 	UpgradeError string            // where it stopped, and why; "" it goes on
@@ -196,6 +203,9 @@ func (in Input) degraded(c count) metav1.Condition {
 	}
 	for _, p := range problems(in.Choices) {
 		add(string(p.Reason), p.Message)
+	}
+	for _, p := range in.Problems {
+		add(p.Reason, p.Message)
 	}
 	if in.UpgradeError != "" {
 		add(ReasonUpgradeFailed, in.UpgradeError)
