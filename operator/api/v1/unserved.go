@@ -1,0 +1,137 @@
+package v1
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	kjson "sigs.k8s.io/json"
+)
+
+// Kept is a field of NVIDIA's that the schema has, so that policies written for NVIDIA's
+// operator go on working, and that nothing is done about.
+type Kept struct {
+	// Field is its path in spec, "driver.manager"; what is below it is meant, too.
+	Field string
+	// When is the paths of switches: unless all of them are true, the field asks for nothing.
+	When []string
+	// Default is what the schema fills in, where that is not empty.
+	Default string
+	// Why is the reason, for people.
+	Why string
+}
+
+// KeptFields lists all of them.
+func KeptFields() []Kept {
+	const sandbox, notServed = "sandboxWorkloads.enabled", "not served"
+	enabled := func(field, why string, more ...string) Kept {
+		return Kept{Field: field, When: append([]string{field + ".enabled"}, more...), Why: why}
+	}
+	kept := []Kept{
+		{Field: "operator.defaultRuntime", Default: "docker", Why: "each node's runtime is read from the node"},
+		{Field: "operator.initContainer", Why: "no init container needs CUDA"},
+		{Field: "operator.labels", Why: "daemonsets.labels are the operands'"},
+		{Field: "operator.annotations", Why: "daemonsets.annotations are the operands'"},
+		{Field: "cdi.default", Why: "NVIDIA's operator does not use it any more"},
+		{Field: "cdi.nriPluginEnabled", Why: "NRI is used where the runtime has it"},
+		{Field: "driver.useNvidiaDriverCRD", Why: "each pool of nodes gets its own driver without further resources"},
+		{Field: "driver.useOpenKernelModules", Why: "driver.kernelModuleType took its place"},
+		{Field: "driver.manager", Why: "the operator itself sees to what must happen before a driver is replaced"},
+		{Field: "dcgm.hostPort", Why: "NVIDIA's operator does not use it any more"},
+		enabled("dcgmExporter.serviceMonitor", "create the ServiceMonitor yourself"),
+		{Field: "psp", Why: "Kubernetes has no Pod Security Policies any more"},
+		{Field: "psa", Why: "label the namespace yourself"},
+		enabled("nodeStatusExporter", "the operator's own metrics say how far nodes are"),
+		enabled("gds", notServed),
+		enabled("gdrcopy", notServed),
+		enabled("sandboxWorkloads", notServed),
+	}
+	for _, image := range []string{"repository", "image", "version", "imagePullPolicy", "imagePullSecrets", "resources", "args", "env"} {
+		kept = append(kept, Kept{Field: "gfd." + image, Why: "the validator writes the labels; there is no other container"})
+	}
+	for _, operand := range []string{"sandboxDevicePlugin", "vfioManager", "vgpuManager", "vgpuDeviceManager", "kataManager", "ccManager"} {
+		kept = append(kept, enabled(operand, notServed, sandbox))
+	}
+	for _, proof := range []string{"vfioPCI", "vgpuManager", "vgpuDevices"} {
+		kept = append(kept, Kept{Field: "validator." + proof, When: []string{sandbox}, Why: notServed})
+	}
+	return kept
+}
+
+// Unserved lists the fields that are set and that nothing is done about, sorted, at most
+// MaxUnserved.
+func Unserved(spec *ClusterPolicySpec) []string {
+	text, err := json.Marshal(spec)
+	if err != nil {
+		return nil // there is nothing in a spec that cannot be written
+	}
+	var object any
+	if err := json.Unmarshal(text, &object); err != nil {
+		return nil
+	}
+	var fields []string
+	for _, k := range KeptFields() {
+		off := func(path string) bool { return at(object, path) != true }
+		value := at(object, k.Field)
+		if isSet(value) && (k.Default == "" || value != k.Default) && !slices.ContainsFunc(k.When, off) {
+			fields = append(fields, k.Field)
+		}
+	}
+	slices.Sort(fields)
+	return fields[:min(len(fields), MaxUnserved)]
+}
+
+// at is the value at a path; nil: there is none.
+func at(object any, path string) any {
+	for field := range strings.SplitSeq(path, ".") {
+		fields, ok := object.(map[string]any)
+		if !ok {
+			return nil
+		}
+		object = fields[field]
+	}
+	return object
+}
+
+// isSet tells whether there is anything but emptiness in a value.
+func isSet(value any) bool {
+	switch v := value.(type) {
+	case map[string]any:
+		for _, child := range v {
+			if isSet(child) {
+				return true
+			}
+		}
+		return false
+	case []any:
+		return len(v) > 0
+	}
+	return value != nil && value != "" && value != false && value != float64(0)
+}
+
+// LastApplied is the annotation in which kubectl apply keeps what it was given.
+const LastApplied = "kubectl.kubernetes.io/last-applied-configuration"
+
+// Dropped lists the fields that whoever applied the policy with kubectl wrote and that
+// the API server dropped because the schema does not have them. It has something to list
+// only where strict validation was turned off.
+func Dropped(p *ClusterPolicy) []string {
+	text := p.Annotations[LastApplied]
+	if text == "" {
+		return nil
+	}
+	var applied ClusterPolicy
+	strict, err := kjson.UnmarshalStrict([]byte(text), &applied)
+	if err != nil {
+		return []string{fmt.Sprintf("annotation %s: %v", LastApplied, err)}
+	}
+	var fields []string
+	for _, err := range strict {
+		if name, ok := strings.CutPrefix(err.Error(), "unknown field "); ok {
+			fields = append(fields, strings.Trim(name, `"`))
+		}
+	}
+	slices.Sort(fields)
+	return fields[:min(len(fields), MaxUnserved)]
+}
