@@ -35,6 +35,8 @@ const (
 	// when the Node's turn has come, so that a change of DaemonSets rolls like any other.
 	// PreInstalled, where the host has its own driver.
 	Driver = "gpuready.io/driver"
+	// MPSCapable "true" is by the validator: the Node's GPUs are shared by MPS.
+	MPSCapable = "nvidia.com/mps.capable"
 	// Injection is how containers on the Node get GPUs (fleet.Injection).
 	Injection = "gpuready.io/injection"
 	// HandOver "gpuready", by a person, gives a Node to this operator while NVIDIA's runs.
@@ -74,7 +76,8 @@ const (
 	State = "gpuready.io/state"
 	// Digest, an annotation, is that of the object as it was last applied.
 	Digest = "gpuready.io/digest"
-	// DriverDigest, on driver pods, is that of the pod template that they were made of.
+	// DriverDigest, on driver pods, is that of the driver that they were made of: of their
+	// pod template without what places them and what runs before the driver.
 	DriverDigest = "gpuready.io/driver-digest"
 	// DriverToolkit "true" marks DaemonSets, and their pods, that build with OpenShift's Driver Toolkit.
 	DriverToolkit = "openshift.driver-toolkit"

@@ -1,0 +1,175 @@
+package state
+
+import (
+	"fmt"
+	"path"
+	"slices"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuready/gpuready/deployments/agents"
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+// Operands are the names in the labels nvidia.com/gpu.deploy.<operand>.
+const (
+	operandToolkit   = "container-toolkit"
+	operandPlugin    = "device-plugin"
+	operandValidator = "operator-validator"
+)
+
+// byDefault is the RuntimeClass of the schema: it says nothing about whether one is wanted.
+const byDefault = "nvidia"
+
+func (r *renderer) runtimeClass() string {
+	if r.spec.Operator.RuntimeClass == "" {
+		return byDefault
+	}
+	return r.spec.Operator.RuntimeClass
+}
+
+// byHandler tells whether users' containers get GPUs by the runtime handler: where
+// nothing else works, or where the policy turns CDI off.
+func (r *renderer) byHandler(i fleet.Injection) bool {
+	return i == fleet.Handler || !r.spec.CDI.IsEnabled()
+}
+
+// hasHandler tells whether nodes with that injection have the handler at all: for users'
+// containers, for a RuntimeClass that the policy gives a name of its own, or for NVIDIA's
+// operands, which have no other way to their GPUs where there is no NRI.
+func (r *renderer) hasHandler(i fleet.Injection) bool {
+	return r.byHandler(i) || r.runtimeClass() != byDefault || i != fleet.NRI && r.wantsNVIDIA()
+}
+
+// prerequisites is the RuntimeClass, where any node has the handler.
+func (r *renderer) prerequisites() error {
+	if !r.spec.Toolkit.IsEnabled() || !slices.ContainsFunc(r.injections, r.hasHandler) {
+		return nil
+	}
+	return r.add(Prerequisites, &nodev1.RuntimeClass{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "node.k8s.io/v1", Kind: "RuntimeClass"},
+		ObjectMeta: metav1.ObjectMeta{Name: r.runtimeClass()},
+		Handler:    r.runtimeClass(),
+	})
+}
+
+func (r *renderer) toolkits() error {
+	spec := r.spec.Toolkit
+	if !spec.IsEnabled() {
+		return nil
+	}
+	image := r.ours(Toolkit, "toolkit", agents.Toolkit, spec.ImageSpec)
+	for _, i := range r.injections {
+		runtime := i != fleet.NRI || r.hasHandler(i)
+		d, err := r.agent(agents.Toolkit, image, i, runtime)
+		if err != nil {
+			return err
+		}
+		c := container(d, "toolkit")
+		if runtime && r.in.Cluster.OpenShift {
+			rebase(d, "runtime", "/host", "/etc/crio")
+		}
+		if r.hasHandler(i) {
+			setEnv(c, v1.EnvVar{Name: "NVIDIA_RUNTIME_NAME", Value: r.runtimeClass()})
+		}
+		if r.byHandler(i) {
+			// Pods that request nvidia.com/gpu name no RuntimeClass; mounts are asked by, not
+			// the environment, which images can set.
+			setEnv(c, v1.EnvVar{Name: "NVIDIA_RUNTIME_SET_AS_DEFAULT", Value: "true"},
+				v1.EnvVar{Name: "ACCEPT_NVIDIA_VISIBLE_DEVICES_AS_VOLUME_MOUNTS", Value: "true"})
+		}
+		if !r.spec.CDI.IsEnabled() {
+			setEnv(c, v1.EnvVar{Name: "CDI_ENABLED", Value: "false"})
+		}
+		if dir := string(spec.InstallDir); dir != "" && path.Clean(dir) != "/usr/local/nvidia" {
+			dir = path.Join(dir, "toolkit")
+			rebase(d, "programs", "/host", dir)
+			setEnv(c, v1.EnvVar{Name: "TOOLKIT_INSTALL_DIR", Value: dir})
+		}
+		r.host(d, c)
+		r.overlay(Toolkit, "toolkit", c, spec.ContainerSpec)
+		if runtime {
+			mountConfigs(d, c)
+		}
+		if err := r.finish(Toolkit, d, operandToolkit, i, spec.ImageSpec); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mountConfigs mounts, writable, the directories of the runtime's configuration files
+// that the policy's environment names, as the reference does.
+func mountConfigs(d *appsv1.DaemonSet, c *corev1.Container) {
+	names := []string{"RUNTIME_CONFIG", "RUNTIME_DROP_IN_CONFIG", "CONTAINERD_CONFIG", "CRIO_CONFIG", "DOCKER_CONFIG"}
+	var dirs []string
+	for _, e := range c.Env {
+		if dir := path.Dir(e.Value); slices.Contains(names, e.Name) && path.IsAbs(dir) && dir != "/" && !slices.Contains(dirs, dir) {
+			dirs = append(dirs, dir)
+		}
+	}
+	if len(dirs) == 0 {
+		return
+	}
+	rebase(d, "runtime", "/host", dirs[0])
+	for n, dir := range dirs[1:] {
+		name := fmt.Sprintf("runtime-%d", n+2)
+		kind := corev1.HostPathDirectoryOrCreate
+		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: name, MountPath: path.Join("/host", dir)})
+		d.Spec.Template.Spec.Volumes = append(d.Spec.Template.Spec.Volumes, corev1.Volume{Name: name,
+			VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: dir, Type: &kind}}})
+	}
+}
+
+// rebase moves a volume of the host, and where it is mounted below prefix.
+func rebase(d *appsv1.DaemonSet, volume, prefix, dir string) {
+	pod := &d.Spec.Template.Spec
+	for i := range pod.Volumes {
+		if pod.Volumes[i].Name == volume {
+			pod.Volumes[i].HostPath.Path = dir
+		}
+	}
+	for _, list := range [][]corev1.Container{pod.Containers, pod.InitContainers} {
+		for i := range list {
+			for j := range list[i].VolumeMounts {
+				if m := &list[i].VolumeMounts[j]; m.Name == volume {
+					m.MountPath = path.Join("/", prefix, dir)
+				}
+			}
+		}
+	}
+}
+
+// host says where on the host the root and the driver are.
+func (r *renderer) host(d *appsv1.DaemonSet, c *corev1.Container) {
+	if root := string(r.spec.HostPaths.RootFS); root != "" && root != "/" {
+		pod := &d.Spec.Template.Spec
+		for i := range pod.Volumes {
+			if pod.Volumes[i].Name == "host" {
+				pod.Volumes[i].HostPath.Path = root
+			}
+		}
+	}
+	if dir := path.Clean("/" + string(r.spec.HostPaths.DriverInstallDir)); dir != "/" && dir != "/run/nvidia/driver" {
+		rebase(d, "driver", "", dir)
+		setEnv(c, v1.EnvVar{Name: "NVIDIA_DRIVER_ROOT", Value: dir})
+	}
+}
+
+// finish places the DaemonSet, lays over it what concerns all, and keeps it.
+func (r *renderer) finish(s Name, d *appsv1.DaemonSet, operand string, i fleet.Injection, images ...v1.ImageSpec) error {
+	d.Spec.Template.Spec.ImagePullSecrets = secrets(images...)
+	init := d.Spec.Template.Spec.InitContainers
+	for n := range init {
+		init[n].ImagePullPolicy = images[0].PullPolicy()
+	}
+	r.place(d, operand, map[string]string{label.Injection: string(i)})
+	r.common(s, d)
+	r.rollBy(d)
+	return r.add(s, d)
+}

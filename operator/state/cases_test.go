@@ -1,0 +1,159 @@
+package state
+
+import (
+	"testing"
+
+	"github.com/gpuready/gpuready/operator/driver"
+	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+var cluster = Cluster{Namespace: "nvidia-gpu-operator", ImageRepository: "gpuready", ImageVersion: "v0.1.0"}
+
+func ubuntu() driver.Choice {
+	return driver.Choice{
+		Pool:    fleet.Pool{Arch: "amd64", OS: "ubuntu22.04", Kernel: "5.15.0-91-generic"},
+		Variant: driver.Container, ID: "ubuntu22.04", Name: "nvidia-driver-daemonset-ubuntu22.04",
+		Image:    "nvcr.io/nvidia/driver:580.95.05-ubuntu22.04",
+		Selector: map[string]string{label.OSID: "ubuntu", label.OSVersion: "22.04"},
+	}
+}
+
+func toolkit(version string) driver.Choice {
+	return driver.Choice{
+		Pool:    fleet.Pool{Arch: "amd64", OS: "rhcos4.12", Kernel: "4.18.0-372.51.1.el8_6.x86_64", RHCOS: version},
+		Variant: driver.DriverToolkit, ID: version, Name: "nvidia-driver-daemonset-" + version,
+		Image: "nvcr.io/nvidia/driver:580.95.05-rhcos4.12", Sidecar: "quay.io/openshift-release-dev/ocp-v4.0-art-dev@sha256:" + digest,
+		Selector: map[string]string{label.OSTree: version},
+	}
+}
+
+const digest = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+
+func precompiled() driver.Choice {
+	return driver.Choice{
+		Pool:    fleet.Pool{Arch: "amd64", OS: "rhcos4.12", Kernel: "4.18.0-372.51.1.el8_6.x86_64", RHCOS: "412.86.202303241612-0"},
+		Variant: driver.Precompiled, ID: "4.18.0-372.51.1.el8.6-rhcos4.12",
+		Name:     "nvidia-driver-daemonset-4.18.0-372.51.1.el8.6-rhcos4.12",
+		Image:    "quay.io/example/driver:580.95.05-4.18.0-372.51.1.el8_6.x86_64-rhcos4.12",
+		Selector: map[string]string{label.Kernel: "4.18.0-372.51.1.el8_6.x86_64"},
+	}
+}
+
+func simulated() driver.Choice {
+	return driver.Choice{
+		Pool:    fleet.Pool{Arch: "amd64", OS: "ubuntu24.04", Kernel: "6.8.0-41-generic"},
+		Variant: driver.Simulated, ID: "simulated", Name: "nvidia-driver-daemonset",
+		Image: "gpuready/driver-simulator:v0.1.0",
+	}
+}
+
+func with(c Cluster, f func(*Cluster)) Cluster { f(&c); return c }
+
+// cases are what the golden files show.
+func cases(t *testing.T) map[string]Input {
+	t.Helper()
+	openshift := with(cluster, func(c *Cluster) { c.OpenShift = true })
+	handover := with(cluster, func(c *Cluster) { c.HandOver = true })
+	nri := []fleet.Injection{fleet.NRI}
+	return map[string]Input{
+		"container":         {Policy: policy(t, `{driver: {version: 580.95.05}}`), Cluster: cluster, Drivers: []driver.Choice{ubuntu()}, Injections: nri},
+		"driver-toolkit":    {Policy: policy(t, `{}`), Cluster: openshift, Drivers: []driver.Choice{toolkit("412.86.202303241612-0"), toolkit("412.86.202305080640-0")}, Injections: nri},
+		"precompiled":       {Policy: policy(t, `{driver: {usePrecompiled: true}}`), Cluster: openshift, Drivers: []driver.Choice{precompiled()}, Injections: nri},
+		"simulated":         {Policy: policy(t, `{driver: {simulated: {enabled: true, profile: dgx-2, env: [{name: GPUSIM_GPUS, value: "4"}]}}}`), Cluster: cluster, Drivers: []driver.Choice{simulated()}, Injections: nri},
+		"driver-of-host":    {Policy: policy(t, `{driver: {enabled: false}}`), Cluster: cluster, Drivers: []driver.Choice{{}}, Injections: nri},
+		"every-injection":   {Policy: policy(t, `{driver: {enabled: false}}`), Cluster: cluster, Injections: []fleet.Injection{fleet.NRI, fleet.CDI, fleet.Annotations, fleet.Handler}},
+		"openshift-handler": {Policy: policy(t, `{driver: {enabled: false}, cdi: {enabled: false}}`), Cluster: openshift, Injections: nri},
+		"hand-over":         {Policy: policy(t, `{}`), Cluster: handover, Drivers: []driver.Choice{ubuntu()}, Injections: nri},
+		"nvidias-operands":  {Policy: policy(t, nvidiasPolicy), Cluster: cluster, Injections: []fleet.Injection{fleet.NRI, fleet.CDI}},
+		"everything": {Policy: policy(t, everything), Cluster: cluster, Drivers: []driver.Choice{ubuntu()},
+			Injections: []fleet.Injection{fleet.NRI, fleet.Handler},
+			Keys:       map[string][]string{"repos": {"cuda.list", "base.list"}, "certs": {"ca.crt"}, "modules": {"nvidia.conf"}}},
+		"problems": {Policy: policy(t, problematic), Cluster: cluster, Drivers: []driver.Choice{ubuntu()}, Injections: nri},
+	}
+}
+
+const nvidiasPolicy = `
+  driver: {enabled: false}
+  toolkit: {enabled: false}
+  devicePlugin: {enabled: false}
+  dcgm: {enabled: true, repository: nvcr.io/nvidia/cloud-native, image: dcgm, version: 4.4.1-1-ubuntu22.04}
+  dcgmExporter: {enabled: true, repository: nvcr.io/nvidia/k8s, image: dcgm-exporter, version: 4.4.1-4.5.2-distroless}
+  migManager: {repository: nvcr.io/nvidia/cloud-native, image: k8s-mig-manager, version: v0.12.3}
+`
+
+const problematic = `
+  daemonsets: {labels: {"not a label": "x", team: ml}}
+  driver:
+    repoConfig: {configMapName: absent}
+    manager: {repository: nvcr.io/nvidia/cloud-native, image: k8s-driver-manager, version: v0.8.0}
+  toolkit: {repository: nvcr.io/nvidia/k8s, image: container-toolkit, version: v1.17.8-ubuntu20.04}
+  devicePlugin:
+    resources: {requests: {memory: 1Gi}, limits: {memory: 512Mi}}
+  dcgmExporter: {enabled: true}
+`
+
+const everything = `
+  operator: {labels: {cost-centre: "42"}, annotations: {example.com/contact: ml@example.com}, runtimeClass: gpu}
+  daemonsets:
+    labels: {team: ml}
+    annotations: {example.com/log: json}
+    tolerations: [{key: dedicated, operator: Equal, value: gpu, effect: NoSchedule}]
+    priorityClassName: gpu-agents
+    rollingUpdate: {maxUnavailable: "2"}
+  node: {startupTaint: {key: example.com/starting, manage: true, settle: 2m}}
+  hostPaths: {rootFS: /host-root, driverInstallDir: /opt/driver}
+  mig: {strategy: mixed}
+  driver:
+    repository: nvcr.io/nvidia
+    image: driver
+    version: 580.95.05
+    imagePullPolicy: Always
+    imagePullSecrets: [driver-pull]
+    kernelModuleType: open
+    env: [{name: http_proxy, value: "http://proxy:3128"}]
+    args: [--verbose]
+    resources: {requests: {cpu: "2", memory: 4Gi}, limits: {memory: 8Gi}}
+    startupProbe: {initialDelaySeconds: 60, periodSeconds: 10, timeoutSeconds: 60, failureThreshold: 120}
+    livenessProbe: {periodSeconds: 30}
+    readinessProbe: {periodSeconds: 15}
+    rdma: {enabled: true, useHostMofed: true}
+    repoConfig: {configMapName: repos}
+    certConfig: {name: certs}
+    licensingConfig: {secretName: licence, nlsEnabled: true}
+    virtualTopology: {config: topology}
+    kernelModuleConfig: {name: modules}
+    secretEnv: driver-secrets
+  toolkit:
+    installDir: /opt/nvidia
+    imagePullSecrets: [ours]
+    env: [{name: CONTAINERD_CONFIG, value: /var/lib/rancher/k3s/agent/etc/containerd/config.toml}]
+  devicePlugin:
+    version: sha256:` + digest + `
+    config: {name: plugin-configs, default: plain}
+    mps: {root: /var/lib/mps}
+    env: [{name: PASS_DEVICE_SPECS, value: "true"}]
+    resources: {requests: {cpu: 50m}}
+  validator:
+    imagePullPolicy: Always
+    imagePullSecrets: [ours]
+    env: [{name: CUDA_PARALLEL, value: "2"}]
+    plugin: {env: [{name: WORKLOAD_TIMEOUT, value: 5m}]}
+  dcgm: {repository: nvcr.io/nvidia/cloud-native, image: dcgm, version: 4.4.1-1-ubuntu22.04}
+  dcgmExporter:
+    repository: nvcr.io/nvidia/k8s
+    image: dcgm-exporter
+    version: 4.4.1-4.5.2-distroless
+    podLabels: {scrape: "yes"}
+    podAnnotations: {example.com/port: "9400"}
+    config: {name: metrics}
+    service: {type: ClusterIP, internalTrafficPolicy: Local}
+    hostNetwork: true
+    hpcJobMapping: {enabled: true}
+  migManager:
+    repository: nvcr.io/nvidia/cloud-native
+    image: k8s-mig-manager
+    version: v0.12.3
+    config: {name: partitions, default: all-disabled}
+    gpuClientsConfig: {name: clients}
+`

@@ -1,0 +1,165 @@
+package state
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/driver"
+)
+
+// ConfigMaps are the names of the ConfigMaps, in the operands' namespace, whose keys
+// Render needs: each file is mounted by itself, so that what else the image has beside it
+// is still there.
+func ConfigMaps(spec *v1.DriverSpec) []string {
+	var names []string
+	for _, c := range []string{repoConfig(spec), certConfig(spec), moduleConfig(spec)} {
+		if c != "" && !slices.Contains(names, c) {
+			names = append(names, c)
+		}
+	}
+	return names
+}
+
+func repoConfig(spec *v1.DriverSpec) string {
+	if spec.RepoConfig == nil {
+		return ""
+	}
+	return spec.RepoConfig.ConfigMapName
+}
+
+func certConfig(spec *v1.DriverSpec) string {
+	if spec.CertConfig == nil {
+		return ""
+	}
+	return spec.CertConfig.Name
+}
+
+func moduleConfig(spec *v1.DriverSpec) string {
+	if spec.KernelModuleConfig == nil {
+		return ""
+	}
+	return spec.KernelModuleConfig.Name
+}
+
+// folders are where distributions have package repositories and certificate authorities,
+// by the beginning of the OS tag.
+var folders = []struct{ os, repositories, certificates string }{
+	{"ubuntu", "/etc/apt/sources.list.d", "/usr/local/share/ca-certificates"},
+	{"debian", "/etc/apt/sources.list.d", "/usr/local/share/ca-certificates"},
+	{"rhcos", "/etc/yum.repos.d", "/etc/pki/ca-trust/extracted/pem"},
+	{"rhel", "/etc/yum.repos.d", "/etc/pki/ca-trust/extracted/pem"},
+	{"rocky", "/etc/yum.repos.d", "/etc/pki/ca-trust/extracted/pem"},
+	{"centos", "/etc/yum.repos.d", "/etc/pki/ca-trust/extracted/pem"},
+}
+
+// configure mounts the files that the policy names for drivers, and tells whether all of
+// them exist: a driver without its configuration would be another one.
+func (r *renderer) configure(d *appsv1.DaemonSet, ctr *corev1.Container, c driver.Choice) bool {
+	spec, pod := &r.spec.Driver, &d.Spec.Template.Spec
+	good := r.mountFiles(pod, ctr, "driver.kernelModuleConfig.name", moduleConfig(spec), "/drivers")
+	if c.Variant != driver.Precompiled {
+		repositories, certificates := "", ""
+		for _, f := range folders {
+			if strings.HasPrefix(c.Pool.OS, f.os) {
+				repositories, certificates = f.repositories, f.certificates
+			}
+		}
+		if repositories == "" && repoConfig(spec)+certConfig(spec) != "" {
+			r.problem(Driver, OSUnknown, fmt.Sprintf("where %q has package repositories and certificates is not known: the driver of these nodes is not deployed. "+
+				"Remove spec.driver.repoConfig and certConfig, or give the image these files", c.Pool.OS))
+			return false
+		}
+		good = r.mountFiles(pod, ctr, "driver.repoConfig.configMapName", repoConfig(spec), repositories) && good
+		good = r.mountFiles(pod, ctr, "driver.certConfig.name", certConfig(spec), certificates) && good
+		subscriptions(pod, ctr, c)
+	}
+	if spec.SecretEnv != "" {
+		ctr.EnvFrom = append(ctr.EnvFrom, corev1.EnvFromSource{SecretRef: &corev1.SecretEnvSource{
+			LocalObjectReference: corev1.LocalObjectReference{Name: spec.SecretEnv},
+		}})
+	}
+	license(pod, ctr, spec)
+	return good
+}
+
+// mountFiles mounts each file of the ConfigMap into folder.
+func (r *renderer) mountFiles(pod *corev1.PodSpec, c *corev1.Container, field, name, folder string) bool {
+	if name == "" {
+		return true
+	}
+	keys, ok := r.in.Keys[name]
+	if !ok {
+		r.problem(Driver, ConfigMapMissing, fmt.Sprintf("spec.%s names ConfigMap %s/%s, which does not exist: drivers are left as they are. Create it",
+			field, r.in.Cluster.Namespace, name))
+		return false
+	}
+	keys = slices.Compact(slices.Sorted(slices.Values(keys)))
+	volume := volumeName(field)
+	for _, key := range keys {
+		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: volume, MountPath: path.Join(folder, key), SubPath: key, ReadOnly: true})
+	}
+	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: volume, VolumeSource: configMap(name, keys...)})
+	return true
+}
+
+// volumeName is a volume's name for a field: "repo-config" for driver.repoConfig.configMapName.
+// A ConfigMap's own name may be too long for it.
+func volumeName(field string) string {
+	return map[string]string{
+		"driver.kernelModuleConfig.name":  "kernel-module-config",
+		"driver.repoConfig.configMapName": "repo-config",
+		"driver.certConfig.name":          "cert-config",
+	}[field]
+}
+
+// subscriptions are the host's, where a distribution's packages need one. On OpenShift
+// drivers are built with what the Driver Toolkit has.
+func subscriptions(pod *corev1.PodSpec, ctr *corev1.Container, c driver.Choice) {
+	var paths []struct{ host, mount string }
+	switch {
+	case strings.HasPrefix(c.Pool.OS, "sles"), strings.HasPrefix(c.Pool.OS, "sl-micro"):
+		paths = []struct{ host, mount string }{
+			{"/etc/zypp/credentials.d", "/etc/zypp/credentials.d"}, {"/etc/SUSEConnect", "/etc/SUSEConnect"},
+		}
+	case strings.HasPrefix(c.Pool.OS, "rhel") && c.Pool.RHCOS == "":
+		paths = []struct{ host, mount string }{
+			{"/etc/pki/entitlement", "/run/secrets/etc-pki-entitlement"}, {"/etc/rhsm", "/run/secrets/rhsm"},
+			{"/etc/yum.repos.d/redhat.repo", "/run/secrets/redhat.repo"},
+		}
+	}
+	for i, p := range paths {
+		name := fmt.Sprintf("subscription-%d", i)
+		ctr.VolumeMounts = append(ctr.VolumeMounts, corev1.VolumeMount{Name: name, MountPath: p.mount, ReadOnly: true})
+		pod.Volumes = append(pod.Volumes, corev1.Volume{Name: name,
+			VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: p.host}}})
+	}
+}
+
+// license mounts what a vGPU driver is licensed by.
+func license(pod *corev1.PodSpec, c *corev1.Container, spec *v1.DriverSpec) {
+	if l := spec.LicensingConfig; l != nil && l.SecretName+l.ConfigMapName != "" {
+		const volume, conf, token = "licensing-config", "gridd.conf", "client_configuration_token.tok"
+		keys := []string{conf}
+		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: volume, MountPath: "/drivers/gridd.conf", SubPath: conf, ReadOnly: true})
+		if l.NLSEnabled != nil && *l.NLSEnabled {
+			keys = append(keys, token)
+			c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: volume, MountPath: "/drivers/ClientConfigToken/" + token, SubPath: token, ReadOnly: true})
+		}
+		source := configMap(l.ConfigMapName, keys...)
+		if l.SecretName != "" {
+			source = corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: l.SecretName, Items: items(keys)}}
+		}
+		pod.Volumes = append(pod.Volumes, corev1.Volume{Name: volume, VolumeSource: source})
+	}
+	if t := spec.VirtualTopology; t != nil && t.Config != "" {
+		const volume, conf = "topology-config", "nvidia-topologyd.conf"
+		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: volume, MountPath: "/etc/nvidia/" + conf, SubPath: conf, ReadOnly: true})
+		pod.Volumes = append(pod.Volumes, corev1.Volume{Name: volume, VolumeSource: configMap(t.Config, conf)})
+	}
+}

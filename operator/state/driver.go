@@ -1,0 +1,284 @@
+package state
+
+import (
+	"bytes"
+	"cmp"
+	"embed"
+	"fmt"
+	"maps"
+	"slices"
+	"text/template"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuready/gpuready/deployments/agents"
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/driver"
+	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+//go:embed parts
+var parts embed.FS
+
+const operandDriver = "driver"
+
+// drivers are the pools' DaemonSets. A pool that keeps what it has says nothing about
+// what that is: it is left as it was applied.
+func (r *renderer) drivers() error {
+	if !r.spec.Driver.IsEnabled() {
+		return nil
+	}
+	byID := map[string]driver.Choice{}
+	for _, c := range r.in.Drivers {
+		kept := c.Problem != nil && c.Problem.Keep
+		if c.Variant != driver.None && c.ID != "" && !kept {
+			if have, ok := byID[c.ID]; !ok || less(c.Pool, have.Pool) {
+				byID[c.ID] = c
+			}
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(byID)) {
+		if err := r.driver(byID[id]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *renderer) driver(c driver.Choice) error {
+	var d *appsv1.DaemonSet
+	var err error
+	if c.Variant == driver.Simulated {
+		d, err = r.simulated(c)
+	} else {
+		d, err = r.contained(c)
+	}
+	if d == nil || err != nil {
+		return err
+	}
+	d.Name = c.Name
+	for _, labels := range []map[string]string{d.Labels, d.Spec.Template.Labels, d.Spec.Selector.MatchLabels} {
+		labels[label.Driver] = c.ID
+	}
+	d.Spec.UpdateStrategy = appsv1.DaemonSetUpdateStrategy{Type: appsv1.OnDeleteDaemonSetStrategyType}
+	pod := &d.Spec.Template.Spec
+	pod.InitContainers = append([]corev1.Container{r.hostDriver()}, pod.InitContainers...)
+	pod.Volumes = append(pod.Volumes, hostVolume(r.spec.HostPaths))
+	selector := maps.Clone(c.Selector)
+	if selector == nil {
+		selector = map[string]string{}
+	}
+	selector[label.Driver] = c.ID
+	r.place(d, operandDriver, selector)
+	apart(pod)
+	r.common(Driver, d)
+	digest, err := driverDigest(d)
+	if err != nil {
+		return err
+	}
+	d.Spec.Template.Labels[label.DriverDigest] = digest
+	return r.add(Driver, d)
+}
+
+// driverDigest is of what makes a driver: where its pods may run, and what runs before
+// them, is not worth an upgrade of a node.
+func driverDigest(d *appsv1.DaemonSet) (string, error) {
+	pod := d.Spec.Template.Spec.DeepCopy()
+	pod.InitContainers, pod.NodeSelector, pod.Affinity, pod.Tolerations = nil, nil, nil, nil
+	pod.ImagePullSecrets, pod.PriorityClassName = nil, ""
+	digest, err := digestOf(pod)
+	if err != nil {
+		return "", err
+	}
+	return digest[:32], nil // a label's value has at most 63 characters
+}
+
+// apart keeps two drivers off one node while one goes and the next comes, NVIDIA's
+// operator's included, whose pods have the same label in another namespace.
+func apart(pod *corev1.PodSpec) {
+	if pod.Affinity == nil {
+		pod.Affinity = &corev1.Affinity{}
+	}
+	pod.Affinity.PodAntiAffinity = &corev1.PodAntiAffinity{
+		RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
+			LabelSelector:     &metav1.LabelSelector{MatchLabels: map[string]string{"app": label.DriverApp}},
+			NamespaceSelector: &metav1.LabelSelector{}, // every one
+			TopologyKey:       corev1.LabelHostname,
+		}},
+	}
+}
+
+// simulated is the simulated driver's DaemonSet: that of the static manifests, with the
+// machine from the policy.
+func (r *renderer) simulated(c driver.Choice) (*appsv1.DaemonSet, error) {
+	data, err := agents.Render(agents.DriverSimulator, agents.Data{Namespace: r.in.Cluster.Namespace, Image: c.Image})
+	if err != nil {
+		return nil, err
+	}
+	d, err := decode(data)
+	if err != nil {
+		return nil, err
+	}
+	var spec v1.SimulatedSpec
+	if r.spec.Driver.Simulated != nil {
+		spec = *r.spec.Driver.Simulated
+	}
+	profile := spec.Profile
+	if profile == "" {
+		profile = "h100-sxm"
+	}
+	ctr := container(d, "driver")
+	ctr.EnvFrom = nil
+	setEnv(ctr, v1.EnvVar{Name: "GPUSIM_PROFILE", Value: profile})
+	r.overlay(Driver, "driver.simulated", ctr, spec.ContainerSpec)
+	d.Spec.Template.Spec.ImagePullSecrets = secrets(spec.ImageSpec, r.spec.Validator.ImageSpec)
+	return d, nil
+}
+
+// contained is a driver container's DaemonSet. It is nil where a configuration that the
+// policy names does not exist.
+func (r *renderer) contained(c driver.Choice) (*appsv1.DaemonSet, error) {
+	spec := &r.spec.Driver
+	d, err := r.template("driver", struct {
+		driver.Choice
+		RDMA, HostMOFED, Topology bool
+	}{c, spec.GPUDirectRDMA.IsEnabled(), hostMOFED(spec), spec.VirtualTopology != nil && spec.VirtualTopology.Config != ""})
+	if err != nil {
+		return nil, err
+	}
+	ctr := container(d, "nvidia-driver-ctr")
+	r.modules(ctr)
+	r.overlay(Driver, "driver", ctr, spec.ContainerSpec)
+	probes(ctr, spec)
+	r.resources(Driver, "driver", container(d, "openshift-driver-toolkit-ctr"), spec.Resources)
+	container(d, "nvidia-peermem-ctr").ImagePullPolicy = spec.PullPolicy()
+	if spec.Manager.Image != "" {
+		r.problem(Driver, ManagerUnused, "spec.driver.manager is not used: the operator itself sees to what must happen before a driver is replaced. Remove it")
+	}
+	d.Spec.Template.Spec.ImagePullSecrets = secrets(spec.ImageSpec, r.spec.Validator.ImageSpec)
+	if !r.configure(d, ctr, c) {
+		return nil, nil
+	}
+	return d, nil
+}
+
+// template decodes one of the DaemonSets beside this file.
+func (r *renderer) template(name string, data any) (*appsv1.DaemonSet, error) {
+	all, err := template.ParseFS(parts, "parts/*.yaml")
+	if err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	if err := all.ExecuteTemplate(&b, name+".yaml", data); err != nil {
+		return nil, err
+	}
+	d, err := decode(b.Bytes())
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	d.Namespace = r.in.Cluster.Namespace
+	return d, nil
+}
+
+// modules says which kernel modules are wanted, and whether they are to work with the
+// network's.
+func (r *renderer) modules(c *corev1.Container) {
+	spec := &r.spec.Driver
+	set := func(name, value string) { setEnv(c, v1.EnvVar{Name: name, Value: value}) }
+	if spec.KernelModuleType != "" {
+		set("KERNEL_MODULE_TYPE", spec.KernelModuleType)
+	}
+	if spec.KernelModuleType == "open" {
+		set("OPEN_KERNEL_MODULES_ENABLED", "true") // what older driver containers read
+	}
+	if !spec.GPUDirectRDMA.IsEnabled() {
+		return
+	}
+	set("GPU_DIRECT_RDMA_ENABLED", "true")
+	if hostMOFED(spec) {
+		set("USE_HOST_MOFED", "true")
+	}
+}
+
+// hostMOFED tells whether the network's driver is the host's own.
+func hostMOFED(spec *v1.DriverSpec) bool {
+	rdma := spec.GPUDirectRDMA
+	return rdma.IsEnabled() && rdma.UseHostMOFED != nil && *rdma.UseHostMOFED
+}
+
+// probes lays the policy's probes over the template's. Readiness and liveness are asked
+// of what the startup probe asks.
+func probes(c *corev1.Container, spec *v1.DriverSpec) {
+	over := func(p *corev1.Probe, s *v1.ContainerProbeSpec) *corev1.Probe {
+		if s == nil {
+			return p
+		}
+		if p == nil {
+			p = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{
+				Command: []string{"sh", "-c", "nvidia-smi >/dev/null"},
+			}}}
+		}
+		for _, f := range []struct {
+			have *int32
+			want int32
+		}{
+			{&p.InitialDelaySeconds, s.InitialDelaySeconds}, {&p.TimeoutSeconds, s.TimeoutSeconds},
+			{&p.PeriodSeconds, s.PeriodSeconds}, {&p.FailureThreshold, s.FailureThreshold},
+		} {
+			if f.want > 0 {
+				*f.have = f.want
+			}
+		}
+		return p
+	}
+	c.StartupProbe = over(c.StartupProbe, spec.StartupProbe)
+	c.LivenessProbe = over(c.LivenessProbe, spec.LivenessProbe)
+	c.ReadinessProbe = over(c.ReadinessProbe, spec.ReadinessProbe)
+	if s := spec.ReadinessProbe; s != nil && s.SuccessThreshold > 1 {
+		c.ReadinessProbe.SuccessThreshold = s.SuccessThreshold // of the others it is 1, always
+	}
+}
+
+// hostDriver is the init container that ends with an error where the host has a driver of
+// its own: the operator then takes the node out of the DaemonSet.
+func (r *renderer) hostDriver() corev1.Container {
+	root, yes, no := int64(0), true, false
+	c := corev1.Container{
+		Name: "host-driver", Image: r.validatorImage(), Args: []string{"host-driver"},
+		ImagePullPolicy: r.spec.Validator.PullPolicy(),
+		Env:             []corev1.EnvVar{{Name: "HOST_ROOT", Value: "/host"}},
+		Resources: corev1.ResourceRequirements{
+			Requests: corev1.ResourceList{"cpu": resource.MustParse("10m"), "memory": resource.MustParse("64Mi")},
+			Limits:   corev1.ResourceList{"memory": resource.MustParse("256Mi")},
+		},
+		SecurityContext: &corev1.SecurityContext{
+			RunAsUser: &root, RunAsGroup: &root, AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &yes,
+			Capabilities:   &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+			SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+			SELinuxOptions: &corev1.SELinuxOptions{Type: "spc_t"},
+		},
+		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+	}
+	propagation := corev1.MountPropagationHostToContainer
+	c.VolumeMounts = []corev1.VolumeMount{{Name: hostRoot, MountPath: "/host", ReadOnly: true, MountPropagation: &propagation}}
+	return c
+}
+
+const hostRoot = "host"
+
+func hostVolume(paths v1.HostPathsSpec) corev1.Volume {
+	root, kind := string(paths.RootFS), corev1.HostPathDirectory
+	if root == "" {
+		root = "/"
+	}
+	return corev1.Volume{Name: hostRoot, VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: root, Type: &kind}}}
+}
+
+// less orders pools, so that of several with one driver always the same one counts.
+func less(a, b fleet.Pool) bool {
+	return cmp.Or(cmp.Compare(a.OS, b.OS), cmp.Compare(a.RHCOS, b.RHCOS), cmp.Compare(a.Kernel, b.Kernel), cmp.Compare(a.Arch, b.Arch)) < 0
+}

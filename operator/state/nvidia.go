@@ -1,0 +1,183 @@
+package state
+
+import (
+	"fmt"
+	"maps"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+// nvidia is an operand whose image is NVIDIA's: it is deployed as NVIDIA's operator
+// deploys it, apart from how it gets its GPUs.
+type nvidia struct {
+	state     Name
+	field     string
+	template  string
+	container string
+	spec      v1.OperandSpec
+}
+
+func (r *renderer) nvidiaOperands() []nvidia {
+	return []nvidia{
+		{DCGM, "dcgm", "dcgm", "nvidia-dcgm-ctr", r.spec.DCGM.OperandSpec},
+		{DCGMExporter, "dcgmExporter", "dcgm-exporter", "nvidia-dcgm-exporter", r.spec.DCGMExporter.OperandSpec},
+		{MIGManager, "migManager", "mig-manager", "nvidia-mig-manager", r.spec.MIGManager.OperandSpec},
+	}
+}
+
+// wanted tells whether the policy enables the operand and names an image. One of which it
+// says nothing at all is not wanted, whatever is so by default.
+func (n nvidia) wanted() bool {
+	return n.spec.IsEnabled() && (n.spec.Enabled != nil || n.spec.Image != "")
+}
+
+// wantsNVIDIA tells whether any of them is deployed.
+func (r *renderer) wantsNVIDIA() bool {
+	for _, n := range r.nvidiaOperands() {
+		if n.wanted() && n.spec.Ref(v1.ImageSpec{}) != "" {
+			return true
+		}
+	}
+	return false
+}
+
+func (r *renderer) nvidias() error {
+	for _, n := range r.nvidiaOperands() {
+		if !n.wanted() {
+			continue
+		}
+		image := r.theirs(n.state, n.field, n.spec.ImageSpec)
+		if image == "" {
+			continue
+		}
+		for _, i := range r.injections {
+			if err := r.nvidia(n, image, i); err != nil {
+				return err
+			}
+		}
+		if err := r.services(n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *renderer) nvidia(n nvidia, image string, i fleet.Injection) error {
+	d, err := r.template(n.template, struct {
+		Namespace, Image, Validator string
+		NRI                         bool
+	}{r.in.Cluster.Namespace, image, r.validatorImage(), i == fleet.NRI})
+	if err != nil {
+		return err
+	}
+	r.split(d, i)
+	if i != fleet.NRI {
+		class := r.runtimeClass()
+		d.Spec.Template.Spec.RuntimeClassName = &class
+	}
+	c := container(d, n.container)
+	switch n.state {
+	case DCGMExporter:
+		r.exporter(d, c)
+	case MIGManager:
+		r.partitions(d, c)
+	}
+	r.overlay(n.state, n.field, c, n.spec.ContainerSpec)
+	return r.finish(n.state, d, n.template, i, r.spec.Validator.ImageSpec, n.spec.ImageSpec)
+}
+
+// exporter lays over the exporter's DaemonSet what the policy says of it alone.
+func (r *renderer) exporter(d *appsv1.DaemonSet, c *corev1.Container) {
+	spec, pod := &r.spec.DCGMExporter, &d.Spec.Template
+	labels := r.valid(DCGMExporter, "dcgmExporter.podLabels", spec.PodLabels)
+	maps.Copy(labels, pod.Labels)
+	pod.Labels = labels
+	annotations := r.validAnnotations(DCGMExporter, "dcgmExporter.podAnnotations", spec.PodAnnotations)
+	maps.Copy(annotations, pod.Annotations)
+	pod.Annotations = annotations
+	pod.Spec.HostPID = spec.HostPID != nil && *spec.HostPID
+	pod.Spec.HostNetwork = spec.HostNetwork != nil && *spec.HostNetwork
+	if pod.Spec.HostNetwork {
+		pod.Spec.DNSPolicy = corev1.DNSClusterFirstWithHostNet
+	}
+	set := func(name, value string) { setEnv(c, v1.EnvVar{Name: name, Value: value}) }
+	if dcgm := r.nvidiaOperands()[0]; dcgm.wanted() && dcgm.spec.Ref(v1.ImageSpec{}) != "" {
+		set("DCGM_REMOTE_HOSTENGINE_INFO", fmt.Sprintf("nvidia-dcgm:%d", dcgmPort))
+	}
+	if m := spec.MetricsConfig; m != nil && m.Name != "" {
+		const file, volume = "dcgm-metrics.csv", "metrics-config"
+		set("DCGM_EXPORTER_COLLECTORS", "/etc/dcgm-exporter/"+file)
+		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: volume, MountPath: "/etc/dcgm-exporter/" + file, SubPath: file, ReadOnly: true})
+		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: volume, VolumeSource: configMap(m.Name, file)})
+	}
+	if spec.HPCJobMapping.IsEnabled() {
+		const volume = "job-mapping"
+		dir, kind := string(spec.HPCJobMapping.Directory), corev1.HostPathDirectoryOrCreate
+		if dir == "" {
+			dir = "/var/lib/dcgm-exporter/job-mapping"
+		}
+		set("DCGM_HPC_JOB_MAPPING_DIR", dir)
+		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: volume, MountPath: dir, ReadOnly: true})
+		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: volume,
+			VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: dir, Type: &kind}}})
+	}
+}
+
+// partitions gives the MIG manager what the policy says of partitions. Without a
+// ConfigMap's name it takes what its image has.
+func (r *renderer) partitions(d *appsv1.DaemonSet, c *corev1.Container) {
+	spec, pod := &r.spec.MIGManager, &d.Spec.Template.Spec
+	if s := spec.Config; s != nil && s.Name != "" && s.Name != "default-mig-parted-config" {
+		setEnv(c, v1.EnvVar{Name: "CONFIG_FILE", Value: "/mig-parted-config/config.yaml"})
+		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "mig-parted-config", MountPath: "/mig-parted-config", ReadOnly: true})
+		pod.Volumes = append(pod.Volumes, corev1.Volume{Name: "mig-parted-config", VolumeSource: configMap(s.Name)})
+	}
+	if s := spec.Config; s != nil && s.Default != "" {
+		setEnv(c, v1.EnvVar{Name: "MIG_CONFIG_DEFAULT", Value: s.Default})
+	}
+	if s := spec.GPUClientsConfig; s != nil && s.Name != "" {
+		setEnv(c, v1.EnvVar{Name: "GPU_CLIENTS_FILE", Value: "/gpu-clients/clients.yaml"})
+		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "gpu-clients", MountPath: "/gpu-clients", ReadOnly: true})
+		pod.Volumes = append(pod.Volumes, corev1.Volume{Name: "gpu-clients", VolumeSource: configMap(s.Name)})
+	}
+}
+
+const (
+	dcgmPort     = 5555
+	exporterPort = 9400
+)
+
+// services are DCGM's, by which the exporter of a node finds that of the same node, and
+// the exporter's, for Prometheus.
+func (r *renderer) services(n nvidia) error {
+	service := &corev1.Service{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}}
+	switch n.state {
+	case DCGM:
+		local := corev1.ServiceInternalTrafficPolicyLocal
+		service.ObjectMeta = r.object("nvidia-dcgm", "nvidia-dcgm")
+		service.Spec.InternalTrafficPolicy = &local
+		service.Spec.Ports = []corev1.ServicePort{port("dcgm", dcgmPort)}
+	case DCGMExporter:
+		service.ObjectMeta = r.object("nvidia-dcgm-exporter", "nvidia-dcgm-exporter")
+		service.Annotations = map[string]string{"prometheus.io/scrape": "true", "prometheus.io/port": fmt.Sprint(exporterPort)}
+		service.Spec.Ports = []corev1.ServicePort{port("gpu-metrics", exporterPort)}
+		if s := r.spec.DCGMExporter.ServiceSpec; s != nil {
+			service.Spec.Type, service.Spec.InternalTrafficPolicy = s.Type, s.InternalTrafficPolicy
+		}
+	default:
+		return nil
+	}
+	service.Spec.Selector = map[string]string{"app": service.Name, label.PartOf: label.Product}
+	return r.add(n.state, service)
+}
+
+func port(name string, number int32) corev1.ServicePort {
+	return corev1.ServicePort{Name: name, Port: number, TargetPort: intstr.FromInt32(number), Protocol: corev1.ProtocolTCP}
+}

@@ -1,0 +1,95 @@
+package state
+
+import (
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuready/gpuready/deployments/agents"
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+)
+
+// nvidias are the names of NVIDIA's images for the operands that are ours here. They
+// have other entry points: a policy that was written for NVIDIA's operator and names
+// them gets ours.
+var nvidias = []string{"container-toolkit", "k8s-device-plugin", "gpu-feature-discovery", "gpu-operator-validator", "gpu-operator"}
+
+// ours is the image of one of our agents.
+func (r *renderer) ours(s Name, field string, a agents.Agent, spec v1.ImageSpec) string {
+	byDefault := v1.ImageSpec{Repository: r.in.Cluster.ImageRepository, Image: a.Image, Version: r.in.Cluster.ImageVersion}
+	ref := spec.Ref(byDefault)
+	name, _, _ := strings.Cut(path.Base(spec.Image), "@")
+	name, _, _ = strings.Cut(name, ":")
+	if !slices.Contains(nvidias, name) {
+		return ref
+	}
+	own := v1.ImageSpec{}.Ref(byDefault)
+	r.problem(s, ImageForeign, fmt.Sprintf("spec.%s names %s, NVIDIA's image, which has another entry point than ours: %s is used. "+
+		"Remove repository, image and version of spec.%[1]s", field, ref, own))
+	return own
+}
+
+// theirs is the image of an operand that is not ours; "" and a problem where the policy
+// names none.
+func (r *renderer) theirs(s Name, field string, spec v1.ImageSpec) string {
+	ref := spec.Ref(v1.ImageSpec{})
+	if ref == "" || spec.Repository == "" && ref == spec.Image && !strings.ContainsAny(ref, "/:@") {
+		r.problem(s, ImageMissing, fmt.Sprintf("spec.%s is enabled and names no image: set its repository, image and version, or enabled: false", field))
+		return ""
+	}
+	return ref
+}
+
+// overlay writes what the policy says of a container over what the template says of it.
+func (r *renderer) overlay(s Name, field string, c *corev1.Container, spec v1.ContainerSpec) {
+	c.ImagePullPolicy = spec.PullPolicy()
+	c.Args = append(c.Args, spec.Args...)
+	r.resources(s, field, c, spec.Resources)
+	setEnv(c, spec.Env...)
+}
+
+// resources replaces the template's, whole, as the reference does.
+func (r *renderer) resources(s Name, field string, c *corev1.Container, spec *v1.ResourceRequirements) {
+	if spec == nil {
+		return
+	}
+	want := spec.Kubernetes()
+	for _, name := range slices.Sorted(maps.Keys(want.Requests)) {
+		request, limit := want.Requests[name], want.Limits[name]
+		if _, limited := want.Limits[name]; limited && request.Cmp(limit) > 0 {
+			r.problem(s, ResourcesInvalid, fmt.Sprintf("spec.%s.resources requests %s of %s and limits it to %s: the defaults are used. Raise the limit",
+				field, request.String(), name, limit.String()))
+			return
+		}
+	}
+	c.Resources = want
+}
+
+// setEnv sets variables: each has one value, the last one.
+func setEnv(c *corev1.Container, vars ...v1.EnvVar) {
+	for _, v := range vars {
+		entry := corev1.EnvVar{Name: v.Name, Value: v.Value}
+		if i := slices.IndexFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == v.Name }); i >= 0 {
+			c.Env[i] = entry
+		} else {
+			c.Env = append(c.Env, entry)
+		}
+	}
+}
+
+// secrets are the references to pull secrets, sorted, each once.
+func secrets(specs ...v1.ImageSpec) []corev1.LocalObjectReference {
+	var names []string
+	for _, s := range specs {
+		names = append(names, s.ImagePullSecrets...)
+	}
+	var refs []corev1.LocalObjectReference
+	for _, name := range slices.Compact(slices.Sorted(slices.Values(names))) {
+		refs = append(refs, corev1.LocalObjectReference{Name: name})
+	}
+	return refs
+}

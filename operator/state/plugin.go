@@ -1,0 +1,139 @@
+package state
+
+import (
+	"path"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuready/gpuready/deployments/agents"
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+const (
+	configVolume = "config"
+	configDir    = "/etc/gpuready/configs"
+)
+
+func (r *renderer) plugins() error {
+	spec := r.spec.DevicePlugin
+	if !spec.IsEnabled() {
+		return nil
+	}
+	image := r.ours(DevicePlugin, "devicePlugin", agents.DevicePlugin, spec.ImageSpec)
+	for _, i := range r.injections {
+		d, err := r.agent(agents.DevicePlugin, image, i, false)
+		if err != nil {
+			return err
+		}
+		c := container(d, "device-plugin")
+		setEnv(c, v1.EnvVar{Name: "DEVICE_LIST_STRATEGY", Value: r.strategy(i)})
+		if strategy := r.spec.MIG.Strategy; strategy != "" {
+			setEnv(c, v1.EnvVar{Name: "MIG_STRATEGY", Value: strategy})
+		}
+		r.pluginConfig(d, c)
+		r.host(d, c)
+		r.overlay(DevicePlugin, "devicePlugin", c, spec.ContainerSpec)
+		if err := r.finish(DevicePlugin, d, operandPlugin, i, spec.ImageSpec); err != nil {
+			return err
+		}
+	}
+	return r.mps(image)
+}
+
+// strategy is how the device plugin names GPUs to what gives them to containers.
+func (r *renderer) strategy(i fleet.Injection) string {
+	switch {
+	case r.byHandler(i):
+		return "volume-mounts" // an image cannot make them, other than environment variables
+	case i == fleet.Annotations:
+		return "cdi-annotations" // the kubelet would drop CDI names
+	}
+	return "cdi-cri"
+}
+
+// pluginConfig mounts the configurations that a node's label chooses from.
+func (r *renderer) pluginConfig(d *appsv1.DaemonSet, c *corev1.Container) {
+	if mps := r.spec.DevicePlugin.MPS; mps != nil && mps.Root != "" {
+		setEnv(c, v1.EnvVar{Name: "MPS_ROOT", Value: path.Clean(string(mps.Root))})
+	}
+	config := r.spec.DevicePlugin.Config
+	if config == nil || config.Name == "" {
+		return
+	}
+	setEnv(c, v1.EnvVar{Name: "CONFIG_FILE_SRCDIR", Value: configDir})
+	if config.Default != "" {
+		setEnv(c, v1.EnvVar{Name: "DEFAULT_CONFIG", Value: config.Default})
+	}
+	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: configVolume, MountPath: configDir, ReadOnly: true})
+	d.Spec.Template.Spec.Volumes = append(d.Spec.Template.Spec.Volumes, corev1.Volume{
+		Name: configVolume, VolumeSource: configMap(config.Name),
+	})
+}
+
+// mps is the MPS control daemons' DaemonSet: MPS is a matter of the plugin's
+// configurations, and of the nodes whose label says that theirs shares GPUs so.
+func (r *renderer) mps(image string) error {
+	spec := r.spec.DevicePlugin
+	if spec.Config == nil || spec.Config.Name == "" {
+		return nil
+	}
+	data, err := agents.Render(agents.MPS, agents.Data{Namespace: r.in.Cluster.Namespace, Image: image, Privileged: true})
+	if err != nil {
+		return err
+	}
+	d, err := decode(data)
+	if err != nil {
+		return err
+	}
+	c := container(d, "mps-daemon")
+	dropVolume(d, c, configVolume)
+	setEnv(c, v1.EnvVar{Name: "CONFIG_FILE", Value: ""})
+	r.pluginConfig(d, c)
+	if spec.MPS != nil && spec.MPS.Root != "" {
+		rebase(d, "mps", "/host", path.Clean(string(spec.MPS.Root)))
+	}
+	r.host(d, c)
+	c.ImagePullPolicy = spec.PullPolicy()
+	setEnv(c, spec.Env...)
+	d.Spec.Template.Spec.ImagePullSecrets = secrets(spec.ImageSpec)
+	r.place(d, operandPlugin, map[string]string{label.MPSCapable: "true"})
+	r.common(DevicePlugin, d)
+	r.rollBy(d)
+	return r.add(DevicePlugin, d)
+}
+
+// dropVolume removes a volume and its mount.
+func dropVolume(d *appsv1.DaemonSet, c *corev1.Container, name string) {
+	pod := &d.Spec.Template.Spec
+	var volumes []corev1.Volume
+	for _, v := range pod.Volumes {
+		if v.Name != name {
+			volumes = append(volumes, v)
+		}
+	}
+	var mounts []corev1.VolumeMount
+	for _, m := range c.VolumeMounts {
+		if m.Name != name {
+			mounts = append(mounts, m)
+		}
+	}
+	pod.Volumes, c.VolumeMounts = volumes, mounts
+}
+
+// configMap is a ConfigMap as a volume's source; with keys, these alone.
+func configMap(name string, keys ...string) corev1.VolumeSource {
+	return corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
+		LocalObjectReference: corev1.LocalObjectReference{Name: name}, Items: items(keys),
+	}}
+}
+
+func items(keys []string) []corev1.KeyToPath {
+	var items []corev1.KeyToPath
+	for _, key := range keys {
+		items = append(items, corev1.KeyToPath{Key: key, Path: key})
+	}
+	return items
+}

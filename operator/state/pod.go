@@ -1,0 +1,175 @@
+package state
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpuready/gpuready/deployments/agents"
+	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+// decode reads a DaemonSet; what it does not know is an error.
+func decode(data []byte) (*appsv1.DaemonSet, error) {
+	var d appsv1.DaemonSet
+	if err := yaml.UnmarshalStrict(data, &d); err != nil {
+		return nil, err
+	}
+	return &d, nil
+}
+
+// container returns the one of that name, of all containers of the pod. There is one: the
+// templates are ours.
+func container(d *appsv1.DaemonSet, name string) *corev1.Container {
+	for _, list := range [][]corev1.Container{d.Spec.Template.Spec.Containers, d.Spec.Template.Spec.InitContainers} {
+		for i := range list {
+			if list[i].Name == name {
+				return &list[i]
+			}
+		}
+	}
+	return &corev1.Container{}
+}
+
+// common lays over a DaemonSet what the policy says of all.
+func (r *renderer) common(s Name, d *appsv1.DaemonSet) {
+	spec, pod := r.spec.Daemonsets, &d.Spec.Template
+	labels := r.valid(Prerequisites, "daemonsets.labels", spec.Labels)
+	maps.Copy(labels, pod.Labels) // ours win: selectors go by them
+	labels[label.ManagedBy], labels[label.PartOf], labels[label.State] = label.Operator, label.Product, string(s)
+	pod.Labels = labels
+	annotations := r.validAnnotations(Prerequisites, "daemonsets.annotations", spec.Annotations)
+	maps.Copy(annotations, pod.Annotations)
+	pod.Annotations = nil
+	if len(annotations) > 0 {
+		pod.Annotations = annotations
+	}
+	if spec.PriorityClassName != "" {
+		pod.Spec.PriorityClassName = spec.PriorityClassName
+	}
+	r.tolerate(&pod.Spec)
+}
+
+// tolerate adds the policy's tolerations and the startup taint that it names.
+func (r *renderer) tolerate(pod *corev1.PodSpec) {
+	more := slices.Clone(r.spec.Daemonsets.Tolerations)
+	if key := r.spec.Node.StartupTaint.Key; key != "" {
+		more = append(more, corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists})
+	}
+	for _, t := range more {
+		same := func(have corev1.Toleration) bool { return have.MatchToleration(&t) }
+		if !slices.ContainsFunc(pod.Tolerations, same) {
+			pod.Tolerations = append(pod.Tolerations, t)
+		}
+	}
+}
+
+// rollBy sets how the DaemonSet's pods are replaced, where the policy says it.
+func (r *renderer) rollBy(d *appsv1.DaemonSet) {
+	spec := r.spec.Daemonsets
+	if spec.UpdateStrategy == string(appsv1.OnDeleteDaemonSetStrategyType) {
+		d.Spec.UpdateStrategy = appsv1.DaemonSetUpdateStrategy{Type: appsv1.OnDeleteDaemonSetStrategyType}
+		return
+	}
+	if spec.RollingUpdate != nil && spec.RollingUpdate.MaxUnavailable != nil {
+		unavailable, surge := spec.RollingUpdate.Unavailable(), intstr.FromInt32(0)
+		d.Spec.UpdateStrategy = appsv1.DaemonSetUpdateStrategy{
+			Type:          appsv1.RollingUpdateDaemonSetStrategyType,
+			RollingUpdate: &appsv1.RollingUpdateDaemonSet{MaxUnavailable: &unavailable, MaxSurge: &surge},
+		}
+	}
+}
+
+// place confines the DaemonSet to the nodes of an operand, by the labels that the
+// operator gives them. While NVIDIA's operator runs, that one writes the deploy labels of
+// all nodes: then ours are the nodes that were handed over, and the deploy labels only
+// keep agents away.
+func (r *renderer) place(d *appsv1.DaemonSet, operand string, more map[string]string) {
+	pod := &d.Spec.Template.Spec
+	pod.NodeSelector = map[string]string{corev1.LabelOSStable: "linux"}
+	maps.Copy(pod.NodeSelector, more)
+	pod.Affinity = nil
+	if !r.in.Cluster.HandOver {
+		pod.NodeSelector[label.Deploy+operand] = "true"
+		return
+	}
+	pod.NodeSelector[label.HandOver] = label.Product
+	away := []string{"false"}
+	if operand == "driver" {
+		away = append(away, label.PreInstalled)
+	}
+	pod.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+		RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
+				{Key: label.Deploy + operand, Operator: corev1.NodeSelectorOpNotIn, Values: away},
+			}}},
+		},
+	}}
+}
+
+// agent decodes one of our agents' DaemonSets for the nodes with an injection.
+func (r *renderer) agent(a agents.Agent, image string, i fleet.Injection, runtime bool) (*appsv1.DaemonSet, error) {
+	data, err := agents.Render(a, agents.Data{
+		Namespace: r.in.Cluster.Namespace, Image: image, Privileged: i != fleet.NRI, Runtime: runtime,
+	})
+	if err != nil {
+		return nil, err
+	}
+	d, err := decode(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", a.Name, err)
+	}
+	r.split(d, i)
+	return d, nil
+}
+
+// split makes the DaemonSet that of the nodes with an injection. The name has no suffix
+// where the runtime has NRI, as most do.
+func (r *renderer) split(d *appsv1.DaemonSet, i fleet.Injection) {
+	if i != fleet.NRI {
+		d.Name += "-" + string(i)
+	}
+	d.Labels[label.Injection] = string(i)
+	d.Spec.Template.Labels[label.Injection] = string(i)
+	d.Spec.Selector.MatchLabels[label.Injection] = string(i)
+}
+
+// valid returns the labels that Kubernetes would take, never nil.
+func (r *renderer) valid(s Name, field string, labels map[string]string) map[string]string {
+	good := map[string]string{}
+	for key, value := range labels {
+		if len(validation.IsQualifiedName(key)) > 0 || len(validation.IsValidLabelValue(value)) > 0 {
+			r.problem(s, LabelInvalid, fmt.Sprintf("spec.%s: %q: %q is no label that Kubernetes takes, and is left out", field, key, value))
+			continue
+		}
+		good[key] = value
+	}
+	return good
+}
+
+// validAnnotations is the same for annotations, whose values may be anything.
+func (r *renderer) validAnnotations(s Name, field string, annotations map[string]string) map[string]string {
+	good := map[string]string{}
+	for key, value := range annotations {
+		if len(validation.IsQualifiedName(strings.ToLower(key))) > 0 {
+			r.problem(s, LabelInvalid, fmt.Sprintf("spec.%s: %q is no annotation that Kubernetes takes, and is left out", field, key))
+			continue
+		}
+		good[key] = value
+	}
+	return good
+}
+
+// object is the metadata of what has no template.
+func (r *renderer) object(name, app string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Name: name, Namespace: r.in.Cluster.Namespace, Labels: map[string]string{"app": app}}
+}

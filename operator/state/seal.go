@@ -1,0 +1,47 @@
+package state
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+// add labels the object as the operator's and the state's, writes its digest into it,
+// and keeps it.
+func (r *renderer) add(s Name, o client.Object) error {
+	operator := r.spec.Operator
+	labels, annotations := map[string]string{}, map[string]string{}
+	maps.Copy(labels, r.valid(Prerequisites, "operator.labels", operator.Labels))
+	maps.Copy(annotations, r.validAnnotations(Prerequisites, "operator.annotations", operator.Annotations))
+	maps.Copy(labels, o.GetLabels())
+	maps.Copy(annotations, o.GetAnnotations())
+	labels[label.ManagedBy], labels[label.PartOf], labels[label.State] = label.Operator, label.Product, string(s)
+	delete(annotations, label.Digest)
+	o.SetLabels(labels)
+	o.SetAnnotations(annotations)
+	digest, err := digestOf(o)
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", s, o.GetName(), err)
+	}
+	annotations[label.Digest] = digest
+	o.SetAnnotations(annotations)
+	r.objects = append(r.objects, Object{s, o, digest})
+	return nil
+}
+
+// digestOf is the SHA-256 of v in JSON, whose keys encoding/json sorts: that of what a
+// program of the same version would apply.
+func digestOf(v any) (string, error) {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:]), nil
+}

@@ -1,0 +1,63 @@
+package state
+
+import (
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuready/gpuready/deployments/agents"
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+)
+
+// validators belong to the first state that they prove; they prove the later ones, too.
+func (r *renderer) validators() error {
+	spec := r.spec.Validator
+	image := r.validatorImage()
+	for _, i := range r.injections {
+		d, err := r.agent(agents.Validator, image, i, false)
+		if err != nil {
+			return err
+		}
+		c := container(d, "validator")
+		// What the policy says is all that is said: a ConfigMap of the static manifests would
+		// go unseen.
+		c.EnvFrom = nil
+		r.proofs(c)
+		r.host(d, c)
+		for _, proof := range []v1.ValidationSpec{spec.Driver, spec.Toolkit, spec.CUDA, spec.Plugin} {
+			setEnv(c, proof.Env...)
+		}
+		r.overlay(DriverValidation, "validator", c, spec.ContainerSpec)
+		if err := r.finish(DriverValidation, d, operandValidator, i, spec.ImageSpec); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *renderer) validatorImage() string {
+	return r.ours(DriverValidation, "validator", agents.Validator, r.spec.Validator.ImageSpec)
+}
+
+// proofs are the validator's settings that follow from the rest of the policy.
+func (r *renderer) proofs(c *corev1.Container) {
+	set := func(name, value string) { setEnv(c, v1.EnvVar{Name: name, Value: value}) }
+	spec := r.spec.Validator.ImageSpec
+	if spec.ImagePullPolicy != "" {
+		set("VALIDATOR_IMAGE_PULL_POLICY", string(spec.PullPolicy()))
+	}
+	if len(spec.ImagePullSecrets) > 0 {
+		set("VALIDATOR_IMAGE_PULL_SECRETS", strings.Join(spec.ImagePullSecrets, ","))
+	}
+	if r.spec.Driver.IsEnabled() && r.spec.Driver.IsSimulated() {
+		set("ALLOW_SIMULATED", "true")
+	}
+	taint := &r.spec.Node.StartupTaint
+	if taint.Key != "" {
+		set("STARTUP_TAINT", taint.Key)
+	}
+	if taint.Managed() {
+		set("STARTUP_TAINT_MANAGE", "true")
+		set("STARTUP_TAINT_SETTLE", taint.SettleTime().String())
+	}
+}
