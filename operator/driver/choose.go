@@ -121,7 +121,7 @@ func (c *chooser) asked(choice Choice) Choice {
 	case Present:
 		return choice
 	case Absent:
-		return c.missing(choice)
+		return c.missing(choice, presence.Why)
 	case Unknown:
 		choice.Problem = c.problem(RegistryUnknown,
 			"whether there is the driver image %s, for kernel %s of node %s, the registry does not say: %s", choice.Image, c.pool.Kernel, c.node, presence.Why)
@@ -132,8 +132,11 @@ func (c *chooser) asked(choice Choice) Choice {
 	return choice
 }
 
-func (c *chooser) missing(choice Choice) Choice {
-	what := fmt.Sprintf("there is no driver image %s, for kernel %s of node %s", choice.Image, c.pool.Kernel, c.node)
+func (c *chooser) missing(choice Choice, doubt string) Choice {
+	if doubt != "" {
+		doubt = " (" + doubt + ")"
+	}
+	what := fmt.Sprintf("there is no driver image %s, for kernel %s of node %s%s", choice.Image, c.pool.Kernel, c.node, doubt)
 	if c.spec.Driver.PrecompiledFallback != v1.FallbackDriverToolkit {
 		choice.Problem = c.problem(PrecompiledImageMissing, "%s: build and push it, or set spec.driver.precompiledFallback=%s", what, v1.FallbackDriverToolkit)
 		return choice

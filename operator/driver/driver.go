@@ -73,7 +73,7 @@ type Facts struct {
 // Presence is what a registry says of an image.
 type Presence struct {
 	State PresenceState
-	Why   string // where it is Unknown
+	Why   string // where it is Unknown; where it is Absent, what speaks against that
 }
 
 // PresenceState is whether a registry has an image.

@@ -1,0 +1,209 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/gpuready/gpuready/operator/driver"
+)
+
+const (
+	// A registry has no events: what it did not have, or did not say, is asked again.
+	firstWait = 30 * time.Second
+	lastWait  = 10 * time.Minute
+	// parallel questions, so that one registry that keeps silent does not hold up another.
+	parallel = 4
+	// maxImages is how many answers are kept. A cluster has a few kernels at a time.
+	maxImages = 512
+)
+
+// Cache answers at once what is known of an image and asks in the background. An image
+// that is there is not asked for again; one that is not, or of which nothing is known,
+// after 30 seconds and then twice as long each time, up to 10 minutes.
+type Cache struct {
+	ask     func(context.Context, string, Access) driver.Presence
+	changed func(image string)
+	wake    chan struct{}
+
+	mu     sync.Mutex
+	images map[string]*entry
+	looks  int // how many there were: the clock of entry.used
+}
+
+type entry struct {
+	access   Access
+	presence driver.Presence
+	due      time.Time // when to ask; zero: at once
+	wait     time.Duration
+	asking   bool
+	stale    bool // while it is asked, what to ask with has changed
+	used     int
+}
+
+// NewCache returns a Cache that asks by ask (Client.Look) and calls changed, from a
+// goroutine of Run, when what is known of an image is no longer what Look last answered.
+func NewCache(ask func(context.Context, string, Access) driver.Presence, changed func(image string)) *Cache {
+	return &Cache{ask: ask, changed: changed, wake: make(chan struct{}, 1), images: map[string]*entry{}}
+}
+
+// Look returns what is known of an image: Unasked at first. With other secrets or
+// authorities than before, an image that was not seen there is asked for again at once.
+func (c *Cache) Look(image string, a Access) driver.Presence {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e := c.images[image]
+	if e == nil {
+		c.makeRoom()
+		e = &entry{access: a}
+		c.images[image] = e
+		c.poke()
+	}
+	c.looks++
+	e.used = c.looks
+	if !e.access.equal(a) {
+		e.access = a
+		if e.presence.State != driver.Present {
+			c.askAgain(e)
+		}
+	}
+	return e.presence
+}
+
+// Again has an image asked for at once, whatever is known: the kubelet could not pull it, say.
+func (c *Cache) Again(image string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if e := c.images[image]; e != nil {
+		c.askAgain(e)
+	}
+}
+
+// Retain forgets all images but these.
+func (c *Cache) Retain(images ...string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	maps.DeleteFunc(c.images, func(image string, _ *entry) bool { return !slices.Contains(images, image) })
+}
+
+func (c *Cache) askAgain(e *entry) {
+	e.due, e.wait, e.stale = time.Time{}, 0, e.asking
+	c.poke()
+}
+
+func (c *Cache) poke() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// makeRoom forgets the image that was looked for longest ago.
+func (c *Cache) makeRoom() {
+	if len(c.images) < maxImages {
+		return
+	}
+	oldest := ""
+	for image, e := range c.images {
+		if oldest == "" || e.used < c.images[oldest].used {
+			oldest = image
+		}
+	}
+	delete(c.images, oldest)
+}
+
+// Run asks until ctx ends, and returns when the last question has.
+func (c *Cache) Run(ctx context.Context) error {
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	slots := make(chan struct{}, parallel)
+	for {
+		select {
+		case slots <- struct{}{}:
+		case <-ctx.Done():
+			return nil
+		}
+		image, e, wait := c.next()
+		if e != nil {
+			asking.Go(func() {
+				defer func() { <-slots }()
+				c.question(ctx, image, e)
+			})
+			continue
+		}
+		<-slots
+		if !c.pause(ctx, wait) {
+			return nil
+		}
+	}
+}
+
+// pause waits for the time to come, or for something to ask for; false: ctx has ended.
+func (c *Cache) pause(ctx context.Context, wait time.Duration) bool {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-c.wake:
+	case <-timer.C:
+	}
+	return true
+}
+
+// next returns an image whose time has come, or how long until the next one's.
+func (c *Cache) next() (string, *entry, time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	wait := lastWait
+	for image, e := range c.images {
+		if e.asking || e.presence.State == driver.Present && !e.due.IsZero() {
+			continue
+		}
+		until := time.Until(e.due)
+		if until <= 0 {
+			e.asking, e.stale = true, false
+			return image, e, 0
+		}
+		wait = min(wait, until)
+	}
+	return "", nil, wait
+}
+
+func (c *Cache) question(ctx context.Context, image string, e *entry) {
+	c.mu.Lock()
+	access := e.access
+	c.mu.Unlock()
+	presence := c.ask(ctx, image, access)
+	if ctx.Err() == nil && c.settle(image, e, presence) {
+		c.changed(image)
+	}
+	c.poke()
+}
+
+// settle keeps an answer, and says whether it is news.
+func (c *Cache) settle(image string, e *entry, presence driver.Presence) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e.asking = false
+	if e.stale {
+		return false // it is asked again, with what it is to be asked with
+	}
+	if presence.State != e.presence.State {
+		e.wait = 0
+	}
+	e.wait = min(max(2*e.wait, firstWait), lastWait)
+	e.due = time.Now().Add(e.wait)
+	news := presence != e.presence
+	e.presence = presence
+	return news && c.images[image] == e
+}
+
+func (a Access) equal(b Access) bool {
+	return bytes.Equal(a.CAs, b.CAs) && slices.EqualFunc(a.Secrets, b.Secrets, func(x, y Secret) bool {
+		return x.Name == y.Name && maps.EqualFunc(x.Data, y.Data, bytes.Equal)
+	})
+}

@@ -1,0 +1,226 @@
+// Package registry asks container registries whether they have an image, as a node that
+// pulls it would: with the pull secrets, by the proxy of the environment and by the
+// certificate authorities that it is given.
+package registry
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+	"golang.org/x/net/http/httpproxy"
+
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+	"github.com/gpuready/gpuready/operator/driver"
+)
+
+const (
+	// deadline is for one question, all its credentials and redirections included.
+	deadline = 20 * time.Second
+	// maxWhy is what a registry's own words may fill of a condition, in bytes.
+	maxWhy = 300
+)
+
+// Options are what is the same for all questions.
+type Options struct {
+	// Insecure are registries, as "host" or "host:port", that may be asked without TLS or
+	// with a certificate that nobody vouches for. All others are asked by verified HTTPS.
+	Insecure []string
+	// CADirs and CAs (PEM) are certificate authorities beside the system's.
+	CADirs []string
+	CAs    []byte
+	// Agent is the User-Agent.
+	Agent string
+}
+
+// Access is what comes with one question.
+type Access struct {
+	Secrets []Secret
+	CAs     []byte // PEM, beside those of the Options
+}
+
+// Client asks registries. It may be used concurrently.
+type Client struct {
+	agent    string
+	insecure []string
+	roots    *x509.CertPool
+	proxy    func(*url.URL) (*url.URL, error)
+	deadline time.Duration
+}
+
+// New returns a Client. It reads the environment (HTTPS_PROXY, HTTP_PROXY, NO_PROXY) and
+// the directories of certificates once; it fails where those cannot be read.
+func New(o Options) (*Client, error) {
+	roots, err := authorities(o.CADirs, o.CAs)
+	if err != nil {
+		return nil, err
+	}
+	return &Client{
+		agent: o.Agent, insecure: slices.Clone(o.Insecure), roots: roots,
+		proxy: httpproxy.FromEnvironment().ProxyFunc(), deadline: deadline,
+	}, nil
+}
+
+// Look asks whether the registry has the image, and takes at most 20 seconds. Absent is
+// what the registry itself says, in the words of its protocol, to credentials that it
+// takes; whatever else goes wrong is Unknown, and Why says what:
+//   - 401 and 403: registries that hide what is private answer so for what is missing,
+//     too, and a node may have credentials of its own (of its cloud) that are not known here;
+//   - 404 without a registry's error code: that may be any web server or proxy;
+//   - 429, 5xx, no answer, no name, a certificate that nobody vouches for.
+//
+// Why of Absent says so where the question was asked without credentials: the registry
+// may then just not show the image.
+func (c *Client) Look(ctx context.Context, image string, a Access) driver.Presence {
+	ctx, cancel := context.WithTimeout(ctx, c.deadline)
+	defer cancel()
+	ref, err := c.parse(image)
+	if err != nil {
+		return unknown("%v", err)
+	}
+	roundTrip, closeIdle, err := c.transport(a.CAs)
+	if err != nil {
+		return unknown("%v", err)
+	}
+	defer closeIdle()
+	keys, unread := keysFor(ref.Context(), a.Secrets)
+	presence := c.try(ctx, ref, keys, roundTrip)
+	if unread != nil && presence.State != driver.Present {
+		presence.Why = why("%s; %v", presence.Why, unread)
+	}
+	return presence
+}
+
+// try asks with one key after the other, as the kubelet does, until one is let in.
+func (c *Client) try(ctx context.Context, ref name.Reference, keys []authn.AuthConfig, rt http.RoundTripper) driver.Presence {
+	if len(keys) == 0 {
+		presence := c.ask(ctx, ref, authn.Anonymous, rt)
+		if presence.State == driver.Absent {
+			presence.Why = "asked without credentials"
+		}
+		return presence.Presence
+	}
+	var last answer
+	for _, key := range keys {
+		if last = c.ask(ctx, ref, authn.FromConfig(key), rt); !last.denied {
+			break
+		}
+	}
+	return last.Presence
+}
+
+type answer struct {
+	driver.Presence
+	denied bool
+}
+
+// ask asks by HEAD, which costs least and does not count as a pull, and where that is
+// refused by GET: only its answer has words.
+func (c *Client) ask(ctx context.Context, ref name.Reference, auth authn.Authenticator, rt http.RoundTripper) answer {
+	options := []remote.Option{
+		remote.WithContext(ctx), remote.WithAuth(auth), remote.WithTransport(rt), remote.WithUserAgent(c.agent),
+		remote.WithRetryBackoff(remote.Backoff{Steps: 1}),
+	}
+	head, err := remote.Head(ref, options...)
+	if err == nil && manifest(head.MediaType) {
+		return answer{Presence: driver.Presence{State: driver.Present}}
+	}
+	if err == nil || again(ctx, err) {
+		var whole *remote.Descriptor
+		if whole, err = remote.Get(ref, options...); err == nil {
+			return answer{Presence: told(whole.MediaType)}
+		}
+	}
+	return judge(err)
+}
+
+// told is what an answer's type tells: any web server may say 200.
+func told(kind types.MediaType) driver.Presence {
+	if manifest(kind) {
+		return driver.Presence{State: driver.Present}
+	}
+	return unknown("the answer is of type %q, which is no image's", kind)
+}
+
+func manifest(kind types.MediaType) bool {
+	return kind.IsImage() || kind.IsIndex() || kind.IsSchema1()
+}
+
+// again says whether GET may tell more than HEAD did: not where nobody answered, or where
+// the registry wants to be left alone.
+func again(ctx context.Context, err error) bool {
+	if ctx.Err() != nil {
+		return false
+	}
+	var refused *transport.Error
+	if errors.As(err, &refused) {
+		return refused.StatusCode < 500 && refused.StatusCode != http.StatusTooManyRequests || refused.StatusCode == http.StatusNotImplemented
+	}
+	var failed *url.Error
+	return !errors.As(err, &failed)
+}
+
+func judge(err error) answer {
+	var refused *transport.Error
+	if !errors.As(err, &refused) {
+		return answer{Presence: unknown("%v", err)}
+	}
+	switch refused.StatusCode {
+	case http.StatusUnauthorized, http.StatusForbidden:
+		return answer{unknown("not allowed to ask (%v); name a pull secret in spec.driver.imagePullSecrets", err), true}
+	case http.StatusNotFound:
+		if saysMissing(refused) {
+			return answer{Presence: driver.Presence{State: driver.Absent}}
+		}
+		return answer{Presence: unknown("404 Not Found, and not in a registry's words (%v)", err)}
+	}
+	return answer{Presence: unknown("%v", err)}
+}
+
+// saysMissing says whether a 404 is a registry's. NOT_FOUND is Harbor's.
+func saysMissing(e *transport.Error) bool {
+	return slices.ContainsFunc(e.Errors, func(d transport.Diagnostic) bool {
+		switch d.Code {
+		case transport.ManifestUnknownErrorCode, transport.NameUnknownErrorCode, "NOT_FOUND":
+			return true
+		}
+		return false
+	})
+}
+
+func unknown(format string, args ...any) driver.Presence {
+	return driver.Presence{State: driver.Unknown, Why: why(format, args...)}
+}
+
+func why(format string, args ...any) string {
+	return strings.TrimPrefix(record.Clean(fmt.Sprintf(format, args...), maxWhy), "; ")
+}
+
+// parse reads an image's reference as the kubelet does: without a registry it is Docker
+// Hub's.
+func (c *Client) parse(image string) (name.Reference, error) {
+	ref, err := name.ParseReference(image)
+	if err != nil {
+		return nil, fmt.Errorf("%q is no image: %w", image, err)
+	}
+	if !c.mayBeInsecure(ref.Context().RegistryStr()) {
+		return ref, nil
+	}
+	return name.ParseReference(image, name.Insecure)
+}
+
+func (c *Client) mayBeInsecure(host string) bool {
+	bare := (&url.URL{Host: host}).Hostname()
+	return slices.Contains(c.insecure, host) || slices.Contains(c.insecure, bare)
+}

@@ -1,0 +1,351 @@
+package registry
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/google/go-containerregistry/pkg/v1/random"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuready/gpuready/operator/driver"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const tag = "nvidia/driver:535-5.15.0-1042-aws-ubuntu22.04"
+
+// quiet is a registry with one image.
+func quiet(t *testing.T) http.Handler {
+	t.Helper()
+	handler := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	server := httptest.NewServer(handler)
+	defer server.Close()
+	image, err := random.Image(64, 1)
+	require.NoError(t, err)
+	ref, err := name.ParseReference(strings.TrimPrefix(server.URL, "http://")+"/"+tag, name.Insecure)
+	require.NoError(t, err)
+	require.NoError(t, remote.Write(ref, image))
+	server.Client().CloseIdleConnections()
+	remote.DefaultTransport.(*http.Transport).CloseIdleConnections()
+	return handler
+}
+
+// serve serves by TLS, and returns the server's address and its authority.
+func serve(t *testing.T, handler http.Handler) (host string, ca []byte) {
+	t.Helper()
+	server := httptest.NewUnstartedServer(handler)
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	ca = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	return strings.TrimPrefix(server.URL, "https://"), ca
+}
+
+func client(t *testing.T, o Options) *Client {
+	t.Helper()
+	c, err := New(o)
+	require.NoError(t, err)
+	return c
+}
+
+func secret(name, host, user, password string) Secret {
+	return Secret{Name: name, Data: map[string][]byte{corev1.DockerConfigJsonKey: fmt.Appendf(nil,
+		`{"auths":{%q:{"auth":%q}}}`, host, base64.StdEncoding.EncodeToString([]byte(user+":"+password)))}}
+}
+
+func TestPresentAndAbsentOverTLSWithOnesOwnAuthority(t *testing.T) {
+	host, ca := serve(t, quiet(t))
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "ca.crt"), ca, 0o644))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "README"), []byte("no certificate"), 0o644))
+	require.NoError(t, os.Symlink("gone", filepath.Join(dir, "broken")))
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "..data"), 0o755))
+	for name, c := range map[string]struct {
+		o Options
+		a Access
+	}{
+		"a directory":     {o: Options{CADirs: []string{dir}}},
+		"the options":     {o: Options{CAs: ca}},
+		"the question":    {a: Access{CAs: ca}},
+		"not verified":    {o: Options{Insecure: []string{host}}},
+		"nor by the host": {o: Options{Insecure: []string{"127.0.0.1"}}},
+	} {
+		c, a := client(t, c.o), c.a
+		require.Equal(t, driver.Presence{State: driver.Present}, c.Look(t.Context(), host+"/"+tag, a), name)
+		require.Equal(t, driver.Presence{State: driver.Absent, Why: "asked without credentials"}, c.Look(t.Context(), host+"/"+tag+"x", a), name)
+		require.Equal(t, driver.Absent, c.Look(t.Context(), host+"/another/driver:1", a).State, name)
+	}
+	got := client(t, Options{}).Look(t.Context(), host+"/"+tag, Access{})
+	require.Equal(t, driver.Unknown, got.State)
+	require.Contains(t, got.Why, "certificate")
+}
+
+func TestPlainHTTPOnlyWhereItIsMeant(t *testing.T) {
+	server := httptest.NewServer(quiet(t))
+	defer server.Close()
+	host := strings.TrimPrefix(server.URL, "http://")
+	require.Equal(t, driver.Present, client(t, Options{Insecure: []string{host}}).Look(t.Context(), host+"/"+tag, Access{}).State)
+	got := client(t, Options{}).Look(t.Context(), host+"/"+tag, Access{})
+	require.Equal(t, driver.Unknown, got.State)
+	require.Contains(t, got.Why, "HTTPS only")
+}
+
+// basic wants a user and a password, and says 401 to all else.
+func basic(handler http.Handler, wrong *atomic.Int32) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if user, password, ok := r.BasicAuth(); !ok || user != "puller" || password != "secret" {
+			if ok {
+				wrong.Add(1)
+			}
+			w.Header().Set("WWW-Authenticate", `Basic realm="here"`)
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		handler.ServeHTTP(w, r)
+	})
+}
+
+func TestPullSecrets(t *testing.T) {
+	var wrong atomic.Int32
+	host, ca := serve(t, basic(quiet(t), &wrong))
+	c := client(t, Options{CAs: ca})
+	old := Secret{Name: "old", Data: map[string][]byte{corev1.DockerConfigKey: fmt.Appendf(nil, `{%q:{"username":"puller","password":"secret"}}`, "https://"+host+"/v1/")}}
+	for name, secrets := range map[string][]Secret{
+		"dockerconfigjson":          {secret("a", host, "puller", "secret")},
+		"dockercfg":                 {old},
+		"the second one is let in":  {secret("a", host, "puller", "guess"), secret("b", host, "puller", "secret")},
+		"one that cannot be read":   {{Name: "broken", Data: map[string][]byte{corev1.DockerConfigJsonKey: []byte("{")}}, secret("b", host, "puller", "secret")},
+		"one for another registry":  {secret("a", "elsewhere.example", "x", "y"), secret("b", host, "puller", "secret")},
+		"the more special is first": {secret("a", host, "puller", "guess"), secret("b", host+"/nvidia", "puller", "secret")},
+	} {
+		wrong.Store(0)
+		require.Equal(t, driver.Present, c.Look(t.Context(), host+"/"+tag, Access{Secrets: secrets}).State, name)
+		if name == "the more special is first" {
+			require.Zero(t, wrong.Load())
+		}
+		require.Equal(t, driver.Presence{State: driver.Absent}.State, c.Look(t.Context(), host+"/"+tag+"x", Access{Secrets: secrets}).State, name)
+	}
+	broken := Secret{Name: "broken", Data: map[string][]byte{corev1.DockerConfigJsonKey: []byte(`{"auths":{"a":{"auth":"hunter2"}}}`)}}
+	for name, c2 := range map[string]struct {
+		secrets []Secret
+		why     string
+	}{
+		"none":           {nil, "not allowed to ask"},
+		"wrong":          {[]Secret{secret("a", host, "puller", "guess")}, "not allowed to ask"},
+		"unreadable":     {[]Secret{broken}, "pull secret broken: an entry cannot be decoded"},
+		"of other types": {[]Secret{{Name: "tls"}}, "pull secret tls: it has neither"},
+	} {
+		got := c.Look(t.Context(), host+"/"+tag, Access{Secrets: c2.secrets})
+		require.Equal(t, driver.Unknown, got.State, name)
+		require.Contains(t, got.Why, c2.why, name)
+		require.NotContains(t, got.Why, "hunter2")
+		require.LessOrEqual(t, len(got.Why), maxWhy)
+	}
+}
+
+func TestTokens(t *testing.T) {
+	images := quiet(t)
+	var host string
+	mux := http.NewServeMux()
+	mux.HandleFunc("/token", func(w http.ResponseWriter, r *http.Request) {
+		if user, password, _ := r.BasicAuth(); user != "puller" || password != "secret" || r.URL.Query().Get("scope") != "repository:nvidia/driver:pull" {
+			w.WriteHeader(http.StatusForbidden)
+			return
+		}
+		_ = json.NewEncoder(w).Encode(map[string]string{"token": "let-me-in"})
+	})
+	mux.HandleFunc("/v2/", func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer let-me-in" {
+			w.Header().Set("WWW-Authenticate", fmt.Sprintf(`Bearer realm="https://%s/token",service="here"`, host))
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		images.ServeHTTP(w, r)
+	})
+	host, ca := serve(t, mux)
+	c := client(t, Options{CAs: ca})
+	require.Equal(t, driver.Present, c.Look(t.Context(), host+"/"+tag, Access{Secrets: []Secret{secret("a", host, "puller", "secret")}}).State)
+	require.Equal(t, driver.Absent, c.Look(t.Context(), host+"/"+tag+"x", Access{Secrets: []Secret{secret("a", host, "puller", "secret")}}).State)
+	require.Equal(t, driver.Unknown, c.Look(t.Context(), host+"/"+tag, Access{}).State)
+}
+
+func TestTheProxyOfTheEnvironment(t *testing.T) {
+	target, ca := serve(t, quiet(t))
+	var asked atomic.Value
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Store(r.Method + " " + r.Host)
+		connect(w, target)
+	}))
+	defer proxy.Close()
+	t.Setenv("HTTPS_PROXY", proxy.URL)
+	t.Setenv("NO_PROXY", "inside.example.com")
+	c := client(t, Options{CAs: ca})
+	require.Equal(t, driver.Present, c.Look(t.Context(), "example.com/"+tag, Access{}).State)
+	require.Equal(t, "CONNECT example.com:443", asked.Load())
+	asked.Store("")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.Equal(t, driver.Unknown, c.Look(ctx, "inside.example.com/"+tag, Access{}).State)
+	require.Empty(t, asked.Load())
+}
+
+// connect is what a proxy does with CONNECT.
+func connect(w http.ResponseWriter, target string) {
+	to, err := net.Dial("tcp", target)
+	if err != nil {
+		return
+	}
+	defer to.Close()
+	from, _, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return
+	}
+	defer from.Close()
+	_, _ = io.WriteString(from, "HTTP/1.1 200 OK\r\n\r\n")
+	go func() { _, _ = io.Copy(to, from); _ = to.Close() }()
+	_, _ = io.Copy(from, to)
+}
+
+// answers is a registry that answers questions for manifests in one way.
+func answers(status int, kind, body string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v2/" {
+			return
+		}
+		w.Header().Set("Content-Type", kind)
+		w.WriteHeader(status)
+		_, _ = io.WriteString(w, body)
+	})
+}
+
+func TestWhatIsNotARegistrysWordIsNotKnown(t *testing.T) {
+	images := quiet(t)
+	coded := func(code string) string { return fmt.Sprintf(`{"errors":[{"code":%q,"message":"m"}]}`, code) }
+	for name, c := range map[string]struct {
+		handler http.Handler
+		state   driver.PresenceState
+		why     string
+	}{
+		"no such manifest":     {answers(404, "application/json", coded("MANIFEST_UNKNOWN")), driver.Absent, ""},
+		"no such repository":   {answers(404, "application/json", coded("NAME_UNKNOWN")), driver.Absent, ""},
+		"Harbor":               {answers(404, "application/json", coded("NOT_FOUND")), driver.Absent, ""},
+		"a web server":         {answers(404, "text/html", "<h1>Not Found</h1>"), driver.Unknown, "not in a registry's words"},
+		"denied":               {answers(403, "application/json", coded("DENIED")), driver.Unknown, "not allowed"},
+		"too many":             {answers(429, "application/json", coded("TOOMANYREQUESTS")), driver.Unknown, "429"},
+		"broken":               {answers(500, "text/plain", "oops"), driver.Unknown, "500"},
+		"moving":               {answers(503, "text/plain", "later"), driver.Unknown, "503"},
+		"says yes to anything": {answers(200, "text/html", "<h1>Welcome</h1>"), driver.Unknown, ""},
+		"garbage":              {answers(404, "application/json", strings.Repeat("\x00", 1<<20)), driver.Unknown, ""},
+		"knows no HEAD": {http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodHead {
+				w.WriteHeader(http.StatusMethodNotAllowed)
+				return
+			}
+			images.ServeHTTP(w, r)
+		}), driver.Present, ""},
+		"HEAD without the digest": {http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodHead {
+				return
+			}
+			images.ServeHTTP(w, r)
+		}), driver.Present, ""},
+		"not even HTTP": {http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
+				_, _ = io.WriteString(conn, "SSH-2.0-OpenSSH_9.6\r\n")
+				_ = conn.Close()
+			}
+		}), driver.Unknown, "malformed"},
+	} {
+		host, ca := serve(t, c.handler)
+		got := client(t, Options{CAs: ca}).Look(t.Context(), host+"/"+tag, Access{})
+		require.Equal(t, c.state, got.State, "%s: %s", name, got.Why)
+		require.Contains(t, got.Why, c.why, name)
+	}
+}
+
+func TestARegistryThatKeepsSilentHasADeadline(t *testing.T) {
+	release := make(chan struct{})
+	host, ca := serve(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		select {
+		case <-r.Context().Done():
+		case <-release:
+		}
+	}))
+	defer close(release)
+	c := client(t, Options{CAs: ca})
+	c.deadline = 50 * time.Millisecond
+	got := c.Look(t.Context(), host+"/"+tag, Access{})
+	require.Equal(t, driver.Unknown, got.State)
+	require.Contains(t, got.Why, "deadline")
+}
+
+func TestWhatCannotBeAsked(t *testing.T) {
+	c := client(t, Options{})
+	require.Contains(t, c.Look(t.Context(), "No Image", Access{}).Why, "is no image")
+	require.Contains(t, c.Look(t.Context(), "a.example/x:1", Access{CAs: []byte("x")}).Why, "no certificate")
+	_, err := New(Options{CADirs: []string{"/does/not/exist"}})
+	require.ErrorContains(t, err, "/does/not/exist")
+	_, err = New(Options{CAs: []byte("x")})
+	require.Error(t, err)
+}
+
+func TestWhichEntriesAreForARegistry(t *testing.T) {
+	for _, c := range []struct {
+		key, image string
+		covers     bool
+	}{
+		{"nvcr.io", "nvcr.io/nvidia/driver", true},
+		{"https://nvcr.io/v2/", "nvcr.io/nvidia/driver", true},
+		{"nvcr.io/nvidia", "nvcr.io/nvidia/driver", true},
+		{"nvcr.io/other", "nvcr.io/nvidia/driver", false},
+		{"nvcr.io:443", "nvcr.io/nvidia/driver", false},
+		{"*.azurecr.io", "team.azurecr.io/driver", true},
+		{"*.azurecr.io", "a.team.azurecr.io/driver", false},
+		{"https://index.docker.io/v1/", "gpuready/driver", true},
+		{"docker.io", "docker.io/gpuready/driver", true},
+		{"registry:5000", "registry:5000/x", true},
+		{"registry", "registry:5000/x", false},
+		{"", "nvcr.io/x", false},
+		{"[", "nvcr.io/x", false},
+		{"nvcr.[io", "nvcr.io/x", false},
+		{"::", "nvcr.io/x", false},
+	} {
+		repository, err := name.NewRepository(c.image)
+		require.NoError(t, err)
+		require.Equal(t, c.covers, entryOf(c.key).covers(repository), "%s for %s", c.key, c.image)
+	}
+}
+
+func FuzzSecretsNeverPanic(f *testing.F) {
+	f.Add([]byte(`{"auths":{"nvcr.io":{"auth":"YTpi"}}}`), []byte(`{"nvcr.io":{}}`))
+	f.Add([]byte(`{"auths":null}`), []byte(`{"https://[::1":{"username":"u"}}`))
+	repository, err := name.NewRepository("nvcr.io/nvidia/driver")
+	require.NoError(f, err)
+	f.Fuzz(func(_ *testing.T, config, cfg []byte) {
+		keys, _ := keysFor(repository, []Secret{
+			{Name: "a", Data: map[string][]byte{corev1.DockerConfigJsonKey: config}}, {Name: "b", Data: map[string][]byte{corev1.DockerConfigKey: cfg}}})
+		for _, key := range keys {
+			_ = authn.FromConfig(key)
+		}
+	})
+}

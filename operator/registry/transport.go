@@ -1,0 +1,128 @@
+package registry
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+const (
+	// maxBody is what is read of any answer, in bytes. The largest is a manifest (OCI
+	// distribution specification: registries should take 4 MiB).
+	maxBody = 4 << 20
+	// maxCA is what is read of a file of certificates, in bytes.
+	maxCA = 1 << 20
+)
+
+// transport returns what one question goes over, and what closes its connections.
+// Questions are rare: connections are not kept for the next one.
+func (c *Client) transport(cas []byte) (http.RoundTripper, func(), error) {
+	roots := c.roots
+	if len(cas) > 0 {
+		roots = roots.Clone()
+		if !roots.AppendCertsFromPEM(cas) {
+			return nil, nil, errors.New("there is no certificate in the bundle of spec.driver.certConfig")
+		}
+	}
+	verified, lax := c.base(&tls.Config{RootCAs: roots}), c.base(&tls.Config{InsecureSkipVerify: true})
+	trip := roundTripper(func(r *http.Request) (*http.Response, error) {
+		if c.mayBeInsecure(r.URL.Host) {
+			return bounded(lax.RoundTrip(r))
+		}
+		if r.URL.Scheme != "https" {
+			return nil, fmt.Errorf("%s is asked by HTTPS only; list it as insecure if that is meant", r.URL.Host)
+		}
+		return bounded(verified.RoundTrip(r))
+	})
+	return trip, func() { verified.CloseIdleConnections(); lax.CloseIdleConnections() }, nil
+}
+
+func (c *Client) base(config *tls.Config) *http.Transport {
+	config.MinVersion = tls.VersionTLS12
+	return &http.Transport{
+		Proxy:                  func(r *http.Request) (*url.URL, error) { return c.proxy(r.URL) },
+		DialContext:            (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
+		TLSClientConfig:        config,
+		TLSHandshakeTimeout:    10 * time.Second,
+		ForceAttemptHTTP2:      true,
+		MaxResponseHeaderBytes: 64 << 10,
+	}
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+// RoundTrip is http.RoundTripper.
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// bounded cuts an answer that has no end.
+func bounded(r *http.Response, err error) (*http.Response, error) {
+	if err != nil {
+		return nil, err
+	}
+	r.Body = struct {
+		io.Reader
+		io.Closer
+	}{io.LimitReader(r.Body, maxBody), r.Body}
+	return r, nil
+}
+
+// authorities are the system's, those in files of the directories, and those given.
+func authorities(dirs []string, given []byte) (*x509.CertPool, error) {
+	roots, err := x509.SystemCertPool()
+	if err != nil {
+		return nil, fmt.Errorf("read the system's certificate authorities: %w", err)
+	}
+	if len(given) > 0 && !roots.AppendCertsFromPEM(given) {
+		return nil, errors.New("there is no certificate in the bundle of certificate authorities")
+	}
+	for _, dir := range dirs {
+		if err := addDir(roots, dir); err != nil {
+			return nil, fmt.Errorf("read certificate authorities: %w", err)
+		}
+	}
+	return roots, nil
+}
+
+// addDir adds what is in the files of a directory. Files without a certificate are
+// passed over, as they are in the system's directories; a mounted ConfigMap has links and
+// directories of its own beside its files.
+func addDir(roots *x509.CertPool, dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		data, err := readFile(filepath.Join(dir, entry.Name()))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		roots.AppendCertsFromPEM(data)
+	}
+	return nil
+}
+
+// readFile returns nothing for what is no file.
+func readFile(path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil || !info.Mode().IsRegular() {
+		return nil, err
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	return io.ReadAll(io.LimitReader(file, maxCA))
+}
