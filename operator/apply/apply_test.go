@@ -79,8 +79,8 @@ func (w *world) bring(wanted ...Object) map[string]string {
 		why[c.Name] = c.Why
 	}
 	for _, o := range plan.Prune {
-		require.NoError(w, Prune(w.Context(), w, o))
-		why[o.GetName()] = "pruned"
+		require.NoError(w, Prune(w.Context(), w, o.Object))
+		why[o.Name] = "pruned"
 	}
 	return why
 }
@@ -121,7 +121,7 @@ func TestWhatIsKeptAndWhatGoesAwayAreLeftAlone(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, plan.Apply)
 	require.Len(t, plan.Prune, 1)
-	require.Equal(t, "old", plan.Prune[0].GetName())
+	require.Equal(t, "old", plan.Prune[0].Name)
 }
 
 func TestAnEditByHandIsPutBackAndAnAdditionIsLeft(t *testing.T) {

@@ -122,6 +122,9 @@ func list(path, name string, wanted, live []any) string {
 			continue
 		}
 		item, _ := w.(map[string]any)
+		if name == "ports" && item[key] == nil {
+			key = "port" // a Service's
+		}
 		j := slices.IndexFunc(live, func(l any) bool {
 			other, _ := l.(map[string]any)
 			return fmt.Sprint(item[key]) == fmt.Sprint(other[key])

@@ -40,7 +40,13 @@ func Selector() client.MatchingLabels {
 // Plan is what there is to do.
 type Plan struct {
 	Apply []Change
-	Prune []client.Object
+	Prune []Rest
+}
+
+// Rest is an object that is not wanted any more.
+type Rest struct {
+	Key
+	Object client.Object
 }
 
 // Change is an object to apply, and why.
@@ -88,6 +94,13 @@ func (p *Planner) Own(owner client.Object) error {
 	return nil
 }
 
+// Ours says whether an object is one that the operator made: a label may have been removed
+// by hand, and so may an annotation.
+func Ours(o client.Object) bool {
+	labels := o.GetLabels()
+	return labels[label.ManagedBy] == label.Operator && labels[label.PartOf] == label.Product || o.GetAnnotations()[label.Digest] != ""
+}
+
 // Plan compares what is wanted with live, the operator's own objects. An object that is
 // not wanted is pruned unless keep says to leave it, as it is, for now.
 func (p *Planner) Plan(wanted []Object, live []client.Object, keep func(client.Object) bool) (Plan, error) {
@@ -118,10 +131,10 @@ func (p *Planner) Plan(wanted []Object, live []client.Object, keep func(client.O
 	for key, o := range have {
 		delete(p.seen, key)
 		if o.GetDeletionTimestamp() == nil && !keep(o) {
-			plan.Prune = append(plan.Prune, o)
+			plan.Prune = append(plan.Prune, Rest{key, o})
 		}
 	}
-	slices.SortFunc(plan.Prune, func(a, b client.Object) int { return cmp.Compare(a.GetName(), b.GetName()) })
+	slices.SortFunc(plan.Prune, func(a, b Rest) int { return cmp.Compare(a.String(), b.String()) })
 	return plan, nil
 }
 

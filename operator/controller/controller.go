@@ -1,0 +1,160 @@
+// Package controller is where the operator meets the cluster. Watches put what they see
+// into an inbox; one goroutine owns what is known, and when something has changed it has
+// the pure packages say what follows (which driver each pool gets, which objects there
+// are to be, how far each node is) and brings the differences to the cluster. Nothing is
+// looked at again because time has passed, but what has failed and what a deadline was
+// set for; nothing is remembered that is not in the cluster, so that a process that is
+// killed is followed by one that goes on.
+package controller
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpuready/gpuready/operator/apply"
+	"github.com/gpuready/gpuready/operator/driver"
+	"github.com/gpuready/gpuready/operator/meter"
+	"github.com/gpuready/gpuready/operator/state"
+	"github.com/gpuready/gpuready/operator/upgrade"
+)
+
+// PassEvery is the least time between two passes while changes keep coming, and
+// ReportEvery that between two summaries.
+const (
+	PassEvery   = 100 * time.Millisecond
+	ReportEvery = time.Second
+)
+
+// action is that of Events.
+const action = "Reconcile"
+
+// Config is what a Controller works with.
+type Config struct {
+	Client    client.Client
+	Informers cache.Informers
+	Events    events.EventRecorder
+	Metrics   *meter.Metrics
+	Cluster   state.Cluster // OpenShift and HandOver are found out
+	Roll      Roll
+	// Look asks a registry for an image, with the pull secrets of these names; it ends.
+	Look func(ctx context.Context, image string, pullSecrets []string) driver.Presence
+	Now  func() time.Time
+	Log  *slog.Logger
+}
+
+// Roll carries out plans of driver upgrades.
+type Roll interface {
+	// Do carries out what is new of a plan; it does not wait for it.
+	Do(*upgrade.Plan)
+	// Pods are those of the nodes that the last plan wanted watched.
+	Pods() map[string][]*upgrade.Pod
+	// Run works until ctx ends; changed is called when Pods has changed.
+	Run(ctx context.Context, changed func()) error
+}
+
+// Controller brings ClusterPolicies to the cluster.
+type Controller struct {
+	Config
+	inbox   *inbox
+	model   *model
+	writer  *writer
+	asker   *asker
+	toolkit *toolkit
+	planner *apply.Planner
+
+	rendered rendering
+	said     reporting
+	failed   map[string]*failure
+	err      error     // what the last pass could not do
+	alarm    time.Time // when to look again although nothing changes; zero: never
+	last     time.Time // when the last pass began
+}
+
+// New returns a Controller.
+func New(config Config) *Controller {
+	c := &Controller{Config: config, inbox: newInbox(), model: newModel(), failed: map[string]*failure{}}
+	c.writer = newWriter(config.Client, c.inbox, c.tellNode, config.Log)
+	c.asker = newAsker(config.Look, c.inbox)
+	c.toolkit = newToolkit(config.Informers, c.inbox, config.Log)
+	c.planner = apply.NewPlanner(config.Client.Scheme())
+	return c
+}
+
+// Start works until ctx ends. It is what leads, where several operators run.
+func (c *Controller) Start(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return c.writer.run(ctx) })
+	group.Go(func() error { return c.asker.run(ctx) })
+	group.Go(func() error { return c.toolkit.run(ctx) })
+	group.Go(func() error { return c.Roll.Run(ctx, func() { c.inbox.put(func(*model) {}) }) })
+	group.Go(func() error {
+		if err := c.watch(ctx); err != nil {
+			return err
+		}
+		c.Log.Info("working")
+		return c.run(ctx)
+	})
+	err := group.Wait()
+	if ctx.Err() != nil && err == context.Canceled {
+		return nil
+	}
+	return err
+}
+
+// run makes passes, each when something has changed or was set for its time.
+func (c *Controller) run(ctx context.Context) error {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-c.inbox.wake:
+		case <-timer.C:
+		}
+		if pause := c.last.Add(PassEvery).Sub(c.Now()); pause > 0 {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(pause):
+			}
+		}
+		c.turn(ctx)
+		timer.Stop()
+		if !c.alarm.IsZero() {
+			timer.Reset(max(0, c.alarm.Sub(c.Now())))
+		}
+	}
+}
+
+// turn takes in the news and makes one pass.
+func (c *Controller) turn(ctx context.Context) {
+	c.last, c.alarm = c.Now(), time.Time{}
+	for _, news := range c.inbox.take() {
+		news(c.model)
+	}
+	c.pass(ctx)
+}
+
+// wake has a pass made at a time, if none is sooner; never at the zero time.
+func (c *Controller) wake(at time.Time) {
+	if !at.IsZero() && (c.alarm.IsZero() || at.Before(c.alarm)) {
+		c.alarm = at
+	}
+}
+
+// tellNode tells of an upgrade's step, on the Node.
+func (c *Controller) tellNode(node *corev1.Node, e upgrade.Event) {
+	kind := corev1.EventTypeNormal
+	if e.Warning {
+		kind = corev1.EventTypeWarning
+	}
+	c.Events.Eventf(node, nil, kind, e.Reason, action, "%s", e.Message)
+}

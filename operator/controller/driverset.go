@@ -1,0 +1,51 @@
+package controller
+
+import (
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/upgrade"
+)
+
+// driverOf is the ID of the driver that a DaemonSet brings, and its pods' digest; "" of
+// other objects.
+func driverOf(o client.Object) (id, digest string) {
+	if d := daemonSet(o); d != nil {
+		set := upgrade.ObserveSet(d)
+		return set.ID, set.Digest
+	}
+	return "", ""
+}
+
+// daemonSet is an object as the DaemonSet that it is; nil: it is none.
+func daemonSet(o client.Object) *appsv1.DaemonSet {
+	if d, is := o.(*appsv1.DaemonSet); is {
+		return d
+	}
+	u, is := o.(runtime.Unstructured)
+	if !is || o.GetObjectKind().GroupVersionKind() != daemonSetKind {
+		return nil
+	}
+	var d appsv1.DaemonSet
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.UnstructuredContent(), &d); err != nil {
+		return nil
+	}
+	return &d
+}
+
+// missing are the validator's reasons that say that there is no driver at all
+// (validator/step/driver).
+var missing = []string{"DriverLibraryMissing", "KernelModuleNotLoaded"}
+
+// driverMissing says that the validator finds no driver on the Node.
+func driverMissing(n *fleet.Node) bool {
+	word := n.GPUReady
+	return word.Status == corev1.ConditionFalse && strings.HasPrefix(word.Message, string(readiness.Driver)+": ") && slices.Contains(missing, word.Reason)
+}

@@ -1,0 +1,43 @@
+package controller
+
+import (
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// The kinds that are watched without their types, and the names that are looked for.
+var (
+	serviceKind      = corev1.SchemeGroupVersion.WithKind("Service")
+	runtimeClassKind = nodev1.SchemeGroupVersion.WithKind("RuntimeClass")
+	daemonSetKind    = appsv1.SchemeGroupVersion.WithKind("DaemonSet")
+	deploymentKind   = appsv1.SchemeGroupVersion.WithKind("Deployment")
+	apiServiceKind   = schema.GroupVersionKind{Group: "apiregistration.k8s.io", Version: "v1", Kind: "APIService"}
+	imageStreamKind  = schema.GroupVersionKind{Group: "image.openshift.io", Version: "v1", Kind: "ImageStream"}
+)
+
+const (
+	// otherName is what the Deployment of NVIDIA's operator is called, by its chart and
+	// by its OLM bundle.
+	otherName = "gpu-operator"
+	// imageStreamService is the APIService that there is once ImageStreams are served, by
+	// OpenShift's own API server or by a custom resource definition.
+	imageStreamService = "v1.image.openshift.io"
+	toolkitNamespace   = "openshift"
+	toolkitStream      = "driver-toolkit"
+)
+
+func partial(kind schema.GroupVersionKind) *metav1.PartialObjectMetadata {
+	o := &metav1.PartialObjectMetadata{}
+	o.SetGroupVersionKind(kind)
+	return o
+}
+
+func untyped(kind schema.GroupVersionKind) *unstructured.Unstructured {
+	u := &unstructured.Unstructured{}
+	u.SetGroupVersionKind(kind)
+	return u
+}

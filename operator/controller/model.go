@@ -1,0 +1,230 @@
+package controller
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/apply"
+	"github.com/gpuready/gpuready/operator/driver"
+	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/progress"
+	"github.com/gpuready/gpuready/operator/upgrade"
+)
+
+// model is what the operator knows of the cluster. It belongs to one goroutine; what was
+// seen reaches it through the inbox.
+type model struct {
+	policies   map[string]*v1.ClusterPolicy
+	nodes      map[string]*member
+	pods       map[types.NamespacedName]*operand
+	objects    map[apply.Key]client.Object   // the operator's own
+	foreign    map[apply.Key]bool            // objects of others, where ours may be
+	toolkit    map[string]string             // the Driver Toolkit's images by RHCOS version
+	other      map[types.NamespacedName]bool // Deployments of NVIDIA's operator
+	presence   map[string]driver.Presence    // of images, as far as a registry was asked
+	configMaps map[string]*corev1.ConfigMap  // without their values
+
+	openShift bool            // the cluster has ImageStreams
+	dirty     map[string]bool // nodes that something has changed about
+}
+
+// member is a Node and what has been made of it.
+type member struct {
+	node *fleet.Node
+	pods map[types.NamespacedName]*operand
+
+	placement *fleet.Placement // what labels were last planned with
+	sent      *upgrade.Patch   // on its way to the API server
+	again     bool             // the patch was refused: the Node has changed, and is to be seen
+	progress  *progress.Progress
+}
+
+// operand is a pod of one.
+type operand struct {
+	*progress.Pod
+	driver *upgrade.Driver // nil: it is none
+}
+
+func newModel() *model {
+	return &model{
+		policies:   map[string]*v1.ClusterPolicy{},
+		nodes:      map[string]*member{},
+		pods:       map[types.NamespacedName]*operand{},
+		objects:    map[apply.Key]client.Object{},
+		foreign:    map[apply.Key]bool{},
+		toolkit:    map[string]string{},
+		other:      map[types.NamespacedName]bool{},
+		presence:   map[string]driver.Presence{},
+		configMaps: map[string]*corev1.ConfigMap{},
+		dirty:      map[string]bool{},
+	}
+}
+
+// older says whether a resourceVersion is older than another of the same object: what
+// comes from a watch may be older than what came with the answer to a write.
+func older(a, b string) bool {
+	order, err := resourceversion.CompareResourceVersion(a, b)
+	return err == nil && order < 0
+}
+
+// seeNode takes over what a watch shows of a Node.
+func (m *model) seeNode(n *fleet.Node) {
+	have := m.nodes[n.Name]
+	if have == nil {
+		have = &member{pods: map[types.NamespacedName]*operand{}, again: true}
+		for key, pod := range m.pods {
+			if pod.Node == n.Name {
+				have.pods[key] = pod
+			}
+		}
+		m.nodes[n.Name] = have
+	} else if have.node.UID == n.UID && older(n.Version, have.node.Version) {
+		return
+	}
+	before := have.node
+	have.node, have.progress = n, nil
+	if have.again || !before.Equal(n) {
+		have.again = false
+		m.dirty[n.Name] = true
+	}
+}
+
+// answer takes over what the API server answered to a patch; n is nil where the patch was
+// refused, as the Node is not any more what it was planned on.
+func (m *model) answer(name string, sent *upgrade.Patch, n *fleet.Node) {
+	have := m.nodes[name]
+	if have == nil {
+		return
+	}
+	if have.sent == sent {
+		have.sent = nil
+	}
+	switch {
+	case n != nil && have.node.UID == n.UID:
+		m.seeNode(n)
+		m.dirty[name] = true
+	case have.node.Version != sent.Version:
+		m.dirty[name] = true
+	default:
+		have.again = true
+	}
+}
+
+func (m *model) loseNode(name string) {
+	delete(m.nodes, name)
+	m.dirty[name] = true
+}
+
+func (m *model) seePod(o *operand) {
+	key := types.NamespacedName{Namespace: o.Namespace, Name: o.Name}
+	if have := m.pods[key]; have != nil && have.Node != o.Node {
+		m.losePod(key)
+	}
+	m.pods[key] = o
+	if on := m.nodes[o.Node]; on != nil {
+		on.pods[key], on.progress = o, nil
+		m.dirty[o.Node] = true
+	}
+}
+
+func (m *model) losePod(key types.NamespacedName) {
+	o := m.pods[key]
+	if o == nil {
+		return
+	}
+	delete(m.pods, key)
+	if on := m.nodes[o.Node]; on != nil {
+		delete(on.pods, key)
+		on.progress = nil
+		m.dirty[o.Node] = true
+	}
+}
+
+func (m *model) seeObject(key apply.Key, o client.Object) {
+	if !apply.Ours(o) {
+		m.foreign[key] = true
+		delete(m.objects, key)
+		return
+	}
+	delete(m.foreign, key)
+	if have := m.objects[key]; have != nil && have.GetUID() == o.GetUID() && older(o.GetResourceVersion(), have.GetResourceVersion()) {
+		return
+	}
+	m.objects[key] = o
+}
+
+// loseObject forgets an object, unless another has taken its name since.
+func (m *model) loseObject(key apply.Key, uid types.UID) {
+	delete(m.foreign, key)
+	if have := m.objects[key]; have != nil && have.GetUID() == uid {
+		delete(m.objects, key)
+	}
+}
+
+// inForce is the policy that counts, the oldest; nil: there is none. ignored are the others.
+func (m *model) inForce() (policy *v1.ClusterPolicy, ignored []*v1.ClusterPolicy) {
+	var all []*v1.ClusterPolicy
+	for _, p := range m.policies {
+		if p.DeletionTimestamp == nil {
+			all = append(all, p)
+		}
+	}
+	slices.SortFunc(all, func(a, b *v1.ClusterPolicy) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+	})
+	if len(all) == 0 {
+		return nil, nil
+	}
+	return all[0], all[1:]
+}
+
+// live are the operator's own objects, in a fixed order.
+func (m *model) live() []client.Object {
+	keys := slices.SortedFunc(maps.Keys(m.objects), func(a, b apply.Key) int { return cmp.Compare(a.String(), b.String()) })
+	all := make([]client.Object, 0, len(keys))
+	for _, key := range keys {
+		all = append(all, m.objects[key])
+	}
+	return all
+}
+
+// driver is the driver's pod on the node: of two, the one that is not being deleted.
+func (on *member) driver() *upgrade.Driver {
+	var found *upgrade.Driver
+	for _, o := range on.pods {
+		if o.driver != nil && (found == nil || found.Deleting && !o.driver.Deleting) {
+			found = o.driver
+		}
+	}
+	return found
+}
+
+// hostDriver says whether the host has a driver of its own: the driver's pod has found
+// one, or had before, and the validator does not say that there is none.
+func (on *member) hostDriver() bool {
+	for _, o := range on.pods {
+		if o.HostDriver != "" {
+			return true
+		}
+	}
+	return on.node.HostDriver() && !driverMissing(on.node)
+}
+
+// served tells by how many Nodes each driver's ID is borne.
+func (m *model) served() map[string]int {
+	count := map[string]int{}
+	for _, on := range m.nodes {
+		if id := on.node.Labels[label.Driver]; id != "" {
+			count[id]++
+		}
+	}
+	return count
+}

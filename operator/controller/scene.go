@@ -1,0 +1,174 @@
+package controller
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/apply"
+	"github.com/gpuready/gpuready/operator/driver"
+	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/progress"
+	"github.com/gpuready/gpuready/operator/state"
+	"github.com/gpuready/gpuready/operator/upgrade"
+)
+
+// scene is what one pass is about: what the policy asks for on the nodes that there are.
+type scene struct {
+	policy   *v1.ClusterPolicy // nil: there is none in force
+	handOver bool
+	served   []*fleet.Node // GPU nodes that are this operator's to serve
+	choices  []driver.Choice
+	targets  map[fleet.Pool]upgrade.Target
+	wanted   []apply.Object
+	problems []state.Problem
+	operands []string     // enabled, as in nvidia.com/gpu.deploy.<operand>
+	states   []state.Name // that the policy asks for
+}
+
+// rendering is the last one, and what it was made from.
+type rendering struct {
+	input    state.Input
+	version  string // of the policy's specification
+	objects  []state.Object
+	problems []state.Problem
+}
+
+// look surveys the model.
+func (c *Controller) look() (*scene, error) {
+	m := c.model
+	s := &scene{handOver: len(m.other) > 0}
+	s.policy, _ = m.inForce()
+	if s.policy == nil {
+		return s, nil
+	}
+	example, injections := map[fleet.Pool]string{}, map[fleet.Injection]bool{}
+	for name, on := range m.nodes {
+		if !on.node.Served(s.handOver) {
+			continue
+		}
+		s.served = append(s.served, on.node)
+		injections[on.node.Injection] = true
+		if first, is := example[on.node.Pool]; !is || name < first {
+			example[on.node.Pool] = name
+		}
+	}
+	s.operands, s.states = enabled(&s.policy.Spec), progress.States(&s.policy.Spec)
+	s.choices = c.choose(&s.policy.Spec, example)
+	return s, c.render(s, slices.Sorted(maps.Keys(injections)))
+}
+
+// choose chooses each pool's driver, and has the registry asked where that is needed.
+func (c *Controller) choose(spec *v1.ClusterPolicySpec, example map[fleet.Pool]string) []driver.Choice {
+	m := c.model
+	asked := map[string]bool{}
+	facts := driver.Facts{
+		OpenShift: m.openShift,
+		Images:    v1.ImageSpec{Repository: c.Cluster.ImageRepository, Version: c.Cluster.ImageVersion},
+		Toolkit:   func(rhcos string) (string, bool) { image, ok := m.toolkit[rhcos]; return image, ok },
+		Registry:  func(image string) driver.Presence { asked[image] = true; return m.presence[image] },
+	}
+	var choices []driver.Choice
+	for pool, node := range example {
+		choices = append(choices, driver.Choose(spec, pool, node, facts))
+	}
+	slices.SortFunc(choices, func(a, b driver.Choice) int { return strings.Compare(a.Pool.String(), b.Pool.String()) })
+	for image := range m.presence {
+		if !asked[image] {
+			delete(m.presence, image)
+		}
+	}
+	c.asker.want(asked, spec.Driver.ImagePullSecrets)
+	return choices
+}
+
+// render makes the objects, where what they are made from has changed.
+func (c *Controller) render(s *scene, injections []fleet.Injection) error {
+	cluster := c.Cluster
+	cluster.OpenShift, cluster.HandOver = c.model.openShift, s.handOver
+	input := state.Input{Cluster: cluster, Drivers: s.choices, Injections: injections, Keys: c.keys(&s.policy.Spec.Driver)}
+	version := fmt.Sprint(s.policy.UID, "/", s.policy.Generation)
+	if r := &c.rendered; r.version != version || !reflect.DeepEqual(r.input, input) {
+		with := input
+		with.Policy = s.policy
+		objects, problems, err := state.Render(with)
+		if err != nil {
+			return fmt.Errorf("render the objects of ClusterPolicy %s: %w", s.policy.Name, err)
+		}
+		c.rendered = rendering{input, version, objects, problems}
+	}
+	s.problems = c.rendered.problems
+	digests := map[string]string{}
+	for _, o := range c.rendered.objects {
+		s.wanted = append(s.wanted, apply.Object{Object: o.Object, Digest: o.Digest})
+		if o.State == state.Driver {
+			id, digest := driverOf(o.Object)
+			digests[id] = digest
+		}
+	}
+	s.targets = map[fleet.Pool]upgrade.Target{}
+	for _, choice := range s.choices {
+		target := upgrade.Target{ID: choice.ID, Name: choice.Name, Digest: digests[choice.ID]}
+		target.Keep = choice.Problem != nil && choice.Problem.Keep || choice.ID != "" && target.Digest == ""
+		s.targets[choice.Pool] = target
+	}
+	return nil
+}
+
+// keys are those of the ConfigMaps that the driver's specification names.
+func (c *Controller) keys(spec *v1.DriverSpec) map[string][]string {
+	keys := map[string][]string{}
+	for _, name := range state.ConfigMaps(spec) {
+		if have := c.model.configMaps[name]; have != nil {
+			all := slices.Collect(maps.Keys(have.Data))
+			keys[name] = slices.Sorted(slices.Values(slices.AppendSeq(all, maps.Keys(have.BinaryData))))
+		}
+	}
+	return keys
+}
+
+// keep says which objects stay although nothing that is wanted now asks for them: a
+// driver that nodes still have.
+func (s *scene) keep(served map[string]int) func(client.Object) bool {
+	return func(o client.Object) bool {
+		if s.policy == nil || o.GetLabels()[label.State] != string(state.Driver) {
+			return false
+		}
+		id, _ := driverOf(o)
+		return served[id] > 0 || slices.ContainsFunc(s.choices, func(c driver.Choice) bool { return c.ID == id })
+	}
+}
+
+// operands are the names of label.Deploy, and what of a policy enables them.
+var operands = []struct {
+	name    string
+	enabled func(*v1.ClusterPolicySpec) bool
+}{
+	{label.DriverOperand, func(s *v1.ClusterPolicySpec) bool { return s.Driver.IsEnabled() }},
+	{"container-toolkit", func(s *v1.ClusterPolicySpec) bool { return s.Toolkit.IsEnabled() }},
+	{"device-plugin", func(s *v1.ClusterPolicySpec) bool { return s.DevicePlugin.IsEnabled() }},
+	{"operator-validator", func(*v1.ClusterPolicySpec) bool { return true }},
+	{"gpu-feature-discovery", func(s *v1.ClusterPolicySpec) bool { return s.GPUFeatureDiscovery.IsEnabled() }},
+	{"dcgm", func(s *v1.ClusterPolicySpec) bool { return s.DCGM.IsEnabled() }},
+	{"dcgm-exporter", func(s *v1.ClusterPolicySpec) bool { return s.DCGMExporter.IsEnabled() }},
+	{"mig-manager", func(s *v1.ClusterPolicySpec) bool { return s.MIGManager.IsEnabled() }},
+}
+
+func enabled(spec *v1.ClusterPolicySpec) (names []string) {
+	for _, o := range operands {
+		if o.enabled(spec) {
+			names = append(names, o.name)
+		}
+	}
+	return names
+}
+
+// byName sorts nodes.
+func byName(a, b *fleet.Node) int { return cmp.Compare(a.Name, b.Name) }

@@ -1,0 +1,130 @@
+package controller
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+)
+
+// toolkit watches OpenShift's Driver Toolkit, ImageStream openshift/driver-toolkit,
+// while there are ImageStreams: their API may appear after the operator has, and a watch
+// of what there is not would ask again and again.
+type toolkit struct {
+	informers cache.Informers
+	inbox     *inbox
+	log       *slog.Logger
+	queue     workqueue.TypedRateLimitingInterface[bool] // has whether there are ImageStreams now
+}
+
+func newToolkit(informers cache.Informers, in *inbox, log *slog.Logger) *toolkit {
+	return &toolkit{informers: informers, inbox: in, log: log,
+		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[bool](firstRetry, lastRetry))}
+}
+
+func (t *toolkit) serve(m *model, _ *metav1.PartialObjectMetadata) {
+	if !m.openShift {
+		m.openShift = true
+		t.queue.Add(true)
+	}
+}
+
+func (t *toolkit) unserve(m *model, _ *metav1.PartialObjectMetadata) {
+	m.openShift, m.toolkit = false, map[string]string{}
+	t.queue.Add(false)
+}
+
+// run begins and ends the watch until ctx ends.
+func (t *toolkit) run(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, t.queue.ShutDown)
+	defer stop()
+	for {
+		served, ended := t.queue.Get()
+		if ended {
+			return nil
+		}
+		err := t.turn(ctx, served)
+		if err != nil && ctx.Err() == nil {
+			t.log.Error("the Driver Toolkit's ImageStream cannot be watched; it is tried again", "error", err)
+			t.queue.AddRateLimited(served)
+		} else {
+			t.queue.Forget(served)
+		}
+		t.queue.Done(served)
+	}
+}
+
+func (t *toolkit) turn(ctx context.Context, served bool) error {
+	if !served {
+		return t.informers.RemoveInformer(ctx, untyped(imageStreamKind))
+	}
+	informer, err := t.informers.GetInformer(ctx, untyped(imageStreamKind), cache.BlockUntilSynced(false))
+	if err != nil {
+		return err
+	}
+	see := func(o any) {
+		if u, is := o.(*unstructured.Unstructured); is {
+			images := tags(u)
+			t.inbox.put(func(m *model) { m.toolkit = images })
+		}
+	}
+	_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		AddFunc: see, UpdateFunc: func(_, o any) { see(o) },
+		DeleteFunc: func(any) { t.inbox.put(func(m *model) { m.toolkit = map[string]string{} }) },
+	})
+	return err
+}
+
+// tags are the images of an ImageStream by tag: as its specification names them, and else
+// as they were imported.
+func tags(u *unstructured.Unstructured) map[string]string {
+	images := map[string]string{}
+	imported, _, _ := unstructured.NestedSlice(u.Object, "status", "tags")
+	for _, tag := range imported {
+		t, _ := tag.(map[string]any)
+		name, _, _ := unstructured.NestedString(t, "tag")
+		items, _, _ := unstructured.NestedSlice(t, "items")
+		if len(items) == 0 {
+			continue
+		}
+		first, _ := items[0].(map[string]any)
+		if image, _, _ := unstructured.NestedString(first, "dockerImageReference"); name != "" && image != "" {
+			images[name] = image
+		}
+	}
+	specified, _, _ := unstructured.NestedSlice(u.Object, "spec", "tags")
+	for _, tag := range specified {
+		t, _ := tag.(map[string]any)
+		name, _, _ := unstructured.NestedString(t, "name")
+		kind, _, _ := unstructured.NestedString(t, "from", "kind")
+		if image, _, _ := unstructured.NestedString(t, "from", "name"); kind == "DockerImage" && name != "" && image != "" {
+			images[name] = image
+		}
+	}
+	return images
+}
+
+// stripImageStream leaves what tags reads.
+func stripImageStream(in any) (any, error) {
+	u, is := in.(*unstructured.Unstructured)
+	if !is {
+		return in, nil
+	}
+	u.SetManagedFields(nil)
+	u.SetAnnotations(nil)
+	specified, _, _ := unstructured.NestedSlice(u.Object, "spec", "tags")
+	for _, tag := range specified {
+		if t, is := tag.(map[string]any); is {
+			maps.DeleteFunc(t, func(key string, _ any) bool { return key != "name" && key != "from" })
+		}
+	}
+	if specified != nil {
+		_ = unstructured.SetNestedSlice(u.Object, specified, "spec", "tags")
+	}
+	return u, nil
+}

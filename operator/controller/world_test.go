@@ -1,0 +1,253 @@
+package controller
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/driver"
+	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/meter"
+	"github.com/gpuready/gpuready/operator/progress"
+	"github.com/gpuready/gpuready/operator/state"
+	"github.com/gpuready/gpuready/operator/upgrade"
+)
+
+const (
+	namespace = "gpuready"
+	kernel    = "5.15.0-105-generic"
+)
+
+// world is a Controller and a cluster whose watches are as fast as its API: the test is
+// the goroutine that owns the model, and a step is what would follow from events.
+type world struct {
+	*testing.T
+	client.Client
+	*Controller
+	now    time.Time
+	writes []string // "patch Node n1"
+	refuse error    // of every write
+	images map[string]driver.Presence
+	plans  []*upgrade.Plan
+	events *events.FakeRecorder
+}
+
+func newWorld(t *testing.T) *world {
+	scheme, err := Scheme()
+	require.NoError(t, err)
+	w := &world{T: t, now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), images: map[string]driver.Presence{}, events: events.NewFakeRecorder(1000)}
+	w.Client = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1.ClusterPolicy{}).WithInterceptorFuncs(interceptor.Funcs{
+		Apply: func(ctx context.Context, c client.WithWatch, o runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
+			named := o.(interface {
+				GetName() string
+				GetKind() string
+			})
+			w.writes = append(w.writes, "apply "+named.GetName())
+			if w.refuse != nil {
+				return w.refuse
+			}
+			return c.Apply(ctx, o, opts...)
+		},
+		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption) error {
+			w.writes = append(w.writes, "patch "+o.GetName())
+			if w.refuse != nil {
+				return w.refuse
+			}
+			return c.Patch(ctx, o, p, opts...)
+		},
+		Delete: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
+			w.writes = append(w.writes, "delete "+o.GetName())
+			return c.Delete(ctx, o, opts...)
+		},
+		SubResourcePatch: func(ctx context.Context, c client.Client, sub string, o client.Object, p client.Patch, opts ...client.SubResourcePatchOption) error {
+			w.writes = append(w.writes, sub+" "+o.GetName())
+			return c.SubResource(sub).Patch(ctx, o, p, opts...)
+		},
+	}).Build()
+	w.start()
+	return w
+}
+
+// start begins with a process that knows nothing.
+func (w *world) start() {
+	w.Controller = New(Config{
+		Client: w.Client, Events: w.events, Metrics: meter.New(prometheus.NewRegistry()), Roll: w,
+		Cluster: state.Cluster{Namespace: namespace, ImageRepository: "gpuready", ImageVersion: "v0"},
+		Look:    func(_ context.Context, image string, _ []string) driver.Presence { return w.images[image] },
+		Now:     func() time.Time { return w.now },
+		Log:     slog.New(slog.NewTextHandler(io.Discard, nil)),
+	})
+}
+
+// Do, Pods and Run are the part of Roll.
+func (w *world) Do(p *upgrade.Plan)                { w.plans = append(w.plans, p) }
+func (w *world) Pods() map[string][]*upgrade.Pod   { return nil }
+func (w *world) Run(context.Context, func()) error { return nil }
+
+// show has the Controller see all that the API server has, as watches would.
+func (w *world) show() {
+	var nodes corev1.NodeList
+	var pods corev1.PodList
+	var sets appsv1.DaemonSetList
+	var services corev1.ServiceList
+	var classes nodev1.RuntimeClassList
+	var policies v1.ClusterPolicyList
+	for _, list := range []client.ObjectList{&nodes, &pods, &sets, &services, &classes, &policies} {
+		require.NoError(w, w.List(w.Context(), list))
+	}
+	m := w.model
+	there := map[string]bool{}
+	for i := range nodes.Items {
+		n := nodes.Items[i].DeepCopy()
+		there[n.Name] = true
+		fleet.Strip(n)
+		seeNode(m, n)
+	}
+	for name := range m.nodes {
+		if !there[name] {
+			m.loseNode(name)
+		}
+	}
+	seen := map[types.NamespacedName]bool{}
+	for i := range pods.Items {
+		p := pods.Items[i].DeepCopy()
+		seen[named(p)] = true
+		progress.Strip(p)
+		seePod(m, p)
+	}
+	for key := range m.pods {
+		if !seen[key] {
+			m.losePod(key)
+		}
+	}
+	clear(m.objects)
+	clear(m.foreign)
+	for i := range sets.Items {
+		see[*appsv1.DaemonSet](daemonSetKind)(m, &sets.Items[i])
+	}
+	for i := range services.Items {
+		see[*corev1.Service](serviceKind)(m, &services.Items[i])
+	}
+	for i := range classes.Items {
+		see[*nodev1.RuntimeClass](runtimeClassKind)(m, &classes.Items[i])
+	}
+	clear(m.policies)
+	for i := range policies.Items {
+		seePolicy(m, &policies.Items[i])
+	}
+}
+
+// step makes passes until there is nothing to do, and returns what was written.
+func (w *world) step() []string {
+	w.writes = nil
+	for range 10 {
+		before := len(w.writes)
+		w.now = w.now.Add(ReportEvery)
+		w.show()
+		w.turn(w.Context())
+		w.drain()
+		if len(w.writes) == before {
+			return w.writes
+		}
+	}
+	require.Fail(w, "it goes on writing", "%v", w.writes)
+	return nil
+}
+
+// drain does what writer and asker have been told to.
+func (w *world) drain() {
+	for w.writer.queue.Len() > 0 {
+		name, _ := w.writer.queue.Get()
+		w.writer.write(w.Context(), name)
+		w.writer.queue.Done(name)
+	}
+	for w.asker.queue.Len() > 0 {
+		image, _ := w.asker.queue.Get()
+		w.asker.ask(w.Context(), image)
+		w.asker.queue.Done(image)
+	}
+}
+
+func (w *world) create(objects ...client.Object) {
+	for _, o := range objects {
+		require.NoError(w, w.Client.Create(w.Context(), o))
+	}
+}
+
+func (w *world) node(name string) *corev1.Node {
+	var n corev1.Node
+	require.NoError(w, w.Get(w.Context(), client.ObjectKey{Name: name}, &n))
+	return &n
+}
+
+// change edits a Node as somebody else would.
+func (w *world) change(name string, edit func(*corev1.Node)) {
+	n := w.node(name)
+	edit(n)
+	require.NoError(w, w.Client.Update(w.Context(), n))
+}
+
+func (w *world) sets() (names []string) {
+	var sets appsv1.DaemonSetList
+	require.NoError(w, w.List(w.Context(), &sets))
+	for _, s := range sets.Items {
+		names = append(names, s.Name)
+	}
+	return names
+}
+
+func (w *world) policy(name string) *v1.ClusterPolicy {
+	var p v1.ClusterPolicy
+	require.NoError(w, w.Get(w.Context(), client.ObjectKey{Name: name}, &p))
+	return &p
+}
+
+func gpuNode(name string, more ...string) *corev1.Node {
+	labels := map[string]string{
+		label.PCI: "true", label.Kernel: kernel, label.OSID: "ubuntu", label.OSVersion: "22.04",
+	}
+	for i := 0; i < len(more); i += 2 {
+		labels[more[i]] = more[i+1]
+	}
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name), Labels: labels},
+		Status: corev1.NodeStatus{
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+			NodeInfo:   corev1.NodeSystemInfo{Architecture: "amd64", KubeletVersion: "v1.37.2", ContainerRuntimeVersion: "containerd://2.1.0", KernelVersion: kernel},
+		},
+	}
+}
+
+func simulated(name string) *v1.ClusterPolicy {
+	yes := true
+	p := &v1.ClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name), Generation: 1}}
+	p.Spec.Driver.Simulated = &v1.SimulatedSpec{}
+	p.Spec.Driver.Simulated.Enabled = &yes
+	return p
+}
+
+func (w *world) gone(o client.Object) {
+	require.NoError(w, client.IgnoreNotFound(w.Client.Delete(w.Context(), o)))
+}
+
+func (w *world) missing(o client.Object) bool {
+	return apierrors.IsNotFound(w.Get(w.Context(), client.ObjectKeyFromObject(o), o))
+}
