@@ -16,7 +16,7 @@ type OperatorSpec struct {
 	DefaultRuntime string `json:"defaultRuntime,omitempty"`
 	// Name of the RuntimeClass for containers with GPUs.
 	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	// +kubebuilder:default=nvidia
 	RuntimeClass string `json:"runtimeClass,omitempty"`
 	// The image of init containers that need CUDA.
@@ -55,7 +55,7 @@ type DaemonsetsSpec struct {
 	Tolerations []corev1.Toleration `json:"tolerations,omitempty"`
 	// Priority of all DaemonSets' pods.
 	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	PriorityClassName string `json:"priorityClassName,omitempty"`
 	// How pods are replaced when their definition changes; the driver's follow
 	// driver.upgradePolicy instead.
@@ -95,7 +95,7 @@ type StartupTaintSpec struct {
 	// Its key; it goes whatever its value and effect are. Where nothing is said:
 	// nvidia.com/gpu-not-ready and gpuready.io/not-ready.
 	// +kubebuilder:validation:MaxLength=316
-	// +kubebuilder:validation:Pattern=`^(([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[a-zA-Z0-9]([a-zA-Z0-9._-]{0,61}[a-zA-Z0-9])?)?$`
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^(([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[a-zA-Z0-9]([a-zA-Z0-9._-]{0,61}[a-zA-Z0-9])?)?$')",message="key is a taint's key: example.com/gpu-not-ready"
 	Key string `json:"key,omitempty"`
 	// Put it back, NoSchedule, when a layer is not proven any more.
 	Manage *bool `json:"manage,omitempty"`
@@ -103,7 +103,7 @@ type StartupTaintSpec struct {
 	// +kubebuilder:default="1m"
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=32
-	// +kubebuilder:validation:Pattern=`^([0-9]{1,5}(\.[0-9]{1,3})?(ms|s|m|h))+$`
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([0-9]{1,5}(\\.[0-9]{1,3})?(ms|s|m|h))+$')",message="settle is a duration: 90s, 1m30s"
 	Settle *metav1.Duration `json:"settle,omitempty"`
 }
 
@@ -118,7 +118,7 @@ func (t *StartupTaintSpec) SettleTime() time.Duration {
 // HostPath is an absolute path on the host, without "..".
 //
 // +kubebuilder:validation:MaxLength=1024
-// +kubebuilder:validation:Pattern=`^(/[^\x00]*)?$`
+// +kubebuilder:validation:XValidation:rule="self.matches(r'^(/[^\\x00]*)?$')",message="a path of the host begins with /"
 // +kubebuilder:validation:XValidation:rule="!(self + '/').contains('/../')",message="a path of the host has no \"..\" in it"
 type HostPath string
 

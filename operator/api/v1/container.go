@@ -10,7 +10,7 @@ import (
 type EnvVar struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=512
-	// +kubebuilder:validation:Pattern=`^[^=]+$`
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^[^=]+$')",message="the name of an environment variable has no = in it"
 	Name string `json:"name"`
 	// +kubebuilder:validation:MaxLength=32768
 	Value string `json:"value,omitempty"`
@@ -20,15 +20,15 @@ type EnvVar struct {
 type ImageSpec struct {
 	// Registry and path, without the image's own name: "nvcr.io/nvidia".
 	// +kubebuilder:validation:MaxLength=512
-	// +kubebuilder:validation:Pattern=`^([a-zA-Z0-9][a-zA-Z0-9._/:-]*|\[[0-9a-fA-F:]+\][a-zA-Z0-9._/:-]*)?$`
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-zA-Z0-9][a-zA-Z0-9._/:-]*|\\[[0-9a-fA-F:]+\\][a-zA-Z0-9._/:-]*)?$')",message="repository is a registry and a path, without the image's name: nvcr.io/nvidia"
 	Repository string `json:"repository,omitempty"`
 	// The image's name. With neither repository nor version it may be a whole reference.
 	// +kubebuilder:validation:MaxLength=512
-	// +kubebuilder:validation:Pattern=`^([a-zA-Z0-9][a-zA-Z0-9._/:@-]*)?$`
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-zA-Z0-9][a-zA-Z0-9._/:@-]*)?$')",message="image is an image's name: driver; or, with neither repository nor version, a whole reference"
 	Image string `json:"image,omitempty"`
 	// A tag, or a digest: "sha256:" and 64 hexadecimal digits.
 	// +kubebuilder:validation:MaxLength=128
-	// +kubebuilder:validation:Pattern=`^([a-zA-Z0-9_][a-zA-Z0-9._-]*|sha256:[0-9a-f]{64})?$`
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-zA-Z0-9_][a-zA-Z0-9._-]*|sha256:[0-9a-f]{64})?$')",message="version is a tag, of letters, digits, -, _ and ., or a digest, sha256: and 64 hexadecimal digits"
 	Version string `json:"version,omitempty"`
 	// When the kubelet asks the registry; IfNotPresent where nothing is said.
 	// +kubebuilder:validation:Enum=Always;IfNotPresent;Never;""
@@ -36,7 +36,7 @@ type ImageSpec struct {
 	// Names of Secrets, in the operands' namespace, to pull with.
 	// +kubebuilder:validation:MaxItems=32
 	// +kubebuilder:validation:items:MaxLength=253
-	// +kubebuilder:validation:items:Pattern=`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$`
+	// +kubebuilder:validation:items:XValidation:rule="self.matches(r'^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$')",message="a name has lower-case letters, digits, - and ."
 	ImagePullSecrets []string `json:"imagePullSecrets,omitempty"`
 }
 

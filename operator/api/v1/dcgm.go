@@ -41,7 +41,7 @@ type DCGMExporterSpec struct {
 type DCGMExporterMetricsConfig struct {
 	// Name of a ConfigMap with dcgm-metrics.csv.
 	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	Name string `json:"name,omitempty"`
 }
 

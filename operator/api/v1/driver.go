@@ -57,7 +57,7 @@ type DriverSpec struct {
 	KernelModuleConfig *KernelModuleConfigSpec `json:"kernelModuleConfig,omitempty"`
 	// Name of a Secret whose entries become environment variables of the driver.
 	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	SecretEnv string `json:"secretEnv,omitempty"`
 }
 
@@ -79,7 +79,7 @@ type SimulatedSpec struct {
 
 	// The machine that every node becomes: "h100-sxm"; gpusim profiles lists them.
 	// +kubebuilder:validation:MaxLength=63
-	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9-]*[a-z0-9])?)?$`
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9-]*[a-z0-9])?)?$')",message="profile is a simulated machine: h100-sxm"
 	Profile string `json:"profile,omitempty"`
 }
 
@@ -133,7 +133,7 @@ type DriverManagerSpec struct {
 type DriverRepoConfigSpec struct {
 	// Name of a ConfigMap with repository lists.
 	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	ConfigMapName string `json:"configMapName,omitempty"`
 }
 
@@ -141,7 +141,7 @@ type DriverRepoConfigSpec struct {
 type DriverCertConfigSpec struct {
 	// Name of a ConfigMap with certificates.
 	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	Name string `json:"name,omitempty"`
 }
 
@@ -149,11 +149,11 @@ type DriverCertConfigSpec struct {
 type DriverLicensingConfigSpec struct {
 	// Name of a ConfigMap; NVIDIA's operator has secretName instead.
 	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	ConfigMapName string `json:"configMapName,omitempty"`
 	// Name of a Secret with gridd.conf and a client token.
 	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	SecretName string `json:"secretName,omitempty"`
 	// The licences are the NVIDIA License System's.
 	NLSEnabled *bool `json:"nlsEnabled,omitempty"`
@@ -163,7 +163,7 @@ type DriverLicensingConfigSpec struct {
 type VirtualTopologyConfigSpec struct {
 	// Name of a ConfigMap with nvidia-topologyd.conf.
 	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	Config string `json:"config,omitempty"`
 }
 
@@ -171,6 +171,6 @@ type VirtualTopologyConfigSpec struct {
 type KernelModuleConfigSpec struct {
 	// Name of a ConfigMap with a file for each module.
 	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	Name string `json:"name,omitempty"`
 }

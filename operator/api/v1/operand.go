@@ -25,11 +25,11 @@ type DevicePluginSpec struct {
 type DevicePluginConfig struct {
 	// Name of a ConfigMap; a node's label nvidia.com/device-plugin.config names its key.
 	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	Name string `json:"name,omitempty"`
 	// The key for nodes without that label.
 	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9._-]*$`
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^[a-zA-Z0-9._-]*$')",message="a key of a ConfigMap has letters, digits, -, _ and ."
 	Default string `json:"default,omitempty"`
 }
 
@@ -59,7 +59,7 @@ type MIGManagerSpec struct {
 type MIGPartedConfigSpec struct {
 	// Name of a ConfigMap.
 	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	// +kubebuilder:default=default-mig-parted-config
 	Name string `json:"name,omitempty"`
 	// The partition of nodes without the label nvidia.com/mig.config.
@@ -72,7 +72,7 @@ type MIGPartedConfigSpec struct {
 type MIGGPUClientsConfigSpec struct {
 	// Name of a ConfigMap.
 	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	Name string `json:"name,omitempty"`
 }
 

@@ -88,11 +88,11 @@ type VGPUDeviceManagerSpec struct {
 type VGPUDevicesConfigSpec struct {
 	// Name of a ConfigMap.
 	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	Name string `json:"name,omitempty"`
 	// The devices of nodes without the label nvidia.com/vgpu.config.
 	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9._-]*$`
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^[a-zA-Z0-9._-]*$')",message="a key of a ConfigMap has letters, digits, -, _ and ."
 	// +kubebuilder:default=default
 	Default string `json:"default,omitempty"`
 }
@@ -119,7 +119,7 @@ type KataConfig struct {
 type KataRuntimeClass struct {
 	// Its name.
 	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	Name string `json:"name"`
 	// Labels of the nodes that have it.
 	// +kubebuilder:validation:MaxProperties=64
@@ -135,7 +135,7 @@ type KataArtifacts struct {
 	URL string `json:"url"`
 	// Name of a Secret to pull it with.
 	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:Pattern=`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$`
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	PullSecret string `json:"pullSecret,omitempty"`
 }
 

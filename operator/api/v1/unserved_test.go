@@ -5,17 +5,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/api/v1/schematest"
-	"github.com/stretchr/testify/require"
 )
-
-func load(t *testing.T) *schematest.Schema {
-	t.Helper()
-	s, err := schematest.Load()
-	require.NoError(t, err)
-	return s
-}
 
 func TestEveryFieldIsServedOrKept(t *testing.T) {
 	served, kept := schematest.Served(), v1.KeptFields()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"math"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -36,6 +37,9 @@ func (s *Schema) Random(t *rapid.T) *v1.ClusterPolicy {
 	}
 	return p
 }
+
+// matches finds the expression in a rule that is about nothing else.
+var matches = regexp.MustCompile(`^self\.matches\(r'(.*)'\)$`)
 
 // drawer draws values of schemas.
 type drawer struct {
@@ -103,6 +107,11 @@ func (d drawer) text(s *schema.Structural, name string) string {
 		}
 		if v.MaxLength != nil {
 			longest = min(longest, int(*v.MaxLength))
+		}
+	}
+	for _, rule := range s.XValidations {
+		if m := matches.FindStringSubmatch(rule.Rule); m != nil {
+			pattern = m[1]
 		}
 	}
 	if pattern == "" {

@@ -6,6 +6,7 @@ package schematest
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/gpuready/gpuready/deployments/crds"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
@@ -75,11 +76,20 @@ func (s *Schema) Default(object map[string]any) {
 func (s *Schema) Validate(ctx context.Context, object map[string]any) field.ErrorList {
 	errs := schemavalidation.ValidateCustomResource(nil, object, s.types)
 	errs = append(errs, listtype.ValidateListSetsAndMaps(nil, s.Structural, object)...)
-	if len(errs) != 0 {
-		return errs // as the API server, which has no rules to ask then
+	if slices.ContainsFunc(errs, blocks) {
+		return errs
 	}
-	errs, _ = s.rules.Validate(ctx, nil, s.Structural, object, nil, celconfig.RuntimeCELCostBudget)
-	return errs
+	more, _ := s.rules.Validate(ctx, nil, s.Structural, object, nil, celconfig.RuntimeCELCostBudget)
+	return append(errs, more...)
+}
+
+// blocks tells of an error after which an API server does not ask CEL rules.
+func blocks(err *field.Error) bool {
+	switch err.Type {
+	case field.ErrorTypeNotSupported, field.ErrorTypeRequired, field.ErrorTypeTooLong, field.ErrorTypeTooMany, field.ErrorTypeTypeInvalid:
+		return true
+	}
+	return false
 }
 
 // Admit is a policy of this YAML or JSON as the API server would keep it, or why it would
