@@ -19,7 +19,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpuready/gpuready/operator/apply"
-	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/meter"
 	"github.com/gpuready/gpuready/operator/state"
 	"github.com/gpuready/gpuready/operator/upgrade"
@@ -43,10 +42,11 @@ type Config struct {
 	Metrics   *meter.Metrics
 	Cluster   state.Cluster // OpenShift and HandOver are found out
 	Roll      Roll
-	// Look asks a registry for an image, with the pull secrets of these names; it ends.
-	Look func(ctx context.Context, image string, pullSecrets []string) driver.Presence
-	Now  func() time.Time
-	Log  *slog.Logger
+	// Registry makes what knows which images there are; it calls changed when it has heard
+	// something new. Of pull secrets it gets the names.
+	Registry func(changed func(image string)) Registry
+	Now      func() time.Time
+	Log      *slog.Logger
 }
 
 // Roll carries out plans of driver upgrades.
@@ -62,12 +62,12 @@ type Roll interface {
 // Controller brings ClusterPolicies to the cluster.
 type Controller struct {
 	Config
-	inbox   *inbox
-	model   *model
-	writer  *writer
-	asker   *asker
-	toolkit *toolkit
-	planner *apply.Planner
+	inbox    *inbox
+	model    *model
+	writer   *writer
+	registry Registry
+	toolkit  *toolkit
+	planner  *apply.Planner
 
 	rendered rendering
 	said     reporting
@@ -81,7 +81,7 @@ type Controller struct {
 func New(config Config) *Controller {
 	c := &Controller{Config: config, inbox: newInbox(), model: newModel(), failed: map[string]*failure{}}
 	c.writer = newWriter(config.Client, c.inbox, c.tellNode, config.Log)
-	c.asker = newAsker(config.Look, c.inbox)
+	c.registry = config.Registry(func(string) { c.inbox.put(func(*model) {}) })
 	c.toolkit = newToolkit(config.Informers, c.inbox, config.Log)
 	c.planner = apply.NewPlanner(config.Client.Scheme())
 	return c
@@ -91,7 +91,7 @@ func New(config Config) *Controller {
 func (c *Controller) Start(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return c.writer.run(ctx) })
-	group.Go(func() error { return c.asker.run(ctx) })
+	group.Go(func() error { return c.registry.Run(ctx) })
 	group.Go(func() error { return c.toolkit.run(ctx) })
 	group.Go(func() error { return c.Roll.Run(ctx, func() { c.inbox.put(func(*model) {}) }) })
 	group.Go(func() error {

@@ -12,7 +12,6 @@ import (
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/apply"
-	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/progress"
@@ -29,7 +28,6 @@ type model struct {
 	foreign    map[apply.Key]bool            // objects of others, where ours may be
 	toolkit    map[string]string             // the Driver Toolkit's images by RHCOS version
 	other      map[types.NamespacedName]bool // Deployments of NVIDIA's operator
-	presence   map[string]driver.Presence    // of images, as far as a registry was asked
 	configMaps map[string]*corev1.ConfigMap  // without their values
 
 	openShift bool            // the cluster has ImageStreams
@@ -62,7 +60,6 @@ func newModel() *model {
 		foreign:    map[apply.Key]bool{},
 		toolkit:    map[string]string{},
 		other:      map[types.NamespacedName]bool{},
-		presence:   map[string]driver.Presence{},
 		configMaps: map[string]*corev1.ConfigMap{},
 		dirty:      map[string]bool{},
 	}

@@ -68,24 +68,23 @@ func (c *Controller) look() (*scene, error) {
 // choose chooses each pool's driver, and has the registry asked where that is needed.
 func (c *Controller) choose(spec *v1.ClusterPolicySpec, example map[fleet.Pool]string) []driver.Choice {
 	m := c.model
-	asked := map[string]bool{}
+	var asked []string
+	with := access(spec.Driver.ImagePullSecrets)
 	facts := driver.Facts{
 		OpenShift: m.openShift,
 		Images:    v1.ImageSpec{Repository: c.Cluster.ImageRepository, Version: c.Cluster.ImageVersion},
 		Toolkit:   func(rhcos string) (string, bool) { image, ok := m.toolkit[rhcos]; return image, ok },
-		Registry:  func(image string) driver.Presence { asked[image] = true; return m.presence[image] },
+		Registry: func(image string) driver.Presence {
+			asked = append(asked, image)
+			return c.registry.Look(image, with)
+		},
 	}
 	var choices []driver.Choice
 	for pool, node := range example {
 		choices = append(choices, driver.Choose(spec, pool, node, facts))
 	}
 	slices.SortFunc(choices, func(a, b driver.Choice) int { return strings.Compare(a.Pool.String(), b.Pool.String()) })
-	for image := range m.presence {
-		if !asked[image] {
-			delete(m.presence, image)
-		}
-	}
-	c.asker.want(asked, spec.Driver.ImagePullSecrets)
+	c.registry.Retain(asked...)
 	return choices
 }
 

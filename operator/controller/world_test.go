@@ -27,6 +27,7 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/meter"
 	"github.com/gpuready/gpuready/operator/progress"
+	"github.com/gpuready/gpuready/operator/registry"
 	"github.com/gpuready/gpuready/operator/state"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
@@ -90,10 +91,10 @@ func newWorld(t *testing.T) *world {
 func (w *world) start() {
 	w.Controller = New(Config{
 		Client: w.Client, Events: w.events, Metrics: meter.New(prometheus.NewRegistry()), Roll: w,
-		Cluster: state.Cluster{Namespace: namespace, ImageRepository: "gpuready", ImageVersion: "v0"},
-		Look:    func(_ context.Context, image string, _ []string) driver.Presence { return w.images[image] },
-		Now:     func() time.Time { return w.now },
-		Log:     slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Cluster:  state.Cluster{Namespace: namespace, ImageRepository: "gpuready", ImageVersion: "v0"},
+		Registry: func(func(string)) Registry { return images(w.images) },
+		Now:      func() time.Time { return w.now },
+		Log:      slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 }
 
@@ -101,6 +102,13 @@ func (w *world) start() {
 func (w *world) Do(p *upgrade.Plan)                { w.plans = append(w.plans, p) }
 func (w *world) Pods() map[string][]*upgrade.Pod   { return nil }
 func (w *world) Run(context.Context, func()) error { return nil }
+
+// images are what a registry says.
+type images map[string]driver.Presence
+
+func (i images) Look(image string, _ registry.Access) driver.Presence { return i[image] }
+func (i images) Retain(...string)                                     {}
+func (i images) Run(context.Context) error                            { return nil }
 
 // show has the Controller see all that the API server has, as watches would.
 func (w *world) show() {
@@ -178,11 +186,6 @@ func (w *world) drain() {
 		name, _ := w.writer.queue.Get()
 		w.writer.write(w.Context(), name)
 		w.writer.queue.Done(name)
-	}
-	for w.asker.queue.Len() > 0 {
-		image, _ := w.asker.queue.Get()
-		w.asker.ask(w.Context(), image)
-		w.asker.queue.Done(image)
 	}
 }
 
