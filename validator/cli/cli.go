@@ -20,21 +20,22 @@ import (
 
 // Exit codes; they stand in --help and are a contract.
 const (
-	exitOK      = 0
-	exitFailed  = 1
-	exitUsage   = 2
-	exitDriver  = 10
-	exitToolkit = 11
-	exitCUDA    = 12
-	exitPlugin  = 13
-	exitTimeout = 20
-	exitPeermem = 30
-	exitGDS     = 31
-	exitGDRCopy = 32
-	exitMOFED   = 33
-	exitFabric  = 34
-	exitVFIO    = 35
-	exitVGPU    = 36
+	exitOK         = 0
+	exitFailed     = 1
+	exitUsage      = 2
+	exitHostDriver = 3
+	exitDriver     = 10
+	exitToolkit    = 11
+	exitCUDA       = 12
+	exitPlugin     = 13
+	exitTimeout    = 20
+	exitPeermem    = 30
+	exitGDS        = 31
+	exitGDRCopy    = 32
+	exitMOFED      = 33
+	exitFabric     = 34
+	exitVFIO       = 35
+	exitVGPU       = 36
 )
 
 var layerCodes = map[readiness.Layer]int{
@@ -45,9 +46,11 @@ var layerCodes = map[readiness.Layer]int{
 
 const exitHelp = `
 Exit codes:
-  0   the layers are proven (run, component: or the node has no GPU; explain: always, if it could read or ask)
+  0   the layers are proven (run, component: or the node has no GPU; explain: always, if it could read or ask;
+      host-driver: the host has none)
   1   the validator itself failed, or was interrupted
   2   bad usage or configuration
+  3   host-driver: the host has a driver of its own
   10  driver is not ready
   11  toolkit is not ready, or (wait injection) cannot inject
   12  cuda is not ready
@@ -70,6 +73,7 @@ Usage:
   gpu-validator daemon           keep the proofs up to date
   gpu-validator preflight        health, right results and speed of every GPU, in seconds
   gpu-validator component        prove one layer as nvidia-validator does, by $COMPONENT
+  gpu-validator host-driver      tell whether the host has a driver of its own
   gpu-validator COMMAND --help   flags, examples and environment of a command
   gpu-validator --version
 `
@@ -113,7 +117,9 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err == nil || errors.Is(err, pflag.ErrHelp) {
 		return exitOK
 	}
-	fmt.Fprintf(stderr, "gpu-validator: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
+	if !errors.Is(err, errSaid) {
+		fmt.Fprintf(stderr, "gpu-validator: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
 	if c, is := errors.AsType[*coded](err); is {
 		return c.code
 	}
@@ -122,7 +128,7 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if len(args) == 0 {
-		return usageError("no command; say run, wait, explain, component, daemon or preflight, or --help")
+		return usageError("no command; say run, wait, explain, component, daemon, host-driver or preflight, or --help")
 	}
 	switch args[0] {
 	case "run":
@@ -135,6 +141,8 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 		return component(ctx, args[1:], stdout, stderr)
 	case "daemon":
 		return serve(ctx, args[1:], stdout, stderr)
+	case "host-driver":
+		return hostDriver(ctx, args[1:], stdout)
 	case "preflight":
 		return runPreflight(ctx, args[1:], stdout, stderr)
 	case probe.WatchCommand:
@@ -150,5 +158,5 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 		fmt.Fprint(stdout, usage+exitHelp)
 		return nil
 	}
-	return usageError("no command %q; say run, wait, explain, component, daemon or preflight, or --help", args[0])
+	return usageError("no command %q; say run, wait, explain, component, daemon, host-driver or preflight, or --help", args[0])
 }

@@ -1,0 +1,80 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/validator/hostdriver"
+	"github.com/gpuready/gpuready/validator/workload/inside"
+)
+
+const hostDriverUsage = `Tell whether the host has an NVIDIA driver of its own, for the init container of a
+driver container: exit code 0, it has none (or what is loaded is a driver container's),
+3, it has one. The last line, also the termination message, is then
+
+  HostDriver: 580.95.05 at /
+
+It reads files of the host and nothing else: it takes no rights but to read them, and
+no GPU.
+
+Example:
+  gpu-validator host-driver --host-root /host
+`
+
+// errSaid ends the program with a code when all has been said.
+var errSaid = errors.New("")
+
+func hostDriver(_ context.Context, args []string, stdout io.Writer) error {
+	o := command("host-driver", hostDriverUsage, stdout)
+	var words string
+	o.flags.StringVar(&o.hostRoot, "host-root", "/", "where the host's root is seen")
+	o.flags.StringVar(&words, "termination-log", inside.TerminationLog, "the file, if it is there, from which the kubelet takes the container's last words")
+	o.named("host-root", "HOST_ROOT")
+	o.named("termination-log", "TERMINATION_LOG")
+	rest, err := o.parse(args)
+	if err != nil {
+		return err
+	}
+	if len(rest) > 0 {
+		return usageError("host-driver takes no arguments, not %q", rest[0])
+	}
+	root, err := host.Open(o.hostRoot)
+	if err != nil {
+		return usageError("--host-root %s: %w", o.hostRoot, err)
+	}
+	defer func() { _ = root.Close() }()
+	kernel := root
+	// The kernel is this process's own, where the host's root comes without its mounts.
+	if _, err := root.Stat("/proc/modules"); err != nil && o.hostRoot != "/" {
+		if kernel, err = host.Open("/"); err != nil {
+			return err
+		}
+		defer func() { _ = kernel.Close() }()
+	}
+	found, err := hostdriver.Look(root, kernel)
+	if err != nil {
+		return err
+	}
+	if !found.Is() {
+		fmt.Fprintln(stdout, found)
+		return nil
+	}
+	fmt.Fprintf(stdout, "%s\n%s\n", found.Why, found)
+	if err := leave(words, found.String()); err != nil {
+		return err
+	}
+	return &coded{exitHostDriver, errSaid}
+}
+
+// leave writes a container's last words, if there is a place for them: the kubelet's
+// file is mounted there.
+func leave(words, text string) error {
+	if info, err := os.Stat(words); err != nil || !info.Mode().IsRegular() {
+		return nil
+	}
+	return os.WriteFile(words, []byte(text), 0o644)
+}

@@ -1,0 +1,79 @@
+package daemon
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/validator/check"
+)
+
+// witness writes down what it is told.
+type witness struct {
+	news chan struct{}
+
+	mu     sync.Mutex
+	told   []string
+	result *check.Outcome
+}
+
+func (w *witness) say(what string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.told = append(w.told, what)
+}
+
+func (w *witness) Proven(check.Driver)   { w.say("proven") }
+func (w *witness) Withdraw()             { w.say("withdrawn") }
+func (w *witness) News() <-chan struct{} { return w.news }
+
+func (w *witness) Result() *check.Outcome {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.result
+}
+
+func (w *witness) heard() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	all := w.told
+	w.told = nil
+	return all
+}
+
+func TestTheWitnessHearsOfLayerCUDAAlone(t *testing.T) {
+	b := newBench(t)
+	w := &witness{}
+	b.d.Witness = w
+	run := func() []string {
+		b.d.record(b.d.Road.Run(t.Context(), b.d.Node, nil))
+		return w.heard()
+	}
+	require.Equal(t, []string{"proven"}, run())
+	require.Equal(t, []string{"proven"}, run(), "also of what is remembered")
+	require.Equal(t, 1, b.count(readiness.CUDA))
+	b.set(readiness.Plugin, check.Fail("Broken", "it is", "mend it"))
+	require.Equal(t, []string{"proven"}, run())
+	b.set(readiness.Driver, check.Fail("Broken", "it is", "mend it"))
+	require.Equal(t, []string{"withdrawn"}, run(), "a driver that is gone is proven no more")
+}
+
+func TestWhatTheWitnessFindsIsTold(t *testing.T) {
+	b := newBench(t)
+	w := &witness{news: make(chan struct{})}
+	b.d.Witness = w
+	var said told
+	b.d.Tell = said.tell
+	b.start()
+	b.until(readiness.Plugin, proven)
+	failed := check.Fail("WorkloadFailed", "it did not pass", "see its log")
+	w.mu.Lock()
+	w.result = &failed
+	w.mu.Unlock()
+	w.news <- struct{}{}
+	require.Eventually(t, func() bool { return said.last().Witness == &failed }, time.Minute, time.Millisecond)
+	require.NoError(t, b.d.Ready(), "no layer depends on it")
+}

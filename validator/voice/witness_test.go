@@ -1,0 +1,44 @@
+package voice
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/validator/check"
+)
+
+// witnessed are facts of a node where all is well but, perhaps, the pod that shows it.
+func witnessed(o *check.Outcome) Facts {
+	f := facts()
+	f.Witness = o
+	return f
+}
+
+func TestWhatShowsThatTheDriverWorksTellsEventsAlone(t *testing.T) {
+	s := newStage(t)
+	failed, passed := check.Fail("WorkloadFailed", "vectorAdd in the pod nvidia-driver-validation ended with 3", "see its log"), check.Outcome{Kind: check.Passed}
+	s.say(witnessed(&passed))
+	s.settled()
+	require.Empty(t, s.events())
+	s.say(witnessed(&failed))
+	require.Equal(t, ReasonReady, s.condition().Reason)
+	s.clock.advance(blink - time.Second)
+	s.say(witnessed(nil))
+	s.clock.advance(time.Minute)
+	s.settled()
+	require.Empty(t, s.events(), "the proof was withdrawn")
+
+	s.say(witnessed(&failed))
+	s.clock.advance(blink)
+	s.until(func() bool { return len(s.events()) == 1 })
+	require.Equal(t, "Warning WorkloadFailed 1× vectorAdd in the pod nvidia-driver-validation ended with 3; see its log; no layer depends on it", s.events()[0])
+	s.say(witnessed(nil))
+	s.settled()
+	require.Len(t, s.events(), 1, "what is not known is not over")
+	s.say(witnessed(&passed))
+	s.until(func() bool { return len(s.events()) == 2 })
+	require.Equal(t, "Normal Proven 1× vectorAdd passed on every GPU in the pod nvidia-driver-validation (was: WorkloadFailed)", s.events()[1])
+	require.Equal(t, ReasonReady, s.condition().Reason)
+}
