@@ -80,16 +80,23 @@ check: packages-build packages-generate packages-check $(BIN)/tools/golangci-lin
 	git ls-files -z '*.sh' .ci/run | xargs -0 shellcheck
 	$(GO) mod tidy -diff
 	cd .ci/schema && $(GO) vet ./... && $(GO) run . ../../deployments/static ../../operator/state/testdata && $(GO) test ./...
+	cd .ci/helm && $(GO) vet ./... && $(GO) test ./...
 	cd .ci/promql && $(GO) vet ./... && $(GO) run . ../../deployments/monitoring
 	@$(MAKE) --no-print-directory generate
 	@git diff --exit-code -- $(GENERATED) || { echo 'check: generated files differ from what is checked in; commit the above'; exit 1; }
 
-GENERATED := simulator/state/state_generated.go simulator/nvml/stubs.c simulator/cuda/stubs.c cuda-samples docs/xids.md docs/config.schema.json deployments/monitoring/dashboard.json $(wildcard deployments/static/*.yaml) operator/api/v1/zz_generated.deepcopy.go deployments/crds/nvidia.com_clusterpolicies.yaml
+GENERATED := simulator/state/state_generated.go simulator/nvml/stubs.c simulator/cuda/stubs.c cuda-samples docs/xids.md docs/config.schema.json deployments/monitoring/dashboard.json $(wildcard deployments/static/*.yaml deployments/static/examples/clusterpolicy*.yaml) deployments/helm operator/api/v1/zz_generated.deepcopy.go deployments/crds/nvidia.com_clusterpolicies.yaml
 
 .PHONY: generate
 generate: packages-generate ## regenerate what is generated and checked in
+	$(GO) generate ./operator/api/... # the chart's schema is made of it
 	$(GO) generate ./...
+	cd .ci/helm && $(GO) run . static
 	CLANG=$(CLANG) cuda-samples/generate.sh
+
+.PHONY: chart
+chart: packages-build ## put the Helm chart together, complete, in bin/charts/
+	cd .ci/helm && $(GO) run . package
 
 .PHONY: clean
 clean: ## remove what was built
@@ -159,6 +166,11 @@ include deployments/images/images.mk test/cluster/cluster.mk test/e2e/e2e.mk tes
 $(BIN)/tools/golangci-lint: .ci/tools/go.mod | packages-check
 	@echo '  build $@ (minutes, the first time)'
 	$(Q)$(GO) build -modfile=.ci/tools/go.mod -o $@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+# The end-to-end tests install with it, and a chart is packaged by it.
+$(BIN)/tools/helm: .ci/helm/go.mod
+	@echo '  build $@ (minutes, the first time)'
+	$(Q)cd .ci/helm && CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $@) helm.sh/helm/v4/cmd/helm
 
 .PHONY: packages-%
 packages-%:

@@ -1,5 +1,6 @@
 // Schema checks manifests against the API that they are written for: the OpenAPI
-// files in the source of Kubernetes, of the version that test/cluster runs.
+// files in the source of Kubernetes, of the version that test/cluster runs, and what
+// deployments/crds defines. It is run in .ci/schema.
 //
 //	go run . ../../deployments/static
 //
@@ -40,6 +41,9 @@ func run(paths []string) int {
 	if err != nil {
 		return fail(err)
 	}
+	if err := define(schemas, "../../deployments/crds"); err != nil {
+		return fail(err)
+	}
 	found, documents := 0, 0
 	for _, file := range files {
 		data, err := os.ReadFile(file)
@@ -63,6 +67,24 @@ func run(paths []string) int {
 func fail(err error) int {
 	fmt.Fprintln(os.Stderr, "schema:", err)
 	return 2
+}
+
+// define adds the kinds that the product brings.
+func define(schemas *openapi.Schemas, dir string) error {
+	files, err := manifests([]string{dir})
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		if err := schemas.Define(data); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+	}
+	return nil
 }
 
 // manifests are the .yaml files at and below the paths.

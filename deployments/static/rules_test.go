@@ -49,6 +49,7 @@ var programs = map[string]string{
 	"gpuready/validator":        "gpu-validator",
 	"gpuready/cuda-samples":     "vectoradd",
 	"gpuready/driver-simulator": "gpusim",
+	"gpuready/operator":         "",
 }
 
 // privileged are the containers that are, and why is in docs/install.md.
@@ -149,7 +150,7 @@ func (w workload) containers() []corev1.Container {
 func ours(c corev1.Container) (program string, is bool) {
 	repository, _, _ := strings.Cut(c.Image, ":")
 	program, is = programs[repository]
-	return program, is
+	return program, is && program != ""
 }
 
 func TestEachImageHasItsVersion(t *testing.T) {
@@ -290,14 +291,17 @@ func TestTheSharedMemoryOfMPSIsSeenByTheHost(t *testing.T) {
 	require.Equal(t, 2, found)
 }
 
-func TestOnlyTheValidatorHasAToken(t *testing.T) {
+// speakers talk to the API server.
+var speakers = []string{"gpu-validator", "gpu-operator"}
+
+func TestOnlyValidatorAndOperatorHaveAToken(t *testing.T) {
 	for _, w := range workloads(t) {
 		automount := w.pod.Spec.AutomountServiceAccountToken
 		require.NotNil(t, automount, w)
-		require.Equal(t, w.pod.Spec.ServiceAccountName == "gpu-validator", *automount, w)
+		require.Equal(t, slices.Contains(speakers, w.pod.Spec.ServiceAccountName), *automount, w)
 	}
 	for _, d := range documents(t) {
-		if d.kind != "ServiceAccount" || d.name == "gpu-validator" {
+		if d.kind != "ServiceAccount" || slices.Contains(speakers, d.name) {
 			continue
 		}
 		var account corev1.ServiceAccount
@@ -310,7 +314,7 @@ func TestOnlyTheValidatorHasAToken(t *testing.T) {
 func TestRightsAreThoseThatAreUsed(t *testing.T) {
 	rights := map[string]bool{}
 	for _, d := range documents(t) {
-		if d.kind != "Role" && d.kind != "ClusterRole" {
+		if d.kind != "Role" && d.kind != "ClusterRole" || d.file == "operator.yaml" {
 			continue
 		}
 		var role rbacv1.Role
@@ -341,7 +345,7 @@ func TestTheValidatorsPodGivesWayToEverybodys(t *testing.T) {
 		require.Equal(t, corev1.PreemptNever, *class.PreemptionPolicy)
 		require.False(t, class.GlobalDefault)
 	}
-	require.Equal(t, 3, found, "with and without privileges, and with the runtime configured")
+	require.Equal(t, 4, found, "with and without privileges, with the runtime configured, and with the operator")
 }
 
 func TestServiceAccountsAreThere(t *testing.T) {

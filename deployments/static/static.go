@@ -13,7 +13,7 @@ import (
 	"text/template"
 
 	"github.com/gpuready/gpuready/deployments/agents"
-	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/deployments/helm"
 )
 
 //go:generate go test -tags grpcnotrace -run ^TestTheManifestsAreMadeOfTheParts$ . -update
@@ -38,14 +38,14 @@ var manifests = []manifest{
 		name: "gpuready.yaml",
 		about: `gpuready: toolkit, device plugin, validator. For a runtime with NRI: containerd 2.0
 or newer, CRI-O 1.28 or newer. See docs/install.md.`,
-		parts: []string{"namespace", "toolkit", "device-plugin", "rights", "policy", "validator"},
+		parts: []string{"namespace.tmpl", "toolkit.tmpl", "device-plugin.tmpl", "rights.yaml", "policy.yaml", "validator.tmpl"},
 	},
 	{
 		name: "gpuready-privileged.yaml",
 		about: `gpuready for a runtime without NRI: as gpuready.yaml, but the device plugin and the
 validator are privileged and see the host's root, because nothing gives them the GPUs.
 See docs/install.md.`,
-		parts:      []string{"namespace", "toolkit", "device-plugin", "rights", "policy", "validator"},
+		parts:      []string{"namespace.tmpl", "toolkit.tmpl", "device-plugin.tmpl", "rights.yaml", "policy.yaml", "validator.tmpl"},
 		privileged: true,
 	},
 	{
@@ -54,28 +54,28 @@ See docs/install.md.`,
 as gpuready-privileged.yaml, but the toolkit changes the runtime's configuration and has
 it started anew, once, proves that it took it, and else puts everything back. See
 docs/toolkit.md; gpu-toolkit plan on a node prints beforehand what would be changed.`,
-		parts:      []string{"namespace", "toolkit", "device-plugin", "rights", "policy", "validator"},
+		parts:      []string{"namespace.tmpl", "toolkit.tmpl", "device-plugin.tmpl", "rights.yaml", "policy.yaml", "validator.tmpl"},
 		privileged: true, runtime: true,
 	},
 	{
 		name: "device-plugin.yaml",
 		about: `The device plugin alone, for nodes whose host runs gpu-toolkit as a service, with
 --namespace=gpuready. See docs/install.md.`,
-		parts: []string{"namespace", "device-plugin"},
+		parts: []string{"namespace.tmpl", "device-plugin.tmpl"},
 	},
 	{
 		name: "mps.yaml",
 		about: `MPS control daemons, for nodes whose device plugin shares GPUs by MPS: apply it after
 one of the others, which brings the namespace: deleting this one leaves that alone. See
 docs/device-plugin-configuration.md, "Sharing by MPS".`,
-		parts: []string{"mps"},
+		parts: []string{"mps.tmpl"},
 	},
 	{
 		name: "simulated-driver.yaml",
 		about: `A simulated driver as the driver of a cluster without GPUs: device nodes, libraries
 and GPUs that answer, compute slowly, and break on request. Apply it after
 gpuready.yaml. What is proven on it says SIMULATED. See docs/install.md.`,
-		parts: []string{"driver-simulator"},
+		parts: []string{"driver-simulator.tmpl"},
 	},
 }
 
@@ -93,18 +93,24 @@ func (m manifest) Agent(name string) (string, error) {
 	return "", fmt.Errorf("there is no agent %q", name)
 }
 
-// feature is the pattern of the labels that the validator may set.
-func feature() string { return nodestate.FeaturePattern }
-
-// choices are the beginnings of those that it may not set all the same, as CEL has a list.
-func choices() string { return "['" + strings.Join(nodestate.ChoicePrefixes, "', '") + "']" }
-
-// startup is the startup taints, as CEL has a list.
-func startup() string { return "['" + strings.Join(agents.StartupKeys(), "', '") + "']" }
+// templates are the parts, and those of the chart that say who may do what.
+func templates() (*template.Template, error) {
+	all := template.New("")
+	include := func(name string, data any) (string, error) {
+		var b strings.Builder
+		err := all.ExecuteTemplate(&b, name, data)
+		return b.String(), err
+	}
+	if _, err := all.Funcs(template.FuncMap{"include": include}).ParseFS(parts, "parts/*.tmpl"); err != nil {
+		return nil, err
+	}
+	chart := "gpuready/templates/"
+	return all.ParseFS(helm.Templates, chart+"_generated.tpl", chart+"agents/rights.yaml", chart+"agents/policy.yaml")
+}
 
 // Render returns the manifests by file name.
 func Render() (map[string]string, error) {
-	all, err := template.New("").Funcs(template.FuncMap{"feature": feature, "choices": choices, "startup": startup}).ParseFS(parts, "parts/*.tmpl")
+	all, err := templates()
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +123,7 @@ func Render() (map[string]string, error) {
 		b.WriteString("#\n# Made of deployments/static/parts and deployments/agents by `make generate`.\n")
 		for _, part := range m.parts {
 			b.WriteString("---\n")
-			if err := all.ExecuteTemplate(&b, part+".tmpl", m); err != nil {
+			if err := all.ExecuteTemplate(&b, part, m); err != nil {
 				return nil, fmt.Errorf("%s: %w", m.name, err)
 			}
 		}

@@ -29,6 +29,7 @@ type schema struct {
 	OneOf      []schema          `json:"oneOf"`
 	MapKeys    []string          `json:"x-kubernetes-list-map-keys"`
 	Kinds      []groupVersion    `json:"x-kubernetes-group-version-kind"`
+	Open       bool              `json:"x-kubernetes-preserve-unknown-fields"`
 }
 
 type groupVersion struct{ Group, Version, Kind string }
@@ -75,6 +76,38 @@ func Load(dir string) (*Schemas, error) {
 		}
 	}
 	return s, nil
+}
+
+// Define adds what a CustomResourceDefinition defines.
+func (s *Schemas) Define(crd []byte) error {
+	var d struct {
+		Spec struct {
+			Group    string
+			Names    struct{ Kind string }
+			Versions []struct {
+				Name   string
+				Schema map[string]any
+			}
+		}
+	}
+	if err := yaml.Unmarshal(crd, &d); err != nil {
+		return err
+	}
+	for _, v := range d.Spec.Versions {
+		text, err := json.Marshal(v.Schema["openAPIV3Schema"])
+		if err != nil {
+			return err
+		}
+		var one schema
+		if err := json.Unmarshal(text, &one); err != nil {
+			return err
+		}
+		one.Properties["metadata"] = schema{Ref: "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"}
+		kind := groupVersion{Group: d.Spec.Group, Version: v.Name, Kind: d.Spec.Names.Kind}
+		name := d.Spec.Group + "/" + v.Name + "." + kind.Kind
+		s.byName[name], s.byKind[kind] = one, name
+	}
+	return nil
 }
 
 // Check checks each document of a file and returns how many there were.
@@ -139,7 +172,7 @@ func (c *checker) resolve(s schema) schema {
 	for {
 		switch {
 		case s.Ref != "":
-			s = c.schemas.byName[s.Ref[strings.LastIndex(s.Ref, "/")+1:]]
+			s = c.schemas.byName[strings.TrimPrefix(s.Ref, "#/components/schemas/")]
 		case len(s.AllOf) == 1 && s.Type == "":
 			s = s.AllOf[0]
 		default:
@@ -199,7 +232,7 @@ func (c *checker) object(n *yaml.Node, path string, s schema) {
 		case s.Additional != nil:
 			c.ambiguous(key, at)
 			c.value(value, at, *s.Additional)
-		case len(s.Properties) > 0:
+		case len(s.Properties) > 0 && !s.Open:
 			c.say(key, at, "there is no such field")
 		}
 	}

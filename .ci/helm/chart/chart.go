@@ -1,0 +1,124 @@
+// Package chart renders the chart gpuready as helm does, without a cluster.
+package chart
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"helm.sh/helm/v4/pkg/chart/common"
+	"helm.sh/helm/v4/pkg/chart/common/util"
+	"helm.sh/helm/v4/pkg/chart/loader/archive"
+	chart "helm.sh/helm/v4/pkg/chart/v2"
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
+	chartutil "helm.sh/helm/v4/pkg/chart/v2/util"
+	"helm.sh/helm/v4/pkg/engine"
+)
+
+// Annotation of Chart.yaml is where its dependency comes from: a Go module at a version,
+// which the module mirror has where the chart's own repository cannot be reached.
+const Annotation = "gpuready.io/node-feature-discovery"
+
+// sum is the module's, as go.sum has it.
+const sum = "h1:9CYm16vjSIbNO5Z1Y67rcrfy51YWmy3+6wjiWzJbrC4="
+
+// Release is what a chart is rendered for.
+type Release struct {
+	Namespace string
+	Values    map[string]any
+	Versions  []string // further APIs of the cluster, as "security.openshift.io/v1"
+	Kube      string   // version of Kubernetes; "" for the newest that helm knows
+}
+
+// Load reads the chart in a folder, and puts Node Feature Discovery's into it.
+func Load(ctx context.Context, dir string) (*chart.Chart, error) {
+	c, err := loader.LoadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	if len(c.Dependencies()) > 0 {
+		return c, nil
+	}
+	nfd, err := dependency(ctx, c.Metadata.Annotations[Annotation])
+	if err != nil {
+		return nil, err
+	}
+	want := c.Metadata.Dependencies[0]
+	if nfd.Metadata.Version != want.Version {
+		return nil, fmt.Errorf("Chart.yaml: the dependency %s is wanted in version %s, %s has %s", want.Name, want.Version, c.Metadata.Annotations[Annotation], nfd.Metadata.Version)
+	}
+	c.AddDependency(nfd)
+	return c, nil
+}
+
+// dependency loads the chart that is in a Go module.
+func dependency(ctx context.Context, module string) (*chart.Chart, error) {
+	out, err := exec.CommandContext(ctx, "go", "mod", "download", "-json", module).Output()
+	var m struct{ Dir, Sum, Error string }
+	if jsonErr := json.Unmarshal(out, &m); err != nil || jsonErr != nil {
+		return nil, fmt.Errorf("go mod download %s: %s: %w", module, m.Error, errors.Join(err, jsonErr))
+	}
+	if m.Sum != sum {
+		return nil, fmt.Errorf("%s has the sum %s, not %s; is it another version? Then put its sum here", module, m.Sum, sum)
+	}
+	return loadTree(filepath.Join(m.Dir, "deployment/helm/node-feature-discovery"))
+}
+
+// loadTree loads a folder but for what only makes its documentation.
+func loadTree(dir string) (*chart.Chart, error) {
+	var files []*archive.BufferedFile
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || filepath.Ext(path) == ".gotmpl" {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		name, _ := filepath.Rel(dir, path)
+		files = append(files, &archive.BufferedFile{Name: filepath.ToSlash(name), Data: data})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return loader.LoadFiles(files)
+}
+
+// Render returns what would be installed: the templates' output by file, hooks included.
+func Render(c *chart.Chart, r Release) (map[string]string, error) {
+	if r.Values == nil {
+		r.Values = map[string]any{}
+	}
+	if err := chartutil.ProcessDependencies(c, r.Values); err != nil {
+		return nil, err
+	}
+	capabilities := common.DefaultCapabilities.Copy()
+	capabilities.APIVersions = append(slices.Clone(capabilities.APIVersions), r.Versions...)
+	if r.Kube != "" {
+		version, err := common.ParseKubeVersion(r.Kube)
+		if err != nil {
+			return nil, err
+		}
+		capabilities.KubeVersion = *version
+	}
+	options := common.ReleaseOptions{Name: "gpuready", Namespace: r.Namespace, Revision: 1, IsInstall: true}
+	values, err := util.ToRenderValues(c, r.Values, options, capabilities)
+	if err != nil {
+		return nil, err
+	}
+	files, err := engine.Engine{Strict: false}.Render(c, values)
+	if err != nil {
+		return nil, err
+	}
+	for name, text := range files {
+		if strings.TrimSpace(text) == "" || strings.HasSuffix(name, "NOTES.txt") {
+			delete(files, name)
+		}
+	}
+	return files, nil
+}

@@ -1,0 +1,58 @@
+// Helm makes what of the product is made of the chart with helm's own code.
+//
+//	go run . static     writes deployments/static/operator.yaml and its example policies
+//	go run . package    writes bin/charts/gpuready-<version>.tgz, complete
+//
+// It is run in .ci/helm. Exit code 2 says that something could not be done.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+
+	chartutil "helm.sh/helm/v4/pkg/chart/v2/util"
+
+	"github.com/gpuready/gpuready/.ci/helm/chart"
+	"github.com/gpuready/gpuready/.ci/helm/static"
+)
+
+const root = "../.."
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	err := run(ctx, os.Args[1:])
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "helm:", err)
+		os.Exit(2)
+	}
+}
+
+func run(ctx context.Context, args []string) error {
+	if len(args) != 1 {
+		return fmt.Errorf("usage: go run . static|package")
+	}
+	dir := filepath.Join(root, "deployments/helm/gpuready")
+	switch args[0] {
+	case "static":
+		return static.Write(ctx, dir, filepath.Join(root, "deployments/static"))
+	case "package":
+		return pack(ctx, dir, filepath.Join(root, "bin/charts"))
+	}
+	return fmt.Errorf("%q is neither static nor package", args[0])
+}
+
+func pack(ctx context.Context, from, to string) error {
+	c, err := chart.Load(ctx, from)
+	if err != nil {
+		return err
+	}
+	path, err := chartutil.Save(c, to)
+	if err == nil {
+		fmt.Println(filepath.Clean(path))
+	}
+	return err
+}

@@ -1,0 +1,116 @@
+// Package static makes the manifests of deployments/static that the chart has, too.
+package static
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/gpuready/gpuready/.ci/helm/chart"
+)
+
+// Namespace is where the static manifest installs.
+const Namespace = "nvidia-gpu-operator"
+
+// parts are the chart's files that the operator's manifest is made of, in the order in
+// which they are applied.
+var parts = []string{
+	"agents/serviceaccounts.yaml", "agents/rights.yaml", "agents/policy.yaml",
+	"operator/serviceaccount.yaml", "operator/rights.yaml", "operator/people.yaml",
+	"operator/networkpolicy.yaml", "operator/deployment.yaml",
+}
+
+// example is a policy that a user may begin with.
+type example struct {
+	name, about string
+	values      map[string]any
+}
+
+var examples = []example{
+	{"clusterpolicy.yaml", "GPUs on every node that has one: the chart's own values.", nil},
+	{"clusterpolicy-simulated.yaml", "A cluster without GPUs: the simulated driver on every node.\n# Label the nodes that are to have it: kubectl label node NODE nvidia.com/gpu.present=true",
+		map[string]any{"driver": map[string]any{"simulated": map[string]any{"enabled": true}}}},
+	{"clusterpolicy-precompiled.yaml", "A driver image for each kernel, none is built on a node. See docs/precompiled.md.",
+		map[string]any{"driver": map[string]any{"usePrecompiled": true, "repository": "registry.example.com/nvidia", "image": "driver", "version": "535"}}},
+}
+
+// What belongs to a release of Helm's.
+var released = regexp.MustCompile(`(?m)^ +app\.kubernetes\.io/(name|instance|version|managed-by): .*\n`)
+
+// Write renders the chart in a folder, and writes the manifests into another.
+func Write(ctx context.Context, from, to string) error {
+	files, err := render(ctx, from, nil)
+	if err != nil {
+		return err
+	}
+	crd, err := os.ReadFile(filepath.Join(from, "crds/nvidia.com_clusterpolicies.yaml"))
+	if err != nil {
+		return err
+	}
+	all := []string{namespace, strings.TrimPrefix(string(crd), "---\n")}
+	for _, part := range parts {
+		text, is := files["gpuready/templates/"+part]
+		if !is {
+			return fmt.Errorf("the chart renders no templates/%s", part)
+		}
+		all = append(all, text)
+	}
+	if err := write(filepath.Join(to, "operator.yaml"), about, all...); err != nil {
+		return err
+	}
+	for _, e := range examples {
+		files, err := render(ctx, from, e.values)
+		if err != nil {
+			return fmt.Errorf("%s: %w", e.name, err)
+		}
+		if err := write(filepath.Join(to, "examples", e.name), "# "+e.about+"\n", files["gpuready/templates/clusterpolicy.yaml"]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func render(ctx context.Context, dir string, values map[string]any) (map[string]string, error) {
+	c, err := chart.Load(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	if values == nil {
+		values = map[string]any{}
+	}
+	values["nfd"] = map[string]any{"enabled": false}
+	return chart.Render(c, chart.Release{Namespace: Namespace, Values: values})
+}
+
+// write writes documents into a file, each with one line between it and the next.
+func write(path, about string, documents ...string) error {
+	var b strings.Builder
+	b.WriteString(about + "#\n# Made of deployments/helm/gpuready by `make generate`.\n")
+	for _, text := range documents {
+		text = strings.TrimSpace(released.ReplaceAllString(text, ""))
+		text = strings.TrimSpace(strings.TrimPrefix(text, "---"))
+		b.WriteString("---\n" + blank.ReplaceAllString(text, "\n") + "\n")
+	}
+	return os.WriteFile(path, []byte(b.String()), 0o644)
+}
+
+// blank lines are what a template leaves.
+var blank = regexp.MustCompile(`\n([ \t]*\n)+`)
+
+const about = `# The operator: its CustomResourceDefinition, its Deployment, its rights, and those of the
+# agents that it puts onto nodes. Then apply a ClusterPolicy, as examples/clusterpolicy.yaml.
+# It wants the labels of Node Feature Discovery. See docs/operator.md.
+`
+
+const namespace = `apiVersion: v1
+kind: Namespace
+metadata:
+  name: ` + Namespace + `
+  labels:
+    app.kubernetes.io/part-of: gpuready
+    # The agents mount folders of the host, and the toolkit is privileged.
+    pod-security.kubernetes.io/enforce: privileged
+`

@@ -1,0 +1,107 @@
+{{- /* Where the operands live. */}}
+{{- define "gpuready.operands" -}}
+{{ .Values.operands.namespace | default .Release.Namespace }}
+{{- end }}
+
+{{- define "gpuready.labels" -}}
+app.kubernetes.io/name: gpuready
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: gpuready
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
+
+{{- /* A repository where global.registry wants it: the host is another, the path is
+       the same. The argument: list $ repository. */}}
+{{- define "gpuready.repository" -}}
+{{- $registry := (index . 0).Values.global.registry | trimSuffix "/" }}
+{{- $repository := index . 1 }}
+{{- if $registry }}
+{{- printf "%s/%s" $registry (regexReplaceAll "^[^/]*[.:][^/]*/" $repository "") }}
+{{- else }}
+{{- $repository }}
+{{- end }}
+{{- end }}
+
+{{- /* The operator's image. */}}
+{{- define "gpuready.image" -}}
+{{- $o := .Values.operator }}
+{{- $version := $o.version | default .Chart.AppVersion }}
+{{- printf "%s/%s%s%s" (include "gpuready.repository" (list . $o.repository)) $o.image (hasPrefix "sha256:" $version | ternary "@" ":") $version }}
+{{- end }}
+
+{{- /* The names of the pull secrets of the operator's own pods, as a JSON list of objects. */}}
+{{- define "gpuready.pullSecrets" -}}
+{{- $all := .Values.global.imagePullSecrets }}
+{{- range .Values.operator.imagePullSecrets }}
+{{- $all = append $all (dict "name" .) }}
+{{- end }}
+{{- toJson $all }}
+{{- end }}
+
+{{- define "gpuready.isOpenShift" -}}
+{{- if or .Values.platform.openshift (.Capabilities.APIVersions.Has "security.openshift.io/v1") }}true{{ end }}
+{{- end }}
+
+{{- /* A pod of the operator's image: restricted, as the Pod Security Standards say. */}}
+{{- define "gpuready.restricted" -}}
+runAsNonRoot: true
+seccompProfile: { type: RuntimeDefault }
+{{- end }}
+
+{{- define "gpuready.confined" -}}
+allowPrivilegeEscalation: false
+capabilities: { drop: [ALL] }
+readOnlyRootFilesystem: true
+{{- end }}
+
+{{- /* What it needs to reach a registry. */}}
+{{- define "gpuready.environment" -}}
+{{- with .Values.proxy.httpsProxy }}
+- { name: HTTPS_PROXY, value: {{ . | quote }} }
+{{- end }}
+{{- with .Values.proxy.httpProxy }}
+- { name: HTTP_PROXY, value: {{ . | quote }} }
+{{- end }}
+{{- with .Values.proxy.noProxy }}
+- { name: NO_PROXY, value: {{ . | quote }} }
+{{- end }}
+{{- if .Values.trustedCA.configMapName }}
+# The certificates beside the image's own.
+- { name: SSL_CERT_DIR, value: "/etc/ssl/certs:/etc/gpuready/ca" }
+{{- end }}
+{{- end }}
+
+{{- /* The rules of a role: list $ where. */}}
+{{- define "gpuready.rules" -}}
+{{- $where := index . 1 }}
+{{- range (index . 0).Files.Get "files/rights.yaml" | fromYamlArray }}
+{{- if eq .where $where }}
+{{- range $verb, $why := .verbs }}
+# {{ $verb }}: {{ $why }}
+{{- end }}
+- apiGroups: [{{ .group | quote }}]
+  resources: [{{ join ", " .resources }}]
+{{- with .names }}
+  resourceNames: [{{ join ", " . }}]
+{{- end }}
+  verbs: [{{ keys .verbs | sortAlpha | join ", " }}]
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* ServiceAccounts of the operands without rights, and the label app of their pods. */}}
+{{- define "gpuready.accounts" -}}
+{
+  "gpu-driver": "nvidia-driver-daemonset",
+  "gpu-driver-simulator": "nvidia-driver-daemonset",
+  "gpu-toolkit": "nvidia-container-toolkit-daemonset",
+  "gpu-device-plugin": "nvidia-device-plugin-daemonset",
+  "gpu-mps-control-daemon": "nvidia-device-plugin-mps-control-daemon"
+}
+{{- end }}
+
+{{- /* Whether the cluster has ValidatingAdmissionPolicies. */}}
+{{- define "gpuready.hasAdmission" -}}
+{{- if semverCompare ">= 1.30.0-0" .Capabilities.KubeVersion.Version }}true{{ end }}
+{{- end }}

@@ -1,0 +1,54 @@
+{{- /* The spec of the policy: the values of the same names. */}}
+{{- define "gpuready.policy" -}}
+{{- $root := . }}
+{{- $spec := dict }}
+{{- range $key := include "gpuready.specKeys" . | fromJsonArray }}
+{{- if hasKey $root.Values $key }}
+{{- $_ := set $spec $key (deepCopy (index $root.Values $key)) }}
+{{- end }}
+{{- end }}
+{{- /* Of the operator the chart's own values are no part of the policy. */}}
+{{- $_ := set $spec "operator" (pick .Values.operator "defaultRuntime" "runtimeClass" "initContainer" "use_ocp_driver_toolkit") }}
+{{- with $spec.devicePlugin.config }}
+{{- if .name }}
+{{- $_ := set $spec.devicePlugin "config" (omit . "create" "data") }}
+{{- else }}
+{{- $_ := unset $spec.devicePlugin "config" }}
+{{- end }}
+{{- end }}
+{{- with $spec.driver.upgradePolicy }}
+{{- if .gpuPodDeletion }}
+{{- $_ := set $spec.driver "upgradePolicy" (merge (dict "podDeletion" .gpuPodDeletion) (omit . "gpuPodDeletion")) }}
+{{- end }}
+{{- end }}
+{{- range $spec }}
+{{- include "gpuready.component" (list $root .) }}
+{{- end }}
+{{- /* What is empty is the operator's own choice. */}}
+{{- range $key, $value := $spec }}
+{{- if not $value }}
+{{- $_ := unset $spec $key }}
+{{- end }}
+{{- end }}
+{{- toYaml $spec }}
+{{- end }}
+
+{{- /* A component of the spec, and those in it, from global.registry and with
+       global.imagePullSecrets: list $ component. It is changed in place. */}}
+{{- define "gpuready.component" -}}
+{{- $root := index . 0 }}
+{{- $one := index . 1 }}
+{{- if kindIs "map" $one }}
+{{- if $one.repository }}
+{{- $_ := set $one "repository" (include "gpuready.repository" (list $root $one.repository)) }}
+{{- end }}
+{{- if hasKey $one "imagePullSecrets" }}
+{{- range $root.Values.global.imagePullSecrets }}
+{{- $_ := set $one "imagePullSecrets" (append $one.imagePullSecrets .name | uniq) }}
+{{- end }}
+{{- end }}
+{{- range $one }}
+{{- include "gpuready.component" (list $root .) }}
+{{- end }}
+{{- end }}
+{{- end }}

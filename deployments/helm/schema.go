@@ -1,0 +1,210 @@
+package helm
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// schema is a JSON schema.
+type schema map[string]any
+
+// The chart's own values, which no policy has. Values by these names in maps that the
+// policy has, too, are added to the policy's.
+var own = []string{"global", "platform", "nfd", "crds", "operands", "clusterPolicy", "proxy", "trustedCA",
+	"networkPolicy", "podMonitor", "cleanup", "operator", "node-feature-discovery"}
+
+// refined is what values.yaml cannot say of a value, by its path.
+var refined = map[string]schema{
+	// Other charts have theirs there.
+	"global":                      {"type": "object", "additionalProperties": true},
+	"global.imagePullSecrets":     {"type": "array", "items": object(schema{"name": schema{"type": "string"}}, "name")},
+	"node-feature-discovery":      {"type": "object", "additionalProperties": true},
+	"operands.namespace":          {"type": "string", "pattern": "^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)?$"},
+	"clusterPolicy.name":          {"type": "string", "pattern": "^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"},
+	"global.registry":             {"type": "string", "pattern": "^([a-zA-Z0-9][a-zA-Z0-9._:/-]*)?$"},
+	"operator.replicas":           {"type": "integer", "minimum": 0, "maximum": 5},
+	"operator.logging.level":      {"enum": []string{"debug", "info", "warn", "error"}},
+	"operator.imagePullPolicy":    {"enum": []string{"Always", "IfNotPresent", "Never"}},
+	"operator.imagePullSecrets":   {"type": "array", "items": schema{"type": "string"}},
+	"operator.affinity":           {"type": "object"},
+	"operator.resources":          {"type": "object"},
+	"operator.annotations":        texts(),
+	"operator.nodeSelector":       texts(),
+	"podMonitor.additionalLabels": texts(),
+	"cleanup.timeoutSeconds":      {"type": "integer", "minimum": 1, "maximum": 86400},
+	"podMonitor.interval":         {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"},
+	"devicePlugin.config.create":  {"type": "boolean"},
+	"devicePlugin.config.data":    texts(),
+	"operator.tolerations":        {"type": "array", "items": schema{"type": "object"}},
+}
+
+func texts() schema {
+	return schema{"type": "object", "additionalProperties": schema{"type": "string"}}
+}
+
+func object(properties schema, required ...string) schema {
+	s := schema{"type": "object", "properties": properties, "additionalProperties": false}
+	if len(required) > 0 {
+		s["required"] = required
+	}
+	return s
+}
+
+// Policy returns the schema of a ClusterPolicy's spec out of its CustomResourceDefinition.
+func Policy(crd []byte) (*apiextensions.JSONSchemaProps, error) {
+	var definition apiextensions.CustomResourceDefinition
+	if err := yaml.UnmarshalStrict(crd, &definition); err != nil {
+		return nil, err
+	}
+	for _, v := range definition.Spec.Versions {
+		if v.Storage {
+			spec := v.Schema.OpenAPIV3Schema.Properties["spec"]
+			return &spec, nil
+		}
+	}
+	return nil, fmt.Errorf("CustomResourceDefinition %s: no version is stored", definition.Name)
+}
+
+// SpecKeys are the fields of a policy's spec that values of the same name fill, all but
+// operator, as a JSON list.
+func SpecKeys(spec *apiextensions.JSONSchemaProps) string {
+	keys := slices.DeleteFunc(slices.Sorted(maps.Keys(spec.Properties)), func(k string) bool { return k == "operator" })
+	text, _ := json.Marshal(keys) // a list of strings always has JSON
+	return string(text)
+}
+
+// ValuesSchema returns values.schema.json: of what the policy has by the same name the
+// policy's own schema, of the rest what values.yaml has.
+func ValuesSchema(spec *apiextensions.JSONSchemaProps, values []byte) ([]byte, error) {
+	var given map[string]any
+	if err := yaml.UnmarshalStrict(values, &given); err != nil {
+		return nil, err
+	}
+	properties := schema{}
+	for name, field := range spec.Properties {
+		properties[name] = translate(&field)
+	}
+	operator := properties["operator"].(schema)
+	for _, name := range own {
+		one := infer(name, given[name])
+		if name == "operator" {
+			maps.Copy(operator["properties"].(schema), one["properties"].(schema))
+			one = operator
+		}
+		properties[name] = one
+	}
+	plugin := at(properties, "devicePlugin", "config")
+	for _, name := range []string{"create", "data"} {
+		plugin[name] = refined["devicePlugin.config."+name]
+	}
+	// The reference's chart calls it so.
+	upgrade := at(properties, "driver", "upgradePolicy")
+	upgrade["gpuPodDeletion"] = upgrade["podDeletion"]
+	all := object(properties)
+	all["$schema"] = "http://json-schema.org/draft-07/schema#"
+	all["title"] = "Values of the chart gpuready"
+	text, err := json.MarshalIndent(all, "", " ")
+	return append(text, '\n'), err
+}
+
+// at returns the properties of the schema at a path.
+func at(properties schema, path ...string) schema {
+	for _, name := range path {
+		properties = properties[name].(schema)["properties"].(schema)
+	}
+	return properties
+}
+
+// infer makes a schema of a value.
+func infer(path string, value any) schema {
+	if s, is := refined[path]; is {
+		return s
+	}
+	switch v := value.(type) {
+	case map[string]any:
+		properties := schema{}
+		for name, one := range v {
+			properties[name] = infer(path+"."+name, one)
+		}
+		return object(properties)
+	case []any:
+		return schema{"type": "array"}
+	case bool:
+		return schema{"type": "boolean"}
+	case float64:
+		return schema{"type": "integer"}
+	}
+	return schema{"type": "string"}
+}
+
+// translate makes a JSON schema of what the API server checks; its CEL rules stay with it.
+func translate(p *apiextensions.JSONSchemaProps) schema {
+	s := schema{}
+	for key, value := range map[string]any{"type": p.Type, "pattern": p.Pattern} {
+		if value != "" {
+			s[key] = value
+		}
+	}
+	for key, value := range map[string]*int64{"maxLength": p.MaxLength, "minLength": p.MinLength, "maxItems": p.MaxItems, "minItems": p.MinItems, "maxProperties": p.MaxProperties} {
+		if value != nil {
+			s[key] = *value
+		}
+	}
+	for key, value := range map[string]*float64{"minimum": p.Minimum, "maximum": p.Maximum} {
+		if value != nil {
+			s[key] = *value
+		}
+	}
+	if p.XIntOrString {
+		return schema{"type": []string{"integer", "string"}}
+	}
+	if len(p.Enum) > 0 {
+		s["enum"] = p.Enum
+	}
+	if len(p.Required) > 0 {
+		s["required"] = p.Required
+	}
+	if p.Items != nil && p.Items.Schema != nil {
+		s["items"] = translate(p.Items.Schema)
+	}
+	open := p.XPreserveUnknownFields != nil && *p.XPreserveUnknownFields
+	switch {
+	case p.AdditionalProperties != nil && p.AdditionalProperties.Schema != nil:
+		s["additionalProperties"] = translate(p.AdditionalProperties.Schema)
+	case len(p.Properties) > 0 || p.Type == "object":
+		properties := schema{}
+		for name, one := range p.Properties {
+			properties[name] = translate(&one)
+		}
+		s["properties"] = properties
+		s["additionalProperties"] = open
+	}
+	return s
+}
+
+// Constants returns _generated.tpl: definitions by name.
+func Constants(all map[string]string) string {
+	var b strings.Builder
+	b.WriteString("{{- /* Made by `make generate`: what other parts of the product define. */}}\n")
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		fmt.Fprintf(&b, "\n{{- define %q -}}\n%s\n{{- end }}\n", name, all[name])
+	}
+	return b.String()
+}
+
+// List is a list of texts as CEL has it.
+func List(texts []string) string { return "['" + strings.Join(texts, "', '") + "']" }
+
+// Owned returns the CustomResourceDefinition with the label by which it is known who
+// installed it: one that others installed is left alone.
+func Owned(crd []byte) []byte {
+	return bytes.Replace(crd, []byte("\n  name: clusterpolicies.nvidia.com\n"),
+		[]byte("\n  labels:\n    app.kubernetes.io/part-of: gpuready\n  name: clusterpolicies.nvidia.com\n"), 1)
+}

@@ -1,0 +1,97 @@
+package static
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpuready/gpuready/deployments/helm"
+)
+
+const operatorNamespace = "nvidia-gpu-operator"
+
+// flat are rights, one verb of one resource each.
+func flat(where, group string, resources, names, verbs []string) (all []string) {
+	for _, resource := range resources {
+		for _, verb := range verbs {
+			all = append(all, strings.TrimSpace(strings.Join([]string{where, verb, resource + "." + group, strings.Join(names, ",")}, " ")))
+		}
+	}
+	return all
+}
+
+func TestTheOperatorMayDoWhatIsWrittenDownAndWhy(t *testing.T) {
+	rights, err := helm.Rights()
+	require.NoError(t, err)
+	namespaces := map[string]string{"cluster": "", "own": operatorNamespace, "operands": operatorNamespace, "default": "default"}
+	var want, given []string
+	for _, r := range rights {
+		namespace, here := namespaces[r.Where]
+		if !here {
+			continue // OpenShift's, and those of Helm's Jobs
+		}
+		for verb := range r.Verbs {
+			want = append(want, flat(namespace, r.Group, r.Resources, r.Names, []string{verb})...)
+		}
+	}
+	for _, d := range documents(t) {
+		if d.file != "operator.yaml" || d.kind != "Role" && d.kind != "ClusterRole" || !strings.HasPrefix(d.name, "gpu-operator") {
+			continue
+		}
+		var role rbacv1.Role
+		require.NoError(t, yaml.UnmarshalStrict(d.yaml, &role))
+		for _, r := range role.Rules {
+			require.Len(t, r.APIGroups, 1)
+			given = append(given, flat(role.Namespace, r.APIGroups[0], r.Resources, r.ResourceNames, r.Verbs)...)
+		}
+	}
+	require.ElementsMatch(t, want, given)
+	require.NotContains(t, strings.Join(given, " "), "*")
+}
+
+// TestTheOperatorsPodIsRestricted goes by the Pod Security Standards' profile.
+func TestTheOperatorsPodIsRestricted(t *testing.T) {
+	all := slices.DeleteFunc(workloads(t), func(w workload) bool { return w.file != "operator.yaml" })
+	require.Len(t, all, 1, "the operator alone: the agents are its own to make")
+	spec := all[0].pod.Spec
+	require.True(t, *spec.SecurityContext.RunAsNonRoot)
+	require.Equal(t, corev1.SeccompProfileTypeRuntimeDefault, spec.SecurityContext.SeccompProfile.Type)
+	require.Empty(t, spec.Volumes)
+	for _, c := range all[0].containers() {
+		require.False(t, *c.SecurityContext.AllowPrivilegeEscalation)
+		require.True(t, *c.SecurityContext.ReadOnlyRootFilesystem)
+		require.Equal(t, &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}, c.SecurityContext.Capabilities)
+	}
+}
+
+// TestTheOperatorsManifestHasTheSameRights: what the operator's manifest has of the
+// agents is what gpuready.yaml has, in another namespace.
+func TestTheOperatorsManifestHasTheSameRights(t *testing.T) {
+	of := func(file string) map[string]string {
+		all := map[string]string{}
+		for _, d := range documents(t) {
+			if d.file == file && slices.Contains([]string{"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding", "PriorityClass",
+				"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}, d.kind) && strings.HasPrefix(d.name, "gpuready-validator") {
+				var content any
+				require.NoError(t, yaml.Unmarshal(d.yaml, &content))
+				text, err := yaml.Marshal(content)
+				require.NoError(t, err)
+				key := d.kind + " " + d.name
+				all[key] += string(text)
+			}
+		}
+		return all
+	}
+	static := of("gpuready.yaml")
+	for key, text := range static {
+		text = strings.NewReplacer("namespace: gpuready\n", "namespace: "+operatorNamespace+"\n", "serviceaccount:gpuready:", "serviceaccount:"+operatorNamespace+":").Replace(text)
+		static[key] = text
+	}
+	require.NotEmpty(t, static)
+	require.Equal(t, static, of("operator.yaml"))
+}
