@@ -48,7 +48,10 @@ func (w *work) walk(n *node, s State, e edit) {
 			break
 		}
 		s, n.since = next, w.Now
-		e.state, e.since, e.why = s, time.Time{}, why
+		e.state, e.since, e.why, e.moved = s, time.Time{}, why, true
+		if s == Failed {
+			break // whether that can be mended is for the next plan
+		}
 	}
 	switch s {
 	case Failed:
@@ -228,7 +231,7 @@ func (w *work) recover(n *node) State {
 	switch {
 	case !n.outdated && w.validated(n):
 		return Done
-	case n.target.Keep || n.goal(Failed) == n.target.String():
+	case n.target.Keep || n.goal(edit{state: Failed}) == n.target.String():
 		return Failed
 	case n.outdated:
 		return WaitForJobs

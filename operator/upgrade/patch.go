@@ -73,6 +73,7 @@ type edit struct {
 	state State
 	since time.Time // zero: now
 	why   string
+	moved bool   // it comes into the state now, if only from the same
 	event *Event // where it is not that of the state
 }
 
@@ -100,7 +101,7 @@ func (w *work) patch(n *node, e edit) {
 		}
 		annotations[label.UpgradeSince] = e.since.UTC().Format(time.RFC3339)
 		annotations[label.UpgradeWhy] = e.why
-		annotations[label.UpgradeTarget] = n.goal(e.state)
+		annotations[label.UpgradeTarget] = n.goal(e)
 		if e.state.InFlight() && !n.Cordoned {
 			unschedulable, cordoned = new(true), true
 		}
@@ -132,10 +133,10 @@ func (w *work) patch(n *node, e edit) {
 	w.plan.Patches = append(w.plan.Patches, p)
 }
 
-// goal is what the upgrade was last for: a failure is that of one driver.
-func (n *node) goal(s State) string {
-	if was := n.Annotations[label.UpgradeTarget]; was != "" && s == Failed && n.state == Failed {
-		return was
+// goal is what the upgrade is for: a failure remains that of one driver.
+func (n *node) goal(e edit) string {
+	if e.state == Failed && !e.moved {
+		return cmp.Or(n.Annotations[label.UpgradeTarget], n.target.String())
 	}
 	return n.target.String()
 }

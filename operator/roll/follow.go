@@ -1,0 +1,169 @@
+package roll
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpuready/gpuready/operator/upgrade"
+)
+
+// most nodes are followed at a time; of more, the pods of the later ones are known when
+// the first ones have no more to evict.
+const most = 64
+
+// A watch is ended by the API server after this long, and made anew.
+const watching = 5 * time.Minute
+
+// How long is waited after a list or watch that failed, or ended at once.
+const pauseAfterError = 2 * time.Second
+
+// nodeName is the field by which the API server selects pods of a node.
+const nodeName = "spec.nodeName"
+
+// follower knows the pods of one node.
+type follower struct {
+	node   string
+	cancel context.CancelFunc
+
+	mu   sync.Mutex
+	pods map[string]*upgrade.Pod // by UID; nil: not known yet
+}
+
+// Pods are those of the followed nodes, as far as they are known: upgrade.Input.Pods.
+func (r *Roller) Pods() map[string][]*upgrade.Pod {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known := map[string][]*upgrade.Pod{}
+	for node, f := range r.followers {
+		if pods, ok := f.list(); ok {
+			known[node] = pods
+		}
+	}
+	return known
+}
+
+// follow has exactly these nodes followed, the first ones where they are too many.
+func (r *Roller) follow(nodes []string) {
+	nodes = nodes[:min(len(nodes), most)]
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return
+	}
+	for node := range r.followers {
+		if !slices.Contains(nodes, node) {
+			r.leave(node)
+		}
+	}
+	for _, node := range nodes {
+		if _, ok := r.followers[node]; ok {
+			continue
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		f := &follower{node: node, cancel: cancel}
+		r.followers[node] = f
+		r.running.Go(func() { f.run(ctx, r.Client, r.Changed) })
+	}
+}
+
+// leave ends the following of a node; the lock is held.
+func (r *Roller) leave(node string) {
+	r.followers[node].cancel()
+	delete(r.followers, node)
+}
+
+func (f *follower) list() ([]*upgrade.Pod, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.pods == nil {
+		return nil, false
+	}
+	pods := slices.SortedFunc(maps.Values(f.pods), func(a, b *upgrade.Pod) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return pods, true
+}
+
+// run lists and watches until the context ends. What is known stays while neither works:
+// evictions name UIDs, so that what is old does no harm.
+func (f *follower) run(ctx context.Context, c client.WithWatch, changed func()) {
+	for ctx.Err() == nil {
+		began := time.Now()
+		if err := f.once(ctx, c, changed); err == nil && time.Since(began) > pauseAfterError {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pauseAfterError):
+		}
+	}
+}
+
+// once lists, and watches until the watch ends.
+func (f *follower) once(ctx context.Context, c client.WithWatch, changed func()) error {
+	var list corev1.PodList
+	short, cancel := context.WithTimeout(ctx, deadline)
+	err := c.List(short, &list, client.MatchingFields{nodeName: f.node})
+	cancel()
+	if err != nil {
+		return fmt.Errorf("pods of node %s cannot be listed: %w", f.node, err)
+	}
+	pods := map[string]*upgrade.Pod{}
+	for i := range list.Items {
+		pods[string(list.Items[i].UID)] = upgrade.ObservePod(&list.Items[i])
+	}
+	f.mu.Lock()
+	f.pods = pods
+	f.mu.Unlock()
+	changed()
+
+	seconds := int64(watching / time.Second)
+	long, cancel := context.WithTimeout(ctx, watching+deadline)
+	defer cancel()
+	w, err := c.Watch(long, &corev1.PodList{}, client.MatchingFields{nodeName: f.node},
+		&client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: list.ResourceVersion, TimeoutSeconds: &seconds}})
+	if err != nil {
+		return fmt.Errorf("pods of node %s cannot be watched: %w", f.node, err)
+	}
+	defer w.Stop()
+	for {
+		select {
+		case <-long.Done():
+			return long.Err()
+		case event, ok := <-w.ResultChan():
+			if !ok {
+				return nil
+			}
+			if err := f.take(event); err != nil {
+				return err
+			}
+			changed()
+		}
+	}
+}
+
+// take notes what an event tells.
+func (f *follower) take(event watch.Event) error {
+	pod, ok := event.Object.(*corev1.Pod)
+	if !ok {
+		return fmt.Errorf("the watch of the pods of node %s ended with %v", f.node, event.Type)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if event.Type == watch.Deleted {
+		delete(f.pods, string(pod.UID))
+	} else if event.Type != watch.Bookmark {
+		f.pods[string(pod.UID)] = upgrade.ObservePod(pod)
+	}
+	return nil
+}
