@@ -7,7 +7,10 @@ import (
 	"bytes"
 	"embed"
 	"fmt"
+	"strings"
 	"text/template"
+
+	"sigs.k8s.io/yaml"
 )
 
 //go:embed parts
@@ -63,10 +66,16 @@ func terms() []string {
 	}
 }
 
+// scalar is a string as YAML has it: in quotes where it would be something else.
+func scalar(s string) (string, error) {
+	text, err := yaml.Marshal(s)
+	return strings.TrimSuffix(string(text), "\n"), err
+}
+
 // Render returns the agent's DaemonSet, in YAML. It fails where the templates are broken.
 func Render(a Agent, d Data) ([]byte, error) {
 	all, err := template.New("").Option("missingkey=error").
-		Funcs(template.FuncMap{"terms": terms, "startupKeys": StartupKeys}).ParseFS(parts, "parts/*.tmpl")
+		Funcs(template.FuncMap{"terms": terms, "startupKeys": StartupKeys, "scalar": scalar}).ParseFS(parts, "parts/*.tmpl")
 	if err != nil {
 		return nil, err
 	}

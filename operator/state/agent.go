@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"path"
 	"slices"
+	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpuready/gpuready/deployments/agents"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
@@ -27,10 +29,12 @@ const (
 const byDefault = "nvidia"
 
 func (r *renderer) runtimeClass() string {
-	if r.spec.Operator.RuntimeClass == "" {
+	// A handler's name is a single label, as a RuntimeClass's need not be.
+	class := r.name("operator.runtimeClass", r.spec.Operator.RuntimeClass, byDefault)
+	if class == "" || len(validation.IsDNS1123Label(class)) > 0 {
 		return byDefault
 	}
-	return r.spec.Operator.RuntimeClass
+	return class
 }
 
 // byHandler tells whether users' containers get GPUs by the runtime handler: where
@@ -86,13 +90,13 @@ func (r *renderer) toolkits() error {
 		if !r.spec.CDI.IsEnabled() {
 			setEnv(c, v1.EnvVar{Name: "CDI_ENABLED", Value: "false"})
 		}
-		if dir := string(spec.InstallDir); dir != "" && path.Clean(dir) != "/usr/local/nvidia" {
-			dir = path.Join(dir, "toolkit")
-			rebase(d, "programs", "/host", dir)
-			setEnv(c, v1.EnvVar{Name: "TOOLKIT_INSTALL_DIR", Value: dir})
+		if spec.InstallDir != "/usr/local/nvidia" {
+			if dir := r.move(d, "toolkit.installDir", "programs", "/host", spec.InstallDir, "toolkit"); dir != "" {
+				setEnv(c, v1.EnvVar{Name: "TOOLKIT_INSTALL_DIR", Value: dir})
+			}
 		}
 		r.host(d, c)
-		r.overlay(Toolkit, "toolkit", c, spec.ContainerSpec)
+		r.overlay("toolkit", c, spec.ContainerSpec)
 		if runtime {
 			mountConfigs(d, c)
 		}
@@ -109,7 +113,7 @@ func mountConfigs(d *appsv1.DaemonSet, c *corev1.Container) {
 	names := []string{"RUNTIME_CONFIG", "RUNTIME_DROP_IN_CONFIG", "CONTAINERD_CONFIG", "CRIO_CONFIG", "DOCKER_CONFIG"}
 	var dirs []string
 	for _, e := range c.Env {
-		if dir := path.Dir(e.Value); slices.Contains(names, e.Name) && path.IsAbs(dir) && dir != "/" && !slices.Contains(dirs, dir) {
+		if dir := path.Dir(e.Value); slices.Contains(names, e.Name) && path.IsAbs(dir) && dir != "/" && !strings.ContainsAny(dir, ":\n") && !slices.Contains(dirs, dir) {
 			dirs = append(dirs, dir)
 		}
 	}
@@ -118,52 +122,30 @@ func mountConfigs(d *appsv1.DaemonSet, c *corev1.Container) {
 	}
 	rebase(d, "runtime", "/host", dirs[0])
 	for n, dir := range dirs[1:] {
-		name := fmt.Sprintf("runtime-%d", n+2)
-		kind := corev1.HostPathDirectoryOrCreate
-		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: name, MountPath: path.Join("/host", dir)})
-		d.Spec.Template.Spec.Volumes = append(d.Spec.Template.Spec.Volumes, corev1.Volume{Name: name,
-			VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: dir, Type: &kind}}})
-	}
-}
-
-// rebase moves a volume of the host, and where it is mounted below prefix.
-func rebase(d *appsv1.DaemonSet, volume, prefix, dir string) {
-	pod := &d.Spec.Template.Spec
-	for i := range pod.Volumes {
-		if pod.Volumes[i].Name == volume {
-			pod.Volumes[i].HostPath.Path = dir
-		}
-	}
-	for _, list := range [][]corev1.Container{pod.Containers, pod.InitContainers} {
-		for i := range list {
-			for j := range list[i].VolumeMounts {
-				if m := &list[i].VolumeMounts[j]; m.Name == volume {
-					m.MountPath = path.Join("/", prefix, dir)
-				}
-			}
-		}
+		mount(d, c, path.Join("/host", dir), false, folder(fmt.Sprintf("runtime-%d", n+2), dir))
 	}
 }
 
 // host says where on the host the root and the driver are.
 func (r *renderer) host(d *appsv1.DaemonSet, c *corev1.Container) {
-	if root := string(r.spec.HostPaths.RootFS); root != "" && root != "/" {
+	if root := r.path("hostPaths.rootFS", r.spec.HostPaths.RootFS); root != "" {
 		pod := &d.Spec.Template.Spec
 		for i := range pod.Volumes {
-			if pod.Volumes[i].Name == "host" {
+			if pod.Volumes[i].Name == hostRoot {
 				pod.Volumes[i].HostPath.Path = root
 			}
 		}
 	}
-	if dir := path.Clean("/" + string(r.spec.HostPaths.DriverInstallDir)); dir != "/" && dir != "/run/nvidia/driver" {
-		rebase(d, "driver", "", dir)
-		setEnv(c, v1.EnvVar{Name: "NVIDIA_DRIVER_ROOT", Value: dir})
+	if r.spec.HostPaths.DriverInstallDir != "/run/nvidia/driver" {
+		if dir := r.move(d, "hostPaths.driverInstallDir", "driver", "", r.spec.HostPaths.DriverInstallDir); dir != "" {
+			setEnv(c, v1.EnvVar{Name: "NVIDIA_DRIVER_ROOT", Value: dir})
+		}
 	}
 }
 
 // finish places the DaemonSet, lays over it what concerns all, and keeps it.
 func (r *renderer) finish(s Name, d *appsv1.DaemonSet, operand string, i fleet.Injection, images ...v1.ImageSpec) error {
-	d.Spec.Template.Spec.ImagePullSecrets = secrets(images...)
+	d.Spec.Template.Spec.ImagePullSecrets = r.secrets(images...)
 	init := d.Spec.Template.Spec.InitContainers
 	for n := range init {
 		init[n].ImagePullPolicy = images[0].PullPolicy()

@@ -86,7 +86,6 @@ const problematic = `
   daemonsets: {labels: {"not a label": "x", team: ml}}
   driver:
     repoConfig: {configMapName: absent}
-    manager: {repository: nvcr.io/nvidia/cloud-native, image: k8s-driver-manager, version: v0.8.0}
   toolkit: {repository: nvcr.io/nvidia/k8s, image: container-toolkit, version: v1.17.8-ubuntu20.04}
   devicePlugin:
     resources: {requests: {memory: 1Gi}, limits: {memory: 512Mi}}

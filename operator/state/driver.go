@@ -67,7 +67,7 @@ func (r *renderer) driver(c driver.Choice) error {
 	d.Spec.UpdateStrategy = appsv1.DaemonSetUpdateStrategy{Type: appsv1.OnDeleteDaemonSetStrategyType}
 	pod := &d.Spec.Template.Spec
 	pod.InitContainers = append([]corev1.Container{r.hostDriver()}, pod.InitContainers...)
-	pod.Volumes = append(pod.Volumes, hostVolume(r.spec.HostPaths))
+	pod.Volumes = append(pod.Volumes, r.hostVolume())
 	selector := maps.Clone(c.Selector)
 	if selector == nil {
 		selector = map[string]string{}
@@ -134,8 +134,8 @@ func (r *renderer) simulated(c driver.Choice) (*appsv1.DaemonSet, error) {
 	ctr := container(d, "driver")
 	ctr.EnvFrom = nil
 	setEnv(ctr, v1.EnvVar{Name: "GPUSIM_PROFILE", Value: profile})
-	r.overlay(Driver, "driver.simulated", ctr, spec.ContainerSpec)
-	d.Spec.Template.Spec.ImagePullSecrets = secrets(spec.ImageSpec, r.spec.Validator.ImageSpec)
+	r.overlay("driver.simulated", ctr, spec.ContainerSpec)
+	d.Spec.Template.Spec.ImagePullSecrets = r.secrets(spec.ImageSpec, r.spec.Validator.ImageSpec)
 	return d, nil
 }
 
@@ -152,14 +152,11 @@ func (r *renderer) contained(c driver.Choice) (*appsv1.DaemonSet, error) {
 	}
 	ctr := container(d, "nvidia-driver-ctr")
 	r.modules(ctr)
-	r.overlay(Driver, "driver", ctr, spec.ContainerSpec)
+	r.overlay("driver", ctr, spec.ContainerSpec)
 	probes(ctr, spec)
-	r.resources(Driver, "driver", container(d, "openshift-driver-toolkit-ctr"), spec.Resources)
+	r.resources("driver", container(d, "openshift-driver-toolkit-ctr"), spec.Resources)
 	container(d, "nvidia-peermem-ctr").ImagePullPolicy = spec.PullPolicy()
-	if spec.Manager.Image != "" {
-		r.problem(Driver, ManagerUnused, "spec.driver.manager is not used: the operator itself sees to what must happen before a driver is replaced. Remove it")
-	}
-	d.Spec.Template.Spec.ImagePullSecrets = secrets(spec.ImageSpec, r.spec.Validator.ImageSpec)
+	d.Spec.Template.Spec.ImagePullSecrets = r.secrets(spec.ImageSpec, r.spec.Validator.ImageSpec)
 	if !r.configure(d, ctr, c) {
 		return nil, nil
 	}
@@ -270,8 +267,8 @@ func (r *renderer) hostDriver() corev1.Container {
 
 const hostRoot = "host"
 
-func hostVolume(paths v1.HostPathsSpec) corev1.Volume {
-	root, kind := string(paths.RootFS), corev1.HostPathDirectory
+func (r *renderer) hostVolume() corev1.Volume {
+	root, kind := r.path("hostPaths.rootFS", r.spec.HostPaths.RootFS), corev1.HostPathDirectory
 	if root == "" {
 		root = "/"
 	}

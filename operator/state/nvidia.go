@@ -89,17 +89,17 @@ func (r *renderer) nvidia(n nvidia, image string, i fleet.Injection) error {
 	case MIGManager:
 		r.partitions(d, c)
 	}
-	r.overlay(n.state, n.field, c, n.spec.ContainerSpec)
+	r.overlay(n.field, c, n.spec.ContainerSpec)
 	return r.finish(n.state, d, n.template, i, r.spec.Validator.ImageSpec, n.spec.ImageSpec)
 }
 
 // exporter lays over the exporter's DaemonSet what the policy says of it alone.
 func (r *renderer) exporter(d *appsv1.DaemonSet, c *corev1.Container) {
 	spec, pod := &r.spec.DCGMExporter, &d.Spec.Template
-	labels := r.valid(DCGMExporter, "dcgmExporter.podLabels", spec.PodLabels)
+	labels := r.labels("dcgmExporter.podLabels", spec.PodLabels)
 	maps.Copy(labels, pod.Labels)
 	pod.Labels = labels
-	annotations := r.validAnnotations(DCGMExporter, "dcgmExporter.podAnnotations", spec.PodAnnotations)
+	annotations := r.annotations("dcgmExporter.podAnnotations", spec.PodAnnotations)
 	maps.Copy(annotations, pod.Annotations)
 	pod.Annotations = annotations
 	pod.Spec.HostPID = spec.HostPID != nil && *spec.HostPID
@@ -118,15 +118,12 @@ func (r *renderer) exporter(d *appsv1.DaemonSet, c *corev1.Container) {
 		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: volume, VolumeSource: configMap(m.Name, file)})
 	}
 	if spec.HPCJobMapping.IsEnabled() {
-		const volume = "job-mapping"
-		dir, kind := string(spec.HPCJobMapping.Directory), corev1.HostPathDirectoryOrCreate
-		if dir == "" {
+		dir := r.path("dcgmExporter.hpcJobMapping.directory", spec.HPCJobMapping.Directory)
+		if dir == "" || dir == "/" || !mount(d, c, dir, true, folder("job-mapping", dir)) {
 			dir = "/var/lib/dcgm-exporter/job-mapping"
+			mount(d, c, dir, true, folder("job-mapping", dir))
 		}
 		set("DCGM_HPC_JOB_MAPPING_DIR", dir)
-		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: volume, MountPath: dir, ReadOnly: true})
-		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: volume,
-			VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: dir, Type: &kind}}})
 	}
 }
 
@@ -169,7 +166,12 @@ func (r *renderer) services(n nvidia) error {
 		service.Annotations = map[string]string{"prometheus.io/scrape": "true", "prometheus.io/port": fmt.Sprint(exporterPort)}
 		service.Spec.Ports = []corev1.ServicePort{port("gpu-metrics", exporterPort)}
 		if s := r.spec.DCGMExporter.ServiceSpec; s != nil {
-			service.Spec.Type, service.Spec.InternalTrafficPolicy = s.Type, s.InternalTrafficPolicy
+			service.Spec.InternalTrafficPolicy = s.InternalTrafficPolicy
+			if s.Type == corev1.ServiceTypeExternalName {
+				r.invalid("dcgmExporter.service.type", string(s.Type)+" without a name", "ClusterIP counts")
+			} else {
+				service.Spec.Type = s.Type
+			}
 		}
 	default:
 		return nil

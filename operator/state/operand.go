@@ -2,7 +2,6 @@ package state
 
 import (
 	"fmt"
-	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -45,28 +44,11 @@ func (r *renderer) theirs(s Name, field string, spec v1.ImageSpec) string {
 }
 
 // overlay writes what the policy says of a container over what the template says of it.
-func (r *renderer) overlay(s Name, field string, c *corev1.Container, spec v1.ContainerSpec) {
+func (r *renderer) overlay(field string, c *corev1.Container, spec v1.ContainerSpec) {
 	c.ImagePullPolicy = spec.PullPolicy()
 	c.Args = append(c.Args, spec.Args...)
-	r.resources(s, field, c, spec.Resources)
-	setEnv(c, spec.Env...)
-}
-
-// resources replaces the template's, whole, as the reference does.
-func (r *renderer) resources(s Name, field string, c *corev1.Container, spec *v1.ResourceRequirements) {
-	if spec == nil {
-		return
-	}
-	want := spec.Kubernetes()
-	for _, name := range slices.Sorted(maps.Keys(want.Requests)) {
-		request, limit := want.Requests[name], want.Limits[name]
-		if _, limited := want.Limits[name]; limited && request.Cmp(limit) > 0 {
-			r.problem(s, ResourcesInvalid, fmt.Sprintf("spec.%s.resources requests %s of %s and limits it to %s: the defaults are used. Raise the limit",
-				field, request.String(), name, limit.String()))
-			return
-		}
-	}
-	c.Resources = want
+	r.resources(field, c, spec.Resources)
+	setEnv(c, r.env(field, spec.Env)...)
 }
 
 // setEnv sets variables: each has one value, the last one.
@@ -82,10 +64,14 @@ func setEnv(c *corev1.Container, vars ...v1.EnvVar) {
 }
 
 // secrets are the references to pull secrets, sorted, each once.
-func secrets(specs ...v1.ImageSpec) []corev1.LocalObjectReference {
+func (r *renderer) secrets(specs ...v1.ImageSpec) []corev1.LocalObjectReference {
 	var names []string
 	for _, s := range specs {
-		names = append(names, s.ImagePullSecrets...)
+		for _, secret := range s.ImagePullSecrets {
+			if name := r.name("…imagePullSecrets", secret, ""); name != "" {
+				names = append(names, name)
+			}
+		}
 	}
 	var refs []corev1.LocalObjectReference
 	for _, name := range slices.Compact(slices.Sorted(slices.Values(names))) {

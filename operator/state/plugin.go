@@ -1,8 +1,6 @@
 package state
 
 import (
-	"path"
-
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 
@@ -35,7 +33,7 @@ func (r *renderer) plugins() error {
 		}
 		r.pluginConfig(d, c)
 		r.host(d, c)
-		r.overlay(DevicePlugin, "devicePlugin", c, spec.ContainerSpec)
+		r.overlay("devicePlugin", c, spec.ContainerSpec)
 		if err := r.finish(DevicePlugin, d, operandPlugin, i, spec.ImageSpec); err != nil {
 			return err
 		}
@@ -56,8 +54,11 @@ func (r *renderer) strategy(i fleet.Injection) string {
 
 // pluginConfig mounts the configurations that a node's label chooses from.
 func (r *renderer) pluginConfig(d *appsv1.DaemonSet, c *corev1.Container) {
-	if mps := r.spec.DevicePlugin.MPS; mps != nil && mps.Root != "" {
-		setEnv(c, v1.EnvVar{Name: "MPS_ROOT", Value: path.Clean(string(mps.Root))})
+	if mps := r.spec.DevicePlugin.MPS; mps != nil {
+		// The plugin alone has no such volume: it says where the others' files are.
+		if root := r.move(d, "devicePlugin.mps.root", "mps", "/host", mps.Root); root != "" {
+			setEnv(c, v1.EnvVar{Name: "MPS_ROOT", Value: root})
+		}
 	}
 	config := r.spec.DevicePlugin.Config
 	if config == nil || config.Name == "" {
@@ -92,13 +93,10 @@ func (r *renderer) mps(image string) error {
 	dropVolume(d, c, configVolume)
 	setEnv(c, v1.EnvVar{Name: "CONFIG_FILE", Value: ""})
 	r.pluginConfig(d, c)
-	if spec.MPS != nil && spec.MPS.Root != "" {
-		rebase(d, "mps", "/host", path.Clean(string(spec.MPS.Root)))
-	}
 	r.host(d, c)
 	c.ImagePullPolicy = spec.PullPolicy()
-	setEnv(c, spec.Env...)
-	d.Spec.Template.Spec.ImagePullSecrets = secrets(spec.ImageSpec)
+	setEnv(c, r.env("devicePlugin", spec.Env)...)
+	d.Spec.Template.Spec.ImagePullSecrets = r.secrets(spec.ImageSpec)
 	r.place(d, operandPlugin, map[string]string{label.MPSCapable: "true"})
 	r.common(DevicePlugin, d)
 	r.rollBy(d)

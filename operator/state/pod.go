@@ -4,13 +4,11 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuready/gpuready/deployments/agents"
@@ -43,29 +41,25 @@ func container(d *appsv1.DaemonSet, name string) *corev1.Container {
 // common lays over a DaemonSet what the policy says of all.
 func (r *renderer) common(s Name, d *appsv1.DaemonSet) {
 	spec, pod := r.spec.Daemonsets, &d.Spec.Template
-	labels := r.valid(Prerequisites, "daemonsets.labels", spec.Labels)
+	labels := r.labels("daemonsets.labels", spec.Labels)
 	maps.Copy(labels, pod.Labels) // ours win: selectors go by them
 	labels[label.ManagedBy], labels[label.PartOf], labels[label.State] = label.Operator, label.Product, string(s)
 	pod.Labels = labels
-	annotations := r.validAnnotations(Prerequisites, "daemonsets.annotations", spec.Annotations)
+	annotations := r.annotations("daemonsets.annotations", spec.Annotations)
 	maps.Copy(annotations, pod.Annotations)
 	pod.Annotations = nil
 	if len(annotations) > 0 {
 		pod.Annotations = annotations
 	}
-	if spec.PriorityClassName != "" {
-		pod.Spec.PriorityClassName = spec.PriorityClassName
+	if class := r.name("daemonsets.priorityClassName", spec.PriorityClassName, pod.Spec.PriorityClassName); class != "" {
+		pod.Spec.PriorityClassName = class
 	}
 	r.tolerate(&pod.Spec)
 }
 
 // tolerate adds the policy's tolerations and the startup taint that it names.
 func (r *renderer) tolerate(pod *corev1.PodSpec) {
-	more := slices.Clone(r.spec.Daemonsets.Tolerations)
-	if key := r.spec.Node.StartupTaint.Key; key != "" {
-		more = append(more, corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists})
-	}
-	for _, t := range more {
+	for _, t := range r.tolerations() {
 		same := func(have corev1.Toleration) bool { return have.MatchToleration(&t) }
 		if !slices.ContainsFunc(pod.Tolerations, same) {
 			pod.Tolerations = append(pod.Tolerations, t)
@@ -141,32 +135,6 @@ func (r *renderer) split(d *appsv1.DaemonSet, i fleet.Injection) {
 	d.Labels[label.Injection] = string(i)
 	d.Spec.Template.Labels[label.Injection] = string(i)
 	d.Spec.Selector.MatchLabels[label.Injection] = string(i)
-}
-
-// valid returns the labels that Kubernetes would take, never nil.
-func (r *renderer) valid(s Name, field string, labels map[string]string) map[string]string {
-	good := map[string]string{}
-	for key, value := range labels {
-		if len(validation.IsQualifiedName(key)) > 0 || len(validation.IsValidLabelValue(value)) > 0 {
-			r.problem(s, LabelInvalid, fmt.Sprintf("spec.%s: %q: %q is no label that Kubernetes takes, and is left out", field, key, value))
-			continue
-		}
-		good[key] = value
-	}
-	return good
-}
-
-// validAnnotations is the same for annotations, whose values may be anything.
-func (r *renderer) validAnnotations(s Name, field string, annotations map[string]string) map[string]string {
-	good := map[string]string{}
-	for key, value := range annotations {
-		if len(validation.IsQualifiedName(strings.ToLower(key))) > 0 {
-			r.problem(s, LabelInvalid, fmt.Sprintf("spec.%s: %q is no annotation that Kubernetes takes, and is left out", field, key))
-			continue
-		}
-		good[key] = value
-	}
-	return good
 }
 
 // object is the metadata of what has no template.

@@ -17,8 +17,8 @@ import (
 func (r *renderer) add(s Name, o client.Object) error {
 	operator := r.spec.Operator
 	labels, annotations := map[string]string{}, map[string]string{}
-	maps.Copy(labels, r.valid(Prerequisites, "operator.labels", operator.Labels))
-	maps.Copy(annotations, r.validAnnotations(Prerequisites, "operator.annotations", operator.Annotations))
+	maps.Copy(labels, r.labels("operator.labels", operator.Labels))
+	maps.Copy(annotations, r.annotations("operator.annotations", operator.Annotations))
 	maps.Copy(labels, o.GetLabels())
 	maps.Copy(annotations, o.GetAnnotations())
 	labels[label.ManagedBy], labels[label.PartOf], labels[label.State] = label.Operator, label.Product, string(s)

@@ -54,9 +54,7 @@ const (
 	ImageForeign     = "ImageForeign"     // NVIDIA's image for an operand that is ours
 	ConfigMapMissing = "ConfigMapMissing" // a driver's configuration does not exist
 	OSUnknown        = "OSUnknown"        // where a driver's configuration goes in is not known
-	LabelInvalid     = "LabelInvalid"     // a label that Kubernetes would refuse
-	ManagerUnused    = "ManagerUnused"    // NVIDIA's driver manager has nothing to do here
-	ResourcesInvalid = "ResourcesInvalid" // a container asks for more than it may use
+	ValueInvalid     = "ValueInvalid"     // what the schema accepts and Kubernetes would refuse
 )
 
 // Render returns the objects, ordered by state, kind and name, and the problems. The

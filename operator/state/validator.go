@@ -25,9 +25,9 @@ func (r *renderer) validators() error {
 		r.proofs(c)
 		r.host(d, c)
 		for _, proof := range []v1.ValidationSpec{spec.Driver, spec.Toolkit, spec.CUDA, spec.Plugin} {
-			setEnv(c, proof.Env...)
+			setEnv(c, r.env("validator", proof.Env)...)
 		}
-		r.overlay(DriverValidation, "validator", c, spec.ContainerSpec)
+		r.overlay("validator", c, spec.ContainerSpec)
 		if err := r.finish(DriverValidation, d, operandValidator, i, spec.ImageSpec); err != nil {
 			return err
 		}

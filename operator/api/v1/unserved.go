@@ -31,8 +31,6 @@ func KeptFields() []Kept {
 	kept := []Kept{
 		{Field: "operator.defaultRuntime", Default: "docker", Why: "each node's runtime is read from the node"},
 		{Field: "operator.initContainer", Why: "no init container needs CUDA"},
-		{Field: "operator.labels", Why: "daemonsets.labels are the operands'"},
-		{Field: "operator.annotations", Why: "daemonsets.annotations are the operands'"},
 		{Field: "cdi.default", Why: "NVIDIA's operator does not use it any more"},
 		{Field: "cdi.nriPluginEnabled", Why: "NRI is used where the runtime has it"},
 		{Field: "driver.useNvidiaDriverCRD", Why: "each pool of nodes gets its own driver without further resources"},

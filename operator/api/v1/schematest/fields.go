@@ -33,7 +33,7 @@ func Served() []string {
 	const probe = "initialDelaySeconds,timeoutSeconds,periodSeconds,successThreshold,failureThreshold"
 	var paths []string
 	for parent, fields := range map[string]string{
-		"operator":     "runtimeClass,use_ocp_driver_toolkit",
+		"operator":     "labels,annotations,runtimeClass,use_ocp_driver_toolkit",
 		"daemonsets":   "labels,annotations,tolerations,priorityClassName,updateStrategy,rollingUpdate.maxUnavailable",
 		"node":         "startupTaint.key,startupTaint.manage,startupTaint.settle",
 		"hostPaths":    "rootFS,driverInstallDir",

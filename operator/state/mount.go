@@ -1,0 +1,70 @@
+package state
+
+import (
+	"fmt"
+	"path"
+	"slices"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+)
+
+// move moves a volume to another folder of the host, and where it is mounted below
+// prefix. It returns that folder; "" where all is as by default, or where something else
+// of the pod is mounted there.
+func (r *renderer) move(d *appsv1.DaemonSet, field, volume, prefix string, dir v1.HostPath, more ...string) string {
+	at := r.path(field, dir)
+	if at == "" {
+		return ""
+	}
+	at = path.Join(append([]string{at}, more...)...)
+	if at == "/" || !rebase(d, volume, prefix, at) {
+		r.invalid(field, fmt.Sprintf("%q, where something else is,", at), "the default counts")
+		return ""
+	}
+	return at
+}
+
+// rebase moves a volume, and tells whether it could.
+func rebase(d *appsv1.DaemonSet, volume, prefix, dir string) bool {
+	pod, target := &d.Spec.Template.Spec, path.Join("/", prefix, dir)
+	var mounts []*corev1.VolumeMount
+	for _, list := range [][]corev1.Container{pod.Containers, pod.InitContainers} {
+		for i := range list {
+			for j := range list[i].VolumeMounts {
+				if m := &list[i].VolumeMounts[j]; m.Name == volume {
+					mounts = append(mounts, m)
+				} else if m.MountPath == target {
+					return false
+				}
+			}
+		}
+	}
+	for _, m := range mounts {
+		m.MountPath = target
+	}
+	for i := range pod.Volumes {
+		if pod.Volumes[i].Name == volume {
+			pod.Volumes[i].HostPath.Path = dir
+		}
+	}
+	return true
+}
+
+// mount mounts a volume, unless something is mounted there already.
+func mount(d *appsv1.DaemonSet, c *corev1.Container, at string, readOnly bool, v corev1.Volume) bool {
+	if slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == at }) {
+		return false
+	}
+	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: v.Name, MountPath: at, ReadOnly: readOnly})
+	d.Spec.Template.Spec.Volumes = append(d.Spec.Template.Spec.Volumes, v)
+	return true
+}
+
+// folder is a folder of the host as a volume; it is made where it is not there.
+func folder(name, dir string) corev1.Volume {
+	kind := corev1.HostPathDirectoryOrCreate
+	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: dir, Type: &kind}}}
+}

@@ -1,0 +1,183 @@
+package state
+
+import (
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"pgregory.net/rapid"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/api/v1/schematest"
+	"github.com/gpuready/gpuready/operator/driver"
+	"github.com/gpuready/gpuready/operator/fleet"
+)
+
+var injections = []fleet.Injection{fleet.NRI, fleet.CDI, fleet.Annotations, fleet.Handler}
+
+// input draws a whole input around a policy.
+func input(t *rapid.T, p *v1.ClusterPolicy) Input {
+	choices := []driver.Choice{ubuntu(), toolkit("412.86.202303241612-0"), precompiled(), simulated(), {}}
+	in := Input{
+		Policy: p, Cluster: cluster,
+		Drivers:    rapid.SliceOfN(rapid.SampledFrom(choices), 0, 6).Draw(t, "drivers"),
+		Injections: rapid.SliceOfN(rapid.SampledFrom(injections), 0, 6).Draw(t, "injections"),
+		Keys:       map[string][]string{},
+	}
+	in.Cluster.OpenShift = rapid.Bool().Draw(t, "OpenShift")
+	in.Cluster.HandOver = rapid.Bool().Draw(t, "hand-over")
+	for _, name := range ConfigMaps(&p.Spec.Driver) {
+		if rapid.Bool().Draw(t, name+" exists") {
+			in.Keys[name] = rapid.SliceOfN(rapid.StringMatching(`[a-z0-9.]{1,4}`), 0, 4).Draw(t, "keys")
+		}
+	}
+	return in
+}
+
+func TestAnyPolicyThatTheSchemaAcceptsRendersToWhatKubernetesTakes(t *testing.T) {
+	schema, err := schematest.Load()
+	require.NoError(t, err)
+	rapid.Check(t, func(t *rapid.T) {
+		in := input(t, schema.Random(t))
+		objects, _, err := Render(in)
+		require.NoError(t, err)
+		names := map[string]bool{}
+		for _, o := range objects {
+			key := fmt.Sprintf("%T %s", o.Object, o.Object.GetName())
+			require.False(t, names[key], "%s is there twice", key)
+			names[key] = true
+			valid(t, o)
+		}
+		again := in
+		again.Policy = in.Policy.DeepCopy()
+		again.Drivers, again.Injections = slices.Clone(in.Drivers), slices.Clone(in.Injections)
+		slices.Reverse(again.Drivers)
+		slices.Reverse(again.Injections)
+		same, _, err := Render(again)
+		require.NoError(t, err)
+		require.Equal(t, objects, same, "the order of the input's lists means nothing")
+	})
+}
+
+func TestTheDigestChangesWithTheContentAlone(t *testing.T) {
+	digests := func(spec string, drivers ...driver.Choice) map[string]string {
+		objects, _ := render(t, Input{Policy: policy(t, spec), Cluster: cluster, Drivers: drivers, Injections: injections[:1]})
+		by := map[string]string{}
+		for _, o := range objects {
+			by[o.Object.GetName()] = o.Digest
+			require.Equal(t, o.Digest, o.Object.GetAnnotations()["gpuready.io/digest"])
+			if d, ok := o.Object.(*appsv1.DaemonSet); ok && o.State == Driver {
+				by["driver"] = d.Spec.Template.Labels["gpuready.io/driver-digest"]
+			}
+		}
+		return by
+	}
+	before := digests(`{}`, ubuntu())
+	require.Equal(t, before, digests(`{}`, ubuntu()))
+
+	changed := func(after map[string]string) (names []string) {
+		for name := range before {
+			if before[name] != after[name] {
+				names = append(names, name)
+			}
+		}
+		slices.Sort(names)
+		return names
+	}
+	newer := ubuntu()
+	newer.Image += "-1"
+	require.Equal(t, []string{"driver", "nvidia-driver-daemonset-ubuntu22.04"}, changed(digests(`{}`, newer)))
+	require.Equal(t, []string{"nvidia-driver-daemonset-ubuntu22.04", "nvidia-operator-validator"}, changed(digests(`{validator: {version: v2}}`, ubuntu())),
+		"a new validator is no new driver")
+	require.Equal(t, []string{"nvidia-container-toolkit-daemonset"}, changed(digests(`{toolkit: {env: [{name: A, value: b}]}}`, ubuntu())))
+}
+
+func TestWhatIsOffIsNotRendered(t *testing.T) {
+	off := `{driver: {enabled: false}, toolkit: {enabled: false}, devicePlugin: {enabled: false}, dcgm: {enabled: false, image: x/y:z}, dcgmExporter: {enabled: false}, migManager: {enabled: false}}`
+	objects, problems := render(t, Input{Policy: policy(t, off), Cluster: cluster, Drivers: []driver.Choice{ubuntu()}, Injections: injections})
+	require.Empty(t, problems)
+	for _, o := range objects {
+		require.Equal(t, DriverValidation, o.State, o.Object.GetName())
+	}
+	require.Len(t, objects, len(injections))
+}
+
+func TestAPoolThatKeepsItsDriverIsNotRendered(t *testing.T) {
+	kept := precompiled()
+	kept.Problem = &driver.Problem{Reason: "PrecompiledImageMissing", Keep: true}
+	objects, _ := render(t, Input{Policy: policy(t, `{}`), Cluster: cluster, Drivers: []driver.Choice{kept}})
+	require.Empty(t, objects)
+}
+
+// valid holds an object against the rules of Kubernetes that its OpenAPI files do not
+// have; the golden files are held against those.
+func valid(t require.TestingT, o Object) {
+	meta := o.Object
+	require.Empty(t, validation.IsDNS1123Subdomain(meta.GetName()), meta.GetName())
+	validLabels(t, meta.GetLabels())
+	d, ok := meta.(*appsv1.DaemonSet)
+	if !ok {
+		return
+	}
+	pod := d.Spec.Template
+	selector, err := metav1.LabelSelectorAsSelector(d.Spec.Selector)
+	require.NoError(t, err)
+	require.True(t, selector.Matches(labels.Set(pod.Labels)), d.Name)
+	validLabels(t, pod.Labels)
+	validLabels(t, pod.Spec.NodeSelector)
+	volumes := map[string]bool{}
+	for _, v := range pod.Spec.Volumes {
+		require.Empty(t, validation.IsDNS1123Label(v.Name), v.Name)
+		require.False(t, volumes[v.Name], "%s: volume %s twice", d.Name, v.Name)
+		volumes[v.Name] = true
+		if v.HostPath != nil {
+			require.True(t, path.IsAbs(v.HostPath.Path))
+			require.NotContains(t, strings.Split(v.HostPath.Path, "/"), "..")
+		}
+	}
+	names := map[string]bool{}
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		require.False(t, names[c.Name], c.Name)
+		names[c.Name] = true
+		validContainer(t, d.Name, c, volumes)
+	}
+}
+
+func validLabels(t require.TestingT, labels map[string]string) {
+	for _, key := range slices.Sorted(maps.Keys(labels)) {
+		require.Empty(t, validation.IsQualifiedName(key), key)
+		require.Empty(t, validation.IsValidLabelValue(labels[key]), "%s=%s", key, labels[key])
+	}
+}
+
+func validContainer(t require.TestingT, name string, c corev1.Container, volumes map[string]bool) {
+	require.NotEmpty(t, c.Image, "%s/%s", name, c.Name)
+	variables := map[string]bool{}
+	for _, e := range c.Env {
+		require.Empty(t, validation.IsRelaxedEnvVarName(e.Name), e.Name)
+		require.False(t, variables[e.Name], "%s twice", e.Name)
+		variables[e.Name] = true
+	}
+	paths := map[string]bool{}
+	for _, m := range c.VolumeMounts {
+		require.True(t, volumes[m.Name], "%s/%s: no volume %s", name, c.Name, m.Name)
+		require.False(t, paths[m.MountPath], "%s/%s: %s twice", name, c.Name, m.MountPath)
+		require.NotContains(t, m.MountPath, ":")
+		require.NotContains(t, strings.Split(m.SubPath, "/"), "..")
+		paths[m.MountPath] = true
+	}
+	for resource, request := range c.Resources.Requests {
+		if limit, ok := c.Resources.Limits[resource]; ok {
+			require.LessOrEqual(t, request.Cmp(limit), 0, resource)
+		}
+	}
+}

@@ -1,0 +1,157 @@
+package state
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+)
+
+// What the schema cannot say, and Kubernetes would refuse: one such value would keep a
+// whole DaemonSet out of the cluster. Each is left out and named.
+
+func (r *renderer) invalid(field, value, instead string) {
+	r.problem(Prerequisites, ValueInvalid, fmt.Sprintf("spec.%s: %s is not what Kubernetes takes, and %s", field, value, instead))
+}
+
+// labels returns those that are labels, never nil.
+func (r *renderer) labels(field string, labels map[string]string) map[string]string {
+	good := map[string]string{}
+	for key, value := range labels {
+		if len(validation.IsQualifiedName(key)) > 0 || len(validation.IsValidLabelValue(value)) > 0 {
+			r.invalid(field, fmt.Sprintf("%q: %q", key, value), "is left out")
+			continue
+		}
+		good[key] = value
+	}
+	return good
+}
+
+// annotations is the same for annotations, whose values may be anything.
+func (r *renderer) annotations(field string, annotations map[string]string) map[string]string {
+	good := map[string]string{}
+	for key, value := range annotations {
+		if len(validation.IsQualifiedName(strings.ToLower(key))) > 0 {
+			r.invalid(field, fmt.Sprintf("%q", key), "is left out")
+			continue
+		}
+		good[key] = value
+	}
+	return good
+}
+
+// name returns an object's name, or what counts instead.
+func (r *renderer) name(field, name, instead string) string {
+	if name == "" || len(validation.IsDNS1123Subdomain(name)) == 0 {
+		return name
+	}
+	r.invalid(field, fmt.Sprintf("%q", name), fmt.Sprintf("%q counts", instead))
+	return instead
+}
+
+// env returns the variables that a container can have.
+func (r *renderer) env(field string, vars []v1.EnvVar) []v1.EnvVar {
+	return slices.DeleteFunc(slices.Clone(vars), func(v v1.EnvVar) bool {
+		bad := len(validation.IsRelaxedEnvVarName(v.Name)) > 0
+		if bad {
+			r.invalid(field+".env", fmt.Sprintf("%q", v.Name), "is left out")
+		}
+		return bad
+	})
+}
+
+// path returns a folder of the host, clean, that can be mounted at the same path; ""
+// stands for what is so by default.
+func (r *renderer) path(field string, p v1.HostPath) string {
+	switch {
+	case p == "":
+		return ""
+	case strings.ContainsAny(string(p), ":\n"), !path.IsAbs(string(p)):
+		r.invalid(field, fmt.Sprintf("%q", p), "the default counts")
+		return ""
+	}
+	return path.Clean(string(p))
+}
+
+// tolerations returns those that a pod can have.
+func (r *renderer) tolerations() []corev1.Toleration {
+	var good []corev1.Toleration
+	for i, t := range r.spec.Daemonsets.Tolerations {
+		if tolerable(t) {
+			good = append(good, t)
+		} else {
+			r.invalid(fmt.Sprintf("daemonsets.tolerations[%d]", i), t.String(), "is left out")
+		}
+	}
+	key := r.spec.Node.StartupTaint.Key
+	switch {
+	case key == "":
+	case len(validation.IsQualifiedName(key)) > 0:
+		r.invalid("node.startupTaint.key", fmt.Sprintf("%q", key), "no taint can have it")
+	default:
+		good = append(good, corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists})
+	}
+	return good
+}
+
+func tolerable(t corev1.Toleration) bool {
+	effects := []corev1.TaintEffect{"", corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute}
+	switch {
+	case t.Key != "" && len(validation.IsQualifiedName(t.Key)) > 0,
+		t.Key == "" && t.Operator != corev1.TolerationOpExists,
+		!slices.Contains(effects, t.Effect),
+		t.TolerationSeconds != nil && t.Effect != corev1.TaintEffectNoExecute:
+		return false
+	}
+	switch t.Operator {
+	case corev1.TolerationOpExists:
+		return t.Value == ""
+	case corev1.TolerationOpEqual, "":
+		return len(validation.IsValidLabelValue(t.Value)) == 0
+	}
+	return false
+}
+
+// resources replaces the template's, whole, as NVIDIA's operator does.
+func (r *renderer) resources(field string, c *corev1.Container, spec *v1.ResourceRequirements) {
+	if spec == nil {
+		return
+	}
+	want := spec.Kubernetes()
+	if why := unaffordable(want); why != "" {
+		r.invalid(field+".resources", why, "the defaults count")
+		return
+	}
+	c.Resources = want
+}
+
+// unaffordable says which of the resources no container can have.
+func unaffordable(want corev1.ResourceRequirements) string {
+	all := map[corev1.ResourceName]bool{}
+	for name := range want.Requests {
+		all[name] = true
+	}
+	for name := range want.Limits {
+		all[name] = true
+	}
+	var why []string
+	for name := range all {
+		request, requested := want.Requests[name]
+		limit, limited := want.Limits[name]
+		switch name {
+		case corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage:
+			if requested && limited && request.Cmp(limit) > 0 {
+				why = append(why, fmt.Sprintf("a request of %s of %s above the limit of %s", request.String(), name, limit.String()))
+			}
+		default:
+			why = append(why, fmt.Sprintf("%q, of which node agents use nothing,", name))
+		}
+	}
+	slices.Sort(why)
+	return strings.Join(why, " and ")
+}
