@@ -54,19 +54,7 @@ func (p Patch) JSON() ([]byte, error) {
 // LabelPatch returns what brings the Node to the placement. Applied twice, it is empty
 // the second time.
 func (n *Node) LabelPatch(p Placement) Patch {
-	wanted := map[string]string{}
-	if n.GPU && !p.HandOver {
-		wanted[label.Present] = yes
-		if !n.Away() {
-			for _, operand := range p.Operands {
-				wanted[label.Deploy+operand] = yes
-			}
-			if _, ok := wanted[label.Deploy+label.DriverOperand]; ok && p.HostDriver {
-				wanted[label.Deploy+label.DriverOperand] = label.PreInstalled
-			}
-		}
-	}
-	patch := n.patch(wanted)
+	patch := n.patch(n.wanted(p))
 	var driver, injection string
 	if n.Served(p.HandOver) {
 		driver, injection = p.Driver, string(n.Injection)
@@ -77,6 +65,26 @@ func (n *Node) LabelPatch(p Placement) Patch {
 	n.set(&patch, label.Driver, driver)
 	n.set(&patch, label.Injection, injection)
 	return patch
+}
+
+// wanted are the labels below nvidia.com/gpu. that the Node is to have. While NVIDIA's
+// operator runs there are none to add; that a GPU is there stays said where it was, as it
+// may be the only thing that says so.
+func (n *Node) wanted(p Placement) map[string]string {
+	wanted := map[string]string{}
+	if n.GPU && (!p.HandOver || n.recorded().has(label.Present)) {
+		wanted[label.Present] = yes
+	}
+	if p.HandOver || !n.Served(false) {
+		return wanted
+	}
+	for _, operand := range p.Operands {
+		wanted[label.Deploy+operand] = yes
+	}
+	if _, ok := wanted[label.Deploy+label.DriverOperand]; ok && p.HostDriver {
+		wanted[label.Deploy+label.DriverOperand] = label.PreInstalled
+	}
+	return wanted
 }
 
 // RemovalPatch returns what takes from the Node all that the operator wrote there.
@@ -125,10 +133,15 @@ func (n *Node) patch(wanted map[string]string) Patch {
 	if n.Away() {
 		n.clear(&patch)
 	}
-	if text := now.String(); text != n.Annotations[label.Wrote] {
+	if text, has := now.String(), n.Annotations[label.Wrote]; text != has || text == "" && n.annotated(label.Wrote) {
 		patch.Annotations[label.Wrote] = pointer(text)
 	}
 	return patch
+}
+
+func (n *Node) annotated(key string) bool {
+	_, ok := n.Annotations[key]
+	return ok
 }
 
 // clear removes whatever "true" places an operand, whoever wrote it: a person wants none
