@@ -96,7 +96,7 @@ type ContainerSpec struct {
 // OperandSpec is an operand that can be switched off. By default it is on; where a type
 // that has it says otherwise, that type has its own IsEnabled.
 type OperandSpec struct {
-	// Whether the operator deploys it.
+	// Whether the operator deploys it; it does unless this is false.
 	Enabled *bool `json:"enabled,omitempty"`
 
 	ContainerSpec `json:",inline"`
@@ -107,7 +107,7 @@ func (o OperandSpec) IsEnabled() bool { return or(o.Enabled, true) }
 
 // OptionalSpec is an operand that is off unless it is switched on.
 type OptionalSpec struct {
-	// Whether it is wanted.
+	// Whether it is wanted; it is not unless this is true.
 	Enabled *bool `json:"enabled,omitempty"`
 
 	ContainerSpec `json:",inline"`

@@ -47,7 +47,7 @@ type DCGMExporterMetricsConfig struct {
 
 // DCGMExporterHPCJobMappingConfig is names of batch jobs as labels of metrics.
 type DCGMExporterHPCJobMappingConfig struct {
-	// Whether they are wanted.
+	// Whether they are wanted; they are not unless this is true.
 	Enabled *bool `json:"enabled,omitempty"`
 	// Where the workload manager keeps a file for each GPU; /var/lib/dcgm-exporter/job-mapping
 	// where nothing is said.
@@ -59,15 +59,17 @@ func (h *DCGMExporterHPCJobMappingConfig) IsEnabled() bool { return h != nil && 
 
 // DCGMExporterServiceConfig is the Service in front of the exporter.
 type DCGMExporterServiceConfig struct {
+	// Who can reach it.
 	// +kubebuilder:validation:Enum=ClusterIP;NodePort;LoadBalancer;""
 	Type corev1.ServiceType `json:"type,omitempty"`
+	// Whether it leads to the exporter of the same node (Local) or to any.
 	// +kubebuilder:validation:Enum=Cluster;Local
 	InternalTrafficPolicy *corev1.ServiceInternalTrafficPolicy `json:"internalTrafficPolicy,omitempty"`
 }
 
 // DCGMExporterServiceMonitorConfig is the prometheus-operator's ServiceMonitor.
 type DCGMExporterServiceMonitorConfig struct {
-	// Whether one is wanted.
+	// Whether one is wanted; none is unless this is true.
 	Enabled *bool `json:"enabled,omitempty"`
 	// From one scrape to the next: "15s".
 	// +kubebuilder:validation:MaxLength=64

@@ -12,7 +12,7 @@ type DriverSpec struct {
 	OperandSpec `json:",inline"`
 
 	// Load modules that were built for the node's kernel, from the image
-	// repository/image:version-kernel-ostag.
+	// repository/image:version-kernel-ostag. They are built on the node unless this is true.
 	UsePrecompiled *bool `json:"usePrecompiled,omitempty"`
 	// What a pool of nodes gets for whose kernel there is no precompiled image. None: it
 	// keeps what it has. DriverToolkit: it builds, until there is one.
@@ -109,7 +109,7 @@ type ContainerProbeSpec struct {
 
 // GPUDirectRDMASpec is GPUDirect RDMA, the nvidia-peermem module.
 type GPUDirectRDMASpec struct {
-	// Load it.
+	// Load nvidia-peermem; it is not loaded unless this is true.
 	Enabled *bool `json:"enabled,omitempty"`
 	// The network driver (MOFED) is the host's own.
 	UseHostMOFED *bool `json:"useHostMofed,omitempty"`

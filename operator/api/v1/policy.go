@@ -58,11 +58,11 @@ type ClusterPolicySpec struct {
 	Validator ValidatorSpec `json:"validator,omitempty"`
 	// The labels that say what a node's GPUs are.
 	GPUFeatureDiscovery GPUFeatureDiscoverySpec `json:"gfd,omitempty"`
-	// NVIDIA's DCGM, as a service on each node.
+	// NVIDIA's DCGM, as a service on each node. It needs NVIDIA's image to be named.
 	DCGM DCGMSpec `json:"dcgm,omitempty"`
-	// NVIDIA's exporter of DCGM's metrics.
+	// NVIDIA's exporter of DCGM's metrics. It needs NVIDIA's image to be named.
 	DCGMExporter DCGMExporterSpec `json:"dcgmExporter,omitempty"`
-	// NVIDIA's MIG manager.
+	// NVIDIA's MIG manager. It needs NVIDIA's image to be named.
 	MIGManager MIGManagerSpec `json:"migManager,omitempty"`
 
 	// NVIDIA's exporter of how far a node is.

@@ -57,6 +57,16 @@ func KeptFields() []Kept {
 	return kept
 }
 
+// Unserved lists the fields of the policy that nothing is done about: those that are
+// kept, and, marked so, those that were dropped; at most MaxUnserved.
+func (p *ClusterPolicy) Unserved() []string {
+	fields := Unserved(&p.Spec)
+	for _, dropped := range Dropped(p) {
+		fields = append(fields, dropped+" (unknown)")
+	}
+	return fields[:min(len(fields), MaxUnserved)]
+}
+
 // Unserved lists the fields that are set and that nothing is done about, sorted, at most
 // MaxUnserved.
 func Unserved(spec *ClusterPolicySpec) []string {

@@ -83,3 +83,10 @@ func TestDroppedFieldsAreFoundInWhatWasApplied(t *testing.T) {
 		})
 	}
 }
+
+func TestAPolicyNamesWhatItAsksForInVain(t *testing.T) {
+	p, err := load(t).Admit(t.Context(), policy(`{gds: {enabled: true}}`))
+	require.NoError(t, err)
+	p.Annotations = map[string]string{v1.LastApplied: `{"spec": {"gds": {"enabled": true}, "gdz": {}}}`}
+	require.Equal(t, []string{"gds", "spec.gdz (unknown)"}, p.Unserved())
+}

@@ -1,0 +1,217 @@
+package v1_test
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/api/v1/schematest"
+)
+
+var update = flag.Bool("update", false, "write the fields of docs/clusterpolicy.md anew")
+
+const (
+	pagePath = "../../../docs/clusterpolicy.md"
+	begin    = "<!-- fields: made by go generate ./operator/api/v1 -->\n"
+	end      = "<!-- end of fields -->\n"
+)
+
+func TestThePageListsTheFields(t *testing.T) {
+	text, err := os.ReadFile(pagePath)
+	require.NoError(t, err)
+	head, rest, ok := strings.Cut(string(text), begin)
+	require.True(t, ok, "%s has no line %q", pagePath, begin)
+	_, tail, ok := strings.Cut(rest, end)
+	require.True(t, ok, "%s has no line %q", pagePath, end)
+	want := head + begin + fieldsPage(load(t)) + end + tail
+	if *update {
+		require.NoError(t, os.WriteFile(pagePath, []byte(want), 0o644))
+	}
+	got, err := os.ReadFile(pagePath)
+	require.NoError(t, err)
+	require.Equal(t, want, string(got), "the fields of docs/clusterpolicy.md are made of the schema: go generate ./operator/api/v1")
+}
+
+// The policies in the page's examples are accepted as they stand there.
+func TestThePagesExamplesAreAccepted(t *testing.T) {
+	text, err := os.ReadFile(pagePath)
+	require.NoError(t, err)
+	s, n := load(t), 0
+	for block := range strings.SplitSeq(string(text), "```") {
+		if example, ok := strings.CutPrefix(block, "yaml\n"); ok && strings.Contains(example, "kind: ClusterPolicy") {
+			_, err := s.Admit(t.Context(), []byte(example))
+			require.NoError(t, err, example)
+			n++
+		}
+	}
+	require.NotZero(t, n)
+}
+
+// containers are the fields that every container has; the page explains them once.
+func containers() []string { return jsonNames(reflect.TypeFor[v1.ContainerSpec]()) }
+
+func fieldsPage(s *schematest.Schema) string {
+	var b strings.Builder
+	spec, types := s.Structural.Properties["spec"], reflect.TypeFor[v1.ClusterPolicySpec]()
+	kept := v1.KeptFields()
+	for _, name := range jsonNames(types) {
+		if slices.ContainsFunc(kept, func(k v1.Kept) bool { return k.Field == name }) {
+			continue
+		}
+		part := spec.Properties[name]
+		fmt.Fprintf(&b, "\n### %s\n\n%s\n\n| field | value | by default | |\n|---|---|---|---|\n", name, sentence(part.Description))
+		rows(&b, &part, typeOf(types, name), name, "")
+	}
+	b.WriteString("\n### Images and containers\n\nWhat operands have in common.\n\n| field | value | by default | |\n|---|---|---|---|\n")
+	toolkit := spec.Properties["toolkit"]
+	for _, name := range containers() {
+		property := toolkit.Properties[name]
+		row(&b, &property, name)
+	}
+	b.WriteString("\n## Fields that are only kept\n\nThey are in the schema so that a policy for NVIDIA's operator is accepted as it is, and nothing is done about them.\n\n| field | named in the condition when | why nothing is done |\n|---|---|---|\n")
+	for _, k := range kept {
+		when := "set"
+		if k.Default != "" {
+			when = "other than `" + k.Default + "`"
+		}
+		if len(k.When) > 0 {
+			when = "`" + strings.Join(k.When, "` and `") + "`"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", k.Field, when, k.Why)
+	}
+	b.WriteString("\n")
+	return b.String()
+}
+
+// rows writes the fields of a part; path is the part's in spec, below the one that they
+// are written relative to.
+func rows(b *strings.Builder, s *schema.Structural, t reflect.Type, path, below string) {
+	_, isContainer := s.Properties["imagePullPolicy"]
+	var shared []string
+	for _, name := range jsonNames(t) {
+		property := s.Properties[name]
+		full, short := path+"."+name, below+name
+		switch {
+		case slices.ContainsFunc(v1.KeptFields(), func(k v1.Kept) bool { return k.Field == full }):
+		case isContainer && slices.Contains(containers(), name):
+			shared = append(shared, "`"+short+"`")
+		case len(property.Properties) > 0:
+			rows(b, &property, typeOf(t, name), full, short+".")
+		default:
+			row(b, &property, short)
+		}
+	}
+	if len(shared) > 0 {
+		fmt.Fprintf(b, "| %s | | | [images and containers](#images-and-containers) |\n", strings.Join(shared, ", "))
+	}
+}
+
+func row(b *strings.Builder, s *schema.Structural, name string) {
+	byDefault := ""
+	if s.Default.Object != nil {
+		byDefault = fmt.Sprintf("`%v`", s.Default.Object)
+	}
+	fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", name, kindOf(s), byDefault, strings.ReplaceAll(sentence(s.Description), "|", `\|`))
+}
+
+func kindOf(s *schema.Structural) string {
+	if v := s.ValueValidation; v != nil && len(v.Enum) > 0 {
+		var values []string
+		for _, e := range v.Enum {
+			if e.Object != "" {
+				values = append(values, fmt.Sprintf("`%v`", e.Object))
+			}
+		}
+		return strings.Join(values, ", ")
+	}
+	switch {
+	case s.XIntOrString:
+		return "integer or string"
+	case s.Items != nil:
+		return "list"
+	case s.Type == "object":
+		return "map"
+	}
+	return s.Type
+}
+
+// sentence is a description in one line.
+func sentence(description string) string {
+	return strings.Join(strings.Fields(description), " ")
+}
+
+// jsonNames lists the JSON names of a struct's fields, embedded ones' included, in order.
+func jsonNames(t reflect.Type) []string {
+	var names []string
+	for field := range fieldsOf(t) {
+		names = append(names, jsonName(field))
+	}
+	return names
+}
+
+func typeOf(t reflect.Type, name string) reflect.Type {
+	for field := range fieldsOf(t) {
+		if jsonName(field) == name {
+			return indirect(field.Type)
+		}
+	}
+	return nil
+}
+
+func jsonName(f reflect.StructField) string {
+	name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+	return name
+}
+
+func indirect(t reflect.Type) reflect.Type {
+	if t.Kind() == reflect.Pointer {
+		return t.Elem()
+	}
+	return t
+}
+
+func fieldsOf(t reflect.Type) func(yield func(reflect.StructField) bool) {
+	return func(yield func(reflect.StructField) bool) {
+		for i := range t.NumField() {
+			f := t.Field(i)
+			if !f.Anonymous {
+				if !yield(f) {
+					return
+				}
+				continue
+			}
+			for inner := range fieldsOf(f.Type) {
+				if !yield(inner) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func TestEveryFieldOfTheTypesIsInTheDefinition(t *testing.T) {
+	var compare func(s *schema.Structural, typ reflect.Type, path string)
+	compare = func(s *schema.Structural, typ reflect.Type, path string) {
+		names := jsonNames(typ)
+		require.Len(t, s.Properties, len(names), path)
+		for _, name := range names {
+			property, ok := s.Properties[name]
+			require.True(t, ok, "%s.%s is not in the definition: go generate ./operator/api/v1", path, name)
+			if len(property.Properties) > 0 {
+				compare(&property, typeOf(typ, name), path+"."+name)
+			}
+		}
+	}
+	for part, typ := range map[string]reflect.Type{"spec": reflect.TypeFor[v1.ClusterPolicySpec](), "status": reflect.TypeFor[v1.ClusterPolicyStatus]()} {
+		s := load(t).Structural.Properties[part]
+		compare(&s, typ, part)
+	}
+}
