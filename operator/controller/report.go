@@ -61,7 +61,7 @@ func (c *Controller) report(ctx context.Context, s *scene, plan *upgrade.Plan) {
 	r.provisioning.Observe(nodes, s.policy.CreationTimestamp.Time, now)
 	sum := status.Sum(status.Input{
 		Policy: s.policy, Now: now, Namespace: c.Cluster.Namespace, Verdict: c.verdict(s),
-		Described: described, Nodes: nodes, Choices: s.choices, Unserved: v1.Unserved(&s.policy.Spec),
+		Described: described, Nodes: nodes, Choices: s.choices, Unserved: s.policy.Unserved(),
 		Upgrade: upgrading(plan), UpgradeError: stopped(plan), Rolling: c.rolling(), Err: errors.Join(c.err, s.problem()),
 		Provisioning: r.provisioning.Status(),
 	})
