@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 
 	"github.com/gpuready/gpuready/internal/host"
@@ -73,8 +74,12 @@ func hostDriver(_ context.Context, args []string, stdout io.Writer) error {
 // leave writes a container's last words, if there is a place for them: the kubelet's
 // file is mounted there.
 func leave(words, text string) error {
-	if info, err := os.Stat(words); err != nil || !info.Mode().IsRegular() {
+	info, err := os.Stat(words)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !info.Mode().IsRegular() {
 		return nil
+	}
+	if err != nil {
+		return err
 	}
 	return os.WriteFile(words, []byte(text), 0o644)
 }
