@@ -181,11 +181,13 @@ func (r *Roller) evict(ctx context.Context, pod upgrade.Removal) {
 		delete(r.refused, pod.UID)
 		return
 	}
-	pause := min(max(2*r.refused[pod.UID].pause, firstPause), lastPause)
-	r.refused[pod.UID] = refusal{
-		node: pod.Node, pause: pause, next: r.Now().Add(pause),
-		why: fmt.Sprintf("pod %s/%s cannot be evicted: %s", pod.Namespace, pod.Name, reason(err)),
+	why := fmt.Sprintf("pod %s/%s cannot be evicted: %s", pod.Namespace, pod.Name, reason(err))
+	if _, known := r.refused[pod.UID]; !known && r.Tell != nil {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: pod.Node, UID: types.UID(pod.NodeUID)}}
+		r.Tell(node, upgrade.Event{Warning: true, Reason: upgrade.Reason, Message: why + "; it is tried again until it may"})
 	}
+	pause := min(max(2*r.refused[pod.UID].pause, firstPause), lastPause)
+	r.refused[pod.UID] = refusal{node: pod.Node, why: why, pause: pause, next: r.Now().Add(pause)}
 }
 
 // reason is what the API server says of a refusal; of budgets it names the one in its causes.

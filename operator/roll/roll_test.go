@@ -108,8 +108,9 @@ func TestARefusedEvictionIsTriedAgainLater(t *testing.T) {
 		return c.SubResource(sub).Create(ctx, o, s, opts...)
 	}}, pod("p", "a"))
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	r := start(t, Options{Client: c, Now: func() time.Time { return now }})
-	plan := &upgrade.Plan{Evict: []upgrade.Removal{{Node: "a", Namespace: "default", Name: "p", UID: "uid-p"}}}
+	var told []string
+	r := start(t, Options{Client: c, Now: func() time.Time { return now }, Tell: func(n *corev1.Node, e upgrade.Event) { told = append(told, string(n.UID)+" "+e.Message) }})
+	plan := &upgrade.Plan{Evict: []upgrade.Removal{{Node: "a", NodeUID: "1", Namespace: "default", Name: "p", UID: "uid-p"}}}
 
 	for _, pause := range []time.Duration{1, 2, 4, 8, 15, 15} {
 		o, err := r.Remove(t.Context(), plan)
@@ -122,6 +123,7 @@ func TestARefusedEvictionIsTriedAgainLater(t *testing.T) {
 		require.Equal(t, before, tries)
 		now = o.Next
 	}
+	require.Equal(t, []string{"1 pod default/p cannot be evicted: The disruption budget web needs 2 healthy pods and has 2 currently; it is tried again until it may"}, told)
 	refuse = false
 	o, err := r.Remove(t.Context(), plan)
 	require.NoError(t, err)

@@ -95,7 +95,7 @@ func (w *work) evict(n *node, how Eviction, chosen func(*Pod) bool) (done bool, 
 		case how.spares(p) != "":
 			kept = append(kept, p)
 		default:
-			evictions = append(evictions, Removal{n.Name, p.Namespace, p.Name, p.UID})
+			evictions = append(evictions, Removal{n.Name, n.UID, p.Namespace, p.Name, p.UID})
 		}
 	}
 	switch {

@@ -125,7 +125,7 @@ func (w *work) expired(n *node, timeout time.Duration) bool {
 func (w *work) restart(n *node) (State, string) {
 	d := n.driver
 	switch {
-	case n.outdated && assigned(n.Node) != n.target.ID:
+	case n.outdated && n.assigned != n.target.ID:
 		w.reassign(n)
 	case n.outdated:
 		w.replace(n)
@@ -173,7 +173,7 @@ func (w *work) replace(n *node) {
 }
 
 func (w *work) remove(n *node) {
-	w.plan.Delete = append(w.plan.Delete, Removal{n.Name, n.driver.Namespace, n.driver.Name, n.driver.UID})
+	w.plan.Delete = append(w.plan.Delete, Removal{n.Name, n.UID, n.driver.Namespace, n.driver.Name, n.driver.UID})
 }
 
 // validate waits for the proof of the new driver.

@@ -14,9 +14,12 @@ import (
 func Make(in Input) *Plan {
 	w := &work{Input: in, plan: &Plan{Assign: map[string]string{}, Waiting: map[string]string{}}}
 	var pending []*node
-	for _, n := range in.Nodes {
-		if o := w.look(n); w.settle(o) {
-			pending = append(pending, o)
+	var n node // one for all: of thousands nothing is to be done for nearly any
+	for _, seen := range in.Nodes {
+		w.look(seen, &n)
+		if w.settle(&n) {
+			waits := n
+			pending = append(pending, &waits)
 		}
 	}
 	w.start(pending)
@@ -30,12 +33,17 @@ type work struct {
 	plan        *Plan
 	begun       int // nodes whose upgrade has begun and not ended, the failed ones too
 	unavailable int // nodes that are cordoned, not ready, or about to be
+
+	pool   fleet.Pool // the one that was looked up last, and its target
+	target Target
+	looked bool
 }
 
 // node is one of the cluster's with what belongs to it.
 type node struct {
 	*fleet.Node
 	target   Target
+	assigned string // label.Driver
 	driver   *Driver
 	state    State
 	since    time.Time // when it came into the state
@@ -44,25 +52,34 @@ type node struct {
 
 func assigned(n *fleet.Node) string { return n.Labels[label.Driver] }
 
-func (w *work) look(n *fleet.Node) *node {
-	target, ok := w.Targets[n.Pool]
-	if !ok && w.Targets != nil {
-		target.Keep = true
+// look puts together what belongs to a node.
+func (w *work) look(n *fleet.Node, o *node) {
+	target := w.targetOf(n.Pool)
+	*o = node{Node: n, assigned: assigned(n), driver: w.Drivers[n.Name], state: State(n.Labels[label.UpgradeState])}
+	deploy := n.Labels[label.Deploy+label.DriverOperand]
+	if o.assigned != label.PreInstalled && deploy != label.PreInstalled && deploy != "false" {
+		o.target = target
 	}
-	if n.HostDriver() || n.Labels[label.Deploy+label.DriverOperand] == "false" {
-		target = Target{}
-	}
-	o := &node{Node: n, target: target, driver: w.Drivers[n.Name], state: State(n.Labels[label.UpgradeState])}
 	if !o.state.known() {
 		o.state = Unknown
 	}
-	if text := n.Annotations[label.UpgradeSince]; text != "" {
-		if since, err := time.Parse(time.RFC3339, text); err == nil && !since.After(w.Now) {
+	if o.state.InFlight() || o.state == Failed {
+		if since, err := time.Parse(time.RFC3339, n.Annotations[label.UpgradeSince]); err == nil && !since.After(w.Now) {
 			o.since = since
 		}
 	}
-	o.outdated = target.managed() && !target.Keep && (assigned(n) != target.ID || o.driver != nil && !o.driver.of(target))
-	return o
+	o.outdated = o.target.managed() && !o.target.Keep && (o.assigned != target.ID || o.driver != nil && !o.driver.of(target))
+}
+
+func (w *work) targetOf(p fleet.Pool) Target {
+	if !w.looked || w.pool != p {
+		target, ok := w.Targets[p]
+		if !ok && w.Targets != nil {
+			target.Keep = true
+		}
+		w.pool, w.target, w.looked = p, target, true
+	}
+	return w.target
 }
 
 func (s State) known() bool {
@@ -97,10 +114,10 @@ func (w *work) settle(n *node) (pending bool) {
 			w.unavailable++
 		}
 	}
-	skip := n.Labels[label.UpgradeSkip] == "true"
+	skip := n.outdated && n.Labels[label.UpgradeSkip] == "true"
 	switch {
 	case !n.target.managed():
-		if !n.HostDriver() {
+		if n.assigned != label.PreInstalled {
 			w.assign(n, "")
 		}
 		w.release(n)
@@ -139,13 +156,13 @@ func (w *work) settle(n *node) (pending bool) {
 // atOnce says that the node gets another DaemonSet without more ado: it is new, or what
 // served it serves it no more (another kernel was booted).
 func (w *work) atOnce(n *node) bool {
-	if n.target.Keep || assigned(n.Node) == n.target.ID {
+	if n.target.Keep || n.assigned == n.target.ID {
 		return false
 	}
 	if n.driver == nil && !n.loaded() {
 		return true
 	}
-	set, ok := w.Sets[assigned(n.Node)]
+	set, ok := w.Sets[n.assigned]
 	return ok && !set.serves(n.Labels)
 }
 
@@ -168,7 +185,7 @@ func (n *node) restarting() bool {
 }
 
 func (w *work) assign(n *node, id string) {
-	if assigned(n.Node) != id {
+	if n.assigned != id {
 		w.plan.Assign[n.Name] = id
 	}
 }

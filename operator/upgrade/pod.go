@@ -1,6 +1,7 @@
 package upgrade
 
 import (
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -25,6 +26,9 @@ type Pod struct {
 // gpuResources are the beginnings of the resource names that are GPUs.
 var gpuResources = []string{"nvidia.com/gpu", "nvidia.com/mig-"}
 
+// validations are the validator's jobs, by their label app (validator/workload).
+var validations = []string{"nvidia-driver-validation", "nvidia-device-plugin-validation"}
+
 // ObservePod reduces a pod.
 func ObservePod(p *corev1.Pod) *Pod {
 	owner := metav1.GetControllerOf(p)
@@ -35,7 +39,7 @@ func ObservePod(p *corev1.Pod) *Pod {
 		Deleting:   p.DeletionTimestamp != nil,
 		Controlled: owner != nil,
 		Agent:      static || owner != nil && owner.Kind == "DaemonSet",
-		Own:        p.Labels[label.PartOf] == label.Product,
+		Own:        p.Labels[label.PartOf] == label.Product || slices.Contains(validations, p.Labels["app"]) && owner == nil,
 	}
 	for _, list := range [][]corev1.Container{p.Spec.InitContainers, p.Spec.Containers} {
 		for i := range list {

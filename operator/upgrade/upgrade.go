@@ -102,7 +102,8 @@ func (p *Plan) Driver(n *fleet.Node) string {
 
 // Removal is a pod to be removed, by its UID.
 type Removal struct {
-	Node, Namespace, Name, UID string
+	Node, NodeUID        string
+	Namespace, Name, UID string
 }
 
 // Event is one to be told of a Node.

@@ -1,0 +1,377 @@
+package upgrade
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+
+// scene is a cluster with one node, "a", whose driver is outdated.
+type scene struct {
+	Input
+	node   *fleet.Node
+	driver *Driver
+}
+
+func newScene(state State, since time.Duration) *scene {
+	s := &scene{
+		Input: Input{
+			Policy:  Policy{Auto: true, MaxParallel: 1, Deletion: Eviction{Timeout: 5 * time.Minute}},
+			Targets: map[fleet.Pool]Target{{}: {ID: "jammy", Name: "ds-jammy", Digest: "new"}},
+			Sets:    map[string]Set{"jammy": {ID: "jammy", Digest: "new"}},
+			Pods:    map[string][]*Pod{"a": {}},
+			Now:     noon,
+		},
+		node: &fleet.Node{
+			Name: "a", UID: "1", Version: "7", Ready: true, Labels: map[string]string{label.Driver: "jammy"}, Annotations: map[string]string{},
+			GPUReady: fleet.Condition{Status: "True", Since: noon.Add(-time.Hour)},
+		},
+		driver: &Driver{Namespace: "gpu", Name: "driver-a", UID: "d", DaemonSet: "ds-jammy", Digest: "old", Ready: true, Created: noon.Add(-time.Hour)},
+	}
+	if state != Unknown {
+		s.node.Labels[label.UpgradeState] = string(state)
+	}
+	if state.InFlight() || state == Failed {
+		s.node.Cordoned = true
+		s.node.Annotations[label.UpgradeSince] = noon.Add(-since).Format(time.RFC3339)
+		s.node.Annotations[label.UpgradeTarget] = "jammy@new"
+		s.node.Annotations[label.UpgradeCordoned] = "true"
+	}
+	return s
+}
+
+// upgraded has the new driver pod be there.
+func (s *scene) upgraded() { s.driver.Digest, s.driver.Created = "new", noon.Add(-time.Minute) }
+
+func (s *scene) proven(ago time.Duration) {
+	s.node.GPUReady = fleet.Condition{Status: "True", Since: noon.Add(-ago)}
+}
+
+func (s *scene) pods(pods ...*Pod) { s.Pods["a"] = pods }
+
+func (s *scene) make() *Plan {
+	s.Nodes = append(s.Nodes, s.node)
+	s.Drivers = map[string]*Driver{}
+	if s.driver != nil {
+		s.Drivers["a"] = s.driver
+	}
+	return Make(s.Input)
+}
+
+// tell puts a plan in words.
+func tell(p *Plan) string {
+	var words []string
+	say := func(format string, args ...any) { words = append(words, fmt.Sprintf(format, args...)) }
+	for _, q := range p.Patches {
+		if s, ok := q.Labels[label.UpgradeState]; ok {
+			say("%s: %s", q.Node, State(deref(s)))
+		}
+		if q.Unschedulable != nil {
+			say("%s: unschedulable %v", q.Node, *q.Unschedulable)
+		}
+		if q.Annotations[label.InitiallyCordoned] != nil {
+			say("%s: was cordoned", q.Node)
+		}
+	}
+	for _, node := range slices.Sorted(maps.Keys(p.Assign)) {
+		say("%s: driver %q", node, p.Assign[node])
+	}
+	for _, r := range p.Evict {
+		say("evict %s", r.Name)
+	}
+	for _, r := range p.Delete {
+		say("delete %s", r.Name)
+	}
+	for _, f := range p.Failed {
+		say("%s failed: %s", f.Node, f.Why)
+	}
+	if len(p.Failed) == 0 {
+		for _, node := range slices.Sorted(maps.Keys(p.Waiting)) {
+			say("%s waits for %s", node, p.Waiting[node])
+		}
+	}
+	if !p.Wake.IsZero() {
+		say("wake in %s", p.Wake.Sub(noon))
+	}
+	return strings.Join(words, "; ")
+}
+
+func selecting(t *testing.T, text string) labels.Selector {
+	s, err := labels.Parse(text)
+	require.NoError(t, err)
+	return s
+}
+
+func TestWhatANodeDoesNext(t *testing.T) {
+	gpu := func(name string) *Pod {
+		return &Pod{Namespace: "x", Name: name, UID: name, GPU: true, Controlled: true, Labels: map[string]string{"app": name}}
+	}
+	drain := &Eviction{Timeout: time.Minute}
+	for name, c := range map[string]struct {
+		state State
+		since time.Duration
+		given func(*scene)
+		want  string
+	}{
+		// The turn.
+		"it begins, and is cordoned": {Unknown, 0, func(s *scene) { s.Pods = nil },
+			"a: pod-deletion-required; a: unschedulable true; a waits for its pods to be known"},
+		"it begins, and was cordoned before": {Required, 0, func(s *scene) { s.node.Cordoned = true; s.Pods = nil },
+			"a: pod-deletion-required; a: was cordoned; a waits for its pods to be known"},
+		"its kubelet is silent": {Unknown, 0, func(s *scene) { s.node.Ready = false },
+			"a: upgrade-required"},
+		"a person skips it":            {Required, 0, func(s *scene) { s.node.Labels[label.UpgradeSkip] = "true" }, "a: "},
+		"it is as it should be":        {Unknown, 0, func(s *scene) { s.upgraded() }, "a: upgrade-done"},
+		"somebody was faster":          {Required, 0, func(s *scene) { s.upgraded() }, "a: upgrade-done"},
+		"it is done":                   {Done, 0, func(s *scene) { s.upgraded() }, ""},
+		"drivers are left as they are": {Required, 0, func(s *scene) { s.Policy.Auto = false }, "a: "},
+		"its pool keeps what runs":     {Done, 0, func(s *scene) { s.Targets[fleet.Pool{}] = Target{ID: "other", Keep: true} }, ""},
+		"its pool is not known":        {Done, 0, func(s *scene) { s.Targets = map[fleet.Pool]Target{} }, ""},
+		"a person's label is no state": {"nonsense", 0, func(s *scene) { s.upgraded() }, "a: upgrade-done"},
+		"it is new":                    {Unknown, 0, func(s *scene) { s.driver, s.node.GPUReady = nil, fleet.Condition{}; clear(s.node.Labels) }, `a: driver "jammy"`},
+		"its driver pod was lost":      {Unknown, 0, func(s *scene) { s.driver = nil }, ""},
+		"it was taken from a driver":   {Unknown, 0, func(s *scene) { s.driver = nil; clear(s.node.Labels); s.Pods = nil }, "a: pod-deletion-required; a: unschedulable true; a waits for its pods to be known"},
+		"another kernel was booted": {Done, 0, func(s *scene) {
+			s.node.Labels[label.Driver], s.Sets["k1"] = "k1", Set{Selector: map[string]string{label.Kernel: "1"}}
+		}, `a: driver "jammy"`},
+		"the host has a driver":         {Done, 0, func(s *scene) { s.node.Labels[label.Driver] = label.PreInstalled }, "a: "},
+		"a person keeps the driver off": {Done, 0, func(s *scene) { s.node.Labels[label.Deploy+"driver"] = "false" }, `a: ; a: driver ""`},
+		"there is no policy any more":   {DrainRequired, 0, func(s *scene) { s.Targets = nil }, `a: ; a: unschedulable false; a: driver ""`},
+
+		// Jobs.
+		"a job runs": {WaitForJobs, time.Minute, func(s *scene) {
+			s.Policy.Jobs, s.Policy.JobsTimeout = selecting(t, "app=job"), time.Hour
+			s.pods(gpu("job"))
+		}, "a waits for pod x/job to finish; wake in 59m0s"},
+		"a job runs too long": {WaitForJobs, time.Hour, func(s *scene) {
+			s.Policy.Jobs, s.Policy.JobsTimeout = selecting(t, "app=job"), time.Hour
+			s.pods(gpu("job"))
+		}, "a: pod-deletion-required; evict job; a waits for pod x/job to go; wake in 5m0s"},
+		"a job has finished": {WaitForJobs, time.Minute, func(s *scene) {
+			s.Policy.Jobs = selecting(t, "app=job")
+			s.pods(&Pod{Finished: true, Labels: map[string]string{"app": "job"}})
+		}, "a: pod-restart-required; delete driver-a; a waits for driver pod driver-a to end"},
+
+		// Pods.
+		"pods with GPUs are evicted": {PodDeletion, time.Minute, func(s *scene) {
+			leaving := gpu("leaving")
+			leaving.Deleting = true
+			s.pods(gpu("p"), leaving, &Pod{Name: "cpu", Controlled: true}, &Pod{Name: "plugin", GPU: true, Agent: true, Controlled: true}, &Pod{Name: "done", GPU: true, Finished: true})
+		}, "evict p; a waits for pod x/p, x/leaving to go; wake in 4m0s"},
+		"the validator's job is evicted": {PodDeletion, time.Minute, func(s *scene) { s.pods(&Pod{Namespace: "x", Name: "v", Own: true}) },
+			"evict v; a waits for pod x/v to go; wake in 4m0s"},
+		"pods that the policy names are evicted": {PodDeletion, time.Minute, func(s *scene) {
+			s.Policy.Deletion.Selector = selecting(t, "app=cpu")
+			s.pods(&Pod{Namespace: "x", Name: "cpu", Controlled: true, Labels: map[string]string{"app": "cpu"}})
+		}, "evict cpu; a waits for pod x/cpu to go; wake in 4m0s"},
+		"nothing makes a pod anew": {PodDeletion, time.Minute, func(s *scene) { s.pods(gpu("p"), &Pod{Namespace: "x", Name: "bare", GPU: true}) },
+			"a: upgrade-failed; a failed: pod x/bare cannot be evicted: nothing would make it anew; delete it, or set force in spec.driver.upgradePolicy"},
+		"nothing makes a pod anew, by force": {PodDeletion, 0, func(s *scene) {
+			s.Policy.Deletion.Force = true
+			s.pods(&Pod{Namespace: "x", Name: "bare", GPU: true})
+		}, "evict bare; a waits for pod x/bare to go; wake in 5m0s"},
+		"a pod has data": {PodDeletion, time.Minute, func(s *scene) {
+			s.pods(&Pod{Namespace: "x", Name: "data", GPU: true, Controlled: true, EmptyDir: true})
+		},
+			"a: upgrade-failed; a failed: pod x/data cannot be evicted: the data of its emptyDir would be lost; delete it, or set deleteEmptyDir in spec.driver.upgradePolicy"},
+		"a pod does not go": {PodDeletion, 5 * time.Minute, func(s *scene) { s.pods(gpu("p")) },
+			"a: upgrade-failed; a failed: pod x/p did not go within 5m0s: see its PodDisruptionBudget, finalizers and terminationGracePeriodSeconds"},
+		"a pod does not go, and may be drained": {PodDeletion, 5 * time.Minute, func(s *scene) { s.Policy.Drain = drain; s.pods(gpu("p")) },
+			"a: drain-required; evict p; a waits for pod x/p to go; wake in 1m0s"},
+		"all pods are drained": {DrainRequired, 0, func(s *scene) {
+			s.Policy.Drain = drain
+			s.pods(&Pod{Namespace: "x", Name: "cpu", Controlled: true}, &Pod{Name: "agent", Agent: true}, &Pod{Name: "operator", Own: true, Controlled: true},
+				&Pod{Name: "stays", Controlled: true, Labels: map[string]string{label.DrainSkip: "true"}})
+		}, "evict cpu; a waits for pod x/cpu to go; wake in 1m0s"},
+		"the drain takes too long": {DrainRequired, time.Minute, func(s *scene) {
+			s.Policy.Drain = drain
+			s.pods(&Pod{Namespace: "x", Name: "cpu", Controlled: true})
+		}, "a: upgrade-failed; a failed: pod x/cpu did not go within 1m0s: see its PodDisruptionBudget, finalizers and terminationGracePeriodSeconds"},
+		"somebody uncordons it": {PodDeletion, 0, func(s *scene) { s.node.Cordoned = false; s.pods(gpu("p")) },
+			"a: unschedulable true; evict p; a waits for pod x/p to go; wake in 5m0s"},
+		"the policy comes back": {PodDeletion, 0, func(s *scene) { s.upgraded(); s.pods(gpu("p")); s.proven(0) },
+			"a: upgrade-done; a: unschedulable false"},
+		"a person skips it before its driver has gone": {PodDeletion, 0, func(s *scene) { s.node.Labels[label.UpgradeSkip] = "true" },
+			"a: ; a: unschedulable false"},
+
+		// The driver.
+		"the DaemonSet is not as it should be yet": {PodRestart, 0, func(s *scene) { s.Sets["jammy"] = Set{Digest: "old"} },
+			"a waits for DaemonSet ds-jammy to be updated"},
+		"the old driver pod goes":       {PodRestart, 0, func(*scene) {}, "delete driver-a; a waits for driver pod driver-a to end"},
+		"the old driver pod is going":   {PodRestart, 0, func(s *scene) { s.driver.Deleting = true }, "a waits for driver pod driver-a to end"},
+		"the new driver pod is to come": {PodRestart, 0, func(s *scene) { s.driver = nil }, "a waits for the driver pod to be made"},
+		"the new driver pod is coming":  {PodRestart, 0, func(s *scene) { s.upgraded(); s.driver.Ready = false }, "a waits for driver pod driver-a to be ready"},
+		"the new driver pod fails": {PodRestart, 0, func(s *scene) { s.upgraded(); s.driver.Ready, s.driver.Failing = false, "it crashes" },
+			"a: upgrade-failed; a failed: driver pod driver-a: it crashes"},
+		"another DaemonSet is to serve it": {PodRestart, 0, func(s *scene) { s.node.Labels[label.Driver] = "old"; s.driver.DaemonSet = "ds-old" },
+			`a: driver ""; a waits for driver pod driver-a to end`},
+		"another DaemonSet serves it": {PodRestart, 0, func(s *scene) { delete(s.node.Labels, label.Driver); s.driver = nil },
+			`a: driver "jammy"; a waits for the driver pod to be made`},
+		"nobody takes the old driver pod away": {PodRestart, 0, func(s *scene) { delete(s.node.Labels, label.Driver); s.driver.DaemonSet = "" },
+			"delete driver-a; a waits for driver pod driver-a to end"},
+		"switched off while there is no driver": {PodRestart, 0, func(s *scene) { s.Policy.Auto, s.driver = false, nil }, "a waits for the driver pod to be made"},
+
+		// The proof.
+		"it is proven":        {PodRestart, 0, func(s *scene) { s.upgraded(); s.proven(time.Second) }, "a: upgrade-done; a: unschedulable false"},
+		"nobody proves it":    {PodRestart, 0, func(s *scene) { s.upgraded(); s.node.Labels[label.Deploy+"operator-validator"] = "false" }, "a: upgrade-done; a: unschedulable false"},
+		"the proof is old":    {ValidationRequired, 4 * time.Second, func(s *scene) { s.upgraded() }, "a waits for the proof of the driver: it is older than the driver pod; wake in 6s"},
+		"the old proof holds": {ValidationRequired, 10 * time.Second, func(s *scene) { s.upgraded() }, "a: upgrade-done; a: unschedulable false"},
+		"there is no proof":   {ValidationRequired, time.Minute, func(s *scene) { s.upgraded(); s.node.GPUReady = fleet.Condition{} }, "a waits for the proof of the driver: the Node has no condition GPUReady; is the validator there?; wake in 9m0s"},
+		"the proof is refused": {ValidationRequired, 10 * time.Minute, func(s *scene) {
+			s.upgraded()
+			s.node.GPUReady.Status, s.node.GPUReady.Message = "False", "cuda: wrong sum"
+		}, "a: upgrade-failed; a failed: the new driver is not proven after 10m0s: cuda: wrong sum"},
+		"the policy changed": {ValidationRequired, 0, func(*scene) {}, "a: pod-restart-required; delete driver-a; a waits for driver pod driver-a to end"},
+		"it was cordoned before": {ValidationRequired, time.Minute, func(s *scene) {
+			s.upgraded()
+			delete(s.node.Annotations, label.UpgradeCordoned)
+			s.node.Annotations[label.InitiallyCordoned] = "true"
+		}, "a: upgrade-done"},
+
+		// After a failure.
+		"it has failed": {Failed, time.Hour, func(s *scene) { s.node.Annotations[label.UpgradeWhy] = "so" }, "a failed: so"},
+		"it recovers":   {Failed, time.Hour, func(s *scene) { s.upgraded() }, "a: upgrade-done; a: unschedulable false"},
+		"another driver is asked for": {Failed, time.Hour, func(s *scene) { s.node.Annotations[label.UpgradeTarget] = "jammy@bad" },
+			"a: pod-restart-required; delete driver-a; a waits for driver pod driver-a to end"},
+		"a person clears the label": {Unknown, 0, func(s *scene) {
+			s.node.Cordoned = true
+			s.node.Annotations[label.UpgradeCordoned] = "true"
+			s.Pods = nil
+		},
+			"a: pod-deletion-required; a waits for its pods to be known"},
+		"a person clears the label of an upgraded one": {Unknown, 0, func(s *scene) {
+			s.node.Cordoned = true
+			s.node.Annotations[label.UpgradeCordoned] = "true"
+			s.upgraded()
+			s.proven(0)
+		}, "a: upgrade-done; a: unschedulable false"},
+
+		// What the reference began.
+		"the reference cordoned it": {UncordonRequired, 0, func(s *scene) { s.upgraded(); clear(s.node.Annotations) }, "a: upgrade-done; a: unschedulable false"},
+		"the reference was to cordon it": {CordonRequired, 0, func(s *scene) { clear(s.node.Annotations); s.node.Cordoned = false; s.pods(gpu("p")) },
+			"a: pod-deletion-required; a: unschedulable true; evict p; a waits for pod x/p to go; wake in 5m0s"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScene(c.state, c.since)
+			c.given(s)
+			got := strings.Split(tell(s.make()), "; ")
+			require.ElementsMatch(t, strings.Split(c.want, "; "), got)
+		})
+	}
+}
+
+func TestWhoseTurnItIs(t *testing.T) {
+	percent := func(s string) *intstr.IntOrString { v := intstr.Parse(s); return &v }
+	for name, c := range map[string]struct {
+		parallel    int
+		unavailable string
+		nodes       string // by name: a letter each; upper case: cordoned; "!": not ready; "*": in flight; "#": failed
+		want        string
+	}{
+		"one at a time":                       {1, "100%", "a b c", "a"},
+		"the cordoned ones first":             {1, "100%", "a B c", "B"},
+		"as many as may be away":              {0, "2", "a b c", "a b"},
+		"a part is rounded up":                {0, "25%", "a b c d e", "a b"},
+		"one that is away counts":             {0, "2", "a! b c", "b"},
+		"a cordoned one is away anyway":       {0, "1", "a B c", "B"},
+		"one in flight counts":                {2, "100%", "a* b c", "b"},
+		"none while one in flight is the one": {1, "100%", "a* b c", ""},
+		"none after a failure":                {0, "100%", "a# b C", ""},
+		"none may be away":                    {1, "0", "a b", ""},
+		"no limit":                            {0, "100%", "a b C", "C a b"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScene(Required, 0)
+			s.Policy.MaxParallel, s.Policy.MaxUnavailable, s.Pods, s.Drivers = c.parallel, percent(c.unavailable), nil, map[string]*Driver{}
+			for _, word := range strings.Fields(c.nodes) {
+				state := Required
+				switch {
+				case strings.HasSuffix(word, "*"):
+					state = PodDeletion
+				case strings.HasSuffix(word, "#"):
+					state = Failed
+				}
+				n := newScene(state, 0).node
+				n.Name = strings.TrimRight(word, "!*#")
+				n.Cordoned = n.Cordoned || n.Name != strings.ToLower(n.Name)
+				n.Ready = !strings.HasSuffix(word, "!")
+				s.Nodes = append(s.Nodes, n)
+				s.Drivers[n.Name] = s.driver
+			}
+			var begun []string
+			for _, p := range Make(s.Input).Patches {
+				if p.Labels[label.UpgradeState] != nil {
+					begun = append(begun, p.Node)
+				}
+			}
+			require.Equal(t, c.want, strings.Join(begun, " "))
+		})
+	}
+}
+
+func TestOnePatchIsAllThatANodeNeeds(t *testing.T) {
+	s := newScene(Required, 0)
+	p := s.make()
+	one, ok := p.Patch(s.node, fleet.Patch{Labels: map[string]*string{"x": new("y")}})
+	require.True(t, ok)
+	body, err := one.JSON()
+	require.NoError(t, err)
+	require.JSONEq(t, `{"metadata": {"uid": "1", "resourceVersion": "7",
+		"labels": {"nvidia.com/gpu-driver-upgrade-state": "pod-restart-required", "x": "y"},
+		"annotations": {"gpuready.io/driver-upgrade.cordoned": "true", "gpuready.io/driver-upgrade.since": "2026-01-01T12:00:00Z", "gpuready.io/driver-upgrade.target": "jammy@new"}},
+		"spec": {"unschedulable": true}}`, string(body))
+	_, ok = (&Plan{}).Patch(s.node, fleet.Patch{})
+	require.False(t, ok)
+}
+
+func TestADriverPodThatFails(t *testing.T) {
+	waiting := func(reason string) corev1.ContainerState {
+		return corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: "no such tag"}}
+	}
+	for name, c := range map[string]struct {
+		status corev1.ContainerStatus
+		want   string
+	}{
+		"starts":       {corev1.ContainerStatus{Name: "driver"}, ""},
+		"is pulled":    {corev1.ContainerStatus{State: waiting("ErrImagePull")}, ""},
+		"has no image": {corev1.ContainerStatus{State: waiting("ImagePullBackOff")}, "its image cannot be pulled: no such tag"},
+		"crashes":      {corev1.ContainerStatus{RestartCount: 2, State: waiting("CrashLoopBackOff")}, ""},
+		"crashes for ever": {corev1.ContainerStatus{Name: "driver", RestartCount: 5, LastTerminationState: corev1.ContainerState{
+			Terminated: &corev1.ContainerStateTerminated{Reason: "Error", Message: "modprobe: no such device\nmore"}}}, "container driver does not stay up: modprobe: no such device"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := &corev1.Pod{Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{c.status}}}
+			require.Equal(t, c.want, ObserveDriver(pod).Failing)
+		})
+	}
+}
+
+// A cluster in which nothing happens is planned for on every event of a node.
+func BenchmarkSteady(b *testing.B) {
+	s := newScene(Done, 0)
+	s.upgraded()
+	s.Drivers = map[string]*Driver{}
+	for i := range 5000 {
+		n := *s.node
+		n.Name = fmt.Sprint("node-", i)
+		s.Nodes = append(s.Nodes, &n)
+		s.Drivers[n.Name] = s.driver
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		Make(s.Input)
+	}
+}
