@@ -29,7 +29,7 @@ endif
 # Programs that need cgo (NVML), and those that must not have it.
 CGO_PROGRAMS    := gpu-device-plugin gpu-toolkit gpu-validator gpusim
 SAMPLES         := vectoradd reduction gemm bandwidth memtest compute
-STATIC_PROGRAMS := gpu-cdi-hook gpu-oci-runtime $(SAMPLES)
+STATIC_PROGRAMS := gpu-cdi-hook gpu-oci-runtime kubectl-gpu $(SAMPLES)
 SIMULATOR       := lib/libnvidia-ml.so lib/libcuda.so lib/nvidia-smi lib/nvidia-cuda-mps-control
 
 dir_gpu-device-plugin := deviceplugin
@@ -38,6 +38,7 @@ dir_gpu-validator     := validator
 dir_gpusim            := simulator/gpusim
 dir_gpu-cdi-hook      := toolkit/hook
 dir_gpu-oci-runtime   := toolkit/ociruntime
+dir_kubectl-gpu       := operator/kubectl
 $(foreach sample,$(SAMPLES),$(eval dir_$(sample) := cuda-samples/$(sample)))
 
 ALL        := $(addprefix $(BIN)/,$(CGO_PROGRAMS) $(STATIC_PROGRAMS) $(SIMULATOR))

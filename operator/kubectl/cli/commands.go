@@ -1,0 +1,190 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/gpuready/gpuready/operator/kubectl/explain"
+	"github.com/gpuready/gpuready/operator/kubectl/gather"
+	"github.com/gpuready/gpuready/operator/kubectl/summary"
+	"github.com/gpuready/gpuready/operator/kubectl/timers"
+)
+
+const statusUsage = `Show the ClusterPolicies: state, conditions, pools with their drivers, and the
+nodes that are not ready, with the reason.
+
+Examples:
+  kubectl gpu status
+  kubectl gpu status -o json | jq -r '.policies[0].status.state'
+`
+
+func status(ctx context.Context, args []string, stdout io.Writer) error {
+	c := newCommand("status", statusUsage, stdout)
+	c.formatFlag()
+	if err := c.parse(args); err != nil {
+		return err
+	}
+	client, err := c.client()
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	policies, err := client.Policies(ctx)
+	if err != nil {
+		return fmt.Errorf("read ClusterPolicies: %w", err)
+	}
+	s := summary.Of(policies, time.Now())
+	return c.write(stdout, s, s.Text)
+}
+
+const explainUsage = `Show how far a node is on its way to GPUs that can be used, state by state, since
+when, why it is not farther, and what to do next; with the operands' pods on it, its
+driver and the driver's upgrade, and what Events told.
+
+It shows what the operator would say of the node now. The road through the layers on
+the node itself is shown by: gpu-validator explain --node NODE
+
+Examples:
+  kubectl gpu explain gpu-7
+  kubectl gpu explain gpu-7 -o json | jq -r .reason
+`
+
+func explainNode(ctx context.Context, args []string, stdout io.Writer) error {
+	c := newCommand("explain", explainUsage, stdout)
+	c.formatFlag()
+	c.namespaceFlag()
+	if err := c.parse(args, "NODE"); err != nil {
+		return err
+	}
+	client, err := c.client()
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	n, err := explain.Read(ctx, client, c.flags.Arg(0), c.namespace, time.Now())
+	if err != nil {
+		return err
+	}
+	return c.write(stdout, n, n.Text)
+}
+
+const timersUsage = `Compute what the Cluster Autoscaler should be told of how long this cluster's GPU
+nodes take, from those that came while the operator ran: 99 of 100 of them were ready
+within a time, half as much again is added, and the default is advised where it is
+longer. Times are whole minutes.
+
+The operator knows a node from the moment when its Node object is created. What the
+machine takes before that is said with --machine. From too few nodes nothing is computed.
+
+Examples:
+  kubectl gpu timers
+  kubectl gpu timers --machine 4m
+  kubectl gpu timers -o json | jq -r .maxNodeProvisionTime
+`
+
+func advise(ctx context.Context, args []string, stdout io.Writer) error {
+	c := newCommand("timers", timersUsage, stdout)
+	c.formatFlag()
+	machine := c.flags.Duration("machine", 0, "from the request for a machine until its Node object exists")
+	least := c.flags.Int64("min-samples", 20, "from how many nodes it may be computed")
+	if err := c.parse(args); err != nil {
+		return err
+	}
+	if *machine < 0 || *least < 1 {
+		return usageError("--machine must not be below 0, nor --min-samples below 1")
+	}
+	client, err := c.client()
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	policies, err := client.Policies(ctx)
+	if err != nil {
+		return fmt.Errorf("read ClusterPolicies: %w", err)
+	}
+	policy := explain.InForce(policies)
+	if policy == nil {
+		return &coded{exitNothing, errors.New("there is no ClusterPolicy, so no node was measured")}
+	}
+	a, err := timers.Compute(*policy, *machine, *least)
+	if err != nil {
+		return &coded{exitNothing, err}
+	}
+	return c.write(stdout, a, a.Text)
+}
+
+const gatherUsage = `Write down what others need to help, in one archive: ClusterPolicies, GPU nodes
+(labels, conditions), the product's DaemonSets, Deployments and pods, their logs, Events
+and versions. It reads no Secret; values of variables whose names speak of secrets, and
+passwords in URLs, are blanked. Look through it all the same before you give it away.
+
+What may not be read is left out and named in errors.txt; the exit code is then 4.
+
+Examples:
+  kubectl gpu must-gather
+  kubectl gpu must-gather --to /tmp/gpus.tar.gz --log-nodes 100
+`
+
+func mustGather(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
+	c := newCommand("must-gather", gatherUsage, stdout)
+	c.namespaceFlag()
+	now := time.Now()
+	to := c.flags.String("to", "", "the archive (default: gpuready-must-gather-TIME.tar.gz here)")
+	var b gather.Bounds
+	c.flags.IntVar(&b.LogLines, "log-lines", 5000, "of each container, the last")
+	c.flags.IntVar(&b.LogBytes, "log-bytes", 1<<20, "of each container, the last")
+	c.flags.IntVar(&b.LogNodes, "log-nodes", 20, "of how many nodes logs are read; those that are not ready come first")
+	timeout := c.flags.Duration("timeout", 10*time.Minute, "for all of it")
+	if err := c.parse(args); err != nil {
+		return err
+	}
+	if b.LogLines < 1 || b.LogBytes < 1 || b.LogNodes < 0 || *timeout <= 0 {
+		return usageError("--log-lines, --log-bytes, --log-nodes and --timeout must be above 0")
+	}
+	client, err := c.client()
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	if *to == "" {
+		*to = "gpuready-must-gather-" + now.UTC().Format("20060102-150405") + ".tar.gz"
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, *timeout, fmt.Errorf("it was not done within %v (--timeout)", *timeout))
+	defer cancel()
+	unread, err := writeArchive(ctx, *to, gather.Config{Client: client, Namespace: c.namespace, Bounds: b, Now: now, Progress: stderr})
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(stdout, *to)
+	if len(unread) > 0 {
+		return &coded{exitPartly, fmt.Errorf("%d things could not be read; errors.txt in the archive names them", len(unread))}
+	}
+	return nil
+}
+
+// writeArchive writes beside the path first, so that what lies there is whole. Only its
+// owner may read it.
+func writeArchive(ctx context.Context, to string, c gather.Config) (unread []string, err error) {
+	f, err := os.CreateTemp(filepath.Dir(to), filepath.Base(to)+".*")
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(f.Name())
+		}
+	}()
+	unread, err = gather.Write(ctx, f, c)
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause
+	}
+	if err := errors.Join(err, f.Close()); err != nil {
+		return nil, err
+	}
+	return unread, os.Rename(f.Name(), to)
+}

@@ -1,0 +1,206 @@
+// Package cluster is the requests that kubectl-gpu makes of the Kubernetes API. It only
+// reads. Each request has a deadline and is tried once.
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/gpuready/gpuready/internal/version"
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+// page is how many objects a list brings at once; maxObjects bounds it as a whole.
+const (
+	page       = 500
+	maxObjects = 20000
+)
+
+// ErrTooMany means that a list was cut at its bound.
+var ErrTooMany = errors.New("there are more, which are left out")
+
+// Where is which cluster, as kubectl is told.
+type Where struct {
+	Kubeconfig string
+	Context    string
+	Timeout    time.Duration // of a request
+}
+
+// Client makes the requests. Its methods may be called concurrently.
+type Client struct {
+	rest    *rest.RESTClient
+	http    *http.Client
+	timeout time.Duration
+	// Namespace is that of the kubeconfig's context.
+	Namespace string
+}
+
+// New finds the cluster as kubectl does.
+func New(w Where) (*Client, error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = w.Kubeconfig
+	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: w.Context})
+	config, err := loader.ClientConfig()
+	if clientcmd.IsEmptyConfig(err) {
+		return nil, errors.New("no cluster is known: name a kubeconfig with --kubeconfig or $KUBECONFIG")
+	}
+	if err != nil {
+		return nil, err
+	}
+	namespace, _, err := loader.Namespace()
+	if err != nil {
+		return nil, err
+	}
+	c, err := ForConfig(config, w.Timeout)
+	if err == nil {
+		c.Namespace = namespace
+	}
+	return c, err
+}
+
+// ForConfig returns a Client; Close lets go of its connections.
+func ForConfig(config *rest.Config, timeout time.Duration) (*Client, error) {
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
+	c := rest.CopyConfig(config)
+	c.APIPath, c.GroupVersion = "/api", &schema.GroupVersion{Version: "v1"}
+	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	c.UserAgent = "kubectl-gpu/" + version.String()
+	c.AcceptContentTypes, c.ContentType = runtime.ContentTypeJSON, runtime.ContentTypeJSON
+	c.QPS = -1 // one after the other
+	client, err := rest.HTTPClientFor(c)
+	if err != nil {
+		return nil, fmt.Errorf("a client for %s: %w", c.Host, err)
+	}
+	r, err := rest.RESTClientForConfigAndClient(c, client)
+	if err != nil {
+		return nil, fmt.Errorf("a client for %s: %w", c.Host, err)
+	}
+	return &Client{rest: r, http: client, timeout: timeout}, nil
+}
+
+// Close lets go of idle connections.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// Raw reads what is at a path.
+func (c *Client) Raw(ctx context.Context, path string, params map[string]string) ([]byte, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, c.timeout, fmt.Errorf("the API server has not answered within %v", c.timeout))
+	defer cancel()
+	r := c.rest.Get().AbsPath(path).MaxRetries(0)
+	for key, value := range params {
+		r = r.Param(key, value)
+	}
+	answer := r.Do(ctx)
+	switch err := answer.Error(); { // which, unlike Raw, reads what a refusal says
+	case err != nil && ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	case err != nil:
+		return nil, err
+	}
+	return answer.Raw()
+}
+
+func (c *Client) get(ctx context.Context, path string, params map[string]string, into any) error {
+	data, err := c.Raw(ctx, path, params)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(data, into)
+}
+
+// listed is a page of any list.
+type listed[T any] struct {
+	Metadata metav1.ListMeta `json:"metadata"`
+	Items    []T             `json:"items"`
+}
+
+// list reads all pages; with ErrTooMany what it returns is the beginning.
+func list[T any](ctx context.Context, c *Client, path string, params map[string]string) ([]T, error) {
+	all := []T{}
+	ask := map[string]string{"limit": strconv.Itoa(page)}
+	for key, value := range params {
+		ask[key] = value
+	}
+	for {
+		var l listed[T]
+		if err := c.get(ctx, path, ask, &l); err != nil {
+			return all, err
+		}
+		all = append(all, l.Items...)
+		switch {
+		case l.Metadata.Continue == "":
+			return all, nil
+		case len(all) >= maxObjects:
+			return all, ErrTooMany
+		}
+		ask["continue"] = l.Metadata.Continue
+	}
+}
+
+// Policies reads all ClusterPolicies.
+func (c *Client) Policies(ctx context.Context) ([]v1.ClusterPolicy, error) {
+	return list[v1.ClusterPolicy](ctx, c, "/apis/"+v1.Group+"/"+v1.Version+"/"+v1.Resource, nil)
+}
+
+// Node reads a Node.
+func (c *Client) Node(ctx context.Context, name string) (*corev1.Node, error) {
+	n := &corev1.Node{}
+	return n, c.get(ctx, "/api/v1/nodes/"+name, nil, n)
+}
+
+// Nodes reads all Nodes that a selector of labels finds.
+func (c *Client) Nodes(ctx context.Context, selector string) ([]corev1.Node, error) {
+	return list[corev1.Node](ctx, c, "/api/v1/nodes", params("labelSelector", selector))
+}
+
+// Pods reads a namespace's Pods, by selectors of fields and labels.
+func (c *Client) Pods(ctx context.Context, namespace, fields, labels string) ([]corev1.Pod, error) {
+	return list[corev1.Pod](ctx, c, "/api/v1/namespaces/"+namespace+"/pods", params("fieldSelector", fields, "labelSelector", labels))
+}
+
+// DaemonSets reads a namespace's that belong to the product.
+func (c *Client) DaemonSets(ctx context.Context, namespace string) ([]appsv1.DaemonSet, error) {
+	return list[appsv1.DaemonSet](ctx, c, "/apis/apps/v1/namespaces/"+namespace+"/daemonsets", params("labelSelector", label.PartOf+"="+label.Product))
+}
+
+// Deployments reads a namespace's that belong to the product.
+func (c *Client) Deployments(ctx context.Context, namespace string) ([]appsv1.Deployment, error) {
+	return list[appsv1.Deployment](ctx, c, "/apis/apps/v1/namespaces/"+namespace+"/deployments", params("labelSelector", label.PartOf+"="+label.Product))
+}
+
+// Events reads a namespace's, by a selector of fields.
+func (c *Client) Events(ctx context.Context, namespace, fields string) ([]corev1.Event, error) {
+	return list[corev1.Event](ctx, c, "/api/v1/namespaces/"+namespace+"/events", params("fieldSelector", fields))
+}
+
+// Log reads the end of a container's log.
+func (c *Client) Log(ctx context.Context, namespace, pod, container string, previous bool, lines, bytes int) ([]byte, error) {
+	return c.Raw(ctx, "/api/v1/namespaces/"+namespace+"/pods/"+pod+"/log", map[string]string{
+		"container": container, "previous": strconv.FormatBool(previous), "tailLines": strconv.Itoa(lines), "limitBytes": strconv.Itoa(bytes), "timestamps": "true",
+	})
+}
+
+func params(pairs ...string) map[string]string {
+	all := map[string]string{}
+	for i := 0; i < len(pairs); i += 2 {
+		if pairs[i+1] != "" {
+			all[pairs[i]] = pairs[i+1]
+		}
+	}
+	return all
+}

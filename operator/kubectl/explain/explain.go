@@ -1,0 +1,263 @@
+// Package explain tells how far a node is on its way to GPUs that can be used: what the
+// operator would say of it, from the same facts and by the same rules.
+package explain
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/kubectl/cluster"
+	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/progress"
+	"github.com/gpuready/gpuready/operator/state"
+)
+
+// Of Events only the latest are shown.
+const maxEvents = 10
+
+// Node is what is known of one.
+type Node struct {
+	Node     string          `json:"node"`
+	Time     time.Time       `json:"time"`
+	Policy   string          `json:"policy,omitempty"` // in force
+	GPUs     string          `json:"gpus,omitempty"`   // "8 × NVIDIA H200"
+	Pool     string          `json:"pool"`
+	Status   progress.Status `json:"status"`
+	State    state.Name      `json:"state,omitempty"` // the first that is not reached
+	Reason   string          `json:"reason,omitempty"`
+	Message  string          `json:"message,omitempty"`
+	Since    time.Time       `json:"since,omitzero"`
+	Action   string          `json:"action,omitempty"`
+	Road     []Step          `json:"road"`
+	Driver   Driver          `json:"driver"`
+	Upgrade  *Upgrade        `json:"upgrade,omitempty"`
+	Pods     []Pod           `json:"pods"`
+	Events   []Event         `json:"events"` // oldest first
+	Notes    []string        `json:"notes,omitempty"`
+	Taints   []string        `json:"taints,omitempty"`
+	Cordoned bool            `json:"cordoned,omitempty"`
+}
+
+// Step is a state of the road.
+type Step struct {
+	State   state.Name `json:"state"`
+	Reached bool       `json:"reached"`
+}
+
+// Driver is how the node gets one.
+type Driver struct {
+	ID        string `json:"id,omitempty"` // the label gpuready.io/driver
+	Host      bool   `json:"host"`         // the host has its own
+	Variant   string `json:"variant,omitempty"`
+	DaemonSet string `json:"daemonSet,omitempty"` // that the pool is to have
+	Image     string `json:"image,omitempty"`
+	Reason    string `json:"reason,omitempty"` // why it is not what the policy asks for
+	Message   string `json:"message,omitempty"`
+}
+
+// Upgrade is how far the driver's is.
+type Upgrade struct {
+	State string `json:"state"`
+	Since string `json:"since,omitempty"`
+	Why   string `json:"why,omitempty"`
+}
+
+// Pod is an operand's on the node.
+type Pod struct {
+	Name    string    `json:"name"`
+	State   string    `json:"state,omitempty"`
+	Ready   bool      `json:"ready"`
+	Reason  string    `json:"reason,omitempty"`
+	Message string    `json:"message,omitempty"`
+	Since   time.Time `json:"since,omitzero"`
+}
+
+// Event is what an Event of the Node told.
+type Event struct {
+	Time    time.Time `json:"time"`
+	Type    string    `json:"type"`
+	Reason  string    `json:"reason"`
+	Message string    `json:"message"`
+	Count   int32     `json:"count,omitempty"`
+}
+
+// Read asks the cluster. namespace is the operands', "" for that of the policy. What the
+// asker may not see besides the Node is said in a note.
+func Read(ctx context.Context, c *cluster.Client, name, namespace string, now time.Time) (Node, error) {
+	object, err := c.Node(ctx, name)
+	switch {
+	case apierrors.IsNotFound(err):
+		return Node{}, fmt.Errorf("read Node %s: %w; see kubectl get nodes", name, err)
+	case err != nil:
+		return Node{}, fmt.Errorf("read Node %s: %w", name, err)
+	}
+	n := Node{Node: name, Time: now.UTC(), Pods: []Pod{}, Events: []Event{}}
+	seen := fleet.Observe(object)
+	policies, err := c.Policies(ctx)
+	if err != nil {
+		n.note("ClusterPolicies", err)
+	}
+	policy := InForce(policies)
+	if policy == nil {
+		policy = &v1.ClusterPolicy{}
+	}
+	n.Policy, n.Pool = policy.Name, seen.Pool.String()
+	n.labels(object, seen, policy)
+	pods, err := n.pods(ctx, c, orElse(namespace, policy.Status.Namespace, c.Namespace))
+	if err != nil {
+		n.note("Pods", err)
+	}
+	n.judge(seen, pods, policy, now)
+	if err != nil && n.Reason == progress.ReasonNoPod {
+		n.Status, n.Reason, n.Message, n.Action = progress.Unknown, ReasonUnread, "the operands' pods cannot be read", "ask for the right to list pods in the operands' namespace"
+	}
+	events, err := c.Events(ctx, corev1.NamespaceDefault, "involvedObject.kind=Node,involvedObject.name="+name)
+	if err != nil {
+		n.note("Events of the Node", err)
+	}
+	n.told(events)
+	return n, nil
+}
+
+func (n *Node) note(what string, err error) {
+	n.Notes = append(n.Notes, record.Clean(fmt.Sprintf("%s cannot be read: %v", what, err), 512))
+}
+
+func orElse(all ...string) string {
+	for _, s := range all {
+		if s != "" {
+			return s
+		}
+	}
+	return corev1.NamespaceDefault
+}
+
+// InForce is the oldest policy; nil: there is none.
+func InForce(policies []v1.ClusterPolicy) *v1.ClusterPolicy {
+	if len(policies) == 0 {
+		return nil
+	}
+	oldest := slices.MinFunc(policies, func(a, b v1.ClusterPolicy) int {
+		if c := a.CreationTimestamp.Compare(b.CreationTimestamp.Time); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+	return &oldest
+}
+
+func (n *Node) labels(object *corev1.Node, seen *fleet.Node, policy *v1.ClusterPolicy) {
+	if product := object.Labels[label.GPUProduct]; product != "" {
+		n.GPUs = strings.TrimPrefix(object.Labels["nvidia.com/gpu.count"]+" × ", " × ") + product
+	}
+	n.Cordoned = seen.Cordoned
+	for _, t := range seen.Taints {
+		n.Taints = append(n.Taints, t.ToString())
+	}
+	n.Driver = Driver{ID: object.Labels[label.Driver], Host: seen.HostDriver()}
+	if i := slices.IndexFunc(policy.Status.Pools, func(p v1.PoolStatus) bool { return p.Name == n.Pool }); i >= 0 {
+		p := policy.Status.Pools[i]
+		n.Driver.Variant, n.Driver.DaemonSet, n.Driver.Image, n.Driver.Reason, n.Driver.Message = p.Variant, p.DaemonSet, p.Image, p.Reason, p.Message
+	}
+	if s := object.Labels[label.UpgradeState]; s != "" {
+		n.Upgrade = &Upgrade{s, object.Annotations[label.UpgradeSince], record.Clean(object.Annotations[label.UpgradeWhy], 512)}
+	}
+}
+
+// pods reads those on the node, and those that are still to come to it.
+func (n *Node) pods(ctx context.Context, c *cluster.Client, namespace string) (all []*progress.Pod, err error) {
+	for _, fields := range []string{"spec.nodeName=" + n.Node, "spec.nodeName=,status.phase=Pending"} {
+		found, err := c.Pods(ctx, namespace, fields, "")
+		if err != nil {
+			return all, fmt.Errorf("namespace %s: %w", namespace, err)
+		}
+		for i := range found {
+			if p := progress.ObservePod(&found[i]); p.Node == n.Node && (p.State != "" || found[i].Labels[label.PartOf] == label.Product) {
+				all = append(all, p)
+				n.add(p, found[i].Status.Phase)
+			}
+		}
+	}
+	slices.SortFunc(n.Pods, func(a, b Pod) int { return strings.Compare(a.Name, b.Name) })
+	return all, nil
+}
+
+func (n *Node) add(p *progress.Pod, phase corev1.PodPhase) {
+	pod := Pod{Name: p.Namespace + "/" + p.Name, State: string(p.State), Ready: p.Ready}
+	switch {
+	case phase == corev1.PodSucceeded: // one that validates stays, with its log
+		pod.Reason = string(phase)
+	case !p.Ready:
+		pod.Reason, pod.Message, pod.Since = p.Problem.Reason, p.Problem.Message, p.Problem.Since.UTC()
+	}
+	n.Pods = append(n.Pods, pod)
+}
+
+// judge says what the operator would.
+func (n *Node) judge(seen *fleet.Node, pods []*progress.Pod, policy *v1.ClusterPolicy, now time.Time) {
+	handOver := policy.Status.State == v1.Disabled || seen.HandedOver()
+	p := progress.Of(seen, pods, progress.Wanted{States: progress.States(&policy.Spec), HandOver: handOver}, now)
+	switch {
+	case policy.Name == "":
+		p.Status, p.State, p.Reason, p.Message = progress.Unknown, "", ReasonNoPolicy, "there is no ClusterPolicy, or none that may be read"
+	case !seen.GPU:
+		p = progress.Progress{Status: progress.Excluded, Reason: ReasonNoGPU, Message: "no label says that the node has an NVIDIA GPU"}
+	}
+	n.Status, n.State, n.Reason, n.Message, n.Action = p.Status, p.State, p.Reason, p.Message, action(p)
+	if !p.Since.IsZero() {
+		n.Since = p.Since.UTC()
+	}
+	for _, s := range state.Road() {
+		if slices.Contains(progress.States(&policy.Spec), s) {
+			n.Road = append(n.Road, Step{s, slices.Contains(p.Steps, s)})
+		}
+	}
+	for _, t := range p.Beside {
+		n.Notes = append(n.Notes, fmt.Sprintf("%s: pod %s: %s: %s", t.State, t.Pod, t.Reason, t.Message))
+	}
+}
+
+// Reasons that only this program gives.
+const (
+	ReasonNoPolicy = "NoClusterPolicy"
+	ReasonNoGPU    = "NoGPULabel"
+	ReasonUnread   = "PodsUnread"
+)
+
+func action(p progress.Progress) string {
+	switch p.Reason {
+	case ReasonNoPolicy:
+		return "apply a ClusterPolicy"
+	case ReasonNoGPU:
+		return "nothing, or install NFD; where NFD cannot see the GPU, label the node nvidia.com/gpu.present=true"
+	}
+	if a := progress.Action(p.Reason); a != "" || p.Status == progress.Ready {
+		return a
+	}
+	// The validator's message ends with what to do.
+	if i := strings.LastIndex(p.Message, "; "); i >= 0 {
+		return p.Message[i+2:]
+	}
+	return "kubectl gpu must-gather, and look for the reason in docs/validator.md"
+}
+
+func (n *Node) told(events []corev1.Event) {
+	for _, e := range events {
+		last := e.LastTimestamp.Time
+		if last.IsZero() {
+			last = e.EventTime.Time
+		}
+		n.Events = append(n.Events, Event{last.UTC(), e.Type, e.Reason, record.Clean(e.Message, 512), e.Count})
+	}
+	slices.SortStableFunc(n.Events, func(a, b Event) int { return a.Time.Compare(b.Time) })
+	n.Events = n.Events[max(0, len(n.Events)-maxEvents):]
+}

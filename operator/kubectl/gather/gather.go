@@ -1,0 +1,248 @@
+// Package gather collects what somebody needs who is asked why GPUs cannot be used, in
+// one archive. It reads no Secret, and what looks like one in what it reads is blanked.
+// What the asker may not read is written down and left out.
+package gather
+
+import (
+	"archive/tar"
+	"cmp"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuready/gpuready/internal/version"
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/kubectl/cluster"
+	"github.com/gpuready/gpuready/operator/kubectl/explain"
+	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/progress"
+)
+
+// Bounds of what is collected.
+type Bounds struct {
+	LogLines int // of a container
+	LogBytes int // of a container
+	LogNodes int // nodes whose pods' logs are read; those that are not ready come first
+}
+
+// Config is what to collect, and where to.
+type Config struct {
+	Client    *cluster.Client
+	Namespace string // the operands'; "": that of the policy
+	Bounds    Bounds
+	Now       time.Time
+	Progress  io.Writer // what is being done, a line each
+}
+
+// gatherer writes the archive.
+type gatherer struct {
+	Config
+	tar    *tar.Writer
+	root   string
+	failed []string // what could not be read
+	broken error    // the archive cannot be written
+}
+
+// Write collects into w, as a .tar.gz. It returns what could not be read; an error means
+// that the archive is not whole.
+func Write(ctx context.Context, w io.Writer, c Config) (unread []string, err error) {
+	zip := gzip.NewWriter(w)
+	g := &gatherer{Config: c, tar: tar.NewWriter(zip), root: "gpuready-must-gather-" + c.Now.UTC().Format("20060102-150405")}
+	g.collect(ctx)
+	g.put("errors.txt", []byte(strings.Join(append(g.failed, ""), "\n")))
+	return g.failed, errors.Join(g.broken, ctx.Err(), g.tar.Close(), zip.Close())
+}
+
+func (g *gatherer) say(format string, args ...any) { fmt.Fprintf(g.Progress, format+"\n", args...) }
+
+func (g *gatherer) missed(what string, err error) {
+	line := fmt.Sprintf("%s: %v", what, err)
+	g.failed = append(g.failed, line)
+	g.say("! %s", line)
+}
+
+// put adds a file, blanked.
+func (g *gatherer) put(name string, data []byte) {
+	data = blank(data)
+	if g.broken == nil {
+		g.broken = g.tar.WriteHeader(&tar.Header{Name: path.Join(g.root, name), Mode: 0o600, Size: int64(len(data)), ModTime: g.Now, Format: tar.FormatPAX})
+	}
+	if g.broken == nil {
+		_, g.broken = g.tar.Write(data)
+	}
+}
+
+func (g *gatherer) putJSON(name string, v any) {
+	data, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		g.missed(name, err)
+		return
+	}
+	g.put(name, append(data, '\n'))
+}
+
+// read reads something and writes it down, if it may be read.
+func read[T any](g *gatherer, what, file string, ask func() ([]T, error), clean func(*T)) []T {
+	g.say("%s", what)
+	all, err := ask()
+	if err != nil {
+		g.missed(what, err)
+	}
+	if err != nil && len(all) == 0 {
+		return nil
+	}
+	for i := range all {
+		clean(&all[i])
+	}
+	g.putJSON(file, all)
+	return all
+}
+
+func (g *gatherer) collect(ctx context.Context) {
+	c := g.Client
+	g.versions(ctx)
+	policies := read(g, "ClusterPolicies", "clusterpolicies.json", func() ([]v1.ClusterPolicy, error) { return c.Policies(ctx) }, func(p *v1.ClusterPolicy) { cleanMeta(&p.ObjectMeta) })
+	namespace := g.Namespace
+	if p := explain.InForce(policies); p != nil {
+		namespace = cmp.Or(namespace, p.Status.Namespace)
+	}
+	namespace = cmp.Or(namespace, c.Namespace, corev1.NamespaceDefault)
+	nodes := read(g, "GPU nodes", "nodes.json", func() ([]corev1.Node, error) { return c.Nodes(ctx, label.Present+"=true") }, cleanNode)
+	read(g, "DaemonSets in "+namespace, "daemonsets.json", func() ([]any, error) {
+		all, err := c.DaemonSets(ctx, namespace)
+		for i := range all {
+			cleanMeta(&all[i].ObjectMeta)
+			cleanPod(&all[i].Spec.Template.Spec)
+		}
+		return anyOf(all), err
+	}, func(*any) {})
+	read(g, "Deployments in "+namespace, "deployments.json", func() ([]any, error) {
+		all, err := c.Deployments(ctx, namespace)
+		for i := range all {
+			cleanMeta(&all[i].ObjectMeta)
+			cleanPod(&all[i].Spec.Template.Spec)
+		}
+		return anyOf(all), err
+	}, func(*any) {})
+	pods := read(g, "Pods in "+namespace, "pods.json", func() ([]corev1.Pod, error) { return c.Pods(ctx, namespace, "", label.PartOf+"="+label.Product) }, func(p *corev1.Pod) {
+		cleanMeta(&p.ObjectMeta)
+		cleanPod(&p.Spec)
+	})
+	keep := func(e *corev1.Event) { cleanMeta(&e.ObjectMeta) }
+	read(g, "Events in "+namespace, "events.json", func() ([]corev1.Event, error) { return c.Events(ctx, namespace, "") }, keep)
+	read(g, "Events of Nodes", "node-events.json", func() ([]corev1.Event, error) {
+		return c.Events(ctx, corev1.NamespaceDefault, "involvedObject.kind=Node")
+	}, keep)
+	g.logs(ctx, pods, nodes)
+}
+
+func anyOf[T any](all []T) (some []any) {
+	for _, v := range all {
+		some = append(some, v)
+	}
+	return some
+}
+
+func (g *gatherer) versions(ctx context.Context) {
+	g.say("versions")
+	all := map[string]json.RawMessage{"kubectl-gpu": json.RawMessage(fmt.Sprintf("%q", version.String()))}
+	for name, where := range map[string]string{"kubernetes": "/version", "clusterPolicyAPI": "/apis/" + v1.Group + "/" + v1.Version} {
+		data, err := g.Client.Raw(ctx, where, nil)
+		switch {
+		case err != nil:
+			g.missed(where, err)
+		case !json.Valid(data):
+			g.missed(where, errors.New("no JSON"))
+		default:
+			all[name] = data
+		}
+	}
+	g.putJSON("versions.json", all)
+}
+
+// logs reads those of the operator, and of the pods on the nodes that matter most.
+func (g *gatherer) logs(ctx context.Context, pods []corev1.Pod, nodes []corev1.Node) {
+	wanted := g.chosen(pods, nodes)
+	for _, p := range pods {
+		if node := p.Spec.NodeName; len(p.OwnerReferences) > 0 && p.OwnerReferences[0].Kind == "DaemonSet" && !wanted[node] {
+			continue
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		g.say("log of %s", p.Name)
+		for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+			if s.State.Running != nil || s.State.Terminated != nil || s.LastTerminationState.Terminated != nil {
+				g.log(ctx, p, s.Name, false)
+			}
+			if s.RestartCount > 0 {
+				g.log(ctx, p, s.Name, true)
+			}
+		}
+	}
+}
+
+func (g *gatherer) log(ctx context.Context, p corev1.Pod, container string, previous bool) {
+	name := container + ".log"
+	if previous {
+		name = container + ".previous.log"
+	}
+	data, err := g.Client.Log(ctx, p.Namespace, p.Name, container, previous, g.Bounds.LogLines, g.Bounds.LogBytes)
+	if err != nil {
+		g.missed("log of "+p.Name+"/"+name, err)
+		return
+	}
+	g.put(path.Join("logs", p.Name, name), data)
+}
+
+// chosen are the nodes whose pods' logs are read: those with pods that are not ready or
+// whose condition GPUReady is not True first, then the others, by name.
+func (g *gatherer) chosen(pods []corev1.Pod, nodes []corev1.Node) map[string]bool {
+	bad := map[string]bool{}
+	for _, n := range nodes {
+		good := slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == "GPUReady" && c.Status == corev1.ConditionTrue })
+		bad[n.Name] = !good
+	}
+	for i := range pods {
+		if p := progress.ObservePod(&pods[i]); p.Node != "" {
+			bad[p.Node] = bad[p.Node] || !p.Ready && pods[i].Status.Phase != corev1.PodSucceeded
+		}
+	}
+	names := []string{}
+	for name := range bad {
+		names = append(names, name)
+	}
+	slices.SortFunc(names, func(a, b string) int {
+		if bad[a] != bad[b] {
+			if bad[a] {
+				return -1
+			}
+			return 1
+		}
+		return strings.Compare(a, b)
+	})
+	if left := len(names) - g.Bounds.LogNodes; left > 0 {
+		g.missed("logs", fmt.Errorf("those of %d nodes are left out (--log-nodes)", left))
+		names = names[:g.Bounds.LogNodes]
+	}
+	all := map[string]bool{}
+	for _, n := range names {
+		all[n] = true
+	}
+	return all
+}
+
+func cleanMeta(m *metav1.ObjectMeta) {
+	m.ManagedFields = nil
+	delete(m.Annotations, corev1.LastAppliedConfigAnnotation)
+}

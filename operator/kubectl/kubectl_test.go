@@ -1,0 +1,399 @@
+package main_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/rest"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/kubectl/cli"
+	"github.com/gpuready/gpuready/operator/kubectl/cluster"
+	"github.com/gpuready/gpuready/operator/kubectl/explain"
+	"github.com/gpuready/gpuready/operator/kubectl/show"
+	"github.com/gpuready/gpuready/operator/kubectl/summary"
+	"github.com/gpuready/gpuready/operator/kubectl/timers"
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+func ago(d time.Duration) metav1.Time { return metav1.NewTime(now.Add(-d)) }
+
+func golden(t *testing.T, name, have string) {
+	t.Helper()
+	file := filepath.Join("testdata", name)
+	if *update {
+		require.NoError(t, os.MkdirAll("testdata", 0o755))
+		require.NoError(t, os.WriteFile(file, []byte(have), 0o644))
+	}
+	want, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, string(want), have)
+}
+
+// api is an API server with these objects, by the path of their list.
+type api struct {
+	lists     map[string][]any
+	forbidden string // paths that end so are not to be read
+	log       string
+	asked     []string
+}
+
+func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	a.asked = append(a.asked, r.URL.Path)
+	w.Header().Set("Content-Type", "application/json")
+	answer := func(code int, v any) {
+		w.WriteHeader(code)
+		_ = json.NewEncoder(w).Encode(v)
+	}
+	status := func(code int, reason metav1.StatusReason) {
+		answer(code, metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Code: int32(code), Reason: reason, Message: string(reason) + " " + r.URL.Path})
+	}
+	folder, name := filepath.Split(r.URL.Path)
+	switch {
+	case a.forbidden != "" && strings.HasSuffix(r.URL.Path, a.forbidden):
+		status(http.StatusForbidden, metav1.StatusReasonForbidden)
+	case name == "log":
+		w.Header().Set("Content-Type", "text/plain")
+		fmt.Fprintf(w, a.log, r.URL.Query().Get("container"))
+	case r.URL.Path == "/version":
+		answer(200, map[string]string{"gitVersion": "v1.34.0"})
+	case a.lists[r.URL.Path] != nil:
+		a.page(answer, r)
+	default:
+		for _, o := range a.lists[strings.TrimSuffix(folder, "/")] {
+			if o.(metav1.Object).GetName() == name {
+				answer(200, o)
+				return
+			}
+		}
+		if strings.Contains(r.URL.Path, "/namespaces/") || strings.HasSuffix(r.URL.Path, "/clusterpolicies") {
+			answer(200, map[string]any{"items": []any{}})
+			return
+		}
+		status(http.StatusNotFound, metav1.StatusReasonNotFound)
+	}
+}
+
+// page answers with one object a page, as servers that are asked for fewer do.
+func (a *api) page(answer func(int, any), r *http.Request) {
+	var items []any
+	selector, _ := fields.ParseSelector(r.URL.Query().Get("fieldSelector"))
+	for _, o := range a.lists[r.URL.Path] {
+		if p, is := o.(*corev1.Pod); is && !selector.Matches(fields.Set{"spec.nodeName": p.Spec.NodeName, "status.phase": string(p.Status.Phase)}) {
+			continue
+		}
+		items = append(items, o)
+	}
+	at := 0
+	_, _ = fmt.Sscan(r.URL.Query().Get("continue"), &at)
+	meta := metav1.ListMeta{}
+	if at+1 < len(items) {
+		meta.Continue = fmt.Sprint(at + 1)
+	}
+	answer(200, map[string]any{"metadata": meta, "items": items[min(at, len(items)):min(at+1, len(items))]})
+}
+
+func serve(t *testing.T, a *api) *cluster.Client {
+	s := httptest.NewServer(a)
+	t.Cleanup(s.Close)
+	c, err := cluster.ForConfig(&rest.Config{Host: s.URL}, time.Minute)
+	require.NoError(t, err)
+	t.Cleanup(c.Close)
+	return c
+}
+
+const pool = "amd64/ubuntu22.04/5.15.0-105-generic"
+
+func policy() *v1.ClusterPolicy {
+	condition := func(kind string, status metav1.ConditionStatus, reason, message string) metav1.Condition {
+		return metav1.Condition{Type: kind, Status: status, Reason: reason, Message: message, LastTransitionTime: ago(5 * time.Minute)}
+	}
+	return &v1.ClusterPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: "gpu-cluster-policy", Generation: 2, CreationTimestamp: ago(100 * time.Hour), Annotations: map[string]string{corev1.LastAppliedConfigAnnotation: "old"}},
+		Spec:       v1.ClusterPolicySpec{Driver: v1.DriverSpec{OperandSpec: v1.OperandSpec{ContainerSpec: v1.ContainerSpec{Env: []v1.EnvVar{{Name: "REGISTRY_TOKEN", Value: "hunter2"}, {Name: "HTTPS_PROXY", Value: "http://me:hunter2@proxy:3128"}}}}}},
+		Status: v1.ClusterPolicyStatus{
+			State: v1.NotReady, Namespace: "gpus", ObservedGeneration: 2,
+			Conditions: []metav1.Condition{
+				condition("Ready", "False", "NodesNotReady", "1 of 2 GPU nodes are ready, 1 failed; gpu-2: driver: ImagePullBackOff: pod gpus/nvidia-driver-daemonset-x: container nvidia-driver-ctr: image r/driver:1 is not there"),
+				condition("Progressing", "False", "Settled", "nothing is on its way"),
+				condition("Degraded", "True", "NodesFailed", "1 of 2 GPU nodes failed"),
+				condition("Unserved", "False", "AllFieldsServed", "all fields that are set are served"),
+			},
+			Nodes:    &v1.NodesStatus{Total: 2, Ready: 1, Failed: 1},
+			NotReady: []v1.NodeStatus{{Node: "gpu-2", Pool: pool, State: "driver", Reason: "ImagePullBackOff", Message: "image r/driver:1 is not there", Since: ago(3 * time.Hour)}},
+			Pools: []v1.PoolStatus{
+				{Name: pool, OS: "ubuntu22.04", Nodes: 2, Ready: 1, Variant: "precompiled", DaemonSet: "nvidia-driver-daemonset-5.15.0-105-generic-ubuntu22.04", Image: "nvcr.io/nvidia/driver:580-5.15.0-105-generic-ubuntu22.04", Reason: "PrecompiledImageMissing", Message: "nvcr.io/nvidia/driver:580-5.15.0-105-generic-ubuntu22.04 is not there; what runs is kept"},
+			},
+			Upgrade:      &v1.UpgradeStatus{Total: 2, Done: 1, Failed: 1},
+			Provisioning: []v1.ProvisioningStatus{{Step: "feature-labels", Count: 40, SumSeconds: 4000, Buckets: []int64{0, 0, 0, 0, 0, 0, 0, 30, 9, 1}}},
+		},
+	}
+}
+
+func node(name string, ready corev1.ConditionStatus, reason, message string) *corev1.Node {
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: ago(time.Hour), Labels: map[string]string{
+			label.PCI3D: "true", label.OSID: "ubuntu", label.OSVersion: "22.04", label.Kernel: "5.15.0-105-generic", label.Present: "true",
+			label.GPUProduct: "NVIDIA-H200", "nvidia.com/gpu.count": "8", label.Driver: "5.15.0-105-generic-ubuntu22.04", label.UpgradeState: "upgrade-failed",
+		}, Annotations: map[string]string{label.UpgradeWhy: "the new driver has no image"}},
+		Spec: corev1.NodeSpec{Unschedulable: true, Taints: []corev1.Taint{{Key: "node.kubernetes.io/unschedulable", Effect: "NoSchedule"}}},
+		Status: corev1.NodeStatus{
+			NodeInfo: corev1.NodeSystemInfo{Architecture: "amd64", KubeletVersion: "v1.34.0", ContainerRuntimeVersion: "containerd://2.1.0"},
+			Images:   []corev1.ContainerImage{{Names: []string{"x"}}},
+			Conditions: []corev1.NodeCondition{
+				{Type: corev1.NodeReady, Status: "True"},
+				{Type: "GPUReady", Status: ready, Reason: reason, Message: message, LastTransitionTime: ago(30 * time.Minute), LastHeartbeatTime: ago(time.Minute)},
+			},
+		},
+	}
+}
+
+func pod(name, app, node string, broken bool) *corev1.Pod {
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "gpus", Labels: map[string]string{"app": app, label.PartOf: label.Product}, CreationTimestamp: ago(31 * time.Minute), OwnerReferences: []metav1.OwnerReference{{Kind: "DaemonSet"}}},
+		Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "main", Env: []corev1.EnvVar{{Name: "NGC_API_KEY", Value: "hunter2"}, {Name: "PLAIN", Value: "shown"}}}}},
+		Status: corev1.PodStatus{Phase: "Running", Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: "True"}}, ContainerStatuses: []corev1.ContainerStatus{
+			{Name: "main", Ready: true, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}},
+		}},
+	}
+	if broken {
+		p.Status.Phase = "Pending"
+		p.Status.Conditions[0].Status = "False"
+		p.Status.ContainerStatuses[0] = corev1.ContainerStatus{Name: "main", Image: "r/driver:1", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull", Message: "r/driver:1 is not there"}}}
+	}
+	return p
+}
+
+func fixture() *api {
+	return &api{
+		log: "%s: ready; got Authorization: Bearer abcdefgh12345678\n",
+		lists: map[string][]any{
+			"/apis/nvidia.com/v1/clusterpolicies": {policy()},
+			"/apis/nvidia.com/v1":                 {},
+			"/api/v1/nodes":                       {node("gpu-1", "True", "Ready", "8 of 8 GPUs ready, driver 580.95.05"), node("gpu-2", "False", "KernelModuleNotLoaded", "driver: no module nvidia; load it")},
+			"/api/v1/namespaces/gpus/pods": {
+				pod("nvidia-driver-daemonset-a", label.DriverApp, "gpu-1", false), pod("nvidia-driver-daemonset-b", label.DriverApp, "gpu-2", true), pod("nvidia-operator-validator-b", "nvidia-operator-validator", "gpu-2", false),
+			},
+			"/api/v1/namespaces/default/events": {
+				&corev1.Event{ObjectMeta: metav1.ObjectMeta{Name: "e"}, Type: "Warning", Reason: "ImagePullBackOff", Message: "driver: r/driver:1 is not there", LastTimestamp: ago(20 * time.Minute), Count: 3},
+			},
+		},
+	}
+}
+
+func TestStatus(t *testing.T) {
+	for name, c := range map[string]struct {
+		policies []v1.ClusterPolicy
+		look     show.Look
+	}{
+		"status.txt":        {[]v1.ClusterPolicy{*policy()}, show.Look{Width: 160}},
+		"status-narrow.txt": {[]v1.ClusterPolicy{*policy()}, show.Look{Width: 40}},
+		"status-color.txt":  {[]v1.ClusterPolicy{*policy()}, show.Look{Width: 120, Color: true}},
+		"status-none.txt":   {nil, show.Look{Width: 80}},
+		"status-two.txt": {[]v1.ClusterPolicy{
+			{ObjectMeta: metav1.ObjectMeta{Name: "second", CreationTimestamp: ago(time.Hour)}, Status: v1.ClusterPolicyStatus{State: v1.Ignored, Conditions: []metav1.Condition{{Type: "Ready", Status: "False", Reason: "Ignored", Message: "ClusterPolicy first is older and in force; delete one of them", LastTransitionTime: ago(time.Hour)}}}},
+			{ObjectMeta: metav1.ObjectMeta{Name: "first", CreationTimestamp: ago(2 * time.Hour), Generation: 7}, Status: v1.ClusterPolicyStatus{State: v1.Ready, ObservedGeneration: 6, Nodes: &v1.NodesStatus{Total: 3, Ready: 3}}},
+			{ObjectMeta: metav1.ObjectMeta{Name: "third", CreationTimestamp: ago(time.Minute)}},
+		}, show.Look{Width: 80}},
+	} {
+		var b bytes.Buffer
+		require.NoError(t, summary.Of(c.policies, now).Text(&b, c.look))
+		golden(t, name, b.String())
+	}
+}
+
+func TestExplain(t *testing.T) {
+	read := func(a *api, name string) explain.Node {
+		n, err := explain.Read(t.Context(), serve(t, a), name, "", now)
+		require.NoError(t, err)
+		return n
+	}
+	broken := read(fixture(), "gpu-2")
+	text := func(n explain.Node, look show.Look) string {
+		var b bytes.Buffer
+		require.NoError(t, n.Text(&b, look))
+		return b.String()
+	}
+	golden(t, "explain.txt", text(broken, show.Look{Width: 100}))
+	golden(t, "explain-narrow.txt", text(broken, show.Look{Width: 40}))
+	golden(t, "explain-ready.txt", text(read(fixture(), "gpu-1"), show.Look{Width: 100}))
+	var b bytes.Buffer
+	require.NoError(t, show.JSON(&b, broken))
+	golden(t, "explain.json", b.String())
+
+	a := fixture()
+	a.forbidden = "/pods"
+	golden(t, "explain-without-pods.txt", text(read(a, "gpu-2"), show.Look{Width: 100}))
+	a = fixture()
+	a.lists["/apis/nvidia.com/v1/clusterpolicies"] = nil
+	require.Equal(t, explain.ReasonNoPolicy, read(a, "gpu-2").Reason)
+	plain := node("cpu", "", "", "")
+	plain.Labels = nil
+	a.lists["/api/v1/nodes"] = []any{plain}
+	a.lists["/apis/nvidia.com/v1/clusterpolicies"] = []any{policy()}
+	require.Equal(t, explain.ReasonNoGPU, read(a, "cpu").Reason)
+	_, err := explain.Read(t.Context(), serve(t, fixture()), "nobody", "", now)
+	require.ErrorContains(t, err, "see kubectl get nodes")
+}
+
+func TestTimers(t *testing.T) {
+	p := *policy()
+	a, err := timers.Compute(p, 4*time.Minute, 20)
+	require.NoError(t, err)
+	require.Equal(t, []any{int64(40), int64(90), int64(180), "15m", "10m"}, []any{a.Samples, a.HalfSeconds, a.P99Seconds, a.MaxNodeProvisionTime, a.ScaleDownUnneededTime})
+	var b bytes.Buffer
+	require.NoError(t, a.Text(&b, show.Look{Width: 100}))
+	golden(t, "timers.txt", b.String())
+
+	p.Status.Provisioning[0].Buckets = []int64{12: 150, 14: 49, 15: 1}
+	a, err = timers.Compute(p, 5*time.Minute, 20)
+	require.NoError(t, err)
+	require.Equal(t, []any{int64(200), int64(420), int64(900), "30m", "23m"}, []any{a.Samples, a.HalfSeconds, a.P99Seconds, a.MaxNodeProvisionTime, a.ScaleDownUnneededTime})
+	_, err = timers.Compute(p, 0, 201)
+	require.ErrorIs(t, err, timers.ErrTooFew)
+	p.Status.Provisioning[0].Buckets = []int64{16: 90, 17: 10}
+	_, err = timers.Compute(p, 0, 20)
+	require.ErrorIs(t, err, timers.ErrTooSlow)
+	p.Status.Provisioning = nil
+	_, err = timers.Compute(p, 0, 1)
+	require.ErrorIs(t, err, timers.ErrTooFew)
+}
+
+// run runs the command line against an API server.
+func run(t *testing.T, a *api, args ...string) (code int, stdout, stderr string) {
+	s := httptest.NewServer(a)
+	defer s.Close()
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, `{"apiVersion":"v1","kind":"Config","current-context":"c",
+		"clusters":[{"name":"c","cluster":{"server":%q}}],"contexts":[{"name":"c","context":{"cluster":"c"}}]}`, s.URL), 0o600))
+	var out, errs bytes.Buffer
+	code = cli.Main(t.Context(), append(args, "--kubeconfig", file), &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+func TestCommandLine(t *testing.T) {
+	for name, c := range map[string]struct {
+		args   []string
+		code   int
+		output string // is in what it says
+	}{
+		"status":         {[]string{"status"}, 0, "ClusterPolicy gpu-cluster-policy: notReady, 1 of 2 GPU nodes ready"},
+		"status as JSON": {[]string{"status", "-o", "json"}, 0, `"state": "notReady"`},
+		"explain":        {[]string{"explain", "gpu-2"}, 0, "ImagePullBackOff"},
+		"explain whom":   {[]string{"explain"}, 2, "explain takes 1 arguments (NODE)"},
+		"no such node":   {[]string{"explain", "x"}, 1, "see kubectl get nodes"},
+		"timers":         {[]string{"timers"}, 0, "--max-node-provision-time"},
+		"timers, few":    {[]string{"timers", "--min-samples", "41"}, 3, "too few nodes were measured: 40"},
+		"version":        {[]string{"version"}, 0, "kubectl-gpu "},
+		"format":         {[]string{"status", "-o", "yaml"}, 2, "say text or json"},
+		"flag":           {[]string{"status", "--nope"}, 2, "see kubectl gpu status --help"},
+		"command":        {[]string{"frobnicate"}, 2, "no command"},
+		"context":        {[]string{"status", "--context", "other"}, 2, "other"},
+		"help":           {[]string{"timers", "--help"}, 0, "--machine"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			code, stdout, stderr := run(t, fixture(), c.args...)
+			require.Equal(t, c.code, code, stderr)
+			require.Contains(t, stdout+stderr, c.output)
+			if code != 0 {
+				require.Empty(t, stdout)
+			}
+		})
+	}
+	a := fixture()
+	a.forbidden = "/clusterpolicies"
+	code, _, stderr := run(t, a, "status")
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, "read ClusterPolicies: Forbidden")
+	var out bytes.Buffer
+	require.Equal(t, 0, cli.Main(t.Context(), []string{"--help"}, &out, io.Discard))
+	golden(t, "help.txt", out.String())
+}
+
+func files(t *testing.T, archive string) map[string]string {
+	f, err := os.Open(archive)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, f.Close()) }()
+	zip, err := gzip.NewReader(f)
+	require.NoError(t, err)
+	all := map[string]string{}
+	for r := tar.NewReader(zip); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			return all
+		}
+		require.NoError(t, err)
+		data, err := io.ReadAll(r)
+		require.NoError(t, err)
+		_, name, _ := strings.Cut(h.Name, "/")
+		all[name] = string(data)
+	}
+}
+
+func TestMustGather(t *testing.T) {
+	to := filepath.Join(t.TempDir(), "all.tar.gz")
+	a := fixture()
+	code, stdout, stderr := run(t, a, "must-gather", "--to", to)
+	require.Equal(t, 0, code, stderr)
+	require.Equal(t, to+"\n", stdout)
+	require.Contains(t, stderr, "Pods in gpus\n")
+	all := files(t, to)
+	var names []string
+	for name, content := range all {
+		names = append(names, name)
+		for _, secret := range []string{"hunter2", "abcdefgh12345678", "last-applied"} {
+			require.NotContains(t, content, secret, name)
+		}
+	}
+	slices.Sort(names)
+	require.Equal(t, []string{
+		"clusterpolicies.json", "daemonsets.json", "deployments.json", "errors.txt", "events.json",
+		"logs/nvidia-driver-daemonset-a/main.log", "logs/nvidia-operator-validator-b/main.log",
+		"node-events.json", "nodes.json", "pods.json", "versions.json",
+	}, names)
+	require.Contains(t, all["pods.json"], "shown")
+	require.Contains(t, all["clusterpolicies.json"], "proxy:3128")
+	require.NotContains(t, all["nodes.json"], `"images"`)
+	require.Contains(t, all["versions.json"], "v1.34.0")
+	require.Empty(t, all["errors.txt"])
+	for _, path := range a.asked {
+		require.NotContains(t, path, "secrets")
+	}
+	info, err := os.Stat(to)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
+
+	a = fixture()
+	a.forbidden = "/nodes"
+	code, _, stderr = run(t, a, "must-gather", "--to", to, "--log-nodes", "1")
+	require.Equal(t, 4, code, stderr)
+	all = files(t, to)
+	require.Contains(t, all["errors.txt"], "GPU nodes: Forbidden /api/v1/nodes\n")
+	require.Contains(t, all["errors.txt"], "logs: those of 1 nodes are left out (--log-nodes)\n")
+	require.Contains(t, all, "logs/nvidia-operator-validator-b/main.log", "the node that is not ready")
+	require.NotContains(t, all, "logs/nvidia-driver-daemonset-a/main.log")
+	left, err := filepath.Glob(filepath.Join(filepath.Dir(to), "*"))
+	require.NoError(t, err)
+	require.Equal(t, []string{to}, left)
+}

@@ -1,0 +1,194 @@
+// Package show writes tables and text for people, in colours and as wide as their
+// terminal.
+package show
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/term"
+)
+
+// Colours.
+const (
+	Green  = "32"
+	Yellow = "33"
+	Red    = "31;1"
+	Dim    = "2"
+	Bold   = "1"
+)
+
+// Look is how it is drawn.
+type Look struct {
+	Width int // columns
+	Color bool
+}
+
+// LookOf is what suits w: colours on a terminal unless $NO_COLOR is set, and its width.
+func LookOf(w io.Writer) Look {
+	const usual = 100
+	if f, is := w.(*os.File); is && term.IsTerminal(int(f.Fd())) {
+		columns, _, err := term.GetSize(int(f.Fd()))
+		if err != nil || columns <= 0 {
+			columns = usual
+		}
+		return Look{columns, os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
+	}
+	if columns, err := strconv.Atoi(os.Getenv("COLUMNS")); err == nil && columns > 0 {
+		return Look{Width: columns}
+	}
+	return Look{Width: usual}
+}
+
+// Pen collects text.
+type Pen struct {
+	Look
+	strings.Builder
+}
+
+// Paint colours text.
+func (l Look) Paint(color, text string) string {
+	if !l.Color || color == "" || text == "" {
+		return text
+	}
+	return "\x1b[" + color + "m" + text + "\x1b[0m"
+}
+
+// Line writes a line, wrapped behind an indent.
+func (p *Pen) Line(color string, indent int, text string) {
+	for i, line := range wrap(text, max(p.Width-indent, narrowest)) {
+		if i > 0 {
+			p.WriteString("\n")
+		}
+		p.WriteString(strings.Repeat(" ", indent) + p.Paint(color, line))
+	}
+	p.WriteString("\n")
+}
+
+// narrowest is what text gets where the terminal has less.
+const narrowest = 24
+
+func wrap(text string, width int) (lines []string) {
+	line := ""
+	for word := range strings.FieldsSeq(text) {
+		switch {
+		case line == "":
+			line = word
+		case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width:
+			lines, line = append(lines, line), word
+		default:
+			line += " " + word
+		}
+	}
+	return append(lines, line)
+}
+
+// Cell is one of a table.
+type Cell struct {
+	Text  string
+	Color string
+}
+
+// Row is a table's, with what stands below it in full width.
+type Row struct {
+	Cells []Cell
+	Below string
+	Color string // of Below
+}
+
+// Table writes rows under a head. Where the terminal is too narrow for the columns, each
+// row is written as lines of "head: cell".
+func (p *Pen) Table(head []string, rows []Row) {
+	if len(rows) == 0 {
+		return
+	}
+	widths := make([]int, len(head))
+	for i, h := range head {
+		widths[i] = utf8.RuneCountInString(h)
+	}
+	for _, r := range rows {
+		for i, c := range r.Cells {
+			widths[i] = max(widths[i], utf8.RuneCountInString(c.Text))
+		}
+	}
+	total := 2 * (len(head) - 1)
+	for _, w := range widths {
+		total += w
+	}
+	if total > p.Width {
+		p.stack(head, rows)
+		return
+	}
+	cells := make([]Cell, len(head))
+	for i, h := range head {
+		cells[i] = Cell{h, Dim}
+	}
+	p.row(cells, widths)
+	for _, r := range rows {
+		p.row(r.Cells, widths)
+		if r.Below != "" {
+			p.Line(r.Color, 2, r.Below)
+		}
+	}
+}
+
+func (p *Pen) row(cells []Cell, widths []int) {
+	var line strings.Builder
+	for i, c := range cells {
+		line.WriteString(p.Paint(c.Color, c.Text))
+		line.WriteString(strings.Repeat(" ", widths[i]-utf8.RuneCountInString(c.Text)+2))
+	}
+	p.WriteString(strings.TrimRight(line.String(), " ") + "\n")
+}
+
+func (p *Pen) stack(head []string, rows []Row) {
+	for _, r := range rows {
+		for i, c := range r.Cells {
+			indent := 2
+			if i == 0 {
+				indent = 0
+			}
+			if c.Text != "" {
+				p.Line(c.Color, indent, strings.ToLower(head[i])+": "+c.Text)
+			}
+		}
+		if r.Below != "" {
+			p.Line(r.Color, 2, r.Below)
+		}
+	}
+}
+
+// Ago is how long ago something was, as short as kubectl says it.
+func Ago(d time.Duration) string {
+	switch d = max(d, 0); {
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh", int(d.Hours()))
+	}
+	return fmt.Sprintf("%dd", int(d.Hours()/24))
+}
+
+// Since is Ago, "" where the time is not known.
+func Since(t, now time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return Ago(now.Sub(t))
+}
+
+// JSON writes v for programs.
+func JSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}

@@ -1,0 +1,155 @@
+// Package summary shows the state of all ClusterPolicies.
+package summary
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/kubectl/show"
+)
+
+// Policy is one, as its status says.
+type Policy struct {
+	Name    string    `json:"name"`
+	Created time.Time `json:"created"`
+	// Current says that the status is of the policy as it is now, and not as it was.
+	Current bool                   `json:"current"`
+	Status  v1.ClusterPolicyStatus `json:"status"`
+}
+
+// Summary is all of it, at one moment.
+type Summary struct {
+	Time     time.Time `json:"time"`
+	Policies []Policy  `json:"policies"` // oldest first: the first is in force
+}
+
+// Of sums policies up.
+func Of(policies []v1.ClusterPolicy, now time.Time) Summary {
+	s := Summary{Time: now.UTC(), Policies: []Policy{}}
+	for _, p := range policies {
+		s.Policies = append(s.Policies, Policy{p.Name, p.CreationTimestamp.UTC(), p.Status.ObservedGeneration == p.Generation, p.Status})
+	}
+	slices.SortFunc(s.Policies, func(a, b Policy) int {
+		if c := a.Created.Compare(b.Created); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+	return s
+}
+
+var stateColors = map[v1.State]string{v1.Ready: show.Green, v1.NotReady: show.Red, v1.Ignored: show.Dim, v1.Disabled: show.Yellow}
+
+// Text writes it for people.
+func (s Summary) Text(w io.Writer, look show.Look) error {
+	p := &show.Pen{Look: look}
+	if len(s.Policies) == 0 {
+		p.Line("", 0, "There is no ClusterPolicy: no node is served. Apply one; docs/operator.md has examples.")
+	}
+	for i, policy := range s.Policies {
+		if i > 0 {
+			p.WriteString("\n")
+		}
+		policy.draw(p, s.Time)
+	}
+	_, err := io.WriteString(w, p.String())
+	return err
+}
+
+func (policy Policy) draw(p *show.Pen, now time.Time) {
+	st := policy.Status
+	title := "ClusterPolicy " + policy.Name + ": "
+	if st.State == "" {
+		p.Line(show.Yellow, 0, title+"has no status yet; see that the operator runs")
+		return
+	}
+	title += string(st.State)
+	if n := st.Nodes; n != nil {
+		title += fmt.Sprintf(", %d of %d GPU nodes ready", n.Ready, n.Total)
+	}
+	p.Line(stateColors[st.State], 0, title)
+	if !policy.Current {
+		p.Line(show.Yellow, 2, "! the policy has been changed, and the operator has not looked at it yet")
+	}
+	conditions(p, st.Conditions, now)
+	pools(p, st.Pools)
+	upgrade(p, st.Upgrade)
+	notReady(p, st, now)
+}
+
+func conditions(p *show.Pen, all []metav1.Condition, now time.Time) {
+	var rows []show.Row
+	for _, c := range all {
+		good := metav1.ConditionFalse
+		if c.Type == v1.ConditionReady {
+			good = metav1.ConditionTrue
+		}
+		r := show.Row{Cells: []show.Cell{{Text: c.Type}, {Text: string(c.Status), Color: show.Yellow}, {Text: c.Reason}, {Text: show.Since(c.LastTransitionTime.Time, now)}}, Below: c.Message}
+		if c.Status == good {
+			r.Cells[1].Color, r.Below = show.Green, ""
+		} else if c.Type == v1.ConditionDegraded || c.Type == v1.ConditionReady {
+			r.Cells[1].Color = show.Red
+		}
+		rows = append(rows, r)
+	}
+	if len(rows) > 0 {
+		p.WriteString("\n")
+	}
+	p.Table([]string{"CONDITION", "STATUS", "REASON", "FOR"}, rows)
+}
+
+func pools(p *show.Pen, all []v1.PoolStatus) {
+	if len(all) == 0 {
+		return
+	}
+	p.WriteString("\n")
+	var rows []show.Row
+	for _, pool := range all {
+		driver := pool.Variant
+		if driver == "" {
+			driver = "the host's"
+		}
+		color := show.Green
+		if pool.Ready < pool.Nodes {
+			color = show.Yellow
+		}
+		r := show.Row{Cells: []show.Cell{{Text: pool.Name}, {Text: fmt.Sprintf("%d/%d", pool.Ready, pool.Nodes), Color: color}, {Text: driver}, {Text: pool.Image}}}
+		if pool.Reason != "" {
+			r.Below, r.Color = pool.Reason+": "+pool.Message, show.Yellow
+		}
+		rows = append(rows, r)
+	}
+	p.Table([]string{"POOL", "READY", "DRIVER", "IMAGE"}, rows)
+}
+
+func upgrade(p *show.Pen, u *v1.UpgradeStatus) {
+	if u == nil || u.InProgress+u.Pending+u.Failed == 0 {
+		return
+	}
+	p.WriteString("\n")
+	p.Line("", 0, fmt.Sprintf("Driver upgrade: %d of %d nodes done, %d on their way, %d to come, %d failed", u.Done, u.Total, u.InProgress, u.Pending, u.Failed))
+}
+
+func notReady(p *show.Pen, st v1.ClusterPolicyStatus, now time.Time) {
+	if len(st.NotReady) == 0 {
+		return
+	}
+	p.WriteString("\n")
+	var rows []show.Row
+	for _, n := range st.NotReady {
+		rows = append(rows, show.Row{Cells: []show.Cell{{Text: n.Node}, {Text: n.State}, {Text: n.Reason, Color: show.Yellow}, {Text: show.Since(n.Since.Time, now)}}, Below: n.Message})
+	}
+	p.Table([]string{"NODE", "STATE", "REASON", "FOR"}, rows)
+	if n := st.Nodes; n != nil && n.Total-n.Ready > len(st.NotReady) {
+		more := n.Total - n.Ready - len(st.NotReady)
+		p.Line(show.Dim, 0, fmt.Sprintf("and %d more; kubectl get nodes -l nvidia.com/gpu.present=true", more))
+	}
+	p.WriteString("\n")
+	p.Line(show.Dim, 0, "kubectl gpu explain NODE says more of a node.")
+}

@@ -1,0 +1,107 @@
+// Package timers computes what the Cluster Autoscaler should be told of how long this
+// cluster's GPU nodes take. It is pure.
+package timers
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+)
+
+// The share of nodes that is waited for, and how much longer than they took.
+const (
+	quantile = 0.99
+	margin   = 1.5
+)
+
+// What the Cluster Autoscaler waits where it is told nothing: less is not advised.
+const (
+	defaultProvision = 15 * time.Minute
+	defaultUnneeded  = 10 * time.Minute
+)
+
+// The reasons why nothing is computed.
+var (
+	ErrTooFew  = errors.New("too few nodes were measured")
+	ErrTooSlow = errors.New("nodes take longer than is measured")
+)
+
+// Advice is what to tell the Cluster Autoscaler. Its times are whole minutes, for some
+// clouds take no others.
+type Advice struct {
+	Policy  string `json:"policy"`
+	Step    string `json:"step"`    // that nodes were measured up to
+	Samples int64  `json:"samples"` // how many nodes were
+	// Half and P99 are the bounds below which half and 99 of 100 nodes lay.
+	HalfSeconds int64 `json:"halfSeconds"`
+	P99Seconds  int64 `json:"p99Seconds"`
+	// Machine is what was said of the time before a Node object exists.
+	MachineSeconds int64 `json:"machineSeconds"`
+
+	MaxNodeProvisionTime    string `json:"maxNodeProvisionTime"`    // --max-node-provision-time
+	ScaleDownUnneededTime   string `json:"scaleDownUnneededTime"`   // --scale-down-unneeded-time
+	ProvisionTimeIsDefault  bool   `json:"provisionTimeIsDefault"`  // the default is long enough
+	ScaleDownTimeIsDefault  bool   `json:"scaleDownTimeIsDefault"`  // the default is long enough
+	FromFewerThanOneHundred bool   `json:"fromFewerThanOneHundred"` // 99 of 100 is the slowest, then
+}
+
+// last are the steps with which GPUs can be used; the first that was measured counts.
+var last = []string{"feature-labels", "plugin-validation"}
+
+// Compute advises. machine is how long it takes from the request for a machine until its
+// Node object exists, which the histogram does not know; least is how many nodes must
+// have been measured.
+func Compute(p v1.ClusterPolicy, machine time.Duration, least int64) (Advice, error) {
+	a := Advice{Policy: p.Name, MachineSeconds: int64(machine.Seconds())}
+	var h v1.ProvisioningStatus
+	for _, step := range last {
+		for _, s := range p.Status.Provisioning {
+			if s.Step == step && h.Step == "" {
+				h = s
+			}
+		}
+	}
+	for _, n := range h.Buckets {
+		a.Samples += max(n, 0)
+	}
+	a.Step = h.Step
+	if a.Samples < max(least, 1) {
+		return a, fmt.Errorf("%w: %d were seen from their creation to GPUs that can be used, and %d are needed; nodes count that are created while the operator runs", ErrTooFew, a.Samples, least)
+	}
+	half, _ := bound(h.Buckets, a.Samples, 0.5)
+	slow, known := bound(h.Buckets, a.Samples, quantile)
+	if !known {
+		bounds := v1.ProvisioningBounds()
+		return a, fmt.Errorf("%w: of %d nodes more than one in a hundred took longer than %v; see which step is slow (gpuready_operator_provisioning_seconds)", ErrTooSlow, a.Samples, bounds[len(bounds)-1])
+	}
+	a.HalfSeconds, a.P99Seconds = int64(half.Seconds()), int64(slow.Seconds())
+	provision := minutes(time.Duration(float64(machine+slow) * margin))
+	unneeded := minutes(time.Duration(float64(slow) * margin))
+	a.ProvisionTimeIsDefault, a.ScaleDownTimeIsDefault = provision <= defaultProvision, unneeded <= defaultUnneeded
+	a.MaxNodeProvisionTime = text(max(provision, defaultProvision))
+	a.ScaleDownUnneededTime = text(max(unneeded, defaultUnneeded))
+	a.FromFewerThanOneHundred = a.Samples < 100
+	return a, nil
+}
+
+// bound is the upper bound of the bucket that a share of the samples lies in or below.
+func bound(buckets []int64, samples int64, share float64) (time.Duration, bool) {
+	var below int64
+	for i, b := range v1.ProvisioningBounds() {
+		if i < len(buckets) {
+			below += max(buckets[i], 0)
+		}
+		if float64(below) >= share*float64(samples) {
+			return b, true
+		}
+	}
+	return 0, false
+}
+
+func minutes(d time.Duration) time.Duration {
+	return (d + time.Minute - 1).Truncate(time.Minute)
+}
+
+func text(d time.Duration) string { return fmt.Sprintf("%dm", int(d.Minutes())) }
