@@ -9,7 +9,9 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -20,6 +22,7 @@ import (
 
 	"github.com/gpuready/gpuready/operator/apply"
 	"github.com/gpuready/gpuready/operator/meter"
+	"github.com/gpuready/gpuready/operator/roll"
 	"github.com/gpuready/gpuready/operator/state"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
@@ -41,7 +44,8 @@ type Config struct {
 	Events    events.EventRecorder
 	Metrics   *meter.Metrics
 	Cluster   state.Cluster // OpenShift and HandOver are found out
-	Roll      Roll
+	// Roll makes what evicts pods; it calls changed when the watched pods have changed.
+	Roll func(changed func()) Roll
 	// Registry makes what knows which images there are; it calls changed when it has heard
 	// something new. Of pull secrets it gets the names.
 	Registry func(changed func(image string)) Registry
@@ -49,14 +53,14 @@ type Config struct {
 	Log      *slog.Logger
 }
 
-// Roll carries out plans of driver upgrades.
+// Roll carries out what of plans of driver upgrades concerns pods: roll.Roller does.
 type Roll interface {
-	// Do carries out what is new of a plan; it does not wait for it.
-	Do(*upgrade.Plan)
 	// Pods are those of the nodes that the last plan wanted watched.
 	Pods() map[string][]*upgrade.Pod
-	// Run works until ctx ends; changed is called when Pods has changed.
-	Run(ctx context.Context, changed func()) error
+	// Remove evicts and deletes pods, and has those watched that the plan wants watched.
+	Remove(ctx context.Context, plan *upgrade.Plan) (roll.Outcome, error)
+	// Start works until ctx ends.
+	Start(ctx context.Context) error
 }
 
 // Controller brings ClusterPolicies to the cluster.
@@ -66,8 +70,11 @@ type Controller struct {
 	model    *model
 	writer   *writer
 	registry Registry
+	roll     Roll
 	toolkit  *toolkit
 	planner  *apply.Planner
+
+	leads, synced atomic.Bool
 
 	rendered rendering
 	said     reporting
@@ -82,27 +89,38 @@ func New(config Config) *Controller {
 	c := &Controller{Config: config, inbox: newInbox(), model: newModel(), failed: map[string]*failure{}}
 	c.writer = newWriter(config.Client, c.inbox, c.tellNode, config.Log)
 	c.registry = config.Registry(func(string) { c.inbox.put(func(*model) {}) })
+	c.roll = config.Roll(func() { c.inbox.put(func(*model) {}) })
 	c.toolkit = newToolkit(config.Informers, c.inbox, config.Log)
 	c.planner = apply.NewPlanner(config.Client.Scheme())
 	return c
 }
 
+// Ready says why the operator does not do its work, nil: it does, or another one does.
+func (c *Controller) Ready() error {
+	if c.leads.Load() && !c.synced.Load() {
+		return errors.New("not everything in the cluster has been seen yet; may the operator list and watch what it needs?")
+	}
+	return nil
+}
+
 // Start works until ctx ends. It is what leads, where several operators run.
 func (c *Controller) Start(ctx context.Context) error {
+	c.leads.Store(true)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return c.writer.run(ctx) })
 	group.Go(func() error { return c.registry.Run(ctx) })
 	group.Go(func() error { return c.toolkit.run(ctx) })
-	group.Go(func() error { return c.Roll.Run(ctx, func() { c.inbox.put(func(*model) {}) }) })
+	group.Go(func() error { return c.roll.Start(ctx) })
 	group.Go(func() error {
 		if err := c.watch(ctx); err != nil {
 			return err
 		}
+		c.synced.Store(true)
 		c.Log.Info("working")
 		return c.run(ctx)
 	})
 	err := group.Wait()
-	if ctx.Err() != nil && err == context.Canceled {
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return nil
 	}
 	return err

@@ -33,6 +33,10 @@ func (c *Controller) pass(ctx context.Context) {
 	began = c.Now()
 	c.label(s, plan)
 	c.Metrics.Reconciled("nodes", began, c.Now(), nil)
+	began = c.Now()
+	err = c.remove(ctx, plan)
+	c.Metrics.Reconciled("upgrade", began, c.Now(), err)
+	c.err = errors.Join(c.err, err)
 	c.report(ctx, s, plan)
 }
 
@@ -118,7 +122,7 @@ type failure struct {
 
 // upgrade plans the change of drivers; without a policy, that nodes are let go of.
 func (c *Controller) upgrade(s *scene) *upgrade.Plan {
-	in := upgrade.Input{Nodes: s.served, Targets: s.targets, Sets: map[string]upgrade.Set{}, Drivers: map[string]*upgrade.Driver{}, Pods: c.Roll.Pods(), Now: c.Now()}
+	in := upgrade.Input{Nodes: s.served, Targets: s.targets, Sets: map[string]upgrade.Set{}, Drivers: map[string]*upgrade.Driver{}, Pods: c.roll.Pods(), Now: c.Now()}
 	if s.policy == nil {
 		for _, on := range c.model.nodes {
 			in.Nodes = append(in.Nodes, on.node)
@@ -147,8 +151,27 @@ func (c *Controller) upgrade(s *scene) *upgrade.Plan {
 	}
 	plan := upgrade.Make(in)
 	c.wake(plan.Wake)
-	c.Roll.Do(plan)
 	return plan
+}
+
+// remove has pods removed and watched as planned; those of a Node with a patch on its way
+// come when the patch is there: a Node is cordoned before its pods go.
+func (c *Controller) remove(ctx context.Context, plan *upgrade.Plan) error {
+	now := *plan
+	written := func(all []upgrade.Removal) (some []upgrade.Removal) {
+		for _, r := range all {
+			if on := c.model.nodes[r.Node]; on != nil && on.sent == nil {
+				some = append(some, r)
+			}
+		}
+		return some
+	}
+	now.Evict, now.Delete = written(plan.Evict), written(plan.Delete)
+	return c.attempt("driver upgrade", func() error {
+		outcome, err := c.roll.Remove(ctx, &now)
+		c.wake(outcome.Next)
+		return err
+	})
 }
 
 // label has Nodes patched where they are not as they should be: those that something has

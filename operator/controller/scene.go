@@ -6,7 +6,6 @@ import (
 	"maps"
 	"reflect"
 	"slices"
-	"strings"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -49,20 +48,15 @@ func (c *Controller) look() (*scene, error) {
 	if s.policy == nil {
 		return s, nil
 	}
-	example, injections := map[fleet.Pool]string{}, map[fleet.Injection]bool{}
-	for name, on := range m.nodes {
-		if !on.node.Served(s.handOver) {
-			continue
-		}
-		s.served = append(s.served, on.node)
-		injections[on.node.Injection] = true
-		if first, is := example[on.node.Pool]; !is || name < first {
-			example[on.node.Pool] = name
+	for _, on := range m.nodes {
+		if on.node.Served(s.handOver) {
+			s.served = append(s.served, on.node)
 		}
 	}
+	example, injections := pools(s.served, s.handOver)
 	s.operands, s.states = enabled(&s.policy.Spec), progress.States(&s.policy.Spec)
 	s.choices = c.choose(&s.policy.Spec, example)
-	return s, c.render(s, slices.Sorted(maps.Keys(injections)))
+	return s, c.render(s, injections)
 }
 
 // choose chooses each pool's driver, and has the registry asked where that is needed.
@@ -79,11 +73,7 @@ func (c *Controller) choose(spec *v1.ClusterPolicySpec, example map[fleet.Pool]s
 			return c.registry.Look(image, with)
 		},
 	}
-	var choices []driver.Choice
-	for pool, node := range example {
-		choices = append(choices, driver.Choose(spec, pool, node, facts))
-	}
-	slices.SortFunc(choices, func(a, b driver.Choice) int { return strings.Compare(a.Pool.String(), b.Pool.String()) })
+	choices := chooseAll(spec, example, facts)
 	c.registry.Retain(asked...)
 	return choices
 }

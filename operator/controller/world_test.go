@@ -28,6 +28,7 @@ import (
 	"github.com/gpuready/gpuready/operator/meter"
 	"github.com/gpuready/gpuready/operator/progress"
 	"github.com/gpuready/gpuready/operator/registry"
+	"github.com/gpuready/gpuready/operator/roll"
 	"github.com/gpuready/gpuready/operator/state"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
@@ -43,12 +44,12 @@ type world struct {
 	*testing.T
 	client.Client
 	*Controller
-	now    time.Time
-	writes []string // "patch Node n1"
-	refuse error    // of every write
-	images map[string]driver.Presence
-	plans  []*upgrade.Plan
-	events *events.FakeRecorder
+	now     time.Time
+	writes  []string // "patch Node n1"
+	refuse  error    // of every write
+	images  map[string]driver.Presence
+	removed []string // pods
+	events  *events.FakeRecorder
 }
 
 func newWorld(t *testing.T) *world {
@@ -90,7 +91,7 @@ func newWorld(t *testing.T) *world {
 // start begins with a process that knows nothing.
 func (w *world) start() {
 	w.Controller = New(Config{
-		Client: w.Client, Events: w.events, Metrics: meter.New(prometheus.NewRegistry()), Roll: w,
+		Client: w.Client, Events: w.events, Metrics: meter.New(prometheus.NewRegistry()), Roll: func(func()) Roll { return w },
 		Cluster:  state.Cluster{Namespace: namespace, ImageRepository: "gpuready", ImageVersion: "v0"},
 		Registry: func(func(string)) Registry { return images(w.images) },
 		Now:      func() time.Time { return w.now },
@@ -98,10 +99,15 @@ func (w *world) start() {
 	})
 }
 
-// Do, Pods and Run are the part of Roll.
-func (w *world) Do(p *upgrade.Plan)                { w.plans = append(w.plans, p) }
-func (w *world) Pods() map[string][]*upgrade.Pod   { return nil }
-func (w *world) Run(context.Context, func()) error { return nil }
+// Pods, Remove and Start are Roll's.
+func (w *world) Pods() map[string][]*upgrade.Pod { return nil }
+func (w *world) Remove(_ context.Context, p *upgrade.Plan) (roll.Outcome, error) {
+	for _, r := range append(p.Evict, p.Delete...) {
+		w.removed = append(w.removed, r.Name)
+	}
+	return roll.Outcome{}, nil
+}
+func (w *world) Start(context.Context) error { return nil }
 
 // images are what a registry says.
 type images map[string]driver.Presence

@@ -1,0 +1,208 @@
+// Package cleanup takes off a cluster what the operator wrote there. What it does it says;
+// what it finds done already is no error, so that it can be run again.
+package cleanup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/apply"
+	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/upgrade"
+)
+
+// Config is what to clean up, and how.
+type Config struct {
+	Client    client.WithWatch // not cached
+	Namespace string           // of the operands
+	DryRun    bool             // say it only
+	Force     bool             // also while a policy of somebody else's is there
+	Out       io.Writer
+}
+
+// Run cleans up until it is done or ctx ends.
+func Run(ctx context.Context, c Config) error {
+	foreign, taints, err := c.policies(ctx)
+	if err != nil {
+		return err
+	}
+	if foreign != "" && !c.Force {
+		c.say("ClusterPolicy %s is somebody else's: it stays, and with it what the operator made of it; delete it, or say --force when the operator has been stopped", foreign)
+		return nil
+	}
+	if err := c.objects(ctx); err != nil {
+		return err
+	}
+	return c.nodes(ctx, taints)
+}
+
+func (c Config) say(format string, args ...any) {
+	prefix := ""
+	if c.DryRun {
+		prefix = "(dry run) "
+	}
+	fmt.Fprintf(c.Out, prefix+format+"\n", args...)
+}
+
+// policies deletes those that came with the product, and returns the name of another one,
+// and the taints that the operator had put on Nodes.
+func (c Config) policies(ctx context.Context) (foreign string, taints []string, err error) {
+	var list v1.ClusterPolicyList
+	if err := c.list(ctx, &list); err != nil {
+		if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
+			return "", nil, nil // their definition has gone, and they with it
+		}
+		return "", nil, err
+	}
+	for i := range list.Items {
+		p := &list.Items[i]
+		if taint := &p.Spec.Node.StartupTaint; taint.Managed() && taint.Key != "" {
+			taints = append(taints, taint.Key)
+		}
+		if p.Labels[label.PartOf] != label.Product {
+			foreign = p.Name
+			continue
+		}
+		if err := c.remove(ctx, p); err != nil {
+			return "", nil, err
+		}
+	}
+	return foreign, taints, nil
+}
+
+// objects deletes the operator's, and waits for the DaemonSets to be gone: while one is
+// there it makes pods.
+func (c Config) objects(ctx context.Context) error {
+	there := client.InNamespace(c.Namespace)
+	for _, kind := range []struct {
+		list  client.ObjectList
+		where []client.ListOption
+	}{
+		{&appsv1.DaemonSetList{}, []client.ListOption{there, apply.Selector()}},
+		{&corev1.ServiceList{}, []client.ListOption{there, apply.Selector()}},
+		{&nodev1.RuntimeClassList{}, []client.ListOption{apply.Selector()}},
+	} {
+		if err := c.list(ctx, kind.list, kind.where...); err != nil {
+			return err
+		}
+		items, err := meta.ExtractList(kind.list)
+		if err != nil {
+			return err
+		}
+		for _, item := range items {
+			if err := c.remove(ctx, item.(client.Object)); err != nil {
+				return err
+			}
+		}
+	}
+	if c.DryRun {
+		return nil
+	}
+	return c.gone(ctx)
+}
+
+// gone waits until there is no DaemonSet any more.
+func (c Config) gone(ctx context.Context) error {
+	for {
+		var list appsv1.DaemonSetList
+		if err := c.list(ctx, &list, client.InNamespace(c.Namespace), apply.Selector()); err != nil {
+			return err
+		}
+		if len(list.Items) == 0 {
+			return nil
+		}
+		since := &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: list.ResourceVersion}}
+		changes, err := c.Client.Watch(ctx, &list, since, client.InNamespace(c.Namespace), apply.Selector())
+		if err != nil {
+			return fmt.Errorf("watch DaemonSets: %w", err)
+		}
+		select {
+		case <-changes.ResultChan():
+		case <-ctx.Done():
+			changes.Stop()
+			return fmt.Errorf("%d DaemonSets are still there, %s among them", len(list.Items), list.Items[0].Name)
+		}
+		changes.Stop()
+	}
+}
+
+func (c Config) list(ctx context.Context, list client.ObjectList, options ...client.ListOption) error {
+	ctx, cancel := context.WithTimeout(ctx, apply.Timeout)
+	defer cancel()
+	if err := c.Client.List(ctx, list, options...); err != nil {
+		return fmt.Errorf("list %T: %w", list, err)
+	}
+	return nil
+}
+
+func (c Config) remove(ctx context.Context, o client.Object) error {
+	c.say("delete %T %s", o, o.GetName())
+	if c.DryRun {
+		return nil
+	}
+	return apply.Prune(ctx, c.Client, o)
+}
+
+// nodes takes off each Node what the operator and, of its state, the validator wrote.
+func (c Config) nodes(ctx context.Context, taints []string) error {
+	var list corev1.NodeList
+	if err := c.list(ctx, &list); err != nil {
+		return err
+	}
+	var problems []error
+	for i := range list.Items {
+		name := list.Items[i].Name
+		err := retry.OnError(retry.DefaultBackoff, func(err error) bool { return apierrors.IsConflict(err) }, func() error {
+			return c.node(ctx, name, taints)
+		})
+		if client.IgnoreNotFound(err) != nil {
+			problems = append(problems, fmt.Errorf("node %s: %w", name, err))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+func (c Config) node(ctx context.Context, name string, taints []string) error {
+	ctx, cancel := context.WithTimeout(ctx, apply.Timeout)
+	defer cancel()
+	var node corev1.Node
+	if err := c.Client.Get(ctx, client.ObjectKey{Name: name}, &node); err != nil {
+		return err
+	}
+	if err := c.conditions(ctx, &node); err != nil {
+		return err
+	}
+	if err := c.taints(ctx, &node, taints); err != nil {
+		return err
+	}
+	n := fleet.Observe(&node)
+	plan := upgrade.Make(upgrade.Input{Nodes: []*fleet.Node{n}, Now: time.Now()})
+	patch, needed := plan.Patch(n, n.RemovalPatch())
+	if !needed {
+		return nil
+	}
+	body, err := patch.JSON()
+	if err != nil {
+		return err
+	}
+	c.say("patch node %s: %s", name, body)
+	if c.DryRun {
+		return nil
+	}
+	return c.Client.Patch(ctx, &node, client.RawPatch(types.MergePatchType, body), client.FieldOwner(label.FieldManager))
+}

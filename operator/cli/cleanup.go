@@ -1,0 +1,76 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpuready/gpuready/operator/cleanup"
+	"github.com/gpuready/gpuready/operator/controller"
+)
+
+const cleanupUsage = `Take off the cluster what the operator wrote there: before it is uninstalled, or when it
+has gone. In this order:
+
+  1. the policies that came with the product (label app.kubernetes.io/part-of=gpuready);
+     while the operator runs it takes its objects and its labels away by itself
+  2. its DaemonSets, Services and RuntimeClasses
+  3. on each Node its labels, annotations and cordon, the startup taint if the policy had
+     it managed, and the conditions GPUReady and GPUHealthy
+
+Nothing else is touched: neither labels that a person set, nor the custom resource
+definition. If a policy of somebody else's is there, nothing but 1 is done without
+--force, as an operator that runs would write it all again.
+
+Examples:
+  gpu-operator cleanup --dry-run --kubeconfig ~/.kube/config --namespace gpuready
+  gpu-operator cleanup --timeout 5m
+`
+
+func clean(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	o := command("cleanup", cleanupUsage, stdout)
+	c := cleanup.Config{Out: stdout}
+	var timeout time.Duration
+	o.places()
+	f := o.flags
+	f.DurationVar(&timeout, "timeout", 5*time.Minute, "for all of it")
+	f.BoolVar(&c.DryRun, "dry-run", false, "say what would be done, and do nothing")
+	f.BoolVar(&c.Force, "force", false, "also while there is a policy of somebody else's; the operator must have been stopped")
+	maps.Copy(o.env, map[string]string{"timeout": "TIMEOUT", "dry-run": "DRY_RUN", "force": "FORCE"})
+	o.api()
+	if err := o.parse(args); err != nil {
+		return err
+	}
+	if o.cluster.Namespace == "" {
+		return usageError("cleanup needs --namespace, the operator's own ($POD_NAMESPACE), or --operand-namespace")
+	}
+	c.Namespace = o.cluster.Namespace
+	if _, err := o.logger(stderr); err != nil {
+		return err
+	}
+	kube, err := o.rest()
+	if err != nil {
+		return err
+	}
+	scheme, err := controller.Scheme()
+	if err != nil {
+		return err
+	}
+	if c.Client, err = client.NewWithWatch(kube, client.Options{Scheme: scheme}); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("--timeout %s is over", timeout))
+	defer cancel()
+	if err := cleanup.Run(ctx, c); err != nil {
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			return &coded{exitTimeout, fmt.Errorf("%w: %w", context.Cause(ctx), err)}
+		}
+		return err
+	}
+	return nil
+}

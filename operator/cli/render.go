@@ -1,0 +1,100 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpuready/gpuready/internal/config"
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/controller"
+	"github.com/gpuready/gpuready/operator/fleet"
+)
+
+const renderUsage = `Print the objects that the operator would make of a policy on some nodes, as YAML, and
+on stderr which driver each pool of nodes gets, and what of the policy cannot be done.
+No cluster and no registry is asked: every image is taken to exist, and defaults that
+the API server sets are not there.
+
+Examples:
+  kubectl get nodes -o yaml >nodes.yaml
+  gpu-operator render --policy clusterpolicy.yaml --nodes nodes.yaml
+`
+
+func render(_ context.Context, args []string, stdout, stderr io.Writer) error {
+	o := command("render", renderUsage, stdout)
+	var policyFile, nodesFile string
+	f := o.flags
+	f.StringVar(&policyFile, "policy", "", "file with the ClusterPolicy")
+	f.StringVar(&nodesFile, "nodes", "", "file with a List of Nodes; empty: one with a GPU, Ubuntu 22.04 and containerd 2")
+	f.BoolVar(&o.cluster.OpenShift, "openshift", false, "the cluster is OpenShift")
+	f.BoolVar(&o.cluster.HandOver, "hand-over", false, "NVIDIA's operator runs in the cluster")
+	maps.Copy(o.env, map[string]string{"policy": "POLICY", "nodes": "NODES", "openshift": "OPENSHIFT", "hand-over": "HAND_OVER"})
+	o.places()
+	o.images()
+	if err := o.parse(args); err != nil {
+		return err
+	}
+	if policyFile == "" {
+		return usageError("render needs --policy, a file with a ClusterPolicy")
+	}
+	if o.cluster.Namespace == "" {
+		o.cluster.Namespace = "gpuready"
+	}
+	policy, nodes, err := readFiles(policyFile, nodesFile)
+	if err != nil {
+		return &coded{exitUsage, err}
+	}
+	p, err := controller.Show(policy, nodes, o.cluster)
+	if err != nil {
+		return err
+	}
+	for _, c := range p.Choices {
+		fmt.Fprintf(stderr, "# pool %s: driver %s %s\n", c.Pool, c.Variant, c.Image)
+		if c.Problem != nil {
+			fmt.Fprintf(stderr, "# pool %s: %s: %s\n", c.Pool, c.Problem.Reason, c.Problem.Message)
+		}
+	}
+	for _, problem := range p.Problems {
+		fmt.Fprintf(stderr, "# %s: %s: %s\n", problem.State, problem.Reason, problem.Message)
+	}
+	for _, object := range p.Objects {
+		data, err := yaml.Marshal(object.Object)
+		if err != nil {
+			return fmt.Errorf("%s: %w", object.Object.GetName(), err)
+		}
+		fmt.Fprintf(stdout, "---\n%s", data)
+	}
+	return nil
+}
+
+func readFiles(policyFile, nodesFile string) (*v1.ClusterPolicy, []*fleet.Node, error) {
+	data, err := os.ReadFile(policyFile)
+	if err != nil {
+		return nil, nil, fmt.Errorf("--policy: %w", err)
+	}
+	var policy v1.ClusterPolicy
+	if err := config.Strict(data, &policy, policyFile); err != nil {
+		return nil, nil, err
+	}
+	list := corev1.NodeList{Items: []corev1.Node{sample()}}
+	if nodesFile != "" {
+		if data, err = os.ReadFile(nodesFile); err != nil {
+			return nil, nil, fmt.Errorf("--nodes: %w", err)
+		}
+		list = corev1.NodeList{}
+		if err := yaml.Unmarshal(data, &list); err != nil {
+			return nil, nil, fmt.Errorf("--nodes %s: %w", nodesFile, err)
+		}
+	}
+	var nodes []*fleet.Node
+	for i := range list.Items {
+		nodes = append(nodes, fleet.Observe(&list.Items[i]))
+	}
+	return &policy, nodes, nil
+}

@@ -1,0 +1,141 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"maps"
+	"time"
+
+	"github.com/go-logr/logr"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/gpuready/gpuready/internal/metrics"
+	"github.com/gpuready/gpuready/internal/version"
+	"github.com/gpuready/gpuready/operator/controller"
+	"github.com/gpuready/gpuready/operator/meter"
+	"github.com/gpuready/gpuready/operator/registry"
+	"github.com/gpuready/gpuready/operator/roll"
+)
+
+const runUsage = `Watch the cluster, and have on each GPU node what the ClusterPolicy asks for.
+
+It writes labels of Nodes, DaemonSets in the operands' namespace and the policy's status;
+all that it knows it reads from the cluster, so that it may end at any time.
+
+Examples:
+  gpu-operator run --kubeconfig ~/.kube/config --namespace gpuready --leader-elect=false
+  gpu-operator run --image-repository registry.example/gpuready --registry-ca /etc/ca
+`
+
+// lease is the name of the Lease of the one that works, where several run; how long an
+// operator that was killed holds it, and how long one that ends may take.
+const (
+	lease       = "gpu-operator.gpuready.io"
+	leaseTime   = 15 * time.Second
+	renewTime   = 10 * time.Second
+	retryTime   = 2 * time.Second
+	endDeadline = 5 * time.Second
+)
+
+type runFlags struct {
+	listen     string
+	lead       bool
+	registryCA []string
+	insecure   []string
+}
+
+func (r *runFlags) flags(o *options) {
+	f := o.flags
+	o.places()
+	o.images()
+	f.StringVar(&r.listen, "listen", ":9406", "address of /healthz, /readyz and /metrics; empty: none")
+	f.BoolVar(&r.lead, "leader-elect", true, "of several, only the one that holds the Lease works")
+	f.StringSliceVar(&r.registryCA, "registry-ca", nil, "folders with certificates of authorities that registries are trusted by, beside the system's")
+	f.StringSliceVar(&r.insecure, "insecure-registries", nil, "registries, as host or host:port, that may be asked without TLS")
+	maps.Copy(o.env, map[string]string{
+		"listen": "LISTEN_ADDRESS", "leader-elect": "LEADER_ELECT", "registry-ca": "REGISTRY_CA", "insecure-registries": "INSECURE_REGISTRIES",
+	})
+	o.api()
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	o := command("run", runUsage, stdout)
+	var r runFlags
+	r.flags(o)
+	if err := o.parse(args); err != nil {
+		return err
+	}
+	if o.namespace == "" {
+		return usageError("run needs --namespace, the operator's own ($POD_NAMESPACE)")
+	}
+	log, err := o.logger(stderr)
+	if err != nil {
+		return err
+	}
+	kube, err := o.rest()
+	if err != nil {
+		return err
+	}
+	reg := metrics.NewRegistry()
+	m := meter.New(reg)
+	kube.Wrap(m.Transport)
+	log.Info("started", "version", version.String(), "namespace", o.cluster.Namespace)
+	mgr, err := newManager(kube, o, r.lead, log)
+	if err != nil {
+		return err
+	}
+	asks, err := registry.New(registry.Options{Insecure: r.insecure, CADirs: r.registryCA, Agent: kube.UserAgent})
+	if err != nil {
+		return usageError("--registry-ca: %w", err)
+	}
+	direct, err := client.NewWithWatch(kube, client.Options{Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(), HTTPClient: mgr.GetHTTPClient()})
+	if err != nil {
+		return err
+	}
+	c := controller.New(controller.Config{
+		Client: mgr.GetClient(), Informers: mgr.GetCache(), Events: mgr.GetEventRecorder("gpu-operator"),
+		Metrics: m, Cluster: o.cluster, Now: time.Now, Log: log,
+		Registry: func(changed func(string)) controller.Registry {
+			return registry.NewCache(controller.Ask(asks, direct, o.cluster.Namespace, m), changed)
+		},
+		Roll: func(changed func()) controller.Roll { return roll.New(roll.Options{Client: direct, Changed: changed}) },
+	})
+	if err := mgr.Add(c); err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return metrics.Serve(ctx, r.listen, reg, c.Ready) })
+	group.Go(func() error {
+		if err := mgr.Start(ctx); err != nil || ctx.Err() != nil {
+			return err
+		}
+		return errors.New("the manager has ended by itself")
+	})
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	log.Info("ended; the operands stay as they are")
+	return nil
+}
+
+func newManager(kube *rest.Config, o *options, lead bool, log *slog.Logger) (manager.Manager, error) {
+	scheme, err := controller.Scheme()
+	if err != nil {
+		return nil, err
+	}
+	leaseDuration, renewDeadline, retryPeriod, end := leaseTime, renewTime, retryTime, endDeadline
+	return manager.New(kube, manager.Options{
+		Scheme: scheme, Logger: logr.FromSlogHandler(log.Handler()),
+		Cache:   controller.Caches(o.cluster.Namespace),
+		Metrics: metricsserver.Options{BindAddress: "0"}, HealthProbeBindAddress: "0",
+		LeaderElection: lead, LeaderElectionID: lease, LeaderElectionNamespace: o.namespace, LeaderElectionReleaseOnCancel: true,
+		LeaseDuration: &leaseDuration, RenewDeadline: &renewDeadline, RetryPeriod: &retryPeriod,
+		GracefulShutdownTimeout: &end,
+	})
+}

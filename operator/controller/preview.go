@@ -1,0 +1,66 @@
+package controller
+
+import (
+	"slices"
+	"strings"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/driver"
+	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/state"
+)
+
+// Preview is what a policy comes to on some nodes, without a cluster: what only a cluster
+// or a registry knows is taken to be as the policy needs it.
+type Preview struct {
+	Objects  []state.Object
+	Choices  []driver.Choice
+	Problems []state.Problem
+}
+
+// Show returns the Preview.
+func Show(policy *v1.ClusterPolicy, nodes []*fleet.Node, cluster state.Cluster) (Preview, error) {
+	example, injections := pools(nodes, cluster.HandOver)
+	facts := driver.Facts{
+		OpenShift: cluster.OpenShift,
+		Images:    v1.ImageSpec{Repository: cluster.ImageRepository, Version: cluster.ImageVersion},
+		Toolkit:   func(rhcos string) (string, bool) { return "driver-toolkit:" + rhcos, true },
+		Registry:  func(string) driver.Presence { return driver.Presence{State: driver.Present} },
+	}
+	p := Preview{Choices: chooseAll(&policy.Spec, example, facts)}
+	keys := map[string][]string{}
+	for _, name := range state.ConfigMaps(&policy.Spec.Driver) {
+		keys[name] = nil
+	}
+	var err error
+	p.Objects, p.Problems, err = state.Render(state.Input{Policy: policy, Cluster: cluster, Drivers: p.Choices, Injections: injections, Keys: keys})
+	return p, err
+}
+
+// pools are those of the nodes that are served, each with the first of its nodes, and
+// the ways in which these nodes' containers get GPUs.
+func pools(nodes []*fleet.Node, handOver bool) (example map[fleet.Pool]string, injections []fleet.Injection) {
+	example = map[fleet.Pool]string{}
+	for _, n := range nodes {
+		if !n.Served(handOver) {
+			continue
+		}
+		if first, is := example[n.Pool]; !is || n.Name < first {
+			example[n.Pool] = n.Name
+		}
+		if !slices.Contains(injections, n.Injection) {
+			injections = append(injections, n.Injection)
+		}
+	}
+	slices.Sort(injections)
+	return example, injections
+}
+
+func chooseAll(spec *v1.ClusterPolicySpec, example map[fleet.Pool]string, facts driver.Facts) []driver.Choice {
+	var choices []driver.Choice
+	for pool, node := range example {
+		choices = append(choices, driver.Choose(spec, pool, node, facts))
+	}
+	slices.SortFunc(choices, func(a, b driver.Choice) int { return strings.Compare(a.Pool.String(), b.Pool.String()) })
+	return choices
+}
