@@ -8,6 +8,7 @@ import (
 	"embed"
 	"fmt"
 	"strings"
+	"sync"
 	"text/template"
 
 	"sigs.k8s.io/yaml"
@@ -72,10 +73,15 @@ func scalar(s string) (string, error) {
 	return strings.TrimSuffix(string(text), "\n"), err
 }
 
+// templates are those beside this file, read once.
+var templates = sync.OnceValues(func() (*template.Template, error) {
+	return template.New("").Option("missingkey=error").
+		Funcs(template.FuncMap{"terms": terms, "startupKeys": StartupKeys, "scalar": scalar}).ParseFS(parts, "parts/*.tmpl")
+})
+
 // Render returns the agent's DaemonSet, in YAML. It fails where the templates are broken.
 func Render(a Agent, d Data) ([]byte, error) {
-	all, err := template.New("").Option("missingkey=error").
-		Funcs(template.FuncMap{"terms": terms, "startupKeys": StartupKeys, "scalar": scalar}).ParseFS(parts, "parts/*.tmpl")
+	all, err := templates()
 	if err != nil {
 		return nil, err
 	}

@@ -99,8 +99,10 @@ const everything = `
     annotations: {example.com/log: json}
     tolerations: [{key: dedicated, operator: Equal, value: gpu, effect: NoSchedule}]
     priorityClassName: gpu-agents
+    updateStrategy: RollingUpdate
     rollingUpdate: {maxUnavailable: "2"}
   node: {startupTaint: {key: example.com/starting, manage: true, settle: 2m}}
+  cdi: {enabled: true}
   hostPaths: {rootFS: /host-root, driverInstallDir: /opt/driver}
   mig: {strategy: mixed}
   driver:
@@ -113,46 +115,95 @@ const everything = `
     env: [{name: http_proxy, value: "http://proxy:3128"}]
     args: [--verbose]
     resources: {requests: {cpu: "2", memory: 4Gi}, limits: {memory: 8Gi}}
-    startupProbe: {initialDelaySeconds: 60, periodSeconds: 10, timeoutSeconds: 60, failureThreshold: 120}
-    livenessProbe: {periodSeconds: 30}
-    readinessProbe: {periodSeconds: 15}
+    startupProbe: {initialDelaySeconds: 60, periodSeconds: 10, timeoutSeconds: 50, successThreshold: 1, failureThreshold: 120}
+    livenessProbe: {initialDelaySeconds: 60, periodSeconds: 30, timeoutSeconds: 50, successThreshold: 1, failureThreshold: 4}
+    readinessProbe: {initialDelaySeconds: 60, periodSeconds: 15, timeoutSeconds: 50, successThreshold: 2, failureThreshold: 4}
     rdma: {enabled: true, useHostMofed: true}
     repoConfig: {configMapName: repos}
     certConfig: {name: certs}
-    licensingConfig: {secretName: licence, nlsEnabled: true}
+    licensingConfig: {secretName: licence, configMapName: licence-before, nlsEnabled: true}
     virtualTopology: {config: topology}
     kernelModuleConfig: {name: modules}
     secretEnv: driver-secrets
   toolkit:
     installDir: /opt/nvidia
+    repository: registry.example.com/gpu
+    image: gpu-toolkit
+    version: v9
+    imagePullPolicy: Always
     imagePullSecrets: [ours]
+    args: [--log-format=json]
     env: [{name: CONTAINERD_CONFIG, value: /var/lib/rancher/k3s/agent/etc/containerd/config.toml}]
+    resources: {requests: {cpu: 50m}, limits: {memory: 1Gi}}
   devicePlugin:
+    repository: registry.example.com/gpu
+    image: gpu-plugin
     version: sha256:` + digest + `
+    imagePullPolicy: Never
+    imagePullSecrets: [ours, theirs]
+    args: [--log-format=json]
     config: {name: plugin-configs, default: plain}
     mps: {root: /var/lib/mps}
     env: [{name: PASS_DEVICE_SPECS, value: "true"}]
-    resources: {requests: {cpu: 50m}}
+    resources: {requests: {cpu: 50m}, limits: {memory: 1Gi}}
   validator:
+    repository: registry.example.com/gpu
+    image: gpu-validator
+    version: v9
     imagePullPolicy: Always
     imagePullSecrets: [ours]
+    args: [--log-format=json]
     env: [{name: CUDA_PARALLEL, value: "2"}]
+    resources: {requests: {cpu: 50m}, limits: {memory: 2Gi}}
     plugin: {env: [{name: WORKLOAD_TIMEOUT, value: 5m}]}
-  dcgm: {repository: nvcr.io/nvidia/cloud-native, image: dcgm, version: 4.4.1-1-ubuntu22.04}
+    toolkit: {env: [{name: CDI_OUTPUT_DIR, value: /etc/cdi}]}
+    driver: {env: [{name: OPTIONAL_STEPS, value: peermem}]}
+    cuda: {env: [{name: CUDA_TIMEOUT, value: 2m}]}
+  dcgm:
+    repository: nvcr.io/nvidia/cloud-native
+    image: dcgm
+    version: 4.4.1-1-ubuntu22.04
+    imagePullPolicy: Always
+    imagePullSecrets: [ngc]
+    args: [--verbose]
+    env: [{name: DCGM_LOG, value: debug}]
+    resources: {requests: {cpu: 50m}, limits: {memory: 1Gi}}
   dcgmExporter:
     repository: nvcr.io/nvidia/k8s
     image: dcgm-exporter
     version: 4.4.1-4.5.2-distroless
+    imagePullPolicy: Always
+    imagePullSecrets: [ngc]
+    args: [--debug]
+    env: [{name: DCGM_EXPORTER_INTERVAL, value: "15000"}]
+    resources: {requests: {cpu: 50m}, limits: {memory: 1Gi}}
     podLabels: {scrape: "yes"}
     podAnnotations: {example.com/port: "9400"}
     config: {name: metrics}
-    service: {type: ClusterIP, internalTrafficPolicy: Local}
+    service: {type: NodePort, internalTrafficPolicy: Local}
+    hostPID: true
     hostNetwork: true
-    hpcJobMapping: {enabled: true}
+    hpcJobMapping: {enabled: true, directory: /var/lib/jobs}
   migManager:
     repository: nvcr.io/nvidia/cloud-native
     image: k8s-mig-manager
     version: v0.12.3
+    imagePullPolicy: Always
+    imagePullSecrets: [ngc]
+    args: [--debug]
+    env: [{name: WITH_REBOOT, value: "true"}]
+    resources: {requests: {cpu: 50m}, limits: {memory: 1Gi}}
     config: {name: partitions, default: all-disabled}
     gpuClientsConfig: {name: clients}
+`
+
+const simulatedEverything = `
+  driver:
+    simulated:
+      profile: dgx-2
+      imagePullPolicy: Always
+      imagePullSecrets: [ours]
+      args: [--log-format=json]
+      env: [{name: GPUSIM_GPUS, value: "4"}]
+      resources: {requests: {cpu: 50m}, limits: {memory: 1Gi}}
 `

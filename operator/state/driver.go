@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"text/template"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -23,6 +24,11 @@ import (
 
 //go:embed parts
 var parts embed.FS
+
+// templates are those beside this file, read once.
+var templates = sync.OnceValues(func() (*template.Template, error) {
+	return template.ParseFS(parts, "parts/*.yaml")
+})
 
 const operandDriver = "driver"
 
@@ -165,7 +171,7 @@ func (r *renderer) contained(c driver.Choice) (*appsv1.DaemonSet, error) {
 
 // template decodes one of the DaemonSets beside this file.
 func (r *renderer) template(name string, data any) (*appsv1.DaemonSet, error) {
-	all, err := template.ParseFS(parts, "parts/*.yaml")
+	all, err := templates()
 	if err != nil {
 		return nil, err
 	}

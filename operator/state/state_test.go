@@ -17,7 +17,7 @@ import (
 var update = flag.Bool("update", false, "write the golden files anew")
 
 // policy is what the API server would hand out for a spec: its defaults are in it.
-func policy(t *testing.T, spec string) *v1.ClusterPolicy {
+func policy(t testing.TB, spec string) *v1.ClusterPolicy {
 	t.Helper()
 	var p v1.ClusterPolicy
 	require.NoError(t, yaml.UnmarshalStrict([]byte("spec: "+spec), &p))
