@@ -33,6 +33,7 @@ var refined = map[string]schema{
 	"operator.logging.level":      {"enum": []string{"debug", "info", "warn", "error"}},
 	"operator.imagePullPolicy":    {"enum": []string{"Always", "IfNotPresent", "Never"}},
 	"operator.imagePullSecrets":   {"type": "array", "items": schema{"type": "string"}},
+	"operator.insecureRegistries": {"type": "array", "items": schema{"type": "string"}},
 	"operator.affinity":           {"type": "object"},
 	"operator.resources":          {"type": "object"},
 	"operator.annotations":        texts(),

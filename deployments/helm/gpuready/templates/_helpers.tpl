@@ -67,8 +67,10 @@ readOnlyRootFilesystem: true
 - { name: NO_PROXY, value: {{ . | quote }} }
 {{- end }}
 {{- if .Values.trustedCA.configMapName }}
-# The certificates beside the image's own.
-- { name: SSL_CERT_DIR, value: "/etc/ssl/certs:/etc/gpuready/ca" }
+- { name: REGISTRY_CA, value: /etc/gpuready/ca }
+{{- end }}
+{{- with .Values.operator.insecureRegistries }}
+- { name: INSECURE_REGISTRIES, value: {{ join "," . | quote }} }
 {{- end }}
 {{- end }}
 
@@ -97,7 +99,10 @@ readOnlyRootFilesystem: true
   "gpu-driver-simulator": "nvidia-driver-daemonset",
   "gpu-toolkit": "nvidia-container-toolkit-daemonset",
   "gpu-device-plugin": "nvidia-device-plugin-daemonset",
-  "gpu-mps-control-daemon": "nvidia-device-plugin-mps-control-daemon"
+  "gpu-mps-control-daemon": "nvidia-device-plugin-mps-control-daemon",
+  "gpu-dcgm": "nvidia-dcgm",
+  "gpu-dcgm-exporter": "nvidia-dcgm-exporter",
+  "gpu-mig-manager": "nvidia-mig-manager"
 }
 {{- end }}
 
