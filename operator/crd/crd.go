@@ -1,0 +1,59 @@
+// Package crd keeps the CustomResourceDefinition of ClusterPolicy up to date: Helm
+// installs one, and never changes it afterwards.
+package crd
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpuready/gpuready/deployments/crds"
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+// timeout is how long one answer of the API server may take.
+const timeout = 30 * time.Second
+
+// Upgrade makes the cluster's definition that of this version. One that is not ours, by
+// the label app.kubernetes.io/part-of, is left as it is, and so is a missing one: the
+// error says so, and what to do.
+func Upgrade(ctx context.Context, c client.Client) error {
+	want, err := definition()
+	if err != nil {
+		return err
+	}
+	short, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	have := &metav1.PartialObjectMetadata{}
+	have.SetGroupVersionKind(want.GroupVersionKind())
+	switch err := c.Get(short, client.ObjectKeyFromObject(want), have); {
+	case apierrors.IsNotFound(err):
+		return fmt.Errorf("CustomResourceDefinition %s is not there: apply the chart's crds/ first", want.GetName())
+	case err != nil:
+		return fmt.Errorf("CustomResourceDefinition %s: %w", want.GetName(), err)
+	case have.Labels[label.PartOf] != label.Product:
+		return fmt.Errorf("CustomResourceDefinition %s is not gpuready's: it has no label %s=%s. NVIDIA's operator may have installed it; where nothing needs that any more, put the label on it, and try again",
+			want.GetName(), label.PartOf, label.Product)
+	}
+	if err := c.Apply(short, client.ApplyConfigurationFromUnstructured(want), client.FieldOwner(label.FieldManager), client.ForceOwnership); err != nil {
+		return fmt.Errorf("CustomResourceDefinition %s: %w", want.GetName(), err)
+	}
+	return nil
+}
+
+// definition is that of this version.
+func definition() (*unstructured.Unstructured, error) {
+	want := &unstructured.Unstructured{}
+	if err := yaml.Unmarshal(crds.ClusterPolicies(), &want.Object); err != nil {
+		return nil, fmt.Errorf("the program's own CustomResourceDefinition: %w", err)
+	}
+	unstructured.RemoveNestedField(want.Object, "metadata", "creationTimestamp")
+	want.SetLabels(map[string]string{label.PartOf: label.Product})
+	return want, nil
+}

@@ -1,0 +1,53 @@
+package crd
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+// there is a cluster whose definition has a label and nothing more.
+func there(t *testing.T, labels map[string]string) client.Client {
+	t.Helper()
+	old, err := definition()
+	require.NoError(t, err)
+	old.SetLabels(labels)
+	require.NoError(t, unstructured.SetNestedSlice(old.Object, []any{}, "spec", "versions"))
+	return fake.NewClientBuilder().WithScheme(runtime.NewScheme()).WithObjects(old).Build()
+}
+
+func versions(t *testing.T, c client.Client) []any {
+	t.Helper()
+	have, err := definition()
+	require.NoError(t, err)
+	require.NoError(t, c.Get(t.Context(), client.ObjectKeyFromObject(have), have))
+	all, _, err := unstructured.NestedSlice(have.Object, "spec", "versions")
+	require.NoError(t, err)
+	return all
+}
+
+func TestOursIsBroughtUpToDate(t *testing.T) {
+	c := there(t, map[string]string{label.PartOf: label.Product})
+	require.Empty(t, versions(t, c))
+	require.NoError(t, Upgrade(t.Context(), c))
+	require.Len(t, versions(t, c), 1)
+	require.NoError(t, Upgrade(t.Context(), c), "again")
+}
+
+func TestAnothersIsLeftAlone(t *testing.T) {
+	c := there(t, nil)
+	require.ErrorContains(t, Upgrade(t.Context(), c), "is not gpuready's")
+	require.Empty(t, versions(t, c))
+}
+
+func TestAMissingOneIsNotMade(t *testing.T) {
+	c := fake.NewClientBuilder().WithScheme(runtime.NewScheme()).Build()
+	require.ErrorContains(t, Upgrade(t.Context(), c), "is not there")
+}
