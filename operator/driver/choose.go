@@ -50,7 +50,7 @@ func (c *chooser) choice(v Variant, id, image string) Choice {
 func (c *chooser) simulated() Choice {
 	own := c.facts.Images
 	own.Image = "driver-simulator"
-	choice := c.choice(Simulated, simulatedID, c.spec.Driver.Ref(own))
+	choice := c.choice(Simulated, simulatedID, c.spec.Driver.Simulated.Ref(own))
 	choice.Name = label.DriverApp
 	return choice
 }

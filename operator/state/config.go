@@ -127,7 +127,7 @@ func subscriptions(pod *corev1.PodSpec, ctr *corev1.Container, c driver.Choice) 
 		paths = []struct{ host, mount string }{
 			{"/etc/zypp/credentials.d", "/etc/zypp/credentials.d"}, {"/etc/SUSEConnect", "/etc/SUSEConnect"},
 		}
-	case strings.HasPrefix(c.Pool.OS, "rhel") && c.Pool.RHCOS == "":
+	case strings.HasPrefix(c.Pool.OS, "rhel") && !c.Pool.CoreOS:
 		paths = []struct{ host, mount string }{
 			{"/etc/pki/entitlement", "/run/secrets/etc-pki-entitlement"}, {"/etc/rhsm", "/run/secrets/rhsm"},
 			{"/etc/yum.repos.d/redhat.repo", "/run/secrets/redhat.repo"},

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -44,17 +45,20 @@ type Object struct {
 // and the next action.
 type Problem struct {
 	State   Name
-	Reason  string
+	Reason  Reason
 	Message string
 }
 
+// Reason is a problem in a word.
+type Reason string
+
 // The reasons of problems.
 const (
-	ImageMissing     = "ImageMissing"     // an operand that is not ours has no image
-	ImageForeign     = "ImageForeign"     // NVIDIA's image for an operand that is ours
-	ConfigMapMissing = "ConfigMapMissing" // a driver's configuration does not exist
-	OSUnknown        = "OSUnknown"        // where a driver's configuration goes in is not known
-	ValueInvalid     = "ValueInvalid"     // what the schema accepts and Kubernetes would refuse
+	ImageMissing     Reason = "ImageMissing"     // an operand that is not ours has no image
+	ImageForeign     Reason = "ImageForeign"     // NVIDIA's image for an operand that is ours
+	ConfigMapMissing Reason = "ConfigMapMissing" // a driver's configuration does not exist
+	OSUnknown        Reason = "OSUnknown"        // where a driver's configuration goes in is not known
+	ValueInvalid     Reason = "ValueInvalid"     // what the schema accepts and Kubernetes would refuse
 )
 
 // Render returns the objects, ordered by state, kind and name, and the problems. The
@@ -71,7 +75,7 @@ func Render(in Input) ([]Object, []Problem, error) {
 	}
 	slices.SortStableFunc(r.objects, compare)
 	slices.SortFunc(r.problems, func(a, b Problem) int {
-		return strings.Compare(string(a.State)+a.Reason+a.Message, string(b.State)+b.Reason+b.Message)
+		return strings.Compare(fmt.Sprint(a), fmt.Sprint(b))
 	})
 	return r.objects, slices.Compact(r.problems), nil
 }
@@ -103,6 +107,6 @@ func newRenderer(in Input) *renderer {
 	return &renderer{in: in, spec: &in.Policy.Spec, injections: injections}
 }
 
-func (r *renderer) problem(s Name, reason, message string) {
+func (r *renderer) problem(s Name, reason Reason, message string) {
 	r.problems = append(r.problems, Problem{s, reason, message})
 }

@@ -36,7 +36,7 @@ func text(t *testing.T, objects []Object, problems []Problem) string {
 	t.Helper()
 	var b bytes.Buffer
 	for _, p := range problems {
-		b.WriteString("# " + string(p.State) + ": " + p.Reason + ": " + p.Message + "\n")
+		b.WriteString("# " + string(p.State) + ": " + string(p.Reason) + ": " + p.Message + "\n")
 	}
 	for _, o := range objects {
 		fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o.Object)
