@@ -29,7 +29,7 @@ endif
 # Programs that need cgo (NVML), and those that must not have it.
 CGO_PROGRAMS    := gpu-device-plugin gpu-toolkit gpu-validator gpusim
 SAMPLES         := vectoradd reduction gemm bandwidth memtest compute
-STATIC_PROGRAMS := gpu-cdi-hook gpu-oci-runtime kubectl-gpu $(SAMPLES)
+STATIC_PROGRAMS := gpu-cdi-hook gpu-oci-runtime gpu-operator kubectl-gpu $(SAMPLES)
 SIMULATOR       := lib/libnvidia-ml.so lib/libcuda.so lib/nvidia-smi lib/nvidia-cuda-mps-control
 
 dir_gpu-device-plugin := deviceplugin
@@ -38,12 +38,13 @@ dir_gpu-validator     := validator
 dir_gpusim            := simulator/gpusim
 dir_gpu-cdi-hook      := toolkit/hook
 dir_gpu-oci-runtime   := toolkit/ociruntime
+dir_gpu-operator      := operator
 dir_kubectl-gpu       := operator/kubectl
 $(foreach sample,$(SAMPLES),$(eval dir_$(sample) := cuda-samples/$(sample)))
 
 ALL        := $(addprefix $(BIN)/,$(CGO_PROGRAMS) $(STATIC_PROGRAMS) $(SIMULATOR))
 GO_SOURCES := $(shell find . \( -name bin -o -name '.?*' \) -prune -o -type f ! -name '*_test.go' \
-	\( -name '*.go' -o -name '*.ptx' -o -name '*.yaml' -o -name go.mod -o -name go.sum \) -print)
+	\( -name '*.go' -o -name '*.ptx' -o -name '*.yaml' -o -name '*.tmpl' -o -name go.mod -o -name go.sum \) -print)
 C_HEADERS  := $(wildcard simulator/*/*.h)
 
 .PHONY: help

@@ -23,6 +23,7 @@ var goals = map[string]int64{
 	"toolkit":       45 * megabyte,
 	"validator":     45 * megabyte,
 	"cuda-samples":  25 * megabyte,
+	"operator":      55 * megabyte,
 }
 
 // baseImage is what images are built on.

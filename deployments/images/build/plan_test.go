@@ -38,6 +38,7 @@ var wanted = map[string]struct {
 	"device-plugin": {"0:0", []string{"/usr/bin/gpu-device-plugin"}},
 	"driver-simulator": {"0:0", []string{"/usr/bin/gpusim", "/usr/lib/gpusim/libnvidia-ml.so", "/usr/lib/gpusim/libcuda.so",
 		"/usr/lib/gpusim/nvidia-smi", "/usr/lib/gpusim/nvidia-cuda-mps-control"}},
+	"operator":  {"65532:65532", []string{"/usr/bin/gpu-operator"}},
 	"toolkit":   {"0:0", []string{"/usr/bin/gpu-toolkit", "/usr/bin/gpu-cdi-hook", "/usr/bin/gpu-oci-runtime"}},
 	"validator": {"0:0", append([]string{"/usr/bin/gpu-validator"}, samples...)},
 }
@@ -63,8 +64,8 @@ func TestThereIsAnImageForEachDaemonSet(t *testing.T) {
 	require.NotNil(t, m)
 	require.Equal(t, all, strings.Fields(string(m[1])))
 
-	_, err = recipes(&options{recipes: "..", names: []string{"operator"}})
-	require.ErrorContains(t, err, "operator: there is no such image; there are cuda-samples, device-plugin,")
+	_, err = recipes(&options{recipes: "..", names: []string{"exporter"}})
+	require.ErrorContains(t, err, "exporter: there is no such image; there are cuda-samples, device-plugin,")
 }
 
 func TestContainerfilesSayWhatImagesAre(t *testing.T) {
