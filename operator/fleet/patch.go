@@ -114,6 +114,9 @@ func (n *Node) patch(wanted map[string]string) Patch {
 		has, exists := n.Labels[key]
 		before, mine := old[key]
 		switch {
+		case mine && has == label.Paused:
+			now[key] = before // package upgrade's, until it says otherwise
+			continue
 		case !exists:
 			now[key] = ""
 		case mine && ours(key, has):
@@ -149,7 +152,7 @@ func (n *Node) annotated(key string) bool {
 func (n *Node) clear(patch *Patch) {
 	for key, value := range n.Labels {
 		_, changed := patch.Labels[key]
-		if strings.HasPrefix(key, label.Deploy) && key != label.Operands && (value == yes || changed) {
+		if strings.HasPrefix(key, label.Deploy) && key != label.Operands && (value == yes || value == label.Paused || changed) {
 			patch.Labels[key] = nil
 		}
 	}
@@ -171,7 +174,7 @@ func pointer(s string) *string {
 
 // ours says whether a label that the operator wrote still has a value that it gives it.
 func ours(key, value string) bool {
-	return value == yes || value == label.PreInstalled && key == label.Deploy+label.DriverOperand
+	return value == yes || value == label.Paused || value == label.PreInstalled && key == label.Deploy+label.DriverOperand
 }
 
 // record is what the annotation says of the labels that the operator wrote: whole name to

@@ -69,6 +69,8 @@ func TestPatches(t *testing.T) {
 		{"a person keeps one away", and(plugin, "false"), all, placed("ubuntu22.04"), map[string]string{wrote: "deploy.driver,present"}},
 		{"what NVIDIA's operator left is taken as it is", and(), "", placed("ubuntu22.04"), map[string]string{}},
 		{"a person takes one of ours: it comes back", and(plugin, ""), all, placed("ubuntu22.04"), map[string]string{"+" + plugin: "true"}},
+		{"an upgrade pauses one", and(plugin, label.Paused), all, placed("ubuntu22.04"), map[string]string{}},
+		{"a paused one is not wanted any more", and(dcgm, label.Paused), "deploy.dcgm," + all, placed("ubuntu22.04"), map[string]string{"-" + dcgm: "", wrote: all}},
 		{"a person keeps all away", and(label.Operands, "false", dcgm, "true"), all, placed("ubuntu22.04"), map[string]string{
 			"-" + deployDriver: "", "-" + plugin: "", "-" + dcgm: "", "-" + label.Driver: "", "-" + label.Injection: "", wrote: "present"}},
 		{"the GPU has gone", and(label.PCI3D, ""), all, placed("ubuntu22.04"), map[string]string{

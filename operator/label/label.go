@@ -27,6 +27,9 @@ const (
 	// host that has its own driver.
 	Deploy       = "nvidia.com/gpu.deploy."
 	PreInstalled = "pre-installed"
+	// Paused is what Deploy labels say while an upgrade takes the driver from under the
+	// operands, which keep it in use.
+	Paused = "paused-for-driver-upgrade"
 	// Operands "false", by a person, keeps all operands away.
 	Operands = Deploy + "operands"
 	// DriverOperand is the driver's name behind Deploy.

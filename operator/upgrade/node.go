@@ -2,6 +2,7 @@ package upgrade
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/gpuready/gpuready/operator/label"
@@ -13,6 +14,8 @@ import (
 const (
 	validationTimeout = 10 * time.Minute
 	settling          = 10 * time.Second
+	saidAgain         = 5*time.Minute + 10*time.Second // how often the validator repeats itself, at least
+	parting           = 2 * time.Minute                // how long operands are waited for to let go of the driver
 )
 
 // begin begins the upgrade of a node.
@@ -70,7 +73,7 @@ func (w *work) walk(n *node, s State, e edit) {
 			w.unavailable++ // about to be
 		}
 	}
-	if s.evicts() {
+	if s.evicts() || s == PodRestart && n.hasOld() {
 		w.plan.Watch = append(w.plan.Watch, n.Name)
 	}
 	w.patch(n, e)
@@ -115,16 +118,22 @@ func (w *work) expired(n *node, timeout time.Duration) bool {
 	if !end.After(w.Now) {
 		return true
 	}
-	if w.plan.Wake.IsZero() || end.Before(w.plan.Wake) {
-		w.plan.Wake = end
-	}
+	w.wake(end)
 	return false
+}
+
+// wake has somebody look again at some time that is still to come.
+func (w *work) wake(at time.Time) {
+	if at.After(w.Now) && (w.plan.Wake.IsZero() || at.Before(w.plan.Wake)) {
+		w.plan.Wake = at
+	}
 }
 
 // restart has the old driver pod go and the new one come.
 func (w *work) restart(n *node) (State, string) {
 	d := n.driver
 	switch {
+	case n.outdated && n.hasOld() && !w.parted(n):
 	case n.outdated && n.assigned != n.target.ID:
 		w.reassign(n)
 	case n.outdated:
@@ -141,6 +150,49 @@ func (w *work) restart(n *node) (State, string) {
 		w.wait(n, "driver pod "+d.Name+" to be ready")
 	}
 	return PodRestart, ""
+}
+
+// hasOld says that the old driver's pod is there, and nobody has told it to go.
+func (n *node) hasOld() bool { return n.outdated && n.driver != nil && !n.driver.Deleting }
+
+// parted says that the operands have let go of the driver, which cannot be unloaded
+// while one uses it. One that does not go is not waited for long: the driver's container
+// says then what it cannot unload.
+func (w *work) parted(n *node) bool {
+	if n.HandedOver() {
+		return true // by NVIDIA's labels, which are not ours to change
+	}
+	pods, known := w.Pods[n.Name]
+	var left []*Pod
+	for _, p := range pods {
+		if p.Own && p.Agent && !p.Finished && p.UID != n.driver.UID {
+			left = append(left, p)
+		}
+	}
+	if known && len(left) == 0 && !n.unpaused() || w.expired(n, parting) {
+		return true
+	}
+	if len(left) == 0 {
+		w.wait(n, "the operands to leave")
+		return false
+	}
+	w.wait(n, names(left)+" to let go of the driver")
+	return false
+}
+
+// unpaused says that operands are still placed on the node.
+func (n *node) unpaused() bool {
+	for key, value := range n.Labels {
+		if pausable(key) && value == "true" {
+			return true
+		}
+	}
+	return false
+}
+
+// pausable says that a label places an operand that uses the driver.
+func pausable(key string) bool {
+	return strings.HasPrefix(key, label.Deploy) && key != label.Deploy+label.DriverOperand && key != label.Operands
 }
 
 // reassign moves the node from one DaemonSet to another: it is the new one's once the
@@ -198,7 +250,14 @@ func (w *work) validated(n *node) bool {
 	if !n.driver.up() || !n.proven() {
 		return false
 	}
-	return n.unwatched() || !n.GPUReady.Since.Before(n.driver.Created) || w.expired(n, settling)
+	switch c := n.GPUReady; {
+	case n.unwatched() || !c.Since.Before(n.driver.Created):
+		return true
+	case c.Said.Before(n.driver.Created):
+		w.wake(c.Said.Add(saidAgain))
+		return false
+	}
+	return w.expired(n, settling)
 }
 
 // up says that the pod is ready, and stays.

@@ -119,6 +119,7 @@ func (w *work) patch(n *node, e edit) {
 			unschedulable = new(false)
 		}
 	}
+	n.pause(labels, e.state == PodRestart && n.outdated && n.driver != nil)
 	p := Patch{
 		Node: n.Name, UID: n.UID, Version: n.Version,
 		Labels: difference(n.Labels, labels), Annotations: difference(n.Annotations, annotations),
@@ -131,6 +132,20 @@ func (w *work) patch(n *node, e edit) {
 		p.Event = told(e)
 	}
 	w.plan.Patches = append(w.plan.Patches, p)
+}
+
+// pause has the operands leave the node, or come back to it.
+func (n *node) pause(labels map[string]string, pause bool) {
+	begun := n.state.InFlight() || n.state == Failed || n.Annotations[label.UpgradeCordoned] == "true"
+	for key, value := range n.Labels {
+		switch {
+		case !pausable(key):
+		case pause && value == "true" && !n.HandedOver():
+			labels[key] = label.Paused
+		case !pause && value == label.Paused && begun:
+			labels[key] = "true"
+		}
+	}
 }
 
 // goal is what the upgrade is for: a failure remains that of one driver.

@@ -37,7 +37,7 @@ func newScene(state State, since time.Duration) *scene {
 		},
 		node: &fleet.Node{
 			Name: "a", UID: "1", Version: "7", Ready: true, Labels: map[string]string{label.Driver: "jammy"}, Annotations: map[string]string{},
-			GPUReady: fleet.Condition{Status: "True", Since: noon.Add(-time.Hour)},
+			GPUReady: fleet.Condition{Status: "True", Since: noon.Add(-time.Hour), Said: noon},
 		},
 		driver: &Driver{Namespace: "gpu", Name: "driver-a", UID: "d", DaemonSet: "ds-jammy", Digest: "old", Ready: true, Created: noon.Add(-time.Hour)},
 	}
@@ -78,6 +78,11 @@ func tell(p *Plan) string {
 	for _, q := range p.Patches {
 		if s, ok := q.Labels[label.UpgradeState]; ok {
 			say("%s: %s", q.Node, State(deref(s)))
+		}
+		for _, key := range slices.Sorted(maps.Keys(q.Labels)) {
+			if operand, ok := strings.CutPrefix(key, label.Deploy); ok {
+				say("%s: %s %s", q.Node, operand, deref(q.Labels[key]))
+			}
 		}
 		if q.Unschedulable != nil {
 			say("%s: unschedulable %v", q.Node, *q.Unschedulable)
@@ -224,10 +229,34 @@ func TestWhatANodeDoesNext(t *testing.T) {
 			"delete driver-a; a waits for driver pod driver-a to end"},
 		"switched off while there is no driver": {PodRestart, 0, func(s *scene) { s.Policy.Auto, s.driver = false, nil }, "a waits for the driver pod to be made"},
 
+		"operands are to let go of the driver": {PodRestart, time.Minute, func(s *scene) {
+			s.node.Labels[label.Deploy+"device-plugin"] = "true"
+			s.pods(&Pod{Namespace: "gpu", Name: "plugin", UID: "p", Own: true, Agent: true}, &Pod{UID: "d", Own: true, Agent: true}, &Pod{UID: "c", Agent: true})
+		}, "a: device-plugin paused-for-driver-upgrade; a waits for pod gpu/plugin to let go of the driver; wake in 1m0s"},
+		"operands are paused": {PodRestart, time.Minute, func(s *scene) {
+			s.node.Labels[label.Deploy+"device-plugin"] = label.Paused
+			s.Pods = nil
+		}, "a waits for the operands to leave; wake in 1m0s"},
+		"operands have let go of the driver": {PodRestart, time.Minute, func(s *scene) { s.node.Labels[label.Deploy+"device-plugin"] = label.Paused },
+			"delete driver-a; a waits for driver pod driver-a to end"},
+		"an operand does not let go of the driver": {PodRestart, 2 * time.Minute, func(s *scene) {
+			s.node.Labels[label.Deploy+"device-plugin"] = label.Paused
+			s.pods(&Pod{Namespace: "gpu", Name: "plugin", UID: "p", Own: true, Agent: true})
+		}, "delete driver-a; a waits for driver pod driver-a to end"},
+		"operands come back": {PodRestart, time.Minute, func(s *scene) { s.node.Labels[label.Deploy+"device-plugin"] = label.Paused; s.driver = nil },
+			"a: device-plugin true; a waits for the driver pod to be made"},
+		"operands stay away while the driver is unloaded": {PodRestart, time.Minute, func(s *scene) { s.node.Labels[label.Deploy+"device-plugin"] = label.Paused; s.driver.Deleting = true },
+			"a waits for driver pod driver-a to end"},
+		"operands are NVIDIA's": {PodRestart, time.Minute, func(s *scene) {
+			s.node.Labels[label.Deploy+"device-plugin"], s.node.Labels[label.HandOver] = "true", label.Product
+		}, "delete driver-a; a waits for driver pod driver-a to end"},
+
 		// The proof.
-		"it is proven":        {PodRestart, 0, func(s *scene) { s.upgraded(); s.proven(time.Second) }, "a: upgrade-done; a: unschedulable false"},
-		"nobody proves it":    {PodRestart, 0, func(s *scene) { s.upgraded(); s.node.Labels[label.Deploy+"operator-validator"] = "false" }, "a: upgrade-done; a: unschedulable false"},
-		"the proof is old":    {ValidationRequired, 4 * time.Second, func(s *scene) { s.upgraded() }, "a waits for the proof of the driver: it is older than the driver pod; wake in 6s"},
+		"it is proven":     {PodRestart, 0, func(s *scene) { s.upgraded(); s.proven(time.Second) }, "a: upgrade-done; a: unschedulable false"},
+		"nobody proves it": {PodRestart, 0, func(s *scene) { s.upgraded(); s.node.Labels[label.Deploy+"operator-validator"] = "false" }, "a: upgrade-done; a: unschedulable false"},
+		"the proof is old": {ValidationRequired, 4 * time.Second, func(s *scene) { s.upgraded() }, "a waits for the proof of the driver: it is older than the driver pod; wake in 6s"},
+		"nobody has said so since": {ValidationRequired, time.Minute, func(s *scene) { s.upgraded(); s.node.GPUReady.Said = noon.Add(-2 * time.Minute) },
+			"a waits for the proof of the driver: it is older than the driver pod; wake in 3m10s"},
 		"the old proof holds": {ValidationRequired, 10 * time.Second, func(s *scene) { s.upgraded() }, "a: upgrade-done; a: unschedulable false"},
 		"there is no proof":   {ValidationRequired, time.Minute, func(s *scene) { s.upgraded(); s.node.GPUReady = fleet.Condition{} }, "a waits for the proof of the driver: the Node has no condition GPUReady; is the validator there?; wake in 9m0s"},
 		"the proof is refused": {ValidationRequired, 10 * time.Minute, func(s *scene) {

@@ -43,11 +43,14 @@ type machine struct {
 
 const kernels = "abc"
 
+// operand places the one that is simulated: it uses the driver.
+const operand = label.Deploy + "device-plugin"
+
 func (c *cluster) next() int { c.serial++; return c.serial }
 
 func (c *cluster) add() {
 	name := fmt.Sprintf("n%02d", c.next())
-	m := &machine{Node: fleet.Node{Name: name, UID: name, Ready: true, GPU: true, Labels: map[string]string{}, Annotations: map[string]string{}}}
+	m := &machine{Node: fleet.Node{Name: name, UID: name, Ready: true, GPU: true, Labels: map[string]string{operand: "true"}, Annotations: map[string]string{}}}
 	c.boot(m)
 	c.nodes[name] = m
 }
@@ -67,12 +70,13 @@ func (c *cluster) boot(m *machine) {
 func (c *cluster) touched(m *machine) { m.Version = fmt.Sprint(c.next()) }
 
 func (c *cluster) say(m *machine, status string) {
+	m.GPUReady.Said = c.now
 	if string(m.GPUReady.Status) == status {
 		return
 	}
-	m.GPUReady = fleet.Condition{Status: "False", Reason: "DriverMissing", Message: "driver: there is none", Since: c.now}
+	m.GPUReady = fleet.Condition{Status: "False", Reason: "DriverMissing", Message: "driver: there is none", Since: c.now, Said: c.now}
 	if status == "True" {
-		m.GPUReady = fleet.Condition{Status: "True", Reason: "Ready", Since: c.now}
+		m.GPUReady = fleet.Condition{Status: "True", Reason: "Ready", Since: c.now, Said: c.now}
 	}
 	c.touched(m)
 }
@@ -99,7 +103,7 @@ func (c *cluster) input() Input {
 			d := *m.driver
 			in.Drivers[name] = &d
 		}
-		if State(m.Labels[label.UpgradeState]).evicts() {
+		if s := State(m.Labels[label.UpgradeState]); s.evicts() || s == PodRestart {
 			in.Pods[name] = []*Pod{}
 			for _, p := range m.pods {
 				q := *p
@@ -142,6 +146,8 @@ func (c *cluster) operate(upTo int) (wrote bool) {
 		d := c.nodes[r.Node].driver
 		if d != nil && d.UID == r.UID && !d.Deleting {
 			require.Equal(c.t, PodRestart, c.state(r.Node), "a driver pod goes in its state only")
+			m := c.nodes[r.Node]
+			require.Equal(c.t, label.Paused, m.Labels[operand], "operands go before the driver")
 			d.Deleting, wrote = true, true
 		}
 	}
@@ -248,6 +254,13 @@ func (c *cluster) live() {
 func (c *cluster) daemon(m *machine) {
 	s, ok := c.sets[m.Labels[label.Driver]]
 	ok = ok && s.serves(m.Labels)
+	i := slices.IndexFunc(m.pods, func(p *Pod) bool { return p.Agent })
+	switch placed := m.Labels[operand] == "true"; {
+	case placed && i < 0:
+		m.pods = append(m.pods, &Pod{Namespace: "gpu", Name: fmt.Sprint("plugin-", c.next()), UID: fmt.Sprint(c.serial), Agent: true, Controlled: true, Own: true})
+	case !placed && i >= 0:
+		m.pods[i].Deleting = true
+	}
 	switch d := m.driver; {
 	case d != nil && (!ok || d.DaemonSet != "ds-"+s.ID):
 		d.Deleting = true
@@ -262,7 +275,7 @@ func (c *cluster) kubelet(m *machine) {
 	switch {
 	case d == nil:
 	case d.Deleting:
-		m.driver = nil
+		m.driver = nil // and its modules are unloaded
 	case d.Digest == fmt.Sprintf("v%d", c.broken):
 		d.Failing = "it crashes"
 	default:
@@ -382,6 +395,8 @@ func (c *cluster) unsettled() string {
 			return name + " is another DaemonSet's"
 		case m.Cordoned != m.people:
 			return fmt.Sprintf("%s is cordoned: %v, by somebody: %v", name, m.Cordoned, m.people)
+		case m.Labels[operand] != "true":
+			return name + " has no operands"
 		case c.state(name) != Done:
 			return fmt.Sprintf("%s is in %q", name, c.state(name))
 		case len(m.Annotations) > 0:
@@ -517,6 +532,7 @@ func TestSwitchedOffItLetsGo(t *testing.T) {
 		for name, m := range c.nodes {
 			require.Equal(t, m.people, m.Cordoned, "%s is cordoned by somebody, or not at all", name)
 			require.Empty(t, c.state(name))
+			require.Equal(t, "true", m.Labels[operand])
 			for key := range m.Annotations {
 				require.False(t, strings.Contains(key, "upgrade"), key)
 			}
