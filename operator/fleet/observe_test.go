@@ -108,7 +108,7 @@ func full(i int) *corev1.Node {
 		n.Labels[fmt.Sprintf("%scpu-cpuid.FEATURE%d", label.Feature, j)] = "true"
 		n.Status.Images = append(n.Status.Images, corev1.ContainerImage{Names: []string{fmt.Sprintf("registry.example/image-%d@sha256:0123456789", j)}, SizeBytes: 1 << 20})
 	}
-	n.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubelet", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:status":"` + strings.Repeat("x", 8<<10) + `"}`)}}}
+	n.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubelet", FieldsV1: metav1.NewFieldsV1(`{"f:status":"` + strings.Repeat("x", 8<<10) + `"}`)}}
 	n.Status.Capacity = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8")}
 	since := metav1.NewTime(time.Unix(1700000000, 0))
 	n.Status.Conditions = []corev1.NodeCondition{

@@ -163,17 +163,16 @@ func again(ctx context.Context, err error) bool {
 	if ctx.Err() != nil {
 		return false
 	}
-	var refused *transport.Error
-	if errors.As(err, &refused) {
+	if refused, ok := errors.AsType[*transport.Error](err); ok {
 		return refused.StatusCode < 500 && refused.StatusCode != http.StatusTooManyRequests || refused.StatusCode == http.StatusNotImplemented
 	}
-	var failed *url.Error
-	return !errors.As(err, &failed)
+	_, failed := errors.AsType[*url.Error](err)
+	return !failed
 }
 
 func judge(err error) answer {
-	var refused *transport.Error
-	if !errors.As(err, &refused) {
+	refused, ok := errors.AsType[*transport.Error](err)
+	if !ok {
 		return answer{Presence: unknown("%v", err)}
 	}
 	switch refused.StatusCode {

@@ -41,8 +41,7 @@ func (s Secret) auths() (map[string]authn.AuthConfig, error) {
 	}
 	if err != nil {
 		// The decoder's words could repeat what is secret.
-		var syntax *json.SyntaxError
-		if errors.As(err, &syntax) {
+		if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
 			err = fmt.Errorf("no JSON at byte %d", syntax.Offset)
 		} else if len(s.Data[corev1.DockerConfigJsonKey])+len(s.Data[corev1.DockerConfigKey]) > 0 {
 			err = errors.New("an entry cannot be decoded")
