@@ -123,11 +123,12 @@ type failure struct {
 // upgrade plans the change of drivers; without a policy, that nodes are let go of.
 func (c *Controller) upgrade(s *scene) *upgrade.Plan {
 	in := upgrade.Input{Nodes: s.served, Targets: s.targets, Sets: map[string]upgrade.Set{}, Drivers: map[string]*upgrade.Driver{}, Pods: c.roll.Pods(), Now: c.Now()}
-	if s.policy == nil {
-		for _, on := range c.model.nodes {
-			in.Nodes = append(in.Nodes, on.node)
+	for _, on := range c.model.nodes {
+		if s.policy == nil || !on.node.Served(s.handOver) {
+			in.Leaving = append(in.Leaving, on.node)
 		}
-	} else {
+	}
+	if s.policy != nil {
 		policy, err := upgrade.Read(s.policy.Spec.Driver.UpgradePolicy)
 		if err != nil {
 			policy = upgrade.Policy{} // nothing is moved by a policy that cannot be read

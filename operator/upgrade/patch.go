@@ -79,10 +79,26 @@ type edit struct {
 
 // release has the upgrade let go of a node: it forgets it, and undoes its own cordon.
 func (w *work) release(n *node) {
+	if !n.touched() {
+		return // what is there is of NVIDIA's operator
+	}
 	if n.state.InFlight() || n.state == Failed {
 		w.begun++ // until it is written
 	}
 	w.patch(n, edit{state: Unknown})
+}
+
+// touched says that this operator has been on the node.
+func (n *node) touched() bool {
+	if n.assigned != "" {
+		return true
+	}
+	for _, key := range []string{label.Wrote, label.UpgradeTarget, label.UpgradeCordoned} {
+		if _, ok := n.Annotations[key]; ok {
+			return true
+		}
+	}
+	return false
 }
 
 // patch writes what differs from what the node carries.

@@ -22,6 +22,11 @@ func Make(in Input) *Plan {
 			pending = append(pending, &waits)
 		}
 	}
+	for _, seen := range in.Leaving {
+		w.look(seen, &n)
+		n.target, n.outdated = Target{}, false
+		w.release(&n)
+	}
 	w.start(pending)
 	w.finish()
 	return w.plan

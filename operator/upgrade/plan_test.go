@@ -351,6 +351,18 @@ func TestWhoseTurnItIs(t *testing.T) {
 	}
 }
 
+func TestNodesThatLeaveAreLetGoOf(t *testing.T) {
+	s := newScene(DrainRequired, 0)
+	nvidias := newScene(DrainRequired, 0).node
+	nvidias.Name, nvidias.Annotations = "b", nil
+	clear(nvidias.Labels)
+	nvidias.Labels[label.UpgradeState] = string(DrainRequired)
+	s.Leaving = []*fleet.Node{s.node, nvidias}
+	p := Make(s.Input)
+	require.Equal(t, "a: ; a: unschedulable false", tell(p))
+	require.Zero(t, p.Counts)
+}
+
 func TestOnePatchIsAllThatANodeNeeds(t *testing.T) {
 	s := newScene(Required, 0)
 	p := s.make()

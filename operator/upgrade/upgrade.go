@@ -65,7 +65,10 @@ type Target struct {
 type Input struct {
 	Policy  Policy
 	Nodes   []*fleet.Node         // the GPU nodes that are this operator's, in any order
-	Targets map[fleet.Pool]Target // pools that are not in it keep what they have; nil: there is no policy, and the nodes are let go of
+	// Leaving are nodes that are not this operator's, or not any more: what an upgrade left
+	// there is undone.
+	Leaving []*fleet.Node
+	Targets map[fleet.Pool]Target // pools that are not in it keep what they have; nil: there is no policy, and all nodes are leaving
 	Sets    map[string]Set        // by ID
 	Drivers map[string]*Driver    // driver pods, by node; one that is being deleted gives way to one that is not
 	// Pods are those of the nodes in Plan.Watch of the plan before, by node. A node that
