@@ -83,7 +83,7 @@ check: packages-build packages-generate packages-check $(BIN)/tools/golangci-lin
 	$(GO) mod tidy -diff
 	cd .ci/schema && $(GO) vet ./... && $(GO) run . ../../deployments/static ../../operator/state/testdata && $(GO) test ./...
 	cd .ci/helm && $(GO) vet ./... && $(GO) test ./...
-	cd .ci/promql && $(GO) vet ./... && $(GO) run . ../../deployments/monitoring
+	cd .ci/promql && $(GO) vet ./... && $(GO) run . ../../deployments/monitoring && $(GO) test .
 	@$(MAKE) --no-print-directory generate
 	@git diff --exit-code -- $(GENERATED) || { echo 'check: generated files differ from what is checked in; commit the above'; exit 1; }
 

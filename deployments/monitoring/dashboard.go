@@ -23,7 +23,10 @@ type section struct {
 
 const height = 7 // of a panel
 
-const plugin = "gpuready_deviceplugin_"
+const (
+	plugin     = "gpuready_deviceplugin_"
+	reconciler = "gpuready_operator_"
+)
 
 // of narrows a metric of the device plugin to the chosen nodes.
 func of(name string) string { return plugin + name + `{node=~"$node"}` }
@@ -69,6 +72,19 @@ var sections = []section{
 		{"Age of the CDI specifications", "Since the toolkit's process wrote one; none where it had to write nothing.", "timeseries", "s", 6, []string{`time() - (gpuready_toolkit_cdi_written_timestamp_seconds{node=~"$node"} > 0)`}, "{{node}}"},
 		{"Runtime not configured", "By reason; RuntimeRestart waits for somebody.", "table", "", 6, []string{`gpuready_toolkit_runtime_problem{node=~"$node"} == 1`}, ""},
 		{"API server does not listen", "", "timeseries", "", 6, []string{`gpuready_voice_failing{node=~"$node"}`}, "{{node}} {{what}}"},
+	}},
+	{"Operator", []panel{
+		{"Nodes by state", "The first state that they have not reached; done: they have all.", "timeseries", "", 8, []string{"sum by (state, status) (" + reconciler + "nodes)"}, "{{state}} {{status}}"},
+		{"Nodes by pool", "", "table", "", 8, []string{reconciler + "nodes"}, ""},
+		{"Waiting for", "How long the first of the nodes there has waited.", "timeseries", "s", 8, []string{"time() - " + reconciler + "nodes_since_timestamp_seconds"}, "{{pool}} {{state}} {{status}}"},
+		{"Policy", "1 where the condition is True.", "timeseries", "", 6, []string{reconciler + "policy_condition"}, "{{type}}"},
+		{"Pools without the driver asked for", "", "table", "", 6, []string{reconciler + "driver_problem_pools"}, ""},
+		{"Driver upgrade", "Nodes by state.", "timeseries", "", 6, []string{reconciler + "upgrade_nodes"}, "{{state}}"},
+		{"From a node's creation to each step, p99", "Nodes that came while the operator ran.", "timeseries", "s", 6, []string{"histogram_quantile(0.99, sum by (le, step) (" + reconciler + "provisioning_seconds_bucket))"}, "{{step}}"},
+		{"Passes", "", "timeseries", "", 6, []string{"sum by (about, outcome) (increase(" + reconciler + "reconciles_total[$__rate_interval]))"}, "{{about}} {{outcome}}"},
+		{"A pass, p99", "", "timeseries", "s", 6, []string{"histogram_quantile(0.99, sum by (le, about) (rate(" + reconciler + "reconcile_seconds_bucket[$__rate_interval])))"}, "{{about}}"},
+		{"Writes to the API server", "None while nothing changes.", "timeseries", "", 6, []string{"sum by (verb, resource, outcome) (increase(" + reconciler + "api_writes_total[$__rate_interval]))"}, "{{verb}} {{resource}} {{outcome}}"},
+		{"Answers of registries", "", "timeseries", "", 6, []string{"sum by (answer) (increase(" + reconciler + "registry_answers_total[$__rate_interval]))"}, "{{answer}}"},
 	}},
 	{"Processes", []panel{
 		{"Memory", "", "timeseries", "bytes", 8, []string{`process_resident_memory_bytes{node=~"$node"} * on (namespace, pod, container) group_left () gpuready_build_info`}, "{{node}} {{container}}"},

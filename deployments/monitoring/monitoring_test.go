@@ -19,6 +19,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/shadow"
 	"github.com/gpuready/gpuready/internal/metrics"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	operator "github.com/gpuready/gpuready/operator/meter"
 	toolkit "github.com/gpuready/gpuready/toolkit/daemon"
 	"github.com/gpuready/gpuready/validator/choice"
 	validator "github.com/gpuready/gpuready/validator/daemon"
@@ -70,6 +71,7 @@ func allMetrics(t *testing.T) shown {
 	workload.New(workload.Config{}, slog.New(slog.DiscardHandler), s)
 	workload.NewWitness(workload.Config{}, slog.New(slog.DiscardHandler), s)
 	shadow.New(shadow.Config{}, s)
+	operator.New(s)
 	own, err := metrics.NewRegistry().Gather()
 	require.NoError(t, err)
 	for _, f := range own {
@@ -105,7 +107,7 @@ var (
 	selector = regexp.MustCompile(`([a-z_]+)(\{[^}]*\})?`)
 	matcher  = regexp.MustCompile(`([a-z_]+) *(?:=~|!~|!=|=)`)
 	grouping = regexp.MustCompile(`\b(by|on|group_left|ignoring|without) *\(([^)]*)\)`)
-	words    = []string{"sum", "count", "rate", "increase", "histogram_quantile", "vector", "time", "or", "unless", "and", "by", "on", "group_left", "label_values"}
+	words    = []string{"sum", "count", "rate", "increase", "histogram_quantile", "vector", "time", "or", "unless", "and", "by", "on", "group_left", "ignoring", "label_values"}
 )
 
 // wrong says what an expression names that is not shown.
@@ -197,6 +199,7 @@ func zero(t *testing.T, expr string) (missing []string) {
 	m.Register(reg)
 	m.State(nodestate.Ready, "", map[string]bool{"nvidia.com/gpu": true})
 	toolkit.NewMetrics(reg)
+	operator.New(reg)
 	mps.NewMetrics(reg).Start("nvidia.com/gpu")
 	families, err := reg.Gather()
 	require.NoError(t, err)
@@ -380,7 +383,10 @@ func TestThePodMonitorFindsThePodsOfTheManifests(t *testing.T) {
 		Kind       string   `json:"kind"`
 		Metadata   metadata `json:"metadata"`
 		Spec       struct {
-			JobLabel string `json:"jobLabel"`
+			JobLabel          string `json:"jobLabel"`
+			NamespaceSelector struct {
+				MatchNames []string `json:"matchNames"`
+			} `json:"namespaceSelector"`
 			Selector struct {
 				MatchExpressions []struct {
 					Key      string   `json:"key"`
@@ -401,13 +407,15 @@ func TestThePodMonitorFindsThePodsOfTheManifests(t *testing.T) {
 	}
 	require.NoError(t, yaml.UnmarshalStrict(data, &m))
 	var all []string
-	for _, file := range []string{"gpuready.yaml", "mps.yaml"} {
+	for _, file := range []string{"gpuready.yaml", "mps.yaml", "operator.yaml"} {
 		data, err := os.ReadFile("../static/" + file)
 		require.NoError(t, err)
 		all = append(all, string(data))
 	}
 	manifest := strings.Join(all, "---\n")
-	require.Contains(t, manifest, "name: "+m.Metadata.Namespace+"\n")
+	for _, namespace := range append(m.Spec.NamespaceSelector.MatchNames, m.Metadata.Namespace) {
+		require.Contains(t, manifest, "name: "+namespace+"\n")
+	}
 	apps := m.Spec.Selector.MatchExpressions[0].Values
 	for _, app := range apps {
 		require.Contains(t, manifest, "app: "+app+"\n")
