@@ -118,6 +118,10 @@ func isSet(value any) bool {
 	return value != nil && value != "" && value != false && value != float64(0)
 }
 
+// maxName is how much of the name of a field that nobody knows is told: a condition's
+// message has at most 32,768 characters.
+const maxName = 200
+
 // LastApplied is the annotation in which kubectl apply keeps what it was given.
 const LastApplied = "kubectl.kubernetes.io/last-applied-configuration"
 
@@ -137,7 +141,8 @@ func Dropped(p *ClusterPolicy) []string {
 	var fields []string
 	for _, err := range strict {
 		if name, ok := strings.CutPrefix(err.Error(), "unknown field "); ok {
-			fields = append(fields, strings.Trim(name, `"`))
+			name = strings.Trim(name, `"`)
+			fields = append(fields, strings.ToValidUTF8(name[:min(len(name), maxName)], ""))
 		}
 	}
 	slices.Sort(fields)

@@ -1,0 +1,151 @@
+package v1_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
+	"pgregory.net/rapid"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/api/v1/schematest"
+	"github.com/gpuready/gpuready/operator/driver"
+	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/progress"
+	"github.com/gpuready/gpuready/operator/state"
+	"github.com/gpuready/gpuready/operator/upgrade"
+)
+
+// effects is all that follows from a policy, as text.
+func effects(t require.TestingT, p *v1.ClusterPolicy) string {
+	facts := driver.Facts{
+		OpenShift: true,
+		Images:    v1.ImageSpec{Repository: "gpuready", Version: "1.0"},
+		Toolkit:   func(rhcos string) (string, bool) { return "toolkit@" + rhcos, true },
+		Registry:  func(string) driver.Presence { return driver.Presence{State: driver.Absent} },
+	}
+	in := state.Input{
+		Policy:     p,
+		Cluster:    state.Cluster{Namespace: "gpu-operator", ImageRepository: "gpuready", ImageVersion: "1.0"},
+		Injections: []fleet.Injection{fleet.NRI, fleet.Handler},
+		Keys:       map[string][]string{},
+	}
+	for _, pool := range []fleet.Pool{
+		{Arch: "amd64", OS: "ubuntu22.04", Kernel: "5.15.0-91-generic"},
+		{Arch: "amd64", OS: "rhcos4.12", Kernel: "4.18.0-372.51.1.el8_6.x86_64", RHCOS: "412.86.202303241612-0"},
+	} {
+		in.Drivers = append(in.Drivers, driver.Choose(&p.Spec, pool, "node-a", facts))
+	}
+	for _, name := range state.ConfigMaps(&p.Spec.Driver) {
+		in.Keys[name] = []string{"a.conf"}
+	}
+	objects, _, err := state.Render(in)
+	require.NoError(t, err)
+	text, err := json.Marshal(objects)
+	require.NoError(t, err)
+	roll, err := upgrade.Read(p.Spec.Driver.UpgradePolicy)
+	require.NoError(t, err)
+	return fmt.Sprintf("%s\n%v\n%+v %v\n%v", text, in.Drivers, roll, roll.Drain, progress.States(&p.Spec))
+}
+
+// No policy that the schema accepts is too much for what reads it.
+func TestAnyPolicyHasEffects(t *testing.T) {
+	s := load(t)
+	rapid.Check(t, func(t *rapid.T) { effects(t, s.Random(t)) })
+}
+
+// context is what has to be said beside a field for it to matter, by the field's beginning.
+func context(field string) string {
+	const images = `dcgm: {enabled: true, repository: r, image: i, version: v}, dcgmExporter: {enabled: true, repository: r, image: i, version: v}, migManager: {enabled: true, repository: r, image: i, version: v}`
+	for _, c := range []struct{ field, spec string }{
+		{"driver.simulated.enabled", `{}`},
+		{"driver.simulated.", `{driver: {simulated: {enabled: true}}}`},
+		{"driver.precompiledFallback", `{driver: {usePrecompiled: true, repository: r, image: i, version: v}}`},
+		{"driver.usePrecompiled", `{driver: {usePrecompiled: false, repository: r, image: i, version: v}}`},
+		{"driver.licensingConfig.nls", `{driver: {repository: r, image: i, version: v, licensingConfig: {secretName: s}}}`},
+		{"driver.rdma.use", `{driver: {repository: r, image: i, version: v, rdma: {enabled: true}}}`},
+		{"driver.upgradePolicy.drain", `{driver: {upgradePolicy: {drain: {enable: true}}}}`},
+		{"driver.upgradePolicy", `{driver: {upgradePolicy: {waitForCompletion: {podSelector: c=d}}}}`},
+		{"driver", `{driver: {repository: r, image: i, version: v}}`},
+		{"devicePlugin", `{devicePlugin: {config: {name: c}}}`},
+		{"dcgmExporter.hpcJobMapping.dir", `{dcgmExporter: {enabled: true, repository: r, image: i, version: v, hpcJobMapping: {enabled: true}}}`},
+		{"node.startupTaint.settle", `{node: {startupTaint: {manage: true}}}`},
+	} {
+		if strings.HasPrefix(field, c.field) {
+			return c.spec
+		}
+	}
+	return `{` + images + `}`
+}
+
+// other is a value for a field that is not the one it has.
+func other(s *schema.Structural, field string, value any) any {
+	name := field[strings.LastIndex(field, ".")+1:]
+	special := map[string]any{
+		"installDir": "/other", "rootFS": "/other", "driverInstallDir": "/other", "root": "/other", "directory": "/other",
+		"settle": "5m", "podSelector": "a=b", "maxUnavailable": int64(3),
+		"limits": map[string]any{"cpu": int64(3)}, "requests": map[string]any{"cpu": "3m"},
+		"args": []any{"--other"}, "env": []any{map[string]any{"name": "OTHER", "value": "x"}},
+		"imagePullSecrets": []any{"other"}, "tolerations": []any{map[string]any{"key": "other", "operator": "Exists"}},
+	}
+	switch {
+	case special[name] != nil:
+		return special[name]
+	case s.Type == "boolean":
+		return value == false || value == nil && !slices.Contains([]string{"driver.enabled", "toolkit.enabled", "devicePlugin.enabled", "gfd.enabled", "operator.use_ocp_driver_toolkit"}, field)
+	case s.Type == "integer":
+		return int64(7)
+	case s.Type == "object":
+		return map[string]any{"other": "x"}
+	case s.ValueValidation != nil && len(s.ValueValidation.Enum) > 0:
+		for _, e := range s.ValueValidation.Enum {
+			if e.Object != "" && e.Object != value && e.Object != "IfNotPresent" && e.Object != "ClusterIP" && e.Object != "all-disabled" {
+				return e.Object
+			}
+		}
+		return ""
+	}
+	return "other"
+}
+
+func TestEveryServedFieldHasAnEffect(t *testing.T) {
+	s, before := load(t), map[string]string{}
+	for _, field := range schematest.Served() {
+		if strings.HasSuffix(field, "Probe.successThreshold") && !strings.HasPrefix(field, "driver.readiness") {
+			continue // 1 is all that it may be
+		}
+		t.Run(field, func(t *testing.T) {
+			without, err := s.Admit(t.Context(), policy(context(field)))
+			require.NoError(t, err)
+			if before[context(field)] == "" {
+				before[context(field)] = effects(t, without)
+			}
+			text, err := json.Marshal(without.Spec)
+			require.NoError(t, err)
+			var spec map[string]any
+			require.NoError(t, json.Unmarshal(text, &spec))
+			property, object := s.Structural.Properties["spec"], spec
+			path := strings.Split(field, ".")
+			for i, name := range path {
+				property = property.Properties[name]
+				if i == len(path)-1 {
+					object[name] = other(&property, field, object[name])
+				} else {
+					if object[name] == nil {
+						object[name] = map[string]any{}
+					}
+					object = object[name].(map[string]any)
+				}
+			}
+			text, err = json.Marshal(spec)
+			require.NoError(t, err)
+			with, err := s.Admit(t.Context(), policy(string(text)))
+			require.NoError(t, err)
+			require.NotEqual(t, before[context(field)], effects(t, with), "schematest.Served says that it is served: %v", object[path[len(path)-1]])
+		})
+	}
+}
