@@ -102,7 +102,7 @@ func (r *renderer) mountFiles(pod *corev1.PodSpec, c *corev1.Container, field, n
 	keys = slices.Compact(slices.Sorted(slices.Values(keys)))
 	volume := volumeName(field)
 	for _, key := range keys {
-		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: volume, MountPath: path.Join(folder, key), SubPath: key, ReadOnly: true})
+		mountFile(c, path.Join(folder, key), volume, key)
 	}
 	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: volume, VolumeSource: configMap(name, keys...)})
 	return true
@@ -146,10 +146,10 @@ func license(pod *corev1.PodSpec, c *corev1.Container, spec *v1.DriverSpec) {
 	if l := spec.LicensingConfig; l != nil && l.SecretName+l.ConfigMapName != "" {
 		const volume, conf, token = "licensing-config", "gridd.conf", "client_configuration_token.tok"
 		keys := []string{conf}
-		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: volume, MountPath: "/drivers/gridd.conf", SubPath: conf, ReadOnly: true})
+		mountFile(c, "/drivers/"+conf, volume, conf)
 		if l.NLSEnabled != nil && *l.NLSEnabled {
 			keys = append(keys, token)
-			c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: volume, MountPath: "/drivers/ClientConfigToken/" + token, SubPath: token, ReadOnly: true})
+			mountFile(c, "/drivers/ClientConfigToken/"+token, volume, token)
 		}
 		source := configMap(l.ConfigMapName, keys...)
 		if l.SecretName != "" {
@@ -159,7 +159,7 @@ func license(pod *corev1.PodSpec, c *corev1.Container, spec *v1.DriverSpec) {
 	}
 	if t := spec.VirtualTopology; t != nil && t.Config != "" {
 		const volume, conf = "topology-config", "nvidia-topologyd.conf"
-		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: volume, MountPath: "/etc/nvidia/" + conf, SubPath: conf, ReadOnly: true})
+		mountFile(c, "/etc/nvidia/"+conf, volume, conf)
 		pod.Volumes = append(pod.Volumes, corev1.Volume{Name: volume, VolumeSource: configMap(t.Config, conf)})
 	}
 }

@@ -55,12 +55,23 @@ func rebase(d *appsv1.DaemonSet, volume, prefix, dir string) bool {
 
 // mount mounts a volume, unless something is mounted there already.
 func mount(d *appsv1.DaemonSet, c *corev1.Container, at string, readOnly bool, v corev1.Volume) bool {
-	if slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == at }) {
+	if mounted(c, at) {
 		return false
 	}
 	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: v.Name, MountPath: at, ReadOnly: readOnly})
 	d.Spec.Template.Spec.Volumes = append(d.Spec.Template.Spec.Volumes, v)
 	return true
+}
+
+func mounted(c *corev1.Container, at string) bool {
+	return slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == at })
+}
+
+// mountFile mounts one file of a volume, unless one is mounted there already.
+func mountFile(c *corev1.Container, at, volume, file string) {
+	if !mounted(c, at) {
+		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: volume, MountPath: at, SubPath: file, ReadOnly: true})
+	}
 }
 
 // folder is a folder of the host as a volume; it is made where it is not there.

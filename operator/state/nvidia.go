@@ -114,7 +114,7 @@ func (r *renderer) exporter(d *appsv1.DaemonSet, c *corev1.Container) {
 	if m := spec.MetricsConfig; m != nil && m.Name != "" {
 		const file, volume = "dcgm-metrics.csv", "metrics-config"
 		set("DCGM_EXPORTER_COLLECTORS", "/etc/dcgm-exporter/"+file)
-		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: volume, MountPath: "/etc/dcgm-exporter/" + file, SubPath: file, ReadOnly: true})
+		mountFile(c, "/etc/dcgm-exporter/"+file, volume, file)
 		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: volume, VolumeSource: configMap(m.Name, file)})
 	}
 	if spec.HPCJobMapping.IsEnabled() {

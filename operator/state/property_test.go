@@ -37,7 +37,7 @@ func input(t *rapid.T, p *v1.ClusterPolicy) Input {
 	in.Cluster.HandOver = rapid.Bool().Draw(t, "hand-over")
 	for _, name := range ConfigMaps(&p.Spec.Driver) {
 		if rapid.Bool().Draw(t, name+" exists") {
-			in.Keys[name] = rapid.SliceOfN(rapid.StringMatching(`[a-z0-9.]{1,4}`), 0, 4).Draw(t, "keys")
+			in.Keys[name] = rapid.SliceOfN(rapid.SampledFrom([]string{"a.conf", "gridd.conf", "0"}), 0, 4).Draw(t, "keys")
 		}
 	}
 	return in
