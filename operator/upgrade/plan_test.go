@@ -325,7 +325,7 @@ func TestWhoseTurnItIs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newScene(Required, 0)
 			s.Policy.MaxParallel, s.Policy.MaxUnavailable, s.Pods, s.Drivers = c.parallel, percent(c.unavailable), nil, map[string]*Driver{}
-			for _, word := range strings.Fields(c.nodes) {
+			for word := range strings.FieldsSeq(c.nodes) {
 				state := Required
 				switch {
 				case strings.HasSuffix(word, "*"):

@@ -63,8 +63,8 @@ type Target struct {
 
 // Input is all that a plan is made of.
 type Input struct {
-	Policy  Policy
-	Nodes   []*fleet.Node         // the GPU nodes that are this operator's, in any order
+	Policy Policy
+	Nodes  []*fleet.Node // the GPU nodes that are this operator's, in any order
 	// Leaving are nodes that are not this operator's, or not any more: what an upgrade left
 	// there is undone.
 	Leaving []*fleet.Node
