@@ -191,6 +191,45 @@ func TestEveryReasonOfTheValidatorIsDocumented(t *testing.T) {
 	}
 }
 
+// named are the constants that are called reasons, whatever their type.
+func named(f *ast.File) map[string]bool {
+	all := map[string]bool{}
+	ast.Inspect(f, func(n ast.Node) bool {
+		spec, is := n.(*ast.ValueSpec)
+		if !is || !strings.HasPrefix(spec.Names[0].Name, "Reason") {
+			return true
+		}
+		for _, v := range spec.Values {
+			if s, is := literal(v); is {
+				all[s] = true
+			}
+		}
+		return true
+	})
+	return all
+}
+
+// A reason of the operator, and of kubectl gpu, has a row of three columns, as the
+// validator's have.
+func TestEveryReasonOfTheOperatorIsDocumented(t *testing.T) {
+	reasons := map[string]bool{}
+	sources(t, "../operator", func(_ string, f *ast.File) {
+		maps.Copy(reasons, reasonsOf(f))
+		maps.Copy(reasons, named(f))
+	})
+	require.Greater(t, len(reasons), 50, "reasons are looked for")
+	agree(t, "operator-troubleshooting.md", reasons, documented(t, "operator-troubleshooting.md", true))
+	_, text, _ := strings.Cut(read(t, "operator-troubleshooting.md"), "\n## Reasons\n")
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "| `") {
+			cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), " | ")
+			require.Len(t, cells, 3, line)
+			require.NotEmpty(t, strings.TrimSpace(cells[1]), line)
+			require.NotEmpty(t, strings.TrimSpace(cells[2]), line)
+		}
+	}
+}
+
 var metric = regexp.MustCompile(`^gpuready_[a-z_]+$`)
 
 // Metrics that a registry in another package's test does not show are found by their names.
@@ -201,7 +240,7 @@ func TestEveryMetricIsDocumented(t *testing.T) {
 		written[m[1]] = true
 	}
 	words := map[string]bool{}
-	for _, folder := range []string{"../deviceplugin", "../toolkit", "../validator", "../internal"} {
+	for _, folder := range []string{"../deviceplugin", "../toolkit", "../validator", "../operator", "../internal"} {
 		sources(t, folder, func(_ string, f *ast.File) {
 			ast.Inspect(f, func(n ast.Node) bool {
 				if e, is := n.(ast.Expr); is {
@@ -220,7 +259,7 @@ func TestEveryMetricIsDocumented(t *testing.T) {
 	}
 	for name := range written {
 		// Some names are put together of the component's and their own.
-		own := strings.TrimPrefix(name, "gpuready_deviceplugin_")
+		own := strings.TrimPrefix(strings.TrimPrefix(name, "gpuready_deviceplugin_"), "gpuready_operator_")
 		require.True(t, words[name] || words[own], "%s: a line in monitoring.md, and no such metric in the code", name)
 	}
 }
