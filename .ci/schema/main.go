@@ -1,6 +1,6 @@
 // Schema checks manifests against the API that they are written for: the OpenAPI
 // files in the source of Kubernetes, of the version that test/cluster runs, and what
-// deployments/crds defines. It is run in .ci/schema.
+// deployments/crds and Node Feature Discovery define. It is run in .ci/schema.
 //
 //	go run . ../../deployments/static
 //
@@ -41,7 +41,11 @@ func run(paths []string) int {
 	if err != nil {
 		return fail(err)
 	}
-	if err := define(schemas, "../../deployments/crds"); err != nil {
+	nfd, _, err := kubernetes.Module(context.Background(), "test/cluster/binaries/nfd", "sigs.k8s.io/node-feature-discovery")
+	if err != nil {
+		return fail(err)
+	}
+	if err := define(schemas, "../../deployments/crds", filepath.Join(nfd, "deployment/base/nfd-crds/nfd-api-crds.yaml")); err != nil {
 		return fail(err)
 	}
 	found, documents := 0, 0
@@ -69,9 +73,9 @@ func fail(err error) int {
 	return 2
 }
 
-// define adds the kinds that the product brings.
-func define(schemas *openapi.Schemas, dir string) error {
-	files, err := manifests([]string{dir})
+// define adds the kinds that CustomResourceDefinitions bring.
+func define(schemas *openapi.Schemas, paths ...string) error {
+	files, err := manifests(paths)
 	if err != nil {
 		return err
 	}

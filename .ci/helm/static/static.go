@@ -61,6 +61,10 @@ func Write(ctx context.Context, from, to string) error {
 	if err := write(filepath.Join(to, "operator.yaml"), about, all...); err != nil {
 		return err
 	}
+	rule := files["gpuready/templates/nodefeaturerule.yaml"]
+	if err := write(filepath.Join(to, "node-feature-rule.yaml"), "# See docs/openshift.md.\n", rule); err != nil {
+		return err
+	}
 	for _, e := range examples {
 		files, err := render(ctx, from, e.values)
 		if err != nil {
@@ -82,7 +86,7 @@ func render(ctx context.Context, dir string, values map[string]any) (map[string]
 		values = map[string]any{}
 	}
 	values["nfd"] = map[string]any{"enabled": false}
-	return chart.Render(c, chart.Release{Namespace: Namespace, Values: values})
+	return chart.Render(c, chart.Release{Namespace: Namespace, Values: values, Versions: []string{"nfd.k8s-sigs.io/v1alpha1"}})
 }
 
 // write writes documents into a file, each with one line between it and the next.

@@ -14,13 +14,19 @@ import (
 // Source returns where the source of the Kubernetes that the test cluster
 // runs is, and its version; it downloads it where it is not there.
 func Source(ctx context.Context) (dir, version string, err error) {
+	return Module(ctx, "test/cluster/binaries/kubernetes", "k8s.io/kubernetes")
+}
+
+// Module returns where a module is that the module in a folder of the checkout pins, and
+// its version; it downloads it where it is not there.
+func Module(ctx context.Context, folder, module string) (dir, version string, err error) {
 	root, err := exec.CommandContext(ctx, "git", "rev-parse", "--show-toplevel").Output()
 	if err != nil {
 		return "", "", fmt.Errorf("git rev-parse: %w; run this inside the checkout", err)
 	}
-	pins := filepath.Join(strings.TrimSpace(string(root)), "test/cluster/binaries/kubernetes")
+	pins := filepath.Join(strings.TrimSpace(string(root)), folder)
 	for _, args := range [][]string{{"list", "-m", "-json"}, {"mod", "download", "-json"}} {
-		cmd := exec.CommandContext(ctx, "go", append(args, "k8s.io/kubernetes")...)
+		cmd := exec.CommandContext(ctx, "go", append(args, module)...)
 		cmd.Dir = pins
 		out, err := cmd.Output()
 		var failed *exec.ExitError
@@ -38,5 +44,5 @@ func Source(ctx context.Context) (dir, version string, err error) {
 			return m.Dir, m.Version, nil
 		}
 	}
-	return "", "", fmt.Errorf("go mod download of k8s.io/kubernetes in %s named no folder", pins)
+	return "", "", fmt.Errorf("go mod download of %s in %s named no folder", module, pins)
 }

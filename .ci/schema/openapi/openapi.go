@@ -78,36 +78,44 @@ func Load(dir string) (*Schemas, error) {
 	return s, nil
 }
 
-// Define adds what a CustomResourceDefinition defines.
+// Define adds what the CustomResourceDefinitions of a file define.
 func (s *Schemas) Define(crd []byte) error {
-	var d struct {
-		Spec struct {
-			Group    string
-			Names    struct{ Kind string }
-			Versions []struct {
-				Name   string
-				Schema map[string]any
+	decoder := yaml.NewDecoder(bytes.NewReader(crd))
+	for {
+		var d definition
+		switch err := decoder.Decode(&d); {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		}
+		for _, v := range d.Spec.Versions {
+			text, err := json.Marshal(v.Schema["openAPIV3Schema"])
+			if err != nil {
+				return err
 			}
+			var one schema
+			if err := json.Unmarshal(text, &one); err != nil {
+				return err
+			}
+			one.Properties["metadata"] = schema{Ref: "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"}
+			kind := groupVersion{Group: d.Spec.Group, Version: v.Name, Kind: d.Spec.Names.Kind}
+			name := d.Spec.Group + "/" + v.Name + "." + kind.Kind
+			s.byName[name], s.byKind[kind] = one, name
 		}
 	}
-	if err := yaml.Unmarshal(crd, &d); err != nil {
-		return err
-	}
-	for _, v := range d.Spec.Versions {
-		text, err := json.Marshal(v.Schema["openAPIV3Schema"])
-		if err != nil {
-			return err
+}
+
+// definition is what is of use here of a CustomResourceDefinition.
+type definition struct {
+	Spec struct {
+		Group    string
+		Names    struct{ Kind string }
+		Versions []struct {
+			Name   string
+			Schema map[string]any
 		}
-		var one schema
-		if err := json.Unmarshal(text, &one); err != nil {
-			return err
-		}
-		one.Properties["metadata"] = schema{Ref: "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"}
-		kind := groupVersion{Group: d.Spec.Group, Version: v.Name, Kind: d.Spec.Names.Kind}
-		name := d.Spec.Group + "/" + v.Name + "." + kind.Kind
-		s.byName[name], s.byKind[kind] = one, name
 	}
-	return nil
 }
 
 // Check checks each document of a file and returns how many there were.
