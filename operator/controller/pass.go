@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gpuready/gpuready/operator/apply"
+	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/state"
@@ -122,7 +123,7 @@ type failure struct {
 
 // upgrade plans the change of drivers; without a policy, that nodes are let go of.
 func (c *Controller) upgrade(s *scene) *upgrade.Plan {
-	in := upgrade.Input{Nodes: s.served, Targets: s.targets, Sets: map[string]upgrade.Set{}, Drivers: map[string]*upgrade.Driver{}, Pods: c.roll.Pods(), Now: c.Now()}
+	in := upgrade.Input{Nodes: s.served, Targets: s.targets, Sets: map[string]upgrade.Set{}, Drivers: map[string]*upgrade.Driver{}, Pods: c.roll.Pods(), Now: c.Now(), Serves: driver.Serves}
 	for _, on := range c.model.nodes {
 		if s.policy == nil || !on.node.Served(s.handOver) {
 			in.Leaving = append(in.Leaving, on.node)

@@ -2,6 +2,7 @@ package upgrade
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -126,6 +127,9 @@ func (w *work) settle(n *node) (pending bool) {
 			w.assign(n, "")
 		}
 		w.release(n)
+	case n.target.Keep && n.assigned == "" && n.driver == nil && !n.loaded():
+		w.assign(n, w.kept(n))
+		counts.Done++
 	case w.atOnce(n):
 		// Nothing runs there that a driver could be taken from.
 		if n.state.InFlight() || n.state == Failed {
@@ -167,8 +171,29 @@ func (w *work) atOnce(n *node) bool {
 	if n.driver == nil && !n.loaded() {
 		return true
 	}
-	set, ok := w.Sets[n.assigned]
-	return ok && !set.serves(n.Labels)
+	_, ok := w.Sets[n.assigned]
+	return ok && !w.fits(n.assigned, n)
+}
+
+// fits says that there is a DaemonSet of that ID, made for nodes like this.
+func (w *work) fits(id string, n *node) bool {
+	set, ok := w.Sets[id]
+	return ok && set.serves(n.Labels) && (w.Serves == nil || w.Serves(id, n.Pool))
+}
+
+// kept is the ID of the DaemonSet that serves the pool of a node that is new in it, while
+// the pool keeps what it has: that of the target, if there is one by now, or another. "":
+// there is none.
+func (w *work) kept(n *node) string {
+	if w.fits(n.target.ID, n) {
+		return n.target.ID
+	}
+	for _, id := range slices.Sorted(maps.Keys(w.Sets)) {
+		if w.Serves != nil && w.fits(id, n) {
+			return id
+		}
+	}
+	return ""
 }
 
 // loaded says that a driver was proven on the node, whose pod may be gone.

@@ -75,6 +75,9 @@ type Input struct {
 	// is not in it waits until its pods are known; an empty list means that there are none.
 	Pods map[string][]*Pod
 	Now  time.Time
+	// Serves says whether the DaemonSet of an ID is made for the nodes of a pool, whatever
+	// its node selector (driver.Serves). nil: each is for all.
+	Serves func(id string, pool fleet.Pool) bool
 }
 
 // Plan is what to do now. Carried out in part, or twice, or by another process, it does
