@@ -180,8 +180,7 @@ func indirect(t reflect.Type) reflect.Type {
 
 func fieldsOf(t reflect.Type) func(yield func(reflect.StructField) bool) {
 	return func(yield func(reflect.StructField) bool) {
-		for i := range t.NumField() {
-			f := t.Field(i)
+		for f := range t.Fields() {
 			if !f.Anonymous {
 				if !yield(f) {
 					return

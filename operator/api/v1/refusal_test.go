@@ -12,7 +12,7 @@ func TestWhatIsWrongIsRefusedWithTheReason(t *testing.T) {
 	s := load(t)
 	for spec, reason := range map[string]string{
 		// Unknown fields, kinds of values.
-		`{driver: {versoin: "550"}}`:                       `unknown field ["spec.driver.versoin"]`,
+		`{driver: {versions: "550"}}`:                      `unknown field ["spec.driver.versions"]`,
 		`{drivers: {}}`:                                    `unknown field ["spec.drivers"]`,
 		`{driver: {enabled: "true"}}`:                      `spec.driver.enabled in body must be of type boolean: "string"`,
 		`{driver: {version: 550}}`:                         `spec.driver.version in body must be of type string: "integer"`,

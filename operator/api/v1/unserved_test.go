@@ -71,7 +71,7 @@ func TestDroppedFieldsAreFoundInWhatWasApplied(t *testing.T) {
 	}{
 		"not by kubectl": {"", nil},
 		"all are known":  {`{"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "spec": {"driver": {"version": "550"}}}`, nil},
-		"two are not":    {`{"spec": {"driver": {"versoin": "550"}, "dcgmexporter": {}}}`, []string{"spec.dcgmexporter", "spec.driver.versoin"}},
+		"two are not":    {`{"spec": {"driver": {"versions": "550"}, "dcgmexporter": {}}}`, []string{"spec.dcgmexporter", "spec.driver.versions"}},
 		"a long one":     {`{"spec": {"` + strings.Repeat("é", 300) + `": 1}}`, []string{"spec." + strings.Repeat("é", 97)}},
 		"no policy":      {`[`, []string{"annotation kubectl.kubernetes.io/last-applied-configuration: unexpected end of JSON input"}},
 	} {
