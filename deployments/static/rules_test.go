@@ -26,6 +26,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/mps"
 	"github.com/gpuready/gpuready/internal/injection"
 	"github.com/gpuready/gpuready/test/built"
+	validation "github.com/gpuready/gpuready/validator/workload"
 )
 
 // document is one of a manifest.
@@ -346,6 +347,23 @@ func TestTheValidatorsPodGivesWayToEverybodys(t *testing.T) {
 		require.False(t, class.GlobalDefault)
 	}
 	require.Equal(t, 4, found, "with and without privileges, with the runtime configured, and with the operator")
+}
+
+// TestThePolicyKnowsTheValidatorsPods: two names, and room for a Node's in them.
+func TestThePolicyKnowsTheValidatorsPods(t *testing.T) {
+	found := 0
+	for _, d := range documents(t) {
+		if d.kind != "ValidatingAdmissionPolicy" || d.name != "gpuready-validator-own-pods" {
+			continue
+		}
+		found++
+		for _, role := range []validation.Role{validation.DevicePlugin, validation.Driver} {
+			require.Contains(t, string(d.yaml), fmt.Sprintf("variables.name == '%s-' + variables.node\n", role), d.file)
+			require.Contains(t, string(d.yaml), fmt.Sprintf("variables.node.size() > %d && variables.name.matches('^%s-[0-9a-f]{32}$')", validation.LongestNode, role), d.file)
+		}
+		require.Contains(t, string(d.yaml), "== '"+validation.PriorityClass+"'", d.file)
+	}
+	require.NotZero(t, found)
 }
 
 func TestServiceAccountsAreThere(t *testing.T) {

@@ -19,6 +19,7 @@ func TestRoad(t *testing.T) {
 		scenario{"a node without a GPU stays quiet", aNodeWithoutAGPUStaysQuiet},
 		scenario{"two manifests make 16 GPUs", twoManifestsMakeGPUs},
 		scenario{"what proves a node can be read", whatProvesANodeCanBeRead},
+		scenario{"the host's own driver is told", theHostsOwnDriverIsTold},
 		scenario{"a pod gets exactly the GPUs it asks for", aPodGetsExactlyTheGPUsItAsksFor},
 		scenario{"the examples run", theExamplesRun},
 		scenario{"too many GPUs stay pending", tooManyGPUsStayPending},

@@ -49,15 +49,15 @@ const (
 
 	// perUnit is the time that a GPU more may take.
 	perUnit = 5 * time.Second
-	// longestNode leaves room for the longest role in a pod's name; the admission
-	// policy counts the same.
-	longestNode = 253 - len(DevicePlugin) - 1
+	// LongestNode leaves room for the longest role in a pod's name, in bytes: of a Node
+	// with a longer one there is a hash. The admission policy counts the same.
+	LongestNode = 253 - len(DevicePlugin) - 1
 )
 
 // name follows from role and Node alone: there is one at a time, and whoever starts
 // finds what an earlier process left, of this boot or another.
 func (c Config) name() string {
-	if len(c.Node) > longestNode {
+	if len(c.Node) > LongestNode {
 		sum := sha256.Sum256([]byte(c.Node))
 		return string(c.role) + "-" + hex.EncodeToString(sum[:16])
 	}
