@@ -26,6 +26,7 @@ func TestTheHostsOwnDriverIsTold(t *testing.T) {
 	}
 	look := func() (int, string, string) { return r.run(r.args("host-driver", "--termination-log", words)...) }
 
+	write("/proc/version", "Linux version 6.1.0\n")
 	write("/proc/modules", "overlay 1 0 - Live 0x0\n")
 	write("/proc/sys/kernel/osrelease", "6.1.0\n")
 	r.driver(1)
@@ -51,6 +52,7 @@ func TestTheHostsOwnDriverIsTold(t *testing.T) {
 	exit, _, said = look()
 	require.Equal(t, 1, exit)
 	require.Contains(t, said, "gpu-validator: cannot tell which kernel runs: ")
+	require.Contains(t, left(), "cannot tell which kernel runs: ", "the reason is the last word")
 	exit, _, _ = r.run("host-driver", "now")
 	require.Equal(t, 2, exit)
 }

@@ -50,7 +50,7 @@ func hostDriver(_ context.Context, args []string, stdout io.Writer) error {
 	defer func() { _ = root.Close() }()
 	kernel := root
 	// The kernel is this process's own, where the host's root comes without its mounts.
-	if _, err := root.Stat("/proc/modules"); err != nil && o.hostRoot != "/" {
+	if !hostdriver.Kernel(root) {
 		if kernel, err = host.Open("/"); err != nil {
 			return err
 		}
@@ -58,7 +58,7 @@ func hostDriver(_ context.Context, args []string, stdout io.Writer) error {
 	}
 	found, err := hostdriver.Look(root, kernel)
 	if err != nil {
-		return err
+		return errors.Join(err, leave(words, err.Error()))
 	}
 	if !found.Is() {
 		fmt.Fprintln(stdout, found)

@@ -103,10 +103,19 @@ func known(version string) string {
 	return version
 }
 
+// Kernel says whether a root has the kernel's /proc.
+func Kernel(root *host.Root) bool {
+	_, err := root.Stat("/proc/version")
+	return err == nil
+}
+
 // module says whether the kernel module nvidia is loaded, and its version, "" if it does
 // not tell.
 func module(kernel *host.Root) (loaded bool, version string, err error) {
 	data, err := kernel.ReadFile("/proc/modules", maxModules)
+	if errors.Is(err, fs.ErrNotExist) && Kernel(kernel) {
+		return false, "", nil // a kernel that knows no modules
+	}
 	if err != nil {
 		return false, "", fmt.Errorf("cannot tell which kernel modules are loaded: %w; mount the host's root, with its /proc, at --host-root", err)
 	}

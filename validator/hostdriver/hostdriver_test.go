@@ -77,6 +77,7 @@ func TestWhetherTheHostHasADriver(t *testing.T) {
 		line string // "HostDriver: …", else what the reason has
 	}{
 		{"nothing", bare, "there is no libnvidia-ml on it, and no kernel module nvidia is loaded"},
+		{"a kernel without modules", tree{"proc/version": "Linux"}, "no kernel module nvidia is loaded"},
 		{"a driver that works", of(loaded("580.95.05"), own, module), "HostDriver: 580.95.05 at /"},
 		{"one whose modules are elsewhere", of(loaded("580.95.05"), own), "HostDriver: 580.95.05 at /"},
 		{"one that GKE installed", of(loaded("535.1.2"), libs("home/kubernetes/bin/nvidia", "535.1.2")), "HostDriver: 535.1.2 at /home/kubernetes/bin/nvidia"},
