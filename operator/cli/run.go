@@ -11,6 +11,7 @@ import (
 	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -101,6 +102,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	c := controller.New(controller.Config{
 		Client: mgr.GetClient(), Informers: mgr.GetCache(), Events: mgr.GetEventRecorder("gpu-operator"),
 		Metrics: m, Cluster: o.cluster, Now: time.Now, Log: log,
+		Streams: func() (cache.Cache, error) {
+			options := controller.Streams()
+			options.Scheme, options.Mapper, options.HTTPClient = mgr.GetScheme(), mgr.GetRESTMapper(), mgr.GetHTTPClient()
+			return cache.New(kube, options)
+		},
 		Registry: func(changed func(string)) controller.Registry {
 			return registry.NewCache(controller.Ask(asks, direct, o.cluster.Namespace, m), changed)
 		},

@@ -41,9 +41,11 @@ const action = "Reconcile"
 type Config struct {
 	Client    client.Client
 	Informers cache.Informers
-	Events    events.EventRecorder
-	Metrics   *meter.Metrics
-	Cluster   state.Cluster // OpenShift and HandOver are found out
+	// Streams opens a cache of ImageStreams (Streams); it fails while there are none.
+	Streams func() (cache.Cache, error)
+	Events  events.EventRecorder
+	Metrics *meter.Metrics
+	Cluster state.Cluster // OpenShift and HandOver are found out
 	// Roll makes what evicts pods; it calls changed when the watched pods have changed.
 	Roll func(changed func()) Roll
 	// Registry makes what knows which images there are; it calls changed when it has heard
@@ -90,7 +92,7 @@ func New(config Config) *Controller {
 	c.writer = newWriter(config.Client, c.inbox, c.tellNode, config.Log)
 	c.registry = config.Registry(func(string) { c.inbox.put(func(*model) {}) })
 	c.roll = config.Roll(func() { c.inbox.put(func(*model) {}) })
-	c.toolkit = newToolkit(config.Informers, c.inbox, config.Log)
+	c.toolkit = newToolkit(config.Streams, c.inbox, config.Log)
 	c.planner = apply.NewPlanner(config.Client.Scheme())
 	return c
 }

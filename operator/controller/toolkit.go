@@ -16,14 +16,16 @@ import (
 // while there are ImageStreams: their API may appear after the operator has, and a watch
 // of what there is not would ask again and again.
 type toolkit struct {
-	informers cache.Informers
-	inbox     *inbox
-	log       *slog.Logger
-	queue     workqueue.TypedRateLimitingInterface[bool] // has whether there are ImageStreams now
+	open  func() (cache.Cache, error)
+	inbox *inbox
+	log   *slog.Logger
+	queue workqueue.TypedRateLimitingInterface[bool] // has whether there are ImageStreams now
+
+	stop func() // ends the watch; nil: there is none
 }
 
-func newToolkit(informers cache.Informers, in *inbox, log *slog.Logger) *toolkit {
-	return &toolkit{informers: informers, inbox: in, log: log,
+func newToolkit(open func() (cache.Cache, error), in *inbox, log *slog.Logger) *toolkit {
+	return &toolkit{open: open, inbox: in, log: log,
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[bool](firstRetry, lastRetry))}
 }
 
@@ -46,9 +48,14 @@ func (t *toolkit) run(ctx context.Context) error {
 	for {
 		served, ended := t.queue.Get()
 		if ended {
+			t.end()
 			return nil
 		}
-		err := t.turn(ctx, served)
+		t.end()
+		var err error
+		if served {
+			err = t.begin(ctx)
+		}
 		if err != nil && ctx.Err() == nil {
 			t.log.Error("the Driver Toolkit's ImageStream cannot be watched; it is tried again", "error", err)
 			t.queue.AddRateLimited(served)
@@ -59,11 +66,12 @@ func (t *toolkit) run(ctx context.Context) error {
 	}
 }
 
-func (t *toolkit) turn(ctx context.Context, served bool) error {
-	if !served {
-		return t.informers.RemoveInformer(ctx, untyped(imageStreamKind))
+func (t *toolkit) begin(ctx context.Context) error {
+	streams, err := t.open()
+	if err != nil {
+		return err
 	}
-	informer, err := t.informers.GetInformer(ctx, untyped(imageStreamKind), cache.BlockUntilSynced(false))
+	informer, err := streams.GetInformer(ctx, untyped(imageStreamKind), cache.BlockUntilSynced(false))
 	if err != nil {
 		return err
 	}
@@ -73,11 +81,29 @@ func (t *toolkit) turn(ctx context.Context, served bool) error {
 			t.inbox.put(func(m *model) { m.toolkit = images })
 		}
 	}
-	_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+	if _, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
 		AddFunc: see, UpdateFunc: func(_, o any) { see(o) },
 		DeleteFunc: func(any) { t.inbox.put(func(m *model) { m.toolkit = map[string]string{} }) },
-	})
-	return err
+	}); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if err := streams.Start(ctx); err != nil {
+			t.log.Error("the watch of the Driver Toolkit's ImageStream ended", "error", err)
+		}
+	}()
+	t.stop = func() { cancel(); <-ended }
+	return nil
+}
+
+func (t *toolkit) end() {
+	if t.stop != nil {
+		t.stop()
+		t.stop = nil
+	}
 }
 
 // tags are the images of an ImageStream by tag: as its specification names them, and else

@@ -50,15 +50,24 @@ func Caches(namespace string) cache.Options {
 				Namespaces: there, Transform: transform(progress.Strip), UnsafeDisableDeepCopy: &noCopies,
 				Label: labels.SelectorFromSet(labels.Set{label.PartOf: label.Product}),
 			},
-			&corev1.ConfigMap{}:      {Namespaces: there, Transform: transform(stripConfigMap)},
-			&appsv1.DaemonSet{}:      {Namespaces: there},
-			&corev1.Service{}:        {Namespaces: there},
-			&nodev1.RuntimeClass{}:   {},
-			partial(deploymentKind):  {Field: fields.OneTermEqualSelector("metadata.name", otherName)},
-			partial(apiServiceKind):  {Field: fields.OneTermEqualSelector("metadata.name", imageStreamService)},
-			untyped(imageStreamKind): {Namespaces: map[string]cache.Config{toolkitNamespace: {}}, Field: fields.OneTermEqualSelector("metadata.name", toolkitStream), Transform: stripImageStream},
+			&corev1.ConfigMap{}:     {Namespaces: there, Transform: transform(stripConfigMap)},
+			&appsv1.DaemonSet{}:     {Namespaces: there},
+			&corev1.Service{}:       {Namespaces: there},
+			&nodev1.RuntimeClass{}:  {},
+			partial(deploymentKind): {Field: fields.OneTermEqualSelector("metadata.name", otherName)},
+			partial(apiServiceKind): {Field: fields.OneTermEqualSelector("metadata.name", imageStreamService)},
 		},
 	}
+}
+
+// Streams returns what is watched while the cluster has ImageStreams.
+func Streams() cache.Options {
+	return cache.Options{ByObject: map[client.Object]cache.ByObject{
+		untyped(imageStreamKind): {
+			Namespaces: map[string]cache.Config{toolkitNamespace: {}}, Field: fields.OneTermEqualSelector("metadata.name", toolkitStream),
+			Transform: stripImageStream,
+		},
+	}}
 }
 
 func transform[T any](strip func(*T)) toolscache.TransformFunc {
