@@ -109,6 +109,17 @@ func (s *Schema) Admit(ctx context.Context, text []byte) (*v1.ClusterPolicy, err
 	return Decode(object)
 }
 
+// Check says why the API server would refuse a policy that the operator writes: its status
+// has bounds, too.
+func (s *Schema) Check(ctx context.Context, p *v1.ClusterPolicy) error {
+	text, err := json.Marshal(p)
+	if err != nil {
+		return err
+	}
+	_, err = s.Admit(ctx, text)
+	return err
+}
+
 // Unknown removes the fields that the schema does not have, and lists them.
 func (s *Schema) Unknown(object map[string]any) []string {
 	return pruning.PruneWithOptions(object, s.Structural, true, schema.UnknownFieldPathOptions{TrackUnknownFieldPaths: true})
