@@ -196,14 +196,3 @@ const everything = `
     config: {name: partitions, default: all-disabled}
     gpuClientsConfig: {name: clients}
 `
-
-const simulatedEverything = `
-  driver:
-    simulated:
-      profile: dgx-2
-      imagePullPolicy: Always
-      imagePullSecrets: [ours]
-      args: [--log-format=json]
-      env: [{name: GPUSIM_GPUS, value: "4"}]
-      resources: {requests: {cpu: 50m}, limits: {memory: 1Gi}}
-`
