@@ -1,4 +1,4 @@
-package meter_test
+package meter
 
 import (
 	"errors"
@@ -15,7 +15,6 @@ import (
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/fleet"
-	. "github.com/gpuready/gpuready/operator/meter"
 	"github.com/gpuready/gpuready/operator/progress"
 	"github.com/gpuready/gpuready/operator/state"
 )

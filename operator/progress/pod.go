@@ -137,8 +137,10 @@ func HostDriver(p *corev1.Pod) (text string, found bool) {
 			if t == nil || t.ExitCode != hostDriverExit {
 				continue
 			}
-			if rest, is := strings.CutPrefix(t.Message, hostDriverMessage); is {
-				return record.Clean(rest, maxText), true
+			for line := range strings.Lines(t.Message) { // which may be the end of its log
+				if rest, is := strings.CutPrefix(line, hostDriverMessage); is {
+					return record.Clean(rest, maxText), true
+				}
 			}
 		}
 	}

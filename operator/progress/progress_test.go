@@ -1,4 +1,4 @@
-package progress_test
+package progress
 
 import (
 	"strings"
@@ -11,7 +11,6 @@ import (
 
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
-	. "github.com/gpuready/gpuready/operator/progress"
 	"github.com/gpuready/gpuready/operator/state"
 )
 
@@ -100,7 +99,7 @@ func TestAPodSaysWhyItIsNotReady(t *testing.T) {
 		"going": {func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: now} }, ReasonTerminating, false, "the pod is being deleted"},
 		"host driver": {func(p *corev1.Pod) {
 			unready(waits("PodInitializing", ""))(p)
-			p.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "host-driver", State: waits("CrashLoopBackOff", "").State, LastTerminationState: ended(3, "HostDriver: 580.95.05 is loaded")}}
+			p.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "host-driver", State: waits("CrashLoopBackOff", "").State, LastTerminationState: ended(3, "looking\nHostDriver: 580.95.05 is loaded\n")}}
 		}, ReasonHostDriver, false, "580.95.05 is loaded"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -124,14 +123,14 @@ func TestAPodSaysWhyItIsNotReady(t *testing.T) {
 // node has all that a GPU node has, but for what change does.
 func node(change ...func(*fleet.Node)) *fleet.Node {
 	n := &fleet.Node{Name: "n1", UID: "1", GPU: true, Ready: true, Created: now.Add(-time.Hour), Labels: map[string]string{label.GPUProduct: "GPU"}}
-	word(corev1.ConditionTrue, "Ready", "8 of 8 GPUs ready")(n)
+	heard(corev1.ConditionTrue, "Ready", "8 of 8 GPUs ready")(n)
 	for _, c := range change {
 		c(n)
 	}
 	return n
 }
 
-func word(status corev1.ConditionStatus, reason, message string) func(*fleet.Node) {
+func heard(status corev1.ConditionStatus, reason, message string) func(*fleet.Node) {
 	return func(n *fleet.Node) {
 		n.GPUReady = fleet.Condition{Status: status, Reason: reason, Message: message, Since: now.Add(-2 * time.Hour), Said: now.Add(-4 * time.Minute)}
 	}
@@ -162,17 +161,17 @@ func TestHowFarANodeIs(t *testing.T) {
 		"no labels of the GPUs yet":            {node(without(label.GPUProduct)), all, 7, state.FeatureLabels, Waiting, ReasonNoLabels},
 		"just labelled":                        {node(silent), nil, 1, state.Driver, Waiting, ReasonNoPod},
 		"driver starts":                        {node(silent), []*corev1.Pod{pod(driverApp, starting), pod(validatorApp)}, 1, state.Driver, Waiting, ReasonStarting},
-		"driver has no image":                  {node(word("False", "KernelModuleNotLoaded", "driver: none; load it")), []*corev1.Pod{pod(driverApp, broken), pod(validatorApp)}, 1, state.Driver, Failed, ReasonImagePull},
+		"driver has no image":                  {node(heard("False", "KernelModuleNotLoaded", "driver: none; load it")), []*corev1.Pod{pod(driverApp, broken), pod(validatorApp)}, 1, state.Driver, Failed, ReasonImagePull},
 		"driver on the host":                   {node(silent, labelled(label.Deploy+"driver", label.PreInstalled)), []*corev1.Pod{pod(validatorApp, starting)}, 2, state.DriverValidation, Waiting, ReasonStarting},
-		"driver is not proven":                 {node(word("False", "KernelModuleNotLoaded", "driver: none; load it")), all, 2, state.DriverValidation, Failed, "KernelModuleNotLoaded"},
-		"driver is being proven":               {node(word("Unknown", "Proving", "driver: is being looked at")), all, 2, state.DriverValidation, Waiting, "Proving"},
-		"toolkit has no pod":                   {node(word("False", "NoInjection", "toolkit: none; wait")), []*corev1.Pod{pod(driverApp)}, 3, state.Toolkit, Waiting, ReasonNoPod},
-		"toolkit fails":                        {node(word("False", "NoInjection", "toolkit: none; wait")), all, 4, state.ToolkitValidation, Failed, "NoInjection"},
-		"cuda fails":                           {node(word("False", "WrongResult", "cuda: 2+2=5; replace it")), all, 6, state.PluginValidation, Failed, "WrongResult"},
-		"plugin starts":                        {node(word("False", "PluginMissing", "plugin: none; wait")), []*corev1.Pod{pod(pluginApp, starting)}, 5, state.DevicePlugin, Waiting, ReasonStarting},
-		"a layer beside the road fails":        {node(word("False", "PeermemMissing", "peermem: none; load it")), all, 6, state.PluginValidation, Failed, "PeermemMissing"},
-		"nothing is known in this boot":        {node(word("Unknown", "Proving", "nothing has been proven yet since the node was started")), all, 2, state.DriverValidation, Waiting, "Proving"},
-		"NFD sees a GPU, the validator none":   {node(word("False", "NoGPU", "the PCI bus has none")), all, 2, state.DriverValidation, Failed, "NoGPU"},
+		"driver is not proven":                 {node(heard("False", "KernelModuleNotLoaded", "driver: none; load it")), all, 2, state.DriverValidation, Failed, "KernelModuleNotLoaded"},
+		"driver is being proven":               {node(heard("Unknown", "Proving", "driver: is being looked at")), all, 2, state.DriverValidation, Waiting, "Proving"},
+		"toolkit has no pod":                   {node(heard("False", "NoInjection", "toolkit: none; wait")), []*corev1.Pod{pod(driverApp)}, 3, state.Toolkit, Waiting, ReasonNoPod},
+		"toolkit fails":                        {node(heard("False", "NoInjection", "toolkit: none; wait")), all, 4, state.ToolkitValidation, Failed, "NoInjection"},
+		"cuda fails":                           {node(heard("False", "WrongResult", "cuda: 2+2=5; replace it")), all, 6, state.PluginValidation, Failed, "WrongResult"},
+		"plugin starts":                        {node(heard("False", "PluginMissing", "plugin: none; wait")), []*corev1.Pod{pod(pluginApp, starting)}, 5, state.DevicePlugin, Waiting, ReasonStarting},
+		"a layer beside the road fails":        {node(heard("False", "PeermemMissing", "peermem: none; load it")), all, 6, state.PluginValidation, Failed, "PeermemMissing"},
+		"nothing is known in this boot":        {node(heard("Unknown", "Proving", "nothing has been proven yet since the node was started")), all, 2, state.DriverValidation, Waiting, "Proving"},
+		"NFD sees a GPU, the validator none":   {node(heard("False", "NoGPU", "the PCI bus has none")), all, 2, state.DriverValidation, Failed, "NoGPU"},
 		"validator cannot start":               {node(silent), []*corev1.Pod{pod(driverApp), pod(validatorApp, broken)}, 2, state.DriverValidation, Failed, ReasonImagePull},
 		"validator says nothing":               {node(silent), all, 2, state.DriverValidation, Unknown, ReasonNotValidated},
 		"validator is kept away":               {node(silent, labelled(label.Deploy+"operator-validator", "false")), all[:3], 2, state.DriverValidation, Unknown, ReasonNotValidated},
@@ -181,7 +180,7 @@ func TestHowFarANodeIs(t *testing.T) {
 		"kubelet is not heard of":              {node(func(n *fleet.Node) { n.Ready = false }), all, 0, state.Prerequisites, Unknown, ReasonNodeNotReady},
 		"kept away":                            {node(labelled(label.Operands, "false")), nil, 0, "", Excluded, ReasonExcluded},
 		"a person keeps the driver away":       {node(silent, labelled(label.Deploy+"driver", "false")), nil, 2, state.DriverValidation, Waiting, ReasonNoPod},
-		"an old driver pod goes, the new one has no image": {node(word("False", "X", "driver: x; y")), []*corev1.Pod{
+		"an old driver pod goes, the new one has no image": {node(heard("False", "X", "driver: x; y")), []*corev1.Pod{
 			pod(driverApp, func(p *corev1.Pod) { p.Name, p.DeletionTimestamp = "old", &metav1.Time{Time: now} }), pod(driverApp, broken),
 		}, 1, state.Driver, Failed, ReasonImagePull},
 	} {

@@ -98,16 +98,17 @@ func second(t time.Time) metav1.Time {
 }
 
 func (c count) String() string {
-	text := fmt.Sprintf("%d of %d GPU nodes are ready", c.Ready, c.Total)
+	var text strings.Builder
+	fmt.Fprintf(&text, "%d of %d GPU nodes are ready", c.Ready, c.Total)
 	for _, part := range []struct {
 		n    int
 		what string
 	}{{c.Failed, "failed"}, {c.unknown, "not known"}, {c.Progressing, "on their way"}, {c.Excluded, "kept away from"}} {
 		if part.n > 0 {
-			text += fmt.Sprintf(", %d %s", part.n, part.what)
+			fmt.Fprintf(&text, ", %d %s", part.n, part.what)
 		}
 	}
-	return text
+	return text.String()
 }
 
 // examples names the first nodes that are so.

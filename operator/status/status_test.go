@@ -1,4 +1,4 @@
-package status_test
+package status
 
 import (
 	"encoding/json"
@@ -17,7 +17,6 @@ import (
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/progress"
 	"github.com/gpuready/gpuready/operator/state"
-	. "github.com/gpuready/gpuready/operator/status"
 )
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"strconv"
 	"time"
@@ -133,9 +134,7 @@ type listed[T any] struct {
 func list[T any](ctx context.Context, c *Client, path string, params map[string]string) ([]T, error) {
 	all := []T{}
 	ask := map[string]string{"limit": strconv.Itoa(page)}
-	for key, value := range params {
-		ask[key] = value
-	}
+	maps.Copy(ask, params)
 	for {
 		var l listed[T]
 		if err := c.get(ctx, path, ask, &l); err != nil {
