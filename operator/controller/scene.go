@@ -75,6 +75,14 @@ func (c *Controller) choose(spec *v1.ClusterPolicySpec, example map[fleet.Pool]s
 	}
 	choices := chooseAll(spec, example, facts)
 	c.registry.Retain(asked...)
+	var ids []string
+	for _, o := range m.objects {
+		if o.GetLabels()[label.State] == string(state.Driver) {
+			id, _ := driverOf(o)
+			ids = append(ids, id)
+		}
+	}
+	driver.Try(choices, ids)
 	return choices
 }
 

@@ -157,6 +157,20 @@ func TestADaemonSetServesTheNodesItWasMadeFor(t *testing.T) {
 	require.False(t, Serves(label.PreInstalled, ubuntu))
 }
 
+func TestWhereNothingIsToBeKeptAnImageOfWhichNothingIsKnownIsTried(t *testing.T) {
+	choose := func(state PresenceState, ids ...string) bool {
+		choices := []Choice{Choose(precompiled(nil), rhcos, "a", facts(Presence{State: state}))}
+		Try(choices, ids)
+		return choices[0].Problem.Keep
+	}
+	require.False(t, choose(Unknown))
+	require.False(t, choose(Unknown, containerID(ubuntu)))
+	require.True(t, choose(Unknown, containerID(rhcos)))
+	require.True(t, choose(Unknown, precompiledID(rhcos)), "as it was applied")
+	require.True(t, choose(Absent))
+	require.True(t, choose(Unasked))
+}
+
 func TestNamesAreNamesOfKubernetes(t *testing.T) {
 	text := rapid.OneOf(rapid.StringN(0, 90, -1), rapid.StringMatching(`[-_.a-zA-Z0-9+~]{0,90}`))
 	rapid.Check(t, func(t *rapid.T) {

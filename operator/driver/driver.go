@@ -38,9 +38,8 @@ type Problem struct {
 	Message string // names the exact tag, version and a node, and the next action
 	// Keep: what serves the pool's nodes now goes on doing so, and the Choice is not rolled out.
 	Keep bool
-	// Try: a Node of the pool on which no driver runs, and for which no other serves the
-	// pool, may have the Choice all the same: it has nothing to lose, and the kubelet
-	// will tell. It goes with Keep.
+	// Try: where nothing serves the pool there is nothing to keep, and the Choice may be
+	// rolled out all the same: the kubelet will tell. It goes with Keep; see the function.
 	Try bool
 }
 
