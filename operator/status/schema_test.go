@@ -1,4 +1,4 @@
-package status_test
+package status
 
 import (
 	"errors"
@@ -13,7 +13,6 @@ import (
 	"github.com/gpuready/gpuready/operator/api/v1/schematest"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/progress"
-	. "github.com/gpuready/gpuready/operator/status"
 )
 
 func TestTheAPIServerTakesAnyStatus(t *testing.T) {
