@@ -79,6 +79,8 @@ type ClusterPolicySpec struct {
 	SandboxWorkloads SandboxWorkloadsSpec `json:"sandboxWorkloads,omitempty"`
 	// The device plugin for virtual machines.
 	SandboxDevicePlugin SandboxDevicePluginSpec `json:"sandboxDevicePlugin,omitempty"`
+	// The device plugin for Kata's virtual machines.
+	KataSandboxDevicePlugin KataDevicePluginSpec `json:"kataSandboxDevicePlugin,omitempty"`
 	// What binds GPUs to vfio-pci.
 	VFIOManager VFIOManagerSpec `json:"vfioManager,omitempty"`
 	// The vGPU host driver.

@@ -53,10 +53,19 @@ type SandboxWorkloadsSpec struct {
 	// +kubebuilder:validation:Enum=container;vm-passthrough;vm-vgpu
 	// +kubebuilder:default=container
 	DefaultWorkload string `json:"defaultWorkload,omitempty"`
+	// Whose virtual machines they are.
+	// +kubebuilder:validation:Enum=kubevirt;kata
+	// +kubebuilder:default=kubevirt
+	Mode string `json:"mode,omitempty"`
 }
 
 // SandboxDevicePluginSpec is the device plugin for virtual machines.
 type SandboxDevicePluginSpec struct {
+	OptionalSpec `json:",inline"`
+}
+
+// KataDevicePluginSpec is the device plugin for Kata's virtual machines.
+type KataDevicePluginSpec struct {
 	OptionalSpec `json:",inline"`
 }
 

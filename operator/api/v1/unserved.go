@@ -48,7 +48,7 @@ func KeptFields() []Kept {
 	for _, image := range []string{"repository", "image", "version", "imagePullPolicy", "imagePullSecrets", "resources", "args", "env"} {
 		kept = append(kept, Kept{Field: "gfd." + image, Why: "the validator writes the labels; there is no other container"})
 	}
-	for _, operand := range []string{"sandboxDevicePlugin", "vfioManager", "vgpuManager", "vgpuDeviceManager", "kataManager", "ccManager"} {
+	for _, operand := range []string{"sandboxDevicePlugin", "kataSandboxDevicePlugin", "vfioManager", "vgpuManager", "vgpuDeviceManager", "kataManager", "ccManager"} {
 		kept = append(kept, enabled(operand, notServed, sandbox))
 	}
 	for _, proof := range []string{"vfioPCI", "vgpuManager", "vgpuDevices"} {

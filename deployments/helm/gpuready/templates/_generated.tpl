@@ -9,7 +9,7 @@
 {{- end }}
 
 {{- define "gpuready.specKeys" -}}
-["ccManager","cdi","daemonsets","dcgm","dcgmExporter","devicePlugin","driver","gdrcopy","gds","gfd","hostPaths","kataManager","mig","migManager","node","nodeStatusExporter","psa","psp","sandboxDevicePlugin","sandboxWorkloads","toolkit","validator","vfioManager","vgpuDeviceManager","vgpuManager"]
+["ccManager","cdi","daemonsets","dcgm","dcgmExporter","devicePlugin","driver","gdrcopy","gds","gfd","hostPaths","kataManager","kataSandboxDevicePlugin","mig","migManager","node","nodeStatusExporter","psa","psp","sandboxDevicePlugin","sandboxWorkloads","toolkit","validator","vfioManager","vgpuDeviceManager","vgpuManager"]
 {{- end }}
 
 {{- define "gpuready.startup" -}}
