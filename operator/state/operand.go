@@ -68,7 +68,7 @@ func (r *renderer) secrets(specs ...v1.ImageSpec) []corev1.LocalObjectReference 
 	var names []string
 	for _, s := range specs {
 		for _, secret := range s.ImagePullSecrets {
-			if name := r.name("…imagePullSecrets", secret, ""); name != "" {
+			if name := r.name("*.imagePullSecrets", secret, ""); name != "" {
 				names = append(names, name)
 			}
 		}

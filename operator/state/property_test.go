@@ -181,3 +181,17 @@ func validContainer(t require.TestingT, name string, c corev1.Container, volumes
 		}
 	}
 }
+
+func TestControlCharactersAreLeftOut(t *testing.T) {
+	p := policy(t, `{}`)
+	p.Spec.Toolkit.Env = []v1.EnvVar{{Name: "A", Value: "b\x7fc\u0090d\ne"}}
+	objects, problems := render(t, Input{Policy: p, Cluster: cluster, Injections: injections[:1]})
+	require.Len(t, problems, 1)
+	require.Equal(t, ValueInvalid, problems[0].Reason)
+	for _, o := range objects {
+		if o.State == Toolkit {
+			require.Contains(t, container(o.Object.(*appsv1.DaemonSet), "toolkit").Env, corev1.EnvVar{Name: "A", Value: "bcd\ne"})
+		}
+	}
+	require.Equal(t, "b\x7fc\u0090d\ne", p.Spec.Toolkit.Env[0].Value, "the policy is not changed")
+}

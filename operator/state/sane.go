@@ -1,6 +1,8 @@
 package state
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
 	"path"
 	"slices"
@@ -17,6 +19,28 @@ import (
 
 func (r *renderer) invalid(field, value, instead string) {
 	r.problem(Prerequisites, ValueInvalid, fmt.Sprintf("spec.%s: %s is not what Kubernetes takes, and %s", field, value, instead))
+}
+
+// read takes the specification without the characters that an API server refuses in what
+// is applied: that is read as YAML, which has no control characters but a few.
+func (r *renderer) read(spec *v1.ClusterPolicySpec) error {
+	r.spec = spec
+	text, err := json.Marshal(spec)
+	if err != nil {
+		return err
+	}
+	clean := bytes.Map(func(c rune) rune {
+		if c == 0x7f || c >= 0x80 && c < 0xa0 && c != 0x85 || c == 0xfffe || c == 0xffff {
+			return -1
+		}
+		return c
+	}, text)
+	if len(clean) == len(text) {
+		return nil
+	}
+	r.problem(Prerequisites, ValueInvalid, "a value in spec has control characters, which no object can have: they are left out")
+	r.spec = &v1.ClusterPolicySpec{}
+	return json.Unmarshal(clean, r.spec)
 }
 
 // labels returns those that are labels, never nil.

@@ -65,7 +65,10 @@ const (
 // same input, in whatever order its lists are, gives the same bytes. It fails where the
 // templates are broken, which tests exclude.
 func Render(in Input) ([]Object, []Problem, error) {
-	r := newRenderer(in)
+	r, err := newRenderer(in)
+	if err != nil {
+		return nil, nil, err
+	}
 	for _, render := range []func() error{
 		r.prerequisites, r.drivers, r.toolkits, r.plugins, r.validators, r.nvidias,
 	} {
@@ -102,9 +105,9 @@ type renderer struct {
 	problems   []Problem
 }
 
-func newRenderer(in Input) *renderer {
-	injections := slices.Compact(slices.Sorted(slices.Values(in.Injections)))
-	return &renderer{in: in, spec: &in.Policy.Spec, injections: injections}
+func newRenderer(in Input) (*renderer, error) {
+	r := &renderer{in: in, injections: slices.Compact(slices.Sorted(slices.Values(in.Injections)))}
+	return r, r.read(&in.Policy.Spec)
 }
 
 func (r *renderer) problem(s Name, reason Reason, message string) {
