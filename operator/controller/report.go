@@ -2,7 +2,6 @@ package controller
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -62,7 +61,7 @@ func (c *Controller) report(ctx context.Context, s *scene, plan *upgrade.Plan) {
 	sum := status.Sum(status.Input{
 		Policy: s.policy, Now: now, Namespace: c.Cluster.Namespace, Verdict: c.verdict(s),
 		Described: described, Nodes: nodes, Choices: s.choices, Unserved: s.policy.Unserved(),
-		Upgrade: upgrading(plan), UpgradeError: stopped(plan), Rolling: c.rolling(), Err: errors.Join(c.err, s.problem()),
+		Upgrade: upgrading(plan), UpgradeError: stopped(plan), Rolling: c.rolling(), Problems: s.told(), Err: c.err,
 		Provisioning: r.provisioning.Status(),
 	})
 	view := status.View{Status: sum, Nodes: make(map[string]progress.Progress, len(nodes))}
@@ -77,13 +76,12 @@ func (c *Controller) report(ctx context.Context, s *scene, plan *upgrade.Plan) {
 	c.write(ctx, s.policy, sum)
 }
 
-// problem is what of the policy could not be rendered as it says; nil: nothing.
-func (s *scene) problem() error {
-	var all []error
+// told are what of the policy could not be rendered as it says.
+func (s *scene) told() (all []status.Problem) {
 	for _, p := range s.problems {
-		all = append(all, fmt.Errorf("%s: %s: %s", p.State, p.Reason, p.Message))
+		all = append(all, status.Problem{Reason: string(p.Reason), Message: fmt.Sprintf("%s: %s", p.State, p.Message)})
 	}
-	return errors.Join(all...)
+	return all
 }
 
 // verdict is why the policy is not carried out; nil: it is.
@@ -190,7 +188,7 @@ func (c *Controller) write(ctx context.Context, p *v1.ClusterPolicy, sum v1.Clus
 
 // show has Prometheus shown how everything stands.
 func (c *Controller) show(sum v1.ClusterPolicyStatus, nodes []status.Node, s *scene, p *status.Provisioning) {
-	snapshot := meter.Snapshot{Upgrade: map[string]int{}, Conditions: map[string]bool{}, Problems: map[string]int{}, Steps: histograms(p.Status())}
+	snapshot := meter.Snapshot{Upgrade: map[string]int{}, Conditions: map[string]bool{}, Problems: map[string]int{}, Steps: meter.Steps(p.Status())}
 	for _, n := range nodes {
 		snapshot.Add(n.Pool, n.Progress)
 		if state := n.Labels[label.UpgradeState]; state != "" {
@@ -206,20 +204,4 @@ func (c *Controller) show(sum v1.ClusterPolicyStatus, nodes []status.Node, s *sc
 		}
 	}
 	c.Metrics.Show(snapshot)
-}
-
-// histograms are the steps' for Prometheus, whose buckets are cumulative.
-func histograms(steps []v1.ProvisioningStatus) (all []meter.Histogram) {
-	for _, s := range steps {
-		h := meter.Histogram{Step: s.Step, Count: uint64(s.Count), Sum: float64(s.SumSeconds), Buckets: map[float64]uint64{}}
-		var below uint64
-		for i, bound := range v1.ProvisioningBounds() {
-			if i < len(s.Buckets) {
-				below += uint64(s.Buckets[i])
-			}
-			h.Buckets[bound.Seconds()] = below
-		}
-		all = append(all, h)
-	}
-	return all
 }
