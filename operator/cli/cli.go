@@ -37,6 +37,7 @@ Usage:
   gpu-operator render --policy FILE [--nodes FILE]
                                  print the objects that it would make, without a cluster
   gpu-operator cleanup           take off the cluster what the operator wrote there
+  gpu-operator crds              bring the custom resource definition up to date
   gpu-operator version
   gpu-operator COMMAND --help    flags, examples and environment of a command
 `
@@ -78,6 +79,8 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 		return render(ctx, args[1:], stdout, stderr)
 	case "cleanup":
 		return clean(ctx, args[1:], stdout, stderr)
+	case "crds":
+		return define(ctx, args[1:], stdout, stderr)
 	case "--version", "version":
 		fmt.Fprintln(stdout, "gpu-operator", version.String())
 		return nil
@@ -85,5 +88,5 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 		fmt.Fprint(stdout, usage+exitHelp)
 		return nil
 	}
-	return usageError("no command %q; say run, render, cleanup or version, or --help", args[0])
+	return usageError("no command %q; say run, render, cleanup, crds or version, or --help", args[0])
 }

@@ -1,0 +1,131 @@
+// Package bundle makes the bundle for the Operator Lifecycle Manager: a
+// ClusterServiceVersion of the operator's Deployment, rights and example policy as the
+// static manifests have them, which are rendered from the chart.
+package bundle
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+)
+
+// object is a document, or a part of one.
+type object = map[string]any
+
+const (
+	name    = "gpuready"
+	version = "0.1.0"
+)
+
+// Make returns the bundle's files by name, below deployments/olm; root is deployments.
+func Make(root string) (map[string][]byte, error) {
+	documents, err := read(filepath.Join(root, "static/operator.yaml"))
+	if err != nil {
+		return nil, err
+	}
+	examples, err := read(filepath.Join(root, "static/examples/clusterpolicy.yaml"))
+	if err != nil {
+		return nil, err
+	}
+	rights, err := readRights(filepath.Join(root, "helm/gpuready/files/rights.yaml"))
+	if err != nil {
+		return nil, err
+	}
+	csv, err := serviceVersion(documents, examples, rights)
+	if err != nil {
+		return nil, err
+	}
+	files := map[string]any{
+		"manifests/" + name + ".clusterserviceversion.yaml": csv,
+		"manifests/nvidia.com_clusterpolicies.yaml":         find(documents, "CustomResourceDefinition", ""),
+		"manifests/priorityclass.yaml":                      find(documents, "PriorityClass", ""),
+		"metadata/annotations.yaml":                         object{"annotations": annotations()},
+	}
+	all := map[string][]byte{"Containerfile": containerfile()}
+	for path, content := range files {
+		text, err := yaml.Marshal(content)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		all[path] = append([]byte("# Made of deployments/helm/gpuready by `make generate`.\n"), text...)
+	}
+	return all, nil
+}
+
+// read returns the documents of a file.
+func read(path string) ([]object, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var all []object
+	for _, text := range bytes.Split(data, []byte("\n---\n")) {
+		var o object
+		if err := yaml.Unmarshal(text, &o); err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		if o != nil {
+			all = append(all, o)
+		}
+	}
+	return all, nil
+}
+
+// find returns the document of a kind with a name, "" for the first; nil: there is none.
+func find(documents []object, kind, called string) object {
+	for _, o := range documents {
+		if o["kind"] == kind && (called == "" || at(o, "metadata")["name"] == called) {
+			return o
+		}
+	}
+	return nil
+}
+
+// at returns the object at a path; an empty one where there is none.
+func at(o object, path ...string) object {
+	for _, key := range path {
+		next, is := o[key].(object)
+		if !is {
+			return object{}
+		}
+		o = next
+	}
+	return o
+}
+
+// annotations are what a catalog knows of the bundle.
+func annotations() map[string]string {
+	return map[string]string{
+		"operators.operatorframework.io.bundle.mediatype.v1":       "registry+v1",
+		"operators.operatorframework.io.bundle.manifests.v1":       "manifests/",
+		"operators.operatorframework.io.bundle.metadata.v1":        "metadata/",
+		"operators.operatorframework.io.bundle.package.v1":         name,
+		"operators.operatorframework.io.bundle.channels.v1":        "stable",
+		"operators.operatorframework.io.bundle.channel.default.v1": "stable",
+		"com.redhat.openshift.versions":                            "v4.12",
+	}
+}
+
+// containerfile builds the bundle's image.
+func containerfile() []byte {
+	var b strings.Builder
+	b.WriteString("# The bundle's image; made by `make generate`. Build it in this folder.\nFROM scratch\n")
+	text, _ := yaml.Marshal(annotations()) // texts always have YAML
+	for line := range strings.Lines(string(text)) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
+		fmt.Fprintf(&b, "LABEL %s=%s\n", key, value)
+	}
+	b.WriteString("COPY manifests /manifests/\nCOPY metadata /metadata/\n")
+	return []byte(b.String())
+}
+
+// compact is JSON with two blanks a step, as consoles show it.
+func compact(v any) (string, error) {
+	text, err := json.MarshalIndent(v, "", "  ")
+	return string(text), err
+}

@@ -1,0 +1,128 @@
+package bundle
+
+import (
+	"fmt"
+	"strings"
+)
+
+const description = `From a bare GPU node to a running CUDA job: one ClusterPolicy describes the GPU stack of a
+cluster, and the operator keeps driver, toolkit, device plugin and validator on exactly the
+nodes that need them, in the variant of each node's operating system and kernel. It says of
+each node how far it is, and why it is not farther.
+
+Drivers are built with OpenShift's Driver Toolkit, without an entitlement, or loaded
+precompiled. Node Feature Discovery has to be installed first.
+`
+
+// serviceVersion is the ClusterServiceVersion.
+func serviceVersion(documents, examples []object, rights []right) (object, error) {
+	alm, err := compact(examples)
+	if err != nil {
+		return nil, err
+	}
+	deployment := find(documents, "Deployment", "gpu-operator")
+	if deployment == nil {
+		return nil, fmt.Errorf("static/operator.yaml has no Deployment gpu-operator")
+	}
+	spec := at(deployment, "spec")
+	image, err := prepare(spec)
+	if err != nil {
+		return nil, err
+	}
+	own, cluster := permissions(documents, rights)
+	return object{
+		"apiVersion": "operators.coreos.com/v1alpha1",
+		"kind":       "ClusterServiceVersion",
+		"metadata": object{
+			"name":      name + ".v" + version,
+			"namespace": "placeholder",
+			"annotations": object{
+				"alm-examples":   alm,
+				"capabilities":   "Deep Insights",
+				"categories":     "AI/Machine Learning, OpenShift Optional",
+				"containerImage": image,
+				"description":    "From a bare GPU node to a running CUDA job",
+				"repository":     "https://github.com/gpuready/gpuready",
+				"support":        "gpuready",
+				"operatorframework.io/suggested-namespace":         "nvidia-gpu-operator",
+				"operatorframework.io/initialization-resource":     initial(examples),
+				"features.operators.openshift.io/disconnected":     "true",
+				"features.operators.openshift.io/fips-compliant":   "false",
+				"features.operators.openshift.io/proxy-aware":      "true",
+				"features.operators.openshift.io/tls-profiles":     "false",
+				"features.operators.openshift.io/token-auth-aws":   "false",
+				"features.operators.openshift.io/token-auth-azure": "false",
+				"features.operators.openshift.io/token-auth-gcp":   "false",
+				"operators.openshift.io/valid-subscription":        "[]",
+			},
+			"labels": object{
+				"operatorframework.io/arch.amd64": "supported",
+				"operatorframework.io/arch.arm64": "supported",
+				"operatorframework.io/os.linux":   "supported",
+			},
+		},
+		"spec": object{
+			"displayName":    "gpuready",
+			"description":    description,
+			"version":        version,
+			"minKubeVersion": "1.25.0",
+			"maturity":       "stable",
+			"keywords":       []string{"gpu", "cuda", "nvidia", "driver"},
+			"provider":       object{"name": "gpuready", "url": "https://github.com/gpuready/gpuready"},
+			"maintainers":    []any{object{"name": "gpuready", "email": "gpuready@users.noreply.github.com"}},
+			"links":          []any{object{"name": "Documentation", "url": "https://github.com/gpuready/gpuready/tree/main/docs"}},
+			"icon":           []any{object{"base64data": icon, "mediatype": "image/svg+xml"}},
+			"installModes": []any{
+				object{"type": "OwnNamespace", "supported": true},
+				object{"type": "SingleNamespace", "supported": true},
+				object{"type": "MultiNamespace", "supported": false},
+				object{"type": "AllNamespaces", "supported": false},
+			},
+			"install": object{"strategy": "deployment", "spec": object{
+				"clusterPermissions": cluster,
+				"permissions":        own,
+				"deployments":        []any{object{"name": "gpu-operator", "label": at(deployment, "metadata")["labels"], "spec": spec}},
+			}},
+			"customresourcedefinitions": object{"owned": []any{owned()}},
+			"relatedImages":             related(image),
+		},
+	}, nil
+}
+
+// prepare makes the Deployment one of a bundle: the lifecycle manager chooses the
+// namespace, so that the operands' is the operator's own. It returns the image.
+func prepare(spec object) (string, error) {
+	containers, _ := at(spec, "template", "spec")["containers"].([]any)
+	if len(containers) != 1 {
+		return "", fmt.Errorf("the Deployment has %d containers, not one", len(containers))
+	}
+	c, _ := containers[0].(object)
+	variables, _ := c["env"].([]any)
+	var kept []any
+	for _, v := range variables {
+		if one, _ := v.(object); one["name"] != "OPERAND_NAMESPACE" {
+			kept = append(kept, v)
+		}
+	}
+	c["env"] = kept
+	image, _ := c["image"].(string)
+	return image, nil
+}
+
+// related are all images of ours, for mirrors.
+func related(operator string) []any {
+	var all []any
+	for _, one := range []string{"operator", "toolkit", "device-plugin", "validator", "driver-simulator"} {
+		all = append(all, object{"name": one, "image": strings.Replace(operator, "/operator:", "/"+one+":", 1)})
+	}
+	return all
+}
+
+// initial is the policy that the console proposes to make.
+func initial(examples []object) string {
+	text, _ := compact(examples[0]) // it was read as YAML
+	return text
+}
+
+// icon is a chip.
+const icon = "PHN2ZyB4bWxucz0iaHR0cDovL3d3dy53My5vcmcvMjAwMC9zdmciIHZpZXdCb3g9IjAgMCAzMiAzMiI+PHBhdGggZD0iTTggOGgxNnYxNkg4ek0xMiAydjZNMTYgMnY2TTIwIDJ2Nk0xMiAyNHY2TTE2IDI0djZNMjAgMjR2Nk0yIDEyaDZNMiAxNmg2TTIgMjBoNk0yNCAxMmg2TTI0IDE2aDZNMjQgMjBoNiIgZmlsbD0ibm9uZSIgc3Ryb2tlPSIjMzMzIiBzdHJva2Utd2lkdGg9IjIiLz48L3N2Zz4="

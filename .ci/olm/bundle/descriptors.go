@@ -1,0 +1,55 @@
+package bundle
+
+// descriptor is how a console asks for a field.
+type descriptor struct{ path, name, about, control string }
+
+const (
+	control = "urn:alm:descriptor:com.tectonic.ui:"
+	toggle  = control + "booleanSwitch"
+	text    = control + "text"
+	number  = control + "number"
+)
+
+var fields = []descriptor{
+	{"driver.enabled", "Driver", "Put a driver onto the nodes that have none.", toggle},
+	{"driver.usePrecompiled", "Use precompiled drivers", "A driver image for each kernel; wants repository, image and version. Nothing is built on a node.", toggle},
+	{"driver.repository", "Driver repository", "Registry and path of driver images.", text},
+	{"driver.image", "Driver image", "Name of driver images.", text},
+	{"driver.version", "Driver version", "Version of the driver, or its branch where it is precompiled.", text},
+	{"driver.precompiledFallback", "Where there is no precompiled driver", "DriverToolkit: build it there. Else the nodes keep what runs.", text},
+	{"driver.upgradePolicy.autoUpgrade", "Upgrade drivers", "Roll drivers when they are to be others.", toggle},
+	{"driver.upgradePolicy.maxParallelUpgrades", "Nodes at once", "How many nodes have their driver upgraded at once; 0: no limit.", number},
+	{"driver.upgradePolicy.maxUnavailable", "Unavailable nodes", "How many nodes may be unavailable meanwhile: a number or a percentage.", text},
+	{"driver.upgradePolicy.drain.enable", "Drain nodes", "Evict all pods of a node, not only those with GPUs.", toggle},
+	{"driver.simulated.enabled", "Simulated driver", "For clusters without GPUs.", toggle},
+	{"toolkit.enabled", "Container toolkit", "Make the container runtime able to give containers GPUs.", toggle},
+	{"devicePlugin.enabled", "Device plugin", "Advertise GPUs to the kubelet.", toggle},
+	{"devicePlugin.config.name", "Device plugin configuration", "ConfigMap with configurations, by name.", "urn:alm:descriptor:io.kubernetes:ConfigMap"},
+	{"gfd.enabled", "Feature labels", "Label nodes by what their GPUs are.", toggle},
+	{"mig.strategy", "MIG strategy", "How MIG instances are named: none, single or mixed.", text},
+	{"migManager.enabled", "MIG manager", "NVIDIA's: keep the MIG layout that a Node's label names.", toggle},
+	{"dcgm.enabled", "DCGM", "NVIDIA's: a host engine on each node.", toggle},
+	{"dcgmExporter.enabled", "DCGM exporter", "NVIDIA's: the GPUs' metrics.", toggle},
+	{"node.startupTaint.manage", "Startup taint", "Put the startup taint back on a node on which a layer is not proven any more.", toggle},
+}
+
+// owned describes the resource.
+func owned() object {
+	var spec []any
+	for _, f := range fields {
+		spec = append(spec, object{"path": f.path, "displayName": f.name, "description": f.about, "x-descriptors": []string{f.control}})
+	}
+	return object{
+		"name": "clusterpolicies.nvidia.com", "kind": "ClusterPolicy", "version": "v1",
+		"displayName": "ClusterPolicy", "description": "The GPU stack of the cluster.",
+		"resources": []any{
+			object{"kind": "DaemonSet", "version": "v1", "name": ""},
+			object{"kind": "Pod", "version": "v1", "name": ""},
+		},
+		"specDescriptors": spec,
+		"statusDescriptors": []any{
+			object{"path": "state", "displayName": "State", "description": "ready, notReady, ignored or disabled.", "x-descriptors": []string{text}},
+			object{"path": "conditions", "displayName": "Conditions", "description": "Ready, Progressing and Degraded, and why.", "x-descriptors": []string{"urn:alm:descriptor:io.kubernetes.conditions"}},
+		},
+	}
+}

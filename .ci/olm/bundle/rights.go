@@ -1,0 +1,88 @@
+package bundle
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+
+	"sigs.k8s.io/yaml"
+)
+
+// right is one of the chart's files/rights.yaml.
+type right struct {
+	Where     string            `json:"where"`
+	Group     string            `json:"group"`
+	Resources []string          `json:"resources"`
+	Names     []string          `json:"names"`
+	Verbs     map[string]string `json:"verbs"`
+}
+
+func readRights(path string) ([]right, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var all []right
+	if err := yaml.UnmarshalStrict(data, &all); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return all, nil
+}
+
+// operatorRules are the operator's, in its own namespace, which is that of the operands,
+// and on the cluster: a bundle gives no rights in other namespaces, so that what the
+// chart gives there is given everywhere.
+func operatorRules(rights []right) (own, cluster []any) {
+	for _, r := range rights {
+		rule := object{"apiGroups": []string{r.Group}, "resources": r.Resources, "verbs": slices.Sorted(maps.Keys(r.Verbs))}
+		if len(r.Names) > 0 {
+			rule["resourceNames"] = r.Names
+		}
+		switch r.Where {
+		case "own", "operands":
+			own = append(own, rule)
+		case "cluster", "default", "openshift":
+			cluster = append(cluster, rule)
+		}
+	}
+	return own, cluster
+}
+
+// agents are the operands' ServiceAccounts, and why none but the validator has rights in
+// Kubernetes: they have no token. On OpenShift each uses the SCC that its pods need.
+var agents = []string{"gpu-driver", "gpu-driver-simulator", "gpu-toolkit", "gpu-device-plugin", "gpu-mps-control-daemon",
+	"gpu-validator", "gpu-dcgm", "gpu-dcgm-exporter", "gpu-mig-manager"}
+
+// permissions returns what the lifecycle manager is to give to whom.
+func permissions(documents []object, rights []right) (own, cluster []any) {
+	ownRules, clusterRules := operatorRules(rights)
+	own = []any{account("gpu-operator", ownRules)}
+	cluster = []any{account("gpu-operator", clusterRules)}
+	for _, agent := range agents {
+		rules := []any{object{
+			"apiGroups": []string{"security.openshift.io"}, "resources": []string{"securitycontextconstraints"},
+			"resourceNames": []string{"privileged"}, "verbs": []string{"use"},
+		}}
+		if agent == "gpu-validator" {
+			for _, o := range documents {
+				metadata := at(o, "metadata")
+				if metadata["name"] != "gpuready-validator" || o["kind"] != "ClusterRole" && o["kind"] != "Role" {
+					continue
+				}
+				given, _ := o["rules"].([]any)
+				if o["kind"] == "Role" && metadata["namespace"] != "default" {
+					own = append(own, account(agent, given))
+					continue
+				}
+				rules = append(rules, given...)
+			}
+		}
+		cluster = append(cluster, account(agent, rules))
+	}
+	return own, cluster
+}
+
+func account(name string, rules []any) object {
+	return object{"serviceAccountName": name, "rules": rules}
+}

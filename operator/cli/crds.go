@@ -1,0 +1,41 @@
+package cli
+
+import (
+	"context"
+	"io"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpuready/gpuready/operator/crd"
+)
+
+const crdsUsage = `Make the cluster's CustomResourceDefinition of ClusterPolicy that of this version. Helm
+installs it and never changes it, so the chart has this done before an upgrade.
+
+One that somebody else installed (without the label app.kubernetes.io/part-of=gpuready) is
+left as it is, and the command fails.
+
+Examples:
+  gpu-operator crds --kubeconfig ~/.kube/config
+`
+
+func define(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	o := command("crds", crdsUsage, stdout)
+	o.api()
+	if err := o.parse(args); err != nil {
+		return err
+	}
+	if _, err := o.logger(stderr); err != nil {
+		return err
+	}
+	kube, err := o.rest()
+	if err != nil {
+		return err
+	}
+	c, err := client.New(kube, client.Options{Scheme: runtime.NewScheme()})
+	if err != nil {
+		return err
+	}
+	return crd.Upgrade(ctx, c)
+}
