@@ -84,7 +84,7 @@ func ObserveDriver(p *corev1.Pod) *Driver {
 
 // failing says why a container does not come up by itself.
 func failing(c *corev1.ContainerStatus) string {
-	if w := c.State.Waiting; w != nil && (w.Reason == "ImagePullBackOff" || w.Reason == "InvalidImageName") {
+	if w := c.State.Waiting; w != nil && (w.Reason == "ImagePullBackOff" || w.Reason == "ErrImageNeverPull" || w.Reason == "InvalidImageName") {
 		return "its image cannot be pulled: " + sentence(w.Message, w.Reason)
 	}
 	if c.Ready || c.RestartCount < hopeless {
