@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -22,6 +23,7 @@ import (
 	"github.com/gpuready/gpuready/operator/meter"
 	"github.com/gpuready/gpuready/operator/registry"
 	"github.com/gpuready/gpuready/operator/roll"
+	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
 const runUsage = `Watch the cluster, and have on each GPU node what the ClusterPolicy asks for.
@@ -110,7 +112,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		Registry: func(changed func(string)) controller.Registry {
 			return registry.NewCache(controller.Ask(asks, direct, o.cluster.Namespace, m), changed)
 		},
-		Roll: func(changed func()) controller.Roll { return roll.New(roll.Options{Client: direct, Changed: changed}) },
+		Roll: func(changed func(), tell func(*corev1.Node, upgrade.Event)) controller.Roll {
+			return roll.New(roll.Options{Client: direct, Changed: changed, Tell: tell})
+		},
 	})
 	if err := mgr.Add(c); err != nil {
 		return err

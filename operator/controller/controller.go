@@ -46,8 +46,9 @@ type Config struct {
 	Events  events.EventRecorder
 	Metrics *meter.Metrics
 	Cluster state.Cluster // OpenShift and HandOver are found out
-	// Roll makes what evicts pods; it calls changed when the watched pods have changed.
-	Roll func(changed func()) Roll
+	// Roll makes what evicts pods; it calls changed when the watched pods have changed, and
+	// tell with what is to be told of a Node.
+	Roll func(changed func(), tell func(*corev1.Node, upgrade.Event)) Roll
 	// Registry makes what knows which images there are; it calls changed when it has heard
 	// something new. Of pull secrets it gets the names.
 	Registry func(changed func(image string)) Registry
@@ -91,7 +92,7 @@ func New(config Config) *Controller {
 	c := &Controller{Config: config, inbox: newInbox(), model: newModel(), failed: map[string]*failure{}}
 	c.writer = newWriter(config.Client, c.inbox, c.tellNode, config.Log)
 	c.registry = config.Registry(func(string) { c.inbox.put(func(*model) {}) })
-	c.roll = config.Roll(func() { c.inbox.put(func(*model) {}) })
+	c.roll = config.Roll(func() { c.inbox.put(func(*model) {}) }, c.tellNode)
 	c.toolkit = newToolkit(config.Streams, c.inbox, config.Log)
 	c.planner = apply.NewPlanner(config.Client.Scheme())
 	return c

@@ -123,8 +123,11 @@ type failure struct {
 
 // upgrade plans the change of drivers; without a policy, that nodes are let go of.
 func (c *Controller) upgrade(s *scene) *upgrade.Plan {
-	in := upgrade.Input{Nodes: s.served, Targets: s.targets, Sets: map[string]upgrade.Set{}, Drivers: map[string]*upgrade.Driver{}, Pods: c.roll.Pods(), Now: c.Now(), Serves: driver.Serves}
-	for _, on := range c.model.nodes {
+	in := upgrade.Input{Nodes: s.served, Targets: s.targets, Sets: map[string]upgrade.Set{}, Drivers: map[string]*upgrade.Driver{}, Pods: c.roll.Pods(), Writing: map[string]bool{}, Now: c.Now(), Serves: driver.Serves}
+	for name, on := range c.model.nodes {
+		if on.sent != nil && on.sent.Version == on.node.Version {
+			in.Writing[name] = true
+		}
 		if s.policy == nil || !on.node.Served(s.handOver) {
 			in.Leaving = append(in.Leaving, on.node)
 		}

@@ -91,7 +91,7 @@ func newWorld(t *testing.T) *world {
 // start begins with a process that knows nothing.
 func (w *world) start() {
 	w.Controller = New(Config{
-		Client: w.Client, Events: w.events, Metrics: meter.New(prometheus.NewRegistry()), Roll: func(func()) Roll { return w },
+		Client: w.Client, Events: w.events, Metrics: meter.New(prometheus.NewRegistry()), Roll: func(func(), func(*corev1.Node, upgrade.Event)) Roll { return w },
 		Cluster:  state.Cluster{Namespace: namespace, ImageRepository: "gpuready", ImageVersion: "v0"},
 		Registry: func(func(string)) Registry { return images(w.images) },
 		Now:      func() time.Time { return w.now },

@@ -1,5 +1,5 @@
-// Package roll carries out what package upgrade plans: it writes to Nodes, removes pods,
-// and watches the pods of the nodes whose upgrade depends on them, and of no others.
+// Package roll carries out what package upgrade plans of pods: it removes them, and
+// watches those of the nodes whose upgrade depends on them, and of no others.
 package roll
 
 import (
@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
@@ -38,9 +37,6 @@ type Options struct {
 	// Changed is called, from several goroutines, when pods of a followed node have
 	// changed: it is time to plan again.
 	Changed func()
-	// Wrote is called with each Node as it is after it was written, so that the next plan
-	// is not made of an older one; nil: nobody.
-	Wrote func(*corev1.Node)
 	// Tell records an Event of the Node; nil: nobody.
 	Tell func(*corev1.Node, upgrade.Event)
 	// Now is the clock; nil: time.Now.
@@ -84,31 +80,6 @@ func (r *Roller) Start(ctx context.Context) error {
 	r.mu.Unlock()
 	r.running.Wait()
 	return nil
-}
-
-// Write writes a patch. Where the Node has changed since it was planned, or is no more,
-// nothing is written, which is no error: another plan will be made.
-func (r *Roller) Write(ctx context.Context, p upgrade.Patch) (wrote bool, err error) {
-	body, err := p.JSON()
-	if err != nil {
-		return false, fmt.Errorf("node %s: %w", p.Node, err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, deadline)
-	defer cancel()
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: p.Node}}
-	switch err := r.Client.Patch(ctx, node, client.RawPatch(types.MergePatchType, body), client.FieldOwner(label.FieldManager)); {
-	case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
-		return false, nil
-	case err != nil:
-		return false, fmt.Errorf("node %s cannot be patched: %w", p.Node, err)
-	}
-	if r.Wrote != nil {
-		r.Wrote(node)
-	}
-	if p.Event != nil && r.Tell != nil {
-		r.Tell(node, *p.Event)
-	}
-	return true, nil
 }
 
 // Outcome is what came of removing pods.

@@ -20,7 +20,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
-	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
@@ -49,45 +48,6 @@ func start(t *testing.T, o Options) *Roller {
 	done.Go(func() { _ = r.Start(ctx) })
 	t.Cleanup(func() { cancel(); done.Wait() })
 	return r
-}
-
-func TestAPatchIsOneWriteAndIsToldOf(t *testing.T) {
-	var writes int
-	c := newClient(interceptor.Funcs{Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption) error {
-		writes++
-		return c.Patch(ctx, o, p, opts...)
-	}}, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "1", Labels: map[string]string{label.UpgradeState: "upgrade-required", "other": "stays"}}})
-	var node corev1.Node
-	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Name: "a"}, &node))
-	var told []string
-	var seen *corev1.Node
-	r := start(t, Options{Client: c, Wrote: func(n *corev1.Node) { seen = n }, Tell: func(n *corev1.Node, e upgrade.Event) { told = append(told, n.Name+": "+e.Message) }})
-
-	patch := upgrade.Patch{
-		Node: "a", UID: "1", Version: node.ResourceVersion, Unschedulable: new(true),
-		Labels:      map[string]*string{label.UpgradeState: new("pod-deletion-required")},
-		Annotations: map[string]*string{label.UpgradeCordoned: new("true"), label.UpgradeWhy: nil},
-		Event:       &upgrade.Event{Message: "it begins"},
-	}
-	wrote, err := r.Write(t.Context(), patch)
-	require.NoError(t, err)
-	require.True(t, wrote)
-	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Name: "a"}, &node))
-	require.True(t, node.Spec.Unschedulable)
-	require.Equal(t, map[string]string{label.UpgradeState: "pod-deletion-required", "other": "stays"}, node.Labels)
-	require.Equal(t, map[string]string{label.UpgradeCordoned: "true"}, node.Annotations)
-	require.Equal(t, node.ResourceVersion, seen.ResourceVersion)
-
-	// The Node is another one now.
-	wrote, err = r.Write(t.Context(), patch)
-	require.NoError(t, err)
-	require.False(t, wrote)
-	patch.Node = "gone"
-	wrote, err = r.Write(t.Context(), patch)
-	require.NoError(t, err)
-	require.False(t, wrote)
-	require.Equal(t, 3, writes)
-	require.Equal(t, []string{"a: it begins"}, told)
 }
 
 func TestARefusedEvictionIsTriedAgainLater(t *testing.T) {

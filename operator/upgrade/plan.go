@@ -120,6 +120,12 @@ func (w *work) settle(n *node) (pending bool) {
 			w.unavailable++
 		}
 	}
+	if w.Writing[n.Name] && !n.state.InFlight() && n.state != Failed {
+		w.begun++
+		if n.Ready && !n.Cordoned {
+			w.unavailable++
+		}
+	}
 	skip := n.outdated && n.Labels[label.UpgradeSkip] == "true"
 	switch {
 	case !n.target.managed():
@@ -234,6 +240,9 @@ func (w *work) start(pending []*node) {
 	})
 	limit := w.Policy.unavailable(w.plan.Counts.Total)
 	for _, n := range pending {
+		if w.Writing[n.Name] {
+			continue
+		}
 		slot := w.Policy.MaxParallel == 0 || w.begun < w.Policy.MaxParallel
 		room := n.Cordoned || w.unavailable < limit
 		// On a node whose kubelet is silent no pod ends and no driver starts.

@@ -30,6 +30,8 @@ type cluster struct {
 	held    bool // budgets refuse evictions
 	broken  int  // a version that does not start
 	serial  int
+	sent    map[string]Patch // writes that are on their way
+	slow    bool             // writes take their time
 }
 
 // machine is a node with what runs on it.
@@ -95,7 +97,10 @@ func (c *cluster) input() Input {
 	for _, k := range kernels {
 		in.Targets[fleet.Pool{Kernel: string(k)}] = c.target(string(k))
 	}
+	in.Writing = map[string]bool{}
 	for name, m := range c.nodes {
+		p, ok := c.sent[name]
+		in.Writing[name] = ok && p.Version == m.Version
 		n := m.Node
 		n.Labels, n.Annotations = maps.Clone(m.Labels), maps.Clone(m.Annotations)
 		in.Nodes = append(in.Nodes, &n)
@@ -131,17 +136,30 @@ func (c *cluster) operate(upTo int) (wrote bool) {
 		if upTo--; upTo < 0 {
 			return true
 		}
-		wrote = c.write(q) || wrote
+		if c.sent[q.Node].Version == q.Version {
+			continue
+		}
+		if c.slow {
+			c.sent[q.Node] = q
+			continue
+		}
+		wrote = c.write(q, false) || wrote
 	}
 	for _, r := range p.Evict {
 		if upTo--; upTo < 0 {
 			return true
+		}
+		if _, ok := c.sent[r.Node]; ok {
+			continue
 		}
 		wrote = c.evict(r) || wrote
 	}
 	for _, r := range p.Delete {
 		if upTo--; upTo < 0 {
 			return true
+		}
+		if _, ok := c.sent[r.Node]; ok {
+			continue
 		}
 		d := c.nodes[r.Node].driver
 		if d != nil && d.UID == r.UID && !d.Deleting {
@@ -156,8 +174,9 @@ func (c *cluster) operate(upTo int) (wrote bool) {
 
 func (c *cluster) state(node string) State { return State(c.nodes[node].Labels[label.UpgradeState]) }
 
-// write is the API server's part in a patch.
-func (c *cluster) write(p Patch) bool {
+// write is the API server's part in a patch. Where it comes late, other nodes may have
+// been cordoned since it was planned.
+func (c *cluster) write(p Patch, late bool) bool {
 	m := c.nodes[p.Node]
 	if m == nil || m.Version != p.Version {
 		return false
@@ -184,13 +203,13 @@ func (c *cluster) write(p Patch) bool {
 	c.touched(m)
 	begun := !before.InFlight() && before != Failed
 	if after := c.state(p.Node); begun && after.InFlight() {
-		c.checkLimits(wasCordoned)
+		c.checkLimits(wasCordoned || late)
 	}
 	return true
 }
 
 // checkLimits runs when a node has just begun.
-func (c *cluster) checkLimits(wasCordoned bool) {
+func (c *cluster) checkLimits(anyway bool) {
 	var flying, away int
 	for name, m := range c.nodes {
 		if s := c.state(name); s.InFlight() || s == Failed {
@@ -203,7 +222,7 @@ func (c *cluster) checkLimits(wasCordoned bool) {
 	if c.policy.MaxParallel > 0 {
 		require.LessOrEqual(c.t, flying, c.policy.MaxParallel, "nodes in flight")
 	}
-	if !wasCordoned {
+	if !anyway {
 		require.LessOrEqual(c.t, away, c.policy.unavailable(len(c.nodes)), "nodes unavailable")
 	}
 }
@@ -242,6 +261,12 @@ func (c *cluster) apply() {
 // live lets everybody else do what they do: DaemonSet controller, kubelets, validators.
 func (c *cluster) live() {
 	c.now = c.now.Add(7 * time.Second)
+	for _, name := range slices.Sorted(maps.Keys(c.sent)) {
+		if !c.slow || rapid.Bool().Draw(c.t, "arrives") {
+			c.write(c.sent[name], true)
+			delete(c.sent, name)
+		}
+	}
 	for _, name := range slices.Sorted(maps.Keys(c.nodes)) {
 		m := c.nodes[name]
 		c.daemon(m)
@@ -295,7 +320,7 @@ func (c *cluster) kubelet(m *machine) {
 func (c *cluster) disturb() {
 	names := slices.Sorted(maps.Keys(c.nodes))
 	m := c.nodes[rapid.SampledFrom(names).Draw(c.t, "node")]
-	switch rapid.SampledFrom([]string{"pod", "pod", "job", "budget", "reboot", "kubelet", "driver", "edit", "edit", "kind", "break", "person", "clear", "set", "mute", "join", "leave", "wait"}).Draw(c.t, "what") {
+	switch rapid.SampledFrom([]string{"pod", "pod", "job", "budget", "reboot", "kubelet", "driver", "edit", "edit", "kind", "break", "person", "clear", "set", "mute", "join", "leave", "wait", "slow", "slow"}).Draw(c.t, "what") {
 	case "pod":
 		if !m.Cordoned {
 			m.pods = append(m.pods, &Pod{Namespace: "default", Name: fmt.Sprint("p", c.next()), UID: fmt.Sprint(c.serial), GPU: true, Controlled: true})
@@ -338,6 +363,8 @@ func (c *cluster) disturb() {
 		if len(c.nodes) > 1 {
 			delete(c.nodes, m.Name)
 		}
+	case "slow":
+		c.slow = !c.slow
 	case "wait":
 		c.now = c.now.Add(5 * time.Minute)
 	}
@@ -356,7 +383,7 @@ func (c *cluster) person(m *machine) {
 
 // heal ends what is in the way, as people would.
 func (c *cluster) heal() {
-	c.held, c.broken = false, 0
+	c.held, c.broken, c.slow = false, 0, false
 	cordoned := 0
 	for _, name := range slices.Sorted(maps.Keys(c.nodes)) {
 		m := c.nodes[name]
@@ -427,7 +454,7 @@ func newCluster(t *rapid.T) *cluster {
 		limit = intstr.FromString(rapid.SampledFrom([]string{"1%", "25%", "50%", "100%"}).Draw(t, "maxUnavailablePercent"))
 	}
 	c := &cluster{
-		t: t, now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), nodes: map[string]*machine{}, sets: map[string]Set{}, version: 1,
+		t: t, now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), nodes: map[string]*machine{}, sent: map[string]Patch{}, sets: map[string]Set{}, version: 1,
 		policy: Policy{
 			Auto: true, MaxParallel: rapid.IntRange(0, 3).Draw(t, "maxParallel"), MaxUnavailable: &limit,
 			Deletion: Eviction{Force: rapid.Bool().Draw(t, "force"), Timeout: 5 * time.Minute},

@@ -74,7 +74,10 @@ type Input struct {
 	// Pods are those of the nodes in Plan.Watch of the plan before, by node. A node that
 	// is not in it waits until its pods are known; an empty list means that there are none.
 	Pods map[string][]*Pod
-	Now  time.Time
+	// Writing are nodes to which a write is on its way, made of the Node that is in Nodes:
+	// it may be that their upgrade begins.
+	Writing map[string]bool
+	Now     time.Time
 	// Serves says whether the DaemonSet of an ID is made for the nodes of a pool, whatever
 	// its node selector (driver.Serves). nil: each is for all.
 	Serves func(id string, pool fleet.Pool) bool
