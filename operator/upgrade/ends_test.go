@@ -1,0 +1,108 @@
+package upgrade
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// Whatever happens meanwhile, the limits hold; when it has stopped happening, every node
+// has the driver that it should have, what the upgrade cordoned is uncordoned, what
+// somebody cordoned is not, and nothing is written any more.
+func TestARollEndsWellWhateverHappens(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := newCluster(t)
+		for range rapid.IntRange(0, 80).Draw(t, "steps") {
+			switch rapid.IntRange(0, 3).Draw(t, "turn") {
+			case 0:
+				c.disturb()
+			case 1:
+				c.live()
+			case 2:
+				c.operate(1 << 20)
+			case 3:
+				c.operate(rapid.IntRange(0, 4).Draw(t, "killed after")) // and another process goes on
+			}
+		}
+		c.heal()
+		const most = 400
+		for range most {
+			c.live()
+			wrote := c.operate(1 << 20)
+			// Timeouts may still run out meanwhile, and nodes fail.
+			c.clearFailures()
+			if !wrote && c.unsettled() == "" {
+				break
+			}
+		}
+		p := Make(c.input())
+		require.Empty(t, c.unsettled(), "%+v\n%+v", c.policy, p)
+		require.Empty(t, p.Patches)
+		require.Empty(t, p.Assign)
+		require.Empty(t, p.Evict)
+		require.Empty(t, p.Delete)
+		require.Equal(t, Counts{Total: len(c.nodes), Done: len(c.nodes)}, p.Counts)
+	})
+}
+
+// Planning is a function: the order of the input does not matter, and what was written
+// is not written again.
+func TestAPlanIsTheSameTwice(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := newCluster(t)
+		for range rapid.IntRange(0, 60).Draw(t, "steps") {
+			switch rapid.IntRange(0, 2).Draw(t, "turn") {
+			case 0:
+				c.disturb()
+			case 1:
+				c.live()
+			case 2:
+				c.operate(1 << 20)
+			}
+			in := c.input()
+			p := Make(in)
+			slices.Reverse(in.Nodes)
+			require.Equal(t, p, Make(in))
+		}
+		// Nobody else does anything: after a few writes there is nothing to write.
+		c.held = true
+		for i := 0; c.operate(1 << 20); i++ {
+			require.Less(t, i, 12, "it writes and writes")
+		}
+	})
+}
+
+// Switched off, the upgrade lets go of all nodes but those that have only the new
+// driver's start before them.
+func TestSwitchedOffItLetsGo(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := newCluster(t)
+		for range rapid.IntRange(0, 60).Draw(t, "steps") {
+			switch rapid.IntRange(0, 2).Draw(t, "turn") {
+			case 0:
+				c.disturb()
+			case 1:
+				c.live()
+			case 2:
+				c.operate(1 << 20)
+			}
+		}
+		c.heal()
+		c.policy.Auto = false
+		for range 60 {
+			c.live()
+			c.operate(1 << 20)
+		}
+		for name, m := range c.nodes {
+			require.Equal(t, m.people, m.Cordoned, "%s is cordoned by somebody, or not at all", name)
+			require.Empty(t, c.state(name))
+			require.Equal(t, "true", m.Labels[operand])
+			for key := range m.Annotations {
+				require.False(t, strings.Contains(key, "upgrade"), key)
+			}
+		}
+	})
+}

@@ -1,0 +1,129 @@
+package upgrade
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+// disturb does one of the things that happen to a cluster.
+func (c *cluster) disturb() {
+	names := slices.Sorted(maps.Keys(c.nodes))
+	m := c.nodes[rapid.SampledFrom(names).Draw(c.t, "node")]
+	switch rapid.SampledFrom([]string{"pod", "pod", "job", "budget", "reboot", "kubelet", "driver", "edit", "edit", "kind", "break", "person", "clear", "set", "mute", "join", "leave", "wait", "slow", "slow"}).Draw(c.t, "what") {
+	case "pod":
+		if !m.Cordoned {
+			m.pods = append(m.pods, &Pod{Namespace: "default", Name: fmt.Sprint("p", c.next()), UID: fmt.Sprint(c.serial), GPU: true, Controlled: true})
+		}
+	case "job":
+		if !m.Cordoned {
+			m.pods = append(m.pods, &Pod{Namespace: "default", Name: fmt.Sprint("p", c.next()), UID: fmt.Sprint(c.serial), GPU: true, Own: rapid.Bool().Draw(c.t, "own")})
+		}
+	case "budget":
+		c.held = !c.held
+	case "reboot":
+		c.boot(m)
+	case "kubelet":
+		m.Ready = !m.Ready
+		c.touched(m)
+	case "driver":
+		if m.driver != nil {
+			m.driver.Deleting = true
+		}
+	case "edit":
+		c.version = rapid.IntRange(max(1, c.version-1), c.version+1).Draw(c.t, "version")
+	case "kind":
+		c.byKern = !c.byKern
+	case "break":
+		c.broken = c.version
+	case "person":
+		c.person(m)
+	case "clear":
+		if c.state(m.Name) == Failed {
+			delete(m.Labels, label.UpgradeState)
+			c.touched(m)
+		}
+	case "set":
+		clear(c.sets)
+	case "mute":
+		m.mute = !m.mute
+	case "join":
+		c.add()
+	case "leave":
+		if len(c.nodes) > 1 {
+			delete(c.nodes, m.Name)
+		}
+	case "slow":
+		c.slow = !c.slow
+	case "wait":
+		c.now = c.now.Add(5 * time.Minute)
+	}
+}
+
+// person cordons a node that is nobody's, or uncordons one.
+func (c *cluster) person(m *machine) {
+	switch {
+	case m.Cordoned:
+		m.Cordoned, m.people = false, false
+	case !c.state(m.Name).InFlight() && m.Annotations[label.UpgradeCordoned] == "":
+		m.Cordoned, m.people = true, true
+	}
+	c.touched(m)
+}
+
+// heal ends what is in the way, as people would.
+func (c *cluster) heal() {
+	c.held, c.broken, c.slow = false, 0, false
+	cordoned := 0
+	for _, name := range slices.Sorted(maps.Keys(c.nodes)) {
+		m := c.nodes[name]
+		if m.people {
+			cordoned++
+		}
+		// Where people have taken as many nodes away as may be, the rest waits for them.
+		if m.people && cordoned >= c.policy.unavailable(len(c.nodes)) {
+			m.people, m.Cordoned = false, false
+		}
+		m.Ready, m.mute = true, false
+		for _, p := range m.pods {
+			p.Deleting = p.Deleting || !p.Controlled
+		}
+		c.touched(m)
+	}
+}
+
+func (c *cluster) clearFailures() {
+	for name, m := range c.nodes {
+		if c.state(name) == Failed {
+			delete(m.Labels, label.UpgradeState)
+			c.touched(m)
+		}
+	}
+}
+
+// settled says what is not as it should be in the end; "": nothing.
+func (c *cluster) unsettled() string {
+	for name, m := range c.nodes {
+		t := c.target(m.Pool.Kernel)
+		switch d := m.driver; {
+		case d == nil || !d.up() || !d.of(t):
+			return fmt.Sprintf("%s has driver pod %+v, and should have one of %v", name, d, t)
+		case m.Labels[label.Driver] != t.ID:
+			return name + " is another DaemonSet's"
+		case m.Cordoned != m.people:
+			return fmt.Sprintf("%s is cordoned: %v, by somebody: %v", name, m.Cordoned, m.people)
+		case m.Labels[operand] != "true":
+			return name + " has no operands"
+		case c.state(name) != Done:
+			return fmt.Sprintf("%s is in %q", name, c.state(name))
+		case len(m.Annotations) > 0:
+			return fmt.Sprintf("%s has annotations %v", name, m.Annotations)
+		}
+	}
+	return ""
+}
