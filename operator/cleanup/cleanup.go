@@ -190,6 +190,9 @@ func (c Config) node(ctx context.Context, name string, taints []string) error {
 	if err := c.taints(ctx, &node, taints); err != nil {
 		return err
 	}
+	if err := c.features(ctx, &node); err != nil {
+		return err
+	}
 	n := fleet.Observe(&node)
 	plan := upgrade.Make(upgrade.Input{Nodes: []*fleet.Node{n}, Now: time.Now()})
 	patch, needed := plan.Patch(n, n.RemovalPatch())

@@ -3,6 +3,7 @@ package cleanup
 import (
 	"context"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -34,6 +35,28 @@ func (c Config) taints(ctx context.Context, node *corev1.Node, keys []string) er
 		return nil
 	}
 	c.say("remove the startup taint of node %s", node.Name)
+	if c.DryRun {
+		return nil
+	}
+	return c.Client.Patch(ctx, node, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}), client.FieldOwner(label.FieldManager))
+}
+
+// written, an annotation, has the names of the labels below nvidia.com/ that the validator
+// wrote, parted by commas.
+const written = "gpuready.io/feature-labels"
+
+// features takes away the labels that say what the Node's GPUs are.
+func (c Config) features(ctx context.Context, node *corev1.Node) error {
+	names, is := node.Annotations[written]
+	if !is {
+		return nil
+	}
+	before := node.DeepCopy()
+	for name := range strings.SplitSeq(names, ",") {
+		delete(node.Labels, "nvidia.com/"+name)
+	}
+	delete(node.Annotations, written)
+	c.say("remove the labels of the GPUs' features of node %s", node.Name)
 	if c.DryRun {
 		return nil
 	}

@@ -21,7 +21,7 @@ has gone. In this order:
      while the operator runs it takes its objects and its labels away by itself
   2. its DaemonSets, Services and RuntimeClasses
   3. on each Node its labels, annotations and cordon, the startup taint if the policy had
-     it managed, and the conditions GPUReady and GPUHealthy
+     it managed, the conditions GPUReady and GPUHealthy, and the labels of GPUs' features
 
 Nothing else is touched: neither labels that a person set, nor the custom resource
 definition. If a policy of somebody else's is there, nothing but 1 is done without

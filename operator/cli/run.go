@@ -3,15 +3,19 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"maps"
+	"os"
 	"time"
 
 	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -139,13 +143,30 @@ func newManager(kube *rest.Config, o *options, lead bool, log *slog.Logger) (man
 	if err != nil {
 		return nil, err
 	}
+	lock, err := newLock(kube, o)
+	if err != nil {
+		return nil, err
+	}
 	leaseDuration, renewDeadline, retryPeriod, end := leaseTime, renewTime, retryTime, endDeadline
 	return manager.New(kube, manager.Options{
 		Scheme: scheme, Logger: logr.FromSlogHandler(log.Handler()),
 		Cache:   controller.Caches(o.cluster.Namespace),
 		Metrics: metricsserver.Options{BindAddress: "0"}, HealthProbeBindAddress: "0",
-		LeaderElection: lead, LeaderElectionID: lease, LeaderElectionNamespace: o.namespace, LeaderElectionReleaseOnCancel: true,
+		LeaderElection: lead, LeaderElectionResourceLockInterface: lock, LeaderElectionReleaseOnCancel: true,
 		LeaseDuration: &leaseDuration, RenewDeadline: &renewDeadline, RetryPeriod: &retryPeriod,
 		GracefulShutdownTimeout: &end,
 	})
+}
+
+// newLock is the Lease. In a pod whoever holds it is called like the pod: a container that
+// was killed and started again goes on at once.
+func newLock(kube *rest.Config, o *options) (resourcelock.Interface, error) {
+	id, err := os.Hostname()
+	if err != nil {
+		return nil, fmt.Errorf("name of this host, for the Lease: %w", err)
+	}
+	if o.kubeconfig != "" {
+		id += "_" + string(uuid.NewUUID())
+	}
+	return resourcelock.NewFromKubeconfig(resourcelock.LeasesResourceLock, o.namespace, lease, resourcelock.ResourceLockConfig{Identity: id}, kube, renewTime)
 }

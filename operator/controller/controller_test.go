@@ -1,13 +1,21 @@
 package controller
 
 import (
+	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/label"
 )
 
@@ -93,4 +101,105 @@ func TestNodesComeGoAndChange(t *testing.T) {
 	require.NotContains(t, w.node("n2").Labels, label.Deploy+"device-plugin")
 	require.NotContains(t, w.node("n2").Labels, label.Driver)
 	require.Empty(t, w.step())
+}
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestARefusedWriteIsTriedAgainAndNotBeforeItsTime(t *testing.T) {
+	w := newWorld(t)
+	w.create(gpuNode("n1"), simulated("policy"))
+	w.refuse = errors.New("no")
+	w.show()
+	w.turn(t.Context())
+	first := len(w.writes)
+	require.NotZero(t, first)
+	require.False(t, w.alarm.IsZero())
+	w.turn(t.Context())
+	require.Len(t, w.writes, first, "not yet")
+	w.refuse = nil
+	w.step()
+	require.NotEmpty(t, w.sets())
+	require.Empty(t, w.step())
+}
+
+func rhcos(name, version string) *corev1.Node {
+	return gpuNode(name, label.OSID, "rhcos", label.OSVersion, "4.12", label.OSTree, version, label.Kernel, "4.18.0-372.51.1.el8_6.x86_64")
+}
+
+func contained(name string) *v1.ClusterPolicy {
+	p := simulated(name)
+	p.Spec.Driver.Simulated = nil
+	p.Spec.Driver.Repository, p.Spec.Driver.Image, p.Spec.Driver.Version = "registry.example", "driver", "535"
+	return p
+}
+
+func TestEachVersionOfRHCOSHasItsDriverWhileANodeRunsIt(t *testing.T) {
+	const old, next = "412.86.202303241612-0", "413.92.202306010245-0"
+	w := newWorld(t)
+	w.model.openShift, w.model.toolkit = true, map[string]string{old: "dtk@old"}
+	w.create(rhcos("n1", old), rhcos("n2", old), contained("policy"))
+	w.step()
+	require.Contains(t, w.sets(), "nvidia-driver-daemonset-"+old)
+	w.change("n2", func(n *corev1.Node) { n.Labels[label.OSTree] = next })
+	w.step()
+	require.NotContains(t, w.sets(), "nvidia-driver-daemonset-"+next, "its tag is missing")
+	require.Contains(t, fmt.Sprint(w.policy("policy").Status.Pools), next)
+	w.model.toolkit[next] = "dtk@next"
+	w.step()
+	require.Contains(t, w.sets(), "nvidia-driver-daemonset-"+next)
+	require.Equal(t, next, w.node("n2").Labels[label.Driver])
+	w.change("n1", func(n *corev1.Node) { n.Labels[label.OSTree] = next })
+	w.step()
+	require.NotContains(t, w.sets(), "nvidia-driver-daemonset-"+old, "its last node has gone")
+	require.Empty(t, w.step())
+}
+
+func TestAPrecompiledDriverComesWhenItsImageDoes(t *testing.T) {
+	yes := true
+	p := contained("policy")
+	p.Spec.Driver.UsePrecompiled = &yes
+	image := "registry.example/driver:535-" + kernel + "-ubuntu22.04"
+	w := newWorld(t)
+	w.images[image] = driver.Presence{State: driver.Absent}
+	w.create(gpuNode("n1"), p)
+	w.step()
+	require.NotContains(t, fmt.Sprint(w.sets()), label.DriverApp)
+	require.Contains(t, fmt.Sprint(w.policy("policy").Status.Pools), image)
+	w.images[image] = driver.Presence{State: driver.Present}
+	w.step()
+	require.Contains(t, w.sets(), label.DriverApp+"-"+kernel+"-ubuntu22.04")
+	require.Equal(t, kernel+"-ubuntu22.04", w.node("n1").Labels[label.Driver])
+}
+
+func TestWhileNVIDIAsOperatorRunsNodesAreHandedOverOneByOne(t *testing.T) {
+	w := newWorld(t)
+	w.model.other[types.NamespacedName{Namespace: "gpu-operator", Name: otherName}] = true
+	w.create(gpuNode("n1"), gpuNode("n2"), simulated("policy"))
+	require.Equal(t, []string{"status policy"}, w.step())
+	require.Equal(t, v1.Disabled, w.policy("policy").Status.State)
+	w.change("n1", func(n *corev1.Node) { n.Labels[label.HandOver] = label.Product })
+	w.step()
+	require.Equal(t, "simulated", w.node("n1").Labels[label.Driver])
+	require.NotContains(t, w.node("n2").Labels, label.Driver)
+	require.NotEqual(t, v1.Disabled, w.policy("policy").Status.State)
+	require.Empty(t, w.step())
+}
+
+func TestAnObjectOfSomebodyElsesIsNotTaken(t *testing.T) {
+	w := newWorld(t)
+	w.create(gpuNode("n1"), simulated("policy"), &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "nvidia-device-plugin-daemonset", Namespace: namespace}})
+	require.NotContains(t, w.step(), "apply nvidia-device-plugin-daemonset")
+	require.Contains(t, fmt.Sprint(w.policy("policy").Status.Conditions), "is not this operator's")
+}
+
+func TestTheDriverToolkitsImagesAreRead(t *testing.T) {
+	u := untyped(imageStreamKind)
+	u.Object["spec"] = map[string]any{"tags": []any{
+		map[string]any{"name": "412", "from": map[string]any{"kind": "DockerImage", "name": "quay.io/a@sha256:1"}, "annotations": map[string]any{}},
+		map[string]any{"name": "latest", "from": map[string]any{"kind": "ImageStreamTag", "name": "412"}},
+	}}
+	u.Object["status"] = map[string]any{"tags": []any{map[string]any{"tag": "411", "items": []any{map[string]any{"dockerImageReference": "quay.io/a@sha256:0"}}}}}
+	stripped, err := stripImageStream(u)
+	require.NoError(t, err)
+	require.Equal(t, map[string]string{"412": "quay.io/a@sha256:1", "411": "quay.io/a@sha256:0"}, tags(stripped.(*unstructured.Unstructured)))
 }

@@ -57,7 +57,7 @@ func (t *toolkit) run(ctx context.Context) error {
 			err = t.begin(ctx)
 		}
 		if err != nil && ctx.Err() == nil {
-			t.log.Error("the Driver Toolkit's ImageStream cannot be watched; it is tried again", "error", err)
+			t.log.Warn("the Driver Toolkit's ImageStream cannot be watched; it is tried again", "error", err)
 			t.queue.AddRateLimited(served)
 		} else {
 			t.queue.Forget(served)

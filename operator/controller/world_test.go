@@ -12,7 +12,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -97,6 +96,8 @@ func (w *world) start() {
 		Now:      func() time.Time { return w.now },
 		Log:      slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
+	w.Cleanup(w.writer.queue.ShutDown)
+	w.Cleanup(w.Controller.toolkit.queue.ShutDown)
 }
 
 // Pods, Remove and Start are Roll's.
@@ -255,8 +256,4 @@ func simulated(name string) *v1.ClusterPolicy {
 
 func (w *world) gone(o client.Object) {
 	require.NoError(w, client.IgnoreNotFound(w.Client.Delete(w.Context(), o)))
-}
-
-func (w *world) missing(o client.Object) bool {
-	return apierrors.IsNotFound(w.Get(w.Context(), client.ObjectKeyFromObject(o), o))
 }

@@ -1,0 +1,94 @@
+package cleanup
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/apply"
+	"github.com/gpuready/gpuready/operator/controller"
+	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+// cluster is one on which the operator was at work.
+func cluster(t *testing.T, policyLabels map[string]string) client.WithWatch {
+	scheme, err := controller.Scheme()
+	require.NoError(t, err)
+	yes := true
+	policy := &v1.ClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: "policy", Labels: policyLabels}}
+	policy.Spec.Node.StartupTaint.Manage, policy.Spec.Node.StartupTaint.Key = &yes, "nvidia.com/gpu-not-ready"
+	node := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "u1", Labels: map[string]string{label.PCI: "true", "person": "x", label.Deploy + "dcgm": "false", "nvidia.com/gpu.count": "8"},
+			Annotations: map[string]string{"person": "x", written: "gpu.count"}},
+		Spec:   corev1.NodeSpec{Taints: []corev1.Taint{{Key: "nvidia.com/gpu-not-ready", Effect: "NoSchedule"}, {Key: "person", Effect: "NoSchedule"}}},
+		Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: "Ready", Status: "True"}, {Type: "GPUReady", Status: "True"}, {Type: "GPUHealthy", Status: "True"}}},
+	}
+	patch := fleet.Observe(node).LabelPatch(fleet.Placement{Operands: []string{"driver", "dcgm"}, Driver: "simulated"})
+	for _, m := range []struct {
+		of   map[string]string
+		with map[string]*string
+	}{{node.Labels, patch.Labels}, {node.Annotations, patch.Annotations}} {
+		for key, value := range m.with {
+			m.of[key] = *value
+		}
+	}
+	ours := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "ours", Namespace: "gpuready", Labels: map[string]string(apply.Selector())}}
+	theirs := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "theirs", Namespace: "gpuready", Labels: map[string]string{label.ManagedBy: label.Operator}}}
+	return fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&corev1.Node{}).WithObjects(policy, node, ours, theirs).Build()
+}
+
+func names(t *testing.T, c client.Client) (all []string) {
+	var sets appsv1.DaemonSetList
+	require.NoError(t, c.List(t.Context(), &sets))
+	for _, s := range sets.Items {
+		all = append(all, s.Name)
+	}
+	return all
+}
+
+func TestWhatTheOperatorWroteIsTakenAwayAndNothingElse(t *testing.T) {
+	c := cluster(t, map[string]string{label.PartOf: label.Product})
+	var out bytes.Buffer
+	config := Config{Client: c, Namespace: "gpuready", Out: &out}
+	require.NoError(t, Run(t.Context(), config))
+	require.Equal(t, []string{"theirs"}, names(t, c))
+	var node corev1.Node
+	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Name: "n1"}, &node))
+	require.Equal(t, map[string]string{label.PCI: "true", "person": "x", label.Deploy + "dcgm": "false"}, node.Labels)
+	require.Equal(t, map[string]string{"person": "x"}, node.Annotations)
+	require.Len(t, node.Spec.Taints, 1)
+	require.Len(t, node.Status.Conditions, 1)
+	var policies v1.ClusterPolicyList
+	require.NoError(t, c.List(t.Context(), &policies))
+	require.Empty(t, policies.Items)
+	require.Contains(t, out.String(), "delete *v1.DaemonSet ours")
+	out.Reset()
+	require.NoError(t, Run(t.Context(), config))
+	require.Empty(t, out.String(), "the second time there is nothing to do")
+}
+
+func TestAPolicyOfSomebodyElsesStaysAndWithItAllElse(t *testing.T) {
+	c := cluster(t, nil)
+	var out bytes.Buffer
+	require.NoError(t, Run(t.Context(), Config{Client: c, Namespace: "gpuready", Out: &out}))
+	require.Contains(t, out.String(), "ClusterPolicy policy is somebody else's")
+	require.Len(t, names(t, c), 2)
+	require.NoError(t, Run(t.Context(), Config{Client: c, Namespace: "gpuready", Out: &out, Force: true}))
+	require.Equal(t, []string{"theirs"}, names(t, c))
+}
+
+func TestADryRunChangesNothing(t *testing.T) {
+	c := cluster(t, map[string]string{label.PartOf: label.Product})
+	var out bytes.Buffer
+	require.NoError(t, Run(t.Context(), Config{Client: c, Namespace: "gpuready", Out: &out, DryRun: true}))
+	require.Len(t, names(t, c), 2)
+	require.Contains(t, out.String(), "(dry run) patch node n1")
+}
