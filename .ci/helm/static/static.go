@@ -33,7 +33,7 @@ var examples = []example{
 	{"clusterpolicy.yaml", "GPUs on every node that has one: the chart's own values.", nil},
 	{"clusterpolicy-simulated.yaml", "A cluster without GPUs: the simulated driver on every node.\n# Label the nodes that are to have it: kubectl label node NODE nvidia.com/gpu.present=true",
 		map[string]any{"driver": map[string]any{"simulated": map[string]any{"enabled": true}}}},
-	{"clusterpolicy-precompiled.yaml", "A driver image for each kernel, none is built on a node. See docs/precompiled.md.",
+	{"clusterpolicy-precompiled.yaml", "A driver image for each kernel, none is built on a node. See docs/openshift.md.",
 		map[string]any{"driver": map[string]any{"usePrecompiled": true, "repository": "registry.example.com/nvidia", "image": "driver", "version": "535"}}},
 }
 
@@ -106,7 +106,7 @@ var blank = regexp.MustCompile(`\n([ \t]*\n)+`)
 
 const about = `# The operator: its CustomResourceDefinition, its Deployment, its rights, and those of the
 # agents that it puts onto nodes. Then apply a ClusterPolicy, as examples/clusterpolicy.yaml.
-# It wants the labels of Node Feature Discovery. See docs/operator.md.
+# It wants the labels of Node Feature Discovery. See docs/helm.md.
 `
 
 const namespace = `apiVersion: v1

@@ -1,0 +1,175 @@
+package chart
+
+import (
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"sigs.k8s.io/yaml"
+)
+
+const dir = "../../../deployments/helm/gpuready"
+
+type object = map[string]any
+
+// render returns the objects of the chart with values, in YAML.
+func render(t *testing.T, r Release, values string) []object {
+	t.Helper()
+	require.NoError(t, yaml.Unmarshal([]byte(values), &r.Values))
+	c, err := Load(t.Context(), dir)
+	require.NoError(t, err)
+	r.Namespace = "somewhere"
+	if r.Kube == "" {
+		r.Kube = "v1.34.0" // helm takes an old one in tests
+	}
+	files, err := Render(c, r)
+	require.NoError(t, err)
+	var all []object
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		for text := range strings.SplitSeq(files[name], "\n---") {
+			var o object
+			require.NoError(t, yaml.UnmarshalStrict([]byte(text), &o), "%s\n%s", name, text)
+			if o != nil {
+				require.NotEmpty(t, o["kind"], name)
+				all = append(all, o)
+			}
+		}
+	}
+	return all
+}
+
+// has returns the names of a kind.
+func has(all []object, kind string) (names []string) {
+	for _, o := range all {
+		if o["kind"] == kind {
+			names = append(names, o["metadata"].(object)["name"].(string))
+		}
+	}
+	return names
+}
+
+const openshift = "security.openshift.io/v1"
+
+func TestWhatIsInstalledFollowsTheCluster(t *testing.T) {
+	plain := render(t, Release{}, "")
+	require.Empty(t, has(plain, "SecurityContextConstraints"))
+	require.Len(t, has(plain, "ValidatingAdmissionPolicy"), 3)
+	require.Equal(t, []string{"gpu-cluster-policy"}, has(plain, "ClusterPolicy"))
+	require.Equal(t, []string{"gpuready-rhcos-version"}, has(plain, "NodeFeatureRule"))
+	require.Empty(t, has(plain, "Namespace"))
+
+	there := render(t, Release{Versions: []string{openshift}}, "")
+	require.Len(t, has(there, "SecurityContextConstraints"), 9)
+	require.Empty(t, has(render(t, Release{Kube: "v1.27.0"}, ""), "ValidatingAdmissionPolicy"), "they are of 1.30")
+}
+
+func TestNodeFeatureDiscoveryIsOptional(t *testing.T) {
+	workers := func(all []object) bool {
+		return slices.ContainsFunc(has(all, "DaemonSet"), func(name string) bool { return strings.Contains(name, "node-feature-discovery") })
+	}
+	require.True(t, workers(render(t, Release{}, "")))
+	without := render(t, Release{}, "nfd: {enabled: false}")
+	require.False(t, workers(without))
+	require.Empty(t, has(without, "NodeFeatureRule"), "nobody knows the kind")
+	require.NotEmpty(t, has(render(t, Release{Versions: []string{"nfd.k8s-sigs.io/v1alpha1"}}, "nfd: {enabled: false}"), "NodeFeatureRule"))
+}
+
+func TestOperandsHaveANamespaceOfTheirOwn(t *testing.T) {
+	all := render(t, Release{}, "operands: {namespace: gpu-operands}\nnfd: {enabled: false}")
+	require.Equal(t, []string{"gpu-operands"}, has(all, "Namespace"))
+	text, err := yaml.Marshal(all)
+	require.NoError(t, err)
+	require.Contains(t, string(text), "system:serviceaccount:gpu-operands:gpu-validator")
+	for _, o := range all {
+		metadata := o["metadata"].(object)
+		name, _ := metadata["name"].(string)
+		switch o["kind"] {
+		case "ServiceAccount", "Deployment", "Job":
+			want := "gpu-operands"
+			if strings.HasPrefix(name, "gpu-operator") {
+				want = "somewhere"
+			}
+			require.Equal(t, want, metadata["namespace"], name)
+		}
+	}
+}
+
+func TestEveryImageComesFromTheRegistry(t *testing.T) {
+	all := render(t, Release{Versions: []string{openshift}}, `
+global: {registry: registry.example.com/mirror, imagePullSecrets: [{name: mirror}]}
+node-feature-discovery: {image: {repository: registry.example.com/mirror/nfd}}
+operator: {initContainer: {repository: nvcr.io/nvidia, image: cuda, version: "12"}}
+driver: {usePrecompiled: true, repository: nvcr.io/nvidia, image: driver, version: "535", manager: {repository: nvcr.io/nvidia/cloud-native, image: k8s-driver-manager, version: v0.6.10}}
+dcgm: {enabled: true, repository: nvcr.io/nvidia/cloud-native, image: dcgm, version: "3"}
+dcgmExporter: {enabled: true, repository: "localhost:5000/a", image: dcgm-exporter, version: "3"}`)
+	text, err := yaml.Marshal(all)
+	require.NoError(t, err)
+	found := 0
+	for _, m := range regexp.MustCompile(`(?m)^\s+(?:- )?(?:repository|image): "?([^"\s]*/[^"\s]*)`).FindAllStringSubmatch(string(text), -1) {
+		require.True(t, strings.HasPrefix(m[1], "registry.example.com/mirror/"), m[0])
+		found++
+	}
+	require.GreaterOrEqual(t, found, 11)
+	require.Contains(t, string(text), "value: registry.example.com/mirror/gpuready", "IMAGE_REPOSITORY")
+	for _, host := range []string{"nvcr.io", "localhost", "registry.k8s.io"} {
+		require.NotContains(t, string(text), host)
+	}
+	for _, o := range all {
+		if o["kind"] == "ClusterPolicy" {
+			require.Equal(t, []any{"mirror"}, o["spec"].(object)["driver"].(object)["imagePullSecrets"])
+		}
+	}
+}
+
+func TestUnknownValuesAreRefused(t *testing.T) {
+	for _, values := range []object{
+		{"nonsense": 1}, {"driver": object{"nonsense": true}}, {"operator": object{"replica": 1}}, {"driver": object{"usePrecompiled": "yes"}},
+		{"operands": object{"namespace": "Not A Name"}}, {"mig": object{"strategy": "some"}}, {"driver": object{"upgradePolicy": object{"drain": object{"enabled": true}}}},
+	} {
+		c, err := Load(t.Context(), dir)
+		require.NoError(t, err)
+		_, err = Render(c, Release{Namespace: "somewhere", Values: values})
+		require.ErrorContains(t, err, "values don't meet the specifications", "%v", values)
+	}
+}
+
+// TestWhatIsNoAgentIsRestricted goes by the Pod Security Standards' profile: operator and hooks.
+func TestWhatIsNoAgentIsRestricted(t *testing.T) {
+	found := 0
+	for _, o := range render(t, Release{}, "nfd: {enabled: false}\ntrustedCA: {configMapName: ca}") {
+		if o["kind"] != "Deployment" && o["kind"] != "Job" {
+			continue
+		}
+		found++
+		var pod struct {
+			SecurityContext struct {
+				RunAsNonRoot   bool
+				SeccompProfile struct{ Type string }
+			}
+			Volumes    []object
+			Containers []struct {
+				SecurityContext struct {
+					AllowPrivilegeEscalation, ReadOnlyRootFilesystem *bool
+					Capabilities                                     struct{ Drop []string }
+				}
+			}
+		}
+		text, err := yaml.Marshal(o["spec"].(object)["template"].(object)["spec"])
+		require.NoError(t, err)
+		require.NoError(t, yaml.Unmarshal(text, &pod))
+		require.True(t, pod.SecurityContext.RunAsNonRoot)
+		require.Equal(t, "RuntimeDefault", pod.SecurityContext.SeccompProfile.Type)
+		for _, v := range pod.Volumes {
+			require.NotContains(t, v, "hostPath")
+		}
+		for _, c := range pod.Containers {
+			require.False(t, *c.SecurityContext.AllowPrivilegeEscalation)
+			require.True(t, *c.SecurityContext.ReadOnlyRootFilesystem)
+			require.Equal(t, []string{"ALL"}, c.SecurityContext.Capabilities.Drop)
+		}
+	}
+	require.Equal(t, 3, found, "the operator and two hooks")
+}
