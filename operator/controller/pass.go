@@ -4,7 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/gpuready/gpuready/operator/apply"
@@ -49,25 +50,25 @@ func (c *Controller) apply(ctx context.Context, s *scene) error {
 		}
 	}
 	wanted, problems := c.free(s.wanted)
-	plan, err := c.planner.Plan(wanted, c.model.live(), s.keep(c.model.served()))
+	plan, err := c.planner.Plan(wanted, c.model.live(), s.keep(sync.OnceValue(c.model.served)))
 	if err != nil {
 		return err
 	}
 	for _, change := range plan.Apply {
-		problems = append(problems, c.attempt(change.Key.String(), func() error {
+		problems = append(problems, c.attempt(change.String(), func() error {
 			have, err := apply.Apply(ctx, c.Client, change)
 			if err == nil {
-				c.Log.Info("applied", "object", change.Key.String(), "why", change.Why)
+				c.Log.Info("applied", "object", change.String(), "why", change.Why)
 				c.model.seeObject(change.Key, have)
 			}
 			return err
 		}))
 	}
 	for _, rest := range plan.Prune {
-		problems = append(problems, c.attempt(rest.Key.String(), func() error {
+		problems = append(problems, c.attempt(rest.String(), func() error {
 			err := apply.Prune(ctx, c.Client, rest.Object)
 			if err == nil {
-				c.Log.Info("deleted", "object", rest.Key.String())
+				c.Log.Info("deleted", "object", rest.String())
 				c.model.loseObject(rest.Key, rest.Object.GetUID())
 			}
 			return err
@@ -191,10 +192,10 @@ func (c *Controller) label(s *scene, plan *upgrade.Plan) {
 		if s.policy != nil {
 			want.Driver, want.HostDriver = plan.Driver(on.node), on.hostDriver()
 		}
-		if !c.model.dirty[name] && !planned[name] && on.placement != nil && reflect.DeepEqual(*on.placement, want) {
+		if !c.model.dirty[name] && !planned[name] && on.placement != nil && same(on.placement, &want) {
 			continue
 		}
-		on.placement = &want
+		on.placement = &fleet.Placement{HandOver: want.HandOver, Operands: want.Operands, Driver: want.Driver, HostDriver: want.HostDriver}
 		if on.sent != nil && on.sent.Version == on.node.Version {
 			continue // its answer is an event
 		}
@@ -215,4 +216,8 @@ func (c *Controller) label(s *scene, plan *upgrade.Plan) {
 		}
 	}
 	clear(c.model.dirty)
+}
+
+func same(a, b *fleet.Placement) bool {
+	return a.HandOver == b.HandOver && a.HostDriver == b.HostDriver && a.Driver == b.Driver && slices.Equal(a.Operands, b.Operands)
 }

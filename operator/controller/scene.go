@@ -133,13 +133,13 @@ func (c *Controller) keys(spec *v1.DriverSpec) map[string][]string {
 
 // keep says which objects stay although nothing that is wanted now asks for them: a
 // driver that nodes still have.
-func (s *scene) keep(served map[string]int) func(client.Object) bool {
+func (s *scene) keep(served func() map[string]int) func(client.Object) bool {
 	return func(o client.Object) bool {
 		if s.policy == nil || o.GetLabels()[label.State] != string(state.Driver) {
 			return false
 		}
 		id, _ := driverOf(o)
-		return served[id] > 0 || slices.ContainsFunc(s.choices, func(c driver.Choice) bool { return c.ID == id })
+		return served()[id] > 0 || slices.ContainsFunc(s.choices, func(c driver.Choice) bool { return c.ID == id })
 	}
 }
 

@@ -40,7 +40,7 @@ const (
 // world is a Controller and a cluster whose watches are as fast as its API: the test is
 // the goroutine that owns the model, and a step is what would follow from events.
 type world struct {
-	*testing.T
+	testing.TB
 	client.Client
 	*Controller
 	now     time.Time
@@ -51,10 +51,10 @@ type world struct {
 	events  *events.FakeRecorder
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t testing.TB) *world {
 	scheme, err := Scheme()
 	require.NoError(t, err)
-	w := &world{T: t, now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), images: map[string]driver.Presence{}, events: events.NewFakeRecorder(1000)}
+	w := &world{TB: t, now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), images: map[string]driver.Presence{}, events: events.NewFakeRecorder(1000)}
 	w.Client = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1.ClusterPolicy{}).WithInterceptorFuncs(interceptor.Funcs{
 		Apply: func(ctx context.Context, c client.WithWatch, o runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
 			named := o.(interface {
@@ -97,7 +97,7 @@ func (w *world) start() {
 		Log:      slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	w.Cleanup(w.writer.queue.ShutDown)
-	w.Cleanup(w.Controller.toolkit.queue.ShutDown)
+	w.Cleanup(w.toolkit.queue.ShutDown)
 }
 
 // Pods, Remove and Start are Roll's.
@@ -198,7 +198,7 @@ func (w *world) drain() {
 
 func (w *world) create(objects ...client.Object) {
 	for _, o := range objects {
-		require.NoError(w, w.Client.Create(w.Context(), o))
+		require.NoError(w, w.Create(w.Context(), o))
 	}
 }
 
@@ -212,7 +212,7 @@ func (w *world) node(name string) *corev1.Node {
 func (w *world) change(name string, edit func(*corev1.Node)) {
 	n := w.node(name)
 	edit(n)
-	require.NoError(w, w.Client.Update(w.Context(), n))
+	require.NoError(w, w.Update(w.Context(), n))
 }
 
 func (w *world) sets() (names []string) {
@@ -255,5 +255,5 @@ func simulated(name string) *v1.ClusterPolicy {
 }
 
 func (w *world) gone(o client.Object) {
-	require.NoError(w, client.IgnoreNotFound(w.Client.Delete(w.Context(), o)))
+	require.NoError(w, client.IgnoreNotFound(w.Delete(w.Context(), o)))
 }

@@ -103,6 +103,9 @@ func (n *node) touched() bool {
 
 // patch writes what differs from what the node carries.
 func (w *work) patch(n *node, e edit) {
+	if e.state == Unknown && n.untouched() {
+		return
+	}
 	labels := map[string]string{label.UpgradeState: string(e.state)}
 	annotations := map[string]string{
 		label.UpgradeSince: "", label.UpgradeWhy: "", label.UpgradeTarget: "",
@@ -204,4 +207,18 @@ func told(e edit) *Event {
 		return &Event{Warning: true, Reason: Reason, Message: "the driver's upgrade failed, and no other node's begins: " + e.why}
 	}
 	return nil
+}
+
+// untouched says that the node carries nothing of an upgrade: most do not, and are looked
+// at whenever something has changed.
+func (n *node) untouched() bool {
+	if n.Labels[label.UpgradeState] != "" {
+		return false
+	}
+	for key := range n.Annotations {
+		if key != label.Wrote {
+			return false
+		}
+	}
+	return true
 }
