@@ -84,6 +84,18 @@ func (h *hub) push(t *testing.T, image string) string {
 	return full
 }
 
+// load puts the stand-in onto every node by a name that no registry has.
+func (h *hub) load(t *testing.T, s *suite, image string) {
+	t.Helper()
+	tag, err := name.NewTag(image)
+	require.NoError(t, err)
+	archive := filepath.Join(t.TempDir(), "standin.tar")
+	require.NoError(t, tarball.WriteToFile(archive, tag, h.image))
+	for _, n := range s.Nodes {
+		require.NoError(t, n.Import(t.Context(), archive))
+	}
+}
+
 // standin is the driver simulator's image with a driver container's programs in it, and
 // a shell, which the Driver Toolkit's image has.
 func standin(t *testing.T) v1.Image {

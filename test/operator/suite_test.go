@@ -164,3 +164,8 @@ func (s *suite) play(t *testing.T, scenarios ...scenario) {
 		}
 	}
 }
+
+// plain is a method in the shape of a scenario.
+func plain(do func(*suite, *testing.T)) func(*testing.T, *suite) {
+	return func(t *testing.T, s *suite) { do(s, t) }
+}

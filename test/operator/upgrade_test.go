@@ -1,0 +1,265 @@
+package operator
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuready/gpuready/test/cluster"
+	"github.com/gpuready/gpuready/test/e2e"
+)
+
+// The simulated driver's image, and the next.
+const (
+	oldDriver = "v0.1.0"
+	newDriver = "v0.1.1"
+)
+
+// A change of drivers goes from node to node, whatever happens meanwhile.
+func TestUpgrade(t *testing.T) {
+	t.Parallel()
+	s := up(t, cluster.Config{Nodes: 3})
+	s.play(t,
+		scenario{"Install", plain((*suite).installForUpgrades)},
+		scenario{"NodeAfterNode", plain((*suite).nodeAfterNode)},
+		scenario{"EditedInTheMiddle", plain((*suite).editedInTheMiddle)},
+		scenario{"AFailureStopsIt", plain((*suite).failureStops)},
+		scenario{"Killed", plain((*suite).killed)},
+	)
+}
+
+// installForUpgrades installs by the static manifest; people say which nodes have GPUs.
+func (s *suite) installForUpgrades(t *testing.T) {
+	for _, n := range s.Nodes {
+		s.Kubectl(t, "label", "node", n.Name, "nvidia.com/gpu.present=true")
+	}
+	s.Kubectl(t, "apply", "--server-side", "-f", "../../deployments/static/operator.yaml")
+	s.simulate(t, oldDriver)
+	s.proven(t)
+}
+
+// simulate applies a policy with a version of the simulated driver.
+func (s *suite) simulate(t *testing.T, version string) {
+	t.Helper()
+	s.ApplyText(t, fmt.Sprintf(`
+apiVersion: nvidia.com/v1
+kind: ClusterPolicy
+metadata: { name: %s }
+spec:
+  driver:
+    simulated: { enabled: true, profile: h100-sxm, version: %s }
+    upgradePolicy: { autoUpgrade: true, maxParallelUpgrades: 1, maxUnavailable: 1, drain: { enable: false } }
+`, policy, version))
+}
+
+// runs waits until all nodes have a driver's pod of that version, and are proven.
+func (s *suite) runs(t *testing.T, version string) {
+	t.Helper()
+	s.until(t, "all nodes run "+version+" and none is cordoned", func() error {
+		n := 0
+		for _, p := range s.World.Pods(namespace, "app=nvidia-driver-daemonset") {
+			if p.DeletionTimestamp != nil || !strings.HasSuffix(p.Spec.Containers[0].Image, ":"+version) {
+				return fmt.Errorf("%s on %s is of %s", p.Name, p.Spec.NodeName, p.Spec.Containers[0].Image)
+			}
+			n++
+		}
+		for _, node := range s.World.Nodes() {
+			if node.Spec.Unschedulable {
+				return fmt.Errorf("%s is cordoned: %v", node.Name, node.Labels["nvidia.com/gpu-driver-upgrade-state"])
+			}
+		}
+		if n != len(s.Nodes) {
+			return fmt.Errorf("%d pods", n)
+		}
+		return nil
+	})
+	s.proven(t)
+}
+
+// atMost fails where more nodes were cordoned at once since a time.
+func (s *suite) atMost(t *testing.T, most int, since time.Time) {
+	t.Helper()
+	cordoned := map[string]bool{}
+	worst := 0
+	for _, c := range s.World.Since(since) {
+		if c.Node != nil {
+			cordoned[c.Node.Name] = c.Node.Spec.Unschedulable
+		}
+		n := 0
+		for _, is := range cordoned {
+			if is {
+				n++
+			}
+		}
+		worst = max(worst, n)
+	}
+	assert.LessOrEqual(t, worst, most, "nodes cordoned at once")
+	assert.Positive(t, worst, "a roll that cordons nobody")
+}
+
+// nodeAfterNode upgrades while a job holds a GPU, which is waited for or evicted.
+func (s *suite) nodeAfterNode(t *testing.T) {
+	began := time.Now()
+	s.simulate(t, newDriver)
+	s.runs(t, newDriver)
+	s.atMost(t, 1, began)
+	t.Log(s.Kubectl(t, "get", "events", "-A", "--field-selector=involvedObject.kind=Node"))
+	out, err := s.run(t, "kubectl-gpu", "status")
+	require.NoError(t, err, out)
+	t.Log(out)
+}
+
+// editedInTheMiddle takes the change back when the first node is through.
+func (s *suite) editedInTheMiddle(t *testing.T) {
+	s.simulate(t, oldDriver)
+	s.until(t, "a node runs "+oldDriver, func() error {
+		for _, p := range s.World.Pods(namespace, "app=nvidia-driver-daemonset") {
+			if strings.HasSuffix(p.Spec.Containers[0].Image, ":"+oldDriver) {
+				return nil
+			}
+		}
+		return fmt.Errorf("none does")
+	})
+	s.simulate(t, newDriver)
+	s.runs(t, newDriver)
+}
+
+// failureStops has a version that nobody can pull; one node alone is hit.
+func (s *suite) failureStops(t *testing.T) {
+	s.Kubectl(t, "cordon", "n3")
+	s.simulate(t, "v9.9.9")
+	s.until(t, "the policy says that the upgrade failed, and where", func() error {
+		p, err := s.policy(t, policy)
+		if err != nil {
+			return err
+		}
+		for _, c := range p.Status.Conditions {
+			if c.Type == "Degraded" && c.Status == "True" && strings.Contains(c.Message, "v9.9.9") {
+				return nil
+			}
+		}
+		return fmt.Errorf("%+v", p.Status.Conditions)
+	})
+	old := 0
+	for _, p := range s.World.Pods(namespace, "app=nvidia-driver-daemonset") {
+		if strings.HasSuffix(p.Spec.Containers[0].Image, ":"+newDriver) {
+			old++
+		}
+	}
+	assert.Equal(t, 2, old, "nodes that go on with what they have")
+	s.simulate(t, newDriver)
+	s.until(t, "all run "+newDriver+" again, and n3 is still cordoned, it alone", func() error {
+		for _, node := range s.World.Nodes() {
+			if node.Spec.Unschedulable != (node.Name == "n3") {
+				return fmt.Errorf("%s: cordoned %v, %s", node.Name, node.Spec.Unschedulable, node.Labels["nvidia.com/gpu-driver-upgrade-state"])
+			}
+		}
+		for _, p := range s.World.Pods(namespace, "app=nvidia-driver-daemonset") {
+			if p.DeletionTimestamp != nil || !strings.HasSuffix(p.Spec.Containers[0].Image, ":"+newDriver) {
+				return fmt.Errorf("%s has %s", p.Name, p.Spec.Containers[0].Image)
+			}
+		}
+		return nil
+	})
+	s.proven(t)
+	s.Kubectl(t, "uncordon", "n3")
+}
+
+// killed kills the operator at random while one upgrade after the other goes on.
+func (s *suite) killed(t *testing.T) {
+	kills, err := strconv.Atoi(os.Getenv("GPUREADY_E2E_KILLS"))
+	if err != nil {
+		kills = 8
+	}
+	random := rand.New(rand.NewPCG(7, 11))
+	version := map[bool]string{true: oldDriver, false: newDriver}
+	began, next, rolls := time.Now(), true, 0
+	for done := 0; done < kills; {
+		s.simulate(t, version[next])
+		rolling := true
+		for rolling && done < kills {
+			time.Sleep(time.Duration(200+random.IntN(2500)) * time.Millisecond) // the moment is what is random
+			s.killOperator(t)
+			done++
+			rolling = s.rolling(version[next])
+		}
+		s.runs(t, version[next])
+		next = !next
+		rolls++
+	}
+	s.atMost(t, 1, began)
+	t.Logf("%d kills in %d rolls over %d nodes", kills, rolls, len(s.Nodes))
+	if !next {
+		s.simulate(t, oldDriver)
+	}
+}
+
+// rolling says whether a node has yet to get that version.
+func (s *suite) rolling(version string) bool {
+	for _, p := range s.World.Pods(namespace, "app=nvidia-driver-daemonset") {
+		if !strings.HasSuffix(p.Spec.Containers[0].Image, ":"+version) {
+			return true
+		}
+	}
+	for _, n := range s.World.Nodes() {
+		if n.Spec.Unschedulable {
+			return true
+		}
+	}
+	return false
+}
+
+// killOperator kills the process, wherever it runs, if it does.
+func (s *suite) killOperator(t *testing.T) {
+	t.Helper()
+	for _, n := range s.Nodes {
+		_, _ = n.Exec(t.Context(), "pkill", "-KILL", "-x", "gpu-operator") // exit 1: not on this node
+	}
+}
+
+// Not on a node of its own: whoever has one node has GPUs, too.
+func TestSingleNode(t *testing.T) {
+	t.Parallel()
+	s := up(t, cluster.Config{})
+	before, marks := s.objects(t), s.marks(t)
+	files := s.Files(t, "n1")
+	s.Kubectl(t, "label", "node", "n1", "nvidia.com/gpu.present=true")
+	s.Kubectl(t, "taint", "node", "n1", "nvidia.com/gpu-not-ready:NoSchedule")
+	s.Kubectl(t, "apply", "--server-side", "-f", "../../deployments/static/operator.yaml")
+	s.simulate(t, oldDriver)
+	s.proven(t)
+	s.until(t, "the startup taint is gone", func() error {
+		for _, taint := range s.World.Node("n1").Spec.Taints {
+			if strings.HasPrefix(taint.Key, "nvidia.com/") {
+				return fmt.Errorf("%v", taint)
+			}
+		}
+		return nil
+	})
+	out, phase := s.Result(t, e2e.Job{Name: "job", GPUs: 1, Command: []string{"vectoradd"}})
+	assert.Equal(t, corev1.PodSucceeded, phase, out)
+	s.Kubectl(t, "delete", "clusterpolicy", policy)
+	s.until(t, "the operands and labels are gone", func() error {
+		if pods := s.World.Pods(namespace, "app.kubernetes.io/managed-by=gpu-operator"); len(pods) > 0 {
+			return fmt.Errorf("%s is there", pods[0].Name)
+		}
+		for key := range s.World.Node("n1").Labels {
+			if strings.HasPrefix(key, "nvidia.com/gpu.deploy.") {
+				return fmt.Errorf("label %s is there", key)
+			}
+		}
+		return nil
+	})
+	s.Kubectl(t, "delete", "-f", "../../deployments/static/operator.yaml", "--timeout=120s")
+	s.Kubectl(t, "label", "node", "n1", "nvidia.com/gpu.present-")
+	s.leavesNothing(t, before, marks)
+	_ = files
+}
