@@ -41,7 +41,7 @@ func TestInstall(t *testing.T) {
 
 // helmInstalls installs by Helm while no node has a GPU, which is told.
 func (s *suite) helmInstalls(t *testing.T) {
-	args := append([]string{"install", "gpuready", chart, "--namespace", namespace, "--create-namespace", "--wait", "--timeout", "3m"}, simulated...)
+	args := append([]string{"install", "gpuready", chart, "--set", "nfd.enabled=false", "--namespace", namespace, "--create-namespace", "--wait", "--timeout", "3m"}, simulated...)
 	s.helm(t, args...)
 	s.until(t, "the policy is in force, and says that there is no GPU node", func() error {
 		return s.condition(t, policy, "Ready", "True", "NoGPUNodes")

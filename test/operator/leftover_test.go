@@ -15,7 +15,7 @@ import (
 )
 
 // passing are kinds of objects that come and go by themselves.
-var passing = map[string]bool{"events": true, "leases": true, "endpoints": true, "endpointslices": true, "nodefeatures": true, "controllerrevisions": true}
+var passing = map[string]bool{"componentstatuses": true, "events": true, "leases": true, "endpoints": true, "endpointslices": true, "nodefeatures": true, "controllerrevisions": true}
 
 // objects are all that the cluster has, "resource.group namespace/name".
 func (s *suite) objects(t *testing.T) map[string]bool {
