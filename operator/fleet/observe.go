@@ -121,7 +121,7 @@ func readLabel(key string) bool {
 
 func readAnnotation(key string) bool {
 	switch key {
-	case label.Wrote, label.InitiallyCordoned, label.UpgradeSince, label.UpgradeWhy, label.UpgradeTarget, label.UpgradeCordoned:
+	case label.Wrote, label.InitiallyCordoned, label.UpgradeSince, label.UpgradeWhy, label.UpgradeTarget, label.UpgradeCordoned, label.Features:
 		return true
 	}
 	return false

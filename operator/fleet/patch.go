@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/operator/label"
 )
 
@@ -62,6 +63,9 @@ func (n *Node) LabelPatch(p Placement) Patch {
 			driver = label.PreInstalled
 		}
 	}
+	if injection == "" && n.touched() {
+		n.forget(&patch)
+	}
 	n.set(&patch, label.Driver, driver)
 	n.set(&patch, label.Injection, injection)
 	return patch
@@ -89,13 +93,13 @@ func (n *Node) wanted(p Placement) map[string]string {
 
 // RemovalPatch returns what takes from the Node all that the operator wrote there.
 func (n *Node) RemovalPatch() Patch {
-	touched := len(n.recorded()) > 0 || n.Labels[label.Driver] != "" || n.Labels[label.Injection] != ""
 	patch := n.patch(nil)
 	n.set(&patch, label.Driver, "")
 	n.set(&patch, label.Injection, "")
-	if !touched {
+	if !n.touched() {
 		return patch
 	}
+	n.forget(&patch)
 	n.set(&patch, label.UpgradeState, "")
 	for _, key := range []string{label.UpgradeSince, label.UpgradeWhy, label.UpgradeTarget, label.UpgradeCordoned, label.InitiallyCordoned} {
 		if _, ok := n.Annotations[key]; ok {
@@ -156,6 +160,26 @@ func (n *Node) clear(patch *Patch) {
 			patch.Labels[key] = nil
 		}
 	}
+}
+
+// touched says whether the operator has written on the Node.
+func (n *Node) touched() bool {
+	return len(n.recorded()) > 0 || n.Labels[label.Driver] != "" || n.Labels[label.Injection] != ""
+}
+
+// forget removes the labels by which the validator says what the Node's GPUs are: it is
+// taken off the Node, and nobody else would.
+func (n *Node) forget(patch *Patch) {
+	text, has := n.Annotations[label.Features]
+	if !has {
+		return
+	}
+	for short := range strings.SplitSeq(text, ",") {
+		if key := "nvidia.com/" + short; nodestate.IsFeature(key) {
+			patch.Labels[key] = nil
+		}
+	}
+	patch.Annotations[label.Features] = nil
 }
 
 // set changes a label; "" removes it.

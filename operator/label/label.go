@@ -69,6 +69,10 @@ const (
 	UpgradeCordoned = "gpuready.io/driver-upgrade.cordoned"
 )
 
+// Features, an annotation of Nodes, is the validator's: the labels, without their common
+// beginning, by which it says what the Node's GPUs are.
+const Features = "gpuready.io/feature-labels"
+
 // Labels and annotations of objects.
 const (
 	ManagedBy = "app.kubernetes.io/managed-by" // the operator's objects have it, with the value Operator

@@ -1,13 +1,14 @@
 package operator
 
 import (
-	"encoding/json"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -61,23 +62,34 @@ func (s *suite) marks(t *testing.T) map[string]bool {
 		for _, taint := range n.Spec.Taints {
 			all[fmt.Sprintf("%s taint %s", n.Name, taint.ToString())] = true
 		}
-		for _, c := range n.Status.Conditions {
-			all[fmt.Sprintf("%s condition %s", n.Name, c.Type)] = true
-		}
 		all[fmt.Sprintf("%s unschedulable %v", n.Name, n.Spec.Unschedulable)] = true
 	}
 	return all
 }
 
+// cleansNodes takes off the nodes what the toolkit installed, by the manifest that does
+// it, and compares the first one's files with those of before. What stays is in
+// docs/install.md: /run/nvidia, until the next reboot, and folders that are empty.
+func (s *suite) cleansNodes(t *testing.T, before []string) {
+	t.Helper()
+	s.Apply(t, "uninstall.yaml")
+	s.Kubectl(t, "-n", "gpuready-uninstall", "rollout", "status", "daemonset/gpuready-uninstall", "--timeout=120s")
+	s.Delete(t, "uninstall.yaml")
+	node := s.Nodes[0].Name
+	var left []string
+	for _, f := range s.Files(t, node) {
+		if strings.HasPrefix(f, "/run/nvidia") || slices.Contains(before, f) {
+			continue
+		}
+		if entries, err := os.ReadDir(s.Node(node).PathOnNode(f)); err == nil && len(entries) == 0 {
+			continue
+		}
+		left = append(left, f)
+	}
+	assert.Empty(t, left, "files that are left")
+}
+
 // beyond is what is in one and not in another.
 func beyond(now, before map[string]bool) []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(now)), func(s string) bool { return before[s] })
-}
-
-// patch changes an object as the command in the documentation does.
-func jsonPatch(t *testing.T, ops ...map[string]any) string {
-	t.Helper()
-	out, err := json.Marshal(ops)
-	require.NoError(t, err)
-	return string(out)
 }

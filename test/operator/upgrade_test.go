@@ -244,8 +244,10 @@ func TestSingleNode(t *testing.T) {
 		}
 		return nil
 	})
-	out, phase := s.Result(t, e2e.Job{Name: "job", GPUs: 1, Command: []string{"vectoradd"}})
-	assert.Equal(t, corev1.PodSucceeded, phase, out)
+	t.Run("Job", func(t *testing.T) {
+		out, phase := s.Result(t, e2e.Job{Name: "job", GPUs: 1, Command: []string{"vectoradd"}})
+		assert.Equal(t, corev1.PodSucceeded, phase, out)
+	})
 	s.Kubectl(t, "delete", "clusterpolicy", policy)
 	s.until(t, "the operands and labels are gone", func() error {
 		if pods := s.World.Pods(namespace, "app.kubernetes.io/managed-by=gpu-operator"); len(pods) > 0 {
@@ -261,5 +263,5 @@ func TestSingleNode(t *testing.T) {
 	s.Kubectl(t, "delete", "-f", "../../deployments/static/operator.yaml", "--timeout=120s")
 	s.Kubectl(t, "label", "node", "n1", "nvidia.com/gpu.present-")
 	s.leavesNothing(t, before, marks)
-	_ = files
+	s.cleansNodes(t, files)
 }

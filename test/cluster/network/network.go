@@ -4,6 +4,7 @@
 package network
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"runtime"
@@ -52,23 +53,30 @@ func in(pid int, do func(h *netlink.Handle, ns netns.NsHandle) error) error {
 // Within calls do on a thread that is in the network of a process. What do opens
 // stays there.
 func Within(pid int, do func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		// Never unlocked: the thread, which is in another network, ends with the goroutine.
-		runtime.LockOSThread()
-		ns, err := netns.GetFromPid(pid)
-		if err != nil {
-			done <- fmt.Errorf("network namespace of process %d: %w", pid, err)
-			return
-		}
-		defer ns.Close()
-		if err := netns.Set(ns); err != nil {
-			done <- fmt.Errorf("enter the network of process %d: %w", pid, err)
-			return
-		}
-		done <- do()
-	}()
-	return <-done
+	runtime.LockOSThread()
+	here, err := netns.Get()
+	if err != nil {
+		runtime.UnlockOSThread()
+		return err
+	}
+	defer here.Close()
+	there, err := netns.GetFromPid(pid)
+	if err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("network namespace of process %d: %w", pid, err)
+	}
+	defer there.Close()
+	if err := netns.Set(there); err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("enter the network of process %d: %w", pid, err)
+	}
+	err = do()
+	// The thread must not end: machines die with the thread that started them, which may be this one.
+	if back := netns.Set(here); back != nil {
+		return errors.Join(err, fmt.Errorf("leave the network of process %d: %w", pid, back))
+	}
+	runtime.UnlockOSThread()
+	return err
 }
 
 // MakeBridge makes the network of the control plane, whose first process is
