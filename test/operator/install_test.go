@@ -13,7 +13,8 @@ import (
 	"github.com/gpuready/gpuready/test/cluster"
 )
 
-const chart = "../../deployments/helm/gpuready"
+// chart is put together by make chart.
+func chart() string { return program("charts/gpuready-0.1.0.tgz") }
 
 // simulated are the chart's values for a cluster without GPUs.
 var simulated = []string{"--set", "driver.simulated.enabled=true", "--set", "driver.simulated.profile=h100-sxm"}
@@ -41,7 +42,7 @@ func TestInstall(t *testing.T) {
 
 // helmInstalls installs by Helm while no node has a GPU, which is told.
 func (s *suite) helmInstalls(t *testing.T) {
-	args := append([]string{"install", "gpuready", chart, "--set", "nfd.enabled=false", "--namespace", namespace, "--create-namespace", "--wait", "--timeout", "3m"}, simulated...)
+	args := append([]string{"install", "gpuready", chart(), "--set", "nfd.enabled=false", "--namespace", namespace, "--create-namespace", "--wait", "--timeout", "3m"}, simulated...)
 	s.helm(t, args...)
 	s.until(t, "the policy is in force, and says that there is no GPU node", func() error {
 		return s.condition(t, policy, "Ready", "True", "NoGPUNodes")

@@ -6,7 +6,7 @@
 KILLS ?= 8
 
 .PHONY: e2e-operator e2e-operator-kills
-e2e-operator: e2e-images $(BIN)/standin $(BIN)/tools/helm ## install the operator on a real cluster, and see nodes get their drivers, upgrades, failures and the end
+e2e-operator: e2e-images chart $(BIN)/standin $(BIN)/tools/helm ## install the operator on a real cluster, and see nodes get their drivers, upgrades, failures and the end
 	@began=$$(date +%s); GPUREADY_E2E='$(CURDIR)/$(BIN)' GPUREADY_E2E_KILLS='$(KILLS)' $(GO) test $(TAGS) -count=1 -v -timeout 30m -parallel 2 $(E2E_ARGS) ./test/operator && \
 	echo "e2e-operator: passed in $$(($$(date +%s) - began)) s"
 

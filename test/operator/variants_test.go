@@ -35,7 +35,7 @@ func TestVariants(t *testing.T) {
 	h := s.startRegistry(t)
 	v := &variants{suite: s, hub: h}
 	s.play(t,
-		scenario{"StaticManifest", v.install},
+		scenario{"Install", v.install},
 		scenario{"DriverToolkit", v.driverToolkit},
 		scenario{"RHCOSUpgrade", v.rhcosUpgrade},
 		scenario{"NoToolkitImage", v.noToolkitImage},
@@ -77,16 +77,16 @@ func (v *variants) imageStream(t *testing.T, image string, versions ...string) {
 	v.ApplyText(t, string(stream))
 }
 
-// install installs by plain kubectl, on what looks like OpenShift.
+// install installs on what looks like OpenShift, without a policy: that is the user's own.
 func (v *variants) install(t *testing.T, _ *suite) {
 	v.Kubectl(t, "create", "namespace", "openshift")
 	v.Kubectl(t, "apply", "-f", "testdata/imagestreams.yaml")
 	v.Kubectl(t, "wait", "--for=condition=Established", "--timeout=60s", "crd/imagestreams.image.openshift.io")
 	v.imageStream(t, v.hub.push(t, "openshift/driver-toolkit:"+rhcos412), rhcos412)
-	v.Kubectl(t, "apply", "--server-side", "-f", "../../deployments/static/operator.yaml")
-	// The registry of the tests speaks no TLS.
-	v.Kubectl(t, "-n", namespace, "set", "env", "deployment/gpu-operator", "INSECURE_REGISTRIES="+v.hub.Host)
-	v.Kubectl(t, "-n", namespace, "rollout", "status", "deployment/gpu-operator", "--timeout=120s")
+	v.helm(t, "install", "gpuready", chart(), "--namespace", namespace, "--create-namespace", "--wait", "--timeout", "3m",
+		"--set", "nfd.enabled=false", "--set", "clusterPolicy.create=false",
+		// The registry of the tests speaks no TLS.
+		"--set", "operator.insecureRegistries={"+v.hub.Host+"}")
 }
 
 // apply applies the policy by the file's name that the documentation uses.
