@@ -108,8 +108,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	c := controller.New(controller.Config{
 		Client: mgr.GetClient(), Informers: mgr.GetCache(), Events: mgr.GetEventRecorder("gpu-operator"),
 		Metrics: m, Cluster: o.cluster, Now: time.Now, Log: log,
-		Streams: func() (cache.Cache, error) {
-			options := controller.Streams()
+		Streams: func(failed func(error)) (cache.Cache, error) {
+			options := controller.Streams(failed)
 			options.Scheme, options.Mapper, options.HTTPClient = mgr.GetScheme(), mgr.GetRESTMapper(), mgr.GetHTTPClient()
 			return cache.New(kube, options)
 		},

@@ -41,8 +41,9 @@ const action = "Reconcile"
 type Config struct {
 	Client    client.Client
 	Informers cache.Informers
-	// Streams opens a cache of ImageStreams (Streams); it fails while there are none.
-	Streams func() (cache.Cache, error)
+	// Streams opens a cache of ImageStreams (Streams); it fails while there are none. The
+	// cache calls failed when it is not given any.
+	Streams func(failed func(error)) (cache.Cache, error)
 	Events  events.EventRecorder
 	Metrics *meter.Metrics
 	Cluster state.Cluster // OpenShift and HandOver are found out

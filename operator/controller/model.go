@@ -27,6 +27,7 @@ type model struct {
 	objects    map[apply.Key]client.Object   // the operator's own
 	foreign    map[apply.Key]bool            // objects of others, where ours may be
 	toolkit    map[string]string             // the Driver Toolkit's images by RHCOS version
+	unread     string                        // why that has not been read; "": it was
 	other      map[types.NamespacedName]bool // Deployments of NVIDIA's operator
 	configMaps map[string]*corev1.ConfigMap  // without their values
 

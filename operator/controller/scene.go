@@ -65,9 +65,10 @@ func (c *Controller) choose(spec *v1.ClusterPolicySpec, example map[fleet.Pool]s
 	var asked []string
 	with := access(spec.Driver.ImagePullSecrets)
 	facts := driver.Facts{
-		OpenShift: m.openShift,
-		Images:    v1.ImageSpec{Repository: c.Cluster.ImageRepository, Version: c.Cluster.ImageVersion},
-		Toolkit:   func(rhcos string) (string, bool) { image, ok := m.toolkit[rhcos]; return image, ok },
+		OpenShift:      m.openShift,
+		Images:         v1.ImageSpec{Repository: c.Cluster.ImageRepository, Version: c.Cluster.ImageVersion},
+		Toolkit:        func(rhcos string) (string, bool) { image, ok := m.toolkit[rhcos]; return image, ok },
+		ToolkitUnknown: m.unread,
 		Registry: func(image string) driver.Presence {
 			asked = append(asked, image)
 			return c.registry.Look(image, with)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"maps"
+	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -16,7 +17,7 @@ import (
 // while there are ImageStreams: their API may appear after the operator has, and a watch
 // of what there is not would ask again and again.
 type toolkit struct {
-	open  func() (cache.Cache, error)
+	open  func(failed func(error)) (cache.Cache, error)
 	inbox *inbox
 	log   *slog.Logger
 	queue workqueue.TypedRateLimitingInterface[bool] // has whether there are ImageStreams now
@@ -24,14 +25,14 @@ type toolkit struct {
 	stop func() // ends the watch; nil: there is none
 }
 
-func newToolkit(open func() (cache.Cache, error), in *inbox, log *slog.Logger) *toolkit {
+func newToolkit(open func(func(error)) (cache.Cache, error), in *inbox, log *slog.Logger) *toolkit {
 	return &toolkit{open: open, inbox: in, log: log,
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[bool](firstRetry, lastRetry))}
 }
 
 func (t *toolkit) serve(m *model, _ *metav1.PartialObjectMetadata) {
 	if !m.openShift {
-		m.openShift = true
+		m.openShift, m.unread = true, "it is being read"
 		t.queue.Add(true)
 	}
 }
@@ -67,7 +68,7 @@ func (t *toolkit) run(ctx context.Context) error {
 }
 
 func (t *toolkit) begin(ctx context.Context) error {
-	streams, err := t.open()
+	streams, err := t.open(t.unread)
 	if err != nil {
 		return err
 	}
@@ -88,15 +89,29 @@ func (t *toolkit) begin(ctx context.Context) error {
 		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
+	var running sync.WaitGroup
+	running.Go(func() {
 		if err := streams.Start(ctx); err != nil {
 			t.log.Error("the watch of the Driver Toolkit's ImageStream ended", "error", err)
 		}
-	}()
-	t.stop = func() { cancel(); <-ended }
+	})
+	running.Go(func() {
+		if streams.WaitForCacheSync(ctx) {
+			t.inbox.put(func(m *model) { m.unread = "" })
+		}
+	})
+	t.stop = func() { cancel(); running.Wait() }
 	return nil
+}
+
+// unread takes down why the ImageStream cannot be read. What was read before goes on
+// being believed.
+func (t *toolkit) unread(err error) {
+	t.inbox.put(func(m *model) {
+		if m.unread != "" {
+			m.unread = err.Error()
+		}
+	})
 }
 
 func (t *toolkit) end() {

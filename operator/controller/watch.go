@@ -60,9 +60,14 @@ func Caches(namespace string) cache.Options {
 	}
 }
 
-// Streams returns what is watched while the cluster has ImageStreams.
-func Streams() cache.Options {
-	return cache.Options{ByObject: map[client.Object]cache.ByObject{
+// Streams returns what is watched while the cluster has ImageStreams; failed is called
+// when that is refused.
+func Streams(failed func(error)) cache.Options {
+	refused := func(ctx context.Context, r *toolscache.Reflector, err error) {
+		failed(err)
+		toolscache.DefaultWatchErrorHandler(ctx, r, err)
+	}
+	return cache.Options{DefaultWatchErrorHandler: refused, ByObject: map[client.Object]cache.ByObject{
 		untyped(imageStreamKind): {
 			Namespaces: map[string]cache.Config{toolkitNamespace: {}}, Field: fields.OneTermEqualSelector("metadata.name", toolkitStream),
 			Transform: stripImageStream,

@@ -83,6 +83,11 @@ func (c *chooser) toolkit() Choice {
 	if c.facts.Toolkit != nil {
 		image, ok = c.facts.Toolkit(version)
 	}
+	if !ok && c.facts.ToolkitUnknown != "" {
+		choice.Problem = c.problem(DriverToolkitUnknown,
+			"whether ImageStream openshift/driver-toolkit has tag %s, which node %s runs, is not known: %s", version, c.node, c.facts.ToolkitUnknown)
+		return choice
+	}
 	if !ok || image == "" {
 		choice.Problem = c.problem(DriverToolkitImageMissing,
 			"ImageStream openshift/driver-toolkit has no tag %s, which node %s runs; import it, as in oc -n openshift import-image driver-toolkit:%s, or set spec.driver.usePrecompiled",

@@ -56,6 +56,7 @@ const (
 	RegistryUnknown           Reason = "RegistryUnknown"           // the registry cannot be asked, or does not say
 	RHCOSVersionUnknown       Reason = "RHCOSVersionUnknown"       // RHCOS, without the label of its version
 	DriverToolkitImageMissing Reason = "DriverToolkitImageMissing" // the ImageStream has no tag of the RHCOS version
+	DriverToolkitUnknown      Reason = "DriverToolkitUnknown"      // the ImageStream has not been read
 )
 
 // Facts are what is known apart from policy and pool.
@@ -65,6 +66,8 @@ type Facts struct {
 	Images v1.ImageSpec
 	// Toolkit returns the Driver Toolkit's image for a version of RHCOS. nil: there is none.
 	Toolkit func(rhcos string) (image string, ok bool)
+	// ToolkitUnknown is why the ImageStream that Toolkit knows has not been read; "": it was.
+	ToolkitUnknown string
 	// Registry says whether an image exists. nil: nobody has asked.
 	Registry func(image string) Presence
 }

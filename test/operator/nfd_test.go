@@ -71,6 +71,7 @@ func (s *suite) installNFD(t *testing.T) {
 	s.helm(t, "install", "nfd", filepath.Join(module.Dir, "deployment/helm/node-feature-discovery"),
 		"--namespace", "node-feature-discovery", "--create-namespace", "--wait", "--timeout", "3m",
 		"--set", "image.repository="+nfdImage, "--set", "image.tag="+module.Version, "--set", "gc.enable=false",
+		"--set", "master.podSecurityContext.runAsUser=65532", "--set", "worker.podSecurityContext.runAsUser=65532",
 		"--set", "worker.config.core.sleepInterval=1s", "--set", "worker.config.sources.pci.deviceLabelFields={vendor}")
 }
 

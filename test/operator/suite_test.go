@@ -29,7 +29,7 @@ const (
 )
 
 // patience is how long anything may take; what it takes is printed.
-const patience = 3 * time.Minute
+const patience = 2 * time.Minute
 
 type suite struct {
 	*e2e.Suite
