@@ -65,6 +65,10 @@ func containerdConfig(c Config) string {
 [plugins.'io.containerd.cri.v1.images'.pinned_images]
   sandbox = '%s'
 
+# How a registry is spoken to, where a scenario has one.
+[plugins.'io.containerd.cri.v1.images'.registry]
+  config_path = '/etc/containerd/certs.d'
+
 # What is lost when the machine's power fails is lost anyway.
 [plugins.'io.containerd.metadata.v1.bolt']
   no_sync = true
