@@ -108,8 +108,8 @@ func standin(t *testing.T) v1.Image {
 	shell, err := os.ReadFile("/bin/busybox")
 	require.NoError(t, err, "install busybox-static")
 	layer := layerOf(t, map[string][]byte{
-		"usr/local/bin/nvidia-driver": program, "usr/local/bin/ocp_dtk_entrypoint": program, "usr/bin/busybox": shell,
-	}, map[string]string{"usr/bin/sh": "busybox", "usr/bin/bash": "busybox", "usr/bin/sleep": "busybox", "usr/bin/echo": "busybox"})
+		"usr/local/bin/nvidia-driver": program, "usr/local/bin/ocp_dtk_entrypoint": program, "usr/bin/bash": program, "usr/bin/busybox": shell,
+	}, map[string]string{"usr/bin/sh": "busybox", "usr/bin/sleep": "busybox", "usr/bin/echo": "busybox"})
 	image, err := mutate.AppendLayers(base, layer)
 	require.NoError(t, err)
 	return image

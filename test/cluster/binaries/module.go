@@ -108,7 +108,8 @@ var nfd = module{
 	name:    "nfd",
 	project: "sigs.k8s.io/node-feature-discovery",
 	flags:   "-tags=grpcnotrace,netgo,osusergo",
-	ldflags: "-X sigs.k8s.io/node-feature-discovery/pkg/version.version={version}",
+	// Where its chart mounts the host's folders.
+	ldflags: "-X sigs.k8s.io/node-feature-discovery/pkg/version.version={version} -X sigs.k8s.io/node-feature-discovery/pkg/utils/hostpath.pathPrefix=/host-",
 	binaries: []binary{
 		{"nfd-master", "sigs.k8s.io/node-feature-discovery/cmd/nfd-master", 3 * time.Minute},
 		{"nfd-worker", "sigs.k8s.io/node-feature-discovery/cmd/nfd-worker", 20 * time.Second},

@@ -23,6 +23,10 @@ import (
 const shared = "/mnt/shared-nvidia-driver-toolkit"
 
 func main() {
+	if filepath.Base(os.Args[0]) == "bash" { // which the Driver Toolkit's image has, and busybox calls otherwise
+		fmt.Fprintln(os.Stderr, "stand-in:", syscall.Exec("/usr/bin/busybox", append([]string{"sh"}, os.Args[1:]...), os.Environ()))
+		os.Exit(127)
+	}
 	if err := run(filepath.Base(os.Args[0]), strings.Join(os.Args[1:], " ")); err != nil {
 		fmt.Fprintln(os.Stderr, "stand-in:", err)
 		os.Exit(1)
@@ -44,7 +48,7 @@ func run(program, command string) error {
 		}
 		return serve()
 	case "ocp_dtk_entrypoint dtk-build-driver":
-		fmt.Println("stand-in: built with", os.Getenv("DRIVER_TOOLKIT_IMAGE"))
+		fmt.Println("stand-in: built for RHCOS", os.Getenv("RHCOS_VERSION"))
 		if err := os.WriteFile(filepath.Join(shared, "driver_built"), nil, 0o644); err != nil {
 			return err
 		}
@@ -56,8 +60,15 @@ func run(program, command string) error {
 
 // serve becomes the simulator.
 func serve() error {
-	fmt.Println("stand-in: the driver is a simulated one, version", os.Getenv("DRIVER_VERSION"))
-	return syscall.Exec("/usr/bin/gpusim", []string{"gpusim", "serve"}, os.Environ())
+	fmt.Println("stand-in: the driver is a simulated one")
+	const ready = "/run/nvidia/validations/.driver-ctr-ready"
+	if err := os.MkdirAll(filepath.Dir(ready), 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(ready, nil, 0o644); err != nil {
+		return err
+	}
+	return syscall.Exec("/usr/bin/gpusim", []string{"gpusim", "serve", "--profile", "h100-sxm"}, os.Environ())
 }
 
 // prepare puts this program where the other container executes it, and says so.
@@ -67,12 +78,16 @@ func prepare() error {
 		return err
 	}
 	defer from.Close()
-	to, err := os.OpenFile(filepath.Join(shared, "ocp_dtk_entrypoint"), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o755)
+	// Renamed into place: after a restart the other container may be executing the one before.
+	to, err := os.OpenFile(filepath.Join(shared, ".new"), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o755)
 	if err != nil {
 		return err
 	}
 	_, err = io.Copy(to, from)
 	if err := errors.Join(err, to.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(to.Name(), filepath.Join(shared, "ocp_dtk_entrypoint")); err != nil {
 		return err
 	}
 	return os.WriteFile(filepath.Join(shared, "dir_prepared"), nil, 0o644)
