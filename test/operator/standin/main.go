@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -61,6 +62,12 @@ func run(program, command string) error {
 // serve becomes the simulator.
 func serve() error {
 	fmt.Println("stand-in: the driver is a simulated one")
+	// The firmware's folder, which the pod has made for a driver that has firmware.
+	for _, empty := range []string{"/run/nvidia/driver/lib/firmware", "/run/nvidia/driver/lib"} {
+		if err := os.Remove(empty); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
 	const ready = "/run/nvidia/validations/.driver-ctr-ready"
 	if err := os.MkdirAll(filepath.Dir(ready), 0o755); err != nil {
 		return err
