@@ -513,8 +513,10 @@ func TestThePodThatProvesTheDriverIsGivenGPUsAndRequestsNone(t *testing.T) {
 	require.Empty(t, ask(t, created(pod(asDriver))))
 	require.Empty(t, ask(t, deleted(pod(asDriver, onNode("n1")))))
 	for name, change := range map[string]func(*corev1.Pod){
-		"a GPU":           func(p *corev1.Pod) { p.Spec.Containers[0].Resources.Limits["nvidia.com/gpu"] = resource.MustParse("1") },
-		"a GPU requested": func(p *corev1.Pod) { p.Spec.Containers[0].Resources.Requests["nvidia.com/gpu"] = resource.MustParse("1") },
+		"a GPU": func(p *corev1.Pod) { p.Spec.Containers[0].Resources.Limits["nvidia.com/gpu"] = resource.MustParse("1") },
+		"a GPU requested": func(p *corev1.Pod) {
+			p.Spec.Containers[0].Resources.Requests["nvidia.com/gpu"] = resource.MustParse("1")
+		},
 		"a claim": func(p *corev1.Pod) {
 			p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: new("gpu")}}
 		},
