@@ -69,7 +69,7 @@ const (
 	UpgradeCordoned = "gpuready.io/driver-upgrade.cordoned"
 )
 
-// Features, an annotation of Nodes, is the validator's: the labels, without their common
+// Features is an annotation of Nodes, the validator's: the labels, without their common
 // beginning, by which it says what the Node's GPUs are.
 const Features = "gpuready.io/feature-labels"
 

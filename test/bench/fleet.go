@@ -118,23 +118,21 @@ func bareNode(i int) *corev1.Node {
 	return n
 }
 
-// labelled waits until the operator has written on so many nodes, and says how long
-// that took.
-func (f *fleet) labelled(ctx context.Context, n int) (time.Duration, error) {
-	began := time.Now()
+// labelled waits until the operator has written on so many nodes.
+func (f *fleet) labelled(ctx context.Context, n int) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	for {
 		// Counted by the API server: one is asked for, the rest remain.
 		l, err := f.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: "nvidia.com/gpu.deploy.driver=true", ResourceVersion: "0"})
 		if err != nil {
-			return 0, err
+			return err
 		}
 		if len(l.Items) == n {
-			return time.Since(began), nil
+			return nil
 		}
 		if err := pause(ctx, time.Second); err != nil {
-			return 0, fmt.Errorf("%d of %d nodes are labelled: %w", len(l.Items), n, err)
+			return fmt.Errorf("%d of %d nodes are labelled: %w", len(l.Items), n, err)
 		}
 	}
 }

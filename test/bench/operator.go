@@ -76,7 +76,7 @@ func (b *bench) manyNodes(ctx context.Context, f *fleet) error {
 		return err
 	}
 	defer o.end()
-	if _, err := f.labelled(ctx, fleetFirst); err != nil {
+	if err := f.labelled(ctx, fleetFirst); err != nil {
 		return fmt.Errorf("%w\n%s", err, o.tail())
 	}
 	if err := o.quiet(ctx); err != nil {
@@ -98,7 +98,7 @@ func (b *bench) manyNodes(ctx context.Context, f *fleet) error {
 		return err
 	}
 	defer o.end()
-	if _, err := f.labelled(ctx, fleetNodes); err != nil {
+	if err := f.labelled(ctx, fleetNodes); err != nil {
 		return fmt.Errorf("%w\n%s", err, o.tail())
 	}
 	show("operator: first reconcile of 5,000 nodes in 4 pools, from its start", []time.Duration{time.Since(began)}, within(firstGoal, 0))
@@ -286,7 +286,7 @@ func (b *bench) podsOfNewNodes(ctx context.Context, programs binaries.Dir) (err 
 	if err := f.grow(ctx, len(kernels)); err != nil { // the DaemonSet is there with the first
 		return err
 	}
-	if _, err := f.labelled(ctx, len(kernels)); err != nil {
+	if err := f.labelled(ctx, len(kernels)); err != nil {
 		return fmt.Errorf("%w\n%s", err, o.tail())
 	}
 	var took []time.Duration
