@@ -142,7 +142,7 @@ func (m *Machine) Check(program string) error {
 	m.mu.Lock()
 	h := m.programs[program]
 	m.mu.Unlock()
-	if h.exits > 0 {
+	if h.exits > 0 && h.exits >= h.starts { // and was not started again
 		return m.Explain(program, fmt.Errorf("it ended: %s", h.exit))
 	}
 	return nil

@@ -47,6 +47,7 @@ func programs(f *folder.Folder, controllers string, path func(name string) strin
 	}
 	for i := range all {
 		all[i].Env = lazy
+		all[i].Restart = all[i].Name == apiserver // scenarios kill it
 	}
 	return all
 }
