@@ -213,6 +213,9 @@ func (s *suite) twoPolicies(t *testing.T) {
 // helmUninstalls leaves nothing.
 func (s *suite) helmUninstalls(t *testing.T, before, marks map[string]bool) {
 	s.helm(t, "uninstall", "gpuready", "--namespace", namespace, "--wait", "--timeout", "3m")
+	for _, n := range s.Nodes {
+		s.unplugGPU(t, n.Name) // whose label is NFD's
+	}
 	s.leavesNothing(t, before, marks)
 }
 
