@@ -39,6 +39,10 @@ apiVersion: v1
 kind: Namespace
 metadata: { name: nvidia-gpu-operator }
 ---
+apiVersion: v1
+kind: ServiceAccount
+metadata: { name: gpu-driver, namespace: nvidia-gpu-operator }
+---
 apiVersion: nvidia.com/v1
 kind: ClusterPolicy
 metadata: { name: gpu-cluster-policy }
