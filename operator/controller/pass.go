@@ -12,6 +12,7 @@ import (
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/road"
 	"github.com/gpuready/gpuready/operator/state"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
@@ -137,12 +138,12 @@ func (c *Controller) upgrade(s *scene) *upgrade.Plan {
 		policy, err := upgrade.Read(s.policy.Spec.Driver.UpgradePolicy)
 		if err != nil {
 			policy = upgrade.Policy{} // nothing is moved by a policy that cannot be read
-			s.problems = append(s.problems, state.Problem{State: state.Driver, Reason: "UpgradePolicyInvalid", Message: err.Error()})
+			s.problems = append(s.problems, state.Problem{State: road.Driver, Reason: "UpgradePolicyInvalid", Message: err.Error()})
 		}
 		in.Policy = policy
 	}
 	for _, o := range c.model.objects {
-		if o.GetLabels()[label.State] != string(state.Driver) {
+		if o.GetLabels()[label.State] != string(road.Driver) {
 			continue
 		}
 		if d := daemonSet(o); d != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/progress"
+	"github.com/gpuready/gpuready/operator/road"
 	"github.com/gpuready/gpuready/operator/state"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
@@ -29,7 +30,7 @@ type scene struct {
 	wanted   []apply.Object
 	problems []state.Problem
 	operands []string     // enabled, as in nvidia.com/gpu.deploy.<operand>
-	states   []state.Name // that the policy asks for
+	states   []road.State // that the policy asks for
 }
 
 // rendering is the last one, and what it was made from.
@@ -78,7 +79,7 @@ func (c *Controller) choose(spec *v1.ClusterPolicySpec, example map[fleet.Pool]s
 	c.registry.Retain(asked...)
 	var ids []string
 	for _, o := range m.objects {
-		if o.GetLabels()[label.State] == string(state.Driver) {
+		if o.GetLabels()[label.State] == string(road.Driver) {
 			id, _ := driverOf(o)
 			ids = append(ids, id)
 		}
@@ -106,7 +107,7 @@ func (c *Controller) render(s *scene, injections []fleet.Injection) error {
 	digests := map[string]string{}
 	for _, o := range c.rendered.objects {
 		s.wanted = append(s.wanted, apply.Object{Object: o.Object, Digest: o.Digest})
-		if o.State == state.Driver {
+		if o.State == road.Driver {
 			id, digest := driverOf(o.Object)
 			digests[id] = digest
 		}
@@ -136,7 +137,7 @@ func (c *Controller) keys(spec *v1.DriverSpec) map[string][]string {
 // driver that nodes still have.
 func (s *scene) keep(served func() map[string]int) func(client.Object) bool {
 	return func(o client.Object) bool {
-		if s.policy == nil || o.GetLabels()[label.State] != string(state.Driver) {
+		if s.policy == nil || o.GetLabels()[label.State] != string(road.Driver) {
 			return false
 		}
 		id, _ := driverOf(o)

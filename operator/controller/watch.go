@@ -22,7 +22,7 @@ import (
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/progress"
-	"github.com/gpuready/gpuready/operator/state"
+	"github.com/gpuready/gpuready/operator/road"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
@@ -170,7 +170,7 @@ func loseNode(m *model, n *corev1.Node) { m.loseNode(n.Name) }
 
 func seePod(m *model, p *corev1.Pod) {
 	o := &operand{Pod: progress.ObservePod(p)}
-	if o.State == state.Driver {
+	if o.State == road.Driver {
 		o.driver = upgrade.ObserveDriver(p)
 	}
 	m.seePod(o)

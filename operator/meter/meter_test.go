@@ -16,7 +16,7 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/progress"
-	"github.com/gpuready/gpuready/operator/state"
+	"github.com/gpuready/gpuready/operator/road"
 )
 
 var began = time.Unix(1000, 0)
@@ -34,7 +34,7 @@ func TestWhatIsShown(t *testing.T) {
 	pool := fleet.Pool{Arch: "amd64", OS: "ubuntu22.04"}
 	s.Add(pool, progress.Progress{Status: progress.Ready, Since: began})
 	for i := range 2 {
-		s.Add(pool, progress.Progress{State: state.Driver, Status: progress.Failed, Since: began.Add(time.Duration(i) * time.Hour)})
+		s.Add(pool, progress.Progress{State: road.Driver, Status: progress.Failed, Since: began.Add(time.Duration(i) * time.Hour)})
 	}
 	m.Show(s)
 	require.NoError(t, testutil.GatherAndCompare(reg, strings.NewReader(`

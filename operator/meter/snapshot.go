@@ -11,7 +11,7 @@ import (
 
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/progress"
-	"github.com/gpuready/gpuready/operator/state"
+	"github.com/gpuready/gpuready/operator/road"
 )
 
 // maxPools bounds the pools that have series of their own; the others are one.
@@ -34,7 +34,7 @@ type Snapshot struct {
 // it has reached all), and how it stands there.
 type Place struct {
 	Pool   string
-	State  state.Name
+	State  road.State
 	Status progress.Status
 }
 

@@ -12,7 +12,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/state"
+	"github.com/gpuready/gpuready/operator/road"
 )
 
 // maxText bounds what others wrote, in bytes.
@@ -39,7 +39,7 @@ type Pod struct {
 	Namespace, Name string
 	Node            string // where it runs, or is to run
 	App             string // the label app
-	State           state.Name
+	State           road.State
 	Digest          string // label.DriverDigest
 	Created         time.Time
 	Deleting        bool
@@ -57,15 +57,15 @@ type Problem struct {
 }
 
 // apps are the states that pods belong to, by their label app.
-var apps = map[string]state.Name{
-	label.DriverApp:                      state.Driver,
-	"nvidia-container-toolkit-daemonset": state.Toolkit,
-	"nvidia-device-plugin-daemonset":     state.DevicePlugin,
-	"nvidia-operator-validator":          state.DriverValidation,
-	"gpu-feature-discovery":              state.FeatureLabels,
-	"nvidia-dcgm":                        state.DCGM,
-	"nvidia-dcgm-exporter":               state.DCGMExporter,
-	"nvidia-mig-manager":                 state.MIGManager,
+var apps = map[string]road.State{
+	label.DriverApp:                      road.Driver,
+	"nvidia-container-toolkit-daemonset": road.Toolkit,
+	"nvidia-device-plugin-daemonset":     road.DevicePlugin,
+	"nvidia-operator-validator":          road.DriverValidation,
+	"gpu-feature-discovery":              road.FeatureLabels,
+	"nvidia-dcgm":                        road.DCGM,
+	"nvidia-dcgm-exporter":               road.DCGMExporter,
+	"nvidia-mig-manager":                 road.MIGManager,
 }
 
 // ObservePod reduces an operand's pod.
@@ -74,7 +74,7 @@ func ObservePod(p *corev1.Pod) *Pod {
 		Namespace: p.Namespace, Name: p.Name, Node: nodeOf(p), App: p.Labels["app"], Digest: p.Labels[label.DriverDigest],
 		Created: p.CreationTimestamp.Time, Deleting: p.DeletionTimestamp != nil,
 	}
-	o.State = cmp.Or(apps[o.App], state.Name(p.Labels[label.State]))
+	o.State = cmp.Or(apps[o.App], road.State(p.Labels[label.State]))
 	o.HostDriver, _ = HostDriver(p)
 	ready := condition(p, corev1.PodReady)
 	o.Ready = !o.Deleting && ready != nil && ready.Status == corev1.ConditionTrue

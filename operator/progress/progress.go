@@ -17,7 +17,7 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/state"
+	"github.com/gpuready/gpuready/operator/road"
 )
 
 // Status is how it stands with a node.
@@ -49,14 +49,14 @@ const (
 
 // Wanted is what a node is measured by.
 type Wanted struct {
-	States   []state.Name // that the policy asks for
+	States   []road.State // that the policy asks for
 	HandOver bool         // only nodes that were handed over are served
 }
 
 // Progress is how far a node is.
 type Progress struct {
-	Steps   []state.Name // reached, in their order
-	State   state.Name   // the first that is not; "" where all are, or none is wanted
+	Steps   []road.State // reached, in their order
+	State   road.State   // the first that is not; "" where all are, or none is wanted
 	Status  Status
 	Reason  string
 	Message string // at most 512 bytes, one line
@@ -70,23 +70,23 @@ type Progress struct {
 
 // Trouble is a state whose pod does not start.
 type Trouble struct {
-	State state.Name
+	State road.State
 	Pod   string // namespace/name
 	Problem
 }
 
 // layers are the states that the validator's word proves.
-var layers = map[state.Name][]readiness.Layer{
-	state.DriverValidation:  {readiness.Driver},
-	state.ToolkitValidation: {readiness.Toolkit},
-	state.PluginValidation:  {readiness.CUDA, readiness.Plugin},
+var layers = map[road.State][]readiness.Layer{
+	road.DriverValidation:  {readiness.Driver},
+	road.ToolkitValidation: {readiness.Toolkit},
+	road.PluginValidation:  {readiness.CUDA, readiness.Plugin},
 }
 
 // proofs are the states that prove those that have pods.
-var proofs = map[state.Name]state.Name{
-	state.Driver:       state.DriverValidation,
-	state.Toolkit:      state.ToolkitValidation,
-	state.DevicePlugin: state.PluginValidation,
+var proofs = map[road.State]road.State{
+	road.Driver:       road.DriverValidation,
+	road.Toolkit:      road.ToolkitValidation,
+	road.DevicePlugin: road.PluginValidation,
 }
 
 // Of says how far a node is that has a GPU. pods are the operands' on it.
@@ -97,7 +97,7 @@ func Of(n *fleet.Node, pods []*Pod, w Wanted, now time.Time) Progress {
 	case w.HandOver && !n.HandedOver():
 		return Progress{Status: Excluded, Reason: ReasonHandedOver, Message: "NVIDIA's operator serves this node; the label " + label.HandOver + "=" + label.Product + " hands it over"}
 	case !n.Ready:
-		return Progress{State: state.Prerequisites, Status: Unknown, Reason: ReasonNodeNotReady, Message: "the Node is not Ready: nothing that is said of it can be believed"}
+		return Progress{State: road.Prerequisites, Status: Unknown, Reason: ReasonNodeNotReady, Message: "the Node is not Ready: nothing that is said of it can be believed"}
 	}
 	l := look{node: n, pods: pods, word: listen(n, now)}
 	p := l.walk(w.States)
@@ -143,7 +143,7 @@ func listen(n *fleet.Node, now time.Time) word {
 }
 
 // proves says whether the validator's word proves a state, and whether it is about it.
-func (w word) proves(s state.Name) bool {
+func (w word) proves(s road.State) bool {
 	all := readiness.Layers()
 	for _, l := range layers[s] {
 		if slices.Index(all, l) >= w.proven {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/state"
+	"github.com/gpuready/gpuready/operator/road"
 )
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -106,7 +106,7 @@ func TestAPodSaysWhyItIsNotReady(t *testing.T) {
 			p := pod(driverApp, c.change)
 			whole := ObservePod(p)
 			require.Equal(t, "n1", whole.Node)
-			require.Equal(t, state.Driver, whole.State)
+			require.Equal(t, road.Driver, whole.State)
 			require.False(t, whole.Ready)
 			require.Equal(t, Problem{c.stuck, c.reason, c.message, whole.Problem.Since}, whole.Problem)
 			require.False(t, whole.Problem.Since.IsZero())
@@ -152,60 +152,60 @@ func TestHowFarANodeIs(t *testing.T) {
 		node   *fleet.Node
 		pods   []*corev1.Pod
 		steps  int // of the road
-		state  state.Name
+		state  road.State
 		status Status
 		reason string
 	}{
 		"all is proven":                        {node(), all, 8, "", Ready, "Ready"},
 		"proven, and a pod is replaced":        {node(), []*corev1.Pod{pod(driverApp, starting)}, 8, "", Ready, "Ready"},
-		"no labels of the GPUs yet":            {node(without(label.GPUProduct)), all, 7, state.FeatureLabels, Waiting, ReasonNoLabels},
-		"just labelled":                        {node(silent), nil, 1, state.Driver, Waiting, ReasonNoPod},
-		"driver starts":                        {node(silent), []*corev1.Pod{pod(driverApp, starting), pod(validatorApp)}, 1, state.Driver, Waiting, ReasonStarting},
-		"driver has no image":                  {node(heard("False", "KernelModuleNotLoaded", "driver: none; load it")), []*corev1.Pod{pod(driverApp, broken), pod(validatorApp)}, 1, state.Driver, Failed, ReasonImagePull},
-		"driver on the host":                   {node(silent, labelled(label.Deploy+"driver", label.PreInstalled)), []*corev1.Pod{pod(validatorApp, starting)}, 2, state.DriverValidation, Waiting, ReasonStarting},
-		"driver is not proven":                 {node(heard("False", "KernelModuleNotLoaded", "driver: none; load it")), all, 2, state.DriverValidation, Failed, "KernelModuleNotLoaded"},
-		"driver is being proven":               {node(heard("Unknown", "Proving", "driver: is being looked at")), all, 2, state.DriverValidation, Waiting, "Proving"},
-		"toolkit has no pod":                   {node(heard("False", "NoInjection", "toolkit: none; wait")), []*corev1.Pod{pod(driverApp)}, 3, state.Toolkit, Waiting, ReasonNoPod},
-		"toolkit fails":                        {node(heard("False", "NoInjection", "toolkit: none; wait")), all, 4, state.ToolkitValidation, Failed, "NoInjection"},
-		"cuda fails":                           {node(heard("False", "WrongResult", "cuda: 2+2=5; replace it")), all, 6, state.PluginValidation, Failed, "WrongResult"},
-		"plugin starts":                        {node(heard("False", "PluginMissing", "plugin: none; wait")), []*corev1.Pod{pod(pluginApp, starting)}, 5, state.DevicePlugin, Waiting, ReasonStarting},
-		"a layer beside the road fails":        {node(heard("False", "PeermemMissing", "peermem: none; load it")), all, 6, state.PluginValidation, Failed, "PeermemMissing"},
-		"nothing is known in this boot":        {node(heard("Unknown", "Proving", "nothing has been proven yet since the node was started")), all, 2, state.DriverValidation, Waiting, "Proving"},
-		"NFD sees a GPU, the validator none":   {node(heard("False", "NoGPU", "the PCI bus has none")), all, 2, state.DriverValidation, Failed, "NoGPU"},
-		"validator cannot start":               {node(silent), []*corev1.Pod{pod(driverApp), pod(validatorApp, broken)}, 2, state.DriverValidation, Failed, ReasonImagePull},
-		"validator says nothing":               {node(silent), all, 2, state.DriverValidation, Unknown, ReasonNotValidated},
-		"validator is kept away":               {node(silent, labelled(label.Deploy+"operator-validator", "false")), all[:3], 2, state.DriverValidation, Unknown, ReasonNotValidated},
-		"validator has been silent for long":   {node(func(n *fleet.Node) { n.GPUReady.Said = now.Add(-Stale) }), all, 2, state.DriverValidation, Unknown, ReasonStale},
-		"validator's pod died, its word stays": {node(func(n *fleet.Node) { n.GPUReady.Said = now.Add(-Stale) }), []*corev1.Pod{pod(driverApp), pod(validatorApp, unready(crashes(waits("CrashLoopBackOff", ""), 1, "x")))}, 2, state.DriverValidation, Failed, ReasonCrashLoop},
-		"kubelet is not heard of":              {node(func(n *fleet.Node) { n.Ready = false }), all, 0, state.Prerequisites, Unknown, ReasonNodeNotReady},
+		"no labels of the GPUs yet":            {node(without(label.GPUProduct)), all, 7, road.FeatureLabels, Waiting, ReasonNoLabels},
+		"just labelled":                        {node(silent), nil, 1, road.Driver, Waiting, ReasonNoPod},
+		"driver starts":                        {node(silent), []*corev1.Pod{pod(driverApp, starting), pod(validatorApp)}, 1, road.Driver, Waiting, ReasonStarting},
+		"driver has no image":                  {node(heard("False", "KernelModuleNotLoaded", "driver: none; load it")), []*corev1.Pod{pod(driverApp, broken), pod(validatorApp)}, 1, road.Driver, Failed, ReasonImagePull},
+		"driver on the host":                   {node(silent, labelled(label.Deploy+"driver", label.PreInstalled)), []*corev1.Pod{pod(validatorApp, starting)}, 2, road.DriverValidation, Waiting, ReasonStarting},
+		"driver is not proven":                 {node(heard("False", "KernelModuleNotLoaded", "driver: none; load it")), all, 2, road.DriverValidation, Failed, "KernelModuleNotLoaded"},
+		"driver is being proven":               {node(heard("Unknown", "Proving", "driver: is being looked at")), all, 2, road.DriverValidation, Waiting, "Proving"},
+		"toolkit has no pod":                   {node(heard("False", "NoInjection", "toolkit: none; wait")), []*corev1.Pod{pod(driverApp)}, 3, road.Toolkit, Waiting, ReasonNoPod},
+		"toolkit fails":                        {node(heard("False", "NoInjection", "toolkit: none; wait")), all, 4, road.ToolkitValidation, Failed, "NoInjection"},
+		"cuda fails":                           {node(heard("False", "WrongResult", "cuda: 2+2=5; replace it")), all, 6, road.PluginValidation, Failed, "WrongResult"},
+		"plugin starts":                        {node(heard("False", "PluginMissing", "plugin: none; wait")), []*corev1.Pod{pod(pluginApp, starting)}, 5, road.DevicePlugin, Waiting, ReasonStarting},
+		"a layer beside the road fails":        {node(heard("False", "PeermemMissing", "peermem: none; load it")), all, 6, road.PluginValidation, Failed, "PeermemMissing"},
+		"nothing is known in this boot":        {node(heard("Unknown", "Proving", "nothing has been proven yet since the node was started")), all, 2, road.DriverValidation, Waiting, "Proving"},
+		"NFD sees a GPU, the validator none":   {node(heard("False", "NoGPU", "the PCI bus has none")), all, 2, road.DriverValidation, Failed, "NoGPU"},
+		"validator cannot start":               {node(silent), []*corev1.Pod{pod(driverApp), pod(validatorApp, broken)}, 2, road.DriverValidation, Failed, ReasonImagePull},
+		"validator says nothing":               {node(silent), all, 2, road.DriverValidation, Unknown, ReasonNotValidated},
+		"validator is kept away":               {node(silent, labelled(label.Deploy+"operator-validator", "false")), all[:3], 2, road.DriverValidation, Unknown, ReasonNotValidated},
+		"validator has been silent for long":   {node(func(n *fleet.Node) { n.GPUReady.Said = now.Add(-Stale) }), all, 2, road.DriverValidation, Unknown, ReasonStale},
+		"validator's pod died, its word stays": {node(func(n *fleet.Node) { n.GPUReady.Said = now.Add(-Stale) }), []*corev1.Pod{pod(driverApp), pod(validatorApp, unready(crashes(waits("CrashLoopBackOff", ""), 1, "x")))}, 2, road.DriverValidation, Failed, ReasonCrashLoop},
+		"kubelet is not heard of":              {node(func(n *fleet.Node) { n.Ready = false }), all, 0, road.Prerequisites, Unknown, ReasonNodeNotReady},
 		"kept away":                            {node(labelled(label.Operands, "false")), nil, 0, "", Excluded, ReasonExcluded},
-		"a person keeps the driver away":       {node(silent, labelled(label.Deploy+"driver", "false")), nil, 2, state.DriverValidation, Waiting, ReasonNoPod},
+		"a person keeps the driver away":       {node(silent, labelled(label.Deploy+"driver", "false")), nil, 2, road.DriverValidation, Waiting, ReasonNoPod},
 		"an old driver pod goes, the new one has no image": {node(heard("False", "X", "driver: x; y")), []*corev1.Pod{
 			pod(driverApp, func(p *corev1.Pod) { p.Name, p.DeletionTimestamp = "old", &metav1.Time{Time: now} }), pod(driverApp, broken),
-		}, 1, state.Driver, Failed, ReasonImagePull},
+		}, 1, road.Driver, Failed, ReasonImagePull},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var pods []*Pod
 			for _, p := range c.pods {
 				pods = append(pods, ObservePod(p))
 			}
-			p := Of(c.node, pods, Wanted{States: state.Road()}, now)
+			p := Of(c.node, pods, Wanted{States: road.States()}, now)
 			require.Equal(t, []any{c.state, c.status, c.reason}, []any{p.State, p.Status, p.Reason}, p.Message)
-			require.Equal(t, append([]state.Name{}, state.Road()[:c.steps]...), append([]state.Name{}, p.Steps...))
+			require.Equal(t, append([]road.State{}, road.States()[:c.steps]...), append([]road.State{}, p.Steps...))
 			require.NotEmpty(t, p.Message)
 		})
 	}
 }
 
 func TestStatesThatAreNotWantedAreNotWaitedFor(t *testing.T) {
-	w := Wanted{States: []state.Name{state.Prerequisites, state.DriverValidation, state.Toolkit, state.ToolkitValidation, state.DevicePlugin, state.PluginValidation}}
+	w := Wanted{States: []road.State{road.Prerequisites, road.DriverValidation, road.Toolkit, road.ToolkitValidation, road.DevicePlugin, road.PluginValidation}}
 	p := Of(node(silent), []*Pod{ObservePod(pod(validatorApp))}, w, now)
-	require.Equal(t, state.DriverValidation, p.State, "the host has a driver")
+	require.Equal(t, road.DriverValidation, p.State, "the host has a driver")
 	require.Equal(t, Ready, Of(node(without(label.GPUProduct)), nil, w, now).Status)
 }
 
 func TestANodeThatWasNotHandedOverIsLeftAlone(t *testing.T) {
-	w := Wanted{States: state.Road(), HandOver: true}
+	w := Wanted{States: road.States(), HandOver: true}
 	require.Equal(t, ReasonHandedOver, Of(node(), nil, w, now).Reason)
 	require.Equal(t, Ready, Of(node(labelled(label.HandOver, label.Product)), nil, w, now).Status)
 }
@@ -213,17 +213,17 @@ func TestANodeThatWasNotHandedOverIsLeftAlone(t *testing.T) {
 func TestWhatNothingWaitsForIsToldBeside(t *testing.T) {
 	broken := unready(waits("ImagePullBackOff", "gone"))
 	pods := []*Pod{ObservePod(pod("nvidia-dcgm-exporter", broken)), ObservePod(pod(driverApp, broken))}
-	w := Wanted{States: append(state.Road(), state.DCGMExporter)}
+	w := Wanted{States: append(road.States(), road.DCGMExporter)}
 	p := Of(node(), pods, w, now)
 	require.Equal(t, Ready, p.Status, "a driver that is proven stays so until the validator says otherwise")
 	require.Len(t, p.Beside, 2)
-	require.Equal(t, state.DCGMExporter, p.Beside[0].State)
+	require.Equal(t, road.DCGMExporter, p.Beside[0].State)
 	p = Of(node(silent), pods, w, now)
-	require.Equal(t, []any{state.Driver, Failed}, []any{p.State, p.Status})
+	require.Equal(t, []any{road.Driver, Failed}, []any{p.State, p.Status})
 	require.Len(t, p.Beside, 1)
 }
 
 func TestWhenToLookAgain(t *testing.T) {
-	require.Equal(t, now.Add(11*time.Minute), Of(node(), nil, Wanted{States: state.Road()}, now).Until)
-	require.Zero(t, Of(node(silent), nil, Wanted{States: state.Road()}, now).Until)
+	require.Equal(t, now.Add(11*time.Minute), Of(node(), nil, Wanted{States: road.States()}, now).Until)
+	require.Zero(t, Of(node(silent), nil, Wanted{States: road.States()}, now).Until)
 }

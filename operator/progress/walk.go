@@ -11,7 +11,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/state"
+	"github.com/gpuready/gpuready/operator/road"
 )
 
 // look is what is known of a node.
@@ -22,22 +22,22 @@ type look struct {
 }
 
 // operands are the names of states' pods in the labels that place them.
-var operands = map[state.Name]string{
-	state.Driver: "driver", state.Toolkit: "container-toolkit", state.DriverValidation: "operator-validator",
-	state.DevicePlugin: "device-plugin", state.FeatureLabels: "gpu-feature-discovery",
-	state.DCGM: "dcgm", state.DCGMExporter: "dcgm-exporter", state.MIGManager: "mig-manager",
+var operands = map[road.State]string{
+	road.Driver: "driver", road.Toolkit: "container-toolkit", road.DriverValidation: "operator-validator",
+	road.DevicePlugin: "device-plugin", road.FeatureLabels: "gpu-feature-discovery",
+	road.DCGM: "dcgm", road.DCGMExporter: "dcgm-exporter", road.MIGManager: "mig-manager",
 }
 
 // kept says that a state's pods are kept away from the node: by a person, or because the
 // host has a driver.
-func (l look) kept(s state.Name) bool {
-	return l.node.Labels[label.Deploy+operands[s]] == "false" || s == state.Driver && l.node.HostDriver()
+func (l look) kept(s road.State) bool {
+	return l.node.Labels[label.Deploy+operands[s]] == "false" || s == road.Driver && l.node.HostDriver()
 }
 
 // walk goes from state to state until one is not reached.
-func (l look) walk(wanted []state.Name) Progress {
+func (l look) walk(wanted []road.State) Progress {
 	var p Progress
-	for _, s := range state.Road() {
+	for _, s := range road.States() {
 		if !slices.Contains(wanted, s) {
 			continue
 		}
@@ -58,16 +58,16 @@ type why struct {
 	Problem
 }
 
-func (l look) reached(s state.Name) (why, bool) {
+func (l look) reached(s road.State) (why, bool) {
 	switch s {
-	case state.Prerequisites:
+	case road.Prerequisites:
 		return why{}, true
-	case state.Driver, state.Toolkit, state.DevicePlugin:
+	case road.Driver, road.Toolkit, road.DevicePlugin:
 		if l.kept(s) || l.word.known() && l.word.proves(proofs[s]) {
 			return why{}, true
 		}
 		return l.podReady(s)
-	case state.FeatureLabels:
+	case road.FeatureLabels:
 		if l.kept(s) || l.node.Labels[label.GPUProduct] != "" {
 			return why{}, true
 		}
@@ -81,7 +81,7 @@ func (l look) reached(s state.Name) (why, bool) {
 }
 
 // pod is a state's on the node: the one that is not being deleted, where there is one.
-func (l look) pod(s state.Name) *Pod {
+func (l look) pod(s road.State) *Pod {
 	var found *Pod
 	for _, p := range l.pods {
 		if p.State == s && (found == nil || found.Deleting && !p.Deleting) {
@@ -91,7 +91,7 @@ func (l look) pod(s state.Name) *Pod {
 	return found
 }
 
-func (l look) podReady(s state.Name) (why, bool) {
+func (l look) podReady(s road.State) (why, bool) {
 	p := l.pod(s)
 	switch {
 	case p == nil:
@@ -108,7 +108,7 @@ func (l look) podReady(s state.Name) (why, bool) {
 }
 
 // validated asks the validator.
-func (l look) validated(s state.Name) (why, bool) {
+func (l look) validated(s road.State) (why, bool) {
 	w := l.word
 	switch {
 	case w.known() && w.proves(s):
@@ -117,23 +117,23 @@ func (l look) validated(s state.Name) (why, bool) {
 		return why{Failed, Problem{Reason: w.Reason, Message: w.Message, Since: w.Since}}, false
 	case w.known():
 		return why{Waiting, Problem{Reason: w.Reason, Message: w.Message, Since: w.Since}}, false
-	case l.kept(state.DriverValidation):
-		return why{Unknown, Problem{Reason: ReasonNotValidated, Message: "the label " + label.Deploy + operands[state.DriverValidation] + "=false keeps the validator away: nothing is proven"}}, false
+	case l.kept(road.DriverValidation):
+		return why{Unknown, Problem{Reason: ReasonNotValidated, Message: "the label " + label.Deploy + operands[road.DriverValidation] + "=false keeps the validator away: nothing is proven"}}, false
 	}
 	// The validator is silent: perhaps because its pod does not start.
-	if not, ready := l.podReady(state.DriverValidation); !ready {
+	if not, ready := l.podReady(road.DriverValidation); !ready {
 		return not, false
 	}
 	if w.silent == ReasonStale {
 		return why{Unknown, Problem{Reason: ReasonStale, Message: fmt.Sprintf("the validator has not said for more than %s how the node is: see the log of its pod", Stale.Round(time.Minute)), Since: w.Said.Add(Stale)}}, false
 	}
-	return why{Unknown, Problem{Reason: ReasonNotValidated, Message: "the Node has no condition GPUReady yet: see the log of the validator's pod", Since: l.pod(state.DriverValidation).Created}}, false
+	return why{Unknown, Problem{Reason: ReasonNotValidated, Message: "the Node has no condition GPUReady yet: see the log of the validator's pod", Since: l.pod(road.DriverValidation).Created}}, false
 }
 
 // beside are the pods that do not start, and are not what the node waits for.
-func (l look) beside(p Progress, wanted []state.Name) (all []Trouble) {
+func (l look) beside(p Progress, wanted []road.State) (all []Trouble) {
 	for _, pod := range l.pods {
-		if !pod.Problem.Stuck || pod.State == p.State || pod.State == state.DriverValidation && !l.word.known() || !slices.Contains(wanted, pod.State) {
+		if !pod.Problem.Stuck || pod.State == p.State || pod.State == road.DriverValidation && !l.word.known() || !slices.Contains(wanted, pod.State) {
 			continue
 		}
 		all = append(all, Trouble{pod.State, pod.Namespace + "/" + pod.Name, pod.Problem})

@@ -16,6 +16,7 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/road"
 )
 
 // Operands are the names in the labels nvidia.com/gpu.deploy.<operand>.
@@ -55,7 +56,7 @@ func (r *renderer) prerequisites() error {
 	if !r.spec.Toolkit.IsEnabled() || !slices.ContainsFunc(r.injections, r.hasHandler) {
 		return nil
 	}
-	return r.add(Prerequisites, &nodev1.RuntimeClass{
+	return r.add(road.Prerequisites, &nodev1.RuntimeClass{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "node.k8s.io/v1", Kind: "RuntimeClass"},
 		ObjectMeta: metav1.ObjectMeta{Name: r.runtimeClass()},
 		Handler:    r.runtimeClass(),
@@ -67,7 +68,7 @@ func (r *renderer) toolkits() error {
 	if !spec.IsEnabled() {
 		return nil
 	}
-	image := r.ours(Toolkit, "toolkit", agents.Toolkit, spec.ImageSpec)
+	image := r.ours(road.Toolkit, "toolkit", agents.Toolkit, spec.ImageSpec)
 	for _, i := range r.injections {
 		runtime := i != fleet.NRI || r.hasHandler(i)
 		d, err := r.agent(agents.Toolkit, image, i, runtime)
@@ -100,7 +101,7 @@ func (r *renderer) toolkits() error {
 		if runtime {
 			mountConfigs(d, c)
 		}
-		if err := r.finish(Toolkit, d, operandToolkit, i, spec.ImageSpec); err != nil {
+		if err := r.finish(road.Toolkit, d, operandToolkit, i, spec.ImageSpec); err != nil {
 			return err
 		}
 	}
@@ -144,7 +145,7 @@ func (r *renderer) host(d *appsv1.DaemonSet, c *corev1.Container) {
 }
 
 // finish places the DaemonSet, lays over it what concerns all, and keeps it.
-func (r *renderer) finish(s Name, d *appsv1.DaemonSet, operand string, i fleet.Injection, images ...v1.ImageSpec) error {
+func (r *renderer) finish(s road.State, d *appsv1.DaemonSet, operand string, i fleet.Injection, images ...v1.ImageSpec) error {
 	d.Spec.Template.Spec.ImagePullSecrets = r.secrets(images...)
 	init := d.Spec.Template.Spec.InitContainers
 	for n := range init {

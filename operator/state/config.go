@@ -11,6 +11,7 @@ import (
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/driver"
+	"github.com/gpuready/gpuready/operator/road"
 )
 
 // ConfigMaps are the names of the ConfigMaps, in the operands' namespace, whose keys
@@ -71,7 +72,7 @@ func (r *renderer) configure(d *appsv1.DaemonSet, ctr *corev1.Container, c drive
 			}
 		}
 		if repositories == "" && repoConfig(spec)+certConfig(spec) != "" {
-			r.problem(Driver, OSUnknown, fmt.Sprintf("where %q has package repositories and certificates is not known: the driver of these nodes is not deployed. "+
+			r.problem(road.Driver, OSUnknown, fmt.Sprintf("where %q has package repositories and certificates is not known: the driver of these nodes is not deployed. "+
 				"Remove spec.driver.repoConfig and certConfig, or give the image these files", c.Pool.OS))
 			return false
 		}
@@ -95,7 +96,7 @@ func (r *renderer) mountFiles(pod *corev1.PodSpec, c *corev1.Container, field, n
 	}
 	keys, ok := r.in.Keys[name]
 	if !ok {
-		r.problem(Driver, ConfigMapMissing, fmt.Sprintf("spec.%s names ConfigMap %s/%s, which does not exist: drivers are left as they are. Create it",
+		r.problem(road.Driver, ConfigMapMissing, fmt.Sprintf("spec.%s names ConfigMap %s/%s, which does not exist: drivers are left as they are. Create it",
 			field, r.in.Cluster.Namespace, name))
 		return false
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/road"
 )
 
 //go:embed parts
@@ -81,13 +82,13 @@ func (r *renderer) driver(c driver.Choice) error {
 	selector[label.Driver] = c.ID
 	r.place(d, operandDriver, selector)
 	apart(pod)
-	r.common(Driver, d)
+	r.common(road.Driver, d)
 	digest, err := driverDigest(d)
 	if err != nil {
 		return err
 	}
 	d.Spec.Template.Labels[label.DriverDigest] = digest
-	return r.add(Driver, d)
+	return r.add(road.Driver, d)
 }
 
 // driverDigest is of what makes a driver: where its pods may run, and what runs before

@@ -12,12 +12,13 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/road"
 )
 
 // nvidia is an operand whose image is NVIDIA's: it is deployed as NVIDIA's operator
 // deploys it, apart from how it gets its GPUs.
 type nvidia struct {
-	state     Name
+	state     road.State
 	field     string
 	template  string
 	container string
@@ -26,9 +27,9 @@ type nvidia struct {
 
 func (r *renderer) nvidiaOperands() []nvidia {
 	return []nvidia{
-		{DCGM, "dcgm", "dcgm", "nvidia-dcgm-ctr", r.spec.DCGM.OperandSpec},
-		{DCGMExporter, "dcgmExporter", "dcgm-exporter", "nvidia-dcgm-exporter", r.spec.DCGMExporter.OperandSpec},
-		{MIGManager, "migManager", "mig-manager", "nvidia-mig-manager", r.spec.MIGManager.OperandSpec},
+		{road.DCGM, "dcgm", "dcgm", "nvidia-dcgm-ctr", r.spec.DCGM.OperandSpec},
+		{road.DCGMExporter, "dcgmExporter", "dcgm-exporter", "nvidia-dcgm-exporter", r.spec.DCGMExporter.OperandSpec},
+		{road.MIGManager, "migManager", "mig-manager", "nvidia-mig-manager", r.spec.MIGManager.OperandSpec},
 	}
 }
 
@@ -84,9 +85,9 @@ func (r *renderer) nvidia(n nvidia, image string, i fleet.Injection) error {
 	}
 	c := container(d, n.container)
 	switch n.state {
-	case DCGMExporter:
+	case road.DCGMExporter:
 		r.exporter(d, c)
-	case MIGManager:
+	case road.MIGManager:
 		r.partitions(d, c)
 	}
 	r.overlay(n.field, c, n.spec.ContainerSpec)
@@ -156,12 +157,12 @@ const (
 func (r *renderer) services(n nvidia) error {
 	service := &corev1.Service{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}}
 	switch n.state {
-	case DCGM:
+	case road.DCGM:
 		local := corev1.ServiceInternalTrafficPolicyLocal
 		service.ObjectMeta = r.object("nvidia-dcgm", "nvidia-dcgm")
 		service.Spec.InternalTrafficPolicy = &local
 		service.Spec.Ports = []corev1.ServicePort{port("dcgm", dcgmPort)}
-	case DCGMExporter:
+	case road.DCGMExporter:
 		service.ObjectMeta = r.object("nvidia-dcgm-exporter", "nvidia-dcgm-exporter")
 		service.Annotations = map[string]string{"prometheus.io/scrape": "true", "prometheus.io/port": fmt.Sprint(exporterPort)}
 		service.Spec.Ports = []corev1.ServicePort{port("gpu-metrics", exporterPort)}

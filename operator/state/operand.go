@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpuready/gpuready/deployments/agents"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/road"
 )
 
 // nvidias are the names of NVIDIA's images for the operands that are ours here. They
@@ -18,7 +19,7 @@ import (
 var nvidias = []string{"container-toolkit", "k8s-device-plugin", "gpu-feature-discovery", "gpu-operator-validator", "gpu-operator"}
 
 // ours is the image of one of our agents.
-func (r *renderer) ours(s Name, field string, a agents.Agent, spec v1.ImageSpec) string {
+func (r *renderer) ours(s road.State, field string, a agents.Agent, spec v1.ImageSpec) string {
 	byDefault := v1.ImageSpec{Repository: r.in.Cluster.ImageRepository, Image: a.Image, Version: r.in.Cluster.ImageVersion}
 	ref := spec.Ref(byDefault)
 	name, _, _ := strings.Cut(path.Base(spec.Image), "@")
@@ -34,7 +35,7 @@ func (r *renderer) ours(s Name, field string, a agents.Agent, spec v1.ImageSpec)
 
 // theirs is the image of an operand that is not ours; "" and a problem where the policy
 // names none.
-func (r *renderer) theirs(s Name, field string, spec v1.ImageSpec) string {
+func (r *renderer) theirs(s road.State, field string, spec v1.ImageSpec) string {
 	ref := spec.Ref(v1.ImageSpec{})
 	if ref == "" || spec.Repository == "" && ref == spec.Image && !strings.ContainsAny(ref, "/:@") {
 		r.problem(s, ImageMissing, fmt.Sprintf("spec.%s is enabled and names no image: set its repository, image and version, or enabled: false", field))

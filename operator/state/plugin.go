@@ -8,6 +8,7 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/road"
 )
 
 const (
@@ -20,7 +21,7 @@ func (r *renderer) plugins() error {
 	if !spec.IsEnabled() {
 		return nil
 	}
-	image := r.ours(DevicePlugin, "devicePlugin", agents.DevicePlugin, spec.ImageSpec)
+	image := r.ours(road.DevicePlugin, "devicePlugin", agents.DevicePlugin, spec.ImageSpec)
 	for _, i := range r.injections {
 		d, err := r.agent(agents.DevicePlugin, image, i, false)
 		if err != nil {
@@ -34,7 +35,7 @@ func (r *renderer) plugins() error {
 		r.pluginConfig(d, c)
 		r.host(d, c)
 		r.overlay("devicePlugin", c, spec.ContainerSpec)
-		if err := r.finish(DevicePlugin, d, operandPlugin, i, spec.ImageSpec); err != nil {
+		if err := r.finish(road.DevicePlugin, d, operandPlugin, i, spec.ImageSpec); err != nil {
 			return err
 		}
 	}
@@ -98,9 +99,9 @@ func (r *renderer) mps(image string) error {
 	setEnv(c, r.env("devicePlugin", spec.Env)...)
 	d.Spec.Template.Spec.ImagePullSecrets = r.secrets(spec.ImageSpec)
 	r.place(d, operandPlugin, map[string]string{label.MPSCapable: "true"})
-	r.common(DevicePlugin, d)
+	r.common(road.DevicePlugin, d)
 	r.rollBy(d)
-	return r.add(DevicePlugin, d)
+	return r.add(road.DevicePlugin, d)
 }
 
 // dropVolume removes a volume and its mount.

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuready/gpuready/deployments/agents"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/road"
 )
 
 // decode reads a DaemonSet; what it does not know is an error.
@@ -39,7 +40,7 @@ func container(d *appsv1.DaemonSet, name string) *corev1.Container {
 }
 
 // common lays over a DaemonSet what the policy says of all.
-func (r *renderer) common(s Name, d *appsv1.DaemonSet) {
+func (r *renderer) common(s road.State, d *appsv1.DaemonSet) {
 	spec, pod := r.spec.Daemonsets, &d.Spec.Template
 	labels := r.labels("daemonsets.labels", spec.Labels)
 	maps.Copy(labels, pod.Labels) // ours win: selectors go by them

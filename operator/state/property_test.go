@@ -20,6 +20,7 @@ import (
 	"github.com/gpuready/gpuready/operator/api/v1/schematest"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/road"
 )
 
 var injections = []fleet.Injection{fleet.NRI, fleet.CDI, fleet.Annotations, fleet.Handler}
@@ -75,7 +76,7 @@ func TestTheDigestChangesWithTheContentAlone(t *testing.T) {
 		for _, o := range objects {
 			by[o.Object.GetName()] = o.Digest
 			require.Equal(t, o.Digest, o.Object.GetAnnotations()["gpuready.io/digest"])
-			if d, ok := o.Object.(*appsv1.DaemonSet); ok && o.State == Driver {
+			if d, ok := o.Object.(*appsv1.DaemonSet); ok && o.State == road.Driver {
 				by["driver"] = d.Spec.Template.Labels["gpuready.io/driver-digest"]
 			}
 		}
@@ -106,7 +107,7 @@ func TestWhatIsOffIsNotRendered(t *testing.T) {
 	objects, problems := render(t, Input{Policy: policy(t, off), Cluster: cluster, Drivers: []driver.Choice{ubuntu()}, Injections: injections})
 	require.Empty(t, problems)
 	for _, o := range objects {
-		require.Equal(t, DriverValidation, o.State, o.Object.GetName())
+		require.Equal(t, road.DriverValidation, o.State, o.Object.GetName())
 	}
 	require.Len(t, objects, len(injections))
 }
@@ -189,7 +190,7 @@ func TestControlCharactersAreLeftOut(t *testing.T) {
 	require.Len(t, problems, 1)
 	require.Equal(t, ValueInvalid, problems[0].Reason)
 	for _, o := range objects {
-		if o.State == Toolkit {
+		if o.State == road.Toolkit {
 			require.Contains(t, container(o.Object.(*appsv1.DaemonSet), "toolkit").Env, corev1.EnvVar{Name: "A", Value: "bcd\ne"})
 		}
 	}

@@ -12,13 +12,14 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/road"
 )
 
 // What the schema cannot say, and Kubernetes would refuse: one such value would keep a
 // whole DaemonSet out of the cluster. Each is left out and named.
 
 func (r *renderer) invalid(field, value, instead string) {
-	r.problem(Prerequisites, ValueInvalid, fmt.Sprintf("spec.%s: %s is not what Kubernetes takes, and %s", field, value, instead))
+	r.problem(road.Prerequisites, ValueInvalid, fmt.Sprintf("spec.%s: %s is not what Kubernetes takes, and %s", field, value, instead))
 }
 
 // read takes the specification without the characters that an API server refuses in what
@@ -38,7 +39,7 @@ func (r *renderer) read(spec *v1.ClusterPolicySpec) error {
 	if len(clean) == len(text) {
 		return nil
 	}
-	r.problem(Prerequisites, ValueInvalid, "a value in spec has control characters, which no object can have: they are left out")
+	r.problem(road.Prerequisites, ValueInvalid, "a value in spec has control characters, which no object can have: they are left out")
 	r.spec = &v1.ClusterPolicySpec{}
 	return json.Unmarshal(clean, r.spec)
 }

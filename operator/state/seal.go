@@ -10,11 +10,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/road"
 )
 
 // add labels the object as the operator's and the state's, writes its digest into it,
 // and keeps it.
-func (r *renderer) add(s Name, o client.Object) error {
+func (r *renderer) add(s road.State, o client.Object) error {
 	operator := r.spec.Operator
 	labels, annotations := map[string]string{}, map[string]string{}
 	maps.Copy(labels, r.labels("operator.labels", operator.Labels))

@@ -1,3 +1,5 @@
+// Package state says what belongs into the cluster: each state (operator/road has their
+// names and order) is a pure function of the policy and the pools to objects.
 package state
 
 import (
@@ -10,6 +12,7 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/road"
 )
 
 // Input is all that the objects follow from.
@@ -36,7 +39,7 @@ type Cluster struct {
 
 // Object is one that belongs into the cluster.
 type Object struct {
-	State  Name
+	State  road.State
 	Object client.Object
 	Digest string // of what is applied: hexadecimal SHA-256, as in the annotation gpuready.io/digest
 }
@@ -44,7 +47,7 @@ type Object struct {
 // Problem is what of the policy could not be done as it says. Message names the field
 // and the next action.
 type Problem struct {
-	State   Name
+	State   road.State
 	Reason  Reason
 	Message string
 }
@@ -84,7 +87,7 @@ func Render(in Input) ([]Object, []Problem, error) {
 }
 
 // order is that in which objects are applied.
-func order() []Name { return append(Road(), DCGM, DCGMExporter, MIGManager) }
+func order() []road.State { return append(road.States(), road.Beside()...) }
 
 func compare(a, b Object) int {
 	if a.State != b.State {
@@ -110,6 +113,6 @@ func newRenderer(in Input) (*renderer, error) {
 	return r, r.read(&in.Policy.Spec)
 }
 
-func (r *renderer) problem(s Name, reason Reason, message string) {
+func (r *renderer) problem(s road.State, reason Reason, message string) {
 	r.problems = append(r.problems, Problem{s, reason, message})
 }

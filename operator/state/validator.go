@@ -7,6 +7,7 @@ import (
 
 	"github.com/gpuready/gpuready/deployments/agents"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/road"
 )
 
 // validators belong to the first state that they prove; they prove the later ones, too.
@@ -28,7 +29,7 @@ func (r *renderer) validators() error {
 			setEnv(c, r.env("validator", proof.Env)...)
 		}
 		r.overlay("validator", c, spec.ContainerSpec)
-		if err := r.finish(DriverValidation, d, operandValidator, i, spec.ImageSpec); err != nil {
+		if err := r.finish(road.DriverValidation, d, operandValidator, i, spec.ImageSpec); err != nil {
 			return err
 		}
 	}
@@ -36,7 +37,7 @@ func (r *renderer) validators() error {
 }
 
 func (r *renderer) validatorImage() string {
-	return r.ours(DriverValidation, "validator", agents.Validator, r.spec.Validator.ImageSpec)
+	return r.ours(road.DriverValidation, "validator", agents.Validator, r.spec.Validator.ImageSpec)
 }
 
 // proofs are the validator's settings that follow from the rest of the policy.

@@ -6,7 +6,7 @@ import (
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/progress"
-	"github.com/gpuready/gpuready/operator/state"
+	"github.com/gpuready/gpuready/operator/road"
 )
 
 // youngest is the age up to which a node that was not seen before is followed: an older
@@ -24,7 +24,7 @@ type Provisioning struct {
 // NewProvisioning goes on from what the status has.
 func NewProvisioning(before []v1.ProvisioningStatus) *Provisioning {
 	p := &Provisioning{reached: map[string]int{}}
-	for _, s := range state.Road() {
+	for _, s := range road.States() {
 		step := v1.ProvisioningStatus{Step: string(s), Buckets: make([]int64, len(v1.ProvisioningBounds())+1)}
 		i := slices.IndexFunc(before, func(b v1.ProvisioningStatus) bool { return b.Step == string(s) })
 		if i >= 0 && len(before[i].Buckets) == len(step.Buckets) {
@@ -58,11 +58,11 @@ func (p *Provisioning) Observe(nodes []Node, since, now time.Time) {
 
 // steps is how many states of the road are behind a node; one that is not asked for
 // counts with the next that is.
-func steps(reached []state.Name) int {
+func steps(reached []road.State) int {
 	if len(reached) == 0 {
 		return 0
 	}
-	return slices.Index(state.Road(), reached[len(reached)-1]) + 1
+	return slices.Index(road.States(), reached[len(reached)-1]) + 1
 }
 
 func (p *Provisioning) count(step int, took time.Duration) {

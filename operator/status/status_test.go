@@ -16,7 +16,7 @@ import (
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/progress"
-	"github.com/gpuready/gpuready/operator/state"
+	"github.com/gpuready/gpuready/operator/road"
 )
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -29,7 +29,7 @@ var (
 func node(name string, status progress.Status, reason string) Node {
 	p := progress.Progress{Status: status, Reason: reason, Message: "because", Since: now.Add(-time.Minute)}
 	if status != progress.Ready {
-		p.State = state.Driver
+		p.State = road.Driver
 	}
 	return Node{&fleet.Node{Name: name, UID: name, Pool: jammy, Created: now.Add(-time.Hour)}, p}
 }
@@ -93,7 +93,7 @@ func TestConditions(t *testing.T) {
 		})
 	}
 	exporter := ready
-	exporter.Beside = []progress.Trouble{{State: state.DCGMExporter, Problem: progress.Problem{Reason: progress.ReasonImagePull}}}
+	exporter.Beside = []progress.Trouble{{State: road.DCGMExporter, Problem: progress.Problem{Reason: progress.ReasonImagePull}}}
 	s := Sum(input(exporter))
 	require.Equal(t, "ready: Ready=True AllNodesReady, Progressing=False Settled, Degraded=True OperandsFailed", said(s))
 	require.Contains(t, meta.FindStatusCondition(s.Conditions, v1.ConditionDegraded).Message, "dcgm-exporter on a (ImagePullBackOff)")
@@ -206,7 +206,7 @@ func TestProvisioning(t *testing.T) {
 	policy := now.Add(-time.Minute)
 	at := func(name string, created time.Time, steps int) Node {
 		n := node(name, progress.Waiting, "x")
-		n.Created, n.Steps = created, state.Road()[:steps]
+		n.Created, n.Steps = created, road.States()[:steps]
 		return n
 	}
 	p := NewProvisioning(nil)

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuready/gpuready/operator/kubectl/cluster"
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/progress"
-	"github.com/gpuready/gpuready/operator/state"
+	"github.com/gpuready/gpuready/operator/road"
 )
 
 // Of Events only the latest are shown.
@@ -32,7 +32,7 @@ type Node struct {
 	GPUs     string          `json:"gpus,omitempty"`   // "8 × NVIDIA H200"
 	Pool     string          `json:"pool"`
 	Status   progress.Status `json:"status"`
-	State    state.Name      `json:"state,omitempty"` // the first that is not reached
+	State    road.State      `json:"state,omitempty"` // the first that is not reached
 	Reason   string          `json:"reason,omitempty"`
 	Message  string          `json:"message,omitempty"`
 	Since    time.Time       `json:"since,omitzero"`
@@ -49,7 +49,7 @@ type Node struct {
 
 // Step is a state of the road.
 type Step struct {
-	State   state.Name `json:"state"`
+	State   road.State `json:"state"`
 	Reached bool       `json:"reached"`
 }
 
@@ -216,7 +216,7 @@ func (n *Node) judge(seen *fleet.Node, pods []*progress.Pod, policy *v1.ClusterP
 	if !p.Since.IsZero() {
 		n.Since = p.Since.UTC()
 	}
-	for _, s := range state.Road() {
+	for _, s := range road.States() {
 		if slices.Contains(progress.States(&policy.Spec), s) {
 			n.Road = append(n.Road, Step{s, slices.Contains(p.Steps, s)})
 		}
