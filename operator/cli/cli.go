@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpuready/gpuready/internal/version"
+	"github.com/gpuready/gpuready/operator/right"
 )
 
 // Exit codes; they stand in --help and are a contract.
@@ -61,7 +62,11 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err == nil || errors.Is(err, pflag.ErrHelp) {
 		return exitOK
 	}
-	fmt.Fprintf(stderr, "gpu-operator: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
+	text := strings.ReplaceAll(err.Error(), "\n", "; ")
+	if missing := right.Missing(text); len(missing) > 0 {
+		text += ": " + right.Message(missing)
+	}
+	fmt.Fprintf(stderr, "gpu-operator: %s\n", text)
 	if c, is := errors.AsType[*coded](err); is {
 		return c.code
 	}

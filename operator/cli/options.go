@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/internal/version"
+	"github.com/gpuready/gpuready/operator/right"
 	"github.com/gpuready/gpuready/operator/state"
 )
 
@@ -124,7 +125,7 @@ func (o *options) logger(stderr io.Writer) (*slog.Logger, error) {
 	default:
 		return nil, usageError("--log-format %q: want text or json", o.logFormat)
 	}
-	log := slog.New(handler).With("component", "operator")
+	log := slog.New(right.Handler(handler)).With("component", "operator")
 	libraries := logr.FromSlogHandler(log.Handler())
 	klog.SetLogger(libraries)
 	ctrllog.SetLogger(libraries)

@@ -102,7 +102,7 @@ func New(config Config) *Controller {
 // Ready says why the operator does not do its work, nil: it does, or another one does.
 func (c *Controller) Ready() error {
 	if c.leads.Load() && !c.synced.Load() {
-		return errors.New("not everything in the cluster has been seen yet; may the operator list and watch what it needs?")
+		return errors.New("not everything in the cluster has been seen yet; what the operator may not list or watch its log names")
 	}
 	return nil
 }

@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
@@ -17,6 +19,7 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/status"
 )
 
 // count is how many of the writes begin so.
@@ -202,4 +205,28 @@ func TestTheDriverToolkitsImagesAreRead(t *testing.T) {
 	stripped, err := stripImageStream(u)
 	require.NoError(t, err)
 	require.Equal(t, map[string]string{"412": "quay.io/a@sha256:1", "411": "quay.io/a@sha256:0"}, tags(stripped.(*unstructured.Unstructured)))
+}
+
+func TestANodeThatMayNotBePatchedIsToldOfInTheStatus(t *testing.T) {
+	w := newWorld(t)
+	w.create(simulated("policy"), gpuNode("n1"))
+	w.step()
+	w.create(gpuNode("n2")) // no object is another for it
+	w.refuse = errors.New(`nodes "n2" is forbidden: User "u" cannot patch resource "nodes" in API group "" at the cluster scope`)
+	for range 5 {
+		w.now = w.now.Add(time.Hour) // past all pauses
+		w.show()
+		w.turn(w.Context())
+		w.drain()
+	}
+	c := meta.FindStatusCondition(w.policy("policy").Status.Conditions, v1.ConditionDegraded)
+	require.NotNil(t, c)
+	require.Equal(t, status.ReasonRights, c.Reason)
+	require.Contains(t, c.Message, "patch nodes in the cluster")
+	w.refuse = nil
+	w.writer.queue.Add("n2")
+	w.drain()
+	w.now = w.now.Add(time.Hour)
+	w.step()
+	require.Equal(t, metav1.ConditionFalse, meta.FindStatusCondition(w.policy("policy").Status.Conditions, v1.ConditionDegraded).Status)
 }

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -30,6 +31,8 @@ type model struct {
 	unread     string                        // why that has not been read; "": it was
 	other      map[types.NamespacedName]bool // Deployments of NVIDIA's operator
 	configMaps map[string]*corev1.ConfigMap  // without their values
+
+	unwritten map[string]error // Nodes that could not be patched, and why
 
 	openShift bool            // the cluster has ImageStreams
 	dirty     map[string]bool // nodes that something has changed about
@@ -62,6 +65,7 @@ func newModel() *model {
 		toolkit:    map[string]string{},
 		other:      map[types.NamespacedName]bool{},
 		configMaps: map[string]*corev1.ConfigMap{},
+		unwritten:  map[string]error{},
 		dirty:      map[string]bool{},
 	}
 }
@@ -118,6 +122,7 @@ func (m *model) answer(name string, sent *upgrade.Patch, n *fleet.Node) {
 
 func (m *model) loseNode(name string) {
 	delete(m.nodes, name)
+	delete(m.unwritten, name)
 	m.dirty[name] = true
 }
 
@@ -225,4 +230,13 @@ func (m *model) served() map[string]int {
 		}
 	}
 	return count
+}
+
+// refusal is that Nodes cannot be patched, and why not the first of them.
+func (m *model) refusal() error {
+	if len(m.unwritten) == 0 {
+		return nil
+	}
+	names := slices.Sorted(maps.Keys(m.unwritten))
+	return fmt.Errorf("%d Nodes cannot be labelled, %s among them: %w", len(names), names[0], m.unwritten[names[0]])
 }

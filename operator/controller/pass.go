@@ -39,7 +39,7 @@ func (c *Controller) pass(ctx context.Context) {
 	began = c.Now()
 	err = c.remove(ctx, plan)
 	c.Metrics.Reconciled("upgrade", began, c.Now(), err)
-	c.err = errors.Join(c.err, err)
+	c.err = errors.Join(c.err, c.model.refusal(), err)
 	c.report(ctx, s, plan)
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/meter"
 	"github.com/gpuready/gpuready/operator/registry"
+	"github.com/gpuready/gpuready/operator/right"
 )
 
 // Registry says which images there are: registry.Cache does.
@@ -31,7 +32,7 @@ func Ask(r *registry.Client, secrets client.Reader, namespace string, m *meter.M
 		for _, secret := range a.Secrets {
 			data, err := readSecret(ctx, secrets, client.ObjectKey{Namespace: namespace, Name: secret.Name})
 			if err != nil {
-				return driver.Presence{State: driver.Unknown, Why: err.Error()}
+				return driver.Presence{State: driver.Unknown, Why: right.Tell(err)}
 			}
 			with.Secrets = append(with.Secrets, registry.Secret{Name: secret.Name, Data: data})
 		}

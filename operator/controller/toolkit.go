@@ -11,6 +11,8 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
+
+	"github.com/gpuready/gpuready/operator/right"
 )
 
 // toolkit watches OpenShift's Driver Toolkit, ImageStream openshift/driver-toolkit,
@@ -109,7 +111,7 @@ func (t *toolkit) begin(ctx context.Context) error {
 func (t *toolkit) unread(err error) {
 	t.inbox.put(func(m *model) {
 		if m.unread != "" {
-			m.unread = err.Error()
+			m.unread = right.Tell(err)
 		}
 	})
 }

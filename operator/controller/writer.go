@@ -110,11 +110,13 @@ func (w *writer) write(ctx context.Context, name string) {
 	default:
 		if w.queue.NumRequeues(name) == 0 {
 			w.log.Error("a Node cannot be labelled; it is tried again", "node", name, "error", err)
+			w.inbox.put(func(m *model) { m.unwritten[name] = err })
 		}
 		w.queue.AddRateLimited(name)
 		return
 	}
 	w.queue.Forget(name)
+	w.inbox.put(func(m *model) { delete(m.unwritten, name) })
 	w.done(name, patch)
 	var seen *fleet.Node
 	if node != nil {

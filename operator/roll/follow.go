@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/gpuready/gpuready/operator/right"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
@@ -37,6 +38,7 @@ type follower struct {
 
 	mu   sync.Mutex
 	pods map[string]*upgrade.Pod // by UID; nil: not known yet
+	err  error                   // why they may not be listed or watched; nil: they may
 }
 
 // Pods are those of the followed nodes, as far as they are known: upgrade.Input.Pods.
@@ -99,7 +101,12 @@ func (f *follower) list() ([]*upgrade.Pod, bool) {
 func (f *follower) run(ctx context.Context, c client.WithWatch, changed func()) {
 	for ctx.Err() == nil {
 		began := time.Now()
-		if err := f.once(ctx, c, changed); err == nil && time.Since(began) > pauseAfterError {
+		err := f.once(ctx, c, changed)
+		if err != nil && len(right.Missing(err.Error())) > 0 {
+			f.deny(err)
+			changed()
+		}
+		if err == nil && time.Since(began) > pauseAfterError {
 			continue
 		}
 		select {
@@ -107,6 +114,29 @@ func (f *follower) run(ctx context.Context, c client.WithWatch, changed func()) 
 		case <-time.After(pauseAfterError):
 		}
 	}
+}
+
+func (f *follower) deny(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.err = err
+}
+
+// denied is why pods of followed nodes are not known, where a right is missing: of
+// several nodes, the first. What is wrong with the API server itself passes.
+func (r *Roller) denied() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, node := range slices.Sorted(maps.Keys(r.followers)) {
+		f := r.followers[node]
+		f.mu.Lock()
+		err := f.err
+		f.mu.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // once lists, and watches until the watch ends.
@@ -136,6 +166,7 @@ func (f *follower) once(ctx context.Context, c client.WithWatch, changed func())
 		return fmt.Errorf("pods of node %s cannot be watched: %w", f.node, err)
 	}
 	defer w.Stop()
+	f.deny(nil)
 	for {
 		select {
 		case <-long.Done():

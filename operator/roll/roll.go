@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/gpuready/gpuready/operator/right"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
@@ -57,6 +58,7 @@ type Roller struct {
 // refusal is an eviction that was refused.
 type refusal struct {
 	node, why string
+	denied    error // the operator may not evict at all; nil: the pod may not be evicted
 	pause     time.Duration
 	next      time.Time
 }
@@ -90,10 +92,11 @@ type Outcome struct {
 
 // Remove removes the pods that the plan names, after its patches were written, and
 // follows the pods of the nodes that it wants to know of. The error is of what could not
-// be asked of the API server; evictions that it refused are in the Outcome.
+// be asked of the API server, and of rights that are missing; evictions that it refused
+// for the pods' sake are in the Outcome.
 func (r *Roller) Remove(ctx context.Context, p *upgrade.Plan) (Outcome, error) {
 	r.follow(p.Watch)
-	var problems []error
+	problems := []error{r.denied()}
 	for _, pod := range p.Delete {
 		if err := r.delete(ctx, pod); err != nil {
 			problems = append(problems, err)
@@ -116,6 +119,9 @@ func (r *Roller) Remove(ctx context.Context, p *upgrade.Plan) (Outcome, error) {
 		if !wanted[uid] {
 			delete(r.refused, uid)
 			continue
+		}
+		if refusal.denied != nil {
+			problems = append(problems, refusal.denied)
 		}
 		// Of several pods of a node always the same is named.
 		if why, ok := o.Blocked[refusal.node]; !ok || refusal.why < why {
@@ -158,7 +164,11 @@ func (r *Roller) evict(ctx context.Context, pod upgrade.Removal) {
 		r.Tell(node, upgrade.Event{Warning: true, Reason: upgrade.Reason, Message: why + "; it is tried again until it may"})
 	}
 	pause := min(max(2*r.refused[pod.UID].pause, firstPause), lastPause)
-	r.refused[pod.UID] = refusal{node: pod.Node, why: why, pause: pause, next: r.Now().Add(pause)}
+	one := refusal{node: pod.Node, why: why, pause: pause, next: r.Now().Add(pause)}
+	if len(right.Missing(err.Error())) > 0 {
+		one.denied = fmt.Errorf("pod %s/%s cannot be evicted: %w", pod.Namespace, pod.Name, err)
+	}
+	r.refused[pod.UID] = one
 }
 
 // reason is what the API server says of a refusal; of budgets it names the one in its causes.
@@ -171,5 +181,5 @@ func reason(err error) string {
 			}
 		}
 	}
-	return err.Error()
+	return right.Tell(err)
 }

@@ -175,3 +175,42 @@ func TestPodsThatCannotBeListedAreNotKnown(t *testing.T) {
 	<-failed
 	require.Empty(t, r.Pods())
 }
+
+func TestAMissingRightIsAnErrorAndNoRefusalOfThePods(t *testing.T) {
+	denied := func(verb, resource string) error {
+		return apierrors.NewForbidden(corev1.Resource(resource), "p", errors.New(`User "u" cannot `+verb+` resource "`+resource+`" in API group "" in the namespace "default"`))
+	}
+	var mu sync.Mutex
+	refused := true
+	may := func() bool { mu.Lock(); defer mu.Unlock(); return !refused }
+	c := newClient(interceptor.Funcs{
+		SubResourceCreate: func(context.Context, client.Client, string, client.Object, client.Object, ...client.SubResourceCreateOption) error {
+			return denied("create", "pods/eviction")
+		},
+		List: func(ctx context.Context, c client.WithWatch, l client.ObjectList, opts ...client.ListOption) error {
+			if !may() {
+				return denied("list", "pods")
+			}
+			return c.List(ctx, l, opts...)
+		},
+	}, pod("p", "a"))
+	changed := make(chan struct{}, 100)
+	r := start(t, Options{Client: c, Changed: func() { changed <- struct{}{} }})
+	watch := &upgrade.Plan{Watch: []string{"a"}}
+	_, err := r.Remove(t.Context(), watch)
+	require.NoError(t, err)
+	<-changed
+	_, err = r.Remove(t.Context(), watch)
+	require.ErrorContains(t, err, `pods of node a cannot be listed`)
+	mu.Lock()
+	refused = false
+	mu.Unlock()
+	require.Eventually(t, func() bool { _, err := r.Remove(t.Context(), watch); return err == nil }, time.Minute, 10*time.Millisecond, "until the right is back")
+
+	plan := &upgrade.Plan{Evict: []upgrade.Removal{{Node: "a", NodeUID: "1", Namespace: "default", Name: "p", UID: "uid-p"}}}
+	for range 2 { // also while it is too early to try again
+		o, err := r.Remove(t.Context(), plan)
+		require.ErrorContains(t, err, `pod default/p cannot be evicted: pods/eviction "p" is forbidden`)
+		require.Contains(t, o.Blocked["a"], "the operator may not create pods/eviction in namespace default: install its roles again")
+	}
+}

@@ -21,6 +21,7 @@ import (
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/progress"
+	"github.com/gpuready/gpuready/operator/right"
 )
 
 // Reasons of the conditions, apart from those of a pool's driver.
@@ -40,6 +41,7 @@ const (
 	ReasonUpgradeFailed  = "DriverUpgradeFailed"
 	ReasonOperandsFailed = "OperandsFailed"
 	ReasonReconcile      = "ReconcileFailed"
+	ReasonRights         = "RightsMissing"
 	ReasonHealthy        = "NothingFailed"
 
 	ReasonUnserved = "FieldsNotServed"
@@ -159,7 +161,7 @@ func (in Input) ready(c count) metav1.Condition {
 	}
 	switch {
 	case in.Err != nil:
-		return no(ReasonReconcile, in.Err.Error())
+		return no(in.failure())
 	case c.Total+c.Excluded == 0 && !in.Described:
 		return no(ReasonNoLabels, "no node has labels of NFD (feature.node.kubernetes.io/…), so it is not known which have GPUs; install Node Feature Discovery, or label the nodes nvidia.com/gpu.present=true")
 	case c.Total+c.Excluded == 0:
@@ -190,6 +192,14 @@ func (in Input) progressing(c count) metav1.Condition {
 	return condition(v1.ConditionProgressing, metav1.ConditionFalse, ReasonSettled, "nothing is on its way")
 }
 
+// failure is why the last pass failed: of what was refused, the rights that are missing.
+func (in Input) failure() (reason, message string) {
+	if missing := right.Missing(in.Err.Error()); len(missing) > 0 {
+		return ReasonRights, right.Message(missing)
+	}
+	return ReasonReconcile, in.Err.Error()
+}
+
 // degraded tells of all that failed, and is called by the first of it.
 func (in Input) degraded(c count) metav1.Condition {
 	var reason string
@@ -199,7 +209,7 @@ func (in Input) degraded(c count) metav1.Condition {
 		messages = append(messages, record.Clean(message, maxLine))
 	}
 	if in.Err != nil {
-		add(ReasonReconcile, in.Err.Error())
+		add(in.failure())
 	}
 	for _, p := range problems(in.Choices) {
 		add(string(p.Reason), p.Message)

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/progress"
+	"github.com/gpuready/gpuready/operator/right"
 	"github.com/gpuready/gpuready/operator/road"
 )
 
@@ -47,6 +48,8 @@ func said(s v1.ClusterPolicyStatus) string {
 	return string(s.State) + ": " + strings.Join(all[:3], ", ")
 }
 
+const denied = `apply DaemonSet n/x: daemonsets.apps "x" is forbidden: User "u" cannot patch resource "daemonsets" in API group "apps" in the namespace "n"`
+
 func TestConditions(t *testing.T) {
 	ready, waits, fails, unknown := node("a", progress.Ready, "Ready"), node("b", progress.Waiting, progress.ReasonStarting), node("c", progress.Failed, progress.ReasonImagePull), node("d", progress.Unknown, progress.ReasonStale)
 	with := func(change func(*Input), nodes ...Node) Input {
@@ -72,6 +75,7 @@ func TestConditions(t *testing.T) {
 		"no GPU":            {input(), "ready: Ready=True NoGPUNodes, Progressing=False Settled, Degraded=False NothingFailed"},
 		"no NFD":            {with(func(in *Input) { in.Described = false }), "notReady: Ready=False NoNodeFeatureLabels, Progressing=False Settled, Degraded=False NothingFailed"},
 		"no NFD, by hand":   {with(func(in *Input) { in.Described = false }, ready), "ready: Ready=True AllNodesReady, Progressing=False Settled, Degraded=False NothingFailed"},
+		"may not apply":     {with(func(in *Input) { in.Err = errors.New(denied) }, ready), "notReady: Ready=False RightsMissing, Progressing=False Settled, Degraded=True RightsMissing"},
 		"cannot apply":      {with(func(in *Input) { in.Err = errors.New("apply DaemonSet x: forbidden") }, ready), "notReady: Ready=False ReconcileFailed, Progressing=False Settled, Degraded=True ReconcileFailed"},
 		"image missing":     {with(missing(driver.PrecompiledImageMissing), ready), "ready: Ready=True AllNodesReady, Progressing=False Settled, Degraded=True PrecompiledImageMissing"},
 		"registry is asked": {with(missing(driver.RegistryPending), ready), "ready: Ready=True AllNodesReady, Progressing=True RegistryPending, Degraded=False NothingFailed"},
@@ -97,6 +101,15 @@ func TestConditions(t *testing.T) {
 	s := Sum(input(exporter))
 	require.Equal(t, "ready: Ready=True AllNodesReady, Progressing=False Settled, Degraded=True OperandsFailed", said(s))
 	require.Contains(t, meta.FindStatusCondition(s.Conditions, v1.ConditionDegraded).Message, "dcgm-exporter on a (ImagePullBackOff)")
+}
+
+func TestAMissingRightIsNamedWithWhatToDo(t *testing.T) {
+	in := input()
+	in.Err = errors.New(denied)
+	for _, kind := range []string{v1.ConditionReady, v1.ConditionDegraded} {
+		message := meta.FindStatusCondition(Sum(in).Conditions, kind).Message
+		require.Equal(t, "the operator may not patch daemonsets.apps in namespace n: "+right.Next, message)
+	}
 }
 
 func TestTheExactTagIsTold(t *testing.T) {
