@@ -55,10 +55,13 @@ var ErrLeftBehind = errors.New("something is left behind")
 type Config struct {
 	Name        string        // of the cluster, unique on this machine; default "gpuready"
 	Nodes       int           // default 1; they are named n1, n2, …
+	Bare        bool          // no nodes: the control plane alone
 	Images      []string      // archives that each node has before Up returns
 	WithoutCDI  bool          // containerd finds no CDI specs (before 2.4: ignores CDI devices)
 	NUMA        bool          // two made-up NUMA nodes, topology manager policy single-numa-node
 	Controllers string        // of the controller manager, as its flag --controllers has them; default "*"
+	Admission   []string      // plugins of the API server, beside those that it has by default
+	Audit       string        // group of users whose requests the API server writes down (Audited); "": nobody's
 	NodeStatus  time.Duration // how often a kubelet reports; default 2 s (Kubernetes: 10 s)
 	Binaries    binaries.Dir  // default: what binaries.Ensure returns
 	Progress    func(Step)    // is told what was done; may be nil
@@ -102,10 +105,13 @@ func (c *Config) complete() error {
 	if err := folder.CheckName(c.Name); err != nil {
 		return err
 	}
-	if c.Nodes == 0 {
+	switch {
+	case c.Bare && c.Nodes == 0:
+	case c.Bare:
+		return fmt.Errorf("%d nodes, and a control plane alone: say one of the two", c.Nodes)
+	case c.Nodes == 0:
 		c.Nodes = 1
-	}
-	if c.Nodes < 1 || c.Nodes > network.MaxNodes {
+	case c.Nodes < 1 || c.Nodes > network.MaxNodes:
 		return fmt.Errorf("%d nodes: must be 1 to %d", c.Nodes, network.MaxNodes)
 	}
 	if c.NodeStatus == 0 {
@@ -172,7 +178,7 @@ func (c *Cluster) start(ctx context.Context) error {
 	if c.plane, err = plane.New(c.folder); err != nil {
 		return err
 	}
-	c.plane.Controllers = config.Controllers
+	c.plane.Options = plane.Options{Controllers: config.Controllers, Admission: config.Admission, Audit: config.Audit}
 	c.Nodes, err = node.New(ctx, node.Config{
 		Folder: c.folder, Hierarchies: hierarchies, Plane: c.plane, Images: append([]string{pause}, config.Images...),
 		WithoutCDI: config.WithoutCDI, NUMA: config.NUMA, Status: config.NodeStatus, Done: c.done,
@@ -189,10 +195,12 @@ func (c *Cluster) start(ctx context.Context) error {
 		return err
 	}
 	c.Server, c.Kubeconfig = c.plane.Server, c.plane.Kubeconfig
-	if err := c.WaitReady(ctx); err != nil {
-		return err
+	if !config.Bare {
+		if err := c.WaitReady(ctx); err != nil {
+			return err
+		}
+		c.done("all nodes Ready")
 	}
-	c.done("all nodes Ready")
 	return c.write()
 }
 
@@ -258,6 +266,10 @@ func (c *Cluster) Down() error {
 
 // RestartAPIServer kills the API server and returns when it serves again.
 func (c *Cluster) RestartAPIServer(ctx context.Context) error { return c.plane.RestartAPIServer(ctx) }
+
+// Audited is the file in which the API server writes down the requests of Config.Audit,
+// a JSON object a line, before it answers.
+func (c *Cluster) Audited() string { return c.plane.Audited() }
 
 // Listen returns a listener of this process that nodes and pods reach at
 // network.PlaneIP.

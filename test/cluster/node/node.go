@@ -57,6 +57,9 @@ type Node struct {
 
 // New makes nodes: n1, n2, … They are not booted.
 func New(ctx context.Context, config Config, count int) ([]*Node, error) {
+	if count == 0 {
+		return nil, nil
+	}
 	base, err := baseSpec(ctx, filepath.Join(config.Folder.Bin(), "ctr"))
 	if err != nil {
 		return nil, err

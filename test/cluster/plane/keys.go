@@ -18,7 +18,7 @@ func (p *Plane) writeKeys() error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(write("ca.crt", p.Authority.PEM), write("sa.key", key)); err != nil {
+	if err := errors.Join(write("ca.crt", p.Authority.PEM), write("sa.key", key), write(auditPolicy, []byte(auditRules(p.Audit)))); err != nil {
 		return err
 	}
 	for file, subject := range map[string]pki.Subject{

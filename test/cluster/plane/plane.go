@@ -27,8 +27,8 @@ const hostname = "control-plane"
 // Plane is one cluster's control plane. Nodes may be made for one that was not
 // started, and boot while it starts.
 type Plane struct {
-	Authority   *pki.Authority // of all certificates in the cluster
-	Controllers string         // of the controller manager, set before Start; "": all
+	Authority *pki.Authority // of all certificates in the cluster
+	Options                  // set before Start
 
 	// Known once Start has returned; the client also once Serving has.
 	Server     string      // URL of the API server, good on this machine outside the namespaces
@@ -39,6 +39,13 @@ type Plane struct {
 	machine *machine.Machine // nil: it was never started
 	bridged chan struct{}    // closed when nodes can be attached
 	serving chan struct{}    // closed when the API server is ready
+}
+
+// Options are how its programs run.
+type Options struct {
+	Controllers string   // of the controller manager; "": all
+	Admission   []string // plugins of the API server, beside its own
+	Audit       string   // group whose requests the API server writes down; "": nobody's
 }
 
 // New makes the control plane of the cluster with that folder.
@@ -72,7 +79,7 @@ func (p *Plane) Start(ctx context.Context, path func(program string) string, don
 		return err
 	}
 	defer file.Close()
-	spec := inside.Spec{Hostname: hostname, Target: network.PlaneIP + ":443", Programs: programs(p.folder, p.Controllers, path)}
+	spec := inside.Spec{Hostname: hostname, Target: network.PlaneIP + ":443", Programs: programs(p.folder, p.Options, path)}
 	if p.machine, err = machine.Start(p.folder, spec, file); err != nil {
 		return err
 	}

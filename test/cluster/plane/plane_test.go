@@ -16,7 +16,7 @@ var update = flag.Bool("update", false, "write the golden file anew")
 
 func TestControlPlanesArguments(t *testing.T) {
 	var b strings.Builder
-	for _, p := range programs(&folder.Folder{Path: "/clusters/test"}, "", func(name string) string { return "/bin/" + name }) {
+	for _, p := range programs(&folder.Folder{Path: "/clusters/test"}, Options{Admission: []string{"OwnerReferencesPermissionEnforcement"}, Audit: "system:serviceaccounts"}, func(name string) string { return "/bin/" + name }) {
 		b.WriteString(p.Path + " > " + p.Log + "\n")
 		for _, arg := range p.Args {
 			b.WriteString("  " + arg + "\n")
@@ -39,7 +39,7 @@ func TestControlPlanesKeysAreInTheFolder(t *testing.T) {
 	p, err := New(f)
 	require.NoError(t, err)
 	require.NoError(t, p.writeKeys())
-	for _, program := range programs(f, "", func(name string) string { return name }) {
+	for _, program := range programs(f, p.Options, func(name string) string { return name }) {
 		for _, arg := range program.Args {
 			if name, value, _ := strings.Cut(arg, "="); strings.HasSuffix(name, "-file") || strings.HasSuffix(name, "kubeconfig") {
 				require.FileExists(t, value, "%s %s", program.Name, name)

@@ -2,6 +2,8 @@ package plane
 
 import (
 	"cmp"
+	"fmt"
+	"strings"
 
 	"github.com/gpuready/gpuready/test/cluster/folder"
 	"github.com/gpuready/gpuready/test/cluster/inside"
@@ -16,9 +18,8 @@ const (
 	controllerManager = "kube-controller-manager"
 )
 
-// programs are the control plane's with their arguments; controllers are the controller
-// manager's ("": all), path tells where one is.
-func programs(f *folder.Folder, controllers string, path func(name string) string) []inside.Program {
+// programs are the control plane's with their arguments; path tells where one is.
+func programs(f *folder.Folder, o Options, path func(name string) string) []inside.Program {
 	program := func(name string, args ...string) inside.Program {
 		return inside.Program{Name: name, Path: path(name), Args: args, Log: f.Log(name)}
 	}
@@ -31,19 +32,22 @@ func programs(f *folder.Folder, controllers string, path func(name string) strin
 	// They allocate most while they start: fewer collections take a sixth off that.
 	lazy := []string{"GOGC=200"}
 	manager := client(controllerManager)
-	manager.Args = append(manager.Args, "--root-ca-file="+f.Key("ca.crt"), "--service-account-private-key-file="+f.Key("sa.key"), "--use-service-account-credentials=true", "--controllers="+cmp.Or(controllers, "*"))
+	manager.Args = append(manager.Args, "--root-ca-file="+f.Key("ca.crt"), "--service-account-private-key-file="+f.Key("sa.key"), "--use-service-account-credentials=true", "--controllers="+cmp.Or(o.Controllers, "*"))
 	all := []inside.Program{
 		program(etcd, "--data-dir="+f.Join(etcd), "--unsafe-no-fsync", "--log-level=warn",
 			"--listen-client-urls=http://127.0.0.1:2379", "--advertise-client-urls=http://127.0.0.1:2379", "--listen-peer-urls=http://127.0.0.1:2380"),
 		program(apiserver, "--etcd-servers=http://127.0.0.1:2379",
 			"--bind-address=0.0.0.0", "--secure-port=443", "--advertise-address="+network.PlaneIP, "--service-cluster-ip-range="+network.ServiceNet,
 			"--tls-cert-file="+f.Key("apiserver.crt"), "--tls-private-key-file="+f.Key("apiserver.key"), "--client-ca-file="+f.Key("ca.crt"),
-			"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true",
+			"--authorization-mode=Node,RBAC", "--enable-admission-plugins="+strings.Join(append([]string{"NodeRestriction"}, o.Admission...), ","), "--allow-privileged=true",
 			"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+f.Key("sa.key"), "--service-account-signing-key-file="+f.Key("sa.key"),
 			"--kubelet-certificate-authority="+f.Key("ca.crt"), "--kubelet-client-certificate="+f.Key("kubelet-client.crt"), "--kubelet-client-key="+f.Key("kubelet-client.key"),
 			"--kubelet-preferred-address-types=InternalIP", "--v=2"),
 		client(scheduler),
 		manager,
+	}
+	if server := &all[1]; o.Audit != "" {
+		server.Args = append(server.Args, "--audit-policy-file="+f.Key(auditPolicy), "--audit-log-path="+f.Log(audited), "--audit-log-mode=blocking")
 	}
 	for i := range all {
 		all[i].Env = lazy
@@ -51,3 +55,23 @@ func programs(f *folder.Folder, controllers string, path func(name string) strin
 	}
 	return all
 }
+
+// What of requests is written down: who asked for what, and the answer's code.
+const (
+	auditPolicy = "audit.yaml"
+	audited     = "audit"
+)
+
+// auditRules write down the requests of a group of users.
+func auditRules(group string) string {
+	return fmt.Sprintf(`apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+  - { level: Metadata, userGroups: [%q] }
+  - { level: None }
+`, group)
+}
+
+// Audited is where they are.
+func (p *Plane) Audited() string { return p.folder.Log(audited) }
