@@ -83,9 +83,10 @@ type Controller struct {
 	rendered rendering
 	said     reporting
 	failed   map[string]*failure
-	err      error     // what the last pass could not do
-	alarm    time.Time // when to look again although nothing changes; zero: never
-	last     time.Time // when the last pass began
+	blocked  map[string]string // why evictions were refused, by node
+	err      error             // what the last pass could not do
+	alarm    time.Time         // when to look again although nothing changes; zero: never
+	last     time.Time         // when the last pass began
 }
 
 // New returns a Controller.

@@ -19,6 +19,7 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/road"
 	"github.com/gpuready/gpuready/operator/status"
 )
 
@@ -186,6 +187,25 @@ func TestWhileNVIDIAsOperatorRunsNodesAreHandedOverOneByOne(t *testing.T) {
 	require.NotContains(t, w.node("n2").Labels, label.Driver)
 	require.NotEqual(t, v1.Disabled, w.policy("policy").Status.State)
 	require.Empty(t, w.step())
+}
+
+func TestThePolicySaysWhatAnUpgradeWaitsFor(t *testing.T) {
+	w := newWorld(t)
+	policy := simulated("policy")
+	policy.Spec.Driver.UpgradePolicy = &v1.DriverUpgradePolicySpec{AutoUpgrade: true}
+	w.create(gpuNode("n1", label.Driver, "simulated"), policy, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "old", Namespace: namespace, UID: "old", Labels: map[string]string{
+			"app": label.DriverApp, label.PartOf: label.Product, label.State: string(road.Driver), label.DriverDigest: "another",
+		}},
+		Spec: corev1.PodSpec{NodeName: "n1"},
+	})
+	w.step()
+	require.Equal(t, []v1.UpgradeWait{{Node: "n1", Message: "its pods to be known"}}, w.policy("policy").Status.Upgrade.Waiting)
+	w.blocked = map[string]string{"n1": "pod team/trainer cannot be evicted: a budget"}
+	w.step()
+	got := w.policy("policy").Status
+	require.Equal(t, []v1.UpgradeWait{{Node: "n1", Message: w.blocked["n1"]}}, got.Upgrade.Waiting)
+	require.Contains(t, meta.FindStatusCondition(got.Conditions, v1.ConditionProgressing).Message, "n1: "+w.blocked["n1"])
 }
 
 func TestAnObjectOfSomebodyElsesIsNotTaken(t *testing.T) {

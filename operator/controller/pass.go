@@ -177,6 +177,7 @@ func (c *Controller) remove(ctx context.Context, plan *upgrade.Plan) error {
 	return c.attempt("driver upgrade", func() error {
 		outcome, err := c.roll.Remove(ctx, &now)
 		c.wake(outcome.Next)
+		c.blocked = outcome.Blocked
 		return err
 	})
 }

@@ -61,7 +61,7 @@ func (c *Controller) report(ctx context.Context, s *scene, plan *upgrade.Plan) {
 	sum := status.Sum(status.Input{
 		Policy: s.policy, Now: now, Namespace: c.Cluster.Namespace, Verdict: c.verdict(s),
 		Described: described, Nodes: nodes, Choices: s.choices, Unserved: s.policy.Unserved(),
-		Upgrade: upgrading(plan), UpgradeError: stopped(plan), Rolling: c.rolling(), Problems: s.told(), Err: c.err,
+		Upgrade: upgrading(plan, c.blocked), UpgradeError: stopped(plan), Rolling: c.rolling(), Problems: s.told(), Err: c.err,
 		Provisioning: r.provisioning.Status(),
 	})
 	view := status.View{Status: sum, Nodes: make(map[string]progress.Progress, len(nodes))}
@@ -121,12 +121,14 @@ func (c *Controller) progress(s *scene, now time.Time) (nodes []status.Node, des
 	return nodes, described
 }
 
-func upgrading(plan *upgrade.Plan) *v1.UpgradeStatus {
+// upgrading is how far the change of drivers is; blocked are the evictions that were
+// refused, by node.
+func upgrading(plan *upgrade.Plan, blocked map[string]string) *v1.UpgradeStatus {
 	if plan == nil || plan.Counts.Total == 0 {
 		return nil
 	}
 	n := plan.Counts
-	return &v1.UpgradeStatus{Total: n.Total, Done: n.Done, InProgress: n.InProgress, Pending: n.Pending, Failed: n.Failed}
+	return &v1.UpgradeStatus{Total: n.Total, Done: n.Done, InProgress: n.InProgress, Pending: n.Pending, Failed: n.Failed, Waiting: status.Waiting(plan.Waiting, blocked)}
 }
 
 func stopped(plan *upgrade.Plan) string {

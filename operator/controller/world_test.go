@@ -47,7 +47,8 @@ type world struct {
 	writes  []string // "patch Node n1"
 	refuse  error    // of every write
 	images  map[string]driver.Presence
-	removed []string // pods
+	removed []string          // pods
+	blocked map[string]string // evictions, by node
 	events  *events.FakeRecorder
 }
 
@@ -106,7 +107,7 @@ func (w *world) Remove(_ context.Context, p *upgrade.Plan) (roll.Outcome, error)
 	for _, r := range append(p.Evict, p.Delete...) {
 		w.removed = append(w.removed, r.Name)
 	}
-	return roll.Outcome{}, nil
+	return roll.Outcome{Blocked: w.blocked}, nil
 }
 func (w *world) Start(context.Context) error { return nil }
 

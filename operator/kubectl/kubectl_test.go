@@ -152,6 +152,15 @@ func policy() *v1.ClusterPolicy {
 	}
 }
 
+// heldUp is the policy while a budget holds up the driver upgrade of gpu-1.
+func heldUp() *v1.ClusterPolicy {
+	p := policy()
+	p.Status.Upgrade = &v1.UpgradeStatus{Total: 2, InProgress: 1, Pending: 1, Waiting: []v1.UpgradeWait{
+		{Node: "gpu-1", Message: "pod team/trainer cannot be evicted: The disruption budget trainer needs 1 healthy pods and has 1 currently"},
+	}}
+	return p
+}
+
 func node(name string, ready corev1.ConditionStatus, reason, message string) *corev1.Node {
 	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: ago(time.Hour), Labels: map[string]string{
@@ -208,10 +217,11 @@ func TestStatus(t *testing.T) {
 		policies []v1.ClusterPolicy
 		look     show.Look
 	}{
-		"status.txt":        {[]v1.ClusterPolicy{*policy()}, show.Look{Width: 160}},
-		"status-narrow.txt": {[]v1.ClusterPolicy{*policy()}, show.Look{Width: 40}},
-		"status-color.txt":  {[]v1.ClusterPolicy{*policy()}, show.Look{Width: 120, Color: true}},
-		"status-none.txt":   {nil, show.Look{Width: 80}},
+		"status.txt":         {[]v1.ClusterPolicy{*policy()}, show.Look{Width: 160}},
+		"status-narrow.txt":  {[]v1.ClusterPolicy{*policy()}, show.Look{Width: 40}},
+		"status-color.txt":   {[]v1.ClusterPolicy{*policy()}, show.Look{Width: 120, Color: true}},
+		"status-held-up.txt": {[]v1.ClusterPolicy{*heldUp()}, show.Look{Width: 120}},
+		"status-none.txt":    {nil, show.Look{Width: 80}},
 		"status-two.txt": {[]v1.ClusterPolicy{
 			{ObjectMeta: metav1.ObjectMeta{Name: "second", CreationTimestamp: ago(time.Hour)}, Status: v1.ClusterPolicyStatus{State: v1.Ignored, Conditions: []metav1.Condition{{Type: "Ready", Status: "False", Reason: "Ignored", Message: "ClusterPolicy first is older and in force; delete one of them", LastTransitionTime: ago(time.Hour)}}}},
 			{ObjectMeta: metav1.ObjectMeta{Name: "first", CreationTimestamp: ago(2 * time.Hour), Generation: 7}, Status: v1.ClusterPolicyStatus{State: v1.Ready, ObservedGeneration: 6, Nodes: &v1.NodesStatus{Total: 3, Ready: 3}}},
@@ -244,6 +254,12 @@ func TestExplain(t *testing.T) {
 	golden(t, "explain.json", b.String())
 
 	a := fixture()
+	upgrading := node("gpu-1", "True", "Ready", "8 of 8 GPUs ready, driver 580.95.05")
+	upgrading.Labels[label.UpgradeState], upgrading.Annotations = "pod-deletion-required", map[string]string{label.UpgradeSince: "2026-01-02T03:00:00Z"}
+	a.lists["/api/v1/nodes"], a.lists["/apis/nvidia.com/v1/clusterpolicies"] = []any{upgrading}, []any{heldUp()}
+	golden(t, "explain-held-up.txt", text(read(a, "gpu-1"), show.Look{Width: 100}))
+
+	a = fixture()
 	a.forbidden = "/pods"
 	golden(t, "explain-without-pods.txt", text(read(a, "gpu-2"), show.Look{Width: 100}))
 	a = fixture()

@@ -181,7 +181,7 @@ func (in Input) progressing(c count) metav1.Condition {
 	u := in.Upgrade
 	switch {
 	case u != nil && u.InProgress+u.Pending > 0 && in.UpgradeError == "":
-		return yes(ReasonUpgrading, fmt.Sprintf("%d of %d nodes have the new driver, %d are on their way", u.Done, u.Total, u.InProgress))
+		return yes(ReasonUpgrading, fmt.Sprintf("%d of %d nodes have the new driver, %d are on their way", u.Done, u.Total, u.InProgress)+waits(u.Waiting))
 	case c.Progressing > 0:
 		return yes(ReasonProgressing, fmt.Sprintf("%d of %d GPU nodes are on their way", c.Progressing, c.Total)+c.examples(progress.Waiting))
 	case slices.ContainsFunc(in.Choices, pending):

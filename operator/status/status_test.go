@@ -154,6 +154,16 @@ func TestTheSameIsSaidOfTheSame(t *testing.T) {
 	require.Equal(t, now, meta.FindStatusCondition(s.Conditions, v1.ConditionProgressing).LastTransitionTime.UTC(), "its status is the same")
 }
 
+func TestNodesWhosePodsMayNotBeEvictedAreToldOfFirst(t *testing.T) {
+	waiting := map[string]string{"a": "pod x/y to go", "b": "the driver pod to be made", "z": "pod team/trainer to go"}
+	in := input(node("a", progress.Ready, "Ready"))
+	in.Upgrade = &v1.UpgradeStatus{Total: 3, InProgress: 3, Waiting: Waiting(waiting, map[string]string{"z": "pod team/trainer cannot be evicted: a budget"})}
+	require.Equal(t, []v1.UpgradeWait{{Node: "z", Message: "pod team/trainer cannot be evicted: a budget"}, {Node: "a", Message: "pod x/y to go"}, {Node: "b", Message: "the driver pod to be made"}}, in.Upgrade.Waiting)
+	c := meta.FindStatusCondition(Sum(in).Conditions, v1.ConditionProgressing)
+	require.Equal(t, "0 of 3 nodes have the new driver, 3 are on their way; z: pod team/trainer cannot be evicted: a budget; a: pod x/y to go; b: the driver pod to be made", c.Message)
+	require.Empty(t, Waiting(nil, nil))
+}
+
 func TestAStatusIsBounded(t *testing.T) {
 	var nodes []Node
 	var choices []driver.Choice
@@ -172,7 +182,13 @@ func TestAStatusIsBounded(t *testing.T) {
 	for i := range 500 {
 		in.Unserved = append(in.Unserved, fmt.Sprintf("spec.%d.%s", i, strings.Repeat("f", 1000)))
 	}
+	waits := map[string]string{}
+	for _, n := range nodes {
+		waits[n.Name] = n.Message
+	}
+	in.Upgrade = &v1.UpgradeStatus{InProgress: 5000, Waiting: Waiting(waits, nil)}
 	s := Sum(in)
+	require.Len(t, s.Upgrade.Waiting, v1.MaxWaiting)
 	require.Len(t, s.NotReady, v1.MaxNotReady)
 	require.Len(t, s.Pools, v1.MaxPools)
 	require.Len(t, s.UnservedFields, v1.MaxUnserved)

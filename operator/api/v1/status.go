@@ -26,6 +26,7 @@ const (
 	MaxNotReady = 50
 	MaxPools    = 100
 	MaxUnserved = 100
+	MaxWaiting  = 10
 )
 
 // ClusterPolicyStatus is what is.
@@ -111,6 +112,17 @@ type UpgradeStatus struct {
 	InProgress int `json:"inProgress"`
 	Pending    int `json:"pending"`
 	Failed     int `json:"failed"`
+	// What the nodes on their way wait for; the first 10, those first whose pods may not be evicted.
+	// +kubebuilder:validation:MaxItems=10
+	Waiting []UpgradeWait `json:"waiting,omitempty"`
+}
+
+// UpgradeWait is a node whose driver upgrade has begun, and what it waits for.
+type UpgradeWait struct {
+	Node string `json:"node"`
+	// "pod team/trainer cannot be evicted: The disruption budget trainer needs 1 healthy pods and has 1 currently".
+	// +kubebuilder:validation:MaxLength=1024
+	Message string `json:"message"`
 }
 
 // ProvisioningStatus is how long nodes took from their creation to a step: a histogram.

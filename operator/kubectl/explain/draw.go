@@ -97,6 +97,9 @@ func (n Node) driver(p *show.Pen) {
 		if n.Upgrade.Why != "" {
 			text += ": " + n.Upgrade.Why
 		}
+		if n.Upgrade.Waits != "" {
+			text += ", waits: " + n.Upgrade.Waits
+		}
 		p.Line("", 0, text)
 	}
 	if n.Cordoned {

@@ -68,7 +68,8 @@ type Driver struct {
 type Upgrade struct {
 	State string `json:"state"`
 	Since string `json:"since,omitempty"`
-	Why   string `json:"why,omitempty"`
+	Why   string `json:"why,omitempty"`   // it failed
+	Waits string `json:"waits,omitempty"` // for what, as the policy's status says
 }
 
 // Pod is an operand's on the node.
@@ -169,8 +170,21 @@ func (n *Node) labels(object *corev1.Node, seen *fleet.Node, policy *v1.ClusterP
 		n.Driver.Variant, n.Driver.DaemonSet, n.Driver.Image, n.Driver.Reason, n.Driver.Message = p.Variant, p.DaemonSet, p.Image, p.Reason, p.Message
 	}
 	if s := object.Labels[label.UpgradeState]; s != "" {
-		n.Upgrade = &Upgrade{s, object.Annotations[label.UpgradeSince], record.Clean(object.Annotations[label.UpgradeWhy], 512)}
+		n.Upgrade = &Upgrade{s, object.Annotations[label.UpgradeSince], record.Clean(object.Annotations[label.UpgradeWhy], 512), waits(policy.Status.Upgrade, n.Node)}
 	}
+}
+
+// waits is what the node's driver upgrade waits for.
+func waits(all *v1.UpgradeStatus, node string) string {
+	if all == nil {
+		return ""
+	}
+	for _, w := range all.Waiting {
+		if w.Node == node {
+			return w.Message
+		}
+	}
+	return ""
 }
 
 // pods reads those on the node, and those that are still to come to it.

@@ -134,6 +134,9 @@ func upgrade(p *show.Pen, u *v1.UpgradeStatus) {
 	}
 	p.WriteString("\n")
 	p.Line("", 0, fmt.Sprintf("Driver upgrade: %d of %d nodes done, %d on their way, %d to come, %d failed", u.Done, u.Total, u.InProgress, u.Pending, u.Failed))
+	for _, w := range u.Waiting {
+		p.Line(show.Yellow, 2, w.Node+": "+w.Message)
+	}
 }
 
 func notReady(p *show.Pen, st v1.ClusterPolicyStatus, now time.Time) {

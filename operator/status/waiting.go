@@ -1,0 +1,38 @@
+package status
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+)
+
+// Waiting is what nodes wait for whose driver upgrade has begun: the first MaxWaiting, and
+// of these first those whose pods may not be evicted, since they do not go on by
+// themselves. blocked says why, by node, and goes before what the node waits for.
+func Waiting(waiting, blocked map[string]string) (some []v1.UpgradeWait) {
+	for _, node := range slices.Sorted(maps.Keys(blocked)) {
+		some = append(some, wait(node, blocked[node]))
+	}
+	for _, node := range slices.Sorted(maps.Keys(waiting)) {
+		if blocked[node] == "" {
+			some = append(some, wait(node, waiting[node]))
+		}
+	}
+	return some[:min(len(some), v1.MaxWaiting)]
+}
+
+func wait(node, why string) v1.UpgradeWait {
+	return v1.UpgradeWait{Node: node, Message: record.Clean(why, maxLine)}
+}
+
+// waits names the first nodes and what they wait for.
+func waits(all []v1.UpgradeWait) string {
+	var text strings.Builder
+	for _, w := range all[:min(len(all), maxNamed)] {
+		text.WriteString("; " + w.Node + ": " + w.Message)
+	}
+	return text.String()
+}
