@@ -138,7 +138,7 @@ func (c *Controller) upgrade(s *scene) *upgrade.Plan {
 		policy, err := upgrade.Read(s.policy.Spec.Driver.UpgradePolicy)
 		if err != nil {
 			policy = upgrade.Policy{} // nothing is moved by a policy that cannot be read
-			s.problems = append(s.problems, state.Problem{State: road.Driver, Reason: "UpgradePolicyInvalid", Message: err.Error()})
+			s.problems = append(s.problems, state.Problem{State: road.Driver, Reason: reasonUpgradePolicy, Message: err.Error()})
 		}
 		in.Policy = policy
 	}

@@ -3,10 +3,12 @@ package controller
 import (
 	"context"
 	"fmt"
+	"maps"
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/apply"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/meter"
@@ -24,19 +26,27 @@ type Registry interface {
 	Run(ctx context.Context) error
 }
 
-// Ask returns a function that asks a registry for an image with the pull secrets of a
-// namespace, of which Access has the names only: they are read when they are needed.
-func Ask(r *registry.Client, secrets client.Reader, namespace string, m *meter.Metrics) func(context.Context, string, registry.Access) driver.Presence {
+// Ask returns a function that asks a registry for an image with pull secrets and
+// certificate authorities of a namespace, of which Access has the names only: they are
+// read when they are needed.
+func Ask(r *registry.Client, from client.Reader, namespace string, m *meter.Metrics) func(context.Context, string, registry.Access) driver.Presence {
 	return func(ctx context.Context, image string, a registry.Access) driver.Presence {
-		with := registry.Access{CAs: a.CAs}
+		var with registry.Access
 		for _, secret := range a.Secrets {
-			data, err := readSecret(ctx, secrets, client.ObjectKey{Namespace: namespace, Name: secret.Name})
+			data, err := readSecret(ctx, from, client.ObjectKey{Namespace: namespace, Name: secret.Name})
 			if err != nil {
 				return driver.Presence{State: driver.Unknown, Why: right.Tell(err)}
 			}
 			with.Secrets = append(with.Secrets, registry.Secret{Name: secret.Name, Data: data})
 		}
+		var unread error
+		if a.Bundle.Name != "" {
+			with.Bundle, unread = readBundle(ctx, from, client.ObjectKey{Namespace: namespace, Name: a.Bundle.Name})
+		}
 		presence := r.Look(ctx, image, with)
+		if unread != nil {
+			presence.Flaw = unread.Error()
+		}
 		switch presence.State {
 		case driver.Present:
 			m.Answered(meter.Present)
@@ -47,6 +57,26 @@ func Ask(r *registry.Client, secrets client.Reader, namespace string, m *meter.M
 		}
 		return presence
 	}
+}
+
+// readBundle reads by a list of one: the operator may list ConfigMaps anyway, so that no
+// further right is needed.
+func readBundle(ctx context.Context, from client.Reader, key client.ObjectKey) (registry.Bundle, error) {
+	ctx, cancel := context.WithTimeout(ctx, apply.Timeout)
+	defer cancel()
+	var all corev1.ConfigMapList
+	if err := from.List(ctx, &all, client.InNamespace(key.Namespace), client.MatchingFields{"metadata.name": key.Name}); err != nil {
+		return registry.Bundle{}, fmt.Errorf("ConfigMap %s cannot be read, and registries are asked without it: %w", key, err)
+	}
+	if len(all.Items) == 0 {
+		return registry.Bundle{}, fmt.Errorf("ConfigMap %s does not exist, and registries are asked without it: create it, or remove the field", key)
+	}
+	files := map[string][]byte{}
+	maps.Copy(files, all.Items[0].BinaryData)
+	for name, text := range all.Items[0].Data {
+		files[name] = []byte(text)
+	}
+	return registry.Bundle{Name: key.String(), Files: files}, nil
 }
 
 func readSecret(ctx context.Context, from client.Reader, key client.ObjectKey) (map[string][]byte, error) {
@@ -60,10 +90,16 @@ func readSecret(ctx context.Context, from client.Reader, key client.ObjectKey) (
 }
 
 // access is what a registry is asked with for the policy's driver.
-func access(names []string) registry.Access {
+func (c *Controller) access(spec *v1.DriverSpec) registry.Access {
 	var a registry.Access
-	for _, name := range names {
+	for _, name := range spec.ImagePullSecrets {
 		a.Secrets = append(a.Secrets, registry.Secret{Name: name})
+	}
+	if spec.CertConfig != nil {
+		a.Bundle.Name = spec.CertConfig.Name
+	}
+	if have := c.model.configMaps[a.Bundle.Name]; have != nil {
+		a.Bundle.Version = have.ResourceVersion
 	}
 	return a
 }

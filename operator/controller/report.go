@@ -20,6 +20,7 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/meter"
 	"github.com/gpuready/gpuready/operator/progress"
+	"github.com/gpuready/gpuready/operator/state"
 	"github.com/gpuready/gpuready/operator/status"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
@@ -75,6 +76,12 @@ func (c *Controller) report(ctx context.Context, s *scene, plan *upgrade.Plan) {
 	c.show(sum, nodes, s, r.provisioning)
 	c.write(ctx, s.policy, sum)
 }
+
+// Reasons of what of the policy cannot be done, apart from those of the objects.
+const (
+	reasonUpgradePolicy state.Reason = "UpgradePolicyInvalid" // driver.upgradePolicy cannot be read
+	reasonCertificates  state.Reason = "CertificatesInvalid"  // registries are asked without some of driver.certConfig
+)
 
 // told are what of the policy could not be rendered as it says.
 func (s *scene) told() (all []status.Problem) {

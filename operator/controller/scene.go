@@ -56,15 +56,16 @@ func (c *Controller) look() (*scene, error) {
 	}
 	example, injections := pools(s.served, s.handOver)
 	s.operands, s.states = enabled(&s.policy.Spec), progress.States(&s.policy.Spec)
-	s.choices = c.choose(&s.policy.Spec, example)
+	c.choose(s, example)
 	return s, c.render(s, injections)
 }
 
 // choose chooses each pool's driver, and has the registry asked where that is needed.
-func (c *Controller) choose(spec *v1.ClusterPolicySpec, example map[fleet.Pool]string) []driver.Choice {
-	m := c.model
+func (c *Controller) choose(s *scene, example map[fleet.Pool]string) {
+	m, spec := c.model, &s.policy.Spec
 	var asked []string
-	with := access(spec.Driver.ImagePullSecrets)
+	var flaw string
+	with := c.access(&spec.Driver)
 	facts := driver.Facts{
 		OpenShift:      m.openShift,
 		Images:         v1.ImageSpec{Repository: c.Cluster.ImageRepository, Version: c.Cluster.ImageVersion},
@@ -72,11 +73,16 @@ func (c *Controller) choose(spec *v1.ClusterPolicySpec, example map[fleet.Pool]s
 		ToolkitUnknown: m.unread,
 		Registry: func(image string) driver.Presence {
 			asked = append(asked, image)
-			return c.registry.Look(image, with)
+			presence := c.registry.Look(image, with)
+			flaw = max(flaw, presence.Flaw)
+			return presence
 		},
 	}
-	choices := chooseAll(spec, example, facts)
+	s.choices = chooseAll(spec, example, facts)
 	c.registry.Retain(asked...)
+	if flaw != "" {
+		s.problems = append(s.problems, state.Problem{State: road.Driver, Reason: reasonCertificates, Message: "spec.driver.certConfig.name: " + flaw})
+	}
 	var ids []string
 	for _, o := range m.objects {
 		if o.GetLabels()[label.State] == string(road.Driver) {
@@ -84,8 +90,7 @@ func (c *Controller) choose(spec *v1.ClusterPolicySpec, example map[fleet.Pool]s
 			ids = append(ids, id)
 		}
 	}
-	driver.Try(choices, ids)
-	return choices
+	driver.Try(s.choices, ids)
 }
 
 // render makes the objects, where what they are made from has changed.
@@ -103,7 +108,7 @@ func (c *Controller) render(s *scene, injections []fleet.Injection) error {
 		}
 		c.rendered = rendering{input, version, objects, problems}
 	}
-	s.problems = c.rendered.problems
+	s.problems = append(s.problems, c.rendered.problems...)
 	digests := map[string]string{}
 	for _, o := range c.rendered.objects {
 		s.wanted = append(s.wanted, apply.Object{Object: o.Object, Digest: o.Digest})

@@ -49,6 +49,8 @@ type world struct {
 	images  map[string]driver.Presence
 	removed []string          // pods
 	blocked map[string]string // evictions, by node
+	asks    *registry.Client  // nil: images are what the registry has
+	heard   chan string       // what asks has told of
 	events  *events.FakeRecorder
 }
 
@@ -56,7 +58,7 @@ func newWorld(t testing.TB) *world {
 	scheme, err := Scheme()
 	require.NoError(t, err)
 	w := &world{TB: t, now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), images: map[string]driver.Presence{}, events: events.NewFakeRecorder(1000)}
-	w.Client = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1.ClusterPolicy{}).WithInterceptorFuncs(interceptor.Funcs{
+	w.Client = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1.ClusterPolicy{}).WithIndex(&corev1.ConfigMap{}, "metadata.name", byOwnName).WithInterceptorFuncs(interceptor.Funcs{
 		Apply: func(ctx context.Context, c client.WithWatch, o runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
 			named := o.(interface {
 				GetName() string
@@ -88,14 +90,25 @@ func newWorld(t testing.TB) *world {
 	return w
 }
 
+// byOwnName is the field that every API server selects by.
+func byOwnName(o client.Object) []string { return []string{o.GetName()} }
+
 // start begins with a process that knows nothing.
 func (w *world) start() {
 	w.Controller = New(Config{
 		Client: w.Client, Events: w.events, Metrics: meter.New(prometheus.NewRegistry()), Roll: func(func(), func(*corev1.Node, upgrade.Event)) Roll { return w },
-		Cluster:  state.Cluster{Namespace: namespace, ImageRepository: "gpuready", ImageVersion: "v0"},
-		Registry: func(func(string)) Registry { return images(w.images) },
-		Now:      func() time.Time { return w.now },
-		Log:      slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Cluster: state.Cluster{Namespace: namespace, ImageRepository: "gpuready", ImageVersion: "v0"},
+		Registry: func(changed func(string)) Registry {
+			if w.asks != nil {
+				return registry.NewCache(Ask(w.asks, w.Client, namespace, meter.New(prometheus.NewRegistry())), func(image string) {
+					changed(image)
+					w.heard <- image
+				})
+			}
+			return images(w.images)
+		},
+		Now: func() time.Time { return w.now },
+		Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	w.Cleanup(w.writer.queue.ShutDown)
 	w.Cleanup(w.toolkit.queue.ShutDown)
@@ -126,7 +139,8 @@ func (w *world) show() {
 	var services corev1.ServiceList
 	var classes nodev1.RuntimeClassList
 	var policies v1.ClusterPolicyList
-	for _, list := range []client.ObjectList{&nodes, &pods, &sets, &services, &classes, &policies} {
+	var configs corev1.ConfigMapList
+	for _, list := range []client.ObjectList{&nodes, &pods, &sets, &services, &classes, &policies, &configs} {
 		require.NoError(w, w.List(w.Context(), list))
 	}
 	m := w.model
@@ -164,6 +178,11 @@ func (w *world) show() {
 	}
 	for i := range classes.Items {
 		see[*nodev1.RuntimeClass](runtimeClassKind)(m, &classes.Items[i])
+	}
+	clear(m.configMaps)
+	for i := range configs.Items {
+		stripConfigMap(&configs.Items[i])
+		seeConfigMap(m, &configs.Items[i])
 	}
 	clear(m.policies)
 	for i := range policies.Items {

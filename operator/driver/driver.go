@@ -76,6 +76,7 @@ type Facts struct {
 type Presence struct {
 	State PresenceState
 	Why   string // where it is Unknown; where it is Absent, what speaks against that
+	Flaw  string // what the registry was to be asked with and was not, whatever it said
 }
 
 // PresenceState is whether a registry has an image.

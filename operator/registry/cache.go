@@ -22,8 +22,9 @@ const (
 )
 
 // Cache answers at once what is known of an image and asks in the background. An image
-// that is there is not asked for again; one that is not, or of which nothing is known,
-// after 30 seconds and then twice as long each time, up to 10 minutes.
+// that is there is not asked for again; one that is not, or of which nothing is known, or
+// that was asked for with a flaw, after 30 seconds and then twice as long each time, up
+// to 10 minutes.
 type Cache struct {
 	ask     func(context.Context, string, Access) driver.Presence
 	changed func(image string)
@@ -43,6 +44,9 @@ type entry struct {
 	stale    bool // while it is asked, what to ask with has changed
 	used     int
 }
+
+// settled says that there is nothing more to learn of the image.
+func (e *entry) settled() bool { return e.presence == driver.Presence{State: driver.Present} }
 
 // NewCache returns a Cache that asks by ask (Client.Look) and calls changed, from a
 // goroutine of Run, when what is known of an image is no longer what Look last answered.
@@ -66,20 +70,11 @@ func (c *Cache) Look(image string, a Access) driver.Presence {
 	e.used = c.looks
 	if !e.access.equal(a) {
 		e.access = a
-		if e.presence.State != driver.Present {
+		if !e.settled() {
 			c.askAgain(e)
 		}
 	}
 	return e.presence
-}
-
-// Again has an image asked for at once, whatever is known: the kubelet could not pull it, say.
-func (c *Cache) Again(image string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if e := c.images[image]; e != nil {
-		c.askAgain(e)
-	}
 }
 
 // Retain forgets all images but these.
@@ -160,7 +155,7 @@ func (c *Cache) next() (string, *entry, time.Duration) {
 	defer c.mu.Unlock()
 	wait := lastWait
 	for image, e := range c.images {
-		if e.asking || e.presence.State == driver.Present && !e.due.IsZero() {
+		if e.asking || e.settled() {
 			continue
 		}
 		until := time.Until(e.due)
@@ -203,7 +198,7 @@ func (c *Cache) settle(image string, e *entry, presence driver.Presence) bool {
 }
 
 func (a Access) equal(b Access) bool {
-	return bytes.Equal(a.CAs, b.CAs) && slices.EqualFunc(a.Secrets, b.Secrets, func(x, y Secret) bool {
+	return a.Bundle.equal(b.Bundle) && slices.EqualFunc(a.Secrets, b.Secrets, func(x, y Secret) bool {
 		return x.Name == y.Name && maps.EqualFunc(x.Data, y.Data, bytes.Equal)
 	})
 }

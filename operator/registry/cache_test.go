@@ -109,12 +109,6 @@ func TestWhatIsNotThereIsAskedForLessAndLessOften(t *testing.T) {
 		require.Equal(t, []string{"a", "a"}, changes)
 		pass(48 * time.Hour)
 		require.Equal(t, len(asked), f.asks(), "what is there is not asked for again")
-		f.say("a", driver.Absent)
-		c.Again("a")
-		synctest.Wait()
-		require.Equal(t, driver.Absent, c.Look("a", Access{}).State)
-		_, changes = f.saw()
-		require.Len(t, changes, 3)
 	})
 }
 
@@ -130,13 +124,35 @@ func TestOtherSecretsAreTriedAtOnce(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, 2, f.asks())
 		f.takes(time.Second)
-		c.Again("a")
+		c.Look("a", Access{Secrets: []Secret{{Name: "t"}}})
 		synctest.Wait()
 		f.say("a", driver.Present)
-		c.Look("a", Access{CAs: []byte("ca")})
+		c.Look("a", Access{Bundle: Bundle{Name: "ca", Version: "1"}})
 		pass(3 * time.Second)
 		require.Equal(t, 4, f.asks(), "asked again: the answer was to the old question")
-		require.Equal(t, driver.Present, c.Look("a", Access{CAs: []byte("ca")}).State)
+		require.Equal(t, driver.Present, c.Look("a", Access{Bundle: Bundle{Name: "ca", Version: "1"}}).State)
+		c.Look("a", Access{Bundle: Bundle{Name: "ca", Version: "2"}})
+		pass(3 * time.Second)
+		require.Equal(t, 4, f.asks(), "what is there is not asked for again")
+	})
+}
+
+func TestWhatWasAskedWithAFlawIsAskedAgain(t *testing.T) {
+	within(t, func(t *testing.T, f *fake, c *Cache) {
+		one, two := Access{Bundle: Bundle{Name: "ca", Version: "1"}}, Access{Bundle: Bundle{Name: "ca", Version: "2"}}
+		f.mu.Lock()
+		f.answer["a"] = driver.Presence{State: driver.Present, Flaw: "it has no keys"}
+		f.mu.Unlock()
+		c.Look("a", one)
+		pass(firstWait + time.Second)
+		require.Equal(t, 2, f.asks())
+		require.Equal(t, "it has no keys", c.Look("a", one).Flaw)
+		f.say("a", driver.Present)
+		c.Look("a", two)
+		synctest.Wait()
+		require.Equal(t, driver.Presence{State: driver.Present}, c.Look("a", two))
+		pass(time.Hour)
+		require.Equal(t, 3, f.asks())
 	})
 }
 
@@ -149,7 +165,7 @@ func TestWhatNobodyWantsIsForgotten(t *testing.T) {
 		require.Equal(t, maxImages, size(c))
 		require.Equal(t, driver.Unasked, c.Look("0", Access{}).State)
 		f.takes(time.Second)
-		c.Again("100")
+		c.Look("100", Access{Secrets: []Secret{{Name: "s"}}})
 		synctest.Wait()
 		_, before := f.saw()
 		c.Retain("200")

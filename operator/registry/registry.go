@@ -37,9 +37,8 @@ type Options struct {
 	// Insecure are registries, as "host" or "host:port", that may be asked without TLS or
 	// with a certificate that nobody vouches for. All others are asked by verified HTTPS.
 	Insecure []string
-	// CADirs and CAs (PEM) are certificate authorities beside the system's.
+	// CADirs have certificate authorities beside the system's, in PEM files.
 	CADirs []string
-	CAs    []byte
 	// Agent is the User-Agent.
 	Agent string
 }
@@ -47,7 +46,7 @@ type Options struct {
 // Access is what comes with one question.
 type Access struct {
 	Secrets []Secret
-	CAs     []byte // PEM, beside those of the Options
+	Bundle  Bundle
 }
 
 // Client asks registries. It may be used concurrently.
@@ -62,7 +61,7 @@ type Client struct {
 // New returns a Client. It reads the environment (HTTPS_PROXY, HTTP_PROXY, NO_PROXY) and
 // the directories of certificates once; it fails where those cannot be read.
 func New(o Options) (*Client, error) {
-	roots, err := authorities(o.CADirs, o.CAs)
+	roots, err := authorities(o.CADirs)
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +80,7 @@ func New(o Options) (*Client, error) {
 //   - 429, 5xx, no answer, no name, a certificate that nobody vouches for.
 //
 // Why of Absent says so where the question was asked without credentials: the registry
-// may then just not show the image.
+// may then just not show the image. Flaw says what of the Bundle is no certificate.
 func (c *Client) Look(ctx context.Context, image string, a Access) driver.Presence {
 	ctx, cancel := context.WithTimeout(ctx, c.deadline)
 	defer cancel()
@@ -89,16 +88,16 @@ func (c *Client) Look(ctx context.Context, image string, a Access) driver.Presen
 	if err != nil {
 		return unknown("%v", err)
 	}
-	roundTrip, closeIdle, err := c.transport(a.CAs)
-	if err != nil {
-		return unknown("%v", err)
-	}
+	roots := c.roots.Clone()
+	flaw := a.Bundle.addTo(roots)
+	roundTrip, closeIdle := c.transport(roots)
 	defer closeIdle()
 	keys, unread := keysFor(ref.Context(), a.Secrets)
 	presence := c.try(ctx, ref, keys, roundTrip)
 	if unread != nil && presence.State != driver.Present {
 		presence.Why = why("%s; %v", presence.Why, unread)
 	}
+	presence.Flaw = why("%s", flaw)
 	return presence
 }
 

@@ -25,14 +25,7 @@ const (
 
 // transport returns what one question goes over, and what closes its connections.
 // Questions are rare: connections are not kept for the next one.
-func (c *Client) transport(cas []byte) (http.RoundTripper, func(), error) {
-	roots := c.roots
-	if len(cas) > 0 {
-		roots = roots.Clone()
-		if !roots.AppendCertsFromPEM(cas) {
-			return nil, nil, errors.New("there is no certificate in the bundle of spec.driver.certConfig")
-		}
-	}
+func (c *Client) transport(roots *x509.CertPool) (http.RoundTripper, func()) {
 	verified, lax := c.base(&tls.Config{RootCAs: roots}), c.base(&tls.Config{InsecureSkipVerify: true})
 	trip := roundTripper(func(r *http.Request) (*http.Response, error) {
 		if c.mayBeInsecure(r.URL.Host) {
@@ -43,7 +36,7 @@ func (c *Client) transport(cas []byte) (http.RoundTripper, func(), error) {
 		}
 		return bounded(verified.RoundTrip(r))
 	})
-	return trip, func() { verified.CloseIdleConnections(); lax.CloseIdleConnections() }, nil
+	return trip, func() { verified.CloseIdleConnections(); lax.CloseIdleConnections() }
 }
 
 func (c *Client) base(config *tls.Config) *http.Transport {
@@ -75,14 +68,11 @@ func bounded(r *http.Response, err error) (*http.Response, error) {
 	return r, nil
 }
 
-// authorities are the system's, those in files of the directories, and those given.
-func authorities(dirs []string, given []byte) (*x509.CertPool, error) {
+// authorities are the system's and those in files of the directories.
+func authorities(dirs []string) (*x509.CertPool, error) {
 	roots, err := x509.SystemCertPool()
 	if err != nil {
 		return nil, fmt.Errorf("read the system's certificate authorities: %w", err)
-	}
-	if len(given) > 0 && !roots.AppendCertsFromPEM(given) {
-		return nil, errors.New("there is no certificate in the bundle of certificate authorities")
 	}
 	for _, dir := range dirs {
 		if err := addDir(roots, dir); err != nil {

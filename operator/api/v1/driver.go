@@ -47,7 +47,7 @@ type DriverSpec struct {
 
 	// Package repositories for building.
 	RepoConfig *DriverRepoConfigSpec `json:"repoConfig,omitempty"`
-	// Certificate authorities for building, and for asking the registry.
+	// Certificate authorities for building, and for asking the registry for a precompiled image.
 	CertConfig *DriverCertConfigSpec `json:"certConfig,omitempty"`
 	// vGPU licences.
 	LicensingConfig *DriverLicensingConfigSpec `json:"licensingConfig,omitempty"`
@@ -137,9 +137,10 @@ type DriverRepoConfigSpec struct {
 	ConfigMapName string `json:"configMapName,omitempty"`
 }
 
-// DriverCertConfigSpec is certificate authorities for building.
+// DriverCertConfigSpec is certificate authorities for building, and for asking the
+// registry for a precompiled image.
 type DriverCertConfigSpec struct {
-	// Name of a ConfigMap with certificates.
+	// Name of a ConfigMap in the operands' namespace: each key is a file of PEM certificates.
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	Name string `json:"name,omitempty"`

@@ -60,13 +60,20 @@ type ClusterPolicyStatus struct {
 	Provisioning []ProvisioningStatus `json:"provisioning,omitempty"`
 }
 
-// NodesStatus is how many GPU nodes are how far.
+// NodesStatus is how many GPU nodes are how far. All is done when ready is total: nodes
+// that this operator is not to serve are in neither. What total has beyond ready,
+// progressing and failed are nodes of which nothing can be believed.
 type NodesStatus struct {
-	Total       int `json:"total"`
-	Ready       int `json:"ready"`
+	// GPU nodes that this operator serves; with excluded, all that are known to have a GPU.
+	Total int `json:"total"`
+	// Nodes of total on which all that the policy asks for is proven.
+	Ready int `json:"ready"`
+	// Nodes of total that are on their way: waiting helps.
 	Progressing int `json:"progressing"`
-	Failed      int `json:"failed"`
-	// GPU nodes that somebody keeps operands away from.
+	// Nodes of total on which somebody has to do something.
+	Failed int `json:"failed"`
+	// GPU nodes that are not in total: a label keeps all operands away, or NVIDIA's operator
+	// runs and they were not handed over.
 	Excluded int `json:"excluded"`
 }
 
