@@ -105,12 +105,17 @@ func (s *suite) atMost(t *testing.T, most int, since time.Time) {
 	assert.Positive(t, worst, "a roll that cordons nobody")
 }
 
-// nodeAfterNode upgrades while a job holds a GPU, which is waited for or evicted.
+// nodeAfterNode upgrades while a job holds a GPU of the second node: it goes when its
+// budget lets it.
 func (s *suite) nodeAfterNode(t *testing.T) {
+	job := s.train(t, "n2")
 	began := time.Now()
 	s.simulate(t, newDriver)
+	s.heldUp(t, job, oldDriver, newDriver)
+	s.mayGo(t)
 	s.runs(t, newDriver)
 	s.atMost(t, 1, began)
+	s.evicted(t, job)
 	t.Log(s.Kubectl(t, "get", "events", "-A", "--field-selector=involvedObject.kind=Node"))
 	out, err := s.run(t, "kubectl-gpu", "status")
 	require.NoError(t, err, out)
