@@ -197,6 +197,38 @@ func TestHowFarANodeIs(t *testing.T) {
 	}
 }
 
+func TestAValidatorThatIsCreatedAnewHasNotFailed(t *testing.T) {
+	without := heard(corev1.ConditionFalse, "InjectionMissing", "driver: the toolkit injects GPUs now, and this container was created without them")
+	running := corev1.ContainerStatus{Name: "main", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}
+	again := running
+	again.RestartCount, again.LastTerminationState = 2, ended(0, "")
+	for name, c := range map[string]struct {
+		node      func(*fleet.Node)
+		validator func(*corev1.Pod)
+		status    Status
+	}{
+		"it runs still":           {without, unready(running), Waiting},
+		"it has ended":            {without, unready(corev1.ContainerStatus{Name: "main", State: ended(0, "")}), Waiting},
+		"again and again":         {without, unready(again), Failed},
+		"the kubelet waits":       {without, unready(waits("CrashLoopBackOff", "")), Failed},
+		"a pod was given no GPU":  {heard(corev1.ConditionFalse, "InjectionMissing", "cuda: the pod was given no GPU"), unready(running), Failed},
+		"another reason":          {heard(corev1.ConditionFalse, "DriverFailed", "driver: x"), unready(running), Failed},
+		"kept away after it said": {func(n *fleet.Node) { without(n); labelled(label.Deploy+"operator-validator", "false")(n) }, unready(running), Failed},
+	} {
+		pods := []*Pod{ObservePod(pod(driverApp)), ObservePod(pod(toolkitApp)), ObservePod(pod(pluginApp)), ObservePod(pod(validatorApp, c.validator))}
+		at := road.DriverValidation
+		if strings.HasPrefix(node(c.node).GPUReady.Message, "cuda: ") {
+			at = road.PluginValidation
+		}
+		p := Of(node(c.node), pods, Wanted{States: road.States()}, now)
+		require.Equal(t, at, p.State, name)
+		require.Equal(t, c.status, p.Status, name)
+		require.Equal(t, node(c.node).GPUReady.Reason, p.Reason, name)
+	}
+	none := Of(node(without), []*Pod{ObservePod(pod(driverApp))}, Wanted{States: road.States()}, now)
+	require.Equal(t, Waiting, none.Status, "the next pod comes")
+}
+
 func TestStatesThatAreNotWantedAreNotWaitedFor(t *testing.T) {
 	w := Wanted{States: []road.State{road.Prerequisites, road.DriverValidation, road.Toolkit, road.ToolkitValidation, road.DevicePlugin, road.PluginValidation}}
 	p := Of(node(silent), []*Pod{ObservePod(pod(validatorApp))}, w, now)

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuready/gpuready/internal/nodestate/record"
+	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/road"
@@ -114,7 +115,11 @@ func (l look) validated(s road.State) (why, bool) {
 	case w.known() && w.proves(s):
 		return why{}, true
 	case w.known() && w.Status == corev1.ConditionFalse:
-		return why{Failed, Problem{Reason: w.Reason, Message: w.Message, Since: w.Since}}, false
+		status := Failed
+		if l.retired() {
+			status = Waiting
+		}
+		return why{status, Problem{Reason: w.Reason, Message: w.Message, Since: w.Since}}, false
 	case w.known():
 		return why{Waiting, Problem{Reason: w.Reason, Message: w.Message, Since: w.Since}}, false
 	case l.kept(road.DriverValidation):
@@ -128,6 +133,21 @@ func (l look) validated(s road.State) (why, bool) {
 		return why{Unknown, Problem{Reason: ReasonStale, Message: fmt.Sprintf("the validator has not said for more than %s how the node is: see the log of its pod", Stale.Round(time.Minute)), Since: w.Said.Add(Stale)}}, false
 	}
 	return why{Unknown, Problem{Reason: ReasonNotValidated, Message: "the Node has no condition GPUReady yet: see the log of the validator's pod", Since: l.pod(road.DriverValidation).Created}}, false
+}
+
+// injectionMissing is the validator's last word in a container that was created without
+// the GPUs' devices (validator/check).
+const injectionMissing = "InjectionMissing"
+
+// retired says that the validator has ended so that the kubelet creates its container
+// anew, with the GPUs that there are now: the next one is on its way. One that ends so
+// again and again has failed.
+func (l look) retired() bool {
+	if l.word.Reason != injectionMissing || !strings.HasPrefix(l.word.Message, string(readiness.Driver)+": ") || l.kept(road.DriverValidation) {
+		return false
+	}
+	p := l.pod(road.DriverValidation)
+	return p == nil || !p.Problem.Stuck
 }
 
 // beside are the pods that do not start, and are not what the node waits for.
