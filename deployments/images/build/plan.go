@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpuready/gpuready/deployments/images/build/base"
 	"github.com/gpuready/gpuready/deployments/images/build/recipe"
 	"github.com/gpuready/gpuready/deployments/images/build/rootfs"
 	"github.com/gpuready/gpuready/deployments/images/build/sbom"
@@ -59,6 +60,9 @@ type plan struct {
 // sbomSource is the name by which a Containerfile copies the image's SBOM.
 func sbomSource(name string) string { return "images/" + name + ".spdx.json" }
 
+// asks is the image whose program asks container registries, by TLS.
+const asks = "operator"
+
 // makePlan plans an image, or says everything that is wrong with it.
 func makePlan(in inputs) (plan, error) {
 	p := plan{Name: in.Name, Reference: in.Repository + "/" + in.Name + ":" + in.Version, Files: map[string][]byte{}}
@@ -87,6 +91,9 @@ func makePlan(in inputs) (plan, error) {
 	}
 	if entry, ok := files[in.Recipe.Entrypoint[0]]; !ok || entry.Mode&0o111 == 0 {
 		wrong = append(wrong, fmt.Errorf("its ENTRYPOINT %s is not a program that it copies", in.Recipe.Entrypoint[0]))
+	}
+	if _, ok := p.Tree.Resolve(base.Bundle); !ok && in.Name == asks {
+		wrong = append(wrong, fmt.Errorf("the base %s has no %s, without which the %s can ask no public registry; use a base with certificate authorities", in.Base.Name, base.Bundle, asks))
 	}
 	if wrong = append(wrong, rootfs.Check(p.Tree, in.Arch, ours)...); len(wrong) > 0 {
 		return plan{}, errors.Join(wrong...)

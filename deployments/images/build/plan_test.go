@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuready/gpuready/deployments/images/build/base"
 	"github.com/gpuready/gpuready/deployments/images/build/recipe"
 	"github.com/gpuready/gpuready/deployments/images/build/rootfs"
 	"github.com/gpuready/gpuready/deployments/images/build/sbom"
@@ -169,6 +170,16 @@ func TestPlanSaysEverythingThatIsWrong(t *testing.T) {
 	in.Recipe.Files = in.Recipe.Files[:2]
 	_, err = makePlan(in)
 	require.ErrorContains(t, err, "does not copy images/toolkit.spdx.json to /usr/share/sbom/toolkit.spdx.json; add that line")
+}
+
+func TestTheOperatorsImageHasCertificateAuthorities(t *testing.T) {
+	in := someInputs(t, "operator")
+	_, err := makePlan(in)
+	require.ErrorContains(t, err, "the base base:1 has no /etc/ssl/certs/ca-certificates.crt")
+	in.Base.Image.Tree = in.Base.Image.Tree.With(map[string]rootfs.File{base.Bundle: {Mode: 0o644}})
+	p, err := makePlan(in)
+	require.NoError(t, err)
+	require.Contains(t, p.Tree, base.Bundle)
 }
 
 func TestWhatWasBuiltIsComparedWithThePlan(t *testing.T) {

@@ -228,7 +228,7 @@ func (a Apt) Entries(ctx context.Context, packages []Package) ([]Entry, error) {
 		}
 		entries = append(append(entries, kept...), Status(p.Name, []byte(control)))
 	}
-	return entries, nil
+	return Bundled(entries)
 }
 
 // run runs a part of apt; what it would take from unsigned sources is refused.

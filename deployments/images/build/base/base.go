@@ -11,6 +11,8 @@ package base
 
 import (
 	"archive/tar"
+	"bytes"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -25,7 +27,12 @@ import (
 
 // Wanted names the packages. Apt.Plan adds the one that holds the licence that
 // libgcc-s1's folder of documentation only links to.
-var Wanted = []string{"base-files", "libc6", "libgcc-s1"}
+var Wanted = []string{"base-files", "ca-certificates", "libc6", "libgcc-s1"}
+
+// Bundle is where programs look for the certificate authorities that are trusted: the
+// first place of Go's crypto/x509 on Linux. Debian's package has a file for each, and
+// its update-ca-certificates, which nobody runs here, puts them together.
+const Bundle = "/etc/ssl/certs/ca-certificates.crt"
 
 // Libraries that are kept. The programs want libc, libdl and libpthread; a driver's
 // libraries want libm and librt besides. libgcc_s is loaded by glibc itself when
@@ -33,6 +40,33 @@ var Wanted = []string{"base-files", "libc6", "libgcc-s1"}
 var libraries = []string{
 	"libc.so.6", "libdl.so.2", "libgcc_s.so.1", "libm.so.6", "libpthread.so.0", "libresolv.so.2", "librt.so.1",
 	"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1",
+}
+
+// authorities is the folder of the package's certificates.
+const authorities = "/usr/share/ca-certificates/mozilla/"
+
+// Bundled has the Bundle in place of the files that it is made of.
+func Bundled(entries []Entry) ([]Entry, error) {
+	bundle := Entry{Path: Bundle, Mode: 0o644}
+	var rest, parts []Entry
+	for _, e := range entries {
+		if strings.HasPrefix(e.Path, authorities) {
+			parts = append(parts, e)
+			continue
+		}
+		rest = append(rest, e)
+	}
+	slices.SortFunc(parts, func(a, b Entry) int { return strings.Compare(a.Path, b.Path) })
+	for _, part := range parts {
+		if block, _ := pem.Decode(part.Data); block == nil || block.Type != "CERTIFICATE" {
+			return nil, fmt.Errorf("%s of package ca-certificates is no certificate", part.Path)
+		}
+		bundle.Data = append(append(bundle.Data, bytes.TrimSpace(part.Data)...), '\n')
+	}
+	if len(parts) == 0 {
+		return nil, fmt.Errorf("package ca-certificates has nothing in %s: images could ask no registry", authorities)
+	}
+	return append(rest, bundle), nil
 }
 
 // Entry is a file, directory or link of the base.
@@ -59,6 +93,8 @@ func Keep(name string) (string, bool) {
 		return name, slices.Contains(libraries, file) || name == "/usr/lib/os-release"
 	case strings.HasPrefix(name, "/etc/ld.so.conf.d/"), name == "/etc/os-release", name == "/etc/debian_version":
 		return name, true
+	case strings.HasPrefix(name, authorities):
+		return name, strings.HasSuffix(name, ".crt")
 	case strings.HasPrefix(name, "/usr/share/common-licenses/"):
 		return name, true
 	case strings.HasPrefix(name, "/usr/share/doc/"):

@@ -3,8 +3,17 @@ package base
 import (
 	"archive/tar"
 	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
 	"io"
 	"io/fs"
+	"math/big"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -25,6 +34,8 @@ func TestOnlyWhatProgramsNeedIsKept(t *testing.T) {
 		"./usr/share/doc/libgcc-s1":                     "/usr/share/doc/libgcc-s1",
 		"./usr/share/common-licenses/LGPL-2.1":          "/usr/share/common-licenses/LGPL-2.1",
 		"./usr/share/doc/libc6/changelog.gz":            "",
+		"./usr/share/ca-certificates/mozilla/A.crt":     "/usr/share/ca-certificates/mozilla/A.crt",
+		"./usr/sbin/update-ca-certificates":             "",
 		"./usr/lib/x86_64-linux-gnu/gconv/UTF-16.so":    "",
 		"./usr/lib/x86_64-linux-gnu/libnss_hesiod.so.2": "",
 		"./usr/lib/x86_64-linux-gnu/x/libc.so.6":        "",
@@ -39,6 +50,50 @@ func TestOnlyWhatProgramsNeedIsKept(t *testing.T) {
 			require.Equal(t, want, got)
 		}
 	}
+}
+
+// authority is a certificate of a new authority, PEM, as Debian's package has it.
+func authority(t *testing.T, name string) []byte {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	require.NoError(t, err)
+	return bytes.TrimSpace(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})) // some end without a newline
+}
+
+func TestGoFindsTheAuthoritiesOfThePackageInTheBundle(t *testing.T) {
+	entries, err := Bundled([]Entry{
+		{Path: authorities + "B.crt", Data: authority(t, "B")}, {Path: "/etc/passwd"}, {Path: authorities + "A.crt", Data: authority(t, "A")},
+	})
+	require.NoError(t, err)
+	require.Len(t, entries, 2)
+	require.Equal(t, Bundle, entries[1].Path)
+	file := filepath.Join(t.TempDir(), "bundle")
+	require.NoError(t, os.WriteFile(file, entries[1].Data, 0o644))
+	t.Setenv("SSL_CERT_FILE", file)
+	t.Setenv("SSL_CERT_DIR", t.TempDir())
+	roots, err := x509.SystemCertPool()
+	require.NoError(t, err)
+	var names []string
+	for rest := entries[1].Data; ; {
+		var block *pem.Block
+		if block, rest = pem.Decode(rest); block == nil {
+			break
+		}
+		c, err := x509.ParseCertificate(block.Bytes)
+		require.NoError(t, err)
+		_, err = c.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+		require.NoError(t, err)
+		names = append(names, c.Subject.CommonName)
+	}
+	require.Equal(t, []string{"A", "B"}, names)
+
+	_, err = Bundled([]Entry{{Path: "/etc/passwd"}})
+	require.ErrorContains(t, err, "package ca-certificates has nothing in")
+	_, err = Bundled([]Entry{{Path: authorities + "A.crt", Data: []byte("x")}})
+	require.ErrorContains(t, err, "A.crt of package ca-certificates is no certificate")
 }
 
 func listing(t *testing.T, data []byte) []string {
