@@ -13,20 +13,26 @@ import (
 
 // Make plans what to do now.
 func Make(in Input) *Plan {
-	w := &work{Input: in, plan: &Plan{Assign: map[string]string{}, Waiting: map[string]string{}}}
+	w := &work{Input: in, plan: &Plan{Assign: map[string]string{}, Waiting: map[string]string{}, Settled: map[string]Share{}}}
+	w.plan.Counts, w.unavailable = in.Settled.Counts, in.Settled.Unavailable
 	var pending []*node
 	var n node // one for all: of thousands nothing is to be done for nearly any
 	for _, seen := range in.Nodes {
 		w.look(seen, &n)
+		before := w.mark()
 		if w.settle(&n) {
 			waits := n
 			pending = append(pending, &waits)
+			continue
 		}
+		w.leave(&n, before)
 	}
 	for _, seen := range in.Leaving {
 		w.look(seen, &n)
 		n.target, n.outdated = Target{}, false
+		before := w.mark()
 		w.release(&n)
+		w.leave(&n, before)
 	}
 	w.start(pending)
 	w.finish()
@@ -43,6 +49,25 @@ type work struct {
 	pool   fleet.Pool // the one that was looked up last, and its target
 	target Target
 	looked bool
+}
+
+// mark is how far a plan was made at some moment.
+type mark struct {
+	share                    Share
+	patches, assigned, begun int
+}
+
+func (w *work) mark() mark {
+	return mark{Share{w.plan.Counts, w.unavailable}, len(w.plan.Patches), len(w.plan.Assign), w.begun}
+}
+
+// leave lets a node out of the plans to come, if since the mark nothing has been planned
+// of it, and no upgrade of it has begun.
+func (w *work) leave(n *node, since mark) {
+	now := w.mark()
+	if now.patches == since.patches && now.assigned == since.assigned && now.begun == since.begun {
+		w.plan.Settled[n.Name] = now.share.Less(since.share)
+	}
 }
 
 // node is one of the cluster's with what belongs to it.

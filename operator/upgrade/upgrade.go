@@ -65,6 +65,9 @@ type Target struct {
 type Input struct {
 	Policy Policy
 	Nodes  []*fleet.Node // the GPU nodes that are this operator's, in any order
+	// Settled is what those of them come to that are left out, as there is nothing to do for
+	// them: the sum of what plans before have said of them.
+	Settled Share
 	// Leaving are nodes that are not this operator's, or not any more: what an upgrade left
 	// there is undone.
 	Leaving []*fleet.Node
@@ -94,7 +97,11 @@ type Plan struct {
 	Watch   []string          // nodes, by name, whose pods the next plan has to know, the first ones first
 	Wake    time.Time         // when to plan again although nothing changes: the next timeout; zero: never
 	Waiting map[string]string // what the nodes in flight wait for, one sentence
-	Failed  []Failure         // by node; while there is one, no node starts
+	// Settled are nodes for which nothing is to be done until something changes about them
+	// or their driver pod, or about the policy, the targets or the sets: until then plans
+	// may be made without them. Thousands cost as little as a few.
+	Settled map[string]Share
+	Failed  []Failure // by node; while there is one, no node starts
 	Counts  Counts
 }
 
@@ -130,6 +137,29 @@ type Failure struct {
 	Node  string
 	Why   string
 	Since time.Time
+}
+
+// Share is what a node adds to a plan in which it is not looked at, or what several do.
+type Share struct {
+	Counts
+	Unavailable int // cordoned or not ready
+}
+
+// Add returns the sum.
+func (s Share) Add(o Share) Share { return s.plus(o, 1) }
+
+// Less returns s without o, which is part of it.
+func (s Share) Less(o Share) Share { return s.plus(o, -1) }
+
+func (s Share) plus(o Share, sign int) Share {
+	s.Total += sign * o.Total
+	s.Done += sign * o.Done
+	s.InProgress += sign * o.InProgress
+	s.Pending += sign * o.Pending
+	s.Skipped += sign * o.Skipped
+	s.Failed += sign * o.Failed
+	s.Unavailable += sign * o.Unavailable
+	return s
 }
 
 // Counts are of the nodes that have a target.
