@@ -81,20 +81,27 @@ type Controller struct {
 	leads, synced atomic.Bool
 
 	rendered rendering
+	scene    *scene // of the last pass that looked at everything
+	terms    terms  // on which nodes were last looked at
+	roster   roster
+	plan     *upgrade.Plan // of the last pass; nil: it made none
 	said     reporting
+	unsaid   bool // there was a pass since the last report
 	failed   map[string]*failure
 	blocked  map[string]string // why evictions were refused, by node
+	broken   error             // what could not be brought to the cluster
 	err      error             // what the last pass could not do
-	alarm    time.Time         // when to look again although nothing changes; zero: never
-	last     time.Time         // when the last pass began
+	alarm    time.Time         // when to look at everything although nothing changes; zero: never
+	last     time.Time         // when the last turn began
 }
 
 // New returns a Controller.
 func New(config Config) *Controller {
-	c := &Controller{Config: config, inbox: newInbox(), model: newModel(), failed: map[string]*failure{}}
+	c := &Controller{Config: config, inbox: newInbox(), model: newModel(), roster: newRoster(), failed: map[string]*failure{}}
 	c.writer = newWriter(config.Client, c.inbox, c.tellNode, config.Log)
-	c.registry = config.Registry(func(string) { c.inbox.put(func(*model) {}) })
-	c.roll = config.Roll(func() { c.inbox.put(func(*model) {}) }, c.tellNode)
+	changed := func() { c.inbox.put(func(m *model) { m.common = true }) }
+	c.registry = config.Registry(func(string) { changed() })
+	c.roll = config.Roll(changed, c.tellNode)
 	c.toolkit = newToolkit(config.Streams, c.inbox, config.Log)
 	c.planner = apply.NewPlanner(config.Client.Scheme())
 	return c
@@ -151,27 +158,38 @@ func (c *Controller) run(ctx context.Context) error {
 		}
 		c.turn(ctx)
 		timer.Stop()
-		if !c.alarm.IsZero() {
-			timer.Reset(max(0, c.alarm.Sub(c.Now())))
+		if next := earlier(c.alarm, c.said.next); !next.IsZero() {
+			timer.Reset(max(0, next.Sub(c.Now())))
 		}
 	}
 }
 
-// turn takes in the news and makes one pass.
+// earlier is the earlier of two times, of which zero is never.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// turn takes in the news, does what follows from it, and tells how things stand.
 func (c *Controller) turn(ctx context.Context) {
-	c.last, c.alarm = c.Now(), time.Time{}
+	c.last = c.Now()
 	for _, news := range c.inbox.take() {
 		news(c.model)
 	}
-	c.pass(ctx)
+	if !c.alarm.IsZero() && !c.alarm.After(c.last) {
+		c.alarm, c.model.common = time.Time{}, true
+	}
+	if c.model.common || len(c.model.dirty) > 0 {
+		c.pass(ctx)
+	}
+	c.report(ctx)
 }
 
-// wake has a pass made at a time, if none is sooner; never at the zero time.
-func (c *Controller) wake(at time.Time) {
-	if !at.IsZero() && (c.alarm.IsZero() || at.Before(c.alarm)) {
-		c.alarm = at
-	}
-}
+// wake has everything looked at at a time, if that is not to be sooner; never at the zero
+// time.
+func (c *Controller) wake(at time.Time) { c.alarm = earlier(c.alarm, at) }
 
 // tellNode tells of an upgrade's step, on the Node.
 func (c *Controller) tellNode(node *corev1.Node, e upgrade.Event) {

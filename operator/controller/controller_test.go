@@ -141,6 +141,7 @@ func TestEachVersionOfRHCOSHasItsDriverWhileANodeRunsIt(t *testing.T) {
 	const old, next = "412.86.202303241612-0", "413.92.202306010245-0"
 	w := newWorld(t)
 	w.model.openShift, w.model.toolkit = true, map[string]string{old: "dtk@old"}
+	w.changed()
 	w.create(rhcos("n1", old), rhcos("n2", old), contained("policy"))
 	w.step()
 	require.Contains(t, w.sets(), "nvidia-driver-daemonset-"+old)
@@ -149,6 +150,7 @@ func TestEachVersionOfRHCOSHasItsDriverWhileANodeRunsIt(t *testing.T) {
 	require.NotContains(t, w.sets(), "nvidia-driver-daemonset-"+next, "its tag is missing")
 	require.Contains(t, fmt.Sprint(w.policy("policy").Status.Pools), next)
 	w.model.toolkit[next] = "dtk@next"
+	w.changed()
 	w.step()
 	require.Contains(t, w.sets(), "nvidia-driver-daemonset-"+next)
 	require.Equal(t, next, w.node("n2").Labels[label.Driver])
@@ -165,11 +167,13 @@ func TestAPrecompiledDriverComesWhenItsImageDoes(t *testing.T) {
 	image := "registry.example/driver:535-" + kernel + "-ubuntu22.04"
 	w := newWorld(t)
 	w.images[image] = driver.Presence{State: driver.Absent}
+	w.changed()
 	w.create(gpuNode("n1"), p)
 	w.step()
 	require.NotContains(t, fmt.Sprint(w.sets()), label.DriverApp)
 	require.Contains(t, fmt.Sprint(w.policy("policy").Status.Pools), image)
 	w.images[image] = driver.Presence{State: driver.Present}
+	w.changed()
 	w.step()
 	require.Contains(t, w.sets(), label.DriverApp+"-"+kernel+"-ubuntu22.04")
 	require.Equal(t, kernel+"-ubuntu22.04", w.node("n1").Labels[label.Driver])
@@ -178,6 +182,7 @@ func TestAPrecompiledDriverComesWhenItsImageDoes(t *testing.T) {
 func TestWhileNVIDIAsOperatorRunsNodesAreHandedOverOneByOne(t *testing.T) {
 	w := newWorld(t)
 	w.model.other[types.NamespacedName{Namespace: "gpu-operator", Name: otherName}] = true
+	w.changed()
 	w.create(gpuNode("n1"), gpuNode("n2"), simulated("policy"))
 	require.Equal(t, []string{"status policy"}, w.step())
 	require.Equal(t, v1.Disabled, w.policy("policy").Status.State)

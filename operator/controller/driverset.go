@@ -11,6 +11,8 @@ import (
 
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/road"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
@@ -22,6 +24,21 @@ func driverOf(o client.Object) (id, digest string) {
 		return set.ID, set.Digest
 	}
 	return "", ""
+}
+
+// sets are the DaemonSets that bring drivers, by ID.
+func (m *model) sets() map[string]upgrade.Set {
+	all := map[string]upgrade.Set{}
+	for _, o := range m.objects {
+		if o.GetLabels()[label.State] != string(road.Driver) {
+			continue
+		}
+		if d := daemonSet(o); d != nil {
+			set := upgrade.ObserveSet(d)
+			all[set.ID] = set
+		}
+	}
+	return all
 }
 
 // daemonSet is an object as the DaemonSet that it is; nil: it is none.

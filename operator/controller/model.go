@@ -14,7 +14,6 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/apply"
 	"github.com/gpuready/gpuready/operator/fleet"
-	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/progress"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
@@ -34,8 +33,12 @@ type model struct {
 
 	unwritten map[string]error // Nodes that could not be patched, and why
 
-	openShift bool            // the cluster has ImageStreams
-	dirty     map[string]bool // nodes that something has changed about
+	openShift bool // the cluster has ImageStreams
+	census    *census
+
+	common  bool            // something has changed that is not about one node
+	dirty   map[string]bool // nodes about which something has changed since the last pass
+	touched map[string]bool // the same, and those that were said anew to be as they were, since the last report
 }
 
 // member is a Node and what has been made of it.
@@ -43,10 +46,8 @@ type member struct {
 	node *fleet.Node
 	pods map[types.NamespacedName]*operand
 
-	placement *fleet.Placement // what labels were last planned with
-	sent      *upgrade.Patch   // on its way to the API server
-	again     bool             // the patch was refused: the Node has changed, and is to be seen
-	progress  *progress.Progress
+	sent  *upgrade.Patch // on its way to the API server
+	again bool           // the patch was refused: the Node has changed, and is to be seen
 }
 
 // operand is a pod of one.
@@ -66,12 +67,31 @@ func newModel() *model {
 		other:      map[types.NamespacedName]bool{},
 		configMaps: map[string]*corev1.ConfigMap{},
 		unwritten:  map[string]error{},
+		census:     newCensus(false),
+		common:     true,
 		dirty:      map[string]bool{},
+		touched:    map[string]bool{},
 	}
 }
 
-// older says whether a resourceVersion is older than another of the same object: what
+// touch takes note that something has changed about a node.
+func (m *model) touch(node string) {
+	m.dirty[node], m.touched[node] = true, true
+}
+
+// touchAll has all nodes be told of anew.
+func (m *model) touchAll() {
+	for name := range m.nodes {
+		m.touched[name] = true
+	}
+}
+
+// seen says whether a resourceVersion is another's of the same object, or older: what
 // comes from a watch may be older than what came with the answer to a write.
+func seen(now, have string) bool {
+	return now == have && now != "" || older(now, have)
+}
+
 func older(a, b string) bool {
 	order, err := resourceversion.CompareResourceVersion(a, b)
 	return err == nil && order < 0
@@ -88,15 +108,35 @@ func (m *model) seeNode(n *fleet.Node) {
 			}
 		}
 		m.nodes[n.Name] = have
-	} else if have.node.UID == n.UID && older(n.Version, have.node.Version) {
+	} else if have.node.UID == n.UID && seen(n.Version, have.node.Version) {
 		return
 	}
 	before := have.node
-	have.node, have.progress = n, nil
+	have.node = n
+	m.touched[n.Name] = true
 	if have.again || !before.Equal(n) {
 		have.again = false
 		m.dirty[n.Name] = true
+		m.count(before, n)
 	}
+}
+
+// count takes a Node into the census, in place of what it was.
+func (m *model) count(before, now *fleet.Node) {
+	if m.census.replace(before, now) {
+		m.common = true
+	}
+}
+
+// served has the census be that of the nodes that are served.
+func (m *model) served(handOver bool) *census {
+	if m.census.handOver != handOver {
+		m.census = newCensus(handOver)
+		for _, on := range m.nodes {
+			m.census.add(on.node)
+		}
+	}
+	return m.census
 }
 
 // answer takes over what the API server answered to a patch; n is nil where the patch was
@@ -106,13 +146,16 @@ func (m *model) answer(name string, sent *upgrade.Patch, n *fleet.Node) {
 	if have == nil {
 		return
 	}
-	if have.sent == sent {
+	waited := have.sent == sent
+	if waited {
 		have.sent = nil
 	}
 	switch {
 	case n != nil && have.node.UID == n.UID:
 		m.seeNode(n)
-		m.dirty[name] = true
+		if waited {
+			m.dirty[name] = true
+		}
 	case have.node.Version != sent.Version:
 		m.dirty[name] = true
 	default:
@@ -121,9 +164,14 @@ func (m *model) answer(name string, sent *upgrade.Patch, n *fleet.Node) {
 }
 
 func (m *model) loseNode(name string) {
+	have := m.nodes[name]
+	if have == nil {
+		return
+	}
 	delete(m.nodes, name)
 	delete(m.unwritten, name)
-	m.dirty[name] = true
+	m.count(have.node, nil)
+	m.touch(name)
 }
 
 func (m *model) seePod(o *operand) {
@@ -133,8 +181,8 @@ func (m *model) seePod(o *operand) {
 	}
 	m.pods[key] = o
 	if on := m.nodes[o.Node]; on != nil {
-		on.pods[key], on.progress = o, nil
-		m.dirty[o.Node] = true
+		on.pods[key] = o
+		m.touch(o.Node)
 	}
 }
 
@@ -146,26 +194,27 @@ func (m *model) losePod(key types.NamespacedName) {
 	delete(m.pods, key)
 	if on := m.nodes[o.Node]; on != nil {
 		delete(on.pods, key)
-		on.progress = nil
-		m.dirty[o.Node] = true
+		m.touch(o.Node)
 	}
 }
 
 func (m *model) seeObject(key apply.Key, o client.Object) {
+	if have := m.objects[key]; have != nil && have.GetUID() == o.GetUID() && seen(o.GetResourceVersion(), have.GetResourceVersion()) {
+		return
+	}
+	m.common = true
 	if !apply.Ours(o) {
 		m.foreign[key] = true
 		delete(m.objects, key)
 		return
 	}
 	delete(m.foreign, key)
-	if have := m.objects[key]; have != nil && have.GetUID() == o.GetUID() && older(o.GetResourceVersion(), have.GetResourceVersion()) {
-		return
-	}
 	m.objects[key] = o
 }
 
 // loseObject forgets an object, unless another has taken its name since.
 func (m *model) loseObject(key apply.Key, uid types.UID) {
+	m.common = true
 	delete(m.foreign, key)
 	if have := m.objects[key]; have != nil && have.GetUID() == uid {
 		delete(m.objects, key)
@@ -219,17 +268,6 @@ func (on *member) hostDriver() bool {
 		}
 	}
 	return on.node.HostDriver() && !driverMissing(on.node)
-}
-
-// served tells by how many Nodes each driver's ID is borne.
-func (m *model) served() map[string]int {
-	count := map[string]int{}
-	for _, on := range m.nodes {
-		if id := on.node.Labels[label.Driver]; id != "" {
-			count[id]++
-		}
-	}
-	return count
 }
 
 // refusal is that Nodes cannot be patched, and why not the first of them.

@@ -4,54 +4,58 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"sync"
+	"reflect"
 	"time"
 
 	"github.com/gpuready/gpuready/operator/apply"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
-	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/road"
-	"github.com/gpuready/gpuready/operator/state"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
-// pass looks at what the model has become and brings the cluster nearer to what is
-// wanted. It says what could not be done; that is tried again.
+// pass brings the cluster nearer to what is wanted. What concerns all nodes is looked at
+// where that has changed; of the nodes, those about which something has changed or is
+// under way. It says what could not be done; that is tried again.
 func (c *Controller) pass(ctx context.Context) {
-	began := c.Now()
-	s, err := c.look()
-	if err != nil {
-		c.Metrics.Reconciled("policy", began, c.Now(), err)
-		c.err = err
-		c.report(ctx, s, nil)
+	c.unsaid = true
+	if c.model.common {
+		began := c.Now()
+		c.scene = c.look()
+		c.broken = c.apply(ctx, c.scene)
+		c.Metrics.Reconciled("policy", began, c.Now(), c.broken)
+		if c.scene.err == nil && !reflect.DeepEqual(c.terms, c.scene.terms) {
+			c.terms = c.scene.terms
+			for name := range c.model.nodes {
+				c.model.dirty[name] = true
+			}
+		}
+	}
+	if c.err = c.broken; c.scene.err != nil {
+		c.plan = nil
 		return
 	}
-	plan := c.upgrade(s)
-	err = c.apply(ctx, s)
-	c.Metrics.Reconciled("policy", began, c.Now(), err)
-	c.err = err
-
-	began = c.Now()
-	c.label(s, plan)
+	began := c.Now()
+	c.plan = c.upgrade(c.scene)
+	c.label(c.scene, c.plan)
 	c.Metrics.Reconciled("nodes", began, c.Now(), nil)
 	began = c.Now()
-	err = c.remove(ctx, plan)
+	err := c.remove(ctx, c.plan)
 	c.Metrics.Reconciled("upgrade", began, c.Now(), err)
-	c.err = errors.Join(c.err, c.model.refusal(), err)
-	c.report(ctx, s, plan)
+	c.err = errors.Join(c.broken, err)
 }
 
 // apply brings the objects to the cluster. What fails is not tried again before its time.
 func (c *Controller) apply(ctx context.Context, s *scene) error {
+	if s.err != nil {
+		return s.err
+	}
 	if s.policy != nil {
 		if err := c.planner.Own(s.policy); err != nil {
 			return err
 		}
 	}
 	wanted, problems := c.free(s.wanted)
-	plan, err := c.planner.Plan(wanted, c.model.live(), s.keep(sync.OnceValue(c.model.served)))
+	plan, err := c.planner.Plan(wanted, c.model.live(), s.keep(c.model.census.drivers))
 	if err != nil {
 		return err
 	}
@@ -125,38 +129,28 @@ type failure struct {
 
 // upgrade plans the change of drivers; without a policy, that nodes are let go of.
 func (c *Controller) upgrade(s *scene) *upgrade.Plan {
-	in := upgrade.Input{Nodes: s.served, Targets: s.targets, Sets: map[string]upgrade.Set{}, Drivers: map[string]*upgrade.Driver{}, Pods: c.roll.Pods(), Writing: map[string]bool{}, Now: c.Now(), Serves: driver.Serves}
-	for name, on := range c.model.nodes {
+	m := c.model
+	in := upgrade.Input{
+		Policy: s.rolls, Targets: s.targets, Sets: s.sets, Serves: driver.Serves, Now: c.Now(),
+		Drivers: map[string]*upgrade.Driver{}, Pods: c.roll.Pods(), Writing: map[string]bool{},
+	}
+	for name := range c.roster.open(m) {
+		on := m.nodes[name]
 		if on.sent != nil && on.sent.Version == on.node.Version {
 			in.Writing[name] = true
 		}
-		if s.policy == nil || !on.node.Served(s.handOver) {
+		if s.released || !on.node.Served(s.handOver) {
 			in.Leaving = append(in.Leaving, on.node)
-		}
-	}
-	if s.policy != nil {
-		policy, err := upgrade.Read(s.policy.Spec.Driver.UpgradePolicy)
-		if err != nil {
-			policy = upgrade.Policy{} // nothing is moved by a policy that cannot be read
-			s.problems = append(s.problems, state.Problem{State: road.Driver, Reason: reasonUpgradePolicy, Message: err.Error()})
-		}
-		in.Policy = policy
-	}
-	for _, o := range c.model.objects {
-		if o.GetLabels()[label.State] != string(road.Driver) {
 			continue
 		}
-		if d := daemonSet(o); d != nil {
-			set := upgrade.ObserveSet(d)
-			in.Sets[set.ID] = set
+		in.Nodes = append(in.Nodes, on.node)
+		if d := on.driver(); d != nil {
+			in.Drivers[name] = d
 		}
 	}
-	for _, n := range in.Nodes {
-		if d := c.model.nodes[n.Name].driver(); d != nil {
-			in.Drivers[n.Name] = d
-		}
-	}
+	in.Settled = c.roster.settled
 	plan := upgrade.Make(in)
+	c.roster.close(plan)
 	c.wake(plan.Wake)
 	return plan
 }
@@ -182,44 +176,41 @@ func (c *Controller) remove(ctx context.Context, plan *upgrade.Plan) error {
 	})
 }
 
-// label has Nodes patched where they are not as they should be: those that something has
-// changed about, and those for which something else is wanted than before.
+// label has Nodes patched where they are not as they should be: those about which
+// something has changed or is planned.
 func (c *Controller) label(s *scene, plan *upgrade.Plan) {
-	planned := map[string]bool{}
 	for i := range plan.Patches {
-		planned[plan.Patches[i].Node] = true
+		c.model.dirty[plan.Patches[i].Node] = true
 	}
-	for name, on := range c.model.nodes {
-		want := fleet.Placement{HandOver: s.handOver, Operands: s.operands}
-		if s.policy != nil {
-			want.Driver, want.HostDriver = plan.Driver(on.node), on.hostDriver()
-		}
-		if !c.model.dirty[name] && !planned[name] && on.placement != nil && same(on.placement, &want) {
-			continue
-		}
-		on.placement = &fleet.Placement{HandOver: want.HandOver, Operands: want.Operands, Driver: want.Driver, HostDriver: want.HostDriver}
-		if on.sent != nil && on.sent.Version == on.node.Version {
-			continue // its answer is an event
-		}
-		var other fleet.Patch
-		if s.policy == nil {
-			other = on.node.RemovalPatch()
-		} else {
-			other = on.node.LabelPatch(want)
-		}
-		patch, needed := plan.Patch(on.node, other)
-		switch {
-		case needed:
-			on.sent = &patch
-			c.writer.set(name, on.sent)
-		case on.sent != nil:
-			on.sent = nil
-			c.writer.set(name, nil)
+	for name := range plan.Assign {
+		c.model.dirty[name] = true
+	}
+	for name := range c.model.dirty {
+		if on := c.model.nodes[name]; on != nil {
+			c.place(on, s, plan)
 		}
 	}
 	clear(c.model.dirty)
 }
 
-func same(a, b *fleet.Placement) bool {
-	return a.HandOver == b.HandOver && a.HostDriver == b.HostDriver && a.Driver == b.Driver && slices.Equal(a.Operands, b.Operands)
+// place has one Node patched, if it is not as it should be.
+func (c *Controller) place(on *member, s *scene, plan *upgrade.Plan) {
+	if on.sent != nil && on.sent.Version == on.node.Version {
+		return // its answer is an event
+	}
+	var other fleet.Patch
+	if s.released {
+		other = on.node.RemovalPatch()
+	} else {
+		other = on.node.LabelPatch(fleet.Placement{HandOver: s.handOver, Operands: s.operands, Driver: plan.Driver(on.node), HostDriver: on.hostDriver()})
+	}
+	patch, needed := plan.Patch(on.node, other)
+	switch {
+	case needed:
+		on.sent = &patch
+		c.writer.set(on.node.Name, on.sent)
+	case on.sent != nil:
+		on.sent = nil
+		c.writer.set(on.node.Name, nil)
+	}
 }

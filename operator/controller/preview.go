@@ -20,40 +20,24 @@ type Preview struct {
 
 // Show returns the Preview.
 func Show(policy *v1.ClusterPolicy, nodes []*fleet.Node, cluster state.Cluster) (Preview, error) {
-	example, injections := pools(nodes, cluster.HandOver)
+	there := newCensus(cluster.HandOver)
+	for _, n := range nodes {
+		there.add(n)
+	}
 	facts := driver.Facts{
 		OpenShift: cluster.OpenShift,
 		Images:    v1.ImageSpec{Repository: cluster.ImageRepository, Version: cluster.ImageVersion},
 		Toolkit:   func(rhcos string) (string, bool) { return "driver-toolkit:" + rhcos, true },
 		Registry:  func(string) driver.Presence { return driver.Presence{State: driver.Present} },
 	}
-	p := Preview{Choices: chooseAll(&policy.Spec, example, facts)}
+	p := Preview{Choices: chooseAll(&policy.Spec, there.examples(), facts)}
 	keys := map[string][]string{}
 	for _, name := range state.ConfigMaps(&policy.Spec.Driver) {
 		keys[name] = nil
 	}
 	var err error
-	p.Objects, p.Problems, err = state.Render(state.Input{Policy: policy, Cluster: cluster, Drivers: p.Choices, Injections: injections, Keys: keys})
+	p.Objects, p.Problems, err = state.Render(state.Input{Policy: policy, Cluster: cluster, Drivers: p.Choices, Injections: there.ways(), Keys: keys})
 	return p, err
-}
-
-// pools are those of the nodes that are served, each with the first of its nodes, and
-// the ways in which these nodes' containers get GPUs.
-func pools(nodes []*fleet.Node, handOver bool) (example map[fleet.Pool]string, injections []fleet.Injection) {
-	example = map[fleet.Pool]string{}
-	for _, n := range nodes {
-		if !n.Served(handOver) {
-			continue
-		}
-		if first, is := example[n.Pool]; !is || n.Name < first {
-			example[n.Pool] = n.Name
-		}
-		if !slices.Contains(injections, n.Injection) {
-			injections = append(injections, n.Injection)
-		}
-	}
-	slices.Sort(injections)
-	return example, injections
 }
 
 func chooseAll(spec *v1.ClusterPolicySpec, example map[fleet.Pool]string, facts driver.Facts) []driver.Choice {

@@ -2,9 +2,10 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"reflect"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -27,23 +28,29 @@ import (
 
 // reporting is what was said last, and what it was made from.
 type reporting struct {
-	at           time.Time
-	policy       string // its UID
-	view         status.View
+	at, next     time.Time // the last report, and one that is to come; zero: none
+	policy       string    // its UID
+	conditions   []metav1.Condition
+	tally        *status.Tally
+	until        time.Time // before it nothing that was said becomes untrue by itself; zero: never
 	wanted       progress.Wanted
 	provisioning *status.Provisioning
 }
 
-// report sums everything up into the policies' status, Events and metrics, at most once in
-// ReportEvery.
-func (c *Controller) report(ctx context.Context, s *scene, plan *upgrade.Plan) {
-	r := &c.said
+// report sums up what has changed since the last report into the policies' status, Events
+// and metrics, at most once in ReportEvery.
+func (c *Controller) report(ctx context.Context) {
+	r, s := &c.said, c.scene
 	now := c.Now()
-	if next := r.at.Add(ReportEvery); now.Before(next) {
-		c.wake(next)
+	stale := !r.until.IsZero() && !now.Before(r.until)
+	if s == nil || !c.unsaid && len(c.model.touched) == 0 && !stale {
+		r.next = r.until
 		return
 	}
-	r.at = now
+	if r.next = r.at.Add(ReportEvery); now.Before(r.next) {
+		return
+	}
+	c.unsaid = false
 	_, ignored := c.model.inForce()
 	for _, p := range ignored {
 		c.write(ctx, p, status.Sum(status.Input{Policy: p, Now: now, Namespace: c.Cluster.Namespace, Verdict: status.Ignored(s.policy.Name)}))
@@ -51,29 +58,27 @@ func (c *Controller) report(ctx context.Context, s *scene, plan *upgrade.Plan) {
 	if s.policy == nil {
 		c.Metrics.Show(meter.Snapshot{})
 		*r = reporting{at: now}
+		clear(c.model.touched)
 		return
 	}
 	if r.policy != string(s.policy.UID) {
-		*r = reporting{at: now, policy: string(s.policy.UID), provisioning: status.NewProvisioning(s.policy.Status.Provisioning)}
-		r.view.Status = s.policy.Status
+		*r = reporting{policy: string(s.policy.UID), conditions: s.policy.Status.Conditions, tally: status.NewTally(), provisioning: status.NewProvisioning(s.policy.Status.Provisioning)}
+		c.model.touchAll()
 	}
-	nodes, described := c.progress(s, now)
-	r.provisioning.Observe(nodes, s.policy.CreationTimestamp.Time, now)
+	r.at = now
+	changes := c.progress(s, now, stale)
+	r.next = r.until
 	sum := status.Sum(status.Input{
 		Policy: s.policy, Now: now, Namespace: c.Cluster.Namespace, Verdict: c.verdict(s),
-		Described: described, Nodes: nodes, Choices: s.choices, Unserved: s.policy.Unserved(),
-		Upgrade: upgrading(plan, c.blocked), UpgradeError: stopped(plan), Rolling: c.rolling(), Problems: s.told(), Err: c.err,
+		Described: c.model.census.described > 0, Tally: r.tally, Choices: s.choices, Unserved: s.policy.Unserved(),
+		Upgrade: upgrading(c.plan, c.blocked), UpgradeError: stopped(c.plan), Rolling: c.rolling(), Problems: s.told(), Err: errors.Join(c.err, c.model.refusal()),
 		Provisioning: r.provisioning.Status(),
 	})
-	view := status.View{Status: sum, Nodes: make(map[string]progress.Progress, len(nodes))}
-	for _, n := range nodes {
-		view.Nodes[n.Name] = n.Progress
-	}
-	for _, e := range status.Events(r.view, view) {
+	for _, e := range status.Events(r.conditions, sum.Conditions, changes) {
 		c.event(s.policy, e)
 	}
-	r.view = view
-	c.show(sum, nodes, s, r.provisioning)
+	r.conditions = sum.Conditions
+	c.show(sum)
 	c.write(ctx, s.policy, sum)
 }
 
@@ -93,7 +98,7 @@ func (s *scene) told() (all []status.Problem) {
 
 // verdict is why the policy is not carried out; nil: it is.
 func (c *Controller) verdict(s *scene) *status.Verdict {
-	if !s.handOver || len(s.served) > 0 {
+	if !s.handOver || c.model.census.served > 0 {
 		return nil
 	}
 	var running string
@@ -103,29 +108,60 @@ func (c *Controller) verdict(s *scene) *status.Verdict {
 	return status.OtherOperator("Deployment "+running, label.HandOver+"="+label.Product)
 }
 
-// progress is how far each GPU node is; described, whether NFD has been on any node.
-func (c *Controller) progress(s *scene, now time.Time) (nodes []status.Node, described bool) {
-	wanted := progress.Wanted{States: s.states, HandOver: s.handOver}
-	changed := !reflect.DeepEqual(wanted, c.said.wanted)
-	c.said.wanted = wanted
-	for _, on := range c.model.nodes {
-		described = described || on.node.Described
-		if !on.node.GPU {
-			continue
-		}
-		if p := on.progress; changed || p == nil || !p.Until.IsZero() && !now.Before(p.Until) {
-			pods := make([]*progress.Pod, 0, len(on.pods))
-			for _, o := range on.pods {
-				pods = append(pods, o.Pod)
-			}
-			made := progress.Of(on.node, pods, wanted, now)
-			on.progress = &made
-		}
-		c.wake(on.progress.Until)
-		nodes = append(nodes, status.Node{Node: on.node, Progress: *on.progress})
+// progress counts how far the GPU nodes are of which something was said, or all of them
+// where they are measured by something else; and those of which what was said is old by
+// now. It returns what has changed.
+func (c *Controller) progress(s *scene, now time.Time, stale bool) (changes []status.Change) {
+	r, touched := &c.said, c.model.touched
+	if wanted := (progress.Wanted{States: s.states, HandOver: s.handOver}); !reflect.DeepEqual(wanted, r.wanted) {
+		r.wanted = wanted
+		c.model.touchAll()
 	}
-	slices.SortFunc(nodes, func(a, b status.Node) int { return byName(a.Node, b.Node) })
-	return nodes, described
+	if stale {
+		r.until = time.Time{}
+		for n := range r.tally.Nodes() {
+			if !n.Until.IsZero() && !now.Before(n.Until) {
+				touched[n.Name] = true
+			} else {
+				r.until = earlier(r.until, n.Until)
+			}
+		}
+	}
+	for name := range touched {
+		if change, is := c.recount(name, s, now); is {
+			changes = append(changes, change)
+		}
+	}
+	clear(touched)
+	return changes
+}
+
+// recount counts one node anew, and says what of it has changed.
+func (c *Controller) recount(name string, s *scene, now time.Time) (status.Change, bool) {
+	r := &c.said
+	on := c.model.nodes[name]
+	if on == nil || !on.node.GPU {
+		if before := r.tally.Drop(name); before != nil {
+			r.provisioning.Forget(before.UID)
+		}
+		return status.Change{}, false
+	}
+	pods := make([]*progress.Pod, 0, len(on.pods))
+	for _, o := range on.pods {
+		pods = append(pods, o.Pod)
+	}
+	n := status.Node{Node: on.node, Progress: progress.Of(on.node, pods, r.wanted, now)}
+	r.until = earlier(r.until, n.Until)
+	before := r.tally.Put(n)
+	if before != nil && before.UID != n.UID {
+		r.provisioning.Forget(before.UID)
+		before = nil
+	}
+	r.provisioning.Observe(n, s.policy.CreationTimestamp.Time, now)
+	if before == nil {
+		return status.Change{}, false
+	}
+	return status.Change{Node: name, Before: before.Progress, Now: n.Progress}, true
 }
 
 // upgrading is how far the change of drivers is; blocked are the evictions that were
@@ -190,24 +226,30 @@ func (c *Controller) write(ctx context.Context, p *v1.ClusterPolicy, sum v1.Clus
 		if err != nil {
 			return client.IgnoreNotFound(err)
 		}
+		// What asks for something is what it was before: nothing follows from a status.
+		if next.Generation == p.Generation && c.model.policies[p.Name] == p {
+			c.model.policies[p.Name] = next
+			if c.scene.policy == p {
+				c.scene.policy = next
+			}
+			return nil
+		}
 		seePolicy(c.model, next)
 		return nil
 	})
 }
 
 // show has Prometheus shown how everything stands.
-func (c *Controller) show(sum v1.ClusterPolicyStatus, nodes []status.Node, s *scene, p *status.Provisioning) {
-	snapshot := meter.Snapshot{Upgrade: map[string]int{}, Conditions: map[string]bool{}, Problems: map[string]int{}, Steps: meter.Steps(p.Status())}
-	for _, n := range nodes {
-		snapshot.Add(n.Pool, n.Progress)
-		if state := n.Labels[label.UpgradeState]; state != "" {
-			snapshot.Upgrade[state]++
-		}
+func (c *Controller) show(sum v1.ClusterPolicyStatus) {
+	r := &c.said
+	snapshot := meter.Snapshot{Upgrade: maps.Clone(r.tally.Upgrades()), Conditions: map[string]bool{}, Problems: map[string]int{}, Steps: meter.Steps(r.provisioning.Status())}
+	for _, g := range r.tally.Groups() {
+		snapshot.Add(meter.Place{Pool: g.Pool.String(), State: g.State, Status: g.Status}, g.Nodes, g.Since)
 	}
 	for _, kind := range []string{v1.ConditionReady, v1.ConditionProgressing, v1.ConditionDegraded, v1.ConditionUnserved} {
 		snapshot.Conditions[kind] = meta.IsStatusConditionTrue(sum.Conditions, kind)
 	}
-	for _, choice := range s.choices {
+	for _, choice := range c.scene.choices {
 		if choice.Problem != nil {
 			snapshot.Problems[string(choice.Problem.Reason)]++
 		}

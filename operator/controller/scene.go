@@ -20,17 +20,25 @@ import (
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
-// scene is what one pass is about: what the policy asks for on the nodes that there are.
+// scene is what the policy asks for in the cluster that there is.
 type scene struct {
+	terms
 	policy   *v1.ClusterPolicy // nil: there is none in force
-	handOver bool
-	served   []*fleet.Node // GPU nodes that are this operator's to serve
 	choices  []driver.Choice
-	targets  map[fleet.Pool]upgrade.Target
 	wanted   []apply.Object
 	problems []state.Problem
-	operands []string     // enabled, as in nvidia.com/gpu.deploy.<operand>
 	states   []road.State // that the policy asks for
+	err      error        // why it is not known what is wanted
+}
+
+// terms are what is the same for all nodes: where one is another, each is looked at.
+type terms struct {
+	released bool     // there is no policy: nodes are let go of
+	handOver bool     // NVIDIA's operator runs
+	operands []string // enabled, as in nvidia.com/gpu.deploy.<operand>
+	rolls    upgrade.Policy
+	targets  map[fleet.Pool]upgrade.Target
+	sets     map[string]upgrade.Set // that there are
 }
 
 // rendering is the last one, and what it was made from.
@@ -42,22 +50,30 @@ type rendering struct {
 }
 
 // look surveys the model.
-func (c *Controller) look() (*scene, error) {
+func (c *Controller) look() *scene {
 	m := c.model
-	s := &scene{handOver: len(m.other) > 0}
+	m.common = false
+	s := &scene{terms: terms{handOver: len(m.other) > 0, sets: m.sets()}}
 	s.policy, _ = m.inForce()
+	there := m.served(s.handOver)
 	if s.policy == nil {
-		return s, nil
+		s.released = true
+		return s
 	}
-	for _, on := range m.nodes {
-		if on.node.Served(s.handOver) {
-			s.served = append(s.served, on.node)
-		}
+	spec := &s.policy.Spec
+	s.operands, s.states = enabled(spec), progress.States(spec)
+	c.choose(s, there.examples())
+	if s.err = c.render(s, there.ways()); s.err != nil {
+		return s
 	}
-	example, injections := pools(s.served, s.handOver)
-	s.operands, s.states = enabled(&s.policy.Spec), progress.States(&s.policy.Spec)
-	c.choose(s, example)
-	return s, c.render(s, injections)
+	rolls, err := upgrade.Read(spec.Driver.UpgradePolicy)
+	if err != nil {
+		// Nothing is moved by a policy that cannot be read.
+		s.problems = append(s.problems, state.Problem{State: road.Driver, Reason: reasonUpgradePolicy, Message: err.Error()})
+	} else {
+		s.rolls = rolls
+	}
+	return s
 }
 
 // choose chooses each pool's driver, and has the registry asked where that is needed.
@@ -83,14 +99,7 @@ func (c *Controller) choose(s *scene, example map[fleet.Pool]string) {
 	if flaw != "" {
 		s.problems = append(s.problems, state.Problem{State: road.Driver, Reason: reasonCertificates, Message: "spec.driver.certConfig.name: " + flaw})
 	}
-	var ids []string
-	for _, o := range m.objects {
-		if o.GetLabels()[label.State] == string(road.Driver) {
-			id, _ := driverOf(o)
-			ids = append(ids, id)
-		}
-	}
-	driver.Try(s.choices, ids)
+	driver.Try(s.choices, slices.Collect(maps.Keys(s.sets)))
 }
 
 // render makes the objects, where what they are made from has changed.
@@ -140,13 +149,13 @@ func (c *Controller) keys(spec *v1.DriverSpec) map[string][]string {
 
 // keep says which objects stay although nothing that is wanted now asks for them: a
 // driver that nodes still have.
-func (s *scene) keep(served func() map[string]int) func(client.Object) bool {
+func (s *scene) keep(served map[string]int) func(client.Object) bool {
 	return func(o client.Object) bool {
 		if s.policy == nil || o.GetLabels()[label.State] != string(road.Driver) {
 			return false
 		}
 		id, _ := driverOf(o)
-		return served()[id] > 0 || slices.ContainsFunc(s.choices, func(c driver.Choice) bool { return c.ID == id })
+		return served[id] > 0 || slices.ContainsFunc(s.choices, func(c driver.Choice) bool { return c.ID == id })
 	}
 }
 

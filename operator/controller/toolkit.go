@@ -34,13 +34,13 @@ func newToolkit(open func(func(error)) (cache.Cache, error), in *inbox, log *slo
 
 func (t *toolkit) serve(m *model, _ *metav1.PartialObjectMetadata) {
 	if !m.openShift {
-		m.openShift, m.unread = true, "it is being read"
+		m.openShift, m.unread, m.common = true, "it is being read", true
 		t.queue.Add(true)
 	}
 }
 
 func (t *toolkit) unserve(m *model, _ *metav1.PartialObjectMetadata) {
-	m.openShift, m.toolkit = false, map[string]string{}
+	m.openShift, m.toolkit, m.common = false, map[string]string{}, true
 	t.queue.Add(false)
 }
 
@@ -81,12 +81,12 @@ func (t *toolkit) begin(ctx context.Context) error {
 	see := func(o any) {
 		if u, is := o.(*unstructured.Unstructured); is {
 			images := tags(u)
-			t.inbox.put(func(m *model) { m.toolkit = images })
+			t.inbox.put(func(m *model) { m.toolkit, m.common = images, true })
 		}
 	}
 	if _, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
 		AddFunc: see, UpdateFunc: func(_, o any) { see(o) },
-		DeleteFunc: func(any) { t.inbox.put(func(m *model) { m.toolkit = map[string]string{} }) },
+		DeleteFunc: func(any) { t.inbox.put(func(m *model) { m.toolkit, m.common = map[string]string{}, true }) },
 	}); err != nil {
 		return err
 	}
@@ -99,7 +99,7 @@ func (t *toolkit) begin(ctx context.Context) error {
 	})
 	running.Go(func() {
 		if streams.WaitForCacheSync(ctx) {
-			t.inbox.put(func(m *model) { m.unread = "" })
+			t.inbox.put(func(m *model) { m.unread, m.common = "", true })
 		}
 	})
 	t.stop = func() { cancel(); running.Wait() }
@@ -111,7 +111,7 @@ func (t *toolkit) begin(ctx context.Context) error {
 func (t *toolkit) unread(err error) {
 	t.inbox.put(func(m *model) {
 		if m.unread != "" {
-			m.unread = right.Tell(err)
+			m.unread, m.common = right.Tell(err), true
 		}
 	})
 }

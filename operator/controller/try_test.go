@@ -33,6 +33,7 @@ func TestAnImageOfWhichNothingIsKnownIsTriedWhereThereIsNothingToKeep(t *testing
 	w.step()
 	require.Empty(t, drivers(w), "the registry is being asked")
 	w.images[image] = driver.Presence{State: driver.Unknown, Why: "nobody answers"}
+	w.changed()
 	w.step()
 	require.Equal(t, []string{label.DriverApp + "-" + id}, drivers(w))
 	require.Equal(t, id, w.node("n1").Labels[label.Driver])
@@ -43,6 +44,7 @@ func TestAnImageOfWhichNothingIsKnownIsTriedWhereThereIsNothingToKeep(t *testing
 	require.Equal(t, id, w.node("n2").Labels[label.Driver], "a new node gets what the others have")
 
 	w.images[image] = driver.Presence{State: driver.Absent}
+	w.changed()
 	w.create(gpuNode("n3"))
 	w.step()
 	require.Equal(t, []string{label.DriverApp + "-" + id}, drivers(w))

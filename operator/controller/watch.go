@@ -158,12 +158,16 @@ func follow[T client.Object](ctx context.Context, c *Controller, kind T, see, go
 func named(o client.Object) types.NamespacedName { return client.ObjectKeyFromObject(o) }
 
 func seePolicy(m *model, p *v1.ClusterPolicy) {
-	if have := m.policies[p.Name]; have != nil && have.UID == p.UID && older(p.ResourceVersion, have.ResourceVersion) {
+	if have := m.policies[p.Name]; have != nil && have.UID == p.UID && seen(p.ResourceVersion, have.ResourceVersion) {
 		return
 	}
-	m.policies[p.Name] = p
+	m.policies[p.Name], m.common = p, true
 }
-func losePolicy(m *model, p *v1.ClusterPolicy) { delete(m.policies, p.Name) }
+
+func losePolicy(m *model, p *v1.ClusterPolicy) {
+	delete(m.policies, p.Name)
+	m.common = true
+}
 
 func seeNode(m *model, n *corev1.Node)  { m.seeNode(fleet.Observe(n)) }
 func loseNode(m *model, n *corev1.Node) { m.loseNode(n.Name) }
@@ -177,8 +181,12 @@ func seePod(m *model, p *corev1.Pod) {
 }
 func losePod(m *model, p *corev1.Pod) { m.losePod(named(p)) }
 
-func seeConfigMap(m *model, o *corev1.ConfigMap)  { m.configMaps[o.Name] = o }
-func loseConfigMap(m *model, o *corev1.ConfigMap) { delete(m.configMaps, o.Name) }
+func seeConfigMap(m *model, o *corev1.ConfigMap) { m.configMaps[o.Name], m.common = o, true }
+
+func loseConfigMap(m *model, o *corev1.ConfigMap) {
+	delete(m.configMaps, o.Name)
+	m.common = true
+}
 
 // see and lose tell of objects of the kinds that the operator makes.
 func see[T client.Object](kind schema.GroupVersionKind) func(*model, T) {
@@ -196,7 +204,11 @@ func lose[T client.Object](kind schema.GroupVersionKind) func(*model, T) {
 // seeOther takes note of NVIDIA's operator: of a Deployment of its name that is not ours.
 func seeOther(m *model, o *metav1.PartialObjectMetadata) {
 	if o.Labels[label.PartOf] != label.Product {
-		m.other[named(o)] = true
+		m.other[named(o)], m.common = true, true
 	}
 }
-func loseOther(m *model, o *metav1.PartialObjectMetadata) { delete(m.other, named(o)) }
+
+func loseOther(m *model, o *metav1.PartialObjectMetadata) {
+	delete(m.other, named(o))
+	m.common = true
+}

@@ -14,6 +14,7 @@ import (
 	nodev1 "k8s.io/api/node/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -21,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/apply"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
@@ -168,27 +170,46 @@ func (w *world) show() {
 			m.losePod(key)
 		}
 	}
-	clear(m.objects)
-	clear(m.foreign)
+	objects := map[apply.Key]bool{}
+	found := func(kind schema.GroupVersionKind, o client.Object) {
+		objects[apply.Key{Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName()}] = true
+	}
 	for i := range sets.Items {
 		see[*appsv1.DaemonSet](daemonSetKind)(m, &sets.Items[i])
+		found(daemonSetKind, &sets.Items[i])
 	}
 	for i := range services.Items {
 		see[*corev1.Service](serviceKind)(m, &services.Items[i])
+		found(serviceKind, &services.Items[i])
 	}
 	for i := range classes.Items {
 		see[*nodev1.RuntimeClass](runtimeClassKind)(m, &classes.Items[i])
+		found(runtimeClassKind, &classes.Items[i])
 	}
 	clear(m.configMaps)
 	for i := range configs.Items {
 		stripConfigMap(&configs.Items[i])
 		seeConfigMap(m, &configs.Items[i])
 	}
-	clear(m.policies)
+	for key, o := range m.objects {
+		if !objects[key] {
+			m.loseObject(key, o.GetUID())
+		}
+	}
+	named := map[string]bool{}
 	for i := range policies.Items {
 		seePolicy(m, &policies.Items[i])
+		named[policies.Items[i].Name] = true
+	}
+	for name, p := range m.policies {
+		if !named[name] {
+			losePolicy(m, p)
+		}
 	}
 }
+
+// changed is what a registry's answer, and all else that the test itself changes, has happen.
+func (w *world) changed() { w.model.common = true }
 
 // step makes passes until there is nothing to do, and returns what was written.
 func (w *world) step() []string {

@@ -110,13 +110,12 @@ func (w *writer) write(ctx context.Context, name string) {
 	default:
 		if w.queue.NumRequeues(name) == 0 {
 			w.log.Error("a Node cannot be labelled; it is tried again", "node", name, "error", err)
-			w.inbox.put(func(m *model) { m.unwritten[name] = err })
+			w.inbox.put(func(m *model) { m.unwritten[name], m.touched[name] = err, true })
 		}
 		w.queue.AddRateLimited(name)
 		return
 	}
 	w.queue.Forget(name)
-	w.inbox.put(func(m *model) { delete(m.unwritten, name) })
 	w.done(name, patch)
 	var seen *fleet.Node
 	if node != nil {
@@ -125,7 +124,10 @@ func (w *writer) write(ctx context.Context, name string) {
 		}
 		seen = fleet.Observe(node)
 	}
-	w.inbox.put(func(m *model) { m.answer(name, patch, seen) })
+	w.inbox.put(func(m *model) {
+		delete(m.unwritten, name)
+		m.answer(name, patch, seen)
+	})
 }
 
 // patchNode brings one patch to a Node and returns the Node as it is then.

@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
-	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/progress"
 	"github.com/gpuready/gpuready/operator/road"
 )
@@ -31,10 +30,10 @@ func TestWhatIsShown(t *testing.T) {
 		Upgrade: map[string]int{"upgrade-failed": 1}, Conditions: map[string]bool{"Ready": true, "Degraded": false}, Problems: map[string]int{"PrecompiledImageMissing": 2},
 		Steps: Steps([]v1.ProvisioningStatus{{Step: "driver", Count: 3, SumSeconds: 40, Buckets: []int64{1, 0, 2}}}),
 	}
-	pool := fleet.Pool{Arch: "amd64", OS: "ubuntu22.04"}
-	s.Add(pool, progress.Progress{Status: progress.Ready, Since: began})
+	const pool = "amd64/ubuntu22.04"
+	s.Add(Place{pool, "", progress.Ready}, 1, time.Time{})
 	for i := range 2 {
-		s.Add(pool, progress.Progress{State: road.Driver, Status: progress.Failed, Since: began.Add(time.Duration(i) * time.Hour)})
+		s.Add(Place{pool, road.Driver, progress.Failed}, 1, began.Add(time.Duration(i)*time.Hour))
 	}
 	m.Show(s)
 	require.NoError(t, testutil.GatherAndCompare(reg, strings.NewReader(`
@@ -68,7 +67,7 @@ func TestPoolsAreBounded(t *testing.T) {
 	m := New(reg)
 	var s Snapshot
 	for i := range 5000 {
-		s.Add(fleet.Pool{Kernel: fmt.Sprint(i % 500)}, progress.Progress{Status: progress.Ready})
+		s.Add(Place{fmt.Sprint(i % 500), "", progress.Ready}, 1, time.Time{})
 	}
 	m.Show(s)
 	n, err := testutil.GatherAndCount(reg, "gpuready_operator_nodes")

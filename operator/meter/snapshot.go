@@ -9,7 +9,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/progress"
 	"github.com/gpuready/gpuready/operator/road"
 )
@@ -46,18 +45,15 @@ type Histogram struct {
 	Buckets map[float64]uint64 // by upper bound; cumulative
 }
 
-// Add counts a node.
-func (s *Snapshot) Add(pool fleet.Pool, p progress.Progress) {
+// Add counts nodes at a place. since is when the first of them that waits for something
+// came there; zero: none does.
+func (s *Snapshot) Add(at Place, nodes int, since time.Time) {
 	if s.Nodes == nil {
 		s.Nodes, s.Since = map[Place]int{}, map[Place]time.Time{}
 	}
-	at := Place{pool.String(), p.State, p.Status}
-	s.Nodes[at]++
-	if p.Status == progress.Ready || p.Status == progress.Excluded || p.Since.IsZero() {
-		return
-	}
-	if since, is := s.Since[at]; !is || p.Since.Before(since) {
-		s.Since[at] = p.Since
+	s.Nodes[at] += nodes
+	if before, is := s.Since[at]; !since.IsZero() && (!is || since.Before(before)) {
+		s.Since[at] = since
 	}
 }
 

@@ -1,7 +1,6 @@
 package status
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -20,73 +19,59 @@ import (
 type count struct {
 	v1.NodesStatus
 	unknown int
+	rows    []*Node // the first that are not ready
 	list    []v1.NodeStatus
-	rows    []row // of list, with what they are ordered by
 	pools   map[fleet.Pool]*v1.PoolStatus
 	beside  []string // states and nodes
 }
 
-// row is a node that is not ready.
-type row struct {
-	rank int
-	Node
-}
-
-// ranks are the order in which nodes that are not ready are told of.
-var ranks = map[progress.Status]int{progress.Failed: 0, progress.Unknown: 1, progress.Waiting: 2}
-
-func (r row) compare(o row) int { return cmp.Or(r.rank-o.rank, strings.Compare(r.Name, o.Name)) }
-
-func tally(nodes []Node) count {
+func (t *Tally) count() count {
 	c := count{pools: map[fleet.Pool]*v1.PoolStatus{}}
-	for _, n := range nodes {
-		if n.Status == progress.Excluded {
-			c.Excluded++
-			continue
-		}
-		c.Total++
-		p := c.pools[n.Pool]
-		if p == nil {
-			p = &v1.PoolStatus{Name: n.Pool.String(), OS: n.Pool.OS, Kernel: n.Pool.Kernel, RHCOS: n.Pool.RHCOS, Arch: n.Pool.Arch}
-			c.pools[n.Pool] = p
-		}
-		p.Nodes++
-		for _, t := range n.Beside {
-			c.beside = append(c.beside, fmt.Sprintf("%s on %s (%s)", t.State, n.Name, t.Reason))
-		}
-		switch n.Status {
-		case progress.Ready:
-			c.Ready++
-			p.Ready++
-			continue
-		case progress.Waiting:
-			c.Progressing++
-		case progress.Failed:
-			c.Failed++
-		default:
-			c.unknown++
-		}
-		c.keep(row{ranks[n.Status], n})
+	for at, g := range t.groups {
+		c.add(at, g.count)
 	}
-	for _, r := range c.rows {
+	t.late.Ascend(func(n *Node) bool {
+		c.rows = append(c.rows, n)
+		return len(c.rows) < v1.MaxNotReady
+	})
+	for _, n := range c.rows {
 		c.list = append(c.list, v1.NodeStatus{
-			Node: r.Name, Pool: r.Pool.String(), State: string(r.State), Reason: r.Reason,
-			Message: record.Clean(r.Message, maxLine), Since: second(r.Since),
+			Node: n.Name, Pool: n.Pool.String(), State: string(n.State), Reason: n.Reason,
+			Message: record.Clean(n.Message, maxLine), Since: second(n.Since),
 		})
+	}
+	for _, n := range t.troubled {
+		for _, trouble := range n.Beside {
+			c.beside = append(c.beside, fmt.Sprintf("%s on %s (%s)", trouble.State, n.Name, trouble.Reason))
+		}
 	}
 	return c
 }
 
-// keep keeps the first MaxNotReady rows, in order, without sorting them all.
-func (c *count) keep(r row) {
-	if len(c.rows) == v1.MaxNotReady {
-		if r.compare(c.rows[len(c.rows)-1]) >= 0 {
-			return
-		}
-		c.rows = c.rows[:len(c.rows)-1]
+// add counts the nodes that are at one place.
+func (c *count) add(at Place, nodes int) {
+	if at.Status == progress.Excluded {
+		c.Excluded += nodes
+		return
 	}
-	at, _ := slices.BinarySearchFunc(c.rows, r, row.compare)
-	c.rows = slices.Insert(c.rows, at, r)
+	p := c.pools[at.Pool]
+	if p == nil {
+		p = &v1.PoolStatus{Name: at.Pool.String(), OS: at.Pool.OS, Kernel: at.Pool.Kernel, RHCOS: at.Pool.RHCOS, Arch: at.Pool.Arch}
+		c.pools[at.Pool] = p
+	}
+	c.Total += nodes
+	p.Nodes += nodes
+	switch at.Status {
+	case progress.Ready:
+		c.Ready += nodes
+		p.Ready += nodes
+	case progress.Waiting:
+		c.Progressing += nodes
+	case progress.Failed:
+		c.Failed += nodes
+	default:
+		c.unknown += nodes
+	}
 }
 
 // second is t as it is written, so that what was read is equal to what is summed up.

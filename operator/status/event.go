@@ -2,8 +2,8 @@ package status
 
 import (
 	"fmt"
-	"maps"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -20,10 +20,10 @@ const maxEvents = 25
 // ReasonNodeReady is that of the Event when a node that failed is ready.
 const ReasonNodeReady = "GPUNodeReady"
 
-// View is what Events are told from: the status, and how far each node was.
-type View struct {
-	Status v1.ClusterPolicyStatus
-	Nodes  map[string]progress.Progress
+// Change is how far a node was, and how far it is.
+type Change struct {
+	Node        string
+	Before, Now progress.Progress
 }
 
 // Event is one to be told: on the policy, or on a node.
@@ -38,18 +38,14 @@ type Event struct {
 // pods of a node that do not start, and nodes that are ready again. What the validator
 // found it tells itself; what was so before is not repeated, nor by an operator that has
 // just been started: it has not seen the nodes before.
-func Events(before, after View) []Event {
-	all := policyEvents(before.Status.Conditions, after.Status.Conditions)
-	nodes := 0
-	for _, name := range slices.Sorted(maps.Keys(after.Nodes)) {
-		was, seen := before.Nodes[name]
-		if !seen || nodes == maxEvents {
-			continue
-		}
-		if e, is := nodeEvent(was, after.Nodes[name]); is {
-			e.Node = name
+func Events(before, now []metav1.Condition, nodes []Change) []Event {
+	all := policyEvents(before, now)
+	told := 0
+	for _, c := range slices.SortedFunc(slices.Values(nodes), func(a, b Change) int { return strings.Compare(a.Node, b.Node) }) {
+		if e, is := nodeEvent(c.Before, c.Now); is && told < maxEvents {
+			e.Node = c.Node
 			all = append(all, e)
-			nodes++
+			told++
 		}
 	}
 	return all

@@ -35,26 +35,25 @@ func NewProvisioning(before []v1.ProvisioningStatus) *Provisioning {
 	return p
 }
 
-// Observe looks at all nodes. since is when the policy was created: nodes that are older
-// had to wait for it.
-func (p *Provisioning) Observe(nodes []Node, since, now time.Time) {
-	reached := make(map[string]int, len(nodes))
-	for _, n := range nodes {
-		before, seen := p.reached[n.UID]
-		if !seen && (n.Created.Before(since) || now.Sub(n.Created) > youngest) {
-			before, seen = -1, true
-		}
-		far := before
-		if before >= 0 && n.Status != progress.Excluded {
-			far = max(before, steps(n.Steps))
-			for i := before; seen && i < far; i++ {
-				p.count(i, now.Sub(n.Created))
-			}
-		}
-		reached[n.UID] = far
+// Observe looks at a node. since is when the policy was created: nodes that are older had
+// to wait for it.
+func (p *Provisioning) Observe(n Node, since, now time.Time) {
+	before, seen := p.reached[n.UID]
+	if !seen && (n.Created.Before(since) || now.Sub(n.Created) > youngest) {
+		before, seen = -1, true
 	}
-	p.reached = reached
+	far := before
+	if before >= 0 && n.Status != progress.Excluded {
+		far = max(before, steps(n.Steps))
+		for i := before; seen && i < far; i++ {
+			p.count(i, now.Sub(n.Created))
+		}
+	}
+	p.reached[n.UID] = far
 }
+
+// Forget follows a node no more.
+func (p *Provisioning) Forget(uid string) { delete(p.reached, uid) }
 
 // steps is how many states of the road are behind a node; one that is not asked for
 // counts with the next that is.

@@ -23,7 +23,7 @@ func TestTheAPIServerTakesAnyStatus(t *testing.T) {
 	for i := range 300 {
 		n := node(fmt.Sprintf("node-%d", i), progress.Failed, progress.ReasonStarting)
 		n.Message, n.Since, n.Pool.Kernel = long, time.Time{}, fmt.Sprint(i)
-		crowd.Nodes = append(crowd.Nodes, n)
+		crowd.Tally.Put(n)
 		crowd.Choices = append(crowd.Choices, driver.Choice{Pool: n.Pool, Problem: &driver.Problem{Reason: driver.OSUnknown, Message: long}})
 		crowd.Unserved = append(crowd.Unserved, fmt.Sprint(i, long))
 		crowd.Rolling = append(crowd.Rolling, fmt.Sprint(i))

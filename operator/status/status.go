@@ -77,7 +77,7 @@ func OtherOperator(running, handOver string) *Verdict {
 	return &Verdict{v1.Disabled, ReasonOtherOperator, fmt.Sprintf("%s runs and serves this cluster's nodes; uninstall it, or hand nodes over one by one with the label %s", running, handOver)}
 }
 
-// Node is a GPU node and how far it is.
+// Node is a GPU node and how far it is. It is not changed once it is counted.
 type Node struct {
 	*fleet.Node
 	progress.Progress
@@ -97,7 +97,7 @@ type Input struct {
 	Verdict   *Verdict // nil: the policy is in force
 
 	Described bool // NFD has been on a node of the cluster
-	Nodes     []Node
+	Tally     *Tally
 	Choices   []driver.Choice
 	Problems  []Problem // with the policy, whatever the pools
 	Unserved  []string  // fields that are kept and not served
@@ -117,7 +117,7 @@ func Sum(in Input) v1.ClusterPolicyStatus {
 		s.State, s.Upgrade, s.Provisioning = in.Verdict.State, nil, in.Policy.Status.Provisioning
 		all = stopped(*in.Verdict)
 	} else {
-		c := tally(in.Nodes)
+		c := in.Tally.count()
 		s.Nodes, s.NotReady, s.Pools = &c.NodesStatus, c.list, pools(in, c)
 		ready := in.ready(c)
 		s.State = v1.NotReady

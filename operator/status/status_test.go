@@ -35,8 +35,16 @@ func node(name string, status progress.Status, reason string) Node {
 	return Node{&fleet.Node{Name: name, UID: name, Pool: jammy, Created: now.Add(-time.Hour)}, p}
 }
 
+func tallyOf(nodes ...Node) *Tally {
+	t := NewTally()
+	for _, n := range nodes {
+		t.Put(n)
+	}
+	return t
+}
+
 func input(nodes ...Node) Input {
-	return Input{Policy: &v1.ClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p", Generation: 3}}, Now: now, Namespace: "gpus", Described: true, Nodes: nodes}
+	return Input{Policy: &v1.ClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p", Generation: 3}}, Now: now, Namespace: "gpus", Described: true, Tally: tallyOf(nodes...)}
 }
 
 // said are the conditions: "type=status reason", and the state.
@@ -132,11 +140,12 @@ func TestFieldsThatAreNotServedAreNamed(t *testing.T) {
 }
 
 func TestTheSameIsSaidOfTheSame(t *testing.T) {
-	in := input(node("a", progress.Ready, "Ready"), node("b", progress.Failed, progress.ReasonCrashLoop))
+	a, b := node("a", progress.Ready, "Ready"), node("b", progress.Failed, progress.ReasonCrashLoop)
+	in := input(a, b)
 	in.Choices = []driver.Choice{{Pool: core}, {Pool: jammy}}
 	before := Sum(in)
 	in.Policy.Status, in.Now = before, now.Add(time.Hour)
-	in.Nodes[0], in.Nodes[1] = in.Nodes[1], in.Nodes[0]
+	in.Tally = tallyOf(b, a)
 	require.Equal(t, before, Sum(in))
 	// Nor does it change by being written and read.
 	data, err := json.Marshal(before)
@@ -148,7 +157,7 @@ func TestTheSameIsSaidOfTheSame(t *testing.T) {
 	require.NoError(t, err)
 	require.JSONEq(t, string(data), string(again))
 
-	in.Nodes = in.Nodes[1:]
+	in.Tally = tallyOf(a)
 	s := Sum(in)
 	require.Equal(t, now.Add(time.Hour), meta.FindStatusCondition(s.Conditions, v1.ConditionReady).LastTransitionTime.UTC())
 	require.Equal(t, now, meta.FindStatusCondition(s.Conditions, v1.ConditionProgressing).LastTransitionTime.UTC(), "its status is the same")
@@ -201,34 +210,35 @@ func TestAStatusIsBounded(t *testing.T) {
 }
 
 func TestEvents(t *testing.T) {
-	view := func(in Input) View {
-		v := View{Status: Sum(in), Nodes: map[string]progress.Progress{}}
-		for _, n := range in.Nodes {
-			v.Nodes[n.Name] = n.Progress
+	conditions := func(nodes ...Node) []metav1.Condition { return Sum(input(nodes...)).Conditions }
+	// from tells of nodes that were one thing and are another.
+	from := func(before, now []Node) (told []string) {
+		var changes []Change
+		for i := range before {
+			changes = append(changes, Change{before[i].Name, before[i].Progress, now[i].Progress})
 		}
-		return v
-	}
-	reasons := func(all []Event) (r []string) {
-		for _, e := range all {
-			r = append(r, strings.TrimSpace(e.Node+" "+e.Reason))
+		for _, e := range Events(conditions(before...), conditions(now...), changes) {
+			told = append(told, strings.TrimSpace(e.Node+" "+e.Reason))
 		}
-		return r
+		return told
 	}
-	starts, fails, ready := view(input(node("a", progress.Waiting, progress.ReasonStarting))), view(input(node("a", progress.Failed, progress.ReasonImagePull))), view(input(node("a", progress.Ready, "Ready")))
-	require.Equal(t, []string{"NodesNotReady"}, reasons(Events(View{}, starts)))
-	require.Equal(t, []string{"NodesFailed", "a ImagePullBackOff"}, reasons(Events(starts, fails)))
-	require.Empty(t, Events(fails, fails))
-	require.Empty(t, Events(View{Status: fails.Status}, fails), "an operator that was started again repeats nothing")
-	require.Equal(t, []string{"AllNodesReady", "NothingFailed", "a GPUNodeReady"}, reasons(Events(fails, ready)))
-	found := view(input(node("a", progress.Failed, "WrongResult")))
-	require.Equal(t, []string{"NodesFailed"}, reasons(Events(starts, found)), "what the validator found it tells itself")
+	one := func(status progress.Status, reason string) []Node { return []Node{node("a", status, reason)} }
+	starts, fails, ready := one(progress.Waiting, progress.ReasonStarting), one(progress.Failed, progress.ReasonImagePull), one(progress.Ready, "Ready")
+	first := Events(nil, conditions(starts...), nil)
+	require.Len(t, first, 1)
+	require.Equal(t, "NodesNotReady", first[0].Reason)
+	require.Equal(t, []string{"NodesFailed", "a ImagePullBackOff"}, from(starts, fails))
+	require.Empty(t, from(fails, fails))
+	require.Empty(t, Events(conditions(fails...), conditions(fails...), nil), "an operator that was started again repeats nothing")
+	require.Equal(t, []string{"AllNodesReady", "NothingFailed", "a GPUNodeReady"}, from(fails, ready))
+	require.Equal(t, []string{"NodesFailed"}, from(starts, one(progress.Failed, "WrongResult")), "what the validator found it tells itself")
 
 	var many, none []Node
 	for i := range 500 {
 		many = append(many, node(fmt.Sprint(i), progress.Failed, progress.ReasonImagePull))
 		none = append(none, node(fmt.Sprint(i), progress.Waiting, progress.ReasonStarting))
 	}
-	require.Len(t, Events(view(input(none...)), view(input(many...))), 26)
+	require.Len(t, from(none, many), 26)
 }
 
 func TestProvisioning(t *testing.T) {
@@ -240,10 +250,16 @@ func TestProvisioning(t *testing.T) {
 	}
 	p := NewProvisioning(nil)
 	old := now.Add(-time.Hour)
-	p.Observe([]Node{at("new", now, 0), at("old", old, 0), at("half", now, 3)}, policy, now.Add(time.Second))
-	p.Observe([]Node{at("new", now, 2), at("old", old, 8), at("half", now, 4)}, policy, now.Add(12*time.Second))
-	p.Observe([]Node{at("new", now, 0), at("old", old, 0)}, policy, now.Add(20*time.Second))
-	p.Observe([]Node{at("new", now, 8), at("old", old, 8)}, policy, now.Add(40*time.Second))
+	observe := func(after time.Duration, nodes ...Node) {
+		for _, n := range nodes {
+			p.Observe(n, policy, now.Add(after))
+		}
+	}
+	observe(time.Second, at("new", now, 0), at("old", old, 0), at("half", now, 3))
+	observe(12*time.Second, at("new", now, 2), at("old", old, 8), at("half", now, 4))
+	observe(20*time.Second, at("new", now, 0), at("old", old, 0))
+	p.Forget("half")
+	observe(40*time.Second, at("new", now, 8), at("old", old, 8))
 	got := map[string]int64{}
 	for _, s := range p.Status() {
 		got[s.Step] = s.Count*1000 + s.SumSeconds
@@ -251,7 +267,7 @@ func TestProvisioning(t *testing.T) {
 	require.Equal(t, map[string]int64{"prerequisites": 1012, "driver": 1012, "driver-validation": 1040, "toolkit": 2052, "toolkit-validation": 1040, "device-plugin": 1040, "plugin-validation": 1040, "feature-labels": 1040}, got)
 
 	again := NewProvisioning(p.Status())
-	again.Observe([]Node{at("new", now, 8)}, policy, now.Add(50*time.Second))
+	again.Observe(at("new", now, 8), policy, now.Add(50*time.Second))
 	require.Equal(t, p.Status(), again.Status(), "a restart counts nothing twice")
 	require.Equal(t, int64(1), p.Status()[0].Buckets[2], "10 s to 15 s")
 }
