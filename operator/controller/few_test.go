@@ -45,7 +45,7 @@ func TestWhoFollowedAndWhoComesAgree(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		w := newWorld(t)
 		w.create(simulated("policy"))
-		for range rapid.IntRange(1, 12).Draw(rt, "turns") {
+		for range rapid.IntRange(1, 5).Draw(rt, "turns") {
 			for range rapid.IntRange(1, 3).Draw(rt, "at once") {
 				w.happen(rt)
 			}
