@@ -153,6 +153,8 @@ func (s *suite) failureStops(t *testing.T) {
 		}
 		return fmt.Errorf("%+v", p.Status.Conditions)
 	})
+	s.showsFailure(t, "gpuready_operator_upgrade_nodes", `state="upgrade-failed"`)
+	s.showsFailure(t, "gpuready_operator_nodes_since_timestamp_seconds", `status="failed"`)
 	old := 0
 	for _, p := range s.World.Pods(namespace, "app=nvidia-driver-daemonset") {
 		if strings.HasSuffix(p.Spec.Containers[0].Image, ":"+newDriver) {
