@@ -9,32 +9,24 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"strings"
 	"syscall"
 
 	"github.com/gpuready/gpuready/internal/gpu/nvml/reading"
+	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/version"
 	"github.com/gpuready/gpuready/toolkit/daemon"
 )
 
-// Exit codes.
-const (
-	exitFailed = 1
-	exitUsage  = 2
-)
-
 func main() {
-	os.Exit(start(os.Args[1:], os.Stdout, os.Stderr))
+	os.Exit(program.Signalled(func(ctx context.Context) int { return start(ctx, os.Args[1:], os.Stdout, os.Stderr) }))
 }
 
-func start(args []string, stdout, stderr io.Writer) int {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	defer stop()
+func start(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if len(args) > 0 && args[0] == reading.Command {
 		if err := reading.Print(ctx, args[1:], stdout); err != nil {
 			fmt.Fprintln(stderr, "gpu-toolkit:", err)
-			return exitFailed
+			return program.Failed
 		}
 		return 0
 	}
@@ -42,7 +34,7 @@ func start(args []string, stdout, stderr io.Writer) int {
 	switch {
 	case err != nil:
 		fmt.Fprintf(stderr, "gpu-toolkit: %v; see gpu-toolkit --help\n", err)
-		return exitUsage
+		return program.Usage
 	case o.help:
 		fmt.Fprint(stdout, o.usage())
 		return 0
@@ -58,7 +50,7 @@ func start(args []string, stdout, stderr io.Writer) int {
 	if err != nil {
 		_, message := o.config.Explain(err)
 		fmt.Fprintln(stderr, "gpu-toolkit:", strings.ReplaceAll(message, "\n", "; "))
-		return exitFailed
+		return program.Failed
 	}
 	return 0
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
 	"github.com/gpuready/gpuready/internal/gpu/nvml/reading"
 	"github.com/gpuready/gpuready/internal/metrics"
+	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/toolkit/daemon"
 	"github.com/gpuready/gpuready/toolkit/setup"
 )
@@ -52,11 +53,10 @@ func (d driver) Open(root string) (gpu.Source, error) {
 }
 
 func run(ctx context.Context, o *options, stdout, stderr io.Writer) (err error) {
-	var handler slog.Handler = slog.NewTextHandler(stderr, nil)
-	if o.logFormat == "json" {
-		handler = slog.NewJSONHandler(stderr, nil)
+	log, err := program.Log(stderr, "toolkit", o.logFormat, "")
+	if err != nil {
+		return err
 	}
-	log := slog.New(handler).With("component", "toolkit")
 	if variables := unread(os.Environ()); len(variables) > 0 {
 		log.Warn("variables of NVIDIA's toolkit that have no effect here", "variables", strings.Join(variables, "; "))
 	}

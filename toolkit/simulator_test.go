@@ -312,7 +312,7 @@ func TestUse(t *testing.T) {
 		{[]string{"run", "--nri-workload-namespaces", "team,kube-*"}, 2, `"kube-*" is no namespace`},
 	} {
 		var out strings.Builder
-		require.Equal(t, c.exit, start(c.args, &out, &out), out.String())
+		require.Equal(t, c.exit, start(t.Context(), c.args, &out, &out), out.String())
 		require.Contains(t, out.String(), c.want)
 	}
 	t.Setenv("CDI_OUTPUT_DIR", "/env")

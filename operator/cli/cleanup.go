@@ -10,6 +10,7 @@ import (
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/operator/cleanup"
 	"github.com/gpuready/gpuready/operator/controller"
 )
@@ -41,13 +42,13 @@ func clean(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	f.DurationVar(&timeout, "timeout", 5*time.Minute, "for all of it")
 	f.BoolVar(&c.DryRun, "dry-run", false, "say what would be done, and do nothing")
 	f.BoolVar(&c.Force, "force", false, "also while there is a policy of somebody else's; the operator must have been stopped")
-	maps.Copy(o.env, map[string]string{"timeout": "TIMEOUT", "dry-run": "DRY_RUN", "force": "FORCE"})
+	maps.Copy(o.flags.Env, map[string]string{"timeout": "TIMEOUT", "dry-run": "DRY_RUN", "force": "FORCE"})
 	o.api()
 	if err := o.parse(args); err != nil {
 		return err
 	}
 	if o.cluster.Namespace == "" {
-		return usageError("cleanup needs --namespace, the operator's own ($POD_NAMESPACE), or --operand-namespace")
+		return program.Wrong("cleanup needs --namespace, the operator's own ($POD_NAMESPACE), or --operand-namespace")
 	}
 	c.Namespace = o.cluster.Namespace
 	if _, err := o.logger(stderr); err != nil {
@@ -68,7 +69,7 @@ func clean(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	defer cancel()
 	if err := cleanup.Run(ctx, c); err != nil {
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			return &coded{exitTimeout, fmt.Errorf("%w: %w", context.Cause(ctx), err)}
+			return program.End(exitTimeout, fmt.Errorf("%w: %w", context.Cause(ctx), err))
 		}
 		return err
 	}

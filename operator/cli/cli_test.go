@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/internal/program"
 )
 
 func call(t *testing.T, args ...string) (code int, stdout, stderr string) {
@@ -38,7 +40,7 @@ func TestWrongUseSaysWhatIsRight(t *testing.T) {
 				t.Setenv(name, "")
 			}
 			code, _, stderr := call(t, strings.Fields(c.args)...)
-			require.Equal(t, exitUsage, code)
+			require.Equal(t, program.Usage, code)
 			require.Contains(t, stderr, c.says)
 		})
 	}
@@ -47,7 +49,7 @@ func TestWrongUseSaysWhatIsRight(t *testing.T) {
 func TestHelpHasExitCodesAndVariables(t *testing.T) {
 	for _, command := range []string{"run", "render", "cleanup"} {
 		code, stdout, _ := call(t, command, "--help")
-		require.Equal(t, exitOK, code)
+		require.Equal(t, program.OK, code)
 		require.Contains(t, stdout, "Exit codes:")
 		require.Contains(t, stdout, "[$OPERAND_NAMESPACE]")
 		require.Contains(t, stdout, "Examples:\n  ")
@@ -66,14 +68,14 @@ items:
 - {kind: Node, metadata: {name: a, labels: {feature.node.kubernetes.io/pci-10de.present: "true", feature.node.kubernetes.io/system-os_release.ID: rhel, feature.node.kubernetes.io/system-os_release.VERSION_ID: "8.10"}}}
 `), 0o600))
 	code, stdout, stderr := call(t, "render", "--policy", policy)
-	require.Equal(t, exitOK, code, stderr)
+	require.Equal(t, program.OK, code, stderr)
 	require.Contains(t, stdout, "name: nvidia-driver-daemonset-ubuntu22.04\n")
 	code, stdout, stderr = call(t, "render", "--policy", policy, "--nodes", nodes)
-	require.Equal(t, exitOK, code, stderr)
+	require.Equal(t, program.OK, code, stderr)
 	require.Contains(t, stdout, "image: r.example/driver:535-rhel8.10\n")
 	require.Contains(t, stderr, "r.example/driver:535-rhel8.10")
 	require.NoError(t, os.WriteFile(policy, []byte("spec: {drivers: {}}\n"), 0o600))
 	code, _, stderr = call(t, "render", "--policy", policy)
-	require.Equal(t, exitUsage, code)
+	require.Equal(t, program.Usage, code)
 	require.Contains(t, stderr, "drivers")
 }

@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuready/gpuready/internal/config"
+	"github.com/gpuready/gpuready/internal/program"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/controller"
 	"github.com/gpuready/gpuready/operator/fleet"
@@ -34,21 +35,21 @@ func render(_ context.Context, args []string, stdout, stderr io.Writer) error {
 	f.StringVar(&nodesFile, "nodes", "", "file with a List of Nodes; empty: one with a GPU, Ubuntu 22.04 and containerd 2")
 	f.BoolVar(&o.cluster.OpenShift, "openshift", false, "the cluster is OpenShift")
 	f.BoolVar(&o.cluster.HandOver, "hand-over", false, "NVIDIA's operator runs in the cluster")
-	maps.Copy(o.env, map[string]string{"policy": "POLICY", "nodes": "NODES", "openshift": "OPENSHIFT", "hand-over": "HAND_OVER"})
+	maps.Copy(o.flags.Env, map[string]string{"policy": "POLICY", "nodes": "NODES", "openshift": "OPENSHIFT", "hand-over": "HAND_OVER"})
 	o.places()
 	o.images()
 	if err := o.parse(args); err != nil {
 		return err
 	}
 	if policyFile == "" {
-		return usageError("render needs --policy, a file with a ClusterPolicy")
+		return program.Wrong("render needs --policy, a file with a ClusterPolicy")
 	}
 	if o.cluster.Namespace == "" {
 		o.cluster.Namespace = "gpuready"
 	}
 	policy, nodes, err := readFiles(policyFile, nodesFile)
 	if err != nil {
-		return &coded{exitUsage, err}
+		return program.End(program.Usage, err)
 	}
 	p, err := controller.Show(policy, nodes, o.cluster)
 	if err != nil {

@@ -22,6 +22,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/gpuready/gpuready/internal/metrics"
+	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/version"
 	"github.com/gpuready/gpuready/operator/controller"
 	"github.com/gpuready/gpuready/operator/meter"
@@ -65,7 +66,7 @@ func (r *runFlags) flags(o *options) {
 	f.BoolVar(&r.lead, "leader-elect", true, "of several, only the one that holds the Lease works")
 	f.StringSliceVar(&r.registryCA, "registry-ca", nil, "folders with certificates of authorities that registries are trusted by, beside the system's")
 	f.StringSliceVar(&r.insecure, "insecure-registries", nil, "registries, as host or host:port, that may be asked without TLS")
-	maps.Copy(o.env, map[string]string{
+	maps.Copy(o.flags.Env, map[string]string{
 		"listen": "LISTEN_ADDRESS", "leader-elect": "LEADER_ELECT", "registry-ca": "REGISTRY_CA", "insecure-registries": "INSECURE_REGISTRIES",
 	})
 	o.api()
@@ -79,7 +80,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	if o.namespace == "" {
-		return usageError("run needs --namespace, the operator's own ($POD_NAMESPACE)")
+		return program.Wrong("run needs --namespace, the operator's own ($POD_NAMESPACE)")
 	}
 	log, err := o.logger(stderr)
 	if err != nil {
@@ -99,7 +100,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	asks, err := registry.New(registry.Options{Insecure: r.insecure, CADirs: r.registryCA, Agent: kube.UserAgent})
 	if err != nil {
-		return usageError("--registry-ca: %w", err)
+		return program.Wrong("--registry-ca: %w", err)
 	}
 	direct, err := client.NewWithWatch(kube, client.Options{Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(), HTTPClient: mgr.GetHTTPClient()})
 	if err != nil {

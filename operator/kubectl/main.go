@@ -5,16 +5,13 @@ package main
 import (
 	"context"
 	"os"
-	"os/signal"
-	"syscall"
 
+	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/operator/kubectl/cli"
 )
 
-func main() { os.Exit(run()) }
-
-func run() int {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
-	return cli.Main(ctx, os.Args[1:], os.Stdout, os.Stderr)
+func main() {
+	os.Exit(program.Signalled(func(ctx context.Context) int {
+		return cli.Main(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	}))
 }

@@ -3,26 +3,18 @@ package cli
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 
-	"github.com/spf13/pflag"
-
+	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/readiness"
-	"github.com/gpuready/gpuready/internal/version"
 	"github.com/gpuready/gpuready/validator/probe"
 	"github.com/gpuready/gpuready/validator/workload/inside"
 )
 
-// Exit codes; they stand in --help and are a contract.
+// Exit codes beside those of every program; they stand in --help and are a contract.
 const (
-	exitOK         = 0
-	exitFailed     = 1
-	exitUsage      = 2
 	exitHostDriver = 3
 	exitDriver     = 10
 	exitToolkit    = 11
@@ -90,19 +82,6 @@ func Args(argv []string) []string {
 	return argv[min(1, len(argv)):]
 }
 
-// A coded error carries the exit code that it ends the program with.
-type coded struct {
-	code int
-	err  error
-}
-
-func (c *coded) Error() string { return c.err.Error() }
-func (c *coded) Unwrap() error { return c.err }
-
-func usageError(format string, args ...any) error {
-	return &coded{exitUsage, fmt.Errorf(format, args...)}
-}
-
 // nodeName is what this node is called: in a pod the host's name is the pod's.
 func nodeName() (string, error) {
 	if name := os.Getenv("NODE_NAME"); name != "" {
@@ -113,50 +92,28 @@ func nodeName() (string, error) {
 
 // Main runs the command line and returns the exit code.
 func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	err := dispatch(ctx, args, stdout, stderr)
-	if err == nil || errors.Is(err, pflag.ErrHelp) {
-		return exitOK
-	}
-	if !errors.Is(err, errSaid) {
-		fmt.Fprintf(stderr, "gpu-validator: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
-	}
-	if c, is := errors.AsType[*coded](err); is {
-		return c.code
-	}
-	return exitFailed
+	return program.Program{
+		Name: "gpu-validator", Help: usage + exitHelp,
+		Commands: []program.Command{
+			{Name: "run", Run: runOnce},
+			{Name: "wait", Run: wait},
+			{Name: "explain", Run: explainRoad},
+			{Name: "component", Run: component},
+			{Name: "daemon", Run: serve},
+			{Name: "host-driver", Run: hostDriver},
+			{Name: "preflight", Run: runPreflight},
+			{Name: probe.WatchCommand, Run: watchChild, Hidden: true},
+			{Name: probe.Command, Run: readChild, Hidden: true},
+			{Name: inside.Subcommand, Run: runSample, Hidden: true},
+		},
+	}.Run(ctx, args, stdout, stderr)
 }
 
-func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	if len(args) == 0 {
-		return usageError("no command; say run, wait, explain, component, daemon, host-driver or preflight, or --help")
-	}
-	switch args[0] {
-	case "run":
-		return runOnce(ctx, args[1:], stdout, stderr)
-	case "wait":
-		return wait(ctx, args[1:], stdout, stderr)
-	case "explain":
-		return explainRoad(ctx, args[1:], stdout, stderr)
-	case "component":
-		return component(ctx, args[1:], stdout, stderr)
-	case "daemon":
-		return serve(ctx, args[1:], stdout, stderr)
-	case "host-driver":
-		return hostDriver(ctx, args[1:], stdout)
-	case "preflight":
-		return runPreflight(ctx, args[1:], stdout, stderr)
-	case probe.WatchCommand:
-		return probe.WatchChild(ctx, args[1:], os.Stdin, stdout)
-	case probe.Command:
-		return probe.Child(ctx, args[1:], stdout)
-	case inside.Subcommand:
-		return runSample(ctx, args[1:], stdout, stderr)
-	case "--version", "version":
-		fmt.Fprintln(stdout, "gpu-validator", version.String())
-		return nil
-	case "--help", "-h", "help":
-		fmt.Fprint(stdout, usage+exitHelp)
-		return nil
-	}
-	return usageError("no command %q; say run, wait, explain, component, daemon, host-driver or preflight, or --help", args[0])
+// watchChild and readChild are the processes that ask the driver for others of ours.
+func watchChild(ctx context.Context, args []string, stdout, _ io.Writer) error {
+	return probe.WatchChild(ctx, args, os.Stdin, stdout)
+}
+
+func readChild(ctx context.Context, args []string, stdout, _ io.Writer) error {
+	return probe.Child(ctx, args, stdout)
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/metrics"
+	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/kube"
@@ -84,7 +85,7 @@ func (c *componentFlags) flags(o *options) {
 	f.BoolVar(&c.noDevChar, "disable-dev-char-symlink-creation", false, "does nothing: links are checked, never made")
 	f.BoolVar(&c.skipInit, "driver-validation-skip-gpu-init", false, "refused: a driver that is not asked for its GPUs is not proven")
 	f.BoolVar(&c.skipValidation, "skip-validation", false, "refused: nothing is written that was not proven")
-	maps.Copy(o.env, map[string]string{
+	maps.Copy(o.flags.Env, map[string]string{
 		"component": "COMPONENT", "with-wait": "WITH_WAIT", "with-workload": "WITH_WORKLOAD", "cleanup-all": "CLEANUP_ALL",
 		"metrics-port": "METRICS_PORT", "kubeconfig": "KUBECONFIG", "timeout": "TIMEOUT", "sleep-interval-seconds": "SLEEP_INTERVAL_SECONDS",
 		"mig-strategy": "MIG_STRATEGY", "default-gpu-workload-config": "DEFAULT_GPU_WORKLOAD_CONFIG",
@@ -102,19 +103,19 @@ func (c *componentFlags) check(api cluster) error {
 	_, known := componentsOf[c.name]
 	switch {
 	case c.name == "cc-manager":
-		return usageError("the component cc-manager is not proven here: the confidential computing manager says by itself, in the Node's label nvidia.com/cc.ready.state, whether it is ready")
+		return program.Wrong("the component cc-manager is not proven here: the confidential computing manager says by itself, in the Node's label nvidia.com/cc.ready.state, whether it is ready")
 	case !known && c.name != componentMetrics:
-		return usageError("no component %q; there are %s", c.name, strings.Join(componentNames(), ", "))
+		return program.Wrong("no component %q; there are %s", c.name, strings.Join(componentNames(), ", "))
 	case c.skipValidation:
-		return usageError("--skip-validation: nothing is written that was not proven; leave the component out")
+		return program.Wrong("--skip-validation: nothing is written that was not proven; leave the component out")
 	case c.skipInit:
-		return usageError("--driver-validation-skip-gpu-init: a driver that is not asked for its GPUs is not proven; for GPUs of virtual machines there is the component vfio-pci")
+		return program.Wrong("--driver-validation-skip-gpu-init: a driver that is not asked for its GPUs is not proven; for GPUs of virtual machines there is the component vfio-pci")
 	case c.name == componentMetrics && c.port == 0:
-		return usageError("the component metrics needs --metrics-port")
+		return program.Wrong("the component metrics needs --metrics-port")
 	case c.name == string(readiness.Plugin) && c.workload && (api.node == "" || api.namespace == "" || api.image == ""):
-		return usageError("the component plugin runs a pod: it needs NODE_NAME, OPERATOR_NAMESPACE and VALIDATOR_IMAGE, or WITH_WORKLOAD=false")
+		return program.Wrong("the component plugin runs a pod: it needs NODE_NAME, OPERATOR_NAMESPACE and VALIDATOR_IMAGE, or WITH_WORKLOAD=false")
 	case c.timeout < 0 || c.port < 0 || c.port > 65535:
-		return usageError("--timeout and --metrics-port: out of range")
+		return program.Wrong("--timeout and --metrics-port: out of range")
 	}
 	return nil
 }
@@ -129,7 +130,7 @@ func component(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	o.checks()
 	o.logging()
 	api.flags(o)
-	o.env["namespace"] = "OPERATOR_NAMESPACE"
+	o.flags.Env["namespace"] = "OPERATOR_NAMESPACE"
 	for _, none := range []string{"startup-taint", "startup-taint-manage", "startup-taint-settle", "validation-pods"} {
 		_ = o.flags.MarkHidden(none)
 	}
@@ -138,7 +139,7 @@ func component(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	case err != nil:
 		return err
 	case len(rest) > 0:
-		return usageError("component takes no arguments; did you mean --component %s?", rest[0])
+		return program.Wrong("component takes no arguments; did you mean --component %s?", rest[0])
 	}
 	if api.namespace == "" {
 		api.namespace = os.Getenv("POD_NAMESPACE")

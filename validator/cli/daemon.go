@@ -18,6 +18,7 @@ import (
 	"github.com/gpuready/gpuready/internal/injection"
 	"github.com/gpuready/gpuready/internal/metrics"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/version"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/choice"
@@ -80,7 +81,7 @@ func (c *cluster) flags(o *options) {
 	f.DurationVar(&c.taint.Settle, "startup-taint-settle", time.Minute, "how long a layer has to be refused before that")
 	f.StringVar(&c.server, "api-server", "", "URL of the API server (default: that of the cluster that this pod is in)")
 	f.StringVar(&c.account, "service-account-dir", kube.ServiceAccountDir, "folder with token and ca.crt")
-	maps.Copy(o.env, map[string]string{
+	maps.Copy(o.flags.Env, map[string]string{
 		"node-name": "NODE_NAME", "namespace": "POD_NAMESPACE", "pod-name": "POD_NAME", "pod-uid": "POD_UID",
 		"validation-pods": "VALIDATION_PODS",
 		"workload-image":  "VALIDATOR_IMAGE", "workload-timeout": "WORKLOAD_TIMEOUT",
@@ -94,15 +95,15 @@ func (c *cluster) flags(o *options) {
 func (c *cluster) check() error {
 	switch {
 	case c.image != "" && c.node != "" && c.namespace == "":
-		return usageError("--workload-image needs --namespace, in which the pod is to run")
+		return program.Wrong("--workload-image needs --namespace, in which the pod is to run")
 	case !slices.Contains([]corev1.PullPolicy{corev1.PullIfNotPresent, corev1.PullAlways, corev1.PullNever}, corev1.PullPolicy(c.pullPolicy)):
-		return usageError("--workload-image-pull-policy %q: want IfNotPresent, Always or Never", c.pullPolicy)
+		return program.Wrong("--workload-image-pull-policy %q: want IfNotPresent, Always or Never", c.pullPolicy)
 	case c.timeout <= 0:
-		return usageError("--workload-timeout must be positive")
+		return program.Wrong("--workload-timeout must be positive")
 	case c.taint.Settle < 0:
-		return usageError("--startup-taint-settle must not be negative")
+		return program.Wrong("--startup-taint-settle must not be negative")
 	case c.taint.Manage && len(c.taint.Keys) == 0:
-		return usageError("--startup-taint-manage needs --startup-taint, the key of the taint")
+		return program.Wrong("--startup-taint-manage needs --startup-taint, the key of the taint")
 	}
 	return nil
 }
@@ -122,7 +123,7 @@ func serve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	if len(rest) > 0 {
-		return usageError("daemon takes no arguments, not %q", rest[0])
+		return program.Wrong("daemon takes no arguments, not %q", rest[0])
 	}
 	if err := c.check(); err != nil {
 		return err
@@ -283,7 +284,7 @@ func runSample(ctx context.Context, units []string, stdout, stderr io.Writer) er
 	case err != nil:
 		return err
 	case code != 0:
-		return &coded{code, fmt.Errorf("vectoradd ended with %d", code)}
+		return program.End(code, fmt.Errorf("vectoradd ended with %d", code))
 	}
 	return nil
 }

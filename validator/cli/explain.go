@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/term"
 
+	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/validator/explain"
 	"github.com/gpuready/gpuready/validator/kube"
 )
@@ -46,13 +47,13 @@ func explainRoad(ctx context.Context, args []string, stdout, _ io.Writer) error 
 	case err != nil:
 		return err
 	case len(rest) > 0:
-		return usageError("explain takes no arguments; did you mean --node %s?", rest[0])
+		return program.Wrong("explain takes no arguments; did you mean --node %s?", rest[0])
 	case format != "text" && format != "json":
-		return usageError("--output %q: want text or json", format)
+		return program.Wrong("--output %q: want text or json", format)
 	case node == "" && (kubeconfig != "" || contextName != ""):
-		return usageError("--kubeconfig and --context need --node, the name of the Node")
+		return program.Wrong("--kubeconfig and --context need --node, the name of the Node")
 	case timeout <= 0:
-		return usageError("--timeout must be positive")
+		return program.Wrong("--timeout must be positive")
 	}
 	var r explain.Road
 	if node == "" {
@@ -88,7 +89,7 @@ func explainCluster(ctx context.Context, node, kubeconfig, name string, timeout 
 	defer cancel()
 	config, err := kube.Kubeconfig(kubeconfig, name)
 	if err != nil {
-		return explain.Road{}, usageError("%w", err)
+		return explain.Road{}, program.Wrong("%w", err)
 	}
 	client, err := kube.New(config)
 	if err != nil {

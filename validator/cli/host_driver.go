@@ -9,6 +9,7 @@ import (
 	"os"
 
 	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/validator/hostdriver"
 	"github.com/gpuready/gpuready/validator/workload/inside"
 )
@@ -26,10 +27,7 @@ Example:
   gpu-validator host-driver --host-root /host
 `
 
-// errSaid ends the program with a code when all has been said.
-var errSaid = errors.New("")
-
-func hostDriver(_ context.Context, args []string, stdout io.Writer) error {
+func hostDriver(_ context.Context, args []string, stdout, _ io.Writer) error {
 	o := command("host-driver", hostDriverUsage, stdout)
 	var words string
 	o.flags.StringVar(&o.hostRoot, "host-root", "/", "where the host's root is seen")
@@ -41,11 +39,11 @@ func hostDriver(_ context.Context, args []string, stdout io.Writer) error {
 		return err
 	}
 	if len(rest) > 0 {
-		return usageError("host-driver takes no arguments, not %q", rest[0])
+		return program.Wrong("host-driver takes no arguments, not %q", rest[0])
 	}
 	root, err := host.Open(o.hostRoot)
 	if err != nil {
-		return usageError("--host-root %s: %w", o.hostRoot, err)
+		return program.Wrong("--host-root %s: %w", o.hostRoot, err)
 	}
 	defer func() { _ = root.Close() }()
 	kernel := root
@@ -68,7 +66,7 @@ func hostDriver(_ context.Context, args []string, stdout io.Writer) error {
 	if err := leave(words, found.String()); err != nil {
 		return err
 	}
-	return &coded{exitHostDriver, errSaid}
+	return program.End(exitHostDriver, program.ErrSaid)
 }
 
 // leave writes a container's last words, if there is a place for them: the kubelet's

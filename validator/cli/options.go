@@ -1,8 +1,6 @@
 package cli
 
 import (
-	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"maps"
@@ -12,21 +10,18 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/pflag"
-
 	"github.com/gpuready/gpuready/internal/cdi"
-	"github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/injection"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
 )
 
 // options are the flags that the commands share, and what they stand for.
 type options struct {
-	flags *pflag.FlagSet
-	env   map[string]string
+	flags *program.Flags
 	short map[string]string // letters of flags, where a command has them
 
 	hostRoot, driverRoot, devRoot, stateDir, outputDir, cdiDir string
@@ -40,16 +35,10 @@ type options struct {
 
 // command begins a command: its help is usage, the flags, and the exit codes.
 func command(name, usage string, stdout io.Writer) *options {
-	o := &options{flags: pflag.NewFlagSet(name, pflag.ContinueOnError), env: map[string]string{}}
-	o.flags.SetOutput(io.Discard)
-	o.flags.SortFlags = false
-	o.flags.Usage = func() {
-		fmt.Fprint(stdout, usage+"\nFlags (each with its environment variable; the command line wins):\n"+o.flags.FlagUsages()+exitHelp)
-	}
-	return o
+	return &options{flags: program.NewFlags("gpu-validator "+name, usage, exitHelp, stdout)}
 }
 
-func (o *options) named(flag, variable string) { o.env[flag] = variable }
+func (o *options) named(flag, variable string) { o.flags.Env[flag] = variable }
 
 // places adds the flags that say where proofs and states lie.
 func (o *options) places() {
@@ -57,7 +46,7 @@ func (o *options) places() {
 	f.StringVar(&o.hostRoot, "host-root", "/", "where the host's root is seen")
 	f.StringVarP(&o.outputDir, "output-dir", o.short["output-dir"], readiness.DefaultDir, "folder of the proofs, on the host")
 	f.StringVar(&o.stateDir, "state-dir", "/run/nvidia/gpuready", "folder of the components' states, on the host")
-	maps.Copy(o.env, map[string]string{"host-root": "HOST_ROOT", "output-dir": "OUTPUT_DIR", "state-dir": "GPUREADY_STATE_DIR"})
+	maps.Copy(o.flags.Env, map[string]string{"host-root": "HOST_ROOT", "output-dir": "OUTPUT_DIR", "state-dir": "GPUREADY_STATE_DIR"})
 }
 
 // driver adds the flags of where the driver is, and of what kind it may be.
@@ -66,7 +55,7 @@ func (o *options) driver() {
 	f.StringVar(&o.driverRoot, "driver-root", "", "the driver's root, on the host (default: "+check.ContainerRoot+" if it holds a libnvidia-ml, else /)")
 	f.StringVar(&o.devRoot, "dev-root", "", "below it lie dev/nvidia*, on the host (default: the driver root if it has them, else /)")
 	f.BoolVar(&o.allowSimulated, "allow-simulated", false, "vouch for a simulated driver, saying so in every result")
-	maps.Copy(o.env, map[string]string{
+	maps.Copy(o.flags.Env, map[string]string{
 		"driver-root": "NVIDIA_DRIVER_ROOT", "dev-root": "NVIDIA_DEV_ROOT", "allow-simulated": "ALLOW_SIMULATED",
 	})
 }
@@ -81,38 +70,33 @@ func (o *options) checks() {
 	f.DurationVar(&o.cudaTimeout, "cuda-timeout", time.Minute, "how long the sample may take on one GPU")
 	f.IntVar(&o.cudaParallel, "cuda-parallel", 8, "on how many GPUs the sample runs at a time")
 	f.StringSliceVar(&o.optional, "optional", nil, "check these, too: "+names(readiness.Optional()))
-	maps.Copy(o.env, map[string]string{
+	maps.Copy(o.flags.Env, map[string]string{
 		"optional": "OPTIONAL_STEPS", "cdi-output-dir": "CDI_OUTPUT_DIR", "pod-resources-socket": "POD_RESOURCES_SOCKET",
 		"vectoradd": "VECTORADD", "cuda-timeout": "CUDA_TIMEOUT", "cuda-parallel": "CUDA_PARALLEL",
 	})
 }
 
 func (o *options) logging() {
-	o.flags.StringVar(&o.logFormat, "log-format", "text", "of the log on stderr: text or json")
-	o.named("log-format", "LOG_FORMAT")
+	o.flags.Format(&o.logFormat)
 }
 
 // parse reads command line and environment; the arguments that remain are returned.
 func (o *options) parse(args []string) ([]string, error) {
-	config.Describe(o.flags, o.env)
-	if err := o.flags.Parse(args); err != nil {
-		return nil, wrapUsage(o, err)
-	}
-	if err := config.Env(o.flags, o.env); err != nil {
-		return nil, wrapUsage(o, err)
+	if err := o.flags.Read(args); err != nil {
+		return nil, err
 	}
 	for _, name := range []string{"host-root", "driver-root", "dev-root", "state-dir", "output-dir", "cdi-output-dir", "pod-resources-socket"} {
 		if f := o.flags.Lookup(name); f != nil && f.Value.String() != "" && !filepath.IsAbs(f.Value.String()) {
-			return nil, usageError("--%s %q: want an absolute path", name, f.Value.String())
+			return nil, program.Wrong("--%s %q: want an absolute path", name, f.Value.String())
 		}
 	}
 	if o.cudaParallel < 0 || o.cudaTimeout < 0 {
-		return nil, usageError("--cuda-parallel and --cuda-timeout must not be negative")
+		return nil, program.Wrong("--cuda-parallel and --cuda-timeout must not be negative")
 	}
 	for _, name := range o.optional {
 		l, err := readiness.ParseOptional(name)
 		if err != nil {
-			return nil, usageError("--optional: %w", err)
+			return nil, program.Wrong("--optional: %w", err)
 		}
 		o.asked = append(o.asked, l)
 	}
@@ -127,13 +111,6 @@ func names(layers []readiness.Layer) string {
 	return strings.Join(all, ",")
 }
 
-func wrapUsage(o *options, err error) error {
-	if errors.Is(err, pflag.ErrHelp) {
-		return err
-	}
-	return usageError("%w; see gpu-validator %s --help", err, o.flags.Name())
-}
-
 // settle is for how long the kubelet may not have taken over yet what the device
 // plugin told it: milliseconds, a second on a node that is busy.
 const settle = 3 * time.Second
@@ -142,7 +119,7 @@ const settle = 3 * time.Second
 func (o *options) node() (check.Node, error) {
 	root, err := host.Open(o.hostRoot)
 	if err != nil {
-		return check.Node{}, usageError("--host-root %s: %w", o.hostRoot, err)
+		return check.Node{}, program.Wrong("--host-root %s: %w", o.hostRoot, err)
 	}
 	boot, err := nodestate.BootIDAt(o.hostRoot)
 	if err != nil {
@@ -184,14 +161,5 @@ func findSample(name string) string {
 }
 
 func (o *options) logger(stderr io.Writer) (*slog.Logger, error) {
-	var handler slog.Handler
-	switch o.logFormat {
-	case "text":
-		handler = slog.NewTextHandler(stderr, nil)
-	case "json":
-		handler = slog.NewJSONHandler(stderr, nil)
-	default:
-		return nil, usageError("--log-format %q: want text or json", o.logFormat)
-	}
-	return slog.New(handler).With("component", string(nodestate.Validator)), nil
+	return program.Log(stderr, string(nodestate.Validator), o.logFormat, "")
 }

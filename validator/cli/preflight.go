@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gpuready/gpuready/internal/nodestate/record"
+	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/internal/version"
 	"github.com/gpuready/gpuready/validator/check"
@@ -24,7 +25,7 @@ import (
 
 // Exit codes of preflight, by the worst that was found.
 var preflightCodes = map[result.Verdict]int{
-	result.OK: exitOK, result.Unhealthy: 40, result.Wrong: 41, result.Slow: 42, result.NotRun: 43,
+	result.OK: program.OK, result.Unhealthy: 40, result.Wrong: 41, result.Slow: 42, result.NotRun: 43,
 }
 
 const preflightUsage = `Say within seconds whether every GPU of this node is healthy, right, and as fast
@@ -70,11 +71,11 @@ func (p *preflightOptions) flags(o *options) {
 func (p *preflightOptions) verify() error {
 	switch {
 	case !slices.Contains(show.Formats(), p.format):
-		return usageError("--output %q: want text, json or junit", p.format)
+		return program.Wrong("--output %q: want text, json or junit", p.format)
 	case p.timeout < 2*time.Second:
-		return usageError("--timeout %v: want 2s or more", p.timeout)
+		return program.Wrong("--timeout %v: want 2s or more", p.timeout)
 	case p.results != "" && !filepath.IsAbs(p.results):
-		return usageError("--results-dir %q: want an absolute path", p.results)
+		return program.Wrong("--results-dir %q: want an absolute path", p.results)
 	}
 	return nil
 }
@@ -89,14 +90,14 @@ func runPreflight(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		return err
 	}
 	if len(rest) > 0 {
-		return usageError("preflight takes no arguments, have %q", rest[0])
+		return program.Wrong("preflight takes no arguments, have %q", rest[0])
 	}
 	if err := p.verify(); err != nil {
 		return err
 	}
 	table, err := threshold.Load(p.thresholds)
 	if err != nil {
-		return &coded{exitUsage, err}
+		return program.End(program.Usage, err)
 	}
 	node, err := o.node()
 	if err != nil {
@@ -128,7 +129,7 @@ func driverError(rep report.Report) error {
 	if f == nil {
 		return nil
 	}
-	return &coded{exitCode(*f), fmt.Errorf("%s: %s: %s; %s", f.Layer, f.Refusal.Reason, f.Refusal.Message, f.Refusal.Action)}
+	return program.End(exitCode(*f), fmt.Errorf("%s: %s: %s; %s", f.Layer, f.Refusal.Reason, f.Refusal.Message, f.Refusal.Action))
 }
 
 // tell compares the result with earlier ones, keeps it, and shows it. That it
@@ -177,5 +178,5 @@ func verdict(r result.Result) error {
 	if g != nil {
 		name = g.Name()
 	}
-	return &coded{preflightCodes[r.Verdict], fmt.Errorf("preflight: %s is %s: %s: %s; %s", name, f.Verdict, f.Reason, f.Message, f.Action)}
+	return program.End(preflightCodes[r.Verdict], fmt.Errorf("preflight: %s is %s: %s: %s; %s", name, f.Verdict, f.Reason, f.Message, f.Action))
 }

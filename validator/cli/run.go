@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/term"
 
+	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/internal/version"
 	"github.com/gpuready/gpuready/validator/check"
@@ -43,10 +44,10 @@ func runOnce(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		return err
 	}
 	if len(rest) > 0 {
-		return usageError("run takes no arguments; did you mean --layers %s?", rest[0])
+		return program.Wrong("run takes no arguments; did you mean --layers %s?", rest[0])
 	}
 	if !slices.Contains(report.Formats(), format) {
-		return usageError("--output %q: want text, json or junit", format)
+		return program.Wrong("--output %q: want text, json or junit", format)
 	}
 	layers, err := parseLayers(names)
 	if err != nil {
@@ -76,14 +77,14 @@ func runOnce(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		return fmt.Errorf("write the report: %w", err)
 	}
 	if failed := rep.Failed(); failed != nil {
-		return &coded{exitCode(*failed), fmt.Errorf("%s: %s: %s; %s", failed.Layer, failed.Refusal.Reason, failed.Refusal.Message, failed.Refusal.Action)}
+		return program.End(exitCode(*failed), fmt.Errorf("%s: %s: %s; %s", failed.Layer, failed.Refusal.Reason, failed.Refusal.Message, failed.Refusal.Action))
 	}
 	return nil
 }
 
 func exitCode(o check.Outcome) int {
 	if o.Refusal.Reason == check.ReasonInterrupted {
-		return exitFailed
+		return program.Failed
 	}
 	return layerCodes[o.Layer]
 }
@@ -93,7 +94,7 @@ func parseLayers(names []string) ([]readiness.Layer, error) {
 	for _, name := range names {
 		l, err := readiness.ParseLayer(name)
 		if err != nil {
-			return nil, usageError("%w", err)
+			return nil, program.Wrong("%w", err)
 		}
 		layers = append(layers, l)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/daemon"
@@ -132,18 +133,18 @@ func (s *standin) refused(o check.Outcome) error {
 }
 
 func (s *standin) failed(o check.Outcome) error {
-	return &coded{s.code(o), fmt.Errorf("%s: %s: %s; %s", s.name, o.Refusal.Reason, o.Refusal.Message, o.Refusal.Action)}
+	return program.End(s.code(o), fmt.Errorf("%s: %s: %s; %s", s.name, o.Refusal.Reason, o.Refusal.Message, o.Refusal.Action))
 }
 
 // over is when the time is, or somebody ends it.
 func (s *standin) over(ctx context.Context, last *check.Outcome) error {
 	switch {
 	case errors.Is(context.Cause(ctx), context.Canceled):
-		return &coded{exitFailed, fmt.Errorf("interrupted: %s is not proven", s.name)}
+		return program.End(program.Failed, fmt.Errorf("interrupted: %s is not proven", s.name))
 	case last == nil:
-		return &coded{exitTimeout, fmt.Errorf("%s: %w, and nothing is known of it yet", s.name, context.Cause(ctx))}
+		return program.End(exitTimeout, fmt.Errorf("%s: %w, and nothing is known of it yet", s.name, context.Cause(ctx)))
 	}
-	return &coded{s.code(*last), fmt.Errorf("%s: %w: %s: %s; %s", s.name, context.Cause(ctx), last.Refusal.Reason, last.Refusal.Message, last.Refusal.Action)}
+	return program.End(s.code(*last), fmt.Errorf("%s: %w: %s: %s; %s", s.name, context.Cause(ctx), last.Refusal.Reason, last.Refusal.Message, last.Refusal.Action))
 }
 
 func (s *standin) code(o check.Outcome) int {

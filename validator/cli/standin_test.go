@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/step/vgpu"
@@ -71,7 +72,7 @@ func TestEveryExitCodeIsDocumented(t *testing.T) {
 	require.True(t, found)
 	page, _, _ = strings.Cut(page, "\n## ")
 	for _, text := range []string{page, exitHelp} {
-		for _, code := range []int{exitOK, exitFailed, exitUsage, exitTimeout} {
+		for _, code := range []int{program.OK, program.Failed, program.Usage, exitTimeout} {
 			require.Contains(t, strings.NewReplacer("| ", "  ", "  ", " ").Replace(text), strconv.Itoa(code), text)
 		}
 		for l, code := range layerCodes {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/injection"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
 )
@@ -55,7 +56,7 @@ func wait(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	if len(layers) == 0 && !inject {
-		return usageError("wait for what? Name one or more of driver, toolkit, cuda, plugin, injection")
+		return program.Wrong("wait for what? Name one or more of driver, toolkit, cuda, plugin, injection")
 	}
 	node, err := o.node()
 	if err != nil {
@@ -82,11 +83,11 @@ func wait(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	case !errors.As(err, &notReady):
 		return err
 	case errors.Is(err, context.Canceled):
-		return &coded{exitFailed, fmt.Errorf("interrupted: %w", notReady)}
+		return program.End(program.Failed, fmt.Errorf("interrupted: %w", notReady))
 	case notReady.Status.Refusal != nil:
-		return &coded{layerCodes[notReady.Layer], fmt.Errorf("%w; %s (waited %v)", notReady, notReady.Status.Refusal.Action, timeout)}
+		return program.End(layerCodes[notReady.Layer], fmt.Errorf("%w; %s (waited %v)", notReady, notReady.Status.Refusal.Action, timeout))
 	}
-	return &coded{exitTimeout, fmt.Errorf("%w; see that gpu-validator daemon runs on this node (waited %v)", notReady, timeout)}
+	return program.End(exitTimeout, fmt.Errorf("%w; see that gpu-validator daemon runs on this node (waited %v)", notReady, timeout))
 }
 
 // waitForInjection ends with the toolkit's code: it is the toolkit that injects.
@@ -99,12 +100,12 @@ func waitForInjection(ctx context.Context, node check.Node, timeout time.Duratio
 		out.print("a container that is created now is given the GPUs")
 		return nil
 	case errors.Is(err, context.Canceled):
-		return &coded{exitFailed, fmt.Errorf("interrupted: injection: %w", err)}
+		return program.End(program.Failed, fmt.Errorf("interrupted: injection: %w", err))
 	case errors.Is(err, context.DeadlineExceeded):
 		if _, unknown := node.State(nodestate.Toolkit); nodestate.IsAbsent(unknown) {
-			return &coded{exitTimeout, fmt.Errorf("injection: %w (waited %v)", err, timeout)}
+			return program.End(exitTimeout, fmt.Errorf("injection: %w (waited %v)", err, timeout))
 		}
-		return &coded{exitToolkit, fmt.Errorf("injection: %w; see the log of gpu-toolkit (waited %v)", err, timeout)}
+		return program.End(exitToolkit, fmt.Errorf("injection: %w; see the log of gpu-toolkit (waited %v)", err, timeout))
 	}
 	return err
 }

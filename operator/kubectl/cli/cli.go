@@ -3,24 +3,17 @@ package cli
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"io"
 	"strings"
 	"time"
 
-	"github.com/spf13/pflag"
-
-	"github.com/gpuready/gpuready/internal/version"
+	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/operator/kubectl/cluster"
 	"github.com/gpuready/gpuready/operator/kubectl/show"
 )
 
-// Exit codes; they stand in --help and are a contract.
+// Exit codes beside those of every program; they stand in --help and are a contract.
 const (
-	exitOK      = 0
-	exitFailed  = 1
-	exitUsage   = 2
 	exitNothing = 3
 	exitPartly  = 4
 )
@@ -43,70 +36,29 @@ Exit codes:
   4  must-gather: something could not be read, and the archive says what
 `
 
-const commands = "say status, explain, timers, must-gather or version, or --help"
-
-// A coded error carries the exit code that it ends the program with.
-type coded struct {
-	code int
-	err  error
-}
-
-func (c *coded) Error() string { return c.err.Error() }
-func (c *coded) Unwrap() error { return c.err }
-
-func usageError(format string, args ...any) error {
-	return &coded{exitUsage, fmt.Errorf(format, args...)}
-}
-
 // Main runs the command line and returns the exit code.
 func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	err := dispatch(ctx, args, stdout, stderr)
-	if err == nil || errors.Is(err, pflag.ErrHelp) {
-		return exitOK
-	}
-	fmt.Fprintf(stderr, "kubectl-gpu: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
-	if c, is := errors.AsType[*coded](err); is {
-		return c.code
-	}
-	return exitFailed
-}
-
-func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	if len(args) == 0 {
-		return usageError("no command; %s", commands)
-	}
-	switch args[0] {
-	case "status":
-		return status(ctx, args[1:], stdout)
-	case "explain":
-		return explainNode(ctx, args[1:], stdout)
-	case "timers":
-		return advise(ctx, args[1:], stdout)
-	case "must-gather":
-		return mustGather(ctx, args[1:], stdout, stderr)
-	case "version", "--version":
-		fmt.Fprintln(stdout, "kubectl-gpu", version.String())
-		return nil
-	case "--help", "-h", "help":
-		fmt.Fprint(stdout, usage)
-		return nil
-	}
-	return usageError("no command %q; %s", args[0], commands)
+	return program.Program{
+		Name: "kubectl-gpu", Help: usage,
+		Commands: []program.Command{
+			{Name: "status", Run: status},
+			{Name: "explain", Run: explainNode},
+			{Name: "timers", Run: advise},
+			{Name: "must-gather", Run: mustGather},
+		},
+	}.Run(ctx, args, stdout, stderr)
 }
 
 // command is what the commands have in common.
 type command struct {
-	flags     *pflag.FlagSet
+	flags     *program.Flags
 	where     cluster.Where
 	namespace string
 	output    string
 }
 
 func newCommand(name, text string, stdout io.Writer) *command {
-	c := &command{flags: pflag.NewFlagSet(name, pflag.ContinueOnError)}
-	c.flags.SortFlags = false
-	c.flags.SetOutput(io.Discard)
-	c.flags.Usage = func() { fmt.Fprint(stdout, text+"\nFlags:\n"+c.flags.FlagUsages()) }
+	c := &command{flags: program.NewFlags("kubectl gpu "+name, text, "", stdout)}
 	c.flags.StringVar(&c.where.Kubeconfig, "kubeconfig", "", "which kubeconfig (default: $KUBECONFIG, ~/.kube/config)")
 	c.flags.StringVar(&c.where.Context, "context", "", "which of its contexts (default: the current one)")
 	c.flags.DurationVar(&c.where.Timeout, "request-timeout", 15*time.Second, "how long an answer of the API server is waited for")
@@ -123,20 +75,17 @@ func (c *command) namespaceFlag() {
 
 // parse reads the flags; want are the arguments' names.
 func (c *command) parse(args []string, want ...string) error {
-	if err := c.flags.Parse(args); err != nil {
-		if errors.Is(err, pflag.ErrHelp) {
-			return err
-		}
-		return usageError("%w; see kubectl gpu %s --help", err, c.flags.Name())
+	if err := c.flags.Read(args); err != nil {
+		return err
 	}
 	if c.flags.NArg() != len(want) {
-		return usageError("%s takes %d arguments (%s), not %d; see kubectl gpu %s --help", c.flags.Name(), len(want), strings.Join(want, " "), c.flags.NArg(), c.flags.Name())
+		return program.Wrong("%s takes %d arguments (%s), not %d; see %s --help", c.flags.Command(), len(want), strings.Join(want, " "), c.flags.NArg(), c.flags.Name())
 	}
 	if c.where.Timeout <= 0 {
-		return usageError("--request-timeout is %v; it must be above 0", c.where.Timeout)
+		return program.Wrong("--request-timeout is %v; it must be above 0", c.where.Timeout)
 	}
 	if f := c.flags.ShorthandLookup("o"); f != nil && c.output != "text" && c.output != "json" {
-		return usageError("--output is %q; say text or json", c.output)
+		return program.Wrong("--output is %q; say text or json", c.output)
 	}
 	return nil
 }
@@ -144,7 +93,7 @@ func (c *command) parse(args []string, want ...string) error {
 func (c *command) client() (*cluster.Client, error) {
 	client, err := cluster.New(c.where)
 	if err != nil {
-		return nil, usageError("%w", err)
+		return nil, program.Wrong("%w", err)
 	}
 	return client, nil
 }

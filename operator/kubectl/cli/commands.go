@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/operator/kubectl/explain"
 	"github.com/gpuready/gpuready/operator/kubectl/gather"
 	"github.com/gpuready/gpuready/operator/kubectl/summary"
@@ -23,7 +24,7 @@ Examples:
   kubectl gpu status -o json | jq -r '.policies[0].status.state'
 `
 
-func status(ctx context.Context, args []string, stdout io.Writer) error {
+func status(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	c := newCommand("status", statusUsage, stdout)
 	c.formatFlag()
 	if err := c.parse(args); err != nil {
@@ -54,7 +55,7 @@ Examples:
   kubectl gpu explain gpu-7 -o json | jq -r .reason
 `
 
-func explainNode(ctx context.Context, args []string, stdout io.Writer) error {
+func explainNode(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	c := newCommand("explain", explainUsage, stdout)
 	c.formatFlag()
 	c.namespaceFlag()
@@ -87,7 +88,7 @@ Examples:
   kubectl gpu timers -o json | jq -r .maxNodeProvisionTime
 `
 
-func advise(ctx context.Context, args []string, stdout io.Writer) error {
+func advise(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	c := newCommand("timers", timersUsage, stdout)
 	c.formatFlag()
 	machine := c.flags.Duration("machine", 0, "from the request for a machine until its Node object exists")
@@ -96,7 +97,7 @@ func advise(ctx context.Context, args []string, stdout io.Writer) error {
 		return err
 	}
 	if *machine < 0 || *least < 1 {
-		return usageError("--machine must not be below 0, nor --min-samples below 1")
+		return program.Wrong("--machine must not be below 0, nor --min-samples below 1")
 	}
 	client, err := c.client()
 	if err != nil {
@@ -109,11 +110,11 @@ func advise(ctx context.Context, args []string, stdout io.Writer) error {
 	}
 	policy := explain.InForce(policies)
 	if policy == nil {
-		return &coded{exitNothing, errors.New("there is no ClusterPolicy, so no node was measured")}
+		return program.End(exitNothing, errors.New("there is no ClusterPolicy, so no node was measured"))
 	}
 	a, err := timers.Compute(*policy, *machine, *least)
 	if err != nil {
-		return &coded{exitNothing, err}
+		return program.End(exitNothing, err)
 	}
 	return c.write(stdout, a, a.Text)
 }
@@ -144,7 +145,7 @@ func mustGather(ctx context.Context, args []string, stdout, stderr io.Writer) (e
 		return err
 	}
 	if b.LogLines < 1 || b.LogBytes < 1 || b.LogNodes < 0 || *timeout <= 0 {
-		return usageError("--log-lines, --log-bytes, --log-nodes and --timeout must be above 0")
+		return program.Wrong("--log-lines, --log-bytes, --log-nodes and --timeout must be above 0")
 	}
 	client, err := c.client()
 	if err != nil {
@@ -162,7 +163,7 @@ func mustGather(ctx context.Context, args []string, stdout, stderr io.Writer) (e
 	}
 	fmt.Fprintln(stdout, *to)
 	if len(unread) > 0 {
-		return &coded{exitPartly, fmt.Errorf("%d things could not be read; errors.txt in the archive names them", len(unread))}
+		return program.End(exitPartly, fmt.Errorf("%d things could not be read; errors.txt in the archive names them", len(unread)))
 	}
 	return nil
 }

@@ -2,12 +2,12 @@ package command
 
 import (
 	"context"
-	"log/slog"
 	"maps"
 	"os/signal"
 	"path/filepath"
 	"syscall"
 
+	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/simulator/gpusim/serve"
 )
@@ -65,15 +65,6 @@ kubectl exec -n gpuready POD -- gpusim xid --gpu 3 --xid 79   # a fault on its n
 }
 
 func (c *call) serve(m *machine, o serve.Config, format string) error {
-	var handler slog.Handler
-	switch format {
-	case "text":
-		handler = slog.NewTextHandler(c.err, nil)
-	case "json":
-		handler = slog.NewJSONHandler(c.err, nil)
-	default:
-		return usagef("--log-format: %q is neither text nor json", format)
-	}
 	if o.BootDelay < 0 {
 		return usagef("--boot-delay: %v is in the past", o.BootDelay)
 	}
@@ -83,11 +74,13 @@ func (c *call) serve(m *machine, o serve.Config, format string) error {
 		}
 	}
 	var err error
+	if o.Log, err = program.Log(c.err, "driver", format, ""); err != nil {
+		return usagef("%w", err)
+	}
 	if o.Spec, err = m.spec(); err != nil {
 		return err
 	}
 	o.Root, o.Command = filepath.Clean(*c.root), c.line
-	o.Log = slog.New(handler).With("component", "driver")
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	return serve.Run(ctx, o)

@@ -1,0 +1,98 @@
+package program
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/gpuready/gpuready/internal/config"
+)
+
+// Flags are those of a command.
+type Flags struct {
+	*pflag.FlagSet
+	Env map[string]string // by flag, the variable that counts where it is not given
+}
+
+// NewFlags begins the flags of a command, which is called as call says: "gpu-validator
+// run". Its help is usage, with examples, then the flags and the exit codes.
+func NewFlags(call, usage, exitCodes string, stdout io.Writer) *Flags {
+	f := &Flags{pflag.NewFlagSet(call, pflag.ContinueOnError), map[string]string{}}
+	f.SortFlags = false
+	f.SetOutput(io.Discard) // an error is told once, at the end
+	f.Usage = func() {
+		heading := "Flags:"
+		if len(f.Env) > 0 {
+			heading = "Flags (each with its environment variable; the command line wins):"
+		}
+		fmt.Fprint(stdout, usage+"\n"+heading+"\n"+f.FlagUsages()+exitCodes)
+	}
+	return f
+}
+
+// Command is the command's name, without the program's.
+func (f *Flags) Command() string {
+	return f.Name()[strings.LastIndex(f.Name(), " ")+1:]
+}
+
+// Read reads the command line and, for what it leaves out, the environment.
+func (f *Flags) Read(args []string) error {
+	config.Describe(f.FlagSet, f.Env)
+	err := f.Parse(args)
+	if errors.Is(err, pflag.ErrHelp) {
+		return err
+	}
+	if err == nil {
+		err = config.Env(f.FlagSet, f.Env)
+	}
+	if err != nil {
+		return Wrong("%w; see %s --help", err, f.Name())
+	}
+	return nil
+}
+
+// Lone refuses arguments beside the flags.
+func (f *Flags) Lone() error {
+	if f.NArg() > 0 {
+		return Wrong("%s takes no arguments, not %q", f.Command(), strings.Join(f.Args(), " "))
+	}
+	return nil
+}
+
+// Format adds the flag --log-format.
+func (f *Flags) Format(format *string) {
+	f.StringVar(format, "log-format", "text", "of the log on stderr: text or json")
+	f.Env["log-format"] = "LOG_FORMAT"
+}
+
+// Level adds the flag --log-level.
+func (f *Flags) Level(level *string) {
+	f.StringVar(level, "log-level", "info", "of the log: debug, info, warn or error")
+	f.Env["log-level"] = "LOG_LEVEL"
+}
+
+// Log is a component's, in the format and from the level ("": info) that flags say.
+func Log(w io.Writer, component, format, level string) (*slog.Logger, error) {
+	var o slog.HandlerOptions
+	if level != "" {
+		var l slog.Level
+		if err := l.UnmarshalText([]byte(level)); err != nil {
+			return nil, Wrong("--log-level %q: want debug, info, warn or error", level)
+		}
+		o.Level = l
+	}
+	var handler slog.Handler
+	switch format {
+	case "text":
+		handler = slog.NewTextHandler(w, &o)
+	case "json":
+		handler = slog.NewJSONHandler(w, &o)
+	default:
+		return nil, Wrong("--log-format %q: want text or json", format)
+	}
+	return slog.New(handler).With("component", component), nil
+}
