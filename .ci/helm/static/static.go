@@ -18,7 +18,7 @@ const Namespace = "nvidia-gpu-operator"
 // parts are the chart's files that the operator's manifest is made of, in the order in
 // which they are applied.
 var parts = []string{
-	"agents/serviceaccounts.yaml", "agents/rights.yaml", "agents/policy.yaml",
+	"agents/serviceaccounts.yaml", "agents/rights.yaml", "agents/policy.yaml", "agents/mig-manager.yaml",
 	"operator/serviceaccount.yaml", "operator/rights.yaml", "operator/people.yaml",
 	"operator/networkpolicy.yaml", "operator/deployment.yaml",
 }
@@ -42,7 +42,8 @@ var released = regexp.MustCompile(`(?m)^ +app\.kubernetes\.io/(name|instance|ver
 
 // Write renders the chart in a folder, and writes the manifests into another.
 func Write(ctx context.Context, from, to string) error {
-	files, err := render(ctx, from, nil)
+	// The manifest is applied before there is a policy, which may want any operand.
+	files, err := render(ctx, from, map[string]any{"migManager": map[string]any{"enabled": true}})
 	if err != nil {
 		return err
 	}

@@ -49,10 +49,13 @@ func operatorRules(rights []right) (own, cluster []any) {
 	return own, cluster
 }
 
-// agents are the operands' ServiceAccounts, and why none but the validator has rights in
+// agents are the operands' ServiceAccounts. None but those in speaking has rights in
 // Kubernetes: they have no token. On OpenShift each uses the SCC that its pods need.
 var agents = []string{"gpu-driver", "gpu-driver-simulator", "gpu-toolkit", "gpu-device-plugin", "gpu-mps-control-daemon",
 	"gpu-validator", "gpu-dcgm", "gpu-dcgm-exporter", "gpu-mig-manager"}
+
+// speaking are the agents that speak to the API server, by the names of their roles.
+var speaking = map[string]string{"gpu-validator": "gpuready-validator", "gpu-mig-manager": "gpuready-mig-manager"}
 
 // permissions returns what the lifecycle manager is to give to whom.
 func permissions(documents []object, rights []right) (own, cluster []any) {
@@ -64,19 +67,17 @@ func permissions(documents []object, rights []right) (own, cluster []any) {
 			"apiGroups": []string{"security.openshift.io"}, "resources": []string{"securitycontextconstraints"},
 			"resourceNames": []string{"privileged"}, "verbs": []string{"use"},
 		}}
-		if agent == "gpu-validator" {
-			for _, o := range documents {
-				metadata := at(o, "metadata")
-				if metadata["name"] != "gpuready-validator" || o["kind"] != "ClusterRole" && o["kind"] != "Role" {
-					continue
-				}
-				given, _ := o["rules"].([]any)
-				if o["kind"] == "Role" && metadata["namespace"] != "default" {
-					own = append(own, account(agent, given))
-					continue
-				}
-				rules = append(rules, given...)
+		for _, o := range documents {
+			metadata := at(o, "metadata")
+			if speaking[agent] == "" || metadata["name"] != speaking[agent] || o["kind"] != "ClusterRole" && o["kind"] != "Role" {
+				continue
 			}
+			given, _ := o["rules"].([]any)
+			if o["kind"] == "Role" && metadata["namespace"] != "default" {
+				own = append(own, account(agent, given))
+				continue
+			}
+			rules = append(rules, given...)
 		}
 		cluster = append(cluster, account(agent, rules))
 	}
