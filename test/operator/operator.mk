@@ -5,13 +5,16 @@
 #	make e2e-operator-kills KILLS=50                   the operator killed 50 times during an upgrade
 KILLS ?= 8
 
-.PHONY: e2e-operator e2e-operator-kills
+.PHONY: e2e-operator e2e-operator-kills e2e-operator-rights
 e2e-operator: e2e-images chart $(BIN)/standin $(BIN)/tools/helm ## install the operator on a real cluster, and see nodes get their drivers, upgrades, failures and the end
 	@began=$$(date +%s); GPUREADY_E2E='$(CURDIR)/$(BIN)' GPUREADY_E2E_KILLS='$(KILLS)' $(GO) test $(TAGS) -count=1 -v -timeout 30m -parallel 2 $(E2E_ARGS) ./test/operator && \
 	echo "e2e-operator: passed in $$(($$(date +%s) - began)) s"
 
 e2e-operator-kills: ## kill the operator 50 times during upgrades
 	@$(MAKE) --no-print-directory e2e-operator KILLS=50 E2E_ARGS='-run TestUpgrade'
+
+e2e-operator-rights: ## take away each right of the operator, one at a time
+	@GPUREADY_E2E_RIGHTS=all $(MAKE) --no-print-directory e2e-operator E2E_ARGS='-run TestRights'
 
 $(BIN)/standin: $(wildcard test/operator/standin/*.go)
 	@echo '  build $@'

@@ -1,0 +1,154 @@
+package operator
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	nodev1 "k8s.io/api/node/v1"
+
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// steps are all that the operator and the chart's Jobs do, in an order in which they can
+// be played: each leaves behind what it found.
+var steps = []step{
+	{
+		name: "it starts",
+		needs: []string{
+			"own: create leases.coordination.k8s.io", "own: get leases.coordination.k8s.io", "own: update leases.coordination.k8s.io",
+			"cluster: list clusterpolicies.nvidia.com", "cluster: watch clusterpolicies.nvidia.com",
+			"cluster: list nodes", "cluster: watch nodes",
+			"cluster: list deployments.apps", "cluster: watch deployments.apps",
+			"cluster: list apiservices.apiregistration.k8s.io", "cluster: watch apiservices.apiregistration.k8s.io",
+			"cluster: list runtimeclasses.node.k8s.io", "cluster: watch runtimeclasses.node.k8s.io",
+			"operands: list daemonsets.apps", "operands: watch daemonsets.apps",
+			"operands: list services", "operands: watch services",
+			"operands: list configmaps", "operands: watch configmaps",
+			"openshift: list imagestreams.image.openshift.io", "openshift: watch imagestreams.image.openshift.io",
+		},
+		happens: func(t *testing.T, b *bench) {
+			b.stop()
+			b.remove(t, &coordinationv1.Lease{ObjectMeta: named(namespace, "gpu-operator.gpuready.io")})
+			// Lists are asked for as lists, as of API servers before Kubernetes 1.34: newer ones
+			// send them as the beginning of a watch, for which the right to watch is enough.
+			b.operate(t, "KUBE_FEATURE_WatchListClient=false")
+		},
+		done: func(_ *testing.T, b *bench) error { return b.works() },
+		told: inLog,
+	},
+	{
+		name:    "a node comes",
+		needs:   []string{"cluster: patch nodes"},
+		happens: func(t *testing.T, b *bench) { b.create(t, gpuNode("n2")) },
+		done: func(t *testing.T, b *bench) error {
+			if n := object[corev1.Node](t, b, "", "n2"); n.Labels["nvidia.com/gpu.present"] != "true" {
+				return fmt.Errorf("labels %v", n.Labels)
+			}
+			return nil
+		},
+		undo: func(t *testing.T, b *bench) { b.remove(t, gpuNode("n2")) },
+	},
+	{
+		name:  "the policy is changed",
+		needs: []string{"cluster: patch clusterpolicies/status.nvidia.com"},
+		happens: func(t *testing.T, b *bench) {
+			b.change(t, `{"operator":{"labels":{"example.com/change":"%d"}}}`, b.next())
+		},
+		done: func(t *testing.T, b *bench) error { return b.observed(t) },
+		told: inLog,
+	},
+	again("daemonsets.apps", "operands", "nvidia-operator-validator", object[appsv1.DaemonSet]),
+	edited("daemonsets.apps", "operands", "nvidia-operator-validator", object[appsv1.DaemonSet]),
+	unwanted("daemonsets.apps", "operands", "nvidia-device-plugin-daemonset", object[appsv1.DaemonSet], `{"devicePlugin":{"enabled":false}}`, `{"devicePlugin":{"enabled":true}}`),
+	again("services", "operands", "nvidia-dcgm", object[corev1.Service]),
+	edited("services", "operands", "nvidia-dcgm", object[corev1.Service]),
+	unwanted("services", "operands", "nvidia-dcgm", object[corev1.Service], `{"dcgm":{"enabled":false}}`, `{"dcgm":{"enabled":true}}`),
+	again("runtimeclasses.node.k8s.io", "cluster", "gpu", object[nodev1.RuntimeClass]),
+	edited("runtimeclasses.node.k8s.io", "cluster", "gpu", object[nodev1.RuntimeClass]),
+	unwanted("runtimeclasses.node.k8s.io", "cluster", "gpu", object[nodev1.RuntimeClass], `{"operator":{"runtimeClass":"nvidia"}}`, `{"operator":{"runtimeClass":"gpu"}}`),
+	{
+		name:  "a precompiled driver is asked for",
+		needs: []string{"operands: get secrets"},
+		happens: func(t *testing.T, b *bench) {
+			b.change(t, `{"driver":{"usePrecompiled":true,"repository":"127.0.0.1:1/nvidia","version":"%d","imagePullSecrets":["pull"]}}`, b.next())
+		},
+		done: func(t *testing.T, b *bench) error {
+			return b.condition(t, policy, "Degraded", "True", "RegistryUnknown", "connection refused")
+		},
+		undo: func(t *testing.T, b *bench) {
+			b.change(t, `{"driver":{"usePrecompiled":false,"repository":"registry.example/nvidia","version":"580.95.05","imagePullSecrets":null}}`)
+			b.objection(t, "that is in force", func() error { return b.observed(t) })
+		},
+	},
+	{
+		name: "a node's driver is upgraded",
+		needs: []string{
+			"cluster: list pods", "cluster: watch pods", "cluster: create pods/eviction", "operands: delete pods",
+		},
+		happens: func(t *testing.T, b *bench) { b.outdated(t, "job-1") },
+		done:    func(t *testing.T, b *bench) error { return b.moved(t) },
+		undo:    func(t *testing.T, b *bench) { b.gone(t) },
+	},
+	{
+		name:    "an upgrade is told of",
+		needs:   []string{"default: create events.events.k8s.io"},
+		happens: func(t *testing.T, b *bench) { b.outdated(t, "job-1") },
+		done:    func(t *testing.T, b *bench) error { return b.moved(t) },
+		undo:    func(t *testing.T, b *bench) { b.gone(t) },
+		told:    inLog,
+	},
+	{
+		name:  "a budget keeps two pods of a node, which is told of twice",
+		needs: []string{"default: patch events.events.k8s.io"},
+		happens: func(t *testing.T, b *bench) {
+			b.create(t, budget())
+			b.outdated(t, "job-1", "job-2")
+		},
+		done: func(*testing.T, *bench) error { return nil }, // an Event that was refused is not told again
+		undo: func(t *testing.T, b *bench) {
+			b.remove(t, budget())
+			b.gone(t)
+		},
+		told: inLog,
+	},
+	{
+		name:    "the definition of policies is upgraded",
+		needs:   []string{"crds: get customresourcedefinitions.apiextensions.k8s.io", "crds: patch customresourcedefinitions.apiextensions.k8s.io"},
+		happens: func(t *testing.T, b *bench) { b.start(t, "gpu-operator-crds", nil, "crds") },
+		done:    func(t *testing.T, b *bench) error { return b.ends(t, "gpu-operator-crds", "crds") },
+		told:    byExit,
+	},
+	{
+		name: "the chart is uninstalled, and the operator has gone",
+		needs: []string{
+			"cleanup: list clusterpolicies.nvidia.com", "cleanup: delete clusterpolicies.nvidia.com",
+			"cleanup: list daemonsets.apps", "cleanup: delete daemonsets.apps",
+			"cleanup: list services", "cleanup: delete services",
+			"cleanup: list runtimeclasses.node.k8s.io", "cleanup: delete runtimeclasses.node.k8s.io",
+			"cleanup: list nodes", "cleanup: get nodes", "cleanup: patch nodes", "cleanup: patch nodes/status",
+		},
+		happens: func(t *testing.T, b *bench) { b.leave(t); b.clean(t) },
+		done:    func(t *testing.T, b *bench) error { return b.ends(t, "gpu-operator-cleanup", cleanup...) },
+		undo:    func(t *testing.T, b *bench) { b.tidy(t) },
+		told:    byExit,
+	},
+	{
+		name:    "the same, and a DaemonSet takes its time",
+		needs:   []string{"cleanup: watch daemonsets.apps"},
+		happens: func(t *testing.T, b *bench) { b.leave(t, "example.com/kept"); b.clean(t) },
+		done: func(t *testing.T, b *bench) error {
+			if !b.trail.used["cleanup: watch daemonsets.apps"] {
+				return errors.Join(b.trail.follow(), errors.New("the DaemonSet's end has not been waited for"))
+			}
+			if d := object[appsv1.DaemonSet](t, b, operands, "left"); d != nil {
+				b.merge(t, d, `{"metadata":{"finalizers":null}}`)
+			}
+			return b.ends(t, "gpu-operator-cleanup", cleanup...)
+		},
+		undo: func(t *testing.T, b *bench) { b.tidy(t) },
+		told: byExit,
+	},
+}

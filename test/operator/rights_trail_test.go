@@ -1,0 +1,155 @@
+package operator
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/deployments/helm"
+)
+
+// right is one verb on one resource, of the chart's files/rights.yaml.
+type right struct {
+	where, verb, resource, group string
+	name                         string // the only one; "": all
+}
+
+func (r right) String() string {
+	resource := r.resource
+	if r.group != "" {
+		resource += "." + r.group
+	}
+	return r.where + ": " + r.verb + " " + resource
+}
+
+// given are all rights that the chart gives.
+func given(t *testing.T) (all []right) {
+	t.Helper()
+	rights, err := helm.Rights()
+	require.NoError(t, err)
+	for _, r := range rights {
+		for _, verb := range slices.Sorted(maps.Keys(r.Verbs)) {
+			for _, resource := range r.Resources {
+				one := right{where: r.Where, verb: verb, resource: resource, group: r.Group}
+				if len(r.Names) == 1 {
+					one.name = r.Names[0]
+				}
+				all = append(all, one)
+			}
+		}
+	}
+	return all
+}
+
+// request is one that the API server wrote down.
+type request struct {
+	Verb      string
+	User      struct{ Username string }
+	ObjectRef *struct{ Resource, Subresource, Namespace, Name, APIGroup string }
+	Response  struct{ Code int } `json:"responseStatus"`
+	Why       map[string]string  `json:"annotations"`
+}
+
+func (r request) String() string {
+	return fmt.Sprintf("%s: %s %+v: %d %v", r.User.Username, r.Verb, *r.ObjectRef, r.Response.Code, r.Why)
+}
+
+// trail is what was asked of the API server by the accounts of the chart, so far.
+type trail struct {
+	path    string
+	read    int64
+	used    map[string]bool // rights, as right.String has them
+	refused []string
+	strange []string // what the chart's roles do not allow, and others do
+}
+
+// allowed is how the API server says which role has allowed a request.
+var allowed = regexp.MustCompile(`allowed by (?:Cluster)?RoleBinding "[^"]+" of (ClusterRole|Role) "([^"]+)"`)
+
+// follow takes in what has been written down since the last time.
+func (t *trail) follow() error {
+	file, err := os.Open(t.path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if _, err := file.Seek(t.read, io.SeekStart); err != nil {
+		return err
+	}
+	lines := bufio.NewReader(file)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if err != nil {
+			return nil // the last one may not be complete yet
+		}
+		t.read += int64(len(line))
+		if !bytes.Contains(line, []byte(accountPrefix+namespace+":gpu-operator")) {
+			continue
+		}
+		var r request
+		if err := json.Unmarshal(line, &r); err != nil {
+			return err
+		}
+		t.take(r)
+	}
+}
+
+func (t *trail) take(r request) {
+	if r.ObjectRef == nil {
+		return // of the API itself, which everybody may ask for
+	}
+	if r.Response.Code == 403 {
+		t.refused = append(t.refused, r.String())
+		return
+	}
+	role := allowed.FindStringSubmatch(r.Why["authorization.k8s.io/reason"])
+	if role == nil || !strings.HasPrefix(role[2], "gpu-operator") {
+		t.strange = append(t.strange, r.String())
+		return
+	}
+	one := right{where: where(role[1], role[2], r.ObjectRef.Namespace), verb: r.Verb, resource: r.ObjectRef.Resource, group: r.ObjectRef.APIGroup}
+	if r.ObjectRef.Subresource != "" {
+		one.resource += "/" + r.ObjectRef.Subresource
+	}
+	t.used[one.String()] = true
+	if r.Verb == "patch" && r.Response.Code == 201 {
+		one.verb = "create" // server-side apply of what was not there needs both
+		t.used[one.String()] = true
+	}
+}
+
+// accountPrefix is what names of ServiceAccounts begin with.
+const accountPrefix = "system:serviceaccount:"
+
+// role is one of the chart's.
+type role struct{ kind, namespace, name, account string }
+
+// roles are those that rights.yaml is rendered into, by its word where.
+var roles = map[string]role{
+	"cluster":   {"ClusterRole", "", "gpu-operator", "gpu-operator"},
+	"own":       {"Role", namespace, "gpu-operator", "gpu-operator"},
+	"operands":  {"Role", operands, "gpu-operator-operands", "gpu-operator"},
+	"default":   {"Role", "default", "gpu-operator", "gpu-operator"},
+	"openshift": {"Role", "openshift", "gpu-operator", "gpu-operator"},
+	"crds":      {"ClusterRole", "", "gpu-operator-crds", "gpu-operator-crds"},
+	"cleanup":   {"ClusterRole", "", "gpu-operator-cleanup", "gpu-operator-cleanup"},
+}
+
+func where(kind, name, namespace string) string {
+	for where, r := range roles {
+		if r.kind == kind && r.name == name && (kind == "ClusterRole" || r.namespace == namespace) {
+			return where
+		}
+	}
+	return kind + " " + namespace + "/" + name
+}
