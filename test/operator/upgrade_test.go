@@ -278,4 +278,5 @@ func TestSingleNode(t *testing.T) {
 	s.Kubectl(t, "label", "node", "n1", "nvidia.com/gpu.present-")
 	s.leavesNothing(t, before, marks)
 	s.cleansNodes(t, files)
+	s.release(t, before, marks)
 }

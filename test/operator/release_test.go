@@ -1,0 +1,169 @@
+package operator
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+)
+
+// operands is a namespace of their own.
+const operands = "gpu-operands"
+
+// definition is the CRD that the chart brings.
+const definition = "../../deployments/helm/gpuready/crds/nvidia.com_clusterpolicies.yaml"
+
+// The release's life on a cluster of one node: the operator in one namespace, its
+// operands in another, and the CRD of another release.
+func (s *suite) release(t *testing.T, before, marks map[string]bool) {
+	s.Kubectl(t, "label", "node", "n1", "nvidia.com/gpu.present=true")
+	s.play(t,
+		scenario{"TwoNamespaces", plain((*suite).twoNamespaces)},
+		scenario{"HelmUpgrade", plain((*suite).helmUpgrades)},
+		scenario{"HelmRollback", plain((*suite).helmRollsBack)},
+		scenario{"Uninstall", func(t *testing.T, s *suite) { s.releaseGoes(t, before, marks) }},
+	)
+}
+
+// property is one that the CRD of before had not.
+var property = []string{"status", "properties", "upgrade", "properties", "waiting"}
+
+// olderDefinition makes the cluster's CRD one of before: the chart's with one property
+// fewer. Helm itself changes none in an upgrade.
+func (s *suite) olderDefinition(t *testing.T) {
+	t.Helper()
+	text, err := os.ReadFile(definition)
+	require.NoError(t, err)
+	var crd unstructured.Unstructured
+	require.NoError(t, yaml.Unmarshal(text, &crd.Object))
+	schema := schemaOf(t, &crd)
+	_, has, err := unstructured.NestedMap(schema, property...)
+	require.NoError(t, err)
+	require.True(t, has, "the CRD has no %v", property)
+	unstructured.RemoveNestedField(schema, property...)
+	older, err := crd.MarshalJSON()
+	require.NoError(t, err)
+	file := filepath.Join(t.TempDir(), "crd.json")
+	require.NoError(t, os.WriteFile(file, older, 0o644))
+	s.Kubectl(t, "replace", "-f", file)
+	require.False(t, s.knows(t))
+}
+
+// schemaOf is that of a CRD's one version; it is not copied.
+func schemaOf(t *testing.T, crd *unstructured.Unstructured) map[string]any {
+	t.Helper()
+	versions := crd.Object["spec"].(map[string]any)["versions"].([]any)
+	require.Len(t, versions, 1)
+	return versions[0].(map[string]any)["schema"].(map[string]any)["openAPIV3Schema"].(map[string]any)["properties"].(map[string]any)
+}
+
+// knows says whether the cluster's CRD has the property.
+func (s *suite) knows(t *testing.T) bool {
+	t.Helper()
+	var crd unstructured.Unstructured
+	require.NoError(t, json.Unmarshal([]byte(s.Kubectl(t, "get", "crd", "clusterpolicies.nvidia.com", "-o", "json")), &crd.Object))
+	_, has, err := unstructured.NestedMap(schemaOf(t, &crd), property...)
+	require.NoError(t, err)
+	return has
+}
+
+// twoNamespaces installs the release in one, and its operands go to another.
+func (s *suite) twoNamespaces(t *testing.T) {
+	args := append([]string{"install", "gpuready", chart(), "--set", "nfd.enabled=false", "--set", "operands.namespace=" + operands,
+		"--namespace", namespace, "--create-namespace", "--wait", "--timeout", "3m"}, simulated...)
+	s.helm(t, args...)
+	s.proven(t)
+	for _, p := range s.World.Pods("", "app.kubernetes.io/part-of=gpuready") {
+		want := operands
+		if p.Labels["app"] == "gpu-operator" {
+			want = namespace
+		}
+		assert.Equal(t, want, p.Namespace, p.Name)
+	}
+	s.delivers(t, oldDriver, "")
+	assert.True(t, s.knows(t))
+}
+
+// delivers waits until the driver and the device plugin are as the values say.
+func (s *suite) delivers(t *testing.T, driver, memory string) {
+	t.Helper()
+	s.until(t, fmt.Sprintf("the driver is %s, and the plugin's memory limit %q", driver, memory), func() error {
+		pods := s.World.Pods(operands, "app=nvidia-driver-daemonset")
+		if len(pods) != 1 || pods[0].DeletionTimestamp != nil || !strings.HasSuffix(pods[0].Spec.Containers[0].Image, ":"+driver) {
+			return fmt.Errorf("%d driver pods are there", len(pods))
+		}
+		plugins := s.World.Pods(operands, "app=nvidia-device-plugin-daemonset")
+		if len(plugins) != 1 || plugins[0].DeletionTimestamp != nil {
+			return fmt.Errorf("%d plugin pods are there", len(plugins))
+		}
+		if limit, has := plugins[0].Spec.Containers[0].Resources.Limits["memory"]; memory != "" && (!has || limit.String() != memory) || memory == "" && limit.String() == changedMemory {
+			return fmt.Errorf("the plugin's limit is %v", limit.String())
+		}
+		if s.World.Node("n1").Spec.Unschedulable {
+			return fmt.Errorf("n1 is cordoned")
+		}
+		return nil
+	})
+	s.proven(t)
+}
+
+const changedMemory = "333Mi"
+
+// helmUpgrades changes values of the operator, the driver and the device plugin; the CRD
+// is brought up to date before.
+func (s *suite) helmUpgrades(t *testing.T) {
+	s.olderDefinition(t)
+	s.helm(t, "upgrade", "gpuready", chart(), "--namespace", namespace, "--wait", "--timeout", "3m", "--reuse-values",
+		"--set", "operator.logging.level=debug", "--set", "driver.simulated.version="+newDriver, "--set", "devicePlugin.resources.limits.memory="+changedMemory)
+	assert.True(t, s.knows(t), "the chart's Job brings the CRD up to date")
+	assert.Equal(t, "debug", s.logLevel(t))
+	s.delivers(t, newDriver, changedMemory)
+	out, err := s.TryKubectl(t, "-n", namespace, "get", "job/gpu-operator-crds", "clusterrole/gpu-operator-crds")
+	assert.Error(t, err, "what brought the CRD up to date is gone: %s", out)
+}
+
+func (s *suite) logLevel(t *testing.T) string {
+	t.Helper()
+	return s.Kubectl(t, "-n", namespace, "get", "deployment", "gpu-operator", "-o", `jsonpath={.spec.template.spec.containers[0].env[?(@.name=="LOG_LEVEL")].value}`)
+}
+
+// helmRollsBack goes back to the values of before; the CRD stays.
+func (s *suite) helmRollsBack(t *testing.T) {
+	s.helm(t, "rollback", "gpuready", "1", "--namespace", namespace, "--wait", "--timeout", "3m")
+	assert.Equal(t, "info", s.logLevel(t))
+	s.delivers(t, oldDriver, "")
+	assert.True(t, s.knows(t), "a CRD does not go back")
+}
+
+// releaseGoes uninstalls it: nothing is left in either namespace.
+func (s *suite) releaseGoes(t *testing.T, before, marks map[string]bool) {
+	s.helm(t, "uninstall", "gpuready", "--namespace", namespace, "--wait", "--timeout", "3m")
+	s.until(t, "the operands' namespace, which the chart made, is gone", func() error {
+		if out, err := s.TryKubectl(t, "get", "namespace", operands); err == nil {
+			return fmt.Errorf("%s", out)
+		}
+		return nil
+	})
+	s.until(t, "nothing is left in the release's namespace but its Lease", func() error {
+		var left []string
+		for object := range s.objects(t) {
+			_, at, _ := strings.Cut(object, " ")
+			if in, name, _ := strings.Cut(at, "/"); in == namespace && name != "default" && name != "kube-root-ca.crt" {
+				left = append(left, object)
+			}
+		}
+		if len(left) > 0 {
+			return fmt.Errorf("%v", left)
+		}
+		return nil
+	})
+	s.Kubectl(t, "label", "node", "n1", "nvidia.com/gpu.present-")
+	s.leavesNothing(t, before, marks)
+}
