@@ -1,7 +1,6 @@
 package controller
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"reflect"
@@ -182,6 +181,3 @@ func enabled(spec *v1.ClusterPolicySpec) (names []string) {
 	}
 	return names
 }
-
-// byName sorts nodes.
-func byName(a, b *fleet.Node) int { return cmp.Compare(a.Name, b.Name) }

@@ -14,9 +14,6 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// operands is a namespace of their own.
-const operands = "gpu-operands"
-
 // definition is the CRD that the chart brings.
 const definition = "../../deployments/helm/gpuready/crds/nvidia.com_clusterpolicies.yaml"
 

@@ -29,9 +29,6 @@ import (
 	"github.com/gpuready/gpuready/test/cluster"
 )
 
-// operands is the namespace of the operands where it is not the operator's own.
-const operands = "gpu-operands"
-
 // bench is a control plane without nodes beside which the operator runs as a process of
 // this machine, with the tokens and the roles that its chart gives it, and no others.
 type bench struct {

@@ -26,6 +26,7 @@ import (
 const (
 	namespace = "nvidia-gpu-operator"
 	policy    = "gpu-cluster-policy"
+	operands  = "gpu-operands" // the operands' namespace where they have one of their own
 )
 
 // patience is how long anything may take; what it takes is printed.
