@@ -72,7 +72,7 @@ func (b *bench) install(t *testing.T) {
 	t.Helper()
 	out := b.helm(t, "template", "gpuready", chart(), "--namespace", namespace, "--include-crds", "--set", "nfd.enabled=false",
 		"--set", "clusterPolicy.create=false", "--set", "operands.namespace="+operands, "--set", "platform.openshift=true")
-	for _, text := range strings.Split("\n"+out, "\n---\n") {
+	for text := range strings.SplitSeq("\n"+out, "\n---\n") {
 		var o unstructured.Unstructured
 		require.NoError(t, yaml.Unmarshal([]byte(text), &o.Object))
 		if slices.Contains([]string{"Namespace", "ServiceAccount", "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding", "CustomResourceDefinition"}, o.GetKind()) {
