@@ -1,18 +1,22 @@
 // Olm makes the bundle for the Operator Lifecycle Manager, deployments/olm, of what the
-// chart has, and checks it with the Operator Framework's own validators.
+// chart has, and checks it with the Operator Framework's own validators. It prints the
+// lifecycle manager's own definition of what the bundle has, for a cluster without one.
 //
 //	go run . generate
 //	go run . validate
+//	go run . definition
 //
 // It is run in .ci/olm. Exit code 1 says that the bundle is wrong, 2 that something could
 // not be done.
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 
+	"github.com/operator-framework/api/crds"
 	"github.com/operator-framework/api/pkg/manifests"
 	"github.com/operator-framework/api/pkg/validation"
 	interfaces "github.com/operator-framework/api/pkg/validation/interfaces"
@@ -43,8 +47,10 @@ func run(args []string) int {
 		err = generate()
 	case len(args) == 1 && args[0] == "validate":
 		wrong, err = validate()
+	case len(args) == 1 && args[0] == "definition":
+		err = json.NewEncoder(os.Stdout).Encode(crds.ClusterServiceVersion())
 	default:
-		err = fmt.Errorf("usage: go run . generate|validate")
+		err = fmt.Errorf("usage: go run . generate|validate|definition")
 	}
 	switch {
 	case err != nil:

@@ -57,6 +57,20 @@ func (s *Suite) kubectl(t *testing.T, args ...string) (string, error) {
 	return out.String(), err
 }
 
+// Shell runs a command line as a page of the documentation has it, in a folder; kubectl is
+// the cluster's own.
+func (s *Suite) Shell(t *testing.T, dir, line string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "sh", "-c", line)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+s.Kubeconfig, "PATH="+filepath.Dir(s.kubectlPath)+":"+os.Getenv("PATH"))
+	out, err := cmd.CombinedOutput()
+	require.NoErrorf(t, err, "%s:\n%s", line, out)
+	return string(out)
+}
+
 // Apply applies manifests of deployments/static, as they are.
 func (s *Suite) Apply(t *testing.T, names ...string) {
 	t.Helper()

@@ -6,7 +6,7 @@
 KILLS ?= 8
 
 .PHONY: e2e-operator e2e-operator-kills e2e-operator-rights
-e2e-operator: e2e-images chart $(BIN)/standin $(BIN)/tools/helm ## install the operator on a real cluster, and see nodes get their drivers, upgrades, failures and the end
+e2e-operator: e2e-images chart $(BIN)/standin $(BIN)/tools/helm $(BIN)/olm/clusterserviceversions.json ## install the operator on a real cluster, and see nodes get their drivers, upgrades, failures and the end
 	@began=$$(date +%s); GPUREADY_E2E='$(CURDIR)/$(BIN)' GPUREADY_E2E_KILLS='$(KILLS)' $(GO) test $(TAGS) -count=1 -v -timeout 30m -parallel 2 $(E2E_ARGS) ./test/operator && \
 	echo "e2e-operator: passed in $$(($$(date +%s) - began)) s"
 
@@ -19,3 +19,9 @@ e2e-operator-rights: ## take away each right of the operator, one at a time
 $(BIN)/standin: $(wildcard test/operator/standin/*.go)
 	@echo '  build $@'
 	$(Q)CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $@ ./test/operator/standin
+
+# What a cluster with the Operator Lifecycle Manager knows, as its own module has it.
+$(BIN)/olm/clusterserviceversions.json: .ci/olm/go.mod .ci/olm/main.go | packages-build
+	@echo '  build $@'
+	@mkdir -p $(@D)
+	$(Q)cd .ci/olm && $(GO) run . definition >$(abspath $@).new && mv $(abspath $@).new $(abspath $@)
