@@ -3,6 +3,7 @@
 #	make e2e-operator                                  all scenarios
 #	make e2e-operator E2E_ARGS='-run Precompiled'      some of them
 #	make e2e-operator-kills KILLS=50                   the operator killed 50 times during an upgrade
+#	make e2e-operator-rights                           its rights alone, one taken away at a time
 KILLS ?= 8
 
 .PHONY: e2e-operator e2e-operator-kills e2e-operator-rights
@@ -13,8 +14,8 @@ e2e-operator: e2e-images chart $(BIN)/standin $(BIN)/tools/helm $(BIN)/olm/clust
 e2e-operator-kills: ## kill the operator 50 times during upgrades
 	@$(MAKE) --no-print-directory e2e-operator KILLS=50 E2E_ARGS='-run TestUpgrade'
 
-e2e-operator-rights: ## take away each right of the operator, one at a time
-	@GPUREADY_E2E_RIGHTS=all $(MAKE) --no-print-directory e2e-operator E2E_ARGS='-run TestRights'
+e2e-operator-rights: packages-cluster chart $(BIN)/gpu-operator $(BIN)/tools/helm ## take away each right of the operator, one at a time
+	@GPUREADY_E2E='$(CURDIR)/$(BIN)' $(GO) test $(TAGS) -count=1 -v -run TestRights ./test/operator
 
 $(BIN)/standin: $(wildcard test/operator/standin/*.go)
 	@echo '  build $@'

@@ -3,7 +3,6 @@ package operator
 import (
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -99,20 +98,13 @@ func (b *bench) hasUsed(rights []string) error {
 	return nil
 }
 
-// sampled is of how many steps, the first ones, the rights are taken away by make
-// e2e-operator; make e2e-operator-rights has all.
-const sampled = 12
-
 // eachIsMissed takes away one right at a time.
 func (b *bench) eachIsMissed(t *testing.T) {
 	b.furnish(t) // what was uninstalled
 	b.operate(t)
 	b.objection(t, "the operator works", b.works)
 	rights := given(t)
-	for i, s := range steps {
-		if i >= sampled && os.Getenv("GPUREADY_E2E_RIGHTS") != "all" {
-			break
-		}
+	for _, s := range steps {
 		for _, r := range rights {
 			if !slices.Contains(s.needs, r.String()) {
 				continue
