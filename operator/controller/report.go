@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -220,23 +221,41 @@ func (c *Controller) write(ctx context.Context, p *v1.ClusterPolicy, sum v1.Clus
 	_ = c.attempt("status of ClusterPolicy "+p.Name, func() error {
 		ctx, cancel := context.WithTimeout(ctx, apply.Timeout)
 		defer cancel()
-		next := p.DeepCopy()
-		next.Status = sum
-		err := c.Client.Status().Patch(ctx, next, client.MergeFrom(p), client.FieldOwner(label.FieldManager))
+		patch, err := statusPatch(p, sum)
 		if err != nil {
+			return err
+		}
+		// Of the answer, no more is asked for than what the status is now known by.
+		written := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: v1.GroupVersion().String(), Kind: v1.Kind}}
+		written.Name = p.Name
+		if err := c.Client.Status().Patch(ctx, written, patch, client.FieldOwner(label.FieldManager)); err != nil {
 			return client.IgnoreNotFound(err)
 		}
-		// What asks for something is what it was before: nothing follows from a status.
-		if next.Generation == p.Generation && c.model.policies[p.Name] == p {
-			c.model.policies[p.Name] = next
-			if c.scene.policy == p {
-				c.scene.policy = next
-			}
-			return nil
+		if written.Generation != p.Generation || c.model.policies[p.Name] != p {
+			return nil // somebody else has written too: that is on its way
 		}
-		seePolicy(c.model, next)
+		// Nothing follows from a status: what asks for something is what it was before.
+		next := *p
+		next.ResourceVersion, next.Status = written.ResourceVersion, sum
+		c.model.policies[p.Name] = &next
+		if c.scene.policy == p {
+			c.scene.policy = &next
+		}
 		return nil
 	})
+}
+
+// statusPatch puts a status in place of the one before, of that policy and no other of its
+// name. It is made of the one alone: what would be left out of a merge patch costs more to
+// find than to send.
+func statusPatch(p *v1.ClusterPolicy, sum v1.ClusterPolicyStatus) (client.Patch, error) {
+	type operation struct {
+		Op    string `json:"op"`
+		Path  string `json:"path"`
+		Value any    `json:"value"`
+	}
+	body, err := json.Marshal([]operation{{"test", "/metadata/uid", p.UID}, {"add", "/status", sum}})
+	return client.RawPatch(types.JSONPatchType, body), err
 }
 
 // show has Prometheus shown how everything stands.

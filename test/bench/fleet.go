@@ -177,8 +177,7 @@ func (f *fleet) move(ctx context.Context, i int) error {
 		return err
 	}
 	defer w.Stop()
-	body := []byte(`{"metadata":{"labels":{"` + gpuLabel + `":"false"}}}`)
-	if _, err := f.client.CoreV1().Nodes().Patch(ctx, name(i), types.MergePatchType, body, metav1.PatchOptions{}); err != nil {
+	if err := f.patch(ctx, name(i), `{"metadata":{"labels":{"`+gpuLabel+`":"false"}}}`); err != nil {
 		return err
 	}
 	for e := range w.ResultChan() {
@@ -189,7 +188,8 @@ func (f *fleet) move(ctx context.Context, i int) error {
 	return fmt.Errorf("the labels of %s are still there", name(i))
 }
 
-// appear makes one more node, and waits until its driver's pod was made.
+// appear makes one more node, and says how long after its GPU was labelled its driver's
+// pod was made.
 func (f *fleet) appear(ctx context.Context) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -198,16 +198,32 @@ func (f *fleet) appear(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	defer w.Stop()
-	began, node := time.Now(), name(f.nodes)
-	if err := f.grow(ctx, f.nodes+1); err != nil {
+	node := bareNode(f.nodes)
+	f.nodes++
+	delete(node.Labels, gpuLabel)
+	if _, err := f.client.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{}); err != nil {
+		return 0, err
+	}
+	// The API server taints what it takes for a node that is not ready, and here nobody finds
+	// out that it is.
+	if err := f.patch(ctx, node.Name, `{"spec":{"taints":null}}`); err != nil {
+		return 0, err
+	}
+	began := time.Now()
+	if err := f.patch(ctx, node.Name, `{"metadata":{"labels":{"`+gpuLabel+`":"true"}}}`); err != nil {
 		return 0, err
 	}
 	for e := range w.ResultChan() {
-		if p, is := e.Object.(*corev1.Pod); is && onNode(p) == node {
+		if p, is := e.Object.(*corev1.Pod); is && onNode(p) == node.Name {
 			return time.Since(began), nil
 		}
 	}
-	return 0, fmt.Errorf("no driver's pod was made for %s", node)
+	return 0, fmt.Errorf("no driver's pod was made for %s", node.Name)
+}
+
+func (f *fleet) patch(ctx context.Context, node, body string) error {
+	_, err := f.client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, []byte(body), metav1.PatchOptions{})
+	return err
 }
 
 // onNode is the node that a DaemonSet's pod is made for.

@@ -275,8 +275,8 @@ func (o *operator) cpu() time.Duration {
 	return total
 }
 
-// podsOfNewNodes is how long it takes from a node that appears with a GPU to its
-// driver's pod, with the DaemonSet controller.
+// podsOfNewNodes is how long it takes from the label of a new node's GPU to its driver's
+// pod, with the DaemonSet controller.
 func (b *bench) podsOfNewNodes(ctx context.Context, programs binaries.Dir) (err error) {
 	c, err := cluster.Up(ctx, cluster.Config{Name: "bench-operator-pods", Binaries: programs,
 		Controllers: "*,-node-lifecycle-controller,-taint-eviction-controller,-pod-garbage-collector-controller"})
@@ -307,6 +307,6 @@ func (b *bench) podsOfNewNodes(ctx context.Context, programs binaries.Dir) (err 
 		}
 		took = append(took, d)
 	}
-	show("operator: a node appears with its GPU's label → its driver's pod is made", took, within(0, podGoal))
+	show("operator: a node's GPU is labelled → its driver's pod is made", took, within(0, podGoal))
 	return nil
 }
