@@ -12,90 +12,60 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/operator-framework/api/crds"
-	"github.com/operator-framework/api/pkg/manifests"
-	"github.com/operator-framework/api/pkg/validation"
-	interfaces "github.com/operator-framework/api/pkg/validation/interfaces"
 
 	"github.com/gpuready/gpuready/.ci/olm/bundle"
+	"github.com/gpuready/gpuready/.ci/olm/verdict"
 )
 
-const (
-	root = "../../deployments"
-	dir  = root + "/olm"
-)
+const root = "../../deployments"
 
-// validators are all but those that pull the images, and those that take an API group for
-// another's.
-var validators = interfaces.Validators{
-	validation.ClusterServiceVersionValidator, validation.CustomResourceDefinitionValidator, validation.BundleValidator,
-	validation.OperatorHubV2Validator, validation.StandardCapabilitiesValidator, validation.StandardCategoriesValidator,
-	validation.ObjectValidator, validation.GoodPracticesValidator,
-}
+// errWrong says that the bundle is wrong: how has been told.
+var errWrong = errors.New("the bundle is wrong")
 
-func main() { os.Exit(run(os.Args[1:])) }
-
-func run(args []string) int {
-	var err error
-	wrong := 0
-	switch {
-	case len(args) == 1 && args[0] == "generate":
-		err = generate()
-	case len(args) == 1 && args[0] == "validate":
-		wrong, err = validate()
-	case len(args) == 1 && args[0] == "definition":
-		err = json.NewEncoder(os.Stdout).Encode(crds.ClusterServiceVersion())
-	default:
-		err = fmt.Errorf("usage: go run . generate|validate|definition")
-	}
-	switch {
+func main() {
+	switch err := run(os.Args[1:]); {
+	case errors.Is(err, errWrong):
+		os.Exit(1)
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "olm:", err)
-		return 2
-	case wrong > 0:
-		return 1
+		os.Exit(2)
 	}
-	return 0
 }
 
-func generate() error {
-	files, err := bundle.Make(root)
+func run(args []string) error {
+	if len(args) != 1 {
+		return fmt.Errorf("usage: go run . generate|validate|definition")
+	}
+	dir := filepath.Join(root, "olm")
+	switch args[0] {
+	case "generate":
+		return bundle.Write(root, dir)
+	case "validate":
+		return validate(dir)
+	case "definition":
+		return json.NewEncoder(os.Stdout).Encode(crds.ClusterServiceVersion())
+	}
+	return fmt.Errorf("%q is none of generate, validate and definition", args[0])
+}
+
+func validate(dir string) error {
+	v, err := verdict.On(dir)
 	if err != nil {
 		return err
 	}
-	for name, text := range files {
-		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return err
-		}
-		if err := os.WriteFile(path, text, 0o644); err != nil {
-			return err
-		}
+	for _, line := range slices.Concat(v.Wrong, v.Doubtful) {
+		fmt.Println(line)
 	}
+	if len(v.Wrong) > 0 {
+		return errWrong
+	}
+	fmt.Printf("olm: the bundle %s is one\n", v.Bundle)
 	return nil
-}
-
-// validate prints what is wrong with the bundle, and how much it is.
-func validate() (wrong int, err error) {
-	b, err := manifests.GetBundleFromDir(dir)
-	if err != nil {
-		return 0, err
-	}
-	for _, result := range validators.Validate(b.ObjectsToValidate()...) {
-		for _, e := range result.Errors {
-			fmt.Printf("%s: %v\n", result.Name, e)
-			wrong++
-		}
-		for _, w := range result.Warnings {
-			fmt.Printf("%s: warning: %v\n", result.Name, w)
-		}
-	}
-	if wrong == 0 {
-		fmt.Printf("olm: the bundle %s is one\n", b.Name)
-	}
-	return wrong, nil
 }

@@ -22,8 +22,26 @@ const (
 	version = "0.1.0"
 )
 
-// Make returns the bundle's files by name, below deployments/olm; root is deployments.
-func Make(root string) (map[string][]byte, error) {
+// Write writes the bundle's files to a folder; root is deployments.
+func Write(root, dir string) error {
+	files, err := makeFiles(root)
+	if err != nil {
+		return err
+	}
+	for name, text := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(path, text, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// makeFiles returns the bundle's files by name, below deployments/olm; root is deployments.
+func makeFiles(root string) (map[string][]byte, error) {
 	documents, err := read(filepath.Join(root, "static/operator.yaml"))
 	if err != nil {
 		return nil, err

@@ -1,0 +1,43 @@
+// Package verdict is what the Operator Framework's validators say of a bundle.
+package verdict
+
+import (
+	"fmt"
+
+	"github.com/operator-framework/api/pkg/manifests"
+	"github.com/operator-framework/api/pkg/validation"
+	interfaces "github.com/operator-framework/api/pkg/validation/interfaces"
+)
+
+// validators are all but those that pull the images, and those that take an API group for
+// another's.
+var validators = interfaces.Validators{
+	validation.ClusterServiceVersionValidator, validation.CustomResourceDefinitionValidator, validation.BundleValidator,
+	validation.OperatorHubV2Validator, validation.StandardCapabilitiesValidator, validation.StandardCategoriesValidator,
+	validation.ObjectValidator, validation.GoodPracticesValidator,
+}
+
+// Verdict is what they say, a line each.
+type Verdict struct {
+	Bundle   string // its name
+	Wrong    []string
+	Doubtful []string // their warnings
+}
+
+// On judges the bundle in a folder.
+func On(dir string) (Verdict, error) {
+	bundle, err := manifests.GetBundleFromDir(dir)
+	if err != nil {
+		return Verdict{}, err
+	}
+	v := Verdict{Bundle: bundle.Name}
+	for _, result := range validators.Validate(bundle.ObjectsToValidate()...) {
+		for _, e := range result.Errors {
+			v.Wrong = append(v.Wrong, fmt.Sprintf("%s: %v", result.Name, e))
+		}
+		for _, w := range result.Warnings {
+			v.Doubtful = append(v.Doubtful, fmt.Sprintf("%s: warning: %v", result.Name, w))
+		}
+	}
+	return v, nil
+}
