@@ -7,7 +7,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
@@ -34,7 +33,8 @@ func BenchmarkANodeEvent(b *testing.B) {
 			n.ResourceVersion = "2"
 			patched(n, on.sent)
 			sent := on.sent
-			w.model.answer(name, sent, fleet.Observe(n))
+			seeNode(w.model, n)
+			w.model.answer(name, sent, n.ResourceVersion)
 			w.writer.set(name, nil)
 		}
 	}

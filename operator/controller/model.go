@@ -24,12 +24,13 @@ type model struct {
 	policies   map[string]*v1.ClusterPolicy
 	nodes      map[string]*member
 	pods       map[types.NamespacedName]*operand
-	objects    map[apply.Key]client.Object   // the operator's own
-	foreign    map[apply.Key]bool            // objects of others, where ours may be
-	toolkit    map[string]string             // the Driver Toolkit's images by RHCOS version
-	unread     string                        // why that has not been read; "": it was
-	other      map[types.NamespacedName]bool // Deployments of NVIDIA's operator
-	configMaps map[string]*corev1.ConfigMap  // without their values
+	placed     map[string]map[types.NamespacedName]*operand // the pods, by node
+	objects    map[apply.Key]client.Object                  // the operator's own
+	foreign    map[apply.Key]bool                           // objects of others, where ours may be
+	toolkit    map[string]string                            // the Driver Toolkit's images by RHCOS version
+	unread     string                                       // why that has not been read; "": it was
+	other      map[types.NamespacedName]bool                // Deployments of NVIDIA's operator
+	configMaps map[string]*corev1.ConfigMap                 // without their values
 
 	unwritten map[string]error // Nodes that could not be patched, and why
 
@@ -61,6 +62,7 @@ func newModel() *model {
 		policies:   map[string]*v1.ClusterPolicy{},
 		nodes:      map[string]*member{},
 		pods:       map[types.NamespacedName]*operand{},
+		placed:     map[string]map[types.NamespacedName]*operand{},
 		objects:    map[apply.Key]client.Object{},
 		foreign:    map[apply.Key]bool{},
 		toolkit:    map[string]string{},
@@ -101,12 +103,7 @@ func older(a, b string) bool {
 func (m *model) seeNode(n *fleet.Node) {
 	have := m.nodes[n.Name]
 	if have == nil {
-		have = &member{pods: map[types.NamespacedName]*operand{}, again: true}
-		for key, pod := range m.pods {
-			if pod.Node == n.Name {
-				have.pods[key] = pod
-			}
-		}
+		have = &member{pods: m.podsOn(n.Name), again: true}
 		m.nodes[n.Name] = have
 	} else if have.node.UID == n.UID && seen(n.Version, have.node.Version) {
 		return
@@ -114,7 +111,7 @@ func (m *model) seeNode(n *fleet.Node) {
 	before := have.node
 	have.node = n
 	m.touched[n.Name] = true
-	if have.again || !before.Equal(n) {
+	if have.again || have.sent != nil || !before.Equal(n) {
 		have.again = false
 		m.dirty[n.Name] = true
 		m.count(before, n)
@@ -139,28 +136,23 @@ func (m *model) served(handOver bool) *census {
 	return m.census
 }
 
-// answer takes over what the API server answered to a patch; n is nil where the patch was
-// refused, as the Node is not any more what it was planned on.
-func (m *model) answer(name string, sent *upgrade.Patch, n *fleet.Node) {
+// answer takes note of what became of a patch: version is what the Node has been since,
+// "" where the patch was refused, as the Node is not any more what it was planned on. Until
+// that is seen, the patch is on its way.
+func (m *model) answer(name string, sent *upgrade.Patch, version string) {
 	have := m.nodes[name]
-	if have == nil {
+	if have == nil || have.sent != sent {
 		return
 	}
-	waited := have.sent == sent
-	if waited {
-		have.sent = nil
-	}
 	switch {
-	case n != nil && have.node.UID == n.UID:
-		m.seeNode(n)
-		if waited {
-			m.dirty[name] = true
-		}
-	case have.node.Version != sent.Version:
-		m.dirty[name] = true
-	default:
+	case version != "" && version != sent.Version && have.node.Version == sent.Version:
+		return // it is to be seen
+	case version == "" && have.node.Version == sent.Version:
 		have.again = true
+	default:
+		m.dirty[name] = true
 	}
+	have.sent = nil
 }
 
 func (m *model) loseNode(name string) {
@@ -169,6 +161,9 @@ func (m *model) loseNode(name string) {
 		return
 	}
 	delete(m.nodes, name)
+	if len(have.pods) == 0 {
+		delete(m.placed, name)
+	}
 	delete(m.unwritten, name)
 	m.count(have.node, nil)
 	m.touch(name)
@@ -180,8 +175,8 @@ func (m *model) seePod(o *operand) {
 		m.losePod(key)
 	}
 	m.pods[key] = o
-	if on := m.nodes[o.Node]; on != nil {
-		on.pods[key] = o
+	m.podsOn(o.Node)[key] = o
+	if m.nodes[o.Node] != nil {
 		m.touch(o.Node)
 	}
 }
@@ -192,10 +187,21 @@ func (m *model) losePod(key types.NamespacedName) {
 		return
 	}
 	delete(m.pods, key)
-	if on := m.nodes[o.Node]; on != nil {
-		delete(on.pods, key)
+	delete(m.placed[o.Node], key)
+	if m.nodes[o.Node] != nil {
 		m.touch(o.Node)
+	} else if len(m.placed[o.Node]) == 0 {
+		delete(m.placed, o.Node)
 	}
+}
+
+// podsOn are the operands' pods on a node, which may be seen before it is, and after it
+// has gone.
+func (m *model) podsOn(node string) map[types.NamespacedName]*operand {
+	if m.placed[node] == nil {
+		m.placed[node] = map[types.NamespacedName]*operand{}
+	}
+	return m.placed[node]
 }
 
 func (m *model) seeObject(key apply.Key, o client.Object) {

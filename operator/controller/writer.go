@@ -15,7 +15,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpuready/gpuready/operator/apply"
-	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
@@ -99,12 +98,12 @@ func (w *writer) write(ctx context.Context, name string) {
 	if patch == nil || ctx.Err() != nil {
 		return
 	}
-	node, err := patchNode(ctx, w.client, name, patch)
+	version, err := patchNode(ctx, w.client, name, patch)
 	switch {
 	case err == nil:
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 		// Somebody was there before; the watch shows what is there now.
-		node = nil
+		version = ""
 	case ctx.Err() != nil:
 		return
 	default:
@@ -117,31 +116,26 @@ func (w *writer) write(ctx context.Context, name string) {
 	}
 	w.queue.Forget(name)
 	w.done(name, patch)
-	var seen *fleet.Node
-	if node != nil {
-		if patch.Event != nil {
-			w.tell(node, *patch.Event)
-		}
-		seen = fleet.Observe(node)
+	if version != "" && patch.Event != nil {
+		w.tell(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(patch.UID)}}, *patch.Event)
 	}
 	w.inbox.put(func(m *model) {
 		delete(m.unwritten, name)
-		m.answer(name, patch, seen)
+		m.answer(name, patch, version)
 	})
 }
 
-// patchNode brings one patch to a Node and returns the Node as it is then.
-func patchNode(ctx context.Context, c client.Client, name string, patch *upgrade.Patch) (*corev1.Node, error) {
+// patchNode brings one patch to a Node and returns the version that the Node has then. The
+// Node itself comes by the watch, and need not be read twice.
+func patchNode(ctx context.Context, c client.Client, name string, patch *upgrade.Patch) (version string, err error) {
 	body, err := patch.JSON()
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	ctx, cancel := context.WithTimeout(ctx, apply.Timeout)
 	defer cancel()
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	if err := c.Patch(ctx, node, client.RawPatch(types.MergePatchType, body), client.FieldOwner(label.FieldManager)); err != nil {
-		return nil, err
-	}
-	fleet.Strip(node)
-	return node, nil
+	node := partial(corev1.SchemeGroupVersion.WithKind("Node"))
+	node.Name = name
+	err = c.Patch(ctx, node, client.RawPatch(types.MergePatchType, body), client.FieldOwner(label.FieldManager))
+	return node.ResourceVersion, err
 }
