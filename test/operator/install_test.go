@@ -9,8 +9,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuready/gpuready/test/cluster"
+	"github.com/gpuready/gpuready/test/e2e"
 )
 
 // chart is put together by make chart.
@@ -32,6 +35,7 @@ func TestInstall(t *testing.T) {
 		scenario{"PeopleReadIt", plain((*suite).peopleReadIt)},
 		scenario{"AnOperandDeletedByHand", plain((*suite).operandDeleted)},
 		scenario{"NodesGoAndCome", plain((*suite).nodesGoAndCome)},
+		scenario{"AlertsNameWhatIsShown", plain((*suite).alertsNameWhatIsShown)},
 		scenario{"ANodesGPUGoesAndComes", plain((*suite).gpuGoesAndComes)},
 		scenario{"ALabelKeepsOperandsAway", plain((*suite).keptAway)},
 		scenario{"TheAPIServerIsRestarted", plain((*suite).apiServerRestarts)},
@@ -117,20 +121,56 @@ func (s *suite) peopleReadIt(t *testing.T) {
 	assert.Contains(t, out, policy)
 }
 
-// operandDeleted deletes what the operator made.
+// operandDeleted deletes what the operator made: it comes back. A new device plugin hands
+// GPUs out, and a new validator has each node proven anew, by another pod than before.
 func (s *suite) operandDeleted(t *testing.T) {
-	for _, name := range []string{"nvidia-device-plugin-daemonset", "nvidia-operator-validator"} {
-		before := strings.TrimSpace(s.Kubectl(t, "-n", namespace, "get", "daemonset", name, "-o", "jsonpath={.metadata.uid}"))
-		s.Kubectl(t, "-n", namespace, "delete", "daemonset", name)
-		s.until(t, name+" is there again", func() error {
-			out, err := s.TryKubectl(t, "-n", namespace, "get", "daemonset", name, "-o", "jsonpath={.metadata.uid}")
-			if err != nil || strings.TrimSpace(out) == before {
-				return fmt.Errorf("%s %w", out, err)
-			}
-			return nil
-		})
+	s.deleted(t, "nvidia-device-plugin-daemonset")
+	for _, n := range s.Nodes {
+		out, phase := s.Result(t, e2e.Job{Name: "after-deletion-" + n.Name, Node: n.Name, GPUs: 1, Command: []string{"vectoradd"}})
+		require.Equal(t, corev1.PodSucceeded, phase, out)
+		require.Contains(t, out, "Test PASSED", n.Name)
+	}
+	s.deleted(t, "nvidia-operator-validator")
+	for _, n := range s.Nodes {
+		s.until(t, "the new validator has proven "+n.Name, func() error { return s.proof(n.Name) })
 	}
 	s.proven(t)
+}
+
+// deleted deletes a DaemonSet, and waits until another of its name has its pods everywhere
+// and the old one's are gone: until then all looks well that was.
+func (s *suite) deleted(t *testing.T, name string) {
+	t.Helper()
+	before := types.UID(strings.TrimSpace(s.Kubectl(t, "-n", namespace, "get", "daemonset", name, "-o", "jsonpath={.metadata.uid}")))
+	s.Kubectl(t, "-n", namespace, "delete", "daemonset", name)
+	s.until(t, "another "+name+" has a pod on each node", func() error {
+		pods := s.World.Pods(namespace, "app="+name)
+		for _, p := range pods {
+			if of := metav1.GetControllerOf(p); of == nil || of.UID == before {
+				return fmt.Errorf("pod %s is of before", p.Name)
+			}
+		}
+		if len(pods) != len(s.Nodes) {
+			return fmt.Errorf("%d pods are there", len(pods))
+		}
+		return nil
+	})
+	s.World.Ready(t, namespace, name)
+}
+
+// proof objects unless a pod that was given a GPU has passed for the validator that runs on
+// the node now: its owner, with which it would have gone.
+func (s *suite) proof(node string) error {
+	p := s.World.Pod(namespace, "nvidia-device-plugin-validation-"+node)
+	if p == nil || p.Status.Phase != corev1.PodSucceeded || p.DeletionTimestamp != nil {
+		return fmt.Errorf("no pod proves %s", node)
+	}
+	for _, v := range s.World.Pods(namespace, "app=nvidia-operator-validator") {
+		if v.Spec.NodeName == node && v.DeletionTimestamp == nil && len(p.OwnerReferences) == 1 && p.OwnerReferences[0].UID == v.UID {
+			return nil
+		}
+	}
+	return fmt.Errorf("what proves %s is of another validator than runs there: %v", node, p.OwnerReferences)
 }
 
 // nodesGoAndCome deletes a Node, whose kubelet registers it again later.

@@ -2,13 +2,39 @@ package operator
 
 import (
 	"fmt"
+	"maps"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"sigs.k8s.io/yaml"
 )
+
+// absent are metrics of alerts and dashboard that a cluster on which all is well does not
+// show, and why.
+var absent = map[string]string{
+	"gpuready_deviceplugin_config_ignored_key":               "with --unknown-keys=warn, of each key",
+	"gpuready_deviceplugin_devices_left_out":                 "of GPUs that are not advertised, by reason",
+	"gpuready_deviceplugin_preferred_allocation_score_ratio": "once a pod has asked for two GPUs or more",
+	"gpuready_deviceplugin_xids_total":                       "with the first XID; its alert counts those that have only just come",
+	"gpuready_layer_not_ready_reason":                        "of a layer that is not proven",
+	"gpuready_mps_failures_total":                            "nothing is shared by MPS here",
+	"gpuready_mps_ready":                                     "nothing is shared by MPS here",
+	"gpuready_operator_driver_problem_pools":                 "with the first problem: see NoToolkitImage, PrecompiledMissing",
+	"gpuready_operator_nodes_since_timestamp_seconds":        "of nodes that are not ready: see AFailureStopsIt",
+	"gpuready_toolkit_runtime_problem":                       "of a runtime that is not configured as it should be",
+}
+
+// otherwise are metrics that it shows, with other values than those that are asked for.
+var otherwise = map[string]string{
+	"gpuready_deviceplugin_devices":   "unhealthy ones",
+	"gpuready_deviceplugin_phase":     "the phase and reason that are so",
+	"gpuready_operator_upgrade_nodes": "the states that nodes are in: see AFailureStopsIt",
+}
 
 // scraped are what Prometheus adds to what it scrapes (podmonitor.yaml).
 var scraped = []string{"namespace", "pod", "container", "node", "job", "instance"}
@@ -17,9 +43,11 @@ var scraped = []string{"namespace", "pod", "container", "node", "job", "instance
 type series map[string][]map[string]string
 
 var (
-	line    = regexp.MustCompile(`(?m)^([a-z_]+)(?:\{(.*)\})? [^ ]+$`)
-	pair    = regexp.MustCompile(`([a-z_]+)="((?:[^"\\]|\\.)*)"`)
-	matched = regexp.MustCompile(`([a-z_]+) *(=~|!~|!=|=) *"([^"]*)"`)
+	line     = regexp.MustCompile(`(?m)^([a-z_]+)(?:\{(.*)\})? [^ ]+$`)
+	pair     = regexp.MustCompile(`([a-z_]+)="((?:[^"\\]|\\.)*)"`)
+	selected = regexp.MustCompile(`\b(gpuready_[a-z_]+)(?:\{([^}]*)\})?`)
+	matched  = regexp.MustCompile(`([a-z_]+) *(=~|!~|!=|=) *"([^"]*)"`)
+	grouped  = regexp.MustCompile(`\bby *\(([^)]*)\)`)
 )
 
 // scrape reads what pods show to Prometheus, on their port "metrics".
@@ -77,6 +105,107 @@ func matches(labels map[string]string, matchers string) bool {
 		}
 	}
 	return true
+}
+
+// ungrouped are labels that an expression sums up by, and that nothing in it has.
+func (have series) ungrouped(expr string) (missing []string) {
+	known := map[string]bool{"le": true}
+	for _, m := range selected.FindAllStringSubmatch(expr, -1) {
+		for _, labels := range have[m[1]] {
+			for key := range labels {
+				known[key] = true
+			}
+		}
+	}
+	for _, m := range grouped.FindAllStringSubmatch(expr, -1) {
+		for key := range strings.SplitSeq(m[1], ",") {
+			if key = strings.TrimSpace(key); !known[key] && !slices.Contains(scraped, key) {
+				missing = append(missing, key)
+			}
+		}
+	}
+	return missing
+}
+
+// expressions are those of the alerts and of the dashboard.
+func expressions(t *testing.T) (all []string) {
+	t.Helper()
+	for _, file := range []string{"rules.yaml", "dashboard.json"} {
+		text, err := os.ReadFile("../../deployments/monitoring/" + file)
+		require.NoError(t, err)
+		var document any
+		require.NoError(t, yaml.Unmarshal(text, &document))
+		found := exprs(document)
+		require.NotEmpty(t, found, file)
+		all = append(all, found...)
+	}
+	return all
+}
+
+func exprs(v any) (all []string) {
+	switch v := v.(type) {
+	case map[string]any:
+		if expr, is := v["expr"].(string); is {
+			all = append(all, expr)
+		}
+		for _, key := range slices.Sorted(maps.Keys(v)) {
+			all = append(all, exprs(v[key])...)
+		}
+	case []any:
+		for _, item := range v {
+			all = append(all, exprs(item)...)
+		}
+	}
+	return all
+}
+
+// alertsNameWhatIsShown looks that each metric of the alerts and the dashboard is shown by
+// the programs that run, with the labels that are asked for.
+func (s *suite) alertsNameWhatIsShown(t *testing.T) {
+	have := s.scrape(t, "app.kubernetes.io/part-of=gpuready")
+	missing, others := maps.Clone(absent), maps.Clone(otherwise)
+	for _, expr := range expressions(t) {
+		gone := false
+		for _, m := range selected.FindAllStringSubmatch(expr, -1) {
+			lacks := have.lacks(m[1], m[2])
+			switch whole := base(m[1]); {
+			case lacks == "":
+			case len(have[m[1]]) == 0:
+				gone = true
+				assert.Containsf(t, absent, whole, "%s\nin %s", lacks, expr)
+				delete(missing, whole)
+			default:
+				assert.Containsf(t, otherwise, whole, "%s\nin %s", lacks, expr)
+				assert.Emptyf(t, have.unlabelled(m[1], m[2]), "%s\nin %s", lacks, expr)
+				delete(others, whole)
+			}
+		}
+		if !gone {
+			assert.Emptyf(t, have.ungrouped(expr), "labels that nothing has, in %s", expr)
+		}
+	}
+	assert.Empty(t, missing, "these are shown: they need no reason")
+	assert.Empty(t, others, "these are shown as they are asked for: they need no reason")
+}
+
+// base is the metric that a part of a histogram belongs to.
+func base(name string) string {
+	for _, part := range []string{"_bucket", "_sum", "_count"} {
+		if whole, is := strings.CutSuffix(name, part); is {
+			return whole
+		}
+	}
+	return name
+}
+
+// unlabelled are labels that a selector names and the metric has not.
+func (have series) unlabelled(name, matchers string) (keys []string) {
+	for _, m := range matched.FindAllStringSubmatch(matchers, -1) {
+		if _, has := have[name][0][m[1]]; !has && !slices.Contains(scraped, m[1]) {
+			keys = append(keys, m[1])
+		}
+	}
+	return keys
 }
 
 // showsFailure looks that the operator shows what an alert waits for.

@@ -194,6 +194,7 @@ func (v *variants) noToolkitImage(t *testing.T, _ *suite) {
 	v.until(t, "the policy names the version and the node", func() error {
 		return v.condition(t, policy, "Degraded", "True", "DriverToolkitImageMissing", unheard, "n2")
 	})
+	v.showsFailure(t, "gpuready_operator_driver_problem_pools", `reason="DriverToolkitImageMissing"`)
 	v.rhcos(t, "n2", "4.18", rhcos418, kernel418)
 	v.serves(t, map[string]string{"n1": dtk(rhcos418), "n2": dtk(rhcos418)}, 2)
 	v.proven(t)
@@ -210,6 +211,7 @@ func (v *variants) precompiledMissing(t *testing.T, _ *suite) {
 	v.until(t, "the policy names the exact tag", func() error {
 		return v.condition(t, policy, "Degraded", "True", "PrecompiledImageMissing", v.tag())
 	})
+	v.showsFailure(t, "gpuready_operator_driver_problem_pools", `reason="PrecompiledImageMissing"`)
 	v.serves(t, map[string]string{"n1": dtk(rhcos418), "n2": dtk(rhcos418)}, 2)
 }
 
