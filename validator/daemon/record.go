@@ -1,0 +1,145 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/validator/check"
+)
+
+// early writes an outcome as soon as it is known: the layers above may take
+// their time. What cannot be written is told by record.
+func (d *Daemon) early(o check.Outcome) {
+	d.writing.Lock()
+	defer d.writing.Unlock()
+	_ = d.write(d.proofs.standing(o))
+	if d.Witness != nil && o.Layer == readiness.CUDA && o.Kind != check.Passed {
+		d.Witness.Withdraw()
+	}
+}
+
+// record writes what came out wherever it differs from what is written.
+func (d *Daemon) record(found []check.Outcome) {
+	d.writing.Lock()
+	defer d.writing.Unlock()
+	if d.retired {
+		return
+	}
+	var unwritten, failing []string
+	var outcomes []check.Outcome
+	pending := false
+	for _, o := range found {
+		d.Metrics.observe(o)
+		pending = pending || o.Kind == check.Pending
+		if o.Kind == check.Failed || o.Again {
+			failing = append(failing, complaint(o))
+		}
+		o = d.proofs.standing(o)
+		outcomes = append(outcomes, o)
+		if err := d.write(o); err != nil {
+			unwritten = append(unwritten, err.Error())
+		}
+	}
+	if err := d.writeState(outcomes); err != nil {
+		unwritten = append(unwritten, err.Error())
+	}
+	d.known = outcomes
+	d.tellAll()
+	if d.pace.found(append(failing, unwritten...), pending) {
+		for _, message := range unwritten {
+			d.Log.Error("cannot write down what was found", "message", message)
+		}
+	}
+	if len(unwritten) > 0 {
+		d.setReady(errors.New(strings.Join(unwritten, "; ")))
+		return
+	}
+	d.setReady(unready(outcomes))
+}
+
+// write writes an outcome, and logs it where it is another than the last. d.writing is
+// held.
+func (d *Daemon) write(o check.Outcome) error {
+	if d.retired {
+		return nil
+	}
+	news, err := d.proofs.write(o)
+	if news {
+		d.logOutcome(o)
+	}
+	return err
+}
+
+func (d *Daemon) logOutcome(o check.Outcome) {
+	if o.Kind == check.Absent && o.Layer != readiness.Driver {
+		return // said once
+	}
+	log := d.Log.With("layer", o.Layer, "duration", o.Elapsed.Round(time.Millisecond))
+	switch o.Kind {
+	case check.Passed:
+		log.Info("ready", "message", o.Proof.Summary, "simulated", o.Simulated(), "notes", strings.Join(o.Notes, "; "))
+	case check.Failed:
+		log.Warn("not ready", "reason", o.Refusal.Reason, "message", o.Refusal.Message, "action", o.Refusal.Action)
+	default:
+		log.Info("not ready", "reason", o.Refusal.Reason, "message", o.Refusal.Message)
+	}
+}
+
+func (d *Daemon) writeState(outcomes []check.Outcome) error {
+	s := nodestate.State{Phase: nodestate.Ready}
+	if p := outcomes[0].Proof; p != nil {
+		s.Driver = p.Driver
+	}
+	for _, o := range outcomes {
+		if o.Kind == check.Passed {
+			s.Message = "all layers are proven"
+			continue
+		}
+		s.Phase, s.Reason = nodestate.Failed, o.Refusal.Reason
+		s.Message = fmt.Sprintf("%s: %s; %s", o.Layer, o.Refusal.Message, o.Refusal.Action)
+		if o.Kind == check.Absent || o.Kind == check.Pending {
+			s.Phase, s.Message = nodestate.Waiting, o.Refusal.Message
+		}
+		break
+	}
+	return d.say(s)
+}
+
+// unready is why the node is not ready; nil: it is, or there is nothing to prove.
+func unready(outcomes []check.Outcome) error {
+	for _, o := range outcomes {
+		if o.Kind == check.Failed || o.Kind == check.Pending {
+			return fmt.Errorf("%s: %s: %s", o.Layer, o.Refusal.Reason, o.Refusal.Message)
+		}
+	}
+	return nil
+}
+
+// Retire makes reason the last word of this process, which ends so that its
+// container is created anew.
+func (d *Daemon) Retire(reason gpu.Reason, message string) {
+	d.writing.Lock()
+	defer d.writing.Unlock()
+	if d.retired {
+		return
+	}
+	r := readiness.Refusal{BootID: d.Node.BootID, Reason: reason, Message: message, Action: "nothing: the kubelet creates the container anew"}
+	if reason == check.ReasonInjection {
+		// Nothing is proven from in here; one that finds out, in an endless
+		// loop, why, is to be found in the cluster as well.
+		d.known = []check.Outcome{{Layer: readiness.Driver, Kind: check.Failed, Refusal: &r}}
+		if err := readiness.WriteNotReady(d.proofs.dir, readiness.Driver, r); err != nil {
+			d.Log.Error("cannot write down why this process ends", "message", err.Error())
+		}
+		d.tellAll()
+	}
+	d.retired = true
+	if err := d.say(nodestate.State{Phase: nodestate.Waiting, Reason: reason, Message: message}); err != nil {
+		d.Log.Error("cannot write down why this process ends", "message", err.Error())
+	}
+}
