@@ -10,7 +10,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/gpuready/gpuready/deployments/images/build/base"
 	"github.com/gpuready/gpuready/deployments/images/build/recipe"
 	"github.com/gpuready/gpuready/deployments/images/build/rootfs"
 	"github.com/gpuready/gpuready/deployments/images/build/sbom"
@@ -92,8 +91,8 @@ func makePlan(in inputs) (plan, error) {
 	if entry, ok := files[in.Recipe.Entrypoint[0]]; !ok || entry.Mode&0o111 == 0 {
 		wrong = append(wrong, fmt.Errorf("its ENTRYPOINT %s is not a program that it copies", in.Recipe.Entrypoint[0]))
 	}
-	if _, ok := p.Tree.Resolve(base.Bundle); !ok && in.Name == asks {
-		wrong = append(wrong, fmt.Errorf("the base %s has no %s, without which the %s can ask no public registry; use a base with certificate authorities", in.Base.Name, base.Bundle, asks))
+	if _, ok := p.Tree.Resolve(rootfs.Bundle); !ok && in.Name == asks {
+		wrong = append(wrong, fmt.Errorf("the base %s has no %s, without which the %s can ask no public registry; use a base with certificate authorities", in.Base.Name, rootfs.Bundle, asks))
 	}
 	if wrong = append(wrong, rootfs.Check(p.Tree, in.Arch, ours)...); len(wrong) > 0 {
 		return plan{}, errors.Join(wrong...)

@@ -14,7 +14,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/deployments/images/build/base"
 	"github.com/gpuready/gpuready/deployments/images/build/recipe"
 	"github.com/gpuready/gpuready/deployments/images/build/rootfs"
 	"github.com/gpuready/gpuready/deployments/images/build/sbom"
@@ -176,10 +175,10 @@ func TestTheOperatorsImageHasCertificateAuthorities(t *testing.T) {
 	in := someInputs(t, "operator")
 	_, err := makePlan(in)
 	require.ErrorContains(t, err, "the base base:1 has no /etc/ssl/certs/ca-certificates.crt")
-	in.Base.Image.Tree = in.Base.Image.Tree.With(map[string]rootfs.File{base.Bundle: {Mode: 0o644}})
+	in.Base.Image.Tree = in.Base.Image.Tree.With(map[string]rootfs.File{rootfs.Bundle: {Mode: 0o644}})
 	p, err := makePlan(in)
 	require.NoError(t, err)
-	require.Contains(t, p.Tree, base.Bundle)
+	require.Contains(t, p.Tree, rootfs.Bundle)
 }
 
 func TestWhatWasBuiltIsComparedWithThePlan(t *testing.T) {

@@ -29,11 +29,6 @@ import (
 // libgcc-s1's folder of documentation only links to.
 var Wanted = []string{"base-files", "ca-certificates", "libc6", "libgcc-s1"}
 
-// Bundle is where programs look for the certificate authorities that are trusted: the
-// first place of Go's crypto/x509 on Linux. Debian's package has a file for each, and
-// its update-ca-certificates, which nobody runs here, puts them together.
-const Bundle = "/etc/ssl/certs/ca-certificates.crt"
-
 // Libraries that are kept. The programs want libc, libdl and libpthread; a driver's
 // libraries want libm and librt besides. libgcc_s is loaded by glibc itself when
 // a thread is cancelled or ends itself, and its absence is then an abort.
@@ -45,9 +40,11 @@ var libraries = []string{
 // authorities is the folder of the package's certificates.
 const authorities = "/usr/share/ca-certificates/mozilla/"
 
-// Bundled has the Bundle in place of the files that it is made of.
+// Bundled has rootfs.Bundle in place of the files that it is made of: Debian's package has
+// one for each authority, and its update-ca-certificates, which nobody runs here, puts
+// them together.
 func Bundled(entries []Entry) ([]Entry, error) {
-	bundle := Entry{Path: Bundle, Mode: 0o644}
+	bundle := Entry{Path: rootfs.Bundle, Mode: 0o644}
 	var rest, parts []Entry
 	for _, e := range entries {
 		if strings.HasPrefix(e.Path, authorities) {

@@ -20,6 +20,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/deployments/images/build/rootfs"
 )
 
 func TestOnlyWhatProgramsNeedIsKept(t *testing.T) {
@@ -69,7 +71,7 @@ func TestGoFindsTheAuthoritiesOfThePackageInTheBundle(t *testing.T) {
 	})
 	require.NoError(t, err)
 	require.Len(t, entries, 2)
-	require.Equal(t, Bundle, entries[1].Path)
+	require.Equal(t, rootfs.Bundle, entries[1].Path)
 	file := filepath.Join(t.TempDir(), "bundle")
 	require.NoError(t, os.WriteFile(file, entries[1].Data, 0o644))
 	t.Setenv("SSL_CERT_FILE", file)

@@ -29,16 +29,20 @@ type File struct {
 	Link         string // where a symbolic link leads
 	SHA1, SHA256 string // of a regular file
 	Object       *Object
-	Text         []byte // of what package managers leave, see keepText
+	Text         []byte // of what package managers leave, and the Bundle; see keepText
 }
 
 // StatusFolder is where an image without a package manager says what was
 // installed into it, a file for each package.
 const StatusFolder = "/var/lib/dpkg/status.d"
 
+// Bundle is where programs look for the certificate authorities that are trusted:
+// the first place of Go's crypto/x509 on Linux.
+const Bundle = "/etc/ssl/certs/ca-certificates.crt"
+
 // keepText names the files whose content is of interest itself.
 func keepText(name string) bool {
-	return path.Dir(name) == StatusFolder && path.Ext(name) != ".md5sums" || name == "/usr/lib/os-release"
+	return path.Dir(name) == StatusFolder && path.Ext(name) != ".md5sums" || name == "/usr/lib/os-release" || name == Bundle
 }
 
 // Regular is a regular file of root's.
