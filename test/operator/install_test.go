@@ -40,6 +40,7 @@ func TestInstall(t *testing.T) {
 		scenario{"ALabelKeepsOperandsAway", plain((*suite).keptAway)},
 		scenario{"TheAPIServerIsRestarted", plain((*suite).apiServerRestarts)},
 		scenario{"TwoPolicies", plain((*suite).twoPolicies)},
+		scenario{"BesideNVIDIAsOperator", plain((*suite).besideTheirs)},
 		scenario{"Uninstall", func(t *testing.T, s *suite) { s.helmUninstalls(t, before, marks) }},
 	)
 }

@@ -1,0 +1,122 @@
+package operator
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuready/gpuready/test/cluster/image"
+	"github.com/gpuready/gpuready/test/e2e"
+)
+
+// theirs is NVIDIA's operator as far as ours can see it: a Deployment of that name which
+// is not ours, in the namespace of its documentation.
+const theirs = `
+apiVersion: v1
+kind: Namespace
+metadata: { name: gpu-operator }
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: { name: gpu-operator, namespace: gpu-operator, labels: { app: gpu-operator } }
+spec:
+  selector: { matchLabels: { app: gpu-operator } }
+  template:
+    metadata: { labels: { app: gpu-operator } }
+    spec:
+      terminationGracePeriodSeconds: 0
+      containers: [{ name: gpu-operator, image: %q }]
+`
+
+// theirLabels are those by which NVIDIA's operator places its operands, and ours its own.
+var theirLabels = []string{"nvidia.com/gpu.deploy.driver", "nvidia.com/gpu.deploy.container-toolkit", "nvidia.com/gpu.deploy.device-plugin", "nvidia.com/gpu.deploy.operator-validator"}
+
+// besideTheirs has NVIDIA's operator come, a node be handed over, and NVIDIA's go.
+func (s *suite) besideTheirs(t *testing.T) {
+	s.ApplyText(t, fmt.Sprintf(theirs, image.PauseName))
+	s.Kubectl(t, "-n", "gpu-operator", "rollout", "status", "deployment/gpu-operator", "--timeout=60s")
+	s.until(t, "the policy says that NVIDIA's runs, and what to do", func() error {
+		return s.condition(t, policy, "Ready", "False", "OtherOperatorRuns", "Deployment gpu-operator/gpu-operator", "gpuready.io/operator=gpuready")
+	})
+	p, err := s.policy(t, policy)
+	require.NoError(t, err)
+	assert.Equal(t, "disabled", p.Status.State)
+	for _, n := range s.Nodes {
+		s.until(t, n.Name+" is left to NVIDIA's", func() error { return s.left(n.Name) }) // with the pods that proved it
+	}
+	for _, key := range theirLabels {
+		s.Kubectl(t, "label", "node", "n2", key+"=true")
+	}
+	was := s.marksOf(t, "n2")
+
+	s.Kubectl(t, "label", "node", "n1", "nvidia.com/gpu.deploy.operands=false", "gpuready.io/operator=gpuready")
+	s.until(t, "n1 is served and proven", func() error {
+		if c := s.World.Condition("n1", "GPUReady"); c == nil || c.Status != corev1.ConditionTrue {
+			return fmt.Errorf("%+v", c)
+		}
+		if err := s.proof("n1"); err != nil {
+			return err
+		}
+		return s.condition(t, policy, "Ready", "True", "")
+	})
+	out, phase := s.Result(t, e2e.Job{Name: "handed-over", Node: "n1", GPUs: 1, Command: []string{"vectoradd"}})
+	assert.Equal(t, corev1.PodSucceeded, phase, out)
+	assert.Equal(t, was, s.marksOf(t, "n2"), "n2 is NVIDIA's still")
+	require.NoError(t, s.left("n2", theirLabels...))
+	require.NoError(t, s.counts(t, "ready", 1))
+
+	s.Kubectl(t, "delete", "namespace", "gpu-operator", "--timeout=60s")
+	s.proven(t)
+	s.Kubectl(t, "label", "node", "n1", "nvidia.com/gpu.deploy.operands-", "gpuready.io/operator-")
+	// What NVIDIA's has left stays until somebody takes it away, and is ours from then on.
+	for _, key := range theirLabels {
+		s.Kubectl(t, "label", "node", "n2", key+"-")
+	}
+	s.until(t, "n2 has the labels again, as ours", func() error {
+		for _, key := range theirLabels {
+			if value := s.World.Node("n2").Labels[key]; value != "true" {
+				return fmt.Errorf("%s is %q", key, value)
+			}
+		}
+		return nil
+	})
+	s.proven(t)
+}
+
+// left objects while a node has operands of ours, or labels but for those of NVIDIA's
+// operator; that it has a GPU stays said.
+func (s *suite) left(node string, labels ...string) error {
+	n := s.World.Node(node)
+	for key, value := range n.Labels {
+		placed := strings.HasPrefix(key, "nvidia.com/gpu.deploy.") && !slices.Contains(labels, key)
+		if placed || key == "gpuready.io/driver" || key == "gpuready.io/injection" || key == "nvidia.com/gpu.product" {
+			return fmt.Errorf("%s has label %s=%s", node, key, value)
+		}
+	}
+	for _, p := range s.World.Pods(namespace, "app.kubernetes.io/part-of=gpuready") {
+		if p.Spec.NodeName == node && p.Labels["app"] != "gpu-operator" {
+			return fmt.Errorf("pod %s runs on %s", p.Name, node)
+		}
+	}
+	if !n.Spec.Unschedulable && len(n.Spec.Taints) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s is cordoned or has taints: %v", node, n.Spec.Taints)
+}
+
+// marksOf are the marks of one node.
+func (s *suite) marksOf(t *testing.T, node string) (all []string) {
+	t.Helper()
+	for mark := range s.marks(t) {
+		if strings.HasPrefix(mark, node+" ") {
+			all = append(all, mark)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
