@@ -85,8 +85,8 @@ func (c Config) policies(ctx context.Context) (foreign string, taints []string, 
 	return foreign, taints, nil
 }
 
-// objects deletes the operator's, and waits for the DaemonSets to be gone: while one is
-// there it makes pods.
+// objects deletes the operator's, and waits for the DaemonSets, which make pods while they
+// are there, and then for those that write on Nodes to be gone.
 func (c Config) objects(ctx context.Context) error {
 	there := client.InNamespace(c.Namespace)
 	for _, kind := range []struct {
@@ -113,29 +113,49 @@ func (c Config) objects(ctx context.Context) error {
 	if c.DryRun {
 		return nil
 	}
-	return c.gone(ctx)
+	if err := c.gone(ctx, &appsv1.DaemonSetList{}, apply.Selector()); err != nil {
+		return err
+	}
+	return c.silent(ctx)
 }
 
-// gone waits until there is no DaemonSet any more.
-func (c Config) gone(ctx context.Context) error {
+// silent waits until the validators have ended, which write on their Nodes until then. One
+// on a node that does not answer is there for long, and writes nothing.
+func (c Config) silent(ctx context.Context) error {
+	short, cancel := context.WithTimeout(ctx, endTimeout)
+	defer cancel()
+	err := c.gone(short, &corev1.PodList{}, client.MatchingLabels{"app": "nvidia-operator-validator"})
+	if err != nil && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
+		c.say("%v: what is on a node that answers again later writes on it until the kubelet has ended it; then clean up once more", err)
+		return nil
+	}
+	return err
+}
+
+// endTimeout is how long pods may take to end: four times their grace period.
+const endTimeout = time.Minute
+
+// gone waits until there are none of the operands' namespace any more.
+func (c Config) gone(ctx context.Context, kind client.ObjectList, where client.MatchingLabels) error {
 	for {
-		var list appsv1.DaemonSetList
-		if err := c.list(ctx, &list, client.InNamespace(c.Namespace), apply.Selector()); err != nil {
+		list := kind.DeepCopyObject().(client.ObjectList)
+		if err := c.list(ctx, list, client.InNamespace(c.Namespace), where); err != nil {
 			return err
 		}
-		if len(list.Items) == 0 {
-			return nil
+		items, err := meta.ExtractList(list)
+		if err != nil || len(items) == 0 {
+			return err
 		}
-		since := &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: list.ResourceVersion}}
-		changes, err := c.Client.Watch(ctx, &list, since, client.InNamespace(c.Namespace), apply.Selector())
+		since := &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: list.GetResourceVersion()}}
+		changes, err := c.Client.Watch(ctx, list, since, client.InNamespace(c.Namespace), where)
 		if err != nil {
-			return fmt.Errorf("watch DaemonSets: %w", err)
+			return fmt.Errorf("watch %T: %w", list, err)
 		}
 		select {
 		case <-changes.ResultChan():
 		case <-ctx.Done():
 			changes.Stop()
-			return fmt.Errorf("%d DaemonSets are still there, %s among them", len(list.Items), list.Items[0].Name)
+			return fmt.Errorf("of %T %d are still there, %s among them: %w", list, len(items), items[0].(client.Object).GetName(), ctx.Err())
 		}
 		changes.Stop()
 	}

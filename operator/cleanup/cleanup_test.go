@@ -2,14 +2,20 @@ package cleanup
 
 import (
 	"bytes"
+	"context"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/apply"
@@ -83,6 +89,48 @@ func TestAPolicyOfSomebodyElsesStaysAndWithItAllElse(t *testing.T) {
 	require.Len(t, names(t, c), 2)
 	require.NoError(t, Run(t.Context(), Config{Client: c, Namespace: "gpuready", Out: &out, Force: true}))
 	require.Equal(t, []string{"theirs"}, names(t, c))
+}
+
+// A validator that has not ended yet says its conditions and labels once more.
+func TestNodesAreCleanedUpOnceTheirValidatorsHaveEnded(t *testing.T) {
+	said := false
+	c := interceptor.NewClient(cluster(t, map[string]string{label.PartOf: label.Product}), interceptor.Funcs{
+		Watch: func(ctx context.Context, c client.WithWatch, list client.ObjectList, options ...client.ListOption) (watch.Interface, error) {
+			changes, err := c.Watch(ctx, list, options...)
+			if _, is := list.(*corev1.PodList); is && err == nil {
+				said = true
+				node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
+				text := []byte(`{"metadata":{"labels":{"nvidia.com/gpu.memory":"1"},"annotations":{"gpuready.io/feature-labels":"gpu.count,gpu.memory"}}}`)
+				require.NoError(t, c.Patch(ctx, node, client.RawPatch(types.MergePatchType, text)))
+				require.NoError(t, c.Delete(ctx, validator()))
+			}
+			return changes, err
+		},
+	})
+	require.NoError(t, c.Create(t.Context(), validator()))
+	var out bytes.Buffer
+	require.NoError(t, Run(t.Context(), Config{Client: c, Namespace: "gpuready", Out: &out}))
+	require.True(t, said)
+	var node corev1.Node
+	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Name: "n1"}, &node))
+	require.Equal(t, map[string]string{label.PCI: "true", "person": "x", label.Deploy + "dcgm": "false"}, node.Labels)
+}
+
+func TestAValidatorThatNeverEndsIsNamedAndNotWaitedForLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cluster(t, map[string]string{label.PartOf: label.Product})
+		require.NoError(t, c.Create(t.Context(), validator()))
+		var out bytes.Buffer
+		began := time.Now()
+		require.NoError(t, Run(t.Context(), Config{Client: c, Namespace: "gpuready", Out: &out}))
+		require.Equal(t, endTimeout, time.Since(began))
+		require.Contains(t, out.String(), "1 are still there, validator-n1 among them")
+		require.Contains(t, out.String(), "patch node n1")
+	})
+}
+
+func validator() *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "validator-n1", Namespace: "gpuready", Labels: map[string]string{"app": "nvidia-operator-validator"}}}
 }
 
 func TestADryRunChangesNothing(t *testing.T) {

@@ -20,7 +20,8 @@ has gone. In this order:
 
   1. the policies that came with the product (label app.kubernetes.io/part-of=gpuready);
      while the operator runs it takes its objects and its labels away by itself
-  2. its DaemonSets, Services and RuntimeClasses
+  2. its DaemonSets, Services and RuntimeClasses; then it waits for the validators to end,
+     which write on their Nodes until then: a minute at most
   3. on each Node its labels, annotations and cordon, the startup taint if the policy had
      it managed, the conditions GPUReady and GPUHealthy, and the labels of GPUs' features
 

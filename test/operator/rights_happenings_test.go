@@ -284,6 +284,14 @@ func (b *bench) leave(t *testing.T, finalizers ...string) {
 	b.create(t, set, service, class, node)
 }
 
+// validator is a pod of that DaemonSet; no node has it, so it is gone when it is deleted.
+func validator() *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: named(operands, "validator")}
+	p.Labels = map[string]string{"app": "nvidia-operator-validator"}
+	p.Spec.Containers = []corev1.Container{{Name: "main", Image: "none"}}
+	return p
+}
+
 // tidy takes away the node; the rest the cleanup has.
 func (b *bench) tidy(t *testing.T) {
 	t.Helper()

@@ -125,7 +125,7 @@ var steps = []step{
 		name: "the chart is uninstalled, and the operator has gone",
 		needs: []string{
 			"cleanup: list clusterpolicies.nvidia.com", "cleanup: delete clusterpolicies.nvidia.com",
-			"cleanup: list daemonsets.apps", "cleanup: delete daemonsets.apps",
+			"cleanup: list daemonsets.apps", "cleanup: delete daemonsets.apps", "cleanup: list pods",
 			"cleanup: list services", "cleanup: delete services",
 			"cleanup: list runtimeclasses.node.k8s.io", "cleanup: delete runtimeclasses.node.k8s.io",
 			"cleanup: list nodes", "cleanup: get nodes", "cleanup: patch nodes", "cleanup: patch nodes/status",
@@ -146,6 +146,20 @@ var steps = []step{
 			if d := object[appsv1.DaemonSet](t, b, operands, "left"); d != nil {
 				b.merge(t, d, `{"metadata":{"finalizers":null}}`)
 			}
+			return b.ends(t, "gpu-operator-cleanup", cleanup...)
+		},
+		undo: func(t *testing.T, b *bench) { b.tidy(t) },
+		told: byExit,
+	},
+	{
+		name:    "the same, and a validator takes its time",
+		needs:   []string{"cleanup: watch pods"},
+		happens: func(t *testing.T, b *bench) { b.leave(t); b.create(t, validator()); b.clean(t) },
+		done: func(t *testing.T, b *bench) error {
+			if !b.trail.used["cleanup: watch pods"] {
+				return errors.Join(b.trail.follow(), errors.New("the validator's end has not been waited for"))
+			}
+			b.remove(t, validator())
 			return b.ends(t, "gpu-operator-cleanup", cleanup...)
 		},
 		undo: func(t *testing.T, b *bench) { b.tidy(t) },
