@@ -1,0 +1,63 @@
+package docs
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// section is what a page has below a heading, up to the next one.
+func section(t *testing.T, page, heading string) string {
+	t.Helper()
+	_, rest, found := strings.Cut(page, "\n"+heading+"\n")
+	require.True(t, found, heading)
+	text, _, _ := strings.Cut(rest, "\n#")
+	return text
+}
+
+// folders are those in a folder, without what only tests read.
+func folders(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	var found []string
+	for _, e := range entries {
+		if e.IsDir() && e.Name() != "testdata" {
+			found = append(found, e.Name())
+		}
+	}
+	require.NotEmpty(t, found)
+	return found
+}
+
+var room = regexp.MustCompile("`([a-z][a-z0-9]*)[`/]")
+
+func TestTheRoomsOfEachComponentAreThoseThatExist(t *testing.T) {
+	page := read(t, "architecture.md")
+	for _, c := range []struct {
+		dir, heading string
+	}{
+		{"deviceplugin", "### The device plugin's rooms"},
+		{"toolkit", "### The toolkit's rooms"},
+		{"operator", "### The operator's rooms"},
+	} {
+		t.Run(c.dir, func(t *testing.T) {
+			var named []string
+			for _, m := range room.FindAllStringSubmatch(section(t, page, c.heading), -1) {
+				named = append(named, m[1])
+			}
+			have := folders(t, filepath.Join("..", c.dir))
+			for _, dir := range have {
+				require.Contains(t, named, dir, "%s/%s is not told of in docs/architecture.md", c.dir, dir)
+			}
+			for _, name := range named {
+				require.True(t, slices.Contains(have, name), "docs/architecture.md tells of %s/%s, which is not there", c.dir, name)
+			}
+		})
+	}
+}
