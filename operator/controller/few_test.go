@@ -3,6 +3,7 @@ package controller
 import (
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -10,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"pgregory.net/rapid"
 
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/upgrade"
@@ -42,23 +42,26 @@ func TestANodeThatIsAsItWasMakesNoPass(t *testing.T) {
 // An operator that has followed all that happened and one that has just been started want
 // the same.
 func TestWhoFollowedAndWhoComesAgree(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
-		w := newWorld(t)
-		w.create(simulated("policy"))
-		for range rapid.IntRange(1, 5).Draw(rt, "turns") {
-			for range rapid.IntRange(1, 3).Draw(rt, "at once") {
-				w.happen(rt)
+	for seed := range uint64(25) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			r := rand.New(rand.NewPCG(seed, 0))
+			w := newWorld(t)
+			w.create(simulated("policy"))
+			for range 1 + r.IntN(6) {
+				for range 1 + r.IntN(3) {
+					w.happen(r)
+				}
+				w.step()
 			}
-			w.step()
-		}
-		before := w.policy("policy").Status
-		other := w.model.other
-		w.start()
-		w.model.other = other
-		require.Empty(t, w.step())
-		require.Equal(t, before.Nodes, w.policy("policy").Status.Nodes)
-		require.Equal(t, upgrade.Make(w.whole()).Counts, w.plan.Counts)
-	})
+			before := w.policy("policy").Status
+			other := w.model.other
+			w.start()
+			w.model.other = other
+			require.Empty(t, w.step())
+			require.Equal(t, before.Nodes, w.policy("policy").Status.Nodes)
+			require.Equal(t, upgrade.Make(w.whole()).Counts, w.plan.Counts)
+		})
+	}
 }
 
 // whole is the input of a plan that looks at every node.
@@ -73,19 +76,24 @@ func (w *world) whole() upgrade.Input {
 }
 
 // happen has something happen to one of a few nodes, or to all of them.
-func (w *world) happen(t *rapid.T) {
-	name := fmt.Sprint("n", rapid.IntRange(0, 4).Draw(t, "node"))
+func (w *world) happen(r *rand.Rand) {
+	name := fmt.Sprint("n", r.IntN(5))
 	if w.Get(w.Context(), types.NamespacedName{Name: name}, &corev1.Node{}) != nil {
 		n := gpuNode(name)
 		n.UID = types.UID(fmt.Sprint(name, "-", w.now.UnixNano(), len(w.writes))) // another than before
 		w.create(n)
 		return
 	}
-	set := func(key string, values ...string) {
-		value := rapid.SampledFrom(values).Draw(t, key)
-		w.change(name, func(n *corev1.Node) { n.Labels[key] = value })
+	yes := r.IntN(2) == 0
+	set := func(key, value, other string) {
+		w.change(name, func(n *corev1.Node) {
+			n.Labels[key] = other
+			if yes {
+				n.Labels[key] = value
+			}
+		})
 	}
-	switch rapid.IntRange(0, 7).Draw(t, "what") {
+	switch r.IntN(8) {
 	case 0:
 		w.gone(gpuNode(name))
 	case 1:
@@ -98,23 +106,24 @@ func (w *world) happen(t *rapid.T) {
 		set(label.Kernel, kernel, "6.8.0-45-generic")
 	case 5:
 		w.change(name, func(n *corev1.Node) {
-			n.Spec.Unschedulable = rapid.Bool().Draw(t, "cordoned")
-			n.Status.Conditions[0].Status = rapid.SampledFrom([]corev1.ConditionStatus{corev1.ConditionTrue, corev1.ConditionFalse}).Draw(t, "ready")
+			n.Spec.Unschedulable = r.IntN(2) == 0
+			n.Status.Conditions[0].Status = corev1.ConditionFalse
+			if yes {
+				n.Status.Conditions[0].Status = corev1.ConditionTrue
+			}
 		})
 	case 6:
 		key := types.NamespacedName{Namespace: "gpu-operator", Name: otherName}
-		if w.model.other[key] {
-			delete(w.model.other, key)
-		} else {
+		if yes {
 			w.model.other[key] = true
+		} else {
+			delete(w.model.other, key)
 		}
 		w.changed()
 	case 7:
 		p := w.policy("policy")
-		p.Spec.DCGM.Enabled = new(rapid.Bool().Draw(t, "dcgm"))
+		p.Spec.DCGM.Enabled = &yes
 		p.Generation++
-		if err := w.Update(w.Context(), p); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(w, w.Update(w.Context(), p))
 	}
 }
