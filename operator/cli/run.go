@@ -25,6 +25,7 @@ import (
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/version"
 	"github.com/gpuready/gpuready/operator/controller"
+	"github.com/gpuready/gpuready/operator/lead"
 	"github.com/gpuready/gpuready/operator/meter"
 	"github.com/gpuready/gpuready/operator/registry"
 	"github.com/gpuready/gpuready/operator/roll"
@@ -41,19 +42,22 @@ Examples:
   gpu-operator run --image-repository registry.example/gpuready --registry-ca /etc/ca
 `
 
-// lease is the name of the Lease of the one that works, where several run; how long an
-// operator that was killed holds it, and how long one that ends may take.
+// lease is the name of the Lease of the one that works, where several run. It is written
+// every retryTime; an API server that is away for renewTime ends the operator; and one
+// that nothing is heard of, nor of its pod, holds it for leaseTime
+// (docs/decisions/0032-who-leads.md). endDeadline is how long one that ends may take.
 const (
 	lease       = "gpu-operator.gpuready.io"
-	leaseTime   = 15 * time.Second
-	renewTime   = 10 * time.Second
-	retryTime   = 2 * time.Second
+	leaseTime   = 60 * time.Second
+	renewTime   = 40 * time.Second
+	retryTime   = 10 * time.Second
 	endDeadline = 5 * time.Second
 )
 
 type runFlags struct {
 	listen     string
 	lead       bool
+	pod        lead.Pod
 	registryCA []string
 	insecure   []string
 }
@@ -64,10 +68,13 @@ func (r *runFlags) flags(o *options) {
 	o.images()
 	f.StringVar(&r.listen, "listen", ":9406", "address of /healthz, /readyz and /metrics; empty: none")
 	f.BoolVar(&r.lead, "leader-elect", true, "of several, only the one that holds the Lease works")
+	f.StringVar(&r.pod.Name, "pod-name", "", "the pod that it runs in: when that is gone, another may work at once")
+	f.StringVar(&r.pod.UID, "pod-uid", "", "its UID")
 	f.StringSliceVar(&r.registryCA, "registry-ca", nil, "folders with certificates of authorities that registries are trusted by, beside the system's")
 	f.StringSliceVar(&r.insecure, "insecure-registries", nil, "registries, as host or host:port, that may be asked without TLS")
 	maps.Copy(o.flags.Env, map[string]string{
-		"listen": "LISTEN_ADDRESS", "leader-elect": "LEADER_ELECT", "registry-ca": "REGISTRY_CA", "insecure-registries": "INSECURE_REGISTRIES",
+		"listen": "LISTEN_ADDRESS", "leader-elect": "LEADER_ELECT", "pod-name": "POD_NAME", "pod-uid": "POD_UID",
+		"registry-ca": "REGISTRY_CA", "insecure-registries": "INSECURE_REGISTRIES",
 	})
 	o.api()
 }
@@ -94,7 +101,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	m := meter.New(reg)
 	kube.Wrap(m.Transport)
 	log.Info("started", "version", version.String(), "namespace", o.cluster.Namespace)
-	mgr, err := newManager(kube, o, r.lead, log)
+	lock, err := newLock(kube, o, r.pod, log)
+	if err != nil {
+		return err
+	}
+	mgr, err := newManager(kube, o, r.lead, lock, log)
 	if err != nil {
 		return err
 	}
@@ -126,6 +137,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(ctx, r.listen, reg, c.Ready) })
+	if r.lead {
+		group.Go(func() error { return lock.Hold(ctx) })
+	}
 	group.Go(func() error {
 		if err := mgr.Start(ctx); err != nil || ctx.Err() != nil {
 			return err
@@ -139,12 +153,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return nil
 }
 
-func newManager(kube *rest.Config, o *options, lead bool, log *slog.Logger) (manager.Manager, error) {
+func newManager(kube *rest.Config, o *options, elect bool, lock resourcelock.Interface, log *slog.Logger) (manager.Manager, error) {
 	scheme, err := controller.Scheme()
-	if err != nil {
-		return nil, err
-	}
-	lock, err := newLock(kube, o)
 	if err != nil {
 		return nil, err
 	}
@@ -153,21 +163,31 @@ func newManager(kube *rest.Config, o *options, lead bool, log *slog.Logger) (man
 		Scheme: scheme, Logger: logr.FromSlogHandler(log.Handler()),
 		Cache:   controller.Caches(o.cluster.Namespace),
 		Metrics: metricsserver.Options{BindAddress: "0"}, HealthProbeBindAddress: "0",
-		LeaderElection: lead, LeaderElectionResourceLockInterface: lock, LeaderElectionReleaseOnCancel: true,
+		LeaderElection: elect, LeaderElectionResourceLockInterface: lock, LeaderElectionReleaseOnCancel: true,
 		LeaseDuration: &leaseDuration, RenewDeadline: &renewDeadline, RetryPeriod: &retryPeriod,
 		GracefulShutdownTimeout: &end,
 	})
 }
 
-// newLock is the Lease. In a pod whoever holds it is called like the pod: a container that
-// was killed and started again goes on at once.
-func newLock(kube *rest.Config, o *options) (resourcelock.Interface, error) {
-	id, err := os.Hostname()
+// newLock is the Lease, in the operator's namespace.
+func newLock(kube *rest.Config, o *options, pod lead.Pod, log *slog.Logger) (*lead.Lock, error) {
+	if (pod.Name == "") != (pod.UID == "") {
+		return nil, program.Wrong("--pod-name %q and --pod-uid %q: say both, or neither", pod.Name, pod.UID)
+	}
+	host, err := os.Hostname()
 	if err != nil {
 		return nil, fmt.Errorf("name of this host, for the Lease: %w", err)
 	}
-	if o.kubeconfig != "" {
-		id += "_" + string(uuid.NewUUID())
+	scheme, err := lead.Scheme()
+	if err != nil {
+		return nil, err
 	}
-	return resourcelock.NewFromKubeconfig(resourcelock.LeasesResourceLock, o.namespace, lease, resourcelock.ResourceLockConfig{Identity: id}, kube, renewTime)
+	direct, err := client.NewWithWatch(kube, client.Options{Scheme: scheme})
+	if err != nil {
+		return nil, err
+	}
+	return lead.New(lead.Options{
+		Client: direct, Lease: client.ObjectKey{Namespace: o.namespace, Name: lease},
+		Pod: pod, Host: host + "_" + string(uuid.NewUUID()), Log: log,
+	}), nil
 }
