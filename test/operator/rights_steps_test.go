@@ -12,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
+const watchLeases = "own: watch leases.coordination.k8s.io"
+
 // steps are all that the operator and the chart's Jobs do, in an order in which they can
 // be played: each leaves behind what it found.
 var steps = []step{
@@ -37,6 +39,25 @@ var steps = []step{
 			b.operate(t, "KUBE_FEATURE_WatchListClient=false")
 		},
 		done: func(_ *testing.T, b *bench) error { return b.works() },
+		told: inLog,
+	},
+	{
+		name:  "it starts where another works, which gives up",
+		needs: []string{watchLeases},
+		happens: func(t *testing.T, b *bench) {
+			b.stop()
+			b.leads(t, "another")
+			b.operate(t)
+		},
+		done: func(t *testing.T, b *bench) error {
+			if !b.trail.used[watchLeases] {
+				return errors.Join(b.trail.follow(), errors.New("it does not wait for the other's end"))
+			}
+			if b.works() != nil {
+				b.leads(t, "")
+			}
+			return b.works()
+		},
 		told: inLog,
 	},
 	{
