@@ -2,9 +2,7 @@ package operator
 
 import (
 	"fmt"
-	"math/rand/v2"
-	"os"
-	"strconv"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -49,6 +47,12 @@ func (s *suite) installForUpgrades(t *testing.T) {
 // simulate applies a policy with a version of the simulated driver.
 func (s *suite) simulate(t *testing.T, version string) {
 	t.Helper()
+	s.simulateMany(t, version, 1)
+}
+
+// simulateMany is simulate where so many nodes may be unavailable at once.
+func (s *suite) simulateMany(t *testing.T, version string, most int) {
+	t.Helper()
 	s.ApplyText(t, fmt.Sprintf(`
 apiVersion: nvidia.com/v1
 kind: ClusterPolicy
@@ -56,14 +60,15 @@ metadata: { name: %s }
 spec:
   driver:
     simulated: { enabled: true, profile: h100-sxm, version: %s }
-    upgradePolicy: { autoUpgrade: true, maxParallelUpgrades: 1, maxUnavailable: 1, drain: { enable: false } }
-`, policy, version))
+    upgradePolicy: { autoUpgrade: true, maxParallelUpgrades: %d, maxUnavailable: %d, drain: { enable: false } }
+`, policy, version, most, most))
 }
 
-// runs waits until all nodes have a driver's pod of that version, and are proven.
-func (s *suite) runs(t *testing.T, version string) {
+// runs waits until all nodes have a driver's pod of that version, and are proven, and none
+// is cordoned but those that were.
+func (s *suite) runs(t *testing.T, version string, cordoned ...string) {
 	t.Helper()
-	s.until(t, "all nodes run "+version+" and none is cordoned", func() error {
+	s.until(t, fmt.Sprintf("all nodes run %s and %v are cordoned", version, cordoned), func() error {
 		n := 0
 		for _, p := range s.World.Pods(namespace, "app=nvidia-driver-daemonset") {
 			if p.DeletionTimestamp != nil || !strings.HasSuffix(p.Spec.Containers[0].Image, ":"+version) {
@@ -72,8 +77,8 @@ func (s *suite) runs(t *testing.T, version string) {
 			n++
 		}
 		for _, node := range s.World.Nodes() {
-			if node.Spec.Unschedulable {
-				return fmt.Errorf("%s is cordoned: %v", node.Name, node.Labels["nvidia.com/gpu-driver-upgrade-state"])
+			if node.Spec.Unschedulable != slices.Contains(cordoned, node.Name) {
+				return fmt.Errorf("%s: cordoned %v, %v", node.Name, node.Spec.Unschedulable, node.Labels["nvidia.com/gpu-driver-upgrade-state"])
 			}
 		}
 		if n != len(s.Nodes) {
@@ -178,65 +183,6 @@ func (s *suite) failureStops(t *testing.T) {
 	})
 	s.proven(t)
 	s.Kubectl(t, "uncordon", "n3")
-}
-
-// killed kills the operator at random while one upgrade after the other goes on.
-func (s *suite) killed(t *testing.T) {
-	kills, err := strconv.Atoi(os.Getenv("GPUREADY_E2E_KILLS"))
-	if err != nil {
-		kills = 8
-	}
-	random := rand.New(rand.NewPCG(7, 11))
-	version := map[bool]string{true: oldDriver, false: newDriver}
-	began, next, rolls, hit := time.Now(), true, 0, 0
-	for done := 0; done < kills; {
-		s.simulate(t, version[next])
-		rolling := true
-		for rolling && done < kills {
-			time.Sleep(time.Duration(200+random.IntN(2500)) * time.Millisecond) // the moment is what is random
-			if s.killOperator(t) {
-				hit++
-			}
-			done++
-			rolling = s.rolling(version[next])
-		}
-		s.runs(t, version[next])
-		next = !next
-		rolls++
-	}
-	s.atMost(t, 1, began)
-	assert.Positive(t, hit, "an operator that was never killed")
-	t.Logf("%d attempts, of which %d killed it and the others found it waiting to be started again, in %d rolls over %d nodes", kills, hit, rolls, len(s.Nodes))
-	if !next {
-		s.simulate(t, oldDriver)
-	}
-}
-
-// rolling says whether a node has yet to get that version.
-func (s *suite) rolling(version string) bool {
-	for _, p := range s.World.Pods(namespace, "app=nvidia-driver-daemonset") {
-		if !strings.HasSuffix(p.Spec.Containers[0].Image, ":"+version) {
-			return true
-		}
-	}
-	for _, n := range s.World.Nodes() {
-		if n.Spec.Unschedulable {
-			return true
-		}
-	}
-	return false
-}
-
-// killOperator kills the process, wherever it runs, and says whether it did: the kubelet
-// starts it again later and later.
-func (s *suite) killOperator(t *testing.T) bool {
-	t.Helper()
-	for _, n := range s.Nodes {
-		if _, err := n.Exec(t.Context(), "pkill", "-KILL", "-x", "gpu-operator"); err == nil { // exit 1: not on this node
-			return true
-		}
-	}
-	return false
 }
 
 // Not on a node of its own: whoever has one node has GPUs, too.

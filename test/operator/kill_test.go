@@ -1,0 +1,117 @@
+package operator
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuready/gpuready/test/cluster/node"
+)
+
+// killed kills the operator at random moments of upgrades, of which one follows the other
+// until it was killed often enough. One node is cordoned by hand all the while, and one more
+// may be.
+func (s *suite) killed(t *testing.T) {
+	kills, err := strconv.Atoi(os.Getenv("GPUREADY_E2E_KILLS"))
+	if err != nil {
+		kills = 8
+	}
+	const byHand, most = "n3", 2
+	random := rand.New(rand.NewPCG(7, 11))
+	began, version, rolls := time.Now(), oldDriver, 1
+	s.Kubectl(t, "cordon", byHand)
+	s.simulateMany(t, version, most)
+	var gaps []time.Duration
+	for len(gaps) < kills {
+		time.Sleep(time.Duration(random.IntN(3000)) * time.Millisecond) // the moment is what is random
+		if s.rolling(version, byHand) {
+			gaps = append(gaps, s.killOperator(t))
+			continue
+		}
+		s.runs(t, version, byHand)
+		version = map[string]string{oldDriver: newDriver, newDriver: oldDriver}[version]
+		s.simulateMany(t, version, most)
+		rolls++
+	}
+	s.runs(t, version, byHand)
+	s.atMost(t, most, began)
+	s.Kubectl(t, "uncordon", byHand)
+	slices.Sort(gaps)
+	t.Logf("killed %d times in %d rolls over %d nodes, in %.0f s; the next one led after %.1f s (median), %.1f s at most",
+		len(gaps), rolls, len(s.Nodes), time.Since(began).Seconds(), gaps[len(gaps)/2].Seconds(), gaps[len(gaps)-1].Seconds())
+}
+
+// rolling says whether a node has yet to get that version, or to be given back.
+func (s *suite) rolling(version string, cordoned ...string) bool {
+	for _, p := range s.World.Pods(namespace, "app=nvidia-driver-daemonset") {
+		if p.DeletionTimestamp != nil || !strings.HasSuffix(p.Spec.Containers[0].Image, ":"+version) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(s.World.Nodes(), func(n *corev1.Node) bool {
+		return n.Spec.Unschedulable && !slices.Contains(cordoned, n.Name)
+	})
+}
+
+// killOperator kills the process of the operator that leads, and has its pod replaced: the
+// kubelet would start its container again later and later. It returns how long nobody led.
+func (s *suite) killOperator(t *testing.T) time.Duration {
+	t.Helper()
+	pod := s.leader(t, "")
+	i := slices.IndexFunc(s.Nodes, func(n *node.Node) bool { return n.Name == pod.Spec.NodeName })
+	require.GreaterOrEqual(t, i, 0, "the node %q of %s", pod.Spec.NodeName, pod.Name)
+	began := time.Now()
+	out, err := s.Nodes[i].Exec(t.Context(), "pkill", "-KILL", "-x", "gpu-operator")
+	require.NoErrorf(t, err, "%s runs on %s: %s", pod.Name, pod.Spec.NodeName, out)
+	require.NoError(t, s.World.Client.CoreV1().Pods(namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
+	next := s.leader(t, pod.UID)
+	took := time.Since(began)
+	t.Logf("%s on %s was killed; %s on %s leads after %.1f s", pod.Name, pod.Spec.NodeName, next.Name, next.Spec.NodeName, took.Seconds())
+	return took
+}
+
+// leader waits until a pod leads, another than one, and returns it. That it leads it has
+// written itself.
+func (s *suite) leader(t *testing.T, other types.UID) *corev1.Pod {
+	t.Helper()
+	leases, err := s.World.Client.CoordinationV1().Leases(namespace).Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=gpu-operator.gpuready.io"})
+	require.NoError(t, err)
+	defer leases.Stop()
+	deadline, last := time.After(patience), ""
+	for {
+		select {
+		case event := <-leases.ResultChan():
+			lease, is := event.Object.(*coordinationv1.Lease)
+			require.Truef(t, is, "the watch of the Lease has %s %v", event.Type, event.Object)
+			if lease.Spec.HolderIdentity != nil {
+				last = *lease.Spec.HolderIdentity
+			}
+		case <-deadline:
+			s.tell(t)
+			t.Fatalf("waited %v for an operator that leads; the Lease is held by %q\n%s", patience, last, s.World.Describe())
+		}
+		name := strings.Split(last, "/") // pod/<name>/<UID>
+		if len(name) != 3 || types.UID(name[2]) == other {
+			continue
+		}
+		var pod *corev1.Pod
+		s.World.Until(t, "there is the pod of "+last, func() error {
+			if pod = s.World.Pod(namespace, name[1]); pod == nil || pod.UID != types.UID(name[2]) {
+				return fmt.Errorf("there is none")
+			}
+			return nil
+		})
+		return pod
+	}
+}
