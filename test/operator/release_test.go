@@ -22,6 +22,7 @@ const definition = "../../deployments/helm/gpuready/crds/nvidia.com_clusterpolic
 func (s *suite) release(t *testing.T, before, marks map[string]bool) {
 	s.Kubectl(t, "label", "node", "n1", "nvidia.com/gpu.present=true")
 	s.play(t,
+		scenario{"ADefinitionOfSomebodyElse", plain((*suite).definitionOfOthers)},
 		scenario{"TwoNamespaces", plain((*suite).twoNamespaces)},
 		scenario{"HelmUpgrade", plain((*suite).helmUpgrades)},
 		scenario{"HelmRollback", plain((*suite).helmRollsBack)},
@@ -32,9 +33,8 @@ func (s *suite) release(t *testing.T, before, marks map[string]bool) {
 // property is one that the CRD of before had not.
 var property = []string{"status", "properties", "upgrade", "properties", "waiting"}
 
-// olderDefinition makes the cluster's CRD one of before: the chart's with one property
-// fewer. Helm itself changes none in an upgrade.
-func (s *suite) olderDefinition(t *testing.T) {
+// olderDefinition is a file with the CRD of before: the chart's with one property fewer.
+func olderDefinition(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile(definition)
 	require.NoError(t, err)
@@ -49,8 +49,18 @@ func (s *suite) olderDefinition(t *testing.T) {
 	require.NoError(t, err)
 	file := filepath.Join(t.TempDir(), "crd.json")
 	require.NoError(t, os.WriteFile(file, older, 0o644))
-	s.Kubectl(t, "replace", "-f", file)
-	require.False(t, s.knows(t))
+	return file
+}
+
+// definitionOfOthers has a CRD there that kubectl made: helm install leaves it as it is, and
+// says so.
+func (s *suite) definitionOfOthers(t *testing.T) {
+	s.Kubectl(t, "create", "-f", olderDefinition(t))
+	out, err := s.run(t, "tools/helm", "install", "gpuready", chart(), "--namespace", namespace, "--create-namespace")
+	require.Error(t, err)
+	assert.Contains(t, out, `conflict with "kubectl-create"`)
+	assert.Contains(t, out, "failed to install CRD")
+	assert.False(t, s.knows(t))
 }
 
 // schemaOf is that of a CRD's one version; it is not copied.
@@ -71,10 +81,11 @@ func (s *suite) knows(t *testing.T) bool {
 	return has
 }
 
-// twoNamespaces installs the release in one, and its operands go to another.
+// twoNamespaces installs the release in one, and its operands go to another. The CRD that
+// is there becomes the release's.
 func (s *suite) twoNamespaces(t *testing.T) {
 	args := append([]string{"install", "gpuready", chart(), "--set", "nfd.enabled=false", "--set", "operands.namespace=" + operands,
-		"--namespace", namespace, "--create-namespace", "--wait", "--timeout", "3m"}, simulated...)
+		"--namespace", namespace, "--create-namespace", "--wait", "--timeout", "3m", "--force-conflicts"}, simulated...)
 	s.helm(t, args...)
 	s.proven(t)
 	for _, p := range s.World.Pods("", "app.kubernetes.io/part-of=gpuready") {
@@ -114,9 +125,10 @@ func (s *suite) delivers(t *testing.T, driver, memory string) {
 const changedMemory = "333Mi"
 
 // helmUpgrades changes values of the operator, the driver and the device plugin; the CRD
-// is brought up to date before.
+// is brought up to date before: Helm itself changes none in an upgrade.
 func (s *suite) helmUpgrades(t *testing.T) {
-	s.olderDefinition(t)
+	s.Kubectl(t, "replace", "-f", olderDefinition(t))
+	require.False(t, s.knows(t))
 	s.helm(t, "upgrade", "gpuready", chart(), "--namespace", namespace, "--wait", "--timeout", "3m", "--reuse-values",
 		"--set", "operator.logging.level=debug", "--set", "driver.simulated.version="+newDriver, "--set", "devicePlugin.resources.limits.memory="+changedMemory)
 	assert.True(t, s.knows(t), "the chart's Job brings the CRD up to date")
