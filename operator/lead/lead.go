@@ -113,6 +113,8 @@ func (l *Lock) Create(ctx context.Context, record resourcelock.LeaderElectionRec
 
 // Update implements resourcelock.Interface. It is refused if anybody wrote the Lease since
 // it was read, and giving up what another one has is, too: client-go would take it from them.
+// One that has not had it yet looks again then, and waits as Get does: client-go would look
+// again after a while only, and whoever wrote it may have given it up.
 func (l *Lock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	if l.lease == nil {
 		return fmt.Errorf("the Lease %s has not been read yet", l.Lease)
@@ -120,8 +122,16 @@ func (l *Lock) Update(ctx context.Context, record resourcelock.LeaderElectionRec
 	if holder := holderOf(l.lease); record.HolderIdentity == "" && holder != l.identity {
 		return fmt.Errorf("the Lease %s is not given up: %q has it", l.Lease, holder)
 	}
-	lease := l.lease.DeepCopy()
-	return l.write(ctx, lease, record, func(ctx context.Context) error { return l.Client.Update(ctx, lease) })
+	for {
+		lease := l.lease.DeepCopy()
+		err := l.write(ctx, lease, record, func(ctx context.Context) error { return l.Client.Update(ctx, lease) })
+		if l.holds || record.HolderIdentity != l.identity || !apierrors.IsConflict(err) {
+			return err
+		}
+		if _, _, err := l.Get(ctx); err != nil {
+			return err
+		}
+	}
 }
 
 func (l *Lock) write(ctx context.Context, lease *coordinationv1.Lease, record resourcelock.LeaderElectionRecord, do func(context.Context) error) error {

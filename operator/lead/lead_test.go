@@ -269,38 +269,57 @@ func TestOneThatLostTheLeaseWorksNoMoreAndDoesNotGiveItUp(t *testing.T) {
 
 // A container of the holder's pod may start between the look at the pod and the Update.
 func TestWhoTakesTheLeaseMeanwhileKeepsIt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var c *cluster
-		var again func()
-		c = newCluster(t, interceptor.Funcs{List: func(ctx context.Context, w client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
-			err := w.List(ctx, list, opts...)
-			if again != nil {
-				do := again
-				again = nil
-				do()
-			}
-			return err
-		}})
-		pod := c.pod("a")
-		a := c.run("a1", pod)
-		time.Sleep(5 * time.Second)
-		a.kill()
-		require.Equal(t, []string{"a1 works", "a1 ended"}, c.said())
-		c.ends(pod, time.Second, false)
-		other := c.pod("b")
-		second := New(Options{Client: c.client, Lease: key, Pod: pod, Log: slog.New(slog.DiscardHandler)})
-		b := New(Options{Client: c.client, Lease: key, Pod: other, Log: slog.New(slog.DiscardHandler)})
-		again = func() {
-			record, _, err := second.Get(t.Context())
-			require.NoError(t, err)
+	for name, givesUp := range map[string]bool{"and works": false, "unless it gives it up": true} {
+		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { meanwhile(t, givesUp) }) })
+	}
+}
+
+func meanwhile(t *testing.T, givesUp bool) {
+	var again func()
+	c := newCluster(t, interceptor.Funcs{List: func(ctx context.Context, w client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+		err := w.List(ctx, list, opts...)
+		if again != nil {
+			do := again
+			again = nil
+			do()
+		}
+		return err
+	}})
+	pod := c.pod("a")
+	a := c.run("a1", pod)
+	time.Sleep(5 * time.Second)
+	a.kill()
+	require.Equal(t, []string{"a1 works", "a1 ended"}, c.said())
+	c.ends(pod, time.Second, false)
+	second := New(Options{Client: c.client, Lease: key, Pod: pod, Log: slog.New(slog.DiscardHandler)})
+	b := New(Options{Client: c.client, Lease: key, Pod: c.pod("b"), Log: slog.New(slog.DiscardHandler)})
+	again = func() {
+		record, _, err := second.Get(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, second.Update(t.Context(), *record))
+		if givesUp {
+			record.HolderIdentity = ""
 			require.NoError(t, second.Update(t.Context(), *record))
 		}
-		record, _, err := b.Get(t.Context())
+	}
+	record, _, err := b.Get(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, record.HolderIdentity, "as it saw it")
+	record.HolderIdentity = b.Identity()
+	ctx, cancel := context.WithTimeout(t.Context(), renew)
+	defer cancel()
+	began, want := time.Now(), b.Identity()
+	err = b.Update(ctx, *record)
+	if givesUp {
 		require.NoError(t, err)
-		require.Empty(t, record.HolderIdentity, "as it saw it")
-		record.HolderIdentity = b.Identity()
-		require.True(t, apierrors.IsConflict(b.Update(t.Context(), *record)))
-	})
+		require.Zero(t, time.Since(began))
+	} else {
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		want = second.Identity()
+	}
+	var lease coordinationv1.Lease
+	require.NoError(t, c.client.Get(t.Context(), key, &lease))
+	require.Equal(t, want, *lease.Spec.HolderIdentity)
 }
 
 func TestAnAPIServerThatIsAwayIsAskedAgain(t *testing.T) {
