@@ -73,6 +73,7 @@ type Lock struct {
 	lease    *coordinationv1.Lease // as last read or written
 	holds    bool                  // this process has it, or had
 	taken    chan error            // another one has it now
+	owner    *metav1.OwnerReference
 
 	seen  string    // the resourceVersion of the Lease that was read last
 	since time.Time // when it was read first
@@ -137,6 +138,7 @@ func (l *Lock) Update(ctx context.Context, record resourcelock.LeaderElectionRec
 func (l *Lock) write(ctx context.Context, lease *coordinationv1.Lease, record resourcelock.LeaderElectionRecord, do func(context.Context) error) error {
 	if record.HolderIdentity == l.identity {
 		record.RenewTime = metav1.Now() // client-go's is of before Get, which may have waited
+		l.own(ctx, lease)
 	}
 	lease.Spec = resourcelock.LeaderElectionRecordToLeaseSpec(&record)
 	ctx, cancel := context.WithTimeout(ctx, deadline)
@@ -147,6 +149,24 @@ func (l *Lock) write(ctx context.Context, lease *coordinationv1.Lease, record re
 	l.lease = lease
 	l.holds = l.holds || record.HolderIdentity == l.identity
 	return nil
+}
+
+// own has the Lease go with what the pod of this process belongs to, its ReplicaSet: when
+// that is deleted, so is the Lease, and nothing of the operator is left.
+func (l *Lock) own(ctx context.Context, lease *coordinationv1.Lease) {
+	if l.owner == nil && l.Pod != (Pod{}) {
+		pod, _, err := l.pod(ctx, l.Pod)
+		if err != nil || pod == nil {
+			return // it goes with the next renewal
+		}
+		l.owner = &metav1.OwnerReference{}
+		if of := metav1.GetControllerOf(pod); of != nil {
+			l.owner = &metav1.OwnerReference{APIVersion: of.APIVersion, Kind: of.Kind, Name: of.Name, UID: of.UID}
+		}
+	}
+	if l.owner != nil && l.owner.UID != "" {
+		lease.OwnerReferences = []metav1.OwnerReference{*l.owner}
+	}
 }
 
 // Get implements resourcelock.Interface. Where another one holds the Lease it waits until

@@ -340,3 +340,31 @@ func TestAnAPIServerThatIsAwayIsAskedAgain(t *testing.T) {
 		require.Equal(t, []string{"a works"}, c.said())
 	})
 }
+
+func TestTheLeaseGoesWithWhatTheHoldersPodBelongsTo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, interceptor.Funcs{})
+		owner := func() []metav1.OwnerReference {
+			lease := &coordinationv1.Lease{}
+			require.NoError(t, c.client.Get(t.Context(), key, lease))
+			return lease.OwnerReferences
+		}
+		of := func(pod Pod, set string) {
+			object := &corev1.Pod{}
+			require.NoError(t, c.client.Get(t.Context(), client.ObjectKey{Namespace: key.Namespace, Name: pod.Name}, object))
+			object.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: set, UID: types.UID("uid-" + set), Controller: new(true), BlockOwnerDeletion: new(true)}}
+			require.NoError(t, c.client.Update(t.Context(), object))
+		}
+		a, b := c.pod("a"), c.pod("b")
+		of(a, "old")
+		of(b, "next")
+		first := c.run("a", a)
+		require.Equal(t, []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "old", UID: "uid-old"}}, owner())
+		c.run("b", b)
+		first.end()
+		c.said()
+		time.Sleep(renew)
+		synctest.Wait()
+		require.Equal(t, []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "next", UID: "uid-next"}}, owner(), "it goes with the next one's")
+	})
+}

@@ -212,7 +212,7 @@ func TestMistakesGetOneLineAndTheNextAction(t *testing.T) {
 		{"serve --profile a100-80gb --mig 9=1g.10gb", 2, `--mig: "9=1g.10gb": of the 8 GPUs none is meant`},
 		{"serve --profile a100-80gb --mig 0=1g.5gb", 2, "--mig: GPU 0: "},
 		{"serve --profile t4 --boot-delay -1s", 2, "--boot-delay: -1s is in the past"},
-		{"serve --profile t4 --log-format xml", 2, `--log-format: "xml" is neither text nor json`},
+		{"serve --profile t4 --log-format xml", 2, `--log-format "xml": want text or json`},
 		{"record", 2, "--out is missing"},
 		{"record --driver-root " + none + " --out -", 1, "does not start"},
 	} {

@@ -160,7 +160,7 @@ func (s *suite) releaseGoes(t *testing.T, before, marks map[string]bool) {
 		}
 		return nil
 	})
-	s.until(t, "nothing is left in the release's namespace but its Lease", func() error {
+	s.until(t, "nothing is left in the release's namespace", func() error {
 		var left []string
 		for object := range s.objects(t) {
 			_, at, _ := strings.Cut(object, " ")
