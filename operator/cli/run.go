@@ -48,6 +48,7 @@ Examples:
 // (docs/decisions/0032-who-leads.md). endDeadline is how long one that ends may take.
 const (
 	lease       = "gpu-operator.gpuready.io"
+	deployment  = "gpu-operator" // of the chart, the static manifest and the OLM bundle
 	leaseTime   = 60 * time.Second
 	renewTime   = 40 * time.Second
 	retryTime   = 10 * time.Second
@@ -188,6 +189,6 @@ func newLock(kube *rest.Config, o *options, pod lead.Pod, log *slog.Logger) (*le
 	}
 	return lead.New(lead.Options{
 		Client: direct, Lease: client.ObjectKey{Namespace: o.namespace, Name: lease},
-		Pod: pod, Host: host + "_" + string(uuid.NewUUID()), Log: log,
+		Pod: pod, Deployment: deployment, Host: host + "_" + string(uuid.NewUUID()), Log: log,
 	}), nil
 }

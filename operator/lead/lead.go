@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -37,7 +38,7 @@ const (
 // Scheme has the kinds that a Lock's client needs.
 func Scheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
-	return s, errors.Join(corev1.AddToScheme(s), coordinationv1.AddToScheme(s))
+	return s, errors.Join(corev1.AddToScheme(s), coordinationv1.AddToScheme(s), metav1.AddMetaToScheme(s))
 }
 
 // Pod is a pod that an operator runs in; the zero Pod is none.
@@ -62,9 +63,13 @@ type Options struct {
 	Client client.WithWatch // of Scheme, with no cache: what it reads is what is so
 	Lease  client.ObjectKey // the pods are in its namespace
 	Pod    Pod              // that this process runs in
-	Host   string           // who holds the Lease where this process runs in none: nobody else is called that
-	Log    *slog.Logger
+	// Deployment is that of the pods, with which the Lease goes; "": there is none.
+	Deployment string
+	Host       string // who holds the Lease where this process runs in none: nobody else is called that
+	Log        *slog.Logger
 }
+
+var deploymentKind = appsv1.SchemeGroupVersion.WithKind("Deployment")
 
 // Lock is the Lease: client-go's leader election works with it.
 type Lock struct {
@@ -73,7 +78,6 @@ type Lock struct {
 	lease    *coordinationv1.Lease // as last read or written
 	holds    bool                  // this process has it, or had
 	taken    chan error            // another one has it now
-	owner    *metav1.OwnerReference
 
 	seen  string    // the resourceVersion of the Lease that was read last
 	since time.Time // when it was read first
@@ -109,6 +113,9 @@ func (l *Lock) RecordEvent(string) {}
 // Create implements resourcelock.Interface.
 func (l *Lock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: l.Lease.Namespace, Name: l.Lease.Name}}
+	if err := l.own(ctx, lease); err != nil {
+		return err
+	}
 	return l.write(ctx, lease, record, func(ctx context.Context) error { return l.Client.Create(ctx, lease) })
 }
 
@@ -138,7 +145,6 @@ func (l *Lock) Update(ctx context.Context, record resourcelock.LeaderElectionRec
 func (l *Lock) write(ctx context.Context, lease *coordinationv1.Lease, record resourcelock.LeaderElectionRecord, do func(context.Context) error) error {
 	if record.HolderIdentity == l.identity {
 		record.RenewTime = metav1.Now() // client-go's is of before Get, which may have waited
-		l.own(ctx, lease)
 	}
 	lease.Spec = resourcelock.LeaderElectionRecordToLeaseSpec(&record)
 	ctx, cancel := context.WithTimeout(ctx, deadline)
@@ -151,22 +157,36 @@ func (l *Lock) write(ctx context.Context, lease *coordinationv1.Lease, record re
 	return nil
 }
 
-// own has the Lease go with what the pod of this process belongs to, its ReplicaSet: when
-// that is deleted, so is the Lease, and nothing of the operator is left.
-func (l *Lock) own(ctx context.Context, lease *coordinationv1.Lease) {
-	if l.owner == nil && l.Pod != (Pod{}) {
-		pod, _, err := l.pod(ctx, l.Pod)
-		if err != nil || pod == nil {
-			return // it goes with the next renewal
-		}
-		l.owner = &metav1.OwnerReference{}
-		if of := metav1.GetControllerOf(pod); of != nil {
-			l.owner = &metav1.OwnerReference{APIVersion: of.APIVersion, Kind: of.Kind, Name: of.Name, UID: of.UID}
-		}
+// own has the Lease go with the Deployment that this process is of: when that is deleted,
+// so is the Lease. A process that outlives its Deployment makes none any more.
+func (l *Lock) own(ctx context.Context, lease *coordinationv1.Lease) error {
+	if l.Pod == (Pod{}) || l.Deployment == "" {
+		return nil
 	}
-	if l.owner != nil && l.owner.UID != "" {
-		lease.OwnerReferences = []metav1.OwnerReference{*l.owner}
+	pod, _, err := l.pod(ctx, l.Pod)
+	if err != nil {
+		return err
 	}
+	if pod == nil {
+		return nil // Hold ends this process
+	}
+	if of := metav1.GetControllerOf(pod); of == nil || !strings.HasPrefix(of.Name, l.Deployment+"-") {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, deadline)
+	defer cancel()
+	var list metav1.PartialObjectMetadataList
+	list.SetGroupVersionKind(deploymentKind.GroupVersion().WithKind(deploymentKind.Kind + "List"))
+	if err := l.Client.List(ctx, &list, client.InNamespace(l.Lease.Namespace), named(l.Deployment)); err != nil {
+		return fmt.Errorf("look at Deployment %s/%s: %w", l.Lease.Namespace, l.Deployment, err)
+	}
+	if len(list.Items) == 0 {
+		return fmt.Errorf("no Lease is made: Deployment %s/%s is gone, and this operator with it", l.Lease.Namespace, l.Deployment)
+	}
+	lease.OwnerReferences = []metav1.OwnerReference{{
+		APIVersion: deploymentKind.GroupVersion().String(), Kind: deploymentKind.Kind, Name: l.Deployment, UID: list.Items[0].UID,
+	}}
+	return nil
 }
 
 // Get implements resourcelock.Interface. Where another one holds the Lease it waits until

@@ -10,12 +10,14 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -40,9 +42,10 @@ type cluster struct {
 func newCluster(t *testing.T, funcs interceptor.Funcs) *cluster {
 	scheme, err := Scheme()
 	require.NoError(t, err)
+	require.NoError(t, appsv1.AddToScheme(scheme))
 	byName := func(o client.Object) []string { return []string{o.GetName()} }
 	c := &cluster{t: t, client: fake.NewClientBuilder().WithScheme(scheme).WithInterceptorFuncs(funcs).
-		WithIndex(&corev1.Pod{}, "metadata.name", byName).WithIndex(&coordinationv1.Lease{}, "metadata.name", byName).Build()}
+		WithIndex(&corev1.Pod{}, "metadata.name", byName).WithIndex(&appsv1.Deployment{}, "metadata.name", byName).WithIndex(&coordinationv1.Lease{}, "metadata.name", byName).Build()}
 	t.Cleanup(c.done.Wait)
 	return c
 }
@@ -341,30 +344,39 @@ func TestAnAPIServerThatIsAwayIsAskedAgain(t *testing.T) {
 	})
 }
 
-func TestTheLeaseGoesWithWhatTheHoldersPodBelongsTo(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(t, interceptor.Funcs{})
-		owner := func() []metav1.OwnerReference {
-			lease := &coordinationv1.Lease{}
+func TestTheLeaseGoesWithTheDeploymentOfItsHolder(t *testing.T) {
+	c := newCluster(t, interceptor.Funcs{})
+	create := func(pod Pod) ([]metav1.OwnerReference, error) {
+		lock := New(Options{Client: c.client, Lease: key, Pod: pod, Deployment: "gpu-operator", Log: slog.New(slog.DiscardHandler)})
+		err := lock.Create(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: lock.Identity(), LeaseDurationSeconds: 60})
+		lease := &coordinationv1.Lease{}
+		if err == nil {
 			require.NoError(t, c.client.Get(t.Context(), key, lease))
-			return lease.OwnerReferences
+			require.NoError(t, c.client.Delete(t.Context(), lease))
 		}
-		of := func(pod Pod, set string) {
-			object := &corev1.Pod{}
-			require.NoError(t, c.client.Get(t.Context(), client.ObjectKey{Namespace: key.Namespace, Name: pod.Name}, object))
-			object.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: set, UID: types.UID("uid-" + set), Controller: new(true), BlockOwnerDeletion: new(true)}}
-			require.NoError(t, c.client.Update(t.Context(), object))
-		}
-		a, b := c.pod("a"), c.pod("b")
-		of(a, "old")
-		of(b, "next")
-		first := c.run("a", a)
-		require.Equal(t, []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "old", UID: "uid-old"}}, owner())
-		c.run("b", b)
-		first.end()
-		c.said()
-		time.Sleep(renew)
-		synctest.Wait()
-		require.Equal(t, []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "next", UID: "uid-next"}}, owner(), "it goes with the next one's")
-	})
+		return lease.OwnerReferences, err
+	}
+	of := func(pod Pod, set string) Pod {
+		object := &corev1.Pod{}
+		require.NoError(t, c.client.Get(t.Context(), client.ObjectKey{Namespace: key.Namespace, Name: pod.Name}, object))
+		object.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: set, UID: "set", Controller: new(true)}}
+		require.NoError(t, c.client.Update(t.Context(), object))
+		return pod
+	}
+	pod := of(c.pod("a"), "gpu-operator-86f678dbdc")
+	_, err := create(pod)
+	require.ErrorContains(t, err, "Deployment n/gpu-operator is gone")
+
+	deployment := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: "gpu-operator", UID: "deployment"}}
+	deployment.SetGroupVersionKind(deploymentKind)
+	require.NoError(t, c.client.Create(t.Context(), &appsv1.Deployment{ObjectMeta: deployment.ObjectMeta}))
+	owners, err := create(pod)
+	require.NoError(t, err)
+	require.Equal(t, []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "Deployment", Name: "gpu-operator", UID: "deployment"}}, owners)
+
+	for _, other := range []Pod{{}, c.pod("alone"), of(c.pod("b"), "another-7d4f")} {
+		owners, err := create(other)
+		require.NoError(t, err)
+		require.Empty(t, owners, "%v is of no such Deployment", other)
+	}
 }
