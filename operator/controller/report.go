@@ -71,7 +71,7 @@ func (c *Controller) report(ctx context.Context) {
 	r.next = r.until
 	sum := status.Sum(status.Input{
 		Policy: s.policy, Now: now, Namespace: c.Cluster.Namespace, Verdict: c.verdict(s),
-		Described: c.model.census.described > 0, Tally: r.tally, Choices: s.choices, Unserved: s.policy.Unserved(),
+		Described: c.model.census.described > 0, Tally: r.tally, Choices: s.choices, Unserved: s.unserved,
 		Upgrade: upgrading(c.plan, c.blocked), UpgradeError: stopped(c.plan), Rolling: c.rolling(), Problems: s.told(), Err: errors.Join(c.err, c.model.refusal()),
 		Provisioning: r.provisioning.Status(),
 	})

@@ -26,6 +26,7 @@ type scene struct {
 	choices  []driver.Choice
 	wanted   []apply.Object
 	problems []state.Problem
+	unserved []string     // fields of the policy
 	states   []road.State // that the policy asks for
 	err      error        // why it is not known what is wanted
 }
@@ -60,7 +61,7 @@ func (c *Controller) look() *scene {
 		return s
 	}
 	spec := &s.policy.Spec
-	s.operands, s.states = enabled(spec), progress.States(spec)
+	s.operands, s.states, s.unserved = enabled(spec), progress.States(spec), s.policy.Unserved()
 	c.choose(s, there.examples())
 	if s.err = c.render(s, there.ways()); s.err != nil {
 		return s
