@@ -197,10 +197,9 @@ func TestAMissingRightIsAnErrorAndNoRefusalOfThePods(t *testing.T) {
 	changed := make(chan struct{}, 100)
 	r := start(t, Options{Client: c, Changed: func() { changed <- struct{}{} }})
 	watch := &upgrade.Plan{Watch: []string{"a"}}
-	_, err := r.Remove(t.Context(), watch)
-	require.NoError(t, err)
+	_, _ = r.Remove(t.Context(), watch) // it begins the list, and may already say how that ended
 	<-changed
-	_, err = r.Remove(t.Context(), watch)
+	_, err := r.Remove(t.Context(), watch)
 	require.ErrorContains(t, err, `pods of node a cannot be listed`)
 	mu.Lock()
 	refused = false
