@@ -86,7 +86,7 @@ type Controller struct {
 	roster   roster
 	plan     *upgrade.Plan // of the last pass; nil: it made none
 	said     reporting
-	unsaid   bool // there was a pass since the last report
+	since    time.Time // of the first change that was not reported yet; zero: there is none
 	failed   map[string]*failure
 	blocked  map[string]string // why evictions were refused, by node
 	broken   error             // what could not be brought to the cluster
@@ -138,7 +138,7 @@ func (c *Controller) Start(ctx context.Context) error {
 	return err
 }
 
-// run makes passes, each when something has changed or was set for its time.
+// run has a turn whenever there is something to do.
 func (c *Controller) run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -149,19 +149,36 @@ func (c *Controller) run(ctx context.Context) error {
 		case <-c.inbox.wake:
 		case <-timer.C:
 		}
-		if pause := c.last.Add(PassEvery).Sub(c.Now()); pause > 0 {
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-time.After(pause):
-			}
+		c.hear()
+		next := c.next()
+		if !next.IsZero() && !next.After(c.Now()) {
+			c.turn(ctx)
+			next = c.next()
 		}
-		c.turn(ctx)
 		timer.Stop()
-		if next := earlier(c.alarm, c.said.next); !next.IsZero() {
+		if !next.IsZero() {
 			timer.Reset(max(0, next.Sub(c.Now())))
 		}
 	}
+}
+
+// hear takes in the news.
+func (c *Controller) hear() {
+	for _, news := range c.inbox.take() {
+		news(c.model)
+	}
+	if len(c.model.touched) > 0 {
+		c.since = earlier(c.since, c.Now())
+	}
+}
+
+// next is when there is something to do; zero: when there is news.
+func (c *Controller) next() time.Time {
+	at := earlier(c.alarm, c.due())
+	if c.model.changed() {
+		at = earlier(at, c.last.Add(PassEvery))
+	}
+	return at
 }
 
 // earlier is the earlier of two times, of which zero is never.
@@ -172,19 +189,18 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// turn takes in the news, does what follows from it, and tells how things stand.
+// turn does what follows from the news, and tells how things stand.
 func (c *Controller) turn(ctx context.Context) {
 	c.last = c.Now()
-	for _, news := range c.inbox.take() {
-		news(c.model)
-	}
 	if !c.alarm.IsZero() && !c.alarm.After(c.last) {
 		c.alarm, c.model.common = time.Time{}, true
 	}
-	if c.model.common || len(c.model.dirty) > 0 {
+	if c.model.changed() {
 		c.pass(ctx)
 	}
-	c.report(ctx)
+	if due := c.due(); !due.IsZero() && !due.After(c.last) {
+		c.report(ctx)
+	}
 }
 
 // wake has everything looked at at a time, if that is not to be sooner; never at the zero

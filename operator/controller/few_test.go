@@ -127,3 +127,27 @@ func (w *world) happen(r *rand.Rand) {
 		require.NoError(w, w.Update(w.Context(), p))
 	}
 }
+
+func TestAChangeIsReportedOnceWithWhatFollowsFromIt(t *testing.T) {
+	w := newWorld(t)
+	w.create(gpuNode("n1"), gpuNode("n2"), simulated("policy"))
+	w.step()
+	w.writes, w.now = nil, w.now.Add(ReportEvery)
+	w.change("n1", func(n *corev1.Node) { n.Labels[label.PCI] = "false" })
+	w.show()
+	w.turn(t.Context())
+	w.drain()
+	require.Equal(t, []string{"patch n1"}, w.writes)
+	require.Equal(t, w.now.Add(PassEvery), w.next())
+	w.now = w.now.Add(PassEvery)
+	w.show()
+	w.turn(t.Context())
+	require.Equal(t, []string{"patch n1", "status policy"}, w.writes)
+	plan := w.plan
+	w.now = w.now.Add(ReportEvery)
+	w.show() // the status, which is its own
+	w.turn(t.Context())
+	require.Len(t, w.writes, 2)
+	require.Same(t, plan, w.plan)
+	require.False(t, w.model.changed())
+}

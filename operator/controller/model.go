@@ -37,7 +37,8 @@ type model struct {
 	openShift bool // the cluster has ImageStreams
 	census    *census
 
-	common  bool            // something has changed that is not about one node
+	common bool // something has changed that is not about one node
+	// Neither of these is cleared, but made anew: a map stays as large as it once was.
 	dirty   map[string]bool // nodes about which something has changed since the last pass
 	touched map[string]bool // the same, and those that were said anew to be as they were, since the last report
 }
@@ -80,6 +81,9 @@ func newModel() *model {
 func (m *model) touch(node string) {
 	m.dirty[node], m.touched[node] = true, true
 }
+
+// changed says whether anything has since the last pass.
+func (m *model) changed() bool { return m.common || len(m.dirty) > 0 }
 
 // touchAll has all nodes be told of anew.
 func (m *model) touchAll() {

@@ -17,7 +17,7 @@ import (
 // where that has changed; of the nodes, those about which something has changed or is
 // under way. It says what could not be done; that is tried again.
 func (c *Controller) pass(ctx context.Context) {
-	c.unsaid = true
+	c.since = earlier(c.since, c.last)
 	if c.model.common {
 		began := c.Now()
 		c.scene = c.look()
@@ -190,7 +190,7 @@ func (c *Controller) label(s *scene, plan *upgrade.Plan) {
 			c.place(on, s, plan)
 		}
 	}
-	clear(c.model.dirty)
+	c.model.dirty = map[string]bool{}
 }
 
 // place has one Node patched, if it is not as it should be.

@@ -29,7 +29,7 @@ import (
 
 // reporting is what was said last, and what it was made from.
 type reporting struct {
-	at, next     time.Time // the last report, and one that is to come; zero: none
+	at           time.Time // when that was; zero: never
 	policy       string    // its UID
 	conditions   []metav1.Condition
 	tally        *status.Tally
@@ -38,20 +38,25 @@ type reporting struct {
 	provisioning *status.Provisioning
 }
 
+// due is when there is something to report; zero: never. A change is reported with what
+// follows from it at once, and all changes at most once in ReportEvery.
+func (c *Controller) due() time.Time {
+	at := c.said.until
+	if !c.since.IsZero() {
+		at = earlier(at, c.since.Add(PassEvery))
+	}
+	if soonest := c.said.at.Add(ReportEvery); at.Before(soonest) && !at.IsZero() {
+		return soonest
+	}
+	return at
+}
+
 // report sums up what has changed since the last report into the policies' status, Events
-// and metrics, at most once in ReportEvery.
+// and metrics.
 func (c *Controller) report(ctx context.Context) {
-	r, s := &c.said, c.scene
-	now := c.Now()
+	r, s, now := &c.said, c.scene, c.last
 	stale := !r.until.IsZero() && !now.Before(r.until)
-	if s == nil || !c.unsaid && len(c.model.touched) == 0 && !stale {
-		r.next = r.until
-		return
-	}
-	if r.next = r.at.Add(ReportEvery); now.Before(r.next) {
-		return
-	}
-	c.unsaid = false
+	c.since = time.Time{}
 	_, ignored := c.model.inForce()
 	for _, p := range ignored {
 		c.write(ctx, p, status.Sum(status.Input{Policy: p, Now: now, Namespace: c.Cluster.Namespace, Verdict: status.Ignored(s.policy.Name)}))
@@ -59,7 +64,7 @@ func (c *Controller) report(ctx context.Context) {
 	if s.policy == nil {
 		c.Metrics.Show(meter.Snapshot{})
 		*r = reporting{at: now}
-		clear(c.model.touched)
+		c.model.touched = map[string]bool{}
 		return
 	}
 	if r.policy != string(s.policy.UID) {
@@ -68,7 +73,6 @@ func (c *Controller) report(ctx context.Context) {
 	}
 	r.at = now
 	changes := c.progress(s, now, stale)
-	r.next = r.until
 	sum := status.Sum(status.Input{
 		Policy: s.policy, Now: now, Namespace: c.Cluster.Namespace, Verdict: c.verdict(s),
 		Described: c.model.census.described > 0, Tally: r.tally, Choices: s.choices, Unserved: s.unserved,
@@ -133,7 +137,7 @@ func (c *Controller) progress(s *scene, now time.Time, stale bool) (changes []st
 			changes = append(changes, change)
 		}
 	}
-	clear(touched)
+	c.model.touched = map[string]bool{}
 	return changes
 }
 

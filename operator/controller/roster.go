@@ -17,17 +17,24 @@ func newRoster() roster {
 // open returns the nodes that the next plan has to look at: those of which the last one
 // could not let go, and those about which something has changed.
 func (r *roster) open(m *model) map[string]bool {
+	before := r.busy
+	r.busy = make(map[string]bool, len(before)+len(m.dirty)) // a map does not shrink
+	for name := range before {
+		r.add(name, m)
+	}
 	for name := range m.dirty {
-		r.busy[name] = true
 		r.settled = r.settled.Less(r.shares[name])
 		delete(r.shares, name)
-	}
-	for name := range r.busy {
-		if m.nodes[name] == nil {
-			delete(r.busy, name)
-		}
+		r.add(name, m)
 	}
 	return r.busy
+}
+
+// add has a node looked at, if it is still there.
+func (r *roster) add(name string, m *model) {
+	if m.nodes[name] != nil {
+		r.busy[name] = true
+	}
 }
 
 // close lets those nodes be that need not be looked at, as the plan has said.

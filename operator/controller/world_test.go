@@ -211,6 +211,12 @@ func (w *world) show() {
 // changed is what a registry's answer, and all else that the test itself changes, has happen.
 func (w *world) changed() { w.model.common = true }
 
+// turn hears what the writer has to say before.
+func (w *world) turn(ctx context.Context) {
+	w.hear()
+	w.Controller.turn(ctx)
+}
+
 // step makes passes until there is nothing to do, and returns what was written.
 func (w *world) step() []string {
 	w.writes = nil
@@ -220,6 +226,8 @@ func (w *world) step() []string {
 		w.show()
 		w.turn(w.Context())
 		w.drain()
+		w.now = w.now.Add(PassEvery)
+		w.turn(w.Context())
 		if len(w.writes) == before {
 			return w.writes
 		}

@@ -1,6 +1,8 @@
 package fleet
 
 import (
+	"unique"
+
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -12,18 +14,37 @@ func Strip(node *corev1.Node) {
 	node.ObjectMeta = metav1.ObjectMeta{
 		Name: meta.Name, UID: meta.UID, ResourceVersion: meta.ResourceVersion,
 		CreationTimestamp: meta.CreationTimestamp, DeletionTimestamp: meta.DeletionTimestamp,
-		Labels: only(meta.Labels, readLabel), Annotations: only(meta.Annotations, readAnnotation),
+		Labels: keep(meta.Labels, readLabel), Annotations: keep(meta.Annotations, readAnnotation),
 	}
 	node.Spec = corev1.NodeSpec{Unschedulable: node.Spec.Unschedulable, Taints: node.Spec.Taints}
 	info := node.Status.NodeInfo
 	node.Status = corev1.NodeStatus{
 		Conditions: readConditions(node.Status.Conditions),
 		NodeInfo: corev1.NodeSystemInfo{
-			KernelVersion: info.KernelVersion, OSImage: info.OSImage, Architecture: info.Architecture,
-			ContainerRuntimeVersion: info.ContainerRuntimeVersion, KubeletVersion: info.KubeletVersion,
+			KernelVersion: shared(info.KernelVersion), OSImage: shared(info.OSImage), Architecture: shared(info.Architecture),
+			ContainerRuntimeVersion: shared(info.ContainerRuntimeVersion), KubeletVersion: shared(info.KubeletVersion),
 		},
 	}
 }
+
+// keep returns the entries of m that are wanted.
+func keep(m map[string]string, wanted func(string) bool) map[string]string {
+	var kept map[string]string
+	for key, value := range m {
+		if !wanted(key) {
+			continue
+		}
+		if kept == nil {
+			kept = map[string]string{}
+		}
+		kept[shared(key)] = shared(value)
+	}
+	return kept
+}
+
+// shared is s, which most Nodes have, in one place for all of them: the fewer strings there
+// are, the less is to be collected around.
+func shared(s string) string { return unique.Make(s).Value() }
 
 func readConditions(all []corev1.NodeCondition) []corev1.NodeCondition {
 	var read []corev1.NodeCondition

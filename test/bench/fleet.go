@@ -34,6 +34,9 @@ var kernels = []string{"5.15.0-112-generic", "5.15.0-113-generic", "6.8.0-45-gen
 
 const gpuLabel = "feature.node.kubernetes.io/pci-10de.present"
 
+// withoutGPU is the patch by which NFD would say that a node has none any more.
+const withoutGPU = `{"metadata":{"labels":{"` + gpuLabel + `":"false"}}}`
+
 const fleetPolicy = `
 apiVersion: v1
 kind: Namespace
@@ -53,13 +56,17 @@ spec:
 func newFleet(ctx context.Context, c *cluster.Cluster, kubectl string) (*fleet, error) {
 	for _, args := range [][]string{
 		{"apply", "-f", "deployments/crds/nvidia.com_clusterpolicies.yaml"},
-		{"wait", "--for=condition=Established", "--timeout=60s", "crd/clusterpolicies.nvidia.com"},
-		{"apply", "-f", "-"},
+		{"apply", "-f", "-"}, // refused until the definition is served
 	} {
-		cmd := exec.CommandContext(ctx, kubectl, append([]string{"--kubeconfig", c.Kubeconfig}, args...)...)
-		cmd.Stdin = strings.NewReader(fleetPolicy)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return nil, fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, out)
+		if err := insist(ctx, func() error {
+			cmd := exec.CommandContext(ctx, kubectl, append([]string{"--kubeconfig", c.Kubeconfig}, args...)...)
+			cmd.Stdin = strings.NewReader(fleetPolicy)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				return fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, out)
+			}
+			return nil
+		}); err != nil {
+			return nil, err
 		}
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
@@ -71,6 +78,18 @@ func newFleet(ctx context.Context, c *cluster.Cluster, kubectl string) (*fleet, 
 	config.ContentType = "application/vnd.kubernetes.protobuf"
 	client, err := kubernetes.NewForConfig(config)
 	return &fleet{config: plain, client: client}, err
+}
+
+// insist tries again for a minute.
+func insist(ctx context.Context, do func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for {
+		err := do()
+		if err == nil || pause(ctx, 200*time.Millisecond) != nil {
+			return err
+		}
+	}
 }
 
 func name(i int) string { return fmt.Sprintf("gpu-%04d", i) }
@@ -177,7 +196,7 @@ func (f *fleet) move(ctx context.Context, i int) error {
 		return err
 	}
 	defer w.Stop()
-	if err := f.patch(ctx, name(i), `{"metadata":{"labels":{"`+gpuLabel+`":"false"}}}`); err != nil {
+	if err := f.patch(ctx, name(i), withoutGPU); err != nil {
 		return err
 	}
 	for e := range w.ResultChan() {

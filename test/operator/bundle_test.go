@@ -23,7 +23,7 @@ func TestBundle(t *testing.T) {
 	s := up(t, cluster.Config{Bare: true})
 	s.Kubectl(t, "create", "namespace", namespace)
 	s.Kubectl(t, "create", "-f", program("olm/clusterserviceversions.json"), "-f", bundle+"nvidia.com_clusterpolicies.yaml")
-	s.Kubectl(t, "wait", "--for=condition=Established", "--timeout=60s", "crd/clusterserviceversions.operators.coreos.com", "crd/clusterpolicies.nvidia.com")
+	s.served(t, "crd/clusterserviceversions.operators.coreos.com", "crd/clusterpolicies.nvidia.com")
 	dir := t.TempDir()
 	name := s.serviceVersion(t, dir)
 

@@ -59,7 +59,7 @@ func newBench(t *testing.T) *bench {
 	b.Kubectl(t, "create", "namespace", "openshift")
 	b.Kubectl(t, "apply", "-f", "testdata/openshift.yaml")
 	b.install(t)
-	b.Kubectl(t, "wait", "--for=condition=Established", "--timeout=60s", "crd/clusterpolicies.nvidia.com", "crd/imagestreams.image.openshift.io")
+	b.served(t, "crd/clusterpolicies.nvidia.com", "crd/imagestreams.image.openshift.io")
 	for _, account := range []string{"gpu-operator", "gpu-operator-crds", "gpu-operator-cleanup"} {
 		b.kubeconfig(t, account)
 	}

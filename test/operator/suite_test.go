@@ -91,6 +91,19 @@ func (s *suite) until(t *testing.T, what string, cond func() error) time.Duratio
 	}
 }
 
+// served waits until custom resources are served. kubectl wait fails where a definition has
+// no conditions yet, and is asked again.
+func (s *suite) served(t *testing.T, definitions ...string) {
+	t.Helper()
+	s.until(t, strings.Join(definitions, " and ")+" are served", func() error {
+		out, err := s.TryKubectl(t, append([]string{"wait", "--for=condition=Established", "--timeout=60s"}, definitions...)...)
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	})
+}
+
 // tell prints what helps to find out why a scenario failed.
 func (s *suite) tell(t *testing.T) {
 	t.Helper()

@@ -81,7 +81,7 @@ func (v *variants) imageStream(t *testing.T, image string, versions ...string) {
 func (v *variants) install(t *testing.T, _ *suite) {
 	v.Kubectl(t, "create", "namespace", "openshift")
 	v.Kubectl(t, "apply", "-f", "testdata/openshift.yaml")
-	v.Kubectl(t, "wait", "--for=condition=Established", "--timeout=60s", "crd/imagestreams.image.openshift.io", "crd/securitycontextconstraints.security.openshift.io")
+	v.served(t, "crd/imagestreams.image.openshift.io", "crd/securitycontextconstraints.security.openshift.io")
 	v.imageStream(t, v.hub.push(t, "openshift/driver-toolkit:"+rhcos412), rhcos412)
 	v.helm(t, "install", "gpuready", chart(), "--namespace", namespace, "--create-namespace", "--wait", "--timeout", "3m",
 		"--set", "nfd.enabled=false", "--set", "clusterPolicy.create=false",

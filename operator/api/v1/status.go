@@ -23,7 +23,7 @@ const (
 
 // Bounds of what the status lists.
 const (
-	MaxNotReady = 50
+	MaxNotReady = 20
 	MaxPools    = 100
 	MaxUnserved = 100
 	MaxWaiting  = 10
@@ -44,8 +44,8 @@ type ClusterPolicyStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 	// How many GPU nodes are how far.
 	Nodes *NodesStatus `json:"nodes,omitempty"`
-	// Those that are not ready; the first 50.
-	// +kubebuilder:validation:MaxItems=50
+	// Those that are not ready; the first 20.
+	// +kubebuilder:validation:MaxItems=20
 	NotReady []NodeStatus `json:"notReady,omitempty"`
 	// Groups of equal nodes and the driver that each gets; the first 100.
 	// +kubebuilder:validation:MaxItems=100
