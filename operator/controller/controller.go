@@ -175,7 +175,7 @@ func (c *Controller) hear() {
 // next is when there is something to do; zero: when there is news.
 func (c *Controller) next() time.Time {
 	at := earlier(c.alarm, c.due())
-	if c.model.changed() {
+	if c.changed() {
 		at = earlier(at, c.last.Add(PassEvery))
 	}
 	return at
@@ -189,13 +189,19 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
+// changed says whether there is something for a pass: nothing is done of nodes while it is
+// not known what is wanted.
+func (c *Controller) changed() bool {
+	return c.model.common || len(c.model.dirty) > 0 && c.scene.err == nil
+}
+
 // turn does what follows from the news, and tells how things stand.
 func (c *Controller) turn(ctx context.Context) {
 	c.last = c.Now()
 	if !c.alarm.IsZero() && !c.alarm.After(c.last) {
 		c.alarm, c.model.common = time.Time{}, true
 	}
-	if c.model.changed() {
+	if c.changed() {
 		c.pass(ctx)
 	}
 	if due := c.due(); !due.IsZero() && !due.After(c.last) {

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -149,5 +150,20 @@ func TestAChangeIsReportedOnceWithWhatFollowsFromIt(t *testing.T) {
 	w.turn(t.Context())
 	require.Len(t, w.writes, 2)
 	require.Same(t, plan, w.plan)
-	require.False(t, w.model.changed())
+	require.True(t, w.next().IsZero(), "until there is news")
+}
+
+func TestWhatCannotBeRenderedIsNotTriedAgainByTheClock(t *testing.T) {
+	w := newWorld(t)
+	w.create(gpuNode("n1"), gpuNode("n2"), simulated("policy"))
+	w.step()
+	w.scene.err = errors.New("no")
+	w.change("n2", func(n *corev1.Node) { n.Spec.Unschedulable = true })
+	for range 3 {
+		w.show()
+		w.now = w.now.Add(ReportEvery)
+		w.turn(t.Context())
+	}
+	require.NotEmpty(t, w.model.dirty)
+	require.True(t, w.next().IsZero(), "until there is news")
 }

@@ -82,9 +82,6 @@ func (m *model) touch(node string) {
 	m.dirty[node], m.touched[node] = true, true
 }
 
-// changed says whether anything has since the last pass.
-func (m *model) changed() bool { return m.common || len(m.dirty) > 0 }
-
 // touchAll has all nodes be told of anew.
 func (m *model) touchAll() {
 	for name := range m.nodes {
