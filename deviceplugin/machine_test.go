@@ -143,7 +143,7 @@ func (m *machine) fault(index int, confirmed bool) nodestate.Device {
 	m.Helper()
 	var d nodestate.Device
 	m.state(func(s nodestate.State) bool {
-		if s.DevicePlugin == nil || len(s.DevicePlugin.Resources[0].Devices) <= index {
+		if p := s.DevicePlugin; p == nil || len(p.Resources) == 0 || len(p.Resources[0].Devices) <= index {
 			return false
 		}
 		d = s.DevicePlugin.Resources[0].Devices[index]

@@ -92,7 +92,8 @@ func TestCDIIsTurnedOnWhereThatIsAllowed(t *testing.T) {
 	// Somebody takes it out.
 	require.NoError(t, os.WriteFile(m.dir+configFile, []byte(byHand), 0o644))
 	require.NoError(t, c.start())
-	m.await("off, or on again", func(s nodestate.State) bool { return on(s) && len(c.systemd.Calls()) == 2 })
+	require.Eventually(t, func() bool { return len(c.systemd.Calls()) == 2 }, patience, time.Millisecond)
+	m.await("on again", on)
 	written := c.file()
 	require.NoError(t, stop())
 	require.Equal(t, written, c.file(), "the end changes nothing")
