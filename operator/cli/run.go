@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"runtime/debug"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -97,6 +98,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	kube, err := o.rest()
 	if err != nil {
 		return err
+	}
+	// What is kept is a picture of the cluster, and each collection goes through all of it.
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(200)
 	}
 	reg := metrics.NewRegistry()
 	m := meter.New(reg)
