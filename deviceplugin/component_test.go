@@ -314,9 +314,7 @@ func TestAProcessWithoutPermissionIsToldWhichNodes(t *testing.T) {
 		}
 	}
 	bin := filepath.Join(m.host, "gpu-device-plugin") // where the other user can read it
-	data, err := os.ReadFile(built.Path(t, "gpu-device-plugin"))
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(bin, data, 0o755))
+	built.Copy(t, bin, "gpu-device-plugin")
 	cmd := exec.CommandContext(soon(t), bin, m.args()...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	var output bytes.Buffer

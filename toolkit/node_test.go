@@ -120,7 +120,7 @@ func TestHooksDoNotSeeTheContainersEnvironment(t *testing.T) {
 	}
 	built.Gpusim(t, "up", "--root", node.DriverRoot, "--profile", "t4")
 	wrapper := filepath.Join(t.TempDir(), "gpu-cdi-hook")
-	require.NoError(t, os.WriteFile(wrapper, []byte("#!/bin/sh\nenv >>/run/hook-env\necho \"$@\" >>/run/hook-args\nexec "+hook+" \"$@\"\n"), 0o755))
+	built.Script(t, wrapper, "env >>/run/hook-env\necho \"$@\" >>/run/hook-args\nexec "+hook+" \"$@\"")
 	toolkit(t, "apply", "--hook-program", wrapper)
 	_, exit, err := node.RunContainer(t.Context(), node.Container{
 		Args: []string{"/probe", "libcuda.so.1"}, CDIDevices: uuids(t),

@@ -32,7 +32,7 @@ func TestContainersOfTheHandlerGetTheirGPUs(t *testing.T) {
 
 	const dir = "/usr/local/handler"
 	require.NoError(t, os.MkdirAll(dir, 0o755))
-	require.NoError(t, os.WriteFile(dir+"/runc", program, 0o755))
+	require.NoError(t, built.WriteProgram(dir+"/runc", program, 0o755))
 	settings := func(text string) { require.NoError(t, os.WriteFile(dir+"/gpu-oci-runtime.json", []byte(text), 0o644)) }
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	run := func(args []string, env ...string) (string, int) {

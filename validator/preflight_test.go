@@ -29,9 +29,7 @@ func newPreflight(t *testing.T, profile string, gpus int, args ...string) *prefl
 	t.Helper()
 	p := &preflight{rig: newRig(t), bin: t.TempDir()}
 	built.Gpusim(t, append([]string{"up", "--root", p.path(driverRoot), "--profile", profile, "--gpus", fmt.Sprint(gpus)}, args...)...)
-	program, err := os.ReadFile(built.Path(t, "gpu-validator"))
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(p.bin, "gpu-validator"), program, 0o755))
+	built.Copy(t, filepath.Join(p.bin, "gpu-validator"), "gpu-validator")
 	for name, figures := range map[string]string{
 		"vectoradd": "", "reduction": "", "gemm": "", "memtest": "",
 		"bandwidth": `{\"name\": \"copy\", \"unit\": \"B/s\"}`, "compute": `{\"name\": \"fp32\", \"unit\": \"FLOP/s\"}`,
@@ -44,7 +42,7 @@ func newPreflight(t *testing.T, profile string, gpus int, args ...string) *prefl
 // sample puts a sample in the place of another.
 func (p *preflight) sample(name, script string) {
 	p.t.Helper()
-	require.NoError(p.t, os.WriteFile(filepath.Join(p.bin, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755))
+	built.Script(p.t, filepath.Join(p.bin, name), script)
 }
 
 func (p *preflight) gpusim(command string, gpu int, args ...string) {

@@ -211,9 +211,7 @@ func TestADeviceNodeThatMayNotBeOpenedIsAnErrorOfTheSystem(t *testing.T) {
 	built.Gpusim(t, "up", "--root", root, "--profile", "t4")
 	t.Cleanup(func() { built.Gpusim(t, "down", "--root", root) })
 	// Where tests are built is nobody's business.
-	data, err := os.ReadFile(built.Path(t, "vectoradd"))
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(sample, data, 0o755))
+	built.Copy(t, sample, "vectoradd")
 	run := func() (string, int) {
 		cmd := exec.Command(sample)
 		cmd.Env = []string{"LD_LIBRARY_PATH=" + filepath.Dir(libraryOf(t, root))}

@@ -310,9 +310,7 @@ func TestWithoutPermissionPlainFilesStandInForNodes(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
 	// The build may lie where nobody may not look.
 	require.NoError(t, os.CopyFS(filepath.Join(dir, "lib"), os.DirFS(filepath.Dir(built.Path(t, "lib/libcuda.so")))))
-	program, err := os.ReadFile(built.Path(t, "gpusim"))
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "gpusim"), program, 0o755))
+	built.Copy(t, filepath.Join(dir, "gpusim"), "gpusim")
 	require.NoError(t, os.Chown(dir, nobody, nobody))
 	require.NoError(t, os.Chmod(dir, 0o755))
 	run := func(args ...string) (string, error) {

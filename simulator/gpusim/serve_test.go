@@ -534,9 +534,7 @@ func TestInstalledLibrariesAreFound(t *testing.T) {
 	bin, lib := filepath.Join(dir, "usr/bin"), filepath.Join(dir, "usr/lib/gpusim")
 	require.NoError(t, os.MkdirAll(bin, 0o755))
 	require.NoError(t, os.CopyFS(lib, os.DirFS(filepath.Dir(built.Path(t, "lib/libcuda.so")))))
-	program, err := os.ReadFile(built.Path(t, "gpusim"))
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(bin, "gpusim"), program, 0o755))
+	built.Copy(t, filepath.Join(bin, "gpusim"), "gpusim")
 	cmd := exec.Command(filepath.Join(bin, "gpusim"), "up", "--profile", "t4", "--root", filepath.Join(dir, "driver"))
 	cmd.Env = environment
 	out, err := cmd.CombinedOutput()

@@ -23,10 +23,8 @@ var update = os.Getenv("NVMLTEST_UPDATE") != ""
 // install puts nvidia-smi where a driver has it.
 func install(t *testing.T) func(machine) {
 	return func(m machine) {
-		program, err := os.ReadFile(built.Path(t, "lib/nvidia-smi"))
-		require.NoError(t, err)
 		require.NoError(t, os.MkdirAll(filepath.Join(m.root, "usr/bin"), 0o755))
-		require.NoError(t, os.WriteFile(m.smi(), program, 0o755))
+		built.Copy(t, m.smi(), "lib/nvidia-smi")
 	}
 }
 

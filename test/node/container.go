@@ -16,6 +16,8 @@ import (
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"github.com/gpuready/gpuready/test/built"
 )
 
 // Container is what to run with runc: an unprivileged container with a root
@@ -219,5 +221,5 @@ func copyFile(to, from string) error {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return err
 	}
-	return os.WriteFile(to, data, st.Mode().Perm())
+	return built.WriteProgram(to, data, st.Mode().Perm())
 }

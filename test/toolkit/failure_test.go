@@ -268,7 +268,7 @@ func TestAProgramOnThePathSaysNothing(t *testing.T) {
 	systemd(t, h)
 	const ran = "/run/somebody-asked"
 	fake := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(fake, "containerd"), []byte("#!/bin/sh\ntouch "+ran+"\necho containerd github.com/containerd/containerd v1.6.20 0\n"), 0o755))
+	built.Script(t, filepath.Join(fake, "containerd"), "touch "+ran+"\necho containerd github.com/containerd/containerd v1.6.20 0")
 	t.Setenv("PATH", fake+":"+os.Getenv("PATH"))
 	cycle(t, h, runtimes.Containerd2)
 	require.NoFileExists(t, ran)

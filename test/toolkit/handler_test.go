@@ -55,10 +55,8 @@ func write(t *testing.T, p engine.Plan) {
 func install(t *testing.T, settings string) engine.Handler {
 	t.Helper()
 	const dir = "/usr/local/nvidia/toolkit"
-	program, err := os.ReadFile(built.Path(t, "gpu-oci-runtime"))
-	require.NoError(t, err)
 	require.NoError(t, os.MkdirAll(dir, 0o755))
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "gpu-oci-runtime"), program, 0o755))
+	built.Copy(t, filepath.Join(dir, "gpu-oci-runtime"), "gpu-oci-runtime")
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "gpu-oci-runtime.json"), []byte(settings), 0o644))
 	return engine.Handler{Name: "nvidia", Program: dir + "/gpu-oci-runtime"}
 }

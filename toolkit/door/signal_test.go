@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/test/built"
 	"github.com/gpuready/gpuready/test/node"
 	"github.com/gpuready/gpuready/toolkit/distro"
 	"github.com/gpuready/gpuready/toolkit/engine"
@@ -33,7 +34,7 @@ func process(t *testing.T, name string) (*host.Root, *exec.Cmd) {
 	program, err := os.ReadFile(sleep)
 	require.NoError(t, err)
 	file := filepath.Join(t.TempDir(), name)
-	require.NoError(t, os.WriteFile(file, program, 0o755))
+	require.NoError(t, built.WriteProgram(file, program, 0o755))
 	// What nohup has us ignore a child would ignore, too; what is caught it takes as usual.
 	caught := make(chan os.Signal, 1)
 	signal.Notify(caught, syscall.SIGHUP)

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuready/gpuready/test/built"
 	"github.com/gpuready/gpuready/toolkit/hook/joined"
 	"github.com/gpuready/gpuready/toolkit/hook/ldso"
 )
@@ -94,7 +95,7 @@ func newWorld(t testing.TB, hook string) *world {
 func (w *world) write(file string, data []byte) {
 	w.t.Helper()
 	require.NoError(w.t, os.MkdirAll(filepath.Dir(file), 0o755))
-	require.NoError(w.t, os.WriteFile(file, data, 0o755))
+	require.NoError(w.t, built.WriteProgram(file, data, 0o755))
 }
 
 func (w *world) config(text string) { w.write(w.bundle+"/config.json", []byte(text)) }

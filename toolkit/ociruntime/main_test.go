@@ -41,10 +41,8 @@ func newInstall(t *testing.T) *install {
 	t.Helper()
 	dir := t.TempDir()
 	i := &install{t: t, dir: dir, program: dir + "/gpu-oci-runtime", args: dir + "/args", bundle: dir + "/bundle", cdi: dir + "/cdi", settings: settings.Default()}
-	data, err := os.ReadFile(built.Path(t, "gpu-oci-runtime"))
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(i.program, data, 0o755))
-	require.NoError(t, os.WriteFile(dir+"/runc", []byte(standIn), 0o755))
+	built.Copy(t, i.program, "gpu-oci-runtime")
+	require.NoError(t, built.WriteProgram(dir+"/runc", []byte(standIn), 0o755))
 	for _, d := range []string{i.bundle, i.cdi} {
 		require.NoError(t, os.Mkdir(d, 0o755))
 	}

@@ -3,7 +3,6 @@ package sample
 import (
 	"context"
 	"io"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -13,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/test/built"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -21,7 +21,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func job(t *testing.T, script string) Job {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "bandwidth")
-	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"+script+"\n"), 0o755))
+	built.Script(t, path, script)
 	return Job{Name: "bandwidth", Path: path, Devices: []gpu.UUID{"GPU-a"}, LibDir: "/drivers lib", Timeout: time.Minute}
 }
 

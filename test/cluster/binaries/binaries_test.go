@@ -14,6 +14,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/gpuready/gpuready/test/built"
 )
 
 func TestMain(m *testing.M) {
@@ -63,7 +65,7 @@ chmod +x "$2"
 func workshop(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "go"), []byte(goCommand), 0o755))
+	require.NoError(t, built.WriteProgram(filepath.Join(dir, "go"), []byte(goCommand), 0o755))
 	write(t, dir, "env", "go1.99.0\nlinux\namd64\nv1\n\n")
 	write(t, dir, "source/fruit/go.mod", "module m\n\ngo 1.26.0\n\nrequire (\n\texample.com/fruit v1.2.3 // indirect\n)\n")
 	write(t, dir, "source/fruit/go.sum", "sums\n")
@@ -83,8 +85,8 @@ func options(dir string) Options {
 	return Options{Cache: filepath.Join(dir, "cache"), Source: filepath.Join(dir, "source"), Go: filepath.Join(dir, "go")}
 }
 
-// built is what the stand-in was asked to build since the last time.
-func built(t *testing.T, dir string) []string {
+// builds is what the stand-in was asked to build since the last time.
+func builds(t *testing.T, dir string) []string {
 	t.Helper()
 	path := filepath.Join(dir, "built")
 	data, err := os.ReadFile(path)
@@ -145,7 +147,7 @@ func TestWhatIsInTheCacheIsNotBuiltAgain(t *testing.T) {
 	o.Out = &out
 	first, err := ensure(t.Context(), testModules, o)
 	require.NoError(t, err)
-	require.Equal(t, all, built(t, dir))
+	require.Equal(t, all, builds(t, dir))
 	data, err := os.ReadFile(first.Path("pear"))
 	require.NoError(t, err)
 	require.Equal(t, "whole example.com/fruit/cmd/pear\n", string(data))
@@ -163,7 +165,7 @@ $`, out.String())
 	second, err := ensure(t.Context(), testModules, o)
 	require.NoError(t, err)
 	require.Equal(t, first, second)
-	require.Empty(t, built(t, dir))
+	require.Empty(t, builds(t, dir))
 	require.Empty(t, out.String())
 }
 
@@ -190,13 +192,13 @@ func TestAModuleIsBuiltAgainWhenWhatItIsBuiltFromChanges(t *testing.T) {
 			dir := workshop(t)
 			_, err := ensure(t.Context(), testModules, options(dir))
 			require.NoError(t, err)
-			built(t, dir)
+			builds(t, dir)
 
 			changed := append([]module(nil), testModules...)
 			c.change(t, dir, changed)
 			_, err = ensure(t.Context(), changed, options(dir))
 			require.NoError(t, err)
-			require.Equal(t, c.want, built(t, dir))
+			require.Equal(t, c.want, builds(t, dir))
 		})
 	}
 }
@@ -215,10 +217,10 @@ func TestAFailedBuildLeavesNothingAndSaysWhatToDo(t *testing.T) {
 	require.Empty(t, cached(t, dir))
 
 	require.NoError(t, os.Remove(filepath.Join(dir, "fail")))
-	built(t, dir)
+	builds(t, dir)
 	_, err = ensure(t.Context(), testModules, options(dir))
 	require.NoError(t, err)
-	require.Equal(t, all, built(t, dir))
+	require.Equal(t, all, builds(t, dir))
 }
 
 // commandPath is where the command in an error would have put its binary.
@@ -257,10 +259,10 @@ func TestAKilledBuildLeavesNothingThatCounts(t *testing.T) {
 	require.Equal(t, []string{".building-fruit"}, cached(t, dir))
 
 	require.NoError(t, os.Remove(filepath.Join(dir, "gate")))
-	built(t, dir)
+	builds(t, dir)
 	_, err := ensure(t.Context(), testModules, options(dir))
 	require.NoError(t, err)
-	require.Equal(t, all, built(t, dir))
+	require.Equal(t, all, builds(t, dir))
 	require.Equal(t, []string{"fruit-v1.2.3", "tree-v2.0.1"}, cached(t, dir))
 }
 
@@ -287,7 +289,7 @@ func TestTwoAtOnceBuildOnce(t *testing.T) {
 	require.NoError(t, <-errs)
 	require.NoError(t, <-errs)
 	require.Equal(t, <-results, <-results)
-	require.Equal(t, fruit, built(t, dir))
+	require.Equal(t, fruit, builds(t, dir))
 	require.Contains(t, second.text.String(), "fruit v1.2.3: built by the other process\n")
 }
 
@@ -318,7 +320,7 @@ func TestABrokenEntryIsBuiltAgain(t *testing.T) {
 			dir := workshop(t)
 			d, err := ensure(t.Context(), testModules, options(dir))
 			require.NoError(t, err)
-			built(t, dir)
+			builds(t, dir)
 			c.breaks(t, filepath.Dir(d.Path("pear")))
 
 			var out strings.Builder
@@ -326,7 +328,7 @@ func TestABrokenEntryIsBuiltAgain(t *testing.T) {
 			o.Out = &out
 			_, err = ensure(t.Context(), testModules, o)
 			require.NoError(t, err)
-			require.Equal(t, fruit, built(t, dir))
+			require.Equal(t, fruit, builds(t, dir))
 			require.Contains(t, out.String(), filepath.Dir(d.Path("pear"))+" is broken: "+c.says)
 			require.Equal(t, []string{"fruit-v1.2.3", "tree-v2.0.1"}, cached(t, dir))
 		})

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/test/built"
 )
 
 // stand-ins for apt and dpkg: a release with fruit 1.2-3, which is one file.
@@ -25,7 +27,7 @@ func standIns(t *testing.T) (log string) {
 	t.Helper()
 	dir := t.TempDir()
 	for name, script := range programs {
-		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\nset -e\n"+script+"\n"), 0o755))
+		built.Script(t, filepath.Join(dir, name), "set -e\n"+script)
 	}
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	log = filepath.Join(dir, "log")

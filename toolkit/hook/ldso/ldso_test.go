@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/gpuready/gpuready/test/built"
 	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
 
@@ -56,7 +57,7 @@ func copyFile(t testing.TB, from, to string) {
 	data, err := os.ReadFile(from)
 	require.NoError(t, err)
 	require.NoError(t, os.MkdirAll(filepath.Dir(to), 0o755))
-	require.NoError(t, os.WriteFile(to, data, 0o755))
+	require.NoError(t, built.WriteProgram(to, data, 0o755))
 }
 
 // library compiles a shared library whose function answer returns n.

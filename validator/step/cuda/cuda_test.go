@@ -14,6 +14,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/test/built"
 	"github.com/gpuready/gpuready/validator/check"
 )
 
@@ -23,7 +24,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func node(t *testing.T, script string) check.Node {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "vectoradd")
-	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"+script+"\n"), 0o755))
+	built.Script(t, path, script)
 	root, err := host.Open("/")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, root.Close()) })

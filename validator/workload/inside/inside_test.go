@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/test/built"
 )
 
 // job is one with a program that stands for vectoradd, in a container with these devices.
@@ -14,7 +16,7 @@ func job(t *testing.T, script string, dev ...string) (j Job, stdout, stderr *byt
 	t.Helper()
 	dir := t.TempDir()
 	j = Job{Sample: filepath.Join(dir, "vectoradd"), Words: filepath.Join(dir, "termination-log"), Dev: filepath.Join(dir, "dev")}
-	require.NoError(t, os.WriteFile(j.Sample, []byte("#!/bin/sh\n"+script), 0o755))
+	built.Script(t, j.Sample, script)
 	require.NoError(t, os.WriteFile(j.Words, nil, 0o666))
 	require.NoError(t, os.Mkdir(j.Dev, 0o755))
 	for _, name := range dev {
