@@ -215,7 +215,7 @@ func (c Config) node(ctx context.Context, name string, taints []string) error {
 	}
 	n := fleet.Observe(&node)
 	plan := upgrade.Make(upgrade.Input{Nodes: []*fleet.Node{n}, Now: time.Now()})
-	patch, needed := plan.Patch(n, n.RemovalPatch())
+	patch, needed := plan.Patch(n, n.RemovalPatch(false))
 	if !needed {
 		return nil
 	}

@@ -61,6 +61,29 @@ func TestAPolicyThatGoesTakesEverythingWithIt(t *testing.T) {
 	require.Empty(t, w.step())
 }
 
+// TestWhatAValidatorWritesOnItsNodeUntilItEndsGoesWithThePolicy has one that writes last
+// when the operator has let go of its Node.
+func TestWhatAValidatorWritesOnItsNodeUntilItEndsGoesWithThePolicy(t *testing.T) {
+	w := newWorld(t)
+	validator := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "validator", Namespace: namespace, Labels: map[string]string{"app": "nvidia-operator-validator"}}}
+	validator.Spec.NodeName = "n1"
+	w.create(gpuNode("n1"), simulated("policy"), validator)
+	before := w.Labels("n1")
+	w.step()
+	w.gone(simulated("policy"))
+	w.step()
+	require.Equal(t, before, w.Labels("n1"))
+	w.change("n1", func(n *corev1.Node) {
+		n.Labels[label.GPUProduct] = "NVIDIA-L4"
+		n.Annotations[label.Features] = "gpu.product"
+	})
+	w.gone(validator)
+	w.step()
+	require.Equal(t, before, w.Labels("n1"))
+	require.Empty(t, w.node("n1").Annotations)
+	require.Empty(t, w.step())
+}
+
 func (w *world) Labels(name string) map[string]string {
 	return w.node(name).Labels
 }

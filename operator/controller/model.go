@@ -15,6 +15,7 @@ import (
 	"github.com/gpuready/gpuready/operator/apply"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/progress"
+	"github.com/gpuready/gpuready/operator/road"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
@@ -275,6 +276,16 @@ func (on *member) hostDriver() bool {
 		}
 	}
 	return on.node.HostDriver() && !driverMissing(on.node)
+}
+
+// speaks says whether there is a validator on the node, which may write on its Node.
+func (on *member) speaks() bool {
+	for _, o := range on.pods {
+		if o.State == road.DriverValidation {
+			return true
+		}
+	}
+	return false
 }
 
 // refusal is that Nodes cannot be patched, and why not the first of them.

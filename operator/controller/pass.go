@@ -200,9 +200,9 @@ func (c *Controller) place(on *member, s *scene, plan *upgrade.Plan) {
 	}
 	var other fleet.Patch
 	if s.released {
-		other = on.node.RemovalPatch()
+		other = on.node.RemovalPatch(on.speaks())
 	} else {
-		other = on.node.LabelPatch(fleet.Placement{HandOver: s.handOver, Operands: s.operands, Driver: plan.Driver(on.node), HostDriver: on.hostDriver()})
+		other = on.node.LabelPatch(fleet.Placement{HandOver: s.handOver, Operands: s.operands, Driver: plan.Driver(on.node), HostDriver: on.hostDriver(), Speaks: on.speaks()})
 	}
 	patch, needed := plan.Patch(on.node, other)
 	switch {

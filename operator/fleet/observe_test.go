@@ -140,7 +140,7 @@ func FuzzNoNodePanics(f *testing.F) {
 		p := Placement{Operands: []string{"driver"}, Driver: "x"}
 		after := apply(&n, observed.LabelPatch(p))
 		require.Empty(t, shown(Observe(after).LabelPatch(p)))
-		_, err := observed.RemovalPatch().JSON()
+		_, err := observed.RemovalPatch(false).JSON()
 		require.NoError(t, err)
 	})
 }

@@ -22,6 +22,7 @@ type Placement struct {
 	Operands   []string // enabled, as in nvidia.com/gpu.deploy.<operand>
 	Driver     string   // Choice.ID of the driver that is to serve the Node, "": none
 	HostDriver bool     // the host has its own driver
+	Speaks     bool     // a validator still runs there, and may write on the Node
 }
 
 // Patch is what changes of a Node's labels and annotations; nil values are removed.
@@ -55,7 +56,7 @@ func (p Patch) JSON() ([]byte, error) {
 // LabelPatch returns what brings the Node to the placement. Applied twice, it is empty
 // the second time.
 func (n *Node) LabelPatch(p Placement) Patch {
-	patch := n.patch(n.wanted(p))
+	patch := n.patch(n.wanted(p), p.Speaks && !n.Served(p.HandOver))
 	var driver, injection string
 	if n.Served(p.HandOver) {
 		driver, injection = p.Driver, string(n.Injection)
@@ -91,9 +92,11 @@ func (n *Node) wanted(p Placement) map[string]string {
 	return wanted
 }
 
-// RemovalPatch returns what takes from the Node all that the operator wrote there.
-func (n *Node) RemovalPatch() Patch {
-	patch := n.patch(nil)
+// RemovalPatch returns what takes from the Node all that the operator wrote there. While a
+// validator speaks, that the operator was there stays said: what the validator writes until
+// it ends is then taken away, too.
+func (n *Node) RemovalPatch(speaks bool) Patch {
+	patch := n.patch(nil, speaks)
 	n.set(&patch, label.Driver, "")
 	n.set(&patch, label.Injection, "")
 	if !n.touched() {
@@ -110,8 +113,9 @@ func (n *Node) RemovalPatch() Patch {
 }
 
 // patch brings the labels below nvidia.com/gpu. to what is wanted, as far as they are
-// the operator's to change.
-func (n *Node) patch(wanted map[string]string) Patch {
+// the operator's to change. Of a Node that keeps none of them the record of them goes, too,
+// but not before the validator.
+func (n *Node) patch(wanted map[string]string, speaks bool) Patch {
 	patch := Patch{map[string]*string{}, map[string]*string{}, n.UID, n.Version}
 	old, now := n.recorded(), record{}
 	for key, value := range wanted {
@@ -140,15 +144,17 @@ func (n *Node) patch(wanted map[string]string) Patch {
 	if n.Away() {
 		n.clear(&patch)
 	}
-	if text, has := now.String(), n.Annotations[label.Wrote]; text != has || text == "" && n.annotated(label.Wrote) {
-		patch.Annotations[label.Wrote] = pointer(text)
+	text := now.String()
+	has, is := n.Annotations[label.Wrote]
+	switch {
+	case text != "" || speaks && n.touched():
+		if !is || text != has {
+			patch.Annotations[label.Wrote] = &text
+		}
+	case is:
+		patch.Annotations[label.Wrote] = nil
 	}
 	return patch
-}
-
-func (n *Node) annotated(key string) bool {
-	_, ok := n.Annotations[key]
-	return ok
 }
 
 // clear removes whatever "true" places an operand, whoever wrote it: a person wants none
@@ -164,7 +170,8 @@ func (n *Node) clear(patch *Patch) {
 
 // touched says whether the operator has written on the Node.
 func (n *Node) touched() bool {
-	return len(n.recorded()) > 0 || n.Labels[label.Driver] != "" || n.Labels[label.Injection] != ""
+	_, recorded := n.Annotations[label.Wrote]
+	return recorded || n.Labels[label.Driver] != "" || n.Labels[label.Injection] != ""
 }
 
 // forget removes the labels by which the validator says what the Node's GPUs are: it is

@@ -107,13 +107,38 @@ func TestRemoval(t *testing.T) {
 	n = apply(n, Observe(n).LabelPatch(placed("a", "dcgm")))
 	n.Labels[label.UpgradeState] = "upgrade-done"
 	n.Annotations[label.UpgradeSince] = "now"
-	n = apply(n, Observe(n).RemovalPatch())
+	n = apply(n, Observe(n).RemovalPatch(false))
 	require.Equal(t, before.Labels, n.Labels)
 	require.Empty(t, n.Annotations)
-	require.True(t, Observe(n).RemovalPatch().Empty())
+	require.True(t, Observe(n).RemovalPatch(false).Empty())
 
 	n.Labels[label.UpgradeState] = "upgrade-done"
-	require.True(t, Observe(n).RemovalPatch().Empty(), "where the operator never was, it is NVIDIA's")
+	require.True(t, Observe(n).RemovalPatch(false).Empty(), "where the operator never was, it is NVIDIA's")
+	require.True(t, Observe(n).RemovalPatch(true).Empty(), "nor is a validator there the operator's")
+}
+
+// TestWhatAValidatorWritesUntilItEndsIsRemoved has one write twice after the operator has
+// let go of the Node.
+func TestWhatAValidatorWritesUntilItEndsIsRemoved(t *testing.T) {
+	for name, letGo := range map[string]func(n *Node, speaks bool) Patch{
+		"there is no policy": (*Node).RemovalPatch,
+		"it has no GPU":      func(n *Node, speaks bool) Patch { return n.LabelPatch(Placement{Operands: []string{"driver"}, Speaks: speaks}) },
+	} {
+		n := node(with(label.PCI3D, "true"))
+		n = apply(n, Observe(n).LabelPatch(placed("a", "driver")))
+		delete(n.Labels, label.PCI3D)
+		n = apply(n, letGo(Observe(n), true))
+		require.Equal(t, map[string]string{label.Wrote: ""}, n.Annotations, name)
+		before := maps.Clone(n.Labels)
+		for _, speaks := range []bool{true, false} {
+			n.Labels[label.GPUProduct] = "NVIDIA-L4"
+			n.Annotations[label.Features] = "gpu.product"
+			n = apply(n, letGo(Observe(n), speaks))
+			require.Equal(t, before, n.Labels, name)
+			require.True(t, letGo(Observe(n), speaks).Empty(), name)
+		}
+		require.Empty(t, n.Annotations, name)
+	}
 }
 
 func TestThePatchNamesWhatItWasMadeFrom(t *testing.T) {
@@ -146,6 +171,7 @@ func anyPlacement(t *rapid.T) Placement {
 		Operands:   rapid.SliceOfDistinct(rapid.SampledFrom([]string{"driver", "device-plugin", "dcgm"}), func(s string) string { return s }).Draw(t, "operands"),
 		Driver:     rapid.SampledFrom([]string{"", "ubuntu22.04"}).Draw(t, "driver"),
 		HostDriver: rapid.Bool().Draw(t, "hostDriver"),
+		Speaks:     rapid.Bool().Draw(t, "speaks"),
 	}
 }
 
@@ -169,8 +195,8 @@ func TestAPatchAppliedTwiceIsEmptyAndLeavesOthersLabels(t *testing.T) {
 		}
 		n = apply(n, first)
 		require.Empty(t, shown(Observe(n).LabelPatch(p)))
-		n = apply(n, Observe(n).RemovalPatch())
-		require.Empty(t, shown(Observe(n).RemovalPatch()))
+		n = apply(n, Observe(n).RemovalPatch(false))
+		require.Empty(t, shown(Observe(n).RemovalPatch(false)))
 		require.NotContains(t, n.Labels, label.Driver)
 		require.NotContains(t, n.Labels, label.Injection)
 		require.NotContains(t, n.Annotations, label.Wrote)
@@ -190,7 +216,7 @@ func TestWhatWasWrittenIsTakenAway(t *testing.T) {
 		for range rapid.IntRange(1, 4).Draw(t, "rounds") {
 			n = apply(n, Observe(n).LabelPatch(anyPlacement(t)))
 		}
-		n = apply(n, Observe(n).RemovalPatch())
+		n = apply(n, Observe(n).RemovalPatch(false))
 		require.Equal(t, before, n.Labels)
 	})
 }
