@@ -136,7 +136,7 @@ func TestOneUnreadableContainerDoesNotHideTheOthers(t *testing.T) {
 func TestARuntimeThatDoesNotAnswerIsNotWaitedFor(t *testing.T) {
 	root := newHost(t, nil)
 	serveCRI(t, root, critest.Config{Hangs: true})
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	_, err := Run(ctx, root, at, Options{})
 	require.ErrorContains(t, err, "does not answer")
