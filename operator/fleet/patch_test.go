@@ -122,7 +122,9 @@ func TestRemoval(t *testing.T) {
 func TestWhatAValidatorWritesUntilItEndsIsRemoved(t *testing.T) {
 	for name, letGo := range map[string]func(n *Node, speaks bool) Patch{
 		"there is no policy": (*Node).RemovalPatch,
-		"it has no GPU":      func(n *Node, speaks bool) Patch { return n.LabelPatch(Placement{Operands: []string{"driver"}, Speaks: speaks}) },
+		"it has no GPU": func(n *Node, speaks bool) Patch {
+			return n.LabelPatch(Placement{Operands: []string{"driver"}, Speaks: speaks})
+		},
 	} {
 		n := node(with(label.PCI3D, "true"))
 		n = apply(n, Observe(n).LabelPatch(placed("a", "driver")))
