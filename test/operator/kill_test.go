@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -69,16 +70,77 @@ func (s *suite) rolling(version string, cordoned ...string) bool {
 func (s *suite) killOperator(t *testing.T) time.Duration {
 	t.Helper()
 	pod := s.leader(t, "")
-	i := slices.IndexFunc(s.Nodes, func(n *node.Node) bool { return n.Name == pod.Spec.NodeName })
-	require.GreaterOrEqual(t, i, 0, "the node %q of %s", pod.Spec.NodeName, pod.Name)
 	began := time.Now()
-	out, err := s.Nodes[i].Exec(t.Context(), "pkill", "-KILL", "-x", "gpu-operator")
-	require.NoErrorf(t, err, "%s runs on %s: %s", pod.Name, pod.Spec.NodeName, out)
-	require.NoError(t, s.World.Client.CoreV1().Pods(namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
+	s.kill(t, pod)
 	next := s.leader(t, pod.UID)
 	took := time.Since(began)
 	t.Logf("%s on %s was killed; %s on %s leads after %.1f s", pod.Name, pod.Spec.NodeName, next.Name, next.Spec.NodeName, took.Seconds())
 	return took
+}
+
+// kill kills an operator's process, with no time to give anything up, and deletes its pod.
+func (s *suite) kill(t *testing.T, pod *corev1.Pod) {
+	t.Helper()
+	i := slices.IndexFunc(s.Nodes, func(n *node.Node) bool { return n.Name == pod.Spec.NodeName })
+	require.GreaterOrEqual(t, i, 0, "the node %q of %s", pod.Spec.NodeName, pod.Name)
+	out, err := s.Nodes[i].Exec(t.Context(), "sh", "-c", `for p in $(pgrep -x gpu-operator); do grep -qaz "^POD_UID=$1$" "/proc/$p/environ" && kill -KILL "$p" && exit; done; exit 1`, "sh", string(pod.UID))
+	require.NoErrorf(t, err, "%s runs on %s: %s", pod.Name, pod.Spec.NodeName, out)
+	require.NoError(t, s.World.Client.CoreV1().Pods(namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
+}
+
+// standsBy has a second operator stand by while drivers roll: whichever way the one that
+// leads goes, the other goes on, and no more nodes are taken away than may be.
+func (s *suite) standsBy(t *testing.T) {
+	version := newDriver
+	for _, p := range s.World.Pods(namespace, "app=nvidia-driver-daemonset") {
+		if strings.HasSuffix(p.Spec.Containers[0].Image, ":"+newDriver) {
+			version = oldDriver
+		}
+	}
+	s.Kubectl(t, "-n", namespace, "scale", "deployment/gpu-operator", "--replicas=2")
+	s.second(t)
+	began := time.Now()
+	s.simulate(t, version)
+	for _, way := range []struct {
+		name string
+		goes func(*corev1.Pod)
+	}{
+		{"killed", func(p *corev1.Pod) { s.kill(t, p) }},
+		{"deleted", func(p *corev1.Pod) { s.Kubectl(t, "-n", namespace, "delete", "pod", p.Name) }},
+	} {
+		first, second := s.second(t)
+		s.until(t, "a node is taken away", func() error {
+			if slices.ContainsFunc(s.World.Nodes(), func(n *corev1.Node) bool { return n.Spec.Unschedulable }) {
+				return nil
+			}
+			return fmt.Errorf("none is")
+		})
+		left := time.Now()
+		way.goes(first)
+		next := s.leader(t, first.UID)
+		t.Logf("%s was %s; %s leads after %.1f s", first.Name, way.name, next.Name, time.Since(left).Seconds())
+		assert.Equal(t, second.Name, next.Name, "who stood by")
+	}
+	s.runs(t, version)
+	s.atMost(t, 1, began)
+	s.Kubectl(t, "-n", namespace, "scale", "deployment/gpu-operator", "--replicas=1")
+}
+
+// second waits until there are one that leads and another that is ready, and returns them.
+func (s *suite) second(t *testing.T) (leads, ready *corev1.Pod) {
+	t.Helper()
+	leads = s.leader(t, "")
+	s.until(t, "an operator stands by", func() error {
+		for _, ready = range s.World.Pods(namespace, "app=gpu-operator") {
+			if ready.UID != leads.UID && ready.DeletionTimestamp == nil && slices.ContainsFunc(ready.Status.Conditions, func(c corev1.PodCondition) bool {
+				return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+			}) {
+				return nil
+			}
+		}
+		return fmt.Errorf("none does")
+	})
+	return leads, ready
 }
 
 // leader waits until a pod leads, another than one, and returns it. That it leads it has

@@ -31,6 +31,7 @@ func TestUpgrade(t *testing.T) {
 		scenario{"EditedInTheMiddle", plain((*suite).editedInTheMiddle)},
 		scenario{"AFailureStopsIt", plain((*suite).failureStops)},
 		scenario{"Killed", plain((*suite).killed)},
+		scenario{"StandsBy", plain((*suite).standsBy)},
 	)
 }
 
