@@ -62,7 +62,7 @@ func (s *suite) installNFD(t *testing.T) {
 		files["/usr/bin/"+name], err = os.ReadFile(built.Path(name))
 		require.NoError(t, err)
 	}
-	module := downloaded(t, "../cluster/binaries/nfd")
+	module := downloaded(t, "../cluster/binaries/nfd", nfd)
 	archive := filepath.Join(t.TempDir(), "nfd.tar")
 	require.NoError(t, image.Write(archive, image.Image{Name: nfdImage + ":" + module.Version, Files: files}))
 	for _, n := range s.Nodes {
@@ -75,17 +75,17 @@ func (s *suite) installNFD(t *testing.T) {
 		"--set", "worker.config.core.sleepInterval=1s", "--set", "worker.config.sources.pci.deviceLabelFields={vendor}")
 }
 
-// downloaded is where the source of the NFD that a module pins lies.
-func downloaded(t *testing.T, dir string) (module struct{ Dir, Version string }) {
+// downloaded is where the source of a project lies, as a module pins it.
+func downloaded(t *testing.T, dir, project string) (module struct{ Dir, Version string }) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "go", "list", "-m", "-json", nfd)
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-m", "-json", project)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod")
 	out, err := cmd.Output()
 	require.NoError(t, err)
 	require.NoError(t, json.Unmarshal(out, &module))
 	if module.Dir == "" {
-		cmd = exec.CommandContext(t.Context(), "go", "mod", "download", "-json", nfd+"@"+module.Version)
+		cmd = exec.CommandContext(t.Context(), "go", "mod", "download", "-json", project+"@"+module.Version)
 		cmd.Dir = dir
 		out, err = cmd.Output()
 		require.NoError(t, err)

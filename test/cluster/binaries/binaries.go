@@ -80,6 +80,9 @@ func EnsureRuntimes(ctx context.Context, o Options) (Dir, error) {
 // EnsureNFD is Ensure for Node Feature Discovery: nfd-master and nfd-worker.
 func EnsureNFD(ctx context.Context, o Options) (Dir, error) { return ensure(ctx, []module{nfd}, o) }
 
+// EnsureOLM is Ensure for the Operator Lifecycle Manager: olm, catalog and opm.
+func EnsureOLM(ctx context.Context, o Options) (Dir, error) { return ensure(ctx, []module{olm}, o) }
+
 func ensure(ctx context.Context, modules []module, o Options) (Dir, error) {
 	if err := o.complete(); err != nil {
 		return nil, err

@@ -116,6 +116,20 @@ var nfd = module{
 	},
 }
 
+// olm is what `make e2e-operator-olm` needs beside them: the Operator Lifecycle Manager's
+// two operators, and what serves a catalog.
+var olm = module{
+	name:    "olm",
+	project: "github.com/operator-framework/operator-lifecycle-manager",
+	flags: "-tags=grpcnotrace,containers_image_openpgp,containers_image_docker_daemon_stub,containers_image_storage_stub," +
+		"exclude_graphdriver_btrfs,exclude_graphdriver_devicemapper", // no C
+	binaries: []binary{
+		{"olm", "github.com/operator-framework/operator-lifecycle-manager/cmd/olm", 3 * time.Minute},
+		{"catalog", "github.com/operator-framework/operator-lifecycle-manager/cmd/catalog", 15 * time.Second},
+		{"opm", "github.com/operator-framework/operator-registry/cmd/opm", time.Minute},
+	},
+}
+
 // entry is the place in the cache for what is built from a module as it is now.
 type entry struct {
 	module

@@ -36,7 +36,7 @@ func TestEachModuleNamesWhatIsBuiltFromItAndItsVersion(t *testing.T) {
 	source, err := findSource()
 	require.NoError(t, err)
 	seen := map[string]bool{}
-	for _, m := range append([]module{docker, nfd}, modules...) {
+	for _, m := range append([]module{docker, nfd, olm}, modules...) {
 		e, err := m.entry(source, "/cache", "go1.99")
 		require.NoError(t, err)
 		require.Regexp(t, `^/cache/`+m.name+`-v\d+\.\d+\.\d+(-beta\.\d+)?-[0-9a-f]{16}$`, e.path)

@@ -1,0 +1,148 @@
+package operator
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/test/cluster"
+	"github.com/gpuready/gpuready/test/cluster/binaries"
+)
+
+const (
+	olm            = "github.com/operator-framework/operator-lifecycle-manager"
+	serviceVersion = "gpuready.v0.1.0"
+)
+
+// Who subscribes to the bundle gets the operator from the Operator Lifecycle Manager, with
+// the rights that the bundle asks for and no others, and GPUs from the operator.
+func TestOLM(t *testing.T) {
+	if os.Getenv("GPUREADY_E2E_OLM") == "" {
+		t.Skip("make e2e-operator-olm plays this")
+	}
+	s := up(t, cluster.Config{})
+	before := s.marks(t)
+	s.installOLM(t)
+	s.Kubectl(t, "create", "namespace", namespace)
+	s.ApplyText(t, `
+apiVersion: operators.coreos.com/v1
+kind: OperatorGroup
+metadata: { name: nvidia-gpu-operator-group, namespace: nvidia-gpu-operator }
+spec: { targetNamespaces: [nvidia-gpu-operator] }
+---
+apiVersion: operators.coreos.com/v1alpha1
+kind: CatalogSource
+metadata: { name: gpuready, namespace: nvidia-gpu-operator }
+spec: { sourceType: grpc, address: "`+s.serveCatalog(t)+`" }
+---
+apiVersion: operators.coreos.com/v1alpha1
+kind: Subscription
+metadata: { name: gpuready, namespace: nvidia-gpu-operator }
+spec: { channel: stable, name: gpuready, source: gpuready, sourceNamespace: nvidia-gpu-operator }
+`)
+	s.until(t, "the bundle is installed", func() error {
+		phase, err := s.TryKubectl(t, "-n", namespace, "get", "csv", serviceVersion, "-o", "jsonpath={.status.phase}: {.status.message}")
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, phase)
+		}
+		if !strings.HasPrefix(phase, "Succeeded:") {
+			return fmt.Errorf("it is %s", phase)
+		}
+		return nil
+	})
+	s.Kubectl(t, "label", "node", "n1", "nvidia.com/gpu.present=true")
+	dir := t.TempDir()
+	s.Shell(t, dir, "kubectl get csv -n "+namespace+" "+serviceVersion+" -ojsonpath={.metadata.annotations.alm-examples} | jq '.[0]' > clusterpolicy.json")
+	s.Shell(t, dir, "jq '.spec.driver.simulated.enabled = true' clusterpolicy.json | kubectl apply -f -")
+	s.proven(t)
+
+	s.Kubectl(t, "delete", "clusterpolicies", "--all")
+	s.Kubectl(t, "-n", namespace, "wait", "--for=delete", "pod", "-l", "app.kubernetes.io/managed-by=gpu-operator", "--timeout=2m")
+	s.until(t, "nothing is on the node but what was said by hand", func() error {
+		for mark := range s.marks(t) {
+			if !before[mark] && mark != "n1 label nvidia.com/gpu.present=true" {
+				return fmt.Errorf("%s", mark)
+			}
+		}
+		return nil
+	})
+	s.Kubectl(t, "-n", namespace, "delete", "subscription/gpuready", "csv/"+serviceVersion)
+	s.until(t, "the operator has gone", func() error {
+		if pods := s.World.Pods(namespace, "app=gpu-operator"); len(pods) > 0 {
+			return fmt.Errorf("%s is there", pods[0].Name)
+		}
+		return nil
+	})
+	out, err := s.run(t, "gpu-operator", "cleanup", "--kubeconfig", s.Kubeconfig, "--namespace", namespace)
+	require.NoError(t, err, out)
+	require.Contains(t, out, "remove the conditions GPUReady and GPUHealthy of node n1")
+	for _, c := range s.World.Node("n1").Status.Conditions {
+		require.NotContains(t, c.Type, "GPU")
+	}
+}
+
+// installOLM has the Operator Lifecycle Manager work on the cluster, from outside.
+func (s *suite) installOLM(t *testing.T) {
+	t.Helper()
+	module := downloaded(t, "../cluster/binaries/olm", olm)
+	s.Kubectl(t, "create", "namespace", "olm")
+	s.Kubectl(t, "apply", "--server-side", "-f", filepath.Join(module.Dir, "deploy/chart/crds"))
+	s.served(t, "crd/clusterserviceversions.operators.coreos.com", "crd/operatorgroups.operators.coreos.com", "crd/subscriptions.operators.coreos.com",
+		"crd/catalogsources.operators.coreos.com", "crd/installplans.operators.coreos.com", "crd/olmconfigs.operators.coreos.com")
+	s.ApplyText(t, "apiVersion: operators.coreos.com/v1\nkind: OLMConfig\nmetadata: { name: cluster }\n")
+	s.background(t, "olm", "--namespace", "olm")
+	s.background(t, "catalog", "--namespace", "olm")
+}
+
+// serveCatalog serves one that has the bundle, and returns its address.
+func (s *suite) serveCatalog(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	out, err := exec.CommandContext(t.Context(), lifecycle(t, "opm"), "render", filepath.Dir(filepath.Clean(bundle)), "-o", "yaml").Output()
+	require.NoError(t, err)
+	const channel = "schema: olm.package\nname: gpuready\ndefaultChannel: stable\n---\nschema: olm.channel\npackage: gpuready\nname: stable\nentries: [{ name: " + serviceVersion + " }]\n"
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "catalog.yaml"), append(out, "---\n"+channel...), 0o644))
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, free.Close())
+	s.background(t, "opm", "serve", dir, "--port", strconv.Itoa(free.Addr().(*net.TCPAddr).Port), "--pprof-addr", "", "--cache-dir", t.TempDir(), "--cache-enforce-integrity=false", "--termination-log", filepath.Join(t.TempDir(), "log"))
+	return free.Addr().String()
+}
+
+// lifecycle is a program of the Operator Lifecycle Manager's.
+func lifecycle(t *testing.T, name string) string {
+	t.Helper()
+	built, err := binaries.EnsureOLM(t.Context(), binaries.Options{Out: os.Stderr})
+	require.NoError(t, err)
+	return built.Path(name)
+}
+
+// background runs one of them until the test ends.
+func (s *suite) background(t *testing.T, name string, args ...string) {
+	t.Helper()
+	log, err := os.Create(filepath.Join(t.TempDir(), name+".log"))
+	require.NoError(t, err)
+	cmd := exec.CommandContext(t.Context(), lifecycle(t, name), args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+s.Kubeconfig)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	require.NoError(t, cmd.Start())
+	var ended sync.WaitGroup
+	ended.Go(func() { _ = cmd.Wait() })
+	t.Cleanup(func() {
+		ended.Wait()
+		if text, err := os.ReadFile(log.Name()); t.Failed() && err == nil {
+			t.Logf("%s said, at last:\n%s", name, text[max(0, len(text)-8192):])
+		}
+		_ = log.Close()
+	})
+}
