@@ -2,10 +2,10 @@ package folder
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 
+	"github.com/gpuready/gpuready/test/built"
 	"github.com/gpuready/gpuready/test/cluster/inside"
 )
 
@@ -57,18 +57,9 @@ func linkOrCopy(from, to string) error {
 	if os.Link(from, to) == nil {
 		return nil
 	}
-	r, err := os.Open(from)
+	program, err := os.ReadFile(from)
 	if err != nil {
 		return err
 	}
-	defer r.Close()
-	w, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o755)
-	if err != nil {
-		return err
-	}
-	if _, err := io.Copy(w, r); err != nil {
-		_ = w.Close()
-		return err
-	}
-	return w.Close()
+	return built.WriteProgram(to, program, 0o755)
 }
