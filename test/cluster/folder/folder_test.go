@@ -87,3 +87,14 @@ func TestProgramsAreCollected(t *testing.T) {
 	require.FileExists(t, filepath.Join(f.Plugins(), "bridge"))
 	require.FileExists(t, f.Tool())
 }
+
+func TestAProgramThatIsThereIsNotWrittenTo(t *testing.T) {
+	dir := t.TempDir()
+	from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
+	require.NoError(t, os.WriteFile(from, []byte("new"), 0o755))
+	require.NoError(t, os.WriteFile(to, []byte("old"), 0o755))
+	require.ErrorIs(t, linkOrCopy(from, to), os.ErrExist)
+	content, err := os.ReadFile(to)
+	require.NoError(t, err)
+	require.Equal(t, "old", string(content))
+}

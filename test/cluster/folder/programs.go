@@ -1,6 +1,7 @@
 package folder
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -54,8 +55,8 @@ func (f *Folder) Tool() string { return filepath.Join(f.Bin(), inside.ToolName) 
 // linkOrCopy gives a program another name, where it can be without a copy. Who
 // builds programs replaces files and does not write to them.
 func linkOrCopy(from, to string) error {
-	if os.Link(from, to) == nil {
-		return nil
+	if err := os.Link(from, to); err == nil || errors.Is(err, os.ErrExist) {
+		return err
 	}
 	program, err := os.ReadFile(from)
 	if err != nil {
