@@ -82,12 +82,7 @@ spec: { channel: stable, name: gpuready, source: gpuready, sourceNamespace: nvid
 		}
 		return nil
 	})
-	out, err := s.run(t, "gpu-operator", "cleanup", "--kubeconfig", s.Kubeconfig, "--namespace", namespace)
-	require.NoError(t, err, out)
-	require.Contains(t, out, "remove the conditions GPUReady and GPUHealthy of node n1")
-	for _, c := range s.World.Node("n1").Status.Conditions {
-		require.NotContains(t, c.Type, "GPU")
-	}
+	s.cleansConditions(t, "n1")
 }
 
 // installOLM has the Operator Lifecycle Manager work on the cluster, from outside.

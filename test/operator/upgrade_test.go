@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuready/gpuready/test/cluster"
 	"github.com/gpuready/gpuready/test/e2e"
@@ -222,8 +223,23 @@ func TestSingleNode(t *testing.T) {
 		return nil
 	})
 	s.Kubectl(t, "delete", "-f", "../../deployments/static/operator.yaml", "--timeout=120s")
+	s.cleansConditions(t, "n1")
 	s.Kubectl(t, "label", "node", "n1", "nvidia.com/gpu.present-")
 	s.leavesNothing(t, before, marks)
 	s.cleansNodes(t, files)
 	s.release(t, before, marks)
+}
+
+// cleansConditions runs `gpu-operator cleanup` by hand, as whoever removes the operator
+// without the chart, whose Job does it, and looks for what it takes off a node.
+func (s *suite) cleansConditions(t *testing.T, node string) {
+	t.Helper()
+	out, err := s.run(t, "gpu-operator", "cleanup", "--kubeconfig", s.Kubeconfig, "--namespace", namespace)
+	require.NoError(t, err, out)
+	require.Contains(t, out, "remove the conditions GPUReady and GPUHealthy of node "+node)
+	n, err := s.World.Client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
+	require.NoError(t, err)
+	for _, c := range n.Status.Conditions {
+		require.NotContains(t, c.Type, "GPU")
+	}
 }
