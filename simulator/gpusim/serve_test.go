@@ -472,6 +472,7 @@ func TestWhatIsNotItsOwnIsNotCovered(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(libraries, "libnvidia-ml.so.580.1"), data, 0o644))
 	fails(t, start(t, "--profile", "t4"), 1, "libnvidia-ml.so.580.1 is not of the simulated driver")
 	fails(t, start(t, "--profile", "t4", "--root", "/"), 1, "another --root")
+	require.NoFileExists(t, "/nvidia-driver.pid", "nothing is left where nothing is shown")
 }
 
 func TestADriverTakenAwayEndsServe(t *testing.T) {

@@ -164,6 +164,6 @@ func (s *Suite) Result(t *testing.T, j Job) (string, corev1.PodPhase) {
 	s.Run(t, j)
 	pod := s.World.Ends(t, "default", j.Name)
 	out, err := s.kubectl(t, "logs", j.Name)
-	require.NoError(t, err, out)
+	require.NoErrorf(t, err, "%s is %s: %s: %s\n%s", j.Name, pod.Status.Phase, pod.Status.Reason, pod.Status.Message, out)
 	return out, pod.Status.Phase
 }

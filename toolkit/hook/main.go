@@ -35,7 +35,11 @@ func main() {
 	select {
 	case err = <-done:
 	case <-time.After(maxTime):
-		err = fmt.Errorf("not done after %v, given up", maxTime)
+		select {
+		case err = <-done: // both: the machine stood still
+		default:
+			err = fmt.Errorf("not done after %v, given up", maxTime)
+		}
 	}
 	if err != nil {
 		say(os.Stderr, err.Error())

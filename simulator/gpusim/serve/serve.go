@@ -73,6 +73,9 @@ func Run(ctx context.Context, c Config) (err error) {
 	if d.Root, err = mount.Resolve(d.Root); err != nil {
 		return err
 	}
+	if d.Root == "/" {
+		return errors.New("/ is where a real driver belongs, and cannot be covered; use another --root")
+	}
 	lock, err := hold(filepath.Join(filepath.Dir(d.Root), lockName))
 	if err != nil {
 		return err
