@@ -159,8 +159,10 @@ func gpusThatAreSharedNoMoreAreAsBefore(t *testing.T, s *Suite) {
 		}
 		return nil
 	})
-	require.Equal(t, []string{"Default", "Default"}, s.computeModes(t, "n1"))
-	require.Empty(t, s.State(t, "n1", nodestate.MPS).MPS.Claimed)
+	last := s.State(t, "n1", nodestate.MPS)
+	require.Equalf(t, []string{"Default", "Default"}, s.computeModes(t, "n1"), "mps-daemon left %+v %+v", last, last.MPS)
+	require.NotNil(t, last.MPS, last)
+	require.Emptyf(t, last.MPS.Claimed, "%+v", last)
 	s.edit(t, map[string]string{"config.yaml": "version: v1"})
 	s.World.Offers(t, 2, "n1")
 	s.takes(t, "n1", 2)
