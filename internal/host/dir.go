@@ -46,7 +46,8 @@ type File struct {
 }
 
 // OpenFile opens a regular file in the directory for reading, and, like Root's, nothing
-// else: neither a link nor what would block.
+// else: neither a link nor what would block, nor a file without a size. Of those in /proc
+// some change when they are read.
 func (d *Dir) OpenFile(base string) (*File, error) {
 	fail := func(err error) (*File, error) { return nil, &fs.PathError{Op: "open", Path: base, Err: err} }
 	dir := int(d.f.Fd())
@@ -54,7 +55,7 @@ func (d *Dir) OpenFile(base string) (*File, error) {
 	if err := unix.Fstatat(dir, base, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return fail(err)
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size == 0 {
 		return fail(ErrNotRegular)
 	}
 	fd, err := openat(dir, base, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW)
@@ -84,6 +85,9 @@ func (f *File) ReadAt(b []byte, at int64) (n int, err error) {
 	}
 	return n, nil
 }
+
+// Fd returns the file's descriptor, which Close ends.
+func (f *File) Fd() int { return f.fd }
 
 // Close ends reading.
 func (f *File) Close() error { return unix.Close(f.fd) }

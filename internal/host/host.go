@@ -21,6 +21,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuready/gpuready/internal/inotify"
 )
 
 const (
@@ -139,6 +141,24 @@ type walk struct {
 	todo []string
 
 	missing bool // the last part of done is not there
+
+	perm  fs.FileMode        // of folders to make where there is none; 0: none is made
+	check func(fd int) error // nil: everything is accepted
+}
+
+// at is the descriptor of where the walk is.
+func (w *walk) at() int {
+	if n := len(w.dirs); n > 0 {
+		return w.dirs[n-1]
+	}
+	return w.top
+}
+
+func (w *walk) accept(fd int) error {
+	if w.check == nil {
+		return nil
+	}
+	return w.check(fd)
 }
 
 func (w *walk) close() {
@@ -194,11 +214,13 @@ func (w *walk) run(follow bool) error {
 
 // enter goes to a part, or returns what the link says that is there.
 func (w *walk) enter(part string) (link string, err error) {
-	at := w.top
-	if n := len(w.dirs); n > 0 {
-		at = w.dirs[n-1]
+	fd, err := openat(w.at(), part, unix.O_PATH|unix.O_NOFOLLOW)
+	if errors.Is(err, unix.ENOENT) && w.perm != 0 {
+		if err := unix.Mkdirat(w.at(), part, uint32(w.perm.Perm())); err != nil && !errors.Is(err, unix.EEXIST) {
+			return "", err
+		}
+		fd, err = openat(w.at(), part, unix.O_PATH|unix.O_NOFOLLOW)
 	}
-	fd, err := openat(at, part, unix.O_PATH|unix.O_NOFOLLOW)
 	if errors.Is(err, unix.ENOENT) {
 		w.missing, w.done = true, append(w.done, part)
 		return "", nil
@@ -207,7 +229,10 @@ func (w *walk) enter(part string) (link string, err error) {
 		return "", err
 	}
 	var st unix.Stat_t
-	if err = unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT != unix.S_IFLNK {
+	if err = w.accept(fd); err == nil {
+		err = unix.Fstat(fd, &st)
+	}
+	if err == nil && st.Mode&unix.S_IFMT != unix.S_IFLNK {
 		w.dirs, w.done = append(w.dirs, fd), append(w.done, part)
 		return "", nil
 	}
@@ -314,15 +339,37 @@ func (r *Root) OpenFile(name string) (*os.File, error) {
 	return f, nil
 }
 
-// OpenPath pins what a path leads to without opening it (O_PATH): for stat(2),
-// for mounting on it and, by its descriptor in /proc, for chmod(2).
-func (r *Root) OpenPath(name string) (*os.File, error) {
-	p, err := r.resolve(name, true)
-	if err != nil {
-		return nil, err
+// Hold follows name as Resolve does and returns what it leads to, whatever that is, held by a
+// descriptor that reads and writes nothing (O_PATH).
+//
+// With perm, folders that are missing are made. With check, nothing is looked into or made
+// before check has accepted it: it gets descriptors of the root, of each folder and link on
+// the way and of what is returned, in this order.
+func (r *Root) Hold(name string, perm fs.FileMode, check func(fd int) error) (*os.File, error) {
+	w := walk{todo: split(name), perm: perm, check: check}
+	var held *os.File
+	err := fs.ErrInvalid
+	if !strings.ContainsRune(name, 0) {
+		err = r.held(func(fd int) error {
+			defer w.close()
+			w.top = fd
+			if err := w.accept(fd); err != nil {
+				return err
+			}
+			if err := w.run(true); err != nil {
+				return err
+			}
+			if w.missing {
+				return syscall.ENOENT
+			}
+			last, err := unix.FcntlInt(uintptr(w.at()), unix.F_DUPFD_CLOEXEC, 0)
+			if err == nil {
+				held = os.NewFile(uintptr(last), name)
+			}
+			return err
+		})
 	}
-	f, err := r.root.OpenFile(p, unix.O_PATH|unix.O_NOFOLLOW, 0)
-	return f, wrap("open", name, err)
+	return held, wrap("open", name, err)
 }
 
 // ReadFile returns the content of a regular file of at most limit bytes.
@@ -427,7 +474,10 @@ func (r *Root) NearestDir(name string) (string, error) {
 	}
 	for p := real; ; p = path.Dir(p) {
 		info, err := r.root.Lstat(strings.TrimPrefix(path.Join(".", p), "/"))
-		if p == "/" || err == nil && info.IsDir() {
+		switch {
+		case inotify.Exhausted(err):
+			return "", err
+		case p == "/" || err == nil && info.IsDir():
 			return p, nil
 		}
 	}

@@ -116,11 +116,11 @@ func TestReadDirAtMostEndsAnEndlessFolder(t *testing.T) {
 	require.Empty(t, entries)
 }
 
-func TestOpenPathPinsWithoutOpening(t *testing.T) {
+func TestHoldPinsWithoutOpening(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, syscall.Mkfifo(dir+"/pipe", 0o600))
 	require.NoError(t, os.Symlink("/pipe", dir+"/link"))
-	f, err := open(t, dir).OpenPath("/link")
+	f, err := open(t, dir).Hold("/link", 0, nil)
 	require.NoError(t, err)
 	defer f.Close()
 	info, err := f.Stat()

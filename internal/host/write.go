@@ -71,31 +71,21 @@ func (s spot) replace(make func(temp string) error) error {
 // to a file beside it, synced and renamed. The directory must exist. A link at
 // name is replaced, not followed.
 func (r *Root) WriteAtomic(name string, data []byte, perm fs.FileMode) error {
-	return r.write(name, data, Attr{Mode: perm.Perm()}, true)
+	return r.WriteWhole(name, data, Attr{Mode: perm.Perm()})
 }
 
 // WriteWhole is WriteAtomic for a file of which more is said than its permissions.
 func (r *Root) WriteWhole(name string, data []byte, attr Attr) error {
-	return r.write(name, data, attr, true)
-}
-
-// Replace is WriteAtomic without waiting for the disk, for files that do not
-// outlive the machine anyway.
-func (r *Root) Replace(name string, data []byte, perm fs.FileMode) error {
-	return r.write(name, data, Attr{Mode: perm.Perm()}, false)
-}
-
-func (r *Root) write(name string, data []byte, attr Attr, sync bool) error {
 	return r.in("write", name, func(s spot) error {
-		err := s.replace(func(temp string) error { return s.create(temp, data, attr, sync) })
-		if err == nil && sync {
+		err := s.replace(func(temp string) error { return s.create(temp, data, attr) })
+		if err == nil {
 			err = s.sync()
 		}
 		return err
 	})
 }
 
-func (s spot) create(name string, data []byte, attr Attr, sync bool) (err error) {
+func (s spot) create(name string, data []byte, attr Attr) (err error) {
 	at := s.path(name)
 	var f *os.File
 	err = s.do(Op{Kind: OpCreate, Path: at, Mode: 0o600}, func() (err error) {
@@ -113,7 +103,7 @@ func (s spot) create(name string, data []byte, attr Attr, sync bool) (err error)
 	if err != nil {
 		return err
 	}
-	if err = s.dress(f, at, attr); err != nil || !sync {
+	if err = s.dress(f, at, attr); err != nil {
 		return err
 	}
 	return s.do(Op{Kind: OpSync, Path: at}, f.Sync)

@@ -152,7 +152,7 @@ func paramsNeeded(values) (any, error) {
 
 func showParams(c container) error {
 	err := params.Show(c.Root, c.found.([]byte))
-	if errors.Is(err, params.ErrKernel) {
+	if errors.Is(err, params.ErrKernel) || errors.Is(err, rootfs.ErrHost) {
 		c.warn("%s is left as it is: %v", params.Path, err)
 		return nil
 	}

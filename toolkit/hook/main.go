@@ -47,8 +47,14 @@ func main() {
 	}
 }
 
-// say writes one line, whatever an image's file names hold.
+// maxMessage bounds a message in bytes: runtimes and kubelets keep what hooks write.
+const maxMessage = 2000
+
+// say writes one line of bounded length, whatever an image's file names hold.
 func say(w io.Writer, message string) {
+	if len(message) > maxMessage {
+		message = strings.ToValidUTF8(message[:maxMessage], "") + "…"
+	}
 	message = strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
 			return ' '

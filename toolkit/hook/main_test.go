@@ -2,12 +2,15 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
+	"path"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuready/gpuready/toolkit/hook/ldso"
 )
@@ -172,31 +175,82 @@ func TestChmodChangesFoldersAndFilesOfTheContainerOnly(t *testing.T) {
 	require.Equal(t, 0o700|os.ModeDir, info.Mode())
 }
 
-// A folder of the host that is mounted into the container stays the host's.
+// bind mounts source on at, for as long as the test takes.
+func bind(t *testing.T, source, at string) {
+	t.Helper()
+	if err := unix.Mount(source, at, "", unix.MS_BIND, ""); errors.Is(err, unix.EPERM) {
+		t.Skip("mounting needs root")
+	} else {
+		require.NoError(t, err)
+	}
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(at, unix.MNT_DETACH)) })
+}
+
+// A folder of the host that is mounted into the container stays the host's, whatever the
+// configuration says of it.
 func TestMountsFromTheHostAreNotWrittenTo(t *testing.T) {
 	rootfs, state := bundled(t)
-	require.NoError(t, os.WriteFile(strings.TrimSuffix(rootfs, "rootfs")+"config.json",
-		[]byte(`{"root":{"path":"rootfs"},"mounts":[{"destination":"/etc","type":"bind","source":"/etc"},{"destination":"/proc","type":"proc"},{"destination":"/real","options":["rbind"]}]}`), 0o644))
-	for _, dir := range []string{"/etc/ld.so.conf.d", "/proc/x", "/real"} {
+	volume := t.TempDir() // on the same file system
+	for _, dir := range []string{"/etc/ld.so.conf.d", "/proc/x", "/real", "/usr"} {
 		require.NoError(t, os.MkdirAll(rootfs+dir, 0o755))
+		require.NoError(t, os.MkdirAll(volume+dir, 0o755))
 	}
+	require.NoError(t, os.WriteFile(rootfs+"/usr/file", nil, 0o644))
 	require.NoError(t, os.Symlink("real", rootfs+"/link"))
-	_, stderr, err := call(state, "create-symlinks", "--link", "a::/etc/a", "--link", "b::/link/sub/b", "--link", "c::/own/c")
-	require.NoError(t, err)
-	require.Equal(t, 2, strings.Count(stderr, "mount from the host"), stderr)
-	require.NoFileExists(t, rootfs+"/real/sub")
-	_, err = os.Lstat(rootfs + "/etc/a")
-	require.ErrorIs(t, err, os.ErrNotExist)
-	_, err = os.Lstat(rootfs + "/own/c")
-	require.NoError(t, err)
-	_, stderr, err = call(state, "chmod", "--mode", "700", "--path", "/proc/x", "--path", "/etc")
-	require.NoError(t, err)
-	require.Equal(t, 2, strings.Count(stderr, "mount from the host"), stderr)
-	for _, dir := range []string{"/proc/x", "/etc"} {
-		info, err := os.Stat(rootfs + dir)
-		require.NoError(t, err)
-		require.Equal(t, 0o755|os.ModeDir, info.Mode())
+	require.NoError(t, os.Symlink("/usr", volume+"/real/back"))
+	for _, dir := range []string{"/etc", "/proc", "/real"} {
+		bind(t, volume+dir, rootfs+dir)
 	}
+	bind(t, volume+"/etc", rootfs+"/usr")
+	bind(t, rootfs+"/usr", rootfs+"/usr") // nor is it by being mounted twice
+	_, stderr, err := call(state, "create-symlinks", "--link", "a::/etc/a", "--link", "b::/link/sub/b", "--link", "c::/own/c",
+		"--link", "d::/usr/new/d", "--link", "e::/link/back/e")
+	require.NoError(t, err)
+	require.Equal(t, 4, strings.Count(stderr, "mount from the host"), stderr)
+	target, err := os.Readlink(rootfs + "/own/c")
+	require.NoError(t, err)
+	require.Equal(t, "c", target)
+	_, stderr, err = call(state, "chmod", "--mode", "700", "--path", "/proc/x", "--path", "/etc", "--path", "/own")
+	require.NoError(t, err)
+	require.Equal(t, 2, strings.Count(stderr, "mount from the host"), stderr)
+	_, stderr, err = call(state, "enable-cuda-compat", "--host-driver-version=550.54.15")
+	require.NoError(t, err)
+	require.Empty(t, stderr, "there is nothing to take back")
+	require.Equal(t, []string{volume, volume + "/etc", volume + "/etc/ld.so.conf.d", volume + "/proc", volume + "/proc/x",
+		volume + "/real", volume + "/real/back", volume + "/usr"}, names(t, volume))
+	for name, want := range map[string]os.FileMode{volume + "/proc/x": 0o755, volume + "/etc": 0o755, rootfs + "/own": 0o700} {
+		info, err := os.Stat(name)
+		require.NoError(t, err)
+		require.Equal(t, want|os.ModeDir, info.Mode(), name)
+	}
+}
+
+// An image whose user is not root must not learn by a link what is in a root's file of a volume.
+func TestWhatOnlyRootMayReadIsNotCopied(t *testing.T) {
+	rootfs, state := bundled(t)
+	volume := t.TempDir()
+	elf, err := library()
+	require.NoError(t, err)
+	cache := ldso.Cache{Entries: []ldso.Entry{{Name: "libsecret.so", Path: "/secret/libsecret.so", Flags: 0x303}}}.Bytes()
+	for file, data := range map[string][]byte{rootfs + loader: elf, rootfs + musl: elf, rootfs + "/x/libcuda.so.1": elf, rootfs + "/v/none": nil, rootfs + "/etc/none": nil,
+		volume + "/path": []byte("secret\n"), volume + "/cache": cache} {
+		require.NoError(t, os.MkdirAll(path.Dir(file), 0o755))
+		require.NoError(t, os.WriteFile(file, data, 0o400))
+	}
+	require.NoError(t, errors.Join(os.Symlink("/v/path", rootfs+muslPath), os.Symlink("/v/cache", rootfs+"/etc/ld.so.cache")))
+	bind(t, volume, rootfs+"/v")
+	_, stderr, err := call(state, "update-ldcache", "--folder", "/x")
+	require.NoError(t, err)
+	require.Equal(t, 2, strings.Count(stderr, "mount from the host"), stderr)
+	data, err := os.ReadFile(rootfs + "/etc/ld.so.cache")
+	require.NoError(t, err)
+	made, err := ldso.Parse(data)
+	require.NoError(t, err)
+	require.Len(t, made.Entries, 1)
+	require.Equal(t, "libcuda.so.1", made.Entries[0].Name)
+	target, err := os.Readlink(rootfs + muslPath)
+	require.NoError(t, err)
+	require.Equal(t, "/v/path", target, "it is left as it is")
 }
 
 func TestCompatIsWantedOrTakenBack(t *testing.T) {

@@ -35,7 +35,7 @@ func (o *opener) open(file string) (*rootfs.Root, bundle.Bundle, error) {
 	if err != nil {
 		return nil, b, err
 	}
-	root, err := rootfs.Open(b.Root, b.Host)
+	root, err := rootfs.Open(b.Root)
 	if err != nil {
 		return nil, b, fmt.Errorf("container's root file system: %w", err)
 	}

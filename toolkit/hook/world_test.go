@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -141,8 +142,15 @@ func (w *world) untouched(what string) {
 
 // snapshot tells of each file its kind, mode, times and content.
 func snapshot(t testing.TB, dir string) map[string]string {
+	files, err := look(dir, true)
+	require.NoError(t, err)
+	return files
+}
+
+// look tells of each file below dir its kind, mode, owner, content and, if they are wanted, times.
+func look(dir string, times bool) (map[string]string, error) {
 	files := map[string]string{}
-	require.NoError(t, filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
+	return files, filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -150,18 +158,30 @@ func snapshot(t testing.TB, dir string) map[string]string {
 		if err != nil {
 			return err
 		}
-		sum := [sha256.Size]byte{}
-		if d.Type().IsRegular() {
+		text := info.Mode().String()
+		if st, ok := info.Sys().(*syscall.Stat_t); ok {
+			text += fmt.Sprintf(" %d:%d", st.Uid, st.Gid)
+		}
+		if times {
+			text += " " + info.ModTime().Format(time.RFC3339Nano)
+		}
+		switch {
+		case d.Type().IsRegular():
 			data, err := os.ReadFile(p)
 			if err != nil {
 				return err
 			}
-			sum = sha256.Sum256(data)
+			text += fmt.Sprintf(" %x", sha256.Sum256(data))
+		case d.Type()&fs.ModeSymlink != 0:
+			target, err := os.Readlink(p)
+			if err != nil {
+				return err
+			}
+			text += " -> " + target
 		}
-		files[p] = fmt.Sprintf("%v %v %x", info.Mode(), info.ModTime().Format(time.RFC3339Nano), sum)
+		files[p] = text
 		return nil
-	}))
-	return files
+	})
 }
 
 // all are the hooks that a specification names, in its order, but for the one

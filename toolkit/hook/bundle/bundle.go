@@ -10,7 +10,6 @@ import (
 	"io"
 	"os"
 	"path"
-	"slices"
 	"strings"
 	"syscall"
 )
@@ -25,7 +24,6 @@ const (
 type Bundle struct {
 	Root   string   // directory of the root file system; never "/"
 	Mounts []string // destinations, absolute and clean
-	Host   []string // those of the destinations that show what is the host's: files, folders, /proc, /sys
 }
 
 // Read reads the container's state (OCI runtime specification, "State") and the
@@ -85,7 +83,9 @@ func parseConfig(r io.Reader, dir string) (Bundle, error) {
 		Root *struct {
 			Path string `json:"path"`
 		} `json:"root"`
-		Mounts []mount `json:"mounts"`
+		Mounts []struct {
+			Destination string `json:"destination"`
+		} `json:"mounts"`
 	}
 	data, err := io.ReadAll(io.LimitReader(r, maxConfig+1))
 	if err != nil {
@@ -108,26 +108,9 @@ func parseConfig(r io.Reader, dir string) (Bundle, error) {
 		return Bundle{}, fmt.Errorf("root.path %q cannot be a container's", clip(config.Root.Path))
 	}
 	for _, m := range config.Mounts {
-		at := path.Clean("/" + m.Destination)
-		b.Mounts = append(b.Mounts, at)
-		if !m.own() {
-			b.Host = append(b.Host, at)
-		}
+		b.Mounts = append(b.Mounts, path.Clean("/"+m.Destination))
 	}
 	return b, nil
-}
-
-type mount struct {
-	Destination string   `json:"destination"`
-	Type        string   `json:"type"`
-	Options     []string `json:"options"`
-}
-
-// own tells a file system that is the container's alone. A bind mount is one by
-// its options; "bind" as a type is a habit.
-func (m mount) own() bool {
-	bind := slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
-	return !bind && slices.Contains([]string{"tmpfs", "ramfs", "overlay"}, m.Type)
 }
 
 // clip shortens what a stranger wrote, for a message.

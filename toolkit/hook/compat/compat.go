@@ -23,6 +23,8 @@ const Dir = "/usr/local/cuda/compat"
 const (
 	prefix   = "libcuda.so."
 	maxNames = 4096 // in the folder; the package brings about ten
+
+	maxListed = 16 // driver versions in a message
 )
 
 // Host is what the host's driver offers. What is not known is "".
@@ -144,6 +146,10 @@ func list(numbers []int) string {
 	for i, n := range numbers {
 		if i > 0 {
 			b.WriteString(", ")
+		}
+		if i == maxListed {
+			b.WriteString("…")
+			break
 		}
 		b.WriteString(strconv.Itoa(n))
 	}

@@ -95,7 +95,7 @@ func TestChoose(t *testing.T) {
 
 func choose(t *testing.T, root, dir string, h Host) (string, string, error) {
 	t.Helper()
-	r, err := rootfs.Open(root, nil)
+	r, err := rootfs.Open(root)
 	require.NoError(t, err)
 	defer r.Close()
 	return Choose(r, dir, h)

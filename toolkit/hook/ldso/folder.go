@@ -16,14 +16,22 @@ type folder struct {
 	root *rootfs.Root
 	name string // as the loader names it
 	at   string // what that leads to
+	own  bool   // only files on the container's own mounts are read
 	dir  *host.Dir
 	file buffered // the one that is read
 
 	entries []fs.DirEntry // sorted; nil where they were not listed
 }
 
-func openFolder(root *rootfs.Root, name string) (*folder, error) {
-	at, err := root.Resolve(name)
+// openFolder opens a folder. With own neither it nor a file in it is read from a mount
+// that is not the container's own: the cache, which every user of the container can read,
+// would name what only root may list.
+func openFolder(root *rootfs.Root, name string, own bool) (*folder, error) {
+	resolve := root.Resolve
+	if own {
+		resolve = root.ResolveOwn
+	}
+	at, err := resolve(name)
 	if err != nil {
 		return nil, err
 	}
@@ -31,7 +39,7 @@ func openFolder(root *rootfs.Root, name string) (*folder, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &folder{root: root, name: name, at: at, dir: dir}, nil
+	return &folder{root: root, name: name, at: at, own: own, dir: dir}, nil
 }
 
 func (f *folder) close() { _ = f.dir.Close() }
@@ -83,10 +91,19 @@ func (f *folder) leads(name, base string, link bool) bool {
 func (f *folder) soname(base string) (name string, link bool, err error) {
 	if file, err := f.dir.OpenFile(base); err == nil {
 		defer file.Close()
+		if f.own {
+			if err := f.root.CheckOwn(file.Fd()); err != nil {
+				return "", false, err
+			}
+		}
 		name, err = soname(f.file.of(file))
 		return name, false, err
 	}
-	file, err := f.root.OpenFile(path.Join(f.at, base))
+	open := f.root.OpenFile
+	if f.own {
+		open = f.root.OpenOwnFile
+	}
+	file, err := open(path.Join(f.at, base))
 	if err != nil {
 		return "", true, err
 	}

@@ -32,7 +32,7 @@ func image(t testing.TB) (string, *rootfs.Root) {
 	}
 	copyFile(t, loader, dir+loader)
 	copyFile(t, libc(t), dir+libDir+"/libc.so.6")
-	root, err := rootfs.Open(dir, nil)
+	root, err := rootfs.Open(dir)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = root.Close() })
 	return dir, root
@@ -268,7 +268,7 @@ func elfSoname(file string) (string, error) {
 
 func TestImageWithoutALoaderIsLeftAlone(t *testing.T) {
 	dir := t.TempDir()
-	root, err := rootfs.Open(dir, nil)
+	root, err := rootfs.Open(dir)
 	require.NoError(t, err)
 	defer root.Close()
 	library(t, dir+"/driver/libcuda.so.1", "libcuda.so.1", 1)
@@ -290,7 +290,7 @@ func TestMuslGetsToKnowTheFolders(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			root, err := rootfs.Open(dir, nil)
+			root, err := rootfs.Open(dir)
 			require.NoError(t, err)
 			defer root.Close()
 			require.NoError(t, os.MkdirAll(dir+"/lib", 0o755))
@@ -483,7 +483,7 @@ func TestReadOnlyImageFailsOnlyIfTheLoaderWouldNotFind(t *testing.T) {
 	defer func() { require.NoError(t, syscall.Unmount(dir, syscall.MNT_DETACH)) }()
 	require.NoError(t, syscall.Mount("", dir, "", syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
 	require.NoError(t, root.Close())
-	root, err := rootfs.Open(dir, nil) // the mount that is now there
+	root, err := rootfs.Open(dir) // the mount that is now there
 	require.NoError(t, err)
 	defer root.Close()
 

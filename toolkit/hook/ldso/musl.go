@@ -26,7 +26,7 @@ func updateMusl(root *rootfs.Root, folders []string) (warning string) {
 		return ""
 	}
 	file := "/etc/ld-musl-" + arch + ".path"
-	data, err := root.ReadFile(file, maxConf)
+	data, err := root.ReadOwnFile(file, maxConf)
 	if errors.Is(err, fs.ErrNotExist) {
 		data, err = []byte(usual), nil
 	}

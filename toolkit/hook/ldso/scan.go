@@ -32,7 +32,7 @@ func scan(root *rootfs.Root, left *budget) Cache {
 			continue
 		}
 		seenDir[real] = true
-		scanDir(root, dir, left, func(e Entry) {
+		scanDir(root, dir, true, left, func(e Entry) {
 			if !seen[e.Name] { // as the loader: the first directory wins
 				seen[e.Name] = true
 				cache.Entries = append(cache.Entries, e)
@@ -42,9 +42,9 @@ func scan(root *rootfs.Root, left *budget) Cache {
 	return cache
 }
 
-// scanDir calls add for every name of every library in dir.
-func scanDir(root *rootfs.Root, dir string, left *budget, add func(Entry)) {
-	f, err := openFolder(root, dir)
+// scanDir calls add for every name of every library in dir; own as in openFolder.
+func scanDir(root *rootfs.Root, dir string, own bool, left *budget, add func(Entry)) {
+	f, err := openFolder(root, dir, own)
 	if err != nil {
 		return
 	}
@@ -79,7 +79,7 @@ func confDirs(root *rootfs.Root, left *budget) []string {
 	var dirs []string
 	todo, files := []string{confPath}, 0
 	for ; len(todo) > 0 && files < maxConfs; files++ {
-		data, err := root.ReadFile(todo[0], maxConf)
+		data, err := root.ReadOwnFile(todo[0], maxConf)
 		todo = todo[1:]
 		if err != nil {
 			continue
@@ -106,6 +106,10 @@ func included(root *rootfs.Root, pattern string) []string {
 		pattern = path.Join("/etc", pattern)
 	}
 	dir, base := path.Dir(pattern), path.Base(pattern)
+	dir, err := root.ResolveOwn(dir)
+	if err != nil {
+		return nil
+	}
 	entries, _ := root.ReadDirAtMost(dir, maxNames)
 	var files []string
 	for _, e := range entries {

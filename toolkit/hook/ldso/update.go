@@ -31,6 +31,7 @@ const (
 const (
 	maxFiles = 20_000          // libraries opened
 	maxTime  = 2 * time.Second // 5,000 libraries take 40 ms
+	maxNamed = 10              // libraries named in a message
 )
 
 // budget is what may still be spent on looking at files of the image. What is
@@ -69,16 +70,19 @@ func Update(root *rootfs.Root, folders, mounts []string) (warning string, err er
 	if left.spent() {
 		warning = join(warning, fmt.Sprintf("the image has more libraries than %d, or they take longer to read than %v: the loader is left to search for the rest", maxFiles, maxTime))
 	}
-	before := cache.Entries
 	cache.Add(ours...)
 	if data := cache.Bytes(); string(data) != string(old) {
 		if err = root.MkdirAll(path.Dir(cachePath), 0o755); err == nil {
 			err = root.Replace(cachePath, data, 0o644)
 		}
 		if err != nil {
-			if lost := unreachable(root, before, ours); len(lost) > 0 {
-				return warning, fmt.Errorf("libraries would not be found by the container's loader (%s): %w; make the image's /etc writable while the container is created, or put %s into the image's %s",
-					strings.Join(lost, ", "), err, strings.Join(folders, ", "), cachePath)
+			if lost := unreachable(root, ours); len(lost) > 0 {
+				more := ""
+				if n := len(lost) - maxNamed; n > 0 {
+					lost, more = lost[:maxNamed], fmt.Sprintf(" and %d more", n)
+				}
+				return warning, fmt.Errorf("libraries would not be found by the container's loader (%s%s): %w; make the image's /etc writable while the container is created, or put %s into the image's %s",
+					strings.Join(lost, ", "), more, err, strings.Join(folders, ", "), cachePath)
 			}
 			return join(warning, fmt.Sprintf("the loader finds the libraries as it is, but its cache cannot be written: %v", err)), nil
 		}
@@ -90,7 +94,7 @@ func Update(root *rootfs.Root, folders, mounts []string) (warning string, err er
 // current is the image's cache and its bytes, or, made by looking at the image's
 // libraries, the one that it would have. The error says why its own is not used.
 func current(root *rootfs.Root, left *budget) (Cache, []byte, error) {
-	old, err := root.ReadFile(cachePath, maxCache)
+	old, err := root.ReadOwnFile(cachePath, maxCache)
 	if err == nil {
 		var cache Cache
 		if cache, err = Parse(old); err == nil {
@@ -105,13 +109,13 @@ func current(root *rootfs.Root, left *budget) (Cache, []byte, error) {
 
 // compat returns the entries for the libraries of the folder that CompatConf names.
 func compat(root *rootfs.Root, left *budget) []Entry {
-	data, err := root.ReadFile(CompatConf, maxConf)
+	data, err := root.ReadOwnFile(CompatConf, maxConf)
 	dir := strings.TrimSuffix(string(data), "\n")
 	if err != nil || !path.IsAbs(dir) || strings.ContainsAny(dir, "\n\x00") {
 		return nil
 	}
 	var entries []Entry
-	scanDir(root, path.Clean(dir), left, func(e Entry) { entries = append(entries, e) })
+	scanDir(root, path.Clean(dir), true, left, func(e Entry) { entries = append(entries, e) })
 	return entries
 }
 
@@ -147,7 +151,7 @@ func hasLoader(root *rootfs.Root) bool {
 func injected(root *rootfs.Root, folders, mounts []string, left *budget) []Entry {
 	var entries []Entry
 	for _, name := range folders {
-		f, err := openFolder(root, name)
+		f, err := openFolder(root, name, false)
 		if err != nil {
 			continue
 		}
@@ -161,7 +165,7 @@ func injected(root *rootfs.Root, folders, mounts []string, left *budget) []Entry
 		}
 		f.close()
 		if !found {
-			scanDir(root, name, left, func(e Entry) { entries = append(entries, e) })
+			scanDir(root, name, false, left, func(e Entry) { entries = append(entries, e) })
 		}
 	}
 	return entries
@@ -176,12 +180,16 @@ func isLibrary(name string) bool {
 	return ok && (rest == "" || rest[0] == '.')
 }
 
-// unreachable names the libraries that the loader finds neither in the image's
-// cache nor in a directory that it searches anyway.
-func unreachable(root *rootfs.Root, before, ours []Entry) []string {
+// unreachable names the libraries that the loader finds neither in the cache as it
+// is, on whichever mount, nor in a directory that it searches anyway.
+func unreachable(root *rootfs.Root, ours []Entry) []string {
+	var now Cache
+	if data, err := root.ReadFile(cachePath, maxCache); err == nil {
+		now, _ = Parse(data)
+	}
 	var lost []string
 	for _, e := range ours {
-		known := slices.ContainsFunc(before, func(b Entry) bool {
+		known := slices.ContainsFunc(now.Entries, func(b Entry) bool {
 			return b.Name == e.Name && b.Flags == e.Flags && path.Dir(b.Path) == path.Dir(e.Path)
 		})
 		if !known && (path.Base(e.Path) != e.Name || !searched(root, path.Dir(e.Path))) {

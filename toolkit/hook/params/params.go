@@ -71,7 +71,7 @@ func Show(root *rootfs.Root, text []byte) error {
 	if now, err := root.ReadFile(Path, maxSize); err == nil && bytes.Equal(now, text) {
 		return nil // an earlier hook's
 	}
-	target, err := root.OpenPath(Path)
+	target, err := root.HoldMountPoint(Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // a container without it
 	}
@@ -79,9 +79,6 @@ func Show(root *rootfs.Root, text []byte) error {
 		return err
 	}
 	defer target.Close()
-	if info, err := target.Stat(); err != nil || !info.Mode().IsRegular() {
-		return errors.Join(fmt.Errorf("%s in the container is not a regular file", Path), err)
-	}
 	source, err := detached(text)
 	if err != nil {
 		return err
