@@ -89,6 +89,7 @@ func TestAnswers(t *testing.T) {
 		"envvar":                {"flags: {plugin: {deviceListStrategy: envvar}}", "nvidia.com/gpu", []int{0, 1}},
 		"envvar-everything":     {"flags: {gdsEnabled: true, mofedEnabled: true, gdrcopyEnabled: true, plugin: {deviceListStrategy: envvar, passDeviceSpecs: true}}\nimex: {channelIDs: [0]}", "nvidia.com/gpu", []int{0}},
 		"envvar-index-mig":      {"flags: {migStrategy: mixed, plugin: {deviceListStrategy: envvar, deviceIDStrategy: index, passDeviceSpecs: true}}", "nvidia.com/mig-1g.10gb", []int{0, 1}},
+		"volume-mounts-gds":     {"flags: {gdsEnabled: true, plugin: {deviceListStrategy: volume-mounts}}", "nvidia.com/gpu", []int{0}},
 		"volume-mounts":         {"flags: {plugin: {deviceListStrategy: volume-mounts}}\nimex: {channelIDs: [0]}", "nvidia.com/gpu", []int{0, 1}},
 		"envvar-and-annotation": {"flags: {plugin: {deviceListStrategy: [envvar, cdi-annotations]}}", "nvidia.com/gpu", []int{0}},
 		"replicas-of-one-gpu":   {"flags: {plugin: {deviceListStrategy: envvar}}\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}", "nvidia.com/gpu", []int{0, 1}},

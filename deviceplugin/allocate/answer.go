@@ -47,7 +47,8 @@ type answer struct {
 func (a *answer) make() (*v1beta1.ContainerAllocateResponse, error) {
 	p := a.config.Flags.Plugin
 	strategies := p.Strategies()
-	byRuntime := false // the NVIDIA container runtime does the rest
+	byRuntime := false  // the NVIDIA container runtime does the rest
+	byVariable := false // and believes variables, which an image can set
 	for _, s := range strategies {
 		switch s {
 		case config.ListCDI:
@@ -59,7 +60,7 @@ func (a *answer) make() (*v1beta1.ContainerAllocateResponse, error) {
 				return nil, status.Errorf(codes.Internal, "name the CDI devices of %s in an annotation: %v", a.resource, err)
 			}
 		case config.ListVariable:
-			byRuntime = true
+			byRuntime, byVariable = true, true
 			a.variables()
 		case config.ListMounts:
 			byRuntime = true
@@ -80,11 +81,13 @@ func (a *answer) make() (*v1beta1.ContainerAllocateResponse, error) {
 		{a.config.Flags.GDSEnabled, "NVIDIA_GDS", a.host.GDS},
 		{a.config.Flags.MOFEDEnabled, "NVIDIA_MOFED", a.host.MOFED},
 	} {
-		switch {
-		case !given(extra.wanted):
-		case byRuntime:
+		if !given(extra.wanted) {
+			continue
+		}
+		if byRuntime {
 			a.set(extra.variable, "enabled")
-		default:
+		}
+		if !byVariable {
 			a.add(extra.nodes)
 		}
 	}
@@ -100,6 +103,10 @@ func (a *answer) make() (*v1beta1.ContainerAllocateResponse, error) {
 // share lets a CUDA program find the MPS control daemon of its resource, which
 // shares memory with it (the reference's internal/plugin/mps.go). A container has
 // one daemon: devices that are not shared have none.
+//
+// The folder of the pipes is the host's /run, so it is read-only for the container: a
+// program can connect to a socket and write to a pipe there, and cannot make, change or
+// remove a file. The shared memory has a file system of its own with a bound.
 func (a *answer) share() {
 	strategy, _ := a.config.Sharing.Active()
 	if strategy != config.SharingMPS || !slices.ContainsFunc(a.devices, func(d plan.Device) bool { return d.Replicas > 0 }) {
@@ -108,7 +115,7 @@ func (a *answer) share() {
 	root, pipe := mps.Root(a.config), mps.PipeDir(mps.Container, a.resource)
 	a.set("CUDA_MPS_PIPE_DIRECTORY", pipe)
 	a.Mounts = append(a.Mounts,
-		&v1beta1.Mount{ContainerPath: pipe, HostPath: mps.PipeDir(root, a.resource)},
+		&v1beta1.Mount{ContainerPath: pipe, HostPath: mps.PipeDir(root, a.resource), ReadOnly: true},
 		&v1beta1.Mount{ContainerPath: mps.Shm, HostPath: mps.ShmDir(root)})
 }
 
@@ -175,7 +182,7 @@ func (a *answer) mounts() {
 		names = append(names, path.Join("imex", strconv.Itoa(channel)))
 	}
 	for _, name := range names {
-		a.Mounts = append(a.Mounts, &v1beta1.Mount{HostPath: mountFrom, ContainerPath: path.Join(mounts, name)})
+		a.Mounts = append(a.Mounts, &v1beta1.Mount{HostPath: mountFrom, ContainerPath: path.Join(mounts, name), ReadOnly: true})
 	}
 }
 

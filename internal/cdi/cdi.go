@@ -22,6 +22,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
 // The kinds that the toolkit writes.
@@ -56,6 +57,13 @@ const (
 
 // maxSpec bounds a specification file: 16 GPUs with 7 MIG devices each need 200 KiB.
 const maxSpec = 8 << 20
+
+// How much an error of Find quotes of a name, which may be a container's word, and of
+// the reason.
+const (
+	maxQuoted = 256
+	maxReason = 1024
+)
 
 // What Check returns, wrapped.
 var (
@@ -213,7 +221,7 @@ func file(p string, priority int, data []byte) File {
 // Its error wraps ErrUnresolvable.
 func Find(files []File, name string) (File, specs.Device, error) {
 	fail := func(format string, args ...any) (File, specs.Device, error) {
-		return File{}, specs.Device{}, fmt.Errorf("%w: %s: %s", ErrUnresolvable, name, fmt.Sprintf(format, args...))
+		return File{}, specs.Device{}, fmt.Errorf("%w: %s: %s", ErrUnresolvable, record.Clean(name, maxQuoted), record.Clean(fmt.Sprintf(format, args...), maxReason))
 	}
 	vendor, class, device, err := parser.ParseQualifiedName(name)
 	if err != nil {

@@ -115,6 +115,9 @@ func add(a *api.ContainerAdjustment, root *host.Root, e specs.ContainerEdits) er
 		if !ok {
 			return fmt.Errorf("%s is not a character device", p)
 		}
+		if err := allowed(n); err != nil {
+			return err
+		}
 		a.AddDevice(&api.LinuxDevice{Path: n.Path, Type: "c", Major: int64(major), Minor: int64(minor)})
 	}
 	for _, m := range e.Mounts {
@@ -128,6 +131,16 @@ func add(a *api.ContainerAdjustment, root *host.Root, e specs.ContainerEdits) er
 		a.AddHooks(hooks)
 	}
 	return nil
+}
+
+// allowed returns an error where a device node is to be used less than NRI can say. A
+// node that a plugin adds may be read and written, whatever else the plugin says of it
+// (api.LinuxDevice.AccessString of NRI 0.12; runtimes before take no device rules).
+func allowed(n *specs.DeviceNode) error {
+	if p := n.Permissions; p == "" || strings.Contains(p, "r") && strings.Contains(p, "w") {
+		return nil
+	}
+	return fmt.Errorf("the device node %s has the permissions %q in its CDI specification, and NRI knows \"rw\" alone; use the runtime handler nvidia", n.Path, n.Permissions)
 }
 
 func mount(m *specs.Mount) *api.Mount {

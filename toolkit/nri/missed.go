@@ -2,11 +2,14 @@ package nri
 
 import (
 	"cmp"
+	"errors"
 	"maps"
 	"slices"
 	"sync"
 
 	"github.com/containerd/nri/pkg/api"
+
+	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
 )
 
 // Missed is a container that is there without the GPUs that it should have been given,
@@ -40,7 +43,7 @@ func (p *Plugin) lacks(pod *api.PodSandbox, container *api.Container) (m Missed,
 		return m, false
 	}
 	asked, err := p.Workloads.asked(pod, container)
-	return m, err != nil || gpus(asked)
+	return m, err != nil && !errors.Is(err, request.ErrKind) || gpus(asked)
 }
 
 // synchronize takes a part of the list of all containers that are there.

@@ -13,6 +13,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpuready/gpuready/internal/cdi"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/inject"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/settings"
@@ -42,7 +43,7 @@ func (w Workloads) asked(pod *api.PodSandbox, container *api.Container) (request
 		spec.Mounts = append(spec.Mounts, oci.Mount{Source: m.GetSource(), Destination: m.GetDestination()})
 	}
 	s := settings.Default()
-	s.AcceptNamed, s.AcceptVolumeMounts, s.AcceptEnvvar = true, true, w.AcceptEnvvar
+	s.AcceptNamed, s.AcceptPodAnnotations, s.AcceptVolumeMounts, s.AcceptEnvvar = true, true, true, w.AcceptEnvvar
 	return request.Of(spec, s)
 }
 
@@ -56,7 +57,8 @@ func (w Workloads) Resolve(table *Table, pod *api.PodSandbox, container *api.Con
 	}
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("gpu-toolkit: container %s of pod %s/%s cannot be given what it asks for: %w", container.GetName(), pod.GetNamespace(), pod.GetName(), err)
+			err = request.Brief(fmt.Errorf("gpu-toolkit: container %s of pod %s/%s cannot be given what it asks for: %w",
+				record.Clean(container.GetName(), 64), record.Clean(pod.GetNamespace(), 64), record.Clean(pod.GetName(), 256), err))
 		}
 	}()
 	if named(container) {
@@ -83,7 +85,7 @@ func (w Workloads) Resolve(table *Table, pod *api.PodSandbox, container *api.Con
 	}
 	asked.Warnings = append(asked.Warnings, warnings...)
 	if equipped(container) && others(container, edits) {
-		asked.Warnings = append(asked.Warnings, "it asks for "+strings.Join(asked.Devices, ",")+" and was given other GPUs already, as by its resources; it gets no more")
+		asked.Warnings = append(asked.Warnings, "it asks for "+record.Clean(strings.Join(asked.Devices, ","), 256)+" and was given other GPUs already, as by its resources; it gets no more")
 		return nil, asked, nil
 	}
 	adjust, err = missing(container, edits)
@@ -106,22 +108,22 @@ func named(container *api.Container) bool {
 	return slices.ContainsFunc(container.GetCDIDevices(), func(d *api.CDIDevice) bool { return isGPU(d.GetName()) })
 }
 
-// ofGPU says whether a device node is that of one GPU.
-func ofGPU(p string) bool {
-	number, ok := strings.CutPrefix(p, "/dev/nvidia")
-	return ok && number != "" && strings.Trim(number, "0123456789") == ""
-}
-
 // equipped says whether a container has a GPU.
 func equipped(container *api.Container) bool {
-	return named(container) || slices.ContainsFunc(container.GetLinux().GetDevices(), func(d *api.LinuxDevice) bool { return ofGPU(d.GetPath()) })
+	return named(container) || slices.ContainsFunc(container.GetLinux().GetDevices(), func(d *api.LinuxDevice) bool { return inject.IsGPU(d.GetPath()) })
 }
 
-// others says whether edits give GPUs that a container does not have.
+// control are the device nodes that every container with a GPU is given. They give
+// access to none by themselves.
+var control = []string{"/dev/nvidiactl", "/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}
+
+// others reports whether edits give a device node, as that of another GPU or MIG device,
+// that a container does not have. The GPU of two MIG devices has one node; what tells
+// them apart are the nodes of their capabilities.
 func others(container *api.Container, edits []specs.ContainerEdits) bool {
 	return slices.ContainsFunc(edits, func(e specs.ContainerEdits) bool {
 		return slices.ContainsFunc(e.DeviceNodes, func(n *specs.DeviceNode) bool {
-			return ofGPU(n.Path) && !hasDevice(container.GetLinux().GetDevices(), n)
+			return !slices.Contains(control, n.Path) && !hasDevice(container.GetLinux().GetDevices(), n)
 		})
 	})
 }
@@ -145,7 +147,9 @@ func missing(container *api.Container, edits []specs.ContainerEdits) (*api.Conta
 			if n.Type == "" {
 				return nil, fmt.Errorf("the device node %s is not there; does the toolkit say that it is ready?", n.Path)
 			}
-			a.device(n)
+			if err := a.device(n); err != nil {
+				return nil, err
+			}
 		}
 		for _, m := range e.Mounts {
 			a.mount(m)
@@ -178,12 +182,16 @@ func (a *addition) env(env string) {
 	a.any = true
 }
 
-func (a *addition) device(n *specs.DeviceNode) {
+func (a *addition) device(n *specs.DeviceNode) error {
 	if hasDevice(a.to.GetLinux().GetDevices(), n) || hasDevice(a.adjust.GetLinux().GetDevices(), n) {
-		return
+		return nil
+	}
+	if err := allowed(n); err != nil {
+		return err
 	}
 	a.adjust.AddDevice(&api.LinuxDevice{Path: n.Path, Type: n.Type, Major: n.Major, Minor: n.Minor})
 	a.any = true
+	return nil
 }
 
 func (a *addition) mount(m *specs.Mount) {

@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/arguments"
 )
 
@@ -15,12 +16,16 @@ import (
 // the reason of a failure from the log that they named, in runc's format; people and
 // Podman from standard error. A warning is not shown to both.
 func report(call arguments.Call, level, message string) {
-	message = "gpu-oci-runtime: " + strings.ReplaceAll(message, "\n", "; ")
+	message = "gpu-oci-runtime: " + record.Clean(strings.ReplaceAll(message, "\n", "; "), maxMessage)
 	logged := call.Log != "" && appendTo(call.Log, line(call.LogFormat, level, message)) == nil
 	if level == "error" || !logged {
 		fmt.Fprintln(os.Stderr, message)
 	}
 }
+
+// maxMessage bounds a message: runtimes show it in a pod's events, and a part of it may be
+// what the container says.
+const maxMessage = 2000
 
 // line is one line of a log as runc writes it.
 func line(format, level, message string) []byte {

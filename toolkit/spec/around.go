@@ -110,7 +110,7 @@ func storage(root *host.Root, driverRoot string) []Mount {
 		if err != nil {
 			continue
 		}
-		if info, err := root.Lstat(real); err == nil && wanted(info.Mode()) {
+		if info, err := root.Lstat(real); err == nil && wanted(info.Mode()) && exposed(root, real, map[string]bool{}) == nil {
 			mounts = append(mounts, Mount{Host: real, Container: p, Options: readOnly})
 		}
 	}

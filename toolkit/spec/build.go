@@ -18,13 +18,14 @@ import (
 
 // Input is all that specifications follow from.
 type Input struct {
-	Files    Files
-	Around   Around
-	Snapshot gpu.Snapshot
-	Nodes    []node.Node // that are on the host, or will be in a moment
-	Caps     node.Caps   // minor numbers of MIG's capabilities
-	DevRoot  string      // host path below which /dev/nvidia* are
-	Hook     string      // host path of gpu-cdi-hook
+	Files      Files
+	Around     Around
+	Snapshot   gpu.Snapshot
+	Nodes      []node.Node // that are on the host, or will be in a moment
+	Caps       node.Caps   // minor numbers of MIG's capabilities
+	DriverRoot string      // host path below which the driver's files are
+	DevRoot    string      // host path below which /dev/nvidia* are
+	Hook       string      // host path of gpu-cdi-hook
 }
 
 // Output are the specifications. Without a usable GPU there is none.
@@ -98,7 +99,7 @@ func Build(in Input) Output {
 		return Output{Warnings: b.warnings}
 	}
 	everything := specs.ContainerEdits{DeviceNodes: append(b.nodes(sorted(all)), around(drm)...), Hooks: b.hooks(flags("create-symlinks", "--link", links))}
-	agents := specs.ContainerEdits{DeviceNodes: b.nodes(b.management())}
+	agents := specs.ContainerEdits{DeviceNodes: b.nodes(b.management()), Mounts: b.roots()}
 	out := Output{Specs: []specs.Spec{
 		{Kind: cdi.KindGPU, ContainerEdits: b.compute(), Devices: byUUID},
 		{Kind: cdi.KindManagement, ContainerEdits: b.common(), Devices: b.append(nil, cdi.All, agents)},

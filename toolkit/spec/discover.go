@@ -36,10 +36,11 @@ type Files struct {
 // container GPUs besides.
 const invisible = "NVIDIA_VISIBLE_DEVICES=void"
 
-// How files are mounted, and sockets, which are written to.
+// How files and sockets are mounted. Nothing of the host is writable: programs connect to a
+// socket that is mounted read-only, and cannot change its mode or its owner.
 var (
 	readOnly = []string{"ro", "nosuid", "nodev", "rbind", "rprivate"}
-	socket   = []string{"nosuid", "nodev", "rbind", "rprivate", "noexec"}
+	socket   = []string{"ro", "nosuid", "nodev", "rbind", "rprivate", "noexec"}
 )
 
 // Find looks for the files of the driver of the given version below a driver root
@@ -59,7 +60,7 @@ func Find(root *host.Root, driverRoot, version string) (Files, error) {
 		return Files{}, fmt.Errorf("driver root %s: %w", driverRoot, err)
 	}
 	defer inside.Close()
-	f := &finder{root: inside, at: at, version: version, lists: map[string][]string{}}
+	f := &finder{root: inside, at: at, version: version, lists: map[string][]string{}, private: map[string]bool{}}
 	f.Version = version
 	libraries, err := f.libraryDir(driverRoot)
 	if err != nil {

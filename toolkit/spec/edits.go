@@ -43,6 +43,26 @@ func mounts(list []Mount) []*specs.Mount {
 	return out
 }
 
+// alone mounts one file system read-only, without what is mounted below it and without
+// what is mounted there later. Nothing in it can be written to, whatever the driver's
+// container has mounted in its root: read-only is the property of one mount, so a
+// recursive one would leave the others writable.
+var alone = []string{"ro", "nosuid", "nodev", "bind", "private"}
+
+// roots are the driver's root and its folder of device nodes, where agents look at the
+// driver as it is on the host. A driver of the host itself needs neither.
+func (b *builder) roots() []*specs.Mount {
+	var list []Mount
+	if root := path.Clean("/" + b.DriverRoot); root != "/" {
+		list = append(list, Mount{Host: root, Container: root, Options: alone})
+	}
+	if root := path.Clean("/" + b.DevRoot); root != "/" {
+		dev := path.Join(root, "dev")
+		list = append(list, Mount{Host: dev, Container: dev, Options: alone})
+	}
+	return mounts(list)
+}
+
 // device are the edits of a whole GPU.
 func (b *builder) device(address gpu.PCIAddress, nodes []string) specs.ContainerEdits {
 	return specs.ContainerEdits{

@@ -2,6 +2,7 @@ package spec
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"path"
 	"slices"
@@ -19,6 +20,7 @@ type finder struct {
 	version string
 	lists   map[string][]string // names in the directories read, by their real path
 	errs    []error             // what could not be looked at
+	private map[string]bool     // directories that no other can change, see exposed
 }
 
 // absent says that an error is of something that is not there.
@@ -75,17 +77,45 @@ func (f *finder) match(dir, pattern string) []string {
 	return found
 }
 
-// file follows a path to its end and says whether what is there is wanted.
+// file follows a path to its end and reports whether what is there is wanted. It refuses
+// what lies in a folder that everybody can write to.
 func (f *finder) file(p string, wanted func(fs.FileMode) bool) (real string, ok bool) {
 	real, err := f.root.Resolve(p)
 	if f.note(err) {
 		return "", false
 	}
 	info, err := f.root.Lstat(real)
-	if f.note(err) {
+	if f.note(err) || !wanted(info.Mode()) {
 		return "", false
 	}
-	return real, wanted(info.Mode())
+	if f.note(exposed(f.root, real, f.private)) {
+		return "", false
+	}
+	return real, true
+}
+
+// exposed returns an error if everybody may write to a directory above a real path, as to
+// /tmp. A container with a hostPath volume there could put something else in its place,
+// and every container with a GPU would be given that. It keeps in private the directories
+// for which that is not so.
+func exposed(root *host.Root, real string, private map[string]bool) error {
+	var passed []string
+	for dir := path.Dir(real); !private[dir]; dir = path.Dir(dir) {
+		info, err := root.Lstat(dir)
+		if err != nil {
+			return err
+		}
+		if info.Mode()&0o002 != 0 {
+			return fmt.Errorf("%s cannot be given to containers: everybody may write to %s; move it, or take that right away (chmod o-w)", root.Path(real), root.Path(dir))
+		}
+		if passed = append(passed, dir); dir == "/" {
+			break
+		}
+	}
+	for _, dir := range passed {
+		private[dir] = true
+	}
+	return nil
 }
 
 // mount adds a mount of a real path below the driver root.

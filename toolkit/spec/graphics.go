@@ -6,7 +6,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -129,13 +128,14 @@ var (
 	socketDirs = []string{"/run", "/var/run"}
 )
 
-// mps is where the MPS daemon has its pipes.
-const mps = "/tmp/nvidia-mps"
-
-// Sockets are the paths below the driver root at which Find looks for the sockets of
+// Sockets returns the paths below the driver root at which Find looks for the sockets of
 // daemons, which come and go while the driver stays.
+//
+// /tmp/nvidia-mps, the default folder of an MPS daemon's pipes, is not one of them:
+// whoever can write to the host's /tmp could put another folder there, and every
+// container with a GPU would get that.
 func Sockets() []string {
-	paths := []string{mps}
+	var paths []string
 	for _, name := range daemons {
 		for _, dir := range socketDirs {
 			paths = append(paths, path.Join(dir, name))
@@ -154,14 +154,5 @@ func (f *finder) sockets() {
 				break
 			}
 		}
-	}
-	// Everybody may make something of this name in /tmp: only what root made counts, and
-	// no link.
-	info, err := f.root.Lstat(mps)
-	if f.note(err) || !info.IsDir() {
-		return
-	}
-	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Uid == 0 {
-		f.mount(mps, mps, socket)
 	}
 }

@@ -106,12 +106,14 @@ var explained = []struct{ what, why string }{
 	{`^\+ .* create-symlinks argument \.\./(card|renderD)[0-9]+::/dev/dri/by-path/`, "ours are made where a container looks for them"},
 	{`^\+ .*: hook create-symlinks argument lib\S+\.so\.\S+::/\S+/lib[^/]+\.so\.1$`, "nvcdi makes those that the host has, and has ldconfig make the others; no ldconfig is run here"},
 	// What agents are given.
+	{`^\+ management.gpuready.io/gpu: device all mount /driver(/dev)? from /driver(/dev)? ro,nosuid,nodev,bind,private$`, "agents look at the driver as it is on the host; they mount nothing of it themselves"},
 	{`^- management.gpuready.io/gpu: device all node /dev/nvidia-caps-imex-channels/`, "no agent of ours uses them, and channels that come and go would have all agents started anew"},
 	{`^\+ management.gpuready.io/gpu: mount /(etc|usr/share)/(vulkan|glvnd|egl|X11|nvidia)/`, "agents are given the same files of the driver as everybody, graphics included: one list, and one generation"},
 	{`^\+ management.gpuready.io/gpu: mount /usr/lib/\S+/(libnvidia-egl-\S+|nvidia/xorg/\S+) `, "the same"},
 	{`^\+ management.gpuready.io/gpu: hook create-symlinks argument \S+::/usr/lib/\S+/(nvidia-drm_gbm|libglxserver_nvidia|libnvidia-vulkan-producer)\.so$`, "the same"},
 	// Sockets.
-	{`^\+ .*: mount /tmp/nvidia-mps from \S+ nosuid,nodev,rbind,rprivate,noexec$`, "nvcdi looks for it as for a file, and it is a directory; libnvidia-container mounts it"},
+	{`^- .*: mount /run/nvidia-(persistenced|fabricmanager)/socket from \S+ nosuid,nodev,rbind,rprivate,noexec$`, "with it a container's root could change the mode and the owner of the host's socket"},
+	{`^\+ .*: mount /run/nvidia-(persistenced|fabricmanager)/socket from \S+ ro,nosuid,nodev,rbind,rprivate,noexec$`, "a program can connect to it all the same"},
 }
 
 // TestEveryDifferenceToNvcdiIsExplained compares both on every simulated machine.

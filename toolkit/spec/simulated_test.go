@@ -97,7 +97,7 @@ func enrich(t *testing.T, root string) {
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = listener.Close() })
 	}
-	require.NoError(t, os.MkdirAll(root+"/tmp/nvidia-mps", 0o755))
+	require.NoError(t, os.MkdirAll(root+"/tmp/nvidia-mps", 0o755)) // as the host's own MPS has it: nobody is given that
 	for i, p := range []string{"gdrdrv", "nvidia-fs0", "nvidia-fs1", "infiniband/uverbs0", "infiniband/rdma_cm", "nvidia-caps-imex-channels/channel0", "nvidia-caps-imex-channels/channel10", "nvidia-caps-imex-channels/channel2", "dri/card1", "dri/renderD128"} {
 		at := root + "/dev/" + p
 		require.NoError(t, os.MkdirAll(filepath.Dir(at), 0o755))

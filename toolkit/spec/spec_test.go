@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpuready/gpuready/internal/cdi"
@@ -107,7 +108,7 @@ func TestGolden(t *testing.T) {
 			require.NoError(t, err)
 			s := gputest.Node(c.profile, c.gpus)
 			all, caps := nodes(s)
-			out := Build(Input{Files: files, Snapshot: s, Nodes: all, Caps: caps, DevRoot: c.devRoot, Hook: "/usr/local/nvidia/toolkit/gpu-cdi-hook"})
+			out := Build(Input{Files: files, Snapshot: s, Nodes: all, Caps: caps, DriverRoot: c.driverRoot, DevRoot: c.devRoot, Hook: "/usr/local/nvidia/toolkit/gpu-cdi-hook"})
 			require.Empty(t, out.Warnings)
 			got := encode(t, out)
 			file := "testdata/" + strings.ReplaceAll(c.name, " ", "-") + ".yaml"
@@ -359,4 +360,26 @@ func BenchmarkFind(b *testing.B) {
 		_, err := Find(root, "/", version)
 		require.NoError(b, err)
 	}
+}
+
+// TestNothingOfTheDriversRootIsMountedWithWhatIsBelowIt: read-only is a flag of one mount,
+// so whatever shows a folder of a driver container has to be that one mount alone.
+func TestNothingOfTheDriversRootIsMountedWithWhatIsBelowIt(t *testing.T) {
+	roots := rapid.SampledFrom([]string{"", "/", "/run/nvidia/driver", "/run/nvidia/driver/", "/opt/a b/driver"})
+	rapid.Check(t, func(t *rapid.T) {
+		driverRoot, devRoot := roots.Draw(t, "driver root"), roots.Draw(t, "dev root")
+		s := gputest.Node("t4", 1)
+		all, caps := nodes(s)
+		out := Build(Input{Snapshot: s, Nodes: all, Caps: caps, DriverRoot: driverRoot, DevRoot: devRoot, Hook: "/hook"})
+		for _, kind := range out.Specs {
+			for _, d := range kind.Devices {
+				for _, m := range d.ContainerEdits.Mounts {
+					require.Equal(t, cdi.KindManagement, kind.Kind, m.HostPath)
+					require.Equal(t, m.HostPath, m.ContainerPath)
+					require.NotContains(t, []string{"/", "/dev"}, m.HostPath, "what the host has itself")
+					require.Equal(t, []string{"ro", "nosuid", "nodev", "bind", "private"}, m.Options)
+				}
+			}
+		}
+	})
 }

@@ -40,14 +40,14 @@ func Into(spec *oci.Spec, r request.Request, read Source) (warnings []string, er
 
 // Edits are what a container is to be given, in the order in which it is: the same
 // thing may be there more than once. They share memory with what read returned and are
-// not to be changed.
+// not to be changed. Its error has a bounded length.
 func Edits(r request.Request, read Source) (edits []specs.ContainerEdits, warnings []string, err error) {
 	if r.Empty() {
 		return nil, nil, nil
 	}
-	p := &plan{source: read, allowed: r.Capabilities}
+	p := &plan{source: read, allowed: r.Capabilities, oneEach: r.OneEach}
 	if err := p.all(r); err != nil {
-		return nil, nil, err
+		return nil, nil, request.Brief(err)
 	}
 	if err := request.Check(r.Requirements, p.driverVersion()); err != nil {
 		return nil, nil, err
@@ -58,14 +58,21 @@ func Edits(r request.Request, read Source) (edits []specs.ContainerEdits, warnin
 // all resolves the whole request.
 func (p *plan) all(r request.Request) error {
 	var errs []error
-	for _, name := range r.Devices {
-		errs = append(errs, p.device(name))
+	for i, name := range r.Devices {
+		err := p.device(name)
+		if err == nil {
+			continue
+		}
+		if errs = append(errs, err); len(errs) == maxErrors && i < len(r.Devices)-1 {
+			errs = append(errs, fmt.Errorf("and perhaps more of the other %d", len(r.Devices)-1-i))
+			break
+		}
 	}
 	if r.DriverOnly {
 		errs = append(errs, p.driver())
 	}
 	for _, channel := range r.Channels {
-		errs = append(errs, p.qualified("nvidia.com/imex-channel="+channel))
+		errs = append(errs, p.qualified(cdi.KindIMEX+"="+channel))
 	}
 	if r.MIGConfig {
 		errs = append(errs, p.capability("nvidia-cap1", "NVIDIA_MIG_CONFIG_DEVICES"))
@@ -75,7 +82,7 @@ func (p *plan) all(r request.Request) error {
 	}
 	for _, feature := range r.Features {
 		if err := p.qualified("nvidia.com/" + feature + "=all"); err != nil {
-			p.warnings = append(p.warnings, fmt.Sprintf("NVIDIA_%s=enabled: %v", strings.ToUpper(feature), err))
+			p.warnings = append(p.warnings, fmt.Sprintf("NVIDIA_%s=enabled: %v", strings.ToUpper(feature), request.Brief(err)))
 		}
 	}
 	return oneLine(errors.Join(errs...))
@@ -103,6 +110,7 @@ type plan struct {
 	parts    []part
 	warnings []string
 	read     map[string][]cdi.File
+	oneEach  bool // a name stands for one GPU at most
 }
 
 // part is what a container gets of one file.
@@ -115,6 +123,34 @@ type part struct {
 	bare bool
 	// only leaves out all but the devices.
 	only bool
+}
+
+// give adds a device that a container named.
+func (p *plan) give(f cdi.File, by capability.Set, name string, d specs.Device) error {
+	if n := gpus(d.ContainerEdits); p.oneEach && n > 1 {
+		return fmt.Errorf("%s stands for %d GPUs on this node, and the container may only name each by itself", name, n)
+	}
+	p.add(f, by, d.ContainerEdits)
+	return nil
+}
+
+// gpus returns how many GPUs edits give.
+func gpus(e specs.ContainerEdits) int {
+	seen := map[string]bool{}
+	for _, n := range e.DeviceNodes {
+		if IsGPU(n.HostPath) {
+			seen[path.Base(n.HostPath)] = true
+		} else if IsGPU(n.Path) {
+			seen[path.Base(n.Path)] = true
+		}
+	}
+	return len(seen)
+}
+
+// IsGPU reports whether a device node is that of one GPU.
+func IsGPU(p string) bool {
+	number, ok := strings.CutPrefix(path.Base(p), "nvidia")
+	return ok && number != "" && strings.Trim(number, "0123456789") == ""
 }
 
 func (p *plan) add(f cdi.File, by capability.Set, devices ...specs.ContainerEdits) {
@@ -157,10 +193,9 @@ func (p *plan) device(name string) error {
 		}
 		f, d, err := cdi.Find(files, kind+"="+name)
 		if err == nil {
-			p.add(f, p.allowed, d.ContainerEdits)
-			return nil
+			return p.give(f, p.allowed, name, d)
 		}
-		if name == cdi.All && kind == cdi.KindGPU && p.everyDevice(files) {
+		if name == cdi.All && kind == cdi.KindGPU && p.everyDevice(files, p.allowed) {
 			return nil
 		}
 		reasons = append(reasons, err)
@@ -172,26 +207,29 @@ func (p *plan) device(name string) error {
 	if strings.Contains(reasons[0].Error(), "defined by") {
 		return fmt.Errorf("GPU %q: %w", name, reasons[0])
 	}
-	return fmt.Errorf("there is no GPU %q on this node; there are %s", name, strings.Join(there, ", "))
+	return fmt.Errorf("there is no GPU %q on this node; there are %s", name, listed(there))
 }
 
 // everyDevice adds all devices of our own kind, which has no "all".
-func (p *plan) everyDevice(files []cdi.File) bool {
+func (p *plan) everyDevice(files []cdi.File, by capability.Set) bool {
 	found := false
 	for _, f := range files {
 		if f.Kind != cdi.KindGPU || f.Spec == nil {
 			continue
 		}
 		for _, d := range f.Spec.Devices {
-			p.add(f, p.allowed, d.ContainerEdits)
+			p.add(f, by, d.ContainerEdits)
 			found = true
 		}
 	}
 	return found
 }
 
-// maxNames bounds what an error lists.
-const maxNames = 48
+// How many names and other errors an error lists.
+const (
+	maxNames  = 20 // 8 GPUs by index and UUID, and all
+	maxErrors = 4
+)
 
 // names are those of all GPUs there are.
 func (p *plan) names() []string {
@@ -204,14 +242,19 @@ func (p *plan) names() []string {
 		}
 	}
 	slices.Sort(names)
-	names = slices.Compact(names)
-	if len(names) > maxNames {
-		names = append(names[:maxNames], fmt.Sprintf("and %d more", len(names)-maxNames))
-	}
-	return names
+	return slices.Compact(names)
 }
 
-// qualified resolves a CDI name, of any vendor.
+// listed returns names as an error lists them.
+func listed(names []string) string {
+	more := ""
+	if len(names) > maxNames {
+		names, more = names[:maxNames], fmt.Sprintf(", and %d more", len(names)-maxNames)
+	}
+	return strings.Join(names, ", ") + more
+}
+
+// qualified resolves a CDI name of one of request.Kinds, or of what a variable stands for.
 func (p *plan) qualified(name string) error {
 	kind, device, _ := strings.Cut(name, "=")
 	files, err := p.files(kind)
@@ -227,12 +270,14 @@ func (p *plan) qualified(name string) error {
 			}
 		}
 		if len(there) > 0 && !slices.Contains(there, device) {
-			return fmt.Errorf("there is no %s on this node; of this kind there are %s", name, strings.Join(there[:min(len(there), maxNames)], ", "))
+			if name == cdi.KindGPU+"="+cdi.All && p.everyDevice(files, capability.All) {
+				return nil
+			}
+			return fmt.Errorf("there is no %s on this node; of this kind there are %s", name, listed(there))
 		}
 		return err
 	}
-	p.add(f, capability.All, d.ContainerEdits)
-	return nil
+	return p.give(f, capability.All, name, d)
 }
 
 // driver resolves the driver's files alone.

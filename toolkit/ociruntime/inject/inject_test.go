@@ -3,6 +3,7 @@ package inject
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 
@@ -102,6 +103,7 @@ func TestNamesAreResolved(t *testing.T) {
 		"UUID, ours alone":  {ours, asking("MIG-c"), []string{"/dev/MIG-c"}},
 		"all, ours alone":   {ours, asking("all"), []string{"/dev/GPU-a", "/dev/GPU-b", "/dev/MIG-c"}},
 		"UUID, ambiguous":   {ambiguous, asking("GPU-a"), []string{"/dev/GPU-a"}},
+		"all, our kind":     {everything(), asking("k8s.gpuready.io/gpu=all"), []string{"/dev/GPU-a", "/dev/GPU-b", "/dev/MIG-c", "/dev/nvidia-modeset"}},
 		"all, ambiguous":    {ambiguous, asking("all"), []string{"/dev/GPU-a", "/dev/GPU-b", "/dev/MIG-c"}},
 		"CDI name":          {everything(), asking("k8s.gpuready.io/gpu=GPU-b"), []string{"/dev/GPU-b", "/dev/nvidia-modeset"}},
 		"MIG configuration": {everything(), request.Request{Devices: []string{"0"}, Capabilities: capability.Default, MIGConfig: true}, []string{"/dev/0", "/dev/nvidia-caps/nvidia-cap1"}},
@@ -254,6 +256,49 @@ func TestErrorsNameWhatThereIs(t *testing.T) {
 	require.Contains(t, warnings[0], "NVIDIA_MOFED=enabled")
 	_, err = Into(&oci.Spec{}, asking("0"), func(...string) ([]cdi.File, error) { return nil, errors.New("denied") })
 	require.ErrorContains(t, err, "denied")
+}
+
+// A specification that somebody else wrote can have several GPUs under any name.
+func TestANameThatStandsForSeveralGPUsIsNotOneOfOne(t *testing.T) {
+	several := file("/n.yaml", cdi.KindNVIDIA, "0", "team")
+	several.Spec.Devices[1].ContainerEdits.DeviceNodes = []*specs.DeviceNode{{Path: "/dev/nvidia0", HostPath: "/dev/null"}, {Path: "/dev/nvidia1", HostPath: "/dev/null"}}
+	for _, name := range []string{"team", "nvidia.com/gpu=team"} {
+		r := asking("0", name)
+		_, _, err := Edits(r, source([]cdi.File{several}))
+		require.NoError(t, err)
+		r.OneEach = true
+		_, _, err = Edits(r, source([]cdi.File{several}))
+		require.ErrorContains(t, err, name+" stands for 2 GPUs")
+	}
+}
+
+func TestPermissionsOfADeviceNodeAreThoseOfItsRule(t *testing.T) {
+	for permissions, want := range map[string]string{"": "rwm", "r": "r", "rw": "rw", "none": ""} {
+		f := file("/n.yaml", cdi.KindNVIDIA, "0")
+		f.Spec.ContainerEdits.DeviceNodes = nil
+		f.Spec.Devices[0].ContainerEdits.DeviceNodes[0].Permissions = permissions
+		for _, name := range []string{"0", "nvidia.com/gpu=0"} {
+			spec := &oci.Spec{}
+			_, err := Into(spec, asking(name), source([]cdi.File{f}))
+			require.NoError(t, err)
+			require.Len(t, spec.Linux.Resources.Devices, 1)
+			require.Equal(t, want, spec.Linux.Resources.Devices[0].Access, permissions)
+		}
+	}
+}
+
+func TestErrorsAreShortHoweverManyNamesAreWrong(t *testing.T) {
+	var names, many []string
+	for i := range 1000 {
+		names, many = append(names, fmt.Sprint("GPU-", i)), append(many, fmt.Sprint("MIG-of-a-long-name-", i))
+	}
+	for _, r := range []request.Request{asking(names...), {Devices: names, Requirements: names}, {Devices: many, Channels: names, Requirements: slices.Repeat([]string{"cuda>=99"}, 1000)}} {
+		for _, files := range [][]cdi.File{nil, everything(), {file("/n.yaml", cdi.KindNVIDIA, many...)}} {
+			if _, _, err := Edits(r, source(files)); err != nil {
+				require.LessOrEqual(t, len(err.Error()), 1000)
+			}
+		}
+	}
 }
 
 func TestOnlyTheKindsAskedForAreRead(t *testing.T) {

@@ -33,15 +33,15 @@ func mounted(mounts []oci.Mount) (names, channels []string, err error) {
 		}
 		switch kind, rest, _ := strings.Cut(name, "/"); {
 		case kind == "imex" && rest != "":
-			channels = append(channels, rest)
+			channels = append(channels, spell(rest))
 		case kind == "cdi" && rest != "":
 			qualified, err := qualify(rest)
 			if err != nil {
-				return nil, nil, fmt.Errorf("mount %s: %w", m.Destination, err)
+				return nil, nil, fmt.Errorf("mount %s: %w", quote(m.Destination), err)
 			}
-			names = append(names, qualified)
+			names = append(names, spell(qualified))
 		default:
-			names = append(names, name)
+			names = append(names, spell(name))
 		}
 	}
 	return unique(names), unique(channels), nil
@@ -53,7 +53,7 @@ func qualify(rest string) (string, error) {
 	}
 	parts := strings.Split(rest, "/")
 	if len(parts) != 3 {
-		return "", fmt.Errorf("%q is not <vendor>/<class>/<name>", rest)
+		return "", fmt.Errorf("%s is not <vendor>/<class>/<name>", quote(rest))
 	}
 	return parts[0] + "/" + parts[1] + "=" + parts[2], nil
 }

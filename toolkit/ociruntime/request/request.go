@@ -7,6 +7,7 @@
 package request
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -14,6 +15,8 @@ import (
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/gpuready/gpuready/internal/cdi"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/toolkit/capability"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/settings"
 )
@@ -21,8 +24,10 @@ import (
 // Request is what a container is to be given.
 type Request struct {
 	// Devices are names of GPUs as they were asked for: "all", an index "0", a GPU and
-	// its MIG device "0:1", a UUID, or a CDI name "vendor/class=name".
+	// its MIG device "0:1", a UUID, or a CDI name "nvidia.com/gpu=0" of one of Kinds.
 	Devices []string
+	// OneEach says that none of the names may stand for several GPUs.
+	OneEach bool
 	// DriverOnly asks for the driver's files without a device.
 	DriverOnly   bool
 	Capabilities capability.Set
@@ -50,13 +55,21 @@ const (
 	imex         = "NVIDIA_IMEX_CHANNELS"
 	migConfig    = "NVIDIA_MIG_CONFIG_DEVICES"
 	migMonitor   = "NVIDIA_MIG_MONITOR_DEVICES"
+
+	nvswitch = "nvswitch"
 )
 
 // maxNames bounds a list: 16 GPUs have 112 MIG devices.
 const maxNames = 1024
 
-// Of reads a container's request.
+// Of reads a container's request. What it returns names devices of Kinds alone. Errors
+// and warnings have a bounded length, whatever the container says.
 func Of(spec *oci.Spec, s settings.Settings) (Request, error) {
+	r, err := of(spec, s)
+	return r, Brief(err)
+}
+
+func of(spec *oci.Spec, s settings.Settings) (Request, error) {
 	a := asker{spec: spec, settings: s, env: environment(spec)}
 	if err := a.devices(); err != nil {
 		return Request{}, err
@@ -66,17 +79,13 @@ func Of(spec *oci.Spec, s settings.Settings) (Request, error) {
 	}
 	set, err := capability.Parse(a.env[capabilities])
 	if err != nil {
-		return Request{}, fmt.Errorf("%s=%s: %w", capabilities, a.env[capabilities], err)
+		return Request{}, fmt.Errorf("%s: %w", said(capabilities, a.env[capabilities]), err)
 	}
 	a.Capabilities = set
 	if err := a.mig(); err != nil {
 		return Request{}, err
 	}
-	for _, feature := range []string{"gds", "mofed", "gdrcopy", "nvswitch"} {
-		if a.env["NVIDIA_"+strings.ToUpper(feature)] == "enabled" {
-			a.Features = append(a.Features, feature)
-		}
-	}
+	a.features()
 	a.Requirements = requirements(a.env)
 	return a.Request, nil
 }
@@ -114,6 +123,9 @@ func (a *asker) devices() error {
 		if err != nil {
 			return err
 		}
+		if err := errors.Join(checkNames(names), checkChannels(channels)); err != nil {
+			return fmt.Errorf("mount below %s: %w", devicesDir, err)
+		}
 		if len(names)+len(channels) > 0 {
 			a.Devices, a.Channels = names, channels
 			return a.bounded()
@@ -132,31 +144,6 @@ func (a *asker) bounded() error {
 	return nil
 }
 
-// annotated returns the CDI names of annotations. Podman's are not read: it copies
-// an image's annotations to the container, and an image must not grant itself
-// anything (pkg/specgen/generate/container.go); its --device takes CDI names.
-func (a *asker) annotated() []string {
-	var keys []string
-	for key := range a.spec.Annotations {
-		if slices.ContainsFunc(a.settings.AnnotationPrefixes, func(p string) bool { return strings.HasPrefix(key, p) }) {
-			keys = append(keys, key)
-		}
-	}
-	if len(keys) == 0 {
-		return nil
-	}
-	slices.Sort(keys)
-	if podman(a.spec.Annotations) {
-		a.warn("annotation %s is not honoured with Podman, where it can be the image's; use podman run --device", keys[0])
-		return nil
-	}
-	var names []string
-	for _, key := range keys {
-		names = append(names, words(a.spec.Annotations[key])...)
-	}
-	return unique(names)
-}
-
 // docker says whether the variables are those of docker run --gpus. A hook directory
 // (oci-nvidia-hook.json) puts the same hook into every container of Podman and CRI-O.
 func (a *asker) docker() bool {
@@ -168,69 +155,76 @@ func (a *asker) docker() bool {
 	return a.RemoveHook && !podman(a.spec.Annotations)
 }
 
-// podman says whether Podman may have made the container. It names itself in one
-// annotation, and an image that replaces that cannot be rid of the others.
-func podman(annotations map[string]string) bool {
-	for key, value := range annotations {
-		if strings.HasPrefix(key, "io.podman.annotations.") || key == "io.container.manager" && value == "libpod" {
-			return true
-		}
-	}
-	return false
-}
-
 func (a *asker) byEnvironment() error {
 	names := words(a.env[visible])
-	if len(names) == 0 || slices.Contains(names, "void") {
+	for i := range names {
+		names[i] = spell(names[i])
+	}
+	if slices.Contains(names, void) {
 		names = nil
 	}
 	channels := words(a.env[imex])
+	for i := range channels {
+		channels[i] = spell(channels[i])
+	}
 	if len(names)+len(channels) == 0 {
 		return nil
 	}
-	accepted := a.settings.AcceptEnvvar || a.settings.AcceptNamed && named(names)
-	if !accepted && !a.docker() && !privileged(a.spec) {
+	whole := a.environmentTrusted()
+	each := a.settings.AcceptNamed && named(names) && !slices.Contains(channels, cdi.All)
+	if !whole && !each {
 		return a.refuse(names, channels)
 	}
-	names, none := without(names, "none")
+	names, none := without(names, none)
 	if none && len(names) > 0 {
-		return fmt.Errorf("%s=%s: \"none\" goes with no other name", visible, a.env[visible])
+		return fmt.Errorf("%s: \"none\" goes with no other name", said(visible, a.env[visible]))
+	}
+	if err := checkNames(names); err != nil {
+		return fmt.Errorf("%s: %w", visible, err)
+	}
+	if err := checkChannels(channels); err != nil {
+		return fmt.Errorf("%s: %w", imex, err)
 	}
 	a.Devices, a.DriverOnly, a.Channels = unique(names), none, unique(channels)
+	a.OneEach = !whole
 	return nil
 }
 
-// refuse decides about a container that may not ask by environment. "all" and "none"
-// are what images of CUDA programs say of themselves, whether they are to have a GPU or
-// not: those start, without. A list of GPUs somebody has thought of: without them
-// the container would find out later that it has none, and not why.
+// environmentTrusted reports whether the container may ask for anything by environment.
+func (a *asker) environmentTrusted() bool {
+	return a.settings.AcceptEnvvar || a.docker() || privileged(a.spec)
+}
+
+// refuse decides about a container that may not ask by environment. "all" and "none",
+// however they are spelled, are what images of CUDA programs say of themselves, whether
+// they are to have a GPU or not: those start, without. Another list somebody has thought
+// of: without its GPUs the container would find out later that it has none, and not why.
 func (a *asker) refuse(names, channels []string) error {
 	turnOn := "set \"accept-nvidia-visible-devices-envvar-when-unprivileged\" in gpu-oci-runtime.json to allow it to every container of this runtime, or request GPUs as resources, by CDI name or by a privileged container"
 	if a.settings.AcceptNamed {
 		turnOn = "name the GPUs by index or UUID, request them as resources, annotate the pod with cdi.k8s.io/gpus: nvidia.com/gpu=all, or run gpu-toolkit with --accept-nvidia-visible-devices-envvar-when-unprivileged"
 	}
-	if named(names) {
-		return fmt.Errorf("the container asks for GPUs by the environment variable %s=%s, which unprivileged containers may not: %s", visible, a.env[visible], turnOn)
+	if slices.ContainsFunc(names, func(name string) bool { return !unnamed(name) }) {
+		return fmt.Errorf("the container asks for GPUs by the environment variable %s, which unprivileged containers may not: %s", said(visible, a.env[visible]), turnOn)
 	}
 	if len(names) > 0 {
-		a.warn("%s=%s of an unprivileged container is not honoured, since its image can have set it; %s", visible, a.env[visible], turnOn)
+		a.warn("%s of an unprivileged container is not honoured, since its image can have set it; %s", said(visible, a.env[visible]), turnOn)
 	}
 	if len(channels) > 0 {
-		a.warn("%s=%s of an unprivileged container is not honoured; %s", imex, a.env[imex], turnOn)
+		a.warn("%s of an unprivileged container is not honoured; %s", said(imex, a.env[imex]), turnOn)
 	}
 	return nil
 }
 
-// named says whether somebody has thought of what is in a list.
-func named(names []string) bool {
-	return slices.ContainsFunc(names, func(name string) bool { return name != "all" && name != "none" })
-}
-
-// privileged is what NVIDIA's container toolkit takes for it (internal/config/image,
+// privileged reports what NVIDIA's container toolkit takes for it (internal/config/image,
 // privileged.go): CAP_SYS_ADMIN in the bounding set, so that a process of a privileged
-// container that is not root counts too.
+// container that is not root counts too. In a user namespace of the container's own the
+// capability is none over the node's devices, and anybody may have it there.
 func privileged(spec *oci.Spec) bool {
-	return spec.Process != nil && spec.Process.Capabilities != nil && slices.Contains(spec.Process.Capabilities.Bounding, "CAP_SYS_ADMIN")
+	if spec.Process == nil || spec.Process.Capabilities == nil || !slices.Contains(spec.Process.Capabilities.Bounding, "CAP_SYS_ADMIN") {
+		return false
+	}
+	return spec.Linux == nil || !slices.ContainsFunc(spec.Linux.Namespaces, func(n oci.LinuxNamespace) bool { return n.Type == oci.UserNamespace })
 }
 
 // mig reads the requests to manage MIG. They are for containers that get GPUs.
@@ -243,15 +237,33 @@ func (a *asker) mig() error {
 			continue
 		}
 		if !privileged(a.spec) {
-			return fmt.Errorf("%s=%s: only privileged containers may; remove the variable or make the container privileged", v.name, a.env[v.name])
+			return fmt.Errorf("%s: only privileged containers may; remove the variable or make the container privileged", said(v.name, a.env[v.name]))
 		}
 		*v.into = true
 	}
 	return nil
 }
 
+// features reads the requests for what GPUs work with. An image can make them, so that
+// they need the same trust as a request for GPUs by environment. An NVSwitch connects the
+// GPUs of all containers, and who may open it can disconnect them.
+func (a *asker) features() {
+	for _, feature := range []string{"gds", "mofed", "gdrcopy", nvswitch} {
+		variable := "NVIDIA_" + strings.ToUpper(feature)
+		switch {
+		case a.env[variable] != "enabled":
+		case feature == nvswitch && !privileged(a.spec):
+			a.warn("%s=enabled is not honoured: only privileged containers may manage NVSwitches", variable)
+		case !a.environmentTrusted():
+			a.warn("%s=enabled of an unprivileged container is not honoured, since its image can have set it; device plugins give the device nodes", variable)
+		default:
+			a.Features = append(a.Features, feature)
+		}
+	}
+}
+
 func (a *asker) warn(format string, args ...any) {
-	a.Warnings = append(a.Warnings, fmt.Sprintf(format, args...))
+	a.Warnings = append(a.Warnings, record.Clean(fmt.Sprintf(format, args...), maxMessage))
 }
 
 // words are what stands between commas.

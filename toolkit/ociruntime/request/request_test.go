@@ -66,7 +66,10 @@ func TestWhatAContainerAsksFor(t *testing.T) {
 		"mount, not accepted":  {asks{mounts: []string{dir + "GPU-a"}}, Request{}},
 		"mount elsewhere":      {asks{mounts: []string{"/var/run/nvidia-container-devices", "/x"}, volumes: true}, Request{}},
 		"mount before env":     {asks{mounts: []string{dir + "GPU-a"}, env: "NVIDIA_VISIBLE_DEVICES=all", volumes: true, envvar: true}, Request{Devices: []string{"GPU-a"}}},
-		"annotation":           {asks{annotations: map[string]string{"cdi.k8s.io/b": "x.y/z=1", "cdi.k8s.io/a": "nvidia.com/gpu=0, nvidia.com/gpu=1", "other": "p.q/r=1"}}, Request{Devices: []string{"nvidia.com/gpu=0", "nvidia.com/gpu=1", "x.y/z=1"}}},
+		"annotation":           {asks{annotations: map[string]string{"cdi.k8s.io/b": "k8s.gpuready.io/gpu=GPU-a", "cdi.k8s.io/a": "nvidia.com/gpu=0, nvidia.com/gpu=1", "other": "nvidia.com/gpu=2"}}, Request{Devices: []string{"nvidia.com/gpu=0", "nvidia.com/gpu=1", "k8s.gpuready.io/gpu=GPU-a"}}},
+		"CRI-O's annotation":   {asks{annotations: map[string]string{"cdi.k8s.io/a": "nvidia.com/gpu=0", "io.kubernetes.cri-o.ContainerType": "container", "io.kubernetes.cri-o.Annotations": `{"cdi.k8s.io/a":"nvidia.com/gpu=0"}`}}, Request{Devices: []string{"nvidia.com/gpu=0"}}},
+		"all in other letters": {asks{env: "NVIDIA_VISIBLE_DEVICES=ALL", envvar: true}, Request{Devices: []string{"all"}}},
+		"all by other names":   {asks{env: "NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=All,k8s.gpuready.io/gpu=aLL,,nvidia.com/gpu=all", envvar: true}, Request{Devices: []string{"nvidia.com/gpu=all", "k8s.gpuready.io/gpu=all"}}},
 		"annotation first":     {asks{annotations: map[string]string{"cdi.k8s.io/a": "nvidia.com/gpu=0"}, mounts: []string{dir + "1"}, env: "NVIDIA_VISIBLE_DEVICES=2", volumes: true}, Request{Devices: []string{"nvidia.com/gpu=0"}}},
 		"docker run --gpus":    {asks{hook: hook, env: "NVIDIA_VISIBLE_DEVICES=all NVIDIA_VISIBLE_DEVICES=0,1"}, Request{Devices: []string{"0", "1"}, RemoveHook: true}},
 		"Docker's hook, void":  {asks{hook: hook, env: "NVIDIA_VISIBLE_DEVICES=void"}, Request{RemoveHook: true}},
@@ -101,6 +104,7 @@ func TestImagesCannotGrantThemselvesGPUs(t *testing.T) {
 		{asks{env: "NVIDIA_VISIBLE_DEVICES=none"}, "not honoured"},
 		{asks{env: "NVIDIA_IMEX_CHANNELS=0"}, "not honoured"},
 		{asks{annotations: map[string]string{"cdi.k8s.io/a": "nvidia.com/gpu=0", "io.container.manager": "libpod"}}, "podman run --device"},
+		{asks{annotations: map[string]string{"cdi.k8s.io/a": "nvidia.com/gpu=0", "io.container.manager": "an image's"}}, "podman run --device"},
 		{asks{annotations: map[string]string{"cdi.k8s.io/a": "nvidia.com/gpu=0", "io.podman.annotations.cid-file": "x"}}, "podman run --device"},
 		{asks{hook: HookName, env: "NVIDIA_VISIBLE_DEVICES=all", annotations: map[string]string{"io.container.manager": "libpod"}}, "not honoured"},
 		{asks{hook: HookName, env: "NVIDIA_VISIBLE_DEVICES=all", annotations: map[string]string{"io.kubernetes.cri-o.ContainerType": "container"}}, "not honoured"},
@@ -181,15 +185,25 @@ func TestCheck(t *testing.T) {
 
 func FuzzRequest(f *testing.F) {
 	f.Add("0,GPU-a", "compute", "cuda>=12.4 brand=tesla,driver<471", "/var/run/nvidia-container-devices/cdi/a/b/c")
-	f.Fuzz(func(_ *testing.T, visible, capabilities, require, mount string) {
+	for _, part := range parts {
+		f.Add(part, "all", "cuda", "/var/run/nvidia-container-devices/"+part)
+	}
+	f.Fuzz(func(t *testing.T, visible, capabilities, require, mount string) {
 		spec := &oci.Spec{
 			Process: &oci.Process{Env: []string{"NVIDIA_VISIBLE_DEVICES=" + visible, "NVIDIA_DRIVER_CAPABILITIES=" + capabilities, "NVIDIA_REQUIRE_X=" + require}},
 			Mounts:  []oci.Mount{{Source: "/dev/null", Destination: mount}},
 		}
 		r, err := Of(spec, settings.Settings{AcceptEnvvar: true, AcceptVolumeMounts: true})
+		short(t, err, r.Warnings)
+		if err := checkNames(r.Devices); err != nil {
+			t.Fatal(err)
+		}
 		if err == nil {
-			_ = Check(r.Requirements, "580.95.05")
-			_ = Check(r.Requirements, require)
+			short(t, Check(r.Requirements, "580.95.05"), nil)
+			short(t, Check(r.Requirements, require), nil)
+		}
+		if r, _ := Of(spec, settings.Settings{}); !r.Empty() {
+			t.Fatalf("an image gives itself %+v", r)
 		}
 	})
 }

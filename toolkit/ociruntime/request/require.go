@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
 // truth is what is known of a condition.
@@ -33,17 +35,24 @@ var branches = []struct{ driver, cuda string }{
 // program, is no reason to refuse. version is the driver's; "" is not known.
 func Check(requirements []string, version string) error {
 	var errs []error
-	for _, r := range requirements {
+	for i, r := range requirements {
+		if len(errs) == maxErrors {
+			errs = append(errs, fmt.Errorf("and perhaps more of the other %d", len(requirements)-i))
+			break
+		}
 		ok, err := either(r, version)
 		switch {
 		case err != nil:
-			errs = append(errs, fmt.Errorf("requirement %q of the image: %w; NVIDIA_DISABLE_REQUIRE=true passes over it", r, err))
+			errs = append(errs, fmt.Errorf("requirement %s of the image: %w; NVIDIA_DISABLE_REQUIRE=true passes over it", quote(r), err))
 		case ok == unmet:
-			errs = append(errs, fmt.Errorf("the image requires %s, and this node has %s; upgrade the driver, use an image for an older CUDA, or set NVIDIA_DISABLE_REQUIRE=true", r, have(version)))
+			errs = append(errs, fmt.Errorf("the image requires %s, and this node has %s; upgrade the driver, use an image for an older CUDA, or set NVIDIA_DISABLE_REQUIRE=true", record.Clean(r, maxQuoted), have(version)))
 		}
 	}
-	return errors.Join(errs...)
+	return Brief(errors.Join(errs...))
 }
+
+// maxErrors bounds how many unmet requirements an error names.
+const maxErrors = 4
 
 func have(version string) string {
 	text := "driver " + version
@@ -80,7 +89,7 @@ func either(requirement, version string) (truth, error) {
 func holds(condition, version string) (truth, error) {
 	at := strings.IndexAny(condition, "<>=!")
 	if at < 0 {
-		return unmet, fmt.Errorf("%q is no condition such as cuda>=12.4", condition)
+		return unmet, fmt.Errorf("%s is no condition such as cuda>=12.4", quote(condition))
 	}
 	property, rest := condition[:at], condition[at:]
 	var operator string
@@ -91,7 +100,7 @@ func holds(condition, version string) (truth, error) {
 		}
 	}
 	if operator == "" {
-		return unmet, fmt.Errorf("%q has no operator of =, !=, <, <=, > and >=", condition)
+		return unmet, fmt.Errorf("%s has no operator of =, !=, <, <=, > and >=", quote(condition))
 	}
 	if property != "cuda" && property != "driver" || version == "" {
 		return unknown, nil
@@ -154,7 +163,7 @@ func numbers(version string) ([]int, error) {
 	for part := range strings.SplitSeq(version, ".") {
 		n, err := strconv.ParseUint(part, 10, 31)
 		if err != nil {
-			return nil, fmt.Errorf("%q is no version", version)
+			return nil, fmt.Errorf("%s is no version", quote(version))
 		}
 		list = append(list, int(n))
 	}

@@ -35,10 +35,13 @@ type Settings struct {
 	// and not with "all", which images say of themselves. It is for those who were
 	// told which containers may ask, by namespace; gpu-oci-runtime is not.
 	AcceptNamed bool `json:"-"`
+	// AcceptPodAnnotations takes the annotations of a container's pod for requests, too.
+	// It is for those who were told which namespaces may ask.
+	AcceptPodAnnotations bool `json:"-"`
 	// AcceptVolumeMounts takes mounts of /dev/null below /var/run/nvidia-container-devices
 	// as names of GPUs.
 	AcceptVolumeMounts bool `json:"accept-nvidia-visible-devices-as-volume-mounts"`
-	// AnnotationPrefixes are those of annotations whose values are CDI names.
+	// AnnotationPrefixes are those of a container's annotations whose values are CDI names.
 	AnnotationPrefixes []string `json:"annotation-prefixes"`
 	// SpecDirs are where CDI specifications lie, in rising order of precedence.
 	SpecDirs []string `json:"spec-dirs"`

@@ -1,0 +1,140 @@
+package request
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/pkg/parser"
+
+	"github.com/gpuready/gpuready/internal/cdi"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+)
+
+// Kinds returns the kinds of devices that a request may name. Devices of all other
+// kinds are given by others or to others: those of other vendors by the runtime above,
+// management devices to node agents, NVSwitches to privileged containers that say so
+// in NVIDIA_NVSWITCH.
+func Kinds() []string {
+	return []string{cdi.KindNVIDIA, cdi.KindGPU, cdi.KindGDS, cdi.KindMOFED, cdi.KindGDRCopy, cdi.KindIMEX}
+}
+
+// ErrKind means that a device of another kind was asked for.
+var ErrKind = errors.New("no container may ask for this kind of device")
+
+// The names that stand for no single GPU. Spell returns them in these letters.
+const (
+	none = "none"
+	void = "void"
+)
+
+// maxName is well above the longest name, which is kind, "=" and the UUID of a MIG device.
+const maxName = 256
+
+// spell returns a name in the form in which two names can be compared: "all", "none"
+// and "void" in lower case, with or without a kind. It does not check the name.
+func spell(name string) string {
+	kind, device, qualified := strings.Cut(name, "=")
+	if !qualified {
+		kind, device = "", name
+	}
+	for _, word := range []string{cdi.All, none, void} {
+		if strings.EqualFold(device, word) {
+			device = word
+		}
+	}
+	if !qualified {
+		return device
+	}
+	return kind + "=" + device
+}
+
+// isAll reports whether a name, as spell returns it, stands for all devices of one of Kinds.
+func isAll(name string) bool {
+	kind, device, qualified := strings.Cut(name, "=")
+	if !qualified {
+		return name == cdi.All
+	}
+	return device == cdi.All && slices.Contains(Kinds(), kind)
+}
+
+// named reports whether each of the names, as spell returns them, is that of one device.
+func named(names []string) bool {
+	return len(names) > 0 && !slices.ContainsFunc(names, unnamed)
+}
+
+// unnamed reports whether a name stands for no single device: images say so of themselves.
+func unnamed(name string) bool { return isAll(name) || name == none }
+
+// checkName returns an error unless a request may name it: a GPU without a kind, or a
+// device of one of Kinds.
+func checkName(name string) error {
+	if len(name) > maxName {
+		return fmt.Errorf("%s has %d bytes, and no device's name has more than %d", quote(name), len(name), maxName)
+	}
+	kind, device, qualified := strings.Cut(name, "=")
+	if !qualified {
+		kind, device = cdi.KindNVIDIA, name
+	}
+	if !slices.Contains(Kinds(), kind) {
+		return fmt.Errorf("%s: %w; name a GPU, or a device of %s", quote(name), ErrKind, strings.Join(Kinds(), ", "))
+	}
+	if err := parser.ValidateDeviceName(device); err != nil {
+		return fmt.Errorf("%s is no name of a device: %s", quote(name), record.Clean(err.Error(), maxQuoted))
+	}
+	return nil
+}
+
+func checkNames(names []string) error {
+	for _, name := range names {
+		if err := checkName(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkChannels returns an error unless each is the number of an IMEX channel, or all.
+func checkChannels(channels []string) error {
+	for _, channel := range channels {
+		if _, err := strconv.ParseUint(channel, 10, 16); err != nil && channel != cdi.All {
+			return fmt.Errorf("%s is no number of an IMEX channel", quote(channel))
+		}
+	}
+	return nil
+}
+
+// How much of what a container says is quoted, and how long a whole message may be.
+const (
+	maxQuoted  = 100
+	maxMessage = 1000
+)
+
+// quote quotes what comes from a container, cut to a bounded length.
+func quote(s string) string { return strconv.Quote(record.Clean(s, maxQuoted)) }
+
+// said is a variable with its value, cut to a bounded length.
+func said(name, value string) string {
+	return record.Clean(name, maxQuoted) + "=" + record.Clean(value, maxQuoted)
+}
+
+// Brief returns an error whose text is on one line and has a bounded length. It wraps err.
+func Brief(err error) error {
+	if err == nil {
+		return nil
+	}
+	if text := record.Clean(strings.ReplaceAll(err.Error(), "\n", "; "), maxMessage); text != err.Error() {
+		return &brief{text, err}
+	}
+	return err
+}
+
+type brief struct {
+	text string
+	err  error
+}
+
+func (b *brief) Error() string { return b.text }
+func (b *brief) Unwrap() error { return b.err }
