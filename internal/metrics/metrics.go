@@ -4,28 +4,21 @@
 package metrics
 
 import (
+	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
+	"net/netip"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/prometheus/common/expfmt"
 
+	"github.com/gpuready/gpuready/internal/inotify"
 	"github.com/gpuready/gpuready/internal/version"
-)
-
-// A scraper that is slower than this is broken, and must not hold a
-// connection of a daemon for ever.
-const (
-	headerTimeout = 5 * time.Second
-	answerTimeout = 30 * time.Second
-	idleTimeout   = 2 * time.Minute
-	endTimeout    = 2 * time.Second
 )
 
 // NewRegistry returns a registry that shows the process itself already: its
@@ -36,21 +29,32 @@ func NewRegistry() *prometheus.Registry {
 		Name: "gpuready_build_info", Help: "1, with the version of the program.", ConstLabels: prometheus.Labels{"version": version.String()},
 	})
 	build.Set(1)
-	reg.MustRegister(build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	byClock := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "gpuready_inotify_exhausted", Help: "1 while changes are looked for every few seconds, as the kernel gives no inotify instance, watch or file descriptor.",
+	}, func() float64 {
+		if inotify.Trouble() != nil {
+			return 1
+		}
+		return 0
+	})
+	reg.MustRegister(build, byClock, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return reg
 }
 
 // Serve answers on addr ("host:port", ":port") until ctx ends and then returns
-// nil, letting requests in progress finish. With addr "" it serves nothing and
-// returns when ctx ends. ready says why the daemon is not ready, nil when it
-// is; it is called for each request, from several goroutines. A port that
-// cannot be had is an error at once.
-func Serve(ctx context.Context, addr string, reg *prometheus.Registry, ready func() error) error {
+// nil, letting answers under way be finished for a moment. With addr "" it serves
+// nothing and returns when ctx ends. ready tells why the daemon is not ready, nil when
+// it is; it is called for each request, from several goroutines. A port that cannot be
+// had is an error at once.
+//
+// Any number of clients, hostile ones too, cost a bounded amount of memory, and a new
+// client is served in spite of them.
+func Serve(ctx context.Context, addr string, reg prometheus.Gatherer, ready func() error) error {
 	if addr == "" {
 		<-ctx.Done()
 		return nil
 	}
-	ln, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+	ln, err := listen(ctx, addr)
 	if err != nil {
 		return fmt.Errorf("serve metrics on %q: %w; choose another address with --listen, or turn it off with --listen=", addr, err)
 	}
@@ -58,49 +62,111 @@ func Serve(ctx context.Context, addr string, reg *prometheus.Registry, ready fun
 }
 
 // serve owns ln.
-func serve(ctx context.Context, ln net.Listener, reg *prometheus.Registry, ready func() error) error {
-	srv := &http.Server{
-		Handler:           handler(reg, ready),
-		ReadHeaderTimeout: headerTimeout,
-		ReadTimeout:       answerTimeout,
-		WriteTimeout:      answerTimeout,
-		IdleTimeout:       idleTimeout,
-	}
+func serve(ctx context.Context, ln net.Listener, reg prometheus.Gatherer, ready func() error) error {
 	ctx, cancel := context.WithCancel(ctx)
+	pages := &pages{reg: reg, ctx: ctx}
+	defer pages.rendering.Wait()
 	defer cancel()
-	ended := make(chan error, 1)
-	go func() {
-		<-ctx.Done()
-		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
-		defer cancel()
-		err := srv.Shutdown(end)
-		if err != nil {
-			// A client that does not let go must not keep the daemon alive.
-			err = srv.Close()
+	s := &server{listener: ln, slots: make(chan struct{}, maxConns), count: map[netip.Addr]int{}}
+	s.answer = func(path string, gone <-chan struct{}) answer {
+		switch path {
+		case "/healthz":
+			return status(nil)
+		case "/readyz":
+			return status(ready())
+		case "/metrics":
+			return pages.get(gone)
 		}
-		ended <- err
-	}()
-	if err := srv.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
-		cancel()
-		return errors.Join(fmt.Errorf("serve metrics on %s: %w", ln.Addr(), err), <-ended)
+		return answer{http.StatusNotFound, textPlain, []byte("there are /healthz, /readyz and /metrics\n")}
 	}
-	return <-ended
+	if err := s.run(ctx); err != nil {
+		return fmt.Errorf("serve metrics on %s: %w", ln.Addr(), err)
+	}
+	return nil
 }
 
-func handler(reg *prometheus.Registry, ready func() error) http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, nil) })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, ready()) })
-	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{Registry: reg}))
-	return mux
-}
+const textPlain = "text/plain; charset=utf-8"
 
-func answer(w http.ResponseWriter, err error) {
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+func status(err error) answer {
 	if err != nil {
-		w.WriteHeader(http.StatusServiceUnavailable)
-		_, _ = io.WriteString(w, "not ready: "+err.Error()+"\n")
-		return
+		return answer{http.StatusServiceUnavailable, textPlain, []byte("not ready: " + err.Error() + "\n")}
 	}
-	_, _ = io.WriteString(w, "ok\n")
+	return answer{http.StatusOK, textPlain, []byte("ok\n")}
+}
+
+// renderEvery is the shortest time between two renderings of the metrics. Requests
+// that come sooner share the next one. Each rendering is kept until its last client has
+// read it, which bounds how many there are at a time.
+const renderEvery = 250 * time.Millisecond
+
+// pages renders the metrics, once for all who ask at a time.
+type pages struct {
+	reg       prometheus.Gatherer
+	ctx       context.Context // ends all renderings
+	rendering sync.WaitGroup
+	gathering sync.Mutex // held while the metrics are rendered
+
+	mu   sync.Mutex
+	last time.Time // when the last rendering began
+	next *page     // that has not begun; nil: nobody waits for one
+}
+
+// page is one rendering.
+type page struct {
+	done   chan struct{} // closed when answer is set
+	answer answer
+}
+
+// get returns the metrics as they are after the call, or nothing once gone is closed.
+func (p *pages) get(gone <-chan struct{}) answer {
+	p.mu.Lock()
+	page := p.next
+	if page == nil {
+		page = p.plan()
+	}
+	p.mu.Unlock()
+	select {
+	case <-page.done:
+		return page.answer
+	case <-gone:
+	case <-p.ctx.Done():
+	}
+	return answer{http.StatusServiceUnavailable, textPlain, nil}
+}
+
+// plan makes the next page, which is rendered when it is time. p.mu is held.
+func (p *pages) plan() *page {
+	next := &page{done: make(chan struct{})}
+	p.next = next
+	wait := time.Until(p.last.Add(renderEvery))
+	p.rendering.Go(func() {
+		if wait > 0 {
+			pause(p.ctx, wait)
+		}
+		p.gathering.Lock()
+		defer p.gathering.Unlock()
+		p.mu.Lock()
+		p.last, p.next = time.Now(), nil
+		p.mu.Unlock()
+		next.answer = render(p.reg)
+		close(next.done)
+	})
+	return next
+}
+
+// render writes all metrics in Prometheus' text format.
+func render(reg prometheus.Gatherer) answer {
+	families, err := reg.Gather()
+	if err != nil {
+		return answer{http.StatusInternalServerError, textPlain, []byte("metrics cannot be gathered: " + err.Error() + "\n")}
+	}
+	format := expfmt.NewFormat(expfmt.TypeTextPlain)
+	var body bytes.Buffer
+	encoder := expfmt.NewEncoder(&body, format)
+	for _, family := range families {
+		if err := encoder.Encode(family); err != nil {
+			return answer{http.StatusInternalServerError, textPlain, []byte("metric " + family.GetName() + " cannot be written: " + err.Error() + "\n")}
+		}
+	}
+	return answer{http.StatusOK, string(format), body.Bytes()}
 }

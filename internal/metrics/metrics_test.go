@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,10 +25,17 @@ func TestServesHealthReadinessAndMetricsUntilTheContextEnds(t *testing.T) {
 	reg.MustRegister(c)
 	c.Inc()
 
-	var why error
+	var waiting atomic.Bool
+	why := errors.New("waiting for /run/nvidia/driver")
+	ready := func() error {
+		if waiting.Load() {
+			return why
+		}
+		return nil
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- serve(ctx, ln, reg, func() error { return why }) }()
+	go func() { done <- serve(ctx, ln, reg, ready) }()
 
 	// One connection for each request: keep-alive would hide a server that
 	// does not close its connections at the end.
@@ -49,7 +57,7 @@ func TestServesHealthReadinessAndMetricsUntilTheContextEnds(t *testing.T) {
 	code, _ = get("/readyz")
 	require.Equal(t, http.StatusOK, code)
 
-	why = errors.New("waiting for /run/nvidia/driver")
+	waiting.Store(true)
 	code, body = get("/readyz")
 	require.Equal(t, http.StatusServiceUnavailable, code)
 	require.Equal(t, "not ready: waiting for /run/nvidia/driver\n", body)

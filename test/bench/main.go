@@ -77,6 +77,8 @@ func (b *bench) parts() []part {
 		{"kubelet", b.kubelets},
 		{"events", b.events},
 		{"memory", b.memory},
+		{"flood", b.flood},
+		{"stop", b.stops},
 		{"size", b.size},
 		{"toolkit", b.toolkit},
 		{"validator", b.validator},

@@ -42,6 +42,7 @@ type node struct {
 	lives   int
 	plugin  *process // the last one, which may have ended
 
+	listen string // address of the plugin's metrics; "": none
 	// listening is when kubelet.sock was made last.
 	listening atomic.Pointer[time.Time]
 }
@@ -124,11 +125,12 @@ func (n *node) wait(ctx context.Context, devices int) (time.Time, error) {
 
 // process is a device plugin that runs.
 type process struct {
-	node *node
-	cmd  *exec.Cmd
-	log  string // path of what it printed
-	done chan struct{}
-	took time.Duration // from its start until the kubelet had its devices
+	node    *node
+	cmd     *exec.Cmd
+	log     string // path of what it printed
+	done    chan struct{}
+	took    time.Duration // from its start until the kubelet had its devices
+	stopped time.Duration // from SIGTERM to its end
 }
 
 // errRefused is a plugin that ended with exit code 2: it does not serve the
@@ -143,7 +145,7 @@ func (n *node) startPlugin(ctx context.Context, devices int, config string) (*pr
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return nil, err
 	}
-	args := []string{"--kubelet-socket", n.kubelet.Socket(), "--driver-root", n.root(), "--state-dir", filepath.Join(dir, "state"), "--listen="}
+	args := []string{"--kubelet-socket", n.kubelet.Socket(), "--driver-root", n.root(), "--state-dir", filepath.Join(dir, "state"), "--listen=" + n.listen}
 	if config != "" {
 		file := filepath.Join(dir, "config.yaml")
 		if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
@@ -197,6 +199,7 @@ func (p *process) failed(err error) error {
 
 // stop ends the plugin, and returns when the kubelet knows.
 func (p *process) stop(ctx context.Context) error {
+	began := time.Now()
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		return err
 	}
@@ -204,6 +207,7 @@ func (p *process) stop(ctx context.Context) error {
 	defer cancel()
 	select {
 	case <-p.done:
+		p.stopped = time.Since(began)
 	case <-ctx.Done():
 		_ = p.cmd.Process.Kill()
 		return fmt.Errorf("the device plugin does not end on SIGTERM: %w", ctx.Err())

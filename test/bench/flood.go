@@ -1,0 +1,109 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/gpuready/gpuready/test/flood"
+)
+
+// hostile is how many connections are opened to the metrics port.
+const hostile = 4000
+
+// flood measures what hostile connections to the metrics port cost the device plugin,
+// and how long a probe waits beside them.
+func (b *bench) flood(ctx context.Context) error {
+	for _, kind := range []flood.Kind{flood.Unfinished, flood.Unread} {
+		more, probes, err := b.flooded(ctx, kind)
+		if err != nil {
+			return err
+		}
+		count(fmt.Sprintf("device plugin: memory for %d connections, %s, MB", hostile, kind), more, 1, goal{median: 20})
+		show("device plugin: a probe beside them", probes, within(100*time.Millisecond, 0))
+	}
+	return nil
+}
+
+func (b *bench) flooded(ctx context.Context, kind flood.Kind) (more []float64, probes []time.Duration, err error) {
+	n, err := b.newNode(ctx, "h100-sxm", 8)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer n.close()
+	ln, err := net.Listen("tcp", "127.0.0.1:0") // a port that is free
+	if err != nil {
+		return nil, nil, err
+	}
+	n.listen = ln.Addr().String()
+	if err := ln.Close(); err != nil {
+		return nil, nil, err
+	}
+	n.program = filepath.Join(n.dir, "gpu-device-plugin")
+	if err := copyFile(n.program, b.program(pluginProgram)); err != nil {
+		return nil, nil, err
+	}
+	p, err := n.startPlugin(ctx, 8, "")
+	if err != nil {
+		return nil, nil, err
+	}
+	own := func() (float64, error) {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+		if err != nil {
+			return 0, p.failed(err)
+		}
+		return field(string(status), "RssAnon")
+	}
+	before, err := own()
+	if err != nil {
+		return nil, nil, err
+	}
+	attacking, cancel := context.WithCancel(ctx)
+	attack := flood.Start(attacking, "127.0.0.3", n.listen, kind, hostile)
+	defer attack.Wait()
+	defer cancel()
+	most := before
+	for len(probes) < 100 || attack.Made() < hostile {
+		now, err := own()
+		if err != nil {
+			return nil, nil, err
+		}
+		most = max(most, now)
+		took, err := flood.Probe(ctx, n.listen, "/healthz")
+		if err != nil {
+			return nil, nil, p.failed(err)
+		}
+		probes = append(probes, took)
+	}
+	cancel()
+	attack.Wait()
+	return []float64{(most - before) / megabyte}, probes, p.stop(ctx)
+}
+
+// stops measures how long a device plugin takes from SIGTERM to its end.
+func (b *bench) stops(ctx context.Context) error {
+	n, err := b.newNode(ctx, "h100-sxm", 8)
+	if err != nil {
+		return err
+	}
+	defer n.close()
+	var took []time.Duration
+	for range b.starts {
+		p, err := n.startPlugin(ctx, 8, "")
+		if err != nil {
+			return err
+		}
+		if err := sleep(ctx, idle/4); err != nil {
+			return err
+		}
+		if err := p.stop(ctx); err != nil {
+			return err
+		}
+		took = append(took, p.stopped)
+	}
+	show("device plugin: SIGTERM to its end", took, within(10*time.Millisecond, 0))
+	return nil
+}
