@@ -15,9 +15,11 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
 	"github.com/gpuready/gpuready/internal/gpu/nvml/reading"
+	"github.com/gpuready/gpuready/internal/inotify"
 	"github.com/gpuready/gpuready/internal/metrics"
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/toolkit/daemon"
+	"github.com/gpuready/gpuready/toolkit/install"
 	"github.com/gpuready/gpuready/toolkit/setup"
 )
 
@@ -79,7 +81,7 @@ func (c command) alone(do func(context.Context) error) func(context.Context) err
 		if c.o.dryRun {
 			return do(ctx)
 		}
-		held, err := c.t.Lock(ctx, c.o.command == "run", func(message string) { c.log.Info("waiting", "message", message) })
+		held, err := c.lock(ctx)
 		if err != nil {
 			return err
 		}
@@ -91,11 +93,36 @@ func (c command) alone(do func(context.Context) error) func(context.Context) err
 	}
 }
 
+// lockAgain is how long run waits for room for the lock's file, which no event tells of.
+const lockAgain = 5 * time.Second
+
+// lock takes the lock on the host. run waits for who has it, and for room for its file.
+func (c command) lock(ctx context.Context) (*install.Held, error) {
+	waits, said := c.o.command == "run", false
+	for {
+		held, err := c.t.Lock(ctx, waits, func(message string) { c.log.Info("waiting", "message", message) })
+		if err == nil || !waits || !inotify.Exhausted(err) {
+			return held, err
+		}
+		if !said {
+			said = true
+			c.log.Error("waiting for room for the lock", "message", err.Error())
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(lockAgain):
+		}
+	}
+}
+
 func (c command) serve(ctx context.Context) error {
+	seal := c.seal() // before anything is written
 	reg := metrics.NewRegistry()
 	d := daemon.New(c.t, c.log, daemon.NewMetrics(reg))
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(ctx, c.o.listen, reg, d.Ready) })
 	group.Go(func() error { return c.alone(d.Run)(ctx) })
+	group.Go(func() error { return seal(ctx) })
 	return group.Wait()
 }

@@ -2,6 +2,10 @@
 // for the whole process: Linux gives a user 128 of them by default, to be shared by
 // everything that runs as root on a node, and a process that watched each of its
 // subjects with an instance of its own would take a good part of them.
+//
+// Where the kernel gives no instance, no watch or no file descriptor, since others have
+// them all, a Watcher goes on by the clock: every few seconds it tells that changes may
+// have been Missed, and tries again. Its owner needs to know nothing of that.
 package inotify
 
 import (
@@ -51,7 +55,7 @@ type Watcher struct {
 	whole  bool
 
 	mu      sync.Mutex
-	dirs    map[string]int32 // watch descriptors by directory, guarded by shared.mu
+	dirs    map[string]int32 // watch descriptors by directory, or unwatched; guarded by shared.mu
 	waiting []Event
 	missed  bool
 	failed  error
@@ -82,6 +86,30 @@ func (w *Watcher) Add(dir string) error {
 	if s.closed || !s.users[w] {
 		return ErrClosed
 	}
+	wd, err := w.watch(dir)
+	if Exhausted(err) {
+		// Whether the directory is there is still to be found out.
+		if err := isDir(dir); err != nil {
+			return err
+		}
+		s.lack(err)
+		wd, err = unwatched, nil
+	}
+	if err != nil {
+		return err
+	}
+	if was, there := w.dirs[dir]; there && was != wd {
+		s.drop(w, dir, was) // another directory has that name now
+	}
+	s.note(w, dir, wd)
+	return nil
+}
+
+// watch asks the kernel for a watch on a directory. shared.mu is held.
+func (w *Watcher) watch(dir string) (int32, error) {
+	if w.shared.file == nil {
+		return 0, w.shared.why
+	}
 	// The kernel answers with the descriptor that it has for this directory.
 	// IN_MASK_ADD, since it otherwise clears the mask of one that is watched already before it
 	// sets it again, and what happens in between is lost for all who watch it.
@@ -89,22 +117,23 @@ func (w *Watcher) Add(dir string) error {
 	if w.whole {
 		mask |= ofWhole
 	}
-	n, err := unix.InotifyAddWatch(s.fd, dir, mask)
+	n, err := unix.InotifyAddWatch(w.shared.fd, dir, mask)
 	if err != nil {
-		return explain(&fs.PathError{Op: "watch", Path: dir, Err: err})
+		return 0, explain(&fs.PathError{Op: "watch", Path: dir, Err: err})
 	}
-	wd := int32(n)
-	if was, there := w.dirs[dir]; there && was != wd {
-		s.drop(w, dir, was) // another directory has that name now
+	return int32(n), nil
+}
+
+// isDir returns an error as Add does where dir is no directory.
+func isDir(dir string) error {
+	var st unix.Stat_t
+	err := unix.Stat(dir, &st)
+	if err == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		err = unix.ENOTDIR
 	}
-	w.dirs[dir] = wd
-	if s.who[wd] == nil {
-		s.who[wd] = map[*Watcher]map[string]bool{}
+	if err != nil {
+		return &fs.PathError{Op: "watch", Path: dir, Err: err}
 	}
-	if s.who[wd][w] == nil {
-		s.who[wd][w] = map[string]bool{}
-	}
-	s.who[wd][w][dir] = true
 	return nil
 }
 
@@ -234,11 +263,23 @@ func (w *Watcher) wake() {
 	}
 }
 
+// Exhausted reports whether err means that somebody has used up something that everybody
+// needs: file descriptors, inotify instances or watches, room on a disk, or memory. It
+// may be there again at any time.
+func Exhausted(err error) bool {
+	for _, errno := range []unix.Errno{unix.EMFILE, unix.ENFILE, unix.ENOSPC, unix.EDQUOT, unix.ENOMEM} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	return false
+}
+
 // explain says what to do about limits of the kernel.
 func explain(err error) error {
 	switch {
 	case errors.Is(err, unix.EMFILE):
-		return fmt.Errorf("inotify: %w; raise fs.inotify.max_user_instances", err)
+		return fmt.Errorf("inotify: %w; raise fs.inotify.max_user_instances, or see what holds so many files open", err)
 	case errors.Is(err, unix.ENOSPC):
 		return fmt.Errorf("inotify: %w; raise fs.inotify.max_user_watches", err)
 	}

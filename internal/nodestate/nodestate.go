@@ -261,8 +261,8 @@ var (
 )
 
 // Write replaces the state in dir, which is <state-dir>/<component>. It sets
-// Version and Time, and BootID where it is empty. After an error the old state
-// is as it was.
+// Version and Time, and BootID where it is empty. After an error the file is empty or
+// gone, as the old state is not true any more: see record.Replace.
 func Write(dir string, s State) error {
 	path := filepath.Join(dir, FileName)
 	s.Version, s.Time = Version, time.Now().UTC()
@@ -284,7 +284,7 @@ func Write(dir string, s State) error {
 	if len(data) >= MaxBytes {
 		return fmt.Errorf("write %s: the state has %d bytes, no more than %d may be written", path, len(data), MaxBytes)
 	}
-	return record.Write(path, append(data, '\n'))
+	return record.Replace(path, append(data, '\n'))
 }
 
 // Read returns the state in dir, if it was written in this boot.
@@ -306,6 +306,9 @@ func ReadBoot(dir, boot string) (State, error) {
 		return State{}, fmt.Errorf("%w: %w", ErrInvalid, err)
 	case err != nil:
 		return State{}, err
+	}
+	if len(data) == 0 {
+		return State{}, fmt.Errorf("%s: %w: it is empty, as its writer had no room for it; free space on the file system of %s", path, ErrInvalid, dir)
 	}
 	s, err := Parse(data)
 	if err != nil {

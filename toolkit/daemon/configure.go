@@ -56,14 +56,12 @@ func (d *Daemon) configureRuntime(ctx context.Context, c *configure.Configurer) 
 		}
 		_, expected := errors.AsType[*configure.Problem](err)
 		failed = err != nil && !expected
-		if err := d.tellConfigured(o, err); err != nil {
-			return err
-		}
+		d.tellConfigured(o, err)
 	}
 }
 
 // tellConfigured takes note of what became of the configuration.
-func (d *Daemon) tellConfigured(o configure.Outcome, err error) error {
+func (d *Daemon) tellConfigured(o configure.Outcome, err error) {
 	d.metrics.configured(o, err)
 	for _, e := range o.Edits {
 		if err == nil {
@@ -76,9 +74,9 @@ func (d *Daemon) tellConfigured(o configure.Outcome, err error) error {
 	same := d.outside.problem == reason && d.outside.message == message
 	d.mu.Unlock()
 	if same {
-		return nil
+		return
 	}
-	return d.publish(func() { d.outside.problem, d.outside.message = reason, message })
+	d.publish(func() { d.outside.problem, d.outside.message = reason, message })
 }
 
 // configFiles are the runtime's, as far as they are known.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/inotify"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/cri"
 	"github.com/gpuready/gpuready/toolkit/node"
@@ -38,8 +39,6 @@ type outside struct {
 // askRuntime asks the container runtime what it can do, again whenever it was
 // started anew.
 func (d *Daemon) askRuntime(ctx context.Context) error {
-	ctx, fail := context.WithCancelCause(ctx)
-	defer fail(nil)
 	var since time.Time // it has been asked and has not answered; zero: no
 	return socket.Attend(ctx, d.Root, d.RuntimeSockets(), func(ctx context.Context, at string) error {
 		var answer cri.Answer
@@ -62,9 +61,7 @@ func (d *Daemon) askRuntime(ctx context.Context) error {
 		}
 		d.metrics.runtime(answer.Name, answer.CDI)
 		d.look()
-		if err := d.publish(func() { d.outside.asked, d.outside.answer, d.outside.reason = true, answer, reason }); err != nil {
-			fail(err)
-		}
+		d.publish(func() { d.outside.asked, d.outside.answer, d.outside.reason = true, answer, reason })
 		if d.Config.Configure {
 			d.poke(runtimeKnown)
 		}
@@ -75,16 +72,12 @@ func (d *Daemon) askRuntime(ctx context.Context) error {
 // inject gives the GPUs to agents, and to workloads that may ask for them, as a plugin
 // of the container runtime.
 func (d *Daemon) inject(ctx context.Context) error {
-	ctx, fail := context.WithCancelCause(ctx)
-	defer fail(nil)
 	plugin := &nri.Plugin{
 		Root: d.Root, Socket: d.Config.NRISocket, Namespace: d.Config.Namespace,
 		Offer: d.offered,
 		Report: func(s nri.Status) {
 			d.metrics.connected.Set(number(s.Connected))
-			if err := d.publish(func() { d.outside.nri = s }); err != nil {
-				fail(err)
-			}
+			d.publish(func() { d.outside.nri = s })
 		},
 		Injected: func(i nri.Injected) {
 			d.metrics.injected.Inc()
@@ -94,9 +87,7 @@ func (d *Daemon) inject(ctx context.Context) error {
 		Table:     d.table.Load,
 		Resolved:  d.tellResolved,
 		Missed: func(all []nri.Missed) {
-			if err := d.publish(func() { d.outside.missed = all }); err != nil {
-				fail(err)
-			}
+			d.publish(func() { d.outside.missed = all })
 		},
 	}
 	return plugin.Run(ctx)
@@ -115,11 +106,11 @@ func (d *Daemon) offered() *nri.Offer {
 
 // leave says that nobody answers the runtime any more: an agent that comes now waits
 // for the next toolkit, instead of being created in vain.
-func (d *Daemon) leave() error {
-	if !d.outside.nri.Connected {
-		return nil
+func (d *Daemon) leave() {
+	if !d.outside.nri.Connected && d.unwritten == "" {
+		return
 	}
-	return d.publish(func() {
+	d.publish(func() {
 		d.outside.nri = nri.Status{Message: "gpu-toolkit has ended on this node and is waited for"}
 	})
 }
@@ -137,6 +128,9 @@ func (d *Daemon) prepareOffer(phase nodestate.Phase) {
 		data, err := d.Root.ReadFile(d.SpecPath(cdi.KindManagement), maxSpec)
 		if err == nil {
 			offer, err = d.newOffer(data)
+		}
+		if inotify.Exhausted(err) {
+			return // what is given stays as it is: nothing was learned
 		}
 		if err != nil && (data != nil || !errors.Is(err, fs.ErrNotExist)) {
 			why = err.Error()
@@ -160,8 +154,10 @@ func (d *Daemon) newOffer(data []byte) (*nri.Offer, error) {
 }
 
 // publish takes note of something and leaves the state for others, and logs it,
-// if it is a new one. Nothing is left before the loop has looked for the first time.
-func (d *Daemon) publish(note func()) error {
+// if it is a new one, or the last one could not be written. Nothing is left before the
+// loop has looked for the first time. A state that cannot be written ends nothing: it
+// is logged, what stood there is made void, and it is tried again.
+func (d *Daemon) publish(note func()) {
 	d.writing.Lock()
 	defer d.writing.Unlock()
 	d.mu.Lock()
@@ -173,8 +169,9 @@ func (d *Daemon) publish(note func()) error {
 	if asked && s.Toolkit != nil { // before, half of it is not known
 		d.tellOutside(*s.Toolkit, answer.Default)
 	}
-	if s.Phase == "" || setup.Same(was, s) {
-		return nil
+	same := setup.Same(was, s)
+	if s.Phase == "" || same && d.unwritten == "" {
+		return
 	}
 	if was.Phase != s.Phase || was.Reason != s.Reason || was.Message != s.Message {
 		log := d.log.Info
@@ -183,11 +180,39 @@ func (d *Daemon) publish(note func()) error {
 		}
 		log("toolkit "+string(s.Phase), "reason", s.Reason, "message", s.Message)
 	}
+	message := ""
 	if err := d.Publish(s); err != nil {
-		_, message := d.Config.Explain(err)
-		return errors.New("state: " + message)
+		_, message = d.Config.Explain(err)
+		select {
+		case d.rewrite <- struct{}{}:
+		default: // it is going to be
+		}
 	}
-	return nil
+	switch message {
+	case d.unwritten:
+	case "":
+		d.log.Info("the state is written again")
+	default:
+		d.log.Error("the state cannot be written; until it can be, others know nothing of the toolkit on this node", "message", message)
+	}
+	d.unwritten = message
+}
+
+// rewriteState tries again to write a state that could not be written, until ctx ends.
+func (d *Daemon) rewriteState(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-d.rewrite:
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(retryAfter): // no event tells of room on a disk
+			d.publish(func() {})
+		}
+	}
 }
 
 // together is the state of all that is known.

@@ -21,6 +21,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/inotify"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/change"
 	"github.com/gpuready/gpuready/toolkit/nri"
@@ -34,8 +35,9 @@ import (
 // A setup.Driver may return it, wrapped, as well.
 var ErrReplaced = errors.New("the driver's library was replaced")
 
-// retryAfter is how long to wait for NVML to recover from a failure of which no
-// event tells the end. Everything else is waited for by its event.
+// retryAfter is how long to wait for the end of what no event tells the end of: NVML
+// that fails, a disk that is full, descriptors that have run out. Everything else is
+// waited for by its event.
 const retryAfter = 10 * time.Second
 
 // What may have changed. Triggers that wait are merged.
@@ -60,9 +62,11 @@ type Daemon struct {
 	watch    *watch.Watcher
 	triggers chan watch.Meaning // capacity 1; see poke
 	answered chan struct{}      // capacity 1: the runtime has answered, or its configuration is another
+	rewrite  chan struct{}      // capacity 1: a state could not be written
 	source   *source            // nil: no driver yet
 	opened   string             // identity of the library that was loaded, if any
 	again    again              // looks after device nodes changed
+	short    bool               // of disk, descriptors or memory, at the last look
 	owner    string             // who else defines nvidia.com/gpu, as last logged
 
 	offer   atomic.Pointer[nri.Offer] // what agents are given; nil: nothing
@@ -70,17 +74,18 @@ type Daemon struct {
 	table   atomic.Pointer[nri.Table] // what workloads may ask for; nil: not known yet
 	missed  map[string]bool           // as logged
 
-	writing sync.Mutex            // held while a state is put together and written
-	told    nodestate.ToolkitInfo // as logged
-	mu      sync.Mutex
-	own     nodestate.State // what the loop reached; without a phase: nothing yet
-	outside outside         // what is known of the container runtime
-	last    nodestate.State // as published
+	writing   sync.Mutex            // held while a state is put together and written
+	unwritten string                // why the last state is not written; "": it is
+	told      nodestate.ToolkitInfo // as logged
+	mu        sync.Mutex
+	own       nodestate.State // what the loop reached; without a phase: nothing yet
+	outside   outside         // what is known of the container runtime
+	last      nodestate.State // as published
 }
 
 // New makes a daemon of a toolkit.
 func New(t *setup.Toolkit, log *slog.Logger, metrics *Metrics) *Daemon {
-	return &Daemon{Toolkit: t, log: log, metrics: metrics, triggers: make(chan watch.Meaning, 1), answered: make(chan struct{}, 1)}
+	return &Daemon{Toolkit: t, log: log, metrics: metrics, triggers: make(chan watch.Meaning, 1), answered: make(chan struct{}, 1), rewrite: make(chan struct{}, 1)}
 }
 
 // Ready says why the host is not as it should be; nil if it is. A machine
@@ -124,6 +129,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		}
 	})
 	group.Go(func() error { return d.loop(ctx) })
+	group.Go(func() error { return d.rewriteState(ctx) })
 	group.Go(func() error { return d.askRuntime(ctx) })
 	if c := d.Configurer(d.metrics.step); c != nil {
 		group.Go(func() error { return d.configureRuntime(ctx, c) })
@@ -135,7 +141,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if errors.Is(err, context.Canceled) {
 		err = nil
 	}
-	return errors.Join(err, d.leave())
+	d.leave()
+	return err
 }
 
 // poke wakes the loop. Triggers that it has not seen yet are merged.
@@ -158,7 +165,10 @@ func (d *Daemon) loop(ctx context.Context) error {
 		}
 		// What came into being between watching and looking was not told.
 		more, err := d.setWatches()
-		if err != nil {
+		switch {
+		case inotify.Exhausted(err):
+			d.short = true
+		case err != nil:
 			return err
 		}
 		if more {
@@ -180,9 +190,9 @@ func (d *Daemon) await(ctx context.Context, last watch.Meaning) (what watch.Mean
 	var retry <-chan time.Time
 	if d.source == nil {
 		d.again.end()
-		if d.opened != "" {
-			retry = time.After(retryAfter)
-		}
+	}
+	if d.short || d.source == nil && d.opened != "" {
+		retry = time.After(retryAfter)
 	}
 	for {
 		select {
@@ -245,9 +255,8 @@ func (d *Daemon) step(ctx context.Context, what watch.Meaning) error {
 	}
 	d.prepareOffer(state.Phase)
 	d.prepareTable(state)
-	if err := d.publish(func() { d.own = state }); err != nil {
-		return err
-	}
+	d.publish(func() { d.own = state })
+	d.short = inotify.Exhausted(err)
 	if err != nil && d.source != nil && !isHostProblem(err) {
 		if err := d.close(ctx); err != nil { // NVML is asked afresh after the next trigger
 			d.log.Warn("NVML could not be closed", "reason", setup.ReasonNVML, "message", err)

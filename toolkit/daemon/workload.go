@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"github.com/gpuready/gpuready/internal/cdi"
+	"github.com/gpuready/gpuready/internal/inotify"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/nri"
 )
@@ -33,6 +34,9 @@ func (d *Daemon) prepareTable(state nodestate.State) {
 		return
 	}
 	files, err := cdi.Load(d.Root, cdiDirs(d.Config.CDIDir)...)
+	if inotify.Exhausted(err) && d.table.Load() != nil {
+		return // what is given stays as it is: nothing was learned
+	}
 	if err != nil {
 		d.table.Store(nri.Nothing("CDI specifications: " + err.Error()))
 		return
@@ -49,6 +53,9 @@ func cdiDirs(ours string) []string {
 	return dirs
 }
 
+// maxLogged bounds how many names of a container's list are logged.
+const maxLogged = 32
+
 // tellResolved logs what became of a workload that asked for GPUs.
 func (d *Daemon) tellResolved(r nri.Resolved) {
 	log := d.log.With("namespace", r.Namespace, "pod", r.Pod, "container", r.Container)
@@ -59,7 +66,7 @@ func (d *Daemon) tellResolved(r nri.Resolved) {
 		log.Warn("container may not start without the GPUs that it asks for", "message", r.Err)
 	case r.Given:
 		outcome = "given"
-		log.Info("container is given GPUs", "devices", r.Devices)
+		log.Info("container is given GPUs", "devices", r.Devices[:min(len(r.Devices), maxLogged)])
 	}
 	for _, warning := range r.Warnings {
 		log.Warn("not all that a container asks for is given", "message", warning)

@@ -66,6 +66,9 @@ func (w *Watcher) Set(targets []Target) (more bool, err error) {
 	want := map[string][]watch{}
 	for _, t := range targets {
 		real, err := w.root.Resolve(t.Dir)
+		if inotify.Exhausted(err) {
+			return false, err
+		}
 		if err != nil {
 			continue // a loop of links, or the like: nothing can come there
 		}

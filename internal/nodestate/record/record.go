@@ -55,6 +55,66 @@ func Write(path string, data []byte) (err error) {
 	return syncDir(dir)
 }
 
+// Replace is Write for a file whose old content must not outlive its truth: where there
+// is no room for a new file, or no descriptor for it, the old one is written over.
+// Readers may then see a part of it for a moment. After an error the file is empty, or
+// there is none: it says nothing any more.
+func Replace(path string, data []byte) error {
+	err := Write(path, data)
+	if err == nil {
+		return nil
+	}
+	if again := overwrite(path, data); again == nil {
+		return nil
+	}
+	return errors.Join(err, void(path))
+}
+
+// overwrite replaces the content of a file that is there. It needs no inode, and on
+// most file systems no more room than the old content took.
+func overwrite(path string, data []byte) (err error) {
+	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if closed := f.Close(); err == nil {
+			err = closed
+		}
+	}()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if !info.Mode().IsRegular() {
+		return ErrInvalid
+	}
+	// Truncated first, it would give back the room that it has, for somebody else to take.
+	if _, err := f.Write(data); err != nil {
+		return err
+	}
+	if err := f.Truncate(int64(len(data))); err != nil {
+		return err
+	}
+	return f.Sync()
+}
+
+// void makes the file at path say nothing, which takes neither room nor a descriptor.
+// An empty file is better than none: a reader learns that something was known.
+func void(path string) error {
+	info, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil && info.Mode().IsRegular() {
+		err = os.Truncate(path, 0) // the directory is the writer's own: nobody puts a link there meanwhile
+		if err == nil {
+			return nil
+		}
+	}
+	return Remove(path)
+}
+
 // Remove removes the file at path. That there is none is not an error.
 func Remove(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -274,4 +275,56 @@ func TestCleanMakesOneBoundedLine(t *testing.T) {
 			t.Fatalf("cleaning twice differs: %q, %q", out, again)
 		}
 	})
+}
+
+// full fills a file system with files, which take room or, empty, only inodes.
+func full(t *testing.T, dir string, data []byte) {
+	t.Helper()
+	var err error
+	for i := 0; err == nil; i++ {
+		err = os.WriteFile(filepath.Join(dir, "fill"+strconv.Itoa(i)), data, 0o644)
+	}
+	require.ErrorIs(t, err, unix.ENOSPC)
+}
+
+func TestReplaceLeavesNothingThatIsNotTrueOnAFullFileSystem(t *testing.T) {
+	for name, data := range map[string][]byte{"bytes": make([]byte, 4096), "inodes": nil} {
+		t.Run(name, func(t *testing.T) {
+			dir := tmpfs(t, "size=64k,nr_inodes=40", 0)
+			path := filepath.Join(dir, "sub", "state")
+			require.NoError(t, Replace(path, []byte("old")))
+			full(t, dir, data)
+			require.NoError(t, Replace(path, []byte("new")), "in the room of the old one")
+			content, err := Read(path, 100)
+			require.NoError(t, err)
+			require.Equal(t, "new", string(content))
+			require.ErrorIs(t, Replace(path, make([]byte, 128<<10)), unix.ENOSPC)
+			content, err = Read(path, 100)
+			require.NoError(t, err)
+			require.Empty(t, content)
+			require.NoError(t, Replace(path, []byte("newer")))
+		})
+	}
+}
+
+func TestReplaceWithoutDescriptorsLeavesNothingThatIsNotTrue(t *testing.T) {
+	dir := t.TempDir()
+	path, link := filepath.Join(dir, "state"), filepath.Join(dir, "link")
+	require.NoError(t, Replace(path, []byte("old")))
+	require.NoError(t, os.Symlink(path, link))
+	var was unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: was.Max}))
+	atLink := Replace(link, []byte("new"))
+	info, statErr := os.Lstat(path)
+	atFile := Replace(path, []byte("new"))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was))
+	require.ErrorIs(t, atLink, unix.EMFILE)
+	require.NoError(t, statErr)
+	require.Equal(t, int64(3), info.Size(), "a link is removed and not followed")
+	require.NoFileExists(t, link)
+	require.ErrorIs(t, atFile, unix.EMFILE)
+	content, err := Read(path, 100)
+	require.NoError(t, err)
+	require.Empty(t, content)
 }
