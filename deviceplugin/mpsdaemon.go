@@ -42,7 +42,8 @@ Exit codes:
 `
 
 const mpsUninstallHelp = `gpu-device-plugin mps-uninstall unmounts what mps-daemon mounted on the host,
-<mps-root>/shm. Containers that share GPUs by MPS keep what they have; end them first.
+<mps-root>/shm and <mps-root>/<resource>/log. Containers that share GPUs by MPS keep what they
+have; end them first.
 
 Usage:
   gpu-device-plugin mps-uninstall [--host-root /host] [--mps-root /run/nvidia/mps]
@@ -69,12 +70,12 @@ func mpsUninstall(args []string, stdout, stderr io.Writer) int {
 	case o.config == nil:
 		return fail(stderr, exitUsage, errors.New("mps-uninstall takes --mps-root, not configurations by name: leave --config-dir (CONFIG_FILE_SRCDIR) out"))
 	}
-	at, err := mps.Unmount(o.hostRoot, mps.Root(o.config))
+	removed, err := mps.Unmount(o.hostRoot, mps.Root(o.config))
+	for _, at := range removed {
+		fmt.Fprintln(stdout, "unmounted", at)
+	}
 	if err != nil {
 		return fail(stderr, exitFailed, err)
-	}
-	if at != "" {
-		fmt.Fprintln(stdout, "unmounted", at)
 	}
 	return 0
 }

@@ -1,16 +1,20 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpuready/gpuready/deviceplugin/mps"
+	"github.com/gpuready/gpuready/internal/kubelettest"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/test/built"
 )
@@ -164,4 +168,112 @@ func TestMPSRootMayBeALinkOfTheHost(t *testing.T) {
 	at, err := mps.Unmount(m.host, "/mps")
 	require.NoError(t, err)
 	require.Empty(t, at, "it is unmounted")
+}
+
+// mountedFor mounts what a container with an allocation gets below a folder, as a
+// container runtime does, and returns where it sees a path.
+func (m *machine) mountedFor(mounts []*v1beta1.Mount) func(path string) string {
+	m.Helper()
+	rootfs := m.TempDir()
+	for _, mount := range mounts {
+		at := filepath.Join(rootfs, mount.GetContainerPath())
+		require.NoError(m, os.MkdirAll(at, 0o755))
+		require.NoError(m, unix.Mount(m.path(mount.GetHostPath()), at, "", unix.MS_BIND, ""))
+		m.Cleanup(func() { require.NoError(m, unix.Unmount(at, unix.MNT_DETACH)) })
+		if mount.GetReadOnly() {
+			require.NoError(m, unix.Mount("", at, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+		}
+	}
+	return func(path string) string { return filepath.Join(rootfs, path) }
+}
+
+// tree returns the names, kinds, modes, owners and sizes of what is in a folder.
+func tree(t *testing.T, dir string) []string {
+	t.Helper()
+	var all []string
+	require.NoError(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := os.Lstat(path)
+		if err != nil {
+			return err
+		}
+		st := info.Sys().(*syscall.Stat_t)
+		all = append(all, fmt.Sprint(path, info.Mode(), st.Uid, st.Gid, st.Ino, info.ModTime()))
+		return nil
+	}))
+	return all
+}
+
+// A client may be root. It can do everything here but change the host's files.
+func TestAClientOfMPSConnectsAndChangesNothingOnTheHost(t *testing.T) {
+	m := newMachine(t).up("--gpus", "1").withKubelet().configured(mpsShared, "--mps-root", "/mps")
+	m.mpsDaemon(mpsShared)
+	m.wait(4)
+	given, err := m.admit("hostile", resource, 1)
+	require.NoError(t, err)
+	sees := m.mountedFor(given.Mounts)
+	pipe := sees(given.Envs["CUDA_MPS_PIPE_DIRECTORY"])
+	hosts := m.path(mps.PipeDir("/mps", resource))
+	before := tree(t, hosts)
+	require.Greater(t, len(before), 1)
+
+	for _, name := range []string{"", "control", "control_lock", "new"} {
+		at, beside := filepath.Join(pipe, name), filepath.Join(pipe, name+"x")
+		for what, try := range map[string]func() error{
+			"chmod":    func() error { return os.Chmod(at, 0o777) },
+			"chown":    func() error { return os.Lchown(at, 1000, 1000) },
+			"times":    func() error { return os.Chtimes(at, time.Unix(0, 0), time.Unix(0, 0)) },
+			"create":   func() error { return os.WriteFile(beside, []byte("full"), 0o644) },
+			"fifo":     func() error { return unix.Mkfifo(beside, 0o644) },
+			"link":     func() error { return os.Link(filepath.Join(pipe, "control"), beside) },
+			"mkdir":    func() error { return os.Mkdir(beside, 0o755) },
+			"remove":   func() error { return os.RemoveAll(at) },
+			"rename":   func() error { return os.Rename(at, beside) },
+			"symlink":  func() error { return os.Symlink("/etc/passwd", beside) },
+			"truncate": func() error { return os.Truncate(at, 1<<20) },
+			"xattr":    func() error { return unix.Setxattr(at, "trusted.x", []byte("x"), 0) },
+		} {
+			if name == "" && what == "rename" || name == "new" && what == "remove" {
+				continue // a mount point is busy, and what is not there is removed already
+			}
+			require.Error(t, try(), "%s of %q", what, name)
+		}
+	}
+	require.Equal(t, before, tree(t, hosts))
+	require.Equal(t, "25.0", m.controlAt(pipe, "get_default_active_thread_percentage"), "it connects")
+
+	// What it can write to is no part of the host's file systems.
+	for _, mount := range given.Mounts {
+		if !mount.GetReadOnly() {
+			var st unix.Statfs_t
+			require.NoError(t, unix.Statfs(m.path(mount.GetHostPath()), &st))
+			require.EqualValues(t, unix.TMPFS_MAGIC, st.Type, mount.GetHostPath())
+			require.EqualValues(t, 64<<20, int64(st.Blocks)*st.Bsize, mount.GetHostPath())
+		}
+	}
+}
+
+// A lock needs no right to write.
+func TestAClientThatHoldsTheLockDoesNotKeepTheNextDaemonFromStarting(t *testing.T) {
+	m := newMachine(t).up("--gpus", "1").withKubelet().configured(mpsShared, "--mps-root", "/mps")
+	daemon := m.mpsDaemon(mpsShared)
+	m.wait(4)
+	r, err := m.kubelet.Wait(soon(t), resource, func(r kubelettest.Resource) bool { return r.Allocatable == 4 })
+	require.NoError(t, err)
+	lists := r.Lists
+	lock, err := os.Open(m.path(mps.PipeDir("/mps", resource)) + "/control_lock")
+	require.NoError(t, err)
+	defer lock.Close()
+	held := make(chan error, 1)
+	go func() { held <- unix.Flock(int(lock.Fd()), unix.LOCK_EX) }()
+	before := child(t, daemon)
+	require.NoError(t, syscall.Kill(before, syscall.SIGKILL))
+	require.NoError(t, <-held)
+	// The devices are not given away, and are when it serves again.
+	_, err = m.kubelet.Wait(soon(t), resource, func(r kubelettest.Resource) bool { return r.Lists >= lists+2 && r.Allocatable == 4 })
+	require.NoError(t, err, daemon.Output())
+	require.NotEqual(t, before, child(t, daemon))
+	require.Equal(t, "25.0", m.control(resource, "get_default_active_thread_percentage"))
 }

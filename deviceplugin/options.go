@@ -23,6 +23,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
 	"github.com/gpuready/gpuready/internal/gpu/nvml/reading"
 	"github.com/gpuready/gpuready/internal/injection"
+	"github.com/gpuready/gpuready/internal/inotify"
 )
 
 // Exit codes.
@@ -315,7 +316,9 @@ func (o *options) logger(stderr io.Writer) *slog.Logger {
 	if o.logFormat == "json" {
 		handler = slog.NewJSONHandler(stderr, nil)
 	}
-	return slog.New(handler).With("component", cmp.Or(o.component, "deviceplugin"))
+	log := slog.New(handler).With("component", cmp.Or(o.component, "deviceplugin"))
+	inotify.LogTo(log)
+	return log
 }
 
 func (o *options) place() driver.Place {

@@ -23,6 +23,7 @@ import (
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/gpuready/gpuready/internal/inotify"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
@@ -92,6 +93,9 @@ const (
 	// looking at the world again.
 	connectLimit = 2 * time.Second
 )
+
+// lookAgain is how long to wait where descriptors or room have run out.
+const lookAgain = 5 * time.Second
 
 // follower is a Run in progress.
 type follower struct {
@@ -172,7 +176,13 @@ func (f *follower) follow(ctx context.Context, changed <-chan struct{}) error {
 		if f.idle() && open == 0 {
 			return nil
 		}
-		if err := f.look(ctx, open, ever, ready == nil); err != nil {
+		var again <-chan time.Time
+		switch err := f.look(ctx, open, ever, ready == nil); {
+		case inotify.Exhausted(err):
+			// Nothing tells when there are descriptors, or is room, again.
+			f.report(Status{Waiting: "file descriptors, or room, to make and look at sockets in " + filepath.Dir(f.own)})
+			again = time.After(lookAgain)
+		case err != nil:
 			return err
 		}
 		if f.retryAt.IsZero() {
@@ -187,6 +197,7 @@ func (f *follower) follow(ctx context.Context, changed <-chan struct{}) error {
 			}
 			return nil
 		case <-changed:
+		case <-again:
 		case <-streams:
 		case <-timer.C:
 		case <-ready:

@@ -348,7 +348,7 @@ func (c *control) percentage(ctx context.Context) (float64, error) {
 	return percent, nil
 }
 
-// folders makes those of the daemon.
+// folders makes the folders of the daemon, and empties the one of its pipes.
 func (c *control) folders() error {
 	if err := c.site.find(); err != nil {
 		return err
@@ -364,6 +364,14 @@ func (c *control) folders() error {
 	}
 	if err := c.shm.mount(c.site); err != nil {
 		return err
+	}
+	if err := c.site.mountLogs(); err != nil {
+		return err
+	}
+	// What a daemon before left there would be of use to nobody: its sockets are dead, and
+	// a client that holds its lock would keep the next one from starting.
+	if err := empty(c.site.seen(pipe)); err != nil {
+		return fmt.Errorf("empty the folder of the daemon's pipes: %w", err)
 	}
 	return relabel(c.site.seen(pipe))
 }

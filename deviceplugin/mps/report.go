@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/deviceplugin/plan"
@@ -74,8 +75,21 @@ func (d *daemon) writeStates(ctx context.Context) error {
 			return ctx.Err()
 		case <-d.dirty:
 			d.write()
+		case <-d.writeAgain():
+			d.write()
 		}
 	}
+}
+
+// writeAgain returns when a state that could not be written is tried again; nil: it was
+// written. No event tells of room on a disk.
+func (d *daemon) writeAgain() <-chan time.Time {
+	d.writing.Lock()
+	defer d.writing.Unlock()
+	if d.writeErr == "" {
+		return nil
+	}
+	return time.After(lastPause)
 }
 
 // claimedBefore are the GPUs that a process before this one has not set back.

@@ -55,7 +55,7 @@ func TestTheSharedMemoryIsBoundedAndMountedOnce(t *testing.T) {
 	require.FileExists(t, filepath.Join(dir, "full"))
 	at, err := Unmount(s.hostRoot, s.mpsRoot)
 	require.NoError(t, err)
-	require.Equal(t, "/run/nvidia/mps/shm", at)
+	require.Equal(t, []string{"/run/nvidia/mps/shm"}, at)
 	require.NoFileExists(t, filepath.Join(dir, "full"), "it was there once")
 	at, err = Unmount(s.hostRoot, s.mpsRoot)
 	require.NoError(t, err)
@@ -67,6 +67,33 @@ func TestTheSharedMemoryIsBoundedAndMountedOnce(t *testing.T) {
 	info, err = os.Stat(dir)
 	require.NoError(t, err)
 	require.Equal(t, os.ModeDir|os.ModeSticky|0o777, info.Mode())
+	at, err = Unmount(s.hostRoot, s.mpsRoot)
+	require.NoError(t, err)
+	require.Empty(t, at)
+}
+
+// A daemon writes a line to its logs for each connection of a client.
+func TestLogsHaveABoundAndAreEmptiedBeforeTheyAreFull(t *testing.T) {
+	if !node.Enter(t) {
+		return
+	}
+	s := container(t, unix.MS_SHARED)
+	s.resource = "nvidia.com/gpu"
+	dir := s.seen(LogDir(s.real, s.resource))
+	require.NoError(t, s.make(LogDir(s.real, s.resource)))
+	file := filepath.Join(dir, "control.log")
+	require.NoError(t, s.mountLogs())
+	require.ErrorIs(t, os.WriteFile(file, make([]byte, 17<<20), 0o644), unix.ENOSPC)
+	require.NoError(t, s.mountLogs())
+	require.NoFileExists(t, file, "the next daemon could not write")
+	require.NoError(t, os.WriteFile(file, make([]byte, 7<<20), 0o644))
+	require.NoError(t, s.mountLogs())
+	require.FileExists(t, file, "it says what happened to the daemon before")
+
+	at, err := Unmount(s.hostRoot, s.mpsRoot)
+	require.NoError(t, err)
+	require.Equal(t, []string{"/run/nvidia/mps/nvidia.com/gpu/log"}, at)
+	require.NoFileExists(t, file)
 	at, err = Unmount(s.hostRoot, s.mpsRoot)
 	require.NoError(t, err)
 	require.Empty(t, at)
@@ -114,4 +141,19 @@ func TestADaemonsFolderThatIsNotMountedIsRefusedWithWhatToDo(t *testing.T) {
 	err := s.make(ShmDir(s.real))
 	require.ErrorIs(t, err, unix.EROFS)
 	require.ErrorContains(t, err, "let its volume mps be /srv/mps, mounted at /run/host/srv/mps with mountPropagation: Bidirectional")
+}
+
+func TestLogsThatSomebodyElseMountedStay(t *testing.T) {
+	if !node.Enter(t) {
+		return
+	}
+	s := container(t, unix.MS_SHARED)
+	s.resource = "nvidia.com/gpu"
+	require.NoError(t, s.make(LogDir(s.real, s.resource)))
+	dir := s.seen(LogDir(s.real, s.resource))
+	require.NoError(t, unix.Mount("disk", dir, "tmpfs", 0, "size=1m"))
+	archive := filepath.Join(dir, "archive")
+	require.NoError(t, os.WriteFile(archive, make([]byte, 700<<10), 0o600))
+	require.NoError(t, s.mountLogs())
+	require.FileExists(t, archive)
 }

@@ -24,10 +24,11 @@ var update = flag.Bool("update", false, "write the golden files anew")
 
 const corpus = "../config/testdata/corpus"
 
-// A file of the corpus is a configuration that somebody has published, written
-// anew as data. Its first lines say where it is from, the nodes to try it on, and,
-// where ours is to advertise something else than the reference, why. Beside it
-// stands what both advertise.
+// A file of the corpus has the keys and values of a configuration that somebody has
+// published. The file itself is ours: one line for each key at the top, or, where the
+// case is a mistake in writing, a file with that mistake. Its first lines say where the
+// configuration is from, the nodes to try it on, and, where ours is to advertise
+// something else than the reference, why. Beside it stands what both advertise.
 func TestTheCorpusIsAdvertisedAsByTheReference(t *testing.T) {
 	files, err := filepath.Glob(corpus + "/*.yaml")
 	require.NoError(t, err)

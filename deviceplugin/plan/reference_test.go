@@ -12,9 +12,11 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// What the reference (github.com/NVIDIA/k8s-device-plugin, v0.20.0) advertises
-// with a configuration file and no flags, in our words: how many devices under
-// which name, or the error with which it ends. It decodes the file as the reference does,
+// reference returns what the reference (github.com/NVIDIA/k8s-device-plugin, v0.20.0)
+// advertises with a configuration file and no flags: how many devices under which name,
+// or the error with which it ends. The code is ours. The texts of the errors are
+// quotations of the reference's messages, most of them shortened, so that the golden
+// files say what its users see. It decodes the file as the reference does,
 // which passes over unknown keys, and throws resources, rename and devices away
 // (api/config/v1/config.go, DisableResourceNamingInConfig).
 func reference(file []byte, s gpu.Snapshot) (map[string]int, error) {

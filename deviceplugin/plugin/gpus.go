@@ -40,11 +40,13 @@ func (p *Plugin) watchGPUs(ctx context.Context) error {
 		used = true
 		start := time.Now()
 		err = p.use(ctx, opened)
+		if ctx.Err() != nil {
+			// The process ends, or becomes another program. Its driver is left open: NVML
+			// may still wait for an event, and cannot be woken.
+			return ctx.Err()
+		}
 		if closeErr := opened.Source.Close(); closeErr != nil {
 			p.cfg.Log.Warn("closing the driver", "message", closeErr.Error())
-		}
-		if ctx.Err() != nil {
-			return ctx.Err()
 		}
 		if errors.Is(err, ErrReplaced) {
 			return p.replaced(err)
@@ -106,13 +108,21 @@ func (p *Plugin) replaced(err error) error {
 	return err
 }
 
-// use watches one source until it fails, ctx ends, or its library is replaced.
-func (p *Plugin) use(ctx context.Context, o Opened) error {
-	ctx, cancel := context.WithCancelCause(ctx)
+// use watches one source until it fails, ctx ends, or its library is replaced. It waits
+// for the watch to end unless ctx has ended: then the process is about to.
+func (p *Plugin) use(process context.Context, o Opened) error {
+	ctx, cancel := context.WithCancelCause(process)
 	defer cancel(nil)
 	var running sync.WaitGroup
-	defer running.Wait()
-	defer cancel(nil)
+	defer func() {
+		cancel(nil)
+		ended := make(chan struct{})
+		go func() { running.Wait(); close(ended) }()
+		select {
+		case <-ended:
+		case <-process.Done():
+		}
+	}()
 	if o.Library.Path != "" {
 		running.Go(func() {
 			place := p.cfg.Driver

@@ -89,7 +89,7 @@ func (p *Plugin) open() (Opened, error) {
 // be given the GPUs and was not. Where there is no driver, that is all.
 func (p *Plugin) uninjected(err error) error {
 	s, gives, wordErr := p.word()
-	if _, _, findErr := p.cfg.Driver.Find(); findErr != nil && gives == nil && errors.Is(err, gpu.ErrNoDriver) {
+	if _, _, findErr := p.cfg.Driver.Find(); findErr != nil && !injection.SeesDriver(s, wordErr) && gives == nil && errors.Is(err, gpu.ErrNoDriver) {
 		return err
 	}
 	const what = "this container was created without the GPUs' device nodes: "

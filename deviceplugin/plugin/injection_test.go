@@ -254,6 +254,16 @@ func TestADriverThatComesToAQuietNodeIsGivenToTheNextContainer(t *testing.T) {
 	require.NotContains(t, n.log.String(), "NoPermission")
 }
 
+// Nothing of the driver is seen in a container that was given nothing.
+func TestADriverThatOnlyTheToolkitSeesIsNoReasonToBeQuiet(t *testing.T) {
+	n := newNode(t, gpu.Snapshot{}).withKubelet()
+	n.toolkit(nodestate.Injection{Message: "NRI is off in containerd"}, driverOf(driver.Containerised, "1.0"))
+	n.cfg.Given = injection.Expected
+	n.cfg.Open = func(driver.Place) (plugin.Opened, error) { return plugin.Opened{}, gpu.ErrNoDriver }
+	n.start()
+	require.Contains(t, n.state(because("InjectionMissing")).Message, "NRI is off in containerd")
+}
+
 // A driver that was upgraded has device nodes that this container may not open.
 // It must not end before the toolkit knows, to be created as it was.
 func TestADriverThatIsAheadOfTheToolkitIsNoReasonToEnd(t *testing.T) {

@@ -114,12 +114,22 @@ func (p *Plugin) store(s nodestate.State) {
 	}
 }
 
+// writeAgain is how long to wait before a state that could not be written is tried again:
+// no event tells of room on a disk.
+const writeAgain = 10 * time.Second
+
 // writeStates writes the latest state whenever there is a new one.
 func (p *Plugin) writeStates(ctx context.Context) error {
 	for {
+		var again <-chan time.Time
+		if p.writeErr != "" {
+			again = time.After(writeAgain)
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
+		case <-again:
+			p.flush()
 		case <-p.dirty:
 			p.flushLists(ctx)
 			p.flush()
@@ -159,8 +169,9 @@ func (p *Plugin) flush() {
 	if err := nodestate.Write(dir, s); err != nil {
 		if p.writeErr != err.Error() {
 			p.writeErr = err.Error()
-			p.cfg.Log.Error("the state cannot be written; health will not be remembered over a restart", "path", dir, "message", err.Error())
+			p.cfg.Log.Error("the state cannot be written; until it can be, others know nothing of the GPUs, and after a restart every GPU counts as unhealthy", "path", dir, "message", err.Error())
 		}
+		p.written = nodestate.State{} // what stood there is void
 		return
 	}
 	p.written, p.writeErr = s, ""

@@ -1,0 +1,69 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/test/built"
+	"github.com/gpuready/gpuready/test/flood"
+)
+
+// freeAddress returns an address of this machine that nobody listens on.
+func freeAddress(t testing.TB) string {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, ln.Close())
+	return ln.Addr().String()
+}
+
+// resident returns a process's memory that is its own, in bytes.
+func resident(t testing.TB, p *built.Process) int {
+	t.Helper()
+	file, err := os.Open(fmt.Sprintf("/proc/%d/status", p.PID()))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, file.Close()) }()
+	for lines := bufio.NewScanner(file); lines.Scan(); {
+		if value, is := strings.CutPrefix(lines.Text(), "RssAnon:"); is {
+			var kib int
+			_, err := fmt.Sscanf(value, "%d kB", &kib)
+			require.NoError(t, err)
+			return kib << 10
+		}
+	}
+	t.Fatal("no RssAnon")
+	return 0
+}
+
+// TestHostileClientsCostLittleMemory bounds what 4,000 connections cost. The bound is
+// generous, as programs with the race detector take several times as much; `make bench`
+// has the figure.
+func TestHostileClientsCostLittleMemory(t *testing.T) {
+	const bound, connections = 200 << 20, 4000
+	addr := freeAddress(t)
+	m := newMachine(t).up().withKubelet().start("--listen", addr)
+	m.wait(8)
+	before := resident(t, m.process)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	attack := flood.Start(ctx, "127.0.0.3", addr, flood.Unfinished, connections)
+	defer attack.Wait()
+	defer cancel()
+	for answered := 0; answered < 10 || attack.Made() < connections; {
+		require.Less(t, resident(t, m.process)-before, bound, "bytes, for %d connections", attack.Made())
+		_, err := flood.Probe(ctx, addr, "/readyz")
+		require.NoError(t, ctx.Err(), "the last probe: %v", err)
+		if err == nil { // one may come too late on a busy machine; the kubelet probes again
+			answered++
+		}
+	}
+	m.sim("xid", "--gpu", "0", "--xid", "79")
+	m.wait(7)
+}
