@@ -166,6 +166,6 @@ func TestWords(t *testing.T) {
 	require.Equal(t, "none", gpu.Fault{}.String())
 	require.Equal(t, "GPULost", gpu.Fault{Reason: gpu.ReasonLost}.String())
 	require.Equal(t, "ECC: two bits", gpu.Fault{Reason: gpu.ReasonECC, Message: "two bits"}.String())
-	require.Equal(t, "XID 79 (the GPU has fallen off the bus)", gpu.XIDText(79))
+	require.Equal(t, "XID 79 (the GPU no longer answers on PCIe)", gpu.XIDText(79))
 	require.Equal(t, "XID 1234", gpu.XIDText(1234))
 }

@@ -94,8 +94,8 @@ func XID(number uint64) (info XIDInfo, ok bool) {
 	return xidTable[i], true
 }
 
-// XIDText is the number with its meaning, for logs: "XID 79 (the GPU has
-// fallen off the bus)", or "XID 1234" when nothing is known of it.
+// XIDText returns the number with its meaning, for logs: "XID 79 (the GPU no longer
+// answers on PCIe)", or "XID 1234" when nothing is known of it.
 func XIDText(number uint64) string {
 	text := "XID " + strconv.FormatUint(number, 10)
 	if info, ok := XID(number); ok {

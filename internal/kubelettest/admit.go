@@ -34,7 +34,9 @@ type Admission struct {
 	Devices           []*v1beta1.DeviceSpec
 }
 
-// AdmissionError is a refusal: what the pod's status would say.
+// AdmissionError is a refusal: what the pod's status would say. Its texts, and those of the
+// errors below, are quotations of the kubelet's messages (k8s.io/kubernetes,
+// pkg/kubelet/lifecycle and pkg/kubelet/cm/devicemanager): tests and people look for them.
 type AdmissionError struct {
 	Reason  string // "UnexpectedAdmissionError", "OutOfnvidia.com/gpu"
 	Message string

@@ -9,17 +9,19 @@ import (
 	"github.com/gpuready/gpuready/internal/kubelettest"
 )
 
-// Written by real kubelets, as their owners published them: Alibaba Cloud's
-// documentation (2020), a Jetson board in a kind cluster, two pods on a machine
-// with three P100 (Kubernetes 1.20).
-var published = map[string]string{
-	"no pods":   `{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{"nvidia.com/gpu":["GPU-0650a168-e770-3ea8-8ac3-8a1d419763e0"]}},"Checksum":3952659280}`,
-	"no NUMA":   `{"Data":{"PodDeviceEntries":[{"PodUID":"bf52b2cd-b611-4e79-86b1-280b283185c3","ContainerName":"check","ResourceName":"nvidia.com/gpu","DeviceIDs":{"-1":["tegra"]},"AllocResp":"Ch8KFk5WSURJQV9WSVNJQkxFX0RFVklDRVMSBXRlZ3Jh"}],"RegisteredDevices":{"nvidia.com/gpu":["tegra"]}},"Checksum":3660592824}`,
-	"NUMA node": `{"Data":{"PodDeviceEntries":[{"PodUID":"513cb897-0262-4868-826f-aa943ee45a38","ContainerName":"app","ResourceName":"nvidia.com/gpu","DeviceIDs":{"0":["GPU-77a702db-e37f-3a74-d46d-c5713f66058c"]},"AllocResp":"CkIKFk5WSURJQV9WSVNJQkxFX0RFVklDRVMSKEdQVS03N2E3MDJkYi1lMzdmLTNhNzQtZDQ2ZC1jNTcxM2Y2NjA1OGMaJAoOL2Rldi9udmlkaWFjdGwSDi9kZXYvbnZpZGlhY3RsGgJydxomCg8vZGV2L252aWRpYS11dm0SDy9kZXYvbnZpZGlhLXV2bRoCcncaMgoVL2Rldi9udmlkaWEtdXZtLXRvb2xzEhUvZGV2L252aWRpYS11dm0tdG9vbHMaAnJ3Gi4KEy9kZXYvbnZpZGlhLW1vZGVzZXQSEy9kZXYvbnZpZGlhLW1vZGVzZXQaAnJ3GiAKDC9kZXYvbnZpZGlhMBIML2Rldi9udmlkaWEwGgJydw=="}],"RegisteredDevices":{"nvidia.com/gpu":["GPU-77a702db-e37f-3a74-d46d-c5713f66058c","GPU-9b341c59-f96b-ba85-c137-78c3652fea65","GPU-c1e9f249-b37b-81c2-a8d9-ba5ca0294841"]}},"Checksum":133412836}`,
+// written holds checkpoints that the kubelet's own code has written, for GPUs of ours:
+// CreateCheckpoint of k8s.io/kubernetes/pkg/kubelet/checkpointmanager, with New of
+// pkg/kubelet/cm/devicemanager/checkpoint, v1.37.1, the version that the clusters of our
+// tests are built from. Those read the checkpoints of kubelets that run
+// (test/e2e/kubelet_test.go).
+var written = map[string]string{
+	"no pods":   `{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{"nvidia.com/gpu":["GPU-00000000-0000-4000-8000-000000000000","GPU-00000000-0000-4000-8000-000000000001"]}},"Checksum":3881443531}`,
+	"no NUMA":   `{"Data":{"PodDeviceEntries":[{"PodUID":"6f1f1f0e-0000-4000-8000-000000000001","ContainerName":"main","ResourceName":"nvidia.com/gpu","DeviceIDs":{"-1":["GPU-00000000-0000-4000-8000-000000000000"]},"AllocResp":"Kj4KPGs4cy5ncHVyZWFkeS5pby9ncHU9R1BVLTAwMDAwMDAwLTAwMDAtNDAwMC04MDAwLTAwMDAwMDAwMDAwMA=="}],"RegisteredDevices":{"nvidia.com/gpu":["GPU-00000000-0000-4000-8000-000000000000","GPU-00000000-0000-4000-8000-000000000001"]}},"Checksum":1618463712}`,
+	"NUMA node": `{"Data":{"PodDeviceEntries":[{"PodUID":"6f1f1f0e-0000-4000-8000-000000000002","ContainerName":"main","ResourceName":"nvidia.com/gpu","DeviceIDs":{"0":["GPU-00000000-0000-4000-8000-000000000000"],"1":["GPU-00000000-0000-4000-8000-000000000001"]},"AllocResp":"Kj4KPGs4cy5ncHVyZWFkeS5pby9ncHU9R1BVLTAwMDAwMDAwLTAwMDAtNDAwMC04MDAwLTAwMDAwMDAwMDAwMCo+CjxrOHMuZ3B1cmVhZHkuaW8vZ3B1PUdQVS0wMDAwMDAwMC0wMDAwLTQwMDAtODAwMC0wMDAwMDAwMDAwMDE="}],"RegisteredDevices":{"nvidia.com/gpu":["GPU-00000000-0000-4000-8000-000000000000","GPU-00000000-0000-4000-8000-000000000001"]}},"Checksum":2029604460}`,
 }
 
-func TestChecksumsOfRealKubeletsHold(t *testing.T) {
-	for name, file := range published {
+func TestChecksumsOfTheKubeletsCodeHold(t *testing.T) {
+	for name, file := range written {
 		t.Run(name, func(t *testing.T) {
 			c, err := kubelettest.ParseCheckpoint([]byte(file))
 			require.NoError(t, err)
@@ -46,7 +48,7 @@ func TestWhatAKubeletWritesCanBeRead(t *testing.T) {
 }
 
 func TestOneChangedByteIsNoticed(t *testing.T) {
-	file := []byte(published["no NUMA"])
+	file := []byte(written["no NUMA"])
 	for i := range file {
 		changed := append([]byte(nil), file...)
 		changed[i] ^= 1
@@ -63,7 +65,7 @@ func TestOneChangedByteIsNoticed(t *testing.T) {
 }
 
 func FuzzParseCheckpoint(f *testing.F) {
-	for _, file := range published {
+	for _, file := range written {
 		f.Add([]byte(file))
 	}
 	f.Add([]byte(`{}`))

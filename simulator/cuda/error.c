@@ -1,4 +1,8 @@
-/* Names and texts of results. */
+/*
+ * Names and texts of results. The names are those of CUresult in CUDA's driver API
+ * (docs.nvidia.com/cuda/cuda-driver-api). The texts are quotations: what cuGetErrorString
+ * of NVIDIA's libcuda answers, since programs, and people who search, compare them.
+ */
 #include "api.h"
 
 #define ERRORS(X)                                                                     \

@@ -8,8 +8,9 @@
 
 /* The old names (nvmlInit beside nvmlInit_v2) are functions here, not macros. */
 #define NVML_NO_UNVERSIONED_FUNC_DEFS
-#include "nvml.h"
 #include "reader.h"
+
+#include <nvml.h> /* of the go-nvml module, which the clients are compiled with: see the Makefile */
 
 #include <stddef.h>
 #include <stdint.h>

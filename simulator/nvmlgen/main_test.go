@@ -9,21 +9,25 @@ import (
 )
 
 func TestTheStubsThatAreCheckedInAreThoseOfTheHeader(t *testing.T) {
-	want, err := generate("../nvml")
+	header, err := findHeader()
+	require.NoError(t, err)
+	want, err := generate("../nvml", header)
 	require.NoError(t, err)
 	got, err := os.ReadFile("../nvml/stubs.c")
 	require.NoError(t, err)
 	require.Equal(t, string(want), string(got), "run: go run ./simulator/nvmlgen")
 }
 
-func TestAFolderWithoutTheHeaderIsRefused(t *testing.T) {
-	require.ErrorContains(t, write(t.TempDir()), "nvml.h")
+func TestAMissingHeaderIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	require.ErrorContains(t, write(dir, filepath.Join(dir, "nvml.h")), "nvml.h")
 }
 
 func TestAHeaderThatDeclaresNothingIsRefused(t *testing.T) {
 	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "nvml.h"), []byte("/* nvmlReturn_t DECLDIR nvmlInit(void); */\n"), 0o644))
-	require.ErrorContains(t, write(dir), "nvml.h declares nothing")
+	header := filepath.Join(dir, "nvml.h")
+	require.NoError(t, os.WriteFile(header, []byte("/* nvmlReturn_t DECLDIR nvmlInit(void); */\n"), 0o644))
+	require.ErrorContains(t, write(dir, header), "nvml.h declares nothing")
 }
 
 func TestWhatIsDeclaredAndNotDefinedIsAStub(t *testing.T) {
@@ -35,7 +39,7 @@ func TestWhatIsDeclaredAndNotDefinedIsAStub(t *testing.T) {
 	} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
 	}
-	require.NoError(t, write(dir))
+	require.NoError(t, write(dir, filepath.Join(dir, "nvml.h")))
 	text, err := os.ReadFile(filepath.Join(dir, "stubs.c"))
 	require.NoError(t, err)
 	require.Equal(t, preamble+"STUB(nvmlErrorString)\nSTUB(nvmlShutdown)\n", string(text))

@@ -15,9 +15,8 @@ var (
 	body = regexp.MustCompile(`(?m)^(?:API [^\n(]*\b|GET_\w+\()(nvml\w+)[(,]`)
 )
 
-// readDeclared returns the functions that nvml.h declares, sorted.
-func readDeclared(dir string) ([]string, error) {
-	header := filepath.Join(dir, "nvml.h")
+// readDeclared returns the functions that the header declares, sorted.
+func readDeclared(header string) ([]string, error) {
 	text, err := os.ReadFile(header)
 	if err != nil {
 		return nil, err

@@ -7,7 +7,7 @@
 #define GPUSIM_SMI_LIBRARY_H
 
 #define NVML_NO_UNVERSIONED_FUNC_DEFS
-#include "../nvml/nvml.h"
+#include <nvml.h> /* of the go-nvml module, as in simulator/nvml */
 
 #include <dlfcn.h>
 #include <limits.h>

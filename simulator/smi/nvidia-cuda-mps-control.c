@@ -1,5 +1,6 @@
 /*
- * A stand-in for the MPS control daemon: it runs, keeps the settings that it is
+ * A stand-in for NVIDIA's MPS control daemon, with the commands and messages of the real
+ * one (docs.nvidia.com/deploy/mps, and the manual page): it runs, keeps the settings that it is
  * given, answers them, and ends. No CUDA process ever becomes its client – the
  * simulated libcuda shares nothing between processes – so it has no servers.
  *

@@ -1,7 +1,7 @@
 /*
  * A small nvidia-smi: it lists what NVML says, in the forms that people and
- * scripts read, with the words and exit codes of the real one. It changes nothing;
- * that is gpusim's part.
+ * scripts read. The code is ours; names of columns and fields, headings, messages and exit
+ * codes are those of NVIDIA's nvidia-smi. It changes nothing; that is gpusim's part.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE

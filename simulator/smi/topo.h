@@ -1,4 +1,7 @@
-/* nvidia-smi topo -m: how the GPUs lie to each other, as NVML says. */
+/*
+ * nvidia-smi topo -m: how the GPUs lie to each other, as NVML says. The headings and the
+ * legend are quotations of what NVIDIA's nvidia-smi prints, since programs parse the table.
+ */
 #ifndef GPUSIM_SMI_TOPO_H
 #define GPUSIM_SMI_TOPO_H
 

@@ -147,7 +147,7 @@ func TestGPULostBeforeItWasEverReadHasTheKernelsNameForIt(t *testing.T) {
 	require.Len(t, got.Devices, 2)
 	require.Equal(t, gpu.Device{
 		Index: 1, UUID: gputest.GPU(1), Product: "Tesla T4", PCI: "0000:11:00.0", Minor: 1, NUMANode: 1,
-		Fault: gpu.Fault{Reason: gpu.ReasonLost, Message: "nvmlDeviceGetHandleByIndex: the GPU is lost: it has fallen off the bus or cannot be reached (NVML error 15)"},
+		Fault: gpu.Fault{Reason: gpu.ReasonLost, Message: "nvmlDeviceGetHandleByIndex: the GPU is lost: nothing reaches it any more (NVML error 15)"},
 	}, got.Devices[1])
 	require.Empty(t, got.Devices[0].UUID, "nobody knows")
 	require.Equal(t, gpu.PCIAddress("0000:10:00.0"), got.Devices[0].PCI)

@@ -211,7 +211,7 @@ func TestEventsOfNoKnownGPUConcernAll(t *testing.T) {
 	e := w.next(t)
 	require.Equal(t, gpu.UUID(""), e.UUID)
 	require.EqualValues(t, 79, e.XID)
-	require.Equal(t, "XID 79 (the GPU has fallen off the bus)", e.Message)
+	require.Equal(t, "XID 79 (the GPU no longer answers on PCIe)", e.Message)
 }
 
 func TestKindsOfEvent(t *testing.T) {
