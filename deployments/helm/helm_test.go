@@ -56,7 +56,7 @@ func TestEachRightIsGivenForAReason(t *testing.T) {
 	require.NoError(t, err)
 	seen := map[string]bool{}
 	for _, r := range all {
-		require.Contains(t, []string{"cluster", "operands", "own", "default", "openshift", "crds", "cleanup"}, r.Where)
+		require.Contains(t, []string{"cluster", "operands", "lease", "default", "openshift", "crds", "cleanup"}, r.Where)
 		require.NotEmpty(t, r.Verbs)
 		for verb, why := range r.Verbs {
 			require.NotEmpty(t, why, "%s: %s", r.Resources, verb)
@@ -71,7 +71,7 @@ func TestEachRightIsGivenForAReason(t *testing.T) {
 	// Where a right on the whole cluster is given, one in a namespace is nothing more.
 	for key := range seen {
 		if rest, is := bytes.CutPrefix([]byte(key), []byte("cluster ")); is {
-			for _, where := range []string{"operands ", "own ", "default ", "openshift "} {
+			for _, where := range []string{"operands ", "lease ", "default ", "openshift "} {
 				require.False(t, seen[where+string(rest)], "%s is given on the cluster, too", rest)
 			}
 		}

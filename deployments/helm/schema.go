@@ -38,6 +38,7 @@ var refined = map[string]schema{
 	"operator.resources":          {"type": "object"},
 	"operator.annotations":        texts(),
 	"operator.nodeSelector":       texts(),
+	"networkPolicy.metricsFrom":   {"type": "array", "items": schema{"type": "object"}},
 	"podMonitor.additionalLabels": texts(),
 	"cleanup.timeoutSeconds":      {"type": "integer", "minimum": 1, "maximum": 86400},
 	"podMonitor.interval":         {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"},

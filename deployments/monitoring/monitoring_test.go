@@ -355,7 +355,7 @@ func TestEveryMetricIsDocumented(t *testing.T) {
 		for _, line := range regexp.MustCompile("(?m)^\\| `(gpuready_[a-z_]+)` \\|([^|]*)\\|").FindAllStringSubmatch(string(docs), -1) {
 			names, _, _ := strings.Cut(line[2], ":") // of the labels; values may follow
 			labels := []string{}
-			for _, l := range regexp.MustCompile("`([a-z]+)`").FindAllStringSubmatch(names, -1) {
+			for _, l := range regexp.MustCompile("`([a-z_]+)`").FindAllStringSubmatch(names, -1) {
 				labels = append(labels, l[1])
 			}
 			documented[line[1]] = labels

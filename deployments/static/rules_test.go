@@ -27,6 +27,7 @@ import (
 	"github.com/gpuready/gpuready/internal/injection"
 	"github.com/gpuready/gpuready/test/built"
 	validation "github.com/gpuready/gpuready/validator/workload"
+	"github.com/gpuready/gpuready/validator/workload/inside"
 )
 
 // document is one of a manifest.
@@ -313,23 +314,60 @@ func TestOnlyValidatorAndOperatorHaveAToken(t *testing.T) {
 }
 
 func TestRightsAreThoseThatAreUsed(t *testing.T) {
-	rights := map[string]bool{}
+	agents, mig := map[string]bool{}, map[string]bool{}
 	for _, d := range documents(t) {
-		if d.kind != "Role" && d.kind != "ClusterRole" || d.file == "operator.yaml" {
+		rights := agents
+		switch d.file {
+		case "operator.yaml":
 			continue
+		case "mig-manager.yaml":
+			rights = mig
 		}
-		var role rbacv1.Role
-		require.NoError(t, yaml.UnmarshalStrict(d.yaml, &role))
-		for _, r := range role.Rules {
-			require.Equal(t, []string{""}, r.APIGroups, d.name)
-			rights[role.Namespace+"/"+strings.Join(r.Resources, ",")+": "+strings.Join(r.Verbs, ",")] = true
+		switch d.kind {
+		case "Role", "ClusterRole":
+			var role rbacv1.Role
+			require.NoError(t, yaml.UnmarshalStrict(d.yaml, &role))
+			for _, r := range role.Rules {
+				require.Equal(t, []string{""}, r.APIGroups, d.name)
+				rights[role.Namespace+"/"+strings.Join(r.Resources, ",")+": "+strings.Join(r.Verbs, ",")] = true
+			}
+		case "RoleBinding", "ClusterRoleBinding":
+			var binding rbacv1.RoleBinding
+			require.NoError(t, yaml.UnmarshalStrict(d.yaml, &binding))
+			want := rbacv1.Subject{Kind: "ServiceAccount", Name: "gpu-validator", Namespace: "gpuready"}
+			if d.file == "mig-manager.yaml" {
+				want = rbacv1.Subject{Kind: "ServiceAccount", Name: "gpu-mig-manager", Namespace: operatorNamespace}
+			}
+			require.Equal(t, []rbacv1.Subject{want}, binding.Subjects, "%s: %s", d.file, d.name)
 		}
 	}
 	require.Equal(t, map[string]bool{
 		"/nodes: get,watch,patch": true, "/nodes/status: patch": true,
 		"default/events: create,patch":           true,
 		"gpuready/pods: create,get,watch,delete": true,
-	}, rights)
+	}, agents)
+	require.Equal(t, map[string]bool{
+		"/nodes: get,list,watch,update,patch":                               true,
+		operatorNamespace + "/pods: get,list,watch,delete,deletecollection": true,
+	}, mig)
+}
+
+// TestOnlyWhoWantsTheMIGManagerGivesItRights: its token may write on Nodes.
+func TestOnlyWhoWantsTheMIGManagerGivesItRights(t *testing.T) {
+	policies := 0
+	for _, d := range documents(t) {
+		named := strings.Contains(d.name, "mig-manager")
+		switch d.kind {
+		case "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding":
+			require.Equal(t, d.file == "mig-manager.yaml", named, "%s: %s %s", d.file, d.kind, d.name)
+		case "ValidatingAdmissionPolicy":
+			require.Equal(t, d.file == "mig-manager.yaml", named, "%s: %s %s", d.file, d.kind, d.name)
+			if named {
+				policies++
+			}
+		}
+	}
+	require.Equal(t, 2, policies)
 }
 
 func TestTheValidatorsPodGivesWayToEverybodys(t *testing.T) {
@@ -349,21 +387,30 @@ func TestTheValidatorsPodGivesWayToEverybodys(t *testing.T) {
 	require.Equal(t, 4, found, "with and without privileges, with the runtime configured, and with the operator")
 }
 
-// TestThePolicyKnowsTheValidatorsPods: two names, and room for a Node's in them.
-func TestThePolicyKnowsTheValidatorsPods(t *testing.T) {
-	found := 0
+// TestThePoliciesKnowTheValidatorsPods: two names, and room for a Node's in them; one program.
+// What else is in the pods the tests of .ci/schema/policy compare with what validator/workload makes.
+func TestThePoliciesKnowTheValidatorsPods(t *testing.T) {
+	found := map[string]int{}
 	for _, d := range documents(t) {
-		if d.kind != "ValidatingAdmissionPolicy" || d.name != "gpuready-validator-own-pods" {
+		if d.kind != "ValidatingAdmissionPolicy" {
 			continue
 		}
-		found++
-		for _, role := range []validation.Role{validation.DevicePlugin, validation.Driver} {
-			require.Contains(t, string(d.yaml), fmt.Sprintf("variables.name == '%s-' + variables.node\n", role), d.file)
-			require.Contains(t, string(d.yaml), fmt.Sprintf("variables.node.size() > %d && variables.name.matches('^%s-[0-9a-f]{32}$')", validation.LongestNode, role), d.file)
+		found[d.name]++
+		text := string(d.yaml)
+		switch d.name {
+		case "gpuready-validator-own-pods":
+			for _, role := range []validation.Role{validation.DevicePlugin, validation.Driver} {
+				require.Contains(t, text, fmt.Sprintf("variables.name == '%s-' + variables.node\n", role), d.file)
+			}
+			require.Contains(t, text, fmt.Sprintf("variables.node.size() > %d && variables.name.matches('^nvidia-(driver|device-plugin)-validation-[0-9a-f]{32}$')", validation.LongestNode), d.file)
+		case "gpuready-validator-pod-fields":
+			require.Contains(t, text, "== '"+validation.PriorityClass+"'", d.file)
+			require.Contains(t, text, "command[1] == '"+inside.Subcommand+"'", d.file)
+			require.Contains(t, text, "env[0].name == '"+injection.Variable+"'", d.file)
 		}
-		require.Contains(t, string(d.yaml), "== '"+validation.PriorityClass+"'", d.file)
 	}
-	require.NotZero(t, found)
+	require.Equal(t, found["gpuready-validator-own-pods"], found["gpuready-validator-pod-fields"])
+	require.Equal(t, 4, found["gpuready-validator-pod-fields"])
 }
 
 func TestServiceAccountsAreThere(t *testing.T) {

@@ -7,6 +7,8 @@ package check
 import (
 	"fmt"
 	"os"
+	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -57,9 +59,11 @@ func (n Node) State(c nodestate.Component) (nodestate.State, error) {
 	return nodestate.ReadBoot(n.StatePath(c), n.BootID)
 }
 
-// Sees says whether the file that a host path names is the one that this process
-// sees there. A container that was given the GPUs by injection has a root of
-// its own, into which only some of the host's folders are mounted.
+// Sees reports whether the file that a host path names is the one that this process
+// sees there. A container that was given the GPUs by injection has a root of its own,
+// with few of the host's folders in it. Of a driver container's root it has the root
+// file system and /dev, and nothing that is mounted elsewhere in it, as sockets and
+// firmware are.
 func (n Node) Sees(hostPath string) bool {
 	if n.Injection == "" || n.Root.Dir() != "/" {
 		return true
@@ -67,7 +71,11 @@ func (n Node) Sees(hostPath string) bool {
 	below := func(dir string) bool {
 		return dir != "/" && (hostPath == dir || strings.HasPrefix(hostPath, dir+"/"))
 	}
-	return below(n.DriverRoot) || below(n.StateDir)
+	if below(n.StateDir) {
+		return true
+	}
+	return below(n.DriverRoot) && !strings.Contains(hostPath, "/lib/firmware/") &&
+		slices.ContainsFunc([]string{"usr", "lib", "lib64", "bin", "sbin", "dev"}, func(dir string) bool { return below(path.Join(n.DriverRoot, dir)) })
 }
 
 // StatePath is the directory of a component's state, as this process sees it.

@@ -120,6 +120,10 @@ func TestAContainerSeesOnlyWhatIsMountedIntoIt(t *testing.T) {
 	require.True(t, n.Sees("/usr/local/bin/gpu-cdi-hook"), "a process of the host")
 	n.Injection = "expected"
 	require.True(t, n.Sees("/run/nvidia/driver/usr/lib/libcuda.so.1"))
+	require.True(t, n.Sees("/run/nvidia/driver/dev/nvidia0"))
+	for _, mounted := range []string{"run/nvidia-persistenced/socket", "lib/firmware/nvidia/gsp.bin", "usr/lib/firmware/nvidia/gsp.bin", "proc/driver/nvidia/version"} {
+		require.Falsef(t, n.Sees("/run/nvidia/driver/"+mounted), "%s: the driver's container may have it on another file system", mounted)
+	}
 	require.False(t, n.Sees("/run/nvidia/driver-of-another"))
 	require.False(t, n.Sees("/usr/local/bin/gpu-cdi-hook"))
 	n.DriverRoot = "/"

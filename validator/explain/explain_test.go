@@ -140,7 +140,7 @@ func TestTheRoadOfANodeThatWorks(t *testing.T) {
 	s.proven(readiness.CUDA, 3*time.Hour, "vectorAdd passed on 2 of 2 GPUs")
 	s.proven(readiness.Plugin, 5*time.Minute, "nvidia.com/gpu: 2 allocatable; vectorAdd passed in a pod, 2.1 s from request to result")
 	s.says(nodestate.DevicePlugin, plugin(true, nodestate.Device{ID: gpu0, GPU: gpu0, Health: nodestate.Healthy},
-		nodestate.Device{ID: gpu1, GPU: gpu1, Health: nodestate.Unhealthy, Reason: "XID", Message: "XID 79 (the GPU has fallen off the bus)", Since: now.Add(-time.Hour)}))
+		nodestate.Device{ID: gpu1, GPU: gpu1, Health: nodestate.Unhealthy, Reason: "XID", Message: "XID 79 (the GPU no longer answers on PCIe)", Since: now.Add(-time.Hour)}))
 	r := s.road()
 	require.Equal(t, "ok: pods can use the GPUs of this node; see what is marked !", r.Result)
 	showAll(t, "works", r)

@@ -32,12 +32,11 @@ func (t *attempt) absent(why string) error {
 	if t.Injects != nil {
 		known = t.Injects()
 	}
-	const elseways = "or hand GPUs out in another way: --device-list-strategy=cdi-annotations or envvar, with the runtime's handler nvidia"
 	switch r := known.Runtime; {
 	case r != nil && r.CDI != nil && !*r.CDI:
-		cause, action = fmt.Sprintf("; the runtime %s has CDI off", strings.TrimSpace(r.Name+" "+r.Version)), "turn CDI on in the runtime's configuration and restart it, "+elseways
+		cause, action = fmt.Sprintf("; the runtime %s has CDI off", strings.TrimSpace(r.Name+" "+r.Version)), "turn CDI on in the runtime's configuration and restart it, or hand GPUs out by --device-list-strategy=volume-mounts with the runtime's handler nvidia, which must accept them (docs/oci-runtime.md)"
 	case known.drops():
-		cause, action = fmt.Sprintf("; the kubelet %s drops the CDI names of device plugins", known.Kubelet), "use Kubernetes "+firstCDI.String()+" or newer, "+elseways
+		cause, action = fmt.Sprintf("; the kubelet %s drops the CDI names of device plugins", known.Kubelet), "use Kubernetes "+firstCDI.String()+" or newer, or hand GPUs out by --device-list-strategy=cdi-annotations, which the runtime resolves"
 	}
 	return refuse(ReasonAbsent, message+cause+": "+why, action)
 }

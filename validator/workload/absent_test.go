@@ -19,8 +19,8 @@ func TestAPodThatWasAllocatedAGPUAndGotNoneIsNamedAsThat(t *testing.T) {
 		known        Injects
 		says, advice string
 	}{
-		{"an old kubelet", Injects{Kubelet: "v1.27.16+k3s1", Runtime: &nodestate.Runtime{CDI: &on}}, "the kubelet v1.27.16+k3s1 drops the CDI names of device plugins", "use Kubernetes 1.29 or newer, or hand GPUs out in another way: --device-list-strategy=cdi-annotations"},
-		{"a runtime with CDI off", Injects{Kubelet: "v1.31.2", Runtime: &nodestate.Runtime{Name: "containerd", Version: "1.7.24", CDI: &off}}, "the runtime containerd 1.7.24 has CDI off", "turn CDI on"},
+		{"an old kubelet", Injects{Kubelet: "v1.27.16+k3s1", Runtime: &nodestate.Runtime{CDI: &on}}, "the kubelet v1.27.16+k3s1 drops the CDI names of device plugins", "use Kubernetes 1.29 or newer, or hand GPUs out by --device-list-strategy=cdi-annotations"},
+		{"a runtime with CDI off", Injects{Kubelet: "v1.31.2", Runtime: &nodestate.Runtime{Name: "containerd", Version: "1.7.24", CDI: &off}}, "the runtime containerd 1.7.24 has CDI off", "turn CDI on in the runtime's configuration and restart it, or hand GPUs out by --device-list-strategy=volume-mounts"},
 		{"nobody knows why", Injects{}, "found no GPU in its container: cuInit: 100", "DevicePluginCDIDevices"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

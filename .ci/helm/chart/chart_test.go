@@ -56,7 +56,8 @@ const openshift = "security.openshift.io/v1"
 func TestWhatIsInstalledFollowsTheCluster(t *testing.T) {
 	plain := render(t, Release{}, "")
 	require.Empty(t, has(plain, "SecurityContextConstraints"))
-	require.Len(t, has(plain, "ValidatingAdmissionPolicy"), 3)
+	require.Len(t, has(plain, "ValidatingAdmissionPolicy"), 4)
+	require.Len(t, has(render(t, Release{}, "migManager: {enabled: true}"), "ValidatingAdmissionPolicy"), 6)
 	require.Equal(t, []string{"gpu-cluster-policy"}, has(plain, "ClusterPolicy"))
 	require.Equal(t, []string{"gpuready-rhcos-version"}, has(plain, "NodeFeatureRule"))
 	require.Empty(t, has(plain, "Namespace"))
@@ -94,6 +95,89 @@ func TestOperandsHaveANamespaceOfTheirOwn(t *testing.T) {
 			}
 			require.Equal(t, want, metadata["namespace"], name)
 		}
+	}
+}
+
+// rights returns what each account may do, "verb resource.group", with the namespace behind it
+// where it is for one.
+func rights(t *testing.T, all []object) map[string][]string {
+	t.Helper()
+	type rule struct{ APIGroups, Resources, ResourceNames, Verbs []string }
+	roles := map[string][]rule{}
+	for _, o := range all {
+		if o["kind"] == "Role" || o["kind"] == "ClusterRole" {
+			var role struct {
+				Kind     string
+				Metadata struct{ Name, Namespace string }
+				Rules    []rule
+			}
+			convert(t, o, &role)
+			key := role.Kind + " " + role.Metadata.Namespace + "/" + role.Metadata.Name
+			require.NotContains(t, roles, key)
+			roles[key] = role.Rules
+		}
+	}
+	given := map[string][]string{}
+	for _, o := range all {
+		if o["kind"] != "RoleBinding" && o["kind"] != "ClusterRoleBinding" {
+			continue
+		}
+		var binding struct {
+			Metadata struct{ Name, Namespace string }
+			RoleRef  struct{ Kind, Name string }
+			Subjects []struct{ Kind, Name, Namespace string }
+		}
+		convert(t, o, &binding)
+		namespace, where := binding.Metadata.Namespace, ""
+		if namespace != "" {
+			where = " in " + namespace
+		}
+		if binding.RoleRef.Kind == "ClusterRole" {
+			namespace = ""
+		}
+		rules, is := roles[binding.RoleRef.Kind+" "+namespace+"/"+binding.RoleRef.Name]
+		require.True(t, is, "%s binds a role that is not the chart's", binding.Metadata.Name)
+		for _, subject := range binding.Subjects {
+			require.Equal(t, "ServiceAccount", subject.Kind, binding.Metadata.Name)
+			for _, r := range rules {
+				for _, resource := range r.Resources {
+					for _, verb := range r.Verbs {
+						given[subject.Name] = append(given[subject.Name], strings.TrimSuffix(verb+" "+resource+"."+r.APIGroups[0], ".")+where)
+					}
+				}
+			}
+		}
+	}
+	return given
+}
+
+// TestEachTokenMayDoWhatIsListed: what a stolen one is worth begins with this list. What the
+// operator and the chart's Jobs may do is files/rights.yaml.
+func TestEachTokenMayDoWhatIsListed(t *testing.T) {
+	validator := []string{
+		"get nodes", "watch nodes", "patch nodes", "patch nodes/status", "create events in default", "patch events in default",
+		"create pods in somewhere", "get pods in somewhere", "watch pods in somewhere", "delete pods in somewhere",
+	}
+	mig := []string{
+		"get nodes", "list nodes", "watch nodes", "update nodes", "patch nodes",
+		"get pods in somewhere", "list pods in somewhere", "watch pods in somewhere", "delete pods in somewhere", "deletecollection pods in somewhere",
+	}
+	for values, want := range map[string]map[string][]string{
+		"": {"gpu-validator": validator},
+		"migManager: {enabled: true, repository: a, image: b, version: c}": {"gpu-validator": validator, "gpu-mig-manager": mig},
+	} {
+		given := rights(t, render(t, Release{Versions: []string{openshift}}, values+"\nnfd: {enabled: false}"))
+		for account, all := range given {
+			for _, right := range all {
+				require.NotRegexp(t, `\*|^(bind|escalate|impersonate|approve|sign) |^(list|watch) secrets|serviceaccounts|rolebindings|roles\.|/(exec|attach|portforward|proxy|ephemeralcontainers)`, right, account)
+			}
+			if !strings.HasPrefix(account, "gpu-operator") {
+				require.ElementsMatch(t, want[account], all, account)
+				delete(want, account)
+			}
+		}
+		require.Empty(t, want, "accounts without rights")
+		require.Subset(t, []string{"gpu-operator", "gpu-operator-cleanup", "gpu-operator-crds", "gpu-validator", "gpu-mig-manager"}, slices.Collect(maps.Keys(given)))
 	}
 }
 

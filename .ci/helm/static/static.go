@@ -18,7 +18,7 @@ const Namespace = "nvidia-gpu-operator"
 // parts are the chart's files that the operator's manifest is made of, in the order in
 // which they are applied.
 var parts = []string{
-	"agents/serviceaccounts.yaml", "agents/rights.yaml", "agents/policy.yaml", "agents/mig-manager.yaml",
+	"agents/serviceaccounts.yaml", "agents/rights.yaml", "agents/policy.yaml",
 	"operator/serviceaccount.yaml", "operator/rights.yaml", "operator/people.yaml",
 	"operator/networkpolicy.yaml", "operator/deployment.yaml",
 }
@@ -42,7 +42,6 @@ var released = regexp.MustCompile(`(?m)^ +app\.kubernetes\.io/(name|instance|ver
 
 // Write renders the chart in a folder, and writes the manifests into another.
 func Write(ctx context.Context, from, to string) error {
-	// The manifest is applied before there is a policy, which may want any operand.
 	files, err := render(ctx, from, map[string]any{"migManager": map[string]any{"enabled": true}})
 	if err != nil {
 		return err
@@ -60,6 +59,9 @@ func Write(ctx context.Context, from, to string) error {
 		all = append(all, text)
 	}
 	if err := write(filepath.Join(to, "operator.yaml"), about, all...); err != nil {
+		return err
+	}
+	if err := write(filepath.Join(to, "mig-manager.yaml"), aboutMIG, files["gpuready/templates/agents/mig-manager.yaml"]); err != nil {
 		return err
 	}
 	rule := files["gpuready/templates/nodefeaturerule.yaml"]
@@ -108,6 +110,10 @@ var blank = regexp.MustCompile(`\n([ \t]*\n)+`)
 const about = `# The operator: its CustomResourceDefinition, its Deployment, its rights, and those of the
 # agents that it puts onto nodes. Then apply a ClusterPolicy, as examples/clusterpolicy.yaml.
 # It wants the labels of Node Feature Discovery. See docs/helm.md.
+`
+
+const aboutMIG = `# What NVIDIA's MIG manager may do, on its own node. Apply it beside operator.yaml, or beside the
+# OLM bundle, before a ClusterPolicy that has migManager.enabled. See docs/operator-states.md.
 `
 
 const namespace = `apiVersion: v1

@@ -40,9 +40,9 @@ func operatorRules(rights []right) (own, cluster []any) {
 			rule["resourceNames"] = r.Names
 		}
 		switch r.Where {
-		case "own", "operands":
+		case "operands":
 			own = append(own, rule)
-		case "cluster", "default", "openshift":
+		case "cluster", "lease", "default", "openshift":
 			cluster = append(cluster, rule)
 		}
 	}
@@ -54,8 +54,10 @@ func operatorRules(rights []right) (own, cluster []any) {
 var agents = []string{"gpu-driver", "gpu-driver-simulator", "gpu-toolkit", "gpu-device-plugin", "gpu-mps-control-daemon",
 	"gpu-validator", "gpu-dcgm", "gpu-dcgm-exporter", "gpu-mig-manager"}
 
-// speaking are the agents that speak to the API server, by the names of their roles.
-var speaking = map[string]string{"gpu-validator": "gpuready-validator", "gpu-mig-manager": "gpuready-mig-manager"}
+// speaking are the agents that speak to the API server wherever the bundle is installed, by
+// the names of their roles. What the MIG manager may do is deployments/static/mig-manager.yaml,
+// for those who want one.
+var speaking = map[string]string{"gpu-validator": "gpuready-validator"}
 
 // permissions returns what the lifecycle manager is to give to whom.
 func permissions(documents []object, rights []right) (own, cluster []any) {

@@ -1,8 +1,12 @@
 package policy
 
 import (
+	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,12 +15,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 	admissionregistration "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/apiserver/pkg/admission"
@@ -33,39 +39,88 @@ import (
 )
 
 const (
-	manifest  = "../../../deployments/static/gpuready.yaml"
-	validator = "system:serviceaccount:gpuready:gpu-validator"
-	nodeKey   = "authentication.kubernetes.io/node-name"
+	deployments = "../../../deployments/static/"
+	madePods    = "../../../validator/workload/testdata/"
+	validator   = "system:serviceaccount:gpuready:gpu-validator"
+	migManager  = "system:serviceaccount:nvidia-gpu-operator:gpu-mig-manager"
+	nodeKey     = "authentication.kubernetes.io/node-name"
+	podKey      = "authentication.kubernetes.io/pod-name"
+	podUIDKey   = "authentication.kubernetes.io/pod-uid"
 )
+
+// manifests are those that have policies.
+var manifests = []string{deployments + "gpuready.yaml", deployments + "mig-manager.yaml"}
 
 // The oldest Kubernetes that has these policies, and ours.
 var versions = []*version.Version{version.MajorMinor(1, 30), environment.DefaultCompatibilityVersion()}
 
-// policies are those of the manifest.
+// policies are those of the manifests.
 func policies(t *testing.T) []*admissionregistration.ValidatingAdmissionPolicy {
 	t.Helper()
-	file, err := os.Open(manifest)
-	require.NoError(t, err)
-	defer file.Close()
-	reader := yaml.NewYAMLOrJSONDecoder(file, 4096)
-	var all []*admissionregistration.ValidatingAdmissionPolicy
-	for {
-		p := &admissionregistration.ValidatingAdmissionPolicy{}
-		if err := reader.Decode(p); err != nil {
-			break
-		}
-		if p.Kind == "ValidatingAdmissionPolicy" {
-			all = append(all, p)
+	all := decode(t, "ValidatingAdmissionPolicy", func() *admissionregistration.ValidatingAdmissionPolicy {
+		return &admissionregistration.ValidatingAdmissionPolicy{}
+	})
+	require.Len(t, all, 6)
+	return all
+}
+
+// decode returns what the manifests have of a kind.
+func decode[T runtime.Object](t *testing.T, kind string, empty func() T) (all []T) {
+	t.Helper()
+	for _, name := range manifests {
+		file, err := os.Open(name)
+		require.NoError(t, err)
+		defer file.Close()
+		reader := yaml.NewYAMLOrJSONDecoder(file, 4096)
+		for {
+			o := empty()
+			err := reader.Decode(o)
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err == nil && o.GetObjectKind().GroupVersionKind().Kind == kind {
+				all = append(all, o)
+			}
 		}
 	}
-	require.Len(t, all, 3)
 	return all
+}
+
+var validators *appsv1.DaemonSet
+
+// daemonSet returns the validator's DaemonSet once all its pods are of this version: what the
+// policy of the pods' fields is bound to.
+func daemonSet(t *testing.T) *appsv1.DaemonSet {
+	t.Helper()
+	if validators != nil {
+		return validators.DeepCopy()
+	}
+	for _, d := range decode(t, "DaemonSet", func() *appsv1.DaemonSet { return &appsv1.DaemonSet{} }) {
+		if d.Name == "nvidia-operator-validator" {
+			d.Generation = 2
+			d.Status = appsv1.DaemonSetStatus{ObservedGeneration: 2, DesiredNumberScheduled: 3, UpdatedNumberScheduled: 3}
+			validators = d
+			return d.DeepCopy()
+		}
+	}
+	t.Fatal("the manifests have no validator")
+	return nil
 }
 
 // A bound is a policy, compiled for a version of Kubernetes.
 type bound struct {
 	validating.Validator
-	resources []string
+	rules  []admissionregistration.NamedRuleWithOperations
+	params bool
+}
+
+// matches reports whether the policy is asked about an operation on a resource.
+func (b bound) matches(operation admission.Operation, resource string) bool {
+	whole, _, sub := strings.Cut(resource, "/")
+	return slices.ContainsFunc(b.rules, func(r admissionregistration.NamedRuleWithOperations) bool {
+		return (slices.Contains(r.Operations, admissionregistration.OperationAll) || slices.Contains(r.Operations, admissionregistration.OperationType(operation))) &&
+			(slices.Contains(r.Resources, resource) || sub && slices.Contains(r.Resources, whole+"/*"))
+	})
 }
 
 var compiled = map[*version.Version][]bound{}
@@ -75,11 +130,7 @@ func all(t *testing.T, v *version.Version) []bound {
 	t.Helper()
 	if compiled[v] == nil {
 		for _, p := range policies(t) {
-			var resources []string
-			for _, rule := range p.Spec.MatchConstraints.ResourceRules {
-				resources = append(resources, rule.Resources...)
-			}
-			compiled[v] = append(compiled[v], bound{compile(t, p, v), resources})
+			compiled[v] = append(compiled[v], bound{compile(t, p, v), p.Spec.MatchConstraints.ResourceRules, p.Spec.ParamKind != nil})
 		}
 	}
 	return compiled[v]
@@ -90,7 +141,7 @@ func compile(t *testing.T, p *admissionregistration.ValidatingAdmissionPolicy, v
 	t.Helper()
 	compiler, err := cel.NewCompositedCompiler(environment.MustBaseEnvSet(v))
 	require.NoError(t, err)
-	vars := cel.OptionalVariableDeclarations{HasAuthorizer: true}
+	vars := cel.OptionalVariableDeclarations{HasAuthorizer: true, HasParams: p.Spec.ParamKind != nil}
 	var variables []cel.NamedExpressionAccessor
 	for _, v := range p.Spec.Variables {
 		variables = append(variables, &validating.Variable{Name: v.Name, Expression: v.Expression})
@@ -121,8 +172,9 @@ type request struct {
 	resource  string // "nodes", "nodes/status", "pods", "events"
 	object    any
 	old       any
-	user      string // "": the validator
-	node      string // in the token; "": n1, "-": none
+	user      string            // "": the validator
+	node      string            // in the token; "": n1, "-": none
+	params    *appsv1.DaemonSet // nil: the manifest's
 }
 
 // attributes are what a policy is told. The API server shows objects to policies in
@@ -142,7 +194,7 @@ func (r request) attributes(t *testing.T, schemaless bool) *admission.VersionedA
 		info.Name = r.user
 	}
 	if r.node != "-" {
-		info.Extra = map[string][]string{nodeKey: {"n1"}}
+		info.Extra = map[string][]string{nodeKey: {"n1"}, podKey: {"v"}, podUIDKey: {"u"}}
 		if r.node != "" {
 			info.Extra[nodeKey] = []string{r.node}
 		}
@@ -170,16 +222,23 @@ func lazy(o runtime.Object, schemaless bool) admission.LazyObject {
 // ask returns why the request is refused, "" where it is not.
 func ask(t *testing.T, r request) string {
 	t.Helper()
+	if r.params == nil {
+		r.params = daemonSet(t)
+	}
 	said, first := "", true
 	for _, v := range versions {
 		for _, schemaless := range []bool{false, true} {
 			attributes := r.attributes(t, schemaless)
 			var refusals []string
 			for _, p := range all(t, v) {
-				if !slices.Contains(p.resources, r.resource) {
+				if !p.matches(r.operation, r.resource) {
 					continue
 				}
-				result := p.Validate(t.Context(), attributes.GetResource(), attributes, nil, nil, celconfig.RuntimeCELCostBudget, nil)
+				var params runtime.Object
+				if p.params {
+					params = r.params
+				}
+				result := p.Validate(t.Context(), attributes.GetResource(), attributes, params, nil, celconfig.RuntimeCELCostBudget, nil)
 				for _, d := range result.Decisions {
 					if d.Action == validating.ActionDeny {
 						refusals = append(refusals, d.Message)
@@ -200,7 +259,7 @@ func ask(t *testing.T, r request) string {
 type jsonResolver map[string]*spec.Schema
 
 func (j jsonResolver) ResolveSchema(gvk schema.GroupVersionKind) (*spec.Schema, error) {
-	name := "io.k8s.api.core." + gvk.Version + "." + gvk.Kind
+	name := "io.k8s.api." + cmp.Or(gvk.Group, "core") + "." + gvk.Version + "." + gvk.Kind
 	return resolver.PopulateRefs(func(ref string) (*spec.Schema, bool) {
 		s, known := j[strings.TrimPrefix(ref, "#/components/schemas/")]
 		return s, known
@@ -211,13 +270,17 @@ func loadCore(t *testing.T) jsonResolver {
 	t.Helper()
 	dir, _, err := kubernetes.Source(t.Context())
 	require.NoError(t, err)
-	data, err := os.ReadFile(filepath.Join(dir, "api/openapi-spec/v3/api__v1_openapi.json"))
-	require.NoError(t, err)
-	var document struct {
-		Components struct{ Schemas map[string]*spec.Schema }
+	all := jsonResolver{}
+	for _, name := range []string{"api__v1", "apis__apps__v1"} {
+		data, err := os.ReadFile(filepath.Join(dir, "api/openapi-spec/v3/"+name+"_openapi.json"))
+		require.NoError(t, err)
+		var document struct {
+			Components struct{ Schemas map[string]*spec.Schema }
+		}
+		require.NoError(t, json.Unmarshal(data, &document))
+		maps.Copy(all, document.Components.Schemas)
 	}
-	require.NoError(t, json.Unmarshal(data, &document))
-	return document.Components.Schemas
+	return all
 }
 
 func TestThePoliciesCompileAndNameOnlyFieldsThatThereAre(t *testing.T) {
@@ -225,6 +288,7 @@ func TestThePoliciesCompileAndNameOnlyFieldsThatThereAre(t *testing.T) {
 	for _, kind := range []string{"Node", "Pod", "Event"} {
 		mapper.Add(corev1.SchemeGroupVersion.WithKind(kind), meta.RESTScopeRoot)
 	}
+	mapper.Add(appsv1.SchemeGroupVersion.WithKind("DaemonSet"), meta.RESTScopeNamespace)
 	checker := &validating.TypeChecker{SchemaResolver: loadCore(t), RestMapper: mapper}
 	for _, p := range policies(t) {
 		require.Empty(t, checker.Check(p), p.Name)
@@ -232,10 +296,35 @@ func TestThePoliciesCompileAndNameOnlyFieldsThatThereAre(t *testing.T) {
 }
 
 func TestEachPolicyIsBound(t *testing.T) {
-	data, err := os.ReadFile(manifest)
-	require.NoError(t, err)
+	bindings := decode(t, "ValidatingAdmissionPolicyBinding", func() *admissionregistration.ValidatingAdmissionPolicyBinding {
+		return &admissionregistration.ValidatingAdmissionPolicyBinding{}
+	})
 	for _, p := range policies(t) {
-		require.Equal(t, 1, strings.Count(string(data), fmt.Sprintf("policyName: %s\n", p.Name)), p.Name)
+		require.Equal(t, admissionregistration.Fail, *p.Spec.FailurePolicy, p.Name)
+		var everywhere, withParams int
+		for _, b := range bindings {
+			if b.Spec.PolicyName != p.Name {
+				continue
+			}
+			require.Equal(t, []admissionregistration.ValidationAction{admissionregistration.Deny}, b.Spec.ValidationActions, b.Name)
+			ref := b.Spec.ParamRef
+			if ref == nil {
+				require.Nil(t, b.Spec.MatchResources, "%s holds everywhere", b.Name)
+				everywhere++
+				continue
+			}
+			// Where parameters are missing, a binding that denies would refuse every pod of
+			// every namespace it is asked about: those of the operator that makes them, too.
+			withParams++
+			require.Equal(t, admissionregistration.AllowAction, *ref.ParameterNotFoundAction, b.Name)
+			require.Equal(t, "gpuready", ref.Namespace, b.Name)
+			require.Equal(t, map[string]string{corev1.LabelMetadataName: "gpuready"}, b.Spec.MatchResources.NamespaceSelector.MatchLabels, b.Name)
+			selector, err := metav1.LabelSelectorAsSelector(ref.Selector)
+			require.NoError(t, err)
+			require.True(t, selector.Matches(labels.Set(daemonSet(t).Labels)), b.Name)
+		}
+		require.Equal(t, 1, everywhere, p.Name)
+		require.Equal(t, p.Spec.ParamKind != nil, withParams == 1, p.Name)
 	}
 }
 
@@ -360,6 +449,8 @@ func TestNothingElseOfItsNodeCanBeChanged(t *testing.T) {
 		taints    = "gpu-validator may only remove startup taints, and add them with the effect NoSchedule: nvidia.com/gpu-not-ready, gpuready.io/not-ready, startup-taint.cluster-autoscaler.kubernetes.io/gpu-not-ready"
 		status    = "gpu-validator may not change a Node's status but for its conditions"
 		condition = "gpu-validator may change no conditions of a Node but GPUReady and GPUHealthy"
+		said      = "gpu-validator says each of the conditions GPUReady and GPUHealthy once, with a reason of 128 characters and a message of 1024"
+		many      = "gpu-validator may bring a Node to 512 labels of GPUs, and name them in gpuready.io/feature-labels with 40000 bytes"
 	)
 	for name, c := range map[string]struct {
 		change func(*corev1.Node)
@@ -397,7 +488,19 @@ func TestNothingElseOfItsNodeCanBeChanged(t *testing.T) {
 		"a condition more": {func(n *corev1.Node) {
 			n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: "Other"})
 		}, condition},
-		"a condition less": {func(n *corev1.Node) { n.Status.Conditions = n.Status.Conditions[1:] }, condition},
+		"a condition twice":        {func(n *corev1.Node) { setReady(n); setReady(n) }, said},
+		"a condition's long words": {func(n *corev1.Node) { setReady(n); n.Status.Conditions[2].Message = strings.Repeat("x", 1025) }, said},
+		"a condition's status":     {func(n *corev1.Node) { setReady(n); n.Status.Conditions[2].Status = "Maybe" }, said},
+		"a taint with a value": {func(n *corev1.Node) {
+			n.Spec.Taints[0] = corev1.Taint{Key: "nvidia.com/gpu-not-ready", Value: "x", Effect: "NoSchedule"}
+		}, taints},
+		"thousands of labels": {func(n *corev1.Node) {
+			for i := range 513 {
+				n.Labels[fmt.Sprintf("nvidia.com/gpu.x%d", i)] = ""
+			}
+		}, many},
+		"a long annotation": {func(n *corev1.Node) { n.Annotations["gpuready.io/feature-labels"] = strings.Repeat("x", 40001) }, many},
+		"a condition less":  {func(n *corev1.Node) { n.Status.Conditions = n.Status.Conditions[1:] }, condition},
 	} {
 		for _, resource := range []string{"nodes", "nodes/status"} {
 			require.Equal(t, c.want, ask(t, changed(resource, "n1", c.change)), "%s of %s", name, resource)
@@ -407,225 +510,15 @@ func TestNothingElseOfItsNodeCanBeChanged(t *testing.T) {
 	require.NotEmpty(t, ask(t, request{operation: admission.Create, resource: "nodes", object: node("n1")}))
 }
 
-// --- pods ---
-
-// pod is the one that proves the plugin, as the API server has completed it.
-func pod(change ...func(*corev1.Pod)) *corev1.Pod {
-	p := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "gpuready", Name: "nvidia-device-plugin-validation-n1",
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "v", UID: "u"}},
-		},
-		Spec: corev1.PodSpec{
-			PriorityClassName: "gpuready-validator-workload", ServiceAccountName: "default", AutomountServiceAccountToken: new(false), RestartPolicy: corev1.RestartPolicyNever,
-			Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
-				NodeSelectorTerms: []corev1.NodeSelectorTerm{own("n1")},
-			}}},
-			SecurityContext: &corev1.PodSecurityContext{
-				RunAsNonRoot: new(true), RunAsUser: new(int64(65532)), SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
-			},
-			Containers: []corev1.Container{{
-				Name: "vectoradd", Image: "gpuready/validator:v0.1.0",
-				Env: []corev1.EnvVar{{Name: "A", Value: "B"}},
-				SecurityContext: &corev1.SecurityContext{
-					AllowPrivilegeEscalation: new(false), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
-				},
-			}},
-		},
-	}
-	for _, c := range change {
-		c(p)
-	}
-	return p
-}
-
-func own(name string) corev1.NodeSelectorTerm {
-	return corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{name}}}}
-}
-
-func required(p *corev1.Pod) *corev1.NodeSelector {
-	return p.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
-}
-
-func created(p *corev1.Pod) request {
-	return request{operation: admission.Create, resource: "pods", object: p}
-}
-
-func deleted(p *corev1.Pod) request {
-	return request{operation: admission.Delete, resource: "pods", old: p}
-}
-
-func onNode(name string) func(*corev1.Pod) {
-	return func(p *corev1.Pod) { p.Spec.NodeName = name }
-}
-
-func TestThePodThatProvesThePluginMayBeMadeAndDeleted(t *testing.T) {
-	require.Empty(t, ask(t, created(pod())))
-	require.Empty(t, ask(t, created(pod(onNode("n1")))))
-	require.Empty(t, ask(t, created(pod(func(p *corev1.Pod) {
-		p.Spec.Volumes = []corev1.Volume{{Name: "tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
-	}))))
-	require.Empty(t, ask(t, created(pod(func(p *corev1.Pod) { // all of it on the container
-		p.Spec.Containers[0].SecurityContext.RunAsNonRoot = new(true)
-		p.Spec.Containers[0].SecurityContext.SeccompProfile = p.Spec.SecurityContext.SeccompProfile
-		p.Spec.SecurityContext = nil
-	}))))
-	require.Empty(t, ask(t, deleted(pod())))
-	require.Empty(t, ask(t, deleted(pod(onNode("n1")))))
-}
-
-func TestAPodOnAnotherNodeIsRefused(t *testing.T) {
-	const want = `gpu-validator may have pods on its own node, "n1", alone: by spec.nodeName, or by a required node affinity to metadata.name`
-	for name, p := range map[string]*corev1.Pod{
-		"node name":        pod(onNode("n2")),
-		"affinity":         pod(func(p *corev1.Pod) { required(p).NodeSelectorTerms[0] = own("n2") }),
-		"one of two terms": pod(func(p *corev1.Pod) { required(p).NodeSelectorTerms = append(required(p).NodeSelectorTerms, own("n2")) }),
-		"any node":         pod(func(p *corev1.Pod) { p.Spec.Affinity = nil }),
-		"not this node": pod(func(p *corev1.Pod) {
-			required(p).NodeSelectorTerms[0].MatchFields[0].Operator = corev1.NodeSelectorOpNotIn
-		}),
-		"by label": pod(func(p *corev1.Pod) {
-			t := &required(p).NodeSelectorTerms[0]
-			t.MatchExpressions, t.MatchFields = t.MatchFields, nil
-		}),
-		"this one and that": pod(func(p *corev1.Pod) { required(p).NodeSelectorTerms[0].MatchFields[0].Values = []string{"n1", "n2"} }),
-	} {
-		require.Equal(t, want, ask(t, created(p)), name)
-		require.Equal(t, want, ask(t, deleted(p)), name)
-	}
-	r := created(pod())
-	r.node = "-"
-	require.NotEmpty(t, ask(t, r))
-}
-
-// asDriver makes it the pod that proves the driver: all GPUs are given to it.
-func asDriver(p *corev1.Pod) {
-	p.Name = "nvidia-driver-validation-n1"
-	p.Annotations = map[string]string{"gpuready.io/management": "true"}
-	p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "GPUREADY_INJECTION", Value: "expected"}}
-	p.Spec.Containers[0].Resources = corev1.ResourceRequirements{
-		Requests: corev1.ResourceList{corev1.ResourceCPU: {}, corev1.ResourceMemory: {}}, Limits: corev1.ResourceList{corev1.ResourceMemory: {}},
-	}
-}
-
-func TestThePodThatProvesTheDriverIsGivenGPUsAndRequestsNone(t *testing.T) {
-	const want = "the pod nvidia-driver-validation has one container and requests no devices, since it is given them all"
-	require.Empty(t, ask(t, created(pod(asDriver))))
-	require.Empty(t, ask(t, deleted(pod(asDriver, onNode("n1")))))
-	for name, change := range map[string]func(*corev1.Pod){
-		"a GPU": func(p *corev1.Pod) { p.Spec.Containers[0].Resources.Limits["nvidia.com/gpu"] = resource.MustParse("1") },
-		"a GPU requested": func(p *corev1.Pod) {
-			p.Spec.Containers[0].Resources.Requests["nvidia.com/gpu"] = resource.MustParse("1")
-		},
-		"a claim": func(p *corev1.Pod) {
-			p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: new("gpu")}}
-		},
-		"a second container": func(p *corev1.Pod) { p.Spec.Containers = append(p.Spec.Containers, p.Spec.Containers[0]) },
-		"an init container":  func(p *corev1.Pod) { p.Spec.InitContainers = append(p.Spec.InitContainers, p.Spec.Containers[0]) },
-	} {
-		require.Equal(t, want, ask(t, created(pod(asDriver, change))), name)
-	}
-	require.NotEmpty(t, ask(t, created(pod(asDriver, func(p *corev1.Pod) { p.Spec.Containers[0].SecurityContext.Privileged = new(true) }))))
-	require.NotEmpty(t, ask(t, created(pod(asDriver, func(p *corev1.Pod) { p.OwnerReferences = nil }))))
-	require.NotEmpty(t, ask(t, created(pod(asDriver, onNode("n2")))))
-}
-
-func TestAPodHasTheNameOfItsNode(t *testing.T) {
-	const want = "gpu-validator has two pods, nvidia-driver-validation-<node> and nvidia-device-plugin-validation-<node>: another name would be in the way of another node's"
-	for _, name := range []string{
-		"nvidia-device-plugin-validation-n2", "nvidia-device-plugin-validation-", "nvidia-driver-validation-n2", "nvidia-driver-validation-",
-		"nvidia-driver-validation-6f1c00000000000000000000000000ff", "gpu-validator-workload-n1", "x", "",
-	} {
-		require.Equal(t, want, ask(t, created(pod(func(p *corev1.Pod) { p.Name = name }))), name)
-	}
-	long := strings.Repeat("n", 240)
-	for _, prefix := range []string{"nvidia-device-plugin-validation-", "nvidia-driver-validation-"} {
-		r := created(pod(func(p *corev1.Pod) {
-			p.Name = prefix + "6f1c00000000000000000000000000ff"
-			required(p).NodeSelectorTerms[0] = own(long)
-		}))
-		r.node = long
-		require.Empty(t, ask(t, r), "of a name that is too long there is a hash")
-	}
-}
-
-func TestAPodOfOthersIsNotDeleted(t *testing.T) {
-	agent := pod(onNode("n1"), func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "DaemonSet" })
-	require.Equal(t, "gpu-validator creates and deletes only pods that a pod owns", ask(t, deleted(agent)))
-	agent.OwnerReferences = nil
-	require.NotEmpty(t, ask(t, deleted(agent)))
-	require.NotEmpty(t, ask(t, created(agent)))
-}
-
-func TestAPodCannotDoMoreThanAnyOther(t *testing.T) {
-	const (
-		account    = "a pod of gpu-validator has no service account but default, and automountServiceAccountToken is false"
-		host       = "a pod of gpu-validator has no part of the host, and no volumes but emptyDir"
-		agent      = "a pod of gpu-validator is no node agent, but for nvidia-driver-validation, and of the priority class gpuready-validator-workload"
-		restricted = "a pod of gpu-validator is restricted, as the Pod Security Standards say"
-		secrets    = "a pod of gpu-validator reads no Secrets"
-	)
-	container := func(change func(*corev1.Container)) func(*corev1.Pod) {
-		return func(p *corev1.Pod) { change(&p.Spec.Containers[0]) }
-	}
-	security := func(change func(*corev1.SecurityContext)) func(*corev1.Pod) {
-		return container(func(c *corev1.Container) { change(c.SecurityContext) })
-	}
-	volume := func(v corev1.VolumeSource) func(*corev1.Pod) {
-		return func(p *corev1.Pod) { p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: v}} }
-	}
-	for name, c := range map[string]struct {
-		change func(*corev1.Pod)
-		want   string
-	}{
-		"a high priority":    {func(p *corev1.Pod) { p.Spec.PriorityClassName = "important" }, agent},
-		"no priority":        {func(p *corev1.Pod) { p.Spec.PriorityClassName = "" }, agent},
-		"a service account":  {func(p *corev1.Pod) { p.Spec.ServiceAccountName = "gpu-toolkit" }, account},
-		"a token":            {func(p *corev1.Pod) { p.Spec.AutomountServiceAccountToken = nil }, account},
-		"host network":       {func(p *corev1.Pod) { p.Spec.HostNetwork = true }, host},
-		"host PIDs":          {func(p *corev1.Pod) { p.Spec.HostPID = true }, host},
-		"host IPC":           {func(p *corev1.Pod) { p.Spec.HostIPC = true }, host},
-		"a host path":        {volume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}), host},
-		"a Secret":           {volume(corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "s"}}), host},
-		"a token by hand":    {volume(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{}}), host},
-		"a host port":        {container(func(c *corev1.Container) { c.Ports = []corev1.ContainerPort{{ContainerPort: 1, HostPort: 1}} }), host},
-		"injected devices":   {func(p *corev1.Pod) { p.Annotations = map[string]string{"gpuready.io/management": "true"} }, agent},
-		"priority":           {func(p *corev1.Pod) { p.Spec.PriorityClassName = "system-node-critical" }, agent},
-		"privileged":         {security(func(s *corev1.SecurityContext) { s.Privileged = new(true) }), restricted},
-		"escalation":         {security(func(s *corev1.SecurityContext) { s.AllowPrivilegeEscalation = nil }), restricted},
-		"capabilities kept":  {security(func(s *corev1.SecurityContext) { s.Capabilities = nil }), restricted},
-		"a capability":       {security(func(s *corev1.SecurityContext) { s.Capabilities.Add = []corev1.Capability{"SYS_ADMIN"} }), restricted},
-		"SELinux type":       {security(func(s *corev1.SecurityContext) { s.SELinuxOptions = &corev1.SELinuxOptions{Type: "spc_t"} }), restricted},
-		"seccomp":            {security(func(s *corev1.SecurityContext) { s.SeccompProfile = &corev1.SeccompProfile{Type: "Unconfined"} }), restricted},
-		"AppArmor":           {security(func(s *corev1.SecurityContext) { s.AppArmorProfile = &corev1.AppArmorProfile{Type: "Unconfined"} }), restricted},
-		"/proc":              {security(func(s *corev1.SecurityContext) { s.ProcMount = new(corev1.UnmaskedProcMount) }), restricted},
-		"root":               {security(func(s *corev1.SecurityContext) { s.RunAsUser = new(int64(0)) }), restricted},
-		"maybe root":         {security(func(s *corev1.SecurityContext) { s.RunAsNonRoot = new(false) }), restricted},
-		"no context":         {container(func(c *corev1.Container) { c.SecurityContext = nil }), restricted},
-		"no context of pod":  {func(p *corev1.Pod) { p.Spec.SecurityContext = nil }, restricted},
-		"SELinux of the pod": {func(p *corev1.Pod) { p.Spec.SecurityContext.SELinuxOptions = &corev1.SELinuxOptions{Type: "spc_t"} }, restricted},
-		"sysctls":            {func(p *corev1.Pod) { p.Spec.SecurityContext.Sysctls = []corev1.Sysctl{{Name: "a", Value: "b"}} }, restricted},
-		"init container": {func(p *corev1.Pod) {
-			p.Spec.InitContainers = []corev1.Container{{Name: "i", SecurityContext: &corev1.SecurityContext{Privileged: new(true)}}}
-		}, restricted},
-		"Secrets by name": {container(func(c *corev1.Container) { c.EnvFrom = []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{}}} }), secrets},
-		"a Secret's key": {container(func(c *corev1.Container) {
-			c.Env = append(c.Env, corev1.EnvVar{Name: "S", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{Key: "k"}}})
-		}), secrets},
-	} {
-		require.Equal(t, c.want, ask(t, created(pod(c.change))), name)
-	}
-	require.Equal(t, "gpu-validator creates and deletes pods, it does not change them",
-		ask(t, request{operation: admission.Update, resource: "pods", object: pod(), old: pod()}))
-}
-
 // --- events ---
 
 func event(kind, name string) *corev1.Event {
 	return &corev1.Event{
 		ObjectMeta:     metav1.ObjectMeta{Namespace: "default", Name: "n1.0123456789abcdef"},
-		InvolvedObject: corev1.ObjectReference{Kind: kind, Name: name},
-		Reason:         "XID", Type: corev1.EventTypeWarning,
+		InvolvedObject: corev1.ObjectReference{Kind: kind, Name: name, UID: types.UID(name)},
+		Reason:         "XID", Type: corev1.EventTypeWarning, Message: "GPU 0: XID 79", Count: 1,
+		FirstTimestamp: metav1.Now(), LastTimestamp: metav1.Now(),
+		Source: corev1.EventSource{Component: "gpu-validator", Host: "n1"}, ReportingController: "gpu-validator", ReportingInstance: "n1",
 	}
 }
 
@@ -643,11 +536,120 @@ func TestEventsAreOfItsOwnNode(t *testing.T) {
 	}
 	long := event("Node", strings.Repeat("n", 240))
 	long.Name = strings.Repeat("n", 200) + ".0123456789abcdef"
+	long.Source.Host, long.ReportingInstance = long.InvolvedObject.Name, long.InvolvedObject.Name
 	require.Empty(t, ask(t, request{operation: admission.Create, resource: "events", object: long, node: strings.Repeat("n", 240)}))
 	require.Equal(t, want, ask(t, request{operation: admission.Create, resource: "events", object: event("Node", "n2")}))
 	require.Equal(t, want, ask(t, request{operation: admission.Create, resource: "events", object: event("Pod", "n1")}))
 	require.Equal(t, want, ask(t, request{operation: admission.Update, resource: "events", object: event("Node", "n1"), old: event("Node", "n2")}))
 	require.NotEmpty(t, ask(t, request{operation: admission.Delete, resource: "events", old: event("Node", "n1")}))
-	require.Equal(t, strings.Replace(want, "n1", "", 1),
-		ask(t, request{operation: admission.Create, resource: "events", object: event("Node", "n1"), node: "-"}))
+	require.Contains(t, ask(t, request{operation: admission.Create, resource: "events", object: event("Node", "n1"), node: "-"}), strings.Replace(want, "n1", "", 1))
+	const says = "an Event of gpu-validator says that it is by gpu-validator, has a reason of 128 characters and a message of 1024, and nothing beside"
+	for name, change := range map[string]func(*corev1.Event){
+		"as the kubelet":        func(e *corev1.Event) { e.Source.Component = "kubelet" },
+		"from another host":     func(e *corev1.Event) { e.Source.Host = "n2" },
+		"as another controller": func(e *corev1.Event) { e.ReportingController = "kubelet" },
+		"of a megabyte":         func(e *corev1.Event) { e.Message = strings.Repeat("x", 1<<20) },
+		"with a long reason":    func(e *corev1.Event) { e.Reason = strings.Repeat("x", 129) },
+		"of another type":       func(e *corev1.Event) { e.Type = "Alarm" },
+		"with a label":          func(e *corev1.Event) { e.Labels = map[string]string{"a": "b"} },
+		"with an annotation":    func(e *corev1.Event) { e.Annotations = map[string]string{"a": "b"} },
+		"with an owner":         func(e *corev1.Event) { e.OwnerReferences = []metav1.OwnerReference{{Name: "x"}} },
+		"with a finalizer":      func(e *corev1.Event) { e.Finalizers = []string{"a/b"} },
+		"about something else":  func(e *corev1.Event) { e.Related = &corev1.ObjectReference{Kind: "Pod", Name: "x"} },
+		"with an action":        func(e *corev1.Event) { e.Action = "x" },
+		"of a series":           func(e *corev1.Event) { e.Series = &corev1.EventSeries{Count: 2} },
+		"about a field":         func(e *corev1.Event) { e.InvolvedObject.FieldPath = "x" },
+	} {
+		e := event("Node", "n1")
+		change(e)
+		require.Contains(t, ask(t, request{operation: admission.Create, resource: "events", object: e}), says, name)
+		require.Contains(t, ask(t, request{operation: admission.Update, resource: "events", object: e, old: event("Node", "n1")}), says, name)
+	}
+}
+
+// --- the MIG manager ---
+
+// byMIGManager makes a request the MIG manager's.
+func byMIGManager(r request) request {
+	r.user = migManager
+	return r
+}
+
+func TestOfItsOwnNodeTheMIGManagerMayDoItsWork(t *testing.T) {
+	clients := []string{"device-plugin", "gpu-feature-discovery", "dcgm", "dcgm-exporter", "nvsm", "client"}
+	for _, state := range []string{"pending", "rebooting", "success", "failed"} {
+		require.Empty(t, ask(t, byMIGManager(changed("nodes", "n1", func(n *corev1.Node) { n.Labels["nvidia.com/mig.config.state"] = state }))), state)
+	}
+	pause := byMIGManager(changed("nodes", "n1", func(n *corev1.Node) {
+		for _, client := range clients {
+			n.Labels["nvidia.com/gpu.deploy."+client] = "paused-for-mig-change"
+		}
+	}))
+	require.Empty(t, ask(t, pause), "where there were none")
+	for _, client := range clients {
+		pause.old.(*corev1.Node).Labels["nvidia.com/gpu.deploy."+client] = "true"
+	}
+	require.Empty(t, ask(t, pause))
+	pause.old, pause.object = pause.object, pause.old
+	require.Empty(t, ask(t, pause), "they come back")
+	for _, app := range []string{"nvidia-operator-validator", "nvidia-cuda-validator", "nvidia-device-plugin-validator"} {
+		require.Empty(t, ask(t, byMIGManager(deleted(ofApp(app, "n1")))), app)
+	}
+}
+
+func ofApp(app, node string) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: app + "-x", Namespace: "nvidia-gpu-operator", Labels: map[string]string{"app": app}}, Spec: corev1.PodSpec{NodeName: node}}
+}
+
+func TestNothingElseIsTheMIGManagers(t *testing.T) {
+	const (
+		label    = "gpu-mig-manager may set nvidia.com/mig.config.state to pending"
+		nothing  = "gpu-mig-manager may change nothing of a Node but labels"
+		ownNode  = `gpu-mig-manager may change the Node that its pod runs on, "n1", not "n2"`
+		ownPods  = `gpu-mig-manager may delete the validators on the node that its pod runs on, "n1", alone`
+		noStatus = "gpu-mig-manager neither creates nor deletes nodes, and changes no status"
+		noPods   = "gpu-mig-manager deletes pods, it neither creates nor changes them, and reaches into none"
+	)
+	for name, c := range map[string]struct {
+		change func(*corev1.Node)
+		want   string
+	}{
+		"a label":             {func(n *corev1.Node) { n.Labels["pool"] = "secret" }, label},
+		"a label less":        {func(n *corev1.Node) { n.Labels = nil }, label},
+		"its own order":       {func(n *corev1.Node) { n.Labels["nvidia.com/mig.config"] = "all-1g.10gb" }, label},
+		"another state":       {func(n *corev1.Node) { n.Labels["nvidia.com/mig.config.state"] = "x" }, label},
+		"an operand kept off": {func(n *corev1.Node) { n.Labels["nvidia.com/gpu.deploy.device-plugin"] = "false" }, label},
+		"another operand":     {func(n *corev1.Node) { n.Labels["nvidia.com/gpu.deploy.driver"] = "true" }, label},
+		"a feature":           {func(n *corev1.Node) { n.Labels["nvidia.com/gpu.product"] = "x" }, label},
+		"a role":              {func(n *corev1.Node) { n.Labels["node-role.kubernetes.io/control-plane"] = "" }, label},
+		"an annotation":       {func(n *corev1.Node) { n.Annotations["gpuready.io/labels"] = "present" }, nothing},
+		"a finalizer":         {func(n *corev1.Node) { n.Finalizers = []string{"a/b"} }, nothing},
+		"an owner":            {func(n *corev1.Node) { n.OwnerReferences = []metav1.OwnerReference{{Name: "x"}} }, nothing},
+		"cordoned":            {func(n *corev1.Node) { n.Spec.Unschedulable = true }, nothing},
+		"a taint": {func(n *corev1.Node) {
+			n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: "a", Effect: "NoExecute"})
+		}, nothing},
+		"a taint less": {removeTaint, nothing},
+	} {
+		require.Contains(t, ask(t, byMIGManager(changed("nodes", "n1", c.change))), c.want, name)
+	}
+	kept := byMIGManager(changed("nodes", "n1", func(n *corev1.Node) { n.Labels["nvidia.com/gpu.deploy.dcgm"] = "true" }))
+	kept.old.(*corev1.Node).Labels["nvidia.com/gpu.deploy.dcgm"] = "false"
+	require.Contains(t, ask(t, kept), label, "a person keeps it away")
+
+	another := func(n *corev1.Node) { n.Labels["nvidia.com/mig.config.state"] = "success" }
+	require.Contains(t, ask(t, byMIGManager(changed("nodes", "n2", another))), ownNode)
+	none := byMIGManager(changed("nodes", "n1", another))
+	none.node = "-"
+	require.NotEmpty(t, ask(t, none), "a token without a node")
+	require.Contains(t, ask(t, byMIGManager(changed("nodes/status", "n1", setReady))), noStatus)
+	require.Contains(t, ask(t, byMIGManager(request{operation: admission.Delete, resource: "nodes", old: node("n1")})), noStatus)
+	require.Contains(t, ask(t, byMIGManager(request{operation: admission.Create, resource: "nodes", object: node("n1")})), noStatus)
+
+	for _, p := range []*corev1.Pod{ofApp("nvidia-operator-validator", "n2"), ofApp("nvidia-operator-validator", ""), ofApp("nvidia-device-plugin-daemonset", "n1"), ofApp("gpu-operator", "n1"), ofApp("", "n1")} {
+		require.Contains(t, ask(t, byMIGManager(deleted(p))), ownPods, p.Name)
+	}
+	for _, r := range []request{created(ofApp("x", "n1")), {operation: admission.Update, resource: "pods", object: ofApp("x", "n1"), old: ofApp("x", "n1")}, {operation: admission.Connect, resource: "pods/exec", object: ofApp("x", "n1")}} {
+		require.Contains(t, ask(t, byMIGManager(r)), noPods, r.resource)
+	}
 }

@@ -86,7 +86,7 @@ func (h hardware) injected() *check.Outcome {
 	}
 	toolkit, err := h.node.State(nodestate.Toolkit)
 	offered := err == nil && toolkit.Toolkit != nil && toolkit.Toolkit.Injection != nil && toolkit.Toolkit.Injection.Generation != ""
-	if h.library == "" && h.module == "" && !offered {
+	if h.library == "" && h.module == "" && !offered && !injection.SeesDriver(toolkit, err) && !h.driverReady() {
 		return nil
 	}
 	why := "the toolkit has said nothing in this boot"
@@ -103,6 +103,12 @@ func (h hardware) injected() *check.Outcome {
 	return failed(check.ReasonInjection, "this container was created without the GPUs' devices, so nothing can be said of them: "+why,
 		fmt.Sprintf("see the log of nvidia-container-toolkit-daemonset on this node, and that this pod is in its namespace and has the annotation %s=true; "+
 			"where the runtime has no NRI, use the privileged variant of the manifests", injection.Annotation))
+}
+
+// driverReady reports whether a driver's container says that its driver is there.
+func (h hardware) driverReady() bool {
+	s, err := h.node.State(nodestate.Driver)
+	return err == nil && (s.Phase == nodestate.Ready || s.Phase == nodestate.Degraded)
 }
 
 // explain says why NVML could not be asked.

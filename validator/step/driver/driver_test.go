@@ -338,6 +338,19 @@ func TestAContainerWithoutTheInjectionItWaitsForSaysThatAndNothingElse(t *testin
 			m.source.Fail(gpu.ErrNoDriver)
 			toolkit(m, nodestate.State{Phase: nodestate.Ready, Toolkit: inject(nodestate.Injection{Working: true, Generation: "a"})})
 		}, "it passed this container by"},
+		{"only the toolkit knows, and cannot inject", func(m *machine) {
+			m.remove(libDir)
+			m.remove("proc/driver/nvidia/version")
+			m.source.Fail(gpu.ErrNoDriver)
+			toolkit(m, nodestate.State{Phase: nodestate.Degraded, Driver: &nodestate.DriverInfo{Root: "/run/nvidia/driver", Version: version}, Toolkit: inject(nodestate.Injection{Message: "NRI is off in containerd"})})
+		}, "NRI is off in containerd"},
+		{"only the driver's container knows", func(m *machine) {
+			m.remove(libDir)
+			m.remove("proc/driver/nvidia/version")
+			m.source.Fail(gpu.ErrNoDriver)
+			s := nodestate.State{Component: nodestate.Driver, BootID: m.node.BootID, Phase: nodestate.Ready, Driver: &nodestate.DriverInfo{Root: "/run/nvidia/driver", Version: version}}
+			require.NoError(m.t, nodestate.Write(m.node.StatePath(nodestate.Driver), s))
+		}, "the toolkit has said nothing in this boot"},
 		{"injection broken", func(m *machine) {
 			toolkit(m, nodestate.State{Phase: nodestate.Ready, Toolkit: inject(nodestate.Injection{Message: "NRI is off in containerd"})})
 		}, "NRI is off in containerd"},

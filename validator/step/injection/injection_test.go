@@ -187,13 +187,13 @@ func TestFromAContainerOnlyWhatIsMountedIsLookedFor(t *testing.T) {
 	driverRoot := f.path("driver")
 	f.driver.Info.Root = driverRoot
 	f.edit(func(s *specs.Spec) {
-		s.ContainerEdits.Mounts = append(s.ContainerEdits.Mounts, &specs.Mount{HostPath: driverRoot + "/libcuda.so", ContainerPath: "/libcuda.so"})
+		s.ContainerEdits.Mounts = append(s.ContainerEdits.Mounts, &specs.Mount{HostPath: driverRoot + "/usr/lib/libcuda.so", ContainerPath: "/libcuda.so"})
 	})
 	o := Check(t.Context(), f.node, f.driver)
 	require.Equal(t, ReasonIncomplete, o.Refusal.Reason)
-	require.Contains(t, o.Refusal.Message, driverRoot+"/libcuda.so")
+	require.Contains(t, o.Refusal.Message, driverRoot+"/usr/lib/libcuda.so")
 	require.NotContains(t, o.Refusal.Message, "/usr/bin/hook")
-	f.file("driver/libcuda.so", 0o644)
+	f.file("driver/usr/lib/libcuda.so", 0o644)
 	require.Equal(t, check.Passed, Check(t.Context(), f.node, f.driver).Kind)
 
 	f.node.Injection = ""

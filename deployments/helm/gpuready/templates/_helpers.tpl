@@ -110,3 +110,11 @@ readOnlyRootFilesystem: true
 {{- define "gpuready.hasAdmission" -}}
 {{- if semverCompare ">= 1.30.0-0" .Capabilities.KubeVersion.Version }}true{{ end }}
 {{- end }}
+
+{{- /* The peers of a NetworkPolicy's rule that may scrape; without any, every pod. */}}
+{{- define "gpuready.scrapers" -}}
+{{- with .Values.networkPolicy.metricsFrom }}
+from:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}

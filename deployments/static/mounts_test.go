@@ -1,0 +1,140 @@
+package static
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// hostFolders lists what each container may mount of the host: path, mode, propagation.
+// The flag read-only holds for one file system. So a container that is not privileged
+// mounts a folder in which nothing is mounted, without propagation; it never mounts the
+// host's root, /dev, /proc, /sys, /run, a driver's root or a folder above one. Whoever
+// does is privileged anyway, or is nobody.
+var hostFolders = map[string][]string{
+	// Root without capabilities.
+	"device-plugin": {
+		"/var/lib/kubelet/device-plugins rw", "/run/nvidia/gpuready/deviceplugin rw",
+		"/run/nvidia/gpuready/toolkit ro", "/run/nvidia/gpuready/mps ro", "/run/nvidia/gpuready/validator ro",
+	},
+	"validator": {
+		"/run/nvidia/validations rw", "/run/nvidia/gpuready/validator rw", "/run/nvidia/gpuready ro",
+		"/var/lib/kubelet/pod-resources ro", "/var/run/cdi ro", "/etc/cdi ro",
+	},
+	"wait": {"/run/nvidia/gpuready/toolkit ro", "/run/nvidia/gpuready ro", "/run/nvidia/validations ro"},
+	// Nobody: it reads, once, what everybody may read.
+	"host-driver (nobody)": {"/ ro HostToContainer"},
+	// Privileged. The toolkit makes read-only itself what is mounted below its host's root.
+	"toolkit (privileged)": {
+		"/ ro HostToContainer", "/dev rw", "/run/cdi rw", "/run/nvidia/gpuready/toolkit rw", "/usr/local/nvidia/toolkit rw", "/etc/containerd rw", "/etc/crio rw",
+	},
+	"device-plugin (privileged)": {"/ ro HostToContainer", "/var/lib/kubelet/device-plugins rw", "/run/nvidia/gpuready/deviceplugin rw"},
+	"validator (privileged)":     {"/ ro HostToContainer", "/run/nvidia/validations rw", "/run/nvidia/gpuready/validator rw"},
+	"shadow (privileged)":        {"/ ro HostToContainer"},
+	"mps-daemon (privileged)":    {"/ ro HostToContainer", "/run/nvidia/mps rw Bidirectional", "/run/nvidia/gpuready/mps rw"},
+	"mps-uninstall (privileged)": {"/run rw Bidirectional"},
+	"uninstall (privileged)":     {"/ rw HostToContainer", "/ rw"},
+	"driver (privileged)":        {"/run/nvidia rw Bidirectional"},
+	// NVIDIA's, as NVIDIA's operator runs them.
+	"nvidia-dcgm-exporter (privileged)": {"/var/lib/kubelet/pod-resources ro"},
+	"nvidia-mig-manager (privileged)":   {"/sys rw", "/ rw HostToContainer"},
+	"nvidia-peermem-ctr (privileged)":   {"/run/nvidia rw Bidirectional", "/var/log rw", "/run/mellanox/drivers rw HostToContainer"},
+	"nvidia-driver-ctr (privileged)": {
+		"/run/nvidia rw Bidirectional", "/run/nvidia-fabricmanager rw", "/run/nvidia-topologyd rw", "/var/log rw", "/etc/os-release ro",
+		"/run/mellanox/drivers rw HostToContainer", "/run/mellanox/drivers/usr/src rw HostToContainer", "/usr/src rw HostToContainer",
+		"/sys/devices/system/memory/auto_online_blocks rw", "/sys/module/firmware_class/parameters/path rw", "/run/nvidia/driver/lib/firmware rw",
+		"/etc/zypp/credentials.d ro", "/etc/SUSEConnect ro", "/etc/pki/entitlement ro", "/etc/rhsm ro", "/etc/yum.repos.d/redhat.repo ro",
+	},
+	"openshift-driver-toolkit-ctr (privileged)": {
+		"/var/log rw", "/etc/os-release ro", "/sys/module/firmware_class/parameters/path rw", "/run/nvidia/driver/lib/firmware rw",
+		"/run/mellanox/drivers rw HostToContainer", "/run/mellanox/drivers/usr/src rw HostToContainer", "/usr/src rw HostToContainer",
+	},
+}
+
+// TestHostFoldersAreThoseOfTheList walks what a user applies and what the operator makes
+// of policies. A folder that is new has to be put on the list, and the reason with it.
+func TestHostFoldersAreThoseOfTheList(t *testing.T) {
+	all := workloads(t)
+	rendered, err := filepath.Glob("../../operator/state/testdata/*.yaml")
+	require.NoError(t, err)
+	require.NotEmpty(t, rendered)
+	for _, file := range rendered {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		for part := range strings.SplitSeq(string(text), "\n---\n") {
+			var d appsv1.DaemonSet
+			require.NoError(t, yaml.Unmarshal([]byte(strings.TrimPrefix(part, "---\n")), &d), file)
+			if d.Kind == "DaemonSet" {
+				all = append(all, workload{document: document{file: filepath.Base(file), name: d.Name}, pod: d.Spec.Template})
+			}
+		}
+	}
+	for _, w := range all {
+		folders := map[string]string{}
+		for _, v := range w.pod.Spec.Volumes {
+			if v.HostPath != nil {
+				folders[v.Name] = filepath.Clean(v.HostPath.Path)
+			}
+		}
+		for _, c := range w.containers() {
+			who, privileged := whoIs(c)
+			for _, m := range c.VolumeMounts {
+				folder, is := folders[m.Name]
+				if !is {
+					continue
+				}
+				if w.file == "everything.yaml" && folder == "/host-root" { // where that policy says that the root is
+					folder = "/"
+				}
+				mount := folder + " rw"
+				if m.ReadOnly {
+					mount = folder + " ro"
+				}
+				if m.MountPropagation != nil && *m.MountPropagation != corev1.MountPropagationNone {
+					mount += " " + string(*m.MountPropagation)
+				}
+				at := w.String() + "/" + c.Name
+				if w.file == "everything.yaml" && privileged { // its policy has folders of its own
+					continue
+				}
+				assert.Contains(t, hostFolders[who], mount, "%s (%s) mounts a folder of the host that is not on the list in mounts_test.go", at, who)
+				require.Truef(t, privileged || m.MountPropagation == nil || who == "host-driver (nobody)", "%s: %s: what is mounted later is writable", at, mount)
+			}
+		}
+	}
+	for who, mounts := range hostFolders {
+		if strings.Contains(who, "(") {
+			continue
+		}
+		for _, m := range mounts {
+			folder, _, _ := strings.Cut(m, " ")
+			for _, mounted := range []string{"/proc/sys", "/sys/kernel", "/dev/shm", "/run/nvidia/driver/proc", "/run/nvidia/mps/shm", "/var/lib/kubelet/pods"} {
+				require.Falsef(t, strings.HasPrefix(mounted, strings.TrimSuffix(folder, "/")+"/"), "%s has %s, in which there are file systems that read-only does not hold for", who, folder)
+			}
+		}
+	}
+}
+
+// whoIs names a container in the list, with what it is in the eyes of the kernel.
+func whoIs(c corev1.Container) (name string, privileged bool) {
+	s := c.SecurityContext
+	switch {
+	case s == nil:
+		return c.Name + " (unconfined)", false
+	case s.Privileged != nil && *s.Privileged:
+		return c.Name + " (privileged)", true
+	case s.Capabilities == nil || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) || len(s.Capabilities.Add) > 0:
+		return c.Name + " (with capabilities)", false
+	case s.RunAsNonRoot != nil && *s.RunAsNonRoot && s.RunAsUser != nil && *s.RunAsUser == 65534:
+		return c.Name + " (nobody)", false
+	}
+	return c.Name, false
+}

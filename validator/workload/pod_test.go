@@ -1,0 +1,37 @@
+package workload
+
+import (
+	"flag"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpuready/gpuready/internal/gpu/gputest"
+	"github.com/gpuready/gpuready/validator/check"
+)
+
+var update = flag.Bool("update", false, "write the pods in testdata anew")
+
+// TestPods compares the pods with testdata. The tests of the admission policies read these
+// files, too: a field that a pod is given here has to be named in
+// deployments/helm/gpuready/templates/agents/policy.yaml.
+func TestPods(t *testing.T) {
+	for _, role := range []Role{DevicePlugin, Driver} {
+		c := Config{
+			Node: "n1", BootID: "00000000-0000-4000-8000-000000000000", Namespace: "gpuready", Image: "gpuready/validator:v0.1.0",
+			Timeout: 2 * time.Minute, OwnerName: "v", OwnerUID: "u", role: role,
+		}
+		made, err := yaml.Marshal(c.pod(job{resource: offered, driver: check.Driver{GPUs: gputest.Node("t4", 2).Devices}}))
+		require.NoError(t, err)
+		file := "testdata/" + string(role) + ".yaml"
+		if *update {
+			require.NoError(t, os.WriteFile(file, made, 0o644))
+		}
+		want, err := os.ReadFile(file)
+		require.NoError(t, err, "write it with -update")
+		require.Equal(t, string(want), string(made))
+	}
+}
