@@ -204,19 +204,21 @@ func (c Config) node(ctx context.Context, name string, taints []string) error {
 	if err := c.Client.Get(ctx, client.ObjectKey{Name: name}, &node); err != nil {
 		return err
 	}
-	if err := c.conditions(ctx, &node); err != nil {
+	others := readForeign(&node)
+	if err := c.conditions(ctx, &node, others); err != nil {
 		return err
 	}
 	if err := c.taints(ctx, &node, taints); err != nil {
 		return err
 	}
-	if err := c.features(ctx, &node); err != nil {
+	if err := c.features(ctx, &node, others); err != nil {
 		return err
 	}
 	n := fleet.Observe(&node)
 	plan := upgrade.Make(upgrade.Input{Nodes: []*fleet.Node{n}, Now: time.Now()})
-	patch, needed := plan.Patch(n, n.RemovalPatch(false))
-	if !needed {
+	patch, _ := plan.Patch(n, n.RemovalPatch(false))
+	c.spare(&node, patch.Labels, others)
+	if len(patch.Labels) == 0 && len(patch.Annotations) == 0 && patch.Unschedulable == nil {
 		return nil
 	}
 	body, err := patch.JSON()

@@ -3,6 +3,9 @@ package cleanup
 import (
 	"bytes"
 	"context"
+	"io"
+	"maps"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
+	"pgregory.net/rapid"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -33,7 +37,7 @@ func cluster(t *testing.T, policyLabels map[string]string) client.WithWatch {
 	policy.Spec.Node.StartupTaint.Manage, policy.Spec.Node.StartupTaint.Key = &yes, "nvidia.com/gpu-not-ready"
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "u1", Labels: map[string]string{label.PCI: "true", "person": "x", label.Deploy + "dcgm": "false", "nvidia.com/gpu.count": "8"},
-			Annotations: map[string]string{"person": "x", written: "gpu.count"}},
+			Annotations: map[string]string{"person": "x", label.Features: "gpu.count"}},
 		Spec:   corev1.NodeSpec{Taints: []corev1.Taint{{Key: "nvidia.com/gpu-not-ready", Effect: "NoSchedule"}, {Key: "person", Effect: "NoSchedule"}}},
 		Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: "Ready", Status: "True"}, {Type: "GPUReady", Status: "True"}, {Type: "GPUHealthy", Status: "True"}}},
 	}
@@ -139,4 +143,114 @@ func TestADryRunChangesNothing(t *testing.T) {
 	require.NoError(t, Run(t.Context(), Config{Client: c, Namespace: "gpuready", Out: &out, DryRun: true}))
 	require.Len(t, names(t, c), 2)
 	require.Contains(t, out.String(), "(dry run) patch node n1")
+}
+
+// named returns a Node with labels, whose annotations name them all as gpuready's.
+func named(labels map[string]string) *corev1.Node {
+	var short, wrote []string
+	for key := range labels {
+		short = append(short, strings.TrimPrefix(key, "nvidia.com/"))
+		wrote = append(wrote, strings.TrimPrefix(key, "nvidia.com/gpu."))
+	}
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name: "n1", UID: "u1", Labels: maps.Clone(labels),
+		Annotations: map[string]string{label.Features: strings.Join(short, ","), label.Wrote: strings.Join(wrote, ",")},
+	}}
+}
+
+// recording returns a client of an empty cluster that records who wrote what, as an API server does.
+func recording(t *testing.T) client.WithWatch {
+	t.Helper()
+	scheme, err := controller.Scheme()
+	require.NoError(t, err)
+	return fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&corev1.Node{}).WithReturnManagedFields().Build()
+}
+
+// cleaned returns the labels that are left after a cleanup of a Node that somebody made, and what
+// was said. The Node is gone afterwards.
+func cleaned(ctx context.Context, t require.TestingT, c client.WithWatch, node *corev1.Node, manager string) (map[string]string, string) {
+	require.NoError(t, c.Create(ctx, node, client.FieldOwner(manager)))
+	var out bytes.Buffer
+	require.NoError(t, Run(ctx, Config{Client: c, Namespace: "gpuready", Out: &out}))
+	var left corev1.Node
+	require.NoError(t, c.Get(ctx, client.ObjectKey{Name: node.Name}, &left))
+	require.NotContains(t, left.Annotations, label.Features)
+	require.NotContains(t, left.Annotations, label.Wrote)
+	require.NoError(t, c.Delete(ctx, &left))
+	return left.Labels, out.String()
+}
+
+func TestAnAnnotationIsNoEvidenceOfWhoseALabelIs(t *testing.T) {
+	people := map[string]string{
+		"nvidia.com/pool": "secret", "nvidia.com/mig.config": "all-1g.10gb", "nvidia.com/device-plugin.config": "shared",
+		"nvidia.com/gpu.workload.config": "vm-passthrough", "nvidia.com/gpu.deploy.operands": "true", "nvidia.com/gpu-driver-upgrade.skip": "true",
+		"nvidia.com/gpu.product": "mine", "nvidia.com/gpu.present": "true", "nvidia.com/gpu.deploy.dcgm": "true",
+	}
+	left, said := cleaned(t.Context(), t, recording(t), named(people), "kubectl-label")
+	require.Equal(t, people, left)
+	require.Contains(t, said, `label nvidia.com/gpu.product of node n1 stays: "kubectl-label" set it`)
+
+	left, _ = cleaned(t.Context(), t, recording(t), named(people), label.FieldManager)
+	for _, key := range []string{"nvidia.com/gpu.product", "nvidia.com/gpu.present", "nvidia.com/gpu.deploy.dcgm"} {
+		require.NotContains(t, left, key, "gpuready set it")
+		delete(people, key)
+	}
+	require.Equal(t, people, left, "gpuready writes no labels of these names, whatever a field manager calls itself")
+}
+
+// What a person set stays, whatever the annotations name.
+func TestNoLabelOfAPersonIsEverRemoved(t *testing.T) {
+	names := rapid.OneOf(
+		rapid.StringMatching(`nvidia\.com/(gpu|cuda|gfd|mig|mps|pool)[.-]?[a-z0-9.-]{0,20}[a-z0-9]`),
+		rapid.SampledFrom([]string{label.Present, label.Driver, label.Injection, label.UpgradeState, label.Deploy + "driver", label.Operands, "node-role.kubernetes.io/control-plane"}),
+	)
+	c := recording(t)
+	rapid.Check(t, func(t *rapid.T) {
+		people := rapid.MapOfN(names, rapid.SampledFrom([]string{"", "true", "false", "x", label.Paused, label.PreInstalled}), 1, 6).Draw(t, "labels")
+		left, _ := cleaned(context.Background(), t, c, named(people),
+			rapid.SampledFrom([]string{"kubectl-label", "kubelet", "nfd-master", "gpu-operator2", "GPU-validator"}).Draw(t, "manager"))
+		require.Equal(t, people, left)
+	})
+}
+
+func TestATaintOfAPersonStays(t *testing.T) {
+	c := cluster(t, map[string]string{label.PartOf: label.Product})
+	var node corev1.Node
+	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Name: "n1"}, &node))
+	theirs := []corev1.Taint{
+		{Key: "nvidia.com/gpu-not-ready", Effect: "NoExecute"}, {Key: "person", Effect: "NoSchedule"},
+	}
+	node.Spec.Taints = append(theirs, corev1.Taint{Key: "nvidia.com/gpu-not-ready", Effect: "NoSchedule"})
+	require.NoError(t, c.Update(t.Context(), &node))
+	require.NoError(t, Run(t.Context(), Config{Client: c, Namespace: "gpuready", Out: io.Discard}))
+	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Name: "n1"}, &node))
+	require.Equal(t, theirs, node.Spec.Taints)
+}
+
+func TestWhatSomebodyElseAlsoSetStays(t *testing.T) {
+	entry := func(manager, subresource, fields string) metav1.ManagedFieldsEntry {
+		return metav1.ManagedFieldsEntry{
+			Manager: manager, Operation: metav1.ManagedFieldsOperationApply, APIVersion: "v1", Subresource: subresource,
+			FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(fields),
+		}
+	}
+	const labels = `{"f:metadata":{"f:labels":{"f:nvidia.com/gpu.deploy.dcgm":{}}}}`
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name:        "n1",
+		Labels:      map[string]string{"nvidia.com/gpu.deploy.dcgm": "true", "nvidia.com/gpu.deploy.driver": "true"},
+		Annotations: map[string]string{label.Wrote: "deploy.dcgm,deploy.driver"},
+		ManagedFields: []metav1.ManagedFieldsEntry{
+			entry("argocd", "", labels), entry(label.FieldManager, "", labels),
+			entry("node-problem-detector", "status", `{"f:status":{"f:conditions":{"k:{\"type\":\"GPUHealthy\"}":{".":{},"f:type":{}}}}}`),
+		},
+	}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: "GPUReady", Status: "True"}, {Type: "GPUHealthy", Status: "True"}}}}
+	scheme, err := controller.Scheme()
+	require.NoError(t, err)
+	c := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&corev1.Node{}).WithReturnManagedFields().WithObjects(node).Build()
+	require.NoError(t, Run(t.Context(), Config{Client: c, Namespace: "gpuready", Out: io.Discard}))
+	var after corev1.Node
+	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Name: "n1"}, &after))
+	require.Equal(t, map[string]string{"nvidia.com/gpu.deploy.dcgm": "true"}, after.Labels)
+	require.Len(t, after.Status.Conditions, 1)
+	require.Equal(t, "GPUHealthy", string(after.Status.Conditions[0].Type))
 }

@@ -8,14 +8,16 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/operator/label"
 )
 
 // conditions takes away the validator's: nobody says them any more.
-func (c Config) conditions(ctx context.Context, node *corev1.Node) error {
+func (c Config) conditions(ctx context.Context, node *corev1.Node, others foreign) error {
 	before := node.DeepCopy()
 	node.Status.Conditions = slices.DeleteFunc(node.Status.Conditions, func(have corev1.NodeCondition) bool {
-		return have.Type == "GPUReady" || have.Type == "GPUHealthy"
+		_, theirs := others.conditions[string(have.Type)]
+		return !theirs && (have.Type == "GPUReady" || have.Type == "GPUHealthy")
 	})
 	if len(node.Status.Conditions) == len(before.Status.Conditions) {
 		return nil
@@ -27,10 +29,12 @@ func (c Config) conditions(ctx context.Context, node *corev1.Node) error {
 	return c.Client.Status().Patch(ctx, node, client.StrategicMergeFrom(before), client.FieldOwner(label.FieldManager))
 }
 
-// taints takes away those that the product puts on Nodes.
+// taints takes away those that the product puts on Nodes: NoSchedule, without a value.
 func (c Config) taints(ctx context.Context, node *corev1.Node, keys []string) error {
 	before := node.DeepCopy()
-	node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, func(t corev1.Taint) bool { return slices.Contains(keys, t.Key) })
+	node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, func(t corev1.Taint) bool {
+		return slices.Contains(keys, t.Key) && t.Effect == corev1.TaintEffectNoSchedule && t.Value == ""
+	})
 	if len(node.Spec.Taints) == len(before.Spec.Taints) {
 		return nil
 	}
@@ -41,21 +45,20 @@ func (c Config) taints(ctx context.Context, node *corev1.Node, keys []string) er
 	return c.Client.Patch(ctx, node, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}), client.FieldOwner(label.FieldManager))
 }
 
-// written, an annotation, has the names of the labels below nvidia.com/ that the validator
-// wrote, parted by commas.
-const written = "gpuready.io/feature-labels"
-
-// features takes away the labels that say what the Node's GPUs are.
-func (c Config) features(ctx context.Context, node *corev1.Node) error {
-	names, is := node.Annotations[written]
+// features takes away the labels that say what the Node's GPUs are, as the annotation names
+// them.
+func (c Config) features(ctx context.Context, node *corev1.Node, others foreign) error {
+	names, is := node.Annotations[label.Features]
 	if !is {
 		return nil
 	}
 	before := node.DeepCopy()
 	for name := range strings.SplitSeq(names, ",") {
-		delete(node.Labels, "nvidia.com/"+name)
+		if key := "nvidia.com/" + name; nodestate.IsFeature(key) && c.mayRemove(node, key, others) {
+			delete(node.Labels, key)
+		}
 	}
-	delete(node.Annotations, written)
+	delete(node.Annotations, label.Features)
 	c.say("remove the labels of the GPUs' features of node %s", node.Name)
 	if c.DryRun {
 		return nil

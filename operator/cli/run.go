@@ -14,9 +14,9 @@ import (
 	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -26,7 +26,7 @@ import (
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/version"
 	"github.com/gpuready/gpuready/operator/controller"
-	"github.com/gpuready/gpuready/operator/lead"
+	"github.com/gpuready/gpuready/operator/leader"
 	"github.com/gpuready/gpuready/operator/meter"
 	"github.com/gpuready/gpuready/operator/registry"
 	"github.com/gpuready/gpuready/operator/roll"
@@ -43,23 +43,17 @@ Examples:
   gpu-operator run --image-repository registry.example/gpuready --registry-ca /etc/ca
 `
 
-// lease is the name of the Lease of the one that works, where several run. It is written
-// every retryTime; an API server that is away for renewTime ends the operator; and one
-// that nothing is heard of, nor of its pod, holds it for leaseTime
-// (docs/decisions/0032-who-leads.md). endDeadline is how long one that ends may take.
+// deployment is the name of the operator's Deployment in the chart, the static manifest and
+// the OLM bundle. endDeadline is how long one that ends may take.
 const (
-	lease       = "gpu-operator.gpuready.io"
-	deployment  = "gpu-operator" // of the chart, the static manifest and the OLM bundle
-	leaseTime   = 60 * time.Second
-	renewTime   = 40 * time.Second
-	retryTime   = 10 * time.Second
+	deployment  = "gpu-operator"
 	endDeadline = 5 * time.Second
 )
 
 type runFlags struct {
 	listen     string
 	lead       bool
-	pod        lead.Pod
+	pod        leader.Pod
 	registryCA []string
 	insecure   []string
 }
@@ -69,9 +63,9 @@ func (r *runFlags) flags(o *options) {
 	o.places()
 	o.images()
 	f.StringVar(&r.listen, "listen", ":9406", "address of /healthz, /readyz and /metrics; empty: none")
-	f.BoolVar(&r.lead, "leader-elect", true, "of several, only the one that holds the Lease works")
-	f.StringVar(&r.pod.Name, "pod-name", "", "the pod that it runs in: when that is gone, another may work at once")
-	f.StringVar(&r.pod.UID, "pod-uid", "", "its UID")
+	f.BoolVar(&r.lead, "leader-elect", true, "act only while holding the Lease kube-system/gpu-operator.gpuready.io")
+	f.StringVar(&r.pod.Name, "pod-name", "", "name of the pod that it runs in; its next container leads before the Lease has run out")
+	f.StringVar(&r.pod.UID, "pod-uid", "", "UID of that pod")
 	f.StringSliceVar(&r.registryCA, "registry-ca", nil, "folders with certificates of authorities that registries are trusted by, beside the system's")
 	f.StringSliceVar(&r.insecure, "insecure-registries", nil, "registries, as host or host:port, that may be asked without TLS")
 	maps.Copy(o.flags.Env, map[string]string{
@@ -107,11 +101,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	m := meter.New(reg)
 	kube.Wrap(m.Transport)
 	log.Info("started", "version", version.String(), "namespace", o.cluster.Namespace)
-	lock, err := newLock(kube, o, r.pod, log)
+	elector, err := newElector(kube, o, r.pod, m, log)
 	if err != nil {
 		return err
 	}
-	mgr, err := newManager(kube, o, r.lead, lock, log)
+	if r.lead {
+		kube.Wrap(elector.Gate.Wrap)
+	}
+	mgr, err := newManager(kube, o, log)
 	if err != nil {
 		return err
 	}
@@ -123,9 +120,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	remover, err := roll.NewRequests(kube, mgr.GetHTTPClient())
+	if err != nil {
+		return err
+	}
 	c := controller.New(controller.Config{
 		Client: mgr.GetClient(), Informers: mgr.GetCache(), Events: mgr.GetEventRecorder("gpu-operator"),
 		Metrics: m, Cluster: o.cluster, Now: time.Now, Log: log,
+		Operator: types.NamespacedName{Namespace: o.namespace, Name: deployment}, Elected: r.lead,
 		Streams: func(failed func(error)) (cache.Cache, error) {
 			options := controller.Streams(failed)
 			options.Scheme, options.Mapper, options.HTTPClient = mgr.GetScheme(), mgr.GetRESTMapper(), mgr.GetHTTPClient()
@@ -135,7 +137,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			return registry.NewCache(controller.Ask(asks, direct, o.cluster.Namespace, m), changed)
 		},
 		Roll: func(changed func(), tell func(*corev1.Node, upgrade.Event)) controller.Roll {
-			return roll.New(roll.Options{Client: direct, Changed: changed, Tell: tell})
+			return roll.New(roll.Options{Client: direct, Namespaces: []string{o.cluster.Namespace, o.namespace}, Remover: remover, Changed: changed, Tell: tell})
 		},
 	})
 	if err := mgr.Add(c); err != nil {
@@ -143,14 +145,17 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(ctx, r.listen, reg, c.Ready) })
-	if r.lead {
-		group.Go(func() error { return lock.Hold(ctx) })
-	}
-	group.Go(func() error {
+	work := func(ctx context.Context) error {
 		if err := mgr.Start(ctx); err != nil || ctx.Err() != nil {
 			return err
 		}
 		return errors.New("the manager has ended by itself")
+	}
+	group.Go(func() error {
+		if !r.lead {
+			return work(ctx)
+		}
+		return elector.Run(ctx, work)
 	})
 	if err := group.Wait(); err != nil {
 		return err
@@ -159,24 +164,23 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return nil
 }
 
-func newManager(kube *rest.Config, o *options, elect bool, lock resourcelock.Interface, log *slog.Logger) (manager.Manager, error) {
+func newManager(kube *rest.Config, o *options, log *slog.Logger) (manager.Manager, error) {
 	scheme, err := controller.Scheme()
 	if err != nil {
 		return nil, err
 	}
-	leaseDuration, renewDeadline, retryPeriod, end := leaseTime, renewTime, retryTime, endDeadline
+	end := endDeadline
 	return manager.New(kube, manager.Options{
 		Scheme: scheme, Logger: logr.FromSlogHandler(log.Handler()),
 		Cache:   controller.Caches(o.cluster.Namespace),
 		Metrics: metricsserver.Options{BindAddress: "0"}, HealthProbeBindAddress: "0",
-		LeaderElection: elect, LeaderElectionResourceLockInterface: lock, LeaderElectionReleaseOnCancel: true,
-		LeaseDuration: &leaseDuration, RenewDeadline: &renewDeadline, RetryPeriod: &retryPeriod,
 		GracefulShutdownTimeout: &end,
 	})
 }
 
-// newLock is the Lease, in the operator's namespace.
-func newLock(kube *rest.Config, o *options, pod lead.Pod, log *slog.Logger) (*lead.Lock, error) {
+// newElector returns what decides whether this operator acts. Its own requests do not pass
+// the gate that it keeps for all others.
+func newElector(kube *rest.Config, o *options, pod leader.Pod, m *meter.Metrics, log *slog.Logger) (*leader.Elector, error) {
 	if (pod.Name == "") != (pod.UID == "") {
 		return nil, program.Wrong("--pod-name %q and --pod-uid %q: say both, or neither", pod.Name, pod.UID)
 	}
@@ -184,16 +188,16 @@ func newLock(kube *rest.Config, o *options, pod lead.Pod, log *slog.Logger) (*le
 	if err != nil {
 		return nil, fmt.Errorf("name of this host, for the Lease: %w", err)
 	}
-	scheme, err := lead.Scheme()
+	scheme, err := leader.Scheme()
 	if err != nil {
 		return nil, err
 	}
-	direct, err := client.NewWithWatch(kube, client.Options{Scheme: scheme})
+	direct, err := client.NewWithWatch(rest.CopyConfig(kube), client.Options{Scheme: scheme})
 	if err != nil {
 		return nil, err
 	}
-	return lead.New(lead.Options{
-		Client: direct, Lease: client.ObjectKey{Namespace: o.namespace, Name: lease},
-		Pod: pod, Deployment: deployment, Host: host + "_" + string(uuid.NewUUID()), Log: log,
+	return leader.New(leader.Options{
+		Client: direct, Namespace: o.namespace, Deployment: deployment, Pod: pod, Host: host + "_" + string(uuid.NewUUID()),
+		Report: func(s leader.Status) { m.Leads(s.Leads, s.StandsDownFor) }, Log: log,
 	}), nil
 }

@@ -1,5 +1,6 @@
 // Package controller is where the operator meets the cluster. Watches put what they see
-// into an inbox; one goroutine owns what is known, and when something has changed it has
+// into an inbox; one goroutine owns what is known and never waits for the API server, whose
+// answers come by the inbox, too. When something has changed it has
 // the pure packages say what follows (which driver each pool gets, which objects there
 // are to be, how far each node is) and brings the differences to the cluster. Nothing is
 // looked at again because time has passed, but what has failed and what a deadline was
@@ -11,16 +12,20 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/operator/apply"
+	"github.com/gpuready/gpuready/operator/leader"
 	"github.com/gpuready/gpuready/operator/meter"
 	"github.com/gpuready/gpuready/operator/roll"
 	"github.com/gpuready/gpuready/operator/state"
@@ -46,6 +51,10 @@ type Config struct {
 	Streams func(failed func(error)) (cache.Cache, error)
 	Events  events.EventRecorder
 	Metrics *meter.Metrics
+	// Operator is this operator's Deployment.
+	Operator types.NamespacedName
+	// Elected operators yield to the one whose operands serve the policy, if it is there.
+	Elected bool
 	Cluster state.Cluster // OpenShift and HandOver are found out
 	// Roll makes what evicts pods; it calls changed when the watched pods have changed, and
 	// tell with what is to be told of a Node.
@@ -61,8 +70,9 @@ type Config struct {
 type Roll interface {
 	// Pods are those of the nodes that the last plan wanted watched.
 	Pods() map[string][]*upgrade.Pod
-	// Remove evicts and deletes pods, and has those watched that the plan wants watched.
-	Remove(ctx context.Context, plan *upgrade.Plan) (roll.Outcome, error)
+	// Remove has pods evicted and deleted, and those watched that the plan wants watched. It
+	// returns at once; on a node that is being written it has nothing done.
+	Remove(plan *upgrade.Plan, writing func(node string) bool) roll.Outcome
 	// Start works until ctx ends.
 	Start(ctx context.Context) error
 }
@@ -73,6 +83,7 @@ type Controller struct {
 	inbox    *inbox
 	model    *model
 	writer   *writer
+	reviewer *reviewer
 	registry Registry
 	roll     Roll
 	toolkit  *toolkit
@@ -86,19 +97,25 @@ type Controller struct {
 	roster   roster
 	plan     *upgrade.Plan // of the last pass; nil: it made none
 	said     reporting
-	since    time.Time // of the first change that was not reported yet; zero: there is none
-	failed   map[string]*failure
-	blocked  map[string]string // why evictions were refused, by node
-	broken   error             // what could not be brought to the cluster
-	err      error             // what the last pass could not do
-	alarm    time.Time         // when to look at everything although nothing changes; zero: never
-	last     time.Time         // when the last turn began
+	since    time.Time                  // of the first change that was not reported yet; zero: there is none
+	requests map[string]*request        // by name
+	flying   int                        // how many of them are on their way
+	spawn    func(func())               // runs a request beside the control goroutine
+	running  sync.WaitGroup             // requests
+	blocked  map[string]string          // why pods were not removed, by node
+	stuck    map[string]upgrade.Refusal // driver pods that cannot be deleted, by UID
+	broken   error                      // what could not be brought to the cluster
+	err      error                      // what the last pass could not do
+	alarm    time.Time                  // when to look at everything although nothing changes; zero: never
+	last     time.Time                  // when the last turn began
 }
 
 // New returns a Controller.
 func New(config Config) *Controller {
-	c := &Controller{Config: config, inbox: newInbox(), model: newModel(), roster: newRoster(), failed: map[string]*failure{}}
-	c.writer = newWriter(config.Client, c.inbox, c.tellNode, config.Log)
+	c := &Controller{Config: config, inbox: newInbox(), model: newModel(config.Cluster.Namespace), roster: newRoster(), requests: map[string]*request{}}
+	c.writer = newWriter(config.Client, c.inbox, c.tellNode, config.Now, config.Log)
+	c.reviewer = newReviewer(config.Client, c.inbox, config.Operator, config.Log)
+	c.spawn = c.running.Go
 	changed := func() { c.inbox.put(func(m *model) { m.common = true }) }
 	c.registry = config.Registry(func(string) { changed() })
 	c.roll = config.Roll(changed, c.tellNode)
@@ -122,6 +139,7 @@ func (c *Controller) Start(ctx context.Context) error {
 	group.Go(func() error { return c.writer.run(ctx) })
 	group.Go(func() error { return c.registry.Run(ctx) })
 	group.Go(func() error { return c.toolkit.run(ctx) })
+	group.Go(func() error { return c.reviewer.run(ctx) })
 	group.Go(func() error { return c.roll.Start(ctx) })
 	group.Go(func() error {
 		if err := c.watch(ctx); err != nil {
@@ -132,6 +150,7 @@ func (c *Controller) Start(ctx context.Context) error {
 		return c.run(ctx)
 	})
 	err := group.Wait()
+	c.running.Wait()
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return nil
 	}
@@ -153,6 +172,9 @@ func (c *Controller) run(ctx context.Context) error {
 		next := c.next()
 		if !next.IsZero() && !next.After(c.Now()) {
 			c.turn(ctx)
+			if err := c.yield(); err != nil {
+				return err
+			}
 			next = c.next()
 		}
 		timer.Stop()
@@ -160,6 +182,16 @@ func (c *Controller) run(ctx context.Context) error {
 			timer.Reset(max(0, next.Sub(c.Now())))
 		}
 	}
+}
+
+// yield returns a leader.YieldTo where operands that another operator made serve the
+// policy, and that operator is ready: it can go on with them, and this one cannot.
+func (c *Controller) yield() error {
+	to := c.scene.elsewhere
+	if c.Elected && to != "" && to != c.Operator.Namespace && c.model.siblings[types.NamespacedName{Namespace: to, Name: c.Operator.Name}] {
+		return &leader.YieldTo{Namespace: to}
+	}
+	return nil
 }
 
 // hear takes in the news.
@@ -219,5 +251,8 @@ func (c *Controller) tellNode(node *corev1.Node, e upgrade.Event) {
 	if e.Warning {
 		kind = corev1.EventTypeWarning
 	}
-	c.Events.Eventf(node, nil, kind, e.Reason, action, "%s", e.Message)
+	c.Events.Eventf(node, nil, kind, e.Reason, action, "%s", record.Clean(e.Message, maxNote))
 }
+
+// maxNote is how many bytes the API server takes of an Event's message.
+const maxNote = 1024

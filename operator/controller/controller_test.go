@@ -1,26 +1,35 @@
 package controller
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/road"
 	"github.com/gpuready/gpuready/operator/status"
+	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
 // count is how many of the writes begin so.
@@ -140,6 +149,7 @@ func TestARefusedWriteIsTriedAgainAndNotBeforeItsTime(t *testing.T) {
 	w.turn(t.Context())
 	first := len(w.writes)
 	require.NotZero(t, first)
+	w.hear()
 	require.False(t, w.alarm.IsZero())
 	w.turn(t.Context())
 	require.Len(t, w.writes, first, "not yet")
@@ -277,4 +287,196 @@ func TestANodeThatMayNotBePatchedIsToldOfInTheStatus(t *testing.T) {
 	w.now = w.now.Add(time.Hour)
 	w.step()
 	require.Equal(t, metav1.ConditionFalse, meta.FindStatusCondition(w.policy("policy").Status.Conditions, v1.ConditionDegraded).Status)
+}
+
+// While the API server does not answer, the goroutine that owns the model goes on: no write
+// is waited for.
+func TestNoWriteIsWaitedFor(t *testing.T) {
+	w := newWorld(t)
+	var waiting []func()
+	w.spawn = func(request func()) { waiting = append(waiting, request) }
+	w.create(gpuNode("n1"), simulated("policy"))
+	w.show()
+	w.turn(t.Context())
+	require.NotEmpty(t, waiting)
+	require.LessOrEqual(t, len(waiting), maxFlying)
+	w.drain()
+	require.Equal(t, []string{"patch n1"}, w.writes, "the node is labelled while its objects are on their way")
+	w.now = w.now.Add(ReportEvery)
+	w.turn(t.Context())
+	objects := len(waiting)
+	for range 3 { // passes and reports
+		w.changed()
+		w.now = w.now.Add(ReportEvery)
+		w.turn(t.Context())
+	}
+	require.Len(t, waiting, objects, "each is sent once")
+	w.spawn = func(request func()) { request() }
+	for _, request := range waiting {
+		request()
+	}
+	w.step()
+	require.Contains(t, w.sets(), "nvidia-driver-daemonset")
+	require.Empty(t, w.step())
+	require.Zero(t, w.flying)
+	require.Empty(t, w.requests)
+}
+
+// outdatedNode is one whose driver pod is of another driver.
+func (w *world) outdatedNode(name string) {
+	w.create(gpuNode(name, label.Driver, "simulated"), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "old-" + name, Namespace: namespace, UID: types.UID("old-" + name), Labels: map[string]string{
+			"app": label.DriverApp, label.PartOf: label.Product, label.State: string(road.Driver), label.DriverDigest: "another",
+		}},
+		Spec: corev1.PodSpec{NodeName: name},
+	})
+}
+
+// A node whose patches are refused gives its turn to others after a while, is told of by
+// name, and is taken up again when it may be written.
+func TestANodeThatCannotBeWrittenGivesItsTurnBack(t *testing.T) {
+	for name, refusal := range map[string]error{
+		"admission": apierrors.NewForbidden(corev1.Resource("nodes"), "n1", errors.New("n1 is locked")),
+		"gone":      apierrors.NewNotFound(corev1.Resource("nodes"), "n1"),
+		"conflict":  apierrors.NewConflict(corev1.Resource("nodes"), "n1", errors.New("n1 is locked")),
+		"hangs":     fmt.Errorf("patch: %w", context.DeadlineExceeded),
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			policy := simulated("policy")
+			policy.Spec.Driver.UpgradePolicy = &v1.DriverUpgradePolicySpec{AutoUpgrade: true}
+			w.create(policy)
+			w.outdatedNode("n1")
+			w.outdatedNode("n2")
+			w.locked = map[string]error{"n1": refusal}
+			began := func(name string) bool { return upgrade.State(w.Labels(name)[label.UpgradeState]).InFlight() }
+			for range 10 {
+				w.later()
+			}
+			require.False(t, began("n2"), "one at a time")
+			for range 60 {
+				w.later()
+			}
+			require.True(t, began("n2"))
+			require.False(t, began("n1"))
+			st := w.policy("policy").Status
+			require.Equal(t, 1, st.Upgrade.Failed)
+			require.Contains(t, fmt.Sprint(st.Upgrade.Waiting), "{n1 the Node cannot be written")
+			require.Contains(t, meta.FindStatusCondition(st.Conditions, v1.ConditionDegraded).Message, "node n1: the Node cannot be written")
+			require.NotEqual(t, status.ReasonUpgradeFailed, meta.FindStatusCondition(st.Conditions, v1.ConditionDegraded).Reason)
+			tried := count(w.writes, "patch n1")
+			for range 60 {
+				w.later()
+			}
+			require.LessOrEqual(t, count(w.writes, "patch n1")-tried, 10, "once a minute")
+			require.False(t, began("n1"), "it waits for a turn")
+
+			w.locked = nil
+			w.gone(w.node("n2"))
+			for range 30 {
+				w.later()
+			}
+			require.True(t, began("n1"))
+			require.Zero(t, w.policy("policy").Status.Upgrade.Failed)
+		})
+	}
+}
+
+// A pod that may not be evicted holds up its own node: another is upgraded, and the
+// condition Degraded names node and pod until the pod has gone.
+func TestANodeWithAPodInTheWayGivesItsTurnBack(t *testing.T) {
+	w := newWorld(t)
+	policy := simulated("policy")
+	policy.Spec.Driver.UpgradePolicy = &v1.DriverUpgradePolicySpec{AutoUpgrade: true}
+	w.create(policy)
+	w.outdatedNode("n1")
+	w.outdatedNode("n2")
+	w.onNodes = map[string][]*upgrade.Pod{"n1": {{Namespace: "team", Name: strings.Repeat("b", 253), GPU: true}}, "n2": {}}
+	for range 5 {
+		w.later()
+	}
+	state := func(name string) upgrade.State { return upgrade.State(w.Labels(name)[label.UpgradeState]) }
+	require.Equal(t, upgrade.Required, state("n1"))
+	require.Equal(t, upgrade.PodRestart, state("n2"))
+	degraded := meta.FindStatusCondition(w.policy("policy").Status.Conditions, v1.ConditionDegraded)
+	require.Equal(t, string(reasonBlocked), degraded.Reason)
+	require.Contains(t, degraded.Message, "node n1: pod team/bbb")
+	require.Equal(t, 1, w.policy("policy").Status.Upgrade.Failed)
+	w.onNodes["n1"] = nil
+	w.model.common = true
+	for range 20 {
+		w.later()
+	}
+	require.Equal(t, upgrade.Required, state("n1"), "it waits for a turn")
+	w.gone(w.node("n2"))
+	for range 5 {
+		w.later()
+	}
+	require.Equal(t, upgrade.PodRestart, state("n1"))
+	require.Zero(t, w.policy("policy").Status.Upgrade.Failed)
+}
+
+// The API server refuses Events whose message is longer.
+func TestEventsFitTheAPIServersLimit(t *testing.T) {
+	w := newWorld(t)
+	w.create(gpuNode("n1"))
+	w.step()
+	long := strings.Repeat("pod ü/n ", 200)
+	w.tellNode(&corev1.Node{}, upgrade.Event{Reason: upgrade.Reason, Message: long})
+	w.event(simulated("policy"), status.Event{Type: "Normal", Reason: "R", Message: long})
+	w.event(simulated("policy"), status.Event{Node: "n1", Type: "Normal", Reason: "R", Message: long})
+	for range 3 {
+		_, note, _ := strings.Cut(<-w.events.Events, "pod")
+		require.LessOrEqual(t, len("pod")+len(note), 1024)
+		require.Greater(t, len(note), 1000)
+	}
+}
+
+// A hundred Nodes over which a webhook hangs delay no other.
+func TestSlowNodesHoldUpNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		written := make(chan time.Time, 1)
+		scheme, err := Scheme()
+		require.NoError(t, err)
+		c := fake.NewClientBuilder().WithScheme(scheme).WithInterceptorFuncs(interceptor.Funcs{
+			Patch: func(ctx context.Context, _ client.WithWatch, o client.Object, _ client.Patch, _ ...client.PatchOption) error {
+				if o.GetName() != "good" {
+					<-ctx.Done()
+					return ctx.Err()
+				}
+				written <- time.Now()
+				return nil
+			},
+		}).Build()
+		w := newWriter(c, newInbox(), func(*corev1.Node, upgrade.Event) {}, time.Now, slog.New(slog.DiscardHandler))
+		ctx, cancel := context.WithCancel(t.Context())
+		var done sync.WaitGroup
+		done.Go(func() { _ = w.run(ctx) })
+		for i := range 100 {
+			w.set(fmt.Sprint("slow-", i), &upgrade.Patch{})
+		}
+		time.Sleep(30 * time.Second)
+		began := time.Now()
+		w.set("good", &upgrade.Patch{})
+		require.Zero(t, (<-written).Sub(began))
+		cancel()
+		done.Wait()
+	})
+}
+
+// later lets a few seconds go by.
+func (w *world) later() {
+	w.now = w.now.Add(5 * time.Second)
+	for range 3 {
+		w.show()
+		w.turn(w.Context())
+		for w.writer.queue.Len() > 0 {
+			w.drain()
+		}
+		for name := range w.writer.wanted {
+			w.writer.queue.Add(name) // its back-off is over
+		}
+		w.drain()
+		w.now = w.now.Add(PassEvery)
+	}
 }

@@ -14,7 +14,6 @@ var (
 	serviceKind      = corev1.SchemeGroupVersion.WithKind("Service")
 	runtimeClassKind = nodev1.SchemeGroupVersion.WithKind("RuntimeClass")
 	daemonSetKind    = appsv1.SchemeGroupVersion.WithKind("DaemonSet")
-	deploymentKind   = appsv1.SchemeGroupVersion.WithKind("Deployment")
 	apiServiceKind   = schema.GroupVersionKind{Group: "apiregistration.k8s.io", Version: "v1", Kind: "APIService"}
 	imageStreamKind  = schema.GroupVersionKind{Group: "image.openshift.io", Version: "v1", Kind: "ImageStream"}
 )

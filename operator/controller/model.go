@@ -14,6 +14,7 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/apply"
 	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/progress"
 	"github.com/gpuready/gpuready/operator/road"
 	"github.com/gpuready/gpuready/operator/upgrade"
@@ -31,9 +32,16 @@ type model struct {
 	toolkit    map[string]string                            // the Driver Toolkit's images by RHCOS version
 	unread     string                                       // why that has not been read; "": it was
 	other      map[types.NamespacedName]bool                // Deployments of NVIDIA's operator
+	siblings   map[types.NamespacedName]bool                // Deployments of this product's operator, this one included, and whether a pod of it is ready
+	elsewhere  map[string]map[types.NamespacedName]bool     // pods of operands in other namespaces than namespace
+	namespace  string                                       // of the operands
 	configMaps map[string]*corev1.ConfigMap                 // without their values
 
-	unwritten map[string]error // Nodes that could not be patched, and why
+	unwritten map[string]error                  // Nodes that could not be patched, and why
+	refused   map[string]upgrade.Refusal        // those that could not for long
+	later     map[string]bool                   // those of them that are to be looked at when they may be written again
+	classes   map[string]bool                   // RuntimeClasses, and whether they give containers GPUs
+	telling   map[string]v1.ClusterPolicyStatus // of policies, on its way to the API server
 
 	openShift bool // the cluster has ImageStreams
 	census    *census
@@ -59,8 +67,9 @@ type operand struct {
 	driver *upgrade.Driver // nil: it is none
 }
 
-func newModel() *model {
+func newModel(namespace string) *model {
 	return &model{
+		namespace:  namespace,
 		policies:   map[string]*v1.ClusterPolicy{},
 		nodes:      map[string]*member{},
 		pods:       map[types.NamespacedName]*operand{},
@@ -69,8 +78,14 @@ func newModel() *model {
 		foreign:    map[apply.Key]bool{},
 		toolkit:    map[string]string{},
 		other:      map[types.NamespacedName]bool{},
+		siblings:   map[types.NamespacedName]bool{},
+		elsewhere:  map[string]map[types.NamespacedName]bool{},
 		configMaps: map[string]*corev1.ConfigMap{},
 		unwritten:  map[string]error{},
+		refused:    map[string]upgrade.Refusal{},
+		later:      map[string]bool{},
+		classes:    map[string]bool{},
+		telling:    map[string]v1.ClusterPolicyStatus{},
 		census:     newCensus(false),
 		common:     true,
 		dirty:      map[string]bool{},
@@ -113,11 +128,16 @@ func (m *model) seeNode(n *fleet.Node) {
 	before := have.node
 	have.node = n
 	m.touched[n.Name] = true
-	if have.again || have.sent != nil || !before.Equal(n) {
+	if have.again || have.sent != nil || !before.Equal(n) || repeated(before, n) {
 		have.again = false
 		m.dirty[n.Name] = true
 		m.count(before, n)
 	}
+}
+
+// repeated reports whether the validator has said again what an upgrade waits for.
+func repeated(before, now *fleet.Node) bool {
+	return upgrade.State(now.Labels[label.UpgradeState]).InFlight() && !before.GPUReady.Said.Equal(now.GPUReady.Said)
 }
 
 // count takes a Node into the census, in place of what it was.
@@ -136,6 +156,19 @@ func (m *model) served(handOver bool) *census {
 		}
 	}
 	return m.census
+}
+
+// refuse takes note that a Node could not be written for long; first is called where that
+// is news.
+func (m *model) refuse(name string, err error, why upgrade.Refusal, first func()) {
+	if m.nodes[name] == nil {
+		return
+	}
+	if _, again := m.refused[name]; !again {
+		first()
+	}
+	m.unwritten[name], m.refused[name] = err, why
+	m.touch(name)
 }
 
 // answer takes note of what became of a patch: version is what the Node has been since,
@@ -167,6 +200,7 @@ func (m *model) loseNode(name string) {
 		delete(m.placed, name)
 	}
 	delete(m.unwritten, name)
+	delete(m.refused, name)
 	m.count(have.node, nil)
 	m.touch(name)
 }
@@ -181,6 +215,38 @@ func (m *model) seePod(o *operand) {
 	if m.nodes[o.Node] != nil {
 		m.touch(o.Node)
 	}
+}
+
+// seeElsewhere records a pod of an operand in another namespace, or that it is gone. Only
+// those of a namespace that serves a policy matter: anybody can make the others.
+func (m *model) seeElsewhere(key types.NamespacedName, there bool) {
+	pods := m.elsewhere[key.Namespace]
+	if pods[key] == there {
+		return
+	}
+	if pods == nil {
+		pods = map[types.NamespacedName]bool{}
+		m.elsewhere[key.Namespace] = pods
+	}
+	pods[key] = true
+	if !there {
+		delete(pods, key)
+	}
+	if len(pods) == 0 {
+		delete(m.elsewhere, key.Namespace)
+	}
+	for _, p := range m.policies {
+		m.common = m.common || p.Status.Namespace == key.Namespace
+	}
+}
+
+// servedElsewhere returns the namespace in which operands that another operator made for a
+// policy still run; "" where there are none.
+func (m *model) servedElsewhere(p *v1.ClusterPolicy) string {
+	if ns := p.Status.Namespace; ns != m.namespace && len(m.elsewhere[ns]) > 0 {
+		return ns
+	}
+	return ""
 }
 
 func (m *model) losePod(key types.NamespacedName) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"time"
 
@@ -31,6 +32,10 @@ func (c *Controller) pass(ctx context.Context) {
 		}
 	}
 	if c.err = c.broken; c.scene.err != nil {
+		if c.plan != nil {
+			// Nothing is taken from nodes while it is not known what is wanted.
+			c.remove(&upgrade.Plan{Watch: c.plan.Watch}) //nolint:errcheck // of what is not asked for any more
+		}
 		c.plan = nil
 		return
 	}
@@ -39,12 +44,13 @@ func (c *Controller) pass(ctx context.Context) {
 	c.label(c.scene, c.plan)
 	c.Metrics.Reconciled("nodes", began, c.Now(), nil)
 	began = c.Now()
-	err := c.remove(ctx, c.plan)
+	err := c.remove(c.plan)
 	c.Metrics.Reconciled("upgrade", began, c.Now(), err)
 	c.err = errors.Join(c.broken, err)
 }
 
-// apply brings the objects to the cluster. What fails is not tried again before its time.
+// apply has the objects brought to the cluster, and returns what has failed so far. That
+// is not tried again before its time.
 func (c *Controller) apply(ctx context.Context, s *scene) error {
 	if s.err != nil {
 		return s.err
@@ -60,23 +66,21 @@ func (c *Controller) apply(ctx context.Context, s *scene) error {
 		return err
 	}
 	for _, change := range plan.Apply {
-		problems = append(problems, c.attempt(change.String(), func() error {
+		problems = append(problems, c.request(change.String(), false, func() (func(), error) {
 			have, err := apply.Apply(ctx, c.Client, change)
-			if err == nil {
+			return func() {
 				c.Log.Info("applied", "object", change.String(), "why", change.Why)
 				c.model.seeObject(change.Key, have)
-			}
-			return err
+			}, err
 		}))
 	}
 	for _, rest := range plan.Prune {
-		problems = append(problems, c.attempt(rest.String(), func() error {
+		problems = append(problems, c.request(rest.String(), false, func() (func(), error) {
 			err := apply.Prune(ctx, c.Client, rest.Object)
-			if err == nil {
+			return func() {
 				c.Log.Info("deleted", "object", rest.String())
 				c.model.loseObject(rest.Key, rest.Object.GetUID())
-			}
-			return err
+			}, err
 		}))
 	}
 	return errors.Join(problems...)
@@ -96,35 +100,75 @@ func (c *Controller) free(wanted []apply.Object) (free []apply.Object, problems 
 	return free, problems
 }
 
-// attempt does something that may fail, unless it has failed lately.
-func (c *Controller) attempt(name string, do func() error) error {
-	now := c.Now()
-	if failed := c.failed[name]; failed != nil && now.Before(failed.until) {
-		c.wake(failed.until)
-		return failed.err
-	}
-	err := do()
-	if err == nil {
-		delete(c.failed, name)
-		return nil
-	}
-	pause := firstRetry
-	if before := c.failed[name]; before != nil {
-		pause = min(2*before.pause, lastRetry)
-	}
-	if c.failed[name] == nil {
-		c.Log.Error("failed; it is tried again", "object", name, "error", err)
-	}
-	c.failed[name] = &failure{err: err, pause: pause, until: now.Add(pause)}
-	c.wake(now.Add(pause))
-	return err
+// request is one to the API server that is made beside the control goroutine. Of each name
+// there is one at a time.
+type request struct {
+	running bool
+	again   bool   // it was asked for while it was running
+	ended   func() // is called with its answer, whatever that is; nil: nothing is
+	err     error
+	pause   time.Duration
+	until   time.Time // it is not made again before
 }
 
-// failure is what could not be done, and when it is tried again.
-type failure struct {
-	err   error
-	pause time.Duration
-	until time.Time
+// maxFlying bounds how many requests about objects are on their way.
+const maxFlying = 16
+
+// request makes a request, unless one of its name is on its way or has failed lately, and
+// returns what came of the last one. done is called by the control goroutine when send has
+// succeeded. What is urgent does not wait for others.
+func (c *Controller) request(name string, urgent bool, send func() (done func(), err error)) error {
+	r := c.requests[name]
+	if r == nil {
+		r = &request{}
+		c.requests[name] = r
+	}
+	switch now := c.Now(); {
+	case r.running:
+		r.again = true
+		return r.err
+	case now.Before(r.until):
+		c.wake(r.until)
+		return r.err
+	case c.flying >= maxFlying && !urgent:
+		return r.err // there is a pass when one of them ends
+	}
+	r.running, r.again, r.ended = true, false, nil
+	c.flying++
+	c.spawn(func() {
+		done, err := send()
+		c.inbox.put(func(m *model) {
+			c.flying--
+			m.common = m.common || c.flying == maxFlying-1
+			c.answer(name, r, done, err)
+		})
+	})
+	return r.err
+}
+
+// answer takes note of what came of a request.
+func (c *Controller) answer(name string, r *request, done func(), err error) {
+	r.running = false
+	if r.ended != nil {
+		r.ended()
+	}
+	switch before := r.err; {
+	case err == nil:
+		delete(c.requests, name)
+		done()
+		if r.again || before != nil {
+			c.model.common = true
+		}
+		return
+	case before == nil:
+		c.Log.Error("failed; it is tried again", "object", name, "error", err)
+		c.model.common = true
+	case before.Error() != err.Error():
+		c.model.common = true
+	}
+	r.err, r.pause = err, max(firstRetry, min(2*r.pause, lastRetry))
+	r.until = c.Now().Add(r.pause)
+	c.wake(r.until)
 }
 
 // upgrade plans the change of drivers; without a policy, that nodes are let go of.
@@ -133,11 +177,15 @@ func (c *Controller) upgrade(s *scene) *upgrade.Plan {
 	in := upgrade.Input{
 		Policy: s.rolls, Targets: s.targets, Sets: s.sets, Serves: driver.Serves, Now: c.Now(),
 		Drivers: map[string]*upgrade.Driver{}, Pods: c.roll.Pods(), Writing: map[string]bool{},
+		Refused: map[string]upgrade.Refusal{}, Classes: s.classes,
 	}
 	for name := range c.roster.open(m) {
 		on := m.nodes[name]
 		if on.sent != nil && on.sent.Version == on.node.Version {
-			in.Writing[name] = true
+			in.Writing[name] = on.sent.Begins()
+		}
+		if r, refused := m.refused[name]; refused {
+			in.Refused[name] = r
 		}
 		if s.released || !on.node.Served(s.handOver) {
 			in.Leaving = append(in.Leaving, on.node)
@@ -146,6 +194,9 @@ func (c *Controller) upgrade(s *scene) *upgrade.Plan {
 		in.Nodes = append(in.Nodes, on.node)
 		if d := on.driver(); d != nil {
 			in.Drivers[name] = d
+			if r, stuck := c.stuck[d.UID]; stuck && !d.Deleting {
+				in.Refused[name] = r
+			}
 		}
 	}
 	in.Settled = c.roster.settled
@@ -157,23 +208,16 @@ func (c *Controller) upgrade(s *scene) *upgrade.Plan {
 
 // remove has pods removed and watched as planned; those of a Node with a patch on its way
 // come when the patch is there: a Node is cordoned before its pods go.
-func (c *Controller) remove(ctx context.Context, plan *upgrade.Plan) error {
-	now := *plan
-	written := func(all []upgrade.Removal) (some []upgrade.Removal) {
-		for _, r := range all {
-			if on := c.model.nodes[r.Node]; on != nil && on.sent == nil {
-				some = append(some, r)
-			}
-		}
-		return some
-	}
-	now.Evict, now.Delete = written(plan.Evict), written(plan.Delete)
-	return c.attempt("driver upgrade", func() error {
-		outcome, err := c.roll.Remove(ctx, &now)
-		c.wake(outcome.Next)
-		c.blocked = outcome.Blocked
-		return err
+func (c *Controller) remove(plan *upgrade.Plan) error {
+	outcome := c.roll.Remove(plan, func(node string) bool {
+		on := c.model.nodes[node]
+		return on == nil || on.sent != nil
 	})
+	if !maps.Equal(c.stuck, outcome.Stuck) {
+		c.model.common = true // it is to be planned with
+	}
+	c.blocked, c.stuck = outcome.Blocked, outcome.Stuck
+	return outcome.Err
 }
 
 // label has Nodes patched where they are not as they should be: those about which
@@ -184,6 +228,12 @@ func (c *Controller) label(s *scene, plan *upgrade.Plan) {
 	}
 	for name := range plan.Assign {
 		c.model.dirty[name] = true
+	}
+	for name := range c.model.later {
+		if !c.model.refused[name].Next.After(c.last) {
+			delete(c.model.later, name)
+			c.model.dirty[name] = true
+		}
 	}
 	for name := range c.model.dirty {
 		if on := c.model.nodes[name]; on != nil {
@@ -198,6 +248,11 @@ func (c *Controller) place(on *member, s *scene, plan *upgrade.Plan) {
 	if on.sent != nil && on.sent.Version == on.node.Version {
 		return // its answer is an event
 	}
+	if r := c.model.refused[on.node.Name]; r.Next.After(c.last) {
+		c.model.later[on.node.Name] = true
+		c.wake(r.Next)
+		return
+	}
 	var other fleet.Patch
 	if s.released {
 		other = on.node.RemovalPatch(on.speaks())
@@ -209,8 +264,10 @@ func (c *Controller) place(on *member, s *scene, plan *upgrade.Plan) {
 	case needed:
 		on.sent = &patch
 		c.writer.set(on.node.Name, on.sent)
-	case on.sent != nil:
+	case on.sent != nil || c.model.unwritten[on.node.Name] != nil && !plan.Waits(on.node.Name):
 		on.sent = nil
 		c.writer.set(on.node.Name, nil)
+		delete(c.model.unwritten, on.node.Name)
+		delete(c.model.refused, on.node.Name)
 	}
 }

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/gpuready/gpuready/internal/nodestate/record"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/apply"
 	"github.com/gpuready/gpuready/operator/fleet"
@@ -33,7 +35,6 @@ type reporting struct {
 	policy       string    // its UID
 	conditions   []metav1.Condition
 	tally        *status.Tally
-	until        time.Time // before it nothing that was said becomes untrue by itself; zero: never
 	wanted       progress.Wanted
 	provisioning *status.Provisioning
 }
@@ -41,11 +42,11 @@ type reporting struct {
 // due is when there is something to report; zero: never. A change is reported with what
 // follows from it at once, and all changes at most once in ReportEvery.
 func (c *Controller) due() time.Time {
-	at := c.said.until
-	if !c.since.IsZero() {
-		at = earlier(at, c.since.Add(PassEvery))
+	if c.since.IsZero() {
+		return time.Time{}
 	}
-	if soonest := c.said.at.Add(ReportEvery); at.Before(soonest) && !at.IsZero() {
+	at := c.since.Add(PassEvery)
+	if soonest := c.said.at.Add(ReportEvery); at.Before(soonest) {
 		return soonest
 	}
 	return at
@@ -55,12 +56,14 @@ func (c *Controller) due() time.Time {
 // and metrics.
 func (c *Controller) report(ctx context.Context) {
 	r, s, now := &c.said, c.scene, c.last
-	stale := !r.until.IsZero() && !now.Before(r.until)
 	c.since = time.Time{}
-	_, ignored := c.model.inForce()
-	for _, p := range ignored {
-		c.write(ctx, p, status.Sum(status.Input{Policy: p, Now: now, Namespace: c.Cluster.Namespace, Verdict: status.Ignored(s.policy.Name)}))
+	if s.policy != nil {
+		// Its status may be another since; what it asks for is as it was, or there is a pass.
+		if have := c.model.policies[s.policy.Name]; have != nil && have.UID == s.policy.UID && have.Generation == s.policy.Generation {
+			s.policy = have
+		}
 	}
+	defer c.ignore(ctx, s, now)
 	if s.policy == nil {
 		c.Metrics.Show(meter.Snapshot{})
 		*r = reporting{at: now}
@@ -72,11 +75,11 @@ func (c *Controller) report(ctx context.Context) {
 		c.model.touchAll()
 	}
 	r.at = now
-	changes := c.progress(s, now, stale)
+	changes := c.progress(s, now)
 	sum := status.Sum(status.Input{
-		Policy: s.policy, Now: now, Namespace: c.Cluster.Namespace, Verdict: c.verdict(s),
+		Policy: s.policy, Now: now, Namespace: cmp.Or(s.elsewhere, c.Cluster.Namespace), Verdict: c.verdict(s), Operator: c.Operator.String(), Others: c.others(),
 		Described: c.model.census.described > 0, Tally: r.tally, Choices: s.choices, Unserved: s.unserved,
-		Upgrade: upgrading(c.plan, c.blocked), UpgradeError: stopped(c.plan), Rolling: c.rolling(), Problems: s.told(), Err: errors.Join(c.err, c.model.refusal()),
+		Upgrade: upgrading(c.plan, c.blocked), UpgradeError: stopped(c.plan), Rolling: c.rolling(), Problems: append(s.told(), putOff(c.plan)...), Err: errors.Join(c.err, c.model.refusal()),
 		Provisioning: r.provisioning.Status(),
 	})
 	for _, e := range status.Events(r.conditions, sum.Conditions, changes) {
@@ -87,10 +90,24 @@ func (c *Controller) report(ctx context.Context) {
 	c.write(ctx, s.policy, sum)
 }
 
+// ignore tells the policies that are not in force so, after the one that is.
+func (c *Controller) ignore(ctx context.Context, s *scene, now time.Time) {
+	_, ignored := c.model.inForce()
+	for _, p := range ignored {
+		if s.policy != nil {
+			c.write(ctx, p, status.Sum(status.Input{
+				Policy: p, Now: now, Namespace: c.Cluster.Namespace, Verdict: status.Ignored(s.policy.Name), Operator: c.Operator.String(), Others: c.others(),
+			}))
+		}
+	}
+}
+
 // Reasons of what of the policy cannot be done, apart from those of the objects.
 const (
 	reasonUpgradePolicy state.Reason = "UpgradePolicyInvalid" // driver.upgradePolicy cannot be read
 	reasonCertificates  state.Reason = "CertificatesInvalid"  // registries are asked without some of driver.certConfig
+	reasonUnwritten     state.Reason = "NodeNotWritten"       // an upgrade gives way to those of nodes that can be written
+	reasonBlocked       state.Reason = "DriverUpgradeBlocked" // … of nodes on which no pod stands in the way
 )
 
 // told are what of the policy could not be rendered as it says.
@@ -101,8 +118,32 @@ func (s *scene) told() (all []status.Problem) {
 	return all
 }
 
+// putOff are the nodes whose driver's upgrade has given its turn back, since they cannot be
+// written, or since a pod stands in the way: the first of them, and how many more there are.
+func putOff(plan *upgrade.Plan) (all []status.Problem) {
+	if plan == nil {
+		return nil
+	}
+	add := func(reason state.Reason, nodes []upgrade.Failure, are, next string) {
+		if len(nodes) == 0 {
+			return
+		}
+		text := fmt.Sprintf("node %s: %s", nodes[0].Node, nodes[0].Why)
+		if len(nodes) > 1 {
+			text = fmt.Sprintf("%d nodes %s, %s", len(nodes), are, text)
+		}
+		all = append(all, status.Problem{Reason: string(reason), Message: text + "; other nodes' upgrades go on, and " + next})
+	}
+	add(reasonUnwritten, plan.Unwritten, "cannot be written", "it is tried again: see which admission webhook or policy refuses it")
+	add(reasonBlocked, plan.Blocked, "wait for pods to go", "it is tried again when the pod has gone")
+	return all
+}
+
 // verdict is why the policy is not carried out; nil: it is.
 func (c *Controller) verdict(s *scene) *status.Verdict {
+	if s.elsewhere != "" {
+		return status.OperandsElsewhere(s.elsewhere)
+	}
 	if !s.handOver || c.model.census.served > 0 {
 		return nil
 	}
@@ -113,24 +154,23 @@ func (c *Controller) verdict(s *scene) *status.Verdict {
 	return status.OtherOperator("Deployment "+running, label.HandOver+"="+label.Product)
 }
 
+// others returns the Deployments of this product's operator in other namespaces.
+func (c *Controller) others() (all []string) {
+	for key := range c.model.siblings {
+		if key.Namespace != c.Operator.Namespace {
+			all = append(all, key.String())
+		}
+	}
+	return all
+}
+
 // progress counts how far the GPU nodes are of which something was said, or all of them
-// where they are measured by something else; and those of which what was said is old by
-// now. It returns what has changed.
-func (c *Controller) progress(s *scene, now time.Time, stale bool) (changes []status.Change) {
+// where they are measured by something else. It returns what has changed.
+func (c *Controller) progress(s *scene, now time.Time) (changes []status.Change) {
 	r, touched := &c.said, c.model.touched
 	if wanted := (progress.Wanted{States: s.states, HandOver: s.handOver}); !reflect.DeepEqual(wanted, r.wanted) {
 		r.wanted = wanted
 		c.model.touchAll()
-	}
-	if stale {
-		r.until = time.Time{}
-		for n := range r.tally.Nodes() {
-			if !n.Until.IsZero() && !now.Before(n.Until) {
-				touched[n.Name] = true
-			} else {
-				r.until = earlier(r.until, n.Until)
-			}
-		}
 	}
 	for name := range touched {
 		if change, is := c.recount(name, s, now); is {
@@ -155,8 +195,7 @@ func (c *Controller) recount(name string, s *scene, now time.Time) (status.Chang
 	for _, o := range on.pods {
 		pods = append(pods, o.Pod)
 	}
-	n := status.Node{Node: on.node, Progress: progress.Of(on.node, pods, r.wanted, now)}
-	r.until = earlier(r.until, n.Until)
+	n := status.Node{Node: on.node, Progress: progress.Of(on.node, pods, r.wanted)}
 	before := r.tally.Put(n)
 	if before != nil && before.UID != n.UID {
 		r.provisioning.Forget(before.UID)
@@ -203,11 +242,11 @@ func (c *Controller) rolling() (names []string) {
 // event tells of something, on the policy or on a Node.
 func (c *Controller) event(policy *v1.ClusterPolicy, e status.Event) {
 	if e.Node == "" {
-		c.Events.Eventf(policy, nil, e.Type, e.Reason, action, "%s", e.Message)
+		c.Events.Eventf(policy, nil, e.Type, e.Reason, action, "%s", record.Clean(e.Message, maxNote))
 		return
 	}
 	if on := c.model.nodes[e.Node]; on != nil {
-		c.Events.Eventf(nodeObject(on.node), policy, e.Type, e.Reason, action, "%s", e.Message)
+		c.Events.Eventf(nodeObject(on.node), policy, e.Type, e.Reason, action, "%s", record.Clean(e.Message, maxNote))
 	}
 }
 
@@ -217,36 +256,46 @@ func nodeObject(n *fleet.Node) *corev1.Node {
 	return o
 }
 
-// write writes a policy's status, if it is another.
+// write has a policy's status written, if it is another.
 func (c *Controller) write(ctx context.Context, p *v1.ClusterPolicy, sum v1.ClusterPolicyStatus) {
-	if equality.Semantic.DeepEqual(p.Status, sum) {
+	name := "status of ClusterPolicy " + p.Name
+	have, telling := c.model.telling[p.Name]
+	if !telling {
+		have = p.Status
+	}
+	if equality.Semantic.DeepEqual(have, sum) {
 		return
 	}
-	_ = c.attempt("status of ClusterPolicy "+p.Name, func() error {
+	_ = c.request(name, p == c.scene.policy, func() (func(), error) {
 		ctx, cancel := context.WithTimeout(ctx, apply.Timeout)
 		defer cancel()
 		patch, err := statusPatch(p, sum)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		// Of the answer, no more is asked for than what the status is now known by.
 		written := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: v1.GroupVersion().String(), Kind: v1.Kind}}
 		written.Name = p.Name
-		if err := c.Client.Status().Patch(ctx, written, patch, client.FieldOwner(label.FieldManager)); err != nil {
-			return client.IgnoreNotFound(err)
-		}
-		if written.Generation != p.Generation || c.model.policies[p.Name] != p {
-			return nil // somebody else has written too: that is on its way
-		}
-		// Nothing follows from a status: what asks for something is what it was before.
-		next := *p
-		next.ResourceVersion, next.Status = written.ResourceVersion, sum
-		c.model.policies[p.Name] = &next
-		if c.scene.policy == p {
-			c.scene.policy = &next
-		}
-		return nil
+		err = c.Client.Status().Patch(ctx, written, patch, client.FieldOwner(label.FieldManager))
+		return func() {
+			if err != nil || written.Generation != p.Generation || c.model.policies[p.Name] != p {
+				return // it has gone, or somebody has written since: that is on its way, or here
+			}
+			// Nothing follows from a status: what asks for something is what it was before.
+			next := *p
+			next.ResourceVersion, next.Status = written.ResourceVersion, sum
+			c.model.policies[p.Name] = &next
+		}, client.IgnoreNotFound(err)
 	})
+	if r := c.requests[name]; r != nil && r.running && !telling {
+		c.model.telling[p.Name] = sum
+		r.ended = func() {
+			delete(c.model.telling, p.Name)
+			if have := c.model.policies[p.Name]; have != nil && have.UID != p.UID {
+				c.model.common = true // it was another of that name that was told
+			}
+		}
+	}
 }
 
 // statusPatch puts a status in place of the one before, of that policy and no other of its
@@ -269,7 +318,7 @@ func (c *Controller) show(sum v1.ClusterPolicyStatus) {
 	for _, g := range r.tally.Groups() {
 		snapshot.Add(meter.Place{Pool: g.Pool.String(), State: g.State, Status: g.Status}, g.Nodes, g.Since)
 	}
-	for _, kind := range []string{v1.ConditionReady, v1.ConditionProgressing, v1.ConditionDegraded, v1.ConditionUnserved} {
+	for _, kind := range []string{v1.ConditionReady, v1.ConditionProgressing, v1.ConditionDegraded, v1.ConditionUnserved, v1.ConditionContested} {
 		snapshot.Conditions[kind] = meta.IsStatusConditionTrue(sum.Conditions, kind)
 	}
 	for _, choice := range c.scene.choices {

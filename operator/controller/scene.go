@@ -29,6 +29,9 @@ type scene struct {
 	unserved []string     // fields of the policy
 	states   []road.State // that the policy asks for
 	err      error        // why it is not known what is wanted
+	// elsewhere is the namespace in which another operator's operands serve the policy.
+	// Nothing is made beside them.
+	elsewhere string
 }
 
 // terms are what is the same for all nodes: where one is another, each is looked at.
@@ -39,6 +42,7 @@ type terms struct {
 	rolls    upgrade.Policy
 	targets  map[fleet.Pool]upgrade.Target
 	sets     map[string]upgrade.Set // that there are
+	classes  map[string]bool        // RuntimeClasses, and whether they give containers GPUs
 }
 
 // rendering is the last one, and what it was made from.
@@ -53,11 +57,15 @@ type rendering struct {
 func (c *Controller) look() *scene {
 	m := c.model
 	m.common = false
-	s := &scene{terms: terms{handOver: len(m.other) > 0, sets: m.sets()}}
+	s := &scene{terms: terms{handOver: len(m.other) > 0, sets: m.sets(), classes: maps.Clone(m.classes)}}
 	s.policy, _ = m.inForce()
 	there := m.served(s.handOver)
 	if s.policy == nil {
 		s.released = true
+		return s
+	}
+	if s.elsewhere = m.servedElsewhere(s.policy); s.elsewhere != "" {
+		s.err = fmt.Errorf("operands for ClusterPolicy %s run in namespace %s", s.policy.Name, s.elsewhere)
 		return s
 	}
 	spec := &s.policy.Spec

@@ -5,8 +5,10 @@ import (
 	"fmt"
 
 	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -29,7 +31,7 @@ import (
 // Scheme returns the kinds that the operator reads and writes.
 func Scheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, appsv1.AddToScheme, nodev1.AddToScheme, metav1.AddMetaToScheme, v1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{authorizationv1.AddToScheme, corev1.AddToScheme, appsv1.AddToScheme, nodev1.AddToScheme, metav1.AddMetaToScheme, v1.AddToScheme} {
 		if err := add(s); err != nil {
 			return nil, err
 		}
@@ -47,14 +49,15 @@ func Caches(namespace string) cache.Options {
 		ByObject: map[client.Object]cache.ByObject{
 			&corev1.Node{}: {Transform: transform(fleet.Strip), UnsafeDisableDeepCopy: &noCopies},
 			&corev1.Pod{}: {
-				Namespaces: there, Transform: transform(progress.Strip), UnsafeDisableDeepCopy: &noCopies,
+				// In all namespaces, for the operands of another operator (model.elsewhere).
+				Transform: transform(progress.Strip), UnsafeDisableDeepCopy: &noCopies,
 				Label: labels.SelectorFromSet(labels.Set{label.PartOf: label.Product}),
 			},
 			&corev1.ConfigMap{}:     {Namespaces: there, Transform: transform(stripConfigMap)},
 			&appsv1.DaemonSet{}:     {Namespaces: there},
 			&corev1.Service{}:       {Namespaces: there},
 			&nodev1.RuntimeClass{}:  {},
-			partial(deploymentKind): {Field: fields.OneTermEqualSelector("metadata.name", otherName)},
+			&appsv1.Deployment{}:    {Field: fields.OneTermEqualSelector("metadata.name", otherName), Transform: transform(stripDeployment)},
 			partial(apiServiceKind): {Field: fields.OneTermEqualSelector("metadata.name", imageStreamService)},
 		},
 	}
@@ -111,9 +114,15 @@ func (c *Controller) watch(ctx context.Context) error {
 			return follow(ctx, c, &corev1.Service{}, see[*corev1.Service](serviceKind), lose[*corev1.Service](serviceKind))
 		},
 		func() (registration, error) {
-			return follow(ctx, c, &nodev1.RuntimeClass{}, see[*nodev1.RuntimeClass](runtimeClassKind), lose[*nodev1.RuntimeClass](runtimeClassKind))
+			return follow(ctx, c, &nodev1.RuntimeClass{}, seeClass, loseClass)
 		},
-		func() (registration, error) { return follow(ctx, c, partial(deploymentKind), seeOther, loseOther) },
+		func() (registration, error) {
+			informer, err := c.Informers.GetInformer(ctx, &appsv1.Deployment{})
+			if err != nil {
+				return nil, fmt.Errorf("watch Deployments: %w", err)
+			}
+			return c.reviewer.watch(ctx, informer)
+		},
 		func() (registration, error) {
 			return follow(ctx, c, partial(apiServiceKind), c.toolkit.serve, c.toolkit.unserve)
 		},
@@ -161,7 +170,17 @@ func seePolicy(m *model, p *v1.ClusterPolicy) {
 	if have := m.policies[p.Name]; have != nil && have.UID == p.UID && seen(p.ResourceVersion, have.ResourceVersion) {
 		return
 	}
-	m.policies[p.Name], m.common = p, true
+	if have := m.policies[p.Name]; have == nil || have.UID != p.UID || have.Generation != p.Generation || !have.DeletionTimestamp.Equal(p.DeletionTimestamp) || !m.tells(p) {
+		m.common = true
+	}
+	m.policies[p.Name] = p
+}
+
+// tells reports whether a policy's status is the one that is on its way to it: nothing
+// follows from that.
+func (m *model) tells(p *v1.ClusterPolicy) bool {
+	sum, is := m.telling[p.Name]
+	return is && equality.Semantic.DeepEqual(p.Status, sum)
 }
 
 func losePolicy(m *model, p *v1.ClusterPolicy) {
@@ -173,19 +192,45 @@ func seeNode(m *model, n *corev1.Node)  { m.seeNode(fleet.Observe(n)) }
 func loseNode(m *model, n *corev1.Node) { m.loseNode(n.Name) }
 
 func seePod(m *model, p *corev1.Pod) {
+	if p.Namespace != m.namespace {
+		if of := metav1.GetControllerOf(p); of != nil && of.Kind == daemonSetKind.Kind {
+			// One that is being deleted is nobody's operand any more, though its node may be
+			// gone, too, and never say that it has ended.
+			ended := p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+			m.seeElsewhere(named(p), !ended)
+		}
+		return
+	}
 	o := &operand{Pod: progress.ObservePod(p)}
 	if o.State == road.Driver {
 		o.driver = upgrade.ObserveDriver(p)
 	}
 	m.seePod(o)
 }
-func losePod(m *model, p *corev1.Pod) { m.losePod(named(p)) }
+
+func losePod(m *model, p *corev1.Pod) {
+	if p.Namespace != m.namespace {
+		m.seeElsewhere(named(p), false)
+		return
+	}
+	m.losePod(named(p))
+}
 
 func seeConfigMap(m *model, o *corev1.ConfigMap) { m.configMaps[o.Name], m.common = o, true }
 
 func loseConfigMap(m *model, o *corev1.ConfigMap) {
 	delete(m.configMaps, o.Name)
 	m.common = true
+}
+
+func seeClass(m *model, o *nodev1.RuntimeClass) {
+	see[*nodev1.RuntimeClass](runtimeClassKind)(m, o)
+	m.classes[o.Name] = upgrade.GPUHandler(o.Handler)
+}
+
+func loseClass(m *model, o *nodev1.RuntimeClass) {
+	lose[*nodev1.RuntimeClass](runtimeClassKind)(m, o)
+	delete(m.classes, o.Name)
 }
 
 // see and lose tell of objects of the kinds that the operator makes.
@@ -199,16 +244,4 @@ func lose[T client.Object](kind schema.GroupVersionKind) func(*model, T) {
 	return func(m *model, o T) {
 		m.loseObject(apply.Key{Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName()}, o.GetUID())
 	}
-}
-
-// seeOther takes note of NVIDIA's operator: of a Deployment of its name that is not ours.
-func seeOther(m *model, o *metav1.PartialObjectMetadata) {
-	if o.Labels[label.PartOf] != label.Product {
-		m.other[named(o)], m.common = true, true
-	}
-}
-
-func loseOther(m *model, o *metav1.PartialObjectMetadata) {
-	delete(m.other, named(o))
-	m.common = true
 }

@@ -46,13 +46,15 @@ type world struct {
 	client.Client
 	*Controller
 	now     time.Time
-	writes  []string // "patch Node n1"
-	refuse  error    // of every write
+	writes  []string         // "patch Node n1"
+	refuse  error            // of every write
+	locked  map[string]error // of writes of a Node
 	images  map[string]driver.Presence
 	removed []string          // pods
 	blocked map[string]string // evictions, by node
-	asks    *registry.Client  // nil: images are what the registry has
-	heard   chan string       // what asks has told of
+	onNodes map[string][]*upgrade.Pod
+	asks    *registry.Client // nil: images are what the registry has
+	heard   chan string      // what asks has told of
 	events  *events.FakeRecorder
 }
 
@@ -74,6 +76,9 @@ func newWorld(t testing.TB) *world {
 		},
 		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption) error {
 			w.writes = append(w.writes, "patch "+o.GetName())
+			if err := w.locked[o.GetName()]; err != nil {
+				return err
+			}
 			if w.refuse != nil {
 				return w.refuse
 			}
@@ -112,17 +117,18 @@ func (w *world) start() {
 		Now: func() time.Time { return w.now },
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
+	w.spawn = func(request func()) { request() }
 	w.Cleanup(w.writer.queue.ShutDown)
 	w.Cleanup(w.toolkit.queue.ShutDown)
 }
 
 // Pods, Remove and Start are Roll's.
-func (w *world) Pods() map[string][]*upgrade.Pod { return nil }
-func (w *world) Remove(_ context.Context, p *upgrade.Plan) (roll.Outcome, error) {
+func (w *world) Pods() map[string][]*upgrade.Pod { return w.onNodes }
+func (w *world) Remove(p *upgrade.Plan, _ func(string) bool) roll.Outcome {
 	for _, r := range append(p.Evict, p.Delete...) {
 		w.removed = append(w.removed, r.Name)
 	}
-	return roll.Outcome{Blocked: w.blocked}, nil
+	return roll.Outcome{Blocked: w.blocked}
 }
 func (w *world) Start(context.Context) error { return nil }
 

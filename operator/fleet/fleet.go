@@ -37,6 +37,7 @@ type Node struct {
 	Taints      []corev1.Taint    // all
 	Labels      map[string]string // those that the operator reads or writes
 	Annotations map[string]string // the same
+	Heartbeat   time.Time         // when the kubelet last said how the node is, by the node's clock
 	GPUReady    Condition         // the validator's word
 	GPUHealthy  Condition
 }
@@ -46,8 +47,8 @@ type Condition struct {
 	Status  corev1.ConditionStatus
 	Reason  string
 	Message string
-	Since   time.Time // of the status
-	Said    time.Time // when it was said last, although it stayed the same
+	Since   time.Time // of the status, by the node's clock
+	Said    time.Time // when it was said last, although it stayed the same, by the node's clock
 }
 
 // Pool is what nodes have in common that can have the same driver: equal Pools are one

@@ -34,7 +34,7 @@ func Observe(node *corev1.Node) *Node {
 	for i := range node.Status.Conditions {
 		switch c := &node.Status.Conditions[i]; c.Type {
 		case corev1.NodeReady:
-			n.Ready = c.Status == corev1.ConditionTrue
+			n.Ready, n.Heartbeat = c.Status == corev1.ConditionTrue, c.LastHeartbeatTime.Time
 		case readyType:
 			n.GPUReady = condition(c)
 		case healthyType:

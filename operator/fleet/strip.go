@@ -51,8 +51,8 @@ func readConditions(all []corev1.NodeCondition) []corev1.NodeCondition {
 	for _, c := range all {
 		switch c.Type {
 		case corev1.NodeReady:
-			// The kubelet's words, and when it last said them, are nobody's here.
-			read = append(read, corev1.NodeCondition{Type: c.Type, Status: c.Status})
+			// The kubelet's words are nobody's here.
+			read = append(read, corev1.NodeCondition{Type: c.Type, Status: c.Status, LastHeartbeatTime: c.LastHeartbeatTime})
 		case readyType, healthyType:
 			read = append(read, c)
 		}

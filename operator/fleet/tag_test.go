@@ -12,7 +12,8 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// osRelease reads a file as NFD does.
+// osRelease reads a file as NFD does. The files have the keys that are read, with the values
+// that the named release of the system has in its own /etc/os-release.
 func osRelease(t *testing.T, name string) map[string]string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("testdata/os-release", name))

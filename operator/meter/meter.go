@@ -32,6 +32,8 @@ type Metrics struct {
 	last       *prometheus.GaugeVec
 	writes     *prometheus.CounterVec
 	registry   *prometheus.CounterVec
+	leads      prometheus.Gauge
+	standsDown *prometheus.GaugeVec
 	snapshot   *snapshots
 }
 
@@ -53,9 +55,15 @@ func New(r prometheus.Registerer) *Metrics {
 		registry: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: prefix + "registry_answers_total", Help: "What registries said of driver images: present, absent, unknown (it could not be asked).",
 		}, []string{"answer"}),
+		leads: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: prefix + "leads", Help: "1 where this process holds the Lease and acts.",
+		}),
+		standsDown: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: prefix + "stands_down", Help: "1 where this process does nothing because the operator installed in another namespace serves the cluster.",
+		}, []string{"for_namespace"}),
 		snapshot: &snapshots{},
 	}
-	r.MustRegister(m.reconciles, m.durations, m.last, m.writes, m.registry, m.snapshot)
+	r.MustRegister(m.reconciles, m.durations, m.last, m.writes, m.registry, m.leads, m.standsDown, m.snapshot)
 	// From the start, so that the first time counts.
 	for _, about := range []string{"policy", "nodes", "upgrade"} {
 		m.reconciles.WithLabelValues(about, ok)
@@ -84,6 +92,19 @@ func (m *Metrics) Reconciled(about string, began, ended time.Time, err error) {
 	}
 	m.reconciles.WithLabelValues(about, ok).Inc()
 	m.last.WithLabelValues(about).Set(float64(ended.UnixMilli()) / 1000)
+}
+
+// Leads shows whether this process acts and, where it does not because of an operator in
+// another namespace, that namespace.
+func (m *Metrics) Leads(leads bool, standsDownFor string) {
+	m.leads.Set(0)
+	if leads {
+		m.leads.Set(1)
+	}
+	m.standsDown.Reset()
+	if standsDownFor != "" {
+		m.standsDown.WithLabelValues(standsDownFor).Set(1)
+	}
 }
 
 // Answered tells of a registry's answer: Present, Absent or Unknown.

@@ -32,8 +32,9 @@ const (
 	Unknown  Status = "unknown"  // nobody says anything that could be believed
 )
 
-// Stale is the age from which the validator's condition, which it says again every five
-// minutes, is not believed any more.
+// Stale is how far the validator's condition, which it says again every five minutes, may
+// be behind what the kubelet says as often, before it is not believed any more. Both are by
+// the node's clock, whatever that shows: it is compared with no other.
 const Stale = 15 * time.Minute
 
 // Reasons of a node's progress, apart from those of its pods and of the validator.
@@ -61,8 +62,6 @@ type Progress struct {
 	Reason  string
 	Message string // at most 512 bytes, one line
 	Since   time.Time
-	// Until is when it will be another although nothing happens; zero: never.
-	Until time.Time
 	// Beside are states that nothing waits for, or that have been proven, and whose pods
 	// do not start.
 	Beside []Trouble
@@ -90,7 +89,7 @@ var proofs = map[road.State]road.State{
 }
 
 // Of says how far a node is that has a GPU. pods are the operands' on it.
-func Of(n *fleet.Node, pods []*Pod, w Wanted, now time.Time) Progress {
+func Of(n *fleet.Node, pods []*Pod, w Wanted) Progress {
 	switch {
 	case n.Away():
 		return Progress{Status: Excluded, Reason: ReasonExcluded, Message: "the label " + label.Operands + "=false keeps the operands away"}
@@ -99,11 +98,8 @@ func Of(n *fleet.Node, pods []*Pod, w Wanted, now time.Time) Progress {
 	case !n.Ready:
 		return Progress{State: road.Prerequisites, Status: Unknown, Reason: ReasonNodeNotReady, Message: "the Node is not Ready: nothing that is said of it can be believed"}
 	}
-	l := look{node: n, pods: pods, word: listen(n, now)}
+	l := look{node: n, pods: pods, word: listen(n)}
 	p := l.walk(w.States)
-	if l.word.known() {
-		p.Until = l.word.Said.Add(Stale)
-	}
 	p.Beside = l.beside(p, w.States)
 	return p
 }
@@ -119,7 +115,7 @@ type word struct {
 func (w word) known() bool { return w.silent == "" }
 
 // listen reads the condition GPUReady: its message begins with the layer that it is about.
-func listen(n *fleet.Node, now time.Time) word {
+func listen(n *fleet.Node) word {
 	w := word{Condition: n.GPUReady}
 	if w.Said.IsZero() {
 		w.Said = w.Since // nobody says it again
@@ -128,7 +124,7 @@ func listen(n *fleet.Node, now time.Time) word {
 	switch {
 	case w.Status == "":
 		w.silent = ReasonNotValidated
-	case now.Sub(w.Said) >= Stale:
+	case n.Heartbeat.Sub(w.Said) >= Stale:
 		w.silent = ReasonStale
 	case w.Status == corev1.ConditionTrue:
 		w.proven = len(all)

@@ -122,7 +122,7 @@ func TestAPodSaysWhyItIsNotReady(t *testing.T) {
 
 // node has all that a GPU node has, but for what change does.
 func node(change ...func(*fleet.Node)) *fleet.Node {
-	n := &fleet.Node{Name: "n1", UID: "1", GPU: true, Ready: true, Created: now.Add(-time.Hour), Labels: map[string]string{label.GPUProduct: "GPU"}}
+	n := &fleet.Node{Name: "n1", UID: "1", GPU: true, Ready: true, Heartbeat: now, Created: now.Add(-time.Hour), Labels: map[string]string{label.GPUProduct: "GPU"}}
 	heard(corev1.ConditionTrue, "Ready", "8 of 8 GPUs ready")(n)
 	for _, c := range change {
 		c(n)
@@ -175,8 +175,8 @@ func TestHowFarANodeIs(t *testing.T) {
 		"validator cannot start":               {node(silent), []*corev1.Pod{pod(driverApp), pod(validatorApp, broken)}, 2, road.DriverValidation, Failed, ReasonImagePull},
 		"validator says nothing":               {node(silent), all, 2, road.DriverValidation, Unknown, ReasonNotValidated},
 		"validator is kept away":               {node(silent, labelled(label.Deploy+"operator-validator", "false")), all[:3], 2, road.DriverValidation, Unknown, ReasonNotValidated},
-		"validator has been silent for long":   {node(func(n *fleet.Node) { n.GPUReady.Said = now.Add(-Stale) }), all, 2, road.DriverValidation, Unknown, ReasonStale},
-		"validator's pod died, its word stays": {node(func(n *fleet.Node) { n.GPUReady.Said = now.Add(-Stale) }), []*corev1.Pod{pod(driverApp), pod(validatorApp, unready(crashes(waits("CrashLoopBackOff", ""), 1, "x")))}, 2, road.DriverValidation, Failed, ReasonCrashLoop},
+		"validator has been silent for long":   {node(func(n *fleet.Node) { n.GPUReady.Said = n.Heartbeat.Add(-Stale) }), all, 2, road.DriverValidation, Unknown, ReasonStale},
+		"validator's pod died, its word stays": {node(func(n *fleet.Node) { n.GPUReady.Said = n.Heartbeat.Add(-Stale) }), []*corev1.Pod{pod(driverApp), pod(validatorApp, unready(crashes(waits("CrashLoopBackOff", ""), 1, "x")))}, 2, road.DriverValidation, Failed, ReasonCrashLoop},
 		"kubelet is not heard of":              {node(func(n *fleet.Node) { n.Ready = false }), all, 0, road.Prerequisites, Unknown, ReasonNodeNotReady},
 		"kept away":                            {node(labelled(label.Operands, "false")), nil, 0, "", Excluded, ReasonExcluded},
 		"a person keeps the driver away":       {node(silent, labelled(label.Deploy+"driver", "false")), nil, 2, road.DriverValidation, Waiting, ReasonNoPod},
@@ -189,7 +189,7 @@ func TestHowFarANodeIs(t *testing.T) {
 			for _, p := range c.pods {
 				pods = append(pods, ObservePod(p))
 			}
-			p := Of(c.node, pods, Wanted{States: road.States()}, now)
+			p := Of(c.node, pods, Wanted{States: road.States()})
 			require.Equal(t, []any{c.state, c.status, c.reason}, []any{p.State, p.Status, p.Reason}, p.Message)
 			require.Equal(t, append([]road.State{}, road.States()[:c.steps]...), append([]road.State{}, p.Steps...))
 			require.NotEmpty(t, p.Message)
@@ -220,42 +220,50 @@ func TestAValidatorThatIsCreatedAnewHasNotFailed(t *testing.T) {
 		if strings.HasPrefix(node(c.node).GPUReady.Message, "cuda: ") {
 			at = road.PluginValidation
 		}
-		p := Of(node(c.node), pods, Wanted{States: road.States()}, now)
+		p := Of(node(c.node), pods, Wanted{States: road.States()})
 		require.Equal(t, at, p.State, name)
 		require.Equal(t, c.status, p.Status, name)
 		require.Equal(t, node(c.node).GPUReady.Reason, p.Reason, name)
 	}
-	none := Of(node(without), []*Pod{ObservePod(pod(driverApp))}, Wanted{States: road.States()}, now)
+	none := Of(node(without), []*Pod{ObservePod(pod(driverApp))}, Wanted{States: road.States()})
 	require.Equal(t, Waiting, none.Status, "the next pod comes")
 }
 
 func TestStatesThatAreNotWantedAreNotWaitedFor(t *testing.T) {
 	w := Wanted{States: []road.State{road.Prerequisites, road.DriverValidation, road.Toolkit, road.ToolkitValidation, road.DevicePlugin, road.PluginValidation}}
-	p := Of(node(silent), []*Pod{ObservePod(pod(validatorApp))}, w, now)
+	p := Of(node(silent), []*Pod{ObservePod(pod(validatorApp))}, w)
 	require.Equal(t, road.DriverValidation, p.State, "the host has a driver")
-	require.Equal(t, Ready, Of(node(without(label.GPUProduct)), nil, w, now).Status)
+	require.Equal(t, Ready, Of(node(without(label.GPUProduct)), nil, w).Status)
 }
 
 func TestANodeThatWasNotHandedOverIsLeftAlone(t *testing.T) {
 	w := Wanted{States: road.States(), HandOver: true}
-	require.Equal(t, ReasonHandedOver, Of(node(), nil, w, now).Reason)
-	require.Equal(t, Ready, Of(node(labelled(label.HandOver, label.Product)), nil, w, now).Status)
+	require.Equal(t, ReasonHandedOver, Of(node(), nil, w).Reason)
+	require.Equal(t, Ready, Of(node(labelled(label.HandOver, label.Product)), nil, w).Status)
 }
 
 func TestWhatNothingWaitsForIsToldBeside(t *testing.T) {
 	broken := unready(waits("ImagePullBackOff", "gone"))
 	pods := []*Pod{ObservePod(pod("nvidia-dcgm-exporter", broken)), ObservePod(pod(driverApp, broken))}
 	w := Wanted{States: append(road.States(), road.DCGMExporter)}
-	p := Of(node(), pods, w, now)
+	p := Of(node(), pods, w)
 	require.Equal(t, Ready, p.Status, "a driver that is proven stays so until the validator says otherwise")
 	require.Len(t, p.Beside, 2)
 	require.Equal(t, road.DCGMExporter, p.Beside[0].State)
-	p = Of(node(silent), pods, w, now)
+	p = Of(node(silent), pods, w)
 	require.Equal(t, []any{road.Driver, Failed}, []any{p.State, p.Status})
 	require.Len(t, p.Beside, 1)
 }
 
-func TestWhenToLookAgain(t *testing.T) {
-	require.Equal(t, now.Add(11*time.Minute), Of(node(), nil, Wanted{States: road.States()}, now).Until)
-	require.Zero(t, Of(node(silent), nil, Wanted{States: road.States()}, now).Until)
+// A node whose clock is wrong is believed like any other: what it says is compared with what
+// it says itself.
+func TestANodesClockMayShowAnything(t *testing.T) {
+	for _, ahead := range []time.Duration{-24 * time.Hour, -10 * time.Minute, 0, 10 * time.Minute, 24 * time.Hour} {
+		n := node(func(n *fleet.Node) {
+			n.Heartbeat, n.GPUReady.Said, n.GPUReady.Since = n.Heartbeat.Add(ahead), n.GPUReady.Said.Add(ahead), n.GPUReady.Since.Add(ahead)
+		})
+		require.Equal(t, Ready, Of(n, nil, Wanted{States: road.States()}).Status, ahead)
+		n.GPUReady.Said = n.Heartbeat.Add(-Stale)
+		require.Equal(t, ReasonStale, Of(n, []*Pod{ObservePod(pod(driverApp)), ObservePod(pod(validatorApp))}, Wanted{States: road.States()}).Reason, ahead)
+	}
 }

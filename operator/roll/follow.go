@@ -10,7 +10,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -28,18 +32,27 @@ const watching = 5 * time.Minute
 // How long is waited after a list or watch that failed, or ended at once.
 const pauseAfterError = 2 * time.Second
 
+// readDeadline bounds one request to read, and the beginning of a watch.
+const readDeadline = 10 * time.Second
+
 // nodeName is the field by which the API server selects pods of a node.
 const nodeName = "spec.nodeName"
 
 // follower knows the pods of one node.
 type follower struct {
-	node   string
-	cancel context.CancelFunc
+	node       string
+	namespaces []string // Options.Namespaces
+	cancel     context.CancelFunc
+
+	claims map[use]bool // of allocated ResourceClaims: whether they hold a GPU; only run uses it
 
 	mu   sync.Mutex
 	pods map[string]*upgrade.Pod // by UID; nil: not known yet
 	err  error                   // why they may not be listed or watched; nil: they may
 }
+
+// use is a pod's of a ResourceClaim: once the pod has gone, another claim may have the name.
+type use struct{ pod, claim string }
 
 // Pods are those of the followed nodes, as far as they are known: upgrade.Input.Pods.
 func (r *Roller) Pods() map[string][]*upgrade.Pod {
@@ -72,7 +85,7 @@ func (r *Roller) follow(nodes []string) {
 			continue
 		}
 		ctx, cancel := context.WithCancel(context.Background())
-		f := &follower{node: node, cancel: cancel}
+		f := &follower{node: node, namespaces: r.Namespaces, cancel: cancel}
 		r.followers[node] = f
 		r.running.Go(func() { f.run(ctx, r.Client, r.Changed) })
 	}
@@ -142,15 +155,20 @@ func (r *Roller) denied() error {
 // once lists, and watches until the watch ends.
 func (f *follower) once(ctx context.Context, c client.WithWatch, changed func()) error {
 	var list corev1.PodList
-	short, cancel := context.WithTimeout(ctx, deadline)
+	short, cancel := context.WithTimeout(ctx, readDeadline)
 	err := c.List(short, &list, client.MatchingFields{nodeName: f.node})
 	cancel()
 	if err != nil {
 		return fmt.Errorf("pods of node %s cannot be listed: %w", f.node, err)
 	}
 	pods := map[string]*upgrade.Pod{}
+	f.claims = map[use]bool{}
 	for i := range list.Items {
-		pods[string(list.Items[i].UID)] = upgrade.ObservePod(&list.Items[i])
+		pod, err := f.observe(ctx, c, &list.Items[i])
+		if err != nil {
+			return err
+		}
+		pods[pod.UID] = pod
 	}
 	f.mu.Lock()
 	f.pods = pods
@@ -158,7 +176,7 @@ func (f *follower) once(ctx context.Context, c client.WithWatch, changed func())
 	changed()
 
 	seconds := int64(watching / time.Second)
-	long, cancel := context.WithTimeout(ctx, watching+deadline)
+	long, cancel := context.WithTimeout(ctx, watching+readDeadline)
 	defer cancel()
 	w, err := c.Watch(long, &corev1.PodList{}, client.MatchingFields{nodeName: f.node},
 		&client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: list.ResourceVersion, TimeoutSeconds: &seconds}})
@@ -175,7 +193,7 @@ func (f *follower) once(ctx context.Context, c client.WithWatch, changed func())
 			if !ok {
 				return nil
 			}
-			if err := f.take(event); err != nil {
+			if err := f.apply(long, c, event); err != nil {
 				return err
 			}
 			changed()
@@ -183,18 +201,74 @@ func (f *follower) once(ctx context.Context, c client.WithWatch, changed func())
 	}
 }
 
-// take notes what an event tells.
-func (f *follower) take(event watch.Event) error {
+// apply updates the known pods by an event.
+func (f *follower) apply(ctx context.Context, c client.Client, event watch.Event) error {
 	pod, ok := event.Object.(*corev1.Pod)
 	if !ok {
 		return fmt.Errorf("the watch of the pods of node %s ended with %v", f.node, event.Type)
 	}
+	var seen *upgrade.Pod
+	if event.Type == watch.Added || event.Type == watch.Modified {
+		var err error
+		if seen, err = f.observe(ctx, c, pod); err != nil {
+			return err
+		}
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if event.Type == watch.Deleted {
+	switch {
+	case seen != nil:
+		f.pods[seen.UID] = seen
+	case event.Type == watch.Deleted:
 		delete(f.pods, string(pod.UID))
-	} else if event.Type != watch.Bookmark {
-		f.pods[string(pod.UID)] = upgrade.ObservePod(pod)
 	}
 	return nil
 }
+
+// observe reduces a pod to what upgrades need. Its ResourceClaims are read where nothing
+// else shows that it uses a GPU.
+func (f *follower) observe(ctx context.Context, c client.Client, pod *corev1.Pod) (*upgrade.Pod, error) {
+	p := upgrade.ObservePod(pod, f.namespaces...)
+	if p.GPU || p.Finished {
+		return p, nil
+	}
+	for _, name := range upgrade.Claims(pod) {
+		gpu, err := f.allocated(ctx, c, pod, name)
+		if err != nil {
+			return nil, fmt.Errorf("ResourceClaim %s/%s of pod %s on node %s: %w", pod.Namespace, name, pod.Name, f.node, err)
+		}
+		p.GPU = p.GPU || gpu
+	}
+	return p, nil
+}
+
+// allocated reports whether a GPU is allocated to a ResourceClaim. The answer is cached:
+// an allocation does not change while a pod uses the claim.
+func (f *follower) allocated(ctx context.Context, c client.Client, pod *corev1.Pod, name string) (gpu bool, err error) {
+	key := use{string(pod.UID), name}
+	if gpu, known := f.claims[key]; known {
+		return gpu, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, readDeadline)
+	defer cancel()
+	served, err := c.RESTMapper().RESTMapping(claimKind)
+	if meta.IsNoMatchError(err) {
+		return false, nil // the API was switched off: nobody prepares a claim
+	}
+	if err != nil {
+		return false, err
+	}
+	claim := &unstructured.Unstructured{}
+	claim.SetGroupVersionKind(served.GroupVersionKind)
+	if err := c.Get(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: name}, claim); err != nil {
+		return false, client.IgnoreNotFound(err)
+	}
+	known, gpu := upgrade.ObserveClaim(claim)
+	if known {
+		f.claims[key] = gpu
+	}
+	return gpu, nil
+}
+
+// claimKind is read in the version that the API server prefers.
+var claimKind = schema.GroupKind{Group: "resource.k8s.io", Kind: "ResourceClaim"}

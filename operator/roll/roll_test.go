@@ -4,22 +4,30 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
+	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
+	"pgregory.net/rapid"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
@@ -33,115 +41,287 @@ func pod(name, node string) *corev1.Pod {
 }
 
 func newClient(funcs interceptor.Funcs, objects ...client.Object) client.WithWatch {
-	return fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(objects...).WithInterceptorFuncs(funcs).
+	kinds := meta.NewDefaultRESTMapper([]schema.GroupVersion{resourcev1.SchemeGroupVersion, corev1.SchemeGroupVersion})
+	kinds.Add(corev1.SchemeGroupVersion.WithKind("Pod"), meta.RESTScopeNamespace)
+	kinds.Add(resourcev1.SchemeGroupVersion.WithKind("ResourceClaim"), meta.RESTScopeNamespace)
+	return fake.NewClientBuilder().WithScheme(scheme.Scheme).WithRESTMapper(kinds).WithObjects(objects...).WithInterceptorFuncs(funcs).
 		WithIndex(&corev1.Pod{}, nodeName, func(o client.Object) []string { return []string{o.(*corev1.Pod).Spec.NodeName} }).Build()
 }
 
-// start starts a Roller that ends with the test.
-func start(t *testing.T, o Options) *Roller {
+// answers is an API server that answers requests to remove pods as it is told.
+type answers struct {
+	mu     sync.Mutex
+	answer func(ctx context.Context, pod upgrade.Removal, nth int) error // of the nth request for a pod
+	asked  map[string][]time.Time                                        // by the pod's name
+}
+
+func (a *answers) Evict(ctx context.Context, pod upgrade.Removal) error { return a.ask(ctx, pod) }
+
+func (a *answers) Delete(ctx context.Context, pod upgrade.Removal) error { return a.ask(ctx, pod) }
+
+func (a *answers) ask(ctx context.Context, pod upgrade.Removal) error {
+	a.mu.Lock()
+	if a.asked == nil {
+		a.asked = map[string][]time.Time{}
+	}
+	a.asked[pod.Name] = append(a.asked[pod.Name], time.Now())
+	nth := len(a.asked[pod.Name])
+	a.mu.Unlock()
+	return a.answer(ctx, pod, nth)
+}
+
+// of is when requests for a pod were made, in seconds since a time.
+func (a *answers) of(name string, since time.Time) (seconds []float64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, at := range a.asked[name] {
+		seconds = append(seconds, at.Sub(since).Seconds())
+	}
+	return seconds
+}
+
+func planned(name, node string) upgrade.Removal {
+	return upgrade.Removal{Node: node, NodeUID: "uid-" + node, Namespace: "default", Name: name, UID: "uid-" + name}
+}
+
+// start starts a Roller, and returns how it is ended.
+func start(o Options) (r *Roller, end func()) {
 	if o.Changed == nil {
 		o.Changed = func() {}
 	}
-	r := New(o)
-	ctx, cancel := context.WithCancel(t.Context())
+	r = New(o)
+	ctx, cancel := context.WithCancel(context.Background())
 	var done sync.WaitGroup
 	done.Go(func() { _ = r.Start(ctx) })
-	t.Cleanup(func() { cancel(); done.Wait() })
-	return r
+	return r, func() { cancel(); done.Wait() }
+}
+
+func anyNode(string) bool { return false }
+
+func budget() error {
+	err := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
+	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{
+		Type: policyv1.DisruptionBudgetCause, Message: "The disruption budget web needs 2 healthy pods and has 2 currently"})
+	return err
 }
 
 func TestARefusedEvictionIsTriedAgainLater(t *testing.T) {
-	var tries int
-	refuse := true
-	c := newClient(interceptor.Funcs{SubResourceCreate: func(ctx context.Context, c client.Client, sub string, o, s client.Object, opts ...client.SubResourceCreateOption) error {
-		tries++
-		require.Equal(t, "eviction", sub)
-		require.Equal(t, types.UID("uid-p"), *s.(*policyv1.Eviction).DeleteOptions.Preconditions.UID)
-		deadline, ok := ctx.Deadline()
-		require.True(t, ok && time.Until(deadline) <= 10*time.Second)
-		if refuse {
-			err := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
-			err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{
-				Type: policyv1.DisruptionBudgetCause, Message: "The disruption budget web needs 2 healthy pods and has 2 currently"})
-			return err
+	synctest.Test(t, func(t *testing.T) {
+		refuse := true
+		var mu sync.Mutex
+		api := &answers{answer: func(ctx context.Context, _ upgrade.Removal, _ int) error {
+			mu.Lock()
+			defer mu.Unlock()
+			until, ok := ctx.Deadline()
+			if !ok || time.Until(until) > time.Minute {
+				t.Error("a request without a deadline")
+			}
+			if refuse {
+				return budget()
+			}
+			return nil
+		}}
+		var told []string
+		changes := 0
+		r, end := start(Options{Remover: api, Changed: func() { changes++ }, Tell: func(n *corev1.Node, e upgrade.Event) { told = append(told, string(n.UID)+" "+e.Message) }})
+		defer end()
+		plan := &upgrade.Plan{Evict: []upgrade.Removal{planned("p", "a")}}
+		began := time.Now()
+		require.Empty(t, r.Remove(plan, anyNode).Blocked, "it does not wait for an answer")
+		const why = "pod default/p cannot be evicted: The disruption budget web needs 2 healthy pods and has 2 currently"
+		for range 60 {
+			time.Sleep(time.Second)
+			synctest.Wait()
+			require.Equal(t, map[string]string{"a": why}, r.Remove(plan, anyNode).Blocked)
 		}
-		return c.SubResource(sub).Create(ctx, o, s, opts...)
-	}}, pod("p", "a"))
-	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	var told []string
-	r := start(t, Options{Client: c, Now: func() time.Time { return now }, Tell: func(n *corev1.Node, e upgrade.Event) { told = append(told, string(n.UID)+" "+e.Message) }})
-	plan := &upgrade.Plan{Evict: []upgrade.Removal{{Node: "a", NodeUID: "1", Namespace: "default", Name: "p", UID: "uid-p"}}}
-
-	for _, pause := range []time.Duration{1, 2, 4, 8, 15, 15} {
-		o, err := r.Remove(t.Context(), plan)
-		require.NoError(t, err)
-		require.Equal(t, map[string]string{"a": "pod default/p cannot be evicted: The disruption budget web needs 2 healthy pods and has 2 currently"}, o.Blocked)
-		require.Equal(t, now.Add(pause*time.Second), o.Next)
-		before := tries
-		_, err = r.Remove(t.Context(), plan) // too early
-		require.NoError(t, err)
-		require.Equal(t, before, tries)
-		now = o.Next
-	}
-	require.Equal(t, []string{"1 pod default/p cannot be evicted: The disruption budget web needs 2 healthy pods and has 2 currently; it is tried again until it may"}, told)
-	refuse = false
-	o, err := r.Remove(t.Context(), plan)
-	require.NoError(t, err)
-	require.Equal(t, Outcome{Blocked: map[string]string{}}, o)
-	require.True(t, apierrors.IsNotFound(c.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "p"}, &corev1.Pod{})))
-	_, err = r.Remove(t.Context(), plan) // it has gone
-	require.NoError(t, err)
+		require.Equal(t, []float64{0, 1, 3, 7, 15, 30, 45, 60}, api.of("p", began))
+		require.Equal(t, []string{"uid-a " + why + "; it is tried again until it may"}, told)
+		require.Equal(t, 1, changes, "the same is not said twice")
+		mu.Lock()
+		refuse = false
+		mu.Unlock()
+		time.Sleep(15 * time.Second)
+		synctest.Wait()
+		require.Empty(t, r.Remove(plan, anyNode).Blocked)
+		require.Equal(t, 2, changes)
+		r.Remove(&upgrade.Plan{}, anyNode)
+		require.Empty(t, r.removals, "a pod is forgotten with its plan")
+	})
 }
 
-func TestAPodIsForgottenWithItsPlan(t *testing.T) {
-	c := newClient(interceptor.Funcs{SubResourceCreate: func(context.Context, client.Client, string, client.Object, client.Object, ...client.SubResourceCreateOption) error {
-		return apierrors.NewInternalError(errors.New("this pod has more than one PodDisruptionBudget"))
-	}}, pod("p", "a"))
-	r := start(t, Options{Client: c})
-	o, err := r.Remove(t.Context(), &upgrade.Plan{Evict: []upgrade.Removal{{Node: "a", Namespace: "default", Name: "p", UID: "uid-p"}}})
-	require.NoError(t, err)
-	require.Contains(t, o.Blocked["a"], "more than one PodDisruptionBudget")
-	o, err = r.Remove(t.Context(), &upgrade.Plan{})
-	require.NoError(t, err)
-	require.Empty(t, o.Blocked)
-	require.Empty(t, r.refused)
+// One that is slow, refused, or told to come back later delays no other: whatever the
+// answers are, each other pod is asked for at once, and again by its own back-off.
+func TestWhateverTheAnswersForOnePodAreOthersAreNotDelayed(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		kinds := rapid.SliceOfN(rapid.SampledFrom([]string{"slow", "hangs", "budget", "later", "forbidden", "conflict", "gone", "broken"}), 1, 100).Draw(r, "the others' answers")
+		good := rapid.IntRange(1, 20).Draw(r, "pods that may go")
+		var problem string
+		synctest.Test(t, func(*testing.T) { problem = delays(kinds, good) })
+		if problem != "" {
+			r.Fatal(problem)
+		}
+	})
 }
 
-func TestADriverPodIsDeletedByItsUID(t *testing.T) {
-	var uids []types.UID
-	var failure error
-	c := newClient(interceptor.Funcs{Delete: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
-		var applied client.DeleteOptions
-		applied.ApplyOptions(opts)
-		uids = append(uids, *applied.Preconditions.UID)
-		if failure != nil {
-			return failure
+// delays has pods removed for a minute and a half, of which some are answered otherwise
+// than well, and says which is not asked for when it should be.
+func delays(kinds []string, good int) (problem string) {
+	api := &answers{answer: func(ctx context.Context, pod upgrade.Removal, _ int) error {
+		var kind int
+		if n, _ := fmt.Sscanf(pod.Name, "bad-%d", &kind); n == 0 {
+			return nil
 		}
-		return c.Delete(ctx, o)
-	}}, pod("driver", "a"))
-	r := start(t, Options{Client: c})
-	plan := &upgrade.Plan{Delete: []upgrade.Removal{{Node: "a", Namespace: "default", Name: "driver", UID: "uid-driver"}}}
-	failure = apierrors.NewForbidden(corev1.Resource("pods"), "driver", errors.New("no"))
-	_, err := r.Remove(t.Context(), plan)
-	require.ErrorContains(t, err, "driver pod default/driver on node a cannot be deleted")
-	failure = apierrors.NewConflict(corev1.Resource("pods"), "driver", errors.New("the UID is another"))
-	_, err = r.Remove(t.Context(), plan)
-	require.NoError(t, err)
-	failure = nil
-	for range 2 {
-		_, err = r.Remove(t.Context(), plan)
-		require.NoError(t, err)
+		switch kinds[kind] {
+		case "slow":
+			time.Sleep(10 * time.Second)
+			return nil
+		case "hangs":
+			<-ctx.Done()
+			return ctx.Err()
+		case "budget":
+			return budget()
+		case "later":
+			return apierrors.NewTooManyRequests("later", 60)
+		case "forbidden":
+			return apierrors.NewForbidden(corev1.Resource("pods"), "p", errors.New("no"))
+		case "conflict":
+			return apierrors.NewConflict(corev1.Resource("pods"), "p", errors.New("another"))
+		case "gone":
+			return apierrors.NewNotFound(corev1.Resource("pods"), "p")
+		}
+		return errors.New("connection refused")
+	}}
+	r, end := start(Options{Remover: api})
+	defer end()
+	plan := &upgrade.Plan{}
+	for i := range kinds {
+		plan.Evict = append(plan.Evict, planned(fmt.Sprint("bad-", i), "a"))
 	}
-	require.Equal(t, []types.UID{"uid-driver", "uid-driver", "uid-driver", "uid-driver"}, uids)
+	for i := range good {
+		plan.Evict = append(plan.Evict, planned(fmt.Sprint("good-", i), "b"))
+	}
+	began := time.Now()
+	for range 90 {
+		r.Remove(plan, anyNode)
+		time.Sleep(time.Second)
+	}
+	synctest.Wait()
+	for i := range good {
+		if got := api.of(fmt.Sprint("good-", i), began); len(got) == 0 || got[0] != 0 {
+			return fmt.Sprintf("good-%d was asked for after %v s", i, got)
+		}
+	}
+	for i, kind := range kinds {
+		want := map[string][]float64{"slow": {0, 25, 50, 75}, "hangs": {0, 36, 73}, "later": {0, 60}}[kind]
+		if want == nil {
+			want = []float64{0, 1, 3, 7, 15, 30, 45, 60, 75}
+		}
+		got := api.of(fmt.Sprint("bad-", i), began)
+		if got = got[:min(len(got), len(want))]; fmt.Sprint(got) != fmt.Sprint(want) {
+			return fmt.Sprintf("bad-%d (%s) was asked for after %v s, not %v", i, kind, got, want)
+		}
+	}
+	return ""
+}
+
+// A pod that is no longer to be removed is not asked for again. The request that is on its
+// way is not ended: the API server may have carried out half of it.
+func TestWhatIsNotWantedAnyMoreIsLeftAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ended := false
+		api := &answers{answer: func(ctx context.Context, _ upgrade.Removal, _ int) error {
+			select {
+			case <-ctx.Done():
+				ended = true
+				return ctx.Err()
+			case <-time.After(10 * time.Second):
+				return nil
+			}
+		}}
+		r, end := start(Options{Remover: api, Tell: func(*corev1.Node, upgrade.Event) { t.Error("an Event") }})
+		defer end()
+		began := time.Now()
+		plan := &upgrade.Plan{Evict: []upgrade.Removal{planned("p", "a")}}
+		r.Remove(plan, func(node string) bool { return node == "a" })
+		synctest.Wait()
+		require.Empty(t, api.of("p", began), "its Node is being written")
+		r.Remove(plan, anyNode)
+		synctest.Wait()
+		require.Len(t, api.of("p", began), 1)
+		r.Remove(plan, func(string) bool { return true })
+		synctest.Wait()
+		r.Remove(&upgrade.Plan{}, anyNode)
+		time.Sleep(time.Hour)
+		require.Len(t, api.of("p", began), 1)
+		require.Empty(t, r.removals)
+		require.False(t, ended)
+	})
+}
+
+func TestLostLeadershipEndsRequests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := &answers{answer: func(ctx context.Context, _ upgrade.Removal, _ int) error { <-ctx.Done(); return ctx.Err() }}
+		r, end := start(Options{Remover: api})
+		plan := &upgrade.Plan{}
+		for i := range 300 {
+			plan.Evict = append(plan.Evict, planned(fmt.Sprint("p", i), "a"))
+		}
+		began := time.Now()
+		r.Remove(plan, anyNode)
+		synctest.Wait()
+		require.Len(t, api.asked, inFlight)
+		end()
+		require.Zero(t, time.Since(began))
+	})
+}
+
+// A driver pod that cannot be deleted is tried again by a back-off of its own, and after a
+// while its node gives its turn back; what is known of it stays known.
+func TestADriverPodThatCannotBeDeleted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := &answers{answer: func(_ context.Context, pod upgrade.Removal, _ int) error {
+			if pod.Name == "bad" {
+				return apierrors.NewForbidden(corev1.Resource("pods"), "bad", errors.New("a webhook says no"))
+			}
+			return nil
+		}}
+		r, end := start(Options{Remover: api})
+		defer end()
+		began := time.Now()
+		plan := &upgrade.Plan{Delete: []upgrade.Removal{planned("bad", "a"), planned("good", "b")}}
+		r.Remove(plan, anyNode)
+		time.Sleep(100 * time.Second)
+		o := r.Remove(plan, anyNode)
+		require.ErrorContains(t, o.Err, "driver pod default/bad on node a cannot be deleted")
+		require.Contains(t, o.Blocked["a"], "a webhook says no")
+		require.Empty(t, o.Stuck)
+		require.Equal(t, []float64{0, 1, 3, 7, 15, 30, 45, 60, 75, 90}, api.of("bad", began))
+		time.Sleep(40 * time.Second)
+		o = r.Remove(&upgrade.Plan{}, anyNode) // the plan gives the turn to another
+		require.Equal(t, began, o.Stuck["uid-bad"].Since)
+		asked := len(api.of("bad", began))
+		time.Sleep(5 * time.Minute)
+		require.Len(t, api.of("bad", began), asked)
+		require.Len(t, r.Remove(plan, anyNode).Stuck, 1, "it is known when it is tried again")
+		synctest.Wait()
+		require.Len(t, api.of("bad", began), asked+1)
+		waits := &upgrade.Plan{Unwritten: []upgrade.Failure{{Node: "a"}}}
+		r.Remove(waits, anyNode)
+		time.Sleep(2 * time.Hour)
+		r.Remove(waits, anyNode)
+		require.Len(t, r.Remove(waits, anyNode).Stuck, 1, "it has no turn, however long")
+		r.Remove(&upgrade.Plan{}, anyNode)
+		require.Empty(t, r.removals)
+	})
 }
 
 func TestPodsOfNodesInFlightAreKnown(t *testing.T) {
 	c := newClient(interceptor.Funcs{}, pod("p", "a"), pod("q", "b"))
 	changes := make(chan struct{}, 100)
-	r := start(t, Options{Client: c, Changed: func() { changes <- struct{}{} }})
+	r, end := start(Options{Client: c, Changed: func() { changes <- struct{}{} }})
+	defer end()
 	plan := &upgrade.Plan{Watch: []string{"a"}}
-	_, err := r.Remove(t.Context(), plan)
-	require.NoError(t, err)
+	r.Remove(plan, anyNode)
 	<-changes
 	known := r.Pods()
 	require.Len(t, known, 1)
@@ -157,10 +337,81 @@ func TestPodsOfNodesInFlightAreKnown(t *testing.T) {
 	require.NoError(t, c.Delete(t.Context(), pod("p", "a")))
 	require.Eventually(t, func() bool { known := r.Pods()["a"]; return len(known) == 1 && known[0].Name == "r" }, time.Minute, 5*time.Millisecond)
 
-	_, err = r.Remove(t.Context(), &upgrade.Plan{Watch: []string{"b"}})
-	require.NoError(t, err)
+	r.Remove(&upgrade.Plan{Watch: []string{"b"}}, anyNode)
 	require.Eventually(t, func() bool { return len(r.Pods()["b"]) == 1 }, time.Minute, 5*time.Millisecond)
 	require.NotContains(t, r.Pods(), "a")
+}
+
+func claim(name, driver string) *resourcev1.ResourceClaim {
+	c := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
+	if driver != "" {
+		c.Status.Allocation = &resourcev1.AllocationResult{Devices: resourcev1.DeviceAllocationResult{Results: []resourcev1.DeviceRequestAllocationResult{
+			{Request: "a", Driver: "net.example.com", Pool: "p", Device: "d"}, {Request: "b", Driver: driver, Pool: "p", Device: "d"},
+		}}}
+	}
+	return c
+}
+
+func TestPodsThatHaveGPUsByClaimsAreKnown(t *testing.T) {
+	named := pod("named", "a")
+	named.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "x", ResourceClaimName: new("gpu")}}
+	template := pod("template", "a")
+	template.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "x", ResourceClaimTemplateName: new("t")}}
+	template.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "x", ResourceClaimName: new("made")}}
+	extended := pod("extended", "a")
+	extended.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: "extended"}
+	channel := pod("channel", "a")
+	channel.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "x", ResourceClaimName: new("channel")}}
+	other := pod("other", "a")
+	other.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "x", ResourceClaimName: new("nic")}, {Name: "y", ResourceClaimName: new("deleted")}, {Name: "z", ResourceClaimName: new("pending")}}
+	c := newClient(interceptor.Funcs{}, named, template, extended, channel, other,
+		claim("gpu", "gpu.nvidia.com"), claim("made", "gpu.nvidia.com"), claim("extended", "gpu.gpuready.io"), claim("channel", "compute-domain.nvidia.com"), claim("nic", "nic.example.com"), claim("pending", ""))
+	changes := make(chan struct{}, 100)
+	r, end := start(Options{Client: c, Changed: func() { changes <- struct{}{} }})
+	defer end()
+	r.Remove(&upgrade.Plan{Watch: []string{"a"}}, anyNode)
+	<-changes
+	gpu := map[string]bool{}
+	for _, p := range r.Pods()["a"] {
+		gpu[p.Name] = p.GPU
+	}
+	require.Equal(t, map[string]bool{"named": true, "template": true, "extended": true, "channel": true, "other": false}, gpu)
+}
+
+// A claim's name may be another claim's later: what is known of it is known of the pod.
+func TestAClaimOfTheSameNameIsReadAnew(t *testing.T) {
+	using := func(name string) *corev1.Pod {
+		p := pod(name, "a")
+		p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "x", ResourceClaimName: new("x")}}
+		return p
+	}
+	c := newClient(interceptor.Funcs{}, claim("x", "nic.example.com"))
+	f := &follower{node: "a", claims: map[use]bool{}}
+	first, err := f.observe(t.Context(), c, using("first"))
+	require.NoError(t, err)
+	require.False(t, first.GPU)
+	require.NoError(t, c.Delete(t.Context(), claim("x", "")))
+	require.NoError(t, c.Create(t.Context(), claim("x", "gpu.nvidia.com")))
+	second, err := f.observe(t.Context(), c, using("second"))
+	require.NoError(t, err)
+	require.True(t, second.GPU)
+}
+
+// Labels say of a pod that it is this product's in its namespaces only.
+func TestPodsOfThisProductAreKnownByTheirNamespaces(t *testing.T) {
+	product := map[string]string{label.PartOf: label.Product}
+	ours, others := pod("ours", "a"), pod("others", "a")
+	ours.Namespace, ours.Labels, others.Labels = "operands", product, product
+	changes := make(chan struct{}, 100)
+	r, end := start(Options{Client: newClient(interceptor.Funcs{}, ours, others), Namespaces: []string{"operator", "operands"}, Changed: func() { changes <- struct{}{} }})
+	defer end()
+	r.Remove(&upgrade.Plan{Watch: []string{"a"}}, anyNode)
+	<-changes
+	own := map[string]bool{}
+	for _, p := range r.Pods()["a"] {
+		own[p.Name] = p.Own
+	}
+	require.Equal(t, map[string]bool{"ours": true, "others": false}, own)
 }
 
 func TestPodsThatCannotBeListedAreNotKnown(t *testing.T) {
@@ -169,47 +420,58 @@ func TestPodsThatCannotBeListedAreNotKnown(t *testing.T) {
 		failed <- struct{}{}
 		return errors.New("the API server is away")
 	}})
-	r := start(t, Options{Client: c})
-	_, err := r.Remove(t.Context(), &upgrade.Plan{Watch: []string{"a"}})
-	require.NoError(t, err)
+	r, end := start(Options{Client: c})
+	defer end()
+	require.NoError(t, r.Remove(&upgrade.Plan{Watch: []string{"a"}}, anyNode).Err)
 	<-failed
 	require.Empty(t, r.Pods())
 }
 
+func denied(verb, resource, group string) error {
+	return apierrors.NewForbidden(corev1.Resource(resource), "p", errors.New(`User "u" cannot `+verb+` resource "`+resource+`" in API group "`+group+`" in the namespace "default"`))
+}
+
 func TestAMissingRightIsAnErrorAndNoRefusalOfThePods(t *testing.T) {
-	denied := func(verb, resource string) error {
-		return apierrors.NewForbidden(corev1.Resource(resource), "p", errors.New(`User "u" cannot `+verb+` resource "`+resource+`" in API group "" in the namespace "default"`))
-	}
 	var mu sync.Mutex
-	refused := true
-	may := func() bool { mu.Lock(); defer mu.Unlock(); return !refused }
+	missing := map[string]bool{"list": true, "get": true}
+	may := func(verb string) bool { mu.Lock(); defer mu.Unlock(); return !missing[verb] }
+	give := func(verb string) { mu.Lock(); defer mu.Unlock(); delete(missing, verb) }
+	one := pod("p", "a")
+	one.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "x", ResourceClaimName: new("gpu")}}
 	c := newClient(interceptor.Funcs{
-		SubResourceCreate: func(context.Context, client.Client, string, client.Object, client.Object, ...client.SubResourceCreateOption) error {
-			return denied("create", "pods/eviction")
-		},
 		List: func(ctx context.Context, c client.WithWatch, l client.ObjectList, opts ...client.ListOption) error {
-			if !may() {
-				return denied("list", "pods")
+			if !may("list") {
+				return denied("list", "pods", "")
 			}
 			return c.List(ctx, l, opts...)
 		},
-	}, pod("p", "a"))
-	changed := make(chan struct{}, 100)
-	r := start(t, Options{Client: c, Changed: func() { changed <- struct{}{} }})
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+			if !may("get") {
+				return denied("get", "resourceclaims", "resource.k8s.io")
+			}
+			return c.Get(ctx, key, o, opts...)
+		},
+	}, one, claim("gpu", "gpu.nvidia.com"))
+	api := &answers{answer: func(context.Context, upgrade.Removal, int) error { return denied("create", "pods/eviction", "") }}
+	r, end := start(Options{Client: c, Remover: api})
+	defer end()
 	watch := &upgrade.Plan{Watch: []string{"a"}}
-	_, _ = r.Remove(t.Context(), watch) // it begins the list, and may already say how that ended
-	<-changed
-	_, err := r.Remove(t.Context(), watch)
-	require.ErrorContains(t, err, `pods of node a cannot be listed`)
-	mu.Lock()
-	refused = false
-	mu.Unlock()
-	require.Eventually(t, func() bool { _, err := r.Remove(t.Context(), watch); return err == nil }, time.Minute, 10*time.Millisecond, "until the right is back")
-
-	plan := &upgrade.Plan{Evict: []upgrade.Removal{{Node: "a", NodeUID: "1", Namespace: "default", Name: "p", UID: "uid-p"}}}
-	for range 2 { // also while it is too early to try again
-		o, err := r.Remove(t.Context(), plan)
-		require.ErrorContains(t, err, `pod default/p cannot be evicted: pods/eviction "p" is forbidden`)
-		require.Contains(t, o.Blocked["a"], "the operator may not create pods/eviction in namespace default: install its roles again")
+	says := func(text string) {
+		require.Eventually(t, func() bool {
+			err := r.Remove(watch, anyNode).Err
+			return err != nil && len(text) > 0 && strings.Contains(err.Error(), text)
+		}, time.Minute, 10*time.Millisecond, text)
 	}
+	says("pods of node a cannot be listed")
+	give("list")
+	says("ResourceClaim default/gpu of pod p on node a")
+	require.Empty(t, r.Pods(), "a pod that may have a GPU")
+	give("get")
+	require.Eventually(t, func() bool { return r.Remove(watch, anyNode).Err == nil && len(r.Pods()) == 1 }, time.Minute, 10*time.Millisecond, "until the rights are back")
+
+	plan := &upgrade.Plan{Evict: []upgrade.Removal{planned("p", "a")}}
+	require.Eventually(t, func() bool { return r.Remove(plan, anyNode).Err != nil }, time.Minute, 10*time.Millisecond)
+	o := r.Remove(plan, anyNode)
+	require.ErrorContains(t, o.Err, `pod default/p cannot be evicted: pods/eviction "p" is forbidden`)
+	require.Contains(t, o.Blocked["a"], "the operator may not create pods/eviction in namespace default: install its roles again")
 }

@@ -250,7 +250,9 @@ func probes(c *corev1.Container, spec *v1.DriverSpec) {
 // hostDriver is the init container that ends with an error where the host has a driver of
 // its own: the operator then takes the node out of the DaemonSet.
 func (r *renderer) hostDriver() corev1.Container {
-	root, yes, no := int64(0), true, false
+	// Nobody, as the volume's flag read-only holds for the host's root file system and not
+	// for what is mounted below it: root could write there without any capability.
+	nobody, yes, no := int64(65534), true, false
 	c := corev1.Container{
 		Name: "host-driver", Image: r.validatorImage(), Args: []string{"host-driver"},
 		ImagePullPolicy: r.spec.Validator.PullPolicy(),
@@ -260,7 +262,7 @@ func (r *renderer) hostDriver() corev1.Container {
 			Limits:   corev1.ResourceList{"memory": resource.MustParse("256Mi")},
 		},
 		SecurityContext: &corev1.SecurityContext{
-			RunAsUser: &root, RunAsGroup: &root, AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &yes,
+			RunAsUser: &nobody, RunAsGroup: &nobody, RunAsNonRoot: &yes, AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &yes,
 			Capabilities:   &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 			SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 			SELinuxOptions: &corev1.SELinuxOptions{Type: "spc_t"},

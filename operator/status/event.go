@@ -54,7 +54,7 @@ func Events(before, now []metav1.Condition, nodes []Change) []Event {
 func policyEvents(before, after []metav1.Condition) (all []Event) {
 	for _, c := range after {
 		was := meta.FindStatusCondition(before, c.Type)
-		if c.Type == v1.ConditionProgressing || was != nil && was.Status == c.Status && was.Reason == c.Reason {
+		if c.Type == v1.ConditionProgressing || c.Type == v1.ConditionStalled || was != nil && was.Status == c.Status && was.Reason == c.Reason {
 			continue
 		}
 		good := metav1.ConditionFalse

@@ -49,6 +49,8 @@ const (
 
 	ReasonIgnored       = "Ignored"
 	ReasonOtherOperator = "OtherOperatorRuns"
+
+	ReasonAnotherOperator = "AnotherOperator"
 )
 
 // Bounds in bytes: with them a status stays below 150 KiB.
@@ -75,6 +77,13 @@ func Ignored(inForce string) *Verdict {
 // running names its Deployment.
 func OtherOperator(running, handOver string) *Verdict {
 	return &Verdict{v1.Disabled, ReasonOtherOperator, fmt.Sprintf("%s runs and serves this cluster's nodes; uninstall it, or hand nodes over one by one with the label %s", running, handOver)}
+}
+
+// OperandsElsewhere is the Verdict while operands that another operator made for the policy
+// run in another namespace: beside them, a second stack would serve the same nodes.
+func OperandsElsewhere(namespace string) *Verdict {
+	return &Verdict{v1.NotReady, ReasonAnotherOperator, fmt.Sprintf("another operator's operands for this policy still run in namespace %s, and nothing is made beside them; "+
+		"delete them: kubectl -n %s delete daemonsets,services -l app.kubernetes.io/part-of=gpuready", namespace, namespace)}
 }
 
 // Node is a GPU node and how far it is. It is not changed once it is counted.
@@ -107,6 +116,9 @@ type Input struct {
 	Rolling      []string          // DaemonSets whose pods are being replaced
 	Err          error             // what the last pass could not do
 	Provisioning []v1.ProvisioningStatus
+
+	Operator string   // Deployment of this operator, as namespace/name
+	Others   []string // Deployments of this product in other namespaces, which stand down
 }
 
 // Sum sums it up.
@@ -126,16 +138,22 @@ func Sum(in Input) v1.ClusterPolicyStatus {
 		}
 		all = []metav1.Condition{ready, in.progressing(c), in.degraded(c)}
 	}
-	s.Conditions = settle(in.Policy.Status.Conditions, append(all, in.unservedCondition()), in.Policy.Generation, in.Now)
+	all = append(all, in.unservedCondition())
+	if len(in.Others) > 0 {
+		all = append(all, in.contested())
+	}
+	s.Conditions = settle(in.Policy.Status.Conditions, all, in.Policy.Generation, in.Now)
 	return s
 }
 
-// stopped are the conditions of a policy that is not in force.
+// stopped are the conditions of a policy that is not in force. By Stalled those who wait for
+// it, as Helm does, know that waiting does not help (kstatus).
 func stopped(v Verdict) []metav1.Condition {
 	return []metav1.Condition{
 		condition(v1.ConditionReady, metav1.ConditionFalse, v.Reason, v.Message),
 		condition(v1.ConditionProgressing, metav1.ConditionFalse, v.Reason, v.Message),
 		condition(v1.ConditionDegraded, metav1.ConditionFalse, v.Reason, v.Message),
+		condition(v1.ConditionStalled, metav1.ConditionTrue, v.Reason, v.Message),
 	}
 }
 
@@ -264,6 +282,12 @@ func (in Input) unservedCondition() metav1.Condition {
 	}
 	return condition(v1.ConditionUnserved, metav1.ConditionTrue, ReasonUnserved,
 		"these fields are kept as they are and have no effect: "+strings.Join(slices.Sorted(slices.Values(in.Unserved)), ", "))
+}
+
+// contested tells that another operator is installed, which does nothing.
+func (in Input) contested() metav1.Condition {
+	return condition(v1.ConditionContested, metav1.ConditionTrue, ReasonAnotherOperator, fmt.Sprintf(
+		"Deployment %s serves this cluster, and Deployment %s stands down; uninstall one of them", in.Operator, named(in.Others)))
 }
 
 // named are the first few of many.

@@ -102,6 +102,7 @@ func TestConditions(t *testing.T) {
 			for _, c := range s.Conditions {
 				require.NotEmpty(t, c.Message)
 			}
+			require.Equal(t, c.in.Verdict != nil, meta.IsStatusConditionTrue(s.Conditions, v1.ConditionStalled), "who waits for it is told whether waiting helps")
 		})
 	}
 	exporter := ready

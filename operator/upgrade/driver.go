@@ -46,12 +46,13 @@ func (s Set) serves(labels map[string]string) bool {
 // Driver is a driver pod.
 type Driver struct {
 	Namespace, Name, UID string
-	DaemonSet            string // the name of the one that made it
-	Digest               string // of the template that it was made of
-	Created              time.Time
+	DaemonSet            string    // the name of the one that made it
+	Digest               string    // of the template that it was made of
+	Started              time.Time // when the node's kubelet took it on, by the node's clock, as all that the node says
 	Ready                bool
 	Deleting             bool
-	Failing              string // why it does not become ready by itself, one sentence; "" while it may
+	End                  time.Time // when the grace period of its deletion is over; zero: it is not deleted
+	Failing              string    // why it does not become ready by itself, one sentence; "" while it may
 }
 
 // hopeless is after how many restarts a container that is not ready counts as failing:
@@ -63,8 +64,13 @@ func ObserveDriver(p *corev1.Pod) *Driver {
 	d := &Driver{
 		Namespace: p.Namespace, Name: p.Name, UID: string(p.UID),
 		Digest:   p.Labels[label.DriverDigest],
-		Created:  p.CreationTimestamp.Time,
 		Deleting: p.DeletionTimestamp != nil,
+	}
+	if p.DeletionTimestamp != nil {
+		d.End = p.DeletionTimestamp.Time
+	}
+	if p.Status.StartTime != nil {
+		d.Started = p.Status.StartTime.Time
 	}
 	if owner := metav1.GetControllerOf(p); owner != nil && owner.Kind == "DaemonSet" {
 		d.DaemonSet = owner.Name

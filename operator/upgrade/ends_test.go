@@ -28,7 +28,7 @@ func TestARollEndsWellWhateverHappens(t *testing.T) {
 			}
 		}
 		c.heal()
-		const most = 400
+		const most = 800 // an hour and a half: longer than PodsAgain
 		for range most {
 			c.live()
 			wrote := c.operate(1 << 20)
@@ -105,5 +105,48 @@ func TestSwitchedOffItLetsGo(t *testing.T) {
 				require.False(t, strings.Contains(key, "upgrade"), key)
 			}
 		}
+	})
+}
+
+// Nodes that cannot be written hold up nobody: whenever that begins, all others get their
+// driver, and those are told of by name.
+func TestNodesThatCannotBeWrittenHoldUpNobody(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := newCluster(t)
+		c.policy.MaxUnavailable, c.policy.Deletion.Force = nil, true
+		for range rapid.IntRange(1, 4).Draw(t, "more nodes") {
+			c.add()
+		}
+		for range 20 {
+			c.operate(1 << 20)
+			c.live()
+		}
+		c.version++
+		for range rapid.IntRange(0, 10).Draw(t, "steps") {
+			c.operate(1 << 20)
+			c.live()
+		}
+		for _, m := range c.nodes {
+			m.locked = rapid.Bool().Draw(t, "locked")
+		}
+		for range 200 {
+			c.operate(1 << 20)
+			c.live()
+		}
+		p := Make(c.input())
+		told := map[string]bool{}
+		for _, f := range p.Unwritten {
+			told[f.Node] = true
+		}
+		for name, m := range c.nodes {
+			goal := c.target(m.Pool.Kernel)
+			if m.locked {
+				finished := m.driver != nil && m.driver.of(goal) && c.state(name) == Done
+				require.True(t, finished || told[name], "%s is in %q and nobody says that it cannot be written", name, c.state(name))
+				continue
+			}
+			require.True(t, m.driver.up() && m.driver.of(goal) && !m.Cordoned, "%s has driver %+v in %q\n%+v", name, m.driver, c.state(name), p)
+		}
+		require.Empty(t, p.Failed)
 	})
 }

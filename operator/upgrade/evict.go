@@ -40,19 +40,29 @@ func (w *work) deletePods(n *node) (State, string) {
 	if w.Policy.Drain != nil {
 		next = DrainRequired
 	}
-	uses := func(p *Pod) bool {
-		// Of ours, those that no controller has are the validator's jobs, which use GPUs
-		// without asking for them.
-		return p.GPU || p.Own && !p.Controlled || w.Policy.Deletion.Selector != nil && matches(w.Policy.Deletion.Selector, p)
-	}
-	done, why := w.evict(n, w.Policy.Deletion, uses)
+	done, why := w.evict(n, w.Policy.Deletion, w.deletes)
 	switch {
 	case done || why != "" && next == DrainRequired:
 		return next, "" // the drain may do what the deletion must not
 	case why != "":
-		return Failed, why
+		return Required, why
 	}
 	return PodDeletion, ""
+}
+
+// deletes reports whether a pod is of those that deletePods evicts. Of ours, those that no
+// controller has are the validator's jobs, which use GPUs without asking for them.
+func (w *work) deletes(p *Pod) bool {
+	return w.uses(p) || p.Own && !p.Controlled || w.Policy.Deletion.Selector != nil && matches(w.Policy.Deletion.Selector, p)
+}
+
+// uses reports whether a pod uses GPUs: it asks for them, or its RuntimeClass gives it some.
+func (w *work) uses(p *Pod) bool {
+	gives, known := w.Classes[p.Class]
+	if !known {
+		gives = GPUHandler(p.Class) // the RuntimeClass has gone since
+	}
+	return p.GPU || gives
 }
 
 // drain evicts all pods.
@@ -60,19 +70,24 @@ func (w *work) drain(n *node) (State, string) {
 	if w.Policy.Drain == nil {
 		return PodRestart, ""
 	}
-	all := func(p *Pod) bool {
-		// The operator itself may have no other node to go to.
-		stays := p.Own && !p.GPU && p.Controlled || p.Labels[label.DrainSkip] == "true"
-		return !stays && (w.Policy.Drain.Selector == nil || matches(w.Policy.Drain.Selector, p))
-	}
-	done, why := w.evict(n, *w.Policy.Drain, all)
+	done, why := w.evict(n, *w.Policy.Drain, w.drains)
 	switch {
 	case done:
 		return PodRestart, ""
 	case why != "":
-		return Failed, why
+		return Required, why
 	}
 	return DrainRequired, ""
+}
+
+// drains reports whether a pod is of those that drain evicts.
+func (w *work) drains(p *Pod) bool {
+	if w.Policy.Drain == nil {
+		return false
+	}
+	// The operator itself may have no other node to go to.
+	stays := p.Own && !w.uses(p) && p.Controlled || p.Labels[label.DrainSkip] == "true"
+	return !stays && (w.Policy.Drain.Selector == nil || matches(w.Policy.Drain.Selector, p))
 }
 
 // evict removes the chosen pods: done says that none is left, why that they cannot be

@@ -15,14 +15,14 @@ import (
 func (c *cluster) disturb() {
 	names := slices.Sorted(maps.Keys(c.nodes))
 	m := c.nodes[rapid.SampledFrom(names).Draw(c.t, "node")]
-	switch rapid.SampledFrom([]string{"pod", "pod", "job", "budget", "reboot", "kubelet", "driver", "edit", "edit", "kind", "break", "person", "clear", "set", "mute", "join", "leave", "wait", "slow", "slow"}).Draw(c.t, "what") {
+	switch rapid.SampledFrom([]string{"pod", "pod", "job", "budget", "reboot", "kubelet", "driver", "edit", "edit", "kind", "break", "person", "clear", "set", "mute", "join", "leave", "wait", "slow", "slow", "lock"}).Draw(c.t, "what") {
 	case "pod":
 		if !m.Cordoned {
-			m.pods = append(m.pods, &Pod{Namespace: "default", Name: fmt.Sprint("p", c.next()), UID: fmt.Sprint(c.serial), GPU: true, Controlled: true})
+			m.pods = append(m.pods, &Pod{Namespace: "default", Name: fmt.Sprint("p", c.next()), UID: fmt.Sprint(c.serial), GPU: true, Controlled: true, Created: c.now})
 		}
 	case "job":
 		if !m.Cordoned {
-			m.pods = append(m.pods, &Pod{Namespace: "default", Name: fmt.Sprint("p", c.next()), UID: fmt.Sprint(c.serial), GPU: true, Own: rapid.Bool().Draw(c.t, "own")})
+			m.pods = append(m.pods, &Pod{Namespace: "default", Name: fmt.Sprint("p", c.next()), UID: fmt.Sprint(c.serial), GPU: true, Own: rapid.Bool().Draw(c.t, "own"), Created: c.now})
 		}
 	case "budget":
 		c.held = !c.held
@@ -33,7 +33,7 @@ func (c *cluster) disturb() {
 		c.touched(m)
 	case "driver":
 		if m.driver != nil {
-			m.driver.Deleting = true
+			m.driver.Deleting, m.driver.End = true, c.now
 		}
 	case "edit":
 		c.version = rapid.IntRange(max(1, c.version-1), c.version+1).Draw(c.t, "version")
@@ -58,6 +58,8 @@ func (c *cluster) disturb() {
 		if len(c.nodes) > 1 {
 			delete(c.nodes, m.Name)
 		}
+	case "lock":
+		m.locked = !m.locked
 	case "slow":
 		c.slow = !c.slow
 	case "wait":
@@ -89,7 +91,7 @@ func (c *cluster) heal() {
 		if m.people && cordoned >= c.policy.unavailable(len(c.nodes)) {
 			m.people, m.Cordoned = false, false
 		}
-		m.Ready, m.mute = true, false
+		m.Ready, m.mute, m.locked = true, false, false
 		for _, p := range m.pods {
 			p.Deleting = p.Deleting || !p.Controlled
 		}

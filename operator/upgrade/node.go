@@ -2,6 +2,7 @@ package upgrade
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,8 +15,8 @@ import (
 const (
 	validationTimeout = 10 * time.Minute
 	settling          = 10 * time.Second
-	saidAgain         = 5*time.Minute + 10*time.Second // how often the validator repeats itself, at least
-	parting           = 2 * time.Minute                // how long operands are waited for to let go of the driver
+	operandsTimeout   = 2 * time.Minute // for operands to let go of the driver
+	endTimeout        = 5 * time.Minute // for a deleted driver pod to end, after its grace period
 )
 
 // begin begins the upgrade of a node.
@@ -52,7 +53,8 @@ func (w *work) walk(n *node, s State, e edit) {
 		}
 		s, n.since = next, w.Now
 		e.state, e.since, e.why, e.moved = s, time.Time{}, why, true
-		if s == Failed {
+		if s == Failed || s == Required {
+			e.event = nil
 			break // whether that can be mended is for the next plan
 		}
 	}
@@ -65,6 +67,8 @@ func (w *work) walk(n *node, s State, e edit) {
 		}
 		e.why = why
 		w.plan.Failed = append(w.plan.Failed, Failure{n.Name, why, n.since})
+	case Required:
+		w.addBlocked(n, e.why, n.since)
 	case Done:
 		w.plan.Counts.Done++
 	default:
@@ -73,13 +77,14 @@ func (w *work) walk(n *node, s State, e edit) {
 			w.unavailable++ // about to be
 		}
 	}
-	if s.evicts() || s == PodRestart && n.hasOld() {
+	if s.evicts() || s == PodRestart {
 		w.plan.Watch = append(w.plan.Watch, n.Name)
 	}
 	w.patch(n, e)
 }
 
-// step is what a state asks for: the next one, with why where that is Failed, or itself.
+// step is what a state asks for: the next one, with why where that is Failed or Required,
+// or itself.
 func (w *work) step(n *node, s State) (next State, why string) {
 	if s.evicts() && !n.outdated {
 		return ValidationRequired, "" // somebody was faster, or the policy has come back
@@ -132,8 +137,14 @@ func (w *work) wake(at time.Time) {
 // restart has the old driver pod go and the new one come.
 func (w *work) restart(n *node) (State, string) {
 	d := n.driver
+	released, why := true, ""
+	if n.hasOld() {
+		released, why = w.released(n)
+	}
 	switch {
-	case n.outdated && n.hasOld() && !w.parted(n):
+	case why != "":
+		return Required, why
+	case !released:
 	case n.outdated && n.assigned != n.target.ID:
 		w.reassign(n)
 	case n.outdated:
@@ -145,7 +156,7 @@ func (w *work) restart(n *node) (State, string) {
 	case d.Ready:
 		return ValidationRequired, ""
 	case d.Failing != "":
-		return Failed, fmt.Sprintf("driver pod %s: %s", d.Name, d.Failing)
+		return Failed, fmt.Sprintf("driver pod %s: %s", d.Name, d.Failing) + w.inUse(n)
 	default:
 		w.wait(n, "driver pod "+d.Name+" to be ready")
 	}
@@ -155,29 +166,69 @@ func (w *work) restart(n *node) (State, string) {
 // hasOld says that the old driver's pod is there, and nobody has told it to go.
 func (n *node) hasOld() bool { return n.outdated && n.driver != nil && !n.driver.Deleting }
 
-// parted says that the operands have let go of the driver, which cannot be unloaded
-// while one uses it. One that does not go is not waited for long: the driver's container
-// says then what it cannot unload.
-func (w *work) parted(n *node) bool {
+// released reports whether the driver may be unloaded, as far as is known: no pod uses it.
+// Operands have two minutes to go; after that the driver's container says what still holds
+// the driver. Other pods that use GPUs and cannot be evicted, as their DaemonSets would
+// bring them straight back, have as long as the policy gives evictions; why then names them.
+func (w *work) released(n *node) (released bool, why string) {
 	if n.HandedOver() {
-		return true // by NVIDIA's labels, which are not ours to change
+		return true, "" // by NVIDIA's labels, which are not ours to change
 	}
 	pods, known := w.Pods[n.Name]
-	var left []*Pod
+	var ours []*Pod
 	for _, p := range pods {
 		if p.Own && p.Agent && !p.Finished && p.UID != n.driver.UID {
-			left = append(left, p)
+			ours = append(ours, p)
 		}
 	}
-	if known && len(left) == 0 && !n.unpaused() || w.expired(n, parting) {
-		return true
+	others, may := w.holders(n)
+	policy := w.Policy.Deletion
+	switch {
+	case known && len(ours)+len(others) == 0 && !n.unpaused():
+		return true, ""
+	case len(others) > 0 && !policy.Force:
+		if w.expired(n, policy.Timeout) {
+			return false, names(append(others, may...)) + " holds the driver and cannot be evicted: a DaemonSet's pod comes straight back. Keep it off the node (label it is selected by), " +
+				"label the pod " + label.DrainSkip + "=true, or set podDeletion.force in spec.driver.upgradePolicy"
+		}
+	case w.expired(n, operandsTimeout):
+		return true, ""
 	}
-	if len(left) == 0 {
+	if left := slices.Concat(others, ours, may); len(left) > 0 {
+		w.wait(n, names(left)+" to let go of the driver")
+	} else {
 		w.wait(n, "the operands to leave")
-		return false
 	}
-	w.wait(n, names(left)+" to let go of the driver")
-	return false
+	return false, ""
+}
+
+// holders returns the pods on the node that use GPUs and are not the operator's: those that
+// have to let go of the driver, and those of DaemonSets that ask by label to stay.
+func (w *work) holders(n *node) (must, may []*Pod) {
+	for _, p := range w.Pods[n.Name] {
+		switch {
+		case !w.uses(p) || p.Own || p.Finished:
+		case p.Agent && p.Labels[label.DrainSkip] == "true":
+			may = append(may, p)
+		default:
+			must = append(must, p)
+		}
+	}
+	return must, may
+}
+
+// awaited describes the wait for a driver pod that is being deleted.
+func (w *work) awaited(n *node) string {
+	return "driver pod " + n.driver.Name + " to end" + w.inUse(n)
+}
+
+// inUse names the pods that use the node's GPUs, as the end of a sentence.
+func (w *work) inUse(n *node) string {
+	must, may := w.holders(n)
+	if all := append(must, may...); len(all) > 0 {
+		return ", while " + names(all) + " uses the GPUs"
+	}
+	return ""
 }
 
 // unpaused says that operands are still placed on the node.
@@ -204,7 +255,7 @@ func (w *work) reassign(n *node) {
 		w.wait(n, "the driver pod to be made")
 		return
 	}
-	w.wait(n, "driver pod "+d.Name+" to end")
+	w.wait(n, w.awaited(n))
 	if d.DaemonSet == "" && !d.Deleting {
 		w.remove(n) // nobody else does
 	}
@@ -218,7 +269,7 @@ func (w *work) replace(n *node) {
 		w.wait(n, "DaemonSet "+n.target.Name+" to be updated")
 		return
 	}
-	w.wait(n, "driver pod "+d.Name+" to end")
+	w.wait(n, w.awaited(n))
 	if !d.Deleting && (d.DaemonSet == n.target.Name || d.DaemonSet == "") {
 		w.remove(n) // another DaemonSet takes its own away, as the node is not its own any more
 	}
@@ -245,17 +296,22 @@ func (w *work) validate(n *node) (State, string) {
 	return ValidationRequired, ""
 }
 
-// validated says that the driver that should be there is, and works.
+// validated reports whether the wanted driver is there and has been proven. The times of
+// the proof and of the pod's start are compared as the node's own clock gave them, so that
+// a clock that is wrong does no harm.
 func (w *work) validated(n *node) bool {
 	if !n.driver.up() || !n.proven() {
 		return false
 	}
-	switch c := n.GPUReady; {
-	case n.unwatched() || !c.Since.Before(n.driver.Created):
+	switch c, started := n.GPUReady, n.driver.Started; {
+	case n.unwatched():
 		return true
-	case c.Said.Before(n.driver.Created):
-		w.wake(c.Said.Add(saidAgain))
-		return false
+	case started.IsZero():
+		return false // the kubelet says so with the pod's readiness, or before
+	case !c.Since.Before(started):
+		return true
+	case c.Said.Before(started):
+		return false // that it is said again is an event
 	}
 	return w.expired(n, settling)
 }

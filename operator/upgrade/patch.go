@@ -44,6 +44,12 @@ func (p Patch) JSON() ([]byte, error) {
 	return json.Marshal(body)
 }
 
+// Begins reports whether a node's upgrade is on its way once the patch is written.
+func (p Patch) Begins() bool {
+	state := p.Labels[label.UpgradeState]
+	return state != nil && State(*state).InFlight()
+}
+
 // Patch returns the one write that the node needs: the plan's and, in it, that of its
 // other labels; false where there is nothing to write.
 func (p *Plan) Patch(n *fleet.Node, other fleet.Patch) (Patch, bool) {
@@ -82,7 +88,7 @@ func (w *work) release(n *node) {
 	if !n.touched() {
 		return // what is there is of NVIDIA's operator
 	}
-	if n.state.InFlight() || n.state == Failed {
+	if _, refused := w.Refused[n.Name]; !refused && (n.state.InFlight() || n.state == Failed) {
 		w.begun++ // until it is written
 	}
 	w.patch(n, edit{state: Unknown})
@@ -130,7 +136,17 @@ func (w *work) patch(n *node, e edit) {
 			annotations[label.InitiallyCordoned] = "true"
 		}
 	case e.state == Required:
-		if cordoned {
+		if e.why != "" {
+			annotations[label.UpgradeSince], annotations[label.UpgradeWhy] = cmp.Or(e.since, w.Now).UTC().Format(time.RFC3339), e.why
+		}
+		switch {
+		case !cordoned:
+		case e.why != "" && n.driver.up():
+			// The old driver serves it until its next turn.
+			if n.Cordoned {
+				unschedulable = new(false)
+			}
+		default:
 			annotations[label.UpgradeCordoned] = "true"
 		}
 	default:
@@ -203,6 +219,10 @@ func told(e edit) *Event {
 		return &Event{Reason: Reason, Message: "the old driver gives way to the new one"}
 	case Done:
 		return &Event{Reason: Reason, Message: "the node has the driver that it should have"}
+	case Required:
+		if e.why != "" {
+			return &Event{Warning: true, Reason: Reason, Message: "the driver's upgrade is put off, and others go first: " + e.why}
+		}
 	case Failed:
 		return &Event{Warning: true, Reason: Reason, Message: "the driver's upgrade failed, and no other node's begins: " + e.why}
 	}

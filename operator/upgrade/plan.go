@@ -2,6 +2,7 @@ package upgrade
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -15,17 +16,13 @@ import (
 func Make(in Input) *Plan {
 	w := &work{Input: in, plan: &Plan{Assign: map[string]string{}, Waiting: map[string]string{}, Settled: map[string]Share{}}}
 	w.plan.Counts, w.unavailable = in.Settled.Counts, in.Settled.Unavailable
-	var pending []*node
 	var n node // one for all: of thousands nothing is to be done for nearly any
 	for _, seen := range in.Nodes {
 		w.look(seen, &n)
 		before := w.mark()
-		if w.settle(&n) {
-			waits := n
-			pending = append(pending, &waits)
-			continue
+		if !w.settle(&n) {
+			w.leave(&n, before)
 		}
-		w.leave(&n, before)
 	}
 	for _, seen := range in.Leaving {
 		w.look(seen, &n)
@@ -34,7 +31,8 @@ func Make(in Input) *Plan {
 		w.release(&n)
 		w.leave(&n, before)
 	}
-	w.start(pending)
+	w.retry()
+	w.start()
 	w.finish()
 	return w.plan
 }
@@ -43,8 +41,11 @@ func Make(in Input) *Plan {
 type work struct {
 	Input
 	plan        *Plan
-	begun       int // nodes whose upgrade has begun and not ended, the failed ones too
-	unavailable int // nodes that are cordoned, not ready, or about to be
+	begun       int      // nodes whose upgrade has begun and not ended, the failed ones too
+	pending     []*node  // wait for their turn
+	refused     []*node  // have given it back on their way
+	idle        []string // nodes, by name, that wait for a pod to go before they are tried again
+	unavailable int      // nodes that are cordoned, not ready, or about to be
 
 	pool   fleet.Pool // the one that was looked up last, and its target
 	target Target
@@ -79,6 +80,8 @@ type node struct {
 	state    State
 	since    time.Time // when it came into the state
 	outdated bool
+	refusal  *Refusal // why it gave its turn back; nil: it did not
+	blocked  bool     // … because of a pod
 }
 
 func assigned(n *fleet.Node) string { return n.Labels[label.Driver] }
@@ -94,12 +97,21 @@ func (w *work) look(n *fleet.Node, o *node) {
 	if !o.state.known() {
 		o.state = Unknown
 	}
-	if o.state.InFlight() || o.state == Failed {
+	if o.state.InFlight() || o.state == Failed || o.state == Required {
 		if since, err := time.Parse(time.RFC3339, n.Annotations[label.UpgradeSince]); err == nil && !since.After(w.Now) {
 			o.since = since
 		}
 	}
 	o.outdated = o.target.managed() && !o.target.Keep && (o.assigned != target.ID || o.driver != nil && !o.driver.of(target))
+	if o.state == Failed && o.outdated && o.driver != nil && n.Annotations[label.UpgradeTarget] == target.String() {
+		o.state = Required // the old driver is there yet: the new one, which never was, has not failed
+	}
+	if r, ok := w.Refused[n.Name]; ok {
+		o.refusal = &r
+	} else if o.outdated {
+		o.refusal = w.obstacle(o)
+		o.blocked = o.refusal != nil
+	}
 }
 
 func (w *work) targetOf(p fleet.Pool) Target {
@@ -135,9 +147,9 @@ func (n *node) ours() bool {
 	return begun && n.Annotations[label.UpgradeTarget] == "" && n.Annotations[label.InitiallyCordoned] != "true"
 }
 
-// settle plans for a node whose upgrade has begun, or need not begin; it returns
-// whether the node waits for its turn.
-func (w *work) settle(n *node) (pending bool) {
+// settle plans for a node whose upgrade has begun, or need not begin; it reports whether
+// the node waits for its turn instead.
+func (w *work) settle(n *node) (waits bool) {
 	counts := &w.plan.Counts
 	if n.target.managed() {
 		counts.Total++
@@ -145,13 +157,14 @@ func (w *work) settle(n *node) (pending bool) {
 			w.unavailable++
 		}
 	}
-	if w.Writing[n.Name] && !n.state.InFlight() && n.state != Failed {
+	if begins := w.Writing[n.Name]; begins && !n.state.InFlight() && n.state != Failed {
 		w.begun++
 		if n.Ready && !n.Cordoned {
 			w.unavailable++
 		}
 	}
 	skip := n.outdated && n.Labels[label.UpgradeSkip] == "true"
+	released := (skip || !w.Policy.Auto) && !n.restarting()
 	switch {
 	case !n.target.managed():
 		if n.assigned != label.PreInstalled {
@@ -161,6 +174,10 @@ func (w *work) settle(n *node) (pending bool) {
 	case n.target.Keep && n.assigned == "" && n.driver == nil && !n.loaded():
 		w.assign(n, w.kept(n))
 		counts.Done++
+	case n.refusal != nil && n.state.InFlight() && !released:
+		later := *n
+		w.refused = append(w.refused, &later)
+		return true
 	case w.atOnce(n):
 		// Nothing runs there that a driver could be taken from.
 		if n.state.InFlight() || n.state == Failed {
@@ -169,7 +186,7 @@ func (w *work) settle(n *node) (pending bool) {
 		}
 		w.assign(n, n.target.ID)
 		counts.Done++
-	case (skip || !w.Policy.Auto) && !n.restarting():
+	case released:
 		if n.outdated {
 			counts.Pending++
 			if skip {
@@ -183,6 +200,8 @@ func (w *work) settle(n *node) (pending bool) {
 		w.resume(n, n.state)
 	case n.outdated || n.Annotations[label.UpgradeCordoned] == "true":
 		counts.Pending++
+		later := *n
+		w.pending = append(w.pending, &later)
 		return true
 	default:
 		counts.Done++
@@ -251,33 +270,119 @@ func (w *work) assign(n *node, id string) {
 	}
 }
 
-// start begins the upgrade of as many nodes as the policy allows, those first that are
-// cordoned already.
-func (w *work) start(pending []*node) {
-	slices.SortFunc(pending, func(a, b *node) int {
-		if a.Cordoned != b.Cordoned {
-			if a.Cordoned {
-				return -1
-			}
-			return 1
-		}
-		return cmp.Compare(a.Name, b.Name)
-	})
+// retry resumes upgrades that gave their turn back on their way, where a turn is free and
+// the pause is over. A driver that fails on such a node still counts as failed. One whose
+// driver pod has ended at last is none of them any more: its new driver comes whoever has
+// the turn, so it goes on, if need be beyond MaxParallel.
+func (w *work) retry() {
 	limit := w.Policy.unavailable(w.plan.Counts.Total)
-	for _, n := range pending {
-		if w.Writing[n.Name] {
+	slices.SortFunc(w.refused, func(a, b *node) int { return cmp.Compare(a.Name, b.Name) })
+	for _, n := range w.refused {
+		if why := w.driverFailure(n); why != "" {
+			w.plan.Counts.Failed++
+			w.plan.Failed = append(w.plan.Failed, Failure{n.Name, why, n.since})
 			continue
 		}
-		slot := w.Policy.MaxParallel == 0 || w.begun < w.Policy.MaxParallel
+		w.addRefused(n)
+		// One that was uncordoned meanwhile would be cordoned again.
+		room := n.Cordoned || !n.Ready || w.unavailable < limit
+		if w.due(n) && w.slotFree() && room {
+			w.withoutCounting(func() { w.resume(n, n.state) })
+		}
+	}
+}
+
+// withoutCounting plans for a node that is already counted in Plan.Counts.
+func (w *work) withoutCounting(plan func()) {
+	counts := w.plan.Counts
+	plan()
+	w.plan.Counts = counts
+}
+
+// slotFree reports whether another upgrade may begin.
+func (w *work) slotFree() bool { return w.Policy.MaxParallel == 0 || w.begun < w.Policy.MaxParallel }
+
+// due reports whether a node may be tried again; if not, it schedules a plan for then.
+func (w *work) due(n *node) bool {
+	next := n.refusal.Next
+	w.wake(next)
+	return !next.IsZero() && !next.After(w.Now)
+}
+
+// addRefused adds a node that waits for another turn to Plan.Unwritten or Plan.Blocked.
+func (w *work) addRefused(n *node) {
+	if n.blocked {
+		w.addBlocked(n, n.refusal.Why, n.refusal.Since)
+		return
+	}
+	w.plan.Counts.Failed++
+	w.plan.Unwritten = append(w.plan.Unwritten, Failure{n.Name, n.refusal.Why, n.refusal.Since})
+	w.wait(n, n.refusal.Why)
+}
+
+// driverFailure returns why the new driver has failed on a node that cannot be written; "":
+// it has not.
+func (w *work) driverFailure(n *node) string {
+	switch {
+	case n.outdated || n.driver == nil:
+	case !n.driver.Ready && n.driver.Failing != "":
+		return fmt.Sprintf("driver pod %s: %s", n.driver.Name, n.driver.Failing)
+	case n.driver.up() && !w.validated(n):
+		// The step that begins with the pod's readiness is the one that was refused first.
+		end := n.refusal.Since.Add(validationTimeout)
+		if !end.After(w.Now) {
+			return fmt.Sprintf("the new driver is not proven after %s: %s", validationTimeout, n.doubt())
+		}
+		w.wake(end)
+	}
+	return ""
+}
+
+// start begins the upgrade of as many nodes as the policy allows, those first that are
+// cordoned already, and those last that gave their turn back, the longest ago first.
+func (w *work) start() {
+	rank := func(n *node) int {
+		switch {
+		case n.refusal != nil:
+			return 2
+		case n.Cordoned:
+			return 0
+		}
+		return 1
+	}
+	slices.SortFunc(w.pending, func(a, b *node) int {
+		if a.refusal != nil && b.refusal != nil {
+			return cmp.Or(a.refusal.Next.Compare(b.refusal.Next), cmp.Compare(a.Name, b.Name))
+		}
+		return cmp.Or(rank(a)-rank(b), cmp.Compare(a.Name, b.Name))
+	})
+	limit := w.Policy.unavailable(w.plan.Counts.Total)
+	for _, n := range w.pending {
+		refused := n.refusal != nil
+		if refused {
+			w.plan.Counts.Pending--
+			w.addRefused(n)
+		}
+		if _, writing := w.Writing[n.Name]; writing {
+			continue
+		}
+		due := !refused || w.due(n)
 		room := n.Cordoned || w.unavailable < limit
 		// On a node whose kubelet is silent no pod ends and no driver starts.
-		if len(w.plan.Failed) > 0 || !slot || !room || !n.Ready {
-			if n.state != Required {
+		if !due || len(w.plan.Failed) > 0 || !w.slotFree() || !room || !n.Ready {
+			switch {
+			case n.blocked:
+				w.patch(n, edit{state: Required, since: n.since, why: n.refusal.Why})
+			case !refused && n.state != Required:
 				w.patch(n, edit{state: Required})
 			}
 			continue
 		}
 		w.begun++
+		if refused {
+			w.withoutCounting(func() { w.begin(n) })
+			continue
+		}
 		w.plan.Counts.Pending--
 		w.begin(n)
 	}
@@ -288,6 +393,8 @@ func (w *work) finish() {
 	p := w.plan
 	slices.SortFunc(p.Patches, func(a, b Patch) int { return cmp.Compare(a.Node, b.Node) })
 	slices.SortFunc(p.Failed, func(a, b Failure) int { return cmp.Compare(a.Node, b.Node) })
+	slices.SortFunc(p.Unwritten, func(a, b Failure) int { return cmp.Compare(a.Node, b.Node) })
+	slices.SortFunc(p.Blocked, func(a, b Failure) int { return cmp.Compare(a.Node, b.Node) })
 	removal := func(a, b Removal) int {
 		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	}
@@ -299,7 +406,10 @@ func (w *work) finish() {
 		}
 		return 1
 	}
-	slices.SortFunc(p.Watch, func(a, b string) int {
-		return cmp.Or(cmp.Compare(known(a), known(b)), cmp.Compare(a, b))
-	})
+	byKnown := func(a, b string) int { return cmp.Or(cmp.Compare(known(a), known(b)), cmp.Compare(a, b)) }
+	slices.SortFunc(p.Watch, byKnown)
+	// Those on their way come first: the rest is watched as far as there is room.
+	w.idle = slices.DeleteFunc(w.idle, func(node string) bool { return slices.Contains(p.Watch, node) })
+	slices.SortFunc(w.idle, byKnown)
+	p.Watch = append(p.Watch, w.idle...)
 }

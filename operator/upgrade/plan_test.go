@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
@@ -39,7 +41,7 @@ func newScene(state State, since time.Duration) *scene {
 			Name: "a", UID: "1", Version: "7", Ready: true, Labels: map[string]string{label.Driver: "jammy"}, Annotations: map[string]string{},
 			GPUReady: fleet.Condition{Status: "True", Since: noon.Add(-time.Hour), Said: noon},
 		},
-		driver: &Driver{Namespace: "gpu", Name: "driver-a", UID: "d", DaemonSet: "ds-jammy", Digest: "old", Ready: true, Created: noon.Add(-time.Hour)},
+		driver: &Driver{Namespace: "gpu", Name: "driver-a", UID: "d", DaemonSet: "ds-jammy", Digest: "old", Ready: true, Started: noon.Add(-time.Hour)},
 	}
 	if state != Unknown {
 		s.node.Labels[label.UpgradeState] = string(state)
@@ -54,7 +56,10 @@ func newScene(state State, since time.Duration) *scene {
 }
 
 // upgraded has the new driver pod be there.
-func (s *scene) upgraded() { s.driver.Digest, s.driver.Created = "new", noon.Add(-time.Minute) }
+func (s *scene) upgraded() { s.driver.Digest, s.driver.Started = "new", noon.Add(-time.Minute) }
+
+// fail has the new driver pod be there and not be well.
+func (s *scene) fail() { s.upgraded(); s.driver.Ready = false }
 
 func (s *scene) proven(ago time.Duration) {
 	s.node.GPUReady = fleet.Condition{Status: "True", Since: noon.Add(-ago)}
@@ -120,9 +125,16 @@ func selecting(t *testing.T, text string) labels.Selector {
 	return s
 }
 
+// putOff is how a plan begins of a node whose pods keep its driver from being upgraded: the
+// old one serves it on.
+const putOff = "a: upgrade-required; a: unschedulable false; a waits for "
+
 func TestWhatANodeDoesNext(t *testing.T) {
 	gpu := func(name string) *Pod {
 		return &Pod{Namespace: "x", Name: name, UID: name, GPU: true, Controlled: true, Labels: map[string]string{"app": name}}
+	}
+	agent := func(name string) *Pod {
+		return &Pod{Namespace: "x", Name: name, UID: name, GPU: true, Controlled: true, Agent: true}
 	}
 	drain := &Eviction{Timeout: time.Minute}
 	for name, c := range map[string]struct {
@@ -178,12 +190,19 @@ func TestWhatANodeDoesNext(t *testing.T) {
 		}, "evict p; a waits for pod x/p, x/leaving to go; wake in 4m0s"},
 		"the validator's job is evicted": {PodDeletion, time.Minute, func(s *scene) { s.pods(&Pod{Namespace: "x", Name: "v", Own: true}) },
 			"evict v; a waits for pod x/v to go; wake in 4m0s"},
+		"pods with a RuntimeClass of GPUs are evicted": {PodDeletion, time.Minute, func(s *scene) {
+			s.Classes = map[string]bool{"gpu": true, "nvidia": false}
+			class := func(name string) *Pod {
+				return &Pod{Namespace: "x", Name: name, UID: name, Controlled: true, Class: name}
+			}
+			s.pods(class("gpu"), class("nvidia"), class("nvidia-cdi"), class("kata"))
+		}, "evict gpu; evict nvidia-cdi; a waits for pod x/gpu, x/nvidia-cdi to go; wake in 4m0s"},
 		"pods that the policy names are evicted": {PodDeletion, time.Minute, func(s *scene) {
 			s.Policy.Deletion.Selector = selecting(t, "app=cpu")
 			s.pods(&Pod{Namespace: "x", Name: "cpu", Controlled: true, Labels: map[string]string{"app": "cpu"}})
 		}, "evict cpu; a waits for pod x/cpu to go; wake in 4m0s"},
 		"nothing makes a pod anew": {PodDeletion, time.Minute, func(s *scene) { s.pods(gpu("p"), &Pod{Namespace: "x", Name: "bare", GPU: true}) },
-			"a: upgrade-failed; a failed: pod x/bare cannot be evicted: nothing would make it anew; delete it, or set force in spec.driver.upgradePolicy"},
+			putOff + "pod x/bare cannot be evicted: nothing would make it anew; delete it, or set force in spec.driver.upgradePolicy"},
 		"nothing makes a pod anew, by force": {PodDeletion, 0, func(s *scene) {
 			s.Policy.Deletion.Force = true
 			s.pods(&Pod{Namespace: "x", Name: "bare", GPU: true})
@@ -191,9 +210,9 @@ func TestWhatANodeDoesNext(t *testing.T) {
 		"a pod has data": {PodDeletion, time.Minute, func(s *scene) {
 			s.pods(&Pod{Namespace: "x", Name: "data", GPU: true, Controlled: true, EmptyDir: true})
 		},
-			"a: upgrade-failed; a failed: pod x/data cannot be evicted: the data of its emptyDir would be lost; delete it, or set deleteEmptyDir in spec.driver.upgradePolicy"},
+			putOff + "pod x/data cannot be evicted: the data of its emptyDir would be lost; delete it, or set deleteEmptyDir in spec.driver.upgradePolicy"},
 		"a pod does not go": {PodDeletion, 5 * time.Minute, func(s *scene) { s.pods(gpu("p")) },
-			"a: upgrade-failed; a failed: pod x/p did not go within 5m0s: see its PodDisruptionBudget, finalizers and terminationGracePeriodSeconds"},
+			putOff + "pod x/p did not go within 5m0s: see its PodDisruptionBudget, finalizers and terminationGracePeriodSeconds"},
 		"a pod does not go, and may be drained": {PodDeletion, 5 * time.Minute, func(s *scene) { s.Policy.Drain = drain; s.pods(gpu("p")) },
 			"a: drain-required; evict p; a waits for pod x/p to go; wake in 1m0s"},
 		"all pods are drained": {DrainRequired, 0, func(s *scene) {
@@ -204,7 +223,7 @@ func TestWhatANodeDoesNext(t *testing.T) {
 		"the drain takes too long": {DrainRequired, time.Minute, func(s *scene) {
 			s.Policy.Drain = drain
 			s.pods(&Pod{Namespace: "x", Name: "cpu", Controlled: true})
-		}, "a: upgrade-failed; a failed: pod x/cpu did not go within 1m0s: see its PodDisruptionBudget, finalizers and terminationGracePeriodSeconds"},
+		}, putOff + "pod x/cpu did not go within 1m0s: see its PodDisruptionBudget, finalizers and terminationGracePeriodSeconds"},
 		"somebody uncordons it": {PodDeletion, 0, func(s *scene) { s.node.Cordoned = false; s.pods(gpu("p")) },
 			"a: unschedulable true; evict p; a waits for pod x/p to go; wake in 5m0s"},
 		"the policy comes back": {PodDeletion, 0, func(s *scene) { s.upgraded(); s.pods(gpu("p")); s.proven(0) },
@@ -247,6 +266,35 @@ func TestWhatANodeDoesNext(t *testing.T) {
 			"a: device-plugin true; a waits for the driver pod to be made"},
 		"operands stay away while the driver is unloaded": {PodRestart, time.Minute, func(s *scene) { s.node.Labels[label.Deploy+"device-plugin"] = label.Paused; s.driver.Deleting = true },
 			"a waits for driver pod driver-a to end"},
+		"a DaemonSet's pod uses the GPUs": {PodRestart, time.Minute, func(s *scene) { s.pods(agent("monitor")) },
+			"a waits for pod x/monitor to let go of the driver; wake in 4m0s"},
+		"a DaemonSet's pod goes on using the GPUs": {PodRestart, 5 * time.Minute, func(s *scene) { s.pods(agent("monitor")) },
+			putOff + "pod x/monitor holds the driver and cannot be evicted: a DaemonSet's pod comes straight back. Keep it off the node (label it is selected by), " +
+				"label the pod nvidia.com/gpu-driver-upgrade-drain.skip=true, or set podDeletion.force in spec.driver.upgradePolicy"},
+		"a DaemonSet's pod goes on using the GPUs, by force": {PodRestart, 2 * time.Minute, func(s *scene) {
+			s.Policy.Deletion.Force = true
+			s.pods(agent("monitor"))
+		}, "delete driver-a; a waits for driver pod driver-a to end, while pod x/monitor uses the GPUs"},
+		"a DaemonSet's pod may stay": {PodRestart, time.Minute, func(s *scene) {
+			stays := agent("monitor")
+			stays.Labels = map[string]string{label.DrainSkip: "true"}
+			s.pods(stays)
+		}, "delete driver-a; a waits for driver pod driver-a to end, while pod x/monitor uses the GPUs"},
+		"a DaemonSet's pod that may stay is named beside one that must go": {PodRestart, 5 * time.Minute, func(s *scene) {
+			stays := agent("stays")
+			stays.Labels = map[string]string{label.DrainSkip: "true"}
+			s.pods(stays, agent("monitor"))
+		}, putOff + "pod x/monitor, x/stays holds the driver and cannot be evicted: a DaemonSet's pod comes straight back. Keep it off the node (label it is selected by), " +
+			"label the pod nvidia.com/gpu-driver-upgrade-drain.skip=true, or set podDeletion.force in spec.driver.upgradePolicy"},
+		"a DaemonSet's pod that may stay keeps the new driver from starting": {PodRestart, time.Minute, func(s *scene) {
+			stays := agent("stays")
+			stays.Labels = map[string]string{label.DrainSkip: "true"}
+			s.pods(stays)
+			s.upgraded()
+			s.driver.Ready, s.driver.Failing = false, "it crashes"
+		}, "a: upgrade-failed; a failed: driver pod driver-a: it crashes, while pod x/stays uses the GPUs"},
+		"the pod that keeps the driver in use is named": {PodRestart, time.Minute, func(s *scene) { s.driver.Deleting = true; s.pods(agent("monitor")) },
+			"a waits for driver pod driver-a to end, while pod x/monitor uses the GPUs"},
 		"operands are NVIDIA's": {PodRestart, time.Minute, func(s *scene) {
 			s.node.Labels[label.Deploy+"device-plugin"], s.node.Labels[label.HandOver] = "true", label.Product
 		}, "delete driver-a; a waits for driver pod driver-a to end"},
@@ -256,9 +304,23 @@ func TestWhatANodeDoesNext(t *testing.T) {
 		"nobody proves it": {PodRestart, 0, func(s *scene) { s.upgraded(); s.node.Labels[label.Deploy+"operator-validator"] = "false" }, "a: upgrade-done; a: unschedulable false"},
 		"the proof is old": {ValidationRequired, 4 * time.Second, func(s *scene) { s.upgraded() }, "a waits for the proof of the driver: it is older than the driver pod; wake in 6s"},
 		"nobody has said so since": {ValidationRequired, time.Minute, func(s *scene) { s.upgraded(); s.node.GPUReady.Said = noon.Add(-2 * time.Minute) },
-			"a waits for the proof of the driver: it is older than the driver pod; wake in 3m10s"},
+			"a waits for the proof of the driver: it is older than the driver pod; wake in 9m0s"},
 		"the old proof holds": {ValidationRequired, 10 * time.Second, func(s *scene) { s.upgraded() }, "a: upgrade-done; a: unschedulable false"},
 		"there is no proof":   {ValidationRequired, time.Minute, func(s *scene) { s.upgraded(); s.node.GPUReady = fleet.Condition{} }, "a waits for the proof of the driver: the Node has no condition GPUReady; is the validator there?; wake in 9m0s"},
+		"the node's clock is behind": {ValidationRequired, time.Minute, func(s *scene) {
+			s.upgraded()
+			s.driver.Started = s.driver.Started.Add(-8 * time.Minute)
+			s.node.GPUReady.Since, s.node.GPUReady.Said = s.driver.Started.Add(time.Second), s.driver.Started.Add(time.Second)
+		}, "a: upgrade-done; a: unschedulable false"},
+		"the node's clock is ahead, and its proof is old": {ValidationRequired, time.Minute, func(s *scene) {
+			s.upgraded()
+			s.driver.Started = s.driver.Started.Add(8 * time.Minute)
+			s.node.GPUReady.Since, s.node.GPUReady.Said = s.driver.Started.Add(-time.Second), s.driver.Started.Add(-time.Second)
+		}, "a waits for the proof of the driver: it is older than the driver pod; wake in 9m0s"},
+		"the kubelet has not said when the pod started": {ValidationRequired, time.Minute, func(s *scene) {
+			s.upgraded()
+			s.driver.Started = time.Time{}
+		}, "a waits for the proof of the driver: it is older than the driver pod; wake in 9m0s"},
 		"the proof is refused": {ValidationRequired, 10 * time.Minute, func(s *scene) {
 			s.upgraded()
 			s.node.GPUReady.Status, s.node.GPUReady.Message = "False", "cuda: wrong sum"
@@ -271,8 +333,10 @@ func TestWhatANodeDoesNext(t *testing.T) {
 		}, "a: upgrade-done"},
 
 		// After a failure.
-		"it has failed": {Failed, time.Hour, func(s *scene) { s.node.Annotations[label.UpgradeWhy] = "so" }, "a failed: so"},
-		"it recovers":   {Failed, time.Hour, func(s *scene) { s.upgraded() }, "a: upgrade-done; a: unschedulable false"},
+		"it has failed": {Failed, time.Hour, func(s *scene) { s.fail(); s.node.Annotations[label.UpgradeWhy] = "so" }, "a failed: so"},
+		"it has failed for its pods, as an older operator says": {Failed, time.Minute, func(s *scene) { s.pods(gpu("p")); s.node.Annotations[label.UpgradeWhy] = "so" },
+			putOff + "so; wake in 59m0s"},
+		"it recovers": {Failed, time.Hour, func(s *scene) { s.upgraded() }, "a: upgrade-done; a: unschedulable false"},
 		"another driver is asked for": {Failed, time.Hour, func(s *scene) { s.node.Annotations[label.UpgradeTarget] = "jammy@bad" },
 			"a: pod-restart-required; delete driver-a; a waits for driver pod driver-a to end"},
 		"a person clears the label": {Unknown, 0, func(s *scene) {
@@ -339,6 +403,11 @@ func TestWhoseTurnItIs(t *testing.T) {
 				n.Ready = !strings.HasSuffix(word, "!")
 				s.Nodes = append(s.Nodes, n)
 				s.Drivers[n.Name] = s.driver
+				if state == Failed {
+					failed := newScene(Failed, 0)
+					failed.fail()
+					s.Drivers[n.Name] = failed.driver
+				}
 			}
 			var begun []string
 			for _, p := range Make(s.Input).Patches {
@@ -349,6 +418,97 @@ func TestWhoseTurnItIs(t *testing.T) {
 			require.Equal(t, c.want, strings.Join(begun, " "))
 		})
 	}
+}
+
+func TestANodeThatCannotBeWritten(t *testing.T) {
+	refused := Refusal{Why: "the Node cannot be written: a webhook says no", Since: noon.Add(-3 * time.Minute), Next: noon.Add(30 * time.Second)}
+	pending := func(name string) *fleet.Node {
+		n := newScene(Required, 0).node
+		n.Name = name
+		return n
+	}
+	for name, c := range map[string]struct {
+		state State
+		given func(*scene)
+		want  string
+		fails int // nodes that count as failed
+	}{
+		"it waits for its turn, and another goes": {Required, func(*scene) {},
+			"b: pod-restart-required; b: unschedulable true; a waits for the Node cannot be written: a webhook says no; wake in 30s", 1},
+		"it is on its way, and another goes": {PodDeletion, func(s *scene) { s.pods(&Pod{Name: "p", GPU: true, Controlled: true}) },
+			"b: pod-restart-required; b: unschedulable true; a waits for the Node cannot be written: a webhook says no; wake in 30s", 1},
+		"as many as may be away are": {PodDeletion, func(s *scene) { s.Policy.MaxUnavailable = new(intstr.FromInt32(1)) },
+			"a waits for the Node cannot be written: a webhook says no; wake in 30s", 1},
+		"it is tried again while a turn is free": {PodDeletion, func(s *scene) { s.Refused["a"] = Refusal{Why: "no", Since: refused.Since, Next: noon} },
+			"a: pod-restart-required; delete driver-a; a waits for no", 1},
+		"the others go first": {Required, func(s *scene) { s.Refused["a"] = Refusal{Why: "no", Since: refused.Since, Next: noon} },
+			"b: pod-restart-required; b: unschedulable true; a waits for no", 1},
+		"its new driver fails": {PodRestart, func(s *scene) { s.upgraded(); s.driver.Ready, s.driver.Failing = false, "it crashes" },
+			"a failed: driver pod driver-a: it crashes", 1},
+		"its new driver is not proven": {ValidationRequired, func(s *scene) {
+			s.upgraded()
+			s.node.GPUReady.Status, s.node.GPUReady.Message = "False", "cuda: wrong sum"
+			s.Refused["a"] = Refusal{Why: "no", Since: noon.Add(-10 * time.Minute), Next: noon.Add(30 * time.Second)}
+		}, "a failed: the new driver is not proven after 10m0s: cuda: wrong sum", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScene(c.state, 0)
+			s.Refused = map[string]Refusal{"a": refused}
+			other := pending("b")
+			s.Nodes, s.Pods["b"] = append(s.Nodes, other), []*Pod{}
+			c.given(s)
+			s.Nodes = append(s.Nodes, s.node)
+			d := *s.driver
+			d.Digest, d.Name = "old", "driver-b"
+			s.Drivers = map[string]*Driver{"a": s.driver, "b": &d}
+			p := Make(s.Input)
+			got := tell(p)
+			got = strings.ReplaceAll(got, "; delete driver-b; b waits for driver pod driver-b to end", "")
+			got = strings.ReplaceAll(strings.ReplaceAll(got, "delete driver-b; ", ""), "; b waits for driver pod driver-b to end", "")
+			require.ElementsMatch(t, strings.Split(c.want, "; "), slices.DeleteFunc(strings.Split(got, "; "), func(w string) bool { return w == "" || w == "b: upgrade-required" }))
+			require.Equal(t, c.fails, p.Counts.Failed)
+			require.Equal(t, p.Counts.Total, p.Counts.Done+p.Counts.InProgress+p.Counts.Pending+p.Counts.Failed)
+			require.NotContains(t, p.Settled, "a")
+		})
+	}
+}
+
+func TestHowAPodHasGPUs(t *testing.T) {
+	limits := func(name corev1.ResourceName) corev1.ResourceRequirements {
+		return corev1.ResourceRequirements{Limits: corev1.ResourceList{name: resource.MustParse("1")}}
+	}
+	container := func(c corev1.Container) corev1.PodSpec { return corev1.PodSpec{Containers: []corev1.Container{c}} }
+	env := func(value string) corev1.PodSpec {
+		return container(corev1.Container{Env: []corev1.EnvVar{{Name: "NVIDIA_VISIBLE_DEVICES", Value: value}}})
+	}
+	host := func(path string) corev1.PodSpec {
+		return corev1.PodSpec{Volumes: []corev1.Volume{{VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: path}}}}}
+	}
+	cdi := func(device string) *corev1.Pod {
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{"cdi.k8s.io/a": device}}}
+	}
+	for name, c := range map[string]struct {
+		pod  *corev1.Pod
+		want bool
+	}{
+		"renamed GPU":     {&corev1.Pod{Spec: container(corev1.Container{Resources: limits("nvidia.com/a100-small")})}, true},
+		"NIC":             {&corev1.Pod{Spec: container(corev1.Container{Resources: limits("nvidia.com/hostdev")})}, false},
+		"debugged":        {&corev1.Pod{Spec: corev1.PodSpec{EphemeralContainers: []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Env: env("all").Containers[0].Env}}}}}, true},
+		"GPU":             {&corev1.Pod{Spec: container(corev1.Container{Resources: limits("nvidia.com/gpu")})}, true},
+		"share":           {&corev1.Pod{Spec: container(corev1.Container{Resources: limits("nvidia.com/gpu.shared")})}, true},
+		"MIG device":      {&corev1.Pod{Spec: container(corev1.Container{Resources: limits("nvidia.com/mig-1g.10gb")})}, true},
+		"environment":     {&corev1.Pod{Spec: env("all")}, true},
+		"void":            {&corev1.Pod{Spec: env("void")}, false},
+		"none":            {&corev1.Pod{Spec: env("none")}, false},
+		"device nodes":    {&corev1.Pod{Spec: host("/dev/nvidia0")}, true},
+		"other devices":   {&corev1.Pod{Spec: host("/dev/fuse")}, false},
+		"CDI":             {cdi("nvidia.com/gpu=0"), true},
+		"CDI of another":  {cdi("vendor.example/nic=0"), false},
+		"nothing of GPUs": {&corev1.Pod{Spec: container(corev1.Container{Resources: limits("cpu")})}, false},
+	} {
+		require.Equal(t, c.want, ObservePod(c.pod).GPU, name)
+	}
+	require.Equal(t, "gpu", ObservePod(&corev1.Pod{Spec: corev1.PodSpec{RuntimeClassName: new("gpu")}}).Class)
 }
 
 func TestNodesThatLeaveAreLetGoOf(t *testing.T) {

@@ -30,17 +30,21 @@ type cluster struct {
 	broken  int  // a version that does not start
 	serial  int
 	sent    map[string]Patch // writes that are on their way
-	slow    bool             // writes take their time
+	refused map[string]Refusal
+	slow    bool // writes take their time
 	settled map[string]settled
 }
 
 // machine is a node with what runs on it.
 type machine struct {
 	fleet.Node
-	people bool // somebody cordoned it
-	driver *Driver
-	pods   []*Pod
-	mute   bool // the validator says what it said before
+	people    bool // somebody cordoned it
+	driver    *Driver
+	pods      []*Pod
+	mute      bool          // the validator says what it said before
+	locked    bool          // nobody may write the Node
+	obstinate bool          // its pods do not go
+	skew      time.Duration // of the node's clock
 }
 
 const kernels = "abc"
@@ -52,7 +56,10 @@ func (c *cluster) next() int { c.serial++; return c.serial }
 
 func (c *cluster) add() {
 	name := fmt.Sprintf("n%02d", c.next())
-	m := &machine{Node: fleet.Node{Name: name, UID: name, Ready: true, GPU: true, Labels: map[string]string{operand: "true"}, Annotations: map[string]string{}}}
+	m := &machine{
+		Node: fleet.Node{Name: name, UID: name, Ready: true, GPU: true, Labels: map[string]string{operand: "true"}, Annotations: map[string]string{}},
+		skew: time.Duration(rapid.IntRange(-30, 30).Draw(c.t, "minutes that its clock is ahead")) * time.Minute,
+	}
 	c.boot(m)
 	c.nodes[name] = m
 }
@@ -72,13 +79,14 @@ func (c *cluster) boot(m *machine) {
 func (c *cluster) touched(m *machine) { m.Version = fmt.Sprint(c.next()) }
 
 func (c *cluster) say(m *machine, status string) {
-	m.GPUReady.Said = c.now
+	node := c.now.Add(m.skew)
+	m.GPUReady.Said = node
 	if string(m.GPUReady.Status) == status {
 		return
 	}
-	m.GPUReady = fleet.Condition{Status: "False", Reason: "DriverMissing", Message: "driver: there is none", Since: c.now, Said: c.now}
+	m.GPUReady = fleet.Condition{Status: "False", Reason: "DriverMissing", Message: "driver: there is none", Since: node, Said: node}
 	if status == "True" {
-		m.GPUReady = fleet.Condition{Status: "True", Reason: "Ready", Since: c.now, Said: c.now}
+		m.GPUReady = fleet.Condition{Status: "True", Reason: "Ready", Since: node, Said: node}
 	}
 	c.touched(m)
 }
@@ -97,10 +105,15 @@ func (c *cluster) input() Input {
 	for _, k := range kernels {
 		in.Targets[fleet.Pool{Kernel: string(k)}] = c.target(string(k))
 	}
-	in.Writing = map[string]bool{}
+	in.Writing, in.Refused = map[string]bool{}, map[string]Refusal{}
 	for name, m := range c.nodes {
 		p, ok := c.sent[name]
-		in.Writing[name] = ok && p.Version == m.Version
+		if ok && p.Version == m.Version {
+			in.Writing[name] = p.Begins()
+		}
+		if r := c.refused[name]; !r.Next.IsZero() {
+			in.Refused[name] = r
+		}
 		n := m.Node
 		n.Labels, n.Annotations = maps.Clone(m.Labels), maps.Clone(m.Annotations)
 		in.Nodes = append(in.Nodes, &n)
@@ -108,7 +121,7 @@ func (c *cluster) input() Input {
 			d := *m.driver
 			in.Drivers[name] = &d
 		}
-		if s := State(m.Labels[label.UpgradeState]); s.evicts() || s == PodRestart {
+		if s := State(m.Labels[label.UpgradeState]); s.evicts() || s == PodRestart || s == Required && m.Annotations[label.UpgradeWhy] != "" {
 			in.Pods[name] = []*Pod{}
 			for _, p := range m.pods {
 				q := *p
@@ -128,7 +141,8 @@ func (c *cluster) plan() *Plan {
 	for _, n := range in.Nodes {
 		was, ok := c.settled[n.Name]
 		d := in.Drivers[n.Name]
-		if ok && was.node.Equal(n) && !in.Writing[n.Name] && reflect.DeepEqual(was.driver, d) && reflect.DeepEqual(was.sets, in.Sets) && reflect.DeepEqual(was.targets, in.Targets) && reflect.DeepEqual(was.policy, in.Policy) {
+		_, writing := in.Writing[n.Name]
+		if ok && was.node.Equal(n) && !writing && reflect.DeepEqual(was.driver, d) && reflect.DeepEqual(was.sets, in.Sets) && reflect.DeepEqual(was.targets, in.Targets) && reflect.DeepEqual(was.policy, in.Policy) {
 			few.Settled = few.Settled.Add(was.share)
 			continue
 		}
@@ -173,11 +187,12 @@ func (c *cluster) operate(upTo int) (wrote bool) {
 		if upTo--; upTo < 0 {
 			return true
 		}
-		if c.sent[q.Node].Version == q.Version {
+		if c.sent[q.Node].Version == q.Version || c.refused[q.Node].Next.After(c.now) {
 			continue
 		}
-		if c.slow {
+		if c.slow || c.nodes[q.Node].locked {
 			c.sent[q.Node] = q
+			c.refuse(q.Node)
 			continue
 		}
 		wrote = c.write(q, false) || wrote
@@ -203,7 +218,7 @@ func (c *cluster) operate(upTo int) (wrote bool) {
 			require.Equal(c.t, PodRestart, c.state(r.Node), "a driver pod goes in its state only")
 			m := c.nodes[r.Node]
 			require.Equal(c.t, label.Paused, m.Labels[operand], "operands go before the driver")
-			d.Deleting, wrote = true, true
+			d.Deleting, d.End, wrote = true, c.now, true
 		}
 	}
 	return wrote
@@ -245,11 +260,29 @@ func (c *cluster) write(p Patch, late bool) bool {
 	return true
 }
 
+// refuse is the API server's part in a write of a Node that nobody may write. It reports
+// whether it was refused. After a while the write is given up.
+func (c *cluster) refuse(node string) bool {
+	if m := c.nodes[node]; m == nil || !m.locked {
+		return false
+	}
+	r, again := c.refused[node]
+	if !again {
+		r = Refusal{Why: node + " cannot be written", Since: c.now}
+	}
+	if c.now.Sub(r.Since) >= WriteDeadline {
+		r.Next = c.now.Add(WriteAgain)
+		delete(c.sent, node)
+	}
+	c.refused[node] = r
+	return true
+}
+
 // checkLimits runs when a node has just begun.
 func (c *cluster) checkLimits(anyway bool) {
 	var flying, away int
 	for name, m := range c.nodes {
-		if s := c.state(name); s.InFlight() || s == Failed {
+		if s := c.state(name); (s.InFlight() || s == Failed) && c.refused[name].Next.IsZero() && !c.endless(m) {
 			flying++
 		}
 		if m.Cordoned || !m.Ready {
@@ -262,6 +295,11 @@ func (c *cluster) checkLimits(anyway bool) {
 	if !anyway {
 		require.LessOrEqual(c.t, away, c.policy.unavailable(len(c.nodes)), "nodes unavailable")
 	}
+}
+
+// endless reports whether a machine's driver pod should have ended.
+func (c *cluster) endless(m *machine) bool {
+	return m.driver != nil && m.driver.Deleting && !c.now.Before(m.driver.End.Add(endTimeout))
 }
 
 // evict is the API server's and the kubelet's part in an eviction.
@@ -299,9 +337,13 @@ func (c *cluster) apply() {
 func (c *cluster) live() {
 	c.now = c.now.Add(7 * time.Second)
 	for _, name := range slices.Sorted(maps.Keys(c.sent)) {
+		if c.refuse(name) {
+			continue
+		}
 		if !c.slow || rapid.Bool().Draw(c.t, "arrives") {
 			c.write(c.sent[name], true)
 			delete(c.sent, name)
+			delete(c.refused, name)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.nodes)) {
@@ -325,14 +367,16 @@ func (c *cluster) daemon(m *machine) {
 	}
 	switch d := m.driver; {
 	case d != nil && (!ok || d.DaemonSet != "ds-"+s.ID):
-		d.Deleting = true
+		if !d.Deleting {
+			d.Deleting, d.End = true, c.now
+		}
 	case d == nil && ok:
-		m.driver = &Driver{Name: fmt.Sprint("driver-", c.next()), UID: fmt.Sprint(c.serial), DaemonSet: "ds-" + s.ID, Digest: s.Digest, Created: c.now}
+		m.driver = &Driver{Name: fmt.Sprint("driver-", c.next()), UID: fmt.Sprint(c.serial), DaemonSet: "ds-" + s.ID, Digest: s.Digest, Started: c.now.Add(m.skew)}
 	}
 }
 
 func (c *cluster) kubelet(m *machine) {
-	m.pods = slices.DeleteFunc(m.pods, func(p *Pod) bool { return p.Deleting })
+	m.pods = slices.DeleteFunc(m.pods, func(p *Pod) bool { return p.Deleting && (!m.obstinate || p.Own) })
 	d := m.driver
 	switch {
 	case d == nil:
@@ -374,7 +418,7 @@ func newCluster(t *rapid.T) *cluster {
 		limit = intstr.FromString(rapid.SampledFrom([]string{"1%", "25%", "50%", "100%"}).Draw(t, "maxUnavailablePercent"))
 	}
 	c := &cluster{
-		t: t, now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), nodes: map[string]*machine{}, sent: map[string]Patch{}, sets: map[string]Set{}, settled: map[string]settled{}, version: 1,
+		t: t, now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), nodes: map[string]*machine{}, sent: map[string]Patch{}, refused: map[string]Refusal{}, sets: map[string]Set{}, settled: map[string]settled{}, version: 1,
 		policy: Policy{
 			Auto: true, MaxParallel: rapid.IntRange(0, 3).Draw(t, "maxParallel"), MaxUnavailable: &limit,
 			Deletion: Eviction{Force: rapid.Bool().Draw(t, "force"), Timeout: 5 * time.Minute},

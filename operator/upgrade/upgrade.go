@@ -15,6 +15,7 @@
 package upgrade
 
 import (
+	"slices"
 	"time"
 
 	"github.com/gpuready/gpuready/operator/fleet"
@@ -27,7 +28,7 @@ type State string
 // The states, as the reference spells them.
 const (
 	Unknown            State = ""
-	Required           State = "upgrade-required"       // outdated, and waits for its turn
+	Required           State = "upgrade-required"       // outdated, and waits for its turn; with label.UpgradeWhy: it gave one back
 	CordonRequired     State = "cordon-required"        // understood, never written: the reference's
 	WaitForJobs        State = "wait-for-jobs-required" // cordoned; waits for pods of waitForCompletion
 	PodDeletion        State = "pod-deletion-required"  // pods that use GPUs are evicted
@@ -36,7 +37,7 @@ const (
 	ValidationRequired State = "validation-required"    // the driver pod is ready, its proof is waited for
 	UncordonRequired   State = "uncordon-required"      // understood, never written: the reference's
 	Done               State = "upgrade-done"
-	Failed             State = "upgrade-failed" // no other node starts; the annotation label.UpgradeWhy says why
+	Failed             State = "upgrade-failed" // the new driver is to blame: no other node starts; label.UpgradeWhy says why
 )
 
 // InFlight says that the node's upgrade has begun and has neither ended nor failed.
@@ -77,9 +78,15 @@ type Input struct {
 	// Pods are those of the nodes in Plan.Watch of the plan before, by node. A node that
 	// is not in it waits until its pods are known; an empty list means that there are none.
 	Pods map[string][]*Pod
-	// Writing are nodes to which a write is on its way, made of the Node that is in Nodes:
-	// it may be that their upgrade begins.
+	// Classes are the RuntimeClasses that there are, and whether they give containers GPUs.
+	Classes map[string]bool
+	// Writing are nodes to which a write is on its way, made of the Node that is in Nodes;
+	// true: their upgrade begins by it (Patch.Begins).
 	Writing map[string]bool
+	// Refused are nodes that could not be written, or whose driver pod could not be deleted,
+	// for WriteDeadline or longer. That is no evidence against a driver: their upgrade gives
+	// its turn back, and is tried again when another is free.
+	Refused map[string]Refusal
 	Now     time.Time
 	// Serves says whether the DaemonSet of an ID is made for the nodes of a pool, whatever
 	// its node selector (driver.Serves). nil: each is for all.
@@ -102,7 +109,11 @@ type Plan struct {
 	// may be made without them. Thousands cost as little as a few.
 	Settled map[string]Share
 	Failed  []Failure // by node; while there is one, no node starts
-	Counts  Counts
+	// Unwritten are nodes of Input.Refused that wait for another turn; they count as failed,
+	// and others start all the same. Blocked are the same for nodes on which a pod stands in
+	// the way, which is no evidence against a driver either.
+	Unwritten, Blocked []Failure
+	Counts             Counts
 }
 
 // Driver is the value of label.Driver that the node is to carry from now on.
@@ -114,6 +125,28 @@ func (p *Plan) Driver(n *fleet.Node) string {
 		return id
 	}
 	return "" // the host's driver has gone: the next plan assigns one
+}
+
+// Refusal is a write that failed again and again.
+type Refusal struct {
+	Why   string    // one sentence
+	Since time.Time // when it failed first
+	Next  time.Time // when it may be tried again; zero: when something has changed about it
+}
+
+// WriteDeadline is for how long a write of a node's upgrade may fail before the upgrade
+// gives its turn back, and WriteAgain is the pause before it is tried again then. PodsAgain
+// is the pause where a pod was evicted in vain, and is still there: trying again costs the
+// node's other pods their place.
+const (
+	WriteDeadline = 2 * time.Minute
+	WriteAgain    = time.Minute
+	PodsAgain     = time.Hour
+)
+
+// Waits reports whether a node could not be written, and waits for another turn.
+func (p *Plan) Waits(node string) bool {
+	return slices.ContainsFunc(p.Unwritten, func(f Failure) bool { return f.Node == node })
 }
 
 // Removal is a pod to be removed, by its UID.

@@ -18,7 +18,9 @@ const (
 	ConditionReady       = "Ready"       // every GPU node is proven
 	ConditionProgressing = "Progressing" // something is on its way
 	ConditionDegraded    = "Degraded"    // something failed that will not mend by waiting
+	ConditionStalled     = "Stalled"     // the policy is not in force, and waiting does not help; absent where it is
 	ConditionUnserved    = "Unserved"    // fields are set that this operator keeps and does nothing about
+	ConditionContested   = "Contested"   // another gpuready operator is installed, and stands down; absent where none is
 )
 
 // Bounds of what the status lists.

@@ -117,7 +117,7 @@ func Read(ctx context.Context, c *cluster.Client, name, namespace string, now ti
 	if err != nil {
 		n.note("Pods", err)
 	}
-	n.judge(seen, pods, policy, now)
+	n.judge(seen, pods, policy)
 	if err != nil && n.Reason == progress.ReasonNoPod {
 		n.Status, n.Reason, n.Message, n.Action = progress.Unknown, ReasonUnread, "the operands' pods cannot be read", "ask for the right to list pods in the operands' namespace"
 	}
@@ -217,9 +217,9 @@ func (n *Node) add(p *progress.Pod, phase corev1.PodPhase) {
 }
 
 // judge says what the operator would.
-func (n *Node) judge(seen *fleet.Node, pods []*progress.Pod, policy *v1.ClusterPolicy, now time.Time) {
+func (n *Node) judge(seen *fleet.Node, pods []*progress.Pod, policy *v1.ClusterPolicy) {
 	handOver := policy.Status.State == v1.Disabled || seen.HandedOver()
-	p := progress.Of(seen, pods, progress.Wanted{States: progress.States(&policy.Spec), HandOver: handOver}, now)
+	p := progress.Of(seen, pods, progress.Wanted{States: progress.States(&policy.Spec), HandOver: handOver})
 	switch {
 	case policy.Name == "":
 		p.Status, p.State, p.Reason, p.Message = progress.Unknown, "", ReasonNoPolicy, "there is no ClusterPolicy, or none that may be read"

@@ -1,0 +1,85 @@
+package cleanup
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+// writers are the field managers under which the operator and the validator write on Nodes.
+var writers = []string{label.FieldManager, "gpu-validator"}
+
+// foreign is what others than operator and validator set on a Node, alone or together with
+// them, by the field manager that did. What has no recorded manager is not in it.
+type foreign struct{ labels, conditions map[string]string }
+
+func readForeign(node *corev1.Node) foreign {
+	found := foreign{map[string]string{}, map[string]string{}}
+	for _, entry := range node.ManagedFields {
+		if entry.FieldsV1 == nil || slices.Contains(writers, entry.Manager) {
+			continue
+		}
+		var fields struct {
+			Metadata struct {
+				Labels map[string]json.RawMessage `json:"f:labels"`
+			} `json:"f:metadata"`
+			Status struct {
+				Conditions map[string]json.RawMessage `json:"f:conditions"`
+			} `json:"f:status"`
+		}
+		if json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields) != nil {
+			continue // the API server wrote it; what it does not say is nobody's
+		}
+		for field := range fields.Metadata.Labels {
+			if key, is := strings.CutPrefix(field, "f:"); is {
+				found.labels[key] = entry.Manager
+			}
+		}
+		for field := range fields.Status.Conditions {
+			var condition struct{ Type string }
+			if key, is := strings.CutPrefix(field, "k:"); is && json.Unmarshal([]byte(key), &condition) == nil {
+				found.conditions[condition.Type] = entry.Manager
+			}
+		}
+	}
+	return found
+}
+
+// mayRemove reports whether a label of a Node is one that gpuready writes, by its name, and
+// that nobody else set. The annotations that name such labels are no evidence: whoever
+// may write on a Node may write them.
+func (c Config) mayRemove(node *corev1.Node, key string, others foreign) bool {
+	if _, has := node.Labels[key]; !has || !writtenByUs(key) {
+		return false
+	}
+	if manager, is := others.labels[key]; is {
+		c.say("label %s of node %s stays: %.80q set it", key, node.Name, manager)
+		return false
+	}
+	return true
+}
+
+// writtenByUs reports whether operator or validator write labels of that name on Nodes.
+func writtenByUs(key string) bool {
+	switch key {
+	case label.Present, label.Driver, label.Injection, label.UpgradeState:
+		return true
+	case label.Operands:
+		return false
+	}
+	return strings.HasPrefix(key, label.Deploy) || nodestate.IsFeature(key)
+}
+
+// spare takes out of a patch what changes labels that are not gpuready's to change.
+func (c Config) spare(node *corev1.Node, labels map[string]*string, others foreign) {
+	for key := range labels {
+		if !c.mayRemove(node, key, others) {
+			delete(labels, key)
+		}
+	}
+}

@@ -1,0 +1,96 @@
+package controller
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/leader"
+	"github.com/gpuready/gpuready/operator/status"
+)
+
+// installed is the Deployment of an operator of this product.
+func installed(namespace string) *appsv1.Deployment {
+	return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: otherName, Labels: map[string]string{label.PartOf: label.Product}}}
+}
+
+func TestThePolicySaysThatAnotherOperatorStandsDown(t *testing.T) {
+	w := newWorld(t)
+	w.Operator = types.NamespacedName{Namespace: namespace, Name: otherName}
+	w.model.setOperator(named(installed(namespace)), sibling)
+	w.create(simulated("policy"), simulated("zweite"))
+	w.step()
+	contested := func(name string) *metav1.Condition {
+		return meta.FindStatusCondition(w.policy(name).Status.Conditions, v1.ConditionContested)
+	}
+	require.Nil(t, contested("policy"), "it is the only one")
+
+	w.model.setOperator(named(installed("elsewhere")), sibling)
+	w.step()
+	for _, name := range []string{"policy", "zweite"} {
+		c := contested(name)
+		require.NotNil(t, c, name)
+		require.Equal(t, status.ReasonAnotherOperator, c.Reason)
+		require.Equal(t, "Deployment gpuready/gpu-operator serves this cluster, and Deployment elsewhere/gpu-operator stands down; uninstall one of them", c.Message)
+	}
+	require.Empty(t, w.model.other, "it is not NVIDIA's")
+	require.Empty(t, w.step())
+
+	w.model.setOperator(named(installed("elsewhere")), none)
+	w.step()
+	require.Nil(t, contested("policy"))
+}
+
+func TestNothingIsMadeBesideAnotherOperatorsOperands(t *testing.T) {
+	w := newWorld(t)
+	pod := func(namespace string) *corev1.Pod {
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+			Namespace: namespace, Name: "plugin", Labels: map[string]string{label.PartOf: label.Product}, Finalizers: []string{"example.com/kubelet"},
+			OwnerReferences: []metav1.OwnerReference{{Kind: "DaemonSet", Name: "nvidia-device-plugin-daemonset", Controller: new(true)}},
+		}}
+	}
+	w.create(gpuNode("n1"), simulated("policy"))
+	p := w.policy("policy")
+	p.Status.Namespace = "elsewhere" // where an operator that is gone has served it
+	require.NoError(t, w.Status().Update(t.Context(), p))
+	w.create(pod("elsewhere"), pod("a-tenants"))
+	require.Equal(t, []string{"status policy"}, w.step())
+	p = w.policy("policy")
+	require.Equal(t, "elsewhere", p.Status.Namespace)
+	ready := meta.FindStatusCondition(p.Status.Conditions, v1.ConditionReady)
+	require.Equal(t, status.ReasonAnotherOperator, ready.Reason)
+	require.Contains(t, ready.Message, "kubectl -n elsewhere delete daemonsets,services")
+	require.Empty(t, w.node("n1").Labels[label.Present])
+	require.Empty(t, w.step())
+
+	// Its operator is back: that one can go on with them.
+	w.Operator = types.NamespacedName{Namespace: namespace, Name: otherName}
+	theirs := named(installed("elsewhere"))
+	w.model.setOperator(theirs, standby)
+	w.step()
+	require.NoError(t, w.yield(), "without election, there is nobody to yield to")
+	w.Elected = true
+	for kind, yields := range map[operatorKind]bool{none: false, nvidias: false, sibling: false, standby: true} {
+		w.model.setOperator(theirs, kind)
+		require.Equal(t, yields, w.yield() != nil)
+	}
+	w.model.setOperator(theirs, standby)
+	w.now = w.now.Add(PassEvery)
+	require.Equal(t, &leader.YieldTo{Namespace: "elsewhere"}, w.run(t.Context()))
+	w.Operator.Namespace = "elsewhere" // with operands in a namespace of their own
+	require.NoError(t, w.yield(), "nobody yields to himself")
+	w.model.setOperator(theirs, none)
+
+	w.gone(pod("elsewhere")) // its node is gone, too, and never says that it has ended
+	w.step()
+	require.NotEmpty(t, w.sets(), "what somebody else calls an operand counts for nothing")
+	require.Equal(t, namespace, w.policy("policy").Status.Namespace)
+	require.Equal(t, "true", w.node("n1").Labels[label.Present])
+}

@@ -1,0 +1,122 @@
+package leader
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// ErrNotLeading is the error of a write that a Gate refuses.
+var ErrNotLeading = errors.New("this operator does not hold its Lease for certain; nothing is written")
+
+// Gate lets writes to the API server pass only while it is certain that this process
+// leads. It goes by the clock, not by an event: a process that was stopped for a minute
+// writes nothing before it has renewed the Lease.
+type Gate struct {
+	certain func() time.Duration // how much longer nobody else can act
+
+	mu      sync.Mutex
+	leading context.Context    // nil: closed
+	current context.Context    // of the writes under way; nil: there have been none since the last lapse
+	cancel  context.CancelFunc // of current
+	timer   *time.Timer        // of lapse
+}
+
+// open lets writes pass until leading ends.
+func (g *Gate) open(leading context.Context) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.leading = leading
+}
+
+// close refuses writes from now on, and ends those that are under way.
+func (g *Gate) close() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.leading = nil
+	g.end()
+}
+
+func (g *Gate) end() {
+	if g.current != nil {
+		g.timer.Stop()
+		g.cancel()
+		g.current = nil
+	}
+}
+
+// lapse ends the writes that are under way, unless the Lease has been renewed.
+func (g *Gate) lapse() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if left := g.certain(); g.current != nil && left > 0 {
+		g.timer.Reset(left)
+		return
+	}
+	g.end()
+}
+
+// admit returns the context that a write may last for.
+func (g *Gate) admit() (context.Context, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	left := g.certain()
+	if g.leading == nil || g.leading.Err() != nil || left <= 0 {
+		g.end()
+		return nil, ErrNotLeading
+	}
+	if g.current == nil {
+		g.current, g.cancel = context.WithCancel(g.leading)
+		g.timer = time.AfterFunc(left, g.lapse)
+	}
+	return g.current, nil
+}
+
+// Wrap returns a transport that refuses writes, and ends those that are under way, when
+// this process may no longer write. Reads pass.
+func (g *Gate) Wrap(next http.RoundTripper) http.RoundTripper { return gated{g, next} }
+
+type gated struct {
+	gate *Gate
+	next http.RoundTripper
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t gated) RoundTrip(r *http.Request) (*http.Response, error) {
+	switch r.Method {
+	case http.MethodGet, http.MethodHead, http.MethodOptions:
+		return t.next.RoundTrip(r)
+	}
+	term, err := t.gate.admit()
+	if err != nil {
+		if r.Body != nil {
+			_ = r.Body.Close()
+		}
+		return nil, err
+	}
+	ctx, cancel := context.WithCancelCause(r.Context())
+	stop := context.AfterFunc(term, func() { cancel(ErrNotLeading) })
+	done := func() { stop(); cancel(nil) }
+	response, err := t.next.RoundTrip(r.WithContext(ctx))
+	if err != nil {
+		done()
+		return nil, err
+	}
+	response.Body = body{response.Body, done}
+	return response, nil
+}
+
+// body ends the context of its request when it is closed.
+type body struct {
+	io.ReadCloser
+	done func()
+}
+
+// Close implements io.Closer.
+func (b body) Close() error {
+	defer b.done()
+	return b.ReadCloser.Close()
+}

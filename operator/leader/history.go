@@ -1,0 +1,42 @@
+package leader
+
+import (
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+)
+
+// history is what a standby has seen of the Lease. It goes by this process's clock alone.
+type history struct {
+	version string    // that was read last
+	since   time.Time // when it was first read
+	read    time.Time // when the Lease was last read
+
+	process      string    // that holds the Lease; "": none
+	began        time.Time // when it was first seen
+	installation string    // that the Lease belongs to
+	used         time.Time // when its claim was last used, or first seen
+}
+
+// add records the Lease as read at a time. An installation uses its claim while one of its
+// processes renews the Lease that has done so for longer than steady: an operator that
+// fails soon after each start does not. After a gap in reading the count starts anew.
+func (h *history) add(lease *coordinationv1.Lease, now time.Time) {
+	renewed := lease.ResourceVersion != h.version
+	if renewed {
+		h.version, h.since = lease.ResourceVersion, now
+	}
+	process := holderOf(lease)
+	if process != "" {
+		process += "/" + lease.Annotations[annotationProcess]
+	}
+	if process != h.process {
+		h.process, h.began = process, now
+	}
+	installation := lease.Labels[labelNamespace] + "/" + lease.Labels[labelDeployment]
+	works := renewed && process != "" && now.Sub(h.began) > steady
+	if works || installation != h.installation || now.Sub(h.read) > steady {
+		h.installation, h.used = installation, now
+	}
+	h.read = now
+}

@@ -1,0 +1,265 @@
+// Package leader elects the one gpu-operator that acts on a cluster.
+//
+// The election is client-go's, on one Lease in kube-system, whatever namespaces operators
+// are installed in. This package adds what client-go leaves to its caller:
+//
+//   - The leader watches the Lease, and stops when it is deleted or held by another.
+//   - A Gate refuses writes while it is not certain that this process holds the Lease.
+//   - The Lease belongs to an installation: replicas of the installation that led last
+//     come first, and others stand down for as long as it is installed.
+//
+// docs/decisions/0032-who-leads.md says why.
+package leader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// Namespace and Name are those of the Lease. Who administers a namespace of workloads
+// cannot write in kube-system.
+const (
+	Namespace = "kube-system"
+	Name      = "gpu-operator.gpuready.io"
+)
+
+// Times of the election: the first three are Kubernetes' own defaults.
+const (
+	leaseDuration = 15 * time.Second
+	renewDeadline = 10 * time.Second
+	retryPeriod   = 2 * time.Second
+	// certainty is how long after a renewal this process may write: as long as the next
+	// renewal may take that is not in trouble. A leader that cannot renew still leads for
+	// renewDeadline, and writes nothing.
+	certainty = 2 * retryPeriod
+	// settling is how long a new leader waits where the Lease does not show that the one
+	// before has ended, as when it was deleted: by then nobody writes who did not renew it.
+	settling = certainty + time.Second
+	// longestLease bounds what a Lease that was edited by hand can claim.
+	longestLease = time.Minute
+	// abandoned is how long an installation may be without a leader before another one
+	// takes over, although its Deployment is there. A leader counts once it has led for
+	// longer than steady.
+	abandoned = 10 * time.Minute
+	steady    = time.Minute
+	// requestTimeout bounds one request, so that a renewal can be tried twice.
+	requestTimeout = 4 * time.Second
+)
+
+// Scheme returns the kinds that an Elector's client needs.
+func Scheme() (*runtime.Scheme, error) {
+	s := runtime.NewScheme()
+	return s, errors.Join(appsv1.AddToScheme(s), coordinationv1.AddToScheme(s), metav1.AddMetaToScheme(s))
+}
+
+// Pod is the pod that an operator runs in. The zero Pod stands for a process outside of pods.
+type Pod struct{ Name, UID string }
+
+// Status is what an operator knows about who leads.
+type Status struct {
+	Leads bool // this process acts
+	// StandsDownFor is the namespace of another installation that serves the cluster.
+	StandsDownFor string
+}
+
+// Options configure an Elector.
+type Options struct {
+	Client     client.WithWatch // of Scheme, without a cache and without the Gate
+	Namespace  string           // that this operator is installed in
+	Deployment string           // that it is installed as
+	Pod        Pod
+	Host       string       // a unique name, for processes outside of pods
+	Report     func(Status) // called when the Status changes; nil: not called
+	Log        *slog.Logger
+}
+
+// identity returns the name in the Lease. The containers of one pod share it, so that one
+// that was killed is followed by the next before the Lease has run out.
+func (o *Options) identity() string {
+	if o.Pod == (Pod{}) {
+		return o.Namespace + "/" + o.Host
+	}
+	return strings.Join([]string{o.Namespace, o.Pod.Name, o.Pod.UID}, "/")
+}
+
+// YieldTo is the error by which a leader gives the Lease up to the installation in a
+// namespace, beside whose operands it may not make its own.
+type YieldTo struct{ Namespace string }
+
+// Error implements error.
+func (y *YieldTo) Error() string {
+	return fmt.Sprintf("operands in namespace %s serve this cluster, and their operator is back: this operator stops, and stands down for it", y.Namespace)
+}
+
+// Elector has one of several operators act.
+type Elector struct {
+	Options
+	Gate *Gate // for the transport of everything else that writes
+	lock *lock
+}
+
+// New returns an Elector.
+func New(o Options) *Elector {
+	l := newLock(o)
+	return &Elector{Options: o, Gate: &Gate{certain: l.certain}, lock: l}
+}
+
+// Run waits until this process leads, and then calls lead. It cancels lead's context, and
+// returns an error, as soon as the Lease is lost. When ctx ends it gives the Lease up
+// after lead has returned, and where lead returns a YieldTo. A process that has lost the
+// Lease or yielded it is to end.
+func (e *Elector) Run(ctx context.Context, lead func(context.Context) error) error {
+	for ctx.Err() == nil {
+		t, err := e.campaign(ctx)
+		if err != nil {
+			return err
+		}
+		if t != nil {
+			return e.serve(ctx, t, lead)
+		}
+	}
+	return nil
+}
+
+// term is one run of client-go's elector.
+type term struct {
+	elected chan struct{}
+	ended   chan struct{}
+	stop    context.CancelFunc
+}
+
+// end stops the elector, which gives up the Lease if it holds it, and waits for it.
+func (t *term) end() {
+	t.stop()
+	<-t.ended
+}
+
+// begin starts client-go's elector. It ends by term.end alone, not with ctx: the Lease is
+// given up when everything else has stopped.
+func (e *Elector) begin(ctx context.Context) (*term, error) {
+	t := &term{elected: make(chan struct{}), ended: make(chan struct{})}
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock: e.lock, LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod, ReleaseOnCancel: true,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(context.Context) { close(t.elected) },
+			OnStoppedLeading: func() {},
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	// The lock logs, once each, what client-go would log at every attempt.
+	ctx, t.stop = context.WithCancel(klog.NewContext(context.WithoutCancel(ctx), logr.Discard()))
+	go func() {
+		defer close(t.ended)
+		elector.Run(ctx)
+	}()
+	return t, nil
+}
+
+// campaign tries to take the Lease until something changes that is worth a new try at
+// once. It returns nil where this process was not elected.
+func (e *Elector) campaign(ctx context.Context) (*term, error) {
+	seen := e.lock.peek(ctx)
+	t, err := e.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	watching, stop := context.WithCancel(ctx)
+	freed := make(chan struct{})
+	go func() {
+		defer close(freed)
+		e.lock.awaitFree(watching, seen)
+	}()
+	defer func() { stop(); <-freed }()
+	select {
+	case <-t.elected:
+		return t, nil
+	case err := <-e.lock.lost: // an earlier campaign took it, and could not give it up
+		t.end()
+		return nil, fmt.Errorf("%w: this operator stops", err)
+	case <-freed:
+	case <-ctx.Done():
+	}
+	t.end()
+	return nil, nil
+}
+
+// serve calls lead for as long as this process holds the Lease.
+func (e *Elector) serve(ctx context.Context, t *term, lead func(context.Context) error) error {
+	leading, lose := context.WithCancelCause(ctx)
+	var watchers sync.WaitGroup
+	lost := func(err error) {
+		e.Gate.close()
+		lose(err)
+	}
+	watchers.Go(func() {
+		if err := e.lock.guard(leading); err != nil {
+			lost(err)
+		}
+	})
+	watchers.Go(func() {
+		select {
+		case err := <-e.lock.lost:
+			lost(err)
+		case <-t.ended:
+			lost(fmt.Errorf("the Lease %s could not be renewed for %v", e.lock.Describe(), renewDeadline))
+		case <-leading.Done():
+		}
+	})
+	err := e.lead(leading, lead)
+	e.Gate.close()
+	cause := context.Cause(leading)
+	lose(nil)
+	if to, yields := errors.AsType[*YieldTo](err); yields {
+		e.lock.yieldTo(to.Namespace)
+	}
+	t.end()
+	watchers.Wait()
+	e.lock.report(Status{})
+	if cause != nil && ctx.Err() == nil {
+		return errors.Join(fmt.Errorf("%w: this operator stops", cause), err)
+	}
+	return err
+}
+
+// lead opens the Gate, once nobody else can be acting, and calls lead.
+func (e *Elector) lead(ctx context.Context, lead func(context.Context) error) error {
+	if e.lock.unsettled() {
+		e.Log.Info("took a Lease that does not show that the leader before has ended; waiting until it has", "wait", settling)
+		if !pause(ctx, settling) {
+			return nil
+		}
+		e.lock.settle()
+	}
+	e.Gate.open(ctx)
+	e.Log.Info("leading", "lease", e.lock.Describe(), "identity", e.lock.Identity())
+	e.lock.report(Status{Leads: true})
+	return lead(ctx)
+}
+
+// pause waits for d and reports whether it passed before ctx ended.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}

@@ -1,0 +1,423 @@
+package leader
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+// Labels of the Lease name the installation that leads, or led last: its namespace and the
+// UID of its Deployment.
+const (
+	labelNamespace  = "gpuready.io/operator-namespace"
+	labelDeployment = "gpuready.io/operator-deployment-uid"
+)
+
+// annotationProcess of the Lease is a random name of the process that took it. The holder's
+// name alone does not tell two processes of one pod apart.
+const annotationProcess = "gpuready.io/operator-process"
+
+// The Lease goes with the definition of policies, without which there is nothing to lead.
+const definition = "clusterpolicies.nvidia.com"
+
+var definitionKind = schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"}
+
+// released is the duration of a Lease that a leader gave up. One whose holder was removed
+// by hand has another, and so has one that was given up before its leader could be sure to
+// be alone.
+const released = 1
+
+var errStandDown = errors.New("another installation serves this cluster")
+
+// lock implements resourcelock.Interface, which client-go's elector calls from one
+// goroutine. Once it has held the Lease it never takes it again: whoever finds the Lease
+// gone, or in the hands of another, has lost it.
+type lock struct {
+	Options
+	process string     // random; annotationProcess of a Lease that this process took
+	lost    chan error // has an item once the Lease is lost
+
+	// Only the elector's goroutine uses these.
+	lease   *coordinationv1.Lease // as last read or written; nil: there is none
+	problem string                // the last one that was logged
+	history history
+
+	mu        sync.Mutex
+	uid       string    // of the Lease that is held; "": none is
+	proven    time.Time // when the last renewal was sent that succeeded
+	ambiguous bool      // an earlier leader may still act
+	heir      string    // namespace of the installation that the Lease is given up to; "": any
+	status    Status
+	leader    string // the other that was last reported to lead
+}
+
+var _ resourcelock.Interface = (*lock)(nil)
+
+func newLock(o Options) *lock {
+	return &lock{Options: o, process: string(uuid.NewUUID()), lost: make(chan error, 1)}
+}
+
+// Identity implements resourcelock.Interface.
+func (l *lock) Identity() string { return l.identity() }
+
+// Describe implements resourcelock.Interface.
+func (l *lock) Describe() string { return Namespace + "/" + Name }
+
+// RecordEvent implements resourcelock.Interface. The log has it.
+func (l *lock) RecordEvent(string) {}
+
+// certain returns how much longer the last renewal proves that nobody else acts. Time
+// that either the monotonic or the wall clock counts has passed: the first does not run
+// while a virtual machine is suspended, the second may be set back.
+func (l *lock) certain() time.Duration {
+	l.mu.Lock()
+	proven, held := l.proven, l.uid != ""
+	l.mu.Unlock()
+	if !held {
+		return 0
+	}
+	now := time.Now()
+	return certainty - max(now.Sub(proven), now.Round(0).Sub(proven.Round(0)))
+}
+
+// unsettled reports whether an earlier leader may still act.
+func (l *lock) unsettled() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.ambiguous
+}
+
+// settle records that no earlier leader acts any more.
+func (l *lock) settle() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ambiguous = false
+}
+
+// yieldTo has the Lease given up to the installation in a namespace.
+func (l *lock) yieldTo(namespace string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.heir = namespace
+}
+
+// held returns the UID of the Lease that this process holds, "" where it holds none.
+func (l *lock) held() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.uid
+}
+
+// Get implements resourcelock.Interface.
+func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	lease, err := l.read(ctx)
+	if uid := l.held(); uid != "" && (err == nil || apierrors.IsNotFound(err)) {
+		if lost := l.checkHeld(uid, lease); lost != nil {
+			return nil, nil, l.lose(lost)
+		}
+	}
+	if l.lease = lease; apierrors.IsNotFound(err) {
+		return nil, nil, err // Create follows
+	}
+	if err != nil {
+		return nil, nil, l.logProblem(err)
+	}
+	l.history.add(lease, time.Now())
+	record := resourcelock.LeaseSpecToLeaderElectionRecord(&lease.Spec)
+	if record.HolderIdentity != "" {
+		lasts := min(max(time.Duration(record.LeaseDurationSeconds)*time.Second, leaseDuration), longestLease)
+		record.LeaseDurationSeconds = int(lasts / time.Second)
+	}
+	if err := l.checkTurn(ctx, record); err != nil {
+		return nil, nil, l.logProblem(err)
+	}
+	raw, err := json.Marshal(record)
+	return record, raw, l.logProblem(err)
+}
+
+// checkTurn returns an error where this process may not take the Lease although it is free or
+// has run out, and reports who leads.
+func (l *lock) checkTurn(ctx context.Context, record *resourcelock.LeaderElectionRecord) error {
+	other := l.lease.Labels[labelNamespace]
+	if other == l.Namespace {
+		other = ""
+	}
+	if record.HolderIdentity == l.Identity() {
+		return nil
+	}
+	age := time.Since(l.history.since)
+	if record.HolderIdentity != "" && age < time.Duration(record.LeaseDurationSeconds)*time.Second {
+		l.reportOther(other, record.HolderIdentity)
+		return nil // client-go waits until it has run out
+	}
+	if other == "" || time.Since(l.history.used) >= abandoned {
+		return nil
+	}
+	_, there, err := l.installed(ctx, other, l.lease.Labels[labelDeployment])
+	if err != nil {
+		return err
+	}
+	if there {
+		l.reportOther(other, "")
+		return errStandDown
+	}
+	return nil
+}
+
+// reportOther reports that another operator leads, and logs it when it changes.
+func (l *lock) reportOther(other, holder string) {
+	holder = bounded(holder)
+	l.mu.Lock()
+	known := l.leader == other+" "+holder
+	l.leader = other + " " + holder
+	l.mu.Unlock()
+	l.report(Status{StandsDownFor: other})
+	switch {
+	case known:
+	case other == "":
+		l.Log.Info("standing by: another replica leads", "holder", holder)
+	default:
+		l.Log.Warn("standing down: another operator serves this cluster; uninstall one of the two",
+			"reason", "AnotherOperator", "namespace", other, "deployment", l.Deployment, "holder", cmp.Or(holder, "none now"))
+	}
+}
+
+// report calls Report where the Status is another than before.
+func (l *lock) report(s Status) {
+	l.mu.Lock()
+	same := l.status == s
+	l.status = s
+	l.mu.Unlock()
+	if !same && l.Report != nil {
+		l.Report(s)
+	}
+}
+
+// Create implements resourcelock.Interface.
+func (l *lock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	if l.held() != "" {
+		return l.lose(fmt.Errorf("the Lease %s was deleted", l.Describe()))
+	}
+	owner := &metav1.PartialObjectMetadata{}
+	owner.SetGroupVersionKind(definitionKind)
+	if err := l.request(ctx, func(ctx context.Context) error {
+		return l.Client.Get(ctx, client.ObjectKey{Name: definition}, owner)
+	}); err != nil {
+		return l.logProblem(fmt.Errorf("the definition of policies: %w", err))
+	}
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: Name, OwnerReferences: []metav1.OwnerReference{{
+		APIVersion: definitionKind.GroupVersion().String(), Kind: definitionKind.Kind, Name: definition, UID: owner.UID,
+	}}}}
+	return l.acquire(ctx, lease, record, true, func(ctx context.Context) error { return l.Client.Create(ctx, lease) })
+}
+
+// Update implements resourcelock.Interface: it takes, renews or gives up the Lease that
+// was read last. client-go would give up what another one holds by now.
+func (l *lock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	if l.lease == nil {
+		return fmt.Errorf("the Lease %s has not been read", l.Describe())
+	}
+	lease := l.lease.DeepCopy()
+	update := func(ctx context.Context) error { return l.Client.Update(ctx, lease) }
+	holder := holderOf(lease)
+	switch {
+	case record.HolderIdentity == "" && (holder != l.Identity() || l.held() == ""):
+		return fmt.Errorf("the Lease %s is not this operator's to give up", l.Describe())
+	case record.HolderIdentity == "":
+		return l.release(ctx, lease, record, update)
+	case l.held() != "":
+		return l.renew(ctx, lease, record, update)
+	}
+	return l.acquire(ctx, lease, record, !l.provesEnd(lease), update)
+}
+
+// provesEnd reports whether a Lease that this process may take shows that no earlier leader
+// acts. Its own name as the holder shows nothing: a request whose answer was lost may have
+// written it, another process of this pod, or a person.
+func (l *lock) provesEnd(lease *coordinationv1.Lease) bool {
+	switch holderOf(lease) {
+	case "":
+		return lease.Spec.LeaseDurationSeconds != nil && *lease.Spec.LeaseDurationSeconds == released
+	case l.Identity():
+		return false
+	}
+	return true // it has run out
+}
+
+// release gives the Lease up, to the heir's installation if there is one.
+func (l *lock) release(ctx context.Context, lease *coordinationv1.Lease, record resourcelock.LeaderElectionRecord, update func(context.Context) error) error {
+	if l.unsettled() { // whoever takes it next waits in turn
+		record.LeaseDurationSeconds = int(leaseDuration / time.Second)
+	}
+	l.mu.Lock()
+	heir := l.heir
+	l.mu.Unlock()
+	if heir != "" {
+		uid, there, err := l.installed(ctx, heir, "")
+		if err != nil {
+			return l.logProblem(err)
+		}
+		if there {
+			setInstallation(lease, heir, uid)
+		}
+	}
+	lease.Spec = resourcelock.LeaderElectionRecordToLeaseSpec(&record)
+	if err := l.request(ctx, update); err != nil {
+		return l.logProblem(err)
+	}
+	l.setHeld(lease, time.Time{}, false)
+	return nil
+}
+
+func (l *lock) renew(ctx context.Context, lease *coordinationv1.Lease, record resourcelock.LeaderElectionRecord, update func(context.Context) error) error {
+	sent := time.Now()
+	lease.Spec = resourcelock.LeaderElectionRecordToLeaseSpec(&record)
+	if err := l.request(ctx, update); err != nil {
+		return l.logProblem(err)
+	}
+	l.setHeld(lease, sent, false)
+	return l.logProblem(nil)
+}
+
+// acquire writes this operator and its installation into the Lease.
+func (l *lock) acquire(ctx context.Context, lease *coordinationv1.Lease, record resourcelock.LeaderElectionRecord, ambiguous bool, write func(context.Context) error) error {
+	deployment := ""
+	if l.Pod != (Pod{}) {
+		var err error
+		if deployment, _, err = l.installed(ctx, l.Namespace, ""); err != nil {
+			return l.logProblem(err)
+		}
+	}
+	setInstallation(lease, l.Namespace, deployment)
+	metav1.SetMetaDataAnnotation(&lease.ObjectMeta, annotationProcess, l.process)
+	sent := time.Now()
+	lease.Spec = resourcelock.LeaderElectionRecordToLeaseSpec(&record)
+	if err := l.request(ctx, write); err != nil {
+		return l.logProblem(err)
+	}
+	l.setHeld(lease, sent, ambiguous)
+	return l.logProblem(nil)
+}
+
+// setInstallation writes the installation that a Lease belongs to into its labels.
+func setInstallation(lease *coordinationv1.Lease, namespace, deployment string) {
+	metav1.SetMetaDataLabel(&lease.ObjectMeta, labelNamespace, namespace)
+	metav1.SetMetaDataLabel(&lease.ObjectMeta, labelDeployment, deployment)
+}
+
+// setHeld records the Lease as last written. The zero time means that it was given up.
+func (l *lock) setHeld(lease *coordinationv1.Lease, sent time.Time, ambiguous bool) {
+	l.lease = lease
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if sent.IsZero() {
+		l.uid, l.proven, l.ambiguous = "", time.Time{}, false
+		return
+	}
+	l.ambiguous = l.ambiguous || ambiguous
+	l.uid, l.proven = string(lease.UID), sent
+}
+
+// checkHeld returns an error when this process no longer holds the Lease; lease is nil
+// where there is none.
+func (l *lock) checkHeld(uid string, lease *coordinationv1.Lease) error {
+	switch {
+	case lease == nil:
+		return fmt.Errorf("the Lease %s was deleted", l.Describe())
+	case string(lease.UID) != uid:
+		return fmt.Errorf("the Lease %s was deleted and made anew by %q", l.Describe(), bounded(holderOf(lease)))
+	case holderOf(lease) != l.Identity():
+		return fmt.Errorf("the Lease %s was taken by %q", l.Describe(), bounded(holderOf(lease)))
+	case lease.Annotations[annotationProcess] != l.process:
+		return fmt.Errorf("the Lease %s was taken by another process of this pod", l.Describe())
+	}
+	return nil
+}
+
+// lose records that the Lease is lost, and returns why.
+func (l *lock) lose(err error) error {
+	select {
+	case l.lost <- err:
+	default:
+	}
+	return err
+}
+
+// installed returns the UID of the operator's Deployment in a namespace, and reports
+// whether it runs one. Where a UID is given, a Deployment with another does not count: a
+// new owner of the namespace may have made it.
+func (l *lock) installed(ctx context.Context, namespace, uid string) (string, bool, error) {
+	var list appsv1.DeploymentList
+	if err := l.request(ctx, func(ctx context.Context) error {
+		return l.Client.List(ctx, &list, client.InNamespace(namespace), named(l.Deployment))
+	}); err != nil {
+		return "", false, fmt.Errorf("list Deployment %s/%s: %w", namespace, l.Deployment, err)
+	}
+	for i := range list.Items {
+		if d := &list.Items[i]; runs(d) && (uid == "" || string(d.UID) == uid) {
+			return string(d.UID), true, nil
+		}
+	}
+	return "", false, nil
+}
+
+// runs reports whether a Deployment is one of this product that is to have pods.
+func runs(d *appsv1.Deployment) bool {
+	return d.Labels[label.PartOf] == label.Product && d.DeletionTimestamp == nil && (d.Spec.Replicas == nil || *d.Spec.Replicas > 0)
+}
+
+func (l *lock) read(ctx context.Context) (*coordinationv1.Lease, error) {
+	lease := &coordinationv1.Lease{}
+	err := l.request(ctx, func(ctx context.Context) error {
+		return l.Client.Get(ctx, client.ObjectKey{Namespace: Namespace, Name: Name}, lease)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return lease, nil
+}
+
+// request bounds one request in time.
+func (l *lock) request(ctx context.Context, do func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	return do(ctx)
+}
+
+// logProblem logs an error, once until it changes, and returns it.
+func (l *lock) logProblem(err error) error {
+	switch {
+	case err == nil:
+		l.problem = ""
+	case errors.Is(err, errStandDown), errors.Is(err, context.Canceled), apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
+	case l.problem != err.Error():
+		l.problem = err.Error()
+		l.Log.Warn("cannot read or write the Lease; it is tried again", "lease", l.Describe(), "error", err)
+	}
+	return err
+}
+
+func holderOf(lease *coordinationv1.Lease) string {
+	if lease.Spec.HolderIdentity == nil {
+		return ""
+	}
+	return *lease.Spec.HolderIdentity
+}
+
+// bounded shortens what somebody else wrote.
+func bounded(s string) string { return s[:min(len(s), 200)] }

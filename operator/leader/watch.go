@@ -1,0 +1,182 @@
+package leader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// guard watches the Lease that this process holds, and returns an error when it is lost.
+// While the watch is interrupted, the renewals find out.
+func (l *lock) guard(ctx context.Context) error {
+	uid := l.held()
+	for ctx.Err() == nil {
+		lease, err := l.read(ctx)
+		if err == nil || apierrors.IsNotFound(err) {
+			if lost := l.checkHeld(uid, lease); lost != nil {
+				return ignoreEnd(ctx, lost)
+			}
+			var lost error
+			lost, err = l.follow(ctx, &coordinationv1.LeaseList{}, Namespace, Name, lease.ResourceVersion, func(e watch.Event) error {
+				lease, is := e.Object.(*coordinationv1.Lease)
+				if !is {
+					return nil
+				}
+				if e.Type == watch.Deleted {
+					lease = nil
+				}
+				return l.checkHeld(uid, lease)
+			})
+			if lost != nil {
+				return ignoreEnd(ctx, lost)
+			}
+		}
+		l.interrupted(ctx, err)
+	}
+	return nil
+}
+
+// ignoreEnd returns no error once ctx has ended: this process gives up the Lease then.
+func ignoreEnd(ctx context.Context, err error) error {
+	if ctx.Err() == nil {
+		return err
+	}
+	return nil
+}
+
+// peek reads the Lease for awaitFree; nil where that was not possible.
+func (l *lock) peek(ctx context.Context) *coordinationv1.Lease {
+	lease, err := l.read(ctx)
+	if err != nil {
+		return nil
+	}
+	return lease
+}
+
+// awaitFree returns when the Lease, which was read as seen, has been given up or deleted,
+// or the installation that it belongs to is gone. Nothing else is worth a new try before
+// client-go makes its next one.
+func (l *lock) awaitFree(ctx context.Context, seen *coordinationv1.Lease) {
+	for ; ctx.Err() == nil; seen = l.peek(ctx) {
+		if seen == nil {
+			pause(ctx, retryPeriod)
+			continue
+		}
+		free, err := l.followBoth(ctx, seen)
+		if free {
+			return
+		}
+		l.interrupted(ctx, err)
+	}
+}
+
+// followBoth follows the Lease and the Deployment of the installation that it belongs to,
+// and reports whether the Lease may be taken.
+func (l *lock) followBoth(ctx context.Context, seen *coordinationv1.Lease) (free bool, err error) {
+	type end struct{ why, err error }
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	owner, uid := seen.Labels[labelNamespace], seen.Labels[labelDeployment]
+	ends := make(chan end, 2)
+	running := 1
+	go func() {
+		why, err := l.follow(ctx, &coordinationv1.LeaseList{}, Namespace, Name, seen.ResourceVersion, func(e watch.Event) error {
+			lease, is := e.Object.(*coordinationv1.Lease)
+			if is && (e.Type == watch.Deleted || holderOf(lease) == "" || lease.Labels[labelNamespace] != owner) {
+				return errFree
+			}
+			return nil
+		})
+		ends <- end{why, err}
+	}()
+	if owner != "" && owner != l.Namespace && uid != "" {
+		running++
+		go func() {
+			why, err := l.awaitUninstalled(ctx, owner, uid)
+			ends <- end{why, err}
+		}()
+	}
+	first := <-ends
+	cancel()
+	for range running - 1 {
+		<-ends
+	}
+	return first.why != nil, first.err
+}
+
+// awaitUninstalled returns errFree when the Deployment with a UID is gone or has been
+// scaled to nothing.
+func (l *lock) awaitUninstalled(ctx context.Context, namespace, uid string) (why, err error) {
+	var list appsv1.DeploymentList
+	if err := l.request(ctx, func(ctx context.Context) error {
+		return l.Client.List(ctx, &list, client.InNamespace(namespace), named(l.Deployment))
+	}); err != nil {
+		return nil, fmt.Errorf("list Deployment %s/%s: %w", namespace, l.Deployment, err)
+	}
+	there := false
+	for i := range list.Items {
+		there = there || string(list.Items[i].UID) == uid && runs(&list.Items[i])
+	}
+	if !there { // the attempt that has just begun has seen this
+		<-ctx.Done()
+		return nil, nil
+	}
+	return l.follow(ctx, &appsv1.DeploymentList{}, namespace, l.Deployment, list.ResourceVersion, func(e watch.Event) error {
+		d, is := e.Object.(*appsv1.Deployment)
+		if is && (e.Type == watch.Deleted || string(d.UID) != uid || !runs(d)) {
+			return errFree
+		}
+		return nil
+	})
+}
+
+// errFree ends a wait.
+var errFree = errors.New("the Lease may be taken")
+
+// follow watches one object from a resourceVersion on, until see returns an
+// error, which follow returns as why. err is why the watch ended otherwise; it may be nil.
+func (l *lock) follow(ctx context.Context, list client.ObjectList, namespace, name, version string, see func(watch.Event) error) (why, err error) {
+	w, err := l.Client.Watch(ctx, list, client.InNamespace(namespace), named(name), &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: version}})
+	if err != nil {
+		return nil, fmt.Errorf("watch %T %s/%s: %w", list, namespace, name, err)
+	}
+	defer w.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil, nil
+		case e, open := <-w.ResultChan():
+			if !open {
+				return nil, nil
+			}
+			if e.Type == watch.Error {
+				return nil, fmt.Errorf("watch %T %s/%s: %w", list, namespace, name, apierrors.FromObject(e.Object))
+			}
+			if why := see(e); why != nil {
+				return why, nil
+			}
+		}
+	}
+}
+
+// interrupted logs why a watch ended, and waits before the next.
+func (l *lock) interrupted(ctx context.Context, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		l.Log.Warn("cannot watch who leads; it is tried again", "lease", l.Describe(), "error", err)
+	}
+	pause(ctx, retryPeriod)
+}
+
+func named(name string) client.MatchingFields {
+	return client.MatchingFields{"metadata.name": name}
+}
