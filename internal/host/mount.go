@@ -4,41 +4,88 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
+	"io"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuready/gpuready/internal/inotify"
 )
 
 // MountWatch sees what is mounted, which inotify does not tell of: a driver
 // container shows its root by a mount.
 type MountWatch struct {
-	mountinfo int // a descriptor, which Run closes
+	mountinfo int // a descriptor, which Run closes; -1: there was none to be had
 	paths     []string
 	last      string
 }
 
+// lookEvery is how often it is looked for mounts where there is no file descriptor with
+// which the kernel could tell of them.
+const lookEvery = 5 * time.Second
+
 // WatchMounts begins to watch what is mounted at, above or below the paths:
 // those of this process, without links. What changes from now on is told by Run.
 func WatchMounts(paths []string) (*MountWatch, error) {
+	w := &MountWatch{mountinfo: -1, paths: paths}
+	if err := w.open(); err != nil && !inotify.Exhausted(err) {
+		return nil, err
+	}
+	return w, nil
+}
+
+func (w *MountWatch) open() error {
 	// Not os.Open: Go's own poller would look at the file as well, and the
 	// kernel tells of a change once, to whoever looks first.
 	fd, err := unix.Open("/proc/self/mountinfo", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("watch mounts: /proc/self/mountinfo: %w", err)
+		return fmt.Errorf("watch mounts: /proc/self/mountinfo: %w", err)
 	}
-	last, err := mountsAt(paths)
-	if err != nil {
-		_ = unix.Close(fd)
-		return nil, err
+	w.mountinfo = fd
+	if w.last, err = w.read(); err != nil {
+		w.close()
 	}
-	return &MountWatch{mountinfo: fd, paths: paths, last: last}, nil
+	return err
+}
+
+func (w *MountWatch) close() {
+	if w.mountinfo >= 0 {
+		_ = unix.Close(w.mountinfo)
+		w.mountinfo = -1
+	}
 }
 
 // Run calls changed after each change until ctx ends; it then ends the watch
-// and returns ctx.Err(). The kernel wakes it (poll in proc(5)).
+// and returns ctx.Err(). The kernel wakes it (poll in proc(5)). While there is no
+// descriptor for that it calls changed every few seconds.
 func (w *MountWatch) Run(ctx context.Context, changed func()) error {
-	defer func() { _ = unix.Close(w.mountinfo) }()
+	defer w.close()
+	for {
+		err := w.watch(ctx, changed)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if !inotify.Exhausted(err) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(lookEvery):
+			changed()
+		}
+	}
+}
+
+// watch is Run, but fails where there is no descriptor.
+func (w *MountWatch) watch(ctx context.Context, changed func()) error {
+	if w.mountinfo < 0 {
+		if err := w.open(); err != nil {
+			return err
+		}
+		changed() // perhaps before it was opened
+	}
 	end, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("watch mounts: eventfd: %w", err)
@@ -62,7 +109,7 @@ func (w *MountWatch) Run(ctx context.Context, changed func()) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		now, err := mountsAt(w.paths)
+		now, err := w.read()
 		if err != nil {
 			return err
 		}
@@ -73,13 +120,25 @@ func (w *MountWatch) Run(ctx context.Context, changed func()) error {
 	}
 }
 
-// mountsAt returns the lines of mountinfo that concern the paths.
-func mountsAt(paths []string) (string, error) {
-	data, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
+// read returns the lines of mountinfo that concern the paths. It takes no descriptor
+// beside the one that it has.
+func (w *MountWatch) read() (string, error) {
+	var all []byte
+	if _, err := unix.Seek(w.mountinfo, 0, io.SeekStart); err != nil {
 		return "", fmt.Errorf("watch mounts: %w", err)
 	}
-	return concerning(string(data), paths), nil
+	for part := make([]byte, 16<<10); ; {
+		n, err := unix.Read(w.mountinfo, part)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return "", fmt.Errorf("watch mounts: %w", err)
+		case n == 0:
+			return concerning(string(all), w.paths), nil
+		default:
+			all = append(all, part[:n]...)
+		}
+	}
 }
 
 func concerning(mountinfo string, paths []string) string {

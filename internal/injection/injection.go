@@ -84,6 +84,12 @@ func Missing(s nodestate.State, err error) string {
 	return ""
 }
 
+// SeesDriver reports whether the toolkit has found a driver on the host, also one that
+// it cannot use. A container that was given nothing has no other way to know.
+func SeesDriver(s nodestate.State, err error) bool {
+	return err == nil && (s.Driver != nil || s.Phase == nodestate.Failed)
+}
+
 // ReasonNoGPU is the toolkit's word for a node that has no GPU, with a driver or without.
 const ReasonNoGPU = "NoGPU"
 

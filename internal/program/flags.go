@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpuready/gpuready/internal/config"
+	"github.com/gpuready/gpuready/internal/inotify"
 )
 
 // Flags are those of a command.
@@ -94,5 +95,7 @@ func Log(w io.Writer, component, format, level string) (*slog.Logger, error) {
 	default:
 		return nil, Wrong("--log-format %q: want text or json", format)
 	}
-	return slog.New(handler).With("component", component), nil
+	log := slog.New(handler).With("component", component)
+	inotify.LogTo(log)
+	return log, nil
 }

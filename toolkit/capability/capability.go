@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"path"
 	"strings"
+
+	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
 // Set is a set of capabilities.
@@ -45,7 +47,7 @@ func Parse(value string) (Set, error) {
 		}
 		one, ok := find(word)
 		if !ok {
-			return None, fmt.Errorf("%q is no driver capability; there are compute, compat32, graphics, utility, video, display, ngx and all", word)
+			return None, fmt.Errorf("%q is no driver capability; there are compute, compat32, graphics, utility, video, display, ngx and all", record.Clean(word, 100))
 		}
 		set |= one
 	}

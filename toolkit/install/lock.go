@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/inotify"
 	"github.com/gpuready/gpuready/toolkit/change"
 )
 
@@ -73,7 +74,8 @@ func lock(ctx context.Context, root *host.Root, dir string, wait bool) (*Held, e
 	if err != nil {
 		return nil, fmt.Errorf("lock %s: %w", path.Join(dir, lockName), err)
 	}
-	if err := sign(f); err != nil {
+	// Who has the lock is good to know and no condition: a full disk has no room for it.
+	if err := sign(f); err != nil && !inotify.Exhausted(err) {
 		return nil, errors.Join(fmt.Errorf("lock: %w", change.Explain(root, path.Join(dir, lockName), err)), f.Close())
 	}
 	return &Held{f, root, dir}, nil

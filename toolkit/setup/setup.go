@@ -15,6 +15,7 @@ import (
 	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/inotify"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/change"
 	"github.com/gpuready/gpuready/toolkit/distro"
@@ -66,9 +67,10 @@ type Toolkit struct {
 	Driver Driver
 	Root   *host.Root
 
-	bootID  string
-	account sync.Mutex // held while the account is read and written
-	found   found      // what the last look at the driver's files gave
+	bootID   string
+	account  sync.Mutex // held while the account is read and written
+	found    found      // what the last look at the driver's files gave
+	stateDir string     // where this process sees the state, once that was found out
 }
 
 // found remembers the driver's files: looking for them takes most of the time
@@ -190,7 +192,7 @@ func (t *Toolkit) Want(s gpu.Snapshot) (Wanted, error) {
 		return w, fmt.Errorf("%w: %w", ErrHook, err)
 	}
 	hook := install.Hook(t.Config.InstallDir, t.Config.HookProgram)
-	out := spec.Build(spec.Input{Files: t.found.files, Around: around, Snapshot: s, Nodes: all, Caps: caps, DevRoot: devRoot, Hook: hook.Path})
+	out := spec.Build(spec.Input{Files: t.found.files, Around: around, Snapshot: s, Nodes: all, Caps: caps, DriverRoot: driverRoot, DevRoot: devRoot, Hook: hook.Path})
 	w.Warnings = out.Warnings
 	// Specifications last: a name must not resolve before what it needs is there.
 	w.Items = append(node.Items(t.Root, devRoot, control, all), hook)
@@ -338,14 +340,17 @@ func (t *Toolkit) Published() (nodestate.State, error) {
 	return nodestate.ReadBoot(filepath.Clean(t.Root.Path(real)), t.bootID)
 }
 
-// Publish leaves the state where others look for it.
+// Publish leaves the state where others look for it. One goroutine calls it at a time.
 func (t *Toolkit) Publish(s nodestate.State) error {
 	real, err := t.Root.Resolve(path.Join(t.Config.StateDir, string(nodestate.Toolkit)))
-	if err != nil {
+	switch {
+	case err == nil:
+		t.stateDir = filepath.Clean(t.Root.Path(real))
+	case t.stateDir == "" || !inotify.Exhausted(err):
 		return err
 	}
 	s.Component, s.BootID = nodestate.Toolkit, t.bootID
-	return nodestate.Write(filepath.Clean(t.Root.Path(real)), s)
+	return nodestate.Write(t.stateDir, s)
 }
 
 // Once looks, plans and, unless dry, applies; for the commands apply and plan.

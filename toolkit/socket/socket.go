@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/inotify"
 	"github.com/gpuready/gpuready/toolkit/watch"
 )
 
@@ -106,8 +107,16 @@ func (a *attendance) look() (file, error) {
 }
 
 // one attends to what is there now until something else is; that is no error.
-func (a *attendance) one(ctx context.Context, changed <-chan struct{}) error {
+func (a *attendance) one(ctx context.Context, changed chan struct{}) error {
 	here, err := a.look()
+	if inotify.Exhausted(err) {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(lastRetry):
+			return nil
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -126,12 +135,23 @@ func (a *attendance) one(ctx context.Context, changed <-chan struct{}) error {
 	timer := time.NewTimer(time.Hour)
 	timer.Stop()
 	defer timer.Stop()
+	var again <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
+		case <-again:
+			again = nil
+			select {
+			case changed <- struct{}{}:
+			default: // it is about to be looked at
+			}
 		case <-changed:
 			now, err := a.look()
+			if inotify.Exhausted(err) { // what is there goes on; it is looked at again
+				again = time.After(lastRetry)
+				continue
+			}
 			if err != nil || now != here {
 				return err
 			}

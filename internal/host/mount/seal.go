@@ -1,0 +1,209 @@
+package mount
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Seal makes "read-only" true for a container that shows the host's root in a folder.
+// The flag of a bind mount holds for that one mount: file systems that the host has
+// mounted below it, or mounts later, are writable all the same. What the container
+// itself mounts in the folder, to write to, stays as it is.
+type Seal struct {
+	dir    string
+	except []string
+	known  map[string]bool // mount IDs that were looked at
+}
+
+// entry is a line of mountinfo, proc_pid_mountinfo(5).
+type entry struct {
+	id, device, root, at string
+	readOnly             bool
+}
+
+// NewSeal makes all file systems read-only that the host has mounted below dir, in this
+// mount namespace alone. In the folders except this process may still write: the mount at
+// such a folder, or else at the folder above it, stays as it is. It returns nil where dir
+// is not itself mounted read-only, or this process has the host's own mount namespace.
+func NewSeal(dir string, except ...string) (*Seal, error) {
+	s := &Seal{dir: filepath.Clean(dir), except: except, known: map[string]bool{}}
+	asked, err := s.asked()
+	if err != nil || !asked {
+		return nil, err
+	}
+	// The host's table is read last: what it has unmounted meanwhile is gone here, too.
+	here, err := entries("/proc/self/mountinfo", s.dir)
+	if err != nil {
+		return nil, fmt.Errorf("make the host's mounts read-only: %w", err)
+	}
+	host, err := entries(filepath.Join(s.dir, "proc/1/mountinfo"), "/")
+	if err != nil {
+		return nil, fmt.Errorf("make the host's mounts read-only: %w", err)
+	}
+	writable := s.writable(here, host)
+	if err := set(s.dir, unix.AT_RECURSIVE, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
+		return nil, err
+	}
+	for _, e := range writable {
+		if err := set(e.at, 0, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}); err != nil {
+			return nil, err
+		}
+	}
+	for _, e := range here {
+		s.known[e.id] = true
+	}
+	return s, s.Again()
+}
+
+// asked reports whether dir is a mount that is read-only, of a namespace that is not the host's.
+func (s *Seal) asked() (bool, error) {
+	here, err := entries("/proc/self/mountinfo", s.dir)
+	if err != nil {
+		return false, err
+	}
+	e, found := top(here, s.dir)
+	if !found || !e.readOnly || s.dir == "/" {
+		return false, nil
+	}
+	own, err := os.Readlink("/proc/self/ns/mnt")
+	if err != nil {
+		return false, err
+	}
+	its, err := os.Readlink(filepath.Join(s.dir, "proc/1/ns/mnt"))
+	if err != nil {
+		return false, fmt.Errorf("make the host's mounts read-only: which are the host's cannot be told: %w", err)
+	}
+	return own != its, nil
+}
+
+// writable returns the mounts that are to stay writable: the container's own, which the
+// host does not have at that place, and those of the folders that are excepted.
+func (s *Seal) writable(here, host []entry) []entry {
+	type place struct{ device, root, at string }
+	has, seen := map[place]int{}, map[place]int{}
+	for _, e := range host {
+		has[place{e.device, e.root, e.at}]++
+	}
+	tops := map[string]entry{} // the last of several at one place covers the others
+	for _, e := range here {
+		p := place{e.device, e.root, path.Join("/", strings.TrimPrefix(e.at, s.dir))}
+		seen[p]++
+		brought := has[p] > 0 && below(tops, e.at) // with a folder of the host that is mounted by name
+		if seen[p] > has[p] && !brought && e.at != s.dir {
+			tops[e.at] = e
+		}
+	}
+	for _, folder := range s.except {
+		if e, found := s.holder(here, folder); found {
+			tops[e.at] = e
+		}
+	}
+	var all []entry
+	for _, e := range tops {
+		if !e.readOnly {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// below reports whether a path is below one of the mounts.
+func below(mounts map[string]entry, at string) bool {
+	for dir := path.Dir(at); dir != "/" && dir != "."; dir = path.Dir(dir) {
+		if _, found := mounts[dir]; found {
+			return true
+		}
+	}
+	return false
+}
+
+// holder returns the mount at a folder, or else at the folder above it.
+func (s *Seal) holder(here []entry, folder string) (entry, bool) {
+	if e, found := top(here, folder); found {
+		return e, true
+	}
+	return top(here, path.Dir(folder))
+}
+
+// Again makes read-only what the host has mounted since. What cannot be changed is in
+// the error, and the rest is changed all the same.
+func (s *Seal) Again() error {
+	here, err := entries("/proc/self/mountinfo", s.dir)
+	if err != nil {
+		return err
+	}
+	keep := map[string]bool{}
+	for _, folder := range s.except {
+		if e, found := s.holder(here, folder); found {
+			keep[e.id] = true
+		}
+	}
+	var errs []error
+	there := map[string]bool{}
+	for _, e := range here {
+		there[e.id] = true
+		if s.known[e.id] || keep[e.id] || e.readOnly {
+			continue
+		}
+		err := set(e.at, unix.AT_SYMLINK_NOFOLLOW, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) { // unmounted meanwhile
+			continue
+		}
+		errs = append(errs, err)
+	}
+	s.known = there
+	return errors.Join(errs...)
+}
+
+// set changes the attributes of the mount at a path, with AT_RECURSIVE of all below it
+// as well. No path is looked up below it then: a dead network file system does not matter.
+func set(at string, flags uint, attributes *unix.MountAttr) error {
+	err := unix.MountSetattr(unix.AT_FDCWD, at, flags, attributes)
+	if errors.Is(err, unix.ENOSYS) {
+		return errors.New("make the host's mounts read-only: this kernel has no mount_setattr; Linux 5.12 or newer is needed")
+	}
+	if err != nil {
+		return fmt.Errorf("make the host's mounts read-only: %s: %w%s", at, err, advice(err))
+	}
+	return nil
+}
+
+// entries reads a mountinfo: what is mounted at dir and below it.
+func entries(file, dir string) ([]entry, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	var all []entry
+	for line := range strings.Lines(string(data)) {
+		fields := strings.Fields(line)
+		if len(fields) < 6 {
+			continue
+		}
+		at := unescape.Replace(fields[4])
+		if at != dir && !strings.HasPrefix(at, strings.TrimSuffix(dir, "/")+"/") {
+			continue
+		}
+		all = append(all, entry{
+			id: fields[0], device: fields[2], root: fields[3], at: at,
+			readOnly: fields[5] == "ro" || strings.HasPrefix(fields[5], "ro,"),
+		})
+	}
+	return all, nil
+}
+
+// top returns the mount that is seen at a path, the last of those that were mounted there.
+func top(all []entry, at string) (e entry, found bool) {
+	for i := range all {
+		if all[i].at == at {
+			e, found = all[i], true
+		}
+	}
+	return e, found
+}
