@@ -22,6 +22,7 @@ import (
 const (
 	mpsDaemonSet = "nvidia-device-plugin-mps-control-daemon"
 	mpsShm       = "/run/nvidia/mps/shm"
+	mpsLog       = "/run/nvidia/mps/nvidia.com/gpu/log"
 )
 
 // TestDevicePluginMPS is a node with two GPUs, each of which two pods use at once by
@@ -62,6 +63,8 @@ func podsFindTheControlDaemon(t *testing.T, s *Suite) {
 	require.NoError(t, unix.Statfs(on(mpsShm), &host))
 	require.EqualValues(t, unix.TMPFS_MAGIC, host.Type, "the host sees what mps-daemon mounted")
 	require.EqualValues(t, 64<<20, host.Blocks*uint64(host.Bsize))
+	require.NoError(t, unix.Statfs(on(mpsLog), &host))
+	require.EqualValues(t, 16<<20, host.Blocks*uint64(host.Bsize), "clients add to the logs by connecting")
 	users := map[string]int{}
 	for i := range 4 {
 		name := fmt.Sprintf("shares-%d", i)
@@ -80,6 +83,11 @@ func podsFindTheControlDaemon(t *testing.T, s *Suite) {
 		control, err := os.Stat(in + "/root" + pipe + "/control")
 		require.NoError(t, err)
 		require.Equal(t, os.ModeSocket, control.Mode().Type())
+		answer := s.Shell(t, t.TempDir(), "echo get_default_active_thread_percentage | kubectl exec -i "+name+" -- nvidia-cuda-mps-control")
+		require.Equal(t, "50.0", strings.TrimSpace(answer), "it connects")
+		require.ErrorIs(t, os.WriteFile(in+"/root"+pipe+"/new", nil, 0o644), unix.EROFS)
+		require.ErrorIs(t, os.Remove(in+"/root"+pipe+"/control"), unix.EROFS)
+		require.ErrorIs(t, os.Chmod(in+"/root"+pipe+"/control", 0), unix.EROFS)
 		note := fmt.Sprintf("/of-%d", i)
 		require.NoError(t, os.WriteFile(in+"/root/dev/shm"+note, []byte(name), 0o644))
 		require.FileExists(t, on(mpsShm+note))
@@ -174,6 +182,7 @@ func uninstallingLeavesNoSharedMemory(t *testing.T, s *Suite) {
 	s.Apply(t, "uninstall.yaml")
 	s.Kubectl(t, "-n", "gpuready-uninstall", "rollout", "status", "daemonset/gpuready-uninstall", "--timeout=120s")
 	require.Zero(t, s.mounts(t, "n1", mpsShm))
+	require.Zero(t, s.mounts(t, "n1", mpsLog))
 }
 
 // served waits until the control daemon serves both GPUs.

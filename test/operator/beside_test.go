@@ -15,11 +15,26 @@ import (
 )
 
 // theirs is NVIDIA's operator as far as ours can see it: a Deployment of that name which
-// is not ours, in the namespace of its documentation.
+// is not ours, in the namespace of its documentation, and may write Nodes.
 const theirs = `
 apiVersion: v1
 kind: Namespace
 metadata: { name: gpu-operator }
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: { name: theirs }
+rules: [{ apiGroups: [""], resources: [nodes], verbs: [get, list, watch, update] }]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: { name: theirs }
+roleRef: { apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: theirs }
+subjects: [{ kind: ServiceAccount, namespace: gpu-operator, name: gpu-operator }]
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: { name: gpu-operator, namespace: gpu-operator }
 ---
 apiVersion: apps/v1
 kind: Deployment
@@ -29,6 +44,7 @@ spec:
   template:
     metadata: { labels: { app: gpu-operator } }
     spec:
+      serviceAccountName: gpu-operator
       terminationGracePeriodSeconds: 0
       containers: [{ name: gpu-operator, image: %q }]
 `
@@ -38,6 +54,7 @@ var theirLabels = []string{"nvidia.com/gpu.deploy.driver", "nvidia.com/gpu.deplo
 
 // besideTheirs has NVIDIA's operator come, a node be handed over, and NVIDIA's go.
 func (s *suite) besideTheirs(t *testing.T) {
+	s.besideTenants(t)
 	s.ApplyText(t, fmt.Sprintf(theirs, image.PauseName))
 	s.Kubectl(t, "-n", "gpu-operator", "rollout", "status", "deployment/gpu-operator", "--timeout=60s")
 	s.until(t, "the policy says that NVIDIA's runs, and what to do", func() error {
@@ -70,6 +87,7 @@ func (s *suite) besideTheirs(t *testing.T) {
 	require.NoError(t, s.left("n2", theirLabels...))
 	require.NoError(t, s.counts(t, "ready", 1))
 
+	s.Kubectl(t, "delete", "clusterrolebinding,clusterrole", "theirs")
 	s.Kubectl(t, "delete", "namespace", "gpu-operator", "--timeout=60s")
 	s.proven(t)
 	s.Kubectl(t, "label", "node", "n1", "nvidia.com/gpu.deploy.operands-", "gpuready.io/operator-")
@@ -86,6 +104,33 @@ func (s *suite) besideTheirs(t *testing.T) {
 		return nil
 	})
 	s.proven(t)
+}
+
+// tenants is what anybody can make who may do everything in one namespace.
+const tenants = `
+apiVersion: v1
+kind: Namespace
+metadata: { name: team-a }
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: { name: gpu-operator, namespace: team-a, labels: { app: gpu-operator } }
+spec:
+  selector: { matchLabels: { app: gpu-operator } }
+  template:
+    metadata: { labels: { app: gpu-operator } }
+    spec:
+      terminationGracePeriodSeconds: 0
+      containers: [{ name: gpu-operator, image: %q }]
+`
+
+// besideTenants has a tenant make a Deployment of the name of NVIDIA's operator.
+func (s *suite) besideTenants(t *testing.T) {
+	s.ApplyText(t, fmt.Sprintf(tenants, image.PauseName))
+	s.Kubectl(t, "-n", "team-a", "rollout", "status", "deployment/gpu-operator", "--timeout=60s")
+	require.NoError(t, s.condition(t, policy, "Ready", "True", ""))
+	s.proven(t)
+	s.Kubectl(t, "delete", "namespace", "team-a", "--timeout=60s")
 }
 
 // left objects while a node has operands of ours, or labels but for those of NVIDIA's

@@ -152,6 +152,9 @@ func (p *process) exited() (code int, ended bool) {
 
 // printed is what the program has printed since the current step began.
 func (b *bench) printed() string {
+	if b.program == nil { // the test has its own
+		return ""
+	}
 	data, _ := os.ReadFile(b.program.log)
 	return string(data[min(b.since, len(data)):])
 }

@@ -3,6 +3,7 @@ package operator
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -75,7 +76,7 @@ func (b *bench) works() error {
 // leads has somebody else hold the operator's Lease, or nobody any more.
 func (b *bench) leads(t *testing.T, who string) {
 	t.Helper()
-	lease := object[coordinationv1.Lease](t, b, namespace, "gpu-operator.gpuready.io")
+	lease := object[coordinationv1.Lease](t, b, "kube-system", "gpu-operator.gpuready.io")
 	require.NotNil(t, lease, "the Lease")
 	if who == "" && *lease.Spec.HolderIdentity != "another" {
 		return
@@ -201,17 +202,35 @@ func unwanted[T any, P interface {
 // outdated makes a node whose driver is an old one, and pods with a GPU on it.
 func (b *bench) outdated(t *testing.T, jobs ...string) {
 	t.Helper()
+	b.oldDriver(t, b.driverNode(t), jobs...)
+}
+
+// driverNode makes the node n2 and returns the DaemonSet of its driver.
+func (b *bench) driverNode(t *testing.T) *appsv1.DaemonSet {
+	t.Helper()
 	b.create(t, gpuNode("n2"))
 	var sets appsv1.DaemonSetList
-	require.NoError(t, b.List(t.Context(), &sets, client.InNamespace(operands), client.MatchingLabels{"gpuready.io/state": "driver"}))
-	require.Len(t, sets.Items, 1, "all nodes have the same driver")
-	set := &sets.Items[0]
+	b.objection(t, "all nodes have the same driver", func() error {
+		if err := b.List(t.Context(), &sets, client.InNamespace(operands), client.MatchingLabels{"gpuready.io/state": "driver"}); err != nil {
+			return err
+		}
+		if len(sets.Items) != 1 {
+			return fmt.Errorf("there are %d DaemonSets of drivers", len(sets.Items))
+		}
+		return nil
+	})
 	b.objection(t, "the node is given to the driver's DaemonSet", func() error {
 		if n := object[corev1.Node](t, b, "", "n2"); n.Labels["gpuready.io/driver"] == "" {
 			return errors.New("it is not")
 		}
 		return nil
 	})
+	return &sets.Items[0]
+}
+
+// oldDriver makes a pod of an older driver on n2, and pods that have its GPUs.
+func (b *bench) oldDriver(t *testing.T, set *appsv1.DaemonSet, jobs ...string) {
+	t.Helper()
 	for _, name := range jobs {
 		job := boundPod("default", name, map[string]string{"app": "job"})
 		job.Spec.Containers[0].Resources.Limits = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")}
@@ -310,4 +329,15 @@ func validator() *corev1.Pod {
 func (b *bench) tidy(t *testing.T) {
 	t.Helper()
 	b.remove(t, gpuNode("n2"))
+}
+
+// otherOperator is a Deployment that a tenant made, which nobody runs.
+func otherOperator(generation int) *appsv1.Deployment {
+	labels := map[string]string{"app": "other"}
+	d := &appsv1.Deployment{ObjectMeta: named("default", "gpu-operator")}
+	d.Spec = appsv1.DeploymentSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: corev1.PodTemplateSpec{
+		ObjectMeta: metav1.ObjectMeta{Labels: labels, Annotations: map[string]string{"generation": strconv.Itoa(generation)}},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: "none"}}},
+	}}
+	return d
 }

@@ -5,14 +5,16 @@ import (
 	"fmt"
 	"testing"
 
-	nodev1 "k8s.io/api/node/v1"
-
+	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
 )
 
-const watchLeases = "own: watch leases.coordination.k8s.io"
+const watchLeases = "lease: watch leases.coordination.k8s.io"
 
 // steps are all that the operator and the chart's Jobs do, in an order in which they can
 // be played: each leaves behind what it found.
@@ -20,7 +22,8 @@ var steps = []step{
 	{
 		name: "it starts",
 		needs: []string{
-			"own: create leases.coordination.k8s.io", "own: get leases.coordination.k8s.io", "own: update leases.coordination.k8s.io",
+			"lease: create leases.coordination.k8s.io", "lease: get leases.coordination.k8s.io", "lease: update leases.coordination.k8s.io",
+			"cluster: get customresourcedefinitions.apiextensions.k8s.io",
 			"cluster: list clusterpolicies.nvidia.com", "cluster: watch clusterpolicies.nvidia.com",
 			"cluster: list nodes", "cluster: watch nodes",
 			"cluster: list deployments.apps", "cluster: watch deployments.apps",
@@ -33,7 +36,7 @@ var steps = []step{
 		},
 		happens: func(t *testing.T, b *bench) {
 			b.stop()
-			b.remove(t, &coordinationv1.Lease{ObjectMeta: named(namespace, "gpu-operator.gpuready.io")})
+			b.remove(t, &coordinationv1.Lease{ObjectMeta: named("kube-system", "gpu-operator.gpuready.io")})
 			// Lists are asked for as lists, as of API servers before Kubernetes 1.34: newer ones
 			// send them as the beginning of a watch, for which the right to watch is enough.
 			b.operate(t, "KUBE_FEATURE_WatchListClient=false")
@@ -105,6 +108,21 @@ var steps = []step{
 		},
 	},
 	{
+		name:    "a Deployment of the name of NVIDIA's operator comes",
+		needs:   []string{"cluster: create subjectaccessreviews.authorization.k8s.io"},
+		happens: func(t *testing.T, b *bench) { b.create(t, otherOperator(0)) },
+		done: func(t *testing.T, b *bench) error {
+			require.NoError(t, b.Update(t.Context(), otherOperator(b.next()))) // it is looked at again
+			p, err := b.policy(t, policy)
+			if err == nil && p.Status.State == string(v1.Disabled) {
+				err = errors.New("it counts as NVIDIA's")
+			}
+			return err
+		},
+		undo: func(t *testing.T, b *bench) { b.remove(t, otherOperator(0)) },
+		told: inLog,
+	},
+	{
 		name: "a node's driver is upgraded",
 		needs: []string{
 			"cluster: list pods", "cluster: watch pods", "cluster: create pods/eviction", "operands: delete pods",
@@ -112,6 +130,22 @@ var steps = []step{
 		happens: func(t *testing.T, b *bench) { b.outdated(t, "job-1") },
 		done:    func(t *testing.T, b *bench) error { return b.moved(t) },
 		undo:    func(t *testing.T, b *bench) { b.gone(t) },
+	},
+	{
+		name:  "a node's driver is upgraded, on which a pod has a claim",
+		needs: []string{"cluster: get resourceclaims.resource.k8s.io"},
+		happens: func(t *testing.T, b *bench) {
+			claim, pod := claimed()
+			b.create(t, claim)
+			b.outdated(t, "job-1")
+			b.create(t, pod)
+		},
+		done: func(t *testing.T, b *bench) error { return b.moved(t) },
+		undo: func(t *testing.T, b *bench) {
+			claim, pod := claimed()
+			b.remove(t, pod, claim)
+			b.gone(t)
+		},
 	},
 	{
 		name:    "an upgrade is told of",

@@ -137,7 +137,7 @@ type role struct{ kind, namespace, name, account string }
 // roles are those that rights.yaml is rendered into, by its word where.
 var roles = map[string]role{
 	"cluster":   {"ClusterRole", "", "gpu-operator", "gpu-operator"},
-	"own":       {"Role", namespace, "gpu-operator", "gpu-operator"},
+	"lease":     {"Role", "kube-system", "gpu-operator-lease", "gpu-operator"},
 	"operands":  {"Role", operands, "gpu-operator-operands", "gpu-operator"},
 	"default":   {"Role", "default", "gpu-operator", "gpu-operator"},
 	"openshift": {"Role", "openshift", "gpu-operator", "gpu-operator"},

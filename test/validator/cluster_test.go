@@ -71,7 +71,7 @@ func clusterSituations() []situation {
 			mends: func(t *testing.T, n *node) {
 				n.cut(t, false)
 				n.until(t, "the Node is told what happened meanwhile", func() error {
-					return n.condition(corev1.ConditionTrue, "Degraded", "GPU 3 (", "fallen off the bus")
+					return n.condition(corev1.ConditionTrue, "Degraded", "GPU 3 (", "XID 79 (the GPU no longer answers on PCIe)")
 				})
 				n.reset(t, "3")
 			},

@@ -49,7 +49,7 @@ func driverSituations() []situation {
 			name: "a GPU has fallen off the bus", reason: "Degraded",
 			breaks: func(t *testing.T, n *node) { n.gpusim(t, "lose", "--gpu", "2") },
 			told: func(_ *testing.T, n *node) error {
-				return n.condition(corev1.ConditionTrue, "Degraded", "GPU 2 (", "fallen off the bus")
+				return n.condition(corev1.ConditionTrue, "Degraded", "GPU 2 (", "XID 79 (the GPU no longer answers on PCIe)")
 			},
 			mends: func(t *testing.T, n *node) { n.reset(t, "2") },
 		},

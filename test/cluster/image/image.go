@@ -18,7 +18,10 @@ import (
 type Image struct {
 	Name       string            // full name, docker.io/library/x:y
 	Files      map[string][]byte // absolute path: content; all are executable
+	Links      map[string]string // absolute path: where the symbolic link points
 	Entrypoint []string
+	Env        []string // KEY=value
+	User       string   // empty: root
 }
 
 // Write writes an image's archive to a file.
@@ -60,14 +63,14 @@ func (i Image) archive() ([]byte, error) {
 		content, err := json.Marshal(v)
 		return blob(kind, content), err
 	}
-	files, err := pack(i.Files, 0o755)
+	files, err := pack(i.Files, i.Links, 0o755)
 	if err != nil {
 		return nil, err
 	}
 	layer := blob(typeLayer, files)
 	config, err := document(typeConfig, m{
 		"architecture": runtime.GOARCH, "os": "linux",
-		"config": m{"Entrypoint": i.Entrypoint},
+		"config": m{"Entrypoint": i.Entrypoint, "Env": i.Env, "User": i.User},
 		"rootfs": m{"type": "layers", "diff_ids": []string{layer.Digest}},
 	})
 	if err != nil {
@@ -82,14 +85,23 @@ func (i Image) archive() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return pack(out, 0o644)
+	return pack(out, nil, 0o644)
 }
 
-// pack makes a tar of files, the same one every time, directories first.
-func pack(files map[string][]byte, mode int64) ([]byte, error) {
-	var names, dirs []string
-	for name := range files {
+// pack makes a tar of files and symbolic links, the same one every time, directories first.
+func pack(files map[string][]byte, links map[string]string, mode int64) ([]byte, error) {
+	headers, contents := map[string]tar.Header{}, map[string][]byte{}
+	for name, content := range files {
 		name = path.Clean("/" + name)[1:]
+		headers[name] = tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: mode, Size: int64(len(content))}
+		contents[name] = content
+	}
+	for name, target := range links {
+		name = path.Clean("/" + name)[1:]
+		headers[name] = tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target, Mode: 0o777}
+	}
+	var names, dirs []string
+	for name := range headers {
 		names = append(names, name)
 		for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
 			dirs = append(dirs, dir)
@@ -105,14 +117,11 @@ func pack(files map[string][]byte, mode int64) ([]byte, error) {
 		}
 	}
 	for _, name := range names {
-		content, ok := files[name]
-		if !ok {
-			content = files["/"+name]
-		}
-		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: mode, Size: int64(len(content))}); err != nil {
+		header := headers[name]
+		if err := w.WriteHeader(&header); err != nil {
 			return nil, err
 		}
-		if _, err := w.Write(content); err != nil {
+		if _, err := w.Write(contents[name]); err != nil {
 			return nil, err
 		}
 	}

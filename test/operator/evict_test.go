@@ -1,0 +1,267 @@
+package operator
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	admissionv1 "k8s.io/api/admission/v1"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpuready/gpuready/test/cluster/network"
+	"github.com/gpuready/gpuready/test/cluster/pki"
+)
+
+// jobs is how many pods with a GPU the node has.
+const jobs = 40
+
+// What is slow or refused holds up itself alone: an upgrade beside an admission webhook that
+// takes 10 s over each eviction, and one of a node that nobody may write.
+func TestSlowAndRefused(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.operate(t)
+	b.objection(t, "the operator works", b.works)
+	b.play(t,
+		scenario{"AWebhookTakes10SecondsOverEachEviction", func(t *testing.T, _ *suite) { b.slowEvictions(t) }},
+		scenario{"ANodeThatNobodyMayWrite", func(t *testing.T, _ *suite) { b.unwritableNode(t) }},
+		scenario{"NVIDIAsOperatorIsScaledToNone", func(t *testing.T, _ *suite) { b.scaledToNone(t) }},
+		scenario{"AnOlderPolicy", func(t *testing.T, _ *suite) { b.olderPolicy(t) }},
+	)
+}
+
+// webhook is an admission webhook in this process.
+type webhook struct {
+	mu    sync.Mutex
+	asked map[string]int // by the object's name
+	free  chan struct{}  // is closed when it answers at once
+}
+
+const webhookPort = 8443
+
+// slow installs a webhook that takes 10 s over each eviction in the namespace default, or
+// until it is set free.
+func (b *bench) slow(t *testing.T) *webhook {
+	t.Helper()
+	w := &webhook{asked: map[string]int{}, free: make(chan struct{})}
+	l, err := b.Listen(t.Context(), webhookPort)
+	require.NoError(t, err)
+	server := &httptest.Server{Listener: l, Config: &http.Server{Handler: w, ReadHeaderTimeout: time.Minute}}
+	authority, err := pki.New("webhook")
+	require.NoError(t, err)
+	pair, err := authority.Issue(pki.Subject{Name: "webhook", Hosts: []string{network.PlaneIP}})
+	require.NoError(t, err)
+	certificate, err := tls.X509KeyPair(pair.Cert, pair.Key)
+	require.NoError(t, err)
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12}
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	t.Cleanup(w.open)
+	config := &admissionregistrationv1.ValidatingWebhookConfiguration{ObjectMeta: named("", "slow")}
+	config.Webhooks = []admissionregistrationv1.ValidatingWebhook{{
+		Name:         "slow.example.com",
+		ClientConfig: admissionregistrationv1.WebhookClientConfig{URL: new("https://" + net.JoinHostPort(network.PlaneIP, fmt.Sprint(webhookPort)) + "/"), CABundle: authority.PEM},
+		Rules: []admissionregistrationv1.RuleWithOperations{{
+			Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
+			Rule:       admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods/eviction"}},
+		}},
+		TimeoutSeconds: new(int32(20)), FailurePolicy: new(admissionregistrationv1.Fail),
+		SideEffects: new(admissionregistrationv1.SideEffectClassNone), AdmissionReviewVersions: []string{"v1"},
+	}}
+	b.create(t, config)
+	t.Cleanup(func() { _ = b.Delete(context.Background(), config) })
+	return w
+}
+
+func (w *webhook) open() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	select {
+	case <-w.free:
+	default:
+		close(w.free)
+	}
+}
+
+func (w *webhook) ServeHTTP(out http.ResponseWriter, r *http.Request) {
+	var review admissionv1.AdmissionReview
+	if err := json.NewDecoder(r.Body).Decode(&review); err != nil || review.Request == nil {
+		http.Error(out, "no review", http.StatusBadRequest)
+		return
+	}
+	w.mu.Lock()
+	w.asked[review.Request.Name]++
+	w.mu.Unlock()
+	select {
+	case <-w.free:
+	case <-time.After(10 * time.Second):
+	case <-r.Context().Done():
+	}
+	review.Response = &admissionv1.AdmissionResponse{UID: review.Request.UID, Allowed: true}
+	review.Request = nil
+	out.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(out).Encode(review)
+}
+
+// pods is how many pods it was asked about.
+func (w *webhook) pods() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.asked)
+}
+
+// slowEvictions has 40 evictions wait side by side, while a node that joins is labelled, an
+// object that is deleted comes back, and the status is written.
+func (b *bench) slowEvictions(t *testing.T) {
+	w := b.slow(t)
+	names := make([]string, jobs)
+	for i := range names {
+		names[i] = fmt.Sprintf("job-%d", i+1)
+	}
+	b.outdated(t, names...)
+	began := time.Now()
+	b.objection(t, "an eviction is being waited for", func() error {
+		if w.pods() == 0 {
+			return errors.New("none is")
+		}
+		return nil
+	})
+	b.create(t, gpuNode("n3"))
+	require.NoError(t, b.Delete(t.Context(), target[corev1.Service]("operands", "nvidia-dcgm")))
+	for _, c := range []struct {
+		what string
+		is   func() error
+	}{
+		{"all evictions are asked for, and none has been answered", func() error {
+			if n := w.pods(); n < jobs {
+				return fmt.Errorf("%d are", n)
+			}
+			return nil
+		}},
+		{"the node that has joined is labelled", func() error {
+			if n := object[corev1.Node](t, b, "", "n3"); n.Labels["nvidia.com/gpu.present"] != "true" {
+				return fmt.Errorf("labels %v", n.Labels)
+			}
+			return nil
+		}},
+		{"the object that was deleted is there again", func() error {
+			if object[corev1.Service](t, b, operands, "nvidia-dcgm") == nil {
+				return errors.New("it is not")
+			}
+			return nil
+		}},
+		{"the status counts three nodes", func() error { return b.counts(t, "total", 3) }},
+	} {
+		b.objection(t, c.what, c.is)
+		t.Logf("%5.1f s until %s", time.Since(began).Seconds(), c.what)
+	}
+	b.objection(t, "the pods and the old driver's are gone", func() error {
+		w.open() // also what is asked anew
+		for _, name := range names {
+			if object[corev1.Pod](t, b, "default", name) != nil {
+				return fmt.Errorf("%s is there", name)
+			}
+		}
+		return b.moved(t)
+	})
+	t.Logf("%5.1f s until all pods are gone", time.Since(began).Seconds())
+	b.gone(t)
+	b.remove(t, gpuNode("n3"))
+}
+
+// unwritableNode has a policy refuse all that the operator writes on a node: others are
+// upgraded although one at a time is, and the status names the node.
+func (b *bench) unwritableNode(t *testing.T) {
+	b.change(t, `{"driver":{"upgradePolicy":{"maxParallelUpgrades":1}}}`)
+	set := b.driverNode(t)
+	b.create(t, gpuNode("n4"))
+	policyAndBinding := `
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: { name: locked }
+spec:
+  matchConstraints: { resourceRules: [{ apiGroups: [""], apiVersions: [v1], resources: [nodes], operations: [UPDATE], resourceNames: [n2] }] }
+  validations: [{ expression: 'false', message: n2 is locked }]
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: { name: locked }
+spec: { policyName: locked, validationActions: [Deny] }
+`
+	b.ApplyText(t, policyAndBinding)
+	defer b.Kubectl(t, "delete", "validatingadmissionpolicy/locked", "validatingadmissionpolicybinding/locked")
+	b.objection(t, "n2 is locked", func() error {
+		n := object[corev1.Node](t, b, "", "n2")
+		n.Annotations = map[string]string{"test": "locked"}
+		if b.Update(t.Context(), n, client.DryRunAll) == nil {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+	b.oldDriver(t, set)
+	b.objection(t, "the status says that n2 cannot be written, and why", func() error {
+		p, err := b.policy(t, policy)
+		if err != nil {
+			return err
+		}
+		if text := fmt.Sprint(p.Status.Conditions); !strings.Contains(text, "n2") || !strings.Contains(text, "n2 is locked") {
+			return errors.New(text)
+		}
+		return nil
+	})
+	b.gone(t)
+	b.remove(t, gpuNode("n4"))
+}
+
+// scaledToNone has NVIDIA's operator be there and run, and then not run.
+func (b *bench) scaledToNone(t *testing.T) {
+	b.ApplyText(t, fmt.Sprintf(theirs, "none"))
+	b.objection(t, "NVIDIA's runs", func() error { return b.condition(t, policy, "Ready", "False", "OtherOperatorRuns") })
+	b.Kubectl(t, "-n", "gpu-operator", "scale", "deployment/gpu-operator", "--replicas=0")
+	b.objection(t, "NVIDIA's does not run any more", func() error {
+		if b.condition(t, policy, "Ready", "False", "OtherOperatorRuns") == nil {
+			return errors.New("the policy says that it does")
+		}
+		return b.observed(t)
+	})
+	b.Kubectl(t, "-n", "gpu-operator", "delete", "deployment/gpu-operator")
+}
+
+// olderPolicy applies a policy where there is another.
+func (b *bench) olderPolicy(t *testing.T) {
+	began := time.Now()
+	b.ApplyText(t, "apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nmetadata: { name: second }\nspec: {}\n")
+	b.objection(t, "whoever waits for it is told that waiting does not help", func() error {
+		return b.condition(t, "second", "Stalled", "True", "Ignored", policy)
+	})
+	t.Logf("%5.1f s", time.Since(began).Seconds())
+	assert.Error(t, b.condition(t, policy, "Stalled", "True", ""))
+	b.Kubectl(t, "delete", "clusterpolicy", "second")
+}
+
+// claimed is a pod that has a GPU by a claim alone, and the claim.
+func claimed() (*resourcev1.ResourceClaim, *corev1.Pod) {
+	p := boundPod("default", "claimed", nil)
+	p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: new("gpu")}}
+	return &resourcev1.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "gpu"},
+		Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{Requests: []resourcev1.DeviceRequest{{
+			Name: "gpu", Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com"},
+		}}}},
+	}, p
+}
