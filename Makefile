@@ -12,6 +12,11 @@ CLANG   := clang-14
 # The race detector would let each program sleep for a second at its end.
 export GORACE := atexit_sleep_ms=0
 
+# nvml.h is the one of the go-nvml module, which clients are compiled with: in the module
+# cache or in a vendor folder, downloaded if need be. It is looked up once, when first used.
+NVML_DIR = $(eval NVML_DIR := $$(shell $(GO) list -e -find -f '{{.Dir}}' github.com/NVIDIA/go-nvml/pkg/nvml))$(or $(NVML_DIR),$(error go list does not find github.com/NVIDIA/go-nvml; run go mod download))
+NVML_CFLAGS = -I '$(NVML_DIR)' -ffile-prefix-map='$(NVML_DIR)'=go-nvml
+
 # go-nvml calls functions that nvml.h has marked as deprecated.
 export CGO_CFLAGS := -g -O2 -Wno-deprecated-declarations
 
@@ -75,11 +80,12 @@ test-gpu: packages-build ## run the component tests against this machine's own G
 	GPUREADY_BIN=$(CURDIR)/bin/race GPUREADY_MEASUREMENTS=$(CURDIR)/docs/measurements $(GO) test $(TAGS) -count=1 -v -run 'GPU' ./test/gpu/...
 
 .PHONY: check
-check: packages-build packages-generate packages-check $(BIN)/tools/golangci-lint ## formatting, vet, lint, manifests, generated files
+check: packages-build packages-generate packages-check $(BIN)/tools/golangci-lint $(BIN)/tools/govulncheck ## formatting, vet, lint, vulnerabilities, manifests, generated files
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo 'check: run gofmt -w on:'; gofmt -l $$(git ls-files '*.go'); exit 1; }
 	$(GO) vet $(TAGS) ./...
 	$(BIN)/tools/golangci-lint run --build-tags grpcnotrace ./...
 	git ls-files -z '*.sh' .ci/run | xargs -0 shellcheck
+	.ci/vulnerabilities.sh $(BIN)/tools/govulncheck
 	$(GO) mod tidy -diff
 	cd .ci/schema && $(GO) vet ./... && $(GO) run . ../../deployments/static ../../operator/state/testdata && $(GO) test ./...
 	cd .ci/helm && $(GO) vet ./... && $(GO) test ./...
@@ -142,9 +148,11 @@ CUDA_OBJ := $(call OBJECTS,simulator/cuda)
 
 # Where a program enters libnvidia-ml is where gpusim's price of a call is paid (nvml/cost.c).
 $(BIN)/obj/nvml/%.o: OPTIMISE += -finstrument-functions
+$(BIN)/obj/nvml/%.o $(BIN)/lib/nvidia-smi: CFLAGS += $(NVML_CFLAGS)
 $(BIN)/obj/cuda/%.o: OPTIMISE := -O3 -ffp-contract=off
 
-$(BIN)/obj/%.o: simulator/%.c $(C_HEADERS) | packages-build
+# go.mod says which nvml.h it is.
+$(BIN)/obj/%.o: simulator/%.c $(C_HEADERS) go.mod | packages-build
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS) $(OPTIMISE) -c $< -o $@
 
@@ -156,20 +164,24 @@ $(BIN)/lib/libnvidia-ml.so $(BIN)/lib/libcuda.so: $(BIN)/lib/%.so:
 	$(Q)$(CC) -shared -pthread $^ -o $@ -Wl,-soname,$*.so.1 -Wl,-z,now -ldl -lm
 
 $(BIN)/lib/nvidia-cuda-mps-control: OPTIMISE += -static
-$(BIN)/lib/nvidia-smi $(BIN)/lib/nvidia-cuda-mps-control: $(BIN)/lib/%: simulator/smi/%.c $(C_HEADERS)
+$(BIN)/lib/nvidia-smi $(BIN)/lib/nvidia-cuda-mps-control: $(BIN)/lib/%: simulator/smi/%.c $(C_HEADERS) go.mod
 	@mkdir -p $(@D)
 	@echo '  build $@'
 	$(Q)$(CC) $(CFLAGS) $(OPTIMISE) $< -o $@ -ldl
 
 # --- images, the cluster and the soak, beside what they build ---
 
-include deployments/images/images.mk test/cluster/cluster.mk test/e2e/e2e.mk test/toolkit/toolkit.mk test/validator/validator.mk test/operator/operator.mk test/soak/soak.mk
+include deployments/images/images.mk test/cluster/cluster.mk test/e2e/e2e.mk test/toolkit/toolkit.mk test/validator/validator.mk test/operator/operator.mk test/security/security.mk test/soak/soak.mk
 
 # --- tools ---
 
 $(BIN)/tools/golangci-lint: .ci/tools/go.mod | packages-check
 	@echo '  build $@ (minutes, the first time)'
 	$(Q)$(GO) build -modfile=.ci/tools/go.mod -o $@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+$(BIN)/tools/govulncheck: .ci/tools/go.mod
+	@echo '  build $@'
+	$(Q)$(GO) build -modfile=.ci/tools/go.mod -o $@ golang.org/x/vuln/cmd/govulncheck
 
 # The end-to-end tests install with it, and a chart is packaged by it.
 $(BIN)/tools/helm: .ci/helm/go.mod
