@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// logged is what was logged. It may be read while it is written.
+// logged keeps a log, and may be read while it is written.
 type logged struct {
 	mu   sync.Mutex
 	text bytes.Buffer

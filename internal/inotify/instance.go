@@ -41,7 +41,7 @@ var process struct {
 	*instance
 }
 
-// trouble is what the process's instance lacks. It outlives the instance.
+// trouble holds why the process's instance cannot watch by events. It outlives the instance.
 var trouble struct {
 	sync.Mutex
 	log *slog.Logger // nil: nobody is told

@@ -14,8 +14,8 @@ import (
 // writers are the field managers under which the operator and the validator write on Nodes.
 var writers = []string{label.FieldManager, "gpu-validator"}
 
-// foreign is what others than operator and validator set on a Node, alone or together with
-// them, by the field manager that did. What has no recorded manager is not in it.
+// foreign lists labels and conditions of a Node that others than operator and validator set,
+// alone or together with them, each with its field manager. Those without one are left out.
 type foreign struct{ labels, conditions map[string]string }
 
 func readForeign(node *corev1.Node) foreign {

@@ -10,6 +10,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -23,6 +24,9 @@ const (
 	// reviewEvery is how often a Deployment is reviewed again: rights come and go without
 	// an event of it.
 	reviewEvery = time.Minute
+	// reviewPause is the pause before a Deployment that is new is reviewed again where the
+	// API server did not answer.
+	reviewPause = time.Second
 )
 
 // reviewer decides which Deployments of its name are NVIDIA's operator. Anybody who may
@@ -50,7 +54,7 @@ func (r *reviewer) watch(ctx context.Context, informer interface {
 }) (toolscache.ResourceEventHandlerRegistration, error) {
 	seen := func(o any) {
 		if d, is := o.(*appsv1.Deployment); is {
-			r.see(ctx, d)
+			r.report(ctx, d)
 		}
 	}
 	return informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
@@ -86,8 +90,9 @@ func (r *reviewer) run(ctx context.Context) error {
 	}
 }
 
-// see reports a Deployment to the owner of the model.
-func (r *reviewer) see(ctx context.Context, d *appsv1.Deployment) {
+// report reports a Deployment to the owner of the model. It returns when it is known what
+// the Deployment is.
+func (r *reviewer) report(ctx context.Context, d *appsv1.Deployment) {
 	switch {
 	case d.Labels[label.PartOf] == label.Product && available(d):
 		r.set(d, standby)
@@ -99,7 +104,13 @@ func (r *reviewer) see(ctx context.Context, d *appsv1.Deployment) {
 		r.mu.Lock()
 		r.asked[named(d)] = d
 		r.mu.Unlock()
-		r.review(ctx, d)
+		for !r.review(ctx, d) {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(reviewPause):
+			}
+		}
 	}
 }
 
@@ -111,31 +122,33 @@ func (r *reviewer) set(d *appsv1.Deployment, kind operatorKind) {
 	r.inbox.put(func(m *model) { m.setOperator(named(d), kind) })
 }
 
-// review asks the API server about a Deployment, and reports the answer. One that cannot
-// be reviewed counts as NVIDIA's.
-func (r *reviewer) review(ctx context.Context, d *appsv1.Deployment) {
+// review asks the API server about a Deployment, and reports whether it answered. Without
+// an answer a Deployment stays what it was. Where this operator may not ask, each counts as
+// NVIDIA's: nothing is done rather than done twice.
+func (r *reviewer) review(ctx context.Context, d *appsv1.Deployment) (answered bool) {
 	writes, err := r.writesNodes(ctx, d)
-	if ctx.Err() != nil {
-		return
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.asked[named(d)] != d {
-		return // it has changed meanwhile
+	if ctx.Err() != nil || r.asked[named(d)] != d {
+		return true // nobody waits for it, or it has changed meanwhile
 	}
 	problem := ""
 	if err != nil {
 		problem = right.Tell(err)
 	}
 	if problem != "" && problem != r.problem {
-		r.log.Error("cannot find out whether a Deployment is NVIDIA's operator; it counts as that", "deployment", named(d).String(), "error", problem)
+		r.log.Error("cannot find out whether a Deployment is NVIDIA's operator; it counts as that while this operator may not ask, and is asked about again else", "deployment", named(d).String(), "error", problem)
 	}
 	r.problem = problem
+	if err != nil && !apierrors.IsForbidden(err) {
+		return false
+	}
 	kind := none
 	if writes || err != nil {
 		kind = nvidias
 	}
 	r.inbox.put(func(m *model) { m.setOperator(named(d), kind) })
+	return true
 }
 
 // writesNodes reports whether the service account of a Deployment may write Nodes.
@@ -172,7 +185,7 @@ func available(d *appsv1.Deployment) bool {
 	return d.DeletionTimestamp == nil && (d.Spec.Replicas == nil || *d.Spec.Replicas > 0) && d.Status.AvailableReplicas > 0
 }
 
-// what a Deployment of an operator's name is.
+// operatorKind tells Deployments of an operator's name apart.
 type operatorKind int
 
 const (

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -94,11 +95,11 @@ func TestADeploymentIsNVIDIAsOperatorIfItMayWriteNodesAndRuns(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, m := newTestReviewer(t, may)
-			r.see(t.Context(), c.is)
+			r.report(t.Context(), c.is)
 			require.Equal(t, c.other, len(r.others(m)) > 0)
 			require.Equal(t, c.other || c.is.Labels != nil, m.common && (len(m.other)+len(m.siblings) > 0))
 			m.common = false
-			r.see(t.Context(), c.is)
+			r.report(t.Context(), c.is)
 			r.others(m)
 			require.False(t, m.common, "nothing is new")
 			r.set(c.is, none)
@@ -118,7 +119,7 @@ func TestAnOperatorOfThisProductIsReadyWhileItHasAPod(t *testing.T) {
 		d := deployment("elsewhere", "gpu-operator", c.replicas, 1, map[string]string{label.PartOf: label.Product})
 		d.Status.AvailableReplicas = c.pods
 		m.common = false
-		r.see(t.Context(), d)
+		r.report(t.Context(), d)
 		r.others(m)
 		require.Equal(t, map[types.NamespacedName]bool{named(d): c.ready}, m.siblings)
 		require.True(t, m.common)
@@ -130,7 +131,7 @@ func TestRightsAreReviewedAgain(t *testing.T) {
 		a := &access{}
 		r, m := newTestReviewer(t, a)
 		go func() { _ = r.run(t.Context()) }()
-		r.see(t.Context(), deployment("gpu-operator", "gpu-operator", nil, 1, nil))
+		r.report(t.Context(), deployment("gpu-operator", "gpu-operator", nil, 1, nil))
 		require.Empty(t, r.others(m), "its binding comes after it")
 		a.set(map[string]string{"system:serviceaccount:gpu-operator:gpu-operator": "patch"}, nil)
 		time.Sleep(reviewEvery + time.Second)
@@ -138,8 +139,29 @@ func TestRightsAreReviewedAgain(t *testing.T) {
 		a.set(nil, nil)
 		time.Sleep(reviewEvery)
 		require.Empty(t, r.others(m))
-		a.set(nil, errors.New("forbidden"))
+		a.set(nil, errors.New("the API server is away"))
+		time.Sleep(reviewEvery)
+		require.Empty(t, r.others(m), "it stays what it was")
+		a.set(nil, apierrors.NewForbidden(authorizationv1.Resource("subjectaccessreviews"), "", nil))
 		time.Sleep(reviewEvery)
 		require.NotEmpty(t, r.others(m), "better nothing is done than done twice")
+	})
+}
+
+// An API server that is away for a moment takes no stack away.
+func TestADeploymentIsNothingBeforeItWasReviewed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := &access{err: errors.New("the API server is away")}
+		r, m := newTestReviewer(t, a)
+		known := make(chan struct{})
+		go func() {
+			defer close(known)
+			r.report(t.Context(), deployment("gpu-operator", "gpu-operator", nil, 1, nil))
+		}()
+		time.Sleep(time.Minute)
+		require.Empty(t, r.others(m))
+		a.set(map[string]string{"system:serviceaccount:gpu-operator:gpu-operator": "update"}, nil)
+		<-known
+		require.Equal(t, []string{"gpu-operator/gpu-operator"}, r.others(m))
 	})
 }

@@ -196,7 +196,7 @@ func answered(err error) bool {
 	return errors.As(err, &status) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// text is that of an error, for people.
+// text describes an error for people.
 func text(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Sprintf("the API server has not answered within %s: see the admission webhooks that it asks about Nodes", apply.Timeout)

@@ -6,7 +6,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 )
 
-// history is what a standby has seen of the Lease. It goes by this process's clock alone.
+// history records how a standby has seen the Lease change, by this process's own clock.
 type history struct {
 	version string    // that was read last
 	since   time.Time // when it was first read

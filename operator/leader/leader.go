@@ -69,7 +69,7 @@ func Scheme() (*runtime.Scheme, error) {
 // Pod is the pod that an operator runs in. The zero Pod stands for a process outside of pods.
 type Pod struct{ Name, UID string }
 
-// Status is what an operator knows about who leads.
+// Status says which operator leads, as far as this one knows.
 type Status struct {
 	Leads bool // this process acts
 	// StandsDownFor is the namespace of another installation that serves the cluster.

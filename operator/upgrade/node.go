@@ -83,8 +83,8 @@ func (w *work) walk(n *node, s State, e edit) {
 	w.patch(n, e)
 }
 
-// step is what a state asks for: the next one, with why where that is Failed or Required,
-// or itself.
+// step plans what a node needs in a state, and returns the state that follows. It is the
+// same one while the node waits. why is set where it is Failed or Required.
 func (w *work) step(n *node, s State) (next State, why string) {
 	if s.evicts() && !n.outdated {
 		return ValidationRequired, "" // somebody was faster, or the policy has come back

@@ -58,7 +58,7 @@ func newScene(state State, since time.Duration) *scene {
 // upgraded has the new driver pod be there.
 func (s *scene) upgraded() { s.driver.Digest, s.driver.Started = "new", noon.Add(-time.Minute) }
 
-// fail has the new driver pod be there and not be well.
+// fail makes the new driver's pod run and not become ready.
 func (s *scene) fail() { s.upgraded(); s.driver.Ready = false }
 
 func (s *scene) proven(ago time.Duration) {

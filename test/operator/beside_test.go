@@ -106,7 +106,7 @@ func (s *suite) besideTheirs(t *testing.T) {
 	s.proven(t)
 }
 
-// tenants is what anybody can make who may do everything in one namespace.
+// tenants can be applied by anybody with all rights in one namespace.
 const tenants = `
 apiVersion: v1
 kind: Namespace

@@ -31,7 +31,7 @@ import (
 	"github.com/gpuready/gpuready/test/e2e"
 )
 
-// operatorNamespace is that of mig-manager.yaml.
+// operatorNamespace is the namespace that mig-manager.yaml installs into.
 const operatorNamespace = "nvidia-gpu-operator"
 
 var (

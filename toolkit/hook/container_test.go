@@ -96,7 +96,7 @@ type pod struct {
 	watched string      // folder that nothing may be changed in; outside
 }
 
-// outcome is what happened while the hook ran.
+// outcome records what happened while the hook ran.
 type outcome struct {
 	changed []string // of what is watched
 	said    string
@@ -267,7 +267,7 @@ func (p *pod) run() (*outcome, string, error) {
 		<-ended
 		return nil, said.String(), nil
 	}
-	before, err := look(p.watched, len(p.flip) == 0)
+	before, err := readTree(p.watched, len(p.flip) == 0)
 	if err != nil {
 		return nil, "", err
 	}
@@ -287,7 +287,7 @@ func (p *pod) run() (*outcome, string, error) {
 		slices.Reverse(p.flip) // so that every second time undoes the first
 	}
 	<-ended
-	after, err := look(p.watched, len(p.flip) == 0)
+	after, err := readTree(p.watched, len(p.flip) == 0)
 	if err != nil {
 		return nil, "", err
 	}

@@ -27,7 +27,7 @@ var (
 	targets = append([]string{"/", "/", "/d", "/a", "/v", "/own", "..", "../..", "l", "/proc/self/root", "/v/flip0", "/v/flip0", "/w/etc"}, looked[1:]...)
 )
 
-// aspects are what of a sequence has come to pass, over all of them.
+// aspects counts what happened in all sequences.
 type aspects struct{ all, reached, refused, written, flipped atomic.Int64 }
 
 // play makes one container and fails if its hooks changed anything outside of it.

@@ -142,13 +142,13 @@ func (w *world) untouched(what string) {
 
 // snapshot tells of each file its kind, mode, times and content.
 func snapshot(t testing.TB, dir string) map[string]string {
-	files, err := look(dir, true)
+	files, err := readTree(dir, true)
 	require.NoError(t, err)
 	return files
 }
 
-// look tells of each file below dir its kind, mode, owner, content and, if they are wanted, times.
-func look(dir string, times bool) (map[string]string, error) {
+// readTree returns kind, mode, owner, content and, if wanted, times of each file below dir.
+func readTree(dir string, times bool) (map[string]string, error) {
 	files := map[string]string{}
 	return files, filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
 		if err != nil {

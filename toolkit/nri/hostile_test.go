@@ -15,7 +15,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/node"
 )
 
-// hostileSpecs are what lies on a node: our specifications of two GPUs, of which the
+// hostileSpecs are CDI specifications of a node: our specifications of two GPUs, of which the
 // first has two MIG devices, those for agents, and those of other vendors.
 var hostileSpecs = []string{
 	`cdiVersion: 0.5.0

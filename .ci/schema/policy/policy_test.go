@@ -48,13 +48,13 @@ const (
 	podUIDKey   = "authentication.kubernetes.io/pod-uid"
 )
 
-// manifests are those that have policies.
+// manifests lists the static manifests with policies.
 var manifests = []string{deployments + "gpuready.yaml", deployments + "mig-manager.yaml"}
 
 // The oldest Kubernetes that has these policies, and ours.
 var versions = []*version.Version{version.MajorMinor(1, 30), environment.DefaultCompatibilityVersion()}
 
-// policies are those of the manifests.
+// policies reads the policies of all manifests.
 func policies(t *testing.T) []*admissionregistration.ValidatingAdmissionPolicy {
 	t.Helper()
 	all := decode(t, "ValidatingAdmissionPolicy", func() *admissionregistration.ValidatingAdmissionPolicy {
