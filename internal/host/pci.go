@@ -4,6 +4,7 @@ import (
 	"os"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/gpuready/gpuready/internal/gpu"
@@ -15,6 +16,7 @@ const PCIDevices = "/sys/bus/pci/devices"
 // PCIGPU is an NVIDIA GPU on the PCI bus, whatever its driver says.
 type PCIGPU struct {
 	Address gpu.PCIAddress
+	Device  uint16 // PCI device ID: 0x2330; 0 where sysfs has none
 	Driver  string // kernel driver that has it: "nvidia", "vfio-pci"; "" none
 }
 
@@ -44,6 +46,9 @@ func (r *Root) GPUs(dir string) []PCIGPU {
 			continue
 		}
 		device := PCIGPU{Address: address}
+		if id, err := strconv.ParseUint(read(e.Name(), "device"), 0, 16); err == nil {
+			device.Device = uint16(id)
+		}
 		if driver, err := r.Readlink(path.Join(dir, e.Name(), "driver")); err == nil {
 			device.Driver = path.Base(driver)
 		}

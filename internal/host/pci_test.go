@@ -20,6 +20,7 @@ func TestGPUsOnTheBusAreSeenWithoutADriver(t *testing.T) {
 		require.NoError(t, os.MkdirAll(at, 0o755))
 		require.NoError(t, os.WriteFile(at+"/vendor", []byte(vendor+"\n"), 0o444))
 		require.NoError(t, os.WriteFile(at+"/class", []byte(class+"\n"), 0o444))
+		require.NoError(t, os.WriteFile(at+"/device", []byte("0x2330\n"), 0o444))
 		return at
 	}
 	add("0000:00:01.0", "0x8086", "0x030000")
@@ -29,5 +30,5 @@ func TestGPUsOnTheBusAreSeenWithoutADriver(t *testing.T) {
 	at := add("0000:00:03.0", "0x10de", "0x030000")
 	require.NoError(t, os.Symlink("../../../bus/pci/drivers/vfio-pci", at+"/driver"))
 	require.True(t, root.HasGPU())
-	require.Equal(t, []PCIGPU{{Address: "0000:00:03.0", Driver: "vfio-pci"}, {Address: "0000:00:04.0"}}, root.GPUs(PCIDevices))
+	require.Equal(t, []PCIGPU{{Address: "0000:00:03.0", Device: 0x2330, Driver: "vfio-pci"}, {Address: "0000:00:04.0", Device: 0x2330}}, root.GPUs(PCIDevices))
 }

@@ -106,6 +106,36 @@ func Top(path string) (Point, error) {
 	return Point{}, fmt.Errorf("%s: its mount is not in /proc/self/mountinfo", path)
 }
 
+// On returns what is mounted at a path, the last of several, and whether anything is.
+// Unlike Top it needs no recent kernel. The path is one that Resolve returned.
+func On(path string) (p Point, there bool, err error) {
+	all, err := layers(path)
+	if len(all) > 0 {
+		p, there = all[len(all)-1], true
+	}
+	return p, there, err
+}
+
+// Count returns how many file systems are mounted at a path, on top of each other.
+func Count(path string) (int, error) {
+	all, err := layers(path)
+	return len(all), err
+}
+
+func layers(path string) ([]Point, error) {
+	data, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	var all []Point
+	for line := range bytes.Lines(data) {
+		if p, ok := parse(string(line)); ok && p.At == path {
+			all = append(all, p)
+		}
+	}
+	return all, nil
+}
+
 // Is reports whether what is seen at path is a file system of this kind that is
 // mounted there.
 func (k Kind) Is(path string) (bool, error) {

@@ -60,6 +60,13 @@ func TestAFileSystemAppearsWholeAndGoesLayerByLayer(t *testing.T) {
 		require.NoError(t, f.Close())
 	}
 	require.NoFileExists(t, filepath.Join(at, "one"), "covered")
+	top, there, err := On(at)
+	require.NoError(t, err)
+	require.True(t, there)
+	require.Equal(t, "gpusim", top.Source)
+	_, there, err = On(filepath.Join(at, "two"))
+	require.NoError(t, err)
+	require.False(t, there)
 	ours, err = kind.Is(at)
 	require.NoError(t, err)
 	require.True(t, ours)
@@ -86,7 +93,7 @@ func TestAFileSystemAppearsWholeAndGoesLayerByLayer(t *testing.T) {
 	require.NoError(t, fs.MountOn(at))
 	require.NoError(t, unix.Mount("tmpfs", at, "tmpfs", 0, ""))
 	require.NoError(t, kind.Remove(at))
-	top, err := Top(at)
+	top, err = Top(at)
 	require.NoError(t, err)
 	require.Equal(t, "tmpfs", top.Source)
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpuready/gpuready/internal/config"
+	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/version"
 	"github.com/gpuready/gpuready/simulator/gpusim/root"
-	"github.com/gpuready/gpuready/simulator/gpusim/serve"
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
@@ -117,7 +117,7 @@ func (cmd command) run(args []string, out, errOut io.Writer) int {
 		return exitUsage
 	}
 	fmt.Fprintf(errOut, "gpusim %s: %v\n", cmd.name, oneLine(err))
-	if errors.Is(err, serve.ErrHeld) || errors.Is(err, state.ErrHeld) {
+	if errors.Is(err, host.ErrHeld) || errors.Is(err, state.ErrHeld) {
 		return exitHeld
 	}
 	return exitFailed

@@ -63,7 +63,7 @@ type driver struct {
 	said nodestate.State
 }
 
-// Run shows the driver root until ctx ends, then returns nil. ErrHeld says that
+// Run shows the driver root until ctx ends, then returns nil. host.ErrHeld says that
 // another driver container has the place.
 func Run(ctx context.Context, c Config) (err error) {
 	d := &driver{Config: c}
@@ -76,11 +76,11 @@ func Run(ctx context.Context, c Config) (err error) {
 	if d.Root == "/" {
 		return errors.New("/ is where a real driver belongs, and cannot be covered; use another --root")
 	}
-	lock, err := hold(filepath.Join(filepath.Dir(d.Root), lockName))
+	lock, err := host.TryLock(filepath.Join(filepath.Dir(d.Root), host.DriverLock))
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, lock.release(err == nil)) }()
+	defer func() { err = errors.Join(err, lock.Release(err == nil)) }()
 	d.shared = nodestate.DriverInfo{
 		Root: d.Root, Version: c.Spec.Version, Simulated: true,
 		CUDAVersion: fmt.Sprintf("%d.%d", c.Spec.State.CudaVersion/1000, c.Spec.State.CudaVersion%1000/10),
