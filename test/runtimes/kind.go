@@ -18,7 +18,7 @@ import (
 	"path/filepath"
 
 	"github.com/gpuready/gpuready/test/cluster/binaries"
-	"github.com/gpuready/gpuready/test/runtimes/debian"
+	"github.com/gpuready/gpuready/test/debian"
 )
 
 // Kind is a container runtime of one age.

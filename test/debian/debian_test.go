@@ -19,8 +19,11 @@ var programs = map[string]string{
 "-q download") shift 2; for p; do echo "$p" >"$p.deb"; done; echo "$*" >>"$LOG" ;;
 indextargets*) echo "Other Other http://elsewhere/"; echo "Debian Debian http://mirror.example/debian/" ;;
 esac`,
-	"apt-cache": `echo "Package: fruit"; echo "Version: 1.2-3"`,
-	"dpkg-deb":  `mkdir -p "$3/usr/bin" && cp "$2" "$3/usr/bin/$(basename "$2" .deb)"`,
+	"apt-cache": `case "$1" in
+show) echo "Package: fruit"; echo "Version: 1.2-3" ;;
+depends) printf 'fruit\n  Depends: fruit-peel\n  Depends: soil\nfruit-peel\n  PreDepends: fruit-wax\n |Depends: fruit-peel\n' ;;
+esac`,
+	"dpkg-deb": `mkdir -p "$3/usr/bin" && cp "$2" "$3/usr/bin/$(basename "$2" .deb)"`,
 }
 
 func standIns(t *testing.T) (log string) {
@@ -50,6 +53,15 @@ func TestASetIsFetchedOnce(t *testing.T) {
 	data, err := os.ReadFile(log)
 	require.NoError(t, err)
 	require.Equal(t, "fruit seed\n", string(data))
+}
+
+func TestDependenciesAreFollowedByTheirNames(t *testing.T) {
+	log := standIns(t)
+	_, err := Ensure(t.Context(), t.TempDir(), Set{Release: "sid", Packages: []string{"fruit"}, Follow: "fruit-"}, io.Discard)
+	require.NoError(t, err)
+	data, err := os.ReadFile(log)
+	require.NoError(t, err)
+	require.Equal(t, "fruit fruit-peel fruit-wax\n", string(data))
 }
 
 func TestAnotherVersionIsRefusedAndLeavesNothing(t *testing.T) {

@@ -5,6 +5,7 @@ package debian
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -23,6 +25,9 @@ type Set struct {
 	Release  string   // "bookworm"
 	Packages []string // not those that they depend on
 	Version  string   // what the first one's upstream version begins with: "1.6.20"
+	Sections string   // "main contrib non-free"; "" is main
+	Security bool     // from the release's security archive, too
+	Follow   string   // adds the dependencies, and theirs, whose names begin with this: "linux-"
 }
 
 // keyring verifies the releases; every Debian machine has it, and Ubuntu's has it
@@ -85,7 +90,11 @@ func (s Set) fetch(ctx context.Context, at string) (err error) {
 			return err
 		}
 	}
-	source := fmt.Sprintf("deb [signed-by=%s] %s %s main\n", keyring, mirror(ctx), s.Release)
+	sections := cmp.Or(s.Sections, "main")
+	source := fmt.Sprintf("deb [signed-by=%s] %s %s %s\n", keyring, mirror(ctx, "Debian"), s.Release, sections)
+	if s.Security {
+		source += fmt.Sprintf("deb [signed-by=%s] %s %s-security %s\n", keyring, mirror(ctx, "Debian-Security"), s.Release, sections)
+	}
 	if err := os.WriteFile(filepath.Join(work, "sources.list"), []byte(source), 0o644); err != nil {
 		return err
 	}
@@ -98,7 +107,11 @@ func (s Set) fetch(ctx context.Context, at string) (err error) {
 	if err := s.check(ctx, work); err != nil {
 		return err
 	}
-	if _, err := run(ctx, work, "apt-get", append([]string{"-q", "download"}, s.Packages...)...); err != nil {
+	packages, err := s.resolve(ctx, work)
+	if err != nil {
+		return err
+	}
+	if _, err := run(ctx, work, "apt-get", append([]string{"-q", "download"}, packages...)...); err != nil {
 		return err
 	}
 	if err := unpack(ctx, work); err != nil {
@@ -124,6 +137,30 @@ func (s Set) check(ctx context.Context, work string) error {
 	return fmt.Errorf("apt-cache names no version of it; it printed: %s", shown)
 }
 
+// resolve returns the names of all packages of the set, the followed dependencies included.
+func (s Set) resolve(ctx context.Context, work string) ([]string, error) {
+	if s.Follow == "" {
+		return s.Packages, nil
+	}
+	args := []string{
+		"depends", "--recurse", "--important",
+		"--no-breaks", "--no-conflicts", "--no-enhances", "--no-replaces", "--no-suggests",
+	}
+	printed, err := run(ctx, work, "apt-cache", append(args, s.Packages...)...)
+	if err != nil {
+		return nil, err
+	}
+	packages := slices.Clone(s.Packages)
+	for line := range strings.Lines(printed) { // "linux-image-amd64" or "  Depends: linux-base"
+		_, name, depends := strings.Cut(line, "Depends: ")
+		name = strings.TrimSpace(name)
+		if depends && strings.HasPrefix(name, s.Follow) && !slices.Contains(packages, name) {
+			packages = append(packages, name)
+		}
+	}
+	return packages, nil
+}
+
 func unpack(ctx context.Context, work string) error {
 	debs, err := filepath.Glob(filepath.Join(work, "debs/*.deb"))
 	if err != nil {
@@ -137,15 +174,15 @@ func unpack(ctx context.Context, work string) error {
 	return nil
 }
 
-// mirror is where this machine gets its Debian packages from.
-func mirror(ctx context.Context) string {
-	const usual = "http://deb.debian.org/debian"
+// mirror is where this machine gets an archive of Debian from, by its label.
+func mirror(ctx context.Context, label string) string {
+	usual := "http://deb.debian.org/" + strings.ToLower(label)
 	out, err := exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(ORIGIN) $(LABEL) $(REPO_URI)", "Created-By: Packages").Output()
 	if err != nil {
 		return usual
 	}
 	for line := range strings.Lines(string(out)) {
-		if uri, ok := strings.CutPrefix(strings.TrimSpace(line), "Debian Debian "); ok {
+		if uri, ok := strings.CutPrefix(strings.TrimSpace(line), "Debian "+label+" "); ok {
 			return uri
 		}
 	}

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuready/gpuready/test/machine/wire"
+)
+
+// server answers requests, each in a goroutine of its own.
+type server struct {
+	processes *processes
+
+	writing sync.Mutex
+	line    *os.File
+
+	mu    sync.Mutex
+	files map[int]*os.File
+	last  int
+}
+
+// serve answers the requests that come over a serial port.
+func serve(line *os.File) error {
+	s := &server{processes: newProcesses(), line: line, files: map[int]*os.File{}}
+	go s.processes.reap()
+	s.send(wire.Response{})
+	in := bufio.NewReaderSize(line, 64<<10)
+	for {
+		text, err := in.ReadBytes('\n')
+		if err != nil {
+			return fmt.Errorf("read a request: %w", err)
+		}
+		var r wire.Request
+		if err := json.Unmarshal(text, &r); err != nil {
+			return fmt.Errorf("read a request: %w: %q", err, text)
+		}
+		go func() {
+			answer, err := s.answer(r)
+			answer.ID = r.ID
+			if err != nil {
+				answer.Error = err.Error()
+				if errno, ok := errors.AsType[unix.Errno](err); ok {
+					answer.Errno = errno
+					answer.Error = strings.TrimSuffix(answer.Error, ": "+errno.Error()) // Response.Err adds it
+				}
+			}
+			s.send(answer)
+		}()
+	}
+}
+
+func (s *server) send(r wire.Response) {
+	text, err := json.Marshal(r)
+	if err != nil {
+		text = fmt.Appendf(nil, `{"ID":%d,"Error":%q}`, r.ID, err)
+	}
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	if _, err := s.line.Write(append(text, '\n')); err != nil {
+		fmt.Fprintln(os.Stderr, "agent: send a response:", err)
+	}
+}
+
+func (s *server) answer(r wire.Request) (answer wire.Response, err error) {
+	switch r.Op {
+	case wire.Start:
+		answer.Handle, answer.Pid, err = s.processes.start(*r.Command)
+	case wire.Wait:
+		answer, err = s.processes.wait(r.Handle, r.Timeout)
+	case wire.Signal:
+		err = s.processes.signal(r.Handle, unix.Signal(r.Signal), r.Group)
+	case wire.Open:
+		answer.Handle, err = s.open(r.Path, r.Flags)
+	case wire.Close:
+		err = s.close(r.Handle)
+	case wire.Read:
+		answer.Data, err = os.ReadFile(r.Path)
+	case wire.Write:
+		err = os.WriteFile(r.Path, r.Data, os.FileMode(r.Mode))
+	case wire.Load:
+		err = load(r.Path, r.Params)
+	case wire.Unload:
+		if err = unix.DeleteModule(r.Path, unix.O_NONBLOCK); err != nil {
+			err = &os.PathError{Op: "unload", Path: r.Path, Err: err}
+		}
+	case wire.Reboot:
+		unix.Sync()
+		err = unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART)
+	case wire.Off:
+		unix.Sync()
+		err = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
+	default:
+		err = fmt.Errorf("unknown request %q", r.Op)
+	}
+	return answer, err
+}
+
+func (s *server) open(path string, flags int) (int, error) {
+	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last++
+	s.files[s.last] = os.NewFile(uintptr(fd), path)
+	return s.last, nil
+}
+
+func (s *server) close(handle int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f, ok := s.files[handle]
+	if !ok {
+		return fmt.Errorf("no open file has the handle %d", handle)
+	}
+	delete(s.files, handle)
+	return f.Close()
+}

@@ -1,0 +1,96 @@
+package machine
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	"github.com/gpuready/gpuready/test/machine/wire"
+)
+
+// client sends requests to the agent in a machine. Several may be under way at a time.
+type client struct {
+	serving chan struct{} // closed once the agent serves
+	ended   chan struct{} // closed once the connection has ended
+
+	mu      sync.Mutex
+	out     io.Writer
+	last    int
+	waiting map[int]chan wire.Response
+}
+
+var errEnded = errors.New("the machine has ended")
+
+func newClient(in io.Reader, out io.Writer) *client {
+	c := &client{serving: make(chan struct{}), ended: make(chan struct{}), out: out, waiting: map[int]chan wire.Response{}}
+	go c.receive(in)
+	return c
+}
+
+// receive hands responses to those who wait for them. What the firmware may write to the
+// port before the agent does is no response and is passed over.
+func (c *client) receive(in io.Reader) {
+	defer close(c.ended)
+	lines := bufio.NewReaderSize(in, 64<<10)
+	serving := false
+	for {
+		line, err := lines.ReadBytes('\n')
+		if err != nil {
+			return
+		}
+		var r wire.Response
+		if json.Unmarshal(line, &r) != nil {
+			continue
+		}
+		if r.ID == 0 {
+			if !serving {
+				close(c.serving)
+			}
+			serving = true
+			continue
+		}
+		c.mu.Lock()
+		if answer, ok := c.waiting[r.ID]; ok {
+			answer <- r // has room for it
+			delete(c.waiting, r.ID)
+		}
+		c.mu.Unlock()
+	}
+}
+
+// call sends a request and returns the response. The error is that of the connection, or
+// the one that the response carries.
+func (c *client) call(ctx context.Context, r wire.Request) (wire.Response, error) {
+	answer := make(chan wire.Response, 1)
+	if err := c.send(r, answer); err != nil {
+		return wire.Response{}, err
+	}
+	select {
+	case a := <-answer:
+		return a, a.Err()
+	case <-c.ended:
+		return wire.Response{}, errEnded
+	case <-ctx.Done():
+		return wire.Response{}, fmt.Errorf("the machine's agent did not answer: %w", context.Cause(ctx))
+	}
+}
+
+func (c *client) send(r wire.Request, answer chan wire.Response) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.last++
+	r.ID = c.last
+	text, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	c.waiting[r.ID] = answer
+	if _, err := c.out.Write(append(text, '\n')); err != nil {
+		return fmt.Errorf("%w: %w", errEnded, err)
+	}
+	return nil
+}

@@ -1,0 +1,19 @@
+# The scenarios on real kernels in QEMU.
+#
+#	make e2e-driver                                    all of them
+#	make e2e-driver E2E_ARGS='-run SecureBoot'         some of them
+#	make e2e-driver-real                               NVIDIA's own modules, from Debian's non-free
+.PHONY: e2e-driver
+e2e-driver: packages-build packages-machine ## drive real kernels in QEMU: modules are really loaded, refused and unloaded
+	@$(MAKE) --no-print-directory $(BIN)/gpu-driver
+	@began=$$(date +%s); GPUREADY_MACHINE=1 GPUREADY_BIN=$(CURDIR)/$(BIN) \
+	$(GO) test $(TAGS) -count=1 -v -timeout 20m -parallel 2 -p 1 $(E2E_ARGS) ./test/machine/... ./test/driver/... && \
+	echo "e2e-driver: passed in $$(($$(date +%s) - began)) s"
+
+# It fetches and builds what is NVIDIA's, under NVIDIA's licence: nothing else asks for it.
+.PHONY: e2e-driver-real
+e2e-driver-real: packages-build packages-machine
+	@$(MAKE) --no-print-directory $(BIN)/gpu-driver
+	@began=$$(date +%s); GPUREADY_MACHINE=1 GPUREADY_REAL_DRIVER=1 GPUREADY_BIN=$(CURDIR)/$(BIN) \
+	$(GO) test $(TAGS) -count=1 -v -timeout 30m -run TestRealModules ./test/driver && \
+	echo "e2e-driver-real: passed in $$(($$(date +%s) - began)) s"

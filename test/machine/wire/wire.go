@@ -1,0 +1,80 @@
+// Package wire has the messages between a test and the agent inside a machine: one
+// JSON object a line, requests one way and responses the other.
+package wire
+
+import (
+	"fmt"
+	"syscall"
+	"time"
+)
+
+// Op names what a request asks for.
+type Op string
+
+// The requests. What each of them uses of Request and Response stands beside it.
+const (
+	Start  Op = "start"  // Command → Handle, Pid
+	Wait   Op = "wait"   // Handle, Timeout → Exited, Code, Signal, Stdout, Stderr, Wall
+	Signal Op = "signal" // Handle, Signal, Group
+	Open   Op = "open"   // Path, Flags → Handle
+	Close  Op = "close"  // Handle
+	Read   Op = "read"   // Path → Data
+	Write  Op = "write"  // Path, Data, Mode
+	Load   Op = "load"   // Path, Params
+	Unload Op = "unload" // Path: the module's name
+	Reboot Op = "reboot"
+	Off    Op = "off"
+)
+
+// Request is one line from the test to the agent.
+type Request struct {
+	ID      int
+	Op      Op
+	Command *Command      `json:",omitempty"`
+	Handle  int           `json:",omitempty"` // of a process or an open file
+	Timeout time.Duration `json:",omitempty"`
+	Signal  int           `json:",omitempty"`
+	Group   bool          `json:",omitempty"` // signals the process group
+	Path    string        `json:",omitempty"`
+	Flags   int           `json:",omitempty"` // of open(2)
+	Mode    uint32        `json:",omitempty"` // permissions of a written file
+	Data    []byte        `json:",omitempty"`
+	Params  string        `json:",omitempty"` // module parameters: "a=1 b=2"
+}
+
+// Command is a program to run inside the machine.
+type Command struct {
+	Args  []string // the program, looked up in PATH, and its arguments
+	Env   []string `json:",omitempty"` // added to the agent's environment: "NAME=value"
+	Dir   string   `json:",omitempty"` // working directory; "" is /
+	Root  string   `json:",omitempty"` // changes the root directory; Args[0] is then a path below it
+	Stdin []byte   `json:",omitempty"`
+}
+
+// Response is one line from the agent to the test. That with ID 0 is the first and
+// says that the agent serves.
+type Response struct {
+	ID     int
+	Error  string        `json:",omitempty"` // without the text of Errno
+	Errno  syscall.Errno `json:",omitempty"` // with Error, where the kernel gave one
+	Handle int           `json:",omitempty"`
+	Pid    int           `json:",omitempty"`
+	Exited bool          `json:",omitempty"`
+	Code   int           `json:",omitempty"` // exit status
+	Signal int           `json:",omitempty"` // that ended the process
+	Stdout []byte        `json:",omitempty"`
+	Stderr []byte        `json:",omitempty"`
+	Wall   time.Duration `json:",omitempty"` // from start to exit, or until now
+	Data   []byte        `json:",omitempty"`
+}
+
+// Err returns the error that a response carries; errors.Is finds its errno.
+func (r Response) Err() error {
+	switch {
+	case r.Errno != 0:
+		return fmt.Errorf("%s: %w", r.Error, r.Errno)
+	case r.Error != "":
+		return fmt.Errorf("%s", r.Error)
+	}
+	return nil
+}
