@@ -1,0 +1,167 @@
+// Package build compiles the driver's kernel modules for a kernel from their sources and the
+// kernel's headers. Below it, cache keeps what was compiled, link makes modules of two halves
+// of which the one that depends on the kernel was compiled before, and sign signs them.
+//
+// Compile runs make(1) and the compiler that built the kernel; there is no shell of ours.
+// What it makes depends on nothing but its Request: the same Request gives the same bytes in
+// whatever folder it is compiled, and Digest names them.
+package build
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/gpuready/gpuready/driver/build/cache"
+	"github.com/gpuready/gpuready/driver/build/output"
+	"github.com/gpuready/gpuready/driver/kernel"
+)
+
+// ReasonBuildFailed is the reason of a kernel.Error of this package.
+const ReasonBuildFailed = output.ReasonBuildFailed
+
+// defaultTimeout bounds a build that names no bound. NVIDIA's modules take five minutes of
+// one core.
+const defaultTimeout = time.Hour
+
+// Request is what to compile.
+type Request struct {
+	// Source is a folder that Kbuild builds: NVIDIA's kernel-open, or any other with a
+	// Kbuild file. It is copied, and not written to.
+	Source  string
+	Headers Headers
+	Release string   // of the kernel, as uname -r prints it
+	Modules []string // those wanted: "nvidia-uvm"; empty: all of them
+	Version string   // of the driver; "": any
+	Kind    string   // "open" or "proprietary", for Digest and messages
+	// SourceDigest stands for the content of Source in Digest; "": all files are read.
+	SourceDigest string
+	Variables    map[string]string // of make, besides those that Compile sets
+
+	Work     string        // folder for what is made, and for temporary files
+	Conftest cache.Cache   // where NVIDIA's tests of the kernel are kept; the zero value: nowhere
+	Jobs     int           // compilers at a time; 0: one for each core
+	Timeout  time.Duration // after which the build has failed; 0: one hour
+	Log      *slog.Logger  // of progress; may be nil
+}
+
+// name describes what is built.
+func (r *Request) name() string {
+	s := "the driver's modules"
+	if r.Version != "" {
+		s = "the modules of driver " + r.Version
+	}
+	return s + " for kernel " + r.Release
+}
+
+// fail returns err as an Error with ReasonBuildFailed.
+func (r *Request) fail(err error) error {
+	return output.Refuse("build "+r.name(), err)
+}
+
+// Compile compiles the wanted modules and returns a new folder below r.Work that holds them,
+// and nothing else: "nvidia.ko", "nvidia-uvm.ko". The caller removes the folder.
+//
+// The error is ctx's where that has ended, and otherwise a *kernel.Error with
+// ReasonBuildFailed, which wraps an *output.Failure where the compiler's output names one.
+func Compile(ctx context.Context, r Request) (dir string, err error) {
+	return compile(ctx, r, r.collect)
+}
+
+// compile runs a build and has collect take from its tree what is wanted.
+func compile(ctx context.Context, r Request, collect func(t *tree, to string) error) (dir string, err error) {
+	r.setDefaults()
+	t, err := r.prepare(ctx)
+	if t != nil {
+		defer func() { err = errors.Join(err, t.remove()) }()
+	}
+	if err == nil {
+		err = t.make(ctx)
+	}
+	if err == nil {
+		dir, err = r.output(t, collect)
+	}
+	if err == nil {
+		if err := t.keepConftest(ctx); err != nil { // it only saves time
+			r.Log.Warn("tests of the kernel are not kept", "error", err)
+		}
+		return dir, nil
+	}
+	if ctx.Err() != nil {
+		return "", context.Cause(ctx)
+	}
+	return "", r.fail(err)
+}
+
+// setDefaults replaces what the caller left out.
+func (r *Request) setDefaults() {
+	if r.Log == nil {
+		r.Log = slog.New(slog.DiscardHandler)
+	}
+	if r.Jobs == 0 {
+		r.Jobs = runtime.NumCPU()
+	}
+	if r.Timeout == 0 {
+		r.Timeout = defaultTimeout
+	}
+	if r.Headers.Output == "" {
+		r.Headers.Output = r.Headers.Source
+	}
+}
+
+// output makes a folder and has collect fill it.
+func (r *Request) output(t *tree, collect func(t *tree, to string) error) (string, error) {
+	dir, err := os.MkdirTemp(r.Work, "modules-")
+	if err != nil {
+		return "", err
+	}
+	if err := collect(t, dir); err != nil {
+		return "", errors.Join(err, os.RemoveAll(dir))
+	}
+	return dir, nil
+}
+
+// collect moves the wanted modules out of the tree.
+func (r *Request) collect(t *tree, to string) error {
+	names, err := r.built(t)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if err := os.Rename(filepath.Join(t.dir, name+".ko"), filepath.Join(to, name+".ko")); err != nil {
+			return err
+		}
+	}
+	return kernel.CheckBuilt(to, names, r.Release, r.Version)
+}
+
+// built returns the names of the wanted modules, all of which the tree has.
+func (r *Request) built(t *tree) ([]string, error) {
+	found, err := filepath.Glob(filepath.Join(t.dir, "*.ko"))
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, f := range found {
+		name := filepath.Base(f)
+		names = append(names, name[:len(name)-len(".ko")])
+	}
+	for _, name := range r.Modules {
+		if !slices.Contains(names, name) {
+			return nil, fmt.Errorf("make made no %s.ko; %s has no such module", name, r.Source)
+		}
+	}
+	if len(r.Modules) > 0 {
+		return r.Modules, nil
+	}
+	if len(names) == 0 {
+		return nil, fmt.Errorf("make made no module; %s is no folder with a driver's sources", r.Source)
+	}
+	return names, nil
+}

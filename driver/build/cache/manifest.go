@@ -1,0 +1,205 @@
+package cache
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuready/gpuready/driver/build/folder"
+)
+
+// manifestName is the file that lists an entry's files, as sha256sum -c reads it.
+const manifestName = "SHA256SUMS"
+
+// maxManifest bounds what is read of a manifest. NVIDIA's tests of a kernel are 1,000 files.
+const maxManifest = 4 << 20
+
+// errDamaged is returned, wrapped, for an entry whose files are not those that were kept.
+var errDamaged = errors.New("damaged")
+
+// store writes copies of the files of a folder, and their manifest, to a new folder, and
+// waits until they are on the disk.
+func store(ctx context.Context, from, to string) error {
+	if err := os.Mkdir(to, 0o755); err != nil {
+		return err
+	}
+	files := filepath.Join(to, "files")
+	if err := folder.Copy(ctx, from, files, false); err != nil {
+		return err
+	}
+	sums := map[string]string{}
+	err := filepath.WalkDir(files, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir():
+			return nil
+		case !d.Type().IsRegular():
+			return fmt.Errorf("%s: only regular files are kept", path)
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(files, path)
+		if err == nil {
+			sums[rel], err = folder.Sum(io.Discard, f)
+		}
+		return errors.Join(err, f.Close())
+	})
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(filepath.Join(to, manifestName), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(formatManifest(sums))
+	if err == nil {
+		// All files at once: NVIDIA's tests of a kernel are a thousand.
+		err = unix.Syncfs(int(f.Fd()))
+	}
+	return errors.Join(err, f.Close())
+}
+
+// restore copies the files that store has written to a new folder. The error is errDamaged,
+// wrapped, where they are not the same any more.
+func restore(ctx context.Context, from, to string) error {
+	root, err := os.OpenRoot(from)
+	if err != nil {
+		return fmt.Errorf("%s: %w: %w", from, errDamaged, err)
+	}
+	defer root.Close() //nolint:errcheck // it is only read
+	text, err := readRegular(root, manifestName, maxManifest)
+	if err != nil {
+		return fmt.Errorf("%s: %w: %w", from, errDamaged, err)
+	}
+	sums, err := parseManifest(text)
+	if err != nil {
+		return fmt.Errorf("%s: %w: %w", from, errDamaged, err)
+	}
+	there := 0
+	err = fs.WalkDir(root.FS(), "files", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			there++
+			if there > len(sums) {
+				err = fmt.Errorf("%s is not in the manifest", path)
+			}
+		}
+		return err
+	})
+	if err != nil || there != len(sums) {
+		return fmt.Errorf("%s: %w: it has %d files, not %d: %w", from, errDamaged, there, len(sums), err)
+	}
+	if err := os.Mkdir(to, 0o755); err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(sums)) {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := restoreFile(root, name, to, sums[name]); err != nil {
+			return fmt.Errorf("%s: %w", from, err)
+		}
+	}
+	return nil
+}
+
+// restoreFile copies a file whose digest has to be sum.
+func restoreFile(root *os.Root, name, to, sum string) error {
+	in, err := openRegular(root, filepath.Join("files", name))
+	if err != nil {
+		return fmt.Errorf("%w: %w", errDamaged, err)
+	}
+	defer in.Close() //nolint:errcheck // it is only read
+	info, err := in.Stat()
+	if err != nil {
+		return err
+	}
+	at := filepath.Join(to, name)
+	if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
+		return err
+	}
+	out, err := os.OpenFile(at, os.O_WRONLY|os.O_CREATE|os.O_EXCL, info.Mode().Perm()|0o600)
+	if err != nil {
+		return err
+	}
+	is, err := folder.Sum(out, in)
+	if err = errors.Join(err, out.Close()); errors.Is(err, unix.EIO) {
+		return fmt.Errorf("%s: %w: %w", name, errDamaged, err)
+	}
+	if err == nil && is != sum {
+		err = fmt.Errorf("%s: %w: its digest is another", name, errDamaged)
+	}
+	return err
+}
+
+// openRegular opens a regular file, and nothing else.
+func openRegular(root *os.Root, name string) (*os.File, error) {
+	f, err := root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is no regular file", name)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+func readRegular(root *os.Root, name string, limit int64) ([]byte, error) {
+	f, err := openRegular(root, name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() //nolint:errcheck // it is only read
+	data, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(data)) > limit {
+		err = fmt.Errorf("%s has more than %d bytes", name, limit)
+	}
+	return data, err
+}
+
+// formatManifest returns a line "<digest>  files/<name>" for each file.
+func formatManifest(sums map[string]string) string {
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(sums)) {
+		fmt.Fprintf(&b, "%s  files/%s\n", sums[name], name)
+	}
+	return b.String()
+}
+
+// parseManifest is the inverse of formatManifest. It takes nothing that formatManifest would
+// not write: a manifest that was cut off is damaged, and so is an empty one.
+func parseManifest(text []byte) (map[string]string, error) {
+	sums := map[string]string{}
+	lines := bufio.NewScanner(bytes.NewReader(text))
+	for lines.Scan() {
+		sum, name, ok := strings.Cut(lines.Text(), "  files/")
+		if !ok || !digestPattern.MatchString(sum) || !filepath.IsLocal(name) || filepath.Clean(name) != name || name == "." {
+			return nil, fmt.Errorf("%q is no line of %s", lines.Text()[:min(len(lines.Text()), 100)], manifestName)
+		}
+		sums[name] = sum
+	}
+	if err := lines.Err(); err != nil {
+		return nil, err
+	}
+	if len(sums) == 0 || formatManifest(sums) != string(text) {
+		return nil, fmt.Errorf("%s is not whole", manifestName)
+	}
+	return sums, nil
+}

@@ -1,0 +1,73 @@
+package build
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"path/filepath"
+
+	"github.com/gpuready/gpuready/driver/build/folder"
+)
+
+// conftestDigest returns a digest of what NVIDIA's tests of the kernel depend on.
+func (t *tree) conftestDigest() (string, error) {
+	d := folder.NewDigest("conftest", digestFormat, t.Release, t.compiler.version)
+	err := d.AddFiles(filepath.Join(t.dir, "conftest.sh"),
+		filepath.Join(t.Headers.Output, configFile), filepath.Join(t.Headers.Output, symbolsFile))
+	return d.String(), err
+}
+
+// conftestDir is where NVIDIA's Makefile has the results of its tests, as headers.
+const conftestDir = "conftest"
+
+// restoreConftest gives the tree the results of an earlier build for the same kernel: they
+// take 40 % of a build. Those that another driver version or module added are made by make.
+func (t *tree) restoreConftest(ctx context.Context) error {
+	if !t.isNVIDIA() || t.Conftest.Dir == "" {
+		return nil
+	}
+	sum, err := t.conftestDigest()
+	if err != nil {
+		return err
+	}
+	t.conftest = sum
+	kept := filepath.Join(t.top, conftestDir)
+	err = t.Conftest.Get(ctx, sum, kept)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		t.Log.Warn("tests of the kernel are made anew", "error", err)
+		return ctx.Err()
+	}
+	// With one time for all files, none is older than another.
+	if err := folder.Copy(ctx, kept, filepath.Join(t.dir, conftestDir), false); err != nil {
+		return err
+	}
+	t.restored, err = countFiles(kept)
+	return err
+}
+
+// keepConftest keeps the results for the next build, if make has added any.
+func (t *tree) keepConftest(ctx context.Context) error {
+	if t.conftest == "" {
+		return nil
+	}
+	dir := filepath.Join(t.dir, conftestDir)
+	if n, err := countFiles(dir); err != nil || n == t.restored {
+		return err
+	}
+	return t.Conftest.Put(ctx, t.conftest, dir)
+}
+
+// countFiles returns the number of files below a folder.
+func countFiles(dir string) (int, error) {
+	n := 0
+	err := filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			n++
+		}
+		return err
+	})
+	return n, err
+}

@@ -1,0 +1,245 @@
+// Package link makes modules of two halves on a node that has neither headers nor a compiler.
+//
+// NVIDIA ships nvidia.ko and nvidia-modeset.ko as two halves: a large object that is the same
+// for all kernels (nv-kernel.o_binary), and sources that a kernel's headers are needed for.
+// build.CompileHalves makes what depends on the kernel, a few hundred kilobytes, where there
+// are headers and a compiler. Link does what is left: it takes a second.
+package link
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/gpuready/gpuready/driver/build/folder"
+	"github.com/gpuready/gpuready/driver/build/output"
+	"github.com/gpuready/gpuready/driver/kernel"
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+)
+
+// FileName is the file that lists what build.CompileHalves has made.
+const FileName = "halves.json"
+
+// ObjtoolDir is the folder with the kernel's objtool, if that was run.
+const ObjtoolDir = "objtool"
+
+const maxHalves = 1 << 20
+
+// Halves is what build.CompileHalves has made. Paths are relative to its folder.
+type Halves struct {
+	Release string `json:"release"`
+	Version string `json:"version"`
+	Modules []Half `json:"modules"`
+}
+
+// Half is one module's, with the commands that Kbuild ran to link it.
+type Half struct {
+	Name   string   `json:"name"`
+	Linker string   `json:"linker"`
+	Flags  []string `json:"flags"`
+	Script string   `json:"script,omitempty"`
+	// Objects are linked to one object, if they are several, on which objtool is run if
+	// there are arguments for it. That object and Rest are the module.
+	Objects []Object `json:"objects"`
+	Objtool []string `json:"objtool,omitempty"`
+	Rest    []string `json:"rest"`
+}
+
+// Object is one that was compiled for the kernel, or one that is the same for all kernels.
+type Object struct {
+	Path string `json:"path,omitempty"`
+	// Common is relative to the driver's sources, and SHA256 its digest.
+	Common string `json:"common,omitempty"`
+	SHA256 string `json:"sha256,omitempty"`
+}
+
+// Request is what to link.
+type Request struct {
+	Halves  string // the folder that build.CompileHalves returned
+	Common  string // the driver's sources, of which the objects that are the same for all kernels are read
+	Release string // of the kernel, as uname -r prints it
+	Version string // of the driver; "": any
+	Work    string // folder for what is made
+}
+
+// Link links modules and returns a new folder below r.Work that holds them, and nothing else.
+// The same halves give the same bytes, and those that Kbuild makes of them. The caller
+// removes the folder.
+//
+// The error is ctx's where that has ended, and otherwise a *kernel.Error with
+// output.ReasonBuildFailed.
+func Link(ctx context.Context, r Request) (dir string, err error) {
+	defer func() {
+		if err == nil {
+			return
+		}
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+			return
+		}
+		err = output.Refuse(fmt.Sprintf("link the modules of driver %s for kernel %s", r.Version, r.Release), err)
+	}()
+	work, err := os.MkdirTemp(r.Work, "link-")
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
+	to, err := os.MkdirTemp(r.Work, "modules-")
+	if err != nil {
+		return "", err
+	}
+	if err := r.link(ctx, work, to); err != nil {
+		return "", errors.Join(err, os.RemoveAll(to))
+	}
+	return to, nil
+}
+
+func (r *Request) link(ctx context.Context, work, to string) error {
+	root, err := host.Open(r.Halves)
+	if err != nil {
+		return err
+	}
+	defer root.Close() //nolint:errcheck // it is only read
+	text, err := root.ReadFile("/"+FileName, maxHalves)
+	if err != nil {
+		return err
+	}
+	var all Halves
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&all); err != nil {
+		return fmt.Errorf("%s: %w", root.Path(FileName), err)
+	}
+	if all.Release != r.Release {
+		return fmt.Errorf("%s is of kernel %s, not of %s", r.Halves, record.Clean(all.Release, 100), r.Release)
+	}
+	var names []string
+	for _, h := range all.Modules {
+		if err := h.check(); err != nil {
+			return fmt.Errorf("%s: %w", root.Path(FileName), err)
+		}
+		if err := r.linkModule(ctx, h, work, to); err != nil {
+			return fmt.Errorf("%s.ko: %w", h.Name, err)
+		}
+		names = append(names, h.Name)
+	}
+	return kernel.CheckBuilt(to, names, r.Release, r.Version)
+}
+
+// check refuses paths that lead out of the folders.
+func (h Half) check() error {
+	paths := append([]string{h.Name}, h.Rest...)
+	if h.Script != "" {
+		paths = append(paths, h.Script)
+	}
+	for _, o := range h.Objects {
+		paths = append(paths, o.Path+o.Common) // it has one of them
+	}
+	for _, p := range paths {
+		if !filepath.IsLocal(p) {
+			return fmt.Errorf("module %q: %q is no path below a folder", record.Clean(h.Name, 100), record.Clean(p, 100))
+		}
+	}
+	if filepath.Base(h.Name) != h.Name || h.Name == "." || len(h.Objects) == 0 {
+		return fmt.Errorf("%q is no module", record.Clean(h.Name, 100))
+	}
+	return nil
+}
+
+// linkModule runs the linker as Kbuild does: once for the module's objects, and once, with
+// the kernel's script, for those and what modpost has added.
+func (r *Request) linkModule(ctx context.Context, h Half, work, to string) error {
+	linker, err := findLinker(h.Linker)
+	if err != nil {
+		return err
+	}
+	objects, err := r.find(h.Objects)
+	if err != nil {
+		return err
+	}
+	if len(objects) > 1 {
+		joined := filepath.Join(work, h.Name+".o")
+		args := append([]string{"-r"}, withoutBuildID(h.Flags)...)
+		args = append(append(args, "-o", joined), objects...)
+		if err := run(ctx, work, linker, args...); err != nil {
+			return err
+		}
+		if len(h.Objtool) > 0 {
+			if err := run(ctx, work, filepath.Join(r.Halves, ObjtoolDir, "objtool"), append(h.Objtool, joined)...); err != nil {
+				return err
+			}
+		}
+		objects = []string{joined}
+	}
+	for _, name := range h.Rest {
+		objects = append(objects, filepath.Join(r.Halves, name))
+	}
+	args := append([]string{"-r"}, h.Flags...)
+	if h.Script != "" {
+		args = append(args, "-T", filepath.Join(r.Halves, h.Script))
+	}
+	args = append(args, "-o", filepath.Join(to, h.Name+".ko"))
+	return run(ctx, work, linker, append(args, objects...)...)
+}
+
+// find returns the paths of objects, after it has made sure that those that are the same for
+// all kernels are of the driver that the others were compiled with.
+func (r *Request) find(objects []Object) ([]string, error) {
+	var paths []string
+	for _, o := range objects {
+		if o.Common == "" {
+			paths = append(paths, filepath.Join(r.Halves, o.Path))
+			continue
+		}
+		path := filepath.Join(r.Common, o.Common)
+		sum, err := folder.SumFile(path)
+		if err != nil {
+			return nil, err
+		}
+		if sum != o.SHA256 {
+			return nil, fmt.Errorf("%s is of another driver than %s", path, r.Halves)
+		}
+		paths = append(paths, path)
+	}
+	return paths, nil
+}
+
+// findLinker returns the linker of a name, or the machine's own.
+func findLinker(name string) (string, error) {
+	path, err := exec.LookPath(name)
+	if err != nil && strings.HasSuffix(name, "ld") {
+		path, err = exec.LookPath("ld")
+	}
+	if err != nil {
+		return "", fmt.Errorf("there is no linker: %w; link in an image that has binutils", err)
+	}
+	return path, nil
+}
+
+// withoutBuildID returns a linker's flags without the one that makes a build ID: only the
+// module's own link has it.
+func withoutBuildID(flags []string) []string {
+	var kept []string
+	for _, f := range flags {
+		if !strings.HasPrefix(f, "--build-id") {
+			kept = append(kept, f)
+		}
+	}
+	return kept
+}
+
+// run runs a program.
+func run(ctx context.Context, temp, program string, args ...string) error {
+	arch := map[string]string{"amd64": "x86", "arm64": "arm64"}[runtime.GOARCH]
+	env := append(output.Environment(temp), "SRCARCH="+arch) // Debian's objtool asks for it
+	return output.New(temp, slog.New(slog.DiscardHandler)).Run(ctx, env, program, args...)
+}

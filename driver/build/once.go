@@ -1,0 +1,53 @@
+package build
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/gpuready/gpuready/driver/build/cache"
+)
+
+// CompileOnce puts the modules of a request into the folder to, which it replaces: from the
+// cache, or compiled and kept there. It returns their Digest, and whether nothing was
+// compiled. r.Work and r.Conftest are set.
+func CompileOnce(ctx context.Context, r Request, kept cache.Cache, to string) (digest string, cached bool, err error) {
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return "", false, r.fail(err)
+	}
+	// On the same file system, so that the modules appear at once.
+	if r.Work, err = os.MkdirTemp(filepath.Dir(to), ".build-"); err != nil {
+		return "", false, r.fail(err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(r.Work)) }()
+	if kept.Dir != "" {
+		r.Conftest = cache.Cache{Dir: filepath.Join(kept.Dir, "conftest"), Keep: kept.Keep}
+		kept.Dir = filepath.Join(kept.Dir, "modules")
+	}
+	if digest, err = Digest(ctx, r); err != nil {
+		return "", false, err
+	}
+	r.setDefaults()
+	made := filepath.Join(r.Work, "cached")
+	err = kept.Get(ctx, digest, made)
+	cached = err == nil
+	if err != nil {
+		if !errors.Is(err, fs.ErrNotExist) {
+			r.Log.Warn("modules that were built before cannot be read: they are built again", "err", err)
+		}
+		if made, err = Compile(ctx, r); err == nil {
+			if err := kept.Put(ctx, digest, made); err != nil { // it only saves time
+				r.Log.Warn("built modules are not kept", "err", err)
+			}
+		}
+	}
+	if err == nil {
+		err = errors.Join(os.RemoveAll(to), os.Rename(made, to))
+	}
+	if err == nil {
+		err = os.Chmod(to, 0o755)
+	}
+	return digest, cached, err
+}

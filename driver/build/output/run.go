@@ -1,0 +1,90 @@
+package output
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/gpuready/gpuready/driver/kernel"
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+)
+
+// ReasonBuildFailed is the reason of errors of Refuse.
+const ReasonBuildFailed gpu.Reason = "BuildFailed" // modules could not be compiled, linked or signed
+
+// maxMessage bounds an error's text, in bytes.
+const maxMessage = 1024
+
+// afterKill bounds how long output is waited for once a program and its children were killed.
+const afterKill = 10 * time.Second
+
+// Refuse returns err as a *kernel.Error with ReasonBuildFailed, with a hint where there is one.
+// An error that is one already stays as it is.
+func Refuse(doing string, err error) error {
+	if _, already := errors.AsType[*kernel.Error](err); already {
+		return err
+	}
+	text := fmt.Sprintf("%s: %v", doing, err)
+	if _, isFailure := errors.AsType[*Failure](err); !isFailure {
+		if h := findHint(err.Error()); h != "" {
+			text += "; " + h
+		}
+	}
+	return &kernel.Error{Reason: ReasonBuildFailed, Message: record.Clean(text, maxMessage), Err: err}
+}
+
+// Environment returns the whole environment of a program of the compiler's. Messages are in
+// English, in ASCII.
+func Environment(temp string) []string {
+	path := os.Getenv("PATH")
+	if path == "" {
+		path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	}
+	return []string{"PATH=" + path, "HOME=" + temp, "TMPDIR=" + temp, "LC_ALL=C", "TERM=dumb"}
+}
+
+// Run runs a program and reads its output. Its whole process group is killed when ctx ends.
+// The error is o.Failure where the output has one.
+func (o *Output) Run(ctx context.Context, env []string, program string, args ...string) error {
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Env = env
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = afterKill
+	cmd.Stdout, cmd.Stderr = o, o
+	err := cmd.Run()
+	if err != nil && cmd.Process != nil {
+		waitForGroup(cmd.Process.Pid)
+	}
+	o.End()
+	switch {
+	case err == nil:
+		return nil
+	case o.Failure != nil:
+		return o.Failure
+	}
+	return fmt.Errorf("%s: %w; its last line: %s", filepath.Base(program), err, o.Last)
+}
+
+// waitForGroup kills what is left of a process group and waits for its end: a compiler that
+// was killed may write files for a moment longer. Where this is the first process of a
+// container, its children's children have become its own, and are reaped.
+func waitForGroup(group int) {
+	for begun := time.Now(); time.Since(begun) < afterKill; time.Sleep(time.Millisecond) {
+		_ = syscall.Kill(-group, syscall.SIGKILL)
+		for {
+			if pid, err := syscall.Wait4(-group, nil, syscall.WNOHANG, nil); err != nil || pid <= 0 {
+				break
+			}
+		}
+		if errors.Is(syscall.Kill(-group, 0), syscall.ESRCH) {
+			return
+		}
+	}
+}

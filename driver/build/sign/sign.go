@@ -1,0 +1,246 @@
+// Package sign signs kernel modules, as scripts/sign-file of Linux does.
+package sign
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/rand"
+	"crypto/rsa"
+	_ "crypto/sha256" // of the hashes that Sign takes
+	_ "crypto/sha512"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
+	"encoding/binary"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"os"
+	"path/filepath"
+
+	"github.com/gpuready/gpuready/driver/build/output"
+)
+
+// Limits on what is read.
+const (
+	maxKey    = 64 << 10
+	maxModule = 512 << 20
+)
+
+// Key is a private key with its certificate, which the kernel has to trust: it is in the
+// machine owner's list (mokutil --import) or was built into the kernel.
+type Key struct {
+	Private     *rsa.PrivateKey
+	Certificate *x509.Certificate
+}
+
+// LoadKey reads a private key, PEM without a passphrase, and its certificate, PEM or DER.
+func LoadKey(keyFile, certificateFile string) (Key, error) {
+	key, err := loadPrivate(keyFile)
+	if err != nil {
+		return Key{}, output.Refuse("key that signs modules: "+keyFile, err)
+	}
+	certificate, err := loadCertificate(certificateFile)
+	if err == nil && !key.PublicKey.Equal(certificate.PublicKey) {
+		err = fmt.Errorf("it is not the certificate of the key in %s", keyFile)
+	}
+	if err != nil {
+		return Key{}, output.Refuse("certificate of the key that signs modules: "+certificateFile, err)
+	}
+	return Key{key, certificate}, nil
+}
+
+func loadPrivate(path string) (*rsa.PrivateKey, error) {
+	text, err := readFile(path)
+	if err != nil {
+		return nil, err
+	}
+	block, _ := pem.Decode(text)
+	switch {
+	case block == nil:
+		return nil, errors.New("it is no PEM file")
+	case block.Type == "ENCRYPTED PRIVATE KEY" || block.Headers["DEK-Info"] != "":
+		return nil, errors.New("it has a passphrase; remove it (openssl pkey) and keep the file secret")
+	case block.Type == "RSA PRIVATE KEY":
+		return x509.ParsePKCS1PrivateKey(block.Bytes)
+	}
+	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	if err != nil {
+		return nil, err
+	}
+	private, ok := key.(*rsa.PrivateKey)
+	if !ok {
+		return nil, errors.New("it is no RSA key, which all kernels know")
+	}
+	return private, nil
+}
+
+func loadCertificate(path string) (*x509.Certificate, error) {
+	data, err := readFile(path)
+	if err != nil {
+		return nil, err
+	}
+	if block, _ := pem.Decode(data); block != nil {
+		data = block.Bytes
+	}
+	return x509.ParseCertificate(data)
+}
+
+func readFile(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() //nolint:errcheck // it is only read
+	data, err := io.ReadAll(io.LimitReader(f, maxKey+1))
+	if err == nil && len(data) > maxKey {
+		err = fmt.Errorf("it has more than %d bytes", maxKey)
+	}
+	return data, err
+}
+
+// Sign signs the module in a file, whose old signature it replaces. hash is crypto.SHA256,
+// SHA384 or SHA512, which the kernel has to know: all do know SHA256. After an error the
+// file is as it was.
+func (k Key) Sign(path string, hash crypto.Hash) error {
+	if err := k.sign(path, hash); err != nil {
+		return output.Refuse("sign "+path, err)
+	}
+	return nil
+}
+
+func (k Key) sign(path string, hash crypto.Hash) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	if info.Size() > maxModule {
+		return fmt.Errorf("it has %d bytes, more than %d", info.Size(), maxModule)
+	}
+	module, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	module, err = withoutSignature(module)
+	if err != nil {
+		return err
+	}
+	message, err := k.message(module, hash)
+	if err != nil {
+		return err
+	}
+	temp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".")
+	if err != nil {
+		return err
+	}
+	_, err = temp.Write(appendSignature(module, message))
+	if err = errors.Join(err, temp.Chmod(info.Mode().Perm()), temp.Close()); err == nil {
+		err = os.Rename(temp.Name(), path)
+	}
+	if err != nil {
+		err = errors.Join(err, os.Remove(temp.Name()))
+	}
+	return err
+}
+
+// The end of a signed module (include/linux/module_signature.h): a PKCS #7 message, a struct
+// module_signature, which says that and how long the message is, and the magic string.
+const (
+	magic       = "~Module signature appended~\n"
+	trailerSize = 12
+	idPKCS7     = 2
+)
+
+func appendSignature(module, message []byte) []byte {
+	signed := append(bytes.Clone(module), message...)
+	signed = append(signed, 0, 0, idPKCS7, 0, 0, 0, 0, 0)
+	signed = binary.BigEndian.AppendUint32(signed, uint32(len(message)))
+	return append(signed, magic...)
+}
+
+// withoutSignature returns a module without the signature at its end, if there is one.
+func withoutSignature(module []byte) ([]byte, error) {
+	rest, signed := bytes.CutSuffix(module, []byte(magic))
+	if !signed {
+		return module, nil
+	}
+	at := len(rest) - trailerSize
+	if at < 0 {
+		return nil, errors.New("its old signature cannot be read")
+	}
+	length := int64(binary.BigEndian.Uint32(rest[len(rest)-4:]))
+	if length > int64(at) {
+		return nil, errors.New("its old signature cannot be read")
+	}
+	return rest[:int64(at)-length], nil
+}
+
+// Object identifiers of RFC 5652, RFC 8017 and NIST.
+var (
+	oidData       = asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 7, 1}
+	oidSignedData = asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 7, 2}
+	oidRSA        = asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 1}
+	oidHash       = map[crypto.Hash]asn1.ObjectIdentifier{
+		crypto.SHA256: {2, 16, 840, 1, 101, 3, 4, 2, 1},
+		crypto.SHA384: {2, 16, 840, 1, 101, 3, 4, 2, 2},
+		crypto.SHA512: {2, 16, 840, 1, 101, 3, 4, 2, 3},
+	}
+)
+
+type contentInfo struct {
+	Type    asn1.ObjectIdentifier
+	Content signedData `asn1:"explicit,tag:0"`
+}
+
+// signedData is RFC 5652, section 5.1, without content, certificates and revocation lists.
+type signedData struct {
+	Version int
+	Hashes  []pkix.AlgorithmIdentifier `asn1:"set"`
+	Content struct{ Type asn1.ObjectIdentifier }
+	Signers []signerInfo `asn1:"set"`
+}
+
+// signerInfo is RFC 5652, section 5.3, without attributes: what is signed is the module's
+// own digest.
+type signerInfo struct {
+	Version   int
+	Signer    issuerAndSerial
+	Hash      pkix.AlgorithmIdentifier
+	Algorithm pkix.AlgorithmIdentifier
+	Signature []byte
+}
+
+type issuerAndSerial struct {
+	Issuer asn1.RawValue
+	Serial *big.Int
+}
+
+// message returns the PKCS #7 message that signs a module.
+func (k Key) message(module []byte, hash crypto.Hash) ([]byte, error) {
+	oid, known := oidHash[hash]
+	if !known {
+		return nil, fmt.Errorf("hash %v is none of SHA-256, SHA-384 and SHA-512", hash)
+	}
+	h := hash.New()
+	h.Write(module)
+	signature, err := rsa.SignPKCS1v15(rand.Reader, k.Private, hash, h.Sum(nil))
+	if err != nil {
+		return nil, err
+	}
+	algorithm := pkix.AlgorithmIdentifier{Algorithm: oid}
+	data := signedData{
+		Version: 1,
+		Hashes:  []pkix.AlgorithmIdentifier{algorithm},
+		Signers: []signerInfo{{
+			Version:   1,
+			Signer:    issuerAndSerial{asn1.RawValue{FullBytes: k.Certificate.RawIssuer}, k.Certificate.SerialNumber},
+			Hash:      algorithm,
+			Algorithm: pkix.AlgorithmIdentifier{Algorithm: oidRSA, Parameters: asn1.NullRawValue},
+			Signature: signature,
+		}},
+	}
+	data.Content.Type = oidData
+	return asn1.Marshal(contentInfo{oidSignedData, data})
+}

@@ -1,0 +1,112 @@
+package sign
+
+import (
+	"crypto"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"math/big"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/driver/build/output"
+	"github.com/gpuready/gpuready/driver/kernel"
+)
+
+// newKey writes a new key and its certificate to files.
+func newKey(t testing.TB) (key, certificate string) {
+	t.Helper()
+	private, err := rsa.GenerateKey(rand.Reader, 2048)
+	require.NoError(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(42), Subject: pkix.Name{CommonName: "signs modules"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
+	require.NoError(t, err)
+	pkcs8, err := x509.MarshalPKCS8PrivateKey(private)
+	require.NoError(t, err)
+	dir := t.TempDir()
+	key, certificate = filepath.Join(dir, "key.pem"), filepath.Join(dir, "certificate.der")
+	require.NoError(t, os.WriteFile(key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8}), 0o600))
+	require.NoError(t, os.WriteFile(certificate, der, 0o644))
+	return key, certificate
+}
+
+func TestSignatureReplacesTheOldOne(t *testing.T) {
+	k, err := LoadKey(newKey(t))
+	require.NoError(t, err)
+	path := filepath.Join(t.TempDir(), "nvidia.ko")
+	require.NoError(t, os.WriteFile(path, []byte("a module"), 0o640))
+	require.NoError(t, k.Sign(path, crypto.SHA256))
+	once, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.NoError(t, k.Sign(path, crypto.SHA512))
+	require.NoError(t, k.Sign(path, crypto.SHA256))
+	again, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, once, again)
+	plain, err := withoutSignature(again)
+	require.NoError(t, err)
+	require.Equal(t, "a module", string(plain))
+	info, err := os.Stat(path)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o640), info.Mode())
+	entries, err := os.ReadDir(filepath.Dir(path))
+	require.NoError(t, err)
+	require.Len(t, entries, 1)
+}
+
+func TestKeysThatCannotSignAreNamed(t *testing.T) {
+	key, certificate := newKey(t)
+	otherKey, _ := newKey(t)
+	encrypted := filepath.Join(t.TempDir(), "key.pem")
+	require.NoError(t, os.WriteFile(encrypted, pem.EncodeToMemory(&pem.Block{Type: "ENCRYPTED PRIVATE KEY", Bytes: []byte("x")}), 0o600))
+	for _, c := range []struct{ key, certificate, want string }{
+		{otherKey, certificate, "it is not the certificate of the key in " + otherKey},
+		{encrypted, certificate, "it has a passphrase"},
+		{certificate, certificate, "it is no PEM file"},
+		{"/none", certificate, "no such file"},
+		{key, key, certificateError(t, key)},
+	} {
+		_, err := LoadKey(c.key, c.certificate)
+		e, ok := errors.AsType[*kernel.Error](err)
+		require.True(t, ok)
+		require.Equal(t, output.ReasonBuildFailed, e.Reason)
+		require.ErrorContains(t, err, c.want)
+	}
+	k, err := LoadKey(key, certificate)
+	require.NoError(t, err)
+	require.ErrorContains(t, k.Sign("/none", crypto.SHA256), "no such file")
+	path := filepath.Join(t.TempDir(), "a.ko")
+	require.NoError(t, os.WriteFile(path, []byte(magic), 0o644))
+	require.ErrorContains(t, k.Sign(path, crypto.SHA256), "its old signature cannot be read")
+	require.NoError(t, os.WriteFile(path, nil, 0o644))
+	require.ErrorContains(t, k.Sign(path, crypto.MD5), "is none of SHA-256")
+}
+
+func certificateError(t testing.TB, path string) string {
+	t.Helper()
+	_, err := loadCertificate(path)
+	require.Error(t, err)
+	return err.Error()
+}
+
+func FuzzWithoutSignature(f *testing.F) {
+	f.Add(appendSignature([]byte("module"), []byte("message")))
+	f.Add([]byte(magic))
+	f.Fuzz(func(t *testing.T, module []byte) {
+		plain, err := withoutSignature(module)
+		if err == nil {
+			require.LessOrEqual(t, len(plain), len(module))
+			require.Equal(t, plain, module[:len(plain)])
+		}
+	})
+}

@@ -1,0 +1,127 @@
+package build
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpuready/gpuready/driver/build/folder"
+	"github.com/gpuready/gpuready/driver/build/output"
+)
+
+// tree is a copy of a driver's sources, in which make works.
+type tree struct {
+	*Request
+	top      string // holds dir and temp
+	dir      string
+	temp     string
+	compiler compiler
+	conftest string // the digest of what NVIDIA's tests depend on; "": they are not kept
+	restored int    // number of their files that an earlier build had made
+}
+
+// prepare checks what the build needs and copies the sources. The tree, which may be nil,
+// has to be removed after an error, too.
+func (r *Request) prepare(ctx context.Context) (*tree, error) {
+	for _, path := range []*string{&r.Work, &r.Headers.Source, &r.Headers.Output} { // make changes its folder
+		if *path == "" {
+			continue
+		}
+		var err error
+		if *path, err = filepath.Abs(*path); err != nil {
+			return nil, err
+		}
+	}
+	if err := r.Headers.check(r.Release); err != nil {
+		return nil, err
+	}
+	c, err := findCompiler(ctx, r.Headers)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := exec.LookPath("make"); err != nil {
+		return nil, fmt.Errorf("there is no make: %w; build in an image that has it", err)
+	}
+	top, err := os.MkdirTemp(r.Work, "build-")
+	if err != nil {
+		return nil, err
+	}
+	t := &tree{Request: r, top: top, dir: filepath.Join(top, "source"), temp: filepath.Join(top, "temp"), compiler: c}
+	if err := os.Mkdir(t.temp, 0o755); err != nil {
+		return t, err
+	}
+	if err := folder.Copy(ctx, r.Source, t.dir, true); err != nil {
+		return t, err
+	}
+	return t, t.restoreConftest(ctx)
+}
+
+func (t *tree) remove() error { return os.RemoveAll(t.top) }
+
+// isNVIDIA reports whether the tree is NVIDIA's, whose Makefile tests the kernel first.
+func (t *tree) isNVIDIA() bool {
+	_, err := os.Stat(filepath.Join(t.dir, "conftest.sh"))
+	return err == nil
+}
+
+// cflags are the compiler's additional flags: no symbols for debuggers, which make the
+// modules twenty times as large, and no name of the folder that is worked in.
+func (t *tree) cflags() string { return "-g0 -ffile-prefix-map=" + t.dir + "/=" }
+
+// arguments returns those of make.
+func (t *tree) arguments() []string {
+	args := []string{
+		fmt.Sprintf("-j%d", t.Jobs),
+		"CC=" + t.compiler.program,
+		"KCFLAGS=" + t.cflags(),
+		"CONFIG_DEBUG_INFO_BTF_MODULES=", // wants pahole, and nothing reads it
+	}
+	if t.compiler.llvm {
+		args = append(args, "LLVM=1", "LD=ld.lld") // NVIDIA's Makefile asks for its own
+	}
+	for _, name := range slices.Sorted(maps.Keys(t.Variables)) {
+		args = append(args, name+"="+t.Variables[name])
+	}
+	h := t.Headers
+	if t.isNVIDIA() {
+		args = append(args, "-C", t.dir, "SYSSRC="+h.Source, "SYSOUT="+h.Output, "KERNEL_UNAME="+t.Release)
+		if len(t.Modules) > 0 {
+			args = append(args, "NV_KERNEL_MODULES="+strings.Join(t.Modules, " "))
+		}
+		return append(args, "modules")
+	}
+	args = append(args, "-C", h.Source, "M="+t.dir)
+	if h.Output != h.Source {
+		args = append(args, "O="+h.Output)
+	}
+	if len(t.Modules) == 0 {
+		return append(args, "modules")
+	}
+	for _, name := range t.Modules {
+		args = append(args, name+".ko")
+	}
+	return args
+}
+
+// make runs make. Its whole process group is killed when ctx ends or the time is up.
+func (t *tree) make(ctx context.Context) error {
+	bounded, cancel := context.WithTimeout(ctx, t.Timeout)
+	defer cancel()
+	begun := time.Now()
+	t.Log.Info("compiling modules", "kernel", t.Release, "version", t.Version, "compiler", t.compiler.version, "jobs", t.Jobs)
+	out := output.New(t.dir, t.Log)
+	err := out.Run(bounded, output.Environment(t.temp), "make", t.arguments()...)
+	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
+		return fmt.Errorf("it did not end within %v; its last line: %s", t.Timeout, out.Last)
+	}
+	if err == nil {
+		t.Log.Info("modules compiled", "kernel", t.Release, "objects", out.Objects, "took", time.Since(begun).Round(time.Millisecond))
+	}
+	return err
+}

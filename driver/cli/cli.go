@@ -1,0 +1,73 @@
+// Package cli is the command line of gpu-driver, one file for each group of commands.
+package cli
+
+import (
+	"context"
+	"io"
+
+	"github.com/gpuready/gpuready/internal/program"
+)
+
+// Exit codes besides those of every program.
+const (
+	exitRefused  = 3 // the driver cannot be loaded, or unloaded, for one of the reasons
+	exitNotReady = 4 // of probe and status: the driver is not ready
+)
+
+const exitCodes = `
+Exit codes:
+  0  done; of probe and status: the driver is ready
+  1  failed; the reason is on standard error
+  2  wrong use of the command line
+  3  the driver cannot be built, loaded or unloaded: BuildFailed, KernelMismatch,
+     SignatureRejected, LockedDown, NoDevice, DependencyMissing, InUse,
+     ParameterUnknown, DeviceInitFailed or ToolkitBroken, as the last line says
+  4  of probe and status: the driver is not ready
+`
+
+const help = `gpu-driver brings NVIDIA's kernel modules and user space onto a node.
+
+Usage:
+  gpu-driver COMMAND [flags]
+
+Commands:
+  run       load the driver, show its root, and stay until SIGTERM: what the container
+            of a DaemonSet runs (nvidia-driver init is the same)
+  load      load the driver, show its root, and end
+  unload    unload the driver, if nobody uses it
+  check     say what would be loaded, in which order and with which parameters, and
+            whether the kernel would refuse it; nothing is changed
+  build     compile the driver's modules for a kernel, into a folder shaped as an image's
+  status    print what the driver's state says
+  probe     end with 0 if the driver is ready: for probes of Kubernetes
+  modinfo   print what a module says of itself: version, kernel, signer, parameters
+  version   print the version
+
+Examples:
+  gpu-driver check
+  gpu-driver run --kernel-module-type open
+  gpu-driver modinfo /driver/lib/modules/*/kernel/drivers/video/nvidia.ko
+
+gpu-driver COMMAND --help lists the flags of a command, with their environment variables.
+` + exitCodes
+
+// Main runs the program and returns its exit code. The names by which NVIDIA's operator
+// calls a driver container's program are commands, too.
+func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	return program.Program{
+		Name: "gpu-driver", Help: help,
+		Commands: []program.Command{
+			{Name: "run", Run: run},
+			{Name: "init", Run: run, Hidden: true},
+			{Name: "nv-ctr-run-with-dtk", Run: runInPod, Hidden: true},
+			{Name: "dtk-build-driver", Run: sideCar, Hidden: true},
+			{Name: "load", Run: load},
+			{Name: "unload", Run: unload},
+			{Name: "check", Run: check},
+			{Name: "build", Run: buildModules},
+			{Name: "status", Run: status},
+			{Name: "probe", Run: probe},
+			{Name: "modinfo", Run: modinfo},
+		},
+	}.Run(ctx, args, stdout, stderr)
+}

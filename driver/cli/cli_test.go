@@ -1,0 +1,92 @@
+package cli
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/program"
+)
+
+// call runs gpu-driver and returns what it printed and its exit code.
+func call(t *testing.T, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	var out, err bytes.Buffer
+	code = Main(t.Context(), args, &out, &err)
+	return out.String(), err.String(), code
+}
+
+func TestEachCommandHasHelpWithExamplesAndExitCodes(t *testing.T) {
+	all, _, code := call(t, "--help")
+	require.Zero(t, code)
+	for _, command := range []string{"run", "load", "unload", "check", "build", "status", "probe", "modinfo"} {
+		require.Contains(t, all, "\n  "+command+" ")
+		text, _, code := call(t, command, "--help")
+		require.Zero(t, code)
+		for _, part := range []string{"Examples:\n  gpu-driver " + command, "Exit codes:\n  0  done"} {
+			require.Contains(t, text, part)
+		}
+		for line := range strings.Lines(text) {
+			require.LessOrEqual(t, len(strings.TrimRight(line, "\n")), 200, line)
+		}
+	}
+}
+
+func TestWhatIsWrittenWrongIsNamed(t *testing.T) {
+	image := t.TempDir()
+	for _, c := range []struct{ args, want string }{
+		{"", "no command; say run, load, unload, check, build, status, probe, modinfo or version"},
+		{"run --kernel-module-type closed --image-root " + image, `--kernel-module-type: kernel module type "closed": want auto, open or proprietary`},
+		{"run --open-kernel-modules --kernel-module-type proprietary", "contradict each other"},
+		{"run --root driver", `--root: "driver" is no absolute path`},
+		{"check --image-root ./driver", `--image-root: "./driver" is no absolute path`},
+		{"check -o yaml", `--output "yaml": want table or json`},
+		{"check more", `check takes no arguments, not "more"`},
+		{"modinfo", "modinfo of which file?"},
+		{"build --out /x", "build needs --source and --out"},
+		{"status --log-level=debug", "unknown flag: --log-level"},
+	} {
+		_, stderr, code := call(t, strings.Fields(c.args)...)
+		require.Equal(t, program.Usage, code, stderr)
+		require.Contains(t, stderr, c.want)
+	}
+	_, stderr, code := call(t, "check", "--image-root", filepath.Join(image, "none"))
+	require.Equal(t, program.Failed, code)
+	require.Contains(t, stderr, "/none is not there: this image holds no driver; use one that does, or name its folder with --image-root")
+	require.NoError(t, os.WriteFile(filepath.Join(image, "x.ko"), []byte("text"), 0o644))
+	_, stderr, code = call(t, "modinfo", filepath.Join(image, "x.ko"))
+	require.Equal(t, program.Failed, code)
+	require.Contains(t, stderr, "x.ko: not a kernel module")
+}
+
+func TestAnImageForAnotherKernelIsRefusedBeforeAnythingIsDone(t *testing.T) {
+	image, run := t.TempDir(), t.TempDir()
+	require.NoError(t, os.MkdirAll(filepath.Join(image, "lib/modules/5.14.0-1.el9.x86_64"), 0o755))
+	stdout, stderr, code := call(t, "check", "--without-gpu", "--image-root", image, "-o", "json")
+	require.Equal(t, exitRefused, code)
+	require.Contains(t, stdout, `"refusal": "KernelMismatch"`)
+	require.Contains(t, stderr, "KernelMismatch: the driver's image has no modules for kernel ")
+	require.Contains(t, stderr, "but for 5.14.0-1.el9.x86_64; use the image for this kernel")
+
+	state := filepath.Join(run, "gpuready")
+	_, stderr, code = call(t, "run", "--without-gpu", "--image-root", image, "--root", filepath.Join(run, "driver"), "--state-dir", state, "--output-dir", filepath.Join(run, "validations"), "--listen=")
+	require.Equal(t, exitRefused, code, stderr)
+	s, err := nodestate.Read(filepath.Join(state, "driver"))
+	require.NoError(t, err)
+	require.Equal(t, nodestate.Failed, s.Phase)
+	require.EqualValues(t, "KernelMismatch", s.Reason)
+	stdout, _, code = call(t, "status", "--state-dir", state)
+	require.Equal(t, exitNotReady, code)
+	require.Contains(t, stdout, "phase    Failed\nreason   KernelMismatch: the driver's image")
+	_, stderr, code = call(t, "probe", "--state-dir", state)
+	require.Equal(t, exitNotReady, code)
+	require.Contains(t, stderr, "Failed: KernelMismatch: ")
+	_, stderr, code = call(t, "probe", "--state-dir", t.TempDir())
+	require.Equal(t, exitNotReady, code)
+	require.Contains(t, stderr, "no driver has said anything since this node was started")
+}

@@ -1,0 +1,150 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/gpuready/gpuready/driver/kernel"
+	"github.com/gpuready/gpuready/driver/serve"
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/program"
+	"github.com/gpuready/gpuready/internal/readiness"
+)
+
+// options are the flags of a command.
+type options struct {
+	*program.Flags
+	imageRoot, modules, conf, root   string
+	stateDir, outputDir, listen      string
+	sources, headers, cache, work    string
+	version, shared                  string
+	kind, digest, logFormat, level   string
+	drm, peermem, openOnly, noDevice bool
+}
+
+func newOptions(command, usage string, stdout io.Writer) *options {
+	return &options{Flags: program.NewFlags("gpu-driver "+command, usage, exitCodes, stdout)}
+}
+
+// addText adds a flag with a value and its environment variable.
+func (o *options) addText(to *string, name, variable, value, usage string) {
+	o.StringVar(to, name, value, usage)
+	o.Env[name] = variable
+}
+
+func (o *options) addSwitch(to *bool, name, variable, usage string) {
+	o.BoolVar(to, name, false, usage)
+	o.Env[name] = variable
+}
+
+// addSurvey adds the flags that say what to load, and from where.
+func (o *options) addSurvey() {
+	o.addText(&o.imageRoot, "image-root", "IMAGE_ROOT", "/driver", "folder of the image with the driver's user space, modules (lib/modules/KERNEL) and firmware")
+	o.addText(&o.modules, "kernel-modules", "KERNEL_MODULES", "/lib/modules", "folder of the kernel's own modules, the host's")
+	o.addText(&o.conf, "conf-dir", "DRIVER_CONF_DIR", "/drivers", "folder of parameters, MODULE.conf with NAME=VALUE words")
+	o.addText(&o.kind, "kernel-module-type", "KERNEL_MODULE_TYPE", string(kernel.Auto), "auto (by the GPUs), open or proprietary")
+	o.addSwitch(&o.openOnly, "open-kernel-modules", "OPEN_KERNEL_MODULES_ENABLED", "the older spelling of --kernel-module-type open")
+	o.addSwitch(&o.drm, "drm", "NVIDIA_DRM_ENABLED", "load nvidia-drm, too")
+	o.addSwitch(&o.peermem, "gpu-direct-rdma", "GPU_DIRECT_RDMA_ENABLED", "load nvidia-peermem, too")
+	o.addText(&o.digest, "config-digest", "DRIVER_CONFIG_DIGEST", "", "of the configuration that is kept elsewhere: another one unloads the driver and loads it anew")
+	o.addSwitch(&o.noDevice, "without-gpu", "WITHOUT_GPU", "load the driver where the PCI bus has no GPU, as before one is plugged in")
+}
+
+// addState adds the flag that says where states lie.
+func (o *options) addState() {
+	o.addText(&o.stateDir, "state-dir", "GPUREADY_STATE_DIR", "/run/nvidia/gpuready", "folder of the components' states")
+}
+
+// addSources adds the flags that say how modules are built.
+func (o *options) addSources() {
+	o.addText(&o.sources, "sources", "DRIVER_SOURCES", "", "folder with the sources kernel-open, kernel or both: modules are built where the image has none for the kernel; empty: they are not")
+	o.addText(&o.headers, "headers-root", "HEADERS_ROOT", "/", "folder below which the kernel's headers are installed")
+	o.addText(&o.cache, "build-cache", "BUILD_CACHE", "", "folder of the node in which built modules are kept; empty: nowhere")
+	o.addText(&o.version, "driver-version", "DRIVER_VERSION", "", "version that built modules have to have; empty: any")
+	o.addText(&o.work, "build-dir", "BUILD_DIR", "/var/tmp/gpu-driver", "folder in which modules are built")
+}
+
+// addPlaces adds the flags that say where the driver is shown.
+func (o *options) addPlaces() {
+	o.addText(&o.root, "root", "DRIVER_ROOT", "/run/nvidia/driver", "where the driver root is shown")
+	o.addState()
+	o.addText(&o.outputDir, "output-dir", "OUTPUT_DIR", readiness.DefaultDir, "folder of .driver-ctr-ready")
+	o.Format(&o.logFormat)
+	o.Level(&o.level)
+}
+
+// survey opens what the flags name. The caller closes it by the function.
+func (o *options) survey() (serve.Survey, func(), error) {
+	for flag, path := range map[string]string{"image-root": o.imageRoot, "kernel-modules": o.modules, "conf-dir": o.conf} {
+		if !filepath.IsAbs(path) {
+			return serve.Survey{}, nil, program.Wrong("--%s: %q is no absolute path", flag, path)
+		}
+	}
+	kind, err := kernel.ParseKind(o.kind)
+	if err != nil {
+		return serve.Survey{}, nil, program.Wrong("--kernel-module-type: %w", err)
+	}
+	if o.openOnly {
+		if kind == kernel.Proprietary {
+			return serve.Survey{}, nil, program.Wrong("--open-kernel-modules and --kernel-module-type proprietary contradict each other")
+		}
+		kind = kernel.OpenKind
+	}
+	own, err := host.Open("/")
+	if err != nil {
+		return serve.Survey{}, nil, err
+	}
+	image, err := host.Open(o.imageRoot)
+	if err != nil {
+		_ = own.Close()
+		if errors.Is(err, os.ErrNotExist) {
+			err = fmt.Errorf("%s is not there: this image holds no driver; use one that does, or name its folder with --image-root", o.imageRoot)
+		}
+		return serve.Survey{}, nil, err
+	}
+	return serve.Survey{
+		System: kernel.Host, Host: own, Image: image, Modules: o.modules, Conf: o.conf,
+		Kind: kind, DRM: o.drm, Peermem: o.peermem, Digest: o.digest, WithoutGPU: o.noDevice,
+	}, func() { _ = errors.Join(image.Close(), own.Close()) }, nil
+}
+
+// driver returns what the flags describe, and a function that closes it.
+func (o *options) driver(stderr io.Writer) (*serve.Driver, func(), error) {
+	for flag, path := range map[string]string{"root": o.root, "state-dir": o.stateDir, "output-dir": o.outputDir} {
+		if !filepath.IsAbs(path) {
+			return nil, nil, program.Wrong("--%s: %q is no absolute path", flag, path)
+		}
+	}
+	log, err := program.Log(stderr, "driver", o.logFormat, o.level)
+	if err != nil {
+		return nil, nil, err
+	}
+	s, closeAll, err := o.survey()
+	if err != nil {
+		return nil, nil, err
+	}
+	d, err := serve.New(o.config(s, log))
+	if err != nil {
+		closeAll()
+		return nil, nil, err
+	}
+	return d, closeAll, nil
+}
+
+func (o *options) config(s serve.Survey, log *slog.Logger) serve.Config {
+	return serve.Config{Survey: s, Sources: serve.Sources{Dir: o.sources, Root: o.headers, Cache: o.cache, Work: o.work, Version: o.version, Toolkit: o.shared},
+		Root: filepath.Clean(o.root), StateDir: o.stateDir, OutputDir: o.outputDir, Listen: o.listen, Log: log}
+}
+
+// refused gives an error that has a reason its exit code and its reason in the text.
+func refused(err error) error {
+	e, is := errors.AsType[*kernel.Error](err)
+	if !is {
+		return err
+	}
+	return program.End(exitRefused, fmt.Errorf("%s: %w", e.Reason, err))
+}

@@ -1,0 +1,285 @@
+package daemons
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpuready/gpuready/driver/daemons/supervisor"
+)
+
+// The programs, by which they are looked for and named.
+const (
+	persistenced  = "nvidia-persistenced"
+	gridd         = "nvidia-gridd"
+	topologyd     = "nvidia-topologyd"
+	nvlsm         = "nvlsm"
+	fabricManager = "nv-fabricmanager"
+	imex          = "nvidia-imex"
+)
+
+// StatusFile is the name of the file that says whether the daemons are ready. NVIDIA's
+// driver containers write it to /run/nvidia/validations, and the startup probe of newer
+// GPU operators fails while it has anything but "Ready" (gpu-driver-container,
+// nvidia-driver; gpu-operator, manifests/state-driver/0400_configmap.yaml).
+const StatusFile = ".driver-daemons-status"
+
+// Files of the daemons. Other programs, and NVIDIA's driver containers, expect them there.
+const (
+	fabricDir     = "/var/run/nvidia-fabricmanager"
+	fabricSocket  = fabricDir + "/fm_sm_ipc.socket" // nvlsm makes it for nv-fabricmanager
+	fabricWritten = fabricDir + "/fabricmanager.cfg"
+	imexDir       = "/var/run/nvidia-imex"
+	imexWritten   = imexDir + "/config.cfg"
+)
+
+// How long a daemon may take until it is ready.
+const (
+	startTimeout  = time.Minute
+	fabricTimeout = 5 * time.Minute // half a minute was seen on eight H100
+)
+
+// ErrMissing is returned, wrapped, where the driver image lacks what this machine needs.
+var ErrMissing = errors.New("missing from the driver image")
+
+// ErrNoPort is returned, wrapped, while the functions that lead to the NVSwitches have
+// no InfiniBand port, or no user access to it. It may come: Survey again when modules
+// were loaded.
+var ErrNoPort = errors.New("no InfiniBand port leads to the NVSwitches yet")
+
+// Skip is a daemon that is not to run, with the reason.
+type Skip struct{ Name, Why string }
+
+// Plan is what to run, in this order.
+type Plan struct {
+	Daemons  []supervisor.Daemon
+	Skipped  []Skip
+	Settings []Setting // of nv-fabricmanager
+	// ResetGPUs means that all GPUs must be reset when the fabric manager has become
+	// ready: those of NVLink 5 keep the partitions that another fabric mode left.
+	ResetGPUs bool
+}
+
+// NewPlan returns what a machine needs. The error wraps ErrMissing or ErrNoPort, or tells
+// of a configuration that cannot be.
+func NewPlan(m Machine) (Plan, error) {
+	var p Plan
+	for _, add := range []func(Machine) error{p.addPersistence, p.addLicense, p.addFabric, p.addIMEX} {
+		if err := add(m); err != nil {
+			return Plan{}, err
+		}
+	}
+	return p, nil
+}
+
+func (p *Plan) skip(name, why string) error {
+	p.Skipped = append(p.Skipped, Skip{name, why})
+	return nil
+}
+
+func missing(what, why, do string) error {
+	return fmt.Errorf("%s is %w: %s; %s", what, ErrMissing, why, do)
+}
+
+const noGPU = "no GPU on the PCI bus is for NVIDIA's driver"
+
+func (p *Plan) addPersistence(m Machine) error {
+	path, ok := m.Programs[persistenced]
+	switch {
+	case m.GPUs == 0:
+		return p.skip(persistenced, noGPU)
+	case !ok:
+		return p.skip(persistenced, "the image does not have it: each first use of an idle GPU takes seconds longer")
+	}
+	// It has no option to stay in the foreground, and reports to syslog only.
+	p.Daemons = append(p.Daemons, supervisor.Daemon{
+		Name: persistenced, Why: fmt.Sprintf("keeps %s initialized while nothing uses them", count(m.GPUs, "GPU", "GPUs")),
+		Path: path, Args: []string{"--persistence-mode"},
+		Forks: true, PIDFile: runFile(persistenced), StartTimeout: startTimeout + time.Duration(m.GPUs)*10*time.Second,
+	})
+	return nil
+}
+
+func (p *Plan) addLicense(m Machine) error {
+	switch path, ok := m.Programs[gridd]; {
+	case m.GPUs == 0:
+		_ = p.skip(gridd, noGPU)
+		return p.skip(topologyd, noGPU)
+	case m.License == nil:
+		_ = p.skip(gridd, "no licence is configured in "+licenseFrom)
+	case !ok && m.VGPU:
+		return missing(gridd, licenseFrom+" configures a licence, and a vGPU without one slows down", "build the image of the vGPU guest driver")
+	case !ok:
+		_ = p.skip(gridd, "the image does not have it: it is not of the vGPU guest driver, which alone takes a licence")
+	default:
+		d := supervisor.Daemon{Name: gridd, Why: "gets the licence of the vGPU", Path: path, Files: m.License,
+			Forks: true, PIDFile: runFile(gridd), StartTimeout: startTimeout}
+		if m.GriddLibs != "" {
+			d.Env = []string{"LD_LIBRARY_PATH=" + m.GriddLibs}
+		}
+		p.Daemons = append(p.Daemons, d)
+	}
+	switch path, ok := m.Programs[topologyd]; {
+	case !ok && m.Topology:
+		return missing(topologyd, topologyConf+" configures a virtual topology", "build the image of the vGPU guest driver, or remove virtualTopology")
+	case !m.Topology && !m.VGPU:
+		return p.skip(topologyd, "this is no vGPU guest driver, and "+topologyConf+" is not there")
+	case !ok:
+		return p.skip(topologyd, "the image does not have it")
+	default:
+		p.Daemons = append(p.Daemons, supervisor.Daemon{Name: topologyd, Why: "tells libraries how the vGPUs of this virtual machine are connected", Path: path,
+			Forks: true, PIDFile: runFile(topologyd), StartTimeout: startTimeout})
+	}
+	return nil
+}
+
+func (p *Plan) addFabric(m Machine) error {
+	settings, err := parseSettings(m.Env)
+	if err != nil {
+		return err
+	}
+	if m.NVSwitches == 0 && m.Bridges == 0 {
+		why := []string{"this machine manages no NVSwitch"}
+		for _, s := range settings {
+			why = append(why, s.From+" has no effect")
+		}
+		_ = p.skip(nvlsm, "this machine manages no NVSwitch of NVLink 5")
+		return p.skip(fabricManager, strings.Join(why, "; "))
+	}
+	has := count(m.NVSwitches, "NVSwitch", "NVSwitches")
+	if m.Bridges > 0 {
+		has = "NVSwitches of NVLink 5 behind " + count(m.Bridges, "bridge", "bridges")
+	}
+	path, ok := m.Programs[fabricManager]
+	if !ok {
+		return missing(fabricManager, "this machine has "+has+", and CUDA does not start before it has configured them", "add the package nvidia-fabricmanager of the driver's version to the image")
+	}
+	if m.FabricConfig == nil {
+		return missing(fabricConf, "nv-fabricmanager reads it", "add the whole package nvidia-fabricmanager to the image")
+	}
+	// With its default, it exits with 0 when the NVSwitches are configured.
+	data, applied, err := configure(m.FabricConfig, append([]Setting{{Key: "DAEMONIZE", Value: "1"}}, settings...))
+	if err != nil {
+		return fmt.Errorf("%s: %w", fabricConf, err)
+	}
+	p.Settings = applied[1:]
+	d := supervisor.Daemon{Name: fabricManager, Why: "configures " + has + "; CUDA does not start before", Required: true,
+		Path: path, Args: []string{"-c", fabricWritten}, Dirs: []string{fabricDir}, Files: []supervisor.File{{Path: fabricWritten, Data: data}},
+		Forks: true, PIDFile: fabricDir + "/nv-fabricmanager.pid", StartTimeout: fabricTimeout}
+	if lookup(data, "LOG_USE_SYSLOG") != "1" {
+		d.LogFile = lookup(data, "LOG_FILE_NAME")
+	}
+	mode := lookup(data, "FABRIC_MODE")
+	if mode != "" && mode != "0" {
+		d.RestartArgs = []string{"--restart"} // takes over the partitions of virtual machines
+	}
+	if m.Bridges == 0 {
+		_ = p.skip(nvlsm, "NVSwitches of NVLink 4 and older need none")
+	} else {
+		if err := p.addSubnetManager(m, has); err != nil {
+			return err
+		}
+		d.Args = append(d.Args, "-g", m.PortGUID)
+		d.After = []string{nvlsm}
+		p.ResetGPUs = mode == "1"
+	}
+	p.Daemons = append(p.Daemons, d)
+	return nil
+}
+
+func (p *Plan) addSubnetManager(m Machine, has string) error {
+	path, ok := m.Programs[nvlsm]
+	switch {
+	case !ok:
+		return missing(nvlsm, "this machine has "+has+", which nv-fabricmanager reaches through it", "add the package nvlsm to the image")
+	case m.PortGUID == "":
+		return fmt.Errorf("%w: this machine has %s; load mlx5_core and mlx5_ib", ErrNoPort, has)
+	case !m.UserMAD:
+		return fmt.Errorf("%w: this machine has %s; load ib_umad", ErrNoPort, has)
+	}
+	p.Daemons = append(p.Daemons, supervisor.Daemon{Name: nvlsm, Why: "manages the subnet of " + has, Required: true, Path: path,
+		Args:    []string{"-F", subnetConf, "-g", m.PortGUID, "--pid_file", fabricDir + "/nvlsm.pid", "-f", "stdout"},
+		Dirs:    []string{fabricDir},
+		PIDFile: fabricDir + "/nvlsm.pid", Ready: fabricSocket, StartTimeout: startTimeout})
+	return nil
+}
+
+func (p *Plan) addIMEX(m Machine) error {
+	path, ok := m.Programs[imex]
+	switch {
+	case m.GPUs == 0:
+		return p.skip(imex, noGPU)
+	case !m.IMEXNodes:
+		return p.skip(imex, imexNodes+" names no nodes")
+	case !ok:
+		return missing(imex, imexNodes+" names the nodes of an IMEX domain", "add the package nvidia-imex of the driver's version to the image")
+	}
+	// It leaves no PID file, so it stays in the foreground.
+	data, _, err := configure(m.IMEXConfig, []Setting{{Key: "DAEMONIZE", Value: "0"}, {Key: "LOG_USE_SYSLOG", Value: "0"}, {Key: "LOG_FILE_NAME"}})
+	if err != nil {
+		return fmt.Errorf("%s: %w", imexConf, err)
+	}
+	p.Daemons = append(p.Daemons, supervisor.Daemon{Name: imex, Why: "lets GPUs of the nodes in " + imexNodes + " share memory", Path: path,
+		Args: []string{"-c", imexWritten}, Dirs: []string{imexDir}, Files: []supervisor.File{{Path: imexWritten, Data: data}}, StartTimeout: startTimeout})
+	return nil
+}
+
+func runFile(name string) string { return "/var/run/" + name + "/" + name + ".pid" }
+
+func count(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprint(n, " ", many)
+}
+
+// String prints the plan for people. Content of files, which may be secret, is left out.
+func (p Plan) String() string {
+	var b strings.Builder
+	for _, d := range p.Daemons {
+		need := "wanted"
+		if d.Required {
+			need = "required"
+		}
+		fmt.Fprintf(&b, "%s (%s): %s\n", d.Name, need, d.Why)
+		for _, f := range d.Files {
+			fmt.Fprintf(&b, "  write  %s (%d bytes)\n", f.Path, len(f.Data))
+		}
+		if d.Name == fabricManager {
+			for _, s := range p.Settings {
+				was := "was " + s.Was
+				if s.Added {
+					was = "not in the image's file"
+				}
+				fmt.Fprintf(&b, "         with %s=%s, from %s (%s)\n", s.Key, s.Value, s.From, was)
+			}
+		}
+		if d.After != nil {
+			fmt.Fprintf(&b, "  after  %s\n", strings.Join(d.After, ", "))
+		}
+		fmt.Fprintf(&b, "  run    %s\n", strings.Join(slices.Concat(d.Env, []string{d.Path}, d.Args), " "))
+		if d.RestartArgs != nil {
+			fmt.Fprintf(&b, "  again  with %s besides\n", strings.Join(d.RestartArgs, " "))
+		}
+		fmt.Fprintf(&b, "  ready  %s, within %v\n", readiness(d), d.StartTimeout)
+	}
+	if p.ResetGPUs {
+		fmt.Fprintf(&b, "then all GPUs must be reset\n")
+	}
+	for _, s := range p.Skipped {
+		fmt.Fprintf(&b, "no %s: %s\n", s.Name, s.Why)
+	}
+	return b.String()
+}
+
+func readiness(d supervisor.Daemon) string {
+	switch {
+	case d.Forks:
+		return "when it has exited with 0 and " + d.PIDFile + " names its process"
+	case d.Ready != "":
+		return "when " + d.Ready + " is there"
+	}
+	return "when it runs"
+}

@@ -1,0 +1,143 @@
+package supervisor
+
+import (
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+// The test binary is the daemons, too: fakeVariable in the environment has it be one.
+const fakeVariable = "GPUREADY_FAKE_DAEMON=1"
+
+func TestMain(m *testing.M) {
+	if os.Getenv("GPUREADY_FAKE_DAEMON") != "" {
+		os.Exit(fake(os.Args[1:]))
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// fake is a daemon that does what its arguments say, until SIGTERM.
+func fake(args []string) int {
+	f := flag.NewFlagSet("fake", flag.ContinueOnError)
+	say := f.String("say", "", "print it")
+	logTo := f.String("log", "", "write a line to a file")
+	exit := f.Int("exit", -1, "exit with it at once")
+	exitFile := f.String("exit-unless", "", "exit with 3 unless the file is there")
+	socket := f.String("socket", "", "listen on it")
+	pidFile := f.String("pid", "", "write the PID there")
+	forks := f.Bool("forks", false, "leave a daemon and exit with 0")
+	deaf := f.Bool("deaf", false, "ignore SIGTERM")
+	stuck := f.Bool("stuck", false, "do nothing more when it was forked")
+	helper := f.Bool("helper", false, "leave a deaf process in the group")
+	trace := f.String("trace", "", "append a line on start and end")
+	name := f.String("name", "fake", "in the trace")
+	if f.Parse(args) != nil {
+		return 2
+	}
+	if *say != "" && os.Getenv("FORKED") == "" {
+		fmt.Println(*say)
+	}
+	if *logTo != "" {
+		appendLine(*logTo, "logged by "+*name)
+	}
+	if *exitFile != "" {
+		if _, err := os.Stat(*exitFile); err != nil {
+			return 3
+		}
+	}
+	if *exit >= 0 {
+		return *exit
+	}
+	if *forks {
+		return fork(args)
+	}
+	terms := make(chan os.Signal, 1)
+	if *deaf {
+		signal.Ignore(syscall.SIGTERM)
+	} else {
+		signal.Notify(terms, syscall.SIGTERM)
+	}
+	if *helper {
+		cmd := exec.Command(os.Args[0], "-deaf")
+		if cmd.Stdout = os.Stdout; cmd.Start() != nil {
+			return 4
+		}
+		fmt.Println("helper", cmd.Process.Pid)
+	}
+	if *trace != "" {
+		appendLine(*trace, "start "+*name+" "+fmt.Sprint(f.Args()))
+	}
+	if *stuck && os.Getenv("FORKED") != "" {
+		fmt.Println("stuck", os.Getpid())
+		<-terms
+		return 0
+	}
+	if *pidFile != "" {
+		_ = os.MkdirAll(filepath.Dir(*pidFile), 0o755)
+		_ = os.WriteFile(*pidFile, []byte(strconv.Itoa(os.Getpid())+"\n"), 0o644)
+	}
+	if *socket != "" {
+		l, err := net.Listen("unix", *socket)
+		if err != nil {
+			return 5
+		}
+		defer l.Close()
+	}
+	if ready := os.NewFile(3, "ready"); os.Getenv("FORKED") != "" {
+		_, _ = ready.WriteString("1")
+		_ = ready.Close()
+	}
+	<-terms
+	if *trace != "" {
+		appendLine(*trace, "end "+*name)
+	}
+	return 0
+}
+
+// fork starts the daemon proper, in a session of its own, and exits when that is ready.
+func fork(args []string) int {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return 6
+	}
+	cmd := exec.Command(os.Args[0], append([]string{"-forks=false"}, remove(args, "-forks")...)...)
+	cmd.Env, cmd.Stdout = append(os.Environ(), "FORKED=1"), os.Stdout
+	cmd.ExtraFiles = []*os.File{w}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if cmd.Start() != nil {
+		return 6
+	}
+	_ = w.Close()
+	if n, _ := r.Read(make([]byte, 1)); n == 0 {
+		return 7
+	}
+	return 0
+}
+
+func remove(args []string, what string) []string {
+	var rest []string
+	for _, a := range args {
+		if a != what {
+			rest = append(rest, a)
+		}
+	}
+	return rest
+}
+
+func appendLine(path, line string) {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	fmt.Fprintln(f, line)
+}

@@ -1,0 +1,301 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+)
+
+// keeper keeps one daemon running.
+type keeper struct {
+	Daemon
+	s       *Supervisor
+	tail    *tail
+	status  Status        // guarded by s.mu
+	decided chan struct{} // closed when the daemon was ready or failed, or waits for another
+	ready   chan struct{} // closed when it was ready
+}
+
+func newKeeper(s *Supervisor, d Daemon) *keeper {
+	k := &keeper{Daemon: d, s: s, status: Status{Name: d.Name, Required: d.Required}, decided: make(chan struct{}), ready: make(chan struct{})}
+	k.tail = &tail{tell: func(line string) { s.Log.Info("driver daemon says", "name", d.Name, "line", line) }}
+	return k
+}
+
+// run runs the daemon until ctx ends, and returns an error if it does not end then.
+func (k *keeper) run(ctx context.Context, before <-chan struct{}) error {
+	defer k.decide()
+	if !wait(ctx, before) {
+		return nil
+	}
+	for _, other := range k.s.keepers {
+		if !slices.Contains(k.After, other.Name) {
+			continue
+		}
+		if !isClosed(other.ready) {
+			k.s.update(func() { k.status.LastExit = "not started, as it needs " + other.Name; k.decide() })
+		}
+		if !wait(ctx, other.ready) {
+			return nil
+		}
+	}
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		lasted, err := k.attempt(ctx)
+		if ctx.Err() != nil {
+			return err
+		}
+		if lasted > steady {
+			pause = firstPause
+		}
+		k.s.Log.Warn("driver daemon ended", "name", k.Name, "message", err.Error(), "again", pause)
+		k.s.update(func() { k.status.LastExit = err.Error(); k.decide() })
+		again, stop := k.s.Clock.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			stop()
+			return nil
+		case <-again:
+		}
+		k.s.update(func() { k.status.Restarts++ })
+	}
+}
+
+// program is the path of the daemon's program as this process sees it.
+func (k *keeper) program() string { return filepath.Join(k.s.Root, k.Path) }
+
+// decide closes decided. It is called from run's goroutine only.
+func (k *keeper) decide() {
+	if !isClosed(k.decided) {
+		close(k.decided)
+	}
+}
+
+func wait(ctx context.Context, c <-chan struct{}) bool {
+	select {
+	case <-ctx.Done():
+	case <-c:
+	}
+	return ctx.Err() == nil
+}
+
+// attempt runs the daemon once. It returns for how long it was ready, and how it ended;
+// when ctx ended, only that it did not end.
+func (k *keeper) attempt(ctx context.Context) (time.Duration, error) {
+	if err := k.prepare(); err != nil {
+		return 0, err
+	}
+	out, in, err := newOutput(k.tail)
+	if err != nil {
+		return 0, err
+	}
+	defer out.close() // a second time is fine
+	logged := sizeOf(k.LogFile)
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), k.Path, k.Args...)
+	if k.status.Restarts > 0 {
+		cmd.Args = append(cmd.Args, k.RestartArgs...)
+	}
+	cmd.Dir, cmd.Env = "/", append(append([]string{}, k.s.Env...), k.Env...) // not nil, which would be this process's
+	cmd.Stdout, cmd.Stderr = in, in
+	started, err := startProcess(cmd, k.s.Root)
+	_ = in.Close()
+	if err != nil {
+		return 0, err
+	}
+	k.s.update(func() { k.status.Running, k.status.PID = true, started.Pid })
+	daemon, err := k.settle(ctx, started)
+	var lasted time.Duration
+	if err == nil {
+		began := k.s.Clock.Now()
+		k.s.Log.Info("driver daemon is ready", "name", k.Name, "pid", daemon.Pid)
+		k.s.update(func() { k.status.PID, k.status.Ready = daemon.Pid, true; k.becomeReady() })
+		if wait(ctx, daemon.done) {
+			// At once: what it left may take its time to end.
+			k.s.update(func() { k.status.Ready, k.status.LastExit = false, daemon.how })
+		}
+		lasted = k.s.Clock.Now().Sub(began)
+	}
+	stuck := k.endAll(daemon, started)
+	if ctx.Err() != nil {
+		err = nil
+	} else if err == nil {
+		err = errors.New(daemon.how)
+	}
+	out.close()
+	if k.LogFile != "" {
+		k.tail.follow(k.LogFile, logged)
+	}
+	k.s.update(func() { k.status.Running, k.status.Ready, k.status.PID = false, false, 0 })
+	return lasted, errors.Join(err, stuck)
+}
+
+func (k *keeper) becomeReady() {
+	k.decide()
+	if !isClosed(k.ready) {
+		close(k.ready)
+	}
+}
+
+// prepare makes what the daemon needs, and removes what it left when it ran before.
+func (k *keeper) prepare() error {
+	if err := k.endLeft(); err != nil {
+		return err
+	}
+	for _, path := range []string{k.PIDFile, k.Ready} {
+		if path != "" {
+			if err := record.Remove(path); err != nil {
+				return err
+			}
+		}
+	}
+	for _, dir := range k.Dirs {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	for _, f := range k.Files {
+		if err := record.Write(f.Path, f.Data); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// settle waits until the daemon is ready, and returns its process. With an error, that is
+// the process that was started, or the one that it left.
+func (k *keeper) settle(ctx context.Context, started *process) (*process, error) {
+	late, stop := k.s.Clock.NewTimer(k.StartTimeout)
+	defer stop()
+	daemon := started
+	if k.Forks {
+		select {
+		case <-started.done:
+		case <-late:
+			return started, fmt.Errorf("not ready %v after it was started", k.StartTimeout)
+		case <-ctx.Done():
+			return started, ctx.Err()
+		}
+		if !started.ok {
+			return started, errors.New(started.how)
+		}
+		err := k.await(ctx, late, nil, k.PIDFile, func() (err error) {
+			daemon, err = findProcess(k.PIDFile, k.program())
+			return err
+		})
+		if err != nil {
+			return started, err
+		}
+	}
+	if k.Ready == "" {
+		return daemon, nil
+	}
+	return daemon, k.await(ctx, late, daemon, k.Ready, func() error {
+		_, err := os.Lstat(k.Ready)
+		return err
+	})
+}
+
+// await calls check whenever a file may have changed, until that returns nil. It gives up
+// when it is late or the process, if any, has ended.
+func (k *keeper) await(ctx context.Context, late <-chan time.Time, p *process, file string, check func() error) error {
+	var gone <-chan struct{}
+	if p != nil {
+		gone = p.done
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	changed, failed := make(chan struct{}, 1), make(chan error, 1)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer cancel()
+	watching.Go(func() {
+		failed <- record.Watch(ctx, []string{file}, func() {
+			select {
+			case changed <- struct{}{}:
+			default: // one is on its way already
+			}
+		})
+	})
+	last := check()
+	for last != nil {
+		select {
+		case <-changed:
+			last = check()
+		case <-gone:
+			return errors.New(p.how)
+		case <-late:
+			return fmt.Errorf("not ready %v after it was started: %w", k.StartTimeout, last)
+		case err := <-failed:
+			return err
+		}
+	}
+	return nil
+}
+
+// endAll ends the daemon, and the program that was started if that is another process.
+// One that forks may be at any point: what it left is its child, or named by its PID file.
+func (k *keeper) endAll(daemon, started *process) error {
+	var forked []*process
+	if k.Forks && !isClosed(started.done) {
+		forked = started.forked(k.program())
+	}
+	errs := []error{k.end(daemon), k.end(started)}
+	for _, p := range forked {
+		errs = append(errs, k.end(p))
+	}
+	return errors.Join(append(errs, k.endLeft())...)
+}
+
+// end ends a process, and what is left in its group. The error says that it would not end.
+func (k *keeper) end(p *process) error {
+	if !isClosed(p.done) {
+		_ = p.Signal(unix.SIGTERM)
+		if !k.waitFor(p.done) {
+			k.s.Log.Warn("driver daemon does not end, it is killed", "name", k.Name, "pid", p.Pid, "after", k.s.StopTimeout)
+			p.kill()
+			if !k.waitFor(p.done) {
+				return fmt.Errorf("%s (process %d) does not end by SIGKILL: it waits in the kernel, see /proc/%d/stack", k.Name, p.Pid, p.Pid)
+			}
+		}
+	}
+	if left := p.reapGroup(); left != nil && !k.waitFor(left) {
+		return fmt.Errorf("what %s (process %d) left does not end by SIGKILL", k.Name, p.Pid)
+	}
+	return nil
+}
+
+func (k *keeper) waitFor(done <-chan struct{}) bool {
+	late, stop := k.s.Clock.NewTimer(k.s.StopTimeout)
+	defer stop()
+	select {
+	case <-done:
+		return true
+	case <-late:
+		return isClosed(done)
+	}
+}
+
+// endLeft ends the process that the daemon's PID file names: an earlier supervisor may
+// have left it, or a start that came to nothing.
+func (k *keeper) endLeft() error {
+	if k.PIDFile == "" {
+		return nil
+	}
+	left, err := findProcess(k.PIDFile, k.program())
+	if errors.Is(err, errNoProcess) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	k.s.Log.Info("driver daemon of before is ended", "name", k.Name, "pid", left.Pid)
+	return k.end(left)
+}

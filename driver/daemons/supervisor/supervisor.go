@@ -1,0 +1,266 @@
+// Package supervisor keeps daemons running: those that stay in the foreground, and those
+// that fork and leave a PID file.
+//
+// Each daemon has a goroutine that starts it, waits until it is ready, waits until it
+// ends, and starts it again after a pause that doubles. A daemon's failure is no other
+// daemon's.
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+)
+
+const (
+	firstPause = time.Second // before a daemon that ended is started again
+	lastPause  = time.Minute
+	steady     = 10 * time.Minute // a daemon that was ready this long begins with firstPause again
+	maxReason  = 1000             // bytes of what Ready says
+)
+
+// Clock is what a Supervisor knows the time by.
+type Clock interface {
+	Now() time.Time
+	// NewTimer returns a channel on which the time comes after d, and what ends the timer.
+	NewTimer(d time.Duration) (<-chan time.Time, func())
+}
+
+type realClock struct{}
+
+func (realClock) Now() time.Time { return time.Now() }
+func (realClock) NewTimer(d time.Duration) (<-chan time.Time, func()) {
+	t := time.NewTimer(d)
+	return t.C, func() { t.Stop() }
+}
+
+// Daemon is a program to be kept running.
+//
+// One that forks is ready when the program that was started has exited with 0 and PIDFile
+// names the process that it left. Any daemon is ready only when Ready, if set, is there.
+type Daemon struct {
+	Name         string
+	Why          string // what it does on this machine
+	Required     bool   // whether GPUs cannot be used without it
+	Path         string
+	Args         []string
+	RestartArgs  []string // besides, when it is started again
+	Env          []string // besides the supervisor's
+	Dirs         []string // made first
+	Files        []File   // written first
+	Forks        bool
+	PIDFile      string // that it leaves; "": none
+	Ready        string // path of a socket; "": none
+	LogFile      string // that it writes besides its output; "": none
+	StartTimeout time.Duration
+	After        []string // names of daemons that must have become ready
+}
+
+// File is written before a daemon is started.
+type File struct {
+	Path string
+	Data []byte
+}
+
+// below returns the daemon with its files as this process sees them. /run is the same in
+// each root.
+func (d Daemon) below(root string) Daemon {
+	if root == "" {
+		return d
+	}
+	at := func(path string) string {
+		if path == "" {
+			return ""
+		}
+		path = filepath.Clean(path)
+		if strings.HasPrefix(path, "/var/run/") {
+			path = path[len("/var"):]
+		}
+		if strings.HasPrefix(path, "/run/") {
+			return path
+		}
+		return filepath.Join(root, path)
+	}
+	d.PIDFile, d.Ready, d.LogFile = at(d.PIDFile), at(d.Ready), at(d.LogFile)
+	d.Dirs, d.Files = slices.Clone(d.Dirs), slices.Clone(d.Files)
+	for i := range d.Dirs {
+		d.Dirs[i] = at(d.Dirs[i])
+	}
+	for i := range d.Files {
+		d.Files[i].Path = at(d.Files[i].Path)
+	}
+	return d
+}
+
+// Config is what a Supervisor needs.
+type Config struct {
+	Daemons     []Daemon // in the order in which they are started
+	Root        string   // that they are started in, with the node's /run in it; "": this process's
+	Env         []string // of every daemon
+	StatusFile  string   // where "Ready" or "NotReady" is written; "": nowhere
+	Report      func([]Status)
+	Log         *slog.Logger
+	StopTimeout time.Duration // from SIGTERM to SIGKILL, and after that; 0: 10 s
+	Clock       Clock         // nil: the real one
+}
+
+// Status is one daemon's.
+type Status struct {
+	Name      string
+	Required  bool
+	Running   bool
+	Ready     bool
+	PID       int // while it runs
+	Restarts  int
+	LastExit  string   // "exit status 1", "signal: killed", or why it could not be started; "": it has not ended
+	LastLines []string // of its output or its log, the newest last
+}
+
+// Supervisor keeps daemons running. Its methods may be called concurrently.
+type Supervisor struct {
+	Config
+	keepers []*keeper
+	changed sync.Mutex // held while a change is told of, so that changes are told in order
+	written string     // in StatusFile; guarded by changed
+
+	mu       sync.Mutex
+	stopping bool
+}
+
+// New returns a Supervisor that has not started anything.
+func New(c Config) *Supervisor {
+	if c.Clock == nil {
+		c.Clock = realClock{}
+	}
+	if c.StopTimeout == 0 {
+		c.StopTimeout = 10 * time.Second
+	}
+	if c.Report == nil {
+		c.Report = func([]Status) {}
+	}
+	s := &Supervisor{Config: c}
+	for _, d := range c.Daemons {
+		s.keepers = append(s.keepers, newKeeper(s, d.below(c.Root)))
+	}
+	return s
+}
+
+// Run starts the daemons in order, each when the one before it is ready or has failed for
+// the first time, and keeps them running until ctx ends. It then ends them in reverse
+// order, and returns an error that names those that would not end.
+//
+// Report is called with all states whenever one changed, never twice at once; it must not
+// wait for Run.
+func (s *Supervisor) Run(ctx context.Context) error {
+	s.update(func() {})
+	life := context.WithoutCancel(ctx)
+	stops := make([]context.CancelFunc, len(s.keepers))
+	ended := make([]chan error, len(s.keepers))
+	before := make(chan struct{})
+	close(before)
+	for i, k := range s.keepers {
+		one, stop := context.WithCancel(life)
+		defer stop()
+		stops[i], ended[i] = stop, make(chan error, 1)
+		after := before
+		go func() { ended[i] <- k.run(one, after) }()
+		before = k.decided
+	}
+	<-ctx.Done()
+	s.update(func() { s.stopping = true })
+	var errs []error
+	for i := range slices.Backward(s.keepers) {
+		stops[i]()
+		errs = append(errs, <-ended[i])
+	}
+	return errors.Join(errs...)
+}
+
+// Status returns the states of all daemons, in the order of the plan.
+func (s *Supervisor) Status() []Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []Status
+	for _, k := range s.keepers {
+		status := k.status
+		status.LastLines = k.tail.last()
+		all = append(all, status)
+	}
+	return all
+}
+
+// Ready returns nil when all daemons have been started and the required ones are ready,
+// else an error of at most 1 kB that says why not.
+func (s *Supervisor) Ready() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopping {
+		return errors.New("the driver's daemons are being ended")
+	}
+	var why []string
+	for _, k := range s.keepers {
+		switch st := k.status; {
+		case st.Ready || !st.Required && isClosed(k.decided):
+		case st.LastExit == "":
+			why = append(why, st.Name+" is starting")
+		default:
+			text := fmt.Sprintf("%s is not ready: %s, started again %d times", st.Name, st.LastExit, st.Restarts)
+			if lines := k.tail.last(); len(lines) > 0 {
+				text += "; it said: " + strings.Join(lines[max(len(lines)-3, 0):], " / ")
+			}
+			why = append(why, text)
+		}
+	}
+	if why == nil {
+		return nil
+	}
+	each := maxReason/len(why) - len("; ")
+	for i := range why {
+		why[i] = record.Clean(why[i], each)
+	}
+	return errors.New(strings.Join(why, "; "))
+}
+
+// update makes a change, and tells of it.
+func (s *Supervisor) update(change func()) {
+	s.changed.Lock()
+	defer s.changed.Unlock()
+	s.mu.Lock()
+	change()
+	s.mu.Unlock()
+	s.writeStatus()
+	s.Report(s.Status())
+}
+
+func (s *Supervisor) writeStatus() {
+	text := "Ready\n"
+	if s.Ready() != nil {
+		text = "NotReady\n"
+	}
+	if s.StatusFile == "" || text == s.written {
+		return
+	}
+	s.written = text
+	// What it said must not outlive its truth.
+	if err := record.Replace(s.StatusFile, []byte(text)); err != nil {
+		s.written = ""
+		s.Log.Error("whether the driver's daemons are ready cannot be written", "message", err.Error())
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}

@@ -1,0 +1,88 @@
+package supervisor
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+)
+
+const (
+	maxLines = 20
+	maxLine  = 400
+)
+
+// tail keeps the last lines that it was given.
+type tail struct {
+	tell func(line string) // called with each line
+
+	mu    sync.Mutex
+	lines []string
+	part  []byte // of a line whose end has not come
+}
+
+func (t *tail) write(data []byte) {
+	for piece := range bytes.Lines(data) {
+		t.mu.Lock()
+		room := maxLine + 1 - len(t.part) // one more, so that what was cut is marked
+		t.part = append(t.part, piece[:min(len(piece), max(room, 0))]...)
+		t.mu.Unlock()
+		if bytes.HasSuffix(piece, []byte("\n")) {
+			t.flush()
+		}
+	}
+}
+
+// flush takes the part of a line that has come for a line.
+func (t *tail) flush() {
+	t.mu.Lock()
+	text := record.Clean(string(t.part), maxLine)
+	t.part = t.part[:0]
+	if text != "" {
+		t.lines = append(t.lines, text)
+		t.lines = slices.Delete(t.lines, 0, max(len(t.lines)-maxLines, 0))
+	}
+	t.mu.Unlock()
+	if text != "" {
+		t.tell(text)
+	}
+}
+
+func (t *tail) last() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Clone(t.lines)
+}
+
+// follow writes what a file has got since it had a size, as far as that is of use.
+func (t *tail) follow(path string, size int64) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() {
+		return
+	}
+	if info.Size() < size {
+		size = 0 // it was begun anew
+	}
+	const most = maxLines * maxLine
+	data, _ := io.ReadAll(io.NewSectionReader(f, max(size, info.Size()-most), most))
+	t.write(data)
+	t.flush()
+}
+
+func sizeOf(path string) int64 {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return 0
+	}
+	return info.Size()
+}

@@ -1,0 +1,31 @@
+package kernel
+
+import (
+	"fmt"
+
+	"github.com/gpuready/gpuready/internal/host"
+)
+
+// CheckBuilt refuses modules in a folder, one file "<name>.ko" each, that are not what was to
+// be built: those of a kernel release and of a driver version. "" is any version.
+func CheckBuilt(dir string, names []string, release, version string) error {
+	root, err := host.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close() //nolint:errcheck // it is only read
+	for _, name := range names {
+		m, err := ReadModule(root, "/"+name+".ko")
+		switch {
+		case err != nil:
+			return err
+		case m.Name != Name(name):
+			return fmt.Errorf("%s.ko is the module %s", name, bounded(m.Name))
+		case m.Release() != release:
+			return fmt.Errorf("%s.ko is built for kernel %s, not for %s", name, bounded(m.Release()), release)
+		case version != "" && m.Version != version:
+			return fmt.Errorf("%s.ko has version %q, not %s", name, bounded(m.Version), version)
+		}
+	}
+	return nil
+}

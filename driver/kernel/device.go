@@ -1,0 +1,167 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// nvidiaMajor is the number of NVIDIA's character devices
+// (Documentation/admin-guide/devices.txt).
+const nvidiaMajor = 195
+
+// deviceTimeout bounds the initialisation of a GPU. Tens of seconds were seen on machines
+// with much memory.
+const deviceTimeout = 5 * time.Minute
+
+// opening is the outcome of opening a device.
+type opening struct {
+	file *os.File
+	err  error
+}
+
+// Devices are GPUs that the driver has initialised. It keeps each so while its device is
+// open: without nvidia-persistenced the last one who closes it lets it go.
+type Devices struct {
+	files  []*os.File
+	failed []error
+}
+
+// Errors returns why GPUs could not be initialised, one error with a Reason for each.
+func (d *Devices) Errors() []error {
+	if d == nil {
+		return nil
+	}
+	return d.failed
+}
+
+// Close lets the GPUs go.
+func (d *Devices) Close() error {
+	if d == nil {
+		return nil
+	}
+	var err error
+	for _, f := range d.files {
+		err = errors.Join(err, f.Close())
+	}
+	d.files = nil
+	return err
+}
+
+// OpenDevices has the driver initialise each GPU that is bound to it, all at once, by
+// opening its device. The device nodes are made in dir, on a file system that permits
+// them, under names of their own, and removed again. The error is that of the first GPU where none works.
+// One that takes longer than deviceTimeout counts as failed.
+func (s System) OpenDevices(ctx context.Context, dir string) (*Devices, error) {
+	minors, err := s.minors()
+	if err != nil || len(minors) == 0 {
+		return nil, err
+	}
+	log := s.openLog()
+	defer log.close()
+	ctx, cancel := context.WithTimeout(ctx, deviceTimeout)
+	defer cancel()
+	opened := make([]chan opening, len(minors))
+	for i, m := range minors {
+		opened[i] = make(chan opening, 1)
+		go func() {
+			f, err := openDevice(dir, m.minor)
+			opened[i] <- opening{f, err}
+		}()
+	}
+	d := &Devices{}
+	errs := make([]error, len(minors))
+	for i := range minors {
+		select {
+		case o := <-opened[i]:
+			if errs[i] = o.err; o.err == nil {
+				d.files = append(d.files, o.file)
+			}
+		case <-ctx.Done():
+			// The goroutine waits in the kernel, where nothing can end it.
+			errs[i] = fmt.Errorf("it is not initialised after %v", deviceTimeout)
+		}
+	}
+	lines := log.linesAbout("nvidia")
+	for i, err := range errs {
+		if err == nil {
+			continue
+		}
+		said := ""
+		if len(lines) > 0 {
+			said = "; the kernel says: " + strings.Join(lines, " / ")
+		}
+		d.failed = append(d.failed, refuse(ReasonDeviceInitFailed, "nvidia", err, "GPU %s: the driver cannot initialise it: %v%s", minors[i].address, err, said))
+	}
+	if len(d.files) == 0 {
+		return nil, d.failed[0]
+	}
+	return d, nil
+}
+
+// device is a GPU that is bound to the driver.
+type device struct {
+	address string // on the PCI bus, as the driver writes it
+	minor   uint32
+}
+
+// minors reads which GPUs the driver has: /proc/driver/nvidia/gpus/<address>/information
+// has a line "Device Minor: <number>".
+func (s System) minors() ([]device, error) {
+	dir := filepath.Join(s.Proc, "driver/nvidia/gpus")
+	addresses, err := readNames(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(addresses)
+	var all []device
+	for _, address := range addresses {
+		f, err := os.Open(filepath.Join(dir, address, "information"))
+		if err != nil {
+			return nil, err
+		}
+		data, err := readAtMost(f, 64<<10)
+		_ = f.Close()
+		if err != nil {
+			return nil, err
+		}
+		for line := range strings.Lines(string(data)) {
+			rest, is := strings.CutPrefix(line, "Device Minor:")
+			if minor, err := strconv.ParseUint(strings.TrimSpace(rest), 10, 20); is && err == nil {
+				all = append(all, device{address, uint32(minor)})
+			}
+		}
+	}
+	return all, nil
+}
+
+func openDevice(dir string, minor uint32) (*os.File, error) {
+	path := filepath.Join(dir, fmt.Sprintf(".gpu-driver-%d", minor))
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	if err := unix.Mknod(path, unix.S_IFCHR|0o600, int(unix.Mkdev(nvidiaMajor, minor))); err != nil {
+		return nil, fmt.Errorf("make %s: %w", path, err)
+	}
+	// Not with O_NONBLOCK: newer drivers then initialise the GPU later, and tell nobody how
+	// it ended.
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if gone := os.Remove(path); err == nil && gone != nil {
+		err = errors.Join(gone, unix.Close(fd))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}

@@ -1,0 +1,86 @@
+// Package kernel reads, checks, loads and unloads Linux kernel modules without kmod: it
+// parses what modinfo(8) shows, resolves dependencies, checks parameters that the kernel
+// itself ignores when they are misspelt, and turns each error number of finit_module(2)
+// and delete_module(2) into a Reason with the next action.
+package kernel
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+)
+
+// Reasons for which modules cannot be loaded or unloaded.
+const (
+	ReasonKernelMismatch    gpu.Reason = "KernelMismatch"    // built for another kernel than the one that runs
+	ReasonSignatureRejected gpu.Reason = "SignatureRejected" // the kernel wants a signature by a key that it trusts
+	ReasonLockedDown        gpu.Reason = "LockedDown"        // lockdown, or a missing capability, forbids loading
+	ReasonNoDevice          gpu.Reason = "NoDevice"          // the module found no GPU that it supports
+	ReasonDependencyMissing gpu.Reason = "DependencyMissing" // a module or symbol that is needed is not there
+	ReasonInUse             gpu.Reason = "InUse"             // a process or another module holds it
+	ReasonParameterUnknown  gpu.Reason = "ParameterUnknown"  // a parameter that the module does not have, or cannot take
+	ReasonDeviceInitFailed  gpu.Reason = "DeviceInitFailed"  // the module's initialisation failed
+)
+
+// maxMessage bounds an Error's text, in bytes.
+const maxMessage = 1024
+
+// Error is why a module could not be loaded or unloaded.
+type Error struct {
+	Reason  gpu.Reason
+	Module  string // "nvidia_uvm"; "" where no single one is meant
+	Message string // one sentence with the next action
+	Err     error  // the system call's, may be nil
+}
+
+func (e *Error) Error() string { return e.Message }
+func (e *Error) Unwrap() error { return e.Err }
+
+// refuse builds an Error with a bounded message.
+func refuse(reason gpu.Reason, module string, err error, format string, args ...any) *Error {
+	return &Error{reason, module, record.Clean(fmt.Sprintf(format, args...), maxMessage), err}
+}
+
+// Name returns a module's name as the kernel writes it, from a file's or a person's
+// spelling: "nvidia-uvm.ko.xz" is "nvidia_uvm".
+func Name(s string) string {
+	s = s[strings.LastIndexByte(s, '/')+1:]
+	if i := strings.Index(s, ".ko"); i > 0 {
+		s = s[:i]
+	}
+	return strings.ReplaceAll(s, "-", "_")
+}
+
+// System is the kernel that runs, and the calls that change it. A test replaces the
+// directories by ones of its own.
+type System struct {
+	Proc string // where procfs is seen: "/proc"
+	Sys  string // where sysfs is seen: "/sys"
+	Kmsg string // the kernel's log: "/dev/kmsg"; "": it is not read
+}
+
+// Host is the System of the running kernel.
+var Host = System{Proc: "/proc", Sys: "/sys", Kmsg: "/dev/kmsg"}
+
+// Release returns the running kernel's release, as uname -r prints it.
+func Release() (string, error) {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return "", fmt.Errorf("uname: %w", err)
+	}
+	return unix.ByteSliceToString(u.Release[:]), nil
+}
+
+// readAtMost reads r to its end and fails if that is more than limit bytes.
+func readAtMost(r io.Reader, limit int64) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(r, limit+1))
+	if err == nil && int64(len(data)) > limit {
+		err = fmt.Errorf("more than %d bytes", limit)
+	}
+	return data, err
+}

@@ -1,0 +1,153 @@
+package kernel
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpuready/gpuready/internal/host"
+)
+
+// Kind is which of NVIDIA's two sets of kernel modules is loaded.
+type Kind string
+
+// The kinds, in the words of the policy's kernelModuleType.
+const (
+	Auto        Kind = "auto"
+	OpenKind    Kind = "open"
+	Proprietary Kind = "proprietary"
+)
+
+// ParseKind reads kernelModuleType; "" is Auto.
+func ParseKind(s string) (Kind, error) {
+	if s == "" {
+		return Auto, nil
+	}
+	if k := Kind(s); slices.Contains([]Kind{Auto, OpenKind, Proprietary}, k) {
+		return k, nil
+	}
+	return "", fmt.Errorf("kernel module type %q: want auto, open or proprietary", s)
+}
+
+// Kind returns the set that a module is of.
+func (i Info) Kind() Kind {
+	if i.Open() {
+		return OpenKind
+	}
+	return Proprietary
+}
+
+// generation is a range of PCI device IDs, of one architecture or several, and the kinds
+// of modules that support it.
+type generation struct {
+	from        uint16
+	name        string
+	open, prior bool // supported by the open modules; by the proprietary ones
+}
+
+// generations are ordered by their first device ID. The chips' blocks of IDs are those of
+// the PCI ID repository (pci-ids.ucw.cz, vendor 10de); what supports them is in the README of NVIDIA's driver, chapter "Open Linux Kernel
+// Modules": Turing and later by the open ones, and Blackwell by these alone. GP100 is the
+// only Pascal among Maxwell's numbers; the same modules support both.
+var generations = []generation{
+	{0x0000, "an architecture before Maxwell", false, false},
+	{0x1340, "Maxwell", false, true},
+	{0x1b00, "Pascal", false, true},
+	{0x1d80, "Volta", false, true},
+	{0x1e00, "Turing", true, true},
+	{0x2080, "Ampere", true, true},
+	{0x2180, "Turing", true, true},
+	{0x2200, "Ampere", true, true},
+	{0x2300, "Hopper", true, true},
+	{0x2380, "Ampere", true, true},
+	{0x2600, "Ada", true, true},
+	{0x2900, "Blackwell or later", true, false},
+}
+
+// graceHopper are the device IDs of the H100 and H200 on a Grace CPU, which the open
+// modules alone support (PCI ID repository: GH100 [GH200 120GB / 480GB], [GH200 144G HBM3e]).
+var graceHopper = []uint16{0x2342, 0x2348}
+
+func generationOf(device uint16) generation {
+	if slices.Contains(graceHopper, device) {
+		return generation{device, "Grace Hopper", true, false}
+	}
+	i, found := slices.BinarySearchFunc(generations, device, func(g generation, id uint16) int { return int(g.from) - int(id) })
+	if !found {
+		i--
+	}
+	return generations[i]
+}
+
+// Choose decides between the kinds of modules that a driver has, by the GPUs on the PCI
+// bus, and says why. Where both kinds support all GPUs it takes the open modules, as
+// NVIDIA does from driver 560 on.
+func Choose(wanted Kind, have []Kind, gpus []host.PCIGPU) (Kind, string, error) {
+	if len(have) == 0 {
+		return "", "", refuse(ReasonDependencyMissing, "nvidia", nil, "the driver's image has no kernel modules for this kernel")
+	}
+	if wanted != Auto && !slices.Contains(have, wanted) {
+		return "", "", refuse(ReasonDependencyMissing, "nvidia", nil,
+			"kernel module type %q is wanted, and the driver's image has %s alone; change kernelModuleType, or the image", wanted, have[0])
+	}
+	for _, k := range []Kind{OpenKind, Proprietary} {
+		if !slices.Contains(have, k) || wanted != Auto && wanted != k {
+			continue
+		}
+		unsupported := slices.IndexFunc(gpus, func(g host.PCIGPU) bool { return !supports(k, g) })
+		switch {
+		case unsupported < 0:
+			return k, explainKind(wanted, have, gpus), nil
+		case wanted == k || len(have) == 1:
+			g := gpus[unsupported]
+			return "", "", refuse(ReasonNoDevice, "nvidia", nil,
+				"GPU %s (10de:%04x, %s) is not supported by the %s kernel modules; %s", g.Address, g.Device, generationOf(g.Device).name, k, instead(k, g))
+		}
+	}
+	return "", "", refuse(ReasonNoDevice, "nvidia", nil,
+		"no one kind of kernel modules supports all GPUs of this node (%s); take one of them out, or give it to vfio-pci", listGenerations(gpus))
+}
+
+// supports reports whether a kind supports a GPU. A device without an ID is nobody's to judge.
+func supports(k Kind, g host.PCIGPU) bool {
+	if g.Device == 0 {
+		return true
+	}
+	of := generationOf(g.Device)
+	return k == OpenKind && of.open || k == Proprietary && of.prior
+}
+
+func explainKind(wanted Kind, have []Kind, gpus []host.PCIGPU) string {
+	switch {
+	case wanted != Auto:
+		return "as kernelModuleType says"
+	case len(have) == 1:
+		return "the image has no other"
+	case len(gpus) == 0:
+		return "there is no GPU to decide by"
+	}
+	return "for " + listGenerations(gpus)
+}
+
+// instead says what would support a GPU.
+func instead(k Kind, g host.PCIGPU) string {
+	switch of := generationOf(g.Device); {
+	case k == OpenKind && of.prior:
+		return "set kernelModuleType: proprietary, with a driver up to branch 580"
+	case k == Proprietary && of.open:
+		return "set kernelModuleType: open"
+	}
+	return "this driver supports Maxwell and later alone"
+}
+
+// listGenerations names the architectures, each once.
+func listGenerations(gpus []host.PCIGPU) string {
+	var names []string
+	for _, g := range gpus {
+		if name := generationOf(g.Device).name; !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return strings.Join(names, ", ")
+}

@@ -1,0 +1,144 @@
+package kernel
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// moduleInitCompressed is MODULE_INIT_COMPRESSED_FILE (include/uapi/linux/module.h),
+// Linux 5.17: the kernel uncompresses the file itself.
+const moduleInitCompressed = 4
+
+// Load loads one module with its parameters. A module that is loaded already is no error.
+func (s System) Load(m Module, params []Param) error {
+	f, err := m.Root.OpenFile(m.Path)
+	if err != nil {
+		return refuse(ReasonDependencyMissing, m.Name, err, "load %s: %v", m.Name, err)
+	}
+	defer f.Close() //nolint:errcheck // it is only read
+	words := make([]string, len(params))
+	for i, p := range params {
+		words[i] = p.String()
+	}
+	log := s.openLog()
+	defer log.close()
+	err = s.insert(f, m.Path, strings.Join(words, " "))
+	if err == nil || errors.Is(err, unix.EEXIST) {
+		return nil
+	}
+	return s.explainLoad(m, err, log.linesAbout(m.Name))
+}
+
+// insert hands a module to the kernel, compressed where the kernel can read it so.
+func (s System) insert(f *os.File, name, params string) error {
+	if filepath.Ext(name) == ".ko" {
+		return unix.FinitModule(int(f.Fd()), params, 0)
+	}
+	if s.uncompresses(filepath.Ext(name)) {
+		if err := unix.FinitModule(int(f.Fd()), params, moduleInitCompressed); !errors.Is(err, unix.EOPNOTSUPP) {
+			return err
+		}
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	r, size, err := uncompress(f, name)
+	if err != nil {
+		return err
+	}
+	data := make([]byte, size)
+	if _, err := r.ReadAt(data, 0); err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	return unix.InitModule(data, params)
+}
+
+// uncompresses reports whether the kernel reads modules that are compressed this way.
+func (s System) uncompresses(extension string) bool {
+	data, err := os.ReadFile(filepath.Join(s.Sys, "module/compression"))
+	kind := map[string]string{".gz": "gzip", ".xz": "xz", ".zst": "zstd"}[extension]
+	return err == nil && kind != "" && strings.TrimSpace(string(data)) == kind
+}
+
+// explainLoad turns the error number of finit_module(2) into a reason. lines are those
+// that the kernel logged about the module meanwhile.
+func (s System) explainLoad(m Module, err error, lines []string) error {
+	said := ""
+	if len(lines) > 0 {
+		said = "; the kernel says: " + strings.Join(lines, " / ")
+	}
+	release, _ := Release()
+	switch {
+	case errors.Is(err, unix.EKEYREJECTED), errors.Is(err, unix.ENOKEY), errors.Is(err, unix.EBADMSG):
+		return refuse(ReasonSignatureRejected, m.Name, err, "%s: %s", m, s.Trust().explain(m.Signature))
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		return refuse(ReasonLockedDown, m.Name, err, "%s: %s%s", m, s.Trust().explainLockdown(m.Signature), said)
+	case errors.Is(err, unix.ENOEXEC), errors.Is(err, unix.EINVAL) && disagrees(lines):
+		return refuse(ReasonKernelMismatch, m.Name, err,
+			"%s is built for kernel %s and cannot be loaded by %s%s; use the driver's image for this kernel, or build it here", m, m.Release(), release, said)
+	case errors.Is(err, unix.ENOENT):
+		return refuse(ReasonDependencyMissing, m.Name, err,
+			"load %s: the kernel misses a symbol or module that it needs%s; make the kernel's own modules visible (/lib/modules)", m.Name, said)
+	case errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO):
+		return refuse(ReasonNoDevice, m.Name, err,
+			"load %s %s: it finds no device that it supports%s; on a node with a GPU, choose a driver version and kernelModuleType that support it", m.Name, m.Version, said)
+	}
+	return refuse(ReasonDeviceInitFailed, m.Name, err, "load %s: its initialisation failed: %v%s", m.Name, err, said)
+}
+
+// disagrees reports whether the kernel logged that symbols of the module have other
+// versions: it was built for a kernel of the same release with another configuration.
+func disagrees(lines []string) bool {
+	for _, line := range lines {
+		if strings.Contains(line, "disagrees about version of symbol") || strings.Contains(line, "version magic") {
+			return true
+		}
+	}
+	return false
+}
+
+// CheckRelease refuses a module that was built for another kernel than release.
+func CheckRelease(m Module, release string) error {
+	if m.Release() == release {
+		return nil
+	}
+	return refuse(ReasonKernelMismatch, m.Name, nil,
+		"%s is built for kernel %s, this node runs %s; use the driver's image for this kernel, or build it here", m, m.Release(), release)
+}
+
+// Unload removes one module. One that is not there is no error.
+func (s System) Unload(name string) error {
+	err := unix.DeleteModule(name, unix.O_NONBLOCK)
+	switch {
+	case err == nil, errors.Is(err, unix.ENOENT):
+		return nil
+	case errors.Is(err, unix.EWOULDBLOCK), errors.Is(err, unix.EBUSY):
+		return s.explainBusy(name, err)
+	case errors.Is(err, unix.EPERM):
+		return refuse(ReasonLockedDown, name, err, "unload %s: %v; the container needs CAP_SYS_MODULE: run it privileged", name, err)
+	}
+	return refuse(ReasonDeviceInitFailed, name, err, "unload %s: %v", name, err)
+}
+
+// explainBusy names who holds a module.
+func (s System) explainBusy(name string, err error) error {
+	loaded, listErr := s.Loaded()
+	if l := loaded[name]; listErr == nil && len(l.Holders) > 0 {
+		return refuse(ReasonInUse, name, err, "module %s is in use by the module %s; unload that first", name, strings.Join(l.Holders, ", "))
+	}
+	return s.explainUsers(name, err)
+}
+
+// explainUsers names the processes that hold a module.
+func (s System) explainUsers(name string, err error) error {
+	users := s.Users()
+	if len(users) == 0 {
+		return refuse(ReasonInUse, name, err, "module %s is in use, and no process is seen that has its devices open; run this container with hostPID: true to have it named", name)
+	}
+	return refuse(ReasonInUse, name, err, "module %s is in use by %s; end it first", name, describeUsers(users))
+}

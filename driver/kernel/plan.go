@@ -1,0 +1,226 @@
+package kernel
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpuready/gpuready/internal/config"
+)
+
+// Step loads one module.
+type Step struct {
+	Module Module
+	Params []Param
+	Ours   bool // of the driver's files, rather than of the kernel's own
+	// Optional means that the driver works without it, as far as is known.
+	Optional bool
+}
+
+// Inputs are what a plan is made of.
+type Inputs struct {
+	Wanted   []string // names, in the order in which they are loaded
+	Optional []string // names that are loaded first where the kernel has them
+	Files    Files    // of the driver
+	Tree     *Tree    // of the kernel
+	Options  Options
+	Loaded   map[string]Loaded
+	Release  string // of the running kernel
+}
+
+// Plan returns the modules that have to be loaded, in order: what the wanted ones depend
+// on, from the driver's files or else from the kernel's own, then these. What is loaded
+// already or built in is left out. It refuses what cannot be loaded before anything is.
+func Plan(in Inputs) ([]Step, error) {
+	p := planner{Inputs: in, needs: map[string][]string{}}
+	for _, name := range in.Optional {
+		if in.Tree.Path(name) != "" {
+			_ = p.add(Name(name), nil, true) // what cannot be planned is left out
+		}
+	}
+	for _, name := range in.Wanted {
+		if err := p.add(Name(name), nil, false); err != nil {
+			return nil, err
+		}
+	}
+	return p.steps, nil
+}
+
+type planner struct {
+	Inputs
+	needs map[string][]string // what each planned module depends on
+	steps []Step
+}
+
+// require makes a planned module and what it depends on necessary.
+func (p *planner) require(name string) {
+	i := slices.IndexFunc(p.steps, func(s Step) bool { return s.Module.Name == name })
+	if i < 0 || !p.steps[i].Optional {
+		return
+	}
+	p.steps[i].Optional = false
+	for _, need := range p.needs[name] {
+		p.require(need)
+	}
+}
+
+// add appends a module after what it depends on. chain are the modules on whose account
+// it is added.
+func (p *planner) add(name string, chain []string, optional bool) error {
+	if _, loaded := p.Loaded[name]; loaded || p.Tree.Builtin(name) {
+		return nil
+	}
+	if _, planned := p.needs[name]; planned {
+		if !optional {
+			p.require(name)
+		}
+		return nil
+	}
+	if slices.Contains(chain, name) {
+		return refuse(ReasonDependencyMissing, name, nil, "the modules %s depend on each other in a circle", strings.Join(append(chain, name), ", "))
+	}
+	m, ours, err := p.find(name, chain)
+	if err != nil {
+		return err
+	}
+	chain = append(slices.Clone(chain), name)
+	// Soft dependencies are loaded where they exist.
+	for _, soft := range append(slices.Clone(m.SoftBefore), p.Options.Before[name]...) {
+		if _, is := p.Files[soft]; (is || p.Tree.Path(soft) != "") && !slices.Contains(chain, soft) {
+			_ = p.add(soft, chain, true) // what cannot be planned is left out
+		}
+	}
+	needs := m.Depends
+	if !ours {
+		needs = p.Tree.Depends(name)
+	}
+	for _, need := range needs {
+		if err := p.add(need, chain, optional); err != nil {
+			return err
+		}
+	}
+	params := p.Options.Params[name]
+	if ours {
+		if err := CheckParams(m.Info, params); err != nil {
+			return err
+		}
+	}
+	p.needs[name] = needs
+	p.steps = append(p.steps, Step{m, params, ours, optional})
+	return nil
+}
+
+// find returns a module from the driver's files, or else from the kernel's own.
+func (p *planner) find(name string, chain []string) (m Module, ours bool, err error) {
+	if m, ours = p.Files[name]; ours {
+		return m, true, CheckRelease(m, p.Release)
+	}
+	at := p.Tree.Path(name)
+	if at == "" {
+		return m, false, refuse(ReasonDependencyMissing, name, nil, "%s", p.missing(name, chain))
+	}
+	return Module{Info{Name: name}, p.Tree.Root, at}, false, nil
+}
+
+func (p *planner) missing(name string, chain []string) string {
+	if len(chain) == 0 {
+		return fmt.Sprintf("the driver's image has no module %s for kernel %s", name, p.Release)
+	}
+	return fmt.Sprintf("module %s needs %s, which neither the driver's image nor %s has; install the package with the kernel's extra modules (kernel-modules-extra, linux-modules-extra), or mount the host's /lib/modules",
+		chain[len(chain)-1], name, p.Tree.Root.Path(p.Tree.Dir))
+}
+
+// CheckConf refuses files of parameters for modules that the driver does not have: a
+// misspelt file name would be passed over in silence.
+func CheckConf(o Options, files Files) error {
+	for module, file := range o.Configured {
+		if _, known := files[module]; !known {
+			return refuse(ReasonParameterUnknown, module, nil, "%s: the driver has no module %s%s", file, module, config.Suggest(module, slices.Sorted(maps.Keys(files))))
+		}
+	}
+	return nil
+}
+
+// Apply loads modules in order. It stops at the first that fails.
+func (s System) Apply(ctx context.Context, steps []Step, log *slog.Logger) error {
+	for _, step := range steps {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		begun := time.Now()
+		if err := s.Load(step.Module, step.Params); err != nil {
+			if step.Optional {
+				log.Warn("a module that the driver may use cannot be loaded", "module", step.Module.Name, "err", err)
+				continue
+			}
+			return err
+		}
+		words := make([]string, len(step.Params))
+		for i, p := range step.Params {
+			words[i] = p.String()
+		}
+		log.Info("module loaded", "module", step.Module.Name, "file", step.Module.String(), "parameters", strings.Join(words, " "),
+			"took", time.Since(begun).Round(time.Millisecond))
+	}
+	return nil
+}
+
+// Own are the driver's modules, those that hold others first: the order in which they can
+// be unloaded.
+var Own = []string{"nvidia_peermem", "nvidia_drm", "nvidia_modeset", "nvidia_uvm", "nvidia_vgpu_vfio", "nvidia"}
+
+// UnloadAll unloads the driver's modules that are loaded. Where a process or a module of
+// somebody else holds one, those that were unloaded before it stay so.
+func (s System) UnloadAll(ctx context.Context, log *slog.Logger) error {
+	loaded, err := s.Loaded()
+	if err != nil {
+		return err
+	}
+	for _, name := range Own {
+		if _, is := loaded[name]; !is {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		begun := time.Now()
+		if err := s.Unload(name); err != nil {
+			return err
+		}
+		log.Info("module unloaded", "module", name, "took", time.Since(begun).Round(time.Millisecond))
+	}
+	return nil
+}
+
+// Busy returns why the driver's modules cannot all be unloaded; nil where nothing that
+// can be seen holds them. It is asked before the first is unloaded, so that a driver in
+// use is left whole.
+func (s System) Busy() error {
+	loaded, err := s.Loaded()
+	if err != nil {
+		return err
+	}
+	for _, name := range Own {
+		l, is := loaded[name]
+		if !is {
+			continue
+		}
+		var others []string
+		for _, holder := range l.Holders {
+			if !slices.Contains(Own, holder) {
+				others = append(others, holder)
+			}
+		}
+		if len(others) > 0 {
+			return refuse(ReasonInUse, name, nil, "module %s is in use by the module %s of somebody else; unload that first", name, strings.Join(others, ", "))
+		}
+		if l.References > len(l.Holders) {
+			return s.explainUsers(name, nil)
+		}
+	}
+	return nil
+}

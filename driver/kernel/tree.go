@@ -1,0 +1,201 @@
+package kernel
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/gpuready/gpuready/internal/host"
+)
+
+// Limits on what is read of a folder of modules.
+const (
+	maxList    = 16 << 20 // bytes of modules.dep; Debian's has 600 kB
+	maxFound   = 4096     // files below a folder of drivers
+	maxNesting = 8
+)
+
+// Module is a module in a file.
+type Module struct {
+	Info
+	Root *host.Root
+	Path string // inside Root
+}
+
+// String names the module's file.
+func (m Module) String() string { return m.Root.Path(m.Path) }
+
+// Files are the modules of one driver, by name.
+type Files map[string]Module
+
+// FindDrivers reads the modules below a folder of root, compressed or not, and returns
+// those that a driver image brings, by kind: the folders with a module nvidia, whose
+// licence alone tells the kinds apart. Where several folders have one kind, the one whose
+// path sorts first counts. A folder that is not there has none.
+func FindDrivers(root *host.Root, dir string) (map[Kind]Files, error) {
+	var folders []string
+	byFolder := map[string]Files{}
+	err := findFiles(root, dir, maxNesting, new(int), func(p string) error {
+		m, err := ReadModule(root, p)
+		if err != nil {
+			return err
+		}
+		folder := path.Dir(p)
+		if byFolder[folder] == nil {
+			byFolder[folder] = Files{}
+			folders = append(folders, folder)
+		}
+		if _, known := byFolder[folder][m.Name]; !known {
+			byFolder[folder][m.Name] = m
+		}
+		return nil
+	})
+	byKind := map[Kind]Files{}
+	for _, folder := range folders {
+		main, is := byFolder[folder]["nvidia"]
+		if _, known := byKind[main.Kind()]; is && !known {
+			byKind[main.Kind()] = byFolder[folder]
+		}
+	}
+	return byKind, err
+}
+
+// findFiles calls visit for each file of a module below dir, in the order of their paths.
+func findFiles(root *host.Root, dir string, nesting int, seen *int, visit func(string) error) error {
+	entries, err := root.ReadDirAtMost(dir, maxFound)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if *seen++; *seen > maxFound {
+			return fmt.Errorf("%s: more than %d files; a driver's modules are in a folder of their own", root.Path(dir), maxFound)
+		}
+		p := path.Join(dir, e.Name())
+		switch {
+		case e.IsDir() && nesting > 0:
+			err = findFiles(root, p, nesting-1, seen, visit)
+		case e.Type().IsRegular() && isModule(e.Name()):
+			err = visit(p)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// isModule reports whether a file is a module by its name, compressed or not.
+func isModule(name string) bool {
+	name = path.Base(name)
+	for _, suffix := range []string{"", ".xz", ".zst", ".gz"} {
+		if base, ok := strings.CutSuffix(name, suffix); ok && strings.HasSuffix(base, ".ko") {
+			return true
+		}
+	}
+	return false
+}
+
+// ReadModule reads what the module in a file says of itself.
+func ReadModule(root *host.Root, p string) (Module, error) {
+	f, err := root.OpenFile(p)
+	if err != nil {
+		return Module{}, err
+	}
+	defer f.Close() //nolint:errcheck // it is only read
+	r, size, err := uncompress(f, p)
+	if err != nil {
+		return Module{}, fmt.Errorf("%s: %w", root.Path(p), err)
+	}
+	info, err := ReadInfo(r, size)
+	if err != nil {
+		return Module{}, fmt.Errorf("%s: %w", root.Path(p), err)
+	}
+	if info.Name == "" {
+		info.Name = Name(p)
+	}
+	return Module{info, root, p}, nil
+}
+
+// Tree is the folder of the modules that belong to the running kernel,
+// /lib/modules/<release>, as depmod(8) has indexed it.
+type Tree struct {
+	Root    *host.Root
+	Dir     string // inside Root
+	paths   map[string]string
+	depends map[string][]string
+	builtin map[string]bool
+}
+
+// ReadTree reads modules.dep and modules.builtin. A folder without them has no modules.
+func ReadTree(root *host.Root, dir string) (*Tree, error) {
+	t := &Tree{Root: root, Dir: dir, paths: map[string]string{}, depends: map[string][]string{}, builtin: map[string]bool{}}
+	for _, file := range []struct {
+		name string
+		read func(io.Reader) error
+	}{{"modules.dep", t.readDepends}, {"modules.builtin", t.readBuiltin}} {
+		data, err := root.ReadFile(path.Join(dir, file.name), maxList)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			err = file.read(bytes.NewReader(data))
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w; depmod makes it anew", root.Path(path.Join(dir, file.name)), err)
+		}
+	}
+	return t, nil
+}
+
+// readDepends reads lines "<path>: <path> ...", modules.dep(5).
+func (t *Tree) readDepends(r io.Reader) error {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		file, needs, ok := strings.Cut(lines.Text(), ":")
+		if !ok || !isModule(file) {
+			return fmt.Errorf("%q is no line of modules.dep", bounded(lines.Text()))
+		}
+		name := Name(file)
+		t.paths[name] = file
+		for need := range strings.FieldsSeq(needs) {
+			t.depends[name] = append(t.depends[name], Name(need))
+		}
+		slices.Reverse(t.depends[name]) // what is needed first is written last
+	}
+	return lines.Err()
+}
+
+func (t *Tree) readBuiltin(r io.Reader) error {
+	lines := bufio.NewScanner(r)
+	for lines.Scan() {
+		t.builtin[Name(lines.Text())] = true
+	}
+	return lines.Err()
+}
+
+// Builtin reports whether the kernel has a module built in.
+func (t *Tree) Builtin(name string) bool { return t.builtin[Name(name)] }
+
+// Path returns the path of a module's file inside Root; "" if the tree has none.
+func (t *Tree) Path(name string) string {
+	p, known := t.paths[Name(name)]
+	if !known {
+		return ""
+	}
+	return path.Join(t.Dir, p)
+}
+
+// Depends returns what has to be loaded before a module, in that order.
+func (t *Tree) Depends(name string) []string { return t.depends[Name(name)] }
+
+func bounded(s string) string { return s[:min(len(s), 100)] }

@@ -1,0 +1,162 @@
+package kernel
+
+import (
+	"bufio"
+	"cmp"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+)
+
+// User is a process that has a device of the driver open or mapped.
+type User struct {
+	PID       int
+	Command   string // /proc/<pid>/comm
+	Container string // ID; "" for a process of the host
+	Pod       string // UID; "" where its cgroup names none
+	Device    string // a path as the process sees it
+}
+
+// maxUsers bounds how many processes are named.
+const maxUsers = 16
+
+// String names the process for people.
+func (u User) String() string {
+	s := fmt.Sprintf("pid %d (%s", u.PID, u.Command)
+	if u.Container != "" {
+		s += ", container " + u.Container[:min(12, len(u.Container))]
+	}
+	if u.Pod != "" {
+		s += ", pod " + u.Pod
+	}
+	return s + ") with " + u.Device
+}
+
+func describeUsers(users []User) string {
+	shown := users[:min(3, len(users))]
+	words := make([]string, len(shown))
+	for i, u := range shown {
+		words[i] = u.String()
+	}
+	text := strings.Join(words, ", ")
+	if more := len(users) - len(shown); more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
+// Users returns the processes that have a character device of NVIDIA's driver open or
+// mapped, at most maxUsers, by PID. It sees those of this process's PID namespace.
+func (s System) Users() []User {
+	majors := s.majors()
+	if len(majors) == 0 {
+		return nil
+	}
+	entries, err := os.ReadDir(s.Proc)
+	if err != nil {
+		return nil
+	}
+	var users []User
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		if device := s.deviceOf(pid, majors); device != "" {
+			users = append(users, s.describeUser(pid, device))
+		}
+	}
+	slices.SortFunc(users, func(a, b User) int { return cmp.Compare(a.PID, b.PID) })
+	return users[:min(maxUsers, len(users))]
+}
+
+// majors are the numbers of the driver's character devices, from /proc/devices.
+func (s System) majors() map[uint32]bool {
+	f, err := os.Open(filepath.Join(s.Proc, "devices"))
+	if err != nil {
+		return nil
+	}
+	defer f.Close() //nolint:errcheck // it is only read
+	majors := map[uint32]bool{}
+	lines := bufio.NewScanner(f)
+	for lines.Scan() && !strings.HasPrefix(lines.Text(), "Block devices") {
+		number, name, _ := strings.Cut(strings.TrimSpace(lines.Text()), " ")
+		if major, err := strconv.ParseUint(number, 10, 32); err == nil && strings.HasPrefix(name, "nvidia") {
+			majors[uint32(major)] = true
+		}
+	}
+	return majors
+}
+
+// deviceOf returns a device with one of the numbers that a process has open or mapped.
+func (s System) deviceOf(pid int, majors map[uint32]bool) string {
+	dir := filepath.Join(s.Proc, strconv.Itoa(pid))
+	for _, sub := range []string{"fd", "map_files"} {
+		names, err := readNames(filepath.Join(dir, sub))
+		if err != nil {
+			continue
+		}
+		for _, name := range names {
+			path := filepath.Join(dir, sub, name)
+			var st unix.Stat_t
+			if unix.Stat(path, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR || !majors[unix.Major(st.Rdev)] {
+				continue
+			}
+			target, err := os.Readlink(path)
+			if err != nil {
+				target = fmt.Sprintf("device %d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
+			}
+			return record.Clean(target, 256)
+		}
+	}
+	return ""
+}
+
+func readNames(dir string) ([]string, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() //nolint:errcheck // it is only read
+	return f.Readdirnames(-1)
+}
+
+func (s System) describeUser(pid int, device string) User {
+	dir := filepath.Join(s.Proc, strconv.Itoa(pid))
+	u := User{PID: pid, Device: device}
+	if comm, err := os.ReadFile(filepath.Join(dir, "comm")); err == nil {
+		u.Command = record.Clean(strings.TrimSpace(string(comm)), 64)
+	}
+	if cgroup, err := os.ReadFile(filepath.Join(dir, "cgroup")); err == nil {
+		u.Container, u.Pod = parseCgroup(string(cgroup))
+	}
+	return u
+}
+
+// parseCgroup finds a container's ID and its pod's UID in /proc/<pid>/cgroup, in the
+// spellings of the kubelet's cgroup drivers: .../kubepods/burstable/pod<uid>/<id> and
+// .../kubepods-burstable-pod<uid with _>.slice/cri-containerd-<id>.scope.
+func parseCgroup(text string) (container, pod string) {
+	for line := range strings.Lines(text) {
+		_, path, _ := strings.Cut(strings.TrimSpace(line), ":/")
+		for part := range strings.SplitSeq(path, "/") {
+			part = strings.TrimSuffix(strings.TrimSuffix(part, ".scope"), ".slice")
+			if i := strings.LastIndex(part, "pod"); i >= 0 {
+				if uid := strings.ReplaceAll(part[i+len("pod"):], "_", "-"); len(uid) == 36 || len(uid) == 32 {
+					pod = uid
+				}
+			}
+			if id := part[strings.LastIndexByte(part, '-')+1:]; len(id) == 64 && strings.Trim(id, "0123456789abcdef") == "" {
+				container = id
+			}
+		}
+	}
+	return container, pod
+}

@@ -1,0 +1,17 @@
+// Gpu-driver brings NVIDIA's kernel modules and user space onto a node, from a container
+// without a shell, and says why where it cannot.
+package main
+
+import (
+	"context"
+	"os"
+
+	"github.com/gpuready/gpuready/driver/cli"
+	"github.com/gpuready/gpuready/internal/program"
+)
+
+func main() {
+	os.Exit(program.Signalled(func(ctx context.Context) int {
+		return cli.Main(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	}))
+}

@@ -1,0 +1,81 @@
+package root
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// furnished is where Furnish makes a root. Each container has a tmpfs there.
+const furnished = "/dev/shm/gpu-driver"
+
+// shared are the folders of the container that programs of the image need.
+var shared = []string{"/proc", "/sys", "/dev", "/run", "/drivers", "/etc/nvidia", "/etc/nvidia-imex"}
+
+// Furnish returns a root for the driver's daemons: what is in the folder dir of the image,
+// with the container's /proc, /sys, /dev, /run and configuration. It is this container's
+// alone, and nothing is made in dir, which is shown on the node.
+func Furnish(dir string) (string, error) {
+	if err := os.MkdirAll(furnished, 0o755); err != nil {
+		return "", err
+	}
+	if there, err := Mounted(furnished); err != nil {
+		return "", err
+	} else if there {
+		if err := unmount(furnished); err != nil {
+			return "", err
+		}
+	}
+	if err := unix.Mount("tmpfs", furnished, "tmpfs", unix.MS_NOSUID, "mode=0755,size=1m"); err != nil {
+		return "", fmt.Errorf("make a root for the driver's daemons: mount a tmpfs on %s: %w%s", furnished, err, advise(err))
+	}
+	if err := unix.Mount("", furnished, "", unix.MS_UNBINDABLE, ""); err != nil {
+		return "", err
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return "", err
+	}
+	for _, e := range entries {
+		from, to := filepath.Join(dir, e.Name()), filepath.Join(furnished, e.Name())
+		if e.Type()&fs.ModeSymlink != 0 {
+			var target string
+			if target, err = os.Readlink(from); err == nil {
+				err = os.Symlink(target, to)
+			}
+		} else if e.IsDir() {
+			err = bindInto(from, to)
+		}
+		if err != nil {
+			return "", err
+		}
+	}
+	for _, name := range shared {
+		if _, err := os.Stat(name); errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err := bindInto(name, filepath.Join(furnished, name)); err != nil {
+			return "", err
+		}
+	}
+	return furnished, nil
+}
+
+// bindInto mounts a folder, with what is mounted below it, in the root for the daemons.
+// Nothing that is done to these mounts reaches the node.
+func bindInto(from, to string) error {
+	if err := os.MkdirAll(to, 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount(from, to, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("mount %s on %s: %w%s", from, to, err, advise(err))
+	}
+	if err := unix.Mount("", to, "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return fmt.Errorf("make the mount of %s its own: %w", to, err)
+	}
+	return nil
+}

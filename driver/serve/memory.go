@@ -1,0 +1,95 @@
+package serve
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+
+	"github.com/gpuready/gpuready/driver/daemons"
+	"github.com/gpuready/gpuready/driver/kernel"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+)
+
+// loadedName is the file beside the state that says which modules were loaded, or are
+// about to be.
+const loadedName = "loaded.json"
+
+// stateName is the file of NVIDIA's driver containers with the same purpose.
+const stateName = "nvidia-driver.state"
+
+const maxRecord = 64 << 10
+
+// memory is what is written down before modules are loaded.
+type memory struct {
+	BootID string `json:"bootID"`
+	Digest string `json:"digest"`
+}
+
+func (d *Driver) dir() string { return filepath.Join(d.StateDir, string(nodestate.Driver)) }
+
+// remember writes down what is about to be loaded.
+func (d *Driver) remember(s Snapshot) error {
+	data, err := json.Marshal(memory{d.boot, s.Digest})
+	if err != nil {
+		return err
+	}
+	return record.Write(filepath.Join(d.dir(), loadedName), append(data, '\n'))
+}
+
+// forget removes what remember wrote: nothing that is loaded from now on is adopted.
+func (d *Driver) forget() error {
+	return errors.Join(record.Remove(filepath.Join(d.dir(), loadedName)), record.Remove(d.statePath()))
+}
+
+func (d *Driver) statePath() string { return filepath.Join(filepath.Dir(d.Root), stateName) }
+
+// adopts reports whether the modules that are loaded were loaded for the same wish since
+// the node was started, and are those of the image. Some may be missing.
+func (d *Driver) adopts(s Snapshot) bool {
+	data, err := record.Read(filepath.Join(d.dir(), loadedName), maxRecord)
+	if err != nil {
+		return false
+	}
+	var m memory
+	if json.Unmarshal(data, &m) != nil || m.BootID != d.boot || m.Digest != s.Digest {
+		return false
+	}
+	for _, name := range kernel.Own {
+		l, is := s.Loaded[name]
+		if is && !d.System.Describe(l).Same(s.Files[name].Info) {
+			return false
+		}
+	}
+	return true
+}
+
+// readyName is the file by which the ecosystem knows that a driver container has its
+// driver loaded; its lines are those of the startup probe in NVIDIA's gpu-operator.
+const readyName = ".driver-ctr-ready"
+
+// announce writes the ecosystem's files: that the driver is ready, and its configuration.
+func (d *Driver) announce() error {
+	rdma := "false"
+	if d.Peermem {
+		rdma = "true"
+	}
+	text := "GDRCOPY_ENABLED: " + env("GDRCOPY_ENABLED") + "\nGDS_ENABLED: " + env("GDS_ENABLED") + "\nGPU_DIRECT_RDMA_ENABLED: " + rdma + "\n"
+	return errors.Join(
+		record.Write(d.statePath(), []byte("DRIVER_CONFIG_DIGEST="+d.Digest+"\n")),
+		record.Write(filepath.Join(d.OutputDir, readyName), []byte(text)),
+	)
+}
+
+func env(name string) string {
+	if os.Getenv(name) == "true" {
+		return "true"
+	}
+	return "false"
+}
+
+// withdraw takes back that the driver is ready.
+func (d *Driver) withdraw() error {
+	return errors.Join(record.Remove(filepath.Join(d.OutputDir, readyName)), record.Remove(filepath.Join(d.OutputDir, daemons.StatusFile)))
+}

@@ -1,0 +1,76 @@
+package serve
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/gpuready/gpuready/driver/kernel"
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
+)
+
+// say publishes the driver's state.
+func (d *Driver) say(phase nodestate.Phase, reason gpu.Reason, message string) error {
+	d.mu.Lock()
+	s := nodestate.State{Component: nodestate.Driver, Phase: phase, Reason: reason, Message: message}
+	if phase == nodestate.Degraded {
+		s.Driver = d.said.Driver
+	}
+	d.said = s
+	d.mu.Unlock()
+	return nodestate.Write(d.dir(), s)
+}
+
+// changed reports whether e is another reason than the one published last.
+func (d *Driver) changed(e *kernel.Error) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.said.Reason != e.Reason || d.said.Message != e.Message
+}
+
+// sayReady publishes the driver that is loaded.
+func (d *Driver) sayReady(s Snapshot) error {
+	state := nodestate.State{Component: nodestate.Driver, Phase: nodestate.Ready, Driver: &nodestate.DriverInfo{
+		Root: d.Root, Version: s.Version, Simulated: s.Files["nvidia"].Simulated(),
+	}}
+	d.mu.Lock()
+	d.said = state
+	d.mu.Unlock()
+	return nodestate.Write(d.dir(), state)
+}
+
+// Ready returns why the driver is not ready; nil if it is.
+func (d *Driver) Ready() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch d.said.Phase {
+	case nodestate.Ready:
+		return nil
+	case "":
+		return errors.New("starting")
+	}
+	return fmt.Errorf("%s: %s", d.said.Reason, d.said.Message)
+}
+
+// register registers the driver's metric.
+func (d *Driver) register(r *prometheus.Registry) {
+	r.MustRegister(&collector{d, prometheus.NewDesc("gpuready_driver_info", "1 where the driver is loaded and shown.", []string{"root", "version", "simulated"}, nil)})
+}
+
+type collector struct {
+	driver *Driver
+	info   *prometheus.Desc
+}
+
+func (c *collector) Describe(descs chan<- *prometheus.Desc) { descs <- c.info }
+
+func (c *collector) Collect(values chan<- prometheus.Metric) {
+	c.driver.mu.Lock()
+	s := c.driver.said
+	c.driver.mu.Unlock()
+	if s.Phase == nodestate.Ready {
+		values <- prometheus.MustNewConstMetric(c.info, prometheus.GaugeValue, 1, s.Driver.Root, s.Driver.Version, fmt.Sprint(s.Driver.Simulated))
+	}
+}

@@ -1,0 +1,167 @@
+package serve
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/gpuready/gpuready/driver/kernel"
+	"github.com/gpuready/gpuready/internal/host"
+)
+
+// Survey says where to look for a driver and what is wanted of it.
+type Survey struct {
+	System  kernel.System
+	Host    *host.Root // the file system of this process
+	Image   *host.Root // the driver's user space and modules: /driver
+	Built   *host.Root // modules that were built on the node; nil: none
+	Modules string     // of the kernel itself: /lib/modules, a path of Host
+	Conf    string     // parameters, one file a module: /drivers, a path of Host
+	Kind    kernel.Kind
+	DRM     bool   // nvidia-drm is wanted
+	Peermem bool   // nvidia-peermem is wanted
+	Digest  string // of the configuration outside of these files: DRIVER_CONFIG_DIGEST
+	// WithoutGPU loads the modules where the PCI bus has no GPU.
+	WithoutGPU bool
+}
+
+// Snapshot is what a survey found.
+type Snapshot struct {
+	Release string // of the running kernel
+	GPUs    []host.PCIGPU
+	Kind    kernel.Kind // of the modules that are loaded
+	Why     string      // why this kind
+	Version string      // of the driver
+	Image   *host.Root
+	Files   kernel.Files
+	Tree    *kernel.Tree
+	Options kernel.Options
+	Loaded  map[string]kernel.Loaded
+	Wanted  []string // the driver's modules, in the order in which they are loaded
+	Digest  string   // of the driver, its modules and their parameters
+}
+
+// first are modules of the kernel that the driver uses where they exist: NVIDIA's driver
+// finds some of their symbols at run time.
+var first = []string{"i2c_core", "ipmi_msghandler", "ipmi_devintf", "video"}
+
+// ErrNoGPU is returned where a driver has nothing to drive.
+var ErrNoGPU error = &kernel.Error{Reason: kernel.ReasonNoDevice, Message: "there is no NVIDIA GPU on this node's PCI bus: no driver is loaded"}
+
+// gpus lists the GPUs on the PCI bus, but for those that virtual machines are given.
+func (v Survey) gpus() []host.PCIGPU {
+	all := v.Host.GPUs(path.Join(v.System.Sys, strings.TrimPrefix(host.PCIDevices, "/sys")))
+	return slices.DeleteFunc(all, func(g host.PCIGPU) bool { return strings.Contains(g.Driver, "vfio") })
+}
+
+// CheckGPU returns ErrNoGPU on a node without a GPU.
+func (v Survey) CheckGPU() error {
+	if v.WithoutGPU || len(v.gpus()) > 0 {
+		return nil
+	}
+	return ErrNoGPU
+}
+
+// Take surveys the node and the image.
+func (v Survey) Take() (Snapshot, error) {
+	s := Snapshot{Image: v.Image, GPUs: v.gpus()}
+	var err error
+	if s.Release, err = kernel.Release(); err != nil {
+		return s, err
+	}
+	if s.Tree, err = kernel.ReadTree(v.Host, path.Join(v.Modules, s.Release)); err != nil {
+		return s, err
+	}
+	if err := v.chooseFiles(&s); err != nil {
+		return s, err
+	}
+	s.Wanted = v.wanted()
+	s.Version = s.Files["nvidia"].Version
+	if s.Options, err = kernel.ReadModprobe(v.Host, "/etc/modprobe.d", "/run/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d"); err != nil {
+		return s, err
+	}
+	if err := s.Options.ReadConf(v.Host, v.Conf); err != nil {
+		return s, err
+	}
+	if err := kernel.CheckConf(s.Options, s.Files); err != nil {
+		return s, err
+	}
+	if s.Loaded, err = v.System.Loaded(); err != nil {
+		return s, err
+	}
+	s.Digest = s.digest(v.Digest)
+	return s, nil
+}
+
+// wanted returns the driver's modules that are loaded, in that order.
+func (v Survey) wanted() []string {
+	wanted := []string{"nvidia", "nvidia_uvm", "nvidia_modeset"}
+	if v.DRM {
+		wanted = append(wanted, "nvidia_drm")
+	}
+	if v.Peermem {
+		wanted = append(wanted, "nvidia_peermem")
+	}
+	return wanted
+}
+
+// fileNames returns the names of modules as their files have them: "nvidia-uvm".
+func fileNames(modules []string) []string {
+	names := make([]string, len(modules))
+	for i, m := range modules {
+		names[i] = strings.ReplaceAll(m, "_", "-")
+	}
+	return names
+}
+
+// chooseFiles finds the image's modules for the running kernel and chooses their kind.
+func (v Survey) chooseFiles(s *Snapshot) error {
+	byKind, err := kernel.FindDrivers(v.Image, path.Join("/lib/modules", s.Release))
+	if err != nil {
+		return err
+	}
+	if v.Built != nil && len(byKind) == 0 {
+		if byKind, err = kernel.FindDrivers(v.Built, path.Join("/lib/modules", s.Release)); err != nil {
+			return err
+		}
+	}
+	have := slices.Sorted(maps.Keys(byKind))
+	if len(have) == 0 {
+		return &kernel.Error{Reason: kernel.ReasonKernelMismatch, Module: "nvidia", Err: errNoModules, Message: fmt.Sprintf(
+			"the driver's image has no modules for kernel %s, which this node runs%s; use the image for this kernel", s.Release, v.otherReleases())}
+	}
+	s.Kind, s.Why, err = kernel.Choose(v.Kind, have, s.GPUs)
+	s.Files = byKind[s.Kind]
+	return err
+}
+
+// otherReleases names the kernels that the image has modules for.
+func (v Survey) otherReleases() string {
+	names, err := v.Image.Names("/lib/modules")
+	if err != nil || len(names) == 0 {
+		return ""
+	}
+	slices.Sort(names)
+	return ", but for " + strings.Join(names[:min(len(names), 5)], ", ")
+}
+
+// Plan returns the modules to load where these are loaded already.
+func (s Snapshot) Plan(loaded map[string]kernel.Loaded) ([]kernel.Step, error) {
+	return kernel.Plan(kernel.Inputs{Wanted: s.Wanted, Optional: first, Files: s.Files, Tree: s.Tree, Options: s.Options, Loaded: loaded, Release: s.Release})
+}
+
+// digest identifies what is loaded: the build of each wanted module, its parameters, and
+// the configuration that is digested elsewhere.
+func (s Snapshot) digest(outside string) string {
+	h := sha256.New()
+	fmt.Fprintf(h, "%s\n%s\n%s\n", s.Release, s.Kind, outside)
+	for _, name := range s.Wanted {
+		i := s.Files[name].Info
+		fmt.Fprintf(h, "%s %s %s %s %v\n", name, i.Version, i.SrcVersion, i.BuildID, s.Options.Params[name])
+	}
+	return hex.EncodeToString(h.Sum(nil))[:32]
+}

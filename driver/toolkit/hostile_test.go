@@ -1,0 +1,185 @@
+package toolkit
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/driver/build/folder"
+)
+
+// handedOver returns the driver container's side with modules that wait for it, which a
+// hostile side-car then changes.
+func handedOver(t *testing.T) *Main {
+	t.Helper()
+	m := newMain(t)
+	stop := sideCar(t, &SideCar{Dir: m.Dir, Build: builds(t, new(atomic.Int32))})
+	require.NoError(t, m.Prepare(t.Context()))
+	dir, err := m.Wait(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, os.RemoveAll(dir))
+	stop()
+	return m
+}
+
+// claim says that the module in a file is what was built.
+func claim(t *testing.T, m *Main, file, path string) {
+	t.Helper()
+	a, _, err := readAnswer(m.Dir, builtName, m.id)
+	require.NoError(t, err)
+	a.Modules[file], err = folder.SumFile(path)
+	require.NoError(t, err)
+	require.NoError(t, writeAnswer(m.Dir, builtName, a))
+}
+
+func TestHostileSideCarIsRefused(t *testing.T) {
+	outside := t.TempDir()
+	secret := filepath.Join(outside, "nvidia.ko")
+	require.NoError(t, os.WriteFile(secret, module(t, "nvidia", version, release), 0o600))
+	replace := func(t *testing.T, path string, by func(string) error) {
+		t.Helper()
+		require.NoError(t, os.RemoveAll(path))
+		require.NoError(t, by(path))
+	}
+	link := func(to string) func(string) error {
+		return func(path string) error { return os.Symlink(to, path) }
+	}
+	file := func(data []byte) func(string) error {
+		return func(path string) error { return os.WriteFile(path, data, 0o644) }
+	}
+	fifo := func(path string) error { return syscall.Mkfifo(path, 0o644) }
+	for name, c := range map[string]struct {
+		spoil func(t *testing.T, m *Main, ko string)
+		want  string
+	}{
+		"LinkOut": {func(t *testing.T, m *Main, ko string) { replace(t, ko, link(secret)); claim(t, m, "nvidia.ko", secret) }, "no such file"},
+		"LinkUp": {func(t *testing.T, m *Main, ko string) {
+			replace(t, ko, link("../../../../../../../.."+secret))
+			claim(t, m, "nvidia.ko", secret)
+		}, "no such file"},
+		"LinkOfFolder": {func(t *testing.T, m *Main, _ string) {
+			replace(t, filepath.Join(m.Dir, modulesName), link(outside))
+			claim(t, m, "nvidia.ko", secret)
+		}, "no such file"},
+		"LinkOfAnswer": {func(t *testing.T, m *Main, _ string) { replace(t, filepath.Join(m.Dir, builtName), link(secret)) }, "breaks the protocol"},
+		"FIFO":         {func(t *testing.T, _ *Main, ko string) { replace(t, ko, fifo) }, "not a regular file"},
+		"FIFOAnswer":   {func(t *testing.T, m *Main, _ string) { replace(t, filepath.Join(m.Dir, builtName), fifo) }, "breaks the protocol"},
+		"HugeAnswer": {func(t *testing.T, m *Main, _ string) {
+			require.NoError(t, os.Truncate(filepath.Join(m.Dir, builtName), 1<<40))
+		}, "breaks the protocol"},
+		"HugeModule": {func(t *testing.T, m *Main, ko string) { m.limit = 1 << 20; require.NoError(t, os.Truncate(ko, 1<<40)) }, "more than 1048576 bytes"},
+		"Changed":    {func(t *testing.T, _ *Main, ko string) { replace(t, ko, file([]byte("other"))) }, "has changed since"},
+		"Folder": {func(t *testing.T, _ *Main, ko string) {
+			replace(t, ko, func(p string) error { return os.Mkdir(p, 0o755) })
+		}, "not a regular file"},
+		"NoModule": {func(t *testing.T, m *Main, ko string) {
+			replace(t, ko, file([]byte("#!/bin/sh\n")))
+			claim(t, m, "nvidia.ko", ko)
+		}, "not a kernel module"},
+		"OtherKernel": {func(t *testing.T, m *Main, ko string) {
+			replace(t, ko, file(module(t, "nvidia", version, "6.1")))
+			claim(t, m, "nvidia.ko", ko)
+		}, "nvidia.ko is built for kernel 6.1, not for " + release},
+		"OtherVersion": {func(t *testing.T, m *Main, ko string) {
+			replace(t, ko, file(module(t, "nvidia", "1", release)))
+			claim(t, m, "nvidia.ko", ko)
+		}, `nvidia.ko has version "1", not ` + version},
+		"OtherModule": {func(t *testing.T, m *Main, ko string) {
+			replace(t, ko, file(module(t, "rootkit", version, release)))
+			claim(t, m, "nvidia.ko", ko)
+		}, "nvidia.ko is the module rootkit"},
+		"Missing": {func(t *testing.T, _ *Main, ko string) { require.NoError(t, os.Remove(ko)) }, "no such file"},
+		"TooMany": {func(t *testing.T, m *Main, ko string) { claim(t, m, "../../x.ko", ko) }, "it says that it has built 3 modules, not 2"},
+		"OtherReason": {func(t *testing.T, m *Main, _ string) {
+			require.NoError(t, writeAnswer(m.Dir, failedName, answer{ID: m.id, Reason: "DriverStopped", Message: "x"}))
+		}, `has the reason "DriverStopped", which is none`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := handedOver(t)
+			c.spoil(t, m, filepath.Join(m.Dir, modulesName, "nvidia.ko"))
+			_, err := m.Wait(t.Context())
+			refused(t, err, ReasonToolkitBroken, c.want)
+			require.LessOrEqual(t, len(err.Error()), maxMessage)
+			empty(t, m.Work)
+		})
+	}
+}
+
+func TestNothingOutsideIsWrittenOrRemoved(t *testing.T) {
+	outside := t.TempDir()
+	precious := filepath.Join(outside, "precious")
+	require.NoError(t, os.WriteFile(precious, []byte("precious"), 0o644))
+	m := newMain(t)
+	for _, name := range []string{preparedName, envName, startedName, builtName, failedName, brokenName, programName, programName + ".tmp"} {
+		require.NoError(t, os.Symlink(precious, filepath.Join(m.Dir, name)))
+	}
+	for _, name := range []string{sourcesName, modulesName} {
+		require.NoError(t, os.Symlink(outside, filepath.Join(m.Dir, name)))
+	}
+	require.NoError(t, m.Prepare(t.Context()))
+	text, err := os.ReadFile(precious)
+	require.NoError(t, err)
+	require.Equal(t, "precious", string(text))
+	entries, err := os.ReadDir(outside)
+	require.NoError(t, err)
+	require.Len(t, entries, 1)
+	require.FileExists(t, filepath.Join(m.Dir, sourcesName, "nvidia/nv.c"))
+
+	sideCar(t, &SideCar{Dir: m.Dir, Build: builds(t, new(atomic.Int32))})
+	_, err = m.Wait(t.Context())
+	require.NoError(t, err)
+	entries, err = os.ReadDir(outside)
+	require.NoError(t, err)
+	require.Len(t, entries, 1)
+}
+
+// Whatever a side-car does to a module while it is copied, the copy is the module that was
+// verified, or there is none.
+func TestModuleThatChangesMeanwhileIsWholeOrRefused(t *testing.T) {
+	m := handedOver(t)
+	ko := filepath.Join(m.Dir, modulesName, "nvidia.ko")
+	good := module(t, "nvidia", version, release)
+	bad := module(t, "nvidia", version, "6.1")
+	stop := make(chan struct{})
+	var hostile sync.WaitGroup
+	hostile.Go(func() {
+		for n := 0; ; n++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			switch n % 4 {
+			case 0:
+				_ = os.WriteFile(ko, bad, 0o644)
+			case 1:
+				_ = os.WriteFile(ko, good, 0o644)
+			case 2:
+				_ = errors.Join(os.Remove(ko), syscall.Mkfifo(ko, 0o644))
+			case 3:
+				_ = errors.Join(os.Remove(ko), os.Symlink("nvidia-uvm.ko", ko))
+				_ = os.Remove(ko)
+			}
+		}
+	})
+	for range 300 {
+		dir, err := m.Wait(t.Context())
+		if err != nil {
+			refused(t, err, ReasonToolkitBroken, "")
+			continue
+		}
+		data, err := os.ReadFile(filepath.Join(dir, "nvidia.ko"))
+		require.NoError(t, err)
+		require.Equal(t, good, data)
+		require.NoError(t, os.RemoveAll(dir))
+	}
+	close(stop)
+	hostile.Wait()
+	empty(t, m.Work)
+}

@@ -1,0 +1,287 @@
+package toolkit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuready/gpuready/driver/build/folder"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+)
+
+// Deadlines that count where Main names none. The side-car's image may have to be pulled
+// first; its builds take minutes, and say every few seconds that they go on.
+const (
+	defaultStart   = 15 * time.Minute
+	defaultSilence = 3 * time.Minute
+)
+
+// Main is the driver container's side.
+type Main struct {
+	Dir     string // the shared folder
+	Program string // the file of this program, which the side-car is to run
+	Source  string // the folder with the sources of the modules
+	Request Request
+	Work    string // a folder that the side-car does not see, for the modules
+
+	// ImageMissing is the variable RHCOS_IMAGE_MISSING: OpenShift has no Driver Toolkit for
+	// the node's operating system, whose version is OSVersion.
+	ImageMissing bool
+	OSVersion    string // RHCOS_VERSION
+
+	Start   time.Duration // until the build begins; 0: 15 minutes
+	Silence time.Duration // between two signs of a build that goes on; 0: 3 minutes
+	Log     *slog.Logger  // may be nil
+
+	id    string
+	limit int64 // bytes of a module; 0: maxModule
+}
+
+// Prepare fills the shared folder and asks for the modules. Where an earlier run of the
+// container has asked for the same, what the side-car has built or is building is kept; a
+// build that failed is tried again.
+func (m *Main) Prepare(ctx context.Context) error {
+	if m.ImageMissing {
+		return broken(nil, "OpenShift has no Driver Toolkit image for RHCOS %s (RHCOS_IMAGE_MISSING): look at oc get imagestream/driver-toolkit -n openshift, and mirror the tag that is missing; or use a driver image with precompiled modules for this kernel",
+			m.OSVersion)
+	}
+	root, err := os.OpenRoot(m.Dir)
+	if err != nil {
+		return broken(err, "the folder that is shared with the Driver Toolkit: %v; mount an emptyDir there in both containers", err)
+	}
+	defer root.Close() //nolint:errcheck // nothing is written through it
+	return explainFull(m.Dir, m.prepare(ctx, root))
+}
+
+func (m *Main) prepare(ctx context.Context, root *os.Root) error {
+	var err error
+	if m.Request.Program, err = folder.SumFile(m.Program); err != nil {
+		return err
+	}
+	if m.Request.Sources == "" {
+		if m.Request.Sources, err = folder.DigestOf(ctx, m.Source); err != nil {
+			return err
+		}
+	}
+	if err := m.Request.check(); err != nil {
+		return err
+	}
+	env, err := formatEnv(m.Request.env())
+	if err != nil {
+		return err
+	}
+	m.id = requestID(env)
+	if err := removeAll(root, failedName, brokenName); err != nil {
+		return err
+	}
+	if _, same, err := readAnswer(m.Dir, preparedName, m.id); err == nil && same {
+		return nil
+	}
+	old := []string{preparedName, builtName, startedName, modulesName, sourcesName, envName}
+	for _, name := range markers {
+		old = append(old, name)
+	}
+	if err := removeAll(root, old...); err != nil {
+		return err
+	}
+	if err := copyInto(root, m.Program, programName, 0o755); err != nil {
+		return err
+	}
+	if err := copyFolderInto(ctx, root, m.Source, sourcesName); err != nil {
+		return err
+	}
+	if err := record.Write(filepath.Join(m.Dir, envName), []byte(env)); err != nil {
+		return err
+	}
+	return writeAnswer(m.Dir, preparedName, answer{ID: m.id})
+}
+
+// copyInto puts a copy of a file into a folder under a name, in the place of what is there.
+func copyInto(root *os.Root, from, name string, perm fs.FileMode) (err error) {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close() //nolint:errcheck // it is only read
+	temp := name + ".tmp"
+	if err := root.RemoveAll(temp); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = root.RemoveAll(temp)
+		}
+	}()
+	out, err := root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, perm)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	if err = errors.Join(err, out.Chmod(perm), out.Close()); err != nil {
+		return err
+	}
+	return root.Rename(temp, name)
+}
+
+// copyFolderInto puts copies of all files below a folder into another one.
+func copyFolderInto(ctx context.Context, root *os.Root, from, name string) error {
+	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(from, path)
+		if err != nil {
+			return err
+		}
+		at := filepath.Join(name, rel)
+		switch {
+		case d.IsDir():
+			return root.MkdirAll(at, 0o755)
+		case !d.Type().IsRegular():
+			return fmt.Errorf("%s is neither a file nor a folder", path)
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		return copyInto(root, path, at, info.Mode().Perm())
+	})
+}
+
+// Wait waits for the side-car and returns a new folder below m.Work with copies of the
+// modules, "nvidia.ko" each, that are those that were asked for. The caller removes it.
+//
+// The error is ctx's, or a *kernel.Error: build.ReasonBuildFailed with the side-car's words,
+// or ReasonToolkitBroken.
+func (m *Main) Wait(ctx context.Context) (dir string, err error) {
+	if m.Log == nil {
+		m.Log = slog.New(slog.DiscardHandler)
+	}
+	w := &wait{Main: m, patience: m.Start}
+	if w.patience == 0 {
+		w.patience = defaultStart
+	}
+	built, err := w.run(ctx)
+	if err != nil {
+		return "", err
+	}
+	return m.receive(ctx, built)
+}
+
+// wait is one call of Wait.
+type wait struct {
+	*Main
+	built *answer
+	err   error
+
+	patience time.Duration // the one that counts now
+	beat     int           // of the last sign
+	started  bool
+}
+
+// run follows the shared folder until there is an answer, or nothing new for too long.
+func (w *wait) run(ctx context.Context) (*answer, error) {
+	inner, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	silent := time.AfterFunc(w.patience, func() { cancel(errSilent) })
+	defer silent.Stop()
+	var paths []string
+	for _, name := range []string{startedName, builtName, failedName, brokenName} {
+		paths = append(paths, filepath.Join(w.Dir, name))
+	}
+	err := record.WatchWhole(inner, paths, func() {
+		sign, done := w.look()
+		if done {
+			cancel(nil)
+		} else if sign {
+			silent.Reset(w.patience)
+		}
+	})
+	switch {
+	case w.err != nil:
+		return nil, w.err
+	case w.built != nil:
+		return w.built, nil
+	case errors.Is(context.Cause(inner), errSilent):
+		return nil, w.explainSilence()
+	}
+	return nil, err
+}
+
+var errSilent = errors.New("the side-car is silent")
+
+// look reads what the side-car says. It reports whether it has given a new sign of life, and
+// whether it has answered.
+func (w *wait) look() (sign, done bool) {
+	if text, err := record.Read(filepath.Join(w.Dir, brokenName), maxAnswer); !errors.Is(err, fs.ErrNotExist) {
+		if message := record.Clean(string(text), maxMessage/2); message != "" {
+			w.err = broken(err, "the Driver Toolkit cannot build: %s", message)
+		} else {
+			w.err = broken(err, "the Driver Toolkit says that it is broken: its image is of another kernel than %s; look at the log of the container openshift-driver-toolkit-ctr", w.Request.Release)
+		}
+		return false, true
+	}
+	for _, name := range []string{failedName, builtName, startedName} {
+		a, mine, err := readAnswer(w.Dir, name, w.id)
+		if err != nil {
+			w.err = broken(err, "the Driver Toolkit breaks the protocol: %v", err)
+			return false, true
+		}
+		if !mine {
+			continue
+		}
+		switch name {
+		case failedName:
+			w.err = w.explainFailure(a)
+			return false, true
+		case builtName:
+			w.built = &a
+			return false, true
+		}
+		return w.hear(a), false
+	}
+	return false, false
+}
+
+// hear takes a sign of a build that goes on, and reports whether it is new.
+func (w *wait) hear(a answer) bool {
+	if w.started && a.Beat == w.beat {
+		return false
+	}
+	if !w.started {
+		w.Log.Info("the Driver Toolkit builds the modules", "kernel", w.Request.Release, "version", w.Request.Version)
+	}
+	w.started, w.beat = true, a.Beat
+	if w.patience = w.Silence; w.patience == 0 {
+		w.patience = defaultSilence
+	}
+	return true
+}
+
+func (w *wait) explainFailure(a answer) error {
+	message := record.Clean(a.Message, maxMessage)
+	if !reasons[a.Reason] || message == "" {
+		return broken(nil, "the Driver Toolkit breaks the protocol: %s has the reason %q, which is none", failedName, record.Clean(string(a.Reason), 100))
+	}
+	e := broken(nil, "in the Driver Toolkit: %s", message)
+	e.Reason = a.Reason
+	return e
+}
+
+func (w *wait) explainSilence() error {
+	if !w.started {
+		return broken(errSilent, "the Driver Toolkit's container has not begun to build within %v; look at why openshift-driver-toolkit-ctr of this pod does not run", w.patience)
+	}
+	return broken(errSilent, "the Driver Toolkit's container has given no sign for %v while it builds; look at the log of openshift-driver-toolkit-ctr and whether its memory ran out", w.patience)
+}

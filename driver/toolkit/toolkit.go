@@ -1,0 +1,191 @@
+// Package toolkit has the driver's modules built by OpenShift's Driver Toolkit: a side-car
+// container that has the compiler and the headers of the node's kernel, and shares a folder
+// with the driver container.
+//
+// The files in the shared folder are those of NVIDIA's driver containers. Two of them say
+// more here: each result carries the digest of the request that it answers, so that what an
+// earlier one has left is told from it, and driver_failed ends a wait that NVIDIA's
+// containers never end.
+//
+//	main side                                   side-car
+//	copies the program and the sources
+//	writes env, then dir_prepared          →    reads env
+//	                                       ←    driver_build_started, again while it builds
+//	copies and verifies modules/           ←    modules/, then driver_built
+//	                                       ←    or driver_failed, or driver_toolkit_broken
+//
+// Main does not trust the side-car: it follows no link out of the folder, waits for no pipe,
+// and verifies copies that the side-car cannot reach.
+package toolkit
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuready/gpuready/driver/build"
+	"github.com/gpuready/gpuready/driver/build/folder"
+	"github.com/gpuready/gpuready/driver/kernel"
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+)
+
+// Dir is where the shared folder is mounted in both containers.
+const Dir = "/mnt/shared-nvidia-driver-toolkit"
+
+// ReasonToolkitBroken is the reason of a kernel.Error where the side-car cannot build.
+const ReasonToolkitBroken gpu.Reason = "ToolkitBroken" // there is no side-car, or it is not of this node's kernel, or it breaks the protocol
+
+// The files in the shared folder.
+const (
+	programName  = "ocp_dtk_entrypoint" // the pod runs it in the side-car
+	sourcesName  = "sources"
+	envName      = "env"
+	preparedName = "dir_prepared"
+	startedName  = "driver_build_started"
+	brokenName   = "driver_toolkit_broken"
+	failedName   = "driver_failed"
+	builtName    = "driver_built"
+	modulesName  = "modules"
+)
+
+// markers are the files by which containers of other modules know that theirs were built.
+var markers = map[string]string{"nvidia-fs": "nvidia_fs_built", "gdrdrv": "gdrcopy_built"}
+
+// Bounds on what is read of the shared folder.
+const (
+	maxAnswer  = 64 << 10
+	maxMessage = 1024
+	maxModule  = 256 << 20 // bytes of a module; NVIDIA's largest without symbols has 65 MB
+	maxModules = 32
+)
+
+// Request is what to build.
+type Request struct {
+	Release string   // of the kernel
+	Version string   // of the driver
+	Kind    string   // "open" or "proprietary"
+	Modules []string // "nvidia-uvm"
+	Program string   // digest of the program; Prepare sets it
+	Sources string   // digest of the sources; Prepare sets it where it is empty
+}
+
+// The variables of a Request in the file env. The first three are NVIDIA's.
+const (
+	envVersion = "DRIVER_VERSION"
+	envRelease = "KERNEL_VERSION"
+	envKind    = "KERNEL_MODULE_TYPE"
+	envModules = "GPUREADY_MODULES"
+	envProgram = "GPUREADY_PROGRAM"
+	envSources = "GPUREADY_SOURCES"
+)
+
+func (r Request) env() map[string]string {
+	return map[string]string{
+		envVersion: r.Version, envRelease: r.Release, envKind: r.Kind,
+		envModules: strings.Join(r.Modules, " "), envProgram: r.Program, envSources: r.Sources,
+	}
+}
+
+// newRequest is the inverse of env. It refuses what names no modules.
+func newRequest(env map[string]string) (Request, error) {
+	r := Request{
+		Version: env[envVersion], Release: env[envRelease], Kind: env[envKind],
+		Modules: strings.Fields(env[envModules]), Program: env[envProgram], Sources: env[envSources],
+	}
+	return r, r.check()
+}
+
+// check refuses a request that does not say what to build.
+func (r Request) check() error {
+	if r.Release == "" || r.Version == "" || len(r.Modules) == 0 || len(r.Modules) > maxModules {
+		return fmt.Errorf("%s names no kernel, no driver version, or no modules", envName)
+	}
+	for _, name := range r.Modules {
+		if !isModuleName(name) {
+			return fmt.Errorf("%s: %q is no module", envName, record.Clean(name, 100))
+		}
+	}
+	return nil
+}
+
+// isModuleName reports whether a name is one that a module can have.
+func isModuleName(name string) bool {
+	return name != "" && len(name) < 56 && // MODULE_NAME_LEN of Linux
+		strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") == ""
+}
+
+// requestID returns the digest of a request, by which its answers are known.
+func requestID(env string) string { return folder.NewDigest("toolkit", env).String() }
+
+// answer is what driver_build_started, driver_built and driver_failed say.
+type answer struct {
+	ID      string            `json:"id"`
+	Beat    int               `json:"beat,omitempty"`    // driver_build_started: it grows while the build goes on
+	Modules map[string]string `json:"modules,omitempty"` // driver_built: SHA-256 by file name
+	Reason  gpu.Reason        `json:"reason,omitempty"`  // driver_failed
+	Message string            `json:"message,omitempty"` // driver_failed
+}
+
+// readAnswer reads a file of the shared folder, and reports whether it answers a request.
+// What is there and no answer is left over from another container, or still to be written.
+func readAnswer(dir, name, id string) (answer, bool, error) {
+	data, err := record.Read(filepath.Join(dir, name), maxAnswer)
+	if errors.Is(err, fs.ErrNotExist) {
+		return answer{}, false, nil
+	}
+	if err != nil {
+		return answer{}, false, err
+	}
+	var a answer
+	return a, json.Unmarshal(data, &a) == nil && a.ID == id, nil
+}
+
+func writeAnswer(dir, name string, a answer) error {
+	data, err := json.Marshal(a)
+	if err != nil {
+		return err
+	}
+	return record.Write(filepath.Join(dir, name), append(data, '\n'))
+}
+
+// broken returns an Error with ReasonToolkitBroken.
+func broken(err error, format string, args ...any) *kernel.Error {
+	return &kernel.Error{Reason: ReasonToolkitBroken, Message: record.Clean(fmt.Sprintf(format, args...), maxMessage), Err: err}
+}
+
+// explainFull returns err with what helps where the shared folder has no room.
+func explainFull(dir string, err error) error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return broken(err, "%s, which is shared with the Driver Toolkit, is full: %v; it takes 1 GiB: raise sizeLimit of the pod's volume, or make room on the node", dir, err)
+	}
+	return err
+}
+
+// reasons are those that driver_failed may have.
+var reasons = map[gpu.Reason]bool{build.ReasonBuildFailed: true, ReasonToolkitBroken: true}
+
+// removeAll removes what has these names in the shared folder, folders with all that is in
+// them. Links are removed, not followed.
+func removeAll(root *os.Root, names ...string) error {
+	var err error
+	for _, name := range names {
+		err = errors.Join(err, root.RemoveAll(name))
+	}
+	return err
+}
+
+// parseID returns the digest in dir_prepared.
+func parseID(data []byte) (string, error) {
+	var a answer
+	if err := json.Unmarshal(data, &a); err != nil || a.ID == "" {
+		return "", fmt.Errorf("%s is not as the driver container writes it; the two containers are of different versions", preparedName)
+	}
+	return a.ID, nil
+}
