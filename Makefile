@@ -34,7 +34,7 @@ endif
 # Programs that need cgo (NVML), and those that must not have it.
 CGO_PROGRAMS    := gpu-device-plugin gpu-toolkit gpu-validator gpusim
 SAMPLES         := vectoradd reduction gemm bandwidth memtest compute
-STATIC_PROGRAMS := gpu-cdi-hook gpu-oci-runtime gpu-operator kubectl-gpu $(SAMPLES)
+STATIC_PROGRAMS := gpu-cdi-hook gpu-driver gpu-oci-runtime gpu-operator kubectl-gpu $(SAMPLES)
 SIMULATOR       := lib/libnvidia-ml.so lib/libcuda.so lib/nvidia-smi lib/nvidia-cuda-mps-control
 
 dir_gpu-device-plugin := deviceplugin
@@ -42,6 +42,7 @@ dir_gpu-toolkit       := toolkit
 dir_gpu-validator     := validator
 dir_gpusim            := simulator/gpusim
 dir_gpu-cdi-hook      := toolkit/hook
+dir_gpu-driver        := driver
 dir_gpu-oci-runtime   := toolkit/ociruntime
 dir_gpu-operator      := operator
 dir_kubectl-gpu       := operator/kubectl
@@ -70,7 +71,7 @@ demo: packages-build packages-containers ## watch a GPU travel from the driver t
 	@$(BIN)/demo $(DEMO_ARGS)
 
 .PHONY: bench
-bench: packages-build packages-containers packages-cluster ## measure: medians, minima, p99
+bench: packages-build packages-containers packages-cluster packages-machine ## measure: medians, minima, p99
 	@$(MAKE) --no-print-directory -j2 build $(BIN)/demo
 	GPUREADY_BIN=$(CURDIR)/$(BIN) $(GO) run $(TAGS) ./test/bench $(BENCH_ARGS)
 
@@ -171,7 +172,7 @@ $(BIN)/lib/nvidia-smi $(BIN)/lib/nvidia-cuda-mps-control: $(BIN)/lib/%: simulato
 
 # --- images, the cluster and the soak, beside what they build ---
 
-include deployments/images/images.mk test/cluster/cluster.mk test/e2e/e2e.mk test/toolkit/toolkit.mk test/validator/validator.mk test/operator/operator.mk test/security/security.mk test/soak/soak.mk
+include deployments/images/images.mk test/cluster/cluster.mk test/e2e/e2e.mk test/toolkit/toolkit.mk test/validator/validator.mk test/operator/operator.mk test/security/security.mk test/soak/soak.mk test/machine/machine.mk
 
 # --- tools ---
 

@@ -80,6 +80,7 @@ func (b *bench) parts() []part {
 		{"flood", b.flood},
 		{"stop", b.stops},
 		{"size", b.size},
+		{"driver", b.driver},
 		{"toolkit", b.toolkit},
 		{"validator", b.validator},
 		{"hooks", b.hooks},

@@ -1,0 +1,112 @@
+package driver
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/test/built"
+	"github.com/gpuready/gpuready/test/machine"
+)
+
+// buildFake builds the stand-in for the driver's daemons.
+func buildFake(t testing.TB) machine.File {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "fakedaemon")
+	build := exec.Command("go", "build", "-trimpath", "-o", path, "./test/driver/fakedaemon")
+	build.Dir, build.Env = built.Root(), append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, string(out))
+	return machine.Program(path)
+}
+
+// onPCI has the machine's PCI bus show these devices, by class and device ID, and no others.
+func (n *node) onPCI(devices ...[2]string) {
+	n.t.Helper()
+	const dir = "/sys/bus/pci/devices"
+	n.MustRun(n.t.Context(), "mount", "-t", "tmpfs", "tmpfs", dir)
+	for i, d := range devices {
+		at := filepath.Join(dir, "0000:3b:00."+string(rune('0'+i)))
+		n.MustRun(n.t.Context(), "mkdir", at)
+		for name, text := range map[string]string{"vendor": "0x10de", "class": d[0], "device": d[1]} {
+			require.NoError(n.t, n.WriteFile(n.t.Context(), filepath.Join(at, name), text+"\n", 0o644))
+		}
+	}
+}
+
+func TestDaemons(t *testing.T) {
+	machine.SkipUnlessEnabled(t)
+	k := machine.FetchKernel(t, machine.Linux61)
+	fake := buildFake(t)
+	n := boot(t, machine.Config{Kernel: k, Files: machine.Merge(
+		k.ModuleTree(t, []string{"ecc"}, nil),
+		image("/driver", k.Release, machine.BuildStubs(t, k, version)),
+		machine.Files{
+			"/driver/usr/bin/nvidia-persistenced":                 fake,
+			"/driver/usr/bin/nv-fabricmanager":                    fake,
+			"/driver/usr/share/nvidia/nvswitch/fabricmanager.cfg": {Data: []byte("LOG_LEVEL=4\nDAEMONIZE=1\nFABRIC_MODE=0\nLOG_USE_SYSLOG=1\n")},
+			"/driver/var/run":                                     {Link: "/run"},
+		},
+	)})
+	n.onPCI([2]string{"0x030200", "0x2330"}, [2]string{"0x068000", "0x22a3"})
+	check := n.MustRun(t.Context(), "gpu-driver", "check")
+	require.Contains(t, check, "driver   "+version+", open modules: the image has no other")
+	require.Contains(t, check, "nv-fabricmanager (required): configures 1 NVSwitch; CUDA does not start before")
+	p := n.Start(t.Context(), machine.Command{Args: []string{"gpu-driver", "run", "--listen="}, Env: []string{"NVFM_CONFIG_LOG_LEVEL=5"}})
+	n.until(p, "msg=ready")
+	require.Len(t, n.modules(), 3)
+	for _, name := range []string{"nvidia-persistenced", "nv-fabricmanager"} {
+		require.NotEmpty(t, n.pid(name), name)
+	}
+	status := func() string { return n.MustRun(t.Context(), "cat", "/run/nvidia/validations/.driver-daemons-status") }
+	require.Equal(t, "Ready\n", status())
+	require.Contains(t, n.MustRun(t.Context(), "cat", "/run/nvidia-fabricmanager/fabricmanager.cfg"), "LOG_LEVEL=5")
+	require.NotZero(t, n.Run(t.Context(), "ls", driverRoot+"/proc/1").Code, "what the daemons need is not shown on the node")
+
+	before := n.pid("nv-fabricmanager")
+	n.MustRun(t.Context(), "kill", "-9", before)
+	n.waitState(nodestate.Degraded)
+	s := n.state()
+	require.EqualValues(t, "DeviceInitFailed", s.Reason)
+	require.Contains(t, s.Message, "nv-fabricmanager is not ready")
+	require.Equal(t, version, s.Driver.Version)
+	n.waitState(nodestate.Ready)
+	require.NotEqual(t, before, n.pid("nv-fabricmanager"))
+	require.Equal(t, "Ready\n", status())
+
+	n.ends(p)
+	require.Empty(t, n.modules())
+	require.Empty(t, strings.TrimSpace(n.Run(t.Context(), "pidof", "nv-fabricmanager", "nvidia-persistenced").Stdout))
+
+	require.NoError(t, n.WriteFile(t.Context(), "/driver/usr/share/fail", "", 0o644))
+	p = n.Start(t.Context(), machine.Command{Args: []string{"gpu-driver", "run", "--listen="}})
+	r := p.Wait(t.Context(), gone)
+	require.Equal(t, 3, r.Code, "%s", r)
+	require.Contains(t, r.Stderr, "DeviceInitFailed: nv-fabricmanager is not ready: exit status 1, started again 0 times; it said: fabric manager: NVSwitch 0 does not answer (a stand-in)")
+	t.Log(lastLine(r.Stderr))
+}
+
+// pid is the number of a process that the PID file of a daemon names.
+func (n *node) pid(name string) string {
+	n.t.Helper()
+	dir := map[string]string{"nvidia-persistenced": "/run/nvidia-persistenced", "nv-fabricmanager": "/run/nvidia-fabricmanager"}[name]
+	return strings.TrimSpace(n.MustRun(n.t.Context(), "cat", filepath.Join(dir, name+".pid")))
+}
+
+// waitState waits until the driver says that it is in a phase.
+func (n *node) waitState(phase nodestate.Phase) {
+	n.t.Helper()
+	ctx, cancel := context.WithTimeout(n.t.Context(), gone)
+	defer cancel()
+	for n.state().Phase != phase {
+		require.NoError(n.t, ctx.Err(), "the driver does not become %s: %+v", phase, n.state())
+		time.Sleep(10 * time.Millisecond) // a request to the machine each
+	}
+}

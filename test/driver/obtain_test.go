@@ -1,0 +1,110 @@
+package driver
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/driver/toolkit"
+	"github.com/gpuready/gpuready/test/machine"
+)
+
+// TestModulesAreBuiltWhereTheImageHasNone has a stand-in for make, which hands out modules
+// that were compiled before: compiling itself is TestModulesAreCompiled.
+func TestModulesAreBuiltWhereTheImageHasNone(t *testing.T) {
+	machine.SkipUnlessEnabled(t)
+	k := machine.FetchKernel(t, machine.Linux61)
+	n := newBuildNode(t, k)
+	built := []string{"--sources", "/sources", "--build-cache", "/var/lib/cache", "--build-dir", "/var/lib/work"}
+	calls := func() int { return strings.Count(n.Run(t.Context(), "cat", "/calls").Stdout, "called") }
+
+	n.refuses("KernelMismatch", "the driver's image has no modules for kernel "+k.Release+", which this node runs, but for 5.14.0-other")
+	n.MustRun(t.Context(), "touch", "/broken")
+	n.refuses("BuildFailed", "nvidia/nv.c:7:", built...)
+	require.Empty(t, n.modules())
+	n.MustRun(t.Context(), "rm", "/broken", "/calls")
+
+	require.Contains(t, n.loads(built...).Stderr, "cached=false")
+	require.Equal(t, 1, calls())
+	require.Len(t, n.modules(), 3)
+	r := n.loads(built...)
+	require.Contains(t, r.Stderr, "cached=true")
+	require.Contains(t, r.Stderr, "adopted=true loaded=0")
+	n.unloads()
+	n.MustRun(t.Context(), "rm", "-r", "/var/lib/work")
+	require.Contains(t, n.loads(built...).Stderr, "cached=true")
+	require.Equal(t, 1, calls(), "nothing is compiled twice")
+	n.unloads()
+}
+
+// newBuildNode boots a machine whose image has modules for another kernel, and which has the
+// kernel's headers and stand-ins for the compiler and make.
+func newBuildNode(t testing.TB, k *machine.Kernel) *node {
+	t.Helper()
+	headers := "/usr/src/linux-headers-" + k.Release
+	text := func(s string) machine.File { return machine.File{Data: []byte(s)} }
+	script := func(s string) machine.File { return machine.File{Data: []byte("#!/bin/sh\n" + s), Mode: 0o755} }
+	return boot(t, machine.Config{Kernel: k, Files: machine.Merge(
+		k.ModuleTree(t, []string{"ecc"}, nil),
+		image("/driver", "5.14.0-other", machine.BuildStubs(t, k, version)),
+		machine.BuildStubs(t, k, version).Below("/made"),
+		machine.Files{
+			"/sources/kernel-open/Kbuild":               text("obj-m += nvidia.o\n"),
+			headers + "/Makefile":                       text("# a kernel's\n"),
+			headers + "/.config":                        text("CONFIG_CC_VERSION_TEXT=\"gcc-12 (a stand-in)\"\n"),
+			headers + "/Module.symvers":                 text(""),
+			headers + "/include/generated/autoconf.h":   text(""),
+			headers + "/include/generated/utsrelease.h": text("#define UTS_RELEASE \"" + k.Release + "\"\n"),
+			"/usr/local/bin/gcc-12":                     script("echo 'gcc-12 (a stand-in)'\n"),
+			"/usr/local/bin/make": script(`echo called >>/calls
+for a in "$@"; do case "$a" in M=*) to=${a#M=} ;; esac; done
+[ ! -e /broken ] || { echo "$to/nvidia/nv.c:7:3: error: too few arguments to function 'pci_resize_resource'" >&2; exit 2; }
+cp /made/*.ko "$to"
+`),
+		},
+	)})
+}
+
+// TestTheDriverToolkitBuildsForTheDriverContainer has both containers of the pod, by the
+// commands of NVIDIA's images, on one machine.
+func TestTheDriverToolkitBuildsForTheDriverContainer(t *testing.T) {
+	machine.SkipUnlessEnabled(t)
+	k := machine.FetchKernel(t, machine.Linux61)
+	n := newBuildNode(t, k)
+	ctx := t.Context()
+	n.MustRun(ctx, "mkdir", "-p", toolkit.Dir)
+	env := []string{"DRIVER_SOURCES=/sources", "BUILD_DIR=/var/lib/work", "DRIVER_VERSION=" + version}
+	start := func() *machine.Process {
+		return n.Start(ctx, machine.Command{Args: []string{"gpu-driver", "nv-ctr-run-with-dtk", "--listen=", "--without-gpu"}, Env: env})
+	}
+	p := start()
+	for n.Run(ctx, "test", "-e", toolkit.Dir+"/dir_prepared").Code != 0 {
+		r, exited := p.Output(ctx)
+		require.False(t, exited, "%s", r)
+	}
+	require.EqualValues(t, "DriverStarting", n.state().Reason)
+	side := n.Start(ctx, machine.Command{Args: []string{toolkit.Dir + "/ocp_dtk_entrypoint", "dtk-build-driver"}})
+	n.until(p, "msg=ready")
+	require.Len(t, n.modules(), 3)
+	n.MustRun(ctx, "test", "-e", toolkit.Dir+"/driver_built")
+	n.ends(p)
+
+	// Started again, the side-car has nothing to build.
+	p = start()
+	n.until(p, "msg=ready")
+	require.Equal(t, 1, strings.Count(n.MustRun(ctx, "cat", "/calls"), "called"))
+	n.ends(p)
+
+	// A build that fails ends the wait at once, with the compiler's words.
+	n.MustRun(ctx, "touch", "/broken", "/sources/kernel-open/another")
+	r := start().Wait(ctx, gone)
+	require.Equal(t, 3, r.Code, "%s", r)
+	require.Contains(t, r.Stderr, "BuildFailed: in the Driver Toolkit: ")
+	require.Contains(t, r.Stderr, "nvidia/nv.c:7: too few arguments to function")
+	t.Log(lastLine(r.Stderr))
+	n.ends(side)
+	env = append(env, "RHCOS_IMAGE_MISSING=true", "RHCOS_VERSION=418.94.202501")
+	r = start().Wait(ctx, gone)
+	require.Contains(t, r.Stderr, "ToolkitBroken: OpenShift has no Driver Toolkit image for RHCOS 418.94.202501")
+}

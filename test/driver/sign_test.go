@@ -1,0 +1,42 @@
+package driver
+
+import (
+	"crypto"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/driver/build/sign"
+	"github.com/gpuready/gpuready/test/machine"
+)
+
+// A machine with Secure Boot loads modules that we have signed: the signatures are, byte for
+// byte, those of the kernel's own program.
+func TestSecureBootTrustsOurSignatures(t *testing.T) {
+	machine.SkipUnlessEnabled(t)
+	k := machine.FetchKernel(t, machine.Linux61)
+	stubs := machine.BuildStubs(t, k, version)
+	plain := filepath.Join(t.TempDir(), "key.pem")
+	out, err := exec.CommandContext(t.Context(), "openssl", "rsa", "-in", machine.Snakeoil.Private,
+		"-passin", "pass:"+machine.Snakeoil.Passphrase, "-out", plain).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	key, err := sign.LoadKey(plain, machine.Snakeoil.Certificate)
+	require.NoError(t, err)
+	dir := t.TempDir()
+	for name, data := range stubs {
+		path := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(path, data, 0o644))
+		require.NoError(t, key.Sign(path, crypto.SHA256))
+	}
+	signed := read(t, dir)
+	require.Equal(t, k.Sign(t, stubs, machine.Snakeoil), signed)
+
+	n := boot(t, machine.Config{Kernel: k, SecureBoot: true, Files: machine.Merge(k.ModuleTree(t, []string{"ecc"}, nil), image("/driver", k.Release, signed))})
+	require.Contains(t, n.driver("check", withoutGPU()...).Stdout, "Secure Boot is on")
+	n.loads()
+	require.Len(t, n.modules(), 3)
+	n.unloads()
+}
