@@ -23,6 +23,11 @@ type Data struct {
 	Image      string // whole, with its tag
 	Privileged bool   // for runtimes without NRI: the agent sees the host's root
 	Runtime    bool   // of the toolkit: the container runtime may be configured and started anew
+	// Validator is the validator's image. With it, the driver's pods end before they load
+	// anything where the host has a driver of its own.
+	Validator string
+	// Parameters is a ConfigMap with parameters of the driver's modules, which need not exist.
+	Parameters string
 }
 
 // Agent is one of the DaemonSets.
@@ -38,12 +43,13 @@ var (
 	DevicePlugin    = Agent{"device-plugin", "nvidia-device-plugin-daemonset", "device-plugin"}
 	MPS             = Agent{"mps", "nvidia-device-plugin-mps-control-daemon", "device-plugin"}
 	Validator       = Agent{"validator", "nvidia-operator-validator", "validator"}
+	Driver          = Agent{"driver", "nvidia-driver-daemonset", "driver"}
 	DriverSimulator = Agent{"driver-simulator", "nvidia-driver-daemonset", "driver-simulator"}
 )
 
 // All returns every agent.
 func All() []Agent {
-	return []Agent{Toolkit, DevicePlugin, MPS, Validator, DriverSimulator}
+	return []Agent{Toolkit, DevicePlugin, MPS, Validator, Driver, DriverSimulator}
 }
 
 // StartupKeys are the startup taints that the agents tolerate and the validator may

@@ -7,7 +7,7 @@
 #	make images ARCH=arm64                   cross-built, in bin/arm64/images
 #	make images IMAGE_ARGS='toolkit -o json' one of them; bin/tools/images --help tells more
 VERSION          ?= v0.1.0
-IMAGE_NAMES      := cuda-samples device-plugin driver-simulator operator toolkit validator
+IMAGE_NAMES      := cuda-samples device-plugin driver driver-simulator operator toolkit validator
 IMAGE_REPOSITORY ?= docker.io/gpuready
 
 # Where it is empty the base is assembled from this machine's distribution's packages.

@@ -50,6 +50,7 @@ var programs = map[string]string{
 	"gpuready/toolkit":          "gpu-toolkit",
 	"gpuready/validator":        "gpu-validator",
 	"gpuready/cuda-samples":     "vectoradd",
+	"gpuready/driver":           "gpu-driver",
 	"gpuready/driver-simulator": "gpusim",
 	"gpuready/operator":         "gpu-operator",
 }
@@ -65,6 +66,7 @@ var privileged = []string{
 	"gpuready-privileged-runtime.yaml/nvidia-operator-validator/validator",
 	"examples/shadow.yaml/gpuready-shadow/shadow",
 	"mps.yaml/nvidia-device-plugin-mps-control-daemon/mps-daemon",
+	"driver.yaml/nvidia-driver-daemonset/nvidia-driver-ctr",
 	"simulated-driver.yaml/nvidia-driver-daemonset/driver",
 	"uninstall.yaml/gpuready-uninstall/uninstall",
 	"uninstall.yaml/gpuready-uninstall/mps-uninstall",
@@ -197,7 +199,7 @@ func TestOnlyWhoMustIsPrivileged(t *testing.T) {
 	for _, w := range workloads(t) {
 		spec := w.pod.Spec
 		require.False(t, spec.HostNetwork || spec.HostIPC, w)
-		require.Equal(t, w.file == "mps.yaml", spec.HostPID, w)
+		require.Equal(t, w.file == "mps.yaml" || w.file == "driver.yaml", spec.HostPID, w)
 		for _, c := range w.containers() {
 			at := w.String() + "/" + c.Name
 			s := c.SecurityContext
@@ -218,7 +220,8 @@ func TestOnlyWhoMustIsPrivileged(t *testing.T) {
 			require.Equal(t, corev1.SeccompProfileTypeRuntimeDefault, profile.Type, at)
 		}
 		for _, c := range w.containers() {
-			if _, is := ours(c); is {
+			// The driver's daemons write in the folder of the image that is their root.
+			if program, is := ours(c); is && program != "gpu-driver" {
 				require.True(t, c.SecurityContext.ReadOnlyRootFilesystem != nil && *c.SecurityContext.ReadOnlyRootFilesystem, "%s/%s", w, c.Name)
 			}
 		}
@@ -460,12 +463,55 @@ func TestDaemonsAreProbedOnAPortWithAName(t *testing.T) {
 			require.Len(t, c.Ports, 1, at)
 			for path, probe := range map[string]*corev1.Probe{"/healthz": c.LivenessProbe, "/readyz": c.ReadinessProbe} {
 				require.NotNil(t, probe, at)
+				if program(t, c) == "gpu-driver" && probe == c.ReadinessProbe {
+					continue // see TestTheDriverIsProbedByItsOwnProgram
+				}
 				require.Equal(t, path, probe.HTTPGet.Path, at)
 				require.Equal(t, c.Ports[0].Name, probe.HTTPGet.Port.StrVal, at)
 			}
 			require.Contains(t, helpOf(t, program(t, c), command(c)), fmt.Sprintf(`":%d"`, c.Ports[0].ContainerPort), at)
 		}
 	}
+}
+
+// TestTheDriverIsProbedByItsOwnProgram: its image has no shell, and the state that the
+// probes read is the one that the validator reads.
+func TestTheDriverIsProbedByItsOwnProgram(t *testing.T) {
+	found := 0
+	for _, w := range workloads(t) {
+		for _, c := range w.pod.Spec.Containers {
+			if program, is := ours(c); !is || program != "gpu-driver" {
+				continue
+			}
+			found++
+			for _, probe := range []*corev1.Probe{c.StartupProbe, c.ReadinessProbe} {
+				require.NotNil(t, probe, w)
+				require.NotNil(t, probe.Exec, w)
+				require.Equal(t, []string{"gpu-driver", "probe"}, probe.Exec.Command, w)
+			}
+			require.Nil(t, c.Command, w)
+			require.Nil(t, c.Lifecycle, w)
+			helpOf(t, "gpu-driver", "probe")
+		}
+	}
+	require.Equal(t, 1, found)
+}
+
+// TestTheDriverRunsWhereTheHostHasNone: what looks for the host's driver runs first, and
+// can neither write nor gain rights.
+func TestTheDriverRunsWhereTheHostHasNone(t *testing.T) {
+	for _, w := range workloads(t) {
+		if w.file != "driver.yaml" {
+			continue
+		}
+		require.Len(t, w.pod.Spec.InitContainers, 1, w)
+		c := w.pod.Spec.InitContainers[0]
+		require.Equal(t, []string{"host-driver"}, c.Args, w)
+		require.Equal(t, "gpu-validator", program(t, c), w)
+		require.True(t, *c.SecurityContext.RunAsNonRoot, w)
+		return
+	}
+	t.Fatal("there is no driver.yaml")
 }
 
 func TestInjectionIsAskedForAsTheToolkitExpects(t *testing.T) {
@@ -525,8 +571,12 @@ func helpOf(t *testing.T, program, command string) string {
 	return p.Output()
 }
 
-// given are variables that no flag has: what runtimes and the toolkit set.
-var given = []string{injection.Variable}
+// given are variables that no flag has: what runtimes and the toolkit set or read.
+var given = []string{injection.Variable, "NVIDIA_VISIBLE_DEVICES"}
+
+// named reports whether a container has its node's name without a flag for it, as
+// NVIDIA's driver containers do.
+func named(program, variable string) bool { return program == "gpu-driver" && variable == "NODE_NAME" }
 
 func TestProgramsKnowTheirFlagsAndVariables(t *testing.T) {
 	configMaps := map[string]map[string]string{}
@@ -561,7 +611,7 @@ func TestProgramsKnowTheirFlagsAndVariables(t *testing.T) {
 				}
 			}
 			for _, name := range variables {
-				if !slices.Contains(given, name) {
+				if !slices.Contains(given, name) && !named(program(t, c), name) {
 					require.Contains(t, help, "[$"+name+"]", at)
 				}
 			}

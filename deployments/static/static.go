@@ -71,6 +71,17 @@ docs/device-plugin-configuration.md, "Sharing by MPS".`,
 		parts: []string{"mps.tmpl"},
 	},
 	{
+		name: "driver.yaml",
+		about: `The driver container, for nodes whose host has no driver: kernel modules and user space
+of an NVIDIA driver, from an image of yours. In place of gpuready/driver, which holds no
+driver, name an image made from it that has the modules for the kernel of every node;
+docs/driver.md has its layout. Apply it after gpuready.yaml, and not beside
+simulated-driver.yaml, whose DaemonSet has the same name. It builds no modules, chooses
+no image by a node's kernel, and drains no node: a driver that is in use stays until
+nobody uses it. The operator does the last two: docs/operator-drivers.md.`,
+		parts: []string{"driver.tmpl"},
+	},
+	{
 		name: "simulated-driver.yaml",
 		about: `A simulated driver as the driver of a cluster without GPUs: device nodes, libraries
 and GPUs that answer, compute slowly, and break on request. Apply it after
@@ -86,6 +97,7 @@ func (m manifest) Agent(name string) (string, error) {
 			yaml, err := agents.Render(a, agents.Data{
 				Namespace: "gpuready", Image: "gpuready/" + a.Image + ":" + Version,
 				Privileged: m.privileged, Runtime: m.runtime,
+				Validator: "gpuready/" + agents.Validator.Image + ":" + Version, Parameters: "gpuready-driver-parameters",
 			})
 			return strings.TrimSuffix(string(yaml), "\n"), err
 		}
