@@ -15,27 +15,32 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/controller"
 	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/registry"
 )
 
 const renderUsage = `Print the objects that the operator would make of a policy on some nodes, as YAML, and
 on stderr which driver each pool of nodes gets, and what of the policy cannot be done.
-No cluster and no registry is asked: every image is taken to exist, and defaults that
-the API server sets are not there.
+No cluster and no registry is asked: every image is taken to exist, driver images to be
+NVIDIA's unless --own-driver says otherwise, and defaults that the API server sets are
+not there.
 
 Examples:
   kubectl get nodes -o yaml >nodes.yaml
   gpu-operator render --policy clusterpolicy.yaml --nodes nodes.yaml
+  gpu-operator render --policy clusterpolicy.yaml --own-driver
 `
 
 func render(_ context.Context, args []string, stdout, stderr io.Writer) error {
 	o := command("render", renderUsage, stdout)
 	var policyFile, nodesFile string
+	var own bool
 	f := o.flags
 	f.StringVar(&policyFile, "policy", "", "file with the ClusterPolicy")
 	f.StringVar(&nodesFile, "nodes", "", "file with a List of Nodes; empty: one with a GPU, Ubuntu 22.04 and containerd 2")
 	f.BoolVar(&o.cluster.OpenShift, "openshift", false, "the cluster is OpenShift")
 	f.BoolVar(&o.cluster.HandOver, "hand-over", false, "NVIDIA's operator runs in the cluster")
-	maps.Copy(o.flags.Env, map[string]string{"policy": "POLICY", "nodes": "NODES", "openshift": "OPENSHIFT", "hand-over": "HAND_OVER"})
+	f.BoolVar(&own, "own-driver", false, "driver images are driver containers of gpuready (label "+registry.Label+"), those of NVIDIA's registry excepted")
+	maps.Copy(o.flags.Env, map[string]string{"policy": "POLICY", "nodes": "NODES", "openshift": "OPENSHIFT", "hand-over": "HAND_OVER", "own-driver": "OWN_DRIVER"})
 	o.places()
 	o.images()
 	if err := o.parse(args); err != nil {
@@ -51,7 +56,7 @@ func render(_ context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return program.End(program.Usage, err)
 	}
-	p, err := controller.Show(policy, nodes, o.cluster)
+	p, err := controller.Show(policy, nodes, o.cluster, own)
 	if err != nil {
 		return err
 	}

@@ -18,8 +18,9 @@ type Preview struct {
 	Problems []state.Problem
 }
 
-// Show returns the Preview.
-func Show(policy *v1.ClusterPolicy, nodes []*fleet.Node, cluster state.Cluster) (Preview, error) {
+// Show returns the Preview. ours says whether driver images are taken to be driver
+// containers of this product.
+func Show(policy *v1.ClusterPolicy, nodes []*fleet.Node, cluster state.Cluster, ours bool) (Preview, error) {
 	there := newCensus(cluster.HandOver)
 	for _, n := range nodes {
 		there.add(n)
@@ -28,7 +29,7 @@ func Show(policy *v1.ClusterPolicy, nodes []*fleet.Node, cluster state.Cluster) 
 		OpenShift: cluster.OpenShift,
 		Images:    v1.ImageSpec{Repository: cluster.ImageRepository, Version: cluster.ImageVersion},
 		Toolkit:   func(rhcos string) (string, bool) { return "driver-toolkit:" + rhcos, true },
-		Registry:  func(string) driver.Presence { return driver.Presence{State: driver.Present} },
+		Registry:  func(string) driver.Presence { return driver.Presence{State: driver.Present, Ours: ours} },
 	}
 	p := Preview{Choices: chooseAll(&policy.Spec, there.examples(), facts)}
 	keys := map[string][]string{}

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuready/gpuready/operator/right"
 )
 
-// Registry says which images there are: registry.Cache does.
+// Registry says which images there are, and which are ours: registry.Cache does.
 type Registry interface {
 	// Look returns what is known of an image, at once.
 	Look(image string, a registry.Access) driver.Presence

@@ -101,10 +101,15 @@ func (c *Controller) choose(s *scene, example map[fleet.Pool]string) {
 			flaw = max(flaw, presence.Flaw)
 			return presence
 		},
+		Deployed: func(id, image string) (ours, ok bool) {
+			set, there := s.sets[id]
+			return set.Ours, there && set.Image == image
+		},
 	}
 	s.choices = chooseAll(spec, example, facts)
 	c.registry.Retain(asked...)
-	if flaw != "" {
+	// Of others the registry is asked only whose they are, which fails quietly.
+	if flaw != "" && spec.Driver.Precompiled() {
 		s.problems = append(s.problems, state.Problem{State: road.Driver, Reason: reasonCertificates, Message: "spec.driver.certConfig.name: " + flaw})
 	}
 	driver.Try(s.choices, slices.Collect(maps.Keys(s.sets)))

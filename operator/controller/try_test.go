@@ -6,7 +6,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/driver"
@@ -23,6 +25,42 @@ func precompiled() *v1.ClusterPolicy {
 
 func drivers(w *world) []string {
 	return slices.DeleteFunc(w.sets(), func(name string) bool { return !strings.HasPrefix(name, label.DriverApp) })
+}
+
+func TestWhoseDriverContainerAnImageIsOutlivesItsRegistry(t *testing.T) {
+	w := newWorld(t)
+	image, p := "registry.example/driver:535-ubuntu22.04", contained("policy")
+	says := func(presence driver.Presence) *appsv1.DaemonSet {
+		w.images[image] = presence
+		w.changed()
+		w.step()
+		var d appsv1.DaemonSet
+		if err := w.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: label.DriverApp + "-ubuntu22.04"}, &d); err != nil {
+			return nil
+		}
+		return &d
+	}
+	w.create(gpuNode("n1"), p)
+	require.Nil(t, says(driver.Presence{}), "the registry is being asked")
+	own := says(driver.Presence{State: driver.Present, Ours: true})
+	require.NotNil(t, own)
+	require.Equal(t, []string{"run"}, own.Spec.Template.Spec.Containers[0].Args)
+	for _, silent := range []driver.Presence{{}, {State: driver.Unknown, Why: "nobody answers"}, {State: driver.Present, Why: "its labels cannot be read"}} {
+		require.Equal(t, own.Spec, says(silent).Spec, "an operator that starts anew, and a registry that is away, change nothing")
+	}
+	theirs := says(driver.Presence{State: driver.Present})
+	require.Equal(t, []string{"nvidia-driver"}, theirs.Spec.Template.Spec.Containers[0].Command)
+	require.NotContains(t, theirs.Labels, label.DriverContainer)
+	require.Equal(t, theirs.Spec, says(driver.Presence{}).Spec)
+}
+
+func TestAnImageWhoseOwnerNobodyTellsIsRunAsNVIDIAs(t *testing.T) {
+	w := newWorld(t)
+	w.images["registry.example/driver:535-ubuntu22.04"] = driver.Presence{State: driver.Unknown, Why: "nobody answers"}
+	w.create(gpuNode("n1"), contained("policy"))
+	w.step()
+	require.Equal(t, []string{label.DriverApp + "-ubuntu22.04"}, drivers(w))
+	require.Empty(t, w.policy("policy").Status.Pools[0].Reason)
 }
 
 func TestAnImageOfWhichNothingIsKnownIsTriedWhereThereIsNothingToKeep(t *testing.T) {

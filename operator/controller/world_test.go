@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -132,12 +133,17 @@ func (w *world) Remove(p *upgrade.Plan, _ func(string) bool) roll.Outcome {
 }
 func (w *world) Start(context.Context) error { return nil }
 
-// images are what a registry says.
+// images are what a registry says. It has all images that are not by kernel.
 type images map[string]driver.Presence
 
-func (i images) Look(image string, _ registry.Access) driver.Presence { return i[image] }
-func (i images) Retain(...string)                                     {}
-func (i images) Run(context.Context) error                            { return nil }
+func (i images) Look(image string, _ registry.Access) driver.Presence {
+	if said, ok := i[image]; ok || strings.Contains(image, kernel) {
+		return said
+	}
+	return driver.Presence{State: driver.Present}
+}
+func (i images) Retain(...string)          {}
+func (i images) Run(context.Context) error { return nil }
 
 // show has the Controller see all that the API server has, as watches would.
 func (w *world) show() {

@@ -63,8 +63,10 @@ func (c *chooser) built(toolkit bool) Choice {
 		return c.toolkit()
 	}
 	choice := c.choice(Container, containerID(c.pool), c.tagged(c.pool.OS))
-	choice.Problem = c.invalid(choice.Image)
-	return choice
+	if choice.Problem = c.invalid(choice.Image); choice.Problem != nil {
+		return choice
+	}
+	return c.identify(choice)
 }
 
 func (c *chooser) toolkit() Choice {
@@ -77,6 +79,15 @@ func (c *chooser) toolkit() Choice {
 	choice := c.choice(DriverToolkit, toolkitID(c.pool), c.tagged(c.pool.OS))
 	choice.Selector = map[string]string{label.OSTree: version}
 	if choice.Problem = c.invalid(choice.Image); choice.Problem != nil {
+		return choice
+	}
+	if choice = c.identify(choice); choice.Problem != nil {
+		return choice
+	}
+	if choice.Ours {
+		choice.Problem = c.problem(DriverToolkitUnsupported,
+			"%s, for node %s, is a driver container of gpuready, which does not build with OpenShift's Driver Toolkit yet: set spec.driver.usePrecompiled=true and push an image with modules for each kernel, or name NVIDIA's driver image",
+			choice.Image, c.node)
 		return choice
 	}
 	image, ok := "", false
@@ -122,6 +133,7 @@ func (c *chooser) asked(choice Choice) Choice {
 	if c.facts.Registry != nil {
 		presence = c.facts.Registry(choice.Image)
 	}
+	choice.Ours, _ = c.ours(choice)
 	switch presence.State {
 	case Present:
 		return choice
@@ -155,6 +167,56 @@ func (c *chooser) missing(choice Choice, doubt string) Choice {
 	}
 	fallback.Problem = &Problem{Reason: PrecompiledImageMissing, Message: what + ": its driver is built on the node until there is"}
 	return fallback
+}
+
+// identify completes a choice by whose driver container its image is. Until the registry
+// has answered for the first time, or has failed to, the pool keeps what it has: an image
+// that is run by the wrong contract does not start.
+func (c *chooser) identify(choice Choice) Choice {
+	ours, known := c.ours(choice)
+	choice.Ours = ours
+	if !known {
+		choice.Problem = c.problem(RegistryPending, "the registry is being asked whose driver container %s is, for node %s", choice.Image, c.node)
+	}
+	return choice
+}
+
+// vendor is the part of NVIDIA's registry that has NVIDIA's own driver containers.
+const vendor = "nvcr.io/nvidia/"
+
+// ours reports whether the choice's image is a driver container of this product. That of
+// the operator's own release is, and its registry is not asked; nor is NVIDIA's. An image of
+// which the registry tells nothing stays what the cluster runs it as, and else is NVIDIA's.
+// known is false while the registry is being asked for the first time.
+func (c *chooser) ours(choice Choice) (ours, known bool) {
+	own := v1.ImageSpec{}.Ref(v1.ImageSpec{Repository: c.facts.Images.Repository, Image: "driver"})
+	switch {
+	case repositoryOf(choice.Image) == own:
+		// With the Driver Toolkit the release's name stands for the contract of NVIDIA's
+		// driver containers, whose programs it is to have.
+		return choice.Variant != DriverToolkit, true
+	case strings.HasPrefix(choice.Image, vendor), c.facts.Registry == nil:
+		return false, true
+	}
+	presence := c.facts.Registry(choice.Image)
+	if presence.State == Present && presence.Why == "" {
+		return presence.Ours, true
+	}
+	if c.facts.Deployed != nil {
+		if ours, ok := c.facts.Deployed(choice.ID, choice.Image); ok {
+			return ours, true
+		}
+	}
+	return false, presence.State != Unasked
+}
+
+// repositoryOf is an image's reference without tag and digest.
+func repositoryOf(image string) string {
+	image, _, _ = strings.Cut(image, "@")
+	if colon := strings.LastIndex(image, ":"); colon > strings.LastIndex(image, "/") {
+		image = image[:colon]
+	}
+	return image
 }
 
 // tagged is the driver's image with something added to its tag. A digest stays as it is:

@@ -47,6 +47,8 @@ func precompiled(change func(*v1.ClusterPolicySpec)) *v1.ClusterPolicySpec {
 
 func fallback(s *v1.ClusterPolicySpec) { s.Driver.PrecompiledFallback = v1.FallbackDriverToolkit }
 
+func elsewhere(s *v1.ClusterPolicySpec) { s.Driver.Repository = "registry.example" }
+
 func registry(p Presence) func(string) Presence { return func(string) Presence { return p } }
 
 // facts are those of an OpenShift cluster with one version of the Driver Toolkit.
@@ -111,6 +113,11 @@ func TestChoicesAndProblemsAsPeopleReadThem(t *testing.T) {
 			f.Registry = registry(Presence{State: Absent})
 			return f
 		}()},
+		{"ours", policy(elsewhere), ubuntu, facts(Presence{State: Present, Ours: true})},
+		{"ours, precompiled", precompiled(elsewhere), rhcos, facts(Presence{State: Present, Ours: true})},
+		{"ours, with the driver toolkit", policy(elsewhere), rhcos, facts(Presence{State: Present, Ours: true})},
+		{"whose is not known yet", policy(elsewhere), ubuntu, facts(Presence{})},
+		{"driver toolkit of the same release", policy(func(s *v1.ClusterPolicySpec) { s.Driver.ImageSpec = v1.ImageSpec{} }), rhcos, facts(Presence{})},
 		{"precompiled, kernel unknown", precompiled(nil), other, plain},
 		{"precompiled by digest", precompiled(digest), ubuntu, plain},
 	} {
@@ -138,6 +145,55 @@ func TestTheRegistryIsAskedForTheExactTag(t *testing.T) {
 	require.Equal(t, "nvcr.io/nvidia/driver:535-4.18.0-372.51.1.el8_6.x86_64-rhcos4.12", asked)
 	require.Equal(t, asked, c.Image)
 	require.Equal(t, "nvidia-driver-daemonset-4.18.0-372.51.1.el8.6-rhcos4.12", c.Name)
+}
+
+func TestWhoseDriverContainerAnImageIs(t *testing.T) {
+	runs := func(ours bool) func(string, string) (bool, bool) {
+		return func(id, image string) (bool, bool) {
+			return ours, id == containerID(ubuntu) && image == "registry.example/driver:535.104.05-ubuntu22.04"
+		}
+	}
+	named := func(repository, image string) *v1.ClusterPolicySpec {
+		return policy(func(s *v1.ClusterPolicySpec) { s.Driver.Repository, s.Driver.Image = repository, image })
+	}
+	ours := Presence{State: Present, Ours: true}
+	away := Presence{State: Unknown, Why: "dial tcp: i/o timeout"}
+	for name, c := range map[string]struct {
+		spec     *v1.ClusterPolicySpec
+		says     Presence
+		deployed func(string, string) (bool, bool)
+		ours     bool
+		waits    bool
+		asked    bool
+	}{
+		"the release's own": {spec: named("gpuready", "driver"), ours: true},
+		"the release's own, by digest": {spec: policy(func(s *v1.ClusterPolicySpec) {
+			s.Driver.Repository, s.Driver.Version = "gpuready", "sha256:"+strings.Repeat("a", 64)
+		}), ours: true},
+		"NVIDIA's registry":                       {spec: named("nvcr.io/nvidia", "driver"), says: ours},
+		"a name that begins as the release's":     {spec: named("gpuready", "driver-of-mine"), asked: true, says: Presence{State: Present}},
+		"it has the label":                        {spec: policy(elsewhere), says: ours, ours: true, asked: true},
+		"it has not":                              {spec: policy(elsewhere), says: Presence{State: Present}, deployed: runs(true), asked: true},
+		"nobody answers":                          {spec: policy(elsewhere), says: away, asked: true},
+		"nobody answers, and it runs as ours":     {spec: policy(elsewhere), says: away, deployed: runs(true), ours: true, asked: true},
+		"nobody answers, and it runs as NVIDIA's": {spec: policy(elsewhere), says: away, deployed: runs(false), asked: true},
+		"another image runs as ours":              {spec: named("registry.example", "other"), says: away, deployed: runs(true), asked: true},
+		"its labels cannot be read":               {spec: policy(elsewhere), says: Presence{State: Present, Why: "403"}, asked: true},
+		"there is none":                           {spec: policy(elsewhere), says: Presence{State: Absent}, asked: true},
+		"it is being asked for":                   {spec: policy(elsewhere), waits: true, asked: true},
+		"it is being asked for, and runs as ours": {spec: policy(elsewhere), deployed: runs(true), ours: true, asked: true},
+	} {
+		asked := false
+		choice := Choose(c.spec, ubuntu, "a", Facts{
+			Images:   v1.ImageSpec{Repository: "gpuready", Version: "v1.0.0"},
+			Registry: func(string) Presence { asked = true; return c.says },
+			Deployed: c.deployed,
+		})
+		require.Equal(t, c.ours, choice.Ours, name)
+		require.Equal(t, c.waits, choice.Problem != nil, name)
+		require.Equal(t, c.asked, asked, name)
+	}
+	require.False(t, Choose(policy(elsewhere), ubuntu, "a", Facts{}).Ours, "nobody asks")
 }
 
 func TestADaemonSetServesTheNodesItWasMadeFor(t *testing.T) {

@@ -29,7 +29,10 @@ type Choice struct {
 	Image    string            // of the driver container
 	Sidecar  string            // of the Driver Toolkit's container
 	Selector map[string]string // Node labels that the DaemonSet is confined by, apart from gpuready.io/driver
-	Problem  *Problem          // why it is not the one that the policy asks for, or none at all
+	// Ours means that Image is a driver container of this product, which is run by another
+	// contract than NVIDIA's.
+	Ours    bool     `json:",omitempty"`
+	Problem *Problem // why it is not the one that the policy asks for, or none at all
 }
 
 // Problem is why a pool does not get the driver that the policy asks for.
@@ -57,6 +60,7 @@ const (
 	RHCOSVersionUnknown       Reason = "RHCOSVersionUnknown"       // RHCOS, without the label of its version
 	DriverToolkitImageMissing Reason = "DriverToolkitImageMissing" // the ImageStream has no tag of the RHCOS version
 	DriverToolkitUnknown      Reason = "DriverToolkitUnknown"      // the ImageStream has not been read
+	DriverToolkitUnsupported  Reason = "DriverToolkitUnsupported"  // the image is ours, which does not build
 )
 
 // Facts are what is known apart from policy and pool.
@@ -68,14 +72,18 @@ type Facts struct {
 	Toolkit func(rhcos string) (image string, ok bool)
 	// ToolkitUnknown is why the ImageStream that Toolkit knows has not been read; "": it was.
 	ToolkitUnknown string
-	// Registry says whether an image exists. nil: nobody has asked.
+	// Registry says whether an image exists, and whether it is ours. nil: nobody has asked.
 	Registry func(image string) Presence
+	// Deployed reports whether the driver DaemonSet of that ID runs the image as one of
+	// ours; ok is false where no such DaemonSet runs it. nil: there is none.
+	Deployed func(id, image string) (ours, ok bool)
 }
 
 // Presence is what a registry says of an image.
 type Presence struct {
 	State PresenceState
-	Why   string // where it is Unknown; where it is Absent, what speaks against that
+	Ours  bool   // a label of the image says that it is a driver container of this product
+	Why   string // where it is Unknown; where it is Absent, what speaks against that; where it is Present, why its labels are not known
 	Flaw  string // what the registry was to be asked with and was not, whatever it said
 }
 

@@ -89,6 +89,11 @@ const (
 	// DriverToolkit "true" marks DaemonSets, and their pods, that build with OpenShift's Driver Toolkit.
 	DriverToolkit = "openshift.driver-toolkit"
 	DriverApp     = "nvidia-driver-daemonset"
+	// Precompiled, on driver DaemonSets and their pods, is "true" where the modules are by kernel.
+	Precompiled = "nvidia.com/precompiled"
+	// DriverContainer, with the value Product, marks DaemonSets whose driver container is of
+	// this product.
+	DriverContainer = "gpuready.io/driver-container"
 	// DrainSkip "true", on a pod, keeps it on its Node when an upgrade drains it.
 	DrainSkip = "nvidia.com/gpu-driver-upgrade-drain.skip"
 )

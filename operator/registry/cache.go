@@ -22,8 +22,8 @@ const (
 )
 
 // Cache answers at once what is known of an image and asks in the background. An image
-// that is there is not asked for again; one that is not, or of which nothing is known, or
-// that was asked for with a flaw, after 30 seconds and then twice as long each time, up
+// that is there, and whose labels were read, is not asked for again; one that is not, or of
+// which something is not known, or that was asked for with a flaw, after 30 seconds and then twice as long each time, up
 // to 10 minutes.
 type Cache struct {
 	ask     func(context.Context, string, Access) driver.Presence
@@ -46,7 +46,10 @@ type entry struct {
 }
 
 // settled says that there is nothing more to learn of the image.
-func (e *entry) settled() bool { return e.presence == driver.Presence{State: driver.Present} }
+func (e *entry) settled() bool {
+	p := e.presence
+	return p.State == driver.Present && p.Why == "" && p.Flaw == ""
+}
 
 // NewCache returns a Cache that asks by ask (Client.Look) and calls changed, from a
 // goroutine of Run, when what is known of an image is no longer what Look last answered.

@@ -112,6 +112,26 @@ func TestWhatIsNotThereIsAskedForLessAndLessOften(t *testing.T) {
 	})
 }
 
+func TestAnImageWhoseLabelsAreNotKnownIsAskedForAgain(t *testing.T) {
+	within(t, func(t *testing.T, f *fake, c *Cache) {
+		f.mu.Lock()
+		f.answer["a"] = driver.Presence{State: driver.Present, Why: "its labels cannot be read"}
+		f.mu.Unlock()
+		c.Look("a", Access{})
+		pass(firstWait + time.Second)
+		require.Equal(t, 2, f.asks())
+		f.mu.Lock()
+		f.answer["a"] = driver.Presence{State: driver.Present, Ours: true}
+		f.mu.Unlock()
+		pass(2 * firstWait)
+		require.True(t, c.Look("a", Access{}).Ours)
+		_, changes := f.saw()
+		require.Equal(t, []string{"a", "a"}, changes)
+		pass(48 * time.Hour)
+		require.Equal(t, 3, f.asks())
+	})
+}
+
 func TestOtherSecretsAreTriedAtOnce(t *testing.T) {
 	within(t, func(t *testing.T, f *fake, c *Cache) {
 		f.say("a", driver.Unknown)

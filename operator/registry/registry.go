@@ -1,6 +1,6 @@
-// Package registry asks container registries whether they have an image, as a node that
-// pulls it would: with the pull secrets, by the proxy of the environment and by the
-// certificate authorities that it is given.
+// Package registry asks container registries whether they have an image, and whose driver
+// container it is, as a node that pulls it would: with the pull secrets, by the proxy of
+// the environment and by the certificate authorities that it is given.
 package registry
 
 import (
@@ -56,6 +56,7 @@ type Client struct {
 	roots    *x509.CertPool
 	proxy    func(*url.URL) (*url.URL, error)
 	deadline time.Duration
+	labels   labels
 }
 
 // New returns a Client. It reads the environment (HTTPS_PROXY, HTTP_PROXY, NO_PROXY) and
@@ -71,7 +72,9 @@ func New(o Options) (*Client, error) {
 	}, nil
 }
 
-// Look asks whether the registry has the image, and takes at most 20 seconds. Absent is
+// Look asks whether the registry has the image and whether that has Label, and takes at
+// most 20 seconds. Where the labels cannot be read the image is Present all the same, and
+// Why says why they are not known. Absent is
 // what the registry itself says, in the words of its protocol, to credentials that it
 // takes; whatever else goes wrong is Unknown, and Why says what:
 //   - 401 and 403: registries that hide what is private answer so for what is missing,
@@ -125,7 +128,7 @@ type answer struct {
 }
 
 // ask asks by HEAD, which costs least and does not count as a pull, and where that is
-// refused by GET: only its answer has words.
+// refused by GET: only its answer has words. Labels are read by GET, once for each digest.
 func (c *Client) ask(ctx context.Context, ref name.Reference, auth authn.Authenticator, rt http.RoundTripper) answer {
 	options := []remote.Option{
 		remote.WithContext(ctx), remote.WithAuth(auth), remote.WithTransport(rt), remote.WithUserAgent(c.agent),
@@ -133,23 +136,23 @@ func (c *Client) ask(ctx context.Context, ref name.Reference, auth authn.Authent
 	}
 	head, err := remote.Head(ref, options...)
 	if err == nil && manifest(head.MediaType) {
-		return answer{Presence: driver.Presence{State: driver.Present}}
+		return answer{Presence: c.labels.read(head.Digest, func() (*remote.Descriptor, error) { return remote.Get(ref, options...) })}
 	}
 	if err == nil || again(ctx, err) {
 		var whole *remote.Descriptor
 		if whole, err = remote.Get(ref, options...); err == nil {
-			return answer{Presence: told(whole.MediaType)}
+			return answer{Presence: c.told(whole)}
 		}
 	}
 	return judge(err)
 }
 
-// told is what an answer's type tells: any web server may say 200.
-func told(kind types.MediaType) driver.Presence {
-	if manifest(kind) {
-		return driver.Presence{State: driver.Present}
+// told is what an answer tells by its type: any web server may say 200.
+func (c *Client) told(whole *remote.Descriptor) driver.Presence {
+	if manifest(whole.MediaType) {
+		return c.labels.read(whole.Digest, func() (*remote.Descriptor, error) { return whole, nil })
 	}
-	return unknown("the answer is of type %q, which is no image's", kind)
+	return unknown("the answer is of type %q, which is no image's", whole.MediaType)
 }
 
 func manifest(kind types.MediaType) bool {

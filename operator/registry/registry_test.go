@@ -21,6 +21,9 @@ import (
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/stretchr/testify/require"
@@ -38,15 +41,9 @@ const tag = "nvidia/driver:535-5.15.0-1042-aws-ubuntu22.04"
 func quiet(t *testing.T) http.Handler {
 	t.Helper()
 	handler := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
-	server := httptest.NewServer(handler)
-	defer server.Close()
 	image, err := random.Image(64, 1)
 	require.NoError(t, err)
-	ref, err := name.ParseReference(strings.TrimPrefix(server.URL, "http://")+"/"+tag, name.Insecure)
-	require.NoError(t, err)
-	require.NoError(t, remote.Write(ref, image))
-	server.Client().CloseIdleConnections()
-	remote.DefaultTransport.(*http.Transport).CloseIdleConnections()
+	push(t, handler, tag, image)
 	return handler
 }
 
@@ -105,6 +102,110 @@ func TestPresentAndAbsentOverTLSWithOnesOwnAuthority(t *testing.T) {
 	got := client(t, Options{}).Look(t.Context(), host+"/"+tag, Access{})
 	require.Equal(t, driver.Unknown, got.State)
 	require.Contains(t, got.Why, "certificate")
+}
+
+// push puts an image, or an index, into a registry.
+func push(t *testing.T, handler http.Handler, as string, image remote.Taggable) {
+	t.Helper()
+	server := httptest.NewServer(handler)
+	defer server.Close()
+	ref, err := name.ParseReference(strings.TrimPrefix(server.URL, "http://")+"/"+as, name.Insecure)
+	require.NoError(t, err)
+	switch i := image.(type) {
+	case v1.Image:
+		require.NoError(t, remote.Write(ref, i))
+	case v1.ImageIndex:
+		require.NoError(t, remote.WriteIndex(ref, i))
+	}
+	server.Client().CloseIdleConnections()
+	remote.DefaultTransport.(*http.Transport).CloseIdleConnections()
+}
+
+// labelledImage is an image with a label.
+func labelledImage(t *testing.T, label, value string) v1.Image {
+	t.Helper()
+	image, err := random.Image(64, 1)
+	require.NoError(t, err)
+	image, err = mutate.Config(image, v1.Config{Labels: map[string]string{label: value}})
+	require.NoError(t, err)
+	return image
+}
+
+func TestTheLabelTellsWhoseDriverContainerAnImageIs(t *testing.T) {
+	text, err := os.ReadFile("../../deployments/images/driver/Containerfile")
+	require.NoError(t, err)
+	require.Contains(t, string(text), Label+`="true"`)
+
+	ours, theirs := labelledImage(t, Label, "580.95.05"), labelledImage(t, "maintainer", "somebody")
+	attestation, err := random.Image(64, 1)
+	require.NoError(t, err)
+	index := mutate.AppendManifests(empty.Index,
+		mutate.IndexAddendum{Add: attestation, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "unknown", Architecture: "unknown"}}},
+		mutate.IndexAddendum{Add: ours, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "arm64"}}})
+	handler := quiet(t)
+	for as, image := range map[string]remote.Taggable{"driver:ours": ours, "driver:theirs": theirs, "driver:index": index, "driver:nothing": empty.Index} {
+		push(t, handler, as, image)
+	}
+	var gets atomic.Int32
+	host, ca := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet && r.URL.Path != "/v2/" {
+			gets.Add(1)
+		}
+		handler.ServeHTTP(w, r)
+	}))
+	c := client(t, trusting(t, ca))
+	look := func(image string) driver.Presence { return c.Look(t.Context(), host+"/"+image, Access{}) }
+	require.Equal(t, driver.Presence{State: driver.Present, Ours: true}, look("driver:ours"))
+	require.Equal(t, driver.Presence{State: driver.Present, Ours: true}, look("driver:index"))
+	require.Equal(t, driver.Presence{State: driver.Present}, look("driver:theirs"))
+	before := gets.Load()
+	require.Equal(t, driver.Presence{State: driver.Present, Ours: true}, look("driver:ours"))
+	require.Equal(t, before, gets.Load(), "the digest is known")
+	got := look("driver:nothing")
+	require.Equal(t, driver.Present, got.State)
+	require.Contains(t, got.Why, "its labels cannot be read: it lists no image for Linux")
+}
+
+func TestAnImageWhoseLabelsCannotBeReadIsThere(t *testing.T) {
+	images := quiet(t)
+	refuse := func(pattern string, status int, body io.Reader) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodGet && strings.Contains(r.URL.Path, pattern) {
+				w.WriteHeader(status)
+				_, _ = io.Copy(w, body)
+				return
+			}
+			images.ServeHTTP(w, r)
+		})
+	}
+	for name, handler := range map[string]http.Handler{
+		"no manifest by GET":      refuse("/manifests/", http.StatusTooManyRequests, strings.NewReader("")),
+		"no configuration":        refuse("/blobs/", http.StatusForbidden, strings.NewReader("")),
+		"an endless one":          refuse("/blobs/", http.StatusOK, io.LimitReader(endless{}, 64<<20)),
+		"a manifest that is none": refuse("/manifests/", http.StatusOK, strings.NewReader("[]")),
+	} {
+		host, ca := serve(t, handler)
+		got := client(t, trusting(t, ca)).Look(t.Context(), host+"/"+tag, Access{})
+		require.Equal(t, driver.Present, got.State, "%s: %s", name, got.Why)
+		require.Contains(t, got.Why, "its labels cannot be read", name)
+		require.False(t, got.Ours)
+		require.LessOrEqual(t, len(got.Why), maxWhy)
+	}
+}
+
+// endless is a body without an end.
+type endless struct{}
+
+func (endless) Read(p []byte) (int, error) { return len(p), nil }
+
+func TestDigestsThatAreRememberedAreBounded(t *testing.T) {
+	var l labels
+	for i := range 3 * maxDigests {
+		l.remember(v1.Hash{Algorithm: "sha256", Hex: fmt.Sprint(i)}, true)
+	}
+	require.LessOrEqual(t, len(l.ours), maxDigests)
+	_, known := l.recall(v1.Hash{Algorithm: "sha256", Hex: fmt.Sprint(3*maxDigests - 1)})
+	require.True(t, known)
 }
 
 func TestPlainHTTPOnlyWhereItIsMeant(t *testing.T) {

@@ -40,6 +40,19 @@ func precompiled() driver.Choice {
 	}
 }
 
+// ours is a choice with a driver container of this product.
+func ours(c driver.Choice) driver.Choice {
+	c.Ours, c.Image = true, "registry.example/driver:580.95.05-"+c.ID
+	return c
+}
+
+func rhel() driver.Choice {
+	return ours(driver.Choice{
+		Pool:    fleet.Pool{Arch: "amd64", OS: "rhel9.6", Kernel: "5.14.0-570.12.1.el9_6.x86_64"},
+		Variant: driver.Container, ID: "rhel9.6", Name: "nvidia-driver-daemonset-rhel9.6",
+	})
+}
+
 func simulated() driver.Choice {
 	return driver.Choice{
 		Pool:    fleet.Pool{Arch: "amd64", OS: "ubuntu24.04", Kernel: "6.8.0-41-generic"},
@@ -57,9 +70,12 @@ func cases(t *testing.T) map[string]Input {
 	handover := with(cluster, func(c *Cluster) { c.HandOver = true })
 	nri := []fleet.Injection{fleet.NRI}
 	return map[string]Input{
-		"container":         {Policy: policy(t, `{driver: {version: 580.95.05}}`), Cluster: cluster, Drivers: []driver.Choice{ubuntu()}, Injections: nri},
-		"driver-toolkit":    {Policy: policy(t, `{}`), Cluster: openshift, Drivers: []driver.Choice{toolkit("412.86.202303241612-0"), toolkit("412.86.202305080640-0")}, Injections: nri},
-		"precompiled":       {Policy: policy(t, `{driver: {usePrecompiled: true}}`), Cluster: openshift, Drivers: []driver.Choice{precompiled()}, Injections: nri},
+		"container":      {Policy: policy(t, `{driver: {version: 580.95.05}}`), Cluster: cluster, Drivers: []driver.Choice{ubuntu()}, Injections: nri},
+		"driver-toolkit": {Policy: policy(t, `{}`), Cluster: openshift, Drivers: []driver.Choice{toolkit("412.86.202303241612-0"), toolkit("412.86.202305080640-0")}, Injections: nri},
+		"precompiled":    {Policy: policy(t, `{driver: {usePrecompiled: true}}`), Cluster: openshift, Drivers: []driver.Choice{precompiled()}, Injections: nri},
+		"own-container":  {Policy: policy(t, `{driver: {repository: registry.example, version: 580.95.05}}`), Cluster: cluster, Drivers: []driver.Choice{ours(ubuntu())}, Injections: nri},
+		"own-precompiled": {Policy: policy(t, ownPolicy), Cluster: openshift, Drivers: []driver.Choice{ours(precompiled())}, Injections: nri,
+			Keys: map[string][]string{"repos": {"cuda.list"}, "certs": {"ca.crt"}, "modules": {"nvidia.conf", "nvidia-uvm.conf"}}},
 		"simulated":         {Policy: policy(t, `{driver: {simulated: {enabled: true, profile: dgx-2, env: [{name: GPUSIM_GPUS, value: "4"}]}}}`), Cluster: cluster, Drivers: []driver.Choice{simulated()}, Injections: nri},
 		"driver-of-host":    {Policy: policy(t, `{driver: {enabled: false}}`), Cluster: cluster, Drivers: []driver.Choice{{}}, Injections: nri},
 		"every-injection":   {Policy: policy(t, `{driver: {enabled: false}}`), Cluster: cluster, Injections: []fleet.Injection{fleet.NRI, fleet.CDI, fleet.Annotations, fleet.Handler}},
@@ -72,6 +88,29 @@ func cases(t *testing.T) map[string]Input {
 		"problems": {Policy: policy(t, problematic), Cluster: cluster, Drivers: []driver.Choice{ubuntu()}, Injections: nri},
 	}
 }
+
+const ownPolicy = `
+  toolkit: {enabled: false}
+  devicePlugin: {enabled: false}
+  driver:
+    usePrecompiled: true
+    repository: registry.example
+    version: 580.95.05
+    imagePullPolicy: Always
+    imagePullSecrets: [driver-pull]
+    kernelModuleType: open
+    env: [{name: NVFM_CONFIG_LOG_LEVEL, value: "5"}]
+    args: [--drm]
+    resources: {requests: {cpu: "1", memory: 1Gi}, limits: {memory: 2Gi}}
+    startupProbe: {initialDelaySeconds: 60, periodSeconds: 10, timeoutSeconds: 50, successThreshold: 1, failureThreshold: 120}
+    livenessProbe: {periodSeconds: 30, timeoutSeconds: 50, failureThreshold: 4}
+    readinessProbe: {periodSeconds: 15, timeoutSeconds: 50, successThreshold: 2, failureThreshold: 4}
+    rdma: {enabled: true}
+    repoConfig: {configMapName: repos}
+    certConfig: {name: certs}
+    kernelModuleConfig: {name: modules}
+    secretEnv: driver-secrets
+`
 
 const nvidiasPolicy = `
   driver: {enabled: false}

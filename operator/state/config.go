@@ -64,7 +64,7 @@ var folders = []struct{ os, repositories, certificates string }{
 func (r *renderer) configure(d *appsv1.DaemonSet, ctr *corev1.Container, c driver.Choice) bool {
 	spec, pod := &r.spec.Driver, &d.Spec.Template.Spec
 	good := r.mountFiles(pod, ctr, "driver.kernelModuleConfig.name", moduleConfig(spec), "/drivers")
-	if c.Variant != driver.Precompiled {
+	if c.Variant != driver.Precompiled && !c.Ours {
 		repositories, certificates := "", ""
 		for _, f := range folders {
 			if strings.HasPrefix(c.Pool.OS, f.os) {

@@ -59,9 +59,12 @@ func (r *renderer) drivers() error {
 func (r *renderer) driver(c driver.Choice) error {
 	var d *appsv1.DaemonSet
 	var err error
-	if c.Variant == driver.Simulated {
+	switch {
+	case c.Variant == driver.Simulated:
 		d, err = r.simulated(c)
-	} else {
+	case c.Ours:
+		d, err = r.own(c)
+	default:
 		d, err = r.contained(c)
 	}
 	if d == nil || err != nil {
@@ -146,7 +149,7 @@ func (r *renderer) simulated(c driver.Choice) (*appsv1.DaemonSet, error) {
 	return d, nil
 }
 
-// contained is a driver container's DaemonSet. It is nil where a configuration that the
+// contained is the DaemonSet of a driver container of NVIDIA's. It is nil where a configuration that the
 // policy names does not exist.
 func (r *renderer) contained(c driver.Choice) (*appsv1.DaemonSet, error) {
 	spec := &r.spec.Driver

@@ -16,10 +16,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"pgregory.net/rapid"
 
+	"github.com/gpuready/gpuready/deployments/agents"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/api/v1/schematest"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/road"
 )
 
@@ -27,7 +29,7 @@ var injections = []fleet.Injection{fleet.NRI, fleet.CDI, fleet.Annotations, flee
 
 // input draws a whole input around a policy.
 func input(t *rapid.T, p *v1.ClusterPolicy) Input {
-	choices := []driver.Choice{ubuntu(), toolkit("412.86.202303241612-0"), precompiled(), simulated(), {}}
+	choices := []driver.Choice{ubuntu(), toolkit("412.86.202303241612-0"), precompiled(), simulated(), rhel(), {}}
 	in := Input{
 		Policy: p, Cluster: cluster,
 		Drivers:    rapid.SliceOfN(rapid.SampledFrom(choices), 0, 6).Draw(t, "drivers"),
@@ -100,6 +102,75 @@ func TestTheDigestChangesWithTheContentAlone(t *testing.T) {
 	require.Equal(t, []string{"nvidia-driver-daemonset-ubuntu22.04", "nvidia-operator-validator"}, changed(digests(`{validator: {version: v2}}`, ubuntu())),
 		"a new validator is no new driver")
 	require.Equal(t, []string{"nvidia-container-toolkit-daemonset"}, changed(digests(`{toolkit: {env: [{name: A, value: b}]}}`, ubuntu())))
+}
+
+func TestOursIsUpgradedAsNVIDIAsIs(t *testing.T) {
+	one := func(c driver.Choice) *appsv1.DaemonSet {
+		objects, problems := render(t, Input{Policy: policy(t, `{toolkit: {enabled: false}, devicePlugin: {enabled: false}}`), Cluster: cluster, Drivers: []driver.Choice{c}})
+		require.Empty(t, problems)
+		require.Len(t, objects, 1)
+		return objects[0].Object.(*appsv1.DaemonSet)
+	}
+	for _, c := range []driver.Choice{ubuntu(), precompiled()} {
+		theirs, own := one(c), one(ours(c))
+		require.Equal(t, theirs.Name, own.Name)
+		require.Equal(t, theirs.Spec.Selector, own.Spec.Selector)
+		require.Equal(t, theirs.Spec.UpdateStrategy, own.Spec.UpdateStrategy)
+		a, b := theirs.Spec.Template, own.Spec.Template
+		delete(a.Labels, label.DriverDigest)
+		delete(b.Labels, label.DriverDigest)
+		require.Equal(t, a.ObjectMeta, b.ObjectMeta)
+		for _, same := range [][2]any{
+			{a.Spec.NodeSelector, b.Spec.NodeSelector}, {a.Spec.Affinity, b.Spec.Affinity}, {a.Spec.Tolerations, b.Spec.Tolerations},
+			{a.Spec.InitContainers, b.Spec.InitContainers}, {a.Spec.ServiceAccountName, b.Spec.ServiceAccountName},
+			{a.Spec.PriorityClassName, b.Spec.PriorityClassName}, {a.Spec.HostPID, b.Spec.HostPID},
+			{a.Spec.TerminationGracePeriodSeconds, b.Spec.TerminationGracePeriodSeconds}, {a.Spec.Containers[0].Name, b.Spec.Containers[0].Name},
+		} {
+			require.Equal(t, same[0], same[1])
+		}
+		require.Nil(t, b.Spec.Containers[0].Command)
+		require.Equal(t, label.Product, own.Labels[label.DriverContainer])
+		require.NotContains(t, theirs.Labels, label.DriverContainer)
+	}
+}
+
+func TestOursIsLoadedAnewWhereItsConfigurationChanges(t *testing.T) {
+	digest := func(spec string, c driver.Choice) string {
+		objects, _ := render(t, Input{Policy: policy(t, spec), Cluster: cluster, Drivers: []driver.Choice{c}, Keys: map[string][]string{"modules": {"nvidia.conf"}}})
+		for _, o := range objects {
+			if o.State == road.Driver {
+				env := o.Object.(*appsv1.DaemonSet).Spec.Template.Spec.Containers[0].Env
+				i := slices.IndexFunc(env, func(e corev1.EnvVar) bool { return e.Name == "DRIVER_CONFIG_DIGEST" })
+				require.GreaterOrEqual(t, i, 0)
+				return env[i].Value
+			}
+		}
+		return ""
+	}
+	before, newer := digest(`{}`, rhel()), rhel()
+	newer.Image += "-1"
+	require.Len(t, before, 32)
+	require.Equal(t, before, digest(`{}`, newer), "gpu-driver compares the modules of images")
+	require.Equal(t, before, digest(`{driver: {resources: {limits: {memory: 2Gi}}}}`, rhel()))
+	for _, spec := range []string{
+		`{driver: {kernelModuleType: open}}`, `{driver: {rdma: {enabled: true}}}`, `{driver: {args: [--drm]}}`,
+		`{driver: {kernelModuleConfig: {name: modules}}}`, `{driver: {env: [{name: NVFM_CONFIG_FABRIC_MODE, value: "1"}]}}`,
+	} {
+		require.NotEqual(t, before, digest(spec, rhel()), spec)
+	}
+}
+
+// TestTheStaticManifestLooksForAHostsDriverAsTheOperatorDoes: the init container is written
+// down twice, since all of the operator's drivers have it.
+func TestTheStaticManifestLooksForAHostsDriverAsTheOperatorDoes(t *testing.T) {
+	data, err := agents.Render(agents.Driver, agents.Data{Namespace: "gpuready", Image: "x", Validator: "gpuready/validator:v0.1.0"})
+	require.NoError(t, err)
+	d, err := decode(data)
+	require.NoError(t, err)
+	r, err := newRenderer(Input{Policy: policy(t, `{}`), Cluster: cluster})
+	require.NoError(t, err)
+	require.Equal(t, []corev1.Container{r.hostDriver()}, d.Spec.Template.Spec.InitContainers)
+	require.Contains(t, d.Spec.Template.Spec.Volumes, r.hostVolume())
 }
 
 func TestWhatIsOffIsNotRendered(t *testing.T) {

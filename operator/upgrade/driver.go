@@ -16,12 +16,19 @@ type Set struct {
 	ID       string            // the value of label.Driver that it selects
 	Digest   string            // of its pod template: what the next pod will be made of
 	Selector map[string]string // what NFD has to say of its nodes
+	Image    string            // of its driver container; "" of the simulated one
+	Ours     bool              // whether that is a driver container of this product
 }
 
 // ObserveSet reduces a driver DaemonSet.
 func ObserveSet(s *appsv1.DaemonSet) Set {
 	pod := &s.Spec.Template
-	o := Set{ID: pod.Spec.NodeSelector[label.Driver], Digest: pod.Labels[label.DriverDigest]}
+	o := Set{ID: pod.Spec.NodeSelector[label.Driver], Digest: pod.Labels[label.DriverDigest], Ours: s.Labels[label.DriverContainer] == label.Product}
+	for _, c := range pod.Spec.Containers {
+		if c.Name == "nvidia-driver-ctr" {
+			o.Image = c.Image
+		}
+	}
 	for key, value := range pod.Spec.NodeSelector {
 		if strings.HasPrefix(key, label.Feature) {
 			if o.Selector == nil {

@@ -1,0 +1,99 @@
+package registry
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+
+	"github.com/gpuready/gpuready/operator/driver"
+)
+
+// Label is a label that driver containers of this product have: the driver's version, or
+// "true".
+const Label = "io.gpuready.driver"
+
+// maxDigests bounds how many digests are remembered.
+const maxDigests = 512
+
+// labels remembers which images have Label: a digest's content never changes.
+type labels struct {
+	mu   sync.Mutex
+	ours map[v1.Hash]bool
+}
+
+// read returns the Presence of an image that the registry has. get fetches its manifest,
+// and is called where the digest is new.
+func (l *labels) read(digest v1.Hash, get func() (*remote.Descriptor, error)) driver.Presence {
+	ours, known := l.recall(digest)
+	if known {
+		return driver.Presence{State: driver.Present, Ours: ours}
+	}
+	whole, err := get()
+	if err == nil {
+		ours, err = labelled(whole)
+	}
+	if err != nil {
+		return driver.Presence{State: driver.Present, Why: why("its labels cannot be read: %v", err)}
+	}
+	l.remember(whole.Digest, ours)
+	return driver.Presence{State: driver.Present, Ours: ours}
+}
+
+func (l *labels) recall(digest v1.Hash) (ours, known bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	ours, known = l.ours[digest]
+	return ours, known
+}
+
+func (l *labels) remember(digest v1.Hash, ours bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ours == nil || len(l.ours) >= maxDigests {
+		l.ours = map[v1.Hash]bool{} // what is forgotten is read again
+	}
+	l.ours[digest] = ours
+}
+
+// labelled reports whether an image has Label. Of an image for several platforms the
+// first one tells.
+func labelled(d *remote.Descriptor) (bool, error) {
+	if d.MediaType.IsSchema1() {
+		return false, nil // a format that was given up before there was the label
+	}
+	image, err := firstImage(d)
+	if err != nil {
+		return false, err
+	}
+	config, err := image.ConfigFile()
+	if err != nil {
+		return false, fmt.Errorf("read its configuration: %w", err)
+	}
+	return config.Config.Labels[Label] != "", nil
+}
+
+func firstImage(d *remote.Descriptor) (v1.Image, error) {
+	if !d.MediaType.IsIndex() {
+		return d.Image()
+	}
+	index, err := d.ImageIndex()
+	if err != nil {
+		return nil, err
+	}
+	list, err := index.IndexManifest()
+	if err != nil {
+		return nil, fmt.Errorf("read its list of platforms: %w", err)
+	}
+	first := slices.IndexFunc(list.Manifests, func(m v1.Descriptor) bool {
+		// Attestations are listed as images for an unknown platform.
+		return m.MediaType.IsImage() && (m.Platform == nil || m.Platform.OS == "linux")
+	})
+	if first < 0 {
+		return nil, errors.New("it lists no image for Linux")
+	}
+	return index.Image(list.Manifests[first].Digest)
+}

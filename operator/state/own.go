@@ -1,0 +1,64 @@
+package state
+
+import (
+	"fmt"
+	"strconv"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuready/gpuready/deployments/agents"
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/driver"
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+// own is the DaemonSet of a driver container of ours: that of the static manifests, with
+// the policy laid over it, and labelled as those of NVIDIA's driver containers are. It is
+// nil where a configuration that the policy names does not exist.
+func (r *renderer) own(c driver.Choice) (*appsv1.DaemonSet, error) {
+	data, err := agents.Render(agents.Driver, agents.Data{Namespace: r.in.Cluster.Namespace, Image: c.Image})
+	if err != nil {
+		return nil, err
+	}
+	d, err := decode(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", agents.Driver.Name, err)
+	}
+	precompiled := strconv.FormatBool(c.Variant == driver.Precompiled)
+	d.Labels[label.DriverContainer], d.Labels[label.Precompiled] = label.Product, precompiled
+	pod := &d.Spec.Template
+	pod.Labels["app.kubernetes.io/component"], pod.Labels[label.Precompiled] = "nvidia-driver", precompiled
+
+	spec, ctr := &r.spec.Driver, container(d, "nvidia-driver-ctr")
+	r.modules(ctr)
+	r.overlay("driver", ctr, spec.ContainerSpec)
+	probes(ctr, spec)
+	pod.Spec.ImagePullSecrets = r.secrets(spec.ImageSpec, r.spec.Validator.ImageSpec)
+	if !r.configure(d, ctr, c) {
+		return nil, nil
+	}
+	digest, err := configDigest(ctr, pod.Spec.Volumes)
+	if err != nil {
+		return nil, err
+	}
+	setEnv(ctr, v1.EnvVar{Name: "DRIVER_CONFIG_DIGEST", Value: digest})
+	return d, nil
+}
+
+// configDigest is of what the driver is configured by: where it is another one gpu-driver
+// loads the modules anew, and else adopts those that are loaded. The image is not in it,
+// since gpu-driver compares the modules themselves.
+func configDigest(c *corev1.Container, volumes []corev1.Volume) (string, error) {
+	var files []corev1.Volume
+	for _, v := range volumes {
+		if v.HostPath == nil {
+			files = append(files, v)
+		}
+	}
+	digest, err := digestOf([]any{c.Args, c.Env, c.EnvFrom, files})
+	if err != nil {
+		return "", err
+	}
+	return digest[:32], nil
+}
