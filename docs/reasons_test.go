@@ -162,6 +162,13 @@ func TestEveryReasonOfTheToolkitIsDocumented(t *testing.T) {
 	agree(t, "toolkit.md", reasons, documented(t, "toolkit.md", true))
 }
 
+func TestEveryReasonOfTheDriverIsDocumented(t *testing.T) {
+	reasons := map[string]bool{}
+	sources(t, "../driver", func(_ string, f *ast.File) { maps.Copy(reasons, reasonsOf(f)) })
+	require.Greater(t, len(reasons), 10, "reasons are looked for")
+	agree(t, "driver.md", reasons, documented(t, "driver.md", true))
+}
+
 // A reason of the validator has a row of three columns: the reason, what it means, and what
 // to do next. Those that it hands on of others are on their pages.
 func TestEveryReasonOfTheValidatorIsDocumented(t *testing.T) {

@@ -42,6 +42,7 @@ func TestTheRoomsOfEachComponentAreThoseThatExist(t *testing.T) {
 	for _, c := range []struct {
 		dir, heading string
 	}{
+		{"driver", "### The driver's rooms"},
 		{"deviceplugin", "### The device plugin's rooms"},
 		{"toolkit", "### The toolkit's rooms"},
 		{"operator", "### The operator's rooms"},
