@@ -30,7 +30,7 @@ const ReasonBuildFailed = output.ReasonBuildFailed
 // one core.
 const defaultTimeout = time.Hour
 
-// Request is what to compile.
+// Request describes a build: sources, headers, and the modules that are wanted.
 type Request struct {
 	// Source is a folder that Kbuild builds: NVIDIA's kernel-open, or any other with a
 	// Kbuild file. It is copied, and not written to.

@@ -11,8 +11,8 @@ import (
 	"github.com/gpuready/gpuready/driver/build/link"
 )
 
-// command is one that Kbuild has run to link, from the file beside the target in which it
-// notes that.
+// command is a link command that Kbuild ran, read from the file beside the target in which
+// Kbuild records it.
 type command struct {
 	program string
 	flags   []string // without -r, -o and -T

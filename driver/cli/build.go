@@ -29,7 +29,7 @@ Examples:
   gpu-driver build --source kernel-open --kernel 6.1.0-50-amd64 --headers-root /mnt --out out --cache /var/cache/gpuready
 `
 
-// builtModules is what build prints.
+// builtModules describes the modules that build made, for its output.
 type builtModules struct {
 	Kernel  string   `json:"kernel"`
 	Version string   `json:"version"`

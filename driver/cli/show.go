@@ -44,7 +44,7 @@ Examples:
   gpu-driver check -o json
 `
 
-// plan is what check prints.
+// plan holds the outcome of check: what would be loaded, and what stands in the way.
 type plan struct {
 	Kernel  string    `json:"kernel"`
 	Version string    `json:"version"`

@@ -21,7 +21,8 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// Machine is what a plan depends on. All paths are those of the driver image.
+// Machine describes a node and its driver image, as far as daemons depend on them. All
+// paths are those of the image.
 type Machine struct {
 	GPUs       int    // on the PCI bus, except those that another driver holds
 	NVSwitches int    // likewise; NVLink 4 and older

@@ -52,7 +52,7 @@ var ErrNoPort = errors.New("no InfiniBand port leads to the NVSwitches yet")
 // Skip is a daemon that is not to run, with the reason.
 type Skip struct{ Name, Why string }
 
-// Plan is what to run, in this order.
+// Plan lists the daemons to run, in the order of their start.
 type Plan struct {
 	Daemons  []supervisor.Daemon
 	Skipped  []Skip

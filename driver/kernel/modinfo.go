@@ -18,7 +18,7 @@ const (
 	maxNote    = 64 << 10
 )
 
-// Info is what a module says of itself: the fields that modinfo(8) prints.
+// Info holds the fields of a module that modinfo(8) prints.
 type Info struct {
 	Name        string // "nvidia_uvm"
 	Description string

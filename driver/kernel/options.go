@@ -36,7 +36,8 @@ func (p Param) String() string {
 	return p.Name + "=" + p.Value
 }
 
-// Options are what a module is loaded with, and around it, by configuration.
+// Options holds the configuration of modules: their parameters, and which modules are
+// loaded before them.
 type Options struct {
 	Params map[string][]Param  // by module; of two with one name the kernel takes the last
 	Before map[string][]string // soft dependencies, by module

@@ -21,7 +21,7 @@ type Step struct {
 	Optional bool
 }
 
-// Inputs are what a plan is made of.
+// Inputs holds everything that Plan decides by.
 type Inputs struct {
 	Wanted   []string // names, in the order in which they are loaded
 	Optional []string // names that are loaded first where the kernel has them

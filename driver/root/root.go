@@ -14,7 +14,7 @@ import (
 	"github.com/gpuready/gpuready/internal/host/mount"
 )
 
-// flags are those of the driver root: programs in it run and libraries load; set-user-ID
+// flags of the mount that shows the driver root: programs in it run and libraries load; set-user-ID
 // bits and device nodes count for nothing.
 const flags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV
 

@@ -14,8 +14,8 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// keeping are the driver's daemons while they are kept running.
-type keeping struct {
+// runningDaemons are the driver's daemons while they are kept running.
+type runningDaemons struct {
 	*supervisor.Supervisor
 	end     context.CancelFunc
 	ended   chan error
@@ -23,7 +23,7 @@ type keeping struct {
 }
 
 // stop ends the daemons, in reverse order.
-func (k *keeping) stop() error {
+func (k *runningDaemons) stop() error {
 	if k == nil {
 		return nil
 	}
@@ -38,8 +38,9 @@ func (d *Driver) stopDaemons() error {
 	return k.stop()
 }
 
-// news is a channel that says when a daemon's state has changed; nil where none run.
-func (k *keeping) news() <-chan struct{} {
+// changes returns a channel that receives when a daemon's state has changed; nil where
+// none run.
+func (k *runningDaemons) changes() <-chan struct{} {
 	if k == nil {
 		return nil
 	}
@@ -61,7 +62,7 @@ func (v Survey) PlanDaemons() (daemons.Plan, error) {
 
 // startDaemons starts the driver's daemons and waits until those that GPUs cannot be used
 // without are ready.
-func (d *Driver) startDaemons(ctx context.Context) (*keeping, error) {
+func (d *Driver) startDaemons(ctx context.Context) (*runningDaemons, error) {
 	furnished, err := root.Furnish(d.Image.Dir())
 	if err != nil {
 		return nil, err
@@ -72,7 +73,7 @@ func (d *Driver) startDaemons(ctx context.Context) (*keeping, error) {
 	}
 	if slices.ContainsFunc(p.Daemons, func(s supervisor.Daemon) bool { return s.Required }) {
 		// A container that was killed has left behind that it is ready.
-		err := errors.Join(d.withdraw(), d.say(nodestate.Waiting, ReasonStarting, "the driver's daemons are being started"))
+		err := errors.Join(d.withdraw(), d.publish(nodestate.Waiting, ReasonStarting, "the driver's daemons are being started"))
 		if err != nil {
 			return nil, err
 		}
@@ -81,7 +82,7 @@ func (d *Driver) startDaemons(ctx context.Context) (*keeping, error) {
 		d.Log.Debug("driver daemon does not run", "name", s.Name, "why", s.Why)
 	}
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
-	k := &keeping{end: end, ended: make(chan error, 1), changed: make(chan struct{}, 1)}
+	k := &runningDaemons{end: end, ended: make(chan error, 1), changed: make(chan struct{}, 1)}
 	k.Supervisor = supervisor.New(supervisor.Config{
 		Daemons: p.Daemons, Root: furnished, Env: os.Environ(), Log: d.Log,
 		StatusFile: filepath.Join(d.OutputDir, daemons.StatusFile),
@@ -109,7 +110,7 @@ func (d *Driver) startDaemons(ctx context.Context) (*keeping, error) {
 
 // failed returns why a daemon that GPUs cannot be used without has ended; nil while it
 // runs or starts.
-func (k *keeping) failed() error {
+func (k *runningDaemons) failed() error {
 	if k == nil {
 		return nil
 	}

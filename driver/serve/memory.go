@@ -21,8 +21,8 @@ const stateName = "nvidia-driver.state"
 
 const maxRecord = 64 << 10
 
-// memory is what is written down before modules are loaded.
-type memory struct {
+// loadedRecord says which modules are about to be loaded, or were.
+type loadedRecord struct {
 	BootID string `json:"bootID"`
 	Digest string `json:"digest"`
 }
@@ -31,7 +31,7 @@ func (d *Driver) dir() string { return filepath.Join(d.StateDir, string(nodestat
 
 // remember writes down what is about to be loaded.
 func (d *Driver) remember(s Snapshot) error {
-	data, err := json.Marshal(memory{d.boot, s.Digest})
+	data, err := json.Marshal(loadedRecord{d.boot, s.Digest})
 	if err != nil {
 		return err
 	}
@@ -52,7 +52,7 @@ func (d *Driver) adopts(s Snapshot) bool {
 	if err != nil {
 		return false
 	}
-	var m memory
+	var m loadedRecord
 	if json.Unmarshal(data, &m) != nil || m.BootID != d.boot || m.Digest != s.Digest {
 		return false
 	}

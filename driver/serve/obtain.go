@@ -58,7 +58,7 @@ func (d *Driver) build(ctx context.Context, s Snapshot) error {
 	if err != nil {
 		return err
 	}
-	if err := d.say(nodestate.Waiting, ReasonStarting, "the driver's modules are being built for kernel "+s.Release); err != nil {
+	if err := d.publish(nodestate.Waiting, ReasonStarting, "the driver's modules are being built for kernel "+s.Release); err != nil {
 		return err
 	}
 	source, to := filepath.Join(d.Sources.Dir, sourceFolders[kind]), filepath.Join(d.Sources.Work, "lib/modules", s.Release)

@@ -34,7 +34,7 @@ const (
 	ReasonTaken      gpu.Reason = "DriverTaken"      // modules or root were taken away by somebody else
 )
 
-// Config is what to bring onto the node, and where.
+// Config names what to bring onto the node, and where.
 type Config struct {
 	Survey
 	Sources   Sources
@@ -49,10 +49,10 @@ type Config struct {
 type Driver struct {
 	Config
 	boot    string
-	daemons *keeping // nil while none run; of the goroutine that holds the lock
+	daemons *runningDaemons // nil while none run; of the goroutine that holds the lock
 
-	mu   sync.Mutex
-	said nodestate.State
+	mu        sync.Mutex
+	published nodestate.State
 }
 
 // New returns a Driver that has not started.
@@ -95,7 +95,7 @@ func (d *Driver) Unload(ctx context.Context) error {
 		if err := errors.Join(d.withdraw(), d.unload(ctx)); err != nil {
 			return d.fail(err)
 		}
-		return d.say(nodestate.Waiting, ReasonStopped, "the driver was unloaded by gpu-driver unload")
+		return d.publish(nodestate.Waiting, ReasonStopped, "the driver was unloaded by gpu-driver unload")
 	})
 }
 
@@ -104,7 +104,7 @@ func (d *Driver) hold(ctx context.Context) error {
 	s, err := d.bringWhenFree(ctx)
 	switch {
 	case errors.Is(err, ErrNoGPU):
-		if err = errors.Join(d.withdraw(), d.say(nodestate.Waiting, kernel.ReasonNoDevice, err.Error())); err == nil {
+		if err = errors.Join(d.withdraw(), d.publish(nodestate.Waiting, kernel.ReasonNoDevice, err.Error())); err == nil {
 			d.Log.Info("no driver is loaded", "reason", kernel.ReasonNoDevice, "why", ErrNoGPU)
 			<-ctx.Done()
 			return ctx.Err()
@@ -140,7 +140,7 @@ func (d *Driver) bringWhenFree(ctx context.Context) (Snapshot, error) {
 			return s, err
 		}
 		if d.changed(e) {
-			if err := errors.Join(d.withdraw(), d.say(nodestate.Waiting, e.Reason, e.Message)); err != nil {
+			if err := errors.Join(d.withdraw(), d.publish(nodestate.Waiting, e.Reason, e.Message)); err != nil {
 				return s, err
 			}
 			d.Log.Warn("waiting for processes that use the driver to end", "reason", e.Reason, "err", e)
@@ -193,7 +193,7 @@ func (d *Driver) bring(ctx context.Context, withDaemons bool) (Snapshot, error) 
 	if err := d.show(s); err != nil {
 		return s, err
 	}
-	if err := errors.Join(d.sayReady(s), d.announce()); err != nil {
+	if err := errors.Join(d.publishReady(s), d.announce()); err != nil {
 		return s, err
 	}
 	d.Log.Info("ready", "version", s.Version, "kind", s.Kind, "why", s.Why, "kernel", s.Release, "root", d.Root,
@@ -211,7 +211,7 @@ func (d *Driver) replace(ctx context.Context, s Snapshot) error {
 	if err := errors.Join(d.verify(steps), d.System.Busy()); err != nil {
 		return err
 	}
-	if err := errors.Join(d.withdraw(), d.say(nodestate.Waiting, ReasonStarting, "the driver "+s.Version+" is being loaded")); err != nil {
+	if err := errors.Join(d.withdraw(), d.publish(nodestate.Waiting, ReasonStarting, "the driver "+s.Version+" is being loaded")); err != nil {
 		return err
 	}
 	return d.unload(ctx)
@@ -307,8 +307,8 @@ func (d *Driver) watch(ctx context.Context, s Snapshot) error {
 			if err = d.check(s); err != nil {
 				err = &kernel.Error{Reason: ReasonTaken, Message: err.Error(), Err: err}
 			}
-		case <-d.daemons.news():
-			err = d.sayDaemons(s)
+		case <-d.daemons.changes():
+			err = d.publishDaemons(s)
 		case err = <-ended:
 			stop()
 			return err
@@ -330,15 +330,15 @@ func (d *Driver) checkRoot() error {
 	return err
 }
 
-// sayDaemons publishes that a daemon without which GPUs cannot be used has ended, or is
+// publishDaemons publishes that a daemon without which GPUs cannot be used has ended, or is
 // ready again.
-func (d *Driver) sayDaemons(s Snapshot) error {
+func (d *Driver) publishDaemons(s Snapshot) error {
 	failed := d.daemons.failed()
 	switch {
 	case failed == nil && d.daemons.Ready() == nil && d.Ready() != nil:
-		return d.sayReady(s)
+		return d.publishReady(s)
 	case failed != nil:
-		return d.say(nodestate.Degraded, kernel.ReasonDeviceInitFailed, failed.Error())
+		return d.publish(nodestate.Degraded, kernel.ReasonDeviceInitFailed, failed.Error())
 	}
 	return nil
 }
@@ -363,12 +363,12 @@ func (d *Driver) end(ctx context.Context) error {
 	err := d.unload(ctx)
 	if e, is := errors.AsType[*kernel.Error](err); is && e.Reason == kernel.ReasonInUse {
 		d.Log.Info("the driver stays, for it is in use; the next container adopts it", "by", e.Message)
-		return d.say(nodestate.Degraded, ReasonUnattended, "the driver's container has ended; the driver stays: "+e.Message)
+		return d.publish(nodestate.Degraded, ReasonUnattended, "the driver's container has ended; the driver stays: "+e.Message)
 	}
 	if err != nil {
 		return d.fail(err)
 	}
-	return d.say(nodestate.Waiting, ReasonStopped, "the driver's container has ended and nobody used the driver: it was unloaded")
+	return d.publish(nodestate.Waiting, ReasonStopped, "the driver's container has ended and nobody used the driver: it was unloaded")
 }
 
 // fail publishes why the driver is not ready and returns err.
@@ -376,7 +376,7 @@ func (d *Driver) fail(err error) error {
 	if err == nil {
 		return nil
 	}
-	return errors.Join(err, d.withdraw(), d.say(nodestate.Failed, ReasonOf(err), strings.ReplaceAll(err.Error(), "\n", "; ")))
+	return errors.Join(err, d.withdraw(), d.publish(nodestate.Failed, ReasonOf(err), strings.ReplaceAll(err.Error(), "\n", "; ")))
 }
 
 // ReasonOf returns the reason of an error, ReasonFailed where it has none of its own.

@@ -34,7 +34,7 @@ const ObjtoolDir = "objtool"
 
 const maxHalves = 1 << 20
 
-// Halves is what build.CompileHalves has made. Paths are relative to its folder.
+// Halves lists the objects that build.CompileHalves made. Paths are relative to its folder.
 type Halves struct {
 	Release string `json:"release"`
 	Version string `json:"version"`
@@ -54,7 +54,7 @@ type Half struct {
 	Rest    []string `json:"rest"`
 }
 
-// Object is one that was compiled for the kernel, or one that is the same for all kernels.
+// Object is a compiled file: one for this kernel, or one that all kernels share.
 type Object struct {
 	Path string `json:"path,omitempty"`
 	// Common is relative to the driver's sources, and SHA256 its digest.
@@ -62,7 +62,7 @@ type Object struct {
 	SHA256 string `json:"sha256,omitempty"`
 }
 
-// Request is what to link.
+// Request describes which modules to link, and of what.
 type Request struct {
 	Halves  string // the folder that build.CompileHalves returned
 	Common  string // the driver's sources, of which the objects that are the same for all kernels are read

@@ -30,7 +30,7 @@ func Subreaper() error {
 // lookAgain is how often a process that is no child is looked for on old kernels.
 const lookAgain = time.Second
 
-// process is one that runs or has run. A goroutine of its own waits for it.
+// process is a program that runs or has run. A goroutine of its own waits for it.
 type process struct {
 	*os.Process
 	group int           // of processes, its own; 0: it has none

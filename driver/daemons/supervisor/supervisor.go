@@ -27,7 +27,7 @@ const (
 	maxReason  = 1000             // bytes of what Ready says
 )
 
-// Clock is what a Supervisor knows the time by.
+// Clock tells the time; tests have one that they set.
 type Clock interface {
 	Now() time.Time
 	// NewTimer returns a channel on which the time comes after d, and what ends the timer.
@@ -100,7 +100,7 @@ func (d Daemon) below(root string) Daemon {
 	return d
 }
 
-// Config is what a Supervisor needs.
+// Config names the daemons and how they are kept running.
 type Config struct {
 	Daemons     []Daemon // in the order in which they are started
 	Root        string   // that they are started in, with the node's /run in it; "": this process's

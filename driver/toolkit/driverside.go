@@ -201,7 +201,7 @@ func (w *wait) run(ctx context.Context) (*answer, error) {
 		paths = append(paths, filepath.Join(w.Dir, name))
 	}
 	err := record.WatchWhole(inner, paths, func() {
-		sign, done := w.look()
+		sign, done := w.readAnswers()
 		if done {
 			cancel(nil)
 		} else if sign {
@@ -221,9 +221,9 @@ func (w *wait) run(ctx context.Context) (*answer, error) {
 
 var errSilent = errors.New("the side-car is silent")
 
-// look reads what the side-car says. It reports whether it has given a new sign of life, and
+// readAnswers reads what the side-car says. It reports whether it has given a new sign of life, and
 // whether it has answered.
-func (w *wait) look() (sign, done bool) {
+func (w *wait) readAnswers() (sign, done bool) {
 	if text, err := record.Read(filepath.Join(w.Dir, brokenName), maxAnswer); !errors.Is(err, fs.ErrNotExist) {
 		if message := record.Clean(string(text), maxMessage/2); message != "" {
 			w.err = broken(err, "the Driver Toolkit cannot build: %s", message)
@@ -249,13 +249,13 @@ func (w *wait) look() (sign, done bool) {
 			w.built = &a
 			return false, true
 		}
-		return w.hear(a), false
+		return w.noteProgress(a), false
 	}
 	return false, false
 }
 
-// hear takes a sign of a build that goes on, and reports whether it is new.
-func (w *wait) hear(a answer) bool {
+// noteProgress records a sign of a build that goes on, and reports whether it is new.
+func (w *wait) noteProgress(a answer) bool {
 	if w.started && a.Beat == w.beat {
 		return false
 	}

@@ -11,14 +11,14 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// say publishes the driver's state.
-func (d *Driver) say(phase nodestate.Phase, reason gpu.Reason, message string) error {
+// publish writes the driver's state.
+func (d *Driver) publish(phase nodestate.Phase, reason gpu.Reason, message string) error {
 	d.mu.Lock()
 	s := nodestate.State{Component: nodestate.Driver, Phase: phase, Reason: reason, Message: message}
 	if phase == nodestate.Degraded {
-		s.Driver = d.said.Driver
+		s.Driver = d.published.Driver
 	}
-	d.said = s
+	d.published = s
 	d.mu.Unlock()
 	return nodestate.Write(d.dir(), s)
 }
@@ -27,16 +27,16 @@ func (d *Driver) say(phase nodestate.Phase, reason gpu.Reason, message string) e
 func (d *Driver) changed(e *kernel.Error) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.said.Reason != e.Reason || d.said.Message != e.Message
+	return d.published.Reason != e.Reason || d.published.Message != e.Message
 }
 
-// sayReady publishes the driver that is loaded.
-func (d *Driver) sayReady(s Snapshot) error {
+// publishReady writes the state of the driver that is loaded.
+func (d *Driver) publishReady(s Snapshot) error {
 	state := nodestate.State{Component: nodestate.Driver, Phase: nodestate.Ready, Driver: &nodestate.DriverInfo{
 		Root: d.Root, Version: s.Version, Simulated: s.Files["nvidia"].Simulated(),
 	}}
 	d.mu.Lock()
-	d.said = state
+	d.published = state
 	d.mu.Unlock()
 	return nodestate.Write(d.dir(), state)
 }
@@ -45,13 +45,13 @@ func (d *Driver) sayReady(s Snapshot) error {
 func (d *Driver) Ready() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	switch d.said.Phase {
+	switch d.published.Phase {
 	case nodestate.Ready:
 		return nil
 	case "":
 		return errors.New("starting")
 	}
-	return fmt.Errorf("%s: %s", d.said.Reason, d.said.Message)
+	return fmt.Errorf("%s: %s", d.published.Reason, d.published.Message)
 }
 
 // register registers the driver's metric.
@@ -68,7 +68,7 @@ func (c *collector) Describe(descs chan<- *prometheus.Desc) { descs <- c.info }
 
 func (c *collector) Collect(values chan<- prometheus.Metric) {
 	c.driver.mu.Lock()
-	s := c.driver.said
+	s := c.driver.published
 	c.driver.mu.Unlock()
 	if s.Phase == nodestate.Ready {
 		values <- prometheus.MustNewConstMetric(c.info, prometheus.GaugeValue, 1, s.Driver.Root, s.Driver.Version, fmt.Sprint(s.Driver.Simulated))
