@@ -40,6 +40,7 @@ type Request struct {
 	Modules []string // those wanted: "nvidia-uvm"; empty: all of them
 	Version string   // of the driver; "": any
 	Kind    string   // "open" or "proprietary", for Digest and messages
+	Halves  bool     // CompileOnce makes what CompileHalves makes
 	// SourceDigest stands for the content of Source in Digest; "": all files are read.
 	SourceDigest string
 	Variables    map[string]string // of make, besides those that Compile sets

@@ -28,6 +28,9 @@ func Digest(ctx context.Context, r Request) (string, error) {
 		}
 	}
 	h := folder.NewDigest("modules", digestFormat, r.Release, c.version, r.Version, r.Kind, source, strings.Join(r.Modules, " "))
+	if r.Halves {
+		h.Add("halves")
+	}
 	for _, name := range slices.Sorted(maps.Keys(r.Variables)) {
 		h.Add(name, r.Variables[name])
 	}

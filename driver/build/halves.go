@@ -2,7 +2,7 @@ package build
 
 import (
 	"context"
-	"encoding/json"
+	"crypto"
 	"errors"
 	"fmt"
 	"os"
@@ -11,7 +11,9 @@ import (
 
 	"github.com/gpuready/gpuready/driver/build/folder"
 	"github.com/gpuready/gpuready/driver/build/link"
+	"github.com/gpuready/gpuready/driver/build/sign"
 	"github.com/gpuready/gpuready/driver/kernel"
+	"github.com/gpuready/gpuready/internal/host"
 )
 
 // CompileHalves compiles as Compile does, and returns a new folder below r.Work with what
@@ -30,17 +32,55 @@ func (r *Request) collectHalves(t *tree, to string) error {
 	}
 	all := link.Halves{Release: r.Release, Version: r.Version}
 	for _, name := range names {
+		if name == "nvidia" {
+			m, err := readModule(t.dir, "/nvidia.ko")
+			if err != nil {
+				return err
+			}
+			all.Kind, all.Version = string(m.Kind()), m.Version
+		}
 		h, err := t.takeHalf(name, to)
 		if err != nil {
 			return fmt.Errorf("%s.ko: %w", name, err)
 		}
 		all.Modules = append(all.Modules, h)
 	}
-	text, err := json.MarshalIndent(all, "", "  ")
+	return all.Write(to)
+}
+
+func readModule(dir, name string) (kernel.Module, error) {
+	root, err := host.Open(dir)
+	if err != nil {
+		return kernel.Module{}, err
+	}
+	defer root.Close() //nolint:errcheck // it is only read
+	return kernel.ReadModule(root, name)
+}
+
+// SignHalves signs the modules that link.Link makes of l.Halves: the signatures are kept
+// there, and appended to what is linked on a node that does not have the key.
+func SignHalves(ctx context.Context, l link.Request, key sign.Key) (err error) {
+	linked, err := link.Link(ctx, l)
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(to, link.FileName), append(text, '\n'), 0o644)
+	defer func() { err = errors.Join(err, os.RemoveAll(linked)) }()
+	all, err := link.Read(l.Halves)
+	if err != nil {
+		return err
+	}
+	for i := range all.Modules {
+		m := &all.Modules[i]
+		signature, err := key.Signature(filepath.Join(linked, m.Name+".ko"), crypto.SHA256)
+		if err != nil {
+			return err
+		}
+		m.Signature = filepath.Join(m.Name, "signature")
+		if err := os.WriteFile(filepath.Join(l.Halves, m.Signature), signature, 0o644); err != nil {
+			return err
+		}
+	}
+	return all.Write(l.Halves)
 }
 
 // takeHalf copies what depends on the kernel of one module.

@@ -10,7 +10,7 @@ import (
 	"github.com/gpuready/gpuready/driver/build/cache"
 )
 
-// CompileOnce puts the modules of a request into the folder to, which it replaces: from the
+// CompileOnce puts the modules of a request, or their halves, into the folder to, which it replaces: from the
 // cache, or compiled and kept there. It returns their Digest, and whether nothing was
 // compiled. r.Work and r.Conftest are set.
 func CompileOnce(ctx context.Context, r Request, kept cache.Cache, to string) (digest string, cached bool, err error) {
@@ -37,7 +37,11 @@ func CompileOnce(ctx context.Context, r Request, kept cache.Cache, to string) (d
 		if !errors.Is(err, fs.ErrNotExist) {
 			r.Log.Warn("modules that were built before cannot be read: they are built again", "err", err)
 		}
-		if made, err = Compile(ctx, r); err == nil {
+		compile := Compile
+		if r.Halves {
+			compile = CompileHalves
+		}
+		if made, err = compile(ctx, r); err == nil {
 			if err := kept.Put(ctx, digest, made); err != nil { // it only saves time
 				r.Log.Warn("built modules are not kept", "err", err)
 			}

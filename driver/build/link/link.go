@@ -38,6 +38,7 @@ const maxHalves = 1 << 20
 type Halves struct {
 	Release string `json:"release"`
 	Version string `json:"version"`
+	Kind    string `json:"kind,omitempty"` // "open" or "proprietary"; "" where there is no nvidia.ko
 	Modules []Half `json:"modules"`
 }
 
@@ -52,6 +53,8 @@ type Half struct {
 	Objects []Object `json:"objects"`
 	Objtool []string `json:"objtool,omitempty"`
 	Rest    []string `json:"rest"`
+	// Signature is a file that is appended to the module: where that was signed, its key was.
+	Signature string `json:"signature,omitempty"`
 }
 
 // Object is a compiled file: one for this kernel, or one that all kernels share.
@@ -104,20 +107,9 @@ func Link(ctx context.Context, r Request) (dir string, err error) {
 }
 
 func (r *Request) link(ctx context.Context, work, to string) error {
-	root, err := host.Open(r.Halves)
+	all, err := Read(r.Halves)
 	if err != nil {
 		return err
-	}
-	defer root.Close() //nolint:errcheck // it is only read
-	text, err := root.ReadFile("/"+FileName, maxHalves)
-	if err != nil {
-		return err
-	}
-	var all Halves
-	d := json.NewDecoder(bytes.NewReader(text))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&all); err != nil {
-		return fmt.Errorf("%s: %w", root.Path(FileName), err)
 	}
 	if all.Release != r.Release {
 		return fmt.Errorf("%s is of kernel %s, not of %s", r.Halves, record.Clean(all.Release, 100), r.Release)
@@ -125,7 +117,7 @@ func (r *Request) link(ctx context.Context, work, to string) error {
 	var names []string
 	for _, h := range all.Modules {
 		if err := h.check(); err != nil {
-			return fmt.Errorf("%s: %w", root.Path(FileName), err)
+			return fmt.Errorf("%s: %w", filepath.Join(r.Halves, FileName), err)
 		}
 		if err := r.linkModule(ctx, h, work, to); err != nil {
 			return fmt.Errorf("%s.ko: %w", h.Name, err)
@@ -135,11 +127,41 @@ func (r *Request) link(ctx context.Context, work, to string) error {
 	return kernel.CheckBuilt(to, names, r.Release, r.Version)
 }
 
+// Read reads the list of a folder that build.CompileHalves made.
+func Read(dir string) (all Halves, err error) {
+	root, err := host.Open(dir)
+	if err != nil {
+		return all, err
+	}
+	defer root.Close() //nolint:errcheck // it is only read
+	text, err := root.ReadFile("/"+FileName, maxHalves)
+	if err != nil {
+		return all, err
+	}
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&all); err != nil {
+		return all, fmt.Errorf("%s: %w", root.Path(FileName), err)
+	}
+	return all, nil
+}
+
+// Write writes the list of such a folder.
+func (all Halves) Write(dir string) error {
+	text, err := json.MarshalIndent(all, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, FileName), append(text, '\n'), 0o644)
+}
+
 // check refuses paths that lead out of the folders.
 func (h Half) check() error {
 	paths := append([]string{h.Name}, h.Rest...)
-	if h.Script != "" {
-		paths = append(paths, h.Script)
+	for _, p := range []string{h.Script, h.Signature} {
+		if p != "" {
+			paths = append(paths, p)
+		}
 	}
 	for _, o := range h.Objects {
 		paths = append(paths, o.Path+o.Common) // it has one of them
@@ -187,8 +209,25 @@ func (r *Request) linkModule(ctx context.Context, h Half, work, to string) error
 	if h.Script != "" {
 		args = append(args, "-T", filepath.Join(r.Halves, h.Script))
 	}
-	args = append(args, "-o", filepath.Join(to, h.Name+".ko"))
-	return run(ctx, work, linker, append(args, objects...)...)
+	module := filepath.Join(to, h.Name+".ko")
+	args = append(args, "-o", module)
+	if err := run(ctx, work, linker, append(args, objects...)...); err != nil || h.Signature == "" {
+		return err
+	}
+	return appendFile(module, filepath.Join(r.Halves, h.Signature))
+}
+
+func appendFile(to, from string) error {
+	data, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(to, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	return errors.Join(err, f.Close())
 }
 
 // find returns the paths of objects, after it has made sure that those that are the same for

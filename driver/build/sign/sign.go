@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math/big"
 	"os"
 	"path/filepath"
@@ -111,32 +112,69 @@ func (k Key) Sign(path string, hash crypto.Hash) error {
 	return nil
 }
 
+// SignAll signs the modules in a folder, "*.ko".
+func (k Key) SignAll(dir string) error {
+	modules, err := filepath.Glob(filepath.Join(dir, "*.ko"))
+	for _, m := range modules {
+		err = errors.Join(err, k.Sign(m, crypto.SHA256))
+	}
+	return err
+}
+
 func (k Key) sign(path string, hash crypto.Hash) error {
+	module, mode, err := readModule(path)
+	if err != nil {
+		return err
+	}
+	end, err := k.end(module, hash)
+	if err != nil {
+		return err
+	}
+	return replace(path, append(module, end...), mode)
+}
+
+// Signature returns what Sign appends to the module in a file. Appended to the same module
+// elsewhere it is valid there.
+func (k Key) Signature(path string, hash crypto.Hash) ([]byte, error) {
+	module, _, err := readModule(path)
+	if err == nil {
+		module, err = k.end(module, hash)
+	}
+	if err != nil {
+		return nil, output.Refuse("sign "+path, err)
+	}
+	return module, nil
+}
+
+// readModule returns a module without its signature.
+func readModule(path string) ([]byte, fs.FileMode, error) {
+	module, mode, err := readWhole(path)
+	if err == nil {
+		module, _, err = split(module)
+	}
+	return module, mode, err
+}
+
+func readWhole(path string) ([]byte, fs.FileMode, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return err
+		return nil, 0, err
 	}
 	if info.Size() > maxModule {
-		return fmt.Errorf("it has %d bytes, more than %d", info.Size(), maxModule)
+		return nil, 0, fmt.Errorf("it has %d bytes, more than %d", info.Size(), maxModule)
 	}
 	module, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	module, err = withoutSignature(module)
-	if err != nil {
-		return err
-	}
-	message, err := k.message(module, hash)
-	if err != nil {
-		return err
-	}
+	return module, info.Mode().Perm(), err
+}
+
+// replace writes a file anew, or leaves it as it was.
+func replace(path string, data []byte, mode fs.FileMode) error {
 	temp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".")
 	if err != nil {
 		return err
 	}
-	_, err = temp.Write(appendSignature(module, message))
-	if err = errors.Join(err, temp.Chmod(info.Mode().Perm()), temp.Close()); err == nil {
+	_, err = temp.Write(data)
+	if err = errors.Join(err, temp.Chmod(mode), temp.Close()); err == nil {
 		err = os.Rename(temp.Name(), path)
 	}
 	if err != nil {
@@ -153,28 +191,33 @@ const (
 	idPKCS7     = 2
 )
 
-func appendSignature(module, message []byte) []byte {
-	signed := append(bytes.Clone(module), message...)
-	signed = append(signed, 0, 0, idPKCS7, 0, 0, 0, 0, 0)
-	signed = binary.BigEndian.AppendUint32(signed, uint32(len(message)))
-	return append(signed, magic...)
+// end returns the signature of a module with what follows it.
+func (k Key) end(module []byte, hash crypto.Hash) ([]byte, error) {
+	message, err := k.message(module, hash)
+	if err != nil {
+		return nil, err
+	}
+	end := append(bytes.Clone(message), 0, 0, idPKCS7, 0, 0, 0, 0, 0)
+	end = binary.BigEndian.AppendUint32(end, uint32(len(message)))
+	return append(end, magic...), nil
 }
 
-// withoutSignature returns a module without the signature at its end, if there is one.
-func withoutSignature(module []byte) ([]byte, error) {
-	rest, signed := bytes.CutSuffix(module, []byte(magic))
-	if !signed {
-		return module, nil
+// split returns a module and the PKCS #7 message that signs it, nil if there is none.
+func split(signed []byte) (module, message []byte, err error) {
+	rest, is := bytes.CutSuffix(signed, []byte(magic))
+	if !is {
+		return signed, nil, nil
 	}
 	at := len(rest) - trailerSize
 	if at < 0 {
-		return nil, errors.New("its old signature cannot be read")
+		return nil, nil, errors.New("its signature cannot be read")
 	}
 	length := int64(binary.BigEndian.Uint32(rest[len(rest)-4:]))
 	if length > int64(at) {
-		return nil, errors.New("its old signature cannot be read")
+		return nil, nil, errors.New("its signature cannot be read")
 	}
-	return rest[:int64(at)-length], nil
+	at -= int(length)
+	return rest[:at:at], rest[at : at+int(length)], nil
 }
 
 // Object identifiers of RFC 5652, RFC 8017 and NIST.

@@ -1,6 +1,7 @@
 package sign
 
 import (
+	"bytes"
 	"crypto"
 	"crypto/rand"
 	"crypto/rsa"
@@ -53,7 +54,7 @@ func TestSignatureReplacesTheOldOne(t *testing.T) {
 	again, err := os.ReadFile(path)
 	require.NoError(t, err)
 	require.Equal(t, once, again)
-	plain, err := withoutSignature(again)
+	plain, _, err := split(again)
 	require.NoError(t, err)
 	require.Equal(t, "a module", string(plain))
 	info, err := os.Stat(path)
@@ -87,7 +88,7 @@ func TestKeysThatCannotSignAreNamed(t *testing.T) {
 	require.ErrorContains(t, k.Sign("/none", crypto.SHA256), "no such file")
 	path := filepath.Join(t.TempDir(), "a.ko")
 	require.NoError(t, os.WriteFile(path, []byte(magic), 0o644))
-	require.ErrorContains(t, k.Sign(path, crypto.SHA256), "its old signature cannot be read")
+	require.ErrorContains(t, k.Sign(path, crypto.SHA256), "its signature cannot be read")
 	require.NoError(t, os.WriteFile(path, nil, 0o644))
 	require.ErrorContains(t, k.Sign(path, crypto.MD5), "is none of SHA-256")
 }
@@ -99,14 +100,65 @@ func certificateError(t testing.TB, path string) string {
 	return err.Error()
 }
 
-func FuzzWithoutSignature(f *testing.F) {
-	f.Add(appendSignature([]byte("module"), []byte("message")))
+// What Signature returns, appended to the module elsewhere, is what Sign appends; Verify
+// takes it, and nothing else.
+func TestVerify(t *testing.T) {
+	keyFile, certificateFile := newKey(t)
+	k, err := LoadKey(keyFile, certificateFile)
+	require.NoError(t, err)
+	by, err := LoadCertificate(certificateFile)
+	require.NoError(t, err)
+	other, err := LoadKey(newKey(t))
+	require.NoError(t, err)
+	path := filepath.Join(t.TempDir(), "nvidia.ko")
+	write := func(data []byte) { require.NoError(t, os.WriteFile(path, data, 0o644)) }
+	read := func() []byte {
+		data, err := os.ReadFile(path)
+		require.NoError(t, err)
+		return data
+	}
+	module := []byte("a module")
+	write(module)
+	require.ErrorContains(t, Verify(path, by), "it is not signed")
+	for _, hash := range []crypto.Hash{crypto.SHA256, crypto.SHA384, crypto.SHA512} {
+		write(module)
+		require.NoError(t, k.Sign(path, hash))
+		require.NoError(t, Verify(path, by))
+		signed := read()
+		end, err := k.Signature(path, hash)
+		require.NoError(t, err)
+		require.Equal(t, signed, append(bytes.Clone(module), end...))
+		for at := range signed[:len(signed)-len(magic)] {
+			changed := bytes.Clone(signed)
+			changed[at] ^= 1
+			write(changed)
+			_ = Verify(path, by) // most of the message is not signed itself, but it ends
+			if at < len(module) {
+				require.Error(t, Verify(path, by))
+			}
+		}
+	}
+	write(module)
+	require.NoError(t, other.Sign(path, crypto.SHA256))
+	require.ErrorIs(t, Verify(path, by), rsa.ErrVerification, "it has the same name and serial number")
+}
+
+func FuzzVerify(f *testing.F) {
+	k, err := LoadKey(newKey(f))
+	require.NoError(f, err)
+	end, err := k.end([]byte("module"), crypto.SHA256)
+	require.NoError(f, err)
+	f.Add(append([]byte("module"), end...))
 	f.Add([]byte(magic))
-	f.Fuzz(func(t *testing.T, module []byte) {
-		plain, err := withoutSignature(module)
+	path := filepath.Join(f.TempDir(), "nvidia.ko")
+	f.Fuzz(func(t *testing.T, signed []byte) {
+		module, _, err := split(signed)
 		if err == nil {
-			require.LessOrEqual(t, len(plain), len(module))
-			require.Equal(t, plain, module[:len(plain)])
+			require.Equal(t, module, signed[:len(module)])
+		}
+		require.NoError(t, os.WriteFile(path, signed, 0o644))
+		if Verify(path, k.Certificate) == nil {
+			require.Equal(t, "module", string(module))
 		}
 	})
 }

@@ -1,0 +1,77 @@
+package sign
+
+import (
+	"bytes"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/asn1"
+	"errors"
+	"fmt"
+
+	"github.com/gpuready/gpuready/driver/build/output"
+)
+
+// LoadCertificate reads a certificate, PEM or DER.
+func LoadCertificate(path string) (*x509.Certificate, error) {
+	c, err := loadCertificate(path)
+	if err != nil {
+		return nil, output.Refuse("certificate of the key that signs modules: "+path, err)
+	}
+	return c, nil
+}
+
+// errUnsigned is why Verify refuses a module that nobody has signed.
+var errUnsigned = errors.New("it is not signed")
+
+// Verify refuses the module in a file unless the certificate's key has signed it, as Sign or
+// the kernel's sign-file does: without attributes.
+func Verify(path string, by *x509.Certificate) error {
+	if err := verify(path, by); err != nil {
+		return fmt.Errorf("%s: %w; the key that has to have signed it is that of %q", path, err, by.Subject.String())
+	}
+	return nil
+}
+
+func verify(path string, by *x509.Certificate) error {
+	key, is := by.PublicKey.(*rsa.PublicKey)
+	if !is {
+		return errors.New("the certificate is of no RSA key")
+	}
+	signed, _, err := readWhole(path)
+	if err != nil {
+		return err
+	}
+	module, message, err := split(signed)
+	if err != nil {
+		return err
+	}
+	if message == nil {
+		return errUnsigned
+	}
+	var outer contentInfo
+	if rest, err := asn1.Unmarshal(message, &outer); err != nil || len(rest) > 0 {
+		return fmt.Errorf("its signature cannot be read: %w", errors.Join(err, extra(rest)))
+	}
+	if len(outer.Content.Signers) != 1 {
+		return fmt.Errorf("it has %d signers, not one", len(outer.Content.Signers))
+	}
+	s := outer.Content.Signers[0]
+	if !bytes.Equal(s.Signer.Issuer.FullBytes, by.RawIssuer) || s.Signer.Serial == nil || s.Signer.Serial.Cmp(by.SerialNumber) != 0 {
+		return errors.New("another key has signed it")
+	}
+	for hash, oid := range oidHash {
+		if oid.Equal(s.Hash.Algorithm) {
+			h := hash.New()
+			h.Write(module)
+			return rsa.VerifyPKCS1v15(key, hash, h.Sum(nil), s.Signature)
+		}
+	}
+	return errors.New("its signature is by a hash that is none of SHA-256, SHA-384 and SHA-512")
+}
+
+func extra(rest []byte) error {
+	if len(rest) > 0 {
+		return fmt.Errorf("%d bytes too many", len(rest))
+	}
+	return nil
+}

@@ -1,0 +1,154 @@
+// Package image reads and writes images of drivers. The modules for a kernel are one layer of
+// such an image, and a label of the image lists these layers: a kernel more is a layer more,
+// and a node that has everything else fetches that layer alone.
+package image
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+)
+
+// Labels of an image.
+const (
+	DriverLabel  = "io.gpuready.driver"         // the driver's version
+	ModulesLabel = "io.gpuready.driver.modules" // a JSON list of Modules
+)
+
+// Bounds on what an image may say.
+const (
+	maxLabel   = 1 << 20
+	maxModules = 1000 // layers of modules
+)
+
+// Modules describe a layer with the modules of a kernel.
+type Modules struct {
+	Kernel  string `json:"kernel"` // release, as uname -r prints it
+	Kind    string `json:"kind"`   // "open" or "proprietary"
+	Version string `json:"version"`
+	// Names are those of the modules, "nvidia-uvm"; empty: not told.
+	Names []string `json:"modules,omitempty"`
+	// Sources is the digest of the sources that they were compiled of; "": not told.
+	Sources string `json:"sources,omitempty"`
+	Layer   string `json:"layer"` // digest of the layer, uncompressed: "sha256:…"
+}
+
+// serves reports whether the layer has what is wanted. What only one side knows is taken to
+// be as it should.
+func (m Modules) serves(want Modules) bool {
+	if m.Kernel != want.Kernel || m.Kind != want.Kind || m.Version != want.Version {
+		return false
+	}
+	for _, name := range want.Names {
+		if len(m.Names) > 0 && !slices.Contains(m.Names, name) {
+			return false
+		}
+	}
+	return m.Sources == "" || want.Sources == "" || m.Sources == want.Sources
+}
+
+// Dir is the folder of a kernel's modules in an image.
+func Dir(kernel string) string { return path.Join("driver/lib/modules", kernel) }
+
+// HalvesName is the folder, in that of a kernel's modules, in which the halves of modules lie
+// that are linked on the node, by kind.
+const HalvesName = "halves"
+
+// HalvesDir returns the folder of halves of a kernel and kind, relative to the driver's folder
+// in an image.
+func HalvesDir(kernel, kind string) string { return path.Join("lib/modules", kernel, HalvesName, kind) }
+
+// Add appends a layer of modules to an image and describes it in the labels. The same image
+// and layer give the same image. Modules of a kernel and kind that the image has already are
+// an error.
+func Add(base v1.Image, layer v1.Layer, m Modules) (v1.Image, error) {
+	config, err := base.ConfigFile()
+	if err != nil {
+		return nil, fmt.Errorf("read the image's configuration: %w", err)
+	}
+	list, err := parse(config)
+	if err != nil {
+		return nil, err
+	}
+	if slices.ContainsFunc(list, func(o Modules) bool { return o.Kernel == m.Kernel && o.Kind == m.Kind }) {
+		return nil, fmt.Errorf("the image has %s modules for kernel %s already", m.Kind, m.Kernel)
+	}
+	if v := config.Config.Labels[DriverLabel]; v != "" && v != "true" && v != m.Version {
+		return nil, fmt.Errorf("the image is of driver %s, and the modules are of %s", bounded(v), m.Version)
+	}
+	id, err := layer.DiffID()
+	if err != nil {
+		return nil, err
+	}
+	m.Layer = id.String()
+	list = append(list, m)
+	slices.SortFunc(list, func(a, b Modules) int { return cmp.Or(cmp.Compare(a.Kernel, b.Kernel), cmp.Compare(a.Kind, b.Kind)) })
+	text, err := json.Marshal(list)
+	if err != nil {
+		return nil, err
+	}
+	media, err := base.MediaType()
+	if err != nil {
+		return nil, err
+	}
+	addendum := mutate.Addendum{Layer: layer, MediaType: types.DockerLayer, History: v1.History{
+		CreatedBy: "gpu-driver push", Comment: fmt.Sprintf("%s modules of driver %s for kernel %s", m.Kind, m.Version, m.Kernel),
+	}}
+	if media == types.OCIManifestSchema1 {
+		addendum.MediaType = types.OCILayer
+	}
+	added, err := mutate.Append(base, addendum)
+	if err != nil {
+		return nil, err
+	}
+	labelled := config.Config.DeepCopy()
+	if labelled.Labels == nil {
+		labelled.Labels = map[string]string{}
+	}
+	labelled.Labels[DriverLabel], labelled.Labels[ModulesLabel] = m.Version, string(text)
+	return mutate.Config(added, *labelled)
+}
+
+// List returns the layers of modules that an image has.
+func List(i v1.Image) ([]Modules, error) {
+	config, err := i.ConfigFile()
+	if err != nil {
+		return nil, fmt.Errorf("read the image's configuration: %w", err)
+	}
+	return parse(config)
+}
+
+func parse(config *v1.ConfigFile) ([]Modules, error) {
+	text := config.Config.Labels[ModulesLabel]
+	if text == "" {
+		return nil, nil
+	}
+	var list []Modules
+	err := errors.New("it is too long")
+	if len(text) <= maxLabel {
+		err = json.Unmarshal([]byte(text), &list)
+	}
+	if err == nil && len(list) > maxModules {
+		err = fmt.Errorf("it lists %d layers, more than %d", len(list), maxModules)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the image's label %s: %w", ModulesLabel, err)
+	}
+	return list, nil
+}
+
+// CheckRepository refuses what does not name a repository alone: "registry.example.com/gpu/driver".
+func CheckRepository(repository string) error {
+	if _, err := name.NewRepository(repository, name.WeakValidation); err != nil {
+		return fmt.Errorf("%q is no repository; it is a registry and a path, without tag and digest: registry.example.com/gpu/driver", bounded(repository))
+	}
+	return nil
+}

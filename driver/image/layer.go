@@ -1,0 +1,159 @@
+package image
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+)
+
+// Bounds on a layer of modules.
+const (
+	maxFiles = 10_000
+	maxBytes = 1 << 30
+)
+
+// Layer returns a layer with the files of a folder, below a path of the image. It depends on
+// their names, contents, and whether they are programs, and on nothing else.
+func Layer(dir, at string) (v1.Layer, error) {
+	return tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		r, w := io.Pipe()
+		go func() { w.CloseWithError(writeTar(w, dir, at)) }() // ends when r is read to its end, or closed
+		return r, nil
+	}, tarball.WithCompressionLevel(gzip.BestCompression))
+}
+
+func writeTar(to io.Writer, dir, at string) error {
+	w := tar.NewWriter(to)
+	if err := writeParents(w, at); err != nil {
+		return err
+	}
+	err := filepath.WalkDir(dir, func(file string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(dir, file)
+		if err != nil || rel == "." {
+			return err
+		}
+		return writeEntry(w, file, path.Join(at, filepath.ToSlash(rel)), d)
+	})
+	return errors.Join(err, w.Close())
+}
+
+// writeParents writes the folder at and those that it lies in.
+func writeParents(w *tar.Writer, at string) error {
+	if parent := path.Dir(at); parent != "." {
+		if err := writeParents(w, parent); err != nil {
+			return err
+		}
+	}
+	return w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: at + "/", Mode: 0o755})
+}
+
+func writeEntry(w *tar.Writer, file, name string, d fs.DirEntry) error {
+	info, err := d.Info()
+	if err != nil {
+		return err
+	}
+	h := tar.Header{Name: name, Mode: 0o644}
+	switch {
+	case d.IsDir():
+		h.Typeflag, h.Name, h.Mode = tar.TypeDir, name+"/", 0o755
+		return w.WriteHeader(&h)
+	case d.Type() == fs.ModeSymlink:
+		if h.Linkname, err = os.Readlink(file); err != nil {
+			return err
+		}
+		h.Typeflag, h.Mode = tar.TypeSymlink, 0o777
+		return w.WriteHeader(&h)
+	case !d.Type().IsRegular():
+		return fmt.Errorf("%s is neither a file, a folder nor a symbolic link", file)
+	}
+	if info.Mode()&0o111 != 0 {
+		h.Mode = 0o755
+	}
+	h.Typeflag, h.Size = tar.TypeReg, info.Size()
+	if err := w.WriteHeader(&h); err != nil {
+		return err
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(w, f)
+	return errors.Join(err, f.Close())
+}
+
+// unpack puts the files of a layer that lie below a path of the image into a new folder. A
+// layer of modules has folders and files there, and nothing else.
+func unpack(layer io.Reader, at, to string) error {
+	if err := os.Mkdir(to, 0o755); err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(to)
+	if err != nil {
+		return err
+	}
+	defer root.Close() //nolint:errcheck // its files are closed by themselves
+	files, left := 0, int64(maxBytes)
+	r := tar.NewReader(layer)
+	for {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		if files++; files > maxFiles {
+			return fmt.Errorf("it has more than %d files", maxFiles)
+		}
+		rel, ok := strings.CutPrefix(path.Clean(h.Name), at+"/")
+		if !ok {
+			continue // the folders above
+		}
+		if left -= h.Size; left < 0 {
+			return fmt.Errorf("its files have more than %d bytes", int64(maxBytes))
+		}
+		if err := unpackEntry(root, rel, h, r); err != nil {
+			return fmt.Errorf("%q: %w", bounded(h.Name), err)
+		}
+	}
+	// What follows the archive is read, too: its digest is of all of it.
+	_, err = io.Copy(io.Discard, io.LimitReader(layer, maxBytes))
+	return err
+}
+
+func unpackEntry(root *os.Root, rel string, h *tar.Header, r io.Reader) error {
+	switch h.Typeflag {
+	case tar.TypeDir:
+		return root.MkdirAll(rel, 0o755)
+	case tar.TypeReg:
+	default:
+		return errors.New("it is neither a file nor a folder")
+	}
+	if err := root.MkdirAll(path.Dir(rel), 0o755); err != nil {
+		return err
+	}
+	f, err := root.OpenFile(rel, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644|fs.FileMode(h.Mode)&0o111)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, r)
+	return errors.Join(err, f.Close())
+}
+
+// bounded returns somebody else's words, for a message.
+func bounded(s string) string { return record.Clean(s, 200) }

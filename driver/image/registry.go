@@ -1,0 +1,172 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"runtime"
+	"slices"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+
+	"github.com/gpuready/gpuready/internal/version"
+)
+
+// Registry reads and writes images in registries, by the proxy and the certificate
+// authorities of the environment (HTTPS_PROXY, SSL_CERT_DIR).
+type Registry struct {
+	Insecure []string       // registries, "host:port", that may be asked by plain HTTP
+	Keychain authn.Keychain // nil: config.json in DOCKER_CONFIG
+}
+
+// ErrAbsent is returned, wrapped, where a registry has no such image, or the image no such
+// modules.
+var ErrAbsent = fs.ErrNotExist
+
+// Pull puts the files of the layer that want describes into the new folder to. want.Names and
+// want.Sources count where the image tells them, want.Layer does not. The error is ErrAbsent,
+// wrapped, where the registry says that there is none.
+func (r Registry) Pull(ctx context.Context, image string, want Modules, to string) error {
+	i, m, err := r.find(ctx, image, want)
+	if err != nil {
+		return err
+	}
+	if err := unpackLayer(i, m, to); err != nil {
+		return errors.Join(fmt.Errorf("%s: its modules for kernel %s: %w", image, want.Kernel, err), os.RemoveAll(to))
+	}
+	return nil
+}
+
+// Has reports whether Pull would find the modules.
+func (r Registry) Has(ctx context.Context, image string, want Modules) (bool, error) {
+	_, _, err := r.find(ctx, image, want)
+	if errors.Is(err, ErrAbsent) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+func (r Registry) find(ctx context.Context, image string, want Modules) (v1.Image, Modules, error) {
+	i, err := r.read(ctx, image)
+	if err != nil {
+		return nil, Modules{}, err
+	}
+	list, err := List(i)
+	if err != nil {
+		return nil, Modules{}, fmt.Errorf("%s: %w", image, err)
+	}
+	at := slices.IndexFunc(list, func(m Modules) bool { return m.serves(want) })
+	if at < 0 {
+		return nil, Modules{}, fmt.Errorf("%s: %w: it has no such %s modules of driver %s for kernel %s", image, ErrAbsent, want.Kind, want.Version, want.Kernel)
+	}
+	return i, list[at], nil
+}
+
+func unpackLayer(i v1.Image, m Modules, to string) error {
+	id, err := v1.NewHash(m.Layer)
+	if err != nil {
+		return err
+	}
+	layer, err := i.LayerByDiffID(id)
+	if err != nil {
+		return err
+	}
+	content, err := layer.Uncompressed()
+	if err != nil {
+		return err
+	}
+	return errors.Join(unpack(content, Dir(m.Kernel), to), content.Close())
+}
+
+// Push appends a layer of modules to the image base, writes that as image, and returns its
+// reference by digest. An image that is there keeps its modules for other kernels or of
+// another kind, unless it has others for the same ones, which are replaced with all the rest.
+func (r Registry) Push(ctx context.Context, base, image string, layer v1.Layer, m Modules) (string, error) {
+	ref, err := r.parse(image)
+	if err != nil {
+		return "", err
+	}
+	whole, err := r.extend(ctx, base, image, layer, m)
+	if err != nil {
+		return "", err
+	}
+	digest, err := whole.Digest()
+	if err != nil {
+		return "", err
+	}
+	if err := remote.Write(ref, whole, r.options(ctx)...); err != nil {
+		return "", fmt.Errorf("push %s: %w", image, err)
+	}
+	return ref.Context().Digest(digest.String()).String(), nil
+}
+
+// extend returns what Push writes.
+func (r Registry) extend(ctx context.Context, base, image string, layer v1.Layer, m Modules) (v1.Image, error) {
+	there, err := r.read(ctx, image)
+	if err != nil && !errors.Is(err, ErrAbsent) {
+		return nil, err
+	}
+	if err == nil {
+		list, err := List(there)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", image, err)
+		}
+		same := slices.IndexFunc(list, func(o Modules) bool { return o.Kernel == m.Kernel && o.Kind == m.Kind })
+		if same < 0 {
+			return Add(there, layer, m)
+		}
+		if id, err := layer.DiffID(); err != nil || list[same].Layer == id.String() {
+			return there, err
+		}
+	}
+	from, err := r.read(ctx, base)
+	if err != nil {
+		return nil, err
+	}
+	return Add(from, layer, m)
+}
+
+// read returns an image for this machine's architecture.
+func (r Registry) read(ctx context.Context, image string) (v1.Image, error) {
+	ref, err := r.parse(image)
+	if err != nil {
+		return nil, err
+	}
+	i, err := remote.Image(ref, r.options(ctx)...)
+	if e, is := errors.AsType[*transport.Error](err); is && e.StatusCode == http.StatusNotFound {
+		return nil, fmt.Errorf("%s: %w: %w", image, ErrAbsent, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", image, err)
+	}
+	return i, nil
+}
+
+func (r Registry) parse(image string) (name.Reference, error) {
+	ref, err := name.ParseReference(image)
+	if err != nil {
+		return nil, fmt.Errorf("%q is no image: %w", bounded(image), err)
+	}
+	if !slices.Contains(r.Insecure, ref.Context().RegistryStr()) {
+		return ref, nil
+	}
+	return name.ParseReference(image, name.Insecure)
+}
+
+func (r Registry) options(ctx context.Context) []remote.Option {
+	keys := r.Keychain
+	if keys == nil {
+		keys = authn.DefaultKeychain
+	}
+	return []remote.Option{
+		remote.WithContext(ctx), remote.WithAuthFromKeychain(keys), remote.WithUserAgent("gpu-driver/" + version.String()),
+		remote.WithPlatform(v1.Platform{OS: "linux", Architecture: runtime.GOARCH}),
+	}
+}
