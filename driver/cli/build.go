@@ -2,16 +2,18 @@ package cli
 
 import (
 	"context"
-	"crypto"
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"time"
 
 	"github.com/gpuready/gpuready/driver/build"
 	"github.com/gpuready/gpuready/driver/build/cache"
+	"github.com/gpuready/gpuready/driver/build/link"
 	"github.com/gpuready/gpuready/driver/build/sign"
+	"github.com/gpuready/gpuready/driver/image"
 	"github.com/gpuready/gpuready/driver/kernel"
 	"github.com/gpuready/gpuready/internal/program"
 )
@@ -41,7 +43,7 @@ type builtModules struct {
 func buildModules(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	o := newOptions("build", buildUsage, stdout)
 	var r build.Request
-	var headersRoot, out, kept, key, certificate, format string
+	var headersRoot, out, kept, format string
 	o.StringVar(&r.Source, "source", "", "folder of the driver's sources: kernel-open of NVIDIA's driver, or any that Kbuild builds")
 	o.StringVar(&r.Release, "kernel", "", "release of the kernel, as uname -r prints it (default: the one that runs)")
 	o.StringVar(&headersRoot, "headers-root", "/", "folder below which the kernel's headers are installed")
@@ -50,8 +52,8 @@ func buildModules(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	o.StringVar(&r.Version, "driver-version", "", "version that the modules have to have (default: any)")
 	o.StringToStringVar(&r.Variables, "variable", nil, "further variables of make, NAME=VALUE")
 	o.StringVar(&kept, "cache", "", "folder in which compiled modules are kept (default: nowhere)")
-	o.StringVar(&key, "sign-key", "", "file of the private key that signs the modules, RSA in PEM (default: they are not signed)")
-	o.StringVar(&certificate, "sign-certificate", "", "file of its certificate, PEM or DER, which the kernel has to trust")
+	o.BoolVar(&r.Halves, "halves", false, "make what depends on the kernel alone: OUT/lib/modules/RELEASE/halves/KIND, which gpu-driver run links with the driver's own objects")
+	o.addSigning()
 	o.IntVar(&r.Jobs, "jobs", 0, "compilers at a time (default: one for each core)")
 	o.DurationVar(&r.Timeout, "timeout", time.Hour, "after which the build has failed")
 	o.Format(&o.logFormat)
@@ -62,8 +64,8 @@ func buildModules(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	if r.Source == "" || out == "" {
 		return program.Wrong("build needs --source and --out; see gpu-driver build --help")
 	}
-	if (key == "") != (certificate == "") {
-		return program.Wrong("--sign-key and --sign-certificate go together")
+	if err := o.checkSources(); err != nil {
+		return err
 	}
 	var err error
 	if r.Log, err = program.Log(stderr, "driver", o.logFormat, ""); err != nil {
@@ -77,24 +79,11 @@ func buildModules(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	if r.Headers, err = build.FindHeaders(headersRoot, r.Release); err != nil {
 		return refused(&kernel.Error{Reason: build.ReasonBuildFailed, Message: err.Error(), Err: err})
 	}
-	to := filepath.Join(out, "lib/modules", r.Release)
 	begun := time.Now()
-	digest, cached, err := build.CompileOnce(ctx, r, cache.Cache{Dir: kept}, to)
+	b, err := o.makeModules(ctx, r, out, kept)
 	if err != nil {
 		return refused(err)
 	}
-	if err := signModules(to, key, certificate); err != nil {
-		return refused(err)
-	}
-	b := builtModules{Kernel: r.Release, Digest: digest, Cached: cached}
-	if b.Modules, err = filepath.Glob(filepath.Join(to, "*.ko")); err != nil || len(b.Modules) == 0 {
-		return err
-	}
-	i, err := readModule(b.Modules[0])
-	if err != nil {
-		return err
-	}
-	b.Version = i.Version
 	if format == "json" {
 		return writeJSON(stdout, b)
 	}
@@ -109,18 +98,57 @@ func buildModules(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	return nil
 }
 
-// signModules signs the modules in a folder, if a key is named.
-func signModules(dir, keyFile, certificateFile string) error {
-	if keyFile == "" {
-		return nil
+// makeModules makes what is wanted, and signs it.
+func (o *options) makeModules(ctx context.Context, r build.Request, out, kept string) (b builtModules, err error) {
+	to := filepath.Join(out, "lib/modules", r.Release)
+	b = builtModules{Kernel: r.Release}
+	if r.Halves {
+		to = filepath.Join(to, image.HalvesName, "new")
 	}
-	key, err := sign.LoadKey(keyFile, certificateFile)
+	if b.Digest, b.Cached, err = build.CompileOnce(ctx, r, cache.Cache{Dir: kept}, to); err != nil {
+		return b, err
+	}
+	var key *sign.Key
+	if o.signKey != "" {
+		k, err := sign.LoadKey(o.signKey, o.signCertificate)
+		if err != nil {
+			return b, err
+		}
+		key = &k
+	}
+	if r.Halves {
+		return b, b.finishHalves(ctx, r, to, key)
+	}
+	if key != nil {
+		if err := key.SignAll(to); err != nil {
+			return b, err
+		}
+	}
+	if b.Modules, err = filepath.Glob(filepath.Join(to, "*.ko")); err != nil || len(b.Modules) == 0 {
+		return b, err
+	}
+	i, err := readModule(b.Modules[0])
+	b.Version = i.Version
+	return b, err
+}
+
+// finishHalves signs halves and puts them where their kind belongs.
+func (b *builtModules) finishHalves(ctx context.Context, r build.Request, dir string, key *sign.Key) error {
+	if key != nil {
+		err := build.SignHalves(ctx, link.Request{Halves: dir, Common: r.Source, Release: r.Release, Version: r.Version, Work: filepath.Dir(dir)}, *key)
+		if err != nil {
+			return err
+		}
+	}
+	all, err := link.Read(dir)
 	if err != nil {
 		return err
 	}
-	modules, err := filepath.Glob(filepath.Join(dir, "*.ko"))
-	for _, m := range modules {
-		err = errors.Join(err, key.Sign(m, crypto.SHA256))
+	if all.Kind == "" {
+		return fmt.Errorf("%s has no module nvidia: halves are made of a driver", r.Source)
 	}
-	return err
+	b.Version = all.Version
+	to := filepath.Join(filepath.Dir(dir), all.Kind)
+	b.Modules = []string{filepath.Join(to, link.FileName)}
+	return errors.Join(os.RemoveAll(to), os.Rename(dir, to))
 }

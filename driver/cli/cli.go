@@ -21,7 +21,8 @@ Exit codes:
   2  wrong use of the command line
   3  the driver cannot be built, loaded or unloaded: BuildFailed, KernelMismatch,
      SignatureRejected, LockedDown, NoDevice, DependencyMissing, InUse,
-     ParameterUnknown, DeviceInitFailed or ToolkitBroken, as the last line says
+     ParameterUnknown, DeviceInitFailed, SourceUnreachable or ToolkitBroken, as the last
+     line says
   4  of probe and status: the driver is not ready
 `
 
@@ -38,6 +39,8 @@ Commands:
   check     say what would be loaded, in which order and with which parameters, and
             whether the kernel would refuse it; nothing is changed
   build     compile the driver's modules for a kernel, into a folder shaped as an image's
+  push      append built modules to the driver's image, in a registry
+  share     copy this program and the driver's sources to where another container builds
   status    print what the driver's state says
   probe     end with 0 if the driver is ready: for probes of Kubernetes
   modinfo   print what a module says of itself: version, kernel, signer, parameters
@@ -65,6 +68,8 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 			{Name: "unload", Run: unload},
 			{Name: "check", Run: check},
 			{Name: "build", Run: buildModules},
+			{Name: "push", Run: push},
+			{Name: "share", Run: share},
 			{Name: "status", Run: status},
 			{Name: "probe", Run: probe},
 			{Name: "modinfo", Run: modinfo},

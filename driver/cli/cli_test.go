@@ -24,7 +24,7 @@ func call(t *testing.T, args ...string) (stdout, stderr string, code int) {
 func TestEachCommandHasHelpWithExamplesAndExitCodes(t *testing.T) {
 	all, _, code := call(t, "--help")
 	require.Zero(t, code)
-	for _, command := range []string{"run", "load", "unload", "check", "build", "status", "probe", "modinfo"} {
+	for _, command := range []string{"run", "load", "unload", "check", "build", "push", "share", "status", "probe", "modinfo"} {
 		require.Contains(t, all, "\n  "+command+" ")
 		text, _, code := call(t, command, "--help")
 		require.Zero(t, code)
@@ -40,7 +40,7 @@ func TestEachCommandHasHelpWithExamplesAndExitCodes(t *testing.T) {
 func TestWhatIsWrittenWrongIsNamed(t *testing.T) {
 	image := t.TempDir()
 	for _, c := range []struct{ args, want string }{
-		{"", "no command; say run, load, unload, check, build, status, probe, modinfo or version"},
+		{"", "no command; say run, load, unload, check, build, push, share, status, probe, modinfo or version"},
 		{"run --kernel-module-type closed --image-root " + image, `--kernel-module-type: kernel module type "closed": want auto, open or proprietary`},
 		{"run --open-kernel-modules --kernel-module-type proprietary", "contradict each other"},
 		{"run --root driver", `--root: "driver" is no absolute path`},
@@ -48,6 +48,11 @@ func TestWhatIsWrittenWrongIsNamed(t *testing.T) {
 		{"check -o yaml", `--output "yaml": want table or json`},
 		{"check more", `check takes no arguments, not "more"`},
 		{"modinfo", "modinfo of which file?"},
+		{"run --sign-key /x --image-root " + image, "--sign-key needs --sign-certificate"},
+		{"run --prebuild-repository r/x:1 --image-root " + image, `--prebuild-repository: "r/x:1" is no repository`},
+		{"run --prebuild-repository r/x --image-root " + image, "--prebuild-repository needs --driver-version and --os-tag"},
+		{"push --modules /x", "push needs --"},
+		{"share", "share needs --to"},
 		{"build --out /x", "build needs --source and --out"},
 		{"status --log-level=debug", "unknown flag: --log-level"},
 	} {

@@ -8,8 +8,10 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/gpuready/gpuready/driver/image"
 	"github.com/gpuready/gpuready/driver/kernel"
 	"github.com/gpuready/gpuready/driver/serve"
+	"github.com/gpuready/gpuready/internal/drivertag"
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/readiness"
@@ -22,6 +24,9 @@ type options struct {
 	stateDir, outputDir, listen      string
 	sources, headers, cache, work    string
 	version, shared                  string
+	signKey, signCertificate         string
+	repository, image, osTag         string
+	insecure                         []string
 	kind, digest, logFormat, level   string
 	drm, peermem, openOnly, noDevice bool
 }
@@ -43,7 +48,7 @@ func (o *options) addSwitch(to *bool, name, variable, usage string) {
 
 // addSurvey adds the flags that say what to load, and from where.
 func (o *options) addSurvey() {
-	o.addText(&o.imageRoot, "image-root", "IMAGE_ROOT", "/driver", "folder of the image with the driver's user space, modules (lib/modules/KERNEL) and firmware")
+	o.addImageRoot()
 	o.addText(&o.modules, "kernel-modules", "KERNEL_MODULES", "/lib/modules", "folder of the kernel's own modules, the host's")
 	o.addText(&o.conf, "conf-dir", "DRIVER_CONF_DIR", "/drivers", "folder of parameters, MODULE.conf with NAME=VALUE words")
 	o.addText(&o.kind, "kernel-module-type", "KERNEL_MODULE_TYPE", string(kernel.Auto), "auto (by the GPUs), open or proprietary")
@@ -54,18 +59,60 @@ func (o *options) addSurvey() {
 	o.addSwitch(&o.noDevice, "without-gpu", "WITHOUT_GPU", "load the driver where the PCI bus has no GPU, as before one is plugged in")
 }
 
+func (o *options) addImageRoot() {
+	o.addText(&o.imageRoot, "image-root", "IMAGE_ROOT", "/driver", "folder of the image with the driver's user space, modules (lib/modules/KERNEL) and firmware")
+}
+
 // addState adds the flag that says where states lie.
 func (o *options) addState() {
 	o.addText(&o.stateDir, "state-dir", "GPUREADY_STATE_DIR", "/run/nvidia/gpuready", "folder of the components' states")
 }
 
-// addSources adds the flags that say how modules are built.
+// addSources adds the flags that say where modules come from that the image does not have.
 func (o *options) addSources() {
-	o.addText(&o.sources, "sources", "DRIVER_SOURCES", "", "folder with the sources kernel-open, kernel or both: modules are built where the image has none for the kernel; empty: they are not")
+	o.addSourceDir()
 	o.addText(&o.headers, "headers-root", "HEADERS_ROOT", "/", "folder below which the kernel's headers are installed")
-	o.addText(&o.cache, "build-cache", "BUILD_CACHE", "", "folder of the node in which built modules are kept; empty: nowhere")
+	o.addText(&o.cache, "build-cache", "BUILD_CACHE", "", "folder of the node that keeps built and pulled modules; empty: none")
 	o.addText(&o.version, "driver-version", "DRIVER_VERSION", "", "version that built modules have to have; empty: any")
 	o.addText(&o.work, "build-dir", "BUILD_DIR", "/var/tmp/gpu-driver", "folder in which modules are built")
+	o.addText(&o.repository, "prebuild-repository", "PREBUILD_REPOSITORY", "", "where built modules are pulled from and pushed to: registry.example.com/gpu/driver; empty: nowhere")
+	o.addText(&o.image, "image", "DRIVER_IMAGE", "", "image of this container, to which built modules are added there; empty: nothing is pushed")
+	o.addRegistry()
+	o.addSigning()
+}
+
+func (o *options) addSourceDir() {
+	o.addText(&o.sources, "sources", "DRIVER_SOURCES", "", "folder with kernel-open, kernel or both, of which modules are made that the image has not (default: IMAGE-ROOT/usr/src/nvidia-*)")
+}
+
+// addRegistry adds the flags that say how images are pushed and pulled.
+func (o *options) addRegistry() {
+	o.addText(&o.osTag, "os-tag", "DRIVER_OS_TAG", "", "the operating system's, in the tags VERSION-KERNEL-OSTAG of images: rhcos4.18")
+	o.StringSliceVar(&o.insecure, "prebuild-insecure", nil, "registries that are asked by plain HTTP, HOST:PORT")
+	o.Env["prebuild-insecure"] = "PREBUILD_INSECURE"
+}
+
+// addSigning adds the flags of the key that signs modules.
+func (o *options) addSigning() {
+	o.addText(&o.signKey, "sign-key", "SIGN_KEY_FILE", "", "file of the private key that signs built modules, RSA in PEM; empty: they are not signed")
+	o.addText(&o.signCertificate, "sign-certificate", "SIGN_CERTIFICATE_FILE", "", "file of its certificate, PEM or DER, by which pulled modules have to be signed, too")
+}
+
+// checkSources refuses flags that contradict each other.
+func (o *options) checkSources() error {
+	if o.signKey != "" && o.signCertificate == "" {
+		return program.Wrong("--sign-key needs --sign-certificate, by which the kernel knows the key")
+	}
+	if o.repository == "" {
+		return nil
+	}
+	if err := image.CheckRepository(o.repository); err != nil {
+		return program.Wrong("--prebuild-repository: %w", err)
+	}
+	if _, err := drivertag.Tag(o.version, "6.1", o.osTag); err != nil {
+		return program.Wrong("--prebuild-repository needs --driver-version and --os-tag, of which the tags of its images are made: %w", err)
+	}
+	return nil
 }
 
 // addPlaces adds the flags that say where the driver is shown.
@@ -119,6 +166,9 @@ func (o *options) driver(stderr io.Writer) (*serve.Driver, func(), error) {
 			return nil, nil, program.Wrong("--%s: %q is no absolute path", flag, path)
 		}
 	}
+	if err := o.checkSources(); err != nil {
+		return nil, nil, err
+	}
 	log, err := program.Log(stderr, "driver", o.logFormat, o.level)
 	if err != nil {
 		return nil, nil, err
@@ -136,7 +186,11 @@ func (o *options) driver(stderr io.Writer) (*serve.Driver, func(), error) {
 }
 
 func (o *options) config(s serve.Survey, log *slog.Logger) serve.Config {
-	return serve.Config{Survey: s, Sources: serve.Sources{Dir: o.sources, Root: o.headers, Cache: o.cache, Work: o.work, Version: o.version, Toolkit: o.shared},
+	return serve.Config{Survey: s, Sources: serve.Sources{
+		Dir: o.sources, Root: o.headers, Cache: o.cache, Work: o.work, Version: o.version, Toolkit: o.shared,
+		SignKey: o.signKey, SignCertificate: o.signCertificate,
+		Prebuilt: serve.Prebuilt{Registry: image.Registry{Insecure: o.insecure}, Repository: o.repository, Image: o.image, OSTag: o.osTag},
+	},
 		Root: filepath.Clean(o.root), StateDir: o.stateDir, OutputDir: o.outputDir, Listen: o.listen, Log: log}
 }
 

@@ -69,11 +69,21 @@ var Host = System{Proc: "/proc", Sys: "/sys", Kmsg: "/dev/kmsg"}
 
 // Release returns the running kernel's release, as uname -r prints it.
 func Release() (string, error) {
-	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return "", fmt.Errorf("uname: %w", err)
+	u, err := uname()
+	return unix.ByteSliceToString(u.Release[:]), err
+}
+
+// Version returns the running kernel's version, as uname -v prints it: when it was built.
+func Version() (string, error) {
+	u, err := uname()
+	return unix.ByteSliceToString(u.Version[:]), err
+}
+
+func uname() (u unix.Utsname, err error) {
+	if err = unix.Uname(&u); err != nil {
+		err = fmt.Errorf("uname: %w", err)
 	}
-	return unix.ByteSliceToString(u.Release[:]), nil
+	return u, err
 }
 
 // readAtMost reads r to its end and fails if that is more than limit bytes.

@@ -3,28 +3,44 @@ package serve
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/gpuready/gpuready/driver/build"
 	"github.com/gpuready/gpuready/driver/build/cache"
+	"github.com/gpuready/gpuready/driver/build/folder"
+	"github.com/gpuready/gpuready/driver/build/link"
+	"github.com/gpuready/gpuready/driver/build/sign"
+	"github.com/gpuready/gpuready/driver/image"
 	"github.com/gpuready/gpuready/driver/kernel"
 	"github.com/gpuready/gpuready/driver/toolkit"
+	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// Sources say how modules are built where the image has none for the kernel.
+// ReasonSourceUnreachable is the reason where modules can come from a registry alone, and that
+// does not answer.
+const ReasonSourceUnreachable gpu.Reason = "SourceUnreachable"
+
+// Sources say where modules come from where the image has none for the kernel.
 type Sources struct {
-	Dir   string // that has kernel-open, kernel or both; "": nothing is built
+	Dir   string // that has kernel-open, kernel or both; "": <image>/usr/src/nvidia-*
 	Root  string // below which the kernel's headers are installed
 	Cache string // folder of the node in which modules are kept; "": nowhere
-	Work  string // folder in which they are built
+	Work  string // folder in which they are made
 	// Version of the driver, which the modules have to have; "": any.
 	Version string
 	// Toolkit is the folder that is shared with OpenShift's Driver Toolkit, which builds in
 	// place of this container; "": this container builds.
 	Toolkit string
+	// SignKey and SignCertificate are files of the key that signs what is built, and of its
+	// certificate, by which modules have to be signed that are taken from elsewhere; "": none.
+	SignKey, SignCertificate string
+	Prebuilt                 Prebuilt
 }
 
 // sourceFolders are the folders of NVIDIA's installer by the kind of modules that they make.
@@ -33,81 +49,313 @@ var sourceFolders = map[kernel.Kind]string{kernel.OpenKind: "kernel-open", kerne
 // errNoModules is returned by Take where the image has no modules for the kernel.
 var errNoModules = errors.New("no modules for this kernel")
 
-// find surveys the node; where the image has no modules for its kernel, they are built, or
-// taken from what was built before.
+// errNothing is returned where there is nothing to make modules of.
+var errNothing = errors.New("there is nothing to make modules of")
+
+// find surveys the node. Where the image has no modules for its kernel they are linked,
+// taken from what is kept on the node, pulled from the registry, or built, in this order.
 func (d *Driver) find(ctx context.Context) (Snapshot, error) {
 	s, err := d.Take()
-	if !errors.Is(err, errNoModules) || d.Sources.Dir == "" {
+	if !errors.Is(err, errNoModules) {
 		return s, err
 	}
-	if err := d.build(ctx, s); err != nil {
+	o, failed := d.newOrder(ctx, s)
+	if failed == nil {
+		failed = d.obtain(ctx, o)
+	}
+	if errors.Is(failed, errNothing) {
+		return s, err // it says what the image has
+	}
+	if failed != nil {
+		return s, failed
+	}
+	d.made = &o
+	if d.Built, err = host.Open(d.Sources.Work); err != nil {
 		return s, err
 	}
 	return d.Take()
 }
 
-// build compiles the modules for the running kernel and opens the folder that holds them.
-func (d *Driver) build(ctx context.Context, s Snapshot) error {
-	var have []kernel.Kind
-	for _, k := range []kernel.Kind{kernel.OpenKind, kernel.Proprietary} {
-		if info, err := os.Stat(filepath.Join(d.Sources.Dir, sourceFolders[k])); err == nil && info.IsDir() {
-			have = append(have, k)
+// order says which modules to obtain.
+type order struct {
+	image.Modules
+	source string // folder with the sources of their kind, or with the objects that all kernels share; "": there is none
+	builds bool   // the folder has sources
+	halves string // folder of the image with the halves of modules; "": none
+	to     string // folder that gets the modules
+}
+
+// newOrder finds out what there is to make modules of; if there is nothing, the error is
+// errNothing.
+func (d *Driver) newOrder(ctx context.Context, s Snapshot) (order, error) {
+	var o order
+	dir, err := FindSources(d.Sources.Dir, d.Image.Dir())
+	if err != nil {
+		return o, err
+	}
+	have := func(is func(k kernel.Kind) bool) []kernel.Kind {
+		return slices.DeleteFunc([]kernel.Kind{kernel.OpenKind, kernel.Proprietary}, func(k kernel.Kind) bool { return !is(k) })
+	}
+	halves := func(k kernel.Kind) string { return filepath.Join(d.Image.Dir(), image.HalvesDir(s.Release, string(k))) }
+	kinds := have(func(k kernel.Kind) bool { return exists(filepath.Join(halves(k), link.FileName)) })
+	linked := len(kinds) > 0
+	if !linked {
+		kinds = have(func(k kernel.Kind) bool { return IsSource(SourceFolder(dir, k)) })
+		o.builds = len(kinds) > 0
+	}
+	if len(kinds) == 0 && d.Sources.Prebuilt.Repository != "" {
+		kinds = have(func(kernel.Kind) bool { return true })
+	}
+	if len(kinds) == 0 {
+		return o, errNothing
+	}
+	kind, _, err := kernel.Choose(d.Kind, kinds, s.GPUs)
+	if err != nil {
+		return o, err
+	}
+	if linked {
+		o.halves = halves(kind)
+	}
+	o.Modules = image.Modules{Kernel: s.Release, Kind: string(kind), Version: d.Sources.Version, Names: fileNames(d.wanted())}
+	o.to = filepath.Join(d.Sources.Work, "lib/modules", s.Release)
+	o.source = SourceFolder(dir, kind)
+	if o.builds {
+		o.Sources, err = folder.DigestOf(ctx, o.source)
+	}
+	return o, err
+}
+
+// FindSources returns the folder with the driver's sources: dir, or the one that an image's
+// folder has where NVIDIA's installer puts them; "" if there is none.
+func FindSources(dir, image string) (string, error) {
+	if dir != "" {
+		return dir, nil
+	}
+	found, err := filepath.Glob(filepath.Join(image, "usr/src/nvidia-*"))
+	switch {
+	case err != nil || len(found) == 0:
+		return "", err
+	case len(found) > 1:
+		return "", fmt.Errorf("%s and %s: name the one with the driver's sources (--sources)", found[0], found[1])
+	}
+	return found[0], nil
+}
+
+// SourceFolder returns the folder of a kind of modules in that of FindSources, "" if there is
+// none.
+func SourceFolder(dir string, kind kernel.Kind) string {
+	if at := filepath.Join(dir, sourceFolders[kind]); dir != "" && exists(at) {
+		return at
+	}
+	return ""
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// IsSource reports whether Kbuild can build a folder: precompiled images have some of its
+// objects alone.
+func IsSource(dir string) bool {
+	return dir != "" && (exists(filepath.Join(dir, "Kbuild")) || exists(filepath.Join(dir, "Makefile")))
+}
+
+// obtain puts the modules into o.to by the first way that leads there. The error is that of the
+// last one that was tried, errNothing if there is none.
+func (d *Driver) obtain(ctx context.Context, o order) error {
+	if err := os.MkdirAll(filepath.Dir(o.to), 0o755); err != nil {
+		return err
+	}
+	failed := errNothing
+	for _, step := range []func(context.Context, order) error{d.link, d.takeKept, d.pull, d.build} {
+		err := step(ctx, o)
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		if !errors.Is(err, errNothing) {
+			d.Log.Warn("the driver's modules are not there yet", "err", err)
+			failed = err
 		}
 	}
-	kind, _, err := kernel.Choose(d.Kind, have, s.GPUs)
+	return failed
+}
+
+// link links the modules of which the image has halves for this kernel.
+func (d *Driver) link(ctx context.Context, o order) error {
+	if o.halves == "" {
+		return errNothing
+	}
+	if err := d.linkInto(ctx, o, o.halves); err != nil {
+		return err
+	}
+	return d.sign(o.to)
+}
+
+func (d *Driver) linkInto(ctx context.Context, o order, halves string) error {
+	made, err := link.Link(ctx, link.Request{Halves: halves, Common: o.source, Release: o.Kernel, Version: o.Version, Work: filepath.Dir(o.to)})
 	if err != nil {
 		return err
 	}
-	if err := d.publish(nodestate.Waiting, ReasonStarting, "the driver's modules are being built for kernel "+s.Release); err != nil {
-		return err
+	d.Log.Info("modules are linked", "kernel", o.Kernel, "kind", o.Kind)
+	return errors.Join(os.RemoveAll(o.to), os.Rename(made, o.to))
+}
+
+// kept is what is kept on the node: the modules of an order, however they were made.
+func (d *Driver) kept() cache.Cache {
+	c := cache.Cache{Dir: d.Sources.Cache}
+	if c.Dir != "" {
+		c.Dir = filepath.Join(c.Dir, "kernels")
 	}
-	source, to := filepath.Join(d.Sources.Dir, sourceFolders[kind]), filepath.Join(d.Sources.Work, "lib/modules", s.Release)
-	if d.Sources.Toolkit != "" {
-		err = d.buildInToolkit(ctx, s.Release, kind, source, to)
-	} else {
-		err = d.buildHere(ctx, s.Release, kind, source, to)
+	return c
+}
+
+// key names what is kept for an order. The kernel's version has the time of its build, for
+// releases that are built twice.
+func (d *Driver) key(o order) (string, error) {
+	version, err := kernel.Version()
+	if err != nil {
+		return "", err
 	}
+	h := folder.NewDigest("kernels", o.Kernel, version, o.Kind, o.Version, o.Sources)
+	h.Add(o.Names...)
+	if d.Sources.SignCertificate != "" {
+		err = h.AddFiles(d.Sources.SignCertificate)
+	}
+	return h.String(), err
+}
+
+// takeKept takes the modules from what was kept on this node.
+func (d *Driver) takeKept(ctx context.Context, o order) error {
+	key, err := d.key(o)
 	if err != nil {
 		return err
 	}
-	d.Built, err = host.Open(d.Sources.Work)
+	if err := os.RemoveAll(o.to); err != nil {
+		return err
+	}
+	if err := d.kept().Get(ctx, key, o.to); err != nil {
+		if !errors.Is(err, fs.ErrNotExist) {
+			d.Log.Warn("modules that this node keeps cannot be read", "err", err)
+		}
+		return errNothing
+	}
+	d.Log.Info("modules are taken from those that this node keeps", "kernel", o.Kernel, "kind", o.Kind, "key", key[:12])
+	return d.checkSigner(o)
+}
+
+// keep keeps what was built or pulled.
+func (d *Driver) keep(ctx context.Context, o order) {
+	key, err := d.key(o)
+	if err == nil {
+		err = d.kept().Put(ctx, key, o.to)
+	}
+	if err != nil { // it only saves time
+		d.Log.Warn("modules are not kept on this node", "err", err)
+	}
+}
+
+// finish links the halves that are in a layer of modules, and checks who has signed these.
+func (d *Driver) finish(ctx context.Context, o order) error {
+	halves := filepath.Join(o.to, image.HalvesName, o.Kind)
+	if exists(filepath.Join(halves, link.FileName)) {
+		if err := d.linkInto(ctx, o, halves); err != nil {
+			return err
+		}
+	}
+	return d.checkSigner(o)
+}
+
+// checkSigner refuses modules that the key of the certificate has not signed, if there is one.
+func (d *Driver) checkSigner(o order) error {
+	if d.Sources.SignCertificate == "" {
+		return nil
+	}
+	by, err := sign.LoadCertificate(d.Sources.SignCertificate)
+	if err != nil {
+		return err
+	}
+	modules, err := filepath.Glob(filepath.Join(o.to, "*.ko"))
+	for _, m := range modules {
+		if err := sign.Verify(m, by); err != nil {
+			return &kernel.Error{Reason: kernel.ReasonSignatureRejected, Message: err.Error(), Err: err}
+		}
+	}
 	return err
 }
 
-// buildHere puts the modules into a folder, compiled in this container or before.
-func (d *Driver) buildHere(ctx context.Context, release string, kind kernel.Kind, source, to string) error {
-	headers, err := build.FindHeaders(d.Sources.Root, release)
-	if err != nil {
-		return &kernel.Error{Reason: build.ReasonBuildFailed, Message: err.Error(), Err: err}
+// build compiles the modules, here or in the Driver Toolkit's container, and signs them.
+func (d *Driver) build(ctx context.Context, o order) error {
+	if !o.builds {
+		return errNothing
 	}
-	digest, cached, err := build.CompileOnce(ctx, build.Request{
-		Source: source, Headers: headers, Release: release, Version: d.Sources.Version,
-		Modules: fileNames(d.wanted()), Kind: string(kind), Log: d.Log,
-	}, cache.Cache{Dir: d.Sources.Cache}, to)
+	if err := d.publish(nodestate.Waiting, ReasonStarting, "the driver's modules are being built for kernel "+o.Kernel); err != nil {
+		return err
+	}
+	compile := d.buildHere
+	if d.Sources.Toolkit != "" {
+		compile = d.buildInToolkit
+	}
+	made, err := compile(ctx, o)
 	if err != nil {
 		return err
 	}
-	d.Log.Info("modules are built", "kernel", release, "kind", kind, "digest", digest[:12], "cached", cached)
+	if err := d.sign(made); err != nil {
+		return errors.Join(err, os.RemoveAll(made))
+	}
+	if err := errors.Join(os.RemoveAll(o.to), os.Rename(made, o.to), os.Chmod(o.to, 0o755)); err != nil {
+		return err
+	}
+	d.Log.Info("modules are built", "kernel", o.Kernel, "kind", o.Kind, "by", builder(d.Sources.Toolkit))
+	d.keep(ctx, o)
 	return nil
 }
 
-// buildInToolkit puts the modules into a folder that the Driver Toolkit's container builds.
-func (d *Driver) buildInToolkit(ctx context.Context, release string, kind kernel.Kind, source, to string) error {
-	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
-		return err
+func builder(toolkit string) string {
+	if toolkit != "" {
+		return "the Driver Toolkit"
 	}
-	m := toolkit.Main{
-		Dir: d.Sources.Toolkit, Program: "/proc/self/exe", Source: source, Work: filepath.Dir(to), Log: d.Log,
-		Request:      toolkit.Request{Release: release, Version: d.Sources.Version, Kind: string(kind), Modules: fileNames(d.wanted())},
-		ImageMissing: os.Getenv("RHCOS_IMAGE_MISSING") == "true", OSVersion: os.Getenv("RHCOS_VERSION"),
+	return "this container"
+}
+
+// sign signs the modules in a folder, if there is a key.
+func (d *Driver) sign(dir string) error {
+	if d.Sources.SignKey == "" {
+		return nil
 	}
-	if err := m.Prepare(ctx); err != nil {
-		return err
-	}
-	made, err := m.Wait(ctx)
+	key, err := sign.LoadKey(d.Sources.SignKey, d.Sources.SignCertificate)
 	if err != nil {
 		return err
 	}
-	d.Log.Info("modules are built by the Driver Toolkit", "kernel", release, "kind", kind)
-	return errors.Join(os.RemoveAll(to), os.Rename(made, to))
+	return key.SignAll(dir)
+}
+
+// buildHere compiles the modules in this container and returns a folder with them.
+func (d *Driver) buildHere(ctx context.Context, o order) (string, error) {
+	headers, err := build.FindHeaders(d.Sources.Root, o.Kernel)
+	if err != nil {
+		return "", &kernel.Error{Reason: build.ReasonBuildFailed, Message: err.Error(), Err: err}
+	}
+	r := build.Request{
+		Source: o.source, SourceDigest: o.Sources, Headers: headers, Release: o.Kernel, Version: o.Version,
+		Modules: o.Names, Kind: o.Kind, Work: filepath.Dir(o.to), Log: d.Log,
+	}
+	if d.Sources.Cache != "" {
+		r.Conftest.Dir = filepath.Join(d.Sources.Cache, "conftest")
+	}
+	return build.Compile(ctx, r)
+}
+
+// buildInToolkit has the Driver Toolkit's container compile the modules, and returns a folder
+// with them.
+func (d *Driver) buildInToolkit(ctx context.Context, o order) (string, error) {
+	m := toolkit.Main{
+		Dir: d.Sources.Toolkit, Program: "/proc/self/exe", Source: o.source, Work: filepath.Dir(o.to), Log: d.Log,
+		Request:      toolkit.Request{Release: o.Kernel, Version: o.Version, Kind: o.Kind, Modules: o.Names, Sources: o.Sources},
+		ImageMissing: os.Getenv("RHCOS_IMAGE_MISSING") == "true", OSVersion: os.Getenv("RHCOS_VERSION"),
+	}
+	if err := m.Prepare(ctx); err != nil {
+		return "", err
+	}
+	return m.Wait(ctx)
 }

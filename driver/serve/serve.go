@@ -50,6 +50,7 @@ type Driver struct {
 	Config
 	boot    string
 	daemons *runningDaemons // nil while none run; of the goroutine that holds the lock
+	made    *order          // what was not in the image; nil: all was
 
 	mu        sync.Mutex
 	published nodestate.State
@@ -110,7 +111,9 @@ func (d *Driver) hold(ctx context.Context) error {
 			return ctx.Err()
 		}
 	case err == nil:
+		stop := d.pushBeside(ctx)
 		err = d.watch(ctx, s)
+		stop()
 	}
 	if ctx.Err() != nil {
 		err = errors.Join(err, d.withdraw()) // before the daemons end, which takes its time

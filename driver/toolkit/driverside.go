@@ -104,6 +104,21 @@ func (m *Main) prepare(ctx context.Context, root *os.Root) error {
 	return writeAnswer(m.Dir, preparedName, answer{ID: m.id})
 }
 
+// Share puts a program into a folder, as the entry point of a container that builds, and
+// sources beside it; "" is none.
+func Share(ctx context.Context, dir, program, sources string) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close() //nolint:errcheck // nothing is written through it
+	err = copyInto(root, program, programName, 0o755)
+	if err == nil && sources != "" {
+		err = errors.Join(root.RemoveAll(sourcesName), copyFolderInto(ctx, root, sources, sourcesName))
+	}
+	return explainFull(dir, err)
+}
+
 // copyInto puts a copy of a file into a folder under a name, in the place of what is there.
 func copyInto(root *os.Root, from, name string, perm fs.FileMode) (err error) {
 	in, err := os.Open(from)

@@ -16,11 +16,12 @@ import (
 	"github.com/gpuready/gpuready/test/machine"
 )
 
-// buildFake builds the stand-in for the driver's daemons.
-func buildFake(t testing.TB) machine.File {
+// buildHelper builds a program of these tests: fakedaemon is the stand-in for the driver's
+// daemons.
+func buildHelper(t testing.TB, name string) machine.File {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "fakedaemon")
-	build := exec.Command("go", "build", "-trimpath", "-o", path, "./test/driver/fakedaemon")
+	path := filepath.Join(t.TempDir(), name)
+	build := exec.Command("go", "build", "-trimpath", "-o", path, "./test/driver/"+name)
 	build.Dir, build.Env = built.Root(), append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, string(out))
@@ -44,7 +45,7 @@ func (n *node) onPCI(devices ...[2]string) {
 func TestDaemons(t *testing.T) {
 	machine.SkipUnlessEnabled(t)
 	k := machine.FetchKernel(t, machine.Linux61)
-	fake := buildFake(t)
+	fake := buildHelper(t, "fakedaemon")
 	n := boot(t, machine.Config{Kernel: k, Files: machine.Merge(
 		k.ModuleTree(t, []string{"ecc"}, nil),
 		image("/driver", k.Release, machine.BuildStubs(t, k, version)),

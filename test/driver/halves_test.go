@@ -67,6 +67,14 @@ func TestHalvesAreLinkedAsKbuildDoes(t *testing.T) {
 			require.NoError(t, err)
 			modules := read(t, linked)
 			require.Equal(t, read(t, whole), modules)
+			// Signed where the key is, they are signed when they are linked elsewhere.
+			key := snakeoilKey(t)
+			require.NoError(t, build.SignHalves(t.Context(), l, key))
+			signed, err := link.Link(t.Context(), l)
+			require.NoError(t, err)
+			require.NoError(t, key.SignAll(whole))
+			require.Equal(t, read(t, whole), read(t, signed))
+			require.NoError(t, os.RemoveAll(signed))
 			require.NoError(t, os.RemoveAll(linked))
 			empty(t, l.Work)
 

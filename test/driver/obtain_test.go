@@ -1,6 +1,11 @@
 package driver
 
 import (
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"math/big"
 	"strings"
 	"testing"
 
@@ -25,27 +30,78 @@ func TestModulesAreBuiltWhereTheImageHasNone(t *testing.T) {
 	require.Empty(t, n.modules())
 	n.MustRun(t.Context(), "rm", "/broken", "/calls")
 
-	require.Contains(t, n.loads(built...).Stderr, "cached=false")
+	require.Contains(t, n.loads(built...).Stderr, "modules are built")
 	require.Equal(t, 1, calls())
 	require.Len(t, n.modules(), 3)
 	r := n.loads(built...)
-	require.Contains(t, r.Stderr, "cached=true")
+	require.Contains(t, r.Stderr, keptHere)
 	require.Contains(t, r.Stderr, "adopted=true loaded=0")
 	n.unloads()
 	n.MustRun(t.Context(), "rm", "-r", "/var/lib/work")
-	require.Contains(t, n.loads(built...).Stderr, "cached=true")
+	require.Contains(t, n.loads(built...).Stderr, keptHere)
 	require.Equal(t, 1, calls(), "nothing is compiled twice")
 	n.unloads()
 }
 
+const keptHere = "modules are taken from those that this node keeps"
+
+// TestWhatOneNodeBuiltTheNextOnePulls has two nodes on one machine: what tells them apart is
+// what they keep. The second one has neither make nor headers.
+func TestWhatOneNodeBuiltTheNextOnePulls(t *testing.T) {
+	machine.SkipUnlessEnabled(t)
+	k := machine.FetchKernel(t, machine.Linux61)
+	n := newBuildNode(t, k, machine.Files{"/usr/bin/registry": buildHelper(t, "registry")})
+	ctx := t.Context()
+	n.MustRun(ctx, "ip", "link", "set", "lo", "up")
+	serving := n.Start(ctx, machine.Command{Args: []string{"registry"}})
+	n.until(serving, "serving")
+
+	const repository = "127.0.0.1:5000/driver"
+	flags := []string{
+		"--driver-version", version, "--build-cache", "/var/lib/cache", "--build-dir", "/var/lib/work",
+		"--prebuild-repository", repository, "--os-tag", "debian12", "--image", repository + ":base",
+	}
+	from := append([]string{"--sources", "/sources"}, flags...)
+	nextNode := func() { n.MustRun(ctx, "rm", "-rf", "/var/lib/cache", "/var/lib/work") }
+	calls := func() int { return strings.Count(n.MustRun(ctx, "cat", "/calls"), "called") }
+
+	p := n.run(from...)
+	n.until(p, "what was built is in the registry")
+	r, _ := p.Output(ctx)
+	require.Contains(t, r.Stderr, "nobody has built the modules yet")
+	n.ends(p)
+	require.Equal(t, 1, calls())
+	n.MustRun(ctx, "rm", "/usr/local/bin/make", "/usr/src/linux-headers-"+k.Release+"/Makefile")
+
+	nextNode()
+	require.Contains(t, n.loads(from...).Stderr, "modules are pulled")
+	require.Len(t, n.modules(), 3)
+	n.unloads()
+	nextNode()
+	require.Contains(t, n.loads(flags...).Stderr, "modules are pulled", "without sources, too")
+	n.unloads()
+
+	// It has a certificate, and nobody has signed them.
+	nextNode()
+	require.NoError(t, n.WriteFile(ctx, "/certificate.der", newCertificate(t), 0o644))
+	n.refuses("SignatureRejected", "it is not signed", append(flags, "--sign-certificate", "/certificate.der")...)
+
+	// Its registry does not answer.
+	n.kill(serving)
+	nextNode()
+	n.refuses("SourceUnreachable", "connection refused", flags...)
+	n.refuses("BuildFailed", "headers", from...)
+	require.Equal(t, 1, calls())
+}
+
 // newBuildNode boots a machine whose image has modules for another kernel, and which has the
 // kernel's headers and stand-ins for the compiler and make.
-func newBuildNode(t testing.TB, k *machine.Kernel) *node {
+func newBuildNode(t testing.TB, k *machine.Kernel, more ...machine.Files) *node {
 	t.Helper()
 	headers := "/usr/src/linux-headers-" + k.Release
 	text := func(s string) machine.File { return machine.File{Data: []byte(s)} }
 	script := func(s string) machine.File { return machine.File{Data: []byte("#!/bin/sh\n" + s), Mode: 0o755} }
-	return boot(t, machine.Config{Kernel: k, Files: machine.Merge(
+	return boot(t, machine.Config{Kernel: k, Files: machine.Merge(append(more,
 		k.ModuleTree(t, []string{"ecc"}, nil),
 		image("/driver", "5.14.0-other", machine.BuildStubs(t, k, version)),
 		machine.BuildStubs(t, k, version).Below("/made"),
@@ -63,7 +119,7 @@ for a in "$@"; do case "$a" in M=*) to=${a#M=} ;; esac; done
 cp /made/*.ko "$to"
 `),
 		},
-	)})
+	)...)})
 }
 
 // TestTheDriverToolkitBuildsForTheDriverContainer has both containers of the pod, by the
@@ -107,4 +163,15 @@ func TestTheDriverToolkitBuildsForTheDriverContainer(t *testing.T) {
 	env = append(env, "RHCOS_IMAGE_MISSING=true", "RHCOS_VERSION=418.94.202501")
 	r = start().Wait(ctx, gone)
 	require.Contains(t, r.Stderr, "ToolkitBroken: OpenShift has no Driver Toolkit image for RHCOS 418.94.202501")
+}
+
+// newCertificate returns a new certificate, whose key has signed nothing.
+func newCertificate(t testing.TB) string {
+	t.Helper()
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	require.NoError(t, err)
+	template := &x509.Certificate{SerialNumber: big.NewInt(7), Subject: pkix.Name{CommonName: "signs modules"}}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	require.NoError(t, err)
+	return string(der)
 }

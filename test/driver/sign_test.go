@@ -13,18 +13,25 @@ import (
 	"github.com/gpuready/gpuready/test/machine"
 )
 
-// A machine with Secure Boot loads modules that we have signed: the signatures are, byte for
-// byte, those of the kernel's own program.
-func TestSecureBootTrustsOurSignatures(t *testing.T) {
-	machine.SkipUnlessEnabled(t)
-	k := machine.FetchKernel(t, machine.Linux61)
-	stubs := machine.BuildStubs(t, k, version)
+// snakeoilKey returns the key that machines with Secure Boot trust.
+func snakeoilKey(t testing.TB) sign.Key {
+	t.Helper()
 	plain := filepath.Join(t.TempDir(), "key.pem")
 	out, err := exec.CommandContext(t.Context(), "openssl", "rsa", "-in", machine.Snakeoil.Private,
 		"-passin", "pass:"+machine.Snakeoil.Passphrase, "-out", plain).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	key, err := sign.LoadKey(plain, machine.Snakeoil.Certificate)
 	require.NoError(t, err)
+	return key
+}
+
+// A machine with Secure Boot loads modules that we have signed: the signatures are, byte for
+// byte, those of the kernel's own program.
+func TestSecureBootTrustsOurSignatures(t *testing.T) {
+	machine.SkipUnlessEnabled(t)
+	k := machine.FetchKernel(t, machine.Linux61)
+	stubs := machine.BuildStubs(t, k, version)
+	key := snakeoilKey(t)
 	dir := t.TempDir()
 	for name, data := range stubs {
 		path := filepath.Join(dir, name)

@@ -1,0 +1,206 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/gpuready/gpuready/driver/build/folder"
+	"github.com/gpuready/gpuready/driver/build/link"
+	"github.com/gpuready/gpuready/driver/build/sign"
+	"github.com/gpuready/gpuready/driver/image"
+	"github.com/gpuready/gpuready/driver/kernel"
+	"github.com/gpuready/gpuready/driver/serve"
+	"github.com/gpuready/gpuready/driver/toolkit"
+	"github.com/gpuready/gpuready/internal/drivertag"
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/program"
+)
+
+const shareUsage = `Copy this program, and the image's sources of the driver, into a folder that another
+container of the pod has, too: that one can then build the driver's modules, though its
+image knows nothing of it. It has DIR/ocp_dtk_entrypoint and DIR/sources then.
+
+Examples:
+  gpu-driver share --to /shared
+  /shared/ocp_dtk_entrypoint build --source /shared/sources/kernel-open --out /shared/built
+  gpu-driver share --to /mnt/shared-nvidia-driver-toolkit --program-only
+`
+
+func share(ctx context.Context, args []string, stdout, _ io.Writer) error {
+	o := newOptions("share", shareUsage, stdout)
+	var to string
+	var programOnly bool
+	o.StringVar(&to, "to", "", "folder that is shared")
+	o.BoolVar(&programOnly, "program-only", false, "leave the sources out")
+	o.addImageRoot()
+	o.addSourceDir()
+	if err := errors.Join(o.Read(args), o.Lone()); err != nil {
+		return err
+	}
+	if to == "" {
+		return program.Wrong("share needs --to; see gpu-driver share --help")
+	}
+	from := ""
+	if !programOnly {
+		var err error
+		if from, err = serve.FindSources(o.sources, o.imageRoot); err != nil {
+			return err
+		}
+		if from == "" {
+			return fmt.Errorf("%s/usr/src has no nvidia-VERSION: this image has no sources of the driver; use one that has, or name their folder with --sources", o.imageRoot)
+		}
+	}
+	return toolkit.Share(ctx, to, "/proc/self/exe", from)
+}
+
+const pushUsage = `Append the modules in a folder to a driver's image, as one layer, and push that as
+REPOSITORY:VERSION-KERNEL-OSTAG, where nodes with this kernel look for them. The folder is
+what gpu-driver build made: OUT/lib/modules/KERNEL. No container engine is needed;
+credentials are those in config.json in the folder DOCKER_CONFIG.
+
+With --sign-key the modules are signed first.
+
+Examples:
+  gpu-driver push --modules out/lib/modules/6.1.0-50-amd64 --kernel 6.1.0-50-amd64 \
+    --driver-version 580.95.05 --os-tag debian12 \
+    --base registry.example.com/gpu/driver:580.95.05-debian12 \
+    --repository registry.example.com/gpu/driver
+`
+
+// pushed is what push did, for its output.
+type pushed struct {
+	Image  string `json:"image"`
+	Digest string `json:"digest"` // the image by its digest
+	image.Modules
+}
+
+func push(ctx context.Context, args []string, stdout, _ io.Writer) error {
+	o := newOptions("push", pushUsage, stdout)
+	var dir, release, format string
+	o.StringVar(&dir, "modules", "", "folder with the modules of a kernel, or with their halves")
+	o.StringVar(&release, "kernel", "", "release of the kernel, as uname -r prints it there")
+	o.addText(&o.version, "driver-version", "DRIVER_VERSION", "", "version that the modules have to have")
+	o.addText(&o.image, "base", "DRIVER_IMAGE", "", "image of the driver to which the layer is added")
+	o.addText(&o.repository, "repository", "PREBUILD_REPOSITORY", "", "where it is pushed to: registry.example.com/gpu/driver")
+	o.addRegistry()
+	o.addSigning()
+	o.addImageRoot()
+	o.addSourceDir()
+	o.addOutput(&format)
+	if err := errors.Join(o.Read(args), o.Lone(), checkOutput(format)); err != nil {
+		return err
+	}
+	for flag, value := range map[string]string{"modules": dir, "kernel": release, "base": o.image, "repository": o.repository} {
+		if value == "" {
+			return program.Wrong("push needs --%s; see gpu-driver push --help", flag)
+		}
+	}
+	if err := o.checkSources(); err != nil {
+		return err
+	}
+	p := pushed{Modules: image.Modules{Kernel: release, Version: o.version}}
+	tag, err := drivertag.Tag(o.version, release, o.osTag)
+	if err != nil {
+		return err
+	}
+	p.Image = o.repository + ":" + tag
+	if err := o.prepare(ctx, dir, &p.Modules); err != nil {
+		return refused(err)
+	}
+	layer, err := image.Layer(dir, image.Dir(release))
+	if err != nil {
+		return err
+	}
+	if p.Digest, err = (image.Registry{Insecure: o.insecure}).Push(ctx, o.image, p.Image, layer, p.Modules); err != nil {
+		return err
+	}
+	if format == "json" {
+		return writeJSON(stdout, p)
+	}
+	fmt.Fprintf(stdout, "%s\n%s\n%s modules of driver %s for kernel %s: %s\n", p.Image, p.Digest, p.Kind, p.Version, p.Kernel, strings.Join(p.Names, " "))
+	return nil
+}
+
+// prepare checks the modules in a folder, signs them if there is a key, and describes them.
+func (o *options) prepare(ctx context.Context, dir string, m *image.Modules) error {
+	root, err := host.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close() //nolint:errcheck // it is only read
+	byKind, err := kernel.FindDrivers(root, "/")
+	if err != nil {
+		return err
+	}
+	if len(byKind) > 1 {
+		return fmt.Errorf("%s has open and proprietary modules: push them one after the other", dir)
+	}
+	for kind, files := range byKind {
+		m.Kind = string(kind)
+		for _, f := range files {
+			m.Names = append(m.Names, strings.ReplaceAll(f.Name, "_", "-"))
+		}
+		if err := kernel.CheckBuilt(dir, m.Names, m.Kernel, m.Version); err != nil {
+			return err
+		}
+	}
+	halves, err := filepath.Glob(filepath.Join(dir, image.HalvesName, "*", link.FileName))
+	if err != nil {
+		return err
+	}
+	switch {
+	case len(byKind)+len(halves) == 0:
+		return fmt.Errorf("%s has no module nvidia.ko: it is no folder that gpu-driver build has made", dir)
+	case len(byKind) == 0:
+		if err := describeHalves(filepath.Dir(halves[0]), m); err != nil {
+			return err
+		}
+	}
+	slices.Sort(m.Names)
+	if err := o.sourcesOf(ctx, m); err != nil {
+		return err
+	}
+	if o.signKey == "" || len(halves) > 0 {
+		return nil
+	}
+	key, err := sign.LoadKey(o.signKey, o.signCertificate)
+	if err != nil {
+		return err
+	}
+	return key.SignAll(dir)
+}
+
+func describeHalves(dir string, m *image.Modules) error {
+	all, err := link.Read(dir)
+	if err != nil {
+		return err
+	}
+	if all.Release != m.Kernel || all.Version != m.Version {
+		return fmt.Errorf("%s is of driver %s for kernel %s, not of %s for %s", dir, all.Version, all.Release, m.Version, m.Kernel)
+	}
+	m.Kind = path.Base(dir)
+	for _, h := range all.Modules {
+		m.Names = append(m.Names, h.Name)
+	}
+	return nil
+}
+
+// sourcesOf describes of which sources the modules are, if the image has them.
+func (o *options) sourcesOf(ctx context.Context, m *image.Modules) error {
+	dir, err := serve.FindSources(o.sources, o.imageRoot)
+	if err != nil {
+		return err
+	}
+	source := serve.SourceFolder(dir, kernel.Kind(m.Kind))
+	if !serve.IsSource(source) {
+		return nil
+	}
+	m.Sources, err = folder.DigestOf(ctx, source)
+	return err
+}
