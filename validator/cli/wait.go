@@ -24,12 +24,14 @@ time is over the exit code is that of the first layer that is not ready.
 
 The word injection stands for no layer: it waits until the toolkit would give a
 container that is created now the GPUs, or there are none on this node. It is
-for the init container of the daemon's pod.
+for the init container of the daemon's pod, with --or-no-driver: then it also ends
+well where the driver's container says that it has failed, or that it waits, for
+half a minute, so that the daemon can tell why.
 
 Examples:
   gpu-validator wait driver toolkit
   gpu-validator wait cuda --timeout 10m
-  gpu-validator wait injection
+  gpu-validator wait injection --or-no-driver
 `
 
 // wordInjection is what can be waited for besides the layers.
@@ -43,7 +45,9 @@ var components = map[readiness.Layer]nodestate.Component{
 func wait(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	o := command("wait", waitUsage, stdout)
 	var timeout time.Duration
+	var orNoDriver bool
 	o.flags.DurationVar(&timeout, "timeout", 5*time.Minute, "how long to wait; 0: for ever")
+	o.flags.BoolVar(&orNoDriver, "or-no-driver", false, "of injection: end well also where the driver's container says why it has no driver")
 	o.named("timeout", "WAIT_TIMEOUT")
 	o.places()
 	names, err := o.parse(args)
@@ -70,7 +74,7 @@ func wait(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	out := &lines{w: stderr}
 	if inject {
-		if err := waitForInjection(ctx, node, timeout, out); err != nil {
+		if err := waitForInjection(ctx, node, timeout, orNoDriver, out); err != nil {
 			return err
 		}
 	}
@@ -91,11 +95,23 @@ func wait(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 }
 
 // waitForInjection ends with the toolkit's code: it is the toolkit that injects.
-func waitForInjection(ctx context.Context, node check.Node, timeout time.Duration, out *lines) error {
-	err := injection.Wait(ctx, node.StatePath(nodestate.Toolkit), node.BootID, func(why string) {
+func waitForInjection(ctx context.Context, node check.Node, timeout time.Duration, orNoDriver bool, out *lines) error {
+	waiting, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	if orNoDriver {
+		watching.Go(func() { watchDriver(waiting, node, stop) })
+	}
+	err := injection.Wait(waiting, node.StatePath(nodestate.Toolkit), node.BootID, func(why string) {
 		out.print("waiting for injection: %s", why)
 	})
+	none, hopeless := errors.AsType[*noDriverError](context.Cause(waiting))
+	stop(nil)
 	switch {
+	case err != nil && hopeless:
+		out.print("not waited for any longer: the driver's container says %s", none.why)
+		return nil
 	case err == nil:
 		out.print("a container that is created now is given the GPUs")
 		return nil
@@ -108,6 +124,38 @@ func waitForInjection(ctx context.Context, node check.Node, timeout time.Duratio
 		return program.End(exitToolkit, fmt.Errorf("injection: %w; see the log of gpu-toolkit (waited %v)", err, timeout))
 	}
 	return err
+}
+
+// noDriverError is that the driver's container says why there is no driver.
+type noDriverError struct{ why string }
+
+func (e *noDriverError) Error() string { return e.why }
+
+// patience is how long a driver's container may wait for something, as for its modules to be
+// built, before that is worth telling: a validator that was created without the GPUs has to
+// be created anew.
+const patience = 30 * time.Second
+
+// watchDriver calls stop with a noDriverError when the driver's container has failed, or has
+// waited for long, until ctx ends.
+func watchDriver(ctx context.Context, node check.Node, stop context.CancelCauseFunc) {
+	var late *time.Timer
+	_ = nodestate.WatchBoot(ctx, node.StatePath(nodestate.Driver), node.BootID, func(s nodestate.State, err error) {
+		reason, message, ok := readiness.DriverSays(s, err)
+		why := &noDriverError{fmt.Sprintf("%s: %s", reason, message)}
+		switch {
+		case !ok && late != nil:
+			late.Stop()
+			late = nil
+		case ok && s.Phase == nodestate.Failed:
+			stop(why)
+		case ok && late == nil:
+			late = time.AfterFunc(patience, func() { stop(why) })
+		}
+	})
+	if late != nil {
+		late.Stop()
+	}
 }
 
 // follow waits, and prints meanwhile what proofs and components say.

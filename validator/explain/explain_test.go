@@ -213,7 +213,18 @@ func TestTheRoadSaysWhatIsWaitedFor(t *testing.T) {
 		}, "broken at driver: ProofInvalid"},
 		"the driver is being built": {func(s *site) {
 			s.says(nodestate.Driver, nodestate.State{Phase: nodestate.Waiting, Reason: "Building", Message: "compiling the modules"})
-		}, "waiting at driver: the validator has not said anything about it yet"},
+		}, "waiting at driver: no driver is loaded: compiling the modules"},
+		"the driver cannot be built": {func(s *site) {
+			s.refused(readiness.Driver, time.Minute, readiness.Refusal{Reason: "KernelModuleNotLoaded", Message: "no module nvidia", Action: "load it"})
+			s.says(nodestate.Driver, nodestate.State{Phase: nodestate.Failed, Reason: "BuildFailed", Message: "nv-mmap.c:42: error: implicit declaration of follow_pfn; use driver 580.65.06 or later"})
+		}, "broken at driver: BuildFailed"},
+		"the driver fails before the validator runs": {func(s *site) {
+			s.says(nodestate.Driver, nodestate.State{Phase: nodestate.Failed, Reason: "SignatureRejected", Message: "nvidia.ko is not signed; enrol the certificate"})
+		}, "broken at driver: SignatureRejected"},
+		"the driver does not work": {func(s *site) {
+			s.refused(readiness.Driver, time.Minute, readiness.Refusal{Reason: "NoUsableGPU", Message: "the driver works and finds no GPU", Action: "look at dmesg"})
+			s.says(nodestate.Driver, nodestate.State{Phase: nodestate.Failed, Reason: "DeviceInitFailed", Message: "RmInitAdapter failed"})
+		}, "broken at driver: NoUsableGPU"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t)

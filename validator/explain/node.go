@@ -11,6 +11,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
+	"github.com/gpuready/gpuready/validator/step/driver"
 	reasons "github.com/gpuready/gpuready/validator/workload"
 )
 
@@ -79,7 +80,14 @@ func (r *Road) proof(name string, status readiness.Status, err error) Stretch {
 // word adds what a component says of itself where that is not all well.
 func (r *Road) word(l readiness.Layer, c nodestate.Component, said nodestate.State, err error) {
 	s := r.stretch(string(l))
+	reason, why, none := readiness.DriverSays(said, err)
 	switch {
+	case none && l == readiness.Driver && (s.State == Waiting || s.State == Broken && driver.Nothing(gpu.Reason(s.Reason))):
+		if said.Phase == nodestate.Failed {
+			s.State = Broken
+		}
+		s.Reason, s.Since = string(reason), said.Time
+		s.Message, s.Action = advice(why)
 	case nodestate.IsAbsent(err):
 	case err != nil:
 		s.Notes = append(s.Notes, fmt.Sprintf("%s: %v", c, err))
@@ -90,6 +98,14 @@ func (r *Road) word(l readiness.Layer, c nodestate.Component, said nodestate.Sta
 		}
 		s.Notes = append(s.Notes, text+": "+said.Message)
 	}
+}
+
+// advice splits a component's message, which ends with what to do.
+func advice(text string) (message, action string) {
+	if i := strings.LastIndex(text, "; "); i >= 0 {
+		return text[:i], text[i+2:]
+	}
+	return text, ""
 }
 
 // offer is what the device plugin has told the kubelet, and what it holds back.

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
+	"github.com/gpuready/gpuready/validator/step/driver"
 )
 
 // ConditionType is that of the Node's condition.
@@ -75,6 +76,9 @@ func (f Facts) sum() Condition {
 		case check.Pending:
 			return Condition{corev1.ConditionUnknown, ReasonProving, fmt.Sprintf("%s: %s", o.Layer, o.Refusal.Message)}
 		}
+		if why, is := f.noDriver(o); is {
+			return why
+		}
 		return Condition{corev1.ConditionFalse, string(o.Refusal.Reason), f.refusal(o)}
 	}
 	devices := f.devices()
@@ -106,9 +110,24 @@ func (f Facts) sum() Condition {
 func (f Facts) refusal(o check.Outcome) string {
 	text := fmt.Sprintf("%s: %s; %s", o.Layer, o.Refusal.Message, o.Refusal.Action)
 	if s, ok := f.States[nodestate.Driver]; ok && o.Layer == readiness.Driver && s.Phase != nodestate.Ready && s.Message != "" {
-		text += fmt.Sprintf("; the driver says %s: %s", s.Phase, s.Message)
+		text += "; the driver says " + string(s.Phase)
+		if s.Reason != "" {
+			text += ": " + string(s.Reason)
+		}
+		text += ": " + s.Message
 	}
 	return text
+}
+
+// noDriver is what the driver's container says where there is nothing of a driver: that it
+// is not there is no news then.
+func (f Facts) noDriver(o check.Outcome) (Condition, bool) {
+	s, said := f.States[nodestate.Driver]
+	if !said || o.Layer != readiness.Driver || !driver.Nothing(o.Refusal.Reason) {
+		return Condition{}, false
+	}
+	reason, message, ok := readiness.DriverSays(s, nil)
+	return Condition{corev1.ConditionFalse, string(reason), fmt.Sprintf("%s: %s", o.Layer, message)}, ok
 }
 
 func (f Facts) driver() string {

@@ -250,6 +250,12 @@ func TestTheConditionSumsUpWhatIsKnown(t *testing.T) {
 	simulated.Outcomes[0].Proof.Driver.Simulated = true
 	building := facts().refused(readiness.Driver, "DriverLibraryMissing")
 	building.States[nodestate.Driver] = nodestate.State{Phase: nodestate.Waiting, Message: "compiling the modules"}
+	unbuilt := facts().refused(readiness.Driver, "KernelModuleNotLoaded")
+	unbuilt.States[nodestate.Driver] = nodestate.State{Phase: nodestate.Failed, Reason: "BuildFailed", Message: "nv-mmap.c:42: error: x; use driver 580.65.06 or later"}
+	withoutInjection := facts().refused(readiness.Driver, "InjectionMissing")
+	withoutInjection.States[nodestate.Driver] = nodestate.State{Phase: nodestate.Waiting, Reason: "InUse", Message: "python (12) of pod a/b holds nvidia_uvm; end it"}
+	unusable := facts().refused(readiness.Driver, "NoUsableGPU")
+	unusable.States[nodestate.Driver] = nodestate.State{Phase: nodestate.Failed, Reason: "DeviceInitFailed", Message: "RmInitAdapter failed"}
 	runtime := facts()
 	runtime.States[nodestate.Toolkit] = nodestate.State{Phase: nodestate.Degraded, Message: "one spec could not be written"}
 	refused := facts().broken(1, gpu.ReasonXID, "XID 79", time.Time{}).plugin(nodestate.Degraded, "ConfigRefused", "config.yaml: no such key")
@@ -279,6 +285,9 @@ func TestTheConditionSumsUpWhatIsKnown(t *testing.T) {
 			fmt.Sprintf("0 of 3 GPUs ready, driver 580.95.05; %s: GPULost; %s: GPULost; %s: GPULost", gputest.GPU(0), gputest.GPU(1), gputest.GPU(2))}},
 		{"a layer is refused", facts().refused(readiness.CUDA, "CUDASampleFailed"), Condition{"False", "CUDASampleFailed", "cuda: it is broken; mend it"}},
 		{"a driver that is being built", building, Condition{"False", "DriverLibraryMissing", "driver: it is broken; mend it; the driver says Waiting: compiling the modules"}},
+		{"a driver that cannot be built", unbuilt, Condition{"False", "BuildFailed", "driver: no driver is loaded: nv-mmap.c:42: error: x; use driver 580.65.06 or later"}},
+		{"an old driver that is in use", withoutInjection, Condition{"False", "InUse", "driver: no driver is loaded: python (12) of pod a/b holds nvidia_uvm; end it"}},
+		{"a driver that is there and does not work", unusable, Condition{"False", "NoUsableGPU", "driver: it is broken; mend it; the driver says Failed: DeviceInitFailed: RmInitAdapter failed"}},
 		{"the toolkit has a reservation", runtime, Condition{"True", "Degraded", "3 of 3 GPUs ready, driver 580.95.05; toolkit: one spec could not be written"}},
 		{"the plugin's new configuration is refused", refused, Condition{"True", "Degraded", broken + "; device plugin: config.yaml: no such key"}},
 		{"the plugin leaves one out", left, Condition{"True", "Degraded", "3 of 3 GPUs ready, driver 580.95.05; device plugin: GPU 3 is left out"}},

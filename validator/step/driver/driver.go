@@ -40,6 +40,12 @@ const (
 	ReasonSimulatedRefused gpu.Reason = "SimulatedDriverRefused"
 )
 
+// Nothing reports whether a refusal of this layer says no more than that nothing of a driver
+// is there, or nothing that this container is given: why not the driver's container knows.
+func Nothing(reason gpu.Reason) bool {
+	return reason == ReasonLibraryMissing || reason == ReasonModuleMissing || reason == check.ReasonInjection
+}
+
 // Read asks NVML, once. Its error wraps gpu's sentinels.
 type Read func(ctx context.Context, node check.Node) (check.Reading, error)
 
