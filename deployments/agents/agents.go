@@ -28,6 +28,11 @@ type Data struct {
 	Validator string
 	// Parameters is a ConfigMap with parameters of the driver's modules, which need not exist.
 	Parameters string
+	// DriverToolkit has the driver's modules built by a side-car, OpenShift's Driver Toolkit.
+	// Its image is ToolkitImage, or OpenShift has none: then there is no side-car, and the
+	// driver container makes do without it.
+	DriverToolkit bool
+	ToolkitImage  string
 }
 
 // Agent is one of the DaemonSets.

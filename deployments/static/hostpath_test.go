@@ -30,7 +30,7 @@ var writable = map[string][]string{
 	"mps-uninstall": {"/run"},
 	// NVIDIA's operands, as NVIDIA's operator mounts for them.
 	"nvidia-driver-ctr": {
-		"/run/nvidia", "/run/nvidia-fabricmanager", "/run/nvidia-topologyd", "/run/nvidia/driver/lib/firmware", "/run/mellanox/drivers",
+		"/run/nvidia", "/run/nvidia-fabricmanager", "/var/lib/gpuready/driver", "/run/nvidia-topologyd", "/run/nvidia/driver/lib/firmware", "/run/mellanox/drivers",
 		"/sys/devices/system/memory/auto_online_blocks", "/sys/module/firmware_class/parameters/path", "/usr/src", "/var/log",
 	},
 	"nvidia-peermem-ctr":           {"/run/mellanox/drivers", "/run/nvidia", "/var/log"},

@@ -44,12 +44,13 @@ var hostFolders = map[string][]string{
 	"uninstall (privileged)":     {"/ rw HostToContainer", "/ rw"},
 	"driver (privileged)":        {"/run/nvidia rw Bidirectional"},
 	// NVIDIA's, as NVIDIA's operator runs them. The driver's container has one name, whose
-	// ever image it runs; ours has /lib/modules, and of the others /run/nvidia alone.
+	// ever image it runs; ours has /lib/modules and the modules that the node keeps, and of the
+	// others /run/nvidia alone.
 	"nvidia-dcgm-exporter (privileged)": {"/var/lib/kubelet/pod-resources ro"},
 	"nvidia-mig-manager (privileged)":   {"/sys rw", "/ rw HostToContainer"},
 	"nvidia-peermem-ctr (privileged)":   {"/run/nvidia rw Bidirectional", "/var/log rw", "/run/mellanox/drivers rw HostToContainer"},
 	"nvidia-driver-ctr (privileged)": {
-		"/run/nvidia rw Bidirectional", "/lib/modules ro", "/run/nvidia-fabricmanager rw", "/run/nvidia-topologyd rw", "/var/log rw", "/etc/os-release ro",
+		"/run/nvidia rw Bidirectional", "/lib/modules ro", "/var/lib/gpuready/driver rw", "/run/nvidia-fabricmanager rw", "/run/nvidia-topologyd rw", "/var/log rw", "/etc/os-release ro",
 		"/run/mellanox/drivers rw HostToContainer", "/run/mellanox/drivers/usr/src rw HostToContainer", "/usr/src rw HostToContainer",
 		"/sys/devices/system/memory/auto_online_blocks rw", "/sys/module/firmware_class/parameters/path rw", "/run/nvidia/driver/lib/firmware rw",
 		"/etc/zypp/credentials.d ro", "/etc/SUSEConnect ro", "/etc/pki/entitlement ro", "/etc/rhsm ro", "/etc/yum.repos.d/redhat.repo ro",

@@ -76,9 +76,10 @@ docs/device-plugin-configuration.md, "Sharing by MPS".`,
 of an NVIDIA driver, from an image of yours. In place of gpuready/driver, which holds no
 driver, name an image made from it that has the modules for the kernel of every node;
 docs/driver.md has its layout. Apply it after gpuready.yaml, and not beside
-simulated-driver.yaml, whose DaemonSet has the same name. It builds no modules, chooses
-no image by a node's kernel, and drains no node: a driver that is in use stays until
-nobody uses it. The operator does the last two: docs/operator-drivers.md.`,
+simulated-driver.yaml, whose DaemonSet has the same name. An image that has sources and a
+compiler builds modules that it lacks, and keeps them in /var/lib/gpuready/driver. No image
+is chosen by a node's kernel, and no node is drained: a driver that is in use stays until
+nobody uses it. The operator does both: docs/operator-drivers.md.`,
 		parts: []string{"driver.tmpl"},
 	},
 	{

@@ -64,5 +64,6 @@ var missing = []string{"DriverLibraryMissing", "KernelModuleNotLoaded"}
 // driverMissing says that the validator finds no driver on the Node.
 func driverMissing(n *fleet.Node) bool {
 	word := n.GPUReady
-	return word.Status == corev1.ConditionFalse && strings.HasPrefix(word.Message, string(readiness.Driver)+": ") && slices.Contains(missing, word.Reason)
+	said, about := strings.CutPrefix(word.Message, string(readiness.Driver)+": ")
+	return word.Status == corev1.ConditionFalse && about && (slices.Contains(missing, word.Reason) || strings.HasPrefix(said, readiness.NoDriver))
 }

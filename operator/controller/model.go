@@ -13,8 +13,10 @@ import (
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/apply"
+	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/prebuild"
 	"github.com/gpuready/gpuready/operator/progress"
 	"github.com/gpuready/gpuready/operator/road"
 	"github.com/gpuready/gpuready/operator/upgrade"
@@ -36,6 +38,8 @@ type model struct {
 	elsewhere  map[string]map[types.NamespacedName]bool     // pods of operands in other namespaces than namespace
 	namespace  string                                       // of the operands
 	configMaps map[string]*corev1.ConfigMap                 // without their values
+	builds     map[string]prebuild.Build                    // Jobs that build modules
+	builders   map[types.NamespacedName]prebuild.Pod        // and their pods
 
 	unwritten map[string]error                  // Nodes that could not be patched, and why
 	refused   map[string]upgrade.Refusal        // those that could not for long
@@ -81,6 +85,8 @@ func newModel(namespace string) *model {
 		siblings:   map[types.NamespacedName]bool{},
 		elsewhere:  map[string]map[types.NamespacedName]bool{},
 		configMaps: map[string]*corev1.ConfigMap{},
+		builds:     map[string]prebuild.Build{},
+		builders:   map[types.NamespacedName]prebuild.Pod{},
 		unwritten:  map[string]error{},
 		refused:    map[string]upgrade.Refusal{},
 		later:      map[string]bool{},
@@ -261,6 +267,18 @@ func (m *model) losePod(key types.NamespacedName) {
 	} else if len(m.placed[o.Node]) == 0 {
 		delete(m.placed, o.Node)
 	}
+}
+
+// seeBuilder records a pod of a Job that builds modules.
+func (m *model) seeBuilder(key types.NamespacedName, b prebuild.Pod) {
+	if m.builders[key] != b {
+		m.builders[key], m.common = b, true
+	}
+}
+
+// prebuilt is what became of Jobs that build modules.
+func (m *model) prebuilt(look func(image string) driver.Presence) []v1.PrebuiltStatus {
+	return prebuild.Report(slices.Collect(maps.Values(m.builds)), slices.Collect(maps.Values(m.builders)), look)
 }
 
 // podsOn are the operands' pods on a node, which may be seen before it is, and after it

@@ -31,7 +31,7 @@ type Registry interface {
 // read when they are needed.
 func Ask(r *registry.Client, from client.Reader, namespace string, m *meter.Metrics) func(context.Context, string, registry.Access) driver.Presence {
 	return func(ctx context.Context, image string, a registry.Access) driver.Presence {
-		var with registry.Access
+		with := registry.Access{Insecure: a.Insecure}
 		for _, secret := range a.Secrets {
 			data, err := readSecret(ctx, from, client.ObjectKey{Namespace: namespace, Name: secret.Name})
 			if err != nil {
@@ -87,6 +87,16 @@ func readSecret(ctx context.Context, from client.Reader, key client.ObjectKey) (
 		return nil, fmt.Errorf("pull secret %s: %w", key, err)
 	}
 	return secret.Data, nil
+}
+
+// accessPrebuilt is what a registry is asked with for modules that were built before.
+func (c *Controller) accessPrebuilt(spec *v1.DriverSpec) registry.Access {
+	a := c.access(spec)
+	if name := spec.PrebuildSecret(); name != "" {
+		a.Secrets = append([]registry.Secret{{Name: name}}, a.Secrets...)
+	}
+	a.Insecure = spec.PrebuildInsecure()
+	return a
 }
 
 // access is what a registry is asked with for the policy's driver.

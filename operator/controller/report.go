@@ -80,7 +80,7 @@ func (c *Controller) report(ctx context.Context) {
 		Policy: s.policy, Now: now, Namespace: cmp.Or(s.elsewhere, c.Cluster.Namespace), Verdict: c.verdict(s), Operator: c.Operator.String(), Others: c.others(),
 		Described: c.model.census.described > 0, Tally: r.tally, Choices: s.choices, Unserved: s.unserved,
 		Upgrade: upgrading(c.plan, c.blocked), UpgradeError: stopped(c.plan), Rolling: c.rolling(), Problems: append(s.told(), putOff(c.plan)...), Err: errors.Join(c.err, c.model.refusal()),
-		Provisioning: r.provisioning.Status(),
+		Prebuilt: s.prebuilt, Provisioning: r.provisioning.Status(),
 	})
 	for _, e := range status.Events(r.conditions, sum.Conditions, changes) {
 		c.event(s.policy, e)

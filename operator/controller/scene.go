@@ -26,6 +26,7 @@ type scene struct {
 	choices  []driver.Choice
 	wanted   []apply.Object
 	problems []state.Problem
+	prebuilt []v1.PrebuiltStatus
 	unserved []string     // fields of the policy
 	states   []road.State // that the policy asks for
 	err      error        // why it is not known what is wanted
@@ -101,12 +102,17 @@ func (c *Controller) choose(s *scene, example map[fleet.Pool]string) {
 			flaw = max(flaw, presence.Flaw)
 			return presence
 		},
-		Deployed: func(id, image string) (ours, ok bool) {
+		Deployed: func(id, image string) (driver.Presence, bool) {
 			set, there := s.sets[id]
-			return set.Ours, there && set.Image == image
+			return driver.Presence{Ours: set.Ours, Version: set.Version}, there && set.Image == image
 		},
 	}
 	s.choices = chooseAll(spec, example, facts)
+	pushed := c.accessPrebuilt(&spec.Driver)
+	s.prebuilt = m.prebuilt(func(image string) driver.Presence {
+		asked = append(asked, image)
+		return c.registry.Look(image, pushed)
+	})
 	c.registry.Retain(asked...)
 	// Of others the registry is asked only whose they are, which fails quietly.
 	if flaw != "" && spec.Driver.Precompiled() {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -42,9 +43,10 @@ func TestWhoseDriverContainerAnImageIsOutlivesItsRegistry(t *testing.T) {
 	}
 	w.create(gpuNode("n1"), p)
 	require.Nil(t, says(driver.Presence{}), "the registry is being asked")
-	own := says(driver.Presence{State: driver.Present, Ours: true})
+	own := says(driver.Presence{State: driver.Present, Ours: true, Version: "535.104.05"})
 	require.NotNil(t, own)
 	require.Equal(t, []string{"run"}, own.Spec.Template.Spec.Containers[0].Args)
+	require.Contains(t, own.Spec.Template.Spec.Containers[0].Env, corev1.EnvVar{Name: "DRIVER_VERSION", Value: "535.104.05"})
 	for _, silent := range []driver.Presence{{}, {State: driver.Unknown, Why: "nobody answers"}, {State: driver.Present, Why: "its labels cannot be read"}} {
 		require.Equal(t, own.Spec, says(silent).Spec, "an operator that starts anew, and a registry that is away, change nothing")
 	}

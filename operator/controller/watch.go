@@ -6,6 +6,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -23,6 +24,7 @@ import (
 	"github.com/gpuready/gpuready/operator/apply"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/prebuild"
 	"github.com/gpuready/gpuready/operator/progress"
 	"github.com/gpuready/gpuready/operator/road"
 	"github.com/gpuready/gpuready/operator/upgrade"
@@ -31,7 +33,7 @@ import (
 // Scheme returns the kinds that the operator reads and writes.
 func Scheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{authorizationv1.AddToScheme, corev1.AddToScheme, appsv1.AddToScheme, nodev1.AddToScheme, metav1.AddMetaToScheme, v1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{authorizationv1.AddToScheme, corev1.AddToScheme, appsv1.AddToScheme, batchv1.AddToScheme, nodev1.AddToScheme, metav1.AddMetaToScheme, v1.AddToScheme} {
 		if err := add(s); err != nil {
 			return nil, err
 		}
@@ -55,6 +57,7 @@ func Caches(namespace string) cache.Options {
 			},
 			&corev1.ConfigMap{}:     {Namespaces: there, Transform: transform(stripConfigMap)},
 			&appsv1.DaemonSet{}:     {Namespaces: there},
+			&batchv1.Job{}:          {Namespaces: there, Label: labels.SelectorFromSet(labels.Set{label.Prebuild: "true"}), Transform: transform(stripJob)},
 			&corev1.Service{}:       {Namespaces: there},
 			&nodev1.RuntimeClass{}:  {},
 			&appsv1.Deployment{}:    {Field: fields.OneTermEqualSelector("metadata.name", otherName), Transform: transform(stripDeployment)},
@@ -87,6 +90,12 @@ func transform[T any](strip func(*T)) toolscache.TransformFunc {
 	}
 }
 
+// stripJob leaves what package prebuild reads.
+func stripJob(j *batchv1.Job) {
+	j.Spec = batchv1.JobSpec{}
+	j.Status = batchv1.JobStatus{Conditions: j.Status.Conditions}
+}
+
 // stripConfigMap leaves the names of the keys.
 func stripConfigMap(m *corev1.ConfigMap) {
 	m.ManagedFields, m.Annotations, m.Labels = nil, nil, nil
@@ -107,6 +116,7 @@ func (c *Controller) watch(ctx context.Context) error {
 		func() (registration, error) { return follow(ctx, c, &corev1.Node{}, seeNode, loseNode) },
 		func() (registration, error) { return follow(ctx, c, &corev1.Pod{}, seePod, losePod) },
 		func() (registration, error) { return follow(ctx, c, &corev1.ConfigMap{}, seeConfigMap, loseConfigMap) },
+		func() (registration, error) { return follow(ctx, c, &batchv1.Job{}, seeJob, loseJob) },
 		func() (registration, error) {
 			return follow(ctx, c, &appsv1.DaemonSet{}, see[*appsv1.DaemonSet](daemonSetKind), lose[*appsv1.DaemonSet](daemonSetKind))
 		},
@@ -201,6 +211,10 @@ func seePod(m *model, p *corev1.Pod) {
 		}
 		return
 	}
+	if b, is := prebuild.ObservePod(p); is {
+		m.seeBuilder(named(p), b)
+		return
+	}
 	o := &operand{Pod: progress.ObservePod(p)}
 	if o.State == road.Driver {
 		o.driver = upgrade.ObserveDriver(p)
@@ -213,7 +227,23 @@ func losePod(m *model, p *corev1.Pod) {
 		m.seeElsewhere(named(p), false)
 		return
 	}
+	if _, is := m.builders[named(p)]; is {
+		delete(m.builders, named(p))
+		m.common = true
+		return
+	}
 	m.losePod(named(p))
+}
+
+func seeJob(m *model, j *batchv1.Job) {
+	if b, is := prebuild.Observe(j); is && m.builds[j.Name] != b {
+		m.builds[j.Name], m.common = b, true
+	}
+}
+
+func loseJob(m *model, j *batchv1.Job) {
+	delete(m.builds, j.Name)
+	m.common = true
 }
 
 func seeConfigMap(m *model, o *corev1.ConfigMap) { m.configMaps[o.Name], m.common = o, true }

@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -154,7 +155,8 @@ func (w *world) show() {
 	var classes nodev1.RuntimeClassList
 	var policies v1.ClusterPolicyList
 	var configs corev1.ConfigMapList
-	for _, list := range []client.ObjectList{&nodes, &pods, &sets, &services, &classes, &policies, &configs} {
+	var jobs batchv1.JobList
+	for _, list := range []client.ObjectList{&nodes, &pods, &sets, &services, &classes, &policies, &configs, &jobs} {
 		require.NoError(w, w.List(w.Context(), list))
 	}
 	m := w.model
@@ -197,6 +199,11 @@ func (w *world) show() {
 	for i := range classes.Items {
 		see[*nodev1.RuntimeClass](runtimeClassKind)(m, &classes.Items[i])
 		found(runtimeClassKind, &classes.Items[i])
+	}
+	clear(m.builds)
+	for i := range jobs.Items {
+		stripJob(&jobs.Items[i])
+		seeJob(m, &jobs.Items[i])
 	}
 	clear(m.configMaps)
 	for i := range configs.Items {

@@ -1,10 +1,12 @@
 package driver
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"strings"
 
+	"github.com/gpuready/gpuready/internal/drivertag"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
@@ -84,12 +86,6 @@ func (c *chooser) toolkit() Choice {
 	if choice = c.identify(choice); choice.Problem != nil {
 		return choice
 	}
-	if choice.Ours {
-		choice.Problem = c.problem(DriverToolkitUnsupported,
-			"%s, for node %s, is a driver container of gpuready, which does not build with OpenShift's Driver Toolkit yet: set spec.driver.usePrecompiled=true and push an image with modules for each kernel, or name NVIDIA's driver image",
-			choice.Image, c.node)
-		return choice
-	}
 	image, ok := "", false
 	if c.facts.Toolkit != nil {
 		image, ok = c.facts.Toolkit(version)
@@ -103,6 +99,8 @@ func (c *chooser) toolkit() Choice {
 		choice.Problem = c.problem(DriverToolkitImageMissing,
 			"ImageStream openshift/driver-toolkit has no tag %s, which node %s runs; import it, as in oc -n openshift import-image driver-toolkit:%s, or set spec.driver.usePrecompiled",
 			version, c.node, version)
+		// Ours may have modules without it, of its image or of spec.driver.prebuild.
+		choice.Problem.Try = choice.Ours
 		return choice
 	}
 	choice.Sidecar = image
@@ -114,7 +112,7 @@ func (c *chooser) precompiled() Choice {
 		return Choice{Pool: c.pool, Variant: Precompiled, Problem: c.problem(KernelUnknown,
 			"the kernel of node %s is not known, neither from NFD's label %s nor from the kubelet, and precompiled drivers are by kernel", c.node, label.Kernel)}
 	}
-	choice := c.choice(Precompiled, precompiledID(c.pool), c.tagged(c.pool.Kernel+"-"+c.pool.OS))
+	choice := c.choice(Precompiled, precompiledID(c.pool), c.tagged(drivertag.Kernel(c.pool.Kernel)+"-"+c.pool.OS))
 	if strings.Contains(choice.Image, "@") {
 		choice.Problem = c.problem(ImageInvalid,
 			"spec.driver names the digest %s, and precompiled drivers differ by kernel: name a version, as in 535, or set spec.driver.usePrecompiled=false", choice.Image)
@@ -133,7 +131,7 @@ func (c *chooser) asked(choice Choice) Choice {
 	if c.facts.Registry != nil {
 		presence = c.facts.Registry(choice.Image)
 	}
-	choice.Ours, _ = c.ours(choice)
+	c.own(&choice)
 	switch presence.State {
 	case Present:
 		return choice
@@ -173,9 +171,7 @@ func (c *chooser) missing(choice Choice, doubt string) Choice {
 // has answered for the first time, or has failed to, the pool keeps what it has: an image
 // that is run by the wrong contract does not start.
 func (c *chooser) identify(choice Choice) Choice {
-	ours, known := c.ours(choice)
-	choice.Ours = ours
-	if !known {
+	if known := c.own(&choice); !known {
 		choice.Problem = c.problem(RegistryPending, "the registry is being asked whose driver container %s is, for node %s", choice.Image, c.node)
 	}
 	return choice
@@ -184,34 +180,53 @@ func (c *chooser) identify(choice Choice) Choice {
 // vendor is the part of NVIDIA's registry that has NVIDIA's own driver containers.
 const vendor = "nvcr.io/nvidia/"
 
-// ours reports whether the choice's image is a driver container of this product. That of
-// the operator's own release is, and its registry is not asked; nor is NVIDIA's. An image of
-// which the registry tells nothing stays what the cluster runs it as, and else is NVIDIA's.
-// known is false while the registry is being asked for the first time.
-func (c *chooser) ours(choice Choice) (ours, known bool) {
+// own completes a choice by whether its image is a driver container of this product, and
+// of which driver. known is false while the registry is being asked for the first time.
+func (c *chooser) own(choice *Choice) (known bool) {
+	as, known := c.whose(*choice)
+	if choice.Ours = as.Ours; as.Ours {
+		choice.Version = cmp.Or(Version(c.spec.Driver.Version), as.Version)
+	}
+	return known
+}
+
+// whose says what is known of the choice's image. That of the operator's own release is
+// ours, and its registry is not asked; nor is NVIDIA's. An image of which the registry tells
+// nothing stays what the cluster runs it as, and else is NVIDIA's.
+func (c *chooser) whose(choice Choice) (as Presence, known bool) {
 	own := v1.ImageSpec{}.Ref(v1.ImageSpec{Repository: c.facts.Images.Repository, Image: "driver"})
 	switch {
-	case repositoryOf(choice.Image) == own:
-		// With the Driver Toolkit the release's name stands for the contract of NVIDIA's
-		// driver containers, whose programs it is to have.
-		return choice.Variant != DriverToolkit, true
+	case Repository(choice.Image) == own:
+		return Presence{Ours: true}, true
 	case strings.HasPrefix(choice.Image, vendor), c.facts.Registry == nil:
-		return false, true
+		return Presence{}, true
 	}
 	presence := c.facts.Registry(choice.Image)
 	if presence.State == Present && presence.Why == "" {
-		return presence.Ours, true
+		return presence, true
 	}
 	if c.facts.Deployed != nil {
-		if ours, ok := c.facts.Deployed(choice.ID, choice.Image); ok {
-			return ours, true
+		if as, ok := c.facts.Deployed(choice.ID, choice.Image); ok {
+			return as, true
 		}
 	}
-	return false, presence.State != Unasked
+	return Presence{}, presence.State != Unasked
 }
 
-// repositoryOf is an image's reference without tag and digest.
-func repositoryOf(image string) string {
+// whole is how NVIDIA's drivers are numbered: 535.104.05, 390.157.
+var whole = regexp.MustCompile(`^[0-9]+(\.[0-9]+){1,2}$`)
+
+// Version returns s where it is a driver's whole version, and else "": a tag may be more,
+// or less, as "535" is.
+func Version(s string) string {
+	if whole.MatchString(s) {
+		return s
+	}
+	return ""
+}
+
+// Repository returns an image's reference without tag and digest.
+func Repository(image string) string {
 	image, _, _ = strings.Cut(image, "@")
 	if colon := strings.LastIndex(image, ":"); colon > strings.LastIndex(image, "/") {
 		image = image[:colon]

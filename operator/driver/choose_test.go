@@ -116,6 +116,8 @@ func TestChoicesAndProblemsAsPeopleReadThem(t *testing.T) {
 		{"ours", policy(elsewhere), ubuntu, facts(Presence{State: Present, Ours: true})},
 		{"ours, precompiled", precompiled(elsewhere), rhcos, facts(Presence{State: Present, Ours: true})},
 		{"ours, with the driver toolkit", policy(elsewhere), rhcos, facts(Presence{State: Present, Ours: true})},
+		{"ours, without the driver toolkit", policy(elsewhere), newer, facts(Presence{State: Present, Ours: true})},
+		{"ours, by digest", policy(func(s *v1.ClusterPolicySpec) { elsewhere(s); digest(s) }), rhcos, facts(Presence{State: Present, Ours: true, Version: "550.54.15"})},
 		{"whose is not known yet", policy(elsewhere), ubuntu, facts(Presence{})},
 		{"driver toolkit of the same release", policy(func(s *v1.ClusterPolicySpec) { s.Driver.ImageSpec = v1.ImageSpec{} }), rhcos, facts(Presence{})},
 		{"precompiled, kernel unknown", precompiled(nil), other, plain},
@@ -148,9 +150,9 @@ func TestTheRegistryIsAskedForTheExactTag(t *testing.T) {
 }
 
 func TestWhoseDriverContainerAnImageIs(t *testing.T) {
-	runs := func(ours bool) func(string, string) (bool, bool) {
-		return func(id, image string) (bool, bool) {
-			return ours, id == containerID(ubuntu) && image == "registry.example/driver:535.104.05-ubuntu22.04"
+	runs := func(ours bool) func(string, string) (Presence, bool) {
+		return func(id, image string) (Presence, bool) {
+			return Presence{Ours: ours}, id == containerID(ubuntu) && image == "registry.example/driver:535.104.05-ubuntu22.04"
 		}
 	}
 	named := func(repository, image string) *v1.ClusterPolicySpec {
@@ -161,7 +163,7 @@ func TestWhoseDriverContainerAnImageIs(t *testing.T) {
 	for name, c := range map[string]struct {
 		spec     *v1.ClusterPolicySpec
 		says     Presence
-		deployed func(string, string) (bool, bool)
+		deployed func(string, string) (Presence, bool)
 		ours     bool
 		waits    bool
 		asked    bool
@@ -196,6 +198,23 @@ func TestWhoseDriverContainerAnImageIs(t *testing.T) {
 	require.False(t, Choose(policy(elsewhere), ubuntu, "a", Facts{}).Ours, "nobody asks")
 }
 
+func TestTheVersionOfADriverOfOurs(t *testing.T) {
+	version := func(tag, label string, says PresenceState, deployed string) string {
+		return Choose(policy(func(s *v1.ClusterPolicySpec) { elsewhere(s); s.Driver.Version = tag }), ubuntu, "a", Facts{
+			Registry: registry(Presence{State: says, Ours: says == Present, Version: Version(label)}),
+			Deployed: func(string, string) (Presence, bool) {
+				return Presence{Ours: true, Version: deployed}, deployed != ""
+			},
+		}).Version
+	}
+	require.Equal(t, "535.104.05", version("535.104.05", "", Present, ""))
+	require.Equal(t, "535.104.05", version("535.104.05", "535.104.06", Present, ""), "the policy's stays when the registry is away")
+	require.Equal(t, "535.104.05", version("535", "535.104.05", Present, ""), "a branch")
+	require.Equal(t, "390.157", version("latest", "390.157", Present, ""))
+	require.Equal(t, "535.104.05", version("latest", "", Unknown, "535.104.05"), "the registry is away")
+	require.Empty(t, version("latest", "true", Present, ""))
+}
+
 func TestADaemonSetServesTheNodesItWasMadeFor(t *testing.T) {
 	ids := func(p fleet.Pool) []string { return []string{containerID(p), toolkitID(p), precompiledID(p)} }
 	upgraded := rhcos
@@ -225,6 +244,17 @@ func TestWhereNothingIsToBeKeptAnImageOfWhichNothingIsKnownIsTried(t *testing.T)
 	require.True(t, choose(Unknown, precompiledID(rhcos)), "as it was applied")
 	require.True(t, choose(Absent))
 	require.True(t, choose(Unasked))
+
+	newer := rhcos
+	newer.RHCOS = "419.94.202509010000-0"
+	withoutToolkit := func(ours bool, ids ...string) bool {
+		choices := []Choice{Choose(policy(elsewhere), newer, "a", facts(Presence{State: Present, Ours: ours}))}
+		Try(choices, ids)
+		return choices[0].Problem.Keep
+	}
+	require.False(t, withoutToolkit(true), "it may have modules all the same")
+	require.True(t, withoutToolkit(true, toolkitID(newer)))
+	require.True(t, withoutToolkit(false))
 }
 
 func TestNamesAreNamesOfKubernetes(t *testing.T) {

@@ -27,11 +27,12 @@ type Choice struct {
 	ID       string            // value of the Node label gpuready.io/driver, at most 63 characters
 	Name     string            // of the DaemonSet
 	Image    string            // of the driver container
-	Sidecar  string            // of the Driver Toolkit's container
+	Sidecar  string            // of the Driver Toolkit's container; "": OpenShift has none
 	Selector map[string]string // Node labels that the DaemonSet is confined by, apart from gpuready.io/driver
 	// Ours means that Image is a driver container of this product, which is run by another
 	// contract than NVIDIA's.
 	Ours    bool     `json:",omitempty"`
+	Version string   `json:",omitempty"` // of the driver in an image that is ours; "": not known
 	Problem *Problem // why it is not the one that the policy asks for, or none at all
 }
 
@@ -60,7 +61,6 @@ const (
 	RHCOSVersionUnknown       Reason = "RHCOSVersionUnknown"       // RHCOS, without the label of its version
 	DriverToolkitImageMissing Reason = "DriverToolkitImageMissing" // the ImageStream has no tag of the RHCOS version
 	DriverToolkitUnknown      Reason = "DriverToolkitUnknown"      // the ImageStream has not been read
-	DriverToolkitUnsupported  Reason = "DriverToolkitUnsupported"  // the image is ours, which does not build
 )
 
 // Facts are what is known apart from policy and pool.
@@ -74,17 +74,18 @@ type Facts struct {
 	ToolkitUnknown string
 	// Registry says whether an image exists, and whether it is ours. nil: nobody has asked.
 	Registry func(image string) Presence
-	// Deployed reports whether the driver DaemonSet of that ID runs the image as one of
-	// ours; ok is false where no such DaemonSet runs it. nil: there is none.
-	Deployed func(id, image string) (ours, ok bool)
+	// Deployed returns as what the driver DaemonSet of that ID runs the image (Ours, Version);
+	// ok is false where no such DaemonSet runs it. nil: there is none.
+	Deployed func(id, image string) (as Presence, ok bool)
 }
 
 // Presence is what a registry says of an image.
 type Presence struct {
-	State PresenceState
-	Ours  bool   // a label of the image says that it is a driver container of this product
-	Why   string // where it is Unknown; where it is Absent, what speaks against that; where it is Present, why its labels are not known
-	Flaw  string // what the registry was to be asked with and was not, whatever it said
+	State   PresenceState
+	Ours    bool   // a label of the image says that it is a driver container of this product
+	Version string // of its driver, by the same label; "": it does not tell
+	Why     string // where it is Unknown; where it is Absent, what speaks against that; where it is Present, why its labels are not known
+	Flaw    string // what the registry was to be asked with and was not, whatever it said
 }
 
 // PresenceState is whether a registry has an image.

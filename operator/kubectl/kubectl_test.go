@@ -3,6 +3,7 @@ package main_test
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"encoding/json"
 	"errors"
@@ -19,6 +20,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -55,7 +58,8 @@ func golden(t *testing.T, name, have string) {
 // api is an API server with these objects, by the path of their list.
 type api struct {
 	lists     map[string][]any
-	forbidden string // paths that end so are not to be read
+	forbidden string                          // paths that end so are not to be read
+	made      func(*batchv1.Job) *batchv1.Job // what becomes of a Job that is created
 	log       string
 	asked     []string
 }
@@ -72,6 +76,12 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	folder, name := filepath.Split(r.URL.Path)
 	switch {
+	case r.Method == http.MethodPost && !strings.HasSuffix(r.URL.Path, cmp.Or(a.forbidden, "nothing")):
+		var job batchv1.Job
+		_ = json.NewDecoder(r.Body).Decode(&job)
+		job.Name = "gpuready-prebuild-x7k2p"
+		a.lists[r.URL.Path] = append(a.lists[r.URL.Path], a.made(&job))
+		answer(http.StatusCreated, &job)
 	case a.forbidden != "" && strings.HasSuffix(r.URL.Path, a.forbidden):
 		status(http.StatusForbidden, metav1.StatusReasonForbidden)
 	case name == "log":
@@ -145,6 +155,10 @@ func policy() *v1.ClusterPolicy {
 			NotReady: []v1.NodeStatus{{Node: "gpu-2", Pool: pool, State: "driver", Reason: "ImagePullBackOff", Message: "image r/driver:1 is not there", Since: ago(3 * time.Hour)}},
 			Pools: []v1.PoolStatus{
 				{Name: pool, OS: "ubuntu22.04", Nodes: 2, Ready: 1, Variant: "precompiled", DaemonSet: "nvidia-driver-daemonset-5.15.0-105-generic-ubuntu22.04", Image: "nvcr.io/nvidia/driver:580-5.15.0-105-generic-ubuntu22.04", Reason: "PrecompiledImageMissing", Message: "nvcr.io/nvidia/driver:580-5.15.0-105-generic-ubuntu22.04 is not there; what runs is kept"},
+			},
+			Prebuilt: []v1.PrebuiltStatus{
+				{Kernel: "5.15.0-107-generic", OSTag: "ubuntu22.04", Version: "580.95.05", Kind: "open", Image: "r.example/driver:580.95.05-5.15.0-107-generic-ubuntu22.04", State: v1.PrebuiltPresent},
+				{Kernel: "6.8.0-100-generic", OSTag: "ubuntu22.04", Version: "580.95.05", Kind: "open", Image: "r.example/driver:580.95.05-6.8.0-100-generic-ubuntu22.04", State: v1.PrebuiltFailed, Message: "container build: BuildFailed: nv-mmap.c:42: error"},
 			},
 			Upgrade:      &v1.UpgradeStatus{Total: 2, Done: 1, Failed: 1},
 			Provisioning: []v1.ProvisioningStatus{{Step: "feature-labels", Count: 40, SumSeconds: 4000, Buckets: []int64{0, 0, 0, 0, 0, 0, 0, 30, 9, 1}}},
@@ -346,6 +360,99 @@ func TestCommandLine(t *testing.T) {
 	var out bytes.Buffer
 	require.Equal(t, 0, cli.Main(t.Context(), []string{"--help"}, &out, io.Discard))
 	golden(t, "help.txt", out.String())
+}
+
+// building is a cluster whose policy names a driver of ours; became is what comes of Jobs.
+func building(change func(*v1.ClusterPolicy), became func(*batchv1.Job, *corev1.Pod)) *api {
+	p := policy()
+	p.UID = "uid"
+	p.Spec.Driver.Repository, p.Spec.Driver.Version = "r.example", "580.95.05"
+	p.Spec.Driver.Prebuild = &v1.PrebuildSpec{Repository: "r.example/driver"}
+	if change != nil {
+		change(p)
+	}
+	a := fixture()
+	a.log = "{\n  \"image\": \"x\",\n  \"digest\": \"r.example/driver@sha256:1\"}%.0s"
+	a.lists["/apis/nvidia.com/v1/clusterpolicies"] = []any{p}
+	a.made = func(j *batchv1.Job) *batchv1.Job {
+		yes := true
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: j.Name + "-0", Namespace: j.Namespace, Labels: j.Labels, OwnerReferences: []metav1.OwnerReference{{Kind: "Job", Name: j.Name, Controller: &yes}}}}
+		became(j, pod)
+		a.lists["/api/v1/namespaces/gpus/pods"] = []any{pod}
+		return j
+	}
+	return a
+}
+
+func TestPrebuild(t *testing.T) {
+	pushed := func(j *batchv1.Job, p *corev1.Pod) {
+		j.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobComplete, Status: corev1.ConditionTrue}}
+		p.Status.Phase = corev1.PodSucceeded
+	}
+	broken := func(j *batchv1.Job, p *corev1.Pod) {
+		j.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobFailed, Status: corev1.ConditionTrue}}
+		p.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "build", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 3, Message: "gpu-driver: BuildFailed: no headers; name another image"}}}}
+	}
+	driverSet := func(container string) *appsv1.DaemonSet {
+		d := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "d"}}
+		d.Spec.Template.Spec.Containers = []corev1.Container{{Name: "nvidia-driver-ctr", Image: "r.example/driver:570.1-ubuntu22.04"}}
+		if container != "" {
+			d.Labels = map[string]string{label.DriverContainer: container}
+		}
+		return d
+	}
+	const image = "r.example/driver:580.95.05-6.8.0-100-generic-ubuntu22.04"
+	for name, c := range map[string]struct {
+		args    string
+		change  func(*v1.ClusterPolicy)
+		became  func(*batchv1.Job, *corev1.Pod)
+		sets    []any
+		code    int
+		output  string
+		nothing bool // is made
+	}{
+		"pushed":          {became: pushed, output: image + "\nr.example/driver@sha256:1\n"},
+		"pushed, as JSON": {args: "-o json", became: pushed, output: `"digest": "r.example/driver@sha256:1"`},
+		"ours runs":       {became: pushed, sets: []any{driverSet(label.Product)}, output: image},
+		"failed":          {became: broken, code: 5, output: "the modules are not built: Job gpus/gpuready-prebuild-x7k2p: container build: BuildFailed: no headers; name another image"},
+		"failed, as JSON": {args: "-o json", became: broken, code: 5, output: `"state": "Failed"`},
+		"not waited for":  {args: "--wait=false", became: broken, output: "Job gpus/gpuready-prebuild-x7k2p builds " + image},
+		"too slow":        {args: "--timeout 1ms", became: func(*batchv1.Job, *corev1.Pod) {}, code: 1, output: "it was not done within 1ms (--timeout)"},
+		"dry":             {args: "--dry-run", output: "- --driver-version\n        - 580.95.05\n", nothing: true},
+		"dry, as JSON":    {args: "--dry-run -o json --kind proprietary", output: `"/shared/sources/kernel"`, nothing: true},
+		"another version": {args: "--driver-version 580.65.06 --os-tag debian12 --dry-run", output: "image: r.example/driver:580.65.06-debian12", nothing: true},
+		"no repository":   {change: func(p *v1.ClusterPolicy) { p.Spec.Driver.Prebuild = nil }, code: 1, output: "set spec.driver.prebuild.repository", nothing: true},
+		"no image":        {change: func(p *v1.ClusterPolicy) { p.Spec.Driver.Repository = "" }, code: 1, output: "names no driver image with a driver in it", nothing: true},
+		"no version":      {change: func(p *v1.ClusterPolicy) { p.Spec.Driver.Version = "580" }, code: 1, output: "say it with --driver-version", nothing: true},
+		"NVIDIA's":        {change: func(p *v1.ClusterPolicy) { p.Spec.Driver.Repository = "nvcr.io/nvidia" }, code: 1, output: "nvcr.io/nvidia/driver:580.95.05-ubuntu22.04 is no driver container of gpuready", nothing: true},
+		"a mirror of it":  {sets: []any{driverSet("")}, code: 1, output: "is no driver container of gpuready", nothing: true},
+		"which system": {change: func(p *v1.ClusterPolicy) {
+			p.Status.Pools = append(p.Status.Pools, v1.PoolStatus{Name: "b", OS: "rhcos4.18"})
+		}, code: 1, output: "GPU nodes have rhcos4.18, ubuntu22.04: say it with --os-tag", nothing: true},
+		"no nodes":   {change: func(p *v1.ClusterPolicy) { p.Status.Pools = nil }, code: 1, output: "say it with --os-tag", nothing: true},
+		"wrong kind": {args: "--kind closed", code: 2, output: "say open or proprietary", nothing: true},
+		"no kernel":  {args: "--kernel=", code: 2, output: "needs --kernel and --toolkit-image", nothing: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := building(c.change, c.became)
+			a.lists["/apis/apps/v1/namespaces/gpus/daemonsets"] = c.sets
+			code, stdout, stderr := run(t, a, append([]string{"prebuild", "--kernel", "6.8.0-100-generic", "--toolkit-image", "headers:6.8"}, strings.Fields(c.args)...)...)
+			require.Equal(t, c.code, code, stderr)
+			require.Contains(t, stdout+stderr, c.output)
+			require.Equal(t, c.nothing, len(a.lists["/apis/batch/v1/namespaces/gpus/jobs"]) == 0)
+		})
+	}
+	a := building(nil, pushed)
+	code, stdout, _ := run(t, a, "prebuild", "--kernel", "6.8.0-100-generic", "--toolkit-image", "headers:6.8", "--dry-run")
+	require.Zero(t, code)
+	require.Contains(t, stdout, "runAsUser: 65534")
+	a.lists["/apis/security.openshift.io"] = []any{&corev1.Pod{}}
+	_, stdout, _ = run(t, a, "prebuild", "--kernel", "6.8.0-100-generic", "--toolkit-image", "headers:6.8", "--dry-run")
+	require.NotContains(t, stdout, "runAsUser:")
+	a.forbidden = "/jobs"
+	code, _, stderr := run(t, a, "prebuild", "--kernel", "6.8.0-100-generic", "--toolkit-image", "headers:6.8")
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, "create a Job in gpus: Forbidden")
 }
 
 func files(t *testing.T, archive string) map[string]string {

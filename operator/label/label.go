@@ -94,6 +94,9 @@ const (
 	// DriverContainer, with the value Product, marks DaemonSets whose driver container is of
 	// this product.
 	DriverContainer = "gpuready.io/driver-container"
+	// Prebuild "true" marks Jobs, and their pods, that build kernel modules before a node runs
+	// their kernel (package prebuild).
+	Prebuild = "gpuready.io/prebuild"
 	// DrainSkip "true", on a pod, keeps it on its Node when an upgrade drains it.
 	DrainSkip = "nvidia.com/gpu-driver-upgrade-drain.skip"
 )

@@ -3,6 +3,7 @@ package progress
 import (
 	"cmp"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -217,8 +218,26 @@ func crash(c corev1.ContainerStatus) Problem {
 		return Problem{Stuck: true, Reason: ReasonCrashLoop, Message: "container " + c.Name + " ends again and again"}
 	}
 	text := fmt.Sprintf("container %s ended with %d", c.Name, t.ExitCode)
+	if reason, said := LastWord(t.Message); reason != "" {
+		return Problem{Stuck: true, Reason: reason, Message: text + ": " + said}
+	}
 	if why := cmp.Or(strings.TrimSpace(t.Message), t.Reason); why != "" && why != "Error" {
 		text += ": " + why
 	}
 	return Problem{Stuck: true, Reason: ReasonCrashLoop, Message: text}
+}
+
+// lastWord is how gpu-driver tells why it ended: its name, a reason in one word, and what
+// happened.
+var lastWord = regexp.MustCompile(`^gpu-driver: (?:([A-Z][A-Za-z]+): )?(.+)$`)
+
+// LastWord returns what a container that ended said last, of its termination message, which
+// may be the end of its log; reason is "" where that is none of gpu-driver's.
+func LastWord(message string) (reason, text string) {
+	message = strings.TrimSpace(message)
+	last := message[strings.LastIndexByte(message, '\n')+1:]
+	if m := lastWord.FindStringSubmatch(last); m != nil {
+		return m[1], m[2]
+	}
+	return "", last
 }

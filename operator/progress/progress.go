@@ -152,5 +152,5 @@ func (w word) proves(s road.State) bool {
 // Pod says that it is a pod's state, and not the validator's word, that the node has not
 // reached.
 func (p Progress) Pod() bool {
-	return slices.Contains([]string{ReasonImagePull, ReasonCrashLoop, ReasonCannotStart, ReasonUnschedulable, ReasonNotAdmitted}, p.Reason)
+	return p.State == road.Driver || slices.Contains([]string{ReasonImagePull, ReasonCrashLoop, ReasonCannotStart, ReasonUnschedulable, ReasonNotAdmitted}, p.Reason)
 }

@@ -197,6 +197,42 @@ func TestHowFarANodeIs(t *testing.T) {
 	}
 }
 
+func TestWhatTheDriversContainerSaysIsTold(t *testing.T) {
+	const log = "time=… level=INFO msg=compiling\ngpu-driver: BuildFailed: nv-mmap.c:42: error: implicit declaration of follow_pfn; use driver 580.65.06 or later\n"
+	said := node(heard("False", "InUse", "driver: no driver is loaded: python (12) of pod a/b holds nvidia_uvm; end it"))
+	waits := unready(corev1.ContainerStatus{Name: "nvidia-driver-ctr", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}})
+	ended := unready(corev1.ContainerStatus{Name: "nvidia-driver-ctr", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 3, Reason: "Error", Message: log}}})
+	for name, c := range map[string]struct {
+		node    *fleet.Node
+		pod     *corev1.Pod
+		status  Status
+		reason  string
+		message string
+	}{
+		"it waits for processes": {said, pod(driverApp, waits), Waiting, "InUse", "python (12) of pod a/b holds nvidia_uvm; end it"},
+		"it has ended":           {said, pod(driverApp, ended), Failed, "BuildFailed", "pod gpus/" + pod(driverApp).Name + ": container nvidia-driver-ctr ended with 3: nv-mmap.c:42: error: implicit declaration of follow_pfn; use driver 580.65.06 or later"},
+		"it says nothing":        {node(silent), pod(driverApp, waits), Waiting, ReasonNotReady, "pod gpus/" + pod(driverApp).Name + ": container nvidia-driver-ctr runs and is not ready yet"},
+	} {
+		p := Of(c.node, []*Pod{ObservePod(c.pod), ObservePod(pod(validatorApp))}, Wanted{States: road.States()})
+		require.Equal(t, []any{road.Driver, c.status, c.reason}, []any{p.State, p.Status, p.Reason}, name)
+		require.Equal(t, strings.ReplaceAll(c.message, "gpus/", ObservePod(c.pod).Namespace+"/"), p.Message, name)
+		require.Equal(t, c.status == Failed, p.Status == Failed && p.Pod(), name)
+	}
+}
+
+func TestTheLastWordIsGPUDrivers(t *testing.T) {
+	for message, want := range map[string][2]string{
+		"": {"", ""},
+		"a\ngpu-driver: InUse: x holds it; end it\n":  {"InUse", "x holds it; end it"},
+		"gpu-driver: read /driver: permission denied": {"", "read /driver: permission denied"},
+		"Could not unload NVIDIA driver\nFailed: x":   {"", "Failed: x"},
+		"gpu-toolkit: Failed: x":                      {"", "gpu-toolkit: Failed: x"},
+	} {
+		reason, text := LastWord(message)
+		require.Equal(t, want, [2]string{reason, text}, message)
+	}
+}
+
 func TestAValidatorThatIsCreatedAnewHasNotFailed(t *testing.T) {
 	without := heard(corev1.ConditionFalse, "InjectionMissing", "driver: the toolkit injects GPUs now, and this container was created without them")
 	running := corev1.ContainerStatus{Name: "main", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}

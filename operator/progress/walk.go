@@ -67,7 +67,11 @@ func (l look) reached(s road.State) (why, bool) {
 		if l.kept(s) || l.word.known() && l.word.proves(proofs[s]) {
 			return why{}, true
 		}
-		return l.podReady(s)
+		w, done := l.podReady(s)
+		if s == road.Driver && !done {
+			w = l.driverSays(w)
+		}
+		return w, done
 	case road.FeatureLabels:
 		if l.kept(s) || l.node.Labels[label.GPUProduct] != "" {
 			return why{}, true
@@ -106,6 +110,17 @@ func (l look) podReady(s road.State) (why, bool) {
 	}
 	w.Message = fmt.Sprintf("pod %s/%s: %s", p.Namespace, p.Name, p.Problem.Message)
 	return w, false
+}
+
+// driverSays is what the driver's container says, by the validator, of why it is not ready:
+// more than its pod does, where that is only on its way.
+func (l look) driverSays(pod why) why {
+	said, is := strings.CutPrefix(l.word.Message, string(readiness.Driver)+": "+readiness.NoDriver)
+	if !is || !l.word.known() || pod.Reason != ReasonNotReady {
+		return pod
+	}
+	pod.Reason, pod.Message = l.word.Reason, said
+	return pod
 }
 
 // validated asks the validator.

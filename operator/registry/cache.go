@@ -201,7 +201,7 @@ func (c *Cache) settle(image string, e *entry, presence driver.Presence) bool {
 }
 
 func (a Access) equal(b Access) bool {
-	return a.Bundle.equal(b.Bundle) && slices.EqualFunc(a.Secrets, b.Secrets, func(x, y Secret) bool {
+	return a.Insecure == b.Insecure && a.Bundle.equal(b.Bundle) && slices.EqualFunc(a.Secrets, b.Secrets, func(x, y Secret) bool {
 		return x.Name == y.Name && maps.EqualFunc(x.Data, y.Data, bytes.Equal)
 	})
 }

@@ -19,61 +19,66 @@ const Label = "io.gpuready.driver"
 // maxDigests bounds how many digests are remembered.
 const maxDigests = 512
 
-// labels remembers which images have Label: a digest's content never changes.
+// labels remembers what Label says of images: a digest's content never changes.
 type labels struct {
-	mu   sync.Mutex
-	ours map[v1.Hash]bool
+	mu     sync.Mutex
+	values map[v1.Hash]string
 }
 
 // read returns the Presence of an image that the registry has. get fetches its manifest,
 // and is called where the digest is new.
 func (l *labels) read(digest v1.Hash, get func() (*remote.Descriptor, error)) driver.Presence {
-	ours, known := l.recall(digest)
+	value, known := l.recall(digest)
 	if known {
-		return driver.Presence{State: driver.Present, Ours: ours}
+		return labelled(value)
 	}
 	whole, err := get()
 	if err == nil {
-		ours, err = labelled(whole)
+		value, err = readLabel(whole)
 	}
 	if err != nil {
 		return driver.Presence{State: driver.Present, Why: why("its labels cannot be read: %v", err)}
 	}
-	l.remember(whole.Digest, ours)
-	return driver.Presence{State: driver.Present, Ours: ours}
+	l.remember(whole.Digest, value)
+	return labelled(value)
 }
 
-func (l *labels) recall(digest v1.Hash) (ours, known bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	ours, known = l.ours[digest]
-	return ours, known
+// labelled is the Presence of an image of which Label has that value; "": it has none.
+func labelled(value string) driver.Presence {
+	return driver.Presence{State: driver.Present, Ours: value != "", Version: driver.Version(value)}
 }
 
-func (l *labels) remember(digest v1.Hash, ours bool) {
+func (l *labels) recall(digest v1.Hash) (value string, known bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.ours == nil || len(l.ours) >= maxDigests {
-		l.ours = map[v1.Hash]bool{} // what is forgotten is read again
+	value, known = l.values[digest]
+	return value, known
+}
+
+func (l *labels) remember(digest v1.Hash, value string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.values == nil || len(l.values) >= maxDigests {
+		l.values = map[v1.Hash]string{} // what is forgotten is read again
 	}
-	l.ours[digest] = ours
+	l.values[digest] = value
 }
 
-// labelled reports whether an image has Label. Of an image for several platforms the
-// first one tells.
-func labelled(d *remote.Descriptor) (bool, error) {
+// readLabel returns the value of Label. Of an image for several platforms the first one
+// tells.
+func readLabel(d *remote.Descriptor) (string, error) {
 	if d.MediaType.IsSchema1() {
-		return false, nil // a format that was given up before there was the label
+		return "", nil // a format that was given up before there was the label
 	}
 	image, err := firstImage(d)
 	if err != nil {
-		return false, err
+		return "", err
 	}
 	config, err := image.ConfigFile()
 	if err != nil {
-		return false, fmt.Errorf("read its configuration: %w", err)
+		return "", fmt.Errorf("read its configuration: %w", err)
 	}
-	return config.Config.Labels[Label] != "", nil
+	return config.Config.Labels[Label], nil
 }
 
 func firstImage(d *remote.Descriptor) (v1.Image, error) {

@@ -47,6 +47,9 @@ type Options struct {
 type Access struct {
 	Secrets []Secret
 	Bundle  Bundle
+	// Insecure is a registry, as Options.Insecure has them, that the policy says may be asked
+	// so; "": none.
+	Insecure string
 }
 
 // Client asks registries. It may be used concurrently.
@@ -87,7 +90,7 @@ func New(o Options) (*Client, error) {
 func (c *Client) Look(ctx context.Context, image string, a Access) driver.Presence {
 	ctx, cancel := context.WithTimeout(ctx, c.deadline)
 	defer cancel()
-	ref, err := c.parse(image)
+	ref, err := c.parse(image, a.Insecure)
 	if err != nil {
 		return unknown("%v", err)
 	}
@@ -210,12 +213,12 @@ func why(format string, args ...any) string {
 
 // parse reads an image's reference as the kubelet does: without a registry it is Docker
 // Hub's.
-func (c *Client) parse(image string) (name.Reference, error) {
+func (c *Client) parse(image, insecure string) (name.Reference, error) {
 	ref, err := name.ParseReference(image)
 	if err != nil {
 		return nil, fmt.Errorf("%q is no image: %w", image, err)
 	}
-	if !c.mayBeInsecure(ref.Context().RegistryStr()) {
+	if host := ref.Context().RegistryStr(); host != insecure && !c.mayBeInsecure(host) {
 		return ref, nil
 	}
 	return name.ParseReference(image, name.Insecure)

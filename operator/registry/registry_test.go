@@ -155,11 +155,11 @@ func TestTheLabelTellsWhoseDriverContainerAnImageIs(t *testing.T) {
 	}))
 	c := client(t, trusting(t, ca))
 	look := func(image string) driver.Presence { return c.Look(t.Context(), host+"/"+image, Access{}) }
-	require.Equal(t, driver.Presence{State: driver.Present, Ours: true}, look("driver:ours"))
-	require.Equal(t, driver.Presence{State: driver.Present, Ours: true}, look("driver:index"))
+	require.Equal(t, driver.Presence{State: driver.Present, Ours: true, Version: "580.95.05"}, look("driver:ours"))
+	require.Equal(t, driver.Presence{State: driver.Present, Ours: true, Version: "580.95.05"}, look("driver:index"))
 	require.Equal(t, driver.Presence{State: driver.Present}, look("driver:theirs"))
 	before := gets.Load()
-	require.Equal(t, driver.Presence{State: driver.Present, Ours: true}, look("driver:ours"))
+	require.Equal(t, driver.Presence{State: driver.Present, Ours: true, Version: "580.95.05"}, look("driver:ours"))
 	require.Equal(t, before, gets.Load(), "the digest is known")
 	got := look("driver:nothing")
 	require.Equal(t, driver.Present, got.State)
@@ -201,9 +201,9 @@ func (endless) Read(p []byte) (int, error) { return len(p), nil }
 func TestDigestsThatAreRememberedAreBounded(t *testing.T) {
 	var l labels
 	for i := range 3 * maxDigests {
-		l.remember(v1.Hash{Algorithm: "sha256", Hex: fmt.Sprint(i)}, true)
+		l.remember(v1.Hash{Algorithm: "sha256", Hex: fmt.Sprint(i)}, "true")
 	}
-	require.LessOrEqual(t, len(l.ours), maxDigests)
+	require.LessOrEqual(t, len(l.values), maxDigests)
 	_, known := l.recall(v1.Hash{Algorithm: "sha256", Hex: fmt.Sprint(3*maxDigests - 1)})
 	require.True(t, known)
 }

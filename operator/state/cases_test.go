@@ -42,9 +42,12 @@ func precompiled() driver.Choice {
 
 // ours is a choice with a driver container of this product.
 func ours(c driver.Choice) driver.Choice {
-	c.Ours, c.Image = true, "registry.example/driver:580.95.05-"+c.ID
+	c.Ours, c.Image, c.Version = true, "registry.example/driver:580.95.05-"+c.ID, "580.95.05"
 	return c
 }
+
+func withoutSidecar(c driver.Choice) driver.Choice { c.Sidecar = ""; return c }
+func withoutVersion(c driver.Choice) driver.Choice { c.Version = ""; return c }
 
 func rhel() driver.Choice {
 	return ours(driver.Choice{
@@ -76,12 +79,15 @@ func cases(t *testing.T) map[string]Input {
 		"own-container":  {Policy: policy(t, `{driver: {repository: registry.example, version: 580.95.05}}`), Cluster: cluster, Drivers: []driver.Choice{ours(ubuntu())}, Injections: nri},
 		"own-precompiled": {Policy: policy(t, ownPolicy), Cluster: openshift, Drivers: []driver.Choice{ours(precompiled())}, Injections: nri,
 			Keys: map[string][]string{"repos": {"cuda.list"}, "certs": {"ca.crt"}, "modules": {"nvidia.conf", "nvidia-uvm.conf"}}},
-		"simulated":         {Policy: policy(t, `{driver: {simulated: {enabled: true, profile: dgx-2, env: [{name: GPUSIM_GPUS, value: "4"}]}}}`), Cluster: cluster, Drivers: []driver.Choice{simulated()}, Injections: nri},
-		"driver-of-host":    {Policy: policy(t, `{driver: {enabled: false}}`), Cluster: cluster, Drivers: []driver.Choice{{}}, Injections: nri},
-		"every-injection":   {Policy: policy(t, `{driver: {enabled: false}}`), Cluster: cluster, Injections: []fleet.Injection{fleet.NRI, fleet.CDI, fleet.Annotations, fleet.Handler}},
-		"openshift-handler": {Policy: policy(t, `{driver: {enabled: false}, cdi: {enabled: false}}`), Cluster: openshift, Injections: nri},
-		"hand-over":         {Policy: policy(t, `{}`), Cluster: handover, Drivers: []driver.Choice{ubuntu()}, Injections: nri},
-		"nvidias-operands":  {Policy: policy(t, nvidiasPolicy), Cluster: cluster, Injections: []fleet.Injection{fleet.NRI, fleet.CDI}},
+		"own-driver-toolkit":    {Policy: policy(t, ownToolkit), Cluster: openshift, Drivers: []driver.Choice{ours(toolkit("412.86.202303241612-0"))}, Injections: nri},
+		"own-without-toolkit":   {Policy: policy(t, noOperands), Cluster: openshift, Drivers: []driver.Choice{withoutSidecar(ours(toolkit("412.86.202303241612-0")))}, Injections: nri},
+		"own-version-not-known": {Policy: policy(t, ownToolkit), Cluster: cluster, Drivers: []driver.Choice{withoutVersion(ours(ubuntu()))}, Injections: nri},
+		"simulated":             {Policy: policy(t, `{driver: {simulated: {enabled: true, profile: dgx-2, env: [{name: GPUSIM_GPUS, value: "4"}]}}}`), Cluster: cluster, Drivers: []driver.Choice{simulated()}, Injections: nri},
+		"driver-of-host":        {Policy: policy(t, `{driver: {enabled: false}}`), Cluster: cluster, Drivers: []driver.Choice{{}}, Injections: nri},
+		"every-injection":       {Policy: policy(t, `{driver: {enabled: false}}`), Cluster: cluster, Injections: []fleet.Injection{fleet.NRI, fleet.CDI, fleet.Annotations, fleet.Handler}},
+		"openshift-handler":     {Policy: policy(t, `{driver: {enabled: false}, cdi: {enabled: false}}`), Cluster: openshift, Injections: nri},
+		"hand-over":             {Policy: policy(t, `{}`), Cluster: handover, Drivers: []driver.Choice{ubuntu()}, Injections: nri},
+		"nvidias-operands":      {Policy: policy(t, nvidiasPolicy), Cluster: cluster, Injections: []fleet.Injection{fleet.NRI, fleet.CDI}},
 		"everything": {Policy: policy(t, everything), Cluster: cluster, Drivers: []driver.Choice{ubuntu()},
 			Injections: []fleet.Injection{fleet.NRI, fleet.Handler},
 			Keys:       map[string][]string{"repos": {"cuda.list", "base.list"}, "certs": {"ca.crt"}, "modules": {"nvidia.conf"}}},
@@ -112,6 +118,20 @@ const ownPolicy = `
     secretEnv: driver-secrets
 `
 
+const noOperands = `{toolkit: {enabled: false}, devicePlugin: {enabled: false}, driver: {repository: registry.example, version: 580.95.05}}`
+
+const ownToolkit = `
+  toolkit: {enabled: false}
+  devicePlugin: {enabled: false}
+  driver:
+    repository: registry.example
+    version: 580.95.05
+    imagePullPolicy: Always
+    resources: {limits: {memory: 32Gi}}
+    prebuild: {repository: "registry.example:5000/gpu/driver", secret: push, insecure: true}
+    moduleSigning: {secret: machine-owner-key}
+`
+
 const nvidiasPolicy = `
   driver: {enabled: false}
   toolkit: {enabled: false}
@@ -125,6 +145,8 @@ const problematic = `
   daemonsets: {labels: {"not a label": "x", team: ml}}
   driver:
     repoConfig: {configMapName: absent}
+    prebuild: {repository: registry.example/gpu/driver}
+    moduleSigning: {secret: machine-owner-key}
   toolkit: {repository: nvcr.io/nvidia/k8s, image: container-toolkit, version: v1.17.8-ubuntu20.04}
   devicePlugin:
     resources: {requests: {memory: 1Gi}, limits: {memory: 512Mi}}

@@ -152,6 +152,7 @@ func (r *renderer) simulated(c driver.Choice) (*appsv1.DaemonSet, error) {
 // contained is the DaemonSet of a driver container of NVIDIA's. It is nil where a configuration that the
 // policy names does not exist.
 func (r *renderer) contained(c driver.Choice) (*appsv1.DaemonSet, error) {
+	r.passOver(c)
 	spec := &r.spec.Driver
 	d, err := r.template("driver", struct {
 		driver.Choice

@@ -2,6 +2,7 @@ package state
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -11,13 +12,16 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/prebuild"
 )
 
 // own is the DaemonSet of a driver container of ours: that of the static manifests, with
 // the policy laid over it, and labelled as those of NVIDIA's driver containers are. It is
 // nil where a configuration that the policy names does not exist.
 func (r *renderer) own(c driver.Choice) (*appsv1.DaemonSet, error) {
-	data, err := agents.Render(agents.Driver, agents.Data{Namespace: r.in.Cluster.Namespace, Image: c.Image})
+	data, err := agents.Render(agents.Driver, agents.Data{
+		Namespace: r.in.Cluster.Namespace, Image: c.Image, DriverToolkit: c.Variant == driver.DriverToolkit, ToolkitImage: c.Sidecar,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -29,16 +33,24 @@ func (r *renderer) own(c driver.Choice) (*appsv1.DaemonSet, error) {
 	d.Labels[label.DriverContainer], d.Labels[label.Precompiled] = label.Product, precompiled
 	pod := &d.Spec.Template
 	pod.Labels["app.kubernetes.io/component"], pod.Labels[label.Precompiled] = "nvidia-driver", precompiled
+	if c.Variant == driver.DriverToolkit {
+		d.Labels[label.DriverToolkit], d.Labels[label.DriverToolkit+".rhcos"] = "true", c.Pool.RHCOS
+		pod.Labels[label.DriverToolkit] = "true"
+	}
 
 	spec, ctr := &r.spec.Driver, container(d, "nvidia-driver-ctr")
 	r.modules(ctr)
+	r.origins(d, ctr, c)
+	before := len(pod.Spec.Volumes)
 	r.overlay("driver", ctr, spec.ContainerSpec)
+	r.resources("driver", container(d, "openshift-driver-toolkit-ctr"), spec.Resources)
+	container(d, "share").ImagePullPolicy = spec.PullPolicy()
 	probes(ctr, spec)
 	pod.Spec.ImagePullSecrets = r.secrets(spec.ImageSpec, r.spec.Validator.ImageSpec)
 	if !r.configure(d, ctr, c) {
 		return nil, nil
 	}
-	digest, err := configDigest(ctr, pod.Spec.Volumes)
+	digest, err := configDigest(ctr, pod.Spec.Volumes[before:])
 	if err != nil {
 		return nil, err
 	}
@@ -47,16 +59,11 @@ func (r *renderer) own(c driver.Choice) (*appsv1.DaemonSet, error) {
 }
 
 // configDigest is of what the driver is configured by: where it is another one gpu-driver
-// loads the modules anew, and else adopts those that are loaded. The image is not in it,
-// since gpu-driver compares the modules themselves.
-func configDigest(c *corev1.Container, volumes []corev1.Volume) (string, error) {
-	var files []corev1.Volume
-	for _, v := range volumes {
-		if v.HostPath == nil {
-			files = append(files, v)
-		}
-	}
-	digest, err := digestOf([]any{c.Args, c.Env, c.EnvFrom, files})
+// loads the modules anew, and else adopts those that are loaded. The image is not in it, nor
+// where else modules come from, since gpu-driver compares the modules themselves.
+func configDigest(c *corev1.Container, files []corev1.Volume) (string, error) {
+	env := slices.DeleteFunc(slices.Clone(c.Env), prebuild.IsOrigin)
+	digest, err := digestOf([]any{c.Args[1:], env, c.EnvFrom, files})
 	if err != nil {
 		return "", err
 	}

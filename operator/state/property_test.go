@@ -111,7 +111,7 @@ func TestOursIsUpgradedAsNVIDIAsIs(t *testing.T) {
 		require.Len(t, objects, 1)
 		return objects[0].Object.(*appsv1.DaemonSet)
 	}
-	for _, c := range []driver.Choice{ubuntu(), precompiled()} {
+	for _, c := range []driver.Choice{ubuntu(), precompiled(), toolkit("412.86.202303241612-0")} {
 		theirs, own := one(c), one(ours(c))
 		require.Equal(t, theirs.Name, own.Name)
 		require.Equal(t, theirs.Spec.Selector, own.Spec.Selector)
@@ -120,14 +120,18 @@ func TestOursIsUpgradedAsNVIDIAsIs(t *testing.T) {
 		delete(a.Labels, label.DriverDigest)
 		delete(b.Labels, label.DriverDigest)
 		require.Equal(t, a.ObjectMeta, b.ObjectMeta)
+		require.Len(t, b.Spec.Containers, len(a.Spec.Containers))
+		for i := range a.Spec.Containers {
+			require.Equal(t, a.Spec.Containers[i].Name, b.Spec.Containers[i].Name)
+		}
 		for _, same := range [][2]any{
 			{a.Spec.NodeSelector, b.Spec.NodeSelector}, {a.Spec.Affinity, b.Spec.Affinity}, {a.Spec.Tolerations, b.Spec.Tolerations},
-			{a.Spec.InitContainers, b.Spec.InitContainers}, {a.Spec.ServiceAccountName, b.Spec.ServiceAccountName},
+			{a.Spec.InitContainers[0], b.Spec.InitContainers[0]}, {a.Spec.ServiceAccountName, b.Spec.ServiceAccountName},
 			{a.Spec.PriorityClassName, b.Spec.PriorityClassName}, {a.Spec.HostPID, b.Spec.HostPID},
-			{a.Spec.TerminationGracePeriodSeconds, b.Spec.TerminationGracePeriodSeconds}, {a.Spec.Containers[0].Name, b.Spec.Containers[0].Name},
 		} {
 			require.Equal(t, same[0], same[1])
 		}
+		require.Greater(t, *b.Spec.TerminationGracePeriodSeconds, *a.Spec.TerminationGracePeriodSeconds, "its daemons end before the modules")
 		require.Nil(t, b.Spec.Containers[0].Command)
 		require.Equal(t, label.Product, own.Labels[label.DriverContainer])
 		require.NotContains(t, theirs.Labels, label.DriverContainer)
@@ -152,6 +156,7 @@ func TestOursIsLoadedAnewWhereItsConfigurationChanges(t *testing.T) {
 	require.Len(t, before, 32)
 	require.Equal(t, before, digest(`{}`, newer), "gpu-driver compares the modules of images")
 	require.Equal(t, before, digest(`{driver: {resources: {limits: {memory: 2Gi}}}}`, rhel()))
+	require.Equal(t, before, digest(`{driver: {prebuild: {repository: r.example/driver, secret: push, insecure: true}, moduleSigning: {secret: key}}}`, rhel()), "where modules come from")
 	for _, spec := range []string{
 		`{driver: {kernelModuleType: open}}`, `{driver: {rdma: {enabled: true}}}`, `{driver: {args: [--drm]}}`,
 		`{driver: {kernelModuleConfig: {name: modules}}}`, `{driver: {env: [{name: NVFM_CONFIG_FABRIC_MODE, value: "1"}]}}`,

@@ -57,11 +57,13 @@ type Reason string
 
 // The reasons of problems.
 const (
-	ImageMissing     Reason = "ImageMissing"     // an operand that is not ours has no image
-	ImageForeign     Reason = "ImageForeign"     // NVIDIA's image for an operand that is ours
-	ConfigMapMissing Reason = "ConfigMapMissing" // a driver's configuration does not exist
-	OSUnknown        Reason = "OSUnknown"        // where a driver's configuration goes in is not known
-	ValueInvalid     Reason = "ValueInvalid"     // what the schema accepts and Kubernetes would refuse
+	ImageMissing     Reason = "ImageMissing"         // an operand that is not ours has no image
+	ImageForeign     Reason = "ImageForeign"         // NVIDIA's image for an operand that is ours
+	ConfigMapMissing Reason = "ConfigMapMissing"     // a driver's configuration does not exist
+	OSUnknown        Reason = "OSUnknown"            // where a driver's configuration goes in is not known
+	FieldPassedOver  Reason = "FieldPassedOver"      // what the driver's image does not know
+	VersionUnknown   Reason = "DriverVersionUnknown" // where built modules are kept cannot be said without it
+	ValueInvalid     Reason = "ValueInvalid"         // what the schema accepts and Kubernetes would refuse
 )
 
 // Render returns the objects, ordered by state, kind and name, and the problems. The

@@ -115,6 +115,7 @@ type Input struct {
 	UpgradeError string            // where it stopped, and why; "" it goes on
 	Rolling      []string          // DaemonSets whose pods are being replaced
 	Err          error             // what the last pass could not do
+	Prebuilt     []v1.PrebuiltStatus
 	Provisioning []v1.ProvisioningStatus
 
 	Operator string   // Deployment of this operator, as namespace/name
@@ -130,7 +131,7 @@ func Sum(in Input) v1.ClusterPolicyStatus {
 		all = stopped(*in.Verdict)
 	} else {
 		c := in.Tally.count()
-		s.Nodes, s.NotReady, s.Pools = &c.NodesStatus, c.list, pools(in, c)
+		s.Nodes, s.NotReady, s.Pools, s.Prebuilt = &c.NodesStatus, c.list, pools(in, c), in.Prebuilt
 		ready := in.ready(c)
 		s.State = v1.NotReady
 		if ready.Status == metav1.ConditionTrue {

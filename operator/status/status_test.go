@@ -232,7 +232,10 @@ func TestEvents(t *testing.T) {
 	require.Empty(t, from(fails, fails))
 	require.Empty(t, Events(conditions(fails...), conditions(fails...), nil), "an operator that was started again repeats nothing")
 	require.Equal(t, []string{"AllNodesReady", "NothingFailed", "a GPUNodeReady"}, from(fails, ready))
-	require.Equal(t, []string{"NodesFailed"}, from(starts, one(progress.Failed, "WrongResult")), "what the validator found it tells itself")
+	wrong := one(progress.Failed, "WrongResult")
+	wrong[0].State = road.PluginValidation
+	require.Equal(t, []string{"NodesFailed"}, from(starts, wrong), "what the validator found it tells itself")
+	require.Equal(t, []string{"NodesFailed", "a BuildFailed"}, from(starts, one(progress.Failed, "BuildFailed")), "the driver's container has ended")
 
 	var many, none []Node
 	for i := range 500 {

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/progress"
 )
 
 // Set is a driver DaemonSet as it is in the cluster now.
@@ -18,6 +19,7 @@ type Set struct {
 	Selector map[string]string // what NFD has to say of its nodes
 	Image    string            // of its driver container; "" of the simulated one
 	Ours     bool              // whether that is a driver container of this product
+	Version  string            // of its driver, where that is known of one of ours
 }
 
 // ObserveSet reduces a driver DaemonSet.
@@ -26,7 +28,7 @@ func ObserveSet(s *appsv1.DaemonSet) Set {
 	o := Set{ID: pod.Spec.NodeSelector[label.Driver], Digest: pod.Labels[label.DriverDigest], Ours: s.Labels[label.DriverContainer] == label.Product}
 	for _, c := range pod.Spec.Containers {
 		if c.Name == "nvidia-driver-ctr" {
-			o.Image = c.Image
+			o.Image, o.Version = c.Image, driverVersion(c)
 		}
 	}
 	for key, value := range pod.Spec.NodeSelector {
@@ -38,6 +40,16 @@ func ObserveSet(s *appsv1.DaemonSet) Set {
 		}
 	}
 	return o
+}
+
+// driverVersion is the version that the driver container is told.
+func driverVersion(c corev1.Container) string {
+	for _, e := range c.Env {
+		if e.Name == "DRIVER_VERSION" {
+			return e.Value
+		}
+	}
+	return ""
 }
 
 // serves says that nodes with these labels are the DaemonSet's.
@@ -105,6 +117,9 @@ func failing(c *corev1.ContainerStatus) string {
 	}
 	why := "container " + c.Name + " does not stay up"
 	if t := c.LastTerminationState.Terminated; t != nil {
+		if reason, said := progress.LastWord(t.Message); reason != "" {
+			return why + ": " + reason + ": " + sentence(said, "")
+		}
 		why += ": " + sentence(t.Message, t.Reason)
 	}
 	return why

@@ -31,6 +31,7 @@ var steps = []step{
 			"cluster: list runtimeclasses.node.k8s.io", "cluster: watch runtimeclasses.node.k8s.io",
 			"operands: list daemonsets.apps", "operands: watch daemonsets.apps",
 			"operands: list services", "operands: watch services",
+			"operands: list jobs.batch", "operands: watch jobs.batch",
 			"operands: list configmaps", "operands: watch configmaps",
 			"openshift: list imagestreams.image.openshift.io", "openshift: watch imagestreams.image.openshift.io",
 		},

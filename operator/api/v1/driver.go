@@ -1,5 +1,7 @@
 package v1
 
+import "strings"
+
 // DriverSpec is how nodes get their driver.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.usePrecompiled) || !self.usePrecompiled || (has(self.enabled) && !self.enabled) || (has(self.repository) && self.repository.size() > 0 && has(self.image) && self.image.size() > 0 && has(self.version) && self.version.size() > 0)",message="driver.usePrecompiled needs driver.repository, driver.image and driver.version: the image is repository/image:version-kernel-ostag"
@@ -55,6 +57,10 @@ type DriverSpec struct {
 	VirtualTopology *VirtualTopologyConfigSpec `json:"virtualTopology,omitempty"`
 	// Parameters of the kernel modules.
 	KernelModuleConfig *KernelModuleConfigSpec `json:"kernelModuleConfig,omitempty"`
+	// Where kernel modules are kept that were built from an image of gpuready's own.
+	Prebuild *PrebuildSpec `json:"prebuild,omitempty"`
+	// What signs kernel modules that are built from an image of gpuready's own.
+	ModuleSigning *ModuleSigningSpec `json:"moduleSigning,omitempty"`
 	// Name of a Secret whose entries become environment variables of the driver.
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
@@ -72,6 +78,66 @@ func (d *DriverSpec) Precompiled() bool { return or(d.UsePrecompiled, false) }
 
 // IsSimulated tells whether the driver is the simulated one.
 func (d *DriverSpec) IsSimulated() bool { return d.Simulated != nil && d.Simulated.IsEnabled() }
+
+// PrebuildSpec is where kernel modules are kept that were built.
+//
+// +kubebuilder:validation:XValidation:rule="(has(self.repository) && self.repository.size() > 0) || ((!has(self.secret) || self.secret.size() == 0) && (!has(self.insecure) || !self.insecure))",message="prebuild.secret and prebuild.insecure are for prebuild.repository: set that, too"
+type PrebuildSpec struct {
+	// Registry and path, "registry.example.com/gpu/driver": modules are pushed there as images
+	// version-kernel-ostag, and nodes with that kernel pull them instead of building.
+	// +kubebuilder:validation:MaxLength=255
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^(([a-zA-Z0-9][a-zA-Z0-9.-]*|\\[[0-9a-fA-F:]+\\])(:[0-9]+)?/[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*)?$')",message="prebuild.repository is a registry and a path, without a tag or digest: registry.example.com/gpu/driver"
+	Repository string `json:"repository,omitempty"`
+	// Name of a Secret of type kubernetes.io/dockerconfigjson, in the operands' namespace,
+	// whose credentials may push there.
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
+	Secret string `json:"secret,omitempty"`
+	// The registry is asked by plain HTTP.
+	Insecure *bool `json:"insecure,omitempty"`
+}
+
+// ModuleSigningSpec is what signs kernel modules that are built.
+type ModuleSigningSpec struct {
+	// Name of a Secret of type kubernetes.io/tls, in the operands' namespace: the private key
+	// that signs, and its certificate, which the nodes' kernels have to trust.
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
+	Secret string `json:"secret,omitempty"`
+}
+
+// PrebuildRepository is where built modules are kept; "": nowhere.
+func (d *DriverSpec) PrebuildRepository() string {
+	if d.Prebuild == nil {
+		return ""
+	}
+	return d.Prebuild.Repository
+}
+
+// PrebuildInsecure is the registry of that, where it is asked by plain HTTP; "": it is not.
+func (d *DriverSpec) PrebuildInsecure() string {
+	if d.Prebuild == nil || !or(d.Prebuild.Insecure, false) {
+		return ""
+	}
+	registry, _, _ := strings.Cut(d.Prebuild.Repository, "/")
+	return registry
+}
+
+// PrebuildSecret is the Secret to push with; "": there is none.
+func (d *DriverSpec) PrebuildSecret() string {
+	if d.Prebuild == nil {
+		return ""
+	}
+	return d.Prebuild.Secret
+}
+
+// SigningSecret is the Secret that modules are signed with; "": they are not.
+func (d *DriverSpec) SigningSecret() string {
+	if d.ModuleSigning == nil {
+		return ""
+	}
+	return d.ModuleSigning.Secret
+}
 
 // SimulatedSpec is the simulated driver.
 type SimulatedSpec struct {

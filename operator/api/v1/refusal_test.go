@@ -38,6 +38,18 @@ func TestWhatIsWrongIsRefusedWithTheReason(t *testing.T) {
 		`{driver: {PRE, simulated: {enabled: true}}}`:                                             `driver.simulated and driver.usePrecompiled exclude each other`,
 		`{driver: {precompiledFallback: DriverToolkit}}`:                                          `driver.precompiledFallback is for driver.usePrecompiled`,
 
+		// Where built modules are kept, and what signs them.
+		`{driver: {prebuild: {repository: "registry.example.com/gpu/driver:580"}}}`:     `spec.driver.prebuild.repository: Invalid value: "registry.example.com/gpu/driver:580": prebuild.repository is a registry and a path, without a tag or digest`,
+		`{driver: {prebuild: {repository: "registry.example.com/gpu/driver@DIGEST"}}}`:  `without a tag or digest: registry.example.com/gpu/driver`,
+		`{driver: {prebuild: {repository: "https://registry.example.com/gpu"}}}`:        `prebuild.repository is a registry and a path`,
+		`{driver: {prebuild: {repository: driver}}}`:                                    `prebuild.repository is a registry and a path`,
+		`{driver: {prebuild: {repository: registry.example.com/GPU}}}`:                  `prebuild.repository is a registry and a path`,
+		`{driver: {prebuild: {secret: push}}}`:                                          `prebuild.secret and prebuild.insecure are for prebuild.repository`,
+		`{driver: {prebuild: {repository: "", insecure: true}}}`:                        `prebuild.secret and prebuild.insecure are for prebuild.repository`,
+		`{driver: {prebuild: {repository: "[2001:db8::1]:5000/driver", secret: Push}}}`: `a name has lower-case letters`,
+		`{driver: {moduleSigning: {secret: "a b"}}}`:                                    `spec.driver.moduleSigning.secret: Invalid value: "a b": a name has lower-case letters`,
+		`{driver: {moduleSigning: {key: k}}}`:                                           `unknown field ["spec.driver.moduleSigning.key"]`,
+
 		// Images.
 		`{toolkit: {image: "tool kit"}}`:                 `image is an image's name: driver`,
 		`{toolkit: {repository: "https://nvcr.io"}}`:     ``, // a colon and slashes are fine: the registry's answer is a better one
@@ -118,6 +130,9 @@ func TestWhatIsRightIsAccepted(t *testing.T) {
 		`{driver: {simulated: {enabled: false}, usePrecompiled: true, repository: quay.io/x, image: driver, version: "550"}}`,
 		`{driver: {image: "quay.io/x/driver@sha256:0000000000000000000000000000000000000000000000000000000000000000"}}`,
 		`{driver: {repository: "[2001:db8::1]:5000/nvidia", version: "550.54.15-rhcos4.12"}}`,
+		`{driver: {prebuild: {repository: "[2001:db8::1]:5000/gpu-team/nvidia_driver", secret: push, insecure: true}, moduleSigning: {secret: keys.gpu}}}`,
+		`{driver: {prebuild: {repository: registry.example.com/driver, secret: ""}}}`,
+		`{driver: {prebuild: {}, moduleSigning: {}}}`,
 		`{driver: {upgradePolicy: {maxUnavailable: "3", maxParallelUpgrades: 0}}}`,
 		`{driver: {upgradePolicy: {waitForCompletion: {podSelector: "example.com/a=b,c"}}}}`,
 		`{daemonsets: {rollingUpdate: {maxUnavailable: 3}}}`,

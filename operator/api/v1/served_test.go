@@ -73,6 +73,9 @@ func context(field string) string {
 		{"driver.rdma.use", `{driver: {repository: r, image: i, version: v, rdma: {enabled: true}}}`},
 		{"driver.upgradePolicy.drain", `{driver: {upgradePolicy: {drain: {enable: true}}}}`},
 		{"driver.upgradePolicy", `{driver: {upgradePolicy: {waitForCompletion: {podSelector: c=d}}}}`},
+		{"driver.prebuild.repository", `{driver: {repository: gpuready, image: driver, version: 580.95.05}}`},
+		{"driver.prebuild", `{driver: {repository: gpuready, image: driver, version: 580.95.05, prebuild: {repository: registry.example/driver}}}`},
+		{"driver.moduleSigning", `{driver: {repository: gpuready, image: driver}}`},
 		{"driver", `{driver: {repository: r, image: i, version: v}}`},
 		{"devicePlugin", `{devicePlugin: {config: {name: c}}}`},
 		{"dcgmExporter.hpcJobMapping.dir", `{dcgmExporter: {enabled: true, repository: r, image: i, version: v, hpcJobMapping: {enabled: true}}}`},
@@ -90,12 +93,15 @@ func other(s *schema.Structural, field string, value any) any {
 	name := field[strings.LastIndex(field, ".")+1:]
 	special := map[string]any{
 		"installDir": "/other", "rootFS": "/other", "driverInstallDir": "/other", "root": "/other", "directory": "/other",
-		"settle": "5m", "podSelector": "a=b", "maxUnavailable": int64(3),
+		"driver.prebuild.repository": "registry.example/other",
+		"settle":                     "5m", "podSelector": "a=b", "maxUnavailable": int64(3),
 		"limits": map[string]any{"cpu": int64(3)}, "requests": map[string]any{"cpu": "3m"},
 		"args": []any{"--other"}, "env": []any{map[string]any{"name": "OTHER", "value": "x"}},
 		"imagePullSecrets": []any{"other"}, "tolerations": []any{map[string]any{"key": "other", "operator": "Exists"}},
 	}
 	switch {
+	case special[field] != nil:
+		return special[field]
 	case special[name] != nil:
 		return special[name]
 	case s.Type == "boolean":

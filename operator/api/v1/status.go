@@ -29,6 +29,7 @@ const (
 	MaxPools    = 100
 	MaxUnserved = 100
 	MaxWaiting  = 10
+	MaxPrebuilt = 50
 )
 
 // ClusterPolicyStatus is what is.
@@ -52,6 +53,9 @@ type ClusterPolicyStatus struct {
 	// Groups of equal nodes and the driver that each gets; the first 100.
 	// +kubebuilder:validation:MaxItems=100
 	Pools []PoolStatus `json:"pools,omitempty"`
+	// Kernel modules that Jobs have built before a node runs their kernel; the first 50.
+	// +kubebuilder:validation:MaxItems=50
+	Prebuilt []PrebuiltStatus `json:"prebuilt,omitempty"`
 	// How far a change of drivers is.
 	Upgrade *UpgradeStatus `json:"upgrade,omitempty"`
 	// Fields that are set, and that this operator keeps and does nothing about.
@@ -112,6 +116,38 @@ type PoolStatus struct {
 	Reason string `json:"reason,omitempty"`
 	// +kubebuilder:validation:MaxLength=1024
 	Message string `json:"message,omitempty"`
+}
+
+// PrebuiltState is what became of modules that a Job builds.
+type PrebuiltState string
+
+// The states.
+const (
+	PrebuiltBuilding PrebuiltState = "Building"
+	PrebuiltPresent  PrebuiltState = "Present" // they were pushed
+	PrebuiltMissing  PrebuiltState = "Missing" // they were pushed, and the registry has them no more
+	PrebuiltFailed   PrebuiltState = "Failed"
+)
+
+// PrebuiltStatus is the modules of a kernel that a Job builds, by kubectl gpu prebuild.
+type PrebuiltStatus struct {
+	Kernel string `json:"kernel"`
+	OSTag  string `json:"osTag"`
+	// Of the driver.
+	Version string `json:"version,omitempty"`
+	// "open" or "proprietary".
+	Kind string `json:"kind,omitempty"`
+	// The image that has them.
+	Image string `json:"image"`
+	// Building, Present (nodes with the kernel pull it), Missing (it was pushed, and the
+	// registry has it no more) or Failed.
+	// +kubebuilder:validation:Enum=Building;Present;Missing;Failed
+	State PrebuiltState `json:"state"`
+	// Why, where it has failed or does not go on.
+	// +kubebuilder:validation:MaxLength=1024
+	Message string `json:"message,omitempty"`
+	// Name of the Job.
+	Job string `json:"job,omitempty"`
 }
 
 // UpgradeStatus is how far a change of drivers is, in nodes.

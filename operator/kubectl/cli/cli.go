@@ -16,6 +16,7 @@ import (
 const (
 	exitNothing = 3
 	exitPartly  = 4
+	exitFailed  = 5
 )
 
 const usage = `kubectl gpu shows how far the GPUs of a cluster are, and why not farther.
@@ -24,6 +25,7 @@ Usage:
   kubectl gpu status         the ClusterPolicy, its pools, and the nodes that are not ready
   kubectl gpu explain NODE   how far a node is, since when, why, and what to do
   kubectl gpu timers         what to tell the Cluster Autoscaler, from how long nodes took here
+  kubectl gpu prebuild       build the driver's modules for a coming kernel, by a Job
   kubectl gpu must-gather    what others need to help, in one archive
   kubectl gpu version        of this program
   kubectl gpu COMMAND --help flags and examples of a command
@@ -34,6 +36,7 @@ Exit codes:
   2  bad usage
   3  timers: too few nodes were measured, or they take too long
   4  must-gather: something could not be read, and the archive says what
+  5  prebuild: the Job has failed
 `
 
 // Main runs the command line and returns the exit code.
@@ -44,6 +47,7 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 			{Name: "status", Run: status},
 			{Name: "explain", Run: explainNode},
 			{Name: "timers", Run: advise},
+			{Name: "prebuild", Run: prebuildModules},
 			{Name: "must-gather", Run: mustGather},
 		},
 	}.Run(ctx, args, stdout, stderr)

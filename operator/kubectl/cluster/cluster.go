@@ -1,5 +1,5 @@
-// Package cluster is the requests that kubectl-gpu makes of the Kubernetes API. It only
-// reads. Each request has a deadline and is tried once.
+// Package cluster is the requests that kubectl-gpu makes of the Kubernetes API. But for
+// CreateJob they only read. Each request has a deadline and is tried once.
 package cluster
 
 import (
@@ -13,7 +13,9 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -98,15 +100,24 @@ func ForConfig(config *rest.Config, timeout time.Duration) (*Client, error) {
 // Close lets go of idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
+// limit bounds a request.
+func (c *Client) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, c.timeout, fmt.Errorf("the API server has not answered within %v", c.timeout))
+}
+
 // Raw reads what is at a path.
 func (c *Client) Raw(ctx context.Context, path string, params map[string]string) ([]byte, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, c.timeout, fmt.Errorf("the API server has not answered within %v", c.timeout))
+	ctx, cancel := c.limit(ctx)
 	defer cancel()
 	r := c.rest.Get().AbsPath(path).MaxRetries(0)
 	for key, value := range params {
 		r = r.Param(key, value)
 	}
-	answer := r.Do(ctx)
+	return take(ctx, r.Do(ctx))
+}
+
+// take returns an answer's body.
+func take(ctx context.Context, answer rest.Result) ([]byte, error) {
 	switch err := answer.Error(); { // which, unlike Raw, reads what a refusal says
 	case err != nil && ctx.Err() != nil:
 		return nil, context.Cause(ctx)
@@ -185,6 +196,42 @@ func (c *Client) Deployments(ctx context.Context, namespace string) ([]appsv1.De
 // Events reads a namespace's, by a selector of fields.
 func (c *Client) Events(ctx context.Context, namespace, fields string) ([]corev1.Event, error) {
 	return list[corev1.Event](ctx, c, "/api/v1/namespaces/"+namespace+"/events", params("fieldSelector", fields))
+}
+
+// Job reads a Job.
+func (c *Client) Job(ctx context.Context, namespace, name string) (*batchv1.Job, error) {
+	j := &batchv1.Job{}
+	return j, c.get(ctx, "/apis/batch/v1/namespaces/"+namespace+"/jobs/"+name, nil, j)
+}
+
+// CreateJob makes a Job, and returns what the API server made of it.
+func (c *Client) CreateJob(ctx context.Context, job *batchv1.Job) (*batchv1.Job, error) {
+	body, err := json.Marshal(job)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := c.limit(ctx)
+	defer cancel()
+	made := &batchv1.Job{}
+	data, err := take(ctx, c.rest.Post().AbsPath("/apis/batch/v1/namespaces/"+job.Namespace+"/jobs").Body(body).MaxRetries(0).Do(ctx))
+	if err == nil {
+		err = json.Unmarshal(data, made)
+	}
+	return made, err
+}
+
+// HasGroup reports whether the cluster serves a group of APIs.
+func (c *Client) HasGroup(ctx context.Context, group string) (bool, error) {
+	_, err := c.Raw(ctx, "/apis/"+group, nil)
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// Output reads what a container has printed.
+func (c *Client) Output(ctx context.Context, namespace, pod, container string) ([]byte, error) {
+	return c.Raw(ctx, "/api/v1/namespaces/"+namespace+"/pods/"+pod+"/log", params("container", container, "limitBytes", "65536"))
 }
 
 // Log reads the end of a container's log.

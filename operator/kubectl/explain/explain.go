@@ -261,7 +261,7 @@ func action(p progress.Progress) string {
 	if i := strings.LastIndex(p.Message, "; "); i >= 0 {
 		return p.Message[i+2:]
 	}
-	return "kubectl gpu must-gather, and look for the reason in docs/validator.md"
+	return "kubectl gpu must-gather, and look for the reason in docs/validator.md and docs/driver.md"
 }
 
 func (n *Node) told(events []corev1.Event) {

@@ -79,6 +79,7 @@ func (policy Policy) draw(p *show.Pen, now time.Time) {
 	}
 	conditions(p, st.Conditions, now)
 	pools(p, st.Pools)
+	prebuilt(p, st.Prebuilt)
 	upgrade(p, st.Upgrade)
 	notReady(p, st, now)
 }
@@ -126,6 +127,22 @@ func pools(p *show.Pen, all []v1.PoolStatus) {
 		rows = append(rows, r)
 	}
 	p.Table([]string{"POOL", "READY", "DRIVER", "IMAGE"}, rows)
+}
+
+func prebuilt(p *show.Pen, all []v1.PrebuiltStatus) {
+	if len(all) == 0 {
+		return
+	}
+	p.WriteString("\n")
+	var rows []show.Row
+	for _, b := range all {
+		color := map[v1.PrebuiltState]string{v1.PrebuiltPresent: show.Green, v1.PrebuiltBuilding: show.Yellow}[b.State]
+		if color == "" {
+			color = show.Red
+		}
+		rows = append(rows, show.Row{Cells: []show.Cell{{Text: b.Kernel}, {Text: b.OSTag}, {Text: b.Version + " " + b.Kind}, {Text: string(b.State), Color: color}, {Text: b.Image}}, Below: b.Message, Color: color})
+	}
+	p.Table([]string{"KERNEL TO COME", "OS", "MODULES", "STATE", "IMAGE"}, rows)
 }
 
 func upgrade(p *show.Pen, u *v1.UpgradeStatus) {

@@ -47,7 +47,8 @@ func Served() []string {
 		"dcgmExporter": "enabled,podAnnotations,podLabels,config.name,service.type,service.internalTrafficPolicy,hostPID,hostNetwork,hpcJobMapping.enabled,hpcJobMapping.directory," + container,
 		"migManager":   "enabled,config.name,config.default,gpuClientsConfig.name," + container,
 		"driver": "enabled,usePrecompiled,precompiledFallback,kernelModuleType,rdma.enabled,rdma.useHostMofed,secretEnv," +
-			"repoConfig.configMapName,certConfig.name,licensingConfig.configMapName,licensingConfig.secretName,licensingConfig.nlsEnabled,virtualTopology.config,kernelModuleConfig.name," + container,
+			"repoConfig.configMapName,certConfig.name,licensingConfig.configMapName,licensingConfig.secretName,licensingConfig.nlsEnabled,virtualTopology.config,kernelModuleConfig.name," +
+			"prebuild.repository,prebuild.secret,prebuild.insecure,moduleSigning.secret," + container,
 		"driver.simulated":                       "enabled,profile," + container,
 		"driver.startupProbe":                    probe,
 		"driver.livenessProbe":                   probe,

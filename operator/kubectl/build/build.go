@@ -1,0 +1,229 @@
+// Package build has the kernel modules of a driver built by a Job, before a node runs their
+// kernel.
+package build
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/driver"
+	"github.com/gpuready/gpuready/operator/kubectl/cluster"
+	"github.com/gpuready/gpuready/operator/kubectl/show"
+	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/prebuild"
+)
+
+// Request is what is to be built.
+type Request struct {
+	Kernel    string // release
+	Toolkit   string // image with the kernel's headers and the compiler that built it
+	OSTag     string // "": that of the pools, where there is one
+	Version   string // of the driver; "": the policy's
+	Kind      string // "": the policy's kernelModuleType, and open where that leaves it open
+	Namespace string // of the operands
+}
+
+// Result is what became of it.
+type Result struct {
+	v1.PrebuiltStatus
+	Namespace string `json:"namespace"`
+	Digest    string `json:"digest,omitempty"` // the image by its digest, where it was pushed and the log may be read
+}
+
+// ErrFailed means that the Job has failed.
+var ErrFailed = errors.New("the modules are not built")
+
+// Plan returns the Job for a request.
+func Plan(ctx context.Context, c *cluster.Client, policy *v1.ClusterPolicy, r Request) (*batchv1.Job, error) {
+	spec := &policy.Spec.Driver
+	if spec.PrebuildRepository() == "" {
+		return nil, fmt.Errorf("ClusterPolicy %s does not say where modules are kept: set spec.driver.prebuild.repository, as registry.example.com/gpu/driver", policy.Name)
+	}
+	s := prebuild.Spec{Policy: policy, Namespace: r.Namespace, Toolkit: r.Toolkit, Kernel: r.Kernel, OSTag: r.OSTag}
+	if s.Version = cmp.Or(r.Version, driver.Version(spec.Version)); s.Version == "" {
+		return nil, fmt.Errorf("which driver? spec.driver.version of ClusterPolicy %s is %q, which is no whole version: say it with --driver-version, as 580.95.05", policy.Name, spec.Version)
+	}
+	if s.Kind = cmp.Or(r.Kind, spec.KernelModuleType); !slices.Contains(prebuild.Kinds(), s.Kind) {
+		s.Kind = prebuild.Kinds()[0]
+	}
+	if s.OSTag == "" {
+		var err error
+		if s.OSTag, err = osTag(policy.Status.Pools, r.Kernel); err != nil {
+			return nil, err
+		}
+	}
+	if s.Image = image(spec, s.Version, s.OSTag); s.Image == "" {
+		return nil, fmt.Errorf("ClusterPolicy %s names no driver image with a driver in it: set spec.driver.repository and image to one that is made from gpuready/driver", policy.Name)
+	}
+	if err := checkOurs(ctx, c, s); err != nil {
+		return nil, err
+	}
+	var err error
+	if s.OpenShift, err = c.HasGroup(ctx, "security.openshift.io"); err != nil {
+		return nil, fmt.Errorf("see whether the cluster is OpenShift: %w", err)
+	}
+	return s.Job()
+}
+
+// image is the driver container with the driver's sources: the one that builds on nodes.
+func image(spec *v1.DriverSpec, version, osTag string) string {
+	d := spec.ImageSpec
+	if whole := d.Repository == "" && d.Version == "" && strings.ContainsAny(d.Image, "/:@"); !whole && !strings.HasPrefix(d.Version, "sha256:") {
+		d.Version = version
+	}
+	ref := d.Ref(v1.ImageSpec{Image: "driver"})
+	switch {
+	case !strings.Contains(ref, "/"):
+		return ""
+	case strings.Contains(ref, "@"):
+		return ref
+	}
+	return ref + "-" + osTag
+}
+
+// osTag is that of the pool with this kernel, or the only one that the pools have.
+func osTag(pools []v1.PoolStatus, kernel string) (string, error) {
+	var all []string
+	for _, p := range pools {
+		if p.Kernel == kernel && p.OS != "" {
+			return p.OS, nil
+		}
+		if p.OS != "" && !slices.Contains(all, p.OS) {
+			all = append(all, p.OS)
+		}
+	}
+	switch len(all) {
+	case 1:
+		return all[0], nil
+	case 0:
+		return "", errors.New("which operating system? There is no GPU node yet: say it with --os-tag, as rhcos4.18 or ubuntu22.04")
+	}
+	slices.Sort(all)
+	return "", fmt.Errorf("which operating system? GPU nodes have %s: say it with --os-tag", strings.Join(all, ", "))
+}
+
+// checkOurs refuses an image that is known to be none of gpuready's. Of one that no node runs
+// yet the Job itself tells.
+func checkOurs(ctx context.Context, c *cluster.Client, s prebuild.Spec) error {
+	foreign := strings.HasPrefix(s.Image, "nvcr.io/nvidia/")
+	sets, err := c.DaemonSets(ctx, s.Namespace)
+	if err != nil {
+		sets = nil // it may not be read: it is not needed
+	}
+	for _, set := range sets {
+		for _, ctr := range set.Spec.Template.Spec.Containers {
+			if ctr.Name == "nvidia-driver-ctr" && driver.Repository(ctr.Image) == driver.Repository(s.Image) {
+				foreign = foreign || set.Labels[label.DriverContainer] != label.Product
+			}
+		}
+	}
+	if foreign {
+		return fmt.Errorf("%s is no driver container of gpuready (label io.gpuready.driver), and only these build so: name an image in spec.driver that is made from gpuready/driver", s.Image)
+	}
+	return nil
+}
+
+// pollEvery is how often it is looked how far the Job is.
+const pollEvery = 2 * time.Second
+
+// Wait waits for the end of a Job, and writes to progress how far it is. The error is
+// ErrFailed, wrapped, where the Job has failed.
+func Wait(ctx context.Context, c *cluster.Client, job *batchv1.Job, progress io.Writer) (Result, error) {
+	last := ""
+	for {
+		seen, err := c.Job(ctx, job.Namespace, job.Name)
+		if err != nil {
+			return Result{}, fmt.Errorf("read Job %s: %w", job.Name, err)
+		}
+		pods, err := c.Pods(ctx, job.Namespace, "", "job-name="+job.Name)
+		if err != nil {
+			return Result{}, fmt.Errorf("read the pods of Job %s: %w", job.Name, err)
+		}
+		r := ResultOf(seen, pods)
+		switch r.State {
+		case v1.PrebuiltPresent:
+			r.Digest = digest(ctx, c, job.Namespace, pods)
+			return r, nil
+		case v1.PrebuiltFailed:
+			return r, fmt.Errorf("%w: Job %s/%s: %s", ErrFailed, job.Namespace, job.Name, r.Message)
+		}
+		if now := cmp.Or(r.Message, stage(pods)); now != last {
+			last = now
+			fmt.Fprintln(progress, now)
+		}
+		select {
+		case <-ctx.Done():
+			return r, fmt.Errorf("%w; the Job goes on, and kubectl gpu status shows what becomes of it", context.Cause(ctx))
+		case <-time.After(pollEvery):
+		}
+	}
+}
+
+// ResultOf returns what a Job and its pods say.
+func ResultOf(job *batchv1.Job, pods []corev1.Pod) Result {
+	r := Result{Namespace: job.Namespace}
+	b, ok := prebuild.Observe(job)
+	if !ok {
+		return r
+	}
+	var seen []prebuild.Pod
+	for i := range pods {
+		if p, ok := prebuild.ObservePod(&pods[i]); ok {
+			seen = append(seen, p)
+		}
+	}
+	pushed := func(string) driver.Presence { return driver.Presence{State: driver.Present} }
+	r.PrebuiltStatus = prebuild.Report([]prebuild.Build{b}, seen, pushed)[0]
+	return r
+}
+
+// stage says which container of the newest pod runs.
+func stage(pods []corev1.Pod) string {
+	if len(pods) == 0 {
+		return "waiting for the Job's pod"
+	}
+	p := slices.MaxFunc(pods, func(a, b corev1.Pod) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
+	for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+		if s.State.Running != nil {
+			return "pod " + p.Name + ": " + map[string]string{"prepare": "copying the sources", "build": "compiling", "push": "pushing"}[s.Name]
+		}
+	}
+	return "pod " + p.Name + " is being started"
+}
+
+// digest is what gpu-driver push has printed; "" where that cannot be read.
+func digest(ctx context.Context, c *cluster.Client, namespace string, pods []corev1.Pod) string {
+	for _, p := range pods {
+		if p.Status.Phase != corev1.PodSucceeded {
+			continue
+		}
+		var said struct {
+			Digest string `json:"digest"`
+		}
+		if text, err := c.Output(ctx, namespace, p.Name, "push"); err == nil && json.Unmarshal(text, &said) == nil {
+			return said.Digest
+		}
+	}
+	return ""
+}
+
+// Text writes it for people.
+func (r Result) Text(w io.Writer, _ show.Look) error {
+	if r.State != v1.PrebuiltPresent {
+		_, err := fmt.Fprintf(w, "Job %s/%s builds %s; kubectl gpu status shows what becomes of it\n", r.Namespace, r.Job, r.Image)
+		return err
+	}
+	_, err := fmt.Fprint(w, r.Image+"\n", strings.TrimLeft(r.Digest+"\n", "\n"))
+	return err
+}

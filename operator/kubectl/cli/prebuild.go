@@ -1,0 +1,110 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpuready/gpuready/internal/program"
+	"github.com/gpuready/gpuready/operator/kubectl/build"
+	"github.com/gpuready/gpuready/operator/kubectl/explain"
+	"github.com/gpuready/gpuready/operator/kubectl/show"
+	"github.com/gpuready/gpuready/operator/prebuild"
+)
+
+const prebuildUsage = `Build the driver's kernel modules for a kernel that no node runs yet, by a Job in the
+cluster, and push them to the registry that spec.driver.prebuild of the ClusterPolicy
+names: nodes that come up with this kernel pull them and compile nothing. The Job needs
+no GPU. The driver's image has to be one of gpuready's own, with the driver's sources.
+
+It waits for the Job's end and prints the image and its digest; if the Job fails, the
+words of the container that failed. kubectl gpu status shows all that was built.
+
+Examples:
+  kubectl gpu prebuild --kernel 5.14.0-427.50.1.el9_4.x86_64 --os-tag rhcos4.18 \
+    --toolkit-image $(oc adm release info 4.18.1 --image-for=driver-toolkit)
+  kubectl gpu prebuild --kernel 6.8.0-100-generic --toolkit-image registry.example.com/headers:6.8.0-100 --dry-run
+`
+
+func prebuildModules(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	c := newCommand("prebuild", prebuildUsage, stdout)
+	c.formatFlag()
+	c.namespaceFlag()
+	var r build.Request
+	c.flags.StringVar(&r.Kernel, "kernel", "", "release of the kernel, as uname -r will print it")
+	c.flags.StringVar(&r.Toolkit, "toolkit-image", "", "image with the kernel's headers and the compiler that built it, such as OpenShift's Driver Toolkit")
+	c.flags.StringVar(&r.OSTag, "os-tag", "", "the operating system's, as in rhcos4.18 (default: that of the GPU nodes)")
+	c.flags.StringVar(&r.Version, "driver-version", "", "version of the driver (default: spec.driver.version of the policy)")
+	c.flags.StringVar(&r.Kind, "kind", "", "open or proprietary (default: kernelModuleType of the policy, else open)")
+	wait := c.flags.Bool("wait", true, "wait for the Job's end")
+	timeout := c.flags.Duration("timeout", time.Hour, "how long to wait")
+	dry := c.flags.Bool("dry-run", false, "print the Job and create nothing")
+	if err := c.parse(args); err != nil {
+		return err
+	}
+	switch {
+	case r.Kernel == "" || r.Toolkit == "":
+		return program.Wrong("prebuild needs --kernel and --toolkit-image; see kubectl gpu prebuild --help")
+	case r.Kind != "" && !slices.Contains(prebuild.Kinds(), r.Kind):
+		return program.Wrong("--kind is %q; say open or proprietary", r.Kind)
+	case *timeout <= 0:
+		return program.Wrong("--timeout must be above 0")
+	}
+	client, err := c.client()
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	policies, err := client.Policies(ctx)
+	if err != nil {
+		return fmt.Errorf("read ClusterPolicies: %w", err)
+	}
+	policy := explain.InForce(policies)
+	if policy == nil {
+		return errors.New("there is no ClusterPolicy, and so no driver to build: apply one")
+	}
+	if r.Namespace = c.namespace; r.Namespace == "" {
+		r.Namespace = policy.Status.Namespace
+	}
+	if r.Namespace == "" {
+		return errors.New("the ClusterPolicy has no status yet: see that the operator runs, or name its namespace with -n")
+	}
+	job, err := build.Plan(ctx, client, policy, r)
+	if err != nil {
+		return err
+	}
+	if *dry {
+		return c.write(stdout, job, func(w io.Writer, _ show.Look) error {
+			text, err := yaml.Marshal(job)
+			if err == nil {
+				_, err = w.Write(text)
+			}
+			return err
+		})
+	}
+	if job, err = client.CreateJob(ctx, job); err != nil {
+		return fmt.Errorf("create a Job in %s: %w", r.Namespace, err)
+	}
+	if !*wait {
+		result := build.ResultOf(job, nil)
+		return c.write(stdout, result, result.Text)
+	}
+	fmt.Fprintf(stderr, "Job %s/%s\n", job.Namespace, job.Name)
+	ctx, cancel := context.WithTimeoutCause(ctx, *timeout, fmt.Errorf("it was not done within %v (--timeout)", *timeout))
+	defer cancel()
+	result, err := build.Wait(ctx, client, job, stderr)
+	switch {
+	case errors.Is(err, build.ErrFailed) && c.output == "json":
+		return errors.Join(program.End(exitFailed, err), show.JSON(stdout, result))
+	case errors.Is(err, build.ErrFailed):
+		return program.End(exitFailed, err)
+	case err != nil:
+		return err
+	}
+	return c.write(stdout, result, result.Text)
+}

@@ -1,0 +1,138 @@
+package prebuild
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/driver"
+	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/progress"
+)
+
+// Build is a Job, reduced to what is told of it.
+type Build struct {
+	Name                         string
+	Kernel, OSTag, Kind, Version string
+	Image                        string // that it pushes
+	Created                      time.Time
+	State                        v1.PrebuiltState // PrebuiltPresent: it has pushed the image
+	Message                      string           // why it failed, as the Job says it
+}
+
+// bounds of what annotations may say, in bytes, as the status has them.
+const (
+	maxName    = 128
+	maxImage   = 512
+	maxMessage = 512
+)
+
+// Observe reduces a Job. ok is false where it is none that builds.
+func Observe(j *batchv1.Job) (b Build, ok bool) {
+	said := func(annotation string, most int) string { return record.Clean(j.Annotations[annotation], most) }
+	b = Build{
+		Name: j.Name, Kernel: said(annotationKernel, maxName), OSTag: said(annotationOSTag, maxName), Kind: said(annotationKind, maxName),
+		Version: said(annotationVersion, maxName), Image: said(annotationImage, maxImage), Created: j.CreationTimestamp.Time, State: v1.PrebuiltBuilding,
+	}
+	for _, c := range j.Status.Conditions {
+		switch {
+		case c.Status != corev1.ConditionTrue:
+		case c.Type == batchv1.JobComplete:
+			b.State = v1.PrebuiltPresent
+		case c.Type == batchv1.JobFailed:
+			b.State, b.Message = v1.PrebuiltFailed, record.Clean(c.Reason+": "+c.Message, maxMessage)
+		}
+	}
+	return b, j.Labels[label.Prebuild] != "" && b.Kernel != "" && b.Image != ""
+}
+
+// Pod is a pod of such a Job.
+type Pod struct {
+	Job     string
+	Created time.Time
+	Problem string // why it failed, or does not start; "": neither
+}
+
+// ObservePod reduces a pod. ok is false where it is of no such Job.
+func ObservePod(p *corev1.Pod) (o Pod, ok bool) {
+	of := metav1.GetControllerOf(p)
+	if p.Labels[label.Prebuild] == "" || of == nil || of.Kind != "Job" {
+		return Pod{}, false
+	}
+	return Pod{Job: of.Name, Created: p.CreationTimestamp.Time, Problem: problem(p)}, true
+}
+
+func problem(p *corev1.Pod) string {
+	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+		if t := c.State.Terminated; t != nil && t.ExitCode != 0 {
+			reason, text := progress.LastWord(t.Message)
+			if text == "" {
+				text = fmt.Sprintf("it ended with %d and said nothing", t.ExitCode)
+			}
+			return record.Clean("container "+c.Name+": "+cmp.Or(reason, t.Reason)+": "+text, maxMessage)
+		}
+	}
+	if seen := progress.ObservePod(p).Problem; seen.Stuck {
+		return record.Clean(seen.Reason+": "+seen.Message, maxMessage)
+	}
+	return ""
+}
+
+// Report says what became of Jobs and of what they pushed, sorted; of several that build the
+// same, the newest one counts. look asks the registry for an image.
+func Report(builds []Build, pods []Pod, look func(image string) driver.Presence) []v1.PrebuiltStatus {
+	newest := map[string]Build{}
+	for _, b := range builds {
+		if have, ok := newest[b.Image+" "+b.Kind]; !ok || have.before(b) {
+			newest[b.Image+" "+b.Kind] = b
+		}
+	}
+	var all []v1.PrebuiltStatus
+	for _, b := range newest {
+		s := v1.PrebuiltStatus{Kernel: b.Kernel, OSTag: b.OSTag, Version: b.Version, Kind: b.Kind, Image: b.Image, Job: b.Name, State: b.State, Message: b.Message}
+		if b.State == v1.PrebuiltPresent {
+			s.State, s.Message = found(look(b.Image))
+		} else if why := b.problem(pods); why != "" {
+			s.Message = why
+		}
+		all = append(all, s)
+	}
+	slices.SortFunc(all, func(a, b v1.PrebuiltStatus) int {
+		return cmp.Or(cmp.Compare(a.OSTag, b.OSTag), cmp.Compare(a.Kernel, b.Kernel), cmp.Compare(a.Version, b.Version), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Image, b.Image))
+	})
+	return all[:min(len(all), v1.MaxPrebuilt)]
+}
+
+func (b Build) before(o Build) bool {
+	return cmp.Or(b.Created.Compare(o.Created), cmp.Compare(b.Name, o.Name)) < 0
+}
+
+// problem is what the newest pod of the Job says.
+func (b Build) problem(pods []Pod) string {
+	var last Pod
+	for _, p := range pods {
+		if p.Job == b.Name && !p.Created.Before(last.Created) {
+			last = p
+		}
+	}
+	return last.Problem
+}
+
+// found says what a registry says of an image that was pushed. What it does not say changes
+// nothing.
+func found(p driver.Presence) (v1.PrebuiltState, string) {
+	switch p.State {
+	case driver.Absent:
+		return v1.PrebuiltMissing, "it was pushed, and the registry has it no more: build it again"
+	case driver.Unknown:
+		return v1.PrebuiltPresent, record.Clean("it was pushed; the registry does not say whether it has it: "+p.Why, maxMessage)
+	}
+	return v1.PrebuiltPresent, ""
+}

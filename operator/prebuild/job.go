@@ -1,0 +1,153 @@
+package prebuild
+
+import (
+	"strings"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/label"
+)
+
+// Annotations of Jobs: what they build.
+const (
+	annotationKernel  = label.Prebuild + ".kernel"
+	annotationOSTag   = label.Prebuild + ".os-tag"
+	annotationKind    = label.Prebuild + ".kind"
+	annotationVersion = label.Prebuild + ".version"
+	annotationImage   = label.Prebuild + ".image"
+)
+
+// The kinds of modules, and the folders of their sources.
+var sources = map[string]string{"open": "kernel-open", "proprietary": "kernel"}
+
+// Kinds are what Spec.Kind can be.
+func Kinds() []string { return []string{"open", "proprietary"} }
+
+const (
+	shared     = "/shared"
+	nobody     = int64(65534)
+	keepFor    = int32(30 * 24 * 3600) // seconds for which an ended Job tells what became of it
+	deadline   = int64(3 * 3600)       // seconds; a build takes minutes
+	retries    = int32(3)
+	exitUsage  = int32(2) // of gpu-driver
+	exitReason = int32(3) // … with a reason that no other try changes
+)
+
+// Spec is what a Job builds.
+type Spec struct {
+	Policy    *v1.ClusterPolicy // names where it is pushed, and what signs it
+	Namespace string
+	Image     string // a driver container of gpuready's, with the driver's sources
+	Toolkit   string // image with the kernel's headers and the compiler that built it
+	Version   string // of the driver
+	Kernel    string // release
+	OSTag     string // "rhcos4.18"
+	Kind      string // one of Kinds
+	// OpenShift gives pods their users: elsewhere they are nobody.
+	OpenShift bool
+}
+
+// Job is the Job that builds and pushes. Its pod needs no GPU and no right. It has a shell
+// in none of its containers.
+func (s Spec) Job() (*batchv1.Job, error) {
+	driver := &s.Policy.Spec.Driver
+	image, err := Reference(driver.PrebuildRepository(), s.Version, s.Kernel, s.OSTag)
+	if err != nil {
+		return nil, err
+	}
+	labels := map[string]string{"app": "gpuready-prebuild", label.PartOf: label.Product, label.Prebuild: "true"}
+	job := &batchv1.Job{
+		TypeMeta: metav1.TypeMeta{APIVersion: batchv1.SchemeGroupVersion.String(), Kind: "Job"},
+		ObjectMeta: metav1.ObjectMeta{
+			GenerateName: "gpuready-prebuild-", Namespace: s.Namespace, Labels: labels,
+			Annotations: map[string]string{annotationKernel: s.Kernel, annotationOSTag: s.OSTag, annotationKind: s.Kind, annotationVersion: s.Version, annotationImage: image},
+			OwnerReferences: []metav1.OwnerReference{{
+				APIVersion: v1.GroupVersion().String(), Kind: v1.Kind, Name: s.Policy.Name, UID: s.Policy.UID,
+			}},
+		},
+		Spec: batchv1.JobSpec{
+			BackoffLimit: new(retries), ActiveDeadlineSeconds: new(deadline), TTLSecondsAfterFinished: new(keepFor),
+			PodFailurePolicy: &batchv1.PodFailurePolicy{Rules: []batchv1.PodFailurePolicyRule{{
+				Action: batchv1.PodFailurePolicyActionFailJob,
+				OnExitCodes: &batchv1.PodFailurePolicyOnExitCodesRequirement{
+					Operator: batchv1.PodFailurePolicyOnExitCodesOpIn, Values: []int32{exitUsage, exitReason},
+				},
+			}}},
+		},
+	}
+	job.Spec.Template.Labels, job.Spec.Template.Spec = labels, s.pod()
+	return job, nil
+}
+
+func (s Spec) pod() corev1.PodSpec {
+	driver := &s.Policy.Spec.Driver
+	pod := corev1.PodSpec{
+		RestartPolicy: corev1.RestartPolicyNever, AutomountServiceAccountToken: new(false), EnableServiceLinks: new(false),
+		NodeSelector:    s.place(),
+		SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: new(true), SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
+		Volumes:         []corev1.Volume{emptyDir("shared", "4Gi"), emptyDir("tmp", "8Gi")},
+	}
+	if !s.OpenShift {
+		user := pod.SecurityContext
+		user.RunAsUser, user.RunAsGroup, user.FSGroup = new(nobody), new(nobody), new(nobody)
+	}
+	for _, name := range driver.ImagePullSecrets {
+		pod.ImagePullSecrets = append(pod.ImagePullSecrets, corev1.LocalObjectReference{Name: name})
+	}
+	prepare := container("prepare", s.Image, "share", "--to", shared)
+	prepare.ImagePullPolicy = driver.PullPolicy()
+	build := container("build", s.Toolkit, "build", "--source", shared+"/sources/"+sources[s.Kind], "--kernel", s.Kernel,
+		"--headers-root", "/", "--driver-version", s.Version, "--out", shared+"/built")
+	build.Command = []string{shared + "/ocp_dtk_entrypoint"}
+	build.Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1"), corev1.ResourceMemory: resource.MustParse("1Gi")}
+	push := container("push", s.Image, "push", "--modules", shared+"/built/lib/modules/"+s.Kernel, "--kernel", s.Kernel, "--output", "json")
+	push.ImagePullPolicy = driver.PullPolicy()
+	push.Env = append(push.Env, corev1.EnvVar{Name: EnvImage, Value: s.Image}, corev1.EnvVar{Name: EnvVersion, Value: s.Version}, corev1.EnvVar{Name: EnvOSTag, Value: s.OSTag})
+	for _, o := range []Origin{Repository(driver), Signing(driver)} {
+		for _, e := range o.Env {
+			push.Env = append(push.Env, corev1.EnvVar{Name: e.Name, Value: e.Value})
+		}
+		push.VolumeMounts = append(push.VolumeMounts, o.Mounts...)
+		pod.Volumes = append(pod.Volumes, o.Volumes...)
+	}
+	// A proxy that the driver's pods are told of is that of this one.
+	for _, e := range driver.Env {
+		if name := strings.ToUpper(e.Name); name == "HTTPS_PROXY" || name == "HTTP_PROXY" || name == "NO_PROXY" {
+			push.Env = append(push.Env, corev1.EnvVar{Name: e.Name, Value: e.Value})
+		}
+	}
+	pod.InitContainers, pod.Containers = []corev1.Container{prepare, build}, []corev1.Container{push}
+	return pod
+}
+
+// place confines the pod to nodes that can run the images: a kernel's release ends with the
+// architecture, but not everywhere.
+func (s Spec) place() map[string]string {
+	nodes := map[string]string{corev1.LabelOSStable: "linux"}
+	for end, arch := range map[string]string{".x86_64": "amd64", ".aarch64": "arm64", "-amd64": "amd64", "-arm64": "arm64"} {
+		if strings.HasSuffix(s.Kernel, end) {
+			nodes[corev1.LabelArchStable] = arch
+		}
+	}
+	return nodes
+}
+
+func emptyDir(name, limit string) corev1.Volume {
+	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{SizeLimit: new(resource.MustParse(limit))}}}
+}
+
+func container(name, image string, args ...string) corev1.Container {
+	return corev1.Container{
+		Name: name, Image: image, ImagePullPolicy: corev1.PullIfNotPresent, Args: args,
+		Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("128Mi")}},
+		SecurityContext: &corev1.SecurityContext{
+			AllowPrivilegeEscalation: new(false), ReadOnlyRootFilesystem: new(true), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+		},
+		VolumeMounts:             []corev1.VolumeMount{{Name: "shared", MountPath: shared}, {Name: "tmp", MountPath: "/tmp"}},
+		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+	}
+}

@@ -1,0 +1,87 @@
+// Package prebuild is about kernel modules of gpuready's own driver images that are built
+// apart from the driver: where they are kept, the Jobs that build them before a node runs
+// their kernel, and what became of these. It is pure.
+package prebuild
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuready/gpuready/internal/drivertag"
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+)
+
+// Variables of the driver container that say where modules come from which its image does
+// not have, and where they go (docs/driver.md).
+const (
+	EnvImage       = "DRIVER_IMAGE"
+	EnvVersion     = "DRIVER_VERSION"
+	EnvOSTag       = "DRIVER_OS_TAG"
+	envRepository  = "PREBUILD_REPOSITORY"
+	envInsecure    = "PREBUILD_INSECURE"
+	envRegistry    = "DOCKER_CONFIG"
+	envKey         = "SIGN_KEY_FILE"
+	envCertificate = "SIGN_CERTIFICATE_FILE"
+	envCache       = "BUILD_CACHE"
+	EnvRHCOS       = "RHCOS_VERSION"
+	envNoToolkit   = "RHCOS_IMAGE_MISSING"
+)
+
+// IsOrigin reports whether a variable is one of those: none is worth loading modules anew,
+// since gpu-driver compares those that are loaded with those that it gets.
+func IsOrigin(e corev1.EnvVar) bool {
+	return slices.Contains([]string{EnvImage, EnvVersion, EnvOSTag, envRepository, envInsecure, envRegistry, envKey, envCertificate, envCache, EnvRHCOS, envNoToolkit}, e.Name)
+}
+
+// Origin is what a container needs for the repository, and for signing.
+type Origin struct {
+	Env     []v1.EnvVar
+	Mounts  []corev1.VolumeMount
+	Volumes []corev1.Volume
+}
+
+// Repository is the Origin of where a policy keeps modules. It is empty where the policy
+// keeps none.
+func Repository(spec *v1.DriverSpec) Origin {
+	var o Origin
+	if spec.PrebuildRepository() == "" {
+		return o
+	}
+	o.Env = []v1.EnvVar{{Name: envRepository, Value: spec.PrebuildRepository()}}
+	if registry := spec.PrebuildInsecure(); registry != "" {
+		o.Env = append(o.Env, v1.EnvVar{Name: envInsecure, Value: registry})
+	}
+	if secret := spec.PrebuildSecret(); secret != "" {
+		const at = "/etc/gpuready/registry"
+		o.Env = append(o.Env, v1.EnvVar{Name: envRegistry, Value: at})
+		o.mount("prebuild-registry", at, secret, corev1.KeyToPath{Key: corev1.DockerConfigJsonKey, Path: "config.json"})
+	}
+	return o
+}
+
+// Signing is the Origin of what a policy signs modules with. It is empty where they are not
+// signed.
+func Signing(spec *v1.DriverSpec) Origin {
+	var o Origin
+	if secret := spec.SigningSecret(); secret != "" {
+		const at = "/etc/gpuready/signing"
+		o.Env = []v1.EnvVar{{Name: envKey, Value: at + "/" + corev1.TLSPrivateKeyKey}, {Name: envCertificate, Value: at + "/" + corev1.TLSCertKey}}
+		o.mount("module-signing", at, secret)
+	}
+	return o
+}
+
+func (o *Origin) mount(volume, at, secret string, items ...corev1.KeyToPath) {
+	mode := int32(0o440)
+	o.Mounts = append(o.Mounts, corev1.VolumeMount{Name: volume, MountPath: at, ReadOnly: true})
+	o.Volumes = append(o.Volumes, corev1.Volume{Name: volume, VolumeSource: corev1.VolumeSource{
+		Secret: &corev1.SecretVolumeSource{SecretName: secret, Items: items, DefaultMode: &mode},
+	}})
+}
+
+// Reference is the image that has the modules of a kernel.
+func Reference(repository, version, kernel, osTag string) (string, error) {
+	tag, err := drivertag.Tag(version, kernel, osTag)
+	return repository + ":" + tag, err
+}

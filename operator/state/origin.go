@@ -1,0 +1,51 @@
+package state
+
+import (
+	"fmt"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/driver"
+	"github.com/gpuready/gpuready/operator/prebuild"
+	"github.com/gpuready/gpuready/operator/road"
+)
+
+// origins tells a driver container of ours where modules come from that its image does not
+// have, and with what they are signed.
+func (r *renderer) origins(d *appsv1.DaemonSet, ctr *corev1.Container, c driver.Choice) {
+	spec := &r.spec.Driver
+	told := map[string]string{prebuild.EnvVersion: c.Version, prebuild.EnvOSTag: c.Pool.OS}
+	if c.Variant == driver.DriverToolkit {
+		told[prebuild.EnvRHCOS] = c.Pool.RHCOS
+	}
+	for _, name := range []string{prebuild.EnvVersion, prebuild.EnvOSTag, prebuild.EnvRHCOS} {
+		if told[name] != "" {
+			setEnv(ctr, v1.EnvVar{Name: name, Value: told[name]})
+		}
+	}
+	repository := prebuild.Repository(spec)
+	if spec.PrebuildRepository() != "" && c.Version == "" {
+		r.problem(road.Driver, VersionUnknown, fmt.Sprintf("spec.driver.prebuild.repository: the driver's version, with which tags begin there, is in neither spec.driver.version (as 580.95.05) nor label io.gpuready.driver of %s: "+
+			"nothing is pulled or pushed. Set one of the two", c.Image))
+		repository = prebuild.Origin{}
+	}
+	for _, o := range []prebuild.Origin{repository, prebuild.Signing(spec)} {
+		setEnv(ctr, o.Env...)
+		ctr.VolumeMounts = append(ctr.VolumeMounts, o.Mounts...)
+		d.Spec.Template.Spec.Volumes = append(d.Spec.Template.Spec.Volumes, o.Volumes...)
+	}
+}
+
+// passOver names what of the policy a driver container that is not ours does not know.
+func (r *renderer) passOver(c driver.Choice) {
+	for field, set := range map[string]bool{
+		"prebuild.repository": r.spec.Driver.PrebuildRepository() != "", "moduleSigning.secret": r.spec.Driver.SigningSecret() != "",
+	} {
+		if set {
+			r.problem(road.Driver, FieldPassedOver, fmt.Sprintf("spec.driver.%s is passed over: %s is no driver container of gpuready (it has no label io.gpuready.driver). "+
+				"Remove the field, or name an image that is made from gpuready/driver", field, c.Image))
+		}
+	}
+}
