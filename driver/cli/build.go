@@ -72,7 +72,7 @@ func buildModules(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		return err
 	}
 	if r.Release == "" {
-		if r.Release, err = kernel.Release(); err != nil {
+		if r.Release, err = kernel.Host.Release(); err != nil {
 			return err
 		}
 	}

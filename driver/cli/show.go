@@ -112,7 +112,7 @@ func (o *options) plan() (plan, error) {
 	for _, k := range t.Keys {
 		p.Trust.Keys = append(p.Trust.Keys, k.Name)
 	}
-	p.Kernel, err = kernel.Release()
+	p.Kernel, err = kernel.Host.Release()
 	if err == nil {
 		err = s.CheckGPU()
 	}

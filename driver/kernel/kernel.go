@@ -56,31 +56,32 @@ func Name(s string) string {
 	return strings.ReplaceAll(s, "-", "_")
 }
 
-// System is the kernel that runs, and the calls that change it. A test replaces the
-// directories by ones of its own.
+// System is the kernel that runs. A test replaces the directories by ones of its own, and
+// the calls where modules are not to be loaded for real.
 type System struct {
-	Proc string // where procfs is seen: "/proc"
-	Sys  string // where sysfs is seen: "/sys"
-	Kmsg string // the kernel's log: "/dev/kmsg"; "": it is not read
+	Proc  string // where procfs is seen: "/proc"
+	Sys   string // where sysfs is seen: "/sys"
+	Kmsg  string // the kernel's log: "/dev/kmsg"; "": it is not read
+	Calls Calls
 }
 
 // Host is the System of the running kernel.
-var Host = System{Proc: "/proc", Sys: "/sys", Kmsg: "/dev/kmsg"}
+var Host = System{Proc: "/proc", Sys: "/sys", Kmsg: "/dev/kmsg", Calls: Running{}}
 
 // Release returns the running kernel's release, as uname -r prints it.
-func Release() (string, error) {
-	u, err := uname()
+func (s System) Release() (string, error) {
+	u, err := s.uname()
 	return unix.ByteSliceToString(u.Release[:]), err
 }
 
 // Version returns the running kernel's version, as uname -v prints it: when it was built.
-func Version() (string, error) {
-	u, err := uname()
+func (s System) Version() (string, error) {
+	u, err := s.uname()
 	return unix.ByteSliceToString(u.Version[:]), err
 }
 
-func uname() (u unix.Utsname, err error) {
-	if err = unix.Uname(&u); err != nil {
+func (s System) uname() (u unix.Utsname, err error) {
+	if err = s.Calls.Uname(&u); err != nil {
 		err = fmt.Errorf("uname: %w", err)
 	}
 	return u, err

@@ -37,10 +37,10 @@ func (s System) Load(m Module, params []Param) error {
 // insert hands a module to the kernel, compressed where the kernel can read it so.
 func (s System) insert(f *os.File, name, params string) error {
 	if filepath.Ext(name) == ".ko" {
-		return unix.FinitModule(int(f.Fd()), params, 0)
+		return s.Calls.FinitModule(int(f.Fd()), params, 0)
 	}
 	if s.uncompresses(filepath.Ext(name)) {
-		if err := unix.FinitModule(int(f.Fd()), params, moduleInitCompressed); !errors.Is(err, unix.EOPNOTSUPP) {
+		if err := s.Calls.FinitModule(int(f.Fd()), params, moduleInitCompressed); !errors.Is(err, unix.EOPNOTSUPP) {
 			return err
 		}
 	}
@@ -55,7 +55,7 @@ func (s System) insert(f *os.File, name, params string) error {
 	if _, err := r.ReadAt(data, 0); err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
-	return unix.InitModule(data, params)
+	return s.Calls.InitModule(data, params)
 }
 
 // uncompresses reports whether the kernel reads modules that are compressed this way.
@@ -72,7 +72,7 @@ func (s System) explainLoad(m Module, err error, lines []string) error {
 	if len(lines) > 0 {
 		said = "; the kernel says: " + strings.Join(lines, " / ")
 	}
-	release, _ := Release()
+	release, _ := s.Release()
 	switch {
 	case errors.Is(err, unix.EKEYREJECTED), errors.Is(err, unix.ENOKEY), errors.Is(err, unix.EBADMSG):
 		return refuse(ReasonSignatureRejected, m.Name, err, "%s: %s", m, s.Trust().explain(m.Signature))
@@ -113,7 +113,7 @@ func CheckRelease(m Module, release string) error {
 
 // Unload removes one module. One that is not there is no error.
 func (s System) Unload(name string) error {
-	err := unix.DeleteModule(name, unix.O_NONBLOCK)
+	err := s.Calls.DeleteModule(name, unix.O_NONBLOCK)
 	switch {
 	case err == nil, errors.Is(err, unix.ENOENT):
 		return nil

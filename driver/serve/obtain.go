@@ -213,7 +213,7 @@ func (d *Driver) kept() cache.Cache {
 // key names what is kept for an order. The kernel's version has the time of its build, for
 // releases that are built twice.
 func (d *Driver) key(o order) (string, error) {
-	version, err := kernel.Version()
+	version, err := d.System.Version()
 	if err != nil {
 		return "", err
 	}

@@ -70,7 +70,7 @@ func (v Survey) CheckGPU() error {
 func (v Survey) Take() (Snapshot, error) {
 	s := Snapshot{Image: v.Image, GPUs: v.gpus()}
 	var err error
-	if s.Release, err = kernel.Release(); err != nil {
+	if s.Release, err = v.System.Release(); err != nil {
 		return s, err
 	}
 	if s.Tree, err = kernel.ReadTree(v.Host, path.Join(v.Modules, s.Release)); err != nil {
