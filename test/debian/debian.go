@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -38,6 +39,9 @@ const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 // where it is there already. Only one fetch of a set runs at a time on a machine.
 func Ensure(ctx context.Context, cache string, s Set, out io.Writer) (string, error) {
 	name := strings.Join(append([]string{s.Release}, s.Packages...), "-") + "-" + s.Version
+	if len(name) > 200 { // of 255 that a file's name may have
+		name = fmt.Sprintf("%s-%s-%x", s.Release, s.Packages[0], sha256.Sum256([]byte(name)))
+	}
 	at := filepath.Join(cache, "debian", name)
 	if there(at) {
 		return at, nil

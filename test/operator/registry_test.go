@@ -77,10 +77,16 @@ func (a *answer) Write(p []byte) (int, error) { return a.body.Write(p) }
 // push puts the stand-in into the registry by a name such as "nvidia/driver:580.1-…".
 func (h *hub) push(t *testing.T, image string) string {
 	t.Helper()
+	return h.pushImage(t, image, h.image)
+}
+
+// pushImage puts an image into the registry by a name.
+func (h *hub) pushImage(t *testing.T, image string, content v1.Image) string {
+	t.Helper()
 	full := h.Host + "/" + image
 	ref, err := name.ParseReference(full, name.Insecure)
 	require.NoError(t, err)
-	require.NoError(t, remote.Write(ref, h.image, remote.WithTransport(h)))
+	require.NoError(t, remote.Write(ref, content, remote.WithTransport(h)))
 	return full
 }
 

@@ -1,0 +1,454 @@
+package operator
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	gcr "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuready/gpuready/internal/drivertag"
+	"github.com/gpuready/gpuready/test/cluster"
+	"github.com/gpuready/gpuready/test/cluster/binaries"
+	"github.com/gpuready/gpuready/test/debian"
+	"github.com/gpuready/gpuready/test/machine"
+)
+
+// Drivers of gpuready's own, whose modules are SIMULATED: they are compiled for two of
+// Debian's kernels by Debian's compiler, and loaded into a kernel that is a folder of the
+// node (simkernel).
+const (
+	ownVersion    = "580.95.05"
+	nextVersion   = "580.105.08"
+	brokenVersion = "590.10"
+)
+
+// osTags are those of the versions of RHCOS.
+var osTags = map[string]string{rhcos412: "rhcos4.12", rhcos418: "rhcos4.18"}
+
+// built is a cluster whose nodes say that they run Debian's kernels on OpenShift.
+type built struct {
+	variants
+	kernels map[string]*machine.Kernel // by the version of RHCOS that has it
+}
+
+// The way of kernel modules onto nodes: built in the Driver Toolkit, once for each kernel.
+func TestOwnDriver(t *testing.T) {
+	t.Parallel()
+	cache, err := binaries.DefaultCache()
+	require.NoError(t, err)
+	kernels := map[string]*machine.Kernel{}
+	for version, series := range map[string]machine.Series{rhcos412: machine.Linux61, rhcos418: machine.Linux612} {
+		kernels[version], err = machine.EnsureKernel(t.Context(), cache, series, t.Output())
+		require.NoError(t, err)
+	}
+	s := up(t, cluster.Config{Nodes: 2})
+	b := &built{variants{suite: s, hub: s.startRegistry(t)}, kernels}
+	b.prepare(t, cache)
+	s.play(t,
+		scenario{"TwoKernelsAtOnce", b.twoKernels},
+		scenario{"BuiltOnce", b.builtOnce},
+		scenario{"Prebuilt", b.prebuilt},
+		scenario{"FallbackAndBack", b.fallbackAndBack},
+		scenario{"BuildsFail", b.buildsFail},
+		scenario{"SideCarKilled", b.sideCarKilled},
+	)
+}
+
+// prepare fills the registry and installs the operator.
+func (b *built) prepare(t *testing.T, cache string) {
+	t.Helper()
+	source := driverSources(t, ownVersion)
+	b.pushDriver(t, ownVersion, source)
+	b.Kubectl(t, "create", "namespace", "openshift")
+	b.Kubectl(t, "apply", "-f", "testdata/openshift.yaml")
+	b.served(t, "crd/imagestreams.image.openshift.io", "crd/securitycontextconstraints.security.openshift.io")
+	b.ApplyText(t, givesUsers)
+	extra := t.TempDir()
+	require.NoError(t, os.Mkdir(filepath.Join(extra, "tmp"), 0o755))
+	require.NoError(t, os.Chmod(filepath.Join(extra, "tmp"), 0o777|fs.ModeSticky))
+	layers := []gcr.Layer{folderLayer(t, compiler(t, cache), ""), folderLayer(t, extra, ""), layerOf(t, nil, map[string]string{"usr/bin/awk": "mawk"})}
+	for _, k := range b.kernels {
+		layers = append(layers, folderLayer(t, filepath.Join(k.Root(), "usr"), "usr"))
+	}
+	image, err := mutate.AppendLayers(empty.Image, layers...)
+	require.NoError(t, err)
+	b.imageStream(t, b.hub.pushImage(t, "openshift/driver-toolkit:debian", image), rhcos412, rhcos418)
+	b.helm(t, "install", "gpuready", chart(), "--namespace", namespace, "--create-namespace", "--wait", "--timeout", "3m",
+		"--set", "nfd.enabled=false", "--set", "clusterPolicy.create=false", "--set", "operator.insecureRegistries={"+b.hub.Host+"}")
+}
+
+// givesUsers does what OpenShift does to pods that name no user.
+const givesUsers = `
+apiVersion: admissionregistration.k8s.io/v1
+kind: MutatingAdmissionPolicy
+metadata: {name: restricted-v2}
+spec:
+  matchConstraints:
+    resourceRules:
+    - {apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}
+  matchConditions:
+  - name: without-a-user
+    expression: "object.spec.?securityContext.?runAsNonRoot.orValue(false) && !has(object.spec.securityContext.runAsUser)"
+  failurePolicy: Fail
+  reinvocationPolicy: Never
+  mutations:
+  - patchType: ApplyConfiguration
+    applyConfiguration:
+      expression: "Object{spec: Object.spec{securityContext: Object.spec.securityContext{runAsUser: 1000650000, fsGroup: 1000650000}}}"
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: MutatingAdmissionPolicyBinding
+metadata: {name: restricted-v2}
+spec: {policyName: restricted-v2}
+`
+
+// compiler is what a compiler of kernel modules needs, as Debian ships it.
+func compiler(t *testing.T, cache string) string {
+	t.Helper()
+	root, err := debian.Ensure(t.Context(), cache, debian.Set{Release: "bookworm", Packages: []string{
+		"gcc-12", "cpp-12", "gcc-12-base", "libgcc-12-dev", "libgcc-s1", "libcc1-0", "libstdc++6", "binutils", "binutils-common", "binutils-x86-64-linux-gnu",
+		"libbinutils", "libctf0", "libctf-nobfd0", "libgprofng0", "libjansson4", "libzstd1", "zlib1g", "libgmp10", "libmpfr6", "libmpc3", "libisl23",
+		"make", "dash", "bash", "libtinfo6", "coreutils", "libacl1", "libattr1", "libselinux1", "libpcre2-8-0", "sed", "grep", "mawk", "findutils",
+		"libc6", "libcrypt1", "libelf1", "libssl3",
+	}}, t.Output())
+	require.NoError(t, err)
+	return root
+}
+
+// driverSources is the sources of a driver of that version, as its installer unpacks them.
+func driverSources(t *testing.T, version string) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "kernel-open")
+	require.NoError(t, os.CopyFS(dir, os.DirFS("../../simulator/kernel")))
+	change(t, filepath.Join(dir, "Kbuild"), "DRIVER_VERSION ?= 0.0.0", "DRIVER_VERSION ?= "+version)
+	return dir
+}
+
+func change(t *testing.T, path, from, to string) {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Contains(t, string(text), from)
+	require.NoError(t, os.WriteFile(path, []byte(strings.Replace(string(text), from, to, 1)), 0o644))
+}
+
+// pushDriver pushes the image of a driver for both versions of RHCOS.
+func (b *built) pushDriver(t *testing.T, version, source string) {
+	t.Helper()
+	base, err := tarball.ImageFromPath(program("images/driver.tar"), nil)
+	require.NoError(t, err)
+	own, err := os.ReadFile(program("simkernel"))
+	require.NoError(t, err)
+	files := map[string][]byte{"usr/bin/gpu-driver": own, "driver/usr/lib/x86_64-linux-gnu/libcuda.so." + version: nil, "driver/lib/firmware/nvidia/" + version + "/gsp_ga10x.bin": nil}
+	image, err := mutate.AppendLayers(base, layerOf(t, files, nil), folderLayer(t, source, "driver/usr/src/nvidia-"+version+"/kernel-open"))
+	require.NoError(t, err)
+	for _, tag := range osTags {
+		b.hub.pushImage(t, "gpu/driver:"+version+"-"+tag, image)
+	}
+}
+
+// folderLayer is a layer of the files in a folder.
+func folderLayer(t *testing.T, dir, at string) gcr.Layer {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "layer.tar.gz")
+	out, err := os.Create(file)
+	require.NoError(t, err)
+	z, err := gzip.NewWriterLevel(out, gzip.BestSpeed)
+	require.NoError(t, err)
+	w := tar.NewWriter(z)
+	require.NoError(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		var link string
+		if info.Mode()&fs.ModeSymlink != 0 {
+			if link, err = os.Readlink(path); err != nil {
+				return err
+			}
+		}
+		h, err := tar.FileInfoHeader(info, link)
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		h.Name, h.Uid, h.Gid, h.Uname, h.Gname = filepath.Join(at, rel), 0, 0, "", ""
+		if err := w.WriteHeader(h); err != nil || !info.Mode().IsRegular() {
+			return err
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(w, f)
+		return errors.Join(err, f.Close())
+	}))
+	require.NoError(t, errors.Join(w.Close(), z.Close(), out.Close()))
+	layer, err := tarball.LayerFromFile(file)
+	require.NoError(t, err)
+	return layer
+}
+
+// runs has a node run the kernel of a version of RHCOS: its release, its modules and, as
+// NFD sees them, its labels. The release counts before anything new looks at it.
+func (b *built) runs(t *testing.T, node, version string) {
+	t.Helper()
+	const folder = "/run/nvidia/kernel"
+	k := b.kernels[version]
+	gpu := folder + "/sys/bus/pci/devices/0000:04:00.0/"
+	for path, text := range map[string]string{
+		folder + "/proc/version": "SIMULATED\n", gpu + "vendor": "0x10de\n", gpu + "device": "0x2330\n", gpu + "class": "0x030200\n", folder + "/release": k.Release + "\n",
+		folder + "/sys/module/firmware_class/parameters/path": "\n",
+	} {
+		b.WriteFile(t, node, path, text)
+	}
+	for path, f := range k.ModuleTree(t, []string{"ecc"}, nil) {
+		if f.Source != "" {
+			data, err := os.ReadFile(f.Source)
+			require.NoError(t, err)
+			f.Data = data
+		}
+		if f.Link == "" && !f.Mode.IsDir() {
+			b.WriteFile(t, node, path, string(f.Data))
+		}
+	}
+	b.rhcos(t, node, strings.TrimPrefix(osTags[version], "rhcos"), version, drivertag.Kernel(k.Release)) // so NFD writes it
+}
+
+// policy is one whose driver is gpuready's own, and keeps what is built.
+func (b *built) policy(version string) map[string]any {
+	return map[string]any{
+		"repository": b.hub.Host + "/gpu", "image": "driver", "version": version,
+		"prebuild":      map[string]any{"repository": b.hub.Host + "/gpu/driver", "insecure": true},
+		"upgradePolicy": map[string]any{"autoUpgrade": true, "maxParallelUpgrades": 0, "maxUnavailable": "100%"},
+	}
+}
+
+// loaded waits until a node's driver pod is ready with the modules in the kernel of the node,
+// and returns what its containers have logged.
+func (b *built) loaded(t *testing.T, node, version, daemonset string) (log map[string]string) {
+	t.Helper()
+	var pod *corev1.Pod
+	b.until(t, "the driver's modules are loaded on "+node, func() error {
+		if pod = b.driverPods("app=nvidia-driver-daemonset")[node]; pod == nil || metav1.GetControllerOf(pod).Name != daemonset {
+			return fmt.Errorf("no pod of %s is ready on %s", daemonset, node)
+		}
+		modules, err := os.ReadFile(b.Node(node).PathOnNode("/run/nvidia/kernel/proc/modules"))
+		if err != nil {
+			return err
+		}
+		for _, m := range []string{"nvidia", "nvidia_uvm", "nvidia_modeset"} {
+			if !strings.Contains("\n"+string(modules), "\n"+m+" ") {
+				return fmt.Errorf("%s is not among the modules: %s", m, modules)
+			}
+		}
+		return nil
+	})
+	require.Equal(t, version+"\n", b.ReadFile(t, node, "/run/nvidia/kernel/sys/module/nvidia/version")+"\n")
+	log = map[string]string{}
+	for _, c := range pod.Spec.Containers {
+		log[c.Name] = b.Kubectl(t, "-n", namespace, "logs", pod.Name, "-c", c.Name)
+	}
+	return log
+}
+
+// Containers of a driver pod, and what they log.
+const (
+	driverContainer  = "nvidia-driver-ctr"
+	toolkitContainer = "openshift-driver-toolkit-ctr"
+
+	handedOver = "modules are handed over" // by the Driver Toolkit, once for each build
+	pushed     = "what was built is in the registry"
+	pulled     = "modules are pulled"
+)
+
+// tag names what was built for a version of RHCOS.
+func (b *built) tagOf(driver, version string) string {
+	return driver + "-" + drivertag.Kernel(b.kernels[version].Release) + "-" + osTags[version]
+}
+
+// inRegistry waits until an image is in the registry.
+func (b *built) inRegistry(t *testing.T, tag string) {
+	t.Helper()
+	b.until(t, tag+" is in the registry", func() error {
+		_, err := remote.Head(b.reference(t, tag), remote.WithTransport(b.hub))
+		return err
+	})
+}
+
+func (b *built) reference(t *testing.T, tag string) name.Reference {
+	t.Helper()
+	ref, err := name.ParseReference(b.hub.Host+"/gpu/driver:"+tag, name.Insecure)
+	require.NoError(t, err)
+	return ref
+}
+
+// forget removes what was built for a version of RHCOS from the registry, and from a node.
+func (b *built) forget(t *testing.T, node, version string) {
+	t.Helper()
+	require.NoError(t, remote.Delete(b.reference(t, b.tagOf(ownVersion, version)), remote.WithTransport(b.hub)))
+	b.forgetKept(t, node)
+}
+
+func (b *built) forgetKept(t *testing.T, node string) {
+	t.Helper()
+	_, err := b.Node(node).Exec(t.Context(), "rm", "-rf", "/var/lib/gpuready/driver/kernels")
+	require.NoError(t, err)
+}
+
+// twoKernels has the nodes build at once, each for its kernel.
+func (b *built) twoKernels(t *testing.T, _ *suite) {
+	b.runs(t, "n1", rhcos412)
+	b.runs(t, "n2", rhcos418)
+	b.apply(t, b.policy(ownVersion))
+	b.serves(t, map[string]string{"n1": dtk(rhcos412), "n2": dtk(rhcos418)}, 2)
+	for node, version := range map[string]string{"n1": rhcos412, "n2": rhcos418} {
+		log := b.loaded(t, node, ownVersion, dtk(version))
+		require.Equal(t, 1, strings.Count(log[toolkitContainer], handedOver), log)
+		b.inRegistry(t, b.tagOf(ownVersion, version))
+	}
+	require.Contains(t, b.Kubectl(t, "get", "pods", "-l", "openshift.driver-toolkit=true", "-n", namespace), "2/2")
+}
+
+// builtOnce has a node come up with a kernel that another one has built for.
+func (b *built) builtOnce(t *testing.T, _ *suite) {
+	b.runs(t, "n2", rhcos412)
+	log := b.loaded(t, "n2", ownVersion, dtk(rhcos412))
+	require.Contains(t, log[driverContainer], pulled)
+	require.NotContains(t, log[driverContainer], pushed)
+	require.Empty(t, log[toolkitContainer], "nothing is compiled")
+	t.Log(log[driverContainer])
+	// Back on the kernel that it has built for, it asks nobody.
+	b.runs(t, "n2", rhcos418)
+	log = b.loaded(t, "n2", ownVersion, dtk(rhcos418))
+	require.Contains(t, log[driverContainer], "modules are taken from those that this node keeps")
+	require.Empty(t, log[toolkitContainer])
+}
+
+// prebuilt has a Job build for a kernel before a node runs it.
+func (b *built) prebuilt(t *testing.T, _ *suite) {
+	b.runs(t, "n2", rhcos412)
+	b.loaded(t, "n2", ownVersion, dtk(rhcos412))
+	b.forget(t, "n2", rhcos418)
+	out, err := b.run(t, "kubectl-gpu", "prebuild", "-n", namespace, "--kernel", b.kernels[rhcos418].Release, "--os-tag", "rhcos4.18",
+		"--toolkit-image", b.hub.Host+"/openshift/driver-toolkit:debian")
+	t.Log(out)
+	require.NoError(t, err, out)
+	require.Contains(t, out, b.hub.Host+"/gpu/driver:"+b.tagOf(ownVersion, rhcos418))
+	b.until(t, "the policy says that it is there", func() error {
+		out, err := b.TryKubectl(t, "get", "clusterpolicy", policy, "-o", "jsonpath={.status.prebuilt[*].state} {.status.prebuilt[*].kernel}")
+		if err != nil || out != "Present "+b.kernels[rhcos418].Release {
+			return fmt.Errorf("%q %w", out, err)
+		}
+		return nil
+	})
+	b.runs(t, "n2", rhcos418)
+	log := b.loaded(t, "n2", ownVersion, dtk(rhcos418))
+	require.Contains(t, log[driverContainer], pulled)
+	require.Empty(t, log[toolkitContainer], "nothing is compiled on the node")
+}
+
+// fallbackAndBack has the next driver, of which there are no precompiled images: what the
+// pools build becomes one.
+func (b *built) fallbackAndBack(t *testing.T, _ *suite) {
+	b.pushDriver(t, nextVersion, driverSources(t, nextVersion))
+	d := b.policy(nextVersion)
+	d["usePrecompiled"], d["precompiledFallback"] = true, "DriverToolkit"
+	b.apply(t, d)
+	pools := map[string]string{"n1": rhcos412, "n2": rhcos418}
+	for _, version := range pools {
+		b.inRegistry(t, b.tagOf(nextVersion, version))
+	}
+	for node, version := range pools {
+		log := b.loaded(t, node, nextVersion, "nvidia-driver-daemonset-"+strings.ReplaceAll(drivertag.Kernel(b.kernels[version].Release), "_", ".")+"-"+osTags[version])
+		require.NotContains(t, log, toolkitContainer)
+		require.NotContains(t, log[driverContainer], pulled, "they are in the image")
+	}
+	b.apply(t, b.policy(ownVersion))
+	for node, version := range pools {
+		log := b.loaded(t, node, ownVersion, dtk(version))
+		require.Empty(t, log[toolkitContainer])
+	}
+}
+
+// buildsFail has sources that neither kernel takes, each for a reason of its own.
+func (b *built) buildsFail(t *testing.T, _ *suite) {
+	source := driverSources(t, brokenVersion)
+	change(t, filepath.Join(source, "nvidia.c"), "static int stub_open(", `#include <linux/pci.h>
+#include <linux/version.h>
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 12, 0)
+int nvidia_resize(struct pci_dev *d);
+int nvidia_resize(struct pci_dev *d) { return pci_resize_resource(d, 0); }
+#else
+int broken( { }
+#endif
+static int stub_open(`)
+	b.pushDriver(t, brokenVersion, source)
+	b.apply(t, b.policy(brokenVersion))
+	for node, words := range map[string][]string{
+		"n1": {"BuildFailed", "nvidia.c:", "pci_resize_resource"},
+		"n2": {"BuildFailed", "nvidia.c:", "expected"},
+	} {
+		b.until(t, "kubectl gpu explain names the file and the error on "+node, func() error {
+			out, err := b.run(t, "kubectl-gpu", "explain", "-n", namespace, node)
+			return lacks(out, err, words)
+		})
+	}
+	out, _ := b.run(t, "kubectl-gpu", "explain", "-n", namespace, "n1")
+	t.Log(out)
+	b.apply(t, b.policy(ownVersion))
+	b.serves(t, map[string]string{"n1": dtk(rhcos412), "n2": dtk(rhcos418)}, 2)
+	b.loaded(t, "n1", ownVersion, dtk(rhcos412))
+}
+
+func lacks(text string, err error, words []string) error {
+	for _, w := range words {
+		if !strings.Contains(strings.Join(strings.Fields(text), " "), w) {
+			return errors.Join(err, fmt.Errorf("there is no %q: %s", w, text))
+		}
+	}
+	return nil
+}
+
+// sideCarKilled kills the Driver Toolkit while it compiles: it begins anew.
+func (b *built) sideCarKilled(t *testing.T, _ *suite) {
+	b.forget(t, "n1", rhcos412)
+	for _, p := range b.driverPods("app=nvidia-driver-daemonset") {
+		if p.Spec.NodeName == "n1" {
+			b.Kubectl(t, "-n", namespace, "delete", "pod", p.Name)
+		}
+	}
+	b.until(t, "the compiler runs", func() error {
+		_, err := b.Node("n1").Exec(t.Context(), "pgrep", "-x", "cc1")
+		return err
+	})
+	_, err := b.Node("n1").Exec(t.Context(), "pkill", "-KILL", "-f", "ocp_dtk_entrypoint dtk-build-driver")
+	require.NoError(t, err)
+	log := b.loaded(t, "n1", ownVersion, dtk(rhcos412))
+	require.Equal(t, 1, strings.Count(log[toolkitContainer], handedOver), log)
+	for _, c := range b.driverPods("app=nvidia-driver-daemonset")["n1"].Status.ContainerStatuses {
+		require.EqualValues(t, map[string]int32{toolkitContainer: 1}[c.Name], c.RestartCount, c.Name)
+	}
+}

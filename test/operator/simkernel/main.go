@@ -1,0 +1,159 @@
+// Simkernel is gpu-driver on a SIMULATED kernel, for nodes that share the kernel of the
+// machine on which a cluster is tested. The kernel is a folder of the node: tests write its
+// release and its GPUs there, and the modules that are loaded into it are entries of the
+// files that a kernel shows. No code of a module runs.
+package main
+
+import (
+	"context"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuready/gpuready/driver/cli"
+	"github.com/gpuready/gpuready/driver/kernel"
+	"github.com/gpuready/gpuready/internal/program"
+)
+
+// folder of a node:
+//
+//	release                   what uname -r prints
+//	proc/modules              what is loaded
+//	sys/module/<name>/        version, srcversion, notes
+//	sys/bus/pci/devices/      the GPUs
+const folder = "/run/nvidia/kernel"
+
+func main() {
+	kernel.Host = kernel.System{Proc: folder + "/proc", Sys: folder + "/sys", Calls: simulated{}}
+	os.Exit(program.Signalled(func(ctx context.Context) int {
+		return cli.Main(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	}))
+}
+
+// simulated has the calls of the kernel in the folder.
+type simulated struct{}
+
+func (simulated) Uname(u *unix.Utsname) error {
+	release, err := os.ReadFile(folder + "/release")
+	if err != nil {
+		return err
+	}
+	copy(u.Release[:], strings.TrimSpace(string(release)))
+	copy(u.Version[:], "#1 SMP SIMULATED")
+	return nil
+}
+
+func (s simulated) FinitModule(fd int, _ string, flags int) error {
+	if flags != 0 {
+		return unix.EOPNOTSUPP
+	}
+	data, err := os.ReadFile(fmt.Sprintf("/proc/self/fd/%d", fd))
+	if err != nil {
+		return err
+	}
+	return s.InitModule(data, "")
+}
+
+func (s simulated) InitModule(data []byte, _ string) error {
+	m, err := kernel.ReadInfo(strings.NewReader(string(data)), int64(len(data)))
+	if err != nil {
+		return unix.ENOEXEC
+	}
+	var u unix.Utsname
+	if err := s.Uname(&u); err != nil {
+		return err
+	}
+	if m.Release() != unix.ByteSliceToString(u.Release[:]) {
+		return unix.ENOEXEC
+	}
+	loaded, err := kernel.Host.Loaded()
+	if err != nil {
+		return err
+	}
+	if _, there := loaded[m.Name]; there {
+		return unix.EEXIST
+	}
+	for _, d := range m.Depends {
+		l, there := loaded[d]
+		if !there {
+			return unix.ENOENT
+		}
+		l.Holders = append(l.Holders, m.Name)
+		loaded[d] = l
+	}
+	if err := describe(m, data); err != nil {
+		return err
+	}
+	if loaded == nil {
+		loaded = map[string]kernel.Loaded{}
+	}
+	loaded[m.Name] = kernel.Loaded{Name: m.Name}
+	return write(loaded)
+}
+
+func (simulated) DeleteModule(name string, _ int) error {
+	loaded, err := kernel.Host.Loaded()
+	if err != nil {
+		return err
+	}
+	l, there := loaded[name]
+	switch {
+	case !there:
+		return unix.ENOENT
+	case len(l.Holders) > 0:
+		return unix.EWOULDBLOCK
+	}
+	delete(loaded, name)
+	for other, l := range loaded {
+		l.Holders = slices.DeleteFunc(l.Holders, func(holder string) bool { return holder == name })
+		loaded[other] = l
+	}
+	return errors.Join(write(loaded), os.RemoveAll(filepath.Join(kernel.Host.Sys, "module", name)))
+}
+
+// describe writes what sysfs shows of a module's build.
+func describe(m kernel.Info, data []byte) error {
+	files := map[string]string{"version": m.Version, "srcversion": m.SrcVersion}
+	f, err := elf.NewFile(strings.NewReader(string(data)))
+	if err != nil {
+		return err
+	}
+	if s := f.Section(".note.gnu.build-id"); s != nil {
+		note, err := s.Data()
+		if err != nil {
+			return err
+		}
+		files["notes/.note.gnu.build-id"] = string(note)
+	}
+	for name, text := range files {
+		at := filepath.Join(kernel.Host.Sys, "module", m.Name, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(at), 0o755), os.WriteFile(at, []byte(text), 0o644)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// write writes /proc/modules at once: whoever reads it sees all of it.
+func write(loaded map[string]kernel.Loaded) error {
+	var text strings.Builder
+	for name, l := range loaded {
+		holders := "-"
+		if len(l.Holders) > 0 {
+			holders = strings.Join(l.Holders, ",") + ","
+		}
+		fmt.Fprintf(&text, "%s 16384 %d %s Live 0x0000000000000000\n", name, len(l.Holders), holders)
+	}
+	at := filepath.Join(kernel.Host.Proc, "modules")
+	if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return errors.Join(os.WriteFile(at+".new", []byte(text.String()), 0o644), os.Rename(at+".new", at))
+}
