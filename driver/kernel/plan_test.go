@@ -214,7 +214,7 @@ func proc(t *testing.T, files map[string]string) System {
 	for name, text := range files {
 		place(t, dir, name, []byte(text))
 	}
-	return System{Proc: filepath.Join(dir, "proc"), Sys: filepath.Join(dir, "sys")}
+	return System{Proc: filepath.Join(dir, "proc"), Sys: filepath.Join(dir, "sys"), Calls: Running{}}
 }
 
 func TestAModuleInTheKernelIsKnownAgainByItsBuild(t *testing.T) {
