@@ -184,6 +184,11 @@ $(BIN)/tools/govulncheck: .ci/tools/go.mod
 	@echo '  build $@'
 	$(Q)$(GO) build -modfile=.ci/tools/go.mod -o $@ golang.org/x/vuln/cmd/govulncheck
 
+# It makes images of precompiled drivers, for the Makefiles in driver/precompiled.
+$(BIN)/tools/precompiled: $(GO_SOURCES)
+	@echo '  build $@'
+	$(Q)CGO_ENABLED=0 $(GO) build $(TAGS) -trimpath -buildvcs=false -o $@ ./driver/precompiled
+
 # The end-to-end tests install with it, and a chart is packaged by it.
 $(BIN)/tools/helm: .ci/helm/go.mod
 	@echo '  build $@ (minutes, the first time)'

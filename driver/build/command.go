@@ -130,7 +130,8 @@ func (t *tree) takeObjtool(object, to string) ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		if !info.Mode().IsRegular() || exists(at) {
+		_, of, chosen := strings.Cut(filepath.Base(f), ".real-")
+		if !info.Mode().IsRegular() || exists(at) || chosen && of != link.KernelArch() {
 			continue
 		}
 		if err := folder.CopyFile(f, at); err != nil {

@@ -43,7 +43,7 @@ type builtModules struct {
 func buildModules(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	o := newOptions("build", buildUsage, stdout)
 	var r build.Request
-	var headersRoot, out, kept, format string
+	var headersRoot, out, kept, tools, format string
 	o.StringVar(&r.Source, "source", "", "folder of the driver's sources: kernel-open of NVIDIA's driver, or any that Kbuild builds")
 	o.StringVar(&r.Release, "kernel", "", "release of the kernel, as uname -r prints it (default: the one that runs)")
 	o.StringVar(&headersRoot, "headers-root", "/", "folder below which the kernel's headers are installed")
@@ -53,6 +53,7 @@ func buildModules(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	o.StringToStringVar(&r.Variables, "variable", nil, "further variables of make, NAME=VALUE")
 	o.StringVar(&kept, "cache", "", "folder in which compiled modules are kept (default: nowhere)")
 	o.BoolVar(&r.Halves, "halves", false, "make what depends on the kernel alone: OUT/lib/modules/RELEASE/halves/KIND, which gpu-driver run links with the driver's own objects")
+	o.StringVar(&tools, "tools", "", "with --halves, a new folder for the linker and the libraries that link them where none is installed")
 	o.addSigning()
 	o.IntVar(&r.Jobs, "jobs", 0, "compilers at a time (default: one for each core)")
 	o.DurationVar(&r.Timeout, "timeout", time.Hour, "after which the build has failed")
@@ -63,6 +64,9 @@ func buildModules(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	}
 	if r.Source == "" || out == "" {
 		return program.Wrong("build needs --source and --out; see gpu-driver build --help")
+	}
+	if tools != "" && !r.Halves {
+		return program.Wrong("--tools goes with --halves")
 	}
 	if err := o.checkSources(); err != nil {
 		return err
@@ -81,6 +85,9 @@ func buildModules(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	}
 	begun := time.Now()
 	b, err := o.makeModules(ctx, r, out, kept)
+	if err == nil && tools != "" {
+		err = link.CopyTools(ctx, filepath.Dir(b.Modules[0]), tools)
+	}
 	if err != nil {
 		return refused(err)
 	}

@@ -54,7 +54,7 @@ func (r Registry) Has(ctx context.Context, image string, want Modules) (bool, er
 }
 
 func (r Registry) find(ctx context.Context, image string, want Modules) (v1.Image, Modules, error) {
-	i, err := r.read(ctx, image)
+	i, err := r.Read(ctx, image)
 	if err != nil {
 		return nil, Modules{}, err
 	}
@@ -101,15 +101,27 @@ func (r Registry) Push(ctx context.Context, base, image string, layer v1.Layer, 
 	if err != nil {
 		return "", err
 	}
-	if err := remote.Write(ref, whole, r.options(ctx)...); err != nil {
-		return "", fmt.Errorf("push %s: %w", image, err)
+	if err := r.Write(ctx, image, whole); err != nil {
+		return "", err
 	}
 	return ref.Context().Digest(digest.String()).String(), nil
 }
 
+// Write pushes an image. Layers that the registry has are not sent again.
+func (r Registry) Write(ctx context.Context, image string, i v1.Image) error {
+	ref, err := r.parse(image)
+	if err != nil {
+		return err
+	}
+	if err := remote.Write(ref, i, r.options(ctx)...); err != nil {
+		return fmt.Errorf("push %s: %w", image, err)
+	}
+	return nil
+}
+
 // extend returns what Push writes.
 func (r Registry) extend(ctx context.Context, base, image string, layer v1.Layer, m Modules) (v1.Image, error) {
-	there, err := r.read(ctx, image)
+	there, err := r.Read(ctx, image)
 	if err != nil && !errors.Is(err, ErrAbsent) {
 		return nil, err
 	}
@@ -126,15 +138,15 @@ func (r Registry) extend(ctx context.Context, base, image string, layer v1.Layer
 			return there, err
 		}
 	}
-	from, err := r.read(ctx, base)
+	from, err := r.Read(ctx, base)
 	if err != nil {
 		return nil, err
 	}
 	return Add(from, layer, m)
 }
 
-// read returns an image for this machine's architecture.
-func (r Registry) read(ctx context.Context, image string) (v1.Image, error) {
+// Read returns an image for this machine's architecture.
+func (r Registry) Read(ctx context.Context, image string) (v1.Image, error) {
 	ref, err := r.parse(image)
 	if err != nil {
 		return nil, err

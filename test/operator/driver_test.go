@@ -79,10 +79,12 @@ func (b *built) prepare(t *testing.T, cache string) {
 	b.Kubectl(t, "apply", "-f", "testdata/openshift.yaml")
 	b.served(t, "crd/imagestreams.image.openshift.io", "crd/securitycontextconstraints.security.openshift.io")
 	b.ApplyText(t, givesUsers)
+	compiler, err := debian.EnsureCompiler(t.Context(), cache, t.Output())
+	require.NoError(t, err)
 	extra := t.TempDir()
 	require.NoError(t, os.Mkdir(filepath.Join(extra, "tmp"), 0o755))
 	require.NoError(t, os.Chmod(filepath.Join(extra, "tmp"), 0o777|fs.ModeSticky))
-	layers := []gcr.Layer{folderLayer(t, compiler(t, cache), ""), folderLayer(t, extra, ""), layerOf(t, nil, map[string]string{"usr/bin/awk": "mawk"})}
+	layers := []gcr.Layer{folderLayer(t, compiler, ""), folderLayer(t, extra, ""), layerOf(t, nil, map[string]string{"usr/bin/awk": "mawk"})}
 	for _, k := range b.kernels {
 		layers = append(layers, folderLayer(t, filepath.Join(k.Root(), "usr"), "usr"))
 	}
@@ -117,19 +119,6 @@ kind: MutatingAdmissionPolicyBinding
 metadata: {name: restricted-v2}
 spec: {policyName: restricted-v2}
 `
-
-// compiler is what a compiler of kernel modules needs, as Debian ships it.
-func compiler(t *testing.T, cache string) string {
-	t.Helper()
-	root, err := debian.Ensure(t.Context(), cache, debian.Set{Release: "bookworm", Packages: []string{
-		"gcc-12", "cpp-12", "gcc-12-base", "libgcc-12-dev", "libgcc-s1", "libcc1-0", "libstdc++6", "binutils", "binutils-common", "binutils-x86-64-linux-gnu",
-		"libbinutils", "libctf0", "libctf-nobfd0", "libgprofng0", "libjansson4", "libzstd1", "zlib1g", "libgmp10", "libmpfr6", "libmpc3", "libisl23",
-		"make", "dash", "bash", "libtinfo6", "coreutils", "libacl1", "libattr1", "libselinux1", "libpcre2-8-0", "sed", "grep", "mawk", "findutils",
-		"libc6", "libcrypt1", "libelf1", "libssl3",
-	}}, t.Output())
-	require.NoError(t, err)
-	return root
-}
 
 // driverSources is the sources of a driver of that version, as its installer unpacks them.
 func driverSources(t *testing.T, version string) string {

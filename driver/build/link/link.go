@@ -14,9 +14,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 
 	"github.com/gpuready/gpuready/driver/build/folder"
@@ -72,6 +70,7 @@ type Request struct {
 	Release string // of the kernel, as uname -r prints it
 	Version string // of the driver; "": any
 	Work    string // folder for what is made
+	Tools   string // folder that CopyTools made; "": ToolsDir if it is there, else the machine's own programs
 }
 
 // Link links modules and returns a new folder below r.Work that holds them, and nothing else.
@@ -180,7 +179,8 @@ func (h Half) check() error {
 // linkModule runs the linker as Kbuild does: once for the module's objects, and once, with
 // the kernel's script, for those and what modpost has added.
 func (r *Request) linkModule(ctx context.Context, h Half, work, to string) error {
-	linker, err := findLinker(h.Linker)
+	t := newTools(r.Tools)
+	linker, err := t.findLinker(h.Linker)
 	if err != nil {
 		return err
 	}
@@ -192,11 +192,11 @@ func (r *Request) linkModule(ctx context.Context, h Half, work, to string) error
 		joined := filepath.Join(work, h.Name+".o")
 		args := append([]string{"-r"}, withoutBuildID(h.Flags)...)
 		args = append(append(args, "-o", joined), objects...)
-		if err := run(ctx, work, linker, args...); err != nil {
+		if err := t.run(ctx, work, linker, args...); err != nil {
 			return err
 		}
 		if len(h.Objtool) > 0 {
-			if err := run(ctx, work, filepath.Join(r.Halves, ObjtoolDir, "objtool"), append(h.Objtool, joined)...); err != nil {
+			if err := t.run(ctx, work, findObjtool(r.Halves), append(h.Objtool, joined)...); err != nil {
 				return err
 			}
 		}
@@ -211,7 +211,7 @@ func (r *Request) linkModule(ctx context.Context, h Half, work, to string) error
 	}
 	module := filepath.Join(to, h.Name+".ko")
 	args = append(args, "-o", module)
-	if err := run(ctx, work, linker, append(args, objects...)...); err != nil || h.Signature == "" {
+	if err := t.run(ctx, work, linker, append(args, objects...)...); err != nil || h.Signature == "" {
 		return err
 	}
 	return appendFile(module, filepath.Join(r.Halves, h.Signature))
@@ -252,18 +252,6 @@ func (r *Request) find(objects []Object) ([]string, error) {
 	return paths, nil
 }
 
-// findLinker returns the linker of a name, or the machine's own.
-func findLinker(name string) (string, error) {
-	path, err := exec.LookPath(name)
-	if err != nil && strings.HasSuffix(name, "ld") {
-		path, err = exec.LookPath("ld")
-	}
-	if err != nil {
-		return "", fmt.Errorf("there is no linker: %w; link in an image that has binutils", err)
-	}
-	return path, nil
-}
-
 // withoutBuildID returns a linker's flags without the one that makes a build ID: only the
 // module's own link has it.
 func withoutBuildID(flags []string) []string {
@@ -277,8 +265,8 @@ func withoutBuildID(flags []string) []string {
 }
 
 // run runs a program.
-func run(ctx context.Context, temp, program string, args ...string) error {
-	arch := map[string]string{"amd64": "x86", "arm64": "arm64"}[runtime.GOARCH]
-	env := append(output.Environment(temp), "SRCARCH="+arch) // Debian's objtool asks for it
+func (t tools) run(ctx context.Context, temp, program string, args ...string) error {
+	env := append(output.Environment(temp), "SRCARCH="+KernelArch()) // Debian's objtool asks for it
+	program, args = t.command(program, args)
 	return output.New(temp, slog.New(slog.DiscardHandler)).Run(ctx, env, program, args...)
 }

@@ -1,0 +1,181 @@
+package link
+
+import (
+	"context"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/gpuready/gpuready/driver/build/folder"
+	"github.com/gpuready/gpuready/driver/build/output"
+)
+
+// ToolsDir is the folder of an image in which CopyTools has put a linker. It has its own
+// libraries and dynamic loader there, so that it runs on any base, as it does where the
+// modules were compiled.
+const ToolsDir = "/usr/lib/gpu-driver/tools"
+
+// The files of such a folder beside the libraries.
+const (
+	linkerName = "ld"
+	loaderName = "loader"
+)
+
+// tools is a folder like ToolsDir; "": the machine's own programs are run.
+type tools string
+
+// newTools returns the folder of a Request, or that of the image where it names none.
+func newTools(dir string) tools {
+	if dir == "" && exists(filepath.Join(ToolsDir, linkerName)) {
+		dir = ToolsDir
+	}
+	return tools(dir)
+}
+
+// findLinker returns the linker of a name, or the machine's own.
+func (t tools) findLinker(name string) (string, error) {
+	if t != "" {
+		return filepath.Join(string(t), linkerName), nil
+	}
+	path, err := exec.LookPath(name)
+	if err != nil && strings.HasSuffix(name, linkerName) {
+		path, err = exec.LookPath(linkerName)
+	}
+	if err != nil {
+		return "", fmt.Errorf("there is no linker: %w; link in an image that has binutils", err)
+	}
+	return path, nil
+}
+
+// command returns the arguments by which a program is run with the libraries of the folder.
+func (t tools) command(program string, args []string) (string, []string) {
+	if t == "" {
+		return program, args
+	}
+	return filepath.Join(string(t), loaderName), append([]string{"--library-path", string(t), program}, args...)
+}
+
+// KernelArch returns this machine's architecture as the kernel's sources name it: "x86".
+func KernelArch() string {
+	return map[string]string{"amd64": "x86", "arm64": "arm64"}[runtime.GOARCH]
+}
+
+// findObjtool returns the program objtool of halves. Debian's chooses by the environment
+// which other one beside it to run, with libraries that the base may not have.
+func findObjtool(halves string) string {
+	path := filepath.Join(halves, ObjtoolDir, "objtool")
+	if real := path + ".real-" + KernelArch(); exists(real) {
+		return real
+	}
+	return path
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// CopyTools puts into a new folder what Link needs for halves where no linker is installed:
+// the linker by which they were made, which this machine has, and the libraries that it and
+// their objtool need.
+func CopyTools(ctx context.Context, halves, to string) error {
+	all, err := Read(halves)
+	if err != nil {
+		return err
+	}
+	if len(all.Modules) == 0 {
+		return fmt.Errorf("%s has no modules", halves)
+	}
+	linker, err := tools("").findLinker(all.Modules[0].Linker)
+	if err != nil {
+		return err
+	}
+	if linker, err = filepath.EvalSymlinks(linker); err != nil {
+		return err
+	}
+	if err := os.Mkdir(to, 0o755); err != nil {
+		return err
+	}
+	if err := folder.CopyFile(linker, filepath.Join(to, linkerName)); err != nil {
+		return err
+	}
+	programs := []string{linker}
+	if objtool := findObjtool(halves); exists(objtool) {
+		programs = append(programs, objtool)
+	}
+	for _, p := range programs {
+		if err := copyLibraries(ctx, p, to); err != nil {
+			return fmt.Errorf("%s: %w", p, err)
+		}
+	}
+	return nil
+}
+
+// copyLibraries copies the dynamic loader and the libraries of a program. A program that is
+// linked statically has none.
+func copyLibraries(ctx context.Context, program, to string) error {
+	loader, err := readInterpreter(program)
+	if err != nil || loader == "" {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, loader, "--list", program)
+	cmd.Env = output.Environment(to)
+	list, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("%s --list: %w", loader, err)
+	}
+	if err := copyOnce(loader, filepath.Join(to, loaderName)); err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(list)) {
+		name, path, found := strings.Cut(strings.TrimSpace(line), " => ")
+		if !found {
+			continue // the loader itself, and the kernel's
+		}
+		path, _, _ = strings.Cut(path, " (")
+		if !filepath.IsAbs(path) {
+			return fmt.Errorf("its library %s is not on this machine", name)
+		}
+		if err := copyOnce(path, filepath.Join(to, filepath.Base(name))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copyOnce copies a file unless there is one already: programs share libraries.
+func copyOnce(from, to string) error {
+	err := folder.CopyFile(from, to)
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	return err
+}
+
+// readInterpreter returns the dynamic loader that a program names; "": none.
+func readInterpreter(program string) (string, error) {
+	f, err := elf.Open(program)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close() //nolint:errcheck // it is only read
+	s := f.Section(".interp")
+	if s == nil {
+		return "", nil
+	}
+	text, err := s.Data()
+	if err != nil {
+		return "", err
+	}
+	path := strings.TrimRight(string(text), "\x00")
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("its dynamic loader %s is not on this machine", path)
+	}
+	return path, nil
+}

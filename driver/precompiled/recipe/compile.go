@@ -1,0 +1,294 @@
+package recipe
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"github.com/gpuready/gpuready/driver/build/folder"
+	"github.com/gpuready/gpuready/driver/image"
+	"github.com/gpuready/gpuready/driver/precompiled/runfile"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+)
+
+// ContainerfileName is the file in the folder of an operating system that makes a stage
+// "build" with the compiler and the headers of KERNEL_VERSION.
+const ContainerfileName = "Containerfile"
+
+// The stages that follow that of the operating system. The context has the program and the
+// sources; the last stage has what is taken out.
+const (
+	compileStages = `
+COPY . /context
+RUN ["/context/gpu-driver", "build", "--halves", "--source=/context/source", "--kernel=%s", "--driver-version=%s", "--modules=%s", "--out=/result", "--tools=/result/tools"]
+FROM scratch
+COPY --from=build /result /
+`
+	releaseStages = `ARG DRIVER_TOOLKIT_IMAGE
+FROM ${DRIVER_TOOLKIT_IMAGE} AS build
+FROM scratch
+COPY --from=build /etc/driver-toolkit-release.json /
+`
+	packagesStages = `
+ARG DRIVER_PACKAGES
+RUN mkdir -p /packages /result && cd /packages && %s
+FROM scratch
+COPY --from=build /result /
+`
+	unpackDebs = `apt-get update && apt-get download ${DRIVER_PACKAGES} && for p in *.deb; do dpkg -x "$p" /result || exit; done`
+	unpackRPMs = `dnf -y install dnf-plugins-core cpio && dnf download ${DRIVER_PACKAGES} && cd /result && for p in /packages/*.rpm; do rpm2cpio "$p" | cpio -idm || exit; done`
+)
+
+// findKernels returns the kernels that images are made for: those of the settings, or the
+// one of each Driver Toolkit's image.
+func (s *Settings) findKernels(ctx context.Context, work string) ([]string, error) {
+	if len(s.Kernels) > 0 {
+		return s.Kernels, nil
+	}
+	var kernels []string
+	for i, img := range s.DriverToolkitImages {
+		to := filepath.Join(work, fmt.Sprintf("release-%d", i))
+		if err := s.build(ctx, releaseStages, "", to, map[string]string{"DRIVER_TOOLKIT_IMAGE": img}); err != nil {
+			return nil, err
+		}
+		text, err := record.Read(filepath.Join(to, "driver-toolkit-release.json"), 64<<10)
+		var release struct {
+			Kernel string `json:"KERNEL_VERSION"`
+		}
+		if err == nil {
+			err = json.Unmarshal(text, &release)
+		}
+		if err == nil && release.Kernel == "" {
+			err = errors.New("it names no KERNEL_VERSION")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("/etc/driver-toolkit-release.json of %s: %w; set KERNEL_VERSION", img, err)
+		}
+		s.Log.Info("the Driver Toolkit names its kernel", "image", img, "kernel", release.Kernel)
+		kernels = append(kernels, release.Kernel)
+	}
+	return kernels, nil
+}
+
+// compiled is what was made for one kernel.
+type compiled struct {
+	release string
+	halves  string // folder that image.Dir is made of
+	tools   string // folder for link.Request.Tools
+}
+
+// compile makes the halves of the modules for a kernel, which is the n-th of all.
+func (s *Settings) compile(ctx context.Context, d driver, release string, n int, work string) (compiled, error) {
+	to := filepath.Join(work, fmt.Sprintf("kernel-%d", n))
+	s.Log.Info("compiling", "kernel", release, "kind", d.kind, "by", s.ContainerTool)
+	var err error
+	if s.ContainerTool == NoTool {
+		err = s.compileHere(ctx, d, release, to)
+	} else {
+		err = s.compileInContainer(ctx, d, release, n, work, to)
+	}
+	if err != nil {
+		return compiled{}, fmt.Errorf("kernel %s: %w", release, err)
+	}
+	c := compiled{release: release, halves: filepath.Join(to, "lib/modules", release), tools: filepath.Join(to, "tools")}
+	if !exists(filepath.Join(to, "lib/modules", release, image.HalvesName, string(d.kind))) {
+		return c, fmt.Errorf("kernel %s: the sources made no %s modules, as KERNEL_MODULE_TYPE says", release, d.kind)
+	}
+	return c, nil
+}
+
+func (s *Settings) compileHere(ctx context.Context, d driver, release, to string) error {
+	headers := s.HeadersRoot
+	if headers == "" {
+		headers = "/"
+	}
+	return s.run(ctx, nil, s.Program, "build", "--halves", "--source", d.source, "--kernel", release, "--headers-root", headers, "--driver-version", s.DriverVersion,
+		"--modules", strings.Join(s.Modules, ","), "--out", to, "--tools", filepath.Join(to, "tools"))
+}
+
+func (s *Settings) compileInContainer(ctx context.Context, d driver, release string, n int, work, to string) error {
+	head, err := os.ReadFile(filepath.Join(s.Recipes, s.OS, ContainerfileName))
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join(work, "context")
+	if n == 0 {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return err
+		}
+		if err := folder.CopyFile(s.Program, filepath.Join(dir, "gpu-driver")); err != nil {
+			return err
+		}
+		if err := folder.Copy(ctx, d.source, filepath.Join(dir, "source"), false); err != nil {
+			return err
+		}
+	}
+	args := map[string]string{"KERNEL_VERSION": release, "RHEL_VERSION": s.RHELVersion, "BUILDER_IMAGE": s.BuilderImage}
+	if len(s.DriverToolkitImages) > 0 {
+		args["DRIVER_TOOLKIT_IMAGE"] = s.DriverToolkitImages[min(n, len(s.DriverToolkitImages)-1)]
+	}
+	stages := fmt.Sprintf(compileStages, release, s.DriverVersion, strings.Join(s.Modules, ","))
+	return s.build(ctx, string(head)+stages, dir, to, args)
+}
+
+// unpackPackages returns a folder into which the driver's packages were unpacked.
+func (s *Settings) unpackPackages(ctx context.Context, work string) (string, error) {
+	to := filepath.Join(work, "packages")
+	if s.ContainerTool == NoTool {
+		return to, s.unpackHere(ctx, work, to)
+	}
+	head, err := os.ReadFile(filepath.Join(s.Recipes, s.OS, ContainerfileName))
+	if err != nil {
+		return "", err
+	}
+	unpack := unpackRPMs
+	if systems[s.OS].apt {
+		unpack = unpackDebs
+	}
+	args := map[string]string{"DRIVER_PACKAGES": strings.Join(s.Packages, " "), "RHEL_VERSION": s.RHELVersion, "BUILDER_IMAGE": s.BuilderImage}
+	if len(s.Kernels) > 0 {
+		args["KERNEL_VERSION"] = s.Kernels[0]
+	}
+	if len(s.DriverToolkitImages) > 0 {
+		args["DRIVER_TOOLKIT_IMAGE"] = s.DriverToolkitImages[0]
+	}
+	return to, s.build(ctx, string(head)+fmt.Sprintf(packagesStages, unpack), "", to, args)
+}
+
+// unpackHere has this machine's apt fetch the packages.
+func (s *Settings) unpackHere(ctx context.Context, work, to string) error {
+	if !systems[s.OS].apt {
+		return fmt.Errorf("DRIVER_PACKAGES: packages of %s are not fetched with CONTAINER_TOOL=%s; set DRIVER_SOURCE", s.OS, NoTool)
+	}
+	dir := filepath.Join(work, "debs")
+	if err := errors.Join(os.Mkdir(dir, 0o755), os.Mkdir(to, 0o755)); err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, "apt-get", append([]string{"-q", "-o", "APT::Sandbox::User=root", "download"}, s.Packages...)...)
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("apt-get download: %w: %s", err, record.Clean(string(out[max(0, len(out)-500):]), 500))
+	}
+	debs, err := filepath.Glob(filepath.Join(dir, "*.deb"))
+	if err != nil {
+		return err
+	}
+	for _, deb := range debs {
+		if err := s.run(ctx, nil, "dpkg", "-x", deb, to); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// build has the container tool build an image of a Containerfile, and unpacks its files into
+// a new folder. The image is removed. dir is the context; "" is an empty one.
+func (s *Settings) build(ctx context.Context, containerfile, dir, to string, args map[string]string) error {
+	work, err := os.MkdirTemp(filepath.Dir(to), "image-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(work) //nolint:errcheck // it goes with the folder that it lies in
+	if dir == "" {
+		dir = filepath.Join(work, "empty")
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	file, archive := filepath.Join(work, ContainerfileName), filepath.Join(work, "image.tar")
+	if err := os.WriteFile(file, []byte(containerfile), 0o644); err != nil {
+		return err
+	}
+	name := "localhost/gpuready-precompiled:" + filepath.Base(work)
+	call := []string{"build", "--file", file, "--tag", name}
+	for _, a := range sorted(args) {
+		if args[a] != "" {
+			call = append(call, "--build-arg", a+"="+args[a])
+		}
+	}
+	for id, secret := range map[string]string{"rhsm_org": s.RHSMOrgFile, "rhsm_activationkey": s.RHSMKeyFile} {
+		if secret != "" {
+			call = append(call, "--secret", "id="+id+",src="+secret)
+		}
+	}
+	env, err := s.authorise(work, &call)
+	if err != nil {
+		return err
+	}
+	if err := s.run(ctx, env, s.ContainerTool, append(call, dir)...); err != nil {
+		return err
+	}
+	defer func() {
+		_ = s.run(context.WithoutCancel(ctx), nil, s.ContainerTool, "rmi", name) // it is of no use any more
+	}()
+	save := []string{"save", "--output", archive, name}
+	if s.ContainerTool == "buildah" {
+		save = []string{"push", name, "docker-archive:" + archive}
+	}
+	if err := s.run(ctx, nil, s.ContainerTool, save...); err != nil {
+		return err
+	}
+	i, err := tarball.ImageFromPath(archive, nil)
+	if err != nil {
+		return err
+	}
+	files := mutate.Extract(i)
+	return errors.Join(runfile.UntarStream(ctx, files, to, runfile.AnyLinks), files.Close())
+}
+
+// authorise gives a call of the container tool the pull secret.
+func (s *Settings) authorise(work string, call *[]string) (env []string, err error) {
+	if s.PullSecretFile == "" {
+		return nil, nil
+	}
+	if s.ContainerTool != "docker" {
+		*call = append(*call, "--authfile", s.PullSecretFile)
+		return nil, nil
+	}
+	dir := filepath.Join(work, "docker")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, err
+	}
+	return []string{"DOCKER_CONFIG=" + dir}, folder.CopyFile(s.PullSecretFile, filepath.Join(dir, "config.json"))
+}
+
+// run runs a program. What it prints goes on to standard error; the error has its last line,
+// or the last one of gpu-driver, which says why it could not build.
+func (s *Settings) run(ctx context.Context, env []string, program string, args ...string) error {
+	var printed bytes.Buffer
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Env = append(os.Environ(), env...)
+	out := io.MultiWriter(os.Stderr, &printed)
+	cmd.Stdout, cmd.Stderr = out, out
+	err := cmd.Run()
+	if err == nil || ctx.Err() != nil {
+		return ctx.Err()
+	}
+	var last string
+	for line := range strings.Lines(printed.String()) {
+		if ours := strings.HasPrefix(last, "gpu-driver: "); strings.TrimSpace(line) != "" && (!ours || strings.HasPrefix(line, "gpu-driver: ")) {
+			last = line
+		}
+	}
+	return fmt.Errorf("%s: %w: %s", filepath.Base(program), err, record.Clean(last, 1000))
+}
+
+func sorted(m map[string]string) []string {
+	var names []string
+	for n := range m {
+		names = append(names, n)
+	}
+	slices.Sort(names)
+	return names
+}

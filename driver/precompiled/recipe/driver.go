@@ -1,0 +1,232 @@
+package recipe
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpuready/gpuready/driver/build/folder"
+	"github.com/gpuready/gpuready/driver/kernel"
+	"github.com/gpuready/gpuready/driver/precompiled/runfile"
+	"github.com/gpuready/gpuready/driver/precompiled/userspace"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+)
+
+// downloadTimeout bounds the download of an installer, which has some 400 MB.
+const downloadTimeout = time.Hour
+
+// driver is the driver as it was unpacked.
+type driver struct {
+	kind    kernel.Kind
+	source  string // folder that Kbuild builds
+	layout  userspace.Layout
+	install func(l userspace.Layout, to string) error
+}
+
+// sourceNames are the folders of the kinds in NVIDIA's installer.
+var sourceNames = map[kernel.Kind]string{kernel.OpenKind: "kernel-open", kernel.Proprietary: "kernel"}
+
+// findDriver unpacks the driver below work.
+func (s *Settings) findDriver(ctx context.Context, work string) (d driver, err error) {
+	d.layout = userspace.Layout{Libraries: "usr/lib/" + s.TargetArch + "-linux-gnu", Version: s.DriverVersion}
+	dir := s.Source
+	switch info, statErr := os.Stat(s.Source); {
+	case len(s.Packages) > 0:
+		if dir, err = s.unpackPackages(ctx, work); err != nil {
+			return d, err
+		}
+	case statErr == nil && info.IsDir():
+	default:
+		file := s.Source
+		if s.Source == "" || strings.Contains(s.Source, "://") {
+			if file, err = s.download(ctx); err != nil {
+				return d, err
+			}
+		} else if err := checkSum(file, s.SHA256); err != nil {
+			return d, err
+		}
+		dir = filepath.Join(work, "installer")
+		s.Log.Info("unpacking the installer", "file", file)
+		h, err := runfile.Unpack(ctx, file, dir)
+		if err == nil && h.Arch != "" && h.Arch != s.TargetArch {
+			err = fmt.Errorf("%s is of %s, and TARGET_ARCH is %s", file, record.Clean(h.Arch, 50), s.TargetArch)
+		}
+		if err != nil {
+			return d, fmt.Errorf("DRIVER_SOURCE: %w", err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, userspace.ManifestName)); err == nil {
+		d.install = func(l userspace.Layout, to string) error { return l.Install(dir, to) }
+		err = d.chooseSource(s.Kind, map[kernel.Kind]string{
+			kernel.OpenKind: filepath.Join(dir, sourceNames[kernel.OpenKind]), kernel.Proprietary: filepath.Join(dir, sourceNames[kernel.Proprietary]),
+		})
+		return d, err
+	}
+	d.install = func(l userspace.Layout, to string) error { return l.Copy(dir, to) }
+	sources, err := findPackaged(ctx, dir, work)
+	if err == nil {
+		err = d.chooseSource(s.Kind, sources)
+	}
+	return d, err
+}
+
+// chooseSource takes the folder of the wanted kind. Auto is the open one where there is one:
+// all GPUs of drivers that have no other are served by it.
+func (d *driver) chooseSource(kind string, have map[kernel.Kind]string) error {
+	for _, k := range []kernel.Kind{kernel.OpenKind, kernel.Proprietary} {
+		dir := have[k]
+		if _, err := os.Stat(dir); dir == "" || err != nil {
+			continue
+		}
+		if kind == string(kernel.Auto) || kind == string(k) {
+			d.kind, d.source = k, dir
+			return nil
+		}
+	}
+	return fmt.Errorf("the driver has no sources of %s modules (KERNEL_MODULE_TYPE): it has neither %s nor %s", kind, sourceNames[kernel.OpenKind], sourceNames[kernel.Proprietary])
+}
+
+// findPackaged finds the sources in a folder into which packages were unpacked: archives of
+// Debian's, folders of others.
+func findPackaged(ctx context.Context, dir, work string) (map[kernel.Kind]string, error) {
+	found := map[kernel.Kind]string{}
+	for archive, kind := range map[string]kernel.Kind{"nvidia-kernel.tar.xz": kernel.Proprietary, "nvidia-open-kernel.tar.xz": kernel.OpenKind} {
+		file := filepath.Join(dir, "usr/src", archive)
+		if _, err := os.Stat(file); err != nil {
+			continue
+		}
+		to := filepath.Join(work, "sources-"+string(kind))
+		if err := runfile.Untar(ctx, file, to); err != nil {
+			return nil, err
+		}
+		all, err := filepath.Glob(filepath.Join(to, "modules/*/Kbuild"))
+		if err != nil || len(all) != 1 {
+			return nil, errors.Join(err, fmt.Errorf("%s has no folder modules/*/Kbuild", file))
+		}
+		found[kind] = filepath.Dir(all[0])
+	}
+	all, err := filepath.Glob(filepath.Join(dir, "usr/src/nvidia*/Kbuild"))
+	for _, k := range all {
+		kind := kernel.Proprietary
+		// The open ones have the part of the driver that is the same for all kernels in sources.
+		if strings.Contains(filepath.Base(filepath.Dir(k)), "open") || exists(filepath.Join(filepath.Dir(k), "../src/nvidia")) {
+			kind = kernel.OpenKind
+		}
+		found[kind] = filepath.Dir(k)
+	}
+	if len(found) == 0 && err == nil {
+		err = fmt.Errorf("%s has neither %s, as NVIDIA's installer unpacks it, nor usr/src/nvidia*, as packages have it", dir, userspace.ManifestName)
+	}
+	return found, err
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+func checkSum(file, want string) error {
+	if want == "" {
+		return nil
+	}
+	sum, err := folder.SumFile(file)
+	if err == nil && sum != want {
+		err = fmt.Errorf("%s has the SHA-256 %s, and DRIVER_SHA256 is %s", file, sum, want)
+	}
+	return err
+}
+
+// download fetches the installer, unless it was fetched before.
+func (s *Settings) download(ctx context.Context) (string, error) {
+	dir := filepath.Join(s.Out, "downloads")
+	file := filepath.Join(dir, s.SHA256+".run")
+	if checkSum(file, s.SHA256) == nil {
+		return file, nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(ctx, downloadTimeout)
+	defer cancel()
+	s.Log.Info("fetching the installer", "url", s.url())
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url(), nil)
+	if err != nil {
+		return "", err
+	}
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return "", err
+	}
+	defer answer.Body.Close() //nolint:errcheck // it is only read
+	if answer.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("%s: %s; set DRIVER_SOURCE to a file that was fetched elsewhere", s.url(), record.Clean(answer.Status, 100))
+	}
+	return file, writeChecked(file, s.SHA256, answer.Body)
+}
+
+// writeChecked writes a file if it has a digest.
+func writeChecked(file, want string, from io.Reader) (err error) {
+	temp, err := os.CreateTemp(filepath.Dir(file), "download-")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(temp.Name())
+		}
+	}()
+	sum := sha256.New()
+	_, err = io.Copy(io.MultiWriter(temp, sum), io.LimitReader(from, 4<<30))
+	if err = errors.Join(err, temp.Close()); err != nil {
+		return err
+	}
+	if got := hex.EncodeToString(sum.Sum(nil)); got != want {
+		return fmt.Errorf("what was fetched has the SHA-256 %s, and DRIVER_SHA256 is %s", got, want)
+	}
+	return os.Rename(temp.Name(), file)
+}
+
+// glibc are the libraries that the driver's programs need, which run with the driver's
+// folder as their root.
+var glibc = []string{"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libgcc_s.so.1"}
+
+// loaders are the paths of the dynamic loader, which programs name.
+var loaders = map[string]string{"x86_64": "lib64/ld-linux-x86-64.so.2", "aarch64": "lib/ld-linux-aarch64.so.1"}
+
+// copyGlibc takes the C library out of a base image's files. A base without one leaves the
+// driver's programs as they are.
+func (s *Settings) copyGlibc(base, to string, l userspace.Layout) error {
+	loader := loaders[s.TargetArch]
+	wanted := append([]string{filepath.Base(loader)}, glibc...)
+	return filepath.WalkDir(base, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !slices.Contains(wanted, d.Name()) {
+			return err
+		}
+		real, err := filepath.EvalSymlinks(path)
+		rel, relErr := filepath.Rel(base, real)
+		if err != nil || relErr != nil || !filepath.IsLocal(rel) {
+			return nil // a link to a place of another root
+		}
+		at := filepath.Join(to, l.Libraries, d.Name())
+		if d.Name() == filepath.Base(loader) {
+			at = filepath.Join(to, loader)
+		}
+		if exists(at) {
+			return nil
+		}
+		if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
+			return err
+		}
+		return folder.CopyFile(real, at)
+	})
+}

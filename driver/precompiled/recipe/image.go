@@ -1,0 +1,275 @@
+package recipe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"github.com/gpuready/gpuready/driver/build"
+	"github.com/gpuready/gpuready/driver/build/folder"
+	"github.com/gpuready/gpuready/driver/build/link"
+	"github.com/gpuready/gpuready/driver/build/sign"
+	"github.com/gpuready/gpuready/driver/image"
+	"github.com/gpuready/gpuready/driver/precompiled/runfile"
+)
+
+// refName is the annotation by which an OCI layout names an image.
+const refName = "org.opencontainers.image.ref.name"
+
+// Image is an image that was made or pushed.
+type Image struct {
+	Name   string `json:"image"`
+	Digest string `json:"digest"`
+	Kernel string `json:"kernel,omitempty"`
+	// LayerSize is the size of the kernel's own layer, compressed, in bytes.
+	LayerSize int64 `json:"layerSize,omitempty"`
+}
+
+// Make makes the images of all kernels and writes them to s.Folder, in place of what is there.
+func (s *Settings) Make(ctx context.Context) (made []Image, err error) {
+	if err := os.MkdirAll(s.Out, 0o755); err != nil {
+		return nil, err
+	}
+	work, err := os.MkdirTemp(s.Out, "work-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
+	base, err := s.readBase(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("BASE_IMAGE: %w", err)
+	}
+	kernels, err := s.findKernels(ctx, work)
+	if err != nil {
+		return nil, err
+	}
+	d, err := s.findDriver(ctx, work)
+	if err != nil {
+		return nil, err
+	}
+	var all []compiled
+	for n, release := range kernels {
+		c, err := s.compile(ctx, d, release, n, work)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, c)
+	}
+	common, err := s.addCommon(ctx, base, d, all, work)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.check(ctx, d, all, work); err != nil {
+		return nil, err
+	}
+	return s.write(common, d, all)
+}
+
+// Folder returns the OCI layout with the images.
+func (s *Settings) Folder() string { return filepath.Join(s.Out, s.DriverVersion+"-"+s.OSTag) }
+
+// readBase returns the image of gpuready/driver: an archive, or one in a registry.
+func (s *Settings) readBase(ctx context.Context) (v1.Image, error) {
+	base, err := s.openBase(ctx)
+	if err != nil {
+		return nil, err
+	}
+	config, err := base.ConfigFile()
+	if err != nil {
+		return nil, err
+	}
+	if arch := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[config.Architecture]; arch != s.TargetArch {
+		return nil, fmt.Errorf("%s is of %s, and TARGET_ARCH is %s", s.BaseImage, config.Architecture, s.TargetArch)
+	}
+	if config.Config.Labels[image.DriverLabel] == "" {
+		return nil, fmt.Errorf("%s has no label %s: it is not made from gpuready/driver", s.BaseImage, image.DriverLabel)
+	}
+	return base, nil
+}
+
+func (s *Settings) openBase(ctx context.Context) (v1.Image, error) {
+	if exists(s.BaseImage) {
+		return tarball.ImageFromPath(s.BaseImage, nil)
+	}
+	return s.Registry.Read(ctx, s.BaseImage)
+}
+
+// addCommon returns the base with what all kernels share.
+func (s *Settings) addCommon(ctx context.Context, base v1.Image, d driver, all []compiled, work string) (v1.Image, error) {
+	root := filepath.Join(work, "driver")
+	if err := d.install(d.layout, root); err != nil {
+		return nil, err
+	}
+	files := mutate.Extract(base)
+	baseRoot := filepath.Join(work, "base")
+	if err := errors.Join(runfile.UntarStream(ctx, files, baseRoot, runfile.AnyLinks), files.Close()); err != nil {
+		return nil, fmt.Errorf("BASE_IMAGE: %w", err)
+	}
+	if err := s.copyGlibc(baseRoot, root, d.layout); err != nil {
+		return nil, err
+	}
+	if err := s.copyObjects(d, all, filepath.Join(root, "usr/src/nvidia-"+s.DriverVersion, sourceNames[d.kind])); err != nil {
+		return nil, err
+	}
+	for _, l := range []struct{ dir, at string }{
+		{all[len(all)-1].tools, strings.TrimPrefix(link.ToolsDir, "/")},
+		{root, "driver"},
+	} {
+		layer, err := image.Layer(l.dir, l.at)
+		if err == nil {
+			base, err = mutate.Append(base, mutate.Addendum{Layer: layer, History: v1.History{CreatedBy: "precompiled image", Comment: l.at}})
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	config, err := base.ConfigFile()
+	if err != nil {
+		return nil, err
+	}
+	own := config.Config.DeepCopy()
+	if s.BuilderUser != "" || s.BuilderEmail != "" {
+		own.Labels["org.opencontainers.image.authors"] = strings.TrimSpace(s.BuilderUser + " <" + s.BuilderEmail + ">")
+	}
+	return mutate.Config(base, *own)
+}
+
+// copyObjects takes the objects that all kernels share out of the sources, as halves name them.
+func (s *Settings) copyObjects(d driver, all []compiled, to string) error {
+	for _, c := range all {
+		h, err := link.Read(filepath.Join(c.halves, image.HalvesName, string(d.kind)))
+		if err != nil {
+			return err
+		}
+		for _, m := range h.Modules {
+			for _, o := range m.Objects {
+				at := filepath.Join(to, o.Common)
+				if o.Common == "" || exists(at) {
+					continue
+				}
+				if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
+					return err
+				}
+				if err := folder.CopyFile(filepath.Join(d.source, o.Common), at); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// check links the modules of each kernel with what the image has, and signs the halves if
+// there is a key.
+func (s *Settings) check(ctx context.Context, d driver, all []compiled, work string) error {
+	for _, c := range all {
+		r := link.Request{
+			Halves: filepath.Join(c.halves, image.HalvesName, string(d.kind)), Common: d.source, Release: c.release, Version: s.DriverVersion,
+			Work: work, Tools: all[len(all)-1].tools,
+		}
+		var err error
+		if s.SignKey != "" {
+			var key sign.Key
+			if key, err = sign.LoadKey(s.SignKey, s.SignCertificate); err == nil {
+				err = build.SignHalves(ctx, r, key)
+			}
+		}
+		if err == nil {
+			var linked string
+			if linked, err = link.Link(ctx, r); err == nil {
+				err = os.RemoveAll(linked)
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("kernel %s: %w", c.release, err)
+		}
+	}
+	return nil
+}
+
+// write writes the images.
+func (s *Settings) write(common v1.Image, d driver, all []compiled) ([]Image, error) {
+	next := s.Folder() + ".new"
+	if err := os.RemoveAll(next); err != nil {
+		return nil, err
+	}
+	out, err := layout.Write(next, empty.Index)
+	if err != nil {
+		return nil, err
+	}
+	var made []Image
+	for _, c := range all {
+		h, err := link.Read(filepath.Join(c.halves, image.HalvesName, string(d.kind)))
+		if err != nil {
+			return nil, err
+		}
+		m := image.Modules{Kernel: c.release, Kind: string(d.kind), Version: s.DriverVersion}
+		for _, half := range h.Modules {
+			m.Names = append(m.Names, half.Name)
+		}
+		layer, err := image.Layer(c.halves, image.Dir(c.release))
+		if err != nil {
+			return nil, err
+		}
+		i, err := image.Add(common, layer, m)
+		if err != nil {
+			return nil, err
+		}
+		tag, err := s.tag(c.release)
+		if err != nil {
+			return nil, err
+		}
+		if err := out.AppendImage(i, layout.WithAnnotations(map[string]string{refName: tag})); err != nil {
+			return nil, err
+		}
+		digest, err := i.Digest()
+		if err != nil {
+			return nil, err
+		}
+		size, err := layer.Size()
+		if err != nil {
+			return nil, err
+		}
+		made = append(made, Image{Name: s.repository() + ":" + tag, Digest: digest.String(), Kernel: c.release, LayerSize: size})
+	}
+	return made, errors.Join(os.RemoveAll(s.Folder()), os.Rename(next, s.Folder()))
+}
+
+// Push pushes the images that Make has made.
+func (s *Settings) Push(ctx context.Context) ([]Image, error) {
+	index, err := layout.ImageIndexFromPath(s.Folder())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s is not there: make image makes it", s.Folder())
+	}
+	if err != nil {
+		return nil, err
+	}
+	manifest, err := index.IndexManifest()
+	if err != nil {
+		return nil, err
+	}
+	var pushed []Image
+	for _, m := range manifest.Manifests {
+		i, err := index.Image(m.Digest)
+		if err != nil {
+			return nil, err
+		}
+		name := s.repository() + ":" + m.Annotations[refName]
+		s.Log.Info("pushing", "image", name)
+		if err := s.Registry.Write(ctx, name, i); err != nil {
+			return nil, err
+		}
+		pushed = append(pushed, Image{Name: name, Digest: m.Digest.String()})
+	}
+	return pushed, nil
+}

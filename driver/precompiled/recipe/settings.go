@@ -1,0 +1,262 @@
+// Package recipe makes images of precompiled drivers: one image for each kernel, of which
+// all share a layer with the driver's user space, and each has one small layer of its own.
+//
+// A container tool compiles, since it has an image with the kernel's headers and compiler.
+// All else needs no tool: layers are made so that the same input gives the same bytes.
+package recipe
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/gpuready/gpuready/driver/image"
+	"github.com/gpuready/gpuready/driver/kernel"
+	"github.com/gpuready/gpuready/internal/drivertag"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+)
+
+// Settings are the variables of the recipe. Those of NVIDIA's recipe have its names.
+type Settings struct {
+	OS      string // folder of the recipe: "rhcos4"
+	Recipes string // folder that has the folder OS
+	Program string // gpu-driver, static, for TargetArch
+	Out     string // folder for images and downloads
+
+	DriverVersion string
+	DriverType    string
+	Kind          string // KERNEL_MODULE_TYPE
+	Modules       []string
+	Kernels       []string // KERNEL_VERSIONS, KERNEL_VERSION
+	OSTag         string
+	TargetArch    string // "x86_64" or "aarch64"
+
+	Source   string // DRIVER_SOURCE: file, URL or folder
+	SHA256   string // of a file or URL
+	Packages []string
+
+	OpenShiftVersion    string
+	DriverToolkitImages []string // one for all kernels, or one for each
+	RHELVersion         string
+	RHELMajor           string
+	PullSecretFile      string
+	RHSMOrgFile         string
+	RHSMKeyFile         string
+
+	ContainerTool string
+	BuilderImage  string
+	HeadersRoot   string
+	BuilderUser   string
+	BuilderEmail  string
+
+	BaseImage     string // archive or reference
+	ImageRegistry string
+	ImageName     string
+	Registry      image.Registry
+
+	SignKey, SignCertificate string
+
+	Log *slog.Logger
+}
+
+// defaultModules are those that a driver container can be asked to load.
+var defaultModules = []string{"nvidia", "nvidia-uvm", "nvidia-modeset", "nvidia-drm", "nvidia-peermem"}
+
+// system describes an operating system for which there is a folder.
+type system struct {
+	tag     string // OS_TAG where none is given; "": it has to be
+	apt     bool   // packages are Debian's
+	dnf     bool
+	toolkit bool // OpenShift's Driver Toolkit compiles
+}
+
+var systems = map[string]system{
+	"debian12":    {tag: "debian12", apt: true},
+	"debian13":    {tag: "debian13", apt: true},
+	"ubuntu22.04": {tag: "ubuntu22.04", apt: true},
+	"ubuntu24.04": {tag: "ubuntu24.04", apt: true},
+	"rhel8":       {dnf: true},
+	"rhel9":       {dnf: true},
+	"rhcos4":      {toolkit: true, dnf: true},
+	"sles15":      {},
+}
+
+// NoTool is the value of CONTAINER_TOOL with which this machine compiles.
+const NoTool = "none"
+
+// containerTools are those that are looked for, in this order.
+var containerTools = []string{"podman", "docker", "buildah"}
+
+var versionPattern = regexp.MustCompile(`^\d+\.\d+(\.\d+)?$`)
+
+// Complete sets what follows from other settings, and checks all of them. The error names
+// everything that is wrong.
+func (s *Settings) Complete() error {
+	if s.Log == nil {
+		s.Log = slog.New(slog.DiscardHandler)
+	}
+	o, known := systems[s.OS]
+	if !known {
+		return fmt.Errorf("there is no recipe for %q; there are those in driver/precompiled", record.Clean(s.OS, 100))
+	}
+	if len(s.Modules) == 0 {
+		s.Modules = defaultModules
+	}
+	if s.OpenShiftVersion != "" && s.OSTag == "" {
+		s.OSTag = tagOfOpenShift(s.OpenShiftVersion, s.RHELVersion)
+	}
+	if s.OSTag == "" {
+		s.OSTag = o.tag
+	}
+	if s.OSTag == "" && strings.HasPrefix(s.OS, "rhel") && s.RHELVersion != "" {
+		s.OSTag = "rhel" + s.RHELVersion
+	}
+	if s.TargetArch == "" {
+		s.TargetArch = machineArch()
+	}
+	if s.ContainerTool == "" {
+		s.ContainerTool = findTool()
+	}
+	return errors.Join(s.checkDriver(), s.checkSystem(o), s.checkImage())
+}
+
+// tagOfOpenShift returns the tag of an OpenShift release: from 4.19 on it is RHEL's.
+func tagOfOpenShift(version, rhel string) string {
+	var major, minor int
+	if n, _ := fmt.Sscanf(version, "%d.%d", &major, &minor); n != 2 {
+		return ""
+	}
+	if major == 4 && minor < 19 {
+		return fmt.Sprintf("rhcos4.%d", minor)
+	}
+	if rhel == "" {
+		return ""
+	}
+	return "rhel" + rhel
+}
+
+// machineArch is this machine's architecture as kernels and NVIDIA's installers name it.
+func machineArch() string {
+	return map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]
+}
+
+func findTool() string {
+	for _, t := range containerTools {
+		if _, err := exec.LookPath(t); err == nil {
+			return t
+		}
+	}
+	return ""
+}
+
+func (s *Settings) checkDriver() error {
+	var all []error
+	wrong := func(format string, args ...any) { all = append(all, fmt.Errorf(format, args...)) }
+	if !versionPattern.MatchString(s.DriverVersion) {
+		wrong("DRIVER_VERSION is %q; it is a whole version, such as 580.95.05", record.Clean(s.DriverVersion, 100))
+	}
+	if s.DriverType != "" && s.DriverType != "passthrough" {
+		wrong("DRIVER_TYPE is %q; drivers of vGPU are not precompiled: leave it, or set passthrough", record.Clean(s.DriverType, 100))
+	}
+	if kind, err := kernel.ParseKind(s.Kind); err != nil {
+		wrong("KERNEL_MODULE_TYPE: %w", err)
+	} else {
+		s.Kind = string(kind)
+	}
+	isURL := strings.Contains(s.Source, "://")
+	switch {
+	case s.Source != "" && len(s.Packages) > 0:
+		wrong("DRIVER_SOURCE and DRIVER_PACKAGES are two places to take the driver from: set one")
+	case isURL && !strings.HasPrefix(s.Source, "https://") && !strings.HasPrefix(s.Source, "http://"):
+		wrong("DRIVER_SOURCE: %q is neither a file, a folder nor an address with https", record.Clean(s.Source, 200))
+	case (isURL || s.Source == "" && len(s.Packages) == 0) && s.SHA256 == "":
+		wrong("DRIVER_SHA256 is not set; the installer is fetched from %s, and has to have it: NVIDIA publishes it beside the file, with .sha256sum at its end", s.url())
+	}
+	if s.SHA256 != "" && !regexp.MustCompile(`^[0-9a-f]{64}$`).MatchString(s.SHA256) {
+		wrong("DRIVER_SHA256 is no SHA-256: it has 64 of the digits 0-9a-f")
+	}
+	return errors.Join(all...)
+}
+
+// url returns the address from which the installer is fetched.
+func (s *Settings) url() string {
+	if s.Source != "" {
+		return s.Source
+	}
+	return fmt.Sprintf("https://us.download.nvidia.com/tesla/%s/NVIDIA-Linux-%s-%[1]s.run", s.DriverVersion, s.TargetArch)
+}
+
+func (s *Settings) checkSystem(o system) error {
+	var all []error
+	wrong := func(format string, args ...any) { all = append(all, fmt.Errorf(format, args...)) }
+	if s.TargetArch != machineArch() {
+		wrong("TARGET_ARCH is %s, and this machine is %s: modules are compiled on a machine of their architecture", record.Clean(s.TargetArch, 50), machineArch())
+	}
+	for _, k := range s.Kernels {
+		if strings.ContainsAny(k, "/ ") || strings.HasPrefix(k, ".") || strings.HasPrefix(k, "-") {
+			wrong("KERNEL_VERSION %q is no release of a kernel, as uname -r prints it", record.Clean(k, 100))
+		}
+		if arch := k[strings.LastIndexByte(k, '.')+1:]; (arch == "x86_64" || arch == "aarch64") && arch != s.TargetArch {
+			wrong("KERNEL_VERSION %s is of %s, and TARGET_ARCH is %s", k, arch, s.TargetArch)
+		}
+	}
+	if major, _, _ := strings.Cut(s.RHELVersion, "."); s.RHELMajor != "" && s.RHELVersion != "" && major != s.RHELMajor {
+		wrong("RHEL_MAJOR is %s, and RHEL_VERSION is %s", s.RHELMajor, s.RHELVersion)
+	}
+	switch n := len(s.DriverToolkitImages); {
+	case o.toolkit && n == 0 && s.ContainerTool != NoTool:
+		wrong("DRIVER_TOOLKIT_IMAGE is not set: oc adm release info --image-for=driver-toolkit prints it")
+	case n > 1 && n != len(s.Kernels) && len(s.Kernels) > 0:
+		wrong("DRIVER_TOOLKIT_IMAGE names %d images for %d kernels: name one, or one for each", n, len(s.Kernels))
+	}
+	if len(s.Kernels) == 0 && len(s.DriverToolkitImages) == 0 {
+		wrong("KERNEL_VERSION is not set; or KERNEL_VERSIONS, for several")
+	}
+	if len(s.Packages) > 0 && !o.apt && !o.dnf {
+		wrong("DRIVER_PACKAGES: packages are not taken on %s; set DRIVER_SOURCE", s.OS)
+	}
+	for name, file := range map[string]string{"PULL_SECRET_FILE": s.PullSecretFile, "RHSM_ORG_FILE": s.RHSMOrgFile, "RHSM_ACTIVATIONKEY_FILE": s.RHSMKeyFile} {
+		if _, err := os.Stat(file); file != "" && err != nil {
+			wrong("%s: %w", name, err)
+		}
+	}
+	switch {
+	case s.ContainerTool == "":
+		wrong("CONTAINER_TOOL is not set, and none of %s is on this machine; none compiles on this machine itself", strings.Join(containerTools, ", "))
+	case s.ContainerTool != NoTool && !slices.Contains(containerTools, s.ContainerTool):
+		wrong("CONTAINER_TOOL is %q; it is one of %s, %s", record.Clean(s.ContainerTool, 50), strings.Join(containerTools, ", "), NoTool)
+	}
+	return errors.Join(all...)
+}
+
+func (s *Settings) checkImage() error {
+	var all []error
+	if s.SignKey != "" && s.SignCertificate == "" {
+		all = append(all, errors.New("SIGN_KEY_FILE needs SIGN_CERTIFICATE_FILE, by which the kernel knows the key"))
+	}
+	if err := image.CheckRepository(s.repository()); err != nil {
+		all = append(all, fmt.Errorf("IMAGE_REGISTRY, IMAGE_NAME: %w", err))
+	}
+	if s.OSTag == "" {
+		all = append(all, errors.New("OS_TAG is not set: the tag of the operating system by which the operator asks for the image, rhcos4.18 or rhel9.6; OPENSHIFT_VERSION and RHEL_VERSION say it, too"))
+		return errors.Join(all...)
+	}
+	for _, k := range append([]string{"6.1"}, s.Kernels...) {
+		if _, err := s.tag(k); err != nil {
+			return errors.Join(append(all, err)...)
+		}
+	}
+	return errors.Join(all...)
+}
+
+func (s *Settings) repository() string { return s.ImageRegistry + "/" + s.ImageName }
+
+func (s *Settings) tag(release string) (string, error) {
+	return drivertag.Tag(s.DriverVersion, release, s.OSTag)
+}

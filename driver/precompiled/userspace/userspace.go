@@ -1,0 +1,264 @@
+// Package userspace lays a driver's user space out as a machine has it on which it is
+// installed: from what NVIDIA's installer unpacks, or from a folder into which a
+// distribution's packages were unpacked.
+package userspace
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+)
+
+// ManifestName is the file in which NVIDIA's installer lists what it has.
+const ManifestName = ".manifest"
+
+// Layout says where an operating system has what.
+type Layout struct {
+	Libraries string // "usr/lib64", "usr/lib/x86_64-linux-gnu"
+	Version   string // of the driver
+}
+
+// entry is a line of the manifest: path, permissions, type, and what that type has besides.
+type entry struct {
+	path   string
+	kind   string   // "CUDA_LIB", "CUDA_SYMLINK", "UTILITY_BINARY"
+	rest   []string // without "MODULE:<name>"
+	folder string   // below that of its kind
+}
+
+const maxManifest = 16 << 20
+
+// Version returns the driver's version in a manifest: its second line.
+func Version(dir string) (string, error) {
+	_, version, err := readManifest(dir)
+	return version, err
+}
+
+// readManifest reads the list. Its first eight lines are of the driver as a whole.
+func readManifest(dir string) (all []entry, version string, err error) {
+	f, err := os.Open(filepath.Join(dir, ManifestName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, "", fmt.Errorf("%s has no %s: it is no folder that NVIDIA's installer unpacks (--extract-only)", dir, ManifestName)
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	defer f.Close() //nolint:errcheck // it is only read
+	lines := bufio.NewScanner(io.LimitReader(f, maxManifest))
+	for n := 1; lines.Scan(); n++ {
+		text := strings.TrimSpace(lines.Text())
+		if n == 2 {
+			version = text
+		}
+		e, ok, err := parseEntry(text)
+		if err != nil {
+			return nil, "", fmt.Errorf("%s, line %d: %w", f.Name(), n, err)
+		}
+		if n > 2 && ok {
+			all = append(all, e)
+		}
+	}
+	return all, version, lines.Err()
+}
+
+// parseEntry reads a line; ok is false for one that names no file.
+func parseEntry(line string) (e entry, ok bool, err error) {
+	fields := strings.Fields(line)
+	if len(fields) < 3 {
+		return e, false, nil
+	}
+	if _, err := strconv.ParseUint(fields[1], 8, 16); err != nil || strings.ToUpper(fields[2]) != fields[2] {
+		return e, false, nil // the lines above the list
+	}
+	e = entry{path: path.Clean(fields[0]), kind: fields[2]}
+	if !filepath.IsLocal(e.path) {
+		return e, false, fmt.Errorf("%q is no path below the installer's folder", record.Clean(fields[0], 200))
+	}
+	for _, f := range fields[3:] {
+		switch {
+		case strings.HasPrefix(f, "MODULE:"), strings.HasPrefix(f, "INHERIT_PATH_DEPTH:"):
+		case strings.HasSuffix(f, "/"):
+			e.folder = strings.Trim(f, "/")
+		default:
+			e.rest = append(e.rest, f)
+		}
+	}
+	if e.folder != "" && !filepath.IsLocal(e.folder) {
+		return e, false, fmt.Errorf("%q is no folder below the libraries'", record.Clean(e.folder, 200))
+	}
+	return e, true, nil
+}
+
+// kinds are where files of a kind lie that are no libraries; %s is the driver's version.
+var kinds = map[string]string{
+	"UTILITY_BINARY":             "usr/bin",
+	"NVIDIA_MODPROBE":            "usr/bin",
+	"NVIDIA_PERSISTENCED_BINARY": "usr/bin",
+	"FIRMWARE":                   "lib/firmware/nvidia/%s",
+	"CUDA_ICD":                   "etc/OpenCL/vendors",
+	"VULKAN_ICD_JSON":            "usr/share/vulkan/icd.d",
+	"VULKANSC_ICD_JSON":          "usr/share/vulkansc/icd.d",
+	"GLVND_EGL_ICD_JSON":         "usr/share/glvnd/egl_vendor.d",
+	"EGL_EXTERNAL_PLATFORM_JSON": "usr/share/egl/egl_external_platform.d",
+	"SANDBOXUTILS_FILELIST_JSON": "usr/share/nvidia/files.d",
+	"APPLICATION_PROFILE":        "usr/share/nvidia",
+	"NVOFA_CONFIG":               "usr/share/nvidia",
+}
+
+// place returns where a file belongs; "": nowhere. link is what it points to, if it is a
+// symbolic link.
+func (l Layout) place(e entry) (at, link string) {
+	for _, other := range []string{"COMPAT32", "CLASSIC", "NON_GLVND"} {
+		if slices.Contains(e.rest, other) {
+			return "", ""
+		}
+	}
+	base := path.Base(e.path)
+	switch {
+	case strings.HasSuffix(e.kind, "_SYMLINK") || strings.HasSuffix(e.kind, "_NEWSYM"):
+		if !slices.Contains(e.rest, "NATIVE") || len(e.rest) < 2 {
+			return "", ""
+		}
+		return path.Join(l.Libraries, e.folder, base), path.Base(last(e.rest, "GLVND"))
+	case strings.HasSuffix(e.kind, "_LIB") && slices.Contains(e.rest, "NATIVE"):
+		return path.Join(l.Libraries, e.folder, base), ""
+	case base == "LICENSE":
+		return "usr/share/doc/NVIDIA_GLX-1.0/LICENSE", ""
+	}
+	if to, known := kinds[e.kind]; known {
+		return path.Join(strings.ReplaceAll(to, "%s", l.Version), base), ""
+	}
+	return "", ""
+}
+
+// last is the last word that is not but.
+func last(words []string, but string) string {
+	for _, w := range slices.Backward(words) {
+		if w != but {
+			return w
+		}
+	}
+	return ""
+}
+
+// Install lays out in to what NVIDIA's installer has unpacked into dir.
+func (l Layout) Install(dir, to string) error {
+	all, version, err := readManifest(dir)
+	if err != nil {
+		return err
+	}
+	if version != l.Version {
+		return fmt.Errorf("%s is of driver %s, not of %s (DRIVER_VERSION)", dir, record.Clean(version, 50), l.Version)
+	}
+	root, err := os.OpenRoot(dir) // its links may lead nowhere else
+	if err != nil {
+		return err
+	}
+	defer root.Close() //nolint:errcheck // it is only read
+	for _, e := range all {
+		at, link := l.place(e)
+		if at == "" {
+			continue
+		}
+		if link != "" {
+			err = makeLink(link, filepath.Join(to, at))
+		} else {
+			err = copyFile(root, e.path, filepath.Join(to, at))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// skipped are the folders of packages that are about kernels, or that people read; the licence
+// is in another one.
+var skipped = []string{"usr/src", "lib/modules", "usr/lib/modules", "usr/share/man", "usr/share/lintian", "var"}
+
+// moved are folders of distributions, and where their files belong: the driver's programs run
+// with a C library that looks for libraries where Debian has them.
+func (l Layout) moved() [][2]string {
+	return [][2]string{
+		{l.Libraries + "/nvidia/current", l.Libraries},
+		{"usr/lib64", l.Libraries},
+		{"usr/lib/nvidia/current", "usr/bin"},
+		{"usr/lib/firmware", "lib/firmware"},
+	}
+}
+
+// Copy lays out in to what packages have put below dir.
+func (l Layout) Copy(dir, to string) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close() //nolint:errcheck // it is only read
+	return fs.WalkDir(root.FS(), ".", func(rel string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			if slices.Contains(skipped, rel) {
+				return fs.SkipDir
+			}
+			return err
+		}
+		at := rel
+		for _, m := range l.moved() {
+			if rest, is := strings.CutPrefix(rel, m[0]+"/"); is {
+				at = path.Join(m[1], rest)
+				break
+			}
+		}
+		if d.Type() == fs.ModeSymlink {
+			link, err := root.Readlink(rel)
+			if err != nil {
+				return err
+			}
+			return makeLink(link, filepath.Join(to, at))
+		}
+		return copyFile(root, rel, filepath.Join(to, at))
+	})
+}
+
+func makeLink(link, at string) error {
+	if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
+		return err
+	}
+	if err := os.Remove(at); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return os.Symlink(link, at)
+}
+
+func copyFile(root *os.Root, from, to string) error {
+	in, err := root.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close() //nolint:errcheck // it is only read
+	info, err := in.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is no file", in.Name())
+	}
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return err
+	}
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644|info.Mode().Perm()&0o111)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Close())
+}
