@@ -29,8 +29,12 @@ const downloadTimeout = time.Hour
 type driver struct {
 	kind    kernel.Kind
 	source  string // folder that Kbuild builds
-	layout  userspace.Layout
 	install func(l userspace.Layout, to string) error
+}
+
+// layout returns where the files of a driver lie: as on Debian, whose C library the base has.
+func (s *Settings) layout() userspace.Layout {
+	return userspace.Layout{Libraries: "usr/lib/" + s.TargetArch + "-linux-gnu", Version: s.DriverVersion}
 }
 
 // sourceNames are the folders of the kinds in NVIDIA's installer.
@@ -38,7 +42,6 @@ var sourceNames = map[kernel.Kind]string{kernel.OpenKind: "kernel-open", kernel.
 
 // findDriver unpacks the driver below work.
 func (s *Settings) findDriver(ctx context.Context, work string) (d driver, err error) {
-	d.layout = userspace.Layout{Libraries: "usr/lib/" + s.TargetArch + "-linux-gnu", Version: s.DriverVersion}
 	dir := s.Source
 	switch info, statErr := os.Stat(s.Source); {
 	case len(s.Packages) > 0:
@@ -205,19 +208,18 @@ var loaders = map[string]string{"x86_64": "lib64/ld-linux-x86-64.so.2", "aarch64
 
 // copyGlibc takes the C library out of a base image's files. A base without one leaves the
 // driver's programs as they are.
-func (s *Settings) copyGlibc(base, to string, l userspace.Layout) error {
+func (s *Settings) copyGlibc(base, to string) error {
 	loader := loaders[s.TargetArch]
 	wanted := append([]string{filepath.Base(loader)}, glibc...)
 	return filepath.WalkDir(base, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !slices.Contains(wanted, d.Name()) {
 			return err
 		}
-		real, err := filepath.EvalSymlinks(path)
-		rel, relErr := filepath.Rel(base, real)
-		if err != nil || relErr != nil || !filepath.IsLocal(rel) {
-			return nil // a link to a place of another root
+		real, ok := resolveBelow(base, path)
+		if !ok {
+			return nil
 		}
-		at := filepath.Join(to, l.Libraries, d.Name())
+		at := filepath.Join(to, s.layout().Libraries, d.Name())
 		if d.Name() == filepath.Base(loader) {
 			at = filepath.Join(to, loader)
 		}
@@ -229,4 +231,15 @@ func (s *Settings) copyGlibc(base, to string, l userspace.Layout) error {
 		}
 		return folder.CopyFile(real, at)
 	})
+}
+
+// resolveBelow returns the file that a path below a root leads to, and whether that is below
+// it, too.
+func resolveBelow(root, path string) (string, bool) {
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return "", false
+	}
+	rel, err := filepath.Rel(root, real)
+	return real, err == nil && filepath.IsLocal(rel)
 }

@@ -107,7 +107,7 @@ func (s *Settings) openBase(ctx context.Context) (v1.Image, error) {
 // addCommon returns the base with what all kernels share.
 func (s *Settings) addCommon(ctx context.Context, base v1.Image, d driver, all []compiled, work string) (v1.Image, error) {
 	root := filepath.Join(work, "driver")
-	if err := d.install(d.layout, root); err != nil {
+	if err := d.install(s.layout(), root); err != nil {
 		return nil, err
 	}
 	files := mutate.Extract(base)
@@ -115,7 +115,7 @@ func (s *Settings) addCommon(ctx context.Context, base v1.Image, d driver, all [
 	if err := errors.Join(runfile.UntarStream(ctx, files, baseRoot, runfile.AnyLinks), files.Close()); err != nil {
 		return nil, fmt.Errorf("BASE_IMAGE: %w", err)
 	}
-	if err := s.copyGlibc(baseRoot, root, d.layout); err != nil {
+	if err := s.copyGlibc(baseRoot, root); err != nil {
 		return nil, err
 	}
 	if err := s.copyObjects(d, all, filepath.Join(root, "usr/src/nvidia-"+s.DriverVersion, sourceNames[d.kind])); err != nil {

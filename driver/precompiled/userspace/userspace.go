@@ -13,7 +13,6 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/gpuready/gpuready/internal/nodestate/record"
@@ -77,7 +76,7 @@ func parseEntry(line string) (e entry, ok bool, err error) {
 	if len(fields) < 3 {
 		return e, false, nil
 	}
-	if _, err := strconv.ParseUint(fields[1], 8, 16); err != nil || strings.ToUpper(fields[2]) != fields[2] {
+	if strings.Trim(fields[1], "01234567") != "" || strings.ToUpper(fields[2]) != fields[2] {
 		return e, false, nil // the lines above the list
 	}
 	e = entry{path: path.Clean(fields[0]), kind: fields[2]}

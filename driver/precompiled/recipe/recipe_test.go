@@ -1,0 +1,192 @@
+package recipe
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"crypto/sha256"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// known has settings that are complete on a machine of either architecture.
+func known(os string, change func(*Settings)) *Settings {
+	s := &Settings{OS: os, DriverVersion: "580.95.05", Source: "driver.run", Kernels: []string{"6.1.0-50-amd64"}, ContainerTool: "podman", ImageRegistry: "registry.example.com/gpu", ImageName: "driver"}
+	if change != nil {
+		change(s)
+	}
+	return s
+}
+
+func TestTheTagOfTheOperatingSystem(t *testing.T) {
+	openshift := func(version, rhel string) func(*Settings) {
+		return func(s *Settings) {
+			s.OpenShiftVersion, s.RHELVersion, s.DriverToolkitImages = version, rhel, []string{"quay.io/dtk"}
+		}
+	}
+	for _, c := range []struct {
+		os     string
+		change func(*Settings)
+		want   string
+	}{
+		{"debian12", nil, "debian12"},
+		{"ubuntu24.04", nil, "ubuntu24.04"},
+		{"rhel9", func(s *Settings) { s.RHELVersion = "9.6" }, "rhel9.6"},
+		{"rhcos4", openshift("4.12.13", "8.6"), "rhcos4.12"},
+		{"rhcos4", openshift("4.19.2", "9.6"), "rhel9.6"},
+		{"sles15", func(s *Settings) { s.OSTag = "sles15.6" }, "sles15.6"},
+	} {
+		s := known(c.os, c.change)
+		require.NoError(t, s.Complete())
+		require.Equal(t, c.want, s.OSTag)
+	}
+}
+
+func TestAVariableThatIsWrongIsNamed(t *testing.T) {
+	other := map[string]string{"x86_64": "aarch64", "aarch64": "x86_64"}[machineArch()]
+	for want, change := range map[string]func(*Settings){
+		`DRIVER_VERSION is "580"`:                    func(s *Settings) { s.DriverVersion = "580" },
+		`DRIVER_TYPE is "vgpu"`:                      func(s *Settings) { s.DriverType = "vgpu" },
+		`KERNEL_MODULE_TYPE`:                         func(s *Settings) { s.Kind = "closed" },
+		`DRIVER_SHA256 is not set`:                   func(s *Settings) { s.Source = "" },
+		`DRIVER_SHA256 is no SHA-256`:                func(s *Settings) { s.SHA256 = "abc" },
+		`is neither a file, a folder nor an address`: func(s *Settings) { s.Source, s.SHA256 = "ftp://x/y", "" },
+		`set one`:                                              func(s *Settings) { s.Packages = []string{"nvidia-driver"} },
+		`TARGET_ARCH is ` + other:                              func(s *Settings) { s.TargetArch = other },
+		`KERNEL_VERSION "../x" is no release`:                  func(s *Settings) { s.Kernels = []string{"../x"} },
+		`KERNEL_VERSION is not set`:                            func(s *Settings) { s.Kernels = nil },
+		`and TARGET_ARCH is ` + machineArch():                  func(s *Settings) { s.Kernels = []string{"5.14.0-1.el9." + other} },
+		`RHEL_MAJOR is 8, and RHEL_VERSION is 9.4`:             func(s *Settings) { s.RHELMajor, s.RHELVersion = "8", "9.4" },
+		`names 2 images for 1 kernels`:                         func(s *Settings) { s.DriverToolkitImages = []string{"a", "b"} },
+		`CONTAINER_TOOL is "kaniko"`:                           func(s *Settings) { s.ContainerTool = "kaniko" },
+		`PULL_SECRET_FILE: stat /nowhere`:                      func(s *Settings) { s.PullSecretFile = "/nowhere" },
+		`IMAGE_REGISTRY, IMAGE_NAME: "a:b:c/driver" is no rep`: func(s *Settings) { s.ImageRegistry = "a:b:c" },
+		`can be no tag of an image`:                            func(s *Settings) { s.OSTag = "debian 12" },
+		`SIGN_KEY_FILE needs SIGN_CERTIFICATE_FILE`:            func(s *Settings) { s.SignKey = "key" },
+		`there is no recipe for "plan9"`:                       func(s *Settings) { s.OS = "plan9" },
+		`DRIVER_TOOLKIT_IMAGE is not set`:                      func(s *Settings) { s.OS, s.OSTag = "rhcos4", "rhcos4.12" },
+		`OS_TAG is not set`:                                    func(s *Settings) { s.OS = "rhel9" },
+	} {
+		require.ErrorContains(t, known("debian12", change).Complete(), want)
+	}
+	err := (&Settings{OS: "rhcos4", ContainerTool: "podman"}).Complete()
+	for _, name := range []string{"DRIVER_VERSION", "DRIVER_SHA256", "DRIVER_TOOLKIT_IMAGE", "KERNEL_VERSION", "OS_TAG"} {
+		require.ErrorContains(t, err, name, "all of them at once")
+	}
+}
+
+func TestAnInstallerIsFetchedOnceAndIsTheOneThatIsMeant(t *testing.T) {
+	asked := 0
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked++
+		if r.URL.Path != "/driver.run" {
+			http.NotFound(w, r)
+			return
+		}
+		fmt.Fprint(w, "the installer")
+	}))
+	defer server.Close()
+	s := known("debian12", func(s *Settings) {
+		s.Source, s.SHA256, s.Out = server.URL+"/driver.run", fmt.Sprintf("%x", sha256.Sum256([]byte("the installer"))), t.TempDir()
+	})
+	require.NoError(t, s.Complete())
+	for range 2 {
+		file, err := s.download(t.Context())
+		require.NoError(t, err)
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		require.Equal(t, "the installer", string(text))
+	}
+	require.Equal(t, 1, asked)
+	s.SHA256 = fmt.Sprintf("%x", sha256.Sum256(nil))
+	_, err := s.download(t.Context())
+	require.ErrorContains(t, err, "and DRIVER_SHA256 is "+s.SHA256)
+	s.Source = server.URL + "/other.run"
+	_, err = s.download(t.Context())
+	require.ErrorContains(t, err, "404 Not Found; set DRIVER_SOURCE to a file")
+	left, err := os.ReadDir(filepath.Join(s.Out, "downloads"))
+	require.NoError(t, err)
+	require.Len(t, left, 1, "nothing half-fetched stays")
+}
+
+// Sources are found where an installer, Debian's packages and others have them.
+func TestSourcesOfPackages(t *testing.T) {
+	write := func(dir, name string, text []byte) {
+		at := filepath.Join(dir, name)
+		require.NoError(t, os.MkdirAll(filepath.Dir(at), 0o755))
+		require.NoError(t, os.WriteFile(at, text, 0o644))
+	}
+	archive := filepath.Join(t.TempDir(), "archive")
+	f, err := os.Create(archive)
+	require.NoError(t, err)
+	z := gzip.NewWriter(f)
+	w := tar.NewWriter(z)
+	require.NoError(t, w.WriteHeader(&tar.Header{Name: "modules/nvidia-open-kernel/Kbuild", Typeflag: tar.TypeReg, Mode: 0o644}))
+	require.NoError(t, w.Close())
+	require.NoError(t, z.Close())
+	require.NoError(t, f.Close())
+	debian, err := os.ReadFile(archive)
+	require.NoError(t, err)
+	for name, c := range map[string]struct {
+		file string
+		text []byte
+		kind string
+	}{
+		"Debian's": {"usr/src/nvidia-open-kernel.tar.xz", debian, "open"},
+		"DKMS":     {"usr/src/nvidia-580.95.05/Kbuild", nil, "proprietary"},
+		"open":     {"usr/src/nvidia-open-580.95.05/Kbuild", nil, "open"},
+		"NVIDIA's": {"kernel-open/Kbuild", nil, "open"},
+	} {
+		dir := t.TempDir()
+		write(dir, c.file, c.text)
+		if name == "NVIDIA's" {
+			write(dir, ".manifest", []byte("NVIDIA\n580.95.05\n"))
+		}
+		s := known("debian12", func(s *Settings) { s.Source = dir })
+		require.NoError(t, s.Complete())
+		d, err := s.findDriver(t.Context(), t.TempDir())
+		require.NoError(t, err, name)
+		require.Equal(t, c.kind, string(d.kind), name)
+		require.FileExists(t, filepath.Join(d.source, "Kbuild"))
+		s.Kind = map[string]string{"open": "proprietary", "proprietary": "open"}[c.kind]
+		_, err = s.findDriver(t.Context(), t.TempDir())
+		require.ErrorContains(t, err, "has no sources of "+s.Kind+" modules", name)
+	}
+	s := known("debian12", func(s *Settings) { s.Source = t.TempDir() })
+	require.NoError(t, s.Complete())
+	_, err = s.findDriver(t.Context(), t.TempDir())
+	require.ErrorContains(t, err, "has neither .manifest, as NVIDIA's installer unpacks it, nor usr/src/nvidia*")
+}
+
+// The programs of a driver have the C library of the base beside them.
+func TestTheDriverHasTheCLibraryOfTheBase(t *testing.T) {
+	s := known("debian12", nil)
+	require.NoError(t, s.Complete())
+	base, to := t.TempDir(), t.TempDir()
+	triplet := s.TargetArch + "-linux-gnu"
+	loader := filepath.Base(loaders[s.TargetArch])
+	for _, name := range []string{"libc.so.6", "libm.so.6", loader, "libssl.so.3"} {
+		at := filepath.Join(base, "usr/lib", triplet, name)
+		require.NoError(t, os.MkdirAll(filepath.Dir(at), 0o755))
+		require.NoError(t, os.WriteFile(at, []byte(name), 0o755))
+	}
+	require.NoError(t, os.Symlink("/etc/passwd", filepath.Join(base, "usr/lib", triplet, "libdl.so.2")))
+	require.NoError(t, s.copyGlibc(base, to))
+	require.FileExists(t, filepath.Join(to, loaders[s.TargetArch]))
+	require.FileExists(t, filepath.Join(to, s.layout().Libraries, "libc.so.6"))
+	require.NoFileExists(t, filepath.Join(to, s.layout().Libraries, "libssl.so.3"))
+	require.NoFileExists(t, filepath.Join(to, s.layout().Libraries, "libdl.so.2"))
+}
+
+// Each operating system has its Makefile and its stage that compiles.
+func TestEachOperatingSystemHasItsFolder(t *testing.T) {
+	for os := range systems {
+		require.FileExists(t, filepath.Join("..", os, ContainerfileName))
+		require.FileExists(t, filepath.Join("..", os, "Makefile"))
+	}
+}
