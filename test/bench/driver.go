@@ -18,23 +18,22 @@ func (b *bench) driver(ctx context.Context) error {
 		return err
 	}
 	count("driver: program, MB", []float64{float64(info.Size()) / megabyte}, 1, goal{median: 12})
-	file := filepath.Join(b.tmp, "driver.json")
-	test := exec.CommandContext(ctx, "go", "test", "-tags=grpcnotrace", "-count=1", "-run=^TestTimes$", "./test/driver")
-	test.Env = append(os.Environ(), "GPUREADY_MACHINE=1", "GPUREADY_SAMPLES="+file)
-	if out, err := test.CombinedOutput(); err != nil {
-		return fmt.Errorf("TestTimes in ./test/driver: %w: %s", err, out)
-	}
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return err
+	if info, err := os.Stat(b.program("images/driver.tar")); err == nil { // make images makes it
+		count("driver: image without a driver, unpacked, MB", []float64{float64(info.Size()) / megabyte}, 1, goal{median: 15})
 	}
 	var s struct {
 		Insmod, Load, Adopt, Start []time.Duration
 		Resident                   []float64
 	}
-	if err := json.Unmarshal(data, &s); err != nil {
+	if err := b.sample(ctx, "TestTimes", "GPUREADY_SAMPLES", &s); err != nil {
 		return err
 	}
+	var kit struct{ Begin, Take []time.Duration }
+	if err := b.sample(ctx, "TestToolkitTimes", "GPUREADY_TOOLKIT_SAMPLES", &kit); err != nil {
+		return err
+	}
+	show("driver: request to the Driver Toolkit → its compiler starts", kit.Begin, within(100*time.Millisecond, 0))
+	show("driver: it has built → the modules are verified, and loading starts", kit.Take, within(100*time.Millisecond, 0))
 	show("driver: insmod of the modules (emulated machine)", s.Insmod, goal{})
 	show("driver: modules and root, from its start (emulated machine)", s.Load, goal{})
 	beyond := make([]time.Duration, len(s.Load))
@@ -46,4 +45,20 @@ func (b *bench) driver(ctx context.Context) error {
 	show("driver: of these, to start any program of its size", s.Start, goal{})
 	count("driver: peak memory, MB", s.Resident, 1, goal{median: 15})
 	return nil
+}
+
+// sample runs a test of ./test/driver that writes what it measures to the file that a
+// variable names, as JSON, and decodes that.
+func (b *bench) sample(ctx context.Context, name, variable string, into any) error {
+	file := filepath.Join(b.tmp, name+".json")
+	test := exec.CommandContext(ctx, "go", "test", "-tags=grpcnotrace", "-count=1", "-run=^"+name+"$", "./test/driver")
+	test.Env = append(os.Environ(), "GPUREADY_MACHINE=1", variable+"="+file)
+	if out, err := test.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s in ./test/driver: %w: %s", name, err, out)
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(data, into)
 }

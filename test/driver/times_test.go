@@ -1,8 +1,10 @@
 package driver
 
 import (
+	"context"
 	"encoding/json"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -10,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuready/gpuready/driver/toolkit"
 	"github.com/gpuready/gpuready/test/machine"
 )
 
@@ -64,4 +67,60 @@ func TestTimes(t *testing.T) {
 	data, err := json.Marshal(s)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(file, data, 0o644))
+}
+
+// ToolkitSamples are what TestToolkitTimes measures, for make bench.
+type ToolkitSamples struct {
+	Begin []time.Duration // from the request to the start of the build
+	Take  []time.Duration // from the answer to verified modules, with which loading begins
+}
+
+// TestToolkitTimes measures how long the two sides of the Driver Toolkit wait for each other.
+func TestToolkitTimes(t *testing.T) {
+	file := os.Getenv("GPUREADY_TOOLKIT_SAMPLES")
+	if file == "" {
+		t.Skip("make bench measures")
+	}
+	k := machine.FetchKernel(t, machine.Linux612)
+	stubs := machine.BuildStubs(t, k, version)
+	program, err := os.Executable()
+	require.NoError(t, err)
+	var s ToolkitSamples
+	for range 20 {
+		m := toolkit.Main{
+			Dir: t.TempDir(), Program: program, Source: request(t, k).Source, Work: t.TempDir(),
+			Request: toolkit.Request{Release: k.Release, Version: version, Kind: "open", Modules: []string{"nvidia", "nvidia-uvm", "nvidia-modeset"}},
+		}
+		begun := make(chan time.Time, 1)
+		side := toolkit.SideCar{Dir: m.Dir, Build: func(context.Context, toolkit.Request, string) (string, error) {
+			begun <- time.Now()
+			dir := t.TempDir()
+			for name, data := range stubs {
+				require.NoError(t, os.WriteFile(filepath.Join(dir, name), data, 0o644))
+			}
+			return dir, nil
+		}}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- side.Run(ctx) }()
+		require.NoError(t, m.Prepare(ctx))
+		_, err := m.Wait(ctx)
+		ended := time.Now()
+		require.NoError(t, err)
+		s.Begin = append(s.Begin, (<-begun).Sub(written(t, m.Dir, "dir_prepared")))
+		s.Take = append(s.Take, ended.Sub(written(t, m.Dir, "driver_built")))
+		cancel()
+		require.NoError(t, <-done)
+	}
+	data, err := json.Marshal(s)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(file, data, 0o644))
+}
+
+// written returns when a file of the shared folder was written.
+func written(t *testing.T, dir, name string) time.Time {
+	t.Helper()
+	info, err := os.Stat(filepath.Join(dir, name))
+	require.NoError(t, err)
+	return info.ModTime()
 }
