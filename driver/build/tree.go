@@ -1,12 +1,14 @@
 package build
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -29,7 +31,7 @@ type tree struct {
 // prepare checks what the build needs and copies the sources. The tree, which may be nil,
 // has to be removed after an error, too.
 func (r *Request) prepare(ctx context.Context) (*tree, error) {
-	for _, path := range []*string{&r.Work, &r.Headers.Source, &r.Headers.Output} { // make changes its folder
+	for _, path := range []*string{&r.Source, &r.Work, &r.Headers.Source, &r.Headers.Output} { // make changes its folder
 		if *path == "" {
 			continue
 		}
@@ -68,6 +70,22 @@ func (t *tree) remove() error { return os.RemoveAll(t.top) }
 func (t *tree) isNVIDIA() bool {
 	_, err := os.Stat(filepath.Join(t.dir, "conftest.sh"))
 	return err == nil
+}
+
+// versionFlag is the compiler's flag by which NVIDIA's Kbuild names the driver's version:
+// -DNV_VERSION_STRING=\"535.261.03\".
+var versionFlag = regexp.MustCompile(`-DNV_VERSION_STRING=\\"(\d+(?:\.\d+){1,2})\\"`)
+
+// readVersion returns the driver's version as NVIDIA's sources name it; "" if they do not.
+func (t *tree) readVersion() string {
+	text, err := os.ReadFile(filepath.Join(t.dir, "Kbuild"))
+	if err != nil {
+		return ""
+	}
+	if m := versionFlag.FindSubmatch(text); m != nil {
+		return string(m[1])
+	}
+	return ""
 }
 
 // cflags are the compiler's additional flags: no symbols for debuggers, which make the
@@ -116,6 +134,7 @@ func (t *tree) make(ctx context.Context) error {
 	begun := time.Now()
 	t.Log.Info("compiling modules", "kernel", t.Release, "version", t.Version, "compiler", t.compiler.version, "jobs", t.Jobs)
 	out := output.New(t.dir, t.Log)
+	out.Driver = cmp.Or(t.Version, t.readVersion())
 	err := out.Run(bounded, output.Environment(t.temp), "make", t.arguments()...)
 	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
 		return fmt.Errorf("it did not end within %v; its last line: %s", t.Timeout, out.Last)

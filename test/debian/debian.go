@@ -31,6 +31,23 @@ type Set struct {
 	Follow   string   // adds the dependencies, and theirs, whose names begin with this: "linux-"
 }
 
+// nonfree are the sections of a release that has NVIDIA's packages.
+const nonfree = "main contrib non-free non-free-firmware"
+
+// Packages of NVIDIA's driver. They are under NVIDIA's licence and are fetched only where
+// somebody asks for them: make e2e-driver-real.
+var (
+	// NVIDIASources are those of the proprietary modules.
+	NVIDIASources = Set{Release: "bookworm", Sections: nonfree, Security: true, Packages: []string{"nvidia-kernel-source"}}
+	// NVIDIAOpenSources are those of the open modules, of an older driver.
+	NVIDIAOpenSources = Set{Release: "bookworm", Sections: nonfree, Security: true, Packages: []string{"nvidia-open-kernel-source"}}
+	// NVIDIADriver is the user space.
+	NVIDIADriver = Set{Release: "bookworm", Sections: nonfree, Security: true, Packages: []string{
+		"libcuda1", "libnvidia-ml1", "libnvidia-cfg1", "libnvidia-ptxjitcompiler1", "libnvidia-nvvm4", "libnvidia-encode1", "libnvcuvid1",
+		"nvidia-smi", "nvidia-persistenced",
+	}}
+)
+
 // keyring verifies the releases; every Debian machine has it, and Ubuntu's has it
 // in the package debian-archive-keyring.
 const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"

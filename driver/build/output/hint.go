@@ -46,8 +46,12 @@ var hints = []struct {
 	{regexp.MustCompile(`: not found|command not found|executable file not found|cannot execute`), hintMissing},
 }
 
-// findHint returns what helps against an error; "" where that is not known.
-func findHint(message string) string {
+// findHint returns what helps against an error of a driver's build; "" where that is not
+// known.
+func findHint(driver, message string) string {
+	if h := findChange(driver, message); h != "" {
+		return h
+	}
 	for _, h := range hints {
 		if h.pattern.MatchString(message) {
 			return h.hint

@@ -55,6 +55,7 @@ func (f *Failure) Error() string {
 // Output reads what make and the compilers print, as it comes. It is not safe for
 // concurrent use: make is one writer.
 type Output struct {
+	Driver  string // version of the driver that is built; "": not known
 	log     *slog.Logger
 	dir     string // the tree's, which is left out of paths
 	Objects int    // compiled
@@ -133,7 +134,7 @@ func (o *Output) read(line string) {
 			f.File = ""
 		}
 		f.Message = record.Clean(strings.ReplaceAll(f.Message, o.dir+"/", ""), maxReason)
-		f.Hint = findHint(f.Message)
+		f.Hint = findHint(o.Driver, f.Message)
 		o.Failure, o.rank = f, rank
 	}
 }

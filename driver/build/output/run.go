@@ -32,7 +32,7 @@ func Refuse(doing string, err error) error {
 	}
 	text := fmt.Sprintf("%s: %v", doing, err)
 	if _, isFailure := errors.AsType[*Failure](err); !isFailure {
-		if h := findHint(err.Error()); h != "" {
+		if h := findHint("", err.Error()); h != "" {
 			text += "; " + h
 		}
 	}
