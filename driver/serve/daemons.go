@@ -14,6 +14,10 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
+// syslogSocket is where syslog(3) sends what a program logs. The daemons' root has the
+// container's /dev.
+const syslogSocket = "/dev/log"
+
 // runningDaemons are the driver's daemons while they are kept running.
 type runningDaemons struct {
 	*supervisor.Supervisor
@@ -84,7 +88,7 @@ func (d *Driver) startDaemons(ctx context.Context) (*runningDaemons, error) {
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	k := &runningDaemons{end: end, ended: make(chan error, 1), changed: make(chan struct{}, 1)}
 	k.Supervisor = supervisor.New(supervisor.Config{
-		Daemons: p.Daemons, Root: furnished, Env: os.Environ(), Log: d.Log,
+		Daemons: p.Daemons, Root: furnished, Env: os.Environ(), Log: d.Log, Syslog: syslogSocket,
 		StatusFile: filepath.Join(d.OutputDir, daemons.StatusFile),
 		Report: func([]supervisor.Status) {
 			select {

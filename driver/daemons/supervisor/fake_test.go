@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"syscall"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 )
@@ -30,6 +31,7 @@ func fake(args []string) int {
 	f := flag.NewFlagSet("fake", flag.ContinueOnError)
 	say := f.String("say", "", "print it")
 	logTo := f.String("log", "", "write a line to a file")
+	syslogTo := f.String("syslog", "", "log a line by a socket")
 	exit := f.Int("exit", -1, "exit with it at once")
 	exitFile := f.String("exit-unless", "", "exit with 3 unless the file is there")
 	socket := f.String("socket", "", "listen on it")
@@ -48,6 +50,13 @@ func fake(args []string) int {
 	}
 	if *logTo != "" {
 		appendLine(*logTo, "logged by "+*name)
+	}
+	if *syslogTo != "" {
+		c, err := net.Dial("unixgram", *syslogTo)
+		if err != nil {
+			return 5
+		}
+		_, _ = fmt.Fprintf(c, "<27>%s %s[%d]: logged by %s", time.Now().Format(time.Stamp), *name, os.Getpid(), *name)
 	}
 	if *exitFile != "" {
 		if _, err := os.Stat(*exitFile); err != nil {

@@ -131,6 +131,7 @@ func (k *keeper) attempt(ctx context.Context) (time.Duration, error) {
 		err = errors.New(daemon.how)
 	}
 	out.close()
+	k.s.syslog.flush()
 	if k.LogFile != "" {
 		k.tail.follow(k.LogFile, logged)
 	}

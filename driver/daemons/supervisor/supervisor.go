@@ -105,6 +105,7 @@ type Config struct {
 	Daemons     []Daemon // in the order in which they are started
 	Root        string   // that they are started in, with the node's /run in it; "": this process's
 	Env         []string // of every daemon
+	Syslog      string   // socket on which is heard what daemons log, "/dev/log"; "": on none
 	StatusFile  string   // where "Ready" or "NotReady" is written; "": nowhere
 	Report      func([]Status)
 	Log         *slog.Logger
@@ -130,6 +131,7 @@ type Supervisor struct {
 	keepers []*keeper
 	changed sync.Mutex // held while a change is told of, so that changes are told in order
 	written string     // in StatusFile; guarded by changed
+	syslog  *syslog    // set while Run runs
 
 	mu       sync.Mutex
 	stopping bool
@@ -161,6 +163,12 @@ func New(c Config) *Supervisor {
 // wait for Run.
 func (s *Supervisor) Run(ctx context.Context) error {
 	s.update(func() {})
+	if s.Syslog != "" {
+		var err error
+		if s.syslog, err = listenSyslog(s.Syslog, s.hear); err != nil { // the daemons run all the same
+			s.Log.Warn("what the driver's daemons log is not heard", "message", err.Error())
+		}
+	}
 	life := context.WithoutCancel(ctx)
 	stops := make([]context.CancelFunc, len(s.keepers))
 	ended := make([]chan error, len(s.keepers))
@@ -181,7 +189,18 @@ func (s *Supervisor) Run(ctx context.Context) error {
 		stops[i]()
 		errs = append(errs, <-ended[i])
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, s.syslog.close())...)
+}
+
+// hear takes a line that a program has logged: a daemon's is one of its last lines.
+func (s *Supervisor) hear(ident, line string) {
+	for _, k := range s.keepers {
+		if k.Name == ident {
+			k.tail.add(line)
+			return
+		}
+	}
+	s.Log.Info("a program logs", "name", ident, "line", record.Clean(line, maxLine))
 }
 
 // Status returns the states of all daemons, in the order of the plan.

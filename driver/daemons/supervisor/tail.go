@@ -41,16 +41,23 @@ func (t *tail) write(data []byte) {
 // flush takes the part of a line that has come for a line.
 func (t *tail) flush() {
 	t.mu.Lock()
-	text := record.Clean(string(t.part), maxLine)
+	text := string(t.part)
 	t.part = t.part[:0]
-	if text != "" {
-		t.lines = append(t.lines, text)
-		t.lines = slices.Delete(t.lines, 0, max(len(t.lines)-maxLines, 0))
-	}
 	t.mu.Unlock()
-	if text != "" {
-		t.tell(text)
+	t.add(text)
+}
+
+// add takes a whole line.
+func (t *tail) add(line string) {
+	text := record.Clean(line, maxLine)
+	if text == "" {
+		return
 	}
+	t.mu.Lock()
+	t.lines = append(t.lines, text)
+	t.lines = slices.Delete(t.lines, 0, max(len(t.lines)-maxLines, 0))
+	t.mu.Unlock()
+	t.tell(text)
 }
 
 func (t *tail) last() []string {
