@@ -44,7 +44,11 @@ var (
 	// NVIDIADriver is the user space.
 	NVIDIADriver = Set{Release: "bookworm", Sections: nonfree, Security: true, Packages: []string{
 		"libcuda1", "libnvidia-ml1", "libnvidia-cfg1", "libnvidia-ptxjitcompiler1", "libnvidia-nvvm4", "libnvidia-encode1", "libnvcuvid1",
-		"nvidia-smi", "nvidia-persistenced",
+		"nvidia-smi",
+	}}
+	// NVIDIADaemons are the daemons that Debian has, with the libraries that they need.
+	NVIDIADaemons = Set{Release: "bookworm", Sections: nonfree, Security: true, Packages: []string{
+		"nvidia-persistenced", "libnvidia-cfg1", "libc6", "libtirpc3", "libgssapi-krb5-2", "libkrb5-3", "libk5crypto3", "libkrb5support0", "libcom-err2", "libkeyutils1",
 	}}
 )
 

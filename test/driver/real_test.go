@@ -1,9 +1,12 @@
 package driver
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -15,55 +18,99 @@ import (
 	"github.com/gpuready/gpuready/test/machine"
 )
 
-// realModules are NVIDIA's own modules as Debian's package has them, built for a kernel by
-// gpu-driver build: some minutes the first time, and 70 MB that are not ours to distribute.
-func realModules(t *testing.T, k *machine.Kernel) machine.Modules {
+// skipUnlessReal skips a test that fetches packages of NVIDIA's, which are not ours to
+// distribute, unless the environment asks for it.
+func skipUnlessReal(t testing.TB) {
+	t.Helper()
+	if os.Getenv("GPUREADY_REAL_DRIVER") == "" {
+		t.Skip("make e2e-driver-real fetches NVIDIA's own driver")
+	}
+}
+
+// fetch returns the folder into which packages of Debian are unpacked, and the cache that it
+// lies in.
+func fetch(t testing.TB, s debian.Set) (root, cache string) {
 	t.Helper()
 	cache, err := binaries.DefaultCache()
 	require.NoError(t, err)
-	root, err := debian.Ensure(t.Context(), cache, debian.Set{
-		Release: "bookworm", Sections: "main contrib non-free non-free-firmware", Security: true, Packages: []string{"nvidia-kernel-source"},
-	}, os.Stderr)
+	root, err = debian.Ensure(t.Context(), cache, s, os.Stderr)
 	require.NoError(t, err)
-	work, out := t.TempDir(), t.TempDir()
-	run := func(name string, args ...string) {
-		cmd := exec.CommandContext(t.Context(), name, args...)
-		cmd.Dir = work
-		printed, err := cmd.CombinedOutput()
-		t.Logf("%s", printed[max(0, len(printed)-2000):])
-		require.NoError(t, err)
-	}
-	run("tar", "-xf", filepath.Join(root, "usr/src/nvidia-kernel.tar.xz"))
-	run(built.Path(t, "gpu-driver"), "build", "--source", "modules/nvidia-kernel", "--kernel", k.Release, "--headers-root", k.Root(),
-		"--out", out, "--cache", filepath.Join(cache, "driver"))
-	at := filepath.Join(out, "lib/modules", k.Release)
-	modules := machine.Modules{}
-	for _, name := range []string{"nvidia", "nvidia-uvm", "nvidia-modeset"} {
-		modules[name+".ko"], err = os.ReadFile(filepath.Join(at, name+".ko"))
-		require.NoError(t, err)
-	}
-	return modules
+	return root, cache
 }
+
+// source is a folder with sources of NVIDIA's modules.
+type source struct {
+	top     string // holds dir; gpu-driver is run there
+	dir     string // below top
+	version string
+	cache   string
+}
+
+// fetchSource unpacks the sources that a package of Debian has: "nvidia-kernel".
+func fetchSource(t testing.TB, s debian.Set, name string) source {
+	t.Helper()
+	root, cache := fetch(t, s)
+	src := source{top: t.TempDir(), dir: "modules/" + name, cache: cache}
+	out, err := exec.CommandContext(t.Context(), "tar", "-C", src.top, "-xf", filepath.Join(root, "usr/src", name+".tar.xz")).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	text, err := os.ReadFile(filepath.Join(src.top, src.dir, "Kbuild"))
+	require.NoError(t, err)
+	_, rest, _ := strings.Cut(string(text), `-DNV_VERSION_STRING=\"`)
+	src.version, _, _ = strings.Cut(rest, `\"`)
+	require.NotEmpty(t, src.version)
+	return src
+}
+
+// build runs gpu-driver build for a kernel whose headers are below a root. The folder that it
+// returns has what an image has in /driver/lib/modules/<release>. What was built is kept in
+// the cache: the first time takes some minutes.
+func (s source) build(t testing.TB, headers, release string, args ...string) (dir, printed string, err error) {
+	t.Helper()
+	out := t.TempDir()
+	cmd := exec.CommandContext(t.Context(), built.Path(t, "gpu-driver"), append([]string{"build", "--source", s.dir, "--kernel", release,
+		"--headers-root", headers, "--out", out, "--cache", filepath.Join(s.cache, "driver")}, args...)...)
+	cmd.Dir = s.top
+	text, err := cmd.CombinedOutput()
+	return filepath.Join(out, "lib/modules", release), string(text), err
+}
+
+// modules returns the modules for a kernel, as Kbuild links them.
+func (s source) modules(t testing.TB, k *machine.Kernel) machine.Modules {
+	t.Helper()
+	dir, printed, err := s.build(t, k.Root(), k.Release)
+	require.NoError(t, err, printed)
+	t.Log(lastLine(printed))
+	m := read(t, dir)
+	require.Len(t, m, 3)
+	return m
+}
+
+// standin returns the module that shows NVIDIA's modules a PCI bus with a device that is not
+// there, and the kernel's argument that it needs.
+func standin(t testing.TB, k *machine.Kernel) (m machine.Modules, argument string) {
+	t.Helper()
+	dir := t.TempDir()
+	require.NoError(t, os.CopyFS(dir, os.DirFS(filepath.Join(built.Root(), "simulator/pci"))))
+	require.NoError(t, k.Make(t.Context(), dir, "modules"))
+	data, err := os.ReadFile(filepath.Join(dir, "gpusim-pci.ko"))
+	require.NoError(t, err)
+	return machine.Modules{"gpusim-pci.ko": data}, "memmap=128M$0x60000000"
+}
+
+// realMemory is what a machine needs for NVIDIA's modules, in MiB.
+const realMemory = 3072
 
 // TestRealModules has gpu-driver load NVIDIA's own modules, on a machine without a GPU and
 // on one whose PCI bus shows the numbers of one. Nothing that they say of a GPU is real.
 func TestRealModules(t *testing.T) {
 	machine.SkipUnlessEnabled(t)
-	if os.Getenv("GPUREADY_REAL_DRIVER") == "" {
-		t.Skip("make e2e-driver-real builds NVIDIA's own modules")
-	}
+	skipUnlessReal(t)
 	k := machine.FetchKernel(t, machine.Linux61)
-	modules := realModules(t, k)
-	standin := t.TempDir()
-	require.NoError(t, os.CopyFS(standin, os.DirFS(filepath.Join(built.Root(), "simulator/pci"))))
-	require.NoError(t, k.Make(t.Context(), standin, "modules"))
+	modules := fetchSource(t, debian.NVIDIASources, "nvidia-kernel").modules(t, k)
+	pci, argument := standin(t, k)
 	n := boot(t, machine.Config{
-		Kernel: k, Memory: 3072, Args: []string{"memmap=128M$0x60000000"},
-		Files: machine.Merge(
-			k.ModuleTree(t, []string{"ecc"}, nil),
-			image("/driver", k.Release, modules),
-			machine.Files{"/gpusim-pci.ko": machine.Program(filepath.Join(standin, "gpusim-pci.ko"))},
-		),
+		Kernel: k, Memory: realMemory, Args: []string{argument},
+		Files: machine.Merge(k.ModuleTree(t, []string{"ecc"}, nil), image("/driver", k.Release, modules), persistenced(t), pci.Below("/")),
 	})
 	ctx := t.Context()
 	info := n.MustRun(ctx, "gpu-driver", "modinfo", "/driver/lib/modules/"+k.Release+"/nvidia.ko")
@@ -75,14 +122,116 @@ func TestRealModules(t *testing.T) {
 	t.Log(n.MustRun(ctx, "gpu-driver", "check"))
 	n.MustRun(ctx, "mkdir", "-p", "/drivers")
 	require.NoError(t, n.WriteFile(ctx, "/drivers/nvidia.conf", "NVreg_EnableMSI=0\n", 0o644))
-	r := n.driver("load")
-	t.Log(r.Stderr)
-	require.Equal(t, 3, r.Code)
-	require.Contains(t, r.Stderr, "DeviceInitFailed: GPU 0001:00:00.0: the driver cannot initialise it: ")
-	require.Equal(t, nodestate.Failed, n.state().Phase)
-	require.Contains(t, n.MustRun(ctx, "cat", "/proc/driver/nvidia/version"), "NVRM version: NVIDIA UNIX x86_64 Kernel Module")
+	n.failsToInitialise()
 	require.Contains(t, n.MustRun(ctx, "cat", "/proc/driver/nvidia/params"), "EnableMSI: 0")
-	require.Contains(t, n.MustRun(ctx, "cat", "/proc/devices"), "nvidia-uvm")
-	require.Len(t, n.modules(), 3)
+	reportsPersistenced(n)
 	n.unloads()
+}
+
+// failsToInitialise runs load: the modules stay, and say that the stand-in is no GPU.
+func (n *node) failsToInitialise(args ...string) string {
+	n.t.Helper()
+	ctx := n.t.Context()
+	r := n.driver("load", args...)
+	n.t.Log(r.Stderr)
+	require.Equal(n.t, 3, r.Code, "%s", r)
+	require.Contains(n.t, r.Stderr, "DeviceInitFailed: GPU "+standinAddress+": the driver cannot initialise it: ")
+	require.Equal(n.t, nodestate.Failed, n.state().Phase)
+	require.Contains(n.t, n.MustRun(ctx, "cat", "/proc/driver/nvidia/version"), "NVRM version: NVIDIA UNIX x86_64 Kernel Module")
+	require.Contains(n.t, n.MustRun(ctx, "cat", "/proc/devices"), "nvidia-uvm")
+	require.Len(n.t, n.modules(), 3)
+	return r.Stderr
+}
+
+const standinAddress = "0001:00:00.0"
+
+// persistenced returns Debian's own nvidia-persistenced in an image's folder, with all that it
+// is linked to, laid out as NVIDIA's installer does.
+func persistenced(t testing.TB) machine.Files {
+	t.Helper()
+	root, _ := fetch(t, debian.NVIDIADaemons)
+	files := machine.Files{"/driver/var/run": {Link: "/run"}, "/driver/etc/passwd": {Data: []byte("root:x:0:0:root:/root:/bin/sh\n")}}
+	for _, dir := range []string{"lib/x86_64-linux-gnu", "lib64", "usr/lib/x86_64-linux-gnu", "usr/bin"} {
+		entries, err := os.ReadDir(filepath.Join(root, dir))
+		require.NoError(t, err)
+		for _, e := range entries {
+			if path := filepath.Join(root, dir, e.Name()); !e.IsDir() && (dir != "usr/bin" || e.Name() == "nvidia-persistenced") {
+				files[filepath.Join("/driver", dir, e.Name())] = fileOf(t, path)
+			}
+		}
+	}
+	found, err := filepath.Glob(filepath.Join(root, "usr/lib/x86_64-linux-gnu/nvidia/current/*"))
+	require.NoError(t, err)
+	require.NotEmpty(t, found)
+	for _, path := range found {
+		files[filepath.Join("/driver/usr/lib/x86_64-linux-gnu", filepath.Base(path))] = fileOf(t, path)
+	}
+	return files
+}
+
+// fileOf returns a file outside, or a link, as a file of a machine.
+func fileOf(t testing.TB, path string) machine.File {
+	t.Helper()
+	target, err := os.Readlink(path)
+	if err != nil {
+		return machine.Program(path)
+	}
+	return machine.File{Link: target}
+}
+
+// reportsPersistenced has gpu-driver run start NVIDIA's own nvidia-persistenced where it must
+// fail. While the driver has a GPU that it cannot initialise gpu-driver starts no daemon: it
+// says DeviceInitFailed. So the driver's one GPU is taken from it, as by an administrator;
+// the PCI bus still has it, and the daemon is started.
+func reportsPersistenced(n *node) {
+	ctx := n.t.Context()
+	n.MustRun(ctx, "sh", "-c", "echo "+standinAddress+" >/sys/bus/pci/drivers/nvidia/unbind")
+	p := n.Start(ctx, machine.Command{Args: []string{"gpu-driver", "run", "--listen="}})
+	n.until(p, "driver daemon ended")
+	n.until(p, "msg=ready")
+	r, _ := p.Output(ctx)
+	var said []string
+	for line := range strings.Lines(r.Stderr) {
+		if strings.Contains(line, "nvidia-persistenced") {
+			said = append(said, line)
+		}
+	}
+	n.t.Log(strings.Join(said, ""))
+	n.t.Log(n.Run(ctx, "sh", "-c", "cat /run/nvidia/validations/.driver-daemons-status; cat /run/nvidia/gpuready/driver/state.json"))
+	require.Contains(n.t, r.Stderr, "nvidia-persistenced failed to initialize. Check syslog for more details.")
+	require.Contains(n.t, r.Stderr, "Failed to query NVIDIA devices. Please ensure that the NVIDIA device files (/dev/nvidia*) exist")
+	require.Contains(n.t, r.Stderr, `msg="driver daemon ended" component=driver name=nvidia-persistenced message="exit status 1" again=1s`)
+	require.Equal(n.t, "Ready\n", n.MustRun(ctx, "cat", "/run/nvidia/validations/.driver-daemons-status"))
+	require.Equal(n.t, nodestate.Ready, n.state().Phase)
+	n.ends(p)
+}
+
+// linker returns the machine's own linker with the libraries that it needs.
+func linker(t testing.TB) machine.Files {
+	t.Helper()
+	const ld = "/usr/bin/ld"
+	real, err := filepath.EvalSymlinks(ld)
+	require.NoError(t, err)
+	files := machine.Files{ld: machine.Program(real)}
+	out, err := exec.CommandContext(t.Context(), "ldd", ld).Output()
+	require.NoError(t, err)
+	for line := range strings.Lines(string(out)) { // "libz.so.1 => /lib/x86_64-linux-gnu/libz.so.1 (0x…)", "/lib64/ld-linux-x86-64.so.2 (0x…)"
+		for _, word := range strings.Fields(line) {
+			if strings.HasPrefix(word, "/") {
+				files[word] = machine.Program(word)
+			}
+		}
+	}
+	return files
+}
+
+var errNoHeaders = errors.New("no headers")
+
+// headersOf returns the release of the kernel whose headers are below a root.
+func headersOf(root string) (string, error) {
+	found, err := filepath.Glob(filepath.Join(root, "usr/src/linux-headers-*-cloud-amd64"))
+	if err != nil || len(found) != 1 {
+		return "", errors.Join(err, fmt.Errorf("%w: %s has %d", errNoHeaders, root, len(found)))
+	}
+	return strings.TrimPrefix(filepath.Base(found[0]), "linux-headers-"), nil
 }

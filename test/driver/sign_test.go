@@ -13,14 +13,21 @@ import (
 	"github.com/gpuready/gpuready/test/machine"
 )
 
-// snakeoilKey returns the key that machines with Secure Boot trust.
-func snakeoilKey(t testing.TB) sign.Key {
+// snakeoilFile returns the file of the key that machines with Secure Boot trust, without its
+// passphrase.
+func snakeoilFile(t testing.TB) string {
 	t.Helper()
 	plain := filepath.Join(t.TempDir(), "key.pem")
 	out, err := exec.CommandContext(t.Context(), "openssl", "rsa", "-in", machine.Snakeoil.Private,
 		"-passin", "pass:"+machine.Snakeoil.Passphrase, "-out", plain).CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	key, err := sign.LoadKey(plain, machine.Snakeoil.Certificate)
+	return plain
+}
+
+// snakeoilKey returns that key.
+func snakeoilKey(t testing.TB) sign.Key {
+	t.Helper()
+	key, err := sign.LoadKey(snakeoilFile(t), machine.Snakeoil.Certificate)
 	require.NoError(t, err)
 	return key
 }
