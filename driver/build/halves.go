@@ -168,7 +168,7 @@ func (t *tree) describe(path string) (link.Object, error) {
 		return link.Object{}, err
 	}
 	rel, err := filepath.Rel(source, real)
-	if err != nil || !filepath.IsLocal(rel) {
+	if err != nil || !filepath.IsLocal(rel) || link.Name(rel) != filepath.Base(path) {
 		return link.Object{}, err
 	}
 	sum, err := folder.SumFile(real)

@@ -41,9 +41,13 @@ $(obj)/nvidia/nv-kernel.o: $(src)/nvidia/nv-kernel.o_binary FORCE
 	$(call if_changed,symlink)
 `)
 	core := filepath.Join(t.TempDir(), "core.c")
-	require.NoError(t, os.WriteFile(core, []byte("int simulated_core(int x);\nint simulated_core(int x) { return x + 41; }\n"), 0o644))
+	require.NoError(t, os.WriteFile(core, []byte("int simulated_core(int x);\n"+
+		"static __attribute__((noinline)) int add(int x) { return x + 41; }\nint simulated_core(int x) { return add(x); }\n"), 0o644))
 	out, err := exec.CommandContext(t.Context(), "gcc", "-c", "-O2", "-ffreestanding", "-mcmodel=kernel", "-fno-pic", "-mno-red-zone",
 		"-mno-sse", "-fno-asynchronous-unwind-tables", "-o", filepath.Join(dir, "nvidia/nv-kernel.o_binary"), core).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	// As NVIDIA's, it does not say which source it is compiled of.
+	out, err = exec.CommandContext(t.Context(), "objcopy", "--strip-symbol=core.c", filepath.Join(dir, "nvidia/nv-kernel.o_binary")).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	return dir
 }

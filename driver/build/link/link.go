@@ -184,7 +184,7 @@ func (r *Request) linkModule(ctx context.Context, h Half, work, to string) error
 	if err != nil {
 		return err
 	}
-	objects, err := r.find(h.Objects)
+	objects, err := r.find(h.Objects, filepath.Join(work, h.Name))
 	if err != nil {
 		return err
 	}
@@ -230,11 +230,20 @@ func appendFile(to, from string) error {
 	return errors.Join(err, f.Close())
 }
 
+// Name returns the name by which Kbuild links an object of the driver's sources:
+// nv-kernel.o of nvidia/nv-kernel.o_binary.
+func Name(common string) string { return strings.TrimSuffix(filepath.Base(common), "_binary") }
+
 // find returns the paths of objects, after it has made sure that those that are the same for
-// all kernels are of the driver that the others were compiled with.
-func (r *Request) find(objects []Object) ([]string, error) {
+// all kernels are of the driver that the others were compiled with. These are linked to in a
+// new folder, by the names that they have for Kbuild: the linker puts the name of an object
+// without symbols for debuggers into the module.
+func (r *Request) find(objects []Object, links string) ([]string, error) {
+	if err := os.Mkdir(links, 0o755); err != nil {
+		return nil, err
+	}
 	var paths []string
-	for _, o := range objects {
+	for i, o := range objects {
 		if o.Common == "" {
 			paths = append(paths, filepath.Join(r.Halves, o.Path))
 			continue
@@ -247,7 +256,14 @@ func (r *Request) find(objects []Object) ([]string, error) {
 		if sum != o.SHA256 {
 			return nil, fmt.Errorf("%s is of another driver than %s", path, r.Halves)
 		}
-		paths = append(paths, path)
+		if path, err = filepath.Abs(path); err != nil {
+			return nil, err
+		}
+		at := filepath.Join(links, fmt.Sprint(i))
+		if err := errors.Join(os.Mkdir(at, 0o755), os.Symlink(path, filepath.Join(at, Name(path)))); err != nil {
+			return nil, err
+		}
+		paths = append(paths, filepath.Join(at, Name(path)))
 	}
 	return paths, nil
 }
