@@ -1,8 +1,6 @@
 package driver
 
 import (
-	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -223,15 +221,4 @@ func linker(t testing.TB) machine.Files {
 		}
 	}
 	return files
-}
-
-var errNoHeaders = errors.New("no headers")
-
-// headersOf returns the release of the kernel whose headers are below a root.
-func headersOf(root string) (string, error) {
-	found, err := filepath.Glob(filepath.Join(root, "usr/src/linux-headers-*-cloud-amd64"))
-	if err != nil || len(found) != 1 {
-		return "", errors.Join(err, fmt.Errorf("%w: %s has %d", errNoHeaders, root, len(found)))
-	}
-	return strings.TrimPrefix(filepath.Base(found[0]), "linux-headers-"), nil
 }

@@ -12,8 +12,8 @@ e2e-driver: packages-build packages-machine ## drive real kernels in QEMU: modul
 
 # It fetches and builds what is NVIDIA's, under NVIDIA's licence: nothing else asks for it.
 .PHONY: e2e-driver-real
-e2e-driver-real: packages-build packages-machine
-	@$(MAKE) --no-print-directory $(BIN)/gpu-driver
+e2e-driver-real: packages-build packages-machine packages-containers
+	@$(MAKE) --no-print-directory $(addprefix $(BIN)/,gpu-driver gpu-toolkit gpu-cdi-hook vectoradd)
 	@began=$$(date +%s); GPUREADY_MACHINE=1 GPUREADY_REAL_DRIVER=1 GPUREADY_BIN=$(CURDIR)/$(BIN) \
-	$(GO) test $(TAGS) -count=1 -v -timeout 30m -run TestRealModules ./test/driver && \
+	$(GO) test $(TAGS) -count=1 -v -timeout 60m -p 1 -run TestReal $(E2E_ARGS) ./test/driver ./test/toolkit ./driver/build/output && \
 	echo "e2e-driver-real: passed in $$(($$(date +%s) - began)) s"
