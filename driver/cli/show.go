@@ -233,8 +233,11 @@ func status(_ context.Context, args []string, stdout, _ io.Writer) error {
 		err = writeJSON(stdout, s)
 	} else {
 		fmt.Fprintf(stdout, "phase    %s\n", s.Phase)
-		if s.Reason != "" {
+		switch {
+		case s.Reason != "":
 			fmt.Fprintf(stdout, "reason   %s: %s\n", s.Reason, s.Message)
+		case s.Message != "":
+			fmt.Fprintf(stdout, "note     %s\n", s.Message)
 		}
 		if d := s.Driver; d != nil {
 			fmt.Fprintf(stdout, "driver   %s at %s%s\n", d.Version, d.Root, map[bool]string{true: " (SIMULATED)"}[d.Simulated])

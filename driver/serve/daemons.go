@@ -6,12 +6,14 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/gpuready/gpuready/driver/daemons"
 	"github.com/gpuready/gpuready/driver/daemons/supervisor"
 	"github.com/gpuready/gpuready/driver/kernel"
 	"github.com/gpuready/gpuready/driver/root"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
 // syslogSocket is where syslog(3) sends what a program logs. The daemons' root has the
@@ -24,6 +26,7 @@ type runningDaemons struct {
 	end     context.CancelFunc
 	ended   chan error
 	changed chan struct{} // a daemon's state has changed
+	lacking []string      // names of daemons whose failure the state tells of
 }
 
 // stop ends the daemons, in reverse order.
@@ -125,3 +128,30 @@ func (k *runningDaemons) failed() error {
 	}
 	return nil
 }
+
+// maxLacking bounds what a state says of daemons that do not run, in bytes.
+const maxLacking = 1000
+
+// findLacking returns the daemons that have ended, or did not start, and that GPUs can be
+// used without, and why: how each ended and its last lines.
+func (k *runningDaemons) findLacking() (names []string, why string) {
+	if k == nil {
+		return nil, ""
+	}
+	var all []string
+	for _, s := range k.Status() {
+		if s.Required || s.Ready || s.LastExit == "" {
+			continue
+		}
+		text := s.Name + " does not run: " + s.LastExit
+		if n := len(s.LastLines); n > 0 {
+			text += "; it said: " + strings.Join(s.LastLines[max(n-lastLines, 0):], " / ")
+		}
+		names, all = append(names, s.Name), append(all, text)
+	}
+	return names, record.Clean(strings.Join(all, "; "), maxLacking)
+}
+
+// lastLines is how many lines of a daemon a state quotes. nvidia-persistenced says that it
+// started, why it ends, that it ends, and that it has ended.
+const lastLines = 4

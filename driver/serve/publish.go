@@ -30,11 +30,15 @@ func (d *Driver) changed(e *kernel.Error) bool {
 	return d.published.Reason != e.Reason || d.published.Message != e.Message
 }
 
-// publishReady writes the state of the driver that is loaded.
+// publishReady writes the state of the driver that is loaded. Its message tells of daemons
+// that do not run and that GPUs can be used without.
 func (d *Driver) publishReady(s Snapshot) error {
 	state := nodestate.State{Component: nodestate.Driver, Phase: nodestate.Ready, Driver: &nodestate.DriverInfo{
 		Root: d.Root, Version: s.Version, Simulated: s.Files["nvidia"].Simulated(),
 	}}
+	if d.daemons != nil {
+		d.daemons.lacking, state.Message = d.daemons.findLacking()
+	}
 	d.mu.Lock()
 	d.published = state
 	d.mu.Unlock()

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -334,11 +335,13 @@ func (d *Driver) checkRoot() error {
 }
 
 // publishDaemons publishes that a daemon without which GPUs cannot be used has ended, or is
-// ready again.
+// ready again. Of the others it publishes which run: one that fails again and again has
+// other last lines each time, and the state stays as it is.
 func (d *Driver) publishDaemons(s Snapshot) error {
 	failed := d.daemons.failed()
+	lacking, _ := d.daemons.findLacking()
 	switch {
-	case failed == nil && d.daemons.Ready() == nil && d.Ready() != nil:
+	case failed == nil && d.daemons.Ready() == nil && (d.Ready() != nil || !slices.Equal(lacking, d.daemons.lacking)):
 		return d.publishReady(s)
 	case failed != nil:
 		return d.publish(nodestate.Degraded, kernel.ReasonDeviceInitFailed, failed.Error())

@@ -82,6 +82,16 @@ func TestDaemons(t *testing.T) {
 	require.NotEqual(t, before, n.pid("nv-fabricmanager"))
 	require.Equal(t, "Ready\n", status())
 
+	// Without the other one GPUs can be used: the state is Ready and tells of it.
+	before = n.pid("nvidia-persistenced")
+	n.MustRun(t.Context(), "kill", "-9", before)
+	n.waitFor("the state tells of nvidia-persistenced", func(s nodestate.State) bool {
+		return s.Phase == nodestate.Ready && strings.Contains(s.Message, "nvidia-persistenced does not run: ")
+	})
+	require.Equal(t, "Ready\n", status())
+	n.waitFor("nvidia-persistenced runs again", func(s nodestate.State) bool { return s.Phase == nodestate.Ready && s.Message == "" })
+	require.NotEqual(t, before, n.pid("nvidia-persistenced"))
+
 	n.ends(p)
 	require.Empty(t, n.modules())
 	require.Empty(t, strings.TrimSpace(n.Run(t.Context(), "pidof", "nv-fabricmanager", "nvidia-persistenced").Stdout))
@@ -104,10 +114,16 @@ func (n *node) pid(name string) string {
 // waitState waits until the driver says that it is in a phase.
 func (n *node) waitState(phase nodestate.Phase) {
 	n.t.Helper()
+	n.waitFor("the driver becomes "+string(phase), func(s nodestate.State) bool { return s.Phase == phase })
+}
+
+// waitFor waits until the driver's state is as wanted.
+func (n *node) waitFor(what string, is func(nodestate.State) bool) {
+	n.t.Helper()
 	ctx, cancel := context.WithTimeout(n.t.Context(), gone)
 	defer cancel()
-	for n.state().Phase != phase {
-		require.NoError(n.t, ctx.Err(), "the driver does not become %s: %+v", phase, n.state())
+	for s := n.state(); !is(s); s = n.state() {
+		require.NoError(n.t, ctx.Err(), "not so: %s; it is %+v", what, s)
 		time.Sleep(10 * time.Millisecond) // a request to the machine each
 	}
 }

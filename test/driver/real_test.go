@@ -200,7 +200,13 @@ func reportsPersistenced(n *node) {
 	require.Contains(n.t, r.Stderr, "Failed to query NVIDIA devices. Please ensure that the NVIDIA device files (/dev/nvidia*) exist")
 	require.Contains(n.t, r.Stderr, `msg="driver daemon ended" component=driver name=nvidia-persistenced message="exit status 1" again=1s`)
 	require.Equal(n.t, "Ready\n", n.MustRun(ctx, "cat", "/run/nvidia/validations/.driver-daemons-status"))
-	require.Equal(n.t, nodestate.Ready, n.state().Phase)
+	s := n.state()
+	require.Equal(n.t, nodestate.Ready, s.Phase)
+	require.Contains(n.t, s.Message, "nvidia-persistenced does not run: exit status 1; it said: ")
+	require.Contains(n.t, s.Message, "Failed to query NVIDIA devices.")
+	status := n.MustRun(ctx, "gpu-driver", "status")
+	n.t.Log(status)
+	require.Contains(n.t, status, s.Message)
 	n.ends(p)
 }
 
