@@ -163,7 +163,11 @@ func (h Half) check() error {
 		}
 	}
 	for _, o := range h.Objects {
-		paths = append(paths, o.Path+o.Common) // it has one of them
+		if o.Path != "" && o.Common != "" {
+			return fmt.Errorf("module %q: an object has a path or is one of the driver's, not both: %q, %q",
+				record.Clean(h.Name, 100), record.Clean(o.Path, 100), record.Clean(o.Common, 100))
+		}
+		paths = append(paths, o.Path+o.Common)
 	}
 	for _, p := range paths {
 		if !filepath.IsLocal(p) {

@@ -12,6 +12,35 @@ import (
 	"github.com/gpuready/gpuready/driver/kernel"
 )
 
+// Whatever a list says, what is read and run of it lies below its folders.
+func FuzzHalves(f *testing.F) {
+	f.Add([]byte(`{"release":"6.1","modules":[{"name":"nvidia","linker":"ld","objects":[{"path":"a.o"},{"common":"b.o_binary","sha256":"0"}],"rest":["c.o"]}]}`))
+	f.Add([]byte(`{"modules":[{"name":"nvidia","objects":[{"path":"a/b","common":"/../../c"}]}]}`))
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, text []byte) {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, FileName), text, 0o644))
+		all, err := Read(dir)
+		if err != nil {
+			return
+		}
+		for _, h := range all.Modules {
+			if h.check() != nil {
+				continue
+			}
+			for _, o := range h.Objects {
+				require.True(t, filepath.IsLocal(o.Path) != filepath.IsLocal(o.Common))
+				require.True(t, o.Path == "" || o.Common == "")
+			}
+			for _, p := range h.Rest {
+				require.True(t, filepath.IsLocal(p))
+			}
+			require.True(t, h.Script == "" || filepath.IsLocal(h.Script))
+			require.True(t, h.Signature == "" || filepath.IsLocal(h.Signature))
+			require.Equal(t, h.Name, filepath.Base(h.Name))
+		}
+	})
+}
+
 // TestBadHalvesAreRefused has what goes wrong before the linker runs; what it makes is tested
 // with real kernels.
 func TestBadHalvesAreRefused(t *testing.T) {
@@ -25,6 +54,7 @@ func TestBadHalvesAreRefused(t *testing.T) {
 		`{"release":"6.1","modules":[{"name":"nvidia","objects":[{}]}]}`:                                                      "is no path below a folder",
 		`{"release":"6.1","modules":[{"name":"nvidia","objects":[{"path":"/etc/passwd"}]}]}`:                                  "is no path below a folder",
 		`{"release":"6.1","modules":[{"name":"nvidia","objects":[{"common":"../x"}]}]}`:                                       "is no path below a folder",
+		`{"release":"6.1","modules":[{"name":"nvidia","objects":[{"path":"a/b","common":"/../../x"}]}]}`:                      "an object has a path or is one of the driver's",
 		`{"release":"6.1","modules":[{"name":"nvidia","rest":["../x"],"objects":[{"path":"a.o"}]}]}`:                          "is no path below a folder",
 		`{"release":"6.1","modules":[{"name":"nvidia","script":"/x.lds","objects":[{"path":"a.o"}]}]}`:                        "is no path below a folder",
 		`{"release":"6.1","modules":[{"name":"nvidia","linker":"no-such-linker","objects":[{"path":"a.o"}]}]}`:                "there is no linker",
