@@ -163,7 +163,7 @@ func New(c Config) *Supervisor {
 // wait for Run.
 func (s *Supervisor) Run(ctx context.Context) error {
 	s.update(func() {})
-	if s.Syslog != "" {
+	if s.Syslog != "" && len(s.keepers) > 0 {
 		var err error
 		if s.syslog, err = listenSyslog(s.Syslog, s.hear); err != nil { // the daemons run all the same
 			s.Log.Warn("what the driver's daemons log is not heard", "message", err.Error())
