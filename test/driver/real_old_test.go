@@ -26,6 +26,7 @@ func TestRealDriverThatIsTooOld(t *testing.T) {
 	tried := 0
 	for _, s := range []debian.Set{ // as these resolve today
 		{Release: "bookworm", Security: true, Packages: []string{"linux-headers-cloud-amd64"}, Follow: "linux-"},
+		{Release: "bookworm", Security: true, Packages: []string{"linux-headers-6.12-cloud-amd64"}, Follow: "linux-"},
 		{Release: "bookworm-backports", Packages: []string{"linux-headers-cloud-amd64"}, Follow: "linux-"},
 	} {
 		root, _ := fetch(t, s)
@@ -41,7 +42,7 @@ func TestRealDriverThatIsTooOld(t *testing.T) {
 		require.Contains(t, lastLine(printed), "gpu-driver: BuildFailed: ")
 		require.Contains(t, lastLine(printed), "nvidia/nv-pci.c:")
 		require.Contains(t, lastLine(printed), "too few arguments to function 'pci_resize_resource'; driver "+old.version+
-			" does not know that pci_resize_resource() has a fourth argument since Linux 6.19, 6.12.97 and Debian's 6.1.0-56: take 535.309.01 or a later one of branch 535")
+			" does not know that pci_resize_resource() has a fourth argument since Linux 6.19, 6.12.97 and Debian's 6.1.0-53: take 535.309.01 or a later one of branch 535")
 		dir, printed, err := take.build(t, root, release, "--modules", "nvidia")
 		require.NoError(t, err, printed)
 		t.Log(lastLine(printed))

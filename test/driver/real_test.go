@@ -220,7 +220,7 @@ func linker(t testing.TB) machine.Files {
 	out, err := exec.CommandContext(t.Context(), "ldd", ld).Output()
 	require.NoError(t, err)
 	for line := range strings.Lines(string(out)) { // "libz.so.1 => /lib/x86_64-linux-gnu/libz.so.1 (0x…)", "/lib64/ld-linux-x86-64.so.2 (0x…)"
-		for _, word := range strings.Fields(line) {
+		for word := range strings.FieldsSeq(line) {
 			if strings.HasPrefix(word, "/") {
 				files[word] = machine.Program(word)
 			}

@@ -20,7 +20,7 @@ import (
 func TestFailureNamesTheFirstDriverThatKnowsTheKernel(t *testing.T) {
 	const (
 		resize = "too few arguments to function 'pci_resize_resource'"
-		since  = " does not know that pci_resize_resource() has a fourth argument since Linux 6.19, 6.12.97 and Debian's 6.1.0-56: take "
+		since  = " does not know that pci_resize_resource() has a fourth argument since Linux 6.19, 6.12.97 and Debian's 6.1.0-53: take "
 	)
 	for _, c := range []struct{ driver, message, want string }{
 		{"535.261.03", resize, "driver 535.261.03" + since + "535.309.01 or a later one of branch 535"},

@@ -36,7 +36,7 @@ func TestFirstErrorIsFound(t *testing.T) {
 				"   42 |         ret = pci_resize_resource(dev, 1, size);\n" +
 				"/build/source/nvidia/nv-vm.c:50:2: error: 'second' undeclared (first use in this function)\n" +
 				"make[2]: *** [scripts/Makefile.build:250: /build/source/nvidia/nv-vm.o] Error 1\n",
-			Failure{"nvidia/nv-vm.c", 42, "too few arguments to function 'pci_resize_resource'", "this driver version does not know that pci_resize_resource() has a fourth argument since Linux 6.19, 6.12.97 and Debian's 6.1.0-56: 535.309.01 or 580.126.09 does, or a later one"},
+			Failure{"nvidia/nv-vm.c", 42, "too few arguments to function 'pci_resize_resource'", "this driver version does not know that pci_resize_resource() has a fourth argument since Linux 6.19, 6.12.97 and Debian's 6.1.0-53: 535.309.01 or 580.126.09 does, or a later one"},
 		},
 		"InHeader": {
 			"/usr/src/linux/include/linux/mm.h:77:10: error: unknown type name 'vm_thing_t'\n",

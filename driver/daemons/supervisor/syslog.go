@@ -37,7 +37,7 @@ type syslog struct {
 // listenSyslog listens on a socket and calls tell with each message that comes. It returns
 // nil where somebody else listens there already.
 func listenSyslog(path string, tell func(ident, text string)) (*syslog, error) {
-	if c, err := net.Dial("unixgram", path); err == nil {
+	if c, err := dial(path); err == nil {
 		return nil, c.Close()
 	} else if errors.Is(err, unix.ECONNREFUSED) { // one that was killed left it
 		if err := unix.Unlink(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -54,6 +54,11 @@ func listenSyslog(path string, tell func(ident, text string)) (*syslog, error) {
 	s := &syslog{path: path, conn: conn, done: make(chan struct{}), marks: map[int]chan struct{}{}}
 	go s.receive(tell)
 	return s, nil
+}
+
+// dial connects to a socket of datagrams, which takes no time.
+func dial(path string) (*net.UnixConn, error) {
+	return net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
 }
 
 func (s *syslog) receive(tell func(ident, text string)) {
@@ -91,7 +96,7 @@ func (s *syslog) flush() {
 	if s == nil {
 		return
 	}
-	c, err := net.Dial("unixgram", s.path)
+	c, err := dial(s.path)
 	if err != nil {
 		return
 	}

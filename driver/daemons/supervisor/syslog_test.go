@@ -40,7 +40,7 @@ func TestSyslogOfSomebodyElseIsLeftAlone(t *testing.T) {
 	var heard []string
 	s, err = listenSyslog(path, func(ident, text string) { heard = append(heard, ident+"|"+text) })
 	require.NoError(t, err)
-	c, err := net.Dial("unixgram", path)
+	c, err := dial(path)
 	require.NoError(t, err)
 	for _, message := range []string{
 		"<27>Nov  4 23:28:37 nvidia-persistenced: Failed to query NVIDIA devices.\x00",
