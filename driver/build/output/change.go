@@ -27,9 +27,9 @@ var changes = []change{
 	{
 		// conftest.sh of 535.309.01 has pci_resize_resource_has_exclude_bars_arg, 535.261.03's
 		// does not, and that fails with headers of Debian's 6.1.0-56. Those of 6.1.0-50, which
-		// is 6.1.176, have three arguments, those of 6.1.0-53, 6.1.187, have four. For
-		// 580.126.09, 6.12.97 and the commit, 337b1b566db0, which came with 6.19:
-		// https://github.com/truenas/scale-build/pull/1002
+		// is 6.1.176, have three arguments, those of 6.1.0-53, 6.1.187, have four. It was in
+		// linux-next on 14 November 2025 (commit 337b1b566db0), says conftest.sh: in 6.19.
+		// For 580.126.09 and 6.12.97: https://github.com/truenas/scale-build/pull/1002
 		regexp.MustCompile(`too few arguments to function 'pci_resize_resource'`),
 		"pci_resize_resource() has a fourth argument", "Linux 6.19, 6.12.97 and Debian's 6.1.0-53",
 		[]string{"535.309.01", "580.126.09"},
