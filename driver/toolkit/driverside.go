@@ -14,15 +14,27 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuready/gpuready/driver/build/folder"
+	"github.com/gpuready/gpuready/driver/kernel"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
 // Deadlines that count where Main names none. The side-car's image may have to be pulled
-// first; its builds take minutes, and say every few seconds that they go on.
+// first; its builds take minutes, and say every few seconds that they go on. NVIDIA's does
+// not say that: it unpacks the driver, which takes a minute or two, and compiles for up to
+// ten minutes of one core.
 const (
 	defaultStart   = 15 * time.Minute
 	defaultSilence = 3 * time.Minute
+	defaultBuild   = 30 * time.Minute
 )
+
+// maxStarts is how often NVIDIA's side-car may begin to build. Its container ends where a
+// build fails, and is started again.
+const maxStarts = 3
+
+// sameStart is the time within which two changes of driver_build_started are one start:
+// touch(1) makes the file, and then sets its time.
+const sameStart = time.Second
 
 // Main is the driver container's side.
 type Main struct {
@@ -39,6 +51,7 @@ type Main struct {
 
 	Start   time.Duration // until the build begins; 0: 15 minutes
 	Silence time.Duration // between two signs of a build that goes on; 0: 3 minutes
+	Build   time.Duration // of a side-car that gives no such signs, NVIDIA's; 0: 30 minutes
 	Log     *slog.Logger  // may be nil
 
 	id    string
@@ -47,7 +60,8 @@ type Main struct {
 
 // Prepare fills the shared folder and asks for the modules. Where an earlier run of the
 // container has asked for the same, what the side-car has built or is building is kept; a
-// build that failed is tried again.
+// build that failed is tried again. An empty driver_toolkit_broken is kept, too: NVIDIA's
+// side-car says so once, and then sleeps.
 func (m *Main) Prepare(ctx context.Context) error {
 	if m.ImageMissing {
 		return broken(nil, "OpenShift has no Driver Toolkit image for RHCOS %s (RHCOS_IMAGE_MISSING): look at oc get imagestream/driver-toolkit -n openshift, and mirror the tag that is missing; or use a driver image with precompiled modules for this kernel",
@@ -79,13 +93,15 @@ func (m *Main) prepare(ctx context.Context, root *os.Root) error {
 		return err
 	}
 	m.id = requestID(env)
-	if err := removeAll(root, failedName, brokenName); err != nil {
-		return err
-	}
 	if _, same, err := readAnswer(m.Dir, preparedName, m.id); err == nil && same {
-		return nil
+		old := []string{failedName, brokenName}
+		if a, _, err := readAnswer(m.Dir, brokenName, ""); err == nil && a.Empty {
+			old = old[:1]
+		}
+		return removeAll(root, old...)
 	}
-	old := []string{preparedName, builtName, startedName, modulesName, sourcesName, envName}
+	// dir_prepared goes first: what it stands for is changed after it.
+	old := []string{preparedName, failedName, brokenName, builtName, startedName, modulesName, sourcesName, envName}
 	for _, name := range markers {
 		old = append(old, name)
 	}
@@ -191,7 +207,21 @@ func (m *Main) Wait(ctx context.Context) (dir string, err error) {
 	if err != nil {
 		return "", err
 	}
-	return m.receive(ctx, built)
+	dir, err = m.receive(ctx, built)
+	if _, refused := errors.AsType[*kernel.Error](err); refused && built.Empty {
+		// It may be of an earlier request. NVIDIA's side-car builds again once it is gone.
+		err = errors.Join(err, m.discard())
+	}
+	return dir, err
+}
+
+// discard removes what the side-car has built.
+func (m *Main) discard() error {
+	root, err := os.OpenRoot(m.Dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(removeAll(root, builtName, startedName, modulesName), root.Close())
 }
 
 // wait is one call of Wait.
@@ -203,6 +233,9 @@ type wait struct {
 	patience time.Duration // the one that counts now
 	beat     int           // of the last sign
 	started  bool
+	silent   bool      // the side-car is NVIDIA's: it gives no signs
+	begun    time.Time // when that has begun to build
+	starts   int       // how often
 }
 
 // run follows the shared folder until there is an answer, or nothing new for too long.
@@ -253,7 +286,7 @@ func (w *wait) readAnswers() (sign, done bool) {
 			w.err = broken(err, "the Driver Toolkit breaks the protocol: %v", err)
 			return false, true
 		}
-		if !mine {
+		if !mine && (!a.Empty || name == failedName) {
 			continue
 		}
 		switch name {
@@ -264,9 +297,36 @@ func (w *wait) readAnswers() (sign, done bool) {
 			w.built = &a
 			return false, true
 		}
+		if a.Empty {
+			sign = w.noteStart()
+			return sign, w.err != nil
+		}
 		return w.noteProgress(a), false
 	}
 	return false, false
+}
+
+// noteStart records that NVIDIA's side-car has begun to build, and reports whether that is
+// the first time.
+func (w *wait) noteStart() bool {
+	info, err := os.Lstat(filepath.Join(w.Dir, startedName))
+	if err != nil || info.ModTime().Sub(w.begun).Abs() < sameStart {
+		return false // it was removed, or is known
+	}
+	w.begun = info.ModTime()
+	w.starts++
+	w.Log.Info("the Driver Toolkit builds the modules, and will not say how far it is", "kernel", w.Request.Release, "version", w.Request.Version, "times", w.starts)
+	if w.starts > maxStarts {
+		w.err = broken(nil, "the Driver Toolkit's container has begun to build %d times and has not ended once; look at the log of openshift-driver-toolkit-ctr", w.starts)
+	}
+	if w.started {
+		return false
+	}
+	w.started, w.silent = true, true
+	if w.patience = w.Build; w.patience == 0 {
+		w.patience = defaultBuild
+	}
+	return true
 }
 
 // noteProgress records a sign of a build that goes on, and reports whether it is new.
@@ -297,6 +357,9 @@ func (w *wait) explainFailure(a answer) error {
 func (w *wait) explainSilence() error {
 	if !w.started {
 		return broken(errSilent, "the Driver Toolkit's container has not begun to build within %v; look at why openshift-driver-toolkit-ctr of this pod does not run", w.patience)
+	}
+	if w.silent {
+		return broken(errSilent, "the Driver Toolkit's container has not built the modules within %v; look at the log of openshift-driver-toolkit-ctr", w.patience)
 	}
 	return broken(errSilent, "the Driver Toolkit's container has given no sign for %v while it builds; look at the log of openshift-driver-toolkit-ctr and whether its memory ran out", w.patience)
 }

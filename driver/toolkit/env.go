@@ -62,3 +62,36 @@ func parseEnv(text string) (map[string]string, error) {
 	}
 	return env, nil
 }
+
+// maxNVIDIAEnv bounds the file env of NVIDIA's driver container, in bytes. It has the whole
+// environment of the container: for each Service of the namespace, seven variables.
+const maxNVIDIAEnv = 1 << 20
+
+// nvidiaValue matches the values of the variables that are read of it. None of them can be a
+// path, an option of a command, or a word that a shell reads as something else.
+var nvidiaValue = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$`)
+
+// parseNVIDIAEnv returns the variables with these names of an env that NVIDIA's driver
+// container has written: lines NAME="value" in which nothing is escaped, and the lines of
+// values that have several. All else is passed over. A variable that is there twice may be a
+// line of another one's value: it is refused.
+func parseNVIDIAEnv(text string, names ...string) (map[string]string, error) {
+	env := map[string]string{}
+	for line := range strings.Lines(text) {
+		name, value, ok := strings.Cut(strings.TrimSuffix(line, "\n"), "=")
+		if !ok || !slices.Contains(names, name) {
+			continue
+		}
+		if n := len(value); n >= 2 && value[0] == '"' && value[n-1] == '"' {
+			value = value[1 : n-1]
+		}
+		if !nvidiaValue.MatchString(value) {
+			return nil, fmt.Errorf("%s: %s has the value %q, which it cannot have", envName, name, record.Clean(value, 100))
+		}
+		if _, twice := env[name]; twice {
+			return nil, fmt.Errorf("%s: %s is there twice", envName, name)
+		}
+		env[name] = value
+	}
+	return env, nil
+}

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/driver/build/folder"
+	"github.com/gpuready/gpuready/driver/kernel"
 )
 
 // handedOver returns the driver container's side with modules that wait for it, which a
@@ -38,22 +39,29 @@ func claim(t *testing.T, m *Main, file, path string) {
 	require.NoError(t, writeAnswer(m.Dir, builtName, a))
 }
 
+// replace has something else at a path.
+func replace(t *testing.T, path string, by func(string) error) {
+	t.Helper()
+	require.NoError(t, os.RemoveAll(path))
+	require.NoError(t, by(path))
+}
+
+func link(to string) func(string) error {
+	return func(path string) error { return os.Symlink(to, path) }
+}
+
+func file(data []byte) func(string) error {
+	return func(path string) error { return os.WriteFile(path, data, 0o644) }
+}
+
+func folderAt(path string) error { return os.Mkdir(path, 0o755) }
+
+func fifo(path string) error { return syscall.Mkfifo(path, 0o644) }
+
 func TestHostileSideCarIsRefused(t *testing.T) {
 	outside := t.TempDir()
 	secret := filepath.Join(outside, "nvidia.ko")
 	require.NoError(t, os.WriteFile(secret, module(t, "nvidia", version, release), 0o600))
-	replace := func(t *testing.T, path string, by func(string) error) {
-		t.Helper()
-		require.NoError(t, os.RemoveAll(path))
-		require.NoError(t, by(path))
-	}
-	link := func(to string) func(string) error {
-		return func(path string) error { return os.Symlink(to, path) }
-	}
-	file := func(data []byte) func(string) error {
-		return func(path string) error { return os.WriteFile(path, data, 0o644) }
-	}
-	fifo := func(path string) error { return syscall.Mkfifo(path, 0o644) }
 	for name, c := range map[string]struct {
 		spoil func(t *testing.T, m *Main, ko string)
 		want  string
@@ -75,9 +83,7 @@ func TestHostileSideCarIsRefused(t *testing.T) {
 		}, "breaks the protocol"},
 		"HugeModule": {func(t *testing.T, m *Main, ko string) { m.limit = 1 << 20; require.NoError(t, os.Truncate(ko, 1<<40)) }, "more than 1048576 bytes"},
 		"Changed":    {func(t *testing.T, _ *Main, ko string) { replace(t, ko, file([]byte("other"))) }, "has changed since"},
-		"Folder": {func(t *testing.T, _ *Main, ko string) {
-			replace(t, ko, func(p string) error { return os.Mkdir(p, 0o755) })
-		}, "not a regular file"},
+		"Folder":     {func(t *testing.T, _ *Main, ko string) { replace(t, ko, folderAt) }, "not a regular file"},
 		"NoModule": {func(t *testing.T, m *Main, ko string) {
 			replace(t, ko, file([]byte("#!/bin/sh\n")))
 			claim(t, m, "nvidia.ko", ko)
@@ -143,9 +149,29 @@ func TestNothingOutsideIsWrittenOrRemoved(t *testing.T) {
 // verified, or there is none.
 func TestModuleThatChangesMeanwhileIsWholeOrRefused(t *testing.T) {
 	m := handedOver(t)
-	ko := filepath.Join(m.Dir, modulesName, "nvidia.ko")
+	good := module(t, "nvidia", version, release)
+	changeMeanwhile(t, m, filepath.Join(m.Dir, modulesName, "nvidia.ko"), func(dir string) {
+		data, err := os.ReadFile(filepath.Join(dir, "nvidia.ko"))
+		require.NoError(t, err)
+		require.Equal(t, good, data)
+	})
+}
+
+// Of a side-car that says nothing of its modules, the copy is one of this kernel and driver.
+func TestModuleThatChangesMeanwhileIsOneOfThisKernelOrRefused(t *testing.T) {
+	m, ko := leftEmpty(t)
+	changeMeanwhile(t, m, ko, func(dir string) {
+		require.NoError(t, kernel.CheckBuilt(dir, m.Request.Modules, release, version))
+	})
+}
+
+// changeMeanwhile has a module replaced again and again while the driver container takes it,
+// and checks what that gets.
+func changeMeanwhile(t *testing.T, m *Main, ko string, check func(dir string)) {
+	t.Helper()
 	good := module(t, "nvidia", version, release)
 	bad := module(t, "nvidia", version, "6.1")
+	uvm, other := filepath.Join(filepath.Dir(ko), "nvidia-uvm.ko"), module(t, "nvidia-uvm", version, release)
 	stop := make(chan struct{})
 	var hostile sync.WaitGroup
 	hostile.Go(func() {
@@ -157,6 +183,9 @@ func TestModuleThatChangesMeanwhileIsWholeOrRefused(t *testing.T) {
 			}
 			switch n % 4 {
 			case 0:
+				if _, err := os.Lstat(uvm); err != nil { // what was refused is removed
+					_ = errors.Join(os.MkdirAll(filepath.Dir(ko), 0o755), os.WriteFile(uvm, other, 0o644))
+				}
 				_ = os.WriteFile(ko, bad, 0o644)
 			case 1:
 				_ = os.WriteFile(ko, good, 0o644)
@@ -168,18 +197,112 @@ func TestModuleThatChangesMeanwhileIsWholeOrRefused(t *testing.T) {
 			}
 		}
 	})
+	built, err := os.ReadFile(filepath.Join(m.Dir, builtName))
+	require.NoError(t, err)
 	for range 300 {
+		require.NoError(t, os.WriteFile(filepath.Join(m.Dir, builtName), built, 0o644))
 		dir, err := m.Wait(t.Context())
 		if err != nil {
 			refused(t, err, ReasonToolkitBroken, "")
 			continue
 		}
-		data, err := os.ReadFile(filepath.Join(dir, "nvidia.ko"))
-		require.NoError(t, err)
-		require.Equal(t, good, data)
+		check(dir)
 		require.NoError(t, os.RemoveAll(dir))
 	}
 	close(stop)
 	hostile.Wait()
 	empty(t, m.Work)
+}
+
+// leftEmpty returns the driver container's side with modules of a side-car that says nothing
+// of them, as NVIDIA's, and the path of one of them.
+func leftEmpty(t *testing.T) (m *Main, ko string) {
+	t.Helper()
+	m = newMain(t)
+	require.NoError(t, m.Prepare(t.Context()))
+	dir := filepath.Join(m.Dir, modulesName, "kernel/drivers/video")
+	require.NoError(t, os.MkdirAll(dir, 0o755))
+	for _, name := range append([]string{"rootkit"}, m.Request.Modules...) {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name+".ko"), module(t, name, version, release), 0o644))
+	}
+	for _, name := range []string{startedName, builtName} {
+		require.NoError(t, os.WriteFile(filepath.Join(m.Dir, name), nil, 0o644))
+	}
+	return m, filepath.Join(dir, "nvidia.ko")
+}
+
+func TestHostileSideCarThatSaysNothingIsRefused(t *testing.T) {
+	outside := t.TempDir()
+	secret := filepath.Join(outside, "nvidia.ko")
+	require.NoError(t, os.MkdirAll(filepath.Join(outside, "kernel/drivers/video"), 0o755))
+	for _, at := range []string{secret, filepath.Join(outside, "kernel/drivers/video/nvidia.ko")} {
+		require.NoError(t, os.WriteFile(at, module(t, "nvidia", version, release), 0o600))
+	}
+	for name, c := range map[string]struct {
+		spoil func(t *testing.T, m *Main, ko string)
+		want  string
+	}{
+		"LinkOfModules": {func(t *testing.T, m *Main, _ string) {
+			replace(t, filepath.Join(m.Dir, modulesName), link(outside))
+		}, "no such file"},
+		"LinkOfFolder": {func(t *testing.T, _ *Main, ko string) { replace(t, filepath.Dir(ko), link(outside)) }, "no such file"},
+		"LinkOut":      {func(t *testing.T, _ *Main, ko string) { replace(t, ko, link(secret)) }, "no such file"},
+		"LinkUp": {func(t *testing.T, _ *Main, ko string) {
+			replace(t, ko, link("../../../../../../../../../.."+secret))
+		}, "no such file"},
+		"LinkOfAnswer": {func(t *testing.T, m *Main, _ string) { replace(t, filepath.Join(m.Dir, builtName), link("env")) }, "breaks the protocol"},
+		"LinkOfStart": {func(t *testing.T, m *Main, _ string) {
+			require.NoError(t, os.Remove(filepath.Join(m.Dir, builtName)))
+			replace(t, filepath.Join(m.Dir, startedName), link("env"))
+		}, "breaks the protocol"},
+		"FIFO":       {func(t *testing.T, _ *Main, ko string) { replace(t, ko, fifo) }, "not a regular file"},
+		"FIFOFolder": {func(t *testing.T, m *Main, _ string) { replace(t, filepath.Join(m.Dir, modulesName), fifo) }, ""},
+		"FIFOInFront": {func(t *testing.T, m *Main, _ string) {
+			require.NoError(t, fifo(filepath.Join(m.Dir, modulesName, "nvidia.ko")))
+		}, "not a regular file"},
+		"FIFOAnswer": {func(t *testing.T, m *Main, _ string) { replace(t, filepath.Join(m.Dir, builtName), fifo) }, "breaks the protocol"},
+		"HugeModule": {func(t *testing.T, m *Main, ko string) { m.limit = 1 << 20; require.NoError(t, os.Truncate(ko, 1<<40)) }, "more than 1048576 bytes"},
+		"Empty":      {func(t *testing.T, _ *Main, ko string) { replace(t, ko, file(nil)) }, "not a kernel module"},
+		"Folder":     {func(t *testing.T, _ *Main, ko string) { replace(t, ko, folderAt) }, "not a regular file"},
+		"NoModule":   {func(t *testing.T, _ *Main, ko string) { replace(t, ko, file([]byte("#!/bin/sh\n"))) }, "not a kernel module"},
+		"OtherKernel": {func(t *testing.T, _ *Main, ko string) {
+			replace(t, ko, file(module(t, "nvidia", version, "6.1")))
+		}, "nvidia.ko is built for kernel 6.1, not for " + release},
+		"OtherVersion": {func(t *testing.T, _ *Main, ko string) {
+			replace(t, ko, file(module(t, "nvidia", "1", release)))
+		}, `nvidia.ko has version "1", not ` + version},
+		"OtherKind": {func(t *testing.T, _ *Main, ko string) {
+			replace(t, ko, file(module(t, "nvidia", version, release, "license=NVIDIA")))
+		}, "nvidia.ko is of the proprietary kind, not the open one"},
+		"OtherModule": {func(t *testing.T, _ *Main, ko string) {
+			replace(t, ko, file(module(t, "rootkit", version, release)))
+		}, "nvidia.ko is the module rootkit"},
+		"Missing": {func(t *testing.T, _ *Main, ko string) { require.NoError(t, os.Remove(ko)) }, "no such file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, ko := leftEmpty(t)
+			c.spoil(t, m, ko)
+			_, err := m.Wait(t.Context())
+			refused(t, err, ReasonToolkitBroken, c.want)
+			require.LessOrEqual(t, len(err.Error()), 2*maxMessage)
+			empty(t, m.Work)
+			require.FileExists(t, secret)
+		})
+	}
+}
+
+func TestNothingElseOfTheSideCarIsTaken(t *testing.T) {
+	m, ko := leftEmpty(t)
+	dir, err := m.Wait(t.Context())
+	require.NoError(t, err)
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, entries, 2)
+	good, err := os.ReadFile(filepath.Join(dir, "nvidia.ko"))
+	require.NoError(t, err)
+	// Swapped after it was verified.
+	require.NoError(t, os.WriteFile(ko, module(t, "nvidia", version, "6.1"), 0o644))
+	again, err := os.ReadFile(filepath.Join(dir, "nvidia.ko"))
+	require.NoError(t, err)
+	require.Equal(t, good, again)
 }

@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
+	"slices"
 
 	"github.com/gpuready/gpuready/driver/build/folder"
 	"github.com/gpuready/gpuready/driver/kernel"
@@ -25,13 +28,18 @@ func (m *Main) receive(ctx context.Context, built *answer) (string, error) {
 	return dir, nil
 }
 
+// places are the folders below modules/ in which NVIDIA's side-car leaves modules: those
+// into which nvidia-installer and DKMS put them below /lib/modules/<release>. The first that
+// has a module counts.
+var places = []string{"", "kernel/drivers/video", "extra", "updates", "updates/dkms"}
+
 func (m *Main) receiveInto(ctx context.Context, built *answer, dir string) error {
 	root, err := host.Open(m.Dir)
 	if err != nil {
 		return err
 	}
 	defer root.Close() //nolint:errcheck // it is only read
-	if len(built.Modules) != len(m.Request.Modules) {
+	if !built.Empty && len(built.Modules) != len(m.Request.Modules) {
 		return m.refuse(fmt.Errorf("it says that it has built %d modules, not %d", len(built.Modules), len(m.Request.Modules)))
 	}
 	var own, others []string
@@ -39,11 +47,7 @@ func (m *Main) receiveInto(ctx context.Context, built *answer, dir string) error
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		sum, there := built.Modules[name+".ko"]
-		if !there {
-			return m.refuse(fmt.Errorf("it has not built %s.ko", name))
-		}
-		if err := m.take(root, name+".ko", dir, sum); err != nil {
+		if err := m.takeBuilt(root, built, name+".ko", dir); err != nil {
 			return err
 		}
 		if _, other := markers[name]; other {
@@ -53,25 +57,64 @@ func (m *Main) receiveInto(ctx context.Context, built *answer, dir string) error
 		}
 	}
 	err = errors.Join(kernel.CheckBuilt(dir, own, m.Request.Release, m.Request.Version), kernel.CheckBuilt(dir, others, m.Request.Release, ""))
+	if err == nil {
+		err = m.checkKind(dir)
+	}
 	if err != nil {
 		return m.refuse(err)
 	}
 	return nil
 }
 
+// checkKind refuses a module nvidia of another kind than the one that was asked for. Of the
+// others the kinds cannot be told apart.
+func (m *Main) checkKind(dir string) error {
+	if m.Request.Kind == "" || !slices.Contains(m.Request.Modules, "nvidia") {
+		return nil
+	}
+	root, err := host.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close() //nolint:errcheck // it is only read
+	main, err := kernel.ReadModule(root, "/nvidia.ko")
+	if err == nil && string(main.Kind()) != m.Request.Kind {
+		err = fmt.Errorf("nvidia.ko is of the %s kind, not the %s one", main.Kind(), m.Request.Kind)
+	}
+	return err
+}
+
 func (m *Main) refuse(err error) error {
 	return broken(err, "the Driver Toolkit's modules in %s: %v; look at the log of openshift-driver-toolkit-ctr", filepath.Join(m.Dir, modulesName), err)
 }
 
-// take copies one module, whose digest has to be sum. The copy is bounded, and nothing but a
-// regular file inside the shared folder is opened.
-func (m *Main) take(root *host.Root, name, to, sum string) error {
-	in, err := root.OpenFile("/" + modulesName + "/" + name)
+// takeBuilt copies one module from where the side-car has put it.
+func (m *Main) takeBuilt(root *host.Root, built *answer, file, to string) error {
+	if !built.Empty {
+		sum, there := built.Modules[file]
+		if !there {
+			return m.refuse(fmt.Errorf("it has not built %s", file))
+		}
+		return m.take(root, file, to, sum)
+	}
+	var err error
+	for _, place := range places {
+		if err = m.take(root, path.Join(place, file), to, ""); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	return err
+}
+
+// take copies one module, whose digest has to be sum; "": any. The copy is bounded, and
+// nothing but a regular file inside the shared folder is opened.
+func (m *Main) take(root *host.Root, at, to, sum string) error {
+	in, err := root.OpenFile(path.Join("/", modulesName, at))
 	if err != nil {
 		return m.refuse(err)
 	}
 	defer in.Close() //nolint:errcheck // it is only read
-	out, err := os.OpenFile(filepath.Join(to, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	out, err := os.OpenFile(filepath.Join(to, path.Base(at)), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		return err
 	}
@@ -79,12 +122,16 @@ func (m *Main) take(root *host.Root, name, to, sum string) error {
 	if limit == 0 {
 		limit = maxModule
 	}
-	is, err := folder.Sum(out, io.LimitReader(in, limit))
-	if err = errors.Join(err, out.Close()); err != nil {
+	is, err := folder.Sum(out, io.LimitReader(in, limit+1))
+	info, statErr := out.Stat()
+	if err = errors.Join(err, statErr, out.Close()); err != nil {
 		return err
 	}
-	if is != sum {
-		return m.refuse(fmt.Errorf("%s is not what was built: it has changed since, or has more than %d bytes", name, limit))
+	switch {
+	case info.Size() > limit:
+		return m.refuse(fmt.Errorf("%s has more than %d bytes", at, limit))
+	case sum != "" && is != sum:
+		return m.refuse(fmt.Errorf("%s is not what was built: it has changed since", at))
 	}
 	return nil
 }

@@ -30,7 +30,10 @@ type SideCar struct {
 	// removed; nil: they are compiled.
 	Build func(ctx context.Context, r Request, source string) (dir string, err error)
 	Beat  time.Duration // between signs of a build that goes on; 0: 20 seconds
-	Log   *slog.Logger  // may be nil
+	// System is the kernel that runs, for requests of NVIDIA's driver container, which names
+	// none; the zero value: kernel.Host.
+	System kernel.System
+	Log    *slog.Logger // may be nil
 }
 
 // Run answers requests until ctx ends; it then returns nil. Each is answered once; a request
@@ -42,6 +45,9 @@ func (s *SideCar) Run(ctx context.Context) error {
 	}
 	if s.Beat == 0 {
 		s.Beat = defaultBeat
+	}
+	if s.System.Calls == nil {
+		s.System = kernel.Host
 	}
 	var paths []string
 	for _, name := range []string{preparedName, builtName, failedName, brokenName} {
@@ -75,42 +81,50 @@ func (s *SideCar) Run(ctx context.Context) error {
 	return nil
 }
 
+// ask is what dir_prepared says; the zero value: there is none.
+type ask struct {
+	id     string // digest of the request
+	nvidia bool   // it is NVIDIA's driver container that asks
+}
+
 // request is a Request with its digest.
 type request struct {
 	Request
-	id string
+	ask
 }
 
 // read returns the request that waits for an answer; nil: there is none.
 func (s *SideCar) read() (*request, error) {
 	asked, err := s.asked()
-	if asked == "" || err != nil {
+	if asked.id == "" || err != nil {
 		return nil, err
 	}
 	r, err := s.readRequest(asked)
-	if err != nil {
-		// dir_prepared is removed before anything that it stands for is changed.
-		if now, _ := s.asked(); now != asked {
-			return nil, nil
-		}
+	// dir_prepared is removed before anything that it stands for is changed.
+	if now, _ := s.asked(); now != asked {
+		return nil, nil
 	}
 	return r, err
 }
 
-func (s *SideCar) readRequest(asked string) (*request, error) {
+func (s *SideCar) readRequest(asked ask) (*request, error) {
 	for _, name := range []string{builtName, failedName} {
-		if _, answered, err := readAnswer(s.Dir, name, asked); answered || err != nil {
+		if _, answered, err := readAnswer(s.Dir, name, asked.id); answered || err != nil {
 			return nil, err
 		}
 	}
 	if _, err := os.Lstat(filepath.Join(s.Dir, brokenName)); !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
+	if asked.nvidia {
+		r, err := s.readNVIDIA()
+		return &request{r, asked}, err
+	}
 	text, err := record.Read(filepath.Join(s.Dir, envName), maxEnv)
 	if err != nil {
 		return nil, err
 	}
-	if requestID(string(text)) != asked {
+	if requestID(string(text)) != asked.id {
 		return nil, fmt.Errorf("%s is not the one that %s is of", envName, preparedName)
 	}
 	env, err := parseEnv(string(text))
@@ -121,16 +135,21 @@ func (s *SideCar) readRequest(asked string) (*request, error) {
 	return &request{r, asked}, err
 }
 
-// asked returns the digest of the request that the driver container has made; "": none yet.
-func (s *SideCar) asked() (string, error) {
+// asked returns what the driver container has asked for.
+func (s *SideCar) asked() (ask, error) {
 	data, err := record.Read(filepath.Join(s.Dir, preparedName), maxAnswer)
 	if errors.Is(err, fs.ErrNotExist) {
-		return "", nil
+		return ask{}, nil
 	}
 	if err != nil {
-		return "", err
+		return ask{}, err
 	}
-	return parseID(data)
+	if len(data) == 0 {
+		text, err := record.Read(filepath.Join(s.Dir, envName), maxNVIDIAEnv)
+		return ask{requestID("NVIDIA\n" + string(text)), true}, err
+	}
+	id, err := parseID(data)
+	return ask{id: id}, err
 }
 
 // answer answers the request that waits, if there is one.
@@ -151,6 +170,8 @@ func (s *SideCar) answer(ctx context.Context, changes <-chan struct{}) error {
 		return ctx.Err()
 	case errors.Is(err, errReplaced):
 		return s.answer(ctx, changes)
+	case err == nil && r.nvidia:
+		err = s.publishTree(ctx, r, dir)
 	case err == nil:
 		err = s.publish(r, dir)
 	}
@@ -171,18 +192,12 @@ func (s *SideCar) build(ctx context.Context, r *request, changes <-chan struct{}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		builder := s.Build
-		if builder == nil {
-			builder = s.compile
-		}
-		dir, err = builder(inner, r.Request, filepath.Join(s.Dir, sourcesName))
+		dir, err = s.make(inner, r)
 	}()
 	beat := time.NewTicker(s.Beat)
 	defer beat.Stop()
 	for n := 1; ; n++ {
-		if err := writeAnswer(s.Dir, startedName, answer{ID: r.id, Beat: n}); err != nil {
-			s.Log.Warn("the driver container is not told that the build goes on", "error", err)
-		}
+		s.sign(r, n)
 		if s.waitForChange(r, done, beat.C, changes) {
 			cancel(errReplaced)
 			<-done
@@ -196,6 +211,29 @@ func (s *SideCar) build(ctx context.Context, r *request, changes <-chan struct{}
 	}
 }
 
+// sign says that the build goes on. NVIDIA's driver container is told only once it is done:
+// from then on it does not read driver_toolkit_broken any more.
+func (s *SideCar) sign(r *request, n int) {
+	if r.nvidia {
+		return
+	}
+	if err := writeAnswer(s.Dir, startedName, answer{ID: r.id, Beat: n}); err != nil {
+		s.Log.Warn("the driver container is not told that the build goes on", "error", err)
+	}
+}
+
+// make makes the modules that a request names.
+func (s *SideCar) make(ctx context.Context, r *request) (dir string, err error) {
+	builder := s.Build
+	if builder == nil {
+		builder = s.compile
+	}
+	if r.nvidia {
+		return s.makeUnpacked(ctx, r, builder)
+	}
+	return builder(ctx, r.Request, filepath.Join(s.Dir, sourcesName))
+}
+
 // waitForChange waits until the build is done or it is time for a sign, and reports whether
 // the driver container has asked for something else before that.
 func (s *SideCar) waitForChange(r *request, done <-chan struct{}, beat <-chan time.Time, changes <-chan struct{}) bool {
@@ -206,7 +244,7 @@ func (s *SideCar) waitForChange(r *request, done <-chan struct{}, beat <-chan ti
 		case <-beat:
 			return false
 		case <-changes:
-			if asked, err := s.asked(); err == nil && asked != r.id {
+			if asked, err := s.asked(); err == nil && asked != r.ask {
 				return true
 			}
 		}
@@ -274,11 +312,25 @@ func (s *SideCar) fail(r *request, err error) error {
 		return err
 	}
 	// Modules that nobody is told of make room for the answer.
-	return errors.Join(removeAll(root, modulesName), root.Close(), writeAnswer(s.Dir, failedName, a))
+	err = errors.Join(removeAll(root, modulesName), root.Close(), writeAnswer(s.Dir, failedName, a))
+	if r.nvidia {
+		err = errors.Join(err, s.breakOff(a.Message))
+	}
+	return err
 }
 
 // giveUp says that the shared folder cannot be understood.
 func (s *SideCar) giveUp(err error) error {
 	s.Log.Error("the request is not understood", "error", err)
-	return record.Write(filepath.Join(s.Dir, brokenName), []byte(record.Clean(err.Error(), maxMessage/2)+"\n"))
+	asked, _ := s.asked()
+	if !asked.nvidia {
+		return s.breakOff(err.Error())
+	}
+	message := record.Clean(err.Error(), maxMessage)
+	return errors.Join(writeAnswer(s.Dir, failedName, answer{ID: asked.id, Reason: ReasonToolkitBroken, Message: message}), s.breakOff(message))
+}
+
+// breakOff says that nothing is built here.
+func (s *SideCar) breakOff(message string) error {
+	return record.Write(filepath.Join(s.Dir, brokenName), []byte(record.Clean(message, maxMessage/2)+"\n"))
 }

@@ -16,6 +16,12 @@
 //
 // Main does not trust the side-car: it follows no link out of the folder, waits for no pipe,
 // and verifies copies that the side-car cannot reach.
+//
+// NVIDIA's containers leave these files empty, and either side works with one of theirs. To
+// Main, an empty driver_build_started or driver_built answers the last request, since Prepare
+// has removed older ones; there is no list of digests, so that the modules are taken by their
+// names and verified by what they say of themselves. To SideCar, an empty dir_prepared is a
+// request of NVIDIA's driver container: see nvidia.go.
 package toolkit
 
 import (
@@ -124,8 +130,10 @@ func isModuleName(name string) bool {
 // requestID returns the digest of a request, by which its answers are known.
 func requestID(env string) string { return folder.NewDigest("toolkit", env).String() }
 
-// answer is what driver_build_started, driver_built and driver_failed say.
+// answer is what driver_build_started, driver_built and driver_failed say. NVIDIA's side-car
+// leaves them empty.
 type answer struct {
+	Empty   bool              `json:"-"`
 	ID      string            `json:"id"`
 	Beat    int               `json:"beat,omitempty"`    // driver_build_started: it grows while the build goes on
 	Modules map[string]string `json:"modules,omitempty"` // driver_built: SHA-256 by file name
@@ -142,6 +150,9 @@ func readAnswer(dir, name, id string) (answer, bool, error) {
 	}
 	if err != nil {
 		return answer{}, false, err
+	}
+	if len(data) == 0 {
+		return answer{Empty: true}, false, nil
 	}
 	var a answer
 	return a, json.Unmarshal(data, &a) == nil && a.ID == id, nil

@@ -1,0 +1,246 @@
+package toolkit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/gpuready/gpuready/driver/build/folder"
+	"github.com/gpuready/gpuready/driver/build/output"
+	"github.com/gpuready/gpuready/driver/kernel"
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+)
+
+// This file has SideCar work for NVIDIA's driver container. That one differs from Main:
+//
+//   - It puts the driver itself into the folder, drivers/NVIDIA-Linux-<arch>-<version>.run,
+//     and its whole environment into env. Neither names the modules, nor the kernel.
+//   - It copies modules/ into its own /lib/modules/<release> and runs modprobe there. The
+//     folder has to hold the kernel's modules that the driver needs, too, and depmod's files.
+//   - It waits for driver_build_started, or falls back on a build of its own where there is a
+//     driver_toolkit_broken; then it waits for driver_built for ever. So SideCar makes both
+//     files at the end of a build that has succeeded.
+
+// The variables that are read of NVIDIA's env, besides DRIVER_VERSION and KERNEL_MODULE_TYPE.
+const (
+	envDriverType = "DRIVER_TYPE"
+	envOpen       = "OPEN_KERNEL_MODULES_ENABLED"
+	envRDMA       = "GPU_DIRECT_RDMA_ENABLED"
+)
+
+// The folders of an unpacked driver by the kind of modules that they make.
+var kindFolders = map[kernel.Kind]string{kernel.OpenKind: "kernel-open", kernel.Proprietary: "kernel"}
+
+// needed are modules of the kernel that NVIDIA's driver container loads first.
+var needed = []string{"i2c_core", "ipmi_msghandler", "ipmi_devintf", "video"}
+
+// machines are the names of processors in those of NVIDIA's drivers.
+var machines = map[string]string{"amd64": "x86_64", "arm64": "aarch64"}
+
+// readNVIDIA returns the request of NVIDIA's driver container. Its Kind is the one that is
+// wished for, which may be "auto".
+func (s *SideCar) readNVIDIA() (Request, error) {
+	text, err := record.Read(filepath.Join(s.Dir, envName), maxNVIDIAEnv)
+	if err != nil {
+		return Request{}, err
+	}
+	env, err := parseNVIDIAEnv(string(text), envVersion, envKind, envDriverType, envOpen, envRDMA)
+	if err != nil {
+		return Request{}, err
+	}
+	if env[envDriverType] == "vgpu" {
+		return Request{}, errors.New("a vGPU driver (DRIVER_TYPE) chooses its version by the hypervisor's, in NVIDIA's own Driver Toolkit container alone")
+	}
+	kind, err := kernel.ParseKind(env[envKind])
+	if err != nil {
+		return Request{}, err
+	}
+	if kind == kernel.Auto && env[envOpen] == "true" {
+		kind = kernel.OpenKind
+	}
+	release, err := s.System.Release()
+	if err != nil {
+		return Request{}, err
+	}
+	r := Request{Release: release, Version: env[envVersion], Kind: string(kind), Modules: []string{"nvidia", "nvidia-uvm", "nvidia-modeset"}}
+	if env[envRDMA] == "true" {
+		r.Modules = append(r.Modules, "nvidia-peermem")
+	}
+	if err := r.check(); err != nil {
+		return Request{}, err
+	}
+	_, err = s.findDriver(r.Version)
+	return r, err
+}
+
+// findDriver returns the path of the driver that NVIDIA's container has put into the folder.
+func (s *SideCar) findDriver(version string) (string, error) {
+	name := "NVIDIA-Linux-" + machines[runtime.GOARCH] + "-" + version + ".run"
+	at := filepath.Join(s.Dir, "drivers", name)
+	info, err := os.Lstat(at)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("the driver container has put no drivers/%s into %s: it is not NVIDIA's image of driver %s, or one with precompiled modules", name, s.Dir, version)
+	}
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is not a regular file", at)
+	}
+	return at, err
+}
+
+// makeUnpacked unpacks the driver and has its modules made.
+func (s *SideCar) makeUnpacked(ctx context.Context, r *request, builder func(context.Context, Request, string) (string, error)) (_ string, err error) {
+	archive, err := s.findDriver(r.Version)
+	if err != nil {
+		return "", err
+	}
+	work, err := os.MkdirTemp(s.Work, "driver-")
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
+	// The archive unpacks itself. Whoever has put it there has put this program there, too.
+	dir := filepath.Join(work, "unpacked")
+	s.Log.Info("unpacking the driver", "file", archive)
+	if err := output.New(work, s.Log).Run(ctx, output.Environment(work), "sh", archive, "--extract-only", "--target", dir); err != nil {
+		return "", fmt.Errorf("unpack %s: %w", archive, err)
+	}
+	if err := s.chooseKind(r, dir); err != nil {
+		return "", err
+	}
+	return builder(ctx, r.Request, filepath.Join(dir, kindFolders[kernel.Kind(r.Kind)]))
+}
+
+// chooseKind replaces the kind that is wished for by one of which the driver has sources.
+func (s *SideCar) chooseKind(r *request, dir string) error {
+	have := slices.DeleteFunc([]kernel.Kind{kernel.OpenKind, kernel.Proprietary}, func(k kernel.Kind) bool {
+		info, err := os.Stat(filepath.Join(dir, kindFolders[k]))
+		return err != nil || !info.IsDir()
+	})
+	own, err := host.Open("/")
+	if err != nil {
+		return err
+	}
+	defer own.Close() //nolint:errcheck // it is only read
+	gpus := own.GPUs(path.Join(s.System.Sys, strings.TrimPrefix(host.PCIDevices, "/sys")))
+	kind, why, err := kernel.Choose(kernel.Kind(r.Kind), have, gpus)
+	if err != nil {
+		return err
+	}
+	s.Log.Info("the kind of modules is chosen", "kind", kind, "why", why)
+	r.Kind = string(kind)
+	return nil
+}
+
+// publishTree puts the modules into the shared folder as NVIDIA's driver container wants
+// them, a whole /lib/modules/<release> for modprobe(8), and says that they are there.
+func (s *SideCar) publishTree(ctx context.Context, r *request, dir string) error {
+	base, err := os.MkdirTemp(s.Work, "tree-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(base) //nolint:errcheck // the container's own file system, which goes with it
+	tree := filepath.Join(base, "lib/modules", r.Release)
+	built, err := s.fillTree(r, dir, tree)
+	if err != nil {
+		return err
+	}
+	// Where depmod has the one folder and where the other.
+	if err := os.Symlink(".", filepath.Join(base, "usr")); err != nil {
+		return err
+	}
+	if out, err := exec.CommandContext(ctx, "depmod", "-b", base, r.Release).CombinedOutput(); err != nil {
+		return fmt.Errorf("depmod: %w: %s", err, record.Clean(string(out), maxMessage/2))
+	}
+	root, err := os.OpenRoot(s.Dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close() //nolint:errcheck // nothing is written through it
+	if err := removeAll(root, modulesName); err != nil {
+		return err
+	}
+	if err := copyFolderInto(ctx, root, tree, modulesName); err != nil {
+		return err
+	}
+	if err := writeAnswer(s.Dir, startedName, answer{ID: r.id, Beat: 1}); err != nil {
+		return err
+	}
+	return writeAnswer(s.Dir, builtName, built)
+}
+
+// fillTree puts the modules, and those of the kernel that they need, into a folder.
+func (s *SideCar) fillTree(r *request, dir, tree string) (answer, error) {
+	built := answer{ID: r.id, Modules: map[string]string{}}
+	const video = "kernel/drivers/video" // nvidia-installer's folder
+	if err := os.MkdirAll(filepath.Join(tree, video), 0o755); err != nil {
+		return built, err
+	}
+	made, err := host.Open(dir)
+	if err != nil {
+		return built, err
+	}
+	defer made.Close() //nolint:errcheck // it is only read
+	names := slices.Clone(needed)
+	for _, name := range r.Modules {
+		file := name + ".ko"
+		if built.Modules[file], err = folder.SumFile(filepath.Join(dir, file)); err != nil {
+			return built, err
+		}
+		if err := folder.CopyFile(filepath.Join(dir, file), filepath.Join(tree, video, file)); err != nil {
+			return built, err
+		}
+		m, err := kernel.ReadModule(made, "/"+file)
+		if err != nil {
+			return built, err
+		}
+		names = append(names, m.Depends...)
+	}
+	return built, s.copyKernel(r.Release, names, tree)
+}
+
+// copyKernel copies modules of the kernel with all that they depend on, and the lists of
+// what is built into it. What the kernel does not have is left out.
+func (s *SideCar) copyKernel(release string, names []string, to string) error {
+	root, err := host.Open(s.Root)
+	if err != nil {
+		return err
+	}
+	defer root.Close() //nolint:errcheck // it is only read
+	dir := path.Join("/lib/modules", release)
+	tree, err := kernel.ReadTree(root, dir)
+	if err != nil {
+		return err
+	}
+	files := []string{"modules.builtin", "modules.builtin.modinfo", "modules.order"}
+	for _, name := range names {
+		for _, m := range append([]string{name}, tree.Depends(name)...) {
+			if at := tree.Path(m); at != "" {
+				files = append(files, strings.TrimPrefix(at, dir+"/"))
+			}
+		}
+	}
+	slices.Sort(files)
+	for _, file := range slices.Compact(files) {
+		data, err := root.ReadFile(path.Join(dir, file), maxModule)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		at := filepath.Join(to, file)
+		if err = errors.Join(err, os.MkdirAll(filepath.Dir(at), 0o755)); err != nil {
+			return err
+		}
+		if err := os.WriteFile(at, data, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
