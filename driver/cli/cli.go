@@ -64,6 +64,8 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 			{Name: "init", Run: run, Hidden: true},
 			{Name: "nv-ctr-run-with-dtk", Run: runInPod, Hidden: true},
 			{Name: "dtk-build-driver", Run: sideCar, Hidden: true},
+			{Name: "reload_nvidia_peermem", Run: reloadPeermem, Hidden: true},
+			{Name: "probe_nvidia_peermem", Run: probePeermem, Hidden: true},
 			{Name: "load", Run: load},
 			{Name: "unload", Run: unload},
 			{Name: "check", Run: check},

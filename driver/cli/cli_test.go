@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuready/gpuready/driver/kernel"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/program"
 )
@@ -94,4 +96,23 @@ func TestAnImageForAnotherKernelIsRefusedBeforeAnythingIsDone(t *testing.T) {
 	_, stderr, code = call(t, "probe", "--state-dir", t.TempDir())
 	require.Equal(t, exitNotReady, code)
 	require.Contains(t, stderr, "no driver has said anything since this node was started")
+}
+
+func TestProbeOfPeermem(t *testing.T) {
+	before := kernel.Host
+	t.Cleanup(func() { kernel.Host = before })
+	kernel.Host.Proc = t.TempDir()
+	for modules, want := range map[string]int{
+		"": 0, "nvidia 1 0 - Live 0x0\n": 0, "mlx5_core 1 0 - Live 0x0\n": exitNotReady,
+		"mlx5_core 1 0 - Live 0x0\nnvidia_peermem 1 0 - Live 0x0\n": 0, "nonsense\n": program.Failed,
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(kernel.Host.Proc, "modules"), []byte(modules), 0o644))
+		_, stderr, code := call(t, "probe_nvidia_peermem")
+		require.Equal(t, want, code, "%s: %s", modules, stderr)
+	}
+	// The wait for the network's driver ends with the container.
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var stdout, stderr bytes.Buffer
+	require.Zero(t, Main(ctx, []string{"reload_nvidia_peermem", "--image-root", t.TempDir(), "--network-ready", "/none"}, &stdout, &stderr), stderr.String())
 }

@@ -65,9 +65,9 @@ func (d *Driver) adopts(s Snapshot) bool {
 	return true
 }
 
-// readyName is the file by which the ecosystem knows that a driver container has its
+// ReadyFile is the file by which the ecosystem knows that a driver container has its
 // driver loaded; its lines are those of the startup probe in NVIDIA's gpu-operator.
-const readyName = ".driver-ctr-ready"
+const ReadyFile = ".driver-ctr-ready"
 
 // announce writes the ecosystem's files: that the driver is ready, and its configuration.
 func (d *Driver) announce() error {
@@ -78,7 +78,7 @@ func (d *Driver) announce() error {
 	text := "GDRCOPY_ENABLED: " + env("GDRCOPY_ENABLED") + "\nGDS_ENABLED: " + env("GDS_ENABLED") + "\nGPU_DIRECT_RDMA_ENABLED: " + rdma + "\n"
 	return errors.Join(
 		record.Write(d.statePath(), []byte("DRIVER_CONFIG_DIGEST="+d.Digest+"\n")),
-		record.Write(filepath.Join(d.OutputDir, readyName), []byte(text)),
+		record.Write(filepath.Join(d.OutputDir, ReadyFile), []byte(text)),
 	)
 }
 
@@ -91,5 +91,5 @@ func env(name string) string {
 
 // withdraw takes back that the driver is ready.
 func (d *Driver) withdraw() error {
-	return errors.Join(record.Remove(filepath.Join(d.OutputDir, readyName)), record.Remove(filepath.Join(d.OutputDir, daemons.StatusFile)))
+	return errors.Join(record.Remove(filepath.Join(d.OutputDir, ReadyFile)), record.Remove(filepath.Join(d.OutputDir, daemons.StatusFile)))
 }

@@ -1,0 +1,70 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"io"
+	"path/filepath"
+
+	"github.com/gpuready/gpuready/driver/kernel"
+	"github.com/gpuready/gpuready/driver/serve"
+	"github.com/gpuready/gpuready/internal/program"
+)
+
+const reloadPeermemUsage = `Load nvidia-peermem, anew where it is loaded, once the drivers of the GPUs and of the
+network are loaded, and stay until SIGTERM: what the container nvidia-peermem-ctr runs.
+
+Examples:
+  nvidia-driver reload_nvidia_peermem
+`
+
+func reloadPeermem(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	o := newOptions("reload_nvidia_peermem", reloadPeermemUsage, stdout)
+	o.addSurvey()
+	o.addPlaces()
+	p := serve.Peermem{}
+	o.addText(&p.Work, "build-dir", "BUILD_DIR", "/var/tmp/gpu-driver", "folder in which modules are built")
+	o.addText(&p.NetworkReady, "network-ready", "NETWORK_READY_FILE", "/run/mellanox/drivers/.driver-ready", "file by which the container of the network's driver says that it is loaded")
+	o.addSwitch(&p.HostNetwork, "use-host-mofed", "USE_HOST_MOFED", "the network's driver is the host's own: it is loaded when the kernel has mlx5_core")
+	if err := errors.Join(o.Read(args), o.Lone()); err != nil {
+		return err
+	}
+	var err error
+	if p.Log, err = program.Log(stderr, "driver", o.logFormat, o.level); err != nil {
+		return err
+	}
+	var closeAll func()
+	if p.Survey, closeAll, err = o.survey(); err != nil {
+		return err
+	}
+	defer closeAll()
+	p.DriverReady = filepath.Join(o.outputDir, serve.ReadyFile)
+	if err := p.Reload(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return refused(err)
+	}
+	<-ctx.Done()
+	return nil
+}
+
+const probePeermemUsage = `End with 0 if nvidia-peermem is loaded, or if the network's driver is not. Otherwise end
+with 4 and the reason on standard error.
+
+Examples:
+  nvidia-driver probe_nvidia_peermem
+`
+
+func probePeermem(_ context.Context, args []string, stdout, _ io.Writer) error {
+	o := newOptions("probe_nvidia_peermem", probePeermemUsage, stdout)
+	if err := errors.Join(o.Read(args), o.Lone()); err != nil {
+		return err
+	}
+	p := serve.Peermem{Survey: serve.Survey{System: kernel.Host}}
+	err := p.CheckLoaded()
+	if _, is := errors.AsType[*kernel.Error](err); is {
+		err = program.End(exitNotReady, err)
+	}
+	return err
+}
