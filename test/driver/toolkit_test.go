@@ -5,10 +5,13 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuready/gpuready/driver/build"
 	"github.com/gpuready/gpuready/driver/kernel"
@@ -53,4 +56,68 @@ func TestDriverToolkitCompiles(t *testing.T) {
 	t.Log(err)
 	require.True(t, strings.Contains(e.Message, "nvidia.c:51: ") && strings.Contains(e.Message, "take a newer one"), "%s", e)
 	empty(t, side.Work)
+}
+
+// kernelOf has the calls of a kernel that does not run here.
+type kernelOf struct {
+	kernel.Running
+	release string
+}
+
+func (k kernelOf) Uname(u *unix.Utsname) error {
+	copy(u.Release[:], k.release)
+	return nil
+}
+
+// NVIDIA's driver container, of which a shell does what concerns the shared folder, gets
+// modules for a real kernel that modprobe finds.
+func TestDriverToolkitCompilesForNVIDIA(t *testing.T) {
+	machine.SkipUnlessEnabled(t)
+	k := machine.FetchKernel(t, machine.Linux612)
+	source, _ := edited(t, request(t, k).Source, "Kbuild", "DRIVER_VERSION ?= 0.0.0", "DRIVER_VERSION ?= "+version)
+	side := toolkit.SideCar{
+		Dir: t.TempDir(), Root: k.Root(), Work: t.TempDir(), Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+		System: kernel.System{Sys: t.TempDir(), Calls: kernelOf{release: k.Release}},
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- side.Run(ctx) }()
+	defer func() {
+		cancel()
+		require.NoError(t, <-done)
+	}()
+
+	base := t.TempDir()
+	main := exec.CommandContext(ctx, "sh", "-euc", `
+		mkdir "$1/drivers"
+		echo "mkdir \"\$3\"; cp -r '$2' \"\$3/kernel-open\"" > "$1/drivers/NVIDIA-Linux-$(uname -m)-$DRIVER_VERSION.run"
+		env | sed 's/=/="/' | sed 's/$/"/' > "$1/env"
+		touch "$1/dir_prepared"
+		until [ -f "$1/driver_build_started" ]; do
+			[ ! -f "$1/driver_toolkit_broken" ] || { cat "$1/driver_toolkit_broken"; exit 3; }
+			sleep 0.1
+		done
+		until [ -f "$1/driver_built" ]; do sleep 0.1; done
+		mkdir -p "$3/lib/modules/$4"
+		cp -r "$1/modules"/* "$3/lib/modules/$4"
+		modprobe -d "$3" -S "$4" --show-depends -a nvidia nvidia-uvm nvidia-modeset
+	`, "sh", side.Dir, source, base, k.Release)
+	main.Env = append(os.Environ(), "DRIVER_VERSION="+version, "KERNEL_MODULE_TYPE=auto")
+	out, err := main.CombinedOutput()
+	require.NoError(t, err, string(out))
+	video := filepath.Join(base, "lib/modules", k.Release, "kernel/drivers/video")
+	require.Equal(t, []string{"nvidia.ko", "nvidia.ko", "nvidia-uvm.ko", "nvidia.ko", "nvidia-modeset.ko"}, loadedBy(string(out)), "%s", out)
+	require.NoError(t, kernel.CheckBuilt(video, []string{"nvidia", "nvidia-uvm", "nvidia-modeset"}, k.Release, version))
+	require.Len(t, read(t, video), 3)
+	empty(t, side.Work)
+}
+
+// loadedBy returns the files that modprobe would load.
+func loadedBy(shown string) (files []string) {
+	for line := range strings.Lines(shown) {
+		if file, is := strings.CutPrefix(line, "insmod "); is && strings.Contains(file, "nvidia") {
+			files = append(files, filepath.Base(strings.TrimSpace(file)))
+		}
+	}
+	return files
 }
