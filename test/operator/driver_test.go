@@ -36,6 +36,7 @@ const (
 	ownVersion    = "580.95.05"
 	nextVersion   = "580.105.08"
 	brokenVersion = "590.10"
+	scriptVersion = "575.57.08" // whose modules a script builds, see sideCarOfNVIDIA
 )
 
 // osTags are those of the versions of RHCOS.
@@ -65,7 +66,9 @@ func TestOwnDriver(t *testing.T) {
 		scenario{"BuiltOnce", b.builtOnce},
 		scenario{"Prebuilt", b.prebuilt},
 		scenario{"FallbackAndBack", b.fallbackAndBack},
+		scenario{"SideCarOfNVIDIA", b.sideCarOfNVIDIA},
 		scenario{"BuildsFail", b.buildsFail},
+		scenario{"SharedFolderFull", b.sharedFolderFull},
 		scenario{"SideCarKilled", b.sideCarKilled},
 	)
 }
@@ -382,6 +385,39 @@ func (b *built) fallbackAndBack(t *testing.T, _ *suite) {
 	}
 }
 
+// scriptOfNVIDIA stands in for NVIDIA's program in the Driver Toolkit's container, which a
+// driver's image brings among its sources (simkernel). It does with the files of the shared
+// folder what that one does: it makes empty ones, and says nothing while it builds.
+const scriptOfNVIDIA = `set -eu
+cd /mnt/shared-nvidia-driver-toolkit
+touch driver_build_started
+set -a
+. ./env
+set +a
+work=$(mktemp -d)
+cp -r sources/. "$work"
+make -C "/usr/src/linux-headers-$KERNEL_VERSION" M="$work" CC=gcc-12 CONFIG_DEBUG_INFO_BTF_MODULES= nvidia.ko nvidia-uvm.ko nvidia-modeset.ko
+mkdir -p modules/kernel/drivers/video
+cp "$work"/*.ko modules/kernel/drivers/video/
+touch driver_built
+echo "stand-in: the modules are in the folder"
+while [ -f driver_built ]; do sleep 1; done
+`
+
+// sideCarOfNVIDIA has the driver containers work with side-cars that follow the protocol of
+// NVIDIA's alone.
+func (b *built) sideCarOfNVIDIA(t *testing.T, _ *suite) {
+	source := driverSources(t, scriptVersion)
+	require.NoError(t, os.WriteFile(filepath.Join(source, "dtk-build-driver"), []byte(scriptOfNVIDIA), 0o755))
+	b.pushDriver(t, scriptVersion, source)
+	b.apply(t, b.policy(scriptVersion))
+	for node, version := range map[string]string{"n1": rhcos412, "n2": rhcos418} {
+		log := b.loaded(t, node, scriptVersion, dtk(version))
+		require.Contains(t, log[toolkitContainer], "stand-in: the modules are in the folder")
+		require.Contains(t, log[driverContainer], "will not say how far it is")
+	}
+}
+
 // buildsFail has sources that neither kernel takes, each for a reason of its own.
 func (b *built) buildsFail(t *testing.T, _ *suite) {
 	source := driverSources(t, brokenVersion)
@@ -421,14 +457,91 @@ func lacks(text string, err error, words []string) error {
 	return nil
 }
 
-// sideCarKilled kills the Driver Toolkit while it compiles: it begins anew.
-func (b *built) sideCarKilled(t *testing.T, _ *suite) {
-	b.forget(t, "n1", rhcos412)
-	for _, p := range b.driverPods("app=nvidia-driver-daemonset") {
-		if p.Spec.NodeName == "n1" {
+// smallFolder is a policy that makes the folder between the containers of a driver's pod a
+// file system of so many bytes.
+const smallFolder = `
+apiVersion: admissionregistration.k8s.io/v1
+kind: MutatingAdmissionPolicy
+metadata: {name: small-folder}
+spec:
+  matchConstraints:
+    resourceRules:
+    - {apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}
+  matchConditions:
+  - name: with-a-driver-toolkit
+    expression: "object.metadata.?labels[?'openshift.driver-toolkit'].orValue('') == 'true'"
+  failurePolicy: Fail
+  reinvocationPolicy: Never
+  mutations:
+  - patchType: JSONPatch
+    jsonPatch:
+      expression: >-
+        [JSONPatch{op: "replace", path: "/spec/volumes/" + string(object.spec.volumes.map(v, v.name).indexOf("shared-nvidia-driver-toolkit")) + "/emptyDir",
+        value: Object.spec.volumes.emptyDir{medium: "Memory", sizeLimit: "%d"}}]
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: MutatingAdmissionPolicyBinding
+metadata: {name: small-folder}
+spec: {policyName: small-folder}
+`
+
+// folderPod is a pod that smallFolder is about.
+const folderPod = `
+apiVersion: v1
+kind: Pod
+metadata: {name: folder, namespace: default, labels: {openshift.driver-toolkit: "true"}}
+spec:
+  containers: [{name: none, image: none}]
+  volumes: [{name: shared-nvidia-driver-toolkit, emptyDir: {sizeLimit: 2Gi}}]
+`
+
+// folderIs waits until the folder of new pods is of a medium.
+func (b *built) folderIs(t *testing.T, medium string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "pod.yaml")
+	require.NoError(t, os.WriteFile(file, []byte(folderPod), 0o644))
+	b.until(t, fmt.Sprintf("the folders of new pods are of the medium %q", medium), func() error {
+		out, err := b.TryKubectl(t, "create", "--dry-run=server", "-f", file, "-o", "jsonpath={.spec.volumes[0].emptyDir.medium}")
+		if err != nil || out != medium {
+			return fmt.Errorf("%q %w", out, err)
+		}
+		return nil
+	})
+}
+
+// deletePod deletes the driver's pod of a node.
+func (b *built) deletePod(t *testing.T, node string) {
+	t.Helper()
+	for _, p := range b.World.Pods(namespace, "app=nvidia-driver-daemonset") {
+		if p.Spec.NodeName == node {
 			b.Kubectl(t, "-n", namespace, "delete", "pod", p.Name)
 		}
 	}
+}
+
+// sharedFolderFull has room for one copy of the program between the two containers, and not
+// for the sources.
+func (b *built) sharedFolderFull(t *testing.T, _ *suite) {
+	b.forget(t, "n1", rhcos412)
+	info, err := os.Stat(program("simkernel"))
+	require.NoError(t, err)
+	b.ApplyText(t, fmt.Sprintf(smallFolder, info.Size()*3/2))
+	b.folderIs(t, "Memory")
+	b.deletePod(t, "n1")
+	b.until(t, "kubectl gpu explain names the folder on n1", func() error {
+		out, err := b.run(t, "kubectl-gpu", "explain", "-n", namespace, "n1")
+		return lacks(out, err, []string{"ToolkitBroken", "/mnt/shared-nvidia-driver-toolkit, which is shared with the Driver Toolkit, is full", "raise sizeLimit"})
+	})
+	out, _ := b.run(t, "kubectl-gpu", "explain", "-n", namespace, "n1")
+	t.Log(out)
+	b.Kubectl(t, "delete", "mutatingadmissionpolicybinding,mutatingadmissionpolicy", "small-folder")
+	b.folderIs(t, "")
+}
+
+// sideCarKilled kills the Driver Toolkit while it compiles what sharedFolderFull has had the
+// node forget: it begins anew.
+func (b *built) sideCarKilled(t *testing.T, _ *suite) {
+	b.deletePod(t, "n1")
 	b.until(t, "the compiler runs", func() error {
 		_, err := b.Node("n1").Exec(t.Context(), "pgrep", "-x", "cc1")
 		return err

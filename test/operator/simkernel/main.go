@@ -2,6 +2,9 @@
 // machine on which a cluster is tested. The kernel is a folder of the node: tests write its
 // release and its GPUs there, and the modules that are loaded into it are entries of the
 // files that a kernel shows. No code of a module runs.
+//
+// In the Driver Toolkit's container it becomes a script that is among the driver's sources,
+// if there is one: a side-car that knows what NVIDIA's does, and no more.
 package main
 
 import (
@@ -14,11 +17,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuready/gpuready/driver/cli"
 	"github.com/gpuready/gpuready/driver/kernel"
+	"github.com/gpuready/gpuready/driver/toolkit"
 	"github.com/gpuready/gpuready/internal/program"
 )
 
@@ -30,11 +35,37 @@ import (
 //	sys/bus/pci/devices/      the GPUs
 const folder = "/run/nvidia/kernel"
 
+// script of the Driver Toolkit's container, and the file after which it is there.
+const (
+	script   = toolkit.Dir + "/sources/dtk-build-driver"
+	prepared = toolkit.Dir + "/dir_prepared"
+)
+
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == "dtk-build-driver" {
+		if err := becomeScript(); err != nil {
+			fmt.Fprintln(os.Stderr, "simkernel:", err)
+			os.Exit(1)
+		}
+	}
 	kernel.Host = kernel.System{Proc: folder + "/proc", Sys: folder + "/sys", Calls: simulated{}}
 	os.Exit(program.Signalled(func(ctx context.Context) int {
 		return cli.Main(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	}))
+}
+
+// becomeScript becomes the script, if the driver's image has brought one.
+func becomeScript() error {
+	for {
+		if _, err := os.Stat(prepared); err == nil {
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	if _, err := os.Stat(script); err != nil {
+		return nil //nolint:nilerr // it has not
+	}
+	return unix.Exec("/bin/bash", []string{"bash", script}, os.Environ())
 }
 
 // simulated has the calls of the kernel in the folder.
