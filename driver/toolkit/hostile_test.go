@@ -199,7 +199,7 @@ func changeMeanwhile(t *testing.T, m *Main, ko string, check func(dir string)) {
 	})
 	built, err := os.ReadFile(filepath.Join(m.Dir, builtName))
 	require.NoError(t, err)
-	for range 300 {
+	for range 150 {
 		require.NoError(t, os.WriteFile(filepath.Join(m.Dir, builtName), built, 0o644))
 		dir, err := m.Wait(t.Context())
 		if err != nil {

@@ -210,10 +210,10 @@ func TestBuildForAnOldRequestIsEnded(t *testing.T) {
 
 func TestSignsOfLifeProlongTheWait(t *testing.T) {
 	m := newMain(t)
-	m.Silence = 500 * time.Millisecond
+	m.Silence = 2 * time.Second // a busy disk takes a second to write a sign
 	sideCar(t, &SideCar{Dir: m.Dir, Beat: 5 * time.Millisecond, Build: func(ctx context.Context, r Request, source string) (string, error) {
 		select {
-		case <-time.After(3 * m.Silence):
+		case <-time.After(m.Silence + 500*time.Millisecond):
 		case <-ctx.Done():
 		}
 		return builds(t, new(atomic.Int32))(ctx, r, source)
