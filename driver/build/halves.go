@@ -64,8 +64,13 @@ func SignHalves(ctx context.Context, l link.Request, key sign.Key) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(linked)) }()
-	all, err := link.Read(l.Halves)
+	return errors.Join(KeepSignatures(l.Halves, linked, key), os.RemoveAll(linked))
+}
+
+// KeepSignatures signs the modules in a folder and keeps the signatures with the halves of
+// which they were linked. No program is run.
+func KeepSignatures(halves, linked string, key sign.Key) error {
+	all, err := link.Read(halves)
 	if err != nil {
 		return err
 	}
@@ -76,11 +81,11 @@ func SignHalves(ctx context.Context, l link.Request, key sign.Key) (err error) {
 			return err
 		}
 		m.Signature = filepath.Join(m.Name, "signature")
-		if err := os.WriteFile(filepath.Join(l.Halves, m.Signature), signature, 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(halves, m.Signature), signature, 0o644); err != nil {
 			return err
 		}
 	}
-	return all.Write(l.Halves)
+	return all.Write(halves)
 }
 
 // takeHalf copies what depends on the kernel of one module.

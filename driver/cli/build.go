@@ -43,7 +43,7 @@ type builtModules struct {
 func buildModules(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	o := newOptions("build", buildUsage, stdout)
 	var r build.Request
-	var headersRoot, out, kept, tools, format string
+	var headersRoot, out, kept, tools, linked, format string
 	o.StringVar(&r.Source, "source", "", "folder of the driver's sources: kernel-open of NVIDIA's driver, or any that Kbuild builds")
 	o.StringVar(&r.Release, "kernel", "", "release of the kernel, as uname -r prints it (default: the one that runs)")
 	o.StringVar(&headersRoot, "headers-root", "/", "folder below which the kernel's headers are installed")
@@ -54,6 +54,7 @@ func buildModules(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	o.StringVar(&kept, "cache", "", "folder in which compiled modules are kept (default: nowhere)")
 	o.BoolVar(&r.Halves, "halves", false, "make what depends on the kernel alone: OUT/lib/modules/RELEASE/halves/KIND, which gpu-driver run links with the driver's own objects")
 	o.StringVar(&tools, "tools", "", "with --halves, a new folder for the linker and the libraries that link them where none is installed")
+	o.StringVar(&linked, "linked", "", "with --tools, a new folder for the modules, linked with them")
 	o.addSigning()
 	o.IntVar(&r.Jobs, "jobs", 0, "compilers at a time (default: one for each core)")
 	o.DurationVar(&r.Timeout, "timeout", time.Hour, "after which the build has failed")
@@ -65,8 +66,8 @@ func buildModules(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	if r.Source == "" || out == "" {
 		return program.Wrong("build needs --source and --out; see gpu-driver build --help")
 	}
-	if tools != "" && !r.Halves {
-		return program.Wrong("--tools goes with --halves")
+	if tools != "" && !r.Halves || linked != "" && tools == "" {
+		return program.Wrong("--tools goes with --halves, and --linked with --tools")
 	}
 	if err := o.checkSources(); err != nil {
 		return err
@@ -86,7 +87,7 @@ func buildModules(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	begun := time.Now()
 	b, err := o.makeModules(ctx, r, out, kept)
 	if err == nil && tools != "" {
-		err = link.CopyTools(ctx, filepath.Dir(b.Modules[0]), tools)
+		err = o.linkHalves(ctx, r, filepath.Dir(b.Modules[0]), tools, linked)
 	}
 	if err != nil {
 		return refused(err)
@@ -105,16 +106,23 @@ func buildModules(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	return nil
 }
 
+// linkHalves copies the tools that link halves, and has them link the modules if these are
+// wanted.
+func (o *options) linkHalves(ctx context.Context, r build.Request, halves, tools, linked string) error {
+	if err := link.CopyTools(ctx, halves, tools); err != nil || linked == "" {
+		return err
+	}
+	made, err := link.Link(ctx, link.Request{
+		Halves: halves, Common: r.Source, Release: r.Release, Version: r.Version, Work: filepath.Dir(linked), Tools: tools,
+	})
+	if err != nil {
+		return err
+	}
+	return errors.Join(os.Rename(made, linked), os.Chmod(linked, 0o755))
+}
+
 // makeModules makes what is wanted, and signs it.
 func (o *options) makeModules(ctx context.Context, r build.Request, out, kept string) (b builtModules, err error) {
-	to := filepath.Join(out, "lib/modules", r.Release)
-	b = builtModules{Kernel: r.Release}
-	if r.Halves {
-		to = filepath.Join(to, image.HalvesName, "new")
-	}
-	if b.Digest, b.Cached, err = build.CompileOnce(ctx, r, cache.Cache{Dir: kept}, to); err != nil {
-		return b, err
-	}
 	var key *sign.Key
 	if o.signKey != "" {
 		k, err := sign.LoadKey(o.signKey, o.signCertificate)
@@ -123,8 +131,22 @@ func (o *options) makeModules(ctx context.Context, r build.Request, out, kept st
 		}
 		key = &k
 	}
+	to := filepath.Join(out, "lib/modules", r.Release)
+	b = builtModules{Kernel: r.Release}
 	if r.Halves {
-		return b, b.finishHalves(ctx, r, to, key)
+		to = filepath.Join(to, image.HalvesName, "new")
+		if err := os.RemoveAll(to); err != nil {
+			return b, err
+		}
+	}
+	if b.Digest, b.Cached, err = build.CompileOnce(ctx, r, cache.Cache{Dir: kept}, to); err != nil {
+		return b, err
+	}
+	if r.Halves {
+		if err := b.finishHalves(ctx, r, to, key); err != nil {
+			return b, errors.Join(err, os.RemoveAll(to))
+		}
+		return b, nil
 	}
 	if key != nil {
 		if err := key.SignAll(to); err != nil {

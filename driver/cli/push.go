@@ -64,7 +64,8 @@ REPOSITORY:VERSION-KERNEL-OSTAG, where nodes with this kernel look for them. The
 what gpu-driver build made: OUT/lib/modules/KERNEL. No container engine is needed;
 credentials are those in config.json in the folder DOCKER_CONFIG.
 
-With --sign-key the modules are signed first.
+With --sign-key the modules are signed first. With --sign-certificate alone they have to be
+signed by its key already. Halves are signed where they are built (gpu-driver build).
 
 Examples:
   gpu-driver push --modules out/lib/modules/6.1.0-50-amd64 --kernel 6.1.0-50-amd64 \
@@ -127,28 +128,12 @@ func push(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	return nil
 }
 
-// prepare checks the modules in a folder, signs them if there is a key, and describes them.
+// prepare checks the modules in a folder, or their halves, signs them if there is a key, and
+// describes them.
 func (o *options) prepare(ctx context.Context, dir string, m *image.Modules) error {
-	root, err := host.Open(dir)
+	byKind, err := findModules(dir)
 	if err != nil {
 		return err
-	}
-	defer root.Close() //nolint:errcheck // it is only read
-	byKind, err := kernel.FindDrivers(root, "/")
-	if err != nil {
-		return err
-	}
-	if len(byKind) > 1 {
-		return fmt.Errorf("%s has open and proprietary modules: push them one after the other", dir)
-	}
-	for kind, files := range byKind {
-		m.Kind = string(kind)
-		for _, f := range files {
-			m.Names = append(m.Names, strings.ReplaceAll(f.Name, "_", "-"))
-		}
-		if err := kernel.CheckBuilt(dir, m.Names, m.Kernel, m.Version); err != nil {
-			return err
-		}
 	}
 	halves, err := filepath.Glob(filepath.Join(dir, image.HalvesName, "*", link.FileName))
 	if err != nil {
@@ -157,26 +142,67 @@ func (o *options) prepare(ctx context.Context, dir string, m *image.Modules) err
 	switch {
 	case len(byKind)+len(halves) == 0:
 		return fmt.Errorf("%s has no module nvidia.ko: it is no folder that gpu-driver build has made", dir)
-	case len(byKind) == 0:
-		if err := describeHalves(filepath.Dir(halves[0]), m); err != nil {
-			return err
-		}
+	case len(byKind)+len(halves) > 1:
+		return fmt.Errorf("%s has modules of several kinds, or modules and halves: push them one after the other", dir)
+	case len(halves) == 1:
+		err = o.describeHalves(filepath.Dir(halves[0]), m)
+	default:
+		err = o.describeModules(dir, byKind, m)
 	}
-	slices.Sort(m.Names)
-	if err := o.sourcesOf(ctx, m); err != nil {
-		return err
-	}
-	if o.signKey == "" || len(halves) > 0 {
-		return nil
-	}
-	key, err := sign.LoadKey(o.signKey, o.signCertificate)
 	if err != nil {
 		return err
 	}
-	return key.SignAll(dir)
+	slices.Sort(m.Names)
+	return o.sourcesOf(ctx, m)
 }
 
-func describeHalves(dir string, m *image.Modules) error {
+func findModules(dir string) (map[kernel.Kind]kernel.Files, error) {
+	root, err := host.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close() //nolint:errcheck // it is only read
+	return kernel.FindDrivers(root, "/")
+}
+
+func (o *options) describeModules(dir string, byKind map[kernel.Kind]kernel.Files, m *image.Modules) error {
+	for kind, files := range byKind {
+		m.Kind = string(kind)
+		for _, f := range files {
+			m.Names = append(m.Names, strings.ReplaceAll(f.Name, "_", "-"))
+		}
+	}
+	if err := kernel.CheckBuilt(dir, m.Names, m.Kernel, m.Version); err != nil {
+		return err
+	}
+	if o.signCertificate == "" {
+		return nil
+	}
+	if o.signKey != "" {
+		key, err := sign.LoadKey(o.signKey, o.signCertificate)
+		if err == nil {
+			err = key.SignAll(dir)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	by, err := sign.LoadCertificate(o.signCertificate)
+	for _, name := range m.Names {
+		if err == nil {
+			err = sign.Verify(filepath.Join(dir, name+".ko"), by)
+		}
+	}
+	if err == nil {
+		m.Signer, err = sign.Fingerprint(o.signCertificate)
+	}
+	return err
+}
+
+func (o *options) describeHalves(dir string, m *image.Modules) error {
+	if o.signKey != "" || o.signCertificate != "" {
+		return program.Wrong("%s has halves of modules, which are signed where they are built: gpu-driver build --halves --sign-key", dir)
+	}
 	all, err := link.Read(dir)
 	if err != nil {
 		return err
@@ -184,7 +210,10 @@ func describeHalves(dir string, m *image.Modules) error {
 	if all.Release != m.Kernel || all.Version != m.Version {
 		return fmt.Errorf("%s is of driver %s for kernel %s, not of %s for %s", dir, all.Version, all.Release, m.Version, m.Kernel)
 	}
-	m.Kind = path.Base(dir)
+	if all.Kind == "" || all.Kind != path.Base(dir) {
+		return fmt.Errorf("%s is no folder that gpu-driver build --halves has finished: it is named %s and has halves of the kind %q", dir, path.Base(dir), all.Kind)
+	}
+	m.Kind = all.Kind
 	for _, h := range all.Modules {
 		m.Names = append(m.Names, h.Name)
 	}

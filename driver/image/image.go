@@ -38,7 +38,9 @@ type Modules struct {
 	Names []string `json:"modules,omitempty"`
 	// Sources is the digest of the sources that they were compiled of; "": not told.
 	Sources string `json:"sources,omitempty"`
-	Layer   string `json:"layer"` // digest of the layer, uncompressed: "sha256:…"
+	// Signer is the SHA-256 of the certificate whose key has signed them; "": not told.
+	Signer string `json:"signer,omitempty"`
+	Layer  string `json:"layer"` // digest of the layer, uncompressed: "sha256:…"
 }
 
 // serves reports whether the layer has what is wanted. What only one side knows is taken to
@@ -52,7 +54,8 @@ func (m Modules) serves(want Modules) bool {
 			return false
 		}
 	}
-	return m.Sources == "" || want.Sources == "" || m.Sources == want.Sources
+	same := func(a, b string) bool { return a == "" || b == "" || a == b }
+	return same(m.Sources, want.Sources) && same(m.Signer, want.Signer)
 }
 
 // Dir is the folder of a kernel's modules in an image.

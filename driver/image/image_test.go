@@ -8,12 +8,14 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
@@ -111,6 +113,75 @@ func TestPushAndPull(t *testing.T) {
 	require.Equal(t, map[string]string{"nvidia.ko": "patched"}, got)
 }
 
+// Nodes of two architectures may run kernels of one release: neither takes the other's
+// modules, or pushes over them.
+func TestArchitecturesDoNotMix(t *testing.T) {
+	r, host := serve(t)
+	m := Modules{Kernel: "6.8.0-1-generic", Kind: "open", Version: "580.1"}
+	to := host + "/gpu/driver:580.1-6.8.0-1-generic-ubuntu24.04"
+	layer, err := Layer(modules(t, map[string]string{"nvidia.ko": "a module"}), Dir(m.Kernel))
+	require.NoError(t, err)
+	write := func(name string, change func(*v1.ConfigFile)) {
+		base, err := random.Image(10, 1)
+		require.NoError(t, err)
+		i, err := Add(base, layer, m)
+		require.NoError(t, err)
+		config, err := i.ConfigFile()
+		require.NoError(t, err)
+		changed := config.DeepCopy()
+		change(changed)
+		i, err = mutate.ConfigFile(i, changed)
+		require.NoError(t, err)
+		require.NoError(t, r.Write(t.Context(), name, i))
+	}
+	write(to, func(c *v1.ConfigFile) { c.Architecture = "riscv64" })
+	require.ErrorIs(t, r.Pull(t.Context(), to, m, filepath.Join(t.TempDir(), "new")), ErrAbsent)
+	_, err = r.Push(t.Context(), host+"/base:1", to, layer, m)
+	require.ErrorContains(t, err, "push to another repository")
+	write(to, func(c *v1.ConfigFile) { c.Architecture = runtime.GOARCH })
+	require.NoError(t, r.Pull(t.Context(), to, m, filepath.Join(t.TempDir(), "new")))
+}
+
+// Modules that a key has signed take the place of those that it has not.
+func TestSignedModulesArePushedWhereUnsignedOnesAre(t *testing.T) {
+	r, host := serve(t)
+	m := Modules{Kernel: "6.1", Kind: "open", Version: "580.1"}
+	to := host + "/gpu/driver:580.1-6.1-debian12"
+	push := func(text string, m Modules) {
+		layer, err := Layer(modules(t, map[string]string{"nvidia.ko": text}), Dir(m.Kernel))
+		require.NoError(t, err)
+		_, err = r.Push(t.Context(), host+"/base:1", to, layer, m)
+		require.NoError(t, err)
+	}
+	has := func(signer string, want bool) {
+		t.Helper()
+		m := m
+		m.Signer = signer
+		there, err := r.Has(t.Context(), to, m)
+		require.NoError(t, err)
+		require.Equal(t, want, there)
+	}
+	push("unsigned", m)
+	has("", true)
+	has("key 1", false)
+	signed := m
+	signed.Signer = "key 1"
+	push("signed", signed)
+	has("key 1", true)
+	has("key 2", false)
+	has("", true)
+	signed.Signer = "key 2"
+	require.ErrorIs(t, r.Pull(t.Context(), to, signed, filepath.Join(t.TempDir(), "new")), ErrAbsent)
+}
+
+// A registry is asked by plain HTTP only where it is named for that, also one on this machine.
+func TestPlainHTTPHasToBeAskedFor(t *testing.T) {
+	_, host := serve(t)
+	_, err := Registry{}.Read(t.Context(), host+"/base:1")
+	require.ErrorIs(t, err, ErrUnreachable)
+	require.ErrorContains(t, err, "is not asked by plain HTTP")
+}
+
 // A layer is the same for the same files, whoever wrote them and when.
 func TestLayersAreReproducible(t *testing.T) {
 	digest := func() v1.Hash {
@@ -139,7 +210,7 @@ func TestHostileLayers(t *testing.T) {
 				require.NoError(t, w.WriteHeader(&h))
 			}
 			require.NoError(t, w.Close())
-			require.Error(t, unpack(&b, "driver/lib/modules/6.1", filepath.Join(t.TempDir(), "new")))
+			require.Error(t, unpack(&b, "driver/lib/modules/6.1", filepath.Join(t.TempDir(), "new"), layerBounds))
 		})
 	}
 	t.Run("names that lead out", func(t *testing.T) {
@@ -150,8 +221,21 @@ func TestHostileLayers(t *testing.T) {
 		}
 		require.NoError(t, w.Close())
 		dir := filepath.Join(t.TempDir(), "new")
-		require.NoError(t, unpack(&b, "driver/lib/modules/6.1", dir))
+		require.NoError(t, unpack(&b, "driver/lib/modules/6.1", dir, layerBounds))
 		require.Equal(t, map[string]string{"y": ""}, pulled(t, dir))
+	})
+	t.Run("without end", func(t *testing.T) {
+		for want, limit := range map[string]bounds{"more than 1 files": {1, 100}, "more than 3 bytes": {10, 3}} {
+			var b bytes.Buffer
+			w := tar.NewWriter(&b)
+			for _, name := range []string{"a.ko", "b.ko"} {
+				require.NoError(t, w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "driver/lib/modules/6.1/" + name, Size: 2}))
+				_, err := w.Write([]byte("ko"))
+				require.NoError(t, err)
+			}
+			require.NoError(t, w.Close())
+			require.ErrorContains(t, unpack(&b, "driver/lib/modules/6.1", filepath.Join(t.TempDir(), "new"), limit), want)
+		}
 	})
 	t.Run("a layer that is not the one of the label", func(t *testing.T) {
 		layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader("")), nil })

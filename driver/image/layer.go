@@ -19,11 +19,13 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// Bounds on a layer of modules.
-const (
-	maxFiles = 10_000
-	maxBytes = 1 << 30
-)
+// bounds on a layer of modules.
+type bounds struct {
+	files int
+	bytes int64
+}
+
+var layerBounds = bounds{files: 10_000, bytes: 1 << 30}
 
 // Layer returns a layer with the files of a folder, below a path of the image. It depends on
 // their names, contents, and whether they are programs, and on nothing else.
@@ -132,7 +134,7 @@ func writeEntry(w *tar.Writer, file, name string, d fs.DirEntry) error {
 
 // unpack puts the files of a layer that lie below a path of the image into a new folder. A
 // layer of modules has folders and files there, and nothing else.
-func unpack(layer io.Reader, at, to string) error {
+func unpack(layer io.Reader, at, to string, limit bounds) error {
 	if err := os.Mkdir(to, 0o755); err != nil {
 		return err
 	}
@@ -141,7 +143,7 @@ func unpack(layer io.Reader, at, to string) error {
 		return err
 	}
 	defer root.Close() //nolint:errcheck // its files are closed by themselves
-	files, left := 0, int64(maxBytes)
+	files, left := 0, limit.bytes
 	r := tar.NewReader(layer)
 	for {
 		h, err := r.Next()
@@ -151,22 +153,22 @@ func unpack(layer io.Reader, at, to string) error {
 		if err != nil {
 			return err
 		}
-		if files++; files > maxFiles {
-			return fmt.Errorf("it has more than %d files", maxFiles)
+		if files++; files > limit.files {
+			return fmt.Errorf("it has more than %d files", limit.files)
 		}
 		rel, ok := strings.CutPrefix(path.Clean(h.Name), at+"/")
 		if !ok {
 			continue // the folders above
 		}
 		if left -= h.Size; left < 0 {
-			return fmt.Errorf("its files have more than %d bytes", int64(maxBytes))
+			return fmt.Errorf("its files have more than %d bytes", limit.bytes)
 		}
 		if err := unpackEntry(root, rel, h, r); err != nil {
 			return fmt.Errorf("%q: %w", bounded(h.Name), err)
 		}
 	}
 	// What follows the archive is read, too: its digest is of all of it.
-	_, err = io.Copy(io.Discard, io.LimitReader(layer, maxBytes))
+	_, err = io.Copy(io.Discard, io.LimitReader(layer, limit.bytes))
 	return err
 }
 

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"net"
 	"net/http"
 	"os"
 	"runtime"
@@ -30,31 +32,56 @@ type Registry struct {
 // modules.
 var ErrAbsent = fs.ErrNotExist
 
-// Pull puts the files of the layer that want describes into the new folder to. want.Names and
-// want.Sources count where the image tells them, want.Layer does not. The error is ErrAbsent,
-// wrapped, where the registry says that there is none.
+// ErrUnreachable is returned, wrapped, where a registry does not answer, or refuses to.
+var ErrUnreachable = errors.New("the registry does not give it")
+
+// errArchitecture is returned, wrapped, for an image of another architecture than this machine's.
+var errArchitecture = errors.New("it is of another architecture")
+
+// Pull puts the files of the layer that want describes into the new folder to. want.Names,
+// want.Sources and want.Signer count where the image tells them, want.Layer does not. The error
+// is ErrAbsent, wrapped, where the registry has none for this machine's architecture.
 func (r Registry) Pull(ctx context.Context, image string, want Modules, to string) error {
 	i, m, err := r.find(ctx, image, want)
 	if err != nil {
 		return err
 	}
 	if err := unpackLayer(i, m, to); err != nil {
-		return errors.Join(fmt.Errorf("%s: its modules for kernel %s: %w", image, want.Kernel, err), os.RemoveAll(to))
+		return errors.Join(fmt.Errorf("%s: its modules for kernel %s: %w", image, want.Kernel, unreachable(err)), os.RemoveAll(to))
 	}
 	return nil
 }
 
-// Has reports whether Pull would find the modules.
+// Has reports whether Pull would find the modules, with want.Signer told.
 func (r Registry) Has(ctx context.Context, image string, want Modules) (bool, error) {
-	_, _, err := r.find(ctx, image, want)
+	_, m, err := r.find(ctx, image, want)
 	if errors.Is(err, ErrAbsent) {
 		return false, nil
 	}
-	return err == nil, err
+	return err == nil && (want.Signer == "" || m.Signer == want.Signer), err
+}
+
+// unreachable marks errors of the network and of registries with ErrUnreachable.
+func unreachable(err error) error {
+	_, answered := errors.AsType[*transport.Error](err)
+	_, network := errors.AsType[net.Error](err)
+	if answered || network || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("%w: %w", ErrUnreachable, err)
+	}
+	return err
+}
+
+// IsDenied reports whether a registry has refused the credentials.
+func IsDenied(err error) bool {
+	e, is := errors.AsType[*transport.Error](err)
+	return is && (e.StatusCode == http.StatusUnauthorized || e.StatusCode == http.StatusForbidden)
 }
 
 func (r Registry) find(ctx context.Context, image string, want Modules) (v1.Image, Modules, error) {
 	i, err := r.Read(ctx, image)
+	if errors.Is(err, errArchitecture) {
+		err = fmt.Errorf("%w: %w", ErrAbsent, err)
+	}
 	if err != nil {
 		return nil, Modules{}, err
 	}
@@ -82,7 +109,7 @@ func unpackLayer(i v1.Image, m Modules, to string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(unpack(content, Dir(m.Kernel), to), content.Close())
+	return errors.Join(unpack(content, Dir(m.Kernel), to, layerBounds), content.Close())
 }
 
 // Push appends a layer of modules to the image base, writes that as image, and returns its
@@ -114,14 +141,17 @@ func (r Registry) Write(ctx context.Context, image string, i v1.Image) error {
 		return err
 	}
 	if err := remote.Write(ref, i, r.options(ctx)...); err != nil {
-		return fmt.Errorf("push %s: %w", image, err)
+		return fmt.Errorf("push %s: %w", image, unreachable(err))
 	}
 	return nil
 }
 
 // extend returns what Push writes.
 func (r Registry) extend(ctx context.Context, base, image string, layer v1.Layer, m Modules) (v1.Image, error) {
-	there, err := r.Read(ctx, image)
+	there, index, err := r.read(ctx, image)
+	if errors.Is(err, errArchitecture) || index {
+		return nil, fmt.Errorf("%s has modules of another architecture or of several, and what is pushed has those of one: push to another repository", image)
+	}
 	if err != nil && !errors.Is(err, ErrAbsent) {
 		return nil, err
 	}
@@ -145,20 +175,42 @@ func (r Registry) extend(ctx context.Context, base, image string, layer v1.Layer
 	return Add(from, layer, m)
 }
 
-// Read returns an image for this machine's architecture.
+// Read returns an image for this machine's architecture, also out of an index of several.
 func (r Registry) Read(ctx context.Context, image string) (v1.Image, error) {
+	i, _, err := r.read(ctx, image)
+	return i, err
+}
+
+// read also reports whether the reference is that of an index.
+func (r Registry) read(ctx context.Context, image string) (i v1.Image, index bool, err error) {
 	ref, err := r.parse(image)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	i, err := remote.Image(ref, r.options(ctx)...)
+	d, err := remote.Get(ref, r.options(ctx)...)
 	if e, is := errors.AsType[*transport.Error](err); is && e.StatusCode == http.StatusNotFound {
-		return nil, fmt.Errorf("%s: %w: %w", image, ErrAbsent, err)
+		return nil, false, fmt.Errorf("%s: %w: %w", image, ErrAbsent, err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", image, err)
+		return nil, false, fmt.Errorf("%s: %w", image, unreachable(err))
 	}
-	return i, nil
+	index = d.MediaType.IsIndex()
+	if i, err = d.Image(); err != nil {
+		return nil, index, fmt.Errorf("%s: %w", image, unreachable(err))
+	}
+	return i, index, checkArchitecture(image, i)
+}
+
+// checkArchitecture refuses an image that names another architecture.
+func checkArchitecture(image string, i v1.Image) error {
+	config, err := i.ConfigFile()
+	if err != nil {
+		return fmt.Errorf("%s: %w", image, unreachable(err))
+	}
+	if a := config.Architecture; a != "" && a != runtime.GOARCH {
+		return fmt.Errorf("%s: %w, %s, and this machine's is %s", image, errArchitecture, bounded(a), runtime.GOARCH)
+	}
+	return nil
 }
 
 func (r Registry) parse(image string) (name.Reference, error) {
@@ -178,7 +230,22 @@ func (r Registry) options(ctx context.Context) []remote.Option {
 		keys = authn.DefaultKeychain
 	}
 	return []remote.Option{
-		remote.WithContext(ctx), remote.WithAuthFromKeychain(keys), remote.WithUserAgent("gpu-driver/" + version.String()),
+		remote.WithContext(ctx), remote.WithAuthFromKeychain(keys), remote.WithTransport(r.transport()), remote.WithUserAgent("gpu-driver/" + version.String()),
 		remote.WithPlatform(v1.Platform{OS: "linux", Architecture: runtime.GOARCH}),
 	}
 }
+
+// transport returns the way to registries. The library asks private addresses by plain HTTP,
+// too, where HTTPS does not answer: here only those are asked so that are named.
+func (r Registry) transport() http.RoundTripper {
+	return roundTripper(func(q *http.Request) (*http.Response, error) {
+		if q.URL.Scheme != "https" && !slices.Contains(r.Insecure, q.URL.Host) {
+			return nil, fmt.Errorf("%s is not asked by plain HTTP (PREBUILD_INSECURE)", bounded(q.URL.Host))
+		}
+		return remote.DefaultTransport.RoundTrip(q)
+	})
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(q *http.Request) (*http.Response, error) { return f(q) }

@@ -1,13 +1,19 @@
 package kernel
 
 import (
+	"debug/elf"
 	"fmt"
+	"runtime"
 
 	"github.com/gpuready/gpuready/internal/host"
 )
 
+// machines are the processors of modules, by Go's name of the architecture.
+var machines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
+
 // CheckBuilt refuses modules in a folder, one file "<name>.ko" each, that are not what was to
-// be built: those of a kernel release and of a driver version. "" is any version.
+// be built: those of a kernel release and of a driver version, for this machine's processor.
+// "" is any version.
 func CheckBuilt(dir string, names []string, release, version string) error {
 	root, err := host.Open(dir)
 	if err != nil {
@@ -21,6 +27,8 @@ func CheckBuilt(dir string, names []string, release, version string) error {
 			return err
 		case m.Name != Name(name):
 			return fmt.Errorf("%s.ko is the module %s", name, bounded(m.Name))
+		case m.Machine != machines[runtime.GOARCH]:
+			return fmt.Errorf("%s.ko is compiled for %v, not for %v", name, m.Machine, machines[runtime.GOARCH])
 		case m.Release() != release:
 			return fmt.Errorf("%s.ko is built for kernel %s, not for %s", name, bounded(m.Release()), release)
 		case version != "" && m.Version != version:

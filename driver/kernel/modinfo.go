@@ -31,6 +31,7 @@ type Info struct {
 	SoftBefore  []string          // names of modules that are loaded before where they exist
 	Firmware    []string          // paths below a firmware directory
 	Params      map[string]string // type by name: "int", "charp"; "" where it is not told
+	Machine     elf.Machine       // processor that it was compiled for
 	Signature   *Signature        // nil: it is not signed
 }
 
@@ -72,6 +73,7 @@ func ReadInfo(r io.ReaderAt, size int64) (Info, error) {
 	if i.Vermagic == "" {
 		return Info{}, fmt.Errorf("%w: it does not say for which kernel it was built (vermagic)", ErrNoModule)
 	}
+	i.Machine = f.Machine
 	if note := f.Section(".note.gnu.build-id"); note != nil {
 		data, err := readSection(note, maxNote)
 		if err != nil {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"crypto/x509/pkix"
+	"debug/elf"
 	"encoding/asn1"
 	"encoding/binary"
 	"math/big"
@@ -112,7 +113,7 @@ func TestAModuleSaysWhatItIs(t *testing.T) {
 		Name: "nvidia_uvm", Version: "580.95.05", SrcVersion: "0123", License: "Dual MIT/GPL", Description: "a module, SIMULATED",
 		Vermagic: "6.1.0-56-cloud-amd64 SMP preempt mod_unload modversions ", BuildID: "abcd",
 		Depends: []string{"nvidia", "i2c_core"}, SoftBefore: []string{"video"}, Firmware: []string{"nvidia/580.95.05/gsp_ga10x.bin"},
-		Params: map[string]string{"uvm_debug": "int", "uvm_plain": ""},
+		Params: map[string]string{"uvm_debug": "int", "uvm_plain": ""}, Machine: elf.EM_X86_64,
 	}, i)
 	require.Equal(t, "6.1.0-56-cloud-amd64", i.Release())
 	require.Equal(t, OpenKind, i.Kind())

@@ -69,7 +69,6 @@ func (d *Driver) find(ctx context.Context) (Snapshot, error) {
 	if failed != nil {
 		return s, failed
 	}
-	d.made = &o
 	if d.Built, err = host.Open(d.Sources.Work); err != nil {
 		return s, err
 	}
@@ -97,12 +96,9 @@ func (d *Driver) newOrder(ctx context.Context, s Snapshot) (order, error) {
 		return slices.DeleteFunc([]kernel.Kind{kernel.OpenKind, kernel.Proprietary}, func(k kernel.Kind) bool { return !is(k) })
 	}
 	halves := func(k kernel.Kind) string { return filepath.Join(d.Image.Dir(), image.HalvesDir(s.Release, string(k))) }
-	kinds := have(func(k kernel.Kind) bool { return exists(filepath.Join(halves(k), link.FileName)) })
-	linked := len(kinds) > 0
-	if !linked {
-		kinds = have(func(k kernel.Kind) bool { return IsSource(SourceFolder(dir, k)) })
-		o.builds = len(kinds) > 0
-	}
+	linked := func(k kernel.Kind) bool { return exists(filepath.Join(halves(k), link.FileName)) }
+	builds := func(k kernel.Kind) bool { return IsSource(SourceFolder(dir, k)) }
+	kinds := have(func(k kernel.Kind) bool { return linked(k) || builds(k) })
 	if len(kinds) == 0 && d.Sources.Prebuilt.Repository != "" {
 		kinds = have(func(kernel.Kind) bool { return true })
 	}
@@ -113,12 +109,17 @@ func (d *Driver) newOrder(ctx context.Context, s Snapshot) (order, error) {
 	if err != nil {
 		return o, err
 	}
-	if linked {
+	if o.builds = builds(kind); linked(kind) {
 		o.halves = halves(kind)
 	}
 	o.Modules = image.Modules{Kernel: s.Release, Kind: string(kind), Version: d.Sources.Version, Names: fileNames(d.wanted())}
 	o.to = filepath.Join(d.Sources.Work, "lib/modules", s.Release)
 	o.source = SourceFolder(dir, kind)
+	if d.Sources.SignCertificate != "" {
+		if o.Signer, err = sign.Fingerprint(d.Sources.SignCertificate); err != nil {
+			return o, err
+		}
+	}
 	if o.builds {
 		o.Sources, err = folder.DigestOf(ctx, o.source)
 	}
@@ -170,8 +171,11 @@ func (d *Driver) obtain(ctx context.Context, o order) error {
 	failed := errNothing
 	for _, step := range []func(context.Context, order) error{d.link, d.takeKept, d.pull, d.build} {
 		err := step(ctx, o)
-		if err == nil || ctx.Err() != nil {
-			return err
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err == nil {
+			return nil
 		}
 		if !errors.Is(err, errNothing) {
 			d.Log.Warn("the driver's modules are not there yet", "err", err)
@@ -217,12 +221,9 @@ func (d *Driver) key(o order) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	h := folder.NewDigest("kernels", o.Kernel, version, o.Kind, o.Version, o.Sources)
+	h := folder.NewDigest("kernels", o.Kernel, version, o.Kind, o.Version, o.Sources, o.Signer)
 	h.Add(o.Names...)
-	if d.Sources.SignCertificate != "" {
-		err = h.AddFiles(d.Sources.SignCertificate)
-	}
-	return h.String(), err
+	return h.String(), nil
 }
 
 // takeKept takes the modules from what was kept on this node.
@@ -240,8 +241,12 @@ func (d *Driver) takeKept(ctx context.Context, o order) error {
 		}
 		return errNothing
 	}
+	if err := d.accept(o); err != nil {
+		return errors.Join(fmt.Errorf("modules that this node keeps: %w", err), os.RemoveAll(o.to))
+	}
 	d.Log.Info("modules are taken from those that this node keeps", "kernel", o.Kernel, "kind", o.Kind, "key", key[:12])
-	return d.checkSigner(o)
+	d.made = &o // perhaps by this node, which was stopped before it had pushed them
+	return nil
 }
 
 // keep keeps what was built or pulled.
@@ -255,17 +260,6 @@ func (d *Driver) keep(ctx context.Context, o order) {
 	}
 }
 
-// finish links the halves that are in a layer of modules, and checks who has signed these.
-func (d *Driver) finish(ctx context.Context, o order) error {
-	halves := filepath.Join(o.to, image.HalvesName, o.Kind)
-	if exists(filepath.Join(halves, link.FileName)) {
-		if err := d.linkInto(ctx, o, halves); err != nil {
-			return err
-		}
-	}
-	return d.checkSigner(o)
-}
-
 // checkSigner refuses modules that the key of the certificate has not signed, if there is one.
 func (d *Driver) checkSigner(o order) error {
 	if d.Sources.SignCertificate == "" {
@@ -275,13 +269,12 @@ func (d *Driver) checkSigner(o order) error {
 	if err != nil {
 		return err
 	}
-	modules, err := filepath.Glob(filepath.Join(o.to, "*.ko"))
-	for _, m := range modules {
-		if err := sign.Verify(m, by); err != nil {
+	for _, name := range o.Names {
+		if err := sign.Verify(filepath.Join(o.to, name+".ko"), by); err != nil {
 			return &kernel.Error{Reason: kernel.ReasonSignatureRejected, Message: err.Error(), Err: err}
 		}
 	}
-	return err
+	return nil
 }
 
 // build compiles the modules, here or in the Driver Toolkit's container, and signs them.
@@ -308,6 +301,7 @@ func (d *Driver) build(ctx context.Context, o order) error {
 	}
 	d.Log.Info("modules are built", "kernel", o.Kernel, "kind", o.Kind, "by", builder(d.Sources.Toolkit))
 	d.keep(ctx, o)
+	d.made = &o
 	return nil
 }
 

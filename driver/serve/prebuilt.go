@@ -4,12 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
+	"github.com/gpuready/gpuready/driver/build/link"
 	"github.com/gpuready/gpuready/driver/image"
 	"github.com/gpuready/gpuready/driver/kernel"
 	"github.com/gpuready/gpuready/internal/drivertag"
+	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
@@ -57,15 +63,82 @@ func (d *Driver) pull(ctx context.Context, o order) error {
 	case errors.Is(err, image.ErrAbsent):
 		d.Log.Info("nobody has built the modules yet", "image", ref, "why", err)
 		return errNothing
-	case err != nil:
+	case errors.Is(err, image.ErrUnreachable):
 		return &kernel.Error{Reason: ReasonSourceUnreachable, Err: err, Message: fmt.Sprintf(
 			"the driver's modules for kernel %s cannot be pulled: %v; make the registry reachable from the node, or use an image that has modules or sources", o.Kernel, err)}
+	case err != nil:
+		return fmt.Errorf("the driver's modules for kernel %s cannot be pulled: %w", o.Kernel, err)
 	}
 	d.Log.Info("modules are pulled", "image", ref, "kernel", o.Kernel, "kind", o.Kind)
-	if err := d.finish(ctx, o); err != nil {
-		return err
+	if err := d.acceptPulled(ctx, o); err != nil {
+		return errors.Join(fmt.Errorf("%s: %w", ref, err), os.RemoveAll(o.to))
 	}
 	d.keep(ctx, o)
+	return nil
+}
+
+// acceptPulled checks what was pulled, and leaves the wanted modules of it. Halves are linked
+// first, by programs and flags that came with them: where a key has to have signed modules,
+// its signature comes too late for that.
+func (d *Driver) acceptPulled(ctx context.Context, o order) error {
+	halves := filepath.Join(o.to, image.HalvesName, o.Kind)
+	if exists(filepath.Join(halves, link.FileName)) {
+		if d.Sources.SignCertificate != "" {
+			return &kernel.Error{Reason: kernel.ReasonSignatureRejected, Message: "it has halves of modules, which are linked before their signature can be checked: push whole modules that are signed"}
+		}
+		if err := d.linkInto(ctx, o, halves); err != nil {
+			return err
+		}
+	}
+	return d.accept(o)
+}
+
+// accept leaves the wanted modules in the order's folder, and nothing else. It refuses any
+// that is of another kernel, driver or kind, or that the certificate's key has not signed.
+func (d *Driver) accept(o order) error {
+	if err := keepOnly(o.to, o.Names); err != nil {
+		return err
+	}
+	if err := kernel.CheckBuilt(o.to, o.Names, o.Kernel, o.Version); err != nil {
+		return err
+	}
+	root, err := host.Open(o.to)
+	if err != nil {
+		return err
+	}
+	defer root.Close() //nolint:errcheck // it is only read
+	if m, err := kernel.ReadModule(root, "/nvidia.ko"); err != nil || string(m.Kind()) != o.Kind {
+		return errors.Join(err, fmt.Errorf("nvidia.ko is not of the %s kind", o.Kind))
+	}
+	return d.checkSigner(o)
+}
+
+// keepOnly removes what is in a folder but the files of these modules, each of which has to
+// be there.
+func keepOnly(dir string, names []string) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close() //nolint:errcheck // nothing is written through it
+	entries, err := fs.ReadDir(root.FS(), ".")
+	if err != nil {
+		return err
+	}
+	found := map[string]bool{}
+	for _, e := range entries {
+		name, is := strings.CutSuffix(e.Name(), ".ko")
+		if is && e.Type().IsRegular() && slices.Contains(names, name) {
+			found[name] = true
+		} else if err := root.RemoveAll(e.Name()); err != nil {
+			return err
+		}
+	}
+	for _, name := range names {
+		if !found[name] {
+			return fmt.Errorf("it has no %s.ko", name)
+		}
+	}
 	return nil
 }
 
@@ -100,6 +173,10 @@ func (d *Driver) push(ctx context.Context, o order) {
 		}
 		err := d.pushOnce(ctx, o)
 		if err == nil || ctx.Err() != nil {
+			return
+		}
+		if image.IsDenied(err) {
+			d.Log.Info("what was built stays on this node: its credentials may not push", "err", err)
 			return
 		}
 		d.Log.Warn("what was built is not in the registry yet", "err", err, "again", pause)

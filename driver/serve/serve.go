@@ -51,7 +51,7 @@ type Driver struct {
 	Config
 	boot    string
 	daemons *runningDaemons // nil while none run; of the goroutine that holds the lock
-	made    *order          // what was not in the image; nil: all was
+	made    *order          // what this node has built; nil: nothing
 
 	mu        sync.Mutex
 	published nodestate.State

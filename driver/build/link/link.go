@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 
 	"github.com/gpuready/gpuready/driver/build/folder"
@@ -115,9 +116,6 @@ func (r *Request) link(ctx context.Context, work, to string) error {
 	}
 	var names []string
 	for _, h := range all.Modules {
-		if err := h.check(); err != nil {
-			return fmt.Errorf("%s: %w", filepath.Join(r.Halves, FileName), err)
-		}
 		if err := r.linkModule(ctx, h, work, to); err != nil {
 			return fmt.Errorf("%s.ko: %w", h.Name, err)
 		}
@@ -126,7 +124,8 @@ func (r *Request) link(ctx context.Context, work, to string) error {
 	return kernel.CheckBuilt(to, names, r.Release, r.Version)
 }
 
-// Read reads the list of a folder that build.CompileHalves made.
+// Read reads the list of a folder that build.CompileHalves made. It refuses paths that lead
+// out of the folders, and programs and flags that Kbuild does not link with.
 func Read(dir string) (all Halves, err error) {
 	root, err := host.Open(dir)
 	if err != nil {
@@ -142,6 +141,11 @@ func Read(dir string) (all Halves, err error) {
 	if err := d.Decode(&all); err != nil {
 		return all, fmt.Errorf("%s: %w", root.Path(FileName), err)
 	}
+	for _, h := range all.Modules {
+		if err := h.check(); err != nil {
+			return all, fmt.Errorf("%s: %w", root.Path(FileName), err)
+		}
+	}
 	return all, nil
 }
 
@@ -154,8 +158,25 @@ func (all Halves) Write(dir string) error {
 	return os.WriteFile(filepath.Join(dir, FileName), append(text, '\n'), 0o644)
 }
 
-// check refuses paths that lead out of the folders.
+// linkerPattern matches the linkers that kernels are linked with, and flagPattern the flags:
+// the format of the output, "-z" and its keywords, and those of architectures. Flags that
+// have the linker load a file are none of them.
+var (
+	linkerPattern = regexp.MustCompile(`^([a-z0-9_]+-)*ld(\.bfd|\.lld)?$`)
+	flagPattern   = regexp.MustCompile(`^(-[mzXS]|-E[LB]|-m[a-z0-9_]+|[a-z][a-z0-9_-]*(=[a-z0-9]+)?|--build-id(=[a-z0-9]+)?|--no-[a-z-]+|--fix-[a-z0-9-]+|--strip-debug|--emit-relocs|--orphan-handling=[a-z]+)$`)
+)
+
+// check refuses paths that lead out of the folders, and programs and flags that could do
+// more than link.
 func (h Half) check() error {
+	if !linkerPattern.MatchString(h.Linker) {
+		return fmt.Errorf("module %q: %q is no linker", record.Clean(h.Name, 100), record.Clean(h.Linker, 100))
+	}
+	for _, f := range h.Flags {
+		if !flagPattern.MatchString(f) {
+			return fmt.Errorf("module %q: %q is no flag that modules are linked with", record.Clean(h.Name, 100), record.Clean(f, 100))
+		}
+	}
 	paths := append([]string{h.Name}, h.Rest...)
 	for _, p := range []string{h.Script, h.Signature} {
 		if p != "" {

@@ -15,7 +15,7 @@ import (
 // Whatever a list says, what is read and run of it lies below its folders.
 func FuzzHalves(f *testing.F) {
 	f.Add([]byte(`{"release":"6.1","modules":[{"name":"nvidia","linker":"ld","objects":[{"path":"a.o"},{"common":"b.o_binary","sha256":"0"}],"rest":["c.o"]}]}`))
-	f.Add([]byte(`{"modules":[{"name":"nvidia","objects":[{"path":"a/b","common":"/../../c"}]}]}`))
+	f.Add([]byte(`{"modules":[{"name":"nvidia","linker":"ld","objects":[{"path":"a/b","common":"/../../c"}]}]}`))
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, text []byte) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, FileName), text, 0o644))
@@ -48,18 +48,21 @@ func TestBadHalvesAreRefused(t *testing.T) {
 		``:                  "EOF",
 		`{"release":"6.2"}`: "is of kernel 6.2, not of 6.1",
 		`{"kernel":"6.1"}`:  `unknown field "kernel"`,
-		`{"release":"6.1","modules":[{"name":"../nvidia","objects":[{"path":"a.o"}]}]}`:                                       "is no path below a folder",
-		`{"release":"6.1","modules":[{"name":"a/nvidia","objects":[{"path":"a.o"}]}]}`:                                        "is no module",
-		`{"release":"6.1","modules":[{"name":"nvidia"}]}`:                                                                     "is no module",
-		`{"release":"6.1","modules":[{"name":"nvidia","objects":[{}]}]}`:                                                      "is no path below a folder",
-		`{"release":"6.1","modules":[{"name":"nvidia","objects":[{"path":"/etc/passwd"}]}]}`:                                  "is no path below a folder",
-		`{"release":"6.1","modules":[{"name":"nvidia","objects":[{"common":"../x"}]}]}`:                                       "is no path below a folder",
-		`{"release":"6.1","modules":[{"name":"nvidia","objects":[{"path":"a/b","common":"/../../x"}]}]}`:                      "an object has a path or is one of the driver's",
-		`{"release":"6.1","modules":[{"name":"nvidia","rest":["../x"],"objects":[{"path":"a.o"}]}]}`:                          "is no path below a folder",
-		`{"release":"6.1","modules":[{"name":"nvidia","script":"/x.lds","objects":[{"path":"a.o"}]}]}`:                        "is no path below a folder",
-		`{"release":"6.1","modules":[{"name":"nvidia","linker":"no-such-linker","objects":[{"path":"a.o"}]}]}`:                "there is no linker",
-		`{"release":"6.1","modules":[{"name":"nvidia","linker":"ld","objects":[{"common":"a.o_binary","sha256":"0"}]}]}`:      "a.o_binary is of another driver than",
-		`{"release":"6.1","modules":[{"name":"nvidia","linker":"ld","objects":[{"path":"a.o"}],"flags":["--no-such-flag"]}]}`: "no-such-flag",
+		`{"release":"6.1","modules":[{"name":"../nvidia","linker":"ld","objects":[{"path":"a.o"}]}]}`:                          "is no path below a folder",
+		`{"release":"6.1","modules":[{"name":"a/nvidia","linker":"ld","objects":[{"path":"a.o"}]}]}`:                           "is no module",
+		`{"release":"6.1","modules":[{"name":"nvidia","linker":"ld"}]}`:                                                        "is no module",
+		`{"release":"6.1","modules":[{"name":"nvidia","linker":"ld","objects":[{}]}]}`:                                         "is no path below a folder",
+		`{"release":"6.1","modules":[{"name":"nvidia","linker":"ld","objects":[{"path":"/etc/passwd"}]}]}`:                     "is no path below a folder",
+		`{"release":"6.1","modules":[{"name":"nvidia","linker":"ld","objects":[{"common":"../x"}]}]}`:                          "is no path below a folder",
+		`{"release":"6.1","modules":[{"name":"nvidia","linker":"ld","objects":[{"path":"a/b","common":"/../../x"}]}]}`:         "an object has a path or is one of the driver's",
+		`{"release":"6.1","modules":[{"name":"nvidia","linker":"ld","rest":["../x"],"objects":[{"path":"a.o"}]}]}`:             "is no path below a folder",
+		`{"release":"6.1","modules":[{"name":"nvidia","linker":"ld","script":"/x.lds","objects":[{"path":"a.o"}]}]}`:           "is no path below a folder",
+		`{"release":"6.1","modules":[{"name":"nvidia","linker":"no-such-ld.bfd","objects":[{"path":"a.o"}]}]}`:                 "there is no linker",
+		`{"release":"6.1","modules":[{"name":"nvidia","linker":"ld","objects":[{"common":"a.o_binary","sha256":"0"}]}]}`:       "a.o_binary is of another driver than",
+		`{"release":"6.1","modules":[{"name":"nvidia","linker":"ld","objects":[{"path":"a.o"}],"flags":["--no-such-flag"]}]}`:  "no-such-flag",
+		`{"release":"6.1","modules":[{"name":"nvidia","linker":"ld","objects":[{"path":"a.o"}],"flags":["-plugin=evil.so"]}]}`: `"-plugin=evil.so" is no flag`,
+		`{"release":"6.1","modules":[{"name":"nvidia","linker":"ld","objects":[{"path":"a.o"}],"flags":["-T","x"]}]}`:          `"-T" is no flag`,
+		`{"release":"6.1","modules":[{"name":"nvidia","linker":"ld","objects":[{"path":"a.o"}],"flags":["@args"]}]}`:           `"@args" is no flag`,
 	} {
 		t.Run(want, func(t *testing.T) {
 			r := Request{Halves: t.TempDir(), Common: t.TempDir(), Release: "6.1", Version: "1", Work: t.TempDir()}

@@ -3,6 +3,7 @@ package sign
 import (
 	"bytes"
 	"crypto/rsa"
+	"crypto/sha256"
 	"crypto/x509"
 	"encoding/asn1"
 	"errors"
@@ -18,6 +19,15 @@ func LoadCertificate(path string) (*x509.Certificate, error) {
 		return nil, output.Refuse("certificate of the key that signs modules: "+path, err)
 	}
 	return c, nil
+}
+
+// Fingerprint returns the SHA-256 of the certificate in a file, in hexadecimal.
+func Fingerprint(path string) (string, error) {
+	c, err := LoadCertificate(path)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%x", sha256.Sum256(c.Raw)), nil
 }
 
 // errUnsigned is why Verify refuses a module that nobody has signed.
