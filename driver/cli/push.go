@@ -213,10 +213,7 @@ func (o *options) describeHalves(dir string, m *image.Modules) error {
 	if all.Kind == "" || all.Kind != path.Base(dir) {
 		return fmt.Errorf("%s is no folder that gpu-driver build --halves has finished: it is named %s and has halves of the kind %q", dir, path.Base(dir), all.Kind)
 	}
-	m.Kind = all.Kind
-	for _, h := range all.Modules {
-		m.Names = append(m.Names, h.Name)
-	}
+	m.Kind, m.Names = all.Kind, all.Names()
 	return nil
 }
 

@@ -149,6 +149,14 @@ func Read(dir string) (all Halves, err error) {
 	return all, nil
 }
 
+// Names returns the names of the modules.
+func (all Halves) Names() (names []string) {
+	for _, h := range all.Modules {
+		names = append(names, h.Name)
+	}
+	return names
+}
+
 // Write writes the list of such a folder.
 func (all Halves) Write(dir string) error {
 	text, err := json.MarshalIndent(all, "", "  ")

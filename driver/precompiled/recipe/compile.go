@@ -31,7 +31,7 @@ const ContainerfileName = "Containerfile"
 const (
 	compileStages = `
 COPY . /context
-RUN ["/context/gpu-driver", "build", "--halves", "--source=/context/source", "--kernel=%s", "--driver-version=%s", "--modules=%s", "--out=/result", "--tools=/result/tools"]
+RUN %s
 FROM scratch
 COPY --from=build /result /
 `
@@ -75,6 +75,9 @@ func (s *Settings) findKernels(ctx context.Context, work string) ([]string, erro
 		if err != nil {
 			return nil, fmt.Errorf("/etc/driver-toolkit-release.json of %s: %w; set KERNEL_VERSION", img, err)
 		}
+		if err := s.checkKernel(release.Kernel); err != nil {
+			return nil, fmt.Errorf("/etc/driver-toolkit-release.json of %s: %w", img, err)
+		}
 		s.Log.Info("the Driver Toolkit names its kernel", "image", img, "kernel", release.Kernel)
 		kernels = append(kernels, release.Kernel)
 	}
@@ -85,7 +88,8 @@ func (s *Settings) findKernels(ctx context.Context, work string) ([]string, erro
 type compiled struct {
 	release string
 	halves  string // folder that image.Dir is made of
-	tools   string // folder for link.Request.Tools
+	tools   string // folder for link.ToolsDir
+	linked  string // folder with the modules that the tools have linked of the halves
 }
 
 // compile makes the halves of the modules for a kernel, which is the n-th of all.
@@ -101,11 +105,19 @@ func (s *Settings) compile(ctx context.Context, d driver, release string, n int,
 	if err != nil {
 		return compiled{}, fmt.Errorf("kernel %s: %w", release, err)
 	}
-	c := compiled{release: release, halves: filepath.Join(to, "lib/modules", release), tools: filepath.Join(to, "tools")}
+	c := compiled{release: release, halves: filepath.Join(to, "lib/modules", release), tools: filepath.Join(to, "tools"), linked: filepath.Join(to, "linked")}
 	if !exists(filepath.Join(to, "lib/modules", release, image.HalvesName, string(d.kind))) {
 		return c, fmt.Errorf("kernel %s: the sources made no %s modules, as KERNEL_MODULE_TYPE says", release, d.kind)
 	}
 	return c, nil
+}
+
+// buildArguments returns those of gpu-driver. What it makes is below to.
+func (s *Settings) buildArguments(source, release, headers, to string) []string {
+	return []string{
+		"build", "--halves", "--source=" + source, "--kernel=" + release, "--headers-root=" + headers, "--driver-version=" + s.DriverVersion,
+		"--modules=" + strings.Join(s.Modules, ","), "--out=" + to, "--tools=" + filepath.Join(to, "tools"), "--linked=" + filepath.Join(to, "linked"),
+	}
 }
 
 func (s *Settings) compileHere(ctx context.Context, d driver, release, to string) error {
@@ -113,8 +125,7 @@ func (s *Settings) compileHere(ctx context.Context, d driver, release, to string
 	if headers == "" {
 		headers = "/"
 	}
-	return s.run(ctx, nil, s.Program, "build", "--halves", "--source", d.source, "--kernel", release, "--headers-root", headers, "--driver-version", s.DriverVersion,
-		"--modules", strings.Join(s.Modules, ","), "--out", to, "--tools", filepath.Join(to, "tools"))
+	return s.run(ctx, nil, s.Program, s.buildArguments(d.source, release, headers, to)...)
 }
 
 func (s *Settings) compileInContainer(ctx context.Context, d driver, release string, n int, work, to string) error {
@@ -138,8 +149,11 @@ func (s *Settings) compileInContainer(ctx context.Context, d driver, release str
 	if len(s.DriverToolkitImages) > 0 {
 		args["DRIVER_TOOLKIT_IMAGE"] = s.DriverToolkitImages[min(n, len(s.DriverToolkitImages)-1)]
 	}
-	stages := fmt.Sprintf(compileStages, release, s.DriverVersion, strings.Join(s.Modules, ","))
-	return s.build(ctx, string(head)+stages, dir, to, args)
+	call, err := json.Marshal(append([]string{"/context/gpu-driver"}, s.buildArguments("/context/source", release, "/", "/result")...))
+	if err != nil {
+		return err
+	}
+	return s.build(ctx, string(head)+fmt.Sprintf(compileStages, call), dir, to, args)
 }
 
 // unpackPackages returns a folder into which the driver's packages were unpacked.

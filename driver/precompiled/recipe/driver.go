@@ -120,17 +120,38 @@ func findPackaged(ctx context.Context, dir, work string) (map[kernel.Kind]string
 	}
 	all, err := filepath.Glob(filepath.Join(dir, "usr/src/nvidia*/Kbuild"))
 	for _, k := range all {
-		kind := kernel.Proprietary
-		// The open ones have the part of the driver that is the same for all kernels in sources.
-		if strings.Contains(filepath.Base(filepath.Dir(k)), "open") || exists(filepath.Join(filepath.Dir(k), "../src/nvidia")) {
-			kind = kernel.OpenKind
+		dir := filepath.Dir(k)
+		kind, err := readKind(dir)
+		if err != nil {
+			return nil, err
 		}
-		found[kind] = filepath.Dir(k)
+		found[kind] = dir
 	}
 	if len(found) == 0 && err == nil {
 		err = fmt.Errorf("%s has neither %s, as NVIDIA's installer unpacks it, nor usr/src/nvidia*, as packages have it", dir, userspace.ManifestName)
 	}
 	return found, err
+}
+
+// readKind returns the kind of modules that sources make, by the licence that they name.
+func readKind(dir string) (kernel.Kind, error) {
+	files, err := filepath.Glob(filepath.Join(dir, "nvidia/*.c"))
+	if err != nil {
+		return "", err
+	}
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			return "", err
+		}
+		if _, licence, found := strings.Cut(string(text), "MODULE_LICENSE("); found {
+			if licence, _, _ = strings.Cut(licence, ")"); strings.Contains(licence, "GPL") {
+				return kernel.OpenKind, nil
+			}
+			return kernel.Proprietary, nil
+		}
+	}
+	return "", fmt.Errorf("%s/nvidia names no MODULE_LICENSE: it has no sources of a driver", dir)
 }
 
 func exists(path string) bool {

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuready/gpuready/driver/build/link"
 	"github.com/gpuready/gpuready/driver/build/sign"
 	"github.com/gpuready/gpuready/driver/image"
+	"github.com/gpuready/gpuready/driver/kernel"
 	"github.com/gpuready/gpuready/driver/precompiled/runfile"
 )
 
@@ -69,7 +70,7 @@ func (s *Settings) Make(ctx context.Context) (made []Image, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.check(ctx, d, all, work); err != nil {
+	if err := s.check(d, all); err != nil {
 		return nil, err
 	}
 	return s.write(common, d, all)
@@ -169,29 +170,27 @@ func (s *Settings) copyObjects(d driver, all []compiled, to string) error {
 	return nil
 }
 
-// check links the modules of each kernel with what the image has, and signs the halves if
-// there is a key.
-func (s *Settings) check(ctx context.Context, d driver, all []compiled, work string) error {
+// check refuses modules that are not what was to be built, and signs them if there is a key:
+// their halves get the signatures. Nothing that a container has made is run here.
+func (s *Settings) check(d driver, all []compiled) error {
 	for _, c := range all {
-		r := link.Request{
-			Halves: filepath.Join(c.halves, image.HalvesName, string(d.kind)), Common: d.source, Release: c.release, Version: s.DriverVersion,
-			Work: work, Tools: all[len(all)-1].tools,
+		halves := filepath.Join(c.halves, image.HalvesName, string(d.kind))
+		h, err := link.Read(halves)
+		if err != nil {
+			return err
 		}
-		var err error
-		if s.SignKey != "" {
-			var key sign.Key
-			if key, err = sign.LoadKey(s.SignKey, s.SignCertificate); err == nil {
-				err = build.SignHalves(ctx, r, key)
-			}
+		if err := kernel.CheckBuilt(c.linked, h.Names(), c.release, s.DriverVersion); err != nil {
+			return fmt.Errorf("kernel %s: %w", c.release, err)
 		}
+		if s.SignKey == "" {
+			continue
+		}
+		key, err := sign.LoadKey(s.SignKey, s.SignCertificate)
 		if err == nil {
-			var linked string
-			if linked, err = link.Link(ctx, r); err == nil {
-				err = os.RemoveAll(linked)
-			}
+			err = build.KeepSignatures(halves, c.linked, key)
 		}
 		if err != nil {
-			return fmt.Errorf("kernel %s: %w", c.release, err)
+			return err
 		}
 	}
 	return nil
@@ -213,10 +212,7 @@ func (s *Settings) write(common v1.Image, d driver, all []compiled) ([]Image, er
 		if err != nil {
 			return nil, err
 		}
-		m := image.Modules{Kernel: c.release, Kind: string(d.kind), Version: s.DriverVersion}
-		for _, half := range h.Modules {
-			m.Names = append(m.Names, half.Name)
-		}
+		m := image.Modules{Kernel: c.release, Kind: string(d.kind), Version: s.DriverVersion, Names: h.Names()}
 		layer, err := image.Layer(c.halves, image.Dir(c.release))
 		if err != nil {
 			return nil, err

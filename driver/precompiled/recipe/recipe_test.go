@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -59,6 +60,10 @@ func TestAVariableThatIsWrongIsNamed(t *testing.T) {
 		`set one`:                                              func(s *Settings) { s.Packages = []string{"nvidia-driver"} },
 		`TARGET_ARCH is ` + other:                              func(s *Settings) { s.TargetArch = other },
 		`KERNEL_VERSION "../x" is no release`:                  func(s *Settings) { s.Kernels = []string{"../x"} },
+		`KERNEL_VERSION "6.1 RUN evil" is no release`:          func(s *Settings) { s.Kernels = []string{"6.1\nRUN evil"} },
+		`DRIVER_MODULES: "nvidia\"," is no name`:               func(s *Settings) { s.Modules = []string{`nvidia",`} },
+		`DRIVER_PACKAGES: "$(evil)" is no name`:                func(s *Settings) { s.Source, s.Packages = "", []string{"$(evil)"} },
+		`DRIVER_SHA256 is that of an installer`:                func(s *Settings) { s.Source, s.SHA256 = os.TempDir(), strings.Repeat("0", 64) },
 		`KERNEL_VERSION is not set`:                            func(s *Settings) { s.Kernels = nil },
 		`and TARGET_ARCH is ` + machineArch():                  func(s *Settings) { s.Kernels = []string{"5.14.0-1.el9." + other} },
 		`RHEL_MAJOR is 8, and RHEL_VERSION is 9.4`:             func(s *Settings) { s.RHELMajor, s.RHELVersion = "8", "9.4" },
@@ -139,11 +144,13 @@ func TestSourcesOfPackages(t *testing.T) {
 	}{
 		"Debian's": {"usr/src/nvidia-open-kernel.tar.xz", debian, "open"},
 		"DKMS":     {"usr/src/nvidia-580.95.05/Kbuild", nil, "proprietary"},
-		"open":     {"usr/src/nvidia-open-580.95.05/Kbuild", nil, "open"},
+		"Ubuntu's": {"usr/src/nvidia-580.95.05/Kbuild", nil, "open"},
 		"NVIDIA's": {"kernel-open/Kbuild", nil, "open"},
 	} {
 		dir := t.TempDir()
 		write(dir, c.file, c.text)
+		licence := map[string]string{"open": "Dual MIT/GPL", "proprietary": "NVIDIA"}[c.kind]
+		write(dir, filepath.Join(filepath.Dir(c.file), "nvidia/nv.c"), []byte("MODULE_LICENSE(\""+licence+"\");\n"))
 		if name == "NVIDIA's" {
 			write(dir, ".manifest", []byte("NVIDIA\n580.95.05\n"))
 		}

@@ -178,6 +178,9 @@ func (s *Settings) checkDriver() error {
 	case (isURL || s.Source == "" && len(s.Packages) == 0) && s.SHA256 == "":
 		wrong("DRIVER_SHA256 is not set; the installer is fetched from %s, and has to have it: NVIDIA publishes it beside the file, with .sha256sum at its end", s.url())
 	}
+	if info, err := os.Stat(s.Source); s.SHA256 != "" && (len(s.Packages) > 0 || err == nil && info.IsDir()) {
+		wrong("DRIVER_SHA256 is that of an installer, and the driver is taken from a folder or packages")
+	}
 	if s.SHA256 != "" && !regexp.MustCompile(`^[0-9a-f]{64}$`).MatchString(s.SHA256) {
 		wrong("DRIVER_SHA256 is no SHA-256: it has 64 of the digits 0-9a-f")
 	}
@@ -199,11 +202,16 @@ func (s *Settings) checkSystem(o system) error {
 		wrong("TARGET_ARCH is %s, and this machine is %s: modules are compiled on a machine of their architecture", record.Clean(s.TargetArch, 50), machineArch())
 	}
 	for _, k := range s.Kernels {
-		if strings.ContainsAny(k, "/ ") || strings.HasPrefix(k, ".") || strings.HasPrefix(k, "-") {
-			wrong("KERNEL_VERSION %q is no release of a kernel, as uname -r prints it", record.Clean(k, 100))
+		all = append(all, s.checkKernel(k))
+	}
+	for _, m := range s.Modules {
+		if !namePattern.MatchString(m) {
+			wrong("DRIVER_MODULES: %q is no name of a module", record.Clean(m, 100))
 		}
-		if arch := k[strings.LastIndexByte(k, '.')+1:]; (arch == "x86_64" || arch == "aarch64") && arch != s.TargetArch {
-			wrong("KERNEL_VERSION %s is of %s, and TARGET_ARCH is %s", k, arch, s.TargetArch)
+	}
+	for _, p := range s.Packages {
+		if !packagePattern.MatchString(p) {
+			wrong("DRIVER_PACKAGES: %q is no name of a package", record.Clean(p, 100))
 		}
 	}
 	if major, _, _ := strings.Cut(s.RHELVersion, "."); s.RHELMajor != "" && s.RHELVersion != "" && major != s.RHELMajor {
@@ -235,6 +243,25 @@ func (s *Settings) checkSystem(o system) error {
 	return errors.Join(all...)
 }
 
+// Names that go into the Containerfile of a build.
+var (
+	releasePattern = regexp.MustCompile(`^[0-9][A-Za-z0-9._+-]{0,127}$`)
+	namePattern    = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,54}$`)
+	packagePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9.+:~=_-]{0,199}$`)
+)
+
+// checkKernel refuses what is no release of a kernel of TargetArch.
+func (s *Settings) checkKernel(release string) error {
+	if !releasePattern.MatchString(release) || strings.Contains(release, "..") {
+		return fmt.Errorf("KERNEL_VERSION %q is no release of a kernel, as uname -r prints it", record.Clean(release, 100))
+	}
+	if arch := release[strings.LastIndexByte(release, '.')+1:]; (arch == "x86_64" || arch == "aarch64") && arch != s.TargetArch {
+		return fmt.Errorf("KERNEL_VERSION %s is of %s, and TARGET_ARCH is %s", release, arch, s.TargetArch)
+	}
+	_, err := s.tag(release)
+	return err
+}
+
 func (s *Settings) checkImage() error {
 	var all []error
 	if s.SignKey != "" && s.SignCertificate == "" {
@@ -247,12 +274,8 @@ func (s *Settings) checkImage() error {
 		all = append(all, errors.New("OS_TAG is not set: the tag of the operating system by which the operator asks for the image, rhcos4.18 or rhel9.6; OPENSHIFT_VERSION and RHEL_VERSION say it, too"))
 		return errors.Join(all...)
 	}
-	for _, k := range append([]string{"6.1"}, s.Kernels...) {
-		if _, err := s.tag(k); err != nil {
-			return errors.Join(append(all, err)...)
-		}
-	}
-	return errors.Join(all...)
+	_, err := s.tag("6.1")
+	return errors.Join(append(all, err)...)
 }
 
 func (s *Settings) repository() string { return s.ImageRegistry + "/" + s.ImageName }

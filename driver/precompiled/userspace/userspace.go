@@ -164,15 +164,20 @@ func (l Layout) Install(dir, to string) error {
 		return err
 	}
 	defer root.Close() //nolint:errcheck // it is only read
+	target, err := newTarget(to)
+	if err != nil {
+		return err
+	}
+	defer target.Close() //nolint:errcheck // its files are closed by themselves
 	for _, e := range all {
 		at, link := l.place(e)
 		if at == "" {
 			continue
 		}
 		if link != "" {
-			err = makeLink(link, filepath.Join(to, at))
+			err = makeLink(link, target, at)
 		} else {
-			err = copyFile(root, e.path, filepath.Join(to, at))
+			err = copyFile(root, e.path, target, at)
 		}
 		if err != nil {
 			return err
@@ -203,6 +208,11 @@ func (l Layout) Copy(dir, to string) error {
 		return err
 	}
 	defer root.Close() //nolint:errcheck // it is only read
+	target, err := newTarget(to)
+	if err != nil {
+		return err
+	}
+	defer target.Close() //nolint:errcheck // its files are closed by themselves
 	return fs.WalkDir(root.FS(), ".", func(rel string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			if slices.Contains(skipped, rel) {
@@ -222,24 +232,41 @@ func (l Layout) Copy(dir, to string) error {
 			if err != nil {
 				return err
 			}
-			return makeLink(link, filepath.Join(to, at))
+			return makeLink(link, target, at)
 		}
-		return copyFile(root, rel, filepath.Join(to, at))
+		return copyFile(root, rel, target, at)
 	})
 }
 
-func makeLink(link, at string) error {
-	if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
-		return err
+// newTarget opens a folder, which need not be there. What is written through it stays below
+// it, whatever links it gets.
+func newTarget(dir string) (*os.Root, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
 	}
-	if err := os.Remove(at); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return os.Symlink(link, at)
+	return os.OpenRoot(dir)
 }
 
-func copyFile(root *os.Root, from, to string) error {
-	in, err := root.Open(from)
+// clear makes room for a file: packages have some at two places that are one here.
+func clear(root *os.Root, at string) error {
+	if err := root.MkdirAll(path.Dir(at), 0o755); err != nil {
+		return err
+	}
+	if err := root.Remove(at); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+func makeLink(link string, root *os.Root, at string) error {
+	if err := clear(root, at); err != nil {
+		return err
+	}
+	return root.Symlink(link, at)
+}
+
+func copyFile(from *os.Root, name string, to *os.Root, at string) error {
+	in, err := from.Open(name)
 	if err != nil {
 		return err
 	}
@@ -251,10 +278,10 @@ func copyFile(root *os.Root, from, to string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+	if err := clear(to, at); err != nil {
 		return err
 	}
-	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644|info.Mode().Perm()&0o111)
+	out, err := to.OpenFile(at, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644|info.Mode().Perm()&0o111)
 	if err != nil {
 		return err
 	}

@@ -76,3 +76,34 @@ func TestInstall(t *testing.T) {
 	require.ErrorContains(t, Layout{Version: "1"}.Install(dir, to), `.manifest, line 3: "../libcuda.so" is no path below`)
 	require.ErrorContains(t, Layout{}.Install(t.TempDir(), to), "has no .manifest")
 }
+
+// Packages have files where the driver's programs look for none, and links that lead anywhere.
+func TestCopy(t *testing.T) {
+	dir, to, outside := t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "victim")
+	require.NoError(t, os.WriteFile(outside, []byte("as it was"), 0o644))
+	write := func(name, text string) {
+		at := filepath.Join(dir, name)
+		require.NoError(t, os.MkdirAll(filepath.Dir(at), 0o755))
+		require.NoError(t, os.WriteFile(at, []byte(text), 0o755))
+	}
+	write("usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.1", "Debian's")
+	write("usr/lib64/libnvidia-ml.so.1", "RHEL's")
+	write("usr/lib/firmware/nvidia/580/gsp.bin", "firmware")
+	write("usr/lib/nvidia/current/nvidia-smi", "the program")
+	write("usr/src/nvidia/nv.c", "sources")
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "usr/bin"), 0o755))
+	require.NoError(t, os.Symlink(outside, filepath.Join(dir, "usr/bin/nvidia-smi")))
+	require.NoError(t, Layout{Libraries: "usr/lib/x86_64-linux-gnu", Version: "580"}.Copy(dir, to))
+	for name, want := range map[string]string{
+		"usr/lib/x86_64-linux-gnu/libcuda.so.1": "Debian's", "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1": "RHEL's",
+		"lib/firmware/nvidia/580/gsp.bin": "firmware", "usr/bin/nvidia-smi": "the program",
+	} {
+		text, err := os.ReadFile(filepath.Join(to, name))
+		require.NoError(t, err)
+		require.Equal(t, want, string(text))
+	}
+	require.NoDirExists(t, filepath.Join(to, "usr/src"))
+	text, err := os.ReadFile(outside)
+	require.NoError(t, err)
+	require.Equal(t, "as it was", string(text))
+}
