@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"github.com/gpuready/gpuready/driver/build"
 	"github.com/gpuready/gpuready/driver/build/folder"
@@ -95,7 +96,28 @@ func (s *Settings) readBase(ctx context.Context) (v1.Image, error) {
 	if config.Config.Labels[image.DriverLabel] == "" {
 		return nil, fmt.Errorf("%s has no label %s: it is not made from gpuready/driver", s.BaseImage, image.DriverLabel)
 	}
-	return base, nil
+	return convert(base, config)
+}
+
+// convert returns an image in the form of OCI, as tools expect it in an OCI layout.
+func convert(base v1.Image, config *v1.ConfigFile) (v1.Image, error) {
+	layers, err := base.Layers()
+	if err != nil {
+		return nil, err
+	}
+	i := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
+	for _, l := range layers {
+		if i, err = mutate.Append(i, mutate.Addendum{Layer: l, MediaType: types.OCILayer}); err != nil {
+			return nil, err
+		}
+	}
+	own, err := i.ConfigFile()
+	if err != nil {
+		return nil, err
+	}
+	own = own.DeepCopy()
+	own.Config, own.OS, own.Architecture, own.Created, own.History = config.Config, config.OS, config.Architecture, config.Created, config.History
+	return mutate.ConfigFile(i, own)
 }
 
 func (s *Settings) openBase(ctx context.Context) (v1.Image, error) {
@@ -128,7 +150,7 @@ func (s *Settings) addCommon(ctx context.Context, base v1.Image, d driver, all [
 	} {
 		layer, err := image.Layer(l.dir, l.at)
 		if err == nil {
-			base, err = mutate.Append(base, mutate.Addendum{Layer: layer, History: v1.History{CreatedBy: "precompiled image", Comment: l.at}})
+			base, err = mutate.Append(base, mutate.Addendum{Layer: layer, MediaType: types.OCILayer, History: v1.History{CreatedBy: "precompiled image", Comment: l.at}})
 		}
 		if err != nil {
 			return nil, err
