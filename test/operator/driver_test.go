@@ -256,9 +256,12 @@ func (b *built) loaded(t *testing.T, node, version, daemonset string) (log map[s
 				return fmt.Errorf("%s is not among the modules: %s", m, modules)
 			}
 		}
+		is, err := os.ReadFile(b.Node(node).PathOnNode("/run/nvidia/kernel/sys/module/nvidia/version"))
+		if err != nil || strings.TrimSpace(string(is)) != version {
+			return fmt.Errorf("the module nvidia is of version %q, not %s: %w", is, version, err)
+		}
 		return nil
 	})
-	require.Equal(t, version+"\n", b.ReadFile(t, node, "/run/nvidia/kernel/sys/module/nvidia/version")+"\n")
 	log = map[string]string{}
 	for _, c := range pod.Spec.Containers {
 		log[c.Name] = b.Kubectl(t, "-n", namespace, "logs", pod.Name, "-c", c.Name)
