@@ -11,6 +11,8 @@
 //
 // A machine is a kernel and a root in memory: an agent as its first process, busybox, and
 // the files that the test names. The agent does what the test asks for over a serial port.
+// With Config.Disk the root is a file system on a disk, as containers need one, and what
+// is written to it outlives a reboot.
 package machine
 
 import (
@@ -49,6 +51,9 @@ type Config struct {
 	Files      Files    // beside busybox and its links
 	Args       []string // of the kernel: "module.sig_enforce=1", "lockdown=integrity"
 	Memory     int      // MiB; 0 is 512
+	CPUs       int      // 0 is 1
+	Disk       int      // MiB of the root on a disk; 0: the root is in memory
+	Network    *os.File // a tap device that the machine's network card is; nil: it has none
 	SecureBoot bool     // boots with a UEFI that has Secure Boot on and trusts Snakeoil
 	Devices    []string // more devices, as QEMU's -device has them: "edu"
 }
@@ -75,6 +80,7 @@ func Boot(t testing.TB, c Config) *Machine {
 		initrd:    filepath.Join(dir, "initrd"),
 		console:   filepath.Join(dir, "console"),
 		variables: filepath.Join(dir, "variables.fd"),
+		disk:      filepath.Join(dir, "disk"),
 	}}
 	if err := m.prepare(t.Context()); err != nil {
 		t.Fatal(err)
@@ -92,12 +98,21 @@ func (m *Machine) prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	first := Merge(own, m.config.Files)
+	if m.config.Disk > 0 {
+		if err := writeDisk(ctx, m.paths.disk, m.config.Disk, first); err != nil {
+			return err
+		}
+		if first, err = m.diskFiles(own); err != nil {
+			return err
+		}
+	}
 	f, err := os.Create(m.paths.initrd)
 	if err != nil {
 		return err
 	}
 	w := bufio.NewWriterSize(f, 1<<20)
-	if err := errors.Join(writeArchive(w, Merge(own, m.config.Files)), w.Flush(), f.Close()); err != nil {
+	if err := errors.Join(writeArchive(w, first), w.Flush(), f.Close()); err != nil {
 		return err
 	}
 	if m.config.SecureBoot {
@@ -186,7 +201,7 @@ var buildAgent = sync.OnceValues(func() ([]byte, error) {
 
 // boot starts QEMU and waits for the agent.
 func (m *Machine) boot(ctx context.Context) error {
-	q, err := startQEMU(arguments(m.config, m.paths))
+	q, err := startQEMU(arguments(m.config, m.paths), m.config.Network)
 	if err != nil {
 		return err
 	}
@@ -225,7 +240,7 @@ func (m *Machine) Kill() {
 }
 
 // Restart boots the machine again after Kill, Reboot or PowerOff, with the files that it
-// had at first: nothing is kept.
+// had at first: nothing is kept but what is on a disk.
 func (m *Machine) Restart(ctx context.Context) {
 	m.t.Helper()
 	m.Kill()
@@ -311,7 +326,8 @@ func (m *Machine) UnloadModule(ctx context.Context, name string) error {
 	return err
 }
 
-// Reboot has the kernel reboot and boots the machine again; nothing in its root is kept.
+// Reboot has the kernel reboot and boots the machine again; nothing in a root in memory
+// is kept.
 func (m *Machine) Reboot(ctx context.Context) {
 	m.t.Helper()
 	m.stop(ctx, wire.Reboot)

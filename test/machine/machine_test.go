@@ -284,3 +284,24 @@ func TestPrograms(t *testing.T) {
 		require.Contains(t, m.Console(), "reboot: Power down")
 	})
 }
+
+// A root on a disk is one as containers need it, and keeps what is written.
+func TestRootOnADisk(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	m := Boot(t, Config{Kernel: FetchKernel(t, Linux612), CPUs: 2, Disk: 256, Files: Files{
+		"/etc/issue": {Data: []byte("a file\n")}, "/etc/alias": {Link: "issue"}, "/bin/program": {Data: []byte("#!/bin/sh\necho runs\n"), Mode: 0o755},
+	}})
+	require.Equal(t, "a file\n", m.MustRun(ctx, "cat", "/etc/alias"))
+	require.Equal(t, "runs\n", m.MustRun(ctx, "program"))
+	require.Equal(t, "2\n", m.MustRun(ctx, "nproc"))
+	mounts := m.MustRun(ctx, "cat", "/proc/self/mountinfo")
+	require.Regexp(t, `(?m) / / rw,noatime shared:\d+ - ext4 /dev/vda `, mounts)
+	require.Regexp(t, `(?m) /dev rw,nosuid,relatime shared:\d+ - devtmpfs `, mounts)
+	// As runc changes the root of a container.
+	m.MustRun(ctx, "sh", "-c", "mkdir -p /jail && mount -t tmpfs tmpfs /jail && mkdir /jail/old && unshare -m sh -c 'mount --make-rprivate / && cd /jail && pivot_root . old'")
+	require.NoError(t, m.WriteFile(ctx, "/root/kept", "kept\n", 0o600))
+	m.MustRun(ctx, "sync")
+	m.Reboot(ctx)
+	require.Equal(t, "kept\n", m.MustRun(ctx, "cat", "/root/kept"))
+}

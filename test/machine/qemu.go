@@ -21,7 +21,7 @@ const (
 )
 
 // paths are the files of one machine, in a folder of its own.
-type paths struct{ initrd, console, variables string }
+type paths struct{ initrd, console, variables, disk string }
 
 // withoutCX16 takes an instruction away that kernels do without: after CMPXCHG16B, QEMU 7.2
 // sometimes has wrong flags, among them those that trap, and one boot in five of Linux 6.12 panics.
@@ -37,11 +37,18 @@ func arguments(c Config, p paths) []string {
 	}
 	args := []string{
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		"-accel", "tcg", "-m", strconv.Itoa(memory),
+		"-accel", "tcg", "-m", strconv.Itoa(memory), "-smp", strconv.Itoa(max(1, c.CPUs)),
 		"-chardev", "file,id=console,path=" + escape(p.console), "-serial", "chardev:console",
 		"-chardev", "stdio,id=agent,signal=off", "-serial", "chardev:agent",
 		"-kernel", c.Kernel.Image(), "-initrd", p.initrd,
-		"-append", strings.Join(append([]string{"console=ttyS0", "panic=-1"}, c.Args...), " "),
+		"-append", strings.Join(append([]string{"console=ttyS0", "panic=-1"}, append(rootArguments(c), c.Args...)...), " "),
+	}
+	if c.Disk > 0 {
+		// Written back when it suits this machine: what is on it is lost with the test anyway.
+		args = append(args, "-drive", "if=virtio,format=raw,cache=unsafe,file="+escape(p.disk))
+	}
+	if c.Network != nil {
+		args = append(args, "-netdev", "tap,id=network,fd="+strconv.Itoa(networkFD), "-device", "virtio-net-pci,netdev=network,romfile=")
 	}
 	if c.SecureBoot {
 		args = append(args,
@@ -69,10 +76,17 @@ type qemu struct {
 	done   chan struct{} // closed once it has ended
 }
 
-// startQEMU starts QEMU; it ends with this process, however that ends.
-func startQEMU(args []string) (*qemu, error) {
+// networkFD is the file descriptor of the tap device in QEMU.
+const networkFD = 3
+
+// startQEMU starts QEMU; it ends with this process, however that ends. The tap device of
+// its network card may be nil.
+func startQEMU(args []string, network *os.File) (*qemu, error) {
 	q := &qemu{cmd: exec.Command("qemu-system-x86_64", args...), done: make(chan struct{})}
 	q.cmd.Stderr = &q.stderr
+	if network != nil {
+		q.cmd.ExtraFiles = []*os.File{network}
+	}
 	q.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	var err error
 	if q.in, err = q.cmd.StdinPipe(); err != nil {

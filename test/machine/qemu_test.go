@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"os"
 	"strings"
 	"testing"
 
@@ -9,14 +10,22 @@ import (
 
 func TestArguments(t *testing.T) {
 	k := &Kernel{Release: "6.1.0-1", root: "/cache"}
-	p := paths{initrd: "/t/initrd", console: "/t,x/console", variables: "/t/variables.fd"}
+	p := paths{initrd: "/t/initrd", console: "/t,x/console", variables: "/t/variables.fd", disk: "/t/disk"}
 	plain := strings.Join(arguments(Config{Kernel: k, Args: []string{"lockdown=integrity"}, Devices: []string{"edu"}}, p), " ")
-	require.Contains(t, plain, "-accel tcg -m 512 ")
+	require.Contains(t, plain, "-accel tcg -m 512 -smp 1 ")
 	require.Contains(t, plain, "path=/t,,x/console ")
 	require.Contains(t, plain, "-kernel /cache/boot/vmlinuz-6.1.0-1 -initrd /t/initrd -append console=ttyS0 panic=-1 lockdown=integrity ")
 	require.Contains(t, plain, "-device edu")
 	require.Contains(t, plain, "-cpu max,-cx16")
 	require.NotContains(t, plain, "pflash")
+	require.NotContains(t, plain, "-drive")
+	require.NotContains(t, plain, "-netdev")
+
+	node := strings.Join(arguments(Config{Kernel: k, CPUs: 2, Disk: 100, Network: os.Stdin, Args: []string{"quiet"}}, p), " ")
+	require.Contains(t, node, "-smp 2 ")
+	require.Contains(t, node, "-append console=ttyS0 panic=-1 MACHINE_ROOT=/dev/vda quiet ")
+	require.Contains(t, node, "cache=unsafe,file=/t/disk")
+	require.Contains(t, node, "-netdev tap,id=network,fd=3 ")
 
 	secure := strings.Join(arguments(Config{Kernel: k, Memory: 1024, SecureBoot: true}, p), " ")
 	require.Contains(t, secure, "-m 1024 ")

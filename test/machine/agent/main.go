@@ -1,5 +1,6 @@
-// The agent is the first process of a test machine: it mounts what a booted node has
-// mounted and then does what a test asks for over the second serial port.
+// The agent is the first process of a test machine: it moves to the root on a disk, if
+// there is one, mounts what a booted node has mounted, and then does what a test asks for
+// over the second serial port.
 package main
 
 import (

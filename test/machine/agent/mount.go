@@ -38,6 +38,11 @@ func prepare() error {
 	if err := loadOwn("/usr/lib/machine"); err != nil {
 		return err
 	}
+	if device := os.Getenv(rootVariable); device != "" {
+		if err := switchRoot(device); err != nil {
+			return fmt.Errorf("move to the root on %s: %w", device, err)
+		}
+	}
 	for _, m := range mounts {
 		if err := m.do(); err != nil {
 			return fmt.Errorf("mount %s at %s: %w", m.kind, m.at, err)
@@ -47,6 +52,38 @@ func prepare() error {
 		return fmt.Errorf("make all mounts shared: %w", err)
 	}
 	return nil
+}
+
+// rootVariable is an argument of the kernel that it passes on to its first process: the
+// device with the root.
+const rootVariable = "MACHINE_ROOT"
+
+// switchRoot makes the file system on a device the root, as switch_root(8) does. A
+// container's root cannot be changed by pivot_root(2) on the root in memory.
+func switchRoot(device string) error {
+	const at = "/sysroot"
+	if err := (mount{kind: "devtmpfs", at: "/dev"}).do(); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(at, 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount(device, at, "ext4", unix.MS_NOATIME, ""); err != nil {
+		return err
+	}
+	if err := unix.Unmount("/dev", unix.MNT_DETACH); err != nil {
+		return err
+	}
+	if err := unix.Chdir(at); err != nil {
+		return err
+	}
+	if err := unix.Mount(at, "/", "", unix.MS_MOVE, ""); err != nil {
+		return err
+	}
+	if err := unix.Chroot("."); err != nil {
+		return err
+	}
+	return unix.Chdir("/")
 }
 
 func (m mount) do() error {
