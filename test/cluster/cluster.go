@@ -85,12 +85,17 @@ type Cluster struct {
 	folder  *folder.Folder
 	limits  *limit.Raised // nil: it could not be had
 	plane   *plane.Plane  // nil: it was never made
+	nodes   node.Config   // what its nodes have in common
+	guests  int           // how many have joined
 	down    sync.Once
 	downErr error
 }
 
 // Node is one node of a cluster.
 type Node = node.Node
+
+// Guest is what makes a virtual machine a node of a cluster.
+type Guest = node.Guest
 
 // Inside is what runs inside a cluster's namespaces, if args say so; see above.
 func Inside(args []string) (exit int, ran bool) { return inside.Run(args) }
@@ -179,11 +184,11 @@ func (c *Cluster) start(ctx context.Context) error {
 		return err
 	}
 	c.plane.Options = plane.Options{Controllers: config.Controllers, Admission: config.Admission, Audit: config.Audit}
-	c.Nodes, err = node.New(ctx, node.Config{
+	c.nodes = node.Config{
 		Folder: c.folder, Hierarchies: hierarchies, Plane: c.plane, Images: append([]string{pause}, config.Images...),
 		WithoutCDI: config.WithoutCDI, NUMA: config.NUMA, Status: config.NodeStatus, Done: c.done,
-	}, config.Nodes)
-	if err != nil {
+	}
+	if c.Nodes, err = node.New(ctx, c.nodes, config.Nodes); err != nil {
 		return err
 	}
 	g, together := errgroup.WithContext(ctx)
@@ -216,7 +221,7 @@ func writePause(f *folder.Folder) (archive string, err error) {
 	if err != nil {
 		return "", err
 	}
-	archive = f.Join("pause.tar")
+	archive = f.Join(image.PauseArchive)
 	return archive, image.Write(archive, pause)
 }
 
@@ -262,6 +267,17 @@ func (c *Cluster) Down() error {
 		}
 	})
 	return c.downErr
+}
+
+// Join connects a virtual machine to the cluster, as a node of that name. No two join at a
+// time.
+func (c *Cluster) Join(name string) (*Guest, error) {
+	c.guests++
+	number := len(c.Nodes) + c.guests
+	if number > network.MaxNodes {
+		return nil, fmt.Errorf("%s is one node too many: a cluster has %d at most", name, network.MaxNodes)
+	}
+	return node.NewGuest(c.nodes, name, number)
 }
 
 // RestartAPIServer kills the API server and returns when it serves again.

@@ -49,6 +49,18 @@ func (f *Folder) Bin() string { return f.Join(bin) }
 // Plugins is the path of the folder with the network's plugins, as CNI wants it.
 func (f *Folder) Plugins() string { return f.Join(plugins) }
 
+// Programs returns where a node's programs lie outside, by their paths on a node that has
+// kubelet and containerd in one folder and the network's plugins in another.
+func (f *Folder) Programs(binAt, pluginsAt string) map[string]string {
+	all := map[string]string{}
+	for dir, at := range map[string]string{bin: binAt, plugins: pluginsAt} {
+		for _, name := range programs[dir] {
+			all[filepath.Join(at, name)] = filepath.Join(f.Path, dir, name)
+		}
+	}
+	return all
+}
+
 // Tool is the path of this program there.
 func (f *Folder) Tool() string { return filepath.Join(f.Bin(), inside.ToolName) }
 

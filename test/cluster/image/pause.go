@@ -11,6 +11,9 @@ import (
 // PauseName is the image of a pod's sandbox.
 const PauseName = "gpuready.test/pause:1"
 
+// PauseArchive is the file with its archive in a cluster's folder.
+const PauseArchive = "pause.tar"
+
 // Pause is the image of a pod's sandbox: one program of a few instructions
 // that waits, so that the pod's namespaces have an owner.
 func Pause() (Image, error) {

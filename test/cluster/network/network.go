@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"runtime"
 
 	"github.com/vishvananda/netlink"
@@ -159,6 +160,61 @@ func plug(h *netlink.Handle, node netns.NsHandle, number int) error {
 	if err := h.LinkSetUp(cable); err != nil {
 		return err
 	}
+	return routePods(h, number)
+}
+
+// AttachGuest connects a node that is a virtual machine to the control plane's bridge: its
+// network card is the tap device that it returns, which is gone when that is closed. The
+// node gives itself its address.
+func AttachGuest(plane, number int) (tap *os.File, err error) {
+	name := fmt.Sprintf("n%d", number)
+	if err := Within(plane, func() error { tap, err = openTap(name); return err }); err != nil {
+		return nil, fmt.Errorf("network of node %d: tap device: %w", number, err)
+	}
+	err = in(plane, func(h *netlink.Handle, _ netns.NsHandle) error {
+		bridge, err := h.LinkByName(bridgeName)
+		if err != nil {
+			return err
+		}
+		link, err := h.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		if err := h.LinkSetMaster(link, bridge); err != nil {
+			return err
+		}
+		if err := h.LinkSetUp(link); err != nil {
+			return err
+		}
+		return routePods(h, number)
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("network of node %d: %w", number, err), tap.Close())
+	}
+	return tap, nil
+}
+
+// openTap makes a tap device in the network of this thread. Packets have a header that
+// lets the machine leave checksums to the kernel.
+func openTap(name string) (*os.File, error) {
+	const path = "/dev/net/tun"
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	request, err := unix.NewIfreq(name)
+	if err == nil {
+		request.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
+		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, request)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("make %s: %w", name, err), unix.Close(fd))
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// routePods has the control plane reach a node's pods by way of the node.
+func routePods(h *netlink.Handle, number int) error {
 	_, pods, err := net.ParseCIDR(PodNet(number))
 	if err != nil {
 		return err

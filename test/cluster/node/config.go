@@ -14,12 +14,26 @@ import (
 	"github.com/gpuready/gpuready/test/cluster/network"
 )
 
+// shared are settings of a kubelet that runs in namespaces of a machine that others use.
+const shared = `failCgroupV1: false
+# Errors over what a namespace may not do are logged, not fatal.
+featureGates: {KubeletInUserNamespace: true}
+oomScoreAdj: 0
+# The disk is the machine's: how full it is says nothing about the node.
+evictionHard: {memory.available: 1Mi, nodefs.available: 0%, nodefs.inodesFree: 0%, imagefs.available: 0%, imagefs.inodesFree: 0%, pid.available: 0%}
+imageGCHighThresholdPercent: 100
+imageGCLowThresholdPercent: 99
+`
+
 // kubeletConfig is /var/lib/kubelet/config.yaml: what kubeadm writes, but for
 // what keeps a kubelet from running in namespaces of a machine that others use.
 func kubeletConfig(c Config) string {
-	policy := "none"
+	policy, more := "none", shared
 	if c.NUMA {
 		policy = "single-numa-node"
+	}
+	if c.guest {
+		more = ""
 	}
 	return fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -38,18 +52,10 @@ nodeStatusUpdateFrequency: %s
 topologyManagerPolicy: %s
 # Control groups as the machine has them, v1 too; nobody runs systemd here.
 cgroupDriver: cgroupfs
-failCgroupV1: false
 enforceNodeAllocatable: [pods]
 failSwapOn: false
-# Errors over what a namespace may not do are logged, not fatal.
-featureGates: {KubeletInUserNamespace: true}
-oomScoreAdj: 0
 makeIPTablesUtilChains: false
-# The disk is the machine's: how full it is says nothing about the node.
-evictionHard: {memory.available: 1Mi, nodefs.available: 0%%, nodefs.inodesFree: 0%%, imagefs.available: 0%%, imagefs.inodesFree: 0%%, pid.available: 0%%}
-imageGCHighThresholdPercent: 100
-imageGCLowThresholdPercent: 99
-`, network.DNSIP, c.Status, policy)
+%s`, network.DNSIP, c.Status, policy, more)
 }
 
 // containerdConfig is /etc/containerd/config.toml: the defaults, NRI and CDI
@@ -59,6 +65,10 @@ func containerdConfig(c Config) string {
 	cdiDirs := "'/etc/cdi', '/var/run/cdi'"
 	if c.WithoutCDI {
 		cdiDirs = "'/etc/cdi-is-off'"
+	}
+	base := "\n  # The default, and a hook that gives containers the boot ID of their node.\n  base_runtime_spec = '/etc/containerd/base.json'"
+	if c.guest {
+		base = "" // its boot ID is its kernel's
 	}
 	return fmt.Sprintf(`version = 3
 
@@ -80,12 +90,10 @@ func containerdConfig(c Config) string {
   restrict_oom_score_adj = %t
 
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
-  runtime_type = 'io.containerd.runc.v2'
-  # The default, and a hook that gives containers the boot ID of their node.
-  base_runtime_spec = '/etc/containerd/base.json'
+  runtime_type = 'io.containerd.runc.v2'%s
   [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
     SystemdCgroup = false
-`, image.PauseName, !c.WithoutCDI, cdiDirs, lacks(unix.CAP_SYS_RESOURCE))
+`, image.PauseName, !c.WithoutCDI, cdiDirs, !c.guest && lacks(unix.CAP_SYS_RESOURCE), base)
 }
 
 // cniConfig connects a node's pods to each other; the control plane routes

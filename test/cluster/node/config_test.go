@@ -38,6 +38,11 @@ func TestKubeletConfig(t *testing.T) {
 	require.Contains(t, numa, "nodeStatusUpdateFrequency: 10s\n")
 }
 
+func TestAGuestSharesNothingWithOtherNodes(t *testing.T) {
+	golden(t, "guest-kubelet.yaml", kubeletConfig(Config{Status: 2 * time.Second, guest: true}))
+	golden(t, "guest-containerd.toml", containerdConfig(Config{guest: true}))
+}
+
 func TestContainerdConfig(t *testing.T) {
 	require.Contains(t, containerdConfig(Config{}), "enable_cdi = true\n  cdi_spec_dirs = ['/etc/cdi', '/var/run/cdi']\n")
 	require.Contains(t, containerdConfig(Config{WithoutCDI: true}), "enable_cdi = false\n  cdi_spec_dirs = ['/etc/cdi-is-off']\n")

@@ -40,6 +40,8 @@ type Config struct {
 	NUMA        bool              // two made-up NUMA nodes, topology manager policy single-numa-node
 	Status      time.Duration     // how often a kubelet reports
 	Done        func(what string) // is told each step, side by side
+
+	guest bool // the node is a machine that it shares with nobody
 }
 
 // Node is one node of a cluster. While it reboots nothing else can be done with
@@ -77,7 +79,7 @@ func New(ctx context.Context, config Config, count int) ([]*Node, error) {
 }
 
 // content is what a node's disk has before its first boot, by paths. base is
-// containerd's base_runtime_spec.
+// containerd's base_runtime_spec, "" without one.
 func (n *Node) content(base string) (map[string]string, error) {
 	authority := n.config.Plane.Authority
 	self := pki.Subject{Name: "system:node:" + n.Name, Groups: []string{"system:nodes"}}
@@ -90,7 +92,7 @@ func (n *Node) content(base string) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return map[string]string{
+	files := map[string]string{
 		"/etc/machine-id":                    strings.ReplaceAll(newUUID(), "-", "") + "\n",
 		"/etc/kubernetes/kubelet.conf":       string(client),
 		"/etc/kubernetes/pki/ca.crt":         string(authority.PEM),
@@ -98,9 +100,21 @@ func (n *Node) content(base string) (map[string]string, error) {
 		"/var/lib/kubelet/pki/kubelet.key":   string(serving.Key),
 		"/var/lib/kubelet/config.yaml":       kubeletConfig(n.config),
 		"/etc/containerd/config.toml":        containerdConfig(n.config),
-		"/etc/containerd/base.json":          base,
 		"/etc/cni/net.d/10-cluster.conflist": cniConfig(network.PodNet(n.number)),
-	}, nil
+	}
+	if base != "" {
+		files["/etc/containerd/base.json"] = base
+	}
+	return files, nil
+}
+
+var containerdArgs = []string{"--config=/etc/containerd/config.toml"}
+
+func (n *Node) kubeletArgs() []string {
+	return []string{
+		"--config=/var/lib/kubelet/config.yaml", "--kubeconfig=/etc/kubernetes/kubelet.conf",
+		"--hostname-override=" + n.Name, "--node-ip=" + n.IP, "--v=2",
+	}
 }
 
 // spec is what the node is to be this time that it boots.
@@ -117,9 +131,8 @@ func (n *Node) spec(groups []string) inside.Spec {
 			Hierarchies: n.config.Hierarchies, Groups: groups,
 		},
 		Programs: []inside.Program{
-			program(containerd, "--config=/etc/containerd/config.toml"),
-			program(kubelet, "--config=/var/lib/kubelet/config.yaml", "--kubeconfig=/etc/kubernetes/kubelet.conf",
-				"--hostname-override="+n.Name, "--node-ip="+n.IP, "--v=2"),
+			program(containerd, containerdArgs...),
+			program(kubelet, n.kubeletArgs()...),
 		},
 	}
 	if n.config.NUMA {

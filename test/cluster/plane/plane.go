@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os"
 	"strconv"
 	"syscall"
 	"time"
@@ -143,6 +144,12 @@ func (p *Plane) Attach(ctx context.Context, number, process int) error {
 		return err
 	}
 	return network.Attach(p.machine.PID(), process, number)
+}
+
+// AttachGuest connects a node that is a virtual machine, by its number, and returns the tap
+// device that is to be its network card.
+func (p *Plane) AttachGuest(number int) (*os.File, error) {
+	return network.AttachGuest(p.machine.PID(), number)
 }
 
 // Serving waits until the API server is ready.

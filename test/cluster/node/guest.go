@@ -1,0 +1,48 @@
+package node
+
+import (
+	"maps"
+	"os"
+
+	"github.com/gpuready/gpuready/test/cluster/image"
+	"github.com/gpuready/gpuready/test/cluster/inside"
+	"github.com/gpuready/gpuready/test/cluster/network"
+)
+
+// Guest is what makes a virtual machine a node of a cluster. Whoever boots the machine puts
+// the files on its disk, makes the tap device its network card, gives that the addresses,
+// and runs the programs.
+type Guest struct {
+	Name     string
+	IP       string            // of its network card, in a network of 16 bits
+	Gateway  string            // of everything else
+	Network  *os.File          // the tap device
+	Files    map[string]string // what its disk has, by paths
+	Binaries map[string]string // programs that its disk has, by paths: where they lie outside
+	Programs [][]string        // what runs on it, with arguments; each says when it is ready with sd_notify(3)
+	Pause    string            // archive of the image that each pod needs
+}
+
+// NewGuest connects a virtual machine to the cluster as the node of that name and number.
+// The tap device is the caller's to close.
+func NewGuest(config Config, name string, number int) (*Guest, error) {
+	config.guest = true
+	n := &Node{Name: name, IP: network.NodeIP(number), config: config, number: number}
+	files, err := n.content("")
+	if err != nil {
+		return nil, err
+	}
+	g := &Guest{
+		Name: name, IP: n.IP, Gateway: network.PlaneIP, Files: files, Pause: config.Folder.Join(image.PauseArchive),
+		Binaries: map[string]string{},
+		Programs: [][]string{
+			append([]string{inside.Bin + "/" + containerd}, containerdArgs...),
+			append([]string{inside.Bin + "/" + kubelet}, n.kubeletArgs()...),
+		},
+	}
+	maps.Copy(g.Binaries, config.Folder.Programs(inside.Bin, "/opt/cni/bin"))
+	if g.Network, err = config.Plane.AttachGuest(number); err != nil {
+		return nil, err
+	}
+	return g, nil
+}
