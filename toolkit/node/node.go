@@ -1,6 +1,6 @@
-// Package node plans the device nodes that the driver does not make by itself:
-// the control nodes, MIG's capabilities, and the links below /dev/char by which
-// a container runtime's systemd cgroup driver finds a device by its numbers.
+// Package node plans the device nodes that a host needs and nobody else is sure to make:
+// those of GPUs, the control nodes, MIG's capabilities, and the links below /dev/char by
+// which a container runtime's systemd cgroup driver finds a device by its numbers.
 package node
 
 import (
@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/toolkit/change"
 )
@@ -23,6 +24,10 @@ const (
 	minorUVM      = 0
 	minorUVMTools = 1
 )
+
+// frontends are the names under which the driver of GPUs is in /proc/devices: drivers
+// before 560 have the second.
+var frontends = []string{"nvidia", "nvidia-frontend"}
 
 // maxProc bounds the files of /proc that are read.
 const maxProc = 1 << 20
@@ -171,15 +176,35 @@ func Control(majors Majors, minors Caps, caps []string) []Node {
 			}
 		}
 	}
-	// Drivers before 560 call the frontend differently.
-	add("/dev/nvidiactl", minorCtl, "nvidia", "nvidia-frontend")
-	add("/dev/nvidia-modeset", minorModeset, "nvidia-modeset", "nvidia", "nvidia-frontend")
+	add("/dev/nvidiactl", minorCtl, frontends...)
+	add("/dev/nvidia-modeset", minorModeset, append([]string{"nvidia-modeset"}, frontends...)...)
 	add("/dev/nvidia-uvm", minorUVM, "nvidia-uvm")
 	add("/dev/nvidia-uvm-tools", minorUVMTools, "nvidia-uvm")
 	for _, name := range caps {
 		if minor, ok := minors[name]; ok {
 			add(CapPath(minor), minor, "nvidia-caps")
 		}
+	}
+	return nodes
+}
+
+// GPUs returns the nodes of GPUs. The driver's libraries make those that are missing in
+// the /dev of the process that asks them: in a container that is not the host's, and a
+// node whose driver came in a container would have none. A GPU that could not be read is
+// passed over: its minor number is not known.
+func GPUs(majors Majors, devices []gpu.Device) []Node {
+	var nodes []Node
+	for _, name := range frontends {
+		major, ok := majors[name]
+		if !ok {
+			continue
+		}
+		for _, d := range devices {
+			if d.UUID != "" && d.Fault.Reason == "" {
+				nodes = append(nodes, Node{fmt.Sprintf("/dev/nvidia%d", d.Minor), major, uint32(d.Minor)})
+			}
+		}
+		break
 	}
 	return nodes
 }

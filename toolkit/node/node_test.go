@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/toolkit/change"
 )
@@ -43,6 +44,14 @@ func TestControlNodesAreThoseThatTheKernelHasDriversFor(t *testing.T) {
 	}, Control(majors, caps, []string{"config", Compute(0, 1, 0), Instance(7, 7)}))
 	require.Empty(t, Control(Majors{"mem": 1}, caps, []string{"config"}))
 	require.Equal(t, []Node{{"/dev/nvidiactl", 195, 255}, {"/dev/nvidia-modeset", 195, 254}}, Control(Majors{"nvidia-frontend": 195}, nil, nil))
+}
+
+func TestNodesOfGPUsAreThoseWhoseMinorNumberIsKnown(t *testing.T) {
+	gpus := []gpu.Device{{UUID: "GPU-a", Minor: 2}, {UUID: "GPU-b", Fault: gpu.Fault{Reason: gpu.ReasonUnreadable}}, {Minor: 3}, {UUID: "GPU-c"}}
+	want := []Node{{"/dev/nvidia2", 195, 2}, {"/dev/nvidia0", 195, 0}}
+	require.Equal(t, want, GPUs(Majors{"nvidia": 195, "nvidia-uvm": 511}, gpus))
+	require.Equal(t, want, GPUs(Majors{"nvidia-frontend": 195}, gpus))
+	require.Empty(t, GPUs(Majors{"nvidia-uvm": 511}, gpus))
 }
 
 func TestNodesAndLinksAreMadeOnceAndLeftAlone(t *testing.T) {
