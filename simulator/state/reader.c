@@ -18,6 +18,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -221,12 +222,66 @@ int gpusim_own_dev(const void *addr, char *path, size_t size)
 	return snprintf(path, size, "%s/dev", place.folder) < (int)size;
 }
 
+/* contains reports whether a file of /proc, of one line or a few, contains a text. */
+static int contains(const char *path, const char *text)
+{
+	char line[256];
+	int found = 0;
+	FILE *f = fopen(path, "re");
+	while (f && !found && fgets(line, sizeof line, f))
+		found = strstr(line, text) != NULL;
+	if (f)
+		fclose(f);
+	return found;
+}
+
+/* major_of returns the number of a character driver in /proc/devices, or -1. */
+static int major_of(const char *driver)
+{
+	char line[256], name[64];
+	int number, found = -1;
+	FILE *f = fopen("/proc/devices", "re");
+	while (f && found < 0 && fgets(line, sizeof line, f) && strncmp(line, "Block", 5) != 0)
+		if (sscanf(line, "%d %63s", &number, name) == 2 && strcmp(name, driver) == 0)
+			found = number;
+	if (f)
+		fclose(f);
+	return found;
+}
+
+/*
+ * make_node makes a node in /dev that is missing there, as NVIDIA's libraries do in a
+ * process that may (nvidia-modprobe-utils.c of nvidia-modprobe): the kernel makes none.
+ * Only on a kernel that has the stub modules of simulator/kernel; a real driver's nodes
+ * are none of the simulator's business.
+ */
+static void make_node(const char *path, const char *name)
+{
+	struct stat st;
+	const char *driver = "nvidia";
+	unsigned minor;
+	char end;
+	if (lstat(path, &st) == 0 || errno != ENOENT || geteuid() != 0 || !contains("/proc/driver/nvidia/version", "SIMULATED"))
+		return;
+	if (strcmp(name, "nvidiactl") == 0)
+		minor = 255;
+	else if (strcmp(name, "nvidia-uvm") == 0)
+		driver = "nvidia-uvm", minor = 0;
+	else if (sscanf(name, "nvidia%u%c", &minor, &end) != 1)
+		return;
+	int major = major_of(driver);
+	if (major >= 0 && mknod(path, S_IFCHR | 0666, makedev((unsigned)major, minor)) == 0)
+		chmod(path, 0666); /* whatever the umask */
+}
+
 int gpusim_node(const void *addr, const char *name)
 {
 	char own[PATH_MAX], path[PATH_MAX + 64];
 	struct stat st;
 	int has_own = gpusim_own_dev(addr, own, sizeof own);
 	int capability = strncmp(name, "nvidia-caps/", strlen("nvidia-caps/")) == 0;
+	snprintf(path, sizeof path, "/dev/%s", name);
+	make_node(path, name);
 	int mode = capability ? O_RDONLY : O_RDWR; /* a capability has nothing to write */
 	if (lstat("/dev/nvidiactl", &st) == 0 || !has_own) {
 		snprintf(path, sizeof path, "/dev/%s", name);
