@@ -109,10 +109,16 @@ func (w *World) Since(start time.Time) []Change {
 // the pods.
 func (w *World) Until(t *testing.T, what string, cond func() error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	w.UntilWithin(t, patience, what, cond)
+}
+
+// UntilWithin is Until for what may take longer.
+func (w *World) UntilWithin(t *testing.T, within time.Duration, what string, cond func() error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), within)
 	defer cancel()
 	if err := w.until(ctx, cond); err != nil {
-		t.Fatalf("waited %v until %s:\n%v\n%s", patience, what, err, w.Describe())
+		t.Fatalf("waited %v until %s:\n%v\n%s", within, what, err, w.Describe())
 	}
 }
 
