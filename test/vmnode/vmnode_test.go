@@ -4,14 +4,15 @@
 // ends with a CUDA job. `make e2e-node` plays it.
 //
 // The GPU is SIMULATED: a device on a PCI bus of ours, stub modules, and the simulator's
-// user space. The kernel, its modules' loading, control groups v2, device nodes and what
-// opens them are real.
+// user space. The kernel, the loading of modules, control groups v2, device nodes and who
+// may open them are real.
 package vmnode
 
 import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -38,19 +39,78 @@ func imageArchive(image string) string {
 	return filepath.Join(os.Getenv("GPUREADY_E2E"), "images", image+".tar")
 }
 
-// steps prints how long each step takes.
-type steps struct {
-	t           *testing.T
+// road is the way of one node from a bare kernel to a CUDA job, and how long its steps take.
+type road struct {
+	*e2e.Suite
+	guest *guest
+
 	began, last time.Time
-	lines       []string
+	steps       []string
 }
 
-func (s *steps) done(what string) {
+func TestWholeNode(t *testing.T) {
+	machine.SkipUnlessEnabled(t)
+	k := machine.FetchKernel(t, machine.Linux612)
+	archives := map[string]string{"driver.tar": filepath.Join(t.TempDir(), "driver.tar")}
+	driverImage(t, k, archives["driver.tar"])
+	for _, image := range []string{"toolkit", "device-plugin", "validator", "cuda-samples"} {
+		archives[image+".tar"] = imageArchive(image)
+	}
+	r := &road{Suite: e2e.Up(t, cluster.Config{Bare: true})}
+	joins, err := r.Join(nodeName)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, joins.Network.Close()) })
+	archives["pause.tar"] = joins.Pause
+
+	r.begin()
+	r.guest = boot(t, k, joins, archives)
+	t.Cleanup(func() { r.guest.tellLogs(t) })
+	r.done(t, "the disk is written and "+strings.TrimSpace(r.guest.MustRun(t.Context(), "uname", "-sr"))+" has booted")
+	r.startContainerd(t)
+	r.guest.importImages(t, archives)
+	r.done(t, "images are imported")
+	r.startKubelet(t)
+	r.Apply(t, "gpuready.yaml", "driver.yaml")
+	r.ApplyText(t, allowSimulated)
+	t.Cleanup(func() {
+		if t.Failed() {
+			r.TellLogs(t)
+		}
+	})
+	r.travel(t)
+	first := r.steps
+
+	// The modules are gone with the kernel that they were loaded into.
+	r.begin()
+	r.guest.Reboot(t.Context())
+	r.done(t, "the machine has booted again")
+	r.startContainerd(t)
+	r.startKubelet(t)
+	r.travel(t)
+	t.Logf("from a bare kernel:\n%s\nafter a reboot:\n%s\ngpuready: CUDA job PASSED (SIMULATED)", strings.Join(first, "\n"), strings.Join(r.steps, "\n"))
+}
+
+// begin begins to measure steps.
+func (r *road) begin() {
+	r.began = time.Now()
+	r.last, r.steps = r.began, nil
+}
+
+// done ends a step.
+func (r *road) done(t *testing.T, what string) {
+	t.Helper()
 	now := time.Now()
-	line := fmt.Sprintf("%6.1f s  +%5.1f s  %s", now.Sub(s.began).Seconds(), now.Sub(s.last).Seconds(), what)
-	s.last = now
-	s.lines = append(s.lines, line)
-	s.t.Log(line)
+	line := fmt.Sprintf("%6.1f s  +%5.1f s  %s", now.Sub(r.began).Seconds(), now.Sub(r.last).Seconds(), what)
+	r.last = now
+	r.steps = append(r.steps, line)
+	t.Log(line)
+}
+
+// until waits for a step's end.
+func (r *road) until(t *testing.T, what string, cond func() error) {
+	t.Helper()
+	r.World.UntilWithin(t, patience, what, cond)
+	r.done(t, what)
 }
 
 // allowSimulated has the validator vouch for a simulated driver.
@@ -61,121 +121,120 @@ metadata: {name: gpuready-validator, namespace: gpuready}
 data: {ALLOW_SIMULATED: "true"}
 `
 
-func TestWholeNode(t *testing.T) {
-	machine.SkipUnlessEnabled(t)
-	k := machine.FetchKernel(t, machine.Linux612)
-	archives := map[string]string{"driver.tar": filepath.Join(t.TempDir(), "driver.tar")}
-	driverImage(t, k, archives["driver.tar"])
-	for _, image := range []string{"toolkit", "device-plugin", "validator", "cuda-samples"} {
-		archives[image+".tar"] = imageArchive(image)
-	}
-	s := e2e.Up(t, cluster.Config{Bare: true})
-	joins, err := s.Join(nodeName)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, joins.Network.Close()) })
-	archives["pause.tar"] = joins.Pause
+func (r *road) startContainerd(t *testing.T) {
+	t.Helper()
+	r.guest.setUp(t)
+	r.guest.noModules(t)
+	r.guest.start(t, r.guest.Programs[0])
+	r.guest.waitContainerd(t)
+	r.done(t, "containerd answers")
+}
 
-	now := time.Now()
-	took := &steps{t: t, began: now, last: now}
-	g := boot(t, k, joins, archives)
-	t.Cleanup(func() { g.tellLogs(t) })
-	took.done("the disk is written and the kernel has booted: " + strings.TrimSpace(g.MustRun(t.Context(), "uname", "-sr")))
-	g.setUp(t)
-	g.start(t, g.Programs[0])
-	g.waitContainerd(t)
-	took.done("containerd answers")
-	g.importImages(t, archives)
-	took.done("images are imported")
-	g.start(t, g.Programs[1])
-	s.World.UntilWithin(t, patience, "the node is Ready", func() error { return ready(s, nodeName) })
-	took.done("the node is Ready")
-
-	s.Apply(t, "gpuready.yaml", "driver.yaml")
-	s.ApplyText(t, allowSimulated)
-	t.Cleanup(func() {
-		if t.Failed() {
-			s.TellLogs(t)
+func (r *road) startKubelet(t *testing.T) {
+	t.Helper()
+	r.guest.start(t, r.guest.Programs[1])
+	boot := r.guest.bootID(t)
+	r.until(t, "the node is Ready", func() error {
+		if have := r.World.Node(nodeName).Status.NodeInfo.BootID; have != boot {
+			return fmt.Errorf("the API server knows of boot %q, not of %s", have, boot)
 		}
+		return condition(r.World, corev1.NodeReady)
 	})
-	s.World.UntilWithin(t, patience, "the driver's pod is ready", func() error { return podReady(s, "app=nvidia-driver-daemonset") })
-	took.done("the driver is loaded into that kernel")
-	g.hasModules(t)
-	s.World.UntilWithin(t, patience, "the node offers its GPU", func() error {
-		if n := s.World.Allocatable(nodeName); n != 1 {
+}
+
+// travel is the road from a node that is Ready to a CUDA job that has passed.
+func (r *road) travel(t *testing.T) {
+	t.Helper()
+	since := r.last
+	r.until(t, "the driver container has loaded the modules into that kernel", func() error {
+		return r.podReady("app=nvidia-driver-daemonset", since)
+	})
+	r.guest.hasModules(t)
+	r.until(t, "the node offers a GPU", func() error {
+		if n := r.World.Allocatable(nodeName); n != 1 {
 			return fmt.Errorf("it offers %d", n)
 		}
 		return nil
 	})
-	took.done("the node offers nvidia.com/gpu: 1")
-	s.World.UntilWithin(t, patience, "the validator has proven all layers", func() error {
-		c := s.World.Condition(nodeName, "GPUReady")
-		if c == nil || c.Status != corev1.ConditionTrue {
-			return fmt.Errorf("%+v", c)
+	r.until(t, "driver, toolkit, cuda and plugin are proven", func() error {
+		if err := r.podReady("app=nvidia-operator-validator", since); err != nil {
+			return err
 		}
-		return nil
+		return condition(r.World, "GPUReady")
 	})
-	took.done("the validator has proven driver, toolkit, cuda and plugin")
-	g.isProven(t)
-
-	s.Apply(t, "examples/vectoradd.yaml")
-	s.World.UntilWithin(t, patience, "the CUDA job has ended", func() error {
-		pod := s.World.Pod("default", "vectoradd")
+	r.guest.isProven(t)
+	r.Delete(t, "examples/vectoradd.yaml")
+	r.Apply(t, "examples/vectoradd.yaml")
+	r.until(t, "a pod has run a CUDA job", func() error {
+		pod := r.World.Pod("default", "vectoradd")
 		if pod == nil || pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
 			return fmt.Errorf("%+v", pod)
 		}
 		return nil
 	})
-	said := s.Kubectl(t, "logs", "vectoradd")
+	said := r.Kubectl(t, "logs", "vectoradd")
+	t.Logf("kubectl logs vectoradd:\n%s", said)
 	require.Contains(t, said, "Test PASSED (SIMULATED)\n")
-	took.done("a pod has run a CUDA job")
-	t.Logf("kubectl logs vectoradd:\n%s\n%s\ngpuready: CUDA job PASSED (SIMULATED)", said, strings.Join(took.lines, "\n"))
 }
 
-// ready objects unless a node is Ready.
-func ready(s *e2e.Suite, node string) error {
-	c := s.World.Condition(node, corev1.NodeReady)
+// condition objects unless a condition of the node is true.
+func condition(w *e2e.World, kind corev1.NodeConditionType) error {
+	c := w.Condition(nodeName, kind)
 	if c == nil || c.Status != corev1.ConditionTrue {
 		return fmt.Errorf("%+v", c)
 	}
 	return nil
 }
 
-// podReady objects unless there is one pod with a label, and it is ready.
-func podReady(s *e2e.Suite, label string) error {
-	pods := s.World.Pods(e2e.Namespace, label)
+// podReady objects unless there is one pod with a label and all its containers run, were
+// started after a time, and are ready.
+func (r *road) podReady(label string, since time.Time) error {
+	pods := r.World.Pods(e2e.Namespace, label)
 	if len(pods) != 1 {
-		return fmt.Errorf("there are %d", len(pods))
+		return fmt.Errorf("there are %d pods with %s", len(pods), label)
 	}
-	for _, c := range pods[0].Status.Conditions {
-		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
-			return nil
-		}
+	s := pods[0].Status
+	late := func(c corev1.ContainerStatus) bool {
+		// The API has whole seconds.
+		return c.Ready && c.State.Running != nil && !c.State.Running.StartedAt.Time.Before(since.Truncate(time.Second))
 	}
-	return fmt.Errorf("%s is %s: %+v", pods[0].Name, pods[0].Status.Phase, pods[0].Status.ContainerStatuses)
+	if len(s.ContainerStatuses) == 0 || slices.ContainsFunc(s.ContainerStatuses, func(c corev1.ContainerStatus) bool { return !late(c) }) {
+		return fmt.Errorf("%s is %s: %+v %+v", pods[0].Name, s.Phase, s.InitContainerStatuses, s.ContainerStatuses)
+	}
+	return nil
+}
+
+func (g *guest) bootID(t *testing.T) string {
+	t.Helper()
+	return strings.TrimSpace(g.MustRun(t.Context(), "cat", "/proc/sys/kernel/random/boot_id"))
+}
+
+// noModules sees to it that the kernel is bare.
+func (g *guest) noModules(t *testing.T) {
+	t.Helper()
+	require.NotRegexp(t, `(?m)^nvidia`, g.MustRun(t.Context(), "cat", "/proc/modules"))
 }
 
 // hasModules looks at the kernel itself.
 func (g *guest) hasModules(t *testing.T) {
 	t.Helper()
-	ctx := t.Context()
-	modules := g.MustRun(ctx, "cat", "/proc/modules")
+	modules := g.MustRun(t.Context(), "cat", "/proc/modules")
 	for _, name := range []string{"nvidia", "nvidia_uvm", "nvidia_modeset"} {
 		require.Regexp(t, `(?m)^`+name+` `, modules)
 	}
-	require.Contains(t, g.MustRun(ctx, "cat", "/proc/driver/nvidia/version"), version+"  SIMULATED")
+	require.Contains(t, g.MustRun(t.Context(), "cat", "/proc/driver/nvidia/version"), version+"  SIMULATED")
 }
 
 // isProven looks at what the validator has left on the node, and at the device nodes, which
 // lead to the modules.
 func (g *guest) isProven(t *testing.T) {
 	t.Helper()
-	ctx := t.Context()
 	for _, step := range []string{"driver", "toolkit", "cuda", "plugin"} {
-		require.Contains(t, g.MustRun(ctx, "cat", "/run/nvidia/validations/"+step+"-ready"), "SIMULATED=true", step)
+		require.Contains(t, g.MustRun(t.Context(), "cat", "/run/nvidia/validations/"+step+"-ready"), "SIMULATED=true", step)
 	}
 	for _, node := range []string{"nvidia0", "nvidiactl", "nvidia-uvm"} {
-		held, err := g.Open(ctx, "/dev/"+node)
+		held, err := g.Open(t.Context(), "/dev/"+node)
 		require.NoError(t, err)
-		require.NoError(t, held.Close(ctx))
+		require.NoError(t, held.Close(t.Context()))
 	}
 }
