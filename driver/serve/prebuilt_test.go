@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
+	"maps"
 	"math/big"
 	"os"
 	"path/filepath"
@@ -40,10 +41,7 @@ func TestWhatWasPulledIsTakenOnlyAsItShouldBe(t *testing.T) {
 	key, certificate := signer(t)
 	good := map[string][]byte{"nvidia.ko": module(t, "nvidia"), "nvidia-uvm.ko": module(t, "nvidia-uvm", "nvidia")}
 	changed := func(name, from, to string) map[string][]byte {
-		files := map[string][]byte{}
-		for n, data := range good {
-			files[n] = data
-		}
+		files := maps.Clone(good)
 		files[name] = bytes.Replace(files[name], []byte(from), []byte(to), 1)
 		return files
 	}
