@@ -10,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"runtime"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -64,7 +65,7 @@ func switchOff(data []byte) []byte {
 }
 
 // Show lets the container see text at Path. The file that it is in has never had
-// a path of its own: a tmpfs that is mounted nowhere is filled, made read-only,
+// a path of its own: a tmpfs that nobody else sees is filled, made read-only,
 // and then just this file of it appears, on the very file that was looked at.
 // Neither step follows a link or leaves anything in the image.
 func Show(root *rootfs.Root, text []byte) error {
@@ -116,11 +117,42 @@ func detached(text []byte) (fd int, err error) {
 	if err := seal(dir); err != nil {
 		return -1, fmt.Errorf("make the tmpfs read-only: %w", err)
 	}
-	fd, err = unix.OpenTree(dir, "params", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	err = inMountsApart(func() error {
+		if err := unix.MoveMount(dir, "", unix.AT_FDCWD, "/", unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+			return fmt.Errorf("mount the tmpfs: %w", err)
+		}
+		fd, err = unix.OpenTree(dir, "params", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+		return err
+	})
 	if err != nil {
 		return -1, fmt.Errorf("take the file out of the tmpfs: %w", err)
 	}
 	return fd, nil
+}
+
+// inMountsApart calls do on a thread with mounts of its own, which end with it. Before
+// Linux 6.15 a mount that is in no mount namespace cannot be copied, not even a file of it:
+// the tmpfs has to be mounted somewhere for that moment, and here nobody sees it.
+func inMountsApart(do func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // for ever: the thread ends with the goroutine
+		if unix.Gettid() == unix.Getpid() {
+			// The first thread does not end, and is what /proc/self shows.
+			defer runtime.UnlockOSThread()
+			done <- inMountsApart(do)
+			return
+		}
+		err := unix.Unshare(unix.CLONE_NEWNS)
+		if err == nil {
+			err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+		}
+		if err == nil {
+			err = do()
+		}
+		done <- err
+	}()
+	return <-done
 }
 
 func tmpfs() (fd int, err error) {
