@@ -1,0 +1,44 @@
+package driver
+
+import (
+	"io/fs"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/test/built"
+	"github.com/gpuready/gpuready/test/machine"
+)
+
+// TestHookHidesThatDeviceFilesAreMade runs the hook that each container with a GPU has on
+// kernels that are in use and have the driver's module loaded: only then is there a file
+// for it to hide.
+func TestHookHidesThatDeviceFilesAreMade(t *testing.T) {
+	machine.SkipUnlessEnabled(t)
+	for _, series := range machine.AllSeries {
+		k := machine.FetchKernel(t, series)
+		t.Run("Linux-"+k.Release, func(t *testing.T) {
+			t.Parallel()
+			m := machine.Boot(t, machine.Config{Kernel: k, Files: machine.Merge(
+				k.ModuleTree(t, []string{"ecc"}, nil),
+				machine.BuildStubs(t, k, version).Below("/modules"),
+				machine.Files{
+					"/usr/bin/gpu-cdi-hook": machine.Program(built.Path(t, "gpu-cdi-hook")),
+					"/bundle/config.json":   {Data: []byte(`{"ociVersion":"1.0.2","root":{"path":"rootfs"}}`)},
+					"/bundle/rootfs/proc":   {Mode: fs.ModeDir | 0o755},
+				},
+			)})
+			m.Run(t.Context(), "modprobe", "ecc")
+			require.NoError(t, m.LoadModule(t.Context(), "/modules/nvidia.ko", ""))
+			out := m.MustRun(t.Context(), "unshare", "-m", "sh", "-ec", `
+				mount --make-rprivate /
+				mount --bind /bundle/rootfs /bundle/rootfs
+				mount -t proc proc /bundle/rootfs/proc
+				before=$(wc -l </proc/self/mountinfo)
+				echo '{"bundle":"/bundle"}' | gpu-cdi-hook disable-device-node-modification
+				grep -h ModifyDeviceFiles /bundle/rootfs/proc/driver/nvidia/params /proc/driver/nvidia/params
+				echo $(($(wc -l </proc/self/mountinfo) - before))`)
+			require.Equal(t, "ModifyDeviceFiles: 0\nModifyDeviceFiles: 1\n1\n", out, "in the container, on the host, and one mount for it")
+		})
+	}
+}
