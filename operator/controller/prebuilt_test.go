@@ -1,7 +1,11 @@
 package controller
 
 import (
+	"context"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	batchv1 "k8s.io/api/batch/v1"
@@ -11,6 +15,7 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/prebuild"
+	"github.com/gpuready/gpuready/operator/registry"
 )
 
 func TestTheStatusSaysWhichComingKernelsHaveModules(t *testing.T) {
@@ -65,6 +70,48 @@ func TestTheStatusSaysWhichComingKernelsHaveModules(t *testing.T) {
 	require.Empty(t, w.model.builders)
 	w.step()
 	require.Empty(t, w.policy("policy").Status.Prebuilt)
+}
+
+func TestModulesThatAreDeletedFromTheRegistryAreMissing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		var deleted atomic.Bool
+		w.asks = func(context.Context, string, registry.Access) driver.Presence {
+			if deleted.Load() {
+				return driver.Presence{State: driver.Absent}
+			}
+			return driver.Presence{State: driver.Present}
+		}
+		w.heard = make(chan string, 10)
+		w.start()
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- w.registry.Run(ctx) }()
+		defer func() { cancel(); require.NoError(t, <-ended) }()
+
+		p := contained("policy")
+		p.Spec.Driver.Prebuild = &v1.PrebuildSpec{Repository: "registry.example/modules"}
+		w.create(p)
+		job, err := prebuild.Spec{
+			Policy: p, Namespace: namespace, Image: "registry.example/driver:535.104.05-ubuntu22.04", Toolkit: "toolkit:1",
+			Version: "535.104.05", Kernel: "6.8.0-100-generic", OSTag: "ubuntu22.04", Kind: "open",
+		}.Job()
+		require.NoError(t, err)
+		job.Name = "build"
+		job.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobComplete, Status: corev1.ConditionTrue}}
+		w.create(job)
+		state := func() v1.PrebuiltState {
+			w.step()
+			return w.policy("policy").Status.Prebuilt[0].State
+		}
+		state()
+		<-w.heard
+		require.Equal(t, v1.PrebuiltPresent, state())
+		deleted.Store(true)
+		time.Sleep(11 * time.Minute)
+		synctest.Wait()
+		require.Equal(t, v1.PrebuiltMissing, state())
+	})
 }
 
 func TestARegistryIsAskedForModulesWithTheCredentialsThatPushThem(t *testing.T) {

@@ -20,8 +20,8 @@ import (
 type Registry interface {
 	// Look returns what is known of an image, at once.
 	Look(image string, a registry.Access) driver.Presence
-	// Retain forgets all images but these.
-	Retain(images ...string)
+	// Prune forgets what was not looked for since the last Prune.
+	Prune()
 	// Run asks until ctx ends.
 	Run(ctx context.Context) error
 }
@@ -95,7 +95,7 @@ func (c *Controller) accessPrebuilt(spec *v1.DriverSpec) registry.Access {
 	if name := spec.PrebuildSecret(); name != "" {
 		a.Secrets = append([]registry.Secret{{Name: name}}, a.Secrets...)
 	}
-	a.Insecure = spec.PrebuildInsecure()
+	a.Insecure, a.Recheck = spec.PrebuildInsecure(), true
 	return a
 }
 

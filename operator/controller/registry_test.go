@@ -13,6 +13,7 @@ import (
 	server "github.com/google/go-containerregistry/pkg/registry"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -20,6 +21,7 @@ import (
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/meter"
 	"github.com/gpuready/gpuready/operator/registry"
 )
 
@@ -47,7 +49,7 @@ func TestTheRegistryIsAskedWithTheCertificatesThatThePolicyNames(t *testing.T) {
 	w := newWorld(t)
 	asks, err := registry.New(registry.Options{})
 	require.NoError(t, err)
-	w.asks, w.heard = asks, make(chan string, 10)
+	w.asks, w.heard = Ask(asks, w.Client, namespace, meter.New(prometheus.NewRegistry())), make(chan string, 10)
 	w.start()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

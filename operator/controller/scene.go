@@ -88,7 +88,6 @@ func (c *Controller) look() *scene {
 // choose chooses each pool's driver, and has the registry asked where that is needed.
 func (c *Controller) choose(s *scene, example map[fleet.Pool]string) {
 	m, spec := c.model, &s.policy.Spec
-	var asked []string
 	var flaw string
 	with := c.access(&spec.Driver)
 	facts := driver.Facts{
@@ -97,7 +96,6 @@ func (c *Controller) choose(s *scene, example map[fleet.Pool]string) {
 		Toolkit:        func(rhcos string) (string, bool) { image, ok := m.toolkit[rhcos]; return image, ok },
 		ToolkitUnknown: m.unread,
 		Registry: func(image string) driver.Presence {
-			asked = append(asked, image)
 			presence := c.registry.Look(image, with)
 			flaw = max(flaw, presence.Flaw)
 			return presence
@@ -109,11 +107,8 @@ func (c *Controller) choose(s *scene, example map[fleet.Pool]string) {
 	}
 	s.choices = chooseAll(spec, example, facts)
 	pushed := c.accessPrebuilt(&spec.Driver)
-	s.prebuilt = m.prebuilt(func(image string) driver.Presence {
-		asked = append(asked, image)
-		return c.registry.Look(image, pushed)
-	})
-	c.registry.Retain(asked...)
+	s.prebuilt = m.prebuilt(func(image string) driver.Presence { return c.registry.Look(image, pushed) })
+	c.registry.Prune()
 	// Of others the registry is asked only whose they are, which fails quietly.
 	if flaw != "" && spec.Driver.Precompiled() {
 		s.problems = append(s.problems, state.Problem{State: road.Driver, Reason: reasonCertificates, Message: "spec.driver.certConfig.name: " + flaw})

@@ -55,8 +55,8 @@ type world struct {
 	removed []string          // pods
 	blocked map[string]string // evictions, by node
 	onNodes map[string][]*upgrade.Pod
-	asks    *registry.Client // nil: images are what the registry has
-	heard   chan string      // what asks has told of
+	asks    func(context.Context, string, registry.Access) driver.Presence // nil: images are what the registry has
+	heard   chan string                                                    // what asks has told of
 	events  *events.FakeRecorder
 }
 
@@ -109,7 +109,7 @@ func (w *world) start() {
 		Cluster: state.Cluster{Namespace: namespace, ImageRepository: "gpuready", ImageVersion: "v0"},
 		Registry: func(changed func(string)) Registry {
 			if w.asks != nil {
-				return registry.NewCache(Ask(w.asks, w.Client, namespace, meter.New(prometheus.NewRegistry())), func(image string) {
+				return registry.NewCache(w.asks, func(image string) {
 					changed(image)
 					w.heard <- image
 				})
@@ -143,7 +143,7 @@ func (i images) Look(image string, _ registry.Access) driver.Presence {
 	}
 	return driver.Presence{State: driver.Present}
 }
-func (i images) Retain(...string)          {}
+func (i images) Prune()                    {}
 func (i images) Run(context.Context) error { return nil }
 
 // show has the Controller see all that the API server has, as watches would.

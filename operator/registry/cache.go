@@ -22,17 +22,36 @@ const (
 )
 
 // Cache answers at once what is known of an image and asks in the background. An image
-// that is there, and whose labels were read, is not asked for again; one that is not, or of
-// which something is not known, or that was asked for with a flaw, after 30 seconds and then twice as long each time, up
-// to 10 minutes.
+// that is there, and whose labels were read, is not asked for again, or after 10 minutes
+// with Access.Recheck. One that is not there, or of which something is not known, or that
+// was asked for with a flaw, is asked for after 30 seconds and then twice as long each
+// time, up to 10 minutes.
+//
+// What one Access is told says nothing of another: each has an entry of its own.
 type Cache struct {
 	ask     func(context.Context, string, Access) driver.Presence
 	changed func(image string)
 	wake    chan struct{}
 
 	mu     sync.Mutex
-	images map[string]*entry
+	images map[key]*entry
 	looks  int // how many there were: the clock of entry.used
+	pruned int // looks at the last Prune
+}
+
+// key is an image, and whose question it is: the names of what comes with it. Their
+// contents may change.
+type key struct {
+	image, secrets, bundle, insecure string
+	recheck                          bool
+}
+
+func keyOf(image string, a Access) key {
+	k := key{image: image, bundle: a.Bundle.Name, insecure: a.Insecure, recheck: a.Recheck}
+	for _, s := range a.Secrets {
+		k.secrets += s.Name + " "
+	}
+	return k
 }
 
 type entry struct {
@@ -45,7 +64,7 @@ type entry struct {
 	used     int
 }
 
-// settled says that there is nothing more to learn of the image.
+// settled reports whether nothing more is to be learnt of the image.
 func (e *entry) settled() bool {
 	p := e.presence
 	return p.State == driver.Present && p.Why == "" && p.Flaw == ""
@@ -54,19 +73,20 @@ func (e *entry) settled() bool {
 // NewCache returns a Cache that asks by ask (Client.Look) and calls changed, from a
 // goroutine of Run, when what is known of an image is no longer what Look last answered.
 func NewCache(ask func(context.Context, string, Access) driver.Presence, changed func(image string)) *Cache {
-	return &Cache{ask: ask, changed: changed, wake: make(chan struct{}, 1), images: map[string]*entry{}}
+	return &Cache{ask: ask, changed: changed, wake: make(chan struct{}, 1), images: map[key]*entry{}}
 }
 
-// Look returns what is known of an image: Unasked at first. With other secrets or
-// authorities than before, an image that was not seen there is asked for again at once.
+// Look returns what is known of an image: Unasked at first. Where the contents of secrets
+// or authorities have changed, an image that was not seen is asked for again at once.
 func (c *Cache) Look(image string, a Access) driver.Presence {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e := c.images[image]
+	k := keyOf(image, a)
+	e := c.images[k]
 	if e == nil {
 		c.makeRoom()
 		e = &entry{access: a}
-		c.images[image] = e
+		c.images[k] = e
 		c.poke()
 	}
 	c.looks++
@@ -80,11 +100,12 @@ func (c *Cache) Look(image string, a Access) driver.Presence {
 	return e.presence
 }
 
-// Retain forgets all images but these.
-func (c *Cache) Retain(images ...string) {
+// Prune forgets what was not looked for since the last Prune.
+func (c *Cache) Prune() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	maps.DeleteFunc(c.images, func(image string, _ *entry) bool { return !slices.Contains(images, image) })
+	maps.DeleteFunc(c.images, func(_ key, e *entry) bool { return e.used <= c.pruned })
+	c.pruned = c.looks
 }
 
 func (c *Cache) askAgain(e *entry) {
@@ -104,10 +125,10 @@ func (c *Cache) makeRoom() {
 	if len(c.images) < maxImages {
 		return
 	}
-	oldest := ""
-	for image, e := range c.images {
-		if oldest == "" || e.used < c.images[oldest].used {
-			oldest = image
+	var oldest key
+	for k, e := range c.images {
+		if oldest.image == "" || e.used < c.images[oldest].used {
+			oldest = k
 		}
 	}
 	delete(c.images, oldest)
@@ -124,11 +145,11 @@ func (c *Cache) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
-		image, e, wait := c.next()
+		k, e, wait := c.next()
 		if e != nil {
 			asking.Go(func() {
 				defer func() { <-slots }()
-				c.question(ctx, image, e)
+				c.question(ctx, k, e)
 			})
 			continue
 		}
@@ -153,37 +174,37 @@ func (c *Cache) pause(ctx context.Context, wait time.Duration) bool {
 }
 
 // next returns an image whose time has come, or how long until the next one's.
-func (c *Cache) next() (string, *entry, time.Duration) {
+func (c *Cache) next() (key, *entry, time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	wait := lastWait
-	for image, e := range c.images {
-		if e.asking || e.settled() {
+	for k, e := range c.images {
+		if e.asking || e.settled() && !k.recheck {
 			continue
 		}
 		until := time.Until(e.due)
 		if until <= 0 {
 			e.asking, e.stale = true, false
-			return image, e, 0
+			return k, e, 0
 		}
 		wait = min(wait, until)
 	}
-	return "", nil, wait
+	return key{}, nil, wait
 }
 
-func (c *Cache) question(ctx context.Context, image string, e *entry) {
+func (c *Cache) question(ctx context.Context, k key, e *entry) {
 	c.mu.Lock()
 	access := e.access
 	c.mu.Unlock()
-	presence := c.ask(ctx, image, access)
-	if ctx.Err() == nil && c.settle(image, e, presence) {
-		c.changed(image)
+	presence := c.ask(ctx, k.image, access)
+	if ctx.Err() == nil && c.settle(k, e, presence) {
+		c.changed(k.image)
 	}
 	c.poke()
 }
 
-// settle keeps an answer, and says whether it is news.
-func (c *Cache) settle(image string, e *entry, presence driver.Presence) bool {
+// settle keeps an answer, and reports whether it is news.
+func (c *Cache) settle(k key, e *entry, presence driver.Presence) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e.asking = false
@@ -193,11 +214,23 @@ func (c *Cache) settle(image string, e *entry, presence driver.Presence) bool {
 	if presence.State != e.presence.State {
 		e.wait = 0
 	}
-	e.wait = min(max(2*e.wait, firstWait), lastWait)
-	e.due = time.Now().Add(e.wait)
-	news := presence != e.presence
+	news := differ(presence, e.presence)
 	e.presence = presence
-	return news && c.images[image] == e
+	e.wait = min(max(2*e.wait, firstWait), lastWait)
+	if e.settled() {
+		e.wait = lastWait
+	}
+	e.due = time.Now().Add(e.wait)
+	return news && c.images[k] == e
+}
+
+// differ reports whether two answers differ in more than the words of Why, which may have
+// the port of a connection.
+func differ(a, b driver.Presence) bool {
+	if a.Why != "" && b.Why != "" {
+		a.Why = b.Why
+	}
+	return a != b
 }
 
 func (a Access) equal(b Access) bool {

@@ -18,7 +18,8 @@ import (
 type fake struct {
 	mu      sync.Mutex
 	answer  map[string]driver.Presence
-	asked   []time.Duration // since the beginning
+	shows   func(Access) driver.Presence // instead of answer, where it is set
+	asked   []time.Duration              // since the beginning
 	begin   time.Time
 	changes []string
 	slow    time.Duration
@@ -26,12 +27,15 @@ type fake struct {
 	now     int
 }
 
-func (f *fake) ask(ctx context.Context, image string, _ Access) driver.Presence {
+func (f *fake) ask(ctx context.Context, image string, a Access) driver.Presence {
 	f.mu.Lock()
 	f.asked = append(f.asked, time.Since(f.begin))
 	f.now++
 	f.most = max(f.most, f.now)
 	p, slow := f.answer[image], f.slow
+	if f.shows != nil {
+		p = f.shows(a)
+	}
 	f.mu.Unlock()
 	if slow > 0 {
 		select {
@@ -188,11 +192,62 @@ func TestWhatNobodyWantsIsForgotten(t *testing.T) {
 		c.Look("100", Access{Secrets: []Secret{{Name: "s"}}})
 		synctest.Wait()
 		_, before := f.saw()
-		c.Retain("200")
+		c.Prune()
+		c.Look("200", Access{})
+		c.Prune()
 		pass(10 * time.Second)
 		require.Equal(t, 1, size(c))
 		_, after := f.saw()
 		require.Equal(t, before, after, "nobody is told of what was forgotten while it was asked for")
+	})
+}
+
+func TestAnImageIsKnownToWhomItWasShown(t *testing.T) {
+	within(t, func(t *testing.T, f *fake, c *Cache) {
+		pull, push := Access{Secrets: []Secret{{Name: "pull"}}}, Access{Secrets: []Secret{{Name: "push"}, {Name: "pull"}}, Recheck: true}
+		f.shows = func(a Access) driver.Presence {
+			if a.Secrets[0].Name == "push" {
+				return driver.Presence{State: driver.Present}
+			}
+			return driver.Presence{State: driver.Absent}
+		}
+		for range 100 {
+			c.Look("a", pull)
+			c.Look("a", push)
+			synctest.Wait()
+		}
+		require.Equal(t, 2, f.asks(), "one question does not start another anew")
+		require.Equal(t, driver.Absent, c.Look("a", pull).State)
+		require.Equal(t, driver.Present, c.Look("a", push).State)
+	})
+}
+
+func TestOtherWordsOfTheSameAnswerAreNoNews(t *testing.T) {
+	within(t, func(t *testing.T, f *fake, c *Cache) {
+		port := 0
+		f.shows = func(Access) driver.Presence {
+			port++
+			return driver.Presence{State: driver.Unknown, Why: fmt.Sprintf("read tcp 10.0.0.1:%d: connection reset", port)}
+		}
+		c.Look("a", Access{})
+		pass(time.Hour)
+		_, changes := f.saw()
+		require.Equal(t, []string{"a"}, changes)
+		require.Equal(t, fmt.Sprintf("read tcp 10.0.0.1:%d: connection reset", f.asks()), c.Look("a", Access{}).Why, "the newest")
+	})
+}
+
+func TestAnImageThatMayGoIsAskedForEveryTenMinutes(t *testing.T) {
+	within(t, func(t *testing.T, f *fake, c *Cache) {
+		f.say("a", driver.Present)
+		c.Look("a", Access{Recheck: true})
+		pass(time.Hour + time.Second)
+		require.Equal(t, 7, f.asks())
+		f.say("a", driver.Absent)
+		pass(lastWait)
+		require.Equal(t, driver.Absent, c.Look("a", Access{Recheck: true}).State)
+		_, changes := f.saw()
+		require.Equal(t, []string{"a", "a"}, changes)
 	})
 }
 

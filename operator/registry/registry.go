@@ -50,6 +50,9 @@ type Access struct {
 	// Insecure is a registry, as Options.Insecure has them, that the policy says may be asked
 	// so; "": none.
 	Insecure string
+	// Recheck has a Cache ask again, every 10 minutes, for an image that is there: it may
+	// be deleted.
+	Recheck bool
 }
 
 // Client asks registries. It may be used concurrently.
