@@ -113,7 +113,11 @@ func (c *Controller) choose(s *scene, example map[fleet.Pool]string) {
 	if flaw != "" && spec.Driver.Precompiled() {
 		s.problems = append(s.problems, state.Problem{State: road.Driver, Reason: reasonCertificates, Message: "spec.driver.certConfig.name: " + flaw})
 	}
-	driver.Try(s.choices, slices.Collect(maps.Keys(s.sets)))
+	sidecars := map[string]bool{}
+	for id, set := range s.sets {
+		sidecars[id] = set.Sidecar
+	}
+	driver.Try(s.choices, sidecars)
 }
 
 // render makes the objects, where what they are made from has changed.

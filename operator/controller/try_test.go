@@ -90,3 +90,36 @@ func TestAnImageOfWhichNothingIsKnownIsTriedWhereThereIsNothingToKeep(t *testing
 	require.Equal(t, []string{label.DriverApp + "-" + id}, drivers(w))
 	require.Equal(t, id, w.node("n3").Labels[label.Driver])
 }
+
+func TestWithoutTheDriverToolkitADriverOfOursFollowsThePolicyAllTheSame(t *testing.T) {
+	const version, image = "418.94.202501221327-0", "registry.example/driver:535.104.05-rhcos4.18"
+	w := newWorld(t)
+	w.model.openShift, w.model.toolkit = true, map[string]string{}
+	w.images[image] = driver.Presence{State: driver.Present, Ours: true}
+	p := contained("policy")
+	p.Spec.Driver.Version = "535.104.05"
+	w.create(p, gpuNode("n1", label.OSID, "rhcos", label.OSVersion, "4.18", label.OSTree, version))
+	repository := func(name string) appsv1.DaemonSet {
+		p := w.policy("policy")
+		p.Spec.Driver.Prebuild = &v1.PrebuildSpec{Repository: name}
+		p.Generation++
+		require.NoError(t, w.Update(t.Context(), p))
+		w.changed()
+		w.step()
+		var d appsv1.DaemonSet
+		require.NoError(t, w.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: label.DriverApp + "-" + version}, &d))
+		return d
+	}
+	told := func(name string) corev1.EnvVar { return corev1.EnvVar{Name: "PREBUILD_REPOSITORY", Value: name} }
+	for _, name := range []string{"registry.example/a", "registry.example/b"} {
+		pod := repository(name).Spec.Template.Spec
+		require.Len(t, pod.Containers, 1)
+		require.Contains(t, pod.Containers[0].Env, told(name))
+	}
+	w.model.toolkit[version] = "toolkit:1"
+	require.Len(t, repository("registry.example/c").Spec.Template.Spec.Containers, 2)
+	delete(w.model.toolkit, version)
+	pod := repository("registry.example/d").Spec.Template.Spec
+	require.Len(t, pod.Containers, 2, "its side-car builds")
+	require.Contains(t, pod.Containers[0].Env, told("registry.example/c"))
+}

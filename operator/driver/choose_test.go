@@ -233,9 +233,16 @@ func TestADaemonSetServesTheNodesItWasMadeFor(t *testing.T) {
 }
 
 func TestWhereNothingIsToBeKeptAnImageOfWhichNothingIsKnownIsTried(t *testing.T) {
+	sets := func(ids []string, sidecar bool) map[string]bool {
+		all := map[string]bool{}
+		for _, id := range ids {
+			all[id] = sidecar
+		}
+		return all
+	}
 	choose := func(state PresenceState, ids ...string) bool {
 		choices := []Choice{Choose(precompiled(nil), rhcos, "a", facts(Presence{State: state}))}
-		Try(choices, ids)
+		Try(choices, sets(ids, false))
 		return choices[0].Problem.Keep
 	}
 	require.False(t, choose(Unknown))
@@ -247,14 +254,16 @@ func TestWhereNothingIsToBeKeptAnImageOfWhichNothingIsKnownIsTried(t *testing.T)
 
 	newer := rhcos
 	newer.RHCOS = "419.94.202509010000-0"
-	withoutToolkit := func(ours bool, ids ...string) bool {
+	withoutToolkit := func(ours, sidecar bool, ids ...string) bool {
 		choices := []Choice{Choose(policy(elsewhere), newer, "a", facts(Presence{State: Present, Ours: ours}))}
-		Try(choices, ids)
+		Try(choices, sets(ids, sidecar))
 		return choices[0].Problem.Keep
 	}
-	require.False(t, withoutToolkit(true), "it may have modules all the same")
-	require.True(t, withoutToolkit(true, toolkitID(newer)))
-	require.True(t, withoutToolkit(false))
+	require.False(t, withoutToolkit(true, false), "it may have modules all the same")
+	require.True(t, withoutToolkit(true, true, toolkitID(newer)), "its side-car builds")
+	require.False(t, withoutToolkit(true, false, toolkitID(newer)), "it has no side-car to lose, and follows the policy")
+	require.True(t, withoutToolkit(true, false, toolkitID(newer), precompiledID(newer)), "it has modules")
+	require.True(t, withoutToolkit(false, false))
 }
 
 func TestNamesAreNamesOfKubernetes(t *testing.T) {

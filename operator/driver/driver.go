@@ -42,7 +42,7 @@ type Problem struct {
 	Message string // names the exact tag, version and a node, and the next action
 	// Keep: what serves the pool's nodes now goes on doing so, and the Choice is not rolled out.
 	Keep bool
-	// Try: where nothing serves the pool there is nothing to keep, and the Choice may be
+	// Try: where the pool has nothing to lose there is nothing to keep, and the Choice may be
 	// rolled out all the same: the kubelet will tell. It goes with Keep; see the function.
 	Try bool
 }

@@ -1,16 +1,11 @@
 package driver
 
-import (
-	"slices"
-
-	"github.com/gpuready/gpuready/operator/fleet"
-)
-
 // Try lets those Choices be rolled out that are worth a try (Problem.Try) where there is
-// nothing to keep: where no DaemonSet of the IDs given is made for the pool.
-func Try(choices []Choice, ids []string) {
+// nothing to keep. sets are the driver DaemonSets that there are, by ID, and whether each
+// has the Driver Toolkit's side-car.
+func Try(choices []Choice, sets map[string]bool) {
 	for i, c := range choices {
-		if c.Problem == nil || !c.Problem.Try || served(c.Pool, ids) {
+		if c.Problem == nil || !c.Problem.Try || c.keeps(sets) {
 			continue
 		}
 		tried := *c.Problem
@@ -19,6 +14,14 @@ func Try(choices []Choice, ids []string) {
 	}
 }
 
-func served(p fleet.Pool, ids []string) bool {
-	return slices.ContainsFunc(ids, func(id string) bool { return Serves(id, p) })
+// keeps reports whether a DaemonSet is made for the pool and has something to lose. One
+// that has no side-car loses none when it is rolled out again without.
+func (c Choice) keeps(sets map[string]bool) bool {
+	for id, sidecar := range sets {
+		bare := c.Variant == DriverToolkit && id == c.ID && !sidecar
+		if Serves(id, c.Pool) && !bare {
+			return true
+		}
+	}
+	return false
 }

@@ -20,6 +20,7 @@ type Set struct {
 	Image    string            // of its driver container; "" of the simulated one
 	Ours     bool              // whether that is a driver container of this product
 	Version  string            // of its driver, where that is known of one of ours
+	Sidecar  bool              // whether its pods have the Driver Toolkit's container
 }
 
 // ObserveSet reduces a driver DaemonSet.
@@ -30,6 +31,7 @@ func ObserveSet(s *appsv1.DaemonSet) Set {
 		if c.Name == "nvidia-driver-ctr" {
 			o.Image, o.Version = c.Image, driverVersion(c)
 		}
+		o.Sidecar = o.Sidecar || c.Name == "openshift-driver-toolkit-ctr"
 	}
 	for key, value := range pod.Spec.NodeSelector {
 		if strings.HasPrefix(key, label.Feature) {
