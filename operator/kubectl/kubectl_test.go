@@ -59,6 +59,7 @@ func golden(t *testing.T, name, have string) {
 type api struct {
 	lists     map[string][]any
 	forbidden string                          // paths that end so are not to be read
+	away      map[string]int                  // how often a path is not served
 	made      func(*batchv1.Job) *batchv1.Job // what becomes of a Job that is created
 	log       string
 	asked     []string
@@ -84,6 +85,9 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(http.StatusCreated, &job)
 	case a.forbidden != "" && strings.HasSuffix(r.URL.Path, a.forbidden):
 		status(http.StatusForbidden, metav1.StatusReasonForbidden)
+	case a.away[r.URL.Path] > 0:
+		a.away[r.URL.Path]--
+		status(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable)
 	case name == "log":
 		w.Header().Set("Content-Type", "text/plain")
 		fmt.Fprintf(w, a.log, r.URL.Query().Get("container"))
@@ -154,7 +158,7 @@ func policy() *v1.ClusterPolicy {
 			Nodes:    &v1.NodesStatus{Total: 2, Ready: 1, Failed: 1},
 			NotReady: []v1.NodeStatus{{Node: "gpu-2", Pool: pool, State: "driver", Reason: "ImagePullBackOff", Message: "image r/driver:1 is not there", Since: ago(3 * time.Hour)}},
 			Pools: []v1.PoolStatus{
-				{Name: pool, OS: "ubuntu22.04", Nodes: 2, Ready: 1, Variant: "precompiled", DaemonSet: "nvidia-driver-daemonset-5.15.0-105-generic-ubuntu22.04", Image: "nvcr.io/nvidia/driver:580-5.15.0-105-generic-ubuntu22.04", Reason: "PrecompiledImageMissing", Message: "nvcr.io/nvidia/driver:580-5.15.0-105-generic-ubuntu22.04 is not there; what runs is kept"},
+				{Name: pool, OS: "ubuntu22.04", Kernel: "5.15.0-105-generic", Arch: "amd64", Nodes: 2, Ready: 1, Variant: "precompiled", DaemonSet: "nvidia-driver-daemonset-5.15.0-105-generic-ubuntu22.04", Image: "nvcr.io/nvidia/driver:580-5.15.0-105-generic-ubuntu22.04", Reason: "PrecompiledImageMissing", Message: "nvcr.io/nvidia/driver:580-5.15.0-105-generic-ubuntu22.04 is not there; what runs is kept"},
 			},
 			Prebuilt: []v1.PrebuiltStatus{
 				{Kernel: "5.15.0-107-generic", OSTag: "ubuntu22.04", Version: "580.95.05", Kind: "open", Image: "r.example/driver:580.95.05-5.15.0-107-generic-ubuntu22.04", State: v1.PrebuiltPresent},
@@ -393,9 +397,9 @@ func TestPrebuild(t *testing.T) {
 		j.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobFailed, Status: corev1.ConditionTrue}}
 		p.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "build", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 3, Message: "gpu-driver: BuildFailed: no headers; name another image"}}}}
 	}
-	driverSet := func(container string) *appsv1.DaemonSet {
+	driverSet := func(container, tag string) *appsv1.DaemonSet {
 		d := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "d"}}
-		d.Spec.Template.Spec.Containers = []corev1.Container{{Name: "nvidia-driver-ctr", Image: "r.example/driver:570.1-ubuntu22.04"}}
+		d.Spec.Template.Spec.Containers = []corev1.Container{{Name: "nvidia-driver-ctr", Image: "r.example/driver:" + tag}}
 		if container != "" {
 			d.Labels = map[string]string{label.DriverContainer: container}
 		}
@@ -411,27 +415,39 @@ func TestPrebuild(t *testing.T) {
 		output  string
 		nothing bool // is made
 	}{
-		"pushed":          {became: pushed, output: image + "\nr.example/driver@sha256:1\n"},
-		"pushed, as JSON": {args: "-o json", became: pushed, output: `"digest": "r.example/driver@sha256:1"`},
-		"ours runs":       {became: pushed, sets: []any{driverSet(label.Product)}, output: image},
-		"failed":          {became: broken, code: 5, output: "the modules are not built: Job gpus/gpuready-prebuild-x7k2p: container build: BuildFailed: no headers; name another image"},
-		"failed, as JSON": {args: "-o json", became: broken, code: 5, output: `"state": "Failed"`},
-		"not waited for":  {args: "--wait=false", became: broken, output: "Job gpus/gpuready-prebuild-x7k2p builds " + image},
-		"too slow":        {args: "--timeout 1ms", became: func(*batchv1.Job, *corev1.Pod) {}, code: 1, output: "it was not done within 1ms (--timeout)"},
-		"dry":             {args: "--dry-run", output: "- --driver-version\n        - 580.95.05\n", nothing: true},
-		"dry, as JSON":    {args: "--dry-run -o json --kind proprietary", output: `"/shared/sources/kernel"`, nothing: true},
-		"another version": {args: "--driver-version 580.65.06 --os-tag debian12 --dry-run", output: "image: r.example/driver:580.65.06-debian12", nothing: true},
-		"no repository":   {change: func(p *v1.ClusterPolicy) { p.Spec.Driver.Prebuild = nil }, code: 1, output: "set spec.driver.prebuild.repository", nothing: true},
-		"no image":        {change: func(p *v1.ClusterPolicy) { p.Spec.Driver.Repository = "" }, code: 1, output: "names no driver image with a driver in it", nothing: true},
-		"no version":      {change: func(p *v1.ClusterPolicy) { p.Spec.Driver.Version = "580" }, code: 1, output: "say it with --driver-version", nothing: true},
-		"NVIDIA's":        {change: func(p *v1.ClusterPolicy) { p.Spec.Driver.Repository = "nvcr.io/nvidia" }, code: 1, output: "nvcr.io/nvidia/driver:580.95.05-ubuntu22.04 is no driver container of gpuready", nothing: true},
-		"a mirror of it":  {sets: []any{driverSet("")}, code: 1, output: "is no driver container of gpuready", nothing: true},
+		"pushed":                  {became: pushed, output: image + "\nr.example/driver@sha256:1\n"},
+		"pushed, as JSON":         {args: "-o json", became: pushed, output: `"digest": "r.example/driver@sha256:1"`},
+		"ours runs":               {became: pushed, sets: []any{driverSet(label.Product, "580.95.05-ubuntu22.04")}, output: image},
+		"failed":                  {became: broken, code: 5, output: "the modules are not built: Job gpus/gpuready-prebuild-x7k2p: container build: BuildFailed: no headers; name another image"},
+		"failed, as JSON":         {args: "-o json", became: broken, code: 5, output: `"state": "Failed"`},
+		"not waited for":          {args: "--wait=false", became: broken, output: "Job gpus/gpuready-prebuild-x7k2p builds " + image},
+		"too slow":                {args: "--timeout 1ms", became: func(*batchv1.Job, *corev1.Pod) {}, code: 1, output: "it was not done within 1ms (--timeout)"},
+		"dry":                     {args: "--dry-run", output: "- --driver-version\n        - 580.95.05\n", nothing: true},
+		"dry, as JSON":            {args: "--dry-run -o json --kind proprietary", output: `"/shared/sources/kernel"`, nothing: true},
+		"another version":         {args: "--driver-version 580.65.06 --os-tag debian12 --dry-run", output: "image: r.example/driver:580.65.06-debian12", nothing: true},
+		"no repository":           {change: func(p *v1.ClusterPolicy) { p.Spec.Driver.Prebuild = nil }, code: 1, output: "set spec.driver.prebuild.repository", nothing: true},
+		"no image":                {change: func(p *v1.ClusterPolicy) { p.Spec.Driver.Repository = "" }, code: 1, output: "names no driver image with a driver in it", nothing: true},
+		"no version":              {change: func(p *v1.ClusterPolicy) { p.Spec.Driver.Version = "580" }, code: 1, output: "say it with --driver-version", nothing: true},
+		"NVIDIA's":                {change: func(p *v1.ClusterPolicy) { p.Spec.Driver.Repository = "nvcr.io/nvidia" }, code: 1, output: "nvcr.io/nvidia/driver:580.95.05-ubuntu22.04 is no driver container of gpuready", nothing: true},
+		"another tag is NVIDIA's": {became: pushed, sets: []any{driverSet("", "570.1-ubuntu22.04")}, output: image},
+		"a mirror of it":          {sets: []any{driverSet("", "580.95.05-ubuntu22.04")}, code: 1, output: "is no driver container of gpuready", nothing: true},
 		"which system": {change: func(p *v1.ClusterPolicy) {
 			p.Status.Pools = append(p.Status.Pools, v1.PoolStatus{Name: "b", OS: "rhcos4.18"})
 		}, code: 1, output: "GPU nodes have rhcos4.18, ubuntu22.04: say it with --os-tag", nothing: true},
-		"no nodes":   {change: func(p *v1.ClusterPolicy) { p.Status.Pools = nil }, code: 1, output: "say it with --os-tag", nothing: true},
-		"wrong kind": {args: "--kind closed", code: 2, output: "say open or proprietary", nothing: true},
-		"no kernel":  {args: "--kernel=", code: 2, output: "needs --kernel and --toolkit-image", nothing: true},
+		"the nodes' architecture": {args: "--dry-run", output: "kubernetes.io/arch: amd64", nothing: true},
+		"the kernel's":            {args: "--dry-run --kernel 6.1.0-50-arm64", output: "kubernetes.io/arch: arm64", nothing: true},
+		"as it is said":           {args: "--dry-run --arch arm64", output: "kubernetes.io/arch: arm64", nothing: true},
+		"that of the nodes that run it": {args: "--dry-run", change: func(p *v1.ClusterPolicy) {
+			p.Status.Pools = append(p.Status.Pools, v1.PoolStatus{Name: "b", OS: "ubuntu22.04", Arch: "arm64", Kernel: "6.8.0-100-generic"})
+		}, output: "kubernetes.io/arch: arm64", nothing: true},
+		"which architecture": {change: func(p *v1.ClusterPolicy) {
+			p.Status.Pools = append(p.Status.Pools, v1.PoolStatus{Name: "b", OS: "ubuntu22.04", Arch: "arm64"})
+		}, code: 1, output: "GPU nodes have amd64, arm64: say it with --arch", nothing: true},
+		"no nodes, no architecture": {args: "--os-tag ubuntu22.04", change: func(p *v1.ClusterPolicy) { p.Status.Pools = nil }, code: 1, output: "say it with --arch", nothing: true},
+		"wrong architecture":        {args: "--arch x86_64", code: 2, output: "say amd64 or arm64", nothing: true},
+		"no nodes":                  {change: func(p *v1.ClusterPolicy) { p.Status.Pools = nil }, code: 1, output: "say it with --os-tag", nothing: true},
+		"wrong kind":                {args: "--kind closed", code: 2, output: "say open or proprietary", nothing: true},
+		"no kernel":                 {args: "--kernel=", code: 2, output: "needs --kernel and --toolkit-image", nothing: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := building(c.change, c.became)
@@ -447,12 +463,33 @@ func TestPrebuild(t *testing.T) {
 	require.Zero(t, code)
 	require.Contains(t, stdout, "runAsUser: 65534")
 	a.lists["/apis/security.openshift.io"] = []any{&corev1.Pod{}}
-	_, stdout, _ = run(t, a, "prebuild", "--kernel", "6.8.0-100-generic", "--toolkit-image", "headers:6.8", "--dry-run")
+	code, _, stderr := run(t, a, "prebuild", "--kernel", "6.8.0-100-generic", "--toolkit-image", "headers:6.8", "--dry-run")
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, "No GPU node runs kernel 6.8.0-100-generic yet, and an upgrade of OpenShift brings another: say it with --os-tag")
+	code, stdout, _ = run(t, a, "prebuild", "--kernel", "5.15.0-105-generic", "--toolkit-image", "headers:5.15", "--dry-run")
+	require.Zero(t, code, "a node runs it")
 	require.NotContains(t, stdout, "runAsUser:")
 	a.forbidden = "/jobs"
-	code, _, stderr := run(t, a, "prebuild", "--kernel", "6.8.0-100-generic", "--toolkit-image", "headers:6.8")
+	code, _, stderr = run(t, a, "prebuild", "--kernel", "6.8.0-100-generic", "--toolkit-image", "headers:6.8", "--os-tag", "rhcos4.18")
 	require.Equal(t, 1, code)
 	require.Contains(t, stderr, "create a Job in gpus: Forbidden")
+}
+
+func TestPrebuildWaitsForAnAPIServerThatIsAwayForAWhile(t *testing.T) {
+	a := building(nil, func(j *batchv1.Job, p *corev1.Pod) {
+		j.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobComplete, Status: corev1.ConditionTrue}}
+		p.Status.Phase = corev1.PodSucceeded
+	})
+	args := []string{"prebuild", "--kernel", "6.8.0-100-generic", "--toolkit-image", "headers:6.8"}
+	a.away = map[string]int{"/apis/batch/v1/namespaces/gpus/jobs/gpuready-prebuild-x7k2p": 1}
+	code, stdout, stderr := run(t, a, args...)
+	require.Zero(t, code, stderr)
+	require.Contains(t, stdout, "r.example/driver@sha256:1")
+	require.Contains(t, stderr, "read Job gpuready-prebuild-x7k2p: ServiceUnavailable")
+	a.forbidden = "/pods"
+	code, _, stderr = run(t, a, args...)
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, "read the pods of Job gpuready-prebuild-x7k2p: Forbidden")
 }
 
 func files(t *testing.T, archive string) map[string]string {

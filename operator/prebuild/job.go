@@ -1,6 +1,7 @@
 package prebuild
 
 import (
+	"regexp"
 	"strings"
 
 	batchv1 "k8s.io/api/batch/v1"
@@ -24,8 +25,30 @@ const (
 // The kinds of modules, and the folders of their sources.
 var sources = map[string]string{"open": "kernel-open", "proprietary": "kernel"}
 
+// modules are all that a node may load: those that every driver needs, and those of
+// spec.driver.rdma and of displays.
+const modules = "nvidia,nvidia-uvm,nvidia-modeset,nvidia-drm,nvidia-peermem"
+
 // Kinds are what Spec.Kind can be.
 func Kinds() []string { return []string{"open", "proprietary"} }
+
+// Arches are what Spec.Arch can be.
+func Arches() []string { return []string{"amd64", "arm64"} }
+
+// machine is the architecture in a kernel's release: "5.14.0-427.50.1.el9_4.x86_64",
+// "5.14.0-427.50.1.el9_4.x86_64+rt", "6.1.0-50-cloud-amd64".
+var machine = regexp.MustCompile(`[.-](?:(x86_64|amd64)|(aarch64|arm64))(?:[+].*)?$`)
+
+// Arch returns the architecture of a kernel that names it, and else "".
+func Arch(kernel string) string {
+	switch m := machine.FindStringSubmatch(kernel); {
+	case m == nil:
+		return ""
+	case m[1] != "":
+		return "amd64"
+	}
+	return "arm64"
+}
 
 const (
 	shared     = "/shared"
@@ -46,6 +69,7 @@ type Spec struct {
 	Version   string // of the driver
 	Kernel    string // release
 	OSTag     string // "rhcos4.18"
+	Arch      string // of the kernel, as Kubernetes names it: "amd64", "arm64"
 	Kind      string // one of Kinds
 	// OpenShift gives pods their users: elsewhere they are nobody.
 	OpenShift bool
@@ -87,7 +111,8 @@ func (s Spec) pod() corev1.PodSpec {
 	driver := &s.Policy.Spec.Driver
 	pod := corev1.PodSpec{
 		RestartPolicy: corev1.RestartPolicyNever, AutomountServiceAccountToken: new(false), EnableServiceLinks: new(false),
-		NodeSelector:    s.place(),
+		// A node of the kernel's architecture, which is that of the compiler in the image.
+		NodeSelector:    map[string]string{corev1.LabelOSStable: "linux", corev1.LabelArchStable: s.Arch},
 		SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: new(true), SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
 		Volumes:         []corev1.Volume{emptyDir("shared", "4Gi"), emptyDir("tmp", "8Gi")},
 	}
@@ -101,7 +126,7 @@ func (s Spec) pod() corev1.PodSpec {
 	prepare := container("prepare", s.Image, "share", "--to", shared)
 	prepare.ImagePullPolicy = driver.PullPolicy()
 	build := container("build", s.Toolkit, "build", "--source", shared+"/sources/"+sources[s.Kind], "--kernel", s.Kernel,
-		"--headers-root", "/", "--driver-version", s.Version, "--out", shared+"/built")
+		"--headers-root", "/", "--driver-version", s.Version, "--modules", modules, "--out", shared+"/built")
 	build.Command = []string{shared + "/ocp_dtk_entrypoint"}
 	build.Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1"), corev1.ResourceMemory: resource.MustParse("1Gi")}
 	push := container("push", s.Image, "push", "--modules", shared+"/built/lib/modules/"+s.Kernel, "--kernel", s.Kernel, "--output", "json")
@@ -122,18 +147,6 @@ func (s Spec) pod() corev1.PodSpec {
 	}
 	pod.InitContainers, pod.Containers = []corev1.Container{prepare, build}, []corev1.Container{push}
 	return pod
-}
-
-// place confines the pod to nodes that can run the images: a kernel's release ends with the
-// architecture, but not everywhere.
-func (s Spec) place() map[string]string {
-	nodes := map[string]string{corev1.LabelOSStable: "linux"}
-	for end, arch := range map[string]string{".x86_64": "amd64", ".aarch64": "arm64", "-amd64": "amd64", "-arm64": "arm64"} {
-		if strings.HasSuffix(s.Kernel, end) {
-			nodes[corev1.LabelArchStable] = arch
-		}
-	}
-	return nodes
 }
 
 func emptyDir(name, limit string) corev1.Volume {

@@ -56,6 +56,8 @@ func Repository(spec *v1.DriverSpec) Origin {
 		const at = "/etc/gpuready/registry"
 		o.Env = append(o.Env, v1.EnvVar{Name: envRegistry, Value: at})
 		o.mount("prebuild-registry", at, secret, corev1.KeyToPath{Key: corev1.DockerConfigJsonKey, Path: "config.json"})
+		// A node builds its modules all the same where the Secret is missing.
+		o.Volumes[0].Secret.Optional = new(true)
 	}
 	return o
 }

@@ -28,7 +28,7 @@ func spec() Spec {
 	p.Spec.Driver.ModuleSigning = &v1.ModuleSigningSpec{Secret: "machine-owner-key"}
 	return Spec{
 		Policy: p, Namespace: "nvidia-gpu-operator", Image: "registry.example:5000/gpu/driver:580.95.05-rhcos4.18", Toolkit: "quay.io/openshift/driver-toolkit@sha256:1",
-		Version: "580.95.05", Kernel: "5.14.0-427.50.1.el9_4.x86_64", OSTag: "rhcos4.18", Kind: "open",
+		Version: "580.95.05", Kernel: "5.14.0-427.50.1.el9_4.x86_64", OSTag: "rhcos4.18", Arch: "amd64", Kind: "open",
 	}
 }
 
@@ -51,21 +51,38 @@ func TestTheJobFollowsPolicyAndCluster(t *testing.T) {
 	s := spec()
 	s.Policy.Spec.Driver.Prebuild = &v1.PrebuildSpec{Repository: "r.example/driver"}
 	s.Policy.Spec.Driver.ModuleSigning = nil
-	s.Kernel, s.OSTag, s.Kind, s.OpenShift = "5.15.0-105-generic", "ubuntu22.04", "proprietary", true
+	s.Kernel, s.OSTag, s.Arch, s.Kind, s.OpenShift = "5.15.0-105-generic", "ubuntu22.04", "arm64", "proprietary", true
 	job, err := s.Job()
 	require.NoError(t, err)
 	pod := job.Spec.Template.Spec
 	require.Nil(t, pod.SecurityContext.RunAsUser, "OpenShift gives it one")
 	require.True(t, *pod.SecurityContext.RunAsNonRoot)
-	require.Equal(t, map[string]string{"kubernetes.io/os": "linux"}, pod.NodeSelector)
+	require.Equal(t, map[string]string{"kubernetes.io/os": "linux", "kubernetes.io/arch": "arm64"}, pod.NodeSelector)
 	require.Len(t, pod.Volumes, 2)
 	require.Contains(t, pod.InitContainers[1].Args, "/shared/sources/kernel")
+	require.Contains(t, pod.InitContainers[1].Args, "nvidia,nvidia-uvm,nvidia-modeset,nvidia-drm,nvidia-peermem", "as precompiled images have them")
 	for _, e := range pod.Containers[0].Env {
 		require.NotContains(t, []string{envRegistry, envKey, envInsecure}, e.Name)
 	}
 	s.Kernel = "6.1.0/rpt"
 	_, err = s.Job()
 	require.ErrorContains(t, err, `"580.95.05-6.1.0/rpt-ubuntu22.04" can be no tag of an image`)
+}
+
+func TestAKernelNamesItsArchitectureOrNot(t *testing.T) {
+	for kernel, arch := range map[string]string{
+		"5.14.0-427.50.1.el9_4.x86_64": "amd64", "5.14.0-427.50.1.el9_4.x86_64+rt": "amd64", "6.1.0-50-cloud-amd64": "amd64",
+		"5.14.0-427.50.1.el9_4.aarch64": "arm64", "5.14.0-427.50.1.el9_4.aarch64+64k": "arm64", "6.1.0-50-arm64": "arm64",
+		"5.15.0-105-generic": "", "6.4.0-150600.23.25-default": "", "6.1.0-myarm64": "",
+	} {
+		require.Equal(t, arch, Arch(kernel), kernel)
+	}
+}
+
+func TestAMissingPushSecretKeepsNoNodeFromItsDriver(t *testing.T) {
+	o := Repository(&spec().Policy.Spec.Driver)
+	require.True(t, *o.Volumes[0].Secret.Optional)
+	require.Nil(t, Signing(&spec().Policy.Spec.Driver).Volumes[0].Secret.Optional, "unsigned modules are not loaded")
 }
 
 func job(t *testing.T, name string, age time.Duration, conditions ...batchv1.JobCondition) Build {

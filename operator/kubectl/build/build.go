@@ -15,6 +15,7 @@ import (
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/driver"
@@ -29,6 +30,7 @@ type Request struct {
 	Kernel    string // release
 	Toolkit   string // image with the kernel's headers and the compiler that built it
 	OSTag     string // "": that of the pools, where there is one
+	Arch      string // "": the kernel's, where its release names it, else that of the pools
 	Version   string // of the driver; "": the policy's
 	Kind      string // "": the policy's kernelModuleType, and open where that leaves it open
 	Namespace string // of the operands
@@ -57,9 +59,17 @@ func Plan(ctx context.Context, c *cluster.Client, policy *v1.ClusterPolicy, r Re
 	if s.Kind = cmp.Or(r.Kind, spec.KernelModuleType); !slices.Contains(prebuild.Kinds(), s.Kind) {
 		s.Kind = prebuild.Kinds()[0]
 	}
+	var err error
+	if s.OpenShift, err = c.HasGroup(ctx, "security.openshift.io"); err != nil {
+		return nil, fmt.Errorf("see whether the cluster is OpenShift: %w", err)
+	}
 	if s.OSTag == "" {
-		var err error
-		if s.OSTag, err = osTag(policy.Status.Pools, r.Kernel); err != nil {
+		if s.OSTag, err = osTag(policy.Status.Pools, r.Kernel, s.OpenShift); err != nil {
+			return nil, err
+		}
+	}
+	if s.Arch = cmp.Or(r.Arch, prebuild.Arch(r.Kernel)); s.Arch == "" {
+		if s.Arch, err = arch(policy.Status.Pools, r.Kernel); err != nil {
 			return nil, err
 		}
 	}
@@ -68,10 +78,6 @@ func Plan(ctx context.Context, c *cluster.Client, policy *v1.ClusterPolicy, r Re
 	}
 	if err := checkOurs(ctx, c, s); err != nil {
 		return nil, err
-	}
-	var err error
-	if s.OpenShift, err = c.HasGroup(ctx, "security.openshift.io"); err != nil {
-		return nil, fmt.Errorf("see whether the cluster is OpenShift: %w", err)
 	}
 	return s.Job()
 }
@@ -92,29 +98,56 @@ func image(spec *v1.DriverSpec, version, osTag string) string {
 	return ref + "-" + osTag
 }
 
-// osTag is that of the pool with this kernel, or the only one that the pools have.
-func osTag(pools []v1.PoolStatus, kernel string) (string, error) {
-	var all []string
-	for _, p := range pools {
-		if p.Kernel == kernel && p.OS != "" {
-			return p.OS, nil
-		}
-		if p.OS != "" && !slices.Contains(all, p.OS) {
-			all = append(all, p.OS)
-		}
-	}
-	switch len(all) {
-	case 1:
+// osTag is that of the pool with this kernel, or the only one that the pools have. A kernel
+// of OpenShift comes with an operating system of its own.
+func osTag(pools []v1.PoolStatus, kernel string, openShift bool) (string, error) {
+	here, all := values(pools, kernel, func(p v1.PoolStatus) string { return p.OS })
+	switch {
+	case len(here) > 0:
+		return here[0], nil
+	case openShift:
+		return "", fmt.Errorf("which operating system? No GPU node runs kernel %s yet, and an upgrade of OpenShift brings another: say it with --os-tag, as rhcos4.18 or rhel9.6", kernel)
+	case len(all) == 1:
 		return all[0], nil
-	case 0:
+	case len(all) == 0:
 		return "", errors.New("which operating system? There is no GPU node yet: say it with --os-tag, as rhcos4.18 or ubuntu22.04")
 	}
-	slices.Sort(all)
 	return "", fmt.Errorf("which operating system? GPU nodes have %s: say it with --os-tag", strings.Join(all, ", "))
 }
 
+// arch is that of the pools with this kernel or, where there is none, of all pools.
+func arch(pools []v1.PoolStatus, kernel string) (string, error) {
+	have, all := values(pools, kernel, func(p v1.PoolStatus) string { return p.Arch })
+	if len(have) == 0 {
+		have = all
+	}
+	switch len(have) {
+	case 1:
+		return have[0], nil
+	case 0:
+		return "", errors.New("which architecture? There is no GPU node yet: say it with --arch, as amd64")
+	}
+	return "", fmt.Errorf("which architecture? GPU nodes have %s: say it with --arch", strings.Join(have, ", "))
+}
+
+// values returns what the pools with this kernel have, and what all have, sorted.
+func values(pools []v1.PoolStatus, kernel string, of func(v1.PoolStatus) string) (here, all []string) {
+	for _, p := range pools {
+		if of(p) == "" {
+			continue
+		}
+		all = append(all, of(p))
+		if p.Kernel == kernel {
+			here = append(here, of(p))
+		}
+	}
+	slices.Sort(here)
+	slices.Sort(all)
+	return slices.Compact(here), slices.Compact(all)
+}
+
 // checkOurs refuses an image that is known to be none of gpuready's. Of one that no node runs
-// yet the Job itself tells.
+// yet, another tag of the same repository included, the Job itself tells.
 func checkOurs(ctx context.Context, c *cluster.Client, s prebuild.Spec) error {
 	foreign := strings.HasPrefix(s.Image, "nvcr.io/nvidia/")
 	sets, err := c.DaemonSets(ctx, s.Namespace)
@@ -123,7 +156,7 @@ func checkOurs(ctx context.Context, c *cluster.Client, s prebuild.Spec) error {
 	}
 	for _, set := range sets {
 		for _, ctr := range set.Spec.Template.Spec.Containers {
-			if ctr.Name == "nvidia-driver-ctr" && driver.Repository(ctr.Image) == driver.Repository(s.Image) {
+			if ctr.Name == "nvidia-driver-ctr" && ctr.Image == s.Image {
 				foreign = foreign || set.Labels[label.DriverContainer] != label.Product
 			}
 		}
@@ -138,19 +171,23 @@ func checkOurs(ctx context.Context, c *cluster.Client, s prebuild.Spec) error {
 const pollEvery = 2 * time.Second
 
 // Wait waits for the end of a Job, and writes to progress how far it is. The error is
-// ErrFailed, wrapped, where the Job has failed.
+// ErrFailed, wrapped, where the Job has failed. An API server that does not answer for a
+// while is asked again until ctx ends; one that refuses is not.
 func Wait(ctx context.Context, c *cluster.Client, job *batchv1.Job, progress io.Writer) (Result, error) {
-	last := ""
+	last, r := "", Result{}
 	for {
-		seen, err := c.Job(ctx, job.Namespace, job.Name)
-		if err != nil {
-			return Result{}, fmt.Errorf("read Job %s: %w", job.Name, err)
+		now := ""
+		seen, pods, err := observe(ctx, c, job)
+		switch {
+		case ctx.Err() != nil:
+		case final(err):
+			return Result{}, err
+		case err != nil:
+			now = err.Error() + "; trying again"
+		default:
+			r = ResultOf(seen, pods)
+			now = cmp.Or(r.Message, stage(pods))
 		}
-		pods, err := c.Pods(ctx, job.Namespace, "", "job-name="+job.Name)
-		if err != nil {
-			return Result{}, fmt.Errorf("read the pods of Job %s: %w", job.Name, err)
-		}
-		r := ResultOf(seen, pods)
 		switch r.State {
 		case v1.PrebuiltPresent:
 			r.Digest = digest(ctx, c, job.Namespace, pods)
@@ -158,7 +195,7 @@ func Wait(ctx context.Context, c *cluster.Client, job *batchv1.Job, progress io.
 		case v1.PrebuiltFailed:
 			return r, fmt.Errorf("%w: Job %s/%s: %s", ErrFailed, job.Namespace, job.Name, r.Message)
 		}
-		if now := cmp.Or(r.Message, stage(pods)); now != last {
+		if now != "" && now != last {
 			last = now
 			fmt.Fprintln(progress, now)
 		}
@@ -168,6 +205,24 @@ func Wait(ctx context.Context, c *cluster.Client, job *batchv1.Job, progress io.
 		case <-time.After(pollEvery):
 		}
 	}
+}
+
+// observe reads a Job and its pods.
+func observe(ctx context.Context, c *cluster.Client, job *batchv1.Job) (*batchv1.Job, []corev1.Pod, error) {
+	seen, err := c.Job(ctx, job.Namespace, job.Name)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read Job %s: %w", job.Name, err)
+	}
+	pods, err := c.Pods(ctx, job.Namespace, "", "job-name="+job.Name)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read the pods of Job %s: %w", job.Name, err)
+	}
+	return seen, pods, nil
+}
+
+// final reports whether asking again would bring the same error.
+func final(err error) bool {
+	return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)
 }
 
 // ResultOf returns what a Job and its pods say.

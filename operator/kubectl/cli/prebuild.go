@@ -38,7 +38,8 @@ func prebuildModules(ctx context.Context, args []string, stdout, stderr io.Write
 	var r build.Request
 	c.flags.StringVar(&r.Kernel, "kernel", "", "release of the kernel, as uname -r will print it")
 	c.flags.StringVar(&r.Toolkit, "toolkit-image", "", "image with the kernel's headers and the compiler that built it, such as OpenShift's Driver Toolkit")
-	c.flags.StringVar(&r.OSTag, "os-tag", "", "the operating system's, as in rhcos4.18 (default: that of the GPU nodes)")
+	c.flags.StringVar(&r.OSTag, "os-tag", "", "the operating system's, as in rhcos4.18 (default: that of the GPU nodes; on OpenShift, of those that run the kernel)")
+	c.flags.StringVar(&r.Arch, "arch", "", "amd64 or arm64 (default: the kernel's, where its release names it, else that of the GPU nodes)")
 	c.flags.StringVar(&r.Version, "driver-version", "", "version of the driver (default: spec.driver.version of the policy)")
 	c.flags.StringVar(&r.Kind, "kind", "", "open or proprietary (default: kernelModuleType of the policy, else open)")
 	wait := c.flags.Bool("wait", true, "wait for the Job's end")
@@ -52,6 +53,8 @@ func prebuildModules(ctx context.Context, args []string, stdout, stderr io.Write
 		return program.Wrong("prebuild needs --kernel and --toolkit-image; see kubectl gpu prebuild --help")
 	case r.Kind != "" && !slices.Contains(prebuild.Kinds(), r.Kind):
 		return program.Wrong("--kind is %q; say open or proprietary", r.Kind)
+	case r.Arch != "" && !slices.Contains(prebuild.Arches(), r.Arch):
+		return program.Wrong("--arch is %q; say amd64 or arm64", r.Arch)
 	case *timeout <= 0:
 		return program.Wrong("--timeout must be above 0")
 	}
