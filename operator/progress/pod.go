@@ -227,9 +227,9 @@ func crash(c corev1.ContainerStatus) Problem {
 	return Problem{Stuck: true, Reason: ReasonCrashLoop, Message: text}
 }
 
-// lastWord is how gpu-driver tells why it ended: its name, a reason in one word, and what
-// happened.
-var lastWord = regexp.MustCompile(`^gpu-driver: (?:([A-Z][A-Za-z]+): )?(.+)$`)
+// lastWord is how gpu-driver tells why it ended: its name, a reason in one word, of at most
+// 63 characters, and what happened.
+var lastWord = regexp.MustCompile(`^gpu-driver: (?:([A-Z][A-Za-z]{1,62}): )?(.+)$`)
 
 // LastWord returns what a container that ended said last, of its termination message, which
 // may be the end of its log; reason is "" where that is none of gpu-driver's.

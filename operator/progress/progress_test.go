@@ -223,10 +223,11 @@ func TestWhatTheDriversContainerSaysIsTold(t *testing.T) {
 func TestTheLastWordIsGPUDrivers(t *testing.T) {
 	for message, want := range map[string][2]string{
 		"": {"", ""},
-		"a\ngpu-driver: InUse: x holds it; end it\n":  {"InUse", "x holds it; end it"},
-		"gpu-driver: read /driver: permission denied": {"", "read /driver: permission denied"},
-		"Could not unload NVIDIA driver\nFailed: x":   {"", "Failed: x"},
-		"gpu-toolkit: Failed: x":                      {"", "gpu-toolkit: Failed: x"},
+		"a\ngpu-driver: InUse: x holds it; end it\n":     {"InUse", "x holds it; end it"},
+		"gpu-driver: read /driver: permission denied":    {"", "read /driver: permission denied"},
+		"gpu-driver: " + strings.Repeat("X", 64) + ": x": {"", strings.Repeat("X", 64) + ": x"},
+		"Could not unload NVIDIA driver\nFailed: x":      {"", "Failed: x"},
+		"gpu-toolkit: Failed: x":                         {"", "gpu-toolkit: Failed: x"},
 	} {
 		reason, text := LastWord(message)
 		require.Equal(t, want, [2]string{reason, text}, message)
