@@ -186,19 +186,24 @@ func (c *chooser) own(choice *Choice) (known bool) {
 	as, known := c.whose(*choice)
 	if choice.Ours = as.Ours; as.Ours {
 		choice.Version = cmp.Or(Version(c.spec.Driver.Version), as.Version)
+	} else {
+		choice.Guessed = known && as.State != Present
 	}
 	return known
 }
 
-// whose says what is known of the choice's image. That of the operator's own release is
-// ours, and its registry is not asked; nor is NVIDIA's. An image of which the registry tells
-// nothing stays what the cluster runs it as, and else is NVIDIA's.
+// whose returns what is known of the choice's image, Present where its owner is certain.
+// That of the operator's own release is ours, and its registry is not asked; nor is
+// NVIDIA's. An image of which the registry tells nothing stays what the cluster runs it as,
+// and else is NVIDIA's.
 func (c *chooser) whose(choice Choice) (as Presence, known bool) {
 	own := v1.ImageSpec{}.Ref(v1.ImageSpec{Repository: c.facts.Images.Repository, Image: "driver"})
 	switch {
 	case Repository(choice.Image) == own:
-		return Presence{Ours: true}, true
-	case strings.HasPrefix(choice.Image, vendor), c.facts.Registry == nil:
+		return Presence{State: Present, Ours: true}, true
+	case strings.HasPrefix(choice.Image, vendor):
+		return Presence{State: Present}, true
+	case c.facts.Registry == nil:
 		return Presence{}, true
 	}
 	presence := c.facts.Registry(choice.Image)
@@ -214,7 +219,7 @@ func (c *chooser) whose(choice Choice) (as Presence, known bool) {
 }
 
 // whole is how NVIDIA's drivers are numbered: 535.104.05, 390.157.
-var whole = regexp.MustCompile(`^[0-9]+(\.[0-9]+){1,2}$`)
+var whole = regexp.MustCompile(`^[0-9]{1,8}(\.[0-9]{1,8}){1,2}$`)
 
 // Version returns s where it is a driver's whole version, and else "": a tag may be more,
 // or less, as "535" is.

@@ -165,6 +165,7 @@ func TestWhoseDriverContainerAnImageIs(t *testing.T) {
 		says     Presence
 		deployed func(string, string) (Presence, bool)
 		ours     bool
+		guessed  bool
 		waits    bool
 		asked    bool
 	}{
@@ -176,12 +177,12 @@ func TestWhoseDriverContainerAnImageIs(t *testing.T) {
 		"a name that begins as the release's":     {spec: named("gpuready", "driver-of-mine"), asked: true, says: Presence{State: Present}},
 		"it has the label":                        {spec: policy(elsewhere), says: ours, ours: true, asked: true},
 		"it has not":                              {spec: policy(elsewhere), says: Presence{State: Present}, deployed: runs(true), asked: true},
-		"nobody answers":                          {spec: policy(elsewhere), says: away, asked: true},
+		"nobody answers":                          {guessed: true, spec: policy(elsewhere), says: away, asked: true},
 		"nobody answers, and it runs as ours":     {spec: policy(elsewhere), says: away, deployed: runs(true), ours: true, asked: true},
-		"nobody answers, and it runs as NVIDIA's": {spec: policy(elsewhere), says: away, deployed: runs(false), asked: true},
-		"another image runs as ours":              {spec: named("registry.example", "other"), says: away, deployed: runs(true), asked: true},
-		"its labels cannot be read":               {spec: policy(elsewhere), says: Presence{State: Present, Why: "403"}, asked: true},
-		"there is none":                           {spec: policy(elsewhere), says: Presence{State: Absent}, asked: true},
+		"nobody answers, and it runs as NVIDIA's": {guessed: true, spec: policy(elsewhere), says: away, deployed: runs(false), asked: true},
+		"another image runs as ours":              {guessed: true, spec: named("registry.example", "other"), says: away, deployed: runs(true), asked: true},
+		"its labels cannot be read":               {guessed: true, spec: policy(elsewhere), says: Presence{State: Present, Why: "403"}, asked: true},
+		"there is none":                           {guessed: true, spec: policy(elsewhere), says: Presence{State: Absent}, asked: true},
 		"it is being asked for":                   {spec: policy(elsewhere), waits: true, asked: true},
 		"it is being asked for, and runs as ours": {spec: policy(elsewhere), deployed: runs(true), ours: true, asked: true},
 	} {
@@ -192,6 +193,7 @@ func TestWhoseDriverContainerAnImageIs(t *testing.T) {
 			Deployed: c.deployed,
 		})
 		require.Equal(t, c.ours, choice.Ours, name)
+		require.Equal(t, c.guessed, choice.Guessed, name)
 		require.Equal(t, c.waits, choice.Problem != nil, name)
 		require.Equal(t, c.asked, asked, name)
 	}
@@ -213,6 +215,7 @@ func TestTheVersionOfADriverOfOurs(t *testing.T) {
 	require.Equal(t, "390.157", version("latest", "390.157", Present, ""))
 	require.Equal(t, "535.104.05", version("latest", "", Unknown, "535.104.05"), "the registry is away")
 	require.Empty(t, version("latest", "true", Present, ""))
+	require.Empty(t, Version("535."+strings.Repeat("1", 100)), "a tag has at most 128 characters")
 }
 
 func TestADaemonSetServesTheNodesItWasMadeFor(t *testing.T) {

@@ -33,6 +33,7 @@ type Choice struct {
 	// contract than NVIDIA's.
 	Ours    bool     `json:",omitempty"`
 	Version string   `json:",omitempty"` // of the driver in an image that is ours; "": not known
+	Guessed bool     `json:",omitempty"` // it is taken for NVIDIA's, as the registry did not say whose it is
 	Problem *Problem // why it is not the one that the policy asks for, or none at all
 }
 
