@@ -49,6 +49,11 @@ func ours(c driver.Choice) driver.Choice {
 func withoutSidecar(c driver.Choice) driver.Choice { c.Sidecar = ""; return c }
 func withoutVersion(c driver.Choice) driver.Choice { c.Version = ""; return c }
 
+func guessed(c driver.Choice) driver.Choice {
+	c.Image, c.Guessed = "registry.example/driver:580.95.05-"+c.ID, true
+	return c
+}
+
 func rhel() driver.Choice {
 	return ours(driver.Choice{
 		Pool:    fleet.Pool{Arch: "amd64", OS: "rhel9.6", Kernel: "5.14.0-570.12.1.el9_6.x86_64"},
@@ -82,6 +87,7 @@ func cases(t *testing.T) map[string]Input {
 		"own-driver-toolkit":    {Policy: policy(t, ownToolkit), Cluster: openshift, Drivers: []driver.Choice{ours(toolkit("412.86.202303241612-0"))}, Injections: nri},
 		"own-without-toolkit":   {Policy: policy(t, noOperands), Cluster: openshift, Drivers: []driver.Choice{withoutSidecar(ours(toolkit("412.86.202303241612-0")))}, Injections: nri},
 		"own-version-not-known": {Policy: policy(t, ownToolkit), Cluster: cluster, Drivers: []driver.Choice{withoutVersion(ours(ubuntu()))}, Injections: nri},
+		"owner-not-known":       {Policy: policy(t, ownToolkit), Cluster: cluster, Drivers: []driver.Choice{guessed(ubuntu())}, Injections: nri},
 		"simulated":             {Policy: policy(t, `{driver: {simulated: {enabled: true, profile: dgx-2, env: [{name: GPUSIM_GPUS, value: "4"}]}}}`), Cluster: cluster, Drivers: []driver.Choice{simulated()}, Injections: nri},
 		"driver-of-host":        {Policy: policy(t, `{driver: {enabled: false}}`), Cluster: cluster, Drivers: []driver.Choice{{}}, Injections: nri},
 		"every-injection":       {Policy: policy(t, `{driver: {enabled: false}}`), Cluster: cluster, Injections: []fleet.Injection{fleet.NRI, fleet.CDI, fleet.Annotations, fleet.Handler}},
@@ -116,6 +122,7 @@ const ownPolicy = `
     certConfig: {name: certs}
     kernelModuleConfig: {name: modules}
     secretEnv: driver-secrets
+    prebuild: {repository: registry.example/driver, secret: push}
 `
 
 const noOperands = `{toolkit: {enabled: false}, devicePlugin: {enabled: false}, driver: {repository: registry.example, version: 580.95.05}}`

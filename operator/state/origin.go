@@ -26,7 +26,10 @@ func (r *renderer) origins(d *appsv1.DaemonSet, ctr *corev1.Container, c driver.
 		}
 	}
 	repository := prebuild.Repository(spec)
-	if spec.PrebuildRepository() != "" && c.Version == "" {
+	switch {
+	case c.Variant == driver.Precompiled:
+		repository = prebuild.Origin{} // its image has the modules: nothing is pulled or pushed
+	case spec.PrebuildRepository() != "" && c.Version == "":
 		r.problem(road.Driver, VersionUnknown, fmt.Sprintf("spec.driver.prebuild.repository: the driver's version, with which tags begin there, is in neither spec.driver.version (as 580.95.05) nor label io.gpuready.driver of %s: "+
 			"nothing is pulled or pushed. Set one of the two", c.Image))
 		repository = prebuild.Origin{}
@@ -40,12 +43,15 @@ func (r *renderer) origins(d *appsv1.DaemonSet, ctr *corev1.Container, c driver.
 
 // passOver names what of the policy a driver container that is not ours does not know.
 func (r *renderer) passOver(c driver.Choice) {
+	why := c.Image + " is no driver container of gpuready (it has no label io.gpuready.driver)"
+	if c.Guessed {
+		why = c.Image + " is run as NVIDIA's driver container, as its registry did not say whose it is (label io.gpuready.driver)"
+	}
 	for field, set := range map[string]bool{
 		"prebuild.repository": r.spec.Driver.PrebuildRepository() != "", "moduleSigning.secret": r.spec.Driver.SigningSecret() != "",
 	} {
 		if set {
-			r.problem(road.Driver, FieldPassedOver, fmt.Sprintf("spec.driver.%s is passed over: %s is no driver container of gpuready (it has no label io.gpuready.driver). "+
-				"Remove the field, or name an image that is made from gpuready/driver", field, c.Image))
+			r.problem(road.Driver, FieldPassedOver, fmt.Sprintf("spec.driver.%s is passed over: %s. Remove the field, or name an image that is made from gpuready/driver", field, why))
 		}
 	}
 }
