@@ -17,3 +17,12 @@ func DriverSays(s nodestate.State, err error) (reason gpu.Reason, message string
 	}
 	return s.Reason, NoDriver + s.Message, true
 }
+
+// stopped is the reason in the state of a driver's container that has ended.
+const stopped gpu.Reason = "DriverStopped"
+
+// DriverComes reports whether a driver's container, by its state, is still on its way: it
+// has neither failed nor ended.
+func DriverComes(s nodestate.State) bool {
+	return s.Phase == nodestate.Waiting && s.Reason != stopped
+}

@@ -91,8 +91,8 @@ const (
 	DriverApp     = "nvidia-driver-daemonset"
 	// Precompiled, on driver DaemonSets and their pods, is "true" where the modules are by kernel.
 	Precompiled = "nvidia.com/precompiled"
-	// DriverContainer, with the value Product, marks DaemonSets whose driver container is of
-	// this product.
+	// DriverContainer, with the value Product, marks DaemonSets, and driver pods, whose driver
+	// container is of this product. Of pods, those of the simulated driver too.
 	DriverContainer = "gpuready.io/driver-container"
 	// Prebuild "true" marks Jobs, and their pods, that build kernel modules before a node runs
 	// their kernel (package prebuild).

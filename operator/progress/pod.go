@@ -46,6 +46,7 @@ type Pod struct {
 	Deleting        bool
 	Ready           bool
 	Problem         Problem // why it is not ready; the zero value where it is
+	Ours            bool    // a driver's, whose container is of this product
 	HostDriver      string  // what it found: a driver on the host; "": it did not say
 }
 
@@ -76,6 +77,7 @@ func ObservePod(p *corev1.Pod) *Pod {
 		Created: p.CreationTimestamp.Time, Deleting: p.DeletionTimestamp != nil,
 	}
 	o.State = cmp.Or(apps[o.App], road.State(p.Labels[label.State]))
+	o.Ours = p.Labels[label.DriverContainer] == label.Product
 	o.HostDriver, _ = HostDriver(p)
 	ready := condition(p, corev1.PodReady)
 	o.Ready = !o.Deleting && ready != nil && ready.Status == corev1.ConditionTrue

@@ -212,7 +212,11 @@ func TestWhatTheDriversContainerSaysIsTold(t *testing.T) {
 		"it waits for processes": {said, pod(driverApp, waits), Waiting, "InUse", "python (12) of pod a/b holds nvidia_uvm; end it"},
 		"it has ended":           {said, pod(driverApp, ended), Failed, "BuildFailed", "pod gpus/" + pod(driverApp).Name + ": container nvidia-driver-ctr ended with 3: nv-mmap.c:42: error: implicit declaration of follow_pfn; use driver 580.65.06 or later"},
 		"it says nothing":        {node(silent), pod(driverApp, waits), Waiting, ReasonNotReady, "pod gpus/" + pod(driverApp).Name + ": container nvidia-driver-ctr runs and is not ready yet"},
+		"it was there before":    {said, pod(driverApp, waits), Waiting, ReasonNotReady, "pod gpus/" + pod(driverApp).Name + ": container nvidia-driver-ctr runs and is not ready yet"},
 	} {
+		if name != "it was there before" {
+			c.pod.Labels[label.DriverContainer] = label.Product
+		}
 		p := Of(c.node, []*Pod{ObservePod(c.pod), ObservePod(pod(validatorApp))}, Wanted{States: road.States()})
 		require.Equal(t, []any{road.Driver, c.status, c.reason}, []any{p.State, p.Status, p.Reason}, name)
 		require.Equal(t, strings.ReplaceAll(c.message, "gpus/", ObservePod(c.pod).Namespace+"/"), p.Message, name)

@@ -113,10 +113,12 @@ func (l look) podReady(s road.State) (why, bool) {
 }
 
 // driverSays is what the driver's container says, by the validator, of why it is not ready:
-// more than its pod does, where that is only on its way.
+// more than its pod does, where that is only on its way. Only containers of this product say
+// so: with another's, what the validator reads is of one that was there before.
 func (l look) driverSays(pod why) why {
 	said, is := strings.CutPrefix(l.word.Message, string(readiness.Driver)+": "+readiness.NoDriver)
-	if !is || !l.word.known() || pod.Reason != ReasonNotReady {
+	p := l.pod(road.Driver)
+	if !is || !l.word.known() || pod.Reason != ReasonNotReady || !p.Ours {
 		return pod
 	}
 	pod.Reason, pod.Message = l.word.Reason, said

@@ -141,6 +141,7 @@ func (r *renderer) simulated(c driver.Choice) (*appsv1.DaemonSet, error) {
 	if profile == "" {
 		profile = "h100-sxm"
 	}
+	d.Spec.Template.Labels[label.DriverContainer] = label.Product
 	ctr := container(d, "driver")
 	ctr.EnvFrom = nil
 	setEnv(ctr, v1.EnvVar{Name: "GPUSIM_PROFILE", Value: profile})

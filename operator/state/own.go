@@ -32,6 +32,7 @@ func (r *renderer) own(c driver.Choice) (*appsv1.DaemonSet, error) {
 	precompiled := strconv.FormatBool(c.Variant == driver.Precompiled)
 	d.Labels[label.DriverContainer], d.Labels[label.Precompiled] = label.Product, precompiled
 	pod := &d.Spec.Template
+	pod.Labels[label.DriverContainer] = label.Product
 	pod.Labels["app.kubernetes.io/component"], pod.Labels[label.Precompiled] = "nvidia-driver", precompiled
 	if c.Variant == driver.DriverToolkit {
 		d.Labels[label.DriverToolkit], d.Labels[label.DriverToolkit+".rhcos"] = "true", c.Pool.RHCOS

@@ -119,6 +119,8 @@ func TestOursIsUpgradedAsNVIDIAsIs(t *testing.T) {
 		a, b := theirs.Spec.Template, own.Spec.Template
 		delete(a.Labels, label.DriverDigest)
 		delete(b.Labels, label.DriverDigest)
+		require.Equal(t, label.Product, b.Labels[label.DriverContainer])
+		delete(b.Labels, label.DriverContainer)
 		require.Equal(t, a.ObjectMeta, b.ObjectMeta)
 		require.Len(t, b.Spec.Containers, len(a.Spec.Containers))
 		for i := range a.Spec.Containers {

@@ -82,7 +82,7 @@ func (r *Road) word(l readiness.Layer, c nodestate.Component, said nodestate.Sta
 	s := r.stretch(string(l))
 	reason, why, none := readiness.DriverSays(said, err)
 	switch {
-	case none && l == readiness.Driver && (s.State == Waiting || s.State == Broken && driver.Nothing(gpu.Reason(s.Reason))):
+	case none && l == readiness.Driver && (s.State == Waiting || s.State == Broken && driver.Nothing(gpu.Reason(s.Reason), said)):
 		if said.Phase == nodestate.Failed {
 			s.State = Broken
 		}

@@ -123,7 +123,7 @@ func (f Facts) refusal(o check.Outcome) string {
 // is not there is no news then.
 func (f Facts) noDriver(o check.Outcome) (Condition, bool) {
 	s, said := f.States[nodestate.Driver]
-	if !said || o.Layer != readiness.Driver || !driver.Nothing(o.Refusal.Reason) {
+	if !said || o.Layer != readiness.Driver || !driver.Nothing(o.Refusal.Reason, s) {
 		return Condition{}, false
 	}
 	reason, message, ok := readiness.DriverSays(s, nil)

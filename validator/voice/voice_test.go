@@ -252,6 +252,8 @@ func TestTheConditionSumsUpWhatIsKnown(t *testing.T) {
 	building.States[nodestate.Driver] = nodestate.State{Phase: nodestate.Waiting, Message: "compiling the modules"}
 	unbuilt := facts().refused(readiness.Driver, "KernelModuleNotLoaded")
 	unbuilt.States[nodestate.Driver] = nodestate.State{Phase: nodestate.Failed, Reason: "BuildFailed", Message: "nv-mmap.c:42: error: x; use driver 580.65.06 or later"}
+	hostDriver := facts().refused(readiness.Driver, "InjectionMissing")
+	hostDriver.States[nodestate.Driver] = nodestate.State{Phase: nodestate.Waiting, Reason: "DriverStopped", Message: "it was unloaded"}
 	withoutInjection := facts().refused(readiness.Driver, "InjectionMissing")
 	withoutInjection.States[nodestate.Driver] = nodestate.State{Phase: nodestate.Waiting, Reason: "InUse", Message: "python (12) of pod a/b holds nvidia_uvm; end it"}
 	unusable := facts().refused(readiness.Driver, "NoUsableGPU")
@@ -287,6 +289,7 @@ func TestTheConditionSumsUpWhatIsKnown(t *testing.T) {
 		{"a driver that is being built", building, Condition{"False", "DriverLibraryMissing", "driver: it is broken; mend it; the driver says Waiting: compiling the modules"}},
 		{"a driver that cannot be built", unbuilt, Condition{"False", "BuildFailed", "driver: no driver is loaded: nv-mmap.c:42: error: x; use driver 580.65.06 or later"}},
 		{"an old driver that is in use", withoutInjection, Condition{"False", "InUse", "driver: no driver is loaded: python (12) of pod a/b holds nvidia_uvm; end it"}},
+		{"the host's driver, after another was unloaded", hostDriver, Condition{"False", "InjectionMissing", "driver: it is broken; mend it; the driver says Waiting: DriverStopped: it was unloaded"}},
 		{"a driver that is there and does not work", unusable, Condition{"False", "NoUsableGPU", "driver: it is broken; mend it; the driver says Failed: DeviceInitFailed: RmInitAdapter failed"}},
 		{"the toolkit has a reservation", runtime, Condition{"True", "Degraded", "3 of 3 GPUs ready, driver 580.95.05; toolkit: one spec could not be written"}},
 		{"the plugin's new configuration is refused", refused, Condition{"True", "Degraded", broken + "; device plugin: config.yaml: no such key"}},

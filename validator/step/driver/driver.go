@@ -41,9 +41,17 @@ const (
 )
 
 // Nothing reports whether a refusal of this layer says no more than that nothing of a driver
-// is there, or nothing that this container is given: why not the driver's container knows.
-func Nothing(reason gpu.Reason) bool {
-	return reason == ReasonLibraryMissing || reason == ReasonModuleMissing || reason == check.ReasonInjection
+// is there, so that the driver's container, in that state, knows why. Where a driver is
+// there and this container is not given it, one that has ended knows nothing: the driver
+// may be another, as the host's.
+func Nothing(reason gpu.Reason, s nodestate.State) bool {
+	switch reason {
+	case ReasonLibraryMissing, ReasonModuleMissing:
+		return true
+	case check.ReasonInjection:
+		return readiness.DriverComes(s)
+	}
+	return false
 }
 
 // Read asks NVML, once. Its error wraps gpu's sentinels.
