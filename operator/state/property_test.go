@@ -133,6 +133,11 @@ func TestOursIsUpgradedAsNVIDIAsIs(t *testing.T) {
 		} {
 			require.Equal(t, same[0], same[1])
 		}
+		for _, ctr := range slices.Concat(b.Spec.InitContainers, b.Spec.Containers) {
+			if ctr.Name == "share" || ctr.Name == "openshift-driver-toolkit-ctr" {
+				require.EqualValues(t, 64180, *ctr.SecurityContext.RunAsUser, "in the host's PID namespace nobody is the user of others, too")
+			}
+		}
 		require.Greater(t, *b.Spec.TerminationGracePeriodSeconds, *a.Spec.TerminationGracePeriodSeconds, "its daemons end before the modules")
 		require.Nil(t, b.Spec.Containers[0].Command)
 		require.Equal(t, label.Product, own.Labels[label.DriverContainer])
