@@ -130,9 +130,9 @@ func detached(text []byte) (fd int, err error) {
 	return fd, nil
 }
 
-// inMountsApart calls do on a thread with mounts of its own, which end with it. Before
-// Linux 6.15 a mount that is in no mount namespace cannot be copied, not even a file of it:
-// the tmpfs has to be mounted somewhere for that moment, and here nobody sees it.
+// inMountsApart calls do on a thread with mounts of its own, which end with it. A
+// kernel as old as Linux 6.12 cannot copy a mount that is in no mount namespace, nor a file
+// of it: the tmpfs has to be mounted somewhere for that moment, and here nobody sees it.
 func inMountsApart(do func() error) error {
 	done := make(chan error, 1)
 	go func() {
