@@ -5,8 +5,10 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"github.com/gpuready/gpuready/operator/driver"
 )
@@ -224,13 +226,20 @@ func (c *Cache) settle(k key, e *entry, presence driver.Presence) bool {
 	return news && c.images[k] == e
 }
 
-// differ reports whether two answers differ in more than the words of Why, which may have
+// differ reports whether two answers differ in more than the numbers of Why, which may have
 // the port of a connection.
 func differ(a, b driver.Presence) bool {
-	if a.Why != "" && b.Why != "" {
-		a.Why = b.Why
-	}
+	a.Why, b.Why = withoutNumbers(a.Why), withoutNumbers(b.Why)
 	return a != b
+}
+
+func withoutNumbers(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsDigit(r) {
+			return -1
+		}
+		return r
+	}, text)
 }
 
 func (a Access) equal(b Access) bool {

@@ -222,7 +222,20 @@ func TestAnImageIsKnownToWhomItWasShown(t *testing.T) {
 	})
 }
 
-func TestOtherWordsOfTheSameAnswerAreNoNews(t *testing.T) {
+func TestAnotherReasonIsNews(t *testing.T) {
+	within(t, func(t *testing.T, f *fake, c *Cache) {
+		why := "the operator may not get secrets"
+		f.shows = func(Access) driver.Presence { return driver.Presence{State: driver.Unknown, Why: why} }
+		c.Look("a", Access{})
+		pass(time.Second)
+		why = "dial tcp 127.0.0.1:1: connection refused"
+		pass(firstWait)
+		_, changes := f.saw()
+		require.Equal(t, []string{"a", "a"}, changes)
+	})
+}
+
+func TestOtherNumbersInAnAnswerAreNoNews(t *testing.T) {
 	within(t, func(t *testing.T, f *fake, c *Cache) {
 		port := 0
 		f.shows = func(Access) driver.Presence {
