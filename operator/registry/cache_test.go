@@ -229,8 +229,9 @@ func TestAnotherReasonIsNews(t *testing.T) {
 			f.answer["a"] = driver.Presence{State: driver.Unknown, Why: why}
 			f.mu.Unlock()
 			c.Look("a", Access{})
-			pass(firstWait + time.Second)
+			pass(firstWait - time.Second)
 		}
+		pass(2 * time.Second)
 		_, changes := f.saw()
 		require.Equal(t, []string{"a", "a"}, changes)
 	})
