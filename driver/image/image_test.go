@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
@@ -140,6 +141,19 @@ func TestArchitecturesDoNotMix(t *testing.T) {
 	require.ErrorContains(t, err, "push to another repository")
 	write(to, func(c *v1.ConfigFile) { c.Architecture = runtime.GOARCH })
 	require.NoError(t, r.Pull(t.Context(), to, m, filepath.Join(t.TempDir(), "new")))
+
+	other, err := random.Image(10, 1)
+	require.NoError(t, err)
+	index := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: other, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "riscv64"}}})
+	ref, err := name.ParseReference(to)
+	require.NoError(t, err)
+	require.NoError(t, remote.WriteIndex(ref, index))
+	require.ErrorIs(t, r.Pull(t.Context(), to, m, filepath.Join(t.TempDir(), "new")), ErrAbsent)
+	there, err := r.Has(t.Context(), to, m)
+	require.NoError(t, err)
+	require.False(t, there)
+	_, err = r.Push(t.Context(), host+"/base:1", to, layer, m)
+	require.ErrorContains(t, err, "push to another repository")
 }
 
 // Modules that a key has signed take the place of those that it has not.

@@ -196,7 +196,10 @@ func (r Registry) read(ctx context.Context, image string) (i v1.Image, index boo
 	}
 	index = d.MediaType.IsIndex()
 	if i, err = d.Image(); err != nil {
-		return nil, index, fmt.Errorf("%s: %w", image, unreachable(err))
+		if err = unreachable(err); index && !errors.Is(err, ErrUnreachable) {
+			err = fmt.Errorf("%w: %w", errArchitecture, err) // the index has none for this one
+		}
+		return nil, index, fmt.Errorf("%s: %w", image, err)
 	}
 	return i, index, checkArchitecture(image, i)
 }

@@ -245,15 +245,24 @@ func (d *Driver) takeKept(ctx context.Context, o order) error {
 		return errors.Join(fmt.Errorf("modules that this node keeps: %w", err), os.RemoveAll(o.to))
 	}
 	d.Log.Info("modules are taken from those that this node keeps", "kernel", o.Kernel, "kind", o.Kind, "key", key[:12])
-	d.made = &o // perhaps by this node, which was stopped before it had pushed them
+	if exists(d.unpushed(key)) { // this node has built them, and was stopped before it had pushed them
+		d.made = &o
+	}
 	return nil
 }
 
+// unpushed returns the file that says of kept modules that this node has built them, and
+// that they are not in the registry yet.
+func (d *Driver) unpushed(key string) string { return filepath.Join(d.Sources.Cache, "unpushed-"+key) }
+
 // keep keeps what was built or pulled.
-func (d *Driver) keep(ctx context.Context, o order) {
+func (d *Driver) keep(ctx context.Context, o order, built bool) {
 	key, err := d.key(o)
 	if err == nil {
 		err = d.kept().Put(ctx, key, o.to)
+	}
+	if err == nil && built && d.Sources.Cache != "" && d.Sources.Prebuilt.Repository != "" {
+		err = os.WriteFile(d.unpushed(key), nil, 0o644)
 	}
 	if err != nil { // it only saves time
 		d.Log.Warn("modules are not kept on this node", "err", err)
@@ -300,7 +309,7 @@ func (d *Driver) build(ctx context.Context, o order) error {
 		return err
 	}
 	d.Log.Info("modules are built", "kernel", o.Kernel, "kind", o.Kind, "by", builder(d.Sources.Toolkit))
-	d.keep(ctx, o)
+	d.keep(ctx, o, true)
 	d.made = &o
 	return nil
 }

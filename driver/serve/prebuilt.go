@@ -73,7 +73,7 @@ func (d *Driver) pull(ctx context.Context, o order) error {
 	if err := d.acceptPulled(ctx, o); err != nil {
 		return errors.Join(fmt.Errorf("%s: %w", ref, err), os.RemoveAll(o.to))
 	}
-	d.keep(ctx, o)
+	d.keep(ctx, o, false)
 	return nil
 }
 
@@ -172,7 +172,11 @@ func (d *Driver) push(ctx context.Context, o order) {
 		case <-wait.C:
 		}
 		err := d.pushOnce(ctx, o)
-		if err == nil || ctx.Err() != nil {
+		if err == nil {
+			d.forgetUnpushed(o)
+			return
+		}
+		if ctx.Err() != nil {
 			return
 		}
 		if image.IsDenied(err) {
@@ -181,6 +185,17 @@ func (d *Driver) push(ctx context.Context, o order) {
 		}
 		d.Log.Warn("what was built is not in the registry yet", "err", err, "again", pause)
 		wait.Reset(pause)
+	}
+}
+
+// forgetUnpushed notes that what was built is in the registry.
+func (d *Driver) forgetUnpushed(o order) {
+	key, err := d.key(o)
+	if err == nil {
+		err = os.Remove(d.unpushed(key))
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		d.Log.Warn("what was built will be looked for in the registry again", "err", err)
 	}
 }
 

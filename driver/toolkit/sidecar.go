@@ -321,6 +321,10 @@ func (s *SideCar) fail(r *request, err error) error {
 
 // giveUp says that the shared folder cannot be understood.
 func (s *SideCar) giveUp(err error) error {
+	// Each file that is written here calls for another look.
+	if _, said := os.Lstat(filepath.Join(s.Dir, brokenName)); said == nil {
+		return nil
+	}
 	s.Log.Error("the request is not understood", "error", err)
 	asked, _ := s.asked()
 	if !asked.nvidia {

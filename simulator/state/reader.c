@@ -263,6 +263,8 @@ static void make_node(const char *path, const char *name)
 	char end;
 	if (lstat(path, &st) == 0 || errno != ENOENT || geteuid() != 0 || !contains("/proc/driver/nvidia/version", "SIMULATED"))
 		return;
+	if (contains("/proc/driver/nvidia/params", "ModifyDeviceFiles: 0"))
+		return; /* the toolkit shows it so to containers */
 	if (strcmp(name, "nvidiactl") == 0)
 		minor = 255;
 	else if (strcmp(name, "nvidia-uvm") == 0)

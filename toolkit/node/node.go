@@ -60,6 +60,21 @@ func ReadCaps(root *host.Root, driverRoot string) (Caps, error) {
 	return parseCaps(data), err
 }
 
+// MakesGPUs reports whether the driver leaves it to others to make the nodes of GPUs, for
+// everyone, as it does by default. Where its parameters name other permissions or an owner,
+// or forbid it, the nodes are somebody's own business.
+func MakesGPUs(root *host.Root, driverRoot string) (bool, error) {
+	data, err := readProc(root, driverRoot, "/proc/driver/nvidia/params")
+	defaults := map[string]string{"ModifyDeviceFiles": "1", "DeviceFileMode": "438", "DeviceFileUID": "0", "DeviceFileGID": "0"} // 0666
+	for line := range strings.Lines(data) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
+		if want, is := defaults[name]; is && value != want {
+			return false, err
+		}
+	}
+	return err == nil, err
+}
+
 func readProc(root *host.Root, driverRoot, name string) (string, error) {
 	var data []byte
 	var err error

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -52,6 +53,28 @@ func TestNodesOfGPUsAreThoseWhoseMinorNumberIsKnown(t *testing.T) {
 	require.Equal(t, want, GPUs(Majors{"nvidia": 195, "nvidia-uvm": 511}, gpus))
 	require.Equal(t, want, GPUs(Majors{"nvidia-frontend": 195}, gpus))
 	require.Empty(t, GPUs(Majors{"nvidia-uvm": 511}, gpus))
+}
+
+func TestNodesOfGPUsAreMadeWhereTheDriverSaysNothingElse(t *testing.T) {
+	for text, want := range map[string]bool{
+		"": true,
+		"ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\nEnableMSI: 0\n": true,
+		"ModifyDeviceFiles: 0\n": false,
+		"DeviceFileMode: 432\n":  false,
+		"DeviceFileGID: 44\n":    false,
+	} {
+		dir := t.TempDir()
+		if text != "" {
+			require.NoError(t, os.MkdirAll(filepath.Join(dir, "proc/driver/nvidia"), 0o755))
+			require.NoError(t, os.WriteFile(filepath.Join(dir, "proc/driver/nvidia/params"), []byte(text), 0o644))
+		}
+		root, err := host.Open(dir)
+		require.NoError(t, err)
+		makes, err := MakesGPUs(root, "/run/nvidia/driver")
+		require.NoError(t, err)
+		require.Equal(t, want, makes, text)
+		require.NoError(t, root.Close())
+	}
 }
 
 func TestNodesAndLinksAreMadeOnceAndLeftAlone(t *testing.T) {

@@ -159,7 +159,14 @@ func (t *Toolkit) nodes(driverRoot, devRoot string, s gpu.Snapshot) (all, contro
 		}
 	}
 	slices.Sort(names)
-	control = append(node.Control(majors, caps, slices.Compact(names)), node.GPUs(majors, s.Devices)...)
+	control = node.Control(majors, caps, slices.Compact(names))
+	makes, err := node.MakesGPUs(t.Root, driverRoot)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	if makes {
+		control = append(control, node.GPUs(majors, s.Devices)...)
+	}
 	all = slices.Clone(control)
 	for _, n := range there {
 		if !slices.ContainsFunc(control, func(c node.Node) bool { return c.Path == n.Path }) {

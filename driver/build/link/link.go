@@ -171,7 +171,7 @@ func (all Halves) Write(dir string) error {
 // have the linker load a file are none of them.
 var (
 	linkerPattern = regexp.MustCompile(`^([a-z0-9_]+-)*ld(\.bfd|\.lld)?$`)
-	flagPattern   = regexp.MustCompile(`^(-[mzXS]|-E[LB]|-m[a-z0-9_]+|[a-z][a-z0-9_-]*(=[a-z0-9]+)?|--build-id(=[a-z0-9]+)?|--no-[a-z-]+|--fix-[a-z0-9-]+|--strip-debug|--emit-relocs|--orphan-handling=[a-z]+)$`)
+	flagPattern   = regexp.MustCompile(`^(-[mzXS]|-E[LB]|-m[a-z0-9_]+|[a-z][a-z0-9_-]*(=[a-z0-9]+)?|--build-id(=[a-z0-9]+)?|--no-[a-z-]+|--fix-[a-z0-9-]+|--strip-debug|--emit-relocs|--orphan-handling=[a-z]+|--compress-debug-sections=[a-z]+|-import-instr-limit=[0-9]+)$`)
 )
 
 // check refuses paths that lead out of the folders, and programs and flags that could do

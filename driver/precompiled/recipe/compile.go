@@ -59,7 +59,7 @@ func (s *Settings) findKernels(ctx context.Context, work string) ([]string, erro
 	var kernels []string
 	for i, img := range s.DriverToolkitImages {
 		to := filepath.Join(work, fmt.Sprintf("release-%d", i))
-		if err := s.build(ctx, releaseStages, "", to, map[string]string{"DRIVER_TOOLKIT_IMAGE": img}); err != nil {
+		if err := s.build(ctx, releaseStages, "", to, runfile.NoLinks, map[string]string{"DRIVER_TOOLKIT_IMAGE": img}); err != nil {
 			return nil, err
 		}
 		text, err := record.Read(filepath.Join(to, "driver-toolkit-release.json"), 64<<10)
@@ -153,7 +153,7 @@ func (s *Settings) compileInContainer(ctx context.Context, d driver, release str
 	if err != nil {
 		return err
 	}
-	return s.build(ctx, string(head)+fmt.Sprintf(compileStages, call), dir, to, args)
+	return s.build(ctx, string(head)+fmt.Sprintf(compileStages, call), dir, to, runfile.NoLinks, args)
 }
 
 // unpackPackages returns a folder into which the driver's packages were unpacked.
@@ -177,7 +177,7 @@ func (s *Settings) unpackPackages(ctx context.Context, work string) (string, err
 	if len(s.DriverToolkitImages) > 0 {
 		args["DRIVER_TOOLKIT_IMAGE"] = s.DriverToolkitImages[0]
 	}
-	return to, s.build(ctx, string(head)+fmt.Sprintf(packagesStages, unpack), "", to, args)
+	return to, s.build(ctx, string(head)+fmt.Sprintf(packagesStages, unpack), "", to, runfile.AnyLinks, args)
 }
 
 // unpackHere has this machine's apt fetch the packages.
@@ -207,8 +207,9 @@ func (s *Settings) unpackHere(ctx context.Context, work, to string) error {
 }
 
 // build has the container tool build an image of a Containerfile, and unpacks its files into
-// a new folder. The image is removed. dir is the context; "" is an empty one.
-func (s *Settings) build(ctx context.Context, containerfile, dir, to string, args map[string]string) error {
+// a new folder, which has no other links than these. The image is removed. dir is the
+// context; "" is an empty one.
+func (s *Settings) build(ctx context.Context, containerfile, dir, to string, links runfile.Links, args map[string]string) error {
 	work, err := os.MkdirTemp(filepath.Dir(to), "image-")
 	if err != nil {
 		return err
@@ -258,7 +259,7 @@ func (s *Settings) build(ctx context.Context, containerfile, dir, to string, arg
 		return err
 	}
 	files := mutate.Extract(i)
-	return errors.Join(runfile.UntarStream(ctx, files, to, runfile.AnyLinks), files.Close())
+	return errors.Join(runfile.UntarStream(ctx, files, to, links), files.Close())
 }
 
 // authorise gives a call of the container tool the pull secret.

@@ -23,6 +23,7 @@ import (
 	"github.com/gpuready/gpuready/driver/image"
 	"github.com/gpuready/gpuready/driver/kernel"
 	"github.com/gpuready/gpuready/driver/precompiled/runfile"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
 // refName is the annotation by which an OCI layout names an image.
@@ -167,8 +168,14 @@ func (s *Settings) addCommon(ctx context.Context, base v1.Image, d driver, all [
 	return mutate.Config(base, *own)
 }
 
-// copyObjects takes the objects that all kernels share out of the sources, as halves name them.
+// copyObjects takes the objects that all kernels share out of the sources, as halves name
+// them: files below the sources, with the digests that were linked.
 func (s *Settings) copyObjects(d driver, all []compiled, to string) error {
+	root, err := os.OpenRoot(d.source)
+	if err != nil {
+		return err
+	}
+	defer root.Close() //nolint:errcheck // it is only read
 	for _, c := range all {
 		h, err := link.Read(filepath.Join(c.halves, image.HalvesName, string(d.kind)))
 		if err != nil {
@@ -176,20 +183,43 @@ func (s *Settings) copyObjects(d driver, all []compiled, to string) error {
 		}
 		for _, m := range h.Modules {
 			for _, o := range m.Objects {
-				at := filepath.Join(to, o.Common)
-				if o.Common == "" || exists(at) {
+				if o.Common == "" || exists(filepath.Join(to, o.Common)) {
 					continue
 				}
-				if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
-					return err
-				}
-				if err := folder.CopyFile(filepath.Join(d.source, o.Common), at); err != nil {
+				if err := copyObject(root, o, filepath.Join(to, o.Common)); err != nil {
 					return err
 				}
 			}
 		}
 	}
 	return nil
+}
+
+func copyObject(sources *os.Root, o link.Object, at string) error {
+	info, err := sources.Lstat(o.Common)
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is no file of the driver's sources", record.Clean(o.Common, 200))
+	}
+	if err != nil {
+		return err
+	}
+	in, err := sources.Open(o.Common)
+	if err != nil {
+		return err
+	}
+	defer in.Close() //nolint:errcheck // it is only read
+	if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
+		return err
+	}
+	out, err := os.OpenFile(at, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return err
+	}
+	sum, err := folder.Sum(out, in)
+	if err = errors.Join(err, out.Close()); err == nil && sum != o.SHA256 {
+		err = fmt.Errorf("%s is not what the modules were linked of", record.Clean(o.Common, 200))
+	}
+	return err
 }
 
 // check refuses modules that are not what was to be built, and signs them if there is a key:

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/driver/build/link"
 )
 
 // known has settings that are complete on a machine of either architecture.
@@ -195,5 +197,31 @@ func TestEachOperatingSystemHasItsFolder(t *testing.T) {
 	for os := range systems {
 		require.FileExists(t, filepath.Join("..", os, ContainerfileName))
 		require.FileExists(t, filepath.Join("..", os, "Makefile"))
+	}
+}
+
+// What halves name as the driver's own object is a file of its sources, with the bytes that
+// were linked: nothing else of this machine gets into an image.
+func TestObjectsAreThoseOfTheSources(t *testing.T) {
+	dir, secret := t.TempDir(), filepath.Join(t.TempDir(), "key")
+	require.NoError(t, os.WriteFile(secret, []byte("secret"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "nv-kernel.o_binary"), []byte("object"), 0o644))
+	require.NoError(t, os.Symlink(secret, filepath.Join(dir, "link.o_binary")))
+	root, err := os.OpenRoot(dir)
+	require.NoError(t, err)
+	defer root.Close() //nolint:errcheck // it is only read
+	for _, c := range []struct{ name, text, err string }{
+		{"nv-kernel.o_binary", "object", ""},
+		{"nv-kernel.o_binary", "another", "is not what the modules were linked of"},
+		{"link.o_binary", "secret", "is no file of the driver's sources"},
+		{"../key", "secret", "path escapes from parent"},
+	} {
+		o := link.Object{Common: c.name, SHA256: fmt.Sprintf("%x", sha256.Sum256([]byte(c.text)))}
+		err := copyObject(root, o, filepath.Join(t.TempDir(), "to"))
+		if c.err == "" {
+			require.NoError(t, err)
+		} else {
+			require.ErrorContains(t, err, c.err)
+		}
 	}
 }

@@ -152,14 +152,16 @@ func Untar(ctx context.Context, file, to string) error {
 	return nil
 }
 
-// Links are the symbolic links that an archive may have.
-type Links bool
+// Links are the links that an archive may have.
+type Links int
 
-// LocalLinks stay below the archive's folder; AnyLinks are those of a root file system, which
-// may be absolute. None is followed while files are written.
+// NoLinks are of what a program has made. LocalLinks stay below the archive's folder. AnyLinks
+// are those of a root file system: they may be absolute, hard ones are among them, and paths
+// lead through them. None leads a file that is written out of the archive's folder.
 const (
-	LocalLinks Links = false
-	AnyLinks   Links = true
+	NoLinks Links = iota
+	LocalLinks
+	AnyLinks
 )
 
 // UntarStream puts the files of an archive of tar into a new folder, and nothing outside it.
@@ -263,6 +265,11 @@ func unpackEntry(h *tar.Header, r io.Reader, root *os.Root, links Links) error {
 	if !filepath.IsLocal(name) {
 		return errors.New("it is no path below the archive's folder")
 	}
+	if links != AnyLinks {
+		if err := checkParents(root, name); err != nil {
+			return err
+		}
+	}
 	if err := root.MkdirAll(path.Dir(name), 0o755); err != nil {
 		return err
 	}
@@ -275,6 +282,9 @@ func unpackEntry(h *tar.Header, r io.Reader, root *os.Root, links Links) error {
 		}
 		return errors.New("it is a hard link")
 	case tar.TypeSymlink:
+		if links == NoLinks {
+			return errors.New("it is a symbolic link")
+		}
 		if links == LocalLinks && (!filepath.IsLocal(path.Join(path.Dir(name), h.Linkname)) || path.IsAbs(h.Linkname)) {
 			return fmt.Errorf("the link leads out of the archive, to %q", record.Clean(h.Linkname, 200))
 		}
@@ -289,4 +299,22 @@ func unpackEntry(h *tar.Header, r io.Reader, root *os.Root, links Links) error {
 	}
 	_, err = io.Copy(f, r)
 	return errors.Join(err, f.Close())
+}
+
+// checkParents refuses a path that leads through a symbolic link: where the link at its end
+// leads could not be told from its name.
+func checkParents(root *os.Root, name string) error {
+	for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
+		info, err := root.Lstat(dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if info.Mode()&fs.ModeSymlink != 0 {
+			return fmt.Errorf("its folder %q is a symbolic link", record.Clean(dir, 200))
+		}
+	}
+	return nil
 }

@@ -90,6 +90,10 @@ func TestWhatAnInstallerMayNotHave(t *testing.T) {
 		_, err := Unpack(t.Context(), installer(t, byGzip, e), filepath.Join(t.TempDir(), "unpacked"))
 		require.ErrorContains(t, err, want)
 	}
+	through := entry{tar.Header{Name: "s", Typeflag: tar.TypeSymlink, Linkname: "."}, ""}
+	out := entry{tar.Header{Name: "s/s/s/t/l", Typeflag: tar.TypeSymlink, Linkname: "../../../../x"}, ""}
+	_, err := Unpack(t.Context(), installer(t, byGzip, through, out), filepath.Join(t.TempDir(), "unpacked"))
+	require.ErrorContains(t, err, "is a symbolic link")
 	at := installer(t, byGzip, file("a", "text"))
 	whole, err := os.ReadFile(at)
 	require.NoError(t, err)
