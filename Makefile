@@ -132,6 +132,9 @@ $(addprefix $(BIN)/,$(CGO_PROGRAMS)): $(BIN)/%: $(GO_SOURCES) $(STAMP)
 	@echo '  build $@'
 	$(Q)CGO_ENABLED=1 $(GO) build $(TAGS) -trimpath -buildvcs=false $(RACEFLAG) -ldflags "$(LDFLAGS) $(X)" -o $@ ./$(dir_$*)
 
+# It asks registries, for which HTTP/1.1 does, and is 350 kB smaller without the other one.
+$(BIN)/gpu-driver: TAGS := $(TAGS),nethttpomithttp2
+
 $(addprefix $(BIN)/,$(STATIC_PROGRAMS)): $(BIN)/%: $(GO_SOURCES) $(STAMP)
 	@echo '  build $@'
 	$(Q)CGO_ENABLED=0 $(GO) build $(TAGS) -trimpath -buildvcs=false -ldflags "$(LDFLAGS) $(X)" -o $@ ./$(dir_$*)
