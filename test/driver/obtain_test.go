@@ -59,7 +59,7 @@ func TestWhatOneNodeBuiltTheNextOnePulls(t *testing.T) {
 	const repository = "127.0.0.1:5000/driver"
 	flags := []string{
 		"--driver-version", version, "--build-cache", "/var/lib/cache", "--build-dir", "/var/lib/work",
-		"--prebuild-repository", repository, "--os-tag", "debian12", "--image", repository + ":base",
+		"--prebuild-repository", repository, "--os-tag", "debian12", "--image", repository + ":base", "--prebuild-insecure", "127.0.0.1:5000",
 	}
 	from := append([]string{"--sources", "/sources"}, flags...)
 	nextNode := func() { n.MustRun(ctx, "rm", "-rf", "/var/lib/cache", "/var/lib/work") }
