@@ -4,7 +4,7 @@
 #	make e2e-driver E2E_ARGS='-run SecureBoot'         some of them
 #	make e2e-driver-real                               NVIDIA's own modules, from Debian's non-free
 .PHONY: e2e-driver
-e2e-driver: packages-build packages-machine ## drive real kernels in QEMU: modules are really loaded, refused and unloaded
+e2e-driver: packages-build packages-images packages-machine ## drive real kernels in QEMU: modules are really loaded, refused and unloaded
 	@$(MAKE) --no-print-directory $(BIN)/gpu-driver $(BIN)/gpu-cdi-hook
 	@began=$$(date +%s); GPUREADY_MACHINE=1 GPUREADY_BIN=$(CURDIR)/$(BIN) \
 	$(GO) test $(TAGS) -count=1 -v -timeout 20m -parallel 2 -p 1 $(E2E_ARGS) ./test/machine/... ./test/driver/... && \
