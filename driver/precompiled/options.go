@@ -1,9 +1,11 @@
 package main
 
 import (
+	"context"
 	"io"
 	"os/exec"
 	"strings"
+	"time"
 
 	"github.com/gpuready/gpuready/driver/precompiled/recipe"
 	"github.com/gpuready/gpuready/internal/program"
@@ -109,7 +111,9 @@ func newOptions(usage string, stdout io.Writer) *options {
 
 // git returns a setting of git's, "" where there is none.
 func git(name string) string {
-	out, err := exec.Command("git", "config", "--get", name).Output() //nolint:noctx // it reads a file
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "git", "config", "--get", name).Output()
 	if err != nil {
 		return ""
 	}

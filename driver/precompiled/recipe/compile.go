@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
@@ -21,10 +22,6 @@ import (
 	"github.com/gpuready/gpuready/driver/precompiled/runfile"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
-
-// ContainerfileName is the file in the folder of an operating system that makes a stage
-// "build" with the compiler and the headers of KERNEL_VERSION.
-const ContainerfileName = "Containerfile"
 
 // The stages that follow that of the operating system. The context has the program and the
 // sources; the last stage has what is taken out.
@@ -84,7 +81,7 @@ func (s *Settings) findKernels(ctx context.Context, work string) ([]string, erro
 	return kernels, nil
 }
 
-// compiled is what was made for one kernel.
+// compiled names the folders that a build for one kernel has filled.
 type compiled struct {
 	release string
 	halves  string // folder that image.Dir is made of
@@ -112,7 +109,7 @@ func (s *Settings) compile(ctx context.Context, d driver, release string, n int,
 	return c, nil
 }
 
-// buildArguments returns those of gpu-driver. What it makes is below to.
+// buildArguments returns the arguments of gpu-driver build, which fills the folder to.
 func (s *Settings) buildArguments(source, release, headers, to string) []string {
 	return []string{
 		"build", "--halves", "--source=" + source, "--kernel=" + release, "--headers-root=" + headers, "--driver-version=" + s.DriverVersion,
@@ -128,8 +125,15 @@ func (s *Settings) compileHere(ctx context.Context, d driver, release, to string
 	return s.run(ctx, nil, s.Program, s.buildArguments(d.source, release, headers, to)...)
 }
 
+// buildStage returns the text of the stage "build" for the n-th kernel, and its arguments.
+func (s *Settings) buildStage(release string, n int) (text string, args map[string]string, err error) {
+	data, err := os.ReadFile(filepath.Join(s.Recipes, string(systems[s.OS].family)+".containerfile"))
+	builder, rhelVersion := s.builder(n)
+	return string(data), map[string]string{"KERNEL_VERSION": release, "RHEL_VERSION": rhelVersion, "BUILDER_IMAGE": builder}, err
+}
+
 func (s *Settings) compileInContainer(ctx context.Context, d driver, release string, n int, work, to string) error {
-	head, err := os.ReadFile(filepath.Join(s.Recipes, s.OS, ContainerfileName))
+	head, args, err := s.buildStage(release, n)
 	if err != nil {
 		return err
 	}
@@ -145,44 +149,34 @@ func (s *Settings) compileInContainer(ctx context.Context, d driver, release str
 			return err
 		}
 	}
-	args := map[string]string{"KERNEL_VERSION": release, "RHEL_VERSION": s.RHELVersion, "BUILDER_IMAGE": s.BuilderImage}
-	if len(s.DriverToolkitImages) > 0 {
-		args["DRIVER_TOOLKIT_IMAGE"] = s.DriverToolkitImages[min(n, len(s.DriverToolkitImages)-1)]
-	}
 	call, err := json.Marshal(append([]string{"/context/gpu-driver"}, s.buildArguments("/context/source", release, "/", "/result")...))
 	if err != nil {
 		return err
 	}
-	return s.build(ctx, string(head)+fmt.Sprintf(compileStages, call), dir, to, runfile.NoLinks, args)
+	return s.build(ctx, head+fmt.Sprintf(compileStages, call), dir, to, runfile.NoLinks, args)
 }
 
 // unpackPackages returns a folder into which the driver's packages were unpacked.
-func (s *Settings) unpackPackages(ctx context.Context, work string) (string, error) {
+func (s *Settings) unpackPackages(ctx context.Context, kernels []string, work string) (string, error) {
 	to := filepath.Join(work, "packages")
 	if s.ContainerTool == NoTool {
 		return to, s.unpackHere(ctx, work, to)
 	}
-	head, err := os.ReadFile(filepath.Join(s.Recipes, s.OS, ContainerfileName))
+	head, args, err := s.buildStage(kernels[0], 0)
 	if err != nil {
 		return "", err
 	}
+	args["DRIVER_PACKAGES"] = strings.Join(s.Packages, " ")
 	unpack := unpackRPMs
-	if systems[s.OS].apt {
+	if systems[s.OS].family == apt {
 		unpack = unpackDebs
 	}
-	args := map[string]string{"DRIVER_PACKAGES": strings.Join(s.Packages, " "), "RHEL_VERSION": s.RHELVersion, "BUILDER_IMAGE": s.BuilderImage}
-	if len(s.Kernels) > 0 {
-		args["KERNEL_VERSION"] = s.Kernels[0]
-	}
-	if len(s.DriverToolkitImages) > 0 {
-		args["DRIVER_TOOLKIT_IMAGE"] = s.DriverToolkitImages[0]
-	}
-	return to, s.build(ctx, string(head)+fmt.Sprintf(packagesStages, unpack), "", to, runfile.AnyLinks, args)
+	return to, s.build(ctx, head+fmt.Sprintf(packagesStages, unpack), "", to, runfile.AnyLinks, args)
 }
 
 // unpackHere has this machine's apt fetch the packages.
 func (s *Settings) unpackHere(ctx context.Context, work, to string) error {
-	if !systems[s.OS].apt {
+	if systems[s.OS].family != apt {
 		return fmt.Errorf("DRIVER_PACKAGES: packages of %s are not fetched with CONTAINER_TOOL=%s; set DRIVER_SOURCE", s.OS, NoTool)
 	}
 	dir := filepath.Join(work, "debs")
@@ -221,7 +215,7 @@ func (s *Settings) build(ctx context.Context, containerfile, dir, to string, lin
 			return err
 		}
 	}
-	file, archive := filepath.Join(work, ContainerfileName), filepath.Join(work, "image.tar")
+	file, archive := filepath.Join(work, "Containerfile"), filepath.Join(work, "image.tar")
 	if err := os.WriteFile(file, []byte(containerfile), 0o644); err != nil {
 		return err
 	}
@@ -278,17 +272,28 @@ func (s *Settings) authorise(work string, call *[]string) (env []string, err err
 	return []string{"DOCKER_CONFIG=" + dir}, folder.CopyFile(s.PullSecretFile, filepath.Join(dir, "config.json"))
 }
 
+// programTimeout bounds each run of a container tool or compiler. A build of NVIDIA's modules
+// takes minutes, and gpu-driver itself gives it an hour.
+const programTimeout = 2 * time.Hour
+
 // run runs a program. What it prints goes on to standard error; the error has its last line,
 // or the last one of gpu-driver, which says why it could not build.
 func (s *Settings) run(ctx context.Context, env []string, program string, args ...string) error {
 	var printed bytes.Buffer
-	cmd := exec.CommandContext(ctx, program, args...)
+	limited, cancel := context.WithTimeout(ctx, programTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(limited, program, args...)
 	cmd.Env = append(os.Environ(), env...)
 	out := io.MultiWriter(os.Stderr, &printed)
 	cmd.Stdout, cmd.Stderr = out, out
 	err := cmd.Run()
-	if err == nil || ctx.Err() != nil {
+	switch {
+	case ctx.Err() != nil:
 		return ctx.Err()
+	case err == nil:
+		return nil
+	case limited.Err() != nil:
+		return fmt.Errorf("%s has not ended after %v", filepath.Base(program), programTimeout)
 	}
 	var last string
 	for line := range strings.Lines(printed.String()) {

@@ -41,11 +41,11 @@ func (s *Settings) layout() userspace.Layout {
 var sourceNames = map[kernel.Kind]string{kernel.OpenKind: "kernel-open", kernel.Proprietary: "kernel"}
 
 // findDriver unpacks the driver below work.
-func (s *Settings) findDriver(ctx context.Context, work string) (d driver, err error) {
+func (s *Settings) findDriver(ctx context.Context, kernels []string, work string) (d driver, err error) {
 	dir := s.Source
 	switch info, statErr := os.Stat(s.Source); {
 	case len(s.Packages) > 0:
-		if dir, err = s.unpackPackages(ctx, work); err != nil {
+		if dir, err = s.unpackPackages(ctx, kernels, work); err != nil {
 			return d, err
 		}
 	case statErr == nil && info.IsDir():
@@ -179,6 +179,15 @@ func (s *Settings) download(ctx context.Context) (string, error) {
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
+	}
+	left, err := filepath.Glob(filepath.Join(dir, "download-*")) // of runs that were killed
+	if err != nil {
+		return "", err
+	}
+	for _, f := range left {
+		if err := os.Remove(f); err != nil {
+			return "", err
+		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, downloadTimeout)
 	defer cancel()

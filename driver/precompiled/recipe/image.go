@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuready/gpuready/driver/build"
 	"github.com/gpuready/gpuready/driver/build/folder"
@@ -43,8 +44,13 @@ func (s *Settings) Make(ctx context.Context) (made []Image, err error) {
 	if err := os.MkdirAll(s.Out, 0o755); err != nil {
 		return nil, err
 	}
-	work, err := os.MkdirTemp(s.Out, "work-")
+	unlock, err := s.lock()
 	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	work := filepath.Join(s.Out, "work") // what a killed run has left there goes now
+	if err := errors.Join(os.RemoveAll(work), os.Mkdir(work, 0o755)); err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
@@ -56,7 +62,7 @@ func (s *Settings) Make(ctx context.Context) (made []Image, err error) {
 	if err != nil {
 		return nil, err
 	}
-	d, err := s.findDriver(ctx, work)
+	d, err := s.findDriver(ctx, kernels, work)
 	if err != nil {
 		return nil, err
 	}
@@ -76,6 +82,18 @@ func (s *Settings) Make(ctx context.Context) (made []Image, err error) {
 		return nil, err
 	}
 	return s.write(common, d, all)
+}
+
+// lock keeps other runs out of s.Out, until the function is called or this process ends.
+func (s *Settings) lock() (unlock func(), err error) {
+	f, err := os.OpenFile(filepath.Join(s.Out, "lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(fmt.Errorf("another run makes images in %s: wait for it, or set another OUTPUT_DIR: %w", s.Out, err), f.Close())
+	}
+	return func() { _ = f.Close() }, nil
 }
 
 // Folder returns the OCI layout with the images.

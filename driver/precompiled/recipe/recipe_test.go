@@ -158,17 +158,17 @@ func TestSourcesOfPackages(t *testing.T) {
 		}
 		s := known("debian12", func(s *Settings) { s.Source = dir })
 		require.NoError(t, s.Complete())
-		d, err := s.findDriver(t.Context(), t.TempDir())
+		d, err := s.findDriver(t.Context(), s.Kernels, t.TempDir())
 		require.NoError(t, err, name)
 		require.Equal(t, c.kind, string(d.kind), name)
 		require.FileExists(t, filepath.Join(d.source, "Kbuild"))
 		s.Kind = map[string]string{"open": "proprietary", "proprietary": "open"}[c.kind]
-		_, err = s.findDriver(t.Context(), t.TempDir())
+		_, err = s.findDriver(t.Context(), s.Kernels, t.TempDir())
 		require.ErrorContains(t, err, "has no sources of "+s.Kind+" modules", name)
 	}
 	s := known("debian12", func(s *Settings) { s.Source = t.TempDir() })
 	require.NoError(t, s.Complete())
-	_, err = s.findDriver(t.Context(), t.TempDir())
+	_, err = s.findDriver(t.Context(), s.Kernels, t.TempDir())
 	require.ErrorContains(t, err, "has neither .manifest, as NVIDIA's installer unpacks it, nor usr/src/nvidia*")
 }
 
@@ -192,12 +192,39 @@ func TestTheDriverHasTheCLibraryOfTheBase(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(to, s.layout().Libraries, "libdl.so.2"))
 }
 
-// Each operating system has its Makefile and its stage that compiles.
+// Each operating system has its Makefile, and the stage that compiles for it.
 func TestEachOperatingSystemHasItsFolder(t *testing.T) {
-	for os := range systems {
-		require.FileExists(t, filepath.Join("..", os, ContainerfileName))
+	for os, o := range systems {
 		require.FileExists(t, filepath.Join("..", os, "Makefile"))
+		require.FileExists(t, filepath.Join("..", string(o.family)+".containerfile"))
 	}
+	for want, s := range map[string]Settings{
+		"registry.access.redhat.com/ubi9/ubi:9.6 9.6": {OS: "rhel9"},
+		"registry.access.redhat.com/ubi8/ubi:8.6 8.6": {OS: "rhel8", RHELVersion: "8.6"},
+		"dtk2 9.6":                        {OS: "rhel9", DriverToolkitImages: []string{"dtk1", "dtk2"}},
+		"dtk2 ":                           {OS: "rhcos4", DriverToolkitImages: []string{"dtk1", "dtk2"}},
+		"my-image ":                       {OS: "debian12", BuilderImage: "my-image"},
+		"docker.io/library/ubuntu:24.04 ": {OS: "ubuntu24.04"},
+	} {
+		image, rhel := s.builder(1)
+		require.Equal(t, want, image+" "+rhel)
+	}
+}
+
+// Two runs do not write into one folder, and what a killed one has left goes.
+func TestOneRunAtATime(t *testing.T) {
+	s := known("debian12", func(s *Settings) { s.Out, s.BaseImage = t.TempDir(), filepath.Join(t.TempDir(), "none.tar") })
+	require.NoError(t, s.Complete())
+	require.NoError(t, os.MkdirAll(filepath.Join(s.Out, "work/kernel-0"), 0o755))
+	unlock, err := s.lock()
+	require.NoError(t, err)
+	_, err = s.Make(t.Context())
+	require.ErrorContains(t, err, "another run makes images in "+s.Out)
+	require.DirExists(t, filepath.Join(s.Out, "work/kernel-0"))
+	unlock()
+	_, err = s.Make(t.Context())
+	require.ErrorContains(t, err, "BASE_IMAGE: ")
+	require.NoDirExists(t, filepath.Join(s.Out, "work"))
 }
 
 // What halves name as the driver's own object is a file of its sources, with the bytes that

@@ -6,6 +6,7 @@
 package recipe
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -65,32 +66,60 @@ type Settings struct {
 	Log *slog.Logger
 }
 
-// defaultModules are those that a driver container can be asked to load.
+// defaultModules lists the modules that a driver container can be asked to load.
 var defaultModules = []string{"nvidia", "nvidia-uvm", "nvidia-modeset", "nvidia-drm", "nvidia-peermem"}
 
 // system describes an operating system for which there is a folder.
 type system struct {
-	tag     string // OS_TAG where none is given; "": it has to be
-	apt     bool   // packages are Debian's
-	dnf     bool
-	toolkit bool // OpenShift's Driver Toolkit compiles
+	family family
+	image  string // that compiles where no other is named; of RHEL without its version
+	rhel   string // that version
+	tag    string // OS_TAG where none is given; "": it has to be
 }
 
+// family names the containerfile of several systems: a stage "build" that installs the
+// compiler and the headers of KERNEL_VERSION unless BUILDER_IMAGE has them.
+type family string
+
+const (
+	apt   family = "apt"
+	rhel  family = "rhel"
+	rhcos family = "rhcos" // OpenShift's Driver Toolkit has them
+	suse  family = "suse"
+)
+
 var systems = map[string]system{
-	"debian12":    {tag: "debian12", apt: true},
-	"debian13":    {tag: "debian13", apt: true},
-	"ubuntu22.04": {tag: "ubuntu22.04", apt: true},
-	"ubuntu24.04": {tag: "ubuntu24.04", apt: true},
-	"rhel8":       {dnf: true},
-	"rhel9":       {dnf: true},
-	"rhcos4":      {toolkit: true, dnf: true},
-	"sles15":      {},
+	"debian12":    {apt, "docker.io/library/debian:bookworm", "", "debian12"},
+	"debian13":    {apt, "docker.io/library/debian:trixie", "", "debian13"},
+	"ubuntu22.04": {apt, "docker.io/library/ubuntu:22.04", "", "ubuntu22.04"},
+	"ubuntu24.04": {apt, "docker.io/library/ubuntu:24.04", "", "ubuntu24.04"},
+	"rhel8":       {rhel, "registry.access.redhat.com/ubi8/ubi:", "8.10", ""},
+	"rhel9":       {rhel, "registry.access.redhat.com/ubi9/ubi:", "9.6", ""},
+	"rhcos4":      {rhcos, "", "", ""},
+	"sles15":      {suse, "registry.suse.com/bci/bci-base:15.6", "", ""},
+}
+
+// builder returns the image that compiles for the n-th kernel, and its version of RHEL.
+func (s *Settings) builder(n int) (image, rhelVersion string) {
+	o := systems[s.OS]
+	rhelVersion = cmp.Or(s.RHELVersion, o.rhel)
+	switch {
+	case s.BuilderImage != "":
+		image = s.BuilderImage
+	case len(s.DriverToolkitImages) > 0:
+		image = s.DriverToolkitImages[min(n, len(s.DriverToolkitImages)-1)]
+	case o.family == rhel:
+		image = o.image + rhelVersion
+	default:
+		image = o.image
+	}
+	return image, rhelVersion
 }
 
 // NoTool is the value of CONTAINER_TOOL with which this machine compiles.
 const NoTool = "none"
 
-// containerTools are those that are looked for, in this order.
+// containerTools lists the container tools to look for, in this order.
 var containerTools = []string{"podman", "docker", "buildah"}
 
 var versionPattern = regexp.MustCompile(`^\d+\.\d+(\.\d+)?$`)
@@ -218,7 +247,7 @@ func (s *Settings) checkSystem(o system) error {
 		wrong("RHEL_MAJOR is %s, and RHEL_VERSION is %s", s.RHELMajor, s.RHELVersion)
 	}
 	switch n := len(s.DriverToolkitImages); {
-	case o.toolkit && n == 0 && s.ContainerTool != NoTool:
+	case o.family == rhcos && n == 0 && s.BuilderImage == "" && s.ContainerTool != NoTool:
 		wrong("DRIVER_TOOLKIT_IMAGE is not set: oc adm release info --image-for=driver-toolkit prints it")
 	case n > 1 && n != len(s.Kernels) && len(s.Kernels) > 0:
 		wrong("DRIVER_TOOLKIT_IMAGE names %d images for %d kernels: name one, or one for each", n, len(s.Kernels))
@@ -226,7 +255,7 @@ func (s *Settings) checkSystem(o system) error {
 	if len(s.Kernels) == 0 && len(s.DriverToolkitImages) == 0 {
 		wrong("KERNEL_VERSION is not set; or KERNEL_VERSIONS, for several")
 	}
-	if len(s.Packages) > 0 && !o.apt && !o.dnf {
+	if len(s.Packages) > 0 && o.family == suse {
 		wrong("DRIVER_PACKAGES: packages are not taken on %s; set DRIVER_SOURCE", s.OS)
 	}
 	for name, file := range map[string]string{"PULL_SECRET_FILE": s.PullSecretFile, "RHSM_ORG_FILE": s.RHSMOrgFile, "RHSM_ACTIVATIONKEY_FILE": s.RHSMKeyFile} {

@@ -35,7 +35,7 @@ const (
 	maxBytes  = 8 << 30 // unpacked
 )
 
-// Header is what the script says of the archive.
+// Header holds the variables of the script that describe the archive.
 type Header struct {
 	Version string // "580.95.05"
 	OS      string // "Linux"
