@@ -46,7 +46,7 @@ func module(t *testing.T, name string, depends ...string) []byte {
 	return b.Bytes()
 }
 
-// calls are those of a kernel whose modules are the lines of a file.
+// calls stands in for a kernel that lists its modules in a file.
 type calls struct {
 	modules string // proc/modules
 	refuse  error  // of unloading

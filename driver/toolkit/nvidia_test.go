@@ -22,8 +22,8 @@ import (
 
 // Stand-ins for NVIDIA's containers: shells that poll and touch files, as theirs do.
 
-// standInSideCar is what the Driver Toolkit's container runs: $1 is the shared folder, and $2
-// has what the compiler makes.
+// standInSideCar is a shell script for the Driver Toolkit's container: $1 is the shared folder,
+// and $2 the folder with compiled modules.
 const standInSideCar = `set -eu
 cd "$1"
 until [ -f dir_prepared ]; do sleep 0.02; done

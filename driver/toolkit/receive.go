@@ -95,20 +95,20 @@ func (m *Main) takeBuilt(root *host.Root, built *answer, file, to string) error 
 		if !there {
 			return m.refuse(fmt.Errorf("it has not built %s", file))
 		}
-		return m.take(root, file, to, sum)
+		return m.copyModule(root, file, to, sum)
 	}
 	var err error
 	for _, place := range places {
-		if err = m.take(root, path.Join(place, file), to, ""); !errors.Is(err, fs.ErrNotExist) {
+		if err = m.copyModule(root, path.Join(place, file), to, ""); !errors.Is(err, fs.ErrNotExist) {
 			break
 		}
 	}
 	return err
 }
 
-// take copies one module, whose digest has to be sum; "": any. The copy is bounded, and
+// copyModule copies one module, whose digest has to be sum; "": any. The copy is bounded, and
 // nothing but a regular file inside the shared folder is opened.
-func (m *Main) take(root *host.Root, at, to, sum string) error {
+func (m *Main) copyModule(root *host.Root, at, to, sum string) error {
 	in, err := root.OpenFile(path.Join("/", modulesName, at))
 	if err != nil {
 		return m.refuse(err)

@@ -81,7 +81,7 @@ func (s *SideCar) Run(ctx context.Context) error {
 	return nil
 }
 
-// ask is what dir_prepared says; the zero value: there is none.
+// ask is the content of dir_prepared; the zero value: there is no such file.
 type ask struct {
 	id     string // digest of the request
 	nvidia bool   // it is NVIDIA's driver container that asks

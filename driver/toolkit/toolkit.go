@@ -130,8 +130,8 @@ func isModuleName(name string) bool {
 // requestID returns the digest of a request, by which its answers are known.
 func requestID(env string) string { return folder.NewDigest("toolkit", env).String() }
 
-// answer is what driver_build_started, driver_built and driver_failed say. NVIDIA's side-car
-// leaves them empty.
+// answer is the content of driver_build_started, driver_built and driver_failed. NVIDIA's
+// side-car leaves these files empty.
 type answer struct {
 	Empty   bool              `json:"-"`
 	ID      string            `json:"id"`

@@ -32,7 +32,7 @@ const modules = "nvidia,nvidia-uvm,nvidia-modeset,nvidia-drm,nvidia-peermem"
 // Kinds are what Spec.Kind can be.
 func Kinds() []string { return []string{"open", "proprietary"} }
 
-// Arches are what Spec.Arch can be.
+// Arches returns the architectures that Spec.Arch may name.
 func Arches() []string { return []string{"amd64", "arm64"} }
 
 // machine is the architecture in a kernel's release: "5.14.0-427.50.1.el9_4.x86_64",

@@ -94,7 +94,7 @@ type Cluster struct {
 // Node is one node of a cluster.
 type Node = node.Node
 
-// Guest is what makes a virtual machine a node of a cluster.
+// Guest describes how a virtual machine becomes a node of a cluster.
 type Guest = node.Guest
 
 // Inside is what runs inside a cluster's namespaces, if args say so; see above.

@@ -95,7 +95,7 @@ func standin(t testing.TB, k *machine.Kernel) (m machine.Modules, argument strin
 	return machine.Modules{"gpusim-pci.ko": data}, "memmap=128M$0x60000000"
 }
 
-// realMemory is what a machine needs for NVIDIA's modules, in MiB.
+// realMemory is the memory of a machine that loads NVIDIA's modules, in MiB.
 const realMemory = 3072
 
 // TestRealModules has gpu-driver load NVIDIA's own modules, on a machine without a GPU and

@@ -69,7 +69,7 @@ func TestTimes(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, data, 0o644))
 }
 
-// ToolkitSamples are what TestToolkitTimes measures, for make bench.
+// ToolkitSamples holds the times that TestToolkitTimes measures, for make bench.
 type ToolkitSamples struct {
 	Begin []time.Duration // from the request to the start of the build
 	Take  []time.Duration // from the answer to verified modules, with which loading begins

@@ -165,7 +165,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	s.update(func() {})
 	if s.Syslog != "" && len(s.keepers) > 0 {
 		var err error
-		if s.syslog, err = listenSyslog(s.Syslog, s.hear); err != nil { // the daemons run all the same
+		if s.syslog, err = listenSyslog(s.Syslog, s.recordLine); err != nil { // the daemons run all the same
 			s.Log.Warn("what the driver's daemons log is not heard", "message", err.Error())
 		}
 	}
@@ -192,8 +192,9 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	return errors.Join(append(errs, s.syslog.close())...)
 }
 
-// hear takes a line that a program has logged: a daemon's is one of its last lines.
-func (s *Supervisor) hear(ident, line string) {
+// recordLine keeps a line that a program has logged by syslog(3): a daemon's among its last
+// lines, any other in the log.
+func (s *Supervisor) recordLine(ident, line string) {
 	for _, k := range s.keepers {
 		if k.Name == ident {
 			k.tail.add(line)

@@ -134,7 +134,8 @@ func (s *syslog) close() error {
 	return err
 }
 
-// stampLength is that of "Jan _2 15:04:05 ", which syslog(3) puts before a message (RFC 3164).
+// stampLength is the length of "Jan _2 15:04:05 ", which syslog(3) puts before a message
+// (RFC 3164).
 const stampLength = len(time.Stamp) + 1
 
 // parseSyslog returns the name of the program that sent a message, and its text:

@@ -98,8 +98,8 @@ func image(spec *v1.DriverSpec, version, osTag string) string {
 	return ref + "-" + osTag
 }
 
-// osTag is that of the pool with this kernel, or the only one that the pools have. A kernel
-// of OpenShift comes with an operating system of its own.
+// osTag returns the operating system of the pool with this kernel, or the only one that the
+// pools have. A kernel of OpenShift comes with an operating system of its own.
 func osTag(pools []v1.PoolStatus, kernel string, openShift bool) (string, error) {
 	here, all := values(pools, kernel, func(p v1.PoolStatus) string { return p.OS })
 	switch {
@@ -115,7 +115,8 @@ func osTag(pools []v1.PoolStatus, kernel string, openShift bool) (string, error)
 	return "", fmt.Errorf("which operating system? GPU nodes have %s: say it with --os-tag", strings.Join(all, ", "))
 }
 
-// arch is that of the pools with this kernel or, where there is none, of all pools.
+// arch returns the architecture of the pools with this kernel or, where there is none, of all
+// pools.
 func arch(pools []v1.PoolStatus, kernel string) (string, error) {
 	have, all := values(pools, kernel, func(p v1.PoolStatus) string { return p.Arch })
 	if len(have) == 0 {

@@ -9,7 +9,7 @@ import (
 	"github.com/gpuready/gpuready/test/cluster/network"
 )
 
-// Guest is what makes a virtual machine a node of a cluster. Whoever boots the machine puts
+// Guest describes how a virtual machine becomes a node of a cluster. Whoever boots the machine puts
 // the files on its disk, makes the tap device its network card, gives that the addresses,
 // and runs the programs.
 type Guest struct {
