@@ -34,7 +34,7 @@ endif
 # Programs that need cgo (NVML), and those that must not have it.
 CGO_PROGRAMS    := gpu-device-plugin gpu-toolkit gpu-validator gpusim
 SAMPLES         := vectoradd reduction gemm bandwidth memtest compute
-STATIC_PROGRAMS := gpu-cdi-hook gpu-driver gpu-oci-runtime gpu-operator kubectl-gpu $(SAMPLES)
+STATIC_PROGRAMS := gpu-cdi-hook gpu-driver gpu-oci-runtime gpu-operator gpu-provision kubectl-gpu $(SAMPLES)
 SIMULATOR       := lib/libnvidia-ml.so lib/libcuda.so lib/nvidia-smi lib/nvidia-cuda-mps-control
 
 dir_gpu-device-plugin := deviceplugin
@@ -45,6 +45,7 @@ dir_gpu-cdi-hook      := toolkit/hook
 dir_gpu-driver        := driver
 dir_gpu-oci-runtime   := toolkit/ociruntime
 dir_gpu-operator      := operator
+dir_gpu-provision     := provision
 dir_kubectl-gpu       := operator/kubectl
 $(foreach sample,$(SAMPLES),$(eval dir_$(sample) := cuda-samples/$(sample)))
 
@@ -175,7 +176,7 @@ $(BIN)/lib/nvidia-smi $(BIN)/lib/nvidia-cuda-mps-control: $(BIN)/lib/%: simulato
 
 # --- images, the cluster and the soak, beside what they build ---
 
-include deployments/images/images.mk test/cluster/cluster.mk test/e2e/e2e.mk test/toolkit/toolkit.mk test/validator/validator.mk test/operator/operator.mk test/security/security.mk test/soak/soak.mk test/machine/machine.mk test/vmnode/vmnode.mk
+include deployments/images/images.mk test/cluster/cluster.mk test/e2e/e2e.mk test/toolkit/toolkit.mk test/validator/validator.mk test/operator/operator.mk test/provision/provision.mk test/security/security.mk test/soak/soak.mk test/machine/machine.mk test/vmnode/vmnode.mk
 
 # --- tools ---
 

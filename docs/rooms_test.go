@@ -46,6 +46,7 @@ func TestTheRoomsOfEachComponentAreThoseThatExist(t *testing.T) {
 		{"deviceplugin", "### The device plugin's rooms"},
 		{"toolkit", "### The toolkit's rooms"},
 		{"operator", "### The operator's rooms"},
+		{"provision", "### The provision rooms"},
 	} {
 		t.Run(c.dir, func(t *testing.T) {
 			var named []string

@@ -1,0 +1,56 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/gpuready/gpuready/internal/program"
+	"github.com/gpuready/gpuready/provision/cluster"
+	"github.com/gpuready/gpuready/provision/measure"
+)
+
+const cleanupUsage = `Remove what a run that was killed has left in the cluster: its workloads and NodeClaims, and,
+with --policy-file, bring the ClusterPolicy back that it had deleted. A run that ends by
+itself or by Ctrl-C leaves nothing.
+
+Usage:
+  gpu-provision cleanup [--policy-file FILE] [--dry-run]
+
+Examples:
+  gpu-provision cleanup --dry-run
+  gpu-provision cleanup --policy-file run/gpu-provision-clusterpolicy.json
+`
+
+func runCleanup(ctx context.Context, args []string, stdout, _ io.Writer) error {
+	f := program.NewFlags("gpu-provision cleanup", cleanupUsage, exitCodes, stdout)
+	var where cluster.Where
+	dry := f.Bool("dry-run", false, "say what would be done, and do nothing")
+	file := f.String("policy-file", "", "create this ClusterPolicy if there is none with its name")
+	clusterFlags(f, &where)
+	if err := f.Read(args); err != nil {
+		return err
+	}
+	if err := f.Lone(); err != nil {
+		return err
+	}
+	var policy map[string]any
+	if *file != "" {
+		if err := readManifest(*file, &policy); err != nil {
+			return program.Wrong("--policy-file: %w", err)
+		}
+	}
+	client, err := connect(where)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	done, err := measure.Cleanup(ctx, client, policy, *dry)
+	for _, what := range done {
+		fmt.Fprintln(stdout, what)
+	}
+	if err == nil && len(done) == 0 {
+		fmt.Fprintln(stdout, "nothing is left of a run")
+	}
+	return err
+}

@@ -1,0 +1,290 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/gpuready/gpuready/internal/program"
+	"github.com/gpuready/gpuready/internal/version"
+	"github.com/gpuready/gpuready/provision/cluster"
+	"github.com/gpuready/gpuready/provision/measure"
+	"github.com/gpuready/gpuready/provision/observe"
+	"github.com/gpuready/gpuready/provision/report"
+	"github.com/gpuready/gpuready/provision/step"
+)
+
+const measureUsage = `Ask for GPUs, again and again, and note when each step was taken.
+
+Tests:
+  reset            delete the ClusterPolicy, wait until nothing is left, apply it again
+  autoscale        create a workload that no node has room for, and wait for a node
+  scale-from-zero  the same, where no node offers GPUs before
+  node-reboot      restart a node by a command, and wait until it runs workloads again
+
+Each sample ends when the nodes are validated, where something validates them, and the
+workload has shown its first result. The first sample is shown, and in no figure. Ctrl-C
+ends the run: the report says that it is partial, and the cluster is as it was before.
+
+Usage:
+  gpu-provision measure --test TEST [flags]
+
+Examples:
+  gpu-provision measure --test reset --samples 10 --out run
+  gpu-provision measure --test autoscale --samples 5                        # Cluster Autoscaler, Karpenter NodePool
+  gpu-provision measure --test autoscale --machineset openshift-machine-api/gpu-a
+  gpu-provision measure --test scale-from-zero --node-claim claim.yaml      # Karpenter
+  gpu-provision measure --test scale-from-zero --add-node 'cloud create gpu' --remove-node 'cloud delete $GPU_PROVISION_NODE'
+  gpu-provision measure --test node-reboot --node gpu-1 --reboot 'ssh gpu-1 sudo systemctl reboot'
+
+The rights that it needs are in docs/provisioning.md.
+
+`
+
+// measuring is what the flags of measure say.
+type measuring struct {
+	where                    cluster.Where
+	test, stack, notice      string
+	samples, drop, nodes     int
+	timeout                  time.Duration
+	resource                 string
+	selectors                []string
+	policy, node, reboot     string
+	addNode, removeNode      string
+	machineSet, nodeClaim    string
+	keepNodes                bool
+	workload, image          string
+	namespace, result        string
+	noWorkload, notValidated bool
+	out, appendTo, output    string
+	format, level            string
+}
+
+func (m *measuring) flags(stdout io.Writer) *program.Flags {
+	f := program.NewFlags("gpu-provision measure", measureUsage, exitCodes, stdout)
+	f.StringVar(&m.test, "test", "", "reset, autoscale, scale-from-zero or node-reboot")
+	f.IntVar(&m.samples, "samples", 10, "how many samples count")
+	f.IntVar(&m.drop, "drop", 1, "how many come before and do not count")
+	f.DurationVar(&m.timeout, "timeout", 20*time.Minute, "how long a sample, and what has to be so before it, may take")
+	f.StringVar(&m.stack, "stack", "", "what the GPU stack is called in reports (default: told by its images)")
+	f.StringVar(&m.notice, "notice", "", "first line of everything that is shown: what was simulated")
+	f.StringVar(&m.resource, "resource", "nvidia.com/gpu", "what the device plugin advertises")
+	f.StringArrayVar(&m.selectors, "selector", nil, "whose pods are the driver's, toolkit's, plugin's or validator's: OPERAND=LABEL-SELECTOR (default: those of gpuready and of NVIDIA's operator and charts)")
+	f.StringVar(&m.policy, "policy", "", "reset: which ClusterPolicy (default: the only one)")
+	f.StringVar(&m.node, "node", "", "node-reboot: which node")
+	f.StringVar(&m.reboot, "reboot", "", "node-reboot: the command that restarts it")
+	f.IntVar(&m.nodes, "workloads", 1, "autoscale, scale-from-zero: how many workload pods are created at once")
+	f.StringVar(&m.addNode, "add-node", "", "autoscale, scale-from-zero: a command that adds a node")
+	f.StringVar(&m.removeNode, "remove-node", "", "autoscale, scale-from-zero: a command that removes $GPU_PROVISION_NODE")
+	f.StringVar(&m.machineSet, "machineset", "", "autoscale, scale-from-zero: scale this MachineSet, NAMESPACE/NAME")
+	f.StringVar(&m.nodeClaim, "node-claim", "", "autoscale, scale-from-zero: create the Karpenter NodeClaim of this file")
+	f.BoolVar(&m.keepNodes, "keep-nodes", false, "autoscale, scale-from-zero: do not wait until nodes are removed")
+	f.StringVar(&m.image, "workload-image", measure.DefaultImage, "an image whose own command computes on one GPU and ends with 0")
+	f.StringVar(&m.workload, "workload", "", "a file with a Pod to run in its place")
+	f.BoolVar(&m.noWorkload, "no-workload", false, "reset, node-reboot: measure until GPUs are allocatable and validated")
+	f.StringVarP(&m.namespace, "namespace", "n", "", "of the workload (default: that of the kubeconfig's context)")
+	f.StringVar(&m.result, "result", "", "a regular expression: the first result is the line of the workload's log that it matches (default: its container ends with 0)")
+	f.BoolVar(&m.notValidated, "no-validation", false, "do not wait until nodes are validated")
+	f.StringVar(&m.out, "out", "", "a folder for report.json, report.csv, report.svg and report.html")
+	f.StringVar(&m.appendTo, "append", "", "add the samples to this report.json, which may not be there yet; to alternate between two stacks")
+	f.StringVarP(&m.output, "output", "o", "text", "on standard output: text, json, csv, svg or html")
+	clusterFlags(f, &m.where)
+	f.Format(&m.format)
+	f.Level(&m.level)
+	return f
+}
+
+func runMeasure(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	m := &measuring{}
+	f := m.flags(stdout)
+	if err := f.Read(args); err != nil {
+		return err
+	}
+	if err := f.Lone(); err != nil {
+		return err
+	}
+	session, test, rep, err := m.begin(stderr)
+	if err != nil {
+		return err
+	}
+	defer session.Client.Close()
+	if err := m.version(ctx, session, rep); err != nil {
+		return err
+	}
+	failed := measure.Run(ctx, session, test, rep)
+	if rep.Stack == "" {
+		rep.Stack = stackOf(rep.Images)
+	}
+	if failed != nil && rep.Ended == "" {
+		rep.Ended = strings.ReplaceAll(failed.Error(), "\n", "; ")
+	}
+	if len(rep.Samples) == 0 && failed != nil {
+		return failed
+	}
+	if err := m.write(rep); err != nil {
+		return errors.Join(failed, err)
+	}
+	if err := show(stdout, rep, m.shown(rep)); err != nil {
+		return errors.Join(failed, err)
+	}
+	if failed != nil {
+		return program.End(exitPartial, failed)
+	}
+	return nil
+}
+
+// shown is the format for standard output: a picture needs a sample that counts.
+func (m *measuring) shown(rep *report.Report) string {
+	if m.output == "svg" && len(rep.Counted()) == 0 {
+		return "text"
+	}
+	return m.output
+}
+
+// begin checks the flags, and makes of them what measures.
+func (m *measuring) begin(stderr io.Writer) (*measure.Session, measure.Test, *report.Report, error) {
+	fail := func(err error) (*measure.Session, measure.Test, *report.Report, error) { return nil, nil, nil, err }
+	if err := format(m.output, "text", "json", "csv", "svg", "html"); err != nil {
+		return fail(err)
+	}
+	if m.samples < 1 || m.drop < 0 || m.nodes < 1 || m.timeout <= 0 {
+		return fail(program.Wrong("--samples and --workloads must be at least 1, --drop at least 0 and --timeout above 0"))
+	}
+	selectors := step.DefaultSelectors()
+	for _, text := range m.selectors {
+		if err := selectors.Set(text); err != nil {
+			return fail(program.Wrong("--selector %w", err))
+		}
+	}
+	test, err := m.chooseTest()
+	if err != nil {
+		return fail(err)
+	}
+	workload, err := m.chooseWorkload()
+	if err != nil {
+		return fail(err)
+	}
+	log, err := program.Log(stderr, "provision", m.format, m.level)
+	if err != nil {
+		return fail(err)
+	}
+	rep, err := m.load()
+	if err != nil {
+		return fail(err)
+	}
+	client, err := connect(m.where)
+	if err != nil {
+		return fail(err)
+	}
+	watching, err := connect(m.where)
+	if err != nil {
+		return fail(err)
+	}
+	workload.Namespace = first(m.namespace, client.Namespace)
+	clock := observe.SystemClock()
+	return &measure.Session{
+		Client: client, Observer: observe.New(watching, selectors, clock), Clock: clock, Log: log,
+		Run: fmt.Sprintf("%08x", uint32(time.Now().UnixNano()/1e6)), // pods of an earlier run are not taken for this one's
+		Options: measure.Options{
+			Samples: m.samples, Drop: m.drop, Timeout: m.timeout, Resource: resourceName(m.resource),
+			Selectors: selectors, Workload: workload, Validated: !m.notValidated,
+		},
+	}, test, rep, nil
+}
+
+// load reads the report that samples are added to, or begins one.
+func (m *measuring) load() (*report.Report, error) {
+	fresh := &report.Report{Schema: report.Schema, Notice: m.notice, Stack: m.stack, Test: m.test, Tool: version.String(), Began: time.Now().UTC(), Samples: []report.Sample{}}
+	if m.out != "" {
+		if err := os.MkdirAll(m.out, 0o755); err != nil {
+			return nil, err
+		}
+	}
+	if m.appendTo == "" {
+		return fresh, nil
+	}
+	old, err := readReport(m.appendTo)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fresh, nil
+	case err != nil:
+		return nil, err
+	case old.Test != m.test || m.stack != "" && old.Stack != m.stack:
+		return nil, program.Wrong("--append %s: it has samples of test %s with %s, which are not to be mixed with these", m.appendTo, old.Test, old.Stack)
+	}
+	if len(old.Samples) > 0 {
+		m.drop = 0 // the first was dropped already
+	}
+	old.Ended = ""
+	return old, nil
+}
+
+// version asks what the API server is.
+func (m *measuring) version(ctx context.Context, s *measure.Session, rep *report.Report) error {
+	var v struct {
+		GitVersion string `json:"gitVersion"`
+	}
+	if err := s.Client.Get(ctx, "/version", nil, &v); err != nil {
+		return fmt.Errorf("ask the API server for its version: %w", err)
+	}
+	rep.Cluster.Version = v.GitVersion
+	return nil
+}
+
+// write writes the files that were asked for.
+func (m *measuring) write(rep *report.Report) error {
+	files := map[string]string{}
+	if m.appendTo != "" {
+		files[m.appendTo] = "json"
+	}
+	if m.out != "" {
+		for _, ext := range []string{"json", "csv", "svg", "html"} {
+			if ext != "svg" || len(rep.Counted()) > 0 {
+				files[filepath.Join(m.out, "report."+ext)] = ext
+			}
+		}
+	}
+	for path, ext := range files {
+		if err := writeFile(path, func(w io.Writer) error { return show(w, rep, ext) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stackOf tells by an image whose stack it is.
+func stackOf(images map[step.Operand][]string) string {
+	for _, operand := range []step.Operand{step.Plugin, step.Validator, step.Toolkit} {
+		if len(images[operand]) > 0 {
+			return images[operand][0]
+		}
+	}
+	return "unknown stack"
+}
+
+func first(texts ...string) string {
+	for _, t := range texts {
+		if t != "" {
+			return t
+		}
+	}
+	return ""
+}
+
+func compile(pattern string) (*regexp.Regexp, error) {
+	if pattern == "" {
+		return nil, nil //nolint:nilnil // no pattern is no expression
+	}
+	line, err := regexp.Compile(pattern)
+	if err != nil {
+		return nil, program.Wrong("--result: %w", err)
+	}
+	return line, nil
+}

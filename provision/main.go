@@ -1,0 +1,17 @@
+// Gpu-provision measures the time from a node that is asked for to a GPU workload that
+// runs, step by step, on any cluster and for any GPU stack.
+package main
+
+import (
+	"context"
+	"os"
+
+	"github.com/gpuready/gpuready/internal/program"
+	"github.com/gpuready/gpuready/provision/cli"
+)
+
+func main() {
+	os.Exit(program.Signalled(func(ctx context.Context) int {
+		return cli.Main(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	}))
+}

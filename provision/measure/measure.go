@@ -1,0 +1,397 @@
+// Package measure asks for GPUs, again and again, and notes when each step was taken.
+package measure
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuready/gpuready/provision/cluster"
+	"github.com/gpuready/gpuready/provision/observe"
+	"github.com/gpuready/gpuready/provision/report"
+	"github.com/gpuready/gpuready/provision/step"
+)
+
+// Options are what a run measures.
+type Options struct {
+	Samples   int           // that count
+	Drop      int           // that come before and do not
+	Timeout   time.Duration // of one sample, and of what has to be so before it
+	Resource  corev1.ResourceName
+	Selectors step.Selectors
+	Workload  Workload
+	// Validated reports whether a sample lasts until its nodes are validated, where
+	// something validates them.
+	Validated bool
+}
+
+// Test is a way to ask for GPUs.
+type Test interface {
+	// Prepare brings the cluster into the state from which GPUs are asked for.
+	Prepare(ctx context.Context, s *Session) error
+	// Ask asks for GPUs. Its first request is the beginning of the sample.
+	Ask(ctx context.Context, s *Session) error
+	// Nodes returns the nodes that are measured, by now.
+	Nodes(s *Session) []string
+	// Finish takes back what Ask did, so that the next sample can begin.
+	Finish(ctx context.Context, s *Session, sample *report.Sample) error
+	// Restore leaves the cluster as it was before the run, whatever has happened.
+	Restore(ctx context.Context, s *Session) error
+	// Reboots reports whether nodes come back with another boot ID.
+	Reboots() bool
+}
+
+// Session is a run that is going on. It belongs to one goroutine.
+type Session struct {
+	Client   *cluster.Client
+	Observer *observe.Observer
+	Clock    observe.Clock
+	Options  Options
+	Log      *slog.Logger
+	// Run names the run; pods that it makes have it in their label.
+	Run string
+
+	sample  int // the current one's number
+	tracker *step.Tracker
+	readLog func(*corev1.Pod) // reads a workload's log, in a goroutine that ends with the sample
+	results chan step.Change  // of logs
+	told    map[string]bool
+	asked   time.Duration
+}
+
+// restoreWithin bounds what is done at the end of a run that was interrupted.
+const restoreWithin = 2 * time.Minute
+
+// Run measures. What it has measured when something fails is in the report, which says so.
+func Run(ctx context.Context, s *Session, test Test, rep *report.Report) (err error) {
+	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
+	observer, watching := errgroup.WithContext(watching)
+	observer.Go(func() error { return s.Observer.Run(watching) })
+	watch := observe.NewWatch(s.Clock)
+	began := s.Clock.Now()
+	defer func() {
+		s.summarize(rep, watch, s.Clock.Now()-began)
+		stop()
+		err = errors.Join(err, observer.Wait())
+	}()
+	if err := s.listed(ctx, watching); err != nil {
+		return err
+	}
+	s.describe(rep) // of a node that is gone later nothing is known
+	defer func() {
+		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), restoreWithin)
+		defer cancel()
+		if failed := errors.Join(s.removeWorkloads(limited), test.Restore(limited, s)); failed != nil {
+			err = errors.Join(err, fmt.Errorf("leave the cluster as it was: %w; gpu-provision cleanup tries again", failed))
+		}
+	}()
+	first := len(rep.Samples) + 1
+	for i := range s.Options.Drop + s.Options.Samples {
+		watch.Look()
+		s.sample = first + i
+		sample, err := s.measure(ctx, test, watch)
+		sample.Dropped = i < s.Options.Drop
+		if sample.Outcome != "" {
+			rep.Samples = append(rep.Samples, sample)
+		}
+		if err != nil {
+			rep.Ended = bounded(err.Error())
+			return err
+		}
+	}
+	return nil
+}
+
+// listed waits until everything has been listed once.
+func (s *Session) listed(ctx, watching context.Context) error {
+	limit := time.NewTimer(s.Options.Timeout)
+	defer limit.Stop()
+	for {
+		select {
+		case <-s.Observer.Ready():
+			return nil
+		case <-s.Observer.Changes():
+		case <-watching.Done():
+			return nil // the observer's own error is told
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-limit.C:
+			return fmt.Errorf("the cluster was not listed within %v", s.Options.Timeout)
+		}
+	}
+}
+
+// measure takes one sample. Its error ends the run.
+func (s *Session) measure(ctx context.Context, test Test, watch *observe.Watch) (report.Sample, error) {
+	sample := report.Sample{Number: s.sample, Timelines: []step.Timeline{}}
+	began := s.Clock.Now()
+	s.track(false)
+	if err := s.prepare(ctx, test); err != nil {
+		return sample, fmt.Errorf("prepare sample %d: %w", s.sample, err)
+	}
+	sample.PrepareSeconds = round(s.Clock.Now() - began)
+	s.track(test.Reboots())
+	s.tracker.Begin()
+	stopLogs := s.readLogs(ctx)
+
+	sample.Began, s.asked = s.Clock.Wall(), s.Clock.Now()
+	s.Log.Info("asked for GPUs", "sample", s.sample)
+	err := test.Ask(ctx, s)
+	if err == nil {
+		err = s.until(ctx, watch, test)
+	}
+	stopLogs()
+	s.conclude(&sample, test, err)
+	if ctx.Err() != nil {
+		return sample, fmt.Errorf("interrupted in sample %d", s.sample)
+	}
+	if err := s.finish(ctx, test, &sample); err != nil {
+		return sample, fmt.Errorf("after sample %d: %w", s.sample, err)
+	}
+	return sample, nil
+}
+
+func (s *Session) prepare(ctx context.Context, test Test) error {
+	limited, cancel := context.WithTimeoutCause(ctx, s.Options.Timeout, fmt.Errorf("not done within %v (--timeout)", s.Options.Timeout))
+	defer cancel()
+	return test.Prepare(limited, s)
+}
+
+func (s *Session) finish(ctx context.Context, test Test, sample *report.Sample) error {
+	limited, cancel := context.WithTimeoutCause(ctx, s.Options.Timeout, fmt.Errorf("not done within %v (--timeout)", s.Options.Timeout))
+	defer cancel()
+	return test.Finish(limited, s, sample)
+}
+
+// track begins a new Tracker, which knows what is there.
+func (s *Session) track(reboots bool) {
+	s.tracker = &step.Tracker{Resource: s.Options.Resource, Selectors: s.Options.Selectors, Sample: s.label(), Reboot: reboots}
+	s.told = map[string]bool{}
+	for drained := false; !drained; { // changes that the snapshot has, too
+		select {
+		case <-s.Observer.Changes():
+		default:
+			drained = true
+		}
+	}
+	for _, c := range s.Observer.Snapshot() {
+		s.tracker.Observe(c)
+	}
+}
+
+// label is the value of step.WorkloadLabel of the current sample's pods.
+func (s *Session) label() string { return fmt.Sprintf("%s-%d", s.Run, s.sample) }
+
+// errTimedOut means that a sample has taken longer than it may.
+var errTimedOut = errors.New("timed out")
+
+// until observes until the sample is complete.
+func (s *Session) until(ctx context.Context, watch *observe.Watch, test Test) error {
+	limit := time.NewTimer(s.Options.Timeout)
+	defer limit.Stop()
+	look := time.NewTicker(time.Second)
+	defer look.Stop()
+	for !s.complete(test) {
+		if why := s.tracker.Failure(); why != "" {
+			return errors.New(why)
+		}
+		select {
+		case c := <-s.Observer.Changes():
+			s.observe(c)
+		case c := <-s.results:
+			s.observe(c)
+		case <-look.C:
+			watch.Look()
+		case <-limit.C:
+			return errTimedOut
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		s.tell(test)
+	}
+	return nil
+}
+
+// observe takes a change in, and has the log of a workload read once it runs.
+func (s *Session) observe(c step.Change) {
+	s.tracker.Observe(c)
+	if c.Pod != nil && !c.Gone {
+		s.readLog(c.Pod)
+	}
+}
+
+// complete reports whether the sample's nodes have taken all steps that they will take.
+func (s *Session) complete(test Test) bool {
+	nodes := test.Nodes(s)
+	if len(nodes) == 0 || !s.Observer.Whole() {
+		return false
+	}
+	for _, n := range nodes {
+		if !s.tracker.Has(n, step.Allocatable) || s.Options.Validated && s.tracker.Validates(n) && !s.tracker.Has(n, step.Validated) {
+			return false
+		}
+	}
+	return s.tracker.Ended() >= s.Options.Workload.count(nodes)
+}
+
+// tell logs the steps that were taken since it last did.
+func (s *Session) tell(test Test) {
+	for _, n := range test.Nodes(s) {
+		for _, r := range s.tracker.Timeline(n, s.asked).Steps {
+			key := n + "/" + string(r.Step)
+			if s.told[key] || r.Before || r.Step == step.Asked {
+				continue
+			}
+			s.told[key] = true
+			s.Log.Info(string(r.Step), "sample", s.sample, "node", n, "after", fmt.Sprintf("%.1fs", r.At))
+		}
+	}
+}
+
+// conclude writes down what the sample has come to.
+func (s *Session) conclude(sample *report.Sample, test Test, err error) {
+	nodes := test.Nodes(s)
+	for _, n := range nodes {
+		sample.Timelines = append(sample.Timelines, s.tracker.Timeline(n, s.asked))
+	}
+	for _, g := range s.Observer.Gaps() {
+		if g.To >= s.asked {
+			sample.Gaps = append(sample.Gaps, report.Gap{From: max(round(g.From-s.asked), 0), To: round(g.To - s.asked)})
+		}
+	}
+	switch {
+	case err == nil:
+		sample.Outcome = report.Complete
+	case errors.Is(err, context.Canceled):
+		sample.Outcome, sample.Reason = report.Interrupted, "interrupted"
+	case errors.Is(err, errTimedOut):
+		sample.Outcome, sample.Reason = report.TimedOut, s.whereStuck(nodes)
+	default:
+		sample.Outcome, sample.Reason = report.Failed, bounded(err.Error())
+	}
+	if sample.Outcome == report.Complete {
+		s.Log.Info("complete", "sample", s.sample, "after", fmt.Sprintf("%.1fs", sample.Total()))
+	} else {
+		s.Log.Warn(string(sample.Outcome), "sample", s.sample, "reason", sample.Reason)
+	}
+}
+
+// whereStuck says how far the nodes have come, and what their pods wait for.
+func (s *Session) whereStuck(nodes []string) string {
+	if len(nodes) == 0 {
+		text := fmt.Sprintf("no node came within %v", s.Options.Timeout)
+		if why := s.tracker.Waiting(""); why != "" {
+			text += ": " + why
+		}
+		return bounded(text)
+	}
+	var all []string
+	for _, n := range nodes {
+		line := s.tracker.Timeline(n, s.asked)
+		last, _ := step.Find(line.Last())
+		text := fmt.Sprintf("node %s is not done within %v; it has come to %q", n, s.Options.Timeout, last.Title)
+		if why := s.tracker.Waiting(n); why != "" {
+			text += ": " + why
+		}
+		all = append(all, text)
+	}
+	return bounded(strings.Join(all, "; "))
+}
+
+// summarize writes down what is the same for all samples.
+func (s *Session) summarize(rep *report.Report, watch *observe.Watch, lasted time.Duration) {
+	watch.Look()
+	for _, j := range watch.Jumps() {
+		rep.Jumps = append(rep.Jumps, report.Jump{At: s.Clock.Wall().Add(j.At - s.Clock.Now()), By: round(j.By)})
+	}
+	requests := s.Observer.Requests()
+	rep.Requests += requests
+	if lasted > 0 {
+		rep.RequestsPerSecond = float64(int(100*float64(requests)/lasted.Seconds())) / 100
+	}
+	if s.tracker == nil {
+		return
+	}
+	if images := s.tracker.Images(); len(images) > 0 {
+		rep.Images = images
+	}
+	s.describe(rep)
+}
+
+// describe writes down where it was measured.
+func (s *Session) describe(rep *report.Report) {
+	measured := map[string]bool{}
+	for _, sample := range rep.Samples {
+		for _, t := range sample.Timelines {
+			measured[t.Node] = true
+		}
+	}
+	rep.Cluster.Nodes = 0
+	for _, c := range s.Observer.Snapshot() {
+		if c.Node == nil {
+			continue
+		}
+		rep.Cluster.Nodes++
+		if !measured[c.Node.Name] && rep.Cluster.Kubelet != "" {
+			continue
+		}
+		info := c.Node.Status.NodeInfo
+		rep.Cluster.Kubelet, rep.Cluster.Runtime = bounded(info.KubeletVersion), bounded(info.ContainerRuntimeVersion)
+		rep.Cluster.System, rep.Cluster.Kernel = bounded(info.OSImage), bounded(info.KernelVersion)
+		if rep.Notice == "" && strings.HasPrefix(c.Node.Labels["nvidia.com/gpu.product"], "SIMULATED") {
+			rep.Notice = "SIMULATED: the nodes have no GPU; their driver is gpuready's simulator"
+		}
+	}
+}
+
+// wait waits for a condition of what is there, which is looked at after each change.
+func (s *Session) wait(ctx context.Context, what string, is func([]step.Change) (bool, string)) error {
+	for {
+		done, why := is(s.Observer.Snapshot())
+		if done {
+			return nil
+		}
+		select {
+		case c := <-s.Observer.Changes():
+			s.tracker.Observe(c)
+		case <-ctx.Done():
+			return fmt.Errorf("%s: %s: %w", what, why, context.Cause(ctx))
+		}
+	}
+}
+
+// gpuNodes returns the names of the nodes that offer the resource, sorted.
+func (s *Session) gpuNodes() []string {
+	var names []string
+	for _, c := range s.Observer.Snapshot() {
+		if c.Node == nil {
+			continue
+		}
+		if q := c.Node.Status.Allocatable[s.Options.Resource]; q.Sign() > 0 {
+			names = append(names, c.Node.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func round(d time.Duration) float64 {
+	return float64(d.Round(time.Millisecond)) / float64(time.Second)
+}
+
+// bounded makes text that others wrote fit for one line of a report.
+func bounded(text string) string {
+	const most = 1024
+	text = strings.ToValidUTF8(strings.Join(strings.Fields(text), " "), "?")
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most], "") + "…"
+	}
+	return text
+}

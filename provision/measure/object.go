@@ -1,0 +1,39 @@
+package measure
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuready/gpuready/provision/step"
+)
+
+// nameAndLabel returns an object's name and its value of step.WorkloadLabel.
+func nameAndLabel(raw json.RawMessage) (name, label string, err error) {
+	var o metav1.PartialObjectMetadata
+	err = json.Unmarshal(raw, &o)
+	return o.Name, o.Labels[step.WorkloadLabel], err
+}
+
+// gone waits until an object, which is being deleted, is there no more. It is of a kind
+// that is not watched.
+func (s *Session) gone(ctx context.Context, path string) error {
+	tick := time.NewTicker(500 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := s.Client.Get(ctx, path, nil, nil)
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-s.Observer.Changes(): // which have to be read
+		case <-ctx.Done():
+			return fmt.Errorf("wait until %s is deleted: %w", path, context.Cause(ctx))
+		}
+	}
+}

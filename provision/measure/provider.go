@@ -1,0 +1,237 @@
+package measure
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/url"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/gpuready/gpuready/provision/step"
+)
+
+// Command is a user's shell command. In its environment GPU_PROVISION_SAMPLE is the
+// sample's number and GPU_PROVISION_NODE the node, where there is one.
+type Command string
+
+func (c Command) run(ctx context.Context, s *Session, node string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, commandWithin, fmt.Errorf("it has not ended within %v", commandWithin))
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", string(c))
+	cmd.Env = append(os.Environ(), "GPU_PROVISION_SAMPLE="+strconv.Itoa(s.sample), "GPU_PROVISION_NODE="+node)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = time.Second
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	ended := make(chan error, 1)
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	go func() { ended <- cmd.Wait() }()
+	for {
+		select {
+		case c := <-s.Observer.Changes():
+			s.tracker.Observe(c) // also while the command runs
+		case err := <-ended:
+			if err == nil {
+				return nil
+			}
+			if ctx.Err() != nil {
+				err = context.Cause(ctx)
+			}
+			return fmt.Errorf("command %q: %w: %s", string(c), err, bounded(tail(out.String())))
+		}
+	}
+}
+
+// tail returns the end of what a command has printed.
+func tail(text string) string {
+	const most = 400
+	text = strings.TrimSpace(text)
+	return text[max(len(text)-most, 0):]
+}
+
+// Commands adds and removes nodes by a user's commands.
+type Commands struct{ AddNode, RemoveNode Command }
+
+// Add runs the command that adds a node.
+func (p Commands) Add(ctx context.Context, s *Session) error { return p.AddNode.run(ctx, s, "") }
+
+// Remove runs the command that removes a node, once for each.
+func (p Commands) Remove(ctx context.Context, s *Session, nodes []string) error {
+	if p.RemoveNode == "" {
+		return nil
+	}
+	if len(nodes) == 0 { // which was asked for, and has not come
+		return p.RemoveNode.run(ctx, s, "")
+	}
+	for _, n := range nodes {
+		if err := p.RemoveNode.run(ctx, s, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Restore does nothing: what the commands did is theirs to take back.
+func (Commands) Restore(context.Context, *Session) error { return nil }
+
+// MachineSet adds and removes nodes by the replicas of an OpenShift MachineSet.
+type MachineSet struct {
+	Namespace, Name string
+
+	before *int64 // its replicas
+}
+
+const machinePath = "/apis/machine.openshift.io/v1beta1/namespaces/"
+
+func (p *MachineSet) path() string {
+	return machinePath + url.PathEscape(p.Namespace) + "/machinesets/" + url.PathEscape(p.Name)
+}
+
+// Add adds one to the replicas.
+func (p *MachineSet) Add(ctx context.Context, s *Session) error {
+	var set struct {
+		Spec struct {
+			Replicas *int64 `json:"replicas"`
+		} `json:"spec"`
+	}
+	if err := s.Client.Get(ctx, p.path(), nil, &set); err != nil {
+		return fmt.Errorf("read MachineSet %s/%s: %w", p.Namespace, p.Name, err)
+	}
+	now := int64(1) // where none are said, it is one
+	if set.Spec.Replicas != nil {
+		now = *set.Spec.Replicas
+	}
+	if p.before == nil {
+		p.before = &now
+	}
+	return p.scale(ctx, s, now+1)
+}
+
+func (p *MachineSet) scale(ctx context.Context, s *Session, replicas int64) error {
+	err := s.Client.Merge(ctx, p.path(), map[string]any{"spec": map[string]any{"replicas": replicas}})
+	if err != nil {
+		return fmt.Errorf("set MachineSet %s/%s to %d replicas: %w", p.Namespace, p.Name, replicas, err)
+	}
+	return nil
+}
+
+// Remove marks the nodes' Machines as those to delete, and sets the replicas back.
+func (p *MachineSet) Remove(ctx context.Context, s *Session, nodes []string) error {
+	for _, n := range nodes {
+		if err := p.mark(ctx, s, n); err != nil {
+			return err
+		}
+	}
+	return p.Restore(ctx, s)
+}
+
+// mark has the MachineSet choose a node's Machine when it has one too many.
+func (p *MachineSet) mark(ctx context.Context, s *Session, node string) error {
+	machines := machinePath + url.PathEscape(p.Namespace) + "/machines"
+	var name string
+	_, err := s.Client.List(ctx, machines, nil, func(raw json.RawMessage) error {
+		var m struct {
+			Metadata struct {
+				Name string `json:"name"`
+			} `json:"metadata"`
+			Status struct {
+				NodeRef struct {
+					Name string `json:"name"`
+				} `json:"nodeRef"`
+			} `json:"status"`
+		}
+		if err := json.Unmarshal(raw, &m); err != nil {
+			return err
+		}
+		if m.Status.NodeRef.Name == node {
+			name = m.Metadata.Name
+		}
+		return nil
+	})
+	switch {
+	case err != nil:
+		return fmt.Errorf("list the Machines in namespace %s: %w", p.Namespace, err)
+	case name == "":
+		return fmt.Errorf("no Machine in namespace %s is node %s", p.Namespace, node)
+	}
+	patch := map[string]any{"metadata": map[string]any{"annotations": map[string]any{"machine.openshift.io/delete-machine": "true"}}}
+	if err := s.Client.Merge(ctx, machines+"/"+url.PathEscape(name), patch); err != nil {
+		return fmt.Errorf("mark Machine %s/%s: %w", p.Namespace, name, err)
+	}
+	return nil
+}
+
+// Restore sets the replicas back to what they were.
+func (p *MachineSet) Restore(ctx context.Context, s *Session) error {
+	if p.before == nil {
+		return nil
+	}
+	return p.scale(ctx, s, *p.before)
+}
+
+// NodeClaim adds and removes nodes by a Karpenter NodeClaim, of which each sample gets
+// its own.
+type NodeClaim struct {
+	Manifest map[string]any // as a person wrote it
+	Path     string         // of its kind: /apis/karpenter.sh/v1/nodeclaims
+
+	made []string // names of those that may be there
+}
+
+// NewNodeClaim takes a manifest.
+func NewNodeClaim(manifest map[string]any) (*NodeClaim, error) {
+	version, _ := manifest["apiVersion"].(string)
+	if kind, _ := manifest["kind"].(string); kind != "NodeClaim" || !strings.HasPrefix(version, "karpenter.sh/") {
+		return nil, fmt.Errorf("the manifest is a %v of %q; want a NodeClaim of karpenter.sh", manifest["kind"], version)
+	}
+	if _, is := manifest["spec"].(map[string]any); !is {
+		return nil, errors.New("the manifest has no spec")
+	}
+	return &NodeClaim{Manifest: manifest, Path: "/apis/" + version + "/nodeclaims"}, nil
+}
+
+// Add creates a NodeClaim.
+func (p *NodeClaim) Add(ctx context.Context, s *Session) error {
+	name := "gpu-provision-" + s.label()
+	old, _ := p.Manifest["metadata"].(map[string]any)
+	labels := map[string]any{step.WorkloadLabel: s.label()}
+	if had, is := old["labels"].(map[string]any); is {
+		maps.Copy(labels, had)
+	}
+	claim := map[string]any{"apiVersion": p.Manifest["apiVersion"], "kind": "NodeClaim", "spec": p.Manifest["spec"],
+		"metadata": map[string]any{"name": name, "labels": labels, "annotations": old["annotations"]}}
+	p.made = append(p.made, name)
+	if err := s.Client.Create(ctx, p.Path, claim, nil); err != nil {
+		return fmt.Errorf("create NodeClaim %s: %w", name, err)
+	}
+	return nil
+}
+
+// Remove deletes the NodeClaims.
+func (p *NodeClaim) Remove(ctx context.Context, s *Session, _ []string) error {
+	return p.Restore(ctx, s)
+}
+
+// Restore deletes the NodeClaims.
+func (p *NodeClaim) Restore(ctx context.Context, s *Session) error {
+	for len(p.made) > 0 {
+		if err := s.Client.Delete(ctx, p.Path+"/"+p.made[0], nil, nil); err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("delete NodeClaim %s: %w", p.made[0], err)
+		}
+		p.made = p.made[1:]
+	}
+	return nil
+}

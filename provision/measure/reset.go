@@ -1,0 +1,151 @@
+package measure
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/gpuready/gpuready/provision/report"
+	"github.com/gpuready/gpuready/provision/step"
+)
+
+const policiesPath = "/apis/nvidia.com/v1/clusterpolicies"
+
+// Reset deletes the ClusterPolicy and applies it again: what an operator needs until
+// nodes that had nothing offer GPUs.
+type Reset struct {
+	Name string // of the policy; "": the only one
+	// Keep writes the policy down before it is deleted, where a person finds it if this
+	// program is killed, and says where.
+	Keep func(manifest []byte) (path string, err error)
+
+	policy map[string]any
+	nodes  []string
+}
+
+// Reboots reports false: nodes stay up.
+func (*Reset) Reboots() bool { return false }
+
+// Nodes returns the nodes that offered GPUs before the first sample.
+func (r *Reset) Nodes(*Session) []string { return r.nodes }
+
+// Prepare deletes the policy, and waits until no operand's pod and no GPU is left.
+func (r *Reset) Prepare(ctx context.Context, s *Session) error {
+	if r.policy == nil {
+		if err := r.read(ctx, s); err != nil {
+			return err
+		}
+	}
+	if err := s.removeWorkloads(ctx); err != nil {
+		return err
+	}
+	if err := s.Client.Delete(ctx, r.path(), nil, nil); err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("delete ClusterPolicy %s: %w", r.Name, err)
+	}
+	if err := s.wait(ctx, "wait until nothing of the stack is left", func(all []step.Change) (bool, string) {
+		for _, c := range all {
+			switch {
+			case c.Pod != nil && s.Options.Selectors.Of(c.Pod) != "" && slices.Contains(r.nodes, c.Pod.Spec.NodeName):
+				return false, "pod " + c.Pod.Namespace + "/" + c.Pod.Name + " is there"
+			case c.Node != nil && slices.Contains(r.nodes, c.Node.Name):
+				if q := c.Node.Status.Allocatable[s.Options.Resource]; q.Sign() > 0 {
+					return false, "node " + c.Node.Name + " still offers " + string(s.Options.Resource)
+				}
+			}
+		}
+		return true, ""
+	}); err != nil {
+		return err
+	}
+	return s.gone(ctx, r.path())
+}
+
+func (r *Reset) path() string { return policiesPath + "/" + url.PathEscape(r.Name) }
+
+// read finds the policy and the nodes, and writes the policy down.
+func (r *Reset) read(ctx context.Context, s *Session) error {
+	if r.Name == "" {
+		var names []string
+		_, err := s.Client.List(ctx, policiesPath, nil, func(raw json.RawMessage) error {
+			name, _, err := nameAndLabel(raw)
+			names = append(names, name)
+			return err
+		})
+		switch {
+		case apierrors.IsNotFound(err):
+			return errors.New("the cluster knows no ClusterPolicy: install an operator first, or measure another test")
+		case err != nil:
+			return fmt.Errorf("list ClusterPolicies: %w", err)
+		case len(names) != 1:
+			return fmt.Errorf("there are %d ClusterPolicies (%s); name one with --policy", len(names), strings.Join(names, ", "))
+		}
+		r.Name = names[0]
+	}
+	policy := map[string]any{}
+	if err := s.Client.Get(ctx, r.path(), nil, &policy); err != nil {
+		return fmt.Errorf("read ClusterPolicy %s: %w", r.Name, err)
+	}
+	if r.nodes = s.gpuNodes(); len(r.nodes) == 0 {
+		return fmt.Errorf("no node offers %s: let the nodes become ready first, so that it is known which are measured", s.Options.Resource)
+	}
+	manifest := withoutServerFields(policy)
+	text, err := json.MarshalIndent(manifest, "", "  ")
+	if err != nil {
+		return err
+	}
+	kept, err := r.Keep(text)
+	if err != nil {
+		return fmt.Errorf("write ClusterPolicy %s down before it is deleted: %w", r.Name, err)
+	}
+	s.Log.Info("the ClusterPolicy is written down; if this program is killed, kubectl apply -f brings it back", "file", kept)
+	r.policy = manifest
+	return nil
+}
+
+// withoutServerFields returns an object as a person would write it.
+func withoutServerFields(object map[string]any) map[string]any {
+	delete(object, "status")
+	old, _ := object["metadata"].(map[string]any)
+	kept := map[string]any{}
+	for _, key := range []string{"name", "labels", "annotations"} {
+		if v, has := old[key]; has {
+			kept[key] = v
+		}
+	}
+	object["metadata"] = kept
+	return object
+}
+
+// Ask applies the policy, and creates a workload on each node.
+func (r *Reset) Ask(ctx context.Context, s *Session) error {
+	if err := s.Client.Create(ctx, policiesPath, r.policy, nil); err != nil {
+		return fmt.Errorf("create ClusterPolicy %s: %w", r.Name, err)
+	}
+	return s.createWorkloads(ctx, r.nodes)
+}
+
+// Finish removes the workloads.
+func (r *Reset) Finish(ctx context.Context, s *Session, _ *report.Sample) error {
+	return s.removeWorkloads(ctx)
+}
+
+// Restore brings the policy back, if it was deleted.
+func (r *Reset) Restore(ctx context.Context, s *Session) error {
+	if r.policy == nil {
+		return nil
+	}
+	err := s.Client.Get(ctx, r.path(), nil, nil)
+	if apierrors.IsNotFound(err) {
+		err = s.Client.Create(ctx, policiesPath, r.policy, nil)
+	}
+	if err != nil {
+		return fmt.Errorf("bring ClusterPolicy %s back: %w", r.Name, err)
+	}
+	return nil
+}

@@ -1,0 +1,179 @@
+package measure
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpuready/gpuready/provision/report"
+	"github.com/gpuready/gpuready/provision/step"
+)
+
+// Provider makes nodes. What needs none, because pending pods make nodes come and idle
+// nodes go, is Autoscaler.
+type Provider interface {
+	// Add asks for one more node.
+	Add(ctx context.Context, s *Session) error
+	// Remove gives nodes back.
+	Remove(ctx context.Context, s *Session, nodes []string) error
+	// Restore takes back what Add did and Remove did not.
+	Restore(ctx context.Context, s *Session) error
+}
+
+// Scale creates GPU workloads that no node has room for, and waits for a node.
+type Scale struct {
+	Provider Provider
+	// FromZero reports whether no node may offer GPUs before.
+	FromZero bool
+	// Keep leaves nodes to whoever made them, and does not wait until they have gone.
+	Keep bool
+
+	before []string // nodes that were there
+}
+
+// Reboots reports false: nodes are new.
+func (*Scale) Reboots() bool { return false }
+
+// Nodes returns the nodes that have come since GPUs were asked for. Where a workload runs
+// on one, it is that one alone.
+func (t *Scale) Nodes(s *Session) []string {
+	landed := s.tracker.Landed()
+	if len(landed) > 0 {
+		return landed
+	}
+	var came []string
+	for _, n := range s.tracker.Nodes() {
+		if !slices.Contains(t.before, n) {
+			came = append(came, n)
+		}
+	}
+	return came
+}
+
+// Prepare notes which nodes are there.
+func (t *Scale) Prepare(ctx context.Context, s *Session) error {
+	if s.Options.Workload.Pod == nil {
+		return errors.New("this test needs a workload: it is what nodes come for")
+	}
+	if err := s.removeWorkloads(ctx); err != nil {
+		return err
+	}
+	if with := s.gpuNodes(); t.FromZero && len(with) > 0 {
+		return fmt.Errorf("nodes offer %s already (%s): --test scale-from-zero begins with none; --test autoscale measures with some", s.Options.Resource, strings.Join(with, ", "))
+	}
+	t.before = s.tracker.Nodes()
+	return nil
+}
+
+// Ask creates the workloads, and has the provider add a node.
+func (t *Scale) Ask(ctx context.Context, s *Session) error {
+	if err := s.createWorkloads(ctx, nil); err != nil {
+		return err
+	}
+	return t.Provider.Add(ctx, s)
+}
+
+// Finish removes the workloads, gives the nodes back and waits until they have gone.
+func (t *Scale) Finish(ctx context.Context, s *Session, sample *report.Sample) error {
+	var came []string
+	for _, line := range sample.Timelines {
+		if slices.Contains(t.before, line.Node) {
+			if sample.Outcome == report.Complete {
+				sample.Outcome, sample.Reason = report.Failed, "the workload found room on node "+line.Node+", which was there before; let it ask for more GPUs than are free (--workload)"
+			}
+			continue
+		}
+		came = append(came, line.Node)
+	}
+	began := s.Clock.Now()
+	if err := s.removeWorkloads(ctx); err != nil {
+		return err
+	}
+	if err := t.Provider.Remove(ctx, s, came); err != nil {
+		return err
+	}
+	if t.Keep || len(came) == 0 {
+		return nil
+	}
+	err := s.wait(ctx, "wait until the node is removed", func(all []step.Change) (bool, string) {
+		for _, c := range all {
+			if c.Node != nil && slices.Contains(came, c.Node.Name) {
+				return false, "node " + c.Node.Name + " is there"
+			}
+		}
+		return true, ""
+	})
+	sample.RemoveSeconds = round(s.Clock.Now() - began)
+	return err
+}
+
+// Restore has the provider take back what it did.
+func (t *Scale) Restore(ctx context.Context, s *Session) error {
+	return t.Provider.Restore(ctx, s)
+}
+
+// Autoscaler stands for whatever adds nodes for pending pods: the Cluster Autoscaler, or
+// Karpenter with a NodePool.
+type Autoscaler struct{}
+
+// Add does nothing: the pending workload is the request.
+func (Autoscaler) Add(context.Context, *Session) error { return nil }
+
+// Remove does nothing: idle nodes are removed by the autoscaler.
+func (Autoscaler) Remove(context.Context, *Session, []string) error { return nil }
+
+// Restore does nothing.
+func (Autoscaler) Restore(context.Context, *Session) error { return nil }
+
+// Reboot restarts a node.
+type Reboot struct {
+	Node    string
+	Command Command
+}
+
+// Reboots reports true.
+func (*Reboot) Reboots() bool { return true }
+
+// Nodes returns the node.
+func (t *Reboot) Nodes(*Session) []string { return []string{t.Node} }
+
+// Prepare waits until the node offers GPUs.
+func (t *Reboot) Prepare(ctx context.Context, s *Session) error {
+	if err := s.removeWorkloads(ctx); err != nil {
+		return err
+	}
+	return s.wait(ctx, "wait until node "+t.Node+" offers GPUs", func([]step.Change) (bool, string) {
+		return slices.Contains(s.gpuNodes(), t.Node), "it offers no " + string(s.Options.Resource)
+	})
+}
+
+// Ask runs the command that restarts the node. The workload is created when the node is
+// back: one that is created before might run on it before it goes down.
+func (t *Reboot) Ask(ctx context.Context, s *Session) error {
+	if err := t.Command.run(ctx, s, t.Node); err != nil {
+		return err
+	}
+	limited, cancel := context.WithTimeoutCause(ctx, s.Options.Timeout, errTimedOut)
+	defer cancel()
+	err := s.wait(limited, "wait until node "+t.Node+" has restarted", func([]step.Change) (bool, string) {
+		return s.tracker.Has(t.Node, step.Registered), "its boot ID is the same"
+	})
+	if err != nil {
+		return err
+	}
+	return s.createWorkloads(ctx, []string{t.Node})
+}
+
+// Finish removes the workloads.
+func (t *Reboot) Finish(ctx context.Context, s *Session, _ *report.Sample) error {
+	return s.removeWorkloads(ctx)
+}
+
+// Restore does nothing: a node that was restarted is as it was.
+func (*Reboot) Restore(context.Context, *Session) error { return nil }
+
+// commandWithin bounds a command that adds, removes or restarts a node.
+const commandWithin = 10 * time.Minute

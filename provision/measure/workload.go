@@ -1,0 +1,208 @@
+package measure
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"regexp"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuready/gpuready/provision/step"
+)
+
+// DefaultImage is that of gpuready's CUDA samples, whose first program is vectoradd.
+const DefaultImage = "gpuready/cuda-samples:v0.1.0"
+
+// Workload is what is run on the GPUs that come. The zero value runs nothing.
+type Workload struct {
+	Pod       *corev1.Pod // nil: none
+	Namespace string
+	Count     int            // pods, where nobody says which nodes they run on
+	Result    *regexp.Regexp // what its log has when it works; nil: it ends with 0
+}
+
+// NewWorkload returns a pod that runs an image's own command with one device of a
+// resource. It keeps the restricted rules of Pod Security.
+func NewWorkload(image string, name corev1.ResourceName) *corev1.Pod {
+	no, yes := false, true
+	user := int64(65532)
+	one := resource.MustParse("1")
+	return &corev1.Pod{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		Spec: corev1.PodSpec{
+			RestartPolicy: corev1.RestartPolicyNever, AutomountServiceAccountToken: &no,
+			Tolerations:     []corev1.Toleration{{Key: string(name), Operator: corev1.TolerationOpExists}},
+			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: &yes, RunAsUser: &user, RunAsGroup: &user, SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
+			Containers: []corev1.Container{{
+				Name: "workload", Image: image, ImagePullPolicy: corev1.PullIfNotPresent,
+				Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{name: one}},
+				SecurityContext: &corev1.SecurityContext{
+					AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &yes, Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+				},
+			}},
+		},
+	}
+}
+
+// count returns how many results the sample waits for.
+func (w Workload) count(nodes []string) int {
+	switch {
+	case w.Pod == nil:
+		return 0
+	case w.Count > 0:
+		return w.Count
+	}
+	return len(nodes)
+}
+
+func (s *Session) podsPath() string {
+	return "/api/v1/namespaces/" + url.PathEscape(s.Options.Workload.Namespace) + "/pods"
+}
+
+// createWorkloads creates the sample's pods: one on each of the nodes or, where none are
+// named, Count of them anywhere.
+func (s *Session) createWorkloads(ctx context.Context, nodes []string) error {
+	w := s.Options.Workload
+	if w.Pod == nil {
+		return nil
+	}
+	on := nodes
+	if len(on) == 0 {
+		on = make([]string, max(w.Count, 1))
+	}
+	for i, node := range on {
+		pod := w.Pod.DeepCopy()
+		pod.ObjectMeta = metav1.ObjectMeta{
+			Name: fmt.Sprintf("gpu-provision-%s-%d", s.label(), i+1), Namespace: w.Namespace,
+			Labels: pod.Labels, Annotations: pod.Annotations,
+		}
+		pod.Status = corev1.PodStatus{}
+		if pod.Labels == nil {
+			pod.Labels = map[string]string{}
+		}
+		pod.Labels[step.WorkloadLabel] = s.label()
+		if node != "" {
+			if pod.Spec.NodeSelector == nil {
+				pod.Spec.NodeSelector = map[string]string{}
+			}
+			pod.Spec.NodeSelector[corev1.LabelHostname] = s.hostname(node)
+		}
+		if err := s.Client.Create(ctx, s.podsPath(), pod, nil); err != nil {
+			return fmt.Errorf("create the workload %s/%s: %w", w.Namespace, pod.Name, err)
+		}
+	}
+	return nil
+}
+
+// hostname returns the label by which a node is selected, which may differ from its name.
+func (s *Session) hostname(node string) string {
+	for _, c := range s.Observer.Snapshot() {
+		if c.Node != nil && c.Node.Name == node && c.Node.Labels[corev1.LabelHostname] != "" {
+			return c.Node.Labels[corev1.LabelHostname]
+		}
+	}
+	return node
+}
+
+// removeWorkloads deletes all pods of this run, and waits until they have gone.
+func (s *Session) removeWorkloads(ctx context.Context) error {
+	if s.Options.Workload.Pod == nil {
+		return nil
+	}
+	var names []string
+	_, err := s.Client.List(ctx, s.podsPath(), map[string]string{"labelSelector": step.WorkloadLabel}, func(raw json.RawMessage) error {
+		name, label, err := nameAndLabel(raw)
+		if err == nil && strings.HasPrefix(label, s.Run+"-") {
+			names = append(names, name)
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("list the workloads in namespace %s: %w", s.Options.Workload.Namespace, err)
+	}
+	soon := int64(1)
+	for _, name := range names {
+		if err := s.Client.Delete(ctx, s.podsPath()+"/"+name, &soon, nil); err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("delete the workload %s/%s: %w", s.Options.Workload.Namespace, name, err)
+		}
+	}
+	return s.wait(ctx, "wait until the workloads are deleted", func(all []step.Change) (bool, string) {
+		for _, c := range all {
+			if c.Pod != nil && strings.HasPrefix(c.Pod.Labels[step.WorkloadLabel], s.Run+"-") {
+				return false, "pod " + c.Pod.Namespace + "/" + c.Pod.Name + " is there"
+			}
+		}
+		return true, ""
+	})
+}
+
+// readLogs has the workloads' logs read, each once its container runs, until it has what
+// the user looks for. What it returns ends that.
+func (s *Session) readLogs(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var readers sync.WaitGroup
+	begun := map[types.UID]bool{}
+	s.results = make(chan step.Change)
+	s.readLog = func(pod *corev1.Pod) {
+		if s.Options.Workload.Result == nil || pod.Labels[step.WorkloadLabel] != s.label() || begun[pod.UID] {
+			return
+		}
+		if len(pod.Status.ContainerStatuses) == 0 || pod.Status.ContainerStatuses[0].State.Waiting != nil {
+			return
+		}
+		begun[pod.UID] = true
+		readers.Go(func() { s.findResult(ctx, pod) })
+	}
+	return func() {
+		cancel()
+		readers.Wait()
+	}
+}
+
+// findResult reads a log until it has a result. Where it has none, the sample times out, or
+// the container ends with 0.
+func (s *Session) findResult(ctx context.Context, pod *corev1.Pod) {
+	found, err := s.matched(ctx, s.podsPath()+"/"+pod.Name+"/log", pod.Spec.Containers[0].Name, s.Options.Workload.Result)
+	if err != nil {
+		if ctx.Err() == nil {
+			s.Log.Warn("cannot find a result in the workload's log", "pod", pod.Namespace+"/"+pod.Name, "error", err)
+		}
+		return
+	}
+	found.Result = pod.UID
+	select {
+	case s.results <- found:
+	case <-ctx.Done():
+	}
+}
+
+// errNoMatch means that a log has ended without the line.
+var errNoMatch = errors.New("the log has no line that --result names")
+
+func (s *Session) matched(ctx context.Context, path, container string, line *regexp.Regexp) (step.Change, error) {
+	body, err := s.Client.Stream(ctx, path, map[string]string{"follow": "true", "container": container, "limitBytes": "16777216"})
+	if err != nil {
+		return step.Change{}, err
+	}
+	defer func() { _ = body.Close() }()
+	scanner := bufio.NewScanner(body)
+	for scanner.Scan() {
+		if line.Match(scanner.Bytes()) {
+			return step.Change{At: s.Clock.Now()}, nil
+		}
+	}
+	if err := scanner.Err(); err != nil {
+		return step.Change{}, err
+	}
+	return step.Change{}, errNoMatch
+}

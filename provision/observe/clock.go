@@ -1,0 +1,63 @@
+package observe
+
+import (
+	"sync"
+	"time"
+)
+
+// Clock is the one clock of a measurement.
+type Clock interface {
+	// Now returns the time since the measurement began. It never jumps.
+	Now() time.Duration
+	// Wall returns the time of day, which someone may set.
+	Wall() time.Time
+}
+
+// SystemClock returns the machine's clock.
+func SystemClock() Clock { return systemClock{time.Now()} }
+
+type systemClock struct{ began time.Time }
+
+func (c systemClock) Now() time.Duration { return time.Since(c.began) } // of the monotonic clock
+func (c systemClock) Wall() time.Time    { return time.Now().Round(0) } // without the monotonic reading
+
+// Jump is a moment at which the time of day was set, or the machine slept.
+type Jump struct {
+	At time.Duration // on the clock that does not jump
+	By time.Duration // how far the time of day moved
+}
+
+// jumpAbove is how far the time of day may drift between two looks at it.
+const jumpAbove = 500 * time.Millisecond
+
+// Watch notices jumps of the time of day. Its methods may be called concurrently.
+type Watch struct {
+	clock  Clock
+	mu     sync.Mutex
+	offset time.Duration
+	jumps  []Jump
+}
+
+// NewWatch returns a Watch of a clock.
+func NewWatch(c Clock) *Watch { return &Watch{clock: c, offset: offset(c)} }
+
+// offset returns how far the time of day is ahead of the clock that does not jump.
+func offset(c Clock) time.Duration { return time.Duration(c.Wall().UnixNano()) - c.Now() }
+
+// Look compares the two clocks.
+func (w *Watch) Look() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := offset(w.clock)
+	if by := now - w.offset; by.Abs() > jumpAbove {
+		w.jumps = append(w.jumps, Jump{w.clock.Now(), by})
+		w.offset = now
+	}
+}
+
+// Jumps returns the jumps that were noticed, oldest first.
+func (w *Watch) Jumps() []Jump {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return append([]Jump(nil), w.jumps...)
+}

@@ -1,0 +1,218 @@
+package observe
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuready/gpuready/provision/step"
+)
+
+// How long is waited before something is listed anew.
+const (
+	minWait = 100 * time.Millisecond
+	maxWait = time.Second
+)
+
+// follower lists and watches one stream.
+type follower struct {
+	*Observer
+	stream
+	known map[types.UID]object // what was listed, or has come since
+	// broken is when the stream was last known to be whole, while it is not; else 0.
+	broken time.Duration
+	heard  time.Duration // when the watch last brought something
+}
+
+// object is what a follower knows of an object. Of an Event it is the version alone.
+type object struct {
+	version string
+	last    step.Change
+}
+
+// follow lists a stream and watches it, until the context ends. When a watch breaks it
+// lists anew, and notes with all that this brings how much earlier it may have happened.
+func (o *Observer) follow(ctx context.Context, s stream) error {
+	f := follower{Observer: o, stream: s, known: map[types.UID]object{}}
+	listed := false
+	wait := minWait
+	for ctx.Err() == nil {
+		version, err := f.list(ctx)
+		switch {
+		case err == nil:
+			listed = true
+			o.listed()
+			f.broken, wait = 0, minWait
+			f.watch(ctx, version)
+			f.broken = max(o.broke(), f.heard)
+		case ctx.Err() == nil && !listed:
+			return fmt.Errorf("list %s: %w", s.name, err)
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		}
+		timer.Stop()
+		wait = min(2*wait, maxWait)
+	}
+	return nil
+}
+
+// list reads all objects, and emits those that have gone since the last time.
+func (f *follower) list(ctx context.Context) (version string, err error) {
+	there := map[types.UID]bool{}
+	version, err = f.client.List(ctx, f.path, f.params, func(raw json.RawMessage) error {
+		c, uid, at, err := f.decode(raw)
+		if err != nil {
+			return err
+		}
+		there[uid] = true
+		if f.known[uid].version == at {
+			return nil
+		}
+		return f.emit(ctx, uid, at, c)
+	})
+	if err != nil {
+		return "", err
+	}
+	for uid, o := range f.known {
+		if there[uid] {
+			continue
+		}
+		o.last.Gone = true
+		if err := f.emit(ctx, uid, "", o.last); err != nil {
+			return "", err
+		}
+	}
+	return version, nil
+}
+
+// watch watches from a resource version until the watch breaks. The API server ends a
+// watch after the time that it was asked for, which is no break.
+func (f *follower) watch(ctx context.Context, version string) {
+	for {
+		lifetime := 5*time.Minute + rand.N(5*time.Minute)
+		began := f.clock.Now()
+		next, err := f.watchOnce(ctx, version, lifetime)
+		if err != nil || next == "" || f.clock.Now()-began < lifetime-time.Second {
+			return
+		}
+		version = next
+	}
+}
+
+// event is what a watch brings.
+type event struct {
+	Type   string          `json:"type"`
+	Object json.RawMessage `json:"object"`
+}
+
+// errEnded means that the API server wants the objects to be listed anew.
+var errEnded = errors.New("the watch has ended")
+
+func (f *follower) watchOnce(ctx context.Context, version string, lifetime time.Duration) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, lifetime+heartbeat)
+	defer cancel()
+	f.watching(f.name, cancel)
+	params := map[string]string{"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version, "timeoutSeconds": strconv.Itoa(int(lifetime.Seconds()))}
+	maps.Copy(params, f.params)
+	body, err := f.client.Stream(ctx, f.path, params)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = body.Close() }()
+	decoder := json.NewDecoder(body)
+	for {
+		var e event
+		if err := decoder.Decode(&e); err != nil {
+			return version, nil //nolint:nilerr // how it ended is told by when it ended
+		}
+		f.heard = f.clock.Now()
+		if e.Type == "ERROR" {
+			return "", errEnded
+		}
+		c, uid, at, err := f.decode(e.Object)
+		if err != nil {
+			return "", err
+		}
+		version = at
+		if e.Type == "BOOKMARK" {
+			continue
+		}
+		c.Gone = e.Type == "DELETED"
+		if err := f.emit(ctx, uid, at, c); err != nil {
+			return "", err
+		}
+	}
+}
+
+// decode reads an object, and returns its UID and resource version.
+func (f *follower) decode(raw json.RawMessage) (step.Change, types.UID, string, error) {
+	var c step.Change
+	var meta *metav1.ObjectMeta
+	var err error
+	switch f.path {
+	case nodesPath:
+		c.Node = &corev1.Node{}
+		meta, err = &c.Node.ObjectMeta, json.Unmarshal(raw, c.Node)
+	case podsPath:
+		c.Pod = &corev1.Pod{}
+		meta, err = &c.Pod.ObjectMeta, json.Unmarshal(raw, c.Pod)
+	default:
+		c.Event = &corev1.Event{}
+		meta, err = &c.Event.ObjectMeta, json.Unmarshal(raw, c.Event)
+	}
+	if err != nil {
+		return c, "", "", fmt.Errorf("%s: %w", f.name, err)
+	}
+	return c, meta.UID, meta.ResourceVersion, nil
+}
+
+// emit gives a change its time and hands it on.
+func (f *follower) emit(ctx context.Context, uid types.UID, version string, c step.Change) error {
+	c.At = f.clock.Now()
+	if f.broken > 0 {
+		c.Late = c.At - f.broken
+	}
+	f.remember(uid, version, c)
+	if c.Node == nil && c.Pod == nil && c.Event == nil {
+		return nil // an Event has gone
+	}
+	select {
+	case f.changes <- c:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// remember keeps what is there.
+func (f *follower) remember(uid types.UID, version string, c step.Change) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if c.Gone {
+		delete(f.known, uid)
+		delete(f.nodes, uid)
+		delete(f.pods, uid)
+		return
+	}
+	switch {
+	case c.Node != nil:
+		f.nodes[uid] = c.Node
+	case c.Pod != nil:
+		f.pods[uid] = c.Pod
+	default:
+		c.Event = nil
+	}
+	f.known[uid] = object{version, c}
+}

@@ -1,0 +1,248 @@
+// Package observe watches Nodes, Pods and Events of a cluster, and gives each change the
+// time at which it was seen, by one clock.
+//
+// It costs the API server seven watches, each of which lives for minutes, and one small
+// request every two seconds, whatever the size of the cluster.
+package observe
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuready/gpuready/provision/cluster"
+	"github.com/gpuready/gpuready/provision/step"
+)
+
+// heartbeat is how often the API server is asked whether it is there, and how long an
+// answer may take: a watch alone does not show that a server hangs.
+const heartbeat = 2 * time.Second
+
+// Observer watches a cluster.
+type Observer struct {
+	client    *cluster.Client
+	selectors step.Selectors
+	clock     Clock
+	changes   chan step.Change
+
+	mu    sync.Mutex
+	nodes map[types.UID]*corev1.Node
+	pods  map[types.UID]*corev1.Pod
+
+	unlisted int           // how many streams have not been listed, or not since their watch broke
+	ready    chan struct{} // closed when there are none for the first time
+
+	alive   time.Duration // when the API server was last known to be there
+	away    bool          // it has not answered since
+	gaps    []Gap
+	watches map[string]context.CancelFunc // by stream
+}
+
+// Gap is a time in which the API server did not answer.
+type Gap struct {
+	From, To time.Duration
+}
+
+// stream is one kind of objects, selected, that is listed and watched.
+type stream struct {
+	name   string // for errors
+	path   string
+	params map[string]string
+}
+
+// The paths of the objects.
+const (
+	nodesPath  = "/api/v1/nodes"
+	podsPath   = "/api/v1/pods"
+	eventsPath = "/api/v1/events"
+)
+
+// streams returns what is watched.
+func (o *Observer) streams() []stream {
+	all := []stream{
+		{"Nodes", nodesPath, nil},
+		{"Events", eventsPath, map[string]string{"fieldSelector": "involvedObject.kind=Pod,reason=Pulled"}},
+		{"Pods with the label " + step.WorkloadLabel, podsPath, map[string]string{"labelSelector": step.WorkloadLabel}},
+	}
+	for _, selector := range merge(o.selectors) {
+		all = append(all, stream{"Pods with the labels " + selector, podsPath, map[string]string{"labelSelector": selector}})
+	}
+	return all
+}
+
+// merge returns label selectors that together find every operand's pods. Selectors that
+// ask for one label's value become one.
+func merge(all step.Selectors) []string {
+	values := map[string][]string{}
+	var others []string
+	for _, operand := range step.Operands() {
+		for _, selector := range all[operand] {
+			requirements, _ := selector.Requirements()
+			if len(requirements) == 1 && (requirements[0].Operator() == selection.Equals || requirements[0].Operator() == selection.DoubleEquals || requirements[0].Operator() == selection.In) {
+				r := requirements[0]
+				values[r.Key()] = append(values[r.Key()], slices.Sorted(maps.Keys(r.Values()))...)
+				continue
+			}
+			others = append(others, selector.String())
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		others = append(others, fmt.Sprintf("%s in (%s)", key, strings.Join(slices.Compact(slices.Sorted(slices.Values(values[key]))), ",")))
+	}
+	return others
+}
+
+// New returns an Observer, which watches once it runs. The client is its own.
+func New(client *cluster.Client, selectors step.Selectors, clock Clock) *Observer {
+	return &Observer{
+		client: client, selectors: selectors, clock: clock,
+		changes: make(chan step.Change, 1024),
+		nodes:   map[types.UID]*corev1.Node{}, pods: map[types.UID]*corev1.Pod{},
+		ready: make(chan struct{}), watches: map[string]context.CancelFunc{},
+	}
+}
+
+// Requests returns how many requests the Observer has sent.
+func (o *Observer) Requests() int64 { return o.client.Requests() }
+
+// Changes is where changes come out. They have to be read while the Observer runs.
+func (o *Observer) Changes() <-chan step.Change { return o.changes }
+
+// Ready is closed when everything has been listed once.
+func (o *Observer) Ready() <-chan struct{} { return o.ready }
+
+// Gaps returns when the API server was away, oldest first. The last may go on.
+func (o *Observer) Gaps() []Gap {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	gaps := slices.Clone(o.gaps)
+	if o.away {
+		gaps = append(gaps, Gap{o.alive, o.clock.Now()})
+	}
+	return gaps
+}
+
+// Whole reports whether everything is being watched now.
+func (o *Observer) Whole() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.unlisted == 0
+}
+
+// Snapshot returns the objects that are there, each as a change.
+func (o *Observer) Snapshot() []step.Change {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	now := o.clock.Now()
+	var all []step.Change
+	for n := range maps.Values(o.nodes) {
+		all = append(all, step.Change{At: now, Node: n})
+	}
+	for p := range maps.Values(o.pods) {
+		all = append(all, step.Change{At: now, Pod: p})
+	}
+	return all
+}
+
+// Run watches until the context ends. It returns an error only where the first list of
+// something is refused: later the API server may come and go.
+func (o *Observer) Run(ctx context.Context) error {
+	o.heard()
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { o.beat(ctx); return nil })
+	all := o.streams()
+	o.mu.Lock()
+	o.unlisted = len(all)
+	o.mu.Unlock()
+	for _, s := range all {
+		g.Go(func() error { return o.follow(ctx, s) })
+	}
+	return g.Wait()
+}
+
+// beat asks whether the API server is there, until the context ends.
+func (o *Observer) beat(ctx context.Context) {
+	tick := time.NewTicker(heartbeat)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		limited, cancel := context.WithTimeout(ctx, heartbeat)
+		err := o.client.Get(limited, "/version", nil, nil)
+		cancel()
+		switch {
+		case ctx.Err() != nil:
+		case err != nil:
+			o.lost()
+		default:
+			o.heard()
+		}
+	}
+}
+
+// heard notes that the API server is there.
+func (o *Observer) heard() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	now := o.clock.Now()
+	if o.away {
+		o.away = false
+		o.gaps = append(o.gaps, Gap{o.alive, now})
+	}
+	o.alive = now
+}
+
+// lost notes that the API server does not answer, and ends the watches: what they
+// bring afterwards may have happened at any time since.
+func (o *Observer) lost() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.away = true
+	for _, cancel := range o.watches {
+		cancel()
+	}
+}
+
+// broke notes that a watch has broken, and returns when the API server was last known
+// to be there.
+func (o *Observer) broke() time.Duration {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.away = true
+	o.unlisted++
+	return o.alive
+}
+
+// watching notes how a stream's watch is ended.
+func (o *Observer) watching(name string, cancel context.CancelFunc) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.watches[name] = cancel
+}
+
+// listed notes that one more stream has been listed, for which the API server is there.
+func (o *Observer) listed() {
+	o.heard()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.unlisted--; o.unlisted > 0 {
+		return
+	}
+	select {
+	case <-o.ready:
+	default:
+		close(o.ready)
+	}
+}

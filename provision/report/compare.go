@@ -1,0 +1,124 @@
+package report
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/gpuready/gpuready/provision/step"
+)
+
+// Span is what lies between two steps.
+type Span struct {
+	From step.ID `json:"from"`
+	To   step.ID `json:"to"`
+}
+
+// DefaultSpans are what people ask about.
+func DefaultSpans() []Span {
+	return []Span{
+		{step.Asked, step.Allocatable}, {step.Asked, step.Validated}, {step.Asked, step.FirstResult},
+		{step.Ready, step.FirstResult}, {step.DriverReady, step.Allocatable}, {step.DriverReady, step.Validated}, {step.DriverReady, step.FirstResult},
+	}
+}
+
+// seconds returns how long a timeline took from one step to another; false where it has
+// not taken both, or one was so before.
+func (s Span) seconds(l step.Timeline) (float64, bool) {
+	from, has := l.Find(s.From)
+	to, had := l.Find(s.To)
+	if !has || !had || to.Before || from.Before && s.From != step.Asked {
+		return 0, false
+	}
+	return to.At - from.At, true
+}
+
+// sample returns how long a sample took: its slowest node.
+func (s Span) sample(sample Sample) (float64, bool) {
+	longest, found := 0.0, false
+	for _, l := range sample.Timelines {
+		if d, has := s.seconds(l); has {
+			longest, found = max(longest, d), true
+		}
+	}
+	return longest, found
+}
+
+// Measure sums a span up over the samples that count.
+func (r *Report) Measure(s Span) Distribution {
+	var all []float64
+	for _, sample := range r.Counted() {
+		if d, has := s.sample(sample); has {
+			all = append(all, d)
+		}
+	}
+	return Distribute(all)
+}
+
+// Comparison is of two reports' samples, the first with the first and so on.
+type Comparison struct {
+	Span
+	A     Distribution `json:"a"`
+	B     Distribution `json:"b"`
+	Pairs int          `json:"pairs"`
+	// Ratio is the median of the pairs' B/A.
+	Ratio float64 `json:"ratio"`
+	// Interval holds the median ratio with a probability of 95 %.
+	Interval *Interval `json:"interval,omitempty"`
+	// Verdict says what follows.
+	Verdict string `json:"verdict"`
+}
+
+// Compare compares spans of two reports. Spans that one of them has not measured are
+// left out.
+func Compare(a, b *Report, spans []Span) []Comparison {
+	all := []Comparison{}
+	for _, s := range spans {
+		c := Comparison{Span: s, A: a.Measure(s), B: b.Measure(s)}
+		if c.A.N == 0 || c.B.N == 0 {
+			continue
+		}
+		ratios := pairRatios(a, b, s)
+		c.Pairs = len(ratios)
+		if len(ratios) > 0 {
+			slices.Sort(ratios)
+			c.Ratio = median(ratios)
+		}
+		interval, enough := medianInterval(ratios)
+		if enough {
+			c.Interval = &interval
+		}
+		c.Verdict = verdict(c, enough)
+		all = append(all, c)
+	}
+	return all
+}
+
+// pairRatios returns B/A of the samples with the same number that count in both.
+func pairRatios(a, b *Report, s Span) []float64 {
+	of := map[int]float64{}
+	for _, sample := range a.Counted() {
+		if d, has := s.sample(sample); has && d > 0 {
+			of[sample.Number] = d
+		}
+	}
+	var ratios []float64
+	for _, sample := range b.Counted() {
+		d, has := s.sample(sample)
+		if first, both := of[sample.Number]; has && both {
+			ratios = append(ratios, d/first)
+		}
+	}
+	return ratios
+}
+
+func verdict(c Comparison, enough bool) string {
+	switch {
+	case !enough:
+		return fmt.Sprintf("n is too small: %d pairs, and an interval needs %d", c.Pairs, leastPairs)
+	case c.Interval.Low > 1:
+		return fmt.Sprintf("A is faster, %.1f to %.1f times", c.Interval.Low, c.Interval.High)
+	case c.Interval.High < 1:
+		return fmt.Sprintf("B is faster, %.1f to %.1f times", 1/c.Interval.High, 1/c.Interval.Low)
+	}
+	return "no difference is shown"
+}

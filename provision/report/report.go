@@ -1,0 +1,169 @@
+// Package report holds what was measured, and shows it: tables, JSON, CSV, pictures and
+// a page. It is pure.
+package report
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/gpuready/gpuready/provision/step"
+)
+
+// Schema is the format of a report.
+const Schema = "gpuready.io/provision/v1"
+
+// Report is what one run has measured. Times are seconds.
+type Report struct {
+	Schema string `json:"schema"`
+	// Notice says what was simulated. It is the first line of everything that is shown.
+	Notice  string    `json:"notice,omitempty"`
+	Stack   string    `json:"stack"` // the GPU stack, as the user calls it
+	Test    string    `json:"test"`
+	Tool    string    `json:"tool"` // version of gpu-provision
+	Began   time.Time `json:"began"`
+	Cluster Cluster   `json:"cluster"`
+	// Images are those of the stack's pods, by operand.
+	Images  map[step.Operand][]string `json:"images,omitempty"`
+	Samples []Sample                  `json:"samples"`
+	// Ended says why there are fewer samples than were asked for; "" where there are not.
+	Ended string `json:"ended,omitempty"`
+	// Jumps are the moments at which the observer's time of day was set. No time in the
+	// report depends on it.
+	Jumps []Jump `json:"jumps,omitempty"`
+	// Requests are those by which the cluster was watched, and how many a second.
+	Requests          int64   `json:"requests"`
+	RequestsPerSecond float64 `json:"requestsPerSecond"`
+}
+
+// Cluster describes where it was measured.
+type Cluster struct {
+	Version string `json:"version"` // of the API server
+	Nodes   int    `json:"nodes"`
+	Kubelet string `json:"kubelet,omitempty"` // versions, of the nodes that were measured
+	Runtime string `json:"runtime,omitempty"`
+	System  string `json:"system,omitempty"`
+	Kernel  string `json:"kernel,omitempty"`
+}
+
+// Outcome is how a sample ended.
+type Outcome string
+
+// The outcomes.
+const (
+	Complete    Outcome = "complete"
+	TimedOut    Outcome = "timed-out"
+	Failed      Outcome = "failed"
+	Interrupted Outcome = "interrupted"
+)
+
+// Sample is one time that GPUs were asked for.
+type Sample struct {
+	Number  int       `json:"number"` // from 1
+	Began   time.Time `json:"began"`
+	Dropped bool      `json:"dropped,omitempty"` // it warms caches up, and is in no figure
+	Outcome Outcome   `json:"outcome"`
+	Reason  string    `json:"reason,omitempty"` // why it is not complete
+	// PrepareSeconds is how long it took until nothing of the GPU stack was left.
+	PrepareSeconds float64 `json:"prepareSeconds,omitempty"`
+	// RemoveSeconds is how long it took from the end of the workload until the node had gone.
+	RemoveSeconds float64         `json:"removeSeconds,omitempty"`
+	Timelines     []step.Timeline `json:"timelines"` // one of each node
+	Gaps          []Gap           `json:"gaps,omitempty"`
+}
+
+// Gap is a time in which the API server did not answer, since the sample was asked for.
+type Gap struct {
+	From float64 `json:"from"`
+	To   float64 `json:"to"`
+}
+
+// Jump is a moment at which the time of day was set.
+type Jump struct {
+	At time.Time `json:"at"` // by the new time of day
+	By float64   `json:"by"`
+}
+
+// Counted reports whether the sample is in the figures.
+func (s Sample) Counted() bool { return !s.Dropped && s.Outcome == Complete }
+
+// Total returns the seconds until the last node of the sample was done.
+func (s Sample) Total() float64 {
+	total := 0.0
+	for _, t := range s.Timelines {
+		total = max(total, t.Total())
+	}
+	return total
+}
+
+// Counted returns the samples that are in the figures.
+func (r *Report) Counted() []Sample {
+	var all []Sample
+	for _, s := range r.Samples {
+		if s.Counted() {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// maxReport bounds a file that is read, in bytes.
+const maxReport = 64 << 20
+
+// Read reads a report. name is the file's, for errors.
+func Read(r io.Reader, name string) (*Report, error) {
+	data, err := io.ReadAll(io.LimitReader(r, maxReport+1))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	if len(data) > maxReport {
+		return nil, fmt.Errorf("%s is larger than %d MiB; is it a report?", name, maxReport>>20)
+	}
+	var of struct {
+		Schema string `json:"schema"`
+	}
+	if err := json.Unmarshal(data, &of); err != nil {
+		return nil, fmt.Errorf("%s is no report of gpu-provision measure: %w", name, err)
+	}
+	if of.Schema != Schema {
+		return nil, fmt.Errorf("%s: schema is %q; this version reads %s", name, of.Schema, Schema)
+	}
+	rep := &Report{}
+	if err := json.Unmarshal(data, rep); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return rep, rep.check(name)
+}
+
+// maxSeconds bounds a time in a report: a month.
+const maxSeconds = 31 * 24 * 3600
+
+// check refuses what no measurement writes, so that nothing below has to expect it.
+func (r *Report) check(name string) error {
+	for i, s := range r.Samples {
+		for _, t := range s.Timelines {
+			for _, reached := range t.Steps {
+				if _, known := step.Find(reached.Step); !known {
+					return fmt.Errorf("%s: samples[%d]: no step %.40q is known", name, i, reached.Step)
+				}
+				if least, most := min(reached.At, reached.Took, reached.Late), max(reached.At, reached.Took, reached.Late); least < 0 || most > maxSeconds {
+					return fmt.Errorf("%s: samples[%d]: step %s has a time that is negative or longer than a month", name, i, reached.Step)
+				}
+			}
+		}
+		if !slices.Contains([]Outcome{Complete, TimedOut, Failed, Interrupted}, s.Outcome) {
+			return fmt.Errorf("%s: samples[%d]: no outcome %.40q is known", name, i, s.Outcome)
+		}
+	}
+	return nil
+}
+
+// Write writes the report as JSON.
+func (r *Report) Write(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	return e.Encode(r)
+}

@@ -1,0 +1,261 @@
+package step
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Timeline is when one node took each step.
+type Timeline struct {
+	Node  string    `json:"node"`
+	Steps []Reached `json:"steps"` // in the order of Steps; those that were not seen are missing
+	Notes []Remark  `json:"notes,omitempty"`
+}
+
+// Reached is a step that a node has taken. Times are seconds.
+type Reached struct {
+	Step ID `json:"step"`
+	// At is the time since the sample was asked for.
+	At float64 `json:"at"`
+	// Took is the time since the last of the steps before it.
+	Took float64 `json:"took"`
+	// Late is how much earlier it may have been: the API server was away.
+	Late float64 `json:"late,omitempty"`
+	// Before reports whether it was so before the sample was asked for.
+	Before bool `json:"before,omitempty"`
+}
+
+// Remark is something finer than a step: how gpuready's condition changed.
+type Remark struct {
+	At   float64 `json:"at"`
+	Text string  `json:"text"`
+}
+
+// Find returns the moment of a step.
+func (t Timeline) Find(id ID) (Reached, bool) {
+	i := slices.IndexFunc(t.Steps, func(r Reached) bool { return r.Step == id })
+	if i < 0 {
+		return Reached{}, false
+	}
+	return t.Steps[i], true
+}
+
+// Last returns the last step that a workload waits for and that was taken.
+func (t Timeline) Last() ID {
+	last := Asked
+	for _, r := range t.Steps {
+		if s, _ := Find(r.Step); !s.Aside {
+			last = r.Step
+		}
+	}
+	return last
+}
+
+// Total returns the seconds until the last of the steps that a workload waits for.
+func (t Timeline) Total() float64 {
+	total := 0.0
+	for _, r := range t.Steps {
+		if s, _ := Find(r.Step); !s.Aside {
+			total = max(total, r.At)
+		}
+	}
+	return total
+}
+
+// Nodes returns the names of the nodes that are there, sorted.
+func (t *Tracker) Nodes() []string {
+	var names []string
+	for name, n := range t.nodes {
+		if !n.gone {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Has reports whether a node has taken a step by now, and since when it is so.
+func (t *Tracker) Has(node string, id ID) bool {
+	_, has := t.moments(node)[id]
+	return has
+}
+
+// Validates reports whether something on a node validates it: NVIDIA's validator, or
+// gpuready's, which has set its condition or is about to.
+func (t *Tracker) Validates(node string) bool {
+	for _, p := range t.pods {
+		if p.operand == Validator && p.node == node && !p.gone {
+			return true
+		}
+	}
+	return false
+}
+
+// Landed returns the nodes that the sample's workloads were scheduled to, sorted.
+func (t *Tracker) Landed() []string {
+	on := map[string]bool{}
+	for _, p := range t.pods {
+		if p.operand == "" && p.node != "" {
+			on[p.node] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(on))
+}
+
+// Ended returns how many of the sample's workloads have shown a result.
+func (t *Tracker) Ended() int {
+	n := 0
+	for _, p := range t.pods {
+		if p.operand == "" && p.ended != nil {
+			n++
+		}
+	}
+	return n
+}
+
+// Failure says why a workload of the sample will not end well; "" where none has failed.
+func (t *Tracker) Failure() string {
+	var all []string
+	for _, p := range t.pods {
+		if p.failure != "" {
+			all = append(all, p.failure)
+		}
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	return slices.Min(all)
+}
+
+// Timeline returns how far a node has come since a moment: asked.
+func (t *Tracker) Timeline(name string, asked time.Duration) Timeline {
+	line := Timeline{Node: name, Steps: []Reached{}}
+	moments := t.moments(name)
+	moments[Asked] = Moment{At: asked}
+	before := 0.0 // the last of the steps that a workload waits for
+	for _, s := range Steps() {
+		m, seen := moments[s.ID]
+		if !seen {
+			continue
+		}
+		r := Reached{Step: s.ID, At: seconds(m.At - asked), Late: seconds(m.Late), Before: m.Old}
+		if m.Old {
+			r.At, r.Late = 0, 0
+		}
+		r.At = max(r.At, 0)
+		r.Late = min(r.Late, r.At)
+		r.Took = max(r.At-before, 0)
+		if !s.Aside {
+			before = max(before, r.At)
+		}
+		line.Steps = append(line.Steps, r)
+	}
+	if n := t.nodes[name]; n != nil {
+		for _, note := range n.notes {
+			line.Notes = append(line.Notes, Remark{max(seconds(note.At-asked), 0), note.Text})
+		}
+	}
+	return line
+}
+
+// moments joins what is known of a node and of the pods on it.
+func (t *Tracker) moments(name string) map[ID]Moment {
+	all := map[ID]Moment{}
+	if n := t.nodes[name]; n != nil {
+		maps.Copy(all, n.steps)
+	}
+	for _, uid := range slices.Sorted(maps.Keys(t.pods)) {
+		p := t.pods[uid]
+		if p.node != name {
+			continue
+		}
+		switch p.operand {
+		case Driver:
+			earliest(all, DriverScheduled, p.scheduled)
+			earliest(all, DriverPulled, t.pulled(uid, p.started))
+			earliest(all, DriverStarted, p.started)
+			earliest(all, DriverReady, p.ready)
+		case Toolkit:
+			earliest(all, ToolkitReady, p.ready)
+		case Plugin:
+			earliest(all, PluginReady, p.ready)
+		case Validator:
+			if !p.ours { // gpuready's is ready before it has proven anything
+				earliest(all, Validated, p.ready)
+			}
+		default:
+			earliest(all, WorkloadScheduled, p.scheduled)
+			earliest(all, WorkloadPulled, t.pulled(uid, p.started))
+			earliest(all, WorkloadStarted, p.started)
+			earliest(all, FirstResult, p.ended)
+		}
+	}
+	return all
+}
+
+func earliest(all map[ID]Moment, id ID, m *Moment) {
+	if m == nil {
+		return
+	}
+	if before, has := all[id]; !has || m.At < before.At {
+		all[id] = *m
+	}
+}
+
+// pulled returns the last pull for a pod until its container started. Where the
+// container was seen running before its Event arrived, it is the first pull.
+func (t *Tracker) pulled(uid types.UID, started *Moment) *Moment {
+	var mine []Moment
+	for _, p := range t.pulls {
+		if p.pod == uid {
+			mine = append(mine, p.Moment)
+		}
+	}
+	if len(mine) == 0 {
+		return nil
+	}
+	last := mine[0]
+	for _, m := range mine[1:] {
+		if started == nil || m.At <= started.At {
+			last = m
+		}
+	}
+	if started != nil {
+		last.At = min(last.At, started.At)
+	}
+	return &last
+}
+
+func seconds(d time.Duration) float64 {
+	return cmp.Or(float64(d.Round(time.Millisecond))/float64(time.Second), 0)
+}
+
+// Waiting says which pods on a node are not ready and why, as the kubelet tells it; ""
+// where all are.
+func (t *Tracker) Waiting(name string) string {
+	var all []string
+	for _, p := range t.pods {
+		if p.waits != "" && (p.node == name || p.node == "") {
+			all = append(all, p.name+" "+p.waits)
+		}
+	}
+	slices.Sort(all)
+	return strings.Join(all, "; ")
+}
+
+// Images returns the images of the operands' containers, by operand, sorted.
+func (t *Tracker) Images() map[Operand][]string {
+	all := map[Operand][]string{}
+	for _, p := range t.pods {
+		if p.operand != "" && !slices.Contains(all[p.operand], p.image) {
+			all[p.operand] = append(all[p.operand], p.image)
+			slices.Sort(all[p.operand])
+		}
+	}
+	return all
+}

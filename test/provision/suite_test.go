@@ -1,0 +1,147 @@
+// Package provision has the scenarios of gpu-provision on a real cluster: what it
+// measures, and what it says and leaves behind when a measurement goes wrong. `make
+// provision` plays them.
+package provision
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuready/gpuready/provision/report"
+	"github.com/gpuready/gpuready/provision/step"
+	"github.com/gpuready/gpuready/test/cluster"
+	"github.com/gpuready/gpuready/test/e2e"
+)
+
+// patience bounds what is waited for.
+const patience = 2 * time.Minute
+
+type suite struct {
+	*e2e.Suite
+}
+
+// up starts a cluster with the operator and simulated GPUs on every node.
+func up(t *testing.T, c cluster.Config) *suite {
+	t.Helper()
+	s := &suite{e2e.Up(t, c)}
+	for _, n := range s.Nodes {
+		s.Kubectl(t, "label", "node", n.Name, "nvidia.com/gpu.present=true")
+	}
+	s.Apply(t, "operator.yaml")
+	s.World.Until(t, "ClusterPolicies are served", func() error {
+		_, err := s.TryKubectl(t, "get", "clusterpolicies")
+		return err
+	})
+	s.Apply(t, "examples/clusterpolicy-simulated.yaml")
+	s.ready(t)
+	return s
+}
+
+// ready waits until all nodes are proven and take pods. The condition alone may be what
+// an earlier installation has left.
+func (s *suite) ready(t *testing.T) {
+	t.Helper()
+	s.World.UntilWithin(t, patience, "every node is proven", func() error {
+		for _, n := range s.Nodes {
+			if c := s.World.Condition(n.Name, "GPUReady"); c == nil || c.Status != corev1.ConditionTrue {
+				return fmt.Errorf("%s: %+v", n.Name, c)
+			}
+			if s.World.Allocatable(n.Name) == 0 || s.World.Node(n.Name).Spec.Unschedulable {
+				return fmt.Errorf("%s offers no GPU", n.Name)
+			}
+		}
+		return nil
+	})
+}
+
+// run is gpu-provision measure, going on.
+type run struct {
+	cmd            *exec.Cmd
+	out            string // its folder
+	stdout, stderr bytes.Buffer
+}
+
+// start starts a measurement with a kubeconfig.
+func (s *suite) start(t *testing.T, kubeconfig string, args ...string) *run {
+	t.Helper()
+	r := &run{out: t.TempDir()}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Minute)
+	t.Cleanup(cancel)
+	args = append([]string{"measure", "--out", r.out, "--kubeconfig", kubeconfig, "--log-format", "json"}, args...)
+	r.cmd = exec.CommandContext(ctx, filepath.Join(os.Getenv("GPUREADY_E2E"), "gpu-provision"), args...)
+	r.cmd.Stdout, r.cmd.Stderr = &r.stdout, &r.stderr
+	require.NoError(t, r.cmd.Start())
+	return r
+}
+
+// end waits until the measurement has ended, and returns its exit code.
+func (r *run) end(t *testing.T) int {
+	t.Helper()
+	err := r.cmd.Wait()
+	t.Logf("gpu-provision %s: %v\n%s\n%s", strings.Join(r.cmd.Args[1:], " "), err, r.stdout.String(), r.stderr.String())
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		return exit.ExitCode()
+	}
+	require.NoError(t, err)
+	return 0
+}
+
+// interrupt is Ctrl-C.
+func (r *run) interrupt(t *testing.T) {
+	t.Helper()
+	require.NoError(t, r.cmd.Process.Signal(syscall.SIGINT))
+}
+
+// report reads what the measurement has written.
+func (r *run) report(t *testing.T) *report.Report {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(r.out, "report.json"))
+	require.NoError(t, err)
+	rep, err := report.Read(bytes.NewReader(text), "report.json")
+	require.NoError(t, err)
+	return rep
+}
+
+// nothingLeft sees that a measurement has left nothing in the cluster, and that it has
+// its policy.
+func (s *suite) nothingLeft(t *testing.T) {
+	t.Helper()
+	require.Empty(t, strings.TrimSpace(s.Kubectl(t, "get", "pods", "-A", "-l", step.WorkloadLabel, "-o", "name")))
+	require.Equal(t, "clusterpolicy.nvidia.com/gpu-cluster-policy", strings.TrimSpace(s.Kubectl(t, "get", "clusterpolicies", "-o", "name")))
+}
+
+// asked waits until GPUs have been asked for in a sample, as the log says.
+func (r *run) asked(t *testing.T, s *suite, sample int) {
+	t.Helper()
+	s.World.UntilWithin(t, patience, fmt.Sprintf("sample %d has begun", sample), func() error {
+		out := s.Kubectl(t, "get", "clusterpolicies,pods", "-A", "-o", "json")
+		var list struct {
+			Items []struct {
+				Kind     string
+				Metadata struct{ Labels map[string]string }
+			}
+		}
+		if err := json.Unmarshal([]byte(out), &list); err != nil {
+			return err
+		}
+		for _, o := range list.Items {
+			if strings.HasSuffix(o.Metadata.Labels[step.WorkloadLabel], fmt.Sprintf("-%d", sample)) {
+				return nil
+			}
+		}
+		return errors.New("no workload is there")
+	})
+}
