@@ -29,16 +29,23 @@ EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width
 	return *pitch > SIZE_MAX / height ? CUDA_ERROR_OUT_OF_MEMORY : cuMemAlloc_v2(out, *pitch * height);
 }
 
-EXPORT CUresult cuMemFree_v2(CUdeviceptr p)
+/* Memory is freed in its own context, whichever is current. */
+static CUresult release(uint64_t p, unsigned kinds)
 {
-	CONTEXT_OR_RETURN;
+	CUresult rc = check_ready();
 	struct alloc a;
 
-	if (!p)
-		return CUDA_SUCCESS;
-	if (memory_find(p, &a) && a.internal)
+	if (rc)
+		return rc;
+	if (!memory_find(p, &a) || a.internal)
 		return CUDA_ERROR_INVALID_VALUE;
-	return memory_free(p, 1 << ALLOC_DEVICE | 1 << ALLOC_MANAGED);
+	rc = check_context(a.ctx);
+	return rc ? rc : memory_free(p, kinds);
+}
+
+EXPORT CUresult cuMemFree_v2(CUdeviceptr p)
+{
+	return p ? release(p, 1 << ALLOC_DEVICE | 1 << ALLOC_MANAGED) : check_ready();
 }
 
 static CUresult host_alloc(void **out, size_t size, unsigned flags)
@@ -57,11 +64,7 @@ static CUresult host_alloc(void **out, size_t size, unsigned flags)
 EXPORT CUresult cuMemAllocHost_v2(void **out, size_t size) { return host_alloc(out, size, 0); }
 EXPORT CUresult cuMemHostAlloc(void **out, size_t size, unsigned flags) { return host_alloc(out, size, flags); }
 
-EXPORT CUresult cuMemFreeHost(void *p)
-{
-	CONTEXT_OR_RETURN;
-	return memory_free((uint64_t)(uintptr_t)p, 1 << ALLOC_HOST);
-}
+EXPORT CUresult cuMemFreeHost(void *p) { return release((uint64_t)(uintptr_t)p, 1 << ALLOC_HOST); }
 
 EXPORT CUresult cuMemHostRegister_v2(void *p, size_t size, unsigned flags)
 {
@@ -71,9 +74,9 @@ EXPORT CUresult cuMemHostRegister_v2(void *p, size_t size, unsigned flags)
 
 EXPORT CUresult cuMemHostUnregister(void *p)
 {
-	CONTEXT_OR_RETURN;
-	rc = memory_free((uint64_t)(uintptr_t)p, 1 << ALLOC_REGISTERED);
-	return rc ? CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED : CUDA_SUCCESS;
+	CUresult rc = release((uint64_t)(uintptr_t)p, 1 << ALLOC_REGISTERED);
+
+	return rc == CUDA_ERROR_INVALID_VALUE ? CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED : rc;
 }
 
 EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *p, unsigned flags)

@@ -1,7 +1,6 @@
 /* Contexts: a stack of them for each thread, and one primary context for each device. */
 #include "driver.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 #define STACK 64
@@ -18,6 +17,28 @@ struct context *find_context(CUcontext wanted)
 
 static CUcontext top(void) { return depth ? stack[depth - 1] : NULL; }
 
+/* What c is worth: driver.lock is held. */
+static CUresult condition(struct context *c)
+{
+	if (!c)
+		return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+	if (!c->failed && device_lost(c->device)) /* off the bus: nothing answers any more */
+		c->failed = CUDA_ERROR_UNKNOWN;
+	return c->failed;
+}
+
+CUresult check_context(CUcontext ctx)
+{
+	CUresult rc = check_ready();
+
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&driver.lock);
+	rc = condition(find_context(ctx));
+	pthread_mutex_unlock(&driver.lock);
+	return rc;
+}
+
 CUresult current_context(struct context **out)
 {
 	CUresult rc = check_ready();
@@ -29,12 +50,7 @@ CUresult current_context(struct context **out)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	pthread_mutex_lock(&driver.lock);
 	c = find_context(top());
-	if (!c)
-		rc = CUDA_ERROR_CONTEXT_IS_DESTROYED;
-	else if (c->failed)
-		rc = c->failed;
-	else if (device_lost(c->device)) /* off the bus: nothing answers any more */
-		rc = c->failed = CUDA_ERROR_UNKNOWN;
+	rc = condition(c);
 	pthread_mutex_unlock(&driver.lock);
 	*out = c;
 	return rc;
@@ -46,9 +62,7 @@ void context_fail(struct context *c, CUresult code, const char *message)
 	if (!c->failed)
 		c->failed = code;
 	pthread_mutex_unlock(&driver.lock);
-	/* A driver writes an XID to the kernel log; this is ours. */
-	if (getenv("GPUSIM_VERBOSE"))
-		fprintf(stderr, "gpusim: %s\n", message);
+	report(c->device, code, message);
 }
 
 struct context *new_context(int ordinal, unsigned flags)
@@ -219,12 +233,38 @@ EXPORT CUresult cuCtxGetDevice(CUdevice *out)
 	return CUDA_SUCCESS;
 }
 
+/*
+ * CUDA 13's variant, with a context. Clients older than that take any _v2 for the plain
+ * function and pass one argument: a context that is none of ours is the current one.
+ */
+EXPORT CUresult cuCtxGetDevice_v2(CUdevice *out, CUcontext ctx)
+{
+	CUresult rc = check_ready();
+
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&driver.lock);
+	struct context *c = find_context(ctx);
+
+	if (c && out)
+		*out = c->ordinal;
+	pthread_mutex_unlock(&driver.lock);
+	return c ? out ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE : cuCtxGetDevice(out);
+}
+
 /* Everything is done when the call that asks for it returns: only failures are left to tell. */
 EXPORT CUresult cuCtxSynchronize(void)
 {
 	struct context *c;
 
 	return current_context(&c);
+}
+
+EXPORT CUresult cuCtxSynchronize_v2(CUcontext ctx)
+{
+	CUresult rc = check_context(ctx);
+
+	return rc == CUDA_ERROR_CONTEXT_IS_DESTROYED ? cuCtxSynchronize() : rc;
 }
 
 EXPORT CUresult cuCtxGetFlags(unsigned *flags)
@@ -266,74 +306,6 @@ EXPORT CUresult cuCtxGetApiVersion(CUcontext ctx, unsigned *version)
 		return rc ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_INVALID_VALUE;
 	*version = 3020;
 	return CUDA_SUCCESS;
-}
-
-static size_t *limit(struct context *c, int which)
-{
-	return which == 0 ? &c->stack : which == 1 ? &c->printf_fifo : which == 2 ? &c->heap : NULL;
-}
-
-EXPORT CUresult cuCtxSetLimit(int which, size_t value)
-{
-	struct context *c;
-	CUresult rc = current_context(&c);
-
-	if (rc)
-		return rc;
-	if (!limit(c, which))
-		return CUDA_ERROR_UNSUPPORTED_LIMIT;
-	if (which == 0 && value > 512 << 10) /* local memory of a thread (PTX ISA, 5.1.5) */
-		return CUDA_ERROR_INVALID_VALUE;
-	*limit(c, which) = value;
-	return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuCtxGetLimit(size_t *value, int which)
-{
-	struct context *c;
-	CUresult rc = current_context(&c);
-
-	if (rc)
-		return rc;
-	if (!value)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!limit(c, which))
-		return CUDA_ERROR_UNSUPPORTED_LIMIT;
-	*value = *limit(c, which);
-	return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
-{
-	struct context *c;
-	CUresult rc = current_context(&c);
-
-	if (rc)
-		return rc;
-	if (least)
-		*least = 0;
-	if (greatest)
-		*greatest = -5;
-	return CUDA_SUCCESS;
-}
-
-/* Preferences that only a cache could notice. */
-EXPORT CUresult cuCtxSetCacheConfig(int config)
-{
-	struct context *c;
-
-	(void)config;
-	return current_context(&c);
-}
-
-EXPORT CUresult cuCtxGetCacheConfig(int *config)
-{
-	struct context *c;
-	CUresult rc = current_context(&c);
-
-	if (!rc && config)
-		*config = 0;
-	return rc;
 }
 
 EXPORT CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags)

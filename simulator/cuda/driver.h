@@ -91,6 +91,8 @@ int visible_devices(const char *value, const struct candidate *all, int n, int *
 /* context.c */
 /* The calling thread's context, if work may be given to it. */
 CUresult current_context(struct context **out);
+/* Whether ctx, which need not be current, is there and has not failed. */
+CUresult check_context(CUcontext ctx);
 struct context *find_context(CUcontext c); /* NULL: not one of ours; driver.lock is held */
 void context_fail(struct context *c, CUresult code, const char *message);
 struct context *new_context(int ordinal, unsigned flags);
@@ -139,13 +141,24 @@ void fault_read(const struct alloc *a, uint64_t address, void *copied, uint64_t 
 /* module.c */
 CUresult load_image(struct context *c, const void *image, unsigned n, const int *options, void **values,
                     struct loaded **out);
+/* Reads an image that cuLink… puts together with others, and forgets it. */
+CUresult check_image(struct context *c, const void *image, unsigned n, const int *options, void **values);
+/* The whole file, with a NUL behind it; the caller frees it. */
+CUresult read_image(const char *path, char **out);
+CUresult unload_module(CUmodule module);
 void unload_modules(struct context *c);
 struct loaded *find_module(CUmodule m);
 CUresult module_function(struct loaded *m, const char *name, struct function **out);
 
+/* report.c: says in gpusim's log, and where GPUSIM_VERBOSE is set on standard error, why a call or a kernel failed */
+void report(const struct device *d, CUresult code, const char *message);
+
 /* stream.c */
 CUresult check_stream(CUstream s);
 void free_streams(struct context *c);
+
+/* error.c */
+CUresult cuGetErrorName(CUresult error, const char **name);
 
 /* peer.c */
 CUresult cuDeviceCanAccessPeer(int *can, CUdevice from, CUdevice to);

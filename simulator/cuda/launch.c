@@ -169,12 +169,14 @@ EXPORT CUresult cuLaunchKernelEx(const struct launch_config *config, CUfunction 
 }
 ALIAS(cuLaunchKernelEx_ptsz, cuLaunchKernelEx);
 
-/* Registers of a thread: what the code names, within what hardware has. */
-static int registers(const struct func *f)
+/* Registers of a thread: what the code names, within what it allows and hardware has. */
+static int registers(const struct func *f, const struct module *m)
 {
 	uint64_t n = f->n32 + 2ull * f->n64;
+	uint32_t most = f->max_registers ? f->max_registers : m->max_registers;
 
-	return n < 16 ? 16 : n > 255 ? 255 : (int)n;
+	most = most && most < 255 ? most : 255;
+	return n > most ? (int)most : n < 16 ? 16 : (int)n;
 }
 
 static int max_threads(const struct func *f)
@@ -195,7 +197,7 @@ static CUresult attribute(int *out, int which, const struct function *f)
 	case 1: *out = (int)f->func->shared_size; break;
 	case 2: *out = 0; break;
 	case 3: *out = (int)f->func->local_size; break;
-	case 4: *out = registers(f->func); break;
+	case 4: *out = registers(f->func, m); break;
 	case 5: *out = (int)m->version; break;
 	case 6: *out = (int)m->host.cc; break;
 	case 7: *out = 0; break;
@@ -299,7 +301,7 @@ EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *out, C
 	cuDeviceGetAttribute(&shared, 81, d);
 	int whole = (block + LANES - 1) / LANES * LANES, n = block > max_threads(f->func) ? 0 : threads / whole;
 	uint64_t each = f->func->shared_size + dynamic;
-	int by_registers = 65536 / (registers(f->func) * whole);
+	int by_registers = 65536 / (registers(f->func, f->in->module) * whole);
 
 	n = n < blocks ? n : blocks;
 	n = n < by_registers ? n : by_registers;

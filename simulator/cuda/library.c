@@ -111,8 +111,6 @@ EXPORT CUresult cuLibraryLoadData(CUlibrary *out, const void *code, const int *j
 	return CUDA_SUCCESS;
 }
 
-CUresult read_image(const char *path, char **out);
-
 EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *out, const char *path, const int *jit, void **jit_values,
                                       unsigned njit, const int *options, void **values, unsigned n)
 {

@@ -43,7 +43,7 @@ static void link_functions(struct module *m)
 		m->by_index[f->index] = f;
 		if (!f->defined)
 			f->builtin = builtin_named(f->name);
-		if (!f->defined && !f->builtin)
+		if (!f->defined && !f->builtin && !m->host.partial)
 			ptx_fail(m, 0, PTX_INVALID, "Unresolved extern function '%s'", f->name);
 	}
 }

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define GRAIN 512u /* alignment of device addresses, and the gap between allocations */
 
@@ -68,6 +69,8 @@ static void *map(uint64_t size)
 	return p == MAP_FAILED ? NULL : p;
 }
 
+static uint64_t host_memory(void) { return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE); }
+
 /* At a fixed address where that is free, so that it tells which byte of which GPU it is. */
 static bool reserve(struct device *d)
 {
@@ -106,8 +109,8 @@ static CUresult place(struct alloc *a, uint32_t align)
 {
 	struct device *d = a->ctx->device;
 
-	if (a->kind != ALLOC_DEVICE) {
-		a->host = map(a->size);
+	if (a->kind != ALLOC_DEVICE) { /* the host's: a program that touched more than there is would be killed */
+		a->host = a->size <= host_memory() ? map(a->size) : NULL;
 		a->address = (uint64_t)(uintptr_t)a->host;
 		return a->host ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 	}

@@ -95,14 +95,16 @@ static CUresult kind_of_image(const char *text, size_t *len)
 	return token_is(&t, ".version") ? CUDA_SUCCESS : CUDA_ERROR_INVALID_IMAGE;
 }
 
-CUresult load_image(struct context *c, const void *image, unsigned n, const int *options, void **values,
-                    struct loaded **out)
+/* Reads an image. partial: what it declares as .extern may be in another one. */
+static CUresult compile(struct context *c, const void *image, bool partial, unsigned n, const int *options,
+                        void **values, struct module **out)
 {
 	const struct device *d = c->device;
 	struct ptx_host host = {
 		.owner = c, .alloc = host_alloc, .free = host_free,
 		.cc = d->info.cc_major * 10 + d->info.cc_minor,
 		.ptx_version = ptx_version(driver.cuda_version), .shared_limit = shared_limit(d, false),
+		.partial = partial,
 	};
 	char log[700] = "";
 	struct jit j;
@@ -113,16 +115,31 @@ CUresult load_image(struct context *c, const void *image, unsigned n, const int 
 		rc = kind_of_image(image, &len);
 	if (rc)
 		return rc;
-	struct loaded *m = calloc(1, sizeof *m);
-
-	if (!m)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	rc = ptx_load(image, len, &host, &m->module, log, sizeof log);
+	rc = ptx_load(image, len, &host, out, log, sizeof log);
 	write_log(j.error, j.error_size, log, values, j.error_at);
 	write_log(j.info, j.info_size, "", values, j.info_at);
+	if (rc)
+		report(d, rc, log);
+	return rc;
+}
+
+CUresult check_image(struct context *c, const void *image, unsigned n, const int *options, void **values)
+{
+	struct module *m;
+	CUresult rc = compile(c, image, true, n, options, values, &m);
+
+	if (!rc)
+		ptx_unload(m);
+	return rc;
+}
+
+CUresult load_image(struct context *c, const void *image, unsigned n, const int *options, void **values,
+                    struct loaded **out)
+{
+	struct loaded *m = calloc(1, sizeof *m);
+	CUresult rc = m ? compile(c, image, false, n, options, values, &m->module) : CUDA_ERROR_OUT_OF_MEMORY;
+
 	if (rc) {
-		if (getenv("GPUSIM_VERBOSE"))
-			fprintf(stderr, "gpusim: %s\n", log);
 		free(m);
 		return rc;
 	}
@@ -251,12 +268,10 @@ EXPORT CUresult cuModuleLoad(CUmodule *out, const char *path)
 	return rc;
 }
 
-EXPORT CUresult cuModuleUnload(CUmodule module)
+CUresult unload_module(CUmodule module)
 {
-	CUresult rc = check_ready();
+	CUresult rc = CUDA_SUCCESS;
 
-	if (rc)
-		return rc;
 	pthread_mutex_lock(&driver.lock);
 	struct loaded *m = find_module(module);
 
@@ -272,6 +287,13 @@ EXPORT CUresult cuModuleUnload(CUmodule module)
 	}
 	pthread_mutex_unlock(&driver.lock);
 	return rc;
+}
+
+EXPORT CUresult cuModuleUnload(CUmodule module)
+{
+	CUresult rc = check_ready();
+
+	return rc ? rc : unload_module(module);
 }
 
 EXPORT CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name)

@@ -59,7 +59,7 @@ uint64_t parse_uint(struct parser *p, uint64_t limit)
 struct var *find_var(struct var *list, const char *name, size_t len)
 {
 	for (; list; list = list->next)
-		if (strncmp(list->name, name, len) == 0 && list->name[len] == 0)
+		if (strncmp(list->name, name, len) == 0 && list->name[len] == 0 && !list->hidden)
 			return list;
 	return NULL;
 }
@@ -67,7 +67,7 @@ struct var *find_var(struct var *list, const char *name, size_t len)
 struct func *find_func(const struct module *m, const char *name, size_t len)
 {
 	for (struct func *f = m->funcs; f; f = f->next)
-		if (strncmp(f->name, name, len) == 0 && f->name[len] == 0)
+		if (strncmp(f->name, name, len) == 0 && f->name[len] == 0 && !f->hidden)
 			return f;
 	return NULL;
 }
@@ -150,6 +150,8 @@ static void parse_performance(struct parser *p, struct func *f)
 		for (int i = 0; i < 3; i++) {
 			if (which == 0)
 				f->maxntid[i] = (uint32_t)v[i];
+			else if (which == 4)
+				f->max_registers = (uint32_t)v[0];
 			else if (which == 1)
 				f->reqntid[i] = (uint32_t)v[i];
 		}
@@ -164,13 +166,14 @@ static bool same_parameters(const struct var *a, const struct var *b)
 	return !a && !b;
 }
 
-static void parse_function(struct parser *p, bool entry)
+static void parse_function(struct parser *p, bool entry, enum linkage linkage)
 {
 	struct module *m = p->m;
 	struct func *f = ptx_alloc(m, sizeof *f);
 	uint32_t line = p->t.line;
 
 	f->entry = entry;
+	f->linkage = linkage;
 	if (!entry && token_is(&p->t, "("))
 		parse_parameters(p, f, true);
 	if (p->t.kind != TK_WORD)
@@ -186,7 +189,9 @@ static void parse_function(struct parser *p, bool entry)
 		if (known->entry != entry || !same_parameters(known->params, f->params) ||
 		    !same_parameters(known->rets, f->rets))
 			ptx_fail(m, line, PTX_INVALID, "'%s' was declared differently before", f->name);
-		if (known->defined && token_is(&p->t, "{"))
+		bool again = known->defined && token_is(&p->t, "{");
+
+		if (again && linkage != WEAK)
 			ptx_fail(m, line, PTX_INVALID, "'%s' is defined twice", f->name);
 		if (!known->defined && token_is(&p->t, "{")) {
 			/* The definition's parameter names count; whoever called it before holds known. */
@@ -197,7 +202,7 @@ static void parse_function(struct parser *p, bool entry)
 			known->next = next;
 			known->index = index;
 		}
-		f = known;
+		f = again ? f : known; /* a weak one that is there: this body is read and forgotten */
 	} else {
 		f->index = m->nfuncs++;
 		f->next = m->funcs;
@@ -240,10 +245,36 @@ static void parse_file(struct parser *p) /* .file 1 "name" [, time, size] */
 		parse_uint(p, UINT64_MAX);
 }
 
-static bool is_linking(const struct token *t)
+/* Unknown ones are ignored (PTX ISA, 11.4); "maxnreg 32" is cuLinkComplete's own. */
+static void parse_pragma(struct parser *p)
 {
-	return token_is(t, ".visible") || token_is(t, ".extern") || token_is(t, ".weak") ||
-	       token_is(t, ".common");
+	static const char limit[] = "\"maxnreg ";
+
+	while (p->t.kind == TK_STRING || token_is(&p->t, ",")) {
+		if (p->t.kind == TK_STRING && strncmp(p->t.s, limit, sizeof limit - 1) == 0)
+			p->m->max_registers = (uint32_t)strtoul(p->t.s + sizeof limit - 1, NULL, 10);
+		parse_next(p);
+	}
+	parse_expect(p, ";");
+}
+
+/* .visible and the like; the last that is there counts. */
+static enum linkage parse_linkage(struct parser *p)
+{
+	static const struct { const char *name; enum linkage linkage; } names[] = {
+		{".visible", VISIBLE}, {".extern", EXTERNAL}, {".weak", WEAK}, {".common", WEAK},
+	};
+	enum linkage linkage = LOCAL;
+
+	for (size_t i = 0; i < sizeof names / sizeof *names;) {
+		if (parse_accept(p, names[i].name)) {
+			linkage = names[i].linkage;
+			i = 0;
+		} else {
+			i++;
+		}
+	}
+	return linkage;
 }
 
 static void parse_toplevel(struct parser *p)
@@ -251,42 +282,37 @@ static void parse_toplevel(struct parser *p)
 	static const struct { const char *name; enum space space; } spaces[] = {
 		{".global", SP_GLOBAL}, {".const", SP_CONST}, {".shared", SP_SHARED},
 	};
-	bool external = false;
+	enum linkage linkage = parse_linkage(p);
 
-	while (is_linking(&p->t)) {
-		external |= token_is(&p->t, ".extern");
-		parse_next(p);
-	}
 	for (size_t i = 0; i < sizeof spaces / sizeof *spaces; i++) {
 		if (parse_accept(p, spaces[i].name)) {
-			parse_variable(p, spaces[i].space, external);
+			parse_variable(p, spaces[i].space, linkage);
 			parse_expect(p, ";");
 			return;
 		}
 	}
 	if (parse_accept(p, ".entry"))
-		parse_function(p, true);
+		parse_function(p, true, linkage);
 	else if (parse_accept(p, ".func"))
-		parse_function(p, false);
+		parse_function(p, false, linkage);
 	else if (parse_accept(p, ".file"))
 		parse_file(p);
 	else if (parse_accept(p, ".section"))
 		skip_section(p);
-	else if (parse_accept(p, ".pragma")) {
-		while (p->t.kind == TK_STRING || token_is(&p->t, ","))
-			parse_next(p);
-		parse_expect(p, ";");
-	} else
+	else if (parse_accept(p, ".pragma"))
+		parse_pragma(p);
+	else
 		parse_wrong(p, "a directive");
 }
 
-void parse_module(struct parser *p)
+/* .version, .target and .address_size, with which a text begins. */
+static void parse_header(struct parser *p)
 {
 	struct module *m = p->m;
+	uint32_t version = m->version;
 
-	parse_next(p);
-	parse_expect(p, ".version");
 	parse_version(p);
+	m->version = m->version > version ? m->version : version;
 	parse_expect(p, ".target");
 	parse_target(p);
 	m->address_size = 32;
@@ -294,6 +320,28 @@ void parse_module(struct parser *p)
 		m->address_size = (uint32_t)parse_uint(p, 64);
 	if (m->address_size != 64)
 		ptx_fail(m, p->t.line, PTX_INVALID, "only .address_size 64 is supported");
-	while (p->t.kind != TK_END)
-		parse_toplevel(p);
+}
+
+/* What is local to a text that is linked with others is not seen by those that follow. */
+static void hide_locals(struct module *m)
+{
+	for (struct var *v = m->globals; v; v = v->next)
+		v->hidden |= v->linkage == LOCAL;
+	for (struct func *f = m->funcs; f; f = f->next)
+		f->hidden |= f->linkage == LOCAL;
+}
+
+void parse_module(struct parser *p)
+{
+	parse_next(p);
+	parse_expect(p, ".version");
+	parse_header(p);
+	while (p->t.kind != TK_END) {
+		if (parse_accept(p, ".version")) { /* cuLink… puts texts behind one another */
+			hide_locals(p->m);
+			parse_header(p);
+		} else {
+			parse_toplevel(p);
+		}
+	}
 }

@@ -106,7 +106,7 @@ struct var *find_var(struct var *list, const char *name, size_t len);
 struct func *find_func(const struct module *m, const char *name, size_t len);
 
 /* parse_var.c: declarations of variables, and their initial values */
-struct var *parse_variable(struct parser *p, enum space space, bool external);
+struct var *parse_variable(struct parser *p, enum space space, enum linkage linkage);
 void parse_parameters(struct parser *p, struct func *f, bool returns);
 void layout_parameters(struct func *f);
 

@@ -245,7 +245,7 @@ static void parse_statement(struct parser *p)
 
 	for (size_t i = 0; i < sizeof spaces / sizeof *spaces; i++) {
 		if (parse_accept(p, spaces[i].name)) {
-			parse_variable(p, spaces[i].space, external);
+			parse_variable(p, spaces[i].space, external ? EXTERNAL : LOCAL);
 			parse_expect(p, ";");
 			return;
 		}

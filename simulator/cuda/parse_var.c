@@ -214,18 +214,24 @@ static void parse_declarator(struct parser *p, struct var *v, unsigned vector)
 
 	v->name = parse_name(p);
 	v->row32 = v->row64 = v->reg = REF_NONE;
-	if (find_var(*list, v->name, strlen(v->name)))
+	struct var *known = find_var(*list, v->name, strlen(v->name));
+
+	if (known && (known->space != v->space || v->linkage < WEAK))
 		ptx_fail(p->m, line, PTX_INVALID, "'%s' is declared twice", v->name);
 	v->size = size * vector * parse_dimensions(p, &open, &array);
-	if (v->size > VARIABLE_LIMIT || (open && !(v->external && v->space == SP_SHARED)))
+	if (v->external && v->space != SP_SHARED && !known && !p->m->host.partial)
+		ptx_fail(p->m, line, PTX_INVALID, "Unresolved extern variable '%s'", v->name);
+	if (v->size > VARIABLE_LIMIT || (open && !v->external))
 		ptx_fail(p->m, line, PTX_INVALID, "'%s' has no size that can be used", v->name);
 	if (v->align < size * vector)
 		v->align = v->align ? v->align : size * vector;
-	if (v->external && v->space != SP_SHARED)
-		ptx_fail(p->m, line, PTX_INVALID, "Unresolved extern variable '%s'", v->name);
-	place(p, v);
-	v->next = *list;
-	*list = v;
+	if (known) { /* it is the one of another text */
+		v->host = ptx_alloc(p->m, v->size);
+	} else {
+		place(p, v);
+		v->next = *list;
+		*list = v;
+	}
 	if (parse_accept(p, "=")) {
 		uint64_t at = 0;
 
@@ -235,9 +241,9 @@ static void parse_declarator(struct parser *p, struct var *v, unsigned vector)
 	}
 }
 
-struct var *parse_variable(struct parser *p, enum space space, bool external)
+struct var *parse_variable(struct parser *p, enum space space, enum linkage linkage)
 {
-	struct var head = {.space = space, .external = external};
+	struct var head = {.space = space, .external = linkage == EXTERNAL, .linkage = linkage};
 	struct var *v;
 	unsigned vector = 1;
 

@@ -23,7 +23,7 @@ struct run {
 	int64_t deadline_ns; /* 0: none */
 	pthread_mutex_t lock;
 	int code;
-	char message[256];
+	char message[PTX_MESSAGE];
 	/* Under pool.lock: */
 	unsigned helpers, most;
 	struct run *link;
@@ -66,15 +66,16 @@ static void record(struct run *run, int code, const char *message)
 
 void run_fault(struct warp *w, const struct insn *in, int code, const char *fmt, ...)
 {
-	char what[160], message[256];
+	char what[160], message[PTX_MESSAGE];
 	const struct block *b = w->block;
 	va_list args;
 
 	va_start(args, fmt);
 	vsnprintf(what, sizeof what, fmt, args);
 	va_end(args);
-	snprintf(message, sizeof message, "%s line %u, block (%u,%u,%u), warp %u: %s",
-	         b->launch->func->name, in ? in->line : 0, b->ctaid[0], b->ctaid[1], b->ctaid[2], w->index, what);
+	/* A mangled name may be long: what is cut off is its end. */
+	snprintf(message, sizeof message, "line %u, block (%u,%u,%u), warp %u: %s, in %s", in ? in->line : 0, b->ctaid[0],
+	         b->ctaid[1], b->ctaid[2], w->index, what, b->launch->func->name);
 	record(b->run, code, message);
 	w->stop = S_FAULT;
 }

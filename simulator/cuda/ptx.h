@@ -96,6 +96,9 @@ struct insn {
 	};
 };
 
+/* How a name is seen by texts that are linked; of several weak ones the first counts. */
+enum linkage { LOCAL, VISIBLE, WEAK, EXTERNAL };
+
 struct var {
 	const char *name;
 	enum space space;
@@ -105,6 +108,8 @@ struct var {
 	uint64_t address;  /* global, const: device address; otherwise an offset */
 	uint8_t *host;     /* of global and const */
 	bool external;     /* .extern: dynamic shared memory, or undefined */
+	enum linkage linkage;
+	bool hidden;       /* local to a text before this one */
 	ref row32, row64;  /* rows that hold the address; REF_NONE until one is needed */
 	ref reg;           /* a parameter that is a register */
 	struct func *owner; /* NULL: of the module */
@@ -132,6 +137,8 @@ struct table { /* of brx.idx */
 struct func {
 	const char *name;
 	bool entry, defined;
+	enum linkage linkage;
+	bool hidden; /* local to a text before this one */
 	struct var *params, *rets; /* linked lists, in order */
 	uint32_t nparams, nrets, param_size;
 	struct insn *code;
@@ -139,7 +146,7 @@ struct func {
 	uint32_t n32, n64, npred; /* rows of one window */
 	uint64_t local_size;      /* .local and .param variables of one frame */
 	uint64_t shared_size;     /* of this function's own */
-	uint32_t maxntid[3], reqntid[3], mincta;
+	uint32_t maxntid[3], reqntid[3], mincta, max_registers;
 	uint32_t index;           /* in the module; its "address" derives from it */
 	bool calls;
 	op_fn *builtin;           /* vprintf, __assertfail */
@@ -155,6 +162,7 @@ struct ptx_host {
 	uint32_t cc;          /* 90: compute capability 9.0 */
 	uint32_t ptx_version; /* the newest that is understood: 90 is 9.0 */
 	uint64_t shared_limit;
+	bool partial; /* .extern functions and variables may stay undefined: nothing will run */
 };
 
 struct chunk;
@@ -171,6 +179,7 @@ struct module {
 	uint32_t *const_hash;
 	uint32_t const_slots, const_count;
 	uint32_t version, target, address_size;
+	uint32_t max_registers; /* of a thread; 0: what the hardware has */
 	uint64_t shared_module;  /* module-scope and device functions' shared variables */
 	uint64_t shared_dynamic; /* offset where dynamic shared memory begins */
 	char error[512];
@@ -221,10 +230,11 @@ struct ptx_launch {
 	} wrong;
 };
 
+#define PTX_MESSAGE 512
 struct ptx_result {
 	int code;
 	uint64_t instructions; /* executed by threads */
-	char message[256];     /* what went wrong, where */
+	char message[PTX_MESSAGE]; /* what went wrong, where */
 };
 
 void ptx_run(const struct ptx_launch *launch, struct ptx_result *result);

@@ -31,6 +31,9 @@ func TestMemoryIsAsLargeAsTheGPUs(t *testing.T) {
 	require.Equal(t, invalidValue, check(d.cuMemFree(all)), "freed twice")
 	require.Equal(t, invalidValue, check(d.cuMemAlloc(&all, 0)))
 	require.Zero(t, d.cuMemFree(0))
+
+	managed := bind[func(*uint64, uint64, uint32) int32](d.lib, "cuMemAllocManaged")
+	require.Equal(t, outOfMemory, check(managed(&all, 1<<46, 1)), "it is the host's memory, and that is no larger")
 }
 
 func TestCopiesStayWithinAllocations(t *testing.T) {

@@ -39,7 +39,7 @@ type command struct {
 
 func commands() []command {
 	return []command{
-		profiles(), up(), serving(), status(), xid(), ecc(), remap(), lose(), restore(), reset(), partition(), memfault(), wrong(), degrade(), fail(), cost(), recording(), down(),
+		profiles(), up(), serving(), status(), logging(), xid(), ecc(), remap(), lose(), restore(), reset(), partition(), memfault(), wrong(), degrade(), fail(), cost(), recording(), down(),
 	}
 }
 

@@ -56,12 +56,16 @@ func StatePath(arch, version string) string {
 // OwnDir is gpusim's own folder below the root.
 const OwnDir = "var/lib/gpusim"
 
+// LogPath is where libcuda writes why it refused a module or stopped a kernel.
+const LogPath = OwnDir + "/log"
+
 // Entries lists what is to be in the root, in the order in which it is put in
 // place. The last is libnvidia-ml.so.1: who waits for it finds all the rest.
 func (m Machine) Entries() []tree.Entry {
 	lib := LibDir(m.Arch)
 	plan := slices.Concat(m.proc(), m.capabilities(), m.sys(), m.nodes(), m.Libraries)
 	return append(plan,
+		tree.Entry{Path: LogPath, Kind: tree.Log, Mode: 0o666},
 		tree.Entry{Path: StatePath(m.Arch, m.Version), Kind: tree.State},
 		link(OwnDir+"/state", "../../../"+StatePath(m.Arch, m.Version)),
 		link(lib+"/libcuda.so.1", "libcuda.so."+m.Version),

@@ -332,6 +332,14 @@ func (r *Root) statePath(m *Manifest) string {
 	return filepath.Join(r.Dir, plan.StatePath(m.Arch, m.Version))
 }
 
+// Log opens the file to which programs on the driver write why their calls failed.
+func (r *Root) Log() (*os.File, error) {
+	if _, err := r.Manifest(); err != nil {
+		return nil, err
+	}
+	return os.Open(filepath.Join(r.Dir, plan.LogPath))
+}
+
 // Change changes the state, and with it the files and device nodes that follow
 // from it: those that are new are there before the state says so.
 func (r *Root) Change(by func(*state.State) error) error {

@@ -27,6 +27,7 @@ const (
 	Link  Kind = "link"
 	Node  Kind = "node"
 	State Kind = "state" // the state file: changed in place, so that is not done here
+	Log   Kind = "log"   // a file that programs append to, empty at first
 )
 
 // Entry is one thing below a root.
@@ -116,7 +117,7 @@ func (e Entry) is(path string) bool {
 	switch {
 	case e.Kind == Dir:
 		return info.IsDir()
-	case e.Kind == State:
+	case e.Kind == State || e.Kind == Log:
 		return info.Mode().IsRegular()
 	case e.Kind == Link:
 		target, err := os.Readlink(path)
