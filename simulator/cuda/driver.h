@@ -62,6 +62,7 @@ struct function {
 	struct func *func;
 	struct loaded *in;
 	int max_dynamic, carveout;
+	struct legacy *legacy; /* legacy.c; NULL: nothing was set */
 	struct function *next;
 };
 
@@ -156,6 +157,12 @@ void report(const struct device *d, CUresult code, const char *message);
 /* stream.c */
 CUresult check_stream(CUstream s);
 void free_streams(struct context *c);
+
+/* launch.c */
+/* The function of a CUfunction, or of a CUkernel in its place. */
+CUresult resolve_function(CUfunction handle, struct function **out);
+CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                        unsigned shared, CUstream stream, void **params, void **extra);
 
 /* error.c */
 CUresult cuGetErrorName(CUresult error, const char **name);

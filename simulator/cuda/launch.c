@@ -15,8 +15,7 @@ static atomic_uint_fast64_t executed;
 EXPORT uint64_t gpusim_instructions(void);
 EXPORT uint64_t gpusim_instructions(void) { return atomic_load(&executed); }
 
-/* A CUfunction, or a CUkernel in its place. */
-static CUresult resolve(CUfunction handle, struct function **out)
+CUresult resolve_function(CUfunction handle, struct function **out)
 {
 	pthread_mutex_lock(&driver.lock);
 	*out = find_function(handle);
@@ -128,7 +127,7 @@ static CUresult launch(CUfunction handle, const unsigned grid[3], const unsigned
 	if (!rc)
 		rc = check_stream(stream);
 	if (!rc)
-		rc = resolve(handle, &f);
+		rc = resolve_function(handle, &f);
 	if (!rc && f->in->ctx != c)
 		rc = CUDA_ERROR_INVALID_CONTEXT;
 	if (!rc)
@@ -212,7 +211,7 @@ static CUresult attribute(int *out, int which, const struct function *f)
 EXPORT CUresult cuFuncGetAttribute(int *out, int which, CUfunction handle)
 {
 	struct function *f;
-	CUresult rc = resolve(handle, &f);
+	CUresult rc = resolve_function(handle, &f);
 
 	return rc ? rc : out ? attribute(out, which, f) : CUDA_ERROR_INVALID_VALUE;
 }
@@ -220,7 +219,7 @@ EXPORT CUresult cuFuncGetAttribute(int *out, int which, CUfunction handle)
 EXPORT CUresult cuFuncSetAttribute(CUfunction handle, int which, int value)
 {
 	struct function *f;
-	CUresult rc = resolve(handle, &f);
+	CUresult rc = resolve_function(handle, &f);
 
 	if (rc)
 		return rc;
@@ -256,13 +255,13 @@ EXPORT CUresult cuFuncSetCacheConfig(CUfunction handle, int config)
 	struct function *f;
 
 	(void)config; /* a preference */
-	return resolve(handle, &f);
+	return resolve_function(handle, &f);
 }
 
 EXPORT CUresult cuFuncGetModule(CUmodule *out, CUfunction handle)
 {
 	struct function *f;
-	CUresult rc = resolve(handle, &f);
+	CUresult rc = resolve_function(handle, &f);
 
 	if (!rc && !out)
 		rc = CUDA_ERROR_INVALID_VALUE;
@@ -274,7 +273,7 @@ EXPORT CUresult cuFuncGetModule(CUmodule *out, CUfunction handle)
 EXPORT CUresult cuFuncGetName(const char **out, CUfunction handle)
 {
 	struct function *f;
-	CUresult rc = resolve(handle, &f);
+	CUresult rc = resolve_function(handle, &f);
 
 	if (!rc && !out)
 		rc = CUDA_ERROR_INVALID_VALUE;
@@ -288,7 +287,7 @@ EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *out, C
 {
 	struct function *f;
 	int threads = 0, blocks = 0, shared = 0;
-	CUresult rc = resolve(handle, &f);
+	CUresult rc = resolve_function(handle, &f);
 
 	if (rc)
 		return rc;
@@ -322,7 +321,7 @@ EXPORT CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block,
                                                           unsigned flags)
 {
 	struct function *f;
-	CUresult rc = resolve(handle, &f);
+	CUresult rc = resolve_function(handle, &f);
 	int best = 0;
 
 	if (rc)

@@ -157,6 +157,7 @@ static void free_module(struct loaded *m)
 	while (m->functions) {
 		struct function *next = m->functions->next;
 
+		free(m->functions->legacy);
 		free(m->functions);
 		m->functions = next;
 	}
