@@ -220,17 +220,25 @@ EXPORT CUresult cuCtxGetCurrent(CUcontext *out)
 	return CUDA_SUCCESS;
 }
 
+static CUresult device_of(CUcontext ctx, CUdevice *out)
+{
+	pthread_mutex_lock(&driver.lock);
+	struct context *c = find_context(ctx);
+
+	if (c && out)
+		*out = c->ordinal;
+	pthread_mutex_unlock(&driver.lock);
+	return !c ? CUDA_ERROR_CONTEXT_IS_DESTROYED : out ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* It asks no GPU, and so answers where a kernel has failed. */
 EXPORT CUresult cuCtxGetDevice(CUdevice *out)
 {
-	struct context *c;
-	CUresult rc = current_context(&c);
+	CUresult rc = check_ready();
 
 	if (rc)
 		return rc;
-	if (!out)
-		return CUDA_ERROR_INVALID_VALUE;
-	*out = c->ordinal;
-	return CUDA_SUCCESS;
+	return top() ? device_of(top(), out) : CUDA_ERROR_INVALID_CONTEXT;
 }
 
 /*
@@ -241,15 +249,9 @@ EXPORT CUresult cuCtxGetDevice_v2(CUdevice *out, CUcontext ctx)
 {
 	CUresult rc = check_ready();
 
-	if (rc)
-		return rc;
-	pthread_mutex_lock(&driver.lock);
-	struct context *c = find_context(ctx);
-
-	if (c && out)
-		*out = c->ordinal;
-	pthread_mutex_unlock(&driver.lock);
-	return c ? out ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE : cuCtxGetDevice(out);
+	if (!rc)
+		rc = device_of(ctx, out);
+	return rc == CUDA_ERROR_CONTEXT_IS_DESTROYED ? cuCtxGetDevice(out) : rc;
 }
 
 /* Everything is done when the call that asks for it returns: only failures are left to tell. */

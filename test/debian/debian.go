@@ -52,6 +52,18 @@ var (
 	}}
 )
 
+// PythonCUDA are Python, Numba and PyCUDA, with the parts of the CUDA toolkit that they
+// compile with. Those are under NVIDIA's licence: only make e2e-python fetches them.
+var PythonCUDA = Set{Release: "bookworm", Sections: nonfree, Security: true, Packages: []string{
+	"python3-numba", "python3-llvmlite", "python3-numpy", "python3-scipy", "python3-pkg-resources", "python3-distutils", "python3-lib2to3",
+	"python3.11", "python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib", "libexpat1", "libffi8", "libssl3", "zlib1g", "libbz2-1.0", "liblzma5",
+	"libllvm14", "libedit2", "libbsd0", "libmd0", "libxml2", "libicu72", "libz3-4", "libtinfo6",
+	"libblas3", "liblapack3", "libgfortran5", "libquadmath0", "libgomp1", "libstdc++6", "libgcc-s1",
+	"python3-pycuda", "python3-pytools", "python3-platformdirs", "python3-typing-extensions", "python3-appdirs", "python3-decorator",
+	"python3-mako", "python3-markupsafe", "libboost-python1.74.0", "libboost-thread1.74.0", "libcurand10",
+	"libnvvm4", "nvidia-cuda-toolkit",
+}}
+
 // keyring verifies the releases; every Debian machine has it, and Ubuntu's has it
 // in the package debian-archive-keyring.
 const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"

@@ -1,0 +1,12 @@
+# CUDA programs that are not ours, on the simulator: Numba and PyCUDA, as Debian ships them.
+#
+#	make e2e-python                                 all of them (a minute; the first time fetches 230 MB)
+#	make e2e-python E2E_ARGS='-run Numba'           some of them
+#
+# What they compile with is NVIDIA's, under NVIDIA's licence: nothing else asks for it.
+.PHONY: e2e-python
+e2e-python: packages-build packages-runtimes ## run Numba's and PyCUDA's kernels on the simulated GPU (fetches parts of the CUDA toolkit)
+	@$(MAKE) --no-print-directory $(addprefix $(BIN)/,gpusim $(SIMULATOR))
+	@began=$$(date +%s); GPUREADY_PYTHON=1 GPUREADY_BIN=$(CURDIR)/$(BIN) \
+	$(GO) test $(TAGS) -count=1 -v -timeout 20m -parallel 2 $(E2E_ARGS) ./test/python && \
+	echo "e2e-python: passed in $$(($$(date +%s) - began)) s"
