@@ -186,6 +186,24 @@ func (w *work) settle(n *node) (waits bool) {
 		}
 		w.assign(n, n.target.ID)
 		counts.Done++
+	case w.left(n) && !w.knowsPods(n):
+		counts.Pending++
+		w.idle = append(w.idle, n.Name)
+		w.wait(n, "its pods to be known")
+		return true
+	case w.left(n) && !slices.ContainsFunc(w.Pods[n.Name], w.holds):
+		w.assign(n, n.target.ID)
+		counts.Done++
+	default:
+		return w.settleOutdated(n, released, skip)
+	}
+	return false
+}
+
+// settleOutdated settles a node on which a driver may be loaded.
+func (w *work) settleOutdated(n *node, released, skip bool) (waits bool) {
+	counts := &w.plan.Counts
+	switch {
 	case released:
 		if n.outdated {
 			counts.Pending++
@@ -224,6 +242,23 @@ func (w *work) atOnce(n *node) bool {
 	_, ok := w.Sets[n.assigned]
 	return ok && !w.fits(n.assigned, n)
 }
+
+// left reports whether a driver was proven on the node and nothing of it is there any more,
+// as after a ClusterPolicy was deleted. What it loaded may be: where pods still use it, the
+// node is upgraded as others are; where none does, the driver comes at once.
+func (w *work) left(n *node) bool {
+	gone := n.outdated && n.assigned == "" && n.driver == nil && n.refusal == nil
+	return gone && (n.state == Unknown || n.state == Done) && n.Labels[label.UpgradeSkip] != "true"
+}
+
+// knowsPods reports whether the pods on a node are known.
+func (w *work) knowsPods(n *node) bool {
+	_, known := w.Pods[n.Name]
+	return known
+}
+
+// holds reports whether a pod keeps a driver from being unloaded.
+func (w *work) holds(p *Pod) bool { return w.uses(p) && !p.Own && !p.Finished }
 
 // fits says that there is a DaemonSet of that ID, made for nodes like this.
 func (w *work) fits(id string, n *node) bool {

@@ -55,6 +55,12 @@ func newScene(state State, since time.Duration) *scene {
 	return s
 }
 
+// lose has the driver pod and the labels that brought it go, as when a policy is deleted.
+func (s *scene) lose() {
+	s.driver = nil
+	clear(s.node.Labels)
+}
+
 // upgraded has the new driver pod be there.
 func (s *scene) upgraded() { s.driver.Digest, s.driver.Started = "new", noon.Add(-time.Minute) }
 
@@ -150,17 +156,20 @@ func TestWhatANodeDoesNext(t *testing.T) {
 			"a: pod-deletion-required; a: was cordoned; a waits for its pods to be known"},
 		"its kubelet is silent": {Unknown, 0, func(s *scene) { s.node.Ready = false },
 			"a: upgrade-required"},
-		"a person skips it":            {Required, 0, func(s *scene) { s.node.Labels[label.UpgradeSkip] = "true" }, "a: "},
-		"it is as it should be":        {Unknown, 0, func(s *scene) { s.upgraded() }, "a: upgrade-done"},
-		"somebody was faster":          {Required, 0, func(s *scene) { s.upgraded() }, "a: upgrade-done"},
-		"it is done":                   {Done, 0, func(s *scene) { s.upgraded() }, ""},
-		"drivers are left as they are": {Required, 0, func(s *scene) { s.Policy.Auto = false }, "a: "},
-		"its pool keeps what runs":     {Done, 0, func(s *scene) { s.Targets[fleet.Pool{}] = Target{ID: "other", Keep: true} }, ""},
-		"its pool is not known":        {Done, 0, func(s *scene) { s.Targets = map[fleet.Pool]Target{} }, ""},
-		"a person's label is no state": {"nonsense", 0, func(s *scene) { s.upgraded() }, "a: upgrade-done"},
-		"it is new":                    {Unknown, 0, func(s *scene) { s.driver, s.node.GPUReady = nil, fleet.Condition{}; clear(s.node.Labels) }, `a: driver "jammy"`},
-		"its driver pod was lost":      {Unknown, 0, func(s *scene) { s.driver = nil }, ""},
-		"it was taken from a driver":   {Unknown, 0, func(s *scene) { s.driver = nil; clear(s.node.Labels); s.Pods = nil }, "a: pod-deletion-required; a: unschedulable true; a waits for its pods to be known"},
+		"a person skips it":                                 {Required, 0, func(s *scene) { s.node.Labels[label.UpgradeSkip] = "true" }, "a: "},
+		"it is as it should be":                             {Unknown, 0, func(s *scene) { s.upgraded() }, "a: upgrade-done"},
+		"somebody was faster":                               {Required, 0, func(s *scene) { s.upgraded() }, "a: upgrade-done"},
+		"it is done":                                        {Done, 0, func(s *scene) { s.upgraded() }, ""},
+		"drivers are left as they are":                      {Required, 0, func(s *scene) { s.Policy.Auto = false }, "a: "},
+		"its pool keeps what runs":                          {Done, 0, func(s *scene) { s.Targets[fleet.Pool{}] = Target{ID: "other", Keep: true} }, ""},
+		"its pool is not known":                             {Done, 0, func(s *scene) { s.Targets = map[fleet.Pool]Target{} }, ""},
+		"a person's label is no state":                      {"nonsense", 0, func(s *scene) { s.upgraded() }, "a: upgrade-done"},
+		"it is new":                                         {Unknown, 0, func(s *scene) { s.driver, s.node.GPUReady = nil, fleet.Condition{}; clear(s.node.Labels) }, `a: driver "jammy"`},
+		"its driver pod was lost":                           {Unknown, 0, func(s *scene) { s.driver = nil }, ""},
+		"a policy was deleted, and has come back":           {Done, 0, func(s *scene) { s.lose() }, `a: driver "jammy"`},
+		"the same, and its pods are not known":              {Done, 0, func(s *scene) { s.lose(); s.Pods = nil }, "a waits for its pods to be known"},
+		"the same, and a pod uses the driver that is there": {Done, 0, func(s *scene) { s.lose(); s.pods(gpu("p")) }, "a: pod-deletion-required; a: unschedulable true; evict p; a waits for pod x/p to go; wake in 5m0s"},
+		"the same, and it is to be skipped":                 {Done, 0, func(s *scene) { s.lose(); s.node.Labels[label.UpgradeSkip] = "true" }, ""},
 		"another kernel was booted": {Done, 0, func(s *scene) {
 			s.node.Labels[label.Driver], s.Sets["k1"] = "k1", Set{Selector: map[string]string{label.Kernel: "1"}}
 		}, `a: driver "jammy"`},

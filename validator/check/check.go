@@ -192,7 +192,10 @@ type Outcome struct {
 	Refusal *readiness.Refusal // with all others
 	Notes   []string           // what is odd and yet no failure
 	Again   bool               // with Passed: less was proven than could be; try again later
-	Elapsed time.Duration
+	// Allocatable counts, by resource, the devices that the kubelet can give to pods. It is
+	// set by layer plugin once all accounts of them agree, also while a pod is still proving it.
+	Allocatable map[string]int
+	Elapsed     time.Duration
 }
 
 // maxText bounds a message: several GPUs' findings are put into one.

@@ -131,7 +131,7 @@ func component(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	o.logging()
 	api.flags(o)
 	o.flags.Env["namespace"] = "OPERATOR_NAMESPACE"
-	for _, none := range []string{"startup-taint", "startup-taint-manage", "startup-taint-settle", "validation-pods"} {
+	for _, none := range []string{"startup-taint", "startup-taint-manage", "startup-taint-settle", "validation-pods", "report-allocatable"} {
 		_ = o.flags.MarkHidden(none)
 	}
 	rest, err := o.parse(args)

@@ -61,6 +61,7 @@ type cluster struct {
 	pullSecrets                      []string
 	pods                             bool
 	taint                            voice.Taint
+	allocatable                      bool
 	timeout                          time.Duration
 }
 
@@ -79,12 +80,13 @@ func (c *cluster) flags(o *options) {
 	f.StringSliceVar(&c.taint.Keys, "startup-taint", []string{"nvidia.com/gpu-not-ready", "gpuready.io/not-ready"}, "keys of taints that are removed once the layers are proven or there is no GPU; empty: none")
 	f.BoolVar(&c.taint.Manage, "startup-taint-manage", false, "put the first of them back (NoSchedule) when a layer is not proven any more")
 	f.DurationVar(&c.taint.Settle, "startup-taint-settle", time.Minute, "how long a layer has to be refused before that")
+	f.BoolVar(&c.allocatable, "report-allocatable", true, "write what the kubelet can allocate into the Node's status at once, where it is not there yet; false: wait for the kubelet's next status, up to 10 s")
 	f.StringVar(&c.server, "api-server", "", "URL of the API server (default: that of the cluster that this pod is in)")
 	f.StringVar(&c.account, "service-account-dir", kube.ServiceAccountDir, "folder with token and ca.crt")
 	maps.Copy(o.flags.Env, map[string]string{
 		"node-name": "NODE_NAME", "namespace": "POD_NAMESPACE", "pod-name": "POD_NAME", "pod-uid": "POD_UID",
-		"validation-pods": "VALIDATION_PODS",
-		"workload-image":  "VALIDATOR_IMAGE", "workload-timeout": "WORKLOAD_TIMEOUT",
+		"validation-pods": "VALIDATION_PODS", "report-allocatable": "REPORT_ALLOCATABLE",
+		"workload-image": "VALIDATOR_IMAGE", "workload-timeout": "WORKLOAD_TIMEOUT",
 		"workload-image-pull-policy": "VALIDATOR_IMAGE_PULL_POLICY", "workload-image-pull-secrets": "VALIDATOR_IMAGE_PULL_SECRETS",
 		"workload-runtime-class": "VALIDATOR_RUNTIME_CLASS", "startup-taint": "STARTUP_TAINT",
 		"startup-taint-manage": "STARTUP_TAINT_MANAGE", "startup-taint-settle": "STARTUP_TAINT_SETTLE",
@@ -228,7 +230,7 @@ func (c *cluster) parts(node check.Node, status *choice.Status, log *slog.Logger
 	}
 	p.close = client.Close
 	v := voice.New(voice.Config{
-		Client: client, Node: c.node, BootID: node.BootID, Dir: node.StatePath(nodestate.Validator), Taint: c.taint,
+		Client: client, Node: c.node, BootID: node.BootID, Dir: node.StatePath(nodestate.Validator), Taint: c.taint, Allocatable: c.allocatable,
 		Log: log, Metrics: voice.NewMetrics(registry),
 	})
 	p.tell, p.settled, p.run = v.Say, v.Settled, append(p.run, v.Run)

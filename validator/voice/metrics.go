@@ -17,7 +17,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Help: "What was said to the API server, by outcome."}, []string{"what", "outcome"}),
 	}
 	reg.MustRegister(m.unsaid, m.tries)
-	for _, t := range []topic{topicNode, topicLabels, topicEvents} {
+	for _, t := range []topic{topicCount, topicNode, topicLabels, topicEvents} {
 		m.unsaid.WithLabelValues(string(t)).Set(0)
 	}
 	return m

@@ -1,4 +1,5 @@
-// Package voice tells the cluster what is known of a node: two conditions of the
+// Package voice tells the cluster what is known of a node: how many devices the kubelet
+// can give to pods, where the kubelet has not said so yet; two conditions of the
 // Node, labels that say what its GPUs are, Events on it, and a startup taint that is
 // taken away once the node can be used, and put back if that is asked for.
 //
@@ -55,13 +56,15 @@ const maxMemory = 1 << 20
 
 // Config is what a Voice needs.
 type Config struct {
-	Client  *kube.Client
-	Node    string // its name
-	BootID  string
-	Dir     string // of the memory
-	Taint   Taint
-	Log     *slog.Logger
-	Metrics *Metrics
+	Client *kube.Client
+	Node   string // its name
+	BootID string
+	Dir    string // of the memory
+	Taint  Taint
+	// Allocatable reports whether the Node's status is told of devices ahead of the kubelet.
+	Allocatable bool
+	Log         *slog.Logger
+	Metrics     *Metrics
 
 	// Of use in tests; nil: the time package's.
 	Now   func() time.Time
@@ -81,6 +84,7 @@ type Voice struct {
 	spoken     spoken           // as said last
 	saidAt     time.Time
 	unusable   time.Time         // since when a layer has been refused; zero: none is, or nobody asks
+	reported   map[string]int    // what the kubelet can allocate, as said last
 	labelled   map[string]string // as said last
 	labelledAt time.Time
 	unwritten  bool // the memory
@@ -98,6 +102,7 @@ type Voice struct {
 type topic string
 
 const (
+	topicCount  topic = "allocatable"
 	topicNode   topic = "condition"
 	topicLabels topic = "labels"
 	topicEvents topic = "events"
@@ -122,7 +127,7 @@ func New(c Config) *Voice {
 	c.Slow = cmp.Or(c.Slow, slowAnswer)
 	v := &Voice{
 		Config: c, seen: map[subject]sighting{}, refused: map[subject]bool{}, tokens: eventBurst, tokensAt: c.Now(), change: make(chan struct{}),
-		mouth: map[topic]*patienceOf{topicNode: {}, topicLabels: {}, topicEvents: {}},
+		mouth: map[topic]*patienceOf{topicCount: {}, topicNode: {}, topicLabels: {}, topicEvents: {}},
 	}
 	v.memory = v.recall()
 	return v
@@ -214,6 +219,16 @@ func (v *Voice) step(ctx context.Context, f Facts) (more, quiet bool, wake time.
 		}
 	}
 	quiet = true
+
+	if want := f.allocatable(); v.Allocatable && !maps.Equal(want, v.reported) {
+		if until := v.mouth[topicCount].until; until.After(now) {
+			quiet = false
+			sooner(until)
+		} else {
+			v.say(ctx, topicCount, func() error { return v.sayAllocatable(ctx, want) })
+			return true, false, wake
+		}
+	}
 
 	due := v.saidAt.Add(heartbeat)
 	taint, taintLater := v.taintWish(f, now)

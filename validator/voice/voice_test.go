@@ -124,7 +124,7 @@ func (s *stage) start() {
 	client, err := kube.New(s.server.Config())
 	require.NoError(s.t, err)
 	s.voice = New(Config{
-		Client: client, Node: node, BootID: boot, Dir: s.dir, Taint: s.taint, Log: slog.New(slog.NewTextHandler(s.log, nil)),
+		Client: client, Node: node, BootID: boot, Dir: s.dir, Taint: s.taint, Allocatable: true, Log: slog.New(slog.NewTextHandler(s.log, nil)),
 		Metrics: NewMetrics(prometheus.NewRegistry()), Now: s.clock.Now, After: s.clock.After, Slow: s.slow,
 	})
 	ctx, cancel := context.WithCancel(context.Background())

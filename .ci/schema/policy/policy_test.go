@@ -18,6 +18,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -404,6 +405,37 @@ func TestOfItsOwnNodeTheValidatorMayDoItsWork(t *testing.T) {
 	require.Empty(t, ask(t, bare))
 }
 
+// offer is what a Node has of one resource.
+func offer(name corev1.ResourceName, devices int64) corev1.ResourceList {
+	return corev1.ResourceList{name: *resource.NewQuantity(devices, resource.DecimalSI)}
+}
+
+// What the kubelet can allocate is told once, from nothing to something, and is the
+// kubelet's from then on.
+func TestDevicesAreReportedAheadOfTheKubelet(t *testing.T) {
+	report := func(before, devices int64) request {
+		r := changed("nodes/status", "n1", func(n *corev1.Node) {
+			n.Status.Capacity, n.Status.Allocatable = offer("nvidia.com/gpu", devices), offer("nvidia.com/gpu", devices)
+		})
+		if before >= 0 {
+			r.old.(*corev1.Node).Status.Capacity, r.old.(*corev1.Node).Status.Allocatable = offer("nvidia.com/gpu", 8), offer("nvidia.com/gpu", before)
+		}
+		return r
+	}
+	require.Empty(t, ask(t, report(-1, 8)), "there are none")
+	require.Empty(t, ask(t, report(0, 8)), "a plugin that has gone has left its capacity")
+	require.Empty(t, ask(t, report(8, 8)), "nothing changes")
+	for name, r := range map[string]request{"fewer": report(8, 7), "more": report(8, 9), "none": report(8, 0)} {
+		require.Contains(t, ask(t, r), "of which none is allocatable", name)
+	}
+	gone := report(8, 8)
+	gone.object.(*corev1.Node).Status.Capacity, gone.object.(*corev1.Node).Status.Allocatable = nil, nil
+	require.NotEmpty(t, ask(t, gone))
+	other := report(0, 8)
+	other.node = "n2"
+	require.Contains(t, ask(t, other), "the Node that its pod runs on")
+}
+
 func TestTheFeaturesOfItsGPUsMayBeSaid(t *testing.T) {
 	said := changed("nodes", "n1", func(n *corev1.Node) {
 		n.Labels["nvidia.com/gpu.product"] = "H100"
@@ -447,7 +479,8 @@ func TestNothingElseOfItsNodeCanBeChanged(t *testing.T) {
 		notes     = "gpu-validator may change no annotation of a Node but gpuready.io/feature-labels"
 		fields    = "gpu-validator may not change a Node's spec but for its taints"
 		taints    = "gpu-validator may only remove startup taints, and add them with the effect NoSchedule: nvidia.com/gpu-not-ready, gpuready.io/not-ready, startup-taint.cluster-autoscaler.kubernetes.io/gpu-not-ready"
-		status    = "gpu-validator may not change a Node's status but for its conditions"
+		status    = "gpu-validator may not change a Node's status but for its conditions, and devices that the kubelet has not reported yet"
+		devices   = "gpu-validator may add to a Node's capacity and allocatable nothing but nvidia.com/ devices of which none is allocatable, up to 99999"
 		condition = "gpu-validator may change no conditions of a Node but GPUReady and GPUHealthy"
 		said      = "gpu-validator says each of the conditions GPUReady and GPUHealthy once, with a reason of 128 characters and a message of 1024"
 		many      = "gpu-validator may bring a Node to 512 labels of GPUs, and name them in gpuready.io/feature-labels with 40000 bytes"
@@ -480,7 +513,11 @@ func TestNothingElseOfItsNodeCanBeChanged(t *testing.T) {
 		"a taint of others":         {func(n *corev1.Node) { n.Spec.Taints = n.Spec.Taints[:1] }, taints},
 		"a taint of others changed": {func(n *corev1.Node) { n.Spec.Taints[1].Value = "cpu" }, taints},
 		"its taint changed":         {func(n *corev1.Node) { n.Spec.Taints[0].Effect = "NoExecute" }, taints},
-		"capacity":                  {func(n *corev1.Node) { n.Status.Capacity = corev1.ResourceList{"nvidia.com/gpu": {}} }, status},
+		"capacity of none":          {func(n *corev1.Node) { n.Status.Capacity = corev1.ResourceList{"nvidia.com/gpu": {}} }, devices},
+		"capacity alone":            {func(n *corev1.Node) { n.Status.Capacity = offer("nvidia.com/gpu", 8) }, devices},
+		"another's resource":        {func(n *corev1.Node) { n.Status.Allocatable = offer("example.com/nvidia.com/gpu", 8) }, devices},
+		"memory":                    {func(n *corev1.Node) { n.Status.Allocatable = offer("memory", 8) }, devices},
+		"more devices than can be":  {func(n *corev1.Node) { n.Status.Allocatable = offer("nvidia.com/gpu", 100000) }, devices},
 		"an address":                {func(n *corev1.Node) { n.Status.Addresses[0].Address = "10.1.1.2" }, status},
 		"addresses gone":            {func(n *corev1.Node) { n.Status.Addresses = nil }, status},
 		"an image":                  {func(n *corev1.Node) { n.Status.Images[49].SizeBytes = 1 }, status},

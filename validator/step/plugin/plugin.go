@@ -54,15 +54,17 @@ type Workload interface {
 func Check(ctx context.Context, node check.Node, driver check.Driver, ask Ask, workload Workload) check.Outcome {
 	accounts, free := compareAccounts(ctx, node, driver, ask)
 	switch {
-	case workload == nil:
-		return accounts
 	case accounts.Kind != check.Passed:
-		if ctx.Err() == nil {
+		if workload != nil && ctx.Err() == nil {
 			workload.Forget()
 		}
 		return accounts
+	case workload == nil:
+		return accounts
 	}
-	return workload.Prove(driver, accounts, free)
+	proven := workload.Prove(driver, accounts, free)
+	proven.Allocatable = accounts.Allocatable
+	return proven
 }
 
 // compareAccounts is the first half of Check; free is a resource of which a pod
@@ -93,10 +95,12 @@ func compareAccounts(ctx context.Context, node check.Node, driver check.Driver, 
 	if total == 0 {
 		return check.Fail(ReasonNone, "no GPU can be allocated: "+strings.Join(a.notes, "; "), "see why each GPU is held back"), ""
 	}
-	return check.Pass(readiness.Proof{
+	o = check.Pass(readiness.Proof{
 		Driver: &driver.Info, HostRoot: node.Root.Dir(), DevRoot: driver.DevRoot, GPUs: total, Resources: resources,
 		Summary: summary(resources, a.kubelet),
-	}, a.notes...), a.kubelet.Free(resources)
+	}, a.notes...)
+	o.Allocatable = maps.Clone(resources)
+	return o, a.kubelet.Free(resources)
 }
 
 func count(devices int) string {

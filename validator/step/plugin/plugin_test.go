@@ -87,6 +87,7 @@ func TestThreeAccountsThatAgreeAreAProof(t *testing.T) {
 	o := n.check(t)
 	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
 	require.Equal(t, map[string]int{resource: 3}, o.Proof.Resources)
+	require.Equal(t, map[string]int{resource: 3}, o.Allocatable)
 	require.Equal(t, "nvidia.com/gpu: 3 allocatable, 1 allocated", o.Proof.Summary)
 	require.Empty(t, o.Notes)
 }
@@ -123,7 +124,9 @@ func TestAGPUThatIsLeftOutWithAReasonIsANote(t *testing.T) {
 	n := newNode(t)
 	n.state.DevicePlugin.Resources[0].Devices = n.state.DevicePlugin.Resources[0].Devices[:2]
 	delete(n.kubelet.Allocatable[resource], id(2))
-	require.Equal(t, ReasonShort, n.check(t).Refusal.Reason)
+	short := n.check(t)
+	require.Equal(t, ReasonShort, short.Refusal.Reason)
+	require.Nil(t, short.Allocatable, "the accounts do not agree")
 	n.state.DevicePlugin.Left = []nodestate.Left{{GPU: gputest.GPU(2), Reason: "Excluded", Message: "devices.exclude names it"}}
 	o := n.check(t)
 	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)

@@ -1,0 +1,60 @@
+package voice
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuready/gpuready/internal/readiness"
+)
+
+// allocatable returns what the kubelet can give to pods, by resource; nil where that is
+// not known or in doubt.
+func (f Facts) allocatable() map[string]int {
+	for _, o := range f.Outcomes {
+		if o.Layer == readiness.Plugin {
+			return o.Allocatable
+		}
+	}
+	return nil
+}
+
+// sayAllocatable writes into the Node's status what the kubelet has answered that it can
+// give to pods, where the status has none of it yet. The kubelet writes the same with its
+// next status, up to ten seconds later, and until then no pod would be scheduled. What the
+// status has is never changed here: from then on it is the kubelet's.
+func (v *Voice) sayAllocatable(ctx context.Context, want map[string]int) error {
+	if len(want) == 0 {
+		v.reported = nil
+		return nil
+	}
+	node, err := v.Client.Node(ctx, v.Node)
+	if err != nil {
+		return fmt.Errorf("read Node %s: %w", v.Node, err)
+	}
+	capacity, allocatable := map[string]string{}, map[string]string{}
+	for name, devices := range want {
+		if is := node.Status.Allocatable[corev1.ResourceName(name)]; devices <= 0 || is.Sign() > 0 {
+			continue
+		}
+		allocatable[name] = strconv.Itoa(devices)
+		if is := node.Status.Capacity[corev1.ResourceName(name)]; is.Value() < int64(devices) {
+			capacity[name] = strconv.Itoa(devices)
+		}
+	}
+	if len(allocatable) > 0 {
+		patch, err := json.Marshal(map[string]any{"status": map[string]any{"capacity": capacity, "allocatable": allocatable}})
+		if err != nil {
+			return err
+		}
+		if err := v.Client.PatchNodeStatus(ctx, v.Node, patch); err != nil {
+			return fmt.Errorf("set allocatable of Node %s, which the kubelet does within ten seconds: %w", v.Node, err)
+		}
+		v.Log.Info("told the scheduler what the kubelet can allocate, ahead of the kubelet's next status", "resources", fmt.Sprint(want))
+	}
+	v.reported = want
+	return nil
+}
