@@ -13,11 +13,12 @@ type Span struct {
 	To   step.ID `json:"to"`
 }
 
-// DefaultSpans are what people ask about.
+// DefaultSpans are what people ask about. A driver pod is Ready with the kubelet's next
+// probe of it, by when GPUs may long be allocatable; its start is the better beginning.
 func DefaultSpans() []Span {
 	return []Span{
 		{step.Asked, step.Allocatable}, {step.Asked, step.Validated}, {step.Asked, step.FirstResult},
-		{step.Ready, step.FirstResult}, {step.DriverReady, step.Allocatable}, {step.DriverReady, step.Validated}, {step.DriverReady, step.FirstResult},
+		{step.Ready, step.FirstResult}, {step.DriverStarted, step.Allocatable}, {step.DriverStarted, step.Validated}, {step.DriverStarted, step.FirstResult},
 	}
 }
 
@@ -29,7 +30,7 @@ func (s Span) seconds(l step.Timeline) (float64, bool) {
 	if !has || !had || to.Before || from.Before && s.From != step.Asked {
 		return 0, false
 	}
-	return to.At - from.At, true
+	return max(to.At-from.At, 0), true
 }
 
 // sample returns how long a sample took: its slowest node.
