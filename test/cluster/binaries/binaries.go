@@ -80,6 +80,10 @@ func EnsureRuntimes(ctx context.Context, o Options) (Dir, error) {
 // EnsureNFD is Ensure for Node Feature Discovery: nfd-master and nfd-worker.
 func EnsureNFD(ctx context.Context, o Options) (Dir, error) { return ensure(ctx, []module{nfd}, o) }
 
+// EnsureNVIDIA is Ensure for NVIDIA's own programs, built as they are: those of its GPU
+// operator, device plugin and container toolkit.
+func EnsureNVIDIA(ctx context.Context, o Options) (Dir, error) { return ensure(ctx, nvidia, o) }
+
 // EnsureOLM is Ensure for the Operator Lifecycle Manager: olm, catalog and opm.
 func EnsureOLM(ctx context.Context, o Options) (Dir, error) { return ensure(ctx, []module{olm}, o) }
 

@@ -30,7 +30,7 @@ func (e entry) build(ctx context.Context, goCommand, dir string, s *screen) erro
 		path := filepath.Join(made, b.name)
 		cmd := exec.CommandContext(ctx, goCommand, e.arguments(b, path)...)
 		cmd.Dir = e.source
-		cmd.Env = append(buildEnviron(tmp), e.environment())
+		cmd.Env = append(buildEnviron(tmp), e.environment()...)
 		shown := s.begin(b.name+" "+e.version, b.about)
 		out := &output{heard: shown.doing}
 		cmd.Stdout, cmd.Stderr = out, out
@@ -41,7 +41,7 @@ func (e entry) build(ctx context.Context, goCommand, dir string, s *screen) erro
 		}
 		shown.end(err, size)
 		if err != nil {
-			return &buildError{b.name + " " + e.version, e.source, e.environment(), cmd.Args, out.tail(), err}
+			return &buildError{b.name + " " + e.version, e.source, strings.Join(e.environment(), " "), cmd.Args, out.tail(), err}
 		}
 	}
 	return e.write(made)

@@ -17,6 +17,7 @@ type module struct {
 	name     string // of the folder
 	project  string // the Go module that it pins, whose version is that of the binaries
 	cgo      bool   // else the binaries are static without further ado
+	allow    string // CGO_LDFLAGS_ALLOW: linker flags that a dependency asks for, beside those that Go allows
 	flags    string // of go build
 	ldflags  string // {version} is "v1.37.1", {bare} "1.37.1", {minor} "37"
 	binaries []binary
@@ -130,6 +131,47 @@ var olm = module{
 	},
 }
 
+// nvidia is what `make e2e-nvidia` needs beside them, in images of its own. Plugin and
+// toolkit are modules of their own: they need different versions of go-nvml.
+var nvidia = []module{
+	{
+		name:    "nvidia-toolkit",
+		project: "github.com/NVIDIA/nvidia-container-toolkit",
+		cgo:     true, // go-nvml
+		ldflags: "-extldflags=-Wl,-z,lazy -X github.com/NVIDIA/nvidia-container-toolkit/internal/info.version={bare}",
+		binaries: []binary{
+			{"nvidia-ctk-installer", "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-ctk-installer", 15 * time.Second},
+			{"nvidia-ctk", "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-ctk", 2 * time.Second},
+			{"nvidia-cdi-hook", "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook", time.Second},
+			{"nvidia-container-runtime", "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-container-runtime", time.Second},
+			{"nvidia-container-runtime-hook", "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-container-runtime-hook", time.Second},
+			{"nvidia-container-runtime.cdi", "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-container-runtime.cdi", time.Second},
+			{"nvidia-container-runtime.legacy", "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-container-runtime.legacy", time.Second},
+		},
+	},
+	{
+		name:    "nvidia-plugin",
+		project: "github.com/NVIDIA/k8s-device-plugin",
+		cgo:     true, // go-nvml
+		allow:   "-Wl,--unresolved-symbols=ignore-in-object-files",
+		ldflags: "-X github.com/NVIDIA/k8s-device-plugin/internal/info.version={version}",
+		binaries: []binary{
+			{"nvidia-device-plugin", "github.com/NVIDIA/k8s-device-plugin/cmd/nvidia-device-plugin", 70 * time.Second},
+			{"gpu-feature-discovery", "github.com/NVIDIA/k8s-device-plugin/cmd/gpu-feature-discovery", 5 * time.Second},
+			{"config-manager", "github.com/NVIDIA/k8s-device-plugin/cmd/config-manager", 5 * time.Second},
+		},
+	},
+	{
+		name:    "nvidia-operator",
+		project: "github.com/NVIDIA/gpu-operator",
+		ldflags: "-X github.com/NVIDIA/gpu-operator/internal/info.version={version}",
+		binaries: []binary{
+			{"gpu-operator", "github.com/NVIDIA/gpu-operator/cmd/gpu-operator", 80 * time.Second},
+			{"nvidia-validator", "github.com/NVIDIA/gpu-operator/validator", 10 * time.Second},
+		},
+	},
+}
+
 // entry is the place in the cache for what is built from a module as it is now.
 type entry struct {
 	module
@@ -174,7 +216,7 @@ func (e entry) key(mod, sum []byte, tc toolchain) string {
 	put(string(mod))
 	put(string(sum))
 	put(string(tc))
-	put(e.environment())
+	put(strings.Join(e.environment(), "\x00"))
 	for _, b := range e.binaries {
 		put(strings.Join(e.arguments(b, b.name), "\x00"))
 	}
@@ -183,18 +225,21 @@ func (e entry) key(mod, sum []byte, tc toolchain) string {
 
 // arguments are those of the go command that builds a binary to a path.
 func (e entry) arguments(b binary, path string) []string {
-	version := strings.NewReplacer("{version}", e.version, "{minor}", minor(e.version))
+	version := strings.NewReplacer("{version}", e.version, "{bare}", strings.TrimPrefix(e.version, "v"), "{minor}", minor(e.version))
 	args := []string{"build", "-v", "-trimpath"}
 	args = append(args, strings.Fields(e.flags)...)
 	return append(args, "-ldflags="+strings.TrimSpace("-s -w "+version.Replace(e.ldflags)), "-o", path, b.tool)
 }
 
 // environment is the part of it that differs between modules.
-func (e entry) environment() string {
-	if e.cgo {
-		return "CGO_ENABLED=1"
+func (e entry) environment() []string {
+	switch {
+	case e.allow != "":
+		return []string{"CGO_ENABLED=1", "CGO_LDFLAGS_ALLOW=" + e.allow}
+	case e.cgo:
+		return []string{"CGO_ENABLED=1"}
 	}
-	return "CGO_ENABLED=0"
+	return []string{"CGO_ENABLED=0"}
 }
 
 // minor is "37" of "v1.37.1".

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -59,7 +60,7 @@ func enter(process string, args []string) (int, error) {
 }
 
 // hook is an OCI createContainer hook: a container has a /proc of its own, so
-// the node's boot ID is bound over the machine's in each.
+// the node's boot ID and module files are bound over the machine's in each.
 func hook(stdin io.Reader) error {
 	var container struct {
 		Bundle string `json:"bundle"`
@@ -85,6 +86,15 @@ func hook(stdin io.Reader) error {
 	}
 	if err := unix.Mount(bootID, filepath.Join(root, "proc/sys/kernel/random/boot_id"), "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("hook: give the container its node's boot ID: %w", err)
+	}
+	for _, name := range moduleFiles {
+		at := filepath.Join(root, "proc", name)
+		if _, err := os.Stat(at); errors.Is(err, fs.ErrNotExist) {
+			continue // the kernel loads no modules
+		}
+		if err := bind(filepath.Join(state, name), at, unix.MS_RDONLY); err != nil {
+			return fmt.Errorf("hook: give the container its node's /proc/%s: %w", name, err)
+		}
 	}
 	return nil
 }

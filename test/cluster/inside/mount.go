@@ -1,6 +1,7 @@
 package inside
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -59,6 +60,8 @@ func mountNode(n Node, hostname string) error {
 		{"move into its root", func() error { return pivot(root) }},
 		{"mount the control groups", func() error { return cgroup.Mount(n.Hierarchies, "/sys/fs/cgroup") }},
 		{"set the boot ID", func() error { return overwrite("/proc/sys/kernel/random/boot_id", bootID, n.BootID) }},
+		{"give it kernel modules of its own", mountModules},
+		{"give it a PCI bus of its own", mountPCI},
 		{"set what the kubelet sets", setSysctls},
 		{"make up NUMA nodes", func() error { return mountNUMA(n.NUMA) }},
 		{"forward packets", forwardIP},
@@ -278,6 +281,68 @@ func setSysctls() error {
 		}
 	}
 	return nil
+}
+
+// moduleFiles are the files of /proc in which a driver shows. A node has its own, without a
+// real driver of GPUs: a simulated one adds its lines to the files in the folder state.
+var moduleFiles = []string{"modules", "devices"}
+
+// mountModules gives the node its module files.
+func mountModules() error {
+	for _, name := range moduleFiles {
+		content, err := os.ReadFile(filepath.Join("/proc", name))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		own := filepath.Join(state, name)
+		if err := os.WriteFile(own, withoutDriver(content), 0o644); err != nil {
+			return err
+		}
+		if content == nil {
+			if err := os.WriteFile(catModules, []byte(catScript), 0o755); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := bind(own, filepath.Join("/proc", name), 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Some kernels load no modules and have no /proc/modules, over which a file could be bound.
+// What asks for it on a node then, NVIDIA's runtime above all, does so by cat.
+const (
+	catModules = "/usr/local/sbin/cat"
+	catScript  = `#!/bin/sh
+# The machine's kernel has no /proc/modules; the node's own file is shown in its place.
+[ "$*" != /proc/modules ] || set -- ` + state + `/modules
+exec /bin/cat "$@"
+`
+)
+
+// withoutDriver removes the lines of NVIDIA's driver from a module file.
+func withoutDriver(content []byte) []byte {
+	var kept []byte
+	for line := range bytes.Lines(content) {
+		if !bytes.Contains(line, []byte("nvidia")) {
+			kept = append(kept, line...)
+		}
+	}
+	return kept
+}
+
+// PCI is the folder of a node with the PCI devices that it shows, if it exists.
+const PCI = "/var/lib/pci-devices"
+
+// mountPCI shows the node's PCI devices in place of the machine's.
+func mountPCI() error {
+	err := unix.Mount(PCI, "/sys/bus/pci/devices", "", unix.MS_BIND, "")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // name gives the node its name, and lets nobody look for others' in vain.
