@@ -176,7 +176,7 @@ $(BIN)/lib/nvidia-smi $(BIN)/lib/nvidia-cuda-mps-control: $(BIN)/lib/%: simulato
 
 # --- images, the cluster and the soak, beside what they build ---
 
-include deployments/images/images.mk test/cluster/cluster.mk test/e2e/e2e.mk test/toolkit/toolkit.mk test/validator/validator.mk test/operator/operator.mk test/provision/provision.mk test/security/security.mk test/soak/soak.mk test/machine/machine.mk test/vmnode/vmnode.mk test/python/python.mk
+include deployments/images/images.mk $(sort $(wildcard test/*/*.mk))
 
 # --- tools ---
 

@@ -63,6 +63,7 @@ type Config struct {
 	Admission   []string      // plugins of the API server, beside those that it has by default
 	Audit       string        // group of users whose requests the API server writes down (Audited); "": nobody's
 	NodeStatus  time.Duration // how often a kubelet reports; default 2 s (Kubernetes: 10 s)
+	Restart     time.Duration // how long after it ended by itself containerd is started again; its systemd unit: 5 s; default at once
 	Binaries    binaries.Dir  // default: what binaries.Ensure returns
 	Progress    func(Step)    // is told what was done; may be nil
 }
@@ -186,7 +187,7 @@ func (c *Cluster) start(ctx context.Context) error {
 	c.plane.Options = plane.Options{Controllers: config.Controllers, Admission: config.Admission, Audit: config.Audit}
 	c.nodes = node.Config{
 		Folder: c.folder, Hierarchies: hierarchies, Plane: c.plane, Images: append([]string{pause}, config.Images...),
-		WithoutCDI: config.WithoutCDI, NUMA: config.NUMA, Status: config.NodeStatus, Done: c.done,
+		WithoutCDI: config.WithoutCDI, NUMA: config.NUMA, Status: config.NodeStatus, Restart: config.Restart, Done: c.done,
 	}
 	if c.Nodes, err = node.New(ctx, c.nodes, config.Nodes); err != nil {
 		return err

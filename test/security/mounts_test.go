@@ -31,11 +31,11 @@ var writable = map[string][]string{
 	"gpu-toolkit": {"/host/dev", "/host/run/cdi", "/host/run/nvidia/gpuready/toolkit", "/host/usr/local/nvidia/toolkit", "/host" + driverRoot},
 }
 
-// own lists what a runtime gives each container of its own, and the boot ID that a test's
-// node has. /proc of a container that is not privileged has read-only mounts in it.
+// own lists what a runtime gives each container of its own, and what of /proc a test's
+// node has of its own. /proc of a container that is not privileged has read-only mounts in it.
 var own = []string{
 	"/proc", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/dev/termination-log", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf",
-	"/sys/fs/cgroup", "/proc/sys/kernel/random/boot_id",
+	"/sys/fs/cgroup", "/proc/sys/kernel/random/boot_id", "/proc/devices", "/proc/modules",
 }
 
 // privileged matches what a privileged container has of its own besides: its /sys, and its

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -66,7 +67,8 @@ type Node struct {
 }
 
 // Program is one that a machine runs. It is started when asked for and, if
-// Restart, again when it ends.
+// Restart, again when it ends: at once where that was asked for, else after
+// RestartAfter, as systemd does.
 type Program struct {
 	Name    string   `json:"name"`
 	Path    string   `json:"path"`
@@ -74,6 +76,8 @@ type Program struct {
 	Env     []string `json:"env,omitempty"`
 	Log     string   `json:"log"` // file outside that its output is added to
 	Restart bool     `json:"restart"`
+
+	RestartAfter time.Duration `json:"restartAfter,omitempty"`
 }
 
 // Request asks a machine for something: Signal 0 starts the program, another

@@ -31,7 +31,8 @@ type supervisor struct {
 type program struct {
 	Program
 	log     *os.File
-	pid     int // 0: does not run
+	pid     int  // 0: does not run
+	asked   bool // somebody asked for a signal to it
 	started time.Time
 }
 
@@ -123,6 +124,7 @@ func (s *supervisor) serve(r Request) error {
 	case p.pid == 0:
 		return fmt.Errorf("%s does not run on %s", r.Program, s.spec.Hostname)
 	}
+	p.asked = true
 	return unix.Kill(p.pid, syscall.Signal(r.Signal))
 }
 
@@ -135,7 +137,7 @@ func (s *supervisor) start(p *program) error {
 	if err != nil {
 		return fmt.Errorf("start %s: %w", p.Name, err)
 	}
-	p.pid, p.started = started.Pid, time.Now()
+	p.pid, p.asked, p.started = started.Pid, false, time.Now()
 	s.sayLocked(Event{Program: p.Name, Kind: Started})
 	return started.Release() // reap waits for it, and for everyone else's orphans
 }
@@ -176,8 +178,12 @@ func (s *supervisor) ended(p *program, status unix.WaitStatus) {
 			s.sayLocked(Event{Program: p.Name, Kind: Failed, Message: err.Error()})
 		}
 	}
-	if lived := time.Since(p.started); lived < tooSoon {
-		time.AfterFunc(tooSoon-lived, func() {
+	wait := tooSoon - time.Since(p.started)
+	if !p.asked {
+		wait = max(wait, p.RestartAfter)
+	}
+	if wait > 0 {
+		time.AfterFunc(wait, func() {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			if p.pid == 0 {

@@ -39,6 +39,7 @@ type Config struct {
 	WithoutCDI  bool              // containerd finds no CDI specs
 	NUMA        bool              // two made-up NUMA nodes, topology manager policy single-numa-node
 	Status      time.Duration     // how often a kubelet reports
+	Restart     time.Duration     // how long after it ended by itself containerd is started again
 	Done        func(what string) // is told each step, side by side
 
 	guest bool // the node is a machine that it shares with nobody
@@ -135,6 +136,7 @@ func (n *Node) spec(groups []string) inside.Spec {
 			program(kubelet, n.kubeletArgs()...),
 		},
 	}
+	spec.Programs[0].RestartAfter = n.config.Restart
 	if n.config.NUMA {
 		spec.Node.NUMA = halves()
 	}
