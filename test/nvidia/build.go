@@ -23,7 +23,8 @@ const (
 
 // Built is what is installed: NVIDIA's stack, and ours.
 type Built struct {
-	Images []string // archives that a cluster's nodes need, of both stacks and of NFD
+	Base   []string // archives that every cluster's nodes need: NFD, and a user's job
+	Stacks []string // archives of both stacks, which nodes need beside that or pull from a Registry
 
 	bin                       string // what make built
 	kubectl                   string
@@ -70,16 +71,18 @@ func Build(ctx context.Context, bin string, out io.Writer) (*Built, error) {
 		if err != nil {
 			return nil, fmt.Errorf("make NVIDIA's images: %w", err)
 		}
-		if err := b.write(dir, i); err != nil {
+		if err := write(&b.Stacks, dir, i); err != nil {
 			return nil, err
 		}
 	}
-	i, err := b.nfdImage(features)
-	if err != nil {
-		return nil, err
-	}
-	if err := b.write(dir, i); err != nil {
-		return nil, err
+	for _, make := range []func(binaries.Dir) (image.Image, error){b.nfdImage, b.jobImage} {
+		i, err := make(features)
+		if err != nil {
+			return nil, err
+		}
+		if err := write(&b.Base, dir, i); err != nil {
+			return nil, err
+		}
 	}
 	ours, err := filepath.Glob(filepath.Join(bin, "images", "*.tar"))
 	if err != nil {
@@ -88,19 +91,19 @@ func Build(ctx context.Context, bin string, out io.Writer) (*Built, error) {
 	if len(ours) == 0 {
 		return nil, fmt.Errorf("no images in %s: run make images", filepath.Join(bin, "images"))
 	}
-	b.Images = append(b.Images, ours...)
+	b.Stacks = append(b.Stacks, ours...)
 	return b, nil
 }
 
-// write writes the archive of an image.
-func (b *Built) write(dir string, i image.Image) error {
+// write writes the archive of an image and adds it to a list.
+func write(archives *[]string, dir string, i image.Image) error {
 	archive := filepath.Join(dir, filepath.Base(i.Name)+".tar")
-	b.Images = append(b.Images, archive)
+	*archives = append(*archives, archive)
 	return image.Write(archive, i)
 }
 
-// name is the full name of one of NVIDIA's images.
-func name(component, version string) string { return repository + "/" + component + ":" + version }
+// tagged is the full name of one of NVIDIA's images.
+func tagged(component, version string) string { return repository + "/" + component + ":" + version }
 
 // operatorImage is their docker/Dockerfile: the program, and what it applies.
 func (b *Built) operatorImage(built binaries.Dir) (image.Image, error) {
@@ -116,7 +119,7 @@ func (b *Built) operatorImage(built binaries.Dir) (image.Image, error) {
 		r.addFolder(opt, filepath.Join(b.operator.Dir, "deployments/gpu-operator/crds")),
 	)
 	return image.Image{
-		Name: name("gpu-operator", operatorVersion), Files: r.files, Links: r.links, User: "1000",
+		Name: tagged("gpu-operator", operatorVersion), Files: r.files, Links: r.links, User: "1000",
 		Env: []string{"NVIDIA_VISIBLE_DEVICES=void"}, Entrypoint: []string{"/usr/bin/gpu-operator"},
 	}, err
 }
@@ -138,7 +141,7 @@ func (b *Built) validatorImage(built binaries.Dir) (image.Image, error) {
 		r.addLibrary("libm.so.6"),
 	)
 	return image.Image{
-		Name: name("gpu-operator-validator", operatorVersion), Files: r.files, Links: r.links, Entrypoint: []string{"/bin/bash"},
+		Name: tagged("gpu-operator-validator", operatorVersion), Files: r.files, Links: r.links, Entrypoint: []string{"/bin/bash"},
 		Env: []string{"NVIDIA_DISABLE_REQUIRE=true", "NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_DRIVER_CAPABILITIES=utility,compute"},
 	}, err
 }
@@ -167,7 +170,7 @@ func (b *Built) toolkitImage(built binaries.Dir) (image.Image, error) {
 		r.files["/artifacts/deb/usr/lib/x86_64-linux-gnu/"+library] = []byte{}
 	}
 	return image.Image{
-		Name: name("container-toolkit", b.toolkit.Version), Files: r.files, Links: r.links, Entrypoint: []string{"/work/nvidia-ctk-installer"},
+		Name: tagged("container-toolkit", b.toolkit.Version), Files: r.files, Links: r.links, Entrypoint: []string{"/work/nvidia-ctk-installer"},
 		Env: []string{
 			"PATH=/work:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 			"NVIDIA_DISABLE_REQUIRE=true", "NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_DRIVER_CAPABILITIES=utility",
@@ -190,7 +193,7 @@ func (b *Built) pluginImage(built binaries.Dir) (image.Image, error) {
 		r.addLibrary("libm.so.6"),
 	)
 	return image.Image{
-		Name: name("k8s-device-plugin", b.plugin.Version), Files: r.files, Links: r.links, Entrypoint: []string{"nvidia-device-plugin"},
+		Name: tagged("k8s-device-plugin", b.plugin.Version), Files: r.files, Links: r.links, Entrypoint: []string{"nvidia-device-plugin"},
 		Env: []string{"NVIDIA_DISABLE_REQUIRE=true", "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility"},
 	}, err
 }
@@ -222,7 +225,7 @@ func (b *Built) driverImage(binaries.Dir) (image.Image, error) {
 		return image.Image{}, err
 	}
 	tag, err := osTag()
-	return image.Image{Name: name("driver", DriverVersion+"-"+tag), Files: r.files, Links: r.links, Entrypoint: []string{"nvidia-driver", "init"}}, err
+	return image.Image{Name: tagged("driver", DriverVersion+"-"+tag), Files: r.files, Links: r.links, Entrypoint: []string{"nvidia-driver", "init"}}, err
 }
 
 func (b *Built) managerImage(binaries.Dir) (image.Image, error) {
@@ -230,7 +233,21 @@ func (b *Built) managerImage(binaries.Dir) (image.Image, error) {
 	if err != nil {
 		return image.Image{}, err
 	}
-	return image.Image{Name: name("k8s-driver-manager", driverManager), Files: r.files, Links: r.links, Entrypoint: []string{"driver-manager"}}, nil
+	return image.Image{Name: tagged("k8s-driver-manager", driverManager), Files: r.files, Links: r.links, Entrypoint: []string{"driver-manager"}}, nil
+}
+
+// jobImage is a user's, who has nothing to do with either stack.
+func (b *Built) jobImage(binaries.Dir) (image.Image, error) {
+	r, err := newRoot()
+	if err != nil {
+		return image.Image{}, err
+	}
+	err = first(
+		r.addProgram("/usr/bin/vectoradd", filepath.Join(b.bin, "vectoradd")),
+		r.addLibrary("libdl.so.2"),
+		r.addLibrary("libm.so.6"),
+	)
+	return image.Image{Name: jobImage, Files: r.files, Links: r.links, Entrypoint: []string{"/usr/bin/vectoradd"}}, err
 }
 
 // first is the first of some errors.

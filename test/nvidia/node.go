@@ -100,8 +100,8 @@ var left = []string{"/etc/containerd/conf.d", "/usr/local/nvidia", "/etc/cdi", "
 
 // bare makes each node what it was before a stack came: no GPU, its namespace gone, the disk
 // without the stack's files, containerd with its own configuration, the kubelet without
-// memory of GPUs, a new boot, a new Node.
-func (b *Built) bare(ctx context.Context, c *cluster.Cluster, namespace string) error {
+// memory of GPUs, a new boot, a new Node, and no images of the registry if there is one.
+func (b *Built) bare(ctx context.Context, c *cluster.Cluster, namespace string, registry *Registry) error {
 	if _, err := b.Kubectl(ctx, c, "delete", "namespace", namespace, "--ignore-not-found", "--timeout=120s"); err != nil {
 		return err
 	}
@@ -122,7 +122,10 @@ func (b *Built) bare(ctx context.Context, c *cluster.Cluster, namespace string) 
 			if _, err := b.Kubectl(together, c, "delete", "node", n.Name, "--timeout=60s"); err != nil {
 				return err
 			}
-			return n.Reboot(together)
+			if err := n.Reboot(together); err != nil {
+				return err
+			}
+			return registry.forget(together, n)
 		})
 	}
 	if err := g.Wait(); err != nil {

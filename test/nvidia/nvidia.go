@@ -3,9 +3,9 @@
 // by side:
 //
 //	built, err := nvidia.Build(ctx, "bin", os.Stderr)
-//	c, err := cluster.Up(ctx, cluster.Config{Name: "nvidia", Images: built.Images})
+//	c, err := cluster.Up(ctx, cluster.Config{Name: "nvidia", Images: slices.Concat(built.Base, built.Stacks)})
 //	err = built.Prepare(ctx, c) // Node Feature Discovery, and nodes without a GPU
-//	for _, stack := range []nvidia.Stack{built.NVIDIA(driver), built.GPUReady(driver)} {
+//	for _, stack := range []nvidia.Stack{built.NVIDIA(settings), built.GPUReady(settings)} {
 //		err = stack.Install(ctx, c)
 //		steps, err := built.Provision(ctx, c, stack) // or: built.Apply the Policy, nvidia.Plug, and a clock of one's own
 //		err = stack.Remove(ctx, c) // the nodes are bare again
@@ -17,6 +17,7 @@ package nvidia
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -48,24 +49,34 @@ type Stack interface {
 	Remove(ctx context.Context, c *cluster.Cluster) error
 }
 
-// Driver is the simulated driver that both stacks bring to the nodes, by the same driver
-// container. Zero values are defaults.
-type Driver struct {
-	Takes   time.Duration // from the container's start until the modules are loaded; default 5 s, as of a precompiled driver
-	Profile string        // what gpusim simulates; default h100-sxm
+// Settings are what both stacks have in common. Zero values are defaults.
+type Settings struct {
+	// DriverTakes is how long the driver container takes until the modules are loaded. The
+	// default, 5 s, is that of a precompiled driver; one that is compiled takes a minute.
+	DriverTakes time.Duration
+
+	// Profile is what gpusim simulates, h100-sxm by default.
+	Profile string
+
+	// Registry is where images are pulled from. By default the nodes have them already, and
+	// no registry answers.
+	Registry *Registry
 }
 
-func (d Driver) values() []string {
-	if d.Takes == 0 {
-		d.Takes = 5 * time.Second
+// repository is where NVIDIA's images are.
+func (s Settings) repository() string {
+	if s.Registry == nil {
+		return repository
 	}
-	if d.Profile == "" {
-		d.Profile = "h100-sxm"
-	}
+	return s.Registry.Host + "/nvidia"
+}
+
+// driver are the values, the same in both charts, that name the driver container.
+func (s Settings) driver() []string {
 	return []string{
-		"driver.repository=" + repository, "driver.image=driver", "driver.version=" + DriverVersion,
-		"driver.env[0].name=DRIVER_TAKES", "driver.env[0].value=" + d.Takes.String(),
-		"driver.env[1].name=GPUSIM_PROFILE", "driver.env[1].value=" + d.Profile,
+		"driver.repository=" + s.repository(), "driver.image=driver", "driver.version=" + DriverVersion,
+		"driver.env[0].name=DRIVER_TAKES", "driver.env[0].value=" + cmp.Or(s.DriverTakes, 5*time.Second).String(),
+		"driver.env[1].name=GPUSIM_PROFILE", "driver.env[1].value=" + cmp.Or(s.Profile, "h100-sxm"),
 		"driver.env[2].name=DRIVER_VERSION", "driver.env[2].value=" + DriverVersion,
 	}
 }

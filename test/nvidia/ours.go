@@ -11,11 +11,11 @@ import (
 // ours is this tree's stack.
 type ours struct {
 	*Built
-	driver Driver
+	settings Settings
 }
 
 // GPUReady returns our stack, with NVIDIA's driver container.
-func (b *Built) GPUReady(d Driver) Stack { return &ours{b, d} }
+func (b *Built) GPUReady(s Settings) Stack { return &ours{b, s} }
 
 func (*ours) Name() string      { return "gpuready" }
 func (*ours) Namespace() string { return "nvidia-gpu-operator" }
@@ -23,8 +23,12 @@ func (*ours) Namespace() string { return "nvidia-gpu-operator" }
 // values are the chart's defaults but for the driver, as in NVIDIA's chart. A simulated
 // driver has to be allowed.
 func (s *ours) values() []string {
-	return append(append([]string{"--set", "nfd.enabled=false", "--set", "validator.env[0].name=ALLOW_SIMULATED", "--set-string", "validator.env[0].value=true"},
-		set(s.driver.values())...), "--namespace", s.Namespace())
+	values := append([]string{"--namespace", s.Namespace(), "--set", "nfd.enabled=false",
+		"--set", "validator.env[0].name=ALLOW_SIMULATED", "--set-string", "validator.env[0].value=true"}, set(s.settings.driver())...)
+	if r := s.settings.Registry; r != nil {
+		values = append(values, "--set", "global.registry="+r.Host, "--set", "operator.insecureRegistries={"+r.Host+"}")
+	}
+	return values
 }
 
 func (s *ours) chart() (string, error) {
@@ -63,5 +67,5 @@ func (s *ours) Remove(ctx context.Context, c *cluster.Cluster) error {
 	if _, err := s.Kubectl(ctx, c, "delete", "crd", "clusterpolicies.nvidia.com", "--ignore-not-found", "--timeout=60s"); err != nil {
 		return err
 	}
-	return s.bare(ctx, c, s.Namespace())
+	return s.bare(ctx, c, s.Namespace(), s.settings.Registry)
 }

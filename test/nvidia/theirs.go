@@ -13,11 +13,11 @@ import (
 // theirs is NVIDIA's stack.
 type theirs struct {
 	*Built
-	driver Driver
+	settings Settings
 }
 
 // NVIDIA returns NVIDIA's stack.
-func (b *Built) NVIDIA(d Driver) Stack { return &theirs{b, d} }
+func (b *Built) NVIDIA(s Settings) Stack { return &theirs{b, s} }
 
 func (*theirs) Name() string      { return "nvidia" }
 func (*theirs) Namespace() string { return "gpu-operator" }
@@ -25,18 +25,19 @@ func (*theirs) Namespace() string { return "gpu-operator" }
 // render renders their chart. Beside images and what cannot be had, its values are its
 // defaults.
 func (s *theirs) render(ctx context.Context) (manifests []string, err error) {
+	from := s.settings.repository()
 	values := append([]string{
-		"operator.repository=" + repository, "operator.image=gpu-operator", "operator.version=" + operatorVersion,
-		"validator.repository=" + repository, "validator.image=gpu-operator-validator", "validator.version=" + operatorVersion,
-		"driver.manager.repository=" + repository, "driver.manager.image=k8s-driver-manager", "driver.manager.version=" + driverManager,
-		"devicePlugin.repository=" + repository, "devicePlugin.image=k8s-device-plugin", "devicePlugin.version=" + s.plugin.Version,
-		"gfd.repository=" + repository, "gfd.image=k8s-device-plugin", "gfd.version=" + s.plugin.Version,
-		"toolkit.repository=" + repository, "toolkit.image=container-toolkit", "toolkit.version=" + s.toolkit.Version,
+		"operator.repository=" + from, "operator.image=gpu-operator", "operator.version=" + operatorVersion,
+		"validator.repository=" + from, "validator.image=gpu-operator-validator", "validator.version=" + operatorVersion,
+		"driver.manager.repository=" + from, "driver.manager.image=k8s-driver-manager", "driver.manager.version=" + driverManager,
+		"devicePlugin.repository=" + from, "devicePlugin.image=k8s-device-plugin", "devicePlugin.version=" + s.plugin.Version,
+		"gfd.repository=" + from, "gfd.image=k8s-device-plugin", "gfd.version=" + s.plugin.Version,
+		"toolkit.repository=" + from, "toolkit.image=container-toolkit", "toolkit.version=" + s.toolkit.Version,
 		// This release's operator knows toolkits that edit containerd's main configuration file;
 		// for this toolkit it has to be told where drop-ins are. Later operators do so themselves.
 		"toolkit.env[0].name=RUNTIME_DROP_IN_CONFIG", "toolkit.env[0].value=/runtime/config-dir/conf.d/99-nvidia.toml",
 		"toolkit.env[1].name=RUNTIME_DROP_IN_CONFIG_HOST_PATH", "toolkit.env[1].value=/etc/containerd/conf.d/99-nvidia.toml",
-	}, s.driver.values()...)
+	}, s.settings.driver()...)
 	args := append([]string{"template", "gpu-operator", filepath.Join(s.operator.Dir, "deployments/gpu-operator"), "--namespace", s.Namespace(), "--include-crds",
 		// NFD is there already, as on most clusters.
 		"--set", "nfd.enabled=false",
@@ -116,5 +117,5 @@ func (s *theirs) Remove(ctx context.Context, c *cluster.Cluster) error {
 	if _, err := s.Kubectl(ctx, c, "delete", "runtimeclass", "--all", "--timeout=60s"); err != nil {
 		return err
 	}
-	return s.bare(ctx, c, s.Namespace())
+	return s.bare(ctx, c, s.Namespace(), s.settings.Registry)
 }

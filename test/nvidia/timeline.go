@@ -35,6 +35,7 @@ const (
 	JobPassed     = "a pod has run vectorAdd"
 	jobNamespace  = "default"
 	jobName       = "vectoradd"
+	jobImage      = "gpuready.test/vectoradd:1"
 	validations   = "/run/nvidia/validations"
 	driverLibrary = "/run/nvidia/driver/usr/bin/nvidia-smi"
 )
@@ -59,8 +60,7 @@ spec:
   automountServiceAccountToken: false
   containers:
     - name: main
-      image: gpuready/cuda-samples:v0.1.0
-      command: [vectoradd]
+      image: ` + jobImage + `
       resources: {limits: {nvidia.com/gpu: 1}}
 `
 

@@ -31,6 +31,12 @@ func TestOtherWordsAreNotForTheInside(t *testing.T) {
 	}
 }
 
+func TestANodeDoesNotShowTheMachinesDriver(t *testing.T) {
+	const devices = "Character devices:\n  1 mem\n195 nvidia\n510 nvidia-uvm\n\nBlock devices:\n  8 sd\n"
+	require.Equal(t, "Character devices:\n  1 mem\n\nBlock devices:\n  8 sd\n", string(withoutDriver([]byte(devices))))
+	require.Empty(t, withoutDriver(nil))
+}
+
 func TestHookNeedsAContainer(t *testing.T) {
 	require.ErrorContains(t, hook(strings.NewReader("x")), "container's state")
 	require.ErrorContains(t, hook(strings.NewReader(`{"bundle":"/none"}`)), "/none/config.json")
