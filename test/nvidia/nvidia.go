@@ -3,8 +3,10 @@
 // by side:
 //
 //	built, err := nvidia.Build(ctx, "bin", os.Stderr)
-//	c, err := cluster.Up(ctx, cluster.Config{Name: "nvidia", Images: slices.Concat(built.Base, built.Stacks)})
+//	c, err := cluster.Up(ctx, cluster.Config{Name: "nvidia", Images: built.Base, Restart: 5 * time.Second})
+//	registry, err := built.Serve(ctx, c, nvidia.Public(), nvidia.Sizes())
 //	err = built.Prepare(ctx, c) // Node Feature Discovery, and nodes without a GPU
+//	settings := nvidia.Settings{Registry: registry}
 //	for _, stack := range []nvidia.Stack{built.NVIDIA(settings), built.GPUReady(settings)} {
 //		err = stack.Install(ctx, c)
 //		steps, err := built.Provision(ctx, c, stack) // or: built.Apply the Policy, nvidia.Plug, and a clock of one's own

@@ -3,7 +3,6 @@ package nvidia
 import (
 	"context"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -27,29 +26,34 @@ const variable = "GPUREADY_E2E_NVIDIA"
 // patience is how long a stack may take: NVIDIA's driver probe alone begins after a minute.
 const patience = 10 * time.Minute
 
-// Each stack brings a bare node to a CUDA job, one after the other. The nodes have all images.
+// Each stack brings a bare node to a CUDA job, one after the other. The node has all images
+// already, and the registry that they are of answers.
 func TestStacksComeUp(t *testing.T) {
-	built := build(t)
-	c := up(t, built, slices.Concat(built.Base, built.Stacks))
-	for _, stack := range []Stack{built.NVIDIA(Settings{}), built.GPUReady(Settings{})} {
-		t.Run(stack.Name(), func(t *testing.T) { comesUp(t, built, c, stack) })
+	s := up(t, Link{}, nil)
+	for _, stack := range s.stacks {
+		t.Run(stack.Name(), func(t *testing.T) { s.comesUp(t, stack, true) })
 	}
 }
 
 // The same with images that come from a public registry. They are a quarter as large as
 // NVIDIA's, or as large as their programs: two gigabytes take minutes.
 func TestStacksPull(t *testing.T) {
-	built := build(t)
-	c := up(t, built, built.Base)
-	registry, err := built.Serve(t.Context(), c, Public(), Sizes().Scale(0.25))
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, registry.Close()) })
-	for _, stack := range []Stack{built.NVIDIA(Settings{Registry: registry}), built.GPUReady(Settings{Registry: registry})} {
-		t.Run(stack.Name(), func(t *testing.T) { comesUp(t, built, c, stack) })
+	s := up(t, Public(), Sizes().Scale(0.25))
+	for _, stack := range s.stacks {
+		t.Run(stack.Name(), func(t *testing.T) { s.comesUp(t, stack, false) })
 	}
 }
 
-func build(t *testing.T) *Built {
+// suite is a cluster of one node, and the stacks for it.
+type suite struct {
+	*Built
+	cluster  *cluster.Cluster
+	registry *Registry
+	stacks   []Stack
+}
+
+// up brings up a cluster with a registry. systemd would start containerd again after 5 s.
+func up(t *testing.T, link Link, pad Pad) *suite {
 	t.Helper()
 	bin := os.Getenv(variable)
 	if bin == "" {
@@ -57,60 +61,65 @@ func build(t *testing.T) *Built {
 	}
 	built, err := Build(t.Context(), bin, os.Stderr)
 	require.NoError(t, err)
-	return built
-}
-
-// up starts a cluster of one node, whose containerd systemd would start again after 5 s.
-func up(t *testing.T, built *Built, images []string) *cluster.Cluster {
-	t.Helper()
-	c, err := cluster.Up(t.Context(), cluster.Config{
-		Name: "nvidia", Images: images, Restart: 5 * time.Second,
+	s := &suite{Built: built}
+	s.cluster, err = cluster.Up(t.Context(), cluster.Config{
+		Name: "nvidia", Images: built.Base, Restart: 5 * time.Second,
 		Progress: func(s cluster.Step) { t.Logf("%6.1f s  %s", s.Took.Seconds(), s.What) },
 	})
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, c.Down()) })
-	require.NoError(t, built.Prepare(t.Context(), c))
-	return c
+	t.Cleanup(func() { require.NoError(t, s.cluster.Down()) })
+	s.registry, err = built.Serve(t.Context(), s.cluster, link, pad)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.registry.Close()) })
+	require.NoError(t, built.Prepare(t.Context(), s.cluster))
+	settings := Settings{Registry: s.registry}
+	s.stacks = []Stack{built.NVIDIA(settings), built.GPUReady(settings)}
+	return s
 }
 
-func comesUp(t *testing.T, built *Built, c *cluster.Cluster, stack Stack) {
+// comesUp installs a stack, and removes it when a job has run. warm says that the node has
+// the images before.
+func (s *suite) comesUp(t *testing.T, stack Stack, warm bool) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	require.NoError(t, stack.Install(ctx, c))
-	steps, err := built.Provision(ctx, c, stack)
-	for _, s := range steps {
-		t.Logf("%6.1f s  %s", s.At.Seconds(), s.Name)
+	if warm {
+		require.NoError(t, s.registry.Warm(ctx, s.cluster.Nodes[0]))
+	}
+	require.NoError(t, stack.Install(ctx, s.cluster))
+	steps, err := s.Provision(ctx, s.cluster, stack)
+	for _, step := range steps {
+		t.Logf("%6.1f s  %s", step.At.Seconds(), step.Name)
 	}
 	if err != nil {
-		built.tell(t, c, stack)
+		s.describe(t, stack)
 	}
 	require.NoError(t, err)
 	began := time.Now()
-	require.NoError(t, stack.Remove(ctx, c))
+	require.NoError(t, stack.Remove(ctx, s.cluster))
 	t.Logf("removed in %.1f s", time.Since(began).Seconds())
 }
 
-// tell prints what helps to find out why a stack did not come up.
-func (b *Built) tell(t *testing.T, c *cluster.Cluster, stack Stack) {
+// describe prints what helps to find out why a stack did not come up.
+func (s *suite) describe(t *testing.T, stack Stack) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
 	defer cancel()
+	namespace := stack.Namespace()
 	for _, args := range [][]string{
 		{"get", "pods", "-A", "-o", "wide"},
-		{"-n", stack.Namespace(), "get", "events", "--sort-by=.lastTimestamp"},
-		{"-n", stack.Namespace(), "logs", "--tail=40", "deployment/gpu-operator"},
+		{"-n", namespace, "get", "events", "--sort-by=.lastTimestamp"},
+		{"-n", namespace, "logs", "--tail=40", "deployment/gpu-operator"},
 		{"get", "clusterpolicies.nvidia.com", "-o", "yaml"},
 	} {
-		out, err := b.Kubectl(ctx, c, args...)
+		out, err := s.Kubectl(ctx, s.cluster, args...)
 		t.Logf("%v: %v\n%s", args, err, out)
 	}
-	out, _ := b.Kubectl(ctx, c, "-n", stack.Namespace(), "get", "pods", "-o", "name")
-	for pod := range strings.FieldsSeq(out) {
-		log, err := b.Kubectl(ctx, c, "-n", stack.Namespace(), "logs", "--all-containers", "--prefix", "--tail=25", pod)
-		t.Logf("%s: %v\n%s", pod, err, log)
+	pods, err := s.Kubectl(ctx, s.cluster, "-n", namespace, "get", "pods", "-o", "name")
+	if err != nil {
+		t.Log(err)
 	}
-	if hold := os.Getenv("GPUREADY_E2E_HOLD"); hold != "" {
-		t.Logf("held for %s: KUBECONFIG=%s", hold, c.Kubeconfig)
-		d, _ := time.ParseDuration(hold)
-		time.Sleep(d)
+	for pod := range strings.FieldsSeq(pods) {
+		log, err := s.Kubectl(ctx, s.cluster, "-n", namespace, "logs", "--all-containers", "--prefix", "--tail=25", pod)
+		t.Logf("%s: %v\n%s", pod, err, log)
 	}
 }

@@ -28,6 +28,7 @@ import (
 type Registry struct {
 	Host string // "10.88.0.1:5000"
 
+	images  []string // full names
 	server  *http.Server
 	served  chan struct{}
 	handler http.Handler
@@ -127,6 +128,17 @@ func (r *Registry) fill(ctx context.Context, archives []string, pad Pad) error {
 		}
 		if err := remote.Write(ref, image, remote.WithTransport(r), remote.WithContext(ctx), remote.WithJobs(1)); err != nil {
 			return fmt.Errorf("put %s into the registry: %w", full, err)
+		}
+		r.images = append(r.images, ref.Name())
+	}
+	return nil
+}
+
+// Warm pulls all images to a node, as on one that had the stack before. The link delays it.
+func (r *Registry) Warm(ctx context.Context, n *cluster.Node) error {
+	for _, image := range r.images {
+		if _, err := n.Exec(ctx, "ctr", "--namespace", "k8s.io", "images", "pull", "--plain-http", image); err != nil {
+			return fmt.Errorf("pull %s: %w", image, err)
 		}
 	}
 	return nil
