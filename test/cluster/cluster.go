@@ -28,6 +28,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -79,7 +80,7 @@ type Cluster struct {
 	Name       string
 	Kubeconfig string  // file of an administrator, good on this machine outside the namespaces
 	Server     string  // URL of the API server, the same
-	Nodes      []*Node // n1, n2, …
+	Nodes      []*Node // n1, n2, …; AddNode and RemoveNode change it: beside them, ask Node
 
 	config  Config
 	began   time.Time
@@ -87,13 +88,17 @@ type Cluster struct {
 	limits  *limit.Raised // nil: it could not be had
 	plane   *plane.Plane  // nil: it was never made
 	nodes   node.Config   // what its nodes have in common
-	guests  int           // how many have joined
+	mu      sync.Mutex    // guards Nodes, taken and the record
+	taken   map[int]bool  // the numbers that nodes and guests have
 	down    sync.Once
 	downErr error
 }
 
 // Node is one node of a cluster.
 type Node = node.Node
+
+// Registration is what a kubelet says of its node when it registers it.
+type Registration = node.Registration
 
 // Guest describes how a virtual machine becomes a node of a cluster.
 type Guest = node.Guest
@@ -144,7 +149,7 @@ func Up(ctx context.Context, config Config) (*Cluster, error) {
 	if os.Geteuid() != 0 {
 		return nil, ErrNotRoot
 	}
-	c := &Cluster{Name: config.Name, config: config, began: time.Now()}
+	c := &Cluster{Name: config.Name, config: config, began: time.Now(), taken: map[int]bool{}}
 	if err := c.start(ctx); err != nil {
 		if c.folder != nil && (ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded)) {
 			err = c.folder.KeepLogs(err)
@@ -191,6 +196,9 @@ func (c *Cluster) start(ctx context.Context) error {
 	}
 	if c.Nodes, err = node.New(ctx, c.nodes, config.Nodes); err != nil {
 		return err
+	}
+	for _, n := range c.Nodes {
+		c.taken[n.Number()] = true
 	}
 	g, together := errgroup.WithContext(ctx)
 	g.Go(func() error { return c.plane.Start(together, config.Binaries.Path, c.done) })
@@ -270,14 +278,79 @@ func (c *Cluster) Down() error {
 	return c.downErr
 }
 
-// Join connects a virtual machine to the cluster, as a node of that name. No two join at a
-// time.
-func (c *Cluster) Join(name string) (*Guest, error) {
-	c.guests++
-	number := len(c.Nodes) + c.guests
-	if number > network.MaxNodes {
-		return nil, fmt.Errorf("%s is one node too many: a cluster has %d at most", name, network.MaxNodes)
+// AddNode adds a node to the running cluster, and returns when it is Ready and has the
+// cluster's images. If it fails nothing of the node is left. Several may be added at a
+// time; all must have returned before Down is called.
+func (c *Cluster) AddNode(ctx context.Context, name string, r Registration) (*Node, error) {
+	n, err := c.newNode(ctx, name, r)
+	if err != nil {
+		return nil, err
 	}
+	if err = n.Boot(ctx); err == nil {
+		err = c.WaitReady(ctx, n)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("add node %s: %w", name, err), c.RemoveNode(context.WithoutCancel(ctx), name))
+	}
+	return n, nil
+}
+
+// newNode makes a node and enters it among the cluster's.
+func (c *Cluster) newNode(ctx context.Context, name string, r Registration) (*Node, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.find(name) != nil {
+		return nil, fmt.Errorf("add node %s: there is one of that name", name)
+	}
+	number, err := c.number(name)
+	if err != nil {
+		return nil, err
+	}
+	n, err := node.NewOne(ctx, c.nodes, name, number, r)
+	if err != nil {
+		return nil, fmt.Errorf("add node %s: %w", name, err)
+	}
+	c.taken[number] = true
+	c.Nodes = append(c.Nodes, n)
+	return n, c.write()
+}
+
+// RemoveNode ends a node at once and deletes its Node object, as a cloud does with a
+// machine that is given back. Nothing of it is left but its logs.
+func (c *Cluster) RemoveNode(ctx context.Context, name string) error {
+	n := c.Node(name)
+	if n == nil {
+		return fmt.Errorf("remove node %s: there is no node of that name", name)
+	}
+	if err := n.Remove(ctx); err != nil {
+		return fmt.Errorf("remove node %s: %w", name, err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.Nodes = slices.DeleteFunc(slices.Clone(c.Nodes), func(other *Node) bool { return other == n })
+	delete(c.taken, n.Number())
+	return c.write()
+}
+
+// number is the lowest that no node has.
+func (c *Cluster) number(name string) (int, error) {
+	for number := 1; number <= network.MaxNodes; number++ {
+		if !c.taken[number] {
+			return number, nil
+		}
+	}
+	return 0, fmt.Errorf("%s is one node too many: a cluster has %d at most", name, network.MaxNodes)
+}
+
+// Join connects a virtual machine to the cluster, as a node of that name.
+func (c *Cluster) Join(name string) (*Guest, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	number, err := c.number(name)
+	if err != nil {
+		return nil, err
+	}
+	c.taken[number] = true
 	return node.NewGuest(c.nodes, name, number)
 }
 
@@ -300,6 +373,12 @@ func (c *Cluster) Ended() <-chan struct{} { return c.plane.Ended() }
 
 // Node returns the node of that name, nil if there is none.
 func (c *Cluster) Node(name string) *Node {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.find(name)
+}
+
+func (c *Cluster) find(name string) *Node {
 	for _, n := range c.Nodes {
 		if n.Name == name {
 			return n

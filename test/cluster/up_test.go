@@ -101,6 +101,25 @@ func TestClusterLivesThroughWhatNodesGoThrough(t *testing.T) {
 		require.FileExists(t, n.PathOnNode("/usr/local/made-on-node"))
 		k.until(t, n.BootID(), "exec", "stays", "--", "/seer", "/proc/sys/kernel/random/boot_id")
 	})
+	t.Run("nodes come and go", func(t *testing.T) {
+		n, err := c.AddNode(ctx, "more", Registration{
+			ProviderID: "test://more", Labels: map[string]string{"feature.node.kubernetes.io/pci-10de.present": "true"}, Taints: []string{"example.com/new:NoSchedule"},
+		})
+		require.NoError(t, err)
+		require.Equal(t, "test://more true example.com/new", k.run("get", "node", "more",
+			`-o=jsonpath={.spec.providerID} {.metadata.labels.feature\.node\.kubernetes\.io/pci-10de\.present} {.spec.taints[?(@.effect=="NoSchedule")].key}`))
+		_, err = c.AddNode(ctx, "more", Registration{})
+		require.ErrorContains(t, err, "there is one of that name")
+		k.run("taint", "node", "more", "example.com/new-")
+		k.apply(pod("there", "more", "/proc/sys/kernel/random/boot_id"))
+		k.until(t, n.BootID(), "logs", "there")
+		disk := c.folder.Disk("more")
+		require.DirExists(t, disk)
+		require.NoError(t, c.RemoveNode(ctx, "more"))
+		require.NoDirExists(t, disk)
+		require.Equal(t, "node/n1\nnode/n2\n", k.run("get", "nodes", "-o=name"))
+		require.ErrorContains(t, c.RemoveNode(ctx, "more"), "no node of that name")
+	})
 	t.Run("clusters stand side by side", func(t *testing.T) {
 		other := config
 		other.Name, other.Nodes, other.NUMA, other.WithoutCDI = "other", 1, true, true

@@ -62,15 +62,37 @@ func (c *Client) Reach(ctx context.Context, path string) error {
 	return body.Close()
 }
 
+// DeleteNode deletes a Node; one that is not there is as good as deleted.
+func (c *Client) DeleteNode(ctx context.Context, name string) error {
+	body, err := c.do(ctx, http.MethodDelete, "/api/v1/nodes/"+name)
+	if errors.Is(err, errNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return body.Close()
+}
+
+var errNotFound = errors.New("not found")
+
 // get asks for a path and returns the answer's body if it is the good one.
 func (c *Client) get(ctx context.Context, path string) (io.ReadCloser, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.server+path, nil)
+	return c.do(ctx, http.MethodGet, path)
+}
+
+func (c *Client) do(ctx context.Context, method, path string) (io.ReadCloser, error) {
+	req, err := http.NewRequestWithContext(ctx, method, c.server+path, nil)
 	if err != nil {
 		return nil, err
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
 		return nil, err
+	}
+	if resp.StatusCode == http.StatusNotFound {
+		_ = resp.Body.Close()
+		return nil, fmt.Errorf("%s: %w", path, errNotFound)
 	}
 	if resp.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1000))

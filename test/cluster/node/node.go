@@ -6,9 +6,12 @@ package node
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -53,6 +56,7 @@ type Node struct {
 
 	config  Config
 	number  int
+	says    Registration
 	files   map[string]string // what a node's disk has before its first boot
 	bootID  string
 	machine *machine.Machine // nil: it was never booted
@@ -69,14 +73,58 @@ func New(ctx context.Context, config Config, count int) ([]*Node, error) {
 	}
 	var nodes []*Node
 	for i := range count {
-		number := i + 1
-		n := &Node{Name: fmt.Sprintf("n%d", number), IP: network.NodeIP(number), config: config, number: number}
-		if n.files, err = n.content(base); err != nil {
+		n, err := build(config, base, fmt.Sprintf("n%d", i+1), i+1, Registration{})
+		if err != nil {
 			return nil, err
 		}
 		nodes = append(nodes, n)
 	}
 	return nodes, nil
+}
+
+// Registration is what a kubelet says of its node when it registers it, beside what it
+// always says. The zero value adds nothing.
+type Registration struct {
+	ProviderID string            // as a cloud names the machine: "cloud://group/name"
+	Labels     map[string]string // those that a kubelet may set
+	Taints     []string          // "key:Effect" or "key=value:Effect"
+}
+
+// args are the kubelet's.
+func (r Registration) args() []string {
+	var args []string
+	if r.ProviderID != "" {
+		args = append(args, "--provider-id="+r.ProviderID)
+	}
+	var labels []string
+	for _, key := range slices.Sorted(maps.Keys(r.Labels)) {
+		labels = append(labels, key+"="+r.Labels[key])
+	}
+	if len(labels) > 0 {
+		args = append(args, "--node-labels="+strings.Join(labels, ","))
+	}
+	if len(r.Taints) > 0 {
+		args = append(args, "--register-with-taints="+strings.Join(r.Taints, ","))
+	}
+	return args
+}
+
+// NewOne makes one node, of that name and number. It is not booted.
+func NewOne(ctx context.Context, config Config, name string, number int, r Registration) (*Node, error) {
+	base, err := baseSpec(ctx, filepath.Join(config.Folder.Bin(), "ctr"))
+	if err != nil {
+		return nil, err
+	}
+	return build(config, base, name, number, r)
+}
+
+func build(config Config, base, name string, number int, r Registration) (*Node, error) {
+	n := &Node{Name: name, IP: network.NodeIP(number), config: config, number: number, says: r}
+	var err error
+	if n.files, err = n.content(base); err != nil {
+		return nil, err
+	}
+	return n, nil
 }
 
 // content is what a node's disk has before its first boot, by paths. base is
@@ -112,10 +160,10 @@ func (n *Node) content(base string) (map[string]string, error) {
 var containerdArgs = []string{"--config=/etc/containerd/config.toml"}
 
 func (n *Node) kubeletArgs() []string {
-	return []string{
+	return append([]string{
 		"--config=/var/lib/kubelet/config.yaml", "--kubeconfig=/etc/kubernetes/kubelet.conf",
 		"--hostname-override=" + n.Name, "--node-ip=" + n.IP, "--v=2",
-	}
+	}, n.says.args()...)
 }
 
 // spec is what the node is to be this time that it boots.
@@ -211,6 +259,17 @@ func (n *Node) Halt() error {
 	}
 	return cgroup.Remove(n.config.Hierarchies, n.config.Folder.Group(n.Name))
 }
+
+// Remove ends the node as Halt does and removes all of it: its disk, and what the API
+// server knows of it.
+func (n *Node) Remove(ctx context.Context) error {
+	c := n.config
+	n.Kill()
+	return errors.Join(n.Halt(), os.RemoveAll(c.Folder.Disk(n.Name)), c.Plane.API.DeleteNode(ctx, n.Name))
+}
+
+// Number is the node's number in the cluster's network.
+func (n *Node) Number() int { return n.number }
 
 // BootID is the boot ID of the node, the same in its containers; a reboot
 // changes it.
