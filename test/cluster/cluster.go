@@ -97,8 +97,8 @@ type Cluster struct {
 // Node is one node of a cluster.
 type Node = node.Node
 
-// Registration is what a kubelet says of its node when it registers it.
-type Registration = node.Registration
+// NodeSpec describes a node that is added.
+type NodeSpec = node.Spec
 
 // Guest describes how a virtual machine becomes a node of a cluster.
 type Guest = node.Guest
@@ -281,8 +281,8 @@ func (c *Cluster) Down() error {
 // AddNode adds a node to the running cluster, and returns when it is Ready and has the
 // cluster's images. If it fails nothing of the node is left. Several may be added at a
 // time; all must have returned before Down is called.
-func (c *Cluster) AddNode(ctx context.Context, name string, r Registration) (*Node, error) {
-	n, err := c.newNode(ctx, name, r)
+func (c *Cluster) AddNode(ctx context.Context, name string, spec NodeSpec) (*Node, error) {
+	n, err := c.newNode(ctx, name, spec)
 	if err != nil {
 		return nil, err
 	}
@@ -296,7 +296,7 @@ func (c *Cluster) AddNode(ctx context.Context, name string, r Registration) (*No
 }
 
 // newNode makes a node and enters it among the cluster's.
-func (c *Cluster) newNode(ctx context.Context, name string, r Registration) (*Node, error) {
+func (c *Cluster) newNode(ctx context.Context, name string, spec NodeSpec) (*Node, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.find(name) != nil {
@@ -306,7 +306,7 @@ func (c *Cluster) newNode(ctx context.Context, name string, r Registration) (*No
 	if err != nil {
 		return nil, err
 	}
-	n, err := node.NewOne(ctx, c.nodes, name, number, r)
+	n, err := node.NewOne(ctx, c.nodes, name, number, spec)
 	if err != nil {
 		return nil, fmt.Errorf("add node %s: %w", name, err)
 	}

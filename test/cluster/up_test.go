@@ -102,17 +102,19 @@ func TestClusterLivesThroughWhatNodesGoThrough(t *testing.T) {
 		k.until(t, n.BootID(), "exec", "stays", "--", "/seer", "/proc/sys/kernel/random/boot_id")
 	})
 	t.Run("nodes come and go", func(t *testing.T) {
-		n, err := c.AddNode(ctx, "more", Registration{
+		n, err := c.AddNode(ctx, "more", NodeSpec{
 			ProviderID: "test://more", Labels: map[string]string{"feature.node.kubernetes.io/pci-10de.present": "true"}, Taints: []string{"example.com/new:NoSchedule"},
+			GPUs: []string{"0000:1b:00.0"},
 		})
 		require.NoError(t, err)
 		require.Equal(t, "test://more true example.com/new", k.run("get", "node", "more",
 			`-o=jsonpath={.spec.providerID} {.metadata.labels.feature\.node\.kubernetes\.io/pci-10de\.present} {.spec.taints[?(@.effect=="NoSchedule")].key}`))
-		_, err = c.AddNode(ctx, "more", Registration{})
+		_, err = c.AddNode(ctx, "more", NodeSpec{})
 		require.ErrorContains(t, err, "there is one of that name")
 		k.run("taint", "node", "more", "example.com/new-")
-		k.apply(pod("there", "more", "/proc/sys/kernel/random/boot_id"))
+		k.apply(pod("there", "more", "/proc/sys/kernel/random/boot_id", "/sys/bus/pci/devices/0000:1b:00.0/vendor"))
 		k.until(t, n.BootID(), "logs", "there")
+		require.Contains(t, k.run("logs", "there"), "vendor 0x10de <nil>")
 		disk := c.folder.Disk("more")
 		require.DirExists(t, disk)
 		require.NoError(t, c.RemoveNode(ctx, "more"))

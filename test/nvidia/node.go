@@ -17,9 +17,6 @@ import (
 	"github.com/gpuready/gpuready/test/cluster/inside"
 )
 
-// h100 is a GPU as its PCI function shows it.
-var h100 = map[string]string{"vendor": "0x10de", "device": "0x2330", "class": "0x030200", "subsystem_vendor": "0x10de", "subsystem_device": "0x16c1"}
-
 // Prepare gives each node a PCI bus of its own, with no GPU yet, and installs Node Feature
 // Discovery, the real one, which both stacks need.
 func (b *Built) Prepare(ctx context.Context, c *cluster.Cluster) error {
@@ -53,8 +50,8 @@ func Plug(n *cluster.Node) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	for name, value := range h100 {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(value+"\n"), 0o644); err != nil {
+	for name, value := range inside.GPU() {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(value), 0o644); err != nil {
 			return err
 		}
 	}

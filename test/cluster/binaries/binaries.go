@@ -87,6 +87,11 @@ func EnsureNVIDIA(ctx context.Context, o Options) (Dir, error) { return ensure(c
 // EnsureOLM is Ensure for the Operator Lifecycle Manager: olm, catalog and opm.
 func EnsureOLM(ctx context.Context, o Options) (Dir, error) { return ensure(ctx, []module{olm}, o) }
 
+// EnsureAutoscaler is Ensure for the Cluster Autoscaler: cluster-autoscaler.
+func EnsureAutoscaler(ctx context.Context, o Options) (Dir, error) {
+	return ensure(ctx, []module{autoscaler}, o)
+}
+
 func ensure(ctx context.Context, modules []module, o Options) (Dir, error) {
 	if err := o.complete(); err != nil {
 		return nil, err

@@ -172,6 +172,17 @@ var nvidia = []module{
 	},
 }
 
+// autoscaler is what `make e2e-autoscaler` needs beside them: the Cluster Autoscaler with
+// its external gRPC provider, and no cloud's.
+var autoscaler = module{
+	name:    "autoscaler",
+	project: "k8s.io/autoscaler/cluster-autoscaler",
+	flags:   "-tags=grpcnotrace,externalgrpc",
+	binaries: []binary{
+		{"cluster-autoscaler", "k8s.io/autoscaler/cluster-autoscaler", 5 * time.Minute},
+	},
+}
+
 // entry is the place in the cache for what is built from a module as it is now.
 type entry struct {
 	module

@@ -37,10 +37,10 @@ func TestEachModuleNamesWhatIsBuiltFromItAndItsVersion(t *testing.T) {
 	source, err := findSource()
 	require.NoError(t, err)
 	seen := map[string]bool{}
-	for _, m := range slices.Concat([]module{docker, nfd, olm}, nvidia, modules) {
+	for _, m := range slices.Concat([]module{docker, nfd, olm, autoscaler}, nvidia, modules) {
 		e, err := m.entry(source, "/cache", "go1.99")
 		require.NoError(t, err)
-		require.Regexp(t, `^/cache/`+m.name+`-v\d+\.\d+\.\d+(-beta\.\d+|-0\.\d{14}-[0-9a-f]{12})?-[0-9a-f]{16}$`, e.path)
+		require.Regexp(t, `^/cache/`+m.name+`-v\d+\.\d+\.\d+(-beta\.\d+|-(0\.)?\d{14}-[0-9a-f]{12})?-[0-9a-f]{16}$`, e.path)
 		mod, err := os.ReadFile(filepath.Join(source, m.name, "go.mod"))
 		require.NoError(t, err)
 		require.Contains(t, string(mod), "module github.com/gpuready/gpuready/test/cluster/binaries/"+m.name+"\n")

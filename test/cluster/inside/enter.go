@@ -59,8 +59,8 @@ func enter(process string, args []string) (int, error) {
 	return 0, err
 }
 
-// hook is an OCI createContainer hook: a container has a /proc of its own, so
-// the node's boot ID and module files are bound over the machine's in each.
+// hook is an OCI createContainer hook: a container has a /proc and a /sys of its own, so
+// the node's boot ID, module files and PCI bus are bound over the machine's in each.
 func hook(stdin io.Reader) error {
 	var container struct {
 		Bundle string `json:"bundle"`
@@ -95,6 +95,9 @@ func hook(stdin io.Reader) error {
 		if err := bind(filepath.Join(state, name), at, unix.MS_RDONLY); err != nil {
 			return fmt.Errorf("hook: give the container its node's /proc/%s: %w", name, err)
 		}
+	}
+	if err := bindPCI(root); err != nil {
+		return fmt.Errorf("hook: %w", err)
 	}
 	return nil
 }

@@ -26,7 +26,7 @@ import (
 const (
 	CommandMachine = "inside-machine" // SPEC: the first process of a machine
 	commandBooted  = "inside-booted"  // SPEC: the same, in its control groups
-	CommandHook    = "inside-hook"    // an OCI hook: gives a container its node's boot ID
+	CommandHook    = "inside-hook"    // an OCI hook: gives a container its node's boot ID and PCI bus
 	CommandEnter   = "inside-enter"   // PID PROGRAM [ARG...]: runs a program in a machine
 )
 

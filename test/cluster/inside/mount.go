@@ -61,7 +61,7 @@ func mountNode(n Node, hostname string) error {
 		{"mount the control groups", func() error { return cgroup.Mount(n.Hierarchies, "/sys/fs/cgroup") }},
 		{"set the boot ID", func() error { return overwrite("/proc/sys/kernel/random/boot_id", bootID, n.BootID) }},
 		{"give it kernel modules of its own", mountModules},
-		{"give it a PCI bus of its own", mountPCI},
+		{"give it a PCI bus of its own", func() error { return bindPCI("/") }},
 		{"set what the kubelet sets", setSysctls},
 		{"make up NUMA nodes", func() error { return mountNUMA(n.NUMA) }},
 		{"forward packets", forwardIP},
@@ -331,18 +331,6 @@ func withoutDriver(content []byte) []byte {
 		}
 	}
 	return kept
-}
-
-// PCI is the folder of a node with the PCI devices that it shows, if it exists.
-const PCI = "/var/lib/pci-devices"
-
-// mountPCI shows the node's PCI devices in place of the machine's.
-func mountPCI() error {
-	err := unix.Mount(PCI, "/sys/bus/pci/devices", "", unix.MS_BIND, "")
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
 }
 
 // name gives the node its name, and lets nobody look for others' in vain.

@@ -56,7 +56,7 @@ type Node struct {
 
 	config  Config
 	number  int
-	says    Registration
+	spec    Spec
 	files   map[string]string // what a node's disk has before its first boot
 	bootID  string
 	machine *machine.Machine // nil: it was never booted
@@ -73,7 +73,7 @@ func New(ctx context.Context, config Config, count int) ([]*Node, error) {
 	}
 	var nodes []*Node
 	for i := range count {
-		n, err := build(config, base, fmt.Sprintf("n%d", i+1), i+1, Registration{})
+		n, err := build(config, base, fmt.Sprintf("n%d", i+1), i+1, Spec{})
 		if err != nil {
 			return nil, err
 		}
@@ -82,44 +82,48 @@ func New(ctx context.Context, config Config, count int) ([]*Node, error) {
 	return nodes, nil
 }
 
-// Registration is what a kubelet says of its node when it registers it, beside what it
-// always says. The zero value adds nothing.
-type Registration struct {
+// Spec describes how one node differs from the others of its cluster.
+type Spec struct {
+	// What its kubelet registers.
 	ProviderID string            // as a cloud names the machine: "cloud://group/name"
 	Labels     map[string]string // those that a kubelet may set
 	Taints     []string          // "key:Effect" or "key=value:Effect"
+
+	// PCI addresses of the NVIDIA GPUs on its PCI bus, "0000:1b:00.0"; none: the bus is the
+	// machine's.
+	GPUs []string
 }
 
 // args are the kubelet's.
-func (r Registration) args() []string {
+func (s Spec) args() []string {
 	var args []string
-	if r.ProviderID != "" {
-		args = append(args, "--provider-id="+r.ProviderID)
+	if s.ProviderID != "" {
+		args = append(args, "--provider-id="+s.ProviderID)
 	}
 	var labels []string
-	for _, key := range slices.Sorted(maps.Keys(r.Labels)) {
-		labels = append(labels, key+"="+r.Labels[key])
+	for _, key := range slices.Sorted(maps.Keys(s.Labels)) {
+		labels = append(labels, key+"="+s.Labels[key])
 	}
 	if len(labels) > 0 {
 		args = append(args, "--node-labels="+strings.Join(labels, ","))
 	}
-	if len(r.Taints) > 0 {
-		args = append(args, "--register-with-taints="+strings.Join(r.Taints, ","))
+	if len(s.Taints) > 0 {
+		args = append(args, "--register-with-taints="+strings.Join(s.Taints, ","))
 	}
 	return args
 }
 
 // NewOne makes one node, of that name and number. It is not booted.
-func NewOne(ctx context.Context, config Config, name string, number int, r Registration) (*Node, error) {
+func NewOne(ctx context.Context, config Config, name string, number int, spec Spec) (*Node, error) {
 	base, err := baseSpec(ctx, filepath.Join(config.Folder.Bin(), "ctr"))
 	if err != nil {
 		return nil, err
 	}
-	return build(config, base, name, number, r)
+	return build(config, base, name, number, spec)
 }
 
-func build(config Config, base, name string, number int, r Registration) (*Node, error) {
-	n := &Node{Name: name, IP: network.NodeIP(number), config: config, number: number, says: r}
+func build(config Config, base, name string, number int, spec Spec) (*Node, error) {
+	n := &Node{Name: name, IP: network.NodeIP(number), config: config, number: number, spec: spec}
 	var err error
 	if n.files, err = n.content(base); err != nil {
 		return nil, err
@@ -154,6 +158,11 @@ func (n *Node) content(base string) (map[string]string, error) {
 	if base != "" {
 		files["/etc/containerd/base.json"] = base
 	}
+	for _, address := range n.spec.GPUs {
+		for name, text := range inside.GPU() {
+			files[filepath.Join(inside.PCI, address, name)] = text
+		}
+	}
 	return files, nil
 }
 
@@ -163,11 +172,11 @@ func (n *Node) kubeletArgs() []string {
 	return append([]string{
 		"--config=/var/lib/kubelet/config.yaml", "--kubeconfig=/etc/kubernetes/kubelet.conf",
 		"--hostname-override=" + n.Name, "--node-ip=" + n.IP, "--v=2",
-	}, n.says.args()...)
+	}, n.spec.args()...)
 }
 
-// spec is what the node is to be this time that it boots.
-func (n *Node) spec(groups []string) inside.Spec {
+// machineSpec is what the node is to be this time that it boots.
+func (n *Node) machineSpec(groups []string) inside.Spec {
 	f := n.config.Folder
 	program := func(name string, args ...string) inside.Program {
 		return inside.Program{Name: name, Path: filepath.Join(inside.Bin, name), Args: args, Log: f.Log(n.Name + "-" + name), Restart: true}
@@ -203,7 +212,7 @@ func (n *Node) boot(ctx context.Context, first bool) error {
 	if err != nil {
 		return err
 	}
-	if n.machine, err = machine.Start(c.Folder, n.spec(groups), nil); err != nil {
+	if n.machine, err = machine.Start(c.Folder, n.machineSpec(groups), nil); err != nil {
 		return err
 	}
 	if err := n.machine.WaitBooted(ctx); err != nil {
