@@ -154,8 +154,8 @@ func (m *measuring) begin(stderr io.Writer) (*measure.Session, measure.Test, *re
 	if err := format(m.output, "text", "json", "csv", "svg", "html"); err != nil {
 		return fail(err)
 	}
-	if m.samples < 1 || m.drop < 0 || m.nodes < 1 || m.timeout <= 0 {
-		return fail(program.Wrong("--samples and --workloads must be at least 1, --drop at least 0 and --timeout above 0"))
+	if min(m.samples, m.drop) < 0 || m.samples+m.drop < 1 || m.nodes < 1 || m.timeout <= 0 {
+		return fail(program.Wrong("--samples and --drop must not be negative nor both 0, --workloads must be at least 1 and --timeout above 0"))
 	}
 	selectors := step.DefaultSelectors()
 	for _, text := range m.selectors {

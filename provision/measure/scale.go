@@ -31,14 +31,15 @@ type Scale struct {
 	// Keep leaves nodes to whoever made them, and does not wait until they have gone.
 	Keep bool
 
-	before []string // nodes that were there
+	there []string // nodes that were there before
+	gpus  []string // those of them that offered GPUs
 }
 
 // Reboots reports false: nodes are new.
 func (*Scale) Reboots() bool { return false }
 
-// Nodes returns the nodes that have come since GPUs were asked for. Where a workload runs
-// on one, it is that one alone.
+// Nodes returns the nodes that the workloads run on; before they do, the nodes that have
+// come since GPUs were asked for.
 func (t *Scale) Nodes(s *Session) []string {
 	landed := s.tracker.Landed()
 	if len(landed) > 0 {
@@ -46,7 +47,7 @@ func (t *Scale) Nodes(s *Session) []string {
 	}
 	var came []string
 	for _, n := range s.tracker.Nodes() {
-		if !slices.Contains(t.before, n) {
+		if !slices.Contains(t.there, n) {
 			came = append(came, n)
 		}
 	}
@@ -61,10 +62,10 @@ func (t *Scale) Prepare(ctx context.Context, s *Session) error {
 	if err := s.removeWorkloads(ctx); err != nil {
 		return err
 	}
-	if with := s.gpuNodes(); t.FromZero && len(with) > 0 {
-		return fmt.Errorf("nodes offer %s already (%s): --test scale-from-zero begins with none; --test autoscale measures with some", s.Options.Resource, strings.Join(with, ", "))
+	if t.gpus = s.gpuNodes(); t.FromZero && len(t.gpus) > 0 {
+		return fmt.Errorf("nodes offer %s already (%s): --test scale-from-zero begins with none; --test autoscale measures with some", s.Options.Resource, strings.Join(t.gpus, ", "))
 	}
-	t.before = s.tracker.Nodes()
+	t.there = s.tracker.Nodes()
 	return nil
 }
 
@@ -80,9 +81,9 @@ func (t *Scale) Ask(ctx context.Context, s *Session) error {
 func (t *Scale) Finish(ctx context.Context, s *Session, sample *report.Sample) error {
 	var came []string
 	for _, line := range sample.Timelines {
-		if slices.Contains(t.before, line.Node) {
+		if slices.Contains(t.gpus, line.Node) {
 			if sample.Outcome == report.Complete {
-				sample.Outcome, sample.Reason = report.Failed, "the workload found room on node "+line.Node+", which was there before; let it ask for more GPUs than are free (--workload)"
+				sample.Outcome, sample.Reason = report.Failed, "the workload found room on node "+line.Node+", which had GPUs before; let it ask for more GPUs than are free (--workload)"
 			}
 			continue
 		}
@@ -98,10 +99,14 @@ func (t *Scale) Finish(ctx context.Context, s *Session, sample *report.Sample) e
 	if t.Keep || len(came) == 0 {
 		return nil
 	}
-	err := s.wait(ctx, "wait until the node is removed", func(all []step.Change) (bool, string) {
+	err := s.wait(ctx, "wait until the nodes are removed", func(all []step.Change) (bool, string) {
 		for _, c := range all {
-			if c.Node != nil && slices.Contains(came, c.Node.Name) {
+			switch {
+			case c.Node == nil || !slices.Contains(came, c.Node.Name):
+			case !slices.Contains(t.there, c.Node.Name):
 				return false, "node " + c.Node.Name + " is there"
+			case slices.Contains(s.gpuNodes(), c.Node.Name): // a GPU was added to a node
+				return false, "node " + c.Node.Name + " still offers " + string(s.Options.Resource)
 			}
 		}
 		return true, ""

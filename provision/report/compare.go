@@ -19,6 +19,7 @@ func DefaultSpans() []Span {
 	return []Span{
 		{step.Asked, step.Allocatable}, {step.Asked, step.Validated}, {step.Asked, step.FirstResult},
 		{step.Ready, step.FirstResult}, {step.DriverStarted, step.Allocatable}, {step.DriverStarted, step.Validated}, {step.DriverStarted, step.FirstResult},
+		{step.DriverReady, step.Allocatable}, {step.DriverReady, step.Validated},
 	}
 }
 

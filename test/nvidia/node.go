@@ -47,6 +47,14 @@ const gpuAddress = "0000:65:00.0"
 func Plug(n *cluster.Node) error {
 	at := n.PathOnNode(filepath.Join(inside.PCI, gpuAddress))
 	dir := at + ".new"
+	if err := writeGPU(dir); err != nil {
+		return err
+	}
+	return os.Rename(dir, at) // it appears whole
+}
+
+// writeGPU makes a folder with what sysfs has of a GPU.
+func writeGPU(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -55,7 +63,7 @@ func Plug(n *cluster.Node) error {
 			return err
 		}
 	}
-	return os.Rename(dir, at) // it appears whole
+	return nil
 }
 
 // Unplug takes it away.

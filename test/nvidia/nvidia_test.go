@@ -1,6 +1,7 @@
 package nvidia
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"strings"
@@ -29,7 +30,7 @@ const patience = 10 * time.Minute
 // Each stack brings a bare node to a CUDA job, one after the other. The node has all images
 // already, and the registry that they are of answers.
 func TestStacksComeUp(t *testing.T) {
-	s := up(t, Link{}, nil)
+	s := up(t, cluster.Config{}, Link{}, nil, Settings{})
 	for _, stack := range s.stacks {
 		t.Run(stack.Name(), func(t *testing.T) { s.comesUp(t, stack, true) })
 	}
@@ -38,7 +39,7 @@ func TestStacksComeUp(t *testing.T) {
 // The same with images that come from a public registry. They are a quarter as large as
 // NVIDIA's, or as large as their programs: two gigabytes take minutes.
 func TestStacksPull(t *testing.T) {
-	s := up(t, Public(), Sizes().Scale(0.25))
+	s := up(t, cluster.Config{}, Public(), Sizes().Scale(0.25), Settings{})
 	for _, stack := range s.stacks {
 		t.Run(stack.Name(), func(t *testing.T) { s.comesUp(t, stack, false) })
 	}
@@ -53,7 +54,7 @@ type suite struct {
 }
 
 // up brings up a cluster with a registry. systemd would start containerd again after 5 s.
-func up(t *testing.T, link Link, pad Pad) *suite {
+func up(t *testing.T, config cluster.Config, link Link, pad Pad, settings Settings) *suite {
 	t.Helper()
 	bin := os.Getenv(variable)
 	if bin == "" {
@@ -62,17 +63,16 @@ func up(t *testing.T, link Link, pad Pad) *suite {
 	built, err := Build(t.Context(), bin, os.Stderr)
 	require.NoError(t, err)
 	s := &suite{Built: built}
-	s.cluster, err = cluster.Up(t.Context(), cluster.Config{
-		Name: "nvidia", Images: built.Base, Restart: 5 * time.Second,
-		Progress: func(s cluster.Step) { t.Logf("%6.1f s  %s", s.Took.Seconds(), s.What) },
-	})
+	config.Name, config.Images, config.Restart = cmp.Or(config.Name, "nvidia"), built.Base, 5*time.Second
+	config.Progress = func(s cluster.Step) { t.Logf("%6.1f s  %s", s.Took.Seconds(), s.What) }
+	s.cluster, err = cluster.Up(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.cluster.Down()) })
 	s.registry, err = built.Serve(t.Context(), s.cluster, link, pad)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.registry.Close()) })
 	require.NoError(t, built.Prepare(t.Context(), s.cluster))
-	settings := Settings{Registry: s.registry}
+	settings.Registry = s.registry
 	s.stacks = []Stack{built.NVIDIA(settings), built.GPUReady(settings)}
 	return s
 }
