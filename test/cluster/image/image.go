@@ -12,6 +12,7 @@ import (
 	"path"
 	"runtime"
 	"slices"
+	"strings"
 )
 
 // Image is what to make an image of.
@@ -22,6 +23,7 @@ type Image struct {
 	Entrypoint []string
 	Env        []string // KEY=value
 	User       string   // empty: root
+	Own        []string // folders that are the user's, with what is in them; User is then "uid:gid"
 }
 
 // Write writes an image's archive to a file.
@@ -63,7 +65,11 @@ func (i Image) archive() ([]byte, error) {
 		content, err := json.Marshal(v)
 		return blob(kind, content), err
 	}
-	files, err := pack(i.Files, i.Links, 0o755)
+	own, err := i.owner()
+	if err != nil {
+		return nil, err
+	}
+	files, err := pack(i.Files, i.Links, i.Own, 0o755, own)
 	if err != nil {
 		return nil, err
 	}
@@ -85,11 +91,29 @@ func (i Image) archive() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return pack(out, nil, 0o644)
+	return pack(out, nil, nil, 0o644, func(*tar.Header) {})
 }
 
-// pack makes a tar of files and symbolic links, the same one every time, directories first.
-func pack(files map[string][]byte, links map[string]string, mode int64) ([]byte, error) {
+// owner returns a function that gives the image's user what is in Own.
+func (i Image) owner() (func(*tar.Header), error) {
+	var uid, gid int
+	if len(i.Own) > 0 {
+		if _, err := fmt.Sscanf(i.User, "%d:%d", &uid, &gid); err != nil {
+			return nil, fmt.Errorf("user %q: %w; it must be uid:gid", i.User, err)
+		}
+	}
+	return func(h *tar.Header) {
+		for _, dir := range i.Own {
+			if strings.HasPrefix(path.Clean("/"+h.Name)+"/", path.Clean(dir)+"/") {
+				h.Uid, h.Gid = uid, gid
+			}
+		}
+	}, nil
+}
+
+// pack makes a tar of files, symbolic links and folders, the same one every time, folders
+// first. It lets own change each header's owner.
+func pack(files map[string][]byte, links map[string]string, folders []string, mode int64, own func(*tar.Header)) ([]byte, error) {
 	headers, contents := map[string]tar.Header{}, map[string][]byte{}
 	for name, content := range files {
 		name = path.Clean("/" + name)[1:]
@@ -101,8 +125,13 @@ func pack(files map[string][]byte, links map[string]string, mode int64) ([]byte,
 		headers[name] = tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target, Mode: 0o777}
 	}
 	var names, dirs []string
+	for _, name := range folders {
+		dirs = append(dirs, path.Clean("/" + name)[1:])
+	}
 	for name := range headers {
 		names = append(names, name)
+	}
+	for _, name := range slices.Concat(names, dirs) {
 		for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
 			dirs = append(dirs, dir)
 		}
@@ -112,12 +141,15 @@ func pack(files map[string][]byte, links map[string]string, mode int64) ([]byte,
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for _, dir := range slices.Compact(dirs) {
-		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o755}); err != nil {
+		header := tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o755}
+		own(&header)
+		if err := w.WriteHeader(&header); err != nil {
 			return nil, err
 		}
 	}
 	for _, name := range names {
 		header := headers[name]
+		own(&header)
 		if err := w.WriteHeader(&header); err != nil {
 			return nil, err
 		}

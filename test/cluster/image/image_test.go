@@ -69,6 +69,31 @@ func TestArchiveLeadsFromItsIndexToItsFiles(t *testing.T) {
 	require.Contains(t, layer, "usr/")
 }
 
+func TestAUserOwnsItsFolders(t *testing.T) {
+	i := Image{
+		Name: "example.com/x:1", User: "1000:100", Own: []string{"/home/x", "/tmp"},
+		Files: map[string][]byte{"/home/x/a": nil, "/home/xy/b": nil}, Links: map[string]string{"/home/x/c": "a"},
+	}
+	own, err := i.owner()
+	require.NoError(t, err)
+	layer, err := pack(i.Files, i.Links, i.Own, 0o755, own)
+	require.NoError(t, err)
+	owners := map[string]int{}
+	for r := tar.NewReader(bytes.NewReader(layer)); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		require.NoError(t, err)
+		owners[h.Name] = h.Uid
+	}
+	require.Equal(t, map[string]int{"home/": 0, "home/x/": 1000, "home/x/a": 1000, "home/x/c": 1000, "home/xy/": 0, "home/xy/b": 0, "tmp/": 1000}, owners)
+
+	i.User = "jovyan"
+	_, err = i.archive()
+	require.ErrorContains(t, err, `user "jovyan"`)
+}
+
 func TestPauseWaitsUntilItIsEnded(t *testing.T) {
 	pause, err := Pause()
 	require.NoError(t, err)
