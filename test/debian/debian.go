@@ -24,11 +24,12 @@ import (
 // Set is what to fetch: packages of one release, whose files are laid into one folder.
 type Set struct {
 	Release  string   // "bookworm"
-	Packages []string // not those that they depend on
+	Packages []string // not those that they depend on, unless Whole or Follow say so
 	Version  string   // what the first one's upstream version begins with: "1.6.20"
 	Sections string   // "main contrib non-free"; "" is main
 	Security bool     // from the release's security archive, too
 	Follow   string   // adds the dependencies, and theirs, whose names begin with this: "linux-"
+	Whole    bool     // adds all that apt would install with them on an empty machine
 }
 
 // nonfree are the sections of a release that has NVIDIA's packages.
@@ -53,7 +54,8 @@ var (
 )
 
 // PythonCUDA are Python, Numba and PyCUDA, with the parts of the CUDA toolkit that they
-// compile with. Those are under NVIDIA's licence: only make e2e-python fetches them.
+// compile with. Those are under NVIDIA's licence: only make e2e-python and
+// make notebook-image fetch them.
 var PythonCUDA = Set{Release: "bookworm", Sections: nonfree, Security: true, Packages: []string{
 	"python3-numba", "python3-llvmlite", "python3-numpy", "python3-scipy", "python3-pkg-resources", "python3-distutils", "python3-lib2to3",
 	"python3.11", "python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib", "libexpat1", "libffi8", "libssl3", "zlib1g", "libbz2-1.0", "liblzma5",
@@ -64,6 +66,12 @@ var PythonCUDA = Set{Release: "bookworm", Sections: nonfree, Security: true, Pac
 	"libnvvm4", "nvidia-cuda-toolkit",
 }}
 
+// Jupyter is a root file system in which Jupyter's notebook runs, with the CUDA runtime that
+// Numba asks for its version. That is under NVIDIA's licence, too.
+var Jupyter = Set{Release: "bookworm", Sections: nonfree, Security: true, Whole: true, Packages: []string{
+	"python3-notebook", "python3-ipykernel", "bash", "dash", "coreutils", "libc-bin", "libcudart11.0",
+}}
+
 // keyring verifies the releases; every Debian machine has it, and Ubuntu's has it
 // in the package debian-archive-keyring.
 const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
@@ -72,6 +80,9 @@ const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 // where it is there already. Only one fetch of a set runs at a time on a machine.
 func Ensure(ctx context.Context, cache string, s Set, out io.Writer) (string, error) {
 	name := strings.Join(append([]string{s.Release}, s.Packages...), "-") + "-" + s.Version
+	if s.Whole {
+		name += "-whole"
+	}
 	if len(name) > 200 { // of 255 that a file's name may have
 		name = fmt.Sprintf("%s-%s-%x", s.Release, s.Packages[0], sha256.Sum256([]byte(name)))
 	}
@@ -176,6 +187,9 @@ func (s Set) check(ctx context.Context, work string) error {
 
 // resolve returns the names of all packages of the set, the followed dependencies included.
 func (s Set) resolve(ctx context.Context, work string) ([]string, error) {
+	if s.Whole {
+		return s.installed(ctx, work)
+	}
 	if s.Follow == "" {
 		return s.Packages, nil
 	}
@@ -193,6 +207,21 @@ func (s Set) resolve(ctx context.Context, work string) ([]string, error) {
 		name = strings.TrimSpace(name)
 		if depends && strings.HasPrefix(name, s.Follow) && !slices.Contains(packages, name) {
 			packages = append(packages, name)
+		}
+	}
+	return packages, nil
+}
+
+// installed returns the names of what apt would install with the set.
+func (s Set) installed(ctx context.Context, work string) ([]string, error) {
+	printed, err := run(ctx, work, "apt-get", append([]string{"-q", "--simulate", "--no-install-recommends", "install"}, s.Packages...)...)
+	if err != nil {
+		return nil, err
+	}
+	var packages []string
+	for line := range strings.Lines(printed) { // "Inst libc6 (2.36-9+deb12u14 Debian:12.15/oldstable [amd64])"
+		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == "Inst" {
+			packages = append(packages, fields[1])
 		}
 	}
 	return packages, nil

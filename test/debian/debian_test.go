@@ -16,6 +16,7 @@ import (
 var programs = map[string]string{
 	"apt-get": `case "$1 $2" in
 "-q update") grep -q 'http://mirror.example/debian/ sid main' "$(dirname "$APT_CONFIG")/sources.list" ;;
+"-q --simulate") echo "Reading package lists..."; echo "Inst soil (1.0 Debian:12 [all])"; echo "Inst fruit (1.2-3 Debian:12 [amd64])"; echo "Conf soil (1.0 Debian:12 [all])" ;;
 "-q download") shift 2; for p; do echo "$p" >"$p.deb"; done; echo "$*" >>"$LOG" ;;
 indextargets*) echo "Other Other http://elsewhere/"; echo "Debian Debian http://mirror.example/debian/" ;;
 esac`,
@@ -62,6 +63,15 @@ func TestDependenciesAreFollowedByTheirNames(t *testing.T) {
 	data, err := os.ReadFile(log)
 	require.NoError(t, err)
 	require.Equal(t, "fruit fruit-peel fruit-wax\n", string(data))
+}
+
+func TestAWholeSetIsWhatAptWouldInstall(t *testing.T) {
+	log := standIns(t)
+	_, err := Ensure(t.Context(), t.TempDir(), Set{Release: "sid", Packages: []string{"fruit"}, Whole: true}, io.Discard)
+	require.NoError(t, err)
+	data, err := os.ReadFile(log)
+	require.NoError(t, err)
+	require.Equal(t, "soil fruit\n", string(data))
 }
 
 func TestAnotherVersionIsRefusedAndLeavesNothing(t *testing.T) {
