@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/gpuready/gpuready/test/debian"
 )
@@ -145,7 +146,12 @@ func (b *Browser) call(ctx context.Context, session, method string, params, resu
 // Close ends Chromium and removes its profile.
 func (b *Browser) Close() error {
 	_ = b.commands.Close() // it ends with the pipe
-	<-b.ended
+	select {
+	case <-b.ended:
+	case <-time.After(10 * time.Second):
+		_ = b.cmd.Process.Kill()
+		<-b.ended
+	}
 	_ = b.cmd.Wait()
 	return os.RemoveAll(b.profile)
 }

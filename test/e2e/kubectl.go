@@ -57,6 +57,9 @@ func (s *Suite) kubectl(t *testing.T, args ...string) (string, error) {
 	return out.String(), err
 }
 
+// KubectlPath is where the cluster's kubectl is, for what runs beside the test.
+func (s *Suite) KubectlPath() string { return s.kubectlPath }
+
 // Shell runs a command line as a page of the documentation has it, in a folder; kubectl is
 // the cluster's own.
 func (s *Suite) Shell(t *testing.T, dir, line string) string {

@@ -1,0 +1,130 @@
+// Command image builds a notebook image from Debian's packages: Jupyter, Numba, PyCUDA, our
+// samples and a notebook that uses them. What Numba compiles with is under NVIDIA's licence:
+// the image is for those who build it, and not for others.
+package main
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"os/signal"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/gpuready/gpuready/test/cluster/binaries"
+	"github.com/gpuready/gpuready/test/cluster/image"
+	"github.com/gpuready/gpuready/test/debian"
+)
+
+//go:embed gpu.ipynb
+var notebook []byte
+
+// The user and the home that public notebook images have.
+const (
+	user = "1000:100"
+	home = "/home/jovyan"
+)
+
+func main() {
+	bin := pflag.String("bin", "bin", "folder with the built samples")
+	out := pflag.String("out", "bin/notebook/notebook.tar", "archive to write")
+	name := pflag.String("name", "gpuready.test/notebook:1", "name of the image")
+	pflag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := build(ctx, *bin, *out, *name, pflag.Args()); err != nil {
+		fmt.Fprintln(os.Stderr, "image:", err)
+		os.Exit(1)
+	}
+}
+
+// build writes the image's archive; samples are names of programs in bin.
+func build(ctx context.Context, bin, out, name string, samples []string) error {
+	cache, err := binaries.DefaultCache()
+	if err != nil {
+		return err
+	}
+	i := image.Image{
+		Name: name, User: user, Own: []string{home, "/tmp"},
+		Files: map[string][]byte{
+			"/etc/passwd":       []byte("root:x:0:0:root:/root:/bin/bash\njovyan:x:1000:100:jovyan:" + home + ":/bin/bash\n"),
+			"/etc/group":        []byte("root:x:0:\nusers:x:100:\n"),
+			home + "/gpu.ipynb": notebook,
+		},
+		Links: maps.Clone(links),
+		Env: []string{
+			"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=" + home, "SHELL=/bin/bash", "LC_ALL=C.UTF-8", "PYTHONPYCACHEPREFIX=/tmp/python",
+			"CUDA_HOME=/usr/lib/cuda", "NUMBA_CUDA_USE_NVIDIA_BINDING=0",
+		},
+		Entrypoint: []string{"/usr/bin/python3", "-m", "notebook", "--ip=0.0.0.0", "--port=8888", "--no-browser", "--notebook-dir=" + home},
+	}
+	for _, layer := range []struct {
+		set     debian.Set
+		without []string
+	}{
+		{debian.PythonCUDA, append([]string{"/usr/bin"}, unused...)}, // Python itself is Jupyter's
+		{debian.Jupyter, unused},
+	} {
+		root, err := debian.Ensure(ctx, cache, layer.set, os.Stderr)
+		if err != nil {
+			return err
+		}
+		if err := add(&i, root, layer.without); err != nil {
+			return err
+		}
+	}
+	for _, sample := range samples {
+		if i.Files["/usr/local/bin/"+sample], err = os.ReadFile(filepath.Join(bin, sample)); err != nil {
+			return fmt.Errorf("%w; make %s builds it", err, filepath.Join(bin, sample))
+		}
+	}
+	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
+		return err
+	}
+	return image.Write(out, i)
+}
+
+// links are those that Debian's packages make when they are installed, and the places in
+// which Numba looks for the parts of a CUDA toolkit.
+var links = map[string]string{
+	"/usr/lib/x86_64-linux-gnu/libblas.so.3":   "blas/libblas.so.3",
+	"/usr/lib/x86_64-linux-gnu/liblapack.so.3": "lapack/liblapack.so.3",
+	"/usr/lib/cuda/nvvm/lib64/libnvvm.so.4":    "/usr/lib/x86_64-linux-gnu/libnvvm.so.4",
+	"/usr/lib/cuda/lib64/libcudart.so.11.0":    "/usr/lib/x86_64-linux-gnu/libcudart.so.11.0",
+}
+
+// unused are folders that a notebook does without: documentation, and what compiles CUDA's C++.
+var unused = []string{
+	"/usr/share/doc", "/usr/share/man", "/usr/share/info", "/usr/share/locale", "/usr/share/lintian", "/usr/include",
+	"/usr/lib/nvidia-cuda-toolkit/bin", "/usr/lib/nvidia-cuda-toolkit/compute-sanitizer",
+}
+
+// add adds the files and links of a folder to an image, without some folders.
+func add(i *image.Image, root string, without []string) error {
+	return filepath.WalkDir(root, func(at string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name := path.Clean("/" + strings.TrimPrefix(at, root))
+		switch {
+		case e.IsDir() && slices.Contains(without, name):
+			return fs.SkipDir
+		case e.IsDir():
+			return nil
+		case e.Type() == fs.ModeSymlink:
+			i.Links[name], err = os.Readlink(at)
+		case e.Type().IsRegular():
+			i.Files[name], err = os.ReadFile(at)
+		default:
+			err = fmt.Errorf("%s is neither a file nor a link", at)
+		}
+		return err
+	})
+}

@@ -1,0 +1,15 @@
+package notebook
+
+import (
+	"os"
+	"testing"
+
+	"github.com/gpuready/gpuready/test/cluster"
+)
+
+func TestMain(m *testing.M) {
+	if exit, ran := cluster.Inside(os.Args[1:]); ran {
+		os.Exit(exit)
+	}
+	os.Exit(m.Run())
+}
