@@ -44,6 +44,8 @@ func TestNotebook(t *testing.T) {
 
 	require.Equal(t, "30001", s.Kubectl(t, "get", "service", "notebook", "-o", "jsonpath={.spec.ports[*].nodePort}"))
 	require.Equal(t, "1000\n", s.Kubectl(t, "exec", "deployment/notebook", "--", "id", "-u"))
+	pycuda := s.Kubectl(t, "exec", "deployment/notebook", "--", "python3", "-c", "import pycuda.driver as cuda; cuda.init(); print(cuda.Device(0).name())")
+	require.Equal(t, "SIMULATED NVIDIA H100 80GB HBM3\n", pycuda)
 	var given string
 	s.World.Until(t, "the log has the token", func() error {
 		m := token.FindStringSubmatch(s.Kubectl(t, "logs", "deployment/notebook"))
@@ -115,7 +117,7 @@ func seeTheNotebookRun(t *testing.T, address, token, picture string) {
 	require.NoError(t, p.Wait(ctx, `window.Jupyter?.notebook?.kernel?.info_reply?.status == "ok"`))
 	require.NoError(t, p.Run(ctx, `document.querySelector("#run_all_cells a").click()`, nil))
 	const prompts = `[...document.querySelectorAll(".code_cell .input_prompt")].map(e => e.innerText)`
-	require.NoError(t, p.Wait(ctx, prompts+`.every(p => /\[\d+\]/.test(p))`)) // [*] is one that runs
+	require.NoError(t, p.Wait(ctx, `document.querySelector(".output_error") || `+prompts+`.every(p => /\[\d+\]/.test(p))`)) // [*] is one that runs
 	var printed []string
 	require.NoError(t, p.Run(ctx, `[...document.querySelectorAll(".output_area")].map(e => e.innerText)`, &printed))
 	require.Len(t, printed, 3)
