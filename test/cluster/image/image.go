@@ -7,7 +7,9 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path"
 	"runtime"
@@ -28,9 +30,9 @@ type Image struct {
 
 // Write writes an image's archive to a file.
 func Write(file string, i Image) error {
-	archive, err := i.archive()
+	f, err := os.Create(file)
 	if err == nil {
-		err = os.WriteFile(file, archive, 0o644)
+		err = errors.Join(i.archive(f), f.Close())
 	}
 	if err != nil {
 		return fmt.Errorf("make the image %s: %w", i.Name, err)
@@ -53,7 +55,7 @@ type descriptor struct {
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
-func (i Image) archive() ([]byte, error) {
+func (i Image) archive(w io.Writer) error {
 	type m = map[string]any
 	out := map[string][]byte{"oci-layout": []byte(`{"imageLayoutVersion":"1.0.0"}`)}
 	blob := func(kind string, content []byte) descriptor {
@@ -67,31 +69,36 @@ func (i Image) archive() ([]byte, error) {
 	}
 	own, err := i.owner()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	files, err := pack(i.Files, i.Links, i.Own, 0o755, own)
-	if err != nil {
-		return nil, err
+	var files bytes.Buffer
+	size := 0
+	for _, content := range i.Files {
+		size += len(content) + 1<<10 // with its header and padding
 	}
-	layer := blob(typeLayer, files)
+	files.Grow(size) // growing bit by bit takes twice the memory
+	if err := pack(&files, i.Files, i.Links, i.Own, 0o755, own); err != nil {
+		return err
+	}
+	layer := blob(typeLayer, files.Bytes())
 	config, err := document(typeConfig, m{
 		"architecture": runtime.GOARCH, "os": "linux",
 		"config": m{"Entrypoint": i.Entrypoint, "Env": i.Env, "User": i.User},
 		"rootfs": m{"type": "layers", "diff_ids": []string{layer.Digest}},
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	manifest, err := document(typeManifest, m{"schemaVersion": 2, "mediaType": typeManifest, "config": config, "layers": []descriptor{layer}})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	manifest.Annotations = map[string]string{"io.containerd.image.name": i.Name}
 	out["index.json"], err = json.Marshal(m{"schemaVersion": 2, "mediaType": typeIndex, "manifests": []descriptor{manifest}})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return pack(out, nil, nil, 0o644, func(*tar.Header) {})
+	return pack(w, out, nil, nil, 0o644, func(*tar.Header) {})
 }
 
 // owner returns a function that gives the image's user what is in Own.
@@ -111,9 +118,9 @@ func (i Image) owner() (func(*tar.Header), error) {
 	}, nil
 }
 
-// pack makes a tar of files, symbolic links and folders, the same one every time, folders
+// pack writes a tar of files, symbolic links and folders, the same one every time, folders
 // first. It lets own change each header's owner.
-func pack(files map[string][]byte, links map[string]string, folders []string, mode int64, own func(*tar.Header)) ([]byte, error) {
+func pack(out io.Writer, files map[string][]byte, links map[string]string, folders []string, mode int64, own func(*tar.Header)) error {
 	headers, contents := map[string]tar.Header{}, map[string][]byte{}
 	for name, content := range files {
 		name = path.Clean("/" + name)[1:]
@@ -138,27 +145,23 @@ func pack(files map[string][]byte, links map[string]string, folders []string, mo
 	}
 	slices.Sort(names)
 	slices.Sort(dirs)
-	var b bytes.Buffer
-	w := tar.NewWriter(&b)
+	w := tar.NewWriter(out)
 	for _, dir := range slices.Compact(dirs) {
 		header := tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o755}
 		own(&header)
 		if err := w.WriteHeader(&header); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	for _, name := range names {
 		header := headers[name]
 		own(&header)
 		if err := w.WriteHeader(&header); err != nil {
-			return nil, err
+			return err
 		}
 		if _, err := w.Write(contents[name]); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	if err := w.Close(); err != nil {
-		return nil, err
-	}
-	return b.Bytes(), nil
+	return w.Close()
 }
