@@ -246,31 +246,13 @@ static bool needs_rounding(const struct statement *s, uint16_t flags, const stru
 {
 	static const char *const ops[] = {"fma.f32", "fma.f64", "div.f32", "div.f64", "rcp.f32",
 	                                  "rcp.f64", "sqrt.f32", "sqrt.f64", "fma.f16", "fma.f16x2",
-	                                  "fma.bf16", "fma.bf16x2"};
+	                                  "fma.bf16", "fma.bf16x2", "fma.relu.f16", "fma.relu.f16x2",
+	                                  "fma.relu.bf16", "fma.relu.bf16x2"};
 
 	(void)s;
 	for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
 		if (strcmp(ops[i], op->key) == 0)
 			return !(flags & F_ROUND);
-	return false;
-}
-
-/* Valid PTX that only a GPU executes: saying "invalid" would be wrong. */
-static bool is_beyond_us(const char *base)
-{
-	static const char *const bases[] = {
-		"tex", "tld4", "txq", "istypep", "suld", "sust", "sured", "suq", "wmma", "ldmatrix",
-		"stmatrix", "movmatrix", "cp", "mbarrier", "wgmma", "tcgen05", "setmaxnreg", "griddepcontrol",
-		"createpolicy", "applypriority", "discard", "mapa", "getctarank", "multimem", "tensormap",
-		"alloca", "stacksave", "stackrestore", "clusterlaunchcontrol", "vadd", "vsub", "vabsdiff",
-		"vmin", "vmax", "vshl", "vshr", "vmad", "vset", "vadd2", "vsub2", "vavrg2", "vabsdiff2",
-		"vmin2", "vmax2", "vset2", "vadd4", "vsub4", "vavrg4", "vabsdiff4", "vmin4", "vmax4", "vset4",
-		"dp2a", "szext", "fns",
-	};
-
-	for (size_t i = 0; i < sizeof bases / sizeof *bases; i++)
-		if (strcmp(bases[i], base) == 0)
-			return true;
 	return false;
 }
 
@@ -290,8 +272,6 @@ static void decode_plain(struct parser *p, struct statement *s)
 	uint16_t flags;
 	const struct op *op = find_op(s, &flags);
 
-	if (!op && is_beyond_us(s->word[0]))
-		ptx_fail(p->m, s->line, PTX_NOT_SUPPORTED, "the simulator does not execute '%s'", s->opcode);
 	if (!op || (flags & ~op->allowed))
 		ptx_fail(p->m, s->line, PTX_INVALID, "Not a name of any known instruction: '%s'", s->opcode);
 	if (needs_rounding(s, flags, op))
@@ -340,6 +320,7 @@ void decode(struct parser *p, struct statement *s)
 		{"vote", decode_control}, {"shfl", decode_control}, {"activemask", decode_control},
 		{"match", decode_control}, {"redux", decode_control}, {"elect", decode_control},
 		{"nanosleep", decode_control}, {"pmevent", decode_control}, {"mma", decode_mma},
+		{"ldmatrix", decode_ldmatrix}, {"cp", decode_async},
 	};
 
 	for (size_t i = 0; i < sizeof special / sizeof *special; i++) {

@@ -15,6 +15,7 @@ static int index_of(const char *word, const char *const *list, size_t n)
 #define INDEX(word, list) index_of(word, list, sizeof(list) / sizeof *(list))
 
 static bool is_real(enum type t) { return t == T_F16 || t == T_BF16 || t == T_F32 || t == T_F64; }
+static bool is_pair(enum type t) { return t == T_F16X2 || t == T_BF16X2; }
 
 /* The comparison as a handler knows it; -1 where the type has none. */
 static int comparison(const char *word, enum type t)
@@ -26,9 +27,24 @@ static int comparison(const char *word, enum type t)
 	bool bits = t == T_B16 || t == T_B32 || t == T_B64;
 
 	if (i >= 0)
-		return (is_real(t) || i <= CMP_GE) && (!bits || i <= CMP_NE) ? i : -1;
+		return (is_real(t) || is_pair(t) || i <= CMP_GE) && (!bits || i <= CMP_NE) ? i : -1;
 	i = INDEX(word, unsigned_names);
 	return i >= 0 && (t == T_U16 || t == T_U32 || t == T_U64) ? CMP_LT + i : -1;
+}
+
+/* What set gives where a comparison of type t holds; 0: there is no such set. */
+static uint32_t set_value(enum type result, enum type t)
+{
+	bool half = t == T_F16 || t == T_BF16;
+
+	switch (result) {
+	case T_U32: case T_S32: case T_B32: return is_pair(t) ? 0 : 0xffffffffu;
+	case T_F32: return half || is_pair(t) ? 0 : 0x3f800000u;
+	case T_U16: case T_S16: return half ? 0xffffu : 0;
+	case T_F16: case T_F16X2: return t == result ? 0x3c00u : 0;
+	case T_BF16: case T_BF16X2: return t == result ? 0x3f80u : 0;
+	default: return 0;
+	}
 }
 
 static void decode_compare(struct parser *p, struct statement *s)
@@ -52,8 +68,8 @@ static void decode_compare(struct parser *p, struct statement *s)
 	op_fn *fn = cmp_handler(t);
 	int cmp = comparison(s->word[1], t);
 
-	if (i != s->nwords || !fn || cmp < 0 || (ftz && t != T_F32) ||
-	    (set && result != T_U32 && result != T_S32 && result != T_B32 && result != T_F32))
+	if (i != s->nwords || !fn || cmp < 0 || (ftz && t != T_F32 && t != T_F16 && t != T_F16X2) ||
+	    (set && !set_value(result, t)))
 		decode_wrong(p, s, "Unknown modifier");
 	how = how < 0 ? 0 : how;
 	need_operands(p, s, how ? 4 : 3, how ? 4 : 3);
@@ -80,8 +96,10 @@ static void decode_compare(struct parser *p, struct statement *s)
 	in->c = c;
 	in->sub = (uint8_t)cmp;
 	in->vec = (uint8_t)how;
-	in->size = set ? 4 : 0;
-	in->flags = (ftz ? F_FTZ : 0) | (set && result != T_F32 ? F_INT : 0);
+	in->type = t;
+	in->size = set ? (uint8_t)type_size(result) : 0;
+	in->imm = set ? set_value(result, t) : 0;
+	in->flags = ftz ? F_FTZ : 0;
 }
 
 static void decode_select(struct parser *p, struct statement *s)
@@ -162,6 +180,7 @@ static bool cvt_modifiers(const struct statement *s, uint32_t *at, uint16_t *fla
 		uint16_t flag = r >= 0 ? (uint16_t)(F_RN << (r & 3)) | (r > 3 ? F_INT : 0)
 		                : strcmp(s->word[*at], ".ftz") == 0 ? F_FTZ
 		                : strcmp(s->word[*at], ".sat") == 0 ? F_SAT
+		                : strcmp(s->word[*at], ".relu") == 0 ? F_RELU
 		                                                    : 0;
 
 		if (!flag)
@@ -196,16 +215,20 @@ void decode_cvt(struct parser *p, struct statement *s)
 	uint32_t at = 1;
 	uint16_t flags;
 
+	if (decode_special_cvt(p, s))
+		return;
 	if (!cvt_modifiers(s, &at, &flags) || at + 2 != s->nwords)
 		decode_wrong(p, s, "Unknown modifier");
 	enum type to = type_named(s->word[at]), from = type_named(s->word[at + 1]);
 
 	if ((to == T_F16X2 || to == T_BF16X2) && from == T_F32 && (flags & (F_RN | F_RZ)) &&
-	    !(flags & ~(F_RN | F_RZ))) {
+	    !(flags & ~(F_RN | F_RZ | F_RELU))) {
 		need_bfloat_cvt(p, s, to, from);
 		decode_cvt_pack(p, s, to, flags);
 		return;
 	}
+	if ((flags & F_RELU) && ((to != T_F16 && to != T_BF16) || from != T_F32))
+		decode_wrong(p, s, "Unknown modifier");
 	if (to == T_NONE || from == T_NONE || to == T_F16X2 || from == T_F16X2 || to == T_BF16X2 ||
 	    from == T_BF16X2 || to == T_PRED || from == T_PRED || to == T_B8 || to == T_B16 ||
 	    to == T_B32 || to == T_B64 || from == T_B8 || from == T_B16 || from == T_B32 || from == T_B64)

@@ -185,6 +185,15 @@ static ref decode_members(struct parser *p, const struct statement *s, bool sync
 	return sync ? decode_source(p, s, s->op[at], T_B32) : REF_NONE;
 }
 
+/* Threads of a warp part from sm_70 on: who takes part must be said. */
+static void need_sync(struct parser *p, const struct statement *s, bool sync)
+{
+	if (!sync && p->m->target >= 70 && p->m->version >= 64)
+		ptx_fail(p->m, s->line, PTX_INVALID,
+		         "Instruction '%s' without '.sync' is not supported on .target sm_70 and higher from PTX ISA version 6.4",
+		         s->word[0]);
+}
+
 static void decode_vote(struct parser *p, struct statement *s)
 {
 	static const char *const modes[] = {".all", ".any", ".uni", ".ballot"};
@@ -194,6 +203,7 @@ static void decode_vote(struct parser *p, struct statement *s)
 	if (mode < 0 || s->nwords != 3u + sync ||
 	    !word_is(s, 2 + sync, mode == VOTE_BALLOT ? ".b32" : ".pred"))
 		decode_wrong(p, s, "Unknown modifier");
+	need_sync(p, s, sync);
 	ref members = decode_members(p, s, sync, 2);
 	ref d = mode == VOTE_BALLOT ? decode_dest(p, s, s->op[0], T_B32) : decode_pred(p, s, s->op[0]);
 	ref c = decode_pred(p, s, s->op[1]);
@@ -220,6 +230,7 @@ static void decode_shuffle(struct parser *p, struct statement *s)
 
 	if (mode < 0 || s->nwords != 3u + sync || !word_is(s, 2 + sync, ".b32"))
 		decode_wrong(p, s, "Unknown modifier");
+	need_sync(p, s, sync);
 	ref members = decode_members(p, s, sync, 4);
 	ref d = decode_dest(p, s, s->op[0], T_B32), x = second_pred(p, s);
 	ref a = decode_source(p, s, s->op[1], T_B32), b = decode_source(p, s, s->op[2], T_B32),

@@ -176,9 +176,8 @@ static bool atom_has(uint8_t op, enum type t)
 	case ATOM_ADD: return ints || t == T_F32 || t == T_F64 || t == T_F16X2 || t == T_BF16X2 || t == T_F16 || t == T_BF16;
 	case ATOM_MIN: case ATOM_MAX: return ints;
 	case ATOM_INC: case ATOM_DEC: return t == T_U32;
-	case ATOM_CAS: return bits || ints || t == T_B16;
-	case ATOM_EXCH: return bits || ints || t == T_F32 || t == T_F64;
-	default: return bits || ints;
+	case ATOM_CAS: return bits || t == T_B16;
+	default: return bits;
 	}
 }
 

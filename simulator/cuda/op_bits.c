@@ -197,6 +197,40 @@ BINARY(bmsk_clamp, u32a, row32, (uint32_t)insert(~0ull, 0, a[l] > 255 ? 255 : a[
                                                  b[l] > 32 ? 32 : b[l], 32))
 BINARY(bmsk_wrap, u32a, row32, (uint32_t)insert(~0ull, 0, a[l] & 31, b[l] & 31, 32))
 
+/* The low n bits of x, extended by 0 or by the uppermost of them; all of 32. */
+static uint32_t widen(uint32_t x, uint32_t n, bool sign)
+{
+	if (n >= 32)
+		return x;
+	if (n == 0)
+		return 0;
+	uint32_t field = x & ((1u << n) - 1);
+
+	return sign && field >> (n - 1) ? field | ~((1u << n) - 1) : field;
+}
+BINARY(szext_clamp, u32a, row32, widen(a[l], b[l], in->sub))
+BINARY(szext_wrap, u32a, row32, widen(a[l], b[l] & 31, in->sub))
+
+/* The nth set bit of mask from base upwards, downwards where n < 0; n 0: base itself, if it is set (PTX ISA, fns). */
+static uint32_t nth_set(uint32_t mask, uint32_t base, int32_t n)
+{
+	int32_t step = n < 0 ? -1 : 1, left = n < 0 ? -n : n;
+
+	if (n == 0)
+		return base < 32 && mask >> base & 1 ? base : 0xffffffffu;
+	for (int64_t at = base; at >= 0 && at < 32; at += step)
+		if (mask >> at & 1 && --left == 0)
+			return (uint32_t)at;
+	return 0xffffffffu;
+}
+static void fns(struct warp *w, const struct insn *in)
+{
+	u32a *d = row32(w, in->d);
+	const u32a *a = row32(w, in->a), *b = row32(w, in->b), *c = row32(w, in->c);
+
+	EACH_LANE(d[l] = nth_set(a[l], b[l], (int32_t)c[l]));
+}
+
 /* Any function of three bits: bit (4a + 2b + c) of the table is the result. */
 static void lop3(struct warp *w, const struct insn *in)
 {
@@ -275,7 +309,9 @@ const struct op ops_bits[] = {
 	{"bfind.shiftamt.u64", "rl", bfind_u64, 0, 0, 1},
 	{"bfind.shiftamt.s64", "rl", bfind_s64, 0, 0, 1},
 	{"bmsk.clamp.b32", "rrr", bmsk_clamp, 0, 0, 0}, {"bmsk.wrap.b32", "rrr", bmsk_wrap, 0, 0, 0},
-	{"lop3.b32", "rrrrr", lop3, 0, 0, 0},
+	{"lop3.b32", "rrrrr", lop3, 0, 0, 0}, {"fns.b32", "rrrr", fns, 0, 0, 0},
+	{"szext.clamp.u32", "rrr", szext_clamp, 0, 0, 0}, {"szext.clamp.s32", "rrr", szext_clamp, 0, 0, 1},
+	{"szext.wrap.u32", "rrr", szext_wrap, 0, 0, 0}, {"szext.wrap.s32", "rrr", szext_wrap, 0, 0, 1},
 	SLCT_KEYS("b32", "rrr", slct32, slct32f), SLCT_KEYS("u32", "rrr", slct32, slct32f),
 	SLCT_KEYS("s32", "rrr", slct32, slct32f), SLCT_KEYS("f32", "fff", slct32, slct32f),
 	SLCT_KEYS("b64", "lll", slct64, slct64f), SLCT_KEYS("u64", "lll", slct64, slct64f),

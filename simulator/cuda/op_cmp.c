@@ -6,7 +6,7 @@
 /*
  * setp: in->sub is the comparison, in->vec how it combines with predicate c;
  * d gets the result, e the result for the opposite comparison.
- * set: in->size is the width of the result; F_INT: all ones rather than 1.0.
+ * set: in->size is the width of the result, in->imm what it is where the comparison holds.
  */
 static void deliver(struct warp *w, const struct insn *in, uint32_t bits)
 {
@@ -20,7 +20,7 @@ static void deliver(struct warp *w, const struct insn *in, uint32_t bits)
 	}
 	if (in->size) {
 		u32a *d = row32(w, in->d);
-		uint32_t yes = in->flags & F_INT ? 0xffffffffu : 0x3f800000u;
+		uint32_t yes = (uint32_t)in->imm;
 
 		EACH_LANE(d[l] = (bits >> l) & 1 ? yes : 0);
 		return;
@@ -88,13 +88,70 @@ COMPARE_FLOAT(cmp_f32_plain, f32a, row32, SAME)
 COMPARE_FLOAT(cmp_f32_ftz, f32a, row32, flush)
 COMPARE_FLOAT(cmp_f64, f64a, row64, SAME)
 #define HALF(x) half_value((uint16_t)(x))
-COMPARE_FLOAT(cmp_f16, u32a, row32, HALF)
+COMPARE_FLOAT(cmp_f16_plain, u32a, row32, HALF)
+static double half_ftz(uint16_t h) { return half_value((h & 0x7c00) ? h : h & 0x8000); }
+#define HALF_FTZ(x) half_ftz((uint16_t)(x))
+COMPARE_FLOAT(cmp_f16_ftz, u32a, row32, HALF_FTZ)
 #define BFLOAT(x) bfloat_value((uint16_t)(x))
 COMPARE_FLOAT(cmp_bf16, u32a, row32, BFLOAT)
 
 static void cmp_f32(struct warp *w, const struct insn *in)
 {
 	(in->flags & F_FTZ ? cmp_f32_ftz : cmp_f32_plain)(w, in);
+}
+
+static void cmp_f16(struct warp *w, const struct insn *in)
+{
+	(in->flags & F_FTZ ? cmp_f16_ftz : cmp_f16_plain)(w, in);
+}
+
+static bool holds(unsigned comparison, double a, double b)
+{
+	switch (comparison) {
+	case CMP_EQ: return a == b;
+	case CMP_NE: return a < b || a > b;
+	case CMP_LT: return a < b;
+	case CMP_LE: return a <= b;
+	case CMP_GT: return a > b;
+	case CMP_GE: return a >= b;
+	case CMP_EQU: return !(a < b || a > b);
+	case CMP_NEU: return a != b;
+	case CMP_LTU: return !(a >= b);
+	case CMP_LEU: return !(a > b);
+	case CMP_GTU: return !(a <= b);
+	case CMP_GEU: return !(a < b);
+	case CMP_NUM: return a == a && b == b;
+	default: return a != a || b != b;
+	}
+}
+
+/* Pairs of half-width numbers: setp's d is of the lower ones and e of the upper ones. */
+void op_cmp_pair(struct warp *w, const struct insn *in)
+{
+	const u32a *a = row32(w, in->a), *b = row32(w, in->b);
+	uint32_t bits[2] = {0}, c = in->vec ? pred_get(w, in->c) : 0;
+
+	for (int half = 0; half < 2; half++) {
+		for (int l = 0; l < LANES; l++) {
+			uint16_t x = (uint16_t)(a[l] >> 16 * half), y = (uint16_t)(b[l] >> 16 * half);
+			bool yes = in->type == T_BF16X2       ? holds(in->sub, bfloat_value(x), bfloat_value(y))
+			           : in->flags & F_FTZ        ? holds(in->sub, half_ftz(x), half_ftz(y))
+			                                      : holds(in->sub, half_value(x), half_value(y));
+
+			bits[half] |= (uint32_t)yes << l;
+		}
+		if (in->vec)
+			bits[half] = in->vec == BOOL_AND ? bits[half] & c : in->vec == BOOL_OR ? bits[half] | c : bits[half] ^ c;
+	}
+	if (in->size) {
+		u32a *d = row32(w, in->d);
+		uint32_t yes = (uint32_t)in->imm;
+
+		EACH_LANE(d[l] = ((bits[0] >> l) & 1 ? yes : 0) | ((bits[1] >> l) & 1 ? yes << 16 : 0));
+		return;
+	}
+	pred_set(w, in->d, bits[0]);
+	pred_set(w, in->e, bits[1]);
 }
 
 op_fn *cmp_handler(enum type t)
@@ -110,6 +167,7 @@ op_fn *cmp_handler(enum type t)
 	case T_F64: return cmp_f64;
 	case T_F16: return cmp_f16;
 	case T_BF16: return cmp_bf16;
+	case T_F16X2: case T_BF16X2: return op_cmp_pair;
 	default: return NULL;
 	}
 }

@@ -110,6 +110,8 @@ static uint64_t int_to_real(uint64_t v, bool negative, enum type to, unsigned fl
 
 static uint64_t real_to_real(double d, enum type to, unsigned flags)
 {
+	if ((flags & F_RELU) && d < 0)
+		d = 0;
 	if (flags & F_INT)
 		d = whole(d, flags);
 	if ((flags & F_SAT) && to != T_F32)
@@ -171,11 +173,10 @@ void op_cvt(struct warp *w, const struct insn *in)
 
 		if (in->type == T_F16X2 || in->type == T_BF16X2) {
 			uint32_t hi = ((const u32a *)row32(w, in->a))[l], lo = ((const u32a *)row32(w, in->b))[l];
-			uint16_t (*round)(double, unsigned) = in->type == T_F16X2 ? half_from : bfloat_from;
+			enum type half = in->type == T_F16X2 ? T_F16 : T_BF16;
 
-			((u32a *)row32(w, in->d))[l] =
-				(uint32_t)round((double)float_of(hi), in->flags) << 16 |
-				round((double)float_of(lo), in->flags);
+			((u32a *)row32(w, in->d))[l] = (uint32_t)real_to_real((double)float_of(hi), half, in->flags) << 16 |
+			                               (uint32_t)real_to_real((double)float_of(lo), half, in->flags);
 			continue;
 		}
 		uint64_t v = in->vec ? ((const u64a *)row64(w, in->a))[l] : ((const u32a *)row32(w, in->a))[l];

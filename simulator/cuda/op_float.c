@@ -218,6 +218,16 @@ static float pick32(float x, float y, const struct insn *in)
 	return (x < y) != in->sub ? x : y;
 }
 F32_2(pick_f32, pick32(a[l], b[l], in))
+
+/* .xorsign.abs: magnitudes are compared, and signs multiplied. */
+static float pick_abs32(float x, float y, const struct insn *in)
+{
+	float r = pick32(fabsf(x), fabsf(y), in);
+
+	return r != r ? r : copysignf(r, !!signbit(x) != !!signbit(y) ? -1.0f : 1.0f);
+}
+F32_2(pick_abs_f32, pick_abs32(a[l], b[l], in))
+
 static double pick64(double x, double y, const struct insn *in)
 {
 	if (x != x || y != y)
@@ -281,6 +291,8 @@ const struct op ops_float[] = {
 	{"copysign.f64", "ddd", copysign64, 0, 0, 0},
 	{"min.f32", "fff", pick_f32, 0, F_FTZ | F_NAN, 0},
 	{"max.f32", "fff", pick_f32, 0, F_FTZ | F_NAN, 1},
+	{"min.xorsign.abs.f32", "fff", pick_abs_f32, 0, F_FTZ | F_NAN, 0},
+	{"max.xorsign.abs.f32", "fff", pick_abs_f32, 0, F_FTZ | F_NAN, 1},
 	{"min.f64", "ddd", pick_f64, 0, 0, 0},
 	{"max.f64", "ddd", pick_f64, 0, 0, 1},
 	{"sin.approx.f32", "ff", approx32, 0, F_FTZ, A_SIN},

@@ -58,7 +58,8 @@ uint16_t bfloat_from(double d, unsigned flags)
 	return (uint16_t)(bits_of((float)round_to(d, 8, -126, 127, flags)) >> 16);
 }
 
-enum { H_ADD, H_SUB, H_MUL, H_FMA, H_MIN, H_MAX, H_NEG, H_ABS, H_EX2, H_TANH };
+enum { H_ADD, H_SUB, H_MUL, H_FMA, H_MIN, H_MAX, H_NEG, H_ABS, H_EX2, H_TANH,
+       H_RELU = 0x40, H_XORSIGN = 0x80, H_CODE = 0x3f };
 
 /*
  * Double holds sums, products and fused products of half-width numbers exactly
@@ -84,13 +85,29 @@ static double compute(unsigned op, double a, double b, double c, bool nan)
 	}
 }
 
+/* With .relu negative results are 0; with .xorsign.abs magnitudes are compared, and signs multiplied. */
+static double compute_modified(const struct insn *in, double a, double b, double c)
+{
+	unsigned op = in->sub & H_CODE;
+	bool nan = in->flags & F_NAN;
+
+	if (in->sub & H_XORSIGN) {
+		double r = compute(op, fabs(a), fabs(b), c, nan);
+
+		return r != r ? r : copysign(r, !!signbit(a) != !!signbit(b) ? -1.0 : 1.0);
+	}
+	double r = compute(op, a, b, c, nan);
+
+	return (in->sub & H_RELU) && r <= 0 ? 0 : r;
+}
+
 static uint16_t half_op(const struct insn *in, uint16_t a, uint16_t b, uint16_t c)
 {
 	if (in->sub == H_NEG)
 		return a ^ 0x8000;
 	if (in->sub == H_ABS)
 		return a & 0x7fff;
-	double r = compute(in->sub, half_value(a), half_value(b), half_value(c), in->flags & F_NAN);
+	double r = compute_modified(in, half_value(a), half_value(b), half_value(c));
 
 	if (in->flags & F_SAT)
 		r = !(r > 0.0) ? 0.0 : r > 1.0 ? 1.0 : r;
@@ -105,8 +122,7 @@ static uint16_t bfloat_op(const struct insn *in, uint16_t a, uint16_t b, uint16_
 		return a ^ 0x8000;
 	if (in->sub == H_ABS)
 		return a & 0x7fff;
-	return bfloat_from(compute(in->sub, bfloat_value(a), bfloat_value(b), bfloat_value(c),
-	                           in->flags & F_NAN), F_RN);
+	return bfloat_from(compute_modified(in, bfloat_value(a), bfloat_value(b), bfloat_value(c)), F_RN);
 }
 
 #define HALF(name, one, pairs)                                                        \
@@ -137,7 +153,10 @@ const struct op ops_half[] = {
 	KEYS("add", H_ADD, "eee", "xxx"), KEYS("sub", H_SUB, "eee", "xxx"),
 	KEYS("mul", H_MUL, "eee", "xxx"), KEYS("fma", H_FMA, "eeee", "xxxx"),
 	KEYS("min", H_MIN, "eee", "xxx"), KEYS("max", H_MAX, "eee", "xxx"),
+	KEYS("fma.relu", H_FMA | H_RELU, "eeee", "xxxx"), KEYS("min.xorsign.abs", H_MIN | H_XORSIGN, "eee", "xxx"),
+	KEYS("max.xorsign.abs", H_MAX | H_XORSIGN, "eee", "xxx"),
 	KEYS("neg", H_NEG, "ee", "xx"), KEYS("abs", H_ABS, "ee", "xx"),
-	KEYS("ex2.approx", H_EX2, "ee", "xx"), KEYS("tanh.approx", H_TANH, "ee", "xx"),
+	KEYS("ex2.approx", H_EX2, "ee", "xx"), {"ex2.approx.ftz.bf16", "ee", bf16, 0, 0, H_EX2},
+	{"ex2.approx.ftz.bf16x2", "xx", bf16x2, 0, 0, H_EX2}, KEYS("tanh.approx", H_TANH, "ee", "xx"),
 	{0},
 };

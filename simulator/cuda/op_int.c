@@ -98,6 +98,10 @@ BINARY(mul24_lo_u32, u32a, row32, LOW24(a[l]) * LOW24(b[l]))
 BINARY(mul24_hi_u32, u32a, row32, (uint32_t)(((uint64_t)LOW24(a[l]) * LOW24(b[l])) >> 16))
 BINARY(mul24_lo_s32, s32a, row32, (int32_t)((int64_t)low24s(a[l]) * low24s(b[l])))
 BINARY(mul24_hi_s32, s32a, row32, (int32_t)(((int64_t)low24s(a[l]) * low24s(b[l])) >> 16))
+TERNARY(mad24_hi_u32, u32a, row32, (uint32_t)(((uint64_t)LOW24(a[l]) * LOW24(b[l])) >> 16) + c[l])
+TERNARY(mad24_hi_s32, u32a, row32,
+        (uint32_t)(((int64_t)low24s((int32_t)a[l]) * low24s((int32_t)b[l])) >> 16) + c[l])
+TERNARY(mad24_hi_sat, s32a, row32, clamp32((((int64_t)low24s(a[l]) * low24s(b[l])) >> 16) + c[l]))
 TERNARY(mad24_lo_u32, u32a, row32, LOW24(a[l]) * LOW24(b[l]) + c[l])
 TERNARY(mad24_lo_s32, u32a, row32,
         (uint32_t)((int64_t)low24s((int32_t)a[l]) * low24s((int32_t)b[l])) + c[l])
@@ -203,6 +207,18 @@ static uint32_t dot(uint32_t a, uint32_t b, uint32_t c, unsigned sub)
 }
 TERNARY(dp4a, u32a, row32, dot(a[l], b[l], c[l], in->sub))
 
+
+/* Two halves of a times two bytes of b, the upper ones with hi; sub: 1 a is signed, 2 b is. */
+static uint32_t dot2(uint32_t a, uint32_t b, uint32_t c, unsigned sub)
+{
+	if (sub & 4)
+		b >>= 16;
+	for (int i = 0; i < 2; i++, a >>= 16, b >>= 8)
+		c += (sub & 1 ? (uint32_t)(int32_t)(int16_t)a : a & 0xffff) * (sub & 2 ? (uint32_t)(int32_t)(int8_t)b : b & 0xff);
+	return c;
+}
+TERNARY(dp2a, u32a, row32, dot2(a[l], b[l], c[l], in->sub))
+
 const struct op ops_int[] = {
 	{"add.u16", "hhh", add16, 0, 0, 0}, {"add.s16", "hhh", add16, 0, 0, 0},
 	{"add.u32", "rrr", add32, 0, 0, 0}, {"add.s32", "rrr", add32, add_sat, F_SAT, 0},
@@ -229,6 +245,8 @@ const struct op ops_int[] = {
 	{"mad.wide.u32", "lrrl", mad_wide_u32, 0, 0, 0}, {"mad.wide.s32", "lrrl", mad_wide_s32, 0, 0, 0},
 	{"mul24.lo.u32", "rrr", mul24_lo_u32, 0, 0, 0}, {"mul24.lo.s32", "rrr", mul24_lo_s32, 0, 0, 0},
 	{"mul24.hi.u32", "rrr", mul24_hi_u32, 0, 0, 0}, {"mul24.hi.s32", "rrr", mul24_hi_s32, 0, 0, 0},
+	{"mad24.hi.u32", "rrrr", mad24_hi_u32, 0, 0, 0},
+	{"mad24.hi.s32", "rrrr", mad24_hi_s32, mad24_hi_sat, F_SAT, 0},
 	{"mad24.lo.u32", "rrrr", mad24_lo_u32, 0, 0, 0}, {"mad24.lo.s32", "rrrr", mad24_lo_s32, 0, 0, 0},
 	{"div.u16", "hhh", div_u16, 0, 0, 0}, {"div.s16", "hhh", div_s16, 0, 0, 0},
 	{"div.u32", "rrr", div_u32, 0, 0, 0}, {"div.s32", "rrr", div_s32, 0, 0, 0},
@@ -266,5 +284,9 @@ const struct op ops_int[] = {
 	{"madc.hi.u64", "llll", madc_hi64, 0, F_CC, 1}, {"madc.hi.s64", "llll", madc_his64, 0, F_CC, 1},
 	{"dp4a.u32.u32", "rrrr", dp4a, 0, 0, 0}, {"dp4a.s32.u32", "rrrr", dp4a, 0, 0, 1},
 	{"dp4a.u32.s32", "rrrr", dp4a, 0, 0, 2}, {"dp4a.s32.s32", "rrrr", dp4a, 0, 0, 3},
+	{"dp2a.lo.u32.u32", "rrrr", dp2a, 0, 0, 0}, {"dp2a.lo.s32.u32", "rrrr", dp2a, 0, 0, 1},
+	{"dp2a.lo.u32.s32", "rrrr", dp2a, 0, 0, 2}, {"dp2a.lo.s32.s32", "rrrr", dp2a, 0, 0, 3},
+	{"dp2a.hi.u32.u32", "rrrr", dp2a, 0, 0, 4}, {"dp2a.hi.s32.u32", "rrrr", dp2a, 0, 0, 5},
+	{"dp2a.hi.u32.s32", "rrrr", dp2a, 0, 0, 6}, {"dp2a.hi.s32.s32", "rrrr", dp2a, 0, 0, 7},
 	{0},
 };

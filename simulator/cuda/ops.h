@@ -24,11 +24,11 @@ extern const struct op ops_int[], ops_bits[], ops_float[], ops_half[];
 
 op_fn op_label, op_ret, op_exit, op_bra, op_brx, op_call, op_trap, op_nop;
 op_fn op_barrier, op_barrier_red, op_arrive, op_warp_sync, op_fence;
-op_fn op_shfl, op_vote, op_activemask, op_match, op_redux, op_elect, op_mma;
+op_fn op_shfl, op_vote, op_activemask, op_match, op_redux, op_elect, op_mma, op_copy, op_ldmatrix;
 op_fn op_mov32, op_mov64, op_movp, op_movp_const, op_local_address, op_pack, op_unpack, op_lea32, op_lea64;
 op_fn op_selp32, op_selp64, op_cvta_to, op_cvta_from, op_isspacep;
 op_fn op_ld, op_ld32, op_ld64, op_st, op_st32, op_st64, op_ld_param, op_atom;
-op_fn op_cvt, op_cvt_int, op_pred_logic, op_testp;
+op_fn op_cvt, op_cvt_int, op_cvt_tf32, op_cvt_pack, op_pred_logic, op_testp, op_cmp_pair;
 op_fn op_vprintf, op_assertfail;
 
 op_fn *cmp_handler(enum type t);       /* setp and set */

@@ -301,8 +301,10 @@ static void parse_toplevel(struct parser *p)
 		skip_section(p);
 	else if (parse_accept(p, ".pragma"))
 		parse_pragma(p);
-	else
+	else {
+		refuse_name(p, p->t.line, p->t.s, p->t.len);
 		parse_wrong(p, "a directive");
+	}
 }
 
 /* .version, .target and .address_size, with which a text begins. */

@@ -140,7 +140,14 @@ void decode_control(struct parser *p, struct statement *s); /* bra, call, bar, s
 void decode_setp(struct parser *p, struct statement *s);
 void decode_cvt(struct parser *p, struct statement *s);
 void decode_mma(struct parser *p, struct statement *s);
+void decode_async(struct parser *p, struct statement *s);
+void decode_ldmatrix(struct parser *p, struct statement *s);
+/* cvt to tf32, and cvt.pack; false: it is another conversion */
+bool decode_special_cvt(struct parser *p, struct statement *s);
 void decode_mov(struct parser *p, struct statement *s);
+/* beyond.c: what is valid PTX and not served is refused, by name */
+void refuse_instruction(struct parser *p, const struct statement *s);
+void refuse_name(struct parser *p, uint32_t line, const char *name, size_t len);
 /* feature.c: what the module's .target or .version is too old for is refused */
 void need_feature(struct parser *p, const struct statement *s, const char *feature, uint32_t target, uint32_t version);
 void need_bfloat_cvt(struct parser *p, const struct statement *s, enum type to, enum type from);

@@ -65,7 +65,7 @@ static void parse_registers(struct parser *p) /* .reg .b32 %r<10>, x; */
 	uint32_t vector = strcmp(type, ".v2") == 0 || strcmp(type, ".v4") == 0;
 
 	if (vector)
-		ptx_fail(p->m, p->t.line, PTX_NOT_SUPPORTED, "vector registers are not supported");
+		ptx_fail(p->m, p->t.line, PTX_NOT_SUPPORTED, "the simulator does not execute '.reg %s'", type);
 	if (t == T_NONE)
 		parse_wrong(p, "a type of register");
 	parse_next(p);
@@ -197,6 +197,7 @@ static void parse_instruction(struct parser *p)
 		parse_next(p);
 	}
 	parse_opcode(p, &s);
+	refuse_instruction(p, &s);
 	while (!token_is(&p->t, ";")) {
 		if (s.nops == MAX_OPERANDS)
 			parse_wrong(p, "';'");

@@ -114,6 +114,8 @@ static struct operand *parse_word(struct parser *p)
 		o = new_operand(p, OP_SPECIAL);
 		o->special = special_named(text);
 		if (o->special < 0)
+			refuse_name(p, line, text, strlen(text));
+		if (o->special < 0)
 			ptx_fail(p->m, line, PTX_INVALID, "Unknown symbol '%s'", text);
 		return o;
 	}

@@ -35,6 +35,7 @@ static enum type parse_type(struct parser *p)
 	for (size_t i = 0; i < sizeof type_list / sizeof *type_list; i++)
 		if (parse_accept(p, type_list[i].name))
 			return type_list[i].type;
+	refuse_name(p, p->t.line, p->t.s, p->t.len);
 	parse_wrong(p, "a type");
 }
 

@@ -57,7 +57,7 @@ enum space { SP_GENERIC, SP_GLOBAL, SP_CONST, SP_SHARED, SP_LOCAL, SP_PARAM, SP_
 enum {
 	F_RN = 1 << 0, F_RZ = 1 << 1, F_RM = 1 << 2, F_RP = 1 << 3,
 	F_FTZ = 1 << 4, F_SAT = 1 << 5, F_NAN = 1 << 6, F_INT = 1 << 7, /* .rni, .rzi, … */
-	F_CC = 1 << 8, F_ABS = 1 << 9,
+	F_CC = 1 << 8, F_ABS = 1 << 9, F_RELU = 1 << 10,
 	F_ROUND = F_RN | F_RZ | F_RM | F_RP,
 };
 

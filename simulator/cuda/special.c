@@ -3,6 +3,7 @@
 #include "special.h"
 #include "warp.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -33,12 +34,21 @@ static const struct { const char *name; int special; } names[] = {
 	{"%cluster_ctarank", SR_ZERO}, {"%cluster_nctarank", SR_ONE},
 };
 
+/* %envreg0 … 31, which this driver leaves at 0, and %pm0 … 7, which count nothing. */
+static bool is_numbered(const char *name)
+{
+	unsigned n = 0;
+	char end;
+
+	return (sscanf(name, "%%envreg%2u%c", &n, &end) == 1 && n < 32) || (sscanf(name, "%%pm%1u%c", &n, &end) == 1 && n < 8);
+}
+
 int special_named(const char *name)
 {
 	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
 		if (strcmp(names[i].name, name) == 0)
 			return names[i].special;
-	return -1;
+	return is_numbered(name) ? SR_ZERO : -1;
 }
 
 bool special_is_wide(int s)

@@ -18,7 +18,7 @@ func TestThreadsActTogether(t *testing.T) {
 	}{
 		"ballot": {"and.b32 %r1, %r0, 1;\n setp.eq.u32 %p1, %r1, 1;\n vote.sync.ballot.b32 %r8, %p1, -1;",
 			func(uint32) uint32 { return 0xaaaaaaaa }},
-		"ballot of those who are there": {"mov.u32 %r8, 0;\n setp.lt.u32 %p1, %r0, 5;\n setp.ne.u32 %p2, %r0, 2;\n @!%p1 bra E;\n vote.ballot.b32 %r8, %p2;\n E:",
+		"ballot of those who are there": {"mov.u32 %r8, 0;\n setp.lt.u32 %p1, %r0, 5;\n setp.ne.u32 %p2, %r0, 2;\n @!%p1 bra E;\n vote.sync.ballot.b32 %r8, %p2, 31;\n E:",
 			func(i uint32) uint32 { return map[bool]uint32{true: 0b11011}[i%32 < 5] }},
 		"all, any and uni": {"setp.lt.u32 %p1, %r0, 32;\n setp.eq.u32 %p2, %r0, 7;\n vote.sync.all.pred %p3, %p1, -1;\n vote.sync.any.pred %p4, %p2, -1;\n vote.sync.uni.pred %p5, %p2, -1;\n selp.u32 %r8, 1, 0, %p3;\n @%p4 add.u32 %r8, %r8, 2;\n @%p5 add.u32 %r8, %r8, 4;",
 			func(uint32) uint32 { return 3 }},

@@ -213,6 +213,8 @@ func (d *device) launch(f uintptr, s shape, arguments ...any) error {
 			params[i] = unsafe.Pointer(a)
 		case *float32:
 			params[i] = unsafe.Pointer(a)
+		case *[8]uint64:
+			params[i] = unsafe.Pointer(a)
 		case *float64:
 			params[i] = unsafe.Pointer(a)
 		default:

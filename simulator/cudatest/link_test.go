@@ -189,7 +189,7 @@ func TestTheLogSaysWhatWasNotServed(t *testing.T) {
 	require.Zero(t, l.cuInit(0))
 	d := l.newContext(t, 0)
 	require.Empty(t, built.Gpusim(t, "log", "--root", root))
-	_, _, err := d.compile(entry("\n\tcp.async.wait_all;"))
+	_, _, err := d.compile(entry("\n\tgriddepcontrol.wait;"))
 	require.Equal(t, notSupported, err)
 	_, _, err = d.compile(entry("\n\tadd.u31 %r1, %r1, %r1;"))
 	require.Equal(t, invalidPTX, err)
@@ -198,7 +198,7 @@ func TestTheLogSaysWhatWasNotServed(t *testing.T) {
 	require.Equal(t, illegalAddress, d.launch(f, shape{gx: 1, bx: 1}, put(d, []uint32{1})))
 	log := strings.Split(strings.TrimSpace(built.Gpusim(t, "log", "--root", root)), "\n")
 	require.Len(t, log, 3)
-	require.Regexp(t, `^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ cudatest.test\[\d+\] GPU-[0-9a-f-]+: CUDA_ERROR_NOT_SUPPORTED: .*, line \d+; error   : the simulator does not execute 'cp.async.wait_all'$`, log[0])
+	require.Regexp(t, `^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ cudatest.test\[\d+\] GPU-[0-9a-f-]+: CUDA_ERROR_NOT_SUPPORTED: .*, line \d+; error   : the simulator does not execute 'griddepcontrol.wait'$`, log[0])
 	require.Regexp(t, `: CUDA_ERROR_INVALID_PTX: .*'add.u31'$`, log[1])
 	require.Regexp(t, `: CUDA_ERROR_ILLEGAL_ADDRESS: line \d+, .* store of 4 bytes at global address 0x[0-9a-f]+ by lane 0 is out of bounds, in k$`, log[2])
 }

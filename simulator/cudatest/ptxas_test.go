@@ -1,6 +1,7 @@
 package cudatest
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"os/exec"
@@ -26,6 +27,16 @@ func TestPTXASTakesWhatWeTest(t *testing.T) {
 	}
 	for _, c := range isa {
 		t.Run(c.op, func(t *testing.T) { assemble(t, isaKernel(c.op, c.kinds)) })
+	}
+	for _, c := range readISA(t) {
+		if c.since > "7.8" { // ptxas 11.8 knows no more
+			continue
+		}
+		t.Run(c.opcode+" "+c.operands, func(t *testing.T) {
+			for _, one := range expand(c.opcode + " " + c.operands) {
+				assemble(t, c.kernel(cmp.Or(c.until, "7.8"), one))
+			}
+		})
 	}
 	for _, k := range []int{8, 16} {
 		t.Run(fmt.Sprintf("mma k=%d", k), func(t *testing.T) { assemble(t, mmaKernel(k)) })
