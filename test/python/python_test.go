@@ -110,7 +110,7 @@ func TestTheLogNamesWhatPyCUDACouldNotRun(t *testing.T) {
 	require.NoError(t, err, out)
 	log := built.Gpusim(t, "log", "--root", m.driver)
 	require.Regexp(t, `python3.11\[\d+\] GPU-\S+: CUDA_ERROR_INVALID_PTX: .*line 4; .*'frobnicate.u32'\n`, log)
-	require.Regexp(t, `CUDA_ERROR_NOT_SUPPORTED: .*line 7; .*'ldmatrix.sync.aligned.m8n8.x1.shared.b16'\n`, log)
+	require.Regexp(t, `CUDA_ERROR_NOT_SUPPORTED: .*line 7; .*'movmatrix.sync.aligned.m8n8.trans.b16'\n`, log)
 	require.Regexp(t, `CUDA_ERROR_ILLEGAL_ADDRESS: line \d+, .* out of bounds, in vectoradd\n`, log)
 }
 

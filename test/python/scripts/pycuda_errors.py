@@ -21,7 +21,7 @@ try:
     check.raises("an opcode that does not exist", "a PTX JIT compilation failed",
                  lambda: cuda.module_from_buffer(HEADER + b".entry k() { .reg .b32 %r; frobnicate.u32 %r, 1; ret; }\n"))
     check.raises("an opcode that is not served", "operation not supported",
-                 lambda: cuda.module_from_buffer(HEADER + b".entry k()\n{\n\t.reg .b32 %r;\n\tldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r}, [0];\n}\n"))
+                 lambda: cuda.module_from_buffer(HEADER + b".entry k()\n{\n\t.reg .b32 %r;\n\tmovmatrix.sync.aligned.m8n8.trans.b16 %r, %r;\n}\n"))
 
     module = cuda.module_from_file(os.path.join(os.environ["KERNELS"], "clang-16.ptx"))
     f = module.get_function("vectoradd")
