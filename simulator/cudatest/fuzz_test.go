@@ -1,6 +1,7 @@
 package cudatest
 
 import (
+	"cmp"
 	"math/rand/v2"
 	"os"
 	"regexp"
@@ -36,6 +37,10 @@ func FuzzModule(f *testing.F) {
 	for _, body := range fragments {
 		f.Add(entry(body), uint64(3))
 	}
+	for _, c := range readISA(f) {
+		f.Add(c.kernel(cmp.Or(c.until, "8.0"), expand(c.opcode + " " + c.operands)[0]), uint64(4))
+	}
+	f.Add(caller+callee, uint64(5))
 	l := open(f, "h100-sxm", "--gpus", "1").lib
 	f.Setenv("GPUSIM_INSTRUCTION_LIMIT", "200000")
 	f.Fuzz(func(t *testing.T, ptx string, seed uint64) {
