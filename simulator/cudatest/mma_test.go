@@ -102,7 +102,8 @@ func TestMMAIsRefusedAsByARealDriver(t *testing.T) {
 		"a missing register":    {"7.0", "sm_80", strings.Replace(mmaLine, "%r1, %r2", "%r1", 1), invalidPTX, "Arguments mismatch"},
 		"a wrong type":          {"7.0", "sm_80", strings.Replace(mmaLine, "{%r3}", "{%h3}", 1), invalidPTX, "Arguments mismatch"},
 		"without .sync":         {"7.0", "sm_80", "mma.m8n8k4.row.col.f32.f16.f16.f32 {%f1, %f2, %f3, %f4}, {%r1, %r2}, {%r3}, {%f1, %f2, %f3, %f4};", invalidPTX, "Modifiers are missing"},
-		"half precision":        {"7.0", "sm_80", strings.ReplaceAll(mmaLine, "bf16", "f16"), notSupported, "does not execute"},
+		"half before Ampere":    {"7.0", "sm_75", strings.NewReplacer("m16n8k8", "m16n8k16", "bf16", "f16", "%r2}", "%r2, %r4, %r5}", "{%r3}", "{%r3, %r6}").Replace(mmaLine), invalidPTX, "requires .target sm_80"},
+		"whole numbers":         {"7.0", "sm_80", "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%r1, %r2}, {%r3}, {%r4}, {%r5, %r6};", notSupported, "does not execute"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, log, err := d.in(t).compile(module(c.version, c.target, c.body))

@@ -41,6 +41,9 @@ func TestPTXASTakesWhatWeTest(t *testing.T) {
 	for _, k := range []int{8, 16} {
 		t.Run(fmt.Sprintf("mma k=%d", k), func(t *testing.T) { assemble(t, mmaKernel(k)) })
 	}
+	for name, c := range otherMMA {
+		t.Run(name, func(t *testing.T) { assemble(t, c.kernel()) })
+	}
 	for compiler, ptx := range compilers(t) {
 		t.Run(compiler, func(t *testing.T) { assemble(t, ptx) })
 	}
