@@ -193,8 +193,8 @@ static CUresult attribute(int *out, int which, const struct function *f)
 
 	switch (which) {
 	case 0: *out = max_threads(f->func); break;
-	case 1: *out = (int)f->func->shared_size; break;
-	case 2: *out = 0; break;
+	case 1: *out = (int)ptx_static_shared(m, f->func); break;
+	case 2: *out = (int)ptx_const_size(m); break;
 	case 3: *out = (int)f->func->local_size; break;
 	case 4: *out = registers(f->func, m); break;
 	case 5: *out = (int)m->version; break;
@@ -224,7 +224,7 @@ EXPORT CUresult cuFuncSetAttribute(CUfunction handle, int which, int value)
 	if (rc)
 		return rc;
 	if (which == 8) {
-		int64_t most = (int64_t)shared_limit(f->in->ctx->device, true) - (int64_t)f->func->shared_size;
+		int64_t most = (int64_t)shared_limit(f->in->ctx->device, true) - (int64_t)ptx_static_shared(f->in->module, f->func);
 
 		if (value < 0 || value > most)
 			return CUDA_ERROR_INVALID_VALUE;
@@ -299,7 +299,7 @@ EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *out, C
 	cuDeviceGetAttribute(&blocks, 106, d);
 	cuDeviceGetAttribute(&shared, 81, d);
 	int whole = (block + LANES - 1) / LANES * LANES, n = block > max_threads(f->func) ? 0 : threads / whole;
-	uint64_t each = f->func->shared_size + dynamic;
+	uint64_t each = ptx_static_shared(f->in->module, f->func) + dynamic;
 	int by_registers = 65536 / (registers(f->func, f->in->module) * whole);
 
 	n = n < blocks ? n : blocks;

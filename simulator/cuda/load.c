@@ -144,3 +144,18 @@ struct var *ptx_global(const struct module *m, const char *name)
 
 	return v && v->host ? v : NULL;
 }
+
+/* What the functions that it calls use is not known apart. */
+uint64_t ptx_static_shared(const struct module *m, const struct func *f)
+{
+	return (f->calls ? m->shared_module : f->shared_used) + f->shared_size;
+}
+
+uint64_t ptx_const_size(const struct module *m)
+{
+	uint64_t n = 0;
+
+	for (const struct var *v = m->globals; v; v = v->next)
+		n += v->space == SP_CONST ? v->size : 0;
+	return n;
+}

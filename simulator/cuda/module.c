@@ -208,7 +208,7 @@ CUresult module_function(struct loaded *m, const char *name, struct function **o
 		if (!f)
 			return CUDA_ERROR_OUT_OF_MEMORY;
 		*f = (struct function){.func = func, .in = m, .carveout = -1, .next = m->functions};
-		f->max_dynamic = (int)(shared_limit(m->ctx->device, false) - func->shared_size);
+		f->max_dynamic = (int)(shared_limit(m->ctx->device, false) - ptx_static_shared(m->module, func));
 		m->functions = f;
 	}
 	*out = f;

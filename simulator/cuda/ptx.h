@@ -146,6 +146,7 @@ struct func {
 	uint32_t n32, n64, npred; /* rows of one window */
 	uint64_t local_size;      /* .local and .param variables of one frame */
 	uint64_t shared_size;     /* of this function's own */
+	uint64_t shared_used;     /* of the module's: up to the end of the last variable that it names */
 	uint32_t maxntid[3], reqntid[3], mincta, max_registers;
 	uint32_t index;           /* in the module; its "address" derives from it */
 	bool calls;
@@ -197,6 +198,9 @@ int ptx_load(const char *text, size_t len, const struct ptx_host *host, struct m
 void ptx_unload(struct module *m);
 struct func *ptx_entry(const struct module *m, const char *name);
 struct var *ptx_global(const struct module *m, const char *name);
+/* Bytes of shared memory that a kernel has without what is sized at launch, and of the module's constants. */
+uint64_t ptx_static_shared(const struct module *m, const struct func *f);
+uint64_t ptx_const_size(const struct module *m);
 
 void *ptx_alloc(struct module *m, size_t size); /* zeroed; fails through m->fail */
 char *ptx_copy(struct module *m, const char *s, size_t len);

@@ -157,5 +157,7 @@ ref var_row(struct parser *p, struct var *v, bool wide)
 
 	if (*row == REF_NONE)
 		*row = new_const(p->m, v->address, wide);
+	if (v->space == SP_SHARED && !v->external && !v->owner && v->address + v->size > p->f->shared_used)
+		p->f->shared_used = v->address + v->size;
 	return *row;
 }

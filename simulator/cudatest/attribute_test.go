@@ -115,3 +115,25 @@ func TestPeersThatDoNotReachEachOtherCopyAllTheSame(t *testing.T) {
 	require.Zero(t, peer(*out, d.context, *p, from.context, 12))
 	require.Equal(t, []uint32{1, 2, 3}, get[uint32](d, out, 3))
 }
+
+func TestAKernelsMemoryIsWhatItDeclares(t *testing.T) {
+	d := open(t, "h100-sxm", "--gpus", "1")
+	attribute := bind[func(*int32, int32, uintptr) int32](d.lib, "cuFuncGetAttribute")
+	module, log, err := d.compile(header + `
+.shared .align 4 .b8 used[400];
+.shared .align 4 .b8 unused[100];
+.const .align 8 .b8 constants[80];
+.visible .entry plain() { .shared .b32 own; ret; }
+.visible .entry k() { .reg .b32 %r; .shared .b32 own; mov.u32 %r, used; ret; }
+`)
+	require.NoError(t, err, log)
+	for name, shared := range map[string]int32{"plain": 4, "k": 404} {
+		f, err := d.kernel(module, name)
+		require.NoError(t, err)
+		var got int32
+		require.Zero(t, attribute(&got, 1, f))
+		require.Equal(t, shared, got, name)
+		require.Zero(t, attribute(&got, 2, f))
+		require.EqualValues(t, 80, got)
+	}
+}

@@ -1,6 +1,6 @@
 """Matrix products: one thread for an element, and tiles in shared memory behind barriers."""
 import numpy as np
-from numba import cuda, float32
+from numba import cuda, float32, int32
 
 import check
 
@@ -61,8 +61,8 @@ check.equal("shared memory sized at the launch", x, np.arange(256)[::-1])
 @cuda.jit
 def counted(x, out):
     i = cuda.threadIdx.x
-    n = cuda.syncthreads_count(x[i] > 0.5)
-    both = cuda.syncthreads_and(x[i] >= 0) + 2 * cuda.syncthreads_or(x[i] > 2)
+    n = cuda.syncthreads_count(int32(x[i] > 0.5))
+    both = cuda.syncthreads_and(int32(x[i] >= 0)) + 2 * cuda.syncthreads_or(int32(x[i] > 2))
     if i == 0:
         out[0], out[1] = n, both
 
