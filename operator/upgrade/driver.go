@@ -69,6 +69,7 @@ type Driver struct {
 	Namespace, Name, UID string
 	DaemonSet            string    // the name of the one that made it
 	Digest               string    // of the template that it was made of
+	Created              time.Time // by the API server's clock, as Node.Created
 	Started              time.Time // when the node's kubelet took it on, by the node's clock, as all that the node says
 	Ready                bool
 	Deleting             bool
@@ -85,6 +86,7 @@ func ObserveDriver(p *corev1.Pod) *Driver {
 	d := &Driver{
 		Namespace: p.Namespace, Name: p.Name, UID: string(p.UID),
 		Digest:   p.Labels[label.DriverDigest],
+		Created:  p.CreationTimestamp.Time,
 		Deleting: p.DeletionTimestamp != nil,
 	}
 	if p.DeletionTimestamp != nil {

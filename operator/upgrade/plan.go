@@ -236,11 +236,17 @@ func (w *work) atOnce(n *node) bool {
 	if n.target.Keep || n.assigned == n.target.ID {
 		return false
 	}
-	if n.driver == nil && !n.loaded() {
+	if (n.driver == nil || n.replaced()) && !n.loaded() {
 		return true
 	}
 	_, ok := w.Sets[n.assigned]
 	return ok && !w.fits(n.assigned, n)
+}
+
+// replaced reports whether the driver pod is that of another machine, which had the node's
+// name before: it is older than the Node, and goes when it is noticed that its machine has.
+func (n *node) replaced() bool {
+	return !n.driver.Created.IsZero() && n.driver.Created.Before(n.Created)
 }
 
 // left reports whether a driver was proven on the node and nothing of it is there any more,
