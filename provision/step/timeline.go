@@ -3,6 +3,7 @@ package step
 import (
 	"cmp"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -149,7 +150,7 @@ func (t *Tracker) Timeline(name string, asked time.Duration) Timeline {
 		}
 		r.At = max(r.At, 0)
 		r.Late = min(r.Late, r.At)
-		r.Took = max(r.At-before, 0)
+		r.Took = max(math.Round(1000*(r.At-before))/1000, 0)
 		if !s.Aside {
 			before = max(before, r.At)
 		}
