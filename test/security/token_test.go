@@ -270,6 +270,25 @@ func (b *plane) everyFieldIsListed(t *testing.T, s stolen, role string) {
 	require.Greater(t, set, 70, "fields")
 }
 
+// validatorsDevices reports devices with the validator's token: of its own Node, where the
+// kubelet has reported none.
+func (b *plane) validatorsDevices(t *testing.T, patch func(node, body string, sub ...string) error) {
+	offer := func(devices string) string {
+		return `{"status":{"capacity":{"nvidia.com/gpu":` + devices + `},"allocatable":{"nvidia.com/gpu":` + devices + `}}}`
+	}
+	require.NoError(t, patch("n1", offer(`"8"`), "status"))
+	refused(t, patch("n2", offer(`"8"`), "status"), "another Node's devices")
+	_, err := b.World.Client.CoreV1().Nodes().Patch(t.Context(), "n1", types.StrategicMergePatchType,
+		[]byte(`{"status":{"capacity":{"nvidia.com/gpu":"8","cpu":"2"},"allocatable":{"nvidia.com/gpu":"8","cpu":"2"}}}`), metav1.PatchOptions{}, "status")
+	require.NoError(t, err)
+	for _, devices := range []string{`"99"`, `"7"`, `"0"`, `null`} {
+		refused(t, patch("n1", offer(devices), "status"), "devices that the kubelet has reported: "+devices)
+	}
+	for _, other := range []string{`"cpu":"1000"`, `"example.com/gpu":"8"`, `"nvidia.com/other":"100000"`} {
+		refused(t, patch("n1", `{"status":{"allocatable":{`+other+`}}}`, "status"), other)
+	}
+}
+
 // validatorsNode writes on Nodes and of Events with the validator's token.
 func (b *plane) validatorsNode(t *testing.T, s stolen) {
 	patch := func(node, body string, sub ...string) error {
@@ -291,6 +310,7 @@ func (b *plane) validatorsNode(t *testing.T, s stolen) {
 	refused(t, patch("n2", fmt.Sprintf(condition, "well"), "status"), "another Node's condition")
 	refused(t, patch("n1", fmt.Sprintf(condition, strings.Repeat("x", 2000)), "status"), "a long message")
 	refused(t, patch("n1", `{"status":{"conditions":[{"type":"Ready","status":"False"}]}}`, "status"), "the kubelet's condition")
+	b.validatorsDevices(t, patch)
 	require.NoError(t, patch("n1", `{"metadata":{"labels":{"nvidia.com/gpu.product":"H100"}}}`))
 	for what, body := range map[string]string{
 		"a label":      `{"metadata":{"labels":{"pool":"secret"}}}`,
