@@ -71,6 +71,10 @@ func (s *supervisor) run(control io.Reader) error {
 			return err
 		}
 	}
+	// What nohup, or a shell in the background, has this process ignore its programs would
+	// ignore, too, as containerd the hangup that ends it. Of what is handled here they start
+	// with the default.
+	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT, unix.SIGQUIT)
 	dead := make(chan os.Signal, 1)
 	signal.Notify(dead, unix.SIGCHLD)
 	go func() {
