@@ -84,14 +84,13 @@ func Build(ctx context.Context, bin string, out io.Writer) (*Built, error) {
 			return nil, err
 		}
 	}
-	ours, err := filepath.Glob(filepath.Join(bin, "images", "*.tar"))
-	if err != nil {
-		return nil, err
+	for _, name := range []string{"operator", "toolkit", "device-plugin", "validator"} {
+		archive := filepath.Join(bin, "images", name+".tar")
+		if _, err := os.Stat(archive); err != nil {
+			return nil, fmt.Errorf("%w: run make images", err)
+		}
+		b.Stacks = append(b.Stacks, archive)
 	}
-	if len(ours) == 0 {
-		return nil, fmt.Errorf("no images in %s: run make images", filepath.Join(bin, "images"))
-	}
-	b.Stacks = append(b.Stacks, ours...)
 	return b, nil
 }
 

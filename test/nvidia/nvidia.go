@@ -47,7 +47,8 @@ type Stack interface {
 	Policy(ctx context.Context) (string, error)
 
 	// Remove removes the policy and the operator. Each node reboots and registers again, so
-	// the next stack finds it as bare as the first one did; images stay.
+	// the next stack finds it as bare as the first one did. Images that came from a
+	// Registry are gone, others stay.
 	Remove(ctx context.Context, c *cluster.Cluster) error
 }
 

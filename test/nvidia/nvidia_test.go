@@ -30,19 +30,13 @@ const patience = 10 * time.Minute
 // Each stack brings a bare node to a CUDA job, one after the other. The node has all images
 // already, and the registry that they are of answers.
 func TestStacksComeUp(t *testing.T) {
-	s := up(t, cluster.Config{}, Link{}, nil, Settings{})
-	for _, stack := range s.stacks {
-		t.Run(stack.Name(), func(t *testing.T) { s.comesUp(t, stack, true) })
-	}
+	up(t, cluster.Config{}, Link{}, nil, Settings{}).play(t, true)
 }
 
 // The same with images that come from a public registry. They are a quarter as large as
 // NVIDIA's, or as large as their programs: two gigabytes take minutes.
 func TestStacksPull(t *testing.T) {
-	s := up(t, cluster.Config{}, Public(), Sizes().Scale(0.25), Settings{})
-	for _, stack := range s.stacks {
-		t.Run(stack.Name(), func(t *testing.T) { s.comesUp(t, stack, false) })
-	}
+	up(t, cluster.Config{}, Public(), Sizes().Scale(0.25), Settings{}).play(t, false)
 }
 
 // suite is a cluster of one node, and the stacks for it.
@@ -75,6 +69,16 @@ func up(t *testing.T, config cluster.Config, link Link, pad Pad, settings Settin
 	settings.Registry = s.registry
 	s.stacks = []Stack{built.NVIDIA(settings), built.GPUReady(settings)}
 	return s
+}
+
+// play has one stack after the other come up. One that fails leaves no bare node to the next.
+func (s *suite) play(t *testing.T, warm bool) {
+	t.Helper()
+	for _, stack := range s.stacks {
+		if !t.Run(stack.Name(), func(t *testing.T) { s.comesUp(t, stack, warm) }) {
+			t.FailNow()
+		}
+	}
 }
 
 // comesUp installs a stack, and removes it when a job has run. warm says that the node has

@@ -35,8 +35,8 @@ type Registry struct {
 	dir     string
 }
 
-// Pad says how large, in bytes as they are pulled, an image is made at least, by its name
-// without repository and tag. What is added is random bytes, in a layer of its own.
+// Pad says how large, in bytes as they are pulled, one of NVIDIA's images is made at least,
+// by its name without repository and tag. What is added is random bytes, in a layer of its own.
 type Pad map[string]int64
 
 // Sizes are about those of NVIDIA's images on x86-64, compressed. They are estimates from
@@ -64,8 +64,11 @@ func (p Pad) Scale(by float64) Pad {
 // caller closes it.
 func (b *Built) Serve(ctx context.Context, c *cluster.Cluster, link Link, pad Pad) (*Registry, error) {
 	const port = 5000
-	dir, err := os.MkdirTemp(b.bin, "nvidia-registry-")
-	if err != nil {
+	dir := filepath.Join(b.bin, "nvidia-registry-"+c.Name)
+	if err := os.RemoveAll(dir); err != nil { // of a run that was killed
+		return nil, err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
 	r := &Registry{
@@ -112,7 +115,8 @@ func (r *Registry) fill(ctx context.Context, archives []string, pad Pad) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", archive, err)
 		}
-		if missing := pad[strings.Split(path.Base(full), ":")[0]] - size; missing > 0 {
+		component, _, _ := strings.Cut(strings.TrimPrefix(full, repository+"/"), ":") // ours keep their folder
+		if missing := pad[component] - size; missing > 0 {
 			layer, err := newPadding(r.dir, path.Base(full), missing)
 			if err != nil {
 				return err
