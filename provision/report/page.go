@@ -52,6 +52,7 @@ var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
 	"group":  group,
 	"letter": letter,
 	"late":   late,
+	"nodes":  nodes,
 	"ratio":  func(f float64) string { return fmt.Sprintf("%.2f", f) },
 }).Parse(`<!DOCTYPE html>
 <html lang="en">
@@ -80,7 +81,7 @@ th:first-child, td:first-child, td.left, th.left { text-align: left; } .dot { di
 <p>{{letter $i (len $.Reports)}}{{$r.Stack}} · test {{$r.Test}}</p>
 {{with $r.Totals}}<p><b>{{sec .P50}} s</b> in the middle of {{.N}} samples</p>
 <p class="faint">p95 {{sec .P95}} s · fastest {{sec .Min}} s · slowest {{sec .Max}} s</p>{{end}}
-<p class="faint">{{$r.Began.UTC.Format "2006-01-02 15:04 UTC"}} · Kubernetes {{$r.Cluster.Version}} · {{$r.Cluster.Nodes}} nodes · kubelet {{$r.Cluster.Kubelet}} · {{$r.Cluster.Runtime}} · {{$r.Cluster.System}} · Linux {{$r.Cluster.Kernel}}</p>
+<p class="faint">{{$r.Began.UTC.Format "2006-01-02 15:04 UTC"}} · Kubernetes {{$r.Cluster.Version}} · {{nodes $r.Cluster.Nodes}} · kubelet {{$r.Cluster.Kubelet}} · {{$r.Cluster.Runtime}} · {{$r.Cluster.System}} · Linux {{$r.Cluster.Kernel}}</p>
 {{if $r.Ended}}<p><strong>Partial: {{$r.Ended}}</strong></p>{{end}}</div>
 {{end}}</div>
 {{if .Comparisons}}<h2>Side by side</h2>

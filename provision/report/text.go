@@ -47,9 +47,16 @@ func (r *Report) head(b *strings.Builder) {
 	if r.Notice != "" {
 		fmt.Fprintln(b, r.Notice)
 	}
-	fmt.Fprintf(b, "%s, test %s, %s, Kubernetes %s, %d nodes, kubelet %s, %s\n", r.Stack, r.Test, r.Began.UTC().Format("2006-01-02 15:04 UTC"),
-		r.Cluster.Version, r.Cluster.Nodes, orUnknown(r.Cluster.Kubelet), orUnknown(r.Cluster.Runtime))
+	fmt.Fprintf(b, "%s, test %s, %s, Kubernetes %s, %s, kubelet %s, %s\n", r.Stack, r.Test, r.Began.UTC().Format("2006-01-02 15:04 UTC"),
+		r.Cluster.Version, nodes(r.Cluster.Nodes), orUnknown(r.Cluster.Kubelet), orUnknown(r.Cluster.Runtime))
 	fmt.Fprintln(b, "Seconds since GPUs were asked for, by the clock of the machine that measured.")
+}
+
+func nodes(n int) string {
+	if n == 1 {
+		return "1 node"
+	}
+	return fmt.Sprintf("%d nodes", n)
 }
 
 func orUnknown(s string) string {
