@@ -204,6 +204,11 @@ func (w *work) settle(n *node) (waits bool) {
 func (w *work) settleOutdated(n *node, released, skip bool) (waits bool) {
 	counts := &w.plan.Counts
 	switch {
+	case released && w.left(n):
+		counts.Pending++
+		w.idle = append(w.idle, n.Name) // when its pods have gone, the driver comes
+		w.wait(n, "pods that use GPUs to go; upgrades are not automatic")
+		return true
 	case released:
 		if n.outdated {
 			counts.Pending++

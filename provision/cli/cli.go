@@ -40,7 +40,7 @@ Exit codes:
   0  done
   1  the cluster could not be asked, or something else failed
   2  bad usage
-  3  measure: the report is partial, and says why
+  3  measure: the report is partial, or no sample is complete; it says why
   4  compare: the reports have nothing in common
 `
 

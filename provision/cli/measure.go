@@ -7,9 +7,12 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/gpuready/gpuready/internal/program"
@@ -114,10 +117,13 @@ func runMeasure(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	if err != nil {
 		return err
 	}
+	ctx, stop := untilHangup(ctx)
+	defer stop()
 	defer session.Client.Close()
 	if err := m.version(ctx, session, rep); err != nil {
 		return err
 	}
+	before := len(rep.Samples)
 	failed := measure.Run(ctx, session, test, rep)
 	if rep.Stack == "" {
 		rep.Stack = stackOf(rep.Images)
@@ -125,19 +131,32 @@ func runMeasure(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	if failed != nil && rep.Ended == "" {
 		rep.Ended = strings.ReplaceAll(failed.Error(), "\n", "; ")
 	}
-	if len(rep.Samples) == 0 && failed != nil {
-		return failed
+	if nothing := before == 0 && failed != nil && ctx.Err() == nil && !slices.ContainsFunc(rep.Samples, func(s report.Sample) bool { return len(s.Timelines) > 0 }); nothing {
+		return failed // it never began
 	}
-	if err := m.write(rep); err != nil {
+	written := m.write(rep)
+	if err := errors.Join(written, show(stdout, rep, m.shown(rep))); err != nil {
 		return errors.Join(failed, err)
 	}
-	if err := show(stdout, rep, m.shown(rep)); err != nil {
-		return errors.Join(failed, err)
-	}
-	if failed != nil {
+	complete := func(s report.Sample) bool { return s.Outcome == report.Complete }
+	switch {
+	case failed != nil:
 		return program.End(exitPartial, failed)
+	case !slices.ContainsFunc(rep.Samples[before:], complete):
+		return program.End(exitPartial, errors.New("no sample is complete; the report says why"))
 	}
 	return nil
+}
+
+// untilHangup also ends the context when the terminal goes away, and has a reader of the
+// output that has ended be an error in place of this program's end: in any case what was
+// taken from the cluster has to be brought back.
+func untilHangup(ctx context.Context) (context.Context, context.CancelFunc) {
+	signal.Ignore(syscall.SIGPIPE)
+	if signal.Ignored(syscall.SIGHUP) { // nohup
+		return context.WithCancel(ctx)
+	}
+	return signal.NotifyContext(ctx, syscall.SIGHUP)
 }
 
 // shown is the format for standard output: a picture needs a sample that counts.
@@ -210,19 +229,30 @@ func (m *measuring) load() (*report.Report, error) {
 	if m.appendTo == "" {
 		return fresh, nil
 	}
+	if m.stack == "" {
+		return nil, program.Wrong("--append needs --stack: what the samples in the file are of")
+	}
+	// What is found at the end would be too late.
+	probe, err := os.CreateTemp(filepath.Dir(m.appendTo), ".gpu-provision-*")
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(probe.Close(), os.Remove(probe.Name())); err != nil {
+		return nil, err
+	}
 	old, err := readReport(m.appendTo)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return fresh, nil
 	case err != nil:
 		return nil, err
-	case old.Test != m.test || m.stack != "" && old.Stack != m.stack:
+	case old.Test != m.test || old.Stack != m.stack:
 		return nil, program.Wrong("--append %s: it has samples of test %s with %s, which are not to be mixed with these", m.appendTo, old.Test, old.Stack)
 	}
 	if len(old.Samples) > 0 {
 		m.drop = 0 // the first was dropped already
 	}
-	old.Ended = ""
+	old.Ended, old.Notice = "", first(m.notice, old.Notice)
 	return old, nil
 }
 

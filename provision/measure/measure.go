@@ -2,6 +2,7 @@
 package measure
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,12 +22,13 @@ import (
 
 // Options are what a run measures.
 type Options struct {
-	Samples   int           // that count
-	Drop      int           // that come before and do not
-	Timeout   time.Duration // of one sample, and of what has to be so before it
-	Resource  corev1.ResourceName
-	Selectors step.Selectors
-	Workload  Workload
+	Samples       int           // that count
+	Drop          int           // that come before and do not
+	Timeout       time.Duration // of one sample, and of what has to be so before it
+	Resource      corev1.ResourceName
+	Selectors     step.Selectors
+	Workload      Workload
+	RestoreWithin time.Duration // default: two minutes
 	// Validated reports whether a sample lasts until its nodes are validated, where
 	// something validates them.
 	Validated bool
@@ -66,7 +68,8 @@ type Session struct {
 	asked   time.Duration
 }
 
-// restoreWithin bounds what is done at the end of a run that was interrupted.
+// restoreWithin bounds each of the two things that are done at the end of a run, whether or
+// not it was interrupted: to bring back what the test took away, and to remove workloads.
 const restoreWithin = 2 * time.Minute
 
 // Run measures. What it has measured when something fails is in the report, which says so.
@@ -86,9 +89,8 @@ func Run(ctx context.Context, s *Session, test Test, rep *report.Report) (err er
 	}
 	s.describe(rep) // of a node that is gone later nothing is known
 	defer func() {
-		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), restoreWithin)
-		defer cancel()
-		if failed := errors.Join(s.removeWorkloads(limited), test.Restore(limited, s)); failed != nil {
+		failed := errors.Join(s.restore(ctx, func(ctx context.Context) error { return test.Restore(ctx, s) }), s.restore(ctx, s.removeWorkloads))
+		if failed != nil {
 			err = errors.Join(err, fmt.Errorf("leave the cluster as it was: %w; gpu-provision cleanup tries again", failed))
 		}
 	}()
@@ -98,15 +100,36 @@ func Run(ctx context.Context, s *Session, test Test, rep *report.Report) (err er
 		s.sample = first + i
 		sample, err := s.measure(ctx, test, watch)
 		sample.Dropped = i < s.Options.Drop
-		if sample.Outcome != "" {
-			rep.Samples = append(rep.Samples, sample)
-		}
+		rep.Samples = append(rep.Samples, sample)
 		if err != nil {
 			rep.Ended = bounded(err.Error())
 			return err
 		}
 	}
 	return nil
+}
+
+// restore undoes something, again and again until it succeeds or the time for it is over.
+func (s *Session) restore(ctx context.Context, undo func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cmp.Or(s.Options.RestoreWithin, restoreWithin))
+	defer cancel()
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		err := undo(ctx)
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		for waiting := true; waiting; {
+			select {
+			case <-s.Observer.Changes(): // which have to be read
+			case <-tick.C:
+				waiting = false
+			case <-ctx.Done():
+				return err
+			}
+		}
+	}
 }
 
 // listed waits until everything has been listed once.
@@ -119,7 +142,7 @@ func (s *Session) listed(ctx, watching context.Context) error {
 			return nil
 		case <-s.Observer.Changes():
 		case <-watching.Done():
-			return nil // the observer's own error is told
+			return errors.New("the cluster cannot be watched")
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-limit.C:
@@ -134,6 +157,10 @@ func (s *Session) measure(ctx context.Context, test Test, watch *observe.Watch) 
 	began := s.Clock.Now()
 	s.track(false)
 	if err := s.prepare(ctx, test); err != nil {
+		sample.Began, sample.Outcome, sample.Reason = s.Clock.Wall(), report.Failed, bounded("it could not be prepared: "+err.Error())
+		if ctx.Err() != nil {
+			sample.Outcome, sample.Reason = report.Interrupted, "interrupted while it was prepared"
+		}
 		return sample, fmt.Errorf("prepare sample %d: %w", s.sample, err)
 	}
 	sample.PrepareSeconds = round(s.Clock.Now() - began)
@@ -205,6 +232,7 @@ func (s *Session) until(ctx context.Context, watch *observe.Watch, test Test) er
 		select {
 		case c := <-s.Observer.Changes():
 			s.observe(c)
+			s.observePending() // one look at the nodes does for all of them
 		case c := <-s.results:
 			s.observe(c)
 		case <-look.C:
@@ -219,10 +247,22 @@ func (s *Session) until(ctx context.Context, watch *observe.Watch, test Test) er
 	return nil
 }
 
+// observePending takes in what has come meanwhile.
+func (s *Session) observePending() {
+	for {
+		select {
+		case c := <-s.Observer.Changes():
+			s.observe(c)
+		default:
+			return
+		}
+	}
+}
+
 // observe takes a change in, and has the log of a workload read once it runs.
 func (s *Session) observe(c step.Change) {
 	s.tracker.Observe(c)
-	if c.Pod != nil && !c.Gone {
+	if c.Pod != nil && !c.Gone && s.readLog != nil {
 		s.readLog(c.Pod)
 	}
 }

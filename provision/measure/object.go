@@ -29,11 +29,14 @@ func (s *Session) gone(ctx context.Context, path string) error {
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
-		select {
-		case <-tick.C:
-		case <-s.Observer.Changes(): // which have to be read
-		case <-ctx.Done():
-			return fmt.Errorf("wait until %s is deleted: %w", path, context.Cause(ctx))
+		for waiting := true; waiting; {
+			select {
+			case <-tick.C:
+				waiting = false
+			case <-s.Observer.Changes(): // which have to be read
+			case <-ctx.Done():
+				return fmt.Errorf("wait until %s is deleted: %w", path, context.Cause(ctx))
+			}
 		}
 	}
 }

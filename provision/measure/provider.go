@@ -10,12 +10,14 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuready/gpuready/provision/step"
 )
@@ -42,9 +44,9 @@ func (c Command) run(ctx context.Context, s *Session, node string) error {
 	for {
 		select {
 		case c := <-s.Observer.Changes():
-			s.tracker.Observe(c) // also while the command runs
+			s.observe(c) // also while the command runs
 		case err := <-ended:
-			if err == nil {
+			if err == nil || errors.Is(err, exec.ErrWaitDelay) { // it has left something in the background
 				return nil
 			}
 			if ctx.Err() != nil {
@@ -67,6 +69,9 @@ type Commands struct{ AddNode, RemoveNode Command }
 
 // Add runs the command that adds a node.
 func (p Commands) Add(ctx context.Context, s *Session) error { return p.AddNode.run(ctx, s, "") }
+
+// AddsGPUs reports true: what the commands do is theirs.
+func (Commands) AddsGPUs() bool { return true }
 
 // Remove runs the command that removes a node, once for each.
 func (p Commands) Remove(ctx context.Context, s *Session, nodes []string) error {
@@ -91,8 +96,12 @@ func (Commands) Restore(context.Context, *Session) error { return nil }
 type MachineSet struct {
 	Namespace, Name string
 
-	before *int64 // its replicas
+	before   *int64          // its replicas
+	machines map[string]bool // those that were there before Add
 }
+
+// AddsGPUs reports false: nodes are new.
+func (*MachineSet) AddsGPUs() bool { return false }
 
 const machinePath = "/apis/machine.openshift.io/v1beta1/namespaces/"
 
@@ -117,6 +126,10 @@ func (p *MachineSet) Add(ctx context.Context, s *Session) error {
 	if p.before == nil {
 		p.before = &now
 	}
+	p.machines = map[string]bool{}
+	if err := p.each(ctx, s, func(m machine) error { p.machines[m.Metadata.Name] = true; return nil }); err != nil {
+		return err
+	}
 	return p.scale(ctx, s, now+1)
 }
 
@@ -128,56 +141,56 @@ func (p *MachineSet) scale(ctx context.Context, s *Session, replicas int64) erro
 	return nil
 }
 
-// Remove marks the nodes' Machines as those to delete, and sets the replicas back.
-func (p *MachineSet) Remove(ctx context.Context, s *Session, nodes []string) error {
-	for _, n := range nodes {
-		if err := p.mark(ctx, s, n); err != nil {
-			return err
-		}
-	}
+// Remove sets the replicas back, and has the Machines go that have come since Add.
+func (p *MachineSet) Remove(ctx context.Context, s *Session, _ []string) error {
 	return p.Restore(ctx, s)
 }
 
-// mark has the MachineSet choose a node's Machine when it has one too many.
-func (p *MachineSet) mark(ctx context.Context, s *Session, node string) error {
-	machines := machinePath + url.PathEscape(p.Namespace) + "/machines"
-	var name string
-	_, err := s.Client.List(ctx, machines, nil, func(raw json.RawMessage) error {
-		var m struct {
-			Metadata struct {
-				Name string `json:"name"`
-			} `json:"metadata"`
-			Status struct {
-				NodeRef struct {
-					Name string `json:"name"`
-				} `json:"nodeRef"`
-			} `json:"status"`
-		}
+// machine is what is read of a Machine.
+type machine struct {
+	Metadata struct {
+		Name            string                  `json:"name"`
+		OwnerReferences []metav1.OwnerReference `json:"ownerReferences"`
+	} `json:"metadata"`
+}
+
+func (p *MachineSet) machinesPath() string {
+	return machinePath + url.PathEscape(p.Namespace) + "/machines"
+}
+
+// each reads the Machines of the MachineSet.
+func (p *MachineSet) each(ctx context.Context, s *Session, do func(machine) error) error {
+	_, err := s.Client.List(ctx, p.machinesPath(), nil, func(raw json.RawMessage) error {
+		var m machine
 		if err := json.Unmarshal(raw, &m); err != nil {
 			return err
 		}
-		if m.Status.NodeRef.Name == node {
-			name = m.Metadata.Name
+		if !slices.ContainsFunc(m.Metadata.OwnerReferences, func(o metav1.OwnerReference) bool { return o.Kind == "MachineSet" && o.Name == p.Name }) {
+			return nil
 		}
-		return nil
+		return do(m)
 	})
-	switch {
-	case err != nil:
-		return fmt.Errorf("list the Machines in namespace %s: %w", p.Namespace, err)
-	case name == "":
-		return fmt.Errorf("no Machine in namespace %s is node %s", p.Namespace, node)
-	}
-	patch := map[string]any{"metadata": map[string]any{"annotations": map[string]any{"machine.openshift.io/delete-machine": "true"}}}
-	if err := s.Client.Merge(ctx, machines+"/"+url.PathEscape(name), patch); err != nil {
-		return fmt.Errorf("mark Machine %s/%s: %w", p.Namespace, name, err)
+	if err != nil {
+		return fmt.Errorf("list the Machines of MachineSet %s/%s: %w", p.Namespace, p.Name, err)
 	}
 	return nil
 }
 
-// Restore sets the replicas back to what they were.
+// Restore marks the Machines that have come since Add as those to delete, and sets the
+// replicas back to what they were.
 func (p *MachineSet) Restore(ctx context.Context, s *Session) error {
 	if p.before == nil {
 		return nil
+	}
+	err := p.each(ctx, s, func(m machine) error {
+		if p.machines[m.Metadata.Name] {
+			return nil
+		}
+		mark := map[string]any{"metadata": map[string]any{"annotations": map[string]any{"machine.openshift.io/delete-machine": "true"}}}
+		return s.Client.Merge(ctx, p.machinesPath()+"/"+url.PathEscape(m.Metadata.Name), mark)
+	})
+	if err != nil {
+		return err
 	}
 	return p.scale(ctx, s, *p.before)
 }
@@ -219,6 +232,9 @@ func (p *NodeClaim) Add(ctx context.Context, s *Session) error {
 	}
 	return nil
 }
+
+// AddsGPUs reports false: nodes are new.
+func (*NodeClaim) AddsGPUs() bool { return false }
 
 // Remove deletes the NodeClaims.
 func (p *NodeClaim) Remove(ctx context.Context, s *Session, _ []string) error {

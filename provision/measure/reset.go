@@ -8,9 +8,12 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpuready/gpuready/provision/cluster"
 	"github.com/gpuready/gpuready/provision/report"
 	"github.com/gpuready/gpuready/provision/step"
 )
@@ -135,16 +138,36 @@ func (r *Reset) Finish(ctx context.Context, s *Session, _ *report.Sample) error 
 	return s.removeWorkloads(ctx)
 }
 
+// bringBack creates a ClusterPolicy unless it is there. One that is being deleted is waited
+// for: it would go all the same.
+func bringBack(ctx context.Context, c *cluster.Client, path string, policy map[string]any) error {
+	tick := time.NewTicker(500 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		var there metav1.PartialObjectMetadata
+		err := c.Get(ctx, path, nil, &there)
+		switch {
+		case apierrors.IsNotFound(err):
+			if err := c.Create(ctx, policiesPath, policy, nil); !apierrors.IsAlreadyExists(err) {
+				return err
+			}
+		case err != nil || there.DeletionTimestamp == nil:
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("the policy that was deleted is still there: %w", ctx.Err())
+		}
+	}
+}
+
 // Restore brings the policy back, if it was deleted.
 func (r *Reset) Restore(ctx context.Context, s *Session) error {
 	if r.policy == nil {
 		return nil
 	}
-	err := s.Client.Get(ctx, r.path(), nil, nil)
-	if apierrors.IsNotFound(err) {
-		err = s.Client.Create(ctx, policiesPath, r.policy, nil)
-	}
-	if err != nil {
+	if err := bringBack(ctx, s.Client, r.path(), r.policy); err != nil {
 		return fmt.Errorf("bring ClusterPolicy %s back: %w", r.Name, err)
 	}
 	return nil

@@ -19,6 +19,8 @@ type Provider interface {
 	Add(ctx context.Context, s *Session) error
 	// Remove gives nodes back.
 	Remove(ctx context.Context, s *Session, nodes []string) error
+	// AddsGPUs reports whether Add may give a GPU to a node that is there.
+	AddsGPUs() bool
 	// Restore takes back what Add did and Remove did not.
 	Restore(ctx context.Context, s *Session) error
 }
@@ -79,21 +81,13 @@ func (t *Scale) Ask(ctx context.Context, s *Session) error {
 
 // Finish removes the workloads, gives the nodes back and waits until they have gone.
 func (t *Scale) Finish(ctx context.Context, s *Session, sample *report.Sample) error {
-	var came []string
-	for _, line := range sample.Timelines {
-		if slices.Contains(t.gpus, line.Node) {
-			if sample.Outcome == report.Complete {
-				sample.Outcome, sample.Reason = report.Failed, "the workload found room on node "+line.Node+", which had GPUs before; let it ask for more GPUs than are free (--workload)"
-			}
-			continue
-		}
-		came = append(came, line.Node)
-	}
+	came := t.came(s, sample)
 	began := s.Clock.Now()
 	if err := s.removeWorkloads(ctx); err != nil {
 		return err
 	}
-	if err := t.Provider.Remove(ctx, s, came); err != nil {
+	added := slices.DeleteFunc(slices.Clone(came), func(n string) bool { return slices.Contains(t.there, n) && !t.Provider.AddsGPUs() })
+	if err := t.Provider.Remove(ctx, s, added); err != nil {
 		return err
 	}
 	if t.Keep || len(came) == 0 {
@@ -115,6 +109,23 @@ func (t *Scale) Finish(ctx context.Context, s *Session, sample *report.Sample) e
 	return err
 }
 
+// came returns the nodes of a sample that were added for it. Others add nodes, too: of a
+// sample that is not complete only those count that are known as GPU nodes.
+func (t *Scale) came(s *Session, sample *report.Sample) []string {
+	var came []string
+	for _, line := range sample.Timelines {
+		_, labelled := line.Find(step.Labelled)
+		switch {
+		case slices.Contains(t.gpus, line.Node) && sample.Outcome == report.Complete:
+			sample.Outcome, sample.Reason = report.Failed, "the workload found room on node "+line.Node+", which had GPUs before; let it ask for more GPUs than are free (--workload)"
+		case slices.Contains(t.gpus, line.Node):
+		case labelled || slices.Contains(s.tracker.Landed(), line.Node):
+			came = append(came, line.Node)
+		}
+	}
+	return came
+}
+
 // Restore has the provider take back what it did.
 func (t *Scale) Restore(ctx context.Context, s *Session) error {
 	return t.Provider.Restore(ctx, s)
@@ -126,6 +137,9 @@ type Autoscaler struct{}
 
 // Add does nothing: the pending workload is the request.
 func (Autoscaler) Add(context.Context, *Session) error { return nil }
+
+// AddsGPUs reports false: nodes are new.
+func (Autoscaler) AddsGPUs() bool { return false }
 
 // Remove does nothing: idle nodes are removed by the autoscaler.
 func (Autoscaler) Remove(context.Context, *Session, []string) error { return nil }

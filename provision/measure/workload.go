@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"net/url"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -157,7 +159,8 @@ func (s *Session) readLogs(ctx context.Context) (stop func()) {
 		if s.Options.Workload.Result == nil || pod.Labels[step.WorkloadLabel] != s.label() || begun[pod.UID] {
 			return
 		}
-		if len(pod.Status.ContainerStatuses) == 0 || pod.Status.ContainerStatuses[0].State.Waiting != nil {
+		main := slices.IndexFunc(pod.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.Name == pod.Spec.Containers[0].Name })
+		if main < 0 || pod.Status.ContainerStatuses[main].State.Waiting != nil {
 			return
 		}
 		begun[pod.UID] = true
@@ -172,12 +175,25 @@ func (s *Session) readLogs(ctx context.Context) (stop func()) {
 // findResult reads a log until it has a result. Where it has none, the sample times out, or
 // the container ends with 0.
 func (s *Session) findResult(ctx context.Context, pod *corev1.Pod) {
-	found, err := s.matched(ctx, s.podsPath()+"/"+pod.Name+"/log", pod.Spec.Containers[0].Name, s.Options.Workload.Result)
-	if err != nil {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	var found step.Change
+	for {
+		var err error
+		if found, err = s.matched(ctx, s.podsPath()+"/"+pod.Name+"/log", pod.Spec.Containers[0].Name, s.Options.Workload.Result); err == nil {
+			break
+		}
 		if ctx.Err() == nil {
 			s.Log.Warn("cannot find a result in the workload's log", "pod", pod.Namespace+"/"+pod.Name, "error", err)
 		}
-		return
+		if errors.Is(err, errNoMatch) {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
 	}
 	found.Result = pod.UID
 	select {

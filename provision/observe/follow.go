@@ -70,27 +70,38 @@ func (o *Observer) follow(ctx context.Context, s stream) error {
 
 // list reads all objects, and emits those that have gone since the last time.
 func (f *follower) list(ctx context.Context) (version string, err error) {
-	there := map[types.UID]bool{}
+	type arrival struct {
+		uid     types.UID
+		version string
+		change  step.Change
+	}
+	there, news := map[types.UID]bool{}, []arrival(nil)
 	version, err = f.client.List(ctx, f.path, f.params, func(raw json.RawMessage) error {
 		c, uid, at, err := f.decode(raw)
 		if err != nil {
 			return err
 		}
 		there[uid] = true
-		if f.known[uid].version == at {
-			return nil
+		if f.known[uid].version != at {
+			news = append(news, arrival{uid, at, c})
 		}
-		return f.emit(ctx, uid, at, c)
+		return nil
 	})
 	if err != nil {
 		return "", err
 	}
+	// What has gone comes first: a node may be there again under its name.
 	for uid, o := range f.known {
 		if there[uid] {
 			continue
 		}
 		o.last.Gone = true
 		if err := f.emit(ctx, uid, "", o.last); err != nil {
+			return "", err
+		}
+	}
+	for _, n := range news {
+		if err := f.emit(ctx, n.uid, n.version, n.change); err != nil {
 			return "", err
 		}
 	}
@@ -121,12 +132,12 @@ type event struct {
 var errEnded = errors.New("the watch has ended")
 
 func (f *follower) watchOnce(ctx context.Context, version string, lifetime time.Duration) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, lifetime+heartbeat)
+	watching, cancel := context.WithTimeout(ctx, lifetime+heartbeat)
 	defer cancel()
 	f.watching(f.name, cancel)
 	params := map[string]string{"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version, "timeoutSeconds": strconv.Itoa(int(lifetime.Seconds()))}
 	maps.Copy(params, f.params)
-	body, err := f.client.Stream(ctx, f.path, params)
+	body, err := f.client.Stream(watching, f.path, params)
 	if err != nil {
 		return "", err
 	}
@@ -150,7 +161,7 @@ func (f *follower) watchOnce(ctx context.Context, version string, lifetime time.
 			continue
 		}
 		c.Gone = e.Type == "DELETED"
-		if err := f.emit(ctx, uid, at, c); err != nil {
+		if err := f.emit(ctx, uid, at, c); err != nil { // also when the watch has just been ended
 			return "", err
 		}
 	}
@@ -184,35 +195,36 @@ func (f *follower) emit(ctx context.Context, uid types.UID, version string, c st
 	if f.broken > 0 {
 		c.Late = c.At - f.broken
 	}
-	f.remember(uid, version, c)
-	if c.Node == nil && c.Pod == nil && c.Event == nil {
-		return nil // an Event has gone
-	}
-	select {
-	case f.changes <- c:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-// remember keeps what is there.
-func (f *follower) remember(uid types.UID, version string, c step.Change) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if c.Gone {
-		delete(f.known, uid)
-		delete(f.nodes, uid)
-		delete(f.pods, uid)
-		return
+	f.share(uid, c)
+	if c.Node != nil || c.Pod != nil || c.Event != nil { // else an Event has gone
+		select {
+		case f.changes <- c:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 	switch {
+	case c.Gone:
+		delete(f.known, uid)
+	case c.Event != nil:
+		f.known[uid] = object{version: version}
+	default:
+		f.known[uid] = object{version, c}
+	}
+	return nil
+}
+
+// share has an object in the Observer's snapshots, or in them no more.
+func (f *follower) share(uid types.UID, c step.Change) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case c.Gone:
+		delete(f.nodes, uid)
+		delete(f.pods, uid)
 	case c.Node != nil:
 		f.nodes[uid] = c.Node
 	case c.Pod != nil:
 		f.pods[uid] = c.Pod
-	default:
-		c.Event = nil
 	}
-	f.known[uid] = object{version, c}
 }

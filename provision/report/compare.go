@@ -106,7 +106,7 @@ func pairRatios(a, b *Report, s Span) []float64 {
 	var ratios []float64
 	for _, sample := range b.Counted() {
 		d, has := s.sample(sample)
-		if first, both := of[sample.Number]; has && both {
+		if first, both := of[sample.Number]; has && both && d > 0 {
 			ratios = append(ratios, d/first)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/provision/step"
 )
 
@@ -134,7 +135,28 @@ func Read(r io.Reader, name string) (*Report, error) {
 	if err := json.Unmarshal(data, rep); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
+	rep.clean()
 	return rep, rep.check(name)
+}
+
+// clean makes what others wrote fit for one line of a terminal, a table or a picture.
+func (r *Report) clean() {
+	texts := []*string{&r.Notice, &r.Stack, &r.Test, &r.Tool, &r.Ended, &r.Cluster.Version, &r.Cluster.Kubelet, &r.Cluster.Runtime, &r.Cluster.System, &r.Cluster.Kernel}
+	for i := range r.Samples {
+		texts = append(texts, &r.Samples[i].Reason)
+		for j := range r.Samples[i].Timelines {
+			texts = append(texts, &r.Samples[i].Timelines[j].Node)
+		}
+	}
+	for _, images := range r.Images {
+		for i := range images {
+			texts = append(texts, &images[i])
+		}
+	}
+	const most = 1024
+	for _, text := range texts {
+		*text = record.Clean(*text, most)
+	}
 }
 
 // maxSeconds bounds a time in a report: a month.

@@ -131,8 +131,12 @@ const leastPairs = 6
 // there are too few values.
 func medianInterval(sorted []float64) (Interval, bool) {
 	n := len(sorted)
-	if n < leastPairs {
+	switch {
+	case n < leastPairs:
 		return Interval{}, false
+	case n > 1000: // by the normal distribution, as 2⁻ⁿ is no number any more
+		k := int((float64(n) - 1.96*math.Sqrt(float64(n))) / 2)
+		return Interval{sorted[k-1], sorted[n-k]}, true
 	}
 	// Below is the probability that at most k of n values lie below the median.
 	below, term, k := 0.0, math.Pow(0.5, float64(n)), 0

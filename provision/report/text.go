@@ -112,13 +112,21 @@ func (r *Report) CSV(w io.Writer) error {
 	for _, s := range r.Samples {
 		for _, t := range s.Timelines {
 			for _, reached := range t.Steps {
-				_ = c.Write([]string{r.Stack, r.Test, strconv.Itoa(s.Number), s.Began.UTC().Format("2006-01-02T15:04:05.000Z"), strconv.FormatBool(s.Dropped), string(s.Outcome),
+				_ = c.Write([]string{plain(r.Stack), plain(r.Test), strconv.Itoa(s.Number), s.Began.UTC().Format("2006-01-02T15:04:05.000Z"), strconv.FormatBool(s.Dropped), string(s.Outcome),
 					t.Node, string(reached.Step), precise(reached.At), precise(reached.Took), precise(reached.Late), strconv.FormatBool(reached.Before)})
 			}
 		}
 	}
 	c.Flush()
 	return c.Error()
+}
+
+// plain keeps a spreadsheet from taking a text for a formula.
+func plain(text string) string {
+	if text != "" && strings.ContainsAny(text[:1], "=+-@") {
+		return "'" + text
+	}
+	return text
 }
 
 // notices returns what the reports say was simulated, each once.

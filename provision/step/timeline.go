@@ -89,8 +89,8 @@ func (t *Tracker) Has(node string, id ID) bool {
 // Validates reports whether something on a node validates it: NVIDIA's validator, or
 // gpuready's, which has set its condition or is about to.
 func (t *Tracker) Validates(node string) bool {
-	for _, p := range t.pods {
-		if p.operand == Validator && p.node == node && !p.gone {
+	for _, p := range t.on[node] {
+		if p.operand == Validator && !p.gone {
 			return true
 		}
 	}
@@ -170,11 +170,7 @@ func (t *Tracker) moments(name string) map[ID]Moment {
 	if n := t.nodes[name]; n != nil {
 		maps.Copy(all, n.steps)
 	}
-	for _, uid := range slices.Sorted(maps.Keys(t.pods)) {
-		p := t.pods[uid]
-		if p.node != name {
-			continue
-		}
+	for uid, p := range t.on[name] {
 		switch p.operand {
 		case Driver:
 			earliest(all, DriverScheduled, p.scheduled)
@@ -211,12 +207,7 @@ func earliest(all map[ID]Moment, id ID, m *Moment) {
 // pulled returns the last pull for a pod until its container started. Where the
 // container was seen running before its Event arrived, it is the first pull.
 func (t *Tracker) pulled(uid types.UID, started *Moment) *Moment {
-	var mine []Moment
-	for _, p := range t.pulls {
-		if p.pod == uid {
-			mine = append(mine, p.Moment)
-		}
-	}
+	mine := t.pulls[uid]
 	if len(mine) == 0 {
 		return nil
 	}

@@ -1,8 +1,6 @@
 package step
 
 import (
-	"cmp"
-	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -58,17 +56,13 @@ type Tracker struct {
 	begun bool
 	nodes map[string]*node
 	pods  map[types.UID]*pod
-	pulls []pull
-}
-
-// pull is when an image had been pulled for a pod.
-type pull struct {
-	pod types.UID
-	Moment
+	on    map[string]map[types.UID]*pod // those of each node
+	pulls map[types.UID][]Moment        // when images had been pulled for a pod
 }
 
 // node is what is known of a Node.
 type node struct {
+	uid      types.UID
 	boot     string // at the beginning
 	steps    map[ID]Moment
 	notes    []Note
@@ -95,13 +89,17 @@ type pod struct {
 // Begin says that the sample begins: what has been observed is how things were before.
 func (t *Tracker) Begin() {
 	t.begun = true
-	maps.DeleteFunc(t.pods, func(_ types.UID, p *pod) bool { return p.gone })
+	for uid, p := range t.pods {
+		if p.gone {
+			t.forget(uid, p)
+		}
+	}
 }
 
 // Observe takes a change in.
 func (t *Tracker) Observe(c Change) {
 	if t.nodes == nil {
-		t.nodes, t.pods = map[string]*node{}, map[types.UID]*pod{}
+		t.nodes, t.pods, t.on, t.pulls = map[string]*node{}, map[types.UID]*pod{}, map[string]map[types.UID]*pod{}, map[types.UID][]Moment{}
 	}
 	m := Moment{At: c.At, Late: c.Late, Old: !t.begun}
 	switch {
@@ -133,8 +131,11 @@ func (n *node) reach(id ID, m Moment) {
 
 func (t *Tracker) observeNode(seen *corev1.Node, gone bool, m Moment) {
 	n := t.nodes[seen.Name]
-	if n == nil || n.gone && !gone {
-		n = &node{boot: seen.Status.NodeInfo.BootID, steps: map[ID]Moment{}}
+	if gone && (n == nil || n.uid != seen.UID) {
+		return // another Node has its name by now
+	}
+	if n == nil || n.gone && !gone || n.uid != seen.UID {
+		n = &node{uid: seen.UID, boot: seen.Status.NodeInfo.BootID, steps: map[ID]Moment{}}
 		if t.begun {
 			n.boot = ""
 		}
@@ -251,7 +252,13 @@ func (t *Tracker) observePod(seen *corev1.Pod, gone bool, m Moment) {
 	}
 	p.waits = waits(seen)
 	p.ours = seen.Labels["app.kubernetes.io/part-of"] == "gpuready"
-	p.node = cmp.Or(seen.Spec.NodeName, p.node)
+	if p.node == "" && seen.Spec.NodeName != "" { // which does not change
+		p.node = seen.Spec.NodeName
+		if t.on[p.node] == nil {
+			t.on[p.node] = map[types.UID]*pod{}
+		}
+		t.on[p.node][seen.UID] = p
+	}
 	p.gone = gone || seen.DeletionTimestamp != nil
 	main := mainContainer(seen)
 	if m.Old {
@@ -263,7 +270,7 @@ func (t *Tracker) observePod(seen *corev1.Pod, gone bool, m Moment) {
 		}
 	}
 	if p.gone && operand != "" && (p.ready == nil || p.ready.Old) {
-		delete(t.pods, seen.UID)
+		t.forget(seen.UID, p)
 		return
 	}
 	if p.gone || t.begun && main.ContainerID == p.old && p.old != "" {
@@ -281,6 +288,12 @@ func (t *Tracker) observePod(seen *corev1.Pod, gone bool, m Moment) {
 		first(&p.ended, m)
 	}
 	p.fail(seen)
+}
+
+// forget lets go of a pod.
+func (t *Tracker) forget(uid types.UID, p *pod) {
+	delete(t.pods, uid)
+	delete(t.on[p.node], uid)
 }
 
 // fail notes why a workload will not end well.
@@ -336,9 +349,10 @@ func (t *Tracker) observeEvent(e *corev1.Event, m Moment) {
 	if e.Reason != "Pulled" || e.InvolvedObject.Kind != "Pod" || m.Old {
 		return
 	}
-	const most = 4096 // of a sample; a busy cluster has Events of many other pods
-	if len(t.pulls) < most {
-		t.pulls = append(t.pulls, pull{e.InvolvedObject.UID, m}) // its pod may be seen later
+	const mostPods, most = 1 << 16, 32 // a busy cluster has Events of many other pods
+	uid := e.InvolvedObject.UID
+	if of := t.pulls[uid]; len(of) < most && (len(of) > 0 || len(t.pulls) < mostPods) {
+		t.pulls[uid] = append(of, m) // its pod may be seen later
 	}
 }
 

@@ -425,6 +425,7 @@ func TestDevicesAreReportedAheadOfTheKubelet(t *testing.T) {
 	require.Empty(t, ask(t, report(-1, 8)), "there are none")
 	require.Empty(t, ask(t, report(0, 8)), "a plugin that has gone has left its capacity")
 	require.Empty(t, ask(t, report(8, 8)), "nothing changes")
+	require.Empty(t, ask(t, report(0, 2000)), "written as 2k")
 	for name, r := range map[string]request{"fewer": report(8, 7), "more": report(8, 9), "none": report(8, 0)} {
 		require.Contains(t, ask(t, r), "of which none is allocatable", name)
 	}
@@ -480,7 +481,7 @@ func TestNothingElseOfItsNodeCanBeChanged(t *testing.T) {
 		fields    = "gpu-validator may not change a Node's spec but for its taints"
 		taints    = "gpu-validator may only remove startup taints, and add them with the effect NoSchedule: nvidia.com/gpu-not-ready, gpuready.io/not-ready, startup-taint.cluster-autoscaler.kubernetes.io/gpu-not-ready"
 		status    = "gpu-validator may not change a Node's status but for its conditions, and devices that the kubelet has not reported yet"
-		devices   = "gpu-validator may add to a Node's capacity and allocatable nothing but nvidia.com/ devices of which none is allocatable, up to 99999"
+		devices   = "gpu-validator may add to a Node's capacity and allocatable nothing but nvidia.com/ devices of which none is allocatable, up to 99999 each, of 64 names"
 		condition = "gpu-validator may change no conditions of a Node but GPUReady and GPUHealthy"
 		said      = "gpu-validator says each of the conditions GPUReady and GPUHealthy once, with a reason of 128 characters and a message of 1024"
 		many      = "gpu-validator may bring a Node to 512 labels of GPUs, and name them in gpuready.io/feature-labels with 40000 bytes"
@@ -515,13 +516,20 @@ func TestNothingElseOfItsNodeCanBeChanged(t *testing.T) {
 		"its taint changed":         {func(n *corev1.Node) { n.Spec.Taints[0].Effect = "NoExecute" }, taints},
 		"capacity of none":          {func(n *corev1.Node) { n.Status.Capacity = corev1.ResourceList{"nvidia.com/gpu": {}} }, devices},
 		"capacity alone":            {func(n *corev1.Node) { n.Status.Capacity = offer("nvidia.com/gpu", 8) }, devices},
-		"another's resource":        {func(n *corev1.Node) { n.Status.Allocatable = offer("example.com/nvidia.com/gpu", 8) }, devices},
-		"memory":                    {func(n *corev1.Node) { n.Status.Allocatable = offer("memory", 8) }, devices},
-		"more devices than can be":  {func(n *corev1.Node) { n.Status.Allocatable = offer("nvidia.com/gpu", 100000) }, devices},
-		"an address":                {func(n *corev1.Node) { n.Status.Addresses[0].Address = "10.1.1.2" }, status},
-		"addresses gone":            {func(n *corev1.Node) { n.Status.Addresses = nil }, status},
-		"an image":                  {func(n *corev1.Node) { n.Status.Images[49].SizeBytes = 1 }, status},
-		"Ready":                     {func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionFalse }, condition},
+		"the network's devices":     {func(n *corev1.Node) { n.Status.Allocatable = offer("nvidia.com/hostdev", 8) }, devices},
+		"many names": {func(n *corev1.Node) {
+			n.Status.Allocatable = corev1.ResourceList{}
+			for i := range 65 {
+				n.Status.Allocatable[corev1.ResourceName(fmt.Sprintf("nvidia.com/x%d", i))] = *resource.NewQuantity(1, resource.DecimalSI)
+			}
+		}, devices},
+		"another's resource":       {func(n *corev1.Node) { n.Status.Allocatable = offer("example.com/nvidia.com/gpu", 8) }, devices},
+		"memory":                   {func(n *corev1.Node) { n.Status.Allocatable = offer("memory", 8) }, devices},
+		"more devices than can be": {func(n *corev1.Node) { n.Status.Allocatable = offer("nvidia.com/gpu", 100000) }, devices},
+		"an address":               {func(n *corev1.Node) { n.Status.Addresses[0].Address = "10.1.1.2" }, status},
+		"addresses gone":           {func(n *corev1.Node) { n.Status.Addresses = nil }, status},
+		"an image":                 {func(n *corev1.Node) { n.Status.Images[49].SizeBytes = 1 }, status},
+		"Ready":                    {func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionFalse }, condition},
 		"a condition more": {func(n *corev1.Node) {
 			n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: "Other"})
 		}, condition},
