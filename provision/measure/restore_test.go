@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
@@ -67,9 +68,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	meta := func(extra map[string]any) map[string]any {
 		m := map[string]any{"name": "p", "uid": "1", "resourceVersion": "1"}
-		for key, value := range extra {
-			m[key] = value
-		}
+		maps.Copy(m, extra)
 		return map[string]any{"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": m}
 	}
 	about := strings.HasPrefix(r.URL.Path, policiesPath)
