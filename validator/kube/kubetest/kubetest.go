@@ -80,8 +80,22 @@ func (s *Server) listen(addr string) {
 
 // Stop ends it: connections are refused from then on.
 func (s *Server) Stop() {
-	s.http.CloseClientConnections()
-	s.http.Close()
+	_ = s.http.Listener.Close() // first, or a watch that begins now would never end
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		s.http.Close()
+	}()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		s.http.CloseClientConnections() // those, too, that were accepted meanwhile
+		select {
+		case <-closed:
+			return
+		case <-tick.C:
+		}
+	}
 }
 
 // Restart listens again where Stop ended it; what it knows is still there.
