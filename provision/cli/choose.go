@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -150,7 +151,10 @@ func (m *measuring) keepPolicy(manifest []byte) (string, error) {
 		dir = "."
 	}
 	path := filepath.Join(dir, "gpu-provision-clusterpolicy.json")
-	if err := os.WriteFile(path, append(manifest, '\n'), 0o600); err != nil {
+	if err := writeFile(path, 0o600, func(w io.Writer) error {
+		_, err := w.Write(append(manifest, '\n'))
+		return err
+	}); err != nil {
 		return "", err
 	}
 	return filepath.Abs(path)

@@ -111,7 +111,7 @@ func readReports(names []string) ([]*report.Report, error) {
 }
 
 // writeFile writes a file whole or not at all.
-func writeFile(path string, write func(io.Writer) error) (err error) {
+func writeFile(path string, mode os.FileMode, write func(io.Writer) error) error {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
 	if err != nil {
 		return err
@@ -123,7 +123,7 @@ func writeFile(path string, write func(io.Writer) error) (err error) {
 	if err := write(f); err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
-	if err := f.Chmod(0o644); err != nil {
+	if err := f.Chmod(mode); err != nil {
 		return err
 	}
 	if err := f.Sync(); err != nil {

@@ -51,7 +51,7 @@ The rights that it needs are in docs/provisioning.md.
 
 `
 
-// measuring is what the flags of measure say.
+// measuring holds the flags of measure.
 type measuring struct {
 	where                    cluster.Where
 	test, stack, notice      string
@@ -282,7 +282,7 @@ func (m *measuring) write(rep *report.Report) error {
 		}
 	}
 	for path, ext := range files {
-		if err := writeFile(path, func(w io.Writer) error { return show(w, rep, ext) }); err != nil {
+		if err := writeFile(path, 0o644, func(w io.Writer) error { return show(w, rep, ext) }); err != nil {
 			return err
 		}
 	}

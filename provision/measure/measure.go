@@ -20,7 +20,7 @@ import (
 	"github.com/gpuready/gpuready/provision/step"
 )
 
-// Options are what a run measures.
+// Options configure a run.
 type Options struct {
 	Samples       int           // that count
 	Drop          int           // that come before and do not
@@ -64,7 +64,7 @@ type Session struct {
 	tracker *step.Tracker
 	readLog func(*corev1.Pod) // reads a workload's log, in a goroutine that ends with the sample
 	results chan step.Change  // of logs
-	told    map[string]bool
+	logged  map[string]bool   // steps, as "node/step"
 	asked   time.Duration
 }
 
@@ -200,7 +200,7 @@ func (s *Session) finish(ctx context.Context, test Test, sample *report.Sample) 
 // track begins a new Tracker, which knows what is there.
 func (s *Session) track(reboots bool) {
 	s.tracker = &step.Tracker{Resource: s.Options.Resource, Selectors: s.Options.Selectors, Sample: s.label(), Reboot: reboots}
-	s.told = map[string]bool{}
+	s.logged = map[string]bool{}
 	for drained := false; !drained; { // changes that the snapshot has, too
 		select {
 		case <-s.Observer.Changes():
@@ -242,7 +242,7 @@ func (s *Session) until(ctx context.Context, watch *observe.Watch, test Test) er
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		s.tell(test)
+		s.logSteps(test)
 	}
 	return nil
 }
@@ -281,15 +281,15 @@ func (s *Session) complete(test Test) bool {
 	return s.tracker.Ended() >= s.Options.Workload.count(nodes)
 }
 
-// tell logs the steps that were taken since it last did.
-func (s *Session) tell(test Test) {
+// logSteps logs the steps that were taken since it last did.
+func (s *Session) logSteps(test Test) {
 	for _, n := range test.Nodes(s) {
 		for _, r := range s.tracker.Timeline(n, s.asked).Steps {
 			key := n + "/" + string(r.Step)
-			if s.told[key] || r.Before || r.Step == step.Asked {
+			if s.logged[key] || r.Before || r.Step == step.Asked {
 				continue
 			}
-			s.told[key] = true
+			s.logged[key] = true
 			s.Log.Info(string(r.Step), "sample", s.sample, "node", n, "after", fmt.Sprintf("%.1fs", r.At))
 		}
 	}

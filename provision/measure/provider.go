@@ -146,7 +146,7 @@ func (p *MachineSet) Remove(ctx context.Context, s *Session, _ []string) error {
 	return p.Restore(ctx, s)
 }
 
-// machine is what is read of a Machine.
+// machine has the fields of a Machine that are read.
 type machine struct {
 	Metadata struct {
 		Name            string                  `json:"name"`

@@ -22,10 +22,10 @@ import (
 	"github.com/gpuready/gpuready/provision/step"
 )
 
-// DefaultImage is that of gpuready's CUDA samples, whose first program is vectoradd.
+// DefaultImage is the image of gpuready's CUDA samples. By default it runs vectoradd.
 const DefaultImage = "gpuready/cuda-samples:v0.1.0"
 
-// Workload is what is run on the GPUs that come. The zero value runs nothing.
+// Workload describes the pods that run on the GPUs. The zero value runs none.
 type Workload struct {
 	Pod       *corev1.Pod // nil: none
 	Namespace string

@@ -33,7 +33,7 @@ type follower struct {
 	heard  time.Duration // when the watch last brought something
 }
 
-// object is what a follower knows of an object. Of an Event it is the version alone.
+// object is the last version of an object that was emitted. Of an Event only the version is kept.
 type object struct {
 	version string
 	last    step.Change
@@ -50,10 +50,10 @@ func (o *Observer) follow(ctx context.Context, s stream) error {
 		switch {
 		case err == nil:
 			listed = true
-			o.listed()
+			o.markListed()
 			f.broken, wait = 0, minWait
 			f.watch(ctx, version)
-			f.broken = max(o.broke(), f.heard)
+			f.broken = max(o.markBroken(), f.heard)
 		case ctx.Err() == nil && !listed:
 			return fmt.Errorf("list %s: %w", s.name, err)
 		}
@@ -122,7 +122,7 @@ func (f *follower) watch(ctx context.Context, version string) {
 	}
 }
 
-// event is what a watch brings.
+// event is one line of a watch.
 type event struct {
 	Type   string          `json:"type"`
 	Object json.RawMessage `json:"object"`

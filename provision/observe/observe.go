@@ -156,7 +156,7 @@ func (o *Observer) Snapshot() []step.Change {
 // Run watches until the context ends. It returns an error only where the first list of
 // something is refused: later the API server may come and go.
 func (o *Observer) Run(ctx context.Context) error {
-	o.heard()
+	o.markAlive()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { o.beat(ctx); return nil })
 	all := o.streams()
@@ -185,15 +185,15 @@ func (o *Observer) beat(ctx context.Context) {
 		switch {
 		case ctx.Err() != nil:
 		case err != nil:
-			o.lost()
+			o.markAway()
 		default:
-			o.heard()
+			o.markAlive()
 		}
 	}
 }
 
-// heard notes that the API server is there.
-func (o *Observer) heard() {
+// markAlive records that the API server has answered.
+func (o *Observer) markAlive() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	now := o.clock.Now()
@@ -204,9 +204,9 @@ func (o *Observer) heard() {
 	o.alive = now
 }
 
-// lost notes that the API server does not answer, and ends the watches: what they
+// markAway records that the API server does not answer, and ends the watches: what they
 // bring afterwards may have happened at any time since.
-func (o *Observer) lost() {
+func (o *Observer) markAway() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.away = true
@@ -215,9 +215,9 @@ func (o *Observer) lost() {
 	}
 }
 
-// broke notes that a watch has broken, and returns when the API server was last known
+// markBroken records that a watch has broken, and returns when the API server was last known
 // to be there.
-func (o *Observer) broke() time.Duration {
+func (o *Observer) markBroken() time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.away = true
@@ -232,9 +232,9 @@ func (o *Observer) watching(name string, cancel context.CancelFunc) {
 	o.watches[name] = cancel
 }
 
-// listed notes that one more stream has been listed, for which the API server is there.
-func (o *Observer) listed() {
-	o.heard()
+// markListed records that one more stream has been listed, which the API server has answered.
+func (o *Observer) markListed() {
+	o.markAlive()
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.unlisted--; o.unlisted > 0 {

@@ -7,13 +7,13 @@ import (
 	"github.com/gpuready/gpuready/provision/step"
 )
 
-// Span is what lies between two steps.
+// Span is the time from one step to another.
 type Span struct {
 	From step.ID `json:"from"`
 	To   step.ID `json:"to"`
 }
 
-// DefaultSpans are what people ask about. A driver pod is Ready with the kubelet's next
+// DefaultSpans returns the spans that are compared unless others are named. A driver pod is Ready with the kubelet's next
 // probe of it, by when GPUs may long be allocatable; its start is the better beginning.
 func DefaultSpans() []Span {
 	return []Span{

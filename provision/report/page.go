@@ -32,7 +32,7 @@ func Page(w io.Writer, reports ...*Report) error {
 	return pageTemplate.Execute(w, p)
 }
 
-// page is what the template shows.
+// page is the data of the template.
 type page struct {
 	Style             template.CSS
 	Notices           []string

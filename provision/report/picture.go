@@ -20,7 +20,7 @@ const (
 	axisHeight   = 30
 )
 
-// plotWidth is what bars and points have.
+// plotWidth is the width of the part that has bars and points, in pixels.
 const plotWidth = pictureWidth - labelWidth - valueWidth
 
 // group is the part of the way that a step belongs to, and the class of its colour.

@@ -16,7 +16,7 @@ import (
 // Schema is the format of a report.
 const Schema = "gpuready.io/provision/v1"
 
-// Report is what one run has measured. Times are seconds.
+// Report holds the results of one run. Times are in seconds.
 type Report struct {
 	Schema string `json:"schema"`
 	// Notice says what was simulated. It is the first line of everything that is shown.

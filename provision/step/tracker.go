@@ -60,7 +60,7 @@ type Tracker struct {
 	pulls map[types.UID][]Moment        // when images had been pulled for a pod
 }
 
-// node is what is known of a Node.
+// node holds what was observed of a Node.
 type node struct {
 	uid      types.UID
 	boot     string // at the beginning
@@ -72,7 +72,7 @@ type node struct {
 	gone     bool
 }
 
-// pod is what is known of a Pod.
+// pod holds what was observed of a Pod.
 type pod struct {
 	name                             string
 	node                             string

@@ -69,7 +69,7 @@ const (
 	deleting = 3
 )
 
-// History is what an autoscaler has asked of a provider.
+// History records what an autoscaler has asked of a provider.
 type History struct {
 	Loops     int // how often it looked at the cluster
 	Increases []Request

@@ -405,7 +405,7 @@ func TestOfItsOwnNodeTheValidatorMayDoItsWork(t *testing.T) {
 	require.Empty(t, ask(t, bare))
 }
 
-// offer is what a Node has of one resource.
+// offer returns a list with one resource.
 func offer(name corev1.ResourceName, devices int64) corev1.ResourceList {
 	return corev1.ResourceList{name: *resource.NewQuantity(devices, resource.DecimalSI)}
 }
