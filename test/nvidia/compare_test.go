@@ -1,12 +1,16 @@
 package nvidia
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -19,34 +23,38 @@ import (
 // comparison is what TestCompare measures: make provision-compare sets it by environment
 // variables.
 type comparison struct {
-	samples     int           // GPUREADY_COMPARE: of each stack, beside the first, which does not count
-	status      time.Duration // GPUREADY_COMPARE_STATUS: how often a kubelet reports
-	driverTakes time.Duration // GPUREADY_COMPARE_DRIVER: how long loading takes
-	link        string        // GPUREADY_COMPARE_REGISTRY: "" (images present), "public" or "cluster"
-	out         string        // GPUREADY_MEASUREMENTS: a folder for the reports
+	samples     int             // GPUREADY_COMPARE: of each stack, beside the first, which does not count
+	test        string          // GPUREADY_COMPARE_TEST: "fresh", a node that is bare, or "reset", of the ClusterPolicy
+	status      time.Duration   // GPUREADY_COMPARE_STATUS: how often a kubelet reports
+	driverTakes []time.Duration // GPUREADY_COMPARE_DRIVER: how long loading takes, each for both stacks
+	handler     bool            // GPUREADY_COMPARE_HANDLER: bare nodes have the stack's containerd handler
+	link        string          // GPUREADY_COMPARE_REGISTRY: "" (images present), "public" or "cluster"
+	out         string          // GPUREADY_MEASUREMENTS: a folder for the reports
 }
+
+// resets is how many of a stack are measured before it is removed and the next has its turn.
+const resets = 3
 
 func readComparison(t *testing.T) comparison {
 	t.Helper()
 	if os.Getenv("GPUREADY_COMPARE") == "" {
 		t.Skip("GPUREADY_COMPARE is not set: make provision-compare runs this")
 	}
-	duration := func(name string, otherwise time.Duration) time.Duration {
-		text := os.Getenv(name)
-		if text == "" {
-			return otherwise
-		}
-		d, err := time.ParseDuration(text)
-		require.NoError(t, err, name)
-		return d
-	}
 	c := comparison{
-		status: duration("GPUREADY_COMPARE_STATUS", 10*time.Second), driverTakes: duration("GPUREADY_COMPARE_DRIVER", 5*time.Second),
+		test: cmp.Or(os.Getenv("GPUREADY_COMPARE_TEST"), "fresh"), handler: os.Getenv("GPUREADY_COMPARE_HANDLER") != "",
 		link: os.Getenv("GPUREADY_COMPARE_REGISTRY"), out: os.Getenv("GPUREADY_MEASUREMENTS"),
 	}
 	var err error
 	c.samples, err = strconv.Atoi(os.Getenv("GPUREADY_COMPARE"))
 	require.NoError(t, err)
+	c.status, err = time.ParseDuration(cmp.Or(os.Getenv("GPUREADY_COMPARE_STATUS"), "10s"))
+	require.NoError(t, err)
+	for text := range strings.SplitSeq(cmp.Or(os.Getenv("GPUREADY_COMPARE_DRIVER"), "5s"), ",") {
+		takes, err := time.ParseDuration(text)
+		require.NoError(t, err)
+		c.driverTakes = append(c.driverTakes, takes)
+	}
+	require.Contains(t, []string{"fresh", "reset"}, c.test)
 	require.Contains(t, []string{"", "public", "cluster"}, c.link)
 	if c.out == "" {
 		c.out = t.TempDir()
@@ -55,14 +63,38 @@ func readComparison(t *testing.T) comparison {
 	return c
 }
 
-// notice is the first line of the reports.
-func (c comparison) notice() string {
-	images := map[string]string{"": "images present", "public": "images from a registry behind 80 ms and 200 Mbit/s", "cluster": "images from a registry in the cluster"}[c.link]
-	return fmt.Sprintf("SIMULATED: no GPU; one driver container for both stacks stands in for NVIDIA's and loads nothing for %v; kubelet reports every %v; %s", c.driverTakes, c.status, images)
+// contender is a stack with a driver that takes a time to load.
+type contender struct {
+	Stack
+	takes   time.Duration
+	name    string // of its report
+	notice  string // first line of its report
+	handler string // folder with the files of its containerd handler
 }
 
-// TestCompare measures the two stacks in alternation with gpu-provision, each sample on a
-// node that is as bare as the first: from a GPU that is plugged in to a pod that has computed.
+func (c comparison) contender(t *testing.T, stack Stack, takes time.Duration) *contender {
+	t.Helper()
+	of := &contender{Stack: stack, takes: takes, name: stack.Name()}
+	if len(c.driverTakes) > 1 {
+		of.name += "-" + takes.String()
+	}
+	if c.handler {
+		of.handler = t.TempDir()
+	}
+	said := []string{"SIMULATED: no GPU",
+		fmt.Sprintf("one driver container for both stacks stands in for NVIDIA's and loads nothing for %v", takes),
+		fmt.Sprintf("kubelet reports every %v", c.status),
+		map[string]string{"": "images present", "public": "images from a registry behind 80 ms and 200 Mbit/s", "cluster": "images from a registry in the cluster"}[c.link]}
+	if c.handler {
+		said = append(said, "containerd has the stack's handler already")
+	}
+	of.notice = strings.Join(said, "; ")
+	return of
+}
+
+// TestCompare measures the two stacks in alternation with gpu-provision: from a GPU that is
+// plugged into a bare node, or from a ClusterPolicy that is applied again, to a pod that has
+// computed.
 func TestCompare(t *testing.T) {
 	with := readComparison(t)
 	link, pad := Link{}, Pad(nil)
@@ -72,26 +104,55 @@ func TestCompare(t *testing.T) {
 	case "cluster":
 		pad = Sizes().Scale(0.25)
 	}
-	s := up(t, cluster.Config{Name: "compare", NodeStatus: with.status}, link, pad, Settings{DriverTakes: with.driverTakes})
-	report := func(stack Stack) string { return filepath.Join(with.out, stack.Name()+".json") }
-	for i := range with.samples + 1 {
-		for _, stack := range s.stacks {
+	name := cmp.Or(os.Getenv("GPUREADY_COMPARE_CLUSTER"), "compare")
+	s := up(t, cluster.Config{Name: name, NodeStatus: with.status}, link, pad, Settings{})
+	var contenders []*contender
+	for _, takes := range with.driverTakes {
+		settings := Settings{DriverTakes: takes, Registry: s.registry}
+		contenders = append(contenders, with.contender(t, s.NVIDIA(settings), takes), with.contender(t, s.GPUReady(settings), takes))
+	}
+	for taken := 0; taken <= with.samples; {
+		n := 1
+		if with.test == "reset" {
+			n = min(resets, with.samples+1-taken)
+		}
+		for _, c := range contenders {
 			began := time.Now()
-			s.measure(t, stack, with, report(stack), i > 0)
-			fmt.Printf("sample %d of %d of %s took %.0f s\n", i+1, with.samples+1, stack.Name(), time.Since(began).Seconds())
+			s.measure(t, c, with, taken == 0, n)
+			fmt.Printf("samples %d to %d of %d of %s took %.0f s\n", taken, taken+n-1, with.samples, c.name, time.Since(began).Seconds())
 		}
+		taken += n
 	}
-	theirs, ours := s.stacks[0], s.stacks[1]
-	for _, stack := range s.stacks {
+	s.report(t, with, contenders)
+}
+
+// report writes each contender's report, and pairs: of two stacks with the same driver, and of
+// one stack with two drivers.
+func (s *suite) report(t *testing.T, with comparison, contenders []*contender) {
+	t.Helper()
+	file := func(c *contender) string { return filepath.Join(with.out, c.name+".json") }
+	for _, c := range contenders {
 		for _, format := range []string{"csv", "svg"} {
-			s.write(t, filepath.Join(with.out, stack.Name()+"."+format), "report", "-o", format, report(stack))
+			s.write(t, filepath.Join(with.out, c.name+"."+format), "report", "-o", format, file(c))
 		}
 	}
-	s.write(t, filepath.Join(with.out, "compare.html"), "report", "-o", "html", report(ours), report(theirs))
-	s.write(t, filepath.Join(with.out, "compare.txt"), "compare", report(ours), report(theirs))
-	text, err := os.ReadFile(filepath.Join(with.out, "compare.txt"))
-	require.NoError(t, err)
-	fmt.Println(string(text))
+	pair := func(name string, a, b *contender) {
+		s.write(t, filepath.Join(with.out, name+".html"), "report", "-o", "html", file(a), file(b))
+		s.write(t, filepath.Join(with.out, name+".txt"), "compare", file(a), file(b))
+		text, err := os.ReadFile(filepath.Join(with.out, name+".txt"))
+		require.NoError(t, err)
+		fmt.Println(string(text))
+	}
+	for i := 0; i < len(contenders); i += 2 {
+		theirs, ours := contenders[i], contenders[i+1]
+		name := "compare"
+		if i > 0 {
+			name += "-" + ours.takes.String()
+			pair("drivers-nvidia-"+ours.takes.String(), contenders[0], theirs)
+			pair("drivers-gpuready-"+ours.takes.String(), contenders[1], ours)
+		}
+		pair(name, ours, theirs)
+	}
 }
 
 // write writes what gpu-provision prints into a file.
@@ -104,35 +165,90 @@ func (s *suite) write(t *testing.T, file string, args ...string) {
 
 func (s *suite) provision() string { return filepath.Join(s.bin, "gpu-provision") }
 
-// measure takes one sample of a stack, and leaves the node bare.
-func (s *suite) measure(t *testing.T, stack Stack, with comparison, report string, counts bool) {
+// measure takes n samples of a stack, the first of which does not count where it is the first of
+// all, and leaves the node bare.
+func (s *suite) measure(t *testing.T, c *contender, with comparison, first bool, n int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(n+1)*patience)
 	defer cancel()
 	node := s.cluster.Nodes[0]
 	if with.link == "" {
 		require.NoError(t, s.registry.Warm(ctx, node))
 	}
-	require.NoError(t, stack.Install(ctx, s.cluster))
-	policy, err := stack.Policy(ctx)
+	if with.handler && !first {
+		require.NoError(t, restoreHandler(ctx, node, c.handler))
+	}
+	require.NoError(t, c.Install(ctx, s.cluster))
+	policy, err := c.Policy(ctx)
 	require.NoError(t, err)
 	require.NoError(t, s.Apply(ctx, s.cluster, policy))
-	_, err = s.Kubectl(ctx, s.cluster, "wait", "--for=jsonpath={.status.state}", "--timeout=120s", "clusterpolicies.nvidia.com", "--all")
-	require.NoError(t, err)
-	samples := []string{"--samples=0", "--drop=1"}
-	if counts {
-		samples = []string{"--samples=1", "--drop=0"}
+	wait := func(kind, condition string) {
+		_, err := s.Kubectl(ctx, s.cluster, "wait", "--for=jsonpath="+condition, "--timeout=8m", kind, "--all")
+		require.NoError(t, err)
 	}
-	// The GPU is made elsewhere and moved to the bus, where it appears whole.
-	bus, device := node.PathOnNode(inside.PCI), filepath.Join(t.TempDir(), gpuAddress)
-	require.NoError(t, writeGPU(device))
-	args := append([]string{"measure", "--kubeconfig", s.cluster.Kubeconfig, "--test", "scale-from-zero", "--keep-nodes",
-		"--add-node", fmt.Sprintf("cp -r %s %s/.new && mv %s/.new %s/%s", device, bus, bus, bus, gpuAddress), "--append", report,
-		"--stack", stack.Name(), "--notice", with.notice(), "--timeout=8m", "--workload-image", jobImage, "--log-level=warn"}, samples...)
+	wait("clusterpolicies.nvidia.com", "{.status.state}")
+	drop := 0
+	if first {
+		drop = 1
+	}
+	args := []string{"measure", "--kubeconfig", s.cluster.Kubeconfig, "--samples", strconv.Itoa(n - drop), "--drop", strconv.Itoa(drop),
+		"--append", filepath.Join(with.out, c.name+".json"), "--stack", c.name, "--notice", c.notice, "--timeout=8m", "--workload-image", jobImage, "--log-level=warn"}
+	if with.test == "reset" {
+		require.NoError(t, Plug(node))
+		wait("nodes", `{.status.allocatable.nvidia\.com/gpu}`)
+		wait("clusterpolicies.nvidia.com", "{.status.state}=ready")
+		args = append(args, "--test", "reset")
+	} else {
+		// The GPU is made elsewhere and moved to the bus, where it appears whole.
+		bus, device := node.PathOnNode(inside.PCI), filepath.Join(t.TempDir(), gpuAddress)
+		require.NoError(t, writeGPU(device))
+		args = append(args, "--test", "scale-from-zero", "--keep-nodes",
+			"--add-node", fmt.Sprintf("cp -r %s %s/.new && mv %s/.new %s/%s", device, bus, bus, bus, gpuAddress))
+	}
 	out, err := exec.CommandContext(ctx, s.provision(), args...).CombinedOutput()
 	if err != nil {
-		s.describe(t, stack)
+		s.describe(t, c)
 	}
 	require.NoErrorf(t, err, "gpu-provision measure:\n%s", out)
-	require.NoError(t, stack.Remove(ctx, s.cluster))
+	if with.handler && first {
+		require.NoError(t, keepHandler(ctx, node, c.handler))
+	}
+	require.NoError(t, c.Remove(ctx, s.cluster))
+}
+
+// handlerFiles are where a toolkit has containerd's handler: its configuration and the runtime.
+var handlerFiles = []string{containerdConfig, "/etc/containerd/conf.d", "/usr/local/nvidia"}
+
+// keepHandler copies the handler of the toolkit that runs into a folder.
+func keepHandler(ctx context.Context, n *cluster.Node, folder string) error {
+	for _, path := range handlerFiles {
+		if err := copyTree(ctx, n.PathOnNode(path), filepath.Join(folder, path)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// restoreHandler puts it on a bare node, and boots that again.
+func restoreHandler(ctx context.Context, n *cluster.Node, folder string) error {
+	for _, path := range handlerFiles {
+		if err := copyTree(ctx, filepath.Join(folder, path), n.PathOnNode(path)); err != nil {
+			return err
+		}
+	}
+	return n.Reboot(ctx)
+}
+
+// copyTree replaces a file or folder by a copy of another. One that is not there is left out.
+func copyTree(ctx context.Context, from, to string) error {
+	if _, err := os.Lstat(from); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err := errors.Join(os.RemoveAll(to), os.MkdirAll(filepath.Dir(to), 0o755)); err != nil {
+		return err
+	}
+	if out, err := exec.CommandContext(ctx, "cp", "-a", from, to).CombinedOutput(); err != nil {
+		return fmt.Errorf("copy %s: %w: %s", from, err, out)
+	}
+	return nil
 }
