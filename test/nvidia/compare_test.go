@@ -47,6 +47,7 @@ func readComparison(t *testing.T) comparison {
 	var err error
 	c.samples, err = strconv.Atoi(os.Getenv("GPUREADY_COMPARE"))
 	require.NoError(t, err)
+	require.Positive(t, c.samples, "GPUREADY_COMPARE")
 	c.status, err = time.ParseDuration(cmp.Or(os.Getenv("GPUREADY_COMPARE_STATUS"), "10s"))
 	require.NoError(t, err)
 	for text := range strings.SplitSeq(cmp.Or(os.Getenv("GPUREADY_COMPARE_DRIVER"), "5s"), ",") {
@@ -135,6 +136,12 @@ func (s *suite) report(t *testing.T, with comparison, contenders []*contender) {
 		for _, format := range []string{"csv", "svg"} {
 			s.write(t, filepath.Join(with.out, c.name+"."+format), "report", "-o", format, file(c))
 		}
+		if table := filepath.Join(with.out, c.name+"-waits"); with.test == "fresh" && c.Stack.Name() == "nvidia" {
+			var text strings.Builder
+			fmt.Fprintln(&text, c.notice)
+			require.NoError(t, writeWaits(&text, table+".csv"))
+			require.NoError(t, os.WriteFile(table+".txt", []byte(text.String()), 0o644))
+		}
 	}
 	pair := func(name string, a, b *contender) {
 		s.write(t, filepath.Join(with.out, name+".html"), "report", "-o", "html", file(a), file(b))
@@ -210,6 +217,11 @@ func (s *suite) measure(t *testing.T, c *contender, with comparison, first bool,
 		s.describe(t, c)
 	}
 	require.NoErrorf(t, err, "gpu-provision measure:\n%s", out)
+	if with.test == "fresh" && c.Stack.Name() == "nvidia" && !first {
+		took, err := readWaits(node.PathOnNode("/var/log/pods"), c.Namespace())
+		require.NoError(t, err)
+		require.NoError(t, appendWaits(filepath.Join(with.out, c.name+"-waits.csv"), took))
+	}
 	if with.handler && first {
 		require.NoError(t, keepHandler(ctx, node, c.handler))
 	}
