@@ -189,11 +189,13 @@ func (s *suite) measure(t *testing.T, c *contender, with comparison, first bool,
 	policy, err := c.Policy(ctx)
 	require.NoError(t, err)
 	require.NoError(t, s.Apply(ctx, s.cluster, policy))
-	wait := func(kind, condition string) {
-		_, err := s.Kubectl(ctx, s.cluster, "wait", "--for=jsonpath="+condition, "--timeout=8m", kind, "--all")
-		require.NoError(t, err)
+	wait := func(args ...string) {
+		if _, err := s.Kubectl(ctx, s.cluster, append([]string{"wait", "--timeout=8m"}, args...)...); err != nil {
+			s.describe(t, c)
+			require.NoError(t, err)
+		}
 	}
-	wait("clusterpolicies.nvidia.com", "{.status.state}")
+	wait("--for=jsonpath={.status.state}", "clusterpolicies.nvidia.com", "--all")
 	drop := 0
 	if first {
 		drop = 1
@@ -202,8 +204,8 @@ func (s *suite) measure(t *testing.T, c *contender, with comparison, first bool,
 		"--append", filepath.Join(with.out, c.name+".json"), "--stack", c.name, "--notice", c.notice, "--timeout=8m", "--workload-image", jobImage, "--log-level=warn"}
 	if with.test == "reset" {
 		require.NoError(t, Plug(node))
-		wait("nodes", `{.status.allocatable.nvidia\.com/gpu}`)
-		wait("clusterpolicies.nvidia.com", "{.status.state}=ready")
+		wait(`--for=jsonpath={.status.allocatable.nvidia\.com/gpu}`, "nodes", "--all")
+		wait("--for=condition=Ready", "--namespace", c.Namespace(), "pods", "--selector", "app=nvidia-operator-validator")
 		args = append(args, "--test", "reset")
 	} else {
 		// The GPU is made elsewhere and moved to the bus, where it appears whole.

@@ -49,7 +49,6 @@ var (
 	probed       = firstLine("nvidia-operator-validator", "driver-validation", modified.String()) // of .driver-ctr-ready
 	driverSeen   = lastLine("nvidia-container-toolkit-daemonset", "driver-validation", "")
 	installing   = lastLine("nvidia-container-toolkit-daemonset", "nvidia-container-toolkit-ctr", "Starting nvidia-ctk-installer")
-	installed    = lastLine("nvidia-container-toolkit-daemonset", "nvidia-container-toolkit-ctr", "Sending SIGHUP")
 	validating   = firstLine("nvidia-operator-validator", "driver-validation", "")
 	toolkitReady = lastLine("nvidia-operator-validator", "toolkit-validation", "")
 	pluginStarts = firstLine("nvidia-device-plugin-daemonset", "nvidia-device-plugin", "")
@@ -65,9 +64,8 @@ var (
 var waits = []wait{
 	{"the driver's startup probe", loaded, probed, "initialDelaySeconds 60, periodSeconds 10"},
 	{"the toolkit's init container sees it", probed, driverSeen, "polls every 5 s"},
-	{"the toolkit's container starts the installer for the last time", driverSeen, installing, "sleep 5; once more if it died of the restart"},
-	{"the installer runs until it signals containerd", installing, installed, "no wait"},
-	{"the validator's pod with the handler nvidia starts", installed, validating, "containerd's restart; the kubelet tries a sandbox again after 10 to 15 s"},
+	{"the toolkit's container starts the installer, for the last time", driverSeen, installing, "sleep 5"},
+	{"containerd has restarted and the validator's pod starts", installing, validating, "containerd's unit waits 5 s; the kubelet tries a sandbox again after 10 to 15 s"},
 	{"driver and toolkit are validated", validating, toolkitReady, "no wait"},
 	{"the plugin's init container sees it", toolkitReady, pluginStarts, "polls every 5 s"},
 	{"the plugin registers", pluginStarts, registered, "no wait"},

@@ -131,13 +131,14 @@ func (s *suite) reboot(t *testing.T) {
 	s.nothingLeft(t)
 }
 
-// away takes the API server away from the measuring program in the middle of a sample.
+// away takes the API server away from the measuring program for 30 s in the middle of a sample.
 func (s *suite) away(t *testing.T) {
 	s.ready(t)
 	p := s.proxy(t)
 	r := s.start(t, p.Kubeconfig, "--test", "reset", "--samples", "1", "--drop", "0")
 	r.asked(t, s, 1)
 	p.setCut(true)
+	cut := time.Now()
 	s.World.UntilWithin(t, patience, "the workload has succeeded", func() error {
 		for _, pod := range s.World.Pods("default", step.WorkloadLabel) {
 			if pod.Status.Phase == corev1.PodSucceeded {
@@ -146,6 +147,7 @@ func (s *suite) away(t *testing.T) {
 		}
 		return errors.New("it has not")
 	})
+	time.Sleep(time.Until(cut.Add(30 * time.Second)))
 	p.setCut(false)
 	require.Equal(t, 0, r.end(t))
 	rep := r.report(t)
