@@ -16,8 +16,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/gpuready/gpuready/test/cluster/cgroup"
 	"github.com/gpuready/gpuready/test/cluster/folder"
 	"github.com/gpuready/gpuready/test/cluster/inside"
@@ -232,25 +230,19 @@ func (n *Node) boot(ctx context.Context, first bool) error {
 		return err
 	}
 	c.Done(n.Name + " containerd")
-	g, ctx := errgroup.WithContext(ctx)
+	// A machine has its images before its kubelet registers it.
 	if first {
-		g.Go(func() error {
-			for _, archive := range c.Images {
-				if err := n.Import(ctx, archive); err != nil {
-					return err
-				}
+		for _, archive := range c.Images {
+			if err := n.Import(ctx, archive); err != nil {
+				return err
 			}
-			c.Done(n.Name + " images")
-			return nil
-		})
-	}
-	g.Go(func() error {
-		if err := c.Plane.Serving(ctx); err != nil {
-			return err
 		}
-		return n.machine.Start(ctx, kubelet, true)
-	})
-	return g.Wait()
+		c.Done(n.Name + " images")
+	}
+	if err := c.Plane.Serving(ctx); err != nil {
+		return err
+	}
+	return n.machine.Start(ctx, kubelet, true)
 }
 
 // Kill begins to end everything on the node at once, as when its power fails.
