@@ -101,6 +101,7 @@ func Run(ctx context.Context, s *Session, test Test, rep *report.Report) (err er
 		sample, err := s.measure(ctx, test, watch)
 		sample.Dropped = i < s.Options.Drop
 		rep.Samples = append(rep.Samples, sample)
+		s.describe(rep) // an autoscaler may remove the node that came
 		if err != nil {
 			rep.Ended = bounded(err.Error())
 			return err
