@@ -32,6 +32,9 @@ type comparison struct {
 	out         string          // GPUREADY_MEASUREMENTS: a folder for the reports
 }
 
+// partial is gpu-provision's exit code where a sample is not complete.
+const partial = 3
+
 // resets is how many of a stack are measured before it is removed and the next has its turn.
 const resets = 3
 
@@ -63,6 +66,10 @@ func readComparison(t *testing.T) comparison {
 	require.NoError(t, os.MkdirAll(c.out, 0o755))
 	return c
 }
+
+// waits reports whether NVIDIA's waits come in the order of waits_test.go: with a handler that is
+// there before, its validator does not wait for the toolkit.
+func (c comparison) waits() bool { return c.test == "fresh" && !c.handler }
 
 // contender is a stack with a driver that takes a time to load.
 type contender struct {
@@ -136,7 +143,7 @@ func (s *suite) report(t *testing.T, with comparison, contenders []*contender) {
 		for _, format := range []string{"csv", "svg"} {
 			s.write(t, filepath.Join(with.out, c.name+"."+format), "report", "-o", format, file(c))
 		}
-		if table := filepath.Join(with.out, c.name+"-waits"); with.test == "fresh" && c.Stack.Name() == "nvidia" {
+		if table := filepath.Join(with.out, c.name+"-waits"); with.waits() && c.Stack.Name() == "nvidia" {
 			var text strings.Builder
 			fmt.Fprintln(&text, c.notice)
 			require.NoError(t, writeWaits(&text, table+".csv"))
@@ -214,12 +221,18 @@ func (s *suite) measure(t *testing.T, c *contender, with comparison, first bool,
 		args = append(args, "--test", "scale-from-zero", "--keep-nodes",
 			"--add-node", fmt.Sprintf("cp -r %s %s/.new && mv %s/.new %s/%s", device, bus, bus, bus, gpuAddress))
 	}
+	// A sample that is not complete is in the report, with its reason, and the next one is taken.
 	out, err := exec.CommandContext(ctx, s.provision(), args...).CombinedOutput()
-	if err != nil {
-		s.describe(t, c)
+	complete := err == nil
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode() == partial {
+		err = nil
 	}
-	require.NoErrorf(t, err, "gpu-provision measure:\n%s", out)
-	if with.test == "fresh" && c.Stack.Name() == "nvidia" && !first {
+	if !complete {
+		s.describe(t, c)
+		fmt.Printf("%s\n", out)
+	}
+	require.NoError(t, err, "gpu-provision measure")
+	if with.waits() && complete && c.Stack.Name() == "nvidia" && !first {
 		took, err := readWaits(node.PathOnNode("/var/log/pods"), c.Namespace())
 		require.NoError(t, err)
 		require.NoError(t, appendWaits(filepath.Join(with.out, c.name+"-waits.csv"), took))
