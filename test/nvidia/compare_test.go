@@ -143,7 +143,7 @@ func (s *suite) report(t *testing.T, with comparison, contenders []*contender) {
 		for _, format := range []string{"csv", "svg"} {
 			s.write(t, filepath.Join(with.out, c.name+"."+format), "report", "-o", format, file(c))
 		}
-		if table := filepath.Join(with.out, c.name+"-waits"); with.waits() && c.Stack.Name() == "nvidia" {
+		if table := filepath.Join(with.out, c.name+"-waits"); with.waits() && c.Name() == "nvidia" {
 			var text strings.Builder
 			fmt.Fprintln(&text, c.notice)
 			require.NoError(t, writeWaits(&text, table+".csv"))
@@ -232,7 +232,7 @@ func (s *suite) measure(t *testing.T, c *contender, with comparison, first bool,
 		fmt.Printf("%s\n", out)
 	}
 	require.NoError(t, err, "gpu-provision measure")
-	if with.waits() && complete && c.Stack.Name() == "nvidia" && !first {
+	if with.waits() && complete && c.Name() == "nvidia" && !first {
 		took, err := readWaits(node.PathOnNode("/var/log/pods"), c.Namespace())
 		require.NoError(t, err)
 		require.NoError(t, appendWaits(filepath.Join(with.out, c.name+"-waits.csv"), took))
