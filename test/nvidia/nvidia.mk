@@ -19,7 +19,7 @@ COMPARE_OUT      ?= $(BIN)/provision-compare
 e2e-nvidia: packages-cluster images chart $(BIN)/nvidia-driver $(BIN)/tools/helm ## bring a node up with NVIDIA's operator, plugin and toolkit, and with ours
 	GPUREADY_E2E_NVIDIA='$(abspath $(BIN))' $(GO) test $(TAGS) -count=1 -v -timeout 30m $(E2E_ARGS) ./test/nvidia
 
-provision-compare: packages-cluster images chart $(BIN)/gpu-provision $(BIN)/nvidia-driver $(BIN)/tools/helm ## measure NVIDIA's stack and ours in alternation; five minutes a pair of samples
+provision-compare: packages-cluster images chart $(BIN)/gpu-provision $(BIN)/nvidia-driver $(BIN)/tools/helm ## measure NVIDIA's stack and ours in alternation; four minutes a pair of samples
 	GPUREADY_E2E_NVIDIA='$(abspath $(BIN))' GPUREADY_COMPARE='$(COMPARE_SAMPLES)' GPUREADY_COMPARE_TEST='$(COMPARE_TEST)' \
 	GPUREADY_COMPARE_STATUS='$(COMPARE_STATUS)' GPUREADY_COMPARE_DRIVER='$(COMPARE_DRIVER)' GPUREADY_COMPARE_HANDLER='$(COMPARE_HANDLER)' \
 	GPUREADY_COMPARE_REGISTRY='$(COMPARE_REGISTRY)' GPUREADY_COMPARE_CLUSTER='$(COMPARE_CLUSTER)' GPUREADY_MEASUREMENTS='$(abspath $(COMPARE_OUT))' \

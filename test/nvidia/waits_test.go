@@ -26,7 +26,8 @@ type wait struct {
 	says     string // what its program's source says of it
 }
 
-// A moment is the time of the first or last line that matches, in a container's log.
+// A moment is the time of the first or last line that matches, in a container's log. Where line is
+// modified, it is the time that the line names.
 type moment struct {
 	pod, container string // how the pod's name begins; the container's name
 	line           *regexp.Regexp
@@ -41,12 +42,12 @@ func lastLine(pod, container, line string) moment {
 	return moment{pod, container, regexp.MustCompile(line), true}
 }
 
-// modified is when a file that stat printed was written; the line itself is from later.
+// modified matches stat's line with the time at which a file was written, and captures that time.
 var modified = regexp.MustCompile(`Modify: (\S+ \S+ \S+)`)
 
 var (
 	loaded       = lastLine("nvidia-driver-daemonset", "nvidia-driver-ctr", "the driver is loaded")
-	probed       = firstLine("nvidia-operator-validator", "driver-validation", modified.String()) // of .driver-ctr-ready
+	probed       = moment{"nvidia-operator-validator", "driver-validation", modified, false} // .driver-ctr-ready was written
 	driverSeen   = lastLine("nvidia-container-toolkit-daemonset", "driver-validation", "")
 	installing   = lastLine("nvidia-container-toolkit-daemonset", "nvidia-container-toolkit-ctr", "Starting nvidia-ctk-installer")
 	validating   = firstLine("nvidia-operator-validator", "driver-validation", "")
@@ -59,8 +60,8 @@ var (
 	validated    = lastLine("nvidia-operator-validator", "nvidia-operator-validator", "all validations are successful")
 )
 
-// waits are the way from a driver that is loaded to a node that is validated. Validation goes
-// on beside the device plugin from toolkitReady on.
+// waits lead from a driver that is loaded to a node that is validated. From toolkitReady on the
+// device plugin starts and the validator goes on side by side.
 var waits = []wait{
 	{"the driver's startup probe", loaded, probed, "initialDelaySeconds 60, periodSeconds 10"},
 	{"the toolkit's init container sees it", probed, driverSeen, "polls every 5 s"},
@@ -73,8 +74,8 @@ var waits = []wait{
 	{"the validator sees the node's GPUs", pluginAsked, validated, "polls every 5 s; the kubelet's status every 10 s"},
 }
 
-// readWaits reads how long each took from a node's /var/log/pods. It is an error if one of the
-// moments is in no log.
+// readWaits reads from a node's /var/log/pods how long each of the waits took. It fails if a moment
+// is in no log.
 func readWaits(pods, namespace string) ([]time.Duration, error) {
 	var took []time.Duration
 	for _, w := range waits {
@@ -91,37 +92,41 @@ func readWaits(pods, namespace string) ([]time.Duration, error) {
 	return took, nil
 }
 
-func (m moment) read(pods, namespace string) (at time.Time, err error) {
+// read finds the moment in the logs of the pods of a namespace.
+func (m moment) read(pods, namespace string) (time.Time, error) {
 	logs, err := filepath.Glob(filepath.Join(pods, namespace+"_"+m.pod+"-*", m.container, "*.log"))
 	if err != nil {
-		return at, err
+		return time.Time{}, err
 	}
+	var found time.Time
 	for _, path := range logs {
-		err := readLog(path, func(t time.Time, line string) {
+		err := readLog(path, func(at time.Time, line string) error {
 			if !m.line.MatchString(line) {
-				return
+				return nil
 			}
-			if stat := modified.FindStringSubmatch(line); stat != nil && m.line.String() == modified.String() {
-				if t, err = time.Parse("2006-01-02 15:04:05 -0700", stat[1]); err != nil {
-					return
+			if stat := modified.FindStringSubmatch(line); m.line == modified && stat != nil {
+				var err error
+				if at, err = time.Parse("2006-01-02 15:04:05 -0700", stat[1]); err != nil {
+					return err
 				}
 			}
-			if at.IsZero() || m.last && t.After(at) || !m.last && t.Before(at) {
-				at = t
+			if found.IsZero() || m.last && at.After(found) || !m.last && at.Before(found) {
+				found = at
 			}
+			return nil
 		})
 		if err != nil {
-			return at, err
+			return time.Time{}, err
 		}
 	}
-	if at.IsZero() {
-		return at, fmt.Errorf("no log of %s, container %s, has a line %q", m.pod, m.container, m.line)
+	if found.IsZero() {
+		return time.Time{}, fmt.Errorf("no log of %s, container %s, has a line %q", m.pod, m.container, m.line)
 	}
-	return at, nil
+	return found, nil
 }
 
-// readLog calls with each line of a container's log, whose form is "TIME STREAM F TEXT".
-func readLog(path string, with func(at time.Time, line string)) error {
+// readLog calls with for each line of a container's log. A line is "TIME STREAM F TEXT", as the CRI has it.
+func readLog(path string, with func(at time.Time, line string) error) error {
 	file, err := os.Open(path)
 	if err != nil {
 		return err
@@ -138,7 +143,9 @@ func readLog(path string, with func(at time.Time, line string)) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
-		with(at, fields[3])
+		if err := with(at, fields[3]); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
 	}
 	return lines.Err()
 }
@@ -167,7 +174,7 @@ func appendWaits(path string, took []time.Duration) error {
 	return errors.Join(out.Error(), file.Close())
 }
 
-// writeWaits writes a table of all samples in that file.
+// writeWaits writes a table of the samples in such a file: minimum, median and maximum of each wait.
 func writeWaits(to io.Writer, path string) error {
 	file, err := os.Open(path)
 	if err != nil {
@@ -212,6 +219,9 @@ func TestWaitsAreReadFromLogs(t *testing.T) {
 	to, err := probed.read(dir, "gpu-operator")
 	require.NoError(t, err)
 	require.Equal(t, 63149100671*time.Nanosecond, to.Sub(from), "the file's own time counts, not the line's")
+	write("nvidia-operator-validator", "driver-validation", "2026-11-25T06:35:59Z stdout F Modify: 2026-11-25 25:99:00 +0000\n")
+	_, err = probed.read(dir, "gpu-operator")
+	require.ErrorContains(t, err, "0.log: parsing time")
 
 	table := filepath.Join(dir, "waits.csv")
 	for _, seconds := range []time.Duration{3, 1, 2} {

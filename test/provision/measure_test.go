@@ -147,7 +147,7 @@ func (s *suite) away(t *testing.T) {
 		}
 		return errors.New("it has not")
 	})
-	time.Sleep(time.Until(cut.Add(30 * time.Second)))
+	time.Sleep(time.Until(cut.Add(30 * time.Second))) // the fault is that long; nothing is waited for
 	p.setCut(false)
 	require.Equal(t, 0, r.end(t))
 	rep := r.report(t)
