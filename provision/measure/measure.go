@@ -101,7 +101,10 @@ func Run(ctx context.Context, s *Session, test Test, rep *report.Report) (err er
 		sample, err := s.measure(ctx, test, watch)
 		sample.Dropped = i < s.Options.Drop
 		rep.Samples = append(rep.Samples, sample)
-		s.describe(rep) // an autoscaler may remove the node that came
+		s.describe(rep) // before the node that came is removed
+		if err == nil {
+			err = s.finish(ctx, test, &rep.Samples[len(rep.Samples)-1])
+		}
 		if err != nil {
 			rep.Ended = bounded(err.Error())
 			return err
@@ -152,7 +155,7 @@ func (s *Session) listed(ctx, watching context.Context) error {
 	}
 }
 
-// measure takes one sample. Its error ends the run.
+// measure takes one sample, without what Finish takes back. Its error ends the run.
 func (s *Session) measure(ctx context.Context, test Test, watch *observe.Watch) (report.Sample, error) {
 	sample := report.Sample{Number: s.sample, Timelines: []step.Timeline{}}
 	began := s.Clock.Now()
@@ -180,9 +183,6 @@ func (s *Session) measure(ctx context.Context, test Test, watch *observe.Watch) 
 	if ctx.Err() != nil {
 		return sample, fmt.Errorf("interrupted in sample %d", s.sample)
 	}
-	if err := s.finish(ctx, test, &sample); err != nil {
-		return sample, fmt.Errorf("after sample %d: %w", s.sample, err)
-	}
 	return sample, nil
 }
 
@@ -195,7 +195,10 @@ func (s *Session) prepare(ctx context.Context, test Test) error {
 func (s *Session) finish(ctx context.Context, test Test, sample *report.Sample) error {
 	limited, cancel := context.WithTimeoutCause(ctx, s.Options.Timeout, fmt.Errorf("not done within %v (--timeout)", s.Options.Timeout))
 	defer cancel()
-	return test.Finish(limited, s, sample)
+	if err := test.Finish(limited, s, sample); err != nil {
+		return fmt.Errorf("after sample %d: %w", s.sample, err)
+	}
+	return nil
 }
 
 // track begins a new Tracker, which knows what is there.
@@ -374,12 +377,13 @@ func (s *Session) describe(rep *report.Report) {
 			measured[t.Node] = true
 		}
 	}
-	rep.Cluster.Nodes = 0
+	nodes := 0
 	for _, c := range s.Observer.Snapshot() {
 		if c.Node == nil {
 			continue
 		}
-		rep.Cluster.Nodes++
+		nodes++
+		rep.Cluster.Nodes = max(rep.Cluster.Nodes, nodes)
 		if !measured[c.Node.Name] && rep.Cluster.Kubelet != "" {
 			continue
 		}

@@ -3,6 +3,7 @@ package measure
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"maps"
 	"net/http"
@@ -35,9 +36,10 @@ type server struct {
 	ends     time.Duration // how long the policy is terminating
 	deleted  chan struct{} // closed when the policy is deleted
 	creates  int
-	refuse   int    // how many requests about the policy fail from now on
-	stuck    string // the label of a pod that does not go
-	forbids  string // a path that may not be listed
+	refuse   int         // how many requests about the policy fail from now on
+	stuck    string      // the label of a pod that does not go
+	forbids  string      // a path that may not be listed
+	events   chan string // events of the Node, which is not there before; nil: it always is
 	requests []string
 }
 
@@ -52,8 +54,19 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Query().Get("watch") != "" {
 		w.WriteHeader(http.StatusOK)
 		w.(http.Flusher).Flush()
-		<-r.Context().Done()
-		return
+		var events chan string
+		if r.URL.Path == "/api/v1/nodes" {
+			events = s.events
+		}
+		for {
+			select {
+			case e := <-events:
+				_, _ = fmt.Fprintf(w, `{"type":%q,"object":{"metadata":{"name":"n","uid":"n","resourceVersion":"2","labels":{"nvidia.com/gpu.product":"SIMULATED NVIDIA H100"}}}}`+"\n", e)
+				w.(http.Flusher).Flush()
+			case <-r.Context().Done():
+				return
+			}
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,7 +112,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(meta(map[string]any{"deletionTimestamp": "2026-01-01T00:00:00Z"}))
 	case about:
 		answer(meta(nil))
-	case r.URL.Path == "/api/v1/nodes":
+	case r.URL.Path == "/api/v1/nodes" && s.events == nil:
 		list(map[string]any{"metadata": map[string]any{"name": "n", "uid": "n", "resourceVersion": "1"}, "status": map[string]any{"allocatable": map[string]string{"nvidia.com/gpu": "1"}}})
 	case r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/pods") && s.stuck != "":
 		list(map[string]any{"metadata": map[string]any{"name": "w", "namespace": "default", "uid": "w", "resourceVersion": "1", "labels": map[string]string{step.WorkloadLabel: s.stuck}}})
@@ -217,4 +230,31 @@ func TestCleanupWaitsForAPolicyThatIsGoing(t *testing.T) {
 	said, err = Cleanup(t.Context(), session.Client, policy, false)
 	require.NoError(t, err)
 	require.Empty(t, said, "it is there")
+}
+
+// passing is a test whose node comes when it is asked for, and goes when the sample is over.
+type passing struct{ server *server }
+
+func (passing) Prepare(context.Context, *Session) error { return nil }
+func (p passing) Ask(ctx context.Context, s *Session) error {
+	p.server.events <- "ADDED"
+	return s.wait(ctx, "wait for the node", func(all []step.Change) (bool, string) { return len(all) == 1, "it is not there" })
+}
+func (passing) Nodes(*Session) []string { return []string{"n"} }
+func (p passing) Finish(ctx context.Context, s *Session, _ *report.Sample) error {
+	p.server.events <- "DELETED"
+	return s.wait(ctx, "wait until the node is removed", func(all []step.Change) (bool, string) { return len(all) == 0, "it is there" })
+}
+func (passing) Restore(context.Context, *Session) error { return nil }
+func (passing) Reboots() bool                           { return false }
+
+func TestAReportSaysWhatWasSimulatedOnANodeThatIsGone(t *testing.T) {
+	s := newServer(t)
+	s.events = make(chan string)
+	session := s.session(t)
+	session.Options.Timeout = time.Second // the sample is not complete
+	rep := &report.Report{}
+	require.NoError(t, Run(t.Context(), session, passing{s}, rep))
+	require.Contains(t, rep.Notice, "SIMULATED")
+	require.Equal(t, 1, rep.Cluster.Nodes)
 }
