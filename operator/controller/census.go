@@ -11,26 +11,26 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// census is what the Nodes come to for all that is rendered and chosen. It is kept while
-// they change, so that a Node's event costs what that Node does, however many there are.
+// census counts what the Nodes require: pools, ways of injection and drivers. Each Node
+// event updates it, so that an event costs the same however many Nodes there are.
 type census struct {
 	handOver   bool
-	pools      map[fleet.Pool]*btree.BTreeG[string] // the names of those that are served
-	injections map[fleet.Injection]int              // of those that are served
+	pools      map[fleet.Pool]*btree.BTreeG[string] // names of the served nodes
+	injections map[fleet.Injection]int              // served nodes
 	drivers    map[string]int                       // by label.Driver, served or not
 	served     int
-	described  int // where NFD has been
+	described  int // nodes that NFD has labelled
 }
 
 func newCensus(handOver bool) *census {
 	return &census{handOver: handOver, pools: map[fleet.Pool]*btree.BTreeG[string]{}, injections: map[fleet.Injection]int{}, drivers: map[string]int{}}
 }
 
-// replace counts now in place of before, of which either may be nil; it says whether the
-// pools, their examples, the ways of injection or the drivers are others.
+// replace counts now instead of before, of which either may be nil. changed reports whether
+// the pools, their example nodes, the ways of injection or the drivers have changed.
 func (c *census) replace(before, now *fleet.Node) (changed bool) {
 	if before != nil {
-		changed = c.take(before)
+		changed = c.remove(before)
 	}
 	if now != nil {
 		changed = c.add(now) || changed
@@ -61,12 +61,12 @@ func (c *census) add(n *fleet.Node) (changed bool) {
 	return changed || first == n.Name || c.injections[n.Injection] == 1
 }
 
-func (c *census) take(n *fleet.Node) (changed bool) {
+func (c *census) remove(n *fleet.Node) (changed bool) {
 	if n.Described {
 		c.described--
 	}
 	if id := n.Labels[label.Driver]; id != "" {
-		changed = less(c.drivers, id)
+		changed = decrement(c.drivers, id)
 	}
 	if !n.Served(c.handOver) {
 		return changed
@@ -77,11 +77,11 @@ func (c *census) take(n *fleet.Node) (changed bool) {
 	if pool.Delete(n.Name); pool.Len() == 0 {
 		delete(c.pools, n.Pool)
 	}
-	return less(c.injections, n.Injection) || changed || first == n.Name
+	return decrement(c.injections, n.Injection) || changed || first == n.Name
 }
 
-// less counts one less, and says whether that was the last.
-func less[K comparable](counts map[K]int, key K) bool {
+// decrement decrements a count and reports whether it reached zero.
+func decrement[K comparable](counts map[K]int, key K) bool {
 	counts[key]--
 	if counts[key] > 0 {
 		return false
@@ -90,8 +90,8 @@ func less[K comparable](counts map[K]int, key K) bool {
 	return true
 }
 
-// examples are the pools, each with the first of its nodes.
-func (c *census) examples() map[fleet.Pool]string {
+// exampleNodes returns the first node of each pool.
+func (c *census) exampleNodes() map[fleet.Pool]string {
 	first := map[fleet.Pool]string{}
 	for pool, names := range c.pools {
 		first[pool], _ = names.Min()
@@ -99,7 +99,7 @@ func (c *census) examples() map[fleet.Pool]string {
 	return first
 }
 
-// ways are those in which containers on the nodes get GPUs.
-func (c *census) ways() []fleet.Injection {
+// injectionModes returns the ways in which containers on the nodes get GPUs.
+func (c *census) injectionModes() []fleet.Injection {
 	return slices.SortedFunc(maps.Keys(c.injections), cmp.Compare[fleet.Injection])
 }

@@ -1,11 +1,10 @@
-// Package controller is where the operator meets the cluster. Watches put what they see
-// into an inbox; one goroutine owns what is known and never waits for the API server, whose
-// answers come by the inbox, too. When something has changed it has
-// the pure packages say what follows (which driver each pool gets, which objects there
-// are to be, how far each node is) and brings the differences to the cluster. Nothing is
-// looked at again because time has passed, but what has failed and what a deadline was
-// set for; nothing is remembered that is not in the cluster, so that a process that is
-// killed is followed by one that goes on.
+// Package controller connects the operator to the cluster. Watches put their events into an
+// inbox. One goroutine owns the model of the cluster and never waits for the API server,
+// whose responses arrive in the inbox, too. After a change, pure packages compute what
+// follows: each pool's driver, the objects to apply and every node's progress. The
+// controller then applies the differences. Passes are triggered by changes, by the back-off
+// of failed requests and by deadlines, never by a resync period. All state is in the
+// cluster, so that a restarted process continues where the last one stopped.
 package controller
 
 import (
@@ -32,52 +31,53 @@ import (
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
-// PassEvery is the least time between two passes while changes keep coming, and
-// ReportEvery that between two summaries.
+// PassEvery is the minimum time between two passes while changes keep arriving;
+// ReportEvery is the minimum time between two status reports.
 const (
 	PassEvery   = 100 * time.Millisecond
 	ReportEvery = time.Second
 )
 
-// action is that of Events.
-const action = "Reconcile"
+// eventAction is the action of all Events.
+const eventAction = "Reconcile"
 
-// Config is what a Controller works with.
+// Config holds the dependencies of a Controller.
 type Config struct {
 	Client    client.Client
 	Informers cache.Informers
-	// Streams opens a cache of ImageStreams (Streams); it fails while there are none. The
-	// cache calls failed when it is not given any.
+	// Streams opens a cache of ImageStreams (see Streams). It fails while the cluster has no
+	// ImageStreams. The cache calls failed when it may not list or watch them.
 	Streams func(failed func(error)) (cache.Cache, error)
 	Events  events.EventRecorder
 	Metrics *meter.Metrics
 	// Operator is this operator's Deployment.
 	Operator types.NamespacedName
-	// Elected operators yield to the one whose operands serve the policy, if it is there.
+	// Elected operators yield to a ready operator whose operands serve the policy.
 	Elected bool
-	Cluster state.Cluster // OpenShift and HandOver are found out
-	// Roll makes what evicts pods; it calls changed when the watched pods have changed, and
-	// tell with what is to be told of a Node.
+	Cluster state.Cluster // OpenShift and HandOver are detected
+	// Roll returns the Roll that evicts pods. It calls changed when the watched pods have
+	// changed, and tell to report an Event of a Node.
 	Roll func(changed func(), tell func(*corev1.Node, upgrade.Event)) Roll
-	// Registry makes what knows which images there are; it calls changed when it has heard
-	// something new. Of pull secrets it gets the names.
+	// Registry returns the Registry. It calls changed when it has learned something new
+	// about an image. It receives pull secrets by name only.
 	Registry func(changed func(image string)) Registry
 	Now      func() time.Time
 	Log      *slog.Logger
 }
 
-// Roll carries out what of plans of driver upgrades concerns pods: roll.Roller does.
+// Roll evicts, deletes and watches pods as plans of driver upgrades require; roll.Roller
+// implements it.
 type Roll interface {
-	// Pods are those of the nodes that the last plan wanted watched.
+	// Pods returns the pods of the nodes that the last plan watches.
 	Pods() map[string][]*upgrade.Pod
-	// Remove has pods evicted and deleted, and those watched that the plan wants watched. It
-	// returns at once; on a node that is being written it has nothing done.
+	// Remove starts evicting and deleting pods, and watches the pods that the plan names. It
+	// returns at once. It does nothing on a node for which writing reports true.
 	Remove(plan *upgrade.Plan, writing func(node string) bool) roll.Outcome
-	// Start works until ctx ends.
+	// Start runs until ctx ends.
 	Start(ctx context.Context) error
 }
 
-// Controller brings ClusterPolicies to the cluster.
+// Controller reconciles ClusterPolicies with the cluster.
 type Controller struct {
 	Config
 	inbox    *inbox
@@ -89,52 +89,52 @@ type Controller struct {
 	toolkit  *toolkit
 	planner  *apply.Planner
 
-	leads, synced atomic.Bool
+	leading, synced atomic.Bool
 
-	rendered rendering
-	scene    *scene // of the last pass that looked at everything
-	terms    terms  // on which nodes were last looked at
-	roster   roster
-	plan     *upgrade.Plan // of the last pass; nil: it made none
-	said     reporting
-	since    time.Time                  // of the first change that was not reported yet; zero: there is none
-	requests map[string]*request        // by name
-	flying   int                        // how many of them are on their way
-	spawn    func(func())               // runs a request beside the control goroutine
-	running  sync.WaitGroup             // requests
-	blocked  map[string]string          // why pods were not removed, by node
-	stuck    map[string]upgrade.Refusal // driver pods that cannot be deleted, by UID
-	broken   error                      // what could not be brought to the cluster
-	err      error                      // what the last pass could not do
-	alarm    time.Time                  // when to look at everything although nothing changes; zero: never
-	last     time.Time                  // when the last turn began
+	rendered        rendering
+	desired         *desired     // of the last full pass
+	lastInputs      sharedInputs // with which all nodes were last evaluated
+	roster          roster
+	plan            *upgrade.Plan // of the last pass; nil if it made none
+	lastReport      reportState
+	unreportedSince time.Time                  // when the oldest unreported change arrived; zero if there is none
+	requests        map[string]*request        // by name
+	inFlight        int                        // requests that have been sent
+	spawn           func(func())               // runs a request beside the control goroutine
+	running         sync.WaitGroup             // requests
+	blocked         map[string]string          // why pods were not removed, by node
+	stuck           map[string]upgrade.Refusal // driver pods that cannot be deleted, by UID
+	broken          error                      // what could not be applied to the cluster
+	err             error                      // of the last pass
+	nextFullPass    time.Time                  // deadline of a full pass without a change; zero: never
+	turnStarted     time.Time                  // when runDue was last called
 }
 
 // New returns a Controller.
 func New(config Config) *Controller {
 	c := &Controller{Config: config, inbox: newInbox(), model: newModel(config.Cluster.Namespace), roster: newRoster(), requests: map[string]*request{}}
-	c.writer = newWriter(config.Client, c.inbox, c.tellNode, config.Now, config.Log)
+	c.writer = newWriter(config.Client, c.inbox, c.recordNodeEvent, config.Now, config.Log)
 	c.reviewer = newReviewer(config.Client, c.inbox, config.Operator, config.Log)
 	c.spawn = c.running.Go
-	changed := func() { c.inbox.put(func(m *model) { m.common = true }) }
+	changed := func() { c.inbox.enqueue(func(m *model) { m.clusterDirty = true }) }
 	c.registry = config.Registry(func(string) { changed() })
-	c.roll = config.Roll(changed, c.tellNode)
+	c.roll = config.Roll(changed, c.recordNodeEvent)
 	c.toolkit = newToolkit(config.Streams, c.inbox, config.Log)
 	c.planner = apply.NewPlanner(config.Client.Scheme())
 	return c
 }
 
-// Ready says why the operator does not do its work, nil: it does, or another one does.
+// Ready returns an error while this operator leads but has not synced its caches.
 func (c *Controller) Ready() error {
-	if c.leads.Load() && !c.synced.Load() {
+	if c.leading.Load() && !c.synced.Load() {
 		return errors.New("not everything in the cluster has been seen yet; what the operator may not list or watch its log names")
 	}
 	return nil
 }
 
-// Start works until ctx ends. It is what leads, where several operators run.
+// Start runs until ctx ends. Where several operators run, only the leader calls it.
 func (c *Controller) Start(ctx context.Context) error {
-	c.leads.Store(true)
+	c.leading.Store(true)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return c.writer.run(ctx) })
 	group.Go(func() error { return c.registry.Run(ctx) })
@@ -157,7 +157,7 @@ func (c *Controller) Start(ctx context.Context) error {
 	return err
 }
 
-// run has a turn whenever there is something to do.
+// run calls runDue whenever a pass or a report is due.
 func (c *Controller) run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -165,17 +165,17 @@ func (c *Controller) run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-c.inbox.wake:
+		case <-c.inbox.ready:
 		case <-timer.C:
 		}
-		c.hear()
-		next := c.next()
+		c.drainInbox()
+		next := c.nextDue()
 		if !next.IsZero() && !next.After(c.Now()) {
-			c.turn(ctx)
+			c.runDue(ctx)
 			if err := c.yield(); err != nil {
 				return err
 			}
-			next = c.next()
+			next = c.nextDue()
 		}
 		timer.Stop()
 		if !next.IsZero() {
@@ -184,36 +184,36 @@ func (c *Controller) run(ctx context.Context) error {
 	}
 }
 
-// yield returns a leader.YieldTo where operands that another operator made serve the
-// policy, and that operator is ready: it can go on with them, and this one cannot.
+// yield returns a leader.YieldTo if another operator is ready and its operands serve the
+// policy: that operator can manage them, and this one cannot.
 func (c *Controller) yield() error {
-	to := c.scene.elsewhere
+	to := c.desired.elsewhere
 	if c.Elected && to != "" && to != c.Operator.Namespace && c.model.siblings[types.NamespacedName{Namespace: to, Name: c.Operator.Name}] {
 		return &leader.YieldTo{Namespace: to}
 	}
 	return nil
 }
 
-// hear takes in the news.
-func (c *Controller) hear() {
-	for _, news := range c.inbox.take() {
+// drainInbox applies all queued updates to the model.
+func (c *Controller) drainInbox() {
+	for _, news := range c.inbox.drain() {
 		news(c.model)
 	}
 	if len(c.model.touched) > 0 {
-		c.since = earlier(c.since, c.Now())
+		c.unreportedSince = earlier(c.unreportedSince, c.Now())
 	}
 }
 
-// next is when there is something to do; zero: when there is news.
-func (c *Controller) next() time.Time {
-	at := earlier(c.alarm, c.due())
-	if c.changed() {
-		at = earlier(at, c.last.Add(PassEvery))
+// nextDue returns when the next pass or report is due; zero means after the next update.
+func (c *Controller) nextDue() time.Time {
+	at := earlier(c.nextFullPass, c.reportDue())
+	if c.needsPass() {
+		at = earlier(at, c.turnStarted.Add(PassEvery))
 	}
 	return at
 }
 
-// earlier is the earlier of two times, of which zero is never.
+// earlier returns the earlier of two times; the zero time means never.
 func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
@@ -221,38 +221,38 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// changed says whether there is something for a pass: nothing is done of nodes while it is
-// not known what is wanted.
-func (c *Controller) changed() bool {
-	return c.model.common || len(c.model.dirty) > 0 && c.scene.err == nil
+// needsPass reports whether a change requires a pass. Changed nodes alone do not while the
+// desired state is unknown.
+func (c *Controller) needsPass() bool {
+	return c.model.clusterDirty || len(c.model.dirty) > 0 && c.desired.err == nil
 }
 
-// turn does what follows from the news, and tells how things stand.
-func (c *Controller) turn(ctx context.Context) {
-	c.last = c.Now()
-	if !c.alarm.IsZero() && !c.alarm.After(c.last) {
-		c.alarm, c.model.common = time.Time{}, true
+// runDue runs the pass and the report that are due.
+func (c *Controller) runDue(ctx context.Context) {
+	c.turnStarted = c.Now()
+	if !c.nextFullPass.IsZero() && !c.nextFullPass.After(c.turnStarted) {
+		c.nextFullPass, c.model.clusterDirty = time.Time{}, true
 	}
-	if c.changed() {
+	if c.needsPass() {
 		c.pass(ctx)
 	}
-	if due := c.due(); !due.IsZero() && !due.After(c.last) {
+	if due := c.reportDue(); !due.IsZero() && !due.After(c.turnStarted) {
 		c.report(ctx)
 	}
 }
 
-// wake has everything looked at at a time, if that is not to be sooner; never at the zero
-// time.
-func (c *Controller) wake(at time.Time) { c.alarm = earlier(c.alarm, at) }
+// schedulePass schedules a full pass at a time unless one is due earlier. The zero time
+// schedules nothing.
+func (c *Controller) schedulePass(at time.Time) { c.nextFullPass = earlier(c.nextFullPass, at) }
 
-// tellNode tells of an upgrade's step, on the Node.
-func (c *Controller) tellNode(node *corev1.Node, e upgrade.Event) {
+// recordNodeEvent records an upgrade's step as an Event of the Node.
+func (c *Controller) recordNodeEvent(node *corev1.Node, e upgrade.Event) {
 	kind := corev1.EventTypeNormal
 	if e.Warning {
 		kind = corev1.EventTypeWarning
 	}
-	c.Events.Eventf(node, nil, kind, e.Reason, action, "%s", record.Clean(e.Message, maxNote))
+	c.Events.Eventf(node, nil, kind, e.Reason, eventAction, "%s", record.Clean(e.Message, maxNote))
 }
 
-// maxNote is how many bytes the API server takes of an Event's message.
+// maxNote is the API server's limit for an Event's message, in bytes.
 const maxNote = 1024

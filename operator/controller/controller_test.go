@@ -32,7 +32,7 @@ import (
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
-// count is how many of the writes begin so.
+// count counts the writes with a prefix.
 func count(writes []string, prefix string) (n int) {
 	for _, w := range writes {
 		if strings.HasPrefix(w, prefix) {
@@ -45,118 +45,117 @@ func count(writes []string, prefix string) (n int) {
 func TestTheFirstPassWritesEachObjectAndEachNodeOnceAndTheSecondNothing(t *testing.T) {
 	w := newWorld(t)
 	w.create(gpuNode("n1"), gpuNode("n2"), simulated("policy"))
-	writes := w.step()
+	writes := w.settle()
 	require.Equal(t, 2, count(writes, "patch "))
 	require.Equal(t, len(w.model.objects), count(writes, "apply "))
 	require.Contains(t, w.sets(), "nvidia-driver-daemonset")
 	require.Equal(t, "simulated", w.node("n1").Labels[label.Driver])
 	require.Equal(t, "true", w.node("n1").Labels[label.Deploy+"device-plugin"])
-	require.Empty(t, w.step())
+	require.Empty(t, w.settle())
 	w.start()
-	require.Empty(t, w.step(), "a process that was started anew")
+	require.Empty(t, w.settle(), "a process that was started anew")
 }
 
-func TestAPolicyThatGoesTakesEverythingWithIt(t *testing.T) {
+func TestDeletingThePolicyRemovesEverything(t *testing.T) {
 	w := newWorld(t)
 	w.create(gpuNode("n1"), simulated("policy"))
 	before := w.Labels("n1")
-	w.step()
+	w.settle()
 	require.NotEqual(t, before, w.Labels("n1"))
-	w.gone(simulated("policy"))
-	w.step()
+	w.deleteObject(simulated("policy"))
+	w.settle()
 	require.Empty(t, w.sets())
 	require.Equal(t, before, w.Labels("n1"))
 	require.Empty(t, w.node("n1").Annotations)
-	require.Empty(t, w.step())
+	require.Empty(t, w.settle())
 }
 
-// TestWhatAValidatorWritesOnItsNodeUntilItEndsGoesWithThePolicy has one that writes last
-// when the operator has let go of its Node.
-func TestWhatAValidatorWritesOnItsNodeUntilItEndsGoesWithThePolicy(t *testing.T) {
+// The validator writes its last labels after the operator has released the Node.
+func TestLateValidatorLabelsAreRemovedWithThePolicy(t *testing.T) {
 	w := newWorld(t)
 	validator := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "validator", Namespace: namespace, Labels: map[string]string{"app": "nvidia-operator-validator"}}}
 	validator.Spec.NodeName = "n1"
 	w.create(gpuNode("n1"), simulated("policy"), validator)
 	before := w.Labels("n1")
-	w.step()
-	w.gone(simulated("policy"))
-	w.step()
+	w.settle()
+	w.deleteObject(simulated("policy"))
+	w.settle()
 	require.Equal(t, before, w.Labels("n1"))
 	w.change("n1", func(n *corev1.Node) {
 		n.Labels[label.GPUProduct] = "NVIDIA-L4"
 		n.Annotations[label.Features] = "gpu.product"
 	})
-	w.gone(validator)
-	w.step()
+	w.deleteObject(validator)
+	w.settle()
 	require.Equal(t, before, w.Labels("n1"))
 	require.Empty(t, w.node("n1").Annotations)
-	require.Empty(t, w.step())
+	require.Empty(t, w.settle())
 }
 
 func (w *world) Labels(name string) map[string]string {
 	return w.node(name).Labels
 }
 
-func TestTheOldestPolicyIsInForceAndTheOtherSaysSo(t *testing.T) {
+func TestOldestPolicyIsInForceAndOthersAreIgnored(t *testing.T) {
 	w := newWorld(t)
 	w.create(gpuNode("n1"), simulated("a"), simulated("b"))
-	w.step()
+	w.settle()
 	require.Equal(t, v1.Ignored, w.policy("b").Status.State)
 	require.Equal(t, v1.NotReady, w.policy("a").Status.State)
-	require.Empty(t, w.step())
-	w.gone(simulated("a"))
-	w.step()
+	require.Empty(t, w.settle())
+	w.deleteObject(simulated("a"))
+	w.settle()
 	require.Equal(t, v1.NotReady, w.policy("b").Status.State, "in force now")
 	require.NotEmpty(t, w.sets())
-	require.Empty(t, w.step())
+	require.Empty(t, w.settle())
 }
 
-func TestAnOperandThatIsDeletedByHandComesBackAtOnce(t *testing.T) {
+func TestDeletedOperandIsRecreatedAtOnce(t *testing.T) {
 	w := newWorld(t)
 	w.create(gpuNode("n1"), simulated("policy"))
-	w.step()
-	for _, o := range w.model.live() {
-		w.gone(o)
-		require.Equal(t, []string{"apply " + o.GetName()}, w.step())
+	w.settle()
+	for _, o := range w.model.ownedObjects() {
+		w.deleteObject(o)
+		require.Equal(t, []string{"apply " + o.GetName()}, w.settle())
 	}
 }
 
-func TestNodesComeGoAndChange(t *testing.T) {
+func TestNodesAreAddedRemovedAndChanged(t *testing.T) {
 	w := newWorld(t)
 	w.create(gpuNode("n1"), simulated("policy"))
-	w.step()
+	w.settle()
 	w.create(gpuNode("n2"))
-	require.ElementsMatch(t, []string{"patch n2", "status policy"}, w.step())
-	w.gone(gpuNode("n1"))
-	require.Equal(t, []string{"status policy"}, w.step())
+	require.ElementsMatch(t, []string{"patch n2", "status policy"}, w.settle())
+	w.deleteObject(gpuNode("n1"))
+	require.Equal(t, []string{"status policy"}, w.settle())
 	w.change("n2", func(n *corev1.Node) { delete(n.Labels, label.Deploy+"device-plugin") })
-	require.Contains(t, w.step(), "patch n2", "a label that was removed by hand")
+	require.Contains(t, w.settle(), "patch n2", "a label that was removed by hand")
 	require.Equal(t, "true", w.node("n2").Labels[label.Deploy+"device-plugin"])
 	w.change("n2", func(n *corev1.Node) { n.Labels[label.Operands] = "false" })
-	w.step()
+	w.settle()
 	require.NotContains(t, w.node("n2").Labels, label.Deploy+"device-plugin")
 	require.NotContains(t, w.node("n2").Labels, label.Driver)
-	require.Empty(t, w.step())
+	require.Empty(t, w.settle())
 }
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestARefusedWriteIsTriedAgainAndNotBeforeItsTime(t *testing.T) {
+func TestRefusedWriteIsRetriedAfterItsBackoff(t *testing.T) {
 	w := newWorld(t)
 	w.create(gpuNode("n1"), simulated("policy"))
 	w.refuse = errors.New("no")
-	w.show()
-	w.turn(t.Context())
+	w.syncModel()
+	w.runDue(t.Context())
 	first := len(w.writes)
 	require.NotZero(t, first)
-	w.hear()
-	require.False(t, w.alarm.IsZero())
-	w.turn(t.Context())
+	w.drainInbox()
+	require.False(t, w.nextFullPass.IsZero())
+	w.runDue(t.Context())
 	require.Len(t, w.writes, first, "not yet")
 	w.refuse = nil
-	w.step()
+	w.settle()
 	require.NotEmpty(t, w.sets())
-	require.Empty(t, w.step())
+	require.Empty(t, w.settle())
 }
 
 func rhcos(name, version string) *corev1.Node {
@@ -174,60 +173,60 @@ func TestEachVersionOfRHCOSHasItsDriverWhileANodeRunsIt(t *testing.T) {
 	const old, next = "412.86.202303241612-0", "413.92.202306010245-0"
 	w := newWorld(t)
 	w.model.openShift, w.model.toolkit = true, map[string]string{old: "dtk@old"}
-	w.changed()
+	w.markChanged()
 	w.create(rhcos("n1", old), rhcos("n2", old), contained("policy"))
-	w.step()
+	w.settle()
 	require.Contains(t, w.sets(), "nvidia-driver-daemonset-"+old)
 	w.change("n2", func(n *corev1.Node) { n.Labels[label.OSTree] = next })
-	w.step()
+	w.settle()
 	require.NotContains(t, w.sets(), "nvidia-driver-daemonset-"+next, "its tag is missing")
 	require.Contains(t, fmt.Sprint(w.policy("policy").Status.Pools), next)
 	w.model.toolkit[next] = "dtk@next"
-	w.changed()
-	w.step()
+	w.markChanged()
+	w.settle()
 	require.Contains(t, w.sets(), "nvidia-driver-daemonset-"+next)
 	require.Equal(t, next, w.node("n2").Labels[label.Driver])
 	w.change("n1", func(n *corev1.Node) { n.Labels[label.OSTree] = next })
-	w.step()
+	w.settle()
 	require.NotContains(t, w.sets(), "nvidia-driver-daemonset-"+old, "its last node has gone")
-	require.Empty(t, w.step())
+	require.Empty(t, w.settle())
 }
 
-func TestAPrecompiledDriverComesWhenItsImageDoes(t *testing.T) {
+func TestPrecompiledDriverIsDeployedOnceItsImageExists(t *testing.T) {
 	yes := true
 	p := contained("policy")
 	p.Spec.Driver.UsePrecompiled = &yes
 	image := "registry.example/driver:535-" + kernel + "-ubuntu22.04"
 	w := newWorld(t)
 	w.images[image] = driver.Presence{State: driver.Absent}
-	w.changed()
+	w.markChanged()
 	w.create(gpuNode("n1"), p)
-	w.step()
+	w.settle()
 	require.NotContains(t, fmt.Sprint(w.sets()), label.DriverApp)
 	require.Contains(t, fmt.Sprint(w.policy("policy").Status.Pools), image)
 	w.images[image] = driver.Presence{State: driver.Present}
-	w.changed()
-	w.step()
+	w.markChanged()
+	w.settle()
 	require.Contains(t, w.sets(), label.DriverApp+"-"+kernel+"-ubuntu22.04")
 	require.Equal(t, kernel+"-ubuntu22.04", w.node("n1").Labels[label.Driver])
 }
 
 func TestWhileNVIDIAsOperatorRunsNodesAreHandedOverOneByOne(t *testing.T) {
 	w := newWorld(t)
-	w.model.other[types.NamespacedName{Namespace: "gpu-operator", Name: otherName}] = true
-	w.changed()
+	w.model.nvidiaOperators[types.NamespacedName{Namespace: "gpu-operator", Name: operatorName}] = true
+	w.markChanged()
 	w.create(gpuNode("n1"), gpuNode("n2"), simulated("policy"))
-	require.Equal(t, []string{"status policy"}, w.step())
+	require.Equal(t, []string{"status policy"}, w.settle())
 	require.Equal(t, v1.Disabled, w.policy("policy").Status.State)
 	w.change("n1", func(n *corev1.Node) { n.Labels[label.HandOver] = label.Product })
-	w.step()
+	w.settle()
 	require.Equal(t, "simulated", w.node("n1").Labels[label.Driver])
 	require.NotContains(t, w.node("n2").Labels, label.Driver)
 	require.NotEqual(t, v1.Disabled, w.policy("policy").Status.State)
-	require.Empty(t, w.step())
+	require.Empty(t, w.settle())
 }
 
-func TestThePolicySaysWhatAnUpgradeWaitsFor(t *testing.T) {
+func TestStatusNamesWhatAnUpgradeWaitsFor(t *testing.T) {
 	w := newWorld(t)
 	policy := simulated("policy")
 	policy.Spec.Driver.UpgradePolicy = &v1.DriverUpgradePolicySpec{AutoUpgrade: true}
@@ -237,19 +236,19 @@ func TestThePolicySaysWhatAnUpgradeWaitsFor(t *testing.T) {
 		}},
 		Spec: corev1.PodSpec{NodeName: "n1"},
 	})
-	w.step()
+	w.settle()
 	require.Equal(t, []v1.UpgradeWait{{Node: "n1", Message: "its pods to be known"}}, w.policy("policy").Status.Upgrade.Waiting)
 	w.blocked = map[string]string{"n1": "pod team/trainer cannot be evicted: a budget"}
-	w.step()
+	w.settle()
 	got := w.policy("policy").Status
 	require.Equal(t, []v1.UpgradeWait{{Node: "n1", Message: w.blocked["n1"]}}, got.Upgrade.Waiting)
 	require.Contains(t, meta.FindStatusCondition(got.Conditions, v1.ConditionProgressing).Message, "n1: "+w.blocked["n1"])
 }
 
-func TestAnObjectOfSomebodyElsesIsNotTaken(t *testing.T) {
+func TestForeignObjectIsNotTakenOver(t *testing.T) {
 	w := newWorld(t)
 	w.create(gpuNode("n1"), simulated("policy"), &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "nvidia-device-plugin-daemonset", Namespace: namespace}})
-	require.NotContains(t, w.step(), "apply nvidia-device-plugin-daemonset")
+	require.NotContains(t, w.settle(), "apply nvidia-device-plugin-daemonset")
 	require.Contains(t, fmt.Sprint(w.policy("policy").Status.Conditions), "is not this operator's")
 }
 
@@ -265,17 +264,17 @@ func TestTheDriverToolkitsImagesAreRead(t *testing.T) {
 	require.Equal(t, map[string]string{"412": "quay.io/a@sha256:1", "411": "quay.io/a@sha256:0"}, tags(stripped.(*unstructured.Unstructured)))
 }
 
-func TestANodeThatMayNotBePatchedIsToldOfInTheStatus(t *testing.T) {
+func TestStatusReportsANodeThatMayNotBePatched(t *testing.T) {
 	w := newWorld(t)
 	w.create(simulated("policy"), gpuNode("n1"))
-	w.step()
+	w.settle()
 	w.create(gpuNode("n2")) // no object is another for it
 	w.refuse = errors.New(`nodes "n2" is forbidden: User "u" cannot patch resource "nodes" in API group "" at the cluster scope`)
 	for range 5 {
 		w.now = w.now.Add(time.Hour) // past all pauses
-		w.show()
-		w.turn(w.Context())
-		w.drain()
+		w.syncModel()
+		w.runDue(w.Context())
+		w.writePatches()
 	}
 	c := meta.FindStatusCondition(w.policy("policy").Status.Conditions, v1.ConditionDegraded)
 	require.NotNil(t, c)
@@ -283,46 +282,46 @@ func TestANodeThatMayNotBePatchedIsToldOfInTheStatus(t *testing.T) {
 	require.Contains(t, c.Message, "patch nodes in the cluster")
 	w.refuse = nil
 	w.writer.queue.Add("n2")
-	w.drain()
+	w.writePatches()
 	w.now = w.now.Add(time.Hour)
-	w.step()
+	w.settle()
 	require.Equal(t, metav1.ConditionFalse, meta.FindStatusCondition(w.policy("policy").Status.Conditions, v1.ConditionDegraded).Status)
 }
 
-// While the API server does not answer, the goroutine that owns the model goes on: no write
-// is waited for.
-func TestNoWriteIsWaitedFor(t *testing.T) {
+// While the API server does not respond, the goroutine that owns the model continues: it
+// waits for no write.
+func TestControlLoopDoesNotBlockOnWrites(t *testing.T) {
 	w := newWorld(t)
 	var waiting []func()
 	w.spawn = func(request func()) { waiting = append(waiting, request) }
 	w.create(gpuNode("n1"), simulated("policy"))
-	w.show()
-	w.turn(t.Context())
+	w.syncModel()
+	w.runDue(t.Context())
 	require.NotEmpty(t, waiting)
-	require.LessOrEqual(t, len(waiting), maxFlying)
-	w.drain()
+	require.LessOrEqual(t, len(waiting), maxInFlight)
+	w.writePatches()
 	require.Equal(t, []string{"patch n1"}, w.writes, "the node is labelled while its objects are on their way")
 	w.now = w.now.Add(ReportEvery)
-	w.turn(t.Context())
+	w.runDue(t.Context())
 	objects := len(waiting)
 	for range 3 { // passes and reports
-		w.changed()
+		w.markChanged()
 		w.now = w.now.Add(ReportEvery)
-		w.turn(t.Context())
+		w.runDue(t.Context())
 	}
 	require.Len(t, waiting, objects, "each is sent once")
 	w.spawn = func(request func()) { request() }
 	for _, request := range waiting {
 		request()
 	}
-	w.step()
+	w.settle()
 	require.Contains(t, w.sets(), "nvidia-driver-daemonset")
-	require.Empty(t, w.step())
-	require.Zero(t, w.flying)
+	require.Empty(t, w.settle())
+	require.Zero(t, w.inFlight)
 	require.Empty(t, w.requests)
 }
 
-// outdatedNode is one whose driver pod is of another driver.
+// outdatedNode creates a Node with a pod of another driver.
 func (w *world) outdatedNode(name string) {
 	w.create(gpuNode(name, label.Driver, "simulated"), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "old-" + name, Namespace: namespace, UID: types.UID("old-" + name), Labels: map[string]string{
@@ -332,9 +331,9 @@ func (w *world) outdatedNode(name string) {
 	})
 }
 
-// A node whose patches are refused gives its turn to others after a while, is told of by
-// name, and is taken up again when it may be written.
-func TestANodeThatCannotBeWrittenGivesItsTurnBack(t *testing.T) {
+// A node whose patches are refused lets other nodes go first after a while, is named in the
+// status, and is upgraded once it may be written.
+func TestUnwritableNodeLetsOtherNodesUpgradeFirst(t *testing.T) {
 	for name, refusal := range map[string]error{
 		"admission": apierrors.NewForbidden(corev1.Resource("nodes"), "n1", errors.New("n1 is locked")),
 		"gone":      apierrors.NewNotFound(corev1.Resource("nodes"), "n1"),
@@ -351,11 +350,11 @@ func TestANodeThatCannotBeWrittenGivesItsTurnBack(t *testing.T) {
 			w.locked = map[string]error{"n1": refusal}
 			began := func(name string) bool { return upgrade.State(w.Labels(name)[label.UpgradeState]).InFlight() }
 			for range 10 {
-				w.later()
+				w.advance()
 			}
 			require.False(t, began("n2"), "one at a time")
 			for range 60 {
-				w.later()
+				w.advance()
 			}
 			require.True(t, began("n2"))
 			require.False(t, began("n1"))
@@ -366,15 +365,15 @@ func TestANodeThatCannotBeWrittenGivesItsTurnBack(t *testing.T) {
 			require.NotEqual(t, status.ReasonUpgradeFailed, meta.FindStatusCondition(st.Conditions, v1.ConditionDegraded).Reason)
 			tried := count(w.writes, "patch n1")
 			for range 60 {
-				w.later()
+				w.advance()
 			}
 			require.LessOrEqual(t, count(w.writes, "patch n1")-tried, 10, "once a minute")
 			require.False(t, began("n1"), "it waits for a turn")
 
 			w.locked = nil
-			w.gone(w.node("n2"))
+			w.deleteObject(w.node("n2"))
 			for range 30 {
-				w.later()
+				w.advance()
 			}
 			require.True(t, began("n1"))
 			require.Zero(t, w.policy("policy").Status.Upgrade.Failed)
@@ -382,9 +381,9 @@ func TestANodeThatCannotBeWrittenGivesItsTurnBack(t *testing.T) {
 	}
 }
 
-// A pod that may not be evicted holds up its own node: another is upgraded, and the
-// condition Degraded names node and pod until the pod has gone.
-func TestANodeWithAPodInTheWayGivesItsTurnBack(t *testing.T) {
+// A pod that may not be evicted blocks only its own node. Another node is upgraded, and the
+// condition Degraded names node and pod until the pod is gone.
+func TestBlockedNodeLetsOtherNodesUpgradeFirst(t *testing.T) {
 	w := newWorld(t)
 	policy := simulated("policy")
 	policy.Spec.Driver.UpgradePolicy = &v1.DriverUpgradePolicySpec{AutoUpgrade: true}
@@ -393,7 +392,7 @@ func TestANodeWithAPodInTheWayGivesItsTurnBack(t *testing.T) {
 	w.outdatedNode("n2")
 	w.onNodes = map[string][]*upgrade.Pod{"n1": {{Namespace: "team", Name: strings.Repeat("b", 253), GPU: true}}, "n2": {}}
 	for range 5 {
-		w.later()
+		w.advance()
 	}
 	state := func(name string) upgrade.State { return upgrade.State(w.Labels(name)[label.UpgradeState]) }
 	require.Equal(t, upgrade.Required, state("n1"))
@@ -403,28 +402,28 @@ func TestANodeWithAPodInTheWayGivesItsTurnBack(t *testing.T) {
 	require.Contains(t, degraded.Message, "node n1: pod team/bbb")
 	require.Equal(t, 1, w.policy("policy").Status.Upgrade.Failed)
 	w.onNodes["n1"] = nil
-	w.model.common = true
+	w.model.clusterDirty = true
 	for range 20 {
-		w.later()
+		w.advance()
 	}
 	require.Equal(t, upgrade.Required, state("n1"), "it waits for a turn")
-	w.gone(w.node("n2"))
+	w.deleteObject(w.node("n2"))
 	for range 5 {
-		w.later()
+		w.advance()
 	}
 	require.Equal(t, upgrade.PodRestart, state("n1"))
 	require.Zero(t, w.policy("policy").Status.Upgrade.Failed)
 }
 
-// The API server refuses Events whose message is longer.
+// The API server refuses Events with longer messages.
 func TestEventsFitTheAPIServersLimit(t *testing.T) {
 	w := newWorld(t)
 	w.create(gpuNode("n1"))
-	w.step()
+	w.settle()
 	long := strings.Repeat("pod ü/n ", 200)
-	w.tellNode(&corev1.Node{}, upgrade.Event{Reason: upgrade.Reason, Message: long})
-	w.event(simulated("policy"), status.Event{Type: "Normal", Reason: "R", Message: long})
-	w.event(simulated("policy"), status.Event{Node: "n1", Type: "Normal", Reason: "R", Message: long})
+	w.recordNodeEvent(&corev1.Node{}, upgrade.Event{Reason: upgrade.Reason, Message: long})
+	w.recordEvent(simulated("policy"), status.Event{Type: "Normal", Reason: "R", Message: long})
+	w.recordEvent(simulated("policy"), status.Event{Node: "n1", Type: "Normal", Reason: "R", Message: long})
 	for range 3 {
 		_, note, _ := strings.Cut(<-w.events.Events, "pod")
 		require.LessOrEqual(t, len("pod")+len(note), 1024)
@@ -432,8 +431,8 @@ func TestEventsFitTheAPIServersLimit(t *testing.T) {
 	}
 }
 
-// A hundred Nodes over which a webhook hangs delay no other.
-func TestSlowNodesHoldUpNoOther(t *testing.T) {
+// A hundred Nodes whose patches hang in a webhook delay no other.
+func TestSlowNodesDoNotDelayOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		written := make(chan time.Time, 1)
 		scheme, err := Scheme()
@@ -464,19 +463,19 @@ func TestSlowNodesHoldUpNoOther(t *testing.T) {
 	})
 }
 
-// later lets a few seconds go by.
-func (w *world) later() {
+// advance advances the time by a few seconds.
+func (w *world) advance() {
 	w.now = w.now.Add(5 * time.Second)
 	for range 3 {
-		w.show()
-		w.turn(w.Context())
+		w.syncModel()
+		w.runDue(w.Context())
 		for w.writer.queue.Len() > 0 {
-			w.drain()
+			w.writePatches()
 		}
 		for name := range w.writer.wanted {
 			w.writer.queue.Add(name) // its back-off is over
 		}
-		w.drain()
+		w.writePatches()
 		w.now = w.now.Add(PassEvery)
 	}
 }

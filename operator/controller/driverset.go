@@ -16,8 +16,8 @@ import (
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
-// driverOf is the ID of the driver that a DaemonSet brings, and its pods' digest; "" of
-// other objects.
+// driverOf returns the ID of the driver that a DaemonSet installs and its pods' digest, and
+// "" for other objects.
 func driverOf(o client.Object) (id, digest string) {
 	if d := daemonSet(o); d != nil {
 		set := upgrade.ObserveSet(d)
@@ -26,7 +26,7 @@ func driverOf(o client.Object) (id, digest string) {
 	return "", ""
 }
 
-// sets are the DaemonSets that bring drivers, by ID.
+// sets returns the DaemonSets that install drivers, by ID.
 func (m *model) sets() map[string]upgrade.Set {
 	all := map[string]upgrade.Set{}
 	for _, o := range m.objects {
@@ -41,7 +41,7 @@ func (m *model) sets() map[string]upgrade.Set {
 	return all
 }
 
-// daemonSet is an object as the DaemonSet that it is; nil: it is none.
+// daemonSet returns an object as a DaemonSet, or nil if it is none.
 func daemonSet(o client.Object) *appsv1.DaemonSet {
 	if d, is := o.(*appsv1.DaemonSet); is {
 		return d
@@ -57,13 +57,13 @@ func daemonSet(o client.Object) *appsv1.DaemonSet {
 	return &d
 }
 
-// missing are the validator's reasons that say that there is no driver at all
+// noDriverReasons are the validator's reasons for a node that has no driver at all
 // (validator/step/driver).
-var missing = []string{"DriverLibraryMissing", "KernelModuleNotLoaded"}
+var noDriverReasons = []string{"DriverLibraryMissing", "KernelModuleNotLoaded"}
 
-// driverMissing says that the validator finds no driver on the Node.
+// driverMissing reports whether the validator finds no driver on the Node.
 func driverMissing(n *fleet.Node) bool {
 	word := n.GPUReady
 	said, about := strings.CutPrefix(word.Message, string(readiness.Driver)+": ")
-	return word.Status == corev1.ConditionFalse && about && (slices.Contains(missing, word.Reason) || strings.HasPrefix(said, readiness.NoDriver))
+	return word.Status == corev1.ConditionFalse && about && (slices.Contains(noDriverReasons, word.Reason) || strings.HasPrefix(said, readiness.NoDriver))
 }

@@ -17,32 +17,32 @@ import (
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
-func TestOfManyNodesThatIsLookedAtWhichHasChanged(t *testing.T) {
+func TestOnlyChangedNodesAreEvaluated(t *testing.T) {
 	w := newWorld(t)
 	w.create(gpuNode("n1"), gpuNode("n2"), gpuNode("n3"), simulated("policy"))
-	w.step()
+	w.settle()
 	require.Empty(t, w.roster.busy)
 	w.change("n2", func(n *corev1.Node) { n.Labels[label.PCI] = "false" })
-	w.show()
-	scene := w.scene
-	w.turn(t.Context())
+	w.syncModel()
+	scene := w.desired
+	w.runDue(t.Context())
 	require.Equal(t, []string{"n2"}, slices.Collect(maps.Keys(w.plan.Settled)))
-	require.Same(t, scene, w.scene, "what concerns all of them is as it was")
+	require.Same(t, scene, w.desired, "what concerns all of them is as it was")
 }
 
-func TestANodeThatIsAsItWasMakesNoPass(t *testing.T) {
+func TestUnchangedNodeCausesNoPass(t *testing.T) {
 	w := newWorld(t)
 	w.create(gpuNode("n1"), simulated("policy"))
-	w.step()
+	w.settle()
 	plan := w.plan
 	w.change("n1", func(n *corev1.Node) { n.Status.Conditions[0].LastHeartbeatTime = metav1.NewTime(w.now) })
-	require.Empty(t, w.step())
+	require.Empty(t, w.settle())
 	require.Same(t, plan, w.plan)
 }
 
-// An operator that has followed all that happened and one that has just been started want
-// the same.
-func TestWhoFollowedAndWhoComesAgree(t *testing.T) {
+// An operator that has followed all changes and one that has just started compute the same
+// state.
+func TestRestartedOperatorReachesTheSameState(t *testing.T) {
 	for seed := range uint64(25) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 0))
@@ -50,34 +50,34 @@ func TestWhoFollowedAndWhoComesAgree(t *testing.T) {
 			w.create(simulated("policy"))
 			for range 1 + r.IntN(6) {
 				for range 1 + r.IntN(3) {
-					w.happen(r)
+					w.mutate(r)
 				}
-				w.step()
+				w.settle()
 			}
 			before := w.policy("policy").Status
-			other := w.model.other
+			other := w.model.nvidiaOperators
 			w.start()
-			w.model.other = other
-			require.Empty(t, w.step())
+			w.model.nvidiaOperators = other
+			require.Empty(t, w.settle())
 			require.Equal(t, before.Nodes, w.policy("policy").Status.Nodes)
-			require.Equal(t, upgrade.Make(w.whole()).Counts, w.plan.Counts)
+			require.Equal(t, upgrade.Make(w.fullInput()).Counts, w.plan.Counts)
 		})
 	}
 }
 
-// whole is the input of a plan that looks at every node.
-func (w *world) whole() upgrade.Input {
-	in := upgrade.Input{Policy: w.scene.rolls, Targets: w.scene.targets, Sets: w.scene.sets, Drivers: map[string]*upgrade.Driver{}, Now: w.now}
+// fullInput returns the input of a plan that evaluates every node.
+func (w *world) fullInput() upgrade.Input {
+	in := upgrade.Input{Policy: w.desired.rolls, Targets: w.desired.targets, Sets: w.desired.sets, Drivers: map[string]*upgrade.Driver{}, Now: w.now}
 	for _, on := range w.model.nodes {
-		if on.node.Served(w.scene.handOver) {
+		if on.node.Served(w.desired.handOver) {
 			in.Nodes = append(in.Nodes, on.node)
 		}
 	}
 	return in
 }
 
-// happen has something happen to one of a few nodes, or to all of them.
-func (w *world) happen(r *rand.Rand) {
+// mutate changes one of a few nodes at random, or all of them.
+func (w *world) mutate(r *rand.Rand) {
 	name := fmt.Sprint("n", r.IntN(5))
 	if w.Get(w.Context(), types.NamespacedName{Name: name}, &corev1.Node{}) != nil {
 		n := gpuNode(name)
@@ -96,7 +96,7 @@ func (w *world) happen(r *rand.Rand) {
 	}
 	switch r.IntN(8) {
 	case 0:
-		w.gone(gpuNode(name))
+		w.deleteObject(gpuNode(name))
 	case 1:
 		set(label.PCI, "true", "false")
 	case 2:
@@ -114,13 +114,13 @@ func (w *world) happen(r *rand.Rand) {
 			}
 		})
 	case 6:
-		key := types.NamespacedName{Namespace: "gpu-operator", Name: otherName}
+		key := types.NamespacedName{Namespace: "gpu-operator", Name: operatorName}
 		if yes {
-			w.model.other[key] = true
+			w.model.nvidiaOperators[key] = true
 		} else {
-			delete(w.model.other, key)
+			delete(w.model.nvidiaOperators, key)
 		}
-		w.changed()
+		w.markChanged()
 	case 7:
 		p := w.policy("policy")
 		p.Spec.DCGM.Enabled = &yes
@@ -129,41 +129,41 @@ func (w *world) happen(r *rand.Rand) {
 	}
 }
 
-func TestAChangeIsReportedOnceWithWhatFollowsFromIt(t *testing.T) {
+func TestChangeIsReportedOnceWithItsConsequences(t *testing.T) {
 	w := newWorld(t)
 	w.create(gpuNode("n1"), gpuNode("n2"), simulated("policy"))
-	w.step()
+	w.settle()
 	w.writes, w.now = nil, w.now.Add(ReportEvery)
 	w.change("n1", func(n *corev1.Node) { n.Labels[label.PCI] = "false" })
-	w.show()
-	w.turn(t.Context())
-	w.drain()
+	w.syncModel()
+	w.runDue(t.Context())
+	w.writePatches()
 	require.Equal(t, []string{"patch n1"}, w.writes)
-	require.Equal(t, w.now.Add(PassEvery), w.next())
+	require.Equal(t, w.now.Add(PassEvery), w.nextDue())
 	w.now = w.now.Add(PassEvery)
-	w.show()
-	w.turn(t.Context())
+	w.syncModel()
+	w.runDue(t.Context())
 	require.Equal(t, []string{"patch n1", "status policy"}, w.writes)
 	plan := w.plan
 	w.now = w.now.Add(ReportEvery)
-	w.show() // the status, which is its own
-	w.turn(t.Context())
+	w.syncModel() // the status, which is its own
+	w.runDue(t.Context())
 	require.Len(t, w.writes, 2)
 	require.Same(t, plan, w.plan)
-	require.True(t, w.next().IsZero(), "until there is news")
+	require.True(t, w.nextDue().IsZero(), "until there is news")
 }
 
-func TestWhatCannotBeRenderedIsNotTriedAgainByTheClock(t *testing.T) {
+func TestFailedRenderIsNotRetriedByTimer(t *testing.T) {
 	w := newWorld(t)
 	w.create(gpuNode("n1"), gpuNode("n2"), simulated("policy"))
-	w.step()
-	w.scene.err = errors.New("no")
+	w.settle()
+	w.desired.err = errors.New("no")
 	w.change("n2", func(n *corev1.Node) { n.Spec.Unschedulable = true })
 	for range 3 {
-		w.show()
+		w.syncModel()
 		w.now = w.now.Add(ReportEvery)
-		w.turn(t.Context())
+		w.runDue(t.Context())
 	}
 	require.NotEmpty(t, w.model.dirty)
-	require.True(t, w.next().IsZero(), "until there is news")
+	require.True(t, w.nextDue().IsZero(), "until there is news")
 }

@@ -2,29 +2,29 @@ package controller
 
 import "sync"
 
-// inbox is where all that was seen waits for the goroutine that owns the model.
+// inbox queues updates for the goroutine that owns the model.
 type inbox struct {
-	mu   sync.Mutex
-	news []func(*model)
-	wake chan struct{} // has an item while there is news
+	mu      sync.Mutex
+	updates []func(*model)
+	ready   chan struct{} // holds an item while updates are queued
 }
 
-func newInbox() *inbox { return &inbox{wake: make(chan struct{}, 1)} }
+func newInbox() *inbox { return &inbox{ready: make(chan struct{}, 1)} }
 
-func (b *inbox) put(news func(*model)) {
+func (b *inbox) enqueue(news func(*model)) {
 	b.mu.Lock()
-	b.news = append(b.news, news)
+	b.updates = append(b.updates, news)
 	b.mu.Unlock()
 	select {
-	case b.wake <- struct{}{}:
+	case b.ready <- struct{}{}:
 	default:
 	}
 }
 
-func (b *inbox) take() []func(*model) {
+func (b *inbox) drain() []func(*model) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	news := b.news
-	b.news = nil
+	news := b.updates
+	b.updates = nil
 	return news
 }

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// The kinds that are watched without their types, and the names that are looked for.
+// Kinds that are watched without their types.
 var (
 	serviceKind      = corev1.SchemeGroupVersion.WithKind("Service")
 	runtimeClassKind = nodev1.SchemeGroupVersion.WithKind("RuntimeClass")
@@ -19,10 +19,10 @@ var (
 )
 
 const (
-	// otherName is what the Deployment of NVIDIA's operator is called, by its chart and
-	// by its OLM bundle.
-	otherName = "gpu-operator"
-	// imageStreamService is the APIService that there is once ImageStreams are served, by
+	// operatorName is the name that the chart and the OLM bundle of NVIDIA's operator give
+	// its Deployment.
+	operatorName = "gpu-operator"
+	// imageStreamService is the APIService that exists once ImageStreams are served, by
 	// OpenShift's own API server or by a custom resource definition.
 	imageStreamService = "v1.image.openshift.io"
 	toolkitNamespace   = "openshift"

@@ -22,98 +22,98 @@ import (
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
-// model is what the operator knows of the cluster. It belongs to one goroutine; what was
-// seen reaches it through the inbox.
+// model is the operator's view of the cluster. One goroutine owns it; the watches update it
+// through the inbox.
 type model struct {
-	policies   map[string]*v1.ClusterPolicy
-	nodes      map[string]*member
-	pods       map[types.NamespacedName]*operand
-	placed     map[string]map[types.NamespacedName]*operand // the pods, by node
-	objects    map[apply.Key]client.Object                  // the operator's own
-	foreign    map[apply.Key]bool                           // objects of others, where ours may be
-	toolkit    map[string]string                            // the Driver Toolkit's images by RHCOS version
-	unread     string                                       // why that has not been read; "": it was
-	other      map[types.NamespacedName]bool                // Deployments of NVIDIA's operator
-	siblings   map[types.NamespacedName]bool                // Deployments of this product's operator, this one included, and whether a pod of it is ready
-	elsewhere  map[string]map[types.NamespacedName]bool     // pods of operands in other namespaces than namespace
-	namespace  string                                       // of the operands
-	configMaps map[string]*corev1.ConfigMap                 // without their values
-	builds     map[string]prebuild.Build                    // Jobs that build modules
-	builders   map[types.NamespacedName]prebuild.Pod        // and their pods
+	policies        map[string]*v1.ClusterPolicy
+	nodes           map[string]*member
+	pods            map[types.NamespacedName]*operand
+	podsByNode      map[string]map[types.NamespacedName]*operand
+	objects         map[apply.Key]client.Object              // the operator's own
+	foreign         map[apply.Key]bool                       // other owners' objects with names that ours may need
+	toolkit         map[string]string                        // the Driver Toolkit's images by RHCOS version
+	toolkitError    string                                   // why those could not be read; "" if they were
+	nvidiaOperators map[types.NamespacedName]bool            // Deployments of NVIDIA's operator
+	siblings        map[types.NamespacedName]bool            // Deployments of this product's operator, this one included; true if a pod of it is ready
+	elsewhere       map[string]map[types.NamespacedName]bool // operands' pods in other namespaces, by namespace
+	namespace       string                                   // of the operands
+	configMaps      map[string]*corev1.ConfigMap             // without their values
+	builds          map[string]prebuild.Build                // Jobs that build modules
+	builders        map[types.NamespacedName]prebuild.Pod    // pods of those Jobs
 
-	unwritten map[string]error                  // Nodes that could not be patched, and why
-	refused   map[string]upgrade.Refusal        // those that could not for long
-	later     map[string]bool                   // those of them that are to be looked at when they may be written again
-	classes   map[string]bool                   // RuntimeClasses, and whether they give containers GPUs
-	telling   map[string]v1.ClusterPolicyStatus // of policies, on its way to the API server
+	unwritten     map[string]error                  // why Nodes could not be patched
+	refused       map[string]upgrade.Refusal        // Nodes that could not be patched for long
+	deferred      map[string]bool                   // refused Nodes to evaluate when they may be patched again
+	classes       map[string]bool                   // RuntimeClasses; true if they give containers GPUs
+	pendingStatus map[string]v1.ClusterPolicyStatus // of policies, being written to the API server
 
 	openShift bool // the cluster has ImageStreams
 	census    *census
 
-	common bool // something has changed that is not about one node
-	// Neither of these is cleared, but made anew: a map stays as large as it once was.
-	dirty   map[string]bool // nodes about which something has changed since the last pass
-	touched map[string]bool // the same, and those that were said anew to be as they were, since the last report
+	clusterDirty bool // something other than a single node has changed
+	// These two are replaced, not cleared: a map never shrinks.
+	dirty   map[string]bool // nodes that have changed since the last pass
+	touched map[string]bool // nodes that have changed or were updated since the last report
 }
 
-// member is a Node and what has been made of it.
+// member is a Node, its pods and the patch that is being written.
 type member struct {
 	node *fleet.Node
 	pods map[types.NamespacedName]*operand
 
-	sent  *upgrade.Patch // on its way to the API server
-	again bool           // the patch was refused: the Node has changed, and is to be seen
+	sent   *upgrade.Patch // being written to the API server
+	resync bool           // the patch was refused because the Node has changed: wait for the watch
 }
 
-// operand is a pod of one.
+// operand is a pod of an operand.
 type operand struct {
 	*progress.Pod
-	driver *upgrade.Driver // nil: it is none
+	driver *upgrade.Driver // nil unless it is a driver's pod
 }
 
 func newModel(namespace string) *model {
 	return &model{
-		namespace:  namespace,
-		policies:   map[string]*v1.ClusterPolicy{},
-		nodes:      map[string]*member{},
-		pods:       map[types.NamespacedName]*operand{},
-		placed:     map[string]map[types.NamespacedName]*operand{},
-		objects:    map[apply.Key]client.Object{},
-		foreign:    map[apply.Key]bool{},
-		toolkit:    map[string]string{},
-		other:      map[types.NamespacedName]bool{},
-		siblings:   map[types.NamespacedName]bool{},
-		elsewhere:  map[string]map[types.NamespacedName]bool{},
-		configMaps: map[string]*corev1.ConfigMap{},
-		builds:     map[string]prebuild.Build{},
-		builders:   map[types.NamespacedName]prebuild.Pod{},
-		unwritten:  map[string]error{},
-		refused:    map[string]upgrade.Refusal{},
-		later:      map[string]bool{},
-		classes:    map[string]bool{},
-		telling:    map[string]v1.ClusterPolicyStatus{},
-		census:     newCensus(false),
-		common:     true,
-		dirty:      map[string]bool{},
-		touched:    map[string]bool{},
+		namespace:       namespace,
+		policies:        map[string]*v1.ClusterPolicy{},
+		nodes:           map[string]*member{},
+		pods:            map[types.NamespacedName]*operand{},
+		podsByNode:      map[string]map[types.NamespacedName]*operand{},
+		objects:         map[apply.Key]client.Object{},
+		foreign:         map[apply.Key]bool{},
+		toolkit:         map[string]string{},
+		nvidiaOperators: map[types.NamespacedName]bool{},
+		siblings:        map[types.NamespacedName]bool{},
+		elsewhere:       map[string]map[types.NamespacedName]bool{},
+		configMaps:      map[string]*corev1.ConfigMap{},
+		builds:          map[string]prebuild.Build{},
+		builders:        map[types.NamespacedName]prebuild.Pod{},
+		unwritten:       map[string]error{},
+		refused:         map[string]upgrade.Refusal{},
+		deferred:        map[string]bool{},
+		classes:         map[string]bool{},
+		pendingStatus:   map[string]v1.ClusterPolicyStatus{},
+		census:          newCensus(false),
+		clusterDirty:    true,
+		dirty:           map[string]bool{},
+		touched:         map[string]bool{},
 	}
 }
 
-// touch takes note that something has changed about a node.
+// touch marks a node as changed.
 func (m *model) touch(node string) {
 	m.dirty[node], m.touched[node] = true, true
 }
 
-// touchAll has all nodes be told of anew.
+// touchAll marks all nodes for the next report.
 func (m *model) touchAll() {
 	for name := range m.nodes {
 		m.touched[name] = true
 	}
 }
 
-// seen says whether a resourceVersion is another's of the same object, or older: what
-// comes from a watch may be older than what came with the answer to a write.
-func seen(now, have string) bool {
+// notNewer reports whether a resourceVersion equals another of the same object or is older.
+// An event from a watch may be older than the response to a write.
+func notNewer(now, have string) bool {
 	return now == have && now != "" || older(now, have)
 }
 
@@ -122,39 +122,40 @@ func older(a, b string) bool {
 	return err == nil && order < 0
 }
 
-// seeNode takes over what a watch shows of a Node.
-func (m *model) seeNode(n *fleet.Node) {
+// updateNode stores a Node that a watch has delivered.
+func (m *model) updateNode(n *fleet.Node) {
 	have := m.nodes[n.Name]
 	if have == nil {
-		have = &member{pods: m.podsOn(n.Name), again: true}
+		have = &member{pods: m.podsOn(n.Name), resync: true}
 		m.nodes[n.Name] = have
-	} else if have.node.UID == n.UID && seen(n.Version, have.node.Version) {
+	} else if have.node.UID == n.UID && notNewer(n.Version, have.node.Version) {
 		return
 	}
 	before := have.node
 	have.node = n
 	m.touched[n.Name] = true
-	if have.again || have.sent != nil || !before.Equal(n) || repeated(before, n) {
-		have.again = false
+	if have.resync || have.sent != nil || !before.Equal(n) || validatedAgain(before, n) {
+		have.resync = false
 		m.dirty[n.Name] = true
-		m.count(before, n)
+		m.updateCensus(before, n)
 	}
 }
 
-// repeated reports whether the validator has said again what an upgrade waits for.
-func repeated(before, now *fleet.Node) bool {
+// validatedAgain reports whether the validator has renewed the condition that an upgrade
+// waits for.
+func validatedAgain(before, now *fleet.Node) bool {
 	return upgrade.State(now.Labels[label.UpgradeState]).InFlight() && !before.GPUReady.Said.Equal(now.GPUReady.Said)
 }
 
-// count takes a Node into the census, in place of what it was.
-func (m *model) count(before, now *fleet.Node) {
+// updateCensus replaces a Node in the census.
+func (m *model) updateCensus(before, now *fleet.Node) {
 	if m.census.replace(before, now) {
-		m.common = true
+		m.clusterDirty = true
 	}
 }
 
-// served has the census be that of the nodes that are served.
-func (m *model) served(handOver bool) *census {
+// censusFor returns the census of the served nodes, rebuilt if handOver has changed.
+func (m *model) censusFor(handOver bool) *census {
 	if m.census.handOver != handOver {
 		m.census = newCensus(handOver)
 		for _, on := range m.nodes {
@@ -164,9 +165,9 @@ func (m *model) served(handOver bool) *census {
 	return m.census
 }
 
-// refuse takes note that a Node could not be written for long; first is called where that
-// is news.
-func (m *model) refuse(name string, err error, why upgrade.Refusal, first func()) {
+// recordRefusal records that a Node could not be patched for long. It calls first unless
+// the Node was refused already.
+func (m *model) recordRefusal(name string, err error, why upgrade.Refusal, first func()) {
 	if m.nodes[name] == nil {
 		return
 	}
@@ -177,44 +178,44 @@ func (m *model) refuse(name string, err error, why upgrade.Refusal, first func()
 	m.touch(name)
 }
 
-// answer takes note of what became of a patch: version is what the Node has been since,
-// "" where the patch was refused, as the Node is not any more what it was planned on. Until
-// that is seen, the patch is on its way.
-func (m *model) answer(name string, sent *upgrade.Patch, version string) {
+// completePatch records the result of a patch. version is the Node's new resourceVersion, or
+// "" if the patch was refused because the Node had changed since it was planned. The patch
+// counts as being written until the watch has delivered that change.
+func (m *model) completePatch(name string, sent *upgrade.Patch, version string) {
 	have := m.nodes[name]
 	if have == nil || have.sent != sent {
 		return
 	}
 	switch {
 	case version != "" && version != sent.Version && have.node.Version == sent.Version:
-		return // it is to be seen
+		return // the watch delivers it
 	case version == "" && have.node.Version == sent.Version:
-		have.again = true
+		have.resync = true
 	default:
 		m.dirty[name] = true
 	}
 	have.sent = nil
 }
 
-func (m *model) loseNode(name string) {
+func (m *model) removeNode(name string) {
 	have := m.nodes[name]
 	if have == nil {
 		return
 	}
 	delete(m.nodes, name)
 	if len(have.pods) == 0 {
-		delete(m.placed, name)
+		delete(m.podsByNode, name)
 	}
 	delete(m.unwritten, name)
 	delete(m.refused, name)
-	m.count(have.node, nil)
+	m.updateCensus(have.node, nil)
 	m.touch(name)
 }
 
-func (m *model) seePod(o *operand) {
+func (m *model) updatePod(o *operand) {
 	key := types.NamespacedName{Namespace: o.Namespace, Name: o.Name}
 	if have := m.pods[key]; have != nil && have.Node != o.Node {
-		m.losePod(key)
+		m.removePod(key)
 	}
 	m.pods[key] = o
 	m.podsOn(o.Node)[key] = o
@@ -223,9 +224,9 @@ func (m *model) seePod(o *operand) {
 	}
 }
 
-// seeElsewhere records a pod of an operand in another namespace, or that it is gone. Only
-// those of a namespace that serves a policy matter: anybody can make the others.
-func (m *model) seeElsewhere(key types.NamespacedName, there bool) {
+// updateElsewhere records whether an operand's pod exists in another namespace. Only the
+// namespace that serves a policy matters: anybody can create such pods elsewhere.
+func (m *model) updateElsewhere(key types.NamespacedName, there bool) {
 	pods := m.elsewhere[key.Namespace]
 	if pods[key] == there {
 		return
@@ -242,7 +243,7 @@ func (m *model) seeElsewhere(key types.NamespacedName, there bool) {
 		delete(m.elsewhere, key.Namespace)
 	}
 	for _, p := range m.policies {
-		m.common = m.common || p.Status.Namespace == key.Namespace
+		m.clusterDirty = m.clusterDirty || p.Status.Namespace == key.Namespace
 	}
 }
 
@@ -255,46 +256,46 @@ func (m *model) servedElsewhere(p *v1.ClusterPolicy) string {
 	return ""
 }
 
-func (m *model) losePod(key types.NamespacedName) {
+func (m *model) removePod(key types.NamespacedName) {
 	o := m.pods[key]
 	if o == nil {
 		return
 	}
 	delete(m.pods, key)
-	delete(m.placed[o.Node], key)
+	delete(m.podsByNode[o.Node], key)
 	if m.nodes[o.Node] != nil {
 		m.touch(o.Node)
-	} else if len(m.placed[o.Node]) == 0 {
-		delete(m.placed, o.Node)
+	} else if len(m.podsByNode[o.Node]) == 0 {
+		delete(m.podsByNode, o.Node)
 	}
 }
 
-// seeBuilder records a pod of a Job that builds modules.
-func (m *model) seeBuilder(key types.NamespacedName, b prebuild.Pod) {
+// updateBuilder records a pod of a Job that builds modules.
+func (m *model) updateBuilder(key types.NamespacedName, b prebuild.Pod) {
 	if m.builders[key] != b {
-		m.builders[key], m.common = b, true
+		m.builders[key], m.clusterDirty = b, true
 	}
 }
 
-// prebuilt is what became of Jobs that build modules.
-func (m *model) prebuilt(look func(image string) driver.Presence) []v1.PrebuiltStatus {
+// prebuildStatus returns the results of the Jobs that build modules.
+func (m *model) prebuildStatus(look func(image string) driver.Presence) []v1.PrebuiltStatus {
 	return prebuild.Report(slices.Collect(maps.Values(m.builds)), slices.Collect(maps.Values(m.builders)), look)
 }
 
-// podsOn are the operands' pods on a node, which may be seen before it is, and after it
-// has gone.
+// podsOn returns the operands' pods on a node. They may arrive before the node does and
+// outlive it.
 func (m *model) podsOn(node string) map[types.NamespacedName]*operand {
-	if m.placed[node] == nil {
-		m.placed[node] = map[types.NamespacedName]*operand{}
+	if m.podsByNode[node] == nil {
+		m.podsByNode[node] = map[types.NamespacedName]*operand{}
 	}
-	return m.placed[node]
+	return m.podsByNode[node]
 }
 
-func (m *model) seeObject(key apply.Key, o client.Object) {
-	if have := m.objects[key]; have != nil && have.GetUID() == o.GetUID() && seen(o.GetResourceVersion(), have.GetResourceVersion()) {
+func (m *model) updateObject(key apply.Key, o client.Object) {
+	if have := m.objects[key]; have != nil && have.GetUID() == o.GetUID() && notNewer(o.GetResourceVersion(), have.GetResourceVersion()) {
 		return
 	}
-	m.common = true
+	m.clusterDirty = true
 	if !apply.Ours(o) {
 		m.foreign[key] = true
 		delete(m.objects, key)
@@ -304,16 +305,17 @@ func (m *model) seeObject(key apply.Key, o client.Object) {
 	m.objects[key] = o
 }
 
-// loseObject forgets an object, unless another has taken its name since.
-func (m *model) loseObject(key apply.Key, uid types.UID) {
-	m.common = true
+// removeObject forgets an object, unless another has taken its name since.
+func (m *model) removeObject(key apply.Key, uid types.UID) {
+	m.clusterDirty = true
 	delete(m.foreign, key)
 	if have := m.objects[key]; have != nil && have.GetUID() == uid {
 		delete(m.objects, key)
 	}
 }
 
-// inForce is the policy that counts, the oldest; nil: there is none. ignored are the others.
+// inForce returns the oldest policy, which is the one that counts, or nil. ignored are the
+// others.
 func (m *model) inForce() (policy *v1.ClusterPolicy, ignored []*v1.ClusterPolicy) {
 	var all []*v1.ClusterPolicy
 	for _, p := range m.policies {
@@ -330,8 +332,8 @@ func (m *model) inForce() (policy *v1.ClusterPolicy, ignored []*v1.ClusterPolicy
 	return all[0], all[1:]
 }
 
-// live are the operator's own objects, in a fixed order.
-func (m *model) live() []client.Object {
+// ownedObjects returns the operator's own objects in a fixed order.
+func (m *model) ownedObjects() []client.Object {
 	keys := slices.SortedFunc(maps.Keys(m.objects), func(a, b apply.Key) int { return cmp.Compare(a.String(), b.String()) })
 	all := make([]client.Object, 0, len(keys))
 	for _, key := range keys {
@@ -340,7 +342,7 @@ func (m *model) live() []client.Object {
 	return all
 }
 
-// driver is the driver's pod on the node: of two, the one that is not being deleted.
+// driver returns the driver's pod on the node, preferring one that is not being deleted.
 func (on *member) driver() *upgrade.Driver {
 	var found *upgrade.Driver
 	for _, o := range on.pods {
@@ -351,8 +353,8 @@ func (on *member) driver() *upgrade.Driver {
 	return found
 }
 
-// hostDriver says whether the host has a driver of its own: the driver's pod has found
-// one, or had before, and the validator does not say that there is none.
+// hostDriver reports whether the host has a driver of its own: the driver's pod has found
+// one, now or before, and the validator does not report that there is none.
 func (on *member) hostDriver() bool {
 	for _, o := range on.pods {
 		if o.HostDriver != "" {
@@ -362,8 +364,8 @@ func (on *member) hostDriver() bool {
 	return on.node.HostDriver() && !driverMissing(on.node)
 }
 
-// speaks says whether there is a validator on the node, which may write on its Node.
-func (on *member) speaks() bool {
+// hasValidator reports whether a validator, which may write to the Node, runs there.
+func (on *member) hasValidator() bool {
 	for _, o := range on.pods {
 		if o.State == road.DriverValidation {
 			return true
@@ -372,8 +374,9 @@ func (on *member) speaks() bool {
 	return false
 }
 
-// refusal is that Nodes cannot be patched, and why not the first of them.
-func (m *model) refusal() error {
+// unwrittenError returns an error with the number of Nodes that cannot be patched and why
+// the first of them cannot.
+func (m *model) unwrittenError() error {
 	if len(m.unwritten) == 0 {
 		return nil
 	}

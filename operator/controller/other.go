@@ -21,57 +21,57 @@ import (
 
 const (
 	reviewTimeout = 10 * time.Second
-	// reviewEvery is how often a Deployment is reviewed again: rights come and go without
-	// an event of it.
+	// reviewEvery is the interval at which Deployments are reviewed again: their permissions
+	// may change without an event of the Deployment.
 	reviewEvery = time.Minute
-	// reviewPause is the pause before a Deployment that is new is reviewed again where the
-	// API server did not answer.
+	// reviewPause is the pause before the review of a new Deployment is retried when the API
+	// server did not respond.
 	reviewPause = time.Second
 )
 
 // reviewer decides which Deployments of its name are NVIDIA's operator. Anybody who may
-// make a Deployment in some namespace can make one of that name; NVIDIA's has a service
-// account that may write Nodes.
+// create Deployments in some namespace can use that name; the service account of NVIDIA's
+// may write Nodes.
 type reviewer struct {
 	client client.Client
 	inbox  *inbox
 	own    types.NamespacedName // this operator's Deployment
 	log    *slog.Logger
 
-	mu      sync.Mutex
-	asked   map[types.NamespacedName]*appsv1.Deployment // those that run and have not this product's label
-	problem string                                      // the last one that was logged
+	mu         sync.Mutex
+	candidates map[types.NamespacedName]*appsv1.Deployment // running Deployments without this product's label
+	problem    string                                      // the last one that was logged
 }
 
 func newReviewer(c client.Client, in *inbox, own types.NamespacedName, log *slog.Logger) *reviewer {
-	return &reviewer{client: c, inbox: in, own: own, log: log, asked: map[types.NamespacedName]*appsv1.Deployment{}}
+	return &reviewer{client: c, inbox: in, own: own, log: log, candidates: map[types.NamespacedName]*appsv1.Deployment{}}
 }
 
-// watch reviews each Deployment that the informer has. HasSynced of what it returns waits
-// for the first reviews.
+// watch reviews each Deployment of the informer. HasSynced of the returned registration
+// waits for the first reviews.
 func (r *reviewer) watch(ctx context.Context, informer interface {
 	AddEventHandler(toolscache.ResourceEventHandler) (toolscache.ResourceEventHandlerRegistration, error)
 }) (toolscache.ResourceEventHandlerRegistration, error) {
-	seen := func(o any) {
+	classify := func(o any) {
 		if d, is := o.(*appsv1.Deployment); is {
-			r.report(ctx, d)
+			r.classify(ctx, d)
 		}
 	}
 	return informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc:    seen,
-		UpdateFunc: func(_, o any) { seen(o) },
+		AddFunc:    classify,
+		UpdateFunc: func(_, o any) { classify(o) },
 		DeleteFunc: func(o any) {
 			if last, is := o.(toolscache.DeletedFinalStateUnknown); is {
 				o = last.Obj
 			}
 			if d, is := o.(*appsv1.Deployment); is {
-				r.set(d, none)
+				r.setKind(d, none)
 			}
 		},
 	})
 }
 
-// run reviews again until ctx ends.
+// run repeats the reviews until ctx ends.
 func (r *reviewer) run(ctx context.Context) error {
 	tick := time.NewTicker(reviewEvery)
 	defer tick.Stop()
@@ -82,7 +82,7 @@ func (r *reviewer) run(ctx context.Context) error {
 		case <-tick.C:
 		}
 		r.mu.Lock()
-		all := slices.Collect(maps.Values(r.asked))
+		all := slices.Collect(maps.Values(r.candidates))
 		r.mu.Unlock()
 		for _, d := range all {
 			r.review(ctx, d)
@@ -90,19 +90,19 @@ func (r *reviewer) run(ctx context.Context) error {
 	}
 }
 
-// report reports a Deployment to the owner of the model. It returns when it is known what
-// the Deployment is.
-func (r *reviewer) report(ctx context.Context, d *appsv1.Deployment) {
+// classify determines the kind of a Deployment and reports it to the owner of the model. It
+// returns when the kind is known.
+func (r *reviewer) classify(ctx context.Context, d *appsv1.Deployment) {
 	switch {
 	case d.Labels[label.PartOf] == label.Product && available(d):
-		r.set(d, standby)
+		r.setKind(d, standby)
 	case d.Labels[label.PartOf] == label.Product:
-		r.set(d, sibling)
-	case named(d) == r.own || !runs(d):
-		r.set(d, none)
+		r.setKind(d, sibling)
+	case objectKey(d) == r.own || !runs(d):
+		r.setKind(d, none)
 	default:
 		r.mu.Lock()
-		r.asked[named(d)] = d
+		r.candidates[objectKey(d)] = d
 		r.mu.Unlock()
 		for !r.review(ctx, d) {
 			select {
@@ -114,30 +114,30 @@ func (r *reviewer) report(ctx context.Context, d *appsv1.Deployment) {
 	}
 }
 
-// set reports what a Deployment is that needs no review.
-func (r *reviewer) set(d *appsv1.Deployment, kind operatorKind) {
+// setKind reports the kind of a Deployment that needs no review.
+func (r *reviewer) setKind(d *appsv1.Deployment, kind operatorKind) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.asked, named(d))
-	r.inbox.put(func(m *model) { m.setOperator(named(d), kind) })
+	delete(r.candidates, objectKey(d))
+	r.inbox.enqueue(func(m *model) { m.setOperator(objectKey(d), kind) })
 }
 
-// review asks the API server about a Deployment, and reports whether it answered. Without
-// an answer a Deployment stays what it was. Where this operator may not ask, each counts as
-// NVIDIA's: nothing is done rather than done twice.
+// review asks the API server about a Deployment and reports whether it got a response.
+// Without one, the Deployment keeps its kind. If this operator may not ask, every Deployment
+// counts as NVIDIA's: doing nothing is better than doing things twice.
 func (r *reviewer) review(ctx context.Context, d *appsv1.Deployment) (answered bool) {
 	writes, err := r.writesNodes(ctx, d)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if ctx.Err() != nil || r.asked[named(d)] != d {
-		return true // nobody waits for it, or it has changed meanwhile
+	if ctx.Err() != nil || r.candidates[objectKey(d)] != d {
+		return true // the caller has gone, or the Deployment has changed meanwhile
 	}
 	problem := ""
 	if err != nil {
 		problem = right.Tell(err)
 	}
 	if problem != "" && problem != r.problem {
-		r.log.Error("cannot find out whether a Deployment is NVIDIA's operator; it counts as that while this operator may not ask, and is asked about again else", "deployment", named(d).String(), "error", problem)
+		r.log.Error("cannot find out whether a Deployment is NVIDIA's operator; it counts as that while this operator may not ask, and is asked about again else", "deployment", objectKey(d).String(), "error", problem)
 	}
 	r.problem = problem
 	if err != nil && !apierrors.IsForbidden(err) {
@@ -147,7 +147,7 @@ func (r *reviewer) review(ctx context.Context, d *appsv1.Deployment) (answered b
 	if writes || err != nil {
 		kind = nvidias
 	}
-	r.inbox.put(func(m *model) { m.setOperator(named(d), kind) })
+	r.inbox.enqueue(func(m *model) { m.setOperator(objectKey(d), kind) })
 	return true
 }
 
@@ -175,44 +175,44 @@ func (r *reviewer) writesNodes(ctx context.Context, d *appsv1.Deployment) (bool,
 	return false, nil
 }
 
-// runs reports whether a Deployment has pods, or is to have some.
+// runs reports whether a Deployment has pods or is scaled to have some.
 func runs(d *appsv1.Deployment) bool {
 	return d.Spec.Replicas == nil || *d.Spec.Replicas > 0 || d.Status.Replicas > 0
 }
 
-// available reports whether a Deployment has a pod that is ready, and is to keep it.
+// available reports whether a Deployment has a ready pod and is scaled to keep it.
 func available(d *appsv1.Deployment) bool {
 	return d.DeletionTimestamp == nil && (d.Spec.Replicas == nil || *d.Spec.Replicas > 0) && d.Status.AvailableReplicas > 0
 }
 
-// operatorKind tells Deployments of an operator's name apart.
+// operatorKind is the kind of a Deployment that has an operator's name.
 type operatorKind int
 
 const (
-	none    operatorKind = iota // or it is gone
+	none    operatorKind = iota // no operator, or deleted
 	nvidias                     // NVIDIA's operator
 	sibling                     // one of this product, this one included
-	standby                     // a sibling with a pod that is ready
+	standby                     // a sibling with a ready pod
 )
 
-// setOperator records what a Deployment is.
+// setOperator records the kind of a Deployment.
 func (m *model) setOperator(key types.NamespacedName, kind operatorKind) {
 	ready, known := m.siblings[key]
-	if m.other[key] == (kind == nvidias) && known == (kind >= sibling) && ready == (kind == standby) {
+	if m.nvidiaOperators[key] == (kind == nvidias) && known == (kind >= sibling) && ready == (kind == standby) {
 		return
 	}
-	m.common = true
-	delete(m.other, key)
+	m.clusterDirty = true
+	delete(m.nvidiaOperators, key)
 	delete(m.siblings, key)
 	switch kind {
 	case nvidias:
-		m.other[key] = true
+		m.nvidiaOperators[key] = true
 	case sibling, standby:
 		m.siblings[key] = kind == standby
 	}
 }
 
-// stripDeployment leaves what a reviewer reads.
+// stripDeployment keeps only the fields that a reviewer reads.
 func stripDeployment(d *appsv1.Deployment) {
 	d.ManagedFields, d.Annotations, d.Status.Conditions = nil, nil, nil
 	account := d.Spec.Template.Spec.ServiceAccountName

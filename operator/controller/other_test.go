@@ -22,7 +22,7 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// access answers reviews as an API server does.
+// access answers access reviews as an API server does.
 type access struct {
 	mu    sync.Mutex
 	verbs map[string]string // on Nodes, by user
@@ -50,15 +50,15 @@ func newTestReviewer(t *testing.T, a *access) (*reviewer, *model) {
 			return a.err
 		},
 	}).Build()
-	return newReviewer(c, newInbox(), types.NamespacedName{Namespace: namespace, Name: otherName}, slog.New(slog.DiscardHandler)), newModel(namespace)
+	return newReviewer(c, newInbox(), types.NamespacedName{Namespace: namespace, Name: operatorName}, slog.New(slog.DiscardHandler)), newModel(namespace)
 }
 
 // others returns the Deployments that count as NVIDIA's operator.
 func (r *reviewer) others(m *model) (all []string) {
-	for _, news := range r.inbox.take() {
+	for _, news := range r.inbox.drain() {
 		news(m)
 	}
-	for key := range m.other {
+	for key := range m.nvidiaOperators {
 		all = append(all, key.String())
 	}
 	return all
@@ -66,7 +66,7 @@ func (r *reviewer) others(m *model) (all []string) {
 
 func deployment(ns, account string, wanted *int32, there int32, labels map[string]string) *appsv1.Deployment {
 	d := &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: otherName, Labels: labels},
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: operatorName, Labels: labels},
 		Spec:       appsv1.DeploymentSpec{Replicas: wanted}, Status: appsv1.DeploymentStatus{Replicas: there},
 	}
 	d.Spec.Template.Spec.ServiceAccountName = account
@@ -95,14 +95,14 @@ func TestADeploymentIsNVIDIAsOperatorIfItMayWriteNodesAndRuns(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, m := newTestReviewer(t, may)
-			r.report(t.Context(), c.is)
+			r.classify(t.Context(), c.is)
 			require.Equal(t, c.other, len(r.others(m)) > 0)
-			require.Equal(t, c.other || c.is.Labels != nil, m.common && (len(m.other)+len(m.siblings) > 0))
-			m.common = false
-			r.report(t.Context(), c.is)
+			require.Equal(t, c.other || c.is.Labels != nil, m.clusterDirty && (len(m.nvidiaOperators)+len(m.siblings) > 0))
+			m.clusterDirty = false
+			r.classify(t.Context(), c.is)
 			r.others(m)
-			require.False(t, m.common, "nothing is new")
-			r.set(c.is, none)
+			require.False(t, m.clusterDirty, "nothing is new")
+			r.setKind(c.is, none)
 			require.Empty(t, r.others(m))
 			require.Empty(t, m.siblings)
 		})
@@ -118,20 +118,20 @@ func TestAnOperatorOfThisProductIsReadyWhileItHasAPod(t *testing.T) {
 	}{{nil, 0, false}, {nil, 1, true}, {new(int32(0)), 1, false}, {new(int32(1)), 1, true}} {
 		d := deployment("elsewhere", "gpu-operator", c.replicas, 1, map[string]string{label.PartOf: label.Product})
 		d.Status.AvailableReplicas = c.pods
-		m.common = false
-		r.report(t.Context(), d)
+		m.clusterDirty = false
+		r.classify(t.Context(), d)
 		r.others(m)
-		require.Equal(t, map[types.NamespacedName]bool{named(d): c.ready}, m.siblings)
-		require.True(t, m.common)
+		require.Equal(t, map[types.NamespacedName]bool{objectKey(d): c.ready}, m.siblings)
+		require.True(t, m.clusterDirty)
 	}
 }
 
-func TestRightsAreReviewedAgain(t *testing.T) {
+func TestPermissionsAreReviewedPeriodically(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := &access{}
 		r, m := newTestReviewer(t, a)
 		go func() { _ = r.run(t.Context()) }()
-		r.report(t.Context(), deployment("gpu-operator", "gpu-operator", nil, 1, nil))
+		r.classify(t.Context(), deployment("gpu-operator", "gpu-operator", nil, 1, nil))
 		require.Empty(t, r.others(m), "its binding comes after it")
 		a.set(map[string]string{"system:serviceaccount:gpu-operator:gpu-operator": "patch"}, nil)
 		time.Sleep(reviewEvery + time.Second)
@@ -148,15 +148,15 @@ func TestRightsAreReviewedAgain(t *testing.T) {
 	})
 }
 
-// An API server that is away for a moment takes no stack away.
-func TestADeploymentIsNothingBeforeItWasReviewed(t *testing.T) {
+// An API server that is away for a moment removes no stack.
+func TestDeploymentCountsAsNothingUntilReviewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := &access{err: errors.New("the API server is away")}
 		r, m := newTestReviewer(t, a)
 		known := make(chan struct{})
 		go func() {
 			defer close(known)
-			r.report(t.Context(), deployment("gpu-operator", "gpu-operator", nil, 1, nil))
+			r.classify(t.Context(), deployment("gpu-operator", "gpu-operator", nil, 1, nil))
 		}()
 		time.Sleep(time.Minute)
 		require.Empty(t, r.others(m))

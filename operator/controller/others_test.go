@@ -16,35 +16,35 @@ import (
 	"github.com/gpuready/gpuready/operator/status"
 )
 
-// installed is the Deployment of an operator of this product.
+// installed returns the Deployment of an operator of this product.
 func installed(namespace string) *appsv1.Deployment {
-	return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: otherName, Labels: map[string]string{label.PartOf: label.Product}}}
+	return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: operatorName, Labels: map[string]string{label.PartOf: label.Product}}}
 }
 
-func TestThePolicySaysThatAnotherOperatorStandsDown(t *testing.T) {
+func TestStatusReportsAnotherOperatorOnStandby(t *testing.T) {
 	w := newWorld(t)
-	w.Operator = types.NamespacedName{Namespace: namespace, Name: otherName}
-	w.model.setOperator(named(installed(namespace)), sibling)
+	w.Operator = types.NamespacedName{Namespace: namespace, Name: operatorName}
+	w.model.setOperator(objectKey(installed(namespace)), sibling)
 	w.create(simulated("policy"), simulated("zweite"))
-	w.step()
+	w.settle()
 	contested := func(name string) *metav1.Condition {
 		return meta.FindStatusCondition(w.policy(name).Status.Conditions, v1.ConditionContested)
 	}
 	require.Nil(t, contested("policy"), "it is the only one")
 
-	w.model.setOperator(named(installed("elsewhere")), sibling)
-	w.step()
+	w.model.setOperator(objectKey(installed("elsewhere")), sibling)
+	w.settle()
 	for _, name := range []string{"policy", "zweite"} {
 		c := contested(name)
 		require.NotNil(t, c, name)
 		require.Equal(t, status.ReasonAnotherOperator, c.Reason)
 		require.Equal(t, "Deployment gpuready/gpu-operator serves this cluster, and Deployment elsewhere/gpu-operator stands down; uninstall one of them", c.Message)
 	}
-	require.Empty(t, w.model.other, "it is not NVIDIA's")
-	require.Empty(t, w.step())
+	require.Empty(t, w.model.nvidiaOperators, "it is not NVIDIA's")
+	require.Empty(t, w.settle())
 
-	w.model.setOperator(named(installed("elsewhere")), none)
-	w.step()
+	w.model.setOperator(objectKey(installed("elsewhere")), none)
+	w.settle()
 	require.Nil(t, contested("policy"))
 }
 
@@ -61,20 +61,20 @@ func TestNothingIsMadeBesideAnotherOperatorsOperands(t *testing.T) {
 	p.Status.Namespace = "elsewhere" // where an operator that is gone has served it
 	require.NoError(t, w.Status().Update(t.Context(), p))
 	w.create(pod("elsewhere"), pod("a-tenants"))
-	require.Equal(t, []string{"status policy"}, w.step())
+	require.Equal(t, []string{"status policy"}, w.settle())
 	p = w.policy("policy")
 	require.Equal(t, "elsewhere", p.Status.Namespace)
 	ready := meta.FindStatusCondition(p.Status.Conditions, v1.ConditionReady)
 	require.Equal(t, status.ReasonAnotherOperator, ready.Reason)
 	require.Contains(t, ready.Message, "kubectl -n elsewhere delete daemonsets,services")
 	require.Empty(t, w.node("n1").Labels[label.Present])
-	require.Empty(t, w.step())
+	require.Empty(t, w.settle())
 
-	// Its operator is back: that one can go on with them.
-	w.Operator = types.NamespacedName{Namespace: namespace, Name: otherName}
-	theirs := named(installed("elsewhere"))
+	// The other operator is back and can manage its operands.
+	w.Operator = types.NamespacedName{Namespace: namespace, Name: operatorName}
+	theirs := objectKey(installed("elsewhere"))
 	w.model.setOperator(theirs, standby)
-	w.step()
+	w.settle()
 	require.NoError(t, w.yield(), "without election, there is nobody to yield to")
 	w.Elected = true
 	for kind, yields := range map[operatorKind]bool{none: false, nvidias: false, sibling: false, standby: true} {
@@ -88,8 +88,8 @@ func TestNothingIsMadeBesideAnotherOperatorsOperands(t *testing.T) {
 	require.NoError(t, w.yield(), "nobody yields to himself")
 	w.model.setOperator(theirs, none)
 
-	w.gone(pod("elsewhere")) // its node is gone, too, and never says that it has ended
-	w.step()
+	w.deleteObject(pod("elsewhere")) // its node is gone, too, and never says that it has ended
+	w.settle()
 	require.NotEmpty(t, w.sets(), "what somebody else calls an operand counts for nothing")
 	require.Equal(t, namespace, w.policy("policy").Status.Namespace)
 	require.Equal(t, "true", w.node("n1").Labels[label.Present])

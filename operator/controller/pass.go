@@ -14,44 +14,44 @@ import (
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
-// pass brings the cluster nearer to what is wanted. What concerns all nodes is looked at
-// where that has changed; of the nodes, those about which something has changed or is
-// under way. It says what could not be done; that is tried again.
+// pass brings the cluster closer to the desired state. It evaluates cluster-wide inputs only
+// if they have changed, and only those nodes that have changed or have work in progress.
+// Failures are kept in c.err and retried.
 func (c *Controller) pass(ctx context.Context) {
-	c.since = earlier(c.since, c.last)
-	if c.model.common {
+	c.unreportedSince = earlier(c.unreportedSince, c.turnStarted)
+	if c.model.clusterDirty {
 		began := c.Now()
-		c.scene = c.look()
-		c.broken = c.apply(ctx, c.scene)
+		c.desired = c.evaluate()
+		c.broken = c.applyObjects(ctx, c.desired)
 		c.Metrics.Reconciled("policy", began, c.Now(), c.broken)
-		if c.scene.err == nil && !reflect.DeepEqual(c.terms, c.scene.terms) {
-			c.terms = c.scene.terms
+		if c.desired.err == nil && !reflect.DeepEqual(c.lastInputs, c.desired.sharedInputs) {
+			c.lastInputs = c.desired.sharedInputs
 			for name := range c.model.nodes {
 				c.model.dirty[name] = true
 			}
 		}
 	}
-	if c.err = c.broken; c.scene.err != nil {
+	if c.err = c.broken; c.desired.err != nil {
 		if c.plan != nil {
-			// Nothing is taken from nodes while it is not known what is wanted.
-			c.remove(&upgrade.Plan{Watch: c.plan.Watch}) //nolint:errcheck // of what is not asked for any more
+			// Nothing is removed from nodes while the desired state is unknown.
+			c.removePods(&upgrade.Plan{Watch: c.plan.Watch}) //nolint:errcheck // of removals that are no longer wanted
 		}
 		c.plan = nil
 		return
 	}
 	began := c.Now()
-	c.plan = c.upgrade(c.scene)
-	c.label(c.scene, c.plan)
+	c.plan = c.planUpgrade(c.desired)
+	c.labelNodes(c.desired, c.plan)
 	c.Metrics.Reconciled("nodes", began, c.Now(), nil)
 	began = c.Now()
-	err := c.remove(c.plan)
+	err := c.removePods(c.plan)
 	c.Metrics.Reconciled("upgrade", began, c.Now(), err)
 	c.err = errors.Join(c.broken, err)
 }
 
-// apply has the objects brought to the cluster, and returns what has failed so far. That
-// is not tried again before its time.
-func (c *Controller) apply(ctx context.Context, s *scene) error {
+// applyObjects starts the requests that apply and prune objects. It returns the failures so
+// far, which are retried with back-off.
+func (c *Controller) applyObjects(ctx context.Context, s *desired) error {
 	if s.err != nil {
 		return s.err
 	}
@@ -60,8 +60,8 @@ func (c *Controller) apply(ctx context.Context, s *scene) error {
 			return err
 		}
 	}
-	wanted, problems := c.free(s.wanted)
-	plan, err := c.planner.Plan(wanted, c.model.live(), s.keep(c.model.census.drivers))
+	wanted, problems := c.withoutForeign(s.wanted)
+	plan, err := c.planner.Plan(wanted, c.model.ownedObjects(), s.driversInUse(c.model.census.drivers))
 	if err != nil {
 		return err
 	}
@@ -70,7 +70,7 @@ func (c *Controller) apply(ctx context.Context, s *scene) error {
 			have, err := apply.Apply(ctx, c.Client, change)
 			return func() {
 				c.Log.Info("applied", "object", change.String(), "why", change.Why)
-				c.model.seeObject(change.Key, have)
+				c.model.updateObject(change.Key, have)
 			}, err
 		}))
 	}
@@ -79,44 +79,44 @@ func (c *Controller) apply(ctx context.Context, s *scene) error {
 			err := apply.Prune(ctx, c.Client, rest.Object)
 			return func() {
 				c.Log.Info("deleted", "object", rest.String())
-				c.model.loseObject(rest.Key, rest.Object.GetUID())
+				c.model.removeObject(rest.Key, rest.Object.GetUID())
 			}, err
 		}))
 	}
 	return errors.Join(problems...)
 }
 
-// free are the wanted objects but for those whose names somebody else's have.
-func (c *Controller) free(wanted []apply.Object) (free []apply.Object, problems []error) {
+// withoutForeign returns the wanted objects except those whose names other owners use.
+func (c *Controller) withoutForeign(wanted []apply.Object) (free []apply.Object, problems []error) {
 	for _, w := range wanted {
 		key := apply.Key{Kind: w.Object.GetObjectKind().GroupVersionKind(), Namespace: w.Object.GetNamespace(), Name: w.Object.GetName()}
 		switch {
 		case !c.model.foreign[key]:
 			free = append(free, w)
-		case key.Kind != runtimeClassKind: // a handler's name is the same whoever wrote it
+		case key.Kind != runtimeClassKind: // a RuntimeClass means the same whoever wrote it
 			problems = append(problems, fmt.Errorf("%s is not this operator's: delete it, or have the operands in another namespace", key))
 		}
 	}
 	return free, problems
 }
 
-// request is one to the API server that is made beside the control goroutine. Of each name
-// there is one at a time.
+// request is a request to the API server that runs beside the control goroutine. At most one
+// request of each name runs at a time.
 type request struct {
-	running bool
-	again   bool   // it was asked for while it was running
-	ended   func() // is called with its answer, whatever that is; nil: nothing is
-	err     error
-	pause   time.Duration
-	until   time.Time // it is not made again before
+	running    bool
+	rerun      bool   // it was requested again while it was running
+	onDone     func() // called with the response or failure; may be nil
+	err        error
+	backoff    time.Duration
+	retryAfter time.Time // it is not repeated before
 }
 
-// maxFlying bounds how many requests about objects are on their way.
-const maxFlying = 16
+// maxInFlight bounds how many requests about objects run at a time.
+const maxInFlight = 16
 
-// request makes a request, unless one of its name is on its way or has failed lately, and
-// returns what came of the last one. done is called by the control goroutine when send has
-// succeeded. What is urgent does not wait for others.
+// request starts a request unless one of its name is running or in back-off, and returns the
+// last error of that name. The control goroutine calls done after send has succeeded. Urgent
+// requests are not subject to maxInFlight.
 func (c *Controller) request(name string, urgent bool, send func() (done func(), err error)) error {
 	r := c.requests[name]
 	if r == nil {
@@ -125,61 +125,61 @@ func (c *Controller) request(name string, urgent bool, send func() (done func(),
 	}
 	switch now := c.Now(); {
 	case r.running:
-		r.again = true
+		r.rerun = true
 		return r.err
-	case now.Before(r.until):
-		c.wake(r.until)
+	case now.Before(r.retryAfter):
+		c.schedulePass(r.retryAfter)
 		return r.err
-	case c.flying >= maxFlying && !urgent:
-		return r.err // there is a pass when one of them ends
+	case c.inFlight >= maxInFlight && !urgent:
+		return r.err // a pass follows when one of them ends
 	}
-	r.running, r.again, r.ended = true, false, nil
-	c.flying++
+	r.running, r.rerun, r.onDone = true, false, nil
+	c.inFlight++
 	c.spawn(func() {
 		done, err := send()
-		c.inbox.put(func(m *model) {
-			c.flying--
-			m.common = m.common || c.flying == maxFlying-1
-			c.answer(name, r, done, err)
+		c.inbox.enqueue(func(m *model) {
+			c.inFlight--
+			m.clusterDirty = m.clusterDirty || c.inFlight == maxInFlight-1
+			c.finishRequest(name, r, done, err)
 		})
 	})
 	return r.err
 }
 
-// answer takes note of what came of a request.
-func (c *Controller) answer(name string, r *request, done func(), err error) {
+// finishRequest records the result of a request.
+func (c *Controller) finishRequest(name string, r *request, done func(), err error) {
 	r.running = false
-	if r.ended != nil {
-		r.ended()
+	if r.onDone != nil {
+		r.onDone()
 	}
 	switch before := r.err; {
 	case err == nil:
 		delete(c.requests, name)
 		done()
-		if r.again || before != nil {
-			c.model.common = true
+		if r.rerun || before != nil {
+			c.model.clusterDirty = true
 		}
 		return
 	case before == nil:
 		c.Log.Error("failed; it is tried again", "object", name, "error", err)
-		c.model.common = true
+		c.model.clusterDirty = true
 	case before.Error() != err.Error():
-		c.model.common = true
+		c.model.clusterDirty = true
 	}
-	r.err, r.pause = err, max(firstRetry, min(2*r.pause, lastRetry))
-	r.until = c.Now().Add(r.pause)
-	c.wake(r.until)
+	r.err, r.backoff = err, max(firstRetry, min(2*r.backoff, lastRetry))
+	r.retryAfter = c.Now().Add(r.backoff)
+	c.schedulePass(r.retryAfter)
 }
 
-// upgrade plans the change of drivers; without a policy, that nodes are let go of.
-func (c *Controller) upgrade(s *scene) *upgrade.Plan {
+// planUpgrade plans driver upgrades; without a policy, it releases the nodes.
+func (c *Controller) planUpgrade(s *desired) *upgrade.Plan {
 	m := c.model
 	in := upgrade.Input{
 		Policy: s.rolls, Targets: s.targets, Sets: s.sets, Serves: driver.Serves, Now: c.Now(),
 		Drivers: map[string]*upgrade.Driver{}, Pods: c.roll.Pods(), Writing: map[string]bool{},
 		Refused: map[string]upgrade.Refusal{}, Classes: s.classes,
 	}
-	for name := range c.roster.open(m) {
+	for name := range c.roster.startPlan(m) {
 		on := m.nodes[name]
 		if on.sent != nil && on.sent.Version == on.node.Version {
 			in.Writing[name] = on.sent.Begins()
@@ -201,63 +201,63 @@ func (c *Controller) upgrade(s *scene) *upgrade.Plan {
 	}
 	in.Settled = c.roster.settled
 	plan := upgrade.Make(in)
-	c.roster.close(plan)
-	c.wake(plan.Wake)
+	c.roster.finishPlan(plan)
+	c.schedulePass(plan.Wake)
 	return plan
 }
 
-// remove has pods removed and watched as planned; those of a Node with a patch on its way
-// come when the patch is there: a Node is cordoned before its pods go.
-func (c *Controller) remove(plan *upgrade.Plan) error {
+// removePods starts removing and watching pods as planned. Nodes with a pending patch are
+// skipped until it is written: a Node is cordoned before its pods are evicted.
+func (c *Controller) removePods(plan *upgrade.Plan) error {
 	outcome := c.roll.Remove(plan, func(node string) bool {
 		on := c.model.nodes[node]
 		return on == nil || on.sent != nil
 	})
 	if !maps.Equal(c.stuck, outcome.Stuck) {
-		c.model.common = true // it is to be planned with
+		c.model.clusterDirty = true // plan again with it
 	}
 	c.blocked, c.stuck = outcome.Blocked, outcome.Stuck
 	return outcome.Err
 }
 
-// label has Nodes patched where they are not as they should be: those about which
-// something has changed or is planned.
-func (c *Controller) label(s *scene, plan *upgrade.Plan) {
+// labelNodes patches the Nodes that have changed or have planned changes, where their
+// labels differ from the desired ones.
+func (c *Controller) labelNodes(s *desired, plan *upgrade.Plan) {
 	for i := range plan.Patches {
 		c.model.dirty[plan.Patches[i].Node] = true
 	}
 	for name := range plan.Assign {
 		c.model.dirty[name] = true
 	}
-	for name := range c.model.later {
-		if !c.model.refused[name].Next.After(c.last) {
-			delete(c.model.later, name)
+	for name := range c.model.deferred {
+		if !c.model.refused[name].Next.After(c.turnStarted) {
+			delete(c.model.deferred, name)
 			c.model.dirty[name] = true
 		}
 	}
 	for name := range c.model.dirty {
 		if on := c.model.nodes[name]; on != nil {
-			c.place(on, s, plan)
+			c.labelNode(on, s, plan)
 		}
 	}
 	c.model.dirty = map[string]bool{}
 }
 
-// place has one Node patched, if it is not as it should be.
-func (c *Controller) place(on *member, s *scene, plan *upgrade.Plan) {
+// labelNode queues a patch of one Node if its labels differ from the desired ones.
+func (c *Controller) labelNode(on *member, s *desired, plan *upgrade.Plan) {
 	if on.sent != nil && on.sent.Version == on.node.Version {
-		return // its answer is an event
+		return // its response is an event
 	}
-	if r := c.model.refused[on.node.Name]; r.Next.After(c.last) {
-		c.model.later[on.node.Name] = true
-		c.wake(r.Next)
+	if r := c.model.refused[on.node.Name]; r.Next.After(c.turnStarted) {
+		c.model.deferred[on.node.Name] = true
+		c.schedulePass(r.Next)
 		return
 	}
 	var other fleet.Patch
 	if s.released {
-		other = on.node.RemovalPatch(on.speaks())
+		other = on.node.RemovalPatch(on.hasValidator())
 	} else {
-		other = on.node.LabelPatch(fleet.Placement{HandOver: s.handOver, Operands: s.operands, Driver: plan.Driver(on.node), HostDriver: on.hostDriver(), Speaks: on.speaks()})
+		other = on.node.LabelPatch(fleet.Placement{HandOver: s.handOver, Operands: s.operands, Driver: plan.Driver(on.node), HostDriver: on.hostDriver(), Speaks: on.hasValidator()})
 	}
 	patch, needed := plan.Patch(on.node, other)
 	switch {

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuready/gpuready/operator/registry"
 )
 
-func TestTheStatusSaysWhichComingKernelsHaveModules(t *testing.T) {
+func TestStatusListsPrebuiltKernels(t *testing.T) {
 	const image = "registry.example/modules:535.104.05-6.8.0-100-generic-ubuntu22.04"
 	w := newWorld(t)
 	p := contained("policy")
@@ -38,10 +38,10 @@ func TestTheStatusSaysWhichComingKernelsHaveModules(t *testing.T) {
 	w.create(pod)
 	prebuilt := func() v1.PrebuiltStatus {
 		t.Helper()
-		w.step()
+		w.settle()
 		all := w.policy("policy").Status.Prebuilt
 		require.Len(t, all, 1)
-		require.Empty(t, w.step(), "nothing more is written")
+		require.Empty(t, w.settle(), "nothing more is written")
 		return all[0]
 	}
 	want := v1.PrebuiltStatus{Kernel: "6.8.0-100-generic", OSTag: "ubuntu22.04", Version: "535.104.05", Kind: "open", Image: image, Job: "build", State: v1.PrebuiltBuilding}
@@ -60,15 +60,15 @@ func TestTheStatusSaysWhichComingKernelsHaveModules(t *testing.T) {
 	want.State, want.Message = v1.PrebuiltPresent, ""
 	require.Equal(t, want, prebuilt())
 	w.images[image] = driver.Presence{State: driver.Absent}
-	w.changed()
+	w.markChanged()
 	require.Equal(t, v1.PrebuiltMissing, prebuilt().State)
 
 	require.NoError(t, w.Delete(t.Context(), job))
-	loseJob(w.model, job)
-	w.gone(pod)
-	losePod(w.model, pod)
+	removeJob(w.model, job)
+	w.deleteObject(pod)
+	removePod(w.model, pod)
 	require.Empty(t, w.model.builders)
-	w.step()
+	w.settle()
 	require.Empty(t, w.policy("policy").Status.Prebuilt)
 }
 
@@ -76,13 +76,13 @@ func TestModulesThatAreDeletedFromTheRegistryAreMissing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		var deleted atomic.Bool
-		w.asks = func(context.Context, string, registry.Access) driver.Presence {
+		w.query = func(context.Context, string, registry.Access) driver.Presence {
 			if deleted.Load() {
 				return driver.Presence{State: driver.Absent}
 			}
 			return driver.Presence{State: driver.Present}
 		}
-		w.heard = make(chan string, 10)
+		w.notified = make(chan string, 10)
 		w.start()
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
@@ -101,11 +101,11 @@ func TestModulesThatAreDeletedFromTheRegistryAreMissing(t *testing.T) {
 		job.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobComplete, Status: corev1.ConditionTrue}}
 		w.create(job)
 		state := func() v1.PrebuiltState {
-			w.step()
+			w.settle()
 			return w.policy("policy").Status.Prebuilt[0].State
 		}
 		state()
-		<-w.heard
+		<-w.notified
 		require.Equal(t, v1.PrebuiltPresent, state())
 		deleted.Store(true)
 		time.Sleep(11 * time.Minute)
@@ -114,7 +114,7 @@ func TestModulesThatAreDeletedFromTheRegistryAreMissing(t *testing.T) {
 	})
 }
 
-func TestARegistryIsAskedForModulesWithTheCredentialsThatPushThem(t *testing.T) {
+func TestPrebuiltLookupUsesPushCredentials(t *testing.T) {
 	w := newWorld(t)
 	yes := true
 	spec := &v1.DriverSpec{Prebuild: &v1.PrebuildSpec{Repository: "registry.example:5000/modules", Secret: "push", Insecure: &yes}}

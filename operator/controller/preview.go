@@ -10,16 +10,16 @@ import (
 	"github.com/gpuready/gpuready/operator/state"
 )
 
-// Preview is what a policy comes to on some nodes, without a cluster: what only a cluster
-// or a registry knows is taken to be as the policy needs it.
+// Preview holds what a policy renders for some nodes without a cluster. What only a cluster
+// or a registry knows is assumed to be as the policy needs it.
 type Preview struct {
 	Objects  []state.Object
 	Choices  []driver.Choice
 	Problems []state.Problem
 }
 
-// Show returns the Preview. ours says whether driver images are taken to be driver
-// containers of this product.
+// Show returns the Preview. If ours is true, driver images are assumed to be this product's
+// driver containers.
 func Show(policy *v1.ClusterPolicy, nodes []*fleet.Node, cluster state.Cluster, ours bool) (Preview, error) {
 	there := newCensus(cluster.HandOver)
 	for _, n := range nodes {
@@ -31,13 +31,13 @@ func Show(policy *v1.ClusterPolicy, nodes []*fleet.Node, cluster state.Cluster, 
 		Toolkit:   func(rhcos string) (string, bool) { return "driver-toolkit:" + rhcos, true },
 		Registry:  func(string) driver.Presence { return driver.Presence{State: driver.Present, Ours: ours} },
 	}
-	p := Preview{Choices: chooseAll(&policy.Spec, there.examples(), facts)}
+	p := Preview{Choices: chooseAll(&policy.Spec, there.exampleNodes(), facts)}
 	keys := map[string][]string{}
 	for _, name := range state.ConfigMaps(&policy.Spec.Driver) {
 		keys[name] = nil
 	}
 	var err error
-	p.Objects, p.Problems, err = state.Render(state.Input{Policy: policy, Cluster: cluster, Drivers: p.Choices, Injections: there.ways(), Keys: keys})
+	p.Objects, p.Problems, err = state.Render(state.Input{Policy: policy, Cluster: cluster, Drivers: p.Choices, Injections: there.injectionModes(), Keys: keys})
 	return p, err
 }
 

@@ -16,19 +16,20 @@ import (
 	"github.com/gpuready/gpuready/operator/right"
 )
 
-// Registry says which images there are, and which are ours: registry.Cache does.
+// Registry knows which images exist and which are this product's; registry.Cache implements
+// it.
 type Registry interface {
-	// Look returns what is known of an image, at once.
+	// Look returns what is known of an image, without waiting.
 	Look(image string, a registry.Access) driver.Presence
-	// Prune forgets what was not looked for since the last Prune.
+	// Prune forgets the images that were not looked up since the last Prune.
 	Prune()
-	// Run asks until ctx ends.
+	// Run queries registries until ctx ends.
 	Run(ctx context.Context) error
 }
 
-// Ask returns a function that asks a registry for an image with pull secrets and
-// certificate authorities of a namespace, of which Access has the names only: they are
-// read when they are needed.
+// Ask returns a function that queries a registry for an image with the pull secrets and
+// certificate authorities of a namespace. Access holds only their names; they are read when
+// needed.
 func Ask(r *registry.Client, from client.Reader, namespace string, m *meter.Metrics) func(context.Context, string, registry.Access) driver.Presence {
 	return func(ctx context.Context, image string, a registry.Access) driver.Presence {
 		with := registry.Access{Insecure: a.Insecure}
@@ -59,8 +60,8 @@ func Ask(r *registry.Client, from client.Reader, namespace string, m *meter.Metr
 	}
 }
 
-// readBundle reads by a list of one: the operator may list ConfigMaps anyway, so that no
-// further right is needed.
+// readBundle reads a ConfigMap by a list with one item: the operator may list ConfigMaps
+// anyway, and needs no further permission.
 func readBundle(ctx context.Context, from client.Reader, key client.ObjectKey) (registry.Bundle, error) {
 	ctx, cancel := context.WithTimeout(ctx, apply.Timeout)
 	defer cancel()
@@ -89,7 +90,7 @@ func readSecret(ctx context.Context, from client.Reader, key client.ObjectKey) (
 	return secret.Data, nil
 }
 
-// accessPrebuilt is what a registry is asked with for modules that were built before.
+// accessPrebuilt returns the access to the registry of prebuilt modules.
 func (c *Controller) accessPrebuilt(spec *v1.DriverSpec) registry.Access {
 	a := c.access(spec)
 	if name := spec.PrebuildSecret(); name != "" {
@@ -99,7 +100,7 @@ func (c *Controller) accessPrebuilt(spec *v1.DriverSpec) registry.Access {
 	return a
 }
 
-// access is what a registry is asked with for the policy's driver.
+// access returns the access to the registry of the policy's driver.
 func (c *Controller) access(spec *v1.DriverSpec) registry.Access {
 	var a registry.Access
 	for _, name := range spec.ImagePullSecrets {

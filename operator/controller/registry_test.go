@@ -25,7 +25,7 @@ import (
 	"github.com/gpuready/gpuready/operator/registry"
 )
 
-// serve serves a driver's images by TLS, and returns the registry and its authority.
+// serve serves a driver's images over TLS. It returns the registry's host and certificate.
 func serve(t *testing.T, tags ...string) (host, ca string) {
 	t.Helper()
 	s := httptest.NewUnstartedServer(server.New(server.Logger(log.New(io.Discard, "", 0))))
@@ -43,24 +43,24 @@ func serve(t *testing.T, tags ...string) (host, ca string) {
 	return host, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}))
 }
 
-func TestTheRegistryIsAskedWithTheCertificatesThatThePolicyNames(t *testing.T) {
+func TestRegistryLookupUsesThePolicysCertificates(t *testing.T) {
 	const newer = "5.15.0-107-generic"
 	host, ca := serve(t, "535-"+kernel+"-ubuntu22.04", "535-"+newer+"-ubuntu22.04")
 	w := newWorld(t)
 	asks, err := registry.New(registry.Options{})
 	require.NoError(t, err)
-	w.asks, w.heard = Ask(asks, w.Client, namespace, meter.New(prometheus.NewRegistry())), make(chan string, 10)
+	w.query, w.notified = Ask(asks, w.Client, namespace, meter.New(prometheus.NewRegistry())), make(chan string, 10)
 	w.start()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- w.registry.Run(ctx) }()
 	defer func() { cancel(); require.NoError(t, <-ended) }()
-	// hear goes on when there is news of both images.
+	// hear waits until both images were looked up.
 	hear := func() {
-		w.step()
-		<-w.heard
-		<-w.heard
-		w.step()
+		w.settle()
+		<-w.notified
+		<-w.notified
+		w.settle()
 	}
 	degraded := func() *metav1.Condition {
 		return meta.FindStatusCondition(w.policy("policy").Status.Conditions, v1.ConditionDegraded)
@@ -86,10 +86,10 @@ func TestTheRegistryIsAskedWithTheCertificatesThatThePolicyNames(t *testing.T) {
 	require.Empty(t, w.policy("policy").Status.Pools[0].Reason)
 }
 
-func TestTheModelHasNoValuesOfConfigMaps(t *testing.T) {
+func TestModelKeepsNoConfigMapValues(t *testing.T) {
 	w := newWorld(t)
 	w.create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "certs", Namespace: namespace}, Data: map[string]string{"a": "b"}, BinaryData: map[string][]byte{"c": []byte("d")}})
-	w.show()
+	w.syncModel()
 	require.Equal(t, map[string]string{"a": ""}, w.model.configMaps["certs"].Data)
 	require.Equal(t, map[string][]byte{"c": nil}, w.model.configMaps["certs"].BinaryData)
 }

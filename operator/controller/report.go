@@ -29,9 +29,9 @@ import (
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
-// reporting is what was said last, and what it was made from.
-type reporting struct {
-	at           time.Time // when that was; zero: never
+// reportState is the last report and the inputs it was made from.
+type reportState struct {
+	at           time.Time // of the report; zero: never
 	policy       string    // its UID
 	conditions   []metav1.Condition
 	tally        *status.Tally
@@ -39,88 +39,88 @@ type reporting struct {
 	provisioning *status.Provisioning
 }
 
-// due is when there is something to report; zero: never. A change is reported with what
-// follows from it at once, and all changes at most once in ReportEvery.
-func (c *Controller) due() time.Time {
-	if c.since.IsZero() {
+// reportDue returns when a report is due; zero means never. It waits PassEvery, so that a
+// change is reported with its immediate consequences, and ReportEvery between two reports.
+func (c *Controller) reportDue() time.Time {
+	if c.unreportedSince.IsZero() {
 		return time.Time{}
 	}
-	at := c.since.Add(PassEvery)
-	if soonest := c.said.at.Add(ReportEvery); at.Before(soonest) {
+	at := c.unreportedSince.Add(PassEvery)
+	if soonest := c.lastReport.at.Add(ReportEvery); at.Before(soonest) {
 		return soonest
 	}
 	return at
 }
 
-// report sums up what has changed since the last report into the policies' status, Events
-// and metrics.
+// report writes what has changed since the last report to the policies' status, Events and
+// metrics.
 func (c *Controller) report(ctx context.Context) {
-	r, s, now := &c.said, c.scene, c.last
-	c.since = time.Time{}
+	r, s, now := &c.lastReport, c.desired, c.turnStarted
+	c.unreportedSince = time.Time{}
 	if s.policy != nil {
-		// Its status may be another since; what it asks for is as it was, or there is a pass.
+		// Its status may have changed since. Its spec has not, or a pass would follow.
 		if have := c.model.policies[s.policy.Name]; have != nil && have.UID == s.policy.UID && have.Generation == s.policy.Generation {
 			s.policy = have
 		}
 	}
-	defer c.ignore(ctx, s, now)
+	defer c.reportIgnored(ctx, s, now)
 	if s.policy == nil {
 		c.Metrics.Show(meter.Snapshot{})
-		*r = reporting{at: now}
+		*r = reportState{at: now}
 		c.model.touched = map[string]bool{}
 		return
 	}
 	if r.policy != string(s.policy.UID) {
-		*r = reporting{policy: string(s.policy.UID), conditions: s.policy.Status.Conditions, tally: status.NewTally(), provisioning: status.NewProvisioning(s.policy.Status.Provisioning)}
+		*r = reportState{policy: string(s.policy.UID), conditions: s.policy.Status.Conditions, tally: status.NewTally(), provisioning: status.NewProvisioning(s.policy.Status.Provisioning)}
 		c.model.touchAll()
 	}
 	r.at = now
-	changes := c.progress(s, now)
+	changes := c.recountNodes(s, now)
 	sum := status.Sum(status.Input{
-		Policy: s.policy, Now: now, Namespace: cmp.Or(s.elsewhere, c.Cluster.Namespace), Verdict: c.verdict(s), Operator: c.Operator.String(), Others: c.others(),
+		Policy: s.policy, Now: now, Namespace: cmp.Or(s.elsewhere, c.Cluster.Namespace), Verdict: c.verdict(s), Operator: c.Operator.String(), Others: c.otherOperators(),
 		Described: c.model.census.described > 0, Tally: r.tally, Choices: s.choices, Unserved: s.unserved,
-		Upgrade: upgrading(c.plan, c.blocked), UpgradeError: stopped(c.plan), Rolling: c.rolling(), Problems: append(s.told(), putOff(c.plan)...), Err: errors.Join(c.err, c.model.refusal()),
+		Upgrade: upgradeStatus(c.plan, c.blocked), UpgradeError: upgradeFailure(c.plan), Rolling: c.rollingDaemonSets(), Problems: append(s.renderProblems(), deferredUpgrades(c.plan)...), Err: errors.Join(c.err, c.model.unwrittenError()),
 		Prebuilt: s.prebuilt, Provisioning: r.provisioning.Status(),
 	})
 	for _, e := range status.Events(r.conditions, sum.Conditions, changes) {
-		c.event(s.policy, e)
+		c.recordEvent(s.policy, e)
 	}
 	r.conditions = sum.Conditions
-	c.show(sum)
-	c.write(ctx, s.policy, sum)
+	c.publishMetrics(sum)
+	c.writeStatus(ctx, s.policy, sum)
 }
 
-// ignore tells the policies that are not in force so, after the one that is.
-func (c *Controller) ignore(ctx context.Context, s *scene, now time.Time) {
+// reportIgnored writes the status of the policies that are not in force.
+func (c *Controller) reportIgnored(ctx context.Context, s *desired, now time.Time) {
 	_, ignored := c.model.inForce()
 	for _, p := range ignored {
 		if s.policy != nil {
-			c.write(ctx, p, status.Sum(status.Input{
-				Policy: p, Now: now, Namespace: c.Cluster.Namespace, Verdict: status.Ignored(s.policy.Name), Operator: c.Operator.String(), Others: c.others(),
+			c.writeStatus(ctx, p, status.Sum(status.Input{
+				Policy: p, Now: now, Namespace: c.Cluster.Namespace, Verdict: status.Ignored(s.policy.Name), Operator: c.Operator.String(), Others: c.otherOperators(),
 			}))
 		}
 	}
 }
 
-// Reasons of what of the policy cannot be done, apart from those of the objects.
+// Reasons why parts of the policy cannot be carried out, besides those of the objects.
 const (
 	reasonUpgradePolicy state.Reason = "UpgradePolicyInvalid" // driver.upgradePolicy cannot be read
 	reasonCertificates  state.Reason = "CertificatesInvalid"  // registries are asked without some of driver.certConfig
-	reasonUnwritten     state.Reason = "NodeNotWritten"       // an upgrade gives way to those of nodes that can be written
-	reasonBlocked       state.Reason = "DriverUpgradeBlocked" // … of nodes on which no pod stands in the way
+	reasonUnwritten     state.Reason = "NodeNotWritten"       // an upgrade yields to nodes that can be patched
+	reasonBlocked       state.Reason = "DriverUpgradeBlocked" // an upgrade yields to nodes without blocking pods
 )
 
-// told are what of the policy could not be rendered as it says.
-func (s *scene) told() (all []status.Problem) {
+// renderProblems returns the parts of the policy that could not be rendered as specified.
+func (s *desired) renderProblems() (all []status.Problem) {
 	for _, p := range s.problems {
 		all = append(all, status.Problem{Reason: string(p.Reason), Message: fmt.Sprintf("%s: %s", p.State, p.Message)})
 	}
 	return all
 }
 
-// putOff are the nodes whose driver's upgrade has given its turn back, since they cannot be
-// written, or since a pod stands in the way: the first of them, and how many more there are.
-func putOff(plan *upgrade.Plan) (all []status.Problem) {
+// deferredUpgrades returns a problem for the nodes that cannot be patched and one for those
+// on which a pod blocks the upgrade. Each names the first node and the number of nodes.
+func deferredUpgrades(plan *upgrade.Plan) (all []status.Problem) {
 	if plan == nil {
 		return nil
 	}
@@ -139,8 +139,8 @@ func putOff(plan *upgrade.Plan) (all []status.Problem) {
 	return all
 }
 
-// verdict is why the policy is not carried out; nil: it is.
-func (c *Controller) verdict(s *scene) *status.Verdict {
+// verdict returns why the policy is not carried out, or nil if it is.
+func (c *Controller) verdict(s *desired) *status.Verdict {
 	if s.elsewhere != "" {
 		return status.OperandsElsewhere(s.elsewhere)
 	}
@@ -148,14 +148,14 @@ func (c *Controller) verdict(s *scene) *status.Verdict {
 		return nil
 	}
 	var running string
-	for key := range c.model.other {
+	for key := range c.model.nvidiaOperators {
 		running = max(running, key.String())
 	}
 	return status.OtherOperator("Deployment "+running, label.HandOver+"="+label.Product)
 }
 
-// others returns the Deployments of this product's operator in other namespaces.
-func (c *Controller) others() (all []string) {
+// otherOperators returns the Deployments of this product's operator in other namespaces.
+func (c *Controller) otherOperators() (all []string) {
 	for key := range c.model.siblings {
 		if key.Namespace != c.Operator.Namespace {
 			all = append(all, key.String())
@@ -164,16 +164,16 @@ func (c *Controller) others() (all []string) {
 	return all
 }
 
-// progress counts how far the GPU nodes are of which something was said, or all of them
-// where they are measured by something else. It returns what has changed.
-func (c *Controller) progress(s *scene, now time.Time) (changes []status.Change) {
-	r, touched := &c.said, c.model.touched
+// recountNodes updates the tally with the touched GPU nodes, or with all of them if the
+// inputs of the count have changed. It returns what has changed.
+func (c *Controller) recountNodes(s *desired, now time.Time) (changes []status.Change) {
+	r, touched := &c.lastReport, c.model.touched
 	if wanted := (progress.Wanted{States: s.states, HandOver: s.handOver}); !reflect.DeepEqual(wanted, r.wanted) {
 		r.wanted = wanted
 		c.model.touchAll()
 	}
 	for name := range touched {
-		if change, is := c.recount(name, s, now); is {
+		if change, is := c.recountNode(name, s, now); is {
 			changes = append(changes, change)
 		}
 	}
@@ -181,9 +181,9 @@ func (c *Controller) progress(s *scene, now time.Time) (changes []status.Change)
 	return changes
 }
 
-// recount counts one node anew, and says what of it has changed.
-func (c *Controller) recount(name string, s *scene, now time.Time) (status.Change, bool) {
-	r := &c.said
+// recountNode updates the tally with one node and returns what has changed.
+func (c *Controller) recountNode(name string, s *desired, now time.Time) (status.Change, bool) {
+	r := &c.lastReport
 	on := c.model.nodes[name]
 	if on == nil || !on.node.GPU {
 		if before := r.tally.Drop(name); before != nil {
@@ -208,9 +208,9 @@ func (c *Controller) recount(name string, s *scene, now time.Time) (status.Chang
 	return status.Change{Node: name, Before: before.Progress, Now: n.Progress}, true
 }
 
-// upgrading is how far the change of drivers is; blocked are the evictions that were
-// refused, by node.
-func upgrading(plan *upgrade.Plan, blocked map[string]string) *v1.UpgradeStatus {
+// upgradeStatus returns the progress of the driver upgrade. blocked holds the refused
+// evictions by node.
+func upgradeStatus(plan *upgrade.Plan, blocked map[string]string) *v1.UpgradeStatus {
 	if plan == nil || plan.Counts.Total == 0 {
 		return nil
 	}
@@ -218,16 +218,17 @@ func upgrading(plan *upgrade.Plan, blocked map[string]string) *v1.UpgradeStatus 
 	return &v1.UpgradeStatus{Total: n.Total, Done: n.Done, InProgress: n.InProgress, Pending: n.Pending, Failed: n.Failed, Waiting: status.Waiting(plan.Waiting, blocked)}
 }
 
-func stopped(plan *upgrade.Plan) string {
+func upgradeFailure(plan *upgrade.Plan) string {
 	if plan == nil || len(plan.Failed) == 0 {
 		return ""
 	}
 	return "node " + plan.Failed[0].Node + ": " + plan.Failed[0].Why
 }
 
-// rolling are the DaemonSets, but for the driver's, whose pods are being replaced.
-func (c *Controller) rolling() (names []string) {
-	for _, o := range c.model.live() {
+// rollingDaemonSets returns the DaemonSets, except the driver's, whose pods are being
+// replaced.
+func (c *Controller) rollingDaemonSets() (names []string) {
+	for _, o := range c.model.ownedObjects() {
 		d := daemonSet(o)
 		if d == nil || d.Spec.UpdateStrategy.Type == "OnDelete" {
 			continue
@@ -239,14 +240,14 @@ func (c *Controller) rolling() (names []string) {
 	return names
 }
 
-// event tells of something, on the policy or on a Node.
-func (c *Controller) event(policy *v1.ClusterPolicy, e status.Event) {
+// recordEvent records an Event of the policy or of a Node.
+func (c *Controller) recordEvent(policy *v1.ClusterPolicy, e status.Event) {
 	if e.Node == "" {
-		c.Events.Eventf(policy, nil, e.Type, e.Reason, action, "%s", record.Clean(e.Message, maxNote))
+		c.Events.Eventf(policy, nil, e.Type, e.Reason, eventAction, "%s", record.Clean(e.Message, maxNote))
 		return
 	}
 	if on := c.model.nodes[e.Node]; on != nil {
-		c.Events.Eventf(nodeObject(on.node), policy, e.Type, e.Reason, action, "%s", record.Clean(e.Message, maxNote))
+		c.Events.Eventf(nodeObject(on.node), policy, e.Type, e.Reason, eventAction, "%s", record.Clean(e.Message, maxNote))
 	}
 }
 
@@ -256,51 +257,50 @@ func nodeObject(n *fleet.Node) *corev1.Node {
 	return o
 }
 
-// write has a policy's status written, if it is another.
-func (c *Controller) write(ctx context.Context, p *v1.ClusterPolicy, sum v1.ClusterPolicyStatus) {
+// writeStatus writes a policy's status if it has changed.
+func (c *Controller) writeStatus(ctx context.Context, p *v1.ClusterPolicy, sum v1.ClusterPolicyStatus) {
 	name := "status of ClusterPolicy " + p.Name
-	have, telling := c.model.telling[p.Name]
+	have, telling := c.model.pendingStatus[p.Name]
 	if !telling {
 		have = p.Status
 	}
 	if equality.Semantic.DeepEqual(have, sum) {
 		return
 	}
-	_ = c.request(name, p == c.scene.policy, func() (func(), error) {
+	_ = c.request(name, p == c.desired.policy, func() (func(), error) {
 		ctx, cancel := context.WithTimeout(ctx, apply.Timeout)
 		defer cancel()
 		patch, err := statusPatch(p, sum)
 		if err != nil {
 			return nil, err
 		}
-		// Of the answer, no more is asked for than what the status is now known by.
+		// Of the response, only the metadata is needed.
 		written := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: v1.GroupVersion().String(), Kind: v1.Kind}}
 		written.Name = p.Name
 		err = c.Client.Status().Patch(ctx, written, patch, client.FieldOwner(label.FieldManager))
 		return func() {
 			if err != nil || written.Generation != p.Generation || c.model.policies[p.Name] != p {
-				return // it has gone, or somebody has written since: that is on its way, or here
+				return // it is gone, or somebody has written it since and the watch delivers that
 			}
-			// Nothing follows from a status: what asks for something is what it was before.
+			// A status change has no consequences: the spec is the same.
 			next := *p
 			next.ResourceVersion, next.Status = written.ResourceVersion, sum
 			c.model.policies[p.Name] = &next
 		}, client.IgnoreNotFound(err)
 	})
 	if r := c.requests[name]; r != nil && r.running && !telling {
-		c.model.telling[p.Name] = sum
-		r.ended = func() {
-			delete(c.model.telling, p.Name)
+		c.model.pendingStatus[p.Name] = sum
+		r.onDone = func() {
+			delete(c.model.pendingStatus, p.Name)
 			if have := c.model.policies[p.Name]; have != nil && have.UID != p.UID {
-				c.model.common = true // it was another of that name that was told
+				c.model.clusterDirty = true // the status went to another policy of that name
 			}
 		}
 	}
 }
 
-// statusPatch puts a status in place of the one before, of that policy and no other of its
-// name. It is made of the one alone: what would be left out of a merge patch costs more to
-// find than to send.
+// statusPatch replaces the status of exactly this policy, not of another with its name. The
+// whole status is sent: computing a merge patch costs more than sending all of it.
 func statusPatch(p *v1.ClusterPolicy, sum v1.ClusterPolicyStatus) (client.Patch, error) {
 	type operation struct {
 		Op    string `json:"op"`
@@ -311,9 +311,9 @@ func statusPatch(p *v1.ClusterPolicy, sum v1.ClusterPolicyStatus) (client.Patch,
 	return client.RawPatch(types.JSONPatchType, body), err
 }
 
-// show has Prometheus shown how everything stands.
-func (c *Controller) show(sum v1.ClusterPolicyStatus) {
-	r := &c.said
+// publishMetrics updates the Prometheus metrics.
+func (c *Controller) publishMetrics(sum v1.ClusterPolicyStatus) {
+	r := &c.lastReport
 	snapshot := meter.Snapshot{Upgrade: maps.Clone(r.tally.Upgrades()), Conditions: map[string]bool{}, Problems: map[string]int{}, Steps: meter.Steps(r.provisioning.Status())}
 	for _, g := range r.tally.Groups() {
 		snapshot.Add(meter.Place{Pool: g.Pool.String(), State: g.State, Status: g.Status}, g.Nodes, g.Since)
@@ -321,7 +321,7 @@ func (c *Controller) show(sum v1.ClusterPolicyStatus) {
 	for _, kind := range []string{v1.ConditionReady, v1.ConditionProgressing, v1.ConditionDegraded, v1.ConditionUnserved, v1.ConditionContested} {
 		snapshot.Conditions[kind] = meta.IsStatusConditionTrue(sum.Conditions, kind)
 	}
-	for _, choice := range c.scene.choices {
+	for _, choice := range c.desired.choices {
 		if choice.Problem != nil {
 			snapshot.Problems[string(choice.Problem.Reason)]++
 		}

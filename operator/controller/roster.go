@@ -2,11 +2,11 @@ package controller
 
 import "github.com/gpuready/gpuready/operator/upgrade"
 
-// roster is which nodes a plan of driver upgrades has to look at, and what the others come
-// to: in a cluster where nothing is upgraded, that is all of them.
+// roster tracks which nodes a plan of driver upgrades must evaluate, and the shares of the
+// others. In a cluster without an upgrade, all nodes are among the others.
 type roster struct {
 	busy    map[string]bool
-	shares  map[string]upgrade.Share // of the nodes that are not
+	shares  map[string]upgrade.Share // of the nodes that are not busy
 	settled upgrade.Share            // their sum
 }
 
@@ -14,31 +14,31 @@ func newRoster() roster {
 	return roster{busy: map[string]bool{}, shares: map[string]upgrade.Share{}}
 }
 
-// open returns the nodes that the next plan has to look at: those of which the last one
-// could not let go, and those about which something has changed.
-func (r *roster) open(m *model) map[string]bool {
+// startPlan returns the nodes that the next plan must evaluate: those that the last plan did
+// not settle, and those that have changed.
+func (r *roster) startPlan(m *model) map[string]bool {
 	before := r.busy
 	r.busy = make(map[string]bool, len(before)+len(m.dirty)) // a map does not shrink
 	for name := range before {
-		r.add(name, m)
+		r.addBusy(name, m)
 	}
 	for name := range m.dirty {
 		r.settled = r.settled.Less(r.shares[name])
 		delete(r.shares, name)
-		r.add(name, m)
+		r.addBusy(name, m)
 	}
 	return r.busy
 }
 
-// add has a node looked at, if it is still there.
-func (r *roster) add(name string, m *model) {
+// addBusy adds a node that still exists.
+func (r *roster) addBusy(name string, m *model) {
 	if m.nodes[name] != nil {
 		r.busy[name] = true
 	}
 }
 
-// close lets those nodes be that need not be looked at, as the plan has said.
-func (r *roster) close(p *upgrade.Plan) {
+// finishPlan removes the nodes that the plan has settled.
+func (r *roster) finishPlan(p *upgrade.Plan) {
 	for name, share := range p.Settled {
 		delete(r.busy, name)
 		r.shares[name] = share

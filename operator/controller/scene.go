@@ -19,34 +19,34 @@ import (
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
-// scene is what the policy asks for in the cluster that there is.
-type scene struct {
-	terms
-	policy   *v1.ClusterPolicy // nil: there is none in force
+// desired is the state that the policy requires of the cluster.
+type desired struct {
+	sharedInputs
+	policy   *v1.ClusterPolicy // nil if none is in force
 	choices  []driver.Choice
 	wanted   []apply.Object
 	problems []state.Problem
 	prebuilt []v1.PrebuiltStatus
 	unserved []string     // fields of the policy
-	states   []road.State // that the policy asks for
-	err      error        // why it is not known what is wanted
+	states   []road.State // that the policy requires
+	err      error        // why the desired state is unknown
 	// elsewhere is the namespace in which another operator's operands serve the policy.
-	// Nothing is made beside them.
+	// No objects are created beside them.
 	elsewhere string
 }
 
-// terms are what is the same for all nodes: where one is another, each is looked at.
-type terms struct {
-	released bool     // there is no policy: nodes are let go of
+// sharedInputs are the cluster-wide inputs; a change re-evaluates every node.
+type sharedInputs struct {
+	released bool     // there is no policy: nodes are released
 	handOver bool     // NVIDIA's operator runs
 	operands []string // enabled, as in nvidia.com/gpu.deploy.<operand>
 	rolls    upgrade.Policy
 	targets  map[fleet.Pool]upgrade.Target
-	sets     map[string]upgrade.Set // that there are
-	classes  map[string]bool        // RuntimeClasses, and whether they give containers GPUs
+	sets     map[string]upgrade.Set // that exist
+	classes  map[string]bool        // RuntimeClasses; true if they give containers GPUs
 }
 
-// rendering is the last one, and what it was made from.
+// rendering caches the last rendered objects and their inputs.
 type rendering struct {
 	input    state.Input
 	version  string // of the policy's specification
@@ -54,13 +54,13 @@ type rendering struct {
 	problems []state.Problem
 }
 
-// look surveys the model.
-func (c *Controller) look() *scene {
+// evaluate computes the desired state from the model.
+func (c *Controller) evaluate() *desired {
 	m := c.model
-	m.common = false
-	s := &scene{terms: terms{handOver: len(m.other) > 0, sets: m.sets(), classes: maps.Clone(m.classes)}}
+	m.clusterDirty = false
+	s := &desired{sharedInputs: sharedInputs{handOver: len(m.nvidiaOperators) > 0, sets: m.sets(), classes: maps.Clone(m.classes)}}
 	s.policy, _ = m.inForce()
-	there := m.served(s.handOver)
+	there := m.censusFor(s.handOver)
 	if s.policy == nil {
 		s.released = true
 		return s
@@ -71,13 +71,13 @@ func (c *Controller) look() *scene {
 	}
 	spec := &s.policy.Spec
 	s.operands, s.states, s.unserved = enabled(spec), progress.States(spec), s.policy.Unserved()
-	c.choose(s, there.examples())
-	if s.err = c.render(s, there.ways()); s.err != nil {
+	c.choose(s, there.exampleNodes())
+	if s.err = c.render(s, there.injectionModes()); s.err != nil {
 		return s
 	}
 	rolls, err := upgrade.Read(spec.Driver.UpgradePolicy)
 	if err != nil {
-		// Nothing is moved by a policy that cannot be read.
+		// A policy that cannot be read upgrades nothing.
 		s.problems = append(s.problems, state.Problem{State: road.Driver, Reason: reasonUpgradePolicy, Message: err.Error()})
 	} else {
 		s.rolls = rolls
@@ -85,8 +85,8 @@ func (c *Controller) look() *scene {
 	return s
 }
 
-// choose chooses each pool's driver, and has the registry asked where that is needed.
-func (c *Controller) choose(s *scene, example map[fleet.Pool]string) {
+// choose chooses each pool's driver, and looks up images in the registry where needed.
+func (c *Controller) choose(s *desired, example map[fleet.Pool]string) {
 	m, spec := c.model, &s.policy.Spec
 	var flaw string
 	with := c.access(&spec.Driver)
@@ -94,7 +94,7 @@ func (c *Controller) choose(s *scene, example map[fleet.Pool]string) {
 		OpenShift:      m.openShift,
 		Images:         v1.ImageSpec{Repository: c.Cluster.ImageRepository, Version: c.Cluster.ImageVersion},
 		Toolkit:        func(rhcos string) (string, bool) { image, ok := m.toolkit[rhcos]; return image, ok },
-		ToolkitUnknown: m.unread,
+		ToolkitUnknown: m.toolkitError,
 		Registry: func(image string) driver.Presence {
 			presence := c.registry.Look(image, with)
 			flaw = max(flaw, presence.Flaw)
@@ -107,9 +107,9 @@ func (c *Controller) choose(s *scene, example map[fleet.Pool]string) {
 	}
 	s.choices = chooseAll(spec, example, facts)
 	pushed := c.accessPrebuilt(&spec.Driver)
-	s.prebuilt = m.prebuilt(func(image string) driver.Presence { return c.registry.Look(image, pushed) })
+	s.prebuilt = m.prebuildStatus(func(image string) driver.Presence { return c.registry.Look(image, pushed) })
 	c.registry.Prune()
-	// Of others the registry is asked only whose they are, which fails quietly.
+	// For other drivers the registry only tells whose image it is; that fails silently.
 	if flaw != "" && spec.Driver.Precompiled() {
 		s.problems = append(s.problems, state.Problem{State: road.Driver, Reason: reasonCertificates, Message: "spec.driver.certConfig.name: " + flaw})
 	}
@@ -120,11 +120,11 @@ func (c *Controller) choose(s *scene, example map[fleet.Pool]string) {
 	driver.Try(s.choices, sidecars)
 }
 
-// render makes the objects, where what they are made from has changed.
-func (c *Controller) render(s *scene, injections []fleet.Injection) error {
+// render renders the objects if their inputs have changed.
+func (c *Controller) render(s *desired, injections []fleet.Injection) error {
 	cluster := c.Cluster
 	cluster.OpenShift, cluster.HandOver = c.model.openShift, s.handOver
-	input := state.Input{Cluster: cluster, Drivers: s.choices, Injections: injections, Keys: c.keys(&s.policy.Spec.Driver)}
+	input := state.Input{Cluster: cluster, Drivers: s.choices, Injections: injections, Keys: c.configMapKeys(&s.policy.Spec.Driver)}
 	version := fmt.Sprint(s.policy.UID, "/", s.policy.Generation)
 	if r := &c.rendered; r.version != version || !reflect.DeepEqual(r.input, input) {
 		with := input
@@ -153,8 +153,8 @@ func (c *Controller) render(s *scene, injections []fleet.Injection) error {
 	return nil
 }
 
-// keys are those of the ConfigMaps that the driver's specification names.
-func (c *Controller) keys(spec *v1.DriverSpec) map[string][]string {
+// configMapKeys returns the keys of the ConfigMaps that the driver's spec names.
+func (c *Controller) configMapKeys(spec *v1.DriverSpec) map[string][]string {
 	keys := map[string][]string{}
 	for _, name := range state.ConfigMaps(spec) {
 		if have := c.model.configMaps[name]; have != nil {
@@ -165,9 +165,9 @@ func (c *Controller) keys(spec *v1.DriverSpec) map[string][]string {
 	return keys
 }
 
-// keep says which objects stay although nothing that is wanted now asks for them: a
-// driver that nodes still have.
-func (s *scene) keep(served map[string]int) func(client.Object) bool {
+// driversInUse returns a predicate for objects that are retained although they are no longer
+// wanted: drivers that nodes still have.
+func (s *desired) driversInUse(served map[string]int) func(client.Object) bool {
 	return func(o client.Object) bool {
 		if s.policy == nil || o.GetLabels()[label.State] != string(road.Driver) {
 			return false
@@ -177,7 +177,7 @@ func (s *scene) keep(served map[string]int) func(client.Object) bool {
 	}
 }
 
-// operands are the names of label.Deploy, and what of a policy enables them.
+// operands are the names of label.Deploy and the fields of a policy that enable them.
 var operands = []struct {
 	name    string
 	enabled func(*v1.ClusterPolicySpec) bool

@@ -15,16 +15,16 @@ import (
 	"github.com/gpuready/gpuready/operator/right"
 )
 
-// toolkit watches OpenShift's Driver Toolkit, ImageStream openshift/driver-toolkit,
-// while there are ImageStreams: their API may appear after the operator has, and a watch
-// of what there is not would ask again and again.
+// toolkit watches OpenShift's Driver Toolkit, ImageStream openshift/driver-toolkit, while
+// the cluster serves ImageStreams. Their API may appear after the operator has started, and
+// a watch of a missing API would retry forever.
 type toolkit struct {
 	open  func(failed func(error)) (cache.Cache, error)
 	inbox *inbox
 	log   *slog.Logger
-	queue workqueue.TypedRateLimitingInterface[bool] // has whether there are ImageStreams now
+	queue workqueue.TypedRateLimitingInterface[bool] // whether ImageStreams are served now
 
-	stop func() // ends the watch; nil: there is none
+	stop func() // ends the watch; nil if there is none
 }
 
 func newToolkit(open func(func(error)) (cache.Cache, error), in *inbox, log *slog.Logger) *toolkit {
@@ -32,32 +32,32 @@ func newToolkit(open func(func(error)) (cache.Cache, error), in *inbox, log *slo
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[bool](firstRetry, lastRetry))}
 }
 
-func (t *toolkit) serve(m *model, _ *metav1.PartialObjectMetadata) {
+func (t *toolkit) onServed(m *model, _ *metav1.PartialObjectMetadata) {
 	if !m.openShift {
-		m.openShift, m.unread, m.common = true, "it is being read", true
+		m.openShift, m.toolkitError, m.clusterDirty = true, "it is being read", true
 		t.queue.Add(true)
 	}
 }
 
-func (t *toolkit) unserve(m *model, _ *metav1.PartialObjectMetadata) {
-	m.openShift, m.toolkit, m.common = false, map[string]string{}, true
+func (t *toolkit) onUnserved(m *model, _ *metav1.PartialObjectMetadata) {
+	m.openShift, m.toolkit, m.clusterDirty = false, map[string]string{}, true
 	t.queue.Add(false)
 }
 
-// run begins and ends the watch until ctx ends.
+// run starts and stops the watch until ctx ends.
 func (t *toolkit) run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, t.queue.ShutDown)
 	defer stop()
 	for {
 		served, ended := t.queue.Get()
 		if ended {
-			t.end()
+			t.stopWatch()
 			return nil
 		}
-		t.end()
+		t.stopWatch()
 		var err error
 		if served {
-			err = t.begin(ctx)
+			err = t.startWatch(ctx)
 		}
 		if err != nil && ctx.Err() == nil {
 			t.log.Warn("the Driver Toolkit's ImageStream cannot be watched; it is tried again", "error", err)
@@ -69,8 +69,8 @@ func (t *toolkit) run(ctx context.Context) error {
 	}
 }
 
-func (t *toolkit) begin(ctx context.Context) error {
-	streams, err := t.open(t.unread)
+func (t *toolkit) startWatch(ctx context.Context) error {
+	streams, err := t.open(t.reportReadError)
 	if err != nil {
 		return err
 	}
@@ -78,15 +78,15 @@ func (t *toolkit) begin(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	see := func(o any) {
+	update := func(o any) {
 		if u, is := o.(*unstructured.Unstructured); is {
 			images := tags(u)
-			t.inbox.put(func(m *model) { m.toolkit, m.common = images, true })
+			t.inbox.enqueue(func(m *model) { m.toolkit, m.clusterDirty = images, true })
 		}
 	}
 	if _, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc: see, UpdateFunc: func(_, o any) { see(o) },
-		DeleteFunc: func(any) { t.inbox.put(func(m *model) { m.toolkit, m.common = map[string]string{}, true }) },
+		AddFunc: update, UpdateFunc: func(_, o any) { update(o) },
+		DeleteFunc: func(any) { t.inbox.enqueue(func(m *model) { m.toolkit, m.clusterDirty = map[string]string{}, true }) },
 	}); err != nil {
 		return err
 	}
@@ -99,32 +99,31 @@ func (t *toolkit) begin(ctx context.Context) error {
 	})
 	running.Go(func() {
 		if streams.WaitForCacheSync(ctx) {
-			t.inbox.put(func(m *model) { m.unread, m.common = "", true })
+			t.inbox.enqueue(func(m *model) { m.toolkitError, m.clusterDirty = "", true })
 		}
 	})
 	t.stop = func() { cancel(); running.Wait() }
 	return nil
 }
 
-// unread takes down why the ImageStream cannot be read. What was read before goes on
-// being believed.
-func (t *toolkit) unread(err error) {
-	t.inbox.put(func(m *model) {
-		if m.unread != "" {
-			m.unread, m.common = right.Tell(err), true
+// reportReadError records why the ImageStream cannot be read. Images that were read before
+// stay valid.
+func (t *toolkit) reportReadError(err error) {
+	t.inbox.enqueue(func(m *model) {
+		if m.toolkitError != "" {
+			m.toolkitError, m.clusterDirty = right.Tell(err), true
 		}
 	})
 }
 
-func (t *toolkit) end() {
+func (t *toolkit) stopWatch() {
 	if t.stop != nil {
 		t.stop()
 		t.stop = nil
 	}
 }
 
-// tags are the images of an ImageStream by tag: as its specification names them, and else
-// as they were imported.
+// tags returns the images of an ImageStream by tag: as specified, or else as imported.
 func tags(u *unstructured.Unstructured) map[string]string {
 	images := map[string]string{}
 	imported, _, _ := unstructured.NestedSlice(u.Object, "status", "tags")
@@ -152,7 +151,7 @@ func tags(u *unstructured.Unstructured) map[string]string {
 	return images
 }
 
-// stripImageStream leaves what tags reads.
+// stripImageStream keeps only the fields that tags reads.
 func stripImageStream(in any) (any, error) {
 	u, is := in.(*unstructured.Unstructured)
 	if !is {

@@ -28,13 +28,13 @@ func drivers(w *world) []string {
 	return slices.DeleteFunc(w.sets(), func(name string) bool { return !strings.HasPrefix(name, label.DriverApp) })
 }
 
-func TestWhoseDriverContainerAnImageIsOutlivesItsRegistry(t *testing.T) {
+func TestImageOwnerIsRememberedWhileItsRegistryIsAway(t *testing.T) {
 	w := newWorld(t)
 	image, p := "registry.example/driver:535-ubuntu22.04", contained("policy")
 	says := func(presence driver.Presence) *appsv1.DaemonSet {
 		w.images[image] = presence
-		w.changed()
-		w.step()
+		w.markChanged()
+		w.settle()
 		var d appsv1.DaemonSet
 		if err := w.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: label.DriverApp + "-ubuntu22.04"}, &d); err != nil {
 			return nil
@@ -56,37 +56,37 @@ func TestWhoseDriverContainerAnImageIsOutlivesItsRegistry(t *testing.T) {
 	require.Equal(t, theirs.Spec, says(driver.Presence{}).Spec)
 }
 
-func TestAnImageWhoseOwnerNobodyTellsIsRunAsNVIDIAs(t *testing.T) {
+func TestImageOfUnknownOwnerRunsAsNVIDIAs(t *testing.T) {
 	w := newWorld(t)
 	w.images["registry.example/driver:535-ubuntu22.04"] = driver.Presence{State: driver.Unknown, Why: "nobody answers"}
 	w.create(gpuNode("n1"), contained("policy"))
-	w.step()
+	w.settle()
 	require.Equal(t, []string{label.DriverApp + "-ubuntu22.04"}, drivers(w))
 	require.Empty(t, w.policy("policy").Status.Pools[0].Reason)
 }
 
-func TestAnImageOfWhichNothingIsKnownIsTriedWhereThereIsNothingToKeep(t *testing.T) {
+func TestUnknownImageIsTriedWhereNoDriverIsDeployed(t *testing.T) {
 	const id = kernel + "-ubuntu22.04"
 	w := newWorld(t)
 	image := "registry.example/driver:535-" + id
 	w.create(gpuNode("n1"), precompiled())
-	w.step()
+	w.settle()
 	require.Empty(t, drivers(w), "the registry is being asked")
 	w.images[image] = driver.Presence{State: driver.Unknown, Why: "nobody answers"}
-	w.changed()
-	w.step()
+	w.markChanged()
+	w.settle()
 	require.Equal(t, []string{label.DriverApp + "-" + id}, drivers(w))
 	require.Equal(t, id, w.node("n1").Labels[label.Driver])
-	w.step()
-	require.Empty(t, w.step())
+	w.settle()
+	require.Empty(t, w.settle())
 	w.create(gpuNode("n2"))
-	w.step()
+	w.settle()
 	require.Equal(t, id, w.node("n2").Labels[label.Driver], "a new node gets what the others have")
 
 	w.images[image] = driver.Presence{State: driver.Absent}
-	w.changed()
+	w.markChanged()
 	w.create(gpuNode("n3"))
-	w.step()
+	w.settle()
 	require.Equal(t, []string{label.DriverApp + "-" + id}, drivers(w))
 	require.Equal(t, id, w.node("n3").Labels[label.Driver])
 }
@@ -104,8 +104,8 @@ func TestWithoutTheDriverToolkitADriverOfOursFollowsThePolicyAllTheSame(t *testi
 		p.Spec.Driver.Prebuild = &v1.PrebuildSpec{Repository: name}
 		p.Generation++
 		require.NoError(t, w.Update(t.Context(), p))
-		w.changed()
-		w.step()
+		w.markChanged()
+		w.settle()
 		var d appsv1.DaemonSet
 		require.NoError(t, w.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: label.DriverApp + "-" + version}, &d))
 		return d

@@ -41,11 +41,11 @@ func Scheme() (*runtime.Scheme, error) {
 	return s, nil
 }
 
-// Caches returns what the operator watches, and how little of it is kept: namespace is
+// Caches returns what the operator watches and how each object is stripped. namespace is
 // that of the operands.
 func Caches(namespace string) cache.Options {
 	there := map[string]cache.Config{namespace: {}}
-	noCopies := true // the model never changes what it was shown
+	noCopies := true // the model never changes the objects it receives
 	return cache.Options{
 		DefaultTransform: cache.TransformStripManagedFields(),
 		ByObject: map[client.Object]cache.ByObject{
@@ -60,14 +60,14 @@ func Caches(namespace string) cache.Options {
 			&batchv1.Job{}:          {Namespaces: there, Label: labels.SelectorFromSet(labels.Set{label.Prebuild: "true"}), Transform: transform(stripJob)},
 			&corev1.Service{}:       {Namespaces: there},
 			&nodev1.RuntimeClass{}:  {},
-			&appsv1.Deployment{}:    {Field: fields.OneTermEqualSelector("metadata.name", otherName), Transform: transform(stripDeployment)},
+			&appsv1.Deployment{}:    {Field: fields.OneTermEqualSelector("metadata.name", operatorName), Transform: transform(stripDeployment)},
 			partial(apiServiceKind): {Field: fields.OneTermEqualSelector("metadata.name", imageStreamService)},
 		},
 	}
 }
 
-// Streams returns what is watched while the cluster has ImageStreams; failed is called
-// when that is refused.
+// Streams returns the caches to open while the cluster has ImageStreams. They call failed
+// when a list or watch is refused.
 func Streams(failed func(error)) cache.Options {
 	refused := func(ctx context.Context, r *toolscache.Reflector, err error) {
 		failed(err)
@@ -90,13 +90,13 @@ func transform[T any](strip func(*T)) toolscache.TransformFunc {
 	}
 }
 
-// stripJob leaves what package prebuild reads.
+// stripJob keeps only the fields that package prebuild reads.
 func stripJob(j *batchv1.Job) {
 	j.Spec = batchv1.JobSpec{}
 	j.Status = batchv1.JobStatus{Conditions: j.Status.Conditions}
 }
 
-// stripConfigMap leaves the names of the keys.
+// stripConfigMap keeps only the names of the keys.
 func stripConfigMap(m *corev1.ConfigMap) {
 	m.ManagedFields, m.Annotations, m.Labels = nil, nil, nil
 	for key := range m.Data {
@@ -107,24 +107,28 @@ func stripConfigMap(m *corev1.ConfigMap) {
 	}
 }
 
-// watch has the inbox told of everything, and returns when all that there is has been.
+// watch sends all events to the inbox, and returns when the caches have synced.
 func (c *Controller) watch(ctx context.Context) error {
 	var synced []toolscache.InformerSynced
 	type registration = toolscache.ResourceEventHandlerRegistration
 	for _, add := range []func() (registration, error){
-		func() (registration, error) { return follow(ctx, c, &v1.ClusterPolicy{}, seePolicy, losePolicy) },
-		func() (registration, error) { return follow(ctx, c, &corev1.Node{}, seeNode, loseNode) },
-		func() (registration, error) { return follow(ctx, c, &corev1.Pod{}, seePod, losePod) },
-		func() (registration, error) { return follow(ctx, c, &corev1.ConfigMap{}, seeConfigMap, loseConfigMap) },
-		func() (registration, error) { return follow(ctx, c, &batchv1.Job{}, seeJob, loseJob) },
 		func() (registration, error) {
-			return follow(ctx, c, &appsv1.DaemonSet{}, see[*appsv1.DaemonSet](daemonSetKind), lose[*appsv1.DaemonSet](daemonSetKind))
+			return watchKind(ctx, c, &v1.ClusterPolicy{}, updatePolicy, removePolicy)
+		},
+		func() (registration, error) { return watchKind(ctx, c, &corev1.Node{}, updateNode, removeNode) },
+		func() (registration, error) { return watchKind(ctx, c, &corev1.Pod{}, updatePod, removePod) },
+		func() (registration, error) {
+			return watchKind(ctx, c, &corev1.ConfigMap{}, updateConfigMap, removeConfigMap)
+		},
+		func() (registration, error) { return watchKind(ctx, c, &batchv1.Job{}, updateJob, removeJob) },
+		func() (registration, error) {
+			return watchKind(ctx, c, &appsv1.DaemonSet{}, updateOwned[*appsv1.DaemonSet](daemonSetKind), removeOwned[*appsv1.DaemonSet](daemonSetKind))
 		},
 		func() (registration, error) {
-			return follow(ctx, c, &corev1.Service{}, see[*corev1.Service](serviceKind), lose[*corev1.Service](serviceKind))
+			return watchKind(ctx, c, &corev1.Service{}, updateOwned[*corev1.Service](serviceKind), removeOwned[*corev1.Service](serviceKind))
 		},
 		func() (registration, error) {
-			return follow(ctx, c, &nodev1.RuntimeClass{}, seeClass, loseClass)
+			return watchKind(ctx, c, &nodev1.RuntimeClass{}, updateClass, removeClass)
 		},
 		func() (registration, error) {
 			informer, err := c.Informers.GetInformer(ctx, &appsv1.Deployment{})
@@ -134,7 +138,7 @@ func (c *Controller) watch(ctx context.Context) error {
 			return c.reviewer.watch(ctx, informer)
 		},
 		func() (registration, error) {
-			return follow(ctx, c, partial(apiServiceKind), c.toolkit.serve, c.toolkit.unserve)
+			return watchKind(ctx, c, partial(apiServiceKind), c.toolkit.onServed, c.toolkit.onUnserved)
 		},
 	} {
 		added, err := add()
@@ -149,129 +153,130 @@ func (c *Controller) watch(ctx context.Context) error {
 	return nil
 }
 
-// follow has see and gone called, by the owner of the model, for every object of a kind.
-func follow[T client.Object](ctx context.Context, c *Controller, kind T, see, gone func(*model, T)) (toolscache.ResourceEventHandlerRegistration, error) {
+// watchKind calls update and remove, in the goroutine that owns the model, for every event
+// of a kind.
+func watchKind[T client.Object](ctx context.Context, c *Controller, kind T, update, remove func(*model, T)) (toolscache.ResourceEventHandlerRegistration, error) {
 	informer, err := c.Informers.GetInformer(ctx, kind)
 	if err != nil {
 		return nil, fmt.Errorf("watch %T: %w", kind, err)
 	}
-	seen := func(o any) {
+	enqueue := func(o any) {
 		if o, is := o.(T); is {
-			c.inbox.put(func(m *model) { see(m, o) })
+			c.inbox.enqueue(func(m *model) { update(m, o) })
 		}
 	}
 	return informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc:    seen,
-		UpdateFunc: func(_, o any) { seen(o) },
+		AddFunc:    enqueue,
+		UpdateFunc: func(_, o any) { enqueue(o) },
 		DeleteFunc: func(o any) {
 			if last, is := o.(toolscache.DeletedFinalStateUnknown); is {
 				o = last.Obj
 			}
 			if o, is := o.(T); is {
-				c.inbox.put(func(m *model) { gone(m, o) })
+				c.inbox.enqueue(func(m *model) { remove(m, o) })
 			}
 		},
 	})
 }
 
-func named(o client.Object) types.NamespacedName { return client.ObjectKeyFromObject(o) }
+func objectKey(o client.Object) types.NamespacedName { return client.ObjectKeyFromObject(o) }
 
-func seePolicy(m *model, p *v1.ClusterPolicy) {
-	if have := m.policies[p.Name]; have != nil && have.UID == p.UID && seen(p.ResourceVersion, have.ResourceVersion) {
+func updatePolicy(m *model, p *v1.ClusterPolicy) {
+	if have := m.policies[p.Name]; have != nil && have.UID == p.UID && notNewer(p.ResourceVersion, have.ResourceVersion) {
 		return
 	}
-	if have := m.policies[p.Name]; have == nil || have.UID != p.UID || have.Generation != p.Generation || !have.DeletionTimestamp.Equal(p.DeletionTimestamp) || !m.tells(p) {
-		m.common = true
+	if have := m.policies[p.Name]; have == nil || have.UID != p.UID || have.Generation != p.Generation || !have.DeletionTimestamp.Equal(p.DeletionTimestamp) || !m.statusPending(p) {
+		m.clusterDirty = true
 	}
 	m.policies[p.Name] = p
 }
 
-// tells reports whether a policy's status is the one that is on its way to it: nothing
-// follows from that.
-func (m *model) tells(p *v1.ClusterPolicy) bool {
-	sum, is := m.telling[p.Name]
+// statusPending reports whether a policy's status is the one that is being written. Such an
+// update has no consequences.
+func (m *model) statusPending(p *v1.ClusterPolicy) bool {
+	sum, is := m.pendingStatus[p.Name]
 	return is && equality.Semantic.DeepEqual(p.Status, sum)
 }
 
-func losePolicy(m *model, p *v1.ClusterPolicy) {
+func removePolicy(m *model, p *v1.ClusterPolicy) {
 	delete(m.policies, p.Name)
-	m.common = true
+	m.clusterDirty = true
 }
 
-func seeNode(m *model, n *corev1.Node)  { m.seeNode(fleet.Observe(n)) }
-func loseNode(m *model, n *corev1.Node) { m.loseNode(n.Name) }
+func updateNode(m *model, n *corev1.Node) { m.updateNode(fleet.Observe(n)) }
+func removeNode(m *model, n *corev1.Node) { m.removeNode(n.Name) }
 
-func seePod(m *model, p *corev1.Pod) {
+func updatePod(m *model, p *corev1.Pod) {
 	if p.Namespace != m.namespace {
 		if of := metav1.GetControllerOf(p); of != nil && of.Kind == daemonSetKind.Kind {
-			// One that is being deleted is nobody's operand any more, though its node may be
-			// gone, too, and never say that it has ended.
+			// A pod that is being deleted belongs to no operand any more. Its node may be gone,
+			// too, so that it never ends.
 			ended := p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
-			m.seeElsewhere(named(p), !ended)
+			m.updateElsewhere(objectKey(p), !ended)
 		}
 		return
 	}
 	if b, is := prebuild.ObservePod(p); is {
-		m.seeBuilder(named(p), b)
+		m.updateBuilder(objectKey(p), b)
 		return
 	}
 	o := &operand{Pod: progress.ObservePod(p)}
 	if o.State == road.Driver {
 		o.driver = upgrade.ObserveDriver(p)
 	}
-	m.seePod(o)
+	m.updatePod(o)
 }
 
-func losePod(m *model, p *corev1.Pod) {
+func removePod(m *model, p *corev1.Pod) {
 	if p.Namespace != m.namespace {
-		m.seeElsewhere(named(p), false)
+		m.updateElsewhere(objectKey(p), false)
 		return
 	}
-	if _, is := m.builders[named(p)]; is {
-		delete(m.builders, named(p))
-		m.common = true
+	if _, is := m.builders[objectKey(p)]; is {
+		delete(m.builders, objectKey(p))
+		m.clusterDirty = true
 		return
 	}
-	m.losePod(named(p))
+	m.removePod(objectKey(p))
 }
 
-func seeJob(m *model, j *batchv1.Job) {
+func updateJob(m *model, j *batchv1.Job) {
 	if b, is := prebuild.Observe(j); is && m.builds[j.Name] != b {
-		m.builds[j.Name], m.common = b, true
+		m.builds[j.Name], m.clusterDirty = b, true
 	}
 }
 
-func loseJob(m *model, j *batchv1.Job) {
+func removeJob(m *model, j *batchv1.Job) {
 	delete(m.builds, j.Name)
-	m.common = true
+	m.clusterDirty = true
 }
 
-func seeConfigMap(m *model, o *corev1.ConfigMap) { m.configMaps[o.Name], m.common = o, true }
+func updateConfigMap(m *model, o *corev1.ConfigMap) { m.configMaps[o.Name], m.clusterDirty = o, true }
 
-func loseConfigMap(m *model, o *corev1.ConfigMap) {
+func removeConfigMap(m *model, o *corev1.ConfigMap) {
 	delete(m.configMaps, o.Name)
-	m.common = true
+	m.clusterDirty = true
 }
 
-func seeClass(m *model, o *nodev1.RuntimeClass) {
-	see[*nodev1.RuntimeClass](runtimeClassKind)(m, o)
+func updateClass(m *model, o *nodev1.RuntimeClass) {
+	updateOwned[*nodev1.RuntimeClass](runtimeClassKind)(m, o)
 	m.classes[o.Name] = upgrade.GPUHandler(o.Handler)
 }
 
-func loseClass(m *model, o *nodev1.RuntimeClass) {
-	lose[*nodev1.RuntimeClass](runtimeClassKind)(m, o)
+func removeClass(m *model, o *nodev1.RuntimeClass) {
+	removeOwned[*nodev1.RuntimeClass](runtimeClassKind)(m, o)
 	delete(m.classes, o.Name)
 }
 
-// see and lose tell of objects of the kinds that the operator makes.
-func see[T client.Object](kind schema.GroupVersionKind) func(*model, T) {
+// updateOwned and removeOwned handle objects of the kinds that the operator creates.
+func updateOwned[T client.Object](kind schema.GroupVersionKind) func(*model, T) {
 	return func(m *model, o T) {
-		m.seeObject(apply.Key{Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName()}, o)
+		m.updateObject(apply.Key{Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName()}, o)
 	}
 }
 
-func lose[T client.Object](kind schema.GroupVersionKind) func(*model, T) {
+func removeOwned[T client.Object](kind schema.GroupVersionKind) func(*model, T) {
 	return func(m *model, o T) {
-		m.loseObject(apply.Key{Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName()}, o.GetUID())
+		m.removeObject(apply.Key{Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName()}, o.GetUID())
 	}
 }

@@ -41,23 +41,23 @@ const (
 	kernel    = "5.15.0-105-generic"
 )
 
-// world is a Controller and a cluster whose watches are as fast as its API: the test is
-// the goroutine that owns the model, and a step is what would follow from events.
+// world is a Controller with a fake cluster whose watches are immediate. The test is the
+// goroutine that owns the model, and a step does what events would cause.
 type world struct {
 	testing.TB
 	client.Client
 	*Controller
-	now     time.Time
-	writes  []string         // "patch Node n1"
-	refuse  error            // of every write
-	locked  map[string]error // of writes of a Node
-	images  map[string]driver.Presence
-	removed []string          // pods
-	blocked map[string]string // evictions, by node
-	onNodes map[string][]*upgrade.Pod
-	asks    func(context.Context, string, registry.Access) driver.Presence // nil: images are what the registry has
-	heard   chan string                                                    // what asks has told of
-	events  *events.FakeRecorder
+	now      time.Time
+	writes   []string         // "patch Node n1"
+	refuse   error            // of every write
+	locked   map[string]error // of writes of a Node
+	images   map[string]driver.Presence
+	removed  []string          // pods
+	blocked  map[string]string // evictions, by node
+	onNodes  map[string][]*upgrade.Pod
+	query    func(context.Context, string, registry.Access) driver.Presence // nil: images is the registry's content
+	notified chan string                                                    // images that query has reported
+	events   *events.FakeRecorder
 }
 
 func newWorld(t testing.TB) *world {
@@ -99,19 +99,19 @@ func newWorld(t testing.TB) *world {
 	return w
 }
 
-// byOwnName is the field that every API server selects by.
+// byOwnName returns the field that every API server can select by.
 func byOwnName(o client.Object) []string { return []string{o.GetName()} }
 
-// start begins with a process that knows nothing.
+// start starts a new Controller with an empty model.
 func (w *world) start() {
 	w.Controller = New(Config{
 		Client: w.Client, Events: w.events, Metrics: meter.New(prometheus.NewRegistry()), Roll: func(func(), func(*corev1.Node, upgrade.Event)) Roll { return w },
 		Cluster: state.Cluster{Namespace: namespace, ImageRepository: "gpuready", ImageVersion: "v0"},
 		Registry: func(changed func(string)) Registry {
-			if w.asks != nil {
-				return registry.NewCache(w.asks, func(image string) {
+			if w.query != nil {
+				return registry.NewCache(w.query, func(image string) {
 					changed(image)
-					w.heard <- image
+					w.notified <- image
 				})
 			}
 			return images(w.images)
@@ -124,7 +124,7 @@ func (w *world) start() {
 	w.Cleanup(w.toolkit.queue.ShutDown)
 }
 
-// Pods, Remove and Start are Roll's.
+// Pods, Remove and Start implement Roll.
 func (w *world) Pods() map[string][]*upgrade.Pod { return w.onNodes }
 func (w *world) Remove(p *upgrade.Plan, _ func(string) bool) roll.Outcome {
 	for _, r := range append(p.Evict, p.Delete...) {
@@ -134,7 +134,7 @@ func (w *world) Remove(p *upgrade.Plan, _ func(string) bool) roll.Outcome {
 }
 func (w *world) Start(context.Context) error { return nil }
 
-// images are what a registry says. It has all images that are not by kernel.
+// images is a registry that has all images which are not built for one kernel.
 type images map[string]driver.Presence
 
 func (i images) Look(image string, _ registry.Access) driver.Presence {
@@ -146,8 +146,8 @@ func (i images) Look(image string, _ registry.Access) driver.Presence {
 func (i images) Prune()                    {}
 func (i images) Run(context.Context) error { return nil }
 
-// show has the Controller see all that the API server has, as watches would.
-func (w *world) show() {
+// syncModel updates the model with all that the API server has, as watches would.
+func (w *world) syncModel() {
 	var nodes corev1.NodeList
 	var pods corev1.PodList
 	var sets appsv1.DaemonSetList
@@ -165,23 +165,23 @@ func (w *world) show() {
 		n := nodes.Items[i].DeepCopy()
 		there[n.Name] = true
 		fleet.Strip(n)
-		seeNode(m, n)
+		updateNode(m, n)
 	}
 	for name := range m.nodes {
 		if !there[name] {
-			m.loseNode(name)
+			m.removeNode(name)
 		}
 	}
 	seen := map[types.NamespacedName]bool{}
 	for i := range pods.Items {
 		p := pods.Items[i].DeepCopy()
-		seen[named(p)] = true
+		seen[objectKey(p)] = true
 		progress.Strip(p)
-		seePod(m, p)
+		updatePod(m, p)
 	}
 	for key := range m.pods {
 		if !seen[key] {
-			m.losePod(key)
+			m.removePod(key)
 		}
 	}
 	objects := map[apply.Key]bool{}
@@ -189,64 +189,64 @@ func (w *world) show() {
 		objects[apply.Key{Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName()}] = true
 	}
 	for i := range sets.Items {
-		see[*appsv1.DaemonSet](daemonSetKind)(m, &sets.Items[i])
+		updateOwned[*appsv1.DaemonSet](daemonSetKind)(m, &sets.Items[i])
 		found(daemonSetKind, &sets.Items[i])
 	}
 	for i := range services.Items {
-		see[*corev1.Service](serviceKind)(m, &services.Items[i])
+		updateOwned[*corev1.Service](serviceKind)(m, &services.Items[i])
 		found(serviceKind, &services.Items[i])
 	}
 	for i := range classes.Items {
-		see[*nodev1.RuntimeClass](runtimeClassKind)(m, &classes.Items[i])
+		updateOwned[*nodev1.RuntimeClass](runtimeClassKind)(m, &classes.Items[i])
 		found(runtimeClassKind, &classes.Items[i])
 	}
 	clear(m.builds)
 	for i := range jobs.Items {
 		stripJob(&jobs.Items[i])
-		seeJob(m, &jobs.Items[i])
+		updateJob(m, &jobs.Items[i])
 	}
 	clear(m.configMaps)
 	for i := range configs.Items {
 		stripConfigMap(&configs.Items[i])
-		seeConfigMap(m, &configs.Items[i])
+		updateConfigMap(m, &configs.Items[i])
 	}
 	for key, o := range m.objects {
 		if !objects[key] {
-			m.loseObject(key, o.GetUID())
+			m.removeObject(key, o.GetUID())
 		}
 	}
 	named := map[string]bool{}
 	for i := range policies.Items {
-		seePolicy(m, &policies.Items[i])
+		updatePolicy(m, &policies.Items[i])
 		named[policies.Items[i].Name] = true
 	}
 	for name, p := range m.policies {
 		if !named[name] {
-			losePolicy(m, p)
+			removePolicy(m, p)
 		}
 	}
 }
 
-// changed is what a registry's answer, and all else that the test itself changes, has happen.
-func (w *world) changed() { w.model.common = true }
+// markChanged requests a full pass, as a registry's response does.
+func (w *world) markChanged() { w.model.clusterDirty = true }
 
-// turn hears what the writer has to say before.
-func (w *world) turn(ctx context.Context) {
-	w.hear()
-	w.Controller.turn(ctx)
+// runDue drains the inbox first.
+func (w *world) runDue(ctx context.Context) {
+	w.drainInbox()
+	w.Controller.runDue(ctx)
 }
 
-// step makes passes until there is nothing to do, and returns what was written.
-func (w *world) step() []string {
+// settle runs passes until nothing is due, and returns the writes.
+func (w *world) settle() []string {
 	w.writes = nil
 	for range 10 {
 		before := len(w.writes)
 		w.now = w.now.Add(ReportEvery)
-		w.show()
-		w.turn(w.Context())
-		w.drain()
+		w.syncModel()
+		w.runDue(w.Context())
+		w.writePatches()
 		w.now = w.now.Add(PassEvery)
-		w.turn(w.Context())
+		w.runDue(w.Context())
 		if len(w.writes) == before {
 			return w.writes
 		}
@@ -255,8 +255,8 @@ func (w *world) step() []string {
 	return nil
 }
 
-// drain does what writer and asker have been told to.
-func (w *world) drain() {
+// writePatches writes all queued patches.
+func (w *world) writePatches() {
 	for w.writer.queue.Len() > 0 {
 		name, _ := w.writer.queue.Get()
 		w.writer.write(w.Context(), name)
@@ -276,7 +276,7 @@ func (w *world) node(name string) *corev1.Node {
 	return &n
 }
 
-// change edits a Node as somebody else would.
+// change edits a Node as another client would.
 func (w *world) change(name string, edit func(*corev1.Node)) {
 	n := w.node(name)
 	edit(n)
@@ -322,6 +322,6 @@ func simulated(name string) *v1.ClusterPolicy {
 	return p
 }
 
-func (w *world) gone(o client.Object) {
+func (w *world) deleteObject(o client.Object) {
 	require.NoError(w, client.IgnoreNotFound(w.Delete(w.Context(), o)))
 }

@@ -23,25 +23,25 @@ import (
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
-// writers is how many Nodes are patched at a time: as many as operator/roll has requests on
-// their way, so that 127 over which a webhook hangs delay no other. The retries are how long
-// a patch that fails waits for the next try.
+// patchWorkers bounds how many Nodes are patched at a time. It equals operator/roll's limit
+// of concurrent requests: 127 patches that hang in a webhook delay no other. A failed patch
+// is retried after firstRetry, then with back-off up to lastRetry.
 const (
-	writers    = 128
-	firstRetry = 100 * time.Millisecond
-	lastRetry  = time.Minute
+	patchWorkers = 128
+	firstRetry   = 100 * time.Millisecond
+	lastRetry    = time.Minute
 )
 
-// writer patches Nodes, several at a time. Of each Node only the newest patch is sent, and
-// again until it is accepted or has been refused for upgrade.WriteDeadline. The model then
+// writer patches Nodes concurrently. It sends only the newest patch of each Node, and retries
+// until the patch is accepted or has been refused for upgrade.WriteDeadline. The model then
 // decides whether and when to try another.
 type writer struct {
-	client client.Client
-	inbox  *inbox
-	tell   func(node *corev1.Node, event upgrade.Event)
-	now    func() time.Time
-	log    *slog.Logger
-	queue  workqueue.TypedRateLimitingInterface[string]
+	client      client.Client
+	inbox       *inbox
+	recordEvent func(node *corev1.Node, event upgrade.Event)
+	now         func() time.Time
+	log         *slog.Logger
+	queue       workqueue.TypedRateLimitingInterface[string]
 
 	mu      sync.Mutex
 	wanted  map[string]*upgrade.Patch
@@ -50,13 +50,13 @@ type writer struct {
 
 // refused is a Node whose patches the API server refuses.
 type refused struct {
-	since time.Time
-	told  bool
+	since    time.Time
+	reported bool
 }
 
 func newWriter(c client.Client, in *inbox, tell func(*corev1.Node, upgrade.Event), now func() time.Time, log *slog.Logger) *writer {
 	return &writer{
-		client: c, inbox: in, tell: tell, now: now, log: log, wanted: map[string]*upgrade.Patch{}, refused: map[string]*refused{},
+		client: c, inbox: in, recordEvent: tell, now: now, log: log, wanted: map[string]*upgrade.Patch{}, refused: map[string]*refused{},
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry)),
 	}
 }
@@ -93,7 +93,7 @@ func (w *writer) done(node string, patch *upgrade.Patch, written bool) {
 }
 
 // refuse records that a patch was refused, and returns when patches of the Node were first
-// refused. told reports whether an Event said so before; tell records that one says so now.
+// refused. told reports whether an earlier call reported it; tell marks it as reported.
 func (w *writer) refuse(node string, tell bool) (since time.Time, told bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -102,15 +102,15 @@ func (w *writer) refuse(node string, tell bool) (since time.Time, told bool) {
 		r = &refused{since: w.now()}
 		w.refused[node] = r
 	}
-	told = r.told
-	r.told = told || tell
+	told = r.reported
+	r.reported = told || tell
 	return r.since, told
 }
 
 // run patches until ctx ends.
 func (w *writer) run(ctx context.Context) error {
 	var group errgroup.Group
-	for range writers {
+	for range patchWorkers {
 		group.Go(func() error {
 			for {
 				name, ended := w.queue.Get()
@@ -138,81 +138,81 @@ func (w *writer) write(ctx context.Context, name string) {
 		w.queue.Forget(name)
 		w.done(name, patch, true)
 		if patch.Event != nil {
-			w.tell(nodeRef(name, patch), *patch.Event)
+			w.recordEvent(nodeRef(name, patch), *patch.Event)
 		}
-		w.inbox.put(func(m *model) {
+		w.inbox.enqueue(func(m *model) {
 			delete(m.unwritten, name)
 			delete(m.refused, name)
-			m.answer(name, patch, version)
+			m.completePatch(name, patch, version)
 		})
 		return
 	case ctx.Err() != nil:
 		return
-	case !answered(err):
-		// Nobody has refused anything: the API server is away.
+	case !gotResponse(err):
+		// The API server was not reached, and so has refused nothing.
 		if w.queue.NumRequeues(name) == 0 {
-			w.complain(name, err)
+			w.reportError(name, err)
 		}
 		w.queue.AddRateLimited(name)
 		return
 	}
-	// Somebody was there before, mostly: the watch shows what is there now, and another
-	// patch follows.
+	// A conflict mostly means that somebody else wrote first: the watch delivers the new
+	// version, and another patch follows.
 	conflict := apierrors.IsConflict(err) || apierrors.IsNotFound(err)
 	since, told := w.refuse(name, !conflict)
 	now := w.now()
 	if late := now.Sub(since) >= upgrade.WriteDeadline; !late {
 		if !conflict && !told {
-			w.complain(name, err)
+			w.reportError(name, err)
 		}
 		w.queue.AddRateLimited(name)
 		return
 	}
 	w.queue.Forget(name)
 	w.done(name, patch, false)
-	why := "the Node cannot be written: " + record.Clean(text(err), maxRefusal)
-	w.inbox.put(func(m *model) {
-		m.refuse(name, err, upgrade.Refusal{Why: why, Since: since, Next: now.Add(upgrade.WriteAgain)}, func() {
-			w.tell(nodeRef(name, patch), upgrade.Event{Warning: true, Reason: upgrade.Reason, Message: why + "; where its driver is to be upgraded, others go first"})
+	why := "the Node cannot be written: " + record.Clean(describeError(err), maxRefusal)
+	w.inbox.enqueue(func(m *model) {
+		m.recordRefusal(name, err, upgrade.Refusal{Why: why, Since: since, Next: now.Add(upgrade.WriteAgain)}, func() {
+			w.recordEvent(nodeRef(name, patch), upgrade.Event{Warning: true, Reason: upgrade.Reason, Message: why + "; where its driver is to be upgraded, others go first"})
 		})
-		m.answer(name, patch, "")
+		m.completePatch(name, patch, "")
 	})
 }
 
-// complain says of a Node that it cannot be patched.
-func (w *writer) complain(name string, err error) {
+// reportError logs that a Node cannot be patched and records it in the model.
+func (w *writer) reportError(name string, err error) {
 	w.log.Error("a Node cannot be labelled; it is tried again", "node", name, "error", err)
-	w.inbox.put(func(m *model) {
+	w.inbox.enqueue(func(m *model) {
 		if m.nodes[name] != nil {
 			m.unwritten[name], m.touched[name] = err, true
 		}
 	})
 }
 
-// answered reports whether an error is the API server's answer, or that it took too long
-// over it, as it does where an admission webhook hangs; else it was not reached.
-func answered(err error) bool {
+// gotResponse reports whether an error is the API server's response or a timeout, as when
+// an admission webhook hangs. Otherwise the API server was not reached.
+func gotResponse(err error) bool {
 	var status apierrors.APIStatus
 	return errors.As(err, &status) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// text describes an error for people.
-func text(err error) string {
+// describeError describes an error for people.
+func describeError(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Sprintf("the API server has not answered within %s: see the admission webhooks that it asks about Nodes", apply.Timeout)
 	}
 	return right.Tell(err)
 }
 
-// maxRefusal bounds what is told of a refusal, in bytes.
+// maxRefusal bounds the reported text of a refusal, in bytes.
 const maxRefusal = 512
 
 func nodeRef(name string, patch *upgrade.Patch) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(patch.UID)}}
 }
 
-// patchNode brings one patch to a Node and returns the version that the Node has then. The
-// Node itself comes by the watch, and need not be read twice.
+// patchNode sends one patch of a Node and returns the Node's new resourceVersion. The watch
+// delivers the Node itself, which need not be read twice.
 func patchNode(ctx context.Context, c client.Client, name string, patch *upgrade.Patch) (version string, err error) {
 	body, err := patch.JSON()
 	if err != nil {
