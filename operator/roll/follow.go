@@ -22,12 +22,12 @@ import (
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
-// most nodes are followed at a time; of more, the pods of the later ones are known when
+// maxFollowed nodes are followed at a time; of more, the pods of the later ones are known when
 // the first ones have no more to evict.
-const most = 64
+const maxFollowed = 64
 
 // A watch is ended by the API server after this long, and made anew.
-const watching = 5 * time.Minute
+const watchTimeout = 5 * time.Minute
 
 // How long is waited after a list or watch that failed, or ended at once.
 const pauseAfterError = 2 * time.Second
@@ -44,15 +44,15 @@ type follower struct {
 	namespaces []string // Options.Namespaces
 	cancel     context.CancelFunc
 
-	claims map[use]bool // of allocated ResourceClaims: whether they hold a GPU; only run uses it
+	claims map[claimUse]bool // of allocated ResourceClaims: whether they hold a GPU; only run uses it
 
 	mu   sync.Mutex
 	pods map[string]*upgrade.Pod // by UID; nil: not known yet
 	err  error                   // why they may not be listed or watched; nil: they may
 }
 
-// use is a pod's of a ResourceClaim: once the pod has gone, another claim may have the name.
-type use struct{ pod, claim string }
+// claimUse is a pod's of a ResourceClaim: once the pod has gone, another claim may have the name.
+type claimUse struct{ pod, claim string }
 
 // Pods are those of the followed nodes, as far as they are known: upgrade.Input.Pods.
 func (r *Roller) Pods() map[string][]*upgrade.Pod {
@@ -69,7 +69,7 @@ func (r *Roller) Pods() map[string][]*upgrade.Pod {
 
 // follow has exactly these nodes followed, the first ones where they are too many.
 func (r *Roller) follow(nodes []string) {
-	nodes = nodes[:min(len(nodes), most)]
+	nodes = nodes[:min(len(nodes), maxFollowed)]
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
@@ -77,7 +77,7 @@ func (r *Roller) follow(nodes []string) {
 	}
 	for node := range r.followers {
 		if !slices.Contains(nodes, node) {
-			r.leave(node)
+			r.unfollow(node)
 		}
 	}
 	for _, node := range nodes {
@@ -91,8 +91,8 @@ func (r *Roller) follow(nodes []string) {
 	}
 }
 
-// leave ends the following of a node; the lock is held.
-func (r *Roller) leave(node string) {
+// unfollow ends the following of a node; the lock is held.
+func (r *Roller) unfollow(node string) {
 	r.followers[node].cancel()
 	delete(r.followers, node)
 }
@@ -114,9 +114,9 @@ func (f *follower) list() ([]*upgrade.Pod, bool) {
 func (f *follower) run(ctx context.Context, c client.WithWatch, changed func()) {
 	for ctx.Err() == nil {
 		began := time.Now()
-		err := f.once(ctx, c, changed)
+		err := f.listAndWatch(ctx, c, changed)
 		if err != nil && len(right.Missing(err.Error())) > 0 {
-			f.deny(err)
+			f.setError(err)
 			changed()
 		}
 		if err == nil && time.Since(began) > pauseAfterError {
@@ -129,7 +129,7 @@ func (f *follower) run(ctx context.Context, c client.WithWatch, changed func()) 
 	}
 }
 
-func (f *follower) deny(err error) {
+func (f *follower) setError(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.err = err
@@ -152,8 +152,8 @@ func (r *Roller) denied() error {
 	return nil
 }
 
-// once lists, and watches until the watch ends.
-func (f *follower) once(ctx context.Context, c client.WithWatch, changed func()) error {
+// listAndWatch lists, and watches until the watch ends.
+func (f *follower) listAndWatch(ctx context.Context, c client.WithWatch, changed func()) error {
 	var list corev1.PodList
 	short, cancel := context.WithTimeout(ctx, readDeadline)
 	err := c.List(short, &list, client.MatchingFields{nodeName: f.node})
@@ -162,7 +162,7 @@ func (f *follower) once(ctx context.Context, c client.WithWatch, changed func())
 		return fmt.Errorf("pods of node %s cannot be listed: %w", f.node, err)
 	}
 	pods := map[string]*upgrade.Pod{}
-	f.claims = map[use]bool{}
+	f.claims = map[claimUse]bool{}
 	for i := range list.Items {
 		pod, err := f.observe(ctx, c, &list.Items[i])
 		if err != nil {
@@ -175,8 +175,8 @@ func (f *follower) once(ctx context.Context, c client.WithWatch, changed func())
 	f.mu.Unlock()
 	changed()
 
-	seconds := int64(watching / time.Second)
-	long, cancel := context.WithTimeout(ctx, watching+readDeadline)
+	seconds := int64(watchTimeout / time.Second)
+	long, cancel := context.WithTimeout(ctx, watchTimeout+readDeadline)
 	defer cancel()
 	w, err := c.Watch(long, &corev1.PodList{}, client.MatchingFields{nodeName: f.node},
 		&client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: list.ResourceVersion, TimeoutSeconds: &seconds}})
@@ -184,7 +184,7 @@ func (f *follower) once(ctx context.Context, c client.WithWatch, changed func())
 		return fmt.Errorf("pods of node %s cannot be watched: %w", f.node, err)
 	}
 	defer w.Stop()
-	f.deny(nil)
+	f.setError(nil)
 	for {
 		select {
 		case <-long.Done():
@@ -245,7 +245,7 @@ func (f *follower) observe(ctx context.Context, c client.Client, pod *corev1.Pod
 // allocated reports whether a GPU is allocated to a ResourceClaim. The answer is cached:
 // an allocation does not change while a pod uses the claim.
 func (f *follower) allocated(ctx context.Context, c client.Client, pod *corev1.Pod, name string) (gpu bool, err error) {
-	key := use{string(pod.UID), name}
+	key := claimUse{string(pod.UID), name}
 	if gpu, known := f.claims[key]; known {
 		return gpu, nil
 	}

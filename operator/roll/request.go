@@ -39,19 +39,19 @@ func (r *Requests) Evict(ctx context.Context, pod upgrade.Removal) error {
 	return send(ctx, r.core.Post().SubResource("eviction"), pod, policyv1.Eviction{
 		TypeMeta:      metav1.TypeMeta{APIVersion: "policy/v1", Kind: "Eviction"},
 		ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
-		DeleteOptions: thePod(pod),
+		DeleteOptions: podPrecondition(pod),
 	})
 }
 
 // Delete deletes a pod.
 func (r *Requests) Delete(ctx context.Context, pod upgrade.Removal) error {
-	o := thePod(pod)
+	o := podPrecondition(pod)
 	o.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"}
 	return send(ctx, r.core.Delete(), pod, o)
 }
 
-// thePod returns options that spare a newer pod of the same name.
-func thePod(pod upgrade.Removal) *metav1.DeleteOptions {
+// podPrecondition returns options that spare a newer pod of the same name.
+func podPrecondition(pod upgrade.Removal) *metav1.DeleteOptions {
 	return &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: new(types.UID(pod.UID))}}
 }
 

@@ -27,9 +27,9 @@ import (
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
-// inFlight bounds how many requests to remove pods are made at a time. It is more than the
+// maxRequests bounds how many requests to remove pods are made at a time. It is more than the
 // pods of a node: while an admission webhook is slow, all of its pods wait side by side.
-const inFlight = 128
+const maxRequests = 128
 
 // removeDeadline bounds one request to remove a pod. An admission webhook may take 30 s
 // (timeoutSeconds); the API server still has to answer after that.
@@ -88,13 +88,13 @@ type removal struct {
 	upgrade.Removal
 	driver bool // it is deleted; else evicted
 	wanted bool // by the last plan
-	held   bool // its Node is being written: nothing is asked for until that is done
+	paused bool // its Node is being written: nothing is asked for until that is done
 
-	tries   int       // that failed, since one was accepted
-	since   time.Time // when the first of them ended
-	last    time.Time // when the last of them ended
-	why     string    // it failed, one sentence; "": it is not known to have failed
-	missing error     // the right that it failed for; nil: none is missing
+	failures     int       // that failed, since one was accepted
+	since        time.Time // when the first of them ended
+	last         time.Time // when the last of them ended
+	failure      string    // it failed, one sentence; "": it is not known to have failed
+	missingRight error     // the right that it failed for; nil: none is missing
 }
 
 // New makes a Roller; Start must run as long as it is used.
@@ -114,7 +114,7 @@ func (r *Roller) Start(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, r.queue.ShutDown)
 	defer stop()
 	var calls errgroup.Group
-	calls.SetLimit(inFlight)
+	calls.SetLimit(maxRequests)
 	for {
 		uid, ended := r.queue.Get()
 		if ended {
@@ -122,7 +122,7 @@ func (r *Roller) Start(ctx context.Context) error {
 		}
 		calls.Go(func() error {
 			defer r.queue.Done(uid)
-			r.try(ctx, uid)
+			r.send(ctx, uid)
 			return nil
 		})
 	}
@@ -130,7 +130,7 @@ func (r *Roller) Start(ctx context.Context) error {
 	r.mu.Lock()
 	r.closed = true
 	for node := range r.followers {
-		r.leave(node)
+		r.unfollow(node)
 	}
 	r.mu.Unlock()
 	r.running.Wait()
@@ -157,34 +157,34 @@ func (r *Roller) Remove(p *upgrade.Plan, writing func(node string) bool) Outcome
 		one.wanted = false
 	}
 	for _, pod := range p.Evict {
-		r.want(pod, false, writing(pod.Node))
+		r.enqueue(pod, false, writing(pod.Node))
 	}
 	for _, pod := range p.Delete {
-		r.want(pod, true, writing(pod.Node))
+		r.enqueue(pod, true, writing(pod.Node))
 	}
 	o := Outcome{Blocked: map[string]string{}, Stuck: map[string]upgrade.Refusal{}}
 	for uid, one := range r.removals {
 		if !one.wanted {
 			r.drop(uid, one, p.Waits(one.Node))
 		}
-		if one.why == "" {
+		if one.failure == "" {
 			continue
 		}
 		if one.driver && !one.last.Before(one.since.Add(upgrade.WriteDeadline)) {
-			o.Stuck[uid] = upgrade.Refusal{Why: one.why, Since: one.since, Next: one.last.Add(upgrade.WriteAgain)}
+			o.Stuck[uid] = upgrade.Refusal{Why: one.failure, Since: one.since, Next: one.last.Add(upgrade.WriteAgain)}
 		}
 		if !one.wanted {
 			continue
 		}
 		// Of several pods of a node always the same is named.
-		if why, ok := o.Blocked[one.Node]; !ok || one.why < why {
-			o.Blocked[one.Node] = one.why
+		if why, ok := o.Blocked[one.Node]; !ok || one.failure < why {
+			o.Blocked[one.Node] = one.failure
 		}
 		switch {
-		case one.missing != nil:
-			problems = append(problems, one.missing)
+		case one.missingRight != nil:
+			problems = append(problems, one.missingRight)
 		case one.driver:
-			problems = append(problems, errors.New(one.why))
+			problems = append(problems, errors.New(one.failure))
 		}
 	}
 	o.Err = join(problems)
@@ -208,18 +208,18 @@ func join(all []error) error {
 	return errors.Join(sorted...)
 }
 
-// want queues the removal of a pod; the lock is held.
-func (r *Roller) want(pod upgrade.Removal, driver, held bool) {
+// enqueue queues the removal of a pod; the lock is held.
+func (r *Roller) enqueue(pod upgrade.Removal, driver, held bool) {
 	one := r.removals[pod.UID]
 	if one == nil {
-		one = &removal{Removal: pod, driver: driver, held: true}
+		one = &removal{Removal: pod, driver: driver, paused: true}
 		r.removals[pod.UID] = one
 	}
 	one.wanted = true
-	if one.held && !held {
+	if one.paused && !held {
 		r.queue.Add(pod.UID)
 	}
-	one.held = held
+	one.paused = held
 }
 
 // drop forgets a removal that the plan no longer names. A request on its way is not ended:
@@ -230,22 +230,22 @@ func (r *Roller) want(pod upgrade.Removal, driver, held bool) {
 // it was forgotten. The lock is held.
 func (r *Roller) drop(uid string, one *removal, waits bool) {
 	r.queue.Forget(uid)
-	one.held = true
-	if !one.driver || one.why == "" || !waits && r.Now().Sub(one.last) > forgotten {
+	one.paused = true
+	if !one.driver || one.failure == "" || !waits && r.Now().Sub(one.last) > stuckRetention {
 		delete(r.removals, uid)
 	}
 }
 
-// forgotten bounds how long a driver pod that could not be deleted is remembered.
-const forgotten = time.Hour
+// stuckRetention bounds how long a driver pod that could not be deleted is remembered.
+const stuckRetention = time.Hour
 
-// try makes one request to remove a pod, if it is still wanted.
-func (r *Roller) try(ctx context.Context, uid string) {
+// send makes one request to remove a pod, if it is still wanted.
+func (r *Roller) send(ctx context.Context, uid string) {
 	ctx, cancel := context.WithTimeout(ctx, removeDeadline)
 	defer cancel()
 	r.mu.Lock()
 	one := r.removals[uid]
-	if one == nil || !one.wanted || one.held || ctx.Err() != nil {
+	if one == nil || !one.wanted || one.paused || ctx.Err() != nil {
 		r.mu.Unlock()
 		return
 	}
@@ -275,12 +275,12 @@ func (r *Roller) try(ctx context.Context, uid string) {
 // record stores the answer to a request and queues the next one. It reports whether the
 // Outcome changed, and returns an Event to send, if any. The lock is held.
 func (r *Roller) record(one *removal, err error) (changed bool, event *upgrade.Event) {
-	before := one.why
+	before := one.failure
 	if err == nil {
 		// A watch shows that the pod goes. It is asked for again, as a finalizer or webhook may keep it.
 		r.queue.Forget(one.UID)
 		r.queue.AddAfter(one.UID, lastPause)
-		one.tries, one.why, one.missing, one.since = 0, "", nil, time.Time{}
+		one.failures, one.failure, one.missingRight, one.since = 0, "", nil, time.Time{}
 		return before != "", nil
 	}
 	if pause := retryAfter(err); pause > 0 {
@@ -288,12 +288,12 @@ func (r *Roller) record(one *removal, err error) (changed bool, event *upgrade.E
 	} else {
 		r.queue.AddRateLimited(one.UID)
 	}
-	one.tries++
+	one.failures++
 	one.last = r.Now()
 	if one.since.IsZero() {
 		one.since = one.last
 	}
-	if (apierrors.IsNotFound(err) || apierrors.IsConflict(err)) && one.tries == 1 {
+	if (apierrors.IsNotFound(err) || apierrors.IsConflict(err)) && one.failures == 1 {
 		return false, nil // it is gone: its watch is about to show that
 	}
 	verb := "evicted"
@@ -301,16 +301,16 @@ func (r *Roller) record(one *removal, err error) (changed bool, event *upgrade.E
 	if one.driver {
 		verb, what = "deleted", fmt.Sprintf("driver pod %s/%s on node %s", one.Namespace, one.Name, one.Node)
 	}
-	one.why = fmt.Sprintf("%s cannot be %s: %s", what, verb, record.Clean(reason(err), maxWhy))
-	one.missing = nil
+	one.failure = fmt.Sprintf("%s cannot be %s: %s", what, verb, record.Clean(reason(err), maxWhy))
+	one.missingRight = nil
 	if len(right.Missing(err.Error())) > 0 {
-		one.missing = fmt.Errorf("%s cannot be %s: %w", what, verb, err)
+		one.missingRight = fmt.Errorf("%s cannot be %s: %w", what, verb, err)
 	}
 	if before == "" {
-		event = &upgrade.Event{Warning: true, Reason: upgrade.Reason, Message: one.why + "; it is tried again until it may"}
+		event = &upgrade.Event{Warning: true, Reason: upgrade.Reason, Message: one.failure + "; it is tried again until it may"}
 	}
 	late := one.driver && !one.last.Before(one.since.Add(upgrade.WriteDeadline))
-	return before != one.why || late, event
+	return before != one.failure || late, event
 }
 
 // retryAfter returns the pause that the API server asks for; 0: it asks for none.

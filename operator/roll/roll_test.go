@@ -48,18 +48,22 @@ func newClient(funcs interceptor.Funcs, objects ...client.Object) client.WithWat
 		WithIndex(&corev1.Pod{}, nodeName, func(o client.Object) []string { return []string{o.(*corev1.Pod).Spec.NodeName} }).Build()
 }
 
-// answers is an API server that answers requests to remove pods as it is told.
-type answers struct {
+// fakeRemover is an API server that answers requests to remove pods as it is told.
+type fakeRemover struct {
 	mu     sync.Mutex
 	answer func(ctx context.Context, pod upgrade.Removal, nth int) error // of the nth request for a pod
 	asked  map[string][]time.Time                                        // by the pod's name
 }
 
-func (a *answers) Evict(ctx context.Context, pod upgrade.Removal) error { return a.ask(ctx, pod) }
+func (a *fakeRemover) Evict(ctx context.Context, pod upgrade.Removal) error {
+	return a.respond(ctx, pod)
+}
 
-func (a *answers) Delete(ctx context.Context, pod upgrade.Removal) error { return a.ask(ctx, pod) }
+func (a *fakeRemover) Delete(ctx context.Context, pod upgrade.Removal) error {
+	return a.respond(ctx, pod)
+}
 
-func (a *answers) ask(ctx context.Context, pod upgrade.Removal) error {
+func (a *fakeRemover) respond(ctx context.Context, pod upgrade.Removal) error {
 	a.mu.Lock()
 	if a.asked == nil {
 		a.asked = map[string][]time.Time{}
@@ -70,8 +74,8 @@ func (a *answers) ask(ctx context.Context, pod upgrade.Removal) error {
 	return a.answer(ctx, pod, nth)
 }
 
-// of is when requests for a pod were made, in seconds since a time.
-func (a *answers) of(name string, since time.Time) (seconds []float64) {
+// requestTimes is when requests for a pod were made, in seconds since a time.
+func (a *fakeRemover) requestTimes(name string, since time.Time) (seconds []float64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, at := range a.asked[name] {
@@ -105,11 +109,11 @@ func budget() error {
 	return err
 }
 
-func TestARefusedEvictionIsTriedAgainLater(t *testing.T) {
+func TestRefusedEvictionIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refuse := true
 		var mu sync.Mutex
-		api := &answers{answer: func(ctx context.Context, _ upgrade.Removal, _ int) error {
+		api := &fakeRemover{answer: func(ctx context.Context, _ upgrade.Removal, _ int) error {
 			mu.Lock()
 			defer mu.Unlock()
 			until, ok := ctx.Deadline()
@@ -134,7 +138,7 @@ func TestARefusedEvictionIsTriedAgainLater(t *testing.T) {
 			synctest.Wait()
 			require.Equal(t, map[string]string{"a": why}, r.Remove(plan, anyNode).Blocked)
 		}
-		require.Equal(t, []float64{0, 1, 3, 7, 15, 30, 45, 60}, api.of("p", began))
+		require.Equal(t, []float64{0, 1, 3, 7, 15, 30, 45, 60}, api.requestTimes("p", began))
 		require.Equal(t, []string{"uid-a " + why + "; it is tried again until it may"}, told)
 		require.Equal(t, 1, changes, "the same is not said twice")
 		mu.Lock()
@@ -156,17 +160,17 @@ func TestWhateverTheAnswersForOnePodAreOthersAreNotDelayed(t *testing.T) {
 		kinds := rapid.SliceOfN(rapid.SampledFrom([]string{"slow", "hangs", "budget", "later", "forbidden", "conflict", "gone", "broken"}), 1, 100).Draw(r, "the others' answers")
 		good := rapid.IntRange(1, 20).Draw(r, "pods that may go")
 		var problem string
-		synctest.Test(t, func(*testing.T) { problem = delays(kinds, good) })
+		synctest.Test(t, func(*testing.T) { problem = delayedPod(kinds, good) })
 		if problem != "" {
 			r.Fatal(problem)
 		}
 	})
 }
 
-// delays has pods removed for a minute and a half, of which some are answered otherwise
+// delayedPod has pods removed for a minute and a half, of which some are answered otherwise
 // than well, and says which is not asked for when it should be.
-func delays(kinds []string, good int) (problem string) {
-	api := &answers{answer: func(ctx context.Context, pod upgrade.Removal, _ int) error {
+func delayedPod(kinds []string, good int) (problem string) {
+	api := &fakeRemover{answer: func(ctx context.Context, pod upgrade.Removal, _ int) error {
 		var kind int
 		if n, _ := fmt.Sscanf(pod.Name, "bad-%d", &kind); n == 0 {
 			return nil
@@ -207,7 +211,7 @@ func delays(kinds []string, good int) (problem string) {
 	}
 	synctest.Wait()
 	for i := range good {
-		if got := api.of(fmt.Sprint("good-", i), began); len(got) == 0 || got[0] != 0 {
+		if got := api.requestTimes(fmt.Sprint("good-", i), began); len(got) == 0 || got[0] != 0 {
 			return fmt.Sprintf("good-%d was asked for after %v s", i, got)
 		}
 	}
@@ -216,7 +220,7 @@ func delays(kinds []string, good int) (problem string) {
 		if want == nil {
 			want = []float64{0, 1, 3, 7, 15, 30, 45, 60, 75}
 		}
-		got := api.of(fmt.Sprint("bad-", i), began)
+		got := api.requestTimes(fmt.Sprint("bad-", i), began)
 		if got = got[:min(len(got), len(want))]; fmt.Sprint(got) != fmt.Sprint(want) {
 			return fmt.Sprintf("bad-%d (%s) was asked for after %v s, not %v", i, kind, got, want)
 		}
@@ -226,10 +230,10 @@ func delays(kinds []string, good int) (problem string) {
 
 // A pod that is no longer to be removed is not asked for again. The request that is on its
 // way is not ended: the API server may have carried out half of it.
-func TestWhatIsNotWantedAnyMoreIsLeftAlone(t *testing.T) {
+func TestUnwantedRemovalIsNotRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ended := false
-		api := &answers{answer: func(ctx context.Context, _ upgrade.Removal, _ int) error {
+		api := &fakeRemover{answer: func(ctx context.Context, _ upgrade.Removal, _ int) error {
 			select {
 			case <-ctx.Done():
 				ended = true
@@ -244,15 +248,15 @@ func TestWhatIsNotWantedAnyMoreIsLeftAlone(t *testing.T) {
 		plan := &upgrade.Plan{Evict: []upgrade.Removal{planned("p", "a")}}
 		r.Remove(plan, func(node string) bool { return node == "a" })
 		synctest.Wait()
-		require.Empty(t, api.of("p", began), "its Node is being written")
+		require.Empty(t, api.requestTimes("p", began), "its Node is being written")
 		r.Remove(plan, anyNode)
 		synctest.Wait()
-		require.Len(t, api.of("p", began), 1)
+		require.Len(t, api.requestTimes("p", began), 1)
 		r.Remove(plan, func(string) bool { return true })
 		synctest.Wait()
 		r.Remove(&upgrade.Plan{}, anyNode)
 		time.Sleep(time.Hour)
-		require.Len(t, api.of("p", began), 1)
+		require.Len(t, api.requestTimes("p", began), 1)
 		require.Empty(t, r.removals)
 		require.False(t, ended)
 	})
@@ -260,7 +264,7 @@ func TestWhatIsNotWantedAnyMoreIsLeftAlone(t *testing.T) {
 
 func TestLostLeadershipEndsRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := &answers{answer: func(ctx context.Context, _ upgrade.Removal, _ int) error { <-ctx.Done(); return ctx.Err() }}
+		api := &fakeRemover{answer: func(ctx context.Context, _ upgrade.Removal, _ int) error { <-ctx.Done(); return ctx.Err() }}
 		r, end := start(Options{Remover: api})
 		plan := &upgrade.Plan{}
 		for i := range 300 {
@@ -269,7 +273,7 @@ func TestLostLeadershipEndsRequests(t *testing.T) {
 		began := time.Now()
 		r.Remove(plan, anyNode)
 		synctest.Wait()
-		require.Len(t, api.asked, inFlight)
+		require.Len(t, api.asked, maxRequests)
 		end()
 		require.Zero(t, time.Since(began))
 	})
@@ -277,9 +281,9 @@ func TestLostLeadershipEndsRequests(t *testing.T) {
 
 // A driver pod that cannot be deleted is tried again by a back-off of its own, and after a
 // while its node gives its turn back; what is known of it stays known.
-func TestADriverPodThatCannotBeDeleted(t *testing.T) {
+func TestUndeletableDriverPod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := &answers{answer: func(_ context.Context, pod upgrade.Removal, _ int) error {
+		api := &fakeRemover{answer: func(_ context.Context, pod upgrade.Removal, _ int) error {
 			if pod.Name == "bad" {
 				return apierrors.NewForbidden(corev1.Resource("pods"), "bad", errors.New("a webhook says no"))
 			}
@@ -295,16 +299,16 @@ func TestADriverPodThatCannotBeDeleted(t *testing.T) {
 		require.ErrorContains(t, o.Err, "driver pod default/bad on node a cannot be deleted")
 		require.Contains(t, o.Blocked["a"], "a webhook says no")
 		require.Empty(t, o.Stuck)
-		require.Equal(t, []float64{0, 1, 3, 7, 15, 30, 45, 60, 75, 90}, api.of("bad", began))
+		require.Equal(t, []float64{0, 1, 3, 7, 15, 30, 45, 60, 75, 90}, api.requestTimes("bad", began))
 		time.Sleep(40 * time.Second)
 		o = r.Remove(&upgrade.Plan{}, anyNode) // the plan gives the turn to another
 		require.Equal(t, began, o.Stuck["uid-bad"].Since)
-		asked := len(api.of("bad", began))
+		asked := len(api.requestTimes("bad", began))
 		time.Sleep(5 * time.Minute)
-		require.Len(t, api.of("bad", began), asked)
+		require.Len(t, api.requestTimes("bad", began), asked)
 		require.Len(t, r.Remove(plan, anyNode).Stuck, 1, "it is known when it is tried again")
 		synctest.Wait()
-		require.Len(t, api.of("bad", began), asked+1)
+		require.Len(t, api.requestTimes("bad", began), asked+1)
 		waits := &upgrade.Plan{Unwritten: []upgrade.Failure{{Node: "a"}}}
 		r.Remove(waits, anyNode)
 		time.Sleep(2 * time.Hour)
@@ -379,14 +383,14 @@ func TestPodsThatHaveGPUsByClaimsAreKnown(t *testing.T) {
 }
 
 // A claim's name may be another claim's later: what is known of it is known of the pod.
-func TestAClaimOfTheSameNameIsReadAnew(t *testing.T) {
+func TestClaimOfTheSameNameIsReadAgain(t *testing.T) {
 	using := func(name string) *corev1.Pod {
 		p := pod(name, "a")
 		p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "x", ResourceClaimName: new("x")}}
 		return p
 	}
 	c := newClient(interceptor.Funcs{}, claim("x", "nic.example.com"))
-	f := &follower{node: "a", claims: map[use]bool{}}
+	f := &follower{node: "a", claims: map[claimUse]bool{}}
 	first, err := f.observe(t.Context(), c, using("first"))
 	require.NoError(t, err)
 	require.False(t, first.GPU)
@@ -414,7 +418,7 @@ func TestPodsOfThisProductAreKnownByTheirNamespaces(t *testing.T) {
 	require.Equal(t, map[string]bool{"ours": true, "others": false}, own)
 }
 
-func TestPodsThatCannotBeListedAreNotKnown(t *testing.T) {
+func TestUnlistablePodsAreUnknown(t *testing.T) {
 	failed := make(chan struct{}, 100)
 	c := newClient(interceptor.Funcs{List: func(context.Context, client.WithWatch, client.ObjectList, ...client.ListOption) error {
 		failed <- struct{}{}
@@ -431,7 +435,7 @@ func denied(verb, resource, group string) error {
 	return apierrors.NewForbidden(corev1.Resource(resource), "p", errors.New(`User "u" cannot `+verb+` resource "`+resource+`" in API group "`+group+`" in the namespace "default"`))
 }
 
-func TestAMissingRightIsAnErrorAndNoRefusalOfThePods(t *testing.T) {
+func TestMissingPermissionIsAnErrorNotABlockedPod(t *testing.T) {
 	var mu sync.Mutex
 	missing := map[string]bool{"list": true, "get": true}
 	may := func(verb string) bool { mu.Lock(); defer mu.Unlock(); return !missing[verb] }
@@ -452,7 +456,7 @@ func TestAMissingRightIsAnErrorAndNoRefusalOfThePods(t *testing.T) {
 			return c.Get(ctx, key, o, opts...)
 		},
 	}, one, claim("gpu", "gpu.nvidia.com"))
-	api := &answers{answer: func(context.Context, upgrade.Removal, int) error { return denied("create", "pods/eviction", "") }}
+	api := &fakeRemover{answer: func(context.Context, upgrade.Removal, int) error { return denied("create", "pods/eviction", "") }}
 	r, end := start(Options{Client: c, Remover: api})
 	defer end()
 	watch := &upgrade.Plan{Watch: []string{"a"}}

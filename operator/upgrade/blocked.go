@@ -8,29 +8,29 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// obstacle returns the pod that keeps an outdated node from going on, as if a write was
+// blockedBy returns the pod that keeps an outdated node from going on, as if a write was
 // refused: that says nothing of the new driver, and anybody who may create pods can bring
 // it about. It is one that could not be evicted, for which the node gave its turn back, or
 // the old driver's, which was deleted and does not end. nil: there is none.
-func (w *work) obstacle(n *node) *Refusal {
+func (w *planner) blockedBy(n *node) *Refusal {
 	switch why := n.Annotations[label.UpgradeWhy]; {
 	case n.state == Required && why != "":
-		return &Refusal{Why: why, Since: n.since, Next: w.nextTry(n)}
+		return &Refusal{Why: why, Since: n.since, Next: w.nextAttempt(n)}
 	case n.state == PodRestart && n.driver != nil && n.driver.Deleting && !n.driver.End.IsZero():
 		end := n.driver.End.Add(endTimeout)
 		if end.After(w.Now) {
-			w.wake(end)
+			w.replanAt(end)
 			return nil
 		}
 		return &Refusal{Since: end, Why: fmt.Sprintf("driver pod %s/%s was deleted and is still there %s after its grace period: see its finalizers",
-			n.driver.Namespace, n.driver.Name, endTimeout) + w.inUse(n)}
+			n.driver.Namespace, n.driver.Name, endTimeout) + w.gpuUsers(n)}
 	}
 	return nil
 }
 
-// nextTry returns when a node that gave its turn back because of a pod may have another
+// nextAttempt returns when a node that gave its turn back because of a pod may have another
 // one; zero: not while the pods are the same.
-func (w *work) nextTry(n *node) time.Time {
+func (w *planner) nextAttempt(n *node) time.Time {
 	pods, known := w.Pods[n.Name]
 	next := n.since.Add(PodsAgain)
 	if known {
@@ -38,8 +38,8 @@ func (w *work) nextTry(n *node) time.Time {
 	}
 	for _, p := range pods {
 		switch {
-		case p.Finished || !w.opposes(p):
-		case w.spared(p):
+		case p.Finished || !w.blocksUpgrade(p):
+		case w.evictionForbidden(p):
 			return time.Time{} // it would not even be asked to go
 		case !p.Created.After(n.since):
 			next = n.since.Add(PodsAgain) // it was there when the turn was given back
@@ -48,27 +48,27 @@ func (w *work) nextTry(n *node) time.Time {
 	return next
 }
 
-// opposes reports whether an upgrade waits for a pod to go, as it evicts it or as it must
+// blocksUpgrade reports whether an upgrade waits for a pod to go, as it evicts it or as it must
 // let go of the driver.
-func (w *work) opposes(p *Pod) bool {
+func (w *planner) blocksUpgrade(p *Pod) bool {
 	if p.Agent {
 		return w.uses(p) && !p.Own && p.Labels[label.DrainSkip] != "true" && !w.Policy.Deletion.Force
 	}
 	return w.deletes(p) || w.drains(p)
 }
 
-// spared reports whether the policy forbids to evict a pod.
-func (w *work) spared(p *Pod) bool {
-	deletes := w.deletes(p) && w.Policy.Deletion.spares(p) == ""
-	drains := w.drains(p) && w.Policy.Drain.spares(p) == ""
+// evictionForbidden reports whether the policy forbids to evict a pod.
+func (w *planner) evictionForbidden(p *Pod) bool {
+	deletes := w.deletes(p) && w.Policy.Deletion.whyForbidden(p) == ""
+	drains := w.drains(p) && w.Policy.Drain.whyForbidden(p) == ""
 	return !p.Agent && !p.Deleting && !deletes && !drains
 }
 
 // addBlocked adds a node to Plan.Blocked, and has its pods watched: one that goes is an event.
-func (w *work) addBlocked(n *node, why string, since time.Time) {
+func (w *planner) addBlocked(n *node, why string, since time.Time) {
 	w.plan.Counts.Failed++
-	w.idle = append(w.idle, n.Name)
-	w.wait(n, why)
+	w.watchIdle = append(w.watchIdle, n.Name)
+	w.setWaiting(n, why)
 	// One that has just been tried again is there already.
 	if !slices.ContainsFunc(w.plan.Blocked, func(f Failure) bool { return f.Node == n.Name }) {
 		w.plan.Blocked = append(w.plan.Blocked, Failure{n.Name, why, since})

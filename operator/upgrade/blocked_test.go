@@ -19,8 +19,8 @@ import (
 )
 
 // addPending adds a node "b" that waits for its turn.
-func (s *scene) addPending() {
-	b := newScene(Unknown, 0)
+func (s *oneNode) addPending() {
+	b := newOneNode(Unknown, 0)
 	b.node.Name, b.node.UID = "b", "2"
 	b.driver.Name, b.driver.UID = "driver-b", "e"
 	s.Nodes = append(s.Nodes, s.node, b.node)
@@ -37,7 +37,7 @@ func TestAPodInTheWayStopsNoOtherNode(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod.Namespace, pod.Name, pod.UID, pod.Created = "team", "p", "p", noon.Add(-time.Hour)
-			s := newScene(PodDeletion, 6*time.Minute)
+			s := newOneNode(PodDeletion, 6*time.Minute)
 			s.pods(pod)
 			s.addPending()
 			p := Make(s.Input)
@@ -49,7 +49,7 @@ func TestAPodInTheWayStopsNoOtherNode(t *testing.T) {
 			require.True(t, event.Warning)
 			require.Contains(t, event.Message, "the driver's upgrade is put off, and others go first: pod team/p")
 			a, b := s.Nodes[0], s.Nodes[1]
-			require.Equal(t, []string{"b"}, slices.DeleteFunc(after(s, p, 0), func(n string) bool { return n != "b" }))
+			require.Equal(t, []string{"b"}, slices.DeleteFunc(continuing(s, p, 0), func(n string) bool { return n != "b" }))
 			require.False(t, a.Cordoned, "its old driver serves it on")
 			require.Equal(t, string(Required), a.Labels[label.UpgradeState])
 			require.NotContains(t, a.Annotations, label.UpgradeCordoned)
@@ -64,16 +64,16 @@ func TestAPodInTheWayStopsNoOtherNode(t *testing.T) {
 			b.Cordoned = false
 			clear(b.Annotations)
 			s.Now = s.Now.Add(WriteAgain)
-			require.Equal(t, []string{"a"}, after(s, Make(s.Input), 0))
+			require.Equal(t, []string{"a"}, continuing(s, Make(s.Input), 0))
 			require.True(t, a.Cordoned)
 			require.NotContains(t, a.Annotations, label.UpgradeWhy)
 		})
 	}
 }
 
-// after writes a plan's patches, and those that the next plan makes of them, and returns the
+// continuing writes a plan's patches, and those that the next plan makes of them, and returns the
 // nodes that are on their way then.
-func after(s *scene, p *Plan, more int) (flying []string) {
+func continuing(s *oneNode, p *Plan, more int) (flying []string) {
 	for i := range p.Patches {
 		for _, n := range s.Nodes {
 			if n.Name != p.Patches[i].Node {
@@ -91,7 +91,7 @@ func after(s *scene, p *Plan, more int) (flying []string) {
 		}
 	}
 	if more == 0 {
-		return after(s, Make(s.Input), 1)
+		return continuing(s, Make(s.Input), 1)
 	}
 	for _, n := range s.Nodes {
 		if State(n.Labels[label.UpgradeState]).InFlight() {
@@ -101,7 +101,7 @@ func after(s *scene, p *Plan, more int) (flying []string) {
 	return flying
 }
 
-func TestWhenANodeWithAPodInTheWayIsTriedAgain(t *testing.T) {
+func TestRetryOfANodeWithABlockingPod(t *testing.T) {
 	pod := func(age time.Duration) *Pod {
 		return &Pod{Namespace: "team", Name: "p", UID: "p", GPU: true, Controlled: true, Created: noon.Add(-age)}
 	}
@@ -112,28 +112,28 @@ func TestWhenANodeWithAPodInTheWayIsTriedAgain(t *testing.T) {
 	const ago = 30 * time.Minute // since it gave its turn back
 	for name, c := range map[string]struct {
 		ago   time.Duration
-		given func(*scene)
+		given func(*oneNode)
 		again bool
 		wake  time.Duration
 	}{
-		"the pod has gone":                 {ago, func(s *scene) { s.pods() }, true, 0},
-		"the pod has just gone":            {20 * time.Second, func(s *scene) { s.pods() }, false, 40 * time.Second},
-		"others have come":                 {ago, func(s *scene) { s.pods(pod(time.Minute)) }, true, 0},
-		"it is there":                      {ago, func(s *scene) { s.pods(old) }, false, 30 * time.Minute},
-		"it is there, and may go by now":   {PodsAgain, func(s *scene) { s.pods(old) }, true, 0},
-		"a DaemonSet's is there":           {ago, func(s *scene) { s.pods(agent) }, false, 30 * time.Minute},
-		"one that is not to be evicted":    {5 * time.Hour, func(s *scene) { s.pods(bare) }, false, 0},
-		"one that a drain may evict":       {5 * time.Hour, func(s *scene) { s.pods(bare); s.Policy.Drain = &Eviction{Force: true} }, true, 0},
-		"one that has nothing of GPUs":     {ago, func(s *scene) { s.pods(&Pod{Name: "cpu"}) }, true, 0},
-		"pods are not known":               {ago, func(s *scene) { s.Pods = nil }, false, 30 * time.Minute},
-		"a driver has failed":              {ago, func(s *scene) { s.addFailed() }, false, 0},
-		"a person clears the label":        {0, func(s *scene) { s.pods(old); delete(s.node.Labels, label.UpgradeState) }, true, 0},
-		"a person skips the node":          {ago, func(s *scene) { s.node.Labels[label.UpgradeSkip] = "true" }, false, 0},
-		"the policy asks for what it has":  {ago, func(s *scene) { s.driver.Digest = "new" }, false, 0},
-		"no more nodes may be unavailable": {ago, func(s *scene) { s.Policy.MaxUnavailable = new(intstr.FromInt32(0)) }, false, 0},
+		"the pod has gone":                 {ago, func(s *oneNode) { s.pods() }, true, 0},
+		"the pod has just gone":            {20 * time.Second, func(s *oneNode) { s.pods() }, false, 40 * time.Second},
+		"others have come":                 {ago, func(s *oneNode) { s.pods(pod(time.Minute)) }, true, 0},
+		"it is there":                      {ago, func(s *oneNode) { s.pods(old) }, false, 30 * time.Minute},
+		"it is there, and may go by now":   {PodsAgain, func(s *oneNode) { s.pods(old) }, true, 0},
+		"a DaemonSet's is there":           {ago, func(s *oneNode) { s.pods(agent) }, false, 30 * time.Minute},
+		"one that is not to be evicted":    {5 * time.Hour, func(s *oneNode) { s.pods(bare) }, false, 0},
+		"one that a drain may evict":       {5 * time.Hour, func(s *oneNode) { s.pods(bare); s.Policy.Drain = &Eviction{Force: true} }, true, 0},
+		"one that has nothing of GPUs":     {ago, func(s *oneNode) { s.pods(&Pod{Name: "cpu"}) }, true, 0},
+		"pods are not known":               {ago, func(s *oneNode) { s.Pods = nil }, false, 30 * time.Minute},
+		"a driver has failed":              {ago, func(s *oneNode) { s.addFailed() }, false, 0},
+		"a person clears the label":        {0, func(s *oneNode) { s.pods(old); delete(s.node.Labels, label.UpgradeState) }, true, 0},
+		"a person skips the node":          {ago, func(s *oneNode) { s.node.Labels[label.UpgradeSkip] = "true" }, false, 0},
+		"the policy asks for what it has":  {ago, func(s *oneNode) { s.driver.Digest = "new" }, false, 0},
+		"no more nodes may be unavailable": {ago, func(s *oneNode) { s.Policy.MaxUnavailable = new(intstr.FromInt32(0)) }, false, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newScene(Required, 0)
+			s := newOneNode(Required, 0)
 			s.node.Annotations[label.UpgradeSince], s.node.Annotations[label.UpgradeWhy] = noon.Add(-c.ago).Format(time.RFC3339), "pod team/p did not go"
 			s.pods()
 			c.given(s)
@@ -144,7 +144,7 @@ func TestWhenANodeWithAPodInTheWayIsTriedAgain(t *testing.T) {
 			for _, q := range p.Patches {
 				begins = begins || q.Node == "a" && q.Begins()
 			}
-			require.Equal(t, c.again, begins, tell(p))
+			require.Equal(t, c.again, begins, describe(p))
 			if !c.again && c.wake > 0 {
 				require.Equal(t, c.wake, p.Wake.Sub(noon))
 			}
@@ -159,18 +159,18 @@ func TestWhenANodeWithAPodInTheWayIsTriedAgain(t *testing.T) {
 }
 
 // addFailed adds a node "z" on which the new driver has failed.
-func (s *scene) addFailed() {
-	z := newScene(Failed, time.Minute)
+func (s *oneNode) addFailed() {
+	z := newOneNode(Failed, time.Minute)
 	z.node.Name = "z"
 	s.Nodes = append(s.Nodes, z.node)
 }
 
 // A node on its way is known before any that waits for a pod: only so many are watched.
-func TestNodesOnTheirWayAreWatchedFirst(t *testing.T) {
-	s := newScene(PodDeletion, 0)
+func TestNodesInFlightAreWatchedFirst(t *testing.T) {
+	s := newOneNode(PodDeletion, 0)
 	s.node.Name = "z"
 	for _, name := range []string{"a", "b"} {
-		n := newScene(Required, 0).node
+		n := newOneNode(Required, 0).node
 		n.Name, n.Annotations[label.UpgradeWhy], n.Annotations[label.UpgradeSince] = name, "pod team/p did not go", noon.Format(time.RFC3339)
 		s.Nodes = append(s.Nodes, n)
 	}
@@ -182,24 +182,24 @@ func TestNodesOnTheirWayAreWatchedFirst(t *testing.T) {
 
 // A node that a person cordoned stays so, and one whose old driver is not well is not given
 // back to the scheduler.
-func TestOnlyANodeThatIsServedIsUncordoned(t *testing.T) {
+func TestOnlyServedNodesAreUncordoned(t *testing.T) {
 	for name, c := range map[string]struct {
-		given func(*scene)
+		given func(*oneNode)
 		want  bool
 	}{
-		"cordoned by the upgrade":    {func(*scene) {}, false},
-		"cordoned by a person":       {func(s *scene) { delete(s.node.Annotations, label.UpgradeCordoned) }, true},
-		"its old driver is not well": {func(s *scene) { s.driver.Ready = false }, true},
+		"cordoned by the upgrade":    {func(*oneNode) {}, false},
+		"cordoned by a person":       {func(s *oneNode) { delete(s.node.Annotations, label.UpgradeCordoned) }, true},
+		"its old driver is not well": {func(s *oneNode) { s.driver.Ready = false }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newScene(PodDeletion, 0)
+			s := newOneNode(PodDeletion, 0)
 			s.pods(&Pod{Namespace: "team", Name: "bare", GPU: true})
 			c.given(s)
 			s.Nodes, s.Drivers = []*fleet.Node{s.node}, map[string]*Driver{"a": s.driver}
-			after(s, Make(s.Input), 0)
+			continuing(s, Make(s.Input), 0)
 			require.Equal(t, c.want, s.node.Cordoned)
 			s.driver.Ready = true
-			after(s, Make(s.Input), 0)
+			continuing(s, Make(s.Input), 0)
 			require.Equal(t, name == "cordoned by a person", s.node.Cordoned)
 			require.NotContains(t, s.node.Annotations, label.UpgradeCordoned)
 		})
@@ -208,9 +208,9 @@ func TestOnlyANodeThatIsServedIsUncordoned(t *testing.T) {
 
 // A driver pod that was deleted and does not end, as of a finalizer, gives the turn back. Its
 // node stays cordoned.
-func TestADriverPodThatDoesNotEnd(t *testing.T) {
-	ending := func(since time.Duration) *scene {
-		s := newScene(PodRestart, 48*time.Hour)
+func TestDriverPodThatDoesNotTerminate(t *testing.T) {
+	ending := func(since time.Duration) *oneNode {
+		s := newOneNode(PodRestart, 48*time.Hour)
 		s.driver.Deleting, s.driver.End = true, noon.Add(-since)
 		s.pods(&Pod{Namespace: "team", Name: "p", GPU: true, Controlled: true, Labels: map[string]string{label.DrainSkip: "true"}})
 		s.addPending()
@@ -220,18 +220,18 @@ func TestADriverPodThatDoesNotEnd(t *testing.T) {
 	p := Make(s.Input)
 	require.Empty(t, p.Blocked)
 	require.Equal(t, noon.Add(time.Second), p.Wake)
-	require.NotContains(t, after(s, p, 0), "b")
+	require.NotContains(t, continuing(s, p, 0), "b")
 
 	s = ending(endTimeout)
 	p = Make(s.Input)
 	require.Equal(t, []Failure{{"a", "driver pod gpu/driver-a was deleted and is still there 5m0s after its grace period: see its finalizers, while pod team/p uses the GPUs", noon}}, p.Blocked)
 	require.Equal(t, 1, p.Counts.Failed)
-	require.Equal(t, []string{"a", "b"}, after(s, p, 0))
+	require.Equal(t, []string{"a", "b"}, continuing(s, p, 0))
 	require.True(t, s.node.Cordoned)
 
 	s = ending(endTimeout)
 	s.Policy.MaxUnavailable = new(intstr.FromInt32(1))
-	require.Equal(t, []string{"a"}, after(s, Make(s.Input), 0), "a node that stays cordoned is unavailable")
+	require.Equal(t, []string{"a"}, continuing(s, Make(s.Input), 0), "a node that stays cordoned is unavailable")
 
 	s = ending(endTimeout)
 	s.driver = nil
@@ -245,7 +245,7 @@ func TestADriverPodThatDoesNotEnd(t *testing.T) {
 // one more node may be unavailable.
 func TestARetryCordonsNoMoreThanMaxUnavailable(t *testing.T) {
 	for limit, want := range map[int32]bool{1: false, 2: true} {
-		s := newScene(PodDeletion, time.Minute)
+		s := newOneNode(PodDeletion, time.Minute)
 		s.Policy.MaxParallel, s.Policy.MaxUnavailable = 2, new(intstr.FromInt32(limit))
 		s.node.Cordoned = false
 		s.addPending()
@@ -254,7 +254,7 @@ func TestARetryCordonsNoMoreThanMaxUnavailable(t *testing.T) {
 		b.Annotations[label.UpgradeSince], b.Annotations[label.UpgradeCordoned] = noon.Format(time.RFC3339), "true"
 		s.Pods["b"] = []*Pod{{Namespace: "x", Name: "y", UID: "z", GPU: true, Controlled: true}}
 		s.Refused = map[string]Refusal{"a": {Why: "webhook", Since: noon.Add(-5 * time.Minute), Next: noon.Add(-time.Second)}}
-		after(s, Make(s.Input), 0)
+		continuing(s, Make(s.Input), 0)
 		require.Equal(t, want, s.node.Cordoned, "maxUnavailable %d", limit)
 	}
 }
@@ -269,8 +269,8 @@ func TestRefusalsDoNotCordonMoreThanMaxUnavailable(t *testing.T) {
 			c.add()
 		}
 		for range 40 {
-			c.operate(1 << 20)
-			c.live()
+			c.runOperator(1 << 20)
+			c.runOthers()
 		}
 		c.version++
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
@@ -284,17 +284,17 @@ func TestRefusalsDoNotCordonMoreThanMaxUnavailable(t *testing.T) {
 				case 2:
 					if m.Cordoned && m.locked {
 						m.Cordoned = false
-						c.touched(m)
+						c.bumpVersion(m)
 					}
 				}
 			}
 			before := c.cordoned()
-			c.operate(1 << 20)
+			c.runOperator(1 << 20)
 			if now := c.cordoned(); now > before {
 				require.LessOrEqual(t, now, 1, "nodes that the upgrade has cordoned")
 			}
 			c.now = c.now.Add(30 * time.Second)
-			c.live()
+			c.runOthers()
 		}
 	})
 }
@@ -311,7 +311,7 @@ func (c *cluster) cordoned() (n int) {
 
 // Whatever pods are in the way of whichever nodes, all others get their driver, those are
 // named and serve on, and get it when the pods have gone.
-func TestPodsInTheWayHoldUpNobody(t *testing.T) {
+func TestBlockingPodsDelayNoOtherNode(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := newCluster(t)
 		c.policy.Deletion.Force, c.policy.Drain = false, nil
@@ -320,8 +320,8 @@ func TestPodsInTheWayHoldUpNobody(t *testing.T) {
 		}
 		c.policy.MaxUnavailable = new(intstr.FromInt32(int32(len(c.nodes))))
 		for range 30 {
-			c.operate(1 << 20)
-			c.live()
+			c.runOperator(1 << 20)
+			c.runOthers()
 		}
 		blocked := map[string]bool{}
 		for _, name := range slices.Sorted(maps.Keys(c.nodes)) {
@@ -335,15 +335,15 @@ func TestPodsInTheWayHoldUpNobody(t *testing.T) {
 		}
 		c.version++
 		for range 500 {
-			c.operate(1 << 20)
-			c.live()
+			c.runOperator(1 << 20)
+			c.runOthers()
 		}
 		p := Make(c.input())
 		require.Empty(t, p.Failed)
 		for name, m := range c.nodes {
 			switch {
 			case !blocked[name]:
-				require.True(t, m.driver.up() && m.driver.of(c.target(m.Pool.Kernel)) && !m.Cordoned, "%s has driver %+v in %q\n%+v", name, m.driver, c.state(name), p)
+				require.True(t, m.driver.available() && m.driver.matches(c.target(m.Pool.Kernel)) && !m.Cordoned, "%s has driver %+v in %q\n%+v", name, m.driver, c.state(name), p)
 			case !c.state(name).InFlight(): // it may have a turn again by now
 				require.Contains(t, p.Waiting[name], "pod team/p")
 				require.False(t, m.Cordoned)
@@ -354,8 +354,8 @@ func TestPodsInTheWayHoldUpNobody(t *testing.T) {
 			m.pods = slices.DeleteFunc(m.pods, func(p *Pod) bool { return p.Namespace == "team" })
 		}
 		for range 200 {
-			c.operate(1 << 20)
-			c.live()
+			c.runOperator(1 << 20)
+			c.runOthers()
 		}
 		require.Empty(t, c.unsettled())
 	})
@@ -370,7 +370,7 @@ func TestPodsAreObservedWithTheirTimes(t *testing.T) {
 }
 
 // Whoever may create a pod may also name a DaemonSet as its owner, and give it any label.
-func TestAPodCannotPassItselfOffAsTheNodes(t *testing.T) {
+func TestPodCannotPretendToBelongToTheNode(t *testing.T) {
 	observe := func(namespace, owners string, labels map[string]string) *Pod {
 		return ObservePod(&corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "p", UID: "p", Labels: labels,
@@ -390,11 +390,11 @@ func TestAPodCannotPassItselfOffAsTheNodes(t *testing.T) {
 
 	// It is evicted as any other, whatever its labels are, and the driver waits for it.
 	for _, labels := range []map[string]string{nil, product, {label.DrainSkip: "true"}} {
-		s := newScene(PodDeletion, time.Minute)
+		s := newOneNode(PodDeletion, time.Minute)
 		s.pods(observe("team", "evil.example/v1", labels))
-		require.Equal(t, "evict p; a waits for pod team/p to go; wake in 4m0s", tell(s.make()), labels)
-		s = newScene(PodRestart, 3*time.Minute)
+		require.Equal(t, "evict p; a waits for pod team/p to go; wake in 4m0s", describe(s.plan()), labels)
+		s = newOneNode(PodRestart, 3*time.Minute)
 		s.pods(observe("team", "evil.example/v1", labels))
-		require.Equal(t, "a waits for pod team/p to let go of the driver; wake in 2m0s", tell(s.make()), labels)
+		require.Equal(t, "a waits for pod team/p to let go of the driver; wake in 2m0s", describe(s.plan()), labels)
 	}
 }

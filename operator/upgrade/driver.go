@@ -54,8 +54,8 @@ func driverVersion(c corev1.Container) string {
 	return ""
 }
 
-// serves says that nodes with these labels are the DaemonSet's.
-func (s Set) serves(labels map[string]string) bool {
+// selects says that nodes with these labels are the DaemonSet's.
+func (s Set) selects(labels map[string]string) bool {
 	for key, value := range s.Selector {
 		if labels[key] != value {
 			return false
@@ -77,9 +77,9 @@ type Driver struct {
 	Failing              string    // why it does not become ready by itself, one sentence; "" while it may
 }
 
-// hopeless is after how many restarts a container that is not ready counts as failing:
+// failingRestarts is after how many restarts a container that is not ready counts as failing:
 // by the kubelet's doubling pauses, after five minutes or more.
-const hopeless = 5
+const failingRestarts = 5
 
 // ObserveDriver reduces a pod of a driver DaemonSet.
 func ObserveDriver(p *corev1.Pod) *Driver {
@@ -104,34 +104,34 @@ func ObserveDriver(p *corev1.Pod) *Driver {
 	for _, list := range [][]corev1.ContainerStatus{p.Status.InitContainerStatuses, p.Status.ContainerStatuses} {
 		for i := range list {
 			if d.Failing == "" && !d.Ready {
-				d.Failing = failing(&list[i])
+				d.Failing = failureReason(&list[i])
 			}
 		}
 	}
 	return d
 }
 
-// failing says why a container does not come up by itself.
-func failing(c *corev1.ContainerStatus) string {
+// failureReason says why a container does not come up by itself.
+func failureReason(c *corev1.ContainerStatus) string {
 	if w := c.State.Waiting; w != nil && (w.Reason == "ImagePullBackOff" || w.Reason == "ErrImageNeverPull" || w.Reason == "InvalidImageName") {
-		return "its image cannot be pulled: " + sentence(w.Message, w.Reason)
+		return "its image cannot be pulled: " + summarize(w.Message, w.Reason)
 	}
-	if c.Ready || c.RestartCount < hopeless {
+	if c.Ready || c.RestartCount < failingRestarts {
 		return ""
 	}
 	why := "container " + c.Name + " does not stay up"
 	if t := c.LastTerminationState.Terminated; t != nil {
 		if reason, said := progress.LastWord(t.Message); reason != "" {
-			return why + ": " + reason + ": " + sentence(said, "")
+			return why + ": " + reason + ": " + summarize(said, "")
 		}
-		why += ": " + sentence(t.Message, t.Reason)
+		why += ": " + summarize(t.Message, t.Reason)
 	}
 	return why
 }
 
-// sentence is the first line of a text, or else another text, in a length that fits an
+// summarize is the first line of a text, or else another text, in a length that fits an
 // annotation that people read.
-func sentence(text, otherwise string) string {
+func summarize(text, otherwise string) string {
 	text, _, _ = strings.Cut(strings.TrimSpace(text), "\n")
 	if text == "" {
 		return otherwise

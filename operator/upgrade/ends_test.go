@@ -12,7 +12,7 @@ import (
 // Whatever happens meanwhile, the limits hold; when it has stopped happening, every node
 // has the driver that it should have, what the upgrade cordoned is uncordoned, what
 // somebody cordoned is not, and nothing is written any more.
-func TestARollEndsWellWhateverHappens(t *testing.T) {
+func TestUpgradeCompletesDespiteDisturbances(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := newCluster(t)
 		for range rapid.IntRange(0, 80).Draw(t, "steps") {
@@ -20,18 +20,18 @@ func TestARollEndsWellWhateverHappens(t *testing.T) {
 			case 0:
 				c.disturb()
 			case 1:
-				c.live()
+				c.runOthers()
 			case 2:
-				c.operate(1 << 20)
+				c.runOperator(1 << 20)
 			case 3:
-				c.operate(rapid.IntRange(0, 4).Draw(t, "killed after")) // and another process goes on
+				c.runOperator(rapid.IntRange(0, 4).Draw(t, "killed after")) // and another process goes on
 			}
 		}
-		c.heal()
+		c.clearDisturbances()
 		const most = 800 // an hour and a half: longer than PodsAgain
 		for range most {
-			c.live()
-			wrote := c.operate(1 << 20)
+			c.runOthers()
+			wrote := c.runOperator(1 << 20)
 			// Timeouts may still run out meanwhile, and nodes fail.
 			c.clearFailures()
 			if !wrote && c.unsettled() == "" {
@@ -51,7 +51,7 @@ func TestARollEndsWellWhateverHappens(t *testing.T) {
 
 // Planning is a function: the order of the input does not matter, and what was written
 // is not written again.
-func TestAPlanIsTheSameTwice(t *testing.T) {
+func TestPlanIsDeterministicAndIdempotent(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := newCluster(t)
 		for range rapid.IntRange(0, 60).Draw(t, "steps") {
@@ -59,9 +59,9 @@ func TestAPlanIsTheSameTwice(t *testing.T) {
 			case 0:
 				c.disturb()
 			case 1:
-				c.live()
+				c.runOthers()
 			case 2:
-				c.operate(1 << 20)
+				c.runOperator(1 << 20)
 			}
 			in := c.input()
 			p := Make(in)
@@ -70,7 +70,7 @@ func TestAPlanIsTheSameTwice(t *testing.T) {
 		}
 		// Nobody else does anything: after a few writes there is nothing to write.
 		c.held = true
-		for i := 0; c.operate(1 << 20); i++ {
+		for i := 0; c.runOperator(1 << 20); i++ {
 			require.Less(t, i, 12, "it writes and writes")
 		}
 	})
@@ -78,7 +78,7 @@ func TestAPlanIsTheSameTwice(t *testing.T) {
 
 // Switched off, the upgrade lets go of all nodes but those that have only the new
 // driver's start before them.
-func TestSwitchedOffItLetsGo(t *testing.T) {
+func TestDisabledUpgradeReleasesNodes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := newCluster(t)
 		for range rapid.IntRange(0, 60).Draw(t, "steps") {
@@ -86,16 +86,16 @@ func TestSwitchedOffItLetsGo(t *testing.T) {
 			case 0:
 				c.disturb()
 			case 1:
-				c.live()
+				c.runOthers()
 			case 2:
-				c.operate(1 << 20)
+				c.runOperator(1 << 20)
 			}
 		}
-		c.heal()
+		c.clearDisturbances()
 		c.policy.Auto = false
 		for range 60 {
-			c.live()
-			c.operate(1 << 20)
+			c.runOthers()
+			c.runOperator(1 << 20)
 		}
 		for name, m := range c.nodes {
 			require.Equal(t, m.people, m.Cordoned, "%s is cordoned by somebody, or not at all", name)
@@ -118,20 +118,20 @@ func TestNodesThatCannotBeWrittenHoldUpNobody(t *testing.T) {
 			c.add()
 		}
 		for range 20 {
-			c.operate(1 << 20)
-			c.live()
+			c.runOperator(1 << 20)
+			c.runOthers()
 		}
 		c.version++
 		for range rapid.IntRange(0, 10).Draw(t, "steps") {
-			c.operate(1 << 20)
-			c.live()
+			c.runOperator(1 << 20)
+			c.runOthers()
 		}
 		for _, m := range c.nodes {
 			m.locked = rapid.Bool().Draw(t, "locked")
 		}
 		for range 200 {
-			c.operate(1 << 20)
-			c.live()
+			c.runOperator(1 << 20)
+			c.runOthers()
 		}
 		p := Make(c.input())
 		told := map[string]bool{}
@@ -141,11 +141,11 @@ func TestNodesThatCannotBeWrittenHoldUpNobody(t *testing.T) {
 		for name, m := range c.nodes {
 			goal := c.target(m.Pool.Kernel)
 			if m.locked {
-				finished := m.driver != nil && m.driver.of(goal) && c.state(name) == Done
+				finished := m.driver != nil && m.driver.matches(goal) && c.state(name) == Done
 				require.True(t, finished || told[name], "%s is in %q and nobody says that it cannot be written", name, c.state(name))
 				continue
 			}
-			require.True(t, m.driver.up() && m.driver.of(goal) && !m.Cordoned, "%s has driver %+v in %q\n%+v", name, m.driver, c.state(name), p)
+			require.True(t, m.driver.available() && m.driver.matches(goal) && !m.Cordoned, "%s has driver %+v in %q\n%+v", name, m.driver, c.state(name), p)
 		}
 		require.Empty(t, p.Failed)
 	})

@@ -12,13 +12,13 @@ import (
 
 // waitForJobs waits for the pods that the policy names. When it has waited long enough
 // they are treated as any other.
-func (w *work) waitForJobs(n *node) State {
+func (w *planner) waitForJobs(n *node) State {
 	if w.Policy.Jobs == nil {
 		return PodDeletion
 	}
 	pods, ok := w.Pods[n.Name]
 	if !ok {
-		w.wait(n, "its pods to be known")
+		w.setWaiting(n, "its pods to be known")
 		return WaitForJobs
 	}
 	var jobs []*Pod
@@ -30,12 +30,12 @@ func (w *work) waitForJobs(n *node) State {
 	if len(jobs) == 0 || w.expired(n, w.Policy.JobsTimeout) {
 		return PodDeletion
 	}
-	w.wait(n, names(jobs)+" to finish")
+	w.setWaiting(n, names(jobs)+" to finish")
 	return WaitForJobs
 }
 
 // deletePods evicts the pods that use GPUs.
-func (w *work) deletePods(n *node) (State, string) {
+func (w *planner) deletePods(n *node) (State, string) {
 	next := PodRestart
 	if w.Policy.Drain != nil {
 		next = DrainRequired
@@ -52,12 +52,12 @@ func (w *work) deletePods(n *node) (State, string) {
 
 // deletes reports whether a pod is of those that deletePods evicts. Of ours, those that no
 // controller has are the validator's jobs, which use GPUs without asking for them.
-func (w *work) deletes(p *Pod) bool {
+func (w *planner) deletes(p *Pod) bool {
 	return w.uses(p) || p.Own && !p.Controlled || w.Policy.Deletion.Selector != nil && matches(w.Policy.Deletion.Selector, p)
 }
 
 // uses reports whether a pod uses GPUs: it asks for them, or its RuntimeClass gives it some.
-func (w *work) uses(p *Pod) bool {
+func (w *planner) uses(p *Pod) bool {
 	gives, known := w.Classes[p.Class]
 	if !known {
 		gives = GPUHandler(p.Class) // the RuntimeClass has gone since
@@ -66,7 +66,7 @@ func (w *work) uses(p *Pod) bool {
 }
 
 // drain evicts all pods.
-func (w *work) drain(n *node) (State, string) {
+func (w *planner) drain(n *node) (State, string) {
 	if w.Policy.Drain == nil {
 		return PodRestart, ""
 	}
@@ -81,7 +81,7 @@ func (w *work) drain(n *node) (State, string) {
 }
 
 // drains reports whether a pod is of those that drain evicts.
-func (w *work) drains(p *Pod) bool {
+func (w *planner) drains(p *Pod) bool {
 	if w.Policy.Drain == nil {
 		return false
 	}
@@ -92,10 +92,10 @@ func (w *work) drains(p *Pod) bool {
 
 // evict removes the chosen pods: done says that none is left, why that they cannot be
 // removed, or not in time.
-func (w *work) evict(n *node, how Eviction, chosen func(*Pod) bool) (done bool, why string) {
+func (w *planner) evict(n *node, how Eviction, chosen func(*Pod) bool) (done bool, why string) {
 	pods, ok := w.Pods[n.Name]
 	if !ok {
-		w.wait(n, "its pods to be known")
+		w.setWaiting(n, "its pods to be known")
 		return false, ""
 	}
 	var left, kept []*Pod
@@ -107,7 +107,7 @@ func (w *work) evict(n *node, how Eviction, chosen func(*Pod) bool) (done bool, 
 		left = append(left, p)
 		switch {
 		case p.Deleting:
-		case how.spares(p) != "":
+		case how.whyForbidden(p) != "":
 			kept = append(kept, p)
 		default:
 			evictions = append(evictions, Removal{n.Name, n.UID, p.Namespace, p.Name, p.UID})
@@ -117,17 +117,17 @@ func (w *work) evict(n *node, how Eviction, chosen func(*Pod) bool) (done bool, 
 	case len(left) == 0:
 		return true, ""
 	case len(kept) > 0:
-		return false, fmt.Sprintf("%s cannot be evicted: %s in spec.driver.upgradePolicy", names(kept), how.spares(kept[0]))
+		return false, fmt.Sprintf("%s cannot be evicted: %s in spec.driver.upgradePolicy", names(kept), how.whyForbidden(kept[0]))
 	case w.expired(n, how.Timeout):
 		return false, fmt.Sprintf("%s did not go within %s: see its PodDisruptionBudget, finalizers and terminationGracePeriodSeconds", names(left), how.Timeout.Round(time.Second))
 	}
-	w.wait(n, names(left)+" to go")
+	w.setWaiting(n, names(left)+" to go")
 	w.plan.Evict = append(w.plan.Evict, evictions...)
 	return false, ""
 }
 
-// spares says why the pod must not be evicted; "": it may.
-func (e Eviction) spares(p *Pod) string {
+// whyForbidden says why the pod must not be evicted; "": it may.
+func (e Eviction) whyForbidden(p *Pod) string {
 	switch {
 	case p.Own:
 		return ""
@@ -155,8 +155,8 @@ func names(pods []*Pod) string {
 	return text
 }
 
-// wait notes what the node waits for; of several things the first.
-func (w *work) wait(n *node, what string) {
+// setWaiting notes what the node waits for; of several things the first.
+func (w *planner) setWaiting(n *node, what string) {
 	if _, ok := w.plan.Waiting[n.Name]; !ok {
 		w.plan.Waiting[n.Name] = what
 	}

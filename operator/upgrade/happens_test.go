@@ -30,7 +30,7 @@ func (c *cluster) disturb() {
 		c.boot(m)
 	case "kubelet":
 		m.Ready = !m.Ready
-		c.touched(m)
+		c.bumpVersion(m)
 	case "driver":
 		if m.driver != nil {
 			m.driver.Deleting, m.driver.End = true, c.now
@@ -42,11 +42,11 @@ func (c *cluster) disturb() {
 	case "break":
 		c.broken = c.version
 	case "person":
-		c.person(m)
+		c.toggleCordon(m)
 	case "clear":
 		if c.state(m.Name) == Failed {
 			delete(m.Labels, label.UpgradeState)
-			c.touched(m)
+			c.bumpVersion(m)
 		}
 	case "set":
 		clear(c.sets)
@@ -67,19 +67,19 @@ func (c *cluster) disturb() {
 	}
 }
 
-// person cordons a node that is nobody's, or uncordons one.
-func (c *cluster) person(m *machine) {
+// toggleCordon cordons a node that is nobody's, or uncordons one.
+func (c *cluster) toggleCordon(m *machine) {
 	switch {
 	case m.Cordoned:
 		m.Cordoned, m.people = false, false
 	case !c.state(m.Name).InFlight() && m.Annotations[label.UpgradeCordoned] == "":
 		m.Cordoned, m.people = true, true
 	}
-	c.touched(m)
+	c.bumpVersion(m)
 }
 
-// heal ends what is in the way, as people would.
-func (c *cluster) heal() {
+// clearDisturbances ends what is in the way, as people would.
+func (c *cluster) clearDisturbances() {
 	c.held, c.broken, c.slow = false, 0, false
 	cordoned := 0
 	for _, name := range slices.Sorted(maps.Keys(c.nodes)) {
@@ -95,7 +95,7 @@ func (c *cluster) heal() {
 		for _, p := range m.pods {
 			p.Deleting = p.Deleting || !p.Controlled
 		}
-		c.touched(m)
+		c.bumpVersion(m)
 	}
 }
 
@@ -103,7 +103,7 @@ func (c *cluster) clearFailures() {
 	for name, m := range c.nodes {
 		if c.state(name) == Failed {
 			delete(m.Labels, label.UpgradeState)
-			c.touched(m)
+			c.bumpVersion(m)
 		}
 	}
 }
@@ -113,7 +113,7 @@ func (c *cluster) unsettled() string {
 	for name, m := range c.nodes {
 		t := c.target(m.Pool.Kernel)
 		switch d := m.driver; {
-		case d == nil || !d.up() || !d.of(t):
+		case d == nil || !d.available() || !d.matches(t):
 			return fmt.Sprintf("%s has driver pod %+v, and should have one of %v", name, d, t)
 		case m.Labels[label.Driver] != t.ID:
 			return name + " is another DaemonSet's"

@@ -14,22 +14,22 @@ import (
 // outlive its container, and then there is nothing that could be proven anew.
 const (
 	validationTimeout = 10 * time.Minute
-	settling          = 10 * time.Second
+	proofSettleTime   = 10 * time.Second
 	operandsTimeout   = 2 * time.Minute // for operands to let go of the driver
 	endTimeout        = 5 * time.Minute // for a deleted driver pod to end, after its grace period
 )
 
 // begin begins the upgrade of a node.
-func (w *work) begin(n *node) {
+func (w *planner) begin(n *node) {
 	n.since = w.Now
-	w.walk(n, WaitForJobs, edit{
+	w.advance(n, WaitForJobs, edit{
 		state: WaitForJobs,
 		event: &Event{Reason: Reason, Message: "the driver's upgrade begins: DaemonSet " + n.target.Name},
 	})
 }
 
 // resume goes on with the upgrade of a node, from a state.
-func (w *work) resume(n *node, from State) {
+func (w *planner) resume(n *node, from State) {
 	w.begun++
 	e := edit{state: n.state, since: n.since}
 	if from != n.state {
@@ -40,12 +40,12 @@ func (w *work) resume(n *node, from State) {
 		n.since = w.Now
 		e.since = time.Time{}
 	}
-	w.walk(n, from, e)
+	w.advance(n, from, e)
 }
 
-// walk goes from state to state as far as nothing has to be waited for, and plans what
+// advance goes from state to state as far as nothing has to be waited for, and plans what
 // the last one asks for.
-func (w *work) walk(n *node, s State, e edit) {
+func (w *planner) advance(n *node, s State, e edit) {
 	for {
 		next, why := w.step(n, s)
 		if next == s {
@@ -85,7 +85,7 @@ func (w *work) walk(n *node, s State, e edit) {
 
 // step plans what a node needs in a state, and returns the state that follows. It is the
 // same one while the node waits. why is set where it is Failed or Required.
-func (w *work) step(n *node, s State) (next State, why string) {
+func (w *planner) step(n *node, s State) (next State, why string) {
 	if s.evicts() && !n.outdated {
 		return ValidationRequired, "" // somebody was faster, or the policy has come back
 	}
@@ -99,7 +99,7 @@ func (w *work) step(n *node, s State) (next State, why string) {
 	case DrainRequired:
 		return w.drain(n)
 	case PodRestart:
-		return w.restart(n)
+		return w.restartDriver(n)
 	case ValidationRequired:
 		return w.validate(n)
 	case UncordonRequired:
@@ -115,7 +115,7 @@ func (w *work) step(n *node, s State) (next State, why string) {
 
 // expired says that the node has been in its state for as long as is allowed (0: for
 // ever), and else has somebody look again when it has.
-func (w *work) expired(n *node, timeout time.Duration) bool {
+func (w *planner) expired(n *node, timeout time.Duration) bool {
 	if timeout == 0 {
 		return false
 	}
@@ -123,23 +123,23 @@ func (w *work) expired(n *node, timeout time.Duration) bool {
 	if !end.After(w.Now) {
 		return true
 	}
-	w.wake(end)
+	w.replanAt(end)
 	return false
 }
 
-// wake has somebody look again at some time that is still to come.
-func (w *work) wake(at time.Time) {
+// replanAt has somebody look again at some time that is still to come.
+func (w *planner) replanAt(at time.Time) {
 	if at.After(w.Now) && (w.plan.Wake.IsZero() || at.Before(w.plan.Wake)) {
 		w.plan.Wake = at
 	}
 }
 
-// restart has the old driver pod go and the new one come.
-func (w *work) restart(n *node) (State, string) {
+// restartDriver has the old driver pod go and the new one come.
+func (w *planner) restartDriver(n *node) (State, string) {
 	d := n.driver
 	released, why := true, ""
-	if n.hasOld() {
-		released, why = w.released(n)
+	if n.hasOldDriver() {
+		released, why = w.driverReleased(n)
 	}
 	switch {
 	case why != "":
@@ -150,27 +150,27 @@ func (w *work) restart(n *node) (State, string) {
 	case n.outdated:
 		w.replace(n)
 	case d == nil:
-		w.wait(n, "the driver pod to be made")
+		w.setWaiting(n, "the driver pod to be made")
 	case d.Deleting:
-		w.wait(n, "driver pod "+d.Name+" to end")
+		w.setWaiting(n, "driver pod "+d.Name+" to end")
 	case d.Ready:
 		return ValidationRequired, ""
 	case d.Failing != "":
-		return Failed, fmt.Sprintf("driver pod %s: %s", d.Name, d.Failing) + w.inUse(n)
+		return Failed, fmt.Sprintf("driver pod %s: %s", d.Name, d.Failing) + w.gpuUsers(n)
 	default:
-		w.wait(n, "driver pod "+d.Name+" to be ready")
+		w.setWaiting(n, "driver pod "+d.Name+" to be ready")
 	}
 	return PodRestart, ""
 }
 
-// hasOld says that the old driver's pod is there, and nobody has told it to go.
-func (n *node) hasOld() bool { return n.outdated && n.driver != nil && !n.driver.Deleting }
+// hasOldDriver says that the old driver's pod is there, and nobody has told it to go.
+func (n *node) hasOldDriver() bool { return n.outdated && n.driver != nil && !n.driver.Deleting }
 
-// released reports whether the driver may be unloaded, as far as is known: no pod uses it.
+// driverReleased reports whether the driver may be unloaded, as far as is known: no pod uses it.
 // Operands have two minutes to go; after that the driver's container says what still holds
 // the driver. Other pods that use GPUs and cannot be evicted, as their DaemonSets would
 // bring them straight back, have as long as the policy gives evictions; why then names them.
-func (w *work) released(n *node) (released bool, why string) {
+func (w *planner) driverReleased(n *node) (released bool, why string) {
 	if n.HandedOver() {
 		return true, "" // by NVIDIA's labels, which are not ours to change
 	}
@@ -184,7 +184,7 @@ func (w *work) released(n *node) (released bool, why string) {
 	others, may := w.holders(n)
 	policy := w.Policy.Deletion
 	switch {
-	case known && len(ours)+len(others) == 0 && !n.unpaused():
+	case known && len(ours)+len(others) == 0 && !n.hasOperands():
 		return true, ""
 	case len(others) > 0 && !policy.Force:
 		if w.expired(n, policy.Timeout) {
@@ -195,16 +195,16 @@ func (w *work) released(n *node) (released bool, why string) {
 		return true, ""
 	}
 	if left := slices.Concat(others, ours, may); len(left) > 0 {
-		w.wait(n, names(left)+" to let go of the driver")
+		w.setWaiting(n, names(left)+" to let go of the driver")
 	} else {
-		w.wait(n, "the operands to leave")
+		w.setWaiting(n, "the operands to leave")
 	}
 	return false, ""
 }
 
 // holders returns the pods on the node that use GPUs and are not the operator's: those that
 // have to let go of the driver, and those of DaemonSets that ask by label to stay.
-func (w *work) holders(n *node) (must, may []*Pod) {
+func (w *planner) holders(n *node) (must, may []*Pod) {
 	for _, p := range w.Pods[n.Name] {
 		switch {
 		case !w.uses(p) || p.Own || p.Finished:
@@ -217,13 +217,13 @@ func (w *work) holders(n *node) (must, may []*Pod) {
 	return must, may
 }
 
-// awaited describes the wait for a driver pod that is being deleted.
-func (w *work) awaited(n *node) string {
-	return "driver pod " + n.driver.Name + " to end" + w.inUse(n)
+// endDescription describes the wait for a driver pod that is being deleted.
+func (w *planner) endDescription(n *node) string {
+	return "driver pod " + n.driver.Name + " to end" + w.gpuUsers(n)
 }
 
-// inUse names the pods that use the node's GPUs, as the end of a sentence.
-func (w *work) inUse(n *node) string {
+// gpuUsers names the pods that use the node's GPUs, as the end of a sentence.
+func (w *planner) gpuUsers(n *node) string {
 	must, may := w.holders(n)
 	if all := append(must, may...); len(all) > 0 {
 		return ", while " + names(all) + " uses the GPUs"
@@ -231,8 +231,8 @@ func (w *work) inUse(n *node) string {
 	return ""
 }
 
-// unpaused says that operands are still placed on the node.
-func (n *node) unpaused() bool {
+// hasOperands says that operands are still placed on the node.
+func (n *node) hasOperands() bool {
 	for key, value := range n.Labels {
 		if pausable(key) && value == "true" {
 			return true
@@ -248,39 +248,39 @@ func pausable(key string) bool {
 
 // reassign moves the node from one DaemonSet to another: it is the new one's once the
 // old one's pod has gone, since of two drivers the second does not start.
-func (w *work) reassign(n *node) {
+func (w *planner) reassign(n *node) {
 	d := n.driver
 	if d == nil {
 		w.assign(n, n.target.ID)
-		w.wait(n, "the driver pod to be made")
+		w.setWaiting(n, "the driver pod to be made")
 		return
 	}
-	w.wait(n, w.awaited(n))
+	w.setWaiting(n, w.endDescription(n))
 	if d.DaemonSet == "" && !d.Deleting {
-		w.remove(n) // nobody else does
+		w.deleteDriverPod(n) // nobody else does
 	}
 	w.assign(n, "")
 }
 
 // replace has the DaemonSet that serves the node make its pod anew.
-func (w *work) replace(n *node) {
+func (w *planner) replace(n *node) {
 	d := n.driver
 	if w.Sets[n.target.ID].Digest != n.target.Digest {
-		w.wait(n, "DaemonSet "+n.target.Name+" to be updated")
+		w.setWaiting(n, "DaemonSet "+n.target.Name+" to be updated")
 		return
 	}
-	w.wait(n, w.awaited(n))
+	w.setWaiting(n, w.endDescription(n))
 	if !d.Deleting && (d.DaemonSet == n.target.Name || d.DaemonSet == "") {
-		w.remove(n) // another DaemonSet takes its own away, as the node is not its own any more
+		w.deleteDriverPod(n) // another DaemonSet takes its own away, as the node is not its own any more
 	}
 }
 
-func (w *work) remove(n *node) {
+func (w *planner) deleteDriverPod(n *node) {
 	w.plan.Delete = append(w.plan.Delete, Removal{n.Name, n.UID, n.driver.Namespace, n.driver.Name, n.driver.UID})
 }
 
 // validate waits for the proof of the new driver.
-func (w *work) validate(n *node) (State, string) {
+func (w *planner) validate(n *node) (State, string) {
 	switch {
 	case n.outdated:
 		return PodRestart, ""
@@ -290,21 +290,21 @@ func (w *work) validate(n *node) (State, string) {
 		return Done, ""
 	}
 	if w.expired(n, validationTimeout) {
-		return Failed, fmt.Sprintf("the new driver is not proven after %s: %s", validationTimeout, n.doubt())
+		return Failed, fmt.Sprintf("the new driver is not proven after %s: %s", validationTimeout, n.unprovenReason())
 	}
-	w.wait(n, "the proof of the driver: "+n.doubt())
+	w.setWaiting(n, "the proof of the driver: "+n.unprovenReason())
 	return ValidationRequired, ""
 }
 
 // validated reports whether the wanted driver is there and has been proven. The times of
 // the proof and of the pod's start are compared as the node's own clock gave them, so that
 // a clock that is wrong does no harm.
-func (w *work) validated(n *node) bool {
-	if !n.driver.up() || !n.proven() {
+func (w *planner) validated(n *node) bool {
+	if !n.driver.available() || !n.proven() {
 		return false
 	}
 	switch c, started := n.GPUReady, n.driver.Started; {
-	case n.unwatched():
+	case n.validatorDisabled():
 		return true
 	case started.IsZero():
 		return false // the kubelet says so with the pod's readiness, or before
@@ -313,40 +313,42 @@ func (w *work) validated(n *node) bool {
 	case c.Said.Before(started):
 		return false // that it is said again is an event
 	}
-	return w.expired(n, settling)
+	return w.expired(n, proofSettleTime)
 }
 
-// up says that the pod is ready, and stays.
-func (d *Driver) up() bool { return d != nil && d.Ready && !d.Deleting }
+// available says that the pod is ready, and stays.
+func (d *Driver) available() bool { return d != nil && d.Ready && !d.Deleting }
 
 // proven says that the validator vouches for the node, or is kept away from it.
-func (n *node) proven() bool { return n.unwatched() || n.GPUReady.Status == "True" }
+func (n *node) proven() bool { return n.validatorDisabled() || n.GPUReady.Status == "True" }
 
-func (n *node) unwatched() bool { return n.Labels[label.Deploy+"operator-validator"] == "false" }
+func (n *node) validatorDisabled() bool {
+	return n.Labels[label.Deploy+"operator-validator"] == "false"
+}
 
-// doubt is why the node is not proven.
-func (n *node) doubt() string {
+// unprovenReason is why the node is not proven.
+func (n *node) unprovenReason() string {
 	switch c := n.GPUReady; {
 	case !n.Ready:
 		return "the node is not ready"
-	case !n.driver.up():
+	case !n.driver.available():
 		return "the driver pod is not ready"
 	case c.Status == "":
 		return "the Node has no condition GPUReady; is the validator there?"
 	case c.Status == "True":
 		return "it is older than the driver pod"
 	default:
-		return sentence(c.Message, c.Reason)
+		return summarize(c.Message, c.Reason)
 	}
 }
 
 // recover takes a failed node up again when it has become well, or another driver than
 // the one that failed is asked for.
-func (w *work) recover(n *node) State {
+func (w *planner) recover(n *node) State {
 	switch {
 	case !n.outdated && w.validated(n):
 		return Done
-	case n.target.Keep || n.goal(edit{state: Failed}) == n.target.String():
+	case n.target.Keep || n.upgradeTarget(edit{state: Failed}) == n.target.String():
 		return Failed
 	case n.outdated:
 		return WaitForJobs

@@ -61,11 +61,11 @@ func (p *Plan) Patch(n *fleet.Node, other fleet.Patch) (Patch, bool) {
 	if ok {
 		one = p.Patches[i]
 	}
-	one.Labels, one.Annotations = join(one.Labels, other.Labels), join(one.Annotations, other.Annotations)
+	one.Labels, one.Annotations = merge(one.Labels, other.Labels), merge(one.Annotations, other.Annotations)
 	return one, true
 }
 
-func join(a, b map[string]*string) map[string]*string {
+func merge(a, b map[string]*string) map[string]*string {
 	both := maps.Clone(a)
 	if both == nil {
 		both = map[string]*string{}
@@ -84,8 +84,8 @@ type edit struct {
 }
 
 // release has the upgrade let go of a node: it forgets it, and undoes its own cordon.
-func (w *work) release(n *node) {
-	if !n.touched() {
+func (w *planner) release(n *node) {
+	if !n.managedBefore() {
 		return // what is there is of NVIDIA's operator
 	}
 	if _, refused := w.Refused[n.Name]; !refused && (n.state.InFlight() || n.state == Failed) {
@@ -94,8 +94,8 @@ func (w *work) release(n *node) {
 	w.patch(n, edit{state: Unknown})
 }
 
-// touched says that this operator has been on the node.
-func (n *node) touched() bool {
+// managedBefore says that this operator has been on the node.
+func (n *node) managedBefore() bool {
 	if n.assigned != "" {
 		return true
 	}
@@ -108,8 +108,8 @@ func (n *node) touched() bool {
 }
 
 // patch writes what differs from what the node carries.
-func (w *work) patch(n *node, e edit) {
-	if e.state == Unknown && n.untouched() {
+func (w *planner) patch(n *node, e edit) {
+	if e.state == Unknown && n.hasNoUpgradeRecord() {
 		return
 	}
 	labels := map[string]string{label.UpgradeState: string(e.state)}
@@ -118,7 +118,7 @@ func (w *work) patch(n *node, e edit) {
 		label.InitiallyCordoned: "", label.UpgradeCordoned: "",
 	}
 	var unschedulable *bool
-	cordoned := n.ours()
+	cordoned := n.cordonedByUpgrade()
 	switch {
 	case e.state.InFlight() || e.state == Failed:
 		if e.since.IsZero() {
@@ -126,7 +126,7 @@ func (w *work) patch(n *node, e edit) {
 		}
 		annotations[label.UpgradeSince] = e.since.UTC().Format(time.RFC3339)
 		annotations[label.UpgradeWhy] = e.why
-		annotations[label.UpgradeTarget] = n.goal(e)
+		annotations[label.UpgradeTarget] = n.upgradeTarget(e)
 		if e.state.InFlight() && !n.Cordoned {
 			unschedulable, cordoned = new(true), true
 		}
@@ -141,7 +141,7 @@ func (w *work) patch(n *node, e edit) {
 		}
 		switch {
 		case !cordoned:
-		case e.why != "" && n.driver.up():
+		case e.why != "" && n.driver.available():
 			// The old driver serves it until its next turn.
 			if n.Cordoned {
 				unschedulable = new(false)
@@ -154,7 +154,7 @@ func (w *work) patch(n *node, e edit) {
 			unschedulable = new(false)
 		}
 	}
-	n.pause(labels, e.state == PodRestart && n.outdated && n.driver != nil)
+	n.setOperands(labels, e.state == PodRestart && n.outdated && n.driver != nil)
 	p := Patch{
 		Node: n.Name, UID: n.UID, Version: n.Version,
 		Labels: difference(n.Labels, labels), Annotations: difference(n.Annotations, annotations),
@@ -164,13 +164,13 @@ func (w *work) patch(n *node, e edit) {
 		return
 	}
 	if p.Event == nil && e.state != n.state {
-		p.Event = told(e)
+		p.Event = stateEvent(e)
 	}
 	w.plan.Patches = append(w.plan.Patches, p)
 }
 
-// pause has the operands leave the node, or come back to it.
-func (n *node) pause(labels map[string]string, pause bool) {
+// setOperands has the operands leave the node, or come back to it.
+func (n *node) setOperands(labels map[string]string, pause bool) {
 	begun := n.state.InFlight() || n.state == Failed || n.Annotations[label.UpgradeCordoned] == "true"
 	for key, value := range n.Labels {
 		switch {
@@ -183,8 +183,8 @@ func (n *node) pause(labels map[string]string, pause bool) {
 	}
 }
 
-// goal is what the upgrade is for: a failure remains that of one driver.
-func (n *node) goal(e edit) string {
+// upgradeTarget is what the upgrade is for: a failure remains that of one driver.
+func (n *node) upgradeTarget(e edit) string {
 	if e.state == Failed && !e.moved {
 		return cmp.Or(n.Annotations[label.UpgradeTarget], n.target.String())
 	}
@@ -212,8 +212,8 @@ func difference(have, want map[string]string) map[string]*string {
 	return d
 }
 
-// told is the Event of coming into a state.
-func told(e edit) *Event {
+// stateEvent is the Event of coming into a state.
+func stateEvent(e edit) *Event {
 	switch e.state {
 	case PodRestart:
 		return &Event{Reason: Reason, Message: "the old driver gives way to the new one"}
@@ -229,9 +229,9 @@ func told(e edit) *Event {
 	return nil
 }
 
-// untouched says that the node carries nothing of an upgrade: most do not, and are looked
+// hasNoUpgradeRecord says that the node carries nothing of an upgrade: most do not, and are looked
 // at whenever something has changed.
-func (n *node) untouched() bool {
+func (n *node) hasNoUpgradeRecord() bool {
 	if n.Labels[label.UpgradeState] != "" {
 		return false
 	}

@@ -12,58 +12,58 @@ import (
 
 // Make plans what to do now.
 func Make(in Input) *Plan {
-	w := &work{Input: in, plan: &Plan{Assign: map[string]string{}, Waiting: map[string]string{}, Settled: map[string]Share{}}}
+	w := &planner{Input: in, plan: &Plan{Assign: map[string]string{}, Waiting: map[string]string{}, Settled: map[string]Share{}}}
 	w.plan.Counts, w.unavailable = in.Settled.Counts, in.Settled.Unavailable
 	var n node // one for all: of thousands nothing is to be done for nearly any
 	for _, seen := range in.Nodes {
-		w.look(seen, &n)
-		before := w.mark()
-		if !w.settle(&n) {
-			w.leave(&n, before)
+		w.observeNode(seen, &n)
+		before := w.checkpoint()
+		if !w.planNode(&n) {
+			w.recordSettled(&n, before)
 		}
 	}
 	for _, seen := range in.Leaving {
-		w.look(seen, &n)
+		w.observeNode(seen, &n)
 		n.target, n.outdated = Target{}, false
-		before := w.mark()
+		before := w.checkpoint()
 		w.release(&n)
-		w.leave(&n, before)
+		w.recordSettled(&n, before)
 	}
 	w.retry()
 	w.start()
-	w.finish()
+	w.sort()
 	return w.plan
 }
 
-// work is a plan being made.
-type work struct {
+// planner is a plan being made.
+type planner struct {
 	Input
 	plan        *Plan
 	begun       int      // nodes whose upgrade has begun and not ended, the failed ones too
 	pending     []*node  // wait for their turn
 	refused     []*node  // have given it back on their way
-	idle        []string // nodes, by name, that wait for a pod to go before they are tried again
+	watchIdle   []string // nodes, by name, that wait for a pod to go before they are tried again
 	unavailable int      // nodes that are cordoned, not ready, or about to be
 
-	pool   fleet.Pool // the one that was looked up last, and its target
-	target Target
-	looked bool
+	pool      fleet.Pool // the one that was looked up last, and its target
+	target    Target
+	hasTarget bool
 }
 
-// mark is how far a plan was made at some moment.
-type mark struct {
+// checkpoint is how far a plan was made at some moment.
+type checkpoint struct {
 	share                    Share
 	patches, assigned, begun int
 }
 
-func (w *work) mark() mark {
-	return mark{Share{w.plan.Counts, w.unavailable}, len(w.plan.Patches), len(w.plan.Assign), w.begun}
+func (w *planner) checkpoint() checkpoint {
+	return checkpoint{Share{w.plan.Counts, w.unavailable}, len(w.plan.Patches), len(w.plan.Assign), w.begun}
 }
 
-// leave lets a node out of the plans to come, if since the mark nothing has been planned
+// recordSettled lets a node out of the plans to come, if since the mark nothing has been planned
 // of it, and no upgrade of it has begun.
-func (w *work) leave(n *node, since mark) {
-	now := w.mark()
+func (w *planner) recordSettled(n *node, since checkpoint) {
+	now := w.checkpoint()
 	if now.patches == since.patches && now.assigned == since.assigned && now.begun == since.begun {
 		w.plan.Settled[n.Name] = now.share.Less(since.share)
 	}
@@ -84,8 +84,8 @@ type node struct {
 
 func assigned(n *fleet.Node) string { return n.Labels[label.Driver] }
 
-// look puts together what belongs to a node.
-func (w *work) look(n *fleet.Node, o *node) {
+// observeNode puts together what belongs to a node.
+func (w *planner) observeNode(n *fleet.Node, o *node) {
 	target := w.targetOf(n.Pool)
 	*o = node{Node: n, assigned: assigned(n), driver: w.Drivers[n.Name], state: State(n.Labels[label.UpgradeState])}
 	deploy := n.Labels[label.Deploy+label.DriverOperand]
@@ -100,25 +100,25 @@ func (w *work) look(n *fleet.Node, o *node) {
 			o.since = since
 		}
 	}
-	o.outdated = o.target.managed() && !o.target.Keep && (o.assigned != target.ID || o.driver != nil && !o.driver.of(target))
+	o.outdated = o.target.managed() && !o.target.Keep && (o.assigned != target.ID || o.driver != nil && !o.driver.matches(target))
 	if o.state == Failed && o.outdated && o.driver != nil && n.Annotations[label.UpgradeTarget] == target.String() {
 		o.state = Required // the old driver is there yet: the new one, which never was, has not failed
 	}
 	if r, ok := w.Refused[n.Name]; ok {
 		o.refusal = &r
 	} else if o.outdated {
-		o.refusal = w.obstacle(o)
+		o.refusal = w.blockedBy(o)
 		o.blocked = o.refusal != nil
 	}
 }
 
-func (w *work) targetOf(p fleet.Pool) Target {
-	if !w.looked || w.pool != p {
+func (w *planner) targetOf(p fleet.Pool) Target {
+	if !w.hasTarget || w.pool != p {
 		target, ok := w.Targets[p]
 		if !ok && w.Targets != nil {
 			target.Keep = true
 		}
-		w.pool, w.target, w.looked = p, target, true
+		w.pool, w.target, w.hasTarget = p, target, true
 	}
 	return w.target
 }
@@ -132,12 +132,12 @@ func (t Target) managed() bool { return t.Keep || t.ID != "" }
 
 func (t Target) String() string { return t.ID + "@" + t.Digest }
 
-// of says that the pod is one of the target's.
-func (d *Driver) of(t Target) bool { return d.DaemonSet == t.Name && d.Digest == t.Digest }
+// matches says that the pod is one of the target's.
+func (d *Driver) matches(t Target) bool { return d.DaemonSet == t.Name && d.Digest == t.Digest }
 
-// ours says that it is the upgrade that cordoned the node. An upgrade that the
+// cordonedByUpgrade says that it is the upgrade that cordoned the node. An upgrade that the
 // reference began has remembered only what was not its own.
-func (n *node) ours() bool {
+func (n *node) cordonedByUpgrade() bool {
 	if n.Annotations[label.UpgradeCordoned] == "true" {
 		return true
 	}
@@ -145,7 +145,7 @@ func (n *node) ours() bool {
 	return begun && n.Annotations[label.UpgradeTarget] == "" && n.Annotations[label.InitiallyCordoned] != "true"
 }
 
-func (w *work) assign(n *node, id string) {
+func (w *planner) assign(n *node, id string) {
 	if n.assigned != id {
 		w.plan.Assign[n.Name] = id
 	}
@@ -155,7 +155,7 @@ func (w *work) assign(n *node, id string) {
 // the pause is over. A driver that fails on such a node still counts as failed. One whose
 // driver pod has ended at last is none of them any more: its new driver comes whoever has
 // the turn, so it goes on, if need be beyond MaxParallel.
-func (w *work) retry() {
+func (w *planner) retry() {
 	limit := w.Policy.unavailable(w.plan.Counts.Total)
 	slices.SortFunc(w.refused, func(a, b *node) int { return cmp.Compare(a.Name, b.Name) })
 	for _, n := range w.refused {
@@ -174,54 +174,54 @@ func (w *work) retry() {
 }
 
 // withoutCounting plans for a node that is already counted in Plan.Counts.
-func (w *work) withoutCounting(plan func()) {
+func (w *planner) withoutCounting(plan func()) {
 	counts := w.plan.Counts
 	plan()
 	w.plan.Counts = counts
 }
 
 // slotFree reports whether another upgrade may begin.
-func (w *work) slotFree() bool { return w.Policy.MaxParallel == 0 || w.begun < w.Policy.MaxParallel }
+func (w *planner) slotFree() bool { return w.Policy.MaxParallel == 0 || w.begun < w.Policy.MaxParallel }
 
 // due reports whether a node may be tried again; if not, it schedules a plan for then.
-func (w *work) due(n *node) bool {
+func (w *planner) due(n *node) bool {
 	next := n.refusal.Next
-	w.wake(next)
+	w.replanAt(next)
 	return !next.IsZero() && !next.After(w.Now)
 }
 
 // addRefused adds a node that waits for another turn to Plan.Unwritten or Plan.Blocked.
-func (w *work) addRefused(n *node) {
+func (w *planner) addRefused(n *node) {
 	if n.blocked {
 		w.addBlocked(n, n.refusal.Why, n.refusal.Since)
 		return
 	}
 	w.plan.Counts.Failed++
 	w.plan.Unwritten = append(w.plan.Unwritten, Failure{n.Name, n.refusal.Why, n.refusal.Since})
-	w.wait(n, n.refusal.Why)
+	w.setWaiting(n, n.refusal.Why)
 }
 
 // driverFailure returns why the new driver has failed on a node that cannot be written; "":
 // it has not.
-func (w *work) driverFailure(n *node) string {
+func (w *planner) driverFailure(n *node) string {
 	switch {
 	case n.outdated || n.driver == nil:
 	case !n.driver.Ready && n.driver.Failing != "":
 		return fmt.Sprintf("driver pod %s: %s", n.driver.Name, n.driver.Failing)
-	case n.driver.up() && !w.validated(n):
+	case n.driver.available() && !w.validated(n):
 		// The step that begins with the pod's readiness is the one that was refused first.
 		end := n.refusal.Since.Add(validationTimeout)
 		if !end.After(w.Now) {
-			return fmt.Sprintf("the new driver is not proven after %s: %s", validationTimeout, n.doubt())
+			return fmt.Sprintf("the new driver is not proven after %s: %s", validationTimeout, n.unprovenReason())
 		}
-		w.wake(end)
+		w.replanAt(end)
 	}
 	return ""
 }
 
 // start begins the upgrade of as many nodes as the policy allows, those first that are
 // cordoned already, and those last that gave their turn back, the longest ago first.
-func (w *work) start() {
+func (w *planner) start() {
 	rank := func(n *node) int {
 		switch {
 		case n.refusal != nil:
@@ -269,8 +269,8 @@ func (w *work) start() {
 	}
 }
 
-// finish puts what was planned in an order that does not depend on that of the input.
-func (w *work) finish() {
+// sort puts what was planned in an order that does not depend on that of the input.
+func (w *planner) sort() {
 	p := w.plan
 	slices.SortFunc(p.Patches, func(a, b Patch) int { return cmp.Compare(a.Node, b.Node) })
 	slices.SortFunc(p.Failed, func(a, b Failure) int { return cmp.Compare(a.Node, b.Node) })
@@ -290,7 +290,7 @@ func (w *work) finish() {
 	byKnown := func(a, b string) int { return cmp.Or(cmp.Compare(known(a), known(b)), cmp.Compare(a, b)) }
 	slices.SortFunc(p.Watch, byKnown)
 	// Those on their way come first: the rest is watched as far as there is room.
-	w.idle = slices.DeleteFunc(w.idle, func(node string) bool { return slices.Contains(p.Watch, node) })
-	slices.SortFunc(w.idle, byKnown)
-	p.Watch = append(p.Watch, w.idle...)
+	w.watchIdle = slices.DeleteFunc(w.watchIdle, func(node string) bool { return slices.Contains(p.Watch, node) })
+	slices.SortFunc(w.watchIdle, byKnown)
+	p.Watch = append(p.Watch, w.watchIdle...)
 }

@@ -21,15 +21,15 @@ import (
 
 var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 
-// scene is a cluster with one node, "a", whose driver is outdated.
-type scene struct {
+// oneNode is a cluster with one node, "a", whose driver is outdated.
+type oneNode struct {
 	Input
 	node   *fleet.Node
 	driver *Driver
 }
 
-func newScene(state State, since time.Duration) *scene {
-	s := &scene{
+func newOneNode(state State, since time.Duration) *oneNode {
+	s := &oneNode{
 		Input: Input{
 			Policy:  Policy{Auto: true, MaxParallel: 1, Deletion: Eviction{Timeout: 5 * time.Minute}},
 			Targets: map[fleet.Pool]Target{{}: {ID: "jammy", Name: "ds-jammy", Digest: "new"}},
@@ -55,25 +55,25 @@ func newScene(state State, since time.Duration) *scene {
 	return s
 }
 
-// lose has the driver pod and the labels that brought it go, as when a policy is deleted.
-func (s *scene) lose() {
+// deletePolicy has the driver pod and the labels that brought it go, as when a policy is deleted.
+func (s *oneNode) deletePolicy() {
 	s.driver = nil
 	clear(s.node.Labels)
 }
 
 // upgraded has the new driver pod be there.
-func (s *scene) upgraded() { s.driver.Digest, s.driver.Started = "new", noon.Add(-time.Minute) }
+func (s *oneNode) upgraded() { s.driver.Digest, s.driver.Started = "new", noon.Add(-time.Minute) }
 
-// fail makes the new driver's pod run and not become ready.
-func (s *scene) fail() { s.upgraded(); s.driver.Ready = false }
+// failNewDriver makes the new driver's pod run and not become ready.
+func (s *oneNode) failNewDriver() { s.upgraded(); s.driver.Ready = false }
 
-func (s *scene) proven(ago time.Duration) {
+func (s *oneNode) proven(ago time.Duration) {
 	s.node.GPUReady = fleet.Condition{Status: "True", Since: noon.Add(-ago)}
 }
 
-func (s *scene) pods(pods ...*Pod) { s.Pods["a"] = pods }
+func (s *oneNode) pods(pods ...*Pod) { s.Pods["a"] = pods }
 
-func (s *scene) make() *Plan {
+func (s *oneNode) plan() *Plan {
 	s.Nodes = append(s.Nodes, s.node)
 	s.Drivers = map[string]*Driver{}
 	if s.driver != nil {
@@ -82,8 +82,8 @@ func (s *scene) make() *Plan {
 	return Make(s.Input)
 }
 
-// tell puts a plan in words.
-func tell(p *Plan) string {
+// describe puts a plan in words.
+func describe(p *Plan) string {
 	var words []string
 	say := func(format string, args ...any) { words = append(words, fmt.Sprintf(format, args...)) }
 	for _, q := range p.Patches {
@@ -131,11 +131,11 @@ func selecting(t *testing.T, text string) labels.Selector {
 	return s
 }
 
-// putOff is how a plan begins of a node whose pods keep its driver from being upgraded: the
+// wantDeferred is how a plan begins of a node whose pods keep its driver from being upgraded: the
 // old one serves it on.
-const putOff = "a: upgrade-required; a: unschedulable false; a waits for "
+const wantDeferred = "a: upgrade-required; a: unschedulable false; a waits for "
 
-func TestWhatANodeDoesNext(t *testing.T) {
+func TestNextStepOfANode(t *testing.T) {
 	gpu := func(name string) *Pod {
 		return &Pod{Namespace: "x", Name: name, UID: name, GPU: true, Controlled: true, Labels: map[string]string{"app": name}}
 	}
@@ -146,220 +146,220 @@ func TestWhatANodeDoesNext(t *testing.T) {
 	for name, c := range map[string]struct {
 		state State
 		since time.Duration
-		given func(*scene)
+		given func(*oneNode)
 		want  string
 	}{
 		// The turn.
-		"it begins, and is cordoned": {Unknown, 0, func(s *scene) { s.Pods = nil },
+		"it begins, and is cordoned": {Unknown, 0, func(s *oneNode) { s.Pods = nil },
 			"a: pod-deletion-required; a: unschedulable true; a waits for its pods to be known"},
-		"it begins, and was cordoned before": {Required, 0, func(s *scene) { s.node.Cordoned = true; s.Pods = nil },
+		"it begins, and was cordoned before": {Required, 0, func(s *oneNode) { s.node.Cordoned = true; s.Pods = nil },
 			"a: pod-deletion-required; a: was cordoned; a waits for its pods to be known"},
-		"its kubelet is silent": {Unknown, 0, func(s *scene) { s.node.Ready = false },
+		"its kubelet is silent": {Unknown, 0, func(s *oneNode) { s.node.Ready = false },
 			"a: upgrade-required"},
-		"a person skips it":            {Required, 0, func(s *scene) { s.node.Labels[label.UpgradeSkip] = "true" }, "a: "},
-		"it is as it should be":        {Unknown, 0, func(s *scene) { s.upgraded() }, "a: upgrade-done"},
-		"somebody was faster":          {Required, 0, func(s *scene) { s.upgraded() }, "a: upgrade-done"},
-		"it is done":                   {Done, 0, func(s *scene) { s.upgraded() }, ""},
-		"drivers are left as they are": {Required, 0, func(s *scene) { s.Policy.Auto = false }, "a: "},
-		"its pool keeps what runs":     {Done, 0, func(s *scene) { s.Targets[fleet.Pool{}] = Target{ID: "other", Keep: true} }, ""},
-		"its pool is not known":        {Done, 0, func(s *scene) { s.Targets = map[fleet.Pool]Target{} }, ""},
-		"a person's label is no state": {"nonsense", 0, func(s *scene) { s.upgraded() }, "a: upgrade-done"},
-		"it is new":                    {Unknown, 0, func(s *scene) { s.driver, s.node.GPUReady = nil, fleet.Condition{}; clear(s.node.Labels) }, `a: driver "jammy"`},
-		"its driver pod was lost":      {Unknown, 0, func(s *scene) { s.driver = nil }, ""},
-		"another machine has its name now": {Unknown, 0, func(s *scene) {
+		"a person skips it":            {Required, 0, func(s *oneNode) { s.node.Labels[label.UpgradeSkip] = "true" }, "a: "},
+		"it is as it should be":        {Unknown, 0, func(s *oneNode) { s.upgraded() }, "a: upgrade-done"},
+		"somebody was faster":          {Required, 0, func(s *oneNode) { s.upgraded() }, "a: upgrade-done"},
+		"it is done":                   {Done, 0, func(s *oneNode) { s.upgraded() }, ""},
+		"drivers are left as they are": {Required, 0, func(s *oneNode) { s.Policy.Auto = false }, "a: "},
+		"its pool keeps what runs":     {Done, 0, func(s *oneNode) { s.Targets[fleet.Pool{}] = Target{ID: "other", Keep: true} }, ""},
+		"its pool is not known":        {Done, 0, func(s *oneNode) { s.Targets = map[fleet.Pool]Target{} }, ""},
+		"a person's label is no state": {"nonsense", 0, func(s *oneNode) { s.upgraded() }, "a: upgrade-done"},
+		"it is new":                    {Unknown, 0, func(s *oneNode) { s.driver, s.node.GPUReady = nil, fleet.Condition{}; clear(s.node.Labels) }, `a: driver "jammy"`},
+		"its driver pod was lost":      {Unknown, 0, func(s *oneNode) { s.driver = nil }, ""},
+		"another machine has its name now": {Unknown, 0, func(s *oneNode) {
 			s.node.GPUReady, s.node.Created = fleet.Condition{}, noon
 			s.driver.Created = noon.Add(-time.Hour)
 			clear(s.node.Labels)
 		}, `a: driver "jammy"`},
-		"a policy was deleted, and has come back":           {Done, 0, func(s *scene) { s.lose() }, `a: driver "jammy"`},
-		"the same, and its pods are not known":              {Done, 0, func(s *scene) { s.lose(); s.Pods = nil }, "a waits for its pods to be known"},
-		"the same, and a pod uses the driver that is there": {Done, 0, func(s *scene) { s.lose(); s.pods(gpu("p")) }, "a: pod-deletion-required; a: unschedulable true; evict p; a waits for pod x/p to go; wake in 5m0s"},
-		"the same, and it is to be skipped":                 {Done, 0, func(s *scene) { s.lose(); s.node.Labels[label.UpgradeSkip] = "true" }, ""},
-		"another kernel was booted": {Done, 0, func(s *scene) {
+		"a policy was deleted, and has come back":           {Done, 0, func(s *oneNode) { s.deletePolicy() }, `a: driver "jammy"`},
+		"the same, and its pods are not known":              {Done, 0, func(s *oneNode) { s.deletePolicy(); s.Pods = nil }, "a waits for its pods to be known"},
+		"the same, and a pod uses the driver that is there": {Done, 0, func(s *oneNode) { s.deletePolicy(); s.pods(gpu("p")) }, "a: pod-deletion-required; a: unschedulable true; evict p; a waits for pod x/p to go; wake in 5m0s"},
+		"the same, and it is to be skipped":                 {Done, 0, func(s *oneNode) { s.deletePolicy(); s.node.Labels[label.UpgradeSkip] = "true" }, ""},
+		"another kernel was booted": {Done, 0, func(s *oneNode) {
 			s.node.Labels[label.Driver], s.Sets["k1"] = "k1", Set{Selector: map[string]string{label.Kernel: "1"}}
 		}, `a: driver "jammy"`},
-		"the host has a driver":         {Done, 0, func(s *scene) { s.node.Labels[label.Driver] = label.PreInstalled }, "a: "},
-		"a person keeps the driver off": {Done, 0, func(s *scene) { s.node.Labels[label.Deploy+"driver"] = "false" }, `a: ; a: driver ""`},
-		"there is no policy any more":   {DrainRequired, 0, func(s *scene) { s.Targets = nil }, `a: ; a: unschedulable false; a: driver ""`},
+		"the host has a driver":         {Done, 0, func(s *oneNode) { s.node.Labels[label.Driver] = label.PreInstalled }, "a: "},
+		"a person keeps the driver off": {Done, 0, func(s *oneNode) { s.node.Labels[label.Deploy+"driver"] = "false" }, `a: ; a: driver ""`},
+		"there is no policy any more":   {DrainRequired, 0, func(s *oneNode) { s.Targets = nil }, `a: ; a: unschedulable false; a: driver ""`},
 
 		// Jobs.
-		"a job runs": {WaitForJobs, time.Minute, func(s *scene) {
+		"a job runs": {WaitForJobs, time.Minute, func(s *oneNode) {
 			s.Policy.Jobs, s.Policy.JobsTimeout = selecting(t, "app=job"), time.Hour
 			s.pods(gpu("job"))
 		}, "a waits for pod x/job to finish; wake in 59m0s"},
-		"a job runs too long": {WaitForJobs, time.Hour, func(s *scene) {
+		"a job runs too long": {WaitForJobs, time.Hour, func(s *oneNode) {
 			s.Policy.Jobs, s.Policy.JobsTimeout = selecting(t, "app=job"), time.Hour
 			s.pods(gpu("job"))
 		}, "a: pod-deletion-required; evict job; a waits for pod x/job to go; wake in 5m0s"},
-		"a job has finished": {WaitForJobs, time.Minute, func(s *scene) {
+		"a job has finished": {WaitForJobs, time.Minute, func(s *oneNode) {
 			s.Policy.Jobs = selecting(t, "app=job")
 			s.pods(&Pod{Finished: true, Labels: map[string]string{"app": "job"}})
 		}, "a: pod-restart-required; delete driver-a; a waits for driver pod driver-a to end"},
 
 		// Pods.
-		"pods with GPUs are evicted": {PodDeletion, time.Minute, func(s *scene) {
+		"pods with GPUs are evicted": {PodDeletion, time.Minute, func(s *oneNode) {
 			leaving := gpu("leaving")
 			leaving.Deleting = true
 			s.pods(gpu("p"), leaving, &Pod{Name: "cpu", Controlled: true}, &Pod{Name: "plugin", GPU: true, Agent: true, Controlled: true}, &Pod{Name: "done", GPU: true, Finished: true})
 		}, "evict p; a waits for pod x/p, x/leaving to go; wake in 4m0s"},
-		"the validator's job is evicted": {PodDeletion, time.Minute, func(s *scene) { s.pods(&Pod{Namespace: "x", Name: "v", Own: true}) },
+		"the validator's job is evicted": {PodDeletion, time.Minute, func(s *oneNode) { s.pods(&Pod{Namespace: "x", Name: "v", Own: true}) },
 			"evict v; a waits for pod x/v to go; wake in 4m0s"},
-		"pods with a RuntimeClass of GPUs are evicted": {PodDeletion, time.Minute, func(s *scene) {
+		"pods with a RuntimeClass of GPUs are evicted": {PodDeletion, time.Minute, func(s *oneNode) {
 			s.Classes = map[string]bool{"gpu": true, "nvidia": false}
 			class := func(name string) *Pod {
 				return &Pod{Namespace: "x", Name: name, UID: name, Controlled: true, Class: name}
 			}
 			s.pods(class("gpu"), class("nvidia"), class("nvidia-cdi"), class("kata"))
 		}, "evict gpu; evict nvidia-cdi; a waits for pod x/gpu, x/nvidia-cdi to go; wake in 4m0s"},
-		"pods that the policy names are evicted": {PodDeletion, time.Minute, func(s *scene) {
+		"pods that the policy names are evicted": {PodDeletion, time.Minute, func(s *oneNode) {
 			s.Policy.Deletion.Selector = selecting(t, "app=cpu")
 			s.pods(&Pod{Namespace: "x", Name: "cpu", Controlled: true, Labels: map[string]string{"app": "cpu"}})
 		}, "evict cpu; a waits for pod x/cpu to go; wake in 4m0s"},
-		"nothing makes a pod anew": {PodDeletion, time.Minute, func(s *scene) { s.pods(gpu("p"), &Pod{Namespace: "x", Name: "bare", GPU: true}) },
-			putOff + "pod x/bare cannot be evicted: nothing would make it anew; delete it, or set force in spec.driver.upgradePolicy"},
-		"nothing makes a pod anew, by force": {PodDeletion, 0, func(s *scene) {
+		"nothing makes a pod anew": {PodDeletion, time.Minute, func(s *oneNode) { s.pods(gpu("p"), &Pod{Namespace: "x", Name: "bare", GPU: true}) },
+			wantDeferred + "pod x/bare cannot be evicted: nothing would make it anew; delete it, or set force in spec.driver.upgradePolicy"},
+		"nothing makes a pod anew, by force": {PodDeletion, 0, func(s *oneNode) {
 			s.Policy.Deletion.Force = true
 			s.pods(&Pod{Namespace: "x", Name: "bare", GPU: true})
 		}, "evict bare; a waits for pod x/bare to go; wake in 5m0s"},
-		"a pod has data": {PodDeletion, time.Minute, func(s *scene) {
+		"a pod has data": {PodDeletion, time.Minute, func(s *oneNode) {
 			s.pods(&Pod{Namespace: "x", Name: "data", GPU: true, Controlled: true, EmptyDir: true})
 		},
-			putOff + "pod x/data cannot be evicted: the data of its emptyDir would be lost; delete it, or set deleteEmptyDir in spec.driver.upgradePolicy"},
-		"a pod does not go": {PodDeletion, 5 * time.Minute, func(s *scene) { s.pods(gpu("p")) },
-			putOff + "pod x/p did not go within 5m0s: see its PodDisruptionBudget, finalizers and terminationGracePeriodSeconds"},
-		"a pod does not go, and may be drained": {PodDeletion, 5 * time.Minute, func(s *scene) { s.Policy.Drain = drain; s.pods(gpu("p")) },
+			wantDeferred + "pod x/data cannot be evicted: the data of its emptyDir would be lost; delete it, or set deleteEmptyDir in spec.driver.upgradePolicy"},
+		"a pod does not go": {PodDeletion, 5 * time.Minute, func(s *oneNode) { s.pods(gpu("p")) },
+			wantDeferred + "pod x/p did not go within 5m0s: see its PodDisruptionBudget, finalizers and terminationGracePeriodSeconds"},
+		"a pod does not go, and may be drained": {PodDeletion, 5 * time.Minute, func(s *oneNode) { s.Policy.Drain = drain; s.pods(gpu("p")) },
 			"a: drain-required; evict p; a waits for pod x/p to go; wake in 1m0s"},
-		"all pods are drained": {DrainRequired, 0, func(s *scene) {
+		"all pods are drained": {DrainRequired, 0, func(s *oneNode) {
 			s.Policy.Drain = drain
 			s.pods(&Pod{Namespace: "x", Name: "cpu", Controlled: true}, &Pod{Name: "agent", Agent: true}, &Pod{Name: "operator", Own: true, Controlled: true},
 				&Pod{Name: "stays", Controlled: true, Labels: map[string]string{label.DrainSkip: "true"}})
 		}, "evict cpu; a waits for pod x/cpu to go; wake in 1m0s"},
-		"the drain takes too long": {DrainRequired, time.Minute, func(s *scene) {
+		"the drain takes too long": {DrainRequired, time.Minute, func(s *oneNode) {
 			s.Policy.Drain = drain
 			s.pods(&Pod{Namespace: "x", Name: "cpu", Controlled: true})
-		}, putOff + "pod x/cpu did not go within 1m0s: see its PodDisruptionBudget, finalizers and terminationGracePeriodSeconds"},
-		"somebody uncordons it": {PodDeletion, 0, func(s *scene) { s.node.Cordoned = false; s.pods(gpu("p")) },
+		}, wantDeferred + "pod x/cpu did not go within 1m0s: see its PodDisruptionBudget, finalizers and terminationGracePeriodSeconds"},
+		"somebody uncordons it": {PodDeletion, 0, func(s *oneNode) { s.node.Cordoned = false; s.pods(gpu("p")) },
 			"a: unschedulable true; evict p; a waits for pod x/p to go; wake in 5m0s"},
-		"the policy comes back": {PodDeletion, 0, func(s *scene) { s.upgraded(); s.pods(gpu("p")); s.proven(0) },
+		"the policy comes back": {PodDeletion, 0, func(s *oneNode) { s.upgraded(); s.pods(gpu("p")); s.proven(0) },
 			"a: upgrade-done; a: unschedulable false"},
-		"a person skips it before its driver has gone": {PodDeletion, 0, func(s *scene) { s.node.Labels[label.UpgradeSkip] = "true" },
+		"a person skips it before its driver has gone": {PodDeletion, 0, func(s *oneNode) { s.node.Labels[label.UpgradeSkip] = "true" },
 			"a: ; a: unschedulable false"},
 
 		// The driver.
-		"the DaemonSet is not as it should be yet": {PodRestart, 0, func(s *scene) { s.Sets["jammy"] = Set{Digest: "old"} },
+		"the DaemonSet is not as it should be yet": {PodRestart, 0, func(s *oneNode) { s.Sets["jammy"] = Set{Digest: "old"} },
 			"a waits for DaemonSet ds-jammy to be updated"},
-		"the old driver pod goes":       {PodRestart, 0, func(*scene) {}, "delete driver-a; a waits for driver pod driver-a to end"},
-		"the old driver pod is going":   {PodRestart, 0, func(s *scene) { s.driver.Deleting = true }, "a waits for driver pod driver-a to end"},
-		"the new driver pod is to come": {PodRestart, 0, func(s *scene) { s.driver = nil }, "a waits for the driver pod to be made"},
-		"the new driver pod is coming":  {PodRestart, 0, func(s *scene) { s.upgraded(); s.driver.Ready = false }, "a waits for driver pod driver-a to be ready"},
-		"the new driver pod fails": {PodRestart, 0, func(s *scene) { s.upgraded(); s.driver.Ready, s.driver.Failing = false, "it crashes" },
+		"the old driver pod goes":       {PodRestart, 0, func(*oneNode) {}, "delete driver-a; a waits for driver pod driver-a to end"},
+		"the old driver pod is going":   {PodRestart, 0, func(s *oneNode) { s.driver.Deleting = true }, "a waits for driver pod driver-a to end"},
+		"the new driver pod is to come": {PodRestart, 0, func(s *oneNode) { s.driver = nil }, "a waits for the driver pod to be made"},
+		"the new driver pod is coming":  {PodRestart, 0, func(s *oneNode) { s.upgraded(); s.driver.Ready = false }, "a waits for driver pod driver-a to be ready"},
+		"the new driver pod fails": {PodRestart, 0, func(s *oneNode) { s.upgraded(); s.driver.Ready, s.driver.Failing = false, "it crashes" },
 			"a: upgrade-failed; a failed: driver pod driver-a: it crashes"},
-		"another DaemonSet is to serve it": {PodRestart, 0, func(s *scene) { s.node.Labels[label.Driver] = "old"; s.driver.DaemonSet = "ds-old" },
+		"another DaemonSet is to serve it": {PodRestart, 0, func(s *oneNode) { s.node.Labels[label.Driver] = "old"; s.driver.DaemonSet = "ds-old" },
 			`a: driver ""; a waits for driver pod driver-a to end`},
-		"another DaemonSet serves it": {PodRestart, 0, func(s *scene) { delete(s.node.Labels, label.Driver); s.driver = nil },
+		"another DaemonSet serves it": {PodRestart, 0, func(s *oneNode) { delete(s.node.Labels, label.Driver); s.driver = nil },
 			`a: driver "jammy"; a waits for the driver pod to be made`},
-		"nobody takes the old driver pod away": {PodRestart, 0, func(s *scene) { delete(s.node.Labels, label.Driver); s.driver.DaemonSet = "" },
+		"nobody takes the old driver pod away": {PodRestart, 0, func(s *oneNode) { delete(s.node.Labels, label.Driver); s.driver.DaemonSet = "" },
 			"delete driver-a; a waits for driver pod driver-a to end"},
-		"switched off while there is no driver": {PodRestart, 0, func(s *scene) { s.Policy.Auto, s.driver = false, nil }, "a waits for the driver pod to be made"},
+		"switched off while there is no driver": {PodRestart, 0, func(s *oneNode) { s.Policy.Auto, s.driver = false, nil }, "a waits for the driver pod to be made"},
 
-		"operands are to let go of the driver": {PodRestart, time.Minute, func(s *scene) {
+		"operands are to let go of the driver": {PodRestart, time.Minute, func(s *oneNode) {
 			s.node.Labels[label.Deploy+"device-plugin"] = "true"
 			s.pods(&Pod{Namespace: "gpu", Name: "plugin", UID: "p", Own: true, Agent: true}, &Pod{UID: "d", Own: true, Agent: true}, &Pod{UID: "c", Agent: true})
 		}, "a: device-plugin paused-for-driver-upgrade; a waits for pod gpu/plugin to let go of the driver; wake in 1m0s"},
-		"operands are paused": {PodRestart, time.Minute, func(s *scene) {
+		"operands are paused": {PodRestart, time.Minute, func(s *oneNode) {
 			s.node.Labels[label.Deploy+"device-plugin"] = label.Paused
 			s.Pods = nil
 		}, "a waits for the operands to leave; wake in 1m0s"},
-		"operands have let go of the driver": {PodRestart, time.Minute, func(s *scene) { s.node.Labels[label.Deploy+"device-plugin"] = label.Paused },
+		"operands have let go of the driver": {PodRestart, time.Minute, func(s *oneNode) { s.node.Labels[label.Deploy+"device-plugin"] = label.Paused },
 			"delete driver-a; a waits for driver pod driver-a to end"},
-		"an operand does not let go of the driver": {PodRestart, 2 * time.Minute, func(s *scene) {
+		"an operand does not let go of the driver": {PodRestart, 2 * time.Minute, func(s *oneNode) {
 			s.node.Labels[label.Deploy+"device-plugin"] = label.Paused
 			s.pods(&Pod{Namespace: "gpu", Name: "plugin", UID: "p", Own: true, Agent: true})
 		}, "delete driver-a; a waits for driver pod driver-a to end"},
-		"operands come back": {PodRestart, time.Minute, func(s *scene) { s.node.Labels[label.Deploy+"device-plugin"] = label.Paused; s.driver = nil },
+		"operands come back": {PodRestart, time.Minute, func(s *oneNode) { s.node.Labels[label.Deploy+"device-plugin"] = label.Paused; s.driver = nil },
 			"a: device-plugin true; a waits for the driver pod to be made"},
-		"operands stay away while the driver is unloaded": {PodRestart, time.Minute, func(s *scene) { s.node.Labels[label.Deploy+"device-plugin"] = label.Paused; s.driver.Deleting = true },
+		"operands stay away while the driver is unloaded": {PodRestart, time.Minute, func(s *oneNode) { s.node.Labels[label.Deploy+"device-plugin"] = label.Paused; s.driver.Deleting = true },
 			"a waits for driver pod driver-a to end"},
-		"a DaemonSet's pod uses the GPUs": {PodRestart, time.Minute, func(s *scene) { s.pods(agent("monitor")) },
+		"a DaemonSet's pod uses the GPUs": {PodRestart, time.Minute, func(s *oneNode) { s.pods(agent("monitor")) },
 			"a waits for pod x/monitor to let go of the driver; wake in 4m0s"},
-		"a DaemonSet's pod goes on using the GPUs": {PodRestart, 5 * time.Minute, func(s *scene) { s.pods(agent("monitor")) },
-			putOff + "pod x/monitor holds the driver and cannot be evicted: a DaemonSet's pod comes straight back. Keep it off the node (label it is selected by), " +
+		"a DaemonSet's pod goes on using the GPUs": {PodRestart, 5 * time.Minute, func(s *oneNode) { s.pods(agent("monitor")) },
+			wantDeferred + "pod x/monitor holds the driver and cannot be evicted: a DaemonSet's pod comes straight back. Keep it off the node (label it is selected by), " +
 				"label the pod nvidia.com/gpu-driver-upgrade-drain.skip=true, or set podDeletion.force in spec.driver.upgradePolicy"},
-		"a DaemonSet's pod goes on using the GPUs, by force": {PodRestart, 2 * time.Minute, func(s *scene) {
+		"a DaemonSet's pod goes on using the GPUs, by force": {PodRestart, 2 * time.Minute, func(s *oneNode) {
 			s.Policy.Deletion.Force = true
 			s.pods(agent("monitor"))
 		}, "delete driver-a; a waits for driver pod driver-a to end, while pod x/monitor uses the GPUs"},
-		"a DaemonSet's pod may stay": {PodRestart, time.Minute, func(s *scene) {
+		"a DaemonSet's pod may stay": {PodRestart, time.Minute, func(s *oneNode) {
 			stays := agent("monitor")
 			stays.Labels = map[string]string{label.DrainSkip: "true"}
 			s.pods(stays)
 		}, "delete driver-a; a waits for driver pod driver-a to end, while pod x/monitor uses the GPUs"},
-		"a DaemonSet's pod that may stay is named beside one that must go": {PodRestart, 5 * time.Minute, func(s *scene) {
+		"a DaemonSet's pod that may stay is named beside one that must go": {PodRestart, 5 * time.Minute, func(s *oneNode) {
 			stays := agent("stays")
 			stays.Labels = map[string]string{label.DrainSkip: "true"}
 			s.pods(stays, agent("monitor"))
-		}, putOff + "pod x/monitor, x/stays holds the driver and cannot be evicted: a DaemonSet's pod comes straight back. Keep it off the node (label it is selected by), " +
+		}, wantDeferred + "pod x/monitor, x/stays holds the driver and cannot be evicted: a DaemonSet's pod comes straight back. Keep it off the node (label it is selected by), " +
 			"label the pod nvidia.com/gpu-driver-upgrade-drain.skip=true, or set podDeletion.force in spec.driver.upgradePolicy"},
-		"a DaemonSet's pod that may stay keeps the new driver from starting": {PodRestart, time.Minute, func(s *scene) {
+		"a DaemonSet's pod that may stay keeps the new driver from starting": {PodRestart, time.Minute, func(s *oneNode) {
 			stays := agent("stays")
 			stays.Labels = map[string]string{label.DrainSkip: "true"}
 			s.pods(stays)
 			s.upgraded()
 			s.driver.Ready, s.driver.Failing = false, "it crashes"
 		}, "a: upgrade-failed; a failed: driver pod driver-a: it crashes, while pod x/stays uses the GPUs"},
-		"the pod that keeps the driver in use is named": {PodRestart, time.Minute, func(s *scene) { s.driver.Deleting = true; s.pods(agent("monitor")) },
+		"the pod that keeps the driver in use is named": {PodRestart, time.Minute, func(s *oneNode) { s.driver.Deleting = true; s.pods(agent("monitor")) },
 			"a waits for driver pod driver-a to end, while pod x/monitor uses the GPUs"},
-		"operands are NVIDIA's": {PodRestart, time.Minute, func(s *scene) {
+		"operands are NVIDIA's": {PodRestart, time.Minute, func(s *oneNode) {
 			s.node.Labels[label.Deploy+"device-plugin"], s.node.Labels[label.HandOver] = "true", label.Product
 		}, "delete driver-a; a waits for driver pod driver-a to end"},
 
 		// The proof.
-		"it is proven":     {PodRestart, 0, func(s *scene) { s.upgraded(); s.proven(time.Second) }, "a: upgrade-done; a: unschedulable false"},
-		"nobody proves it": {PodRestart, 0, func(s *scene) { s.upgraded(); s.node.Labels[label.Deploy+"operator-validator"] = "false" }, "a: upgrade-done; a: unschedulable false"},
-		"the proof is old": {ValidationRequired, 4 * time.Second, func(s *scene) { s.upgraded() }, "a waits for the proof of the driver: it is older than the driver pod; wake in 6s"},
-		"nobody has said so since": {ValidationRequired, time.Minute, func(s *scene) { s.upgraded(); s.node.GPUReady.Said = noon.Add(-2 * time.Minute) },
+		"it is proven":     {PodRestart, 0, func(s *oneNode) { s.upgraded(); s.proven(time.Second) }, "a: upgrade-done; a: unschedulable false"},
+		"nobody proves it": {PodRestart, 0, func(s *oneNode) { s.upgraded(); s.node.Labels[label.Deploy+"operator-validator"] = "false" }, "a: upgrade-done; a: unschedulable false"},
+		"the proof is old": {ValidationRequired, 4 * time.Second, func(s *oneNode) { s.upgraded() }, "a waits for the proof of the driver: it is older than the driver pod; wake in 6s"},
+		"nobody has said so since": {ValidationRequired, time.Minute, func(s *oneNode) { s.upgraded(); s.node.GPUReady.Said = noon.Add(-2 * time.Minute) },
 			"a waits for the proof of the driver: it is older than the driver pod; wake in 9m0s"},
-		"the old proof holds": {ValidationRequired, 10 * time.Second, func(s *scene) { s.upgraded() }, "a: upgrade-done; a: unschedulable false"},
-		"there is no proof":   {ValidationRequired, time.Minute, func(s *scene) { s.upgraded(); s.node.GPUReady = fleet.Condition{} }, "a waits for the proof of the driver: the Node has no condition GPUReady; is the validator there?; wake in 9m0s"},
-		"the node's clock is behind": {ValidationRequired, time.Minute, func(s *scene) {
+		"the old proof holds": {ValidationRequired, 10 * time.Second, func(s *oneNode) { s.upgraded() }, "a: upgrade-done; a: unschedulable false"},
+		"there is no proof":   {ValidationRequired, time.Minute, func(s *oneNode) { s.upgraded(); s.node.GPUReady = fleet.Condition{} }, "a waits for the proof of the driver: the Node has no condition GPUReady; is the validator there?; wake in 9m0s"},
+		"the node's clock is behind": {ValidationRequired, time.Minute, func(s *oneNode) {
 			s.upgraded()
 			s.driver.Started = s.driver.Started.Add(-8 * time.Minute)
 			s.node.GPUReady.Since, s.node.GPUReady.Said = s.driver.Started.Add(time.Second), s.driver.Started.Add(time.Second)
 		}, "a: upgrade-done; a: unschedulable false"},
-		"the node's clock is ahead, and its proof is old": {ValidationRequired, time.Minute, func(s *scene) {
+		"the node's clock is ahead, and its proof is old": {ValidationRequired, time.Minute, func(s *oneNode) {
 			s.upgraded()
 			s.driver.Started = s.driver.Started.Add(8 * time.Minute)
 			s.node.GPUReady.Since, s.node.GPUReady.Said = s.driver.Started.Add(-time.Second), s.driver.Started.Add(-time.Second)
 		}, "a waits for the proof of the driver: it is older than the driver pod; wake in 9m0s"},
-		"the kubelet has not said when the pod started": {ValidationRequired, time.Minute, func(s *scene) {
+		"the kubelet has not said when the pod started": {ValidationRequired, time.Minute, func(s *oneNode) {
 			s.upgraded()
 			s.driver.Started = time.Time{}
 		}, "a waits for the proof of the driver: it is older than the driver pod; wake in 9m0s"},
-		"the proof is refused": {ValidationRequired, 10 * time.Minute, func(s *scene) {
+		"the proof is refused": {ValidationRequired, 10 * time.Minute, func(s *oneNode) {
 			s.upgraded()
 			s.node.GPUReady.Status, s.node.GPUReady.Message = "False", "cuda: wrong sum"
 		}, "a: upgrade-failed; a failed: the new driver is not proven after 10m0s: cuda: wrong sum"},
-		"the policy changed": {ValidationRequired, 0, func(*scene) {}, "a: pod-restart-required; delete driver-a; a waits for driver pod driver-a to end"},
-		"it was cordoned before": {ValidationRequired, time.Minute, func(s *scene) {
+		"the policy changed": {ValidationRequired, 0, func(*oneNode) {}, "a: pod-restart-required; delete driver-a; a waits for driver pod driver-a to end"},
+		"it was cordoned before": {ValidationRequired, time.Minute, func(s *oneNode) {
 			s.upgraded()
 			delete(s.node.Annotations, label.UpgradeCordoned)
 			s.node.Annotations[label.InitiallyCordoned] = "true"
 		}, "a: upgrade-done"},
 
 		// After a failure.
-		"it has failed": {Failed, time.Hour, func(s *scene) { s.fail(); s.node.Annotations[label.UpgradeWhy] = "so" }, "a failed: so"},
-		"it has failed for its pods, as an older operator says": {Failed, time.Minute, func(s *scene) { s.pods(gpu("p")); s.node.Annotations[label.UpgradeWhy] = "so" },
-			putOff + "so; wake in 59m0s"},
-		"it recovers": {Failed, time.Hour, func(s *scene) { s.upgraded() }, "a: upgrade-done; a: unschedulable false"},
-		"another driver is asked for": {Failed, time.Hour, func(s *scene) { s.node.Annotations[label.UpgradeTarget] = "jammy@bad" },
+		"it has failed": {Failed, time.Hour, func(s *oneNode) { s.failNewDriver(); s.node.Annotations[label.UpgradeWhy] = "so" }, "a failed: so"},
+		"it has failed for its pods, as an older operator says": {Failed, time.Minute, func(s *oneNode) { s.pods(gpu("p")); s.node.Annotations[label.UpgradeWhy] = "so" },
+			wantDeferred + "so; wake in 59m0s"},
+		"it recovers": {Failed, time.Hour, func(s *oneNode) { s.upgraded() }, "a: upgrade-done; a: unschedulable false"},
+		"another driver is asked for": {Failed, time.Hour, func(s *oneNode) { s.node.Annotations[label.UpgradeTarget] = "jammy@bad" },
 			"a: pod-restart-required; delete driver-a; a waits for driver pod driver-a to end"},
-		"a person clears the label": {Unknown, 0, func(s *scene) {
+		"a person clears the label": {Unknown, 0, func(s *oneNode) {
 			s.node.Cordoned = true
 			s.node.Annotations[label.UpgradeCordoned] = "true"
 			s.Pods = nil
 		},
 			"a: pod-deletion-required; a waits for its pods to be known"},
-		"a person clears the label of an upgraded one": {Unknown, 0, func(s *scene) {
+		"a person clears the label of an upgraded one": {Unknown, 0, func(s *oneNode) {
 			s.node.Cordoned = true
 			s.node.Annotations[label.UpgradeCordoned] = "true"
 			s.upgraded()
@@ -367,20 +367,20 @@ func TestWhatANodeDoesNext(t *testing.T) {
 		}, "a: upgrade-done; a: unschedulable false"},
 
 		// What the reference began.
-		"the reference cordoned it": {UncordonRequired, 0, func(s *scene) { s.upgraded(); clear(s.node.Annotations) }, "a: upgrade-done; a: unschedulable false"},
-		"the reference was to cordon it": {CordonRequired, 0, func(s *scene) { clear(s.node.Annotations); s.node.Cordoned = false; s.pods(gpu("p")) },
+		"the reference cordoned it": {UncordonRequired, 0, func(s *oneNode) { s.upgraded(); clear(s.node.Annotations) }, "a: upgrade-done; a: unschedulable false"},
+		"the reference was to cordon it": {CordonRequired, 0, func(s *oneNode) { clear(s.node.Annotations); s.node.Cordoned = false; s.pods(gpu("p")) },
 			"a: pod-deletion-required; a: unschedulable true; evict p; a waits for pod x/p to go; wake in 5m0s"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newScene(c.state, c.since)
+			s := newOneNode(c.state, c.since)
 			c.given(s)
-			got := strings.Split(tell(s.make()), "; ")
+			got := strings.Split(describe(s.plan()), "; ")
 			require.ElementsMatch(t, strings.Split(c.want, "; "), got)
 		})
 	}
 }
 
-func TestWhoseTurnItIs(t *testing.T) {
+func TestOrderOfUpgrades(t *testing.T) {
 	percent := func(s string) *intstr.IntOrString { v := intstr.Parse(s); return &v }
 	for name, c := range map[string]struct {
 		parallel    int
@@ -401,7 +401,7 @@ func TestWhoseTurnItIs(t *testing.T) {
 		"no limit":                            {0, "100%", "a b C", "C a b"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newScene(Required, 0)
+			s := newOneNode(Required, 0)
 			s.Policy.MaxParallel, s.Policy.MaxUnavailable, s.Pods, s.Drivers = c.parallel, percent(c.unavailable), nil, map[string]*Driver{}
 			for word := range strings.FieldsSeq(c.nodes) {
 				state := Required
@@ -411,15 +411,15 @@ func TestWhoseTurnItIs(t *testing.T) {
 				case strings.HasSuffix(word, "#"):
 					state = Failed
 				}
-				n := newScene(state, 0).node
+				n := newOneNode(state, 0).node
 				n.Name = strings.TrimRight(word, "!*#")
 				n.Cordoned = n.Cordoned || n.Name != strings.ToLower(n.Name)
 				n.Ready = !strings.HasSuffix(word, "!")
 				s.Nodes = append(s.Nodes, n)
 				s.Drivers[n.Name] = s.driver
 				if state == Failed {
-					failed := newScene(Failed, 0)
-					failed.fail()
+					failed := newOneNode(Failed, 0)
+					failed.failNewDriver()
 					s.Drivers[n.Name] = failed.driver
 				}
 			}
@@ -434,39 +434,39 @@ func TestWhoseTurnItIs(t *testing.T) {
 	}
 }
 
-func TestANodeThatCannotBeWritten(t *testing.T) {
+func TestUnwritableNode(t *testing.T) {
 	refused := Refusal{Why: "the Node cannot be written: a webhook says no", Since: noon.Add(-3 * time.Minute), Next: noon.Add(30 * time.Second)}
 	pending := func(name string) *fleet.Node {
-		n := newScene(Required, 0).node
+		n := newOneNode(Required, 0).node
 		n.Name = name
 		return n
 	}
 	for name, c := range map[string]struct {
 		state State
-		given func(*scene)
+		given func(*oneNode)
 		want  string
 		fails int // nodes that count as failed
 	}{
-		"it waits for its turn, and another goes": {Required, func(*scene) {},
+		"it waits for its turn, and another goes": {Required, func(*oneNode) {},
 			"b: pod-restart-required; b: unschedulable true; a waits for the Node cannot be written: a webhook says no; wake in 30s", 1},
-		"it is on its way, and another goes": {PodDeletion, func(s *scene) { s.pods(&Pod{Name: "p", GPU: true, Controlled: true}) },
+		"it is on its way, and another goes": {PodDeletion, func(s *oneNode) { s.pods(&Pod{Name: "p", GPU: true, Controlled: true}) },
 			"b: pod-restart-required; b: unschedulable true; a waits for the Node cannot be written: a webhook says no; wake in 30s", 1},
-		"as many as may be away are": {PodDeletion, func(s *scene) { s.Policy.MaxUnavailable = new(intstr.FromInt32(1)) },
+		"as many as may be away are": {PodDeletion, func(s *oneNode) { s.Policy.MaxUnavailable = new(intstr.FromInt32(1)) },
 			"a waits for the Node cannot be written: a webhook says no; wake in 30s", 1},
-		"it is tried again while a turn is free": {PodDeletion, func(s *scene) { s.Refused["a"] = Refusal{Why: "no", Since: refused.Since, Next: noon} },
+		"it is tried again while a turn is free": {PodDeletion, func(s *oneNode) { s.Refused["a"] = Refusal{Why: "no", Since: refused.Since, Next: noon} },
 			"a: pod-restart-required; delete driver-a; a waits for no", 1},
-		"the others go first": {Required, func(s *scene) { s.Refused["a"] = Refusal{Why: "no", Since: refused.Since, Next: noon} },
+		"the others go first": {Required, func(s *oneNode) { s.Refused["a"] = Refusal{Why: "no", Since: refused.Since, Next: noon} },
 			"b: pod-restart-required; b: unschedulable true; a waits for no", 1},
-		"its new driver fails": {PodRestart, func(s *scene) { s.upgraded(); s.driver.Ready, s.driver.Failing = false, "it crashes" },
+		"its new driver fails": {PodRestart, func(s *oneNode) { s.upgraded(); s.driver.Ready, s.driver.Failing = false, "it crashes" },
 			"a failed: driver pod driver-a: it crashes", 1},
-		"its new driver is not proven": {ValidationRequired, func(s *scene) {
+		"its new driver is not proven": {ValidationRequired, func(s *oneNode) {
 			s.upgraded()
 			s.node.GPUReady.Status, s.node.GPUReady.Message = "False", "cuda: wrong sum"
 			s.Refused["a"] = Refusal{Why: "no", Since: noon.Add(-10 * time.Minute), Next: noon.Add(30 * time.Second)}
 		}, "a failed: the new driver is not proven after 10m0s: cuda: wrong sum", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newScene(c.state, 0)
+			s := newOneNode(c.state, 0)
 			s.Refused = map[string]Refusal{"a": refused}
 			other := pending("b")
 			s.Nodes, s.Pods["b"] = append(s.Nodes, other), []*Pod{}
@@ -476,7 +476,7 @@ func TestANodeThatCannotBeWritten(t *testing.T) {
 			d.Digest, d.Name = "old", "driver-b"
 			s.Drivers = map[string]*Driver{"a": s.driver, "b": &d}
 			p := Make(s.Input)
-			got := tell(p)
+			got := describe(p)
 			got = strings.ReplaceAll(got, "; delete driver-b; b waits for driver pod driver-b to end", "")
 			got = strings.ReplaceAll(strings.ReplaceAll(got, "delete driver-b; ", ""), "; b waits for driver pod driver-b to end", "")
 			require.ElementsMatch(t, strings.Split(c.want, "; "), slices.DeleteFunc(strings.Split(got, "; "), func(w string) bool { return w == "" || w == "b: upgrade-required" }))
@@ -487,7 +487,7 @@ func TestANodeThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-func TestHowAPodHasGPUs(t *testing.T) {
+func TestPodsThatUseGPUs(t *testing.T) {
 	limits := func(name corev1.ResourceName) corev1.ResourceRequirements {
 		return corev1.ResourceRequirements{Limits: corev1.ResourceList{name: resource.MustParse("1")}}
 	}
@@ -525,21 +525,21 @@ func TestHowAPodHasGPUs(t *testing.T) {
 	require.Equal(t, "gpu", ObservePod(&corev1.Pod{Spec: corev1.PodSpec{RuntimeClassName: new("gpu")}}).Class)
 }
 
-func TestNodesThatLeaveAreLetGoOf(t *testing.T) {
-	s := newScene(DrainRequired, 0)
-	nvidias := newScene(DrainRequired, 0).node
+func TestLeavingNodesAreReleased(t *testing.T) {
+	s := newOneNode(DrainRequired, 0)
+	nvidias := newOneNode(DrainRequired, 0).node
 	nvidias.Name, nvidias.Annotations = "b", nil
 	clear(nvidias.Labels)
 	nvidias.Labels[label.UpgradeState] = string(DrainRequired)
 	s.Leaving = []*fleet.Node{s.node, nvidias}
 	p := Make(s.Input)
-	require.Equal(t, "a: ; a: unschedulable false", tell(p))
+	require.Equal(t, "a: ; a: unschedulable false", describe(p))
 	require.Zero(t, p.Counts)
 }
 
-func TestOnePatchIsAllThatANodeNeeds(t *testing.T) {
-	s := newScene(Required, 0)
-	p := s.make()
+func TestEachNodeGetsOnePatch(t *testing.T) {
+	s := newOneNode(Required, 0)
+	p := s.plan()
 	one, ok := p.Patch(s.node, fleet.Patch{Labels: map[string]*string{"x": new("y")}})
 	require.True(t, ok)
 	body, err := one.JSON()
@@ -552,7 +552,7 @@ func TestOnePatchIsAllThatANodeNeeds(t *testing.T) {
 	require.False(t, ok)
 }
 
-func TestADriverPodThatFails(t *testing.T) {
+func TestFailingDriverPod(t *testing.T) {
 	waiting := func(reason string) corev1.ContainerState {
 		return corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: "no such tag"}}
 	}
@@ -576,7 +576,7 @@ func TestADriverPodThatFails(t *testing.T) {
 
 // A cluster in which nothing happens is planned for on every event of a node.
 func BenchmarkSteady(b *testing.B) {
-	s := newScene(Done, 0)
+	s := newOneNode(Done, 0)
 	s.upgraded()
 	s.Drivers = map[string]*Driver{}
 	for i := range 5000 {

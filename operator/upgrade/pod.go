@@ -57,11 +57,11 @@ func ObservePod(p *corev1.Pod, namespaces ...string) *Pod {
 	}
 	for _, list := range [][]corev1.Container{p.Spec.InitContainers, p.Spec.Containers} {
 		for i := range list {
-			o.GPU = o.GPU || asksForGPU(list[i].Resources.Requests) || asksForGPU(list[i].Resources.Limits) || seesGPU(list[i].Env)
+			o.GPU = o.GPU || requestsGPU(list[i].Resources.Requests) || requestsGPU(list[i].Resources.Limits) || requestsGPUByEnv(list[i].Env)
 		}
 	}
 	for i := range p.Spec.EphemeralContainers {
-		o.GPU = o.GPU || seesGPU(p.Spec.EphemeralContainers[i].Env)
+		o.GPU = o.GPU || requestsGPUByEnv(p.Spec.EphemeralContainers[i].Env)
 	}
 	for i := range p.Spec.Volumes {
 		v := &p.Spec.Volumes[i]
@@ -81,7 +81,7 @@ const (
 	cdiAnnotation = "cdi.k8s.io/"
 )
 
-func asksForGPU(list corev1.ResourceList) bool {
+func requestsGPU(list corev1.ResourceList) bool {
 	for name := range list {
 		if strings.HasPrefix(string(name), gpuResources) && name != noGPU {
 			return true
@@ -90,9 +90,9 @@ func asksForGPU(list corev1.ResourceList) bool {
 	return false
 }
 
-// seesGPU reports whether a container asks for GPUs by its environment, which NVIDIA's
+// requestsGPUByEnv reports whether a container asks for GPUs by its environment, which NVIDIA's
 // runtime reads; "void" and "none" are how it asks for none.
-func seesGPU(env []corev1.EnvVar) bool {
+func requestsGPUByEnv(env []corev1.EnvVar) bool {
 	return slices.ContainsFunc(env, func(e corev1.EnvVar) bool {
 		return e.Name == "NVIDIA_VISIBLE_DEVICES" && e.Value != "" && e.Value != "void" && e.Value != "none"
 	})

@@ -13,8 +13,8 @@ import (
 var jammy = fleet.Pool{OS: "ubuntu22.04", Kernel: "5.15.0-2-aws"}
 
 // booted is a scene of a node with a precompiled driver.
-func booted() *scene {
-	s := newScene(Done, 0)
+func booted() *oneNode {
+	s := newOneNode(Done, 0)
 	s.Serves = driver.Serves
 	s.node.Pool, s.node.Labels[label.Driver] = jammy, "5.15.0-1-aws-ubuntu22.04"
 	s.Sets = map[string]Set{"5.15.0-1-aws-ubuntu22.04": {}}
@@ -22,17 +22,17 @@ func booted() *scene {
 	return s
 }
 
-func TestANodeWithAnotherKernelDoesNotWaitForItsTurn(t *testing.T) {
+func TestNodeWithAnotherKernelIsUpgradedAtOnce(t *testing.T) {
 	s := booted()
-	require.Equal(t, `a: driver "5.15.0-2-aws-ubuntu22.04"`, tell(s.make()))
+	require.Equal(t, `a: driver "5.15.0-2-aws-ubuntu22.04"`, describe(s.plan()))
 
 	s = booted()
 	s.node.Labels[label.Driver], s.Sets = "ubuntu22.04", map[string]Set{"ubuntu22.04": {}}
-	require.Contains(t, tell(s.make()), "a: unschedulable true", "what it has serves it: it is upgraded in its turn")
+	require.Contains(t, describe(s.plan()), "a: unschedulable true", "what it has serves it: it is upgraded in its turn")
 }
 
-func TestANewNodeOfAPoolThatKeepsWhatItHasGetsThat(t *testing.T) {
-	fresh := func(keep Target, sets ...string) *scene {
+func TestNewNodeOfAKeptPoolGetsItsDriver(t *testing.T) {
+	fresh := func(keep Target, sets ...string) *oneNode {
 		s := booted()
 		s.driver, s.node.GPUReady = nil, fleet.Condition{}
 		clear(s.node.Labels)
@@ -46,7 +46,7 @@ func TestANewNodeOfAPoolThatKeepsWhatItHasGetsThat(t *testing.T) {
 	}
 	target := Target{ID: "5.15.0-2-aws-ubuntu22.04"}
 	for name, c := range map[string]struct {
-		s    *scene
+		s    *oneNode
 		want string
 	}{
 		"the same, as it was applied": {fresh(target, target.ID, "ubuntu22.04"), `a: driver "5.15.0-2-aws-ubuntu22.04"`},
@@ -54,9 +54,9 @@ func TestANewNodeOfAPoolThatKeepsWhatItHasGetsThat(t *testing.T) {
 		"there is none":               {fresh(target, "5.15.0-1-aws-ubuntu22.04"), ""},
 		"nothing is known":            {fresh(Target{}), ""},
 	} {
-		require.Equal(t, c.want, tell(c.s.make()), name)
+		require.Equal(t, c.want, describe(c.s.plan()), name)
 	}
 	s := booted()
 	s.Targets = map[fleet.Pool]Target{jammy: {Keep: true}}
-	require.Empty(t, tell(s.make()), "and nothing is taken from a node that has something")
+	require.Empty(t, describe(s.plan()), "and nothing is taken from a node that has something")
 }

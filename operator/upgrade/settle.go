@@ -8,9 +8,9 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// settle plans for a node whose upgrade has begun, or need not begin; it reports whether
+// planNode plans for a node whose upgrade has begun, or need not begin; it reports whether
 // the node waits for its turn instead.
-func (w *work) settle(n *node) (waits bool) {
+func (w *planner) planNode(n *node) (waits bool) {
 	counts := &w.plan.Counts
 	if n.target.managed() {
 		counts.Total++
@@ -33,13 +33,13 @@ func (w *work) settle(n *node) (waits bool) {
 		}
 		w.release(n)
 	case n.target.Keep && n.assigned == "" && n.driver == nil && !n.loaded():
-		w.assign(n, w.kept(n))
+		w.assign(n, w.existingDriver(n))
 		counts.Done++
 	case n.refusal != nil && n.state.InFlight() && !released:
 		later := *n
 		w.refused = append(w.refused, &later)
 		return true
-	case w.atOnce(n):
+	case w.assignableAtOnce(n):
 		// Nothing runs there that a driver could be taken from.
 		if n.state.InFlight() || n.state == Failed {
 			w.resume(n, PodRestart)
@@ -47,28 +47,28 @@ func (w *work) settle(n *node) (waits bool) {
 		}
 		w.assign(n, n.target.ID)
 		counts.Done++
-	case w.left(n) && !w.knowsPods(n):
+	case w.leftBehind(n) && !w.podsKnown(n):
 		counts.Pending++
-		w.idle = append(w.idle, n.Name)
-		w.wait(n, "its pods to be known")
+		w.watchIdle = append(w.watchIdle, n.Name)
+		w.setWaiting(n, "its pods to be known")
 		return true
-	case w.left(n) && !slices.ContainsFunc(w.Pods[n.Name], w.holds):
+	case w.leftBehind(n) && !slices.ContainsFunc(w.Pods[n.Name], w.holdsDriver):
 		w.assign(n, n.target.ID)
 		counts.Done++
 	default:
-		return w.settleOutdated(n, released, skip)
+		return w.planLoadedNode(n, released, skip)
 	}
 	return false
 }
 
-// settleOutdated settles a node on which a driver may be loaded.
-func (w *work) settleOutdated(n *node, released, skip bool) (waits bool) {
+// planLoadedNode settles a node on which a driver may be loaded.
+func (w *planner) planLoadedNode(n *node, released, skip bool) (waits bool) {
 	counts := &w.plan.Counts
 	switch {
-	case released && w.left(n):
+	case released && w.leftBehind(n):
 		counts.Pending++
-		w.idle = append(w.idle, n.Name) // when its pods have gone, the driver comes
-		w.wait(n, "pods that use GPUs to go; upgrades are not automatic")
+		w.watchIdle = append(w.watchIdle, n.Name) // when its pods have gone, the driver comes
+		w.setWaiting(n, "pods that use GPUs to go; upgrades are not automatic")
 		return true
 	case released:
 		if n.outdated {
@@ -89,59 +89,59 @@ func (w *work) settleOutdated(n *node, released, skip bool) (waits bool) {
 		return true
 	default:
 		counts.Done++
-		if n.state != Done && n.driver.up() && n.proven() {
+		if n.state != Done && n.driver.available() && n.proven() {
 			w.patch(n, edit{state: Done})
 		}
 	}
 	return false
 }
 
-// atOnce says that the node gets another DaemonSet without more ado: it is new, or what
+// assignableAtOnce says that the node gets another DaemonSet without more ado: it is new, or what
 // served it serves it no more (another kernel was booted).
-func (w *work) atOnce(n *node) bool {
+func (w *planner) assignableAtOnce(n *node) bool {
 	if n.target.Keep || n.assigned == n.target.ID {
 		return false
 	}
-	if (n.driver == nil || n.replaced()) && !n.loaded() {
+	if (n.driver == nil || n.driverOfOldMachine()) && !n.loaded() {
 		return true
 	}
 	_, ok := w.Sets[n.assigned]
 	return ok && !w.fits(n.assigned, n)
 }
 
-// replaced reports whether the driver pod is that of another machine, which had the node's
+// driverOfOldMachine reports whether the driver pod is that of another machine, which had the node's
 // name before: it is older than the Node, and goes when it is noticed that its machine has.
-func (n *node) replaced() bool {
+func (n *node) driverOfOldMachine() bool {
 	return !n.driver.Created.IsZero() && n.driver.Created.Before(n.Created)
 }
 
-// left reports whether a driver was proven on the node and nothing of it is there any more,
+// leftBehind reports whether a driver was proven on the node and nothing of it is there any more,
 // as after a ClusterPolicy was deleted. What it loaded may be: where pods still use it, the
 // node is upgraded as others are; where none does, the driver comes at once.
-func (w *work) left(n *node) bool {
+func (w *planner) leftBehind(n *node) bool {
 	gone := n.outdated && n.assigned == "" && n.driver == nil && n.refusal == nil
 	return gone && (n.state == Unknown || n.state == Done) && n.Labels[label.UpgradeSkip] != "true"
 }
 
-// knowsPods reports whether the pods on a node are known.
-func (w *work) knowsPods(n *node) bool {
+// podsKnown reports whether the pods on a node are known.
+func (w *planner) podsKnown(n *node) bool {
 	_, known := w.Pods[n.Name]
 	return known
 }
 
-// holds reports whether a pod keeps a driver from being unloaded.
-func (w *work) holds(p *Pod) bool { return w.uses(p) && !p.Own && !p.Finished }
+// holdsDriver reports whether a pod keeps a driver from being unloaded.
+func (w *planner) holdsDriver(p *Pod) bool { return w.uses(p) && !p.Own && !p.Finished }
 
 // fits says that there is a DaemonSet of that ID, made for nodes like this.
-func (w *work) fits(id string, n *node) bool {
+func (w *planner) fits(id string, n *node) bool {
 	set, ok := w.Sets[id]
-	return ok && set.serves(n.Labels) && (w.Serves == nil || w.Serves(id, n.Pool))
+	return ok && set.selects(n.Labels) && (w.Serves == nil || w.Serves(id, n.Pool))
 }
 
-// kept is the ID of the DaemonSet that serves the pool of a node that is new in it, while
+// existingDriver is the ID of the DaemonSet that serves the pool of a node that is new in it, while
 // the pool keeps what it has: that of the target, if there is one by now, or another. "":
 // there is none.
-func (w *work) kept(n *node) string {
+func (w *planner) existingDriver(n *node) string {
 	if w.fits(n.target.ID, n) {
 		return n.target.ID
 	}

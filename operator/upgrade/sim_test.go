@@ -72,13 +72,13 @@ func (c *cluster) boot(m *machine) {
 	if m.driver != nil {
 		m.driver.Ready = false
 	}
-	c.say(m, "False")
-	c.touched(m)
+	c.setCondition(m, "False")
+	c.bumpVersion(m)
 }
 
-func (c *cluster) touched(m *machine) { m.Version = fmt.Sprint(c.next()) }
+func (c *cluster) bumpVersion(m *machine) { m.Version = fmt.Sprint(c.next()) }
 
-func (c *cluster) say(m *machine, status string) {
+func (c *cluster) setCondition(m *machine, status string) {
 	node := c.now.Add(m.skew)
 	m.GPUReady.Said = node
 	if string(m.GPUReady.Status) == status {
@@ -88,7 +88,7 @@ func (c *cluster) say(m *machine, status string) {
 	if status == "True" {
 		m.GPUReady = fleet.Condition{Status: "True", Reason: "Ready", Since: node, Said: node}
 	}
-	c.touched(m)
+	c.bumpVersion(m)
 }
 
 func (c *cluster) target(kernel string) Target {
@@ -170,8 +170,8 @@ type settled struct {
 	share   Share
 }
 
-// operate plans and carries the plan out, or the first part of it.
-func (c *cluster) operate(upTo int) (wrote bool) {
+// runOperator plans and carries the plan out, or the first part of it.
+func (c *cluster) runOperator(upTo int) (wrote bool) {
 	c.apply()
 	p := c.plan()
 	for name, id := range p.Assign {
@@ -179,7 +179,7 @@ func (c *cluster) operate(upTo int) (wrote bool) {
 			return true
 		}
 		set(c.nodes[name].Labels, label.Driver, id)
-		c.touched(c.nodes[name])
+		c.bumpVersion(c.nodes[name])
 		// What else was planned of this node is refused now: it was planned on another version.
 		wrote = true
 	}
@@ -252,7 +252,7 @@ func (c *cluster) write(p Patch, late bool) bool {
 		require.False(c.t, m.people && !patch.Spec.Unschedulable, "%s was cordoned by somebody, and stays so", m.Name)
 		m.Cordoned = patch.Spec.Unschedulable
 	}
-	c.touched(m)
+	c.bumpVersion(m)
 	begun := !before.InFlight() && before != Failed
 	if after := c.state(p.Node); begun && after.InFlight() {
 		c.checkLimits(wasCordoned || late)
@@ -282,7 +282,7 @@ func (c *cluster) refuse(node string) bool {
 func (c *cluster) checkLimits(anyway bool) {
 	var flying, away int
 	for name, m := range c.nodes {
-		if s := c.state(name); (s.InFlight() || s == Failed) && c.refused[name].Next.IsZero() && !c.endless(m) {
+		if s := c.state(name); (s.InFlight() || s == Failed) && c.refused[name].Next.IsZero() && !c.neverEnds(m) {
 			flying++
 		}
 		if m.Cordoned || !m.Ready {
@@ -297,8 +297,8 @@ func (c *cluster) checkLimits(anyway bool) {
 	}
 }
 
-// endless reports whether a machine's driver pod should have ended.
-func (c *cluster) endless(m *machine) bool {
+// neverEnds reports whether a machine's driver pod should have ended.
+func (c *cluster) neverEnds(m *machine) bool {
 	return m.driver != nil && m.driver.Deleting && !c.now.Before(m.driver.End.Add(endTimeout))
 }
 
@@ -333,8 +333,8 @@ func (c *cluster) apply() {
 	maps.DeleteFunc(c.sets, func(id string, _ Set) bool { return !wanted[id] })
 }
 
-// live lets everybody else do what they do: DaemonSet controller, kubelets, validators.
-func (c *cluster) live() {
+// runOthers lets everybody else do what they do: DaemonSet controller, kubelets, validators.
+func (c *cluster) runOthers() {
 	c.now = c.now.Add(7 * time.Second)
 	for _, name := range slices.Sorted(maps.Keys(c.sent)) {
 		if c.refuse(name) {
@@ -348,16 +348,16 @@ func (c *cluster) live() {
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.nodes)) {
 		m := c.nodes[name]
-		c.daemon(m)
+		c.runDaemonSet(m)
 		if m.Ready {
-			c.kubelet(m)
+			c.runKubelet(m)
 		}
 	}
 }
 
-func (c *cluster) daemon(m *machine) {
+func (c *cluster) runDaemonSet(m *machine) {
 	s, ok := c.sets[m.Labels[label.Driver]]
-	ok = ok && s.serves(m.Labels)
+	ok = ok && s.selects(m.Labels)
 	i := slices.IndexFunc(m.pods, func(p *Pod) bool { return p.Agent })
 	switch placed := m.Labels[operand] == "true"; {
 	case placed && i < 0:
@@ -375,7 +375,7 @@ func (c *cluster) daemon(m *machine) {
 	}
 }
 
-func (c *cluster) kubelet(m *machine) {
+func (c *cluster) runKubelet(m *machine) {
 	m.pods = slices.DeleteFunc(m.pods, func(p *Pod) bool { return p.Deleting && (!m.obstinate || p.Own) })
 	d := m.driver
 	switch {
@@ -390,10 +390,10 @@ func (c *cluster) kubelet(m *machine) {
 	if m.mute {
 		return
 	}
-	if m.driver.up() {
-		c.say(m, "True")
+	if m.driver.available() {
+		c.setCondition(m, "True")
 	} else {
-		c.say(m, "False")
+		c.setCondition(m, "False")
 	}
 }
 

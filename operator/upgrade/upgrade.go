@@ -179,12 +179,12 @@ type Share struct {
 }
 
 // Add returns the sum.
-func (s Share) Add(o Share) Share { return s.plus(o, 1) }
+func (s Share) Add(o Share) Share { return s.combine(o, 1) }
 
 // Less returns s without o, which is part of it.
-func (s Share) Less(o Share) Share { return s.plus(o, -1) }
+func (s Share) Less(o Share) Share { return s.combine(o, -1) }
 
-func (s Share) plus(o Share, sign int) Share {
+func (s Share) combine(o Share, sign int) Share {
 	s.Total += sign * o.Total
 	s.Done += sign * o.Done
 	s.InProgress += sign * o.InProgress
