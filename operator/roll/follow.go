@@ -22,39 +22,39 @@ import (
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
-// maxFollowed nodes are followed at a time; of more, the pods of the later ones are known when
-// the first ones have no more to evict.
+// maxFollowed bounds how many nodes are followed at a time. The pods of further nodes become
+// known when the first ones have no more to evict.
 const maxFollowed = 64
 
-// A watch is ended by the API server after this long, and made anew.
+// watchTimeout is how long a watch lasts before the API server ends it and it is renewed.
 const watchTimeout = 5 * time.Minute
 
-// How long is waited after a list or watch that failed, or ended at once.
+// pauseAfterError is the pause after a list or watch that failed or ended at once.
 const pauseAfterError = 2 * time.Second
 
-// readDeadline bounds one request to read, and the beginning of a watch.
+// readDeadline bounds one read request and the start of a watch.
 const readDeadline = 10 * time.Second
 
-// nodeName is the field by which the API server selects pods of a node.
+// nodeName is the field selector for the pods of a node.
 const nodeName = "spec.nodeName"
 
-// follower knows the pods of one node.
+// follower watches the pods of one node.
 type follower struct {
 	node       string
 	namespaces []string // Options.Namespaces
 	cancel     context.CancelFunc
 
-	claims map[claimUse]bool // of allocated ResourceClaims: whether they hold a GPU; only run uses it
+	claims map[claimUse]bool // allocated ResourceClaims; true if they hold a GPU; used by run only
 
 	mu   sync.Mutex
 	pods map[string]*upgrade.Pod // by UID; nil: not known yet
-	err  error                   // why they may not be listed or watched; nil: they may
+	err  error                   // why they may not be listed or watched; nil if they may
 }
 
-// claimUse is a pod's of a ResourceClaim: once the pod has gone, another claim may have the name.
+// claimUse is a pod's use of a ResourceClaim. After the pod, another claim may have the name.
 type claimUse struct{ pod, claim string }
 
-// Pods are those of the followed nodes, as far as they are known: upgrade.Input.Pods.
+// Pods returns the known pods of the followed nodes, for upgrade.Input.Pods.
 func (r *Roller) Pods() map[string][]*upgrade.Pod {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -67,7 +67,7 @@ func (r *Roller) Pods() map[string][]*upgrade.Pod {
 	return known
 }
 
-// follow has exactly these nodes followed, the first ones where they are too many.
+// follow follows exactly these nodes, or the first ones if they exceed maxFollowed.
 func (r *Roller) follow(nodes []string) {
 	nodes = nodes[:min(len(nodes), maxFollowed)]
 	r.mu.Lock()
@@ -91,7 +91,7 @@ func (r *Roller) follow(nodes []string) {
 	}
 }
 
-// unfollow ends the following of a node; the lock is held.
+// unfollow stops following a node. The lock must be held.
 func (r *Roller) unfollow(node string) {
 	r.followers[node].cancel()
 	delete(r.followers, node)
@@ -109,8 +109,8 @@ func (f *follower) list() ([]*upgrade.Pod, bool) {
 	return pods, true
 }
 
-// run lists and watches until the context ends. What is known stays while neither works:
-// evictions name UIDs, so that what is old does no harm.
+// run lists and watches until ctx ends. While neither works, the known pods stay: evictions
+// name UIDs, so that outdated pods do no harm.
 func (f *follower) run(ctx context.Context, c client.WithWatch, changed func()) {
 	for ctx.Err() == nil {
 		began := time.Now()
@@ -135,8 +135,8 @@ func (f *follower) setError(err error) {
 	f.err = err
 }
 
-// denied is why pods of followed nodes are not known, where a right is missing: of
-// several nodes, the first. What is wrong with the API server itself passes.
+// denied returns the missing right that keeps pods of followed nodes unknown, for the first
+// such node. Other failures of the API server are transient and not reported.
 func (r *Roller) denied() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -201,7 +201,7 @@ func (f *follower) listAndWatch(ctx context.Context, c client.WithWatch, changed
 	}
 }
 
-// apply updates the known pods by an event.
+// apply updates the known pods from an event.
 func (f *follower) apply(ctx context.Context, c client.Client, event watch.Event) error {
 	pod, ok := event.Object.(*corev1.Pod)
 	if !ok {
@@ -225,8 +225,8 @@ func (f *follower) apply(ctx context.Context, c client.Client, event watch.Event
 	return nil
 }
 
-// observe reduces a pod to what upgrades need. Its ResourceClaims are read where nothing
-// else shows that it uses a GPU.
+// observe reduces a pod to what upgrades need. It reads the pod's ResourceClaims unless the
+// pod itself shows that it uses a GPU.
 func (f *follower) observe(ctx context.Context, c client.Client, pod *corev1.Pod) (*upgrade.Pod, error) {
 	p := upgrade.ObservePod(pod, f.namespaces...)
 	if p.GPU || p.Finished {
@@ -242,8 +242,8 @@ func (f *follower) observe(ctx context.Context, c client.Client, pod *corev1.Pod
 	return p, nil
 }
 
-// allocated reports whether a GPU is allocated to a ResourceClaim. The answer is cached:
-// an allocation does not change while a pod uses the claim.
+// allocated reports whether a GPU is allocated to a ResourceClaim. The result is cached: an
+// allocation does not change while a pod uses the claim.
 func (f *follower) allocated(ctx context.Context, c client.Client, pod *corev1.Pod, name string) (gpu bool, err error) {
 	key := claimUse{string(pod.UID), name}
 	if gpu, known := f.claims[key]; known {
@@ -270,5 +270,5 @@ func (f *follower) allocated(ctx context.Context, c client.Client, pod *corev1.P
 	return gpu, nil
 }
 
-// claimKind is read in the version that the API server prefers.
+// claimKind is read in the API server's preferred version.
 var claimKind = schema.GroupKind{Group: "resource.k8s.io", Kind: "ResourceClaim"}

@@ -17,11 +17,11 @@ import (
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
-// Requests removes pods by the API server. client-go sends a request again by itself when
-// the answer says Retry-After, and waits before it does; here that is the queue's to do.
+// Requests removes pods through the API server. Unlike client-go, it does not wait and resend
+// after a response with Retry-After: the queue does that.
 type Requests struct{ core rest.Interface }
 
-// NewRequests returns Requests to an API server, with connections of the client.
+// NewRequests returns Requests for an API server that use the given HTTP client.
 func NewRequests(server *rest.Config, with *http.Client) (*Requests, error) {
 	scheme := runtime.NewScheme()
 	if err := corev1.AddToScheme(scheme); err != nil {
@@ -34,7 +34,7 @@ func NewRequests(server *rest.Config, with *http.Client) (*Requests, error) {
 	return &Requests{core}, err
 }
 
-// Evict asks for the eviction of a pod.
+// Evict requests the eviction of a pod.
 func (r *Requests) Evict(ctx context.Context, pod upgrade.Removal) error {
 	return send(ctx, r.core.Post().SubResource("eviction"), pod, policyv1.Eviction{
 		TypeMeta:      metav1.TypeMeta{APIVersion: "policy/v1", Kind: "Eviction"},
@@ -64,7 +64,7 @@ func send(ctx context.Context, request *rest.Request, pod upgrade.Removal, body 
 		SetHeader("Content-Type", runtime.ContentTypeJSON).Body(text).MaxRetries(0).Do(ctx).Error()
 }
 
-// unique returns texts sorted, each once.
+// unique sorts texts and removes duplicates.
 func unique(texts []string) []string {
 	slices.Sort(texts)
 	return slices.Compact(texts)

@@ -1,9 +1,8 @@
-// Package roll carries out what package upgrade plans of pods: it removes them, and
-// watches those of the nodes whose upgrade depends on them, and of no others.
+// Package roll removes the pods that plans of package upgrade name. It watches the pods of
+// nodes whose upgrade depends on them, and of no others.
 //
-// No method waits for the API server. Each pod is removed by requests of its own, with a
-// deadline and a back-off of its own, so that one that is slow or refused holds up
-// nothing else.
+// No method waits for the API server. Each pod has its own requests, deadline and back-off,
+// so that a slow or refused one delays no other.
 package roll
 
 import (
@@ -27,51 +26,51 @@ import (
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
-// maxRequests bounds how many requests to remove pods are made at a time. It is more than the
-// pods of a node: while an admission webhook is slow, all of its pods wait side by side.
+// maxRequests bounds concurrent requests to remove pods. It exceeds the number of pods on a
+// node: while an admission webhook is slow, all of them wait side by side.
 const maxRequests = 128
 
 // removeDeadline bounds one request to remove a pod. An admission webhook may take 30 s
-// (timeoutSeconds); the API server still has to answer after that.
+// (timeoutSeconds); the API server still has to respond after that.
 const removeDeadline = 35 * time.Second
 
-// Pauses before a pod is tried again: from firstPause, twice as long each time, up to
-// lastPause. They are short because a budget may allow an eviction as pods on other nodes
-// change, which are not watched. A Retry-After of the API server counts up to longestPause.
+// Back-off of a pod's requests: it doubles from firstPause to lastPause. It is short because
+// a budget may allow an eviction when pods on other nodes change, which are not watched. A
+// Retry-After of the API server is honoured up to longestPause.
 const (
 	firstPause   = time.Second
 	lastPause    = 15 * time.Second
 	longestPause = 5 * time.Minute
 )
 
-// maxWhy bounds what the API server says of a refusal, in bytes.
+// maxWhy bounds the API server's text of a refusal, in bytes.
 const maxWhy = 512
 
-// Remover asks the API server to remove a pod, by its UID. Each call is one request:
-// it does not wait to send it again.
+// Remover removes pods, identified by UID, through the API server. Each call is one request,
+// which it does not retry.
 type Remover interface {
 	Evict(ctx context.Context, pod upgrade.Removal) error
 	Delete(ctx context.Context, pod upgrade.Removal) error
 }
 
-// Options are what a Roller is made of.
+// Options configure a Roller.
 type Options struct {
-	// Client is not cached: pods are listed and watched by node.
+	// Client must not be cached: pods are listed and watched by node.
 	Client client.WithWatch
 	// Namespaces are this product's: the operator's own, and the operands'.
 	Namespaces []string
-	// Remover removes pods; its methods are called from several goroutines.
+	// Remover removes pods. Its methods are called concurrently.
 	Remover Remover
-	// Changed is called, from several goroutines, when a pod of a followed node or the
-	// Outcome has changed: it is time to plan again.
+	// Changed is called, concurrently, when a pod of a followed node or the Outcome has
+	// changed: it is time to plan again.
 	Changed func()
-	// Tell records an Event of the Node; nil: nobody.
+	// Tell records an Event of the Node; it may be nil.
 	Tell func(*corev1.Node, upgrade.Event)
 	// Now is the clock; nil: time.Now.
 	Now func() time.Time
 }
 
-// Roller carries plans out.
+// Roller carries out the pod removals of plans.
 type Roller struct {
 	Options
 	queue workqueue.TypedRateLimitingInterface[string] // of pods' UIDs
@@ -83,21 +82,21 @@ type Roller struct {
 	closed    bool
 }
 
-// removal is a pod to remove, and the answers to its requests so far.
+// removal is a pod to remove and the results of its requests so far.
 type removal struct {
 	upgrade.Removal
-	driver bool // it is deleted; else evicted
+	driver bool // delete it; otherwise evict it
 	wanted bool // by the last plan
-	paused bool // its Node is being written: nothing is asked for until that is done
+	paused bool // no request is sent while its Node is being written
 
-	failures     int       // that failed, since one was accepted
-	since        time.Time // when the first of them ended
-	last         time.Time // when the last of them ended
-	failure      string    // it failed, one sentence; "": it is not known to have failed
-	missingRight error     // the right that it failed for; nil: none is missing
+	failures     int       // since a request was accepted
+	since        time.Time // end of the first failed request
+	last         time.Time // end of the last failed request
+	failure      string    // why the last request failed, one sentence; "" if none is known to have failed
+	missingRight error     // the missing right that it failed for; nil if none is missing
 }
 
-// New makes a Roller; Start must run as long as it is used.
+// New returns a Roller. Start must run while it is used.
 func New(o Options) *Roller {
 	if o.Now == nil {
 		o.Now = time.Now
@@ -108,8 +107,8 @@ func New(o Options) *Roller {
 	}
 }
 
-// Start removes pods until the context ends. Then it ends all requests and watches, and
-// waits for them.
+// Start removes pods until ctx ends. Then it ends all requests and watches and waits for
+// them.
 func (r *Roller) Start(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, r.queue.ShutDown)
 	defer stop()
@@ -137,17 +136,17 @@ func (r *Roller) Start(ctx context.Context) error {
 	return err
 }
 
-// Outcome reports on the removals of a plan.
+// Outcome holds the results of a plan's removals so far.
 type Outcome struct {
-	Blocked map[string]string          // by node: why pods were not removed, one sentence
+	Blocked map[string]string          // why pods were not removed, by node; one sentence
 	Stuck   map[string]upgrade.Refusal // driver pods that cannot be deleted, by UID
-	Err     error                      // rights that are missing, and driver pods that cannot be deleted
+	Err     error                      // missing rights, and driver pods that cannot be deleted
 }
 
-// Remove starts to remove the pods that the plan names, stops to remove others, and
-// follows the pods of the nodes in Plan.Watch. It returns at once with what is known so
-// far; Changed announces what follows. While writing reports that a Node is being written,
-// no pod of it is removed: a Node is cordoned before its pods go.
+// Remove starts to remove the pods that the plan names, stops removing others, and follows
+// the pods of the nodes in Plan.Watch. It returns at once with the results so far; Changed
+// announces later ones. It removes no pod of a Node for which writing reports true: a Node is
+// cordoned before its pods are removed.
 func (r *Roller) Remove(p *upgrade.Plan, writing func(node string) bool) Outcome {
 	r.follow(p.Watch)
 	problems := []error{r.denied()}
@@ -176,7 +175,7 @@ func (r *Roller) Remove(p *upgrade.Plan, writing func(node string) bool) Outcome
 		if !one.wanted {
 			continue
 		}
-		// Of several pods of a node always the same is named.
+		// Always name the same one of several pods of a node.
 		if why, ok := o.Blocked[one.Node]; !ok || one.failure < why {
 			o.Blocked[one.Node] = one.failure
 		}
@@ -208,7 +207,7 @@ func join(all []error) error {
 	return errors.Join(sorted...)
 }
 
-// enqueue queues the removal of a pod; the lock is held.
+// enqueue queues the removal of a pod. The lock must be held.
 func (r *Roller) enqueue(pod upgrade.Removal, driver, held bool) {
 	one := r.removals[pod.UID]
 	if one == nil {
@@ -222,12 +221,12 @@ func (r *Roller) enqueue(pod upgrade.Removal, driver, held bool) {
 	one.paused = held
 }
 
-// drop forgets a removal that the plan no longer names. A request on its way is not ended:
-// plans stop naming a pod as soon as it is being deleted, and an API server that loses its
-// client between marking a pod and removing it leaves the pod to a kubelet. A driver pod
-// that could not be deleted is remembered while its node waits for another turn, and for a
-// while: plans do not name it meanwhile, and its node would have a turn beyond the limit if
-// it was forgotten. The lock is held.
+// drop forgets a removal that the plan no longer names. It does not cancel a running request:
+// plans stop naming a pod as soon as it is being deleted. An API server that loses its client
+// between marking a pod and removing it leaves the pod to a kubelet. A driver pod that could
+// not be deleted is remembered while its node waits for another turn, and for a while after.
+// Plans do not name it meanwhile, and forgetting it would give its node a turn beyond the
+// limit. The lock must be held.
 func (r *Roller) drop(uid string, one *removal, waits bool) {
 	r.queue.Forget(uid)
 	one.paused = true
@@ -259,7 +258,7 @@ func (r *Roller) send(ctx context.Context, uid string) {
 
 	r.mu.Lock()
 	changed, event := false, (*upgrade.Event)(nil)
-	ends := errors.Is(ctx.Err(), context.Canceled) // the operator
+	ends := errors.Is(ctx.Err(), context.Canceled) // the operator is ending
 	if one.wanted && r.removals[uid] == one && !ends {
 		changed, event = r.record(one, err)
 	}
@@ -272,12 +271,12 @@ func (r *Roller) send(ctx context.Context, uid string) {
 	}
 }
 
-// record stores the answer to a request and queues the next one. It reports whether the
-// Outcome changed, and returns an Event to send, if any. The lock is held.
+// record stores the result of a request and queues the next one. It reports whether the
+// Outcome changed, and returns the Event to send, if any. The lock must be held.
 func (r *Roller) record(one *removal, err error) (changed bool, event *upgrade.Event) {
 	before := one.failure
 	if err == nil {
-		// A watch shows that the pod goes. It is asked for again, as a finalizer or webhook may keep it.
+		// The watch shows when the pod ends. Ask again later, as a finalizer or webhook may keep it.
 		r.queue.Forget(one.UID)
 		r.queue.AddAfter(one.UID, lastPause)
 		one.failures, one.failure, one.missingRight, one.since = 0, "", nil, time.Time{}
@@ -294,7 +293,7 @@ func (r *Roller) record(one *removal, err error) (changed bool, event *upgrade.E
 		one.since = one.last
 	}
 	if (apierrors.IsNotFound(err) || apierrors.IsConflict(err)) && one.failures == 1 {
-		return false, nil // it is gone: its watch is about to show that
+		return false, nil // it is gone, as the watch is about to show
 	}
 	verb := "evicted"
 	what := fmt.Sprintf("pod %s/%s", one.Namespace, one.Name)
@@ -313,7 +312,7 @@ func (r *Roller) record(one *removal, err error) (changed bool, event *upgrade.E
 	return before != one.failure || late, event
 }
 
-// retryAfter returns the pause that the API server asks for; 0: it asks for none.
+// retryAfter returns the API server's Retry-After, or 0.
 func retryAfter(err error) time.Duration {
 	if seconds, is := apierrors.SuggestsClientDelay(err); is && seconds > 0 {
 		return time.Duration(seconds) * time.Second
@@ -321,7 +320,7 @@ func retryAfter(err error) time.Duration {
 	return 0
 }
 
-// reason returns why the API server refused, from its causes where a budget is one.
+// reason returns why the API server refused: the disruption budget's message, if there is one.
 func reason(err error) string {
 	var status apierrors.APIStatus
 	if errors.As(err, &status) && status.Status().Details != nil {

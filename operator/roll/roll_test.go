@@ -48,7 +48,7 @@ func newClient(funcs interceptor.Funcs, objects ...client.Object) client.WithWat
 		WithIndex(&corev1.Pod{}, nodeName, func(o client.Object) []string { return []string{o.(*corev1.Pod).Spec.NodeName} }).Build()
 }
 
-// fakeRemover is an API server that answers requests to remove pods as it is told.
+// fakeRemover is an API server with configured responses to requests to remove pods.
 type fakeRemover struct {
 	mu     sync.Mutex
 	answer func(ctx context.Context, pod upgrade.Removal, nth int) error // of the nth request for a pod
@@ -74,7 +74,7 @@ func (a *fakeRemover) respond(ctx context.Context, pod upgrade.Removal) error {
 	return a.answer(ctx, pod, nth)
 }
 
-// requestTimes is when requests for a pod were made, in seconds since a time.
+// requestTimes returns when requests for a pod were made, in seconds since a time.
 func (a *fakeRemover) requestTimes(name string, since time.Time) (seconds []float64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -88,7 +88,7 @@ func planned(name, node string) upgrade.Removal {
 	return upgrade.Removal{Node: node, NodeUID: "uid-" + node, Namespace: "default", Name: name, UID: "uid-" + name}
 }
 
-// start starts a Roller, and returns how it is ended.
+// start starts a Roller and returns a function that stops it.
 func start(o Options) (r *Roller, end func()) {
 	if o.Changed == nil {
 		o.Changed = func() {}
@@ -153,8 +153,8 @@ func TestRefusedEvictionIsRetried(t *testing.T) {
 	})
 }
 
-// One that is slow, refused, or told to come back later delays no other: whatever the
-// answers are, each other pod is asked for at once, and again by its own back-off.
+// A pod that is slow, refused or deferred delays no other: every other pod is requested at
+// once, and again after its own back-off.
 func TestWhateverTheAnswersForOnePodAreOthersAreNotDelayed(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		kinds := rapid.SliceOfN(rapid.SampledFrom([]string{"slow", "hangs", "budget", "later", "forbidden", "conflict", "gone", "broken"}), 1, 100).Draw(r, "the others' answers")
@@ -167,8 +167,8 @@ func TestWhateverTheAnswersForOnePodAreOthersAreNotDelayed(t *testing.T) {
 	})
 }
 
-// delayedPod has pods removed for a minute and a half, of which some are answered otherwise
-// than well, and says which is not asked for when it should be.
+// delayedPod removes pods for a minute and a half, some of them with other responses than
+// success, and names a pod that was not requested in time.
 func delayedPod(kinds []string, good int) (problem string) {
 	api := &fakeRemover{answer: func(ctx context.Context, pod upgrade.Removal, _ int) error {
 		var kind int
@@ -228,8 +228,8 @@ func delayedPod(kinds []string, good int) (problem string) {
 	return ""
 }
 
-// A pod that is no longer to be removed is not asked for again. The request that is on its
-// way is not ended: the API server may have carried out half of it.
+// A removal that is no longer wanted is not requested again. A running request is not
+// cancelled: the API server may have carried out half of it.
 func TestUnwantedRemovalIsNotRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ended := false
@@ -279,8 +279,8 @@ func TestLostLeadershipEndsRequests(t *testing.T) {
 	})
 }
 
-// A driver pod that cannot be deleted is tried again by a back-off of its own, and after a
-// while its node gives its turn back; what is known of it stays known.
+// A driver pod that cannot be deleted is retried with its own back-off, and after a while its
+// node yields its turn. The failure stays recorded.
 func TestUndeletableDriverPod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &fakeRemover{answer: func(_ context.Context, pod upgrade.Removal, _ int) error {
@@ -331,7 +331,7 @@ func TestPodsOfNodesInFlightAreKnown(t *testing.T) {
 	require.Len(t, known, 1)
 	require.Equal(t, "p", known["a"][0].Name)
 
-	// This API server's watches begin when they begin: it may have to be said twice.
+	// Watches of this API server start with a delay: the event may have to be sent twice.
 	created := pod("r", "a")
 	require.NoError(t, c.Create(t.Context(), created))
 	require.Eventually(t, func() bool {
@@ -382,7 +382,7 @@ func TestPodsThatHaveGPUsByClaimsAreKnown(t *testing.T) {
 	require.Equal(t, map[string]bool{"named": true, "template": true, "extended": true, "channel": true, "other": false}, gpu)
 }
 
-// A claim's name may be another claim's later: what is known of it is known of the pod.
+// Another claim may use a claim's name later: the result belongs to the pod's use of it.
 func TestClaimOfTheSameNameIsReadAgain(t *testing.T) {
 	using := func(name string) *corev1.Pod {
 		p := pod(name, "a")
@@ -401,7 +401,7 @@ func TestClaimOfTheSameNameIsReadAgain(t *testing.T) {
 	require.True(t, second.GPU)
 }
 
-// Labels say of a pod that it is this product's in its namespaces only.
+// Labels make a pod this product's in its namespaces only.
 func TestPodsOfThisProductAreKnownByTheirNamespaces(t *testing.T) {
 	product := map[string]string{label.PartOf: label.Product}
 	ours, others := pod("ours", "a"), pod("others", "a")

@@ -8,10 +8,10 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// blockedBy returns the pod that keeps an outdated node from going on, as if a write was
-// refused: that says nothing of the new driver, and anybody who may create pods can bring
-// it about. It is one that could not be evicted, for which the node gave its turn back, or
-// the old driver's, which was deleted and does not end. nil: there is none.
+// blockedBy returns the refusal by the pod that blocks an outdated node, or nil. It is treated
+// like a refused write: it says nothing about the new driver, and anybody who may create pods
+// can cause it. Either a pod could not be evicted and the node yielded its turn, or the old
+// driver's pod was deleted and does not end.
 func (w *planner) blockedBy(n *node) *Refusal {
 	switch why := n.Annotations[label.UpgradeWhy]; {
 	case n.state == Required && why != "":
@@ -28,7 +28,7 @@ func (w *planner) blockedBy(n *node) *Refusal {
 	return nil
 }
 
-// nextAttempt returns when a node that gave its turn back because of a pod may have another
+// nextAttempt returns when a node that yielded its turn because of a pod may have another
 // one; zero: not while the pods are the same.
 func (w *planner) nextAttempt(n *node) time.Time {
 	pods, known := w.Pods[n.Name]
@@ -40,16 +40,16 @@ func (w *planner) nextAttempt(n *node) time.Time {
 		switch {
 		case p.Finished || !w.blocksUpgrade(p):
 		case w.evictionForbidden(p):
-			return time.Time{} // it would not even be asked to go
+			return time.Time{} // it would not even be evicted
 		case !p.Created.After(n.since):
-			next = n.since.Add(PodsAgain) // it was there when the turn was given back
+			next = n.since.Add(PodsAgain) // it existed when the turn was yielded
 		}
 	}
 	return next
 }
 
-// blocksUpgrade reports whether an upgrade waits for a pod to go, as it evicts it or as it must
-// let go of the driver.
+// blocksUpgrade reports whether an upgrade waits for a pod, which it evicts or which must
+// release the driver.
 func (w *planner) blocksUpgrade(p *Pod) bool {
 	if p.Agent {
 		return w.uses(p) && !p.Own && p.Labels[label.DrainSkip] != "true" && !w.Policy.Deletion.Force
@@ -57,19 +57,19 @@ func (w *planner) blocksUpgrade(p *Pod) bool {
 	return w.deletes(p) || w.drains(p)
 }
 
-// evictionForbidden reports whether the policy forbids to evict a pod.
+// evictionForbidden reports whether the policy forbids the eviction of a pod.
 func (w *planner) evictionForbidden(p *Pod) bool {
 	deletes := w.deletes(p) && w.Policy.Deletion.whyForbidden(p) == ""
 	drains := w.drains(p) && w.Policy.Drain.whyForbidden(p) == ""
 	return !p.Agent && !p.Deleting && !deletes && !drains
 }
 
-// addBlocked adds a node to Plan.Blocked, and has its pods watched: one that goes is an event.
+// addBlocked adds a node to Plan.Blocked and watches its pods: the end of a pod is an event.
 func (w *planner) addBlocked(n *node, why string, since time.Time) {
 	w.plan.Counts.Failed++
 	w.watchIdle = append(w.watchIdle, n.Name)
 	w.setWaiting(n, why)
-	// One that has just been tried again is there already.
+	// A node that has just been retried is in the list already.
 	if !slices.ContainsFunc(w.plan.Blocked, func(f Failure) bool { return f.Node == n.Name }) {
 		w.plan.Blocked = append(w.plan.Blocked, Failure{n.Name, why, since})
 	}

@@ -27,7 +27,7 @@ func (s *oneNode) addPending() {
 	s.Drivers = map[string]*Driver{"a": s.driver, "b": b.driver}
 }
 
-// A pod on one node, which anybody may have created, ends no upgrade but that node's.
+// A pod on one node, which anybody may have created, blocks only that node's upgrade.
 func TestAPodInTheWayStopsNoOtherNode(t *testing.T) {
 	for name, pod := range map[string]*Pod{
 		"nothing makes it anew": {GPU: true},
@@ -58,7 +58,7 @@ func TestAPodInTheWayStopsNoOtherNode(t *testing.T) {
 			require.Contains(t, p.Waiting["a"], "pod team/p")
 			require.True(t, State(b.Labels[label.UpgradeState]).InFlight())
 
-			// Once the pod has gone, the node has the next turn.
+			// Once the pod is gone, the node has the next turn.
 			s.pods()
 			b.Labels[label.UpgradeState], s.Drivers["b"].Digest = string(Done), "new"
 			b.Cordoned = false
@@ -71,8 +71,8 @@ func TestAPodInTheWayStopsNoOtherNode(t *testing.T) {
 	}
 }
 
-// continuing writes a plan's patches, and those that the next plan makes of them, and returns the
-// nodes that are on their way then.
+// continuing writes a plan's patches and those of further plans, and returns the nodes that
+// are in flight then.
 func continuing(s *oneNode, p *Plan, more int) (flying []string) {
 	for i := range p.Patches {
 		for _, n := range s.Nodes {
@@ -165,7 +165,7 @@ func (s *oneNode) addFailed() {
 	s.Nodes = append(s.Nodes, z.node)
 }
 
-// A node on its way is known before any that waits for a pod: only so many are watched.
+// The pods of nodes in flight are watched before those of waiting nodes: the number is limited.
 func TestNodesInFlightAreWatchedFirst(t *testing.T) {
 	s := newOneNode(PodDeletion, 0)
 	s.node.Name = "z"
@@ -180,8 +180,7 @@ func TestNodesInFlightAreWatchedFirst(t *testing.T) {
 	require.Equal(t, []string{"z", "b", "a"}, Make(s.Input).Watch)
 }
 
-// A node that a person cordoned stays so, and one whose old driver is not well is not given
-// back to the scheduler.
+// A node that a person cordoned stays cordoned, and so does one whose old driver is unhealthy.
 func TestOnlyServedNodesAreUncordoned(t *testing.T) {
 	for name, c := range map[string]struct {
 		given func(*oneNode)
@@ -206,8 +205,8 @@ func TestOnlyServedNodesAreUncordoned(t *testing.T) {
 	}
 }
 
-// A driver pod that was deleted and does not end, as of a finalizer, gives the turn back. Its
-// node stays cordoned.
+// A driver pod that was deleted and does not end, as because of a finalizer, yields the turn.
+// Its node stays cordoned.
 func TestDriverPodThatDoesNotTerminate(t *testing.T) {
 	ending := func(since time.Duration) *oneNode {
 		s := newOneNode(PodRestart, 48*time.Hour)
@@ -241,8 +240,8 @@ func TestDriverPodThatDoesNotTerminate(t *testing.T) {
 	require.Equal(t, "the driver pod to be made", p.Waiting["a"])
 }
 
-// One that was refused, gave its turn back and was uncordoned is cordoned again only where
-// one more node may be unavailable.
+// A refused node that yielded its turn and was uncordoned is cordoned again only if one more
+// node may be unavailable.
 func TestARetryCordonsNoMoreThanMaxUnavailable(t *testing.T) {
 	for limit, want := range map[int32]bool{1: false, 2: true} {
 		s := newOneNode(PodDeletion, time.Minute)
@@ -259,8 +258,8 @@ func TestARetryCordonsNoMoreThanMaxUnavailable(t *testing.T) {
 	}
 }
 
-// The upgrade has no more nodes cordoned than maxUnavailable, where writes are refused for a
-// while and people uncordon.
+// The upgrade cordons no more than maxUnavailable nodes, even if writes are refused for a
+// while and people uncordon nodes.
 func TestRefusalsDoNotCordonMoreThanMaxUnavailable(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := newCluster(t)
@@ -299,7 +298,7 @@ func TestRefusalsDoNotCordonMoreThanMaxUnavailable(t *testing.T) {
 	})
 }
 
-// cordoned is how many nodes the upgrade has cordoned.
+// cordoned counts the nodes that the upgrade has cordoned.
 func (c *cluster) cordoned() (n int) {
 	for _, m := range c.nodes {
 		if m.Cordoned && m.Annotations[label.UpgradeCordoned] == "true" {
@@ -309,8 +308,8 @@ func (c *cluster) cordoned() (n int) {
 	return n
 }
 
-// Whatever pods are in the way of whichever nodes, all others get their driver, those are
-// named and serve on, and get it when the pods have gone.
+// Whichever pods block whichever nodes, all other nodes get their driver. The blocked ones are
+// reported and keep serving, and are upgraded when the pods are gone.
 func TestBlockingPodsDelayNoOtherNode(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := newCluster(t)
@@ -369,7 +368,7 @@ func TestPodsAreObservedWithTheirTimes(t *testing.T) {
 	require.Zero(t, ObserveDriver(&corev1.Pod{}).End)
 }
 
-// Whoever may create a pod may also name a DaemonSet as its owner, and give it any label.
+// Anybody who may create a pod may also name a DaemonSet as its owner and set any label.
 func TestPodCannotPretendToBelongToTheNode(t *testing.T) {
 	observe := func(namespace, owners string, labels map[string]string) *Pod {
 		return ObservePod(&corev1.Pod{
@@ -388,7 +387,7 @@ func TestPodCannotPretendToBelongToTheNode(t *testing.T) {
 	require.False(t, ObservePod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Labels: validation}}, "operands").Own)
 	require.True(t, ObservePod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "operands", Labels: validation}}, "operands").Own)
 
-	// It is evicted as any other, whatever its labels are, and the driver waits for it.
+	// It is evicted like any other, whatever its labels are, and the driver waits for it.
 	for _, labels := range []map[string]string{nil, product, {label.DrainSkip: "true"}} {
 		s := newOneNode(PodDeletion, time.Minute)
 		s.pods(observe("team", "evil.example/v1", labels))

@@ -12,15 +12,15 @@ import (
 	"github.com/gpuready/gpuready/operator/progress"
 )
 
-// Set is a driver DaemonSet as it is in the cluster now.
+// Set is an existing driver DaemonSet.
 type Set struct {
 	ID       string            // the value of label.Driver that it selects
-	Digest   string            // of its pod template: what the next pod will be made of
-	Selector map[string]string // what NFD has to say of its nodes
-	Image    string            // of its driver container; "" of the simulated one
-	Ours     bool              // whether that is a driver container of this product
-	Version  string            // of its driver, where that is known of one of ours
-	Sidecar  bool              // whether its pods have the Driver Toolkit's container
+	Digest   string            // of its pod template, from which the next pod is made
+	Selector map[string]string // labels of NFD that its nodes must have
+	Image    string            // of its driver container; "" for the simulated driver
+	Ours     bool              // the image is a driver container of this product
+	Version  string            // of the driver, if it is ours and the version is known
+	Sidecar  bool              // its pods have the Driver Toolkit's container
 }
 
 // ObserveSet reduces a driver DaemonSet.
@@ -44,7 +44,7 @@ func ObserveSet(s *appsv1.DaemonSet) Set {
 	return o
 }
 
-// driverVersion is the version that the driver container is told.
+// driverVersion returns the version that the driver container's environment sets.
 func driverVersion(c corev1.Container) string {
 	for _, e := range c.Env {
 		if e.Name == "DRIVER_VERSION" {
@@ -54,7 +54,7 @@ func driverVersion(c corev1.Container) string {
 	return ""
 }
 
-// selects says that nodes with these labels are the DaemonSet's.
+// selects reports whether the DaemonSet is for nodes with these labels.
 func (s Set) selects(labels map[string]string) bool {
 	for key, value := range s.Selector {
 		if labels[key] != value {
@@ -67,18 +67,18 @@ func (s Set) selects(labels map[string]string) bool {
 // Driver is a driver pod.
 type Driver struct {
 	Namespace, Name, UID string
-	DaemonSet            string    // the name of the one that made it
-	Digest               string    // of the template that it was made of
-	Created              time.Time // by the API server's clock, as Node.Created
-	Started              time.Time // when the node's kubelet took it on, by the node's clock, as all that the node says
+	DaemonSet            string    // name of its controller
+	Digest               string    // of the template it was made from
+	Created              time.Time // by the API server's clock, like Node.Created
+	Started              time.Time // when the node's kubelet accepted it, by the node's clock
 	Ready                bool
 	Deleting             bool
-	End                  time.Time // when the grace period of its deletion is over; zero: it is not deleted
-	Failing              string    // why it does not become ready by itself, one sentence; "" while it may
+	End                  time.Time // end of the grace period of its deletion; zero if it is not deleted
+	Failing              string    // why it will not become ready without help, one sentence; "" while it may
 }
 
-// failingRestarts is after how many restarts a container that is not ready counts as failing:
-// by the kubelet's doubling pauses, after five minutes or more.
+// failingRestarts is the number of restarts after which an unready container counts as
+// failing. By the kubelet's doubling pauses, that is after five minutes or more.
 const failingRestarts = 5
 
 // ObserveDriver reduces a pod of a driver DaemonSet.
@@ -111,7 +111,7 @@ func ObserveDriver(p *corev1.Pod) *Driver {
 	return d
 }
 
-// failureReason says why a container does not come up by itself.
+// failureReason returns why a container will not come up without help.
 func failureReason(c *corev1.ContainerStatus) string {
 	if w := c.State.Waiting; w != nil && (w.Reason == "ImagePullBackOff" || w.Reason == "ErrImageNeverPull" || w.Reason == "InvalidImageName") {
 		return "its image cannot be pulled: " + summarize(w.Message, w.Reason)
@@ -129,7 +129,7 @@ func failureReason(c *corev1.ContainerStatus) string {
 	return why
 }
 
-// summarize is the first line of a text, or else another text, in a length that fits an
+// summarize returns the first line of a text, or else another text, short enough for an
 // annotation that people read.
 func summarize(text, otherwise string) string {
 	text, _, _ = strings.Cut(strings.TrimSpace(text), "\n")

@@ -9,9 +9,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Whatever happens meanwhile, the limits hold; when it has stopped happening, every node
-// has the driver that it should have, what the upgrade cordoned is uncordoned, what
-// somebody cordoned is not, and nothing is written any more.
+// The limits hold during any disturbance. After the last one, every node gets its driver, the
+// upgrade uncordons what it cordoned and nothing else, and writes stop.
 func TestUpgradeCompletesDespiteDisturbances(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := newCluster(t)
@@ -32,7 +31,7 @@ func TestUpgradeCompletesDespiteDisturbances(t *testing.T) {
 		for range most {
 			c.runOthers()
 			wrote := c.runOperator(1 << 20)
-			// Timeouts may still run out meanwhile, and nodes fail.
+			// Timeouts may still expire meanwhile, and nodes fail.
 			c.clearFailures()
 			if !wrote && c.unsettled() == "" {
 				break
@@ -49,8 +48,7 @@ func TestUpgradeCompletesDespiteDisturbances(t *testing.T) {
 	})
 }
 
-// Planning is a function: the order of the input does not matter, and what was written
-// is not written again.
+// A plan does not depend on the order of the input, and does not write again what is written.
 func TestPlanIsDeterministicAndIdempotent(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := newCluster(t)
@@ -68,7 +66,7 @@ func TestPlanIsDeterministicAndIdempotent(t *testing.T) {
 			slices.Reverse(in.Nodes)
 			require.Equal(t, p, Make(in))
 		}
-		// Nobody else does anything: after a few writes there is nothing to write.
+		// Nothing else changes: after a few writes there is nothing to write.
 		c.held = true
 		for i := 0; c.runOperator(1 << 20); i++ {
 			require.Less(t, i, 12, "it writes and writes")
@@ -76,8 +74,8 @@ func TestPlanIsDeterministicAndIdempotent(t *testing.T) {
 	})
 }
 
-// Switched off, the upgrade lets go of all nodes but those that have only the new
-// driver's start before them.
+// A disabled upgrade releases all nodes except those that only wait for the new driver to
+// start.
 func TestDisabledUpgradeReleasesNodes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := newCluster(t)
@@ -108,8 +106,8 @@ func TestDisabledUpgradeReleasesNodes(t *testing.T) {
 	})
 }
 
-// Nodes that cannot be written hold up nobody: whenever that begins, all others get their
-// driver, and those are told of by name.
+// Nodes that cannot be written delay no other: all others get their driver, and the
+// unwritable ones are reported by name.
 func TestNodesThatCannotBeWrittenHoldUpNobody(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := newCluster(t)

@@ -10,8 +10,8 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// waitForJobs waits for the pods that the policy names. When it has waited long enough
-// they are treated as any other.
+// waitForJobs waits for the pods that the policy selects. After the timeout they are treated
+// like any other pods.
 func (w *planner) waitForJobs(n *node) State {
 	if w.Policy.Jobs == nil {
 		return PodDeletion
@@ -43,15 +43,15 @@ func (w *planner) deletePods(n *node) (State, string) {
 	done, why := w.evict(n, w.Policy.Deletion, w.deletes)
 	switch {
 	case done || why != "" && next == DrainRequired:
-		return next, "" // the drain may do what the deletion must not
+		return next, "" // the drain may do what the deletion is not allowed to
 	case why != "":
 		return Required, why
 	}
 	return PodDeletion, ""
 }
 
-// deletes reports whether a pod is of those that deletePods evicts. Of ours, those that no
-// controller has are the validator's jobs, which use GPUs without asking for them.
+// deletes reports whether deletePods evicts a pod. Pods of this product without a controller
+// are the validator's jobs, which use GPUs without requesting them.
 func (w *planner) deletes(p *Pod) bool {
 	return w.uses(p) || p.Own && !p.Controlled || w.Policy.Deletion.Selector != nil && matches(w.Policy.Deletion.Selector, p)
 }
@@ -60,7 +60,7 @@ func (w *planner) deletes(p *Pod) bool {
 func (w *planner) uses(p *Pod) bool {
 	gives, known := w.Classes[p.Class]
 	if !known {
-		gives = GPUHandler(p.Class) // the RuntimeClass has gone since
+		gives = GPUHandler(p.Class) // the RuntimeClass is gone
 	}
 	return p.GPU || gives
 }
@@ -80,7 +80,7 @@ func (w *planner) drain(n *node) (State, string) {
 	return DrainRequired, ""
 }
 
-// drains reports whether a pod is of those that drain evicts.
+// drains reports whether drain evicts a pod.
 func (w *planner) drains(p *Pod) bool {
 	if w.Policy.Drain == nil {
 		return false
@@ -90,8 +90,8 @@ func (w *planner) drains(p *Pod) bool {
 	return !stays && (w.Policy.Drain.Selector == nil || matches(w.Policy.Drain.Selector, p))
 }
 
-// evict removes the chosen pods: done says that none is left, why that they cannot be
-// removed, or not in time.
+// evict removes the chosen pods. done reports that none is left; why is set if they cannot
+// be removed, or were not removed in time.
 func (w *planner) evict(n *node, how Eviction, chosen func(*Pod) bool) (done bool, why string) {
 	pods, ok := w.Pods[n.Name]
 	if !ok {
@@ -126,7 +126,7 @@ func (w *planner) evict(n *node, how Eviction, chosen func(*Pod) bool) (done boo
 	return false, ""
 }
 
-// whyForbidden says why the pod must not be evicted; "": it may.
+// whyForbidden returns why the pod must not be evicted, or "" if it may be.
 func (e Eviction) whyForbidden(p *Pod) string {
 	switch {
 	case p.Own:
@@ -155,7 +155,7 @@ func names(pods []*Pod) string {
 	return text
 }
 
-// setWaiting notes what the node waits for; of several things the first.
+// setWaiting records what the node waits for; the first reason counts.
 func (w *planner) setWaiting(n *node, what string) {
 	if _, ok := w.plan.Waiting[n.Name]; !ok {
 		w.plan.Waiting[n.Name] = what

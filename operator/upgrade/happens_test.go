@@ -11,7 +11,7 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// disturb does one of the things that happen to a cluster.
+// disturb makes one random change to the cluster.
 func (c *cluster) disturb() {
 	names := slices.Sorted(maps.Keys(c.nodes))
 	m := c.nodes[rapid.SampledFrom(names).Draw(c.t, "node")]
@@ -67,7 +67,7 @@ func (c *cluster) disturb() {
 	}
 }
 
-// toggleCordon cordons a node that is nobody's, or uncordons one.
+// toggleCordon cordons a node that the upgrade does not use, or uncordons one, as people do.
 func (c *cluster) toggleCordon(m *machine) {
 	switch {
 	case m.Cordoned:
@@ -78,7 +78,7 @@ func (c *cluster) toggleCordon(m *machine) {
 	c.bumpVersion(m)
 }
 
-// clearDisturbances ends what is in the way, as people would.
+// clearDisturbances removes all obstacles, as people would.
 func (c *cluster) clearDisturbances() {
 	c.held, c.broken, c.slow = false, 0, false
 	cordoned := 0
@@ -87,7 +87,7 @@ func (c *cluster) clearDisturbances() {
 		if m.people {
 			cordoned++
 		}
-		// Where people have taken as many nodes away as may be, the rest waits for them.
+		// If people have cordoned as many nodes as may be unavailable, the rest waits for them.
 		if m.people && cordoned >= c.policy.unavailable(len(c.nodes)) {
 			m.people, m.Cordoned = false, false
 		}
@@ -108,7 +108,7 @@ func (c *cluster) clearFailures() {
 	}
 }
 
-// settled says what is not as it should be in the end; "": nothing.
+// unsettled describes what is wrong in the final state, or returns "".
 func (c *cluster) unsettled() string {
 	for name, m := range c.nodes {
 		t := c.target(m.Pool.Kernel)

@@ -9,14 +9,14 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// How long is waited for the proof of a new driver: as long as the reference does; and
-// how long a proof that is older than the driver pod has to hold beside it: a driver may
-// outlive its container, and then there is nothing that could be proven anew.
+// Timeouts. A new driver must be validated within validationTimeout, as in the reference. A
+// driver may outlive its container, and then nothing can be validated again: a validation
+// that is older than the driver pod counts after proofSettleTime.
 const (
 	validationTimeout = 10 * time.Minute
 	proofSettleTime   = 10 * time.Second
-	operandsTimeout   = 2 * time.Minute // for operands to let go of the driver
-	endTimeout        = 5 * time.Minute // for a deleted driver pod to end, after its grace period
+	operandsTimeout   = 2 * time.Minute // for operands to release the driver
+	endTimeout        = 5 * time.Minute // for a deleted driver pod to end after its grace period
 )
 
 // begin begins the upgrade of a node.
@@ -28,7 +28,7 @@ func (w *planner) begin(n *node) {
 	})
 }
 
-// resume goes on with the upgrade of a node, from a state.
+// resume continues the upgrade of a node from a state.
 func (w *planner) resume(n *node, from State) {
 	w.begun++
 	e := edit{state: n.state, since: n.since}
@@ -43,8 +43,7 @@ func (w *planner) resume(n *node, from State) {
 	w.advance(n, from, e)
 }
 
-// advance goes from state to state as far as nothing has to be waited for, and plans what
-// the last one asks for.
+// advance goes through the states until one has to wait, and plans what that one requires.
 func (w *planner) advance(n *node, s State, e edit) {
 	for {
 		next, why := w.step(n, s)
@@ -55,7 +54,7 @@ func (w *planner) advance(n *node, s State, e edit) {
 		e.state, e.since, e.why, e.moved = s, time.Time{}, why, true
 		if s == Failed || s == Required {
 			e.event = nil
-			break // whether that can be mended is for the next plan
+			break // the next plan decides whether to recover
 		}
 	}
 	switch s {
@@ -83,11 +82,11 @@ func (w *planner) advance(n *node, s State, e edit) {
 	w.patch(n, e)
 }
 
-// step plans what a node needs in a state, and returns the state that follows. It is the
-// same one while the node waits. why is set where it is Failed or Required.
+// step plans what a node needs in a state and returns the next state, which is the same
+// while the node waits. why is set if the next state is Failed or Required.
 func (w *planner) step(n *node, s State) (next State, why string) {
 	if s.evicts() && !n.outdated {
-		return ValidationRequired, "" // somebody was faster, or the policy has come back
+		return ValidationRequired, "" // somebody else replaced the driver, or the policy was reverted
 	}
 	switch s {
 	case CordonRequired:
@@ -113,8 +112,8 @@ func (w *planner) step(n *node, s State) (next State, why string) {
 	return s, ""
 }
 
-// expired says that the node has been in its state for as long as is allowed (0: for
-// ever), and else has somebody look again when it has.
+// expired reports whether the node has been in its state for the timeout; 0 means no
+// timeout. Until then it schedules a plan for the moment when it expires.
 func (w *planner) expired(n *node, timeout time.Duration) bool {
 	if timeout == 0 {
 		return false
@@ -127,14 +126,14 @@ func (w *planner) expired(n *node, timeout time.Duration) bool {
 	return false
 }
 
-// replanAt has somebody look again at some time that is still to come.
+// replanAt schedules a plan at a future time unless one is due earlier.
 func (w *planner) replanAt(at time.Time) {
 	if at.After(w.Now) && (w.plan.Wake.IsZero() || at.Before(w.plan.Wake)) {
 		w.plan.Wake = at
 	}
 }
 
-// restartDriver has the old driver pod go and the new one come.
+// restartDriver replaces the old driver pod by the new one.
 func (w *planner) restartDriver(n *node) (State, string) {
 	d := n.driver
 	released, why := true, ""
@@ -163,16 +162,16 @@ func (w *planner) restartDriver(n *node) (State, string) {
 	return PodRestart, ""
 }
 
-// hasOldDriver says that the old driver's pod is there, and nobody has told it to go.
+// hasOldDriver reports whether the old driver's pod is there and not being deleted.
 func (n *node) hasOldDriver() bool { return n.outdated && n.driver != nil && !n.driver.Deleting }
 
-// driverReleased reports whether the driver may be unloaded, as far as is known: no pod uses it.
-// Operands have two minutes to go; after that the driver's container says what still holds
-// the driver. Other pods that use GPUs and cannot be evicted, as their DaemonSets would
-// bring them straight back, have as long as the policy gives evictions; why then names them.
+// driverReleased reports whether the driver may be unloaded because no known pod uses it.
+// Operands have two minutes to leave; after that the driver's container reports what still
+// holds the driver. Other pods that use GPUs and cannot be evicted, as their DaemonSets would
+// recreate them at once, have the policy's eviction timeout; why then names them.
 func (w *planner) driverReleased(n *node) (released bool, why string) {
 	if n.HandedOver() {
-		return true, "" // by NVIDIA's labels, which are not ours to change
+		return true, "" // by NVIDIA's labels, which this operator must not change
 	}
 	pods, known := w.Pods[n.Name]
 	var ours []*Pod
@@ -203,7 +202,7 @@ func (w *planner) driverReleased(n *node) (released bool, why string) {
 }
 
 // holders returns the pods on the node that use GPUs and are not the operator's: those that
-// have to let go of the driver, and those of DaemonSets that ask by label to stay.
+// must release the driver, and those of DaemonSets that a label excludes from draining.
 func (w *planner) holders(n *node) (must, may []*Pod) {
 	for _, p := range w.Pods[n.Name] {
 		switch {
@@ -231,7 +230,7 @@ func (w *planner) gpuUsers(n *node) string {
 	return ""
 }
 
-// hasOperands says that operands are still placed on the node.
+// hasOperands reports whether operands are still placed on the node.
 func (n *node) hasOperands() bool {
 	for key, value := range n.Labels {
 		if pausable(key) && value == "true" {
@@ -241,13 +240,13 @@ func (n *node) hasOperands() bool {
 	return false
 }
 
-// pausable says that a label places an operand that uses the driver.
+// pausable reports whether a label places an operand that uses the driver.
 func pausable(key string) bool {
 	return strings.HasPrefix(key, label.Deploy) && key != label.Deploy+label.DriverOperand && key != label.Operands
 }
 
-// reassign moves the node from one DaemonSet to another: it is the new one's once the
-// old one's pod has gone, since of two drivers the second does not start.
+// reassign moves the node from one DaemonSet to another. It assigns the new DaemonSet only
+// when the old one's pod is gone, since a second driver does not start beside the first.
 func (w *planner) reassign(n *node) {
 	d := n.driver
 	if d == nil {
@@ -257,12 +256,12 @@ func (w *planner) reassign(n *node) {
 	}
 	w.setWaiting(n, w.endDescription(n))
 	if d.DaemonSet == "" && !d.Deleting {
-		w.deleteDriverPod(n) // nobody else does
+		w.deleteDriverPod(n) // no DaemonSet deletes it
 	}
 	w.assign(n, "")
 }
 
-// replace has the DaemonSet that serves the node make its pod anew.
+// replace deletes the driver pod so that the DaemonSet that serves the node recreates it.
 func (w *planner) replace(n *node) {
 	d := n.driver
 	if w.Sets[n.target.ID].Digest != n.target.Digest {
@@ -271,7 +270,7 @@ func (w *planner) replace(n *node) {
 	}
 	w.setWaiting(n, w.endDescription(n))
 	if !d.Deleting && (d.DaemonSet == n.target.Name || d.DaemonSet == "") {
-		w.deleteDriverPod(n) // another DaemonSet takes its own away, as the node is not its own any more
+		w.deleteDriverPod(n) // another DaemonSet deletes its pod itself, as it no longer selects the node
 	}
 }
 
@@ -279,7 +278,7 @@ func (w *planner) deleteDriverPod(n *node) {
 	w.plan.Delete = append(w.plan.Delete, Removal{n.Name, n.UID, n.driver.Namespace, n.driver.Name, n.driver.UID})
 }
 
-// validate waits for the proof of the new driver.
+// validate waits for the validation of the new driver.
 func (w *planner) validate(n *node) (State, string) {
 	switch {
 	case n.outdated:
@@ -296,9 +295,9 @@ func (w *planner) validate(n *node) (State, string) {
 	return ValidationRequired, ""
 }
 
-// validated reports whether the wanted driver is there and has been proven. The times of
-// the proof and of the pod's start are compared as the node's own clock gave them, so that
-// a clock that is wrong does no harm.
+// validated reports whether the wanted driver is there and has been validated. The times of
+// the validation and of the pod's start both come from the node's clock, so that a wrong
+// clock does no harm.
 func (w *planner) validated(n *node) bool {
 	if !n.driver.available() || !n.proven() {
 		return false
@@ -307,26 +306,26 @@ func (w *planner) validated(n *node) bool {
 	case n.validatorDisabled():
 		return true
 	case started.IsZero():
-		return false // the kubelet says so with the pod's readiness, or before
+		return false // the kubelet reports it with the pod's readiness, or before
 	case !c.Since.Before(started):
 		return true
 	case c.Said.Before(started):
-		return false // that it is said again is an event
+		return false // the next report of the validator is an event
 	}
 	return w.expired(n, proofSettleTime)
 }
 
-// available says that the pod is ready, and stays.
+// available reports whether the pod is ready and not being deleted.
 func (d *Driver) available() bool { return d != nil && d.Ready && !d.Deleting }
 
-// proven says that the validator vouches for the node, or is kept away from it.
+// proven reports whether the validator has validated the node or is disabled there.
 func (n *node) proven() bool { return n.validatorDisabled() || n.GPUReady.Status == "True" }
 
 func (n *node) validatorDisabled() bool {
 	return n.Labels[label.Deploy+"operator-validator"] == "false"
 }
 
-// unprovenReason is why the node is not proven.
+// unprovenReason returns why the node is not validated.
 func (n *node) unprovenReason() string {
 	switch c := n.GPUReady; {
 	case !n.Ready:
@@ -342,8 +341,8 @@ func (n *node) unprovenReason() string {
 	}
 }
 
-// recover takes a failed node up again when it has become well, or another driver than
-// the one that failed is asked for.
+// recover resumes a failed node that has become healthy, or whose target is another driver
+// than the one that failed.
 func (w *planner) recover(n *node) State {
 	switch {
 	case !n.outdated && w.validated(n):

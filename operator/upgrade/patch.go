@@ -17,13 +17,13 @@ type Patch struct {
 	Version       string             // resourceVersion of the Node that it was planned on
 	Labels        map[string]*string // nil: remove
 	Annotations   map[string]*string // nil: remove
-	Unschedulable *bool              // nil: as it is
-	Event         *Event             // to be told of the Node once it is written
+	Unschedulable *bool              // nil: unchanged
+	Event         *Event             // to record once the patch is written
 }
 
-// JSON returns the body of a merge patch (application/merge-patch+json). Where the Node
-// has changed since, the API server answers 409 Conflict: what was planned may not be
-// right any more, and the newer Node is on its way.
+// JSON returns the body of a merge patch (application/merge-patch+json). If the Node has
+// changed since, the API server responds with 409 Conflict: the plan may be outdated, and the
+// watch delivers the newer Node.
 func (p Patch) JSON() ([]byte, error) {
 	type meta struct {
 		UID             string             `json:"uid,omitempty"`
@@ -44,14 +44,14 @@ func (p Patch) JSON() ([]byte, error) {
 	return json.Marshal(body)
 }
 
-// Begins reports whether a node's upgrade is on its way once the patch is written.
+// Begins reports whether a node's upgrade is in flight once the patch is written.
 func (p Patch) Begins() bool {
 	state := p.Labels[label.UpgradeState]
 	return state != nil && State(*state).InFlight()
 }
 
-// Patch returns the one write that the node needs: the plan's and, in it, that of its
-// other labels; false where there is nothing to write.
+// Patch returns the single write that the node needs: the plan's patch combined with that of
+// its other labels. It returns false if there is nothing to write.
 func (p *Plan) Patch(n *fleet.Node, other fleet.Patch) (Patch, bool) {
 	i, ok := slices.BinarySearchFunc(p.Patches, n.Name, func(q Patch, name string) int { return cmp.Compare(q.Node, name) })
 	if !ok && other.Empty() {
@@ -74,19 +74,19 @@ func merge(a, b map[string]*string) map[string]*string {
 	return both
 }
 
-// edit is what becomes of a node's record.
+// edit is a change of a node's upgrade record.
 type edit struct {
 	state State
 	since time.Time // zero: now
 	why   string
-	moved bool   // it comes into the state now, if only from the same
-	event *Event // where it is not that of the state
+	moved bool   // the node enters the state now, even if it is the same state
+	event *Event // replaces the default Event of the state
 }
 
-// release has the upgrade let go of a node: it forgets it, and undoes its own cordon.
+// release removes the upgrade's record from a node and undoes its own cordon.
 func (w *planner) release(n *node) {
 	if !n.managedBefore() {
-		return // what is there is of NVIDIA's operator
+		return // the record belongs to NVIDIA's operator
 	}
 	if _, refused := w.Refused[n.Name]; !refused && (n.state.InFlight() || n.state == Failed) {
 		w.begun++ // until it is written
@@ -94,7 +94,7 @@ func (w *planner) release(n *node) {
 	w.patch(n, edit{state: Unknown})
 }
 
-// managedBefore says that this operator has been on the node.
+// managedBefore reports whether this operator has written to the node.
 func (n *node) managedBefore() bool {
 	if n.assigned != "" {
 		return true
@@ -107,7 +107,7 @@ func (n *node) managedBefore() bool {
 	return false
 }
 
-// patch writes what differs from what the node carries.
+// patch plans a write of what differs on the node.
 func (w *planner) patch(n *node, e edit) {
 	if e.state == Unknown && n.hasNoUpgradeRecord() {
 		return
@@ -142,7 +142,7 @@ func (w *planner) patch(n *node, e edit) {
 		switch {
 		case !cordoned:
 		case e.why != "" && n.driver.available():
-			// The old driver serves it until its next turn.
+			// The old driver serves the node until its next turn.
 			if n.Cordoned {
 				unschedulable = new(false)
 			}
@@ -169,7 +169,7 @@ func (w *planner) patch(n *node, e edit) {
 	w.plan.Patches = append(w.plan.Patches, p)
 }
 
-// setOperands has the operands leave the node, or come back to it.
+// setOperands pauses the operands of the node or resumes them.
 func (n *node) setOperands(labels map[string]string, pause bool) {
 	begun := n.state.InFlight() || n.state == Failed || n.Annotations[label.UpgradeCordoned] == "true"
 	for key, value := range n.Labels {
@@ -183,7 +183,7 @@ func (n *node) setOperands(labels map[string]string, pause bool) {
 	}
 }
 
-// upgradeTarget is what the upgrade is for: a failure remains that of one driver.
+// upgradeTarget returns the target to record. A failure keeps the driver that failed.
 func (n *node) upgradeTarget(e edit) string {
 	if e.state == Failed && !e.moved {
 		return cmp.Or(n.Annotations[label.UpgradeTarget], n.target.String())
@@ -191,8 +191,7 @@ func (n *node) upgradeTarget(e edit) string {
 	return n.target.String()
 }
 
-// difference is what turns the values that are there into those that are wanted, of
-// which "" are none.
+// difference returns the changes that turn have into want; "" in want means absent.
 func difference(have, want map[string]string) map[string]*string {
 	var d map[string]*string
 	for key, value := range want {
@@ -212,7 +211,7 @@ func difference(have, want map[string]string) map[string]*string {
 	return d
 }
 
-// stateEvent is the Event of coming into a state.
+// stateEvent returns the Event of entering a state, or nil.
 func stateEvent(e edit) *Event {
 	switch e.state {
 	case PodRestart:
@@ -229,8 +228,8 @@ func stateEvent(e edit) *Event {
 	return nil
 }
 
-// hasNoUpgradeRecord says that the node carries nothing of an upgrade: most do not, and are looked
-// at whenever something has changed.
+// hasNoUpgradeRecord reports whether the node carries nothing of an upgrade. That is the
+// common case, and it is checked at every change.
 func (n *node) hasNoUpgradeRecord() bool {
 	if n.Labels[label.UpgradeState] != "" {
 		return false

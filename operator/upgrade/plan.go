@@ -10,11 +10,11 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// Make plans what to do now.
+// Make returns the plan for an input.
 func Make(in Input) *Plan {
 	w := &planner{Input: in, plan: &Plan{Assign: map[string]string{}, Waiting: map[string]string{}, Settled: map[string]Share{}}}
 	w.plan.Counts, w.unavailable = in.Settled.Counts, in.Settled.Unavailable
-	var n node // one for all: of thousands nothing is to be done for nearly any
+	var n node // reused: nearly all of thousands of nodes need nothing
 	for _, seen := range in.Nodes {
 		w.observeNode(seen, &n)
 		before := w.checkpoint()
@@ -35,22 +35,22 @@ func Make(in Input) *Plan {
 	return w.plan
 }
 
-// planner is a plan being made.
+// planner holds a plan while it is being made.
 type planner struct {
 	Input
 	plan        *Plan
-	begun       int      // nodes whose upgrade has begun and not ended, the failed ones too
+	begun       int      // nodes whose upgrade has begun and not ended, including failed ones
 	pending     []*node  // wait for their turn
-	refused     []*node  // have given it back on their way
-	watchIdle   []string // nodes, by name, that wait for a pod to go before they are tried again
+	refused     []*node  // have yielded their turn while in flight
+	watchIdle   []string // names of nodes that wait for a pod to end before the next attempt
 	unavailable int      // nodes that are cordoned, not ready, or about to be
 
-	pool      fleet.Pool // the one that was looked up last, and its target
+	pool      fleet.Pool // of the last lookup of a target
 	target    Target
 	hasTarget bool
 }
 
-// checkpoint is how far a plan was made at some moment.
+// checkpoint records the extent of a plan, to find out whether a node has added to it.
 type checkpoint struct {
 	share                    Share
 	patches, assigned, begun int
@@ -60,8 +60,8 @@ func (w *planner) checkpoint() checkpoint {
 	return checkpoint{Share{w.plan.Counts, w.unavailable}, len(w.plan.Patches), len(w.plan.Assign), w.begun}
 }
 
-// recordSettled lets a node out of the plans to come, if since the mark nothing has been planned
-// of it, and no upgrade of it has begun.
+// recordSettled marks a node as settled if nothing has been planned for it since a
+// checkpoint and its upgrade has not begun.
 func (w *planner) recordSettled(n *node, since checkpoint) {
 	now := w.checkpoint()
 	if now.patches == since.patches && now.assigned == since.assigned && now.begun == since.begun {
@@ -69,22 +69,22 @@ func (w *planner) recordSettled(n *node, since checkpoint) {
 	}
 }
 
-// node is one of the cluster's with what belongs to it.
+// node is a node of the cluster with its target, driver pod and upgrade state.
 type node struct {
 	*fleet.Node
 	target   Target
 	assigned string // label.Driver
 	driver   *Driver
 	state    State
-	since    time.Time // when it came into the state
+	since    time.Time // when it entered the state
 	outdated bool
-	refusal  *Refusal // why it gave its turn back; nil: it did not
-	blocked  bool     // … because of a pod
+	refusal  *Refusal // why it yielded its turn; nil if it did not
+	blocked  bool     // the refusal is because of a pod
 }
 
 func assigned(n *fleet.Node) string { return n.Labels[label.Driver] }
 
-// observeNode puts together what belongs to a node.
+// observeNode fills in o for a node.
 func (w *planner) observeNode(n *fleet.Node, o *node) {
 	target := w.targetOf(n.Pool)
 	*o = node{Node: n, assigned: assigned(n), driver: w.Drivers[n.Name], state: State(n.Labels[label.UpgradeState])}
@@ -102,7 +102,7 @@ func (w *planner) observeNode(n *fleet.Node, o *node) {
 	}
 	o.outdated = o.target.managed() && !o.target.Keep && (o.assigned != target.ID || o.driver != nil && !o.driver.matches(target))
 	if o.state == Failed && o.outdated && o.driver != nil && n.Annotations[label.UpgradeTarget] == target.String() {
-		o.state = Required // the old driver is there yet: the new one, which never was, has not failed
+		o.state = Required // the old driver is still there: the new one has never run and so has not failed
 	}
 	if r, ok := w.Refused[n.Name]; ok {
 		o.refusal = &r
@@ -127,16 +127,16 @@ func (s State) known() bool {
 	return s.InFlight() || s == Required || s == Done || s == Failed
 }
 
-// managed says that the operator is to have a driver on the node.
+// managed reports whether the node should have a driver from the operator.
 func (t Target) managed() bool { return t.Keep || t.ID != "" }
 
 func (t Target) String() string { return t.ID + "@" + t.Digest }
 
-// matches says that the pod is one of the target's.
+// matches reports whether the pod belongs to the target.
 func (d *Driver) matches(t Target) bool { return d.DaemonSet == t.Name && d.Digest == t.Digest }
 
-// cordonedByUpgrade says that it is the upgrade that cordoned the node. An upgrade that the
-// reference began has remembered only what was not its own.
+// cordonedByUpgrade reports whether the upgrade cordoned the node. An upgrade that the
+// reference began has recorded only the nodes that were cordoned before.
 func (n *node) cordonedByUpgrade() bool {
 	if n.Annotations[label.UpgradeCordoned] == "true" {
 		return true
@@ -151,10 +151,10 @@ func (w *planner) assign(n *node, id string) {
 	}
 }
 
-// retry resumes upgrades that gave their turn back on their way, where a turn is free and
-// the pause is over. A driver that fails on such a node still counts as failed. One whose
-// driver pod has ended at last is none of them any more: its new driver comes whoever has
-// the turn, so it goes on, if need be beyond MaxParallel.
+// retry resumes upgrades that yielded their turn while in flight, if a turn is free and
+// their pause is over. A driver that fails on such a node still counts as failed. A node
+// whose driver pod has ended at last is not among them: its new driver starts regardless of
+// turns, so its upgrade continues, beyond MaxParallel if need be.
 func (w *planner) retry() {
 	limit := w.Policy.unavailable(w.plan.Counts.Total)
 	slices.SortFunc(w.refused, func(a, b *node) int { return cmp.Compare(a.Name, b.Name) })
@@ -165,7 +165,7 @@ func (w *planner) retry() {
 			continue
 		}
 		w.addRefused(n)
-		// One that was uncordoned meanwhile would be cordoned again.
+		// A node that was uncordoned meanwhile would be cordoned again.
 		room := n.Cordoned || !n.Ready || w.unavailable < limit
 		if w.due(n) && w.slotFree() && room {
 			w.withoutCounting(func() { w.resume(n, n.state) })
@@ -183,7 +183,7 @@ func (w *planner) withoutCounting(plan func()) {
 // slotFree reports whether another upgrade may begin.
 func (w *planner) slotFree() bool { return w.Policy.MaxParallel == 0 || w.begun < w.Policy.MaxParallel }
 
-// due reports whether a node may be tried again; if not, it schedules a plan for then.
+// due reports whether a node may be retried now. If not, it schedules a plan for then.
 func (w *planner) due(n *node) bool {
 	next := n.refusal.Next
 	w.replanAt(next)
@@ -201,15 +201,15 @@ func (w *planner) addRefused(n *node) {
 	w.setWaiting(n, n.refusal.Why)
 }
 
-// driverFailure returns why the new driver has failed on a node that cannot be written; "":
-// it has not.
+// driverFailure returns why the new driver has failed on a node that cannot be written, or
+// "" if it has not.
 func (w *planner) driverFailure(n *node) string {
 	switch {
 	case n.outdated || n.driver == nil:
 	case !n.driver.Ready && n.driver.Failing != "":
 		return fmt.Sprintf("driver pod %s: %s", n.driver.Name, n.driver.Failing)
 	case n.driver.available() && !w.validated(n):
-		// The step that begins with the pod's readiness is the one that was refused first.
+		// The refused write is the one that follows the pod's readiness.
 		end := n.refusal.Since.Add(validationTimeout)
 		if !end.After(w.Now) {
 			return fmt.Sprintf("the new driver is not proven after %s: %s", validationTimeout, n.unprovenReason())
@@ -219,8 +219,8 @@ func (w *planner) driverFailure(n *node) string {
 	return ""
 }
 
-// start begins the upgrade of as many nodes as the policy allows, those first that are
-// cordoned already, and those last that gave their turn back, the longest ago first.
+// start begins the upgrade of as many nodes as the policy allows: cordoned nodes first, and
+// last those that yielded their turn, in the order in which they may be retried.
 func (w *planner) start() {
 	rank := func(n *node) int {
 		switch {
@@ -249,7 +249,7 @@ func (w *planner) start() {
 		}
 		due := !refused || w.due(n)
 		room := n.Cordoned || w.unavailable < limit
-		// On a node whose kubelet is silent no pod ends and no driver starts.
+		// On a node whose kubelet does not report, no pod ends and no driver starts.
 		if !due || len(w.plan.Failed) > 0 || !w.slotFree() || !room || !n.Ready {
 			switch {
 			case n.blocked:
@@ -269,7 +269,7 @@ func (w *planner) start() {
 	}
 }
 
-// sort puts what was planned in an order that does not depend on that of the input.
+// sort sorts the plan so that it does not depend on the order of the input.
 func (w *planner) sort() {
 	p := w.plan
 	slices.SortFunc(p.Patches, func(a, b Patch) int { return cmp.Compare(a.Node, b.Node) })
@@ -289,7 +289,7 @@ func (w *planner) sort() {
 	}
 	byKnown := func(a, b string) int { return cmp.Or(cmp.Compare(known(a), known(b)), cmp.Compare(a, b)) }
 	slices.SortFunc(p.Watch, byKnown)
-	// Those on their way come first: the rest is watched as far as there is room.
+	// Nodes in flight come first: the others are watched as far as the limit allows.
 	w.watchIdle = slices.DeleteFunc(w.watchIdle, func(node string) bool { return slices.Contains(p.Watch, node) })
 	slices.SortFunc(w.watchIdle, byKnown)
 	p.Watch = append(p.Watch, w.watchIdle...)

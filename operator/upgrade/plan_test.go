@@ -55,16 +55,16 @@ func newOneNode(state State, since time.Duration) *oneNode {
 	return s
 }
 
-// deletePolicy has the driver pod and the labels that brought it go, as when a policy is deleted.
+// deletePolicy removes the driver pod and its labels, as the deletion of a policy does.
 func (s *oneNode) deletePolicy() {
 	s.driver = nil
 	clear(s.node.Labels)
 }
 
-// upgraded has the new driver pod be there.
+// upgraded replaces the driver pod by the new driver's.
 func (s *oneNode) upgraded() { s.driver.Digest, s.driver.Started = "new", noon.Add(-time.Minute) }
 
-// failNewDriver makes the new driver's pod run and not become ready.
+// failNewDriver makes the new driver's pod run without becoming ready.
 func (s *oneNode) failNewDriver() { s.upgraded(); s.driver.Ready = false }
 
 func (s *oneNode) proven(ago time.Duration) {
@@ -82,7 +82,7 @@ func (s *oneNode) plan() *Plan {
 	return Make(s.Input)
 }
 
-// describe puts a plan in words.
+// describe describes a plan in words.
 func describe(p *Plan) string {
 	var words []string
 	say := func(format string, args ...any) { words = append(words, fmt.Sprintf(format, args...)) }
@@ -131,8 +131,8 @@ func selecting(t *testing.T, text string) labels.Selector {
 	return s
 }
 
-// wantDeferred is how a plan begins of a node whose pods keep its driver from being upgraded: the
-// old one serves it on.
+// wantDeferred is the first part of a plan that defers a node because of its pods: the old
+// driver keeps serving it.
 const wantDeferred = "a: upgrade-required; a: unschedulable false; a waits for "
 
 func TestNextStepOfANode(t *testing.T) {
@@ -149,7 +149,7 @@ func TestNextStepOfANode(t *testing.T) {
 		given func(*oneNode)
 		want  string
 	}{
-		// The turn.
+		// Turns.
 		"it begins, and is cordoned": {Unknown, 0, func(s *oneNode) { s.Pods = nil },
 			"a: pod-deletion-required; a: unschedulable true; a waits for its pods to be known"},
 		"it begins, and was cordoned before": {Required, 0, func(s *oneNode) { s.node.Cordoned = true; s.Pods = nil },
@@ -313,7 +313,7 @@ func TestNextStepOfANode(t *testing.T) {
 			s.node.Labels[label.Deploy+"device-plugin"], s.node.Labels[label.HandOver] = "true", label.Product
 		}, "delete driver-a; a waits for driver pod driver-a to end"},
 
-		// The proof.
+		// Validation.
 		"it is proven":     {PodRestart, 0, func(s *oneNode) { s.upgraded(); s.proven(time.Second) }, "a: upgrade-done; a: unschedulable false"},
 		"nobody proves it": {PodRestart, 0, func(s *oneNode) { s.upgraded(); s.node.Labels[label.Deploy+"operator-validator"] = "false" }, "a: upgrade-done; a: unschedulable false"},
 		"the proof is old": {ValidationRequired, 4 * time.Second, func(s *oneNode) { s.upgraded() }, "a waits for the proof of the driver: it is older than the driver pod; wake in 6s"},
@@ -366,7 +366,7 @@ func TestNextStepOfANode(t *testing.T) {
 			s.proven(0)
 		}, "a: upgrade-done; a: unschedulable false"},
 
-		// What the reference began.
+		// Upgrades that the reference began.
 		"the reference cordoned it": {UncordonRequired, 0, func(s *oneNode) { s.upgraded(); clear(s.node.Annotations) }, "a: upgrade-done; a: unschedulable false"},
 		"the reference was to cordon it": {CordonRequired, 0, func(s *oneNode) { clear(s.node.Annotations); s.node.Cordoned = false; s.pods(gpu("p")) },
 			"a: pod-deletion-required; a: unschedulable true; evict p; a waits for pod x/p to go; wake in 5m0s"},
@@ -574,7 +574,7 @@ func TestFailingDriverPod(t *testing.T) {
 	}
 }
 
-// A cluster in which nothing happens is planned for on every event of a node.
+// BenchmarkPlan measures a plan in which nothing is to be done, as made on every Node event.
 func BenchmarkSteady(b *testing.B) {
 	s := newOneNode(Done, 0)
 	s.upgraded()

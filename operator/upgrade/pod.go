@@ -12,23 +12,23 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// Pod is one on a node in flight, reduced to what decides whether and how it goes.
+// Pod is a pod on a node in flight, reduced to what decides whether and how it is removed.
 type Pod struct {
 	Namespace, Name, UID string
 	Labels               map[string]string
-	GPU                  bool   // it asks for a GPU, MIG device or share of one, or was given one
+	GPU                  bool   // it requests a GPU, MIG device or share of one, or was given one
 	Class                string // its RuntimeClass, which may give it GPUs; "": none
 	Finished             bool
 	Deleting             bool
-	Controlled           bool // something will make it anew elsewhere
-	Agent                bool // a DaemonSet's, or static: it belongs to the node
-	Own                  bool // of this product: its loss is nobody's
+	Controlled           bool // a controller recreates it elsewhere
+	Agent                bool // of a DaemonSet, or static: it belongs to the node
+	Own                  bool // of this product: its loss hurts nobody
 	EmptyDir             bool
 	Created              time.Time
 }
 
-// gpuResources is the beginning of the names of GPUs, MIG devices and shares of them. What
-// follows it is anything: the device plugin's configuration may rename them.
+// gpuResources is the name prefix of GPUs, MIG devices and shares of them. The rest of the
+// name is arbitrary: the device plugin's configuration may rename them.
 const gpuResources = "nvidia.com/"
 
 // noGPU is the resource of the Network Operator's NICs, as its documentation names it.
@@ -37,8 +37,8 @@ const noGPU = "nvidia.com/hostdev"
 // validations are the validator's jobs, by their label app (validator/workload).
 var validations = []string{"nvidia-driver-validation", "nvidia-device-plugin-validation"}
 
-// ObservePod reduces a pod. Namespaces are this product's: anybody may give a pod of another
-// one its labels.
+// ObservePod reduces a pod. namespaces are this product's: its labels count only there, as
+// anybody may set them on pods elsewhere.
 func ObservePod(p *corev1.Pod, namespaces ...string) *Pod {
 	owner := metav1.GetControllerOf(p)
 	_, static := p.Annotations[corev1.MirrorPodAnnotationKey]
@@ -74,7 +74,7 @@ func ObservePod(p *corev1.Pod, namespaces ...string) *Pod {
 	return o
 }
 
-// Ways to GPUs other than a resource request: device nodes of the host, and CDI names in
+// Ways to get GPUs other than a resource request: device nodes of the host, and CDI names in
 // an annotation.
 const (
 	gpuDevices    = "/dev/nvidia"
@@ -90,16 +90,16 @@ func requestsGPU(list corev1.ResourceList) bool {
 	return false
 }
 
-// requestsGPUByEnv reports whether a container asks for GPUs by its environment, which NVIDIA's
-// runtime reads; "void" and "none" are how it asks for none.
+// requestsGPUByEnv reports whether a container requests GPUs by its environment, which
+// NVIDIA's runtime reads; "void" and "none" request none.
 func requestsGPUByEnv(env []corev1.EnvVar) bool {
 	return slices.ContainsFunc(env, func(e corev1.EnvVar) bool {
 		return e.Name == "NVIDIA_VISIBLE_DEVICES" && e.Value != "" && e.Value != "void" && e.Value != "none"
 	})
 }
 
-// Claims returns the names of the ResourceClaims of a pod, those that were made for its
-// extended resources included (Dynamic Resource Allocation).
+// Claims returns the names of a pod's ResourceClaims (Dynamic Resource Allocation), including
+// those that were created for its extended resources.
 func Claims(p *corev1.Pod) (names []string) {
 	for i := range p.Spec.ResourceClaims {
 		if name := p.Spec.ResourceClaims[i].ResourceClaimName; name != nil {
@@ -125,8 +125,8 @@ func GPUHandler(handler string) bool {
 
 const gpuHandler = "nvidia"
 
-// gpuDrivers are the suffixes of the names of DRA drivers that allocate GPUs or channels of
-// their driver: gpu.nvidia.com, compute-domain.nvidia.com, gpu.gpuready.io.
+// gpuDrivers are the name suffixes of DRA drivers that allocate GPUs or channels of their
+// driver: gpu.nvidia.com, compute-domain.nvidia.com, gpu.gpuready.io.
 var gpuDrivers = []string{".nvidia.com", ".gpuready.io"}
 
 // ObserveClaim reports whether a ResourceClaim, of any version of its API, is allocated,

@@ -12,24 +12,24 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 )
 
-// Policy is spec.driver.upgradePolicy, read.
+// Policy is the parsed spec.driver.upgradePolicy.
 type Policy struct {
 	Auto           bool
-	MaxParallel    int                 // nodes whose upgrade has begun and not ended; 0: no limit
-	MaxUnavailable *intstr.IntOrString // nodes cordoned or not ready, of those with a target; percentages are rounded up; nil: no limit
-	// Jobs selects the pods that are waited for, nil: none, for JobsTimeout (0: without end).
+	MaxParallel    int                 // limit of nodes whose upgrade has begun and not ended; 0: no limit
+	MaxUnavailable *intstr.IntOrString // limit of nodes with a target that are cordoned or not ready; percentages are rounded up; nil: no limit
+	// Jobs selects the pods to wait for, up to JobsTimeout (0: forever); nil selects none.
 	Jobs        labels.Selector
 	JobsTimeout time.Duration
 	Deletion    Eviction
 	Drain       *Eviction // nil: only pods that use GPUs are evicted
 }
 
-// Eviction is how pods are removed from a node.
+// Eviction configures how pods are removed from a node.
 type Eviction struct {
-	Force          bool            // also pods that nothing will make anew
-	DeleteEmptyDir bool            // also pods whose emptyDir volumes are lost by it
-	Timeout        time.Duration   // 0: without end
-	Selector       labels.Selector // Deletion: these pods too; Drain: these pods only; nil: as if it were not there
+	Force          bool            // also pods that no controller recreates
+	DeleteEmptyDir bool            // also pods that lose emptyDir volumes
+	Timeout        time.Duration   // 0: no timeout
+	Selector       labels.Selector // for Deletion: additional pods; for Drain: only these pods; nil: unset
 }
 
 // unavailable returns how many of total nodes may be unavailable.
@@ -39,14 +39,14 @@ func (p Policy) unavailable(total int) int {
 	}
 	n, err := intstr.GetScaledValueFromIntOrPercent(p.MaxUnavailable, total, true)
 	if err != nil {
-		// The schema refuses such a value; nobody is cordoned for one.
+		// The schema refuses such a value; no node is cordoned because of one.
 		return 0
 	}
 	return n
 }
 
-// Read reads a policy; nil is one that leaves drivers as they are. The error names the
-// field that cannot be read.
+// Read parses a policy; nil leaves drivers as they are. The error names the field that
+// cannot be parsed.
 func Read(spec *v1.DriverUpgradePolicySpec) (Policy, error) {
 	if spec == nil {
 		return Policy{}, nil
@@ -75,7 +75,7 @@ func Read(spec *v1.DriverUpgradePolicySpec) (Policy, error) {
 
 func seconds(n int) time.Duration { return time.Duration(n) * time.Second }
 
-// selector reads a label selector; one that says nothing is nil.
+// selector parses a label selector; an empty one is nil.
 func selector(field, text string, problems *[]error) labels.Selector {
 	if strings.TrimSpace(text) == "" {
 		return nil

@@ -12,7 +12,7 @@ import (
 
 var jammy = fleet.Pool{OS: "ubuntu22.04", Kernel: "5.15.0-2-aws"}
 
-// booted is a scene of a node with a precompiled driver.
+// booted returns a cluster with one node that has a precompiled driver.
 func booted() *oneNode {
 	s := newOneNode(Done, 0)
 	s.Serves = driver.Serves

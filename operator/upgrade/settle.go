@@ -8,7 +8,7 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// planNode plans for a node whose upgrade has begun, or need not begin; it reports whether
+// planNode plans for a node whose upgrade has begun, or need not begin. It reports whether
 // the node waits for its turn instead.
 func (w *planner) planNode(n *node) (waits bool) {
 	counts := &w.plan.Counts
@@ -40,7 +40,7 @@ func (w *planner) planNode(n *node) (waits bool) {
 		w.refused = append(w.refused, &later)
 		return true
 	case w.assignableAtOnce(n):
-		// Nothing runs there that a driver could be taken from.
+		// No driver runs there that would have to be removed.
 		if n.state.InFlight() || n.state == Failed {
 			w.resume(n, PodRestart)
 			return false
@@ -61,13 +61,13 @@ func (w *planner) planNode(n *node) (waits bool) {
 	return false
 }
 
-// planLoadedNode settles a node on which a driver may be loaded.
+// planLoadedNode plans for a node on which a driver may be loaded.
 func (w *planner) planLoadedNode(n *node, released, skip bool) (waits bool) {
 	counts := &w.plan.Counts
 	switch {
 	case released && w.leftBehind(n):
 		counts.Pending++
-		w.watchIdle = append(w.watchIdle, n.Name) // when its pods have gone, the driver comes
+		w.watchIdle = append(w.watchIdle, n.Name) // when its pods are gone, the driver is assigned
 		w.setWaiting(n, "pods that use GPUs to go; upgrades are not automatic")
 		return true
 	case released:
@@ -96,8 +96,8 @@ func (w *planner) planLoadedNode(n *node, released, skip bool) (waits bool) {
 	return false
 }
 
-// assignableAtOnce says that the node gets another DaemonSet without more ado: it is new, or what
-// served it serves it no more (another kernel was booted).
+// assignableAtOnce reports whether the node gets another DaemonSet without an upgrade: it is
+// new, or its DaemonSet no longer serves it because another kernel was booted.
 func (w *planner) assignableAtOnce(n *node) bool {
 	if n.target.Keep || n.assigned == n.target.ID {
 		return false
@@ -109,15 +109,15 @@ func (w *planner) assignableAtOnce(n *node) bool {
 	return ok && !w.fits(n.assigned, n)
 }
 
-// driverOfOldMachine reports whether the driver pod is that of another machine, which had the node's
-// name before: it is older than the Node, and goes when it is noticed that its machine has.
+// driverOfOldMachine reports whether the driver pod is that of another machine which had the
+// node's name before. It is older than the Node, and is deleted once its machine is found gone.
 func (n *node) driverOfOldMachine() bool {
 	return !n.driver.Created.IsZero() && n.driver.Created.Before(n.Created)
 }
 
-// leftBehind reports whether a driver was proven on the node and nothing of it is there any more,
-// as after a ClusterPolicy was deleted. What it loaded may be: where pods still use it, the
-// node is upgraded as others are; where none does, the driver comes at once.
+// leftBehind reports whether a driver was validated on the node and its pod and label are
+// gone, as after a ClusterPolicy was deleted. Its modules may still be loaded: if pods use
+// them, the node is upgraded like others; if none does, the driver is assigned at once.
 func (w *planner) leftBehind(n *node) bool {
 	gone := n.outdated && n.assigned == "" && n.driver == nil && n.refusal == nil
 	return gone && (n.state == Unknown || n.state == Done) && n.Labels[label.UpgradeSkip] != "true"
@@ -129,18 +129,17 @@ func (w *planner) podsKnown(n *node) bool {
 	return known
 }
 
-// holdsDriver reports whether a pod keeps a driver from being unloaded.
+// holdsDriver reports whether a pod prevents the driver from being unloaded.
 func (w *planner) holdsDriver(p *Pod) bool { return w.uses(p) && !p.Own && !p.Finished }
 
-// fits says that there is a DaemonSet of that ID, made for nodes like this.
+// fits reports whether a DaemonSet of that ID exists and is made for such nodes.
 func (w *planner) fits(id string, n *node) bool {
 	set, ok := w.Sets[id]
 	return ok && set.selects(n.Labels) && (w.Serves == nil || w.Serves(id, n.Pool))
 }
 
-// existingDriver is the ID of the DaemonSet that serves the pool of a node that is new in it, while
-// the pool keeps what it has: that of the target, if there is one by now, or another. "":
-// there is none.
+// existingDriver returns the ID of the DaemonSet for a new node of a pool that keeps its
+// driver: the target's, if it exists by now, or another that fits; "" if there is none.
 func (w *planner) existingDriver(n *node) string {
 	if w.fits(n.target.ID, n) {
 		return n.target.ID
@@ -153,14 +152,14 @@ func (w *planner) existingDriver(n *node) string {
 	return ""
 }
 
-// loaded says that a driver was proven on the node, whose pod may be gone.
+// loaded reports whether a driver was validated on the node; its pod may be gone.
 func (n *node) loaded() bool {
 	c := n.GPUReady
 	return c.Status == "True" || c.Status == "False" && !strings.HasPrefix(c.Message, "driver: ")
 }
 
-// restarting says that the node's old driver is on its way out, and the way back longer
-// than that forward.
+// restarting reports whether the node's old driver is being removed, so that going back
+// takes longer than going on.
 func (n *node) restarting() bool {
 	switch n.state {
 	case PodRestart:

@@ -16,40 +16,40 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// cluster is a simulated one: nodes with kubelets, validators and people, a DaemonSet
-// controller, pods, and budgets that refuse their eviction.
+// cluster is a simulated cluster with nodes, kubelets, validators, people, a DaemonSet
+// controller, pods, and budgets that refuse evictions.
 type cluster struct {
 	t       *rapid.T
 	now     time.Time
 	policy  Policy
 	nodes   map[string]*machine
 	sets    map[string]Set
-	version int  // of the driver that the policy asks for
-	byKern  bool // precompiled: one DaemonSet by kernel
+	version int  // of the driver that the policy requires
+	byKern  bool // precompiled: one DaemonSet for each kernel
 	held    bool // budgets refuse evictions
 	broken  int  // a version that does not start
 	serial  int
-	sent    map[string]Patch // writes that are on their way
+	sent    map[string]Patch // pending writes
 	refused map[string]Refusal
-	slow    bool // writes take their time
+	slow    bool // writes are delayed
 	settled map[string]settled
 }
 
-// machine is a node with what runs on it.
+// machine is a node and what runs on it.
 type machine struct {
 	fleet.Node
 	people    bool // somebody cordoned it
 	driver    *Driver
 	pods      []*Pod
-	mute      bool          // the validator says what it said before
-	locked    bool          // nobody may write the Node
-	obstinate bool          // its pods do not go
+	mute      bool          // the validator repeats its last result
+	locked    bool          // the Node cannot be written
+	obstinate bool          // its pods do not end
 	skew      time.Duration // of the node's clock
 }
 
 const kernels = "abc"
 
-// operand places the one that is simulated: it uses the driver.
+// operand is the label that places the simulated operand, which uses the driver.
 const operand = label.Deploy + "device-plugin"
 
 func (c *cluster) next() int { c.serial++; return c.serial }
@@ -132,7 +132,8 @@ func (c *cluster) input() Input {
 	return in
 }
 
-// plan plans, and shows that those nodes can be left out of which a plan before has said so.
+// plan makes a plan, and checks that it is the same without the nodes that an earlier plan
+// has settled.
 func (c *cluster) plan() *Plan {
 	in := c.input()
 	whole := Make(in)
@@ -160,7 +161,7 @@ func (c *cluster) plan() *Plan {
 	return whole
 }
 
-// settled is a node that need not be planned for, and all that this depends on.
+// settled is a settled node and all that its share depends on.
 type settled struct {
 	node    *fleet.Node
 	driver  *Driver
@@ -170,7 +171,7 @@ type settled struct {
 	share   Share
 }
 
-// runOperator plans and carries the plan out, or the first part of it.
+// runOperator makes a plan and carries it out, or only the first part of it.
 func (c *cluster) runOperator(upTo int) (wrote bool) {
 	c.apply()
 	p := c.plan()
@@ -180,7 +181,7 @@ func (c *cluster) runOperator(upTo int) (wrote bool) {
 		}
 		set(c.nodes[name].Labels, label.Driver, id)
 		c.bumpVersion(c.nodes[name])
-		// What else was planned of this node is refused now: it was planned on another version.
+		// Other parts of the plan for this node are refused: they were planned on another version.
 		wrote = true
 	}
 	for _, q := range p.Patches {
@@ -226,8 +227,8 @@ func (c *cluster) runOperator(upTo int) (wrote bool) {
 
 func (c *cluster) state(node string) State { return State(c.nodes[node].Labels[label.UpgradeState]) }
 
-// write is the API server's part in a patch. Where it comes late, other nodes may have
-// been cordoned since it was planned.
+// write plays the API server's part in a patch. Other nodes may have been cordoned between a
+// plan and its late write.
 func (c *cluster) write(p Patch, late bool) bool {
 	m := c.nodes[p.Node]
 	if m == nil || m.Version != p.Version {
@@ -260,8 +261,8 @@ func (c *cluster) write(p Patch, late bool) bool {
 	return true
 }
 
-// refuse is the API server's part in a write of a Node that nobody may write. It reports
-// whether it was refused. After a while the write is given up.
+// refuse plays the API server's part in the write of a locked Node. It reports whether the
+// write was refused. After a while the write is abandoned.
 func (c *cluster) refuse(node string) bool {
 	if m := c.nodes[node]; m == nil || !m.locked {
 		return false
@@ -278,7 +279,7 @@ func (c *cluster) refuse(node string) bool {
 	return true
 }
 
-// checkLimits runs when a node has just begun.
+// checkLimits checks the policy's limits after a node has begun.
 func (c *cluster) checkLimits(anyway bool) {
 	var flying, away int
 	for name, m := range c.nodes {
@@ -302,7 +303,7 @@ func (c *cluster) neverEnds(m *machine) bool {
 	return m.driver != nil && m.driver.Deleting && !c.now.Before(m.driver.End.Add(endTimeout))
 }
 
-// evict is the API server's and the kubelet's part in an eviction.
+// evict plays the parts of the API server and the kubelet in an eviction.
 func (c *cluster) evict(r Removal) bool {
 	m := c.nodes[r.Node]
 	require.True(c.t, c.state(r.Node).evicts() && m.Cordoned, "pods are evicted from cordoned nodes only")
@@ -316,7 +317,7 @@ func (c *cluster) evict(r Removal) bool {
 	return false
 }
 
-// apply brings the DaemonSets to what the policy asks for.
+// apply updates the DaemonSets as the policy requires.
 func (c *cluster) apply() {
 	wanted := map[string]bool{}
 	for _, k := range kernels {
@@ -333,7 +334,7 @@ func (c *cluster) apply() {
 	maps.DeleteFunc(c.sets, func(id string, _ Set) bool { return !wanted[id] })
 }
 
-// runOthers lets everybody else do what they do: DaemonSet controller, kubelets, validators.
+// runOthers runs everything but the operator: DaemonSet controller, kubelets, validators.
 func (c *cluster) runOthers() {
 	c.now = c.now.Add(7 * time.Second)
 	for _, name := range slices.Sorted(maps.Keys(c.sent)) {
