@@ -31,7 +31,7 @@ func Choose(spec *v1.ClusterPolicySpec, pool fleet.Pool, node string, f Facts) C
 	case spec.Driver.Precompiled():
 		return c.precompiled()
 	}
-	return c.built(spec.Operator.DriverToolkit())
+	return c.buildOnNode(spec.Operator.DriverToolkit())
 }
 
 type chooser struct {
@@ -57,15 +57,15 @@ func (c *chooser) simulated() Choice {
 	return choice
 }
 
-// built is the driver that is built on the node: with the Driver Toolkit where that is
+// buildOnNode is the driver that is built on the node: with the Driver Toolkit where that is
 // wanted and the node runs RHCOS (workers of OpenShift may run RHEL), else by the driver
 // container itself.
-func (c *chooser) built(toolkit bool) Choice {
+func (c *chooser) buildOnNode(toolkit bool) Choice {
 	if c.facts.OpenShift && toolkit && c.pool.CoreOS {
 		return c.toolkit()
 	}
-	choice := c.choice(Container, containerID(c.pool), c.tagged(c.pool.OS))
-	if choice.Problem = c.invalid(choice.Image); choice.Problem != nil {
+	choice := c.choice(Container, containerID(c.pool), c.driverImage(c.pool.OS))
+	if choice.Problem = c.invalidImage(choice.Image); choice.Problem != nil {
 		return choice
 	}
 	return c.identify(choice)
@@ -78,9 +78,9 @@ func (c *chooser) toolkit() Choice {
 			"node %s runs RHCOS and has no label %s, by which the Driver Toolkit is chosen; kubectl apply -f %s has NFD publish it",
 			c.node, label.OSTree, RuleFile)}
 	}
-	choice := c.choice(DriverToolkit, toolkitID(c.pool), c.tagged(c.pool.OS))
+	choice := c.choice(DriverToolkit, toolkitID(c.pool), c.driverImage(c.pool.OS))
 	choice.Selector = map[string]string{label.OSTree: version}
-	if choice.Problem = c.invalid(choice.Image); choice.Problem != nil {
+	if choice.Problem = c.invalidImage(choice.Image); choice.Problem != nil {
 		return choice
 	}
 	if choice = c.identify(choice); choice.Problem != nil {
@@ -112,31 +112,31 @@ func (c *chooser) precompiled() Choice {
 		return Choice{Pool: c.pool, Variant: Precompiled, Problem: c.problem(KernelUnknown,
 			"the kernel of node %s is not known, neither from NFD's label %s nor from the kubelet, and precompiled drivers are by kernel", c.node, label.Kernel)}
 	}
-	choice := c.choice(Precompiled, precompiledID(c.pool), c.tagged(drivertag.Kernel(c.pool.Kernel)+"-"+c.pool.OS))
+	choice := c.choice(Precompiled, precompiledID(c.pool), c.driverImage(drivertag.Kernel(c.pool.Kernel)+"-"+c.pool.OS))
 	if strings.Contains(choice.Image, "@") {
 		choice.Problem = c.problem(ImageInvalid,
 			"spec.driver names the digest %s, and precompiled drivers differ by kernel: name a version, as in 535, or set spec.driver.usePrecompiled=false", choice.Image)
 		return choice
 	}
-	if choice.Problem = c.invalid(choice.Image); choice.Problem != nil {
+	if choice.Problem = c.invalidImage(choice.Image); choice.Problem != nil {
 		return choice
 	}
-	return c.asked(choice)
+	return c.checkRegistry(choice)
 }
 
-// asked is the precompiled choice and what the registry says of it. What is not known
+// checkRegistry is the precompiled choice and what the registry says of it. What is not known
 // moves nothing: neither to the image, nor from it to a fallback.
-func (c *chooser) asked(choice Choice) Choice {
+func (c *chooser) checkRegistry(choice Choice) Choice {
 	var presence Presence
 	if c.facts.Registry != nil {
 		presence = c.facts.Registry(choice.Image)
 	}
-	c.own(&choice)
+	c.setOwner(&choice)
 	switch presence.State {
 	case Present:
 		return choice
 	case Absent:
-		return c.missing(choice, presence.Why)
+		return c.imageMissing(choice, presence.Why)
 	case Unknown:
 		choice.Problem = c.problem(RegistryUnknown,
 			"whether there is the driver image %s, for kernel %s of node %s, the registry does not say: %s", choice.Image, c.pool.Kernel, c.node, presence.Why)
@@ -147,7 +147,7 @@ func (c *chooser) asked(choice Choice) Choice {
 	return choice
 }
 
-func (c *chooser) missing(choice Choice, doubt string) Choice {
+func (c *chooser) imageMissing(choice Choice, doubt string) Choice {
 	if doubt != "" {
 		doubt = " (" + doubt + ")"
 	}
@@ -158,7 +158,7 @@ func (c *chooser) missing(choice Choice, doubt string) Choice {
 	}
 	// The policy asks for the Driver Toolkit by name, whatever spec.operator says of the
 	// usual case.
-	fallback := c.built(true)
+	fallback := c.buildOnNode(true)
 	if fallback.Problem != nil {
 		fallback.Problem.Message = what + ", and instead of it: " + fallback.Problem.Message
 		return fallback
@@ -171,7 +171,7 @@ func (c *chooser) missing(choice Choice, doubt string) Choice {
 // has answered for the first time, or has failed to, the pool keeps what it has: an image
 // that is run by the wrong contract does not start.
 func (c *chooser) identify(choice Choice) Choice {
-	if known := c.own(&choice); !known {
+	if known := c.setOwner(&choice); !known {
 		choice.Problem = c.problem(RegistryPending, "the registry is being asked whose driver container %s is, for node %s", choice.Image, c.node)
 	}
 	return choice
@@ -180,10 +180,10 @@ func (c *chooser) identify(choice Choice) Choice {
 // vendor is the part of NVIDIA's registry that has NVIDIA's own driver containers.
 const vendor = "nvcr.io/nvidia/"
 
-// own completes a choice by whether its image is a driver container of this product, and
+// setOwner completes a choice by whether its image is a driver container of this product, and
 // of which driver. known is false while the registry is being asked for the first time.
-func (c *chooser) own(choice *Choice) (known bool) {
-	as, known := c.whose(*choice)
+func (c *chooser) setOwner(choice *Choice) (known bool) {
+	as, known := c.imageOwner(*choice)
 	if choice.Ours = as.Ours; as.Ours {
 		choice.Version = cmp.Or(Version(c.spec.Driver.Version), as.Version)
 	} else {
@@ -192,11 +192,11 @@ func (c *chooser) own(choice *Choice) (known bool) {
 	return known
 }
 
-// whose returns what is known of the choice's image, Present where its owner is certain.
+// imageOwner returns what is known of the choice's image, Present where its owner is certain.
 // That of the operator's own release is ours, and its registry is not asked; nor is
 // NVIDIA's. An image of which the registry tells nothing stays what the cluster runs it as,
 // and else is NVIDIA's.
-func (c *chooser) whose(choice Choice) (as Presence, known bool) {
+func (c *chooser) imageOwner(choice Choice) (as Presence, known bool) {
 	own := v1.ImageSpec{}.Ref(v1.ImageSpec{Repository: c.facts.Images.Repository, Image: "driver"})
 	switch {
 	case Repository(choice.Image) == own:
@@ -218,13 +218,13 @@ func (c *chooser) whose(choice Choice) (as Presence, known bool) {
 	return Presence{}, presence.State != Unasked
 }
 
-// whole is how NVIDIA's drivers are numbered: 535.104.05, 390.157.
-var whole = regexp.MustCompile(`^[0-9]{1,8}(\.[0-9]{1,8}){1,2}$`)
+// versionPattern is how NVIDIA's drivers are numbered: 535.104.05, 390.157.
+var versionPattern = regexp.MustCompile(`^[0-9]{1,8}(\.[0-9]{1,8}){1,2}$`)
 
 // Version returns s where it is a driver's whole version, and else "": a tag may be more,
 // or less, as "535" is.
 func Version(s string) string {
-	if whole.MatchString(s) {
+	if versionPattern.MatchString(s) {
 		return s
 	}
 	return ""
@@ -239,9 +239,9 @@ func Repository(image string) string {
 	return image
 }
 
-// tagged is the driver's image with something added to its tag. A digest stays as it is:
+// driverImage is the driver's image with something added to its tag. A digest stays as it is:
 // whoever names one means that image for every pool.
-func (c *chooser) tagged(suffix string) string {
+func (c *chooser) driverImage(suffix string) string {
 	own := c.facts.Images
 	own.Image = "driver"
 	ref := c.spec.Driver.Ref(own)
@@ -251,12 +251,12 @@ func (c *chooser) tagged(suffix string) string {
 	return ref + "-" + suffix
 }
 
-// reference is what a registry takes: a path, and a tag or a digest
+// referencePattern is what a registry takes: a path, and a tag or a digest
 // (github.com/distribution/reference).
-var reference = regexp.MustCompile(`^[a-zA-Z0-9\[][a-zA-Z0-9._/:\[\]-]*(:[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}|@sha256:[0-9a-f]{64})$`)
+var referencePattern = regexp.MustCompile(`^[a-zA-Z0-9\[][a-zA-Z0-9._/:\[\]-]*(:[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}|@sha256:[0-9a-f]{64})$`)
 
-func (c *chooser) invalid(image string) *Problem {
-	if reference.MatchString(image) {
+func (c *chooser) invalidImage(image string) *Problem {
+	if referencePattern.MatchString(image) {
 		return nil
 	}
 	return c.problem(ImageInvalid, "spec.driver's repository, image and version make %q for node %s, which is no image with a tag; correct them", image, c.node)

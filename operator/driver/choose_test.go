@@ -298,8 +298,8 @@ func TestNamesAreNamesOfKubernetes(t *testing.T) {
 
 func TestWhatIsCutStaysApart(t *testing.T) {
 	long := strings.Repeat("5.15.0-1042-very-", 6)
-	a, b := name(long+"a"), name(long+"b")
+	a, b := identifier(long+"a"), identifier(long+"b")
 	require.NotEqual(t, a, b)
-	require.Len(t, a, longest)
-	require.NotEqual(t, name("6.8+64k"), name("6.8-64k"))
+	require.Len(t, a, maxLabelValue)
+	require.NotEqual(t, identifier("6.8+64k"), identifier("6.8-64k"))
 }

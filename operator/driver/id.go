@@ -11,8 +11,8 @@ import (
 
 const (
 	simulatedID = "simulated"
-	// longest is that of a label's value.
-	longest = 63
+	// maxLabelValue is that of a label's value.
+	maxLabelValue = 63
 )
 
 // Serves says whether the driver DaemonSet of that ID is made for nodes like these: for
@@ -23,9 +23,9 @@ func Serves(id string, pool fleet.Pool) bool {
 	return id != "" && slices.Contains([]string{simulatedID, containerID(pool), toolkitID(pool), precompiledID(pool)}, id)
 }
 
-func containerID(p fleet.Pool) string { return name(p.OS) }
+func containerID(p fleet.Pool) string { return identifier(p.OS) }
 
-func toolkitID(p fleet.Pool) string { return name(p.RHCOS) }
+func toolkitID(p fleet.Pool) string { return identifier(p.RHCOS) }
 
 // precompiledID is kernel and operating system. The architecture at a kernel's end is
 // left out where it is amd64, as in "4.18.0-372.51.1.el8.6-rhcos4.12", and else brought
@@ -36,21 +36,21 @@ func precompiledID(p fleet.Pool) string {
 		return ""
 	}
 	kernel := strings.NewReplacer(".x86_64", "", ".aarch64", "-arm64").Replace(p.Kernel)
-	return name(kernel + "-" + p.OS)
+	return identifier(kernel + "-" + p.OS)
 }
 
-// name makes of s what can be both the end of an object's name (a DNS-1123 subdomain) and
+// identifier makes of s what can be both the end of an object's name (a DNS-1123 subdomain) and
 // a label's value. Two that differ only in case, or in "_" and ".", become one; those that lose more,
 // or are cut, end with a hash of what they were.
-func name(s string) string {
+func identifier(s string) string {
 	plain := strings.ReplaceAll(strings.ToLower(s), "_", ".")
 	clean := subdomain(plain)
-	if clean == plain && len(clean) <= longest {
+	if clean == plain && len(clean) <= maxLabelValue {
 		return clean
 	}
 	sum := sha256.Sum256([]byte(s))
 	const hashed = 8
-	clean = subdomain(clean[:min(len(clean), longest-hashed-1)])
+	clean = subdomain(clean[:min(len(clean), maxLabelValue-hashed-1)])
 	return strings.TrimPrefix(clean+"-"+hex.EncodeToString(sum[:hashed/2]), "-")
 }
 

@@ -5,7 +5,7 @@ package driver
 // has the Driver Toolkit's side-car.
 func Try(choices []Choice, sets map[string]bool) {
 	for i, c := range choices {
-		if c.Problem == nil || !c.Problem.Try || c.keeps(sets) {
+		if c.Problem == nil || !c.Problem.Try || c.hasDriverToKeep(sets) {
 			continue
 		}
 		tried := *c.Problem
@@ -14,9 +14,9 @@ func Try(choices []Choice, sets map[string]bool) {
 	}
 }
 
-// keeps reports whether a DaemonSet is made for the pool and has something to lose. One
+// hasDriverToKeep reports whether a DaemonSet is made for the pool and has something to lose. One
 // that has no side-car loses none when it is rolled out again without.
-func (c Choice) keeps(sets map[string]bool) bool {
+func (c Choice) hasDriverToKeep(sets map[string]bool) bool {
 	for id, sidecar := range sets {
 		bare := c.Variant == DriverToolkit && id == c.ID && !sidecar
 		if Serves(id, c.Pool) && !bare {

@@ -28,8 +28,8 @@ func Observe(node *corev1.Node) *Node {
 		Injection:   injectionOf(info.KubeletVersion, info.ContainerRuntimeVersion),
 		Kubelet:     info.KubeletVersion,
 		Runtime:     info.ContainerRuntimeVersion,
-		Labels:      only(node.Labels, readLabel),
-		Annotations: only(node.Annotations, readAnnotation),
+		Labels:      filter(node.Labels, readLabel),
+		Annotations: filter(node.Annotations, readAnnotation),
 	}
 	for i := range node.Status.Conditions {
 		switch c := &node.Status.Conditions[i]; c.Type {
@@ -55,7 +55,7 @@ func (n *Node) hasGPU() bool {
 	switch present := n.Labels[label.Present]; {
 	case present != "" && present != yes:
 		return false
-	case n.seen():
+	case n.detectedByNFD():
 		return true
 	case present == yes:
 		return !n.Described || !n.recorded().has(label.Present)
@@ -63,9 +63,9 @@ func (n *Node) hasGPU() bool {
 	return false
 }
 
-// seen says that NFD sees an NVIDIA GPU: a display or 3D controller, or, where NFD is
+// detectedByNFD says that NFD sees an NVIDIA GPU: a display or 3D controller, or, where NFD is
 // set up to label by vendor, any NVIDIA device.
-func (n *Node) seen() bool {
+func (n *Node) detectedByNFD() bool {
 	return n.Labels[label.PCI3D] == yes || n.Labels[label.PCIDisplay] == yes || n.Labels[label.PCI] == yes
 }
 
@@ -127,8 +127,8 @@ func readAnnotation(key string) bool {
 	return false
 }
 
-// only returns the entries of m that are wanted: m itself where that is all of them.
-func only(m map[string]string, wanted func(string) bool) map[string]string {
+// filter returns the entries of m that are wanted: m itself where that is all of them.
+func filter(m map[string]string, wanted func(string) bool) map[string]string {
 	count := 0
 	for key := range m {
 		if wanted(key) {

@@ -56,7 +56,7 @@ func (p Patch) JSON() ([]byte, error) {
 // LabelPatch returns what brings the Node to the placement. Applied twice, it is empty
 // the second time.
 func (n *Node) LabelPatch(p Placement) Patch {
-	patch := n.patch(n.wanted(p), p.Speaks && !n.Served(p.HandOver))
+	patch := n.patch(n.wantedLabels(p), p.Speaks && !n.Served(p.HandOver))
 	var driver, injection string
 	if n.Served(p.HandOver) {
 		driver, injection = p.Driver, string(n.Injection)
@@ -64,18 +64,18 @@ func (n *Node) LabelPatch(p Placement) Patch {
 			driver = label.PreInstalled
 		}
 	}
-	if injection == "" && n.touched() {
-		n.forget(&patch)
+	if injection == "" && n.written() {
+		n.removeFeatures(&patch)
 	}
-	n.set(&patch, label.Driver, driver)
-	n.set(&patch, label.Injection, injection)
+	n.setLabel(&patch, label.Driver, driver)
+	n.setLabel(&patch, label.Injection, injection)
 	return patch
 }
 
-// wanted are the labels below nvidia.com/gpu. that the Node is to have. While NVIDIA's
+// wantedLabels are the labels below nvidia.com/gpu. that the Node is to have. While NVIDIA's
 // operator runs there are none to add; that a GPU is there stays said where it was, as it
 // may be the only thing that says so.
-func (n *Node) wanted(p Placement) map[string]string {
+func (n *Node) wantedLabels(p Placement) map[string]string {
 	wanted := map[string]string{}
 	if n.GPU && (!p.HandOver || n.recorded().has(label.Present)) {
 		wanted[label.Present] = yes
@@ -97,13 +97,13 @@ func (n *Node) wanted(p Placement) map[string]string {
 // it ends is then taken away, too.
 func (n *Node) RemovalPatch(speaks bool) Patch {
 	patch := n.patch(nil, speaks)
-	n.set(&patch, label.Driver, "")
-	n.set(&patch, label.Injection, "")
-	if !n.touched() {
+	n.setLabel(&patch, label.Driver, "")
+	n.setLabel(&patch, label.Injection, "")
+	if !n.written() {
 		return patch
 	}
-	n.forget(&patch)
-	n.set(&patch, label.UpgradeState, "")
+	n.removeFeatures(&patch)
+	n.setLabel(&patch, label.UpgradeState, "")
 	for _, key := range []string{label.UpgradeSince, label.UpgradeWhy, label.UpgradeTarget, label.UpgradeCordoned, label.InitiallyCordoned} {
 		if _, ok := n.Annotations[key]; ok {
 			patch.Annotations[key] = nil
@@ -127,27 +127,27 @@ func (n *Node) patch(wanted map[string]string, speaks bool) Patch {
 			continue
 		case !exists:
 			now[key] = ""
-		case mine && ours(key, has):
+		case mine && isOwnValue(key, has):
 			now[key] = before
 		case has == yes && value == label.PreInstalled:
 			now[key] = yes // somebody else's "true" says no more than that there may be a driver
 		default:
 			continue
 		}
-		n.set(&patch, key, value)
+		n.setLabel(&patch, key, value)
 	}
 	for key, before := range old {
-		if _, ok := wanted[key]; !ok && ours(key, n.Labels[key]) {
-			n.set(&patch, key, before)
+		if _, ok := wanted[key]; !ok && isOwnValue(key, n.Labels[key]) {
+			n.setLabel(&patch, key, before)
 		}
 	}
 	if n.Away() {
-		n.clear(&patch)
+		n.clearOperands(&patch)
 	}
 	text := now.String()
 	has, is := n.Annotations[label.Wrote]
 	switch {
-	case text != "" || speaks && n.touched():
+	case text != "" || speaks && n.written():
 		if !is || text != has {
 			patch.Annotations[label.Wrote] = &text
 		}
@@ -157,9 +157,9 @@ func (n *Node) patch(wanted map[string]string, speaks bool) Patch {
 	return patch
 }
 
-// clear removes whatever "true" places an operand, whoever wrote it: a person wants none
+// clearOperands removes whatever "true" places an operand, whoever wrote it: a person wants none
 // on the Node, and labels that NVIDIA's operator left would hold them there.
-func (n *Node) clear(patch *Patch) {
+func (n *Node) clearOperands(patch *Patch) {
 	for key, value := range n.Labels {
 		_, changed := patch.Labels[key]
 		if strings.HasPrefix(key, label.Deploy) && key != label.Operands && (value == yes || value == label.Paused || changed) {
@@ -168,15 +168,15 @@ func (n *Node) clear(patch *Patch) {
 	}
 }
 
-// touched says whether the operator has written on the Node.
-func (n *Node) touched() bool {
+// written says whether the operator has written on the Node.
+func (n *Node) written() bool {
 	_, recorded := n.Annotations[label.Wrote]
 	return recorded || n.Labels[label.Driver] != "" || n.Labels[label.Injection] != ""
 }
 
-// forget removes the labels by which the validator says what the Node's GPUs are: it is
+// removeFeatures removes the labels by which the validator says what the Node's GPUs are: it is
 // taken off the Node, and nobody else would.
-func (n *Node) forget(patch *Patch) {
+func (n *Node) removeFeatures(patch *Patch) {
 	text, has := n.Annotations[label.Features]
 	if !has {
 		return
@@ -189,8 +189,8 @@ func (n *Node) forget(patch *Patch) {
 	patch.Annotations[label.Features] = nil
 }
 
-// set changes a label; "" removes it.
-func (n *Node) set(patch *Patch, key, value string) {
+// setLabel changes a label; "" removes it.
+func (n *Node) setLabel(patch *Patch, key, value string) {
 	if has, exists := n.Labels[key]; exists != (value != "") || has != value {
 		patch.Labels[key] = pointer(value)
 	}
@@ -203,8 +203,8 @@ func pointer(s string) *string {
 	return &s
 }
 
-// ours says whether a label that the operator wrote still has a value that it gives it.
-func ours(key, value string) bool {
+// isOwnValue says whether a label that the operator wrote still has a value that it gives it.
+func isOwnValue(key, value string) bool {
 	return value == yes || value == label.Paused || value == label.PreInstalled && key == label.Deploy+label.DriverOperand
 }
 

@@ -14,21 +14,21 @@ func Strip(node *corev1.Node) {
 	node.ObjectMeta = metav1.ObjectMeta{
 		Name: meta.Name, UID: meta.UID, ResourceVersion: meta.ResourceVersion,
 		CreationTimestamp: meta.CreationTimestamp, DeletionTimestamp: meta.DeletionTimestamp,
-		Labels: keep(meta.Labels, readLabel), Annotations: keep(meta.Annotations, readAnnotation),
+		Labels: filterInterned(meta.Labels, readLabel), Annotations: filterInterned(meta.Annotations, readAnnotation),
 	}
 	node.Spec = corev1.NodeSpec{Unschedulable: node.Spec.Unschedulable, Taints: node.Spec.Taints}
 	info := node.Status.NodeInfo
 	node.Status = corev1.NodeStatus{
 		Conditions: readConditions(node.Status.Conditions),
 		NodeInfo: corev1.NodeSystemInfo{
-			KernelVersion: shared(info.KernelVersion), OSImage: shared(info.OSImage), Architecture: shared(info.Architecture),
-			ContainerRuntimeVersion: shared(info.ContainerRuntimeVersion), KubeletVersion: shared(info.KubeletVersion),
+			KernelVersion: intern(info.KernelVersion), OSImage: intern(info.OSImage), Architecture: intern(info.Architecture),
+			ContainerRuntimeVersion: intern(info.ContainerRuntimeVersion), KubeletVersion: intern(info.KubeletVersion),
 		},
 	}
 }
 
-// keep returns the entries of m that are wanted.
-func keep(m map[string]string, wanted func(string) bool) map[string]string {
+// filterInterned returns the entries of m that are wanted.
+func filterInterned(m map[string]string, wanted func(string) bool) map[string]string {
 	var kept map[string]string
 	for key, value := range m {
 		if !wanted(key) {
@@ -37,14 +37,14 @@ func keep(m map[string]string, wanted func(string) bool) map[string]string {
 		if kept == nil {
 			kept = map[string]string{}
 		}
-		kept[shared(key)] = shared(value)
+		kept[intern(key)] = intern(value)
 	}
 	return kept
 }
 
-// shared is s, which most Nodes have, in one place for all of them: the fewer strings there
+// intern is s, which most Nodes have, in one place for all of them: the fewer strings there
 // are, the less is to be collected around.
-func shared(s string) string { return unique.Make(s).Value() }
+func intern(s string) string { return unique.Make(s).Value() }
 
 func readConditions(all []corev1.NodeCondition) []corev1.NodeCondition {
 	var read []corev1.NodeCondition

@@ -31,7 +31,7 @@ func Tag(id, version, rhelVersion, ostree string) string {
 	if id == "rocky" || id == rhel && parseRelease(major(version)+".0").atLeast(10, 0) {
 		version = major(version)
 	}
-	if id == "" || version == "" || !tagged(id+version) {
+	if id == "" || version == "" || !validTag(id+version) {
 		return ""
 	}
 	return id + version
@@ -59,8 +59,8 @@ func major(version string) string {
 	return first
 }
 
-// tagged says whether s can be part of an image's tag and a label's value.
-func tagged(s string) bool {
+// validTag says whether s can be part of an image's tag and a label's value.
+func validTag(s string) bool {
 	for _, r := range s {
 		if !strings.ContainsRune("abcdefghijklmnopqrstuvwxyz0123456789._-", r) {
 			return false

@@ -82,7 +82,7 @@ func ObservePod(p *corev1.Pod) *Pod {
 	ready := condition(p, corev1.PodReady)
 	o.Ready = !o.Deleting && ready != nil && ready.Status == corev1.ConditionTrue
 	if !o.Ready {
-		o.Problem = problem(p)
+		o.Problem = podProblem(p)
 		o.Problem.Message = record.Clean(o.Problem.Message, maxText)
 		if o.Problem.Since.IsZero() {
 			o.Problem.Since = o.Created
@@ -150,8 +150,8 @@ func HostDriver(p *corev1.Pod) (text string, found bool) {
 	return "", false
 }
 
-// problem says why a pod is not ready.
-func problem(p *corev1.Pod) Problem {
+// podProblem says why a pod is not ready.
+func podProblem(p *corev1.Pod) Problem {
 	if p.DeletionTimestamp != nil {
 		return Problem{Reason: ReasonTerminating, Message: "the pod is being deleted", Since: p.DeletionTimestamp.Time}
 	}
@@ -195,11 +195,11 @@ func containerProblem(c corev1.ContainerStatus) (Problem, bool) {
 		case "CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError", "PreStartHookError", "PostStartHookError":
 			return Problem{Stuck: true, Reason: ReasonCannotStart, Message: fmt.Sprintf("container %s: %s: %s", c.Name, w.Reason, w.Message)}, true
 		case "CrashLoopBackOff":
-			return crash(c), true
+			return crashProblem(c), true
 		}
 	}
 	if t := c.State.Terminated; t != nil && t.ExitCode != 0 || c.State.Running != nil && !c.Ready && c.RestartCount > 1 && c.LastTerminationState.Terminated != nil {
-		return crash(c), true
+		return crashProblem(c), true
 	}
 	return Problem{}, false
 }
@@ -211,7 +211,7 @@ func pullMessage(w *corev1.ContainerStateWaiting) string {
 	return strings.TrimSpace(cmp.Or(w.Message, w.Reason))
 }
 
-func crash(c corev1.ContainerStatus) Problem {
+func crashProblem(c corev1.ContainerStatus) Problem {
 	t := c.State.Terminated
 	if t == nil {
 		t = c.LastTerminationState.Terminated
@@ -229,16 +229,16 @@ func crash(c corev1.ContainerStatus) Problem {
 	return Problem{Stuck: true, Reason: ReasonCrashLoop, Message: text}
 }
 
-// lastWord is how gpu-driver tells why it ended: its name, a reason in one word, of at most
+// driverMessage is how gpu-driver tells why it ended: its name, a reason in one word, of at most
 // 63 characters, and what happened.
-var lastWord = regexp.MustCompile(`^gpu-driver: (?:([A-Z][A-Za-z]{1,62}): )?(.+)$`)
+var driverMessage = regexp.MustCompile(`^gpu-driver: (?:([A-Z][A-Za-z]{1,62}): )?(.+)$`)
 
 // LastWord returns what a container that ended said last, of its termination message, which
 // may be the end of its log; reason is "" where that is none of gpu-driver's.
 func LastWord(message string) (reason, text string) {
 	message = strings.TrimSpace(message)
 	last := message[strings.LastIndexByte(message, '\n')+1:]
-	if m := lastWord.FindStringSubmatch(last); m != nil {
+	if m := driverMessage.FindStringSubmatch(last); m != nil {
 		return m[1], m[2]
 	}
 	return "", last

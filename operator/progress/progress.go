@@ -98,34 +98,34 @@ func Of(n *fleet.Node, pods []*Pod, w Wanted) Progress {
 	case !n.Ready:
 		return Progress{State: road.Prerequisites, Status: Unknown, Reason: ReasonNodeNotReady, Message: "the Node is not Ready: nothing that is said of it can be believed"}
 	}
-	l := look{node: n, pods: pods, word: listen(n)}
-	p := l.walk(w.States)
-	p.Beside = l.beside(p, w.States)
+	v := nodeView{node: n, pods: pods, verdict: readVerdict(n)}
+	p := v.evaluate(w.States)
+	p.Beside = v.beside(p, w.States)
 	return p
 }
 
-// word is what the validator says: how many layers are proven, and what is said of the
+// verdict is what the validator says: how many layers are proven, and what is said of the
 // next.
-type word struct {
+type verdict struct {
 	fleet.Condition
-	silent string // why it is not believed; "" where it is
-	proven int    // of readiness.Layers
+	distrust string // why it is not believed; "" where it is
+	proven   int    // of readiness.Layers
 }
 
-func (w word) known() bool { return w.silent == "" }
+func (w verdict) trusted() bool { return w.distrust == "" }
 
-// listen reads the condition GPUReady: its message begins with the layer that it is about.
-func listen(n *fleet.Node) word {
-	w := word{Condition: n.GPUReady}
+// readVerdict reads the condition GPUReady: its message begins with the layer that it is about.
+func readVerdict(n *fleet.Node) verdict {
+	w := verdict{Condition: n.GPUReady}
 	if w.Said.IsZero() {
 		w.Said = w.Since // nobody says it again
 	}
 	all := readiness.Layers()
 	switch {
 	case w.Status == "":
-		w.silent = ReasonNotValidated
+		w.distrust = ReasonNotValidated
 	case n.Heartbeat.Sub(w.Said) >= Stale:
-		w.silent = ReasonStale
+		w.distrust = ReasonStale
 	case w.Status == corev1.ConditionTrue:
 		w.proven = len(all)
 	default:
@@ -138,8 +138,8 @@ func listen(n *fleet.Node) word {
 	return w
 }
 
-// proves says whether the validator's word proves a state, and whether it is about it.
-func (w word) proves(s road.State) bool {
+// confirms says whether the validator's word proves a state, and whether it is about it.
+func (w verdict) confirms(s road.State) bool {
 	all := readiness.Layers()
 	for _, l := range layers[s] {
 		if slices.Index(all, l) >= w.proven {

@@ -66,7 +66,7 @@ func unscheduled(p *corev1.Pod) {
 	p.Status = corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: "0/2 nodes are available: 1 Insufficient cpu"}}}
 }
 
-func TestAPodSaysWhyItIsNotReady(t *testing.T) {
+func TestReasonWhyAPodIsNotReady(t *testing.T) {
 	running := corev1.ContainerStatus{Name: "main", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}
 	for name, c := range map[string]struct {
 		change  func(*corev1.Pod)
@@ -123,14 +123,14 @@ func TestAPodSaysWhyItIsNotReady(t *testing.T) {
 // node has all that a GPU node has, but for what change does.
 func node(change ...func(*fleet.Node)) *fleet.Node {
 	n := &fleet.Node{Name: "n1", UID: "1", GPU: true, Ready: true, Heartbeat: now, Created: now.Add(-time.Hour), Labels: map[string]string{label.GPUProduct: "GPU"}}
-	heard(corev1.ConditionTrue, "Ready", "8 of 8 GPUs ready")(n)
+	validated(corev1.ConditionTrue, "Ready", "8 of 8 GPUs ready")(n)
 	for _, c := range change {
 		c(n)
 	}
 	return n
 }
 
-func heard(status corev1.ConditionStatus, reason, message string) func(*fleet.Node) {
+func validated(status corev1.ConditionStatus, reason, message string) func(*fleet.Node) {
 	return func(n *fleet.Node) {
 		n.GPUReady = fleet.Condition{Status: status, Reason: reason, Message: message, Since: now.Add(-2 * time.Hour), Said: now.Add(-4 * time.Minute)}
 	}
@@ -142,9 +142,9 @@ func labelled(key, value string) func(*fleet.Node) {
 
 func without(key string) func(*fleet.Node) { return func(n *fleet.Node) { delete(n.Labels, key) } }
 
-func silent(n *fleet.Node) { n.GPUReady = fleet.Condition{} }
+func unvalidated(n *fleet.Node) { n.GPUReady = fleet.Condition{} }
 
-func TestHowFarANodeIs(t *testing.T) {
+func TestProgressOfANode(t *testing.T) {
 	all := []*corev1.Pod{pod(driverApp), pod(toolkitApp), pod(pluginApp), pod(validatorApp)}
 	broken := unready(waits("ImagePullBackOff", "gone"))
 	starting := unready(waits("ContainerCreating", ""))
@@ -159,28 +159,28 @@ func TestHowFarANodeIs(t *testing.T) {
 		"all is proven":                        {node(), all, 8, "", Ready, "Ready"},
 		"proven, and a pod is replaced":        {node(), []*corev1.Pod{pod(driverApp, starting)}, 8, "", Ready, "Ready"},
 		"no labels of the GPUs yet":            {node(without(label.GPUProduct)), all, 7, road.FeatureLabels, Waiting, ReasonNoLabels},
-		"just labelled":                        {node(silent), nil, 1, road.Driver, Waiting, ReasonNoPod},
-		"driver starts":                        {node(silent), []*corev1.Pod{pod(driverApp, starting), pod(validatorApp)}, 1, road.Driver, Waiting, ReasonStarting},
-		"driver has no image":                  {node(heard("False", "KernelModuleNotLoaded", "driver: none; load it")), []*corev1.Pod{pod(driverApp, broken), pod(validatorApp)}, 1, road.Driver, Failed, ReasonImagePull},
-		"driver on the host":                   {node(silent, labelled(label.Deploy+"driver", label.PreInstalled)), []*corev1.Pod{pod(validatorApp, starting)}, 2, road.DriverValidation, Waiting, ReasonStarting},
-		"driver is not proven":                 {node(heard("False", "KernelModuleNotLoaded", "driver: none; load it")), all, 2, road.DriverValidation, Failed, "KernelModuleNotLoaded"},
-		"driver is being proven":               {node(heard("Unknown", "Proving", "driver: is being looked at")), all, 2, road.DriverValidation, Waiting, "Proving"},
-		"toolkit has no pod":                   {node(heard("False", "NoInjection", "toolkit: none; wait")), []*corev1.Pod{pod(driverApp)}, 3, road.Toolkit, Waiting, ReasonNoPod},
-		"toolkit fails":                        {node(heard("False", "NoInjection", "toolkit: none; wait")), all, 4, road.ToolkitValidation, Failed, "NoInjection"},
-		"cuda fails":                           {node(heard("False", "WrongResult", "cuda: 2+2=5; replace it")), all, 6, road.PluginValidation, Failed, "WrongResult"},
-		"plugin starts":                        {node(heard("False", "PluginMissing", "plugin: none; wait")), []*corev1.Pod{pod(pluginApp, starting)}, 5, road.DevicePlugin, Waiting, ReasonStarting},
-		"a layer beside the road fails":        {node(heard("False", "PeermemMissing", "peermem: none; load it")), all, 6, road.PluginValidation, Failed, "PeermemMissing"},
-		"nothing is known in this boot":        {node(heard("Unknown", "Proving", "nothing has been proven yet since the node was started")), all, 2, road.DriverValidation, Waiting, "Proving"},
-		"NFD sees a GPU, the validator none":   {node(heard("False", "NoGPU", "the PCI bus has none")), all, 2, road.DriverValidation, Failed, "NoGPU"},
-		"validator cannot start":               {node(silent), []*corev1.Pod{pod(driverApp), pod(validatorApp, broken)}, 2, road.DriverValidation, Failed, ReasonImagePull},
-		"validator says nothing":               {node(silent), all, 2, road.DriverValidation, Unknown, ReasonNotValidated},
-		"validator is kept away":               {node(silent, labelled(label.Deploy+"operator-validator", "false")), all[:3], 2, road.DriverValidation, Unknown, ReasonNotValidated},
+		"just labelled":                        {node(unvalidated), nil, 1, road.Driver, Waiting, ReasonNoPod},
+		"driver starts":                        {node(unvalidated), []*corev1.Pod{pod(driverApp, starting), pod(validatorApp)}, 1, road.Driver, Waiting, ReasonStarting},
+		"driver has no image":                  {node(validated("False", "KernelModuleNotLoaded", "driver: none; load it")), []*corev1.Pod{pod(driverApp, broken), pod(validatorApp)}, 1, road.Driver, Failed, ReasonImagePull},
+		"driver on the host":                   {node(unvalidated, labelled(label.Deploy+"driver", label.PreInstalled)), []*corev1.Pod{pod(validatorApp, starting)}, 2, road.DriverValidation, Waiting, ReasonStarting},
+		"driver is not proven":                 {node(validated("False", "KernelModuleNotLoaded", "driver: none; load it")), all, 2, road.DriverValidation, Failed, "KernelModuleNotLoaded"},
+		"driver is being proven":               {node(validated("Unknown", "Proving", "driver: is being looked at")), all, 2, road.DriverValidation, Waiting, "Proving"},
+		"toolkit has no pod":                   {node(validated("False", "NoInjection", "toolkit: none; wait")), []*corev1.Pod{pod(driverApp)}, 3, road.Toolkit, Waiting, ReasonNoPod},
+		"toolkit fails":                        {node(validated("False", "NoInjection", "toolkit: none; wait")), all, 4, road.ToolkitValidation, Failed, "NoInjection"},
+		"cuda fails":                           {node(validated("False", "WrongResult", "cuda: 2+2=5; replace it")), all, 6, road.PluginValidation, Failed, "WrongResult"},
+		"plugin starts":                        {node(validated("False", "PluginMissing", "plugin: none; wait")), []*corev1.Pod{pod(pluginApp, starting)}, 5, road.DevicePlugin, Waiting, ReasonStarting},
+		"a layer beside the road fails":        {node(validated("False", "PeermemMissing", "peermem: none; load it")), all, 6, road.PluginValidation, Failed, "PeermemMissing"},
+		"nothing is known in this boot":        {node(validated("Unknown", "Proving", "nothing has been proven yet since the node was started")), all, 2, road.DriverValidation, Waiting, "Proving"},
+		"NFD sees a GPU, the validator none":   {node(validated("False", "NoGPU", "the PCI bus has none")), all, 2, road.DriverValidation, Failed, "NoGPU"},
+		"validator cannot start":               {node(unvalidated), []*corev1.Pod{pod(driverApp), pod(validatorApp, broken)}, 2, road.DriverValidation, Failed, ReasonImagePull},
+		"validator says nothing":               {node(unvalidated), all, 2, road.DriverValidation, Unknown, ReasonNotValidated},
+		"validator is kept away":               {node(unvalidated, labelled(label.Deploy+"operator-validator", "false")), all[:3], 2, road.DriverValidation, Unknown, ReasonNotValidated},
 		"validator has been silent for long":   {node(func(n *fleet.Node) { n.GPUReady.Said = n.Heartbeat.Add(-Stale) }), all, 2, road.DriverValidation, Unknown, ReasonStale},
 		"validator's pod died, its word stays": {node(func(n *fleet.Node) { n.GPUReady.Said = n.Heartbeat.Add(-Stale) }), []*corev1.Pod{pod(driverApp), pod(validatorApp, unready(crashes(waits("CrashLoopBackOff", ""), 1, "x")))}, 2, road.DriverValidation, Failed, ReasonCrashLoop},
 		"kubelet is not heard of":              {node(func(n *fleet.Node) { n.Ready = false }), all, 0, road.Prerequisites, Unknown, ReasonNodeNotReady},
 		"kept away":                            {node(labelled(label.Operands, "false")), nil, 0, "", Excluded, ReasonExcluded},
-		"a person keeps the driver away":       {node(silent, labelled(label.Deploy+"driver", "false")), nil, 2, road.DriverValidation, Waiting, ReasonNoPod},
-		"an old driver pod goes, the new one has no image": {node(heard("False", "X", "driver: x; y")), []*corev1.Pod{
+		"a person keeps the driver away":       {node(unvalidated, labelled(label.Deploy+"driver", "false")), nil, 2, road.DriverValidation, Waiting, ReasonNoPod},
+		"an old driver pod goes, the new one has no image": {node(validated("False", "X", "driver: x; y")), []*corev1.Pod{
 			pod(driverApp, func(p *corev1.Pod) { p.Name, p.DeletionTimestamp = "old", &metav1.Time{Time: now} }), pod(driverApp, broken),
 		}, 1, road.Driver, Failed, ReasonImagePull},
 	} {
@@ -197,9 +197,9 @@ func TestHowFarANodeIs(t *testing.T) {
 	}
 }
 
-func TestWhatTheDriversContainerSaysIsTold(t *testing.T) {
+func TestDriverContainersReasonIsReported(t *testing.T) {
 	const log = "time=… level=INFO msg=compiling\ngpu-driver: BuildFailed: nv-mmap.c:42: error: implicit declaration of follow_pfn; use driver 580.65.06 or later\n"
-	said := node(heard("False", "InUse", "driver: no driver is loaded: python (12) of pod a/b holds nvidia_uvm; end it"))
+	said := node(validated("False", "InUse", "driver: no driver is loaded: python (12) of pod a/b holds nvidia_uvm; end it"))
 	waits := unready(corev1.ContainerStatus{Name: "nvidia-driver-ctr", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}})
 	ended := unready(corev1.ContainerStatus{Name: "nvidia-driver-ctr", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 3, Reason: "Error", Message: log}}})
 	for name, c := range map[string]struct {
@@ -211,7 +211,7 @@ func TestWhatTheDriversContainerSaysIsTold(t *testing.T) {
 	}{
 		"it waits for processes": {said, pod(driverApp, waits), Waiting, "InUse", "python (12) of pod a/b holds nvidia_uvm; end it"},
 		"it has ended":           {said, pod(driverApp, ended), Failed, "BuildFailed", "pod gpus/" + pod(driverApp).Name + ": container nvidia-driver-ctr ended with 3: nv-mmap.c:42: error: implicit declaration of follow_pfn; use driver 580.65.06 or later"},
-		"it says nothing":        {node(silent), pod(driverApp, waits), Waiting, ReasonNotReady, "pod gpus/" + pod(driverApp).Name + ": container nvidia-driver-ctr runs and is not ready yet"},
+		"it says nothing":        {node(unvalidated), pod(driverApp, waits), Waiting, ReasonNotReady, "pod gpus/" + pod(driverApp).Name + ": container nvidia-driver-ctr runs and is not ready yet"},
 		"it was there before":    {said, pod(driverApp, waits), Waiting, ReasonNotReady, "pod gpus/" + pod(driverApp).Name + ": container nvidia-driver-ctr runs and is not ready yet"},
 	} {
 		if name != "it was there before" {
@@ -224,7 +224,7 @@ func TestWhatTheDriversContainerSaysIsTold(t *testing.T) {
 	}
 }
 
-func TestTheLastWordIsGPUDrivers(t *testing.T) {
+func TestTerminationMessageOfGPUDriver(t *testing.T) {
 	for message, want := range map[string][2]string{
 		"": {"", ""},
 		"a\ngpu-driver: InUse: x holds it; end it\n":     {"InUse", "x holds it; end it"},
@@ -238,8 +238,8 @@ func TestTheLastWordIsGPUDrivers(t *testing.T) {
 	}
 }
 
-func TestAValidatorThatIsCreatedAnewHasNotFailed(t *testing.T) {
-	without := heard(corev1.ConditionFalse, "InjectionMissing", "driver: the toolkit injects GPUs now, and this container was created without them")
+func TestRestartingValidatorHasNotFailed(t *testing.T) {
+	without := validated(corev1.ConditionFalse, "InjectionMissing", "driver: the toolkit injects GPUs now, and this container was created without them")
 	running := corev1.ContainerStatus{Name: "main", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}
 	again := running
 	again.RestartCount, again.LastTerminationState = 2, ended(0, "")
@@ -252,8 +252,8 @@ func TestAValidatorThatIsCreatedAnewHasNotFailed(t *testing.T) {
 		"it has ended":            {without, unready(corev1.ContainerStatus{Name: "main", State: ended(0, "")}), Waiting},
 		"again and again":         {without, unready(again), Failed},
 		"the kubelet waits":       {without, unready(waits("CrashLoopBackOff", "")), Failed},
-		"a pod was given no GPU":  {heard(corev1.ConditionFalse, "InjectionMissing", "cuda: the pod was given no GPU"), unready(running), Failed},
-		"another reason":          {heard(corev1.ConditionFalse, "DriverFailed", "driver: x"), unready(running), Failed},
+		"a pod was given no GPU":  {validated(corev1.ConditionFalse, "InjectionMissing", "cuda: the pod was given no GPU"), unready(running), Failed},
+		"another reason":          {validated(corev1.ConditionFalse, "DriverFailed", "driver: x"), unready(running), Failed},
 		"kept away after it said": {func(n *fleet.Node) { without(n); labelled(label.Deploy+"operator-validator", "false")(n) }, unready(running), Failed},
 	} {
 		pods := []*Pod{ObservePod(pod(driverApp)), ObservePod(pod(toolkitApp)), ObservePod(pod(pluginApp)), ObservePod(pod(validatorApp, c.validator))}
@@ -270,20 +270,20 @@ func TestAValidatorThatIsCreatedAnewHasNotFailed(t *testing.T) {
 	require.Equal(t, Waiting, none.Status, "the next pod comes")
 }
 
-func TestStatesThatAreNotWantedAreNotWaitedFor(t *testing.T) {
+func TestUnwantedStatesAreNotAwaited(t *testing.T) {
 	w := Wanted{States: []road.State{road.Prerequisites, road.DriverValidation, road.Toolkit, road.ToolkitValidation, road.DevicePlugin, road.PluginValidation}}
-	p := Of(node(silent), []*Pod{ObservePod(pod(validatorApp))}, w)
+	p := Of(node(unvalidated), []*Pod{ObservePod(pod(validatorApp))}, w)
 	require.Equal(t, road.DriverValidation, p.State, "the host has a driver")
 	require.Equal(t, Ready, Of(node(without(label.GPUProduct)), nil, w).Status)
 }
 
-func TestANodeThatWasNotHandedOverIsLeftAlone(t *testing.T) {
+func TestNodeThatWasNotHandedOverIsExcluded(t *testing.T) {
 	w := Wanted{States: road.States(), HandOver: true}
 	require.Equal(t, ReasonHandedOver, Of(node(), nil, w).Reason)
 	require.Equal(t, Ready, Of(node(labelled(label.HandOver, label.Product)), nil, w).Status)
 }
 
-func TestWhatNothingWaitsForIsToldBeside(t *testing.T) {
+func TestOtherFailuresAreReportedBeside(t *testing.T) {
 	broken := unready(waits("ImagePullBackOff", "gone"))
 	pods := []*Pod{ObservePod(pod("nvidia-dcgm-exporter", broken)), ObservePod(pod(driverApp, broken))}
 	w := Wanted{States: append(road.States(), road.DCGMExporter)}
@@ -291,14 +291,14 @@ func TestWhatNothingWaitsForIsToldBeside(t *testing.T) {
 	require.Equal(t, Ready, p.Status, "a driver that is proven stays so until the validator says otherwise")
 	require.Len(t, p.Beside, 2)
 	require.Equal(t, road.DCGMExporter, p.Beside[0].State)
-	p = Of(node(silent), pods, w)
+	p = Of(node(unvalidated), pods, w)
 	require.Equal(t, []any{road.Driver, Failed}, []any{p.State, p.Status})
 	require.Len(t, p.Beside, 1)
 }
 
 // A node whose clock is wrong is believed like any other: what it says is compared with what
 // it says itself.
-func TestANodesClockMayShowAnything(t *testing.T) {
+func TestNodesClockMayBeWrong(t *testing.T) {
 	for _, ahead := range []time.Duration{-24 * time.Hour, -10 * time.Minute, 0, 10 * time.Minute, 24 * time.Hour} {
 		n := node(func(n *fleet.Node) {
 			n.Heartbeat, n.GPUReady.Said, n.GPUReady.Since = n.Heartbeat.Add(ahead), n.GPUReady.Said.Add(ahead), n.GPUReady.Since.Add(ahead)

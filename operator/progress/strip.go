@@ -20,12 +20,12 @@ func Strip(p *corev1.Pod) {
 	p.Spec = spec
 	p.Status = corev1.PodStatus{
 		Phase: p.Status.Phase, Reason: p.Status.Reason, Message: p.Status.Message, StartTime: p.Status.StartTime,
-		Conditions:            strippedConditions(p),
-		InitContainerStatuses: stripped(p.Status.InitContainerStatuses), ContainerStatuses: stripped(p.Status.ContainerStatuses),
+		Conditions:            stripConditions(p),
+		InitContainerStatuses: stripStatuses(p.Status.InitContainerStatuses), ContainerStatuses: stripStatuses(p.Status.ContainerStatuses),
 	}
 }
 
-func strippedConditions(p *corev1.Pod) (all []corev1.PodCondition) {
+func stripConditions(p *corev1.Pod) (all []corev1.PodCondition) {
 	for _, kind := range []corev1.PodConditionType{corev1.PodReady, corev1.PodScheduled} {
 		if c := condition(p, kind); c != nil {
 			all = append(all, corev1.PodCondition{Type: c.Type, Status: c.Status, LastTransitionTime: c.LastTransitionTime, Message: c.Message})
@@ -34,7 +34,7 @@ func strippedConditions(p *corev1.Pod) (all []corev1.PodCondition) {
 	return all
 }
 
-func stripped(statuses []corev1.ContainerStatus) (all []corev1.ContainerStatus) {
+func stripStatuses(statuses []corev1.ContainerStatus) (all []corev1.ContainerStatus) {
 	for _, c := range statuses {
 		all = append(all, corev1.ContainerStatus{Name: c.Name, Image: c.Image, Ready: c.Ready, RestartCount: c.RestartCount, State: c.State, LastTerminationState: c.LastTerminationState})
 	}

@@ -15,11 +15,11 @@ import (
 	"github.com/gpuready/gpuready/operator/road"
 )
 
-// look is what is known of a node.
-type look struct {
-	node *fleet.Node
-	pods []*Pod
-	word word
+// nodeView is what is known of a node.
+type nodeView struct {
+	node    *fleet.Node
+	pods    []*Pod
+	verdict verdict
 }
 
 // operands are the names of states' pods in the labels that place them.
@@ -29,14 +29,14 @@ var operands = map[road.State]string{
 	road.DCGM: "dcgm", road.DCGMExporter: "dcgm-exporter", road.MIGManager: "mig-manager",
 }
 
-// kept says that a state's pods are kept away from the node: by a person, or because the
+// excluded says that a state's pods are kept away from the node: by a person, or because the
 // host has a driver.
-func (l look) kept(s road.State) bool {
+func (l nodeView) excluded(s road.State) bool {
 	return l.node.Labels[label.Deploy+operands[s]] == "false" || s == road.Driver && l.node.HostDriver()
 }
 
-// walk goes from state to state until one is not reached.
-func (l look) walk(wanted []road.State) Progress {
+// evaluate goes from state to state until one is not reached.
+func (l nodeView) evaluate(wanted []road.State) Progress {
 	var p Progress
 	for _, s := range road.States() {
 		if !slices.Contains(wanted, s) {
@@ -53,40 +53,40 @@ func (l look) walk(wanted []road.State) Progress {
 	return p
 }
 
-// why is why a state is not reached.
-type why struct {
+// obstacle is why a state is not reached.
+type obstacle struct {
 	status Status
 	Problem
 }
 
-func (l look) reached(s road.State) (why, bool) {
+func (l nodeView) reached(s road.State) (obstacle, bool) {
 	switch s {
 	case road.Prerequisites:
-		return why{}, true
+		return obstacle{}, true
 	case road.Driver, road.Toolkit, road.DevicePlugin:
-		if l.kept(s) || l.word.known() && l.word.proves(proofs[s]) {
-			return why{}, true
+		if l.excluded(s) || l.verdict.trusted() && l.verdict.confirms(proofs[s]) {
+			return obstacle{}, true
 		}
 		w, done := l.podReady(s)
 		if s == road.Driver && !done {
-			w = l.driverSays(w)
+			w = l.withDriverReason(w)
 		}
 		return w, done
 	case road.FeatureLabels:
-		if l.kept(s) || l.node.Labels[label.GPUProduct] != "" {
-			return why{}, true
+		if l.excluded(s) || l.node.Labels[label.GPUProduct] != "" {
+			return obstacle{}, true
 		}
 		if pod := l.pod(s); pod != nil && !pod.Ready {
 			return l.podReady(s)
 		}
-		return why{Waiting, Problem{Reason: ReasonNoLabels, Message: "the Node has no label " + label.GPUProduct + " yet", Since: l.node.GPUReady.Since}}, false
+		return obstacle{Waiting, Problem{Reason: ReasonNoLabels, Message: "the Node has no label " + label.GPUProduct + " yet", Since: l.node.GPUReady.Since}}, false
 	default:
 		return l.validated(s)
 	}
 }
 
 // pod is a state's on the node: the one that is not being deleted, where there is one.
-func (l look) pod(s road.State) *Pod {
+func (l nodeView) pod(s road.State) *Pod {
 	var found *Pod
 	for _, p := range l.pods {
 		if p.State == s && (found == nil || found.Deleting && !p.Deleting) {
@@ -96,15 +96,15 @@ func (l look) pod(s road.State) *Pod {
 	return found
 }
 
-func (l look) podReady(s road.State) (why, bool) {
+func (l nodeView) podReady(s road.State) (obstacle, bool) {
 	p := l.pod(s)
 	switch {
 	case p == nil:
-		return why{Waiting, Problem{Reason: ReasonNoPod, Message: "there is no pod of " + string(s) + " on the node yet", Since: l.node.Created}}, false
+		return obstacle{Waiting, Problem{Reason: ReasonNoPod, Message: "there is no pod of " + string(s) + " on the node yet", Since: l.node.Created}}, false
 	case p.Ready:
-		return why{}, true
+		return obstacle{}, true
 	}
-	w := why{Waiting, p.Problem}
+	w := obstacle{Waiting, p.Problem}
 	if p.Problem.Stuck {
 		w.status = Failed
 	}
@@ -112,55 +112,55 @@ func (l look) podReady(s road.State) (why, bool) {
 	return w, false
 }
 
-// driverSays is what the driver's container says, by the validator, of why it is not ready:
+// withDriverReason is what the driver's container says, by the validator, of why it is not ready:
 // more than its pod does, where that is only on its way. Only containers of this product say
 // so: with another's, what the validator reads is of one that was there before.
-func (l look) driverSays(pod why) why {
-	said, is := strings.CutPrefix(l.word.Message, string(readiness.Driver)+": "+readiness.NoDriver)
+func (l nodeView) withDriverReason(pod obstacle) obstacle {
+	said, is := strings.CutPrefix(l.verdict.Message, string(readiness.Driver)+": "+readiness.NoDriver)
 	p := l.pod(road.Driver)
-	if !is || !l.word.known() || pod.Reason != ReasonNotReady || !p.Ours {
+	if !is || !l.verdict.trusted() || pod.Reason != ReasonNotReady || !p.Ours {
 		return pod
 	}
-	pod.Reason, pod.Message = l.word.Reason, said
+	pod.Reason, pod.Message = l.verdict.Reason, said
 	return pod
 }
 
 // validated asks the validator.
-func (l look) validated(s road.State) (why, bool) {
-	w := l.word
+func (l nodeView) validated(s road.State) (obstacle, bool) {
+	w := l.verdict
 	switch {
-	case w.known() && w.proves(s):
-		return why{}, true
-	case w.known() && w.Status == corev1.ConditionFalse:
+	case w.trusted() && w.confirms(s):
+		return obstacle{}, true
+	case w.trusted() && w.Status == corev1.ConditionFalse:
 		status := Failed
-		if l.retired() {
+		if l.validatorRestarting() {
 			status = Waiting
 		}
-		return why{status, Problem{Reason: w.Reason, Message: w.Message, Since: w.Since}}, false
-	case w.known():
-		return why{Waiting, Problem{Reason: w.Reason, Message: w.Message, Since: w.Since}}, false
-	case l.kept(road.DriverValidation):
-		return why{Unknown, Problem{Reason: ReasonNotValidated, Message: "the label " + label.Deploy + operands[road.DriverValidation] + "=false keeps the validator away: nothing is proven"}}, false
+		return obstacle{status, Problem{Reason: w.Reason, Message: w.Message, Since: w.Since}}, false
+	case w.trusted():
+		return obstacle{Waiting, Problem{Reason: w.Reason, Message: w.Message, Since: w.Since}}, false
+	case l.excluded(road.DriverValidation):
+		return obstacle{Unknown, Problem{Reason: ReasonNotValidated, Message: "the label " + label.Deploy + operands[road.DriverValidation] + "=false keeps the validator away: nothing is proven"}}, false
 	}
 	// The validator is silent: perhaps because its pod does not start.
 	if not, ready := l.podReady(road.DriverValidation); !ready {
 		return not, false
 	}
-	if w.silent == ReasonStale {
-		return why{Unknown, Problem{Reason: ReasonStale, Message: fmt.Sprintf("the validator has not said for more than %s how the node is: see the log of its pod", Stale.Round(time.Minute)), Since: w.Said.Add(Stale)}}, false
+	if w.distrust == ReasonStale {
+		return obstacle{Unknown, Problem{Reason: ReasonStale, Message: fmt.Sprintf("the validator has not said for more than %s how the node is: see the log of its pod", Stale.Round(time.Minute)), Since: w.Said.Add(Stale)}}, false
 	}
-	return why{Unknown, Problem{Reason: ReasonNotValidated, Message: "the Node has no condition GPUReady yet: see the log of the validator's pod", Since: l.pod(road.DriverValidation).Created}}, false
+	return obstacle{Unknown, Problem{Reason: ReasonNotValidated, Message: "the Node has no condition GPUReady yet: see the log of the validator's pod", Since: l.pod(road.DriverValidation).Created}}, false
 }
 
 // injectionMissing is the validator's last word in a container that was created without
 // the GPUs' devices (validator/check).
 const injectionMissing = "InjectionMissing"
 
-// retired says that the validator has ended so that the kubelet creates its container
+// validatorRestarting says that the validator has ended so that the kubelet creates its container
 // anew, with the GPUs that there are now: the next one is on its way. One that ends so
 // again and again has failed.
-func (l look) retired() bool {
-	if l.word.Reason != injectionMissing || !strings.HasPrefix(l.word.Message, string(readiness.Driver)+": ") || l.kept(road.DriverValidation) {
+func (l nodeView) validatorRestarting() bool {
+	if l.verdict.Reason != injectionMissing || !strings.HasPrefix(l.verdict.Message, string(readiness.Driver)+": ") || l.excluded(road.DriverValidation) {
 		return false
 	}
 	p := l.pod(road.DriverValidation)
@@ -168,9 +168,9 @@ func (l look) retired() bool {
 }
 
 // beside are the pods that do not start, and are not what the node waits for.
-func (l look) beside(p Progress, wanted []road.State) (all []Trouble) {
+func (l nodeView) beside(p Progress, wanted []road.State) (all []Trouble) {
 	for _, pod := range l.pods {
-		if !pod.Problem.Stuck || pod.State == p.State || pod.State == road.DriverValidation && !l.word.known() || !slices.Contains(wanted, pod.State) {
+		if !pod.Problem.Stuck || pod.State == p.State || pod.State == road.DriverValidation && !l.verdict.trusted() || !slices.Contains(wanted, pod.State) {
 			continue
 		}
 		all = append(all, Trouble{pod.State, pod.Namespace + "/" + pod.Name, pod.Problem})

@@ -38,14 +38,14 @@ func Missing(text string) (all []string) {
 	return all
 }
 
-// most are named at once: a condition is short.
-const most = 3
+// maxNamed are named at once: a condition is short.
+const maxNamed = 3
 
 // Message names missing rights and says what to do.
 func Message(missing []string) string {
-	some, more := missing[:min(len(missing), most)], ""
-	if len(missing) > most {
-		more = fmt.Sprintf(" and %d more", len(missing)-most)
+	some, more := missing[:min(len(missing), maxNamed)], ""
+	if len(missing) > maxNamed {
+		more = fmt.Sprintf(" and %d more", len(missing)-maxNamed)
 	}
 	return fmt.Sprintf("the operator may not %s%s: %s", strings.Join(some, ", "), more, Next)
 }

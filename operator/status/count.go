@@ -15,8 +15,8 @@ import (
 	"github.com/gpuready/gpuready/operator/progress"
 )
 
-// count is how many nodes are how far. Total are those that are served.
-type count struct {
+// counts is how many nodes are how far. Total are those that are served.
+type counts struct {
 	v1.NodesStatus
 	unknown int
 	rows    []*Node // the first that are not ready
@@ -25,19 +25,19 @@ type count struct {
 	beside  []string // states and nodes
 }
 
-func (t *Tally) count() count {
-	c := count{pools: map[fleet.Pool]*v1.PoolStatus{}}
+func (t *Tally) counts() counts {
+	c := counts{pools: map[fleet.Pool]*v1.PoolStatus{}}
 	for at, g := range t.groups {
 		c.add(at, g.count)
 	}
-	t.late.Ascend(func(n *Node) bool {
+	t.notReady.Ascend(func(n *Node) bool {
 		c.rows = append(c.rows, n)
 		return len(c.rows) < v1.MaxNotReady
 	})
 	for _, n := range c.rows {
 		c.list = append(c.list, v1.NodeStatus{
 			Node: n.Name, Pool: n.Pool.String(), State: string(n.State), Reason: n.Reason,
-			Message: record.Clean(n.Message, maxLine), Since: second(n.Since),
+			Message: record.Clean(n.Message, maxLine), Since: truncateToSecond(n.Since),
 		})
 	}
 	for _, n := range t.troubled {
@@ -49,7 +49,7 @@ func (t *Tally) count() count {
 }
 
 // add counts the nodes that are at one place.
-func (c *count) add(at Place, nodes int) {
+func (c *counts) add(at Place, nodes int) {
 	if at.Status == progress.Excluded {
 		c.Excluded += nodes
 		return
@@ -74,15 +74,15 @@ func (c *count) add(at Place, nodes int) {
 	}
 }
 
-// second is t as it is written, so that what was read is equal to what is summed up.
-func second(t time.Time) metav1.Time {
+// truncateToSecond is t as it is written, so that what was read is equal to what is summed up.
+func truncateToSecond(t time.Time) metav1.Time {
 	if t.IsZero() {
 		return metav1.Time{}
 	}
 	return metav1.NewTime(t.UTC().Truncate(time.Second))
 }
 
-func (c count) String() string {
+func (c counts) String() string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "%d of %d GPU nodes are ready", c.Ready, c.Total)
 	for _, part := range []struct {
@@ -97,7 +97,7 @@ func (c count) String() string {
 }
 
 // examples names the first nodes that are so.
-func (c count) examples(statuses ...progress.Status) string {
+func (c counts) examples(statuses ...progress.Status) string {
 	var all []string
 	for _, r := range c.rows {
 		if slices.Contains(statuses, r.Status) && len(all) < maxNamed {
@@ -110,8 +110,8 @@ func (c count) examples(statuses ...progress.Status) string {
 	return "; " + strings.Join(all, "; ")
 }
 
-// pools are the pools of the nodes that are served, with the driver that each gets.
-func pools(in Input, c count) (all []v1.PoolStatus) {
+// poolStatuses are the pools of the nodes that are served, with the driver that each gets.
+func poolStatuses(in Input, c counts) (all []v1.PoolStatus) {
 	choices := map[fleet.Pool]driver.Choice{}
 	for _, choice := range in.Choices {
 		choices[choice.Pool] = choice

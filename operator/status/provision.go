@@ -9,9 +9,9 @@ import (
 	"github.com/gpuready/gpuready/operator/road"
 )
 
-// youngest is the age up to which a node that was not seen before is followed: an older
+// maxUnseenAge is the age up to which a node that was not seen before is followed: an older
 // one, of which something is reached again after a reboot, says nothing of provisioning.
-const youngest = 30 * time.Minute
+const maxUnseenAge = 30 * time.Minute
 
 // Provisioning measures how long nodes take from their creation to each step. A step
 // counts for a node that was seen to be without it by this process, so that nothing
@@ -39,12 +39,12 @@ func NewProvisioning(before []v1.ProvisioningStatus) *Provisioning {
 // to wait for it.
 func (p *Provisioning) Observe(n Node, since, now time.Time) {
 	before, seen := p.reached[n.UID]
-	if !seen && (n.Created.Before(since) || now.Sub(n.Created) > youngest) {
+	if !seen && (n.Created.Before(since) || now.Sub(n.Created) > maxUnseenAge) {
 		before, seen = -1, true
 	}
 	far := before
 	if before >= 0 && n.Status != progress.Excluded {
-		far = max(before, steps(n.Steps))
+		far = max(before, completedSteps(n.Steps))
 		for i := before; seen && i < far; i++ {
 			p.count(i, now.Sub(n.Created))
 		}
@@ -55,9 +55,9 @@ func (p *Provisioning) Observe(n Node, since, now time.Time) {
 // Forget follows a node no more.
 func (p *Provisioning) Forget(uid string) { delete(p.reached, uid) }
 
-// steps is how many states of the road are behind a node; one that is not asked for
+// completedSteps is how many states of the road are behind a node; one that is not asked for
 // counts with the next that is.
-func steps(reached []road.State) int {
+func completedSteps(reached []road.State) int {
 	if len(reached) == 0 {
 		return 0
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuready/gpuready/operator/progress"
 )
 
-func TestTheAPIServerTakesAnyStatus(t *testing.T) {
+func TestAPIServerAcceptsAnyStatus(t *testing.T) {
 	s, err := schematest.Load()
 	require.NoError(t, err)
 	long := strings.Repeat("é\n\"", 20000)

@@ -128,28 +128,28 @@ func Sum(in Input) v1.ClusterPolicyStatus {
 	var all []metav1.Condition
 	if in.Verdict != nil {
 		s.State, s.Upgrade, s.Provisioning = in.Verdict.State, nil, in.Policy.Status.Provisioning
-		all = stopped(*in.Verdict)
+		all = verdictConditions(*in.Verdict)
 	} else {
-		c := in.Tally.count()
-		s.Nodes, s.NotReady, s.Pools, s.Prebuilt = &c.NodesStatus, c.list, pools(in, c), in.Prebuilt
-		ready := in.ready(c)
+		c := in.Tally.counts()
+		s.Nodes, s.NotReady, s.Pools, s.Prebuilt = &c.NodesStatus, c.list, poolStatuses(in, c), in.Prebuilt
+		ready := in.readyCondition(c)
 		s.State = v1.NotReady
 		if ready.Status == metav1.ConditionTrue {
 			s.State = v1.Ready
 		}
-		all = []metav1.Condition{ready, in.progressing(c), in.degraded(c)}
+		all = []metav1.Condition{ready, in.progressingCondition(c), in.degradedCondition(c)}
 	}
 	all = append(all, in.unservedCondition())
 	if len(in.Others) > 0 {
-		all = append(all, in.contested())
+		all = append(all, in.contestedCondition())
 	}
-	s.Conditions = settle(in.Policy.Status.Conditions, all, in.Policy.Generation, in.Now)
+	s.Conditions = keepTransitionTimes(in.Policy.Status.Conditions, all, in.Policy.Generation, in.Now)
 	return s
 }
 
-// stopped are the conditions of a policy that is not in force. By Stalled those who wait for
+// verdictConditions are the conditions of a policy that is not in force. By Stalled those who wait for
 // it, as Helm does, know that waiting does not help (kstatus).
-func stopped(v Verdict) []metav1.Condition {
+func verdictConditions(v Verdict) []metav1.Condition {
 	return []metav1.Condition{
 		condition(v1.ConditionReady, metav1.ConditionFalse, v.Reason, v.Message),
 		condition(v1.ConditionProgressing, metav1.ConditionFalse, v.Reason, v.Message),
@@ -162,8 +162,8 @@ func condition(kind string, status metav1.ConditionStatus, reason, message strin
 	return metav1.Condition{Type: kind, Status: status, Reason: reason, Message: record.Clean(message, maxMessage)}
 }
 
-// settle gives conditions the time of their status: the one before where it is the same.
-func settle(before, now []metav1.Condition, generation int64, at time.Time) []metav1.Condition {
+// keepTransitionTimes gives conditions the time of their status: the one before where it is the same.
+func keepTransitionTimes(before, now []metav1.Condition, generation int64, at time.Time) []metav1.Condition {
 	for i := range now {
 		c := &now[i]
 		c.ObservedGeneration, c.LastTransitionTime = generation, metav1.NewTime(at.UTC().Truncate(time.Second))
@@ -174,13 +174,13 @@ func settle(before, now []metav1.Condition, generation int64, at time.Time) []me
 	return now
 }
 
-func (in Input) ready(c count) metav1.Condition {
+func (in Input) readyCondition(c counts) metav1.Condition {
 	no := func(reason, message string) metav1.Condition {
 		return condition(v1.ConditionReady, metav1.ConditionFalse, reason, message)
 	}
 	switch {
 	case in.Err != nil:
-		return no(in.failure())
+		return no(in.errorReason())
 	case c.Total+c.Excluded == 0 && !in.Described:
 		return no(ReasonNoLabels, "no node has labels of NFD (feature.node.kubernetes.io/…), so it is not known which have GPUs; install Node Feature Discovery, or label the nodes nvidia.com/gpu.present=true")
 	case c.Total+c.Excluded == 0:
@@ -193,34 +193,34 @@ func (in Input) ready(c count) metav1.Condition {
 	return no(ReasonNodesNotReady, c.String()+c.examples(progress.Failed, progress.Unknown, progress.Waiting))
 }
 
-func (in Input) progressing(c count) metav1.Condition {
+func (in Input) progressingCondition(c counts) metav1.Condition {
 	yes := func(reason, message string) metav1.Condition {
 		return condition(v1.ConditionProgressing, metav1.ConditionTrue, reason, message)
 	}
 	u := in.Upgrade
 	switch {
 	case u != nil && u.InProgress+u.Pending > 0 && in.UpgradeError == "":
-		return yes(ReasonUpgrading, fmt.Sprintf("%d of %d nodes have the new driver, %d are on their way", u.Done, u.Total, u.InProgress)+waits(u.Waiting))
+		return yes(ReasonUpgrading, fmt.Sprintf("%d of %d nodes have the new driver, %d are on their way", u.Done, u.Total, u.InProgress)+waitingExamples(u.Waiting))
 	case c.Progressing > 0:
 		return yes(ReasonProgressing, fmt.Sprintf("%d of %d GPU nodes are on their way", c.Progressing, c.Total)+c.examples(progress.Waiting))
 	case slices.ContainsFunc(in.Choices, pending):
 		return yes(string(driver.RegistryPending), "registries are being asked whether they have the drivers' images")
 	case len(in.Rolling) > 0:
-		return yes(ReasonRolling, "pods are being replaced: "+named(in.Rolling))
+		return yes(ReasonRolling, "pods are being replaced: "+nameFirst(in.Rolling))
 	}
 	return condition(v1.ConditionProgressing, metav1.ConditionFalse, ReasonSettled, "nothing is on its way")
 }
 
-// failure is why the last pass failed: of what was refused, the rights that are missing.
-func (in Input) failure() (reason, message string) {
+// errorReason is why the last pass failed: of what was refused, the rights that are missing.
+func (in Input) errorReason() (reason, message string) {
 	if missing := right.Missing(in.Err.Error()); len(missing) > 0 {
 		return ReasonRights, right.Message(missing)
 	}
 	return ReasonReconcile, in.Err.Error()
 }
 
-// degraded tells of all that failed, and is called by the first of it.
-func (in Input) degraded(c count) metav1.Condition {
+// degradedCondition tells of all that failed, and is called by the first of it.
+func (in Input) degradedCondition(c counts) metav1.Condition {
 	var reason string
 	var messages []string
 	add := func(why, message string) {
@@ -228,9 +228,9 @@ func (in Input) degraded(c count) metav1.Condition {
 		messages = append(messages, record.Clean(message, maxLine))
 	}
 	if in.Err != nil {
-		add(in.failure())
+		add(in.errorReason())
 	}
-	for _, p := range problems(in.Choices) {
+	for _, p := range poolProblems(in.Choices) {
 		add(string(p.Reason), p.Message)
 	}
 	for _, p := range in.Problems {
@@ -243,7 +243,7 @@ func (in Input) degraded(c count) metav1.Condition {
 		add(ReasonNodesFailed, fmt.Sprintf("%d of %d GPU nodes failed", c.Failed, c.Total)+c.examples(progress.Failed))
 	}
 	if len(c.beside) > 0 {
-		add(ReasonOperandsFailed, "pods do not start: "+named(c.beside))
+		add(ReasonOperandsFailed, "pods do not start: "+nameFirst(c.beside))
 	}
 	if reason == "" {
 		return condition(v1.ConditionDegraded, metav1.ConditionFalse, ReasonHealthy, "nothing failed")
@@ -251,8 +251,8 @@ func (in Input) degraded(c count) metav1.Condition {
 	return condition(v1.ConditionDegraded, metav1.ConditionTrue, reason, strings.Join(messages, "; "))
 }
 
-// problems are those of the pools' drivers, each once.
-func problems(choices []driver.Choice) []driver.Problem {
+// poolProblems are those of the pools' drivers, each once.
+func poolProblems(choices []driver.Choice) []driver.Problem {
 	all := map[driver.Problem]bool{}
 	for _, c := range choices {
 		if c.Problem != nil && !pending(c) {
@@ -285,14 +285,14 @@ func (in Input) unservedCondition() metav1.Condition {
 		"these fields are kept as they are and have no effect: "+strings.Join(slices.Sorted(slices.Values(in.Unserved)), ", "))
 }
 
-// contested tells that another operator is installed, which does nothing.
-func (in Input) contested() metav1.Condition {
+// contestedCondition tells that another operator is installed, which does nothing.
+func (in Input) contestedCondition() metav1.Condition {
 	return condition(v1.ConditionContested, metav1.ConditionTrue, ReasonAnotherOperator, fmt.Sprintf(
-		"Deployment %s serves this cluster, and Deployment %s stands down; uninstall one of them", in.Operator, named(in.Others)))
+		"Deployment %s serves this cluster, and Deployment %s stands down; uninstall one of them", in.Operator, nameFirst(in.Others)))
 }
 
-// named are the first few of many.
-func named(all []string) string {
+// nameFirst are the first few of many.
+func nameFirst(all []string) string {
 	all = slices.Sorted(slices.Values(all))
 	if len(all) <= maxNamed {
 		return strings.Join(all, ", ")

@@ -47,8 +47,8 @@ func input(nodes ...Node) Input {
 	return Input{Policy: &v1.ClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p", Generation: 3}}, Now: now, Namespace: "gpus", Described: true, Tally: tallyOf(nodes...)}
 }
 
-// said are the conditions: "type=status reason", and the state.
-func said(s v1.ClusterPolicyStatus) string {
+// summary are the conditions: "type=status reason", and the state.
+func summary(s v1.ClusterPolicyStatus) string {
 	var all []string
 	for _, c := range s.Conditions {
 		all = append(all, fmt.Sprintf("%s=%s %s", c.Type, c.Status, c.Reason))
@@ -97,7 +97,7 @@ func TestConditions(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := Sum(c.in)
-			require.Equal(t, c.want, said(s))
+			require.Equal(t, c.want, summary(s))
 			require.Equal(t, int64(3), s.ObservedGeneration)
 			for _, c := range s.Conditions {
 				require.NotEmpty(t, c.Message)
@@ -108,11 +108,11 @@ func TestConditions(t *testing.T) {
 	exporter := ready
 	exporter.Beside = []progress.Trouble{{State: road.DCGMExporter, Problem: progress.Problem{Reason: progress.ReasonImagePull}}}
 	s := Sum(input(exporter))
-	require.Equal(t, "ready: Ready=True AllNodesReady, Progressing=False Settled, Degraded=True OperandsFailed", said(s))
+	require.Equal(t, "ready: Ready=True AllNodesReady, Progressing=False Settled, Degraded=True OperandsFailed", summary(s))
 	require.Contains(t, meta.FindStatusCondition(s.Conditions, v1.ConditionDegraded).Message, "dcgm-exporter on a (ImagePullBackOff)")
 }
 
-func TestAMissingRightIsNamedWithWhatToDo(t *testing.T) {
+func TestMissingPermissionIsReportedWithItsRemedy(t *testing.T) {
 	in := input()
 	in.Err = errors.New(denied)
 	for _, kind := range []string{v1.ConditionReady, v1.ConditionDegraded} {
@@ -121,7 +121,7 @@ func TestAMissingRightIsNamedWithWhatToDo(t *testing.T) {
 	}
 }
 
-func TestTheExactTagIsTold(t *testing.T) {
+func TestExactImageTagIsReported(t *testing.T) {
 	in := input(node("a", progress.Ready, "Ready"))
 	tag := "registry/driver:535-5.15.0-105-generic-ubuntu22.04"
 	in.Choices = []driver.Choice{{Pool: jammy, Variant: driver.Precompiled, Name: "nvidia-driver-daemonset-x", Image: tag, Problem: &driver.Problem{Reason: driver.PrecompiledImageMissing, Message: tag + " is missing"}}}
@@ -130,7 +130,7 @@ func TestTheExactTagIsTold(t *testing.T) {
 	require.Equal(t, []v1.PoolStatus{{Name: "amd64/ubuntu22.04/5.15.0-105-generic", OS: jammy.OS, Kernel: jammy.Kernel, Arch: "amd64", Nodes: 1, Ready: 1, Variant: "precompiled", DaemonSet: "nvidia-driver-daemonset-x", Image: tag, Reason: "PrecompiledImageMissing", Message: tag + " is missing"}}, s.Pools)
 }
 
-func TestFieldsThatAreNotServedAreNamed(t *testing.T) {
+func TestUnservedFieldsAreReported(t *testing.T) {
 	in := input()
 	in.Unserved = []string{"spec.kataManager", "spec.gds"}
 	s := Sum(in)
@@ -140,7 +140,7 @@ func TestFieldsThatAreNotServedAreNamed(t *testing.T) {
 	require.Contains(t, c.Message, "spec.gds, spec.kataManager")
 }
 
-func TestTheSameIsSaidOfTheSame(t *testing.T) {
+func TestStatusIsDeterministic(t *testing.T) {
 	a, b := node("a", progress.Ready, "Ready"), node("b", progress.Failed, progress.ReasonCrashLoop)
 	in := input(a, b)
 	in.Choices = []driver.Choice{{Pool: core}, {Pool: jammy}}
@@ -164,7 +164,7 @@ func TestTheSameIsSaidOfTheSame(t *testing.T) {
 	require.Equal(t, now, meta.FindStatusCondition(s.Conditions, v1.ConditionProgressing).LastTransitionTime.UTC(), "its status is the same")
 }
 
-func TestNodesWhosePodsMayNotBeEvictedAreToldOfFirst(t *testing.T) {
+func TestBlockedNodesAreReportedFirst(t *testing.T) {
 	waiting := map[string]string{"a": "pod x/y to go", "b": "the driver pod to be made", "z": "pod team/trainer to go"}
 	in := input(node("a", progress.Ready, "Ready"))
 	in.Upgrade = &v1.UpgradeStatus{Total: 3, InProgress: 3, Waiting: Waiting(waiting, map[string]string{"z": "pod team/trainer cannot be evicted: a budget"})}
@@ -174,7 +174,7 @@ func TestNodesWhosePodsMayNotBeEvictedAreToldOfFirst(t *testing.T) {
 	require.Empty(t, Waiting(nil, nil))
 }
 
-func TestAStatusIsBounded(t *testing.T) {
+func TestStatusSizeIsBounded(t *testing.T) {
 	var nodes []Node
 	var choices []driver.Choice
 	for i := range 5000 {

@@ -19,7 +19,7 @@ import (
 type Tally struct {
 	nodes    map[string]*Node
 	groups   map[Place]*group
-	late     *btree.BTreeG[*Node] // those that are not ready, in the order in which they are told of
+	notReady *btree.BTreeG[*Node] // those that are not ready, in the order in which they are told of
 	troubled map[string]*Node     // those with pods that do not start, beside what they wait for
 	upgrades map[string]int       // by the state of the driver's upgrade
 }
@@ -38,14 +38,14 @@ type group struct {
 	since *btree.BTreeG[*Node] // those that wait for something, from the one that does so longest
 }
 
-// degree is that of trees of nodes.
-const degree = 16
+// btreeDegree is that of trees of nodes.
+const btreeDegree = 16
 
 // NewTally returns a Tally of no nodes.
 func NewTally() *Tally {
 	return &Tally{
 		nodes: map[string]*Node{}, groups: map[Place]*group{}, troubled: map[string]*Node{}, upgrades: map[string]int{},
-		late: btree.NewG(degree, func(a, b *Node) bool {
+		notReady: btree.NewG(btreeDegree, func(a, b *Node) bool {
 			return cmp.Or(ranks[a.Status]-ranks[b.Status], strings.Compare(a.Name, b.Name)) < 0
 		}),
 	}
@@ -60,14 +60,14 @@ func (t *Tally) Put(n Node) (before *Node) {
 	t.nodes[n.Name] = &n
 	g := t.groups[n.place()]
 	if g == nil {
-		g = &group{since: btree.NewG(degree, func(a, b *Node) bool {
+		g = &group{since: btree.NewG(btreeDegree, func(a, b *Node) bool {
 			return cmp.Or(a.Since.Compare(b.Since), strings.Compare(a.Name, b.Name)) < 0
 		})}
 		t.groups[n.place()] = g
 	}
 	g.count++
 	if _, late := ranks[n.Status]; late {
-		t.late.ReplaceOrInsert(&n)
+		t.notReady.ReplaceOrInsert(&n)
 		if !n.Since.IsZero() {
 			g.since.ReplaceOrInsert(&n)
 		}
@@ -89,7 +89,7 @@ func (t *Tally) Drop(name string) *Node {
 	}
 	delete(t.nodes, name)
 	delete(t.troubled, name)
-	t.late.Delete(n)
+	t.notReady.Delete(n)
 	g := t.groups[n.place()]
 	g.since.Delete(n)
 	if g.count--; g.count == 0 {

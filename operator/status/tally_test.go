@@ -16,7 +16,7 @@ import (
 )
 
 // What was counted while nodes changed is what counting them all anew comes to.
-func TestATallyIsThatOfTheNodesThatThereAre(t *testing.T) {
+func TestTallyEqualsARecount(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		kept, nodes := NewTally(), map[string]Node{}
 		for range rapid.IntRange(0, 60).Draw(t, "changes") {
@@ -42,7 +42,7 @@ func TestATallyIsThatOfTheNodesThatThereAre(t *testing.T) {
 		anew := tallyOf(slices.Collect(maps.Values(nodes))...)
 		require.ElementsMatch(t, anew.Groups(), kept.Groups())
 		require.Equal(t, anew.Upgrades(), kept.Upgrades())
-		a, b := anew.count(), kept.count()
+		a, b := anew.counts(), kept.counts()
 		slices.Sort(a.beside)
 		slices.Sort(b.beside)
 		require.Equal(t, a, b)

@@ -14,22 +14,22 @@ import (
 // themselves. blocked says why, by node, and goes before what the node waits for.
 func Waiting(waiting, blocked map[string]string) (some []v1.UpgradeWait) {
 	for _, node := range slices.Sorted(maps.Keys(blocked)) {
-		some = append(some, wait(node, blocked[node]))
+		some = append(some, newUpgradeWait(node, blocked[node]))
 	}
 	for _, node := range slices.Sorted(maps.Keys(waiting)) {
 		if blocked[node] == "" {
-			some = append(some, wait(node, waiting[node]))
+			some = append(some, newUpgradeWait(node, waiting[node]))
 		}
 	}
 	return some[:min(len(some), v1.MaxWaiting)]
 }
 
-func wait(node, why string) v1.UpgradeWait {
+func newUpgradeWait(node, why string) v1.UpgradeWait {
 	return v1.UpgradeWait{Node: node, Message: record.Clean(why, maxLine)}
 }
 
-// waits names the first nodes and what they wait for.
-func waits(all []v1.UpgradeWait) string {
+// waitingExamples names the first nodes and what they wait for.
+func waitingExamples(all []v1.UpgradeWait) string {
 	var text strings.Builder
 	for _, w := range all[:min(len(all), maxNamed)] {
 		text.WriteString("; " + w.Node + ": " + w.Message)
