@@ -12,11 +12,11 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// RuleFile is the NodeFeatureRule that has NFD publish RHCOS' version.
+// RuleFile is the NodeFeatureRule that makes NFD publish RHCOS' version.
 const RuleFile = "deployments/static/node-feature-rule.yaml"
 
-// Choose says how the pool gets the driver that the policy asks for. node is the name of
-// one of the pool's nodes, for messages.
+// Choose chooses the driver of a pool as the policy requires. node is the name of one of the
+// pool's nodes, for messages.
 func Choose(spec *v1.ClusterPolicySpec, pool fleet.Pool, node string, f Facts) Choice {
 	c := chooser{spec: spec, pool: pool, node: node, facts: f}
 	switch {
@@ -57,8 +57,8 @@ func (c *chooser) simulated() Choice {
 	return choice
 }
 
-// buildOnNode is the driver that is built on the node: with the Driver Toolkit where that is
-// wanted and the node runs RHCOS (workers of OpenShift may run RHEL), else by the driver
+// buildOnNode returns the driver that is built on the node: with the Driver Toolkit if that is
+// wanted and the node runs RHCOS (workers of OpenShift may run RHEL), otherwise by the driver
 // container itself.
 func (c *chooser) buildOnNode(toolkit bool) Choice {
 	if c.facts.OpenShift && toolkit && c.pool.CoreOS {
@@ -99,7 +99,7 @@ func (c *chooser) toolkit() Choice {
 		choice.Problem = c.problem(DriverToolkitImageMissing,
 			"ImageStream openshift/driver-toolkit has no tag %s, which node %s runs; import it, as in oc -n openshift import-image driver-toolkit:%s, or set spec.driver.usePrecompiled",
 			version, c.node, version)
-		// Ours may have modules without it, of its image or of spec.driver.prebuild.
+		// Our driver container may have modules without it, in its image or by spec.driver.prebuild.
 		choice.Problem.Try = choice.Ours
 		return choice
 	}
@@ -124,8 +124,8 @@ func (c *chooser) precompiled() Choice {
 	return c.checkRegistry(choice)
 }
 
-// checkRegistry is the precompiled choice and what the registry says of it. What is not known
-// moves nothing: neither to the image, nor from it to a fallback.
+// checkRegistry completes a precompiled choice by the registry's result. Without one, nothing
+// changes: the pool neither gets the image nor falls back.
 func (c *chooser) checkRegistry(choice Choice) Choice {
 	var presence Presence
 	if c.facts.Registry != nil {
@@ -156,8 +156,8 @@ func (c *chooser) imageMissing(choice Choice, doubt string) Choice {
 		choice.Problem = c.problem(PrecompiledImageMissing, "%s: build and push it, or set spec.driver.precompiledFallback=%s", what, v1.FallbackDriverToolkit)
 		return choice
 	}
-	// The policy asks for the Driver Toolkit by name, whatever spec.operator says of the
-	// usual case.
+	// The policy names the Driver Toolkit explicitly, so that spec.operator's default does not
+	// matter.
 	fallback := c.buildOnNode(true)
 	if fallback.Problem != nil {
 		fallback.Problem.Message = what + ", and instead of it: " + fallback.Problem.Message
@@ -167,9 +167,9 @@ func (c *chooser) imageMissing(choice Choice, doubt string) Choice {
 	return fallback
 }
 
-// identify completes a choice by whose driver container its image is. Until the registry
-// has answered for the first time, or has failed to, the pool keeps what it has: an image
-// that is run by the wrong contract does not start.
+// identify completes a choice by the owner of its image. Until the first lookup has succeeded
+// or failed, the pool keeps its driver: an image that is run by the wrong contract does not
+// start.
 func (c *chooser) identify(choice Choice) Choice {
 	if known := c.setOwner(&choice); !known {
 		choice.Problem = c.problem(RegistryPending, "the registry is being asked whose driver container %s is, for node %s", choice.Image, c.node)
@@ -177,11 +177,11 @@ func (c *chooser) identify(choice Choice) Choice {
 	return choice
 }
 
-// vendor is the part of NVIDIA's registry that has NVIDIA's own driver containers.
+// vendor is the registry path of NVIDIA's own driver containers.
 const vendor = "nvcr.io/nvidia/"
 
-// setOwner completes a choice by whether its image is a driver container of this product, and
-// of which driver. known is false while the registry is being asked for the first time.
+// setOwner sets whether a choice's image is a driver container of this product, and its driver
+// version. known is false until the first lookup has ended.
 func (c *chooser) setOwner(choice *Choice) (known bool) {
 	as, known := c.imageOwner(*choice)
 	if choice.Ours = as.Ours; as.Ours {
@@ -192,10 +192,10 @@ func (c *chooser) setOwner(choice *Choice) (known bool) {
 	return known
 }
 
-// imageOwner returns what is known of the choice's image, Present where its owner is certain.
-// That of the operator's own release is ours, and its registry is not asked; nor is
-// NVIDIA's. An image of which the registry tells nothing stays what the cluster runs it as,
-// and else is NVIDIA's.
+// imageOwner returns what is known of the choice's image, Present if its owner is certain. The
+// image of the operator's own release is ours, and that of NVIDIA's registry is NVIDIA's,
+// without a lookup. If the registry gives no result, an image keeps the owner it is deployed
+// with, and is otherwise NVIDIA's.
 func (c *chooser) imageOwner(choice Choice) (as Presence, known bool) {
 	own := v1.ImageSpec{}.Ref(v1.ImageSpec{Repository: c.facts.Images.Repository, Image: "driver"})
 	switch {
@@ -218,11 +218,11 @@ func (c *chooser) imageOwner(choice Choice) (as Presence, known bool) {
 	return Presence{}, presence.State != Unasked
 }
 
-// versionPattern is how NVIDIA's drivers are numbered: 535.104.05, 390.157.
+// versionPattern matches NVIDIA's driver versions: 535.104.05, 390.157.
 var versionPattern = regexp.MustCompile(`^[0-9]{1,8}(\.[0-9]{1,8}){1,2}$`)
 
-// Version returns s where it is a driver's whole version, and else "": a tag may be more,
-// or less, as "535" is.
+// Version returns s if it is a complete driver version, and "" otherwise. A tag may have more
+// parts, or fewer, such as "535".
 func Version(s string) string {
 	if versionPattern.MatchString(s) {
 		return s
@@ -239,8 +239,8 @@ func Repository(image string) string {
 	return image
 }
 
-// driverImage is the driver's image with something added to its tag. A digest stays as it is:
-// whoever names one means that image for every pool.
+// driverImage returns the driver's image with a suffix on its tag. A digest stays unchanged:
+// it means that image for every pool.
 func (c *chooser) driverImage(suffix string) string {
 	own := c.facts.Images
 	own.Image = "driver"
@@ -251,7 +251,7 @@ func (c *chooser) driverImage(suffix string) string {
 	return ref + "-" + suffix
 }
 
-// referencePattern is what a registry takes: a path, and a tag or a digest
+// referencePattern matches a valid image reference: a path, and a tag or a digest
 // (github.com/distribution/reference).
 var referencePattern = regexp.MustCompile(`^[a-zA-Z0-9\[][a-zA-Z0-9._/:\[\]-]*(:[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}|@sha256:[0-9a-f]{64})$`)
 

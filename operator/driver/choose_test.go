@@ -51,7 +51,7 @@ func elsewhere(s *v1.ClusterPolicySpec) { s.Driver.Repository = "registry.exampl
 
 func registry(p Presence) func(string) Presence { return func(string) Presence { return p } }
 
-// facts are those of an OpenShift cluster with one version of the Driver Toolkit.
+// facts returns those of an OpenShift cluster with one version of the Driver Toolkit.
 func facts(p Presence) Facts {
 	return Facts{
 		OpenShift: true,
@@ -140,7 +140,7 @@ func golden(t *testing.T, name string, choice Choice) {
 	require.JSONEq(t, string(want), string(data), name)
 }
 
-func TestTheRegistryIsAskedForTheExactTag(t *testing.T) {
+func TestRegistryIsQueriedForTheExactTag(t *testing.T) {
 	asked := ""
 	f := Facts{Registry: func(image string) Presence { asked = image; return Presence{State: Present} }}
 	c := Choose(precompiled(nil), rhcos, "a", f)
@@ -149,7 +149,7 @@ func TestTheRegistryIsAskedForTheExactTag(t *testing.T) {
 	require.Equal(t, "nvidia-driver-daemonset-4.18.0-372.51.1.el8.6-rhcos4.12", c.Name)
 }
 
-func TestWhoseDriverContainerAnImageIs(t *testing.T) {
+func TestOwnerOfADriverImage(t *testing.T) {
 	runs := func(ours bool) func(string, string) (Presence, bool) {
 		return func(id, image string) (Presence, bool) {
 			return Presence{Ours: ours}, id == containerID(ubuntu) && image == "registry.example/driver:535.104.05-ubuntu22.04"
@@ -200,7 +200,7 @@ func TestWhoseDriverContainerAnImageIs(t *testing.T) {
 	require.False(t, Choose(policy(elsewhere), ubuntu, "a", Facts{}).Ours, "nobody asks")
 }
 
-func TestTheVersionOfADriverOfOurs(t *testing.T) {
+func TestVersionOfOurDriverImage(t *testing.T) {
 	version := func(tag, label string, says PresenceState, deployed string) string {
 		return Choose(policy(func(s *v1.ClusterPolicySpec) { elsewhere(s); s.Driver.Version = tag }), ubuntu, "a", Facts{
 			Registry: registry(Presence{State: says, Ours: says == Present, Version: Version(label)}),
@@ -235,7 +235,7 @@ func TestADaemonSetServesTheNodesItWasMadeFor(t *testing.T) {
 	require.False(t, Serves(label.PreInstalled, ubuntu))
 }
 
-func TestWhereNothingIsToBeKeptAnImageOfWhichNothingIsKnownIsTried(t *testing.T) {
+func TestUnknownImageIsTriedWhereNoDriverIsDeployed(t *testing.T) {
 	sets := func(ids []string, sidecar bool) map[string]bool {
 		all := map[string]bool{}
 		for _, id := range ids {
@@ -269,7 +269,7 @@ func TestWhereNothingIsToBeKeptAnImageOfWhichNothingIsKnownIsTried(t *testing.T)
 	require.True(t, withoutToolkit(false, false))
 }
 
-func TestNamesAreNamesOfKubernetes(t *testing.T) {
+func TestIdentifiersAreValidKubernetesNames(t *testing.T) {
 	text := rapid.OneOf(rapid.StringN(0, 90, -1), rapid.StringMatching(`[-_.a-zA-Z0-9+~]{0,90}`))
 	rapid.Check(t, func(t *rapid.T) {
 		pool := fleet.Pool{OS: text.Draw(t, "os"), Kernel: text.Draw(t, "kernel"), CoreOS: rapid.Bool().Draw(t, "coreos"), RHCOS: text.Draw(t, "rhcos")}
@@ -296,7 +296,7 @@ func TestNamesAreNamesOfKubernetes(t *testing.T) {
 	})
 }
 
-func TestWhatIsCutStaysApart(t *testing.T) {
+func TestTruncatedNamesStayDistinct(t *testing.T) {
 	long := strings.Repeat("5.15.0-1042-very-", 6)
 	a, b := identifier(long+"a"), identifier(long+"b")
 	require.NotEqual(t, a, b)

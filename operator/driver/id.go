@@ -11,14 +11,13 @@ import (
 
 const (
 	simulatedID = "simulated"
-	// maxLabelValue is that of a label's value.
+	// maxLabelValue is the maximum length of a label's value.
 	maxLabelValue = 63
 )
 
-// Serves says whether the driver DaemonSet of that ID is made for nodes like these: for
-// their kernel, their operating system or their version of RHCOS. A Node whose label
-// names another cannot go on with what it has, whatever the policy says; one whose label
-// names a DaemonSet that serves it can wait for its turn.
+// Serves reports whether the driver DaemonSet of an ID is made for such nodes: for their
+// kernel, operating system or RHCOS version. A Node whose label names another DaemonSet cannot
+// keep its driver, whatever the policy says. Otherwise it can wait for its turn.
 func Serves(id string, pool fleet.Pool) bool {
 	return id != "" && slices.Contains([]string{simulatedID, containerID(pool), toolkitID(pool), precompiledID(pool)}, id)
 }
@@ -27,10 +26,9 @@ func containerID(p fleet.Pool) string { return identifier(p.OS) }
 
 func toolkitID(p fleet.Pool) string { return identifier(p.RHCOS) }
 
-// precompiledID is kernel and operating system. The architecture at a kernel's end is
-// left out where it is amd64, as in "4.18.0-372.51.1.el8.6-rhcos4.12", and else brought
-// back by its other name: kernels of two architectures differ in nothing else, and their
-// images do.
+// precompiledID combines kernel and operating system. An architecture suffix of the kernel is
+// dropped for amd64, as in "4.18.0-372.51.1.el8.6-rhcos4.12", and otherwise replaced by its Go
+// name: kernels of two architectures differ in nothing else, and their images do.
 func precompiledID(p fleet.Pool) string {
 	if p.Kernel == "" || p.OS == "" {
 		return ""
@@ -39,9 +37,9 @@ func precompiledID(p fleet.Pool) string {
 	return identifier(kernel + "-" + p.OS)
 }
 
-// identifier makes of s what can be both the end of an object's name (a DNS-1123 subdomain) and
-// a label's value. Two that differ only in case, or in "_" and ".", become one; those that lose more,
-// or are cut, end with a hash of what they were.
+// identifier converts s to a string that is valid both as the end of an object's name (a
+// DNS-1123 subdomain) and as a label's value. Strings that differ only in case, or in "_" and
+// ".", become one; those that lose more or are cut end with a hash of the original.
 func identifier(s string) string {
 	plain := strings.ReplaceAll(strings.ToLower(s), "_", ".")
 	clean := subdomain(plain)
@@ -54,7 +52,7 @@ func identifier(s string) string {
 	return strings.TrimPrefix(clean+"-"+hex.EncodeToString(sum[:hashed/2]), "-")
 }
 
-// subdomain drops what a DNS-1123 subdomain cannot have.
+// subdomain replaces or drops what a DNS-1123 subdomain must not contain.
 func subdomain(s string) string {
 	s = strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '.' {

@@ -1,8 +1,8 @@
 package driver
 
-// Try lets those Choices be rolled out that are worth a try (Problem.Try) where there is
-// nothing to keep. sets are the driver DaemonSets that there are, by ID, and whether each
-// has the Driver Toolkit's side-car.
+// Try allows Choices with Problem.Try to be rolled out if the pool has no driver to keep. sets
+// are the existing driver DaemonSets by ID; the value is true if it has the Driver Toolkit's
+// side-car.
 func Try(choices []Choice, sets map[string]bool) {
 	for i, c := range choices {
 		if c.Problem == nil || !c.Problem.Try || c.hasDriverToKeep(sets) {
@@ -14,8 +14,8 @@ func Try(choices []Choice, sets map[string]bool) {
 	}
 }
 
-// hasDriverToKeep reports whether a DaemonSet is made for the pool and has something to lose. One
-// that has no side-car loses none when it is rolled out again without.
+// hasDriverToKeep reports whether a DaemonSet for the pool has something to lose. One without a
+// side-car loses none when it is rolled out again without.
 func (c Choice) hasDriverToKeep(sets map[string]bool) bool {
 	for id, sidecar := range sets {
 		bare := c.Variant == DriverToolkit && id == c.ID && !sidecar

@@ -20,7 +20,7 @@ func node(labels map[string]string) *corev1.Node {
 	}
 }
 
-// with returns the labels of a node that NFD has described, and those given.
+// with returns the labels of a node that NFD has labelled, and those given.
 func with(more ...string) map[string]string {
 	labels := map[string]string{label.Kernel: "5.15.0-1042-aws", label.OSID: "ubuntu", label.OSVersion: "22.04"}
 	for i := 0; i < len(more); i += 2 {
@@ -29,7 +29,7 @@ func with(more ...string) map[string]string {
 	return labels
 }
 
-// apply does what the API server does with a merge patch.
+// apply applies a merge patch as the API server does.
 func apply(n *corev1.Node, p Patch) *corev1.Node {
 	n = n.DeepCopy()
 	merge := func(into *map[string]string, changes map[string]*string) {
@@ -49,7 +49,7 @@ func apply(n *corev1.Node, p Patch) *corev1.Node {
 	return n
 }
 
-func TestWhoSaysThatThereIsAGPU(t *testing.T) {
+func TestSourcesOfGPUPresence(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		labels map[string]string

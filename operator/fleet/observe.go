@@ -8,14 +8,14 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// The conditions of a Node that are the validator's.
+// The validator's conditions of a Node.
 const (
 	readyType   corev1.NodeConditionType = "GPUReady"
 	healthyType corev1.NodeConditionType = "GPUHealthy"
 )
 
-// Observe reduces a Node to what the operator acts on. The Node may have been
-// stripped. It must not be changed afterwards: what can be shared with it is.
+// Observe reduces a Node, which may have been stripped, to what the operator acts on. The
+// Node must not be changed afterwards, as the result shares parts of it.
 func Observe(node *corev1.Node) *Node {
 	info := node.Status.NodeInfo
 	n := &Node{
@@ -47,10 +47,10 @@ func Observe(node *corev1.Node) *Node {
 	return n
 }
 
-// hasGPU takes a person's word in both ways. The operator's own label is no evidence
-// where NFD has been: there NFD says whether the GPU is still there. Where NFD's labels
-// are all gone, so that nobody says, the operator's label stays what it is: a driver is
-// not taken from under running pods because NFD is being replaced.
+// hasGPU reports whether the node has a GPU. A person's label decides. The operator's own label
+// does not count on a node that NFD has labelled, since NFD shows whether the GPU is still
+// there. If all of NFD's labels are gone, the operator's label counts: a driver is not removed
+// from under running pods because NFD is being replaced.
 func (n *Node) hasGPU() bool {
 	switch present := n.Labels[label.Present]; {
 	case present != "" && present != yes:
@@ -63,8 +63,8 @@ func (n *Node) hasGPU() bool {
 	return false
 }
 
-// detectedByNFD says that NFD sees an NVIDIA GPU: a display or 3D controller, or, where NFD is
-// set up to label by vendor, any NVIDIA device.
+// detectedByNFD reports whether NFD has found an NVIDIA GPU: a display or 3D controller or, if
+// NFD is set up to label by vendor, any NVIDIA device.
 func (n *Node) detectedByNFD() bool {
 	return n.Labels[label.PCI3D] == yes || n.Labels[label.PCIDisplay] == yes || n.Labels[label.PCI] == yes
 }
@@ -73,8 +73,8 @@ func condition(c *corev1.NodeCondition) Condition {
 	return Condition{Status: c.Status, Reason: c.Reason, Message: c.Message, Since: c.LastTransitionTime.Time, Said: c.LastHeartbeatTime.Time}
 }
 
-// poolOf prefers what NFD says, so that a Node and the labels by which pods are placed
-// on it agree; what NFD does not say, the kubelet does.
+// poolOf prefers NFD's labels, so that a Node agrees with the labels that place pods on it, and
+// falls back to what the kubelet reports.
 func poolOf(labels map[string]string, info *corev1.NodeSystemInfo) Pool {
 	p := Pool{
 		Arch:   info.Architecture,
@@ -96,8 +96,8 @@ func poolOf(labels map[string]string, info *corev1.NodeSystemInfo) Pool {
 	return p
 }
 
-// kernelLabel writes a kernel's version as NFD does in its label, so that a Node is in
-// the same pool before and after NFD has been there: "6.8.0+64k" is no label's value.
+// kernelLabel formats a kernel's version as NFD does in its label, so that a Node is in the same
+// pool before and after NFD has labelled it: "6.8.0+64k" is not a valid label value.
 func kernelLabel(version string) string {
 	return strings.Trim(strings.Map(func(r rune) rune {
 		switch {
@@ -108,7 +108,7 @@ func kernelLabel(version string) string {
 	}, version), "-_.")
 }
 
-// readLabel says whether the operator reads or writes a Node's label.
+// readLabel reports whether the operator reads or writes a Node's label.
 func readLabel(key string) bool {
 	switch key {
 	case label.PCI, label.PCI3D, label.PCIDisplay, label.Kernel,
@@ -127,7 +127,7 @@ func readAnnotation(key string) bool {
 	return false
 }
 
-// filter returns the entries of m that are wanted: m itself where that is all of them.
+// filter returns the wanted entries of m, or m itself if that is all of them.
 func filter(m map[string]string, wanted func(string) bool) map[string]string {
 	count := 0
 	for key := range m {

@@ -46,7 +46,7 @@ func TestInjectionByVersions(t *testing.T) {
 	}
 }
 
-func TestAPoolIsWhatNFDSaysAndElseTheKubelet(t *testing.T) {
+func TestPoolPrefersNFDOverTheKubelet(t *testing.T) {
 	kubelets := Pool{Arch: "amd64", OS: "ubuntu22.04", Kernel: "5.15.0-1042-aws"}
 	require.Equal(t, kubelets, Observe(node(nil)).Pool)
 	require.Equal(t, kubelets, Observe(node(with())).Pool)
@@ -83,7 +83,7 @@ func TestConditionsAndCordon(t *testing.T) {
 	require.False(t, got.Equal(nil))
 }
 
-func TestAStrippedNodeIsTheSameAndSmall(t *testing.T) {
+func TestStrippedNodeIsEquivalentAndSmall(t *testing.T) {
 	whole, stripped := full(1), full(1)
 	Strip(stripped)
 	require.True(t, Observe(whole).Equal(Observe(stripped)))
@@ -95,7 +95,7 @@ func TestAStrippedNodeIsTheSameAndSmall(t *testing.T) {
 	require.Equal(t, stripped, again)
 }
 
-// full is a node as a cluster has them.
+// full returns a Node with all the data that real clusters have.
 func full(i int) *corev1.Node {
 	n := node(with(label.PCI3D, "true", label.Present, "true", label.Driver, "ubuntu22.04", label.Injection, "nri"))
 	n.Name = fmt.Sprintf("ip-10-0-%d-%d.eu-central-1.compute.internal", i/256, i%256)
@@ -165,7 +165,7 @@ func BenchmarkSteadyLabelPatch(b *testing.B) {
 	}
 }
 
-// BenchmarkMemory reports what a cached node and what is observed of it take.
+// BenchmarkMemory reports the memory of a cached Node and of its observed form.
 func BenchmarkMemory(b *testing.B) {
 	const count = 5000
 	for b.Loop() {

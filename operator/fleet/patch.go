@@ -15,17 +15,17 @@ const (
 	prefix = "nvidia.com/gpu."
 )
 
-// Placement is what a Node is to have. What the Node itself says (no GPU, operands kept
-// away, not handed over) goes before it.
+// Placement is the desired placement on a Node. The Node's own state takes precedence: no GPU,
+// operands excluded, not handed over.
 type Placement struct {
 	HandOver   bool     // NVIDIA's operator runs: the labels below nvidia.com/ are its own
 	Operands   []string // enabled, as in nvidia.com/gpu.deploy.<operand>
-	Driver     string   // Choice.ID of the driver that is to serve the Node, "": none
+	Driver     string   // Choice.ID of the Node's driver; "": none
 	HostDriver bool     // the host has its own driver
-	Speaks     bool     // a validator still runs there, and may write on the Node
+	Speaks     bool     // a validator still runs there and may write to the Node
 }
 
-// Patch is what changes of a Node's labels and annotations; nil values are removed.
+// Patch is a change of a Node's labels and annotations; nil values are removed.
 type Patch struct {
 	Labels      map[string]*string
 	Annotations map[string]*string
@@ -33,14 +33,14 @@ type Patch struct {
 	version     string
 }
 
-// Empty says that there is nothing to do.
+// Empty reports whether the patch changes nothing.
 func (p Patch) Empty() bool {
 	return len(p.Labels) == 0 && len(p.Annotations) == 0
 }
 
-// JSON returns the body of a merge patch (application/merge-patch+json). It names the
-// resourceVersion that it was made from, so that a label that a person has set since is
-// not overwritten: the API server then answers 409 Conflict, and the newer Node is on its way.
+// JSON returns the body of a merge patch (application/merge-patch+json). It contains the
+// resourceVersion that it is based on, so that it overwrites no label that a person has set
+// since. The API server then responds with 409 Conflict, and the watch delivers the newer Node.
 func (p Patch) JSON() ([]byte, error) {
 	type meta struct {
 		UID             string             `json:"uid,omitempty"`
@@ -53,8 +53,8 @@ func (p Patch) JSON() ([]byte, error) {
 	}{meta{p.uid, p.version, p.Labels, p.Annotations}})
 }
 
-// LabelPatch returns what brings the Node to the placement. Applied twice, it is empty
-// the second time.
+// LabelPatch returns the change that brings the Node to the placement. Once applied, the next
+// one is empty.
 func (n *Node) LabelPatch(p Placement) Patch {
 	patch := n.patch(n.wantedLabels(p), p.Speaks && !n.Served(p.HandOver))
 	var driver, injection string
@@ -72,9 +72,9 @@ func (n *Node) LabelPatch(p Placement) Patch {
 	return patch
 }
 
-// wantedLabels are the labels below nvidia.com/gpu. that the Node is to have. While NVIDIA's
-// operator runs there are none to add; that a GPU is there stays said where it was, as it
-// may be the only thing that says so.
+// wantedLabels returns the labels below nvidia.com/gpu. that the Node should have. While
+// NVIDIA's operator runs, none are added; an existing nvidia.com/gpu.present stays, as nothing
+// else may show that there is a GPU.
 func (n *Node) wantedLabels(p Placement) map[string]string {
 	wanted := map[string]string{}
 	if n.GPU && (!p.HandOver || n.recorded().has(label.Present)) {
@@ -92,9 +92,9 @@ func (n *Node) wantedLabels(p Placement) map[string]string {
 	return wanted
 }
 
-// RemovalPatch returns what takes from the Node all that the operator wrote there. While a
-// validator speaks, that the operator was there stays said: what the validator writes until
-// it ends is then taken away, too.
+// RemovalPatch returns the change that removes everything that the operator wrote to the Node.
+// While a validator runs there (speaks), the record stays, so that what the validator writes
+// until it ends is removed, too.
 func (n *Node) RemovalPatch(speaks bool) Patch {
 	patch := n.patch(nil, speaks)
 	n.setLabel(&patch, label.Driver, "")
@@ -112,9 +112,9 @@ func (n *Node) RemovalPatch(speaks bool) Patch {
 	return patch
 }
 
-// patch brings the labels below nvidia.com/gpu. to what is wanted, as far as they are
-// the operator's to change. Of a Node that keeps none of them the record of them goes, too,
-// but not before the validator.
+// patch changes the labels below nvidia.com/gpu. to the wanted ones, as far as they are the
+// operator's. If none of them remains, the record is removed, too, but not before the
+// validator has ended.
 func (n *Node) patch(wanted map[string]string, speaks bool) Patch {
 	patch := Patch{map[string]*string{}, map[string]*string{}, n.UID, n.Version}
 	old, now := n.recorded(), record{}
@@ -123,14 +123,14 @@ func (n *Node) patch(wanted map[string]string, speaks bool) Patch {
 		before, mine := old[key]
 		switch {
 		case mine && has == label.Paused:
-			now[key] = before // package upgrade's, until it says otherwise
+			now[key] = before // paused by package upgrade, which resumes it
 			continue
 		case !exists:
 			now[key] = ""
 		case mine && isOwnValue(key, has):
 			now[key] = before
 		case has == yes && value == label.PreInstalled:
-			now[key] = yes // somebody else's "true" says no more than that there may be a driver
+			now[key] = yes // another owner's "true" only means that there may be a driver
 		default:
 			continue
 		}
@@ -157,8 +157,8 @@ func (n *Node) patch(wanted map[string]string, speaks bool) Patch {
 	return patch
 }
 
-// clearOperands removes whatever "true" places an operand, whoever wrote it: a person wants none
-// on the Node, and labels that NVIDIA's operator left would hold them there.
+// clearOperands removes every label that places an operand, whoever wrote it. A person wants
+// none on the Node, and labels that NVIDIA's operator left would keep them there.
 func (n *Node) clearOperands(patch *Patch) {
 	for key, value := range n.Labels {
 		_, changed := patch.Labels[key]
@@ -168,14 +168,14 @@ func (n *Node) clearOperands(patch *Patch) {
 	}
 }
 
-// written says whether the operator has written on the Node.
+// written reports whether the operator has written to the Node.
 func (n *Node) written() bool {
 	_, recorded := n.Annotations[label.Wrote]
 	return recorded || n.Labels[label.Driver] != "" || n.Labels[label.Injection] != ""
 }
 
-// removeFeatures removes the labels by which the validator says what the Node's GPUs are: it is
-// taken off the Node, and nobody else would.
+// removeFeatures removes the labels by which the validator describes the Node's GPUs. The
+// validator is leaving the Node, and nobody else would remove them.
 func (n *Node) removeFeatures(patch *Patch) {
 	text, has := n.Annotations[label.Features]
 	if !has {
@@ -203,13 +203,13 @@ func pointer(s string) *string {
 	return &s
 }
 
-// isOwnValue says whether a label that the operator wrote still has a value that it gives it.
+// isOwnValue reports whether a label has a value that the operator gives it.
 func isOwnValue(key, value string) bool {
 	return value == yes || value == label.Paused || value == label.PreInstalled && key == label.Deploy+label.DriverOperand
 }
 
-// record is what the annotation says of the labels that the operator wrote: whole name to
-// the value that was there before, "" for none.
+// record maps the full names of labels that the operator wrote, as listed in the annotation,
+// to their values before that, "" for none.
 type record map[string]string
 
 func (r record) has(key string) bool {
@@ -217,8 +217,8 @@ func (r record) has(key string) bool {
 	return ok
 }
 
-// recorded reads the annotation. What is no name of a label that the operator writes is
-// passed over: the annotation is only ever a reason to remove one of those.
+// recorded reads the annotation. It skips names that the operator does not write, so that the
+// annotation can only cause the removal of the operator's labels.
 func (n *Node) recorded() record {
 	text := n.Annotations[label.Wrote]
 	if text == "" {

@@ -18,7 +18,7 @@ func placed(driver string, operands ...string) Placement {
 	return Placement{Operands: append(operands, "driver", "device-plugin"), Driver: driver}
 }
 
-// shown writes a patch as people do: "+key=value", "-key".
+// shown formats a patch for people: "+key=value", "-key".
 func shown(p Patch) map[string]string {
 	out := map[string]string{}
 	for _, part := range []map[string]*string{p.Labels, p.Annotations} {
@@ -117,9 +117,8 @@ func TestRemoval(t *testing.T) {
 	require.True(t, Observe(n).RemovalPatch(true).Empty(), "nor is a validator there the operator's")
 }
 
-// TestWhatAValidatorWritesUntilItEndsIsRemoved has one write twice after the operator has
-// let go of the Node.
-func TestWhatAValidatorWritesUntilItEndsIsRemoved(t *testing.T) {
+// The validator writes twice after the operator has released the Node.
+func TestLateValidatorLabelsAreRemoved(t *testing.T) {
 	for name, letGo := range map[string]func(n *Node, speaks bool) Patch{
 		"there is no policy": (*Node).RemovalPatch,
 		"it has no GPU": func(n *Node, speaks bool) Patch {
@@ -143,7 +142,7 @@ func TestWhatAValidatorWritesUntilItEndsIsRemoved(t *testing.T) {
 	}
 }
 
-func TestThePatchNamesWhatItWasMadeFrom(t *testing.T) {
+func TestPatchNamesItsBaseVersion(t *testing.T) {
 	p := Observe(node(with(label.PCI3D, "true"))).LabelPatch(Placement{})
 	require.False(t, p.Empty())
 	data, err := p.JSON()
@@ -153,7 +152,7 @@ func TestThePatchNamesWhatItWasMadeFrom(t *testing.T) {
 		"annotations":{"gpuready.io/labels":"present"}}}`, string(data))
 }
 
-// anyNode draws labels that matter, with values that people and programs give them.
+// anyNode draws relevant labels with values that people and programs give them.
 func anyNode(t *rapid.T) *corev1.Node {
 	keys := []string{label.PCI3D, label.Kernel, label.OSID, label.Present, label.Operands, deployDriver, label.Deploy + "device-plugin", label.Deploy + "dcgm",
 		label.Deploy + "someone-elses", label.Driver, label.Injection, label.HandOver, "example.com/mine"}
@@ -205,7 +204,7 @@ func TestAPatchAppliedTwiceIsEmptyAndLeavesOthersLabels(t *testing.T) {
 	})
 }
 
-func TestWhatWasWrittenIsTakenAway(t *testing.T) {
+func TestRemovalRestoresThePreviousLabels(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := anyNode(t)
 		delete(n.Labels, label.Driver)

@@ -7,8 +7,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Strip takes from a Node what Observe does not read, so that a cache of thousands
-// stays small: of some 20 KB (images, managed fields, addresses) about one is left.
+// Strip removes from a Node what Observe does not read, so that a cache of thousands stays
+// small: of some 20 KB (images, managed fields, addresses) about one remains.
 func Strip(node *corev1.Node) {
 	meta := node.ObjectMeta
 	node.ObjectMeta = metav1.ObjectMeta{
@@ -27,7 +27,7 @@ func Strip(node *corev1.Node) {
 	}
 }
 
-// filterInterned returns the entries of m that are wanted.
+// filterInterned returns the wanted entries of m, with interned strings.
 func filterInterned(m map[string]string, wanted func(string) bool) map[string]string {
 	var kept map[string]string
 	for key, value := range m {
@@ -42,8 +42,8 @@ func filterInterned(m map[string]string, wanted func(string) bool) map[string]st
 	return kept
 }
 
-// intern is s, which most Nodes have, in one place for all of them: the fewer strings there
-// are, the less is to be collected around.
+// intern returns one shared copy of s, as most Nodes have the same strings. Fewer strings mean
+// less work for the garbage collector.
 func intern(s string) string { return unique.Make(s).Value() }
 
 func readConditions(all []corev1.NodeCondition) []corev1.NodeCondition {
@@ -51,7 +51,7 @@ func readConditions(all []corev1.NodeCondition) []corev1.NodeCondition {
 	for _, c := range all {
 		switch c.Type {
 		case corev1.NodeReady:
-			// The kubelet's words are nobody's here.
+			// Nothing reads the kubelet's reason and message.
 			read = append(read, corev1.NodeCondition{Type: c.Type, Status: c.Status, LastHeartbeatTime: c.LastHeartbeatTime})
 		case readyType, healthyType:
 			read = append(read, c)

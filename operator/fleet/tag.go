@@ -7,15 +7,15 @@ const (
 	rhel  = "rhel"
 )
 
-// Tag returns the operating system's tag, with which the tags of driver images end, of
-// what NFD has from os-release: ID, VERSION_ID, RHEL_VERSION and OSTREE_VERSION. It
-// returns "" where they make none.
+// Tag returns the operating system's tag, the suffix of driver images' tags, for the values of
+// os-release that NFD publishes: ID, VERSION_ID, RHEL_VERSION and OSTREE_VERSION. It returns ""
+// if they make none.
 //
-// It is ID and VERSION_ID, apart from these:
-//   - Rocky Linux, and RHEL from 10 on, have one image for a major release;
-//   - RHCOS is rhcos and the version of OpenShift up to 4.18 (from 4.19 on its os-release
-//     says rhel and 9.6, and so does the tag). Where its VERSION_ID is its own build
-//     number ("412.86.202303241612-0"), or none, the version is read from that.
+// The tag is ID and VERSION_ID, with these exceptions:
+//   - Rocky Linux, and RHEL from 10 on, have one image for a major release.
+//   - RHCOS has rhcos and the version of OpenShift up to 4.18. From 4.19 on its os-release
+//     says rhel and 9.6, and so does the tag. If its VERSION_ID is its own build number
+//     ("412.86.202303241612-0") or missing, the version is derived from the build number.
 func Tag(id, version, rhelVersion, ostree string) string {
 	id = strings.ToLower(id)
 	switch {
@@ -37,8 +37,8 @@ func Tag(id, version, rhelVersion, ostree string) string {
 	return id + version
 }
 
-// openShift reads the version of OpenShift out of RHCOS' own: "4.12" of "4.12", of
-// "4.12.3" and of "412.86.202303241612-0". "" where there is none.
+// openShift returns the version of OpenShift from RHCOS' own: "4.12" for "4.12", "4.12.3" and
+// "412.86.202303241612-0", or "".
 func openShift(version string) string {
 	first, rest, ok := strings.Cut(version, ".")
 	if !ok || !strings.HasPrefix(first, "4") {
@@ -59,7 +59,7 @@ func major(version string) string {
 	return first
 }
 
-// validTag says whether s can be part of an image's tag and a label's value.
+// validTag reports whether s can be part of an image's tag and of a label's value.
 func validTag(s string) bool {
 	for _, r := range s {
 		if !strings.ContainsRune("abcdefghijklmnopqrstuvwxyz0123456789._-", r) {
@@ -69,8 +69,7 @@ func validTag(s string) bool {
 	return len(s) <= 40
 }
 
-// systems are the names by which os-release's PRETTY_NAME begins, the more special first,
-// with the ID beside.
+// systems maps prefixes of os-release's PRETTY_NAME to IDs, with more specific prefixes first.
 var systems = []struct{ name, id string }{
 	{"Red Hat Enterprise Linux CoreOS ", rhcos},
 	{"Red Hat Enterprise Linux ", rhel},
@@ -88,8 +87,8 @@ var systems = []struct{ name, id string }{
 	{"Flatcar Container Linux by Kinvolk ", "flatcar"},
 }
 
-// prettyTag returns the tag of what the kubelet reports of the operating system:
-// PRETTY_NAME of os-release. "" where it is none of those known.
+// prettyTag returns the tag for the PRETTY_NAME of os-release, which the kubelet reports, or ""
+// for an unknown system.
 func prettyTag(pretty string) string {
 	for _, s := range systems {
 		rest, ok := strings.CutPrefix(pretty, s.name)
@@ -102,7 +101,7 @@ func prettyTag(pretty string) string {
 	return ""
 }
 
-// tagOf makes VERSION_ID of the version that a PRETTY_NAME shows.
+// tagOf derives VERSION_ID from the version in a PRETTY_NAME and returns the tag.
 func tagOf(id, version, rest string) string {
 	if version == "" || version[0] < '0' || version[0] > '9' {
 		return ""

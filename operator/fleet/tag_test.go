@@ -12,8 +12,8 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// osRelease reads a file as NFD does. The files have the keys that are read, with the values
-// that the named release of the system has in its own /etc/os-release.
+// osRelease reads a file as NFD does. The files have the relevant keys with the values of the
+// named release's own /etc/os-release.
 func osRelease(t *testing.T, name string) map[string]string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("testdata/os-release", name))
@@ -25,7 +25,7 @@ func osRelease(t *testing.T, name string) map[string]string {
 	return fields
 }
 
-func TestTagsOfWhatIsShipped(t *testing.T) {
+func TestTagsOfShippedSystems(t *testing.T) {
 	tags := map[string]string{
 		"rhcos-4.9": "rhcos4.9", "rhcos-4.12": "rhcos4.12", "rhcos-4.13": "rhcos4.13", "rhcos-4.14": "rhcos4.14", "rhcos-4.15": "rhcos4.15",
 		"rhcos-4.16": "rhcos4.16", "rhcos-4.17": "rhcos4.17", "rhcos-4.18": "rhcos4.18",
@@ -66,7 +66,7 @@ func TestTagsOfWhatIsShipped(t *testing.T) {
 	}
 }
 
-func TestTagsOfWhatIsOdd(t *testing.T) {
+func TestTagsOfUnusualValues(t *testing.T) {
 	for _, c := range []struct{ id, version, rhel, ostree, tag string }{
 		{"rhcos", "412.86.202303241612-0", "8.6", "412.86.202303241612-0", "rhcos4.12"},
 		{"rhcos", "4.12.7", "", "", "rhcos4.12"},

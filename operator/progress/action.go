@@ -1,6 +1,6 @@
 package progress
 
-// Action is what a person does next about a node's reason; "" where the message says it.
+// Action returns what a person should do about a node's reason, or "" if the message says it.
 func Action(reason string) string {
 	return map[string]string{
 		ReasonImagePull:     "see that the image exists and that the node may pull it (driver.imagePullSecrets of the policy, proxies, the registry's CA)",

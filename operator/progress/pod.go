@@ -16,11 +16,11 @@ import (
 	"github.com/gpuready/gpuready/operator/road"
 )
 
-// maxText bounds what others wrote, in bytes.
+// maxText bounds texts of other programs, in bytes.
 const maxText = 512
 
-// Reasons why a pod is not ready. The first five mean that it will not become so by
-// waiting.
+// Reasons why a pod is not ready. The first five need somebody to act; waiting does not
+// help.
 const (
 	ReasonImagePull     = "ImagePullBackOff"
 	ReasonCrashLoop     = "CrashLoopBackOff"
@@ -35,19 +35,19 @@ const (
 	ReasonNotReady    = "PodNotReady"
 )
 
-// Pod is an operand's, reduced to what the operator acts on.
+// Pod is an operand's pod, reduced to what the operator acts on.
 type Pod struct {
 	Namespace, Name string
-	Node            string // where it runs, or is to run
+	Node            string // where it runs or will run
 	App             string // the label app
 	State           road.State
 	Digest          string // label.DriverDigest
 	Created         time.Time
 	Deleting        bool
 	Ready           bool
-	Problem         Problem // why it is not ready; the zero value where it is
-	Ours            bool    // a driver's, whose container is of this product
-	HostDriver      string  // what it found: a driver on the host; "": it did not say
+	Problem         Problem // why it is not ready; zero if it is
+	Ours            bool    // a driver's pod with a container of this product
+	HostDriver      string  // description of a driver that it found on the host; "" if it reported none
 }
 
 // Problem is why a pod is not ready.
@@ -58,7 +58,7 @@ type Problem struct {
 	Since   time.Time
 }
 
-// apps are the states that pods belong to, by their label app.
+// apps maps the label app of pods to the state that they belong to.
 var apps = map[string]road.State{
 	label.DriverApp:                      road.Driver,
 	"nvidia-container-toolkit-daemonset": road.Toolkit,
@@ -94,8 +94,8 @@ func ObservePod(p *corev1.Pod) *Pod {
 	return o
 }
 
-// nodeOf is the Node that a pod runs on or, before the scheduler has let it, the one
-// that the DaemonSet controller made it for.
+// nodeOf returns the Node that a pod runs on. An unscheduled pod has the Node that the
+// DaemonSet controller made it for.
 func nodeOf(p *corev1.Pod) string {
 	if p.Spec.NodeName != "" {
 		return p.Spec.NodeName
@@ -122,15 +122,15 @@ func condition(p *corev1.Pod, kind corev1.PodConditionType) *corev1.PodCondition
 	return &p.Status.Conditions[i]
 }
 
-// hostDriver is the driver pod's init container that looks whether the host has a
-// driver of its own, and what it ends with if so.
+// The driver pod's init container that checks whether the host has a driver of its own, and
+// how it exits if so.
 const (
 	hostDriverContainer = "host-driver"
 	hostDriverExit      = 3
 	hostDriverMessage   = "HostDriver: "
 )
 
-// HostDriver says whether the pod found a driver on the host, and what it said of it.
+// HostDriver reports whether the pod found a driver on the host, and returns its description.
 func HostDriver(p *corev1.Pod) (text string, found bool) {
 	for _, c := range p.Status.InitContainerStatuses {
 		if c.Name != hostDriverContainer {
@@ -150,7 +150,7 @@ func HostDriver(p *corev1.Pod) (text string, found bool) {
 	return "", false
 }
 
-// podProblem says why a pod is not ready.
+// podProblem returns why a pod is not ready.
 func podProblem(p *corev1.Pod) Problem {
 	if p.DeletionTimestamp != nil {
 		return Problem{Reason: ReasonTerminating, Message: "the pod is being deleted", Since: p.DeletionTimestamp.Time}
@@ -185,8 +185,8 @@ func podProblem(p *corev1.Pod) Problem {
 	return Problem{Reason: ReasonStarting, Message: "the pod's containers are being started"}
 }
 
-// containerProblem says why a container will not become ready by waiting. The kubelet
-// says the same in turns by different words: what is made of it stays the same.
+// containerProblem returns why a container will not become ready by waiting. The kubelet
+// alternates between reasons for the same problem; the result does not.
 func containerProblem(c corev1.ContainerStatus) (Problem, bool) {
 	if w := c.State.Waiting; w != nil {
 		switch w.Reason {
@@ -229,12 +229,12 @@ func crashProblem(c corev1.ContainerStatus) Problem {
 	return Problem{Stuck: true, Reason: ReasonCrashLoop, Message: text}
 }
 
-// driverMessage is how gpu-driver tells why it ended: its name, a reason in one word, of at most
-// 63 characters, and what happened.
+// driverMessage matches gpu-driver's termination message: its name, an optional reason of at
+// most 63 characters in one word, and what happened.
 var driverMessage = regexp.MustCompile(`^gpu-driver: (?:([A-Z][A-Za-z]{1,62}): )?(.+)$`)
 
-// LastWord returns what a container that ended said last, of its termination message, which
-// may be the end of its log; reason is "" where that is none of gpu-driver's.
+// LastWord returns the last line of a container's termination message, which may be the end
+// of its log. reason is "" unless gpu-driver wrote one.
 func LastWord(message string) (reason, text string) {
 	message = strings.TrimSpace(message)
 	last := message[strings.LastIndexByte(message, '\n')+1:]

@@ -1,10 +1,9 @@
-// Package progress says how far a node is on its way to GPUs that can be used, and why
-// it is not farther: from what its pods' states are and from what the validator has
-// proven. It is pure.
+// Package progress determines how far a node is on its way to usable GPUs, and what holds it
+// up. It combines the states of the node's pods with the validator's results. It is pure.
 //
-// What is not known is not claimed. A pod that cannot start is told of before the
-// validator's silence, and the validator's word counts only while it is said anew and
-// the node's kubelet is heard of.
+// It claims nothing that is unknown. A pod that cannot start is reported before the
+// validator's silence. The validator's result counts only while it is renewed and the node's
+// kubelet reports.
 package progress
 
 import (
@@ -20,24 +19,24 @@ import (
 	"github.com/gpuready/gpuready/operator/road"
 )
 
-// Status is how it stands with a node.
+// Status summarizes the state of a node.
 type Status string
 
 // The statuses.
 const (
-	Waiting  Status = "waiting"  // it is on its way
-	Failed   Status = "failed"   // somebody has to do something
-	Ready    Status = "ready"    // all that was asked for is proven
-	Excluded Status = "excluded" // somebody keeps the operands away
-	Unknown  Status = "unknown"  // nobody says anything that could be believed
+	Waiting  Status = "waiting"  // in progress
+	Failed   Status = "failed"   // somebody has to act
+	Ready    Status = "ready"    // everything wanted is validated
+	Excluded Status = "excluded" // a person excludes the node from the operands
+	Unknown  Status = "unknown"  // there is no trustworthy report
 )
 
-// Stale is how far the validator's condition, which it says again every five minutes, may
-// be behind what the kubelet says as often, before it is not believed any more. Both are by
-// the node's clock, whatever that shows: it is compared with no other.
+// Stale is how far the validator's condition may lag behind the kubelet's before it no longer
+// counts. Both are renewed every five minutes, by the node's clock, which is compared with no
+// other.
 const Stale = 15 * time.Minute
 
-// Reasons of a node's progress, apart from those of its pods and of the validator.
+// Reasons of a node's progress, besides those of its pods and of the validator.
 const (
 	ReasonNodeNotReady = "NodeNotReady"
 	ReasonExcluded     = "OperandsKeptAway"
@@ -48,22 +47,22 @@ const (
 	ReasonNoLabels     = "FeatureLabelsMissing"
 )
 
-// Wanted is what a node is measured by.
+// Wanted is the goal that a node's progress is measured against.
 type Wanted struct {
-	States   []road.State // that the policy asks for
+	States   []road.State // that the policy requires
 	HandOver bool         // only nodes that were handed over are served
 }
 
-// Progress is how far a node is.
+// Progress describes how far a node is.
 type Progress struct {
-	Steps   []road.State // reached, in their order
-	State   road.State   // the first that is not; "" where all are, or none is wanted
+	Steps   []road.State // reached, in order
+	State   road.State   // the first that is not reached; "" if there is none
 	Status  Status
 	Reason  string
 	Message string // at most 512 bytes, one line
 	Since   time.Time
-	// Beside are states that nothing waits for, or that have been proven, and whose pods
-	// do not start.
+	// Beside are problems of states that nothing waits for or that are validated, but whose
+	// pods do not start.
 	Beside []Trouble
 }
 
@@ -74,21 +73,21 @@ type Trouble struct {
 	Problem
 }
 
-// layers are the states that the validator's word proves.
+// layers are the validator's layers that confirm a state.
 var layers = map[road.State][]readiness.Layer{
 	road.DriverValidation:  {readiness.Driver},
 	road.ToolkitValidation: {readiness.Toolkit},
 	road.PluginValidation:  {readiness.CUDA, readiness.Plugin},
 }
 
-// proofs are the states that prove those that have pods.
+// proofs map states with pods to the states that validate them.
 var proofs = map[road.State]road.State{
 	road.Driver:       road.DriverValidation,
 	road.Toolkit:      road.ToolkitValidation,
 	road.DevicePlugin: road.PluginValidation,
 }
 
-// Of says how far a node is that has a GPU. pods are the operands' on it.
+// Of returns the progress of a GPU node. pods are the operands' pods on it.
 func Of(n *fleet.Node, pods []*Pod, w Wanted) Progress {
 	switch {
 	case n.Away():
@@ -104,21 +103,21 @@ func Of(n *fleet.Node, pods []*Pod, w Wanted) Progress {
 	return p
 }
 
-// verdict is what the validator says: how many layers are proven, and what is said of the
-// next.
+// verdict is the validator's result: how many layers are proven, and the state of the next
+// one.
 type verdict struct {
 	fleet.Condition
-	distrust string // why it is not believed; "" where it is
+	distrust string // why it does not count; "" if it does
 	proven   int    // of readiness.Layers
 }
 
 func (w verdict) trusted() bool { return w.distrust == "" }
 
-// readVerdict reads the condition GPUReady: its message begins with the layer that it is about.
+// readVerdict reads the condition GPUReady, whose message begins with the layer it is about.
 func readVerdict(n *fleet.Node) verdict {
 	w := verdict{Condition: n.GPUReady}
 	if w.Said.IsZero() {
-		w.Said = w.Since // nobody says it again
+		w.Said = w.Since // it is not renewed
 	}
 	all := readiness.Layers()
 	switch {
@@ -132,13 +131,13 @@ func readVerdict(n *fleet.Node) verdict {
 		at, _, _ := strings.Cut(w.Message, ": ")
 		w.proven = max(0, slices.Index(all, readiness.Layer(at)))
 		if _, err := readiness.ParseOptional(at); err == nil {
-			w.proven = len(all) - 1 // the road is proven, and what was asked for beside it is not
+			w.proven = len(all) - 1 // all layers are proven, but not an optional one
 		}
 	}
 	return w
 }
 
-// confirms says whether the validator's word proves a state, and whether it is about it.
+// confirms reports whether the validator has proven a state.
 func (w verdict) confirms(s road.State) bool {
 	all := readiness.Layers()
 	for _, l := range layers[s] {
@@ -149,8 +148,7 @@ func (w verdict) confirms(s road.State) bool {
 	return true
 }
 
-// Pod says that it is a pod's state, and not the validator's word, that the node has not
-// reached.
+// Pod reports whether the node waits for a pod, rather than for the validator.
 func (p Progress) Pod() bool {
 	return p.State == road.Driver || slices.Contains([]string{ReasonImagePull, ReasonCrashLoop, ReasonCannotStart, ReasonUnschedulable, ReasonNotAdmitted}, p.Reason)
 }

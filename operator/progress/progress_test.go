@@ -23,7 +23,7 @@ const (
 	validatorApp = "nvidia-operator-validator"
 )
 
-// pod is an operand's on n1 that is ready, but for what change does.
+// pod returns an operand's ready pod on n1, modified by change.
 func pod(app string, change ...func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "gpus", Name: app + "-x", UID: "u", Labels: map[string]string{"app": app}, CreationTimestamp: metav1.NewTime(now.Add(-time.Minute))},
@@ -120,7 +120,7 @@ func TestReasonWhyAPodIsNotReady(t *testing.T) {
 	require.LessOrEqual(t, len(long.Problem.Message), 512)
 }
 
-// node has all that a GPU node has, but for what change does.
+// node returns a GPU node that is ready, modified by change.
 func node(change ...func(*fleet.Node)) *fleet.Node {
 	n := &fleet.Node{Name: "n1", UID: "1", GPU: true, Ready: true, Heartbeat: now, Created: now.Add(-time.Hour), Labels: map[string]string{label.GPUProduct: "GPU"}}
 	validated(corev1.ConditionTrue, "Ready", "8 of 8 GPUs ready")(n)
@@ -296,8 +296,8 @@ func TestOtherFailuresAreReportedBeside(t *testing.T) {
 	require.Len(t, p.Beside, 1)
 }
 
-// A node whose clock is wrong is believed like any other: what it says is compared with what
-// it says itself.
+// A node with a wrong clock is trusted like any other: its times are compared only with each
+// other.
 func TestNodesClockMayBeWrong(t *testing.T) {
 	for _, ahead := range []time.Duration{-24 * time.Hour, -10 * time.Minute, 0, 10 * time.Minute, 24 * time.Hour} {
 		n := node(func(n *fleet.Node) {

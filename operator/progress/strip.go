@@ -5,8 +5,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Strip takes from a pod what neither ObservePod nor anybody who evicts or deletes it
-// needs, so that a cache of many is small. It changes p.
+// Strip removes from a pod what neither ObservePod nor its eviction or deletion needs, so that
+// a cache of many pods is small. It changes p.
 func Strip(p *corev1.Pod) {
 	p.ObjectMeta = metav1.ObjectMeta{
 		Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion, Generation: p.Generation,

@@ -15,27 +15,27 @@ import (
 	"github.com/gpuready/gpuready/operator/road"
 )
 
-// nodeView is what is known of a node.
+// nodeView holds a node, its pods and the validator's verdict.
 type nodeView struct {
 	node    *fleet.Node
 	pods    []*Pod
 	verdict verdict
 }
 
-// operands are the names of states' pods in the labels that place them.
+// operands are the names of states' operands in the labels that place them.
 var operands = map[road.State]string{
 	road.Driver: "driver", road.Toolkit: "container-toolkit", road.DriverValidation: "operator-validator",
 	road.DevicePlugin: "device-plugin", road.FeatureLabels: "gpu-feature-discovery",
 	road.DCGM: "dcgm", road.DCGMExporter: "dcgm-exporter", road.MIGManager: "mig-manager",
 }
 
-// excluded says that a state's pods are kept away from the node: by a person, or because the
-// host has a driver.
+// excluded reports whether a state's pods are not placed on the node: a person excludes them,
+// or the host has a driver.
 func (l nodeView) excluded(s road.State) bool {
 	return l.node.Labels[label.Deploy+operands[s]] == "false" || s == road.Driver && l.node.HostDriver()
 }
 
-// evaluate goes from state to state until one is not reached.
+// evaluate goes through the states until one is not reached.
 func (l nodeView) evaluate(wanted []road.State) Progress {
 	var p Progress
 	for _, s := range road.States() {
@@ -53,7 +53,7 @@ func (l nodeView) evaluate(wanted []road.State) Progress {
 	return p
 }
 
-// obstacle is why a state is not reached.
+// obstacle describes why a state is not reached.
 type obstacle struct {
 	status Status
 	Problem
@@ -85,7 +85,7 @@ func (l nodeView) reached(s road.State) (obstacle, bool) {
 	}
 }
 
-// pod is a state's on the node: the one that is not being deleted, where there is one.
+// pod returns a state's pod on the node, preferring one that is not being deleted.
 func (l nodeView) pod(s road.State) *Pod {
 	var found *Pod
 	for _, p := range l.pods {
@@ -112,9 +112,9 @@ func (l nodeView) podReady(s road.State) (obstacle, bool) {
 	return w, false
 }
 
-// withDriverReason is what the driver's container says, by the validator, of why it is not ready:
-// more than its pod does, where that is only on its way. Only containers of this product say
-// so: with another's, what the validator reads is of one that was there before.
+// withDriverReason replaces the reason why the driver's pod is not ready by the more specific
+// one of its container, which the validator reports. It does so only for this product's
+// containers: with another's, the validator's text is about an earlier container.
 func (l nodeView) withDriverReason(pod obstacle) obstacle {
 	said, is := strings.CutPrefix(l.verdict.Message, string(readiness.Driver)+": "+readiness.NoDriver)
 	p := l.pod(road.Driver)
@@ -125,7 +125,7 @@ func (l nodeView) withDriverReason(pod obstacle) obstacle {
 	return pod
 }
 
-// validated asks the validator.
+// validated returns what the validator reports about a state.
 func (l nodeView) validated(s road.State) (obstacle, bool) {
 	w := l.verdict
 	switch {
@@ -142,7 +142,7 @@ func (l nodeView) validated(s road.State) (obstacle, bool) {
 	case l.excluded(road.DriverValidation):
 		return obstacle{Unknown, Problem{Reason: ReasonNotValidated, Message: "the label " + label.Deploy + operands[road.DriverValidation] + "=false keeps the validator away: nothing is proven"}}, false
 	}
-	// The validator is silent: perhaps because its pod does not start.
+	// There is no verdict, perhaps because the validator's pod does not start.
 	if not, ready := l.podReady(road.DriverValidation); !ready {
 		return not, false
 	}
@@ -152,13 +152,12 @@ func (l nodeView) validated(s road.State) (obstacle, bool) {
 	return obstacle{Unknown, Problem{Reason: ReasonNotValidated, Message: "the Node has no condition GPUReady yet: see the log of the validator's pod", Since: l.pod(road.DriverValidation).Created}}, false
 }
 
-// injectionMissing is the validator's last word in a container that was created without
-// the GPUs' devices (validator/check).
+// injectionMissing is the validator's reason when it ends in a container that was created
+// without the GPUs' devices (validator/check).
 const injectionMissing = "InjectionMissing"
 
-// validatorRestarting says that the validator has ended so that the kubelet creates its container
-// anew, with the GPUs that there are now: the next one is on its way. One that ends so
-// again and again has failed.
+// validatorRestarting reports whether the validator has ended so that the kubelet creates its
+// container again with the GPUs that exist now. A container that ends so repeatedly has failed.
 func (l nodeView) validatorRestarting() bool {
 	if l.verdict.Reason != injectionMissing || !strings.HasPrefix(l.verdict.Message, string(readiness.Driver)+": ") || l.excluded(road.DriverValidation) {
 		return false
@@ -167,7 +166,7 @@ func (l nodeView) validatorRestarting() bool {
 	return p == nil || !p.Problem.Stuck
 }
 
-// beside are the pods that do not start, and are not what the node waits for.
+// beside returns the pods that do not start, apart from the one that the node waits for.
 func (l nodeView) beside(p Progress, wanted []road.State) (all []Trouble) {
 	for _, pod := range l.pods {
 		if !pod.Problem.Stuck || pod.State == p.State || pod.State == road.DriverValidation && !l.verdict.trusted() || !slices.Contains(wanted, pod.State) {

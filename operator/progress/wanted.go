@@ -5,8 +5,8 @@ import (
 	"github.com/gpuready/gpuready/operator/road"
 )
 
-// States are those that a policy asks for. What it does not ask for may be there all the
-// same, by somebody else: a driver and a toolkit are validated whoever installed them.
+// States returns the states that a policy requires. Driver and toolkit are validated even if
+// the policy does not install them, as somebody else may have.
 func States(spec *v1.ClusterPolicySpec) []road.State {
 	all := []road.State{road.Prerequisites}
 	add := func(is bool, names ...road.State) {

@@ -1,5 +1,5 @@
-// Package right says what the API server refused for want of a right, and what to do
-// about it: in conditions, Events and the log.
+// Package right explains which permission was missing when the API server refused a request,
+// and what to do about it: in conditions, Events and the log.
 package right
 
 import (
@@ -11,15 +11,15 @@ import (
 	"strings"
 )
 
-// Next is what to do where a right is missing.
+// Next tells what to do if a permission is missing.
 const Next = "install its roles again: helm upgrade, kubectl apply -f operator.yaml, or the OLM bundle (docs/operator.md)"
 
-// denied is how the API server says it of a request that it did not authorize; what
-// admission refuses is Forbidden, too, and is put otherwise.
+// denied matches the API server's text for a request that RBAC did not authorize. Refusals by
+// admission are Forbidden, too, but have another text.
 var denied = regexp.MustCompile(`User "[^"]*" cannot (\S+) resource "([^"]+)" in API group "([^"]*)" (?:in the namespace "([^"]+)"|at the cluster scope)`)
 
-// Missing are the rights that the text of an error says are missing, each once, in the
-// form "patch daemonsets.apps in namespace gpu-operands"; none: it is about something else.
+// Missing returns the distinct permissions that an error's text reports as missing, in the form
+// "patch daemonsets.apps in namespace gpu-operands". It returns none for any other error.
 func Missing(text string) (all []string) {
 	for _, m := range denied.FindAllStringSubmatch(text, -1) {
 		verb, resource, group, namespace := m[1], m[2], m[3], m[4]
@@ -38,10 +38,10 @@ func Missing(text string) (all []string) {
 	return all
 }
 
-// maxNamed are named at once: a condition is short.
+// maxNamed bounds how many are named at once, to keep conditions short.
 const maxNamed = 3
 
-// Message names missing rights and says what to do.
+// Message names the missing permissions and tells what to do.
 func Message(missing []string) string {
 	some, more := missing[:min(len(missing), maxNamed)], ""
 	if len(missing) > maxNamed {
@@ -50,7 +50,7 @@ func Message(missing []string) string {
 	return fmt.Sprintf("the operator may not %s%s: %s", strings.Join(some, ", "), more, Next)
 }
 
-// Tell is an error's text, or what rights it says are missing.
+// Tell returns an error's text, or the missing permissions that it reports.
 func Tell(err error) string {
 	if missing := Missing(err.Error()); len(missing) > 0 {
 		return Message(missing)
@@ -58,8 +58,8 @@ func Tell(err error) string {
 	return err.Error()
 }
 
-// Handler has log lines that tell of a refusal, whoever writes them, say what right is
-// missing and what to do.
+// Handler adds the missing permission and what to do to log records that report a refusal,
+// whoever writes them.
 func Handler(next slog.Handler) slog.Handler { return handler{next} }
 
 type handler struct{ slog.Handler }

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// What the API server of Kubernetes 1.37 says.
+// Texts of the API server of Kubernetes 1.37.
 var (
 	errNamed   = errors.New(`daemonsets.apps "a" is forbidden: User "system:serviceaccount:x:gpu-operator" cannot patch resource "daemonsets" in API group "apps" in the namespace "operands"`)
 	errListed  = errors.New(`failed to list *v1.Node: nodes is forbidden: User "system:serviceaccount:x:gpu-operator" cannot list resource "nodes" in API group "" at the cluster scope`)
@@ -26,12 +26,12 @@ func TestMissingRightsAreNamedOnceEach(t *testing.T) {
 	require.Empty(t, Missing(errQuota.Error()), "admission refuses for other reasons")
 }
 
-func TestWhatIsToldNamesRightAndNextAction(t *testing.T) {
+func TestMessageNamesPermissionAndNextAction(t *testing.T) {
 	require.Equal(t, "the operator may not list nodes in the cluster: "+Next, Tell(errListed))
 	require.Equal(t, errQuota.Error(), Tell(errQuota))
 }
 
-func TestLogLinesOfLibrariesSayWhatIsMissing(t *testing.T) {
+func TestLogRecordsOfLibrariesNameTheMissingPermission(t *testing.T) {
 	var out bytes.Buffer
 	log := slog.New(Handler(slog.NewTextHandler(&out, nil))).With("component", "operator")
 	log.Error("Failed to watch", "err", errListed, "type", "*v1.Node")

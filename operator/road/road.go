@@ -1,9 +1,9 @@
-// Package road names the states that bring a node to GPUs that can be used, in their
-// order. It knows no more, so that who only tells of states links nothing that renders
-// them.
+// Package road names the states through which a node gets usable GPUs, in their order. It
+// contains nothing else, so that programs that only report states do not link the code that
+// renders them.
 package road
 
-// State is a state's name: a step of the road, or one beside it.
+// State is the name of a state: a step of the sequence, or one beside it.
 type State string
 
 // The states in their order. Nothing waits for DCGM, DCGMExporter and MIGManager.
@@ -21,10 +21,10 @@ const (
 	MIGManager        State = "mig-manager"
 )
 
-// States are those that a node goes through until its GPUs can be used, in order.
+// States returns the states that a node goes through until its GPUs can be used, in order.
 func States() []State {
 	return []State{Prerequisites, Driver, DriverValidation, Toolkit, ToolkitValidation, DevicePlugin, PluginValidation, FeatureLabels}
 }
 
-// Beside are those that nothing waits for.
+// Beside returns the states that nothing waits for.
 func Beside() []State { return []State{DCGM, DCGMExporter, MIGManager} }

@@ -15,14 +15,14 @@ import (
 	"github.com/gpuready/gpuready/operator/progress"
 )
 
-// counts is how many nodes are how far. Total are those that are served.
+// counts counts the nodes by progress. Total counts the served nodes.
 type counts struct {
 	v1.NodesStatus
 	unknown int
-	rows    []*Node // the first that are not ready
+	rows    []*Node // the first nodes that are not ready
 	list    []v1.NodeStatus
 	pools   map[fleet.Pool]*v1.PoolStatus
-	beside  []string // states and nodes
+	beside  []string // failing states and their nodes
 }
 
 func (t *Tally) counts() counts {
@@ -48,7 +48,7 @@ func (t *Tally) counts() counts {
 	return c
 }
 
-// add counts the nodes that are at one place.
+// add counts the nodes at one place.
 func (c *counts) add(at Place, nodes int) {
 	if at.Status == progress.Excluded {
 		c.Excluded += nodes
@@ -74,7 +74,8 @@ func (c *counts) add(at Place, nodes int) {
 	}
 }
 
-// truncateToSecond is t as it is written, so that what was read is equal to what is summed up.
+// truncateToSecond returns t with the precision it is stored with, so that a status that was
+// read equals a computed one.
 func truncateToSecond(t time.Time) metav1.Time {
 	if t.IsZero() {
 		return metav1.Time{}
@@ -96,7 +97,7 @@ func (c counts) String() string {
 	return text.String()
 }
 
-// examples names the first nodes that are so.
+// examples names the first nodes with some statuses.
 func (c counts) examples(statuses ...progress.Status) string {
 	var all []string
 	for _, r := range c.rows {
@@ -110,7 +111,7 @@ func (c counts) examples(statuses ...progress.Status) string {
 	return "; " + strings.Join(all, "; ")
 }
 
-// poolStatuses are the pools of the nodes that are served, with the driver that each gets.
+// poolStatuses returns the pools of the served nodes, with the driver that each gets.
 func poolStatuses(in Input, c counts) (all []v1.PoolStatus) {
 	choices := map[fleet.Pool]driver.Choice{}
 	for _, choice := range in.Choices {

@@ -13,31 +13,31 @@ import (
 	"github.com/gpuready/gpuready/operator/progress"
 )
 
-// maxEvents bounds the Events on nodes of one step: when all nodes of a cluster fail at
-// once, the policy's own Event says so.
+// maxEvents bounds the Events on nodes for one step. If all nodes of a cluster fail at once,
+// the policy's own Event reports it.
 const maxEvents = 25
 
-// ReasonNodeReady is that of the Event when a node that failed is ready.
+// ReasonNodeReady is the reason of the Event when a failed node has become ready.
 const ReasonNodeReady = "GPUNodeReady"
 
-// Change is how far a node was, and how far it is.
+// Change is a change of a node's progress.
 type Change struct {
 	Node        string
 	Before, Now progress.Progress
 }
 
-// Event is one to be told: on the policy, or on a node.
+// Event is an Event to record for the policy or for a node.
 type Event struct {
-	Node    string // "": on the policy
+	Node    string // "": for the policy
 	Type    string // Normal or Warning
 	Reason  string
 	Message string
 }
 
-// Events are what has to be told from one moment to the next: conditions that changed,
-// pods of a node that do not start, and nodes that are ready again. What the validator
-// found it tells itself; what was so before is not repeated, nor by an operator that has
-// just been started: it has not seen the nodes before.
+// Events returns the Events for a change from one report to the next: changed conditions, pods
+// of a node that do not start, and nodes that have recovered. The validator records its own
+// results. Nothing is repeated, not even by a new operator process, which has no earlier
+// progress of the nodes.
 func Events(before, now []metav1.Condition, nodes []Change) []Event {
 	all := policyEvents(before, now)
 	told := 0

@@ -18,8 +18,8 @@ import (
 
 const page = "../../docs/operator-troubleshooting.md"
 
-// reasons are the values of the operator's constants that are reasons, by their name or
-// their type, and where each is declared.
+// reasons returns the operator's constants that are reasons by name or type, with the file that
+// declares each.
 func reasons(t *testing.T) map[string]string {
 	t.Helper()
 	found := map[string]string{}

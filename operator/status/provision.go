@@ -9,19 +9,19 @@ import (
 	"github.com/gpuready/gpuready/operator/road"
 )
 
-// maxUnseenAge is the age up to which a node that was not seen before is followed: an older
-// one, of which something is reached again after a reboot, says nothing of provisioning.
+// maxUnseenAge is the age up to which a node is measured when it is first seen. An older node
+// that reaches steps again after a reboot is irrelevant to provisioning.
 const maxUnseenAge = 30 * time.Minute
 
-// Provisioning measures how long nodes take from their creation to each step. A step
-// counts for a node that was seen to be without it by this process, so that nothing
-// counts twice after a restart. It is used by one goroutine.
+// Provisioning measures how long nodes take from their creation to each step. A step counts
+// only for a node that this process has seen without it, so that nothing counts twice after a
+// restart. It must be used by one goroutine.
 type Provisioning struct {
 	steps   []v1.ProvisioningStatus
-	reached map[string]int // states of the road, by the node's UID; -1: not followed
+	reached map[string]int // number of states reached, by the node's UID; -1: not measured
 }
 
-// NewProvisioning goes on from what the status has.
+// NewProvisioning returns a Provisioning that continues the counts of a status.
 func NewProvisioning(before []v1.ProvisioningStatus) *Provisioning {
 	p := &Provisioning{reached: map[string]int{}}
 	for _, s := range road.States() {
@@ -35,8 +35,8 @@ func NewProvisioning(before []v1.ProvisioningStatus) *Provisioning {
 	return p
 }
 
-// Observe looks at a node. since is when the policy was created: nodes that are older had
-// to wait for it.
+// Observe records the progress of a node. since is when the policy was created: older nodes
+// had to wait for it and are not measured.
 func (p *Provisioning) Observe(n Node, since, now time.Time) {
 	before, seen := p.reached[n.UID]
 	if !seen && (n.Created.Before(since) || now.Sub(n.Created) > maxUnseenAge) {
@@ -52,11 +52,11 @@ func (p *Provisioning) Observe(n Node, since, now time.Time) {
 	p.reached[n.UID] = far
 }
 
-// Forget follows a node no more.
+// Forget stops measuring a node.
 func (p *Provisioning) Forget(uid string) { delete(p.reached, uid) }
 
-// completedSteps is how many states of the road are behind a node; one that is not asked for
-// counts with the next that is.
+// completedSteps returns how many states a node has passed. A state that is not wanted counts
+// with the next one that is.
 func completedSteps(reached []road.State) int {
 	if len(reached) == 0 {
 		return 0
@@ -73,7 +73,7 @@ func (p *Provisioning) count(step int, took time.Duration) {
 	s.Buckets[at]++
 }
 
-// Status is what is kept: the steps that a node has reached.
+// Status returns the steps that nodes have reached.
 func (p *Provisioning) Status() (all []v1.ProvisioningStatus) {
 	for _, s := range p.steps {
 		if s.Count > 0 {

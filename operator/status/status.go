@@ -1,9 +1,8 @@
-// Package status sums up what is known into the status of a ClusterPolicy. It is pure,
-// bounded in size, and says the same of the same: a status that is equal to the one
-// before need not be written.
+// Package status computes the status of a ClusterPolicy. It is pure and bounded in size. Equal
+// inputs give equal statuses, so that an unchanged status need not be written.
 //
-// It claims nothing that is not known: a cluster whose nodes nobody has looked at is not
-// ready, and a node of which nothing is heard is neither ready nor failed.
+// It claims nothing that is unknown: a cluster whose nodes were not evaluated is not ready,
+// and a node without reports is neither ready nor failed.
 package status
 
 import (
@@ -24,7 +23,7 @@ import (
 	"github.com/gpuready/gpuready/operator/right"
 )
 
-// Reasons of the conditions, apart from those of a pool's driver.
+// Reasons of the conditions, besides those of a pool's driver.
 const (
 	ReasonAllReady      = "AllNodesReady"
 	ReasonNoNodes       = "NoGPUNodes"
@@ -53,7 +52,7 @@ const (
 	ReasonAnotherOperator = "AnotherOperator"
 )
 
-// Bounds in bytes: with them a status stays below 150 KiB.
+// Bounds in bytes, which keep a status below 150 KiB.
 const (
 	maxMessage = 1024 // of a condition
 	maxLine    = 300  // of a node or a pool
@@ -61,68 +60,68 @@ const (
 	maxNamed   = 3 // examples in a message
 )
 
-// Verdict is why a policy is not in force.
+// Verdict describes why a policy is not in force.
 type Verdict struct {
-	State   v1.State // Ignored, Disabled or, where it is refused, NotReady
+	State   v1.State // Ignored, Disabled or, if it is refused, NotReady
 	Reason  string
 	Message string
 }
 
-// Ignored is the Verdict on a policy that an older one keeps out.
+// Ignored returns the Verdict on a policy while an older one is in force.
 func Ignored(inForce string) *Verdict {
 	return &Verdict{v1.Ignored, ReasonIgnored, "ClusterPolicy " + inForce + " is older and in force; delete one of them"}
 }
 
-// OtherOperator is the Verdict while NVIDIA's operator runs and no node was handed over.
+// OtherOperator returns the Verdict while NVIDIA's operator runs and no node was handed over.
 // running names its Deployment.
 func OtherOperator(running, handOver string) *Verdict {
 	return &Verdict{v1.Disabled, ReasonOtherOperator, fmt.Sprintf("%s runs and serves this cluster's nodes; uninstall it, or hand nodes over one by one with the label %s", running, handOver)}
 }
 
-// OperandsElsewhere is the Verdict while operands that another operator made for the policy
-// run in another namespace: beside them, a second stack would serve the same nodes.
+// OperandsElsewhere returns the Verdict while another operator's operands for the policy run in
+// another namespace. A second stack beside them would serve the same nodes.
 func OperandsElsewhere(namespace string) *Verdict {
 	return &Verdict{v1.NotReady, ReasonAnotherOperator, fmt.Sprintf("another operator's operands for this policy still run in namespace %s, and nothing is made beside them; "+
 		"delete them: kubectl -n %s delete daemonsets,services -l app.kubernetes.io/part-of=gpuready", namespace, namespace)}
 }
 
-// Node is a GPU node and how far it is. It is not changed once it is counted.
+// Node is a GPU node and its progress. It must not be changed once it is counted.
 type Node struct {
 	*fleet.Node
 	progress.Progress
 }
 
-// Problem is what of the policy cannot be done as it says.
+// Problem is a part of the policy that cannot be carried out.
 type Problem struct {
 	Reason  string
 	Message string // names the field and the next action
 }
 
-// Input is what is known.
+// Input holds everything that a status depends on.
 type Input struct {
-	Policy    *v1.ClusterPolicy // with the status before
+	Policy    *v1.ClusterPolicy // with its previous status
 	Now       time.Time
-	Namespace string   // the operands'
+	Namespace string   // of the operands
 	Verdict   *Verdict // nil: the policy is in force
 
-	Described bool // NFD has been on a node of the cluster
+	Described bool // NFD has labelled a node of the cluster
 	Tally     *Tally
 	Choices   []driver.Choice
-	Problems  []Problem // with the policy, whatever the pools
-	Unserved  []string  // fields that are kept and not served
+	Problems  []Problem // of the policy, for all pools
+	Unserved  []string  // fields that are stored but have no effect
 
-	Upgrade      *v1.UpgradeStatus // nil: there is none
-	UpgradeError string            // where it stopped, and why; "" it goes on
+	Upgrade      *v1.UpgradeStatus // nil if there is none
+	UpgradeError string            // where and why it stopped; "" if it has not
 	Rolling      []string          // DaemonSets whose pods are being replaced
-	Err          error             // what the last pass could not do
+	Err          error             // of the last pass
 	Prebuilt     []v1.PrebuiltStatus
 	Provisioning []v1.ProvisioningStatus
 
 	Operator string   // Deployment of this operator, as namespace/name
-	Others   []string // Deployments of this product in other namespaces, which stand down
+	Others   []string // Deployments of this product in other namespaces, which are on standby
 }
 
-// Sum sums it up.
+// Sum returns the status for an input.
 func Sum(in Input) v1.ClusterPolicyStatus {
 	s := v1.ClusterPolicyStatus{Namespace: in.Namespace, ObservedGeneration: in.Policy.Generation, UnservedFields: unserved(in.Unserved), Upgrade: in.Upgrade, Provisioning: in.Provisioning}
 	var all []metav1.Condition
@@ -147,8 +146,8 @@ func Sum(in Input) v1.ClusterPolicyStatus {
 	return s
 }
 
-// verdictConditions are the conditions of a policy that is not in force. By Stalled those who wait for
-// it, as Helm does, know that waiting does not help (kstatus).
+// verdictConditions returns the conditions of a policy that is not in force. Stalled tells
+// clients that wait for the policy, such as Helm, that waiting does not help (kstatus).
 func verdictConditions(v Verdict) []metav1.Condition {
 	return []metav1.Condition{
 		condition(v1.ConditionReady, metav1.ConditionFalse, v.Reason, v.Message),
@@ -162,7 +161,7 @@ func condition(kind string, status metav1.ConditionStatus, reason, message strin
 	return metav1.Condition{Type: kind, Status: status, Reason: reason, Message: record.Clean(message, maxMessage)}
 }
 
-// keepTransitionTimes gives conditions the time of their status: the one before where it is the same.
+// keepTransitionTimes sets the times of conditions: the previous time if the status is the same.
 func keepTransitionTimes(before, now []metav1.Condition, generation int64, at time.Time) []metav1.Condition {
 	for i := range now {
 		c := &now[i]
@@ -211,7 +210,7 @@ func (in Input) progressingCondition(c counts) metav1.Condition {
 	return condition(v1.ConditionProgressing, metav1.ConditionFalse, ReasonSettled, "nothing is on its way")
 }
 
-// errorReason is why the last pass failed: of what was refused, the rights that are missing.
+// errorReason returns why the last pass failed: the missing rights, if any were missing.
 func (in Input) errorReason() (reason, message string) {
 	if missing := right.Missing(in.Err.Error()); len(missing) > 0 {
 		return ReasonRights, right.Message(missing)
@@ -219,7 +218,7 @@ func (in Input) errorReason() (reason, message string) {
 	return ReasonReconcile, in.Err.Error()
 }
 
-// degradedCondition tells of all that failed, and is called by the first of it.
+// degradedCondition reports all failures, with the reason of the first.
 func (in Input) degradedCondition(c counts) metav1.Condition {
 	var reason string
 	var messages []string
@@ -251,7 +250,7 @@ func (in Input) degradedCondition(c counts) metav1.Condition {
 	return condition(v1.ConditionDegraded, metav1.ConditionTrue, reason, strings.Join(messages, "; "))
 }
 
-// poolProblems are those of the pools' drivers, each once.
+// poolProblems returns the distinct problems of the pools' drivers.
 func poolProblems(choices []driver.Choice) []driver.Problem {
 	all := map[driver.Problem]bool{}
 	for _, c := range choices {
@@ -264,12 +263,12 @@ func poolProblems(choices []driver.Choice) []driver.Problem {
 	})
 }
 
-// pending says that a pool's driver is not known yet, and will be by itself.
+// pending reports whether a pool's driver is not known yet but soon will be.
 func pending(c driver.Choice) bool {
 	return c.Problem != nil && c.Problem.Reason == driver.RegistryPending
 }
 
-// unserved bounds the list of fields.
+// unserved sorts and bounds the list of fields.
 func unserved(fields []string) (some []string) {
 	for _, f := range slices.Sorted(slices.Values(fields))[:min(len(fields), v1.MaxUnserved)] {
 		some = append(some, record.Clean(f, maxField))
@@ -285,13 +284,13 @@ func (in Input) unservedCondition() metav1.Condition {
 		"these fields are kept as they are and have no effect: "+strings.Join(slices.Sorted(slices.Values(in.Unserved)), ", "))
 }
 
-// contestedCondition tells that another operator is installed, which does nothing.
+// contestedCondition reports that another operator is installed and on standby.
 func (in Input) contestedCondition() metav1.Condition {
 	return condition(v1.ConditionContested, metav1.ConditionTrue, ReasonAnotherOperator, fmt.Sprintf(
 		"Deployment %s serves this cluster, and Deployment %s stands down; uninstall one of them", in.Operator, nameFirst(in.Others)))
 }
 
-// nameFirst are the first few of many.
+// nameFirst names the first few of many.
 func nameFirst(all []string) string {
 	all = slices.Sorted(slices.Values(all))
 	if len(all) <= maxNamed {

@@ -47,7 +47,7 @@ func input(nodes ...Node) Input {
 	return Input{Policy: &v1.ClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p", Generation: 3}}, Now: now, Namespace: "gpus", Described: true, Tally: tallyOf(nodes...)}
 }
 
-// summary are the conditions: "type=status reason", and the state.
+// summary formats the state and the conditions as "type=status reason".
 func summary(s v1.ClusterPolicyStatus) string {
 	var all []string
 	for _, c := range s.Conditions {
@@ -148,7 +148,7 @@ func TestStatusIsDeterministic(t *testing.T) {
 	in.Policy.Status, in.Now = before, now.Add(time.Hour)
 	in.Tally = tallyOf(b, a)
 	require.Equal(t, before, Sum(in))
-	// Nor does it change by being written and read.
+	// Writing and reading it changes nothing.
 	data, err := json.Marshal(before)
 	require.NoError(t, err)
 	var read v1.ClusterPolicyStatus
@@ -212,7 +212,7 @@ func TestStatusSizeIsBounded(t *testing.T) {
 
 func TestEvents(t *testing.T) {
 	conditions := func(nodes ...Node) []metav1.Condition { return Sum(input(nodes...)).Conditions }
-	// from tells of nodes that were one thing and are another.
+	// from returns the Events of nodes that have changed.
 	from := func(before, now []Node) (told []string) {
 		var changes []Change
 		for i := range before {

@@ -14,34 +14,34 @@ import (
 	"github.com/gpuready/gpuready/operator/road"
 )
 
-// Tally counts GPU nodes by how far they are. It is kept while they change, so that a
-// node's change costs among thousands what it does among a few.
+// Tally counts GPU nodes by progress. It is updated incrementally, so that a node's change
+// costs the same among thousands of nodes as among a few.
 type Tally struct {
 	nodes    map[string]*Node
 	groups   map[Place]*group
-	notReady *btree.BTreeG[*Node] // those that are not ready, in the order in which they are told of
-	troubled map[string]*Node     // those with pods that do not start, beside what they wait for
+	notReady *btree.BTreeG[*Node] // in the order in which they are reported
+	troubled map[string]*Node     // nodes with failing pods that they do not wait for
 	upgrades map[string]int       // by the state of the driver's upgrade
 }
 
-// Place is where nodes stand: their pool, the first state that they have not reached (""
-// if they have reached all), and how they stand there.
+// Place groups nodes by pool, by the first state that they have not reached ("" if they have
+// reached all), and by status.
 type Place struct {
 	Pool   fleet.Pool
 	State  road.State
 	Status progress.Status
 }
 
-// group is the nodes at one place.
+// group holds the nodes at one place.
 type group struct {
 	count int
-	since *btree.BTreeG[*Node] // those that wait for something, from the one that does so longest
+	since *btree.BTreeG[*Node] // waiting nodes, the longest waiting first
 }
 
-// btreeDegree is that of trees of nodes.
+// btreeDegree is the degree of the trees of nodes.
 const btreeDegree = 16
 
-// NewTally returns a Tally of no nodes.
+// NewTally returns an empty Tally.
 func NewTally() *Tally {
 	return &Tally{
 		nodes: map[string]*Node{}, groups: map[Place]*group{}, troubled: map[string]*Node{}, upgrades: map[string]int{},
@@ -51,10 +51,10 @@ func NewTally() *Tally {
 	}
 }
 
-// ranks are the order in which nodes that are not ready are told of.
+// ranks is the order in which nodes that are not ready are reported.
 var ranks = map[progress.Status]int{progress.Failed: 0, progress.Unknown: 1, progress.Waiting: 2}
 
-// Put counts a node, in place of what it was before; nil: it was not counted.
+// Put counts a node and returns its previous state, or nil if it was not counted.
 func (t *Tally) Put(n Node) (before *Node) {
 	before = t.Drop(n.Name)
 	t.nodes[n.Name] = &n
@@ -81,7 +81,7 @@ func (t *Tally) Put(n Node) (before *Node) {
 	return before
 }
 
-// Drop counts a node no more, and returns what it was; nil: it was not counted.
+// Drop removes a node and returns it, or nil if it was not counted.
 func (t *Tally) Drop(name string) *Node {
 	n := t.nodes[name]
 	if n == nil {
@@ -103,7 +103,7 @@ func (t *Tally) Drop(name string) *Node {
 	return n
 }
 
-// Nodes are all that are counted.
+// Nodes returns all counted nodes.
 func (t *Tally) Nodes() iter.Seq[*Node] {
 	return func(yield func(*Node) bool) {
 		for _, n := range t.nodes {
@@ -114,15 +114,15 @@ func (t *Tally) Nodes() iter.Seq[*Node] {
 	}
 }
 
-// Group is how many nodes stand at one place, and since when the first of those that
-// wait for something does; zero: none does.
+// Group is the number of nodes at one place, and since when the longest waiting of them waits;
+// zero if none waits.
 type Group struct {
 	Place
 	Nodes int
 	Since time.Time
 }
 
-// Groups are the places where nodes stand.
+// Groups returns the places that have nodes.
 func (t *Tally) Groups() (all []Group) {
 	for at, g := range t.groups {
 		one := Group{Place: at, Nodes: g.count}
@@ -134,7 +134,7 @@ func (t *Tally) Groups() (all []Group) {
 	return all
 }
 
-// Upgrades are how many nodes are in each state of the driver's upgrade.
+// Upgrades returns the number of nodes in each state of the driver's upgrade.
 func (t *Tally) Upgrades() map[string]int { return t.upgrades }
 
 func (n *Node) place() Place { return Place{n.Pool, n.State, n.Status} }

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuready/gpuready/operator/road"
 )
 
-// What was counted while nodes changed is what counting them all anew comes to.
+// An incrementally updated tally equals a new count of all nodes.
 func TestTallyEqualsARecount(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		kept, nodes := NewTally(), map[string]Node{}

@@ -9,9 +9,9 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 )
 
-// Waiting is what nodes wait for whose driver upgrade has begun: the first MaxWaiting, and
-// of these first those whose pods may not be evicted, since they do not go on by
-// themselves. blocked says why, by node, and goes before what the node waits for.
+// Waiting returns what up to MaxWaiting nodes in a driver upgrade wait for. Nodes whose pods
+// may not be evicted come first, since they do not continue without help. blocked has their
+// reasons by node, which take precedence.
 func Waiting(waiting, blocked map[string]string) (some []v1.UpgradeWait) {
 	for _, node := range slices.Sorted(maps.Keys(blocked)) {
 		some = append(some, newUpgradeWait(node, blocked[node]))
