@@ -44,20 +44,20 @@ func owner() *corev1.Namespace {
 
 func none(client.Object) bool { return false }
 
-// world is a cluster that remembers what its caches would show.
-type world struct {
+// cluster is a cluster that remembers what its caches would show.
+type cluster struct {
 	*testing.T
 	client.Client
 	planner *Planner
 }
 
-func newWorld(t *testing.T) *world {
+func newCluster(t *testing.T) *cluster {
 	p := NewPlanner(scheme.Scheme)
 	require.NoError(t, p.Own(owner()))
-	return &world{t, fake.NewClientBuilder().Build(), p}
+	return &cluster{t, fake.NewClientBuilder().Build(), p}
 }
 
-func (w *world) live() []client.Object {
+func (w *cluster) live() []client.Object {
 	var list appsv1.DaemonSetList
 	require.NoError(w, w.List(w.Context(), &list, Selector()))
 	var all []client.Object
@@ -67,8 +67,8 @@ func (w *world) live() []client.Object {
 	return all
 }
 
-// bring plans and carries out, and returns why each object was applied.
-func (w *world) bring(wanted ...Object) map[string]string {
+// reconcile plans and carries out, and returns why each object was applied.
+func (w *cluster) reconcile(wanted ...Object) map[string]string {
 	plan, err := w.planner.Plan(wanted, w.live(), none)
 	require.NoError(w, err)
 	why := map[string]string{}
@@ -85,14 +85,14 @@ func (w *world) bring(wanted ...Object) map[string]string {
 	return why
 }
 
-func TestObjectsAreAppliedOnceAndAgainWhenTheyAreNotAsWanted(t *testing.T) {
-	w := newWorld(t)
+func TestObjectsAreAppliedOnlyWhenTheyDiffer(t *testing.T) {
+	w := newCluster(t)
 	one, two := Object{daemonSet("one"), "d1"}, Object{daemonSet("two"), "d1"}
-	require.Equal(t, map[string]string{"one": "missing", "two": "missing"}, w.bring(one, two))
-	require.Empty(t, w.bring(one, two), "nothing to do")
+	require.Equal(t, map[string]string{"one": "missing", "two": "missing"}, w.reconcile(one, two))
+	require.Empty(t, w.reconcile(one, two), "nothing to do")
 	w.planner = NewPlanner(scheme.Scheme)
 	require.NoError(t, w.planner.Own(owner()))
-	require.Empty(t, w.bring(one, two), "nothing to do for a process that was started anew")
+	require.Empty(t, w.reconcile(one, two), "nothing to do for a process that was started anew")
 
 	var have appsv1.DaemonSet
 	require.NoError(t, w.Get(t.Context(), types.NamespacedName{Namespace: "gpuready", Name: "one"}, &have))
@@ -100,18 +100,18 @@ func TestObjectsAreAppliedOnceAndAgainWhenTheyAreNotAsWanted(t *testing.T) {
 	require.Equal(t, "d1", have.Annotations[label.Digest])
 
 	one.Digest = "d2"
-	require.Equal(t, map[string]string{"one": "changed"}, w.bring(one, two))
+	require.Equal(t, map[string]string{"one": "changed"}, w.reconcile(one, two))
 	require.NoError(t, w.Delete(t.Context(), daemonSet("two")))
-	require.Equal(t, map[string]string{"two": "missing"}, w.bring(one, two), "deleted by hand")
-	require.Equal(t, map[string]string{"two": "pruned"}, w.bring(one))
-	require.Empty(t, w.bring(one))
+	require.Equal(t, map[string]string{"two": "missing"}, w.reconcile(one, two), "deleted by hand")
+	require.Equal(t, map[string]string{"two": "pruned"}, w.reconcile(one))
+	require.Empty(t, w.reconcile(one))
 	other := owner()
 	other.UID = "u2"
 	require.NoError(t, w.planner.Own(other))
-	require.Equal(t, map[string]string{"one": "owner"}, w.bring(one), "the policy was made anew")
+	require.Equal(t, map[string]string{"one": "owner"}, w.reconcile(one), "the policy was made anew")
 }
 
-func TestWhatIsKeptAndWhatGoesAwayAreLeftAlone(t *testing.T) {
+func TestKeptAndLeavingObjectsAreLeftAlone(t *testing.T) {
 	p := NewPlanner(scheme.Scheme)
 	leaving := daemonSet("leaving")
 	now := metav1.Now()
@@ -124,7 +124,7 @@ func TestWhatIsKeptAndWhatGoesAwayAreLeftAlone(t *testing.T) {
 	require.Equal(t, "old", plan.Prune[0].Name)
 }
 
-func TestAnEditByHandIsPutBackAndAnAdditionIsLeft(t *testing.T) {
+func TestEditsAreRevertedAndAdditionsAreKept(t *testing.T) {
 	for name, c := range map[string]struct {
 		edit func(*appsv1.DaemonSet)
 		path string // "": left
@@ -155,25 +155,25 @@ func TestAnEditByHandIsPutBackAndAnAdditionIsLeft(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			live := daemonSet("one")
 			c.edit(live)
-			path, err := differs(daemonSet("one"), live)
+			path, err := firstDifference(daemonSet("one"), live)
 			require.NoError(t, err)
 			require.Equal(t, c.path, path)
 		})
 	}
 }
 
-func TestAnEditIsSeenByItsGeneration(t *testing.T) {
-	w := newWorld(t)
+func TestEditIsDetectedByItsGeneration(t *testing.T) {
+	w := newCluster(t)
 	one := Object{daemonSet("one"), "d1"}
-	w.bring(one)
-	require.Empty(t, w.bring(one))
+	w.reconcile(one)
+	require.Empty(t, w.reconcile(one))
 	edited := w.live()[0].(*appsv1.DaemonSet)
 	edited.Spec.Template.Spec.Containers[0].Image, edited.Generation = "x", 2
 	require.NoError(t, w.Update(t.Context(), edited))
-	require.Contains(t, w.bring(one)["one"], "edited: .spec.template")
+	require.Contains(t, w.reconcile(one)["one"], "edited: .spec.template")
 }
 
-func TestAnObjectThatHasGoneAlreadyIsNoError(t *testing.T) {
-	w := newWorld(t)
+func TestPruningAMissingObjectSucceeds(t *testing.T) {
+	w := newCluster(t)
 	require.NoError(t, Prune(t.Context(), w, daemonSet("nobody")))
 }

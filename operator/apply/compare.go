@@ -44,9 +44,9 @@ func dropUnset(fields map[string]any) map[string]any {
 	return fields
 }
 
-// differs returns the path of the first field of wanted that live does not have as it is
+// firstDifference returns the path of the first field of wanted that live does not have as it is
 // wanted, "" if there is none. Fields that only live has are others' or the API server's.
-func differs(wanted, live client.Object) (string, error) {
+func firstDifference(wanted, live client.Object) (string, error) {
 	w, err := toMap(wanted)
 	if err != nil {
 		return "", err
@@ -58,41 +58,41 @@ func differs(wanted, live client.Object) (string, error) {
 	for _, envelope := range []string{"apiVersion", "kind"} { // which objects of a cache do not have
 		delete(w, envelope)
 	}
-	return object("", w, l), nil
+	return diffObject("", w, l), nil
 }
 
-func object(path string, wanted, live map[string]any) string {
+func diffObject(path string, wanted, live map[string]any) string {
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
 		at := path + "." + name
 		if name == "limits" || name == "requests" {
-			if !quantities(wanted[name], live[name]) {
+			if !equalQuantities(wanted[name], live[name]) {
 				return at
 			}
 			continue
 		}
-		if d := field(at, name, wanted[name], live[name]); d != "" {
+		if d := diffField(at, name, wanted[name], live[name]); d != "" {
 			return d
 		}
 	}
 	return ""
 }
 
-func field(path, name string, wanted, live any) string {
+func diffField(path, name string, wanted, live any) string {
 	switch w := wanted.(type) {
 	case map[string]any:
 		l, is := live.(map[string]any)
 		if !is && len(w) > 0 {
 			return path
 		}
-		return object(path, w, l)
+		return diffObject(path, w, l)
 	case []any:
 		l, is := live.([]any)
 		if !is && len(w) > 0 {
 			return path
 		}
-		return list(path, name, w, l)
+		return diffList(path, name, w, l)
 	}
-	if zero(wanted) && live == nil {
+	if isZero(wanted) && live == nil {
 		return ""
 	}
 	if fmt.Sprint(wanted) != fmt.Sprint(live) {
@@ -108,7 +108,7 @@ var mergeKeys = map[string]string{
 	"volumeMounts": "mountPath", "volumeDevices": "devicePath", "ports": "containerPort", "imagePullSecrets": "name", "hostAliases": "ip",
 }
 
-func list(path, name string, wanted, live []any) string {
+func diffList(path, name string, wanted, live []any) string {
 	key := mergeKeys[name]
 	if key == "" && len(wanted) != len(live) {
 		return path
@@ -116,7 +116,7 @@ func list(path, name string, wanted, live []any) string {
 	for i, w := range wanted {
 		at := path + "[" + strconv.Itoa(i) + "]"
 		if key == "" {
-			if d := field(at, "", w, live[i]); d != "" {
+			if d := diffField(at, "", w, live[i]); d != "" {
 				return d
 			}
 			continue
@@ -132,15 +132,15 @@ func list(path, name string, wanted, live []any) string {
 		if j < 0 {
 			return at
 		}
-		if d := field(at, "", w, live[j]); d != "" {
+		if d := diffField(at, "", w, live[j]); d != "" {
 			return d
 		}
 	}
 	return ""
 }
 
-// quantities compares resources: "1000m" is "1".
-func quantities(wanted, live any) bool {
+// equalQuantities compares resources: "1000m" is "1".
+func equalQuantities(wanted, live any) bool {
 	w, _ := wanted.(map[string]any)
 	l, _ := live.(map[string]any)
 	for name, value := range w {
@@ -156,5 +156,5 @@ func quantities(wanted, live any) bool {
 	return true
 }
 
-// zero is whether a value is one that the API server leaves out.
-func zero(v any) bool { return v == "" || v == false || v == int64(0) || v == float64(0) }
+// isZero is whether a value is one that the API server leaves out.
+func isZero(v any) bool { return v == "" || v == false || v == int64(0) || v == float64(0) }

@@ -63,13 +63,13 @@ func (p Plan) Empty() bool { return len(p.Apply)+len(p.Prune) == 0 }
 // Planner makes plans. It remembers which live objects it has compared, so that an object
 // whose status changes is not compared again. It belongs to one goroutine.
 type Planner struct {
-	scheme *runtime.Scheme
-	owner  metav1.OwnerReference
-	seen   map[Key]seen
+	scheme   *runtime.Scheme
+	owner    metav1.OwnerReference
+	verified map[Key]verified
 }
 
 // A seen object was found to be as it is wanted.
-type seen struct {
+type verified struct {
 	uid        string
 	generation int64
 	metadata   string // of labels and annotations
@@ -78,7 +78,7 @@ type seen struct {
 
 // NewPlanner returns a Planner of objects of the kinds in scheme.
 func NewPlanner(scheme *runtime.Scheme) *Planner {
-	return &Planner{scheme: scheme, seen: map[Key]seen{}}
+	return &Planner{scheme: scheme, verified: map[Key]verified{}}
 }
 
 // Own makes owner the owner of all that is planned from now on.
@@ -129,7 +129,7 @@ func (p *Planner) Plan(wanted []Object, live []client.Object, keep func(client.O
 		delete(have, key)
 	}
 	for key, o := range have {
-		delete(p.seen, key)
+		delete(p.verified, key)
 		if o.GetDeletionTimestamp() == nil && !keep(o) {
 			plan.Prune = append(plan.Prune, Rest{key, o})
 		}
@@ -147,8 +147,8 @@ func (p *Planner) compare(key Key, w Object, live client.Object) (*Change, error
 	if live.GetDeletionTimestamp() != nil {
 		return nil, nil
 	}
-	now := seen{uid: string(live.GetUID()), generation: live.GetGeneration(), metadata: metadata(live), digest: w.Digest}
-	if p.seen[key] == now && p.owned(live) {
+	now := verified{uid: string(live.GetUID()), generation: live.GetGeneration(), metadata: metadata(live), digest: w.Digest}
+	if p.verified[key] == now && p.owned(live) {
 		return nil, nil
 	}
 	switch {
@@ -157,14 +157,14 @@ func (p *Planner) compare(key Key, w Object, live client.Object) (*Change, error
 	case !p.owned(live):
 		return p.change(key, w, "owner")
 	}
-	edited, err := differs(w.Object, live)
+	edited, err := firstDifference(w.Object, live)
 	if err != nil {
 		return nil, err
 	}
 	if edited != "" {
 		return p.change(key, w, "edited: "+edited)
 	}
-	p.seen[key] = now
+	p.verified[key] = now
 	return nil, nil
 }
 

@@ -37,21 +37,21 @@ type Config struct {
 
 // Run cleans up until it is done or ctx ends.
 func Run(ctx context.Context, c Config) error {
-	foreign, taints, err := c.policies(ctx)
+	foreign, taints, err := c.deletePolicies(ctx)
 	if err != nil {
 		return err
 	}
 	if foreign != "" && !c.Force {
-		c.say("ClusterPolicy %s is somebody else's: it stays, and with it what the operator made of it; delete it, or say --force when the operator has been stopped", foreign)
+		c.printf("ClusterPolicy %s is somebody else's: it stays, and with it what the operator made of it; delete it, or say --force when the operator has been stopped", foreign)
 		return nil
 	}
-	if err := c.objects(ctx); err != nil {
+	if err := c.deleteObjects(ctx); err != nil {
 		return err
 	}
-	return c.nodes(ctx, taints)
+	return c.cleanNodes(ctx, taints)
 }
 
-func (c Config) say(format string, args ...any) {
+func (c Config) printf(format string, args ...any) {
 	prefix := ""
 	if c.DryRun {
 		prefix = "(dry run) "
@@ -59,9 +59,9 @@ func (c Config) say(format string, args ...any) {
 	fmt.Fprintf(c.Out, prefix+format+"\n", args...)
 }
 
-// policies deletes those that came with the product, and returns the name of another one,
+// deletePolicies deletes those that came with the product, and returns the name of another one,
 // and the taints that the operator had put on Nodes.
-func (c Config) policies(ctx context.Context) (foreign string, taints []string, err error) {
+func (c Config) deletePolicies(ctx context.Context) (foreign string, taints []string, err error) {
 	var list v1.ClusterPolicyList
 	if err := c.list(ctx, &list); err != nil {
 		if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
@@ -85,9 +85,9 @@ func (c Config) policies(ctx context.Context) (foreign string, taints []string, 
 	return foreign, taints, nil
 }
 
-// objects deletes the operator's, and waits for the DaemonSets, which make pods while they
+// deleteObjects deletes the operator's, and waits for the DaemonSets, which make pods while they
 // are there, and then for those that write on Nodes to be gone.
-func (c Config) objects(ctx context.Context) error {
+func (c Config) deleteObjects(ctx context.Context) error {
 	there := client.InNamespace(c.Namespace)
 	for _, kind := range []struct {
 		list  client.ObjectList
@@ -113,20 +113,20 @@ func (c Config) objects(ctx context.Context) error {
 	if c.DryRun {
 		return nil
 	}
-	if err := c.gone(ctx, &appsv1.DaemonSetList{}, apply.Selector()); err != nil {
+	if err := c.waitUntilGone(ctx, &appsv1.DaemonSetList{}, apply.Selector()); err != nil {
 		return err
 	}
-	return c.silent(ctx)
+	return c.waitForValidators(ctx)
 }
 
-// silent waits until the validators have ended, which write on their Nodes until then. One
+// waitForValidators waits until the validators have ended, which write on their Nodes until then. One
 // on a node that does not answer is there for long, and writes nothing.
-func (c Config) silent(ctx context.Context) error {
+func (c Config) waitForValidators(ctx context.Context) error {
 	short, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
-	err := c.gone(short, &corev1.PodList{}, client.MatchingLabels{"app": "nvidia-operator-validator"})
+	err := c.waitUntilGone(short, &corev1.PodList{}, client.MatchingLabels{"app": "nvidia-operator-validator"})
 	if err != nil && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
-		c.say("%v: what is on a node that answers again later writes on it until the kubelet has ended it; then clean up once more", err)
+		c.printf("%v: what is on a node that answers again later writes on it until the kubelet has ended it; then clean up once more", err)
 		return nil
 	}
 	return err
@@ -135,8 +135,8 @@ func (c Config) silent(ctx context.Context) error {
 // endTimeout is how long pods may take to end: four times their grace period.
 const endTimeout = time.Minute
 
-// gone waits until there are none of the operands' namespace any more.
-func (c Config) gone(ctx context.Context, kind client.ObjectList, where client.MatchingLabels) error {
+// waitUntilGone waits until there are none of the operands' namespace any more.
+func (c Config) waitUntilGone(ctx context.Context, kind client.ObjectList, where client.MatchingLabels) error {
 	for {
 		list := kind.DeepCopyObject().(client.ObjectList)
 		if err := c.list(ctx, list, client.InNamespace(c.Namespace), where); err != nil {
@@ -171,15 +171,15 @@ func (c Config) list(ctx context.Context, list client.ObjectList, options ...cli
 }
 
 func (c Config) remove(ctx context.Context, o client.Object) error {
-	c.say("delete %T %s", o, o.GetName())
+	c.printf("delete %T %s", o, o.GetName())
 	if c.DryRun {
 		return nil
 	}
 	return apply.Prune(ctx, c.Client, o)
 }
 
-// nodes takes off each Node what the operator and, of its state, the validator wrote.
-func (c Config) nodes(ctx context.Context, taints []string) error {
+// cleanNodes takes off each Node what the operator and, of its state, the validator wrote.
+func (c Config) cleanNodes(ctx context.Context, taints []string) error {
 	var list corev1.NodeList
 	if err := c.list(ctx, &list); err != nil {
 		return err
@@ -188,7 +188,7 @@ func (c Config) nodes(ctx context.Context, taints []string) error {
 	for i := range list.Items {
 		name := list.Items[i].Name
 		err := retry.OnError(retry.DefaultBackoff, func(err error) bool { return apierrors.IsConflict(err) }, func() error {
-			return c.node(ctx, name, taints)
+			return c.cleanNode(ctx, name, taints)
 		})
 		if client.IgnoreNotFound(err) != nil {
 			problems = append(problems, fmt.Errorf("node %s: %w", name, err))
@@ -197,7 +197,7 @@ func (c Config) nodes(ctx context.Context, taints []string) error {
 	return errors.Join(problems...)
 }
 
-func (c Config) node(ctx context.Context, name string, taints []string) error {
+func (c Config) cleanNode(ctx context.Context, name string, taints []string) error {
 	ctx, cancel := context.WithTimeout(ctx, apply.Timeout)
 	defer cancel()
 	var node corev1.Node
@@ -205,19 +205,19 @@ func (c Config) node(ctx context.Context, name string, taints []string) error {
 		return err
 	}
 	others := readForeign(&node)
-	if err := c.conditions(ctx, &node, others); err != nil {
+	if err := c.removeConditions(ctx, &node, others); err != nil {
 		return err
 	}
-	if err := c.taints(ctx, &node, taints); err != nil {
+	if err := c.removeTaints(ctx, &node, taints); err != nil {
 		return err
 	}
-	if err := c.features(ctx, &node, others); err != nil {
+	if err := c.removeFeatures(ctx, &node, others); err != nil {
 		return err
 	}
 	n := fleet.Observe(&node)
 	plan := upgrade.Make(upgrade.Input{Nodes: []*fleet.Node{n}, Now: time.Now()})
 	patch, _ := plan.Patch(n, n.RemovalPatch(false))
-	c.spare(&node, patch.Labels, others)
+	c.dropForeign(&node, patch.Labels, others)
 	if len(patch.Labels) == 0 && len(patch.Annotations) == 0 && patch.Unschedulable == nil {
 		return nil
 	}
@@ -225,7 +225,7 @@ func (c Config) node(ctx context.Context, name string, taints []string) error {
 	if err != nil {
 		return err
 	}
-	c.say("patch node %s: %s", name, body)
+	c.printf("patch node %s: %s", name, body)
 	if c.DryRun {
 		return nil
 	}

@@ -64,7 +64,7 @@ func names(t *testing.T, c client.Client) (all []string) {
 	return all
 }
 
-func TestWhatTheOperatorWroteIsTakenAwayAndNothingElse(t *testing.T) {
+func TestCleanupRemovesExactlyWhatTheOperatorWrote(t *testing.T) {
 	c := cluster(t, map[string]string{label.PartOf: label.Product})
 	var out bytes.Buffer
 	config := Config{Client: c, Namespace: "gpuready", Out: &out}
@@ -85,7 +85,7 @@ func TestWhatTheOperatorWroteIsTakenAwayAndNothingElse(t *testing.T) {
 	require.Empty(t, out.String(), "the second time there is nothing to do")
 }
 
-func TestAPolicyOfSomebodyElsesStaysAndWithItAllElse(t *testing.T) {
+func TestForeignPolicyStaysWithItsObjects(t *testing.T) {
 	c := cluster(t, nil)
 	var out bytes.Buffer
 	require.NoError(t, Run(t.Context(), Config{Client: c, Namespace: "gpuready", Out: &out}))
@@ -96,7 +96,7 @@ func TestAPolicyOfSomebodyElsesStaysAndWithItAllElse(t *testing.T) {
 }
 
 // A validator that has not ended yet says its conditions and labels once more.
-func TestNodesAreCleanedUpOnceTheirValidatorsHaveEnded(t *testing.T) {
+func TestNodesAreCleanedAfterTheirValidatorsEnd(t *testing.T) {
 	said := false
 	c := interceptor.NewClient(cluster(t, map[string]string{label.PartOf: label.Product}), interceptor.Funcs{
 		Watch: func(ctx context.Context, c client.WithWatch, list client.ObjectList, options ...client.ListOption) (watch.Interface, error) {
@@ -120,7 +120,7 @@ func TestNodesAreCleanedUpOnceTheirValidatorsHaveEnded(t *testing.T) {
 	require.Equal(t, map[string]string{label.PCI: "true", "person": "x", label.Deploy + "dcgm": "false"}, node.Labels)
 }
 
-func TestAValidatorThatNeverEndsIsNamedAndNotWaitedForLong(t *testing.T) {
+func TestWaitForAValidatorThatNeverEndsIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cluster(t, map[string]string{label.PartOf: label.Product})
 		require.NoError(t, c.Create(t.Context(), validator()))
@@ -137,7 +137,7 @@ func validator() *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "validator-n1", Namespace: "gpuready", Labels: map[string]string{"app": "nvidia-operator-validator"}}}
 }
 
-func TestADryRunChangesNothing(t *testing.T) {
+func TestDryRunChangesNothing(t *testing.T) {
 	c := cluster(t, map[string]string{label.PartOf: label.Product})
 	var out bytes.Buffer
 	require.NoError(t, Run(t.Context(), Config{Client: c, Namespace: "gpuready", Out: &out, DryRun: true}))
@@ -180,7 +180,7 @@ func cleaned(ctx context.Context, t require.TestingT, c client.WithWatch, node *
 	return left.Labels, out.String()
 }
 
-func TestAnAnnotationIsNoEvidenceOfWhoseALabelIs(t *testing.T) {
+func TestAnnotationIsNoEvidenceOfALabelsOwner(t *testing.T) {
 	people := map[string]string{
 		"nvidia.com/pool": "secret", "nvidia.com/mig.config": "all-1g.10gb", "nvidia.com/device-plugin.config": "shared",
 		"nvidia.com/gpu.workload.config": "vm-passthrough", "nvidia.com/gpu.deploy.operands": "true", "nvidia.com/gpu-driver-upgrade.skip": "true",
@@ -199,7 +199,7 @@ func TestAnAnnotationIsNoEvidenceOfWhoseALabelIs(t *testing.T) {
 }
 
 // What a person set stays, whatever the annotations name.
-func TestNoLabelOfAPersonIsEverRemoved(t *testing.T) {
+func TestLabelsOfPeopleAreNeverRemoved(t *testing.T) {
 	names := rapid.OneOf(
 		rapid.StringMatching(`nvidia\.com/(gpu|cuda|gfd|mig|mps|pool)[.-]?[a-z0-9.-]{0,20}[a-z0-9]`),
 		rapid.SampledFrom([]string{label.Present, label.Driver, label.Injection, label.UpgradeState, label.Deploy + "driver", label.Operands, "node-role.kubernetes.io/control-plane"}),
@@ -213,7 +213,7 @@ func TestNoLabelOfAPersonIsEverRemoved(t *testing.T) {
 	})
 }
 
-func TestATaintOfAPersonStays(t *testing.T) {
+func TestTaintOfAPersonStays(t *testing.T) {
 	c := cluster(t, map[string]string{label.PartOf: label.Product})
 	var node corev1.Node
 	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Name: "n1"}, &node))
@@ -227,7 +227,7 @@ func TestATaintOfAPersonStays(t *testing.T) {
 	require.Equal(t, theirs, node.Spec.Taints)
 }
 
-func TestWhatSomebodyElseAlsoSetStays(t *testing.T) {
+func TestLabelsWithAnotherOwnerStay(t *testing.T) {
 	entry := func(manager, subresource, fields string) metav1.ManagedFieldsEntry {
 		return metav1.ManagedFieldsEntry{
 			Manager: manager, Operation: metav1.ManagedFieldsOperationApply, APIVersion: "v1", Subresource: subresource,

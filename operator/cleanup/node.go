@@ -12,8 +12,8 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// conditions takes away the validator's: nobody says them any more.
-func (c Config) conditions(ctx context.Context, node *corev1.Node, others foreign) error {
+// removeConditions takes away the validator's: nobody says them any more.
+func (c Config) removeConditions(ctx context.Context, node *corev1.Node, others foreign) error {
 	before := node.DeepCopy()
 	node.Status.Conditions = slices.DeleteFunc(node.Status.Conditions, func(have corev1.NodeCondition) bool {
 		_, theirs := others.conditions[string(have.Type)]
@@ -22,15 +22,15 @@ func (c Config) conditions(ctx context.Context, node *corev1.Node, others foreig
 	if len(node.Status.Conditions) == len(before.Status.Conditions) {
 		return nil
 	}
-	c.say("remove the conditions GPUReady and GPUHealthy of node %s", node.Name)
+	c.printf("remove the conditions GPUReady and GPUHealthy of node %s", node.Name)
 	if c.DryRun {
 		return nil
 	}
 	return c.Client.Status().Patch(ctx, node, client.StrategicMergeFrom(before), client.FieldOwner(label.FieldManager))
 }
 
-// taints takes away those that the product puts on Nodes: NoSchedule, without a value.
-func (c Config) taints(ctx context.Context, node *corev1.Node, keys []string) error {
+// removeTaints takes away those that the product puts on Nodes: NoSchedule, without a value.
+func (c Config) removeTaints(ctx context.Context, node *corev1.Node, keys []string) error {
 	before := node.DeepCopy()
 	node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, func(t corev1.Taint) bool {
 		return slices.Contains(keys, t.Key) && t.Effect == corev1.TaintEffectNoSchedule && t.Value == ""
@@ -38,16 +38,16 @@ func (c Config) taints(ctx context.Context, node *corev1.Node, keys []string) er
 	if len(node.Spec.Taints) == len(before.Spec.Taints) {
 		return nil
 	}
-	c.say("remove the startup taint of node %s", node.Name)
+	c.printf("remove the startup taint of node %s", node.Name)
 	if c.DryRun {
 		return nil
 	}
 	return c.Client.Patch(ctx, node, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}), client.FieldOwner(label.FieldManager))
 }
 
-// features takes away the labels that say what the Node's GPUs are, as the annotation names
+// removeFeatures takes away the labels that say what the Node's GPUs are, as the annotation names
 // them.
-func (c Config) features(ctx context.Context, node *corev1.Node, others foreign) error {
+func (c Config) removeFeatures(ctx context.Context, node *corev1.Node, others foreign) error {
 	names, is := node.Annotations[label.Features]
 	if !is {
 		return nil
@@ -59,7 +59,7 @@ func (c Config) features(ctx context.Context, node *corev1.Node, others foreign)
 		}
 	}
 	delete(node.Annotations, label.Features)
-	c.say("remove the labels of the GPUs' features of node %s", node.Name)
+	c.printf("remove the labels of the GPUs' features of node %s", node.Name)
 	if c.DryRun {
 		return nil
 	}

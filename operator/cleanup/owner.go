@@ -58,7 +58,7 @@ func (c Config) mayRemove(node *corev1.Node, key string, others foreign) bool {
 		return false
 	}
 	if manager, is := others.labels[key]; is {
-		c.say("label %s of node %s stays: %.80q set it", key, node.Name, manager)
+		c.printf("label %s of node %s stays: %.80q set it", key, node.Name, manager)
 		return false
 	}
 	return true
@@ -75,8 +75,8 @@ func writtenByUs(key string) bool {
 	return strings.HasPrefix(key, label.Deploy) || nodestate.IsFeature(key)
 }
 
-// spare takes out of a patch what changes labels that are not gpuready's to change.
-func (c Config) spare(node *corev1.Node, labels map[string]*string, others foreign) {
+// dropForeign takes out of a patch what changes labels that are not gpuready's to change.
+func (c Config) dropForeign(node *corev1.Node, labels map[string]*string, others foreign) {
 	for key := range labels {
 		if !c.mayRemove(node, key, others) {
 			delete(labels, key)

@@ -13,8 +13,8 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// there is a cluster whose definition has a label and nothing more.
-func there(t *testing.T, labels map[string]string) client.Client {
+// newClient is a cluster whose definition has a label and nothing more.
+func newClient(t *testing.T, labels map[string]string) client.Client {
 	t.Helper()
 	old, err := definition()
 	require.NoError(t, err)
@@ -33,21 +33,21 @@ func versions(t *testing.T, c client.Client) []any {
 	return all
 }
 
-func TestOursIsBroughtUpToDate(t *testing.T) {
-	c := there(t, map[string]string{label.PartOf: label.Product})
+func TestOwnDefinitionIsUpgraded(t *testing.T) {
+	c := newClient(t, map[string]string{label.PartOf: label.Product})
 	require.Empty(t, versions(t, c))
 	require.NoError(t, Upgrade(t.Context(), c))
 	require.Len(t, versions(t, c), 1)
 	require.NoError(t, Upgrade(t.Context(), c), "again")
 }
 
-func TestAnothersIsLeftAlone(t *testing.T) {
-	c := there(t, nil)
+func TestForeignDefinitionIsLeftAlone(t *testing.T) {
+	c := newClient(t, nil)
 	require.ErrorContains(t, Upgrade(t.Context(), c), "is not gpuready's")
 	require.Empty(t, versions(t, c))
 }
 
-func TestAMissingOneIsNotMade(t *testing.T) {
+func TestMissingDefinitionIsNotCreated(t *testing.T) {
 	c := fake.NewClientBuilder().WithScheme(runtime.NewScheme()).Build()
 	require.ErrorContains(t, Upgrade(t.Context(), c), "is not there")
 }

@@ -66,10 +66,10 @@ func ObservePod(p *corev1.Pod) (o Pod, ok bool) {
 	if p.Labels[label.Prebuild] == "" || of == nil || of.Kind != "Job" {
 		return Pod{}, false
 	}
-	return Pod{Job: of.Name, Created: p.CreationTimestamp.Time, Problem: problem(p)}, true
+	return Pod{Job: of.Name, Created: p.CreationTimestamp.Time, Problem: podProblem(p)}, true
 }
 
-func problem(p *corev1.Pod) string {
+func podProblem(p *corev1.Pod) string {
 	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
 		if t := c.State.Terminated; t != nil && t.ExitCode != 0 {
 			reason, text := progress.LastWord(t.Message)
@@ -90,7 +90,7 @@ func problem(p *corev1.Pod) string {
 func Report(builds []Build, pods []Pod, look func(image string) driver.Presence) []v1.PrebuiltStatus {
 	newest := map[string]Build{}
 	for _, b := range builds {
-		if have, ok := newest[b.Image+" "+b.Kind]; !ok || have.before(b) {
+		if have, ok := newest[b.Image+" "+b.Kind]; !ok || have.olderThan(b) {
 			newest[b.Image+" "+b.Kind] = b
 		}
 	}
@@ -98,7 +98,7 @@ func Report(builds []Build, pods []Pod, look func(image string) driver.Presence)
 	for _, b := range newest {
 		s := v1.PrebuiltStatus{Kernel: b.Kernel, OSTag: b.OSTag, Version: b.Version, Kind: b.Kind, Image: b.Image, Job: b.Name, State: b.State, Message: b.Message}
 		if b.State == v1.PrebuiltPresent {
-			s.State, s.Message = found(look(b.Image))
+			s.State, s.Message = registryState(look(b.Image))
 		} else if why := b.problem(pods); why != "" {
 			s.Message = why
 		}
@@ -110,7 +110,7 @@ func Report(builds []Build, pods []Pod, look func(image string) driver.Presence)
 	return all[:min(len(all), v1.MaxPrebuilt)]
 }
 
-func (b Build) before(o Build) bool {
+func (b Build) olderThan(o Build) bool {
 	return cmp.Or(b.Created.Compare(o.Created), cmp.Compare(b.Name, o.Name)) < 0
 }
 
@@ -125,9 +125,9 @@ func (b Build) problem(pods []Pod) string {
 	return last.Problem
 }
 
-// found says what a registry says of an image that was pushed. What it does not say changes
+// registryState says what a registry says of an image that was pushed. What it does not say changes
 // nothing.
-func found(p driver.Presence) (v1.PrebuiltState, string) {
+func registryState(p driver.Presence) (v1.PrebuiltState, string) {
 	switch p.State {
 	case driver.Absent:
 		return v1.PrebuiltMissing, "it was pushed, and the registry has it no more: build it again"

@@ -25,9 +25,9 @@ const (
 // The kinds of modules, and the folders of their sources.
 var sources = map[string]string{"open": "kernel-open", "proprietary": "kernel"}
 
-// modules are all that a node may load: those that every driver needs, and those of
+// moduleList are all that a node may load: those that every driver needs, and those of
 // spec.driver.rdma and of displays.
-const modules = "nvidia,nvidia-uvm,nvidia-modeset,nvidia-drm,nvidia-peermem"
+const moduleList = "nvidia,nvidia-uvm,nvidia-modeset,nvidia-drm,nvidia-peermem"
 
 // Kinds are what Spec.Kind can be.
 func Kinds() []string { return []string{"open", "proprietary"} }
@@ -35,13 +35,13 @@ func Kinds() []string { return []string{"open", "proprietary"} }
 // Arches returns the architectures that Spec.Arch may name.
 func Arches() []string { return []string{"amd64", "arm64"} }
 
-// machine is the architecture in a kernel's release: "5.14.0-427.50.1.el9_4.x86_64",
+// archPattern is the architecture in a kernel's release: "5.14.0-427.50.1.el9_4.x86_64",
 // "5.14.0-427.50.1.el9_4.x86_64+rt", "6.1.0-50-cloud-amd64".
-var machine = regexp.MustCompile(`[.-](?:(x86_64|amd64)|(aarch64|arm64))(?:[+].*)?$`)
+var archPattern = regexp.MustCompile(`[.-](?:(x86_64|amd64)|(aarch64|arm64))(?:[+].*)?$`)
 
 // Arch returns the architecture of a kernel that names it, and else "".
 func Arch(kernel string) string {
-	switch m := machine.FindStringSubmatch(kernel); {
+	switch m := archPattern.FindStringSubmatch(kernel); {
 	case m == nil:
 		return ""
 	case m[1] != "":
@@ -51,13 +51,13 @@ func Arch(kernel string) string {
 }
 
 const (
-	shared     = "/shared"
-	nobody     = int64(65534)
-	keepFor    = int32(30 * 24 * 3600) // seconds for which an ended Job tells what became of it
-	deadline   = int64(3 * 3600)       // seconds; a build takes minutes
-	retries    = int32(3)
-	exitUsage  = int32(2) // of gpu-driver
-	exitReason = int32(3) // … with a reason that no other try changes
+	shared          = "/shared"
+	nobody          = int64(65534)
+	ttlSeconds      = int32(30 * 24 * 3600) // seconds for which an ended Job tells what became of it
+	deadlineSeconds = int64(3 * 3600)       // seconds; a build takes minutes
+	retries         = int32(3)
+	exitUsage       = int32(2) // of gpu-driver
+	exitReason      = int32(3) // … with a reason that no other try changes
 )
 
 // Spec is what a Job builds.
@@ -94,7 +94,7 @@ func (s Spec) Job() (*batchv1.Job, error) {
 			}},
 		},
 		Spec: batchv1.JobSpec{
-			BackoffLimit: new(retries), ActiveDeadlineSeconds: new(deadline), TTLSecondsAfterFinished: new(keepFor),
+			BackoffLimit: new(retries), ActiveDeadlineSeconds: new(deadlineSeconds), TTLSecondsAfterFinished: new(ttlSeconds),
 			PodFailurePolicy: &batchv1.PodFailurePolicy{Rules: []batchv1.PodFailurePolicyRule{{
 				Action: batchv1.PodFailurePolicyActionFailJob,
 				OnExitCodes: &batchv1.PodFailurePolicyOnExitCodesRequirement{
@@ -126,7 +126,7 @@ func (s Spec) pod() corev1.PodSpec {
 	prepare := container("prepare", s.Image, "share", "--to", shared)
 	prepare.ImagePullPolicy = driver.PullPolicy()
 	build := container("build", s.Toolkit, "build", "--source", shared+"/sources/"+sources[s.Kind], "--kernel", s.Kernel,
-		"--headers-root", "/", "--driver-version", s.Version, "--modules", modules, "--out", shared+"/built")
+		"--headers-root", "/", "--driver-version", s.Version, "--modules", moduleList, "--out", shared+"/built")
 	build.Command = []string{shared + "/ocp_dtk_entrypoint"}
 	build.Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1"), corev1.ResourceMemory: resource.MustParse("1Gi")}
 	push := container("push", s.Image, "push", "--modules", shared+"/built/lib/modules/"+s.Kernel, "--kernel", s.Kernel, "--output", "json")

@@ -32,7 +32,7 @@ func spec() Spec {
 	}
 }
 
-func TestTheJobIsAsItsGoldenFile(t *testing.T) {
+func TestJobMatchesGoldenFile(t *testing.T) {
 	job, err := spec().Job()
 	require.NoError(t, err)
 	have, err := yaml.Marshal(job)
@@ -47,7 +47,7 @@ func TestTheJobIsAsItsGoldenFile(t *testing.T) {
 	require.Equal(t, string(want), string(have), "run go test -update, and look at what changed")
 }
 
-func TestTheJobFollowsPolicyAndCluster(t *testing.T) {
+func TestJobFollowsPolicyAndCluster(t *testing.T) {
 	s := spec()
 	s.Policy.Spec.Driver.Prebuild = &v1.PrebuildSpec{Repository: "r.example/driver"}
 	s.Policy.Spec.Driver.ModuleSigning = nil
@@ -69,7 +69,7 @@ func TestTheJobFollowsPolicyAndCluster(t *testing.T) {
 	require.ErrorContains(t, err, `"580.95.05-6.1.0/rpt-ubuntu22.04" can be no tag of an image`)
 }
 
-func TestAKernelNamesItsArchitectureOrNot(t *testing.T) {
+func TestArchitectureOfAKernelRelease(t *testing.T) {
 	for kernel, arch := range map[string]string{
 		"5.14.0-427.50.1.el9_4.x86_64": "amd64", "5.14.0-427.50.1.el9_4.x86_64+rt": "amd64", "6.1.0-50-cloud-amd64": "amd64",
 		"5.14.0-427.50.1.el9_4.aarch64": "arm64", "5.14.0-427.50.1.el9_4.aarch64+64k": "arm64", "6.1.0-50-arm64": "arm64",
@@ -79,7 +79,7 @@ func TestAKernelNamesItsArchitectureOrNot(t *testing.T) {
 	}
 }
 
-func TestAMissingPushSecretKeepsNoNodeFromItsDriver(t *testing.T) {
+func TestMissingPushSecretDoesNotBlockDrivers(t *testing.T) {
 	o := Repository(&spec().Policy.Spec.Driver)
 	require.True(t, *o.Volumes[0].Secret.Optional)
 	require.Nil(t, Signing(&spec().Policy.Spec.Driver).Volumes[0].Secret.Optional, "unsigned modules are not loaded")
@@ -110,7 +110,7 @@ func ended(name string, code int32, message string) corev1.ContainerStatus {
 	return corev1.ContainerStatus{Name: name, State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Reason: "Error", Message: message}}}
 }
 
-func TestWhatBecameOfJobsIsToldWithTheFailingContainersWords(t *testing.T) {
+func TestReportHasTheFailingContainersMessage(t *testing.T) {
 	complete := batchv1.JobCondition{Type: batchv1.JobComplete, Status: corev1.ConditionTrue}
 	failed := batchv1.JobCondition{Type: batchv1.JobFailed, Status: corev1.ConditionTrue, Reason: "PodFailurePolicy", Message: "Container build for pod a/b failed with exit code 3"}
 	const words = "time=… level=INFO msg=\"compiling modules\"\ngpu-driver: BuildFailed: nv-mmap.c:42: error: implicit declaration of follow_pfn; use driver 580.65.06 or later\n"
@@ -151,7 +151,7 @@ func TestWhatBecameOfJobsIsToldWithTheFailingContainersWords(t *testing.T) {
 	}
 }
 
-func TestOthersJobsAreNone(t *testing.T) {
+func TestForeignJobsAreIgnored(t *testing.T) {
 	j, err := spec().Job()
 	require.NoError(t, err)
 	j.Labels = nil

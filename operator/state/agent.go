@@ -26,21 +26,21 @@ const (
 	operandValidator = "operator-validator"
 )
 
-// byDefault is the RuntimeClass of the schema: it says nothing about whether one is wanted.
-const byDefault = "nvidia"
+// defaultRuntimeClass is the RuntimeClass of the schema: it says nothing about whether one is wanted.
+const defaultRuntimeClass = "nvidia"
 
 func (r *renderer) runtimeClass() string {
 	// A handler's name is a single label, as a RuntimeClass's need not be.
-	class := r.name("operator.runtimeClass", r.spec.Operator.RuntimeClass, byDefault)
+	class := r.name("operator.runtimeClass", r.spec.Operator.RuntimeClass, defaultRuntimeClass)
 	if class == "" || len(validation.IsDNS1123Label(class)) > 0 {
-		return byDefault
+		return defaultRuntimeClass
 	}
 	return class
 }
 
-// byHandler tells whether users' containers get GPUs by the runtime handler: where
+// usesHandler tells whether users' containers get GPUs by the runtime handler: where
 // nothing else works, or where the policy turns CDI off.
-func (r *renderer) byHandler(i fleet.Injection) bool {
+func (r *renderer) usesHandler(i fleet.Injection) bool {
 	return i == fleet.Handler || !r.spec.CDI.IsEnabled()
 }
 
@@ -48,7 +48,7 @@ func (r *renderer) byHandler(i fleet.Injection) bool {
 // containers, for a RuntimeClass that the policy gives a name of its own, or for NVIDIA's
 // operands, which have no other way to their GPUs where there is no NRI.
 func (r *renderer) hasHandler(i fleet.Injection) bool {
-	return r.byHandler(i) || r.runtimeClass() != byDefault || i != fleet.NRI && r.wantsNVIDIA()
+	return r.usesHandler(i) || r.runtimeClass() != defaultRuntimeClass || i != fleet.NRI && r.wantsNVIDIA()
 }
 
 // prerequisites is the RuntimeClass, where any node has the handler.
@@ -68,21 +68,21 @@ func (r *renderer) toolkits() error {
 	if !spec.IsEnabled() {
 		return nil
 	}
-	image := r.ours(road.Toolkit, "toolkit", agents.Toolkit, spec.ImageSpec)
+	image := r.ownImage(road.Toolkit, "toolkit", agents.Toolkit, spec.ImageSpec)
 	for _, i := range r.injections {
 		runtime := i != fleet.NRI || r.hasHandler(i)
-		d, err := r.agent(agents.Toolkit, image, i, runtime)
+		d, err := r.newAgent(agents.Toolkit, image, i, runtime)
 		if err != nil {
 			return err
 		}
 		c := container(d, "toolkit")
 		if runtime && r.in.Cluster.OpenShift {
-			rebase(d, "runtime", "/host", "/etc/crio")
+			remountVolume(d, "runtime", "/host", "/etc/crio")
 		}
 		if r.hasHandler(i) {
 			setEnv(c, v1.EnvVar{Name: "NVIDIA_RUNTIME_NAME", Value: r.runtimeClass()})
 		}
-		if r.byHandler(i) {
+		if r.usesHandler(i) {
 			// Pods that request nvidia.com/gpu name no RuntimeClass; mounts are asked by, not
 			// the environment, which images can set.
 			setEnv(c, v1.EnvVar{Name: "NVIDIA_RUNTIME_SET_AS_DEFAULT", Value: "true"},
@@ -92,11 +92,11 @@ func (r *renderer) toolkits() error {
 			setEnv(c, v1.EnvVar{Name: "CDI_ENABLED", Value: "false"})
 		}
 		if spec.InstallDir != "/usr/local/nvidia" {
-			if dir := r.move(d, "toolkit.installDir", "programs", "/host", spec.InstallDir, "toolkit"); dir != "" {
+			if dir := r.moveVolume(d, "toolkit.installDir", "programs", "/host", spec.InstallDir, "toolkit"); dir != "" {
 				setEnv(c, v1.EnvVar{Name: "TOOLKIT_INSTALL_DIR", Value: dir})
 			}
 		}
-		r.host(d, c)
+		r.setHostPaths(d, c)
 		r.overlay("toolkit", c, spec.ContainerSpec)
 		if runtime {
 			mountConfigs(d, c)
@@ -121,14 +121,14 @@ func mountConfigs(d *appsv1.DaemonSet, c *corev1.Container) {
 	if len(dirs) == 0 {
 		return
 	}
-	rebase(d, "runtime", "/host", dirs[0])
+	remountVolume(d, "runtime", "/host", dirs[0])
 	for n, dir := range dirs[1:] {
-		mount(d, c, path.Join("/host", dir), false, folder(fmt.Sprintf("runtime-%d", n+2), dir))
+		mountVolume(d, c, path.Join("/host", dir), false, hostDirectory(fmt.Sprintf("runtime-%d", n+2), dir))
 	}
 }
 
-// host says where on the host the root and the driver are.
-func (r *renderer) host(d *appsv1.DaemonSet, c *corev1.Container) {
+// setHostPaths says where on the host the root and the driver are.
+func (r *renderer) setHostPaths(d *appsv1.DaemonSet, c *corev1.Container) {
 	if root := r.path("hostPaths.rootFS", r.spec.HostPaths.RootFS); root != "" {
 		pod := &d.Spec.Template.Spec
 		for i := range pod.Volumes {
@@ -138,7 +138,7 @@ func (r *renderer) host(d *appsv1.DaemonSet, c *corev1.Container) {
 		}
 	}
 	if r.spec.HostPaths.DriverInstallDir != "/run/nvidia/driver" {
-		if dir := r.move(d, "hostPaths.driverInstallDir", "driver", "", r.spec.HostPaths.DriverInstallDir); dir != "" {
+		if dir := r.moveVolume(d, "hostPaths.driverInstallDir", "driver", "", r.spec.HostPaths.DriverInstallDir); dir != "" {
 			setEnv(c, v1.EnvVar{Name: "NVIDIA_DRIVER_ROOT", Value: dir})
 		}
 	}
@@ -151,8 +151,8 @@ func (r *renderer) finish(s road.State, d *appsv1.DaemonSet, operand string, i f
 	for n := range init {
 		init[n].ImagePullPolicy = images[0].PullPolicy()
 	}
-	r.place(d, operand, map[string]string{label.Injection: string(i)})
-	r.common(s, d)
-	r.rollBy(d)
+	r.setPlacement(d, operand, map[string]string{label.Injection: string(i)})
+	r.applyCommon(s, d)
+	r.setUpdateStrategy(d)
 	return r.add(s, d)
 }

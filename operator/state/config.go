@@ -48,9 +48,9 @@ func moduleConfig(spec *v1.DriverSpec) string {
 	return spec.KernelModuleConfig.Name
 }
 
-// folders are where distributions have package repositories and certificate authorities,
+// configDirs are where distributions have package repositories and certificate authorities,
 // by the beginning of the OS tag.
-var folders = []struct{ os, repositories, certificates string }{
+var configDirs = []struct{ os, repositories, certificates string }{
 	{"ubuntu", "/etc/apt/sources.list.d", "/usr/local/share/ca-certificates"},
 	{"debian", "/etc/apt/sources.list.d", "/usr/local/share/ca-certificates"},
 	{"rhcos", "/etc/yum.repos.d", "/etc/pki/ca-trust/extracted/pem"},
@@ -66,7 +66,7 @@ func (r *renderer) configure(d *appsv1.DaemonSet, ctr *corev1.Container, c drive
 	good := r.mountFiles(pod, ctr, "driver.kernelModuleConfig.name", moduleConfig(spec), "/drivers")
 	if c.Variant != driver.Precompiled && !c.Ours {
 		repositories, certificates := "", ""
-		for _, f := range folders {
+		for _, f := range configDirs {
 			if strings.HasPrefix(c.Pool.OS, f.os) {
 				repositories, certificates = f.repositories, f.certificates
 			}
@@ -78,14 +78,14 @@ func (r *renderer) configure(d *appsv1.DaemonSet, ctr *corev1.Container, c drive
 		}
 		good = r.mountFiles(pod, ctr, "driver.repoConfig.configMapName", repoConfig(spec), repositories) && good
 		good = r.mountFiles(pod, ctr, "driver.certConfig.name", certConfig(spec), certificates) && good
-		subscriptions(pod, ctr, c)
+		mountSubscriptions(pod, ctr, c)
 	}
 	if spec.SecretEnv != "" {
 		ctr.EnvFrom = append(ctr.EnvFrom, corev1.EnvFromSource{SecretRef: &corev1.SecretEnvSource{
 			LocalObjectReference: corev1.LocalObjectReference{Name: spec.SecretEnv},
 		}})
 	}
-	license(pod, ctr, spec)
+	mountLicense(pod, ctr, spec)
 	return good
 }
 
@@ -105,7 +105,7 @@ func (r *renderer) mountFiles(pod *corev1.PodSpec, c *corev1.Container, field, n
 	for _, key := range keys {
 		mountFile(c, path.Join(folder, key), volume, key)
 	}
-	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: volume, VolumeSource: configMap(name, keys...)})
+	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: volume, VolumeSource: configMapSource(name, keys...)})
 	return true
 }
 
@@ -119,9 +119,9 @@ func volumeName(field string) string {
 	}[field]
 }
 
-// subscriptions are the host's, where a distribution's packages need one. On OpenShift
+// mountSubscriptions are the host's, where a distribution's packages need one. On OpenShift
 // drivers are built with what the Driver Toolkit has.
-func subscriptions(pod *corev1.PodSpec, ctr *corev1.Container, c driver.Choice) {
+func mountSubscriptions(pod *corev1.PodSpec, ctr *corev1.Container, c driver.Choice) {
 	var paths []struct{ host, mount string }
 	switch {
 	case strings.HasPrefix(c.Pool.OS, "sles"), strings.HasPrefix(c.Pool.OS, "sl-micro"):
@@ -142,8 +142,8 @@ func subscriptions(pod *corev1.PodSpec, ctr *corev1.Container, c driver.Choice) 
 	}
 }
 
-// license mounts what a vGPU driver is licensed by.
-func license(pod *corev1.PodSpec, c *corev1.Container, spec *v1.DriverSpec) {
+// mountLicense mounts what a vGPU driver is licensed by.
+func mountLicense(pod *corev1.PodSpec, c *corev1.Container, spec *v1.DriverSpec) {
 	if l := spec.LicensingConfig; l != nil && l.SecretName+l.ConfigMapName != "" {
 		const volume, conf, token = "licensing-config", "gridd.conf", "client_configuration_token.tok"
 		keys := []string{conf}
@@ -152,7 +152,7 @@ func license(pod *corev1.PodSpec, c *corev1.Container, spec *v1.DriverSpec) {
 			keys = append(keys, token)
 			mountFile(c, "/drivers/ClientConfigToken/"+token, volume, token)
 		}
-		source := configMap(l.ConfigMapName, keys...)
+		source := configMapSource(l.ConfigMapName, keys...)
 		if l.SecretName != "" {
 			source = corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: l.SecretName, Items: items(keys)}}
 		}
@@ -161,6 +161,6 @@ func license(pod *corev1.PodSpec, c *corev1.Container, spec *v1.DriverSpec) {
 	if t := spec.VirtualTopology; t != nil && t.Config != "" {
 		const volume, conf = "topology-config", "nvidia-topologyd.conf"
 		mountFile(c, "/etc/nvidia/"+conf, volume, conf)
-		pod.Volumes = append(pod.Volumes, corev1.Volume{Name: volume, VolumeSource: configMap(t.Config, conf)})
+		pod.Volumes = append(pod.Volumes, corev1.Volume{Name: volume, VolumeSource: configMapSource(t.Config, conf)})
 	}
 }

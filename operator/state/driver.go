@@ -43,7 +43,7 @@ func (r *renderer) drivers() error {
 	for _, c := range r.in.Drivers {
 		kept := c.Problem != nil && c.Problem.Keep
 		if c.Variant != driver.None && c.ID != "" && !kept {
-			if have, ok := byID[c.ID]; !ok || less(c.Pool, have.Pool) {
+			if have, ok := byID[c.ID]; !ok || lessPool(c.Pool, have.Pool) {
 				byID[c.ID] = c
 			}
 		}
@@ -61,11 +61,11 @@ func (r *renderer) driver(c driver.Choice) error {
 	var err error
 	switch {
 	case c.Variant == driver.Simulated:
-		d, err = r.simulated(c)
+		d, err = r.simulatedDriver(c)
 	case c.Ours:
-		d, err = r.own(c)
+		d, err = r.ownDriver(c)
 	default:
-		d, err = r.contained(c)
+		d, err = r.nvidiaDriver(c)
 	}
 	if d == nil || err != nil {
 		return err
@@ -83,9 +83,9 @@ func (r *renderer) driver(c driver.Choice) error {
 		selector = map[string]string{}
 	}
 	selector[label.Driver] = c.ID
-	r.place(d, operandDriver, selector)
-	apart(pod)
-	r.common(road.Driver, d)
+	r.setPlacement(d, operandDriver, selector)
+	avoidOtherDrivers(pod)
+	r.applyCommon(road.Driver, d)
 	digest, err := driverDigest(d)
 	if err != nil {
 		return err
@@ -107,9 +107,9 @@ func driverDigest(d *appsv1.DaemonSet) (string, error) {
 	return digest[:32], nil // a label's value has at most 63 characters
 }
 
-// apart keeps two drivers off one node while one goes and the next comes, NVIDIA's
+// avoidOtherDrivers keeps two drivers off one node while one goes and the next comes, NVIDIA's
 // operator's included, whose pods have the same label in another namespace.
-func apart(pod *corev1.PodSpec) {
+func avoidOtherDrivers(pod *corev1.PodSpec) {
 	if pod.Affinity == nil {
 		pod.Affinity = &corev1.Affinity{}
 	}
@@ -122,9 +122,9 @@ func apart(pod *corev1.PodSpec) {
 	}
 }
 
-// simulated is the simulated driver's DaemonSet: that of the static manifests, with the
+// simulatedDriver is the simulated driver's DaemonSet: that of the static manifests, with the
 // machine from the policy.
-func (r *renderer) simulated(c driver.Choice) (*appsv1.DaemonSet, error) {
+func (r *renderer) simulatedDriver(c driver.Choice) (*appsv1.DaemonSet, error) {
 	data, err := agents.Render(agents.DriverSimulator, agents.Data{Namespace: r.in.Cluster.Namespace, Image: c.Image})
 	if err != nil {
 		return nil, err
@@ -150,10 +150,10 @@ func (r *renderer) simulated(c driver.Choice) (*appsv1.DaemonSet, error) {
 	return d, nil
 }
 
-// contained is the DaemonSet of a driver container of NVIDIA's. It is nil where a configuration that the
+// nvidiaDriver is the DaemonSet of a driver container of NVIDIA's. It is nil where a configuration that the
 // policy names does not exist.
-func (r *renderer) contained(c driver.Choice) (*appsv1.DaemonSet, error) {
-	r.passOver(c)
+func (r *renderer) nvidiaDriver(c driver.Choice) (*appsv1.DaemonSet, error) {
+	r.reportIgnoredFields(c)
 	spec := &r.spec.Driver
 	d, err := r.template("driver", struct {
 		driver.Choice
@@ -163,10 +163,10 @@ func (r *renderer) contained(c driver.Choice) (*appsv1.DaemonSet, error) {
 		return nil, err
 	}
 	ctr := container(d, "nvidia-driver-ctr")
-	r.modules(ctr)
+	r.setModules(ctr)
 	r.overlay("driver", ctr, spec.ContainerSpec)
-	probes(ctr, spec)
-	r.resources("driver", container(d, "openshift-driver-toolkit-ctr"), spec.Resources)
+	overlayProbes(ctr, spec)
+	r.setResources("driver", container(d, "openshift-driver-toolkit-ctr"), spec.Resources)
 	container(d, "nvidia-peermem-ctr").ImagePullPolicy = spec.PullPolicy()
 	d.Spec.Template.Spec.ImagePullSecrets = r.secrets(spec.ImageSpec, r.spec.Validator.ImageSpec)
 	if !r.configure(d, ctr, c) {
@@ -193,9 +193,9 @@ func (r *renderer) template(name string, data any) (*appsv1.DaemonSet, error) {
 	return d, nil
 }
 
-// modules says which kernel modules are wanted, and whether they are to work with the
+// setModules says which kernel modules are wanted, and whether they are to work with the
 // network's.
-func (r *renderer) modules(c *corev1.Container) {
+func (r *renderer) setModules(c *corev1.Container) {
 	spec := &r.spec.Driver
 	set := func(name, value string) { setEnv(c, v1.EnvVar{Name: name, Value: value}) }
 	if spec.KernelModuleType != "" {
@@ -219,9 +219,9 @@ func hostMOFED(spec *v1.DriverSpec) bool {
 	return rdma.IsEnabled() && rdma.UseHostMOFED != nil && *rdma.UseHostMOFED
 }
 
-// probes lays the policy's probes over the template's. Readiness and liveness are asked
+// overlayProbes lays the policy's probes over the template's. Readiness and liveness are asked
 // of what the startup probe asks.
-func probes(c *corev1.Container, spec *v1.DriverSpec) {
+func overlayProbes(c *corev1.Container, spec *v1.DriverSpec) {
 	over := func(p *corev1.Probe, s *v1.ContainerProbeSpec) *corev1.Probe {
 		if s == nil {
 			return p
@@ -289,7 +289,7 @@ func (r *renderer) hostVolume() corev1.Volume {
 	return corev1.Volume{Name: hostRoot, VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: root, Type: &kind}}}
 }
 
-// less orders pools, so that of several with one driver always the same one counts.
-func less(a, b fleet.Pool) bool {
+// lessPool orders pools, so that of several with one driver always the same one counts.
+func lessPool(a, b fleet.Pool) bool {
 	return cmp.Or(cmp.Compare(a.OS, b.OS), cmp.Compare(a.RHCOS, b.RHCOS), cmp.Compare(a.Kernel, b.Kernel), cmp.Compare(a.Arch, b.Arch)) < 0
 }

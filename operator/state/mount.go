@@ -11,24 +11,24 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 )
 
-// move moves a volume to another folder of the host, and where it is mounted below
+// moveVolume moves a volume to another folder of the host, and where it is mounted below
 // prefix. It returns that folder; "" where all is as by default, or where something else
 // of the pod is mounted there.
-func (r *renderer) move(d *appsv1.DaemonSet, field, volume, prefix string, dir v1.HostPath, more ...string) string {
+func (r *renderer) moveVolume(d *appsv1.DaemonSet, field, volume, prefix string, dir v1.HostPath, more ...string) string {
 	at := r.path(field, dir)
 	if at == "" {
 		return ""
 	}
 	at = path.Join(append([]string{at}, more...)...)
-	if at == "/" || !rebase(d, volume, prefix, at) {
-		r.invalid(field, fmt.Sprintf("%q, where something else is,", at), "the default counts")
+	if at == "/" || !remountVolume(d, volume, prefix, at) {
+		r.reportInvalid(field, fmt.Sprintf("%q, where something else is,", at), "the default counts")
 		return ""
 	}
 	return at
 }
 
-// rebase moves a volume, and tells whether it could.
-func rebase(d *appsv1.DaemonSet, volume, prefix, dir string) bool {
+// remountVolume moves a volume, and tells whether it could.
+func remountVolume(d *appsv1.DaemonSet, volume, prefix, dir string) bool {
 	pod, target := &d.Spec.Template.Spec, path.Join("/", prefix, dir)
 	var mounts []*corev1.VolumeMount
 	for _, list := range [][]corev1.Container{pod.Containers, pod.InitContainers} {
@@ -53,9 +53,9 @@ func rebase(d *appsv1.DaemonSet, volume, prefix, dir string) bool {
 	return true
 }
 
-// mount mounts a volume, unless something is mounted there already.
-func mount(d *appsv1.DaemonSet, c *corev1.Container, at string, readOnly bool, v corev1.Volume) bool {
-	if mounted(c, at) {
+// mountVolume mounts a volume, unless something is mounted there already.
+func mountVolume(d *appsv1.DaemonSet, c *corev1.Container, at string, readOnly bool, v corev1.Volume) bool {
+	if hasMount(c, at) {
 		return false
 	}
 	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: v.Name, MountPath: at, ReadOnly: readOnly})
@@ -63,19 +63,19 @@ func mount(d *appsv1.DaemonSet, c *corev1.Container, at string, readOnly bool, v
 	return true
 }
 
-func mounted(c *corev1.Container, at string) bool {
+func hasMount(c *corev1.Container, at string) bool {
 	return slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == at })
 }
 
 // mountFile mounts one file of a volume, unless one is mounted there already.
 func mountFile(c *corev1.Container, at, volume, file string) {
-	if !mounted(c, at) {
+	if !hasMount(c, at) {
 		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: volume, MountPath: at, SubPath: file, ReadOnly: true})
 	}
 }
 
-// folder is a folder of the host as a volume; it is made where it is not there.
-func folder(name, dir string) corev1.Volume {
+// hostDirectory is a folder of the host as a volume; it is made where it is not there.
+func hostDirectory(name, dir string) corev1.Volume {
 	kind := corev1.HostPathDirectoryOrCreate
 	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: dir, Type: &kind}}}
 }

@@ -15,9 +15,9 @@ import (
 	"github.com/gpuready/gpuready/operator/road"
 )
 
-// nvidia is an operand whose image is NVIDIA's: it is deployed as NVIDIA's operator
+// nvidiaOperand is an operand whose image is NVIDIA's: it is deployed as NVIDIA's operator
 // deploys it, apart from how it gets its GPUs.
-type nvidia struct {
+type nvidiaOperand struct {
 	state     road.State
 	field     string
 	template  string
@@ -25,8 +25,8 @@ type nvidia struct {
 	spec      v1.OperandSpec
 }
 
-func (r *renderer) nvidiaOperands() []nvidia {
-	return []nvidia{
+func (r *renderer) nvidiaOperands() []nvidiaOperand {
+	return []nvidiaOperand{
 		{road.DCGM, "dcgm", "dcgm", "nvidia-dcgm-ctr", r.spec.DCGM.OperandSpec},
 		{road.DCGMExporter, "dcgmExporter", "dcgm-exporter", "nvidia-dcgm-exporter", r.spec.DCGMExporter.OperandSpec},
 		{road.MIGManager, "migManager", "mig-manager", "nvidia-mig-manager", r.spec.MIGManager.OperandSpec},
@@ -35,7 +35,7 @@ func (r *renderer) nvidiaOperands() []nvidia {
 
 // wanted tells whether the policy enables the operand and names an image. One of which it
 // says nothing at all is not wanted, whatever is so by default.
-func (n nvidia) wanted() bool {
+func (n nvidiaOperand) wanted() bool {
 	return n.spec.IsEnabled() && (n.spec.Enabled != nil || n.spec.Image != "")
 }
 
@@ -49,28 +49,28 @@ func (r *renderer) wantsNVIDIA() bool {
 	return false
 }
 
-func (r *renderer) nvidias() error {
+func (r *renderer) nvidiaDaemonSets() error {
 	for _, n := range r.nvidiaOperands() {
 		if !n.wanted() {
 			continue
 		}
-		image := r.theirs(n.state, n.field, n.spec.ImageSpec)
+		image := r.foreignImage(n.state, n.field, n.spec.ImageSpec)
 		if image == "" {
 			continue
 		}
 		for _, i := range r.injections {
-			if err := r.nvidia(n, image, i); err != nil {
+			if err := r.addNVIDIA(n, image, i); err != nil {
 				return err
 			}
 		}
-		if err := r.services(n); err != nil {
+		if err := r.addService(n); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (r *renderer) nvidia(n nvidia, image string, i fleet.Injection) error {
+func (r *renderer) addNVIDIA(n nvidiaOperand, image string, i fleet.Injection) error {
 	d, err := r.template(n.template, struct {
 		Namespace, Image, Validator string
 		NRI                         bool
@@ -78,7 +78,7 @@ func (r *renderer) nvidia(n nvidia, image string, i fleet.Injection) error {
 	if err != nil {
 		return err
 	}
-	r.split(d, i)
+	r.setInjection(d, i)
 	if i != fleet.NRI {
 		class := r.runtimeClass()
 		d.Spec.Template.Spec.RuntimeClassName = &class
@@ -86,16 +86,16 @@ func (r *renderer) nvidia(n nvidia, image string, i fleet.Injection) error {
 	c := container(d, n.container)
 	switch n.state {
 	case road.DCGMExporter:
-		r.exporter(d, c)
+		r.configureExporter(d, c)
 	case road.MIGManager:
-		r.partitions(d, c)
+		r.configureMIGManager(d, c)
 	}
 	r.overlay(n.field, c, n.spec.ContainerSpec)
 	return r.finish(n.state, d, n.template, i, r.spec.Validator.ImageSpec, n.spec.ImageSpec)
 }
 
-// exporter lays over the exporter's DaemonSet what the policy says of it alone.
-func (r *renderer) exporter(d *appsv1.DaemonSet, c *corev1.Container) {
+// configureExporter lays over the exporter's DaemonSet what the policy says of it alone.
+func (r *renderer) configureExporter(d *appsv1.DaemonSet, c *corev1.Container) {
 	spec, pod := &r.spec.DCGMExporter, &d.Spec.Template
 	labels := r.labels("dcgmExporter.podLabels", spec.PodLabels)
 	maps.Copy(labels, pod.Labels)
@@ -116,26 +116,26 @@ func (r *renderer) exporter(d *appsv1.DaemonSet, c *corev1.Container) {
 		const file, volume = "dcgm-metrics.csv", "metrics-config"
 		set("DCGM_EXPORTER_COLLECTORS", "/etc/dcgm-exporter/"+file)
 		mountFile(c, "/etc/dcgm-exporter/"+file, volume, file)
-		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: volume, VolumeSource: configMap(m.Name, file)})
+		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: volume, VolumeSource: configMapSource(m.Name, file)})
 	}
 	if spec.HPCJobMapping.IsEnabled() {
 		dir := r.path("dcgmExporter.hpcJobMapping.directory", spec.HPCJobMapping.Directory)
-		if dir == "" || dir == "/" || !mount(d, c, dir, true, folder("job-mapping", dir)) {
+		if dir == "" || dir == "/" || !mountVolume(d, c, dir, true, hostDirectory("job-mapping", dir)) {
 			dir = "/var/lib/dcgm-exporter/job-mapping"
-			mount(d, c, dir, true, folder("job-mapping", dir))
+			mountVolume(d, c, dir, true, hostDirectory("job-mapping", dir))
 		}
 		set("DCGM_HPC_JOB_MAPPING_DIR", dir)
 	}
 }
 
-// partitions gives the MIG manager what the policy says of partitions. Without a
+// configureMIGManager gives the MIG manager what the policy says of partitions. Without a
 // ConfigMap's name it takes what its image has.
-func (r *renderer) partitions(d *appsv1.DaemonSet, c *corev1.Container) {
+func (r *renderer) configureMIGManager(d *appsv1.DaemonSet, c *corev1.Container) {
 	spec, pod := &r.spec.MIGManager, &d.Spec.Template.Spec
 	if s := spec.Config; s != nil && s.Name != "" && s.Name != "default-mig-parted-config" {
 		setEnv(c, v1.EnvVar{Name: "CONFIG_FILE", Value: "/mig-parted-config/config.yaml"})
 		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "mig-parted-config", MountPath: "/mig-parted-config", ReadOnly: true})
-		pod.Volumes = append(pod.Volumes, corev1.Volume{Name: "mig-parted-config", VolumeSource: configMap(s.Name)})
+		pod.Volumes = append(pod.Volumes, corev1.Volume{Name: "mig-parted-config", VolumeSource: configMapSource(s.Name)})
 	}
 	if s := spec.Config; s != nil && s.Default != "" {
 		setEnv(c, v1.EnvVar{Name: "MIG_CONFIG_DEFAULT", Value: s.Default})
@@ -143,7 +143,7 @@ func (r *renderer) partitions(d *appsv1.DaemonSet, c *corev1.Container) {
 	if s := spec.GPUClientsConfig; s != nil && s.Name != "" {
 		setEnv(c, v1.EnvVar{Name: "GPU_CLIENTS_FILE", Value: "/gpu-clients/clients.yaml"})
 		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "gpu-clients", MountPath: "/gpu-clients", ReadOnly: true})
-		pod.Volumes = append(pod.Volumes, corev1.Volume{Name: "gpu-clients", VolumeSource: configMap(s.Name)})
+		pod.Volumes = append(pod.Volumes, corev1.Volume{Name: "gpu-clients", VolumeSource: configMapSource(s.Name)})
 	}
 }
 
@@ -152,24 +152,24 @@ const (
 	exporterPort = 9400
 )
 
-// services are DCGM's, by which the exporter of a node finds that of the same node, and
+// addService are DCGM's, by which the exporter of a node finds that of the same node, and
 // the exporter's, for Prometheus.
-func (r *renderer) services(n nvidia) error {
+func (r *renderer) addService(n nvidiaOperand) error {
 	service := &corev1.Service{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}}
 	switch n.state {
 	case road.DCGM:
 		local := corev1.ServiceInternalTrafficPolicyLocal
-		service.ObjectMeta = r.object("nvidia-dcgm", "nvidia-dcgm")
+		service.ObjectMeta = r.objectMeta("nvidia-dcgm", "nvidia-dcgm")
 		service.Spec.InternalTrafficPolicy = &local
 		service.Spec.Ports = []corev1.ServicePort{port("dcgm", dcgmPort)}
 	case road.DCGMExporter:
-		service.ObjectMeta = r.object("nvidia-dcgm-exporter", "nvidia-dcgm-exporter")
+		service.ObjectMeta = r.objectMeta("nvidia-dcgm-exporter", "nvidia-dcgm-exporter")
 		service.Annotations = map[string]string{"prometheus.io/scrape": "true", "prometheus.io/port": fmt.Sprint(exporterPort)}
 		service.Spec.Ports = []corev1.ServicePort{port("gpu-metrics", exporterPort)}
 		if s := r.spec.DCGMExporter.ServiceSpec; s != nil {
 			service.Spec.InternalTrafficPolicy = s.InternalTrafficPolicy
 			if s.Type == corev1.ServiceTypeExternalName {
-				r.invalid("dcgmExporter.service.type", string(s.Type)+" without a name", "ClusterIP counts")
+				r.reportInvalid("dcgmExporter.service.type", string(s.Type)+" without a name", "ClusterIP counts")
 			} else {
 				service.Spec.Type = s.Type
 			}

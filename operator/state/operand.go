@@ -13,18 +13,18 @@ import (
 	"github.com/gpuready/gpuready/operator/road"
 )
 
-// nvidias are the names of NVIDIA's images for the operands that are ours here. They
+// nvidiaImages are the names of NVIDIA's images for the operands that are ours here. They
 // have other entry points: a policy that was written for NVIDIA's operator and names
 // them gets ours.
-var nvidias = []string{"container-toolkit", "k8s-device-plugin", "gpu-feature-discovery", "gpu-operator-validator", "gpu-operator"}
+var nvidiaImages = []string{"container-toolkit", "k8s-device-plugin", "gpu-feature-discovery", "gpu-operator-validator", "gpu-operator"}
 
-// ours is the image of one of our agents.
-func (r *renderer) ours(s road.State, field string, a agents.Agent, spec v1.ImageSpec) string {
+// ownImage is the image of one of our agents.
+func (r *renderer) ownImage(s road.State, field string, a agents.Agent, spec v1.ImageSpec) string {
 	byDefault := v1.ImageSpec{Repository: r.in.Cluster.ImageRepository, Image: a.Image, Version: r.in.Cluster.ImageVersion}
 	ref := spec.Ref(byDefault)
 	name, _, _ := strings.Cut(path.Base(spec.Image), "@")
 	name, _, _ = strings.Cut(name, ":")
-	if !slices.Contains(nvidias, name) {
+	if !slices.Contains(nvidiaImages, name) {
 		return ref
 	}
 	own := v1.ImageSpec{}.Ref(byDefault)
@@ -33,9 +33,9 @@ func (r *renderer) ours(s road.State, field string, a agents.Agent, spec v1.Imag
 	return own
 }
 
-// theirs is the image of an operand that is not ours; "" and a problem where the policy
+// foreignImage is the image of an operand that is not ours; "" and a problem where the policy
 // names none.
-func (r *renderer) theirs(s road.State, field string, spec v1.ImageSpec) string {
+func (r *renderer) foreignImage(s road.State, field string, spec v1.ImageSpec) string {
 	ref := spec.Ref(v1.ImageSpec{})
 	if ref == "" || spec.Repository == "" && ref == spec.Image && !strings.ContainsAny(ref, "/:@") {
 		r.problem(s, ImageMissing, fmt.Sprintf("spec.%s is enabled and names no image: set its repository, image and version, or enabled: false", field))
@@ -48,7 +48,7 @@ func (r *renderer) theirs(s road.State, field string, spec v1.ImageSpec) string 
 func (r *renderer) overlay(field string, c *corev1.Container, spec v1.ContainerSpec) {
 	c.ImagePullPolicy = spec.PullPolicy()
 	c.Args = append(c.Args, spec.Args...)
-	r.resources(field, c, spec.Resources)
+	r.setResources(field, c, spec.Resources)
 	setEnv(c, r.env(field, spec.Env)...)
 }
 

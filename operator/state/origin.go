@@ -12,9 +12,9 @@ import (
 	"github.com/gpuready/gpuready/operator/road"
 )
 
-// origins tells a driver container of ours where modules come from that its image does not
+// setOrigins tells a driver container of ours where modules come from that its image does not
 // have, and with what they are signed.
-func (r *renderer) origins(d *appsv1.DaemonSet, ctr *corev1.Container, c driver.Choice) {
+func (r *renderer) setOrigins(d *appsv1.DaemonSet, ctr *corev1.Container, c driver.Choice) {
 	spec := &r.spec.Driver
 	told := map[string]string{prebuild.EnvVersion: c.Version, prebuild.EnvOSTag: c.Pool.OS}
 	if c.Variant == driver.DriverToolkit {
@@ -41,8 +41,8 @@ func (r *renderer) origins(d *appsv1.DaemonSet, ctr *corev1.Container, c driver.
 	}
 }
 
-// passOver names what of the policy a driver container that is not ours does not know.
-func (r *renderer) passOver(c driver.Choice) {
+// reportIgnoredFields names what of the policy a driver container that is not ours does not know.
+func (r *renderer) reportIgnoredFields(c driver.Choice) {
 	why := c.Image + " is no driver container of gpuready (it has no label io.gpuready.driver)"
 	if c.Guessed {
 		why = c.Image + " is run as NVIDIA's driver container, as its registry did not say whose it is (label io.gpuready.driver)"

@@ -15,10 +15,10 @@ import (
 	"github.com/gpuready/gpuready/operator/prebuild"
 )
 
-// own is the DaemonSet of a driver container of ours: that of the static manifests, with
+// ownDriver is the DaemonSet of a driver container of ours: that of the static manifests, with
 // the policy laid over it, and labelled as those of NVIDIA's driver containers are. It is
 // nil where a configuration that the policy names does not exist.
-func (r *renderer) own(c driver.Choice) (*appsv1.DaemonSet, error) {
+func (r *renderer) ownDriver(c driver.Choice) (*appsv1.DaemonSet, error) {
 	data, err := agents.Render(agents.Driver, agents.Data{
 		Namespace: r.in.Cluster.Namespace, Image: c.Image, DriverToolkit: c.Variant == driver.DriverToolkit, ToolkitImage: c.Sidecar,
 	})
@@ -40,13 +40,13 @@ func (r *renderer) own(c driver.Choice) (*appsv1.DaemonSet, error) {
 	}
 
 	spec, ctr := &r.spec.Driver, container(d, "nvidia-driver-ctr")
-	r.modules(ctr)
-	r.origins(d, ctr, c)
+	r.setModules(ctr)
+	r.setOrigins(d, ctr, c)
 	before := len(pod.Spec.Volumes)
 	r.overlay("driver", ctr, spec.ContainerSpec)
-	r.resources("driver", container(d, "openshift-driver-toolkit-ctr"), spec.Resources)
+	r.setResources("driver", container(d, "openshift-driver-toolkit-ctr"), spec.Resources)
 	container(d, "share").ImagePullPolicy = spec.PullPolicy()
-	probes(ctr, spec)
+	overlayProbes(ctr, spec)
 	pod.Spec.ImagePullSecrets = r.secrets(spec.ImageSpec, r.spec.Validator.ImageSpec)
 	if !r.configure(d, ctr, c) {
 		return nil, nil

@@ -21,19 +21,19 @@ func (r *renderer) plugins() error {
 	if !spec.IsEnabled() {
 		return nil
 	}
-	image := r.ours(road.DevicePlugin, "devicePlugin", agents.DevicePlugin, spec.ImageSpec)
+	image := r.ownImage(road.DevicePlugin, "devicePlugin", agents.DevicePlugin, spec.ImageSpec)
 	for _, i := range r.injections {
-		d, err := r.agent(agents.DevicePlugin, image, i, false)
+		d, err := r.newAgent(agents.DevicePlugin, image, i, false)
 		if err != nil {
 			return err
 		}
 		c := container(d, "device-plugin")
-		setEnv(c, v1.EnvVar{Name: "DEVICE_LIST_STRATEGY", Value: r.strategy(i)})
+		setEnv(c, v1.EnvVar{Name: "DEVICE_LIST_STRATEGY", Value: r.deviceListStrategy(i)})
 		if strategy := r.spec.MIG.Strategy; strategy != "" {
 			setEnv(c, v1.EnvVar{Name: "MIG_STRATEGY", Value: strategy})
 		}
 		r.pluginConfig(d, c)
-		r.host(d, c)
+		r.setHostPaths(d, c)
 		r.overlay("devicePlugin", c, spec.ContainerSpec)
 		if err := r.finish(road.DevicePlugin, d, operandPlugin, i, spec.ImageSpec); err != nil {
 			return err
@@ -42,10 +42,10 @@ func (r *renderer) plugins() error {
 	return r.mps(image)
 }
 
-// strategy is how the device plugin names GPUs to what gives them to containers.
-func (r *renderer) strategy(i fleet.Injection) string {
+// deviceListStrategy is how the device plugin names GPUs to what gives them to containers.
+func (r *renderer) deviceListStrategy(i fleet.Injection) string {
 	switch {
-	case r.byHandler(i):
+	case r.usesHandler(i):
 		return "volume-mounts" // an image cannot make them, other than environment variables
 	case i == fleet.Annotations:
 		return "cdi-annotations" // the kubelet would drop CDI names
@@ -57,7 +57,7 @@ func (r *renderer) strategy(i fleet.Injection) string {
 func (r *renderer) pluginConfig(d *appsv1.DaemonSet, c *corev1.Container) {
 	if mps := r.spec.DevicePlugin.MPS; mps != nil {
 		// The plugin alone has no such volume: it says where the others' files are.
-		if root := r.move(d, "devicePlugin.mps.root", "mps", "/host", mps.Root); root != "" {
+		if root := r.moveVolume(d, "devicePlugin.mps.root", "mps", "/host", mps.Root); root != "" {
 			setEnv(c, v1.EnvVar{Name: "MPS_ROOT", Value: root})
 		}
 	}
@@ -71,7 +71,7 @@ func (r *renderer) pluginConfig(d *appsv1.DaemonSet, c *corev1.Container) {
 	}
 	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: configVolume, MountPath: configDir, ReadOnly: true})
 	d.Spec.Template.Spec.Volumes = append(d.Spec.Template.Spec.Volumes, corev1.Volume{
-		Name: configVolume, VolumeSource: configMap(config.Name),
+		Name: configVolume, VolumeSource: configMapSource(config.Name),
 	})
 }
 
@@ -94,13 +94,13 @@ func (r *renderer) mps(image string) error {
 	dropVolume(d, c, configVolume)
 	setEnv(c, v1.EnvVar{Name: "CONFIG_FILE", Value: ""})
 	r.pluginConfig(d, c)
-	r.host(d, c)
+	r.setHostPaths(d, c)
 	c.ImagePullPolicy = spec.PullPolicy()
 	setEnv(c, r.env("devicePlugin", spec.Env)...)
 	d.Spec.Template.Spec.ImagePullSecrets = r.secrets(spec.ImageSpec)
-	r.place(d, operandPlugin, map[string]string{label.MPSCapable: "true"})
-	r.common(road.DevicePlugin, d)
-	r.rollBy(d)
+	r.setPlacement(d, operandPlugin, map[string]string{label.MPSCapable: "true"})
+	r.applyCommon(road.DevicePlugin, d)
+	r.setUpdateStrategy(d)
 	return r.add(road.DevicePlugin, d)
 }
 
@@ -122,8 +122,8 @@ func dropVolume(d *appsv1.DaemonSet, c *corev1.Container, name string) {
 	pod.Volumes, c.VolumeMounts = volumes, mounts
 }
 
-// configMap is a ConfigMap as a volume's source; with keys, these alone.
-func configMap(name string, keys ...string) corev1.VolumeSource {
+// configMapSource is a ConfigMap as a volume's source; with keys, these alone.
+func configMapSource(name string, keys ...string) corev1.VolumeSource {
 	return corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
 		LocalObjectReference: corev1.LocalObjectReference{Name: name}, Items: items(keys),
 	}}

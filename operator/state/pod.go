@@ -39,8 +39,8 @@ func container(d *appsv1.DaemonSet, name string) *corev1.Container {
 	return &corev1.Container{}
 }
 
-// common lays over a DaemonSet what the policy says of all.
-func (r *renderer) common(s road.State, d *appsv1.DaemonSet) {
+// applyCommon lays over a DaemonSet what the policy says of all.
+func (r *renderer) applyCommon(s road.State, d *appsv1.DaemonSet) {
 	spec, pod := r.spec.Daemonsets, &d.Spec.Template
 	labels := r.labels("daemonsets.labels", spec.Labels)
 	maps.Copy(labels, pod.Labels) // ours win: selectors go by them
@@ -68,8 +68,8 @@ func (r *renderer) tolerate(pod *corev1.PodSpec) {
 	}
 }
 
-// rollBy sets how the DaemonSet's pods are replaced, where the policy says it.
-func (r *renderer) rollBy(d *appsv1.DaemonSet) {
+// setUpdateStrategy sets how the DaemonSet's pods are replaced, where the policy says it.
+func (r *renderer) setUpdateStrategy(d *appsv1.DaemonSet) {
 	spec := r.spec.Daemonsets
 	if spec.UpdateStrategy == string(appsv1.OnDeleteDaemonSetStrategyType) {
 		d.Spec.UpdateStrategy = appsv1.DaemonSetUpdateStrategy{Type: appsv1.OnDeleteDaemonSetStrategyType}
@@ -84,11 +84,11 @@ func (r *renderer) rollBy(d *appsv1.DaemonSet) {
 	}
 }
 
-// place confines the DaemonSet to the nodes of an operand, by the labels that the
+// setPlacement confines the DaemonSet to the nodes of an operand, by the labels that the
 // operator gives them. While NVIDIA's operator runs, that one writes the deploy labels of
 // all nodes: then ours are the nodes that were handed over, and the deploy labels only
 // keep agents away.
-func (r *renderer) place(d *appsv1.DaemonSet, operand string, more map[string]string) {
+func (r *renderer) setPlacement(d *appsv1.DaemonSet, operand string, more map[string]string) {
 	pod := &d.Spec.Template.Spec
 	pod.NodeSelector = map[string]string{corev1.LabelOSStable: "linux"}
 	maps.Copy(pod.NodeSelector, more)
@@ -111,8 +111,8 @@ func (r *renderer) place(d *appsv1.DaemonSet, operand string, more map[string]st
 	}}
 }
 
-// agent decodes one of our agents' DaemonSets for the nodes with an injection.
-func (r *renderer) agent(a agents.Agent, image string, i fleet.Injection, runtime bool) (*appsv1.DaemonSet, error) {
+// newAgent decodes one of our agents' DaemonSets for the nodes with an injection.
+func (r *renderer) newAgent(a agents.Agent, image string, i fleet.Injection, runtime bool) (*appsv1.DaemonSet, error) {
 	data, err := agents.Render(a, agents.Data{
 		Namespace: r.in.Cluster.Namespace, Image: image, Privileged: i != fleet.NRI, Runtime: runtime,
 	})
@@ -123,13 +123,13 @@ func (r *renderer) agent(a agents.Agent, image string, i fleet.Injection, runtim
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", a.Name, err)
 	}
-	r.split(d, i)
+	r.setInjection(d, i)
 	return d, nil
 }
 
-// split makes the DaemonSet that of the nodes with an injection. The name has no suffix
+// setInjection makes the DaemonSet that of the nodes with an injection. The name has no suffix
 // where the runtime has NRI, as most do.
-func (r *renderer) split(d *appsv1.DaemonSet, i fleet.Injection) {
+func (r *renderer) setInjection(d *appsv1.DaemonSet, i fleet.Injection) {
 	if i != fleet.NRI {
 		d.Name += "-" + string(i)
 	}
@@ -138,7 +138,7 @@ func (r *renderer) split(d *appsv1.DaemonSet, i fleet.Injection) {
 	d.Spec.Selector.MatchLabels[label.Injection] = string(i)
 }
 
-// object is the metadata of what has no template.
-func (r *renderer) object(name, app string) metav1.ObjectMeta {
+// objectMeta is the metadata of what has no template.
+func (r *renderer) objectMeta(name, app string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Name: name, Namespace: r.in.Cluster.Namespace, Labels: map[string]string{"app": app}}
 }

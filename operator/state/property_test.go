@@ -46,7 +46,7 @@ func input(t *rapid.T, p *v1.ClusterPolicy) Input {
 	return in
 }
 
-func TestAnyPolicyThatTheSchemaAcceptsRendersToWhatKubernetesTakes(t *testing.T) {
+func TestAnyAcceptedPolicyRendersToValidObjects(t *testing.T) {
 	schema, err := schematest.Load()
 	require.NoError(t, err)
 	rapid.Check(t, func(t *rapid.T) {
@@ -71,7 +71,7 @@ func TestAnyPolicyThatTheSchemaAcceptsRendersToWhatKubernetesTakes(t *testing.T)
 	})
 }
 
-func TestTheDigestChangesWithTheContentAlone(t *testing.T) {
+func TestDigestChangesOnlyWithTheContent(t *testing.T) {
 	digests := func(spec string, drivers ...driver.Choice) map[string]string {
 		objects, _ := render(t, Input{Policy: policy(t, spec), Cluster: cluster, Drivers: drivers, Injections: injections[:1]})
 		by := map[string]string{}
@@ -104,7 +104,7 @@ func TestTheDigestChangesWithTheContentAlone(t *testing.T) {
 	require.Equal(t, []string{"nvidia-container-toolkit-daemonset"}, changed(digests(`{toolkit: {env: [{name: A, value: b}]}}`, ubuntu())))
 }
 
-func TestOursIsUpgradedAsNVIDIAsIs(t *testing.T) {
+func TestOurDriverIsUpgradedLikeNVIDIAs(t *testing.T) {
 	one := func(c driver.Choice) *appsv1.DaemonSet {
 		objects, problems := render(t, Input{Policy: policy(t, `{toolkit: {enabled: false}, devicePlugin: {enabled: false}}`), Cluster: cluster, Drivers: []driver.Choice{c}})
 		require.Empty(t, problems)
@@ -145,7 +145,7 @@ func TestOursIsUpgradedAsNVIDIAsIs(t *testing.T) {
 	}
 }
 
-func TestOursIsLoadedAnewWhereItsConfigurationChanges(t *testing.T) {
+func TestOurDriverIsReloadedWhenItsConfigurationChanges(t *testing.T) {
 	digest := func(spec string, c driver.Choice) string {
 		objects, _ := render(t, Input{Policy: policy(t, spec), Cluster: cluster, Drivers: []driver.Choice{c}, Keys: map[string][]string{"modules": {"nvidia.conf"}}})
 		for _, o := range objects {
@@ -174,7 +174,7 @@ func TestOursIsLoadedAnewWhereItsConfigurationChanges(t *testing.T) {
 
 // TestTheStaticManifestLooksForAHostsDriverAsTheOperatorDoes: the init container is written
 // down twice, since all of the operator's drivers have it.
-func TestTheStaticManifestLooksForAHostsDriverAsTheOperatorDoes(t *testing.T) {
+func TestStaticManifestHasTheSameHostDriverContainer(t *testing.T) {
 	data, err := agents.Render(agents.Driver, agents.Data{Namespace: "gpuready", Image: "x", Validator: "gpuready/validator:v0.1.0"})
 	require.NoError(t, err)
 	d, err := decode(data)
@@ -185,7 +185,7 @@ func TestTheStaticManifestLooksForAHostsDriverAsTheOperatorDoes(t *testing.T) {
 	require.Contains(t, d.Spec.Template.Spec.Volumes, r.hostVolume())
 }
 
-func TestWhatIsOffIsNotRendered(t *testing.T) {
+func TestDisabledOperandsAreNotRendered(t *testing.T) {
 	off := `{driver: {enabled: false}, toolkit: {enabled: false}, devicePlugin: {enabled: false}, dcgm: {enabled: false, image: x/y:z}, dcgmExporter: {enabled: false}, migManager: {enabled: false}}`
 	objects, problems := render(t, Input{Policy: policy(t, off), Cluster: cluster, Drivers: []driver.Choice{ubuntu()}, Injections: injections})
 	require.Empty(t, problems)
@@ -195,7 +195,7 @@ func TestWhatIsOffIsNotRendered(t *testing.T) {
 	require.Len(t, objects, len(injections))
 }
 
-func TestAPoolThatKeepsItsDriverIsNotRendered(t *testing.T) {
+func TestKeptPoolIsNotRendered(t *testing.T) {
 	kept := precompiled()
 	kept.Problem = &driver.Problem{Reason: "PrecompiledImageMissing", Keep: true}
 	objects, _ := render(t, Input{Policy: policy(t, `{}`), Cluster: cluster, Drivers: []driver.Choice{kept}})

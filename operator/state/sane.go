@@ -18,13 +18,13 @@ import (
 // What the schema cannot say, and Kubernetes would refuse: one such value would keep a
 // whole DaemonSet out of the cluster. Each is left out and named.
 
-func (r *renderer) invalid(field, value, instead string) {
+func (r *renderer) reportInvalid(field, value, instead string) {
 	r.problem(road.Prerequisites, ValueInvalid, fmt.Sprintf("spec.%s: %s is not what Kubernetes takes, and %s", field, value, instead))
 }
 
-// read takes the specification without the characters that an API server refuses in what
+// sanitize takes the specification without the characters that an API server refuses in what
 // is applied: that is read as YAML, which has no control characters but a few.
-func (r *renderer) read(spec *v1.ClusterPolicySpec) error {
+func (r *renderer) sanitize(spec *v1.ClusterPolicySpec) error {
 	r.spec = spec
 	text, err := json.Marshal(spec)
 	if err != nil {
@@ -49,7 +49,7 @@ func (r *renderer) labels(field string, labels map[string]string) map[string]str
 	good := map[string]string{}
 	for key, value := range labels {
 		if len(validation.IsQualifiedName(key)) > 0 || len(validation.IsValidLabelValue(value)) > 0 {
-			r.invalid(field, fmt.Sprintf("%q: %q", key, value), "is left out")
+			r.reportInvalid(field, fmt.Sprintf("%q: %q", key, value), "is left out")
 			continue
 		}
 		good[key] = value
@@ -62,7 +62,7 @@ func (r *renderer) annotations(field string, annotations map[string]string) map[
 	good := map[string]string{}
 	for key, value := range annotations {
 		if len(validation.IsQualifiedName(strings.ToLower(key))) > 0 {
-			r.invalid(field, fmt.Sprintf("%q", key), "is left out")
+			r.reportInvalid(field, fmt.Sprintf("%q", key), "is left out")
 			continue
 		}
 		good[key] = value
@@ -75,7 +75,7 @@ func (r *renderer) name(field, name, instead string) string {
 	if name == "" || len(validation.IsDNS1123Subdomain(name)) == 0 {
 		return name
 	}
-	r.invalid(field, fmt.Sprintf("%q", name), fmt.Sprintf("%q counts", instead))
+	r.reportInvalid(field, fmt.Sprintf("%q", name), fmt.Sprintf("%q counts", instead))
 	return instead
 }
 
@@ -84,7 +84,7 @@ func (r *renderer) env(field string, vars []v1.EnvVar) []v1.EnvVar {
 	return slices.DeleteFunc(slices.Clone(vars), func(v v1.EnvVar) bool {
 		bad := len(validation.IsRelaxedEnvVarName(v.Name)) > 0
 		if bad {
-			r.invalid(field+".env", fmt.Sprintf("%q", v.Name), "is left out")
+			r.reportInvalid(field+".env", fmt.Sprintf("%q", v.Name), "is left out")
 		}
 		return bad
 	})
@@ -97,7 +97,7 @@ func (r *renderer) path(field string, p v1.HostPath) string {
 	case p == "":
 		return ""
 	case strings.ContainsAny(string(p), ":\n"), !path.IsAbs(string(p)):
-		r.invalid(field, fmt.Sprintf("%q", p), "the default counts")
+		r.reportInvalid(field, fmt.Sprintf("%q", p), "the default counts")
 		return ""
 	}
 	return path.Clean(string(p))
@@ -107,24 +107,24 @@ func (r *renderer) path(field string, p v1.HostPath) string {
 func (r *renderer) tolerations() []corev1.Toleration {
 	var good []corev1.Toleration
 	for i, t := range r.spec.Daemonsets.Tolerations {
-		if tolerable(t) {
+		if validToleration(t) {
 			good = append(good, t)
 		} else {
-			r.invalid(fmt.Sprintf("daemonsets.tolerations[%d]", i), t.String(), "is left out")
+			r.reportInvalid(fmt.Sprintf("daemonsets.tolerations[%d]", i), t.String(), "is left out")
 		}
 	}
 	key := r.spec.Node.StartupTaint.Key
 	switch {
 	case key == "":
 	case len(validation.IsQualifiedName(key)) > 0:
-		r.invalid("node.startupTaint.key", fmt.Sprintf("%q", key), "no taint can have it")
+		r.reportInvalid("node.startupTaint.key", fmt.Sprintf("%q", key), "no taint can have it")
 	default:
 		good = append(good, corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists})
 	}
 	return good
 }
 
-func tolerable(t corev1.Toleration) bool {
+func validToleration(t corev1.Toleration) bool {
 	effects := []corev1.TaintEffect{"", corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute}
 	switch {
 	case t.Key != "" && len(validation.IsQualifiedName(t.Key)) > 0,
@@ -142,21 +142,21 @@ func tolerable(t corev1.Toleration) bool {
 	return false
 }
 
-// resources replaces the template's, whole, as NVIDIA's operator does.
-func (r *renderer) resources(field string, c *corev1.Container, spec *v1.ResourceRequirements) {
+// setResources replaces the template's, whole, as NVIDIA's operator does.
+func (r *renderer) setResources(field string, c *corev1.Container, spec *v1.ResourceRequirements) {
 	if spec == nil {
 		return
 	}
 	want := spec.Kubernetes()
-	if why := unaffordable(want); why != "" {
-		r.invalid(field+".resources", why, "the defaults count")
+	if why := invalidResources(want); why != "" {
+		r.reportInvalid(field+".resources", why, "the defaults count")
 		return
 	}
 	c.Resources = want
 }
 
-// unaffordable says which of the resources no container can have.
-func unaffordable(want corev1.ResourceRequirements) string {
+// invalidResources says which of the resources no container can have.
+func invalidResources(want corev1.ResourceRequirements) string {
 	all := map[corev1.ResourceName]bool{}
 	for name := range want.Requests {
 		all[name] = true

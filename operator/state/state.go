@@ -75,7 +75,7 @@ func Render(in Input) ([]Object, []Problem, error) {
 		return nil, nil, err
 	}
 	for _, render := range []func() error{
-		r.prerequisites, r.drivers, r.toolkits, r.plugins, r.validators, r.nvidias,
+		r.prerequisites, r.drivers, r.toolkits, r.plugins, r.validators, r.nvidiaDaemonSets,
 	} {
 		if err := render(); err != nil {
 			return nil, nil, err
@@ -88,12 +88,12 @@ func Render(in Input) ([]Object, []Problem, error) {
 	return r.objects, slices.Compact(r.problems), nil
 }
 
-// order is that in which objects are applied.
-func order() []road.State { return append(road.States(), road.Beside()...) }
+// stateOrder is that in which objects are applied.
+func stateOrder() []road.State { return append(road.States(), road.Beside()...) }
 
 func compare(a, b Object) int {
 	if a.State != b.State {
-		return slices.Index(order(), a.State) - slices.Index(order(), b.State)
+		return slices.Index(stateOrder(), a.State) - slices.Index(stateOrder(), b.State)
 	}
 	key := func(o Object) string {
 		return o.Object.GetObjectKind().GroupVersionKind().Kind + "/" + o.Object.GetName()
@@ -112,7 +112,7 @@ type renderer struct {
 
 func newRenderer(in Input) (*renderer, error) {
 	r := &renderer{in: in, injections: slices.Compact(slices.Sorted(slices.Values(in.Injections)))}
-	return r, r.read(&in.Policy.Spec)
+	return r, r.sanitize(&in.Policy.Spec)
 }
 
 func (r *renderer) problem(s road.State, reason Reason, message string) {

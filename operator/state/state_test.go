@@ -50,7 +50,7 @@ func text(t *testing.T, objects []Object, problems []Problem) string {
 	return b.String()
 }
 
-func TestEachVariantIsRenderedAsItsGoldenFile(t *testing.T) {
+func TestRenderMatchesGoldenFiles(t *testing.T) {
 	for name, in := range cases(t) {
 		t.Run(name, func(t *testing.T) {
 			objects, problems := render(t, in)

@@ -15,7 +15,7 @@ func (r *renderer) validators() error {
 	spec := r.spec.Validator
 	image := r.validatorImage()
 	for _, i := range r.injections {
-		d, err := r.agent(agents.Validator, image, i, false)
+		d, err := r.newAgent(agents.Validator, image, i, false)
 		if err != nil {
 			return err
 		}
@@ -23,8 +23,8 @@ func (r *renderer) validators() error {
 		// What the policy says is all that is said: a ConfigMap of the static manifests would
 		// go unseen.
 		c.EnvFrom = nil
-		r.proofs(c)
-		r.host(d, c)
+		r.setValidation(c)
+		r.setHostPaths(d, c)
 		for _, proof := range []v1.ValidationSpec{spec.Driver, spec.Toolkit, spec.CUDA, spec.Plugin} {
 			setEnv(c, r.env("validator", proof.Env)...)
 		}
@@ -37,11 +37,11 @@ func (r *renderer) validators() error {
 }
 
 func (r *renderer) validatorImage() string {
-	return r.ours(road.DriverValidation, "validator", agents.Validator, r.spec.Validator.ImageSpec)
+	return r.ownImage(road.DriverValidation, "validator", agents.Validator, r.spec.Validator.ImageSpec)
 }
 
-// proofs are the validator's settings that follow from the rest of the policy.
-func (r *renderer) proofs(c *corev1.Container) {
+// setValidation are the validator's settings that follow from the rest of the policy.
+func (r *renderer) setValidation(c *corev1.Container) {
 	set := func(name, value string) { setEnv(c, v1.EnvVar{Name: name, Value: value}) }
 	spec := r.spec.Validator.ImageSpec
 	if spec.ImagePullPolicy != "" {
