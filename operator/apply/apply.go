@@ -16,8 +16,8 @@ import (
 // Timeout bounds one request.
 const Timeout = 15 * time.Second
 
-// Apply makes one change, by server-side apply. Fields that somebody else has taken are
-// taken back: the operator's objects are its own. It returns the object as it is then.
+// Apply makes one change by server-side apply. It takes back fields that other managers own, as
+// the object is the operator's. It returns the resulting object.
 func Apply(ctx context.Context, c client.Client, change Change) (*unstructured.Unstructured, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
@@ -29,8 +29,8 @@ func Apply(ctx context.Context, c client.Client, change Change) (*unstructured.U
 	return u, nil
 }
 
-// Prune deletes an object, if it is still the one that was planned to go: its pods follow
-// in the background, as they do when somebody deletes it by hand.
+// Prune deletes an object if it still has the planned UID. Its pods are deleted in the
+// background, as by a manual deletion.
 func Prune(ctx context.Context, c client.Client, o client.Object) error {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()

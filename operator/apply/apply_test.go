@@ -44,7 +44,7 @@ func owner() *corev1.Namespace {
 
 func none(client.Object) bool { return false }
 
-// cluster is a cluster that remembers what its caches would show.
+// cluster is a fake cluster with a Planner.
 type cluster struct {
 	*testing.T
 	client.Client
@@ -67,7 +67,7 @@ func (w *cluster) live() []client.Object {
 	return all
 }
 
-// reconcile plans and carries out, and returns why each object was applied.
+// reconcile makes a plan and carries it out, and returns why each object was applied.
 func (w *cluster) reconcile(wanted ...Object) map[string]string {
 	plan, err := w.planner.Plan(wanted, w.live(), none)
 	require.NoError(w, err)

@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// toMap returns an object as fields, without those that nobody has set.
+// toMap returns an object's fields, without unset ones and the status.
 func toMap(o client.Object) (map[string]any, error) {
 	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
 	if err != nil {
@@ -21,9 +21,9 @@ func toMap(o client.Object) (map[string]any, error) {
 	return dropUnset(fields), nil
 }
 
-// dropUnset drops null and empty objects' fields, which typed objects are full of
-// ("creationTimestamp": null). An empty volume, {"emptyDir": {}}, is one that somebody
-// has set: below a list's items nothing but null is dropped.
+// dropUnset drops null fields and empty objects, of which typed objects have many
+// ("creationTimestamp": null). An empty volume, {"emptyDir": {}}, is intentional: only some
+// empty objects are dropped by name.
 func dropUnset(fields map[string]any) map[string]any {
 	for name, value := range fields {
 		switch v := value.(type) {
@@ -44,8 +44,8 @@ func dropUnset(fields map[string]any) map[string]any {
 	return fields
 }
 
-// firstDifference returns the path of the first field of wanted that live does not have as it is
-// wanted, "" if there is none. Fields that only live has are others' or the API server's.
+// firstDifference returns the path of the first field of wanted that differs in live, or "". It
+// ignores fields that only live has: they belong to others or to the API server.
 func firstDifference(wanted, live client.Object) (string, error) {
 	w, err := toMap(wanted)
 	if err != nil {
@@ -55,7 +55,7 @@ func firstDifference(wanted, live client.Object) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for _, envelope := range []string{"apiVersion", "kind"} { // which objects of a cache do not have
+	for _, envelope := range []string{"apiVersion", "kind"} { // missing in cached objects
 		delete(w, envelope)
 	}
 	return diffObject("", w, l), nil
@@ -101,8 +101,8 @@ func diffField(path, name string, wanted, live any) string {
 	return ""
 }
 
-// mergeKeys are the lists whose items the API server merges by a key: others may add items
-// of their own. Every other list is one value.
+// mergeKeys are the lists whose items the API server merges by a key: others may add their own
+// items. Every other list is one value.
 var mergeKeys = map[string]string{
 	"containers": "name", "initContainers": "name", "volumes": "name", "env": "name",
 	"volumeMounts": "mountPath", "volumeDevices": "devicePath", "ports": "containerPort", "imagePullSecrets": "name", "hostAliases": "ip",
@@ -139,7 +139,7 @@ func diffList(path, name string, wanted, live []any) string {
 	return ""
 }
 
-// equalQuantities compares resources: "1000m" is "1".
+// equalQuantities compares resources: "1000m" equals "1".
 func equalQuantities(wanted, live any) bool {
 	w, _ := wanted.(map[string]any)
 	l, _ := live.(map[string]any)
@@ -156,5 +156,5 @@ func equalQuantities(wanted, live any) bool {
 	return true
 }
 
-// isZero is whether a value is one that the API server leaves out.
+// isZero reports whether the API server omits a value.
 func isZero(v any) bool { return v == "" || v == false || v == int64(0) || v == float64(0) }

@@ -1,6 +1,6 @@
-// Package apply brings the operator's objects to the cluster: by server-side apply, and
-// only those that are not there as they are wanted. What is to be done is a plan, made of
-// what is wanted and what the caches show; carrying it out is the only part that writes.
+// Package apply applies the operator's objects to the cluster by server-side apply, and only
+// those that differ. A plan is computed from the wanted objects and the caches. Carrying it out
+// is the only part that writes.
 package apply
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// Object is one that is wanted.
+// Object is a wanted object.
 type Object struct {
 	Object client.Object // with its kind; without status
 	Digest string        // equal for equal objects
@@ -31,25 +31,25 @@ type Key struct {
 
 func (k Key) String() string { return k.Kind.Kind + " " + k.Namespace + "/" + k.Name }
 
-// Selector is what the operator's own objects have: NVIDIA's operator marks its objects
-// with the same value of ManagedBy, so that PartOf is asked for as well.
+// Selector selects the operator's own objects. NVIDIA's operator uses the same value of
+// ManagedBy, so that PartOf is required as well.
 func Selector() client.MatchingLabels {
 	return client.MatchingLabels{label.ManagedBy: label.Operator, label.PartOf: label.Product}
 }
 
-// Plan is what there is to do.
+// Plan holds the changes to make.
 type Plan struct {
 	Apply []Change
 	Prune []Rest
 }
 
-// Rest is an object that is not wanted any more.
+// Rest is an object that is no longer wanted.
 type Rest struct {
 	Key
 	Object client.Object
 }
 
-// Change is an object to apply, and why.
+// Change is an object to apply, and the reason.
 type Change struct {
 	Key
 	Object *unstructured.Unstructured
@@ -57,18 +57,18 @@ type Change struct {
 	Why    string // "missing", "changed", "edited", "owner"
 }
 
-// Empty is whether there is nothing to do.
+// Empty reports whether there is nothing to do.
 func (p Plan) Empty() bool { return len(p.Apply)+len(p.Prune) == 0 }
 
-// Planner makes plans. It remembers which live objects it has compared, so that an object
-// whose status changes is not compared again. It belongs to one goroutine.
+// Planner makes plans. It remembers which live objects it has compared, so that an object is not
+// compared again when only its status changes. It must be used by one goroutine.
 type Planner struct {
 	scheme   *runtime.Scheme
 	owner    metav1.OwnerReference
 	verified map[Key]verified
 }
 
-// A seen object was found to be as it is wanted.
+// verified identifies a state of an object that was found to be as wanted.
 type verified struct {
 	uid        string
 	generation int64
@@ -81,7 +81,7 @@ func NewPlanner(scheme *runtime.Scheme) *Planner {
 	return &Planner{scheme: scheme, verified: map[Key]verified{}}
 }
 
-// Own makes owner the owner of all that is planned from now on.
+// Own sets the owner of the objects in later plans.
 func (p *Planner) Own(owner client.Object) error {
 	kind, err := p.kind(owner)
 	if err != nil {
@@ -94,15 +94,15 @@ func (p *Planner) Own(owner client.Object) error {
 	return nil
 }
 
-// Ours says whether an object is one that the operator made: a label may have been removed
-// by hand, and so may an annotation.
+// Ours reports whether the operator made an object. Either its labels or its annotation suffice,
+// as people may have removed the other.
 func Ours(o client.Object) bool {
 	labels := o.GetLabels()
 	return labels[label.ManagedBy] == label.Operator && labels[label.PartOf] == label.Product || o.GetAnnotations()[label.Digest] != ""
 }
 
-// Plan compares what is wanted with live, the operator's own objects. An object that is
-// not wanted is pruned unless keep says to leave it, as it is, for now.
+// Plan compares the wanted objects with live, the operator's own objects. An object that is not
+// wanted is pruned unless keep returns true for it.
 func (p *Planner) Plan(wanted []Object, live []client.Object, keep func(client.Object) bool) (Plan, error) {
 	var plan Plan
 	have := map[Key]client.Object{}
@@ -138,8 +138,8 @@ func (p *Planner) Plan(wanted []Object, live []client.Object, keep func(client.O
 	return plan, nil
 }
 
-// compare returns what is to be applied; nil: live is as it is wanted, or on its way out
-// (its end is an event, after which it is missing).
+// compare returns the change to apply. It returns nil if live is as wanted or being deleted; the
+// end of the deletion is an event, after which the object is missing.
 func (p *Planner) compare(key Key, w Object, live client.Object) (*Change, error) {
 	if live == nil {
 		return p.change(key, w, "missing")

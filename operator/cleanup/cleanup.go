@@ -1,5 +1,5 @@
-// Package cleanup takes off a cluster what the operator wrote there. What it does it says;
-// what it finds done already is no error, so that it can be run again.
+// Package cleanup removes from a cluster what the operator wrote there. It reports what it does.
+// What is already gone is no error, so that it can be run again.
 package cleanup
 
 import (
@@ -26,12 +26,12 @@ import (
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
-// Config is what to clean up, and how.
+// Config configures a cleanup.
 type Config struct {
 	Client    client.WithWatch // not cached
 	Namespace string           // of the operands
-	DryRun    bool             // say it only
-	Force     bool             // also while a policy of somebody else's is there
+	DryRun    bool             // only report
+	Force     bool             // even while a ClusterPolicy of another owner exists
 	Out       io.Writer
 }
 
@@ -59,13 +59,13 @@ func (c Config) printf(format string, args ...any) {
 	fmt.Fprintf(c.Out, prefix+format+"\n", args...)
 }
 
-// deletePolicies deletes those that came with the product, and returns the name of another one,
-// and the taints that the operator had put on Nodes.
+// deletePolicies deletes the policies that came with the product. It returns the name of another
+// one, if any, and the taints that the operator put on Nodes.
 func (c Config) deletePolicies(ctx context.Context) (foreign string, taints []string, err error) {
 	var list v1.ClusterPolicyList
 	if err := c.list(ctx, &list); err != nil {
 		if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
-			return "", nil, nil // their definition has gone, and they with it
+			return "", nil, nil // their definition is gone, and they with it
 		}
 		return "", nil, err
 	}
@@ -85,8 +85,8 @@ func (c Config) deletePolicies(ctx context.Context) (foreign string, taints []st
 	return foreign, taints, nil
 }
 
-// deleteObjects deletes the operator's, and waits for the DaemonSets, which make pods while they
-// are there, and then for those that write on Nodes to be gone.
+// deleteObjects deletes the operator's objects. It waits until the DaemonSets are gone, which
+// create pods until then, and then for the pods that write to Nodes.
 func (c Config) deleteObjects(ctx context.Context) error {
 	there := client.InNamespace(c.Namespace)
 	for _, kind := range []struct {
@@ -119,8 +119,8 @@ func (c Config) deleteObjects(ctx context.Context) error {
 	return c.waitForValidators(ctx)
 }
 
-// waitForValidators waits until the validators have ended, which write on their Nodes until then. One
-// on a node that does not answer is there for long, and writes nothing.
+// waitForValidators waits until the validators have ended, which write to their Nodes until
+// then. A validator on an unreachable node stays for long, but writes nothing.
 func (c Config) waitForValidators(ctx context.Context) error {
 	short, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
@@ -132,10 +132,10 @@ func (c Config) waitForValidators(ctx context.Context) error {
 	return err
 }
 
-// endTimeout is how long pods may take to end: four times their grace period.
+// endTimeout bounds how long pods may take to end: four times their grace period.
 const endTimeout = time.Minute
 
-// waitUntilGone waits until there are none of the operands' namespace any more.
+// waitUntilGone waits until the operands' namespace has no such objects.
 func (c Config) waitUntilGone(ctx context.Context, kind client.ObjectList, where client.MatchingLabels) error {
 	for {
 		list := kind.DeepCopyObject().(client.ObjectList)
@@ -178,7 +178,7 @@ func (c Config) remove(ctx context.Context, o client.Object) error {
 	return apply.Prune(ctx, c.Client, o)
 }
 
-// cleanNodes takes off each Node what the operator and, of its state, the validator wrote.
+// cleanNodes removes from each Node what the operator and its validator wrote.
 func (c Config) cleanNodes(ctx context.Context, taints []string) error {
 	var list corev1.NodeList
 	if err := c.list(ctx, &list); err != nil {

@@ -28,7 +28,7 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// cluster is one on which the operator was at work.
+// cluster returns a cluster that the operator has written to.
 func cluster(t *testing.T, policyLabels map[string]string) client.WithWatch {
 	scheme, err := controller.Scheme()
 	require.NoError(t, err)
@@ -95,7 +95,7 @@ func TestForeignPolicyStaysWithItsObjects(t *testing.T) {
 	require.Equal(t, []string{"theirs"}, names(t, c))
 }
 
-// A validator that has not ended yet says its conditions and labels once more.
+// A validator that has not ended yet writes its conditions and labels once more.
 func TestNodesAreCleanedAfterTheirValidatorsEnd(t *testing.T) {
 	said := false
 	c := interceptor.NewClient(cluster(t, map[string]string{label.PartOf: label.Product}), interceptor.Funcs{
@@ -145,7 +145,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 	require.Contains(t, out.String(), "(dry run) patch node n1")
 }
 
-// named returns a Node with labels, whose annotations name them all as gpuready's.
+// named returns a Node with labels that its annotations list as gpuready's.
 func named(labels map[string]string) *corev1.Node {
 	var short, wrote []string
 	for key := range labels {
@@ -158,7 +158,7 @@ func named(labels map[string]string) *corev1.Node {
 	}}
 }
 
-// recording returns a client of an empty cluster that records who wrote what, as an API server does.
+// recording returns a client of an empty cluster that records field managers as an API server does.
 func recording(t *testing.T) client.WithWatch {
 	t.Helper()
 	scheme, err := controller.Scheme()
@@ -166,8 +166,8 @@ func recording(t *testing.T) client.WithWatch {
 	return fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&corev1.Node{}).WithReturnManagedFields().Build()
 }
 
-// cleaned returns the labels that are left after a cleanup of a Node that somebody made, and what
-// was said. The Node is gone afterwards.
+// cleaned cleans up a Node with labels of a manager. It returns the remaining labels and the
+// output, and deletes the Node.
 func cleaned(ctx context.Context, t require.TestingT, c client.WithWatch, node *corev1.Node, manager string) (map[string]string, string) {
 	require.NoError(t, c.Create(ctx, node, client.FieldOwner(manager)))
 	var out bytes.Buffer

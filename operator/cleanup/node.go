@@ -12,7 +12,7 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// removeConditions takes away the validator's: nobody says them any more.
+// removeConditions removes the validator's conditions, which nobody renews any more.
 func (c Config) removeConditions(ctx context.Context, node *corev1.Node, others foreign) error {
 	before := node.DeepCopy()
 	node.Status.Conditions = slices.DeleteFunc(node.Status.Conditions, func(have corev1.NodeCondition) bool {
@@ -29,7 +29,7 @@ func (c Config) removeConditions(ctx context.Context, node *corev1.Node, others 
 	return c.Client.Status().Patch(ctx, node, client.StrategicMergeFrom(before), client.FieldOwner(label.FieldManager))
 }
 
-// removeTaints takes away those that the product puts on Nodes: NoSchedule, without a value.
+// removeTaints removes the product's taints: NoSchedule, without a value.
 func (c Config) removeTaints(ctx context.Context, node *corev1.Node, keys []string) error {
 	before := node.DeepCopy()
 	node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, func(t corev1.Taint) bool {
@@ -45,8 +45,7 @@ func (c Config) removeTaints(ctx context.Context, node *corev1.Node, keys []stri
 	return c.Client.Patch(ctx, node, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}), client.FieldOwner(label.FieldManager))
 }
 
-// removeFeatures takes away the labels that say what the Node's GPUs are, as the annotation names
-// them.
+// removeFeatures removes the labels that describe the Node's GPUs, as listed in the annotation.
 func (c Config) removeFeatures(ctx context.Context, node *corev1.Node, others foreign) error {
 	names, is := node.Annotations[label.Features]
 	if !is {

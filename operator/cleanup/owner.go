@@ -11,11 +11,11 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// writers are the field managers under which the operator and the validator write on Nodes.
+// writers are the field managers of the operator and the validator on Nodes.
 var writers = []string{label.FieldManager, "gpu-validator"}
 
-// foreign lists labels and conditions of a Node that others than operator and validator set,
-// alone or together with them, each with its field manager. Those without one are left out.
+// foreign holds labels and conditions of a Node that others than operator and validator set, alone
+// or together with them, each with its field manager.
 type foreign struct{ labels, conditions map[string]string }
 
 func readForeign(node *corev1.Node) foreign {
@@ -33,7 +33,7 @@ func readForeign(node *corev1.Node) foreign {
 			} `json:"f:status"`
 		}
 		if json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields) != nil {
-			continue // the API server wrote it; what it does not say is nobody's
+			continue // the API server wrote it; without fields it has no owner
 		}
 		for field := range fields.Metadata.Labels {
 			if key, is := strings.CutPrefix(field, "f:"); is {
@@ -50,9 +50,9 @@ func readForeign(node *corev1.Node) foreign {
 	return found
 }
 
-// mayRemove reports whether a label of a Node is one that gpuready writes, by its name, and
-// that nobody else set. The annotations that name such labels are no evidence: whoever
-// may write on a Node may write them.
+// mayRemove reports whether a Node's label has a name that gpuready writes, and nobody else set
+// it. The annotations that list such labels are no evidence: anybody who may write to a Node may
+// write them.
 func (c Config) mayRemove(node *corev1.Node, key string, others foreign) bool {
 	if _, has := node.Labels[key]; !has || !writtenByUs(key) {
 		return false
@@ -75,7 +75,7 @@ func writtenByUs(key string) bool {
 	return strings.HasPrefix(key, label.Deploy) || nodestate.IsFeature(key)
 }
 
-// dropForeign takes out of a patch what changes labels that are not gpuready's to change.
+// dropForeign removes from a patch the changes of labels that gpuready must not change.
 func (c Config) dropForeign(node *corev1.Node, labels map[string]*string, others foreign) {
 	for key := range labels {
 		if !c.mayRemove(node, key, others) {

@@ -1,5 +1,5 @@
-// Package crd keeps the CustomResourceDefinition of ClusterPolicy up to date: Helm
-// installs one, and never changes it afterwards.
+// Package crd upgrades the CustomResourceDefinition of ClusterPolicy, which Helm installs but
+// never updates.
 package crd
 
 import (
@@ -17,12 +17,12 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// timeout is how long one answer of the API server may take.
+// timeout bounds one request to the API server.
 const timeout = 30 * time.Second
 
-// Upgrade makes the cluster's definition that of this version. One that is not ours, by
-// the label app.kubernetes.io/part-of, is left as it is, and so is a missing one: the
-// error says so, and what to do.
+// Upgrade replaces the cluster's definition by that of this version. It returns an error, with
+// what to do, if the definition is missing or is not ours by the label
+// app.kubernetes.io/part-of.
 func Upgrade(ctx context.Context, c client.Client) error {
 	want, err := definition()
 	if err != nil {
@@ -47,7 +47,7 @@ func Upgrade(ctx context.Context, c client.Client) error {
 	return nil
 }
 
-// definition is that of this version.
+// definition returns the definition of this version.
 func definition() (*unstructured.Unstructured, error) {
 	want := &unstructured.Unstructured{}
 	if err := yaml.Unmarshal(crds.ClusterPolicies(), &want.Object); err != nil {

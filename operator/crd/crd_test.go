@@ -13,7 +13,7 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// newClient is a cluster whose definition has a label and nothing more.
+// newClient returns a client of a cluster with an almost empty definition that has some labels.
 func newClient(t *testing.T, labels map[string]string) client.Client {
 	t.Helper()
 	old, err := definition()

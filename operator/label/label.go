@@ -82,8 +82,8 @@ const (
 	State = "gpuready.io/state"
 	// Digest, an annotation, is the digest of the object as it was last applied.
 	Digest = "gpuready.io/digest"
-	// DriverDigest, on driver pods, is that of the driver that they were made of: of their
-	// pod template without what places them and what runs before the driver.
+	// DriverDigest, on driver pods, is the digest of their driver: of the pod template without
+	// the fields that place the pod and without what runs before the driver.
 	DriverDigest = "gpuready.io/driver-digest"
 	// DriverToolkit "true" marks DaemonSets, and their pods, that build with OpenShift's Driver Toolkit.
 	DriverToolkit = "openshift.driver-toolkit"

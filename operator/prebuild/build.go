@@ -17,24 +17,24 @@ import (
 	"github.com/gpuready/gpuready/operator/progress"
 )
 
-// Build is a Job, reduced to what is told of it.
+// Build is a Job that builds modules, reduced to what is reported of it.
 type Build struct {
 	Name                         string
 	Kernel, OSTag, Kind, Version string
 	Image                        string // that it pushes
 	Created                      time.Time
 	State                        v1.PrebuiltState // PrebuiltPresent: it has pushed the image
-	Message                      string           // why it failed, as the Job says it
+	Message                      string           // the Job's reason for its failure
 }
 
-// bounds of what annotations may say, in bytes, as the status has them.
+// Bounds of the annotations' values, in bytes, as in the status.
 const (
 	maxName    = 128
 	maxImage   = 512
 	maxMessage = 512
 )
 
-// Observe reduces a Job. ok is false where it is none that builds.
+// Observe reduces a Job. ok is false if it does not build modules.
 func Observe(j *batchv1.Job) (b Build, ok bool) {
 	said := func(annotation string, most int) string { return record.Clean(j.Annotations[annotation], most) }
 	b = Build{
@@ -53,14 +53,14 @@ func Observe(j *batchv1.Job) (b Build, ok bool) {
 	return b, j.Labels[label.Prebuild] != "" && b.Kernel != "" && b.Image != ""
 }
 
-// Pod is a pod of such a Job.
+// Pod is a pod of a Job that builds modules.
 type Pod struct {
 	Job     string
 	Created time.Time
-	Problem string // why it failed, or does not start; "": neither
+	Problem string // why it failed or does not start, or ""
 }
 
-// ObservePod reduces a pod. ok is false where it is of no such Job.
+// ObservePod reduces a pod. ok is false if it belongs to no such Job.
 func ObservePod(p *corev1.Pod) (o Pod, ok bool) {
 	of := metav1.GetControllerOf(p)
 	if p.Labels[label.Prebuild] == "" || of == nil || of.Kind != "Job" {
@@ -85,8 +85,8 @@ func podProblem(p *corev1.Pod) string {
 	return ""
 }
 
-// Report says what became of Jobs and of what they pushed, sorted; of several that build the
-// same, the newest one counts. look asks the registry for an image.
+// Report returns the sorted results of Jobs and their pushed images. Of several Jobs that build
+// the same, the newest one counts. look looks up an image in the registry.
 func Report(builds []Build, pods []Pod, look func(image string) driver.Presence) []v1.PrebuiltStatus {
 	newest := map[string]Build{}
 	for _, b := range builds {
@@ -114,7 +114,7 @@ func (b Build) olderThan(o Build) bool {
 	return cmp.Or(b.Created.Compare(o.Created), cmp.Compare(b.Name, o.Name)) < 0
 }
 
-// problem is what the newest pod of the Job says.
+// problem returns the problem of the Job's newest pod.
 func (b Build) problem(pods []Pod) string {
 	var last Pod
 	for _, p := range pods {
@@ -125,8 +125,8 @@ func (b Build) problem(pods []Pod) string {
 	return last.Problem
 }
 
-// registryState says what a registry says of an image that was pushed. What it does not say changes
-// nothing.
+// registryState returns the state of a pushed image in the registry. Without a result, the
+// image counts as present.
 func registryState(p driver.Presence) (v1.PrebuiltState, string) {
 	switch p.State {
 	case driver.Absent:

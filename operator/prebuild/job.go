@@ -13,7 +13,7 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// Annotations of Jobs: what they build.
+// Annotations of Jobs that describe what they build.
 const (
 	annotationKernel  = label.Prebuild + ".kernel"
 	annotationOSTag   = label.Prebuild + ".os-tag"
@@ -22,24 +22,24 @@ const (
 	annotationImage   = label.Prebuild + ".image"
 )
 
-// The kinds of modules, and the folders of their sources.
+// sources are the directories of the modules' sources, by kind.
 var sources = map[string]string{"open": "kernel-open", "proprietary": "kernel"}
 
-// moduleList are all that a node may load: those that every driver needs, and those of
-// spec.driver.rdma and of displays.
+// moduleList names all modules that a node may load: those that every driver needs, and those for
+// spec.driver.rdma and displays.
 const moduleList = "nvidia,nvidia-uvm,nvidia-modeset,nvidia-drm,nvidia-peermem"
 
-// Kinds are what Spec.Kind can be.
+// Kinds returns the valid values of Spec.Kind.
 func Kinds() []string { return []string{"open", "proprietary"} }
 
-// Arches returns the architectures that Spec.Arch may name.
+// Arches returns the valid values of Spec.Arch.
 func Arches() []string { return []string{"amd64", "arm64"} }
 
-// archPattern is the architecture in a kernel's release: "5.14.0-427.50.1.el9_4.x86_64",
+// archPattern matches the architecture in a kernel's release: "5.14.0-427.50.1.el9_4.x86_64",
 // "5.14.0-427.50.1.el9_4.x86_64+rt", "6.1.0-50-cloud-amd64".
 var archPattern = regexp.MustCompile(`[.-](?:(x86_64|amd64)|(aarch64|arm64))(?:[+].*)?$`)
 
-// Arch returns the architecture of a kernel that names it, and else "".
+// Arch returns the architecture that a kernel's release names, or "".
 func Arch(kernel string) string {
 	switch m := archPattern.FindStringSubmatch(kernel); {
 	case m == nil:
@@ -53,30 +53,30 @@ func Arch(kernel string) string {
 const (
 	shared          = "/shared"
 	nobody          = int64(65534)
-	ttlSeconds      = int32(30 * 24 * 3600) // seconds for which an ended Job tells what became of it
-	deadlineSeconds = int64(3 * 3600)       // seconds; a build takes minutes
+	ttlSeconds      = int32(30 * 24 * 3600) // an ended Job is kept as a record
+	deadlineSeconds = int64(3 * 3600)       // a build takes minutes
 	retries         = int32(3)
 	exitUsage       = int32(2) // of gpu-driver
-	exitReason      = int32(3) // … with a reason that no other try changes
+	exitReason      = int32(3) // of gpu-driver, with a reason that a retry does not change
 )
 
-// Spec is what a Job builds.
+// Spec describes what a Job builds.
 type Spec struct {
-	Policy    *v1.ClusterPolicy // names where it is pushed, and what signs it
+	Policy    *v1.ClusterPolicy // with the target repository and the signing key
 	Namespace string
-	Image     string // a driver container of gpuready's, with the driver's sources
+	Image     string // a driver container of gpuready with the driver's sources
 	Toolkit   string // image with the kernel's headers and the compiler that built it
 	Version   string // of the driver
 	Kernel    string // release
 	OSTag     string // "rhcos4.18"
 	Arch      string // of the kernel, as Kubernetes names it: "amd64", "arm64"
 	Kind      string // one of Kinds
-	// OpenShift gives pods their users: elsewhere they are nobody.
+	// OpenShift is true if OpenShift assigns the pods' users; otherwise they run as nobody.
 	OpenShift bool
 }
 
-// Job is the Job that builds and pushes. Its pod needs no GPU and no right. It has a shell
-// in none of its containers.
+// Job returns the Job that builds and pushes. Its pod needs no GPU, no permission, and no shell
+// in any container.
 func (s Spec) Job() (*batchv1.Job, error) {
 	driver := &s.Policy.Spec.Driver
 	image, err := Reference(driver.PrebuildRepository(), s.Version, s.Kernel, s.OSTag)
@@ -111,7 +111,7 @@ func (s Spec) pod() corev1.PodSpec {
 	driver := &s.Policy.Spec.Driver
 	pod := corev1.PodSpec{
 		RestartPolicy: corev1.RestartPolicyNever, AutomountServiceAccountToken: new(false), EnableServiceLinks: new(false),
-		// A node of the kernel's architecture, which is that of the compiler in the image.
+		// The node needs the kernel's architecture, which the image's compiler has, too.
 		NodeSelector:    map[string]string{corev1.LabelOSStable: "linux", corev1.LabelArchStable: s.Arch},
 		SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: new(true), SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
 		Volumes:         []corev1.Volume{emptyDir("shared", "4Gi"), emptyDir("tmp", "8Gi")},
@@ -139,7 +139,7 @@ func (s Spec) pod() corev1.PodSpec {
 		push.VolumeMounts = append(push.VolumeMounts, o.Mounts...)
 		pod.Volumes = append(pod.Volumes, o.Volumes...)
 	}
-	// A proxy that the driver's pods are told of is that of this one.
+	// The proxy settings of the driver's pods apply here, too.
 	for _, e := range driver.Env {
 		if name := strings.ToUpper(e.Name); name == "HTTPS_PROXY" || name == "HTTP_PROXY" || name == "NO_PROXY" {
 			push.Env = append(push.Env, corev1.EnvVar{Name: e.Name, Value: e.Value})

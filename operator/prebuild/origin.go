@@ -1,6 +1,6 @@
-// Package prebuild is about kernel modules of gpuready's own driver images that are built
-// apart from the driver: where they are kept, the Jobs that build them before a node runs
-// their kernel, and what became of these. It is pure.
+// Package prebuild handles kernel modules for gpuready's driver images that are built apart from
+// the driver: where they are stored, the Jobs that build them before a node runs their kernel,
+// and the results of these Jobs. It is pure.
 package prebuild
 
 import (
@@ -12,8 +12,8 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 )
 
-// Variables of the driver container that say where modules come from which its image does
-// not have, and where they go (docs/driver.md).
+// Variables of the driver container that configure where modules that its image lacks come from
+// and where they are pushed to (docs/driver.md).
 const (
 	EnvImage       = "DRIVER_IMAGE"
 	EnvVersion     = "DRIVER_VERSION"
@@ -28,21 +28,21 @@ const (
 	envNoToolkit   = "RHCOS_IMAGE_MISSING"
 )
 
-// IsOrigin reports whether a variable is one of those: none is worth loading modules anew,
-// since gpu-driver compares those that are loaded with those that it gets.
+// IsOrigin reports whether a variable is one of those. A change of them does not require
+// reloading modules, since gpu-driver compares the loaded modules with those it gets.
 func IsOrigin(e corev1.EnvVar) bool {
 	return slices.Contains([]string{EnvImage, EnvVersion, EnvOSTag, envRepository, envInsecure, envRegistry, envKey, envCertificate, envCache, EnvRHCOS, envNoToolkit}, e.Name)
 }
 
-// Origin is what a container needs for the repository, and for signing.
+// Origin holds what a container needs for the repository, or for signing.
 type Origin struct {
 	Env     []v1.EnvVar
 	Mounts  []corev1.VolumeMount
 	Volumes []corev1.Volume
 }
 
-// Repository is the Origin of where a policy keeps modules. It is empty where the policy
-// keeps none.
+// Repository returns the Origin for the repository in which a policy stores modules. It is empty
+// if there is none.
 func Repository(spec *v1.DriverSpec) Origin {
 	var o Origin
 	if spec.PrebuildRepository() == "" {
@@ -56,14 +56,14 @@ func Repository(spec *v1.DriverSpec) Origin {
 		const at = "/etc/gpuready/registry"
 		o.Env = append(o.Env, v1.EnvVar{Name: envRegistry, Value: at})
 		o.mount("prebuild-registry", at, secret, corev1.KeyToPath{Key: corev1.DockerConfigJsonKey, Path: "config.json"})
-		// A node builds its modules all the same where the Secret is missing.
+		// A node builds its modules even if the Secret is missing.
 		o.Volumes[0].Secret.Optional = new(true)
 	}
 	return o
 }
 
-// Signing is the Origin of what a policy signs modules with. It is empty where they are not
-// signed.
+// Signing returns the Origin for the key that signs a policy's modules. It is empty if they are
+// not signed.
 func Signing(spec *v1.DriverSpec) Origin {
 	var o Origin
 	if secret := spec.SigningSecret(); secret != "" {
@@ -82,7 +82,7 @@ func (o *Origin) mount(volume, at, secret string, items ...corev1.KeyToPath) {
 	}})
 }
 
-// Reference is the image that has the modules of a kernel.
+// Reference returns the image with the modules of a kernel.
 func Reference(repository, version, kernel, osTag string) (string, error) {
 	tag, err := drivertag.Tag(version, kernel, osTag)
 	return repository + ":" + tag, err

@@ -19,18 +19,18 @@ import (
 	"github.com/gpuready/gpuready/operator/road"
 )
 
-// Operands are the names in the labels nvidia.com/gpu.deploy.<operand>.
+// Names of operands in the labels nvidia.com/gpu.deploy.<operand>.
 const (
 	operandToolkit   = "container-toolkit"
 	operandPlugin    = "device-plugin"
 	operandValidator = "operator-validator"
 )
 
-// defaultRuntimeClass is the RuntimeClass of the schema: it says nothing about whether one is wanted.
+// defaultRuntimeClass is the schema's default, which does not mean that a RuntimeClass is wanted.
 const defaultRuntimeClass = "nvidia"
 
 func (r *renderer) runtimeClass() string {
-	// A handler's name is a single label, as a RuntimeClass's need not be.
+	// A handler's name is a single DNS label; a RuntimeClass's name may be longer.
 	class := r.name("operator.runtimeClass", r.spec.Operator.RuntimeClass, defaultRuntimeClass)
 	if class == "" || len(validation.IsDNS1123Label(class)) > 0 {
 		return defaultRuntimeClass
@@ -38,20 +38,20 @@ func (r *renderer) runtimeClass() string {
 	return class
 }
 
-// usesHandler tells whether users' containers get GPUs by the runtime handler: where
-// nothing else works, or where the policy turns CDI off.
+// usesHandler reports whether users' containers get GPUs by the runtime handler: if nothing
+// else works, or if the policy disables CDI.
 func (r *renderer) usesHandler(i fleet.Injection) bool {
 	return i == fleet.Handler || !r.spec.CDI.IsEnabled()
 }
 
-// hasHandler tells whether nodes with that injection have the handler at all: for users'
-// containers, for a RuntimeClass that the policy gives a name of its own, or for NVIDIA's
-// operands, which have no other way to their GPUs where there is no NRI.
+// hasHandler reports whether nodes with an injection have the handler. It is needed for users'
+// containers, for a RuntimeClass with its own name, or for NVIDIA's operands, which have no
+// other way to their GPUs without NRI.
 func (r *renderer) hasHandler(i fleet.Injection) bool {
 	return r.usesHandler(i) || r.runtimeClass() != defaultRuntimeClass || i != fleet.NRI && r.wantsNVIDIA()
 }
 
-// prerequisites is the RuntimeClass, where any node has the handler.
+// prerequisites adds the RuntimeClass if any node has the handler.
 func (r *renderer) prerequisites() error {
 	if !r.spec.Toolkit.IsEnabled() || !slices.ContainsFunc(r.injections, r.hasHandler) {
 		return nil
@@ -83,8 +83,8 @@ func (r *renderer) toolkits() error {
 			setEnv(c, v1.EnvVar{Name: "NVIDIA_RUNTIME_NAME", Value: r.runtimeClass()})
 		}
 		if r.usesHandler(i) {
-			// Pods that request nvidia.com/gpu name no RuntimeClass; mounts are asked by, not
-			// the environment, which images can set.
+			// Pods that request nvidia.com/gpu name no RuntimeClass. They request GPUs by mounts,
+			// not by environment variables, which images can set.
 			setEnv(c, v1.EnvVar{Name: "NVIDIA_RUNTIME_SET_AS_DEFAULT", Value: "true"},
 				v1.EnvVar{Name: "ACCEPT_NVIDIA_VISIBLE_DEVICES_AS_VOLUME_MOUNTS", Value: "true"})
 		}
@@ -108,8 +108,8 @@ func (r *renderer) toolkits() error {
 	return nil
 }
 
-// mountConfigs mounts, writable, the directories of the runtime's configuration files
-// that the policy's environment names, as the reference does.
+// mountConfigs mounts, writable, the directories of the runtime's configuration files that the
+// policy's environment names, as the reference does.
 func mountConfigs(d *appsv1.DaemonSet, c *corev1.Container) {
 	names := []string{"RUNTIME_CONFIG", "RUNTIME_DROP_IN_CONFIG", "CONTAINERD_CONFIG", "CRIO_CONFIG", "DOCKER_CONFIG"}
 	var dirs []string
@@ -127,7 +127,7 @@ func mountConfigs(d *appsv1.DaemonSet, c *corev1.Container) {
 	}
 }
 
-// setHostPaths says where on the host the root and the driver are.
+// setHostPaths sets the host's paths of the root file system and the driver.
 func (r *renderer) setHostPaths(d *appsv1.DaemonSet, c *corev1.Container) {
 	if root := r.path("hostPaths.rootFS", r.spec.HostPaths.RootFS); root != "" {
 		pod := &d.Spec.Template.Spec
@@ -144,7 +144,7 @@ func (r *renderer) setHostPaths(d *appsv1.DaemonSet, c *corev1.Container) {
 	}
 }
 
-// finish places the DaemonSet, lays over it what concerns all, and keeps it.
+// finish sets the DaemonSet's placement and common fields, and adds it to the objects.
 func (r *renderer) finish(s road.State, d *appsv1.DaemonSet, operand string, i fleet.Injection, images ...v1.ImageSpec) error {
 	d.Spec.Template.Spec.ImagePullSecrets = r.secrets(images...)
 	init := d.Spec.Template.Spec.InitContainers

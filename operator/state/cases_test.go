@@ -40,7 +40,7 @@ func precompiled() driver.Choice {
 	}
 }
 
-// ours is a choice with a driver container of this product.
+// ours changes a choice to a driver container of this product.
 func ours(c driver.Choice) driver.Choice {
 	c.Ours, c.Image, c.Version = true, "registry.example/driver:580.95.05-"+c.ID, "580.95.05"
 	return c
@@ -71,7 +71,7 @@ func simulated() driver.Choice {
 
 func with(c Cluster, f func(*Cluster)) Cluster { f(&c); return c }
 
-// cases are what the golden files show.
+// cases are the inputs of the golden files.
 func cases(t *testing.T) map[string]Input {
 	t.Helper()
 	openshift := with(cluster, func(c *Cluster) { c.OpenShift = true })

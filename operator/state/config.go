@@ -14,9 +14,8 @@ import (
 	"github.com/gpuready/gpuready/operator/road"
 )
 
-// ConfigMaps are the names of the ConfigMaps, in the operands' namespace, whose keys
-// Render needs: each file is mounted by itself, so that what else the image has beside it
-// is still there.
+// ConfigMaps returns the names of the ConfigMaps in the operands' namespace whose keys Render
+// needs. Each file is mounted separately, so that it does not hide the image's other files.
 func ConfigMaps(spec *v1.DriverSpec) []string {
 	var names []string
 	for _, c := range []string{repoConfig(spec), certConfig(spec), moduleConfig(spec)} {
@@ -48,8 +47,8 @@ func moduleConfig(spec *v1.DriverSpec) string {
 	return spec.KernelModuleConfig.Name
 }
 
-// configDirs are where distributions have package repositories and certificate authorities,
-// by the beginning of the OS tag.
+// configDirs are the distributions' directories of package repositories and certificate
+// authorities, by prefix of the OS tag.
 var configDirs = []struct{ os, repositories, certificates string }{
 	{"ubuntu", "/etc/apt/sources.list.d", "/usr/local/share/ca-certificates"},
 	{"debian", "/etc/apt/sources.list.d", "/usr/local/share/ca-certificates"},
@@ -59,8 +58,8 @@ var configDirs = []struct{ os, repositories, certificates string }{
 	{"centos", "/etc/yum.repos.d", "/etc/pki/ca-trust/extracted/pem"},
 }
 
-// configure mounts the files that the policy names for drivers, and tells whether all of
-// them exist: a driver without its configuration would be another one.
+// configure mounts the files that the policy names for drivers. It reports whether all of them
+// exist: without its configuration, the driver would be a different one.
 func (r *renderer) configure(d *appsv1.DaemonSet, ctr *corev1.Container, c driver.Choice) bool {
 	spec, pod := &r.spec.Driver, &d.Spec.Template.Spec
 	good := r.mountFiles(pod, ctr, "driver.kernelModuleConfig.name", moduleConfig(spec), "/drivers")
@@ -89,7 +88,7 @@ func (r *renderer) configure(d *appsv1.DaemonSet, ctr *corev1.Container, c drive
 	return good
 }
 
-// mountFiles mounts each file of the ConfigMap into folder.
+// mountFiles mounts each file of the ConfigMap into a directory.
 func (r *renderer) mountFiles(pod *corev1.PodSpec, c *corev1.Container, field, name, folder string) bool {
 	if name == "" {
 		return true
@@ -109,8 +108,8 @@ func (r *renderer) mountFiles(pod *corev1.PodSpec, c *corev1.Container, field, n
 	return true
 }
 
-// volumeName is a volume's name for a field: "repo-config" for driver.repoConfig.configMapName.
-// A ConfigMap's own name may be too long for it.
+// volumeName returns a volume's name for a field: "repo-config" for
+// driver.repoConfig.configMapName. A ConfigMap's own name may be too long.
 func volumeName(field string) string {
 	return map[string]string{
 		"driver.kernelModuleConfig.name":  "kernel-module-config",
@@ -119,8 +118,8 @@ func volumeName(field string) string {
 	}[field]
 }
 
-// mountSubscriptions are the host's, where a distribution's packages need one. On OpenShift
-// drivers are built with what the Driver Toolkit has.
+// mountSubscriptions mounts the host's subscriptions if a distribution's packages need one. On
+// OpenShift drivers are built with the contents of the Driver Toolkit.
 func mountSubscriptions(pod *corev1.PodSpec, ctr *corev1.Container, c driver.Choice) {
 	var paths []struct{ host, mount string }
 	switch {
@@ -142,7 +141,7 @@ func mountSubscriptions(pod *corev1.PodSpec, ctr *corev1.Container, c driver.Cho
 	}
 }
 
-// mountLicense mounts what a vGPU driver is licensed by.
+// mountLicense mounts the licence files of a vGPU driver.
 func mountLicense(pod *corev1.PodSpec, c *corev1.Container, spec *v1.DriverSpec) {
 	if l := spec.LicensingConfig; l != nil && l.SecretName+l.ConfigMapName != "" {
 		const volume, conf, token = "licensing-config", "gridd.conf", "client_configuration_token.tok"

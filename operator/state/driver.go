@@ -26,15 +26,15 @@ import (
 //go:embed parts
 var parts embed.FS
 
-// templates are those beside this file, read once.
+// templates parses the templates in parts, once.
 var templates = sync.OnceValues(func() (*template.Template, error) {
 	return template.ParseFS(parts, "parts/*.yaml")
 })
 
 const operandDriver = "driver"
 
-// drivers are the pools' DaemonSets. A pool that keeps what it has says nothing about
-// what that is: it is left as it was applied.
+// drivers adds the pools' DaemonSets. A pool that keeps its driver adds none: its DaemonSet
+// stays as it was applied.
 func (r *renderer) drivers() error {
 	if !r.spec.Driver.IsEnabled() {
 		return nil
@@ -94,8 +94,8 @@ func (r *renderer) driver(c driver.Choice) error {
 	return r.add(road.Driver, d)
 }
 
-// driverDigest is of what makes a driver: where its pods may run, and what runs before
-// them, is not worth an upgrade of a node.
+// driverDigest returns the digest of the fields that define a driver. It excludes where its pods
+// may run and what runs before the driver, which are not worth an upgrade of a node.
 func driverDigest(d *appsv1.DaemonSet) (string, error) {
 	pod := d.Spec.Template.Spec.DeepCopy()
 	pod.InitContainers, pod.NodeSelector, pod.Affinity, pod.Tolerations = nil, nil, nil, nil
@@ -107,8 +107,8 @@ func driverDigest(d *appsv1.DaemonSet) (string, error) {
 	return digest[:32], nil // a label's value has at most 63 characters
 }
 
-// avoidOtherDrivers keeps two drivers off one node while one goes and the next comes, NVIDIA's
-// operator's included, whose pods have the same label in another namespace.
+// avoidOtherDrivers keeps a second driver off a node while one is replaced by the next. This
+// includes NVIDIA's operator's, whose pods have the same label in another namespace.
 func avoidOtherDrivers(pod *corev1.PodSpec) {
 	if pod.Affinity == nil {
 		pod.Affinity = &corev1.Affinity{}
@@ -122,8 +122,8 @@ func avoidOtherDrivers(pod *corev1.PodSpec) {
 	}
 }
 
-// simulatedDriver is the simulated driver's DaemonSet: that of the static manifests, with the
-// machine from the policy.
+// simulatedDriver returns the simulated driver's DaemonSet: that of the static manifests, with
+// the machine from the policy.
 func (r *renderer) simulatedDriver(c driver.Choice) (*appsv1.DaemonSet, error) {
 	data, err := agents.Render(agents.DriverSimulator, agents.Data{Namespace: r.in.Cluster.Namespace, Image: c.Image})
 	if err != nil {
@@ -150,8 +150,8 @@ func (r *renderer) simulatedDriver(c driver.Choice) (*appsv1.DaemonSet, error) {
 	return d, nil
 }
 
-// nvidiaDriver is the DaemonSet of a driver container of NVIDIA's. It is nil where a configuration that the
-// policy names does not exist.
+// nvidiaDriver returns the DaemonSet of NVIDIA's driver container, or nil if a configuration
+// that the policy names does not exist.
 func (r *renderer) nvidiaDriver(c driver.Choice) (*appsv1.DaemonSet, error) {
 	r.reportIgnoredFields(c)
 	spec := &r.spec.Driver
@@ -175,7 +175,7 @@ func (r *renderer) nvidiaDriver(c driver.Choice) (*appsv1.DaemonSet, error) {
 	return d, nil
 }
 
-// template decodes one of the DaemonSets beside this file.
+// template decodes a DaemonSet from the templates in parts.
 func (r *renderer) template(name string, data any) (*appsv1.DaemonSet, error) {
 	all, err := templates()
 	if err != nil {
@@ -193,8 +193,7 @@ func (r *renderer) template(name string, data any) (*appsv1.DaemonSet, error) {
 	return d, nil
 }
 
-// setModules says which kernel modules are wanted, and whether they are to work with the
-// network's.
+// setModules sets which kernel modules are wanted, and whether they work with the network's.
 func (r *renderer) setModules(c *corev1.Container) {
 	spec := &r.spec.Driver
 	set := func(name, value string) { setEnv(c, v1.EnvVar{Name: name, Value: value}) }
@@ -202,7 +201,7 @@ func (r *renderer) setModules(c *corev1.Container) {
 		set("KERNEL_MODULE_TYPE", spec.KernelModuleType)
 	}
 	if spec.KernelModuleType == "open" {
-		set("OPEN_KERNEL_MODULES_ENABLED", "true") // what older driver containers read
+		set("OPEN_KERNEL_MODULES_ENABLED", "true") // read by older driver containers
 	}
 	if !spec.GPUDirectRDMA.IsEnabled() {
 		return
@@ -213,14 +212,14 @@ func (r *renderer) setModules(c *corev1.Container) {
 	}
 }
 
-// hostMOFED tells whether the network's driver is the host's own.
+// hostMOFED reports whether the network's driver is the host's own.
 func hostMOFED(spec *v1.DriverSpec) bool {
 	rdma := spec.GPUDirectRDMA
 	return rdma.IsEnabled() && rdma.UseHostMOFED != nil && *rdma.UseHostMOFED
 }
 
-// overlayProbes lays the policy's probes over the template's. Readiness and liveness are asked
-// of what the startup probe asks.
+// overlayProbes overlays the policy's probes on the template's. Readiness and liveness probes
+// default to the startup probe's command.
 func overlayProbes(c *corev1.Container, spec *v1.DriverSpec) {
 	over := func(p *corev1.Probe, s *v1.ContainerProbeSpec) *corev1.Probe {
 		if s == nil {
@@ -248,15 +247,15 @@ func overlayProbes(c *corev1.Container, spec *v1.DriverSpec) {
 	c.LivenessProbe = over(c.LivenessProbe, spec.LivenessProbe)
 	c.ReadinessProbe = over(c.ReadinessProbe, spec.ReadinessProbe)
 	if s := spec.ReadinessProbe; s != nil && s.SuccessThreshold > 1 {
-		c.ReadinessProbe.SuccessThreshold = s.SuccessThreshold // of the others it is 1, always
+		c.ReadinessProbe.SuccessThreshold = s.SuccessThreshold // it must be 1 for the others
 	}
 }
 
-// hostDriver is the init container that ends with an error where the host has a driver of
-// its own: the operator then takes the node out of the DaemonSet.
+// hostDriver returns the init container that fails if the host has a driver of its own. The
+// operator then excludes the node from the DaemonSet.
 func (r *renderer) hostDriver() corev1.Container {
-	// Nobody, as the volume's flag read-only holds for the host's root file system and not
-	// for what is mounted below it: root could write there without any capability.
+	// The user is nobody: the volume's read-only flag covers the host's root file system but
+	// not what is mounted below it, where root could write without any capability.
 	nobody, yes, no := int64(65534), true, false
 	c := corev1.Container{
 		Name: "host-driver", Image: r.validatorImage(), Args: []string{"host-driver"},
@@ -289,7 +288,7 @@ func (r *renderer) hostVolume() corev1.Volume {
 	return corev1.Volume{Name: hostRoot, VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: root, Type: &kind}}}
 }
 
-// lessPool orders pools, so that of several with one driver always the same one counts.
+// lessPool orders pools, to choose deterministically among several with one driver.
 func lessPool(a, b fleet.Pool) bool {
 	return cmp.Or(cmp.Compare(a.OS, b.OS), cmp.Compare(a.RHCOS, b.RHCOS), cmp.Compare(a.Kernel, b.Kernel), cmp.Compare(a.Arch, b.Arch)) < 0
 }

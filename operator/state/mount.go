@@ -11,9 +11,8 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 )
 
-// moveVolume moves a volume to another folder of the host, and where it is mounted below
-// prefix. It returns that folder; "" where all is as by default, or where something else
-// of the pod is mounted there.
+// moveVolume moves a volume to another directory of the host and mounts it there, below prefix.
+// It returns that directory, or "" if the default counts or another mount of the pod is there.
 func (r *renderer) moveVolume(d *appsv1.DaemonSet, field, volume, prefix string, dir v1.HostPath, more ...string) string {
 	at := r.path(field, dir)
 	if at == "" {
@@ -27,7 +26,7 @@ func (r *renderer) moveVolume(d *appsv1.DaemonSet, field, volume, prefix string,
 	return at
 }
 
-// remountVolume moves a volume, and tells whether it could.
+// remountVolume moves a volume and reports whether it could.
 func remountVolume(d *appsv1.DaemonSet, volume, prefix, dir string) bool {
 	pod, target := &d.Spec.Template.Spec, path.Join("/", prefix, dir)
 	var mounts []*corev1.VolumeMount
@@ -74,7 +73,7 @@ func mountFile(c *corev1.Container, at, volume, file string) {
 	}
 }
 
-// hostDirectory is a folder of the host as a volume; it is made where it is not there.
+// hostDirectory returns a volume of a directory of the host, which is created if missing.
 func hostDirectory(name, dir string) corev1.Volume {
 	kind := corev1.HostPathDirectoryOrCreate
 	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: dir, Type: &kind}}}

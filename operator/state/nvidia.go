@@ -15,8 +15,8 @@ import (
 	"github.com/gpuready/gpuready/operator/road"
 )
 
-// nvidiaOperand is an operand whose image is NVIDIA's: it is deployed as NVIDIA's operator
-// deploys it, apart from how it gets its GPUs.
+// nvidiaOperand is an operand with NVIDIA's image. It is deployed as NVIDIA's operator deploys
+// it, except for how it gets its GPUs.
 type nvidiaOperand struct {
 	state     road.State
 	field     string
@@ -33,13 +33,13 @@ func (r *renderer) nvidiaOperands() []nvidiaOperand {
 	}
 }
 
-// wanted tells whether the policy enables the operand and names an image. One of which it
-// says nothing at all is not wanted, whatever is so by default.
+// wanted reports whether the policy enables the operand and names an image. An operand that the
+// policy does not mention is not wanted, whatever its default is.
 func (n nvidiaOperand) wanted() bool {
 	return n.spec.IsEnabled() && (n.spec.Enabled != nil || n.spec.Image != "")
 }
 
-// wantsNVIDIA tells whether any of them is deployed.
+// wantsNVIDIA reports whether any of NVIDIA's operands is deployed.
 func (r *renderer) wantsNVIDIA() bool {
 	for _, n := range r.nvidiaOperands() {
 		if n.wanted() && n.spec.Ref(v1.ImageSpec{}) != "" {
@@ -94,7 +94,7 @@ func (r *renderer) addNVIDIA(n nvidiaOperand, image string, i fleet.Injection) e
 	return r.finish(n.state, d, n.template, i, r.spec.Validator.ImageSpec, n.spec.ImageSpec)
 }
 
-// configureExporter lays over the exporter's DaemonSet what the policy says of it alone.
+// configureExporter applies the exporter's own fields of the policy.
 func (r *renderer) configureExporter(d *appsv1.DaemonSet, c *corev1.Container) {
 	spec, pod := &r.spec.DCGMExporter, &d.Spec.Template
 	labels := r.labels("dcgmExporter.podLabels", spec.PodLabels)
@@ -128,8 +128,8 @@ func (r *renderer) configureExporter(d *appsv1.DaemonSet, c *corev1.Container) {
 	}
 }
 
-// configureMIGManager gives the MIG manager what the policy says of partitions. Without a
-// ConfigMap's name it takes what its image has.
+// configureMIGManager applies the MIG manager's own fields of the policy. Without a ConfigMap's
+// name, the configuration of its image counts.
 func (r *renderer) configureMIGManager(d *appsv1.DaemonSet, c *corev1.Container) {
 	spec, pod := &r.spec.MIGManager, &d.Spec.Template.Spec
 	if s := spec.Config; s != nil && s.Name != "" && s.Name != "default-mig-parted-config" {
@@ -152,8 +152,8 @@ const (
 	exporterPort = 9400
 )
 
-// addService are DCGM's, by which the exporter of a node finds that of the same node, and
-// the exporter's, for Prometheus.
+// addService adds DCGM's Service, by which an exporter finds DCGM on its own node, or the
+// exporter's, for Prometheus.
 func (r *renderer) addService(n nvidiaOperand) error {
 	service := &corev1.Service{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}}
 	switch n.state {

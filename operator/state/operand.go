@@ -13,12 +13,11 @@ import (
 	"github.com/gpuready/gpuready/operator/road"
 )
 
-// nvidiaImages are the names of NVIDIA's images for the operands that are ours here. They
-// have other entry points: a policy that was written for NVIDIA's operator and names
-// them gets ours.
+// nvidiaImages are the names of NVIDIA's images for operands that are ours here. Their entry
+// points differ: a policy that was written for NVIDIA's operator and names them gets our images.
 var nvidiaImages = []string{"container-toolkit", "k8s-device-plugin", "gpu-feature-discovery", "gpu-operator-validator", "gpu-operator"}
 
-// ownImage is the image of one of our agents.
+// ownImage returns the image of one of our agents.
 func (r *renderer) ownImage(s road.State, field string, a agents.Agent, spec v1.ImageSpec) string {
 	byDefault := v1.ImageSpec{Repository: r.in.Cluster.ImageRepository, Image: a.Image, Version: r.in.Cluster.ImageVersion}
 	ref := spec.Ref(byDefault)
@@ -33,8 +32,8 @@ func (r *renderer) ownImage(s road.State, field string, a agents.Agent, spec v1.
 	return own
 }
 
-// foreignImage is the image of an operand that is not ours; "" and a problem where the policy
-// names none.
+// foreignImage returns the image of an operand that is not ours. If the policy names none, it
+// returns "" and adds a problem.
 func (r *renderer) foreignImage(s road.State, field string, spec v1.ImageSpec) string {
 	ref := spec.Ref(v1.ImageSpec{})
 	if ref == "" || spec.Repository == "" && ref == spec.Image && !strings.ContainsAny(ref, "/:@") {
@@ -44,7 +43,7 @@ func (r *renderer) foreignImage(s road.State, field string, spec v1.ImageSpec) s
 	return ref
 }
 
-// overlay writes what the policy says of a container over what the template says of it.
+// overlay overlays the policy's fields of a container on the template's.
 func (r *renderer) overlay(field string, c *corev1.Container, spec v1.ContainerSpec) {
 	c.ImagePullPolicy = spec.PullPolicy()
 	c.Args = append(c.Args, spec.Args...)
@@ -52,7 +51,7 @@ func (r *renderer) overlay(field string, c *corev1.Container, spec v1.ContainerS
 	setEnv(c, r.env(field, spec.Env)...)
 }
 
-// setEnv sets variables: each has one value, the last one.
+// setEnv sets environment variables, replacing earlier values.
 func setEnv(c *corev1.Container, vars ...v1.EnvVar) {
 	for _, v := range vars {
 		entry := corev1.EnvVar{Name: v.Name, Value: v.Value}
@@ -64,7 +63,7 @@ func setEnv(c *corev1.Container, vars ...v1.EnvVar) {
 	}
 }
 
-// secrets are the references to pull secrets, sorted, each once.
+// secrets returns sorted references to pull secrets, without duplicates.
 func (r *renderer) secrets(specs ...v1.ImageSpec) []corev1.LocalObjectReference {
 	var names []string
 	for _, s := range specs {

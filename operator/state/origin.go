@@ -12,8 +12,8 @@ import (
 	"github.com/gpuready/gpuready/operator/road"
 )
 
-// setOrigins tells a driver container of ours where modules come from that its image does not
-// have, and with what they are signed.
+// setOrigins configures, for our driver container, the source of modules that its image does
+// not have, and how they are signed.
 func (r *renderer) setOrigins(d *appsv1.DaemonSet, ctr *corev1.Container, c driver.Choice) {
 	spec := &r.spec.Driver
 	told := map[string]string{prebuild.EnvVersion: c.Version, prebuild.EnvOSTag: c.Pool.OS}
@@ -41,7 +41,7 @@ func (r *renderer) setOrigins(d *appsv1.DaemonSet, ctr *corev1.Container, c driv
 	}
 }
 
-// reportIgnoredFields names what of the policy a driver container that is not ours does not know.
+// reportIgnoredFields reports the fields that a driver container that is not ours ignores.
 func (r *renderer) reportIgnoredFields(c driver.Choice) {
 	why := c.Image + " is no driver container of gpuready (it has no label io.gpuready.driver)"
 	if c.Guessed {

@@ -15,9 +15,9 @@ import (
 	"github.com/gpuready/gpuready/operator/prebuild"
 )
 
-// ownDriver is the DaemonSet of a driver container of ours: that of the static manifests, with
-// the policy laid over it, and labelled as those of NVIDIA's driver containers are. It is
-// nil where a configuration that the policy names does not exist.
+// ownDriver returns the DaemonSet of our driver container: that of the static manifests, with
+// the policy applied and the labels of NVIDIA's driver containers. It returns nil if a
+// configuration that the policy names does not exist.
 func (r *renderer) ownDriver(c driver.Choice) (*appsv1.DaemonSet, error) {
 	data, err := agents.Render(agents.Driver, agents.Data{
 		Namespace: r.in.Cluster.Namespace, Image: c.Image, DriverToolkit: c.Variant == driver.DriverToolkit, ToolkitImage: c.Sidecar,
@@ -59,9 +59,9 @@ func (r *renderer) ownDriver(c driver.Choice) (*appsv1.DaemonSet, error) {
 	return d, nil
 }
 
-// configDigest is of what the driver is configured by: where it is another one gpu-driver
-// loads the modules anew, and else adopts those that are loaded. The image is not in it, nor
-// where else modules come from, since gpu-driver compares the modules themselves.
+// configDigest returns the digest of the driver's configuration. If it has changed, gpu-driver
+// reloads the modules; otherwise it adopts the loaded ones. It excludes the image and the
+// other sources of modules, since gpu-driver compares the modules themselves.
 func configDigest(c *corev1.Container, files []corev1.Volume) (string, error) {
 	env := slices.DeleteFunc(slices.Clone(c.Env), prebuild.IsOrigin)
 	digest, err := digestOf([]any{c.Args[1:], env, c.EnvFrom, files})

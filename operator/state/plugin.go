@@ -42,21 +42,21 @@ func (r *renderer) plugins() error {
 	return r.mps(image)
 }
 
-// deviceListStrategy is how the device plugin names GPUs to what gives them to containers.
+// deviceListStrategy returns how the device plugin passes GPUs to containers.
 func (r *renderer) deviceListStrategy(i fleet.Injection) string {
 	switch {
 	case r.usesHandler(i):
-		return "volume-mounts" // an image cannot make them, other than environment variables
+		return "volume-mounts" // unlike environment variables, an image cannot set them
 	case i == fleet.Annotations:
 		return "cdi-annotations" // the kubelet would drop CDI names
 	}
 	return "cdi-cri"
 }
 
-// pluginConfig mounts the configurations that a node's label chooses from.
+// pluginConfig mounts the configurations among which a node's label chooses.
 func (r *renderer) pluginConfig(d *appsv1.DaemonSet, c *corev1.Container) {
 	if mps := r.spec.DevicePlugin.MPS; mps != nil {
-		// The plugin alone has no such volume: it says where the others' files are.
+		// The plugin has no such volume, only the setting: it passes the directory on to others.
 		if root := r.moveVolume(d, "devicePlugin.mps.root", "mps", "/host", mps.Root); root != "" {
 			setEnv(c, v1.EnvVar{Name: "MPS_ROOT", Value: root})
 		}
@@ -75,8 +75,8 @@ func (r *renderer) pluginConfig(d *appsv1.DaemonSet, c *corev1.Container) {
 	})
 }
 
-// mps is the MPS control daemons' DaemonSet: MPS is a matter of the plugin's
-// configurations, and of the nodes whose label says that theirs shares GPUs so.
+// mps adds the DaemonSet of the MPS control daemons. It runs on nodes whose label shows that
+// their configuration of the plugin shares GPUs by MPS.
 func (r *renderer) mps(image string) error {
 	spec := r.spec.DevicePlugin
 	if spec.Config == nil || spec.Config.Name == "" {
@@ -122,7 +122,7 @@ func dropVolume(d *appsv1.DaemonSet, c *corev1.Container, name string) {
 	pod.Volumes, c.VolumeMounts = volumes, mounts
 }
 
-// configMapSource is a ConfigMap as a volume's source; with keys, these alone.
+// configMapSource returns a ConfigMap as a volume's source, limited to keys if there are any.
 func configMapSource(name string, keys ...string) corev1.VolumeSource {
 	return corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
 		LocalObjectReference: corev1.LocalObjectReference{Name: name}, Items: items(keys),

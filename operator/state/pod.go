@@ -17,7 +17,7 @@ import (
 	"github.com/gpuready/gpuready/operator/road"
 )
 
-// decode reads a DaemonSet; what it does not know is an error.
+// decode decodes a DaemonSet; unknown fields are an error.
 func decode(data []byte) (*appsv1.DaemonSet, error) {
 	var d appsv1.DaemonSet
 	if err := yaml.UnmarshalStrict(data, &d); err != nil {
@@ -26,7 +26,7 @@ func decode(data []byte) (*appsv1.DaemonSet, error) {
 	return &d, nil
 }
 
-// container returns the one of that name, of all containers of the pod. There is one: the
+// container returns the container or init container with a name. It exists, since the
 // templates are ours.
 func container(d *appsv1.DaemonSet, name string) *corev1.Container {
 	for _, list := range [][]corev1.Container{d.Spec.Template.Spec.Containers, d.Spec.Template.Spec.InitContainers} {
@@ -39,11 +39,11 @@ func container(d *appsv1.DaemonSet, name string) *corev1.Container {
 	return &corev1.Container{}
 }
 
-// applyCommon lays over a DaemonSet what the policy says of all.
+// applyCommon applies the policy's fields for all DaemonSets.
 func (r *renderer) applyCommon(s road.State, d *appsv1.DaemonSet) {
 	spec, pod := r.spec.Daemonsets, &d.Spec.Template
 	labels := r.labels("daemonsets.labels", spec.Labels)
-	maps.Copy(labels, pod.Labels) // ours win: selectors go by them
+	maps.Copy(labels, pod.Labels) // ours win: selectors use them
 	labels[label.ManagedBy], labels[label.PartOf], labels[label.State] = label.Operator, label.Product, string(s)
 	pod.Labels = labels
 	annotations := r.annotations("daemonsets.annotations", spec.Annotations)
@@ -58,7 +58,7 @@ func (r *renderer) applyCommon(s road.State, d *appsv1.DaemonSet) {
 	r.tolerate(&pod.Spec)
 }
 
-// tolerate adds the policy's tolerations and the startup taint that it names.
+// tolerate adds the policy's tolerations and one for its startup taint.
 func (r *renderer) tolerate(pod *corev1.PodSpec) {
 	for _, t := range r.tolerations() {
 		same := func(have corev1.Toleration) bool { return have.MatchToleration(&t) }
@@ -68,7 +68,7 @@ func (r *renderer) tolerate(pod *corev1.PodSpec) {
 	}
 }
 
-// setUpdateStrategy sets how the DaemonSet's pods are replaced, where the policy says it.
+// setUpdateStrategy sets how the DaemonSet's pods are replaced, if the policy specifies it.
 func (r *renderer) setUpdateStrategy(d *appsv1.DaemonSet) {
 	spec := r.spec.Daemonsets
 	if spec.UpdateStrategy == string(appsv1.OnDeleteDaemonSetStrategyType) {
@@ -85,9 +85,8 @@ func (r *renderer) setUpdateStrategy(d *appsv1.DaemonSet) {
 }
 
 // setPlacement confines the DaemonSet to the nodes of an operand, by the labels that the
-// operator gives them. While NVIDIA's operator runs, that one writes the deploy labels of
-// all nodes: then ours are the nodes that were handed over, and the deploy labels only
-// keep agents away.
+// operator gives them. While NVIDIA's operator runs, it writes the deploy labels of all nodes.
+// Then our nodes are those that were handed over, and deploy labels only exclude agents.
 func (r *renderer) setPlacement(d *appsv1.DaemonSet, operand string, more map[string]string) {
 	pod := &d.Spec.Template.Spec
 	pod.NodeSelector = map[string]string{corev1.LabelOSStable: "linux"}
@@ -111,7 +110,7 @@ func (r *renderer) setPlacement(d *appsv1.DaemonSet, operand string, more map[st
 	}}
 }
 
-// newAgent decodes one of our agents' DaemonSets for the nodes with an injection.
+// newAgent decodes the DaemonSet of one of our agents for the nodes with an injection.
 func (r *renderer) newAgent(a agents.Agent, image string, i fleet.Injection, runtime bool) (*appsv1.DaemonSet, error) {
 	data, err := agents.Render(a, agents.Data{
 		Namespace: r.in.Cluster.Namespace, Image: image, Privileged: i != fleet.NRI, Runtime: runtime,
@@ -127,8 +126,8 @@ func (r *renderer) newAgent(a agents.Agent, image string, i fleet.Injection, run
 	return d, nil
 }
 
-// setInjection makes the DaemonSet that of the nodes with an injection. The name has no suffix
-// where the runtime has NRI, as most do.
+// setInjection confines the DaemonSet to the nodes with an injection. Its name has no suffix for
+// NRI, the most common one.
 func (r *renderer) setInjection(d *appsv1.DaemonSet, i fleet.Injection) {
 	if i != fleet.NRI {
 		d.Name += "-" + string(i)
@@ -138,7 +137,7 @@ func (r *renderer) setInjection(d *appsv1.DaemonSet, i fleet.Injection) {
 	d.Spec.Selector.MatchLabels[label.Injection] = string(i)
 }
 
-// objectMeta is the metadata of what has no template.
+// objectMeta returns the metadata of objects without a template.
 func (r *renderer) objectMeta(name, app string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Name: name, Namespace: r.in.Cluster.Namespace, Labels: map[string]string{"app": app}}
 }

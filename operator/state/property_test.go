@@ -27,7 +27,7 @@ import (
 
 var injections = []fleet.Injection{fleet.NRI, fleet.CDI, fleet.Annotations, fleet.Handler}
 
-// input draws a whole input around a policy.
+// input draws an input with a policy.
 func input(t *rapid.T, p *v1.ClusterPolicy) Input {
 	choices := []driver.Choice{ubuntu(), toolkit("412.86.202303241612-0"), precompiled(), simulated(), rhel(), {}}
 	in := Input{
@@ -172,8 +172,7 @@ func TestOurDriverIsReloadedWhenItsConfigurationChanges(t *testing.T) {
 	}
 }
 
-// TestTheStaticManifestLooksForAHostsDriverAsTheOperatorDoes: the init container is written
-// down twice, since all of the operator's drivers have it.
+// The init container is defined twice, since all of the operator's drivers have it.
 func TestStaticManifestHasTheSameHostDriverContainer(t *testing.T) {
 	data, err := agents.Render(agents.Driver, agents.Data{Namespace: "gpuready", Image: "x", Validator: "gpuready/validator:v0.1.0"})
 	require.NoError(t, err)
@@ -202,8 +201,8 @@ func TestKeptPoolIsNotRendered(t *testing.T) {
 	require.Empty(t, objects)
 }
 
-// valid holds an object against the rules of Kubernetes that its OpenAPI files do not
-// have; the golden files are held against those.
+// valid checks an object against the rules of Kubernetes that its OpenAPI files lack; the golden
+// files are checked against those.
 func valid(t require.TestingT, o Object) {
 	meta := o.Object
 	require.Empty(t, validation.IsDNS1123Subdomain(meta.GetName()), meta.GetName())

@@ -15,15 +15,15 @@ import (
 	"github.com/gpuready/gpuready/operator/road"
 )
 
-// What the schema cannot say, and Kubernetes would refuse: one such value would keep a
-// whole DaemonSet out of the cluster. Each is left out and named.
+// The functions below check what the schema cannot express and Kubernetes would refuse: one
+// such value would keep a whole DaemonSet out of the cluster. Each is left out and reported.
 
 func (r *renderer) reportInvalid(field, value, instead string) {
 	r.problem(road.Prerequisites, ValueInvalid, fmt.Sprintf("spec.%s: %s is not what Kubernetes takes, and %s", field, value, instead))
 }
 
-// sanitize takes the specification without the characters that an API server refuses in what
-// is applied: that is read as YAML, which has no control characters but a few.
+// sanitize copies the specification without the characters that an API server refuses in
+// applied objects. They are read as YAML, which allows only a few control characters.
 func (r *renderer) sanitize(spec *v1.ClusterPolicySpec) error {
 	r.spec = spec
 	text, err := json.Marshal(spec)
@@ -44,7 +44,7 @@ func (r *renderer) sanitize(spec *v1.ClusterPolicySpec) error {
 	return json.Unmarshal(clean, r.spec)
 }
 
-// labels returns those that are labels, never nil.
+// labels returns the valid labels, never nil.
 func (r *renderer) labels(field string, labels map[string]string) map[string]string {
 	good := map[string]string{}
 	for key, value := range labels {
@@ -57,7 +57,7 @@ func (r *renderer) labels(field string, labels map[string]string) map[string]str
 	return good
 }
 
-// annotations is the same for annotations, whose values may be anything.
+// annotations returns the valid annotations, never nil. Their values are arbitrary.
 func (r *renderer) annotations(field string, annotations map[string]string) map[string]string {
 	good := map[string]string{}
 	for key, value := range annotations {
@@ -70,7 +70,7 @@ func (r *renderer) annotations(field string, annotations map[string]string) map[
 	return good
 }
 
-// name returns an object's name, or what counts instead.
+// name returns a valid object name, or the replacement.
 func (r *renderer) name(field, name, instead string) string {
 	if name == "" || len(validation.IsDNS1123Subdomain(name)) == 0 {
 		return name
@@ -79,7 +79,7 @@ func (r *renderer) name(field, name, instead string) string {
 	return instead
 }
 
-// env returns the variables that a container can have.
+// env returns the valid environment variables.
 func (r *renderer) env(field string, vars []v1.EnvVar) []v1.EnvVar {
 	return slices.DeleteFunc(slices.Clone(vars), func(v v1.EnvVar) bool {
 		bad := len(validation.IsRelaxedEnvVarName(v.Name)) > 0
@@ -90,8 +90,8 @@ func (r *renderer) env(field string, vars []v1.EnvVar) []v1.EnvVar {
 	})
 }
 
-// path returns a folder of the host, clean, that can be mounted at the same path; ""
-// stands for what is so by default.
+// path returns a clean directory of the host that can be mounted at the same path, or "" for the
+// default.
 func (r *renderer) path(field string, p v1.HostPath) string {
 	switch {
 	case p == "":
@@ -103,7 +103,7 @@ func (r *renderer) path(field string, p v1.HostPath) string {
 	return path.Clean(string(p))
 }
 
-// tolerations returns those that a pod can have.
+// tolerations returns the valid tolerations.
 func (r *renderer) tolerations() []corev1.Toleration {
 	var good []corev1.Toleration
 	for i, t := range r.spec.Daemonsets.Tolerations {
@@ -142,7 +142,7 @@ func validToleration(t corev1.Toleration) bool {
 	return false
 }
 
-// setResources replaces the template's, whole, as NVIDIA's operator does.
+// setResources replaces the template's resources as a whole, as NVIDIA's operator does.
 func (r *renderer) setResources(field string, c *corev1.Container, spec *v1.ResourceRequirements) {
 	if spec == nil {
 		return
@@ -155,7 +155,7 @@ func (r *renderer) setResources(field string, c *corev1.Container, spec *v1.Reso
 	c.Resources = want
 }
 
-// invalidResources says which of the resources no container can have.
+// invalidResources describes the resources that a container cannot have.
 func invalidResources(want corev1.ResourceRequirements) string {
 	all := map[corev1.ResourceName]bool{}
 	for name := range want.Requests {

@@ -13,8 +13,8 @@ import (
 	"github.com/gpuready/gpuready/operator/road"
 )
 
-// add labels the object as the operator's and the state's, writes its digest into it,
-// and keeps it.
+// add labels an object with the operator and the state, sets its digest, and appends it to the
+// objects.
 func (r *renderer) add(s road.State, o client.Object) error {
 	operator := r.spec.Operator
 	labels, annotations := map[string]string{}, map[string]string{}
@@ -36,8 +36,8 @@ func (r *renderer) add(s road.State, o client.Object) error {
 	return nil
 }
 
-// digestOf is the SHA-256 of v in JSON, whose keys encoding/json sorts: that of what a
-// program of the same version would apply.
+// digestOf returns the SHA-256 of v as JSON, whose keys encoding/json sorts. A program of the same
+// version computes the same digest.
 func digestOf(v any) (string, error) {
 	data, err := json.Marshal(v)
 	if err != nil {

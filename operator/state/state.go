@@ -1,5 +1,5 @@
-// Package state says what belongs into the cluster: each state (operator/road has their
-// names and order) is a pure function of the policy and the pools to objects.
+// Package state renders the objects that belong in the cluster. Each state (operator/road has
+// their names and order) is a pure function from the policy and the pools to objects.
 package state
 
 import (
@@ -15,60 +15,59 @@ import (
 	"github.com/gpuready/gpuready/operator/road"
 )
 
-// Input is all that the objects follow from.
+// Input holds everything that the objects depend on.
 type Input struct {
 	Policy  *v1.ClusterPolicy
 	Cluster Cluster
-	// Drivers are the pools' choices. Several may have one ID: they are one DaemonSet.
+	// Drivers are the pools' choices. Choices with the same ID share one DaemonSet.
 	Drivers []driver.Choice
-	// Injections are those in use: each has agents of its own.
+	// Injections are the ways of injection in use: each has its own agents.
 	Injections []fleet.Injection
-	// Keys are those of the ConfigMaps that ConfigMaps names, by ConfigMap; one that does
-	// not exist is not in it.
+	// Keys are the keys of the existing ConfigMaps that ConfigMaps names, by ConfigMap.
 	Keys map[string][]string
 }
 
-// Cluster is what the objects follow from beside the policy.
+// Cluster holds the inputs besides the policy.
 type Cluster struct {
 	Namespace       string // of the operands
 	OpenShift       bool
 	HandOver        bool   // NVIDIA's operator runs: only nodes that were handed over are served
-	ImageRepository string // of our images, where the policy names none: "gpuready"
+	ImageRepository string // default repository of our images: "gpuready"
 	ImageVersion    string // their tag
 }
 
-// Object is one that belongs into the cluster.
+// Object is an object that belongs in the cluster.
 type Object struct {
 	State  road.State
 	Object client.Object
-	Digest string // of what is applied: hexadecimal SHA-256, as in the annotation gpuready.io/digest
+	Digest string // of the applied content: hexadecimal SHA-256, as in the annotation gpuready.io/digest
 }
 
-// Problem is what of the policy could not be done as it says. Message names the field
-// and the next action.
+// Problem is a part of the policy that could not be carried out as specified. Message names
+// the field and the next action.
 type Problem struct {
 	State   road.State
 	Reason  Reason
 	Message string
 }
 
-// Reason is a problem in a word.
+// Reason is a problem's reason in one word.
 type Reason string
 
 // The reasons of problems.
 const (
-	ImageMissing     Reason = "ImageMissing"         // an operand that is not ours has no image
+	ImageMissing     Reason = "ImageMissing"         // no image for an operand that is not ours
 	ImageForeign     Reason = "ImageForeign"         // NVIDIA's image for an operand that is ours
 	ConfigMapMissing Reason = "ConfigMapMissing"     // a driver's configuration does not exist
-	OSUnknown        Reason = "OSUnknown"            // where a driver's configuration goes in is not known
-	FieldPassedOver  Reason = "FieldPassedOver"      // what the driver's image does not know
-	VersionUnknown   Reason = "DriverVersionUnknown" // where built modules are kept cannot be said without it
-	ValueInvalid     Reason = "ValueInvalid"         // what the schema accepts and Kubernetes would refuse
+	OSUnknown        Reason = "OSUnknown"            // the OS' paths for a driver's configuration are unknown
+	FieldPassedOver  Reason = "FieldPassedOver"      // the driver's image does not support the field
+	VersionUnknown   Reason = "DriverVersionUnknown" // built modules need the driver's version for their tag
+	ValueInvalid     Reason = "ValueInvalid"         // accepted by the schema, but invalid for Kubernetes
 )
 
-// Render returns the objects, ordered by state, kind and name, and the problems. The
-// same input, in whatever order its lists are, gives the same bytes. It fails where the
-// templates are broken, which tests exclude.
+// Render returns the objects, ordered by state, kind and name, and the problems. The same
+// input gives the same bytes, whatever the order of its lists. It fails only if the templates
+// are broken, which tests exclude.
 func Render(in Input) ([]Object, []Problem, error) {
 	r, err := newRenderer(in)
 	if err != nil {
@@ -88,7 +87,7 @@ func Render(in Input) ([]Object, []Problem, error) {
 	return r.objects, slices.Compact(r.problems), nil
 }
 
-// stateOrder is that in which objects are applied.
+// stateOrder returns the order in which the states' objects are applied.
 func stateOrder() []road.State { return append(road.States(), road.Beside()...) }
 
 func compare(a, b Object) int {
@@ -101,11 +100,11 @@ func compare(a, b Object) int {
 	return strings.Compare(key(a), key(b))
 }
 
-// renderer collects what one Render makes.
+// renderer collects the results of one Render.
 type renderer struct {
 	in         Input
 	spec       *v1.ClusterPolicySpec
-	injections []fleet.Injection // sorted, each once
+	injections []fleet.Injection // sorted, without duplicates
 	objects    []Object
 	problems   []Problem
 }

@@ -16,7 +16,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// policy is what the API server would hand out for a spec: its defaults are in it.
+// policy returns a policy with the API server's defaults.
 func policy(t testing.TB, spec string) *v1.ClusterPolicy {
 	t.Helper()
 	var p v1.ClusterPolicy
@@ -31,7 +31,7 @@ func render(t *testing.T, in Input) ([]Object, []Problem) {
 	return objects, problems
 }
 
-// text is the objects as kubectl would apply them, and the problems as comments.
+// text formats the objects as kubectl would apply them, with the problems as comments.
 func text(t *testing.T, objects []Object, problems []Problem) string {
 	t.Helper()
 	var b bytes.Buffer

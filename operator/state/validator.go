@@ -10,7 +10,7 @@ import (
 	"github.com/gpuready/gpuready/operator/road"
 )
 
-// validators belong to the first state that they prove; they prove the later ones, too.
+// validators adds the validators to the first state that they prove; they prove later ones, too.
 func (r *renderer) validators() error {
 	spec := r.spec.Validator
 	image := r.validatorImage()
@@ -20,8 +20,8 @@ func (r *renderer) validators() error {
 			return err
 		}
 		c := container(d, "validator")
-		// What the policy says is all that is said: a ConfigMap of the static manifests would
-		// go unseen.
+		// The policy is the only source of settings: a ConfigMap of the static manifests would
+		// go unnoticed.
 		c.EnvFrom = nil
 		r.setValidation(c)
 		r.setHostPaths(d, c)
@@ -40,7 +40,7 @@ func (r *renderer) validatorImage() string {
 	return r.ownImage(road.DriverValidation, "validator", agents.Validator, r.spec.Validator.ImageSpec)
 }
 
-// setValidation are the validator's settings that follow from the rest of the policy.
+// setValidation sets the validator's settings that follow from the rest of the policy.
 func (r *renderer) setValidation(c *corev1.Container) {
 	set := func(name, value string) { setEnv(c, v1.EnvVar{Name: name, Value: value}) }
 	spec := r.spec.Validator.ImageSpec
