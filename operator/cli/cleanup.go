@@ -34,17 +34,17 @@ Examples:
   gpu-operator cleanup --timeout 5m
 `
 
-func clean(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	o := command("cleanup", cleanupUsage, stdout)
+func runCleanup(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	o := newOptions("cleanup", cleanupUsage, stdout)
 	c := cleanup.Config{Out: stdout}
 	var timeout time.Duration
-	o.places()
+	o.addNamespaceFlags()
 	f := o.flags
 	f.DurationVar(&timeout, "timeout", 5*time.Minute, "for all of it")
 	f.BoolVar(&c.DryRun, "dry-run", false, "say what would be done, and do nothing")
 	f.BoolVar(&c.Force, "force", false, "also while there is a policy of somebody else's; the operator must have been stopped")
 	maps.Copy(o.flags.Env, map[string]string{"timeout": "TIMEOUT", "dry-run": "DRY_RUN", "force": "FORCE"})
-	o.api()
+	o.addAPIFlags()
 	if err := o.parse(args); err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ func clean(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if _, err := o.logger(stderr); err != nil {
 		return err
 	}
-	kube, err := o.rest()
+	kube, err := o.restConfig()
 	if err != nil {
 		return err
 	}

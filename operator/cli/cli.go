@@ -40,8 +40,8 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		Commands: []program.Command{
 			{Name: "run", Run: run},
 			{Name: "render", Run: render},
-			{Name: "cleanup", Run: clean},
-			{Name: "crds", Run: define},
+			{Name: "cleanup", Run: runCleanup},
+			{Name: "crds", Run: upgradeCRDs},
 		},
 		Advise: func(text string) string {
 			if missing := right.Missing(text); len(missing) > 0 {

@@ -18,7 +18,7 @@ func call(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	return code, out.String(), err.String()
 }
 
-func TestWrongUseSaysWhatIsRight(t *testing.T) {
+func TestUsageErrorsNameTheCorrection(t *testing.T) {
 	for _, c := range []struct {
 		args string
 		says string
@@ -58,7 +58,7 @@ func TestHelpHasExitCodesAndVariables(t *testing.T) {
 	require.Contains(t, stdout, "gpu-operator ")
 }
 
-func TestAPolicyIsRenderedWithoutACluster(t *testing.T) {
+func TestRenderWorksWithoutACluster(t *testing.T) {
 	dir := t.TempDir()
 	policy, nodes := filepath.Join(dir, "policy.yaml"), filepath.Join(dir, "nodes.yaml")
 	require.NoError(t, os.WriteFile(policy, []byte("apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nmetadata: {name: p}\nspec: {driver: {repository: r.example, image: driver, version: '535'}}\n"), 0o600))

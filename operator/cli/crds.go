@@ -20,16 +20,16 @@ Examples:
   gpu-operator crds --kubeconfig ~/.kube/config
 `
 
-func define(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	o := command("crds", crdsUsage, stdout)
-	o.api()
+func upgradeCRDs(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	o := newOptions("crds", crdsUsage, stdout)
+	o.addAPIFlags()
 	if err := o.parse(args); err != nil {
 		return err
 	}
 	if _, err := o.logger(stderr); err != nil {
 		return err
 	}
-	kube, err := o.rest()
+	kube, err := o.restConfig()
 	if err != nil {
 		return err
 	}

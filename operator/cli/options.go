@@ -37,27 +37,27 @@ type options struct {
 	namespace                       string
 }
 
-// command begins a command: its help is usage, the flags, and the exit codes.
-func command(name, usage string, stdout io.Writer) *options {
+// newOptions begins a command: its help is usage, the flags, and the exit codes.
+func newOptions(name, usage string, stdout io.Writer) *options {
 	return &options{flags: program.NewFlags("gpu-operator "+name, usage, exitHelp, stdout)}
 }
 
-// places adds the flags that say where the operands are.
-func (o *options) places() {
+// addNamespaceFlags adds the flags that say where the operands are.
+func (o *options) addNamespaceFlags() {
 	o.flags.StringVar(&o.namespace, "namespace", "", "namespace of the operator, of its Lease")
 	o.flags.StringVar(&o.cluster.Namespace, "operand-namespace", "", "namespace of the operands (default: that of the operator)")
 	maps.Copy(o.flags.Env, map[string]string{"namespace": "POD_NAMESPACE", "operand-namespace": "OPERAND_NAMESPACE"})
 }
 
-// images adds the flags that say where our images are.
-func (o *options) images() {
+// addImageFlags adds the flags that say where our images are.
+func (o *options) addImageFlags() {
 	o.flags.StringVar(&o.cluster.ImageRepository, "image-repository", "gpuready", "where our images are that the policy does not name")
 	o.flags.StringVar(&o.cluster.ImageVersion, "image-version", imageVersion, "their tag")
 	maps.Copy(o.flags.Env, map[string]string{"image-repository": "IMAGE_REPOSITORY", "image-version": "IMAGE_VERSION"})
 }
 
-// api adds the flags of the API server and of the log.
-func (o *options) api() {
+// addAPIFlags adds the flags of the API server and of the log.
+func (o *options) addAPIFlags() {
 	o.flags.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the API server; empty: as the pod's service account")
 	o.flags.Env["kubeconfig"] = "KUBECONFIG"
 	o.flags.Format(&o.logFormat)
@@ -78,8 +78,8 @@ func (o *options) parse(args []string) error {
 	return nil
 }
 
-// rest is how the API server is reached.
-func (o *options) rest() (*rest.Config, error) {
+// restConfig is how the API server is reached.
+func (o *options) restConfig() (*rest.Config, error) {
 	var c *rest.Config
 	var err error
 	if o.kubeconfig == "" {

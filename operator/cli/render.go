@@ -31,7 +31,7 @@ Examples:
 `
 
 func render(_ context.Context, args []string, stdout, stderr io.Writer) error {
-	o := command("render", renderUsage, stdout)
+	o := newOptions("render", renderUsage, stdout)
 	var policyFile, nodesFile string
 	var own bool
 	f := o.flags
@@ -41,8 +41,8 @@ func render(_ context.Context, args []string, stdout, stderr io.Writer) error {
 	f.BoolVar(&o.cluster.HandOver, "hand-over", false, "NVIDIA's operator runs in the cluster")
 	f.BoolVar(&own, "own-driver", false, "driver images are driver containers of gpuready (label "+registry.Label+"), those of NVIDIA's registry excepted")
 	maps.Copy(o.flags.Env, map[string]string{"policy": "POLICY", "nodes": "NODES", "openshift": "OPENSHIFT", "hand-over": "HAND_OVER", "own-driver": "OWN_DRIVER"})
-	o.places()
-	o.images()
+	o.addNamespaceFlags()
+	o.addImageFlags()
 	if err := o.parse(args); err != nil {
 		return err
 	}
@@ -88,7 +88,7 @@ func readFiles(policyFile, nodesFile string) (*v1.ClusterPolicy, []*fleet.Node, 
 	if err := config.Strict(data, &policy, policyFile); err != nil {
 		return nil, nil, err
 	}
-	list := corev1.NodeList{Items: []corev1.Node{sample()}}
+	list := corev1.NodeList{Items: []corev1.Node{sampleNode()}}
 	if nodesFile != "" {
 		if data, err = os.ReadFile(nodesFile); err != nil {
 			return nil, nil, fmt.Errorf("--nodes: %w", err)

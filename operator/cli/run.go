@@ -60,8 +60,8 @@ type runFlags struct {
 
 func (r *runFlags) flags(o *options) {
 	f := o.flags
-	o.places()
-	o.images()
+	o.addNamespaceFlags()
+	o.addImageFlags()
 	f.StringVar(&r.listen, "listen", ":9406", "address of /healthz, /readyz and /metrics; empty: none")
 	f.BoolVar(&r.lead, "leader-elect", true, "act only while holding the Lease kube-system/gpu-operator.gpuready.io")
 	f.StringVar(&r.pod.Name, "pod-name", "", "name of the pod that it runs in; its next container leads before the Lease has run out")
@@ -72,11 +72,11 @@ func (r *runFlags) flags(o *options) {
 		"listen": "LISTEN_ADDRESS", "leader-elect": "LEADER_ELECT", "pod-name": "POD_NAME", "pod-uid": "POD_UID",
 		"registry-ca": "REGISTRY_CA", "insecure-registries": "INSECURE_REGISTRIES",
 	})
-	o.api()
+	o.addAPIFlags()
 }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	o := command("run", runUsage, stdout)
+	o := newOptions("run", runUsage, stdout)
 	var r runFlags
 	r.flags(o)
 	if err := o.parse(args); err != nil {
@@ -89,7 +89,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	kube, err := o.rest()
+	kube, err := o.restConfig()
 	if err != nil {
 		return err
 	}

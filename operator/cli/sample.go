@@ -6,8 +6,8 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// sample is a Node to render for where nobody names any.
-func sample() corev1.Node {
+// sampleNode is a Node to render for where nobody names any.
+func sampleNode() corev1.Node {
 	var n corev1.Node
 	n.Name = "node"
 	n.Labels = map[string]string{label.PCI: "true", label.OSID: "ubuntu", label.OSVersion: "22.04", label.Kernel: "5.15.0-105-generic"}

@@ -16,7 +16,7 @@ var ErrNotLeading = errors.New("this operator does not hold its Lease for certai
 // leads. It goes by the clock, not by an event: a process that was stopped for a minute
 // writes nothing before it has renewed the Lease.
 type Gate struct {
-	certain func() time.Duration // how much longer nobody else can act
+	remaining func() time.Duration // how much longer nobody else can act
 
 	mu      sync.Mutex
 	leading context.Context    // nil: closed
@@ -37,10 +37,10 @@ func (g *Gate) close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.leading = nil
-	g.end()
+	g.cancelWrites()
 }
 
-func (g *Gate) end() {
+func (g *Gate) cancelWrites() {
 	if g.current != nil {
 		g.timer.Stop()
 		g.cancel()
@@ -48,29 +48,29 @@ func (g *Gate) end() {
 	}
 }
 
-// lapse ends the writes that are under way, unless the Lease has been renewed.
-func (g *Gate) lapse() {
+// expire ends the writes that are under way, unless the Lease has been renewed.
+func (g *Gate) expire() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if left := g.certain(); g.current != nil && left > 0 {
+	if left := g.remaining(); g.current != nil && left > 0 {
 		g.timer.Reset(left)
 		return
 	}
-	g.end()
+	g.cancelWrites()
 }
 
 // admit returns the context that a write may last for.
 func (g *Gate) admit() (context.Context, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	left := g.certain()
+	left := g.remaining()
 	if g.leading == nil || g.leading.Err() != nil || left <= 0 {
-		g.end()
+		g.cancelWrites()
 		return nil, ErrNotLeading
 	}
 	if g.current == nil {
 		g.current, g.cancel = context.WithCancel(g.leading)
-		g.timer = time.AfterFunc(left, g.lapse)
+		g.timer = time.AfterFunc(left, g.expire)
 	}
 	return g.current, nil
 }

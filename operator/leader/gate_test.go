@@ -35,7 +35,7 @@ func gate(s *server) (g *Gate, renew func(), client *http.Client) {
 		defer l.mu.Unlock()
 		l.proven = time.Now()
 	}
-	g = &Gate{certain: l.certain}
+	g = &Gate{remaining: l.remaining}
 	return g, renew, &http.Client{Transport: g.Wrap(s)}
 }
 
@@ -86,7 +86,7 @@ func TestTheGateRefusesWritesUnlessTheLeaseWasRenewedJustNow(t *testing.T) {
 	})
 }
 
-func TestAWriteLastsAsLongAsTheLeaseIsRenewedAndNoLonger(t *testing.T) {
+func TestWriteIsCancelledWhenTheLeaseIsNotRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &server{takes: 10 * time.Second}
 		g, renew, c := gate(s)
@@ -116,11 +116,11 @@ func TestAWriteLastsAsLongAsTheLeaseIsRenewedAndNoLonger(t *testing.T) {
 
 // The monotonic clock stands still while a virtual machine is suspended; the wall clock
 // may be set back.
-func TestNeitherClockAloneIsTrusted(t *testing.T) {
+func TestBothClocksLimitWrites(t *testing.T) {
 	l := newLock(Options{})
 	l.uid = "uid"
 	l.proven = time.Now().Round(0).Add(-certainty) // the wall clock alone says so
-	require.LessOrEqual(t, l.certain(), time.Duration(0))
+	require.LessOrEqual(t, l.remaining(), time.Duration(0))
 	l.proven = time.Now()
-	require.Positive(t, l.certain())
+	require.Positive(t, l.remaining())
 }

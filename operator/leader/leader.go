@@ -46,16 +46,16 @@ const (
 	// renewal may take that is not in trouble. A leader that cannot renew still leads for
 	// renewDeadline, and writes nothing.
 	certainty = 2 * retryPeriod
-	// settling is how long a new leader waits where the Lease does not show that the one
+	// takeoverDelay is how long a new leader waits where the Lease does not show that the one
 	// before has ended, as when it was deleted: by then nobody writes who did not renew it.
-	settling = certainty + time.Second
+	takeoverDelay = certainty + time.Second
 	// longestLease bounds what a Lease that was edited by hand can claim.
 	longestLease = time.Minute
-	// abandoned is how long an installation may be without a leader before another one
+	// claimTimeout is how long an installation may be without a leader before another one
 	// takes over, although its Deployment is there. A leader counts once it has led for
 	// longer than steady.
-	abandoned = 10 * time.Minute
-	steady    = time.Minute
+	claimTimeout = 10 * time.Minute
+	steady       = time.Minute
 	// requestTimeout bounds one request, so that a renewal can be tried twice.
 	requestTimeout = 4 * time.Second
 )
@@ -115,7 +115,7 @@ type Elector struct {
 // New returns an Elector.
 func New(o Options) *Elector {
 	l := newLock(o)
-	return &Elector{Options: o, Gate: &Gate{certain: l.certain}, lock: l}
+	return &Elector{Options: o, Gate: &Gate{remaining: l.remaining}, lock: l}
 }
 
 // Run waits until this process leads, and then calls lead. It cancels lead's context, and
@@ -135,23 +135,23 @@ func (e *Elector) Run(ctx context.Context, lead func(context.Context) error) err
 	return nil
 }
 
-// term is one run of client-go's elector.
-type term struct {
+// election is one run of client-go's elector.
+type election struct {
 	elected chan struct{}
 	ended   chan struct{}
 	stop    context.CancelFunc
 }
 
-// end stops the elector, which gives up the Lease if it holds it, and waits for it.
-func (t *term) end() {
+// stopAndWait stops the elector, which gives up the Lease if it holds it, and waits for it.
+func (t *election) stopAndWait() {
 	t.stop()
 	<-t.ended
 }
 
-// begin starts client-go's elector. It ends by term.end alone, not with ctx: the Lease is
+// startElection starts client-go's elector. It ends by term.end alone, not with ctx: the Lease is
 // given up when everything else has stopped.
-func (e *Elector) begin(ctx context.Context) (*term, error) {
-	t := &term{elected: make(chan struct{}), ended: make(chan struct{})}
+func (e *Elector) startElection(ctx context.Context) (*election, error) {
+	t := &election{elected: make(chan struct{}), ended: make(chan struct{})}
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: e.lock, LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod, ReleaseOnCancel: true,
 		Callbacks: leaderelection.LeaderCallbacks{
@@ -173,9 +173,9 @@ func (e *Elector) begin(ctx context.Context) (*term, error) {
 
 // campaign tries to take the Lease until something changes that is worth a new try at
 // once. It returns nil where this process was not elected.
-func (e *Elector) campaign(ctx context.Context) (*term, error) {
+func (e *Elector) campaign(ctx context.Context) (*election, error) {
 	seen := e.lock.peek(ctx)
-	t, err := e.begin(ctx)
+	t, err := e.startElection(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -190,17 +190,17 @@ func (e *Elector) campaign(ctx context.Context) (*term, error) {
 	case <-t.elected:
 		return t, nil
 	case err := <-e.lock.lost: // an earlier campaign took it, and could not give it up
-		t.end()
+		t.stopAndWait()
 		return nil, fmt.Errorf("%w: this operator stops", err)
 	case <-freed:
 	case <-ctx.Done():
 	}
-	t.end()
+	t.stopAndWait()
 	return nil, nil
 }
 
 // serve calls lead for as long as this process holds the Lease.
-func (e *Elector) serve(ctx context.Context, t *term, lead func(context.Context) error) error {
+func (e *Elector) serve(ctx context.Context, t *election, lead func(context.Context) error) error {
 	leading, lose := context.WithCancelCause(ctx)
 	var watchers sync.WaitGroup
 	lost := func(err error) {
@@ -208,7 +208,7 @@ func (e *Elector) serve(ctx context.Context, t *term, lead func(context.Context)
 		lose(err)
 	}
 	watchers.Go(func() {
-		if err := e.lock.guard(leading); err != nil {
+		if err := e.lock.watchHeld(leading); err != nil {
 			lost(err)
 		}
 	})
@@ -228,7 +228,7 @@ func (e *Elector) serve(ctx context.Context, t *term, lead func(context.Context)
 	if to, yields := errors.AsType[*YieldTo](err); yields {
 		e.lock.yieldTo(to.Namespace)
 	}
-	t.end()
+	t.stopAndWait()
 	watchers.Wait()
 	e.lock.report(Status{})
 	if cause != nil && ctx.Err() == nil {
@@ -239,12 +239,12 @@ func (e *Elector) serve(ctx context.Context, t *term, lead func(context.Context)
 
 // lead opens the Gate, once nobody else can be acting, and calls lead.
 func (e *Elector) lead(ctx context.Context, lead func(context.Context) error) error {
-	if e.lock.unsettled() {
-		e.Log.Info("took a Lease that does not show that the leader before has ended; waiting until it has", "wait", settling)
-		if !pause(ctx, settling) {
+	if e.lock.isAmbiguous() {
+		e.Log.Info("took a Lease that does not show that the leader before has ended; waiting until it has", "wait", takeoverDelay)
+		if !pause(ctx, takeoverDelay) {
 			return nil
 		}
-		e.lock.settle()
+		e.lock.clearAmbiguous()
 	}
 	e.Gate.open(ctx)
 	e.Log.Info("leading", "lease", e.lock.Describe(), "identity", e.lock.Identity())

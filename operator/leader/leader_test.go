@@ -82,7 +82,7 @@ type link struct {
 
 var errAway = errors.New("no answer")
 
-func (l link) pass(ctx context.Context) error {
+func (l link) check(ctx context.Context) error {
 	switch {
 	case l.process.killed.Load():
 		return errAway
@@ -94,29 +94,29 @@ func (l link) pass(ctx context.Context) error {
 }
 
 func (l link) Get(ctx context.Context, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
-	if err := l.pass(ctx); err != nil {
+	if err := l.check(ctx); err != nil {
 		return err
 	}
 	return l.WithWatch.Get(ctx, key, o, opts...)
 }
 
 func (l link) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
-	if err := l.pass(ctx); err != nil {
+	if err := l.check(ctx); err != nil {
 		return err
 	}
 	return l.WithWatch.List(ctx, list, opts...)
 }
 
 func (l link) Create(ctx context.Context, o client.Object, opts ...client.CreateOption) error {
-	if err := l.pass(ctx); err != nil {
+	if err := l.check(ctx); err != nil {
 		return err
 	}
 	o.SetUID(types.UID(fmt.Sprint("lease", l.process.cluster.next())))
-	return errors.Join(l.WithWatch.Create(ctx, o, opts...), l.loseAnswer())
+	return errors.Join(l.WithWatch.Create(ctx, o, opts...), l.loseResponse())
 }
 
-// loseAnswer returns an error once where a process is to lose the answer to a write.
-func (l link) loseAnswer() error {
+// loseResponse returns an error once where a process is to lose the answer to a write.
+func (l link) loseResponse() error {
 	if l.process.lossy.CompareAndSwap(true, false) {
 		return errAway
 	}
@@ -124,33 +124,33 @@ func (l link) loseAnswer() error {
 }
 
 func (l link) Update(ctx context.Context, o client.Object, opts ...client.UpdateOption) error {
-	if err := l.pass(ctx); err != nil {
+	if err := l.check(ctx); err != nil {
 		return err
 	}
-	return errors.Join(l.WithWatch.Update(ctx, o, opts...), l.loseAnswer())
+	return errors.Join(l.WithWatch.Update(ctx, o, opts...), l.loseResponse())
 }
 
 func (l link) Watch(ctx context.Context, list client.ObjectList, opts ...client.ListOption) (watch.Interface, error) {
-	if err := l.pass(ctx); err != nil {
+	if err := l.check(ctx); err != nil {
 		return nil, err
 	}
 	w, err := l.WithWatch.Watch(ctx, list, opts...)
 	if err != nil {
 		return nil, err
 	}
-	heard := hearing{w, make(chan watch.Event), make(chan struct{})}
+	heard := deafWatch{w, make(chan watch.Event), make(chan struct{})}
 	go heard.run(l.process)
 	return heard, nil
 }
 
-// hearing is a watch of a process, which passes nothing on while the process is deaf.
-type hearing struct {
+// deafWatch is a watch of a process, which passes nothing on while the process is deaf.
+type deafWatch struct {
 	watch.Interface
 	events chan watch.Event
 	ended  chan struct{}
 }
 
-func (h hearing) run(p *process) {
+func (h deafWatch) run(p *process) {
 	defer close(h.events)
 	for e := range h.Interface.ResultChan() {
 		if p.deaf.Load() {
@@ -164,9 +164,9 @@ func (h hearing) run(p *process) {
 	}
 }
 
-func (h hearing) ResultChan() <-chan watch.Event { return h.events }
+func (h deafWatch) ResultChan() <-chan watch.Event { return h.events }
 
-func (h hearing) Stop() {
+func (h deafWatch) Stop() {
 	close(h.ended)
 	h.Interface.Stop()
 }
@@ -216,7 +216,7 @@ func (c *cluster) runAs(namespace, pod string, prepare func(*process)) *process 
 	c.done.Go(func() {
 		defer close(p.ended)
 		err := p.elector.Run(ctx, func(ctx context.Context) error {
-			c.tell(p.name + " leads")
+			c.recordEvent(p.name + " leads")
 			select {
 			case <-ctx.Done():
 				return nil
@@ -228,9 +228,9 @@ func (c *cluster) runAs(namespace, pod string, prepare func(*process)) *process 
 			return
 		}
 		if err != nil {
-			c.tell(p.name + ": " + err.Error())
+			c.recordEvent(p.name + ": " + err.Error())
 		} else {
-			c.tell(p.name + " ended")
+			c.recordEvent(p.name + " ended")
 		}
 	})
 	c.done.Go(func() {
@@ -246,20 +246,20 @@ func (c *cluster) runAs(namespace, pod string, prepare func(*process)) *process 
 func (p *process) write(ctx context.Context) {
 	for ctx.Err() == nil {
 		term, err := p.elector.Gate.admit()
-		p.cluster.act(p, err == nil && !p.away.Load() && !p.killed.Load())
+		p.cluster.recordActing(p, err == nil && !p.away.Load() && !p.killed.Load())
 		if err == nil {
 			wait, cancel := context.WithTimeout(term, 500*time.Millisecond)
 			<-wait.Done()
 			cancel()
-			p.cluster.act(p, term.Err() == nil && !p.away.Load() && !p.killed.Load())
+			p.cluster.recordActing(p, term.Err() == nil && !p.away.Load() && !p.killed.Load())
 			continue
 		}
 		pause(ctx, 500*time.Millisecond)
 	}
-	p.cluster.act(p, false)
+	p.cluster.recordActing(p, false)
 }
 
-func (c *cluster) act(p *process, acts bool) {
+func (c *cluster) recordActing(p *process, acts bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.acting[p] = acts; !acts {
@@ -284,14 +284,14 @@ func (p *process) kill() {
 	<-p.ended
 }
 
-func (c *cluster) tell(what string) {
+func (c *cluster) recordEvent(what string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.story = append(c.story, what)
 }
 
-// told returns what happened since it was asked last.
-func (c *cluster) told() []string {
+// takeEvents returns what happened since it was asked last.
+func (c *cluster) takeEvents() []string {
 	synctest.Wait()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -311,7 +311,7 @@ func (c *cluster) expect(p *process) time.Duration {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	c.Fatalf("%s does not lead: %v", p.name, c.told())
+	c.Fatalf("%s does not lead: %v", p.name, c.takeEvents())
 	return 0
 }
 
@@ -321,7 +321,7 @@ func (c *cluster) awaitEnd(p *process) {
 	select {
 	case <-p.ended:
 	case <-time.After(time.Hour):
-		c.Fatalf("%s goes on: %v", p.name, c.told())
+		c.Fatalf("%s goes on: %v", p.name, c.takeEvents())
 	}
 }
 
@@ -341,8 +341,8 @@ func (c *cluster) deleteLease() {
 	require.NoError(c, c.Delete(c.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: Name}}))
 }
 
-// world plays in a bubble of its own time, in which no two operators may ever act.
-func world(t *testing.T, play func(*cluster)) {
+// inBubble plays in a bubble of its own time, in which no two operators may ever act.
+func inBubble(t *testing.T, play func(*cluster)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t)
@@ -354,9 +354,9 @@ func world(t *testing.T, play func(*cluster)) {
 	})
 }
 
-func TestTheFirstLeaderWaitsForNobodyLongerThanALeaderWouldNeedToStop(t *testing.T) {
-	world(t, func(c *cluster) {
-		require.Equal(t, settling, c.expect(c.run("a", "p")))
+func TestFirstLeaderWaitsNoLongerThanALeaderNeedsToStop(t *testing.T) {
+	inBubble(t, func(c *cluster) {
+		require.Equal(t, takeoverDelay, c.expect(c.run("a", "p")))
 		var lease coordinationv1.Lease
 		require.NoError(t, c.Get(t.Context(), key, &lease))
 		require.Equal(t, "a/p/uid", *lease.Spec.HolderIdentity)
@@ -364,41 +364,41 @@ func TestTheFirstLeaderWaitsForNobodyLongerThanALeaderWouldNeedToStop(t *testing
 	})
 }
 
-func TestALeaderThatEndsIsFollowedAtOnce(t *testing.T) {
-	world(t, func(c *cluster) {
+func TestEndingLeaderIsReplacedAtOnce(t *testing.T) {
+	inBubble(t, func(c *cluster) {
 		first := c.run("a", "p")
 		c.expect(first)
 		second := c.run("a", "q")
 		time.Sleep(3 * time.Minute)
-		require.Equal(t, []string{"a/p leads"}, c.told(), "it renews the Lease")
+		require.Equal(t, []string{"a/p leads"}, c.takeEvents(), "it renews the Lease")
 		first.stop()
 		require.Less(t, c.expect(second), 100*time.Millisecond)
-		require.ElementsMatch(t, []string{"a/p ended", "a/q leads"}, c.told())
+		require.ElementsMatch(t, []string{"a/p ended", "a/q leads"}, c.takeEvents())
 	})
 }
 
 // It need not wait until the Lease has run out. It cannot know that the container before
 // has ended, and waits until that one could not write any more.
-func TestAContainerThatWasKilledIsFollowedByTheNextOfItsPod(t *testing.T) {
-	world(t, func(c *cluster) {
+func TestKilledContainerIsReplacedByTheNextOfItsPod(t *testing.T) {
+	inBubble(t, func(c *cluster) {
 		first := c.run("a", "p")
 		c.expect(first)
 		first.kill()
-		require.Equal(t, settling, c.expect(c.run("a", "p")))
+		require.Equal(t, takeoverDelay, c.expect(c.run("a", "p")))
 	})
 }
 
 // A process of the leader's pod that was not ended when another was started there, or that
 // somebody has started by hand.
-func TestOfTwoProcessesOfOnePodOneActs(t *testing.T) {
+func TestOnlyOneProcessOfAPodActs(t *testing.T) {
 	for name, start := range map[string]func(*cluster, string, string) *process{"": (*cluster).run, "its watch is silent": (*cluster).runDeaf} {
 		t.Run(name, func(t *testing.T) {
-			world(t, func(c *cluster) {
+			inBubble(t, func(c *cluster) {
 				first := start(c, "a", "p")
 				c.expect(first)
-				require.Equal(t, settling, c.expect(c.run("a", "p")))
+				require.Equal(t, takeoverDelay, c.expect(c.run("a", "p")))
 				c.awaitEnd(first)
-				require.Contains(t, strings.Join(c.told(), "\n"), "was taken by another process of this pod: this operator stops")
+				require.Contains(t, strings.Join(c.takeEvents(), "\n"), "was taken by another process of this pod: this operator stops")
 				time.Sleep(time.Minute)
 				require.Equal(t, 1, c.actors())
 			})
@@ -408,20 +408,20 @@ func TestOfTwoProcessesOfOnePodOneActs(t *testing.T) {
 
 // The leader's watch is silent, and its Lease is taken by a process that then has to wait
 // until the leader cannot write any more. What follows that process waits as long.
-func TestTwoNeverActWhenTheProcessThatWaitsIsReplaced(t *testing.T) {
+func TestTwoNeverActWhenAWaitingProcessIsReplaced(t *testing.T) {
 	for name, replace := range map[string]func(*cluster, *process) *process{
 		"it is ended, and gives the Lease up": func(c *cluster, p *process) *process { p.stop(); return c.run("a", "r") },
 		"its container is killed":             func(c *cluster, p *process) *process { p.kill(); return c.run("a", "q") },
 		"another process of its pod starts":   func(c *cluster, p *process) *process { return c.run("a", "q") },
 	} {
 		t.Run(name, func(t *testing.T) {
-			world(t, func(c *cluster) {
+			inBubble(t, func(c *cluster) {
 				c.expect(c.runDeaf("a", "p"))
 				second := c.run("a", "q")
 				time.Sleep(2*retryPeriod + 10*time.Millisecond) // just after a renewal
 				c.deleteLease()
 				time.Sleep(50 * time.Millisecond)
-				require.GreaterOrEqual(t, c.expect(replace(c, second)), settling)
+				require.GreaterOrEqual(t, c.expect(replace(c, second)), takeoverDelay)
 				time.Sleep(time.Minute)
 				require.Equal(t, 1, c.actors())
 			})
@@ -430,15 +430,15 @@ func TestTwoNeverActWhenTheProcessThatWaitsIsReplaced(t *testing.T) {
 }
 
 // The Lease then names a process that never knew that it took it.
-func TestTwoNeverActWhenTheAnswerToAWriteIsLost(t *testing.T) {
+func TestTwoNeverActWhenTheResponseToAWriteIsLost(t *testing.T) {
 	for after := time.Duration(0); after < 3*retryPeriod; after += 100 * time.Millisecond {
-		world(t, func(c *cluster) {
+		inBubble(t, func(c *cluster) {
 			c.expect(c.runDeaf("a", "p"))
 			second := c.run("a", "q")
 			second.lossy.Store(true)
 			time.Sleep(after)
 			c.deleteLease()
-			require.GreaterOrEqual(t, c.expect(second), settling)
+			require.GreaterOrEqual(t, c.expect(second), takeoverDelay)
 			time.Sleep(time.Minute)
 			require.Equal(t, 1, c.actors())
 		})
@@ -447,12 +447,12 @@ func TestTwoNeverActWhenTheAnswerToAWriteIsLost(t *testing.T) {
 
 func TestTwoNeverActWhenAPersonNamesAStandbyInTheLease(t *testing.T) {
 	for after := time.Duration(0); after < 3*retryPeriod; after += 100 * time.Millisecond {
-		world(t, func(c *cluster) {
+		inBubble(t, func(c *cluster) {
 			c.expect(c.runDeaf("a", "p"))
 			second := c.run("a", "q")
 			time.Sleep(after)
 			c.edit(func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = new("a/q/uid") })
-			require.GreaterOrEqual(t, c.expect(second), settling)
+			require.GreaterOrEqual(t, c.expect(second), takeoverDelay)
 			time.Sleep(time.Minute)
 			require.Equal(t, 1, c.actors())
 		})
@@ -462,17 +462,17 @@ func TestTwoNeverActWhenAPersonNamesAStandbyInTheLease(t *testing.T) {
 // It has taken the Lease, given it up while it was free again, and the answer to that was
 // lost: it would never be elected any more.
 func TestAProcessThatMayNotTakeTheLeaseAgainEnds(t *testing.T) {
-	world(t, func(c *cluster) {
+	inBubble(t, func(c *cluster) {
 		p := c.runAs("a", "p", func(p *process) { p.away.Store(true) })
 		p.elector.lock.setHeld(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{UID: "before"}}, time.Now(), false)
 		p.away.Store(false)
 		c.awaitEnd(p)
-		require.Contains(t, c.told()[0], "was deleted: this operator stops")
+		require.Contains(t, c.takeEvents()[0], "was deleted: this operator stops")
 	})
 }
 
-func TestAPodThatWasKilledIsFollowedWhenItsLeaseHasRunOut(t *testing.T) {
-	world(t, func(c *cluster) {
+func TestKilledPodIsReplacedWhenItsLeaseExpires(t *testing.T) {
+	inBubble(t, func(c *cluster) {
 		first := c.run("a", "p")
 		c.expect(first)
 		second := c.run("a", "q")
@@ -496,17 +496,17 @@ func TestALeaderStopsAtOnceWhenItsLeaseIsNoLongerItsOwn(t *testing.T) {
 		}, `xxx": this operator stops`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			world(t, func(c *cluster) {
+			inBubble(t, func(c *cluster) {
 				first := c.run("a", "p")
 				c.expect(first)
 				second := c.run("a", "q")
 				time.Sleep(time.Second)
-				c.told()
+				c.takeEvents()
 				began := time.Now()
 				way.do(c)
 				c.awaitEnd(first)
 				require.Zero(t, time.Since(began))
-				told := c.told()
+				told := c.takeEvents()
 				require.Contains(t, told[0], way.why)
 				require.Less(t, len(told[0]), 500)
 				_, err := first.elector.Gate.admit()
@@ -519,8 +519,8 @@ func TestALeaderStopsAtOnceWhenItsLeaseIsNoLongerItsOwn(t *testing.T) {
 
 // What client-go's elector does in the place of an operator that has lost the Lease: it
 // would make a Lease that was deleted anew, and give up one that another holds.
-func TestALeaderThatLostTheLeaseLeavesItToOthers(t *testing.T) {
-	world(t, func(c *cluster) {
+func TestFormerLeaderDoesNotWriteTheLease(t *testing.T) {
+	inBubble(t, func(c *cluster) {
 		first := c.run("a", "p")
 		c.expect(first)
 		first.deaf.Store(true)
@@ -533,17 +533,17 @@ func TestALeaderThatLostTheLeaseLeavesItToOthers(t *testing.T) {
 	})
 }
 
-func TestTwoNeverActWhenTheLeaseIsDeletedAndTheLeaderDoesNotHear(t *testing.T) {
+func TestTwoNeverActWhenTheLeaderMissesTheLeasesDeletion(t *testing.T) {
 	for name, away := range map[string]bool{"its watch is silent": false, "nothing reaches it": true} {
 		t.Run(name, func(t *testing.T) {
-			world(t, func(c *cluster) {
+			inBubble(t, func(c *cluster) {
 				first := c.runDeaf("a", "p")
 				c.expect(first)
 				second := c.run("a", "q")
 				time.Sleep(retryPeriod / 4) // between two renewals
 				first.away.Store(away)
 				c.deleteLease()
-				require.GreaterOrEqual(t, c.expect(second), settling)
+				require.GreaterOrEqual(t, c.expect(second), takeoverDelay)
 				first.away.Store(false)
 				time.Sleep(time.Minute)
 				require.Equal(t, second.status.Load(), &Status{Leads: true})
@@ -552,8 +552,8 @@ func TestTwoNeverActWhenTheLeaseIsDeletedAndTheLeaderDoesNotHear(t *testing.T) {
 	}
 }
 
-func TestALeaderThatCannotRenewWritesNothingAndLeadsOnWhenItCan(t *testing.T) {
-	world(t, func(c *cluster) {
+func TestLeaderWritesNothingWhileItCannotRenew(t *testing.T) {
+	inBubble(t, func(c *cluster) {
 		p := c.run("a", "p")
 		c.expect(p)
 		p.away.Store(true)
@@ -565,15 +565,15 @@ func TestALeaderThatCannotRenewWritesNothingAndLeadsOnWhenItCan(t *testing.T) {
 		time.Sleep(requestTimeout + retryPeriod)
 		_, err = p.elector.Gate.admit()
 		require.NoError(t, err)
-		c.told()
+		c.takeEvents()
 		p.away.Store(true)
 		c.awaitEnd(p)
-		require.Contains(t, c.told()[0], "could not be renewed for 10s: this operator stops")
+		require.Contains(t, c.takeEvents()[0], "could not be renewed for 10s: this operator stops")
 	})
 }
 
-func TestAnAPIServerThatIsAwayIsAskedAgain(t *testing.T) {
-	world(t, func(c *cluster) {
+func TestUnreachableAPIServerIsRetried(t *testing.T) {
+	inBubble(t, func(c *cluster) {
 		first := c.run("a", "p")
 		first.away.Store(true)
 		first.kill()
@@ -581,12 +581,12 @@ func TestAnAPIServerThatIsAwayIsAskedAgain(t *testing.T) {
 		second.away.Store(true)
 		time.Sleep(time.Minute)
 		second.away.Store(false)
-		require.Less(t, c.expect(second), settling+requestTimeout+3*retryPeriod+leaseDuration)
+		require.Less(t, c.expect(second), takeoverDelay+requestTimeout+3*retryPeriod+leaseDuration)
 	})
 }
 
-func TestALeaseEditedByHandBlocksNobodyForEver(t *testing.T) {
-	world(t, func(c *cluster) {
+func TestEditedLeaseDoesNotBlockForever(t *testing.T) {
+	inBubble(t, func(c *cluster) {
 		first := c.run("a", "p")
 		c.expect(first)
 		second := c.run("a", "q")
@@ -598,21 +598,21 @@ func TestALeaseEditedByHandBlocksNobodyForEver(t *testing.T) {
 }
 
 func TestALeaseCutShortByHandIsNotTakenFromItsHolder(t *testing.T) {
-	world(t, func(c *cluster) {
+	inBubble(t, func(c *cluster) {
 		c.expect(c.run("a", "p"))
 		c.run("a", "q")
-		c.told()
+		c.takeEvents()
 		for range 100 {
 			c.edit(func(l *coordinationv1.Lease) { l.Spec.LeaseDurationSeconds = new(int32(0)) })
 			// Not at the moments of renewals, each of which could then meet an edit.
 			time.Sleep(997 * time.Millisecond)
 		}
-		require.Empty(t, c.told())
+		require.Empty(t, c.takeEvents())
 	})
 }
 
-func TestAnotherInstallationStandsDownForAsLongAsTheFirstIsInstalled(t *testing.T) {
-	world(t, func(c *cluster) {
+func TestSecondInstallationStandsDownWhileTheFirstIsInstalled(t *testing.T) {
+	inBubble(t, func(c *cluster) {
 		c.install("b")
 		first := c.run("a", "p")
 		c.expect(first)
@@ -635,7 +635,7 @@ func TestAnotherInstallationStandsDownForAsLongAsTheFirstIsInstalled(t *testing.
 	})
 }
 
-func TestAnInstallationWithoutALeaderKeepsItsPlaceUntilItIsGone(t *testing.T) {
+func TestInstallationWithoutALeaderKeepsItsClaimWhileInstalled(t *testing.T) {
 	for name, go_ := range map[string]func(*cluster){
 		"uninstalled": func(c *cluster) { c.uninstall("a") },
 		"scaled to nothing": func(c *cluster) {
@@ -646,7 +646,7 @@ func TestAnInstallationWithoutALeaderKeepsItsPlaceUntilItIsGone(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			world(t, func(c *cluster) {
+			inBubble(t, func(c *cluster) {
 				c.install("b")
 				first := c.run("a", "p")
 				c.expect(first)
@@ -661,21 +661,21 @@ func TestAnInstallationWithoutALeaderKeepsItsPlaceUntilItIsGone(t *testing.T) {
 	}
 }
 
-func TestAClaimThatNobodyUsesLapses(t *testing.T) {
-	world(t, func(c *cluster) {
+func TestUnusedClaimExpires(t *testing.T) {
+	inBubble(t, func(c *cluster) {
 		c.install("b")
 		first := c.run("a", "p")
 		c.expect(first)
 		first.kill()
 		took := c.expect(c.run("b", "q"))
-		require.Greater(t, took, abandoned-time.Minute)
-		require.Less(t, took, abandoned+time.Minute)
+		require.Greater(t, took, claimTimeout-time.Minute)
+		require.Less(t, took, claimTimeout+time.Minute)
 	})
 }
 
 // Its back-off of five minutes is shorter than the time after which a claim lapses.
-func TestAnInstallationWhoseOperatorKeepsFailingLosesItsPlace(t *testing.T) {
-	world(t, func(c *cluster) {
+func TestFailingInstallationLosesItsClaim(t *testing.T) {
+	inBubble(t, func(c *cluster) {
 		c.install("b")
 		first := c.run("a", "p")
 		c.expect(first)
@@ -685,15 +685,15 @@ func TestAnInstallationWhoseOperatorKeepsFailingLosesItsPlace(t *testing.T) {
 			first.kill()
 			time.Sleep(5 * time.Minute)
 			first = c.run("a", "p")
-			time.Sleep(settling)
+			time.Sleep(takeoverDelay)
 		}
 		require.Equal(t, &Status{Leads: true}, other.status.Load())
 		require.Equal(t, &Status{StandsDownFor: "b"}, first.status.Load())
 	})
 }
 
-func TestAnInstallationThatIsRestartedNowAndThenKeepsItsPlace(t *testing.T) {
-	world(t, func(c *cluster) {
+func TestRestartedInstallationKeepsItsClaim(t *testing.T) {
+	inBubble(t, func(c *cluster) {
 		c.install("b")
 		first := c.run("a", "p")
 		c.expect(first)
@@ -701,13 +701,13 @@ func TestAnInstallationThatIsRestartedNowAndThenKeepsItsPlace(t *testing.T) {
 		for range 10 {
 			time.Sleep(2 * steady)
 			first.kill()
-			time.Sleep(abandoned - 2*time.Minute)
+			time.Sleep(claimTimeout - 2*time.Minute)
 			first = c.run("a", "p")
 			c.expect(first)
 		}
 		// Of a time in which it could not read the Lease, it knows nothing.
 		other.away.Store(true)
-		time.Sleep(2 * abandoned)
+		time.Sleep(2 * claimTimeout)
 		first.kill()
 		first = c.run("a", "p")
 		c.expect(first)
@@ -721,7 +721,7 @@ func TestAnInstallationThatIsRestartedNowAndThenKeepsItsPlace(t *testing.T) {
 
 // Whose operands are there when the operator comes back: the other one may make none.
 func TestALeaderYieldsToTheInstallationThatServesTheCluster(t *testing.T) {
-	world(t, func(c *cluster) {
+	inBubble(t, func(c *cluster) {
 		c.install("b")
 		first := c.run("a", "p")
 		c.expect(first)
@@ -733,11 +733,11 @@ func TestALeaderYieldsToTheInstallationThatServesTheCluster(t *testing.T) {
 		first = c.run("a", "p2")
 		time.Sleep(time.Minute)
 		require.Equal(t, &Status{StandsDownFor: "b"}, first.status.Load())
-		c.told()
+		c.takeEvents()
 		other.yield <- "a"
 		require.Less(t, c.expect(first), 100*time.Millisecond)
 		c.awaitEnd(other)
-		require.ElementsMatch(t, []string{"b/q: " + (&YieldTo{"a"}).Error(), "a/p2 leads"}, c.told())
+		require.ElementsMatch(t, []string{"b/q: " + (&YieldTo{"a"}).Error(), "a/p2 leads"}, c.takeEvents())
 		other = c.run("b", "q")
 		first.stop()
 		time.Sleep(time.Minute)
@@ -745,8 +745,8 @@ func TestALeaderYieldsToTheInstallationThatServesTheCluster(t *testing.T) {
 	})
 }
 
-func TestALeaderYieldsToNoInstallationThatIsGone(t *testing.T) {
-	world(t, func(c *cluster) {
+func TestLeaderDoesNotYieldToAMissingInstallation(t *testing.T) {
+	inBubble(t, func(c *cluster) {
 		first := c.run("a", "p")
 		c.expect(first)
 		first.yield <- "b"
@@ -755,7 +755,7 @@ func TestALeaderYieldsToNoInstallationThatIsGone(t *testing.T) {
 	})
 }
 
-func TestTheLogBoundsWhatOthersWrote(t *testing.T) {
+func TestLogTruncatesForeignText(t *testing.T) {
 	var log strings.Builder
 	l := newLock(Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
 	for _, other := range []string{"", "b"} {
@@ -767,8 +767,8 @@ func TestTheLogBoundsWhatOthersWrote(t *testing.T) {
 }
 
 // Whoever gets the namespace of an operator that is gone cannot keep its place.
-func TestADeploymentMadeLaterClaimsNothing(t *testing.T) {
-	world(t, func(c *cluster) {
+func TestLaterDeploymentInheritsNoClaim(t *testing.T) {
+	inBubble(t, func(c *cluster) {
 		c.install("b")
 		first := c.run("a", "p")
 		c.expect(first)
@@ -833,7 +833,7 @@ func TestAtMostOneActs(t *testing.T) {
 				}
 			}
 			for _, s := range steps {
-				c.tell(fmt.Sprint(s))
+				c.recordEvent(fmt.Sprint(s))
 				p := now[s.who]
 				switch s.what {
 				case "delete":
@@ -899,7 +899,7 @@ func TestAtMostOneActs(t *testing.T) {
 			for i := range now {
 				start(i)
 			}
-			for healed := time.Now(); c.actors() != 1 && time.Since(healed) < abandoned+2*time.Minute; {
+			for healed := time.Now(); c.actors() != 1 && time.Since(healed) < claimTimeout+2*time.Minute; {
 				time.Sleep(10 * time.Second)
 			}
 			time.Sleep(time.Minute)

@@ -37,10 +37,10 @@ const definition = "clusterpolicies.nvidia.com"
 
 var definitionKind = schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"}
 
-// released is the duration of a Lease that a leader gave up. One whose holder was removed
+// releasedSeconds is the duration of a Lease that a leader gave up. One whose holder was removed
 // by hand has another, and so has one that was given up before its leader could be sure to
 // be alone.
-const released = 1
+const releasedSeconds = 1
 
 var errStandDown = errors.New("another installation serves this cluster")
 
@@ -61,7 +61,7 @@ type lock struct {
 	uid       string    // of the Lease that is held; "": none is
 	proven    time.Time // when the last renewal was sent that succeeded
 	ambiguous bool      // an earlier leader may still act
-	heir      string    // namespace of the installation that the Lease is given up to; "": any
+	successor string    // namespace of the installation that the Lease is given up to; "": any
 	status    Status
 	leader    string // the other that was last reported to lead
 }
@@ -81,10 +81,10 @@ func (l *lock) Describe() string { return Namespace + "/" + Name }
 // RecordEvent implements resourcelock.Interface. The log has it.
 func (l *lock) RecordEvent(string) {}
 
-// certain returns how much longer the last renewal proves that nobody else acts. Time
+// remaining returns how much longer the last renewal proves that nobody else acts. Time
 // that either the monotonic or the wall clock counts has passed: the first does not run
 // while a virtual machine is suspended, the second may be set back.
-func (l *lock) certain() time.Duration {
+func (l *lock) remaining() time.Duration {
 	l.mu.Lock()
 	proven, held := l.proven, l.uid != ""
 	l.mu.Unlock()
@@ -95,15 +95,15 @@ func (l *lock) certain() time.Duration {
 	return certainty - max(now.Sub(proven), now.Round(0).Sub(proven.Round(0)))
 }
 
-// unsettled reports whether an earlier leader may still act.
-func (l *lock) unsettled() bool {
+// isAmbiguous reports whether an earlier leader may still act.
+func (l *lock) isAmbiguous() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.ambiguous
 }
 
-// settle records that no earlier leader acts any more.
-func (l *lock) settle() {
+// clearAmbiguous records that no earlier leader acts any more.
+func (l *lock) clearAmbiguous() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.ambiguous = false
@@ -113,7 +113,7 @@ func (l *lock) settle() {
 func (l *lock) yieldTo(namespace string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.heir = namespace
+	l.successor = namespace
 }
 
 // held returns the UID of the Lease that this process holds, "" where it holds none.
@@ -128,7 +128,7 @@ func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 	lease, err := l.read(ctx)
 	if uid := l.held(); uid != "" && (err == nil || apierrors.IsNotFound(err)) {
 		if lost := l.checkHeld(uid, lease); lost != nil {
-			return nil, nil, l.lose(lost)
+			return nil, nil, l.recordLoss(lost)
 		}
 	}
 	if l.lease = lease; apierrors.IsNotFound(err) {
@@ -165,7 +165,7 @@ func (l *lock) checkTurn(ctx context.Context, record *resourcelock.LeaderElectio
 		l.reportOther(other, record.HolderIdentity)
 		return nil // client-go waits until it has run out
 	}
-	if other == "" || time.Since(l.history.used) >= abandoned {
+	if other == "" || time.Since(l.history.used) >= claimTimeout {
 		return nil
 	}
 	_, there, err := l.installed(ctx, other, l.lease.Labels[labelDeployment])
@@ -181,7 +181,7 @@ func (l *lock) checkTurn(ctx context.Context, record *resourcelock.LeaderElectio
 
 // reportOther reports that another operator leads, and logs it when it changes.
 func (l *lock) reportOther(other, holder string) {
-	holder = bounded(holder)
+	holder = truncate(holder)
 	l.mu.Lock()
 	known := l.leader == other+" "+holder
 	l.leader = other + " " + holder
@@ -211,7 +211,7 @@ func (l *lock) report(s Status) {
 // Create implements resourcelock.Interface.
 func (l *lock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	if l.held() != "" {
-		return l.lose(fmt.Errorf("the Lease %s was deleted", l.Describe()))
+		return l.recordLoss(fmt.Errorf("the Lease %s was deleted", l.Describe()))
 	}
 	owner := &metav1.PartialObjectMetadata{}
 	owner.SetGroupVersionKind(definitionKind)
@@ -252,7 +252,7 @@ func (l *lock) Update(ctx context.Context, record resourcelock.LeaderElectionRec
 func (l *lock) provesEnd(lease *coordinationv1.Lease) bool {
 	switch holderOf(lease) {
 	case "":
-		return lease.Spec.LeaseDurationSeconds != nil && *lease.Spec.LeaseDurationSeconds == released
+		return lease.Spec.LeaseDurationSeconds != nil && *lease.Spec.LeaseDurationSeconds == releasedSeconds
 	case l.Identity():
 		return false
 	}
@@ -261,11 +261,11 @@ func (l *lock) provesEnd(lease *coordinationv1.Lease) bool {
 
 // release gives the Lease up, to the heir's installation if there is one.
 func (l *lock) release(ctx context.Context, lease *coordinationv1.Lease, record resourcelock.LeaderElectionRecord, update func(context.Context) error) error {
-	if l.unsettled() { // whoever takes it next waits in turn
+	if l.isAmbiguous() { // whoever takes it next waits in turn
 		record.LeaseDurationSeconds = int(leaseDuration / time.Second)
 	}
 	l.mu.Lock()
-	heir := l.heir
+	heir := l.successor
 	l.mu.Unlock()
 	if heir != "" {
 		uid, there, err := l.installed(ctx, heir, "")
@@ -340,17 +340,17 @@ func (l *lock) checkHeld(uid string, lease *coordinationv1.Lease) error {
 	case lease == nil:
 		return fmt.Errorf("the Lease %s was deleted", l.Describe())
 	case string(lease.UID) != uid:
-		return fmt.Errorf("the Lease %s was deleted and made anew by %q", l.Describe(), bounded(holderOf(lease)))
+		return fmt.Errorf("the Lease %s was deleted and made anew by %q", l.Describe(), truncate(holderOf(lease)))
 	case holderOf(lease) != l.Identity():
-		return fmt.Errorf("the Lease %s was taken by %q", l.Describe(), bounded(holderOf(lease)))
+		return fmt.Errorf("the Lease %s was taken by %q", l.Describe(), truncate(holderOf(lease)))
 	case lease.Annotations[annotationProcess] != l.process:
 		return fmt.Errorf("the Lease %s was taken by another process of this pod", l.Describe())
 	}
 	return nil
 }
 
-// lose records that the Lease is lost, and returns why.
-func (l *lock) lose(err error) error {
+// recordLoss records that the Lease is lost, and returns why.
+func (l *lock) recordLoss(err error) error {
 	select {
 	case l.lost <- err:
 	default:
@@ -364,7 +364,7 @@ func (l *lock) lose(err error) error {
 func (l *lock) installed(ctx context.Context, namespace, uid string) (string, bool, error) {
 	var list appsv1.DeploymentList
 	if err := l.request(ctx, func(ctx context.Context) error {
-		return l.Client.List(ctx, &list, client.InNamespace(namespace), named(l.Deployment))
+		return l.Client.List(ctx, &list, client.InNamespace(namespace), byName(l.Deployment))
 	}); err != nil {
 		return "", false, fmt.Errorf("list Deployment %s/%s: %w", namespace, l.Deployment, err)
 	}
@@ -419,5 +419,5 @@ func holderOf(lease *coordinationv1.Lease) string {
 	return *lease.Spec.HolderIdentity
 }
 
-// bounded shortens what somebody else wrote.
-func bounded(s string) string { return s[:min(len(s), 200)] }
+// truncate shortens what somebody else wrote.
+func truncate(s string) string { return s[:min(len(s), 200)] }

@@ -13,9 +13,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// guard watches the Lease that this process holds, and returns an error when it is lost.
+// watchHeld watches the Lease that this process holds, and returns an error when it is lost.
 // While the watch is interrupted, the renewals find out.
-func (l *lock) guard(ctx context.Context) error {
+func (l *lock) watchHeld(ctx context.Context) error {
 	uid := l.held()
 	for ctx.Err() == nil {
 		lease, err := l.read(ctx)
@@ -24,7 +24,7 @@ func (l *lock) guard(ctx context.Context) error {
 				return ignoreEnd(ctx, lost)
 			}
 			var lost error
-			lost, err = l.follow(ctx, &coordinationv1.LeaseList{}, Namespace, Name, lease.ResourceVersion, func(e watch.Event) error {
+			lost, err = l.watchObject(ctx, &coordinationv1.LeaseList{}, Namespace, Name, lease.ResourceVersion, func(e watch.Event) error {
 				lease, is := e.Object.(*coordinationv1.Lease)
 				if !is {
 					return nil
@@ -38,7 +38,7 @@ func (l *lock) guard(ctx context.Context) error {
 				return ignoreEnd(ctx, lost)
 			}
 		}
-		l.interrupted(ctx, err)
+		l.logInterruption(ctx, err)
 	}
 	return nil
 }
@@ -69,17 +69,17 @@ func (l *lock) awaitFree(ctx context.Context, seen *coordinationv1.Lease) {
 			pause(ctx, retryPeriod)
 			continue
 		}
-		free, err := l.followBoth(ctx, seen)
+		free, err := l.watchLeaseAndOwner(ctx, seen)
 		if free {
 			return
 		}
-		l.interrupted(ctx, err)
+		l.logInterruption(ctx, err)
 	}
 }
 
-// followBoth follows the Lease and the Deployment of the installation that it belongs to,
+// watchLeaseAndOwner follows the Lease and the Deployment of the installation that it belongs to,
 // and reports whether the Lease may be taken.
-func (l *lock) followBoth(ctx context.Context, seen *coordinationv1.Lease) (free bool, err error) {
+func (l *lock) watchLeaseAndOwner(ctx context.Context, seen *coordinationv1.Lease) (free bool, err error) {
 	type end struct{ why, err error }
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -87,7 +87,7 @@ func (l *lock) followBoth(ctx context.Context, seen *coordinationv1.Lease) (free
 	ends := make(chan end, 2)
 	running := 1
 	go func() {
-		why, err := l.follow(ctx, &coordinationv1.LeaseList{}, Namespace, Name, seen.ResourceVersion, func(e watch.Event) error {
+		why, err := l.watchObject(ctx, &coordinationv1.LeaseList{}, Namespace, Name, seen.ResourceVersion, func(e watch.Event) error {
 			lease, is := e.Object.(*coordinationv1.Lease)
 			if is && (e.Type == watch.Deleted || holderOf(lease) == "" || lease.Labels[labelNamespace] != owner) {
 				return errFree
@@ -116,7 +116,7 @@ func (l *lock) followBoth(ctx context.Context, seen *coordinationv1.Lease) (free
 func (l *lock) awaitUninstalled(ctx context.Context, namespace, uid string) (why, err error) {
 	var list appsv1.DeploymentList
 	if err := l.request(ctx, func(ctx context.Context) error {
-		return l.Client.List(ctx, &list, client.InNamespace(namespace), named(l.Deployment))
+		return l.Client.List(ctx, &list, client.InNamespace(namespace), byName(l.Deployment))
 	}); err != nil {
 		return nil, fmt.Errorf("list Deployment %s/%s: %w", namespace, l.Deployment, err)
 	}
@@ -128,7 +128,7 @@ func (l *lock) awaitUninstalled(ctx context.Context, namespace, uid string) (why
 		<-ctx.Done()
 		return nil, nil
 	}
-	return l.follow(ctx, &appsv1.DeploymentList{}, namespace, l.Deployment, list.ResourceVersion, func(e watch.Event) error {
+	return l.watchObject(ctx, &appsv1.DeploymentList{}, namespace, l.Deployment, list.ResourceVersion, func(e watch.Event) error {
 		d, is := e.Object.(*appsv1.Deployment)
 		if is && (e.Type == watch.Deleted || string(d.UID) != uid || !runs(d)) {
 			return errFree
@@ -140,10 +140,10 @@ func (l *lock) awaitUninstalled(ctx context.Context, namespace, uid string) (why
 // errFree ends a wait.
 var errFree = errors.New("the Lease may be taken")
 
-// follow watches one object from a resourceVersion on, until see returns an
+// watchObject watches one object from a resourceVersion on, until see returns an
 // error, which follow returns as why. err is why the watch ended otherwise; it may be nil.
-func (l *lock) follow(ctx context.Context, list client.ObjectList, namespace, name, version string, see func(watch.Event) error) (why, err error) {
-	w, err := l.Client.Watch(ctx, list, client.InNamespace(namespace), named(name), &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: version}})
+func (l *lock) watchObject(ctx context.Context, list client.ObjectList, namespace, name, version string, see func(watch.Event) error) (why, err error) {
+	w, err := l.Client.Watch(ctx, list, client.InNamespace(namespace), byName(name), &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: version}})
 	if err != nil {
 		return nil, fmt.Errorf("watch %T %s/%s: %w", list, namespace, name, err)
 	}
@@ -166,8 +166,8 @@ func (l *lock) follow(ctx context.Context, list client.ObjectList, namespace, na
 	}
 }
 
-// interrupted logs why a watch ended, and waits before the next.
-func (l *lock) interrupted(ctx context.Context, err error) {
+// logInterruption logs why a watch ended, and waits before the next.
+func (l *lock) logInterruption(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return
 	}
@@ -177,6 +177,6 @@ func (l *lock) interrupted(ctx context.Context, err error) {
 	pause(ctx, retryPeriod)
 }
 
-func named(name string) client.MatchingFields {
+func byName(name string) client.MatchingFields {
 	return client.MatchingFields{"metadata.name": name}
 }

@@ -20,7 +20,7 @@ import (
 
 var began = time.Unix(1000, 0)
 
-func TestWhatIsShown(t *testing.T) {
+func TestExposedMetrics(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	m := New(reg)
 	m.Reconciled("nodes", began, began.Add(20*time.Millisecond), errors.New("x"))

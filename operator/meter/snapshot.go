@@ -57,8 +57,8 @@ func (s *Snapshot) Add(at Place, nodes int, since time.Time) {
 	}
 }
 
-// bounded makes one of the pools that are too many.
-func (s Snapshot) bounded() Snapshot {
+// mergePools makes one of the pools that are too many.
+func (s Snapshot) mergePools() Snapshot {
 	size := map[string]int{}
 	for at, n := range s.Nodes {
 		size[at.Pool] += n
@@ -89,7 +89,7 @@ func (s Snapshot) bounded() Snapshot {
 
 // Show replaces what is shown of nodes and policy.
 func (m *Metrics) Show(s Snapshot) {
-	s = s.bounded()
+	s = s.mergePools()
 	m.snapshot.current.Store(&s)
 }
 

@@ -17,7 +17,7 @@ type transport struct {
 }
 
 func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
-	verb, resource, writes := request(r)
+	verb, resource, writes := classify(r)
 	response, err := t.next.RoundTrip(r)
 	if writes {
 		t.writes.WithLabelValues(verb, resource, outcome(verb, response, err)).Inc()
@@ -25,9 +25,9 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// request says what a request does, and to what.
-func request(r *http.Request) (verb, resource string, writes bool) {
-	resource, sub := path(r.URL.Path)
+// classify says what a request does, and to what.
+func classify(r *http.Request) (verb, resource string, writes bool) {
+	resource, sub := parsePath(r.URL.Path)
 	switch r.Method {
 	case http.MethodPost:
 		verb = "create"
@@ -49,9 +49,9 @@ func request(r *http.Request) (verb, resource string, writes bool) {
 	return verb, resource, resource != ""
 }
 
-// path reads /api/VERSION/… and /apis/GROUP/VERSION/…, with or without a namespace.
+// parsePath reads /api/VERSION/… and /apis/GROUP/VERSION/…, with or without a namespace.
 // What is behind a proxy's prefix counts too.
-func path(p string) (resource, sub string) {
+func parsePath(p string) (resource, sub string) {
 	parts := strings.Split(strings.Trim(p, "/"), "/")
 	for i, part := range parts {
 		skip := map[string]int{"api": 2, "apis": 3}[part]

@@ -31,7 +31,7 @@ func (b Bundle) addTo(roots *x509.CertPool) (flaw string) {
 	}
 	var flaws []string
 	for _, key := range slices.Sorted(maps.Keys(b.Files)) {
-		certificates, err := parse(b.Files[key])
+		certificates, err := parseCertificates(b.Files[key])
 		for _, c := range certificates {
 			roots.AddCert(c)
 		}
@@ -48,9 +48,9 @@ func (b Bundle) addTo(roots *x509.CertPool) (flaw string) {
 	return fmt.Sprintf("ConfigMap %s: %s; registries are asked without it: correct it", b.Name, strings.Join(flaws, ", "))
 }
 
-// parse returns the certificates of a file, and says what it has that is none. Text
+// parseCertificates returns the certificates of a file, and says what it has that is none. Text
 // between them is a comment.
-func parse(file []byte) (certificates []*x509.Certificate, err error) {
+func parseCertificates(file []byte) (certificates []*x509.Certificate, err error) {
 	const begin = "-----BEGIN CERTIFICATE-----"
 	want, have := bytes.Count(file, []byte(begin)), 0
 	for block, rest := pem.Decode(file); block != nil; block, rest = pem.Decode(rest) {

@@ -11,8 +11,8 @@ import (
 	"github.com/gpuready/gpuready/operator/driver"
 )
 
-func TestAFlawNamesConfigMapAndKeyAndTheOthersCount(t *testing.T) {
-	host, ca := serve(t, quiet(t))
+func TestFlawNamesConfigMapAndKeyAndKeepsTheOthers(t *testing.T) {
+	host, ca := serve(t, newQuietRegistry(t))
 	unlike := bytes.Replace(ca, []byte("\n"), []byte("\nAAAA"), 1)
 	for name, c := range map[string]struct {
 		files   map[string][]byte

@@ -17,8 +17,8 @@ const (
 	// A registry has no events: what it did not have, or did not say, is asked again.
 	firstWait = 30 * time.Second
 	lastWait  = 10 * time.Minute
-	// parallel questions, so that one registry that keeps silent does not hold up another.
-	parallel = 4
+	// maxParallel questions, so that one registry that keeps silent does not hold up another.
+	maxParallel = 4
 	// maxImages is how many answers are kept. A cluster has a few kernels at a time.
 	maxImages = 512
 )
@@ -31,13 +31,13 @@ const (
 //
 // What one Access is told says nothing of another: each has an entry of its own.
 type Cache struct {
-	ask     func(context.Context, string, Access) driver.Presence
+	query   func(context.Context, string, Access) driver.Presence
 	changed func(image string)
-	wake    chan struct{}
+	ready   chan struct{}
 
 	mu     sync.Mutex
 	images map[key]*entry
-	looks  int // how many there were: the clock of entry.used
+	clock  int // how many there were: the clock of entry.used
 	pruned int // looks at the last Prune
 }
 
@@ -61,21 +61,21 @@ type entry struct {
 	presence driver.Presence
 	due      time.Time // when to ask; zero: at once
 	wait     time.Duration
-	asking   bool
+	querying bool
 	stale    bool // while it is asked, what to ask with has changed
 	used     int
 }
 
-// settled reports whether nothing more is to be learnt of the image.
-func (e *entry) settled() bool {
+// final reports whether nothing more is to be learnt of the image.
+func (e *entry) final() bool {
 	p := e.presence
 	return p.State == driver.Present && p.Why == "" && p.Flaw == ""
 }
 
 // NewCache returns a Cache that asks by ask (Client.Look) and calls changed, from a
 // goroutine of Run, when what is known of an image is no longer what Look last answered.
-func NewCache(ask func(context.Context, string, Access) driver.Presence, changed func(image string)) *Cache {
-	return &Cache{ask: ask, changed: changed, wake: make(chan struct{}, 1), images: map[key]*entry{}}
+func NewCache(query func(context.Context, string, Access) driver.Presence, changed func(image string)) *Cache {
+	return &Cache{query: query, changed: changed, ready: make(chan struct{}, 1), images: map[key]*entry{}}
 }
 
 // Look returns what is known of an image: Unasked at first. Where the contents of secrets
@@ -86,17 +86,17 @@ func (c *Cache) Look(image string, a Access) driver.Presence {
 	k := keyOf(image, a)
 	e := c.images[k]
 	if e == nil {
-		c.makeRoom()
+		c.evictOldest()
 		e = &entry{access: a}
 		c.images[k] = e
-		c.poke()
+		c.notify()
 	}
-	c.looks++
-	e.used = c.looks
+	c.clock++
+	e.used = c.clock
 	if !e.access.equal(a) {
 		e.access = a
-		if !e.settled() {
-			c.askAgain(e)
+		if !e.final() {
+			c.retryNow(e)
 		}
 	}
 	return e.presence
@@ -107,23 +107,23 @@ func (c *Cache) Prune() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	maps.DeleteFunc(c.images, func(_ key, e *entry) bool { return e.used <= c.pruned })
-	c.pruned = c.looks
+	c.pruned = c.clock
 }
 
-func (c *Cache) askAgain(e *entry) {
-	e.due, e.wait, e.stale = time.Time{}, 0, e.asking
-	c.poke()
+func (c *Cache) retryNow(e *entry) {
+	e.due, e.wait, e.stale = time.Time{}, 0, e.querying
+	c.notify()
 }
 
-func (c *Cache) poke() {
+func (c *Cache) notify() {
 	select {
-	case c.wake <- struct{}{}:
+	case c.ready <- struct{}{}:
 	default:
 	}
 }
 
-// makeRoom forgets the image that was looked for longest ago.
-func (c *Cache) makeRoom() {
+// evictOldest forgets the image that was looked for longest ago.
+func (c *Cache) evictOldest() {
 	if len(c.images) < maxImages {
 		return
 	}
@@ -140,18 +140,18 @@ func (c *Cache) makeRoom() {
 func (c *Cache) Run(ctx context.Context) error {
 	var asking sync.WaitGroup
 	defer asking.Wait()
-	slots := make(chan struct{}, parallel)
+	slots := make(chan struct{}, maxParallel)
 	for {
 		select {
 		case slots <- struct{}{}:
 		case <-ctx.Done():
 			return nil
 		}
-		k, e, wait := c.next()
+		k, e, wait := c.nextDue()
 		if e != nil {
 			asking.Go(func() {
 				defer func() { <-slots }()
-				c.question(ctx, k, e)
+				c.queryImage(ctx, k, e)
 			})
 			continue
 		}
@@ -169,24 +169,24 @@ func (c *Cache) pause(ctx context.Context, wait time.Duration) bool {
 	select {
 	case <-ctx.Done():
 		return false
-	case <-c.wake:
+	case <-c.ready:
 	case <-timer.C:
 	}
 	return true
 }
 
-// next returns an image whose time has come, or how long until the next one's.
-func (c *Cache) next() (key, *entry, time.Duration) {
+// nextDue returns an image whose time has come, or how long until the next one's.
+func (c *Cache) nextDue() (key, *entry, time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	wait := lastWait
 	for k, e := range c.images {
-		if e.asking || e.settled() && !k.recheck {
+		if e.querying || e.final() && !k.recheck {
 			continue
 		}
 		until := time.Until(e.due)
 		if until <= 0 {
-			e.asking, e.stale = true, false
+			e.querying, e.stale = true, false
 			return k, e, 0
 		}
 		wait = min(wait, until)
@@ -194,41 +194,41 @@ func (c *Cache) next() (key, *entry, time.Duration) {
 	return key{}, nil, wait
 }
 
-func (c *Cache) question(ctx context.Context, k key, e *entry) {
+func (c *Cache) queryImage(ctx context.Context, k key, e *entry) {
 	c.mu.Lock()
 	access := e.access
 	c.mu.Unlock()
-	presence := c.ask(ctx, k.image, access)
-	if ctx.Err() == nil && c.settle(k, e, presence) {
+	presence := c.query(ctx, k.image, access)
+	if ctx.Err() == nil && c.store(k, e, presence) {
 		c.changed(k.image)
 	}
-	c.poke()
+	c.notify()
 }
 
-// settle keeps an answer, and reports whether it is news.
-func (c *Cache) settle(k key, e *entry, presence driver.Presence) bool {
+// store keeps an answer, and reports whether it is news.
+func (c *Cache) store(k key, e *entry, presence driver.Presence) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e.asking = false
+	e.querying = false
 	if e.stale {
 		return false // it is asked again, with what it is to be asked with
 	}
 	if presence.State != e.presence.State {
 		e.wait = 0
 	}
-	news := differ(presence, e.presence)
+	news := differs(presence, e.presence)
 	e.presence = presence
 	e.wait = min(max(2*e.wait, firstWait), lastWait)
-	if e.settled() {
+	if e.final() {
 		e.wait = lastWait
 	}
 	e.due = time.Now().Add(e.wait)
 	return news && c.images[k] == e
 }
 
-// differ reports whether two answers differ in more than the numbers of Why, which may have
+// differs reports whether two answers differ in more than the numbers of Why, which may have
 // the port of a connection.
-func differ(a, b driver.Presence) bool {
+func differs(a, b driver.Presence) bool {
 	a.Why, b.Why = withoutNumbers(a.Why), withoutNumbers(b.Why)
 	return a != b
 }

@@ -27,7 +27,7 @@ type fake struct {
 	now     int
 }
 
-func (f *fake) ask(ctx context.Context, image string, a Access) driver.Presence {
+func (f *fake) query(ctx context.Context, image string, a Access) driver.Presence {
 	f.mu.Lock()
 	f.asked = append(f.asked, time.Since(f.begin))
 	f.now++
@@ -49,7 +49,7 @@ func (f *fake) ask(ctx context.Context, image string, a Access) driver.Presence 
 	return p
 }
 
-func (f *fake) say(image string, state driver.PresenceState) {
+func (f *fake) setState(image string, state driver.PresenceState) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.answer[image] = driver.Presence{State: state}
@@ -61,29 +61,29 @@ func (f *fake) changed(image string) {
 	f.changes = append(f.changes, image)
 }
 
-// saw returns when it was asked, and who was told.
-func (f *fake) saw() (asked []time.Duration, changes []string) {
+// takeCalls returns when it was asked, and who was told.
+func (f *fake) takeCalls() (asked []time.Duration, changes []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Clone(f.asked), slices.Clone(f.changes)
 }
 
 func (f *fake) asks() int {
-	asked, _ := f.saw()
+	asked, _ := f.takeCalls()
 	return len(asked)
 }
 
-func (f *fake) takes(d time.Duration) {
+func (f *fake) setDelay(d time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.slow = d
 }
 
-// within runs a test with a Cache in a world of its own time.
-func within(t *testing.T, test func(t *testing.T, f *fake, c *Cache)) {
+// withCache runs a test with a Cache in a world of its own time.
+func withCache(t *testing.T, test func(t *testing.T, f *fake, c *Cache)) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{answer: map[string]driver.Presence{}, begin: time.Now()}
-		c := NewCache(f.ask, f.changed)
+		c := NewCache(f.query, f.changed)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- c.Run(ctx) }()
@@ -93,52 +93,52 @@ func within(t *testing.T, test func(t *testing.T, f *fake, c *Cache)) {
 	})
 }
 
-func TestWhatIsNotThereIsAskedForLessAndLessOften(t *testing.T) {
-	within(t, func(t *testing.T, f *fake, c *Cache) {
-		f.say("a", driver.Absent)
+func TestMissingImageIsQueriedWithBackoff(t *testing.T) {
+	withCache(t, func(t *testing.T, f *fake, c *Cache) {
+		f.setState("a", driver.Absent)
 		require.Equal(t, driver.Unasked, c.Look("a", Access{}).State)
 		synctest.Wait()
 		require.Equal(t, driver.Absent, c.Look("a", Access{}).State)
-		pass(25*time.Minute + time.Second)
-		asked, changes := f.saw()
+		advance(25*time.Minute + time.Second)
+		asked, changes := f.takeCalls()
 		require.Equal(t, []time.Duration{
 			0, 30 * time.Second, 90 * time.Second, 210 * time.Second, 450 * time.Second, 930 * time.Second, 1530 * time.Second,
 		}[:6], asked[:6])
 		require.Equal(t, []string{"a"}, changes)
-		f.say("a", driver.Present)
-		pass(10 * time.Minute)
+		f.setState("a", driver.Present)
+		advance(10 * time.Minute)
 		synctest.Wait()
 		require.Equal(t, driver.Present, c.Look("a", Access{}).State)
-		asked, changes = f.saw()
+		asked, changes = f.takeCalls()
 		require.Equal(t, []string{"a", "a"}, changes)
-		pass(48 * time.Hour)
+		advance(48 * time.Hour)
 		require.Equal(t, len(asked), f.asks(), "what is there is not asked for again")
 	})
 }
 
-func TestAnImageWhoseLabelsAreNotKnownIsAskedForAgain(t *testing.T) {
-	within(t, func(t *testing.T, f *fake, c *Cache) {
+func TestImageWithUnknownLabelsIsQueriedAgain(t *testing.T) {
+	withCache(t, func(t *testing.T, f *fake, c *Cache) {
 		f.mu.Lock()
 		f.answer["a"] = driver.Presence{State: driver.Present, Why: "its labels cannot be read"}
 		f.mu.Unlock()
 		c.Look("a", Access{})
-		pass(firstWait + time.Second)
+		advance(firstWait + time.Second)
 		require.Equal(t, 2, f.asks())
 		f.mu.Lock()
 		f.answer["a"] = driver.Presence{State: driver.Present, Ours: true}
 		f.mu.Unlock()
-		pass(2 * firstWait)
+		advance(2 * firstWait)
 		require.True(t, c.Look("a", Access{}).Ours)
-		_, changes := f.saw()
+		_, changes := f.takeCalls()
 		require.Equal(t, []string{"a", "a"}, changes)
-		pass(48 * time.Hour)
+		advance(48 * time.Hour)
 		require.Equal(t, 3, f.asks())
 	})
 }
 
-func TestOtherSecretsAreTriedAtOnce(t *testing.T) {
-	within(t, func(t *testing.T, f *fake, c *Cache) {
-		f.say("a", driver.Unknown)
+func TestChangedSecretsAreTriedAtOnce(t *testing.T) {
+	withCache(t, func(t *testing.T, f *fake, c *Cache) {
+		f.setState("a", driver.Unknown)
 		c.Look("a", Access{})
 		synctest.Wait()
 		c.Look("a", Access{Secrets: []Secret{{Name: "s"}}})
@@ -147,63 +147,63 @@ func TestOtherSecretsAreTriedAtOnce(t *testing.T) {
 		c.Look("a", Access{Secrets: []Secret{{Name: "s"}}})
 		synctest.Wait()
 		require.Equal(t, 2, f.asks())
-		f.takes(time.Second)
+		f.setDelay(time.Second)
 		c.Look("a", Access{Secrets: []Secret{{Name: "t"}}})
 		synctest.Wait()
-		f.say("a", driver.Present)
+		f.setState("a", driver.Present)
 		c.Look("a", Access{Bundle: Bundle{Name: "ca", Version: "1"}})
-		pass(3 * time.Second)
+		advance(3 * time.Second)
 		require.Equal(t, 4, f.asks(), "asked again: the answer was to the old question")
 		require.Equal(t, driver.Present, c.Look("a", Access{Bundle: Bundle{Name: "ca", Version: "1"}}).State)
 		c.Look("a", Access{Bundle: Bundle{Name: "ca", Version: "2"}})
-		pass(3 * time.Second)
+		advance(3 * time.Second)
 		require.Equal(t, 4, f.asks(), "what is there is not asked for again")
 	})
 }
 
-func TestWhatWasAskedWithAFlawIsAskedAgain(t *testing.T) {
-	within(t, func(t *testing.T, f *fake, c *Cache) {
+func TestQueryWithAFlawIsRepeated(t *testing.T) {
+	withCache(t, func(t *testing.T, f *fake, c *Cache) {
 		one, two := Access{Bundle: Bundle{Name: "ca", Version: "1"}}, Access{Bundle: Bundle{Name: "ca", Version: "2"}}
 		f.mu.Lock()
 		f.answer["a"] = driver.Presence{State: driver.Present, Flaw: "it has no keys"}
 		f.mu.Unlock()
 		c.Look("a", one)
-		pass(firstWait + time.Second)
+		advance(firstWait + time.Second)
 		require.Equal(t, 2, f.asks())
 		require.Equal(t, "it has no keys", c.Look("a", one).Flaw)
-		f.say("a", driver.Present)
+		f.setState("a", driver.Present)
 		c.Look("a", two)
 		synctest.Wait()
 		require.Equal(t, driver.Presence{State: driver.Present}, c.Look("a", two))
-		pass(time.Hour)
+		advance(time.Hour)
 		require.Equal(t, 3, f.asks())
 	})
 }
 
-func TestWhatNobodyWantsIsForgotten(t *testing.T) {
-	within(t, func(t *testing.T, f *fake, c *Cache) {
+func TestUnusedImagesAreForgotten(t *testing.T) {
+	withCache(t, func(t *testing.T, f *fake, c *Cache) {
 		for i := range maxImages + 5 {
 			c.Look(fmt.Sprint(i), Access{})
 			synctest.Wait()
 		}
 		require.Equal(t, maxImages, size(c))
 		require.Equal(t, driver.Unasked, c.Look("0", Access{}).State)
-		f.takes(time.Second)
+		f.setDelay(time.Second)
 		c.Look("100", Access{Secrets: []Secret{{Name: "s"}}})
 		synctest.Wait()
-		_, before := f.saw()
+		_, before := f.takeCalls()
 		c.Prune()
 		c.Look("200", Access{})
 		c.Prune()
-		pass(10 * time.Second)
+		advance(10 * time.Second)
 		require.Equal(t, 1, size(c))
-		_, after := f.saw()
+		_, after := f.takeCalls()
 		require.Equal(t, before, after, "nobody is told of what was forgotten while it was asked for")
 	})
 }
 
-func TestAnImageIsKnownToWhomItWasShown(t *testing.T) {
-	within(t, func(t *testing.T, f *fake, c *Cache) {
+func TestResultsAreNotSharedBetweenAccesses(t *testing.T) {
+	withCache(t, func(t *testing.T, f *fake, c *Cache) {
 		pull, push := Access{Secrets: []Secret{{Name: "pull"}}}, Access{Secrets: []Secret{{Name: "push"}, {Name: "pull"}}, Recheck: true}
 		f.shows = func(a Access) driver.Presence {
 			if a.Secrets[0].Name == "push" {
@@ -222,67 +222,67 @@ func TestAnImageIsKnownToWhomItWasShown(t *testing.T) {
 	})
 }
 
-func TestAnotherReasonIsNews(t *testing.T) {
-	within(t, func(t *testing.T, f *fake, c *Cache) {
+func TestChangedReasonIsReported(t *testing.T) {
+	withCache(t, func(t *testing.T, f *fake, c *Cache) {
 		for _, why := range []string{"the operator may not get secrets", "dial tcp 127.0.0.1:1: connection refused"} {
 			f.mu.Lock()
 			f.answer["a"] = driver.Presence{State: driver.Unknown, Why: why}
 			f.mu.Unlock()
 			c.Look("a", Access{})
-			pass(firstWait - time.Second)
+			advance(firstWait - time.Second)
 		}
-		pass(2 * time.Second)
-		_, changes := f.saw()
+		advance(2 * time.Second)
+		_, changes := f.takeCalls()
 		require.Equal(t, []string{"a", "a"}, changes)
 	})
 }
 
-func TestOtherNumbersInAnAnswerAreNoNews(t *testing.T) {
-	within(t, func(t *testing.T, f *fake, c *Cache) {
+func TestChangedNumbersAreNotReported(t *testing.T) {
+	withCache(t, func(t *testing.T, f *fake, c *Cache) {
 		port := 0
 		f.shows = func(Access) driver.Presence {
 			port++
 			return driver.Presence{State: driver.Unknown, Why: fmt.Sprintf("read tcp 10.0.0.1:%d: connection reset", port)}
 		}
 		c.Look("a", Access{})
-		pass(time.Hour)
-		_, changes := f.saw()
+		advance(time.Hour)
+		_, changes := f.takeCalls()
 		require.Equal(t, []string{"a"}, changes)
 		require.Equal(t, fmt.Sprintf("read tcp 10.0.0.1:%d: connection reset", f.asks()), c.Look("a", Access{}).Why, "the newest")
 	})
 }
 
-func TestAnImageThatMayGoIsAskedForEveryTenMinutes(t *testing.T) {
-	within(t, func(t *testing.T, f *fake, c *Cache) {
-		f.say("a", driver.Present)
+func TestRecheckedImageIsQueriedEveryTenMinutes(t *testing.T) {
+	withCache(t, func(t *testing.T, f *fake, c *Cache) {
+		f.setState("a", driver.Present)
 		c.Look("a", Access{Recheck: true})
-		pass(time.Hour + time.Second)
+		advance(time.Hour + time.Second)
 		require.Equal(t, 7, f.asks())
-		f.say("a", driver.Absent)
-		pass(lastWait)
+		f.setState("a", driver.Absent)
+		advance(lastWait)
 		require.Equal(t, driver.Absent, c.Look("a", Access{Recheck: true}).State)
-		_, changes := f.saw()
+		_, changes := f.takeCalls()
 		require.Equal(t, []string{"a", "a"}, changes)
 	})
 }
 
-func TestFourQuestionsAtATime(t *testing.T) {
-	within(t, func(t *testing.T, f *fake, c *Cache) {
-		f.takes(20 * time.Second)
+func TestFourQueriesAtATime(t *testing.T) {
+	withCache(t, func(t *testing.T, f *fake, c *Cache) {
+		f.setDelay(20 * time.Second)
 		for i := range 10 {
 			c.Look(fmt.Sprint(i), Access{})
 		}
-		pass(time.Second)
-		require.Equal(t, parallel, f.asks())
-		pass(50 * time.Second)
+		advance(time.Second)
+		require.Equal(t, maxParallel, f.asks())
+		advance(50 * time.Second)
 		require.GreaterOrEqual(t, f.asks(), 10)
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		require.Equal(t, parallel, f.most)
+		require.Equal(t, maxParallel, f.most)
 	})
 }
 
-func pass(d time.Duration) {
+func advance(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }

@@ -37,7 +37,7 @@ func (l *labels) read(digest v1.Hash, get func() (*remote.Descriptor, error)) dr
 		value, err = readLabel(whole)
 	}
 	if err != nil {
-		return driver.Presence{State: driver.Present, Why: why("its labels cannot be read: %v", err)}
+		return driver.Presence{State: driver.Present, Why: formatWhy("its labels cannot be read: %v", err)}
 	}
 	l.remember(whole.Digest, value)
 	return labelled(value)

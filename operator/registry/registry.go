@@ -68,7 +68,7 @@ type Client struct {
 // New returns a Client. It reads the environment (HTTPS_PROXY, HTTP_PROXY, NO_PROXY) and
 // the directories of certificates once; it fails where those cannot be read.
 func New(o Options) (*Client, error) {
-	roots, err := authorities(o.CADirs)
+	roots, err := loadRoots(o.CADirs)
 	if err != nil {
 		return nil, err
 	}
@@ -101,60 +101,60 @@ func (c *Client) Look(ctx context.Context, image string, a Access) driver.Presen
 	flaw := a.Bundle.addTo(roots)
 	roundTrip, closeIdle := c.transport(roots)
 	defer closeIdle()
-	keys, unread := keysFor(ref.Context(), a.Secrets)
-	presence := c.try(ctx, ref, keys, roundTrip)
+	keys, unread := credentialsFor(ref.Context(), a.Secrets)
+	presence := c.lookWithKeys(ctx, ref, keys, roundTrip)
 	if unread != nil && presence.State != driver.Present {
-		presence.Why = why("%s; %v", presence.Why, unread)
+		presence.Why = formatWhy("%s; %v", presence.Why, unread)
 	}
-	presence.Flaw = why("%s", flaw)
+	presence.Flaw = formatWhy("%s", flaw)
 	return presence
 }
 
-// try asks with one key after the other, as the kubelet does, until one is let in.
-func (c *Client) try(ctx context.Context, ref name.Reference, keys []authn.AuthConfig, rt http.RoundTripper) driver.Presence {
+// lookWithKeys asks with one key after the other, as the kubelet does, until one is let in.
+func (c *Client) lookWithKeys(ctx context.Context, ref name.Reference, keys []authn.AuthConfig, rt http.RoundTripper) driver.Presence {
 	if len(keys) == 0 {
-		presence := c.ask(ctx, ref, authn.Anonymous, rt)
+		presence := c.query(ctx, ref, authn.Anonymous, rt)
 		if presence.State == driver.Absent {
 			presence.Why = "asked without credentials"
 		}
 		return presence.Presence
 	}
-	var last answer
+	var last result
 	for _, key := range keys {
-		if last = c.ask(ctx, ref, authn.FromConfig(key), rt); !last.denied {
+		if last = c.query(ctx, ref, authn.FromConfig(key), rt); !last.denied {
 			break
 		}
 	}
 	return last.Presence
 }
 
-type answer struct {
+type result struct {
 	driver.Presence
 	denied bool
 }
 
-// ask asks by HEAD, which costs least and does not count as a pull, and where that is
+// query asks by HEAD, which costs least and does not count as a pull, and where that is
 // refused by GET: only its answer has words. Labels are read by GET, once for each digest.
-func (c *Client) ask(ctx context.Context, ref name.Reference, auth authn.Authenticator, rt http.RoundTripper) answer {
+func (c *Client) query(ctx context.Context, ref name.Reference, auth authn.Authenticator, rt http.RoundTripper) result {
 	options := []remote.Option{
 		remote.WithContext(ctx), remote.WithAuth(auth), remote.WithTransport(rt), remote.WithUserAgent(c.agent),
 		remote.WithRetryBackoff(remote.Backoff{Steps: 1}),
 	}
 	head, err := remote.Head(ref, options...)
 	if err == nil && manifest(head.MediaType) {
-		return answer{Presence: c.labels.read(head.Digest, func() (*remote.Descriptor, error) { return remote.Get(ref, options...) })}
+		return result{Presence: c.labels.read(head.Digest, func() (*remote.Descriptor, error) { return remote.Get(ref, options...) })}
 	}
-	if err == nil || again(ctx, err) {
+	if err == nil || worthGet(ctx, err) {
 		var whole *remote.Descriptor
 		if whole, err = remote.Get(ref, options...); err == nil {
-			return answer{Presence: c.told(whole)}
+			return result{Presence: c.presenceOf(whole)}
 		}
 	}
-	return judge(err)
+	return presenceOfError(err)
 }
 
-// told is what an answer tells by its type: any web server may say 200.
-func (c *Client) told(whole *remote.Descriptor) driver.Presence {
+// presenceOf is what an answer tells by its type: any web server may say 200.
+func (c *Client) presenceOf(whole *remote.Descriptor) driver.Presence {
 	if manifest(whole.MediaType) {
 		return c.labels.read(whole.Digest, func() (*remote.Descriptor, error) { return whole, nil })
 	}
@@ -165,9 +165,9 @@ func manifest(kind types.MediaType) bool {
 	return kind.IsImage() || kind.IsIndex() || kind.IsSchema1()
 }
 
-// again says whether GET may tell more than HEAD did: not where nobody answered, or where
+// worthGet says whether GET may tell more than HEAD did: not where nobody answered, or where
 // the registry wants to be left alone.
-func again(ctx context.Context, err error) bool {
+func worthGet(ctx context.Context, err error) bool {
 	if ctx.Err() != nil {
 		return false
 	}
@@ -178,25 +178,25 @@ func again(ctx context.Context, err error) bool {
 	return !failed
 }
 
-func judge(err error) answer {
+func presenceOfError(err error) result {
 	refused, ok := errors.AsType[*transport.Error](err)
 	if !ok {
-		return answer{Presence: unknown("%v", err)}
+		return result{Presence: unknown("%v", err)}
 	}
 	switch refused.StatusCode {
 	case http.StatusUnauthorized, http.StatusForbidden:
-		return answer{unknown("not allowed to ask (%v); name a pull secret in spec.driver.imagePullSecrets", err), true}
+		return result{unknown("not allowed to ask (%v); name a pull secret in spec.driver.imagePullSecrets", err), true}
 	case http.StatusNotFound:
-		if saysMissing(refused) {
-			return answer{Presence: driver.Presence{State: driver.Absent}}
+		if isMissing(refused) {
+			return result{Presence: driver.Presence{State: driver.Absent}}
 		}
-		return answer{Presence: unknown("404 Not Found, and not in a registry's words (%v)", err)}
+		return result{Presence: unknown("404 Not Found, and not in a registry's words (%v)", err)}
 	}
-	return answer{Presence: unknown("%v", err)}
+	return result{Presence: unknown("%v", err)}
 }
 
-// saysMissing says whether a 404 is a registry's. NOT_FOUND is Harbor's.
-func saysMissing(e *transport.Error) bool {
+// isMissing says whether a 404 is a registry's. NOT_FOUND is Harbor's.
+func isMissing(e *transport.Error) bool {
 	return slices.ContainsFunc(e.Errors, func(d transport.Diagnostic) bool {
 		switch d.Code {
 		case transport.ManifestUnknownErrorCode, transport.NameUnknownErrorCode, "NOT_FOUND":
@@ -207,10 +207,10 @@ func saysMissing(e *transport.Error) bool {
 }
 
 func unknown(format string, args ...any) driver.Presence {
-	return driver.Presence{State: driver.Unknown, Why: why(format, args...)}
+	return driver.Presence{State: driver.Unknown, Why: formatWhy(format, args...)}
 }
 
-func why(format string, args ...any) string {
+func formatWhy(format string, args ...any) string {
 	return strings.TrimPrefix(record.Clean(fmt.Sprintf(format, args...), maxWhy), "; ")
 }
 

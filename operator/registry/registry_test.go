@@ -37,8 +37,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const tag = "nvidia/driver:535-5.15.0-1042-aws-ubuntu22.04"
 
-// quiet is a registry with one image.
-func quiet(t *testing.T) http.Handler {
+// newQuietRegistry is a registry with one image.
+func newQuietRegistry(t *testing.T) http.Handler {
 	t.Helper()
 	handler := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	image, err := random.Image(64, 1)
@@ -78,8 +78,8 @@ func secret(name, host, user, password string) Secret {
 		`{"auths":{%q:{"auth":%q}}}`, host, base64.StdEncoding.EncodeToString([]byte(user+":"+password)))}}
 }
 
-func TestPresentAndAbsentOverTLSWithOnesOwnAuthority(t *testing.T) {
-	host, ca := serve(t, quiet(t))
+func TestPresentAndAbsentOverTLSWithACustomAuthority(t *testing.T) {
+	host, ca := serve(t, newQuietRegistry(t))
 	o := trusting(t, ca)
 	dir := o.CADirs[0]
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "README"), []byte("no certificate"), 0o644))
@@ -131,7 +131,7 @@ func labelledImage(t *testing.T, label, value string) v1.Image {
 	return image
 }
 
-func TestTheLabelTellsWhoseDriverContainerAnImageIs(t *testing.T) {
+func TestLabelIdentifiesOurDriverContainers(t *testing.T) {
 	text, err := os.ReadFile("../../deployments/images/driver/Containerfile")
 	require.NoError(t, err)
 	require.Contains(t, string(text), Label+`="true"`)
@@ -142,7 +142,7 @@ func TestTheLabelTellsWhoseDriverContainerAnImageIs(t *testing.T) {
 	index := mutate.AppendManifests(empty.Index,
 		mutate.IndexAddendum{Add: attestation, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "unknown", Architecture: "unknown"}}},
 		mutate.IndexAddendum{Add: ours, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "arm64"}}})
-	handler := quiet(t)
+	handler := newQuietRegistry(t)
 	for as, image := range map[string]remote.Taggable{"driver:ours": ours, "driver:theirs": theirs, "driver:index": index, "driver:nothing": empty.Index} {
 		push(t, handler, as, image)
 	}
@@ -166,8 +166,8 @@ func TestTheLabelTellsWhoseDriverContainerAnImageIs(t *testing.T) {
 	require.Contains(t, got.Why, "its labels cannot be read: it lists no image for Linux")
 }
 
-func TestAnImageWhoseLabelsCannotBeReadIsThere(t *testing.T) {
-	images := quiet(t)
+func TestImageWithUnreadableLabelsIsPresent(t *testing.T) {
+	images := newQuietRegistry(t)
 	refuse := func(pattern string, status int, body io.Reader) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.Method == http.MethodGet && strings.Contains(r.URL.Path, pattern) {
@@ -198,7 +198,7 @@ type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return len(p), nil }
 
-func TestDigestsThatAreRememberedAreBounded(t *testing.T) {
+func TestRememberedDigestsAreBounded(t *testing.T) {
 	var l labels
 	for i := range 3 * maxDigests {
 		l.remember(v1.Hash{Algorithm: "sha256", Hex: fmt.Sprint(i)}, "true")
@@ -208,8 +208,8 @@ func TestDigestsThatAreRememberedAreBounded(t *testing.T) {
 	require.True(t, known)
 }
 
-func TestPlainHTTPOnlyWhereItIsMeant(t *testing.T) {
-	server := httptest.NewServer(quiet(t))
+func TestPlainHTTPOnlyForInsecureRegistries(t *testing.T) {
+	server := httptest.NewServer(newQuietRegistry(t))
 	defer server.Close()
 	host := strings.TrimPrefix(server.URL, "http://")
 	require.Equal(t, driver.Present, client(t, Options{Insecure: []string{host}}).Look(t.Context(), host+"/"+tag, Access{}).State)
@@ -235,7 +235,7 @@ func basic(handler http.Handler, wrong *atomic.Int32) http.Handler {
 
 func TestPullSecrets(t *testing.T) {
 	var wrong atomic.Int32
-	host, ca := serve(t, basic(quiet(t), &wrong))
+	host, ca := serve(t, basic(newQuietRegistry(t), &wrong))
 	c := client(t, trusting(t, ca))
 	old := Secret{Name: "old", Data: map[string][]byte{corev1.DockerConfigKey: fmt.Appendf(nil, `{%q:{"username":"puller","password":"secret"}}`, "https://"+host+"/v1/")}}
 	for name, secrets := range map[string][]Secret{
@@ -272,7 +272,7 @@ func TestPullSecrets(t *testing.T) {
 }
 
 func TestTokens(t *testing.T) {
-	images := quiet(t)
+	images := newQuietRegistry(t)
 	var host string
 	mux := http.NewServeMux()
 	mux.HandleFunc("/token", func(w http.ResponseWriter, r *http.Request) {
@@ -298,7 +298,7 @@ func TestTokens(t *testing.T) {
 }
 
 func TestTheProxyOfTheEnvironment(t *testing.T) {
-	target, ca := serve(t, quiet(t))
+	target, ca := serve(t, newQuietRegistry(t))
 	var asked atomic.Value
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked.Store(r.Method + " " + r.Host)
@@ -334,8 +334,8 @@ func connect(w http.ResponseWriter, target string) {
 	_, _ = io.Copy(from, to)
 }
 
-// answers is a registry that answers questions for manifests in one way.
-func answers(status int, kind, body string) http.Handler {
+// fixedResponse is a registry that answers questions for manifests in one way.
+func fixedResponse(status int, kind, body string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/v2/" {
 			return
@@ -346,24 +346,24 @@ func answers(status int, kind, body string) http.Handler {
 	})
 }
 
-func TestWhatIsNotARegistrysWordIsNotKnown(t *testing.T) {
-	images := quiet(t)
+func TestOtherServersResponsesAreUnknown(t *testing.T) {
+	images := newQuietRegistry(t)
 	coded := func(code string) string { return fmt.Sprintf(`{"errors":[{"code":%q,"message":"m"}]}`, code) }
 	for name, c := range map[string]struct {
 		handler http.Handler
 		state   driver.PresenceState
 		why     string
 	}{
-		"no such manifest":     {answers(404, "application/json", coded("MANIFEST_UNKNOWN")), driver.Absent, ""},
-		"no such repository":   {answers(404, "application/json", coded("NAME_UNKNOWN")), driver.Absent, ""},
-		"Harbor":               {answers(404, "application/json", coded("NOT_FOUND")), driver.Absent, ""},
-		"a web server":         {answers(404, "text/html", "<h1>Not Found</h1>"), driver.Unknown, "not in a registry's words"},
-		"denied":               {answers(403, "application/json", coded("DENIED")), driver.Unknown, "not allowed"},
-		"too many":             {answers(429, "application/json", coded("TOOMANYREQUESTS")), driver.Unknown, "429"},
-		"broken":               {answers(500, "text/plain", "oops"), driver.Unknown, "500"},
-		"moving":               {answers(503, "text/plain", "later"), driver.Unknown, "503"},
-		"says yes to anything": {answers(200, "text/html", "<h1>Welcome</h1>"), driver.Unknown, ""},
-		"garbage":              {answers(404, "application/json", strings.Repeat("\x00", 1<<20)), driver.Unknown, ""},
+		"no such manifest":     {fixedResponse(404, "application/json", coded("MANIFEST_UNKNOWN")), driver.Absent, ""},
+		"no such repository":   {fixedResponse(404, "application/json", coded("NAME_UNKNOWN")), driver.Absent, ""},
+		"Harbor":               {fixedResponse(404, "application/json", coded("NOT_FOUND")), driver.Absent, ""},
+		"a web server":         {fixedResponse(404, "text/html", "<h1>Not Found</h1>"), driver.Unknown, "not in a registry's words"},
+		"denied":               {fixedResponse(403, "application/json", coded("DENIED")), driver.Unknown, "not allowed"},
+		"too many":             {fixedResponse(429, "application/json", coded("TOOMANYREQUESTS")), driver.Unknown, "429"},
+		"broken":               {fixedResponse(500, "text/plain", "oops"), driver.Unknown, "500"},
+		"moving":               {fixedResponse(503, "text/plain", "later"), driver.Unknown, "503"},
+		"says yes to anything": {fixedResponse(200, "text/html", "<h1>Welcome</h1>"), driver.Unknown, ""},
+		"garbage":              {fixedResponse(404, "application/json", strings.Repeat("\x00", 1<<20)), driver.Unknown, ""},
 		"knows no HEAD": {http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.Method == http.MethodHead {
 				w.WriteHeader(http.StatusMethodNotAllowed)
@@ -391,7 +391,7 @@ func TestWhatIsNotARegistrysWordIsNotKnown(t *testing.T) {
 	}
 }
 
-func TestARegistryThatKeepsSilentHasADeadline(t *testing.T) {
+func TestSilentRegistryHitsTheDeadline(t *testing.T) {
 	release := make(chan struct{})
 	host, ca := serve(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		select {
@@ -407,14 +407,14 @@ func TestARegistryThatKeepsSilentHasADeadline(t *testing.T) {
 	require.Contains(t, got.Why, "deadline")
 }
 
-func TestWhatCannotBeAsked(t *testing.T) {
+func TestInvalidReferencesAreUnknown(t *testing.T) {
 	c := client(t, Options{})
 	require.Contains(t, c.Look(t.Context(), "No Image", Access{}).Why, "is no image")
 	_, err := New(Options{CADirs: []string{"/does/not/exist"}})
 	require.ErrorContains(t, err, "/does/not/exist")
 }
 
-func TestWhichEntriesAreForARegistry(t *testing.T) {
+func TestSecretEntriesThatMatchARegistry(t *testing.T) {
 	for _, c := range []struct {
 		key, image string
 		covers     bool
@@ -437,7 +437,7 @@ func TestWhichEntriesAreForARegistry(t *testing.T) {
 	} {
 		repository, err := name.NewRepository(c.image)
 		require.NoError(t, err)
-		require.Equal(t, c.covers, entryOf(c.key).covers(repository), "%s for %s", c.key, c.image)
+		require.Equal(t, c.covers, parsePattern(c.key).matches(repository), "%s for %s", c.key, c.image)
 	}
 }
 
@@ -447,7 +447,7 @@ func FuzzSecretsNeverPanic(f *testing.F) {
 	repository, err := name.NewRepository("nvcr.io/nvidia/driver")
 	require.NoError(f, err)
 	f.Fuzz(func(_ *testing.T, config, cfg []byte) {
-		keys, _ := keysFor(repository, []Secret{
+		keys, _ := credentialsFor(repository, []Secret{
 			{Name: "a", Data: map[string][]byte{corev1.DockerConfigJsonKey: config}}, {Name: "b", Data: map[string][]byte{corev1.DockerConfigKey: cfg}}})
 		for _, key := range keys {
 			_ = authn.FromConfig(key)

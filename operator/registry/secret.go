@@ -51,10 +51,10 @@ func (s Secret) auths() (map[string]authn.AuthConfig, error) {
 	return config.Auths, nil
 }
 
-// keysFor returns the credentials that the secrets have for the repository, in the order in
+// credentialsFor returns the credentials that the secrets have for the repository, in the order in
 // which the kubelet tries them: the more special the entry, the earlier. A secret that
 // cannot be read is left out and told of.
-func keysFor(repository name.Repository, secrets []Secret) (keys []authn.AuthConfig, unread error) {
+func credentialsFor(repository name.Repository, secrets []Secret) (keys []authn.AuthConfig, unread error) {
 	type entry struct {
 		pattern string
 		auth    authn.AuthConfig
@@ -64,7 +64,7 @@ func keysFor(repository name.Repository, secrets []Secret) (keys []authn.AuthCon
 		auths, err := secret.auths()
 		unread = errors.Join(unread, err)
 		for _, key := range slices.Sorted(maps.Keys(auths)) {
-			if pattern := entryOf(key); pattern.covers(repository) {
+			if pattern := parsePattern(key); pattern.matches(repository) {
 				entries = append(entries, entry{pattern.host + pattern.path, auths[key]})
 			}
 		}
@@ -79,9 +79,9 @@ func keysFor(repository name.Repository, secrets []Secret) (keys []authn.AuthCon
 // pattern is what an entry of a secret is for: a registry, with wildcards, and a path.
 type pattern struct{ host, path string }
 
-// entryOf reads "registry.example", "https://registry.example/v1/", "registry.example:5000/team"
+// parsePattern reads "registry.example", "https://registry.example/v1/", "registry.example:5000/team"
 // and "*.registry.example".
-func entryOf(key string) pattern {
+func parsePattern(key string) pattern {
 	if !strings.Contains(key, "://") {
 		key = "https://" + key
 	}
@@ -104,9 +104,9 @@ func canonical(host string) string {
 	return host
 }
 
-// covers follows k8s.io/kubernetes/pkg/credentialprovider: the parts of the name one by
+// matches follows k8s.io/kubernetes/pkg/credentialprovider: the parts of the name one by
 // one, the port as it is, the path from its beginning.
-func (p pattern) covers(repository name.Repository) bool {
+func (p pattern) matches(repository name.Repository) bool {
 	want, have := &url.URL{Host: p.host}, &url.URL{Host: canonical(repository.RegistryStr())}
 	if p.host == "" || want.Port() != have.Port() || !strings.HasPrefix("/"+repository.RepositoryStr(), p.path) {
 		return false

@@ -26,20 +26,20 @@ const (
 // transport returns what one question goes over, and what closes its connections.
 // Questions are rare: connections are not kept for the next one.
 func (c *Client) transport(roots *x509.CertPool) (http.RoundTripper, func()) {
-	verified, lax := c.base(&tls.Config{RootCAs: roots}), c.base(&tls.Config{InsecureSkipVerify: true})
+	verified, lax := c.newTransport(&tls.Config{RootCAs: roots}), c.newTransport(&tls.Config{InsecureSkipVerify: true})
 	trip := roundTripper(func(r *http.Request) (*http.Response, error) {
 		if c.mayBeInsecure(r.URL.Host) {
-			return bounded(lax.RoundTrip(r))
+			return limitBody(lax.RoundTrip(r))
 		}
 		if r.URL.Scheme != "https" {
 			return nil, fmt.Errorf("%s is asked by HTTPS only; list it as insecure if that is meant", r.URL.Host)
 		}
-		return bounded(verified.RoundTrip(r))
+		return limitBody(verified.RoundTrip(r))
 	})
 	return trip, func() { verified.CloseIdleConnections(); lax.CloseIdleConnections() }
 }
 
-func (c *Client) base(config *tls.Config) *http.Transport {
+func (c *Client) newTransport(config *tls.Config) *http.Transport {
 	config.MinVersion = tls.VersionTLS12
 	return &http.Transport{
 		Proxy:                  func(r *http.Request) (*url.URL, error) { return c.proxy(r.URL) },
@@ -56,8 +56,8 @@ type roundTripper func(*http.Request) (*http.Response, error)
 // RoundTrip is http.RoundTripper.
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// bounded cuts an answer that has no end.
-func bounded(r *http.Response, err error) (*http.Response, error) {
+// limitBody cuts an answer that has no end.
+func limitBody(r *http.Response, err error) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -68,8 +68,8 @@ func bounded(r *http.Response, err error) (*http.Response, error) {
 	return r, nil
 }
 
-// authorities are the system's and those in files of the directories.
-func authorities(dirs []string) (*x509.CertPool, error) {
+// loadRoots are the system's and those in files of the directories.
+func loadRoots(dirs []string) (*x509.CertPool, error) {
 	roots, err := x509.SystemCertPool()
 	if err != nil {
 		return nil, fmt.Errorf("read the system's certificate authorities: %w", err)
