@@ -1,5 +1,5 @@
-// Gpu-operator makes a ClusterPolicy into GPUs: on each node the driver, toolkit, device
-// plugin and validator that it needs, through every upgrade.
+// Gpu-operator applies a ClusterPolicy to the cluster: each GPU node gets the driver, toolkit,
+// device plugin and validator that it needs, through every upgrade.
 package main
 
 import (

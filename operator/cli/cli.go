@@ -1,4 +1,4 @@
-// Package cli is the command line of gpu-operator.
+// Package cli implements the command line of gpu-operator.
 package cli
 
 import (
@@ -9,7 +9,7 @@ import (
 	"github.com/gpuready/gpuready/operator/right"
 )
 
-// exitTimeout is the exit code, beside those of every program, that stands in --help.
+// exitTimeout is an exit code of this program, besides those of every program.
 const exitTimeout = 20
 
 const exitHelp = `

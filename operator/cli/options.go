@@ -18,14 +18,14 @@ import (
 	"github.com/gpuready/gpuready/operator/state"
 )
 
-// What the API server is asked at most: 5,000 nodes are labelled within a minute, and
-// others are still served.
+// Limits of requests to the API server: 5,000 nodes are labelled within a minute, and others are
+// still served.
 const (
 	qps   = 150
 	burst = 300
 )
 
-// imageVersion is the release whose images are used where nobody names another.
+// imageVersion is the default release of our images.
 const imageVersion = "v0.1.0"
 
 // options are the flags that the commands share.
@@ -37,19 +37,19 @@ type options struct {
 	namespace                       string
 }
 
-// newOptions begins a command: its help is usage, the flags, and the exit codes.
+// newOptions returns the options of a command whose help has usage, the flags and exit codes.
 func newOptions(name, usage string, stdout io.Writer) *options {
 	return &options{flags: program.NewFlags("gpu-operator "+name, usage, exitHelp, stdout)}
 }
 
-// addNamespaceFlags adds the flags that say where the operands are.
+// addNamespaceFlags adds the flags of the operator's and the operands' namespaces.
 func (o *options) addNamespaceFlags() {
 	o.flags.StringVar(&o.namespace, "namespace", "", "namespace of the operator, of its Lease")
 	o.flags.StringVar(&o.cluster.Namespace, "operand-namespace", "", "namespace of the operands (default: that of the operator)")
 	maps.Copy(o.flags.Env, map[string]string{"namespace": "POD_NAMESPACE", "operand-namespace": "OPERAND_NAMESPACE"})
 }
 
-// addImageFlags adds the flags that say where our images are.
+// addImageFlags adds the flags of our images' repository and version.
 func (o *options) addImageFlags() {
 	o.flags.StringVar(&o.cluster.ImageRepository, "image-repository", "gpuready", "where our images are that the policy does not name")
 	o.flags.StringVar(&o.cluster.ImageVersion, "image-version", imageVersion, "their tag")
@@ -64,7 +64,7 @@ func (o *options) addAPIFlags() {
 	o.flags.Level(&o.logLevel)
 }
 
-// parse reads command line and environment.
+// parse parses command line and environment.
 func (o *options) parse(args []string) error {
 	if err := o.flags.Read(args); err != nil {
 		return err
@@ -78,7 +78,7 @@ func (o *options) parse(args []string) error {
 	return nil
 }
 
-// restConfig is how the API server is reached.
+// restConfig returns the configuration of the API server's client.
 func (o *options) restConfig() (*rest.Config, error) {
 	var c *rest.Config
 	var err error
@@ -89,14 +89,14 @@ func (o *options) restConfig() (*rest.Config, error) {
 	} else if c, err = clientcmd.BuildConfigFromFlags("", o.kubeconfig); err != nil {
 		return nil, program.Wrong("--kubeconfig %s: %w", o.kubeconfig, err)
 	}
-	// Unpacking watches, which API servers compress event by event, was 9 % of what an event
-	// costs (docs/decisions/0033-what-a-nodes-event-costs.md).
+	// Decompressing watches, which API servers compress event by event, was 9 % of an event's
+	// cost (docs/decisions/0033-what-a-nodes-event-costs.md).
 	c.DisableCompression = true
 	c.QPS, c.Burst, c.UserAgent = qps, burst, "gpu-operator/"+strings.Fields(version.String())[0]
 	return c, nil
 }
 
-// logger is where everything that logs does, the Kubernetes libraries too.
+// logger returns the logger of the operator, which the Kubernetes libraries use, too.
 func (o *options) logger(stderr io.Writer) (*slog.Logger, error) {
 	plain, err := program.Log(stderr, "operator", o.logFormat, o.logLevel)
 	if err != nil {

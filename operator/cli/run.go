@@ -43,8 +43,8 @@ Examples:
   gpu-operator run --image-repository registry.example/gpuready --registry-ca /etc/ca
 `
 
-// deployment is the name of the operator's Deployment in the chart, the static manifest and
-// the OLM bundle. endDeadline is how long one that ends may take.
+// deployment is the name of the operator's Deployment in the chart, the static manifest and the
+// OLM bundle. endDeadline bounds the operator's shutdown.
 const (
 	deployment  = "gpu-operator"
 	endDeadline = 5 * time.Second
@@ -93,7 +93,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	// What is kept is a picture of the cluster, and each collection goes through all of it.
+	// Most of the memory is a cache of the cluster, which every garbage collection scans.
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(200)
 	}
@@ -178,8 +178,8 @@ func newManager(kube *rest.Config, o *options, log *slog.Logger) (manager.Manage
 	})
 }
 
-// newElector returns what decides whether this operator acts. Its own requests do not pass
-// the gate that it keeps for all others.
+// newElector returns the Elector that decides whether this operator acts. Its own requests do not
+// pass its Gate.
 func newElector(kube *rest.Config, o *options, pod leader.Pod, m *meter.Metrics, log *slog.Logger) (*leader.Elector, error) {
 	if (pod.Name == "") != (pod.UID == "") {
 		return nil, program.Wrong("--pod-name %q and --pod-uid %q: say both, or neither", pod.Name, pod.UID)

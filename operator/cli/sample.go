@@ -6,7 +6,7 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// sampleNode is a Node to render for where nobody names any.
+// sampleNode returns the Node to render for if no Nodes are given.
 func sampleNode() corev1.Node {
 	var n corev1.Node
 	n.Name = "node"

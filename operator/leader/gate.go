@@ -12,27 +12,27 @@ import (
 // ErrNotLeading is the error of a write that a Gate refuses.
 var ErrNotLeading = errors.New("this operator does not hold its Lease for certain; nothing is written")
 
-// Gate lets writes to the API server pass only while it is certain that this process
-// leads. It goes by the clock, not by an event: a process that was stopped for a minute
-// writes nothing before it has renewed the Lease.
+// Gate passes writes to the API server only while this process certainly leads. It checks the
+// clock instead of waiting for an event: a process that was suspended for a minute writes
+// nothing before it has renewed the Lease.
 type Gate struct {
-	remaining func() time.Duration // how much longer nobody else can act
+	remaining func() time.Duration // how long it is certain that nobody else acts
 
 	mu      sync.Mutex
 	leading context.Context    // nil: closed
-	current context.Context    // of the writes under way; nil: there have been none since the last lapse
+	current context.Context    // of the running writes; nil: none since the last expiry
 	cancel  context.CancelFunc // of current
-	timer   *time.Timer        // of lapse
+	timer   *time.Timer        // calls expire
 }
 
-// open lets writes pass until leading ends.
+// open passes writes until leading ends.
 func (g *Gate) open(leading context.Context) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.leading = leading
 }
 
-// close refuses writes from now on, and ends those that are under way.
+// close refuses writes from now on and cancels running ones.
 func (g *Gate) close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -48,7 +48,7 @@ func (g *Gate) cancelWrites() {
 	}
 }
 
-// expire ends the writes that are under way, unless the Lease has been renewed.
+// expire cancels the running writes, unless the Lease has been renewed.
 func (g *Gate) expire() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -59,7 +59,7 @@ func (g *Gate) expire() {
 	g.cancelWrites()
 }
 
-// admit returns the context that a write may last for.
+// admit returns the context that limits a write.
 func (g *Gate) admit() (context.Context, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -75,8 +75,8 @@ func (g *Gate) admit() (context.Context, error) {
 	return g.current, nil
 }
 
-// Wrap returns a transport that refuses writes, and ends those that are under way, when
-// this process may no longer write. Reads pass.
+// Wrap returns a transport that refuses writes, and cancels running ones, when this process may
+// no longer write. It passes all reads.
 func (g *Gate) Wrap(next http.RoundTripper) http.RoundTripper { return gated{g, next} }
 
 type gated struct {

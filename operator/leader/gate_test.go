@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// server is a transport whose answers take a while.
+// server is a transport with slow responses.
 type server struct {
 	takes time.Duration
 	asked []string
@@ -26,7 +26,7 @@ func (s *server) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader("done"))}, nil
 }
 
-// gate returns a Gate, what sets when the Lease was last renewed, and a client behind it.
+// gate returns a Gate, a function that renews the Lease, and a client behind the Gate.
 func gate(s *server) (g *Gate, renew func(), client *http.Client) {
 	l := newLock(Options{})
 	l.uid = "uid"
@@ -114,8 +114,8 @@ func TestWriteIsCancelledWhenTheLeaseIsNotRenewed(t *testing.T) {
 	})
 }
 
-// The monotonic clock stands still while a virtual machine is suspended; the wall clock
-// may be set back.
+// The monotonic clock stops while a virtual machine is suspended; the wall clock may be set
+// back.
 func TestBothClocksLimitWrites(t *testing.T) {
 	l := newLock(Options{})
 	l.uid = "uid"

@@ -6,21 +6,21 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 )
 
-// history records how a standby has seen the Lease change, by this process's own clock.
+// history records the changes of the Lease that a standby has seen, by this process's own clock.
 type history struct {
-	version string    // that was read last
+	version string    // last version read
 	since   time.Time // when it was first read
 	read    time.Time // when the Lease was last read
 
-	process      string    // that holds the Lease; "": none
+	process      string    // holder of the Lease; "": none
 	began        time.Time // when it was first seen
-	installation string    // that the Lease belongs to
-	used         time.Time // when its claim was last used, or first seen
+	installation string    // owner of the Lease
+	used         time.Time // when its claim was last used or first seen
 }
 
 // add records the Lease as read at a time. An installation uses its claim while one of its
-// processes renews the Lease that has done so for longer than steady: an operator that
-// fails soon after each start does not. After a gap in reading the count starts anew.
+// processes renews the Lease and has done so for longer than steady. An operator that fails
+// soon after each start does not use it. After a gap in reading the count starts again.
 func (h *history) add(lease *coordinationv1.Lease, now time.Time) {
 	renewed := lease.ResourceVersion != h.version
 	if renewed {

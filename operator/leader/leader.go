@@ -1,14 +1,14 @@
-// Package leader elects the one gpu-operator that acts on a cluster.
+// Package leader elects the gpu-operator that acts on a cluster.
 //
-// The election is client-go's, on one Lease in kube-system, whatever namespaces operators
-// are installed in. This package adds what client-go leaves to its caller:
+// It uses client-go's election on one Lease in kube-system, whatever namespaces operators are
+// installed in. This package adds what client-go leaves to its caller:
 //
 //   - The leader watches the Lease, and stops when it is deleted or held by another.
-//   - A Gate refuses writes while it is not certain that this process holds the Lease.
-//   - The Lease belongs to an installation: replicas of the installation that led last
-//     come first, and others stand down for as long as it is installed.
+//   - A Gate refuses writes unless this process certainly holds the Lease.
+//   - The Lease belongs to an installation: its replicas take precedence, and other
+//     installations stand down while it is installed.
 //
-// docs/decisions/0032-who-leads.md says why.
+// See docs/decisions/0032-who-leads.md for the reasons.
 package leader
 
 import (
@@ -30,8 +30,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Namespace and Name are those of the Lease. Who administers a namespace of workloads
-// cannot write in kube-system.
+// Namespace and Name of the Lease. Administrators of a workload's namespace cannot write to
+// kube-system.
 const (
 	Namespace = "kube-system"
 	Name      = "gpu-operator.gpuready.io"
@@ -42,18 +42,18 @@ const (
 	leaseDuration = 15 * time.Second
 	renewDeadline = 10 * time.Second
 	retryPeriod   = 2 * time.Second
-	// certainty is how long after a renewal this process may write: as long as the next
-	// renewal may take that is not in trouble. A leader that cannot renew still leads for
-	// renewDeadline, and writes nothing.
+	// certainty is how long after a renewal this process may write: as long as a healthy
+	// renewal may take. A leader that cannot renew still leads for renewDeadline, but writes
+	// nothing.
 	certainty = 2 * retryPeriod
-	// takeoverDelay is how long a new leader waits where the Lease does not show that the one
-	// before has ended, as when it was deleted: by then nobody writes who did not renew it.
+	// takeoverDelay is how long a new leader waits if the Lease does not show that the previous
+	// one has ended, as when it was deleted. By then, nobody writes without having renewed it.
 	takeoverDelay = certainty + time.Second
-	// longestLease bounds what a Lease that was edited by hand can claim.
+	// longestLease bounds the duration that an edited Lease can claim.
 	longestLease = time.Minute
-	// claimTimeout is how long an installation may be without a leader before another one
-	// takes over, although its Deployment is there. A leader counts once it has led for
-	// longer than steady.
+	// claimTimeout is how long an installation may be without a leader before another one takes
+	// over although its Deployment exists. A leader counts once it has led for longer than
+	// steady.
 	claimTimeout = 10 * time.Minute
 	steady       = time.Minute
 	// requestTimeout bounds one request, so that a renewal can be tried twice.
@@ -66,12 +66,12 @@ func Scheme() (*runtime.Scheme, error) {
 	return s, errors.Join(appsv1.AddToScheme(s), coordinationv1.AddToScheme(s), metav1.AddMetaToScheme(s))
 }
 
-// Pod is the pod that an operator runs in. The zero Pod stands for a process outside of pods.
+// Pod identifies the operator's pod. The zero Pod means that it runs outside of pods.
 type Pod struct{ Name, UID string }
 
-// Status says which operator leads, as far as this one knows.
+// Status tells which operator leads, as far as this one knows.
 type Status struct {
-	Leads bool // this process acts
+	Leads bool // this process leads
 	// StandsDownFor is the namespace of another installation that serves the cluster.
 	StandsDownFor string
 }
@@ -79,16 +79,16 @@ type Status struct {
 // Options configure an Elector.
 type Options struct {
 	Client     client.WithWatch // of Scheme, without a cache and without the Gate
-	Namespace  string           // that this operator is installed in
-	Deployment string           // that it is installed as
+	Namespace  string           // in which this operator is installed
+	Deployment string           // as which it is installed
 	Pod        Pod
 	Host       string       // a unique name, for processes outside of pods
 	Report     func(Status) // called when the Status changes; nil: not called
 	Log        *slog.Logger
 }
 
-// identity returns the name in the Lease. The containers of one pod share it, so that one
-// that was killed is followed by the next before the Lease has run out.
+// identity returns the holder's name in the Lease. The containers of one pod share it, so that
+// the next one can follow a killed one before the Lease has expired.
 func (o *Options) identity() string {
 	if o.Pod == (Pod{}) {
 		return o.Namespace + "/" + o.Host
@@ -96,8 +96,8 @@ func (o *Options) identity() string {
 	return strings.Join([]string{o.Namespace, o.Pod.Name, o.Pod.UID}, "/")
 }
 
-// YieldTo is the error by which a leader gives the Lease up to the installation in a
-// namespace, beside whose operands it may not make its own.
+// YieldTo is the error by which a leader gives up the Lease to the installation in a namespace,
+// whose operands already serve the cluster.
 type YieldTo struct{ Namespace string }
 
 // Error implements error.
@@ -105,10 +105,10 @@ func (y *YieldTo) Error() string {
 	return fmt.Sprintf("operands in namespace %s serve this cluster, and their operator is back: this operator stops, and stands down for it", y.Namespace)
 }
 
-// Elector has one of several operators act.
+// Elector elects one of several operators.
 type Elector struct {
 	Options
-	Gate *Gate // for the transport of everything else that writes
+	Gate *Gate // for the transport of all other writes
 	lock *lock
 }
 
@@ -118,10 +118,10 @@ func New(o Options) *Elector {
 	return &Elector{Options: o, Gate: &Gate{remaining: l.remaining}, lock: l}
 }
 
-// Run waits until this process leads, and then calls lead. It cancels lead's context, and
-// returns an error, as soon as the Lease is lost. When ctx ends it gives the Lease up
-// after lead has returned, and where lead returns a YieldTo. A process that has lost the
-// Lease or yielded it is to end.
+// Run waits until this process leads, and then calls lead. As soon as the Lease is lost, it
+// cancels lead's context and returns an error. It gives up the Lease after lead has returned,
+// if ctx has ended or lead returns a YieldTo. The process should exit after it has lost or
+// yielded the Lease.
 func (e *Elector) Run(ctx context.Context, lead func(context.Context) error) error {
 	for ctx.Err() == nil {
 		t, err := e.campaign(ctx)
@@ -148,8 +148,8 @@ func (t *election) stopAndWait() {
 	<-t.ended
 }
 
-// startElection starts client-go's elector. It ends by term.end alone, not with ctx: the Lease is
-// given up when everything else has stopped.
+// startElection starts client-go's elector. Only stopAndWait ends it, not ctx: the Lease is given
+// up when everything else has stopped.
 func (e *Elector) startElection(ctx context.Context) (*election, error) {
 	t := &election{elected: make(chan struct{}), ended: make(chan struct{})}
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
@@ -162,7 +162,7 @@ func (e *Elector) startElection(ctx context.Context) (*election, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The lock logs, once each, what client-go would log at every attempt.
+	// The lock logs each problem once, where client-go would log it at every attempt.
 	ctx, t.stop = context.WithCancel(klog.NewContext(context.WithoutCancel(ctx), logr.Discard()))
 	go func() {
 		defer close(t.ended)
@@ -171,8 +171,8 @@ func (e *Elector) startElection(ctx context.Context) (*election, error) {
 	return t, nil
 }
 
-// campaign tries to take the Lease until something changes that is worth a new try at
-// once. It returns nil where this process was not elected.
+// campaign tries to take the Lease until a change makes a new attempt worthwhile. It returns nil
+// if this process was not elected.
 func (e *Elector) campaign(ctx context.Context) (*election, error) {
 	seen := e.lock.peek(ctx)
 	t, err := e.startElection(ctx)
@@ -189,7 +189,7 @@ func (e *Elector) campaign(ctx context.Context) (*election, error) {
 	select {
 	case <-t.elected:
 		return t, nil
-	case err := <-e.lock.lost: // an earlier campaign took it, and could not give it up
+	case err := <-e.lock.lost: // an earlier campaign took it and could not give it up
 		t.stopAndWait()
 		return nil, fmt.Errorf("%w: this operator stops", err)
 	case <-freed:
@@ -199,7 +199,7 @@ func (e *Elector) campaign(ctx context.Context) (*election, error) {
 	return nil, nil
 }
 
-// serve calls lead for as long as this process holds the Lease.
+// serve calls lead while this process holds the Lease.
 func (e *Elector) serve(ctx context.Context, t *election, lead func(context.Context) error) error {
 	leading, lose := context.WithCancelCause(ctx)
 	var watchers sync.WaitGroup
@@ -237,7 +237,7 @@ func (e *Elector) serve(ctx context.Context, t *election, lead func(context.Cont
 	return err
 }
 
-// lead opens the Gate, once nobody else can be acting, and calls lead.
+// lead opens the Gate once nobody else can be acting, and calls lead.
 func (e *Elector) lead(ctx context.Context, lead func(context.Context) error) error {
 	if e.lock.isAmbiguous() {
 		e.Log.Info("took a Lease that does not show that the leader before has ended; waiting until it has", "wait", takeoverDelay)

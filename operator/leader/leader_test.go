@@ -33,7 +33,7 @@ const deployment = "gpu-operator"
 
 var key = client.ObjectKey{Namespace: Namespace, Name: Name}
 
-// cluster is an API server and the operators of it.
+// cluster is an API server with its operators.
 type cluster struct {
 	*testing.T
 	client.WithWatch
@@ -60,7 +60,7 @@ func newCluster(t *testing.T) *cluster {
 	return c
 }
 
-// install makes the Deployment of an installation.
+// install creates the Deployment of an installation.
 func (c *cluster) install(namespace string) {
 	c.Helper()
 	c.serial++
@@ -74,7 +74,7 @@ func (c *cluster) uninstall(namespace string) {
 	require.NoError(c, c.Delete(c.Context(), &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: deployment}}))
 }
 
-// link is a process's way to the API server.
+// link is a process's connection to the API server.
 type link struct {
 	client.WithWatch
 	process *process
@@ -115,7 +115,7 @@ func (l link) Create(ctx context.Context, o client.Object, opts ...client.Create
 	return errors.Join(l.WithWatch.Create(ctx, o, opts...), l.loseResponse())
 }
 
-// loseResponse returns an error once where a process is to lose the answer to a write.
+// loseResponse returns an error once if a process should lose the response to a write.
 func (l link) loseResponse() error {
 	if l.process.lossy.CompareAndSwap(true, false) {
 		return errAway
@@ -143,7 +143,7 @@ func (l link) Watch(ctx context.Context, list client.ObjectList, opts ...client.
 	return heard, nil
 }
 
-// deafWatch is a watch of a process, which passes nothing on while the process is deaf.
+// deafWatch is a process's watch that delivers nothing while the process is deaf.
 type deafWatch struct {
 	watch.Interface
 	events chan watch.Event
@@ -178,7 +178,7 @@ func (c *cluster) next() int {
 	return c.serial
 }
 
-// process is a running operator that writes all the time.
+// process is a running operator that writes continuously.
 type process struct {
 	cluster            *cluster
 	name               string
@@ -196,12 +196,12 @@ func (c *cluster) run(namespace, pod string) *process {
 	return c.runAs(namespace, pod, func(*process) {})
 }
 
-// runDeaf starts one whose watches never send it anything.
+// runDeaf starts an operator whose watches deliver nothing.
 func (c *cluster) runDeaf(namespace, pod string) *process {
 	return c.runAs(namespace, pod, func(p *process) { p.deaf.Store(true) })
 }
 
-// runAs starts one that is prepared before.
+// runAs starts an operator after preparing its process.
 func (c *cluster) runAs(namespace, pod string, prepare func(*process)) *process {
 	p := &process{cluster: c, name: namespace + "/" + pod, ended: make(chan struct{}), yield: make(chan string)}
 	prepare(p)
@@ -242,7 +242,7 @@ func (c *cluster) runAs(namespace, pod string, prepare func(*process)) *process 
 	return p
 }
 
-// write writes all the time, and notes when two processes do.
+// write writes continuously, and records when two processes do.
 func (p *process) write(ctx context.Context) {
 	for ctx.Err() == nil {
 		term, err := p.elector.Gate.admit()
@@ -270,14 +270,14 @@ func (c *cluster) recordActing(p *process, acts bool) {
 	}
 }
 
-// actors returns how many processes act.
+// actors returns the number of acting processes.
 func (c *cluster) actors() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.acting)
 }
 
-// kill ends a process at once: it gives nothing up.
+// kill ends a process at once, without giving up the Lease.
 func (p *process) kill() {
 	p.killed.Store(true)
 	p.stop()
@@ -290,7 +290,7 @@ func (c *cluster) recordEvent(what string) {
 	c.story = append(c.story, what)
 }
 
-// takeEvents returns what happened since it was asked last.
+// takeEvents returns the events since the last call.
 func (c *cluster) takeEvents() []string {
 	synctest.Wait()
 	c.mu.Lock()
@@ -341,7 +341,7 @@ func (c *cluster) deleteLease() {
 	require.NoError(c, c.Delete(c.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: Name}}))
 }
 
-// inBubble plays in a bubble of its own time, in which no two operators may ever act.
+// inBubble runs a test in a synctest bubble, in which no two operators may ever act.
 func inBubble(t *testing.T, play func(*cluster)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -377,8 +377,8 @@ func TestEndingLeaderIsReplacedAtOnce(t *testing.T) {
 	})
 }
 
-// It need not wait until the Lease has run out. It cannot know that the container before
-// has ended, and waits until that one could not write any more.
+// The next container need not wait until the Lease expires. It cannot know that the previous one
+// has ended, and waits until that one can no longer write.
 func TestKilledContainerIsReplacedByTheNextOfItsPod(t *testing.T) {
 	inBubble(t, func(c *cluster) {
 		first := c.run("a", "p")
@@ -388,8 +388,8 @@ func TestKilledContainerIsReplacedByTheNextOfItsPod(t *testing.T) {
 	})
 }
 
-// A process of the leader's pod that was not ended when another was started there, or that
-// somebody has started by hand.
+// A second process of the leader's pod may exist because the first was not ended, or because
+// somebody started it by hand.
 func TestOnlyOneProcessOfAPodActs(t *testing.T) {
 	for name, start := range map[string]func(*cluster, string, string) *process{"": (*cluster).run, "its watch is silent": (*cluster).runDeaf} {
 		t.Run(name, func(t *testing.T) {
@@ -406,8 +406,8 @@ func TestOnlyOneProcessOfAPodActs(t *testing.T) {
 	}
 }
 
-// The leader's watch is silent, and its Lease is taken by a process that then has to wait
-// until the leader cannot write any more. What follows that process waits as long.
+// The leader's watch is silent, and its Lease is taken by a process that has to wait until the
+// leader can no longer write. The process after that one waits as long.
 func TestTwoNeverActWhenAWaitingProcessIsReplaced(t *testing.T) {
 	for name, replace := range map[string]func(*cluster, *process) *process{
 		"it is ended, and gives the Lease up": func(c *cluster, p *process) *process { p.stop(); return c.run("a", "r") },
@@ -429,7 +429,7 @@ func TestTwoNeverActWhenAWaitingProcessIsReplaced(t *testing.T) {
 	}
 }
 
-// The Lease then names a process that never knew that it took it.
+// The Lease then names a process that does not know that it took it.
 func TestTwoNeverActWhenTheResponseToAWriteIsLost(t *testing.T) {
 	for after := time.Duration(0); after < 3*retryPeriod; after += 100 * time.Millisecond {
 		inBubble(t, func(c *cluster) {
@@ -459,8 +459,8 @@ func TestTwoNeverActWhenAPersonNamesAStandbyInTheLease(t *testing.T) {
 	}
 }
 
-// It has taken the Lease, given it up while it was free again, and the answer to that was
-// lost: it would never be elected any more.
+// The process has taken the Lease and given it up again, but the response to that was lost: it
+// could never be elected again.
 func TestAProcessThatMayNotTakeTheLeaseAgainEnds(t *testing.T) {
 	inBubble(t, func(c *cluster) {
 		p := c.runAs("a", "p", func(p *process) { p.away.Store(true) })
@@ -517,8 +517,8 @@ func TestALeaderStopsAtOnceWhenItsLeaseIsNoLongerItsOwn(t *testing.T) {
 	}
 }
 
-// What client-go's elector does in the place of an operator that has lost the Lease: it
-// would make a Lease that was deleted anew, and give up one that another holds.
+// client-go's elector would recreate a deleted Lease, and give up one that another process
+// holds, after its operator has lost the Lease.
 func TestFormerLeaderDoesNotWriteTheLease(t *testing.T) {
 	inBubble(t, func(c *cluster) {
 		first := c.run("a", "p")
@@ -673,7 +673,7 @@ func TestUnusedClaimExpires(t *testing.T) {
 	})
 }
 
-// Its back-off of five minutes is shorter than the time after which a claim lapses.
+// Its back-off of five minutes is shorter than claimTimeout.
 func TestFailingInstallationLosesItsClaim(t *testing.T) {
 	inBubble(t, func(c *cluster) {
 		c.install("b")
@@ -719,7 +719,7 @@ func TestRestartedInstallationKeepsItsClaim(t *testing.T) {
 	})
 }
 
-// Whose operands are there when the operator comes back: the other one may make none.
+// The installation whose operands exist has an operator again; the other may create none.
 func TestALeaderYieldsToTheInstallationThatServesTheCluster(t *testing.T) {
 	inBubble(t, func(c *cluster) {
 		c.install("b")
@@ -766,7 +766,7 @@ func TestLogTruncatesForeignText(t *testing.T) {
 	}
 }
 
-// Whoever gets the namespace of an operator that is gone cannot keep its place.
+// A new owner of a removed operator's namespace cannot keep its claim.
 func TestLaterDeploymentInheritsNoClaim(t *testing.T) {
 	inBubble(t, func(c *cluster) {
 		c.install("b")
@@ -780,9 +780,9 @@ func TestLaterDeploymentInheritsNoClaim(t *testing.T) {
 	})
 }
 
-// Of any three operators of two installations, whatever happens to them, to their ways to
-// the API server and to the Lease, at most one acts at any moment, and one does when
-// nothing more happens. An operator's pod may have several processes.
+// Of any three operators of two installations, at most one acts at any moment, whatever happens
+// to them, to their connections and to the Lease. When nothing more happens, one acts. An
+// operator's pod may have several processes.
 func TestAtMostOneActs(t *testing.T) {
 	type step struct {
 		what string

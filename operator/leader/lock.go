@@ -21,49 +21,48 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// Labels of the Lease name the installation that leads, or led last: its namespace and the
+// Labels of the Lease that name the installation that leads or led last: its namespace and the
 // UID of its Deployment.
 const (
 	labelNamespace  = "gpuready.io/operator-namespace"
 	labelDeployment = "gpuready.io/operator-deployment-uid"
 )
 
-// annotationProcess of the Lease is a random name of the process that took it. The holder's
-// name alone does not tell two processes of one pod apart.
+// annotationProcess is the Lease's annotation with a random name of the process that took it. The
+// holder's name does not distinguish two processes of one pod.
 const annotationProcess = "gpuready.io/operator-process"
 
-// The Lease goes with the definition of policies, without which there is nothing to lead.
+// The Lease is owned by the definition of policies, without which there is nothing to lead.
 const definition = "clusterpolicies.nvidia.com"
 
 var definitionKind = schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"}
 
-// releasedSeconds is the duration of a Lease that a leader gave up. One whose holder was removed
-// by hand has another, and so has one that was given up before its leader could be sure to
-// be alone.
+// releasedSeconds is the duration of a Lease that a leader gave up. A Lease whose holder was
+// removed by hand has another duration, and so has one that was given up before its leader was
+// certain to be alone.
 const releasedSeconds = 1
 
 var errStandDown = errors.New("another installation serves this cluster")
 
-// lock implements resourcelock.Interface, which client-go's elector calls from one
-// goroutine. Once it has held the Lease it never takes it again: whoever finds the Lease
-// gone, or in the hands of another, has lost it.
+// lock implements resourcelock.Interface, which client-go's elector calls from one goroutine. A
+// lock never takes the Lease twice: a Lease that is gone or has another holder is lost.
 type lock struct {
 	Options
 	process string     // random; annotationProcess of a Lease that this process took
-	lost    chan error // has an item once the Lease is lost
+	lost    chan error // receives an item once the Lease is lost
 
 	// Only the elector's goroutine uses these.
-	lease   *coordinationv1.Lease // as last read or written; nil: there is none
-	problem string                // the last one that was logged
+	lease   *coordinationv1.Lease // as last read or written; nil if there is none
+	problem string                // last one that was logged
 	history history
 
 	mu        sync.Mutex
-	uid       string    // of the Lease that is held; "": none is
-	proven    time.Time // when the last renewal was sent that succeeded
+	uid       string    // of the held Lease; "" if none is held
+	proven    time.Time // when the last successful renewal was sent
 	ambiguous bool      // an earlier leader may still act
-	successor string    // namespace of the installation that the Lease is given up to; "": any
+	successor string    // namespace of the installation to give up the Lease to; "": any
 	status    Status
-	leader    string // the other that was last reported to lead
+	leader    string // last other leader that was reported
 }
 
 var _ resourcelock.Interface = (*lock)(nil)
@@ -78,12 +77,12 @@ func (l *lock) Identity() string { return l.identity() }
 // Describe implements resourcelock.Interface.
 func (l *lock) Describe() string { return Namespace + "/" + Name }
 
-// RecordEvent implements resourcelock.Interface. The log has it.
+// RecordEvent implements resourcelock.Interface. It does nothing, as the log has the events.
 func (l *lock) RecordEvent(string) {}
 
-// remaining returns how much longer the last renewal proves that nobody else acts. Time
-// that either the monotonic or the wall clock counts has passed: the first does not run
-// while a virtual machine is suspended, the second may be set back.
+// remaining returns how much longer the last renewal proves that nobody else acts. It takes the
+// longer of the times that the monotonic and the wall clock have counted: the first stops while
+// a virtual machine is suspended, the second may be set back.
 func (l *lock) remaining() time.Duration {
 	l.mu.Lock()
 	proven, held := l.proven, l.uid != ""
@@ -109,14 +108,14 @@ func (l *lock) clearAmbiguous() {
 	l.ambiguous = false
 }
 
-// yieldTo has the Lease given up to the installation in a namespace.
+// yieldTo sets the namespace of the installation to give up the Lease to.
 func (l *lock) yieldTo(namespace string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.successor = namespace
 }
 
-// held returns the UID of the Lease that this process holds, "" where it holds none.
+// held returns the UID of the Lease that this process holds, or "".
 func (l *lock) held() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -150,8 +149,8 @@ func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 	return record, raw, l.logProblem(err)
 }
 
-// checkTurn returns an error where this process may not take the Lease although it is free or
-// has run out, and reports who leads.
+// checkTurn returns an error if this process may not take a free or expired Lease. It reports
+// who leads.
 func (l *lock) checkTurn(ctx context.Context, record *resourcelock.LeaderElectionRecord) error {
 	other := l.lease.Labels[labelNamespace]
 	if other == l.Namespace {
@@ -163,7 +162,7 @@ func (l *lock) checkTurn(ctx context.Context, record *resourcelock.LeaderElectio
 	age := time.Since(l.history.since)
 	if record.HolderIdentity != "" && age < time.Duration(record.LeaseDurationSeconds)*time.Second {
 		l.reportOther(other, record.HolderIdentity)
-		return nil // client-go waits until it has run out
+		return nil // client-go waits until it expires
 	}
 	if other == "" || time.Since(l.history.used) >= claimTimeout {
 		return nil
@@ -179,7 +178,7 @@ func (l *lock) checkTurn(ctx context.Context, record *resourcelock.LeaderElectio
 	return nil
 }
 
-// reportOther reports that another operator leads, and logs it when it changes.
+// reportOther reports that another operator leads, and logs changes of it.
 func (l *lock) reportOther(other, holder string) {
 	holder = truncate(holder)
 	l.mu.Lock()
@@ -197,7 +196,7 @@ func (l *lock) reportOther(other, holder string) {
 	}
 }
 
-// report calls Report where the Status is another than before.
+// report calls Report if the Status has changed.
 func (l *lock) report(s Status) {
 	l.mu.Lock()
 	same := l.status == s
@@ -226,8 +225,8 @@ func (l *lock) Create(ctx context.Context, record resourcelock.LeaderElectionRec
 	return l.acquire(ctx, lease, record, true, func(ctx context.Context) error { return l.Client.Create(ctx, lease) })
 }
 
-// Update implements resourcelock.Interface: it takes, renews or gives up the Lease that
-// was read last. client-go would give up what another one holds by now.
+// Update implements resourcelock.Interface: it takes, renews or gives up the Lease that was read
+// last. Unlike client-go, it does not give up a Lease that another process holds by now.
 func (l *lock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	if l.lease == nil {
 		return fmt.Errorf("the Lease %s has not been read", l.Describe())
@@ -246,9 +245,9 @@ func (l *lock) Update(ctx context.Context, record resourcelock.LeaderElectionRec
 	return l.acquire(ctx, lease, record, !l.provesEnd(lease), update)
 }
 
-// provesEnd reports whether a Lease that this process may take shows that no earlier leader
-// acts. Its own name as the holder shows nothing: a request whose answer was lost may have
-// written it, another process of this pod, or a person.
+// provesEnd reports whether a Lease that this process may take shows that no earlier leader acts.
+// This process's own name as the holder shows nothing: it may come from a request whose response
+// was lost, from another process of this pod, or from a person.
 func (l *lock) provesEnd(lease *coordinationv1.Lease) bool {
 	switch holderOf(lease) {
 	case "":
@@ -256,10 +255,10 @@ func (l *lock) provesEnd(lease *coordinationv1.Lease) bool {
 	case l.Identity():
 		return false
 	}
-	return true // it has run out
+	return true // it has expired
 }
 
-// release gives the Lease up, to the heir's installation if there is one.
+// release gives up the Lease, to the successor's installation if there is one.
 func (l *lock) release(ctx context.Context, lease *coordinationv1.Lease, record resourcelock.LeaderElectionRecord, update func(context.Context) error) error {
 	if l.isAmbiguous() { // whoever takes it next waits in turn
 		record.LeaseDurationSeconds = int(leaseDuration / time.Second)
@@ -294,7 +293,7 @@ func (l *lock) renew(ctx context.Context, lease *coordinationv1.Lease, record re
 	return l.logProblem(nil)
 }
 
-// acquire writes this operator and its installation into the Lease.
+// acquire writes this operator and its installation to the Lease.
 func (l *lock) acquire(ctx context.Context, lease *coordinationv1.Lease, record resourcelock.LeaderElectionRecord, ambiguous bool, write func(context.Context) error) error {
 	deployment := ""
 	if l.Pod != (Pod{}) {
@@ -314,7 +313,7 @@ func (l *lock) acquire(ctx context.Context, lease *coordinationv1.Lease, record 
 	return l.logProblem(nil)
 }
 
-// setInstallation writes the installation that a Lease belongs to into its labels.
+// setInstallation sets a Lease's labels that name its installation.
 func setInstallation(lease *coordinationv1.Lease, namespace, deployment string) {
 	metav1.SetMetaDataLabel(&lease.ObjectMeta, labelNamespace, namespace)
 	metav1.SetMetaDataLabel(&lease.ObjectMeta, labelDeployment, deployment)
@@ -333,8 +332,8 @@ func (l *lock) setHeld(lease *coordinationv1.Lease, sent time.Time, ambiguous bo
 	l.uid, l.proven = string(lease.UID), sent
 }
 
-// checkHeld returns an error when this process no longer holds the Lease; lease is nil
-// where there is none.
+// checkHeld returns an error if this process no longer holds the Lease; lease is nil if there is
+// none.
 func (l *lock) checkHeld(uid string, lease *coordinationv1.Lease) error {
 	switch {
 	case lease == nil:
@@ -349,7 +348,7 @@ func (l *lock) checkHeld(uid string, lease *coordinationv1.Lease) error {
 	return nil
 }
 
-// recordLoss records that the Lease is lost, and returns why.
+// recordLoss records that the Lease is lost, and returns the reason.
 func (l *lock) recordLoss(err error) error {
 	select {
 	case l.lost <- err:
@@ -358,9 +357,9 @@ func (l *lock) recordLoss(err error) error {
 	return err
 }
 
-// installed returns the UID of the operator's Deployment in a namespace, and reports
-// whether it runs one. Where a UID is given, a Deployment with another does not count: a
-// new owner of the namespace may have made it.
+// installed returns the UID of the operator's Deployment in a namespace, and reports whether it
+// runs. If uid is set, a Deployment with another one does not count: a new owner of the namespace
+// may have created it.
 func (l *lock) installed(ctx context.Context, namespace, uid string) (string, bool, error) {
 	var list appsv1.DeploymentList
 	if err := l.request(ctx, func(ctx context.Context) error {
@@ -376,7 +375,7 @@ func (l *lock) installed(ctx context.Context, namespace, uid string) (string, bo
 	return "", false, nil
 }
 
-// runs reports whether a Deployment is one of this product that is to have pods.
+// runs reports whether a Deployment is this product's and scaled to have pods.
 func runs(d *appsv1.Deployment) bool {
 	return d.Labels[label.PartOf] == label.Product && d.DeletionTimestamp == nil && (d.Spec.Replicas == nil || *d.Spec.Replicas > 0)
 }
@@ -392,14 +391,14 @@ func (l *lock) read(ctx context.Context) (*coordinationv1.Lease, error) {
 	return lease, nil
 }
 
-// request bounds one request in time.
+// request sends a request with a timeout.
 func (l *lock) request(ctx context.Context, do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	return do(ctx)
 }
 
-// logProblem logs an error, once until it changes, and returns it.
+// logProblem logs an error unless it is the same as the last one, and returns it.
 func (l *lock) logProblem(err error) error {
 	switch {
 	case err == nil:
@@ -419,5 +418,5 @@ func holderOf(lease *coordinationv1.Lease) string {
 	return *lease.Spec.HolderIdentity
 }
 
-// truncate shortens what somebody else wrote.
+// truncate shortens text that others wrote.
 func truncate(s string) string { return s[:min(len(s), 200)] }

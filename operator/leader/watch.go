@@ -13,8 +13,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// watchHeld watches the Lease that this process holds, and returns an error when it is lost.
-// While the watch is interrupted, the renewals find out.
+// watchHeld watches the Lease that this process holds, and returns an error when it is lost. While
+// the watch is interrupted, the renewals detect the loss.
 func (l *lock) watchHeld(ctx context.Context) error {
 	uid := l.held()
 	for ctx.Err() == nil {
@@ -43,7 +43,7 @@ func (l *lock) watchHeld(ctx context.Context) error {
 	return nil
 }
 
-// ignoreEnd returns no error once ctx has ended: this process gives up the Lease then.
+// ignoreEnd returns nil once ctx has ended: then this process itself gives up the Lease.
 func ignoreEnd(ctx context.Context, err error) error {
 	if ctx.Err() == nil {
 		return err
@@ -51,7 +51,7 @@ func ignoreEnd(ctx context.Context, err error) error {
 	return nil
 }
 
-// peek reads the Lease for awaitFree; nil where that was not possible.
+// peek reads the Lease for awaitFree. It returns nil if it cannot.
 func (l *lock) peek(ctx context.Context) *coordinationv1.Lease {
 	lease, err := l.read(ctx)
 	if err != nil {
@@ -60,9 +60,8 @@ func (l *lock) peek(ctx context.Context) *coordinationv1.Lease {
 	return lease
 }
 
-// awaitFree returns when the Lease, which was read as seen, has been given up or deleted,
-// or the installation that it belongs to is gone. Nothing else is worth a new try before
-// client-go makes its next one.
+// awaitFree returns when the Lease, last read as seen, has been given up or deleted, or when its
+// installation is gone. Nothing else makes an attempt before client-go's next one worthwhile.
 func (l *lock) awaitFree(ctx context.Context, seen *coordinationv1.Lease) {
 	for ; ctx.Err() == nil; seen = l.peek(ctx) {
 		if seen == nil {
@@ -77,8 +76,8 @@ func (l *lock) awaitFree(ctx context.Context, seen *coordinationv1.Lease) {
 	}
 }
 
-// watchLeaseAndOwner follows the Lease and the Deployment of the installation that it belongs to,
-// and reports whether the Lease may be taken.
+// watchLeaseAndOwner watches the Lease and the Deployment of its installation, and reports
+// whether the Lease may be taken.
 func (l *lock) watchLeaseAndOwner(ctx context.Context, seen *coordinationv1.Lease) (free bool, err error) {
 	type end struct{ why, err error }
 	ctx, cancel := context.WithCancel(ctx)
@@ -111,8 +110,8 @@ func (l *lock) watchLeaseAndOwner(ctx context.Context, seen *coordinationv1.Leas
 	return first.why != nil, first.err
 }
 
-// awaitUninstalled returns errFree when the Deployment with a UID is gone or has been
-// scaled to nothing.
+// awaitUninstalled returns errFree when the Deployment with a UID is gone or has been scaled to
+// zero.
 func (l *lock) awaitUninstalled(ctx context.Context, namespace, uid string) (why, err error) {
 	var list appsv1.DeploymentList
 	if err := l.request(ctx, func(ctx context.Context) error {
@@ -124,7 +123,7 @@ func (l *lock) awaitUninstalled(ctx context.Context, namespace, uid string) (why
 	for i := range list.Items {
 		there = there || string(list.Items[i].UID) == uid && runs(&list.Items[i])
 	}
-	if !there { // the attempt that has just begun has seen this
+	if !there { // the running attempt has seen this
 		<-ctx.Done()
 		return nil, nil
 	}
@@ -137,11 +136,11 @@ func (l *lock) awaitUninstalled(ctx context.Context, namespace, uid string) (why
 	})
 }
 
-// errFree ends a wait.
+// errFree ends a watch.
 var errFree = errors.New("the Lease may be taken")
 
-// watchObject watches one object from a resourceVersion on, until see returns an
-// error, which follow returns as why. err is why the watch ended otherwise; it may be nil.
+// watchObject watches one object from a resourceVersion on, until see returns an error, which it
+// returns as why. err is why the watch ended otherwise; it may be nil.
 func (l *lock) watchObject(ctx context.Context, list client.ObjectList, namespace, name, version string, see func(watch.Event) error) (why, err error) {
 	w, err := l.Client.Watch(ctx, list, client.InNamespace(namespace), byName(name), &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: version}})
 	if err != nil {
@@ -166,7 +165,7 @@ func (l *lock) watchObject(ctx context.Context, list client.ObjectList, namespac
 	}
 }
 
-// logInterruption logs why a watch ended, and waits before the next.
+// logInterruption logs why a watch ended, and waits before the next one.
 func (l *lock) logInterruption(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return

@@ -1,5 +1,5 @@
-// Package meter is what the operator shows of itself and of the nodes to Prometheus.
-// Every label has few values, however many nodes there are.
+// Package meter exposes the operator's metrics of itself and of the nodes to Prometheus. Every
+// label has few values, however many nodes there are.
 package meter
 
 import (
@@ -10,22 +10,22 @@ import (
 
 const prefix = "gpuready_operator_"
 
-// Answers of registries.
+// Results of registry lookups.
 const (
 	Present = "present"
 	Absent  = "absent"
-	Unknown = "unknown" // it could not be asked
+	Unknown = "unknown" // the registry could not be queried
 )
 
-// How passes and requests end.
+// Outcomes of passes and requests.
 const (
 	ok       = "ok"
-	conflict = "conflict" // somebody else was faster
-	refused  = "refused"  // the API server did not take it
-	failed   = "failed"   // there was no answer, or that of a server in trouble
+	conflict = "conflict" // somebody else wrote first
+	refused  = "refused"  // the API server refused it
+	failed   = "failed"   // there was no response, or a server error
 )
 
-// Metrics are the operator's. Its methods may be called concurrently.
+// Metrics holds the operator's metrics. Its methods may be called concurrently.
 type Metrics struct {
 	reconciles *prometheus.CounterVec
 	durations  *prometheus.HistogramVec
@@ -37,7 +37,7 @@ type Metrics struct {
 	snapshot   *snapshots
 }
 
-// New returns them, registered.
+// New returns registered Metrics.
 func New(r prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		reconciles: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -64,7 +64,7 @@ func New(r prometheus.Registerer) *Metrics {
 		snapshot: &snapshots{},
 	}
 	r.MustRegister(m.reconciles, m.durations, m.last, m.writes, m.registry, m.leads, m.standsDown, m.snapshot)
-	// From the start, so that the first time counts.
+	// Initialize the series, so that the first increment counts.
 	for _, about := range []string{"policy", "nodes", "upgrade"} {
 		m.reconciles.WithLabelValues(about, ok)
 		m.reconciles.WithLabelValues(about, failed)
@@ -83,7 +83,7 @@ func New(r prometheus.Registerer) *Metrics {
 	return m
 }
 
-// Reconciled tells of a pass: about is policy, nodes or upgrade.
+// Reconciled records a pass: about is policy, nodes or upgrade.
 func (m *Metrics) Reconciled(about string, began, ended time.Time, err error) {
 	m.durations.WithLabelValues(about).Observe(ended.Sub(began).Seconds())
 	if err != nil {
@@ -94,8 +94,8 @@ func (m *Metrics) Reconciled(about string, began, ended time.Time, err error) {
 	m.last.WithLabelValues(about).Set(float64(ended.UnixMilli()) / 1000)
 }
 
-// Leads shows whether this process acts and, where it does not because of an operator in
-// another namespace, that namespace.
+// Leads records whether this process leads and, if it stands down for an operator in another
+// namespace, that namespace.
 func (m *Metrics) Leads(leads bool, standsDownFor string) {
 	m.leads.Set(0)
 	if leads {
@@ -107,5 +107,5 @@ func (m *Metrics) Leads(leads bool, standsDownFor string) {
 	}
 }
 
-// Answered tells of a registry's answer: Present, Absent or Unknown.
+// Answered records the result of a registry lookup: Present, Absent or Unknown.
 func (m *Metrics) Answered(answer string) { m.registry.WithLabelValues(answer).Inc() }

@@ -13,31 +13,31 @@ import (
 	"github.com/gpuready/gpuready/operator/road"
 )
 
-// maxPools bounds the pools that have series of their own; the others are one.
+// maxPools bounds the pools with series of their own; the others share one.
 const maxPools = 50
 
 const otherPools = "other"
 
-// Snapshot is how everything stands at one moment. It is not changed after it was
-// handed over.
+// Snapshot is the state of nodes and policy at one moment. It must not be changed after it was
+// passed to Show.
 type Snapshot struct {
 	Nodes      map[Place]int
-	Since      map[Place]time.Time // of the nodes that are not ready: the earliest
+	Since      map[Place]time.Time // earliest of the nodes that are not ready
 	Upgrade    map[string]int      // nodes by the state of their driver upgrade
 	Conditions map[string]bool     // of the policy in force, by type
-	Problems   map[string]int      // pools that do not get the driver asked for, by reason
+	Problems   map[string]int      // pools that do not get the required driver, by reason
 	Steps      []Histogram         // from a node's creation to each step
 }
 
-// Place is where a node stands: its pool, the first state that it has not reached ("" if
-// it has reached all), and how it stands there.
+// Place groups nodes by pool, by the first state that they have not reached ("" if they have
+// reached all), and by status.
 type Place struct {
 	Pool   string
 	State  road.State
 	Status progress.Status
 }
 
-// Histogram is of the seconds from a node's creation until it reached a step.
+// Histogram counts the seconds from a node's creation until it reached a step.
 type Histogram struct {
 	Step    string
 	Count   uint64
@@ -45,8 +45,8 @@ type Histogram struct {
 	Buckets map[float64]uint64 // by upper bound; cumulative
 }
 
-// Add counts nodes at a place. since is when the first of them that waits for something
-// came there; zero: none does.
+// Add adds nodes at a place. since is when the longest waiting of them started to wait; zero if
+// none waits.
 func (s *Snapshot) Add(at Place, nodes int, since time.Time) {
 	if s.Nodes == nil {
 		s.Nodes, s.Since = map[Place]int{}, map[Place]time.Time{}
@@ -57,7 +57,7 @@ func (s *Snapshot) Add(at Place, nodes int, since time.Time) {
 	}
 }
 
-// mergePools makes one of the pools that are too many.
+// mergePools merges the smallest pools if there are too many.
 func (s Snapshot) mergePools() Snapshot {
 	size := map[string]int{}
 	for at, n := range s.Nodes {
@@ -87,13 +87,13 @@ func (s Snapshot) mergePools() Snapshot {
 	return few
 }
 
-// Show replaces what is shown of nodes and policy.
+// Show replaces the exposed Snapshot.
 func (m *Metrics) Show(s Snapshot) {
 	s = s.mergePools()
 	m.snapshot.current.Store(&s)
 }
 
-// snapshots shows the latest Snapshot.
+// snapshots collects the latest Snapshot.
 type snapshots struct{ current atomic.Pointer[Snapshot] }
 
 var (

@@ -2,7 +2,7 @@ package meter
 
 import v1 "github.com/gpuready/gpuready/operator/api/v1"
 
-// Steps are the histograms that a policy's status keeps.
+// Steps returns the histograms stored in a policy's status.
 func Steps(kept []v1.ProvisioningStatus) (all []Histogram) {
 	bounds := v1.ProvisioningBounds()
 	for _, k := range kept {

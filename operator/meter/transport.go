@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Transport counts the writes that go through next: all of them, whoever makes them.
-// It fits rest.Config's WrapTransport.
+// Transport counts all writes that go through next. It is suitable for rest.Config's
+// WrapTransport.
 func (m *Metrics) Transport(next http.RoundTripper) http.RoundTripper {
 	return transport{m, next}
 }
@@ -25,7 +25,7 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// classify says what a request does, and to what.
+// classify returns a request's verb and resource, and reports whether it writes.
 func classify(r *http.Request) (verb, resource string, writes bool) {
 	resource, sub := parsePath(r.URL.Path)
 	switch r.Method {
@@ -49,8 +49,8 @@ func classify(r *http.Request) (verb, resource string, writes bool) {
 	return verb, resource, resource != ""
 }
 
-// parsePath reads /api/VERSION/… and /apis/GROUP/VERSION/…, with or without a namespace.
-// What is behind a proxy's prefix counts too.
+// parsePath parses /api/VERSION/… and /apis/GROUP/VERSION/…, with or without a namespace. It
+// ignores the prefix of a proxy.
 func parsePath(p string) (resource, sub string) {
 	parts := strings.Split(strings.Trim(p, "/"), "/")
 	for i, part := range parts {

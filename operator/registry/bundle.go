@@ -11,11 +11,11 @@ import (
 	"strings"
 )
 
-// Bundle is a ConfigMap with certificate authorities, PEM, which are trusted beside the
+// Bundle is a ConfigMap of certificate authorities in PEM form, which are trusted besides the
 // system's and those of the Options.
 type Bundle struct {
-	Name    string // for messages; "": there is none
-	Version string // another one has other Files
+	Name    string // for messages; "" if there is none
+	Version string // changes with Files
 	Files   map[string][]byte
 }
 
@@ -23,8 +23,8 @@ func (b Bundle) equal(o Bundle) bool {
 	return b.Name == o.Name && b.Version == o.Version && maps.EqualFunc(b.Files, o.Files, bytes.Equal)
 }
 
-// addTo adds its certificates to roots. flaw tells of what is no certificate, by key: the
-// others count all the same, for one of a hundred may be one that Go does not take.
+// addTo adds the certificates to roots. flaw describes invalid ones by key. The others count
+// nevertheless, as Go may not accept one of a hundred.
 func (b Bundle) addTo(roots *x509.CertPool) (flaw string) {
 	if b.Name == "" {
 		return ""
@@ -48,7 +48,7 @@ func (b Bundle) addTo(roots *x509.CertPool) (flaw string) {
 	return fmt.Sprintf("ConfigMap %s: %s; registries are asked without it: correct it", b.Name, strings.Join(flaws, ", "))
 }
 
-// parseCertificates returns the certificates of a file, and says what it has that is none. Text
+// parseCertificates returns the certificates of a file, and an error for invalid ones. Text
 // between them is a comment.
 func parseCertificates(file []byte) (certificates []*x509.Certificate, err error) {
 	const begin = "-----BEGIN CERTIFICATE-----"

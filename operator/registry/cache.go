@@ -14,22 +14,21 @@ import (
 )
 
 const (
-	// A registry has no events: what it did not have, or did not say, is asked again.
+	// Registries have no events: a missing or unknown image is queried again.
 	firstWait = 30 * time.Second
 	lastWait  = 10 * time.Minute
-	// maxParallel questions, so that one registry that keeps silent does not hold up another.
+	// maxParallel bounds concurrent queries, so that a silent registry does not delay others.
 	maxParallel = 4
-	// maxImages is how many answers are kept. A cluster has a few kernels at a time.
+	// maxImages bounds the cached results. A cluster has a few kernels at a time.
 	maxImages = 512
 )
 
-// Cache answers at once what is known of an image and asks in the background. An image
-// that is there, and whose labels were read, is not asked for again, or after 10 minutes
-// with Access.Recheck. One that is not there, or of which something is not known, or that
-// was asked for with a flaw, is asked for after 30 seconds and then twice as long each
-// time, up to 10 minutes.
+// Cache returns at once what is known of an image, and queries registries in the background. A
+// present image whose labels were read is not queried again, or only every 10 minutes with
+// Access.Recheck. An image that is missing, partly unknown or was queried with a flaw is queried
+// again after 30 seconds, and then with doubling pauses of up to 10 minutes.
 //
-// What one Access is told says nothing of another: each has an entry of its own.
+// Each Access has its own entries: a result for one says nothing about another.
 type Cache struct {
 	query   func(context.Context, string, Access) driver.Presence
 	changed func(image string)
@@ -37,12 +36,12 @@ type Cache struct {
 
 	mu     sync.Mutex
 	images map[key]*entry
-	clock  int // how many there were: the clock of entry.used
-	pruned int // looks at the last Prune
+	clock  int // number of lookups: the time base of entry.used
+	pruned int // clock at the last Prune
 }
 
-// key is an image, and whose question it is: the names of what comes with it. Their
-// contents may change.
+// key is an image and the names of the secrets and bundle it is queried with, whose contents may
+// change.
 type key struct {
 	image, secrets, bundle, insecure string
 	recheck                          bool
@@ -59,27 +58,27 @@ func keyOf(image string, a Access) key {
 type entry struct {
 	access   Access
 	presence driver.Presence
-	due      time.Time // when to ask; zero: at once
+	due      time.Time // of the next query; zero: at once
 	wait     time.Duration
 	querying bool
-	stale    bool // while it is asked, what to ask with has changed
+	stale    bool // the access has changed during the query
 	used     int
 }
 
-// final reports whether nothing more is to be learnt of the image.
+// final reports whether another query can give no further information.
 func (e *entry) final() bool {
 	p := e.presence
 	return p.State == driver.Present && p.Why == "" && p.Flaw == ""
 }
 
-// NewCache returns a Cache that asks by ask (Client.Look) and calls changed, from a
-// goroutine of Run, when what is known of an image is no longer what Look last answered.
+// NewCache returns a Cache that queries with ask (Client.Look). It calls changed, from a goroutine
+// of Run, when the result for an image differs from the one that Look last returned.
 func NewCache(query func(context.Context, string, Access) driver.Presence, changed func(image string)) *Cache {
 	return &Cache{query: query, changed: changed, ready: make(chan struct{}, 1), images: map[key]*entry{}}
 }
 
-// Look returns what is known of an image: Unasked at first. Where the contents of secrets
-// or authorities have changed, an image that was not seen is asked for again at once.
+// Look returns what is known of an image: Unasked at first. If the contents of secrets or
+// authorities have changed, an image without a final result is queried again at once.
 func (c *Cache) Look(image string, a Access) driver.Presence {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -102,7 +101,7 @@ func (c *Cache) Look(image string, a Access) driver.Presence {
 	return e.presence
 }
 
-// Prune forgets what was not looked for since the last Prune.
+// Prune forgets the images that were not looked up since the last Prune.
 func (c *Cache) Prune() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -122,7 +121,7 @@ func (c *Cache) notify() {
 	}
 }
 
-// evictOldest forgets the image that was looked for longest ago.
+// evictOldest removes the least recently used image if the cache is full.
 func (c *Cache) evictOldest() {
 	if len(c.images) < maxImages {
 		return
@@ -136,7 +135,7 @@ func (c *Cache) evictOldest() {
 	delete(c.images, oldest)
 }
 
-// Run asks until ctx ends, and returns when the last question has.
+// Run queries registries until ctx ends, and returns when the last query has ended.
 func (c *Cache) Run(ctx context.Context) error {
 	var asking sync.WaitGroup
 	defer asking.Wait()
@@ -162,7 +161,7 @@ func (c *Cache) Run(ctx context.Context) error {
 	}
 }
 
-// pause waits for the time to come, or for something to ask for; false: ctx has ended.
+// pause waits for a time or for something to query. It returns false if ctx has ended.
 func (c *Cache) pause(ctx context.Context, wait time.Duration) bool {
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
@@ -175,7 +174,7 @@ func (c *Cache) pause(ctx context.Context, wait time.Duration) bool {
 	return true
 }
 
-// nextDue returns an image whose time has come, or how long until the next one's.
+// nextDue returns an image that is due, or the time until the next one is.
 func (c *Cache) nextDue() (key, *entry, time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -205,13 +204,13 @@ func (c *Cache) queryImage(ctx context.Context, k key, e *entry) {
 	c.notify()
 }
 
-// store keeps an answer, and reports whether it is news.
+// store stores a result, and reports whether it has changed.
 func (c *Cache) store(k key, e *entry, presence driver.Presence) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e.querying = false
 	if e.stale {
-		return false // it is asked again, with what it is to be asked with
+		return false // it is queried again with the new access
 	}
 	if presence.State != e.presence.State {
 		e.wait = 0
@@ -226,7 +225,7 @@ func (c *Cache) store(k key, e *entry, presence driver.Presence) bool {
 	return news && c.images[k] == e
 }
 
-// differs reports whether two answers differ in more than the numbers of Why, which may have
+// differs reports whether two results differ in more than the digits of Why, which may contain
 // the port of a connection.
 func differs(a, b driver.Presence) bool {
 	a.Why, b.Why = withoutNumbers(a.Why), withoutNumbers(b.Why)

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuready/gpuready/operator/driver"
 )
 
-// fake is a registry that is asked for by hand.
+// fake is a registry that the test controls.
 type fake struct {
 	mu      sync.Mutex
 	answer  map[string]driver.Presence
@@ -61,7 +61,7 @@ func (f *fake) changed(image string) {
 	f.changes = append(f.changes, image)
 }
 
-// takeCalls returns when it was asked, and who was told.
+// takeCalls returns the times of the queries and the reported changes.
 func (f *fake) takeCalls() (asked []time.Duration, changes []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -79,7 +79,7 @@ func (f *fake) setDelay(d time.Duration) {
 	f.slow = d
 }
 
-// withCache runs a test with a Cache in a world of its own time.
+// withCache runs a test with a Cache in a synctest bubble.
 func withCache(t *testing.T, test func(t *testing.T, f *fake, c *Cache)) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{answer: map[string]driver.Presence{}, begin: time.Now()}

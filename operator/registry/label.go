@@ -12,21 +12,20 @@ import (
 	"github.com/gpuready/gpuready/operator/driver"
 )
 
-// Label is a label that driver containers of this product have: the driver's version, or
-// "true".
+// Label is the label of this product's driver containers: the driver's version, or "true".
 const Label = "io.gpuready.driver"
 
-// maxDigests bounds how many digests are remembered.
+// maxDigests bounds the remembered digests.
 const maxDigests = 512
 
-// labels remembers what Label says of images: a digest's content never changes.
+// labels caches the values of Label by digest, as a digest's content never changes.
 type labels struct {
 	mu     sync.Mutex
 	values map[v1.Hash]string
 }
 
-// read returns the Presence of an image that the registry has. get fetches its manifest,
-// and is called where the digest is new.
+// read returns the Presence of an image that exists. It calls get to fetch its manifest if the
+// digest is new.
 func (l *labels) read(digest v1.Hash, get func() (*remote.Descriptor, error)) driver.Presence {
 	value, known := l.recall(digest)
 	if known {
@@ -43,7 +42,7 @@ func (l *labels) read(digest v1.Hash, get func() (*remote.Descriptor, error)) dr
 	return labelled(value)
 }
 
-// labelled is the Presence of an image of which Label has that value; "": it has none.
+// labelled returns the Presence of an image with a value of Label; "" means that it has none.
 func labelled(value string) driver.Presence {
 	return driver.Presence{State: driver.Present, Ours: value != "", Version: driver.Version(value)}
 }
@@ -59,16 +58,15 @@ func (l *labels) remember(digest v1.Hash, value string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.values == nil || len(l.values) >= maxDigests {
-		l.values = map[v1.Hash]string{} // what is forgotten is read again
+		l.values = map[v1.Hash]string{} // they are read again when needed
 	}
 	l.values[digest] = value
 }
 
-// readLabel returns the value of Label. Of an image for several platforms the first one
-// tells.
+// readLabel returns the value of Label, for a multi-platform image that of the first one.
 func readLabel(d *remote.Descriptor) (string, error) {
 	if d.MediaType.IsSchema1() {
-		return "", nil // a format that was given up before there was the label
+		return "", nil // this format is older than the label
 	}
 	image, err := firstImage(d)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package registry asks container registries whether they have an image, and whose driver
-// container it is, as a node that pulls it would: with the pull secrets, by the proxy of
-// the environment and by the certificate authorities that it is given.
+// Package registry looks up images in container registries: whether they exist, and whose driver
+// containers they are. It does so as a node's pull would: with the pull secrets, the proxy of
+// the environment and the configured certificate authorities.
 package registry
 
 import (
@@ -26,36 +26,34 @@ import (
 )
 
 const (
-	// deadline is for one question, all its credentials and redirections included.
+	// deadline bounds one lookup, with all its credentials and redirections.
 	deadline = 20 * time.Second
-	// maxWhy is what a registry's own words may fill of a condition, in bytes.
+	// maxWhy bounds a registry's own text in a condition, in bytes.
 	maxWhy = 300
 )
 
-// Options are what is the same for all questions.
+// Options configure all lookups.
 type Options struct {
-	// Insecure are registries, as "host" or "host:port", that may be asked without TLS or
-	// with a certificate that nobody vouches for. All others are asked by verified HTTPS.
+	// Insecure are registries, as "host" or "host:port", that may be used without TLS or with an
+	// untrusted certificate. All others are used by verified HTTPS.
 	Insecure []string
-	// CADirs have certificate authorities beside the system's, in PEM files.
+	// CADirs are directories of PEM files with certificate authorities besides the system's.
 	CADirs []string
 	// Agent is the User-Agent.
 	Agent string
 }
 
-// Access is what comes with one question.
+// Access configures one lookup.
 type Access struct {
 	Secrets []Secret
 	Bundle  Bundle
-	// Insecure is a registry, as Options.Insecure has them, that the policy says may be asked
-	// so; "": none.
+	// Insecure is a registry, as in Options.Insecure, that the policy allows to use so; "": none.
 	Insecure string
-	// Recheck has a Cache ask again, every 10 minutes, for an image that is there: it may
-	// be deleted.
+	// Recheck makes a Cache query a present image again every 10 minutes: it may be deleted.
 	Recheck bool
 }
 
-// Client asks registries. It may be used concurrently.
+// Client looks up images in registries. It may be used concurrently.
 type Client struct {
 	agent    string
 	insecure []string
@@ -65,8 +63,8 @@ type Client struct {
 	labels   labels
 }
 
-// New returns a Client. It reads the environment (HTTPS_PROXY, HTTP_PROXY, NO_PROXY) and
-// the directories of certificates once; it fails where those cannot be read.
+// New returns a Client. It reads the environment (HTTPS_PROXY, HTTP_PROXY, NO_PROXY) and the
+// directories of certificates once. It returns an error if those cannot be read.
 func New(o Options) (*Client, error) {
 	roots, err := loadRoots(o.CADirs)
 	if err != nil {
@@ -78,18 +76,17 @@ func New(o Options) (*Client, error) {
 	}, nil
 }
 
-// Look asks whether the registry has the image and whether that has Label, and takes at
-// most 20 seconds. Where the labels cannot be read the image is Present all the same, and
-// Why says why they are not known. Absent is
-// what the registry itself says, in the words of its protocol, to credentials that it
-// takes; whatever else goes wrong is Unknown, and Why says what:
-//   - 401 and 403: registries that hide what is private answer so for what is missing,
-//     too, and a node may have credentials of its own (of its cloud) that are not known here;
-//   - 404 without a registry's error code: that may be any web server or proxy;
-//   - 429, 5xx, no answer, no name, a certificate that nobody vouches for.
+// Look looks up an image and its Label. It takes at most 20 seconds. If the labels cannot be
+// read, the image is Present nevertheless, and Why has the reason. An image is Absent only if the
+// registry reports so by its protocol for accepted credentials. Everything else is Unknown, with
+// the reason in Why:
+//   - 401 and 403: registries that hide private images return them for missing ones, too, and a
+//     node may have credentials of its own (of its cloud) that are not known here;
+//   - 404 without a registry's error code, which any web server or proxy may return;
+//   - 429, 5xx, no response, an unknown host name, an untrusted certificate.
 //
-// Why of Absent says so where the question was asked without credentials: the registry
-// may then just not show the image. Flaw says what of the Bundle is no certificate.
+// If the image is Absent for a lookup without credentials, Why says so: the registry may just hide
+// it. Flaw lists invalid certificates of the Bundle.
 func (c *Client) Look(ctx context.Context, image string, a Access) driver.Presence {
 	ctx, cancel := context.WithTimeout(ctx, c.deadline)
 	defer cancel()
@@ -110,7 +107,7 @@ func (c *Client) Look(ctx context.Context, image string, a Access) driver.Presen
 	return presence
 }
 
-// lookWithKeys asks with one key after the other, as the kubelet does, until one is let in.
+// lookWithKeys tries one credential after the other, as the kubelet does, until one is accepted.
 func (c *Client) lookWithKeys(ctx context.Context, ref name.Reference, keys []authn.AuthConfig, rt http.RoundTripper) driver.Presence {
 	if len(keys) == 0 {
 		presence := c.query(ctx, ref, authn.Anonymous, rt)
@@ -133,8 +130,8 @@ type result struct {
 	denied bool
 }
 
-// query asks by HEAD, which costs least and does not count as a pull, and where that is
-// refused by GET: only its answer has words. Labels are read by GET, once for each digest.
+// query sends HEAD, which is cheapest and does not count as a pull. If that is refused it sends
+// GET, whose response has a text. Labels are read by GET, once for each digest.
 func (c *Client) query(ctx context.Context, ref name.Reference, auth authn.Authenticator, rt http.RoundTripper) result {
 	options := []remote.Option{
 		remote.WithContext(ctx), remote.WithAuth(auth), remote.WithTransport(rt), remote.WithUserAgent(c.agent),
@@ -153,7 +150,7 @@ func (c *Client) query(ctx context.Context, ref name.Reference, auth authn.Authe
 	return presenceOfError(err)
 }
 
-// presenceOf is what an answer tells by its type: any web server may say 200.
+// presenceOf checks the type of a response, since any web server may return 200.
 func (c *Client) presenceOf(whole *remote.Descriptor) driver.Presence {
 	if manifest(whole.MediaType) {
 		return c.labels.read(whole.Digest, func() (*remote.Descriptor, error) { return whole, nil })
@@ -165,8 +162,8 @@ func manifest(kind types.MediaType) bool {
 	return kind.IsImage() || kind.IsIndex() || kind.IsSchema1()
 }
 
-// worthGet says whether GET may tell more than HEAD did: not where nobody answered, or where
-// the registry wants to be left alone.
+// worthGet reports whether GET may give more information than HEAD did. It does not if there was no
+// response, or if the registry is overloaded.
 func worthGet(ctx context.Context, err error) bool {
 	if ctx.Err() != nil {
 		return false
@@ -195,7 +192,7 @@ func presenceOfError(err error) result {
 	return result{Presence: unknown("%v", err)}
 }
 
-// isMissing says whether a 404 is a registry's. NOT_FOUND is Harbor's.
+// isMissing reports whether a 404 comes from a registry. NOT_FOUND is Harbor's code.
 func isMissing(e *transport.Error) bool {
 	return slices.ContainsFunc(e.Errors, func(d transport.Diagnostic) bool {
 		switch d.Code {
@@ -214,8 +211,7 @@ func formatWhy(format string, args ...any) string {
 	return strings.TrimPrefix(record.Clean(fmt.Sprintf(format, args...), maxWhy), "; ")
 }
 
-// parse reads an image's reference as the kubelet does: without a registry it is Docker
-// Hub's.
+// parse parses an image's reference as the kubelet does: the default registry is Docker Hub.
 func (c *Client) parse(image, insecure string) (name.Reference, error) {
 	ref, err := name.ParseReference(image)
 	if err != nil {

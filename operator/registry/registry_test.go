@@ -37,7 +37,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const tag = "nvidia/driver:535-5.15.0-1042-aws-ubuntu22.04"
 
-// newQuietRegistry is a registry with one image.
+// newQuietRegistry returns a registry with one image that logs nothing.
 func newQuietRegistry(t *testing.T) http.Handler {
 	t.Helper()
 	handler := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
@@ -47,7 +47,7 @@ func newQuietRegistry(t *testing.T) http.Handler {
 	return handler
 }
 
-// serve serves by TLS, and returns the server's address and its authority.
+// serve serves over TLS, and returns the server's address and its certificate.
 func serve(t *testing.T, handler http.Handler) (host string, ca []byte) {
 	t.Helper()
 	server := httptest.NewUnstartedServer(handler)
@@ -58,7 +58,7 @@ func serve(t *testing.T, handler http.Handler) (host string, ca []byte) {
 	return strings.TrimPrefix(server.URL, "https://"), ca
 }
 
-// trusting are Options with an authority beside the system's.
+// trusting returns Options with an authority besides the system's.
 func trusting(t *testing.T, ca []byte) Options {
 	t.Helper()
 	dir := t.TempDir()
@@ -104,7 +104,7 @@ func TestPresentAndAbsentOverTLSWithACustomAuthority(t *testing.T) {
 	require.Contains(t, got.Why, "certificate")
 }
 
-// push puts an image, or an index, into a registry.
+// push pushes an image or an index to a registry.
 func push(t *testing.T, handler http.Handler, as string, image remote.Taggable) {
 	t.Helper()
 	server := httptest.NewServer(handler)
@@ -121,7 +121,7 @@ func push(t *testing.T, handler http.Handler, as string, image remote.Taggable) 
 	remote.DefaultTransport.(*http.Transport).CloseIdleConnections()
 }
 
-// labelledImage is an image with a label.
+// labelledImage returns an image with a label.
 func labelledImage(t *testing.T, label, value string) v1.Image {
 	t.Helper()
 	image, err := random.Image(64, 1)
@@ -193,7 +193,7 @@ func TestImageWithUnreadableLabelsIsPresent(t *testing.T) {
 	}
 }
 
-// endless is a body without an end.
+// endless is an endless body.
 type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return len(p), nil }
@@ -218,7 +218,7 @@ func TestPlainHTTPOnlyForInsecureRegistries(t *testing.T) {
 	require.Contains(t, got.Why, "HTTPS only")
 }
 
-// basic wants a user and a password, and says 401 to all else.
+// basic requires a user and a password, and responds 401 otherwise.
 func basic(handler http.Handler, wrong *atomic.Int32) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if user, password, ok := r.BasicAuth(); !ok || user != "puller" || password != "secret" {
@@ -317,7 +317,7 @@ func TestTheProxyOfTheEnvironment(t *testing.T) {
 	require.Empty(t, asked.Load())
 }
 
-// connect is what a proxy does with CONNECT.
+// connect handles CONNECT as a proxy does.
 func connect(w http.ResponseWriter, target string) {
 	to, err := net.Dial("tcp", target)
 	if err != nil {
@@ -334,7 +334,7 @@ func connect(w http.ResponseWriter, target string) {
 	_, _ = io.Copy(from, to)
 }
 
-// fixedResponse is a registry that answers questions for manifests in one way.
+// fixedResponse returns a registry with one response to all requests for manifests.
 func fixedResponse(status int, kind, body string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/v2/" {

@@ -15,17 +15,17 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// maxKeys is how many credentials are tried for one question: each costs a round trip or
-// three, and a registry locks out who tries too many.
+// maxKeys bounds the credentials tried for one lookup: each costs one to three round trips, and
+// registries lock out clients that try too many.
 const maxKeys = 5
 
-// Secret is a pull secret as Kubernetes has it.
+// Secret is a Kubernetes pull secret.
 type Secret struct {
 	Name string
 	Data map[string][]byte // of type kubernetes.io/dockerconfigjson or kubernetes.io/dockercfg
 }
 
-// auths reads a secret's registries: the type is told by the key of its data.
+// auths returns a secret's credentials by registry. The key of its data determines the type.
 func (s Secret) auths() (map[string]authn.AuthConfig, error) {
 	var config struct {
 		Auths map[string]authn.AuthConfig `json:"auths"`
@@ -40,7 +40,7 @@ func (s Secret) auths() (map[string]authn.AuthConfig, error) {
 		err = fmt.Errorf("it has neither %s nor %s", corev1.DockerConfigJsonKey, corev1.DockerConfigKey)
 	}
 	if err != nil {
-		// The decoder's words could repeat what is secret.
+		// The decoder's message could contain secret data.
 		if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
 			err = fmt.Errorf("no JSON at byte %d", syntax.Offset)
 		} else if len(s.Data[corev1.DockerConfigJsonKey])+len(s.Data[corev1.DockerConfigKey]) > 0 {
@@ -51,9 +51,8 @@ func (s Secret) auths() (map[string]authn.AuthConfig, error) {
 	return config.Auths, nil
 }
 
-// credentialsFor returns the credentials that the secrets have for the repository, in the order in
-// which the kubelet tries them: the more special the entry, the earlier. A secret that
-// cannot be read is left out and told of.
+// credentialsFor returns the secrets' credentials for the repository in the kubelet's order: more
+// specific entries first. Secrets that cannot be read are skipped and reported.
 func credentialsFor(repository name.Repository, secrets []Secret) (keys []authn.AuthConfig, unread error) {
 	type entry struct {
 		pattern string
@@ -76,11 +75,11 @@ func credentialsFor(repository name.Repository, secrets []Secret) (keys []authn.
 	return keys, unread
 }
 
-// pattern is what an entry of a secret is for: a registry, with wildcards, and a path.
+// pattern is the scope of a secret's entry: a registry, with wildcards, and a path.
 type pattern struct{ host, path string }
 
-// parsePattern reads "registry.example", "https://registry.example/v1/", "registry.example:5000/team"
-// and "*.registry.example".
+// parsePattern parses "registry.example", "https://registry.example/v1/",
+// "registry.example:5000/team" and "*.registry.example".
 func parsePattern(key string) pattern {
 	if !strings.Contains(key, "://") {
 		key = "https://" + key
@@ -104,8 +103,8 @@ func canonical(host string) string {
 	return host
 }
 
-// matches follows k8s.io/kubernetes/pkg/credentialprovider: the parts of the name one by
-// one, the port as it is, the path from its beginning.
+// matches follows k8s.io/kubernetes/pkg/credentialprovider: it compares the parts of the host
+// name one by one, the port exactly, and the path as a prefix.
 func (p pattern) matches(repository name.Repository) bool {
 	want, have := &url.URL{Host: p.host}, &url.URL{Host: canonical(repository.RegistryStr())}
 	if p.host == "" || want.Port() != have.Port() || !strings.HasPrefix("/"+repository.RepositoryStr(), p.path) {

@@ -16,15 +16,15 @@ import (
 )
 
 const (
-	// maxBody is what is read of any answer, in bytes. The largest is a manifest (OCI
-	// distribution specification: registries should take 4 MiB).
+	// maxBody bounds what is read of a response, in bytes. The largest is a manifest (OCI
+	// distribution specification: registries should accept 4 MiB).
 	maxBody = 4 << 20
-	// maxCA is what is read of a file of certificates, in bytes.
+	// maxCA bounds what is read of a file of certificates, in bytes.
 	maxCA = 1 << 20
 )
 
-// transport returns what one question goes over, and what closes its connections.
-// Questions are rare: connections are not kept for the next one.
+// transport returns the transport of one lookup and a function that closes its connections. They
+// are not reused, as lookups are rare.
 func (c *Client) transport(roots *x509.CertPool) (http.RoundTripper, func()) {
 	verified, lax := c.newTransport(&tls.Config{RootCAs: roots}), c.newTransport(&tls.Config{InsecureSkipVerify: true})
 	trip := roundTripper(func(r *http.Request) (*http.Response, error) {
@@ -56,7 +56,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 // RoundTrip is http.RoundTripper.
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// limitBody cuts an answer that has no end.
+// limitBody bounds the size of a response.
 func limitBody(r *http.Response, err error) (*http.Response, error) {
 	if err != nil {
 		return nil, err
@@ -68,7 +68,7 @@ func limitBody(r *http.Response, err error) (*http.Response, error) {
 	return r, nil
 }
 
-// loadRoots are the system's and those in files of the directories.
+// loadRoots returns the system's authorities and those in files of the directories.
 func loadRoots(dirs []string) (*x509.CertPool, error) {
 	roots, err := x509.SystemCertPool()
 	if err != nil {
@@ -82,9 +82,9 @@ func loadRoots(dirs []string) (*x509.CertPool, error) {
 	return roots, nil
 }
 
-// addDir adds what is in the files of a directory. Files without a certificate are
-// passed over, as they are in the system's directories; a mounted ConfigMap has links and
-// directories of its own beside its files.
+// addDir adds the certificates in the files of a directory. It skips files without a
+// certificate, as exist in the system's directories. A mounted ConfigMap also has links and
+// directories beside its files.
 func addDir(roots *x509.CertPool, dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -103,7 +103,7 @@ func addDir(roots *x509.CertPool, dir string) error {
 	return nil
 }
 
-// readFile returns nothing for what is no file.
+// readFile reads a regular file. It returns nothing for anything else.
 func readFile(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil || !info.Mode().IsRegular() {
