@@ -110,7 +110,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// page answers with one object a page, as servers that are asked for fewer do.
+// page responds with one object per page, as a server with a limit does.
 func (a *api) page(answer func(int, any), r *http.Request) {
 	var items []any
 	selector, _ := fields.ParseSelector(r.URL.Query().Get("fieldSelector"))
@@ -170,7 +170,7 @@ func policy() *v1.ClusterPolicy {
 	}
 }
 
-// heldUp is the policy while a budget holds up the driver upgrade of gpu-1.
+// heldUp returns the policy while a budget blocks the driver upgrade of gpu-1.
 func heldUp() *v1.ClusterPolicy {
 	p := policy()
 	p.Status.Upgrade = &v1.UpgradeStatus{Total: 2, InProgress: 1, Pending: 1, Waiting: []v1.UpgradeWait{
@@ -366,7 +366,7 @@ func TestCommandLine(t *testing.T) {
 	golden(t, "help.txt", out.String())
 }
 
-// building is a cluster whose policy names a driver of ours; became is what comes of Jobs.
+// building returns a cluster whose policy names our driver. became sets the results of Jobs.
 func building(change func(*v1.ClusterPolicy), became func(*batchv1.Job, *corev1.Pod)) *api {
 	p := policy()
 	p.UID = "uid"

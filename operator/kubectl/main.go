@@ -1,5 +1,4 @@
-// Kubectl-gpu shows how far the GPUs of a cluster are. On the PATH it is kubectl's
-// plugin "gpu".
+// Kubectl-gpu shows the state of a cluster's GPUs. On the PATH it is kubectl's plugin "gpu".
 package main
 
 import (

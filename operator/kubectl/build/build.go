@@ -1,5 +1,4 @@
-// Package build has the kernel modules of a driver built by a Job, before a node runs their
-// kernel.
+// Package build builds the kernel modules of a driver by a Job, before a node runs their kernel.
 package build
 
 import (
@@ -25,22 +24,22 @@ import (
 	"github.com/gpuready/gpuready/operator/prebuild"
 )
 
-// Request is what is to be built.
+// Request describes what to build.
 type Request struct {
 	Kernel    string // release
 	Toolkit   string // image with the kernel's headers and the compiler that built it
-	OSTag     string // "": that of the pools, where there is one
-	Arch      string // "": the kernel's, where its release names it, else that of the pools
-	Version   string // of the driver; "": the policy's
-	Kind      string // "": the policy's kernelModuleType, and open where that leaves it open
+	OSTag     string // default: that of the pools, if they have one
+	Arch      string // default: the one in the kernel's release, or that of the pools
+	Version   string // of the driver; default: the policy's
+	Kind      string // default: the policy's kernelModuleType, or open
 	Namespace string // of the operands
 }
 
-// Result is what became of it.
+// Result is the result of a build.
 type Result struct {
 	v1.PrebuiltStatus
 	Namespace string `json:"namespace"`
-	Digest    string `json:"digest,omitempty"` // the image by its digest, where it was pushed and the log may be read
+	Digest    string `json:"digest,omitempty"` // of the pushed image, if the log may be read
 }
 
 // ErrFailed means that the Job has failed.
@@ -73,17 +72,17 @@ func Plan(ctx context.Context, c *cluster.Client, policy *v1.ClusterPolicy, r Re
 			return nil, err
 		}
 	}
-	if s.Image = image(spec, s.Version, s.OSTag); s.Image == "" {
+	if s.Image = builderImage(spec, s.Version, s.OSTag); s.Image == "" {
 		return nil, fmt.Errorf("ClusterPolicy %s names no driver image with a driver in it: set spec.driver.repository and image to one that is made from gpuready/driver", policy.Name)
 	}
-	if err := checkOurs(ctx, c, s); err != nil {
+	if err := checkOwnImage(ctx, c, s); err != nil {
 		return nil, err
 	}
 	return s.Job()
 }
 
-// image is the driver container with the driver's sources: the one that builds on nodes.
-func image(spec *v1.DriverSpec, version, osTag string) string {
+// builderImage returns the driver container with the driver's sources, which builds on nodes.
+func builderImage(spec *v1.DriverSpec, version, osTag string) string {
 	d := spec.ImageSpec
 	if whole := d.Repository == "" && d.Version == "" && strings.ContainsAny(d.Image, "/:@"); !whole && !strings.HasPrefix(d.Version, "sha256:") {
 		d.Version = version
@@ -98,10 +97,10 @@ func image(spec *v1.DriverSpec, version, osTag string) string {
 	return ref + "-" + osTag
 }
 
-// osTag returns the operating system of the pool with this kernel, or the only one that the
-// pools have. A kernel of OpenShift comes with an operating system of its own.
+// osTag returns the operating system of the pool with this kernel, or the only one of all pools.
+// On OpenShift a kernel has its own operating system.
 func osTag(pools []v1.PoolStatus, kernel string, openShift bool) (string, error) {
-	here, all := values(pools, kernel, func(p v1.PoolStatus) string { return p.OS })
+	here, all := poolValues(pools, kernel, func(p v1.PoolStatus) string { return p.OS })
 	switch {
 	case len(here) > 0:
 		return here[0], nil
@@ -115,10 +114,10 @@ func osTag(pools []v1.PoolStatus, kernel string, openShift bool) (string, error)
 	return "", fmt.Errorf("which operating system? GPU nodes have %s: say it with --os-tag", strings.Join(all, ", "))
 }
 
-// arch returns the architecture of the pools with this kernel or, where there is none, of all
+// arch returns the architecture of the pools with this kernel or, if there are none, of all
 // pools.
 func arch(pools []v1.PoolStatus, kernel string) (string, error) {
-	have, all := values(pools, kernel, func(p v1.PoolStatus) string { return p.Arch })
+	have, all := poolValues(pools, kernel, func(p v1.PoolStatus) string { return p.Arch })
 	if len(have) == 0 {
 		have = all
 	}
@@ -131,8 +130,8 @@ func arch(pools []v1.PoolStatus, kernel string) (string, error) {
 	return "", fmt.Errorf("which architecture? GPU nodes have %s: say it with --arch", strings.Join(have, ", "))
 }
 
-// values returns what the pools with this kernel have, and what all have, sorted.
-func values(pools []v1.PoolStatus, kernel string, of func(v1.PoolStatus) string) (here, all []string) {
+// poolValues returns the sorted values of the pools with this kernel, and of all pools.
+func poolValues(pools []v1.PoolStatus, kernel string, of func(v1.PoolStatus) string) (here, all []string) {
 	for _, p := range pools {
 		if of(p) == "" {
 			continue
@@ -147,13 +146,13 @@ func values(pools []v1.PoolStatus, kernel string, of func(v1.PoolStatus) string)
 	return slices.Compact(here), slices.Compact(all)
 }
 
-// checkOurs refuses an image that is known to be none of gpuready's. Of one that no node runs
-// yet, another tag of the same repository included, the Job itself tells.
-func checkOurs(ctx context.Context, c *cluster.Client, s prebuild.Spec) error {
+// checkOwnImage refuses an image that is known not to be gpuready's. If no node runs an image
+// yet, even if another tag of its repository is in use, the Job itself finds out.
+func checkOwnImage(ctx context.Context, c *cluster.Client, s prebuild.Spec) error {
 	foreign := strings.HasPrefix(s.Image, "nvcr.io/nvidia/")
 	sets, err := c.DaemonSets(ctx, s.Namespace)
 	if err != nil {
-		sets = nil // it may not be read: it is not needed
+		sets = nil // they are optional, and this client may not be allowed to read them
 	}
 	for _, set := range sets {
 		for _, ctr := range set.Spec.Template.Spec.Containers {
@@ -168,12 +167,12 @@ func checkOurs(ctx context.Context, c *cluster.Client, s prebuild.Spec) error {
 	return nil
 }
 
-// pollEvery is how often it is looked how far the Job is.
+// pollEvery is the interval at which the Job is read.
 const pollEvery = 2 * time.Second
 
-// Wait waits for the end of a Job, and writes to progress how far it is. The error is
-// ErrFailed, wrapped, where the Job has failed. An API server that does not answer for a
-// while is asked again until ctx ends; one that refuses is not.
+// Wait waits for the end of a Job, and writes its progress to progress. If the Job has failed,
+// the error wraps ErrFailed. An API server that does not respond is retried until ctx ends; one
+// that refuses is not.
 func Wait(ctx context.Context, c *cluster.Client, job *batchv1.Job, progress io.Writer) (Result, error) {
 	last, r := "", Result{}
 	for {
@@ -181,7 +180,7 @@ func Wait(ctx context.Context, c *cluster.Client, job *batchv1.Job, progress io.
 		seen, pods, err := observe(ctx, c, job)
 		switch {
 		case ctx.Err() != nil:
-		case final(err):
+		case permanent(err):
 			return Result{}, err
 		case err != nil:
 			now = err.Error() + "; trying again"
@@ -191,7 +190,7 @@ func Wait(ctx context.Context, c *cluster.Client, job *batchv1.Job, progress io.
 		}
 		switch r.State {
 		case v1.PrebuiltPresent:
-			r.Digest = digest(ctx, c, job.Namespace, pods)
+			r.Digest = pushedDigest(ctx, c, job.Namespace, pods)
 			return r, nil
 		case v1.PrebuiltFailed:
 			return r, fmt.Errorf("%w: Job %s/%s: %s", ErrFailed, job.Namespace, job.Name, r.Message)
@@ -221,12 +220,12 @@ func observe(ctx context.Context, c *cluster.Client, job *batchv1.Job) (*batchv1
 	return seen, pods, nil
 }
 
-// final reports whether asking again would bring the same error.
-func final(err error) bool {
+// permanent reports whether a retry would return the same error.
+func permanent(err error) bool {
 	return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)
 }
 
-// ResultOf returns what a Job and its pods say.
+// ResultOf returns the result of a Job and its pods.
 func ResultOf(job *batchv1.Job, pods []corev1.Pod) Result {
 	r := Result{Namespace: job.Namespace}
 	b, ok := prebuild.Observe(job)
@@ -244,7 +243,7 @@ func ResultOf(job *batchv1.Job, pods []corev1.Pod) Result {
 	return r
 }
 
-// stage says which container of the newest pod runs.
+// stage describes which container of the newest pod runs.
 func stage(pods []corev1.Pod) string {
 	if len(pods) == 0 {
 		return "waiting for the Job's pod"
@@ -258,8 +257,8 @@ func stage(pods []corev1.Pod) string {
 	return "pod " + p.Name + " is being started"
 }
 
-// digest is what gpu-driver push has printed; "" where that cannot be read.
-func digest(ctx context.Context, c *cluster.Client, namespace string, pods []corev1.Pod) string {
+// pushedDigest returns the digest that gpu-driver push has printed, or "" if it cannot be read.
+func pushedDigest(ctx context.Context, c *cluster.Client, namespace string, pods []corev1.Pod) string {
 	for _, p := range pods {
 		if p.Status.Phase != corev1.PodSucceeded {
 			continue
@@ -274,7 +273,7 @@ func digest(ctx context.Context, c *cluster.Client, namespace string, pods []cor
 	return ""
 }
 
-// Text writes it for people.
+// Text writes the result for people.
 func (r Result) Text(w io.Writer, _ show.Look) error {
 	if r.State != v1.PrebuiltPresent {
 		_, err := fmt.Fprintf(w, "Job %s/%s builds %s; kubectl gpu status shows what becomes of it\n", r.Namespace, r.Job, r.Image)

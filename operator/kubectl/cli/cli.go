@@ -1,4 +1,4 @@
-// Package cli is the command line of kubectl-gpu.
+// Package cli implements the command line of kubectl-gpu.
 package cli
 
 import (
@@ -12,7 +12,7 @@ import (
 	"github.com/gpuready/gpuready/operator/kubectl/show"
 )
 
-// Exit codes beside those of every program; they stand in --help and are a contract.
+// Exit codes besides those of every program; they are listed in --help and are a contract.
 const (
 	exitNothing = 3
 	exitPartly  = 4
@@ -46,14 +46,14 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		Commands: []program.Command{
 			{Name: "status", Run: status},
 			{Name: "explain", Run: explainNode},
-			{Name: "timers", Run: advise},
+			{Name: "timers", Run: computeTimers},
 			{Name: "prebuild", Run: prebuildModules},
 			{Name: "must-gather", Run: mustGather},
 		},
 	}.Run(ctx, args, stdout, stderr)
 }
 
-// command is what the commands have in common.
+// command holds the flags that the commands share.
 type command struct {
 	flags     *program.Flags
 	where     cluster.Where
@@ -77,7 +77,7 @@ func (c *command) namespaceFlag() {
 	c.flags.StringVarP(&c.namespace, "namespace", "n", "", "of the operands (default: that of the ClusterPolicy)")
 }
 
-// parse reads the flags; want are the arguments' names.
+// parse parses the flags; want are the names of the required arguments.
 func (c *command) parse(args []string, want ...string) error {
 	if err := c.flags.Read(args); err != nil {
 		return err
@@ -102,7 +102,7 @@ func (c *command) client() (*cluster.Client, error) {
 	return client, nil
 }
 
-// write writes what was found, for people or for programs.
+// write writes the result, for people or for programs.
 func (c *command) write(stdout io.Writer, found any, text func(io.Writer, show.Look) error) error {
 	if c.output == "json" {
 		return show.JSON(stdout, found)

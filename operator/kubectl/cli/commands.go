@@ -88,7 +88,7 @@ Examples:
   kubectl gpu timers -o json | jq -r .maxNodeProvisionTime
 `
 
-func advise(ctx context.Context, args []string, stdout, _ io.Writer) error {
+func computeTimers(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	c := newCommand("timers", timersUsage, stdout)
 	c.formatFlag()
 	machine := c.flags.Duration("machine", 0, "from the request for a machine until its Node object exists")
@@ -168,8 +168,8 @@ func mustGather(ctx context.Context, args []string, stdout, stderr io.Writer) (e
 	return nil
 }
 
-// writeArchive writes beside the path first, so that what lies there is whole. Only its
-// owner may read it.
+// writeArchive writes a temporary file beside the path and renames it, so that the archive is
+// complete. Only its owner may read it.
 func writeArchive(ctx context.Context, to string, c gather.Config) (unread []string, err error) {
 	f, err := os.CreateTemp(filepath.Dir(to), filepath.Base(to)+".*")
 	if err != nil {

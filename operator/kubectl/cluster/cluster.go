@@ -1,5 +1,5 @@
-// Package cluster is the requests that kubectl-gpu makes of the Kubernetes API. But for
-// CreateJob they only read. Each request has a deadline and is tried once.
+// Package cluster makes kubectl-gpu's requests to the Kubernetes API. Except for CreateJob they
+// only read. Each request has a deadline and is tried once.
 package cluster
 
 import (
@@ -28,16 +28,16 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// page is how many objects a list brings at once; maxObjects bounds it as a whole.
+// pageSize is the number of objects in a page of a list; maxObjects bounds the whole list.
 const (
-	page       = 500
+	pageSize   = 500
 	maxObjects = 20000
 )
 
-// ErrTooMany means that a list was cut at its bound.
+// ErrTooMany means that a list was truncated at maxObjects.
 var ErrTooMany = errors.New("there are more, which are left out")
 
-// Where is which cluster, as kubectl is told.
+// Where selects the cluster, as kubectl's flags do.
 type Where struct {
 	Kubeconfig string
 	Context    string
@@ -49,7 +49,7 @@ type Client struct {
 	rest    *rest.RESTClient
 	http    *http.Client
 	timeout time.Duration
-	// Namespace is that of the kubeconfig's context.
+	// Namespace is the namespace of the kubeconfig's context.
 	Namespace string
 }
 
@@ -76,7 +76,7 @@ func New(w Where) (*Client, error) {
 	return c, err
 }
 
-// ForConfig returns a Client; Close lets go of its connections.
+// ForConfig returns a Client; Close closes its connections.
 func ForConfig(config *rest.Config, timeout time.Duration) (*Client, error) {
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
@@ -97,28 +97,28 @@ func ForConfig(config *rest.Config, timeout time.Duration) (*Client, error) {
 	return &Client{rest: r, http: client, timeout: timeout}, nil
 }
 
-// Close lets go of idle connections.
+// Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// limit bounds a request.
-func (c *Client) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+// withTimeout bounds a request.
+func (c *Client) withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, c.timeout, fmt.Errorf("the API server has not answered within %v", c.timeout))
 }
 
-// Raw reads what is at a path.
+// Raw reads the resource at a path.
 func (c *Client) Raw(ctx context.Context, path string, params map[string]string) ([]byte, error) {
-	ctx, cancel := c.limit(ctx)
+	ctx, cancel := c.withTimeout(ctx)
 	defer cancel()
 	r := c.rest.Get().AbsPath(path).MaxRetries(0)
 	for key, value := range params {
 		r = r.Param(key, value)
 	}
-	return take(ctx, r.Do(ctx))
+	return responseBody(ctx, r.Do(ctx))
 }
 
-// take returns an answer's body.
-func take(ctx context.Context, answer rest.Result) ([]byte, error) {
-	switch err := answer.Error(); { // which, unlike Raw, reads what a refusal says
+// responseBody returns a response's body.
+func responseBody(ctx context.Context, answer rest.Result) ([]byte, error) {
+	switch err := answer.Error(); { // unlike Raw, it includes the text of a refusal
 	case err != nil && ctx.Err() != nil:
 		return nil, context.Cause(ctx)
 	case err != nil:
@@ -135,19 +135,19 @@ func (c *Client) get(ctx context.Context, path string, params map[string]string,
 	return json.Unmarshal(data, into)
 }
 
-// listed is a page of any list.
-type listed[T any] struct {
+// listPage is a page of any list.
+type listPage[T any] struct {
 	Metadata metav1.ListMeta `json:"metadata"`
 	Items    []T             `json:"items"`
 }
 
-// list reads all pages; with ErrTooMany what it returns is the beginning.
+// list reads all pages. With ErrTooMany it returns the first objects.
 func list[T any](ctx context.Context, c *Client, path string, params map[string]string) ([]T, error) {
 	all := []T{}
-	ask := map[string]string{"limit": strconv.Itoa(page)}
+	ask := map[string]string{"limit": strconv.Itoa(pageSize)}
 	maps.Copy(ask, params)
 	for {
-		var l listed[T]
+		var l listPage[T]
 		if err := c.get(ctx, path, ask, &l); err != nil {
 			return all, err
 		}
@@ -173,27 +173,27 @@ func (c *Client) Node(ctx context.Context, name string) (*corev1.Node, error) {
 	return n, c.get(ctx, "/api/v1/nodes/"+name, nil, n)
 }
 
-// Nodes reads all Nodes that a selector of labels finds.
+// Nodes reads all Nodes that match a label selector.
 func (c *Client) Nodes(ctx context.Context, selector string) ([]corev1.Node, error) {
 	return list[corev1.Node](ctx, c, "/api/v1/nodes", params("labelSelector", selector))
 }
 
-// Pods reads a namespace's Pods, by selectors of fields and labels.
+// Pods reads a namespace's Pods by field and label selectors.
 func (c *Client) Pods(ctx context.Context, namespace, fields, labels string) ([]corev1.Pod, error) {
 	return list[corev1.Pod](ctx, c, "/api/v1/namespaces/"+namespace+"/pods", params("fieldSelector", fields, "labelSelector", labels))
 }
 
-// DaemonSets reads a namespace's that belong to the product.
+// DaemonSets reads the product's DaemonSets in a namespace.
 func (c *Client) DaemonSets(ctx context.Context, namespace string) ([]appsv1.DaemonSet, error) {
 	return list[appsv1.DaemonSet](ctx, c, "/apis/apps/v1/namespaces/"+namespace+"/daemonsets", params("labelSelector", label.PartOf+"="+label.Product))
 }
 
-// Deployments reads a namespace's that belong to the product.
+// Deployments reads the product's Deployments in a namespace.
 func (c *Client) Deployments(ctx context.Context, namespace string) ([]appsv1.Deployment, error) {
 	return list[appsv1.Deployment](ctx, c, "/apis/apps/v1/namespaces/"+namespace+"/deployments", params("labelSelector", label.PartOf+"="+label.Product))
 }
 
-// Events reads a namespace's, by a selector of fields.
+// Events reads a namespace's Events by a field selector.
 func (c *Client) Events(ctx context.Context, namespace, fields string) ([]corev1.Event, error) {
 	return list[corev1.Event](ctx, c, "/api/v1/namespaces/"+namespace+"/events", params("fieldSelector", fields))
 }
@@ -204,16 +204,16 @@ func (c *Client) Job(ctx context.Context, namespace, name string) (*batchv1.Job,
 	return j, c.get(ctx, "/apis/batch/v1/namespaces/"+namespace+"/jobs/"+name, nil, j)
 }
 
-// CreateJob makes a Job, and returns what the API server made of it.
+// CreateJob creates a Job, and returns it as the API server has stored it.
 func (c *Client) CreateJob(ctx context.Context, job *batchv1.Job) (*batchv1.Job, error) {
 	body, err := json.Marshal(job)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := c.limit(ctx)
+	ctx, cancel := c.withTimeout(ctx)
 	defer cancel()
 	made := &batchv1.Job{}
-	data, err := take(ctx, c.rest.Post().AbsPath("/apis/batch/v1/namespaces/"+job.Namespace+"/jobs").Body(body).MaxRetries(0).Do(ctx))
+	data, err := responseBody(ctx, c.rest.Post().AbsPath("/apis/batch/v1/namespaces/"+job.Namespace+"/jobs").Body(body).MaxRetries(0).Do(ctx))
 	if err == nil {
 		err = json.Unmarshal(data, made)
 	}
@@ -229,7 +229,7 @@ func (c *Client) HasGroup(ctx context.Context, group string) (bool, error) {
 	return err == nil, err
 }
 
-// Output reads what a container has printed.
+// Output reads a container's output.
 func (c *Client) Output(ctx context.Context, namespace, pod, container string) ([]byte, error) {
 	return c.Raw(ctx, "/api/v1/namespaces/"+namespace+"/pods/"+pod+"/log", params("container", container, "limitBytes", "65536"))
 }

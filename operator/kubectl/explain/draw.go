@@ -9,13 +9,13 @@ import (
 	"github.com/gpuready/gpuready/operator/progress"
 )
 
-var colors = map[progress.Status]string{
+var statusColors = map[progress.Status]string{
 	progress.Ready: show.Green, progress.Waiting: show.Yellow, progress.Unknown: show.Yellow, progress.Failed: show.Red, progress.Excluded: show.Dim,
 }
 
-var signs = map[progress.Status]string{progress.Waiting: "○", progress.Unknown: "?", progress.Failed: "✗"}
+var statusSigns = map[progress.Status]string{progress.Waiting: "○", progress.Unknown: "?", progress.Failed: "✗"}
 
-// Text writes it for people.
+// Text writes the node for people.
 func (n Node) Text(w io.Writer, look show.Look) error {
 	p := &show.Pen{Look: look}
 	title := n.Node
@@ -25,15 +25,15 @@ func (n Node) Text(w io.Writer, look show.Look) error {
 	p.Line(show.Bold, 0, title)
 	p.Line(show.Dim, 0, n.Pool)
 	p.WriteString("\n")
-	n.road(p)
-	n.driver(p)
-	n.list(p)
+	n.drawRoad(p)
+	n.drawDriver(p)
+	n.drawPods(p)
 	for _, note := range n.Notes {
 		p.Line(show.Yellow, 0, "! "+note)
 	}
-	n.events(p)
+	n.drawEvents(p)
 	p.WriteString("\n")
-	p.Line(colors[n.Status], 0, n.Result())
+	p.Line(statusColors[n.Status], 0, n.Result())
 	if n.Action != "" {
 		p.Line("", 0, "next: "+n.Action)
 	}
@@ -41,7 +41,7 @@ func (n Node) Text(w io.Writer, look show.Look) error {
 	return err
 }
 
-// Result says in one line what it comes to.
+// Result returns the node's state in one line.
 func (n Node) Result() string {
 	if n.Status == progress.Ready {
 		return n.Node + " is ready"
@@ -56,13 +56,13 @@ func (n Node) Result() string {
 	return fmt.Sprintf("%s: %s: %s", text, n.Reason, n.Message)
 }
 
-func (n Node) road(p *show.Pen) {
+func (n Node) drawRoad(p *show.Pen) {
 	for _, s := range n.Road {
 		switch {
 		case s.Reached:
 			p.Line("", 0, p.Paint(show.Green, "●")+" "+string(s.State))
 		case s.State == n.State:
-			p.Line("", 0, p.Paint(colors[n.Status], signs[n.Status])+" "+string(s.State))
+			p.Line("", 0, p.Paint(statusColors[n.Status], statusSigns[n.Status])+" "+string(s.State))
 			p.Line("", 4, n.Reason+": "+n.Message)
 		default:
 			p.Line(show.Dim, 0, "· "+string(s.State))
@@ -70,7 +70,7 @@ func (n Node) road(p *show.Pen) {
 	}
 }
 
-func (n Node) driver(p *show.Pen) {
+func (n Node) drawDriver(p *show.Pen) {
 	p.WriteString("\n")
 	d := n.Driver
 	switch {
@@ -110,7 +110,7 @@ func (n Node) driver(p *show.Pen) {
 	}
 }
 
-func (n Node) list(p *show.Pen) {
+func (n Node) drawPods(p *show.Pen) {
 	if len(n.Pods) == 0 {
 		return
 	}
@@ -129,7 +129,7 @@ func (n Node) list(p *show.Pen) {
 	p.Table([]string{"POD", "STATUS", "FOR"}, rows)
 }
 
-func (n Node) events(p *show.Pen) {
+func (n Node) drawEvents(p *show.Pen) {
 	if len(n.Events) == 0 {
 		return
 	}

@@ -1,5 +1,5 @@
-// Package explain tells how far a node is on its way to GPUs that can be used: what the
-// operator would say of it, from the same facts and by the same rules.
+// Package explain determines how far a node is on its way to usable GPUs, from the same facts and
+// by the same rules as the operator.
 package explain
 
 import (
@@ -21,10 +21,10 @@ import (
 	"github.com/gpuready/gpuready/operator/road"
 )
 
-// Of Events only the latest are shown.
+// maxEvents is the number of the latest Events to show.
 const maxEvents = 10
 
-// Node is what is known of one.
+// Node describes a node.
 type Node struct {
 	Node     string          `json:"node"`
 	Time     time.Time       `json:"time"`
@@ -53,7 +53,7 @@ type Step struct {
 	Reached bool       `json:"reached"`
 }
 
-// Driver is how the node gets one.
+// Driver describes the node's driver.
 type Driver struct {
 	ID        string `json:"id,omitempty"` // the label gpuready.io/driver
 	Host      bool   `json:"host"`         // the host has its own
@@ -64,7 +64,7 @@ type Driver struct {
 	Message   string `json:"message,omitempty"`
 }
 
-// Upgrade is how far the driver's is.
+// Upgrade describes the node's driver upgrade.
 type Upgrade struct {
 	State string `json:"state"`
 	Since string `json:"since,omitempty"`
@@ -72,7 +72,7 @@ type Upgrade struct {
 	Waits string `json:"waits,omitempty"` // for what, as the policy's status says
 }
 
-// Pod is an operand's on the node.
+// Pod is an operand's pod on the node.
 type Pod struct {
 	Name    string    `json:"name"`
 	State   string    `json:"state,omitempty"`
@@ -82,7 +82,7 @@ type Pod struct {
 	Since   time.Time `json:"since,omitzero"`
 }
 
-// Event is what an Event of the Node told.
+// Event is an Event of the Node.
 type Event struct {
 	Time    time.Time `json:"time"`
 	Type    string    `json:"type"`
@@ -91,8 +91,8 @@ type Event struct {
 	Count   int32     `json:"count,omitempty"`
 }
 
-// Read asks the cluster. namespace is the operands', "" for that of the policy. What the
-// asker may not see besides the Node is said in a note.
+// Read reads a node from the cluster. namespace is the operands' namespace; "" means that of the
+// policy. A note names what the user may not read, apart from the Node.
 func Read(ctx context.Context, c *cluster.Client, name, namespace string, now time.Time) (Node, error) {
 	object, err := c.Node(ctx, name)
 	switch {
@@ -105,35 +105,35 @@ func Read(ctx context.Context, c *cluster.Client, name, namespace string, now ti
 	seen := fleet.Observe(object)
 	policies, err := c.Policies(ctx)
 	if err != nil {
-		n.note("ClusterPolicies", err)
+		n.addNote("ClusterPolicies", err)
 	}
 	policy := InForce(policies)
 	if policy == nil {
 		policy = &v1.ClusterPolicy{}
 	}
 	n.Policy, n.Pool = policy.Name, seen.Pool.String()
-	n.labels(object, seen, policy)
-	pods, err := n.pods(ctx, c, orElse(namespace, policy.Status.Namespace, c.Namespace))
+	n.readLabels(object, seen, policy)
+	pods, err := n.readPods(ctx, c, firstNonEmpty(namespace, policy.Status.Namespace, c.Namespace))
 	if err != nil {
-		n.note("Pods", err)
+		n.addNote("Pods", err)
 	}
-	n.judge(seen, pods, policy)
+	n.evaluate(seen, pods, policy)
 	if err != nil && n.Reason == progress.ReasonNoPod {
 		n.Status, n.Reason, n.Message, n.Action = progress.Unknown, ReasonUnread, "the operands' pods cannot be read", "ask for the right to list pods in the operands' namespace"
 	}
 	events, err := c.Events(ctx, corev1.NamespaceDefault, "involvedObject.kind=Node,involvedObject.name="+name)
 	if err != nil {
-		n.note("Events of the Node", err)
+		n.addNote("Events of the Node", err)
 	}
-	n.told(events)
+	n.addEvents(events)
 	return n, nil
 }
 
-func (n *Node) note(what string, err error) {
+func (n *Node) addNote(what string, err error) {
 	n.Notes = append(n.Notes, record.Clean(fmt.Sprintf("%s cannot be read: %v", what, err), 512))
 }
 
-func orElse(all ...string) string {
+func firstNonEmpty(all ...string) string {
 	for _, s := range all {
 		if s != "" {
 			return s
@@ -142,7 +142,7 @@ func orElse(all ...string) string {
 	return corev1.NamespaceDefault
 }
 
-// InForce is the oldest policy; nil: there is none.
+// InForce returns the oldest policy, or nil.
 func InForce(policies []v1.ClusterPolicy) *v1.ClusterPolicy {
 	if len(policies) == 0 {
 		return nil
@@ -156,7 +156,7 @@ func InForce(policies []v1.ClusterPolicy) *v1.ClusterPolicy {
 	return &oldest
 }
 
-func (n *Node) labels(object *corev1.Node, seen *fleet.Node, policy *v1.ClusterPolicy) {
+func (n *Node) readLabels(object *corev1.Node, seen *fleet.Node, policy *v1.ClusterPolicy) {
 	if product := object.Labels[label.GPUProduct]; product != "" {
 		n.GPUs = strings.TrimPrefix(object.Labels["nvidia.com/gpu.count"]+" × ", " × ") + product
 	}
@@ -170,12 +170,12 @@ func (n *Node) labels(object *corev1.Node, seen *fleet.Node, policy *v1.ClusterP
 		n.Driver.Variant, n.Driver.DaemonSet, n.Driver.Image, n.Driver.Reason, n.Driver.Message = p.Variant, p.DaemonSet, p.Image, p.Reason, p.Message
 	}
 	if s := object.Labels[label.UpgradeState]; s != "" {
-		n.Upgrade = &Upgrade{s, object.Annotations[label.UpgradeSince], record.Clean(object.Annotations[label.UpgradeWhy], 512), waits(policy.Status.Upgrade, n.Node)}
+		n.Upgrade = &Upgrade{s, object.Annotations[label.UpgradeSince], record.Clean(object.Annotations[label.UpgradeWhy], 512), upgradeWait(policy.Status.Upgrade, n.Node)}
 	}
 }
 
-// waits is what the node's driver upgrade waits for.
-func waits(all *v1.UpgradeStatus, node string) string {
+// upgradeWait returns what the node's driver upgrade waits for.
+func upgradeWait(all *v1.UpgradeStatus, node string) string {
 	if all == nil {
 		return ""
 	}
@@ -187,8 +187,8 @@ func waits(all *v1.UpgradeStatus, node string) string {
 	return ""
 }
 
-// pods reads those on the node, and those that are still to come to it.
-func (n *Node) pods(ctx context.Context, c *cluster.Client, namespace string) (all []*progress.Pod, err error) {
+// readPods reads the pods on the node and those that are still to be scheduled to it.
+func (n *Node) readPods(ctx context.Context, c *cluster.Client, namespace string) (all []*progress.Pod, err error) {
 	for _, fields := range []string{"spec.nodeName=" + n.Node, "spec.nodeName=,status.phase=Pending"} {
 		found, err := c.Pods(ctx, namespace, fields, "")
 		if err != nil {
@@ -197,7 +197,7 @@ func (n *Node) pods(ctx context.Context, c *cluster.Client, namespace string) (a
 		for i := range found {
 			if p := progress.ObservePod(&found[i]); p.Node == n.Node && (p.State != "" || found[i].Labels[label.PartOf] == label.Product) {
 				all = append(all, p)
-				n.add(p, found[i].Status.Phase)
+				n.addPod(p, found[i].Status.Phase)
 			}
 		}
 	}
@@ -205,7 +205,7 @@ func (n *Node) pods(ctx context.Context, c *cluster.Client, namespace string) (a
 	return all, nil
 }
 
-func (n *Node) add(p *progress.Pod, phase corev1.PodPhase) {
+func (n *Node) addPod(p *progress.Pod, phase corev1.PodPhase) {
 	pod := Pod{Name: p.Namespace + "/" + p.Name, State: string(p.State), Ready: p.Ready}
 	switch {
 	case phase == corev1.PodSucceeded: // one that validates stays, with its log
@@ -216,8 +216,8 @@ func (n *Node) add(p *progress.Pod, phase corev1.PodPhase) {
 	n.Pods = append(n.Pods, pod)
 }
 
-// judge says what the operator would.
-func (n *Node) judge(seen *fleet.Node, pods []*progress.Pod, policy *v1.ClusterPolicy) {
+// evaluate determines the node's progress as the operator does.
+func (n *Node) evaluate(seen *fleet.Node, pods []*progress.Pod, policy *v1.ClusterPolicy) {
 	handOver := policy.Status.State == v1.Disabled || seen.HandedOver()
 	p := progress.Of(seen, pods, progress.Wanted{States: progress.States(&policy.Spec), HandOver: handOver})
 	switch {
@@ -240,7 +240,7 @@ func (n *Node) judge(seen *fleet.Node, pods []*progress.Pod, policy *v1.ClusterP
 	}
 }
 
-// Reasons that only this program gives.
+// Reasons that only this program reports.
 const (
 	ReasonNoPolicy = "NoClusterPolicy"
 	ReasonNoGPU    = "NoGPULabel"
@@ -257,14 +257,14 @@ func action(p progress.Progress) string {
 	if a := progress.Action(p.Reason); a != "" || p.Status == progress.Ready {
 		return a
 	}
-	// The validator's message ends with what to do.
+	// The validator's message ends with the next action.
 	if i := strings.LastIndex(p.Message, "; "); i >= 0 {
 		return p.Message[i+2:]
 	}
 	return "kubectl gpu must-gather, and look for the reason in docs/validator.md and docs/driver.md"
 }
 
-func (n *Node) told(events []corev1.Event) {
+func (n *Node) addEvents(events []corev1.Event) {
 	for _, e := range events {
 		last := e.LastTimestamp.Time
 		if last.IsZero() {

@@ -8,11 +8,11 @@ import (
 
 const blanked = "(blanked)"
 
-// secretive are names of variables whose values are nobody's business.
-var secretive = regexp.MustCompile(`(?i)(token|secret|passw|credential|apikey|api_key|private|auth|license|cookie)`)
+// secretName matches names of variables with secret values.
+var secretName = regexp.MustCompile(`(?i)(token|secret|passw|credential|apikey|api_key|private|auth|license|cookie)`)
 
-// What is blanked wherever it stands: passwords in URLs, tokens in headers, keys.
-var blanks = []struct {
+// secretPatterns are blanked everywhere: passwords in URLs, tokens in headers, keys.
+var secretPatterns = []struct {
 	what *regexp.Regexp
 	with []byte
 }{
@@ -20,23 +20,23 @@ var blanks = []struct {
 	{regexp.MustCompile(`(?i)\b(bearer|basic)\s+[A-Za-z0-9+/._~=-]{8,}`), []byte("$1 " + blanked)},
 	{regexp.MustCompile(`eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*`), []byte(blanked)},
 	{regexp.MustCompile(`(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----`), []byte(blanked)},
-	// A policy's and a container's variables, as JSON has them.
+	// Variables of a policy or container in JSON.
 	{regexp.MustCompile(`(?is)("name":\s*"[^"]*(?:token|secret|passw|credential|apikey|api_key|private|auth|license|cookie)[^"]*",\s*"value":\s*)"(?:[^"\\]|\\.)*"`), []byte(`$1"` + blanked + `"`)},
 }
 
 func blank(data []byte) []byte {
-	for _, b := range blanks {
+	for _, b := range secretPatterns {
 		data = b.what.ReplaceAll(data, b.with)
 	}
 	return data
 }
 
-// cleanPod blanks the values of variables whose names say that they are secret.
+// cleanPod blanks the values of variables with secret names.
 func cleanPod(s *corev1.PodSpec) {
 	for _, containers := range [][]corev1.Container{s.InitContainers, s.Containers} {
 		for i := range containers {
 			for j := range containers[i].Env {
-				if e := &containers[i].Env[j]; e.Value != "" && secretive.MatchString(e.Name) {
+				if e := &containers[i].Env[j]; e.Value != "" && secretName.MatchString(e.Name) {
 					e.Value = blanked
 				}
 			}
@@ -44,7 +44,7 @@ func cleanPod(s *corev1.PodSpec) {
 	}
 }
 
-// cleanNode leaves what tells of GPUs: images and addresses are for others.
+// cleanNode removes what is irrelevant to GPUs: images, addresses and volumes.
 func cleanNode(n *corev1.Node) {
 	cleanMeta(&n.ObjectMeta)
 	n.Status.Images, n.Status.Addresses, n.Status.VolumesAttached, n.Status.VolumesInUse = nil, nil, nil, nil

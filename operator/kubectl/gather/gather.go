@@ -1,6 +1,6 @@
-// Package gather collects what somebody needs who is asked why GPUs cannot be used, in
-// one archive. It reads no Secret, and what looks like one in what it reads is blanked.
-// What the asker may not read is written down and left out.
+// Package gather collects the information needed to find out why GPUs cannot be used, in one
+// archive. It reads no Secret, and blanks what looks like a secret in anything it reads. What the
+// user may not read is left out and listed.
 package gather
 
 import (
@@ -28,75 +28,75 @@ import (
 	"github.com/gpuready/gpuready/operator/progress"
 )
 
-// Bounds of what is collected.
+// Bounds limit what is collected.
 type Bounds struct {
 	LogLines int // of a container
 	LogBytes int // of a container
 	LogNodes int // nodes whose pods' logs are read; those that are not ready come first
 }
 
-// Config is what to collect, and where to.
+// Config configures what to collect.
 type Config struct {
 	Client    *cluster.Client
-	Namespace string // the operands'; "": that of the policy
+	Namespace string // of the operands; "": that of the policy
 	Bounds    Bounds
 	Now       time.Time
-	Progress  io.Writer // what is being done, a line each
+	Progress  io.Writer // receives one line for each step
 }
 
 // gatherer writes the archive.
 type gatherer struct {
 	Config
-	tar    *tar.Writer
-	root   string
-	failed []string // what could not be read
-	broken error    // the archive cannot be written
+	tar        *tar.Writer
+	root       string
+	failed     []string // what could not be read
+	archiveErr error    // from writing the archive
 }
 
-// Write collects into w, as a .tar.gz. It returns what could not be read; an error means
-// that the archive is not whole.
+// Write writes a .tar.gz archive to w. It returns what could not be read; an error means that
+// the archive is incomplete.
 func Write(ctx context.Context, w io.Writer, c Config) (unread []string, err error) {
 	zip := gzip.NewWriter(w)
 	g := &gatherer{Config: c, tar: tar.NewWriter(zip), root: "gpuready-must-gather-" + c.Now.UTC().Format("20060102-150405")}
 	g.collect(ctx)
-	g.put("errors.txt", []byte(strings.Join(append(g.failed, ""), "\n")))
-	return g.failed, errors.Join(g.broken, ctx.Err(), g.tar.Close(), zip.Close())
+	g.addFile("errors.txt", []byte(strings.Join(append(g.failed, ""), "\n")))
+	return g.failed, errors.Join(g.archiveErr, ctx.Err(), g.tar.Close(), zip.Close())
 }
 
-func (g *gatherer) say(format string, args ...any) { fmt.Fprintf(g.Progress, format+"\n", args...) }
+func (g *gatherer) printf(format string, args ...any) { fmt.Fprintf(g.Progress, format+"\n", args...) }
 
-func (g *gatherer) missed(what string, err error) {
+func (g *gatherer) recordMissing(what string, err error) {
 	line := fmt.Sprintf("%s: %v", what, err)
 	g.failed = append(g.failed, line)
-	g.say("! %s", line)
+	g.printf("! %s", line)
 }
 
-// put adds a file, blanked.
-func (g *gatherer) put(name string, data []byte) {
+// addFile adds a file, with secrets blanked.
+func (g *gatherer) addFile(name string, data []byte) {
 	data = blank(data)
-	if g.broken == nil {
-		g.broken = g.tar.WriteHeader(&tar.Header{Name: path.Join(g.root, name), Mode: 0o600, Size: int64(len(data)), ModTime: g.Now, Format: tar.FormatPAX})
+	if g.archiveErr == nil {
+		g.archiveErr = g.tar.WriteHeader(&tar.Header{Name: path.Join(g.root, name), Mode: 0o600, Size: int64(len(data)), ModTime: g.Now, Format: tar.FormatPAX})
 	}
-	if g.broken == nil {
-		_, g.broken = g.tar.Write(data)
+	if g.archiveErr == nil {
+		_, g.archiveErr = g.tar.Write(data)
 	}
 }
 
-func (g *gatherer) putJSON(name string, v any) {
+func (g *gatherer) addJSON(name string, v any) {
 	data, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
-		g.missed(name, err)
+		g.recordMissing(name, err)
 		return
 	}
-	g.put(name, append(data, '\n'))
+	g.addFile(name, append(data, '\n'))
 }
 
-// read reads something and writes it down, if it may be read.
+// read reads objects and adds them to the archive.
 func read[T any](g *gatherer, what, file string, ask func() ([]T, error), clean func(*T)) []T {
-	g.say("%s", what)
+	g.printf("%s", what)
 	all, err := ask()
 	if err != nil {
-		g.missed(what, err)
+		g.recordMissing(what, err)
 	}
 	if err != nil && len(all) == 0 {
 		return nil
@@ -104,7 +104,7 @@ func read[T any](g *gatherer, what, file string, ask func() ([]T, error), clean 
 	for i := range all {
 		clean(&all[i])
 	}
-	g.putJSON(file, all)
+	g.addJSON(file, all)
 	return all
 }
 
@@ -154,25 +154,25 @@ func anyOf[T any](all []T) (some []any) {
 }
 
 func (g *gatherer) versions(ctx context.Context) {
-	g.say("versions")
+	g.printf("versions")
 	all := map[string]json.RawMessage{"kubectl-gpu": json.RawMessage(fmt.Sprintf("%q", version.String()))}
 	for name, where := range map[string]string{"kubernetes": "/version", "clusterPolicyAPI": "/apis/" + v1.Group + "/" + v1.Version} {
 		data, err := g.Client.Raw(ctx, where, nil)
 		switch {
 		case err != nil:
-			g.missed(where, err)
+			g.recordMissing(where, err)
 		case !json.Valid(data):
-			g.missed(where, errors.New("no JSON"))
+			g.recordMissing(where, errors.New("no JSON"))
 		default:
 			all[name] = data
 		}
 	}
-	g.putJSON("versions.json", all)
+	g.addJSON("versions.json", all)
 }
 
-// logs reads those of the operator, and of the pods on the nodes that matter most.
+// logs adds the logs of the operator, and of the pods on the most relevant nodes.
 func (g *gatherer) logs(ctx context.Context, pods []corev1.Pod, nodes []corev1.Node) {
-	wanted := g.chosen(pods, nodes)
+	wanted := g.logNodes(pods, nodes)
 	for _, p := range pods {
 		if node := p.Spec.NodeName; len(p.OwnerReferences) > 0 && p.OwnerReferences[0].Kind == "DaemonSet" && !wanted[node] {
 			continue
@@ -180,7 +180,7 @@ func (g *gatherer) logs(ctx context.Context, pods []corev1.Pod, nodes []corev1.N
 		if ctx.Err() != nil {
 			return
 		}
-		g.say("log of %s", p.Name)
+		g.printf("log of %s", p.Name)
 		for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
 			if s.State.Running != nil || s.State.Terminated != nil || s.LastTerminationState.Terminated != nil {
 				g.log(ctx, p, s.Name, false)
@@ -199,15 +199,15 @@ func (g *gatherer) log(ctx context.Context, p corev1.Pod, container string, prev
 	}
 	data, err := g.Client.Log(ctx, p.Namespace, p.Name, container, previous, g.Bounds.LogLines, g.Bounds.LogBytes)
 	if err != nil {
-		g.missed("log of "+p.Name+"/"+name, err)
+		g.recordMissing("log of "+p.Name+"/"+name, err)
 		return
 	}
-	g.put(path.Join("logs", p.Name, name), data)
+	g.addFile(path.Join("logs", p.Name, name), data)
 }
 
-// chosen are the nodes whose pods' logs are read: those with pods that are not ready or
-// whose condition GPUReady is not True first, then the others, by name.
-func (g *gatherer) chosen(pods []corev1.Pod, nodes []corev1.Node) map[string]bool {
+// logNodes returns the nodes whose pods' logs are read, by name. Nodes with pods that are not
+// ready, or whose condition GPUReady is not True, come first.
+func (g *gatherer) logNodes(pods []corev1.Pod, nodes []corev1.Node) map[string]bool {
 	bad := map[string]bool{}
 	for _, n := range nodes {
 		good := slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == "GPUReady" && c.Status == corev1.ConditionTrue })
@@ -232,7 +232,7 @@ func (g *gatherer) chosen(pods []corev1.Pod, nodes []corev1.Node) map[string]boo
 		return strings.Compare(a, b)
 	})
 	if left := len(names) - g.Bounds.LogNodes; left > 0 {
-		g.missed("logs", fmt.Errorf("those of %d nodes are left out (--log-nodes)", left))
+		g.recordMissing("logs", fmt.Errorf("those of %d nodes are left out (--log-nodes)", left))
 		names = names[:g.Bounds.LogNodes]
 	}
 	all := map[string]bool{}

@@ -1,5 +1,4 @@
-// Package show writes tables and text for people, in colours and as wide as their
-// terminal.
+// Package show writes tables and text for people, with the colours and width of their terminal.
 package show
 
 import (
@@ -24,13 +23,13 @@ const (
 	Bold   = "1"
 )
 
-// Look is how it is drawn.
+// Look configures the output.
 type Look struct {
 	Width int // columns
 	Color bool
 }
 
-// LookOf is what suits w: colours on a terminal unless $NO_COLOR is set, and its width.
+// LookOf returns the Look for w: on a terminal its width, and colours unless $NO_COLOR is set.
 func LookOf(w io.Writer) Look {
 	const usual = 100
 	if f, is := w.(*os.File); is && term.IsTerminal(int(f.Fd())) {
@@ -46,7 +45,7 @@ func LookOf(w io.Writer) Look {
 	return Look{Width: usual}
 }
 
-// Pen collects text.
+// Pen collects formatted text.
 type Pen struct {
 	Look
 	strings.Builder
@@ -60,7 +59,7 @@ func (l Look) Paint(color, text string) string {
 	return "\x1b[" + color + "m" + text + "\x1b[0m"
 }
 
-// Line writes a line, wrapped behind an indent.
+// Line writes a line, wrapped and indented.
 func (p *Pen) Line(color string, indent int, text string) {
 	for i, line := range wrap(text, max(p.Width-indent, narrowest)) {
 		if i > 0 {
@@ -71,7 +70,7 @@ func (p *Pen) Line(color string, indent int, text string) {
 	p.WriteString("\n")
 }
 
-// narrowest is what text gets where the terminal has less.
+// narrowest is the minimum width of text, even on a narrower terminal.
 const narrowest = 24
 
 func wrap(text string, width int) (lines []string) {
@@ -89,21 +88,21 @@ func wrap(text string, width int) (lines []string) {
 	return append(lines, line)
 }
 
-// Cell is one of a table.
+// Cell is a cell of a table.
 type Cell struct {
 	Text  string
 	Color string
 }
 
-// Row is a table's, with what stands below it in full width.
+// Row is a row of a table, with a text below it in full width.
 type Row struct {
 	Cells []Cell
 	Below string
 	Color string // of Below
 }
 
-// Table writes rows under a head. Where the terminal is too narrow for the columns, each
-// row is written as lines of "head: cell".
+// Table writes rows under a head. If the terminal is too narrow for the columns, it writes each
+// row as lines of "head: cell".
 func (p *Pen) Table(head []string, rows []Row) {
 	if len(rows) == 0 {
 		return
@@ -164,7 +163,7 @@ func (p *Pen) stack(head []string, rows []Row) {
 	}
 }
 
-// Ago is how long ago something was, as short as kubectl says it.
+// Ago formats a duration as briefly as kubectl does.
 func Ago(d time.Duration) string {
 	switch d = max(d, 0); {
 	case d < 2*time.Minute:
@@ -177,7 +176,7 @@ func Ago(d time.Duration) string {
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
 
-// Since is Ago, "" where the time is not known.
+// Since formats the time since t, or returns "" if t is zero.
 func Since(t, now time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -185,7 +184,7 @@ func Since(t, now time.Time) string {
 	return Ago(now.Sub(t))
 }
 
-// JSON writes v for programs.
+// JSON writes v as JSON.
 func JSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)

@@ -14,22 +14,22 @@ import (
 	"github.com/gpuready/gpuready/operator/kubectl/show"
 )
 
-// Policy is one, as its status says.
+// Policy is a ClusterPolicy with its status.
 type Policy struct {
 	Name    string    `json:"name"`
 	Created time.Time `json:"created"`
-	// Current says that the status is of the policy as it is now, and not as it was.
+	// Current reports whether the status is that of the policy's latest generation.
 	Current bool                   `json:"current"`
 	Status  v1.ClusterPolicyStatus `json:"status"`
 }
 
-// Summary is all of it, at one moment.
+// Summary holds all policies at one moment.
 type Summary struct {
 	Time     time.Time `json:"time"`
 	Policies []Policy  `json:"policies"` // oldest first: the first is in force
 }
 
-// Of sums policies up.
+// Of returns the Summary of policies.
 func Of(policies []v1.ClusterPolicy, now time.Time) Summary {
 	s := Summary{Time: now.UTC(), Policies: []Policy{}}
 	for _, p := range policies {
@@ -46,7 +46,7 @@ func Of(policies []v1.ClusterPolicy, now time.Time) Summary {
 
 var stateColors = map[v1.State]string{v1.Ready: show.Green, v1.NotReady: show.Red, v1.Ignored: show.Dim, v1.Disabled: show.Yellow}
 
-// Text writes it for people.
+// Text writes the summary for people.
 func (s Summary) Text(w io.Writer, look show.Look) error {
 	p := &show.Pen{Look: look}
 	if len(s.Policies) == 0 {

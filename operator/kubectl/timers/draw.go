@@ -8,7 +8,7 @@ import (
 	"github.com/gpuready/gpuready/operator/kubectl/show"
 )
 
-// Text writes it for people.
+// Text writes the advice for people.
 func (a Advice) Text(w io.Writer, look show.Look) error {
 	p := &show.Pen{Look: look}
 	seconds := func(n int64) time.Duration { return time.Duration(n) * time.Second }

@@ -1,5 +1,5 @@
-// Package timers computes what the Cluster Autoscaler should be told of how long this
-// cluster's GPU nodes take. It is pure.
+// Package timers computes settings of the Cluster Autoscaler from the time that this cluster's
+// GPU nodes take. It is pure.
 package timers
 
 import (
@@ -10,53 +10,53 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 )
 
-// The share of nodes that is waited for, and how much longer than they took.
+// The share of nodes to wait for, and the factor on the time they took.
 const (
 	quantile = 0.99
 	margin   = 1.5
 )
 
-// What the Cluster Autoscaler waits where it is told nothing: less is not advised.
+// The Cluster Autoscaler's defaults, which are the minimum advice.
 const (
 	defaultProvision = 15 * time.Minute
 	defaultUnneeded  = 10 * time.Minute
 )
 
-// The reasons why nothing is computed.
+// Reasons why no advice is computed.
 var (
 	ErrTooFew  = errors.New("too few nodes were measured")
 	ErrTooSlow = errors.New("nodes take longer than is measured")
 )
 
-// Advice is what to tell the Cluster Autoscaler. Its times are whole minutes, for some
-// clouds take no others.
+// Advice holds settings for the Cluster Autoscaler. Its times are whole minutes, as some clouds
+// accept no others.
 type Advice struct {
 	Policy  string `json:"policy"`
-	Step    string `json:"step"`    // that nodes were measured up to
-	Samples int64  `json:"samples"` // how many nodes were
-	// Half and P99 are the bounds below which half and 99 of 100 nodes lay.
+	Step    string `json:"step"`    // end of the measurement
+	Samples int64  `json:"samples"` // measured nodes
+	// HalfSeconds and P99Seconds are the times within which half and 99 of 100 nodes were ready.
 	HalfSeconds int64 `json:"halfSeconds"`
 	P99Seconds  int64 `json:"p99Seconds"`
-	// Machine is what was said of the time before a Node object exists.
+	// MachineSeconds is the given time before a Node object exists.
 	MachineSeconds int64 `json:"machineSeconds"`
 
 	MaxNodeProvisionTime    string `json:"maxNodeProvisionTime"`    // --max-node-provision-time
 	ScaleDownUnneededTime   string `json:"scaleDownUnneededTime"`   // --scale-down-unneeded-time
 	ProvisionTimeIsDefault  bool   `json:"provisionTimeIsDefault"`  // the default is long enough
 	ScaleDownTimeIsDefault  bool   `json:"scaleDownTimeIsDefault"`  // the default is long enough
-	FromFewerThanOneHundred bool   `json:"fromFewerThanOneHundred"` // 99 of 100 is the slowest, then
+	FromFewerThanOneHundred bool   `json:"fromFewerThanOneHundred"` // P99Seconds is the slowest node's time
 }
 
-// last are the steps with which GPUs can be used; the first that was measured counts.
-var last = []string{"feature-labels", "plugin-validation"}
+// finalSteps are the steps after which GPUs can be used; the first that was measured counts.
+var finalSteps = []string{"feature-labels", "plugin-validation"}
 
-// Compute advises. machine is how long it takes from the request for a machine until its
-// Node object exists, which the histogram does not know; least is how many nodes must
-// have been measured.
+// Compute computes the advice. machine is the time from the request for a machine until its Node
+// object exists, which the histogram does not include. least is the minimum number of measured
+// nodes.
 func Compute(p v1.ClusterPolicy, machine time.Duration, least int64) (Advice, error) {
 	a := Advice{Policy: p.Name, MachineSeconds: int64(machine.Seconds())}
 	var h v1.ProvisioningStatus
-	for _, step := range last {
+	for _, step := range finalSteps {
 		for _, s := range p.Status.Provisioning {
 			if s.Step == step && h.Step == "" {
 				h = s
@@ -80,13 +80,13 @@ func Compute(p v1.ClusterPolicy, machine time.Duration, least int64) (Advice, er
 	provision := minutes(time.Duration(float64(machine+slow) * margin))
 	unneeded := minutes(time.Duration(float64(slow) * margin))
 	a.ProvisionTimeIsDefault, a.ScaleDownTimeIsDefault = provision <= defaultProvision, unneeded <= defaultUnneeded
-	a.MaxNodeProvisionTime = text(max(provision, defaultProvision))
-	a.ScaleDownUnneededTime = text(max(unneeded, defaultUnneeded))
+	a.MaxNodeProvisionTime = formatMinutes(max(provision, defaultProvision))
+	a.ScaleDownUnneededTime = formatMinutes(max(unneeded, defaultUnneeded))
 	a.FromFewerThanOneHundred = a.Samples < 100
 	return a, nil
 }
 
-// bound is the upper bound of the bucket that a share of the samples lies in or below.
+// bound returns the upper bound of the bucket up to which a share of the samples lies.
 func bound(buckets []int64, samples int64, share float64) (time.Duration, bool) {
 	var below int64
 	for i, b := range v1.ProvisioningBounds() {
@@ -104,4 +104,4 @@ func minutes(d time.Duration) time.Duration {
 	return (d + time.Minute - 1).Truncate(time.Minute)
 }
 
-func text(d time.Duration) string { return fmt.Sprintf("%dm", int(d.Minutes())) }
+func formatMinutes(d time.Duration) string { return fmt.Sprintf("%dm", int(d.Minutes())) }
