@@ -5,7 +5,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// ResourceRequirements is what a container asks for and may use.
+// ResourceRequirements holds the requests and limits of a container.
 type ResourceRequirements struct {
 	// What it may use at most, by resource.
 	// +kubebuilder:validation:MaxProperties=32
@@ -15,7 +15,7 @@ type ResourceRequirements struct {
 	Requests map[corev1.ResourceName]Amount `json:"requests,omitempty"`
 }
 
-// Kubernetes is the same as containers have it; nil is nothing at all.
+// Kubernetes converts r to the type of Kubernetes; nil has no requests and limits.
 func (r *ResourceRequirements) Kubernetes() corev1.ResourceRequirements {
 	if r == nil {
 		return corev1.ResourceRequirements{}
@@ -44,10 +44,10 @@ func list(amounts map[corev1.ResourceName]Amount) corev1.ResourceList {
 // +kubebuilder:validation:Pattern=`^[0-9]{1,15}(\.[0-9]{1,9})?(m|k|[MGTPE]|[KMGTPE]i|[eE][0-9]{1,2})?$`
 type Amount resource.Quantity
 
-// UnmarshalJSON reads a number or a string.
+// UnmarshalJSON decodes a number or a string.
 func (a *Amount) UnmarshalJSON(b []byte) error { return (*resource.Quantity)(a).UnmarshalJSON(b) }
 
-// MarshalJSON writes a string.
+// MarshalJSON encodes a string.
 func (a Amount) MarshalJSON() ([]byte, error) { return resource.Quantity(a).MarshalJSON() }
 
 // DeepCopyInto copies a into out.

@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// OperatorSpec is what concerns the operator itself.
+// OperatorSpec configures the operator itself.
 type OperatorSpec struct {
 	// The runtime of nodes whose own cannot be told. This operator reads each node's.
 	// +kubebuilder:validation:Enum=docker;crio;containerd
@@ -32,11 +32,11 @@ type OperatorSpec struct {
 	UseOpenShiftDriverToolkit *bool `json:"use_ocp_driver_toolkit,omitempty"`
 }
 
-// DriverToolkit tells whether drivers are to be built with OpenShift's Driver Toolkit
-// where there is one.
+// DriverToolkit reports whether drivers are built with OpenShift's Driver Toolkit if there is
+// one.
 func (o *OperatorSpec) DriverToolkit() bool { return or(o.UseOpenShiftDriverToolkit, true) }
 
-// DaemonsetsSpec is what all DaemonSets have in common.
+// DaemonsetsSpec holds the common fields of all DaemonSets.
 type DaemonsetsSpec struct {
 	// Labels of all DaemonSets' pods.
 	// +kubebuilder:validation:MaxProperties=64
@@ -66,7 +66,7 @@ type DaemonsetsSpec struct {
 	RollingUpdate *RollingUpdateSpec `json:"rollingUpdate,omitempty"`
 }
 
-// RollingUpdateSpec is how many pods of a DaemonSet are replaced at a time.
+// RollingUpdateSpec limits how many pods of a DaemonSet are replaced at a time.
 type RollingUpdateSpec struct {
 	// A number of nodes ("1") or a percentage ("10%"); 1 where nothing is said.
 	// +kubebuilder:validation:XIntOrString
@@ -74,8 +74,8 @@ type RollingUpdateSpec struct {
 	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
 }
 
-// Unavailable is MaxUnavailable as a DaemonSet has it: policies may say "1", DaemonSets
-// have 1.
+// Unavailable returns MaxUnavailable in a DaemonSet's form: where a policy has "1", a DaemonSet
+// has 1.
 func (r *RollingUpdateSpec) Unavailable() intstr.IntOrString {
 	if r == nil || r.MaxUnavailable == nil || *r.MaxUnavailable == intstr.FromString("") {
 		return intstr.FromInt32(1)
@@ -83,14 +83,14 @@ func (r *RollingUpdateSpec) Unavailable() intstr.IntOrString {
 	return intstr.Parse(r.MaxUnavailable.String())
 }
 
-// NodeSpec is what concerns nodes as a whole.
+// NodeSpec holds the settings of nodes as a whole.
 type NodeSpec struct {
 	// The taint that keeps pods away from a GPU node until it is proven.
 	StartupTaint StartupTaintSpec `json:"startupTaint,omitempty"`
 }
 
-// StartupTaintSpec is a taint that a node group puts on new nodes, and that goes once
-// all layers are proven.
+// StartupTaintSpec is a taint that a node group sets on new nodes, and that is removed once all
+// layers are proven.
 type StartupTaintSpec struct {
 	// Its key; it goes whatever its value and effect are. Where nothing is said:
 	// nvidia.com/gpu-not-ready and gpuready.io/not-ready.
@@ -107,10 +107,10 @@ type StartupTaintSpec struct {
 	Settle *metav1.Duration `json:"settle,omitempty"`
 }
 
-// Managed tells whether the taint is put back.
+// Managed reports whether the taint is put back.
 func (t *StartupTaintSpec) Managed() bool { return or(t.Manage, false) }
 
-// SettleTime is how long a layer has to be refused before the taint is put back.
+// SettleTime returns how long a layer must fail before the taint is put back.
 func (t *StartupTaintSpec) SettleTime() time.Duration {
 	return or(t.Settle, metav1.Duration{Duration: time.Minute}).Duration
 }
@@ -122,7 +122,7 @@ func (t *StartupTaintSpec) SettleTime() time.Duration {
 // +kubebuilder:validation:XValidation:rule="!(self + '/').contains('/../')",message="a path of the host has no \"..\" in it"
 type HostPath string
 
-// HostPathsSpec is directories of the hosts.
+// HostPathsSpec holds directories of the hosts.
 type HostPathsSpec struct {
 	// The host's root; "/" where nothing is said.
 	RootFS HostPath `json:"rootFS,omitempty"`
@@ -130,7 +130,7 @@ type HostPathsSpec struct {
 	DriverInstallDir HostPath `json:"driverInstallDir,omitempty"`
 }
 
-// CDIConfigSpec is how the Container Device Interface is used.
+// CDIConfigSpec configures the use of the Container Device Interface.
 type CDIConfigSpec struct {
 	// Give GPUs to containers by CDI.
 	// +kubebuilder:default=true
@@ -143,10 +143,10 @@ type CDIConfigSpec struct {
 	NRIPluginEnabled *bool `json:"nriPluginEnabled,omitempty"`
 }
 
-// IsEnabled tells whether GPUs are given by CDI.
+// IsEnabled reports whether containers get GPUs by CDI.
 func (c *CDIConfigSpec) IsEnabled() bool { return or(c.Enabled, true) }
 
-// MIGSpec is how GPUs that are split by MIG are offered.
+// MIGSpec configures how GPUs that are split by MIG are advertised.
 type MIGSpec struct {
 	// none: MIG is not looked at; single: as nvidia.com/gpu; mixed: as nvidia.com/mig-1g.10gb and the like.
 	// +kubebuilder:validation:Enum=none;single;mixed

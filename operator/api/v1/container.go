@@ -40,8 +40,8 @@ type ImageSpec struct {
 	ImagePullSecrets []string `json:"imagePullSecrets,omitempty"`
 }
 
-// Ref is the image's reference; what the policy leaves out is fallback's. "" says that
-// neither names an image.
+// Ref returns the image's reference, with fallback for the fields that are empty. It returns ""
+// if neither names an image.
 func (i ImageSpec) Ref(fallback ImageSpec) string {
 	if i.Image != "" && i.Repository == "" && i.Version == "" && strings.ContainsAny(i.Image, "/:@") {
 		return i.Image
@@ -68,7 +68,7 @@ func (i ImageSpec) Ref(fallback ImageSpec) string {
 	return image + ":" + version
 }
 
-// PullPolicy is ImagePullPolicy as pods have it.
+// PullPolicy returns ImagePullPolicy as the type of pods, with its default.
 func (i ImageSpec) PullPolicy() corev1.PullPolicy {
 	if i.ImagePullPolicy == "" {
 		return corev1.PullIfNotPresent
@@ -76,7 +76,7 @@ func (i ImageSpec) PullPolicy() corev1.PullPolicy {
 	return corev1.PullPolicy(i.ImagePullPolicy)
 }
 
-// ContainerSpec is an operand's container.
+// ContainerSpec configures an operand's container.
 type ContainerSpec struct {
 	ImageSpec `json:",inline"`
 
@@ -93,8 +93,8 @@ type ContainerSpec struct {
 	Env []EnvVar `json:"env,omitempty"`
 }
 
-// OperandSpec is an operand that can be switched off. By default it is on; where a type
-// that has it says otherwise, that type has its own IsEnabled.
+// OperandSpec is an operand that is enabled by default. A type that embeds it may have another
+// default, and then has its own IsEnabled.
 type OperandSpec struct {
 	// Whether the operator deploys it; it does unless this is false.
 	Enabled *bool `json:"enabled,omitempty"`
@@ -102,10 +102,10 @@ type OperandSpec struct {
 	ContainerSpec `json:",inline"`
 }
 
-// IsEnabled tells whether the operator is to deploy it.
+// IsEnabled reports whether the operator deploys the operand.
 func (o OperandSpec) IsEnabled() bool { return or(o.Enabled, true) }
 
-// OptionalSpec is an operand that is off unless it is switched on.
+// OptionalSpec is an operand that is disabled by default.
 type OptionalSpec struct {
 	// Whether it is wanted; it is not unless this is true.
 	Enabled *bool `json:"enabled,omitempty"`
@@ -113,10 +113,10 @@ type OptionalSpec struct {
 	ContainerSpec `json:",inline"`
 }
 
-// IsEnabled tells whether it is wanted.
+// IsEnabled reports whether the operand is wanted.
 func (o OptionalSpec) IsEnabled() bool { return or(o.Enabled, false) }
 
-// or is what p points at, or else what is so by default.
+// or returns the value that p points to, or the default if p is nil.
 func or[T any](p *T, byDefault T) T {
 	if p == nil {
 		return byDefault

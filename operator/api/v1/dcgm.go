@@ -2,7 +2,7 @@ package v1
 
 import corev1 "k8s.io/api/core/v1"
 
-// DCGMSpec is NVIDIA's DCGM, as a service on each node.
+// DCGMSpec configures NVIDIA's DCGM, as a service on each node.
 type DCGMSpec struct {
 	OperandSpec `json:",inline"`
 
@@ -12,7 +12,7 @@ type DCGMSpec struct {
 	HostPort int32 `json:"hostPort,omitempty"`
 }
 
-// DCGMExporterSpec is NVIDIA's exporter of DCGM's metrics.
+// DCGMExporterSpec configures NVIDIA's exporter of DCGM's metrics.
 type DCGMExporterSpec struct {
 	OperandSpec `json:",inline"`
 
@@ -37,7 +37,7 @@ type DCGMExporterSpec struct {
 	HPCJobMapping *DCGMExporterHPCJobMappingConfig `json:"hpcJobMapping,omitempty"`
 }
 
-// DCGMExporterMetricsConfig is which metrics are exported.
+// DCGMExporterMetricsConfig selects the exported metrics.
 type DCGMExporterMetricsConfig struct {
 	// Name of a ConfigMap with dcgm-metrics.csv.
 	// +kubebuilder:validation:MaxLength=253
@@ -45,7 +45,7 @@ type DCGMExporterMetricsConfig struct {
 	Name string `json:"name,omitempty"`
 }
 
-// DCGMExporterHPCJobMappingConfig is names of batch jobs as labels of metrics.
+// DCGMExporterHPCJobMappingConfig configures names of batch jobs as labels of metrics.
 type DCGMExporterHPCJobMappingConfig struct {
 	// Whether they are wanted; they are not unless this is true.
 	Enabled *bool `json:"enabled,omitempty"`
@@ -54,10 +54,10 @@ type DCGMExporterHPCJobMappingConfig struct {
 	Directory HostPath `json:"directory,omitempty"`
 }
 
-// IsEnabled tells whether jobs' names are wanted.
+// IsEnabled reports whether jobs' names are wanted.
 func (h *DCGMExporterHPCJobMappingConfig) IsEnabled() bool { return h != nil && or(h.Enabled, false) }
 
-// DCGMExporterServiceConfig is the Service in front of the exporter.
+// DCGMExporterServiceConfig configures the exporter's Service.
 type DCGMExporterServiceConfig struct {
 	// Who can reach it.
 	// +kubebuilder:validation:Enum=ClusterIP;NodePort;LoadBalancer;""
@@ -67,7 +67,7 @@ type DCGMExporterServiceConfig struct {
 	InternalTrafficPolicy *corev1.ServiceInternalTrafficPolicy `json:"internalTrafficPolicy,omitempty"`
 }
 
-// DCGMExporterServiceMonitorConfig is the prometheus-operator's ServiceMonitor.
+// DCGMExporterServiceMonitorConfig configures the prometheus-operator's ServiceMonitor.
 type DCGMExporterServiceMonitorConfig struct {
 	// Whether one is wanted; none is unless this is true.
 	Enabled *bool `json:"enabled,omitempty"`

@@ -1,7 +1,7 @@
-// Package v1 is the resource by which a cluster's GPU stack is described: ClusterPolicy
-// of nvidia.com/v1, with NVIDIA's field names, so that a policy that was written for
-// NVIDIA's GPU operator goes on working. The custom resource definition is made of
-// these types; docs/clusterpolicy.md explains every field.
+// Package v1 defines the resource that describes a cluster's GPU stack: ClusterPolicy of
+// nvidia.com/v1. It uses NVIDIA's field names, so that a policy written for NVIDIA's GPU operator
+// keeps working. The custom resource definition is generated from these types;
+// docs/clusterpolicy.md explains every field.
 //
 // +kubebuilder:object:generate=true
 // +groupName=nvidia.com
@@ -25,12 +25,12 @@ const (
 	CRDName  = Resource + "." + Group
 )
 
-// GroupVersion is nvidia.com/v1.
+// GroupVersion returns nvidia.com/v1.
 func GroupVersion() schema.GroupVersion {
 	return schema.GroupVersion{Group: Group, Version: Version}
 }
 
-// AddToScheme makes ClusterPolicy known to s.
+// AddToScheme adds ClusterPolicy to s.
 func AddToScheme(s *runtime.Scheme) error {
 	s.AddKnownTypes(GroupVersion(), &ClusterPolicy{}, &ClusterPolicyList{})
 	metav1.AddToGroupVersion(s, GroupVersion())

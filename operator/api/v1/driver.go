@@ -2,7 +2,7 @@ package v1
 
 import "strings"
 
-// DriverSpec is how nodes get their driver.
+// DriverSpec configures the nodes' driver.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.usePrecompiled) || !self.usePrecompiled || (has(self.enabled) && !self.enabled) || (has(self.repository) && self.repository.size() > 0 && has(self.image) && self.image.size() > 0 && has(self.version) && self.version.size() > 0)",message="driver.usePrecompiled needs driver.repository, driver.image and driver.version: the image is repository/image:version-kernel-ostag"
 // +kubebuilder:validation:XValidation:rule="!has(self.usePrecompiled) || !self.usePrecompiled || !has(self.version) || !self.version.startsWith('sha256:')",message="with driver.usePrecompiled, driver.version is a driver's version, with which tags begin, not a digest"
@@ -67,19 +67,19 @@ type DriverSpec struct {
 	SecretEnv string `json:"secretEnv,omitempty"`
 }
 
-// What precompiledFallback can be.
+// Values of precompiledFallback.
 const (
 	FallbackNone          = "None"
 	FallbackDriverToolkit = "DriverToolkit"
 )
 
-// Precompiled tells whether modules are loaded that were built before.
+// Precompiled reports whether precompiled modules are loaded.
 func (d *DriverSpec) Precompiled() bool { return or(d.UsePrecompiled, false) }
 
-// IsSimulated tells whether the driver is the simulated one.
+// IsSimulated reports whether the driver is the simulated one.
 func (d *DriverSpec) IsSimulated() bool { return d.Simulated != nil && d.Simulated.IsEnabled() }
 
-// PrebuildSpec is where kernel modules are kept that were built.
+// PrebuildSpec configures the repository of built kernel modules.
 //
 // +kubebuilder:validation:XValidation:rule="(has(self.repository) && self.repository.size() > 0) || ((!has(self.secret) || self.secret.size() == 0) && (!has(self.insecure) || !self.insecure))",message="prebuild.secret and prebuild.insecure are for prebuild.repository: set that, too"
 type PrebuildSpec struct {
@@ -97,7 +97,7 @@ type PrebuildSpec struct {
 	Insecure *bool `json:"insecure,omitempty"`
 }
 
-// ModuleSigningSpec is what signs kernel modules that are built.
+// ModuleSigningSpec configures how built kernel modules are signed.
 type ModuleSigningSpec struct {
 	// Name of a Secret of type kubernetes.io/tls, in the operands' namespace: the private key
 	// that signs, and its certificate, which the nodes' kernels have to trust.
@@ -106,7 +106,7 @@ type ModuleSigningSpec struct {
 	Secret string `json:"secret,omitempty"`
 }
 
-// PrebuildRepository is where built modules are kept; "": nowhere.
+// PrebuildRepository returns the repository of built modules, or "".
 func (d *DriverSpec) PrebuildRepository() string {
 	if d.Prebuild == nil {
 		return ""
@@ -114,7 +114,7 @@ func (d *DriverSpec) PrebuildRepository() string {
 	return d.Prebuild.Repository
 }
 
-// PrebuildInsecure is the registry of that, where it is asked by plain HTTP; "": it is not.
+// PrebuildInsecure returns that repository's registry if it is used by plain HTTP, or "".
 func (d *DriverSpec) PrebuildInsecure() string {
 	if d.Prebuild == nil || !or(d.Prebuild.Insecure, false) {
 		return ""
@@ -123,7 +123,7 @@ func (d *DriverSpec) PrebuildInsecure() string {
 	return registry
 }
 
-// PrebuildSecret is the Secret to push with; "": there is none.
+// PrebuildSecret returns the Secret to push with, or "".
 func (d *DriverSpec) PrebuildSecret() string {
 	if d.Prebuild == nil {
 		return ""
@@ -131,7 +131,7 @@ func (d *DriverSpec) PrebuildSecret() string {
 	return d.Prebuild.Secret
 }
 
-// SigningSecret is the Secret that modules are signed with; "": they are not.
+// SigningSecret returns the Secret that modules are signed with, or "" if they are not signed.
 func (d *DriverSpec) SigningSecret() string {
 	if d.ModuleSigning == nil {
 		return ""
@@ -139,7 +139,7 @@ func (d *DriverSpec) SigningSecret() string {
 	return d.ModuleSigning.Secret
 }
 
-// SimulatedSpec is the simulated driver.
+// SimulatedSpec configures the simulated driver.
 type SimulatedSpec struct {
 	OptionalSpec `json:",inline"`
 
@@ -149,7 +149,7 @@ type SimulatedSpec struct {
 	Profile string `json:"profile,omitempty"`
 }
 
-// ContainerProbeSpec is when a container counts as started, alive or ready.
+// ContainerProbeSpec configures when a container counts as started, alive or ready.
 type ContainerProbeSpec struct {
 	// Seconds from the container's start to the first probe.
 	// +kubebuilder:validation:Minimum=0
@@ -173,7 +173,7 @@ type ContainerProbeSpec struct {
 	FailureThreshold int32 `json:"failureThreshold,omitempty"`
 }
 
-// GPUDirectRDMASpec is GPUDirect RDMA, the nvidia-peermem module.
+// GPUDirectRDMASpec configures GPUDirect RDMA, the nvidia-peermem module.
 type GPUDirectRDMASpec struct {
 	// Load nvidia-peermem; it is not loaded unless this is true.
 	Enabled *bool `json:"enabled,omitempty"`
@@ -181,10 +181,10 @@ type GPUDirectRDMASpec struct {
 	UseHostMOFED *bool `json:"useHostMofed,omitempty"`
 }
 
-// IsEnabled tells whether GPUDirect RDMA is wanted.
+// IsEnabled reports whether GPUDirect RDMA is wanted.
 func (r *GPUDirectRDMASpec) IsEnabled() bool { return r != nil && or(r.Enabled, false) }
 
-// DriverManagerSpec is NVIDIA's driver manager, which unloads an old driver.
+// DriverManagerSpec configures NVIDIA's driver manager, which unloads an old driver.
 type DriverManagerSpec struct {
 	ImageSpec `json:",inline"`
 
@@ -195,7 +195,7 @@ type DriverManagerSpec struct {
 	Env []EnvVar `json:"env,omitempty"`
 }
 
-// DriverRepoConfigSpec is package repositories for building.
+// DriverRepoConfigSpec names package repositories for building.
 type DriverRepoConfigSpec struct {
 	// Name of a ConfigMap with repository lists.
 	// +kubebuilder:validation:MaxLength=253
@@ -203,8 +203,8 @@ type DriverRepoConfigSpec struct {
 	ConfigMapName string `json:"configMapName,omitempty"`
 }
 
-// DriverCertConfigSpec is certificate authorities for building, and for asking the
-// registry for a precompiled image.
+// DriverCertConfigSpec names certificate authorities for building, and for looking up a
+// precompiled image in the registry.
 type DriverCertConfigSpec struct {
 	// Name of a ConfigMap in the operands' namespace: each key is a file of PEM certificates.
 	// +kubebuilder:validation:MaxLength=253
@@ -212,7 +212,7 @@ type DriverCertConfigSpec struct {
 	Name string `json:"name,omitempty"`
 }
 
-// DriverLicensingConfigSpec is vGPU licences.
+// DriverLicensingConfigSpec configures vGPU licences.
 type DriverLicensingConfigSpec struct {
 	// Name of a ConfigMap; NVIDIA's operator has secretName instead.
 	// +kubebuilder:validation:MaxLength=253
@@ -226,7 +226,7 @@ type DriverLicensingConfigSpec struct {
 	NLSEnabled *bool `json:"nlsEnabled,omitempty"`
 }
 
-// VirtualTopologyConfigSpec is vGPU's topology daemon.
+// VirtualTopologyConfigSpec configures vGPU's topology daemon.
 type VirtualTopologyConfigSpec struct {
 	// Name of a ConfigMap with nvidia-topologyd.conf.
 	// +kubebuilder:validation:MaxLength=253
@@ -234,7 +234,7 @@ type VirtualTopologyConfigSpec struct {
 	Config string `json:"config,omitempty"`
 }
 
-// KernelModuleConfigSpec is parameters of the kernel modules.
+// KernelModuleConfigSpec configures parameters of the kernel modules.
 type KernelModuleConfigSpec struct {
 	// Name of a ConfigMap with a file for each module.
 	// +kubebuilder:validation:MaxLength=253

@@ -1,6 +1,6 @@
 package v1
 
-// ToolkitSpec is the container toolkit.
+// ToolkitSpec configures the container toolkit.
 type ToolkitSpec struct {
 	OperandSpec `json:",inline"`
 
@@ -9,7 +9,7 @@ type ToolkitSpec struct {
 	InstallDir HostPath `json:"installDir,omitempty"`
 }
 
-// DevicePluginSpec is the device plugin.
+// DevicePluginSpec configures the device plugin.
 type DevicePluginSpec struct {
 	OperandSpec `json:",inline"`
 
@@ -19,7 +19,7 @@ type DevicePluginSpec struct {
 	MPS *MPSConfig `json:"mps,omitempty"`
 }
 
-// DevicePluginConfig is configurations that nodes choose from.
+// DevicePluginConfig names configurations that nodes choose from.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.default) || self.default.size() == 0 || (has(self.name) && self.name.size() > 0)",message="config.default is a key of the ConfigMap: set config.name to that ConfigMap's name"
 type DevicePluginConfig struct {
@@ -33,19 +33,19 @@ type DevicePluginConfig struct {
 	Default string `json:"default,omitempty"`
 }
 
-// MPSConfig is about CUDA's Multi-Process Service.
+// MPSConfig configures CUDA's Multi-Process Service.
 type MPSConfig struct {
 	// Where MPS keeps its pipes on the host.
 	// +kubebuilder:default=/run/nvidia/mps
 	Root HostPath `json:"root,omitempty"`
 }
 
-// GPUFeatureDiscoverySpec is the labels that say what a node's GPUs are.
+// GPUFeatureDiscoverySpec configures the labels that describe a node's GPUs.
 type GPUFeatureDiscoverySpec struct {
 	OperandSpec `json:",inline"`
 }
 
-// MIGManagerSpec is NVIDIA's MIG manager.
+// MIGManagerSpec configures NVIDIA's MIG manager.
 type MIGManagerSpec struct {
 	OperandSpec `json:",inline"`
 
@@ -55,7 +55,7 @@ type MIGManagerSpec struct {
 	GPUClientsConfig *MIGGPUClientsConfigSpec `json:"gpuClientsConfig,omitempty"`
 }
 
-// MIGPartedConfigSpec is partitions that nodes choose from.
+// MIGPartedConfigSpec names partitions that nodes choose from.
 type MIGPartedConfigSpec struct {
 	// Name of a ConfigMap.
 	// +kubebuilder:validation:MaxLength=253
@@ -68,7 +68,7 @@ type MIGPartedConfigSpec struct {
 	Default string `json:"default,omitempty"`
 }
 
-// MIGGPUClientsConfigSpec is what has to stop while GPUs are split.
+// MIGGPUClientsConfigSpec names the clients that must stop while GPUs are split.
 type MIGGPUClientsConfigSpec struct {
 	// Name of a ConfigMap.
 	// +kubebuilder:validation:MaxLength=253
@@ -76,7 +76,7 @@ type MIGGPUClientsConfigSpec struct {
 	Name string `json:"name,omitempty"`
 }
 
-// ValidatorSpec is the validator.
+// ValidatorSpec configures the validator.
 type ValidatorSpec struct {
 	ContainerSpec `json:",inline"`
 
@@ -96,7 +96,7 @@ type ValidatorSpec struct {
 	VGPUDevices ValidationSpec `json:"vgpuDevices,omitempty"`
 }
 
-// ValidationSpec is one of the validator's proofs.
+// ValidationSpec configures one of the validator's proofs.
 type ValidationSpec struct {
 	// Environment variables of the proof.
 	// +listType=map

@@ -40,7 +40,7 @@ func TestThePageListsTheFields(t *testing.T) {
 	require.Equal(t, want, string(got), "the fields of docs/clusterpolicy.md are made of the schema: go generate ./operator/api/v1")
 }
 
-// The policies in the page's examples are accepted as they stand there.
+// The policies in the page's examples are accepted unchanged.
 func TestThePagesExamplesAreAccepted(t *testing.T) {
 	text, err := os.ReadFile(pagePath)
 	require.NoError(t, err)
@@ -55,7 +55,7 @@ func TestThePagesExamplesAreAccepted(t *testing.T) {
 	require.NotZero(t, n)
 }
 
-// containers are the fields that every container has; the page explains them once.
+// containers returns the fields that every container has; the page explains them once.
 func containers() []string { return jsonNames(reflect.TypeFor[v1.ContainerSpec]()) }
 
 func fieldsPage(s *schematest.Schema) string {
@@ -91,8 +91,8 @@ func fieldsPage(s *schematest.Schema) string {
 	return b.String()
 }
 
-// rows writes the fields of a part; path is the part's in spec, below the one that they
-// are written relative to.
+// rows writes the fields of a part. path is the part's path in spec; below is the path that the
+// rows are relative to.
 func rows(b *strings.Builder, s *schema.Structural, t reflect.Type, path, below string) {
 	_, isContainer := s.Properties["imagePullPolicy"]
 	var shared []string
@@ -143,7 +143,7 @@ func kindOf(s *schema.Structural) string {
 	return s.Type
 }
 
-// sentence is a description in one line.
+// sentence returns a description in one line.
 func sentence(description string) string {
 	return strings.Join(strings.Fields(description), " ")
 }

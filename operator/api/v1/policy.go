@@ -20,7 +20,7 @@ type ClusterPolicy struct {
 	Status ClusterPolicyStatus `json:"status,omitempty"`
 }
 
-// ClusterPolicyList is what a list of them comes in.
+// ClusterPolicyList is a list of ClusterPolicies.
 //
 // +kubebuilder:object:root=true
 type ClusterPolicyList struct {

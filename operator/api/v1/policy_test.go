@@ -17,7 +17,7 @@ import (
 	"github.com/gpuready/gpuready/operator/api/v1/schematest"
 )
 
-// policy is one in YAML, of this spec in YAML's flow style.
+// policy returns a policy in YAML with a spec in flow style.
 func policy(spec string) []byte {
 	return fmt.Appendf(nil, "apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nmetadata: {name: gpu-cluster-policy}\nspec: %s\n", spec)
 }

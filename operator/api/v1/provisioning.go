@@ -2,8 +2,8 @@ package v1
 
 import "time"
 
-// ProvisioningBounds are the upper bounds of ProvisioningStatus.Buckets; one more bucket
-// has what took longer.
+// ProvisioningBounds returns the upper bounds of ProvisioningStatus.Buckets, which has one more
+// bucket for longer times.
 func ProvisioningBounds() []time.Duration {
 	return []time.Duration{
 		5 * time.Second, 10 * time.Second, 15 * time.Second, 20 * time.Second, 30 * time.Second, 45 * time.Second,

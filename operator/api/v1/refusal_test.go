@@ -38,7 +38,7 @@ func TestWhatIsWrongIsRefusedWithTheReason(t *testing.T) {
 		`{driver: {PRE, simulated: {enabled: true}}}`:                                             `driver.simulated and driver.usePrecompiled exclude each other`,
 		`{driver: {precompiledFallback: DriverToolkit}}`:                                          `driver.precompiledFallback is for driver.usePrecompiled`,
 
-		// Where built modules are kept, and what signs them.
+		// The repository and the signing key of built modules.
 		`{driver: {prebuild: {repository: "registry.example.com/gpu/driver:580"}}}`:     `spec.driver.prebuild.repository: Invalid value: "registry.example.com/gpu/driver:580": prebuild.repository is a registry and a path, without a tag or digest`,
 		`{driver: {prebuild: {repository: "registry.example.com/gpu/driver@DIGEST"}}}`:  `without a tag or digest: registry.example.com/gpu/driver`,
 		`{driver: {prebuild: {repository: "https://registry.example.com/gpu"}}}`:        `prebuild.repository is a registry and a path`,

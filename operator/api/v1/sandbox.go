@@ -1,21 +1,21 @@
 package v1
 
-// NodeStatusExporterSpec is NVIDIA's exporter of how far a node is.
+// NodeStatusExporterSpec configures NVIDIA's exporter of the nodes' progress.
 type NodeStatusExporterSpec struct {
 	OptionalSpec `json:",inline"`
 }
 
-// GPUDirectStorageSpec is GPUDirect Storage.
+// GPUDirectStorageSpec configures GPUDirect Storage.
 type GPUDirectStorageSpec struct {
 	ModuleSpec `json:",inline"`
 }
 
-// GDRCopySpec is the GDRCopy kernel module.
+// GDRCopySpec configures the GDRCopy kernel module.
 type GDRCopySpec struct {
 	ModuleSpec `json:",inline"`
 }
 
-// ModuleSpec is a kernel module that comes beside the driver, off by default.
+// ModuleSpec is a kernel module besides the driver, disabled by default.
 type ModuleSpec struct {
 	// Whether it is wanted.
 	Enabled *bool `json:"enabled,omitempty"`
@@ -33,19 +33,19 @@ type ModuleSpec struct {
 	Env []EnvVar `json:"env,omitempty"`
 }
 
-// PSPSpec is about Pod Security Policies.
+// PSPSpec configures Pod Security Policies.
 type PSPSpec struct {
 	// Whether they are wanted.
 	Enabled *bool `json:"enabled,omitempty"`
 }
 
-// PSASpec is about Pod Security Admission.
+// PSASpec configures Pod Security Admission.
 type PSASpec struct {
 	// Whether the namespace is to get its labels.
 	Enabled *bool `json:"enabled,omitempty"`
 }
 
-// SandboxWorkloadsSpec is workloads in virtual machines.
+// SandboxWorkloadsSpec configures workloads in virtual machines.
 type SandboxWorkloadsSpec struct {
 	// Whether nodes can be given to virtual machines.
 	Enabled *bool `json:"enabled,omitempty"`
@@ -59,17 +59,17 @@ type SandboxWorkloadsSpec struct {
 	Mode string `json:"mode,omitempty"`
 }
 
-// SandboxDevicePluginSpec is the device plugin for virtual machines.
+// SandboxDevicePluginSpec configures the device plugin for virtual machines.
 type SandboxDevicePluginSpec struct {
 	OptionalSpec `json:",inline"`
 }
 
-// KataDevicePluginSpec is the device plugin for Kata's virtual machines.
+// KataDevicePluginSpec configures the device plugin for Kata's virtual machines.
 type KataDevicePluginSpec struct {
 	OptionalSpec `json:",inline"`
 }
 
-// VFIOManagerSpec is what binds GPUs to vfio-pci.
+// VFIOManagerSpec configures the operand that binds GPUs to vfio-pci.
 type VFIOManagerSpec struct {
 	OptionalSpec `json:",inline"`
 
@@ -77,7 +77,7 @@ type VFIOManagerSpec struct {
 	DriverManager DriverManagerSpec `json:"driverManager,omitempty"`
 }
 
-// VGPUManagerSpec is the vGPU host driver.
+// VGPUManagerSpec configures the vGPU host driver.
 type VGPUManagerSpec struct {
 	OptionalSpec `json:",inline"`
 
@@ -85,7 +85,7 @@ type VGPUManagerSpec struct {
 	DriverManager DriverManagerSpec `json:"driverManager,omitempty"`
 }
 
-// VGPUDeviceManagerSpec is what makes vGPU devices.
+// VGPUDeviceManagerSpec configures the operand that creates vGPU devices.
 type VGPUDeviceManagerSpec struct {
 	OptionalSpec `json:",inline"`
 
@@ -93,7 +93,7 @@ type VGPUDeviceManagerSpec struct {
 	Config *VGPUDevicesConfigSpec `json:"config,omitempty"`
 }
 
-// VGPUDevicesConfigSpec is devices that nodes choose from.
+// VGPUDevicesConfigSpec names devices that nodes choose from.
 type VGPUDevicesConfigSpec struct {
 	// Name of a ConfigMap.
 	// +kubebuilder:validation:MaxLength=253
@@ -106,7 +106,7 @@ type VGPUDevicesConfigSpec struct {
 	Default string `json:"default,omitempty"`
 }
 
-// KataManagerSpec is what installs Kata runtime classes.
+// KataManagerSpec configures the operand that installs Kata runtime classes.
 type KataManagerSpec struct {
 	OptionalSpec `json:",inline"`
 
@@ -114,7 +114,7 @@ type KataManagerSpec struct {
 	Config *KataConfig `json:"config,omitempty"`
 }
 
-// KataConfig is Kata runtime classes.
+// KataConfig lists Kata runtime classes.
 type KataConfig struct {
 	// Where images and kernels go on the host.
 	// +kubebuilder:default=/opt/nvidia-gpu-operator/artifacts/runtimeclasses
@@ -137,7 +137,7 @@ type KataRuntimeClass struct {
 	Artifacts KataArtifacts `json:"artifacts"`
 }
 
-// KataArtifacts is what a Kata runtime class is made of.
+// KataArtifacts names the contents of a Kata runtime class.
 type KataArtifacts struct {
 	// The OCI artifact's reference.
 	// +kubebuilder:validation:MaxLength=1024
@@ -148,7 +148,7 @@ type KataArtifacts struct {
 	PullSecret string `json:"pullSecret,omitempty"`
 }
 
-// CCManagerSpec is what switches the GPUs' confidential computing mode.
+// CCManagerSpec configures the operand that switches the GPUs' confidential computing mode.
 type CCManagerSpec struct {
 	OptionalSpec `json:",inline"`
 

@@ -20,7 +20,7 @@ import (
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
-// effects is all that follows from a policy, as text.
+// effects returns everything that follows from a policy, as text.
 func effects(t *testing.T, p *v1.ClusterPolicy) string {
 	facts := driver.Facts{
 		OpenShift: true,
@@ -52,7 +52,7 @@ func effects(t *testing.T, p *v1.ClusterPolicy) string {
 	return fmt.Sprintf("%s\n%v\n%+v %v\n%v", text, in.Drivers, roll, roll.Drain, progress.States(&p.Spec))
 }
 
-// No label selector and no number that the schema accepts is too much for what reads it.
+// Any label selector and number that the schema accepts can be parsed.
 func TestAnyUpgradePolicyCanBeRead(t *testing.T) {
 	s := load(t)
 	rapid.Check(t, func(t *rapid.T) {
@@ -61,7 +61,7 @@ func TestAnyUpgradePolicyCanBeRead(t *testing.T) {
 	})
 }
 
-// context is what has to be said beside a field for it to matter, by the field's beginning.
+// context returns the settings that a field needs to matter, by the field's prefix.
 func context(field string) string {
 	const images = `dcgm: {enabled: true, repository: r, image: i, version: v}, dcgmExporter: {enabled: true, repository: r, image: i, version: v}, migManager: {enabled: true, repository: r, image: i, version: v}`
 	for _, c := range []struct{ field, spec string }{
@@ -88,7 +88,7 @@ func context(field string) string {
 	return `{` + images + `}`
 }
 
-// other is a value for a field that is not the one it has.
+// other returns another value for a field than its own.
 func other(s *schema.Structural, field string, value any) any {
 	name := field[strings.LastIndex(field, ".")+1:]
 	special := map[string]any{

@@ -2,13 +2,13 @@ package v1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// State is a policy's state, in a word.
+// State is a policy's state in one word.
 type State string
 
 // The states.
 const (
 	Ready    State = "ready"    // every GPU node is proven
-	NotReady State = "notReady" // some are not, or it is not known
+	NotReady State = "notReady" // some are not, or are unknown
 	Ignored  State = "ignored"  // an older policy is in force
 	Disabled State = "disabled" // NVIDIA's own operator runs, and no node was handed over
 )
@@ -16,14 +16,14 @@ const (
 // Types of conditions.
 const (
 	ConditionReady       = "Ready"       // every GPU node is proven
-	ConditionProgressing = "Progressing" // something is on its way
-	ConditionDegraded    = "Degraded"    // something failed that will not mend by waiting
-	ConditionStalled     = "Stalled"     // the policy is not in force, and waiting does not help; absent where it is
-	ConditionUnserved    = "Unserved"    // fields are set that this operator keeps and does nothing about
-	ConditionContested   = "Contested"   // another gpuready operator is installed, and stands down; absent where none is
+	ConditionProgressing = "Progressing" // something is in progress
+	ConditionDegraded    = "Degraded"    // something failed that waiting does not fix
+	ConditionStalled     = "Stalled"     // the policy is not in force, and waiting does not help; absent if it is in force
+	ConditionUnserved    = "Unserved"    // fields are set that this operator stores but ignores
+	ConditionContested   = "Contested"   // another gpuready operator is installed and on standby; absent if there is none
 )
 
-// Bounds of what the status lists.
+// Bounds of the status's lists.
 const (
 	MaxNotReady = 20
 	MaxPools    = 100
@@ -66,9 +66,9 @@ type ClusterPolicyStatus struct {
 	Provisioning []ProvisioningStatus `json:"provisioning,omitempty"`
 }
 
-// NodesStatus is how many GPU nodes are how far. All is done when ready is total: nodes
-// that this operator is not to serve are in neither. What total has beyond ready,
-// progressing and failed are nodes of which nothing can be believed.
+// NodesStatus counts GPU nodes by progress. All are done when ready equals total, which excludes
+// nodes that this operator does not serve. The nodes of total beyond ready, progressing and failed
+// have no trustworthy report.
 type NodesStatus struct {
 	// GPU nodes that this operator serves; with excluded, all that are known to have a GPU.
 	Total int `json:"total"`
@@ -118,14 +118,14 @@ type PoolStatus struct {
 	Message string `json:"message,omitempty"`
 }
 
-// PrebuiltState is what became of modules that a Job builds.
+// PrebuiltState is the result of a Job that builds modules.
 type PrebuiltState string
 
 // The states.
 const (
 	PrebuiltBuilding PrebuiltState = "Building"
 	PrebuiltPresent  PrebuiltState = "Present" // they were pushed
-	PrebuiltMissing  PrebuiltState = "Missing" // they were pushed, and the registry has them no more
+	PrebuiltMissing  PrebuiltState = "Missing" // they were pushed, but the registry no longer has them
 	PrebuiltFailed   PrebuiltState = "Failed"
 )
 
@@ -150,7 +150,7 @@ type PrebuiltStatus struct {
 	Job string `json:"job,omitempty"`
 }
 
-// UpgradeStatus is how far a change of drivers is, in nodes.
+// UpgradeStatus is the progress of a driver change, in nodes.
 type UpgradeStatus struct {
 	Total      int `json:"total"`
 	Done       int `json:"done"`

@@ -9,20 +9,20 @@ import (
 	kjson "sigs.k8s.io/json"
 )
 
-// Kept is a field of NVIDIA's that the schema has, so that policies written for NVIDIA's
-// operator go on working, and that nothing is done about.
+// Kept is a field of NVIDIA's schema that is accepted so that policies written for NVIDIA's
+// operator keep working, but that has no effect.
 type Kept struct {
-	// Field is its path in spec, "driver.manager"; what is below it is meant, too.
+	// Field is its path in spec, "driver.manager"; it includes all fields below it.
 	Field string
-	// When is the paths of switches: unless all of them are true, the field asks for nothing.
+	// When lists the paths of switches: unless all of them are true, the field requests nothing.
 	When []string
-	// Default is what the schema fills in, where that is not empty.
+	// Default is the schema's default, if that is not empty.
 	Default string
 	// Why is the reason, for people.
 	Why string
 }
 
-// KeptFields lists all of them.
+// KeptFields returns all fields without an effect.
 func KeptFields() []Kept {
 	const sandbox, notServed = "sandboxWorkloads.enabled", "not served"
 	enabled := func(field, why string, more ...string) Kept {
@@ -57,8 +57,8 @@ func KeptFields() []Kept {
 	return kept
 }
 
-// Unserved lists the fields of the policy that nothing is done about: those that are
-// kept, and, marked so, those that were dropped; at most MaxUnserved.
+// Unserved lists the policy's fields without an effect: those that are kept and, marked so, those
+// that were dropped. It lists at most MaxUnserved.
 func (p *ClusterPolicy) Unserved() []string {
 	fields := Unserved(&p.Spec)
 	for _, dropped := range Dropped(p) {
@@ -67,8 +67,7 @@ func (p *ClusterPolicy) Unserved() []string {
 	return fields[:min(len(fields), MaxUnserved)]
 }
 
-// Unserved lists the fields that are set and that nothing is done about, sorted, at most
-// MaxUnserved.
+// Unserved lists the fields that are set but have no effect, sorted, at most MaxUnserved.
 func Unserved(spec *ClusterPolicySpec) []string {
 	text, err := json.Marshal(spec)
 	if err != nil {
@@ -90,7 +89,7 @@ func Unserved(spec *ClusterPolicySpec) []string {
 	return fields[:min(len(fields), MaxUnserved)]
 }
 
-// at is the value at a path; nil: there is none.
+// at returns the value at a path, or nil.
 func at(object any, path string) any {
 	for field := range strings.SplitSeq(path, ".") {
 		fields, ok := object.(map[string]any)
@@ -102,7 +101,7 @@ func at(object any, path string) any {
 	return object
 }
 
-// isSet tells whether there is anything but emptiness in a value.
+// isSet reports whether a value contains anything but zero values.
 func isSet(value any) bool {
 	switch v := value.(type) {
 	case map[string]any:
@@ -118,16 +117,15 @@ func isSet(value any) bool {
 	return value != nil && value != "" && value != false && value != float64(0)
 }
 
-// maxName is how much of the name of a field that nobody knows is told: a condition's
-// message has at most 32,768 characters.
+// maxName bounds the reported name of an unknown field, in bytes: a condition's message has at
+// most 32,768 characters.
 const maxName = 200
 
-// LastApplied is the annotation in which kubectl apply keeps what it was given.
+// LastApplied is the annotation in which kubectl apply stores the applied object.
 const LastApplied = "kubectl.kubernetes.io/last-applied-configuration"
 
-// Dropped lists the fields that whoever applied the policy with kubectl wrote and that
-// the API server dropped because the schema does not have them. It has something to list
-// only where strict validation was turned off.
+// Dropped lists the fields that were applied with kubectl but dropped by the API server because
+// the schema does not have them. That is only possible if strict validation was disabled.
 func Dropped(p *ClusterPolicy) []string {
 	text := p.Annotations[LastApplied]
 	if text == "" {

@@ -2,7 +2,7 @@ package v1
 
 import "k8s.io/apimachinery/pkg/util/intstr"
 
-// DriverUpgradePolicySpec is how a change of drivers goes from node to node.
+// DriverUpgradePolicySpec configures how a driver change rolls from node to node.
 type DriverUpgradePolicySpec struct {
 	// Replace drivers when their definition changes. Without it a node gets the new one
 	// when somebody deletes the driver's pod.
@@ -26,16 +26,16 @@ type DriverUpgradePolicySpec struct {
 	DrainSpec *DrainSpec `json:"drain,omitempty"`
 }
 
-// Parallel is how many nodes are upgraded at a time; 0: no limit of its own.
+// Parallel returns how many nodes are upgraded at a time; 0 means no limit.
 func (u *DriverUpgradePolicySpec) Parallel() int { return or(u.MaxParallelUpgrades, 1) }
 
-// Unavailable is how many nodes may be away; a percentage has Type String and ends in "%".
+// Unavailable returns how many nodes may be unavailable; a percentage has Type String and ends in "%".
 func (u *DriverUpgradePolicySpec) Unavailable() intstr.IntOrString {
 	m := or(u.MaxUnavailable, intstr.FromString("25%"))
 	return intstr.Parse(m.String())
 }
 
-// WaitForCompletionSpec is which pods are waited for before a node is upgraded.
+// WaitForCompletionSpec selects the pods to wait for before a node is upgraded.
 type WaitForCompletionSpec struct {
 	// A label selector; "" is no pod at all.
 	// +kubebuilder:validation:MaxLength=1024
@@ -48,7 +48,7 @@ type WaitForCompletionSpec struct {
 	TimeoutSecond int `json:"timeoutSeconds,omitempty"`
 }
 
-// PodDeletionSpec is how pods with GPUs are evicted.
+// PodDeletionSpec configures how pods with GPUs are evicted.
 type PodDeletionSpec struct {
 	// A label selector of pods that are evicted beside those that asked for GPUs.
 	// +kubebuilder:validation:MaxLength=1024
@@ -67,10 +67,10 @@ type PodDeletionSpec struct {
 	DeleteEmptyDir bool `json:"deleteEmptyDir,omitempty"`
 }
 
-// Timeout is in seconds; 0: none.
+// Timeout returns the timeout in seconds; 0 means none.
 func (p *PodDeletionSpec) Timeout() int { return or(p.TimeoutSecond, 300) }
 
-// DrainSpec is whether and how all pods are evicted.
+// DrainSpec configures whether and how all pods are evicted.
 type DrainSpec struct {
 	// Evict all pods of the node.
 	// +kubebuilder:default=false
@@ -92,5 +92,5 @@ type DrainSpec struct {
 	DeleteEmptyDir bool `json:"deleteEmptyDir,omitempty"`
 }
 
-// Timeout is in seconds; 0: none.
+// Timeout returns the timeout in seconds; 0 means none.
 func (d *DrainSpec) Timeout() int { return or(d.TimeoutSecond, 300) }

@@ -7,8 +7,7 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
 )
 
-// Fields lists the paths of all fields of spec that have no fields themselves, sorted:
-// "driver.image", "driver.env".
+// Fields lists the paths of the leaf fields of spec, sorted: "driver.image", "driver.env".
 func (s *Schema) Fields() []string {
 	var paths []string
 	var walk func(s *schema.Structural, path string)
@@ -26,7 +25,7 @@ func (s *Schema) Fields() []string {
 	return paths
 }
 
-// Served lists the paths of the fields that the operator does something about, sorted.
+// Served lists the paths of the fields that the operator supports, sorted.
 func Served() []string {
 	const image = "repository,image,version,imagePullPolicy,imagePullSecrets"
 	const container = image + ",resources.limits,resources.requests,args,env"

@@ -14,7 +14,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Random draws a policy of arbitrary content that s accepts, defaults filled in.
+// Random draws a policy of arbitrary content that s accepts, with defaults.
 func (s *Schema) Random(t *rapid.T) *v1.ClusterPolicy {
 	d := drawer{t, rapid.IntRange(0, 9).Draw(t, "density")}
 	spec := s.Structural.Properties["spec"]
@@ -38,7 +38,7 @@ func (s *Schema) Random(t *rapid.T) *v1.ClusterPolicy {
 	return p
 }
 
-// matches finds the expression in a rule that is about nothing else.
+// matches finds the expression of a rule that consists of one matches call.
 var matches = regexp.MustCompile(`^self\.matches\(r'(.*)'\)$`)
 
 // drawer draws values of schemas.
@@ -103,7 +103,7 @@ func (d drawer) text(s *schema.Structural, name string) string {
 	if v := s.ValueValidation; v != nil {
 		pattern = v.Pattern
 		for _, also := range v.AllOf {
-			pattern = also.Pattern // the last is the narrowest
+			pattern = also.Pattern // the last one is the narrowest
 		}
 		if v.MaxLength != nil {
 			longest = min(longest, int(*v.MaxLength))
@@ -133,8 +133,8 @@ func (d drawer) integer(s *schema.Structural, name string) int64 {
 	return rapid.Int64Range(low, high).Draw(d.t, name)
 }
 
-// removeFrom takes away what is wrong, at most two fields deep in spec: the field itself,
-// or, where fields do not agree, one of them.
+// removeFrom removes an invalid field, at most two levels deep in spec. If fields contradict each
+// other, it removes one of them.
 func (d drawer) removeFrom(object map[string]any, wrong *field.Error) {
 	path, _, _ := strings.Cut(wrong.Field, "[")
 	fields := strings.Split(path, ".")

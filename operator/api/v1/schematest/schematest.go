@@ -1,6 +1,6 @@
-// Package schematest does to a ClusterPolicy, in the test's own process, what an API
-// server does when one is applied with strict validation: it refuses unknown fields,
-// fills in defaults and validates types, bounds, lists and CEL rules.
+// Package schematest treats a ClusterPolicy as an API server does when one is applied with strict
+// validation, but in the test's process: it refuses unknown fields, fills in defaults and validates
+// types, bounds, lists and CEL rules.
 package schematest
 
 import (
@@ -26,16 +26,16 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Schema is ClusterPolicy's, as an API server holds it.
+// Schema is the schema of ClusterPolicy, as an API server uses it.
 type Schema struct {
 	Structural *schema.Structural
 	types      schemavalidation.SchemaValidator
 	rules      *cel.Validator
 }
 
-// Load makes one of the definition that is deployed. What an API server would refuse
-// about the definition itself is an error: CEL rules that do not compile or may cost too
-// much, defaults that are not valid.
+// Load loads the deployed definition. It returns an error if an API server would refuse the
+// definition itself: for CEL rules that do not compile or are too expensive, or for invalid
+// defaults.
 func Load() (*Schema, error) {
 	var outer apiextensionsv1.CustomResourceDefinition
 	if err := yaml.UnmarshalStrict(crds.ClusterPolicies(), &outer); err != nil {
@@ -66,13 +66,13 @@ func Load() (*Schema, error) {
 	return &Schema{structural, types, cel.NewValidator(structural, true, celconfig.PerCallLimit)}, nil
 }
 
-// Default fills in what object leaves out.
+// Default fills in the defaults of object.
 func (s *Schema) Default(object map[string]any) {
 	defaulting.PruneNonNullableNullsWithoutDefaults(object, s.Structural)
 	defaulting.Default(object, s.Structural)
 }
 
-// Validate lists what is wrong with an object that was defaulted.
+// Validate lists the errors in an object with defaults.
 func (s *Schema) Validate(ctx context.Context, object map[string]any) field.ErrorList {
 	errs := schemavalidation.ValidateCustomResource(nil, object, s.types)
 	errs = append(errs, listtype.ValidateListSetsAndMaps(nil, s.Structural, object)...)
@@ -83,7 +83,7 @@ func (s *Schema) Validate(ctx context.Context, object map[string]any) field.Erro
 	return append(errs, more...)
 }
 
-// blocks tells of an error after which an API server does not ask CEL rules.
+// blocks reports whether an API server evaluates no CEL rules after an error.
 func blocks(err *field.Error) bool {
 	switch err.Type {
 	case field.ErrorTypeNotSupported, field.ErrorTypeRequired, field.ErrorTypeTooLong, field.ErrorTypeTooMany, field.ErrorTypeTypeInvalid:
@@ -92,8 +92,8 @@ func blocks(err *field.Error) bool {
 	return false
 }
 
-// Admit is a policy of this YAML or JSON as the API server would keep it, or why it would
-// refuse it.
+// Admit decodes a policy from YAML or JSON as the API server would store it, or returns the
+// refusal.
 func (s *Schema) Admit(ctx context.Context, text []byte) (*v1.ClusterPolicy, error) {
 	var object map[string]any
 	if err := utilyaml.UnmarshalStrict(text, &object); err != nil {
@@ -109,8 +109,8 @@ func (s *Schema) Admit(ctx context.Context, text []byte) (*v1.ClusterPolicy, err
 	return Decode(object)
 }
 
-// Check says why the API server would refuse a policy that the operator writes: its status
-// has bounds, too.
+// Check returns the API server's refusal of a policy that the operator writes: its status has
+// bounds, too.
 func (s *Schema) Check(ctx context.Context, p *v1.ClusterPolicy) error {
 	text, err := json.Marshal(p)
 	if err != nil {
@@ -120,13 +120,13 @@ func (s *Schema) Check(ctx context.Context, p *v1.ClusterPolicy) error {
 	return err
 }
 
-// Unknown removes the fields that the schema does not have, and lists them.
+// Unknown removes the fields that are not in the schema, and lists them.
 func (s *Schema) Unknown(object map[string]any) []string {
 	return pruning.PruneWithOptions(object, s.Structural, true, schema.UnknownFieldPathOptions{TrackUnknownFieldPaths: true})
 }
 
-// Decode is the object as the operator's cache has it. An error here, of an object that
-// the schema accepts, is an operator that cannot read its policies any more.
+// Decode decodes an object as the operator's cache does. If it fails for an object that the schema
+// accepts, the operator could no longer read its policies.
 func Decode(object map[string]any) (*v1.ClusterPolicy, error) {
 	text, err := json.Marshal(object)
 	if err != nil {

@@ -12,7 +12,7 @@ func TestAnAPIServerTakesTheDefinition(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// Random fails where a policy that the schema accepts cannot be decoded.
+// Random fails if a policy that the schema accepts cannot be decoded.
 func TestWhatTheSchemaAcceptsTheTypesHold(t *testing.T) {
 	s, err := Load()
 	require.NoError(t, err)
