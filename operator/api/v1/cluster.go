@@ -34,7 +34,7 @@ type OperatorSpec struct {
 
 // DriverToolkit reports whether drivers are built with OpenShift's Driver Toolkit if there is
 // one.
-func (o *OperatorSpec) DriverToolkit() bool { return or(o.UseOpenShiftDriverToolkit, true) }
+func (o *OperatorSpec) DriverToolkit() bool { return valueOr(o.UseOpenShiftDriverToolkit, true) }
 
 // DaemonsetsSpec holds the common fields of all DaemonSets.
 type DaemonsetsSpec struct {
@@ -108,11 +108,11 @@ type StartupTaintSpec struct {
 }
 
 // Managed reports whether the taint is put back.
-func (t *StartupTaintSpec) Managed() bool { return or(t.Manage, false) }
+func (t *StartupTaintSpec) Managed() bool { return valueOr(t.Manage, false) }
 
 // SettleTime returns how long a layer must fail before the taint is put back.
 func (t *StartupTaintSpec) SettleTime() time.Duration {
-	return or(t.Settle, metav1.Duration{Duration: time.Minute}).Duration
+	return valueOr(t.Settle, metav1.Duration{Duration: time.Minute}).Duration
 }
 
 // HostPath is an absolute path on the host, without "..".
@@ -144,7 +144,7 @@ type CDIConfigSpec struct {
 }
 
 // IsEnabled reports whether containers get GPUs by CDI.
-func (c *CDIConfigSpec) IsEnabled() bool { return or(c.Enabled, true) }
+func (c *CDIConfigSpec) IsEnabled() bool { return valueOr(c.Enabled, true) }
 
 // MIGSpec configures how GPUs that are split by MIG are advertised.
 type MIGSpec struct {

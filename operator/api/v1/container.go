@@ -103,7 +103,7 @@ type OperandSpec struct {
 }
 
 // IsEnabled reports whether the operator deploys the operand.
-func (o OperandSpec) IsEnabled() bool { return or(o.Enabled, true) }
+func (o OperandSpec) IsEnabled() bool { return valueOr(o.Enabled, true) }
 
 // OptionalSpec is an operand that is disabled by default.
 type OptionalSpec struct {
@@ -114,10 +114,10 @@ type OptionalSpec struct {
 }
 
 // IsEnabled reports whether the operand is wanted.
-func (o OptionalSpec) IsEnabled() bool { return or(o.Enabled, false) }
+func (o OptionalSpec) IsEnabled() bool { return valueOr(o.Enabled, false) }
 
-// or returns the value that p points to, or the default if p is nil.
-func or[T any](p *T, byDefault T) T {
+// valueOr returns the value that p points to, or the default if p is nil.
+func valueOr[T any](p *T, byDefault T) T {
 	if p == nil {
 		return byDefault
 	}

@@ -55,7 +55,9 @@ type DCGMExporterHPCJobMappingConfig struct {
 }
 
 // IsEnabled reports whether jobs' names are wanted.
-func (h *DCGMExporterHPCJobMappingConfig) IsEnabled() bool { return h != nil && or(h.Enabled, false) }
+func (h *DCGMExporterHPCJobMappingConfig) IsEnabled() bool {
+	return h != nil && valueOr(h.Enabled, false)
+}
 
 // DCGMExporterServiceConfig configures the exporter's Service.
 type DCGMExporterServiceConfig struct {

@@ -74,7 +74,7 @@ const (
 )
 
 // Precompiled reports whether precompiled modules are loaded.
-func (d *DriverSpec) Precompiled() bool { return or(d.UsePrecompiled, false) }
+func (d *DriverSpec) Precompiled() bool { return valueOr(d.UsePrecompiled, false) }
 
 // IsSimulated reports whether the driver is the simulated one.
 func (d *DriverSpec) IsSimulated() bool { return d.Simulated != nil && d.Simulated.IsEnabled() }
@@ -116,7 +116,7 @@ func (d *DriverSpec) PrebuildRepository() string {
 
 // PrebuildInsecure returns that repository's registry if it is used by plain HTTP, or "".
 func (d *DriverSpec) PrebuildInsecure() string {
-	if d.Prebuild == nil || !or(d.Prebuild.Insecure, false) {
+	if d.Prebuild == nil || !valueOr(d.Prebuild.Insecure, false) {
 		return ""
 	}
 	registry, _, _ := strings.Cut(d.Prebuild.Repository, "/")
@@ -182,7 +182,7 @@ type GPUDirectRDMASpec struct {
 }
 
 // IsEnabled reports whether GPUDirect RDMA is wanted.
-func (r *GPUDirectRDMASpec) IsEnabled() bool { return r != nil && or(r.Enabled, false) }
+func (r *GPUDirectRDMASpec) IsEnabled() bool { return r != nil && valueOr(r.Enabled, false) }
 
 // DriverManagerSpec configures NVIDIA's driver manager, which unloads an old driver.
 type DriverManagerSpec struct {

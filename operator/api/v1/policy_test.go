@@ -84,7 +84,7 @@ func TestDefaults(t *testing.T) {
 	require.False(t, spec.Driver.IsSimulated() || spec.KataManager.IsEnabled() || spec.Driver.GPUDirectRDMA.IsEnabled())
 }
 
-func TestNothingIsAPolicyToo(t *testing.T) {
+func TestEmptySpecIsAccepted(t *testing.T) {
 	s := load(t)
 	_, err := s.Admit(t.Context(), policy("{}"))
 	require.NoError(t, err)
@@ -92,7 +92,7 @@ func TestNothingIsAPolicyToo(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestAnImageIsNamedInParts(t *testing.T) {
+func TestImageReferenceFromItsParts(t *testing.T) {
 	ours := v1.ImageSpec{Repository: "gpuready", Image: "toolkit", Version: "1.0"}
 	digest := "sha256:9b9f1d2d0d2a8d3b1c5e6f7a8b9c0d1e2f3a4b5c6d7e8f9a0b1c2d3e4f5a6b7c"
 	for want, spec := range map[string]v1.ImageSpec{
@@ -123,7 +123,7 @@ func TestResourcesAreThoseOfContainers(t *testing.T) {
 	require.Empty(t, (*v1.ResourceRequirements)(nil).Kubernetes())
 }
 
-func TestTheSchemeKnowsPolicies(t *testing.T) {
+func TestSchemeHasPolicies(t *testing.T) {
 	s := runtime.NewScheme()
 	require.NoError(t, v1.AddToScheme(s))
 	for _, kind := range []string{v1.Kind, v1.Kind + "List"} {

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestWhatIsWrongIsRefusedWithTheReason(t *testing.T) {
+func TestInvalidPoliciesAreRefusedWithTheReason(t *testing.T) {
 	const precompiled = `usePrecompiled: true, repository: quay.io/x, image: driver, version: "550.54.15"`
 	s := load(t)
 	for spec, reason := range map[string]string{
@@ -119,7 +119,7 @@ func TestWhatIsWrongIsRefusedWithTheReason(t *testing.T) {
 	}
 }
 
-func TestWhatIsRightIsAccepted(t *testing.T) {
+func TestValidPoliciesAreAccepted(t *testing.T) {
 	s := load(t)
 	for _, spec := range []string{
 		`{driver: {usePrecompiled: true, repository: quay.io/x, image: driver, version: "550.54.15", precompiledFallback: DriverToolkit}}`,

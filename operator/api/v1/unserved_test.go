@@ -36,7 +36,7 @@ func TestEveryFieldIsServedOrKept(t *testing.T) {
 	}
 }
 
-func TestWhatIsUnservedIsNamed(t *testing.T) {
+func TestUnservedFieldsAreReported(t *testing.T) {
 	s := load(t)
 	for name, c := range map[string]struct {
 		spec string
@@ -85,7 +85,7 @@ func TestDroppedFieldsAreFoundInWhatWasApplied(t *testing.T) {
 	}
 }
 
-func TestAPolicyNamesWhatItAsksForInVain(t *testing.T) {
+func TestPolicyListsItsFieldsWithoutEffect(t *testing.T) {
 	p, err := load(t).Admit(t.Context(), policy(`{gds: {enabled: true}}`))
 	require.NoError(t, err)
 	p.Annotations = map[string]string{v1.LastApplied: `{"spec": {"gds": {"enabled": true}, "gdz": {}}}`}

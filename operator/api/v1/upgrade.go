@@ -27,11 +27,11 @@ type DriverUpgradePolicySpec struct {
 }
 
 // Parallel returns how many nodes are upgraded at a time; 0 means no limit.
-func (u *DriverUpgradePolicySpec) Parallel() int { return or(u.MaxParallelUpgrades, 1) }
+func (u *DriverUpgradePolicySpec) Parallel() int { return valueOr(u.MaxParallelUpgrades, 1) }
 
 // Unavailable returns how many nodes may be unavailable; a percentage has Type String and ends in "%".
 func (u *DriverUpgradePolicySpec) Unavailable() intstr.IntOrString {
-	m := or(u.MaxUnavailable, intstr.FromString("25%"))
+	m := valueOr(u.MaxUnavailable, intstr.FromString("25%"))
 	return intstr.Parse(m.String())
 }
 
@@ -68,7 +68,7 @@ type PodDeletionSpec struct {
 }
 
 // Timeout returns the timeout in seconds; 0 means none.
-func (p *PodDeletionSpec) Timeout() int { return or(p.TimeoutSecond, 300) }
+func (p *PodDeletionSpec) Timeout() int { return valueOr(p.TimeoutSecond, 300) }
 
 // DrainSpec configures whether and how all pods are evicted.
 type DrainSpec struct {
@@ -93,4 +93,4 @@ type DrainSpec struct {
 }
 
 // Timeout returns the timeout in seconds; 0 means none.
-func (d *DrainSpec) Timeout() int { return or(d.TimeoutSecond, 300) }
+func (d *DrainSpec) Timeout() int { return valueOr(d.TimeoutSecond, 300) }

@@ -7,13 +7,13 @@ import (
 	"pgregory.net/rapid"
 )
 
-func TestAnAPIServerTakesTheDefinition(t *testing.T) {
+func TestAPIServerAcceptsTheDefinition(t *testing.T) {
 	_, err := Load()
 	require.NoError(t, err)
 }
 
 // Random fails if a policy that the schema accepts cannot be decoded.
-func TestWhatTheSchemaAcceptsTheTypesHold(t *testing.T) {
+func TestTypesHoldWhatTheSchemaAccepts(t *testing.T) {
 	s, err := Load()
 	require.NoError(t, err)
 	rapid.Check(t, func(t *rapid.T) {
