@@ -1,5 +1,5 @@
 // Package cleanup removes from a cluster what the operator wrote there. It reports what it does.
-// What is already gone is no error, so that it can be run again.
+// Objects that are already gone are no error, so that it can be run again.
 package cleanup
 
 import (

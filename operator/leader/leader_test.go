@@ -87,7 +87,7 @@ func (l link) check(ctx context.Context) error {
 	case l.process.killed.Load():
 		return errAway
 	case l.process.away.Load():
-		<-ctx.Done() // as a packet that nobody answers
+		<-ctx.Done() // like an unanswered packet
 		return ctx.Err()
 	}
 	return nil

@@ -50,7 +50,7 @@ type Pod struct {
 	HostDriver      string  // description of a driver that it found on the host; "" if it reported none
 }
 
-// Problem is why a pod is not ready.
+// Problem describes why a pod is not ready.
 type Problem struct {
 	Stuck   bool // waiting does not help
 	Reason  string

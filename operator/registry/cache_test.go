@@ -18,7 +18,7 @@ import (
 type fake struct {
 	mu      sync.Mutex
 	answer  map[string]driver.Presence
-	shows   func(Access) driver.Presence // instead of answer, where it is set
+	shows   func(Access) driver.Presence // replaces answer if it is set
 	asked   []time.Duration              // since the beginning
 	begin   time.Time
 	changes []string

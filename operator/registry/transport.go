@@ -53,7 +53,7 @@ func (c *Client) newTransport(config *tls.Config) *http.Transport {
 
 type roundTripper func(*http.Request) (*http.Response, error)
 
-// RoundTrip is http.RoundTripper.
+// RoundTrip implements http.RoundTripper.
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // limitBody bounds the size of a response.

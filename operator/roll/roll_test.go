@@ -301,7 +301,7 @@ func TestUndeletableDriverPod(t *testing.T) {
 		require.Empty(t, o.Stuck)
 		require.Equal(t, []float64{0, 1, 3, 7, 15, 30, 45, 60, 75, 90}, api.requestTimes("bad", began))
 		time.Sleep(40 * time.Second)
-		o = r.Remove(&upgrade.Plan{}, anyNode) // the plan gives the turn to another
+		o = r.Remove(&upgrade.Plan{}, anyNode) // the plan yields the turn to another node
 		require.Equal(t, began, o.Stuck["uid-bad"].Since)
 		asked := len(api.requestTimes("bad", began))
 		time.Sleep(5 * time.Minute)

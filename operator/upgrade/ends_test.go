@@ -23,7 +23,7 @@ func TestUpgradeCompletesDespiteDisturbances(t *testing.T) {
 			case 2:
 				c.runOperator(1 << 20)
 			case 3:
-				c.runOperator(rapid.IntRange(0, 4).Draw(t, "killed after")) // and another process goes on
+				c.runOperator(rapid.IntRange(0, 4).Draw(t, "killed after")) // and another process continues
 			}
 		}
 		c.clearDisturbances()

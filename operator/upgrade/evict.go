@@ -56,7 +56,7 @@ func (w *planner) deletes(p *Pod) bool {
 	return w.uses(p) || p.Own && !p.Controlled || w.Policy.Deletion.Selector != nil && matches(w.Policy.Deletion.Selector, p)
 }
 
-// uses reports whether a pod uses GPUs: it asks for them, or its RuntimeClass gives it some.
+// uses reports whether a pod uses GPUs: it requests them, or its RuntimeClass gives it some.
 func (w *planner) uses(p *Pod) bool {
 	gives, known := w.Classes[p.Class]
 	if !known {

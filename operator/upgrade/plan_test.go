@@ -574,7 +574,7 @@ func TestFailingDriverPod(t *testing.T) {
 	}
 }
 
-// BenchmarkPlan measures a plan in which nothing is to be done, as made on every Node event.
+// BenchmarkSteady measures a plan in which nothing is to be done, as made on every Node event.
 func BenchmarkSteady(b *testing.B) {
 	s := newOneNode(Done, 0)
 	s.upgraded()

@@ -60,7 +60,7 @@ type Driver struct {
 	Variant   string `json:"variant,omitempty"`
 	DaemonSet string `json:"daemonSet,omitempty"` // that the pool is to have
 	Image     string `json:"image,omitempty"`
-	Reason    string `json:"reason,omitempty"` // why it is not what the policy asks for
+	Reason    string `json:"reason,omitempty"` // why it is not the driver that the policy requires
 	Message   string `json:"message,omitempty"`
 }
 
