@@ -42,7 +42,7 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	if foreign != "" && !c.Force {
-		c.printf("ClusterPolicy %s is somebody else's: it stays, and with it what the operator made of it; delete it, or say --force when the operator has been stopped", foreign)
+		c.printf("ClusterPolicy %s has another owner: it and the operator's objects for it stay; delete it, or stop the operator and set --force", foreign)
 		return nil
 	}
 	if err := c.deleteObjects(ctx); err != nil {
@@ -126,7 +126,7 @@ func (c Config) waitForValidators(ctx context.Context) error {
 	defer cancel()
 	err := c.waitUntilGone(short, &corev1.PodList{}, client.MatchingLabels{"app": "nvidia-operator-validator"})
 	if err != nil && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
-		c.printf("%v: what is on a node that answers again later writes on it until the kubelet has ended it; then clean up once more", err)
+		c.printf("%v: a validator on an unreachable node may write to its Node again until the kubelet has ended it; then clean up once more", err)
 		return nil
 	}
 	return err

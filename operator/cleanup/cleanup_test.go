@@ -89,7 +89,7 @@ func TestForeignPolicyStaysWithItsObjects(t *testing.T) {
 	c := cluster(t, nil)
 	var out bytes.Buffer
 	require.NoError(t, Run(t.Context(), Config{Client: c, Namespace: "gpuready", Out: &out}))
-	require.Contains(t, out.String(), "ClusterPolicy policy is somebody else's")
+	require.Contains(t, out.String(), "ClusterPolicy policy has another owner")
 	require.Len(t, names(t, c), 2)
 	require.NoError(t, Run(t.Context(), Config{Client: c, Namespace: "gpuready", Out: &out, Force: true}))
 	require.Equal(t, []string{"theirs"}, names(t, c))

@@ -15,19 +15,20 @@ import (
 	"github.com/gpuready/gpuready/operator/controller"
 )
 
-const cleanupUsage = `Take off the cluster what the operator wrote there: before it is uninstalled, or when it
-has gone. In this order:
+const cleanupUsage = `Remove from the cluster what the operator wrote: before it is uninstalled, or after it is
+gone. It removes, in this order:
 
   1. the policies that came with the product (label app.kubernetes.io/part-of=gpuready);
-     while the operator runs it takes its objects and its labels away by itself
-  2. its DaemonSets, Services and RuntimeClasses; then it waits for the validators to end,
-     which write on their Nodes until then: a minute at most
-  3. on each Node its labels, annotations and cordon, the startup taint if the policy had
-     it managed, the conditions GPUReady and GPUHealthy, and the labels of GPUs' features
+     a running operator then removes its objects and labels itself
+  2. the operator's DaemonSets, Services and RuntimeClasses; then it waits up to a minute
+     for the validators to end, which write to their Nodes until then
+  3. on each Node the operator's labels, annotations and cordon, the startup taint if the
+     policy managed it, the conditions GPUReady and GPUHealthy, and the labels of GPU
+     features
 
-Nothing else is touched: neither labels that a person set, nor the custom resource
-definition. If a policy of somebody else's is there, nothing but 1 is done without
---force, as an operator that runs would write it all again.
+It removes nothing else: neither labels that a person set, nor the custom resource
+definition. If a policy of another owner exists, only step 1 is done without --force, as a
+running operator would write everything again.
 
 Examples:
   gpu-operator cleanup --dry-run --kubeconfig ~/.kube/config --namespace gpuready
@@ -40,9 +41,9 @@ func runCleanup(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	var timeout time.Duration
 	o.addNamespaceFlags()
 	f := o.flags
-	f.DurationVar(&timeout, "timeout", 5*time.Minute, "for all of it")
+	f.DurationVar(&timeout, "timeout", 5*time.Minute, "timeout of the whole command")
 	f.BoolVar(&c.DryRun, "dry-run", false, "say what would be done, and do nothing")
-	f.BoolVar(&c.Force, "force", false, "also while there is a policy of somebody else's; the operator must have been stopped")
+	f.BoolVar(&c.Force, "force", false, "even if a ClusterPolicy of another owner exists; stop the operator first")
 	maps.Copy(o.flags.Env, map[string]string{"timeout": "TIMEOUT", "dry-run": "DRY_RUN", "force": "FORCE"})
 	o.addAPIFlags()
 	if err := o.parse(args); err != nil {
@@ -66,7 +67,7 @@ func runCleanup(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	if c.Client, err = client.NewWithWatch(kube, client.Options{Scheme: scheme}); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("--timeout %s is over", timeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("--timeout %s has expired", timeout))
 	defer cancel()
 	if err := cleanup.Run(ctx, c); err != nil {
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {

@@ -15,20 +15,20 @@ const exitTimeout = 20
 const exitHelp = `
 Exit codes:
   0   done
-  1   it failed, or no longer leads
+  1   it failed, or is no longer the leader
   2   bad usage, or a file that cannot be read
-  20  cleanup: the time is over and not everything is gone
+  20  cleanup: not everything is gone within the timeout
 `
 
-const usage = `gpu-operator makes a ClusterPolicy into GPUs: on each node the driver, toolkit,
-device plugin and validator that it needs, through every upgrade.
+const usage = `gpu-operator applies a ClusterPolicy to the cluster: each GPU node gets the driver,
+toolkit, device plugin and validator that it needs, through every upgrade.
 
 Usage:
-  gpu-operator [run]             work, in a cluster or from outside of it
+  gpu-operator [run]             run the operator, in a cluster or from outside of it
   gpu-operator render --policy FILE [--nodes FILE]
-                                 print the objects that it would make, without a cluster
-  gpu-operator cleanup           take off the cluster what the operator wrote there
-  gpu-operator crds              bring the custom resource definition up to date
+                                 print the objects that it would create, without a cluster
+  gpu-operator cleanup           remove from the cluster what the operator wrote
+  gpu-operator crds              upgrade the custom resource definition
   gpu-operator version
   gpu-operator COMMAND --help    flags, examples and environment of a command
 `

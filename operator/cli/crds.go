@@ -10,11 +10,11 @@ import (
 	"github.com/gpuready/gpuready/operator/crd"
 )
 
-const crdsUsage = `Make the cluster's CustomResourceDefinition of ClusterPolicy that of this version. Helm
-installs it and never changes it, so the chart has this done before an upgrade.
+const crdsUsage = `Upgrade the cluster's CustomResourceDefinition of ClusterPolicy to this version. Helm
+installs it but never changes it, so the chart runs this command before an upgrade.
 
-One that somebody else installed (without the label app.kubernetes.io/part-of=gpuready) is
-left as it is, and the command fails.
+A definition of another owner (without the label app.kubernetes.io/part-of=gpuready) is
+left unchanged, and the command fails.
 
 Examples:
   gpu-operator crds --kubeconfig ~/.kube/config

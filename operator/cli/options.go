@@ -52,7 +52,7 @@ func (o *options) addNamespaceFlags() {
 // addImageFlags adds the flags of our images' repository and version.
 func (o *options) addImageFlags() {
 	o.flags.StringVar(&o.cluster.ImageRepository, "image-repository", "gpuready", "where our images are that the policy does not name")
-	o.flags.StringVar(&o.cluster.ImageVersion, "image-version", imageVersion, "their tag")
+	o.flags.StringVar(&o.cluster.ImageVersion, "image-version", imageVersion, "default tag of our images")
 	maps.Copy(o.flags.Env, map[string]string{"image-repository": "IMAGE_REPOSITORY", "image-version": "IMAGE_VERSION"})
 }
 
@@ -84,7 +84,7 @@ func (o *options) restConfig() (*rest.Config, error) {
 	var err error
 	if o.kubeconfig == "" {
 		if c, err = rest.InClusterConfig(); err != nil {
-			return nil, program.Wrong("%w; outside of a cluster say --kubeconfig", err)
+			return nil, program.Wrong("%w; outside of a cluster set --kubeconfig", err)
 		}
 	} else if c, err = clientcmd.BuildConfigFromFlags("", o.kubeconfig); err != nil {
 		return nil, program.Wrong("--kubeconfig %s: %w", o.kubeconfig, err)

@@ -18,11 +18,11 @@ import (
 	"github.com/gpuready/gpuready/operator/registry"
 )
 
-const renderUsage = `Print the objects that the operator would make of a policy on some nodes, as YAML, and
-on stderr which driver each pool of nodes gets, and what of the policy cannot be done.
-No cluster and no registry is asked: every image is taken to exist, driver images to be
-NVIDIA's unless --own-driver says otherwise, and defaults that the API server sets are
-not there.
+const renderUsage = `Print the objects that the operator would create for a policy and some nodes, as YAML. On
+stderr, print the driver of each pool of nodes and the problems of the policy.
+It contacts neither a cluster nor a registry: it assumes that every image exists, and that
+driver images are NVIDIA's unless --own-driver is set. The API server's defaults are not
+applied.
 
 Examples:
   kubectl get nodes -o yaml >nodes.yaml

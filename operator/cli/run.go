@@ -33,10 +33,10 @@ import (
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
-const runUsage = `Watch the cluster, and have on each GPU node what the ClusterPolicy asks for.
+const runUsage = `Watch the cluster, and deploy on each GPU node what the ClusterPolicy requires.
 
-It writes labels of Nodes, DaemonSets in the operands' namespace and the policy's status;
-all that it knows it reads from the cluster, so that it may end at any time.
+It writes labels of Nodes, DaemonSets in the operands' namespace and the policy's status.
+All its state is in the cluster, so that it may be stopped at any time.
 
 Examples:
   gpu-operator run --kubeconfig ~/.kube/config --namespace gpuready --leader-elect=false
@@ -64,7 +64,7 @@ func (r *runFlags) flags(o *options) {
 	o.addImageFlags()
 	f.StringVar(&r.listen, "listen", ":9406", "address of /healthz, /readyz and /metrics; empty: none")
 	f.BoolVar(&r.lead, "leader-elect", true, "act only while holding the Lease kube-system/gpu-operator.gpuready.io")
-	f.StringVar(&r.pod.Name, "pod-name", "", "name of the pod that it runs in; its next container leads before the Lease has run out")
+	f.StringVar(&r.pod.Name, "pod-name", "", "name of this pod, so that its next container can lead before the Lease expires")
 	f.StringVar(&r.pod.UID, "pod-uid", "", "UID of that pod")
 	f.StringSliceVar(&r.registryCA, "registry-ca", nil, "folders with certificates of authorities that registries are trusted by, beside the system's")
 	f.StringSliceVar(&r.insecure, "insecure-registries", nil, "registries, as host or host:port, that may be asked without TLS")
@@ -149,7 +149,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		if err := mgr.Start(ctx); err != nil || ctx.Err() != nil {
 			return err
 		}
-		return errors.New("the manager has ended by itself")
+		return errors.New("the manager has stopped unexpectedly")
 	}
 	group.Go(func() error {
 		if !r.lead {
@@ -182,7 +182,7 @@ func newManager(kube *rest.Config, o *options, log *slog.Logger) (manager.Manage
 // pass its Gate.
 func newElector(kube *rest.Config, o *options, pod leader.Pod, m *meter.Metrics, log *slog.Logger) (*leader.Elector, error) {
 	if (pod.Name == "") != (pod.UID == "") {
-		return nil, program.Wrong("--pod-name %q and --pod-uid %q: say both, or neither", pod.Name, pod.UID)
+		return nil, program.Wrong("--pod-name %q and --pod-uid %q: set both, or neither", pod.Name, pod.UID)
 	}
 	host, err := os.Hostname()
 	if err != nil {

@@ -127,7 +127,7 @@ func New(config Config) *Controller {
 // Ready returns an error while this operator leads but has not synced its caches.
 func (c *Controller) Ready() error {
 	if c.leading.Load() && !c.synced.Load() {
-		return errors.New("not everything in the cluster has been seen yet; what the operator may not list or watch its log names")
+		return errors.New("the caches have not synced yet; the log names what the operator may not list or watch")
 	}
 	return nil
 }

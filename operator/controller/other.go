@@ -137,7 +137,7 @@ func (r *reviewer) review(ctx context.Context, d *appsv1.Deployment) (answered b
 		problem = right.Tell(err)
 	}
 	if problem != "" && problem != r.problem {
-		r.log.Error("cannot find out whether a Deployment is NVIDIA's operator; it counts as that while this operator may not ask, and is asked about again else", "deployment", objectKey(d).String(), "error", problem)
+		r.log.Error("cannot find out whether a Deployment is NVIDIA's operator; without permission it counts as NVIDIA's, otherwise retrying", "deployment", objectKey(d).String(), "error", problem)
 	}
 	r.problem = problem
 	if err != nil && !apierrors.IsForbidden(err) {

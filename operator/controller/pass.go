@@ -94,7 +94,7 @@ func (c *Controller) withoutForeign(wanted []apply.Object) (free []apply.Object,
 		case !c.model.foreign[key]:
 			free = append(free, w)
 		case key.Kind != runtimeClassKind: // a RuntimeClass means the same whoever wrote it
-			problems = append(problems, fmt.Errorf("%s is not this operator's: delete it, or have the operands in another namespace", key))
+			problems = append(problems, fmt.Errorf("%s is not this operator's: delete it, or deploy the operands in another namespace", key))
 		}
 	}
 	return free, problems
@@ -161,7 +161,7 @@ func (c *Controller) finishRequest(name string, r *request, done func(), err err
 		}
 		return
 	case before == nil:
-		c.Log.Error("failed; it is tried again", "object", name, "error", err)
+		c.Log.Error("request failed; retrying", "object", name, "error", err)
 		c.model.clusterDirty = true
 	case before.Error() != err.Error():
 		c.model.clusterDirty = true

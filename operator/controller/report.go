@@ -132,10 +132,10 @@ func deferredUpgrades(plan *upgrade.Plan) (all []status.Problem) {
 		if len(nodes) > 1 {
 			text = fmt.Sprintf("%d nodes %s, %s", len(nodes), are, text)
 		}
-		all = append(all, status.Problem{Reason: string(reason), Message: text + "; other nodes' upgrades go on, and " + next})
+		all = append(all, status.Problem{Reason: string(reason), Message: text + "; other nodes' upgrades continue, and " + next})
 	}
-	add(reasonUnwritten, plan.Unwritten, "cannot be written", "it is tried again: see which admission webhook or policy refuses it")
-	add(reasonBlocked, plan.Blocked, "wait for pods to go", "it is tried again when the pod has gone")
+	add(reasonUnwritten, plan.Unwritten, "cannot be written", "it is retried: see which admission webhook or policy refuses it")
+	add(reasonBlocked, plan.Blocked, "wait for pods to go", "it is retried when the pod is gone")
 	return all
 }
 

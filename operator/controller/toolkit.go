@@ -60,7 +60,7 @@ func (t *toolkit) run(ctx context.Context) error {
 			err = t.startWatch(ctx)
 		}
 		if err != nil && ctx.Err() == nil {
-			t.log.Warn("the Driver Toolkit's ImageStream cannot be watched; it is tried again", "error", err)
+			t.log.Warn("cannot watch the Driver Toolkit's ImageStream; retrying", "error", err)
 			t.queue.AddRateLimited(served)
 		} else {
 			t.queue.Forget(served)

@@ -173,7 +173,7 @@ func (w *writer) write(ctx context.Context, name string) {
 	why := "the Node cannot be written: " + record.Clean(describeError(err), maxRefusal)
 	w.inbox.enqueue(func(m *model) {
 		m.recordRefusal(name, err, upgrade.Refusal{Why: why, Since: since, Next: now.Add(upgrade.WriteAgain)}, func() {
-			w.recordEvent(nodeRef(name, patch), upgrade.Event{Warning: true, Reason: upgrade.Reason, Message: why + "; where its driver is to be upgraded, others go first"})
+			w.recordEvent(nodeRef(name, patch), upgrade.Event{Warning: true, Reason: upgrade.Reason, Message: why + "; other nodes' driver upgrades go first"})
 		})
 		m.completePatch(name, patch, "")
 	})
@@ -181,7 +181,7 @@ func (w *writer) write(ctx context.Context, name string) {
 
 // reportError logs that a Node cannot be patched and records it in the model.
 func (w *writer) reportError(name string, err error) {
-	w.log.Error("a Node cannot be labelled; it is tried again", "node", name, "error", err)
+	w.log.Error("cannot label a Node; retrying", "node", name, "error", err)
 	w.inbox.enqueue(func(m *model) {
 		if m.nodes[name] != nil {
 			m.unwritten[name], m.touched[name] = err, true
@@ -199,7 +199,7 @@ func gotResponse(err error) bool {
 // describeError describes an error for people.
 func describeError(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Sprintf("the API server has not answered within %s: see the admission webhooks that it asks about Nodes", apply.Timeout)
+		return fmt.Sprintf("the API server has not answered within %s: see the admission webhooks that it calls for Nodes", apply.Timeout)
 	}
 	return right.Tell(err)
 }

@@ -38,7 +38,7 @@ func Upgrade(ctx context.Context, c client.Client) error {
 	case err != nil:
 		return fmt.Errorf("CustomResourceDefinition %s: %w", want.GetName(), err)
 	case have.Labels[label.PartOf] != label.Product:
-		return fmt.Errorf("CustomResourceDefinition %s is not gpuready's: it has no label %s=%s. NVIDIA's operator may have installed it; where nothing needs that any more, put the label on it, and try again",
+		return fmt.Errorf("CustomResourceDefinition %s is not gpuready's: it has no label %s=%s. NVIDIA's operator may have installed it; if nothing else needs it, add the label and try again",
 			want.GetName(), label.PartOf, label.Product)
 	}
 	if err := c.Apply(short, client.ApplyConfigurationFromUnstructured(want), client.FieldOwner(label.FieldManager), client.ForceOwnership); err != nil {

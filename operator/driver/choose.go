@@ -26,7 +26,7 @@ func Choose(spec *v1.ClusterPolicySpec, pool fleet.Pool, node string, f Facts) C
 		return c.simulated()
 	case pool.OS == "":
 		return Choice{Pool: pool, Problem: c.problem(OSUnknown,
-			"the operating system of node %s is not known: NFD has not labelled it with %s and %s, and the kubelet names none that driver images are tagged by; install NFD or set these labels",
+			"the operating system of node %s is unknown: NFD has not labelled it with %s and %s, and the kubelet reports none that has driver images; install NFD or set these labels",
 			node, label.OSID, label.OSVersion)}
 	case spec.Driver.Precompiled():
 		return c.precompiled()
@@ -92,7 +92,7 @@ func (c *chooser) toolkit() Choice {
 	}
 	if !ok && c.facts.ToolkitUnknown != "" {
 		choice.Problem = c.problem(DriverToolkitUnknown,
-			"whether ImageStream openshift/driver-toolkit has tag %s, which node %s runs, is not known: %s", version, c.node, c.facts.ToolkitUnknown)
+			"cannot find out whether ImageStream openshift/driver-toolkit has tag %s, which node %s runs: %s", version, c.node, c.facts.ToolkitUnknown)
 		return choice
 	}
 	if !ok || image == "" {
@@ -139,10 +139,10 @@ func (c *chooser) checkRegistry(choice Choice) Choice {
 		return c.imageMissing(choice, presence.Why)
 	case Unknown:
 		choice.Problem = c.problem(RegistryUnknown,
-			"whether there is the driver image %s, for kernel %s of node %s, the registry does not say: %s", choice.Image, c.pool.Kernel, c.node, presence.Why)
+			"cannot find out whether driver image %s, for kernel %s of node %s, exists: %s", choice.Image, c.pool.Kernel, c.node, presence.Why)
 		choice.Problem.Try = true
 	default:
-		choice.Problem = c.problem(RegistryPending, "the registry is being asked for the driver image %s, for node %s", choice.Image, c.node)
+		choice.Problem = c.problem(RegistryPending, "looking up driver image %s in its registry, for node %s", choice.Image, c.node)
 	}
 	return choice
 }
@@ -172,7 +172,7 @@ func (c *chooser) imageMissing(choice Choice, doubt string) Choice {
 // start.
 func (c *chooser) identify(choice Choice) Choice {
 	if known := c.setOwner(&choice); !known {
-		choice.Problem = c.problem(RegistryPending, "the registry is being asked whose driver container %s is, for node %s", choice.Image, c.node)
+		choice.Problem = c.problem(RegistryPending, "looking up the owner of driver container %s in its registry, for node %s", choice.Image, c.node)
 	}
 	return choice
 }

@@ -102,7 +102,7 @@ func TestChoicesAndProblemsAsPeopleReadThem(t *testing.T) {
 		{"precompiled for arm64", precompiled(nil), arm, facts(Presence{State: Present})},
 		{"precompiled, not asked yet", precompiled(nil), rhcos, facts(Presence{})},
 		{"precompiled, registry away", precompiled(fallback), rhcos, facts(Presence{State: Unknown, Why: "dial tcp: i/o timeout"})},
-		{"precompiled, missing", precompiled(nil), rhcos, facts(Presence{State: Absent, Why: "asked without credentials"})},
+		{"precompiled, missing", precompiled(nil), rhcos, facts(Presence{State: Absent, Why: "looked up without credentials"})},
 		{"precompiled, missing, built instead", precompiled(func(s *v1.ClusterPolicySpec) {
 			fallback(s)
 			s.Operator.UseOpenShiftDriverToolkit = &off

@@ -421,19 +421,19 @@ func TestPrebuild(t *testing.T) {
 		"failed":                  {became: broken, code: 5, output: "the modules are not built: Job gpus/gpuready-prebuild-x7k2p: container build: BuildFailed: no headers; name another image"},
 		"failed, as JSON":         {args: "-o json", became: broken, code: 5, output: `"state": "Failed"`},
 		"not waited for":          {args: "--wait=false", became: broken, output: "Job gpus/gpuready-prebuild-x7k2p builds " + image},
-		"too slow":                {args: "--timeout 1ms", became: func(*batchv1.Job, *corev1.Pod) {}, code: 1, output: "it was not done within 1ms (--timeout)"},
+		"too slow":                {args: "--timeout 1ms", became: func(*batchv1.Job, *corev1.Pod) {}, code: 1, output: "not done within 1ms (--timeout)"},
 		"dry":                     {args: "--dry-run", output: "- --driver-version\n        - 580.95.05\n", nothing: true},
 		"dry, as JSON":            {args: "--dry-run -o json --kind proprietary", output: `"/shared/sources/kernel"`, nothing: true},
 		"another version":         {args: "--driver-version 580.65.06 --os-tag debian12 --dry-run", output: "image: r.example/driver:580.65.06-debian12", nothing: true},
 		"no repository":           {change: func(p *v1.ClusterPolicy) { p.Spec.Driver.Prebuild = nil }, code: 1, output: "set spec.driver.prebuild.repository", nothing: true},
 		"no image":                {change: func(p *v1.ClusterPolicy) { p.Spec.Driver.Repository = "" }, code: 1, output: "names no driver image with a driver in it", nothing: true},
-		"no version":              {change: func(p *v1.ClusterPolicy) { p.Spec.Driver.Version = "580" }, code: 1, output: "say it with --driver-version", nothing: true},
+		"no version":              {change: func(p *v1.ClusterPolicy) { p.Spec.Driver.Version = "580" }, code: 1, output: "set --driver-version", nothing: true},
 		"NVIDIA's":                {change: func(p *v1.ClusterPolicy) { p.Spec.Driver.Repository = "nvcr.io/nvidia" }, code: 1, output: "nvcr.io/nvidia/driver:580.95.05-ubuntu22.04 is no driver container of gpuready", nothing: true},
 		"another tag is NVIDIA's": {became: pushed, sets: []any{driverSet("", "570.1-ubuntu22.04")}, output: image},
 		"a mirror of it":          {sets: []any{driverSet("", "580.95.05-ubuntu22.04")}, code: 1, output: "is no driver container of gpuready", nothing: true},
 		"which system": {change: func(p *v1.ClusterPolicy) {
 			p.Status.Pools = append(p.Status.Pools, v1.PoolStatus{Name: "b", OS: "rhcos4.18"})
-		}, code: 1, output: "GPU nodes have rhcos4.18, ubuntu22.04: say it with --os-tag", nothing: true},
+		}, code: 1, output: "GPU nodes have rhcos4.18, ubuntu22.04; set --os-tag", nothing: true},
 		"the nodes' architecture": {args: "--dry-run", output: "kubernetes.io/arch: amd64", nothing: true},
 		"the kernel's":            {args: "--dry-run --kernel 6.1.0-50-arm64", output: "kubernetes.io/arch: arm64", nothing: true},
 		"as it is said":           {args: "--dry-run --arch arm64", output: "kubernetes.io/arch: arm64", nothing: true},
@@ -442,10 +442,10 @@ func TestPrebuild(t *testing.T) {
 		}, output: "kubernetes.io/arch: arm64", nothing: true},
 		"which architecture": {change: func(p *v1.ClusterPolicy) {
 			p.Status.Pools = append(p.Status.Pools, v1.PoolStatus{Name: "b", OS: "ubuntu22.04", Arch: "arm64"})
-		}, code: 1, output: "GPU nodes have amd64, arm64: say it with --arch", nothing: true},
-		"no nodes, no architecture": {args: "--os-tag ubuntu22.04", change: func(p *v1.ClusterPolicy) { p.Status.Pools = nil }, code: 1, output: "say it with --arch", nothing: true},
+		}, code: 1, output: "GPU nodes have amd64, arm64; set --arch", nothing: true},
+		"no nodes, no architecture": {args: "--os-tag ubuntu22.04", change: func(p *v1.ClusterPolicy) { p.Status.Pools = nil }, code: 1, output: "set --arch", nothing: true},
 		"wrong architecture":        {args: "--arch x86_64", code: 2, output: "say amd64 or arm64", nothing: true},
-		"no nodes":                  {change: func(p *v1.ClusterPolicy) { p.Status.Pools = nil }, code: 1, output: "say it with --os-tag", nothing: true},
+		"no nodes":                  {change: func(p *v1.ClusterPolicy) { p.Status.Pools = nil }, code: 1, output: "set --os-tag", nothing: true},
 		"wrong kind":                {args: "--kind closed", code: 2, output: "say open or proprietary", nothing: true},
 		"no kernel":                 {args: "--kernel=", code: 2, output: "needs --kernel and --toolkit-image", nothing: true},
 	} {
@@ -465,7 +465,7 @@ func TestPrebuild(t *testing.T) {
 	a.lists["/apis/security.openshift.io"] = []any{&corev1.Pod{}}
 	code, _, stderr := run(t, a, "prebuild", "--kernel", "6.8.0-100-generic", "--toolkit-image", "headers:6.8", "--dry-run")
 	require.Equal(t, 1, code)
-	require.Contains(t, stderr, "No GPU node runs kernel 6.8.0-100-generic yet, and an upgrade of OpenShift brings another: say it with --os-tag")
+	require.Contains(t, stderr, "no GPU node runs kernel 6.8.0-100-generic yet, and an upgrade of OpenShift changes it; set --os-tag")
 	code, stdout, _ = run(t, a, "prebuild", "--kernel", "5.15.0-105-generic", "--toolkit-image", "headers:5.15", "--dry-run")
 	require.Zero(t, code, "a node runs it")
 	require.NotContains(t, stdout, "runAsUser:")

@@ -339,7 +339,7 @@ func (l *lock) checkHeld(uid string, lease *coordinationv1.Lease) error {
 	case lease == nil:
 		return fmt.Errorf("the Lease %s was deleted", l.Describe())
 	case string(lease.UID) != uid:
-		return fmt.Errorf("the Lease %s was deleted and made anew by %q", l.Describe(), truncate(holderOf(lease)))
+		return fmt.Errorf("the Lease %s was deleted and recreated by %q", l.Describe(), truncate(holderOf(lease)))
 	case holderOf(lease) != l.Identity():
 		return fmt.Errorf("the Lease %s was taken by %q", l.Describe(), truncate(holderOf(lease)))
 	case lease.Annotations[annotationProcess] != l.process:
@@ -406,7 +406,7 @@ func (l *lock) logProblem(err error) error {
 	case errors.Is(err, errStandDown), errors.Is(err, context.Canceled), apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
 	case l.problem != err.Error():
 		l.problem = err.Error()
-		l.Log.Warn("cannot read or write the Lease; it is tried again", "lease", l.Describe(), "error", err)
+		l.Log.Warn("cannot read or write the Lease; retrying", "lease", l.Describe(), "error", err)
 	}
 	return err
 }

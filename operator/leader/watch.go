@@ -171,7 +171,7 @@ func (l *lock) logInterruption(ctx context.Context, err error) {
 		return
 	}
 	if err != nil {
-		l.Log.Warn("cannot watch who leads; it is tried again", "lease", l.Describe(), "error", err)
+		l.Log.Warn("cannot watch the Lease; retrying", "lease", l.Describe(), "error", err)
 	}
 	pause(ctx, retryPeriod)
 }

@@ -74,7 +74,7 @@ func podProblem(p *corev1.Pod) string {
 		if t := c.State.Terminated; t != nil && t.ExitCode != 0 {
 			reason, text := progress.LastWord(t.Message)
 			if text == "" {
-				text = fmt.Sprintf("it ended with %d and said nothing", t.ExitCode)
+				text = fmt.Sprintf("it exited with %d without a message", t.ExitCode)
 			}
 			return record.Clean("container "+c.Name+": "+cmp.Or(reason, t.Reason)+": "+text, maxMessage)
 		}
@@ -132,7 +132,7 @@ func registryState(p driver.Presence) (v1.PrebuiltState, string) {
 	case driver.Absent:
 		return v1.PrebuiltMissing, "it was pushed, and the registry has it no more: build it again"
 	case driver.Unknown:
-		return v1.PrebuiltPresent, record.Clean("it was pushed; the registry does not say whether it has it: "+p.Why, maxMessage)
+		return v1.PrebuiltPresent, record.Clean("it was pushed, but cannot be looked up in the registry: "+p.Why, maxMessage)
 	}
 	return v1.PrebuiltPresent, ""
 }

@@ -127,11 +127,11 @@ func TestReportHasTheFailingContainersMessage(t *testing.T) {
 		"its image is not there":    {jobs: []Build{job(t, "a", 0)}, pods: []*corev1.Pod{pulling}, state: v1.PrebuiltBuilding, message: "ImagePullBackOff: container build: image dtk:1: no such image"},
 		"it failed":                 {jobs: []Build{job(t, "a", 0, failed)}, pods: []*corev1.Pod{broken, pod("older", "a", time.Hour)}, state: v1.PrebuiltFailed, message: "container build: BuildFailed: nv-mmap.c:42: error: implicit declaration of follow_pfn; use driver 580.65.06 or later"},
 		"it failed, its pod gone":   {jobs: []Build{job(t, "a", 0, failed)}, state: v1.PrebuiltFailed, message: "PodFailurePolicy: Container build for pod a/b failed with exit code 3"},
-		"killed without a word":     {jobs: []Build{job(t, "a", 0, failed)}, pods: []*corev1.Pod{pod("p", "a", 0, ended("build", 137, ""))}, state: v1.PrebuiltFailed, message: "container build: Error: it ended with 137 and said nothing"},
+		"killed without a word":     {jobs: []Build{job(t, "a", 0, failed)}, pods: []*corev1.Pod{pod("p", "a", 0, ended("build", 137, ""))}, state: v1.PrebuiltFailed, message: "container build: Error: it exited with 137 without a message"},
 		"pushed":                    {jobs: []Build{job(t, "a", 0, complete)}, says: driver.Presence{State: driver.Present}, state: v1.PrebuiltPresent},
 		"pushed, not asked":         {jobs: []Build{job(t, "a", 0, complete)}, state: v1.PrebuiltPresent},
 		"pushed, and away":          {jobs: []Build{job(t, "a", 0, complete)}, says: driver.Presence{State: driver.Absent}, state: v1.PrebuiltMissing, message: "it was pushed, and the registry has it no more: build it again"},
-		"pushed, registry silent":   {jobs: []Build{job(t, "a", 0, complete)}, says: driver.Presence{State: driver.Unknown, Why: "timeout"}, state: v1.PrebuiltPresent, message: "it was pushed; the registry does not say whether it has it: timeout"},
+		"pushed, registry silent":   {jobs: []Build{job(t, "a", 0, complete)}, says: driver.Presence{State: driver.Unknown, Why: "timeout"}, state: v1.PrebuiltPresent, message: "it was pushed, but cannot be looked up in the registry: timeout"},
 		"failed, and builds again":  {jobs: []Build{job(t, "old", time.Hour, failed), job(t, "a", 0)}, state: v1.PrebuiltBuilding},
 		"pushed, and failed before": {jobs: []Build{job(t, "a", 0, complete), job(t, "old", time.Hour, failed)}, state: v1.PrebuiltPresent},
 	} {

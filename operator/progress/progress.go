@@ -95,7 +95,7 @@ func Of(n *fleet.Node, pods []*Pod, w Wanted) Progress {
 	case w.HandOver && !n.HandedOver():
 		return Progress{Status: Excluded, Reason: ReasonHandedOver, Message: "NVIDIA's operator serves this node; the label " + label.HandOver + "=" + label.Product + " hands it over"}
 	case !n.Ready:
-		return Progress{State: road.Prerequisites, Status: Unknown, Reason: ReasonNodeNotReady, Message: "the Node is not Ready: nothing that is said of it can be believed"}
+		return Progress{State: road.Prerequisites, Status: Unknown, Reason: ReasonNodeNotReady, Message: "the Node is not Ready: its reports cannot be trusted"}
 	}
 	v := nodeView{node: n, pods: pods, verdict: readVerdict(n)}
 	p := v.evaluate(w.States)

@@ -147,7 +147,7 @@ func (l nodeView) validated(s road.State) (obstacle, bool) {
 		return not, false
 	}
 	if w.distrust == ReasonStale {
-		return obstacle{Unknown, Problem{Reason: ReasonStale, Message: fmt.Sprintf("the validator has not said for more than %s how the node is: see the log of its pod", Stale.Round(time.Minute)), Since: w.Said.Add(Stale)}}, false
+		return obstacle{Unknown, Problem{Reason: ReasonStale, Message: fmt.Sprintf("the validator has not reported for more than %s: see the log of its pod", Stale.Round(time.Minute)), Since: w.Said.Add(Stale)}}, false
 	}
 	return obstacle{Unknown, Problem{Reason: ReasonNotValidated, Message: "the Node has no condition GPUReady yet: see the log of the validator's pod", Since: l.pod(road.DriverValidation).Created}}, false
 }

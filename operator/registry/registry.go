@@ -112,7 +112,7 @@ func (c *Client) lookWithKeys(ctx context.Context, ref name.Reference, keys []au
 	if len(keys) == 0 {
 		presence := c.query(ctx, ref, authn.Anonymous, rt)
 		if presence.State == driver.Absent {
-			presence.Why = "asked without credentials"
+			presence.Why = "looked up without credentials"
 		}
 		return presence.Presence
 	}

@@ -96,7 +96,7 @@ func TestPresentAndAbsentOverTLSWithACustomAuthority(t *testing.T) {
 	} {
 		c, a := client(t, c.o), c.a
 		require.Equal(t, driver.Presence{State: driver.Present}, c.Look(t.Context(), host+"/"+tag, a), name)
-		require.Equal(t, driver.Presence{State: driver.Absent, Why: "asked without credentials"}, c.Look(t.Context(), host+"/"+tag+"x", a), name)
+		require.Equal(t, driver.Presence{State: driver.Absent, Why: "looked up without credentials"}, c.Look(t.Context(), host+"/"+tag+"x", a), name)
 		require.Equal(t, driver.Absent, c.Look(t.Context(), host+"/another/driver:1", a).State, name)
 	}
 	got := client(t, Options{}).Look(t.Context(), host+"/"+tag, Access{})

@@ -32,7 +32,7 @@ func (c *Client) transport(roots *x509.CertPool) (http.RoundTripper, func()) {
 			return limitBody(lax.RoundTrip(r))
 		}
 		if r.URL.Scheme != "https" {
-			return nil, fmt.Errorf("%s is asked by HTTPS only; list it as insecure if that is meant", r.URL.Host)
+			return nil, fmt.Errorf("%s is used by HTTPS only; list it as insecure to allow HTTP", r.URL.Host)
 		}
 		return limitBody(verified.RoundTrip(r))
 	})

@@ -306,7 +306,7 @@ func (r *Roller) record(one *removal, err error) (changed bool, event *upgrade.E
 		one.missingRight = fmt.Errorf("%s cannot be %s: %w", what, verb, err)
 	}
 	if before == "" {
-		event = &upgrade.Event{Warning: true, Reason: upgrade.Reason, Message: one.failure + "; it is tried again until it may"}
+		event = &upgrade.Event{Warning: true, Reason: upgrade.Reason, Message: one.failure + "; retrying until it is allowed"}
 	}
 	late := one.driver && !one.last.Before(one.since.Add(upgrade.WriteDeadline))
 	return before != one.failure || late, event
@@ -331,7 +331,7 @@ func reason(err error) string {
 		}
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Sprintf("the API server has not answered within %s: see the admission webhooks that it asks (kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations)", removeDeadline)
+		return fmt.Sprintf("the API server has not answered within %s: see the admission webhooks that it calls (kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations)", removeDeadline)
 	}
 	return right.Tell(err)
 }

@@ -139,7 +139,7 @@ func TestRefusedEvictionIsRetried(t *testing.T) {
 			require.Equal(t, map[string]string{"a": why}, r.Remove(plan, anyNode).Blocked)
 		}
 		require.Equal(t, []float64{0, 1, 3, 7, 15, 30, 45, 60}, api.requestTimes("p", began))
-		require.Equal(t, []string{"uid-a " + why + "; it is tried again until it may"}, told)
+		require.Equal(t, []string{"uid-a " + why + "; retrying until it is allowed"}, told)
 		require.Equal(t, 1, changes, "the same is not said twice")
 		mu.Lock()
 		refuse = false

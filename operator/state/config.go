@@ -71,7 +71,7 @@ func (r *renderer) configure(d *appsv1.DaemonSet, ctr *corev1.Container, c drive
 			}
 		}
 		if repositories == "" && repoConfig(spec)+certConfig(spec) != "" {
-			r.problem(road.Driver, OSUnknown, fmt.Sprintf("where %q has package repositories and certificates is not known: the driver of these nodes is not deployed. "+
+			r.problem(road.Driver, OSUnknown, fmt.Sprintf("the directories of package repositories and certificates of %q are unknown: the driver of these nodes is not deployed. "+
 				"Remove spec.driver.repoConfig and certConfig, or give the image these files", c.Pool.OS))
 			return false
 		}

@@ -12,7 +12,7 @@ import (
 )
 
 // moveVolume moves a volume to another directory of the host and mounts it there, below prefix.
-// It returns that directory, or "" if the default counts or another mount of the pod is there.
+// It returns that directory, or "" if the default is used or another mount of the pod is there.
 func (r *renderer) moveVolume(d *appsv1.DaemonSet, field, volume, prefix string, dir v1.HostPath, more ...string) string {
 	at := r.path(field, dir)
 	if at == "" {
@@ -20,7 +20,7 @@ func (r *renderer) moveVolume(d *appsv1.DaemonSet, field, volume, prefix string,
 	}
 	at = path.Join(append([]string{at}, more...)...)
 	if at == "/" || !remountVolume(d, volume, prefix, at) {
-		r.reportInvalid(field, fmt.Sprintf("%q, where something else is,", at), "the default counts")
+		r.reportInvalid(field, fmt.Sprintf("%q, where something else is mounted,", at), "the default is used")
 		return ""
 	}
 	return at

@@ -169,7 +169,7 @@ func (r *renderer) addService(n nvidiaOperand) error {
 		if s := r.spec.DCGMExporter.ServiceSpec; s != nil {
 			service.Spec.InternalTrafficPolicy = s.InternalTrafficPolicy
 			if s.Type == corev1.ServiceTypeExternalName {
-				r.reportInvalid("dcgmExporter.service.type", string(s.Type)+" without a name", "ClusterIP counts")
+				r.reportInvalid("dcgmExporter.service.type", string(s.Type)+" without a name", "ClusterIP is used")
 			} else {
 				service.Spec.Type = s.Type
 			}

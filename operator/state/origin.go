@@ -45,13 +45,13 @@ func (r *renderer) setOrigins(d *appsv1.DaemonSet, ctr *corev1.Container, c driv
 func (r *renderer) reportIgnoredFields(c driver.Choice) {
 	why := c.Image + " is no driver container of gpuready (it has no label io.gpuready.driver)"
 	if c.Guessed {
-		why = c.Image + " is run as NVIDIA's driver container, as its registry did not say whose it is (label io.gpuready.driver)"
+		why = c.Image + " is run as NVIDIA's driver container, as its label io.gpuready.driver could not be looked up"
 	}
 	for field, set := range map[string]bool{
 		"prebuild.repository": r.spec.Driver.PrebuildRepository() != "", "moduleSigning.secret": r.spec.Driver.SigningSecret() != "",
 	} {
 		if set {
-			r.problem(road.Driver, FieldPassedOver, fmt.Sprintf("spec.driver.%s is passed over: %s. Remove the field, or name an image that is made from gpuready/driver", field, why))
+			r.problem(road.Driver, FieldPassedOver, fmt.Sprintf("spec.driver.%s is ignored: %s. Remove the field, or name an image that is made from gpuready/driver", field, why))
 		}
 	}
 }

@@ -19,7 +19,7 @@ import (
 // such value would keep a whole DaemonSet out of the cluster. Each is left out and reported.
 
 func (r *renderer) reportInvalid(field, value, instead string) {
-	r.problem(road.Prerequisites, ValueInvalid, fmt.Sprintf("spec.%s: %s is not what Kubernetes takes, and %s", field, value, instead))
+	r.problem(road.Prerequisites, ValueInvalid, fmt.Sprintf("spec.%s: %s is not valid in Kubernetes, and %s", field, value, instead))
 }
 
 // sanitize copies the specification without the characters that an API server refuses in
@@ -75,7 +75,7 @@ func (r *renderer) name(field, name, instead string) string {
 	if name == "" || len(validation.IsDNS1123Subdomain(name)) == 0 {
 		return name
 	}
-	r.reportInvalid(field, fmt.Sprintf("%q", name), fmt.Sprintf("%q counts", instead))
+	r.reportInvalid(field, fmt.Sprintf("%q", name), fmt.Sprintf("%q is used", instead))
 	return instead
 }
 
@@ -97,7 +97,7 @@ func (r *renderer) path(field string, p v1.HostPath) string {
 	case p == "":
 		return ""
 	case strings.ContainsAny(string(p), ":\n"), !path.IsAbs(string(p)):
-		r.reportInvalid(field, fmt.Sprintf("%q", p), "the default counts")
+		r.reportInvalid(field, fmt.Sprintf("%q", p), "the default is used")
 		return ""
 	}
 	return path.Clean(string(p))
@@ -149,7 +149,7 @@ func (r *renderer) setResources(field string, c *corev1.Container, spec *v1.Reso
 	}
 	want := spec.Kubernetes()
 	if why := invalidResources(want); why != "" {
-		r.reportInvalid(field+".resources", why, "the defaults count")
+		r.reportInvalid(field+".resources", why, "the defaults are used")
 		return
 	}
 	c.Resources = want

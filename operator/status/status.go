@@ -181,7 +181,7 @@ func (in Input) readyCondition(c counts) metav1.Condition {
 	case in.Err != nil:
 		return no(in.errorReason())
 	case c.Total+c.Excluded == 0 && !in.Described:
-		return no(ReasonNoLabels, "no node has labels of NFD (feature.node.kubernetes.io/…), so it is not known which have GPUs; install Node Feature Discovery, or label the nodes nvidia.com/gpu.present=true")
+		return no(ReasonNoLabels, "no node has labels of NFD (feature.node.kubernetes.io/…), so it is unknown which have GPUs; install Node Feature Discovery, or label the nodes nvidia.com/gpu.present=true")
 	case c.Total+c.Excluded == 0:
 		return condition(v1.ConditionReady, metav1.ConditionTrue, ReasonNoNodes, "no node has an NVIDIA GPU; one that comes is served, and where NFD cannot see it the label nvidia.com/gpu.present=true says that it has one")
 	case c.Ready == c.Total:
@@ -203,7 +203,7 @@ func (in Input) progressingCondition(c counts) metav1.Condition {
 	case c.Progressing > 0:
 		return yes(ReasonProgressing, fmt.Sprintf("%d of %d GPU nodes are on their way", c.Progressing, c.Total)+c.examples(progress.Waiting))
 	case slices.ContainsFunc(in.Choices, pending):
-		return yes(string(driver.RegistryPending), "registries are being asked whether they have the drivers' images")
+		return yes(string(driver.RegistryPending), "looking up the drivers' images in their registries")
 	case len(in.Rolling) > 0:
 		return yes(ReasonRolling, "pods are being replaced: "+nameFirst(in.Rolling))
 	}
@@ -281,7 +281,7 @@ func (in Input) unservedCondition() metav1.Condition {
 		return condition(v1.ConditionUnserved, metav1.ConditionFalse, ReasonServed, "all fields that are set are served")
 	}
 	return condition(v1.ConditionUnserved, metav1.ConditionTrue, ReasonUnserved,
-		"these fields are kept as they are and have no effect: "+strings.Join(slices.Sorted(slices.Values(in.Unserved)), ", "))
+		"these fields have no effect: "+strings.Join(slices.Sorted(slices.Values(in.Unserved)), ", "))
 }
 
 // contestedCondition reports that another operator is installed and on standby.

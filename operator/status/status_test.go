@@ -165,12 +165,12 @@ func TestStatusIsDeterministic(t *testing.T) {
 }
 
 func TestBlockedNodesAreReportedFirst(t *testing.T) {
-	waiting := map[string]string{"a": "pod x/y to go", "b": "the driver pod to be made", "z": "pod team/trainer to go"}
+	waiting := map[string]string{"a": "pod x/y to go", "b": "the driver pod to be created", "z": "pod team/trainer to go"}
 	in := input(node("a", progress.Ready, "Ready"))
 	in.Upgrade = &v1.UpgradeStatus{Total: 3, InProgress: 3, Waiting: Waiting(waiting, map[string]string{"z": "pod team/trainer cannot be evicted: a budget"})}
-	require.Equal(t, []v1.UpgradeWait{{Node: "z", Message: "pod team/trainer cannot be evicted: a budget"}, {Node: "a", Message: "pod x/y to go"}, {Node: "b", Message: "the driver pod to be made"}}, in.Upgrade.Waiting)
+	require.Equal(t, []v1.UpgradeWait{{Node: "z", Message: "pod team/trainer cannot be evicted: a budget"}, {Node: "a", Message: "pod x/y to go"}, {Node: "b", Message: "the driver pod to be created"}}, in.Upgrade.Waiting)
 	c := meta.FindStatusCondition(Sum(in).Conditions, v1.ConditionProgressing)
-	require.Equal(t, "0 of 3 nodes have the new driver, 3 are on their way; z: pod team/trainer cannot be evicted: a budget; a: pod x/y to go; b: the driver pod to be made", c.Message)
+	require.Equal(t, "0 of 3 nodes have the new driver, 3 are on their way; z: pod team/trainer cannot be evicted: a budget; a: pod x/y to go; b: the driver pod to be created", c.Message)
 	require.Empty(t, Waiting(nil, nil))
 }
 

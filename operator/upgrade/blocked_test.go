@@ -47,7 +47,7 @@ func TestAPodInTheWayStopsNoOtherNode(t *testing.T) {
 			require.Equal(t, []string{"a"}, p.Watch)
 			event := p.Patches[0].Event
 			require.True(t, event.Warning)
-			require.Contains(t, event.Message, "the driver's upgrade is put off, and others go first: pod team/p")
+			require.Contains(t, event.Message, "the driver's upgrade is deferred, and other nodes go first: pod team/p")
 			a, b := s.Nodes[0], s.Nodes[1]
 			require.Equal(t, []string{"b"}, slices.DeleteFunc(continuing(s, p, 0), func(n string) bool { return n != "b" }))
 			require.False(t, a.Cordoned, "its old driver serves it on")
@@ -237,7 +237,7 @@ func TestDriverPodThatDoesNotTerminate(t *testing.T) {
 	delete(s.Drivers, "a")
 	p = Make(s.Input)
 	require.Empty(t, p.Blocked, "it has ended: the node goes on")
-	require.Equal(t, "the driver pod to be made", p.Waiting["a"])
+	require.Equal(t, "the driver pod to be created", p.Waiting["a"])
 }
 
 // A refused node that yielded its turn and was uncordoned is cordoned again only if one more

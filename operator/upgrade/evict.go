@@ -132,7 +132,7 @@ func (e Eviction) whyForbidden(p *Pod) string {
 	case p.Own:
 		return ""
 	case !p.Controlled && !e.Force:
-		return "nothing would make it anew; delete it, or set force"
+		return "nothing would recreate it; delete it, or set force"
 	case p.EmptyDir && !e.DeleteEmptyDir:
 		return "the data of its emptyDir would be lost; delete it, or set deleteEmptyDir"
 	}

@@ -149,7 +149,7 @@ func (w *planner) restartDriver(n *node) (State, string) {
 	case n.outdated:
 		w.replace(n)
 	case d == nil:
-		w.setWaiting(n, "the driver pod to be made")
+		w.setWaiting(n, "the driver pod to be created")
 	case d.Deleting:
 		w.setWaiting(n, "driver pod "+d.Name+" to end")
 	case d.Ready:
@@ -251,7 +251,7 @@ func (w *planner) reassign(n *node) {
 	d := n.driver
 	if d == nil {
 		w.assign(n, n.target.ID)
-		w.setWaiting(n, "the driver pod to be made")
+		w.setWaiting(n, "the driver pod to be created")
 		return
 	}
 	w.setWaiting(n, w.endDescription(n))

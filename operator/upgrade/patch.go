@@ -215,12 +215,12 @@ func difference(have, want map[string]string) map[string]*string {
 func stateEvent(e edit) *Event {
 	switch e.state {
 	case PodRestart:
-		return &Event{Reason: Reason, Message: "the old driver gives way to the new one"}
+		return &Event{Reason: Reason, Message: "the old driver is replaced by the new one"}
 	case Done:
-		return &Event{Reason: Reason, Message: "the node has the driver that it should have"}
+		return &Event{Reason: Reason, Message: "the node has its new driver"}
 	case Required:
 		if e.why != "" {
-			return &Event{Warning: true, Reason: Reason, Message: "the driver's upgrade is put off, and others go first: " + e.why}
+			return &Event{Warning: true, Reason: Reason, Message: "the driver's upgrade is deferred, and other nodes go first: " + e.why}
 		}
 	case Failed:
 		return &Event{Warning: true, Reason: Reason, Message: "the driver's upgrade failed, and no other node's begins: " + e.why}

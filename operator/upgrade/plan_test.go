@@ -216,7 +216,7 @@ func TestNextStepOfANode(t *testing.T) {
 			s.pods(&Pod{Namespace: "x", Name: "cpu", Controlled: true, Labels: map[string]string{"app": "cpu"}})
 		}, "evict cpu; a waits for pod x/cpu to go; wake in 4m0s"},
 		"nothing makes a pod anew": {PodDeletion, time.Minute, func(s *oneNode) { s.pods(gpu("p"), &Pod{Namespace: "x", Name: "bare", GPU: true}) },
-			wantDeferred + "pod x/bare cannot be evicted: nothing would make it anew; delete it, or set force in spec.driver.upgradePolicy"},
+			wantDeferred + "pod x/bare cannot be evicted: nothing would recreate it; delete it, or set force in spec.driver.upgradePolicy"},
 		"nothing makes a pod anew, by force": {PodDeletion, 0, func(s *oneNode) {
 			s.Policy.Deletion.Force = true
 			s.pods(&Pod{Namespace: "x", Name: "bare", GPU: true})
@@ -250,17 +250,17 @@ func TestNextStepOfANode(t *testing.T) {
 			"a waits for DaemonSet ds-jammy to be updated"},
 		"the old driver pod goes":       {PodRestart, 0, func(*oneNode) {}, "delete driver-a; a waits for driver pod driver-a to end"},
 		"the old driver pod is going":   {PodRestart, 0, func(s *oneNode) { s.driver.Deleting = true }, "a waits for driver pod driver-a to end"},
-		"the new driver pod is to come": {PodRestart, 0, func(s *oneNode) { s.driver = nil }, "a waits for the driver pod to be made"},
+		"the new driver pod is to come": {PodRestart, 0, func(s *oneNode) { s.driver = nil }, "a waits for the driver pod to be created"},
 		"the new driver pod is coming":  {PodRestart, 0, func(s *oneNode) { s.upgraded(); s.driver.Ready = false }, "a waits for driver pod driver-a to be ready"},
 		"the new driver pod fails": {PodRestart, 0, func(s *oneNode) { s.upgraded(); s.driver.Ready, s.driver.Failing = false, "it crashes" },
 			"a: upgrade-failed; a failed: driver pod driver-a: it crashes"},
 		"another DaemonSet is to serve it": {PodRestart, 0, func(s *oneNode) { s.node.Labels[label.Driver] = "old"; s.driver.DaemonSet = "ds-old" },
 			`a: driver ""; a waits for driver pod driver-a to end`},
 		"another DaemonSet serves it": {PodRestart, 0, func(s *oneNode) { delete(s.node.Labels, label.Driver); s.driver = nil },
-			`a: driver "jammy"; a waits for the driver pod to be made`},
+			`a: driver "jammy"; a waits for the driver pod to be created`},
 		"nobody takes the old driver pod away": {PodRestart, 0, func(s *oneNode) { delete(s.node.Labels, label.Driver); s.driver.DaemonSet = "" },
 			"delete driver-a; a waits for driver pod driver-a to end"},
-		"switched off while there is no driver": {PodRestart, 0, func(s *oneNode) { s.Policy.Auto, s.driver = false, nil }, "a waits for the driver pod to be made"},
+		"switched off while there is no driver": {PodRestart, 0, func(s *oneNode) { s.Policy.Auto, s.driver = false, nil }, "a waits for the driver pod to be created"},
 
 		"operands are to let go of the driver": {PodRestart, time.Minute, func(s *oneNode) {
 			s.node.Labels[label.Deploy+"device-plugin"] = "true"
@@ -277,7 +277,7 @@ func TestNextStepOfANode(t *testing.T) {
 			s.pods(&Pod{Namespace: "gpu", Name: "plugin", UID: "p", Own: true, Agent: true})
 		}, "delete driver-a; a waits for driver pod driver-a to end"},
 		"operands come back": {PodRestart, time.Minute, func(s *oneNode) { s.node.Labels[label.Deploy+"device-plugin"] = label.Paused; s.driver = nil },
-			"a: device-plugin true; a waits for the driver pod to be made"},
+			"a: device-plugin true; a waits for the driver pod to be created"},
 		"operands stay away while the driver is unloaded": {PodRestart, time.Minute, func(s *oneNode) { s.node.Labels[label.Deploy+"device-plugin"] = label.Paused; s.driver.Deleting = true },
 			"a waits for driver pod driver-a to end"},
 		"a DaemonSet's pod uses the GPUs": {PodRestart, time.Minute, func(s *oneNode) { s.pods(agent("monitor")) },

@@ -49,11 +49,11 @@ var ErrFailed = errors.New("the modules are not built")
 func Plan(ctx context.Context, c *cluster.Client, policy *v1.ClusterPolicy, r Request) (*batchv1.Job, error) {
 	spec := &policy.Spec.Driver
 	if spec.PrebuildRepository() == "" {
-		return nil, fmt.Errorf("ClusterPolicy %s does not say where modules are kept: set spec.driver.prebuild.repository, as registry.example.com/gpu/driver", policy.Name)
+		return nil, fmt.Errorf("ClusterPolicy %s names no repository for modules: set spec.driver.prebuild.repository, for example registry.example.com/gpu/driver", policy.Name)
 	}
 	s := prebuild.Spec{Policy: policy, Namespace: r.Namespace, Toolkit: r.Toolkit, Kernel: r.Kernel, OSTag: r.OSTag}
 	if s.Version = cmp.Or(r.Version, driver.Version(spec.Version)); s.Version == "" {
-		return nil, fmt.Errorf("which driver? spec.driver.version of ClusterPolicy %s is %q, which is no whole version: say it with --driver-version, as 580.95.05", policy.Name, spec.Version)
+		return nil, fmt.Errorf("the driver's version is unknown: spec.driver.version of ClusterPolicy %s is %q, which is not a complete version; set --driver-version, for example 580.95.05", policy.Name, spec.Version)
 	}
 	if s.Kind = cmp.Or(r.Kind, spec.KernelModuleType); !slices.Contains(prebuild.Kinds(), s.Kind) {
 		s.Kind = prebuild.Kinds()[0]
@@ -105,13 +105,13 @@ func osTag(pools []v1.PoolStatus, kernel string, openShift bool) (string, error)
 	case len(here) > 0:
 		return here[0], nil
 	case openShift:
-		return "", fmt.Errorf("which operating system? No GPU node runs kernel %s yet, and an upgrade of OpenShift brings another: say it with --os-tag, as rhcos4.18 or rhel9.6", kernel)
+		return "", fmt.Errorf("the operating system is unknown: no GPU node runs kernel %s yet, and an upgrade of OpenShift changes it; set --os-tag, for example rhcos4.18 or rhel9.6", kernel)
 	case len(all) == 1:
 		return all[0], nil
 	case len(all) == 0:
-		return "", errors.New("which operating system? There is no GPU node yet: say it with --os-tag, as rhcos4.18 or ubuntu22.04")
+		return "", errors.New("the operating system is unknown: there is no GPU node yet; set --os-tag, for example rhcos4.18 or ubuntu22.04")
 	}
-	return "", fmt.Errorf("which operating system? GPU nodes have %s: say it with --os-tag", strings.Join(all, ", "))
+	return "", fmt.Errorf("the operating system is ambiguous: GPU nodes have %s; set --os-tag", strings.Join(all, ", "))
 }
 
 // arch returns the architecture of the pools with this kernel or, if there are none, of all
@@ -125,9 +125,9 @@ func arch(pools []v1.PoolStatus, kernel string) (string, error) {
 	case 1:
 		return have[0], nil
 	case 0:
-		return "", errors.New("which architecture? There is no GPU node yet: say it with --arch, as amd64")
+		return "", errors.New("the architecture is unknown: there is no GPU node yet; set --arch, for example amd64")
 	}
-	return "", fmt.Errorf("which architecture? GPU nodes have %s: say it with --arch", strings.Join(have, ", "))
+	return "", fmt.Errorf("the architecture is ambiguous: GPU nodes have %s; set --arch", strings.Join(have, ", "))
 }
 
 // poolValues returns the sorted values of the pools with this kernel, and of all pools.
@@ -201,7 +201,7 @@ func Wait(ctx context.Context, c *cluster.Client, job *batchv1.Job, progress io.
 		}
 		select {
 		case <-ctx.Done():
-			return r, fmt.Errorf("%w; the Job goes on, and kubectl gpu status shows what becomes of it", context.Cause(ctx))
+			return r, fmt.Errorf("%w; the Job continues, and kubectl gpu status shows its result", context.Cause(ctx))
 		case <-time.After(pollEvery):
 		}
 	}
@@ -276,7 +276,7 @@ func pushedDigest(ctx context.Context, c *cluster.Client, namespace string, pods
 // Text writes the result for people.
 func (r Result) Text(w io.Writer, _ show.Look) error {
 	if r.State != v1.PrebuiltPresent {
-		_, err := fmt.Fprintf(w, "Job %s/%s builds %s; kubectl gpu status shows what becomes of it\n", r.Namespace, r.Job, r.Image)
+		_, err := fmt.Fprintf(w, "Job %s/%s builds %s; kubectl gpu status shows its result\n", r.Namespace, r.Job, r.Image)
 		return err
 	}
 	_, err := fmt.Fprint(w, r.Image+"\n", strings.TrimLeft(r.Digest+"\n", "\n"))

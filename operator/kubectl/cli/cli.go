@@ -19,23 +19,23 @@ const (
 	exitFailed  = 5
 )
 
-const usage = `kubectl gpu shows how far the GPUs of a cluster are, and why not farther.
+const usage = `kubectl gpu shows the progress of a cluster's GPU nodes, and what holds them up.
 
 Usage:
   kubectl gpu status         the ClusterPolicy, its pools, and the nodes that are not ready
-  kubectl gpu explain NODE   how far a node is, since when, why, and what to do
-  kubectl gpu timers         what to tell the Cluster Autoscaler, from how long nodes took here
-  kubectl gpu prebuild       build the driver's modules for a coming kernel, by a Job
-  kubectl gpu must-gather    what others need to help, in one archive
+  kubectl gpu explain NODE   the progress of a node, since when, why, and what to do
+  kubectl gpu timers         settings for the Cluster Autoscaler, from measured provisioning times
+  kubectl gpu prebuild       build the driver's modules for a future kernel, by a Job
+  kubectl gpu must-gather    collect what support needs in one archive
   kubectl gpu version        of this program
   kubectl gpu COMMAND --help flags and examples of a command
 
 Exit codes:
-  0  it was shown, whatever it shows
-  1  the cluster could not be asked, or something else failed
+  0  success, whatever the state of the cluster
+  1  the cluster could not be queried, or another failure
   2  bad usage
   3  timers: too few nodes were measured, or they take too long
-  4  must-gather: something could not be read, and the archive says what
+  4  must-gather: something could not be read; errors.txt in the archive lists it
   5  prebuild: the Job has failed
 `
 
@@ -65,7 +65,7 @@ func newCommand(name, text string, stdout io.Writer) *command {
 	c := &command{flags: program.NewFlags("kubectl gpu "+name, text, "", stdout)}
 	c.flags.StringVar(&c.where.Kubeconfig, "kubeconfig", "", "which kubeconfig (default: $KUBECONFIG, ~/.kube/config)")
 	c.flags.StringVar(&c.where.Context, "context", "", "which of its contexts (default: the current one)")
-	c.flags.DurationVar(&c.where.Timeout, "request-timeout", 15*time.Second, "how long an answer of the API server is waited for")
+	c.flags.DurationVar(&c.where.Timeout, "request-timeout", 15*time.Second, "timeout of a request to the API server")
 	return c
 }
 

@@ -43,12 +43,12 @@ func status(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	return c.write(stdout, s, s.Text)
 }
 
-const explainUsage = `Show how far a node is on its way to GPUs that can be used, state by state, since
-when, why it is not farther, and what to do next; with the operands' pods on it, its
-driver and the driver's upgrade, and what Events told.
+const explainUsage = `Show how far a node is on its way to usable GPUs, state by state: since when, what holds
+it up, and what to do next. Also show the operands' pods on the node, its driver, the
+driver's upgrade, and the node's Events.
 
-It shows what the operator would say of the node now. The road through the layers on
-the node itself is shown by: gpu-validator explain --node NODE
+It evaluates the node as the operator does now. For the layers on the node itself, see:
+gpu-validator explain --node NODE
 
 Examples:
   kubectl gpu explain gpu-7
@@ -74,13 +74,13 @@ func explainNode(ctx context.Context, args []string, stdout, _ io.Writer) error 
 	return c.write(stdout, n, n.Text)
 }
 
-const timersUsage = `Compute what the Cluster Autoscaler should be told of how long this cluster's GPU
-nodes take, from those that came while the operator ran: 99 of 100 of them were ready
-within a time, half as much again is added, and the default is advised where it is
-longer. Times are whole minutes.
+const timersUsage = `Compute settings of the Cluster Autoscaler from the time that this cluster's GPU nodes
+take. The advice is one and a half times the time within which 99 of 100 nodes were ready,
+but at least the default. It is based on nodes that were created while the operator ran.
+Times are whole minutes.
 
-The operator knows a node from the moment when its Node object is created. What the
-machine takes before that is said with --machine. From too few nodes nothing is computed.
+The operator measures a node from the creation of its Node object. Add the machine's time
+before that with --machine. Too few nodes give no advice.
 
 Examples:
   kubectl gpu timers
@@ -91,8 +91,8 @@ Examples:
 func computeTimers(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	c := newCommand("timers", timersUsage, stdout)
 	c.formatFlag()
-	machine := c.flags.Duration("machine", 0, "from the request for a machine until its Node object exists")
-	least := c.flags.Int64("min-samples", 20, "from how many nodes it may be computed")
+	machine := c.flags.Duration("machine", 0, "time from the request for a machine until its Node object exists")
+	least := c.flags.Int64("min-samples", 20, "minimum number of measured nodes")
 	if err := c.parse(args); err != nil {
 		return err
 	}
@@ -119,12 +119,12 @@ func computeTimers(ctx context.Context, args []string, stdout, _ io.Writer) erro
 	return c.write(stdout, a, a.Text)
 }
 
-const gatherUsage = `Write down what others need to help, in one archive: ClusterPolicies, GPU nodes
-(labels, conditions), the product's DaemonSets, Deployments and pods, their logs, Events
-and versions. It reads no Secret; values of variables whose names speak of secrets, and
-passwords in URLs, are blanked. Look through it all the same before you give it away.
+const gatherUsage = `Collect what support needs in one archive: ClusterPolicies, GPU nodes (labels,
+conditions), the product's DaemonSets, Deployments and pods, their logs, Events and
+versions. It reads no Secret, and blanks passwords in URLs and the values of variables
+with secret names. Review the archive nevertheless before you share it.
 
-What may not be read is left out and named in errors.txt; the exit code is then 4.
+What you may not read is left out and listed in errors.txt; the exit code is then 4.
 
 Examples:
   kubectl gpu must-gather
@@ -137,10 +137,10 @@ func mustGather(ctx context.Context, args []string, stdout, stderr io.Writer) (e
 	now := time.Now()
 	to := c.flags.String("to", "", "the archive (default: gpuready-must-gather-TIME.tar.gz here)")
 	var b gather.Bounds
-	c.flags.IntVar(&b.LogLines, "log-lines", 5000, "of each container, the last")
-	c.flags.IntVar(&b.LogBytes, "log-bytes", 1<<20, "of each container, the last")
-	c.flags.IntVar(&b.LogNodes, "log-nodes", 20, "of how many nodes logs are read; those that are not ready come first")
-	timeout := c.flags.Duration("timeout", 10*time.Minute, "for all of it")
+	c.flags.IntVar(&b.LogLines, "log-lines", 5000, "limit for each container, from the end of its log")
+	c.flags.IntVar(&b.LogBytes, "log-bytes", 1<<20, "limit for each container, from the end of its log")
+	c.flags.IntVar(&b.LogNodes, "log-nodes", 20, "number of nodes whose logs are read; nodes that are not ready come first")
+	timeout := c.flags.Duration("timeout", 10*time.Minute, "timeout of the whole command")
 	if err := c.parse(args); err != nil {
 		return err
 	}
@@ -155,7 +155,7 @@ func mustGather(ctx context.Context, args []string, stdout, stderr io.Writer) (e
 	if *to == "" {
 		*to = "gpuready-must-gather-" + now.UTC().Format("20060102-150405") + ".tar.gz"
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, *timeout, fmt.Errorf("it was not done within %v (--timeout)", *timeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, *timeout, fmt.Errorf("not done within %v (--timeout)", *timeout))
 	defer cancel()
 	unread, err := writeArchive(ctx, *to, gather.Config{Client: client, Namespace: c.namespace, Bounds: b, Now: now, Progress: stderr})
 	if err != nil {

@@ -19,11 +19,11 @@ import (
 
 const prebuildUsage = `Build the driver's kernel modules for a kernel that no node runs yet, by a Job in the
 cluster, and push them to the registry that spec.driver.prebuild of the ClusterPolicy
-names: nodes that come up with this kernel pull them and compile nothing. The Job needs
-no GPU. The driver's image has to be one of gpuready's own, with the driver's sources.
+names. Nodes that boot this kernel pull them and compile nothing. The Job needs no GPU. The
+driver's image must be one of gpuready's own, with the driver's sources.
 
-It waits for the Job's end and prints the image and its digest; if the Job fails, the
-words of the container that failed. kubectl gpu status shows all that was built.
+It waits for the Job's end and prints the image and its digest or, if the Job fails, the
+message of the failed container. kubectl gpu status shows everything that was built.
 
 Examples:
   kubectl gpu prebuild --kernel 5.14.0-427.50.1.el9_4.x86_64 --os-tag rhcos4.18 \
@@ -39,7 +39,7 @@ func prebuildModules(ctx context.Context, args []string, stdout, stderr io.Write
 	c.flags.StringVar(&r.Kernel, "kernel", "", "release of the kernel, as uname -r will print it")
 	c.flags.StringVar(&r.Toolkit, "toolkit-image", "", "image with the kernel's headers and the compiler that built it, such as OpenShift's Driver Toolkit")
 	c.flags.StringVar(&r.OSTag, "os-tag", "", "the operating system's, as in rhcos4.18 (default: that of the GPU nodes; on OpenShift, of those that run the kernel)")
-	c.flags.StringVar(&r.Arch, "arch", "", "amd64 or arm64 (default: the kernel's, where its release names it, else that of the GPU nodes)")
+	c.flags.StringVar(&r.Arch, "arch", "", "amd64 or arm64 (default: that in the kernel's release, or that of the GPU nodes)")
 	c.flags.StringVar(&r.Version, "driver-version", "", "version of the driver (default: spec.driver.version of the policy)")
 	c.flags.StringVar(&r.Kind, "kind", "", "open or proprietary (default: kernelModuleType of the policy, else open)")
 	wait := c.flags.Bool("wait", true, "wait for the Job's end")
@@ -98,7 +98,7 @@ func prebuildModules(ctx context.Context, args []string, stdout, stderr io.Write
 		return c.write(stdout, result, result.Text)
 	}
 	fmt.Fprintf(stderr, "Job %s/%s\n", job.Namespace, job.Name)
-	ctx, cancel := context.WithTimeoutCause(ctx, *timeout, fmt.Errorf("it was not done within %v (--timeout)", *timeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, *timeout, fmt.Errorf("not done within %v (--timeout)", *timeout))
 	defer cancel()
 	result, err := build.Wait(ctx, client, job, stderr)
 	switch {

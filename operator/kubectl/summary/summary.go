@@ -75,7 +75,7 @@ func (policy Policy) draw(p *show.Pen, now time.Time) {
 	}
 	p.Line(stateColors[st.State], 0, title)
 	if !policy.Current {
-		p.Line(show.Yellow, 2, "! the policy has been changed, and the operator has not looked at it yet")
+		p.Line(show.Yellow, 2, "! the policy has changed, and this status is of an earlier version")
 	}
 	conditions(p, st.Conditions, now)
 	pools(p, st.Pools)
@@ -171,5 +171,5 @@ func notReady(p *show.Pen, st v1.ClusterPolicyStatus, now time.Time) {
 		p.Line(show.Dim, 0, fmt.Sprintf("and %d more; kubectl get nodes -l nvidia.com/gpu.present=true", more))
 	}
 	p.WriteString("\n")
-	p.Line(show.Dim, 0, "kubectl gpu explain NODE says more of a node.")
+	p.Line(show.Dim, 0, "For details of a node: kubectl gpu explain NODE")
 }

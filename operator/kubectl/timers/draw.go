@@ -18,7 +18,7 @@ func (a Advice) Text(w io.Writer, look show.Look) error {
 		p.Line(show.Yellow, 0, "These are fewer than 100, so that the second is the slowest of them; ask again when there are more.")
 	}
 	if a.MachineSeconds == 0 {
-		p.Line(show.Yellow, 0, "What a machine takes before its Node exists is not known here and not counted: say it with --machine.")
+		p.Line(show.Yellow, 0, "The time before a machine's Node exists is unknown and not included: set it with --machine.")
 	}
 	p.WriteString("\n")
 	note := func(is bool) string {

@@ -68,7 +68,7 @@ func Compute(p v1.ClusterPolicy, machine time.Duration, least int64) (Advice, er
 	}
 	a.Step = h.Step
 	if a.Samples < max(least, 1) {
-		return a, fmt.Errorf("%w: %d were seen from their creation to GPUs that can be used, and %d are needed; nodes count that are created while the operator runs", ErrTooFew, a.Samples, least)
+		return a, fmt.Errorf("%w: %d were measured from their creation to usable GPUs, and %d are needed; only nodes that are created while the operator runs count", ErrTooFew, a.Samples, least)
 	}
 	half, _ := bound(h.Buckets, a.Samples, 0.5)
 	slow, known := bound(h.Buckets, a.Samples, quantile)
