@@ -88,13 +88,13 @@ func (c Config) deletePolicies(ctx context.Context) (foreign string, taints []st
 // deleteObjects deletes the operator's objects. It waits until the DaemonSets are gone, which
 // create pods until then, and then for the pods that write to Nodes.
 func (c Config) deleteObjects(ctx context.Context) error {
-	there := client.InNamespace(c.Namespace)
+	inNamespace := client.InNamespace(c.Namespace)
 	for _, kind := range []struct {
 		list  client.ObjectList
 		where []client.ListOption
 	}{
-		{&appsv1.DaemonSetList{}, []client.ListOption{there, apply.Selector()}},
-		{&corev1.ServiceList{}, []client.ListOption{there, apply.Selector()}},
+		{&appsv1.DaemonSetList{}, []client.ListOption{inNamespace, apply.Selector()}},
+		{&corev1.ServiceList{}, []client.ListOption{inNamespace, apply.Selector()}},
 		{&nodev1.RuntimeClassList{}, []client.ListOption{apply.Selector()}},
 	} {
 		if err := c.list(ctx, kind.list, kind.where...); err != nil {

@@ -112,7 +112,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	asks, err := registry.New(registry.Options{Insecure: r.insecure, CADirs: r.registryCA, Agent: kube.UserAgent})
+	registries, err := registry.New(registry.Options{Insecure: r.insecure, CADirs: r.registryCA, Agent: kube.UserAgent})
 	if err != nil {
 		return program.Wrong("--registry-ca: %w", err)
 	}
@@ -134,10 +134,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			return cache.New(kube, options)
 		},
 		Registry: func(changed func(string)) controller.Registry {
-			return registry.NewCache(controller.Ask(asks, direct, o.cluster.Namespace, m), changed)
+			return registry.NewCache(controller.Ask(registries, direct, o.cluster.Namespace, m), changed)
 		},
-		Roll: func(changed func(), tell func(*corev1.Node, upgrade.Event)) controller.Roll {
-			return roll.New(roll.Options{Client: direct, Namespaces: []string{o.cluster.Namespace, o.namespace}, Remover: remover, Changed: changed, Tell: tell})
+		Roll: func(changed func(), recordEvent func(*corev1.Node, upgrade.Event)) controller.Roll {
+			return roll.New(roll.Options{Client: direct, Namespaces: []string{o.cluster.Namespace, o.namespace}, Remover: remover, Changed: changed, Tell: recordEvent})
 		},
 	})
 	if err := mgr.Add(c); err != nil {

@@ -56,8 +56,8 @@ type Config struct {
 	Elected bool
 	Cluster state.Cluster // OpenShift and HandOver are detected
 	// Roll returns the Roll that evicts pods. It calls changed when the watched pods have
-	// changed, and tell to report an Event of a Node.
-	Roll func(changed func(), tell func(*corev1.Node, upgrade.Event)) Roll
+	// changed, and recordEvent to record an Event of a Node.
+	Roll func(changed func(), recordEvent func(*corev1.Node, upgrade.Event)) Roll
 	// Registry returns the Registry. It calls changed when it has learned something new
 	// about an image. It receives pull secrets by name only.
 	Registry func(changed func(image string)) Registry
@@ -196,8 +196,8 @@ func (c *Controller) yield() error {
 
 // drainInbox applies all queued updates to the model.
 func (c *Controller) drainInbox() {
-	for _, news := range c.inbox.drain() {
-		news(c.model)
+	for _, update := range c.inbox.drain() {
+		update(c.model)
 	}
 	if len(c.model.touched) > 0 {
 		c.unreportedSince = earlier(c.unreportedSince, c.Now())

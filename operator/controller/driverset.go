@@ -63,7 +63,7 @@ var noDriverReasons = []string{"DriverLibraryMissing", "KernelModuleNotLoaded"}
 
 // driverMissing reports whether the validator finds no driver on the Node.
 func driverMissing(n *fleet.Node) bool {
-	word := n.GPUReady
-	said, about := strings.CutPrefix(word.Message, string(readiness.Driver)+": ")
-	return word.Status == corev1.ConditionFalse && about && (slices.Contains(noDriverReasons, word.Reason) || strings.HasPrefix(said, readiness.NoDriver))
+	condition := n.GPUReady
+	message, about := strings.CutPrefix(condition.Message, string(readiness.Driver)+": ")
+	return condition.Status == corev1.ConditionFalse && about && (slices.Contains(noDriverReasons, condition.Reason) || strings.HasPrefix(message, readiness.NoDriver))
 }

@@ -11,9 +11,9 @@ type inbox struct {
 
 func newInbox() *inbox { return &inbox{ready: make(chan struct{}, 1)} }
 
-func (b *inbox) enqueue(news func(*model)) {
+func (b *inbox) enqueue(update func(*model)) {
 	b.mu.Lock()
-	b.updates = append(b.updates, news)
+	b.updates = append(b.updates, update)
 	b.mu.Unlock()
 	select {
 	case b.ready <- struct{}{}:
@@ -24,7 +24,7 @@ func (b *inbox) enqueue(news func(*model)) {
 func (b *inbox) drain() []func(*model) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	news := b.updates
+	updates := b.updates
 	b.updates = nil
-	return news
+	return updates
 }

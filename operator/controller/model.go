@@ -226,9 +226,9 @@ func (m *model) updatePod(o *operand) {
 
 // updateElsewhere records whether an operand's pod exists in another namespace. Only the
 // namespace that serves a policy matters: anybody can create such pods elsewhere.
-func (m *model) updateElsewhere(key types.NamespacedName, there bool) {
+func (m *model) updateElsewhere(key types.NamespacedName, exists bool) {
 	pods := m.elsewhere[key.Namespace]
-	if pods[key] == there {
+	if pods[key] == exists {
 		return
 	}
 	if pods == nil {
@@ -236,7 +236,7 @@ func (m *model) updateElsewhere(key types.NamespacedName, there bool) {
 		m.elsewhere[key.Namespace] = pods
 	}
 	pods[key] = true
-	if !there {
+	if !exists {
 		delete(pods, key)
 	}
 	if len(pods) == 0 {
@@ -278,8 +278,8 @@ func (m *model) updateBuilder(key types.NamespacedName, b prebuild.Pod) {
 }
 
 // prebuildStatus returns the results of the Jobs that build modules.
-func (m *model) prebuildStatus(look func(image string) driver.Presence) []v1.PrebuiltStatus {
-	return prebuild.Report(slices.Collect(maps.Values(m.builds)), slices.Collect(maps.Values(m.builders)), look)
+func (m *model) prebuildStatus(lookup func(image string) driver.Presence) []v1.PrebuiltStatus {
+	return prebuild.Report(slices.Collect(maps.Values(m.builds)), slices.Collect(maps.Values(m.builders)), lookup)
 }
 
 // podsOn returns the operands' pods on a node. They may arrive before the node does and

@@ -21,9 +21,9 @@ type Preview struct {
 // Show returns the Preview. If ours is true, driver images are assumed to be this product's
 // driver containers.
 func Show(policy *v1.ClusterPolicy, nodes []*fleet.Node, cluster state.Cluster, ours bool) (Preview, error) {
-	there := newCensus(cluster.HandOver)
+	census := newCensus(cluster.HandOver)
 	for _, n := range nodes {
-		there.add(n)
+		census.add(n)
 	}
 	facts := driver.Facts{
 		OpenShift: cluster.OpenShift,
@@ -31,13 +31,13 @@ func Show(policy *v1.ClusterPolicy, nodes []*fleet.Node, cluster state.Cluster, 
 		Toolkit:   func(rhcos string) (string, bool) { return "driver-toolkit:" + rhcos, true },
 		Registry:  func(string) driver.Presence { return driver.Presence{State: driver.Present, Ours: ours} },
 	}
-	p := Preview{Choices: chooseAll(&policy.Spec, there.exampleNodes(), facts)}
+	p := Preview{Choices: chooseAll(&policy.Spec, census.exampleNodes(), facts)}
 	keys := map[string][]string{}
 	for _, name := range state.ConfigMaps(&policy.Spec.Driver) {
 		keys[name] = nil
 	}
 	var err error
-	p.Objects, p.Problems, err = state.Render(state.Input{Policy: policy, Cluster: cluster, Drivers: p.Choices, Injections: there.injectionModes(), Keys: keys})
+	p.Objects, p.Problems, err = state.Render(state.Input{Policy: policy, Cluster: cluster, Drivers: p.Choices, Injections: census.injectionModes(), Keys: keys})
 	return p, err
 }
 

@@ -60,7 +60,7 @@ func (c *Controller) evaluate() *desired {
 	m.clusterDirty = false
 	s := &desired{sharedInputs: sharedInputs{handOver: len(m.nvidiaOperators) > 0, sets: m.sets(), classes: maps.Clone(m.classes)}}
 	s.policy, _ = m.inForce()
-	there := m.censusFor(s.handOver)
+	census := m.censusFor(s.handOver)
 	if s.policy == nil {
 		s.released = true
 		return s
@@ -71,8 +71,8 @@ func (c *Controller) evaluate() *desired {
 	}
 	spec := &s.policy.Spec
 	s.operands, s.states, s.unserved = enabled(spec), progress.States(spec), s.policy.Unserved()
-	c.choose(s, there.exampleNodes())
-	if s.err = c.render(s, there.injectionModes()); s.err != nil {
+	c.choose(s, census.exampleNodes())
+	if s.err = c.render(s, census.injectionModes()); s.err != nil {
 		return s
 	}
 	rolls, err := upgrade.Read(spec.Driver.UpgradePolicy)

@@ -44,7 +44,7 @@ func Scheme() (*runtime.Scheme, error) {
 // Caches returns what the operator watches and how each object is stripped. namespace is
 // that of the operands.
 func Caches(namespace string) cache.Options {
-	there := map[string]cache.Config{namespace: {}}
+	ownNamespace := map[string]cache.Config{namespace: {}}
 	noCopies := true // the model never changes the objects it receives
 	return cache.Options{
 		DefaultTransform: cache.TransformStripManagedFields(),
@@ -55,10 +55,10 @@ func Caches(namespace string) cache.Options {
 				Transform: transform(progress.Strip), UnsafeDisableDeepCopy: &noCopies,
 				Label: labels.SelectorFromSet(labels.Set{label.PartOf: label.Product}),
 			},
-			&corev1.ConfigMap{}:     {Namespaces: there, Transform: transform(stripConfigMap)},
-			&appsv1.DaemonSet{}:     {Namespaces: there},
-			&batchv1.Job{}:          {Namespaces: there, Label: labels.SelectorFromSet(labels.Set{label.Prebuild: "true"}), Transform: transform(stripJob)},
-			&corev1.Service{}:       {Namespaces: there},
+			&corev1.ConfigMap{}:     {Namespaces: ownNamespace, Transform: transform(stripConfigMap)},
+			&appsv1.DaemonSet{}:     {Namespaces: ownNamespace},
+			&batchv1.Job{}:          {Namespaces: ownNamespace, Label: labels.SelectorFromSet(labels.Set{label.Prebuild: "true"}), Transform: transform(stripJob)},
+			&corev1.Service{}:       {Namespaces: ownNamespace},
 			&nodev1.RuntimeClass{}:  {},
 			&appsv1.Deployment{}:    {Field: fields.OneTermEqualSelector("metadata.name", operatorName), Transform: transform(stripDeployment)},
 			partial(apiServiceKind): {Field: fields.OneTermEqualSelector("metadata.name", imageStreamService)},

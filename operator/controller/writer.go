@@ -54,9 +54,9 @@ type refused struct {
 	reported bool
 }
 
-func newWriter(c client.Client, in *inbox, tell func(*corev1.Node, upgrade.Event), now func() time.Time, log *slog.Logger) *writer {
+func newWriter(c client.Client, in *inbox, recordEvent func(*corev1.Node, upgrade.Event), now func() time.Time, log *slog.Logger) *writer {
 	return &writer{
-		client: c, inbox: in, recordEvent: tell, now: now, log: log, wanted: map[string]*upgrade.Patch{}, refused: map[string]*refused{},
+		client: c, inbox: in, recordEvent: recordEvent, now: now, log: log, wanted: map[string]*upgrade.Patch{}, refused: map[string]*refused{},
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry)),
 	}
 }
@@ -93,8 +93,8 @@ func (w *writer) done(node string, patch *upgrade.Patch, written bool) {
 }
 
 // refuse records that a patch was refused, and returns when patches of the Node were first
-// refused. told reports whether an earlier call reported it; tell marks it as reported.
-func (w *writer) refuse(node string, tell bool) (since time.Time, told bool) {
+// refused. reported tells whether an Event has reported it before; report marks it as reported.
+func (w *writer) refuse(node string, report bool) (since time.Time, reported bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	r := w.refused[node]
@@ -102,9 +102,9 @@ func (w *writer) refuse(node string, tell bool) (since time.Time, told bool) {
 		r = &refused{since: w.now()}
 		w.refused[node] = r
 	}
-	told = r.reported
-	r.reported = told || tell
-	return r.since, told
+	reported = r.reported
+	r.reported = reported || report
+	return r.since, reported
 }
 
 // run patches until ctx ends.
@@ -159,10 +159,10 @@ func (w *writer) write(ctx context.Context, name string) {
 	// A conflict mostly means that somebody else wrote first: the watch delivers the new
 	// version, and another patch follows.
 	conflict := apierrors.IsConflict(err) || apierrors.IsNotFound(err)
-	since, told := w.refuse(name, !conflict)
+	since, reported := w.refuse(name, !conflict)
 	now := w.now()
 	if late := now.Sub(since) >= upgrade.WriteDeadline; !late {
-		if !conflict && !told {
+		if !conflict && !reported {
 			w.reportError(name, err)
 		}
 		w.queue.AddRateLimited(name)

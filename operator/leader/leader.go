@@ -174,7 +174,7 @@ func (e *Elector) startElection(ctx context.Context) (*election, error) {
 // campaign tries to take the Lease until a change makes a new attempt worthwhile. It returns nil
 // if this process was not elected.
 func (e *Elector) campaign(ctx context.Context) (*election, error) {
-	seen := e.lock.peek(ctx)
+	lease := e.lock.peek(ctx)
 	t, err := e.startElection(ctx)
 	if err != nil {
 		return nil, err
@@ -183,7 +183,7 @@ func (e *Elector) campaign(ctx context.Context) (*election, error) {
 	freed := make(chan struct{})
 	go func() {
 		defer close(freed)
-		e.lock.awaitFree(watching, seen)
+		e.lock.awaitFree(watching, lease)
 	}()
 	defer func() { stop(); <-freed }()
 	select {

@@ -264,15 +264,15 @@ func (l *lock) release(ctx context.Context, lease *coordinationv1.Lease, record 
 		record.LeaseDurationSeconds = int(leaseDuration / time.Second)
 	}
 	l.mu.Lock()
-	heir := l.successor
+	successor := l.successor
 	l.mu.Unlock()
-	if heir != "" {
-		uid, there, err := l.installed(ctx, heir, "")
+	if successor != "" {
+		uid, there, err := l.installed(ctx, successor, "")
 		if err != nil {
 			return l.logProblem(err)
 		}
 		if there {
-			setInstallation(lease, heir, uid)
+			setInstallation(lease, successor, uid)
 		}
 	}
 	lease.Spec = resourcelock.LeaderElectionRecordToLeaseSpec(&record)

@@ -36,10 +36,10 @@ const (
 
 // Observe reduces a Job. ok is false if it does not build modules.
 func Observe(j *batchv1.Job) (b Build, ok bool) {
-	said := func(annotation string, most int) string { return record.Clean(j.Annotations[annotation], most) }
+	value := func(key string, most int) string { return record.Clean(j.Annotations[key], most) }
 	b = Build{
-		Name: j.Name, Kernel: said(annotationKernel, maxName), OSTag: said(annotationOSTag, maxName), Kind: said(annotationKind, maxName),
-		Version: said(annotationVersion, maxName), Image: said(annotationImage, maxImage), Created: j.CreationTimestamp.Time, State: v1.PrebuiltBuilding,
+		Name: j.Name, Kernel: value(annotationKernel, maxName), OSTag: value(annotationOSTag, maxName), Kind: value(annotationKind, maxName),
+		Version: value(annotationVersion, maxName), Image: value(annotationImage, maxImage), Created: j.CreationTimestamp.Time, State: v1.PrebuiltBuilding,
 	}
 	for _, c := range j.Status.Conditions {
 		switch {
@@ -79,15 +79,15 @@ func podProblem(p *corev1.Pod) string {
 			return record.Clean("container "+c.Name+": "+cmp.Or(reason, t.Reason)+": "+text, maxMessage)
 		}
 	}
-	if seen := progress.ObservePod(p).Problem; seen.Stuck {
-		return record.Clean(seen.Reason+": "+seen.Message, maxMessage)
+	if observed := progress.ObservePod(p).Problem; observed.Stuck {
+		return record.Clean(observed.Reason+": "+observed.Message, maxMessage)
 	}
 	return ""
 }
 
 // Report returns the sorted results of Jobs and their pushed images. Of several Jobs that build
-// the same, the newest one counts. look looks up an image in the registry.
-func Report(builds []Build, pods []Pod, look func(image string) driver.Presence) []v1.PrebuiltStatus {
+// the same, the newest one counts. lookup looks up an image in the registry.
+func Report(builds []Build, pods []Pod, lookup func(image string) driver.Presence) []v1.PrebuiltStatus {
 	newest := map[string]Build{}
 	for _, b := range builds {
 		if have, ok := newest[b.Image+" "+b.Kind]; !ok || have.olderThan(b) {
@@ -98,7 +98,7 @@ func Report(builds []Build, pods []Pod, look func(image string) driver.Presence)
 	for _, b := range newest {
 		s := v1.PrebuiltStatus{Kernel: b.Kernel, OSTag: b.OSTag, Version: b.Version, Kind: b.Kind, Image: b.Image, Job: b.Name, State: b.State, Message: b.Message}
 		if b.State == v1.PrebuiltPresent {
-			s.State, s.Message = registryState(look(b.Image))
+			s.State, s.Message = registryState(lookup(b.Image))
 		} else if why := b.problem(pods); why != "" {
 			s.Message = why
 		}

@@ -220,8 +220,8 @@ func crashProblem(c corev1.ContainerStatus) Problem {
 		return Problem{Stuck: true, Reason: ReasonCrashLoop, Message: "container " + c.Name + " ends again and again"}
 	}
 	text := fmt.Sprintf("container %s ended with %d", c.Name, t.ExitCode)
-	if reason, said := LastWord(t.Message); reason != "" {
-		return Problem{Stuck: true, Reason: reason, Message: text + ": " + said}
+	if reason, message := LastWord(t.Message); reason != "" {
+		return Problem{Stuck: true, Reason: reason, Message: text + ": " + message}
 	}
 	if why := cmp.Or(strings.TrimSpace(t.Message), t.Reason); why != "" && why != "Error" {
 		text += ": " + why

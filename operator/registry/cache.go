@@ -215,14 +215,14 @@ func (c *Cache) store(k key, e *entry, presence driver.Presence) bool {
 	if presence.State != e.presence.State {
 		e.wait = 0
 	}
-	news := differs(presence, e.presence)
+	changed := differs(presence, e.presence)
 	e.presence = presence
 	e.wait = min(max(2*e.wait, firstWait), lastWait)
 	if e.final() {
 		e.wait = lastWait
 	}
 	e.due = time.Now().Add(e.wait)
-	return news && c.images[k] == e
+	return changed && c.images[k] == e
 }
 
 // differs reports whether two results differ in more than the digits of Why, which may contain

@@ -207,18 +207,18 @@ func (f *follower) apply(ctx context.Context, c client.Client, event watch.Event
 	if !ok {
 		return fmt.Errorf("the watch of the pods of node %s ended with %v", f.node, event.Type)
 	}
-	var seen *upgrade.Pod
+	var observed *upgrade.Pod
 	if event.Type == watch.Added || event.Type == watch.Modified {
 		var err error
-		if seen, err = f.observe(ctx, c, pod); err != nil {
+		if observed, err = f.observe(ctx, c, pod); err != nil {
 			return err
 		}
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	switch {
-	case seen != nil:
-		f.pods[seen.UID] = seen
+	case observed != nil:
+		f.pods[observed.UID] = observed
 	case event.Type == watch.Deleted:
 		delete(f.pods, string(pod.UID))
 	}

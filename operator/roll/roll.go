@@ -208,17 +208,17 @@ func join(all []error) error {
 }
 
 // enqueue queues the removal of a pod. The lock must be held.
-func (r *Roller) enqueue(pod upgrade.Removal, driver, held bool) {
+func (r *Roller) enqueue(pod upgrade.Removal, driver, paused bool) {
 	one := r.removals[pod.UID]
 	if one == nil {
 		one = &removal{Removal: pod, driver: driver, paused: true}
 		r.removals[pod.UID] = one
 	}
 	one.wanted = true
-	if one.paused && !held {
+	if one.paused && !paused {
 		r.queue.Add(pod.UID)
 	}
-	one.paused = held
+	one.paused = paused
 }
 
 // drop forgets a removal that the plan no longer names. It does not cancel a running request:
@@ -248,13 +248,13 @@ func (r *Roller) send(ctx context.Context, uid string) {
 		r.mu.Unlock()
 		return
 	}
-	pod, ask := one.Removal, r.Remover.Evict
+	pod, remove := one.Removal, r.Remover.Evict
 	if one.driver {
-		ask = r.Remover.Delete
+		remove = r.Remover.Delete
 	}
 	r.mu.Unlock()
 
-	err := ask(ctx, pod)
+	err := remove(ctx, pod)
 
 	r.mu.Lock()
 	changed, event := false, (*upgrade.Event)(nil)

@@ -16,13 +16,13 @@ import (
 // not have, and how they are signed.
 func (r *renderer) setOrigins(d *appsv1.DaemonSet, ctr *corev1.Container, c driver.Choice) {
 	spec := &r.spec.Driver
-	told := map[string]string{prebuild.EnvVersion: c.Version, prebuild.EnvOSTag: c.Pool.OS}
+	values := map[string]string{prebuild.EnvVersion: c.Version, prebuild.EnvOSTag: c.Pool.OS}
 	if c.Variant == driver.DriverToolkit {
-		told[prebuild.EnvRHCOS] = c.Pool.RHCOS
+		values[prebuild.EnvRHCOS] = c.Pool.RHCOS
 	}
 	for _, name := range []string{prebuild.EnvVersion, prebuild.EnvOSTag, prebuild.EnvRHCOS} {
-		if told[name] != "" {
-			setEnv(ctr, v1.EnvVar{Name: name, Value: told[name]})
+		if values[name] != "" {
+			setEnv(ctr, v1.EnvVar{Name: name, Value: values[name]})
 		}
 	}
 	repository := prebuild.Repository(spec)

@@ -40,12 +40,12 @@ type Event struct {
 // progress of the nodes.
 func Events(before, now []metav1.Condition, nodes []Change) []Event {
 	all := policyEvents(before, now)
-	told := 0
+	recorded := 0
 	for _, c := range slices.SortedFunc(slices.Values(nodes), func(a, b Change) int { return strings.Compare(a.Node, b.Node) }) {
-		if e, is := nodeEvent(c.Before, c.Now); is && told < maxEvents {
+		if e, is := nodeEvent(c.Before, c.Now); is && recorded < maxEvents {
 			e.Node = c.Node
 			all = append(all, e)
-			told++
+			recorded++
 		}
 	}
 	return all

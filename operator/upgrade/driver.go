@@ -121,8 +121,8 @@ func failureReason(c *corev1.ContainerStatus) string {
 	}
 	why := "container " + c.Name + " does not stay up"
 	if t := c.LastTerminationState.Terminated; t != nil {
-		if reason, said := progress.LastWord(t.Message); reason != "" {
-			return why + ": " + reason + ": " + summarize(said, "")
+		if reason, message := progress.LastWord(t.Message); reason != "" {
+			return why + ": " + reason + ": " + summarize(message, "")
 		}
 		why += ": " + summarize(t.Message, t.Reason)
 	}

@@ -98,7 +98,7 @@ func (w *planner) evict(n *node, how Eviction, chosen func(*Pod) bool) (done boo
 		w.setWaiting(n, "its pods to be known")
 		return false, ""
 	}
-	var left, kept []*Pod
+	var left, forbidden []*Pod
 	var evictions []Removal
 	for _, p := range pods {
 		if p.Finished || p.Agent || !chosen(p) {
@@ -108,7 +108,7 @@ func (w *planner) evict(n *node, how Eviction, chosen func(*Pod) bool) (done boo
 		switch {
 		case p.Deleting:
 		case how.whyForbidden(p) != "":
-			kept = append(kept, p)
+			forbidden = append(forbidden, p)
 		default:
 			evictions = append(evictions, Removal{n.Name, n.UID, p.Namespace, p.Name, p.UID})
 		}
@@ -116,8 +116,8 @@ func (w *planner) evict(n *node, how Eviction, chosen func(*Pod) bool) (done boo
 	switch {
 	case len(left) == 0:
 		return true, ""
-	case len(kept) > 0:
-		return false, fmt.Sprintf("%s cannot be evicted: %s in spec.driver.upgradePolicy", names(kept), how.whyForbidden(kept[0]))
+	case len(forbidden) > 0:
+		return false, fmt.Sprintf("%s cannot be evicted: %s in spec.driver.upgradePolicy", names(forbidden), how.whyForbidden(forbidden[0]))
 	case w.expired(n, how.Timeout):
 		return false, fmt.Sprintf("%s did not go within %s: see its PodDisruptionBudget, finalizers and terminationGracePeriodSeconds", names(left), how.Timeout.Round(time.Second))
 	}

@@ -15,15 +15,15 @@ func Make(in Input) *Plan {
 	w := &planner{Input: in, plan: &Plan{Assign: map[string]string{}, Waiting: map[string]string{}, Settled: map[string]Share{}}}
 	w.plan.Counts, w.unavailable = in.Settled.Counts, in.Settled.Unavailable
 	var n node // reused: nearly all of thousands of nodes need nothing
-	for _, seen := range in.Nodes {
-		w.observeNode(seen, &n)
+	for _, observed := range in.Nodes {
+		w.observeNode(observed, &n)
 		before := w.checkpoint()
 		if !w.planNode(&n) {
 			w.recordSettled(&n, before)
 		}
 	}
-	for _, seen := range in.Leaving {
-		w.observeNode(seen, &n)
+	for _, observed := range in.Leaving {
+		w.observeNode(observed, &n)
 		n.target, n.outdated = Target{}, false
 		before := w.checkpoint()
 		w.release(&n)

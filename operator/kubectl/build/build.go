@@ -177,7 +177,7 @@ func Wait(ctx context.Context, c *cluster.Client, job *batchv1.Job, progress io.
 	last, r := "", Result{}
 	for {
 		now := ""
-		seen, pods, err := observe(ctx, c, job)
+		current, pods, err := observe(ctx, c, job)
 		switch {
 		case ctx.Err() != nil:
 		case permanent(err):
@@ -185,7 +185,7 @@ func Wait(ctx context.Context, c *cluster.Client, job *batchv1.Job, progress io.
 		case err != nil:
 			now = err.Error() + "; trying again"
 		default:
-			r = ResultOf(seen, pods)
+			r = ResultOf(current, pods)
 			now = cmp.Or(r.Message, stage(pods))
 		}
 		switch r.State {
@@ -209,7 +209,7 @@ func Wait(ctx context.Context, c *cluster.Client, job *batchv1.Job, progress io.
 
 // observe reads a Job and its pods.
 func observe(ctx context.Context, c *cluster.Client, job *batchv1.Job) (*batchv1.Job, []corev1.Pod, error) {
-	seen, err := c.Job(ctx, job.Namespace, job.Name)
+	current, err := c.Job(ctx, job.Namespace, job.Name)
 	if err != nil {
 		return nil, nil, fmt.Errorf("read Job %s: %w", job.Name, err)
 	}
@@ -217,7 +217,7 @@ func observe(ctx context.Context, c *cluster.Client, job *batchv1.Job) (*batchv1
 	if err != nil {
 		return nil, nil, fmt.Errorf("read the pods of Job %s: %w", job.Name, err)
 	}
-	return seen, pods, nil
+	return current, pods, nil
 }
 
 // permanent reports whether a retry would return the same error.
@@ -232,14 +232,14 @@ func ResultOf(job *batchv1.Job, pods []corev1.Pod) Result {
 	if !ok {
 		return r
 	}
-	var seen []prebuild.Pod
+	var observed []prebuild.Pod
 	for i := range pods {
 		if p, ok := prebuild.ObservePod(&pods[i]); ok {
-			seen = append(seen, p)
+			observed = append(observed, p)
 		}
 	}
 	pushed := func(string) driver.Presence { return driver.Presence{State: driver.Present} }
-	r.PrebuiltStatus = prebuild.Report([]prebuild.Build{b}, seen, pushed)[0]
+	r.PrebuiltStatus = prebuild.Report([]prebuild.Build{b}, observed, pushed)[0]
 	return r
 }
 
@@ -263,11 +263,11 @@ func pushedDigest(ctx context.Context, c *cluster.Client, namespace string, pods
 		if p.Status.Phase != corev1.PodSucceeded {
 			continue
 		}
-		var said struct {
+		var output struct {
 			Digest string `json:"digest"`
 		}
-		if text, err := c.Output(ctx, namespace, p.Name, "push"); err == nil && json.Unmarshal(text, &said) == nil {
-			return said.Digest
+		if text, err := c.Output(ctx, namespace, p.Name, "push"); err == nil && json.Unmarshal(text, &output) == nil {
+			return output.Digest
 		}
 	}
 	return ""

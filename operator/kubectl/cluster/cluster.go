@@ -117,14 +117,14 @@ func (c *Client) Raw(ctx context.Context, path string, params map[string]string)
 }
 
 // responseBody returns a response's body.
-func responseBody(ctx context.Context, answer rest.Result) ([]byte, error) {
-	switch err := answer.Error(); { // unlike Raw, it includes the text of a refusal
+func responseBody(ctx context.Context, result rest.Result) ([]byte, error) {
+	switch err := result.Error(); { // unlike Raw, it includes the text of a refusal
 	case err != nil && ctx.Err() != nil:
 		return nil, context.Cause(ctx)
 	case err != nil:
 		return nil, err
 	}
-	return answer.Raw()
+	return result.Raw()
 }
 
 func (c *Client) get(ctx context.Context, path string, params map[string]string, into any) error {
@@ -144,11 +144,11 @@ type listPage[T any] struct {
 // list reads all pages. With ErrTooMany it returns the first objects.
 func list[T any](ctx context.Context, c *Client, path string, params map[string]string) ([]T, error) {
 	all := []T{}
-	ask := map[string]string{"limit": strconv.Itoa(pageSize)}
-	maps.Copy(ask, params)
+	query := map[string]string{"limit": strconv.Itoa(pageSize)}
+	maps.Copy(query, params)
 	for {
 		var l listPage[T]
-		if err := c.get(ctx, path, ask, &l); err != nil {
+		if err := c.get(ctx, path, query, &l); err != nil {
 			return all, err
 		}
 		all = append(all, l.Items...)
@@ -158,7 +158,7 @@ func list[T any](ctx context.Context, c *Client, path string, params map[string]
 		case len(all) >= maxObjects:
 			return all, ErrTooMany
 		}
-		ask["continue"] = l.Metadata.Continue
+		query["continue"] = l.Metadata.Continue
 	}
 }
 

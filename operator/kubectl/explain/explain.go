@@ -102,7 +102,7 @@ func Read(ctx context.Context, c *cluster.Client, name, namespace string, now ti
 		return Node{}, fmt.Errorf("read Node %s: %w", name, err)
 	}
 	n := Node{Node: name, Time: now.UTC(), Pods: []Pod{}, Events: []Event{}}
-	seen := fleet.Observe(object)
+	observed := fleet.Observe(object)
 	policies, err := c.Policies(ctx)
 	if err != nil {
 		n.addNote("ClusterPolicies", err)
@@ -111,13 +111,13 @@ func Read(ctx context.Context, c *cluster.Client, name, namespace string, now ti
 	if policy == nil {
 		policy = &v1.ClusterPolicy{}
 	}
-	n.Policy, n.Pool = policy.Name, seen.Pool.String()
-	n.readLabels(object, seen, policy)
+	n.Policy, n.Pool = policy.Name, observed.Pool.String()
+	n.readLabels(object, observed, policy)
 	pods, err := n.readPods(ctx, c, firstNonEmpty(namespace, policy.Status.Namespace, c.Namespace))
 	if err != nil {
 		n.addNote("Pods", err)
 	}
-	n.evaluate(seen, pods, policy)
+	n.evaluate(observed, pods, policy)
 	if err != nil && n.Reason == progress.ReasonNoPod {
 		n.Status, n.Reason, n.Message, n.Action = progress.Unknown, ReasonUnread, "the operands' pods cannot be read", "ask for the right to list pods in the operands' namespace"
 	}
@@ -156,15 +156,15 @@ func InForce(policies []v1.ClusterPolicy) *v1.ClusterPolicy {
 	return &oldest
 }
 
-func (n *Node) readLabels(object *corev1.Node, seen *fleet.Node, policy *v1.ClusterPolicy) {
+func (n *Node) readLabels(object *corev1.Node, observed *fleet.Node, policy *v1.ClusterPolicy) {
 	if product := object.Labels[label.GPUProduct]; product != "" {
 		n.GPUs = strings.TrimPrefix(object.Labels["nvidia.com/gpu.count"]+" × ", " × ") + product
 	}
-	n.Cordoned = seen.Cordoned
-	for _, t := range seen.Taints {
+	n.Cordoned = observed.Cordoned
+	for _, t := range observed.Taints {
 		n.Taints = append(n.Taints, t.ToString())
 	}
-	n.Driver = Driver{ID: object.Labels[label.Driver], Host: seen.HostDriver()}
+	n.Driver = Driver{ID: object.Labels[label.Driver], Host: observed.HostDriver()}
 	if i := slices.IndexFunc(policy.Status.Pools, func(p v1.PoolStatus) bool { return p.Name == n.Pool }); i >= 0 {
 		p := policy.Status.Pools[i]
 		n.Driver.Variant, n.Driver.DaemonSet, n.Driver.Image, n.Driver.Reason, n.Driver.Message = p.Variant, p.DaemonSet, p.Image, p.Reason, p.Message
@@ -217,13 +217,13 @@ func (n *Node) addPod(p *progress.Pod, phase corev1.PodPhase) {
 }
 
 // evaluate determines the node's progress as the operator does.
-func (n *Node) evaluate(seen *fleet.Node, pods []*progress.Pod, policy *v1.ClusterPolicy) {
-	handOver := policy.Status.State == v1.Disabled || seen.HandedOver()
-	p := progress.Of(seen, pods, progress.Wanted{States: progress.States(&policy.Spec), HandOver: handOver})
+func (n *Node) evaluate(observed *fleet.Node, pods []*progress.Pod, policy *v1.ClusterPolicy) {
+	handOver := policy.Status.State == v1.Disabled || observed.HandedOver()
+	p := progress.Of(observed, pods, progress.Wanted{States: progress.States(&policy.Spec), HandOver: handOver})
 	switch {
 	case policy.Name == "":
 		p.Status, p.State, p.Reason, p.Message = progress.Unknown, "", ReasonNoPolicy, "there is no ClusterPolicy, or none that may be read"
-	case !seen.GPU:
+	case !observed.GPU:
 		p = progress.Progress{Status: progress.Excluded, Reason: ReasonNoGPU, Message: "no label says that the node has an NVIDIA GPU"}
 	}
 	n.Status, n.State, n.Reason, n.Message, n.Action = p.Status, p.State, p.Reason, p.Message, action(p)

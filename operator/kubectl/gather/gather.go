@@ -92,9 +92,9 @@ func (g *gatherer) addJSON(name string, v any) {
 }
 
 // read reads objects and adds them to the archive.
-func read[T any](g *gatherer, what, file string, ask func() ([]T, error), clean func(*T)) []T {
+func read[T any](g *gatherer, what, file string, fetch func() ([]T, error), clean func(*T)) []T {
 	g.printf("%s", what)
-	all, err := ask()
+	all, err := fetch()
 	if err != nil {
 		g.recordMissing(what, err)
 	}
@@ -138,11 +138,11 @@ func (g *gatherer) collect(ctx context.Context) {
 		cleanMeta(&p.ObjectMeta)
 		cleanPod(&p.Spec)
 	})
-	keep := func(e *corev1.Event) { cleanMeta(&e.ObjectMeta) }
-	read(g, "Events in "+namespace, "events.json", func() ([]corev1.Event, error) { return c.Events(ctx, namespace, "") }, keep)
+	clean := func(e *corev1.Event) { cleanMeta(&e.ObjectMeta) }
+	read(g, "Events in "+namespace, "events.json", func() ([]corev1.Event, error) { return c.Events(ctx, namespace, "") }, clean)
 	read(g, "Events of Nodes", "node-events.json", func() ([]corev1.Event, error) {
 		return c.Events(ctx, corev1.NamespaceDefault, "involvedObject.kind=Node")
-	}, keep)
+	}, clean)
 	g.logs(ctx, pods, nodes)
 }
 
