@@ -104,10 +104,10 @@ type Controller struct {
 	running         sync.WaitGroup             // requests
 	blocked         map[string]string          // why pods were not removed, by node
 	stuck           map[string]upgrade.Refusal // driver pods that cannot be deleted, by UID
-	broken          error                      // what could not be applied to the cluster
-	err             error                      // of the last pass
+	applyErr        error                      // what could not be applied to the cluster
+	passErr         error                      // of the last pass
 	nextFullPass    time.Time                  // deadline of a full pass without a change; zero: never
-	turnStarted     time.Time                  // when runDue was last called
+	runStarted      time.Time                  // when runDue was last called
 }
 
 // New returns a Controller.
@@ -208,7 +208,7 @@ func (c *Controller) drainInbox() {
 func (c *Controller) nextDue() time.Time {
 	at := earlier(c.nextFullPass, c.reportDue())
 	if c.needsPass() {
-		at = earlier(at, c.turnStarted.Add(PassEvery))
+		at = earlier(at, c.runStarted.Add(PassEvery))
 	}
 	return at
 }
@@ -229,14 +229,14 @@ func (c *Controller) needsPass() bool {
 
 // runDue runs the pass and the report that are due.
 func (c *Controller) runDue(ctx context.Context) {
-	c.turnStarted = c.Now()
-	if !c.nextFullPass.IsZero() && !c.nextFullPass.After(c.turnStarted) {
+	c.runStarted = c.Now()
+	if !c.nextFullPass.IsZero() && !c.nextFullPass.After(c.runStarted) {
 		c.nextFullPass, c.model.clusterDirty = time.Time{}, true
 	}
 	if c.needsPass() {
 		c.pass(ctx)
 	}
-	if due := c.reportDue(); !due.IsZero() && !due.After(c.turnStarted) {
+	if due := c.reportDue(); !due.IsZero() && !due.After(c.runStarted) {
 		c.report(ctx)
 	}
 }

@@ -18,12 +18,12 @@ import (
 // if they have changed, and only those nodes that have changed or have work in progress.
 // Failures are kept in c.err and retried.
 func (c *Controller) pass(ctx context.Context) {
-	c.unreportedSince = earlier(c.unreportedSince, c.turnStarted)
+	c.unreportedSince = earlier(c.unreportedSince, c.runStarted)
 	if c.model.clusterDirty {
 		began := c.Now()
 		c.desired = c.evaluate()
-		c.broken = c.applyObjects(ctx, c.desired)
-		c.Metrics.Reconciled("policy", began, c.Now(), c.broken)
+		c.applyErr = c.applyObjects(ctx, c.desired)
+		c.Metrics.Reconciled("policy", began, c.Now(), c.applyErr)
 		if c.desired.err == nil && !reflect.DeepEqual(c.lastInputs, c.desired.sharedInputs) {
 			c.lastInputs = c.desired.sharedInputs
 			for name := range c.model.nodes {
@@ -31,7 +31,7 @@ func (c *Controller) pass(ctx context.Context) {
 			}
 		}
 	}
-	if c.err = c.broken; c.desired.err != nil {
+	if c.passErr = c.applyErr; c.desired.err != nil {
 		if c.plan != nil {
 			// Nothing is removed from nodes while the desired state is unknown.
 			c.removePods(&upgrade.Plan{Watch: c.plan.Watch}) //nolint:errcheck // of removals that are no longer wanted
@@ -46,7 +46,7 @@ func (c *Controller) pass(ctx context.Context) {
 	began = c.Now()
 	err := c.removePods(c.plan)
 	c.Metrics.Reconciled("upgrade", began, c.Now(), err)
-	c.err = errors.Join(c.broken, err)
+	c.passErr = errors.Join(c.applyErr, err)
 }
 
 // applyObjects starts the requests that apply and prune objects. It returns the failures so
@@ -230,7 +230,7 @@ func (c *Controller) labelNodes(s *desired, plan *upgrade.Plan) {
 		c.model.dirty[name] = true
 	}
 	for name := range c.model.deferred {
-		if !c.model.refused[name].Next.After(c.turnStarted) {
+		if !c.model.refused[name].Next.After(c.runStarted) {
 			delete(c.model.deferred, name)
 			c.model.dirty[name] = true
 		}
@@ -248,7 +248,7 @@ func (c *Controller) labelNode(on *member, s *desired, plan *upgrade.Plan) {
 	if on.sent != nil && on.sent.Version == on.node.Version {
 		return // its response is an event
 	}
-	if r := c.model.refused[on.node.Name]; r.Next.After(c.turnStarted) {
+	if r := c.model.refused[on.node.Name]; r.Next.After(c.runStarted) {
 		c.model.deferred[on.node.Name] = true
 		c.schedulePass(r.Next)
 		return

@@ -55,7 +55,7 @@ func (c *Controller) reportDue() time.Time {
 // report writes what has changed since the last report to the policies' status, Events and
 // metrics.
 func (c *Controller) report(ctx context.Context) {
-	r, s, now := &c.lastReport, c.desired, c.turnStarted
+	r, s, now := &c.lastReport, c.desired, c.runStarted
 	c.unreportedSince = time.Time{}
 	if s.policy != nil {
 		// Its status may have changed since. Its spec has not, or a pass would follow.
@@ -79,7 +79,7 @@ func (c *Controller) report(ctx context.Context) {
 	sum := status.Sum(status.Input{
 		Policy: s.policy, Now: now, Namespace: cmp.Or(s.elsewhere, c.Cluster.Namespace), Verdict: c.verdict(s), Operator: c.Operator.String(), Others: c.otherOperators(),
 		Described: c.model.census.described > 0, Tally: r.tally, Choices: s.choices, Unserved: s.unserved,
-		Upgrade: upgradeStatus(c.plan, c.blocked), UpgradeError: upgradeFailure(c.plan), Rolling: c.rollingDaemonSets(), Problems: append(s.renderProblems(), deferredUpgrades(c.plan)...), Err: errors.Join(c.err, c.model.unwrittenError()),
+		Upgrade: upgradeStatus(c.plan, c.blocked), UpgradeError: upgradeFailure(c.plan), Rolling: c.rollingDaemonSets(), Problems: append(s.renderProblems(), deferredUpgrades(c.plan)...), Err: errors.Join(c.passErr, c.model.unwrittenError()),
 		Prebuilt: s.prebuilt, Provisioning: r.provisioning.Status(),
 	})
 	for _, e := range status.Events(r.conditions, sum.Conditions, changes) {

@@ -74,7 +74,7 @@ func (w *writer) set(node string, patch *upgrade.Patch) {
 	w.queue.Add(node)
 }
 
-func (w *writer) get(node string) *upgrade.Patch {
+func (w *writer) queued(node string) *upgrade.Patch {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.wanted[node]
@@ -128,7 +128,7 @@ func (w *writer) run(ctx context.Context) error {
 }
 
 func (w *writer) write(ctx context.Context, name string) {
-	patch := w.get(name)
+	patch := w.queued(name)
 	if patch == nil || ctx.Err() != nil {
 		return
 	}

@@ -14,12 +14,12 @@ import (
 
 // server is a transport with slow responses.
 type server struct {
-	takes time.Duration
-	asked []string
+	takes    time.Duration
+	requests []string
 }
 
 func (s *server) RoundTrip(r *http.Request) (*http.Response, error) {
-	s.asked = append(s.asked, r.Method)
+	s.requests = append(s.requests, r.Method)
 	if pause(r.Context(), s.takes); r.Context().Err() != nil {
 		return nil, context.Cause(r.Context())
 	}
@@ -60,11 +60,11 @@ func TestTheGateRefusesWritesUnlessTheLeaseWasRenewedJustNow(t *testing.T) {
 		writes := []string{http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, "UNHEARD-OF"}
 		refused := func(why string) {
 			t.Helper()
-			s.asked = nil
+			s.requests = nil
 			for _, m := range writes {
 				require.ErrorIs(t, do(t, c, m), ErrNotLeading, "%s: %s", why, m)
 			}
-			require.Empty(t, s.asked, why)
+			require.Empty(t, s.requests, why)
 			require.NoError(t, do(t, c, http.MethodGet), "reads pass")
 		}
 		refused("it has not been opened")

@@ -38,7 +38,7 @@ type cluster struct {
 	*testing.T
 	client.WithWatch
 	mu        sync.Mutex
-	story     []string          // what happened
+	events    []string          // what happened
 	acting    map[*process]bool // operators whose writes would reach the API server now
 	overlap   string            // the first moment at which two acted
 	processes []*process
@@ -266,7 +266,7 @@ func (c *cluster) recordActing(p *process, acts bool) {
 		delete(c.acting, p)
 	}
 	if len(c.acting) > 1 && c.overlap == "" {
-		c.overlap = fmt.Sprintf("%d act; %v", len(c.acting), c.story)
+		c.overlap = fmt.Sprintf("%d act; %v", len(c.acting), c.events)
 	}
 }
 
@@ -287,7 +287,7 @@ func (p *process) kill() {
 func (c *cluster) recordEvent(what string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.story = append(c.story, what)
+	c.events = append(c.events, what)
 }
 
 // takeEvents returns the events since the last call.
@@ -295,8 +295,8 @@ func (c *cluster) takeEvents() []string {
 	synctest.Wait()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	told := c.story
-	c.story = nil
+	told := c.events
+	c.events = nil
 	return told
 }
 
@@ -907,7 +907,7 @@ func TestAtMostOneActs(t *testing.T) {
 			c.mu.Lock()
 			problem = c.overlap
 			if problem == "" && len(c.acting) != 1 {
-				problem = fmt.Sprintf("in the end %d act: %v", len(c.acting), c.story)
+				problem = fmt.Sprintf("in the end %d act: %v", len(c.acting), c.events)
 			}
 			c.mu.Unlock()
 			for _, p := range c.processes {

@@ -17,9 +17,9 @@ import (
 // fake is a registry that the test controls.
 type fake struct {
 	mu      sync.Mutex
-	answer  map[string]driver.Presence
+	results map[string]driver.Presence
 	shows   func(Access) driver.Presence // replaces answer if it is set
-	asked   []time.Duration              // since the beginning
+	queries []time.Duration              // since the beginning
 	begin   time.Time
 	changes []string
 	slow    time.Duration
@@ -29,10 +29,10 @@ type fake struct {
 
 func (f *fake) query(ctx context.Context, image string, a Access) driver.Presence {
 	f.mu.Lock()
-	f.asked = append(f.asked, time.Since(f.begin))
+	f.queries = append(f.queries, time.Since(f.begin))
 	f.now++
 	f.most = max(f.most, f.now)
-	p, slow := f.answer[image], f.slow
+	p, slow := f.results[image], f.slow
 	if f.shows != nil {
 		p = f.shows(a)
 	}
@@ -52,7 +52,7 @@ func (f *fake) query(ctx context.Context, image string, a Access) driver.Presenc
 func (f *fake) setState(image string, state driver.PresenceState) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.answer[image] = driver.Presence{State: state}
+	f.results[image] = driver.Presence{State: state}
 }
 
 func (f *fake) changed(image string) {
@@ -65,10 +65,10 @@ func (f *fake) changed(image string) {
 func (f *fake) takeCalls() (asked []time.Duration, changes []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return slices.Clone(f.asked), slices.Clone(f.changes)
+	return slices.Clone(f.queries), slices.Clone(f.changes)
 }
 
-func (f *fake) asks() int {
+func (f *fake) queryCount() int {
 	asked, _ := f.takeCalls()
 	return len(asked)
 }
@@ -82,7 +82,7 @@ func (f *fake) setDelay(d time.Duration) {
 // withCache runs a test with a Cache in a synctest bubble.
 func withCache(t *testing.T, test func(t *testing.T, f *fake, c *Cache)) {
 	synctest.Test(t, func(t *testing.T) {
-		f := &fake{answer: map[string]driver.Presence{}, begin: time.Now()}
+		f := &fake{results: map[string]driver.Presence{}, begin: time.Now()}
 		c := NewCache(f.query, f.changed)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
@@ -112,27 +112,27 @@ func TestMissingImageIsQueriedWithBackoff(t *testing.T) {
 		asked, changes = f.takeCalls()
 		require.Equal(t, []string{"a", "a"}, changes)
 		advance(48 * time.Hour)
-		require.Equal(t, len(asked), f.asks(), "what is there is not asked for again")
+		require.Equal(t, len(asked), f.queryCount(), "what is there is not asked for again")
 	})
 }
 
 func TestImageWithUnknownLabelsIsQueriedAgain(t *testing.T) {
 	withCache(t, func(t *testing.T, f *fake, c *Cache) {
 		f.mu.Lock()
-		f.answer["a"] = driver.Presence{State: driver.Present, Why: "its labels cannot be read"}
+		f.results["a"] = driver.Presence{State: driver.Present, Why: "its labels cannot be read"}
 		f.mu.Unlock()
 		c.Look("a", Access{})
 		advance(firstWait + time.Second)
-		require.Equal(t, 2, f.asks())
+		require.Equal(t, 2, f.queryCount())
 		f.mu.Lock()
-		f.answer["a"] = driver.Presence{State: driver.Present, Ours: true}
+		f.results["a"] = driver.Presence{State: driver.Present, Ours: true}
 		f.mu.Unlock()
 		advance(2 * firstWait)
 		require.True(t, c.Look("a", Access{}).Ours)
 		_, changes := f.takeCalls()
 		require.Equal(t, []string{"a", "a"}, changes)
 		advance(48 * time.Hour)
-		require.Equal(t, 3, f.asks())
+		require.Equal(t, 3, f.queryCount())
 	})
 }
 
@@ -143,21 +143,21 @@ func TestChangedSecretsAreTriedAtOnce(t *testing.T) {
 		synctest.Wait()
 		c.Look("a", Access{Secrets: []Secret{{Name: "s"}}})
 		synctest.Wait()
-		require.Equal(t, 2, f.asks())
+		require.Equal(t, 2, f.queryCount())
 		c.Look("a", Access{Secrets: []Secret{{Name: "s"}}})
 		synctest.Wait()
-		require.Equal(t, 2, f.asks())
+		require.Equal(t, 2, f.queryCount())
 		f.setDelay(time.Second)
 		c.Look("a", Access{Secrets: []Secret{{Name: "t"}}})
 		synctest.Wait()
 		f.setState("a", driver.Present)
 		c.Look("a", Access{Bundle: Bundle{Name: "ca", Version: "1"}})
 		advance(3 * time.Second)
-		require.Equal(t, 4, f.asks(), "asked again: the answer was to the old question")
+		require.Equal(t, 4, f.queryCount(), "asked again: the answer was to the old question")
 		require.Equal(t, driver.Present, c.Look("a", Access{Bundle: Bundle{Name: "ca", Version: "1"}}).State)
 		c.Look("a", Access{Bundle: Bundle{Name: "ca", Version: "2"}})
 		advance(3 * time.Second)
-		require.Equal(t, 4, f.asks(), "what is there is not asked for again")
+		require.Equal(t, 4, f.queryCount(), "what is there is not asked for again")
 	})
 }
 
@@ -165,18 +165,18 @@ func TestQueryWithAFlawIsRepeated(t *testing.T) {
 	withCache(t, func(t *testing.T, f *fake, c *Cache) {
 		one, two := Access{Bundle: Bundle{Name: "ca", Version: "1"}}, Access{Bundle: Bundle{Name: "ca", Version: "2"}}
 		f.mu.Lock()
-		f.answer["a"] = driver.Presence{State: driver.Present, Flaw: "it has no keys"}
+		f.results["a"] = driver.Presence{State: driver.Present, Flaw: "it has no keys"}
 		f.mu.Unlock()
 		c.Look("a", one)
 		advance(firstWait + time.Second)
-		require.Equal(t, 2, f.asks())
+		require.Equal(t, 2, f.queryCount())
 		require.Equal(t, "it has no keys", c.Look("a", one).Flaw)
 		f.setState("a", driver.Present)
 		c.Look("a", two)
 		synctest.Wait()
 		require.Equal(t, driver.Presence{State: driver.Present}, c.Look("a", two))
 		advance(time.Hour)
-		require.Equal(t, 3, f.asks())
+		require.Equal(t, 3, f.queryCount())
 	})
 }
 
@@ -216,7 +216,7 @@ func TestResultsAreNotSharedBetweenAccesses(t *testing.T) {
 			c.Look("a", push)
 			synctest.Wait()
 		}
-		require.Equal(t, 2, f.asks(), "one question does not start another anew")
+		require.Equal(t, 2, f.queryCount(), "one question does not start another anew")
 		require.Equal(t, driver.Absent, c.Look("a", pull).State)
 		require.Equal(t, driver.Present, c.Look("a", push).State)
 	})
@@ -226,7 +226,7 @@ func TestChangedReasonIsReported(t *testing.T) {
 	withCache(t, func(t *testing.T, f *fake, c *Cache) {
 		for _, why := range []string{"the operator may not get secrets", "dial tcp 127.0.0.1:1: connection refused"} {
 			f.mu.Lock()
-			f.answer["a"] = driver.Presence{State: driver.Unknown, Why: why}
+			f.results["a"] = driver.Presence{State: driver.Unknown, Why: why}
 			f.mu.Unlock()
 			c.Look("a", Access{})
 			advance(firstWait - time.Second)
@@ -248,7 +248,7 @@ func TestChangedNumbersAreNotReported(t *testing.T) {
 		advance(time.Hour)
 		_, changes := f.takeCalls()
 		require.Equal(t, []string{"a"}, changes)
-		require.Equal(t, fmt.Sprintf("read tcp 10.0.0.1:%d: connection reset", f.asks()), c.Look("a", Access{}).Why, "the newest")
+		require.Equal(t, fmt.Sprintf("read tcp 10.0.0.1:%d: connection reset", f.queryCount()), c.Look("a", Access{}).Why, "the newest")
 	})
 }
 
@@ -257,7 +257,7 @@ func TestRecheckedImageIsQueriedEveryTenMinutes(t *testing.T) {
 		f.setState("a", driver.Present)
 		c.Look("a", Access{Recheck: true})
 		advance(time.Hour + time.Second)
-		require.Equal(t, 7, f.asks())
+		require.Equal(t, 7, f.queryCount())
 		f.setState("a", driver.Absent)
 		advance(lastWait)
 		require.Equal(t, driver.Absent, c.Look("a", Access{Recheck: true}).State)
@@ -273,9 +273,9 @@ func TestFourQueriesAtATime(t *testing.T) {
 			c.Look(fmt.Sprint(i), Access{})
 		}
 		advance(time.Second)
-		require.Equal(t, maxParallel, f.asks())
+		require.Equal(t, maxParallel, f.queryCount())
 		advance(50 * time.Second)
-		require.GreaterOrEqual(t, f.asks(), 10)
+		require.GreaterOrEqual(t, f.queryCount(), 10)
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		require.Equal(t, maxParallel, f.most)

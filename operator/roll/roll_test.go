@@ -50,9 +50,9 @@ func newClient(funcs interceptor.Funcs, objects ...client.Object) client.WithWat
 
 // fakeRemover is an API server with configured responses to requests to remove pods.
 type fakeRemover struct {
-	mu     sync.Mutex
-	answer func(ctx context.Context, pod upgrade.Removal, nth int) error // of the nth request for a pod
-	asked  map[string][]time.Time                                        // by the pod's name
+	mu       sync.Mutex
+	response func(ctx context.Context, pod upgrade.Removal, nth int) error // of the nth request for a pod
+	requests map[string][]time.Time                                        // by the pod's name
 }
 
 func (a *fakeRemover) Evict(ctx context.Context, pod upgrade.Removal) error {
@@ -65,20 +65,20 @@ func (a *fakeRemover) Delete(ctx context.Context, pod upgrade.Removal) error {
 
 func (a *fakeRemover) respond(ctx context.Context, pod upgrade.Removal) error {
 	a.mu.Lock()
-	if a.asked == nil {
-		a.asked = map[string][]time.Time{}
+	if a.requests == nil {
+		a.requests = map[string][]time.Time{}
 	}
-	a.asked[pod.Name] = append(a.asked[pod.Name], time.Now())
-	nth := len(a.asked[pod.Name])
+	a.requests[pod.Name] = append(a.requests[pod.Name], time.Now())
+	nth := len(a.requests[pod.Name])
 	a.mu.Unlock()
-	return a.answer(ctx, pod, nth)
+	return a.response(ctx, pod, nth)
 }
 
 // requestTimes returns when requests for a pod were made, in seconds since a time.
 func (a *fakeRemover) requestTimes(name string, since time.Time) (seconds []float64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, at := range a.asked[name] {
+	for _, at := range a.requests[name] {
 		seconds = append(seconds, at.Sub(since).Seconds())
 	}
 	return seconds
@@ -113,7 +113,7 @@ func TestRefusedEvictionIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refuse := true
 		var mu sync.Mutex
-		api := &fakeRemover{answer: func(ctx context.Context, _ upgrade.Removal, _ int) error {
+		api := &fakeRemover{response: func(ctx context.Context, _ upgrade.Removal, _ int) error {
 			mu.Lock()
 			defer mu.Unlock()
 			until, ok := ctx.Deadline()
@@ -170,7 +170,7 @@ func TestWhateverTheAnswersForOnePodAreOthersAreNotDelayed(t *testing.T) {
 // delayedPod removes pods for a minute and a half, some of them with other responses than
 // success, and names a pod that was not requested in time.
 func delayedPod(kinds []string, good int) (problem string) {
-	api := &fakeRemover{answer: func(ctx context.Context, pod upgrade.Removal, _ int) error {
+	api := &fakeRemover{response: func(ctx context.Context, pod upgrade.Removal, _ int) error {
 		var kind int
 		if n, _ := fmt.Sscanf(pod.Name, "bad-%d", &kind); n == 0 {
 			return nil
@@ -233,7 +233,7 @@ func delayedPod(kinds []string, good int) (problem string) {
 func TestUnwantedRemovalIsNotRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ended := false
-		api := &fakeRemover{answer: func(ctx context.Context, _ upgrade.Removal, _ int) error {
+		api := &fakeRemover{response: func(ctx context.Context, _ upgrade.Removal, _ int) error {
 			select {
 			case <-ctx.Done():
 				ended = true
@@ -264,7 +264,7 @@ func TestUnwantedRemovalIsNotRetried(t *testing.T) {
 
 func TestLostLeadershipEndsRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := &fakeRemover{answer: func(ctx context.Context, _ upgrade.Removal, _ int) error { <-ctx.Done(); return ctx.Err() }}
+		api := &fakeRemover{response: func(ctx context.Context, _ upgrade.Removal, _ int) error { <-ctx.Done(); return ctx.Err() }}
 		r, end := start(Options{Remover: api})
 		plan := &upgrade.Plan{}
 		for i := range 300 {
@@ -273,7 +273,7 @@ func TestLostLeadershipEndsRequests(t *testing.T) {
 		began := time.Now()
 		r.Remove(plan, anyNode)
 		synctest.Wait()
-		require.Len(t, api.asked, maxRequests)
+		require.Len(t, api.requests, maxRequests)
 		end()
 		require.Zero(t, time.Since(began))
 	})
@@ -283,7 +283,7 @@ func TestLostLeadershipEndsRequests(t *testing.T) {
 // node yields its turn. The failure stays recorded.
 func TestUndeletableDriverPod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := &fakeRemover{answer: func(_ context.Context, pod upgrade.Removal, _ int) error {
+		api := &fakeRemover{response: func(_ context.Context, pod upgrade.Removal, _ int) error {
 			if pod.Name == "bad" {
 				return apierrors.NewForbidden(corev1.Resource("pods"), "bad", errors.New("a webhook says no"))
 			}
@@ -456,7 +456,7 @@ func TestMissingPermissionIsAnErrorNotABlockedPod(t *testing.T) {
 			return c.Get(ctx, key, o, opts...)
 		},
 	}, one, claim("gpu", "gpu.nvidia.com"))
-	api := &fakeRemover{answer: func(context.Context, upgrade.Removal, int) error { return denied("create", "pods/eviction", "") }}
+	api := &fakeRemover{response: func(context.Context, upgrade.Removal, int) error { return denied("create", "pods/eviction", "") }}
 	r, end := start(Options{Client: c, Remover: api})
 	defer end()
 	watch := &upgrade.Plan{Watch: []string{"a"}}
