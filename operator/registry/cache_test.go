@@ -18,7 +18,7 @@ import (
 type fake struct {
 	mu      sync.Mutex
 	results map[string]driver.Presence
-	shows   func(Access) driver.Presence // replaces answer if it is set
+	shows   func(Access) driver.Presence // replaces results if it is set
 	queries []time.Duration              // since the beginning
 	begin   time.Time
 	changes []string
