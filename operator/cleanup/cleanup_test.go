@@ -198,7 +198,7 @@ func TestAnnotationIsNoEvidenceOfALabelsOwner(t *testing.T) {
 	require.Equal(t, people, left, "gpuready writes no labels of these names, whatever a field manager calls itself")
 }
 
-// What a person set stays, whatever the annotations name.
+// Labels of people stay, whatever the annotations list.
 func TestLabelsOfPeopleAreNeverRemoved(t *testing.T) {
 	names := rapid.OneOf(
 		rapid.StringMatching(`nvidia\.com/(gpu|cuda|gfd|mig|mps|pool)[.-]?[a-z0-9.-]{0,20}[a-z0-9]`),

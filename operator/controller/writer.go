@@ -93,7 +93,7 @@ func (w *writer) done(node string, patch *upgrade.Patch, written bool) {
 }
 
 // refuse records that a patch was refused, and returns when patches of the Node were first
-// refused. reported tells whether an Event has reported it before; report marks it as reported.
+// refused. reported is true if an Event has reported it before; report marks it as reported.
 func (w *writer) refuse(node string, report bool) (since time.Time, reported bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

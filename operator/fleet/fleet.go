@@ -94,7 +94,7 @@ func (n *Node) HandedOver() bool {
 	return n.Labels[label.HandOver] == label.Product
 }
 
-// Served reports whether the operator acts on the Node. handOver tells whether NVIDIA's
+// Served reports whether the operator acts on the Node. handOver is true while NVIDIA's
 // operator runs in the cluster.
 func (n *Node) Served(handOver bool) bool {
 	return n.GPU && !n.Away() && (!handOver || n.HandedOver())

@@ -59,7 +59,8 @@ const (
 	Wrote = "gpuready.io/labels"
 	// InitiallyCordoned is "true" if the Node was cordoned before its upgrade, and stays so.
 	InitiallyCordoned = "nvidia.com/gpu-driver-upgrade.node-initial-state.unschedulable"
-	// UpgradeSince is when the Node entered its UpgradeState, RFC 3339; UpgradeWhy is why it failed.
+	// UpgradeSince is the time at which the Node entered its UpgradeState, RFC 3339; UpgradeWhy is
+	// the reason for a failure.
 	UpgradeSince = "gpuready.io/driver-upgrade.since"
 	UpgradeWhy   = "gpuready.io/driver-upgrade.why"
 	// UpgradeTarget is the driver that the Node was last upgraded to, "<ID>@<digest>".

@@ -42,16 +42,16 @@ const (
 	leaseDuration = 15 * time.Second
 	renewDeadline = 10 * time.Second
 	retryPeriod   = 2 * time.Second
-	// certainty is how long after a renewal this process may write: as long as a healthy
+	// certainty bounds how long after a renewal this process may write: as long as a healthy
 	// renewal may take. A leader that cannot renew still leads for renewDeadline, but writes
 	// nothing.
 	certainty = 2 * retryPeriod
-	// takeoverDelay is how long a new leader waits if the Lease does not show that the previous
+	// takeoverDelay is the wait of a new leader if the Lease does not show that the previous
 	// one has ended, as when it was deleted. By then, nobody writes without having renewed it.
 	takeoverDelay = certainty + time.Second
 	// longestLease bounds the duration that an edited Lease can claim.
 	longestLease = time.Minute
-	// claimTimeout is how long an installation may be without a leader before another one takes
+	// claimTimeout bounds how long an installation may be without a leader before another one takes
 	// over although its Deployment exists. A leader counts once it has led for longer than
 	// steady.
 	claimTimeout = 10 * time.Minute

@@ -31,8 +31,8 @@ const (
 	Unknown  Status = "unknown"  // there is no trustworthy report
 )
 
-// Stale is how far the validator's condition may lag behind the kubelet's before it no longer
-// counts. Both are renewed every five minutes, by the node's clock, which is compared with no
+// Stale bounds the lag of the validator's condition behind the kubelet's; beyond it, the
+// condition no longer counts. Both are renewed every five minutes, by the node's clock, which is compared with no
 // other.
 const Stale = 15 * time.Minute
 

@@ -26,7 +26,7 @@ import (
 // known when the first ones have no more to evict.
 const maxFollowed = 64
 
-// watchTimeout is how long a watch lasts before the API server ends it and it is renewed.
+// watchTimeout is the time after which the API server ends a watch and it is renewed.
 const watchTimeout = 5 * time.Minute
 
 // pauseAfterError is the pause after a list or watch that failed or ended at once.

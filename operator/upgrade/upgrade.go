@@ -134,7 +134,7 @@ type Refusal struct {
 	Next  time.Time // when it may be retried; zero: when its subject has changed
 }
 
-// WriteDeadline is how long a write of a node's upgrade may fail before the upgrade yields
+// WriteDeadline bounds how long a write of a node's upgrade may fail before the upgrade yields
 // its turn, and WriteAgain is the pause before the next attempt. PodsAgain is the pause after
 // a pod was evicted in vain and is still there: each attempt costs the node's other pods
 // their place.

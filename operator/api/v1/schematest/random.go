@@ -44,7 +44,7 @@ var matches = regexp.MustCompile(`^self\.matches\(r'(.*)'\)$`)
 // drawer draws values of schemas.
 type drawer struct {
 	t *rapid.T
-	// density is how many of ten optional properties are set.
+	// density is the number of optional properties that are set, of ten.
 	density int
 }
 
