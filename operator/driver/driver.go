@@ -73,7 +73,7 @@ type Facts struct {
 	Toolkit func(rhcos string) (image string, ok bool)
 	// ToolkitUnknown is why the ImageStream behind Toolkit has not been read; "" if it was.
 	ToolkitUnknown string
-	// Registry looks up an image; nil means that no registry is available.
+	// Registry looks up an image; nil means that nothing is known of images.
 	Registry func(image string) Presence
 	// Deployed returns how the driver DaemonSet of an ID runs the image (Ours, Version). ok is
 	// false if no such DaemonSet runs it. Deployed may be nil.

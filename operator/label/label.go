@@ -60,10 +60,10 @@ const (
 	// InitiallyCordoned is "true" if the Node was cordoned before its upgrade, and stays so.
 	InitiallyCordoned = "nvidia.com/gpu-driver-upgrade.node-initial-state.unschedulable"
 	// UpgradeSince is the time at which the Node entered its UpgradeState, RFC 3339; UpgradeWhy is
-	// the reason for a failure.
+	// the reason for a failure or deferral.
 	UpgradeSince = "gpuready.io/driver-upgrade.since"
 	UpgradeWhy   = "gpuready.io/driver-upgrade.why"
-	// UpgradeTarget is the driver that the Node was last upgraded to, "<ID>@<digest>".
+	// UpgradeTarget is the target of the Node's last upgrade, "<ID>@<digest>".
 	UpgradeTarget = "gpuready.io/driver-upgrade.target"
 	// UpgradeCordoned is "true" if the upgrade cordoned the Node.
 	UpgradeCordoned = "gpuready.io/driver-upgrade.cordoned"

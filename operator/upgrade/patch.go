@@ -217,7 +217,7 @@ func stateEvent(e edit) *Event {
 	case PodRestart:
 		return &Event{Reason: Reason, Message: "the old driver is replaced by the new one"}
 	case Done:
-		return &Event{Reason: Reason, Message: "the node has its new driver"}
+		return &Event{Reason: Reason, Message: "the node's driver is up to date"}
 	case Required:
 		if e.why != "" {
 			return &Event{Warning: true, Reason: Reason, Message: "the driver's upgrade is deferred, and other nodes go first: " + e.why}
