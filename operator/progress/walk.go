@@ -116,12 +116,12 @@ func (l nodeView) podReady(s road.State) (obstacle, bool) {
 // one of its container, which the validator reports. It does so only for this product's
 // containers: with another's, the validator's text is about an earlier container.
 func (l nodeView) withDriverReason(pod obstacle) obstacle {
-	reason, is := strings.CutPrefix(l.verdict.Message, string(readiness.Driver)+": "+readiness.NoDriver)
+	message, is := strings.CutPrefix(l.verdict.Message, string(readiness.Driver)+": "+readiness.NoDriver)
 	p := l.pod(road.Driver)
 	if !is || !l.verdict.trusted() || pod.Reason != ReasonNotReady || !p.Ours {
 		return pod
 	}
-	pod.Reason, pod.Message = l.verdict.Reason, reason
+	pod.Reason, pod.Message = l.verdict.Reason, message
 	return pod
 }
 
