@@ -186,7 +186,7 @@ func TestThePolicyForXIDsIsOfTheFileAndTheReferencesVariables(t *testing.T) {
 
 	t.Setenv("DP_ENABLE_HEALTHCHECKS", "some")
 	_, err = parse(nil, io.Discard)
-	require.EqualError(t, err, `environment variable DP_ENABLE_HEALTHCHECKS: "some" is no XID: write XIDs separated by commas, as in 48,79, or all`)
+	require.EqualError(t, err, `environment variable DP_ENABLE_HEALTHCHECKS: "some" is not an XID: write XIDs separated by commas, as in 48,79, or all`)
 }
 
 func TestHelpNamesEnvironmentExamplesAndExitCodes(t *testing.T) {

@@ -8,19 +8,18 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// The reference plugin's variables.
+// Environment variables of the reference plugin.
 const (
 	DisableVariable = "DP_DISABLE_HEALTHCHECKS"
 	EnableVariable  = "DP_ENABLE_HEALTHCHECKS"
 )
 
-// ParseDisable reads the values of the reference plugin's two variables, as
-// k8s-device-plugin documents them in internal/rm/health.go: lists, separated by
-// commas, of XIDs to ignore and of XIDs to heed, of which the latter wins. "all",
-// or "xids", is every XID; with "all" ignored, those to heed are the exceptions,
-// and with "all" heeded nothing is ignored, whatever else is listed. Blank
-// entries are passed over. An entry that is none of these, which the reference
-// passes over too, is refused: somebody relies on it.
+// ParseDisable reads the reference plugin's two variables as k8s-device-plugin
+// documents them in internal/rm/health.go: comma-separated lists of XIDs to ignore and
+// of XIDs to heed. The latter wins. "all", or "xids", stands for every XID. With "all"
+// ignored, the XIDs to heed are the exceptions; with "all" heeded nothing is ignored,
+// whatever else is listed. Blank entries are skipped. An unknown entry is an error,
+// although the reference skips it too, since somebody relies on it.
 func ParseDisable(disable, enable string) (Changes, error) {
 	off, allOff, err := parseXIDs(DisableVariable, disable)
 	if err != nil {
@@ -49,7 +48,7 @@ func ParseDisable(disable, enable string) (Changes, error) {
 	return c, nil
 }
 
-// parseXIDs reads one of the lists.
+// parseXIDs parses one of the lists.
 func parseXIDs(variable, text string) (xids []uint64, all bool, err error) {
 	for entry := range strings.SplitSeq(text, ",") {
 		switch entry = strings.ToLower(strings.TrimSpace(entry)); entry {
@@ -61,7 +60,7 @@ func parseXIDs(variable, text string) (xids []uint64, all bool, err error) {
 		}
 		xid, err := strconv.ParseUint(entry, 10, 32)
 		if err != nil || xid == 0 {
-			return nil, false, fmt.Errorf("%s: %q is no XID: write XIDs separated by commas, as in 48,79, or all", variable, entry)
+			return nil, false, fmt.Errorf("%s: %q is not an XID: write XIDs separated by commas, as in 48,79, or all", variable, entry)
 		}
 		xids = append(xids, xid)
 	}

@@ -15,130 +15,129 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// A record is one thing that happened, for whoever wants to check afterwards
-// whether there was evidence.
+// record is one observation, kept to check afterwards whether there was evidence.
 type record struct {
-	at      time.Time
-	event   *gpu.Event    // heard
-	seen    *gpu.Snapshot // or shown
-	probe   *health.Probe // or tried
-	deaf    bool          // or nothing is heard any more
-	reload  bool          // and the driver is away
-	hearing bool          // or it is heard again
+	at        time.Time
+	event     *gpu.Event
+	snapshot  *gpu.Snapshot
+	probe     *health.Probe
+	unwatched bool // watching has ended
+	reload    bool // and the driver was unloaded
+	watching  bool // watching has begun
 }
 
-// story is a node of two divided GPUs and what happened to it.
-type story struct {
-	now    time.Time
-	health health.State
-	told   []record
+// timeline is a node of two MIG GPUs and the record of what happened to it.
+type timeline struct {
+	now     time.Time
+	health  health.State
+	records []record
 }
 
-func newStory() *story {
-	s := &story{now: now, health: health.New(gpu.Fault{})}
-	s.see(divided)
-	s.listen()
+func newTimeline() *timeline {
+	s := &timeline{now: now, health: health.New(gpu.Fault{})}
+	s.applySnapshot(divided)
+	s.startWatching()
 	return s
 }
 
-func (s *story) tell(r record) {
+func (s *timeline) add(r record) {
 	r.at = s.now
-	s.told = append(s.told, r)
+	s.records = append(s.records, r)
 }
 
-func (s *story) see(snap gpu.Snapshot) {
+func (s *timeline) applySnapshot(snap gpu.Snapshot) {
 	s.health = s.health.See(snap, s.now)
-	s.tell(record{seen: &snap})
+	s.add(record{snapshot: &snap})
 }
 
-func (s *story) listen() {
+func (s *timeline) startWatching() {
 	s.health = s.health.Watching(s.now)
-	s.tell(record{hearing: true})
+	s.add(record{watching: true})
 }
 
-func (s *story) deafen(unloaded bool) {
+func (s *timeline) stopWatching(unloaded bool) {
 	s.health = s.health.Blind(gpu.Fault{Reason: gpu.ReasonUnwatched}, unloaded, s.now)
-	s.tell(record{deaf: true, reload: unloaded})
+	s.add(record{unwatched: true, reload: unloaded})
 }
 
-// restart is another process, which remembers by the file.
-func (s *story) restart(t *rapid.T) {
+// restart replaces the state by what a new process reads from the file.
+func (s *timeline) restart(t *rapid.T) {
 	text, err := json.Marshal(file(s.health))
 	require.NoError(t, err)
 	read := nodestate.State{}
 	require.NoError(t, json.Unmarshal(text, &read))
 	s.health = health.Recall(read)
-	s.deafen(false)
+	s.stopWatching(false)
 }
 
-// step draws something that can happen.
-func (s *story) step(t *rapid.T) {
+// step draws and applies one random change.
+func (s *timeline) step(t *rapid.T) {
 	s.now = s.now.Add(time.Duration(rapid.IntRange(0, 4).Draw(t, "minutes")) * time.Minute)
 	d := divided.Devices[rapid.IntRange(0, 1).Draw(t, "gpu")]
 	switch rapid.IntRange(0, 9).Draw(t, "step") {
 	case 0, 1:
 		e := instance(d.UUID, rapid.SampledFrom([]int{-1, 1, 2, 4}).Draw(t, "gi"), rapid.SampledFrom([]int{-1, 0}).Draw(t, "ci"),
 			rapid.SampledFrom([]uint64{13, 48, 63, 79, 94, 32, 151, 999}).Draw(t, "xid"))
-		s.hear(e)
+		s.applyEvent(e)
 	case 2:
 		kind := rapid.SampledFrom([]gpu.EventKind{gpu.EventECC, gpu.EventLost, gpu.EventChanged}).Draw(t, "kind")
 		e := gputest.Event(kind, d.UUID, "said")
 		e.Seen = kind == gpu.EventLost && rapid.Bool().Draw(t, "met")
-		s.hear(e)
+		s.applyEvent(e)
 	case 3:
 		snap := divided.Clone()
 		snap.Devices[d.Index].Fault.Reason = rapid.SampledFrom([]gpu.Reason{gpu.ReasonLost, gpu.ReasonUnreadable, gpu.ReasonRowRemap, gpu.ReasonResetNeeded}).Draw(t, "fault")
-		s.see(snap)
+		s.applySnapshot(snap)
 	case 4:
 		snap := divided.Clone()
 		snap.Devices = slices.Delete(snap.Devices, d.Index, d.Index+1)
-		s.see(snap)
+		s.applySnapshot(snap)
 	case 5:
-		s.deafen(rapid.Bool().Draw(t, "unloaded"))
-		s.listen()
+		s.stopWatching(rapid.Bool().Draw(t, "unloaded"))
+		s.startWatching()
 	case 6:
 		snap := divided.Clone()
 		snap.Driver.Version = rapid.SampledFrom([]string{divided.Driver.Version, "600.1"}).Draw(t, "driver")
-		s.see(snap)
+		s.applySnapshot(snap)
 	case 7:
 		s.restart(t)
-		s.see(divided)
-		s.listen()
+		s.applySnapshot(divided)
+		s.startWatching()
 	case 8:
 		for _, id := range s.health.Due(s.now) {
-			s.try(health.Probe{ID: id, Began: s.now, Passed: rapid.Bool().Draw(t, "passed")})
+			s.applyProbe(health.Probe{ID: id, Began: s.now, Passed: rapid.Bool().Draw(t, "passed")})
 		}
-		s.see(divided)
+		s.applySnapshot(divided)
 	default:
-		// One that nobody asked for, and that may be old.
+		// A probe that was not due and may be old.
 		began := s.now.Add(-time.Duration(rapid.IntRange(0, 6).Draw(t, "ago")) * time.Minute)
-		s.try(health.Probe{ID: rapid.SampledFrom(parts(d)).Draw(t, "tried"), Began: began, Passed: true})
-		s.see(divided)
+		s.applyProbe(health.Probe{ID: rapid.SampledFrom(parts(d)).Draw(t, "tried"), Began: began, Passed: true})
+		s.applySnapshot(divided)
 	}
 }
 
-func (s *story) hear(e gpu.Event) {
+func (s *timeline) applyEvent(e gpu.Event) {
 	s.health = s.health.Hear(e, s.now)
-	s.tell(record{event: &e})
+	s.add(record{event: &e})
 }
 
-func (s *story) try(p health.Probe) {
+func (s *timeline) applyProbe(p health.Probe) {
 	s.health = s.health.Probed(p, s.now)
-	s.tell(record{probe: &p})
+	s.add(record{probe: &p})
 }
 
-// evident says whether the story has evidence that what an event, told[i], did
-// to a part of a GPU is over. It is written from what the package says it takes,
-// and knows nothing of how that is kept.
-func (s *story) evident(i int, d gpu.Device, recovery gpu.Recovery) bool {
+// hasEvidence reports whether the timeline proves that the effect of an event,
+// records[i], on a part of a GPU is over. It follows the package comment and knows
+// nothing of the implementation.
+func (s *timeline) hasEvidence(i int, d gpu.Device, recovery gpu.Recovery) bool {
 	proven := false
 	driver := ""
-	for j, r := range s.told {
+	for j, r := range s.records {
 		switch {
-		case r.seen != nil:
-			now, there := r.seen.Device(d.UUID)
-			reloaded := driver != "" && r.seen.Driver.Version != driver
-			driver = r.seen.Driver.Version
+		case r.snapshot != nil:
+			now, there := r.snapshot.Device(d.UUID)
+			reloaded := driver != "" && r.snapshot.Driver.Version != driver
+			driver = r.snapshot.Driver.Version
 			if j <= i {
 				continue
 			}
@@ -155,32 +154,32 @@ func (s *story) evident(i int, d gpu.Device, recovery gpu.Recovery) bool {
 		case j > i && r.reload:
 			proven = true
 		case j > i && r.probe != nil && r.probe.Passed && recovery == gpu.RecoveryQuiet:
-			proven = proven || slices.Contains(parts(d), r.probe.ID) && s.quiet(i, j)
+			proven = proven || slices.Contains(parts(d), r.probe.ID) && s.wasQuiet(i, j)
 		}
 	}
 	return false
 }
 
-// quiet says whether there was a while between an event and a probe in which
-// somebody listened.
-func (s *story) quiet(i, j int) bool {
-	begin := s.told[i].at
-	for _, r := range s.told[:j] {
-		if r.hearing && r.at.After(begin) {
+// wasQuiet reports whether the node was watched for the quiet period between an event
+// and a probe.
+func (s *timeline) wasQuiet(i, j int) bool {
+	begin := s.records[i].at
+	for _, r := range s.records[:j] {
+		if r.watching && r.at.After(begin) {
 			begin = r.at
 		}
 	}
-	return s.told[j].probe.Began.Sub(begin) >= health.DefaultQuiet
+	return s.records[j].probe.Began.Sub(begin) >= health.DefaultQuiet
 }
 
-func TestNothingIsHealthyWithoutEvidence(t *testing.T) {
+func TestNoGPUIsHealthyWithoutEvidence(t *testing.T) {
 	policy := health.DefaultPolicy()
 	rapid.Check(t, func(t *rapid.T) {
-		s := newStory()
+		s := newTimeline()
 		for range rapid.IntRange(1, 25).Draw(t, "steps") {
 			s.step(t)
-			wrong := held(s.health, divided)
-			for i, r := range s.told {
+			wrong := unhealthy(s.health, divided)
+			for i, r := range s.records {
 				if r.event == nil {
 					continue
 				}
@@ -192,10 +191,10 @@ func TestNothingIsHealthyWithoutEvidence(t *testing.T) {
 					continue
 				}
 				d, _ := divided.Device(r.event.UUID)
-				if rule.Action == gpu.ActionIgnore || s.evident(i, d, rule.Recovery) {
+				if rule.Action == gpu.ActionIgnore || s.hasEvidence(i, d, rule.Recovery) {
 					continue
 				}
-				for _, id := range concerned(*r.event, d) {
+				for _, id := range affected(*r.event, d) {
 					if wrong[id] == "" {
 						t.Fatalf("%s is healthy, and there is no evidence against %+v", id, *r.event)
 					}
@@ -205,8 +204,8 @@ func TestNothingIsHealthyWithoutEvidence(t *testing.T) {
 	})
 }
 
-// concerned lists what an event makes unhealthy.
-func concerned(e gpu.Event, d gpu.Device) []gpu.UUID {
+// affected lists the devices that an event makes unhealthy.
+func affected(e gpu.Event, d gpu.Device) []gpu.UUID {
 	info, _ := gpu.XID(e.XID)
 	ids := []gpu.UUID{d.UUID}
 	for _, m := range d.MIG {
@@ -217,40 +216,40 @@ func concerned(e gpu.Event, d gpu.Device) []gpu.UUID {
 	return ids
 }
 
-func TestANewProcessKnowsWhatTheOldOneKnew(t *testing.T) {
+func TestNewProcessBehavesLikeTheOldOne(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		s := newStory()
+		s := newTimeline()
 		for range rapid.IntRange(0, 12).Draw(t, "before") {
 			s.step(t)
 		}
-		// Both begin to listen anew; from now on they see and hear the same.
-		old := &story{now: s.now, health: s.health}
-		old.deafen(false)
+		// Both start watching anew; from now on they observe the same.
+		old := &timeline{now: s.now, health: s.health}
+		old.stopWatching(false)
 		s.restart(t)
 		require.Equal(t, file(old.health).DevicePlugin.Faults, file(s.health).DevicePlugin.Faults)
-		for _, p := range []*story{old, s} {
-			p.see(divided)
-			p.listen()
+		for _, p := range []*timeline{old, s} {
+			p.applySnapshot(divided)
+			p.startWatching()
 		}
-		require.Equal(t, held(old.health, divided), held(s.health, divided))
+		require.Equal(t, unhealthy(old.health, divided), unhealthy(s.health, divided))
 		for range rapid.IntRange(1, 6).Draw(t, "after") {
-			before := len(s.told)
+			before := len(s.records)
 			s.step(t)
-			for _, r := range s.told[before:] {
+			for _, r := range s.records[before:] {
 				switch {
 				case r.event != nil:
 					old.health = old.health.Hear(*r.event, r.at)
-				case r.seen != nil:
-					old.health = old.health.See(*r.seen, r.at)
+				case r.snapshot != nil:
+					old.health = old.health.See(*r.snapshot, r.at)
 				case r.probe != nil:
 					old.health = old.health.Probed(*r.probe, r.at)
-				case r.hearing:
+				case r.watching:
 					old.health = old.health.Watching(r.at)
-				case r.deaf:
+				case r.unwatched:
 					old.health = old.health.Blind(gpu.Fault{Reason: gpu.ReasonUnwatched}, r.reload, r.at)
 				}
 			}
-			require.Equal(t, held(old.health, divided), held(s.health, divided))
+			require.Equal(t, unhealthy(old.health, divided), unhealthy(s.health, divided))
 			require.Equal(t, old.health.Due(s.now), s.health.Due(s.now))
 			for _, id := range parts(divided.Devices[0]) {
 				require.Equal(t, old.health.LetGo(id), s.health.LetGo(id))
@@ -259,21 +258,21 @@ func TestANewProcessKnowsWhatTheOldOneKnew(t *testing.T) {
 	})
 }
 
-func TestTheStateBeforeIsNeverChanged(t *testing.T) {
+func TestStateIsImmutable(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		s := newStory()
+		s := newTimeline()
 		for range rapid.IntRange(1, 12).Draw(t, "steps") {
 			before := s.health
-			faults, wrong := before.Faults(), held(before, divided)
+			faults, wrong := before.Faults(), unhealthy(before, divided)
 			s.step(t)
 			require.Equal(t, faults, before.Faults())
-			require.Equal(t, wrong, held(before, divided))
+			require.Equal(t, wrong, unhealthy(before, divided))
 		}
 	})
 }
 
-// The plugin is upgraded within a boot: what the version before wrote is understood.
-func TestWhatAnEarlierVersionRemembered(t *testing.T) {
+// The plugin can be upgraded within a boot, so it reads what the earlier version wrote.
+func TestRecallReadsStateOfEarlierVersions(t *testing.T) {
 	id, also := gputest.GPU(1), nodestate.Fault{GPU: gputest.GPU(1), Reason: gpu.ReasonMissing, Message: "seen out of service since", Since: now}
 	for name, c := range map[string]struct {
 		faults []nodestate.Fault
@@ -295,7 +294,7 @@ func TestWhatAnEarlierVersionRemembered(t *testing.T) {
 	}
 }
 
-func TestAWordFromTheFutureIsReadToTheGPUsDisadvantage(t *testing.T) {
+func TestUnknownEvidenceNameNeedsADriverReload(t *testing.T) {
 	for needs, recovers := range map[string]bool{"": true, "reset": true, "quiet": true, "snapshot": true, "prayer": false} {
 		h := health.Recall(nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{Faults: []nodestate.Fault{
 			{GPU: gputest.GPU(1), Reason: gpu.ReasonXID, XID: 48, Since: now, Needs: needs, Evidence: "prayer"},

@@ -1,28 +1,28 @@
-// Package health decides which GPUs, and which MIG devices of them, may be given
-// away. It is a pure state machine: a State is a value, what is seen and heard
-// makes a new one, time is told to it, and nothing here touches the world.
+// Package health decides which GPUs and MIG devices may be allocated. It is a pure
+// state machine: a State is a value, each observation returns a new State, the caller
+// passes the time in, and nothing here does I/O.
 //
-// A GPU becomes unhealthy by what a snapshot shows (a Fault, or that it is
-// missing), by an event (an XID that the Policy heeds, an uncorrectable ECC error,
-// the loss of the GPU), and while it cannot be watched. Its MIG devices follow it.
-// An XID that stays in a GPU instance of MIG, which the driver names with it,
-// concerns the MIG devices of that instance alone, and the GPU as a whole.
+// A GPU becomes unhealthy by what a snapshot shows (a Fault, or that it is missing), by
+// an event (an XID that the Policy heeds, an uncorrectable ECC error, the loss of the
+// GPU), and while it cannot be watched. Its MIG devices follow it. A contained XID, for
+// which the driver names the GPU instance, affects the MIG devices of that instance and
+// the GPU as a whole.
 //
-// Something becomes healthy again only on evidence, and never because a process
-// was started anew. What evidence it takes depends on what is held against it:
+// A device becomes healthy again only on evidence, never because a process restarted.
+// The evidence required depends on the fault:
 //
-//   - What a snapshot had shown: that a later one does not show it.
-//   - An event that recovers by being quiet: that it was watched for a while
-//     without another one, then passed a probe, and then a snapshot showed it with
-//     nothing wrong (quiet.go).
-//   - Any other event: that a snapshot showed the GPU out of service (lost,
-//     missing, in need of a reset), and a later one shows it with nothing wrong.
-//     That is what a reset looks like from outside.
-//   - An event that never recovers: that the driver's kernel module was unloaded or
+//   - A fault from a snapshot: a later snapshot does not show it.
+//   - An event that recovers by quiet: the device was watched for the quiet period
+//     without another event, passed a probe, and then a snapshot showed no fault
+//     (quiet.go).
+//   - Any other event: a snapshot showed the GPU out of service (lost, missing, in
+//     need of a reset), and a later one shows it without a fault. That is what a reset
+//     looks like from outside.
+//   - An event that never recovers: the driver's kernel module was unloaded or
 //     replaced since, which initialises every GPU.
 //
-// More evidence than it takes is enough, too. What is remembered between two
-// processes is in memory.go; it does not outlive the boot.
+// Stronger evidence than required is enough, too. memory.go carries the faults from one
+// process to the next; they do not outlive the boot.
 package health
 
 import (
@@ -34,82 +34,81 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// State is the health of a node's GPUs at one moment. The zero State knows no
-// GPU. States are never changed; methods return new ones.
+// State is the health of a node's GPUs at one moment. The zero State knows no GPU. A
+// State is never changed; methods return new ones.
 type State struct {
-	gpus   map[gpu.UUID]GPU
-	policy Policy
-	driver string    // version of the kernel module when last seen
-	blind  gpu.Fault // why nothing at all can be watched
-	since  time.Time // of blind
-	doubt  gpu.Fault // what is held against a GPU that is seen for the first time
+	gpus             map[gpu.UUID]GPU
+	policy           Policy
+	driver           string    // version of the kernel module when last seen
+	unwatchable      gpu.Fault // why nothing at all can be watched
+	unwatchableSince time.Time
+	doubt            gpu.Fault // fault of every GPU not known before
 }
 
-// GPU is one GPU that was there in this boot.
+// GPU is a GPU that was present at some time in this boot.
 type GPU struct {
 	Device  gpu.Device // as last seen; with only UUID and NUMANode when it is remembered
 	Present bool       // in the last snapshot
 
-	marks     []mark    // what is held against it, by scope; never changed in place
-	heard     time.Time // since when it is watched without a gap; zero: it is not
-	unwatched gpu.Fault
-	unsince   time.Time
+	marks          []mark    // its faults, by scope; never changed in place
+	watchedSince   time.Time // start of watching without a gap; zero: not watched
+	unwatched      gpu.Fault
+	unwatchedSince time.Time
 }
 
-// New returns the State of a node that nothing is known of, with the default
-// Policy. A doubt that is not zero is held against every GPU: the memory of this
-// boot was lost.
+// New returns the State of a node about which nothing is known, with the default
+// Policy. A non-zero doubt is a fault of every GPU: the memory of this boot was lost.
 func New(doubt gpu.Fault) State { return State{doubt: doubt} }
 
-// WithPolicy returns the State with another Policy, for events from now on: what
-// is held already takes the evidence that it took before.
+// WithPolicy returns the State with another Policy for future events. Existing faults
+// keep the evidence that they required before.
 func (s State) WithPolicy(p Policy) State {
 	s.policy = p
 	return s
 }
 
-// Policy is the one in force.
+// Policy returns the policy in force.
 func (s State) Policy() Policy { return s.policy }
 
-// Doubt returns what New was given.
+// Doubt returns the doubt that New was given.
 func (s State) Doubt() gpu.Fault { return s.doubt }
 
-// DriverVersion is the version of the kernel module when it was last seen in
-// this boot, "" if it was not.
+// DriverVersion returns the last known version of the kernel module in this boot, or
+// "".
 func (s State) DriverVersion() string { return s.driver }
 
-// GPUs returns every GPU that was there in this boot, by index and then UUID.
+// GPUs returns every GPU that was present in this boot, by index and then UUID.
 func (s State) GPUs() []GPU {
 	return slices.SortedFunc(maps.Values(s.gpus), func(a, b GPU) int {
 		return cmp.Or(cmp.Compare(a.Device.Index, b.Device.Index), cmp.Compare(a.Device.UUID, b.Device.UUID))
 	})
 }
 
-// Verdict says why the GPU or MIG device must not be given away, and since when;
-// the zero Fault means that it may. What is held against it comes before what
-// keeps it from being watched. A GPU as a whole is not better than any part of
-// it. What nobody has seen is Missing.
+// Verdict returns the fault for which the GPU or MIG device must not be allocated, and
+// when it began. The zero Fault means that it may be allocated. Recorded faults come
+// before a failure to watch. A GPU has the faults of all its parts. An unknown device
+// is Missing.
 func (s State) Verdict(id gpu.UUID) (gpu.Fault, time.Time) {
 	g, part, known := s.find(id)
 	if !known {
 		return gpu.Fault{Reason: gpu.ReasonMissing, Message: "the driver has not listed it"}, time.Time{}
 	}
-	if m, held := g.held(part); held {
+	if m, held := g.firstMark(part); held {
 		return m.fault, m.since
 	}
 	switch {
-	case s.blind.Reason != "":
-		return s.blind, s.since
+	case s.unwatchable.Reason != "":
+		return s.unwatchable, s.unwatchableSince
 	case g.unwatched.Reason != "":
-		return g.unwatched, g.unsince
+		return g.unwatched, g.unwatchedSince
 	}
 	return gpu.Fault{}, time.Time{}
 }
 
-// LetGo says that the GPU, or that of the MIG device, waits for a reset, or for a
-// driver that is loaded anew: a process that holds it open would be in the way. Where
-// that is so of a part of it only, the others are in use and are watched. One that was
-// out of service since has to be read: it may be well.
+// LetGo reports whether the GPU, or the parent of the MIG device, waits for a reset or
+// for a driver reload, so that a process must not keep it open. It is false where only
+// a part of the GPU waits, since the other parts are in use and watched. It is also
+// false once the GPU was out of service: it may be healthy and has to be read.
 func (s State) LetGo(id gpu.UUID) bool {
 	g, _, known := s.find(id)
 	if !known {
@@ -122,7 +121,7 @@ func (s State) LetGo(id gpu.UUID) bool {
 	return slices.ContainsFunc(g.marks, func(m mark) bool { return m.scope == whole && m.needs >= reset && m.proof < m.needs })
 }
 
-// find returns the GPU, and which part of it the UUID names.
+// find returns the GPU, and the part of it that the UUID names.
 func (s State) find(id gpu.UUID) (g GPU, part scope, known bool) {
 	if g, known = s.gpus[id]; known {
 		return g, whole, true
@@ -140,11 +139,11 @@ func (s State) find(id gpu.UUID) (g GPU, part scope, known bool) {
 	return GPU{}, whole, false
 }
 
-// change applies f to a GPU, known or not, or to all with id "".
-func (s State) change(id gpu.UUID, now time.Time, f func(GPU) GPU) State {
+// update applies f to one GPU, known or not, or to all GPUs if id is "".
+func (s State) update(id gpu.UUID, now time.Time, f func(GPU) GPU) State {
 	s = s.clone()
 	if id != "" {
-		s.gpus[id] = f(s.get(id, now))
+		s.gpus[id] = f(s.gpuOrNew(id, now))
 		return s
 	}
 	for id, g := range s.gpus {
@@ -153,15 +152,15 @@ func (s State) change(id gpu.UUID, now time.Time, f func(GPU) GPU) State {
 	return s
 }
 
-// get returns a GPU. One that is new is under suspicion when all are.
-func (s State) get(id gpu.UUID, now time.Time) GPU {
+// gpuOrNew returns a GPU. A new one gets the State's doubt as its fault.
+func (s State) gpuOrNew(id gpu.UUID, now time.Time) GPU {
 	g, known := s.gpus[id]
 	if known {
 		return g
 	}
 	g.Device = gpu.Device{UUID: id, NUMANode: -1}
 	if s.doubt.Reason != "" {
-		g = g.note(whole, s.doubt, reset, now)
+		g = g.addMark(whole, s.doubt, reset, now)
 	}
 	return g
 }

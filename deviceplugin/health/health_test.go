@@ -44,8 +44,8 @@ func reasons(s health.State) map[int]gpu.Reason {
 
 type marks = map[int]gpu.Reason
 
-// met is the loss of a GPU that the source has met itself.
-func met(i int) gpu.Event {
+// lostOnAccess is the loss of a GPU that the source noticed itself.
+func lostOnAccess(i int) gpu.Event {
 	e := event(gpu.EventLost, i)
 	e.Seen = true
 	return e
@@ -53,7 +53,7 @@ func met(i int) gpu.Event {
 
 func event(kind gpu.EventKind, i int) gpu.Event { return gputest.Event(kind, gputest.GPU(i), "said") }
 
-func TestWhatMakesAGPUUnhealthyAndWhatMakesItHealthyAgain(t *testing.T) {
+func TestGPUBecomesUnhealthyAndRecovers(t *testing.T) {
 	type step struct {
 		do   func(health.State) health.State
 		want marks
@@ -108,11 +108,11 @@ func TestWhatMakesAGPUUnhealthyAndWhatMakesItHealthyAgain(t *testing.T) {
 		},
 		"lost, as the source met it, and well since": {
 			{hear(gputest.XID(gputest.GPU(2), 79)), marks{2: gpu.ReasonXID}},
-			{hear(met(2)), marks{2: gpu.ReasonXID}},
+			{hear(lostOnAccess(2)), marks{2: gpu.ReasonXID}},
 			{see(node), marks{}},
 		},
 		"lost, as the source met it, and an XID after that": {
-			{hear(met(2)), marks{2: gpu.ReasonLost}},
+			{hear(lostOnAccess(2)), marks{2: gpu.ReasonLost}},
 			{hear(gputest.XID(gputest.GPU(2), 79)), marks{2: gpu.ReasonLost}},
 			{see(node), marks{2: gpu.ReasonLost}},
 		},
@@ -152,7 +152,7 @@ func TestWhatMakesAGPUUnhealthyAndWhatMakesItHealthyAgain(t *testing.T) {
 	}
 }
 
-func TestTheFirstCauseStays(t *testing.T) {
+func TestFirstFaultStays(t *testing.T) {
 	h := health.New(gpu.Fault{}).See(node, now).
 		Hear(gputest.XID(gputest.GPU(0), 79), now).
 		Hear(event(gpu.EventLost, 0), now.Add(time.Minute)).
@@ -164,7 +164,7 @@ func TestTheFirstCauseStays(t *testing.T) {
 	require.Equal(t, now, since)
 }
 
-func TestAGPUTooBrokenToNameIsKnownByItsPlace(t *testing.T) {
+func TestGPUWithoutUUIDIsIdentifiedByAddress(t *testing.T) {
 	s := node.Clone()
 	s.Devices[1].UUID = ""
 	s.Devices[1].Fault = gpu.Fault{Reason: gpu.ReasonLost, Message: "gone from the bus"}
@@ -173,23 +173,23 @@ func TestAGPUTooBrokenToNameIsKnownByItsPlace(t *testing.T) {
 	require.Len(t, h.GPUs(), 4)
 }
 
-// A source that is opened anew has forgotten which GPU was where.
-func TestAGPUThatMayBeTheOneTooBrokenToNameIsNotGone(t *testing.T) {
+// A reopened source has forgotten which GPU was where.
+func TestGPUThatMayBeTheNamelessOneIsNotMissing(t *testing.T) {
 	h := watched(node).Hear(gputest.XID(gputest.GPU(1), 48), now)
 	s := node.Clone()
 	s.Devices[1] = gpu.Device{Index: 1, Fault: gpu.Fault{Reason: gpu.ReasonUnreadable}}
 	require.Equal(t, map[int]gpu.Reason{1: gpu.ReasonXID}, reasons(h.See(s, now).See(node, now)), "that is no reset")
 }
 
-func TestDoubtIsHeldAgainstAGPUThatIsHeardOfFirst(t *testing.T) {
+func TestDoubtAppliesToAGPUFirstKnownFromAnEvent(t *testing.T) {
 	doubt := gpu.Fault{Reason: health.ReasonForgotten}
 	for _, e := range []gpu.Event{gputest.XID(gputest.GPU(1), 94), event(gpu.EventUnwatched, 1)} {
 		h := health.New(doubt).Watching(now).Hear(e, now).See(node, now).Watched(gputest.GPU(1), now)
-		require.Equal(t, health.ReasonForgotten, reasons(look(h, node, after(6), true))[1])
+		require.Equal(t, health.ReasonForgotten, reasons(probeDue(h, node, after(6), true))[1])
 	}
 }
 
-func TestDoubtIsHeldAgainstEveryGPU(t *testing.T) {
+func TestDoubtAppliesToEveryGPU(t *testing.T) {
 	h := health.New(gpu.Fault{Reason: health.ReasonForgotten, Message: "remove the file"}).See(node, now)
 	require.Len(t, reasons(h), 4)
 	require.Len(t, reasons(h.See(node, now)), 4)
@@ -214,7 +214,7 @@ func file(h health.State) nodestate.State {
 	}
 }
 
-func TestAGPUIsHeldBackUntilThereIsEvidence(t *testing.T) {
+func TestGPUStaysUnhealthyUntilThereIsEvidence(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h := health.New(gpu.Fault{}).See(node, now).Hear(gputest.XID(gputest.GPU(2), 79), now)
 		for range rapid.IntRange(1, 20).Draw(t, "steps") {
@@ -236,7 +236,7 @@ func TestAGPUIsHeldBackUntilThereIsEvidence(t *testing.T) {
 	})
 }
 
-func TestOneGPUsTroubleIsItsOwn(t *testing.T) {
+func TestFaultsOfOneGPUAffectNoOther(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		i := rapid.IntRange(0, 3).Draw(t, "gpu")
 		h := health.New(gpu.Fault{}).See(node, now)

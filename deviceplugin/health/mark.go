@@ -8,35 +8,35 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// scope is the part of a GPU that something concerns.
+// scope is the part of a GPU that a fault affects.
 type scope struct {
 	gpuInstance, computeInstance int // -1: all of them
 }
 
 var whole = scope{-1, -1}
 
-// scopeOf is the part of the GPU that a MIG device is.
+// scopeOf returns the scope of a MIG device.
 func scopeOf(m gpu.MIGDevice) scope { return scope{m.GPUInstance, m.ComputeInstance} }
 
-// has says whether a part of the GPU lies in the scope.
-func (s scope) has(part scope) bool {
+// contains reports whether a part of the GPU lies in the scope.
+func (s scope) contains(part scope) bool {
 	return s.gpuInstance < 0 ||
 		s.gpuInstance == part.gpuInstance && (s.computeInstance < 0 || s.computeInstance == part.computeInstance)
 }
 
-// evidence is what a snapshot that shows nothing wrong is worth, for what was
-// seen before it. Each is worth what the ones before it are, and more.
+// evidence ranks what happened before a snapshot that shows no fault. Each kind
+// includes the weaker ones before it.
 type evidence int
 
 const (
-	shown  evidence = iota // nothing was
-	quiet                  // watched for a while without an event, and a probe that passed
-	reset                  // the GPU out of service
-	reload                 // the kernel module unloaded or replaced
+	snapshotOnly evidence = iota // nothing happened
+	quiet                        // watched for the quiet period without an event, then passed a probe
+	reset                        // the GPU was out of service
+	reload                       // the kernel module was unloaded or replaced
 )
 
-// needed is the evidence that it takes to recover in a way.
-func needed(r gpu.Recovery) evidence {
+// evidenceFor returns the evidence that a kind of recovery requires.
+func evidenceFor(r gpu.Recovery) evidence {
 	switch r {
 	case gpu.RecoveryQuiet:
 		return quiet
@@ -46,19 +46,19 @@ func needed(r gpu.Recovery) evidence {
 	return reset
 }
 
-// mark is what is held against a GPU or a part of it.
+// mark is a fault recorded for a GPU or a part of it.
 type mark struct {
 	scope scope
 	fault gpu.Fault // the first one, since it is the cause
 	since time.Time // of fault
 	last  time.Time // of the last event
-	needs evidence  // the most that any event asked for
-	proof evidence  // what there was since the last event
+	needs evidence  // the strongest that any event required
+	proof evidence  // collected since the last event
 }
 
-// note holds a fault against a part of the GPU. The first one stays, since it is
-// the cause; a later one asks for evidence from after it, and for no less.
-func (g GPU) note(at scope, fault gpu.Fault, needs evidence, now time.Time) GPU {
+// addMark records a fault for a part of the GPU. The first fault stays, since it is the
+// cause. A later one discards earlier evidence and never lowers the evidence required.
+func (g GPU) addMark(at scope, fault gpu.Fault, needs evidence, now time.Time) GPU {
 	g.marks = slices.Clone(g.marks)
 	i, found := slices.BinarySearchFunc(g.marks, at, func(m mark, s scope) int { return compare(m.scope, s) })
 	if !found {
@@ -66,7 +66,7 @@ func (g GPU) note(at scope, fault gpu.Fault, needs evidence, now time.Time) GPU 
 		return g
 	}
 	m := &g.marks[i]
-	m.needs, m.proof = max(m.needs, needs), shown
+	m.needs, m.proof = max(m.needs, needs), snapshotOnly
 	if now.After(m.last) {
 		m.last = now
 	}
@@ -77,8 +77,8 @@ func compare(a, b scope) int {
 	return cmp.Or(cmp.Compare(a.gpuInstance, b.gpuInstance), cmp.Compare(a.computeInstance, b.computeInstance))
 }
 
-// prove tells every mark what there was to see.
-func (g GPU) prove(e evidence) GPU {
+// addEvidence adds evidence to every mark.
+func (g GPU) addEvidence(e evidence) GPU {
 	g.marks = slices.Clone(g.marks)
 	for i := range g.marks {
 		g.marks[i].proof = max(g.marks[i].proof, e)
@@ -86,32 +86,32 @@ func (g GPU) prove(e evidence) GPU {
 	return g
 }
 
-// disturb takes back what is quiet, since something happened, or might have.
-func (g GPU) disturb(now time.Time) GPU {
+// resetQuiet discards the evidence of quiet, since an event happened or might have been
+// missed.
+func (g GPU) resetQuiet(now time.Time) GPU {
 	g.marks = slices.Clone(g.marks)
 	for i := range g.marks {
 		if m := &g.marks[i]; m.proof == quiet {
-			m.proof, m.last = shown, now
+			m.proof, m.last = snapshotOnly, now
 		}
 	}
 	return g
 }
 
-// held returns the first of what is held against a part of the GPU.
-func (g GPU) held(part scope) (mark, bool) {
+// firstMark returns the oldest mark that concerns a part of the GPU.
+func (g GPU) firstMark(part scope) (mark, bool) {
 	var first mark
 	held := false
 	for _, m := range g.marks {
-		if g.covers(m, part) && (!held || m.since.Before(first.since)) {
+		if g.concerns(m, part) && (!held || m.since.Before(first.since)) {
 			first, held = m, true
 		}
 	}
 	return first, held
 }
 
-// covers says whether a mark concerns a part of the GPU. Where the layout has
-// changed and an instance with a mark is there no more, what was broken in it may
-// now be part of any other.
-func (g GPU) covers(m mark, part scope) bool {
-	return part == whole || m.scope.has(part) || !slices.ContainsFunc(g.Device.MIG, func(d gpu.MIGDevice) bool { return m.scope.has(scopeOf(d)) })
+// concerns reports whether a mark concerns a part of the GPU. If the MIG layout changed
+// and the marked instance is gone, the broken hardware may now be part of any other.
+func (g GPU) concerns(m mark, part scope) bool {
+	return part == whole || m.scope.contains(part) || !slices.ContainsFunc(g.Device.MIG, func(d gpu.MIGDevice) bool { return m.scope.contains(scopeOf(d)) })
 }

@@ -16,15 +16,15 @@ import (
 // divided has two GPUs of four MIG devices each, in GPU instances 1 to 4.
 var divided = gputest.Node("a100-mig", 2)
 
-// instance is an XID that the driver says is of a part of the GPU.
+// instance is an XID that the driver attributes to a part of the GPU.
 func instance(gpu gpu.UUID, gi, ci int, xid uint64) gpu.Event {
 	e := gputest.XID(gpu, xid)
 	e.GPUInstance, e.ComputeInstance = gi, ci
 	return e
 }
 
-// held lists what must not be given away, GPUs and MIG devices, by why.
-func held(h health.State, s gpu.Snapshot) map[gpu.UUID]gpu.Reason {
+// unhealthy lists the GPUs and MIG devices that must not be allocated, with the reason.
+func unhealthy(h health.State, s gpu.Snapshot) map[gpu.UUID]gpu.Reason {
 	out := map[gpu.UUID]gpu.Reason{}
 	for _, d := range s.Devices {
 		for _, id := range parts(d) {
@@ -44,7 +44,7 @@ func parts(d gpu.Device) []gpu.UUID {
 	return ids
 }
 
-func TestWhatAnXIDOfAMIGInstanceConcerns(t *testing.T) {
+func TestXIDOfAMIGInstanceAffectsItsDevices(t *testing.T) {
 	gpu0, gpu1 := divided.Devices[0], divided.Devices[1]
 	all := map[gpu.UUID]gpu.Reason{}
 	for _, id := range parts(gpu0) {
@@ -68,31 +68,31 @@ func TestWhatAnXIDOfAMIGInstanceConcerns(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := health.New(gpu.Fault{}).See(divided, now).Hear(c.event, now)
-			require.Equal(t, c.want, held(h, divided))
+			require.Equal(t, c.want, unhealthy(h, divided))
 			again := health.Recall(file(h)).See(divided, now)
-			require.Equal(t, c.want, held(again, divided), "also in the next process")
+			require.Equal(t, c.want, unhealthy(again, divided), "also in the next process")
 		})
 	}
 }
 
-// They share memory and engines: what the driver says of one is held against all.
-func TestComputeInstancesOfOneGPUInstanceAreNotToldApart(t *testing.T) {
+// They share memory and engines, so a fault of one affects all.
+func TestComputeInstancesShareTheFaultsOfTheirGPUInstance(t *testing.T) {
 	s := divided.Clone()
 	s.Devices[0].MIG[1].GPUInstance, s.Devices[0].MIG[1].ComputeInstance = 1, 1
 	mig := s.Devices[0].MIG
 	want := map[gpu.UUID]gpu.Reason{s.Devices[0].UUID: gpu.ReasonXID, mig[0].UUID: gpu.ReasonXID, mig[1].UUID: gpu.ReasonXID}
 	h := health.New(gpu.Fault{}).See(s, now)
 	for _, ci := range []int{-1, 0, 1} {
-		require.Equal(t, want, held(h.Hear(instance(s.Devices[0].UUID, 1, ci, 32), now), s))
+		require.Equal(t, want, unhealthy(h.Hear(instance(s.Devices[0].UUID, 1, ci, 32), now), s))
 	}
 	gi, ci := 1, 1
 	old := file(h)
 	old.DevicePlugin.Faults = []nodestate.Fault{{GPU: s.Devices[0].UUID, GPUInstance: &gi, ComputeInstance: &ci, Reason: gpu.ReasonXID, XID: 32, Since: now, Needs: "quiet"}}
-	require.Equal(t, want, held(health.Recall(old).See(s, now), s), "also what an earlier version had noted")
+	require.Equal(t, want, unhealthy(health.Recall(old).See(s, now), s), "also what an earlier version had noted")
 }
 
-// What is remembered of a divided GPU is all there is when it comes back no more.
-func TestADividedGPUIsRememberedWithoutAFault(t *testing.T) {
+// The memory of a MIG GPU is the only source of its devices if it never comes back.
+func TestRecallKeepsMIGDevicesWithoutAFault(t *testing.T) {
 	parent := divided.Devices[0]
 	zero := 0
 	state := nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{}}
@@ -129,13 +129,13 @@ func TestMIGDevicesFollowTheirGPU(t *testing.T) {
 		for _, id := range parts(divided.Devices[0]) {
 			want[id] = reason
 		}
-		require.Equal(t, want, held(h, divided))
+		require.Equal(t, want, unhealthy(h, divided))
 		require.Len(t, h.GPUs()[0].Device.MIG, 4, "so that people see them")
-		require.Empty(t, held(h.See(divided, now), divided))
+		require.Empty(t, unhealthy(h.See(divided, now), divided))
 	}
 	gone := divided.Clone()
 	gone.Devices = gone.Devices[1:]
-	require.Len(t, held(health.New(gpu.Fault{}).See(divided, now).See(gone, now), divided), 5)
+	require.Len(t, unhealthy(health.New(gpu.Fault{}).See(divided, now).See(gone, now), divided), 5)
 }
 
 func TestAResetHealsEveryInstance(t *testing.T) {
@@ -144,30 +144,29 @@ func TestAResetHealsEveryInstance(t *testing.T) {
 	out.Devices[0].Fault = gpu.Fault{Reason: gpu.ReasonResetNeeded}
 	h := health.New(gpu.Fault{}).See(divided, now).
 		Hear(instance(id, 1, 0, 94), now).Hear(instance(id, 3, 0, 32), now.Add(time.Second))
-	require.Len(t, held(h, divided), 3)
+	require.Len(t, unhealthy(h, divided), 3)
 	f, since := h.Verdict(id)
 	require.EqualValues(t, 94, f.XID, "the GPU as a whole has the first fault of its parts")
 	require.Equal(t, now, since)
-	require.Len(t, held(h.See(divided, now), divided), 3)
-	require.Empty(t, held(h.See(out, now).See(divided, now), divided))
+	require.Len(t, unhealthy(h.See(divided, now), divided), 3)
+	require.Empty(t, unhealthy(h.See(out, now).See(divided, now), divided))
 }
 
-// What was broken in an instance may be part of any other when the GPU is
-// divided anew.
-func TestAFaultOutlivesItsInstance(t *testing.T) {
+// The broken hardware of an instance may be part of any other after a new division.
+func TestFaultOutlivesItsInstance(t *testing.T) {
 	id := divided.Devices[0].UUID
 	anew := divided.Clone()
 	anew.Devices[0] = gputest.WithMIG(anew.Devices[0], "3g.40gb")
 	anew.Devices[0].MIG[0].UUID = "MIG-11111111-0000-4000-8000-000000000000"
 	h := health.New(gpu.Fault{}).See(divided, now).Hear(instance(id, 2, 0, 94), now).See(anew, now)
-	require.Len(t, held(h, anew), 2, "the GPU and its one MIG device")
-	require.Len(t, held(h.See(divided, now), divided), 2, "it is the same instance as before")
+	require.Len(t, unhealthy(h, anew), 2, "the GPU and its one MIG device")
+	require.Len(t, unhealthy(h.See(divided, now), divided), 2, "it is the same instance as before")
 	off := divided.Clone()
 	off.Devices[0].MIGEnabled, off.Devices[0].MIG = false, nil
-	require.Len(t, held(h.See(off, now), off), 1, "the GPU")
+	require.Len(t, unhealthy(h.See(off, now), off), 1, "the GPU")
 }
 
-func TestWhatNobodyHasSeenIsNotHealthy(t *testing.T) {
+func TestUnknownDeviceIsNotHealthy(t *testing.T) {
 	h := health.New(gpu.Fault{}).See(divided, now)
 	for _, id := range []gpu.UUID{"", "GPU-x", "MIG-x"} {
 		f, _ := h.Verdict(id)
@@ -185,10 +184,10 @@ func TestRememberedMIGDevicesAreNoGPUs(t *testing.T) {
 	require.Equal(t, gpu.ReasonMissing, f.Reason, "until it is seen")
 	require.Empty(t, h.GPUs())
 	require.Len(t, h.See(divided, now).GPUs(), 2)
-	require.Empty(t, held(h.See(divided, now), divided))
+	require.Empty(t, unhealthy(h.See(divided, now), divided))
 }
 
-func TestAFaultOfOneInstanceTouchesNoOther(t *testing.T) {
+func TestFaultOfOneInstanceAffectsNoOther(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		d := divided.Devices[rapid.IntRange(0, 1).Draw(t, "gpu")]
 		m := d.MIG[rapid.IntRange(0, 3).Draw(t, "mig")]
@@ -202,7 +201,7 @@ func TestAFaultOfOneInstanceTouchesNoOther(t *testing.T) {
 			case 1:
 				h = health.Recall(file(h)).See(divided, now)
 			}
-			require.Equal(t, map[gpu.UUID]gpu.Reason{d.UUID: gpu.ReasonXID, m.UUID: gpu.ReasonXID}, held(h, divided))
+			require.Equal(t, map[gpu.UUID]gpu.Reason{d.UUID: gpu.ReasonXID, m.UUID: gpu.ReasonXID}, unhealthy(h, divided))
 		}
 	})
 }

@@ -7,18 +7,18 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// nameless is a GPU that is too broken to tell its UUID, and where it may be.
+// nameless is a GPU that is too broken to report its UUID, and where it may be.
 type nameless struct {
 	fault         gpu.Fault
-	at            gpu.PCIAddress // "": it is not known, but
-	after, before gpu.PCIAddress // it lies between these; "": no such bound
+	at            gpu.PCIAddress // "": unknown, see the bounds
+	after, before gpu.PCIAddress // bounds of its address; "": no such bound
 }
 
-// namelessIn returns those of a snapshot. The driver numbers GPUs by their PCI
-// addresses, so that the numbers next to it bound where one is; not where the others
-// contradict that.
+// namelessIn returns the nameless GPUs of a snapshot. The driver numbers GPUs by PCI
+// address, so the neighbors by number bound where one is, unless other devices
+// contradict that order.
 func namelessIn(snap gpu.Snapshot) []nameless {
-	var known []gpu.Device // where they are
+	var known []gpu.Device // devices whose address is known
 	for _, d := range snap.Devices {
 		if d.PCI != "" {
 			known = append(known, d)
@@ -48,9 +48,9 @@ func namelessIn(snap gpu.Snapshot) []nameless {
 	return list
 }
 
-// maybe says whether it can be the GPU that was at an address, "" where that is not
-// known.
-func (n nameless) maybe(pci gpu.PCIAddress) bool {
+// couldBe reports whether it can be the GPU at an address, or "" for an unknown
+// address.
+func (n nameless) couldBe(pci gpu.PCIAddress) bool {
 	switch {
 	case pci == "":
 		return true

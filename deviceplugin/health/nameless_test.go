@@ -12,9 +12,9 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 )
 
-// blurred is the node where some GPUs are gone, and of others nothing is known but
-// that they cannot be read.
-func blurred(gone, broken map[int]bool) gpu.Snapshot {
+// nodeWithout returns the node where some GPUs are gone and others cannot be read at
+// all.
+func nodeWithout(gone, broken map[int]bool) gpu.Snapshot {
 	s := node.Clone()
 	s.Devices = nil
 	for i, d := range node.Devices {
@@ -30,15 +30,15 @@ func blurred(gone, broken map[int]bool) gpu.Snapshot {
 	return s
 }
 
-func TestAGPUThatCannotSayItsNameDoesNotHideThatAnotherIsGone(t *testing.T) {
+func TestNamelessGPUDoesNotHideAMissingOne(t *testing.T) {
 	h := health.New(gpu.Fault{}).See(node, now).Hear(gputest.XID(gputest.GPU(0), 48), now).Hear(gputest.XID(gputest.GPU(3), 48), now)
-	h = h.See(blurred(map[int]bool{0: true}, map[int]bool{2: true}), now)
+	h = h.See(nodeWithout(map[int]bool{0: true}, map[int]bool{2: true}), now)
 	require.Equal(t, marks{0: gpu.ReasonXID, 2: gpu.ReasonUnreadable, 3: gpu.ReasonXID}, reasons(h))
 	h = h.See(node, now)
 	require.Equal(t, marks{3: gpu.ReasonXID}, reasons(h), "GPU 0 was seen out of service: the broken one was after GPU 1")
 }
 
-func TestAGPUThatMayBeTheOneThatCannotSayItsNameIsNotKnownToBeGone(t *testing.T) {
+func TestGPUThatMayBeNamelessIsNotKnownToBeMissing(t *testing.T) {
 	for name, c := range map[string]struct {
 		gone, broken map[int]bool
 		knows        func(health.State) health.State
@@ -49,21 +49,21 @@ func TestAGPUThatMayBeTheOneThatCannotSayItsNameIsNotKnownToBeGone(t *testing.T)
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := c.knows(health.New(gpu.Fault{}).See(node, now).Hear(gputest.XID(gputest.GPU(1), 48), now))
-			h = h.See(blurred(c.gone, c.broken), now).See(node, now)
+			h = h.See(nodeWithout(c.gone, c.broken), now).See(node, now)
 			require.Equal(t, marks{1: gpu.ReasonXID}, reasons(h))
 		})
 	}
-	// The numbers contradict the addresses: they say nothing.
+	// The indices contradict the addresses, so they are ignored.
 	h := health.New(gpu.Fault{}).See(node, now).Hear(gputest.XID(gputest.GPU(0), 48), now)
-	odd := blurred(map[int]bool{0: true}, map[int]bool{2: true})
+	odd := nodeWithout(map[int]bool{0: true}, map[int]bool{2: true})
 	odd.Devices[0], odd.Devices[2] = odd.Devices[2], odd.Devices[0]
 	odd.Devices[0].Index, odd.Devices[2].Index = 0, 2
 	require.Equal(t, marks{0: gpu.ReasonXID}, reasons(h.See(odd, now).See(node, now)))
 }
 
-// Whatever is gone and whatever is broken, only what is gone for sure counts as seen
-// out of service, and everything that is not there is unhealthy.
-func TestOnlyWhatIsGoneForSureIsEvidence(t *testing.T) {
+// Whatever is gone or broken, only a GPU that is gone for sure counts as out of
+// service, and every absent GPU is unhealthy.
+func TestOnlyAGPUMissingForSureCountsAsReset(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		gone, broken := map[int]bool{}, map[int]bool{}
 		h := health.New(gpu.Fault{}).See(node, now)
@@ -76,12 +76,12 @@ func TestOnlyWhatIsGoneForSureIsEvidence(t *testing.T) {
 			}
 			h = h.Hear(gputest.XID(gputest.GPU(i), 48), now)
 		}
-		h = h.See(blurred(gone, broken), now)
+		h = h.See(nodeWithout(gone, broken), now)
 		require.Len(t, reasons(h), len(node.Devices))
 		h = h.See(node, now)
 		for i := range node.Devices {
-			if _, held := reasons(h)[i]; !gone[i] {
-				require.True(t, held, "GPU %d was never out of service", i)
+			if _, unhealthy := reasons(h)[i]; !gone[i] {
+				require.True(t, unhealthy, "GPU %d was never out of service", i)
 			}
 		}
 	})

@@ -8,18 +8,18 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// DefaultQuiet is how long a device that recovers by being quiet must have been:
-// time enough for a job that was started again to meet the same error.
+// DefaultQuiet is the default quiet period after which a device may recover. It is long
+// enough for a restarted job to meet the same error.
 const DefaultQuiet = 5 * time.Minute
 
-// Rule is what an XID does to a GPU's health.
+// Rule is the effect of an XID on a GPU's health.
 type Rule struct {
 	Action   gpu.Action
 	Recovery gpu.Recovery // where Action is ActionUnhealthy
 }
 
-// Policy says what each XID does to a GPU's health. It is a value that is never
-// changed; the zero Policy is the default one, that of the table in package gpu.
+// Policy maps each XID to its effect on a GPU's health. It is a value that is never
+// changed. The zero Policy is the default one, the table in package gpu.
 type Policy struct {
 	every   gpu.Action
 	unknown Rule
@@ -27,24 +27,22 @@ type Policy struct {
 	quiet   time.Duration
 }
 
-// DefaultPolicy is that of the table in package gpu; an XID that is not in it
-// makes the whole GPU unhealthy until a reset.
+// DefaultPolicy returns the policy of the table in package gpu. An XID that is not in
+// it makes the whole GPU unhealthy until a reset.
 func DefaultPolicy() Policy { return Policy{} }
 
-// Changes is what somebody wants to be otherwise than a Policy says. What is
-// zero stays as it is.
+// Changes overrides parts of a Policy. Zero fields change nothing.
 type Changes struct {
 	Every   gpu.Action      // for all XIDs, known or not, that Unknown and XIDs do not name
 	Unknown Rule            // for XIDs that are not in the table
-	XIDs    map[uint64]Rule // for single ones; a zero Action or Recovery stays as it is
-	Quiet   time.Duration   // how long to be quiet for
+	XIDs    map[uint64]Rule // for single XIDs; a zero Action or Recovery changes nothing
+	Quiet   time.Duration   // the quiet period
 }
 
-// With returns the policy with the changes made. They go before those that were
-// made earlier.
+// With returns the policy with the changes applied. They override earlier ones.
 func (p Policy) With(c Changes) Policy {
 	if c.Every != "" {
-		// What was said of single ones before is over, but for how they recover.
+		// Earlier actions for single XIDs are dropped; their recovery stays.
 		p.every, p.unknown.Action = c.Every, ""
 		p.xids = maps.Clone(p.xids)
 		for xid, rule := range p.xids {
@@ -66,7 +64,7 @@ func (p Policy) With(c Changes) Policy {
 	return p
 }
 
-// with returns the rule with what o says in place of its own.
+// with returns the rule with the non-zero fields of o in place of its own.
 func (r Rule) with(o Rule) Rule {
 	if o.Action != "" {
 		r.Action = o.Action
@@ -77,7 +75,7 @@ func (r Rule) with(o Rule) Rule {
 	return r
 }
 
-// Rule is what is done about an XID.
+// Rule returns the rule for an XID.
 func (p Policy) Rule(xid uint64) Rule {
 	rule := Rule{gpu.ActionUnhealthy, gpu.RecoveryReset}
 	info, known := gpu.XID(xid)
@@ -91,7 +89,7 @@ func (p Policy) Rule(xid uint64) Rule {
 	return rule.with(p.xids[xid])
 }
 
-// Quiet is how long a device must have been quiet to recover by that.
+// Quiet returns the quiet period after which a device may recover.
 func (p Policy) Quiet() time.Duration {
 	if p.quiet > 0 {
 		return p.quiet
@@ -99,8 +97,7 @@ func (p Policy) Quiet() time.Duration {
 	return DefaultQuiet
 }
 
-// Configured is what a configuration file, which has been checked, wants to be
-// otherwise.
+// Configured returns the changes that a validated configuration file asks for.
 func Configured(c config.Health) Changes {
 	var out Changes
 	for _, rule := range c.XIDs {

@@ -25,7 +25,7 @@ func TestTheDefaultPolicyIsTheTable(t *testing.T) {
 	require.Equal(t, health.DefaultPolicy(), health.New(gpu.Fault{}).Policy())
 }
 
-func TestChangesGoBeforeWhatWasThere(t *testing.T) {
+func TestChangesOverrideEarlierOnes(t *testing.T) {
 	ignore, unhealthy := gpu.ActionIgnore, gpu.ActionUnhealthy
 	file := health.Changes{
 		Unknown: health.Rule{Action: ignore},
@@ -52,7 +52,7 @@ func TestChangesGoBeforeWhatWasThere(t *testing.T) {
 	require.Len(t, file.XIDs, 3)
 }
 
-func TestThePolicyDecides(t *testing.T) {
+func TestPolicyDecidesTheEffectOfAnXID(t *testing.T) {
 	p := health.DefaultPolicy().With(health.Changes{XIDs: map[uint64]health.Rule{48: {Action: gpu.ActionIgnore}, 31: {Action: gpu.ActionUnhealthy}}})
 	h := health.New(gpu.Fault{}).WithPolicy(p).See(node, now).
 		Hear(gputest.XID(gputest.GPU(0), 48), now).
@@ -63,7 +63,7 @@ func TestThePolicyDecides(t *testing.T) {
 	require.Len(t, reasons(h.WithPolicy(health.DefaultPolicy())), 2, "what is held stays, what was ignored is over")
 }
 
-func TestTheReferencesVariables(t *testing.T) {
+func TestParseDisable(t *testing.T) {
 	for name, c := range map[string]struct {
 		disable, enable string
 		heeded, ignored []uint64
@@ -101,9 +101,9 @@ func TestTheReferencesVariables(t *testing.T) {
 	}
 }
 
-// What the reference does, but for the notices that ours ignores too, in the
-// words of its documentation.
-func TestTheVariablesMeanWhatTheReferenceDocuments(t *testing.T) {
+// It follows the reference's documentation, except for the notices that ours ignores
+// too.
+func TestParseDisableMatchesTheReference(t *testing.T) {
 	entry := rapid.SampledFrom([]string{"13", "31", "48", "79", "94", "1234", "", " 95 ", "all", "xids", "ALL"})
 	application := map[uint64]bool{13: true, 31: true, 43: true, 45: true, 68: true, 109: true}
 	rapid.Check(t, func(t *rapid.T) {
@@ -172,8 +172,8 @@ health:
 	require.ErrorContains(t, err, "health.xids[0].action", "what is not checked here is checked there")
 }
 
-// The words of the configuration are those of the policy.
-func TestEveryWordOfAConfigurationIsKnown(t *testing.T) {
+// The configuration and the policy use the same words.
+func TestEveryConfiguredActionAndRecoveryIsKnown(t *testing.T) {
 	for _, action := range []gpu.Action{gpu.ActionIgnore, gpu.ActionUnhealthy} {
 		for _, recovery := range []gpu.Recovery{gpu.RecoveryQuiet, gpu.RecoveryReset, gpu.RecoveryNever} {
 			text := "version: v1\nhealth: {xids: [{xid: 48, action: " + string(action)

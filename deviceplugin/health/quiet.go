@@ -7,20 +7,20 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// To recover by being quiet takes the caller: at NextLook it tries each device
-// that is Due, says what came of it with Probed, and takes a new snapshot.
+// Recovery by quiet needs the caller's help: at NextLook it probes each device
+// that is Due, reports the result with Probed, and takes a new snapshot.
 
-// Probe is what trying a device has shown.
+// Probe is the result of testing a device.
 type Probe struct {
 	ID     gpu.UUID // of a GPU or MIG device, as Due named it
 	Began  time.Time
 	Passed bool
 }
 
-// NextLook says when to look again at devices that recover by being quiet. It is
-// not before now; ok is false while there are none.
+// NextLook returns when to probe the next device that recovers by quiet. The time is
+// never before now; ok is false if there is no such device.
 func (s State) NextLook(now time.Time) (at time.Time, ok bool) {
-	for _, w := range s.waiting() {
+	for _, w := range s.pendingProbes() {
 		due := w.due
 		if due.Before(now) {
 			due = now
@@ -32,40 +32,40 @@ func (s State) NextLook(now time.Time) (at time.Time, ok bool) {
 	return at, ok
 }
 
-// Due returns the GPUs and MIG devices that have been quiet for long enough and
-// are to be tried, in the order of GPUs.
+// Due returns the GPUs and MIG devices whose quiet period is over and which must be
+// probed now, in the order of GPUs.
 func (s State) Due(now time.Time) []gpu.UUID {
 	var ids []gpu.UUID
-	for _, w := range s.waiting() {
-		if !w.tried && !w.due.After(now) && !slices.Contains(ids, w.id) {
+	for _, w := range s.pendingProbes() {
+		if !w.probed && !w.due.After(now) && !slices.Contains(ids, w.id) {
 			ids = append(ids, w.id)
 		}
 	}
 	return ids
 }
 
-// Probed takes into account what trying a device has shown. One that failed has
-// to be quiet from now on; one that passed is healthy if the next snapshot shows
-// nothing wrong. A probe that began before the device was Due proves nothing.
+// Probed applies the result of a probe. A failed probe restarts the quiet period. A
+// passed one makes the device healthy if the next snapshot shows no fault. A probe that
+// began before the device was Due proves nothing.
 func (s State) Probed(p Probe, now time.Time) State {
 	g, _, known := s.find(p.ID)
 	if !known {
 		return s
 	}
 	due := map[scope]bool{}
-	for _, w := range s.waiting() {
+	for _, w := range s.pendingProbes() {
 		if w.gpu == g.Device.UUID && !w.due.After(p.Began) {
 			due[w.scope] = true
 		}
 	}
-	return s.change(g.Device.UUID, now, func(g GPU) GPU {
+	return s.update(g.Device.UUID, now, func(g GPU) GPU {
 		g.marks = slices.Clone(g.marks)
 		for i := range g.marks {
 			m := &g.marks[i]
 			switch {
-			case m.needs != quiet || g.target(m.scope) != p.ID:
+			case m.needs != quiet || g.probeTarget(m.scope) != p.ID:
 			case !p.Passed:
-				m.last, m.proof = now, shown
+				m.last, m.proof = now, snapshotOnly
 			case due[m.scope]:
 				m.proof = max(m.proof, quiet)
 			}
@@ -74,20 +74,20 @@ func (s State) Probed(p Probe, now time.Time) State {
 	})
 }
 
-// wait is a mark that waits for its device to have been quiet.
-type wait struct {
-	gpu, id gpu.UUID // the GPU, and what of it is to be tried
+// pendingProbe is a mark whose device has to stay quiet until due.
+type pendingProbe struct {
+	gpu, id gpu.UUID // the GPU, and the part of it to probe
 	scope   scope
 	due     time.Time
-	tried   bool // it passed: a snapshot is what is missing
+	probed  bool // it passed; only a snapshot is missing
 }
 
-// waiting returns what waits, of GPUs that are listened to and have nothing else
-// against them.
-func (s State) waiting() []wait {
-	var list []wait
+// pendingProbes returns the marks that wait for quiet, of GPUs that are watched and
+// have no other fault.
+func (s State) pendingProbes() []pendingProbe {
+	var list []pendingProbe
 	for _, g := range s.GPUs() {
-		if !g.Present || g.heard.IsZero() || g.Device.Fault.Reason != "" ||
+		if !g.Present || g.watchedSince.IsZero() || g.Device.Fault.Reason != "" ||
 			slices.ContainsFunc(g.marks, func(m mark) bool { return m.scope == whole && m.needs != quiet }) {
 			continue
 		}
@@ -96,21 +96,21 @@ func (s State) waiting() []wait {
 				continue
 			}
 			begin := m.last
-			if g.heard.After(begin) {
-				begin = g.heard
+			if g.watchedSince.After(begin) {
+				begin = g.watchedSince
 			}
-			list = append(list, wait{g.Device.UUID, g.target(m.scope), m.scope, begin.Add(s.policy.Quiet()), m.proof >= quiet})
+			list = append(list, pendingProbe{g.Device.UUID, g.probeTarget(m.scope), m.scope, begin.Add(s.policy.Quiet()), m.proof >= quiet})
 		}
 	}
 	return list
 }
 
-// target is what has to be tried to see whether a part of the GPU works: the MIG
-// device that it is, else the GPU.
-func (g GPU) target(at scope) gpu.UUID {
+// probeTarget returns the device to probe for a part of the GPU: the MIG device that it
+// is, else the GPU.
+func (g GPU) probeTarget(at scope) gpu.UUID {
 	var found []gpu.UUID
 	for _, d := range g.Device.MIG {
-		if at != whole && at.has(scopeOf(d)) {
+		if at != whole && at.contains(scopeOf(d)) {
 			found = append(found, d.UUID)
 		}
 	}

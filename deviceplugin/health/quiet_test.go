@@ -11,11 +11,12 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 )
 
-// after is a time since now.
+// after returns a time that many minutes after now.
 func after(minutes float64) time.Time { return now.Add(time.Duration(minutes * float64(time.Minute))) }
 
-// look is what the caller does at NextLook: try what is due, and take a snapshot.
-func look(h health.State, s gpu.Snapshot, at time.Time, passed bool) health.State {
+// probeDue does what the caller does at NextLook: probe the due devices and take a
+// snapshot.
+func probeDue(h health.State, s gpu.Snapshot, at time.Time, passed bool) health.State {
 	for _, id := range h.Due(at) {
 		h = h.Probed(health.Probe{ID: id, Began: at, Passed: passed}, at)
 	}
@@ -43,7 +44,7 @@ func TestAQuietGPURecoversWithAProbe(t *testing.T) {
 	requireNext(t, after(9), h, after(9))
 
 	require.Len(t, reasons(h.See(node, after(100))), 1, "time alone is no evidence")
-	require.Empty(t, reasons(look(h, node, after(6), true)))
+	require.Empty(t, reasons(probeDue(h, node, after(6), true)))
 	tried := h.Probed(health.Probe{ID: gputest.GPU(1), Began: after(6), Passed: true}, after(6))
 	require.Len(t, reasons(tried), 1, "a snapshot is still to come")
 	require.Empty(t, tried.Due(after(6)))
@@ -52,7 +53,7 @@ func TestAQuietGPURecoversWithAProbe(t *testing.T) {
 	require.False(t, ok)
 }
 
-func TestWhatKeepsAGPUFromRecoveringByBeingQuiet(t *testing.T) {
+func TestGPUDoesNotRecoverByQuiet(t *testing.T) {
 	base := watched(node).Hear(gputest.XID(gputest.GPU(1), 94), now)
 	probe := health.Probe{ID: gputest.GPU(1), Began: after(5), Passed: true}
 	for name, h := range map[string]health.State{
@@ -75,7 +76,7 @@ func TestWhatKeepsAGPUFromRecoveringByBeingQuiet(t *testing.T) {
 	}
 }
 
-func TestAGPUThatIsWatchedAllTheTimeStaysQuietWhateverIsToldOfIt(t *testing.T) {
+func TestWatchedKeepsARunningQuietPeriod(t *testing.T) {
 	h := watched(node).Hear(gputest.XID(gputest.GPU(1), 94), now)
 	requireNext(t, after(5), h.Watched(gputest.GPU(1), after(3)), after(3))
 	requireNext(t, after(5), h.Answering(after(3)), after(3))
@@ -86,7 +87,7 @@ func TestTimeBeforeWatchingIsNotQuiet(t *testing.T) {
 	requireNext(t, after(8), h, after(3))
 }
 
-func TestADriverThatAnswersAgainIsListenedToFromThen(t *testing.T) {
+func TestQuietPeriodRestartsWhenTheDriverResponds(t *testing.T) {
 	h := watched(node).Hear(gputest.XID(gputest.GPU(1), 94), now).Hear(event(gpu.EventUnwatched, 2), now)
 	h = h.Hear(gputest.Event(gpu.EventUnwatched, "", "it hangs"), after(1))
 	require.Len(t, reasons(h), len(node.Devices))
@@ -97,7 +98,7 @@ func TestADriverThatAnswersAgainIsListenedToFromThen(t *testing.T) {
 	requireNext(t, after(8), h, after(3))
 }
 
-func TestAQuietPeriodDoesNotWaitForAClockThatWasWrong(t *testing.T) {
+func TestQuietPeriodIgnoresAFutureTimestamp(t *testing.T) {
 	remembered := file(watched(node).Hear(gputest.XID(gputest.GPU(1), 94), after(60*24*365)))
 	remembered.DevicePlugin.Faults[0].Since = after(60 * 24 * 365)
 	h := health.Recall(remembered).Blind(gpu.Fault{Reason: gpu.ReasonUnwatched}, false, now).See(node, now).Watching(now)
@@ -105,24 +106,24 @@ func TestAQuietPeriodDoesNotWaitForAClockThatWasWrong(t *testing.T) {
 }
 
 func TestAQuietPeriodStartsOver(t *testing.T) {
-	h := look(watched(node).Hear(gputest.XID(gputest.GPU(1), 94), now), node, after(5), false)
+	h := probeDue(watched(node).Hear(gputest.XID(gputest.GPU(1), 94), now), node, after(5), false)
 	requireNext(t, after(10), h, after(5))
 	h = h.Hear(gputest.XID(gputest.GPU(1), 32), after(8))
 	requireNext(t, after(13), h, after(9))
 	f, since := h.Verdict(gputest.GPU(1))
 	require.EqualValues(t, 94, f.XID, "the first cause stays")
 	require.Equal(t, now, since)
-	require.Empty(t, reasons(look(h, node, after(13), true)))
+	require.Empty(t, reasons(probeDue(h, node, after(13), true)))
 
 	again := health.Recall(file(h)).Blind(gpu.Fault{Reason: gpu.ReasonUnwatched}, false, after(20))
 	_, ok := again.NextLook(after(20))
 	require.False(t, ok, "nobody listens")
 	again = again.See(node, after(20)).Watching(after(21))
 	requireNext(t, after(26), again, after(21))
-	require.Empty(t, reasons(look(again, node, after(26), true)))
+	require.Empty(t, reasons(probeDue(again, node, after(26), true)))
 }
 
-func TestNothingIsTriedThatIsOutOfReach(t *testing.T) {
+func TestUnreachableGPUIsNotProbed(t *testing.T) {
 	base := watched(node).Hear(gputest.XID(gputest.GPU(1), 94), now)
 	for name, h := range map[string]health.State{
 		"unreadable": base.See(with(1, gpu.ReasonUnreadable), now),
@@ -139,12 +140,12 @@ func TestNothingIsTriedThatIsOutOfReach(t *testing.T) {
 	}
 }
 
-func TestAResetIsEnoughForWhatRecoversByBeingQuiet(t *testing.T) {
+func TestResetAlsoEndsAQuietRecovery(t *testing.T) {
 	h := watched(node).Hear(gputest.XID(gputest.GPU(1), 94), now).See(with(1, gpu.ReasonResetNeeded), now)
 	require.Empty(t, reasons(h.See(node, now)))
 }
 
-func TestWhatNeverRecoversButByAnotherDriver(t *testing.T) {
+func TestNeverRecoversWithoutADriverReload(t *testing.T) {
 	upgraded := node.Clone()
 	upgraded.Driver.Version = "600.1"
 	h := watched(node).Hear(gputest.XID(gputest.GPU(1), 151), now)
@@ -166,20 +167,20 @@ func TestTheQuietPeriodIsThePolicys(t *testing.T) {
 	require.Equal(t, []gpu.UUID{gputest.GPU(0), gputest.GPU(1)}, h.Due(after(61)))
 }
 
-func TestAMIGDeviceIsTriedByItself(t *testing.T) {
+func TestMIGDeviceIsProbedByItself(t *testing.T) {
 	id, mig := divided.Devices[0].UUID, divided.Devices[0].MIG
 	h := watched(divided).Hear(instance(id, 2, 0, 94), now).Hear(instance(id, 4, 0, 94), after(1))
 	require.Equal(t, []gpu.UUID{mig[1].UUID}, h.Due(after(5)))
-	h = look(h, divided, after(5), true)
-	require.Equal(t, map[gpu.UUID]gpu.Reason{id: gpu.ReasonXID, mig[3].UUID: gpu.ReasonXID}, held(h, divided))
-	require.Empty(t, held(look(h, divided, after(6), true), divided))
+	h = probeDue(h, divided, after(5), true)
+	require.Equal(t, map[gpu.UUID]gpu.Reason{id: gpu.ReasonXID, mig[3].UUID: gpu.ReasonXID}, unhealthy(h, divided))
+	require.Empty(t, unhealthy(probeDue(h, divided, after(6), true), divided))
 
 	anew := divided.Clone()
 	anew.Devices[0] = gputest.WithMIG(anew.Devices[0], "3g.40gb")
 	require.Equal(t, []gpu.UUID{id}, h.See(anew, after(6)).Due(after(6)), "its instance is there no more")
 }
 
-func TestAProbeIsWorthNothingForAnother(t *testing.T) {
+func TestProbeDoesNotCountForAnotherDevice(t *testing.T) {
 	a, b := divided.Devices[0], divided.Devices[1]
 	h := watched(divided).Hear(instance(a.UUID, 2, 0, 94), now).
 		Hear(instance(a.UUID, 4, 0, 94), now).
@@ -190,14 +191,14 @@ func TestAProbeIsWorthNothingForAnother(t *testing.T) {
 	require.Equal(t, map[gpu.UUID]gpu.Reason{
 		a.UUID: gpu.ReasonXID, a.MIG[3].UUID: gpu.ReasonXID,
 		b.UUID: gpu.ReasonXID, b.MIG[1].UUID: gpu.ReasonXID,
-	}, held(h.See(divided, after(5)), divided), "the one of the other GPU was not due, its neighbour was not tried")
+	}, unhealthy(h.See(divided, after(5)), divided), "the one of the other GPU was not due, its neighbour was not tried")
 
 	broken := h.Hear(gputest.XID(a.UUID, 48), after(6))
 	require.Equal(t, []gpu.UUID{b.MIG[1].UUID}, broken.Due(after(60)), "a GPU that needs a reset gets one, and that heals its instances")
 	require.Equal(t, h, h.Probed(health.Probe{ID: "MIG-x", Began: after(60), Passed: true}, after(60)))
 }
 
-func TestWhatIsLetGoOf(t *testing.T) {
+func TestLetGo(t *testing.T) {
 	id, mig := divided.Devices[0].UUID, divided.Devices[0].MIG[0].UUID
 	out := func(reason gpu.Reason) gpu.Snapshot {
 		s := divided.Clone()
@@ -229,13 +230,13 @@ func TestWhatIsLetGoOf(t *testing.T) {
 	}
 }
 
-func TestWhereNothingWasHeardForAMomentQuietBeginsAnew(t *testing.T) {
+func TestGapRestartsTheQuietPeriod(t *testing.T) {
 	h := watched(node).Hear(gputest.XID(gputest.GPU(0), 94), now)
 	gap := now.Add(health.DefaultQuiet - time.Second)
 	h = h.Hear(gputest.Event(gpu.EventGap, "", "said"), gap)
 	require.Equal(t, marks{0: gpu.ReasonXID}, reasons(h), "what was healthy is")
 	require.Empty(t, h.Due(gap.Add(health.DefaultQuiet-time.Second)))
 	require.Equal(t, []gpu.UUID{gputest.GPU(0)}, h.Due(gap.Add(health.DefaultQuiet)))
-	deaf := h.Blind(gpu.Fault{Reason: gpu.ReasonUnwatched}, false, now).Hear(gputest.Event(gpu.EventGap, "", "said"), gap)
-	require.Empty(t, deaf.Due(gap.Add(time.Hour)), "a gap is no sign that it is heard again")
+	unwatched := h.Blind(gpu.Fault{Reason: gpu.ReasonUnwatched}, false, now).Hear(gputest.Event(gpu.EventGap, "", "said"), gap)
+	require.Empty(t, unwatched.Due(gap.Add(time.Hour)), "a gap is no sign that it is heard again")
 }
