@@ -145,7 +145,7 @@ func TestGPUsSharedByMPSAreGivenAwayWhileTheirDaemonServes(t *testing.T) {
 	m := newMachine(t).up("--gpus", "2").withKubelet().configured(mpsShared, "--mps-root", "/mps")
 	m.wait(0)
 	s := m.state(func(s nodestate.State) bool { return s.Reason == "MPSNotReady" })
-	require.Contains(t, s.Message, "mps-daemon has said nothing")
+	require.Contains(t, s.Message, "mps-daemon has reported nothing")
 	require.Equal(t, nodestate.Waiting, s.Phase)
 
 	daemon := m.mpsDaemon(mpsShared)

@@ -1,7 +1,7 @@
-// Package hindrance says why a device that has nothing wrong with it could not be
-// given to a container: it has no CDI name that the container runtime resolves
-// (naming.go), its MPS control daemon does not serve it (served.go), or an IMEX
-// channel that is required is not there. It is pure: what others say is told to it.
+// Package hindrance finds out why a healthy device could not be given to a container:
+// it has no CDI name that the container runtime resolves (naming.go), its MPS control
+// daemon does not serve it (served.go), or a required IMEX channel is missing. It is
+// pure: the caller passes in the state of the other components.
 package hindrance
 
 import (
@@ -16,38 +16,38 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// The reasons.
+// Reasons why a device could not be given to a container.
 const (
 	ReasonCDI  gpu.Reason = "CDIUnavailable"
 	ReasonIMEX gpu.Reason = "IMEXChannelMissing" // of imex.required
-	// ReasonMPS is of devices whose MPS control daemon does not serve them: a program
+	// ReasonMPS applies to devices whose MPS control daemon does not serve them: a program
 	// would run beside MPS, without limits, or not at all.
 	ReasonMPS gpu.Reason = "MPSNotReady"
 )
 
-// hindrance is why a device that has nothing wrong with it could not be given to
-// a container, and since when.
-type hindrance struct {
+// timedFault is the reason why a healthy device could not be given to a container, and
+// when it began.
+type timedFault struct {
 	fault gpu.Fault
 	since time.Time
 }
 
-// Known is what hinders which devices, and since when. It is never changed.
-type Known map[gpu.UUID]hindrance
+// Known maps each device that could not be given to a container to its fault. It is
+// never changed.
+type Known map[gpu.UUID]timedFault
 
-// Node is what there is for containers.
+// Node describes what the node offers to containers.
 type Node struct {
 	Config *config.Config
 	Host   allocate.Host
-	Read   bool   // the driver has been: Host is known
-	Names  Naming // the zero Naming where devices are handed out without CDI
+	Read   bool   // the driver was read, so Host is known
+	Names  Naming // zero if devices are handed out without CDI
 	MPS    Served
-	Beside bool // another plugin serves: MPS is its matter, too
+	Beside bool // another plugin serves, and MPS with it
 }
 
-// Recall takes up what an earlier process of this boot knew: nothing is
-// newer than it was because a process is, and while the toolkit says nothing it
-// stays.
+// Recall restores what an earlier process of this boot knew. Faults keep their time
+// across a restart, and stay while the toolkit's state is missing.
 func Recall(info *nodestate.DevicePluginInfo) (known Known, last Naming) {
 	known, last.held = Known{}, map[gpu.UUID]gpu.Fault{}
 	if info == nil {
@@ -63,14 +63,14 @@ func Recall(info *nodestate.DevicePluginInfo) (known Known, last Naming) {
 			default:
 				continue
 			}
-			known[d.GPU] = hindrance{fault, d.Since}
+			known[d.GPU] = timedFault{fault, d.Since}
 		}
 	}
 	return known, last
 }
 
-// Mark marks the devices that could not be given to a container: a pod that waits is
-// better off than one that fails. It returns what is known then.
+// Mark marks the devices that could not be given to a container, since a waiting pod is
+// better than a failed one. It returns the updated Known.
 func (k Known) Mark(resources []plan.Resource, n Node, at time.Time) Known {
 	now := Known{}
 	for _, r := range resources {
@@ -78,7 +78,7 @@ func (k Known) Mark(resources []plan.Resource, n Node, at time.Time) Known {
 			d := &r.Devices[i]
 			fault := n.fault(d.UUID())
 			if fault.Reason == "" {
-				fault = n.unshared(r.Name, *d)
+				fault = n.mpsFault(r.Name, *d)
 			}
 			if fault.Reason == "" {
 				continue
@@ -100,7 +100,7 @@ func (k Known) Mark(resources []plan.Resource, n Node, at time.Time) Known {
 	return now
 }
 
-// fault is why the device could not be given to a container; zero: it could.
+// fault returns why the device could not be given to a container, or zero if it could.
 func (n Node) fault(id gpu.UUID) gpu.Fault {
 	if imex := n.Config.Imex; imex.Required != nil && *imex.Required && n.Read {
 		for _, channel := range imex.ChannelIDs {
@@ -112,8 +112,8 @@ func (n Node) fault(id gpu.UUID) gpu.Fault {
 	}
 	switch {
 	case !n.Config.Flags.Plugin.CDI():
-	case n.Names.none() != "":
-		return gpu.Fault{Reason: ReasonCDI, Message: n.Names.none()}
+	case n.Names.unavailable() != "":
+		return gpu.Fault{Reason: ReasonCDI, Message: n.Names.unavailable()}
 	case n.Names.names != nil && !n.Names.names[string(id)]:
 		return gpu.Fault{Reason: ReasonCDI, Message: "the toolkit's CDI specification " + n.Names.path + " does not name it; see the log of gpu-toolkit"}
 	default:

@@ -12,44 +12,44 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// Naming is what the toolkit says of the CDI names by which devices are handed out,
-// which somebody must have written and the container runtime must resolve. The
-// zero naming says nothing: a node without a toolkit may have its specs from
-// elsewhere.
+// Naming holds what the toolkit's state says about the CDI names by which devices are
+// handed out. The names must be in a specification and the container runtime must
+// resolve them. The zero Naming is unknown: a node without a toolkit may have specs
+// from elsewhere.
 type Naming struct {
-	doubt  string          // why containers may not get what they are allocated
+	doubt  string          // why containers may not get the allocated devices
 	noSpec string          // why there is no specification
 	noCDI  string          // why the container runtime resolves no name
 	path   string          // of the specification
-	names  map[string]bool // the devices in it; nil: it does not say
+	names  map[string]bool // the devices in it; nil: not listed
 
-	silent bool                   // what there is can be told by nobody now
-	mute   bool                   // the runtime does not answer, and the rest is known
-	held   map[gpu.UUID]gpu.Fault // what an earlier process was told of devices, until it is known again
+	unknown       bool                   // the current state is not known
+	runtimeSilent bool                   // the runtime does not respond; the rest is known
+	held          map[gpu.UUID]gpu.Fault // faults known to an earlier process, until the state is known again
 }
 
-// none is why no container can get a device.
-func (w Naming) none() string { return cmp.Or(w.noCDI, w.noSpec) }
+// unavailable returns why no container can get a device, or "".
+func (w Naming) unavailable() string { return cmp.Or(w.noCDI, w.noSpec) }
 
-// Trouble is what stands for all devices, "" for nothing.
-func (w Naming) Trouble() string { return cmp.Or(w.none(), w.doubt) }
+// Trouble returns the problem that affects all devices, or "".
+func (w Naming) Trouble() string { return cmp.Or(w.unavailable(), w.doubt) }
 
-// After is what is known when this is said after that: who says nothing takes
-// nothing back. A runtime that had CDI off has it off still while it restarts.
+// After merges w with the Naming before it. Missing information overrides nothing: a
+// runtime that had CDI off still has it off while it restarts.
 func (w Naming) After(last Naming) Naming {
 	switch {
-	case w.silent:
+	case w.unknown:
 		w.noSpec, w.noCDI, w.path, w.names, w.held = last.noSpec, last.noCDI, last.path, last.names, last.held
-	case w.mute:
+	case w.runtimeSilent:
 		w.noCDI, w.held = last.noCDI, last.held
 	}
 	return w
 }
 
-// SameNames says whether both name the same devices.
+// SameNames reports whether both name the same devices.
 func (w Naming) SameNames(o Naming) bool { return maps.Equal(w.names, o.names) }
 
-// Text is Trouble, or else that a device has no name.
+// Text returns Trouble, or else the message that a device has no name.
 func (w Naming) Text() string {
 	if t := w.Trouble(); t != "" {
 		return t
@@ -57,18 +57,18 @@ func (w Naming) Text() string {
 	return "the toolkit's CDI specification " + w.path + " does not name every device; see the log of gpu-toolkit"
 }
 
-// NamingOf is what the toolkit's state means.
+// NamingOf returns the Naming for the toolkit's state.
 func NamingOf(s nodestate.State, err error) Naming {
 	switch {
 	case nodestate.IsAbsent(err):
 		return Naming{}
 	case err != nil:
-		return Naming{silent: true, doubt: "the toolkit's state cannot be read: " + err.Error()}
+		return Naming{unknown: true, doubt: "the toolkit's state cannot be read: " + err.Error()}
 	case s.Reason == injection.ReasonNoGPU:
 		return Naming{}
 	case s.Phase == nodestate.Waiting || s.Phase == nodestate.Failed:
-		// What it wrote before may still be there.
-		return Naming{silent: true, doubt: "the toolkit is not ready: " + string(s.Phase) + ": " + s.Message}
+		// An earlier specification may still exist.
+		return Naming{unknown: true, doubt: "the toolkit is not ready: " + string(s.Phase) + ": " + s.Message}
 	case s.Toolkit == nil:
 		return Naming{}
 	}
@@ -85,9 +85,9 @@ func NamingOf(s nodestate.State, err error) Naming {
 		w.names[name] = true
 	}
 	switch r := s.Toolkit.Runtime; {
-	case r == nil: // nobody asked
+	case r == nil: // the runtime was not queried
 	case r.Name == "":
-		w.mute = true
+		w.runtimeSilent = true
 	case r.CDI != nil && !*r.CDI:
 		w.noCDI = r.Message
 		if w.noCDI == "" {

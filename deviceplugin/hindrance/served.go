@@ -16,20 +16,20 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-const noDaemons = "gpu-device-plugin mps-daemon has said nothing since the machine was started; " +
-	"see whether nvidia-device-plugin-mps-control-daemon runs on this node"
+const noDaemons = "gpu-device-plugin mps-daemon has reported nothing since the machine was started; " +
+	"check whether nvidia-device-plugin-mps-control-daemon runs on this node"
 
 const noWriter = "gpu-device-plugin mps-daemon was killed, and its control daemons with it; " +
-	"see why nvidia-device-plugin-mps-control-daemon is not running on this node"
+	"check why nvidia-device-plugin-mps-control-daemon is not running on this node"
 
-// Served is what the MPS control daemons serve, as their state says.
+// Served is what the MPS control daemons serve, according to their state.
 type Served struct {
-	why       string // nothing is served
+	why       string // why nothing is served
 	resources map[string]nodestate.MPSResource
 }
 
-// ServedOf is what the state means. What was said by a process that has ended and
-// did not say so does not hold.
+// ServedOf returns what the state says is served. The state of a process that was
+// killed no longer holds, unless it recorded its end.
 func ServedOf(s nodestate.State, err error) Served {
 	killed := errors.Is(err, nodestate.ErrUnheld)
 	switch {
@@ -53,9 +53,9 @@ func ServedOf(s nodestate.State, err error) Served {
 	return now
 }
 
-// unshared is why a device that is to be shared by MPS cannot be; zero: it can, or
-// is not. Beside another plugin, MPS is another's too.
-func (n Node) unshared(resource string, d plan.Device) gpu.Fault {
+// mpsFault returns why a device to be shared by MPS cannot be, or zero if it can or is
+// not to be shared. Beside another plugin, MPS is that plugin's concern.
+func (n Node) mpsFault(resource string, d plan.Device) gpu.Fault {
 	if strategy, _ := n.Config.Sharing.Active(); n.Beside || strategy != config.SharingMPS || d.Replicas == 0 {
 		return gpu.Fault{}
 	}
@@ -65,7 +65,7 @@ func (n Node) unshared(resource string, d plan.Device) gpu.Fault {
 	r, known := n.MPS.resources[resource]
 	switch {
 	case known && r.Ready && slices.Contains(r.GPUs, d.GPU):
-		return n.disagreement(r, d)
+		return n.mpsMismatch(r, d)
 	case known && r.Message != "":
 		return not(r.Message)
 	case known:
@@ -78,10 +78,10 @@ func (n Node) unshared(resource string, d plan.Device) gpu.Fault {
 	return not(noDaemons)
 }
 
-// disagreement is why a device is not what its control daemon takes it for: that may
-// have the limits of another configuration, or its pipes elsewhere. It goes as soon
-// as both have read the same one.
-func (n Node) disagreement(r nodestate.MPSResource, d plan.Device) gpu.Fault {
+// mpsMismatch returns how a device differs from its control daemon's configuration: the
+// daemon may have other limits or another pipe folder. The fault ends as soon as both
+// have read the same configuration.
+func (n Node) mpsMismatch(r nodestate.MPSResource, d plan.Device) gpu.Fault {
 	not := func(format string, args ...any) gpu.Fault {
 		return gpu.Fault{Reason: ReasonMPS, Message: "its MPS control daemon has another configuration, or has not read it yet: " + fmt.Sprintf(format, args...)}
 	}

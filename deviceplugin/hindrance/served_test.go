@@ -15,7 +15,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-func TestADeviceIsGivenAwayByTheWordOfItsControlDaemonAlone(t *testing.T) {
+func TestSharedDeviceNeedsAReadyControlDaemon(t *testing.T) {
 	const name, id = "nvidia.com/gpu", gpu.UUID("GPU-1")
 	c, _, err := config.Parse([]byte("sharing: {mps: {resources: [{name: gpu, replicas: 4}]}}"), "c.yaml", config.Options{})
 	require.NoError(t, err)
@@ -35,7 +35,7 @@ func TestADeviceIsGivenAwayByTheWordOfItsControlDaemonAlone(t *testing.T) {
 		err error
 	}{
 		"":                              {s: as},
-		"has said nothing":              {err: fs.ErrNotExist},
+		"has reported nothing":          {err: fs.ErrNotExist},
 		"cannot be read: no state":      {err: errors.New("no state")},
 		"mps-daemon was killed":         {s: as, err: fmt.Errorf("x: %w", nodestate.ErrUnheld)},
 		"and its control daemons":       {s: liar, err: nodestate.ErrUnheld},
@@ -49,13 +49,13 @@ func TestADeviceIsGivenAwayByTheWordOfItsControlDaemonAlone(t *testing.T) {
 		"it is being started":           {s: with(func(r *nodestate.MPSResource) { r.Ready, r.Message = false, "it is being started" })},
 	} {
 		n := Node{Config: c, MPS: ServedOf(said.s, said.err)}
-		fault := n.unshared(name, plan.Device{ID: string(id) + "::0", GPU: id, Replicas: 4})
+		fault := n.mpsFault(name, plan.Device{ID: string(id) + "::0", GPU: id, Replicas: 4})
 		if want == "" {
 			require.Zero(t, fault)
 			continue
 		}
 		require.Equal(t, ReasonMPS, fault.Reason, want)
 		require.Contains(t, fault.Message, want)
-		require.Zero(t, n.unshared(name, plan.Device{ID: string(id), GPU: id}), "one that is not shared")
+		require.Zero(t, n.mpsFault(name, plan.Device{ID: string(id), GPU: id}), "one that is not shared")
 	}
 }

@@ -1,12 +1,11 @@
-// Package kubelet keeps a device plugin registered: it watches the folder of
-// the kubelet's socket, makes the plugin's own socket in it, registers when
-// there is a kubelet to register with, and again when that is another one.
+// Package kubelet keeps a device plugin registered. It watches the folder of the
+// kubelet's socket, creates the plugin's own socket in it, registers with the kubelet,
+// and registers again whenever the kubelet is replaced.
 //
-// It looks at states, not at events: each time anything may have changed it
-// compares what is there with what it registered with. A kubelet that was
-// started anew (another socket file), our own socket that was removed, a kubelet
-// that hung up without going away: each is seen, however many happen at once,
-// and each ends in one registration.
+// It compares states rather than counting events: whenever anything may have changed,
+// it compares the sockets with those it registered with. It notices a restarted kubelet
+// (another socket file), a removed socket of our own, and a kubelet that hung up
+// without going away. However many of these happen at once, one registration follows.
 package kubelet
 
 import (
@@ -27,41 +26,40 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// Plugin is what is kept registered: the service of package server.
+// Plugin is the service that is kept registered, that of package server.
 type Plugin interface {
 	// Serve serves on a listener until that is closed.
 	Serve(net.Listener) error
 	// Streams returns how many streams the kubelet has open, how many it ever
 	// opened, and a channel that is closed when that may have changed.
 	Streams() (open, ever int, changed <-chan struct{})
-	// HangUp ends all streams and waits until the kubelet has noticed.
+	// HangUp ends all streams and waits until the kubelet has closed its connections.
 	HangUp(context.Context)
 }
 
-// Status is how things stand with the kubelet.
+// Status is the state of the registration.
 type Status struct {
 	Registered bool
 	Waiting    string // what is waited for; "" when registered
 }
 
-// Config says what to register where.
+// Config describes what to register, and where.
 type Config struct {
 	Socket   string // of the kubelet, as this process sees it
 	Endpoint string // name of the plugin's own socket, beside it
 	Resource string
 	Options  *v1beta1.DevicePluginOptions
 	Log      *slog.Logger
-	// Timeout is how long to wait for the first registration; 0: for ever.
+	// Timeout bounds the wait for the first registration; 0 means no limit.
 	Timeout time.Duration
-	// Known says that there was a kubelet for another resource, so that Timeout does
-	// not count. nil: there is no other.
+	// Known reports whether a kubelet was found for another resource, in which case Timeout
+	// does not apply. nil: there is no other resource.
 	Known func() bool
-	// Ready is closed when there is something to register; the wait for the
-	// kubelet counts from then on.
+	// Ready is closed when there is something to register. Timeout counts from then on.
 	Ready <-chan struct{}
-	// Idle says that the resource has no device any more. No kubelet is told of it
-	// again then, and when the last one has hung up, Run ends with nil. The streams
-	// of Plugin are taken to change with it. nil: never.
+	// Idle reports whether the resource has no device any more. Then it is not registered
+	// again, and once the last stream has ended, Run returns nil. A change of Idle must
+	// signal the streams channel of Plugin. nil: never idle.
 	Idle func() bool
 	// Report is called at each change of Status, from one goroutine.
 	Report func(Status)
@@ -69,65 +67,65 @@ type Config struct {
 	Registered func(error)
 }
 
-// noDevices is Status.Waiting before Config.Ready. It is no news.
+// noDevices is Status.Waiting before Config.Ready. It is not logged.
 const noDevices = "devices to register"
 
-// Why Run gives up.
+// Errors of Run.
 var (
-	// ErrDirectory means that the folder of the kubelet's socket was removed or
-	// replaced. A container has the old one mounted: it must be started anew.
+	// ErrDirectory means that the folder of the kubelet's socket was removed or replaced. A
+	// container still mounts the old one and must be restarted.
 	ErrDirectory = errors.New("the kubelet's plugin folder was replaced")
-	// ErrTakenOver means that another plugin made its socket in the place of ours.
+	// ErrTakenOver means that another plugin replaced our socket by its own.
 	ErrTakenOver = errors.New("another plugin took our socket over")
-	// ErrTimeout means that there was no kubelet within Config.Timeout.
+	// ErrTimeout means that no kubelet registered us within Config.Timeout.
 	ErrTimeout = errors.New("no kubelet")
 )
 
-// How patient to be with a kubelet that is there and refuses, or hangs up.
+// Limits for a kubelet that runs but refuses, or hangs up.
 const (
 	firstRetry  = 20 * time.Millisecond
 	lastRetry   = 10 * time.Second
 	streamDelay = 10 * time.Second // between Register's answer and the kubelet's ListAndWatch
 	hangUpLimit = time.Second
-	// connectLimit is how long to dial a socket that nobody accepts on before
-	// looking at the world again.
+	// connectLimit bounds dialling a socket that nobody accepts on before the state is
+	// compared again.
 	connectLimit = 2 * time.Second
 )
 
-// lookAgain is how long to wait where descriptors or room have run out.
-const lookAgain = 5 * time.Second
+// exhaustedRetry is the delay after file descriptors or disk space ran out.
+const exhaustedRetry = 5 * time.Second
 
-// follower is a Run in progress.
-type follower struct {
+// registrar is the state of a Run.
+type registrar struct {
 	Config
 	plugin Plugin
 	own    string // path of the plugin's socket
 	dir    identity
 	ln     *net.UnixListener
-	ours   identity // of the socket that ln made
+	ours   identity // of ln's socket
 	served sync.WaitGroup
 	failed chan error // from Serve
 
-	kubelet    identity  // registered with; zero: not registered
-	streams    int       // that were ever opened, when we registered
-	since      time.Time // of the registration
-	hungUp     bool      // and this was noticed
-	retry      time.Duration
-	retryAt    time.Time // zero: nothing to retry
-	status     Status
-	reported   bool
-	registered bool      // ever
-	deadline   time.Time // of the first registration; zero: none
-	complained string    // the last refusal that was logged
+	kubelet     identity  // registered with; zero: not registered
+	streams     int       // opened so far when we registered
+	since       time.Time // of the registration
+	hungUp      bool      // and this was handled
+	retry       time.Duration
+	retryAt     time.Time // zero: nothing to retry
+	status      Status
+	reported    bool
+	registered  bool      // ever
+	deadline    time.Time // of the first registration; zero: none
+	lastRefusal string    // the last one logged
 }
 
-// Run keeps the plugin registered until ctx ends, and returns nil then. ln, when
-// not nil, is the plugin's socket as an earlier program handed it over. At the
-// end keep is asked, with the listener still open, whether the socket is to stay
-// for the next program; if not, it is removed. One plugin may have several Runs,
-// each with a resource and an endpoint of its own.
+// Run keeps the plugin registered until ctx ends, and then returns nil. ln, if not nil,
+// is the plugin's socket as an earlier program handed it over. At the end Run calls
+// keep with the open listener; keep reports whether the socket stays for the next
+// program. If not, the socket is removed. One plugin may have several Runs, each with
+// its own resource and endpoint.
 func Run(ctx context.Context, cfg Config, plugin Plugin, ln *net.UnixListener, keep func(*net.UnixListener) bool) error {
-	f := &follower{
+	f := &registrar{
 		Config: cfg, plugin: plugin, ln: ln, failed: make(chan error, 1), retry: firstRetry,
 		own: filepath.Join(filepath.Dir(cfg.Socket), cfg.Endpoint),
 	}
@@ -143,14 +141,14 @@ func Run(ctx context.Context, cfg Config, plugin Plugin, ln *net.UnixListener, k
 		err := record.Watch(ctx, []string{cfg.Socket, f.own}, func() {
 			select {
 			case changed <- struct{}{}:
-			default: // one is waiting to be looked at
+			default: // one is pending
 			}
 		})
 		if ctx.Err() == nil {
 			cancel(fmt.Errorf("watch %s: %w", filepath.Dir(cfg.Socket), err))
 		}
 	})
-	err := f.follow(ctx, changed)
+	err := f.loop(ctx, changed)
 	cancel(nil)
 	watching.Wait()
 	if f.ln != nil {
@@ -164,10 +162,10 @@ func Run(ctx context.Context, cfg Config, plugin Plugin, ln *net.UnixListener, k
 	return err
 }
 
-func (f *follower) follow(ctx context.Context, changed <-chan struct{}) error {
-	late := time.NewTimer(time.Hour)
-	late.Stop()
-	defer late.Stop()
+func (f *registrar) loop(ctx context.Context, changed <-chan struct{}) error {
+	timeout := time.NewTimer(time.Hour)
+	timeout.Stop()
+	defer timeout.Stop()
 	ready := f.Ready
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -177,11 +175,11 @@ func (f *follower) follow(ctx context.Context, changed <-chan struct{}) error {
 			return nil
 		}
 		var again <-chan time.Time
-		switch err := f.look(ctx, open, ever, ready == nil); {
+		switch err := f.reconcile(ctx, open, ever, ready == nil); {
 		case inotify.Exhausted(err):
-			// Nothing tells when there are descriptors, or is room, again.
-			f.report(Status{Waiting: "file descriptors, or room, to make and look at sockets in " + filepath.Dir(f.own)})
-			again = time.After(lookAgain)
+			// No event signals when descriptors or space are available again.
+			f.report(Status{Waiting: "file descriptors or disk space for sockets in " + filepath.Dir(f.own)})
+			again = time.After(exhaustedRetry)
 		case err != nil:
 			return err
 		}
@@ -204,9 +202,9 @@ func (f *follower) follow(ctx context.Context, changed <-chan struct{}) error {
 			ready = nil
 			if f.Timeout > 0 {
 				f.deadline = time.Now().Add(f.Timeout)
-				late.Reset(f.Timeout)
+				timeout.Reset(f.Timeout)
 			}
-		case <-late.C:
+		case <-timeout.C:
 			if !f.registered && (f.Known == nil || !f.Known()) {
 				return fmt.Errorf("%w registered us within %v: %s; is the kubelet running, and is its socket where --kubelet-socket says?", ErrTimeout, f.Timeout, f.status.Waiting)
 			}
@@ -216,21 +214,22 @@ func (f *follower) follow(ctx context.Context, changed <-chan struct{}) error {
 	}
 }
 
-// look compares what is there with what was, and does what follows.
-func (f *follower) look(ctx context.Context, open, ever int, ready bool) error {
-	there, err := f.lookAtFolder()
+// reconcile compares the sockets with their last known state and acts on the
+// differences.
+func (f *registrar) reconcile(ctx context.Context, open, ever int, ready bool) error {
+	there, err := f.checkFolder()
 	if err != nil || !there {
 		return err
 	}
-	// The kubelet first: one that starts removes all sockets and then makes its own,
-	// so ours is there for it if it is there now.
+	// Read the kubelet's socket first. A kubelet that starts removes all sockets before it
+	// creates its own, so if ours exists now, it still exists for that kubelet.
 	kubelet, err := identify(f.Socket)
 	if err != nil {
 		return err
 	}
-	if err := f.lookAtOwn(); err != nil {
-		// The folder may have gone under our hands: that is the better reason.
-		if _, folderErr := f.lookAtFolder(); folderErr != nil {
+	if err := f.ensureSocket(); err != nil {
+		// The folder may have been removed meanwhile; that error is the better one.
+		if _, folderErr := f.checkFolder(); folderErr != nil {
 			return folderErr
 		}
 		return err
@@ -247,12 +246,12 @@ func (f *follower) look(ctx context.Context, open, ever int, ready bool) error {
 		f.retry = firstRetry
 		return f.register(ctx, kubelet)
 	}
-	return f.lookAtStream(ctx, kubelet, open, ever)
+	return f.checkStream(ctx, kubelet, open, ever)
 }
 
-// lookAtFolder says whether the kubelet's folder is there, and notices when it
-// is not the one that it was.
-func (f *follower) lookAtFolder() (bool, error) {
+// checkFolder reports whether the kubelet's folder exists, and returns ErrDirectory if
+// it was replaced.
+func (f *registrar) checkFolder() (bool, error) {
 	path := filepath.Dir(f.Socket)
 	dir, err := identify(path)
 	if err != nil {
@@ -271,8 +270,8 @@ func (f *follower) lookAtFolder() (bool, error) {
 	return true, nil
 }
 
-// lookAtOwn makes the plugin's own socket, and again if it was removed.
-func (f *follower) lookAtOwn() error {
+// ensureSocket creates the plugin's own socket, and creates it again if it was removed.
+func (f *registrar) ensureSocket() error {
 	now, err := identify(f.own)
 	if err != nil {
 		return err
@@ -280,7 +279,7 @@ func (f *follower) lookAtOwn() error {
 	none := identity{}
 	switch {
 	case f.ln != nil && f.ours == none && now != none:
-		f.ours = now // handed over; it is served from now on
+		f.ours = now // handed over; serve it from now on
 		f.serve()
 		return nil
 	case f.ln != nil && now.sameFile(f.ours) && now != none:
@@ -291,7 +290,7 @@ func (f *follower) lookAtOwn() error {
 	if f.ln != nil {
 		f.Log.Info("own socket was removed; made again", "path", f.own)
 		_ = f.ln.Close()
-		f.kubelet = identity{} // the kubelet has to be told, whichever it is
+		f.kubelet = identity{} // register again, whichever kubelet it is
 	}
 	if f.ln, f.ours, err = listen(f.own); err != nil {
 		return err
@@ -300,7 +299,7 @@ func (f *follower) lookAtOwn() error {
 	return nil
 }
 
-func (f *follower) serve() {
+func (f *registrar) serve() {
 	ln := f.ln
 	f.served.Go(func() {
 		if err := f.plugin.Serve(ln); err != nil {
@@ -312,15 +311,15 @@ func (f *follower) serve() {
 	})
 }
 
-// lookAtStream sees to it that the kubelet we are registered with listens. One
-// that hung up, or never called, is registered with again, ever less often.
-func (f *follower) lookAtStream(ctx context.Context, kubelet identity, open, ever int) error {
+// checkStream registers again if the kubelet that we are registered with hung up or
+// never called ListAndWatch, with an increasing delay.
+func (f *registrar) checkStream(ctx context.Context, kubelet identity, open, ever int) error {
 	now := time.Now()
 	switch {
 	case open > 0:
 		f.retryAt = time.Time{}
 		if f.status.Waiting == noDevices {
-			f.report(Status{Registered: true}) // there are devices again, and it has not gone away meanwhile
+			f.report(Status{Registered: true}) // there are devices again, and the kubelet stayed connected
 		}
 		return nil
 	case ever > f.streams && !f.hungUp:
@@ -330,7 +329,7 @@ func (f *follower) lookAtStream(ctx context.Context, kubelet identity, open, eve
 		}
 		f.Log.Info("the kubelet hung up", "path", f.Socket, "resource", f.Resource)
 		f.report(Status{Waiting: "the kubelet, which hung up"})
-		f.again(now, f.retry)
+		f.scheduleRetry(now, f.retry)
 	}
 	if f.retryAt.IsZero() || now.Before(f.retryAt) {
 		return nil
@@ -338,8 +337,8 @@ func (f *follower) lookAtStream(ctx context.Context, kubelet identity, open, eve
 	return f.register(ctx, kubelet)
 }
 
-// register registers with the kubelet whose socket is that one.
-func (f *follower) register(ctx context.Context, kubelet identity) error {
+// register registers with the kubelet that owns the socket.
+func (f *registrar) register(ctx context.Context, kubelet identity) error {
 	if now := time.Now(); now.Before(f.retryAt) && f.kubelet == kubelet {
 		return nil
 	}
@@ -351,42 +350,42 @@ func (f *follower) register(ctx context.Context, kubelet identity) error {
 	cancel()
 	start := time.Now()
 	_, ever, _ := f.plugin.Streams()
-	err := f.attempt(ctx, kubelet)
+	err := f.tryRegister(ctx, kubelet)
 	if ctx.Err() != nil {
 		return nil //nolint:nilerr // it is over
 	}
-	if errors.Is(err, errOther) {
-		f.retryAt = time.Now().Add(firstRetry) // it is looked at then, if nothing tells of it before
+	if errors.Is(err, errReplaced) {
+		f.retryAt = time.Now().Add(firstRetry) // compare again then, if no event comes before
 		return nil
 	}
 	f.Registered(err)
 	f.kubelet, f.streams, f.since, f.hungUp = kubelet, ever, start, false
 	if err != nil {
-		if f.complained != err.Error() {
+		if f.lastRefusal != err.Error() {
 			f.Log.Warn("registration failed; trying again", "path", f.Socket, "resource", f.Resource, "reason", "RegistrationFailed", "message", err.Error())
-			f.complained = err.Error()
+			f.lastRefusal = err.Error()
 		}
 		f.report(Status{Waiting: fmt.Sprintf("the kubelet at %s, which did not register us: %v", f.Socket, err)})
-		f.again(time.Now(), f.retry)
+		f.scheduleRetry(time.Now(), f.retry)
 		return nil
 	}
-	f.registered, f.complained = true, ""
+	f.registered, f.lastRefusal = true, ""
 	f.Log.Info("registered with the kubelet", "path", f.Socket, "resource", f.Resource, "duration", time.Since(start).String())
 	f.report(Status{Registered: true})
-	f.again(time.Now(), max(streamDelay, f.retry))
+	f.scheduleRetry(time.Now(), max(streamDelay, f.retry))
 	return nil
 }
 
-// again plans another attempt.
-func (f *follower) again(now time.Time, after time.Duration) {
+// scheduleRetry schedules the next attempt.
+func (f *registrar) scheduleRetry(now time.Time, after time.Duration) {
 	f.retryAt = now.Add(after)
 	f.retry = min(2*f.retry, lastRetry)
 }
 
-// errOther means that the kubelet's socket is another one by now.
-var errOther = errors.New("the kubelet's socket was replaced")
+// errReplaced means that the kubelet's socket was replaced meanwhile.
+var errReplaced = errors.New("the kubelet's socket was replaced")
 
-func (f *follower) attempt(ctx context.Context, kubelet identity) error {
+func (f *registrar) tryRegister(ctx context.Context, kubelet identity) error {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", f.Socket)
 	if err != nil {
 		conn, err = f.connect(ctx, kubelet)
@@ -395,17 +394,17 @@ func (f *follower) attempt(ctx context.Context, kubelet identity) error {
 		return err
 	}
 	if now, err := identify(f.Socket); err == nil && now != kubelet {
-		_ = conn.Close() // who accepted may be another, that has removed our socket
-		return errOther
+		_ = conn.Close() // another kubelet may have accepted, after removing our socket
+		return errReplaced
 	}
 	return register(ctx, conn, &v1beta1.RegisterRequest{
 		Version: v1beta1.Version, Endpoint: f.Endpoint, ResourceName: f.Resource, Options: f.Options,
 	})
 }
 
-// connect dials until the kubelet accepts. A socket that nobody accepts on may
-// be replaced while we wait: it gives up on it then, with errOther.
-func (f *follower) connect(ctx context.Context, kubelet identity) (net.Conn, error) {
+// connect dials until the kubelet accepts. If the socket is replaced while nobody
+// accepts on it, connect returns errReplaced.
+func (f *registrar) connect(ctx context.Context, kubelet identity) (net.Conn, error) {
 	limit := time.Now().Add(connectLimit)
 	if !f.deadline.IsZero() && !f.registered && f.deadline.Before(limit) {
 		limit = f.deadline
@@ -426,19 +425,19 @@ func (f *follower) connect(ctx context.Context, kubelet identity) (net.Conn, err
 	cancel()
 	watching.Wait()
 	if err != nil && other.Load() {
-		return nil, errOther
+		return nil, errReplaced
 	}
 	return conn, err
 }
 
-func (f *follower) idle() bool { return f.Idle != nil && f.Idle() }
+func (f *registrar) idle() bool { return f.Idle != nil && f.Idle() }
 
-func (f *follower) report(s Status) {
+func (f *registrar) report(s Status) {
 	if f.reported && f.status == s {
 		return
 	}
 	f.status, f.reported = s, true
-	f.Report(s) // who reads the log finds it so
+	f.Report(s) // before the log, so that whoever reads the log finds the status changed
 	if s.Waiting != "" && s.Waiting != noDevices {
 		f.Log.Info("waiting for "+s.Waiting, "path", f.Socket, "resource", f.Resource)
 	}

@@ -13,20 +13,20 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// The kubelet makes its socket before it accepts on it, and no event tells when
-// it does. Connecting to a unix socket costs microseconds, so the first tries
-// come close together; a socket that stays dead is a file that a killed kubelet
-// left, and its successor makes a new one, which is an event.
+// The kubelet creates its socket before it accepts on it, and no event signals when it
+// does. Connecting to a unix socket costs microseconds, so the first attempts are close
+// together. A socket that stays dead is left over from a killed kubelet; its successor
+// creates a new one, which is an event.
 const (
 	firstPause = 500 * time.Microsecond
 	lastPause  = time.Second
 )
 
-// registerTimeout bounds the call. The kubelet calls the plugin back before it
-// answers and gives itself 10 s for that.
+// registerTimeout bounds the call. The kubelet calls the plugin back before it responds
+// and allows 10 s for that.
 const registerTimeout = 15 * time.Second
 
-// connect dials the socket until somebody accepts, the socket is gone, or ctx
+// connect dials the socket until a connection is accepted, the socket is gone, or ctx
 // ends.
 func connect(ctx context.Context, socket string) (net.Conn, error) {
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
@@ -45,17 +45,17 @@ func connect(ctx context.Context, socket string) (net.Conn, error) {
 	}
 }
 
-// register calls Register over a connection that was made already: gRPC's own
-// dialling would wait a second after the first refusal.
+// register calls Register over an existing connection: gRPC's own dialling would wait a
+// second after the first refusal.
 func register(ctx context.Context, conn net.Conn, req *v1beta1.RegisterRequest) error {
-	given := make(chan net.Conn, 1)
-	given <- conn
+	pending := make(chan net.Conn, 1)
+	pending <- conn
 	client, err := grpc.NewClient("passthrough:///kubelet",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithAuthority("localhost"),
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
 			select {
-			case c := <-given:
+			case c := <-pending:
 				return c, nil
 			default:
 				return nil, errors.New("the kubelet closed the connection")
@@ -67,7 +67,7 @@ func register(ctx context.Context, conn net.Conn, req *v1beta1.RegisterRequest) 
 	defer func() {
 		_ = client.Close()
 		select {
-		case c := <-given:
+		case c := <-pending:
 			_ = c.Close() // gRPC never asked for it
 		default:
 		}

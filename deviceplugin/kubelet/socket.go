@@ -11,14 +11,14 @@ import (
 	"syscall"
 )
 
-// maxSocketPath is what fits into sun_path of sockaddr_un with the final NUL
-// (unix(7)).
+// maxSocketPath is the longest path that fits into sun_path of sockaddr_un with the
+// final NUL (unix(7)).
 const maxSocketPath = 107
 
-// listenTries is how often to try to make a socket that is removed meanwhile.
-const listenTries = 10
+// listenAttempts bounds the attempts to create a socket that is removed meanwhile.
+const listenAttempts = 10
 
-// CheckPath says whether a path is short enough for a unix socket.
+// CheckPath returns an error if a path is too long for a unix socket.
 func CheckPath(path string) error {
 	if len(path) > maxSocketPath {
 		return fmt.Errorf("the path %s has %d bytes and a unix socket can have %d; give the kubelet's socket by a shorter path", path, len(path), maxSocketPath)
@@ -26,14 +26,15 @@ func CheckPath(path string) error {
 	return nil
 }
 
-// identity tells one file from another that was made later at the same path:
-// inode numbers are used again, so the time of the inode's change is in it.
+// identity distinguishes a file from a later one at the same path. Inode numbers are
+// reused, so it includes the time of the inode's change.
 type identity struct {
 	dev, ino   uint64
 	sec, nanos int64
 }
 
-// identify returns the identity of what is at path; the zero one if nothing is.
+// identify returns the identity of the file at path, or the zero identity if there is
+// none.
 func identify(path string) (identity, error) {
 	var st syscall.Stat_t
 	err := syscall.Stat(path, &st)
@@ -46,29 +47,30 @@ func identify(path string) (identity, error) {
 	return identity{dev: st.Dev, ino: st.Ino, sec: st.Ctim.Sec, nanos: st.Ctim.Nsec}, nil
 }
 
-// removed says that a folder is seen only by who has it mounted: the host has
-// removed it, and may have made another that will never be seen here.
+// removed reports whether the host has removed a folder that this process still has
+// mounted. A new folder at that path would never be visible here.
 func removed(path string) bool {
 	var st syscall.Stat_t
 	return syscall.Stat(path, &st) == nil && st.Nlink == 0
 }
 
-// sameFile leaves the time out: that of a directory changes with its content,
-// that of a socket with its permissions.
+// sameFile ignores the time: that of a directory changes with its content, that of a
+// socket with its permissions.
 func (i identity) sameFile(o identity) bool { return i.dev == o.dev && i.ino == o.ino }
 
-// newSocket returns the name of a socket before it is the plugin's: no longer than
-// that one's, and another plugin's that starts at the same moment is another.
+// newSocket returns a temporary name for a socket before it is renamed. It is no longer
+// than the final name, and differs from that of another plugin starting at the same
+// moment.
 func newSocket() string { return "." + rand.Text()[:8] }
 
-// listen makes the plugin's own socket, in the place of one that an earlier
-// plugin left: by rename, for one that still runs must see another's socket there
-// and not for a moment none, which it would make again. ours is the socket's, for
-// by the time that it is at path another plugin may have put its own there.
+// listen creates the plugin's own socket, replacing one that an earlier plugin left. It
+// renames it into place: a plugin that still runs must find another's socket there,
+// never none, which it would create again. ours identifies the created socket, since
+// another plugin may have replaced it at path by then.
 func listen(path string) (ln *net.UnixListener, ours identity, err error) {
-	// A kubelet that starts removes every socket of its folder, also one that has
-	// not got its name yet.
-	for range listenTries {
+	// A kubelet that starts removes every socket of its folder, also one that is not
+	// renamed yet.
+	for range listenAttempts {
 		if ln, ours, err = listenOnce(path); !errors.Is(err, fs.ErrNotExist) {
 			break
 		}
@@ -82,8 +84,8 @@ func listenOnce(path string) (ln *net.UnixListener, ours identity, err error) {
 	if err != nil {
 		return nil, ours, fmt.Errorf("make the plugin's socket in %s: %w; the plugin must run as root with that folder mounted writable", filepath.Dir(path), err)
 	}
-	// It may be handed to the next program, and the kubelet may remove it to
-	// say that it has been started anew.
+	// It may be handed to the next program, and a restarted kubelet removes it as a signal
+	// to register again.
 	ln.SetUnlinkOnClose(false)
 	if ours, err = identify(temp); err == nil {
 		err = os.Rename(temp, path)

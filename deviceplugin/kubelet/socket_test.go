@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// The one that was there first sees the other's, and says so (ErrTakenOver).
-func TestPluginsThatStartAtOnceBothMakeTheirSockets(t *testing.T) {
+// The first plugin then finds the other's socket and returns ErrTakenOver.
+func TestPluginsStartingAtOnceBothCreateTheirSockets(t *testing.T) {
 	dir := t.TempDir()
 	own := filepath.Join(dir, "plugin.sock")
 	for range 100 {

@@ -1,6 +1,6 @@
-// Package server speaks the kubelet's device plugin API for one resource. It
-// knows nothing of hardware: whole lists of devices are put in with Set, every
-// stream of the kubelet gets them, and what to give away is a Backend's to say.
+// Package server implements the kubelet's device plugin API for one resource. It knows
+// nothing of hardware: Set replaces the list of devices, every stream of the kubelet
+// gets each list, and a Backend decides what to allocate.
 package server
 
 import (
@@ -18,59 +18,58 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// Device is one device as the kubelet is told of it.
+// Device is a device as reported to the kubelet.
 type Device struct {
 	ID        string
 	Healthy   bool
-	NUMANodes []int64 // none: not known
+	NUMANodes []int64 // empty: not known
 }
 
-// Backend answers for one container. Its methods are called concurrently; their
-// errors stand in the events of the pod, so a gRPC status with a sentence for
-// people is best.
+// Backend responds for one container. Its methods are called concurrently. Their errors
+// appear in the events of the pod, so a gRPC status with a readable sentence is best.
 type Backend interface {
-	// Allocate says what the container has to be given for these devices.
+	// Allocate returns what the container gets for these devices.
 	Allocate(ids []string) (*v1beta1.ContainerAllocateResponse, error)
-	// Prefer chooses size of the available devices, include among them.
+	// Prefer chooses size of the available devices, including those in include.
 	Prefer(available, include []string, size int) ([]string, error)
 }
 
-// Options is what the kubelet is told of the plugin.
+// Options returns the options reported to the kubelet.
 func Options() *v1beta1.DevicePluginOptions {
 	return &v1beta1.DevicePluginOptions{GetPreferredAllocationAvailable: true}
 }
 
-// Server is the service. Its methods may be called concurrently.
+// Server is the device plugin service. Its methods may be called concurrently.
 type Server struct {
 	v1beta1.UnimplementedDevicePluginServer
 	backend Backend
 	grpc    *grpc.Server
-	sent    func() // called after each list that was sent
+	sent    func() // called after each list sent
 
-	mu      sync.Mutex
-	changed chan struct{} // closed and made anew at each change of what follows
-	list    *v1beta1.ListAndWatchResponse
-	devices []Device
-	round   int // a stream of an earlier round ends
-	streams int
-	opened  int // streams ever
-	conns   int
-	due     bool // a list was set for a stream and is not on its way
-	taken   bool // gRPC has it
+	mu         sync.Mutex
+	changed    chan struct{} // closed and replaced at each change of the fields below
+	list       *v1beta1.ListAndWatchResponse
+	devices    []Device
+	generation int // a stream of an earlier generation ends
+	streams    int
+	opened     int // streams opened so far
+	conns      int
+	unsent     bool // a list was set for a stream and is not yet on its way
+	fetched    bool // gRPC has it
 }
 
-// A call is answered by a goroutine that is there already: the stack of a new one has
-// to be made larger several times. The kubelet has a stream and asks for one pod
-// after the other; what is more than that gets a goroutine of its own. Its messages
-// are small, a list of a hundred devices has 6 kB, and each resource has such buffers.
+// The workers are reused goroutines that respond to calls: the stack of a new goroutine
+// has to grow several times. The kubelet has one stream and asks for one pod after the
+// other; further calls get a goroutine each. Its messages are small, a list of a
+// hundred devices has 6 kB, and each resource has such buffers.
 const (
 	workers     = 3
 	readBuffer  = 4 << 10
 	writeBuffer = 16 << 10
 )
 
-// New makes a Server that has no list yet: streams wait for the first Set. sent,
-// which may be nil, is called each time a list has been sent.
+// New returns a Server without a list: streams wait for the first Set. sent, which may
+// be nil, is called after each list sent.
 func New(b Backend, sent func()) *Server {
 	if sent == nil {
 		sent = func() {}
@@ -82,21 +81,21 @@ func New(b Backend, sent func()) *Server {
 	return s
 }
 
-// Serve serves the kubelet on ln until ln is closed, or until Stop; it then
-// returns nil. It may be called for one listener after the other.
+// Serve serves the kubelet on ln until ln is closed or Stop is called, and then returns
+// nil. It may be called for several listeners in turn.
 func (s *Server) Serve(ln net.Listener) error {
-	err := s.grpc.Serve(counted{ln, s})
+	err := s.grpc.Serve(countingListener{ln, s})
 	if err == nil || errors.Is(err, net.ErrClosed) || errors.Is(err, grpc.ErrServerStopped) {
 		return nil
 	}
 	return fmt.Errorf("serve the device plugin on %s: %w", ln.Addr(), err)
 }
 
-// answerLimit is how long Stop lets the kubelet take an answer that is being given.
-const answerLimit = time.Second
+// stopTimeout bounds how long Stop waits for responses in flight.
+const stopTimeout = time.Second
 
-// Stop ends everything, listeners included. An Allocate that is under way is
-// answered: the kubelet would otherwise refuse the pod for good.
+// Stop ends everything, listeners included. An Allocate in flight still gets its
+// response: the kubelet would otherwise refuse the pod for good.
 func (s *Server) Stop() {
 	s.endStreams()
 	answered := make(chan struct{})
@@ -106,21 +105,20 @@ func (s *Server) Stop() {
 	}()
 	select {
 	case <-answered:
-	case <-time.After(answerLimit):
+	case <-time.After(stopTimeout):
 		s.grpc.Stop()
 		<-answered
 	}
 }
 
-// Set puts a new list in the place of the old. One that says the same is not
-// sent again.
+// Set replaces the list. An equal list is not sent again.
 func (s *Server) Set(devices []Device) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.list != nil && slices.EqualFunc(s.devices, devices, equal) {
 		return
 	}
-	s.due, s.taken = s.streams > 0, false
+	s.unsent, s.fetched = s.streams > 0, false
 	s.devices = slices.Clone(devices)
 	s.list = &v1beta1.ListAndWatchResponse{Devices: make([]*v1beta1.Device, 0, len(devices))}
 	for _, d := range devices {
@@ -147,23 +145,24 @@ func (d Device) message() *v1beta1.Device {
 	return m
 }
 
-// Streams returns how many ListAndWatch streams are open, how many ever were
-// opened, and a channel that is closed when that changes.
+// Streams returns the number of open ListAndWatch streams, the number opened so far,
+// and a channel that is closed when they change.
 func (s *Server) Streams() (open, ever int, changed <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.streams, s.opened, s.changed
 }
 
-// Flush waits until a list that was Set is on its way to the kubelet, or ctx ends.
-// gRPC lets everything run that can before it writes; who has work to do that the
-// kubelet need not wait for calls Flush first.
+// Flush waits until the last list is on its way to the kubelet, or ctx ends. gRPC runs
+// every ready goroutine before it writes, so callers with work that the kubelet need
+// not wait for call Flush first.
 func (s *Server) Flush(ctx context.Context) {
-	s.until(ctx, func() bool { return !s.due })
+	s.waitUntil(ctx, func() bool { return !s.unsent })
 }
 
-// until waits until cond, which is asked under s.mu at each change, or ctx ends.
-func (s *Server) until(ctx context.Context, cond func() bool) {
+// waitUntil waits until cond holds or ctx ends. It evaluates cond under s.mu after each
+// change.
+func (s *Server) waitUntil(ctx context.Context, cond func() bool) {
 	for {
 		s.mu.Lock()
 		is, changed := cond(), s.changed
@@ -179,42 +178,42 @@ func (s *Server) until(ctx context.Context, cond func() bool) {
 	}
 }
 
-// written is told of each write to a connection: the first after gRPC has the list
-// has it too, or what was before it.
-func (s *Server) written() {
+// onWrite is called after each write to a connection. The first write after gRPC
+// fetched the list contains it, or data before it.
+func (s *Server) onWrite() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.due && s.taken {
-		s.due = false
+	if s.unsent && s.fetched {
+		s.unsent = false
 		s.notify()
 	}
 }
 
-// HangUp ends every stream and waits until the kubelet has let go of its
-// connections, or ctx ends. It is to be called before registering again: a
-// kubelet that is still busy with the end of the old stream takes it for the
-// end of the new one (Kubernetes 1.26 and later).
+// HangUp ends every stream and waits until the kubelet has closed its connections, or
+// ctx ends. It must be called before registering again: a kubelet that still handles
+// the end of the old stream takes it for the end of the new one (Kubernetes 1.26 and
+// later).
 func (s *Server) HangUp(ctx context.Context) {
 	s.endStreams()
-	s.until(ctx, func() bool { return s.conns == 0 })
+	s.waitUntil(ctx, func() bool { return s.conns == 0 })
 }
 
 func (s *Server) endStreams() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.round++
+	s.generation++
 	s.notify()
 }
 
-// GetDevicePluginOptions is the kubelet's first question.
+// GetDevicePluginOptions responds to the kubelet's first call.
 func (s *Server) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1beta1.DevicePluginOptions, error) {
 	return Options(), nil
 }
 
-// ListAndWatch sends the list, and again whenever it changes.
+// ListAndWatch sends the list now and whenever it changes.
 func (s *Server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServer[v1beta1.ListAndWatchResponse]) error {
 	s.mu.Lock()
-	round := s.round
+	round := s.generation
 	s.streams++
 	s.opened++
 	s.notify()
@@ -222,15 +221,15 @@ func (s *Server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 	defer func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.due = false
+		s.unsent = false
 		s.streams--
 		s.notify()
 	}()
 	var last *v1beta1.ListAndWatchResponse
 	for {
 		s.mu.Lock()
-		list, changed, over := s.list, s.changed, s.round != round
-		s.taken = true
+		list, changed, over := s.list, s.changed, s.generation != round
+		s.fetched = true
 		s.mu.Unlock()
 		if over {
 			return nil
@@ -251,7 +250,7 @@ func (s *Server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 	}
 }
 
-// GetPreferredAllocation asks the Backend for each container.
+// GetPreferredAllocation calls the Backend for each container.
 func (s *Server) GetPreferredAllocation(_ context.Context, req *v1beta1.PreferredAllocationRequest) (*v1beta1.PreferredAllocationResponse, error) {
 	resp := &v1beta1.PreferredAllocationResponse{}
 	for _, c := range req.GetContainerRequests() {
@@ -264,7 +263,7 @@ func (s *Server) GetPreferredAllocation(_ context.Context, req *v1beta1.Preferre
 	return resp, nil
 }
 
-// Allocate asks the Backend for each container; one refusal refuses all.
+// Allocate calls the Backend for each container; one refusal refuses all.
 func (s *Server) Allocate(_ context.Context, req *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
 	resp := &v1beta1.AllocateResponse{}
 	for _, c := range req.GetContainerRequests() {
@@ -277,38 +276,38 @@ func (s *Server) Allocate(_ context.Context, req *v1beta1.AllocateRequest) (*v1b
 	return resp, nil
 }
 
-// notify wakes all that wait; s.mu is held.
+// notify wakes all waiters; s.mu is held.
 func (s *Server) notify() {
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
 
-// counted is a listener that counts the kubelet's connections. (A stats.Handler can
-// too, but is asked six times in each call.)
-type counted struct {
+// countingListener counts the kubelet's connections. (A stats.Handler can do that too,
+// but is called six times in each call.)
+type countingListener struct {
 	net.Listener
 	server *Server
 }
 
-func (l counted) Accept() (net.Conn, error) {
+func (l countingListener) Accept() (net.Conn, error) {
 	conn, err := l.Listener.Accept()
 	unix, ok := conn.(*net.UnixConn)
 	if err != nil || !ok {
 		return conn, err
 	}
-	l.server.connected(1)
-	return &connection{UnixConn: unix, written: l.server.written, ended: sync.OnceFunc(func() { l.server.connected(-1) })}, nil
+	l.server.addConnections(1)
+	return &connection{UnixConn: unix, onWrite: l.server.onWrite, ended: sync.OnceFunc(func() { l.server.addConnections(-1) })}, nil
 }
 
-// connection tells of what is written to it, and of its end.
+// connection reports each write to it and its end.
 type connection struct {
 	*net.UnixConn
-	written func()
+	onWrite func()
 	ended   func()
 }
 
 func (c *connection) Write(b []byte) (int, error) {
-	defer c.written()
+	defer c.onWrite()
 	return c.UnixConn.Write(b)
 }
 
@@ -317,7 +316,7 @@ func (c *connection) Close() error {
 	return c.UnixConn.Close()
 }
 
-func (s *Server) connected(n int) {
+func (s *Server) addConnections(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.conns += n

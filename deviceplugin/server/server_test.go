@@ -105,7 +105,7 @@ func TestEveryStreamGetsEveryList(t *testing.T) {
 	for _, stream := range []grpc.ServerStreamingClient[v1beta1.ListAndWatchResponse]{a, b} {
 		require.Equal(t, []string{"x Healthy", "y Healthy"}, receive(t, stream))
 	}
-	s.Set(list("x", "y")) // says nothing new
+	s.Set(list("x", "y")) // no change
 	s.Set([]server.Device{{ID: "x"}})
 	for _, stream := range []grpc.ServerStreamingClient[v1beta1.ListAndWatchResponse]{a, b} {
 		require.Equal(t, []string{"x Unhealthy"}, receive(t, stream))
@@ -113,7 +113,7 @@ func TestEveryStreamGetsEveryList(t *testing.T) {
 	sent.Wait()
 }
 
-func TestAnEmptyListIsAListToo(t *testing.T) {
+func TestEmptyListIsSent(t *testing.T) {
 	s := server.New(backend{}, nil)
 	socket, _ := serve(t, s)
 	client, _ := dial(t, socket)
@@ -123,7 +123,7 @@ func TestAnEmptyListIsAListToo(t *testing.T) {
 	require.Empty(t, receive(t, stream))
 }
 
-func TestTheLastOfManyListsArrives(t *testing.T) {
+func TestLastOfManyListsArrives(t *testing.T) {
 	s := server.New(backend{}, nil)
 	socket, _ := serve(t, s)
 	client, _ := dial(t, socket)
@@ -202,7 +202,7 @@ func TestHangUpReturnsWhenTheKubeletHasNoticed(t *testing.T) {
 	require.NoError(t, conn.Close())
 	<-hungUp
 
-	client, _ = dial(t, socket) // a new stream is none of the old ones
+	client, _ = dial(t, socket) // a new stream is independent of the old ones
 	stream, err = client.ListAndWatch(soon(t), &v1beta1.Empty{})
 	require.NoError(t, err)
 	require.Equal(t, []string{"x Healthy"}, receive(t, stream))
@@ -219,7 +219,7 @@ func TestHangUpDoesNotWaitForEver(t *testing.T) {
 	s.HangUp(ctx)
 }
 
-func TestStreamsTellsWhenTheyChange(t *testing.T) {
+func TestStreamsSignalsChanges(t *testing.T) {
 	s := server.New(backend{}, nil)
 	socket, _ := serve(t, s)
 	client, _ := dial(t, socket)
@@ -245,7 +245,7 @@ func TestStreamsTellsWhenTheyChange(t *testing.T) {
 	wait(0)
 }
 
-func TestServeGoesOnWithAnotherListener(t *testing.T) {
+func TestServeAcceptsASecondListener(t *testing.T) {
 	s := server.New(backend{}, nil)
 	first, ln := serve(t, s)
 	client, _ := dial(t, first)
@@ -260,7 +260,7 @@ func TestServeGoesOnWithAnotherListener(t *testing.T) {
 	require.False(t, options.GetPreStartRequired())
 }
 
-func TestTheBackendAnswersForEachContainer(t *testing.T) {
+func TestBackendIsCalledForEachContainer(t *testing.T) {
 	s := server.New(backend{}, nil)
 	socket, _ := serve(t, s)
 	client, _ := dial(t, socket)
@@ -285,7 +285,7 @@ func TestTheBackendAnswersForEachContainer(t *testing.T) {
 	require.ErrorContains(t, err, "too many")
 }
 
-// slow is a backend whose answer takes until it is told.
+// slow is a backend that responds only when allowed to.
 type slow struct {
 	backend
 	asked, answer chan struct{}
@@ -297,7 +297,7 @@ func (b slow) Allocate(ids []string) (*v1beta1.ContainerAllocateResponse, error)
 	return b.backend.Allocate(ids)
 }
 
-func TestAnAllocateThatIsUnderWayIsAnsweredBeforeTheEnd(t *testing.T) {
+func TestStopAnswersAllocateInFlight(t *testing.T) {
 	b := slow{asked: make(chan struct{}), answer: make(chan struct{})}
 	s := server.New(b, nil)
 	s.Set(list("x"))
