@@ -15,43 +15,43 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// How long to let a driver be that stopped telling of its GPUs.
+// Delays before a failed driver is opened again.
 const (
 	firstPause = 100 * time.Millisecond
 	lastPause  = 10 * time.Second
-	steady     = time.Minute // a watch that lasted this long is forgiven
+	steady     = time.Minute // a watch that lasted this long resets the delay
 )
 
-// watchGPUs uses the driver until ctx ends: it waits for one, watches, and
-// begins again when it stops telling.
+// watchGPUs uses the driver until ctx ends: it waits for one, watches its GPUs, and
+// starts over when the watch fails.
 func (p *Plugin) watchGPUs(ctx context.Context) error {
-	place, err := p.place(ctx)
+	place, err := p.driverPlace(ctx)
 	if err != nil {
 		return err
 	}
-	// From here on it is this goroutine's alone.
+	// From here on only this goroutine uses it.
 	p.cfg.Driver = place
 	used := false
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		opened, err := driver.Wait(ctx, p.cfg.Driver, p.open, func(err error) bool { return p.curable(err, used) }, p.waiting)
+		opened, err := driver.Wait(ctx, p.cfg.Driver, p.open, func(err error) bool { return p.retryable(err, used) }, p.reportAbsence)
 		if err != nil {
 			return p.openFailed(ctx, err)
 		}
 		used = true
 		start := time.Now()
-		err = p.use(ctx, opened)
+		err = p.watchDriver(ctx, opened)
 		if ctx.Err() != nil {
-			// The process ends, or becomes another program. Its driver is left open: NVML
-			// may still wait for an event, and cannot be woken.
+			// The process ends or becomes another program. The driver stays open: NVML
+			// may still wait for an event and cannot be interrupted.
 			return ctx.Err()
 		}
 		if closeErr := opened.Source.Close(); closeErr != nil {
 			p.cfg.Log.Warn("closing the driver", "message", closeErr.Error())
 		}
 		if errors.Is(err, ErrReplaced) {
-			return p.replaced(err)
+			return p.announceReplacement(err)
 		}
-		p.blind(err)
+		p.setUnwatchable(err)
 		if time.Since(start) > steady {
 			pause = firstPause
 		}
@@ -63,18 +63,18 @@ func (p *Plugin) watchGPUs(ctx context.Context) error {
 	}
 }
 
-// curable says whether waiting can help against an error of opening the driver.
-// A device cgroup does not change while a container lives, so without permission
-// it is better to end and be started again; a driver that is absent or being
-// upgraded will come.
-func (p *Plugin) curable(err error, used bool) bool {
-	missing, uninjected := errors.AsType[*uninjectedError](err)
+// retryable reports whether waiting can help after an error of opening the driver. A
+// device cgroup does not change during a container's life, so without permission it is
+// better to end and be restarted. A driver that is absent or being upgraded will
+// appear.
+func (p *Plugin) retryable(err error, used bool) bool {
+	missing, notInjected := errors.AsType[*notInjectedError](err)
 	switch {
 	case errors.Is(err, nvml.ErrOtherLibrary):
 		return false
 	case errors.Is(err, gpu.ErrNoDriver), errors.Is(err, gpu.ErrVersionMismatch):
 		return true
-	case uninjected && !missing.vain, !uninjected && p.toolkitBehind():
+	case notInjected && !missing.excluded, !notInjected && p.toolkitOutdated():
 		return true
 	}
 	return used || !p.failOnInitError()
@@ -85,32 +85,33 @@ func (p *Plugin) openFailed(ctx context.Context, err error) error {
 		return ctx.Err()
 	}
 	if errors.Is(err, nvml.ErrOtherLibrary) {
-		return p.replaced(fmt.Errorf("%w: %w", ErrReplaced, err))
+		return p.announceReplacement(fmt.Errorf("%w: %w", ErrReplaced, err))
 	}
-	if _, uninjected := errors.AsType[*uninjectedError](err); !uninjected {
+	if _, notInjected := errors.AsType[*notInjectedError](err); !notInjected {
 		err = fmt.Errorf("use the driver: %w", err)
 	}
-	p.end(ending{nodestate.Failed, reason(err), err.Error()})
+	p.recordEnd(ending{nodestate.Failed, reason(err), err.Error()})
 	return err
 }
 
-// reason names in one word why there is no driver to work with.
+// reason returns the reason why there is no usable driver.
 func reason(err error) gpu.Reason {
-	if _, uninjected := errors.AsType[*uninjectedError](err); uninjected {
+	if _, notInjected := errors.AsType[*notInjectedError](err); notInjected {
 		return reasonMissing
 	}
 	return driver.Reason(err)
 }
 
-func (p *Plugin) replaced(err error) error {
+func (p *Plugin) announceReplacement(err error) error {
 	p.cfg.Log.Info("the driver was replaced; going on as a new program with the same sockets", "message", err.Error())
 	p.replace.Store(true)
 	return err
 }
 
-// use watches one source until it fails, ctx ends, or its library is replaced. It waits
-// for the watch to end unless ctx has ended: then the process is about to.
-func (p *Plugin) use(process context.Context, o Opened) error {
+// watchDriver watches one source until it fails, ctx ends, or its library is replaced.
+// It waits for the watch to end unless ctx has ended: then the process is about to end,
+// too.
+func (p *Plugin) watchDriver(process context.Context, o Opened) error {
 	ctx, cancel := context.WithCancelCause(process)
 	defer cancel(nil)
 	var running sync.WaitGroup
@@ -127,7 +128,7 @@ func (p *Plugin) use(process context.Context, o Opened) error {
 		running.Go(func() {
 			place := p.cfg.Driver
 			if o.Root == driver.Containerised {
-				place.Root = o.Root // what is elsewhere while it is gone is another's, or a copy of it
+				place.Root = o.Root // a library elsewhere belongs to another driver or is a copy
 			}
 			switch err := driver.Replaced(ctx, place, o.Library); {
 			case err == nil:
@@ -137,47 +138,47 @@ func (p *Plugin) use(process context.Context, o Opened) error {
 			}
 		})
 	}
-	// The first snapshot is read while the watch is being set up: nothing is
-	// published before both are there.
+	// Read the first snapshot while the watch is being set up. Nothing is published
+	// before both are ready.
 	q := newQueue()
 	ready := make(chan struct{})
 	running.Go(func() {
-		err := o.Source.Watch(ctx, func() { close(ready) }, q.put)
+		err := o.Source.Watch(ctx, func() { close(ready) }, q.push)
 		if ctx.Err() == nil {
 			cancel(fmt.Errorf("watch the GPUs: %w", err))
 		}
 	})
 	snap, err := o.Source.Snapshot(ctx)
 	if err != nil {
-		return cause(ctx, err)
+		return preferCause(ctx, err)
 	}
 	select {
 	case <-ready:
 	case <-ctx.Done():
-		p.seen(o, snap, false) // what is there is known, and not to be given away
+		p.applyFirstSnapshot(o, snap, false) // list the GPUs, but as unhealthy
 		return context.Cause(ctx)
 	}
-	p.seen(o, snap, true)
+	p.applyFirstSnapshot(o, snap, true)
 	for {
-		events, err := q.take(ctx, p.nextLook(), p.others)
+		events, err := q.wait(ctx, p.nextProbe(), p.resync)
 		if err != nil {
 			return context.Cause(ctx)
 		}
-		p.heard(events)
+		p.applyEvents(events)
 		p.flushLists(ctx)
-		// An event may have left a trace, and a loss must be seen to be believed.
+		// An event may have changed the GPU, and only a snapshot confirms a loss.
 		began := time.Now()
 		snap, err := o.Source.Snapshot(ctx)
 		if err != nil {
-			return cause(ctx, err)
+			return preferCause(ctx, err)
 		}
-		p.looked(o, snap, events, q.waiting(), began)
+		p.applySnapshot(o, snap, events, q.pending(), began)
 	}
 }
 
-// nextLook tells when to look at the GPUs though nothing is heard of them: one
-// may have been quiet for long enough. It is nil when none waits for that.
-func (p *Plugin) nextLook() <-chan time.Time {
+// nextProbe returns a channel that fires when a quiet GPU is due for a probe, or nil if
+// none waits for that.
+func (p *Plugin) nextProbe() <-chan time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	at, waits := p.health.NextLook(time.Now())
@@ -187,19 +188,20 @@ func (p *Plugin) nextLook() <-chan time.Time {
 	return time.After(time.Until(at))
 }
 
-// cause prefers the reason for which ctx ended to what that led to.
-func cause(ctx context.Context, err error) error {
+// preferCause returns the cause of ctx's end, if it ended, rather than err, which
+// followed from it.
+func preferCause(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	return err
 }
 
-// seen begins with a source's first snapshot.
-func (p *Plugin) seen(o Opened, snap gpu.Snapshot, watching bool) {
+// applyFirstSnapshot applies a source's first snapshot.
+func (p *Plugin) applyFirstSnapshot(o Opened, snap gpu.Snapshot, watching bool) {
 	p.update(func() {
 		p.absent = nil
-		p.see(o, snap)
+		p.setSnapshot(o, snap)
 		if watching {
 			p.health = p.health.Watching(time.Now())
 		}
@@ -208,8 +210,8 @@ func (p *Plugin) seen(o Opened, snap gpu.Snapshot, watching bool) {
 	p.cfg.Log.Info("using the driver", "driver", snap.Driver.Version, "path", o.Root, "gpus", len(snap.Devices), "simulated", snap.Driver.Simulated)
 }
 
-// heard takes events into account, before anything slow is done.
-func (p *Plugin) heard(events []gpu.Event) {
+// applyEvents applies events before anything slow is done.
+func (p *Plugin) applyEvents(events []gpu.Event) {
 	p.update(func() {
 		for _, e := range events {
 			p.health = p.health.Hear(e, time.Now())
@@ -225,17 +227,18 @@ func (p *Plugin) heard(events []gpu.Event) {
 	}
 }
 
-// looked takes a later snapshot into account. A GPU that was not watched and of
-// which a change was told is watched again, unless the source said otherwise since.
-// What came while it was read is not heard yet, but counts where a GPU is tried.
-func (p *Plugin) looked(o Opened, snap gpu.Snapshot, events, unheard []gpu.Event, began time.Time) {
+// applySnapshot applies a later snapshot. An unwatched GPU for which an event reported
+// a change is watched again, unless the source has reported otherwise since. Events
+// that came while the snapshot was read are pending: they are not applied yet, but a
+// probe takes them into account.
+func (p *Plugin) applySnapshot(o Opened, snap gpu.Snapshot, events, pending []gpu.Event, began time.Time) {
 	p.update(func() {
-		// The plugin may run no program on a GPU: its probe is that the GPU tells
-		// everything of itself, and nothing is wrong in it.
+		// The plugin may not run programs on a GPU. Its probe is that the GPU can be
+		// read completely and shows no fault.
 		for _, id := range p.health.Due(began) {
-			p.health = p.health.Probed(health.Probe{ID: id, Began: began, Passed: sound(snap, unheard, id)}, time.Now())
+			p.health = p.health.Probed(health.Probe{ID: id, Began: began, Passed: isHealthy(snap, pending, id)}, time.Now())
 		}
-		p.see(o, snap)
+		p.setSnapshot(o, snap)
 		told := map[gpu.UUID]bool{}
 		for _, e := range events {
 			switch e.Kind {
@@ -256,27 +259,27 @@ func (p *Plugin) looked(o Opened, snap gpu.Snapshot, events, unheard []gpu.Event
 	})
 }
 
-// sound says that nothing is wrong with the GPU, or that of the MIG device.
-func sound(snap gpu.Snapshot, unheard []gpu.Event, id gpu.UUID) bool {
+// isHealthy reports whether the GPU, or the parent of the MIG device, has no fault.
+func isHealthy(snap gpu.Snapshot, pending []gpu.Event, id gpu.UUID) bool {
 	return slices.ContainsFunc(snap.Devices, func(d gpu.Device) bool {
 		return d.Fault.Reason == "" &&
 			(d.UUID == id || slices.ContainsFunc(d.MIG, func(m gpu.MIGDevice) bool { return m.UUID == id })) &&
-			!slices.ContainsFunc(unheard, func(e gpu.Event) bool {
+			!slices.ContainsFunc(pending, func(e gpu.Event) bool {
 				return e.Kind != gpu.EventChanged && (e.UUID == d.UUID || e.UUID == "")
 			})
 	})
 }
 
-// see is for update.
-func (p *Plugin) see(o Opened, snap gpu.Snapshot) {
+// setSnapshot replaces the snapshot; it is for use within update.
+func (p *Plugin) setSnapshot(o Opened, snap gpu.Snapshot) {
 	p.snapshot, p.source, p.root = snap, o.Source, o.Root
 	p.health = p.health.See(snap, time.Now())
-	p.find()
+	p.findDeviceNodes()
 }
 
-// letGo says which GPUs must not be held open, those that wait for a reset, to a
-// source that can do without some. p.mu is held.
-func (p *Plugin) letGo() {
+// releaseGPUs passes the GPUs that wait for a reset, and so must not be held open, to a
+// source that can release single GPUs. p.mu is held.
+func (p *Plugin) releaseGPUs() {
 	source, can := p.source.(interface{ LetGo(ids []gpu.UUID) })
 	if !can {
 		return
@@ -290,16 +293,16 @@ func (p *Plugin) letGo() {
 	source.LetGo(ids)
 }
 
-// blind says that nothing is heard of the GPUs any more.
-func (p *Plugin) blind(err error) {
+// setUnwatchable records that the GPUs cannot be watched any more.
+func (p *Plugin) setUnwatchable(err error) {
 	p.meters.Watching(false)
-	p.cfg.Log.Error("the GPUs cannot be watched; none is given away until they can", "reason", string(gpu.ReasonUnwatched), "message", err.Error())
+	p.cfg.Log.Error("the GPUs cannot be watched; none is allocated until they can be", "reason", string(gpu.ReasonUnwatched), "message", err.Error())
 	p.update(func() {
 		p.health = p.health.Blind(unwatched(err), p.unloaded(err), time.Now())
 	})
 }
 
-// unloaded says that the kernel module is gone, and not only the way to it.
+// unloaded reports whether the kernel module is gone, and not only access to it.
 func (p *Plugin) unloaded(err error) bool {
 	return errors.Is(err, gpu.ErrNoDriver) && !driver.Loaded(p.cfg.HostRoot)
 }
@@ -308,10 +311,10 @@ func unwatched(err error) gpu.Fault {
 	return gpu.Fault{Reason: gpu.ReasonUnwatched, Message: "its health cannot be watched: " + err.Error()}
 }
 
-// waiting says why there is no driver, once for each reason.
-func (p *Plugin) waiting(err error) {
+// reportAbsence reports why there is no driver, once for each reason.
+func (p *Plugin) reportAbsence(err error) {
 	now := &absence{reason: reason(err), message: "waiting for a driver: " + err.Error()}
-	if missing, uninjected := errors.AsType[*uninjectedError](err); uninjected {
+	if missing, notInjected := errors.AsType[*notInjectedError](err); notInjected {
 		if missing.ending {
 			return
 		}
@@ -333,8 +336,7 @@ func (p *Plugin) waiting(err error) {
 	})
 }
 
-// queue keeps events in order between a source, which must not wait, and the
-// plugin.
+// queue buffers events between a source, which must not wait, and the plugin.
 type queue struct {
 	mu     sync.Mutex
 	events []gpu.Event
@@ -343,7 +345,7 @@ type queue struct {
 
 func newQueue() *queue { return &queue{some: make(chan struct{}, 1)} }
 
-func (q *queue) put(e gpu.Event) {
+func (q *queue) push(e gpu.Event) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.events = append(q.events, e)
@@ -353,21 +355,21 @@ func (q *queue) put(e gpu.Event) {
 	}
 }
 
-// waiting returns the events that were not taken yet.
-func (q *queue) waiting() []gpu.Event {
+// pending returns the buffered events without removing them.
+func (q *queue) pending() []gpu.Event {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return slices.Clone(q.events)
 }
 
-// take waits for events, for a moment, or until it is asked for, and returns all
-// there are.
-func (q *queue) take(ctx context.Context, moment <-chan time.Time, asked <-chan struct{}) ([]gpu.Event, error) {
+// wait waits for events, for probe, or for resync, and removes and returns all
+// events.
+func (q *queue) wait(ctx context.Context, probe <-chan time.Time, resync <-chan struct{}) ([]gpu.Event, error) {
 	select {
 	case <-ctx.Done():
 		return nil, ctx.Err()
-	case <-moment:
-	case <-asked:
+	case <-probe:
+	case <-resync:
 	case <-q.some:
 	}
 	q.mu.Lock()

@@ -13,19 +13,19 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// uninjectedError means that this container was to be given the GPUs' device
-// nodes and was not: whatever the driver says, that is why.
-type uninjectedError struct {
-	why    string
-	vain   bool // the toolkit gave them already when the container was created: this one it leaves out
-	ending bool // the toolkit gives them since: watchInjection is about to end the plugin
+// notInjectedError means that this container should have received the GPUs' device
+// nodes and did not, which is the cause of whatever error the driver returned.
+type notInjectedError struct {
+	why      string
+	excluded bool // the toolkit injected devices before the container was created, but not into this one
+	ending   bool // the toolkit injects devices now: watchInjection is about to end the plugin
 }
 
-func (e *uninjectedError) Error() string { return string(reasonMissing) + ": " + e.why }
+func (e *notInjectedError) Error() string { return string(reasonMissing) + ": " + e.why }
 
-// watchInjection waits until this container has to be created anew, for what
-// the toolkit injects by now; the error is injection.ErrOutdated then. A MIG layout
-// that changes is no reason: NVML shows it to who may monitor.
+// watchInjection waits until this container must be created again because the toolkit
+// injects something else by now; it then returns injection.ErrOutdated. A changed MIG
+// layout does not count: NVML shows it to a process that may monitor.
 func (p *Plugin) watchInjection(ctx context.Context) error {
 	dir := p.stateDir(nodestate.Toolkit)
 	if p.cfg.Given == injection.Expected {
@@ -35,14 +35,15 @@ func (p *Plugin) watchInjection(ctx context.Context) error {
 	}
 	err := injection.Watch(ctx, dir, p.boot, p.cfg.Given, injection.Base)
 	if errors.Is(err, injection.ErrOutdated) {
-		p.cfg.Log.Info("ending, to be started again with the GPUs as they are now", "reason", string(reasonOutdated), "message", err.Error())
-		p.end(ending{nodestate.Waiting, reasonOutdated, err.Error()})
+		p.cfg.Log.Info("ending, so that the container is created again with the current GPUs", "reason", string(reasonOutdated), "message", err.Error())
+		p.recordEnd(ending{nodestate.Waiting, reasonOutdated, err.Error()})
 	}
 	return err
 }
 
-// word is what the toolkit says now, and what it injects, nil for nothing.
-func (p *Plugin) word() (s nodestate.State, gives *nodestate.Injection, err error) {
+// toolkitState returns the toolkit's current state and its injection, or nil if it
+// injects nothing.
+func (p *Plugin) toolkitState() (s nodestate.State, gives *nodestate.Injection, err error) {
 	s, err = nodestate.ReadBoot(p.stateDir(nodestate.Toolkit), p.boot)
 	if err != nil || s.Toolkit == nil || s.Toolkit.Injection == nil {
 		return s, nil, err
@@ -53,7 +54,7 @@ func (p *Plugin) word() (s nodestate.State, gives *nodestate.Injection, err erro
 	return s, gives, nil
 }
 
-// injected says that this container was given GPUs by the toolkit.
+// injected reports whether the toolkit injected GPUs into this container.
 func (p *Plugin) injected() bool { return p.cfg.Given != "" && p.cfg.Given != injection.Expected }
 
 // open opens the driver.
@@ -64,13 +65,13 @@ func (p *Plugin) open() (Opened, error) {
 	case injection.Expected:
 		opened, err := p.cfg.Open(p.cfg.Driver)
 		if err != nil && !errors.Is(err, nvml.ErrOtherLibrary) {
-			err = p.uninjected(err)
+			err = p.explainNotInjected(err)
 		}
 		return opened, err
 	}
-	// The files of the driver were put into this container's own root: copies
+	// The driver's files were injected into this container's own root: copies
 	// that outlast the driver's root.
-	s, _, err := p.word()
+	s, _, err := p.toolkitState()
 	if err != nil {
 		return p.cfg.Open(p.cfg.Driver)
 	}
@@ -85,36 +86,36 @@ func (p *Plugin) open() (Opened, error) {
 	return opened, err
 }
 
-// uninjected explains why the driver cannot be used in a container that was to
-// be given the GPUs and was not. Where there is no driver, that is all.
-func (p *Plugin) uninjected(err error) error {
-	s, gives, wordErr := p.word()
+// explainNotInjected explains why the driver cannot be used in a container into which
+// the GPUs should have been injected. If there is no driver, it returns err.
+func (p *Plugin) explainNotInjected(err error) error {
+	s, gives, wordErr := p.toolkitState()
 	if _, _, findErr := p.cfg.Driver.Find(); findErr != nil && !injection.SeesDriver(s, wordErr) && gives == nil && errors.Is(err, gpu.ErrNoDriver) {
 		return err
 	}
 	const what = "this container was created without the GPUs' device nodes: "
-	e := &uninjectedError{why: what + injection.Missing(s, wordErr)}
+	e := &notInjectedError{why: what + injection.Missing(s, wordErr)}
 	switch {
 	case gives != nil && s.Time.After(p.cfg.Started):
 		e.ending = true
 	case gives != nil:
-		e.vain = true
+		e.excluded = true
 		e.why = what + "the toolkit injects them, but was not connected to the runtime (NRI) when it was created, or its pod is not in the toolkit's namespace or lacks the annotation " +
-			injection.Annotation + `: "true"; see to the pod, and to the log of nvidia-container-toolkit-daemonset on this node`
+			injection.Annotation + `: "true"; check the pod and the log of nvidia-container-toolkit-daemonset on this node`
 	case e.why == what:
 		e.why += "the toolkit has not seen the driver yet"
 	}
 	return e
 }
 
-// toolkitBehind says that what a container would be given has not caught up
-// with the driver that is there: to end now would be to be created as before,
-// and the toolkit's next word is the better moment.
-func (p *Plugin) toolkitBehind() bool {
+// toolkitOutdated reports whether the injection lags behind the present driver. A
+// container created now would get the same as before, so the plugin waits for the
+// toolkit's next state.
+func (p *Plugin) toolkitOutdated() bool {
 	if !p.injected() {
 		return false
 	}
-	s, gives, err := p.word()
+	s, gives, err := p.toolkitState()
 	switch {
 	case err != nil:
 		return false

@@ -28,7 +28,7 @@ import (
 	private "github.com/gpuready/gpuready/test/node"
 )
 
-// toolkit lets the toolkit say what it injects.
+// toolkit writes the toolkit's state with its injection.
 func (n *node) toolkit(i nodestate.Injection, change ...func(*nodestate.State)) {
 	n.t.Helper()
 	s := nodestate.State{
@@ -47,12 +47,12 @@ func driverOf(root, version string) func(*nodestate.State) {
 	return func(s *nodestate.State) { s.Driver = &nodestate.DriverInfo{Root: root, Version: version} }
 }
 
-// refuse is a driver that is there and may not be used.
+// refuse is a driver that is present but may not be used.
 func refuse(driver.Place) (plugin.Opened, error) {
 	return plugin.Opened{}, fmt.Errorf("%w: open /dev/nvidiactl: EPERM", gpu.ErrNoPermission)
 }
 
-// library puts what looks like a driver's library of that version below a
+// library creates a file that looks like a driver's library of that version below a
 // driver root.
 func (n *node) library(root, version string) {
 	n.t.Helper()
@@ -78,14 +78,14 @@ func (n *node) refusal() nodestate.State {
 	return n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Failed })
 }
 
-func TestAContainerOfAnEarlierStateEndsToBeCreatedAnewAndForgetsNothing(t *testing.T) {
+func TestOutdatedInjectionEndsThePluginAndKeepsItsState(t *testing.T) {
 	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet()
 	n.toolkit(nodestate.Injection{Working: true, Generation: "a"})
 	n.cfg.Given = "a"
 	n.start()
 	n.wait(8)
-	// The toolkit is started anew, the runtime is away, the state is damaged,
-	// removed, another boot's: a new container would be given nothing else.
+	// The toolkit is restarted, the runtime is away, the state is damaged,
+	// removed, or of another boot: a new container would get nothing else.
 	path := filepath.Join(n.host, "state/toolkit/state.json")
 	n.toolkit(nodestate.Injection{Working: true, Generation: "a"})
 	n.toolkit(nodestate.Injection{Message: "the runtime is away"})
@@ -100,7 +100,7 @@ func TestAContainerOfAnEarlierStateEndsToBeCreatedAnewAndForgetsNothing(t *testi
 
 	n.toolkit(nodestate.Injection{Working: true, Generation: "b"})
 	require.NoError(t, n.end())
-	require.Equal(t, 1, strings.Count(n.log.String(), "ending, to be started again"), n.log)
+	require.Equal(t, 1, strings.Count(n.log.String(), "ending, so that the container is created again"), n.log)
 	require.Contains(t, n.log.String(), "(a, now b)")
 	s := n.state(because("InjectionOutdated"))
 	require.Equal(t, nodestate.Waiting, s.Phase)
@@ -111,7 +111,7 @@ func TestAContainerOfAnEarlierStateEndsToBeCreatedAnewAndForgetsNothing(t *testi
 	require.Equal(t, []string{string(gputest.GPU(3))}, n.unhealthy(n.wait(7)))
 	n.source.Update(func(s *gpu.Snapshot) { s.Devices[3].Fault = gpu.Fault{Reason: gpu.ReasonResetNeeded} })
 	n.source.Emit(gpu.Event{Kind: gpu.EventChanged, UUID: gputest.GPU(3)})
-	n.state(outOfService)
+	n.state(wasOutOfService)
 	n.source.Update(func(s *gpu.Snapshot) { s.Devices[3].Fault = gpu.Fault{} })
 	n.source.Emit(gpu.Event{Kind: gpu.EventChanged, UUID: gputest.GPU(3)})
 	s = n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
@@ -119,7 +119,7 @@ func TestAContainerOfAnEarlierStateEndsToBeCreatedAnewAndForgetsNothing(t *testi
 	require.Equal(t, nodestate.Healthy, s.DevicePlugin.Resources[0].Devices[3].Health)
 }
 
-func TestAContainerIsNotCreatedAnewForAMIGLayout(t *testing.T) {
+func TestMIGLayoutDoesNotEndThePlugin(t *testing.T) {
 	n := newNode(t, gputest.Node("a100-80gb", 2)).withKubelet()
 	n.toolkit(nodestate.Injection{Working: true, Generation: "a.1"})
 	n.cfg.Given = "a.1"
@@ -135,25 +135,25 @@ func TestAContainerIsNotCreatedAnewForAMIGLayout(t *testing.T) {
 	require.Contains(t, n.log.String(), "(a.1, now b.2)")
 }
 
-// Drivers do not tell of all that comes, and the toolkit sees device nodes.
-func TestWhatTheToolkitNamesIsLookedForAtOnce(t *testing.T) {
+// Not every driver reports all changes, but the toolkit notices device nodes.
+func TestNewNamesFromTheToolkitTriggerASnapshot(t *testing.T) {
 	n := newNode(t, gputest.Node("a100-80gb", 1)).withKubelet()
-	says := func(gpus int) {
+	hasLabel := func(gpus int) {
 		n.toolkit(nodestate.Injection{Working: true, Generation: "a"}, func(s *nodestate.State) {
 			for i := range gpus {
 				s.Toolkit.Specs[0].Devices = append(s.Toolkit.Specs[0].Devices, string(gputest.GPU(i)))
 			}
 		})
 	}
-	says(1)
+	hasLabel(1)
 	n.start()
 	n.wait(1)
 	n.source.Update(func(s *gpu.Snapshot) { *s = gputest.Node("a100-80gb", 2) })
-	says(2)
+	hasLabel(2)
 	n.wait(2)
 }
 
-func TestAContainerThatIsPrivilegedHasWhatItHas(t *testing.T) {
+func TestPrivilegedContainerIgnoresInjection(t *testing.T) {
 	n := newNode(t, gputest.Node("t4", 1)).withKubelet()
 	n.toolkit(nodestate.Injection{Working: true, Generation: "a"})
 	n.start()
@@ -164,7 +164,7 @@ func TestAContainerThatIsPrivilegedHasWhatItHas(t *testing.T) {
 	n.stop()
 }
 
-func TestAContainerThatWasGivenNothingSaysSoAndNothingElse(t *testing.T) {
+func TestMissingInjectionIsTheOnlyReportedReason(t *testing.T) {
 	for name, c := range map[string]struct {
 		open func(driver.Place) (plugin.Opened, error)
 		say  func(n *node)
@@ -201,7 +201,7 @@ func TestAContainerThatWasGivenNothingSaysSoAndNothingElse(t *testing.T) {
 	}
 }
 
-func TestAContainerThatTheToolkitLeftOutIsNotCreatedAnewUntilTheToolkitSpeaksAgain(t *testing.T) {
+func TestExcludedContainerWaitsForTheToolkitsNextState(t *testing.T) {
 	n := newNode(t, gpu.Snapshot{}).withKubelet()
 	n.cfg.Given, n.cfg.Open = injection.Expected, refuse
 	n.toolkit(nodestate.Injection{Message: "the runtime is away"})
@@ -213,7 +213,7 @@ func TestAContainerThatTheToolkitLeftOutIsNotCreatedAnewUntilTheToolkitSpeaksAga
 	require.NoError(t, n.end())
 	n.state(because("InjectionOutdated"))
 
-	// It was created anew, and again without: the pod lacks the annotation.
+	// It was created again, and again without GPUs: the pod lacks the annotation.
 	for range 2 {
 		n.cfg.Started = time.Now()
 		n.start()
@@ -232,7 +232,7 @@ func TestAContainerThatTheToolkitLeftOutIsNotCreatedAnewUntilTheToolkitSpeaksAga
 	n.state(because("InjectionOutdated"))
 }
 
-func TestADriverThatComesToAQuietNodeIsGivenToTheNextContainer(t *testing.T) {
+func TestLateDriverIsInjectedIntoTheNextContainer(t *testing.T) {
 	n := newNode(t, gpu.Snapshot{}).withKubelet()
 	n.toolkit(nodestate.Injection{Working: true}, noGPU)
 	n.cfg.Given = injection.Expected
@@ -254,8 +254,8 @@ func TestADriverThatComesToAQuietNodeIsGivenToTheNextContainer(t *testing.T) {
 	require.NotContains(t, n.log.String(), "NoPermission")
 }
 
-// Nothing of the driver is seen in a container that was given nothing.
-func TestADriverThatOnlyTheToolkitSeesIsNoReasonToBeQuiet(t *testing.T) {
+// Without injection a container has no file of the driver.
+func TestDriverKnownOnlyToTheToolkitIsReported(t *testing.T) {
 	n := newNode(t, gpu.Snapshot{}).withKubelet()
 	n.toolkit(nodestate.Injection{Message: "NRI is off in containerd"}, driverOf(driver.Containerised, "1.0"))
 	n.cfg.Given = injection.Expected
@@ -264,9 +264,9 @@ func TestADriverThatOnlyTheToolkitSeesIsNoReasonToBeQuiet(t *testing.T) {
 	require.Contains(t, n.state(because("InjectionMissing")).Message, "NRI is off in containerd")
 }
 
-// A driver that was upgraded has device nodes that this container may not open.
-// It must not end before the toolkit knows, to be created as it was.
-func TestADriverThatIsAheadOfTheToolkitIsNoReasonToEnd(t *testing.T) {
+// An upgraded driver has device nodes that this container may not open. The plugin
+// must not end before the toolkit knows, or it would be created as before.
+func TestUpgradedDriverWaitsForTheToolkit(t *testing.T) {
 	ahead := func(t *testing.T) *node {
 		n := newNode(t, gpu.Snapshot{}).withKubelet()
 		n.library("driver", "2.0")
@@ -291,7 +291,7 @@ func TestADriverThatIsAheadOfTheToolkitIsNoReasonToEnd(t *testing.T) {
 	})
 }
 
-func TestCopiesOfADriverThatIsGoneAreNotADriver(t *testing.T) {
+func TestInjectedCopiesOfARemovedDriverAreNotUsed(t *testing.T) {
 	for name, c := range map[string]struct {
 		say  func(*nodestate.State)
 		want string
@@ -308,7 +308,7 @@ func TestCopiesOfADriverThatIsGoneAreNotADriver(t *testing.T) {
 			n.cfg.Given, n.cfg.Driver.Root = "a", ""
 			n.cfg.Open = func(place driver.Place) (plugin.Opened, error) {
 				places <- place
-				return plugin.Opened{Source: keptOpen{n.source}, Root: "/"}, nil
+				return plugin.Opened{Source: reopenable{n.source}, Root: "/"}, nil
 			}
 			n.start()
 			n.wait(1)
@@ -318,19 +318,19 @@ func TestCopiesOfADriverThatIsGoneAreNotADriver(t *testing.T) {
 	}
 }
 
-func TestTheDriversRootIsTheHostsAlsoWhereItsFilesWereInjected(t *testing.T) {
+func TestDriverRootIsTheHostsWithInjectedFiles(t *testing.T) {
 	n := newNode(t, gputest.Node("t4", 1)).withKubelet()
 	n.toolkit(nodestate.Injection{Working: true, Generation: "a"}, driverOf("/opt/driver", "1.0"))
 	n.cfg.Given = "a"
 	n.cfg.Open = func(driver.Place) (plugin.Opened, error) {
-		return plugin.Opened{Source: keptOpen{n.source}, Root: "/"}, nil
+		return plugin.Opened{Source: reopenable{n.source}, Root: "/"}, nil
 	}
 	n.start()
 	require.Equal(t, "/opt/driver", n.state(func(s nodestate.State) bool { return s.Driver != nil }).Driver.Root)
 }
 
 // In a container the kubelet's folder is a mount, which outlives the folder.
-func TestAFolderThatOnlyItsMountKeepsEndsThePlugin(t *testing.T) {
+func TestRemovedButMountedFolderEndsThePlugin(t *testing.T) {
 	if !private.Enter(t) {
 		return
 	}
@@ -348,7 +348,7 @@ func TestAFolderThatOnlyItsMountKeepsEndsThePlugin(t *testing.T) {
 	n.start()
 	n.wait(1)
 	k.Stop()
-	// Our own socket may be made again while the folder is being removed.
+	// Our own socket may be created again while the folder is being removed.
 	require.Eventually(t, func() bool { return os.RemoveAll(dir) == nil }, 30*time.Second, time.Millisecond)
 	err = n.end()
 	require.ErrorIs(t, err, kubelet.ErrDirectory)

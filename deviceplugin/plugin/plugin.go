@@ -1,8 +1,7 @@
-// Package plugin joins the parts of the device plugin: GPUs are watched
-// (gpus.go), each change makes a new state of health, from that follow the lists
-// of devices (package plan), and they are published (publish.go) to the kubelet,
-// each resource by a service of its own (service.go), and to the state file, the
-// log and the metrics.
+// Package plugin joins the parts of the device plugin. It watches GPUs (gpus.go); each
+// change produces a new state of health, from which package plan derives the lists of
+// devices. publish.go publishes them to the kubelet, with one service for each resource
+// (service.go), and to the state file, the log and the metrics.
 package plugin
 
 import (
@@ -36,99 +35,98 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// Opened is a driver that is in use.
+// Opened is an open driver.
 type Opened struct {
 	Source  gpu.Source
 	Root    string         // host path of the driver root
 	Library driver.Library // the loaded libnvidia-ml; the zero Library cannot be replaced
 }
 
-// Config is what the plugin is told. Paths are host paths; HostRoot is where
-// they are seen.
+// Config holds the plugin's inputs. Paths are host paths, found below HostRoot.
 type Config struct {
 	HostRoot       string
 	StateDir       string
 	KubeletSocket  string
-	KubeletTimeout time.Duration // 0: wait for ever
+	KubeletTimeout time.Duration // 0: no limit
 	Listen         string
 	Settings       Settings // in force from the start
-	// Follow tells of each configuration that comes, and of each that is refused and
-	// why, until ctx ends, from one goroutine. nil: none comes.
+	// Follow calls deliver with each new configuration, or with the error of a refused one,
+	// until ctx ends, from one goroutine. nil: the settings never change.
 	Follow  func(ctx context.Context, deliver func(Settings, error)) error
-	Driver  driver.Place // its Root is that of the settings, where they have one
+	Driver  driver.Place // the settings' driver root, if set, replaces its Root
 	Open    func(driver.Place) (Opened, error)
-	Given   string // value of injection.Variable; "": not in a container that is given the GPUs that way
+	Given   string // value of injection.Variable; "": the container does not get its GPUs by injection
 	Log     *slog.Logger
 	Meters  *meter.Meters                // nil: its own
-	NFDDir  string                       // Node Feature Discovery's folder of feature files; "": the state has the labels
+	NFDDir  string                       // Node Feature Discovery's folder of feature files; "": the labels go into the state
 	Started time.Time                    // of the process
-	Sockets map[string]*net.UnixListener // handed over by the program before, by Endpoint
+	Sockets map[string]*net.UnixListener // handed over by the previous program, by Endpoint
 }
 
-// ErrReplaced means that another library of the driver is to be used: the process
-// must be replaced too, since it can load no other.
+// ErrReplaced means that another library of the driver must be used. The process must
+// be replaced too, since it cannot load a second one.
 var ErrReplaced = errors.New("the driver's library was replaced")
 
 // Plugin is a running device plugin.
 type Plugin struct {
-	cfg       Config
-	meters    *meter.Meters
-	firstList func()
-	boot      string
-	replace   atomic.Bool    // there is a next program
-	known     atomic.Bool    // a kubelet has registered one of the resources
-	begin     func(*service) // lets it run
-	choice    chan struct{}  // closed when settings are in force
-	others    chan struct{}  // capacity 1: the toolkit names other devices than before
-	seenBy    func(View)     // takes the place of all that is published; nil: nobody
+	cfg          Config
+	meters       *meter.Meters
+	firstList    func()
+	boot         string
+	replace      atomic.Bool    // another program will follow in this process
+	kubeletFound atomic.Bool    // a kubelet has registered one of the resources
+	startService func(*service) // runs a service
+	configuredCh chan struct{}  // closed when settings are in force
+	resync       chan struct{}  // capacity 1: the toolkit names other devices than before, so read the GPUs
+	onView       func(View)     // replaces all publishing; nil: publish
 
-	mu       sync.Mutex
-	settings *config.Config      // in force; replaced, never changed
-	refused  error               // why others are not; nil: there are none
-	ignored  []string            // keys of the settings' file that are not known
-	services map[string]*service // by resource
-	kept     map[string]*os.File // sockets for the next program
-	health   health.State
-	snapshot gpu.Snapshot
-	topology *prefer.Topology // of the snapshot
-	source   gpu.Source       // of the snapshot; nil before there was one
-	root     string           // of the driver
-	host     allocate.Host    // what there is besides GPUs
-	plan     plan.Plan        // what is advertised, health included
-	absent   *absence
-	ended    *ending
-	said     hindrance.Naming // what the toolkit says of CDI names
-	cdi      hindrance.Naming // the same, where the settings need them
-	mps      hindrance.Served // what the MPS control daemons serve
-	hindered hindrance.Known  // devices that could not be given to a container
-	journal  *journal.Journal
-	lacking  string          // of what is asked for and not there
-	stored   nodestate.State // what the state file is to say
+	mu            sync.Mutex
+	settings      *config.Config      // in force; replaced, never changed
+	refused       error               // why the latest configuration was refused; nil: it was not
+	ignored       []string            // unknown keys of the settings' file
+	services      map[string]*service // by resource
+	kept          map[string]*os.File // sockets for the next program
+	health        health.State
+	snapshot      gpu.Snapshot
+	topology      *prefer.Topology // of the snapshot
+	source        gpu.Source       // of the snapshot; nil before there was one
+	root          string           // of the driver
+	host          allocate.Host    // device nodes besides those of GPUs
+	plan          plan.Plan        // what is advertised, health included
+	absent        *absence
+	ended         *ending
+	toolkitNaming hindrance.Naming // CDI names according to the toolkit
+	cdi           hindrance.Naming // the same, if the settings need CDI names
+	mps           hindrance.Served // served by the MPS control daemons
+	unallocatable hindrance.Known  // devices that could not be given to a container
+	journal       *journal.Journal
+	missing       string          // configured device nodes that do not exist
+	pendingState  nodestate.State // to be written to the state file
 
-	// Of who writes states.
-	dirty    chan struct{} // something is stored
+	// Used only by writeStates and flush.
+	dirty    chan struct{} // signals a new pendingState
 	written  nodestate.State
 	writeErr string
-	labels   labels.Publisher // of who writes states
+	labels   labels.Publisher // used by flush
 }
 
-// absence is why there is no driver.
+// absence describes why there is no driver.
 type absence struct {
 	reason  gpu.Reason
 	message string
-	idle    bool // and none is missed: the machine has no GPU
+	idle    bool // the machine has no GPU and needs no driver
 }
 
-// ending is why the plugin ends; what happens meanwhile is no news.
+// ending describes why the plugin ends. Later changes are not reported.
 type ending struct {
 	phase   nodestate.Phase
 	reason  gpu.Reason
 	message string
 }
 
-// Run runs the plugin until ctx ends and returns nil then, or when this
-// container has to be created anew. With an error that is
-// ErrReplaced it also returns the plugin's sockets, for handover.Exec.
+// Run runs the plugin until ctx ends or this container must be created again, and then
+// returns nil. With an ErrReplaced error it also returns the plugin's sockets, for
+// handover.Exec.
 func Run(ctx context.Context, cfg Config) (map[string]*os.File, error) {
 	p, err := newPlugin(cfg)
 	if err != nil {
@@ -138,9 +136,9 @@ func Run(ctx context.Context, cfg Config) (map[string]*os.File, error) {
 	p.meters.Register(reg)
 
 	group, ctx := errgroup.WithContext(ctx)
-	// Services are begun by update, which a member of the group calls.
-	p.begin = func(s *service) { group.Go(func() error { return s.run(ctx) }) }
-	p.takeOver(cfg.Sockets)
+	// update starts services; only members of the group call it.
+	p.startService = func(s *service) { group.Go(func() error { return s.run(ctx) }) }
+	p.adoptSockets(cfg.Sockets)
 	group.Go(func() error { return metrics.Serve(ctx, cfg.Listen, reg, p.Ready) })
 	group.Go(func() error { return p.watchSettings(ctx) })
 	group.Go(func() error { return p.watchGPUs(ctx) })
@@ -152,22 +150,22 @@ func Run(ctx context.Context, cfg Config) (map[string]*os.File, error) {
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, injection.ErrOutdated):
 		err = nil
-	case err != nil && !errors.Is(err, ErrReplaced) && !errors.Is(err, kubelet.ErrTakenOver): // whose plugin says how things are
-		p.end(ending{nodestate.Failed, failure(err), err.Error()})
+	case err != nil && !errors.Is(err, ErrReplaced) && !errors.Is(err, kubelet.ErrTakenOver): // the other plugin reports its own state
+		p.recordEnd(ending{nodestate.Failed, failureReason(err), err.Error()})
 	}
 	p.flush()
 	return p.kept, err
 }
 
-// takeOver serves the sockets of the program before from the start: who connects
-// is not left waiting. One whose resource turns out to be gone is removed then.
-func (p *Plugin) takeOver(sockets map[string]*net.UnixListener) {
+// adoptSockets serves the sockets of the previous program from the start, so that no
+// client waits. A socket whose resource turns out to be gone is removed then.
+func (p *Plugin) adoptSockets(sockets map[string]*net.UnixListener) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for endpoint, ln := range sockets {
 		resource := resourceOf(endpoint)
 		if resource == "" {
-			p.cfg.Log.Warn("socket of no resource was handed over; closed", "path", endpoint)
+			p.cfg.Log.Warn("closed a handed-over socket that belongs to no resource", "path", endpoint)
 			_ = ln.Close()
 			continue
 		}
@@ -175,10 +173,10 @@ func (p *Plugin) takeOver(sockets map[string]*net.UnixListener) {
 		p.services[resource] = s
 		for _, r := range p.plan.Resources {
 			if r.Name == resource {
-				s.see(r, p.near())
+				s.setView(r, p.currentTopology())
 			}
 		}
-		p.begin(s)
+		p.startService(s)
 	}
 }
 
@@ -191,38 +189,38 @@ func newPlugin(cfg Config) (*Plugin, error) {
 		cfg.Meters = meter.New()
 	}
 	p := &Plugin{
-		cfg: cfg, boot: boot, meters: cfg.Meters, journal: journal.New(cfg.Log), dirty: make(chan struct{}, 1), others: make(chan struct{}, 1), services: map[string]*service{},
+		cfg: cfg, boot: boot, meters: cfg.Meters, journal: journal.New(cfg.Log), dirty: make(chan struct{}, 1), resync: make(chan struct{}, 1), services: map[string]*service{},
 	}
 	p.labels = labels.Publisher{HostRoot: cfg.HostRoot, NFDDir: cfg.NFDDir, Started: cfg.Started, Log: cfg.Log}
 	p.firstList = sync.OnceFunc(func() { p.meters.Started(time.Since(cfg.Started)) })
 	if cfg.Given != "" {
 		p.cfg.Driver.Also = []string{filepath.Join(p.stateDir(nodestate.Toolkit), nodestate.FileName)}
 	}
-	p.recall()
-	p.askToolkit()
-	// What is remembered stays in the state file, and is not given away before it
+	p.restore()
+	p.readToolkit()
+
 	// has been seen.
 	p.health = p.health.Blind(gpu.Fault{Reason: gpu.ReasonUnwatched, Message: "the driver has not been read yet"}, false, cfg.Started)
-	p.begun(cfg.Settings)
-	p.look()
+	p.initSettings(cfg.Settings)
+	p.rebuildPlan()
 	return p, nil
 }
 
-// stateDir is where the plugin leaves its own state.
+// stateDir is the folder of a component's state.
 func (p *Plugin) stateDir(of nodestate.Component) string {
 	return filepath.Join("/", p.cfg.HostRoot, p.cfg.StateDir, string(of))
 }
 
-// recall reads what an earlier process of this boot knew. If that cannot be
-// read, every GPU is under suspicion: it may be the one that was broken.
-func (p *Plugin) recall() {
+// restore reads what an earlier process of this boot knew. If that cannot be read,
+// every GPU counts as unhealthy: any of them may be the broken one.
+func (p *Plugin) restore() {
 	dir := p.stateDir(nodestate.DevicePlugin)
 	path := filepath.Join(dir, nodestate.FileName)
 	file, err := nodestate.ReadBoot(dir, p.boot)
 	switch {
 	case err == nil:
 		p.health = health.Recall(file)
-		p.hindered, p.said = hindrance.Recall(file.DevicePlugin)
+		p.unallocatable, p.toolkitNaming = hindrance.Recall(file.DevicePlugin)
 		if file.DevicePlugin != nil {
 			p.labels.Labels = file.DevicePlugin.Labels
 		}
@@ -234,21 +232,21 @@ func (p *Plugin) recall() {
 	default:
 		p.health = health.New(gpu.Fault{
 			Reason: health.ReasonForgotten,
-			Message: fmt.Sprintf("what was known of its health in this boot is lost; check the GPUs, remove %s and start the plugin again",
+			Message: fmt.Sprintf("the record of its health in this boot is lost; check the GPUs, remove %s and restart the plugin",
 				filepath.Join("/", p.cfg.StateDir, string(nodestate.DevicePlugin), nodestate.FileName)),
 		})
-		p.cfg.Log.Error("the state of this boot cannot be read; every GPU counts as unhealthy until it is reset, or until the file is removed and the plugin started again",
+		p.cfg.Log.Error("the state of this boot cannot be read; every GPU counts as unhealthy until it is reset, or until the file is removed and the plugin restarted",
 			"path", path, "reason", string(health.ReasonForgotten), "message", err.Error())
 	}
 }
 
-// Ready says why the plugin does not do its work, nil when it does. A node
-// without GPUs has no work for it.
+// Ready returns why the plugin is not serving, or nil if it is. A node without GPUs is
+// ready.
 func (p *Plugin) Ready() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
-	case !p.chosen() && p.refused != nil:
+	case !p.configured() && p.refused != nil:
 		why, message := p.refusal()
 		return fmt.Errorf("%s: %s", why, message)
 	case p.absent != nil && p.absent.idle:

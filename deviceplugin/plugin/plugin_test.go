@@ -66,7 +66,7 @@ func (b *buffer) String() string {
 	return b.bytes.String()
 }
 
-// wait waits until text stands in the log.
+// wait waits until the log contains text.
 func (b *buffer) wait(t testing.TB, text string) {
 	t.Helper()
 	ctx := soon(t)
@@ -97,7 +97,7 @@ func newNode(t testing.TB, snap gpu.Snapshot) *node {
 		HostRoot: host, StateDir: "/state", KubeletSocket: socket,
 		Driver: driver.Place{HostRoot: host, Root: "/driver"},
 		Open: func(driver.Place) (plugin.Opened, error) {
-			return plugin.Opened{Source: keptOpen{n.source}, Root: "/driver"}, nil
+			return plugin.Opened{Source: reopenable{n.source}, Root: "/driver"}, nil
 		},
 		Log: slog.New(slog.NewTextHandler(n.log, nil)), Started: time.Now(),
 	}
@@ -109,8 +109,8 @@ func newNode(t testing.TB, snap gpu.Snapshot) *node {
 	return n
 }
 
-// withKubelet starts a kubelet of the kind on which a plugin that registers too
-// early loses its devices.
+// withKubelet starts a kubelet of the kind on which a plugin that registers too early
+// loses its devices.
 func (n *node) withKubelet() *node {
 	n.t.Helper()
 	k, err := kubelettest.Start(kubelettest.Config{Dir: filepath.Join(n.host, "dp"), KeepReplaced: true})
@@ -138,7 +138,7 @@ func (n *node) start() *node {
 	return n
 }
 
-// end waits until the plugin has ended and returns why.
+// end waits until the plugin has ended and returns its error.
 func (n *node) end() error {
 	n.t.Helper()
 	if n.done == nil {
@@ -170,7 +170,7 @@ func soon(t testing.TB) context.Context {
 	return ctx
 }
 
-// wait waits until so many devices are allocatable.
+// wait waits until that many devices are allocatable.
 func (n *node) wait(allocatable int) kubelettest.Resource {
 	n.t.Helper()
 	r, err := n.kubelet.Wait(soon(n.t), config.GPU, func(r kubelettest.Resource) bool {
@@ -200,8 +200,8 @@ func (n *node) state(cond func(nodestate.State) bool) nodestate.State {
 	return last
 }
 
-// outOfService says that a snapshot has shown a GPU out of service.
-func outOfService(s nodestate.State) bool {
+// wasOutOfService reports whether a snapshot has shown a GPU out of service.
+func wasOutOfService(s nodestate.State) bool {
 	return slices.ContainsFunc(s.DevicePlugin.Faults, func(f nodestate.Fault) bool { return f.Evidence == "reset" })
 }
 
@@ -287,7 +287,7 @@ func TestApplicationXIDsChangeNothing(t *testing.T) {
 	n.log.wait(t, "XID that is not held against the GPU")
 }
 
-func TestAGPUThatHasBeenQuietComesBack(t *testing.T) {
+func TestQuietGPURecovers(t *testing.T) {
 	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet()
 	n.cfg.Settings.Health = health.DefaultPolicy().With(health.Changes{Quiet: 50 * time.Millisecond})
 	n.start()
@@ -298,26 +298,26 @@ func TestAGPUThatHasBeenQuietComesBack(t *testing.T) {
 	require.Equal(t, []string{string(gputest.GPU(1))}, n.unhealthy(n.wait(7)), "one that needs a reset does not come back by itself")
 }
 
-// struck is a source in which a GPU meets an XID while it is read.
-type struck struct {
-	keptOpen
+// xidSource is a source in which a GPU meets an XID while a snapshot is read.
+type xidSource struct {
+	reopenable
 	log         fmt.Stringer
 	read, heard atomic.Int32
 	early       atomic.Bool // the GPU was healthy before it was read again
 }
 
-func (s *struck) Watch(ctx context.Context, ready func(), deliver func(gpu.Event)) error {
-	return s.keptOpen.Watch(ctx, ready, func(e gpu.Event) {
+func (s *xidSource) Watch(ctx context.Context, ready func(), deliver func(gpu.Event)) error {
+	return s.reopenable.Watch(ctx, ready, func(e gpu.Event) {
 		deliver(e)
 		s.heard.Add(1)
 	})
 }
 
-func (s *struck) Snapshot(ctx context.Context) (gpu.Snapshot, error) {
+func (s *xidSource) Snapshot(ctx context.Context) (gpu.Snapshot, error) {
 	defer s.read.Add(1)
 	switch s.read.Load() { // the first one, that for the first XID, and then
 	case 2: // that after having been quiet
-		snap, err := s.keptOpen.Snapshot(ctx)
+		snap, err := s.reopenable.Snapshot(ctx)
 		s.Emit(gputest.XID(gputest.GPU(1), 94))
 		for s.heard.Load() < 2 && ctx.Err() == nil {
 			time.Sleep(time.Millisecond)
@@ -326,12 +326,12 @@ func (s *struck) Snapshot(ctx context.Context) (gpu.Snapshot, error) {
 	case 3:
 		s.early.Store(strings.Contains(s.log.String(), "device is healthy again"))
 	}
-	return s.keptOpen.Snapshot(ctx)
+	return s.reopenable.Snapshot(ctx)
 }
 
-func TestAGPUThatMeetsAnXIDWhileItIsTriedIsNotGivenAway(t *testing.T) {
+func TestXIDDuringAProbeFailsIt(t *testing.T) {
 	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet()
-	source := &struck{keptOpen: keptOpen{n.source}, log: n.log}
+	source := &xidSource{reopenable: reopenable{n.source}, log: n.log}
 	n.cfg.Open = func(driver.Place) (plugin.Opened, error) { return plugin.Opened{Source: source, Root: "/driver"}, nil }
 	n.cfg.Settings.Health = health.DefaultPolicy().With(health.Changes{Quiet: time.Second})
 	n.start()
@@ -345,19 +345,19 @@ func TestAGPUThatMeetsAnXIDWhileItIsTriedIsNotGivenAway(t *testing.T) {
 	n.wait(8)
 }
 
-func TestALostGPUComesBackWhenItIsSeenAgain(t *testing.T) {
+func TestLostGPURecoversAfterSnapshots(t *testing.T) {
 	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet().start()
 	n.wait(8)
 	n.source.FailDevice(gputest.GPU(5), gpu.Fault{Reason: gpu.ReasonLost, Message: "fell off the bus"})
 	require.Equal(t, []string{string(gputest.GPU(5))}, n.unhealthy(n.wait(7)))
-	// Until a snapshot has shown it lost, one that shows it well proves nothing.
-	n.state(outOfService)
+	// Until a snapshot has shown it lost, one without a fault proves nothing.
+	n.state(wasOutOfService)
 	n.source.FailDevice(gputest.GPU(5), gpu.Fault{})
 	n.wait(8)
 	n.log.wait(t, "device is healthy again")
 }
 
-func TestAGPUThatIsGoneStaysListed(t *testing.T) {
+func TestMissingGPUStaysListed(t *testing.T) {
 	full := gputest.Node("h100-sxm", 8)
 	n := newNode(t, full).withKubelet().start()
 	n.wait(8)
@@ -371,15 +371,15 @@ func TestAGPUThatIsGoneStaysListed(t *testing.T) {
 	n.wait(8)
 }
 
-func TestAGPUThatCannotBeWatchedIsNotGivenAway(t *testing.T) {
+func TestUnwatchedGPUIsUnhealthy(t *testing.T) {
 	n := newNode(t, gputest.Node("h100-sxm", 8))
 	n.source.Unwatch(gputest.GPU(4), "no event support")
 	n.withKubelet().start()
 	require.Equal(t, []string{string(gputest.GPU(4))}, n.unhealthy(n.wait(7)))
 }
 
-// A driver that hangs for a moment is told of for all GPUs at once; so is that it answers again.
-func TestADriverThatAnswersAgainIsWatchedAgain(t *testing.T) {
+// One event reports for all GPUs that the driver hangs, and one that it responds again.
+func TestRespondingDriverIsWatchedAgain(t *testing.T) {
 	n := newNode(t, gputest.Node("h100-sxm", 8))
 	n.source.Unwatch(gputest.GPU(4), "no event support")
 	n.withKubelet().start()
@@ -390,7 +390,7 @@ func TestADriverThatAnswersAgainIsWatchedAgain(t *testing.T) {
 	require.Equal(t, []string{string(gputest.GPU(4))}, n.unhealthy(n.wait(7)), "that one could not be watched before")
 }
 
-func TestWhenNothingCanBeWatchedNothingIsGivenAway(t *testing.T) {
+func TestFailedWatchMakesAllGPUsUnhealthy(t *testing.T) {
 	n := newNode(t, gputest.Node("h100-sxm", 8))
 	n.source.FailWatch(errors.New("event set is broken"))
 	n.withKubelet().start()
@@ -402,12 +402,12 @@ func TestWhenNothingCanBeWatchedNothingIsGivenAway(t *testing.T) {
 	n.wait(8)
 }
 
-// keptOpen is a source that can be opened again.
-type keptOpen struct{ *gputest.Source }
+// reopenable is a source that can be opened again.
+type reopenable struct{ *gputest.Source }
 
-func (keptOpen) Close() error { return nil }
+func (reopenable) Close() error { return nil }
 
-func TestAKubeletThatIsStartedAnewIsServedAgain(t *testing.T) {
+func TestRestartedKubeletIsServed(t *testing.T) {
 	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet().start()
 	n.wait(8)
 	before, err := n.kubelet.Admit(soon(t), pod("job", 2))
@@ -422,7 +422,7 @@ func TestAKubeletThatIsStartedAnewIsServedAgain(t *testing.T) {
 	require.Equal(t, before.DeviceIDs, after.DeviceIDs)
 }
 
-func TestAKubeletThatAcceptsLateIsServed(t *testing.T) {
+func TestKubeletThatAcceptsLateIsServed(t *testing.T) {
 	n := newNode(t, gputest.Node("h100-sxm", 8)).start()
 	n.log.wait(t, "waiting for the kubelet's folder")
 	accept := make(chan struct{})
@@ -442,7 +442,7 @@ func TestAKubeletThatAcceptsLateIsServed(t *testing.T) {
 	n.wait(8)
 }
 
-func TestOurSocketIsMadeAgain(t *testing.T) {
+func TestRemovedSocketIsCreatedAgain(t *testing.T) {
 	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet().start()
 	n.wait(8)
 	require.NoError(t, os.Remove(filepath.Join(n.host, "dp", plugin.Endpoint(config.GPU))))
@@ -453,7 +453,7 @@ func TestOurSocketIsMadeAgain(t *testing.T) {
 	require.False(t, r.Gone)
 }
 
-func TestAReplacedFolderEndsThePlugin(t *testing.T) {
+func TestReplacedFolderEndsThePlugin(t *testing.T) {
 	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet().start()
 	n.wait(8)
 	n.kubelet.Stop()
@@ -464,7 +464,7 @@ func TestAReplacedFolderEndsThePlugin(t *testing.T) {
 	require.ErrorContains(t, err, "started again")
 }
 
-func TestAnotherPluginInOurPlaceEndsThisOne(t *testing.T) {
+func TestTakenOverSocketEndsThePlugin(t *testing.T) {
 	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet().start()
 	n.wait(8)
 	other := newNode(t, gputest.Node("h100-sxm", 4))
@@ -496,9 +496,9 @@ func TestNoKubeletWithinTheTimeoutEndsThePlugin(t *testing.T) {
 	}
 }
 
-// The time without a kubelet is the plugin's: a resource that comes while the
-// kubelet is away for a moment has no clock of its own.
-func TestAResourceThatComesLaterDoesNotEndThePlugin(t *testing.T) {
+// The timeout applies to the plugin as a whole: a resource that appears while the
+// kubelet is away for a moment has no timeout of its own.
+func TestLaterResourceHasNoTimeout(t *testing.T) {
 	const limit = 50 * time.Millisecond
 	n := newNode(t, divided()).settings("flags: {migStrategy: mixed}").withKubelet()
 	n.cfg.KubeletTimeout = 20 * limit
@@ -529,13 +529,13 @@ func TestHealthIsRememberedWithinABoot(t *testing.T) {
 	require.True(t, since.Equal(s.DevicePlugin.Faults[0].Since))
 	n.stop()
 
-	// A GPU that went away while nobody looked is missed.
+	// A GPU that disappeared between two processes is missing.
 	n.source.Update(func(s *gpu.Snapshot) { s.Devices = s.Devices[:7] })
 	n.start()
 	require.Equal(t, []string{string(gputest.GPU(3)), string(gputest.GPU(7))}, n.unhealthy(n.wait(6)))
 	n.stop()
 
-	// Another boot knows nothing of it.
+	// Another boot does not remember it.
 	boot := filepath.Join(n.host, "proc/sys/kernel/random")
 	require.NoError(t, os.MkdirAll(boot, 0o755))
 	require.NoError(t, os.WriteFile(filepath.Join(boot, "boot_id"), []byte("11111111-2222-3333-4444-555555555555\n"), 0o644))
@@ -552,7 +552,7 @@ func TestAReloadedModuleIsEvidence(t *testing.T) {
 	n.wait(8)
 }
 
-func TestAStateThatCannotBeReadHoldsAllGPUsBack(t *testing.T) {
+func TestUnreadableStateMakesAllGPUsUnhealthy(t *testing.T) {
 	n := newNode(t, gputest.Node("h100-sxm", 8))
 	dir := filepath.Join(n.host, "state/deviceplugin")
 	require.NoError(t, os.MkdirAll(dir, 0o755))
@@ -580,7 +580,7 @@ func TestALateDriverIsPickedUp(t *testing.T) {
 		if _, err := os.Stat(lib); err != nil {
 			return plugin.Opened{}, fmt.Errorf("%w below /driver", gpu.ErrNoDriver)
 		}
-		return plugin.Opened{Source: keptOpen{n.source}, Root: "/driver"}, nil
+		return plugin.Opened{Source: reopenable{n.source}, Root: "/driver"}, nil
 	}
 	require.NoError(t, os.MkdirAll(filepath.Join(n.host, "sys/bus/pci/devices/0000:01:00.0"), 0o755))
 	for name, content := range map[string]string{"vendor": "0x10de\n", "class": "0x030200\n"} {
@@ -606,7 +606,7 @@ func TestANodeWithoutGPUIsIdleAndReady(t *testing.T) {
 	require.False(t, registered)
 }
 
-func TestADriverThatFailsEndsThePluginOrIsWaitedFor(t *testing.T) {
+func TestFailingDriverEndsThePluginOrIsRetried(t *testing.T) {
 	broken := func(driver.Place) (plugin.Opened, error) {
 		return plugin.Opened{}, fmt.Errorf("%w: open /dev/nvidiactl: EPERM", gpu.ErrNoPermission)
 	}
@@ -625,7 +625,7 @@ func TestADriverThatFailsEndsThePluginOrIsWaitedFor(t *testing.T) {
 	n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Waiting && s.Reason == "NoPermission" })
 }
 
-func TestTheToolkitsStateIsListenedTo(t *testing.T) {
+func TestToolkitStateDecidesAboutCDI(t *testing.T) {
 	n := newNode(t, gputest.Node("t4", 1)).withKubelet().start()
 	n.wait(1)
 	n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
@@ -642,26 +642,26 @@ func TestTheToolkitsStateIsListenedTo(t *testing.T) {
 	require.NoError(t, nodestate.Write(dir, toolkit))
 	n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
 	n.wait(1)
-	// A runtime that resolves CDI names, and reads its specifications elsewhere.
+	// A runtime that resolves CDI names but reads other specifications.
 	resolves := true
 	runtime := &nodestate.Runtime{Socket: "/run/containerd/containerd.sock", Name: "containerd", CDI: &resolves, Message: "containerd reads from elsewhere"}
 	toolkit.Toolkit.Runtime = runtime
 	require.NoError(t, nodestate.Write(dir, toolkit))
 	s = n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Degraded })
 	require.Equal(t, "CDIUnavailable: containerd reads from elsewhere", string(s.Reason)+": "+s.Message)
-	// One that is being started anew does not answer for a moment.
+	// A runtime that restarts does not respond for a moment.
 	toolkit.Toolkit.Runtime = &nodestate.Runtime{Socket: runtime.Socket, Message: "it does not answer"}
 	require.NoError(t, nodestate.Write(dir, toolkit))
 	n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
 }
 
-// A runtime that does not resolve CDI names does not learn it by being restarted.
-func TestTheToolkitsLastWordStays(t *testing.T) {
+// A restart does not enable CDI names in a runtime.
+func TestDisabledCDIOutlastsARuntimeRestart(t *testing.T) {
 	n := newNode(t, gputest.Node("t4", 2)).withKubelet()
 	dir := filepath.Join(n.host, "state/toolkit")
 	off, on := false, true
 	spec := nodestate.Spec{Kind: "k8s.gpuready.io/gpu", Path: "/var/run/cdi/gpu.json"}
-	says := func(phase nodestate.Phase, info *nodestate.ToolkitInfo) {
+	hasLabel := func(phase nodestate.Phase, info *nodestate.ToolkitInfo) {
 		t.Helper()
 		require.NoError(t, nodestate.Write(dir, nodestate.State{Component: nodestate.Toolkit, Phase: phase, Message: "it is told", Toolkit: info}))
 	}
@@ -675,16 +675,16 @@ func TestTheToolkitsLastWordStays(t *testing.T) {
 		}
 		return s.DevicePlugin.Resources[0].Devices[0]
 	}
-	says(nodestate.Degraded, answers(nodestate.Runtime{Name: "containerd", CDI: &off, Message: "enable_cdi is false"}))
+	hasLabel(nodestate.Degraded, answers(nodestate.Runtime{Name: "containerd", CDI: &off, Message: "enable_cdi is false"}))
 	n.start()
 	n.wait(0)
 	since := device(n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Failed })).Since
 	require.False(t, since.IsZero())
 
 	silences := map[string]func(){
-		"the runtime does not answer": func() { says(nodestate.Ready, answers(nodestate.Runtime{Message: "it does not answer"})) },
-		"the toolkit is starting":     func() { says(nodestate.Waiting, nil) },
-		"the toolkit ended":           func() { says(nodestate.Failed, nil) },
+		"the runtime does not answer": func() { hasLabel(nodestate.Ready, answers(nodestate.Runtime{Message: "it does not answer"})) },
+		"the toolkit is starting":     func() { hasLabel(nodestate.Waiting, nil) },
+		"the toolkit ended":           func() { hasLabel(nodestate.Failed, nil) },
 		"its state is damaged":        func() { require.NoError(t, os.WriteFile(filepath.Join(dir, nodestate.FileName), []byte("{"), 0o644)) },
 	}
 	for name, silence := range silences {
@@ -699,6 +699,6 @@ func TestTheToolkitsLastWordStays(t *testing.T) {
 		require.True(t, since.Equal(device(s).Since), "%s: since %s, and then %s", name, since, device(s).Since)
 	}
 	require.NotContains(t, n.log.String(), "device is healthy again")
-	says(nodestate.Ready, answers(nodestate.Runtime{Name: "containerd", CDI: &on}))
+	hasLabel(nodestate.Ready, answers(nodestate.Runtime{Name: "containerd", CDI: &on}))
 	n.wait(2)
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// Why the plugin is not Ready, besides what package driver says.
+// Reasons why the plugin is not Ready, besides those of package driver.
 const (
 	reasonStarting  gpu.Reason = "Starting"
 	reasonNoGPU     gpu.Reason = "NoGPU"
@@ -24,55 +24,55 @@ const (
 	reasonNoHealthy gpu.Reason = "NoHealthyDevice"
 	reasonUnhealthy gpu.Reason = "UnhealthyDevices"
 	reasonLeftOut   gpu.Reason = "DevicesLeftOut"
-	reasonNothing   gpu.Reason = "NothingAdvertised" // as it is configured
-	// The container has to be created anew.
-	reasonOutdated gpu.Reason = "InjectionOutdated" // to be given what there is now
-	reasonMissing  gpu.Reason = "InjectionMissing"  // it was given nothing
+	reasonNothing   gpu.Reason = "NothingAdvertised" // according to the configuration
+	// The container must be created again.
+	reasonOutdated gpu.Reason = "InjectionOutdated" // the injected devices are outdated
+	reasonMissing  gpu.Reason = "InjectionMissing"  // nothing was injected
 	reasonFolder   gpu.Reason = "KubeletFolderReplaced"
 	reasonFailed   gpu.Reason = "PluginFailed"
 )
 
-// update changes what is known and publishes what follows from it: to the
-// kubelet first, since somebody may be about to be given a broken GPU.
+// update applies a change and publishes the result, to the kubelet first, since a
+// broken GPU may be about to be allocated.
 func (p *Plugin) update(change func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	change()
-	p.letGo()
-	p.look()
-	if p.seenBy != nil {
-		p.tell()
+	p.releaseGPUs()
+	p.rebuildPlan()
+	if p.onView != nil {
+		p.reportView()
 		p.journal.Plan(p.plan)
 		return
 	}
-	// Before the first snapshot of this process what it remembers is no list.
+	// Before the first snapshot, remembered devices are not sent as a list.
 	if p.snapshot.Driver.Version != "" {
-		p.serve(p.plan.Resources)
+		p.updateServices(p.plan.Resources)
 	}
 	p.meters.Plan(p.plan)
 	p.journal.Plan(p.plan)
-	p.write()
+	p.storeState()
 }
 
-// look makes the plan anew. p.mu is held.
-func (p *Plugin) look() {
+// rebuildPlan computes the plan. p.mu is held.
+func (p *Plugin) rebuildPlan() {
 	p.plan = plan.Make(p.settings, p.snapshot, p.health)
-	p.believe()
-	p.hinder(p.plan.Resources)
+	p.applyNaming()
+	p.markUnallocatable(p.plan.Resources)
 }
 
-// end leaves word of why the plugin ends: the first thing that is said counts.
-func (p *Plugin) end(why ending) {
+// recordEnd records why the plugin ends. The first reason counts.
+func (p *Plugin) recordEnd(why ending) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ended == nil {
 		p.ended = &why
 	}
-	p.write()
+	p.storeState()
 }
 
-// failure names in one word why the plugin cannot go on.
-func failure(err error) gpu.Reason {
+// failureReason returns the reason why the plugin cannot continue.
+func failureReason(err error) gpu.Reason {
 	switch {
 	case errors.Is(err, kubelet.ErrDirectory):
 		return reasonFolder
@@ -82,19 +82,19 @@ func failure(err error) gpu.Reason {
 	return reasonFailed
 }
 
-// write leaves the state for others, and for the plugin's own next life. p.mu
-// is held.
-func (p *Plugin) write() {
+// storeState publishes the state for other programs and for the next process. p.mu is
+// held.
+func (p *Plugin) storeState() {
 	s := p.state()
-	p.show(s)
+	p.updateMetrics(s)
 	if len(p.plan.Resources) == 0 && p.health.Doubt().Reason != "" {
-		return // the file that cannot be read is all there is to keep the doubt alive
+		return // keep the unreadable file: it alone records the doubt
 	}
-	p.store(s)
+	p.enqueueState(s)
 }
 
-// show makes metrics of a state.
-func (p *Plugin) show(s nodestate.State) {
+// updateMetrics sets the metrics of a state.
+func (p *Plugin) updateMetrics(s nodestate.State) {
 	registered := map[string]bool{}
 	for _, r := range p.plan.Resources {
 		service, known := p.services[r.Name]
@@ -104,26 +104,26 @@ func (p *Plugin) show(s nodestate.State) {
 	p.meters.Refused(p.refused != nil && !errors.Is(p.refused, ErrNotChosen))
 }
 
-// store hands a state to the writer: a disk that takes its time must not hold up
-// the kubelet. p.mu is held.
-func (p *Plugin) store(s nodestate.State) {
-	p.stored = s
+// enqueueState hands a state to the writer: a slow disk must not delay the kubelet.
+// p.mu is held.
+func (p *Plugin) enqueueState(s nodestate.State) {
+	p.pendingState = s
 	select {
 	case p.dirty <- struct{}{}:
 	default:
 	}
 }
 
-// writeAgain is how long to wait before a state that could not be written is tried again:
-// no event tells of room on a disk.
-const writeAgain = 10 * time.Second
+// writeRetry is the delay before a failed write of the state is repeated: no event
+// signals that a disk has room again.
+const writeRetry = 10 * time.Second
 
 // writeStates writes the latest state whenever there is a new one.
 func (p *Plugin) writeStates(ctx context.Context) error {
 	for {
 		var again <-chan time.Time
 		if p.writeErr != "" {
-			again = time.After(writeAgain)
+			again = time.After(writeRetry)
 		}
 		select {
 		case <-ctx.Done():
@@ -137,8 +137,8 @@ func (p *Plugin) writeStates(ctx context.Context) error {
 	}
 }
 
-// flushLists waits until the kubelet has been sent what there is to tell it, or for
-// longer than that takes: the rest of the work is for those who are in less of a hurry.
+// flushLists waits until the lists were sent to the kubelet, but no longer than that
+// usually takes. The remaining work is less urgent.
 func (p *Plugin) flushLists(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Millisecond)
 	defer cancel()
@@ -150,17 +150,17 @@ func (p *Plugin) flushLists(ctx context.Context) {
 	}
 }
 
-// flush writes the state if it is not written yet. One goroutine calls it at a
+// flush writes the state if it is not written yet. It is called by one goroutine at a
 // time.
 func (p *Plugin) flush() {
 	p.mu.Lock()
-	s := p.stored
+	s := p.pendingState
 	p.mu.Unlock()
 	if s.DevicePlugin == nil {
-		return // nothing is known yet
+		return // no state yet
 	}
 	info := *s.DevicePlugin
-	info.Labels = p.labels.Publish(p.node())
+	info.Labels = p.labels.Publish(p.labelNode())
 	s.DevicePlugin = &info
 	if reflect.DeepEqual(s, p.written) {
 		return
@@ -169,15 +169,15 @@ func (p *Plugin) flush() {
 	if err := nodestate.Write(dir, s); err != nil {
 		if p.writeErr != err.Error() {
 			p.writeErr = err.Error()
-			p.cfg.Log.Error("the state cannot be written; until it can be, others know nothing of the GPUs, and after a restart every GPU counts as unhealthy", "path", dir, "message", err.Error())
+			p.cfg.Log.Error("the state cannot be written; until it can be, other programs know nothing of the GPUs, and after a restart every GPU counts as unhealthy", "path", dir, "message", err.Error())
 		}
-		p.written = nodestate.State{} // what stood there is void
+		p.written = nodestate.State{} // the earlier file is void
 		return
 	}
 	p.written, p.writeErr = s, ""
 }
 
-// state says how things are.
+// state returns the current state.
 func (p *Plugin) state() nodestate.State {
 	registered, _ := p.registered()
 	info := &nodestate.DevicePluginInfo{KubeletSocket: p.cfg.KubeletSocket, Registered: registered, Faults: p.health.Faults(), IgnoredKeys: p.ignored}
@@ -211,7 +211,7 @@ func (p *Plugin) state() nodestate.State {
 	return s
 }
 
-// phase sums it up: what keeps the plugin from its work most comes first.
+// phase summarises the state. The worst problem comes first.
 func (p *Plugin) phase() (nodestate.Phase, gpu.Reason, string) {
 	devices, healthy, hindered, unserved := 0, 0, 0, gpu.Fault{}
 	byMPS := 0
@@ -234,7 +234,7 @@ func (p *Plugin) phase() (nodestate.Phase, gpu.Reason, string) {
 	switch {
 	case p.ended != nil:
 		return p.ended.phase, p.ended.reason, p.ended.message
-	case p.refused != nil && !p.chosen():
+	case p.refused != nil && !p.configured():
 		why, message := p.refusal()
 		if why == reasonUnchosen {
 			return nodestate.Waiting, why, message
@@ -246,7 +246,7 @@ func (p *Plugin) phase() (nodestate.Phase, gpu.Reason, string) {
 		return nodestate.Waiting, reasonStarting, "the driver has not been read yet"
 	case devices == 0 && left >= 0:
 		return nodestate.Failed, p.plan.Left[left].Reason, leftText(p.plan.Left[left])
-	case devices == 0 && len(p.plan.Left) > 0 && p.refused != nil: // it may be the cure
+	case devices == 0 && len(p.plan.Left) > 0 && p.refused != nil: // the refused one may fix it
 		why, message := p.refusal()
 		return nodestate.Degraded, why, message
 	case devices == 0 && len(p.plan.Left) > 0:

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// settings lets the plugin have a configuration.
+// settings sets the plugin's configuration.
 func (n *node) settings(text string) *node {
 	n.t.Helper()
 	c, _, err := config.Parse([]byte(text), "config.yaml", config.Options{})
@@ -26,7 +26,7 @@ func (n *node) settings(text string) *node {
 	return n
 }
 
-// of waits until so many devices of a resource are allocatable.
+// of waits until that many devices of a resource are allocatable.
 func (n *node) of(resource string, allocatable int) kubelettest.Resource {
 	n.t.Helper()
 	r, err := n.kubelet.Wait(soon(n.t), resource, func(r kubelettest.Resource) bool {
@@ -41,7 +41,7 @@ const (
 	large = "nvidia.com/mig-3g.40gb"
 )
 
-// divided is a node whose first GPU is divided.
+// divided is a node whose first GPU has MIG devices.
 func divided(layout ...string) gpu.Snapshot {
 	s := gputest.Node("h100-sxm", 4)
 	if len(layout) > 0 {
@@ -50,12 +50,12 @@ func divided(layout ...string) gpu.Snapshot {
 	return s
 }
 
-func TestAnEndpointIsTheReferences(t *testing.T) {
+func TestEndpointMatchesTheReference(t *testing.T) {
 	require.Equal(t, "nvidia-gpu.sock", plugin.Endpoint("nvidia.com/gpu"))
 	require.Equal(t, "nvidia-mig-1g.10gb.sock", plugin.Endpoint(small))
 }
 
-func TestAnErrorInOneMIGInstanceTouchesNoOther(t *testing.T) {
+func TestErrorInOneMIGInstanceAffectsNoOther(t *testing.T) {
 	s := divided("1g.10gb", "1g.10gb", "3g.40gb")
 	n := newNode(t, s).settings("flags: {migStrategy: mixed}").withKubelet().start()
 	n.of(small, 2)
@@ -79,7 +79,7 @@ func TestAnErrorInOneMIGInstanceTouchesNoOther(t *testing.T) {
 	n.wait(3)
 }
 
-func TestResourcesComeAndGoAndTheOthersAreNotDisturbed(t *testing.T) {
+func TestChangedResourcesDoNotDisturbOthers(t *testing.T) {
 	n := newNode(t, divided()).settings("flags: {migStrategy: mixed}").withKubelet().start()
 	n.wait(4)
 	n.source.Set(divided("3g.40gb"))
@@ -115,8 +115,8 @@ func TestResourcesComeAndGoAndTheOthersAreNotDisturbed(t *testing.T) {
 	}
 }
 
-// Whatever becomes of the layout, the kubelet ends up with what there is.
-func TestTheKubeletEndsUpWithTheLastLayout(t *testing.T) {
+// However the layout changes, the kubelet ends up with the present devices.
+func TestKubeletConvergesToTheLastLayout(t *testing.T) {
 	n := newNode(t, divided()).settings("flags: {migStrategy: mixed}").withKubelet().start()
 	n.wait(4)
 	layouts := map[string][]string{"whole": nil, "small": {"1g.10gb", "1g.10gb"}, "large": {"3g.40gb"}, "both": {"3g.40gb", "1g.10gb"}}
@@ -148,7 +148,7 @@ func TestTheKubeletEndsUpWithTheLastLayout(t *testing.T) {
 	})
 }
 
-func TestAGPUThatIsDividedIntoNothingIsSaidToBeLeftOut(t *testing.T) {
+func TestGPUWithoutMIGDevicesIsReportedAsLeftOut(t *testing.T) {
 	s := gputest.Node("h100-sxm", 1)
 	s.Devices[0].MIGEnabled = true
 	n := newNode(t, s).settings("flags: {migStrategy: mixed}").withKubelet().start()

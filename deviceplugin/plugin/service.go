@@ -26,14 +26,14 @@ import (
 
 const prefix = "nvidia.com/"
 
-// Endpoint is the name of a resource's socket beside the kubelet's, which is that
+// Endpoint returns the name of a resource's socket beside the kubelet's, which is that
 // of the reference: "nvidia-gpu.sock", "nvidia-mig-1g.10gb.sock". Two plugins that
-// serve the same resource then see each other.
+// serve the same resource thus notice each other.
 func Endpoint(resource string) string {
 	return "nvidia-" + strings.TrimPrefix(resource, prefix) + ".sock"
 }
 
-// resourceOf is the other way round; "" for what is no endpoint.
+// resourceOf is the inverse of Endpoint; it returns "" for any other name.
 func resourceOf(endpoint string) string {
 	name, is := strings.CutPrefix(endpoint, "nvidia-")
 	name, also := strings.CutSuffix(name, ".sock")
@@ -43,27 +43,26 @@ func resourceOf(endpoint string) string {
 	return prefix + name
 }
 
-// service serves one resource: it has a server, a socket and a registration of
-// its own, so that no resource is disturbed by what becomes of another.
+// service serves one resource with its own server, socket and registration, so that no
+// resource disturbs another.
 //
-// A resource that has no device any more is served on with an empty list, as the
-// kubelet knows of it until it is started anew. Then the socket goes, and with it
-// the service.
+// A resource without devices is still served, with an empty list, since the kubelet
+// knows it until it restarts. Then the socket and the service are removed.
 type service struct {
 	plugin   *Plugin
 	resource string
 	server   *server.Server
-	ln       *net.UnixListener // handed over by the program before; nil: none
+	ln       *net.UnixListener // handed over by the previous program; nil: none
 	ready    chan struct{}     // closed when there is a list
 	listed   sync.Once
 	empty    atomic.Bool          // the list has no device
-	view     atomic.Pointer[view] // what the kubelet's questions are answered from
+	view     atomic.Pointer[view] // data for responses to the kubelet
 
 	kubelet kubelet.Status // Plugin.mu is its lock
 }
 
-// view is never changed, only replaced. What answers is made when the kubelet first
-// asks: it waits for the list before.
+// view is never changed, only replaced. Its parts are built at the kubelet's first
+// call, since the kubelet waits for the list before that.
 type view struct {
 	allocate func() *allocate.Resource
 	chooser  func() *prefer.Chooser
@@ -72,12 +71,12 @@ type view struct {
 func (p *Plugin) newService(resource string, ln *net.UnixListener) *service {
 	s := &service{plugin: p, resource: resource, ln: ln, ready: make(chan struct{}), kubelet: kubelet.Status{Waiting: "the kubelet"}}
 	s.server = server.New(s, p.firstList)
-	s.see(plan.Resource{Name: resource}, p.near())
+	s.setView(plan.Resource{Name: resource}, p.currentTopology())
 	return s
 }
 
-// see makes the view of what is to be advertised now.
-func (s *service) see(r plan.Resource, t *prefer.Topology) {
+// setView replaces the view by that of the devices to advertise now.
+func (s *service) setView(r plan.Resource, t *prefer.Topology) {
 	settings, host := s.plugin.settings, s.plugin.host
 	s.view.Store(&view{
 		allocate: sync.OnceValue(func() *allocate.Resource { return allocate.New(settings, host, r) }),
@@ -91,9 +90,8 @@ func (s *service) see(r plan.Resource, t *prefer.Topology) {
 	})
 }
 
-// policy is how to choose devices of the resource: as the reference does, whole
-// GPUs that are near to each other, and parts of GPUs by the policy for shared
-// devices.
+// policy returns how to choose devices of the resource, as the reference does: whole
+// GPUs that are near to each other, and parts of GPUs by the policy for shared devices.
 func policy(c *config.Config, r plan.Resource) prefer.Policy {
 	for _, d := range r.Devices {
 		switch {
@@ -107,8 +105,8 @@ func policy(c *config.Config, r plan.Resource) prefer.Policy {
 	return prefer.Aligned
 }
 
-// list tells the kubelet.
-func (s *service) list(devices []plan.Device) {
+// setDevices sends the devices to the kubelet.
+func (s *service) setDevices(devices []plan.Device) {
 	list := make([]server.Device, 0, len(devices))
 	for _, d := range devices {
 		one := server.Device{ID: d.ID, Healthy: d.Healthy()}
@@ -122,8 +120,8 @@ func (s *service) list(devices []plan.Device) {
 	s.listed.Do(func() { close(s.ready) })
 }
 
-// run serves until ctx ends, or there is nothing left to serve and nobody that
-// knows of it.
+// run serves until ctx ends, or until the resource has no device and the kubelet has
+// forgotten it.
 func (s *service) run(ctx context.Context) error {
 	p := s.plugin
 	defer s.server.Stop()
@@ -137,12 +135,12 @@ func (s *service) run(ctx context.Context) error {
 			Options:    server.Options(),
 			Log:        p.cfg.Log,
 			Timeout:    p.cfg.KubeletTimeout,
-			Known:      p.known.Load,
+			Known:      p.kubeletFound.Load,
 			Ready:      s.ready,
 			Idle:       s.empty.Load,
-			Report:     s.changed,
+			Report:     s.setKubelet,
 			Registered: func(err error) { p.meters.Registration(s.resource, err) },
-		}, s.server, ln, func(ln *net.UnixListener) bool { return p.keep(s, ln) })
+		}, s.server, ln, func(ln *net.UnixListener) bool { return p.keepSocket(s, ln) })
 		if err != nil || ctx.Err() != nil {
 			return err
 		}
@@ -153,7 +151,8 @@ func (s *service) run(ctx context.Context) error {
 	}
 }
 
-// retire forgets a service that has nothing to serve, unless that has changed.
+// retire removes a service without devices. It reports false if the service has devices
+// again.
 func (p *Plugin) retire(s *service) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -164,26 +163,26 @@ func (p *Plugin) retire(s *service) bool {
 	return true
 }
 
-// changed is told how things stand with the kubelet.
-func (s *service) changed(status kubelet.Status) {
+// setKubelet stores the state of the registration.
+func (s *service) setKubelet(status kubelet.Status) {
 	p := s.plugin
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s.kubelet = status
 	if status.Registered {
-		p.known.Store(true) // there is a kubelet: a resource that comes later has no clock of its own
+		p.kubeletFound.Store(true) // a resource that comes later has no timeout of its own
 	}
-	p.write()
+	p.storeState()
 }
 
-// keep saves a socket when there is a next program.
-func (p *Plugin) keep(s *service, ln *net.UnixListener) bool {
+// keepSocket keeps a socket if another program will follow, and reports whether it did.
+func (p *Plugin) keepSocket(s *service, ln *net.UnixListener) bool {
 	if !p.replace.Load() || s.empty.Load() {
 		return false
 	}
 	file, err := handover.Keep(ln)
 	if err != nil {
-		p.cfg.Log.Error("the next program will make a socket of its own", "resource", s.resource, "message", err.Error())
+		p.cfg.Log.Error("the socket cannot be kept; the next program will create its own", "resource", s.resource, "message", err.Error())
 		return false
 	}
 	p.mu.Lock()
@@ -195,8 +194,7 @@ func (p *Plugin) keep(s *service, ln *net.UnixListener) bool {
 	return true
 }
 
-// Allocate says what a container has to be given. What it refuses stands in the
-// pod's events.
+// Allocate returns what a container gets. Its errors appear in the pod's events.
 func (s *service) Allocate(ids []string) (*v1beta1.ContainerAllocateResponse, error) {
 	began := time.Now()
 	resp, err := s.view.Load().allocate().Allocate(ids)
@@ -207,7 +205,7 @@ func (s *service) Allocate(ids []string) (*v1beta1.ContainerAllocateResponse, er
 	return resp, err
 }
 
-// Prefer chooses devices by the policy. One that has become unhealthy since the
+// Prefer chooses devices by the policy. A device that has become unhealthy since the
 // kubelet asked is chosen last, as Allocate would refuse it.
 func (s *service) Prefer(available, include []string, size int) ([]string, error) {
 	began := time.Now()
@@ -223,10 +221,10 @@ func (s *service) Prefer(available, include []string, size int) ([]string, error
 	return ids, nil
 }
 
-// serve tells the services what there is to advertise, and begins those that are
-// new. p.mu is held.
-func (p *Plugin) serve(resources []plan.Resource) {
-	topology := p.near()
+// updateServices passes the devices to advertise to the services and starts new
+// services. p.mu is held.
+func (p *Plugin) updateServices(resources []plan.Resource) {
+	topology := p.currentTopology()
 	there := map[string]bool{}
 	for _, r := range resources {
 		there[r.Name] = true
@@ -234,30 +232,30 @@ func (p *Plugin) serve(resources []plan.Resource) {
 		if !known {
 			s = p.newService(r.Name, nil)
 			p.services[r.Name] = s
-			p.begin(s)
+			p.startService(s)
 		}
-		s.see(r, topology)
-		s.list(r.Devices)
+		s.setView(r, topology)
+		s.setDevices(r.Devices)
 	}
 	for name, s := range p.services {
 		if !there[name] {
-			s.see(plan.Resource{Name: name}, topology)
-			s.list(nil)
+			s.setView(plan.Resource{Name: name}, topology)
+			s.setDevices(nil)
 		}
 	}
 }
 
-// near is how near the GPUs are to each other. One that has not changed is kept,
-// with what it remembers. p.mu is held.
-func (p *Plugin) near() *prefer.Topology {
+// currentTopology returns how near the GPUs are to each other. An unchanged topology is
+// kept, with its cache. p.mu is held.
+func (p *Plugin) currentTopology() *prefer.Topology {
 	if now := prefer.NewTopology(p.snapshot); p.topology == nil || !now.Equal(p.topology) {
 		p.topology = now
 	}
 	return p.topology
 }
 
-// registered says whether the kubelet knows of every resource that there is, and
-// what is waited for where it does not. p.mu is held.
+// registered reports whether every resource is registered with the kubelet, and if not,
+// what is waited for. p.mu is held.
 func (p *Plugin) registered() (all bool, waiting string) {
 	waiting = "the kubelet"
 	for _, r := range p.plan.Resources {

@@ -16,13 +16,13 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// Settings are what a configuration says. They are never changed, only replaced.
+// Settings is a loaded configuration. It is never changed, only replaced.
 type Settings struct {
-	Config *config.Config // complete; nil: none yet, or the defaults where none can come
-	Health health.Policy  // what XIDs do to a GPU; the zero Policy is the default
-	Name   string         // of the configuration, where it was chosen by its name
-	Hash   string         // of the file, for people to compare; "": there is none
-	// Ignored are the paths of keys that are not known and were passed over.
+	Config *config.Config // complete; nil: none yet, or the defaults if Config.Follow is nil
+	Health health.Policy  // effect of XIDs on a GPU; the zero Policy is the default
+	Name   string         // of the configuration, if it was chosen by name
+	Hash   string         // of the file, for people to compare; "" without a file
+	// Ignored lists the paths of unknown keys that were skipped.
 	Ignored []string
 }
 
@@ -32,11 +32,11 @@ const (
 	waitingToChoose            = "waiting for the node's configuration to be chosen"
 )
 
-// ErrNotChosen is what Config.Follow tells of while nobody has said which
-// configuration is to be used. It is no fault, but nothing can be served.
+// ErrNotChosen is the error that Config.Follow delivers until a configuration is
+// chosen. It is not a fault, but nothing can be served.
 var ErrNotChosen = config.ErrNotChosen
 
-// watchSettings applies each configuration that comes.
+// watchSettings applies each configuration that Config.Follow delivers.
 func (p *Plugin) watchSettings(ctx context.Context) error {
 	if p.cfg.Follow == nil {
 		<-ctx.Done()
@@ -51,34 +51,34 @@ func (p *Plugin) watchSettings(ctx context.Context) error {
 			cancel(err)
 		}
 	})
-	return cause(ctx, err)
+	return preferCause(ctx, err)
 }
 
-// configure lets settings be in force. The error is ErrReplaced where they take
-// another process.
+// configure puts settings into force. It returns ErrReplaced if they need a new
+// process.
 func (p *Plugin) configure(s Settings) error {
-	if err := p.another(s.Config); err != nil {
+	if err := p.needsNewProcess(s.Config); err != nil {
 		p.cfg.Log.Info("going on as a new program with the same sockets", "message", err.Error())
 		p.replace.Store(true)
 		return err
 	}
 	p.meters.Reloaded(nil)
-	p.inForce(s)
+	p.reportSettings(s)
 	p.update(func() {
 		p.refused = nil
 		p.settings, p.ignored = s.Config, ignored(s.Ignored)
 		p.health = p.health.WithPolicy(s.Health)
-		p.find()
-		p.choose()
+		p.findDeviceNodes()
+		p.markConfigured()
 	})
 	return nil
 }
 
-// inForce says which configuration is.
-func (p *Plugin) inForce(s Settings) { p.meters.Configured(s.Hash, s.Name, ignored(s.Ignored)) }
+// reportSettings sets the metrics of the configuration in force.
+func (p *Plugin) reportSettings(s Settings) { p.meters.Configured(s.Hash, s.Name, ignored(s.Ignored)) }
 
-// ignored are as many of the keys as metrics and the state file have room for; the
-// log names all of them.
+// ignored returns as many of the keys as metrics and the state file have room for. The
+// log has all of them.
 func ignored(keys []string) []string {
 	var all []string
 	for i, key := range keys {
@@ -90,18 +90,18 @@ func ignored(keys []string) []string {
 	return all
 }
 
-// another says whether settings take another process: NVML is loaded once.
-func (p *Plugin) another(c *config.Config) error {
+// needsNewProcess returns ErrReplaced if settings need a new process: NVML is loaded
+// only once.
+func (p *Plugin) needsNewProcess(c *config.Config) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if was, now := driverRoot(p.settings), driverRoot(c); p.chosen() && was != now {
+	if was, now := driverRoot(p.settings), driverRoot(c); p.configured() && was != now {
 		return fmt.Errorf("%w: flags.nvidiaDriverRoot was %q and is %q", ErrReplaced, was, now)
 	}
 	return nil
 }
 
-// refuse says that a configuration is not put into force, and why. What was in
-// force stays.
+// refuse records why a configuration is not put into force. The one in force stays.
 func (p *Plugin) refuse(err error) {
 	if !errors.Is(err, ErrNotChosen) {
 		p.meters.Reloaded(err)
@@ -109,19 +109,19 @@ func (p *Plugin) refuse(err error) {
 	p.update(func() { p.refused = err })
 }
 
-// refusal is for phase: why no other configuration is in force.
+// refusal returns why no other configuration is in force, for phase.
 func (p *Plugin) refusal() (gpu.Reason, string) {
 	if errors.Is(p.refused, ErrNotChosen) {
 		return reasonUnchosen, p.refused.Error()
 	}
-	// One line for each mistake is one sentence here.
+	// The error has one line for each mistake; this is one sentence.
 	return reasonRefused, strings.ReplaceAll(p.refused.Error(), "\n", "; ")
 }
 
-// place is where the driver may be. It waits until that is known.
-func (p *Plugin) place(ctx context.Context) (driver.Place, error) {
+// driverPlace returns where the driver may be. It waits for the first settings.
+func (p *Plugin) driverPlace(ctx context.Context) (driver.Place, error) {
 	select {
-	case <-p.choice:
+	case <-p.configuredCh:
 	case <-ctx.Done():
 		return driver.Place{}, ctx.Err()
 	}
@@ -134,24 +134,25 @@ func (p *Plugin) place(ctx context.Context) (driver.Place, error) {
 	return place, nil
 }
 
-// choose says that settings are in force. p.mu is held.
-func (p *Plugin) choose() {
-	if !p.chosen() {
-		close(p.choice)
+// markConfigured records that settings are in force. p.mu is held.
+func (p *Plugin) markConfigured() {
+	if !p.configured() {
+		close(p.configuredCh)
 	}
 }
 
-func (p *Plugin) chosen() bool {
+// configured reports whether settings are in force.
+func (p *Plugin) configured() bool {
 	select {
-	case <-p.choice:
+	case <-p.configuredCh:
 		return true
 	default:
 		return false
 	}
 }
 
-// failOnInitError says that it is better to end than to wait where the driver is
-// there and does not work, as is the reference's default.
+// failOnInitError reports whether to end rather than wait when the driver is present
+// but does not work, as is the reference's default.
 func (p *Plugin) failOnInitError() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -159,15 +160,15 @@ func (p *Plugin) failOnInitError() bool {
 	return fail == nil || *fail
 }
 
-// find looks for the device nodes that the settings ask for. p.mu is held.
-func (p *Plugin) find() {
+// findDeviceNodes finds the device nodes that the settings ask for. p.mu is held.
+func (p *Plugin) findDeviceNodes() {
 	if p.snapshot.Driver.Version == "" {
 		return
 	}
-	var lacking []string
-	p.host, lacking = nodes.Find(nodes.Place{HostRoot: p.cfg.HostRoot, DriverRoot: p.root}, p.settings, p.snapshot)
-	if now := strings.Join(lacking, "; "); now != p.lacking {
-		p.lacking = now
+	var missing []string
+	p.host, missing = nodes.Find(nodes.Place{HostRoot: p.cfg.HostRoot, DriverRoot: p.root}, p.settings, p.snapshot)
+	if now := strings.Join(missing, "; "); now != p.missing {
+		p.missing = now
 		if now != "" {
 			p.cfg.Log.Warn("containers do not get all that is configured", "reason", "DeviceNodesMissing", "path", p.host.DevRoot, "message", now)
 		}
@@ -181,17 +182,16 @@ func driverRoot(c *config.Config) string {
 	return ""
 }
 
-// begun is the first word on the settings: those of the start, or that they are
-// still to come.
-func (p *Plugin) begun(s Settings) {
-	p.settings, p.ignored, p.choice = s.Config, ignored(s.Ignored), make(chan struct{})
+// initSettings sets the initial settings, or records that they are still to come.
+func (p *Plugin) initSettings(s Settings) {
+	p.settings, p.ignored, p.configuredCh = s.Config, ignored(s.Ignored), make(chan struct{})
 	switch {
 	case s.Config != nil:
-		p.choose()
-		p.inForce(s)
+		p.markConfigured()
+		p.reportSettings(s)
 	case p.cfg.Follow == nil:
 		p.settings = &config.Config{}
-		p.choose()
+		p.markConfigured()
 	default:
 		p.settings = &config.Config{}
 		p.refused = fmt.Errorf("%w: %s", ErrNotChosen, waitingToChoose)

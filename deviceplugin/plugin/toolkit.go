@@ -10,37 +10,38 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// watchToolkit follows the toolkit's state, also while the settings need none of
-// it: they may change. Where it names other devices it has seen what no event tells
-// of with every driver, as a MIG layout, by the device nodes that came or went.
+// watchToolkit follows the toolkit's state, even while the settings do not need it,
+// since they may change. When the toolkit names other devices, the plugin reads the
+// GPUs again: the toolkit notices changes by their device nodes, such as a MIG layout,
+// for which some drivers send no event.
 func (p *Plugin) watchToolkit(ctx context.Context) error {
 	return nodestate.WatchBoot(ctx, p.stateDir(nodestate.Toolkit), p.boot, func(s nodestate.State, err error) {
 		p.mu.Lock()
-		now := hindrance.NamingOf(s, err).After(p.said)
-		same, named := reflect.DeepEqual(now, p.said), now.SameNames(p.said)
+		now := hindrance.NamingOf(s, err).After(p.toolkitNaming)
+		same, named := reflect.DeepEqual(now, p.toolkitNaming), now.SameNames(p.toolkitNaming)
 		p.mu.Unlock()
 		if !same {
-			p.update(func() { p.said = now })
+			p.update(func() { p.toolkitNaming = now })
 		}
 		if !named {
 			select {
-			case p.others <- struct{}{}:
-			default: // it is about to be done
+			case p.resync <- struct{}{}:
+			default: // one is pending
 			}
 		}
 	})
 }
 
-// askToolkit hears what the toolkit has said already: no list is to promise what it
-// has denied.
-func (p *Plugin) askToolkit() {
-	p.said = hindrance.NamingOf(nodestate.ReadBoot(p.stateDir(nodestate.Toolkit), p.boot)).After(p.said)
+// readToolkit reads the toolkit's current state, so that the first list does not offer
+// devices that the toolkit has denied.
+func (p *Plugin) readToolkit() {
+	p.toolkitNaming = hindrance.NamingOf(nodestate.ReadBoot(p.stateDir(nodestate.Toolkit), p.boot)).After(p.toolkitNaming)
 }
 
-// believe heeds what the toolkit says where devices are handed out by CDI names:
-// the NVIDIA container runtime needs none. p.mu is held.
-func (p *Plugin) believe() {
-	before, now := p.cdi.Trouble(), p.said
+// applyNaming uses the toolkit's naming if devices are handed out by CDI names: the
+// NVIDIA container runtime needs none. p.mu is held.
+func (p *Plugin) applyNaming() {
+	before, now := p.cdi.Trouble(), p.toolkitNaming
 	if !p.settings.Flags.Plugin.CDI() {
 		now = hindrance.Naming{}
 	}
@@ -48,14 +49,14 @@ func (p *Plugin) believe() {
 	switch {
 	case before == now.Trouble():
 	case now.Trouble() == "":
-		p.cfg.Log.Info("the toolkit has made the devices' CDI names known")
+		p.cfg.Log.Info("the toolkit has published the devices' CDI names")
 	default:
 		p.cfg.Log.Warn("containers may not get the GPUs that they are allocated", "reason", string(hindrance.ReasonCDI), "message", now.Trouble())
 	}
 }
 
-// watchMPS follows the state of the MPS control daemons, also while nothing is
-// shared by MPS: the settings may change.
+// watchMPS follows the state of the MPS control daemons, even while nothing is shared
+// by MPS, since the settings may change.
 func (p *Plugin) watchMPS(ctx context.Context) error {
 	return nodestate.WatchHeld(ctx, p.stateDir(nodestate.MPS), p.boot, func(s nodestate.State, err error) {
 		now := hindrance.ServedOf(s, err)
@@ -68,14 +69,15 @@ func (p *Plugin) watchMPS(ctx context.Context) error {
 	})
 }
 
-// hinder marks what could not be given to a container. p.mu is held.
-func (p *Plugin) hinder(resources []plan.Resource) {
+// markUnallocatable marks the devices that could not be given to a container. p.mu is
+// held.
+func (p *Plugin) markUnallocatable(resources []plan.Resource) {
 	read := p.snapshot.Driver.Version != ""
-	now := p.hindered.Mark(resources, hindrance.Node{
-		Config: p.settings, Host: p.host, Read: read, Names: p.cdi, MPS: p.mps, Beside: p.seenBy != nil,
+	now := p.unallocatable.Mark(resources, hindrance.Node{
+		Config: p.settings, Host: p.host, Read: read, Names: p.cdi, MPS: p.mps, Beside: p.onView != nil,
 	}, time.Now())
-	// Before the first snapshot only what is remembered is listed, not what there is.
+	// Before the first snapshot the list holds remembered devices, not present ones.
 	if read {
-		p.hindered = now
+		p.unallocatable = now
 	}
 }

@@ -11,27 +11,27 @@ import (
 	"github.com/gpuready/gpuready/internal/injection"
 )
 
-// View is what a plugin would advertise at one moment. It is never changed.
+// View is the state that a plugin would advertise at one moment. It is never changed.
 type View struct {
-	Plan     plan.Plan // health, and what cannot be given to a container, included
+	Plan     plan.Plan // including health and unallocatable devices
 	Snapshot gpu.Snapshot
-	Absent   gpu.Fault // why there is no driver, or none is looked for; zero: there is one
+	Absent   gpu.Fault // why there is no driver, or why it is not used; zero: there is one
 }
 
-// Read says that the driver has been read in this process: what the plan had
-// before is remembered, and no list.
+// Read reports whether this process has read the driver. Before that the plan holds
+// remembered devices, which is not a list to send.
 func (v View) Read() bool { return v.Snapshot.Driver.Version != "" }
 
-// Watch is Run without a consequence: the same GPUs are watched, the same health
-// and plan follow, and each is told to seen instead of to the kubelet and the
-// state file. What the state file remembers is read. seen is called by one
-// goroutine at a time, and must not wait.
+// Watch is Run without side effects. It watches the same GPUs and derives the same
+// health and plan, but passes each View to seen instead of the kubelet and the state
+// file. It does read the state file. seen is called by one goroutine at a time and must
+// not block.
 func Watch(ctx context.Context, cfg Config, seen func(View)) error {
 	p, err := newPlugin(cfg)
 	if err != nil {
 		return err
 	}
-	p.seenBy = seen
+	p.onView = seen
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return p.watchSettings(ctx) })
 	group.Go(func() error { return p.watchGPUs(ctx) })
@@ -44,14 +44,14 @@ func Watch(ctx context.Context, cfg Config, seen func(View)) error {
 	return err
 }
 
-// tell hands the view to who watches. p.mu is held.
-func (p *Plugin) tell() {
+// reportView passes the current View to onView. p.mu is held.
+func (p *Plugin) reportView() {
 	v := View{Plan: p.plan, Snapshot: p.snapshot}
 	switch {
-	case p.refused != nil && !p.chosen():
+	case p.refused != nil && !p.configured():
 		v.Absent.Reason, v.Absent.Message = p.refusal()
 	case p.absent != nil:
 		v.Absent = gpu.Fault{Reason: p.absent.reason, Message: p.absent.message}
 	}
-	p.seenBy(v)
+	p.onView(v)
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 )
 
-func TestWhoWatchesSeesWhatWouldBeAdvertisedAndLeavesNoTrace(t *testing.T) {
+func TestWatchReportsThePlanWithoutSideEffects(t *testing.T) {
 	n := newNode(t, gputest.Node("h100-sxm", 4))
 	views := make(chan plugin.View, 100)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -59,8 +59,8 @@ func TestWhoWatchesSeesWhatWouldBeAdvertisedAndLeavesNoTrace(t *testing.T) {
 	}
 }
 
-// Without a configuration no driver is looked for; whoever watches hears why.
-func TestWhoWatchesHearsThatNoConfigurationIsInForce(t *testing.T) {
+// Without a configuration no driver is opened, and the View has the reason.
+func TestWatchReportsAMissingConfiguration(t *testing.T) {
 	n := newNode(t, gputest.Node("h100-sxm", 1))
 	views := make(chan plugin.View, 100)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -87,8 +87,8 @@ func TestWhoWatchesHearsThatNoConfigurationIsInForce(t *testing.T) {
 	require.NoError(t, <-done)
 }
 
-// MPS is the other plugin's there, and its daemons' state none of ours.
-func TestWhoWatchesDoesNotMissMPSDaemons(t *testing.T) {
+// MPS then belongs to the other plugin, and so does its daemons' state.
+func TestWatchIgnoresMPSDaemons(t *testing.T) {
 	c, _, err := config.Parse([]byte("version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}"), "c.yaml", config.Options{})
 	require.NoError(t, err)
 	n := newNode(t, gputest.Node("h100-sxm", 1))
