@@ -45,9 +45,9 @@ func scrape(t *testing.T, reg prometheus.Gatherer, names ...string) []string {
 	return lines
 }
 
-// What is counted and somebody is to be told of begins at 0: Prometheus sees no
+// Counters that alerts use begin at 0: Prometheus sees no
 // increase from no series to 1.
-func TestBeforeAnythingIsKnownThereIsOnlyWhatAlertsCount(t *testing.T) {
+func TestCountersOfAlertsStartAtZero(t *testing.T) {
 	m, reg := registered()
 	require.Equal(t, []string{
 		"config_refused 0", `config_reloads_total{result="ok"} 0`, `config_reloads_total{result="refused"} 0`,
@@ -63,15 +63,15 @@ func TestBeforeAnythingIsKnownThereIsOnlyWhatAlertsCount(t *testing.T) {
 	}, scrape(t, reg, "allocations_total"))
 }
 
-// A label that is no text would end the program.
-func TestWhatIsNoTextIsShownAsWhatItIsNot(t *testing.T) {
+// A label with invalid UTF-8 would end the program.
+func TestInvalidUTF8IsReplacedInLabels(t *testing.T) {
 	m, reg := registered()
 	m.Configured("abc", "a\xffb", nil)
 	m.Event(gpu.Event{Kind: gpu.EventXID, UUID: "GPU-\xff", XID: 79})
 	require.Equal(t, []string{"config_info{hash=\"abc\",name=\"a\uFFFDb\"} 1", "xids_total{gpu=\"GPU-\uFFFD\",xid=\"79\"} 1"}, scrape(t, reg, "config_info", "xids_total"))
 }
 
-func TestDevicesAreCountedByStateAndReasonAndEachGPUIsShownOnce(t *testing.T) {
+func TestDevicesAreCountedByStateAndReason(t *testing.T) {
 	m, reg := registered()
 	bad := gpu.Fault{Reason: "XID", Message: "XID 79"}
 	m.Plan(plan.Plan{
@@ -92,7 +92,7 @@ func TestDevicesAreCountedByStateAndReasonAndEachGPUIsShownOnce(t *testing.T) {
 	require.Empty(t, scrape(t, reg, "device_healthy", "devices", "devices_left_out"), "what is no more is not shown")
 }
 
-func TestThePhaseIsTheLastOneOnly(t *testing.T) {
+func TestOnlyTheLastPhaseIsShown(t *testing.T) {
 	m, reg := registered()
 	m.State(nodestate.Waiting, "NoDriver", nil)
 	m.State(nodestate.Degraded, "UnhealthyDevices", map[string]bool{resource: true, "nvidia.com/mig-1g.10gb": false})
@@ -103,7 +103,7 @@ func TestThePhaseIsTheLastOneOnly(t *testing.T) {
 	}, scrape(t, reg, "phase", "registered"))
 }
 
-func TestWhatHappensIsCounted(t *testing.T) {
+func TestEventsAreCounted(t *testing.T) {
 	m, reg := registered()
 	m.Allocated(resource, 90*time.Microsecond, nil)
 	m.Allocated(resource, 50*time.Millisecond, status.Error(codes.InvalidArgument, "unhealthy"))

@@ -9,24 +9,25 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// claims are the GPUs whose compute mode is ours to set back. They stand in the state
-// before the mode is set, so that whoever is killed leaves them to the next process.
+// claims are the GPUs whose compute mode this program has to restore. They are written
+// to the state before the mode is set, so that the next process restores them if this
+// one is killed.
 type claims struct {
-	write func() // lets the state have them
-	mu    sync.Mutex
-	gpus  map[gpu.UUID]bool
-	said  map[gpu.UUID]string // why one could not be set back
+	write      func() // writes them to the state
+	mu         sync.Mutex
+	gpus       map[gpu.UUID]bool
+	lastErrors map[gpu.UUID]string // last error of restoring a mode
 }
 
 func newClaims(write func(), before []gpu.UUID) *claims {
-	c := &claims{write: write, gpus: map[gpu.UUID]bool{}, said: map[gpu.UUID]string{}}
+	c := &claims{write: write, gpus: map[gpu.UUID]bool{}, lastErrors: map[gpu.UUID]string{}}
 	for _, id := range before {
 		c.gpus[id] = true
 	}
 	return c
 }
 
-// all are sorted.
+// all returns the claimed GPUs, sorted.
 func (c *claims) all() []gpu.UUID {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -39,7 +40,7 @@ func (c *claims) has(id gpu.UUID) bool {
 	return c.gpus[id]
 }
 
-// add returns when it is written down.
+// add adds a GPU and returns once the state is written.
 func (c *claims) add(id gpu.UUID) {
 	c.mu.Lock()
 	had := c.gpus[id]
@@ -53,23 +54,23 @@ func (c *claims) add(id gpu.UUID) {
 func (c *claims) drop(id gpu.UUID) {
 	c.mu.Lock()
 	delete(c.gpus, id)
-	delete(c.said, id)
+	delete(c.lastErrors, id)
 	c.mu.Unlock()
 	c.write()
 }
 
-// failed says whether it is news that the GPU could not be set back.
-func (c *claims) failed(id gpu.UUID, err error) bool {
+// isNewFailure records a failure to restore a mode and reports whether it differs from
+// the last one.
+func (c *claims) isNewFailure(id gpu.UUID, err error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	was := c.said[id]
-	c.said[id] = err.Error()
+	was := c.lastErrors[id]
+	c.lastErrors[id] = err.Error()
 	return was != err.Error()
 }
 
-// giveBack lets other processes use a GPU again, as the reference does, if it is
-// claimed.
-func (c *claims) giveBack(ctx context.Context, m Modes, id gpu.UUID) error {
+// restoreMode lets other processes use a claimed GPU again, as the reference does.
+func (c *claims) restoreMode(ctx context.Context, m Modes, id gpu.UUID) error {
 	if !c.has(id) {
 		return nil
 	}
@@ -83,10 +84,11 @@ func (c *claims) giveBack(ctx context.Context, m Modes, id gpu.UUID) error {
 	return err
 }
 
-// release gives back what nobody of specs shares: what a process before left, or a
-// control daemon that ended while NVML was away. It says whether none is left over.
-func (d *daemon) release(ctx context.Context, m Modes, snap gpu.Snapshot, specs []Spec) bool {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+// restoreUnshared restores the claimed GPUs that no spec shares: those of an earlier
+// process, or of a control daemon that ended while NVML was not open. It reports
+// whether all are restored.
+func (d *daemon) restoreUnshared(ctx context.Context, m Modes, snap gpu.Snapshot, specs []Spec) bool {
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
 	done := true
 	for _, id := range d.claims.all() {
@@ -96,17 +98,17 @@ func (d *daemon) release(ctx context.Context, m Modes, snap gpu.Snapshot, specs 
 			continue
 		}
 		if _, there := snap.Device(id); !there {
-			d.claims.drop(id) // one that comes back was reset, and has lost its mode
+			d.claims.drop(id) // if it comes back, it was reset and has lost its mode
 			continue
 		}
-		err := d.claims.giveBack(ctx, m, id)
+		err := d.claims.restoreMode(ctx, m, id)
 		if err == nil {
-			d.cfg.Log.Info("the compute mode is set back", "gpu", string(id), "mode", gpu.ComputeDefault.String())
+			d.cfg.Log.Info("the compute mode is restored", "gpu", string(id), "mode", gpu.ComputeDefault.String())
 			continue
 		}
 		done = false
-		if d.claims.failed(id, err) {
-			d.cfg.Log.Warn("the compute mode stays as it is until it can be set back", "gpu", string(id), "message", err.Error())
+		if d.claims.isNewFailure(id, err) {
+			d.cfg.Log.Warn("the compute mode cannot be restored; trying again", "gpu", string(id), "message", err.Error())
 		}
 	}
 	return done

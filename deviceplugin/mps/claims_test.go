@@ -12,7 +12,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 )
 
-// modes are those of GPUs; one with an error cannot be set.
+// modes are the modes of GPUs; a GPU with an error cannot be set.
 type modes struct {
 	mode  map[gpu.UUID]gpu.ComputeMode
 	fails map[gpu.UUID]error
@@ -30,7 +30,7 @@ func (m *modes) SetComputeMode(_ context.Context, id gpu.UUID, mode gpu.ComputeM
 	return nil
 }
 
-func TestWhatIsSharedNoMoreIsGivenBack(t *testing.T) {
+func TestUnsharedGPUGetsItsModeBack(t *testing.T) {
 	node := gputest.Node("t4", 4)
 	ids := []gpu.UUID{gputest.GPU(0), gputest.GPU(1), gputest.GPU(2), gputest.GPU(3)}
 	m := &modes{mode: map[gpu.UUID]gpu.ComputeMode{}, fails: map[gpu.UUID]error{ids[2]: errors.New("not now")}}
@@ -42,7 +42,7 @@ func TestWhatIsSharedNoMoreIsGivenBack(t *testing.T) {
 	d := &daemon{cfg: Config{Log: slog.New(slog.DiscardHandler)}, claims: newClaims(func() { written++ }, []gpu.UUID{ids[0], ids[1], ids[2], gone})}
 	shared := []Spec{{Resource: "nvidia.com/gpu", GPUs: []GPU{{UUID: ids[0]}}}}
 
-	require.False(t, d.release(t.Context(), m, node, shared), "one cannot be set back")
+	require.False(t, d.restoreUnshared(t.Context(), m, node, shared), "one cannot be set back")
 	require.Equal(t, map[gpu.UUID]gpu.ComputeMode{
 		ids[0]: gpu.ComputeExclusive, // is shared
 		ids[1]: gpu.ComputeDefault,
@@ -53,22 +53,22 @@ func TestWhatIsSharedNoMoreIsGivenBack(t *testing.T) {
 	require.Equal(t, 2, written)
 
 	m.fails = nil
-	require.True(t, d.release(t.Context(), m, node, nil))
+	require.True(t, d.restoreUnshared(t.Context(), m, node, nil))
 	require.Empty(t, d.claims.all())
 	require.Equal(t, gpu.ComputeDefault, m.mode[ids[2]])
 }
 
-func TestAGPUIsWrittenDownBeforeItsModeIsSet(t *testing.T) {
+func TestClaimIsWrittenBeforeTheModeIsSet(t *testing.T) {
 	id := gputest.GPU(0)
 	m := &modes{mode: map[gpu.UUID]gpu.ComputeMode{}}
 	var at []gpu.ComputeMode
 	c := &control{spec: Spec{GPUs: []GPU{{UUID: id}}}, modes: m, refused: map[gpu.UUID]string{}, log: slog.New(slog.DiscardHandler)}
 	c.claims = newClaims(func() { at = append(at, m.mode[id]) }, nil)
-	require.Len(t, c.admit(t.Context()), 1)
+	require.Len(t, c.claimGPUs(t.Context()), 1)
 	require.Equal(t, []gpu.ComputeMode{gpu.ComputeDefault}, at)
-	c.admit(t.Context())
+	c.claimGPUs(t.Context())
 	require.Len(t, at, 1, "once")
-	c.restore()
+	c.restoreModes()
 	require.Empty(t, c.claims.all())
 	require.Equal(t, gpu.ComputeDefault, m.mode[id])
 }

@@ -18,18 +18,18 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// How long things may take.
+// Timeouts and intervals.
 const (
-	patience   = 5 * time.Second        // an answer of the daemon
-	beginning  = 30 * time.Second       // until it answers at all
-	between    = 10 * time.Second       // two questions: whether it still serves is told by no event
-	ending     = 5 * time.Second        // what its clients are left when it is to end
-	firstPause = 200 * time.Millisecond // before it is started again
-	lastPause  = 30 * time.Second
-	steady     = time.Minute // a daemon that lasted this long is forgiven
+	commandTimeout = 5 * time.Second        // for one command to the daemon
+	startTimeout   = 30 * time.Second       // until its first reply
+	checkInterval  = 10 * time.Second       // between checks: no event signals that it stopped serving
+	drainTimeout   = 5 * time.Second        // for its clients to finish when it is stopped
+	firstPause     = 200 * time.Millisecond // first delay before a restart
+	lastPause      = 30 * time.Second
+	steady         = time.Minute // a daemon that ran this long resets the delay
 )
 
-// Why a resource is not served, or one of its GPUs is not.
+// Reasons why a resource or one of its GPUs is not served.
 const (
 	reasonStarting gpu.Reason = "MPSStarting"
 	reasonMode     gpu.Reason = "ComputeModeConflict"
@@ -37,32 +37,32 @@ const (
 	reasonSilent   gpu.Reason = "MPSDaemonSilent"
 )
 
-// failures are those that are counted: being started and ended is no failure.
+// failures are the reasons that are counted as failures. Starting and ending are not.
 var failures = []gpu.Reason{reasonMode, reasonFailed, reasonSilent}
 
-// ReasonEnded is that of a state which somebody has left who ended in good order.
+// ReasonEnded is the reason in the state of a daemon that ended in good order.
 const ReasonEnded gpu.Reason = "MPSDaemonEnded"
 
-// Why a control daemon was ended, besides what becomes of the driver.
+// Reasons for stopping a control daemon, besides those of the driver.
 var (
-	errStopped   = errors.New("gpu-device-plugin mps-daemon was ended")
-	errOtherwise = errors.New("the resource is shared in another way now")
+	errStopped = errors.New("gpu-device-plugin mps-daemon was ended")
+	errChanged = errors.New("the resource is shared in another way now")
 )
 
-// trouble is an error with its reason.
-type trouble struct {
+// reasonError is an error with its reason.
+type reasonError struct {
 	reason gpu.Reason
 	err    error
 }
 
-func (t *trouble) Error() string { return t.err.Error() }
-func (t *trouble) Unwrap() error { return t.err }
+func (t *reasonError) Error() string { return t.err.Error() }
+func (t *reasonError) Unwrap() error { return t.err }
 
-func troubled(reason gpu.Reason, format string, args ...any) error {
-	return &trouble{reason, fmt.Errorf(format, args...)}
+func reasonErrorf(reason gpu.Reason, format string, args ...any) error {
+	return &reasonError{reason, fmt.Errorf(format, args...)}
 }
 
-// control is the daemon of one resource.
+// control runs the control daemon of one resource.
 type control struct {
 	spec   Spec
 	site   site
@@ -72,15 +72,15 @@ type control struct {
 	log    *slog.Logger
 	report func(nodestate.MPSResource)
 
-	place   *place
+	sandbox *sandbox
 	serves  []GPU
 	refused map[gpu.UUID]string // why a GPU is not served
 	last    nodestate.MPSResource
 }
 
-// run keeps the daemon running until ctx ends, and ends it then.
+// run keeps the daemon running until ctx ends, and then stops it.
 func (c *control) run(ctx context.Context) {
-	c.say(reasonStarting, "it is being started")
+	c.setNotReady(reasonStarting, "it is being started")
 	pause := firstPause
 	for {
 		began := time.Now()
@@ -90,17 +90,17 @@ func (c *control) run(ctx context.Context) {
 			if errors.Is(why, context.Canceled) {
 				why = errStopped
 			}
-			c.say(ReasonEnded, why.Error())
+			c.setNotReady(ReasonEnded, why.Error())
 			return
 		}
 		reason := reasonFailed
-		if t, is := errors.AsType[*trouble](err); is {
+		if t, is := errors.AsType[*reasonError](err); is {
 			reason = t.reason
 		}
 		if time.Since(began) > steady {
 			pause = firstPause
 		}
-		c.say(reason, err.Error())
+		c.setNotReady(reason, err.Error())
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):
@@ -109,12 +109,12 @@ func (c *control) run(ctx context.Context) {
 	}
 }
 
-// say reports and logs that the resource is not served.
-func (c *control) say(reason gpu.Reason, message string) {
-	c.tell(nodestate.MPSResource{Name: c.spec.Resource, Reason: reason, Message: message})
+// setNotReady reports and logs that the resource is not served.
+func (c *control) setNotReady(reason gpu.Reason, message string) {
+	c.setStatus(nodestate.MPSResource{Name: c.spec.Resource, Reason: reason, Message: message})
 }
 
-func (c *control) tell(now nodestate.MPSResource) {
+func (c *control) setStatus(now nodestate.MPSResource) {
 	same := c.last.Ready == now.Ready && c.last.Reason == now.Reason && c.last.Message == now.Message && slices.Equal(c.last.GPUs, now.GPUs)
 	if same {
 		return
@@ -128,8 +128,8 @@ func (c *control) tell(now nodestate.MPSResource) {
 	c.report(now)
 }
 
-// ready reports that the resource is served, and on which GPUs.
-func (c *control) ready() {
+// setReady reports that the resource is served, and on which GPUs.
+func (c *control) setReady() {
 	now := nodestate.MPSResource{Name: c.spec.Resource, Root: c.site.mpsRoot, Replicas: map[gpu.UUID]int{}, Ready: true}
 	for _, g := range c.serves {
 		now.GPUs = append(now.GPUs, g.UUID)
@@ -138,7 +138,7 @@ func (c *control) ready() {
 	if why := c.refusals(); why != "" {
 		now.Reason, now.Message = reasonMode, why
 	}
-	c.tell(now)
+	c.setStatus(now)
 }
 
 func (c *control) refusals() string {
@@ -154,29 +154,29 @@ func (c *control) refusals() string {
 // serve runs the daemon once.
 func (c *control) serve(ctx context.Context) error {
 	c.serves, c.refused = nil, map[gpu.UUID]string{}
-	defer c.restore()
-	if c.admit(ctx); len(c.serves) == 0 {
-		return troubled(reasonMode, "%s", c.refusals())
+	defer c.restoreModes()
+	if c.claimGPUs(ctx); len(c.serves) == 0 {
+		return reasonErrorf(reasonMode, "%s", c.refusals())
 	}
-	if err := c.folders(); err != nil {
+	if err := c.prepareFolders(); err != nil {
 		return err
 	}
 	var err error
-	if c.place, err = enter(c.site); err != nil {
+	if c.sandbox, err = newSandbox(c.site); err != nil {
 		return err
 	}
-	defer c.place.leave()
+	defer c.sandbox.close()
 
-	// The daemon outlives ctx for as long as its clients are left.
+	// The daemon outlives ctx until its clients are done.
 	life, kill := context.WithCancel(context.WithoutCancel(ctx))
 	defer kill()
-	cmd := c.place.command(life, "-f")
-	said := &tail{}
-	cmd.Stdout, cmd.Stderr = said, said
-	if err := c.place.start(cmd); err != nil {
+	cmd := c.sandbox.command(life, "-f")
+	output := &tail{}
+	cmd.Stdout, cmd.Stderr = output, output
+	if err := c.sandbox.start(cmd); err != nil {
 		return err
 	}
-	child := &child{pid: cmd.Process.Pid, said: said, exited: make(chan struct{})}
+	child := &child{pid: cmd.Process.Pid, output: output, exited: make(chan struct{})}
 	go func() {
 		child.err = cmd.Wait()
 		close(child.exited)
@@ -184,7 +184,7 @@ func (c *control) serve(ctx context.Context) error {
 	if err := c.watch(ctx, child); err != nil {
 		kill()
 		<-child.exited
-		// Servers that it left would keep the GPUs from the next.
+		// Servers left behind would block the GPUs for the next daemon.
 		_ = syscall.Kill(-child.pid, syscall.SIGKILL)
 		return err
 	}
@@ -195,36 +195,36 @@ func (c *control) serve(ctx context.Context) error {
 // child is the control daemon as a process.
 type child struct {
 	pid    int
-	said   *tail
+	output *tail
 	exited chan struct{}
-	err    error // once it has
+	err    error // set once it has exited
 }
 
-// gone says how it ended.
-func (c *control) gone(child *child) error {
+// exitError returns an error that describes how the daemon ended.
+func (c *control) exitError(child *child) error {
 	why := "without an error"
 	if child.err != nil {
 		why = child.err.Error()
 	}
-	if said := child.said.String(); said != "" {
-		why += ": " + said
+	if output := child.output.String(); output != "" {
+		why += ": " + output
 	}
-	return troubled(reasonFailed, "%s (process %d) ended, %s; it is started again; see control.log in %s",
+	return reasonErrorf(reasonFailed, "%s (process %d) ended, %s; it is started again; see control.log in %s",
 		program, child.pid, why, LogDir(c.site.mpsRoot, c.site.resource))
 }
 
-// watch returns nil when ctx ends, and else what is wrong with the daemon.
+// watch returns nil when ctx ends, or else the daemon's failure.
 func (c *control) watch(ctx context.Context, child *child) error {
-	begun, cancel := context.WithTimeout(ctx, beginning)
+	begun, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	answers := make(chan error, 1)
-	var asking sync.WaitGroup
-	defer asking.Wait()
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
 	defer cancel()
-	asking.Go(func() { answers <- c.answers(begun) })
+	waiting.Go(func() { answers <- c.waitForReply(begun) })
 	select {
 	case <-child.exited:
-		return c.gone(child)
+		return c.exitError(child)
 	case err := <-answers:
 		switch {
 		case ctx.Err() != nil:
@@ -234,28 +234,28 @@ func (c *control) watch(ctx context.Context, child *child) error {
 		}
 	}
 	for _, g := range c.serves {
-		if err := c.limit(ctx, g); err != nil {
+		if err := c.setMemoryLimit(ctx, g); err != nil {
 			return err
 		}
 	}
-	if err := c.threads(ctx); err != nil {
+	if err := c.setThreadLimit(ctx); err != nil {
 		return err
 	}
-	tick := time.NewTicker(between)
+	tick := time.NewTicker(checkInterval)
 	defer tick.Stop()
 	for {
-		c.ready()
+		c.setReady()
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-child.exited:
-			return c.gone(child)
+			return c.exitError(child)
 		case <-tick.C:
 		}
 		if err := c.check(ctx); err != nil && ctx.Err() == nil {
 			select {
 			case <-child.exited:
-				return c.gone(child)
+				return c.exitError(child)
 			default:
 				return err
 			}
@@ -263,8 +263,9 @@ func (c *control) watch(ctx context.Context, child *child) error {
 	}
 }
 
-// answers waits until the daemon does: it is asked whenever its folder changes.
-func (c *control) answers(ctx context.Context) error {
+// waitForReply waits for the daemon's first reply. It queries the daemon whenever its
+// folder changes.
+func (c *control) waitForReply(ctx context.Context) error {
 	ctx, done := context.WithCancel(ctx)
 	defer done()
 	changed := make(chan struct{}, 1)
@@ -272,14 +273,14 @@ func (c *control) answers(ctx context.Context) error {
 	defer watching.Wait()
 	defer done()
 	watching.Go(func() {
-		_ = record.Watch(ctx, []string{filepath.Join(c.site.seen(PipeDir(c.site.real, c.site.resource)), "*")}, func() {
+		_ = record.Watch(ctx, []string{filepath.Join(c.site.local(PipeDir(c.site.real, c.site.resource)), "*")}, func() {
 			select {
 			case changed <- struct{}{}:
 			default:
 			}
 		})
 	})
-	tick := time.NewTicker(time.Second) // its socket is there before it answers on it
+	tick := time.NewTicker(time.Second) // the socket exists before the daemon replies on it
 	defer tick.Stop()
 	for {
 		_, err := c.percentage(ctx)
@@ -288,47 +289,47 @@ func (c *control) answers(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return troubled(reasonSilent, "%s does not answer %v after it was started: %w", program, beginning, err)
+			return reasonErrorf(reasonSilent, "%s does not answer %v after it was started: %w", program, startTimeout, err)
 		case <-changed:
 		case <-tick.C:
 		}
 	}
 }
 
-// threads sets the limit of threads, and says whether it is in force.
-func (c *control) threads(ctx context.Context) error {
-	if _, err := c.place.ask(ctx, patience, fmt.Sprintf("set_default_active_thread_percentage %d", c.spec.Percent)); err != nil {
+// setThreadLimit sets the thread limit and checks that it is in force.
+func (c *control) setThreadLimit(ctx context.Context) error {
+	if _, err := c.sandbox.send(ctx, commandTimeout, fmt.Sprintf("set_default_active_thread_percentage %d", c.spec.Percent)); err != nil {
 		return err
 	}
 	return c.check(ctx)
 }
 
-// limit sets the limit of memory on one GPU.
-func (c *control) limit(ctx context.Context, g GPU) error {
+// setMemoryLimit sets the memory limit on one GPU.
+func (c *control) setMemoryLimit(ctx context.Context, g GPU) error {
 	if g.Limit == "" {
 		return nil
 	}
-	answer, err := c.place.ask(ctx, patience, fmt.Sprintf("set_default_device_pinned_mem_limit %d %s", g.Index, g.Limit))
+	answer, err := c.sandbox.send(ctx, commandTimeout, fmt.Sprintf("set_default_device_pinned_mem_limit %d %s", g.Index, g.Limit))
 	if err != nil {
 		return err
 	}
 	if strings.HasPrefix(answer, "Invalid") || strings.HasPrefix(answer, "Unrecognized") {
-		return troubled(reasonFailed, "%s takes no limit of memory: %s; install driver 470 or newer", program, answer)
+		return reasonErrorf(reasonFailed, "%s does not accept a memory limit: %s; install driver 470 or newer", program, answer)
 	}
 	return nil
 }
 
-// check asks the daemon, and sees to the GPUs: one that was reset has lost its
-// mode, and one that was refused may be taken now.
+// check queries the daemon and claims the GPUs again: a GPU that was reset has lost its
+// compute mode, and one that was refused may be usable now.
 func (c *control) check(ctx context.Context) error {
 	switch now, err := c.percentage(ctx); {
 	case err != nil:
-		return troubled(reasonSilent, "%s does not answer: %w; it is started again", program, err)
+		return reasonErrorf(reasonSilent, "%s does not answer: %w; it is started again", program, err)
 	case int(now) != c.spec.Percent:
-		return troubled(reasonFailed, "%s gives each client %v %% of the threads, not %d: somebody else has set it; it is started again", program, now, c.spec.Percent)
+		return reasonErrorf(reasonFailed, "%s gives each client %v %% of the threads, not %d: another program has set it; it is started again", program, now, c.spec.Percent)
 	}
-	for _, g := range c.admit(ctx) {
-		if err := c.limit(ctx, g); err != nil {
+	for _, g := range c.claimGPUs(ctx) {
+		if err := c.setMemoryLimit(ctx, g); err != nil {
 			return err
 		}
 	}
@@ -337,20 +338,20 @@ func (c *control) check(ctx context.Context) error {
 
 func (c *control) percentage(ctx context.Context) (float64, error) {
 	const question = "get_default_active_thread_percentage"
-	answer, err := c.place.ask(ctx, patience, question)
+	answer, err := c.sandbox.send(ctx, commandTimeout, question)
 	if err != nil {
 		return 0, err
 	}
 	percent, err := strconv.ParseFloat(answer, 64)
 	if err != nil {
-		return 0, fmt.Errorf("%s: %q is no percentage", question, answer)
+		return 0, fmt.Errorf("%s: %q is not a percentage", question, answer)
 	}
 	return percent, nil
 }
 
-// folders makes the folders of the daemon, and empties the one of its pipes.
-func (c *control) folders() error {
-	if err := c.site.find(); err != nil {
+// prepareFolders creates the daemon's folders and empties the one of its pipes.
+func (c *control) prepareFolders() error {
+	if err := c.site.resolve(); err != nil {
 		return err
 	}
 	pipe := PipeDir(c.site.real, c.site.resource)
@@ -358,7 +359,7 @@ func (c *control) folders() error {
 		return fmt.Errorf("%s is longer than the %d bytes that a socket's path may have; choose a shorter flags.mpsRoot", path, maxSocket)
 	}
 	for _, dir := range []string{pipe, LogDir(c.site.real, c.site.resource), ShmDir(c.site.real)} {
-		if err := c.site.make(dir); err != nil {
+		if err := c.site.mkdir(dir); err != nil {
 			return err
 		}
 	}
@@ -368,23 +369,23 @@ func (c *control) folders() error {
 	if err := c.site.mountLogs(); err != nil {
 		return err
 	}
-	// What a daemon before left there would be of use to nobody: its sockets are dead, and
+	// Files of an earlier daemon are useless: its sockets are dead, and
 	// a client that holds its lock would keep the next one from starting.
-	if err := empty(c.site.seen(pipe)); err != nil {
+	if err := empty(c.site.local(pipe)); err != nil {
 		return fmt.Errorf("empty the folder of the daemon's pipes: %w", err)
 	}
-	return relabel(c.site.seen(pipe))
+	return relabel(c.site.local(pipe))
 }
 
-// maxSocket is what fits into sockaddr_un.sun_path, and a NUL.
+// maxSocket is the longest path that fits into sockaddr_un.sun_path with a final NUL.
 const maxSocket = 107
 
-// quit ends the daemon: its clients are left a while.
+// quit stops the daemon, leaving its clients time to finish.
 func (c *control) quit(kill func(), child *child) {
-	ctx, cancel := context.WithTimeout(context.Background(), ending+2*patience)
+	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout+2*commandTimeout)
 	defer cancel()
-	if _, err := c.place.ask(ctx, ending+patience, fmt.Sprintf("quit -t %d", int(ending.Seconds()))); err != nil {
-		c.log.Warn("the MPS control daemon does not end by itself", "resource", c.spec.Resource, "message", err.Error())
+	if _, err := c.sandbox.send(ctx, drainTimeout+commandTimeout, fmt.Sprintf("quit -t %d", int(drainTimeout.Seconds()))); err != nil {
+		c.log.Warn("the MPS control daemon does not quit; killing it", "resource", c.spec.Resource, "message", err.Error())
 		kill()
 	}
 	select {

@@ -2,26 +2,26 @@ package mps
 
 import "context"
 
-// controls are the control daemons that run, by resource. One goroutine uses it.
-// They outlive the driver's library being closed and opened again.
+// controls are the running control daemons, by resource, for use by one goroutine. They
+// keep running while the driver's library is closed and opened again.
 type controls struct {
 	daemon  *daemon
-	ctx     context.Context //nolint:containedctx // of all that it starts, whoever asks for it
-	modes   current
+	ctx     context.Context //nolint:containedctx // of everything it starts, whoever the caller is
+	modes   currentModes
 	shm     shm
 	running map[string]*running
 }
 
-// running is one of them.
+// running is a running control daemon.
 type running struct {
-	spec  Spec
-	site  site
-	end   context.CancelCauseFunc
-	ended chan struct{}
+	spec   Spec
+	site   site
+	cancel context.CancelCauseFunc
+	ended  chan struct{}
 }
 
-// apply makes the daemons be as the specs say. One that may stay as it is has
-// clients, and is left alone.
+// apply starts and stops daemons to match the specs. An unchanged daemon has clients
+// and keeps running.
 func (c *controls) apply(driverRoot, mpsRoot string, specs []Spec) {
 	wanted := map[string]Spec{}
 	for _, s := range specs {
@@ -35,15 +35,15 @@ func (c *controls) apply(driverRoot, mpsRoot string, specs []Spec) {
 		if spec, there := wanted[name]; there && r.site == at(name) && r.spec.same(spec) {
 			continue
 		}
-		r.end(errOtherwise)
+		r.cancel(errChanged)
 		ending = append(ending, r)
 		delete(c.running, name)
 	}
-	// A GPU goes from one daemon to another: the first has to let go of it.
+	// A GPU may move from one daemon to another, so wait until the first has released it.
 	for _, r := range ending {
 		<-r.ended
 	}
-	c.daemon.keep(wanted)
+	c.daemon.removeExcept(wanted)
 	for _, s := range specs {
 		if c.running[s.Resource] == nil {
 			c.start(at(s.Resource), s)
@@ -54,7 +54,7 @@ func (c *controls) apply(driverRoot, mpsRoot string, specs []Spec) {
 func (c *controls) start(at site, s Spec) {
 	cfg := c.daemon.cfg
 	ctx, end := context.WithCancelCause(c.ctx)
-	r := &running{spec: s, site: at, end: end, ended: make(chan struct{})}
+	r := &running{spec: s, site: at, cancel: end, ended: make(chan struct{})}
 	c.running[s.Resource] = r
 	c.daemon.meter.Start(s.Resource)
 	one := &control{spec: s, site: at, modes: &c.modes, claims: c.daemon.claims, shm: &c.shm, log: cfg.Log, report: c.daemon.report}
@@ -64,10 +64,10 @@ func (c *controls) start(at site, s Spec) {
 	}()
 }
 
-// stop ends them all at once.
+// stop stops all daemons at once.
 func (c *controls) stop(why error) {
 	for _, r := range c.running {
-		r.end(why)
+		r.cancel(why)
 	}
 	for _, r := range c.running {
 		<-r.ended

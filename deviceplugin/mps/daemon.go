@@ -21,35 +21,35 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// Source is a driver that is asked for GPUs and their compute mode.
+// Source is a driver that lists GPUs and sets their compute mode.
 type Source interface {
 	gpu.Source
 	Modes
 }
 
-// Opened is a driver that is in use.
+// Opened is an open driver.
 type Opened struct {
 	Source  Source
 	Root    string         // host path of the driver root
 	Library driver.Library // the loaded libnvidia-ml
 }
 
-// Config is what Run is told. Paths are host paths; HostRoot is where they are seen.
+// Config holds the inputs of Run. Paths are host paths, found below HostRoot.
 type Config struct {
 	HostRoot string
 	StateDir string
 	Listen   string
 	Settings *config.Config // in force from the start, and complete; nil: none yet
-	// Follow tells of each configuration that comes, and of each that is refused and
-	// why, until ctx ends, from one goroutine. nil: none comes.
+	// Follow calls deliver with each new configuration, or with the error of a refused one,
+	// until ctx ends, from one goroutine. nil: the settings never change.
 	Follow func(ctx context.Context, deliver func(*config.Config, error)) error
-	Driver driver.Place // its Root is that of the settings, where they have one
+	Driver driver.Place // the settings' driver root, if set, replaces its Root
 	Open   func(driver.Place) (Opened, error)
 	Log    *slog.Logger
 }
 
-// ErrReplaced means that the driver's library was replaced: the process must be
-// replaced too, since it can load no other.
+// ErrReplaced means that the driver's library was replaced. The process must be
+// replaced too, since it cannot load a second one.
 var ErrReplaced = errors.New("the driver's library was replaced")
 
 const (
@@ -61,31 +61,31 @@ const (
 	reasonUnchosen   gpu.Reason = "ConfigNotChosen"
 )
 
-// daemon is the process.
+// daemon is the state of a Run.
 type daemon struct {
-	cfg   Config
-	boot  string
-	meter *Metrics
-	dirty chan struct{}
-	look  chan struct{} // other settings, or GPUs
-	alive io.Closer     // nodestate.Hold; nil: nothing has been written yet
+	cfg    Config
+	boot   string
+	meter  *Metrics
+	dirty  chan struct{}
+	resync chan struct{} // signals other settings or GPUs
+	hold   io.Closer     // of nodestate.Hold; nil before the first write
 
 	claims  *claims
 	writing sync.Mutex // held while the state is written
 
-	health health.State // of watchGPUs: which GPUs there were
+	health health.State // used by watchGPUs: the GPUs of this process
 
 	mu        sync.Mutex
 	settings  *config.Config                   // in force; nil: none yet
-	refused   error                            // why another configuration is not
+	refused   error                            // why the latest configuration was refused
 	absent    gpu.Fault                        // why there is no driver; zero: there is one
 	resources map[string]nodestate.MPSResource // by name
-	left      []plan.Left                      // what cannot be shared by MPS
+	left      []plan.Left                      // devices that MPS cannot share
 	ended     string                           // why it ends
 	writeErr  string
 }
 
-// Run runs the daemons until ctx ends and returns nil then, or ErrReplaced.
+// Run runs the daemons until ctx ends and then returns nil, or returns ErrReplaced.
 func Run(ctx context.Context, cfg Config) error {
 	boot, err := nodestate.BootIDAt(cfg.HostRoot)
 	if err != nil {
@@ -93,13 +93,13 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	reg := metrics.NewRegistry()
 	d := &daemon{
-		cfg: cfg, boot: boot, meter: NewMetrics(reg), dirty: make(chan struct{}, 1), look: make(chan struct{}, 1), settings: cfg.Settings, resources: map[string]nodestate.MPSResource{}, health: health.New(gpu.Fault{}),
+		cfg: cfg, boot: boot, meter: NewMetrics(reg), dirty: make(chan struct{}, 1), resync: make(chan struct{}, 1), settings: cfg.Settings, resources: map[string]nodestate.MPSResource{}, health: health.New(gpu.Fault{}),
 		absent: gpu.Fault{Reason: reasonStarting, Message: "the driver has not been read yet"},
 	}
 	d.claims = newClaims(d.write, d.claimedBefore())
-	// The word of the process before must not stand: its daemons ended with it.
+	// Replace the state of an earlier process: its daemons ended with it.
 	d.write()
-	defer d.letGo()
+	defer d.releaseHold()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(ctx, cfg.Listen, reg, d.Ready) })
 	group.Go(func() error { return d.watchSettings(ctx) })
@@ -119,14 +119,14 @@ func Run(ctx context.Context, cfg Config) error {
 	return err
 }
 
-func (d *daemon) letGo() {
-	if d.alive != nil {
-		_ = d.alive.Close()
+func (d *daemon) releaseHold() {
+	if d.hold != nil {
+		_ = d.hold.Close()
 	}
 }
 
-// watchSettings applies each configuration that comes. One that takes another
-// driver takes another process.
+// watchSettings applies each configuration that Config.Follow delivers. Another driver
+// needs a new process.
 func (d *daemon) watchSettings(ctx context.Context) error {
 	if d.cfg.Follow == nil {
 		<-ctx.Done()
@@ -144,8 +144,8 @@ func (d *daemon) watchSettings(ctx context.Context) error {
 		if err == nil && was != nil && driverRoot(was) != driverRoot(c) {
 			cancel(fmt.Errorf("%w: flags.nvidiaDriverRoot was %q and is %q", ErrReplaced, driverRoot(was), driverRoot(c)))
 		}
-		poke(d.look)
-		poke(d.dirty)
+		notify(d.resync)
+		notify(d.dirty)
 	})
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -160,32 +160,31 @@ func driverRoot(c *config.Config) string {
 	return ""
 }
 
-// inForce are the settings; nil: none yet.
-func (d *daemon) inForce() *config.Config {
+// currentSettings returns the settings in force; nil: none yet.
+func (d *daemon) currentSettings() *config.Config {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.settings
 }
 
-// poke makes c ready to receive from.
-func poke(c chan<- struct{}) {
+// notify makes c ready to receive from.
+func notify(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:
 	}
 }
 
-// watchGPUs uses the driver until ctx ends. What goes wrong with that is no reason
-// to end the control daemons, with which everybody's work would end: that is left to
-// a driver that is gone, or to be replaced.
+// watchGPUs uses the driver until ctx ends. An error does not stop the control daemons,
+// which would end all clients' work: only a driver that is gone or being replaced does.
 func (d *daemon) watchGPUs(ctx context.Context) error {
 	controls := &controls{daemon: d, ctx: ctx, running: map[string]*running{}}
 	defer controls.stop(context.Canceled)
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		if err := d.needed(ctx); err != nil {
+		if err := d.waitUntilNeeded(ctx); err != nil {
 			return err
 		}
-		if root := driverRoot(d.inForce()); root != "" {
+		if root := driverRoot(d.currentSettings()); root != "" {
 			d.cfg.Driver.Root = root
 		}
 		opened, err := driver.Wait(ctx, d.cfg.Driver, func() (Opened, error) { return d.cfg.Open(d.cfg.Driver) },
@@ -194,7 +193,7 @@ func (d *daemon) watchGPUs(ctx context.Context) error {
 				if errors.Is(err, gpu.ErrNoDriver) || errors.Is(err, gpu.ErrVersionMismatch) {
 					controls.stop(fmt.Errorf("the driver is gone: %w", err))
 				}
-				d.waiting(err)
+				d.reportNoDriver(err)
 			})
 		switch {
 		case ctx.Err() != nil:
@@ -205,14 +204,14 @@ func (d *daemon) watchGPUs(ctx context.Context) error {
 			return fmt.Errorf("wait for a driver: %w", err)
 		}
 		began := time.Now()
-		err = d.use(ctx, opened, controls)
+		err = d.watchDriver(ctx, opened, controls)
 		switch {
 		case ctx.Err() != nil:
 			controls.stop(context.Cause(ctx))
 		case errors.Is(err, ErrReplaced):
 			controls.stop(err)
 		}
-		controls.modes.use(nil)
+		controls.modes.set(nil)
 		if closeErr := opened.Source.Close(); closeErr != nil {
 			d.cfg.Log.Warn("closing the driver", "message", closeErr.Error())
 		}
@@ -222,10 +221,10 @@ func (d *daemon) watchGPUs(ctx context.Context) error {
 		if errors.Is(err, ErrReplaced) {
 			return err
 		}
-		if errors.Is(err, errNothing) {
+		if errors.Is(err, errNothingShared) {
 			continue
 		}
-		d.lost(gpu.Fault{Reason: reasonDriverGone, Message: err.Error()})
+		d.setAbsent(gpu.Fault{Reason: reasonDriverGone, Message: err.Error()})
 		if time.Since(began) > steady {
 			pause = firstPause
 		}
@@ -237,24 +236,24 @@ func (d *daemon) watchGPUs(ctx context.Context) error {
 	}
 }
 
-// errNothing says that the settings share nothing by MPS.
-var errNothing = errors.New("nothing is shared by MPS")
+// errNothingShared means that the settings share nothing by MPS.
+var errNothingShared = errors.New("nothing is shared by MPS")
 
-// needed waits until the settings share something by MPS, or something is to be given
-// back: until then the driver is left alone, as one that is in use keeps a GPU from
-// being reset.
-func (d *daemon) needed(ctx context.Context) error {
-	for c := d.inForce(); !shares(c) && (c == nil || len(d.claims.all()) == 0); c = d.inForce() {
+// waitUntilNeeded waits until the settings share something by MPS, or a mode is to be
+// restored. Until then the driver stays closed, since an open driver prevents a GPU
+// from being reset.
+func (d *daemon) waitUntilNeeded(ctx context.Context) error {
+	for c := d.currentSettings(); !sharesByMPS(c) && (c == nil || len(d.claims.all()) == 0); c = d.currentSettings() {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-d.look:
+		case <-d.resync:
 		}
 	}
 	return nil
 }
 
-func shares(c *config.Config) bool {
+func sharesByMPS(c *config.Config) bool {
 	if c == nil {
 		return false
 	}
@@ -262,29 +261,29 @@ func shares(c *config.Config) bool {
 	return strategy == config.SharingMPS
 }
 
-// waiting says why there is no driver.
-func (d *daemon) waiting(err error) {
+// reportNoDriver records why there is no driver.
+func (d *daemon) reportNoDriver(err error) {
 	if errors.Is(err, gpu.ErrNoDriver) && !driver.HasGPU(d.cfg.HostRoot) {
-		d.lost(gpu.Fault{Reason: reasonNoGPU, Message: "no NVIDIA GPU on this node; idle until a driver shows one: " + err.Error()})
+		d.setAbsent(gpu.Fault{Reason: reasonNoGPU, Message: "no NVIDIA GPU on this node; idle until a driver shows one: " + err.Error()})
 		return
 	}
-	d.lost(gpu.Fault{Reason: driver.Reason(err), Message: "waiting for a driver: " + err.Error()})
+	d.setAbsent(gpu.Fault{Reason: driver.Reason(err), Message: "waiting for a driver: " + err.Error()})
 }
 
-func (d *daemon) lost(why gpu.Fault) {
+func (d *daemon) setAbsent(why gpu.Fault) {
 	d.mu.Lock()
 	same := d.absent == why
 	d.absent = why
 	d.mu.Unlock()
 	if !same {
 		d.cfg.Log.Warn(why.Message, "reason", string(why.Reason))
-		poke(d.dirty)
+		notify(d.dirty)
 	}
 }
 
-// use watches one source until it fails, ctx ends, or its library is replaced. The
-// control daemons go on.
-func (d *daemon) use(ctx context.Context, o Opened, controls *controls) error {
+// watchDriver watches one source until it fails, ctx ends, or its library is replaced.
+// The control daemons keep running.
+func (d *daemon) watchDriver(ctx context.Context, o Opened, controls *controls) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var helpers sync.WaitGroup
@@ -294,7 +293,7 @@ func (d *daemon) use(ctx context.Context, o Opened, controls *controls) error {
 		helpers.Go(func() {
 			place := d.cfg.Driver
 			if o.Root == driver.Containerised {
-				place.Root = o.Root // what is elsewhere while it is gone is another's
+				place.Root = o.Root // a library elsewhere belongs to another driver
 			}
 			switch err := driver.Replaced(ctx, place, o.Library); {
 			case err == nil:
@@ -305,20 +304,20 @@ func (d *daemon) use(ctx context.Context, o Opened, controls *controls) error {
 		})
 	}
 	helpers.Go(func() {
-		err := o.Source.Watch(ctx, func() { poke(d.look) }, func(gpu.Event) { poke(d.look) })
+		err := o.Source.Watch(ctx, func() { notify(d.resync) }, func(gpu.Event) { notify(d.resync) })
 		if ctx.Err() == nil {
 			cancel(fmt.Errorf("watch the GPUs: %w", err))
 		}
 	})
-	controls.modes.use(o.Source)
+	controls.modes.set(o.Source)
 	for {
-		settings := d.inForce()
-		if !shares(settings) {
-			controls.stop(errNothing)
-			d.keep(nil)
+		settings := d.currentSettings()
+		if !sharesByMPS(settings) {
+			controls.stop(errNothingShared)
+			d.removeExcept(nil)
 		}
-		if !shares(settings) && len(d.claims.all()) == 0 {
-			return errNothing
+		if !sharesByMPS(settings) && len(d.claims.all()) == 0 {
+			return errNothingShared
 		}
 		snap, err := o.Source.Snapshot(ctx)
 		if err != nil {
@@ -329,21 +328,21 @@ func (d *daemon) use(ctx context.Context, o Opened, controls *controls) error {
 		}
 		d.health = d.health.See(snap, time.Now())
 		p := plan.Make(settings, snap, d.health)
-		d.seen(p)
+		d.applyPlan(p)
 		specs := Specs(settings, p, d.health)
 		controls.apply(o.Root, Root(settings), specs)
 		var again <-chan time.Time
-		switch released := d.release(ctx, o.Source, snap, specs); {
+		switch released := d.restoreUnshared(ctx, o.Source, snap, specs); {
 		case !released:
-			again = time.After(lastPause) // no event tells when it would do
-		case !shares(settings):
-			return errNothing
+			again = time.After(lastPause) // no event signals when it would succeed
+		case !sharesByMPS(settings):
+			return errNothingShared
 		}
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-again:
-		case <-d.look:
+		case <-d.resync:
 		}
 	}
 }

@@ -10,58 +10,59 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// Modes reads and sets how many processes may use a GPU at once.
+// Modes reads and sets the compute mode of a GPU, which limits how many processes may
+// use it at once.
 type Modes interface {
 	ComputeMode(ctx context.Context, id gpu.UUID) (gpu.ComputeMode, error)
 	SetComputeMode(ctx context.Context, id gpu.UUID, mode gpu.ComputeMode) error
 }
 
-// errAway says that the driver is not in use at the moment.
-var errAway = errors.New("the driver's library is being opened again")
+// errReopening means that the driver is not open at the moment.
+var errReopening = errors.New("the driver's library is being opened again")
 
-// current are the modes of the driver that is in use, while there is one.
-type current struct {
-	mu   sync.RWMutex // held while a call is made: the driver is not closed under it
-	live Modes
+// currentModes gives access to the modes of the open driver, if any.
+type currentModes struct {
+	mu    sync.RWMutex // held during a call, so that the driver is not closed meanwhile
+	modes Modes
 }
 
-// use says which driver that is; nil: none.
-func (c *current) use(m Modes) {
+// set sets the open driver; nil: none.
+func (c *currentModes) set(m Modes) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.live = m
+	c.modes = m
 }
 
-// ComputeMode is that of Modes.
-func (c *current) ComputeMode(ctx context.Context, id gpu.UUID) (gpu.ComputeMode, error) {
+// ComputeMode implements Modes.
+func (c *currentModes) ComputeMode(ctx context.Context, id gpu.UUID) (gpu.ComputeMode, error) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	if c.live == nil {
-		return 0, errAway
+	if c.modes == nil {
+		return 0, errReopening
 	}
-	return c.live.ComputeMode(ctx, id)
+	return c.modes.ComputeMode(ctx, id)
 }
 
-// SetComputeMode is that of Modes.
-func (c *current) SetComputeMode(ctx context.Context, id gpu.UUID, mode gpu.ComputeMode) error {
+// SetComputeMode implements Modes.
+func (c *currentModes) SetComputeMode(ctx context.Context, id gpu.UUID, mode gpu.ComputeMode) error {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	if c.live == nil {
-		return errAway
+	if c.modes == nil {
+		return errReopening
 	}
-	return c.live.SetComputeMode(ctx, id, mode)
+	return c.modes.SetComputeMode(ctx, id, mode)
 }
 
-// admit makes each GPU one for a single process, the MPS server, and returns those
-// that were not served before.
-func (c *control) admit(ctx context.Context) (added []GPU) {
+// claimGPUs sets each GPU to the mode for a single process, the MPS server, and returns
+// the GPUs that were not served before.
+func (c *control) claimGPUs(ctx context.Context) (added []GPU) {
 	for _, g := range c.spec.GPUs {
 		err := c.claim(ctx, g)
 		at := slices.Index(c.serves, g)
 		switch {
 		case ctx.Err() != nil:
 			return added
-		case errors.Is(err, errAway) && at >= 0: // nothing has become known against it
+		case errors.Is(err, errReopening) && at >= 0: // its mode has not changed as far as known
 		case err == nil:
 			delete(c.refused, g.UUID)
 			if at < 0 {
@@ -77,7 +78,7 @@ func (c *control) admit(ctx context.Context) (added []GPU) {
 	return added
 }
 
-// claim takes the GPU. The error says why that cannot be.
+// claim sets the mode of one GPU. The error says why that is not possible.
 func (c *control) claim(ctx context.Context, g GPU) error {
 	mode, err := c.modes.ComputeMode(ctx, g.UUID)
 	switch {
@@ -87,7 +88,7 @@ func (c *control) claim(ctx context.Context, g GPU) error {
 		c.claims.add(g.UUID)
 		return nil
 	case mode != gpu.ComputeDefault:
-		return fmt.Errorf("GPU %d (%s) has the compute mode %s, which somebody has set and MPS cannot work with; run nvidia-smi -i %d -c DEFAULT, or take it out of sharing.mps",
+		return fmt.Errorf("GPU %d (%s) has the compute mode %s, which was set by another program and does not work with MPS; run nvidia-smi -i %d -c DEFAULT, or take it out of sharing.mps",
 			g.Index, g.UUID, mode, g.Index)
 	}
 	c.claims.add(g.UUID)
@@ -98,12 +99,12 @@ func (c *control) claim(ctx context.Context, g GPU) error {
 	return nil
 }
 
-// restore lets other processes use the GPUs again.
-func (c *control) restore() {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+// restoreModes lets other processes use the GPUs again.
+func (c *control) restoreModes() {
+	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
 	defer cancel()
 	for _, g := range c.spec.GPUs {
-		if err := c.claims.giveBack(ctx, c.modes, g.UUID); err != nil {
+		if err := c.claims.restoreMode(ctx, c.modes, g.UUID); err != nil {
 			c.log.Warn("the compute mode stays as it is", "gpu", string(g.UUID), "message", err.Error())
 		}
 	}

@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// first and apartFromFirst are the threads on which TestMain runs, and fn of apart
-// when that is called there.
-var first, apartFromFirst int
+// first and ownThread are the threads of TestMain, and of fn when onOwnThread
+// is called there.
+var first, ownThread int
 
 // Only here can code be sure to run on the process's first thread.
 func init() { runtime.LockOSThread() } //nolint:gochecknoinits // as above
@@ -18,7 +18,7 @@ func init() { runtime.LockOSThread() } //nolint:gochecknoinits // as above
 func TestMain(m *testing.M) {
 	first = unix.Gettid()
 	ran := make(chan int)
-	apart(func() { go func(tid int) { ran <- tid }(unix.Gettid()) })
-	apartFromFirst = <-ran
+	onOwnThread(func() { go func(tid int) { ran <- tid }(unix.Gettid()) })
+	ownThread = <-ran
 	goleak.VerifyTestMain(m)
 }

@@ -8,24 +8,24 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// Metrics are what is told of the control daemons. docs/monitoring.md has them all.
+// Metrics are the metrics of the control daemons. docs/monitoring.md lists them.
 type Metrics struct {
 	ready    *prometheus.GaugeVec
 	failures *prometheus.CounterVec
 }
 
-// NewMetrics registers them.
+// NewMetrics returns the metrics, registered with reg.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		ready:    prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "gpuready_mps_ready", Help: "1 where the MPS control daemon of a resource serves it, 0 where it does not."}, []string{"resource"}),
-		failures: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuready_mps_failures_total", Help: "How often the MPS control daemon of a resource came not to serve it, other than by being started or ended, by reason."}, []string{"resource", "reason"}),
+		failures: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuready_mps_failures_total", Help: "How often the MPS control daemon of a resource failed to serve it, by reason; starting and stopping do not count."}, []string{"resource", "reason"}),
 	}
 	reg.MustRegister(m.ready, m.failures)
 	return m
 }
 
-// Start says that there is to be a daemon. What may be counted of it begins at 0:
-// Prometheus sees no increase from nothing to 1.
+// Start initialises the metrics of a resource whose daemon is to start. Counters begin
+// at 0, since Prometheus sees no increase from nothing to 1.
 func (m *Metrics) Start(resource string) {
 	m.ready.WithLabelValues(resource).Set(0)
 	for _, reason := range failures {
@@ -44,7 +44,7 @@ func (m *Metrics) report(r nodestate.MPSResource) {
 	m.ready.WithLabelValues(r.Name).Set(ready)
 }
 
-func (m *Metrics) forget(resource string) {
+func (m *Metrics) remove(resource string) {
 	m.ready.DeleteLabelValues(resource)
 	m.failures.DeletePartialMatch(prometheus.Labels{"resource": resource})
 }

@@ -9,8 +9,9 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// shown are the values of all metrics, by their last label, reason or resource.
-func shown(t *testing.T, reg *prometheus.Registry) map[string]float64 {
+// metricValues returns the values of all metrics, by their last label, reason or
+// resource.
+func metricValues(t *testing.T, reg *prometheus.Registry) map[string]float64 {
 	families, err := reg.Gather()
 	require.NoError(t, err)
 	all := map[string]float64{}
@@ -26,7 +27,7 @@ func shown(t *testing.T, reg *prometheus.Registry) map[string]float64 {
 	return all
 }
 
-func TestFailuresAreCountedAndBeginningsAndEndsAreNot(t *testing.T) {
+func TestOnlyFailuresAreCounted(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	m := NewMetrics(reg)
 	m.Start("one")
@@ -36,17 +37,17 @@ func TestFailuresAreCountedAndBeginningsAndEndsAreNot(t *testing.T) {
 		"gpuready_mps_failures_total one MPSDaemonSilent":     0,
 		"gpuready_mps_failures_total one ComputeModeConflict": 0,
 	}
-	require.Equal(t, want, shown(t, reg), "each begins at 0")
+	require.Equal(t, want, metricValues(t, reg), "each begins at 0")
 	for _, r := range []nodestate.MPSResource{
 		{Reason: reasonStarting}, {Reason: reasonFailed}, {Ready: true, Reason: reasonMode}, {Reason: reasonSilent}, {Ready: true}, {Reason: ReasonEnded},
 	} {
 		r.Name = "one"
 		m.report(r)
-		require.Equal(t, r.Ready, shown(t, reg)["gpuready_mps_ready one "] == 1)
+		require.Equal(t, r.Ready, metricValues(t, reg)["gpuready_mps_ready one "] == 1)
 	}
 	want["gpuready_mps_failures_total one MPSDaemonFailed"] = 1
 	want["gpuready_mps_failures_total one MPSDaemonSilent"] = 1
-	require.Equal(t, want, shown(t, reg))
-	m.forget("one")
-	require.Empty(t, shown(t, reg))
+	require.Equal(t, want, metricValues(t, reg))
+	m.remove("one")
+	require.Empty(t, metricValues(t, reg))
 }

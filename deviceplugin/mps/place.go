@@ -21,54 +21,54 @@ import (
 
 const program = "nvidia-cuda-mps-control"
 
-// folders are where drivers have their programs, below their root.
-var folders = []string{"/usr/bin", "/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/nvidia/bin", "/opt/bin"}
+// programFolders are the folders, below a driver's root, that may hold its programs.
+var programFolders = []string{"/usr/bin", "/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/nvidia/bin", "/opt/bin"}
 
-// lingering is how long to wait for what a child's children keep open.
-const lingering = time.Second
+// waitDelay bounds the wait for files that a child's children keep open.
+const waitDelay = time.Second
 
-// site says where the programs run.
+// site describes where the programs run.
 type site struct {
-	hostRoot   string // where the host's file system is seen
+	hostRoot   string // the host's root folder as this process sees it
 	driverRoot string // host path
 	mpsRoot    string // host path, as it was configured
-	real       string // the same without links; find fills it in
+	real       string // mpsRoot without links; set by resolve
 	resource   string
 }
 
-func (s site) seen(hostPath string) string { return filepath.Join("/", s.hostRoot, hostPath) }
+// local returns the path at which this process sees a host path.
+func (s site) local(hostPath string) string { return filepath.Join("/", s.hostRoot, hostPath) }
 
-// place is where the driver's programs run: with the driver's root as their own,
-// since they need its loader and libraries, and its servers' beside them. This is
-// how github.com/kubernetes-sigs/dra-driver-nvidia-gpu runs them, with chroot.
+// sandbox runs the driver's programs with the driver's root as their own, since they
+// need its loader, its libraries, and its servers beside them. This is how
+// github.com/kubernetes-sigs/dra-driver-nvidia-gpu runs them, with chroot.
 //
-// A program and its clients share memory in /dev/shm, and containers are given a
-// folder of their own there: not the host's, in which others have theirs. So that
-// is mounted in a mount namespace that only these programs are in. A namespace is
-// a thread's; place keeps the thread from which its programs are started. They end
-// with it.
-type place struct {
+// A program and its clients share memory in /dev/shm. Containers get a folder of their
+// own there, not the host's, which others use. That folder is mounted in a mount
+// namespace of these programs alone. A namespace belongs to a thread; sandbox keeps the
+// thread that starts its programs. They end with it.
+type sandbox struct {
 	site    site
 	program string // below the root
 	work    chan func()
 	ended   chan struct{}
 }
 
-// enter makes a place; leave ends it.
-func enter(s site) (*place, error) {
-	root := s.seen(s.driverRoot)
-	p := &place{site: s, work: make(chan func()), ended: make(chan struct{})}
-	for _, folder := range folders {
+// newSandbox returns a new sandbox; close ends it.
+func newSandbox(s site) (*sandbox, error) {
+	root := s.local(s.driverRoot)
+	p := &sandbox{site: s, work: make(chan func()), ended: make(chan struct{})}
+	for _, folder := range programFolders {
 		if _, err := os.Lstat(filepath.Join(root, folder, program)); err == nil {
 			p.program = path.Join(folder, program)
 			break
 		}
 	}
 	if p.program == "" {
-		return nil, fmt.Errorf("the driver root %s has no %s in %s; install the driver's compute programs there", s.driverRoot, program, strings.Join(folders, ", "))
+		return nil, fmt.Errorf("the driver root %s has no %s in %s; install the driver's compute programs there", s.driverRoot, program, strings.Join(programFolders, ", "))
 	}
 	ready := make(chan error, 1)
-	go apart(func() {
+	go onOwnThread(func() {
 		defer close(p.ended)
 		err := p.mount(root)
 		ready <- err
@@ -86,11 +86,12 @@ func enter(s site) (*place, error) {
 	return p, nil
 }
 
-// apart runs fn on a thread that ends with it, and its namespace with it: the calling
-// goroutine's, which has nothing else to do, or another. The process's first thread
-// does not end while the process lives, and is what /proc/self shows.
-func apart(fn func()) {
-	// It is not unlocked: the thread ends with the goroutine.
+// onOwnThread runs fn on a thread that ends with it, and with it its namespace. It uses
+// the calling goroutine's thread, if possible, which then runs nothing else. The
+// process's first thread is not usable: it lives as long as the process and is what
+// /proc/self shows.
+func onOwnThread(fn func()) {
+	// The thread stays locked, so that it ends with the goroutine.
 	runtime.LockOSThread()
 	if unix.Gettid() != unix.Getpid() {
 		fn()
@@ -102,21 +103,21 @@ func apart(fn func()) {
 		close(locked)
 		fn()
 	}()
-	<-locked // to another thread: this one is taken
+	<-locked // to another thread: this goroutine occupies the first one
 	runtime.UnlockOSThread()
 }
 
-func (p *place) leave() {
+func (p *sandbox) close() {
 	close(p.work)
 	<-p.ended
 }
 
-// mount makes the mount namespace of the calling thread.
-func (p *place) mount(root string) error {
+// mount creates the mount namespace of the calling thread.
+func (p *sandbox) mount(root string) error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("make a mount namespace: %w; run it in a privileged container", err)
 	}
-	// What is mounted here is nobody else's; a driver that is mounted later is seen.
+	// Mounts made here stay private; a driver that is mounted later is visible.
 	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("make the mount namespace its own: %w", err)
 	}
@@ -126,7 +127,7 @@ func (p *place) mount(root string) error {
 	}
 	defer func() { _ = inside.Close() }()
 	binds := [][2]string{{ShmDir(p.site.real), Shm}}
-	if p.site.seen(p.site.driverRoot) != p.site.seen("/") {
+	if p.site.local(p.site.driverRoot) != p.site.local("/") {
 		binds = append(binds, [2]string{p.site.real, p.site.real})
 	}
 	for _, b := range binds {
@@ -134,7 +135,7 @@ func (p *place) mount(root string) error {
 		if err != nil {
 			return fmt.Errorf("make the mount point %s in the driver root: %w", b[1], err)
 		}
-		from, at := p.site.seen(b[0]), inside.Path(at)
+		from, at := p.site.local(b[0]), inside.Path(at)
 		if err := os.MkdirAll(at, 0o755); err != nil {
 			return fmt.Errorf("make the mount point %s: %w", at, err)
 		}
@@ -145,30 +146,30 @@ func (p *place) mount(root string) error {
 	return nil
 }
 
-// command is a run of the program there.
-func (p *place) command(ctx context.Context, args ...string) *exec.Cmd {
+// command returns a command that runs the program in the sandbox.
+func (p *sandbox) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, p.program, args...)
 	cmd.Dir = "/"
 	cmd.Env = []string{
-		"PATH=" + strings.Join(folders, ":"),
+		"PATH=" + strings.Join(programFolders, ":"),
 		"CUDA_MPS_PIPE_DIRECTORY=" + PipeDir(p.site.real, p.site.resource),
 		"CUDA_MPS_LOG_DIRECTORY=" + LogDir(p.site.real, p.site.resource),
 		// Limits are set by index: set by UUID they have no effect (changelog of
-		// the reference, v0.15.0-rc.2). CUDA has to count as NVML does.
+		// the reference, v0.15.0-rc.2). CUDA must number GPUs as NVML does.
 		"CUDA_DEVICE_ORDER=PCI_BUS_ID",
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if root := p.site.seen(p.site.driverRoot); root != "/" {
+	if root := p.site.local(p.site.driverRoot); root != "/" {
 		cmd.SysProcAttr.Chroot = root
 	}
 	// Servers are in the group of the daemon that started them.
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = lingering
+	cmd.WaitDelay = waitDelay
 	return cmd
 }
 
-// start starts it from the place's thread.
-func (p *place) start(cmd *exec.Cmd) error {
+// start starts cmd from the sandbox's thread.
+func (p *sandbox) start(cmd *exec.Cmd) error {
 	result := make(chan error, 1)
 	p.work <- func() { result <- cmd.Start() }
 	err := <-result
@@ -181,8 +182,8 @@ func (p *place) start(cmd *exec.Cmd) error {
 	return nil
 }
 
-// ask has the daemon carry out one command within the limit and returns its answer.
-func (p *place) ask(ctx context.Context, limit time.Duration, command string) (string, error) {
+// send runs one command of the daemon within the limit and returns its reply.
+func (p *sandbox) send(ctx context.Context, limit time.Duration, command string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	cmd := p.command(ctx)
@@ -201,7 +202,7 @@ func (p *place) ask(ctx context.Context, limit time.Duration, command string) (s
 	return out.String(), nil
 }
 
-// tail keeps the end of what a program prints.
+// tail keeps the end of a program's output.
 type tail struct{ data []byte }
 
 const tailBytes = 2048

@@ -7,11 +7,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestAPlaceIsNeverTheProcessesFirstThread(t *testing.T) {
+func TestSandboxNeverUsesTheFirstThread(t *testing.T) {
 	require.Equal(t, unix.Getpid(), first, "the test begins there")
-	require.NotZero(t, apartFromFirst)
-	require.NotEqual(t, first, apartFromFirst)
+	require.NotZero(t, ownThread)
+	require.NotEqual(t, first, ownThread)
 	ran := make(chan int)
-	go apart(func() { ran <- unix.Gettid() })
+	go onOwnThread(func() { ran <- unix.Gettid() })
 	require.NotEqual(t, first, <-ran)
 }

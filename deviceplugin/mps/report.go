@@ -16,8 +16,8 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// seen takes a plan into account: what MPS cannot share is said.
-func (d *daemon) seen(p plan.Plan) {
+// applyPlan applies a plan and logs the devices that MPS cannot share.
+func (d *daemon) applyPlan(p plan.Plan) {
 	var left []plan.Left
 	for _, l := range p.Left {
 		if l.Reason == plan.ReasonMPS {
@@ -34,32 +34,33 @@ func (d *daemon) seen(p plan.Plan) {
 	for _, l := range left {
 		d.cfg.Log.Warn("device is not shared", "gpu", string(l.GPU), "index", l.Index, "reason", string(l.Reason), "message", l.Message)
 	}
-	poke(d.dirty)
+	notify(d.dirty)
 }
 
-// report is a control's word.
+// report records the status of a control daemon.
 func (d *daemon) report(r nodestate.MPSResource) {
 	d.mu.Lock()
 	d.resources[r.Name] = r
 	d.mu.Unlock()
 	d.meter.report(r)
-	poke(d.dirty)
+	notify(d.dirty)
 }
 
-// keep forgets the resources that are not wanted: they are shared no more.
-func (d *daemon) keep(wanted map[string]Spec) {
+// removeExcept removes the resources that are not wanted, since they are no longer
+// shared.
+func (d *daemon) removeExcept(wanted map[string]Spec) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for name := range d.resources {
 		if _, there := wanted[name]; !there {
 			delete(d.resources, name)
-			d.meter.forget(name)
-			poke(d.dirty)
+			d.meter.remove(name)
+			notify(d.dirty)
 		}
 	}
 }
 
-// Ready says why the daemon does not do its work, nil where it does, or has none.
+// Ready returns why the daemon is not serving, or nil if it is or has nothing to serve.
 func (d *daemon) Ready() error {
 	s := d.state()
 	if s.Phase == nodestate.Ready || s.Phase == nodestate.Degraded {
@@ -75,15 +76,15 @@ func (d *daemon) writeStates(ctx context.Context) error {
 			return ctx.Err()
 		case <-d.dirty:
 			d.write()
-		case <-d.writeAgain():
+		case <-d.retryWrite():
 			d.write()
 		}
 	}
 }
 
-// writeAgain returns when a state that could not be written is tried again; nil: it was
-// written. No event tells of room on a disk.
-func (d *daemon) writeAgain() <-chan time.Time {
+// retryWrite returns a channel for the next attempt to write the state, or nil if it is
+// written. No event signals that a disk has room again.
+func (d *daemon) retryWrite() <-chan time.Time {
 	d.writing.Lock()
 	defer d.writing.Unlock()
 	if d.writeErr == "" {
@@ -92,11 +93,11 @@ func (d *daemon) writeAgain() <-chan time.Time {
 	return time.After(lastPause)
 }
 
-// claimedBefore are the GPUs that a process before this one has not set back.
+// claimedBefore returns the GPUs that an earlier process has not restored.
 func (d *daemon) claimedBefore() []gpu.UUID {
 	s, err := nodestate.ReadBoot(d.stateDir(), d.boot)
 	if err != nil || s.MPS == nil {
-		return nil // of another boot: the mode is gone
+		return nil // of another boot, so the mode is gone
 	}
 	return s.MPS.Claimed
 }
@@ -105,15 +106,15 @@ func (d *daemon) stateDir() string {
 	return filepath.Join("/", d.cfg.HostRoot, d.cfg.StateDir, string(nodestate.MPS))
 }
 
-// write leaves the state for the device plugin, and for the next process.
+// write writes the state for the device plugin and for the next process.
 func (d *daemon) write() {
 	d.writing.Lock()
 	defer d.writing.Unlock()
 	dir := d.stateDir()
 	err := nodestate.Write(dir, d.state())
-	if err == nil && d.alive == nil {
-		// From here on what stands there is this process's word.
-		if d.alive, err = nodestate.Hold(dir); err == nil {
+	if err == nil && d.hold == nil {
+		// From here on the state belongs to this process.
+		if d.hold, err = nodestate.Hold(dir); err == nil {
 			err = nodestate.Write(dir, d.state())
 		}
 	}
@@ -122,11 +123,11 @@ func (d *daemon) write() {
 		d.writeErr = ""
 	case d.writeErr != err.Error():
 		d.writeErr = err.Error()
-		d.cfg.Log.Error("the state cannot be written; the device plugin does not learn what is served", "path", dir, "message", err.Error())
+		d.cfg.Log.Error("the state cannot be written; the device plugin does not know what is served", "path", dir, "message", err.Error())
 	}
 }
 
-// state says how things are.
+// state returns the current state.
 func (d *daemon) state() nodestate.State {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -156,7 +157,7 @@ func (d *daemon) state() nodestate.State {
 		if d.refused != nil {
 			s.Message = oneLine(d.refused)
 		}
-	case !shares(d.settings):
+	case !sharesByMPS(d.settings):
 		s.Reason, s.Message = reasonNothing, "the configuration shares nothing by MPS"
 	case d.absent.Reason == reasonNoGPU:
 		s.Reason, s.Message = d.absent.Reason, d.absent.Message
@@ -181,5 +182,5 @@ func (d *daemon) state() nodestate.State {
 	return s
 }
 
-// oneLine is an error that may have a line for each mistake.
+// oneLine returns an error with several lines, one for each mistake, as one line.
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

@@ -8,13 +8,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// label is that of what containers may use.
+// label is the SELinux label of files that containers may use.
 const label = "system_u:object_r:container_file_t:s0"
 
-// relabel lets containers connect to what is made in the folder, where SELinux
-// enforces; what is made there has the folder's label.
+// relabel lets containers connect to sockets created in the folder, if SELinux
+// enforces. New files there inherit the folder's label.
 func relabel(dir string) error {
-	// Where there is no SELinux there is no such file, and nothing to do.
+	// Without SELinux there is no such file and nothing to do.
 	if enforce, _ := os.ReadFile("/sys/fs/selinux/enforce"); strings.TrimSpace(string(enforce)) != "1" {
 		return nil
 	}

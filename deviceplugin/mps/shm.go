@@ -15,15 +15,16 @@ import (
 	"github.com/gpuready/gpuready/internal/host/mount"
 )
 
-// What clients can fill has a file system of its own, with a bound: in the host's /run
-// they would fill that. Attributes are the reference's (cmd/mps-control-daemon/mount).
+// File systems that clients can fill are separate and bounded, since otherwise they
+// would fill the host's /run. Attributes are the reference's
+// (cmd/mps-control-daemon/mount).
 const attributes = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
 
 var (
 	// shmKind is the file system in which daemon, servers and containers share memory.
-	// Clients are users of all kinds, as in every /dev/shm.
+	// Clients run as any user, as in every /dev/shm.
 	shmKind = mount.Kind{Source: "gpuready-mps", Mode: "1777", Attributes: attributes, Inodes: "16k"}
-	// logKind is the file system of a daemon's logs. No client sees it, but the daemon
+	// logKind is the file system of a daemon's logs. Clients have no access, but the daemon
 	// writes a line for each connection that a client makes.
 	logKind = mount.Kind{Source: "gpuready-mps-log", Mode: "755", Attributes: attributes, Inodes: "64"}
 )
@@ -33,10 +34,11 @@ const (
 	logSize = "16m" // some 100,000 connections
 )
 
-// shm has the shared memory mounted once, whichever control daemon is started first.
+// shm mounts the shared memory once, for whichever control daemon starts first.
 type shm struct{ mu sync.Mutex }
 
-// mount mounts the shared memory. What is mounted there already gets room for all users.
+// mount mounts the shared memory. An existing mount there is made writable for all
+// users.
 func (s *shm) mount(at site) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -53,9 +55,9 @@ func (s *shm) mount(at site) error {
 	return relabel(dir)
 }
 
-// mountLogs mounts the folder of the daemon's logs. Logs that fill more than half of it
-// are removed: a daemon that cannot write to its logs may not start. A file system that
-// somebody else mounted there is theirs to clean.
+// mountLogs mounts the folder of the daemon's logs. If logs fill more than half of it,
+// it removes them: a daemon that cannot write to its logs may not start. It does not
+// clean a file system that another program mounted there.
 func (s site) mountLogs() error {
 	dir, _, err := s.mount(logKind, logSize, LogDir(s.real, s.resource))
 	if err != nil {
@@ -74,11 +76,11 @@ func (s site) mountLogs() error {
 	return empty(dir)
 }
 
-// mount mounts a file system on a folder where the host sees it, and returns the folder
-// as this process sees it and whether it has mounted something. What is mounted there
-// already stays: it is in use, and somebody may have wanted another size.
+// mount mounts a file system on a folder where the host sees it. It returns the folder
+// as this process sees it, and whether it mounted anything. An existing mount stays: it
+// is in use, and its size may have been chosen.
 func (s site) mount(kind mount.Kind, size, hostPath string) (dir string, fresh bool, err error) {
-	dir, err = mount.Resolve(s.seen(hostPath))
+	dir, err = mount.Resolve(s.local(hostPath))
 	if err != nil {
 		return "", false, err
 	}
@@ -87,7 +89,7 @@ func (s site) mount(kind mount.Kind, size, hostPath string) (dir string, fresh b
 		return "", false, err
 	}
 	if !top.Shared && !s.isHost() {
-		return "", false, fmt.Errorf("what is mounted at %s is not seen by the host and the containers that get %s from it; "+
+		return "", false, fmt.Errorf("mounts at %s are not visible to the host and to the containers that get %s from it; "+
 			"mount the host's %s there with mountPropagation: Bidirectional, and see that it is a shared mount of the host (mount --make-rshared)",
 			dir, hostPath, s.real)
 	}
@@ -102,7 +104,7 @@ func (s site) mount(kind mount.Kind, size, hostPath string) (dir string, fresh b
 	return dir, true, made.MountOn(dir)
 }
 
-// empty removes everything in a folder, and follows no link.
+// empty removes everything in a folder without following links.
 func empty(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -116,20 +118,20 @@ func empty(dir string) error {
 	return nil
 }
 
-// isHost says whether this process has the host's mounts itself. A container's first
-// process is nobody's host.
+// isHost reports whether this process itself has the host's mounts. A container's first
+// process is never the host's.
 func (s site) isHost() bool {
 	if os.Getpid() == 1 {
 		return false
 	}
-	hosts, err := os.Readlink(s.seen("/proc/1/ns/mnt"))
+	hosts, err := os.Readlink(s.local("/proc/1/ns/mnt"))
 	own, ownErr := os.Readlink("/proc/self/ns/mnt")
 	return err == nil && ownErr == nil && hosts == own
 }
 
-// find follows the links in the path of the daemons' folder as the host does: one that
-// is absolute leads elsewhere in a container.
-func (s *site) find() error {
+// resolve follows the links in the path of the daemons' folder as the host does: an
+// absolute link leads elsewhere in a container.
+func (s *site) resolve() error {
 	root, err := host.Open(s.hostRoot)
 	if err != nil {
 		return fmt.Errorf("find flags.mpsRoot: %w", err)
@@ -141,13 +143,13 @@ func (s *site) find() error {
 	return nil
 }
 
-// make makes a folder of the daemons.
-func (s site) make(hostPath string) error {
-	err := os.MkdirAll(s.seen(hostPath), 0o755)
+// mkdir creates a folder of the daemons.
+func (s site) mkdir(hostPath string) error {
+	err := os.MkdirAll(s.local(hostPath), 0o755)
 	if errors.Is(err, unix.EROFS) && s.hostRoot != "/" && s.hostRoot != "" {
 		return fmt.Errorf("make the daemon's folders: %w; mps.yaml mounts the host's %s alone so that it can be written: "+
-			"for flags.mpsRoot %s let its volume mps be %s, mounted at %s with mountPropagation: Bidirectional",
-			err, defaultRoot, s.mpsRoot, s.real, s.seen(s.real))
+			"for flags.mpsRoot %s set its volume mps to %s, mounted at %s with mountPropagation: Bidirectional",
+			err, defaultRoot, s.mpsRoot, s.real, s.local(s.real))
 	}
 	if err != nil {
 		return fmt.Errorf("make the daemon's folders: %w", err)
@@ -155,14 +157,14 @@ func (s site) make(hostPath string) error {
 	return nil
 }
 
-// Unmount takes away what Run mounted below root, a host path, and returns where that
-// was. Clients that run keep what they have.
+// Unmount removes the mounts that Run made below root, a host path, and returns their
+// paths. Running clients keep theirs.
 func Unmount(hostRoot, root string) (removed []string, err error) {
 	at := site{hostRoot: hostRoot, mpsRoot: root}
-	if err := at.find(); err != nil {
+	if err := at.resolve(); err != nil {
 		return nil, err
 	}
-	below := os.DirFS(at.seen(at.real))
+	below := os.DirFS(at.local(at.real))
 	for _, m := range []struct {
 		kind    mount.Kind
 		pattern string
@@ -184,9 +186,9 @@ func Unmount(hostRoot, root string) (removed []string, err error) {
 	return removed, nil
 }
 
-// unmount takes away what is mounted at a host path if it is of a kind.
+// unmount removes the mount at a host path if it is of that kind.
 func (s site) unmount(kind mount.Kind, hostPath string) (gone bool, err error) {
-	dir, err := mount.Resolve(s.seen(hostPath))
+	dir, err := mount.Resolve(s.local(hostPath))
 	if err != nil {
 		return false, err
 	}

@@ -14,7 +14,7 @@ import (
 )
 
 // container is a host at /run/host with a daemons' folder that is a mount, shared with
-// others or not. It is made inside a node.
+// others or not. It must be called inside a node.
 func container(t *testing.T, propagation uintptr) site {
 	t.Helper()
 	at := "/run/host/run/nvidia/mps"
@@ -22,17 +22,17 @@ func container(t *testing.T, propagation uintptr) site {
 	require.NoError(t, unix.Mount(at, at, "", unix.MS_BIND, ""))
 	require.NoError(t, unix.Mount("", at, "", propagation, ""))
 	s := site{hostRoot: "/run/host", mpsRoot: "/run/nvidia/mps"}
-	require.NoError(t, s.find())
-	require.NoError(t, s.make(ShmDir(s.real)))
+	require.NoError(t, s.resolve())
+	require.NoError(t, s.mkdir(ShmDir(s.real)))
 	return s
 }
 
-func TestTheSharedMemoryIsBoundedAndMountedOnce(t *testing.T) {
+func TestSharedMemoryIsBoundedAndMountedOnce(t *testing.T) {
 	if !node.Enter(t) {
 		return
 	}
 	s := container(t, unix.MS_SHARED)
-	dir := s.seen(ShmDir(s.real))
+	dir := s.local(ShmDir(s.real))
 	var all sync.WaitGroup
 	var once shm
 	for range 8 {
@@ -49,7 +49,7 @@ func TestTheSharedMemoryIsBoundedAndMountedOnce(t *testing.T) {
 	require.Equal(t, os.ModeDir|os.ModeSticky|0o777, info.Mode())
 	require.ErrorIs(t, os.WriteFile(filepath.Join(dir, "full"), make([]byte, 65<<20), 0o644), unix.ENOSPC)
 
-	// Another process finds what clients have open.
+	// Another process finds the files that clients have open.
 	var later shm
 	require.NoError(t, later.mount(s))
 	require.FileExists(t, filepath.Join(dir, "full"))
@@ -61,7 +61,7 @@ func TestTheSharedMemoryIsBoundedAndMountedOnce(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, at)
 
-	// What somebody else mounted is used, with room for all users, and not unmounted.
+	// A foreign mount is used, made writable for all users, and not unmounted.
 	require.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m,mode=755"))
 	require.NoError(t, later.mount(s))
 	info, err = os.Stat(dir)
@@ -73,14 +73,14 @@ func TestTheSharedMemoryIsBoundedAndMountedOnce(t *testing.T) {
 }
 
 // A daemon writes a line to its logs for each connection of a client.
-func TestLogsHaveABoundAndAreEmptiedBeforeTheyAreFull(t *testing.T) {
+func TestLogsAreBoundedAndEmptiedInTime(t *testing.T) {
 	if !node.Enter(t) {
 		return
 	}
 	s := container(t, unix.MS_SHARED)
 	s.resource = "nvidia.com/gpu"
-	dir := s.seen(LogDir(s.real, s.resource))
-	require.NoError(t, s.make(LogDir(s.real, s.resource)))
+	dir := s.local(LogDir(s.real, s.resource))
+	require.NoError(t, s.mkdir(LogDir(s.real, s.resource)))
 	file := filepath.Join(dir, "control.log")
 	require.NoError(t, s.mountLogs())
 	require.ErrorIs(t, os.WriteFile(file, make([]byte, 17<<20), 0o644), unix.ENOSPC)
@@ -99,58 +99,58 @@ func TestLogsHaveABoundAndAreEmptiedBeforeTheyAreFull(t *testing.T) {
 	require.Empty(t, at)
 }
 
-func TestSharedMemoryThatTheHostWouldNotSeeIsRefused(t *testing.T) {
+func TestSharedMemoryInvisibleToTheHostIsRefused(t *testing.T) {
 	if !node.Enter(t) {
 		return
 	}
 	s := container(t, unix.MS_PRIVATE)
 	var m shm
 	err := m.mount(s)
-	require.ErrorContains(t, err, "is not seen by the host")
+	require.ErrorContains(t, err, "are not visible to the host")
 	require.ErrorContains(t, err, "mountPropagation: Bidirectional")
-	top, err := mount.Top(s.seen(ShmDir(s.real)))
+	top, err := mount.Top(s.local(ShmDir(s.real)))
 	require.NoError(t, err)
 	require.NotEqual(t, "tmpfs gpuready-mps", top.Type+" "+top.Source)
 
-	// One that is on the host itself needs no propagation.
+	// A process on the host itself needs no propagation.
 	require.NoError(t, os.MkdirAll("/run/host/proc", 0o755))
 	require.NoError(t, unix.Mount("/proc", "/run/host/proc", "", unix.MS_BIND|unix.MS_REC, ""))
 	require.Equal(t, os.Getpid() != 1, s.isHost())
 }
 
-func TestTheDaemonsFolderIsFoundAsTheHostFindsIt(t *testing.T) {
+func TestLinksToTheDaemonsFolderResolveAsOnTheHost(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, "run/nvidia"), 0o755))
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, "var"), 0o755))
 	require.NoError(t, os.Symlink("/run", filepath.Join(dir, "var/run")))
 	s := site{hostRoot: dir, mpsRoot: "/var/run/nvidia/mps", resource: "nvidia.com/gpu"}
-	require.NoError(t, s.find())
+	require.NoError(t, s.resolve())
 	require.Equal(t, "/run/nvidia/mps", s.real)
-	require.NoError(t, s.make(PipeDir(s.real, s.resource)))
+	require.NoError(t, s.mkdir(PipeDir(s.real, s.resource)))
 	require.DirExists(t, filepath.Join(dir, "run/nvidia/mps/nvidia.com/gpu/pipe"))
 }
 
-func TestADaemonsFolderThatIsNotMountedIsRefusedWithWhatToDo(t *testing.T) {
+func TestUnmountedDaemonsFolderIsRefusedWithAHint(t *testing.T) {
 	if !node.Enter(t) {
 		return
 	}
 	require.NoError(t, os.MkdirAll("/run/host", 0o755))
 	require.NoError(t, unix.Mount("tmpfs", "/run/host", "tmpfs", unix.MS_RDONLY, ""))
 	s := site{hostRoot: "/run/host", mpsRoot: "/srv/mps"}
-	require.NoError(t, s.find())
-	err := s.make(ShmDir(s.real))
+	require.NoError(t, s.resolve())
+	err := s.mkdir(ShmDir(s.real))
 	require.ErrorIs(t, err, unix.EROFS)
-	require.ErrorContains(t, err, "let its volume mps be /srv/mps, mounted at /run/host/srv/mps with mountPropagation: Bidirectional")
+	require.ErrorContains(t, err, "set its volume mps to /srv/mps, mounted at /run/host/srv/mps with mountPropagation: Bidirectional")
 }
 
-func TestLogsThatSomebodyElseMountedStay(t *testing.T) {
+func TestForeignLogMountStays(t *testing.T) {
 	if !node.Enter(t) {
 		return
 	}
 	s := container(t, unix.MS_SHARED)
 	s.resource = "nvidia.com/gpu"
-	require.NoError(t, s.make(LogDir(s.real, s.resource)))
-	dir := s.seen(LogDir(s.real, s.resource))
+	require.NoError(t, s.mkdir(LogDir(s.real, s.resource)))
+	dir := s.local(LogDir(s.real, s.resource))
 	require.NoError(t, unix.Mount("disk", dir, "tmpfs", 0, "size=1m"))
 	archive := filepath.Join(dir, "archive")
 	require.NoError(t, os.WriteFile(archive, make([]byte, 700<<10), 0o600))

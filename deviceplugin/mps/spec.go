@@ -11,35 +11,35 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// Spec is what the daemon of one resource has to be like.
+// Spec describes the daemon of one resource.
 type Spec struct {
 	Resource string
-	Percent  int // of a GPU's threads that one client may use
+	Percent  int // share of a GPU's threads for one client
 	GPUs     []GPU
 }
 
-// GPU is one that is shared.
+// GPU is a shared GPU.
 type GPU struct {
 	UUID     gpu.UUID
-	Index    int    // NVML's, which is CUDA's where CUDA is told to count by PCI address
-	Replicas int    // its clients
-	Limit    string // of memory for one client, "20480M"; "": the driver does not say how much there is
+	Index    int    // NVML's; also CUDA's if that numbers GPUs by PCI address
+	Replicas int    // number of clients
+	Limit    string // memory of one client, "20480M"; "": the driver does not report the GPU's memory
 }
 
-// same says that a daemon need not be started anew. Indexes count when it is
-// started only: they move when a GPU before it is lost.
+// same reports whether a daemon can keep running with the other Spec. Indices matter
+// only at its start: they move when a GPU with a lower index is lost.
 func (s Spec) same(other Spec) bool {
 	return s.Resource == other.Resource && s.Percent == other.Percent && slices.EqualFunc(s.GPUs, other.GPUs, func(a, b GPU) bool {
 		return a.UUID == b.UUID && a.Replicas == b.Replicas && a.Limit == b.Limit
 	})
 }
 
-// Specs says which daemons there have to be, by the name of their resource.
+// Specs returns the daemons that must run, by the name of their resource.
 //
-// The limits are the reference's: each replica of a GPU has an equal part of its
-// memory, and each of a resource an equal part of the threads, as that limit is one
-// for the daemon. Where GPUs of a resource have not the same number of replicas, which
-// the reference does not know, it is that of the GPU with most of them.
+// The limits are the reference's. Each replica of a GPU gets an equal part of its
+// memory. Each replica of a resource gets an equal part of the threads, since that
+// limit applies to the whole daemon. If GPUs of a resource differ in their number of
+// replicas, which the reference does not support, the largest number counts.
 func Specs(c *config.Config, p plan.Plan, h health.State) []Spec {
 	if strategy, _ := c.Sharing.Active(); strategy != config.SharingMPS {
 		return nil
@@ -51,7 +51,7 @@ func Specs(c *config.Config, p plan.Plan, h health.State) []Spec {
 	var all []Spec
 	for _, r := range p.Resources {
 		s := Spec{Resource: r.Name}
-		clients := 0 // on a GPU
+		clients := 0 // on one GPU
 		for _, d := range r.Devices {
 			if d.Replicas == 0 {
 				continue

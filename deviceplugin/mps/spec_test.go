@@ -24,7 +24,7 @@ func specs(t require.TestingT, text string, snapshots ...gpu.Snapshot) []Spec {
 	return Specs(c, plan.Make(c, snapshots[len(snapshots)-1], h), h)
 }
 
-func TestEachReplicaHasItsPartOfMemoryAndThreads(t *testing.T) {
+func TestReplicasShareMemoryAndThreadsEqually(t *testing.T) {
 	node := gputest.Node("t4", 3)
 	for i := range node.Devices {
 		node.Devices[i].MemoryBytes = 16 << 30
@@ -42,7 +42,7 @@ sharing:
 	}, got)
 }
 
-func TestTheGPUWithMostReplicasSetsTheThreadsOfItsResource(t *testing.T) {
+func TestGPUWithMostReplicasLimitsTheThreads(t *testing.T) {
 	got := specs(t, `
 sharing:
   mps:
@@ -55,7 +55,7 @@ sharing:
 	require.Equal(t, []int{2, 10}, []int{got[0].GPUs[0].Replicas, got[0].GPUs[1].Replicas})
 }
 
-func TestWhatIsNotSharedByMPSHasNoDaemon(t *testing.T) {
+func TestUnsharedDevicesHaveNoDaemon(t *testing.T) {
 	node := gputest.Node("t4", 2)
 	require.Empty(t, specs(t, "version: v1", node))
 	require.Empty(t, specs(t, "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 4}]}}", node))
@@ -68,7 +68,7 @@ func TestWhatIsNotSharedByMPSHasNoDaemon(t *testing.T) {
 	require.Empty(t, specs(t, "flags: {migStrategy: single}\nsharing: {mps: {resources: [{name: gpu, replicas: 2}]}}", divided))
 }
 
-func TestAGPUThatIsLostIsNoReasonToStartADaemonAnew(t *testing.T) {
+func TestLostGPUDoesNotRestartItsDaemon(t *testing.T) {
 	const text = "sharing: {mps: {resources: [{name: gpu, replicas: 4}]}}"
 	before := gputest.Node("t4", 3)
 	after := before.Clone()
@@ -81,7 +81,7 @@ func TestAGPUThatIsLostIsNoReasonToStartADaemonAnew(t *testing.T) {
 	other := specs(t, "sharing: {mps: {resources: [{name: gpu, replicas: 5}]}}", before)
 	require.False(t, was[0].same(other[0]))
 
-	// A driver that does not tell of memory leaves the number of clients, which may
+	// If the driver does not report the memory, only the number of clients counts, which may
 	// have the same part of the threads.
 	mute := before.Clone()
 	for i := range mute.Devices {
@@ -93,7 +93,7 @@ func TestAGPUThatIsLostIsNoReasonToStartADaemonAnew(t *testing.T) {
 	require.False(t, few[0].same(many[0]), "the state would tell of 34 for ever")
 }
 
-func TestLimitsNeverAddUpToMoreThanAGPUHas(t *testing.T) {
+func TestLimitsNeverExceedTheGPU(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(2, 48).Draw(t, "replicas")
 		node := gputest.Node("h100-sxm", rapid.IntRange(1, 8).Draw(t, "gpus"))
