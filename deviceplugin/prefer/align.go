@@ -2,56 +2,55 @@ package prefer
 
 import "slices"
 
-// align picks need devices of the known GPUs so that the GPUs are near to each
-// other: one of each while that is enough, then the second of each, and so on.
-// Only of the last round not every GPU is needed: that one is searched.
-func (q *question) align(need int) {
+// align picks need devices of the known GPUs so that the GPUs are near to each other:
+// one of each while that is enough, then a second of each, and so on. Only the last
+// round does not need every GPU, so only that one is searched.
+func (q *request) align(need int) {
 	for round := 1; need > 0; round++ {
-		var have, may []int
+		var picked, candidates []int
 		for g := range q.known {
 			switch {
 			case q.picks[g] >= round:
-				have = append(have, g)
+				picked = append(picked, g)
 			case q.stock[g] > 0:
-				may = append(may, g)
+				candidates = append(candidates, g)
 			}
 		}
-		if len(may) > need {
-			may = q.nearest(have, may, need)
+		if len(candidates) > need {
+			candidates = q.nearest(picked, candidates, need)
 		}
-		for _, g := range may {
+		for _, g := range candidates {
 			q.pick(g)
 		}
-		need -= len(may)
+		need -= len(candidates)
 	}
 }
 
-// nearest chooses need of the GPUs that may be picked, given those that the
-// container has.
-func (q *question) nearest(have, may []int, need int) []int {
-	slices.SortStableFunc(may, q.order)
-	p := q.pool(have, may)
+// nearest chooses need of the candidates, given the GPUs that the container has.
+func (q *request) nearest(picked, candidates []int, need int) []int {
+	slices.SortStableFunc(candidates, q.order)
+	p := q.pool(picked, candidates)
 	positions := exact
-	if p.n > most {
-		positions = grown
+	if p.n > maxExact {
+		positions = grow
 	}
 	var chosen []int
 	for _, i := range positions(p, need) {
-		chosen = append(chosen, may[i])
+		chosen = append(chosen, candidates[i])
 	}
 	return chosen
 }
 
-// order puts that GPU first which is the better one to pick where both are as
-// near: more of it stays behind, or less of it is taken.
-func (q *question) order(a, b int) int {
-	if more := q.stays(a) - q.stays(b); more != 0 {
+// order compares two GPUs that are equally near. The better one has devices that remain
+// after a pick, or is less used.
+func (q *request) order(a, b int) int {
+	if more := q.remains(a) - q.remains(b); more != 0 {
 		return -more
 	}
-	return q.taken[a] - q.taken[b]
+	return q.used[a] - q.used[b]
 }
 
-// stays is 1 for a GPU that stays behind though it is picked: there is more of it.
-func (q *question) stays(g int) int {
-	return min(q.gpus[g].total-q.taken[g]-1, 1)
+// remains is 1 for a GPU that has devices left after a pick.
+func (q *request) remains(g int) int {
+	return min(q.gpus[g].total-q.used[g]-1, 1)
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 )
 
-// BenchmarkPrefer is one question, on the machines on which it takes longest
-// and shortest. make bench prints its distribution.
+// BenchmarkPrefer measures one request on the slowest and fastest machines. make bench
+// prints its distribution.
 func BenchmarkPrefer(b *testing.B) {
 	for _, n := range []int{8, 16} {
 		for _, m := range machines(n) {
@@ -45,7 +45,7 @@ func ask(b *testing.B, c *prefer.Chooser, available []string, size int) {
 	}
 }
 
-// BenchmarkNew is what each change of a node's GPUs or health costs.
+// BenchmarkNew measures the cost of a change of a node's GPUs or health.
 func BenchmarkNew(b *testing.B) {
 	for _, replicas := range []int{1, 50} {
 		s := gputest.Node("dgx-2", 16)

@@ -8,17 +8,17 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// blind is the best that somebody can do who does not see the future, as a
-// Markov decision process. In traces a job is as likely to end as any other, so
-// all that matters of the past is which jobs there are, and how many GPUs each
-// has in each of the groups that the node consists of: those are the states.
+// blind computes the best policy that does not know the future, as a Markov decision
+// process. In traces every job is equally likely to end. So the past matters only by
+// which jobs there are and how many GPUs each has in each of the node's groups: those
+// are the states.
 type blind struct {
 	groups, size int
 	states       map[string]int
 	jobs         [][]job
 }
 
-// job is how many GPUs it has of each group.
+// job is the number of its GPUs in each group.
 type job []int
 
 // share returns the highest share of requests for 2 and 4 GPUs that get fully
@@ -74,7 +74,7 @@ func (b *blind) share(l load) float64 {
 		return (low + high) / 2
 	}
 	asked := gain(func(size int, _ outcome) float64 {
-		if (event{size: size}).counts() {
+		if (event{size: size}).isCounted() {
 			return 1
 		}
 		return 0
@@ -82,8 +82,8 @@ func (b *blind) share(l load) float64 {
 	return gain(func(_ int, o outcome) float64 { return o.linked }) / asked
 }
 
-// outcome is a way to place a job: the state that it leads to, and whether it
-// is one of those looked at and fully linked.
+// outcome is a way to place a job: the resulting state, and whether the job
+// is counted and fully linked.
 type outcome struct {
 	state  int
 	linked float64
@@ -110,7 +110,7 @@ func (b *blind) place(jobs []job, size int) []outcome {
 			return
 		}
 		o := outcome{state: b.state(append(slices.Clone(jobs), j))}
-		if (event{size: size}).counts() && slices.Max(j) == size {
+		if (event{size: size}).isCounted() && slices.Max(j) == size {
 			o.linked = 1
 		}
 		all = append(all, o)
@@ -119,8 +119,8 @@ func (b *blind) place(jobs []job, size int) []outcome {
 	return all
 }
 
-// state numbers a state. Those that differ by the order of groups or jobs are
-// the same one.
+// state returns the number of a state. States that differ only by the order of groups
+// or jobs have the same number.
 func (b *blind) state(jobs []job) int {
 	var first []job
 	b.orders(nil, func(order []int) {
@@ -157,10 +157,10 @@ func (b *blind) orders(begun []int, each func([]int)) {
 	}
 }
 
-// Whoever does not see the future either does hardly better than a Chooser, on a
-// node that is nearly full too. The best policy's share is exact, ours is what
-// one long trace happens to give: the difference of a few percent is chance.
-func TestTheBestBlindPolicyIsHardlyBetter(t *testing.T) {
+// A policy that does not know the future is hardly better than a Chooser, even on a
+// nearly full node. The best policy's share is exact, ours is the result of one long
+// trace: a difference of a few percent is chance.
+func TestBestOnlinePolicyIsHardlyBetter(t *testing.T) {
 	for _, size := range []int{2, 4} {
 		for _, l := range loads() {
 			t.Run(fmt.Sprintf("groups of %d/%s", size, l.name), func(t *testing.T) {
@@ -169,11 +169,11 @@ func TestTheBestBlindPolicyIsHardlyBetter(t *testing.T) {
 				events := trace(1, 8, 20000, l)
 				asked := 0
 				for _, e := range events {
-					if e.counts() {
+					if e.isCounted() {
 						asked++
 					}
 				}
-				got := float64(linked(node).replay(events, ours(node))) / float64(asked)
+				got := float64(linked(node).replay(events, choosePreferred(node))) / float64(asked)
 				best := (&blind{groups: 8 / size, size: size}).share(l)
 				t.Logf("ours %.4f, best blind %.4f: %.4f", got, best, got/best)
 				require.GreaterOrEqual(t, got, 0.97*best)

@@ -1,23 +1,23 @@
 package prefer
 
-// growth is a set that is made better step by step, where there are too many
-// GPUs to try every set.
+// growth is a set that is improved step by step, for pools with too many GPUs to try
+// every set.
 type growth struct {
 	*pool
 	in    []bool
 	gain  []int // score of each with the set and what the container has
 	all   []int // score of each with the whole pool
 	score int
-	torn  int // sum of all: the more, the more is torn from what stays behind
+	cut   int // sum of all: the higher, the more links to remaining GPUs are cut
 	load  int
 }
 
-// grown returns a good set, which need not be the best. It grows one from each
-// GPU, always by the one that is nearest to the set, then swaps a GPU of the set
-// for one outside as long as that is better, and returns the best of them. Each
-// swap is an improvement, so it comes to an end. 32 GPUs take a millisecond or
-// two where no link is like another, 64 a tenth of a second.
-func grown(p pool, need int) []int {
+// grow returns a good set, which need not be the best. It grows one from each GPU,
+// always adding the GPU nearest to the set. Then it swaps a GPU of the set for one
+// outside while that is an improvement, so it terminates. It returns the best of these
+// sets. 32 GPUs take a millisecond or two where no link is like another, 64 a tenth of
+// a second.
+func grow(p pool, need int) []int {
 	all := make([]int, p.n)
 	for i, row := range p.score {
 		for _, score := range row {
@@ -31,7 +31,7 @@ func grown(p pool, need int) []int {
 		for range need - 1 {
 			next := -1
 			for i, in := range g.in {
-				if !in && (next < 0 || g.better(i, next)) {
+				if !in && (next < 0 || g.betterToAdd(i, next)) {
 					next = i
 				}
 			}
@@ -58,23 +58,23 @@ func (g *growth) remove(i int) { g.move(i, false, -1) }
 func (g *growth) move(i int, in bool, sign int) {
 	g.in[i] = in
 	g.score += sign * g.gain[i]
-	g.torn += sign * g.all[i]
+	g.cut += sign * g.all[i]
 	g.load += sign * g.pool.load[i]
 	for j, score := range g.pool.score[i] {
 		g.gain[j] += sign * score
 	}
 }
 
-// better says that adding i is better than adding j.
-func (g *growth) better(i, j int) bool {
+// betterToAdd reports whether adding i is better than adding j.
+func (g *growth) betterToAdd(i, j int) bool {
 	return less([3]int{-g.gain[i], g.all[i], g.pool.load[i]}, [3]int{-g.gain[j], g.all[j], g.pool.load[j]})
 }
 
 func (g *growth) before(o *growth) bool {
-	return less([3]int{-g.score, g.torn, g.load}, [3]int{-o.score, o.torn, o.load})
+	return less([3]int{-g.score, g.cut, g.load}, [3]int{-o.score, o.cut, o.load})
 }
 
-// swap makes the first swap that is an improvement.
+// swap makes the first swap that is an improvement, and reports whether there was one.
 func (g *growth) swap() bool {
 	for out, in := range g.in {
 		if !in {
@@ -82,7 +82,7 @@ func (g *growth) swap() bool {
 		}
 		g.remove(out)
 		for i, in := range g.in {
-			if !in && i != out && g.better(i, out) {
+			if !in && i != out && g.betterToAdd(i, out) {
 				g.add(i)
 				return true
 			}

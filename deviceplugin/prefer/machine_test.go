@@ -47,14 +47,14 @@ func meshed(a, b int) int {
 	}[[2]int{a, b}]
 }
 
-// machine is a node that people have.
+// machine is a common kind of node.
 type machine struct {
 	name string
 	node gpu.Snapshot
 }
 
-// machines are those of gputest with n GPUs, and others on which it matters
-// which GPUs are chosen.
+// machines are those of gputest with n GPUs, and others for which the choice of GPUs
+// matters.
 func machines(n int) []machine {
 	var all []machine
 	for _, name := range gputest.Profiles() {
@@ -72,7 +72,7 @@ func machines(n int) []machine {
 	return all
 }
 
-// random draws a node whose links are anything.
+// random draws a node with arbitrary links.
 func random(t *rapid.T, least, most int) gpu.Snapshot {
 	s := gputest.Node("l40s", rapid.IntRange(least, most).Draw(t, "gpus"))
 	for i := range s.Devices {
@@ -142,7 +142,7 @@ func allocatable(s gpu.Snapshot) gpuallocator.DeviceList {
 
 // linkTypes are go-gpuallocator's P2PLinkTypes: 1 to 6 are PCIe levels, in the
 // order of gpu.LinkKind, from 7 on 1 to 18 NVLinks. A pair with NVLinks has a
-// PCIe level too, of which a Snapshot tells only as much as the NUMA nodes do.
+// PCIe level too, of which a Snapshot has only the NUMA nodes.
 func linkTypes(l gpu.Link, a, b gpu.Device) []int {
 	var types []int
 	switch {

@@ -7,12 +7,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// oracle returns how many of the requests for 2 and 4 GPUs somebody could give
-// fully linked GPUs who knows the whole trace beforehand.
+// oracle returns how many of the requests for 2 and 4 GPUs could get fully linked GPUs
+// if the whole trace were known beforehand.
 //
-// On up to 8 GPUs it is the exact number: of all ways to place all jobs, the
-// best. On more there are too many ways; there it is an upper bound that nobody
-// can pass: every request that an empty node could serve.
+// For up to 8 GPUs the number is exact: the best of all ways to place all jobs. For
+// more GPUs there are too many ways; then it is an upper bound, the number of requests
+// that an empty node could serve.
 func (m links) oracle(events []event) int {
 	if len(m) <= 8 {
 		return m.clairvoyant(events)
@@ -20,32 +20,32 @@ func (m links) oracle(events []event) int {
 	possible := map[int]bool{2: m.clique(2, nil), 4: m.clique(4, nil)}
 	most := 0
 	for _, e := range events {
-		if e.counts() && possible[e.size] {
+		if e.isCounted() && possible[e.size] {
 			most++
 		}
 	}
 	return most
 }
 
-// clique says that some size GPUs, those of begun among them, are fully linked.
+// clique reports whether size GPUs, including those of begun, are fully linked.
 func (m links) clique(size int, begun []int) bool {
 	if len(begun) == size {
 		return true
 	}
 	for i := range m {
-		if (len(begun) == 0 || i > begun[len(begun)-1]) && m.fully(append(slices.Clone(begun), i)) && m.clique(size, append(slices.Clone(begun), i)) {
+		if (len(begun) == 0 || i > begun[len(begun)-1]) && m.fullyLinked(append(slices.Clone(begun), i)) && m.clique(size, append(slices.Clone(begun), i)) {
 			return true
 		}
 	}
 	return false
 }
 
-// placement says which job each GPU has; 0: none. Jobs are numbered anew as
-// soon as they end, so that there are at most 8.
+// placement is the job of each GPU; 0: none. Job numbers are reused as soon as jobs
+// end, so there are at most 8.
 type placement [8]uint8
 
-// clairvoyant tries all placements, step by step: of those that differ only by
-// a symmetry of the node it keeps one, with the most requests served so far.
+// clairvoyant tries all placements, step by step. Of placements that differ only by a
+// symmetry of the node, it keeps one with the most requests served so far.
 func (m links) clairvoyant(events []event) int {
 	canonical := m.symmetry()
 	reached := map[placement]int{{}: 0}
@@ -77,7 +77,7 @@ func (m links) clairvoyant(events []event) int {
 			number[e.job] = job
 			for p, served := range reached {
 				m.place(p, job, e.size, nil, func(p placement, set []int) {
-					if e.counts() && m.fully(set) {
+					if e.isCounted() && m.fullyLinked(set) {
 						keep(p, served+1)
 					} else {
 						keep(p, served)
@@ -94,7 +94,7 @@ func (m links) clairvoyant(events []event) int {
 	return most
 }
 
-// place gives a job so many free GPUs, in every way.
+// place gives a job that many free GPUs, in every way.
 func (m links) place(p placement, job uint8, size int, set []int, each func(placement, []int)) {
 	if len(set) == size {
 		each(p, set)
@@ -122,12 +122,12 @@ func (m links) symmetry() func(placement) placement {
 	return m.smallest()
 }
 
-// smallest turns a placement into the first of those that are like it.
+// smallest maps a placement to the first of those equivalent to it.
 func (m links) smallest() func(placement) placement {
-	turns := m.turns(nil)
+	permutations := m.permutations(nil)
 	return func(p placement) placement {
 		first := p
-		for _, turn := range turns {
+		for _, turn := range permutations {
 			var q placement
 			for i, from := range turn {
 				q[i] = p[from]
@@ -170,8 +170,8 @@ func sorted(p placement, size, n int) placement {
 	return p
 }
 
-// turns lists the permutations that keep the links, those that begin so.
-func (m links) turns(begun []int) [][]int {
+// permutations lists the permutations that preserve the links and start with begun.
+func (m links) permutations(begun []int) [][]int {
 	if len(begun) == len(m) {
 		return [][]int{slices.Clone(begun)}
 	}
@@ -182,17 +182,17 @@ func (m links) turns(begun []int) [][]int {
 			fits = fits && m[from][i] == m[j][len(begun)]
 		}
 		if fits {
-			all = append(all, m.turns(append(begun, i))...)
+			all = append(all, m.permutations(append(begun, i))...)
 		}
 	}
 	return all
 }
 
-func TestTheOracleKnowsWhatIsPossible(t *testing.T) {
+func TestOracle(t *testing.T) {
 	pairs := linked(wired(8, bridged(2, 4)))
 	quads := linked(wired(8, bridged(4, 6)))
 	cube := linked(wired(8, meshed))
-	require.Len(t, cube.turns(nil), 48)
+	require.Len(t, cube.permutations(nil), 48)
 	require.Equal(t, []int{2, 4, 0}, []int{pairs.block(), quads.block(), cube.block()})
 
 	events := []event{{1, 1}, {2, 1}, {3, 2}, {4, 2}, {5, 2}, {job: 1}, {job: 3}, {6, 1}, {7, 2}}
@@ -202,17 +202,17 @@ func TestTheOracleKnowsWhatIsPossible(t *testing.T) {
 	require.Equal(t, 2, cube.oracle([]event{{1, 4}, {2, 4}}))
 	require.Equal(t, 1, cube.oracle([]event{{1, 3}, {2, 4}}))
 	require.Equal(t, 1, linked(wired(16, bridged(2, 4))).oracle([]event{{1, 2}, {2, 4}}))
-	require.Len(t, quads.turns(nil), 2*24*24)
+	require.Len(t, quads.permutations(nil), 2*24*24)
 }
 
-func TestTheOraclesShortCutIsRight(t *testing.T) {
+func TestOracleSymmetriesAreCorrect(t *testing.T) {
 	for _, size := range []int{2, 4} {
 		m := linked(wired(8, bridged(size, 4)))
 		smallest := m.smallest()
 		like := map[placement]placement{}
 		for seed := range uint64(3) {
 			for _, e := range trace(seed, 8, 200, loads()[3]) {
-				// Any placement will do: the sizes of the jobs, at random places.
+				// Place jobs of these sizes at random.
 				var p placement
 				for i := range p {
 					p[i] = uint8((e.job*(i+3) + e.size*i*i) % 4)

@@ -65,7 +65,7 @@ func TestPreferredDevicesAreNearToEachOther(t *testing.T) {
 	}
 }
 
-func TestALostGPUIsTakenLastAndHarmsNoOther(t *testing.T) {
+func TestLostGPUIsChosenLastAndAffectsNoOther(t *testing.T) {
 	s := gputest.Node("l40s", 8)
 	devices := whole(s)
 	s.Devices = s.Devices[1:] // what was GPU 0 is gone, and its links lead nowhere
@@ -77,8 +77,8 @@ func TestALostGPUIsTakenLastAndHarmsNoOther(t *testing.T) {
 	}
 }
 
-// The neighbours of a broken GPU are chosen among as if it were not there.
-func TestUnhealthyDevicesAreTakenLast(t *testing.T) {
+// The choice among the neighbours of a broken GPU ignores it.
+func TestUnhealthyDevicesAreChosenLast(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := random(t, 2, 12)
 		o := prefer.Options{Policy: prefer.Policy(rapid.IntRange(0, 3).Draw(t, "policy"))}
@@ -106,7 +106,7 @@ func TestUnhealthyDevicesAreTakenLast(t *testing.T) {
 	})
 }
 
-func TestWhatCannotBePreferredIsSaid(t *testing.T) {
+func TestImpossibleRequestsAreErrors(t *testing.T) {
 	node := gputest.Node("t4", 4)
 	for want, c := range map[string]struct {
 		include []string
@@ -121,7 +121,7 @@ func TestWhatCannotBePreferredIsSaid(t *testing.T) {
 	}
 }
 
-func TestCallsMayRunAtTheSameTime(t *testing.T) {
+func TestPreferIsSafeForConcurrentUse(t *testing.T) {
 	s := wired(16, bridged(4, 6))
 	c := chooser(s)
 	want, err := c.Prefer(ids(s), nil, 3)
@@ -141,14 +141,14 @@ func TestCallsMayRunAtTheSameTime(t *testing.T) {
 	}
 }
 
-func TestNoGPUsIsNoError(t *testing.T) {
+func TestEmptyTopologyIsNoError(t *testing.T) {
 	c := prefer.New(prefer.NewTopology(gputest.Node("t4", 1)), nil, prefer.Options{})
 	got, err := c.Prefer([]string{"b", "a"}, nil, 1)
 	require.NoError(t, err)
 	require.Equal(t, []string{"a"}, got)
 }
 
-func TestPreferIsAnAnswerToItsQuestion(t *testing.T) {
+func TestPreferReturnsAValidChoice(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := random(t, 1, 18)
 		o := prefer.Options{Policy: prefer.Policy(rapid.IntRange(0, 3).Draw(t, "policy"))}

@@ -5,40 +5,40 @@ import (
 	"slices"
 )
 
-// question is one request, seen from the GPUs: how much of each is free, and
-// how much of it the container gets.
-type question struct {
+// request is one request, by GPU: how much of each is free, and how much of it the
+// container gets.
+type request struct {
 	*Chooser
 	free, included int // devices
 
-	open   []bool // by device: may be chosen
+	open   []bool // by device: available and not chosen
 	chosen []bool // by device
-	stock  []int  // by GPU: devices that may be picked; late ones do not count
+	stock  []int  // by GPU: devices that can be picked; late ones do not count
 	picks  []int  // by GPU: devices that the container gets
-	taken  []int  // by GPU: devices that are not free, those of the container among them
-	next   []int  // by GPU: the device to look at for the next pick
+	used   []int  // by GPU: devices that are not free, including those of the container
+	next   []int  // by GPU: first device to consider for the next pick
 
-	unknownGiven []string // no such device, and must be included
-	unknownFree  []string // no such device, and available
+	unknownIncluded []string // unknown devices to include
+	unknownFree     []string // unknown available devices
 }
 
-// read sorts out what is asked: each device once, in an order of ours.
-func (c *Chooser) read(available, include []string) *question {
+// newRequest returns a request with each device once, in the Chooser's order.
+func (c *Chooser) newRequest(available, include []string) *request {
 	n, d := len(c.gpus), len(c.devices)
 	counts, marks := make([]int, 4*n), make([]bool, 2*d)
-	q := &question{
+	q := &request{
 		Chooser: c,
 		open:    marks[:d], chosen: marks[d:],
-		stock: counts[:n], picks: counts[n : 2*n], taken: counts[2*n : 3*n], next: counts[3*n:],
+		stock: counts[:n], picks: counts[n : 2*n], used: counts[2*n : 3*n], next: counts[3*n:],
 	}
 	for g, p := range c.gpus {
-		q.taken[g], q.next[g] = p.total, p.first
+		q.used[g], q.next[g] = p.total, p.first
 	}
 	for _, id := range include {
-		d, known := c.at[id]
+		d, known := c.indexOf[id]
 		switch {
 		case !known:
-			q.unknownGiven = append(q.unknownGiven, id)
+			q.unknownIncluded = append(q.unknownIncluded, id)
 		case !q.chosen[d]:
 			q.chosen[d] = true
 			q.picks[c.devices[d].gpu]++
@@ -46,7 +46,7 @@ func (c *Chooser) read(available, include []string) *question {
 		}
 	}
 	for _, id := range available {
-		d, known := c.at[id]
+		d, known := c.indexOf[id]
 		switch {
 		case !known:
 			q.unknownFree = append(q.unknownFree, id)
@@ -55,14 +55,14 @@ func (c *Chooser) read(available, include []string) *question {
 			q.free++
 			if !c.devices[d].late {
 				q.stock[c.devices[d].gpu]++
-				q.taken[c.devices[d].gpu]--
+				q.used[c.devices[d].gpu]--
 			}
 		}
 	}
-	q.unknownGiven = distinct(q.unknownGiven)
-	q.included += len(q.unknownGiven)
+	q.unknownIncluded = distinct(q.unknownIncluded)
+	q.included += len(q.unknownIncluded)
 	q.unknownFree = slices.DeleteFunc(distinct(q.unknownFree), func(id string) bool {
-		_, given := slices.BinarySearch(q.unknownGiven, id)
+		_, given := slices.BinarySearch(q.unknownIncluded, id)
 		return given
 	})
 	q.free += len(q.unknownFree)
@@ -74,10 +74,10 @@ func distinct(ids []string) []string {
 	return slices.Compact(ids)
 }
 
-// apart leaves of each GPU only what does not give the container two devices
-// of it. What is not known counts as a GPU of its own.
-func (q *question) apart(size int) error {
-	gpus := len(q.unknownGiven) + len(q.unknownFree)
+// limitToOnePerGPU restricts the stock so that the container gets at most one device of
+// each GPU. Each unknown device counts as a GPU of its own.
+func (q *request) limitToOnePerGPU(size int) error {
+	gpus := len(q.unknownIncluded) + len(q.unknownFree)
 	for g, p := range q.gpus {
 		if q.picks[g] > 1 {
 			return fmt.Errorf("%d of the devices to include are parts of %s, and a container gets only one of each GPU", q.picks[g], p.id)
@@ -88,13 +88,13 @@ func (q *question) apart(size int) error {
 		}
 	}
 	if gpus < size {
-		return fmt.Errorf("%d devices of different GPUs were asked for, and only %d GPUs have one available", size, gpus)
+		return fmt.Errorf("%d devices of different GPUs were requested, but only %d GPUs have one available", size, gpus)
 	}
 	return nil
 }
 
-// pickable is how many devices may be picked.
-func (q *question) pickable() int {
+// countPickable returns how many devices can be picked.
+func (q *request) countPickable() int {
 	sum := 0
 	for _, stock := range q.stock {
 		sum += stock
@@ -102,20 +102,20 @@ func (q *question) pickable() int {
 	return sum
 }
 
-// pick takes the first device of a GPU that may be picked.
-func (q *question) pick(g int) {
+// pick chooses the first pickable device of a GPU.
+func (q *request) pick(g int) {
 	for !q.open[q.next[g]] || q.devices[q.next[g]].late {
 		q.next[g]++
 	}
 	q.chosen[q.next[g]] = true
 	q.next[g]++
 	q.picks[g]++
-	q.taken[g]++
+	q.used[g]++
 	q.stock[g]--
 }
 
-// fill takes need late devices, and then what is not known.
-func (q *question) fill(need int) {
+// addLate chooses need more devices: first late ones, then unknown ones.
+func (q *request) addLate(need int) {
 	for d := range q.devices {
 		g := q.devices[d].gpu
 		if need == 0 || !q.open[d] || !q.devices[d].late || q.options.Strict && q.picks[g] > 0 {
@@ -128,13 +128,13 @@ func (q *question) fill(need int) {
 	q.unknownFree = q.unknownFree[:need]
 }
 
-// answer names the devices that were chosen.
-func (q *question) answer() []string {
+// deviceIDs returns the chosen devices.
+func (q *request) deviceIDs() []string {
 	var ids []string
 	for d, chosen := range q.chosen {
 		if chosen {
 			ids = append(ids, q.devices[d].id)
 		}
 	}
-	return append(append(ids, q.unknownGiven...), q.unknownFree...)
+	return append(append(ids, q.unknownIncluded...), q.unknownFree...)
 }

@@ -5,17 +5,16 @@ import (
 	"sync"
 )
 
-// Rate says how near to each other the GPUs behind these devices are, as a share
-// of the best that there would be for so many of the resource's GPUs were all of
-// them free: 1 is as good as can be. ok is false where nearness is not what the
-// policy looks for, or there is nothing to compare: fewer than two GPUs that are
-// known, or none that is near to another.
+// Rate returns how near to each other the GPUs behind these devices are, relative to
+// the best choice of as many of the resource's GPUs if all were free; 1 is the best. ok
+// is false if the policy is not about nearness, or if there is nothing to compare:
+// fewer than two known GPUs, or none that is near to another.
 //
-// The best for a number of GPUs is searched for once for a topology.
+// The best score for a number of GPUs is searched once for each topology.
 func (c *Chooser) Rate(ids []string) (ratio float64, ok bool) {
 	var gpus []int
 	for _, id := range ids {
-		if d, known := c.at[id]; known && c.devices[d].gpu < c.known {
+		if d, known := c.indexOf[id]; known && c.devices[d].gpu < c.known {
 			gpus = append(gpus, c.devices[d].gpu)
 		}
 	}
@@ -24,64 +23,64 @@ func (c *Chooser) Rate(ids []string) (ratio float64, ok bool) {
 	if c.options.Policy != Aligned || len(gpus) < 2 {
 		return 0, false
 	}
-	best := c.topology.bests.of(c, len(gpus))
+	best := c.topology.bestScores.lookup(c, len(gpus))
 	if best == 0 {
 		return 0, false
 	}
-	// Of very many GPUs the best is not searched exactly (see grown).
+	// For very many GPUs the best score is not exact (see grow).
 	return min(float64(c.sum(gpus))/float64(best), 1), true
 }
 
-// sum is the score of a set of known GPUs.
+// sum returns the score of a set of known GPUs.
 func (c *Chooser) sum(gpus []int) int {
 	sum := 0
 	for n, i := range gpus {
 		for _, j := range gpus[:n] {
-			sum += c.topology.score[c.gpus[i].place][c.gpus[j].place]
+			sum += c.topology.score[c.gpus[i].position][c.gpus[j].position]
 		}
 	}
 	return sum
 }
 
-// bests remembers the best score of some of these GPUs.
-type bests struct {
+// bestScores caches the best score for a number of GPUs.
+type bestScores struct {
 	mu    sync.Mutex
-	known map[pick]int
+	known map[bestKey]int
 }
 
-// pick is so many of the GPUs at these places.
-type pick struct {
-	places string // a place is a rune
-	number int
+// bestKey is a number of GPUs to choose from those at these positions.
+type bestKey struct {
+	positions string // one rune each
+	number    int
 }
 
-func (b *bests) of(c *Chooser, number int) int {
-	places := make([]rune, c.known)
-	for g := range places {
-		places[g] = rune(c.gpus[g].place)
+func (b *bestScores) lookup(c *Chooser, number int) int {
+	positions := make([]rune, c.known)
+	for g := range positions {
+		positions[g] = rune(c.gpus[g].position)
 	}
-	key := pick{string(places), number}
+	key := bestKey{string(positions), number}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	best, known := b.known[key]
 	if !known {
-		best = c.best(number)
+		best = c.bestScore(number)
 		if b.known == nil {
-			b.known = map[pick]int{}
+			b.known = map[bestKey]int{}
 		}
 		b.known[key] = best
 	}
 	return best
 }
 
-// best is the highest score of so many of the known GPUs.
-func (c *Chooser) best(number int) int {
+// bestScore returns the highest score of that many of the known GPUs.
+func (c *Chooser) bestScore(number int) int {
 	all := make([]int, c.known)
 	for g := range all {
 		all[g] = g
 	}
 	if number < len(all) {
-		q := c.read(nil, nil)
+		q := c.newRequest(nil, nil)
 		all = q.nearest(nil, all, number)
 	}
 	return c.sum(all)

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 )
 
-// sets calls each with every set of size of the IDs.
+// sets calls each with every subset of the IDs of that size.
 func sets(all []string, size int, begun []string, each func([]string)) {
 	switch {
 	case size == 0:
@@ -23,7 +23,7 @@ func sets(all []string, size int, begun []string, each func([]string)) {
 	}
 }
 
-func TestARateIsTheShareOfTheBestScoreThatThereIs(t *testing.T) {
+func TestRateIsTheShareOfTheBestScore(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := random(t, 2, 8)
 		c, list, all := chooser(s), allocatable(s), ids(s)
@@ -39,7 +39,7 @@ func TestARateIsTheShareOfTheBestScoreThatThereIs(t *testing.T) {
 	})
 }
 
-func TestOnAnEmptyNodeEveryChoiceIsTheBest(t *testing.T) {
+func TestEveryChoiceOnAnEmptyNodeIsTheBest(t *testing.T) {
 	for _, m := range machines(8) {
 		c, all := chooser(m.node), ids(m.node)
 		for size := 2; size <= 8; size++ {
@@ -52,7 +52,7 @@ func TestOnAnEmptyNodeEveryChoiceIsTheBest(t *testing.T) {
 	}
 }
 
-func TestABrokenPairIsWorthLessThanAPair(t *testing.T) {
+func TestBrokenPairHasALowerRate(t *testing.T) {
 	s := wired(8, bridged(2, 4))
 	c := chooser(s)
 	ratio, ok := c.Rate(gpus(0, 1))
@@ -63,7 +63,7 @@ func TestABrokenPairIsWorthLessThanAPair(t *testing.T) {
 	require.Less(t, ratio, 0.5)
 }
 
-func TestNothingIsRatedThatCannotBeCompared(t *testing.T) {
+func TestIncomparableChoicesAreNotRated(t *testing.T) {
 	s := gputest.Node("l40s", 4)
 	for name, given := range map[string][]string{"nothing": nil, "one GPU": gpus(2), "one GPU twice": gpus(2, 2), "one that is not known": append(gpus(2), "GPU-gone")} {
 		_, ok := chooser(s).Rate(given)
@@ -75,7 +75,7 @@ func TestNothingIsRatedThatCannotBeCompared(t *testing.T) {
 	require.False(t, ok, "no GPU is known")
 }
 
-func TestTopologiesAreEqualWhileTheSameGPUsAreAsNear(t *testing.T) {
+func TestEqualTopologies(t *testing.T) {
 	s := wired(4, bridged(2, 4))
 	require.True(t, prefer.NewTopology(s).Equal(prefer.NewTopology(s.Clone())))
 	require.False(t, prefer.NewTopology(s).Equal(prefer.NewTopology(wired(4, bridged(2, 2)))))

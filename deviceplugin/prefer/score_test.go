@@ -10,8 +10,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// best is the highest score of go-gpuallocator that a set of that size has, all
-// of them tried.
+// best returns the highest go-gpuallocator score of a set of that size, by trying all.
 func best(list gpuallocator.DeviceList, available, include []string, size int) int {
 	most := -1
 	for mask := range uint(1) << len(available) {
@@ -89,9 +88,8 @@ func TestNoSetScoresHigherOnAnyNode(t *testing.T) {
 	})
 }
 
-// leaves lists what the GPUs of a set that are not chosen still are to each
-// other: the weakest score within each four of them, best first, and then that
-// of each two.
+// leaves lists the scores among the remaining GPUs: the weakest within each four of
+// them, best first, and then that of each two.
 func leaves(list gpuallocator.DeviceList, available, chosen []string) []int {
 	rest := slices.DeleteFunc(slices.Clone(available), func(id string) bool { return slices.Contains(chosen, id) })
 	var quads, pairs []int
@@ -117,8 +115,8 @@ func leaves(list gpuallocator.DeviceList, available, chosen []string) []int {
 	return append(quads, pairs...)
 }
 
-// Of the sets with the highest score none leaves more quads and pairs whole.
-func TestWhatIsLeftStaysWhole(t *testing.T) {
+// No set with the highest score leaves more quads and pairs whole.
+func TestRemainingGPUsStayWhole(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := rapid.SampledFrom(machines(8)).Draw(t, "machine").node
 		if rapid.Bool().Draw(t, "any links") {
@@ -180,7 +178,7 @@ func uuids(chosen []*gpuallocator.Device) []string {
 
 // Above 16 GPUs not every set is tried. On machines as they are built the result
 // is the best all the same: whole switches, bridges and boards.
-func TestManyGPUsAreChosenByGrowing(t *testing.T) {
+func TestManyGPUsAreChosenByGrowth(t *testing.T) {
 	for _, m := range machines(32) {
 		list, c := allocatable(m.node), chooser(m.node)
 		for size, like := range map[int][]int{2: {0, 1}, 4: {0, 1, 2, 3}, 8: {0, 1, 2, 3, 4, 5, 6, 7}} {
@@ -193,7 +191,7 @@ func TestManyGPUsAreChosenByGrowing(t *testing.T) {
 }
 
 // What is grown cannot be made better by swapping one GPU.
-func TestWhatIsGrownIsBetterThanItsNeighbours(t *testing.T) {
+func TestGrownSetIsALocalOptimum(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := random(t, 17, 20)
 		size := rapid.IntRange(1, len(s.Devices)).Draw(t, "size")

@@ -2,55 +2,55 @@ package prefer
 
 import "slices"
 
-// most is how many GPUs to choose from are searched exactly: 12,870 sets in the
-// worst case, 8 of 16.
-const most = 16
+// maxExact is the largest number of GPUs searched exactly: 12,870 sets in the worst
+// case, 8 of 16.
+const maxExact = 16
 
-// set is a set of the GPUs that are searched, by position.
+// set is a set of positions in the pool.
 type set uint16
 
 func (s set) has(i int) bool      { return s>>i&1 == 1 }
 func (s set) with(i int) set      { return s | 1<<i }
 func (s set) contains(o set) bool { return s&o == o }
 
-// search tries every set that can still be the best. Of GPUs that are as near to
-// all others the first are taken: behind NVSwitch that leaves a handful of sets.
+// search tries every set that can still be the best. Of GPUs that are equally near to
+// all others, only the first are tried: behind NVSwitch that leaves a handful of sets.
 type search struct {
 	pool
-	gain  [most + 1][most]int // by depth: the score of each with those picked so far
-	twin  []int               // the last one before it that is as near to all; -1: none
-	need  int
-	stays set // there is more of it: picked or not, it stays behind
-	quads []quad
-	found bool
-	best  set
-	value value
-	spare []int // where the next value is counted
+	gain    [maxExact + 1][maxExact]int // by depth: score of each with those picked so far
+	twin    []int                       // the last earlier GPU that is equally near to all; -1: none
+	need    int
+	remains set // GPUs with more devices: they remain even if picked
+	quads   []quad
+	found   bool
+	best    set
+	value   value
+	spare   []int // buffer for the next value
 }
 
-// value is how good a set is. What is left behind, and how much is taken, are
-// counted only where the score does not decide.
+// value is how good a set is. rest and load are computed only where the score does not
+// decide.
 type value struct {
 	score int
 	rest  []int
 	load  int
 }
 
-// exact returns the best set: that with the highest score, of those the one that
-// leaves the most pairs and quads whole, then the one of which the least is
-// taken, then the first.
+// exact returns the best set: the one with the highest score, among equals the one that
+// leaves the most pairs and quads whole, then the one with the lowest load, then the
+// first.
 func exact(p pool, need int) []int {
 	s := &search{pool: p, need: need, twin: make([]int, p.n)}
 	copy(s.gain[0][:], p.base)
 	for i, more := range p.more {
 		if more {
-			s.stays = s.stays.with(i)
+			s.remains = s.remains.with(i)
 		}
 	}
 	for i := range s.twin {
 		s.twin[i] = -1
 		for j := range i {
-			if s.asNear(i, j) {
+			if s.equallyNear(i, j) {
 				s.twin[i] = j
 			}
 		}
@@ -65,9 +65,9 @@ func exact(p pool, need int) []int {
 	return chosen
 }
 
-// asNear says that two GPUs are as near to every other one, and to what the
-// container has. Then the one that comes first in the pool is no worse to pick.
-func (s *search) asNear(i, j int) bool {
+// equallyNear reports whether two GPUs are equally near to every other one and to those
+// of the container. Then the one that comes first in the pool is no worse to pick.
+func (s *search) equallyNear(i, j int) bool {
 	if s.base[i] != s.base[j] {
 		return false
 	}
@@ -79,10 +79,10 @@ func (s *search) asNear(i, j int) bool {
 	return true
 }
 
-// walk adds to the picked ones, in the order of their positions, in every way.
+// walk extends the picked set in every way, in the order of positions.
 func (s *search) walk(from, depth, score int, picked set) {
 	if depth == s.need {
-		s.weigh(picked, score)
+		s.compare(picked, score)
 		return
 	}
 	more := s.need - depth - 1
@@ -96,7 +96,7 @@ func (s *search) walk(from, depth, score int, picked set) {
 			next[j] = gain[j] + row[j]
 			reach = max(reach, next[j])
 		}
-		// Were the rest as near as can be, would it be as good as what was found?
+		// Skip it if even the nearest possible rest cannot reach the best score.
 		if bound := score + gain[i] + more*reach + more*(more-1)/2*s.high; s.found && bound < s.value.score {
 			continue
 		}
@@ -104,8 +104,8 @@ func (s *search) walk(from, depth, score int, picked set) {
 	}
 }
 
-// weigh holds a set against the best so far.
-func (s *search) weigh(picked set, score int) {
+// compare compares a set with the best so far and keeps the better one.
+func (s *search) compare(picked set, score int) {
 	switch {
 	case s.found && score < s.value.score:
 		return
@@ -114,9 +114,9 @@ func (s *search) weigh(picked set, score int) {
 		return
 	}
 	if len(s.value.rest) == 0 {
-		s.value.rest, s.value.load = s.left(s.best, s.value.rest), s.sum(s.best)
+		s.value.rest, s.value.load = s.countRemaining(s.best, s.value.rest), s.sum(s.best)
 	}
-	v := value{score: score, rest: s.left(picked, s.spare), load: s.sum(picked)}
+	v := value{score: score, rest: s.countRemaining(picked, s.spare), load: s.sum(picked)}
 	s.spare = v.rest
 	by := slices.Compare(v.rest, s.value.rest)
 	if by > 0 || by == 0 && v.load < s.value.load {
@@ -124,7 +124,7 @@ func (s *search) weigh(picked set, score int) {
 	}
 }
 
-// sum is how much is taken of the GPUs of a set.
+// sum returns the load of the GPUs of a set.
 func (s *search) sum(picked set) int {
 	sum := 0
 	for i, load := range s.load {
@@ -135,19 +135,19 @@ func (s *search) sum(picked set) int {
 	return sum
 }
 
-// quad is four GPUs that are as near to each other as their weakest link.
+// quad is four GPUs and the rank of their weakest link.
 type quad struct {
 	gpus set
 	rank int
 }
 
-// left counts what stays behind: the quads by rank, best first, then the pairs.
-// What is broken already has fewer of them to lose.
-func (s *search) left(picked set, into []int) []int {
+// countRemaining counts the quads that remain by rank, best first, then the pairs. A
+// broken group has fewer of them to lose.
+func (s *search) countRemaining(picked set, into []int) []int {
 	if s.quads == nil {
 		s.quads = s.allQuads()
 	}
-	rest := s.stays | (1<<s.n-1)&^picked
+	rest := s.remains | (1<<s.n-1)&^picked
 	if cap(into) == 0 {
 		into = make([]int, 2*s.ranks)
 	}
@@ -170,7 +170,7 @@ func (s *search) left(picked set, into []int) []int {
 	return into
 }
 
-// allQuads lists the quads that are nearer than GPUs of the node are anyway.
+// allQuads lists the quads that are nearer than the lowest rank.
 func (s *search) allQuads() []quad {
 	quads, r := []quad{}, s.rank
 	for a := range s.n {

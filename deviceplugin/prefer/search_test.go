@@ -13,8 +13,8 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// shared draws GPUs that are shared, in the order in which nearest has them: those
-// of which more stays behind, and less is taken, come first.
+// shared draws shared GPUs in the order that nearest uses: more remaining devices
+// first, then lower load.
 func shared(t *rapid.T) pool {
 	n := rapid.IntRange(2, 8).Draw(t, "gpus")
 	p := pool{n: n, score: square(n), rank: square(n), ranks: 3, base: make([]int, n), load: make([]int, n), more: make([]bool, n)}
@@ -49,8 +49,8 @@ func worth(b bool) int {
 	return 0
 }
 
-// What is not tried is no better than what is: neither nearer, nor leaving more
-// whole, nor less taken.
+// No skipped set is better than the result: neither nearer, nor leaving more whole, nor
+// less used.
 func TestNoSetOfSharedGPUsIsBetterThanTheOneFound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := shared(t)
@@ -62,7 +62,7 @@ func TestNoSetOfSharedGPUsIsBetterThanTheOneFound(t *testing.T) {
 		s := &search{pool: p}
 		for i, more := range p.more {
 			if more {
-				s.stays = s.stays.with(i)
+				s.remains = s.remains.with(i)
 			}
 		}
 		value := func(picked set) []int {
@@ -77,7 +77,7 @@ func TestNoSetOfSharedGPUsIsBetterThanTheOneFound(t *testing.T) {
 					score += p.base[i]
 				}
 			}
-			return append(append([]int{score}, s.left(picked, nil)...), -s.sum(picked))
+			return append(append([]int{score}, s.countRemaining(picked, nil)...), -s.sum(picked))
 		}
 		found := value(chosen)
 		for picked := range set(1) << p.n {
@@ -88,9 +88,9 @@ func TestNoSetOfSharedGPUsIsBetterThanTheOneFound(t *testing.T) {
 	})
 }
 
-// GPUs that differ only in how much of them is taken are not tried in every way:
-// 6 of 16 would take a tenth of a second.
-func TestSharedGPUsOfWhichSomeIsTakenAreChosenQuickly(t *testing.T) {
+// GPUs that differ only in their load are not tried in every way: 6 of 16 would take a
+// tenth of a second.
+func TestPartlyUsedSharedGPUsAreChosenQuickly(t *testing.T) {
 	const gpus, replicas = 16, 50
 	var s gpu.Snapshot
 	var devices []Device

@@ -1,8 +1,8 @@
 package prefer
 
-// share picks need devices of the known GPUs, one at a time, each of the GPU
-// that the policy puts first.
-func (q *question) share(need int) {
+// share picks need devices of the known GPUs, one at a time, each from the GPU that the
+// policy prefers.
+func (q *request) share(need int) {
 	for range need {
 		best := -1
 		for g := range q.known {
@@ -14,10 +14,10 @@ func (q *question) share(need int) {
 	}
 }
 
-// before says that the policy takes of GPU a rather than of GPU b. Where it
-// does not care, the one that is nearer to what is picked comes first.
-func (q *question) before(a, b int) bool {
-	taken, picks := q.taken[a]-q.taken[b], q.picks[a]-q.picks[b]
+// before reports whether the policy prefers GPU a to GPU b. If it has no preference,
+// the one nearer to the picked GPUs comes first.
+func (q *request) before(a, b int) bool {
+	taken, picks := q.used[a]-q.used[b], q.picks[a]-q.picks[b]
 	var order [2]int
 	switch q.options.Policy {
 	case Packed:
@@ -32,15 +32,15 @@ func (q *question) before(a, b int) bool {
 			return by < 0
 		}
 	}
-	return q.near(a) > q.near(b)
+	return q.nearness(a) > q.nearness(b)
 }
 
-// near is how near a GPU is to those that are picked.
-func (q *question) near(g int) int {
+// nearness returns how near a GPU is to the picked ones.
+func (q *request) nearness(g int) int {
 	sum := 0
 	for other, picks := range q.picks[:q.known] {
 		if picks > 0 {
-			sum += q.topology.score[q.gpus[g].place][q.gpus[other].place]
+			sum += q.topology.score[q.gpus[g].position][q.gpus[other].position]
 		}
 	}
 	return sum

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 )
 
-// parts makes each GPU several devices.
+// parts splits each GPU into several devices.
 func parts(s gpu.Snapshot, replicas int) []prefer.Device {
 	var devices []prefer.Device
 	for _, d := range s.Devices {
@@ -33,7 +33,7 @@ func names(devices []prefer.Device) []string {
 	return out
 }
 
-// free is what is available when so many replicas of each GPU are taken.
+// free returns the available devices when that many replicas of each GPU are used.
 func free(replicas int, taken ...int) []string {
 	var out []string
 	for i, n := range taken {
@@ -44,7 +44,7 @@ func free(replicas int, taken ...int) []string {
 	return out
 }
 
-// of is how many of the devices each of n GPUs has.
+// of returns how many of the devices belong to each of n GPUs.
 func of(n int, chosen []string) []int {
 	counts := make([]int, n)
 	for _, id := range chosen {
@@ -57,7 +57,7 @@ func of(n int, chosen []string) []int {
 	return counts
 }
 
-func TestSharedGPUsAreTakenAsThePolicySays(t *testing.T) {
+func TestSharedGPUsFollowThePolicy(t *testing.T) {
 	s := gputest.Node("l40s", 4) // pairs 0-1 and 2-3
 	one := func(g, r int) []string { return []string{fmt.Sprintf("%s::%d", gputest.GPU(g), r)} }
 	for name, c := range map[string]struct {
@@ -89,10 +89,10 @@ func TestSharedGPUsAreTakenAsThePolicySays(t *testing.T) {
 	}
 }
 
-// What the reference does with shared GPUs (greedyAlloc in its
+// The reference's choice among shared GPUs (greedyAlloc in its
 // internal/rm/allocate.go): the same number of each GPU, up to GPUs that are
 // equal for its policy.
-func TestSharesAreAsEvenAsTheReferenceMakesThem(t *testing.T) {
+func TestSharesAreAsEvenAsTheReferences(t *testing.T) {
 	for _, policy := range []prefer.Policy{prefer.Distributed, prefer.Packed, prefer.Spread} {
 		rapid.Check(t, func(t *rapid.T) {
 			const replicas = 5
@@ -102,7 +102,7 @@ func TestSharesAreAsEvenAsTheReferenceMakesThem(t *testing.T) {
 			size := rapid.IntRange(0, len(available)).Draw(t, "size")
 			got, err := prefer.New(prefer.NewTopology(s), parts(s, replicas), prefer.Options{Policy: policy}).Prefer(available, nil, size)
 			require.NoError(t, err)
-			ours := of(4, got)
+			choosePreferred := of(4, got)
 
 			theirs := make([]int, 4)
 			for range size {
@@ -133,12 +133,12 @@ func TestSharesAreAsEvenAsTheReferenceMakesThem(t *testing.T) {
 				slices.Sort(out)
 				return out
 			}
-			require.Equal(t, level(theirs), level(ours))
+			require.Equal(t, level(theirs), level(choosePreferred))
 		})
 	}
 }
 
-func TestStrictSpreadGivesNoGPUTwice(t *testing.T) {
+func TestStrictNeverChoosesAGPUTwice(t *testing.T) {
 	s := gputest.Node("l40s", 4)
 	for _, policy := range []prefer.Policy{prefer.Aligned, prefer.Packed, prefer.Distributed, prefer.Spread} {
 		c := prefer.New(prefer.NewTopology(s), parts(s, 4), prefer.Options{Policy: policy, Strict: true})
@@ -153,8 +153,8 @@ func TestStrictSpreadGivesNoGPUTwice(t *testing.T) {
 	}
 }
 
-// Strict holds for unhealthy devices too, and for those of a GPU that is lost.
-func TestStrictSpreadHoldsForWhatIsTakenLast(t *testing.T) {
+// Strict applies to unhealthy devices too, and to those of a lost GPU.
+func TestStrictAppliesToUnhealthyDevices(t *testing.T) {
 	s := gputest.Node("l40s", 4)
 	devices := parts(s, 2)
 	for i := range devices {

@@ -1,10 +1,10 @@
-// Package prefer chooses, among the devices that are free, those that a
-// container should be given: near to each other, packed, or spread out.
+// Package prefer chooses which of the available devices a container gets: near to each
+// other, packed, or spread out.
 //
-// All that a choice needs is laid out beforehand. A Topology is made once for
-// a snapshot and says how near each two GPUs are; a Chooser is made once for
-// the devices of a resource and knows the GPU behind each. A question then only
-// looks up: no NVML, no lock, and the same answer whatever its order.
+// Everything that a choice needs is prepared. A Topology is built once for a snapshot
+// and holds how near each two GPUs are. A Chooser is built once for the devices of a
+// resource and knows the GPU behind each. A request then needs only lookups: no NVML,
+// no lock, and the same response whatever the order of its devices.
 package prefer
 
 import (
@@ -14,34 +14,33 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// Topology is how near the GPUs of a node are to each other. It is never
-// changed, but for what it remembers, and may be used concurrently.
+// Topology holds how near the GPUs of a node are to each other. It is never changed
+// except for its cache, and may be used concurrently.
 type Topology struct {
 	index map[gpu.UUID]int // position in score and rank: the order of the snapshot
 	score [][]int          // of each two GPUs; 0 on the diagonal
 	rank  [][]int          // place of their score among all, 0 is the lowest
 	ranks int
 
-	bests bests // so that no score is searched for twice
+	bestScores bestScores // caches each search
 }
 
-// Equal says that the same GPUs are as near to each other.
+// Equal reports whether both have the same GPUs, equally near to each other.
 func (t *Topology) Equal(o *Topology) bool {
 	return maps.Equal(t.index, o.index) && slices.EqualFunc(t.score, o.score, slices.Equal[[]int])
 }
 
-// What a link is worth. The weights are those of NVIDIA's go-gpuallocator
-// (gpuallocator/besteffort_policy.go, calculateGPUPairScore), so that a choice
-// can be held against its own: 100 for each NVLink, and 10 for each step of the
-// PCIe level, from 10 across CPUs to 60 on one board, which is the order of
-// gpu.LinkKind.
+// The weights of links are those of NVIDIA's go-gpuallocator
+// (gpuallocator/besteffort_policy.go, calculateGPUPairScore), so that choices can be
+// compared with its own: 100 for each NVLink, and 10 for each step of the PCIe level,
+// from 10 across CPUs to 60 on one board, which is the order of gpu.LinkKind.
 const (
 	scoreLane = 100
 	scoreStep = 10
 )
 
-// NewTopology reads the links of a snapshot. What is listed twice or leads
-// nowhere counts for nothing.
+// NewTopology reads the links of a snapshot. It ignores links that are listed twice or
+// lead nowhere.
 func NewTopology(s gpu.Snapshot) *Topology {
 	n := len(s.Devices)
 	t := &Topology{index: make(map[gpu.UUID]int, n), score: square(n), rank: square(n)}
@@ -69,8 +68,8 @@ func NewTopology(s gpu.Snapshot) *Topology {
 	return t
 }
 
-// level is the PCIe level between two GPUs. A link over NVLink does not tell of
-// it, and one that could not be read tells nothing: then their NUMA nodes do.
+// level returns the PCIe level between two GPUs. An NVLink or an unreadable link does
+// not have it; then their NUMA nodes determine it.
 func level(l gpu.Link, a, b gpu.Device) gpu.LinkKind {
 	switch {
 	case l.Kind > gpu.LinkUnknown && l.Kind < gpu.LinkNVLink:

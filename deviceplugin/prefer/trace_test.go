@@ -18,16 +18,15 @@ type event struct {
 	size int // 0: it ends
 }
 
-// load is what a trace is made of.
+// load holds the parameters of a trace.
 type load struct {
 	name    string
 	sizes   []int
 	arrival float64 // share of steps at which a job would like to begin
 }
 
-// loads are what jobs mostly ask for at two levels of pressure, and two that
-// are harder: on a node that is nearly full, and with sizes that do not divide
-// it, there is often no choice.
+// loads are the usual sizes of jobs at two levels of pressure, and two harder loads: on
+// a nearly full node, and with sizes that do not divide it, there is often no choice.
 func loads() []load {
 	return []load{
 		{"idle at times", []int{1, 2, 4, 8}, 0.3},
@@ -37,9 +36,9 @@ func loads() []load {
 	}
 }
 
-// trace draws so many steps. At each a job begins, if that many GPUs are free,
-// or else a random one ends. Where jobs are placed changes nothing of it, so
-// that everybody gets the same questions.
+// trace draws that many steps. At each step a job begins if enough GPUs are free, or
+// else a random one ends. This does not depend on where jobs are placed, so every
+// policy gets the same requests.
 func trace(seed uint64, gpus, steps int, l load) []event {
 	r := rand.New(rand.NewPCG(seed, 1))
 	var events, running []event
@@ -64,8 +63,8 @@ func trace(seed uint64, gpus, steps int, l load) []event {
 	return events
 }
 
-// links says which GPUs are linked: over NVLink where the node has it, else
-// through PCIe switches alone.
+// links holds which GPUs are linked: over NVLink where the node has it, else through
+// PCIe switches alone.
 type links [][]bool
 
 func linked(s gpu.Snapshot) links {
@@ -83,8 +82,8 @@ func linked(s gpu.Snapshot) links {
 	return m
 }
 
-// fully says that each two GPUs of a set are linked.
-func (m links) fully(set []int) bool {
+// fullyLinked reports whether each two GPUs of a set are linked.
+func (m links) fullyLinked(set []int) bool {
 	for i, a := range set {
 		for _, b := range set[:i] {
 			if !m[a][b] {
@@ -95,11 +94,10 @@ func (m links) fully(set []int) bool {
 	return true
 }
 
-// counts says that it is one of the requests that are looked at.
-func (e event) counts() bool { return e.size == 2 || e.size == 4 }
+// isCounted reports whether the event is a request for 2 or 4 GPUs.
+func (e event) isCounted() bool { return e.size == 2 || e.size == 4 }
 
-// replay returns how many of the requests for 2 and 4 GPUs are given GPUs that
-// are fully linked.
+// replay returns how many of the requests for 2 and 4 GPUs get fully linked GPUs.
 func (m links) replay(events []event, choose func(free []int, size int) []int) int {
 	owner := make([]int, len(m))
 	served := 0
@@ -120,15 +118,15 @@ func (m links) replay(events []event, choose func(free []int, size int) []int) i
 		for _, i := range chosen {
 			owner[i] = e.job
 		}
-		if e.counts() && m.fully(chosen) {
+		if e.isCounted() && m.fullyLinked(chosen) {
 			served++
 		}
 	}
 	return served
 }
 
-// ours chooses as a Chooser does.
-func ours(s gpu.Snapshot) func(free []int, size int) []int {
+// choosePreferred chooses as a Chooser does.
+func choosePreferred(s gpu.Snapshot) func(free []int, size int) []int {
 	c, at := chooser(s), places(s)
 	return func(free []int, size int) []int {
 		got, err := c.Prefer(gpus(free...), nil, size)
@@ -174,16 +172,15 @@ func indexes(at map[string]int, ids []string) []int {
 	return out
 }
 
-// contended are the machines on which not every GPU is linked to every other:
-// on those nobody can be wrong.
+// contended are the machines on which not every GPU is linked to every other: on the
+// others no choice can be wrong.
 func contended(n int) []machine {
 	return slices.DeleteFunc(machines(n), func(m machine) bool { return linked(m.node).block() == n })
 }
 
-// TestJobsGetLinkedGPUs holds 1,000-step traces against an oracle. Left out is
-// the node of four models in turn: few of its GPUs are linked at all, more jobs
-// ask for them than there are, and the oracle serves those that end soon. What
-// is reached there BenchmarkTraces prints.
+// It compares 1,000-step traces with an oracle. The node of four alternating models is
+// left out: few of its GPUs are linked at all, more jobs ask for them than there are,
+// and the oracle serves those that end soon. BenchmarkTraces prints its results.
 func TestJobsGetLinkedGPUs(t *testing.T) {
 	for _, n := range []int{8, 16} {
 		for _, m := range contended(n) {
@@ -194,7 +191,7 @@ func TestJobsGetLinkedGPUs(t *testing.T) {
 				t.Run(fmt.Sprintf("%d/%s/%s", n, m.name, l.name), func(t *testing.T) {
 					t.Parallel()
 					events, graph := trace(1, n, 1000, l), linked(m.node)
-					served, most := graph.replay(events, ours(m.node)), graph.oracle(events)
+					served, most := graph.replay(events, choosePreferred(m.node)), graph.oracle(events)
 					require.LessOrEqual(t, served, most)
 					require.GreaterOrEqual(t, float64(served), 0.98*float64(most), "of %d requests", most)
 				})
@@ -226,11 +223,11 @@ func compare(b *testing.B, s gpu.Snapshot, l load) {
 	for seed := range uint64(5) {
 		events := trace(seed, len(graph), 1000, l)
 		for _, e := range events {
-			if e.counts() {
+			if e.isCounted() {
 				asked++
 			}
 		}
-		got += graph.replay(events, ours(s))
+		got += graph.replay(events, choosePreferred(s))
 		most += graph.oracle(events)
 		if len(graph) <= 8 {
 			theirs += graph.replay(events, bestEffort(s))

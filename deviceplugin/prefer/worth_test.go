@@ -18,7 +18,7 @@ func uuidsOf(ids []string) []gpu.UUID {
 	return all
 }
 
-func TestTheScoreOfASetIsThatOfTheOracle(t *testing.T) {
+func TestScoreMatchesTheOracle(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := random(t, 1, 12)
 		set := rapid.Permutation(ids(s)).Draw(t, "set")[:rapid.IntRange(0, len(s.Devices)).Draw(t, "size")]
@@ -26,7 +26,7 @@ func TestTheScoreOfASetIsThatOfTheOracle(t *testing.T) {
 	})
 }
 
-func TestWhatIsUnknownOrTwiceAddsNothingToTheScore(t *testing.T) {
+func TestUnknownAndRepeatedGPUsAddNoScore(t *testing.T) {
 	s := machines(8)[0].node
 	topology := prefer.NewTopology(s)
 	two := uuidsOf(gpus(0, 1))
