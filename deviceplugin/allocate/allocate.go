@@ -1,19 +1,18 @@
-// Package allocate says what a container has to be given for the devices that
-// the kubelet has chosen for it. It is pure: what there is on the node is told
-// to it, as a Host.
+// Package allocate builds the response for a container to which the kubelet has
+// allocated devices. It is pure: the caller passes in the state of the node as a Host.
 //
-// How a container gets its devices is the device list strategy of the
-// configuration, one or several:
+// The device list strategies of the configuration, one or several, determine how a
+// container gets its devices:
 //
 //   - cdi-cri: CDI names, for a container runtime that resolves them itself.
 //   - cdi-annotations: the same names, in an annotation of the container.
 //   - envvar: NVIDIA_VISIBLE_DEVICES, for the NVIDIA container runtime.
 //   - volume-mounts: the same list as mounts, which a container cannot set itself.
 //
-// What an answer has with each is that of the reference
-// (github.com/NVIDIA/k8s-device-plugin, internal/plugin/server.go, v0.17 and
-// later), but for what only its own CDI specification knows: GDRCopy, GPUDirect
-// Storage, Mellanox OFED and IMEX channels are given as device nodes with CDI.
+// Each response matches that of the reference (github.com/NVIDIA/k8s-device-plugin,
+// internal/plugin/server.go, v0.17 and later), except for what only its own CDI
+// specification contains: GDRCopy, GPUDirect Storage, Mellanox OFED and IMEX channels
+// are given as device nodes with CDI.
 package allocate
 
 import (
@@ -31,67 +30,68 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// Host is what there is on the node for containers besides CDI names. Paths are
-// those of a container; on the host they are below DevRoot.
+// Host lists the node's device nodes for containers, besides CDI names. Paths are those
+// in a container; on the host they are below DevRoot.
 type Host struct {
 	DevRoot string
 	Control []string              // nodes that every container with a GPU needs
-	GPUs    map[gpu.UUID][]string // nodes of a GPU or MIG device alone; where they are not known it has no entry
+	GPUs    map[gpu.UUID][]string // nodes of a GPU or MIG device alone; no entry if not known
 	GDRCopy []string
 	GDS     []string
 	MOFED   []string
 	Imex    []int // channels
 }
 
-// Resource answers for the devices of one resource. It is never changed and may
-// be used concurrently.
+// Resource allocates the devices of one resource. It is never changed and may be used
+// concurrently.
 type Resource struct {
 	config  *config.Config
 	host    Host
 	name    string
 	devices []plan.Device
-	at      map[string]int // where a device is in devices, by the kubelet's ID
+	indexOf map[string]int // position of a device in devices, by the kubelet's ID
 }
 
-// New makes the Resource of the plan as it is now.
+// New returns the Resource for a resource of the current plan.
 func New(c *config.Config, h Host, r plan.Resource) *Resource {
-	a := &Resource{config: c, host: h, name: r.Name, devices: r.Devices, at: make(map[string]int, len(r.Devices))}
+	a := &Resource{config: c, host: h, name: r.Name, devices: r.Devices, indexOf: make(map[string]int, len(r.Devices))}
 	for i, d := range r.Devices {
-		a.at[d.ID] = i
+		a.indexOf[d.ID] = i
 	}
 	return a
 }
 
-// Allocate says what a container has to be given for the devices. Its errors
-// are gRPC statuses with a sentence for people: they stand in the pod's events.
+// Allocate returns what a container gets for the devices. Its errors are gRPC statuses
+// with readable sentences: they appear in the pod's events.
 func (r *Resource) Allocate(ids []string) (*v1beta1.ContainerAllocateResponse, error) {
 	chosen, err := r.choose(ids)
 	if err != nil {
 		return nil, err
 	}
-	a := &answer{config: r.config, host: r.host, resource: r.name, devices: chosen, ContainerAllocateResponse: &v1beta1.ContainerAllocateResponse{}}
-	return a.make()
+	a := &response{config: r.config, host: r.host, resource: r.name, devices: chosen, ContainerAllocateResponse: &v1beta1.ContainerAllocateResponse{}}
+	return a.build()
 }
 
-// choose returns the devices behind the IDs, of replicas of one device the first,
-// in the order of the GPUs: the same devices have the same answer.
+// choose returns the devices behind the IDs, in the order of the GPUs. It returns only
+// the first of several replicas of a device, so that the same devices give the same
+// response.
 func (r *Resource) choose(ids []string) ([]plan.Device, error) {
 	if len(ids) == 0 {
-		return nil, status.Error(codes.InvalidArgument, "no devices of "+r.name+" were asked for")
+		return nil, status.Error(codes.InvalidArgument, "no devices of "+r.name+" were requested")
 	}
 	var chosen []plan.Device
 	for i, id := range ids {
-		at, known := r.at[id]
+		at, known := r.indexOf[id]
 		if !known {
 			return nil, status.Errorf(codes.NotFound, "%s has no device %q; it has %s", r.name, id, r.names())
 		}
 		d := r.devices[at]
 		switch {
 		case slices.Contains(ids[:i], id):
-			return nil, status.Errorf(codes.InvalidArgument, "device %s was asked for twice", id)
+			return nil, status.Errorf(codes.InvalidArgument, "device %s was requested twice", id)
 		case !d.Healthy():
 			return nil, status.Errorf(codes.FailedPrecondition, "device %s has been unhealthy since %s: %s", id, d.Since.UTC().Format(time.RFC3339), d.Fault)
-		case d.Replicas > 0 && len(ids) > 1 && r.onlyOne():
+		case d.Replicas > 0 && len(ids) > 1 && r.limitsToOne():
 			return nil, status.Errorf(codes.InvalidArgument, "a container may have one %s and asked for %d: it is a part of a shared GPU, and more parts are not more of the GPU; "+
 				"request 1, or set failRequestsGreaterThanOne: false in the device plugin's sharing", r.name, len(ids))
 		}
@@ -99,28 +99,29 @@ func (r *Resource) choose(ids []string) ([]plan.Device, error) {
 			chosen = append(chosen, d)
 		}
 	}
-	if r.mixed(chosen) {
+	if r.mixesShared(chosen) {
 		return nil, status.Errorf(codes.InvalidArgument, "a container cannot have a whole GPU and a part of a GPU that is shared by MPS: its programs have one MPS daemon for all of them; "+
 			"request 1 %s, or give what is shared another name (rename) in the device plugin's sharing.mps", r.name)
 	}
-	slices.SortFunc(chosen, func(a, b plan.Device) int { return cmp.Compare(r.at[a.ID], r.at[b.ID]) })
+	slices.SortFunc(chosen, func(a, b plan.Device) int { return cmp.Compare(r.indexOf[a.ID], r.indexOf[b.ID]) })
 	return chosen, nil
 }
 
-// mixed says whether devices are shared by MPS beside others that are not.
-func (r *Resource) mixed(devices []plan.Device) bool {
+// mixesShared reports whether the devices include both devices shared by MPS and
+// others.
+func (r *Resource) mixesShared(devices []plan.Device) bool {
 	strategy, _ := r.config.Sharing.Active()
 	part := func(d plan.Device) bool { return d.Replicas > 0 }
 	whole := func(d plan.Device) bool { return d.Replicas == 0 }
 	return strategy == config.SharingMPS && slices.ContainsFunc(devices, part) && slices.ContainsFunc(devices, whole)
 }
 
-func (r *Resource) onlyOne() bool {
+func (r *Resource) limitsToOne() bool {
 	_, shared := r.config.Sharing.Active()
 	return shared.FailRequestsGreaterThanOne != nil && *shared.FailRequestsGreaterThanOne
 }
 
-// names lists the devices for an error: each shared one once.
+// names lists the devices for an error, each shared one once.
 func (r *Resource) names() string {
 	const most = 16
 	var ids []string

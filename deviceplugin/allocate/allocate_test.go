@@ -36,7 +36,7 @@ func parse(t testing.TB, text string) *config.Config {
 	return c
 }
 
-// node has two GPUs, of which the second is divided in three.
+// node has two GPUs, of which the second has three MIG devices.
 func node() gpu.Snapshot {
 	s := gputest.Node("a100-80gb", 2)
 	s.Devices[1] = gputest.WithMIG(s.Devices[1], "1g.10gb", "1g.10gb", "3g.40gb")
@@ -76,8 +76,8 @@ func resource(t testing.TB, c *config.Config, s gpu.Snapshot, name string) plan.
 	return plan.Resource{}
 }
 
-// The answers for each way in which containers can be given their devices.
-func TestAnswers(t *testing.T) {
+// It covers each device list strategy.
+func TestResponses(t *testing.T) {
 	for name, c := range map[string]struct {
 		config, resource string
 		take             []int
@@ -126,7 +126,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-func TestAnnotationsAreReadByTheRuntimesParserAndDifferForEachResource(t *testing.T) {
+func TestAnnotationsAreValidAndDifferForEachResource(t *testing.T) {
 	cfg := parse(t, "flags: {migStrategy: mixed, plugin: {deviceListStrategy: cdi-annotations}}")
 	all := map[string]string{}
 	for _, name := range []string{"nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"} {
@@ -141,8 +141,8 @@ func TestAnnotationsAreReadByTheRuntimesParserAndDifferForEachResource(t *testin
 	require.Len(t, devices, 3)
 }
 
-// What is refused stands in the pod's events.
-func TestRefusalsSayWhy(t *testing.T) {
+// Errors appear in the pod's events.
+func TestRefusalsHaveAReason(t *testing.T) {
 	broken := node()
 	broken.Devices[0].Fault = gpu.Fault{Reason: gpu.ReasonLost, Message: "fell off the bus"}
 	id := string(gputest.GPU(0))
@@ -158,11 +158,11 @@ func TestRefusalsSayWhy(t *testing.T) {
 		code             codes.Code
 		says             string
 	}{
-		"nothing": {"", "gpu", node(), host(), nil, codes.InvalidArgument, "no devices of nvidia.com/gpu were asked for"},
+		"nothing": {"", "gpu", node(), host(), nil, codes.InvalidArgument, "no devices of nvidia.com/gpu were requested"},
 		"unknown": {"", "gpu", node(), host(), []string{"GPU-x"}, codes.NotFound, `nvidia.com/gpu has no device "GPU-x"; it has ` + id + ", "},
 		"unknown, of a list too long for an event": {shared, "gpu.shared", node(), host(), []string{"GPU-x"}, codes.NotFound,
 			`nvidia.com/gpu.shared has no device "GPU-x"; it has ` + id + "::0, " + string(gputest.GPU(1)) + "::0"},
-		"twice":     {"", "gpu", node(), host(), []string{id, id}, codes.InvalidArgument, "device " + id + " was asked for twice"},
+		"twice":     {"", "gpu", node(), host(), []string{id, id}, codes.InvalidArgument, "device " + id + " was requested twice"},
 		"unhealthy": {"", "gpu", broken, host(), []string{id}, codes.FailedPrecondition, "device " + id + " has been unhealthy since 1970-01-01T00:00:00Z: GPULost: fell off the bus"},
 		"two parts": {shared, "gpu.shared", node(), host(), []string{id + "::0", id + "::1"}, codes.InvalidArgument,
 			"a container may have one nvidia.com/gpu.shared and asked for 2: it is a part of a shared GPU, and more parts are not more of the GPU; request 1"},
@@ -178,10 +178,10 @@ func TestRefusalsSayWhy(t *testing.T) {
 	}
 }
 
-// With CDI no answer has the variable that the NVIDIA container runtime heeds, or
-// a container on such a node would get its GPUs twice; and whatever the devices
-// are, what is given is theirs alone, each once.
-func TestAnAnswerHasTheDevicesAndNoOthers(t *testing.T) {
+// With CDI no response sets the variable that the NVIDIA container runtime uses, or the
+// container would get its GPUs twice. The given device nodes belong to the allocated
+// devices alone, each once.
+func TestResponseHasExactlyTheDevices(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		strategy := rapid.SampledFrom([]string{"cdi-cri", "cdi-annotations", "envvar", "volume-mounts"}).Draw(t, "strategy")
 		replicas := rapid.IntRange(0, 4).Draw(t, "replicas")
@@ -241,7 +241,7 @@ func TestAnAnswerHasTheDevicesAndNoOthers(t *testing.T) {
 	})
 }
 
-func TestAWholeGPUIsNotGivenBesideAPartByMPS(t *testing.T) {
+func TestWholeGPUIsRefusedBesideAnMPSPart(t *testing.T) {
 	const text = "sharing: {%s: {failRequestsGreaterThanOne: false, resources: [{name: gpu, replicas: 2, devices: [0]}]}}"
 	s := gputest.Node("t4", 3)
 	of := func(strategy string) *allocate.Resource {

@@ -19,23 +19,23 @@ import (
 	"github.com/gpuready/gpuready/internal/cdi"
 )
 
-// What the NVIDIA container runtime looks for, as the reference gives it.
+// Names that the NVIDIA container runtime uses, as in the reference.
 const (
 	visibleDevices = "NVIDIA_VISIBLE_DEVICES"
 	imexChannels   = "NVIDIA_IMEX_CHANNELS"
-	// With volume-mounts the devices are the names of what is mounted below this
-	// folder: anybody can set a variable, and not everybody can mount.
+	// With volume-mounts the devices are the names of mounts below this
+	// folder: any user can set a variable, but not every user can mount.
 	mounts    = "/var/run/nvidia-container-devices"
 	mountFrom = "/dev/null"
 )
 
-// ImexPath is the device node of an IMEX channel.
+// ImexPath returns the device node of an IMEX channel.
 func ImexPath(channel int) string {
 	return "/dev/nvidia-caps-imex-channels/channel" + strconv.Itoa(channel)
 }
 
-// answer is one that is being made.
-type answer struct {
+// response builds one ContainerAllocateResponse.
+type response struct {
 	config   *config.Config
 	host     Host
 	resource string
@@ -44,31 +44,31 @@ type answer struct {
 	*v1beta1.ContainerAllocateResponse
 }
 
-func (a *answer) make() (*v1beta1.ContainerAllocateResponse, error) {
+func (a *response) build() (*v1beta1.ContainerAllocateResponse, error) {
 	p := a.config.Flags.Plugin
 	strategies := p.Strategies()
-	byRuntime := false  // the NVIDIA container runtime does the rest
-	byVariable := false // and believes variables, which an image can set
+	byRuntime := false  // the NVIDIA container runtime adds the devices
+	byVariable := false // and trusts variables, which an image can set
 	for _, s := range strategies {
 		switch s {
 		case config.ListCDI:
-			for _, name := range a.names() {
+			for _, name := range a.cdiNames() {
 				a.CdiDevices = append(a.CdiDevices, &v1beta1.CDIDevice{Name: name})
 			}
 		case config.ListAnnotations:
-			if err := a.annotate(); err != nil {
+			if err := a.addAnnotations(); err != nil {
 				return nil, status.Errorf(codes.Internal, "name the CDI devices of %s in an annotation: %v", a.resource, err)
 			}
 		case config.ListVariable:
 			byRuntime, byVariable = true, true
-			a.variables()
+			a.setVariables()
 		case config.ListMounts:
 			byRuntime = true
-			a.mounts()
+			a.addMounts()
 		}
 	}
-	if given(p.PassDeviceSpecs) {
-		if err := a.nodes(); err != nil {
+	if isTrue(p.PassDeviceSpecs) {
+		if err := a.addDeviceSpecs(); err != nil {
 			return nil, err
 		}
 	}
@@ -81,47 +81,47 @@ func (a *answer) make() (*v1beta1.ContainerAllocateResponse, error) {
 		{a.config.Flags.GDSEnabled, "NVIDIA_GDS", a.host.GDS},
 		{a.config.Flags.MOFEDEnabled, "NVIDIA_MOFED", a.host.MOFED},
 	} {
-		if !given(extra.wanted) {
+		if !isTrue(extra.wanted) {
 			continue
 		}
 		if byRuntime {
-			a.set(extra.variable, "enabled")
+			a.setEnv(extra.variable, "enabled")
 		}
 		if !byVariable {
-			a.add(extra.nodes)
+			a.addNodes(extra.nodes)
 		}
 	}
-	if !byRuntime || given(p.PassDeviceSpecs) {
+	if !byRuntime || isTrue(p.PassDeviceSpecs) {
 		for _, channel := range a.host.Imex {
-			a.add([]string{ImexPath(channel)})
+			a.addNodes([]string{ImexPath(channel)})
 		}
 	}
-	a.share()
+	a.addMPS()
 	return a.ContainerAllocateResponse, nil
 }
 
-// share lets a CUDA program find the MPS control daemon of its resource, which
-// shares memory with it (the reference's internal/plugin/mps.go). A container has
-// one daemon: devices that are not shared have none.
+// addMPS lets a CUDA program find the MPS control daemon of its resource and share
+// memory with it (the reference's internal/plugin/mps.go). A container has one daemon;
+// unshared devices have none.
 //
-// The folder of the pipes is the host's /run, so it is read-only for the container: a
-// program can connect to a socket and write to a pipe there, and cannot make, change or
-// remove a file. The shared memory has a file system of its own with a bound.
-func (a *answer) share() {
+// The folder of the pipes is in the host's /run, so it is read-only for the container:
+// a program can connect to a socket and write to a pipe there, but cannot create,
+// change or remove a file. The shared memory is a separate, bounded file system.
+func (a *response) addMPS() {
 	strategy, _ := a.config.Sharing.Active()
 	if strategy != config.SharingMPS || !slices.ContainsFunc(a.devices, func(d plan.Device) bool { return d.Replicas > 0 }) {
 		return
 	}
 	root, pipe := mps.Root(a.config), mps.PipeDir(mps.Container, a.resource)
-	a.set("CUDA_MPS_PIPE_DIRECTORY", pipe)
+	a.setEnv("CUDA_MPS_PIPE_DIRECTORY", pipe)
 	a.Mounts = append(a.Mounts,
 		&v1beta1.Mount{ContainerPath: pipe, HostPath: mps.PipeDir(root, a.resource), ReadOnly: true},
 		&v1beta1.Mount{ContainerPath: mps.Shm, HostPath: mps.ShmDir(root)})
 }
 
-// names are the CDI names. They are made of UUIDs whatever the device ID strategy
-// is: the toolkit's specification knows no other.
-func (a *answer) names() []string {
+// cdiNames returns the CDI names. They contain UUIDs whatever the device ID strategy
+// is: the toolkit's specification has no others.
+func (a *response) cdiNames() []string {
 	var names []string
 	for _, d := range a.devices {
 		names = append(names, cdi.GPUName(d.UUID()))
@@ -129,11 +129,11 @@ func (a *answer) names() []string {
 	return names
 }
 
-// annotate asks for the CDI names as package cdi of the container device
-// interface reads it, but for the prefix. The key is one for each allocation, as
-// a container may have several, and the same for the same devices.
-func (a *answer) annotate() error {
-	names := a.names()
+// addAnnotations requests the CDI names in the form that package cdi of the container
+// device interface parses, except for the prefix. The key is unique for each
+// allocation, since a container may have several, and the same for the same devices.
+func (a *response) addAnnotations() error {
+	names := a.cdiNames()
 	hash := sha256.Sum256([]byte(a.resource + "\n" + strings.Join(names, "\n")))
 	annotations, err := spec.UpdateAnnotations(nil, "nvidia-device-plugin", fmt.Sprintf("%x", hash[:16]), names)
 	if err != nil {
@@ -150,8 +150,8 @@ func (a *answer) annotate() error {
 	return nil
 }
 
-// list names the devices to the NVIDIA container runtime.
-func (a *answer) list() []string {
+// visibleIDs returns the devices' IDs for the NVIDIA container runtime.
+func (a *response) visibleIDs() []string {
 	var list []string
 	for _, d := range a.devices {
 		if a.config.Flags.Plugin.ByIndex() {
@@ -163,21 +163,21 @@ func (a *answer) list() []string {
 	return list
 }
 
-func (a *answer) variables() {
-	a.set(visibleDevices, strings.Join(a.list(), ","))
+func (a *response) setVariables() {
+	a.setEnv(visibleDevices, strings.Join(a.visibleIDs(), ","))
 	var channels []string
 	for _, channel := range a.host.Imex {
 		channels = append(channels, strconv.Itoa(channel))
 	}
 	if len(channels) > 0 {
-		a.set(imexChannels, strings.Join(channels, ","))
+		a.setEnv(imexChannels, strings.Join(channels, ","))
 	}
 }
 
-// mounts has the last word about the variable, where envvar is a strategy too.
-func (a *answer) mounts() {
-	a.set(visibleDevices, mounts)
-	names := a.list()
+// addMounts must run after setVariables, whose variable it overrides.
+func (a *response) addMounts() {
+	a.setEnv(visibleDevices, mounts)
+	names := a.visibleIDs()
 	for _, channel := range a.host.Imex {
 		names = append(names, path.Join("imex", strconv.Itoa(channel)))
 	}
@@ -186,22 +186,22 @@ func (a *answer) mounts() {
 	}
 }
 
-// nodes gives the device nodes of the devices themselves.
-func (a *answer) nodes() error {
-	a.add(a.host.Control)
+// addDeviceSpecs adds the device nodes of the devices themselves.
+func (a *response) addDeviceSpecs() error {
+	a.addNodes(a.host.Control)
 	for _, d := range a.devices {
 		nodes, known := a.host.GPUs[d.UUID()]
 		if !known {
-			return status.Errorf(codes.FailedPrecondition, "the device nodes of %s are not known, and flags.plugin.passDeviceSpecs asks for them; "+
+			return status.Errorf(codes.FailedPrecondition, "the device nodes of %s are not known, but flags.plugin.passDeviceSpecs needs them; "+
 				"see the log of gpu-device-plugin, and /proc/driver/nvidia-caps/mig-minors for a MIG device", d.UUID())
 		}
-		a.add(nodes)
+		a.addNodes(nodes)
 	}
 	return nil
 }
 
-// add gives device nodes, each of them once.
-func (a *answer) add(nodes []string) {
+// addNodes adds device nodes, each once.
+func (a *response) addNodes(nodes []string) {
 	for _, p := range nodes {
 		if slices.ContainsFunc(a.Devices, func(d *v1beta1.DeviceSpec) bool { return d.GetContainerPath() == p }) {
 			continue
@@ -210,11 +210,11 @@ func (a *answer) add(nodes []string) {
 	}
 }
 
-func (a *answer) set(variable, value string) {
+func (a *response) setEnv(variable, value string) {
 	if a.Envs == nil {
 		a.Envs = map[string]string{}
 	}
 	a.Envs[variable] = value
 }
 
-func given(b *bool) bool { return b != nil && *b }
+func isTrue(b *bool) bool { return b != nil && *b }

@@ -15,14 +15,14 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-func put(t *testing.T, root, path, text string) {
+func writeFile(t *testing.T, root, path, text string) {
 	path = filepath.Join(root, path)
 	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
 	require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
 }
 
-// read is what ReadHost finds below a directory.
-func read(t *testing.T, dir, text string, s gpu.Snapshot) labels.Host {
+// readHost returns what ReadHost finds below a directory.
+func readHost(t *testing.T, dir, text string, s gpu.Snapshot) labels.Host {
 	root, err := host.Open(dir)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, root.Close()) }()
@@ -31,20 +31,20 @@ func read(t *testing.T, dir, text string, s gpu.Snapshot) labels.Host {
 	return labels.ReadHost(root, c, s)
 }
 
-func TestTheMachineIsReadBelowTheRoot(t *testing.T) {
+func TestMachineIsReadBelowTheRoot(t *testing.T) {
 	dir, s := t.TempDir(), gputest.Node("t4", 4)
-	put(t, dir, "sys/class/dmi/id/product_name", "Standard PC (Q35 + ICH9, 2009)\n")
-	put(t, dir, "etc/machine", "DGX\x00 \x1b[2J-2H ")
+	writeFile(t, dir, "sys/class/dmi/id/product_name", "Standard PC (Q35 + ICH9, 2009)\n")
+	writeFile(t, dir, "etc/machine", "DGX\x00 \x1b[2J-2H ")
 	for i, class := range []string{"0x030200\n", "0x030000\n", "VGA\n"} {
-		put(t, dir, filepath.Join(host.PCIDevices, string(s.Devices[i].PCI), "class"), class)
+		writeFile(t, dir, filepath.Join(host.PCIDevices, string(s.Devices[i].PCI), "class"), class)
 	}
-	h := read(t, dir, "version: v1", s)
+	h := readHost(t, dir, "version: v1", s)
 	require.Equal(t, map[gpu.PCIAddress]uint32{s.Devices[0].PCI: 0x030200, s.Devices[1].PCI: 0x030000}, h.Class)
 	require.Equal(t, "Standard PC (Q35 + ICH9, 2009)", h.Machine)
 
 	machine := func(text string) string {
 		n := node(t, text, s)
-		n.Host = read(t, dir, text, s)
+		n.Host = readHost(t, dir, text, s)
 		l := labels.For(n)
 		valid(t, l)
 		return l["nvidia.com/gpu.machine"]
@@ -59,13 +59,13 @@ func TestTheMachineIsReadBelowTheRoot(t *testing.T) {
 func TestAHugeFileIsNotRead(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, host.PCIDevices), 0o755))
-	put(t, dir, "sys/class/dmi/id/product_name", strings.Repeat("x", 1<<20))
-	require.Empty(t, read(t, dir, "version: v1", gputest.Node("t4", 1)).Machine)
+	writeFile(t, dir, "sys/class/dmi/id/product_name", strings.Repeat("x", 1<<20))
+	require.Empty(t, readHost(t, dir, "version: v1", gputest.Node("t4", 1)).Machine)
 }
 
-func TestTheFeatureFileIsReplacedAsAWhole(t *testing.T) {
+func TestFeatureFileIsReplacedAtomically(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "features.d")
-	l := made(t, "version: v1", gputest.Node("h100-sxm", 8))
+	l := labelsOf(t, "version: v1", gputest.Node("h100-sxm", 8))
 	require.NoError(t, labels.Write(dir, l))
 	path := filepath.Join(dir, labels.FileName)
 	data, err := os.ReadFile(path)

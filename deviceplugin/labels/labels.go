@@ -1,15 +1,15 @@
-// Package labels says with which labels a node tells the cluster about its GPUs:
-// those of the reference's feature discovery (gpu-feature-discovery of
-// github.com/NVIDIA/k8s-device-plugin, internal/lm, v0.19.0), under the same names
-// and with the same values, so that what selects nodes by them goes on working.
+// Package labels computes the labels that describe a node's GPUs to the cluster. They
+// are those of the reference's feature discovery (gpu-feature-discovery of
+// github.com/NVIDIA/k8s-device-plugin, internal/lm, v0.19.0), with the same names and
+// values, so that existing node selectors keep working.
 //
-// For is pure. What it needs of the machine and no Snapshot has is in Host, which
-// ReadHost reads. Write leaves the labels where Node Feature Discovery takes them.
+// For is pure. Host holds what it needs of the machine beyond the Snapshot; ReadHost
+// reads it. Write writes the labels to the feature file of Node Feature Discovery.
 //
-// Not made are the labels of a virtual GPU's guest, nvidia.com/vgpu.present,
-// vgpu.host-driver-version and vgpu.host-driver-branch: vGPU is not supported. Nor
-// is nvidia.com/gpu.present, by which it is chosen where agents run: if they said it
-// of their own node, none would ever leave.
+// There are no labels of a virtual GPU's guest, nvidia.com/vgpu.present,
+// vgpu.host-driver-version and vgpu.host-driver-branch: vGPU is not supported. Nor is
+// there nvidia.com/gpu.present, which decides where agents run: if agents set it on
+// their own node, none would ever be removed.
 package labels
 
 import (
@@ -25,66 +25,66 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// prefix is that of every label.
+// prefix is the prefix of every label.
 const prefix = "nvidia.com/"
 
-// gpuLabels begins the labels of whole GPUs, and with the MIG strategy single of
-// MIG devices. A resource that the configuration names otherwise has these labels
-// too: they say what is in the node, not what it is called.
+// gpuLabels is the prefix of the labels of whole GPUs, and with the MIG strategy single
+// of MIG devices. A resource with another configured name has these labels too: they
+// describe the hardware, not the resource's name.
 const gpuLabels = prefix + "gpu"
 
-// Node is that which labels are made of.
+// Node holds the inputs of the labels.
 type Node struct {
 	Snapshot gpu.Snapshot
-	Health   health.State   // with it a GPU that went missing in this boot still counts, as the kubelet still counts it
+	Health   health.State   // lets a GPU that went missing in this boot still count, as it does for the kubelet
 	Config   *config.Config // in force
-	Plan     plan.Plan      // what plan.Make makes of these three
+	Plan     plan.Plan      // of plan.Make for these three
 	Host     Host
 }
 
-// For returns the labels of a node, by their full names. Each is one that
-// Kubernetes takes. A node without GPUs has none. The same node has the same
-// labels, and health changes none of them; but a GPU whose product no driver has
-// told this process, having been lost before, does not count.
+// For returns the labels of a node, by their full names. Each is valid for Kubernetes.
+// A node without GPUs has none. The same node always has the same labels, and health
+// changes none of them. However, a lost GPU does not count if this process has never
+// learned its product.
 //
-// The Snapshot must be one that a driver gave: until there is one, nothing is
-// known, and the labels of before are to stay.
+// The Snapshot must come from a driver. Until there is one, nothing is known and the
+// previous labels must stay.
 //
-// A GPU that devices.exclude names does not count, so that a display card does
-// not lend the node its name. Of GPUs of several products the one with the most
-// GPUs gives the labels, and then the first; the reference takes any.
+// A GPU in devices.exclude does not count, so that a display card does not give the
+// node its name. Of several products, the one with the most GPUs gives the labels, then
+// the first; the reference takes any.
 func For(n Node) map[string]string {
 	l := labels{}
 	gpus := n.gpus()
 	if len(gpus) == 0 {
 		return l
 	}
-	l.host(n.Config, n.Host)
-	l.versions(n.Snapshot.Driver)
-	l.mode(gpus, n.Host)
-	l.clique(gpus)
+	l.setHost(n.Config, n.Host)
+	l.setVersions(n.Snapshot.Driver)
+	l.setMode(gpus, n.Host)
+	l.setClique(gpus)
 
 	// internal/lm/nvml.go, newMigCapabilityLabeler and newSharingLabeler
 	strategy, _ := n.Config.Sharing.Active()
-	l.put(prefix+"mig.capable", slices.ContainsFunc(gpus, func(d gpu.Device) bool { return d.MIGCapable }))
-	l.put(prefix+"mps.capable", strategy == "mps" && !slices.ContainsFunc(gpus, isDivided))
+	l.set(prefix+"mig.capable", slices.ContainsFunc(gpus, func(d gpu.Device) bool { return d.MIGCapable }))
+	l.set(prefix+"mps.capable", strategy == "mps" && !slices.ContainsFunc(gpus, inMIGMode))
 
-	l.whole(gpus, n)
+	l.setGPUs(gpus, n)
 	if n.Config.Flags.MIG() != config.MIGNone { // internal/lm/strategy.go
-		l.put(prefix+"mig.strategy", n.Config.Flags.MIG())
+		l.set(prefix+"mig.strategy", n.Config.Flags.MIG())
 	}
 	switch n.Config.Flags.MIG() {
 	case config.MIGSingle:
-		l.single(gpus, n)
+		l.setMIGSingle(gpus, n)
 	case config.MIGMixed:
-		l.mixed(gpus, n)
+		l.setMIGMixed(gpus, n)
 	}
 	return l
 }
 
-func isDivided(d gpu.Device) bool { return d.MIGEnabled }
+func inMIGMode(d gpu.Device) bool { return d.MIGEnabled }
 
-// gpus are those that count, by index, each with the MIG devices that do.
+// gpus returns the GPUs that count, by index, each with the MIG devices that count.
 func (n Node) gpus() []gpu.Device {
 	all := slices.Clone(n.Snapshot.Devices)
 	for _, g := range n.Health.GPUs() {
@@ -94,36 +94,36 @@ func (n Node) gpus() []gpu.Device {
 	}
 	slices.SortStableFunc(all, func(a, b gpu.Device) int { return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID)) })
 	all = slices.DeleteFunc(all, func(d gpu.Device) bool {
-		return d.Product == "" || !chosen(n.Config.Devices, d) // without a name there is nothing to say of it
+		return d.Product == "" || !isSelected(n.Config.Devices, d) // no label describes a GPU without a name
 	})
 	for i, d := range all {
-		all[i].MIG = slices.DeleteFunc(slices.Clone(d.MIG), func(m gpu.MIGDevice) bool { return !chosenMIG(n.Config.Devices, d, m) })
+		all[i].MIG = slices.DeleteFunc(slices.Clone(d.MIG), func(m gpu.MIGDevice) bool { return !isSelectedMIG(n.Config.Devices, d, m) })
 	}
 	return all
 }
 
-// chosen says whether a GPU, or any part of it, is to be advertised.
-func chosen(c config.Devices, d gpu.Device) bool {
-	means := func(s config.Selector) bool { return s.MatchesGPU(d) }
-	part := func(m gpu.MIGDevice) bool { return chosenMIG(c, d, m) }
-	return !slices.ContainsFunc(c.Exclude, means) &&
-		(len(c.Include) == 0 || slices.ContainsFunc(c.Include, means) || slices.ContainsFunc(d.MIG, part))
+// isSelected reports whether a GPU, or any part of it, is to be advertised.
+func isSelected(c config.Devices, d gpu.Device) bool {
+	matches := func(s config.Selector) bool { return s.MatchesGPU(d) }
+	part := func(m gpu.MIGDevice) bool { return isSelectedMIG(c, d, m) }
+	return !slices.ContainsFunc(c.Exclude, matches) &&
+		(len(c.Include) == 0 || slices.ContainsFunc(c.Include, matches) || slices.ContainsFunc(d.MIG, part))
 }
 
-// chosenMIG says whether a MIG device is to be advertised.
-func chosenMIG(c config.Devices, d gpu.Device, m gpu.MIGDevice) bool {
-	means := func(s config.Selector) bool { return s.MatchesGPU(d) || s.MatchesMIG(d, m) }
-	return !slices.ContainsFunc(c.Exclude, means) && (len(c.Include) == 0 || slices.ContainsFunc(c.Include, means))
+// isSelectedMIG reports whether a MIG device is to be advertised.
+func isSelectedMIG(c config.Devices, d gpu.Device, m gpu.MIGDevice) bool {
+	matches := func(s config.Selector) bool { return s.MatchesGPU(d) || s.MatchesMIG(d, m) }
+	return !slices.ContainsFunc(c.Exclude, matches) && (len(c.Include) == 0 || slices.ContainsFunc(c.Include, matches))
 }
 
-// labels are labels by their full names.
+// labels maps full names to values.
 type labels map[string]string
 
-// put sets a label to a text, a number or a truth, made fit for a label's value.
-func (l labels) put(name string, value any) {
+// set sets a label to a valid form of a text, a number or a boolean.
+func (l labels) set(name string, value any) {
 	switch v := value.(type) {
 	case string:
-		l[name] = fitting(v)
+		l[name] = labelValue(v)
 	case bool:
 		l[name] = strconv.FormatBool(v)
 	case int:
@@ -133,31 +133,32 @@ func (l labels) put(name string, value any) {
 	}
 }
 
-// all sets the labels of a resource: each has the resource and its key for a name.
-func (l labels) all(resource string, values map[string]any) {
+// setAll sets the labels of a resource: each name is the resource and its key.
+func (l labels) setAll(resource string, values map[string]any) {
 	for key, value := range values {
-		l.put(resource+"."+key, value)
+		l.set(resource+"."+key, value)
 	}
 }
 
-// maxValue is the length of a label's value: Kubernetes, "Labels and Selectors".
+// maxValue is the maximum length of a label's value: Kubernetes, "Labels and
+// Selectors".
 const maxValue = 63
 
-// fitting makes a text the value of a label: the parts that the reference leaves
-// out go (internal/lm/resource.go, sanitise), spaces become one dash, and what
-// Kubernetes would refuse the label for goes too.
-func fitting(text string) string {
+// labelValue makes a text a valid label value: it drops the parts that the reference
+// drops (internal/lm/resource.go, sanitise), replaces runs of spaces by one dash, and
+// drops everything that Kubernetes would refuse.
+func labelValue(text string) string {
 	text = strings.Map(func(r rune) rune {
 		if isAlphanumeric(r) || strings.ContainsRune("-_. ", r) {
 			return r
 		}
 		return -1
 	}, text)
-	return bounded(strings.Join(strings.Fields(text), "-"), maxValue)
+	return truncate(strings.Join(strings.Fields(text), "-"), maxValue)
 }
 
-// bounded cuts a value to a length, and to the ends that a label may have.
-func bounded(value string, limit int) string {
+// truncate cuts a value to a length and trims its ends to what a label allows.
+func truncate(value string, limit int) string {
 	return strings.TrimFunc(value[:min(len(value), max(limit, 0))], func(r rune) bool { return !isAlphanumeric(r) })
 }
 
@@ -165,5 +166,5 @@ func isAlphanumeric(r rune) bool {
 	return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9'
 }
 
-// names are the sorted names of the labels.
-func names(l map[string]string) []string { return slices.Sorted(maps.Keys(l)) }
+// sortedNames returns the sorted names of the labels.
+func sortedNames(l map[string]string) []string { return slices.Sorted(maps.Keys(l)) }

@@ -28,7 +28,7 @@ var update = flag.Bool("update", false, "write the golden files anew")
 
 var now = time.Unix(1700000000, 0)
 
-// node is a healthy node with that configuration, of which the host tells everything.
+// node is a healthy node with that configuration and complete host data.
 func node(t require.TestingT, text string, s gpu.Snapshot) labels.Node {
 	c, _, err := config.Parse([]byte(text), "c.yaml", config.Options{})
 	require.NoError(t, err)
@@ -45,13 +45,13 @@ func node(t require.TestingT, text string, s gpu.Snapshot) labels.Node {
 	return n
 }
 
-// made are the labels of node.
-func made(t require.TestingT, text string, s gpu.Snapshot) map[string]string {
+// labelsOf returns the labels of node.
+func labelsOf(t require.TestingT, text string, s gpu.Snapshot) map[string]string {
 	return labels.For(node(t, text, s))
 }
 
-// divided is a node of A100 whose GPUs are divided as the layouts say; nil: not
-// in MIG mode; "empty": in MIG mode and not divided.
+// divided is a node of A100 GPUs with the MIG devices of the layouts; nil: not in MIG
+// mode; "empty": in MIG mode without MIG devices.
 func divided(layouts ...[]string) gpu.Snapshot {
 	s := gputest.Node("a100-80gb", len(layouts))
 	for i, layout := range layouts {
@@ -62,7 +62,7 @@ func divided(layouts ...[]string) gpu.Snapshot {
 	return s
 }
 
-func TestTheLabelsOfEachNode(t *testing.T) {
+func TestLabelsOfEachNode(t *testing.T) {
 	seven := slices.Repeat([]string{"1g.10gb"}, 7)
 	three := []string{"3g.40gb", "2g.20gb", "1g.10gb", "1g.10gb+me"}
 	shared := "\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 4}, {name: mig-1g.10gb, replicas: 2}]}}"
@@ -98,9 +98,9 @@ func TestTheLabelsOfEachNode(t *testing.T) {
 	}
 	for name, n := range nodes {
 		t.Run(name, func(t *testing.T) {
-			l := made(t, n.config, n.s)
+			l := labelsOf(t, n.config, n.s)
 			valid(t, l)
-			against(t, "testdata/"+name+".golden", labels.Text(l))
+			compareGolden(t, "testdata/"+name+".golden", labels.Text(l))
 			compare(t, name, l)
 		})
 	}
@@ -109,7 +109,7 @@ func TestTheLabelsOfEachNode(t *testing.T) {
 	require.Len(t, files, len(nodes), "a golden file that nothing writes")
 }
 
-// differs are the nodes on which the reference has other labels, and why.
+// differs are the nodes for which the reference has other labels, and why.
 var differs = map[string]string{
 	"display-card-excluded":   "it knows no devices.exclude, and takes any of several products",
 	"nothing-to-advertise":    "it knows no devices.include",
@@ -120,8 +120,8 @@ var differs = map[string]string{
 	"time-slicing-other-name": "it throws resources away",
 }
 
-// compare holds labels against those of the reference: what NewDeviceLabeler of
-// internal/lm, v0.19.0, said of the same nodes, told to it by its own mocks.
+// compare compares labels with those of the reference: the output of NewDeviceLabeler
+// of internal/lm, v0.19.0, for the same nodes, described by its own mocks.
 func compare(t *testing.T, name string, l map[string]string) {
 	data, err := os.ReadFile("testdata/reference/" + name + ".txt")
 	require.NoError(t, err)
@@ -132,7 +132,7 @@ func compare(t *testing.T, name string, l map[string]string) {
 	}
 }
 
-// valid checks that Kubernetes takes the labels, and the validator a state with them.
+// valid checks that Kubernetes accepts the labels, and the validator a state with them.
 func valid(t require.TestingT, l map[string]string) {
 	for name, value := range l {
 		require.Empty(t, validation.IsQualifiedName(name), name)
@@ -147,7 +147,7 @@ func valid(t require.TestingT, l map[string]string) {
 	require.NoError(t, err)
 }
 
-func against(t *testing.T, path, text string) {
+func compareGolden(t *testing.T, path, text string) {
 	if *update {
 		require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
 	}
@@ -173,7 +173,7 @@ func TestHealthChangesNoLabel(t *testing.T) {
 	require.Equal(t, "7", labels.For(n)["nvidia.com/gpu.count"], "one that has no name")
 }
 
-func TestTheTimestampIsThatOfTheStartAndCanBeLeftOut(t *testing.T) {
+func TestTimestampIsTheStartAndOptional(t *testing.T) {
 	n := node(t, "version: v1", gputest.Node("t4", 1))
 	require.NotContains(t, labels.For(n), "nvidia.com/gfd.timestamp")
 	n.Host.Start = now
@@ -183,7 +183,7 @@ func TestTheTimestampIsThatOfTheStartAndCanBeLeftOut(t *testing.T) {
 	require.NotContains(t, labels.For(off), "nvidia.com/gfd.timestamp")
 }
 
-func TestTheCliqueIsThatOfAllGPUs(t *testing.T) {
+func TestCliqueIsCommonToAllGPUs(t *testing.T) {
 	n := node(t, "version: v1", gputest.Node("h100-sxm", 3))
 	f := gpu.Fabric{Cluster: [16]byte{0x7b, 0x96, 0x8a, 0x6d, 0xc8, 0xaa, 0x45, 0xe1, 0x9e, 7, 0xe1, 0xe5, 0x1b, 0xe9, 0x9c, 0x31}, Clique: 1}
 	n.Snapshot.Devices[0].Fabric, n.Snapshot.Devices[2].Fabric = f, f
@@ -195,7 +195,7 @@ func TestTheCliqueIsThatOfAllGPUs(t *testing.T) {
 	require.NotContains(t, labels.For(n), "nvidia.com/gpu.clique", "no cluster")
 }
 
-func TestTheModeIsThatOfAllGPUs(t *testing.T) {
+func TestModeIsCommonToAllGPUs(t *testing.T) {
 	n := node(t, "version: v1", gputest.Node("t4", 2))
 	for want, classes := range map[string][]uint32{"compute": {0x030200, 0x030200}, "graphics": {0x030000, 0x030000}, "unknown": {0x030200, 0x030000}} {
 		n.Host.Class = map[gpu.PCIAddress]uint32{n.Snapshot.Devices[0].PCI: classes[0], n.Snapshot.Devices[1].PCI: classes[1]}
@@ -205,7 +205,7 @@ func TestTheModeIsThatOfAllGPUs(t *testing.T) {
 	require.Equal(t, "unknown", labels.For(n)["nvidia.com/gpu.mode"])
 }
 
-func TestAttributesThatAreNotKnownAreNotZero(t *testing.T) {
+func TestUnknownAttributesAreLeftOut(t *testing.T) {
 	n := node(t, "flags: {migStrategy: mixed}", divided([]string{"1g.10gb"}))
 	n.Host = labels.Host{}
 	n.Snapshot.Devices[0].MIG[0].Attributes = gpu.Attributes{}
@@ -216,29 +216,29 @@ func TestAttributesThatAreNotKnownAreNotZero(t *testing.T) {
 	require.Equal(t, "unknown", l["nvidia.com/gpu.mode"])
 }
 
-func TestALongNameGivesWayToWhatFollowsIt(t *testing.T) {
+func TestLongProductNameIsShortened(t *testing.T) {
 	s := gputest.Node("t4", 1)
 	s.Devices[0].Product = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition"
 	s.Devices[0].Compute = gpu.Compute{Major: 12}
-	l := made(t, "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}", s)
+	l := labelsOf(t, "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}", s)
 	require.Equal(t, "NVIDIA-RTX-PRO-6000-Blackwell-Max-Q-Workstation-Edition-SHARED", l["nvidia.com/gpu.product"])
 	require.Equal(t, "blackwell", l["nvidia.com/gpu.family"])
 	s.Devices[0] = gputest.WithMIG(s.Devices[0], "1g.24gb+me")
-	l = made(t, "flags: {migStrategy: single}\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}", s)
+	l = labelsOf(t, "flags: {migStrategy: single}\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}", s)
 	require.Equal(t, "NVIDIA-RTX-PRO-6000-Blackwell-Max-Q-Worksta-MIG-1g.24gb.me-SHARED"[:39], l["nvidia.com/gpu.product"][:39])
 	require.True(t, strings.HasSuffix(l["nvidia.com/gpu.product"], "-MIG-1g.24gb.me-SHARED"))
 	require.LessOrEqual(t, len(l["nvidia.com/gpu.product"]), 63)
 }
 
-func TestAVersionOfAnotherFormHasNoLabels(t *testing.T) {
+func TestUnknownVersionFormHasNoLabels(t *testing.T) {
 	s := gputest.Node("t4", 1)
 	s.Driver = gpu.Driver{Version: "580.95"}
-	l := made(t, "version: v1", s)
+	l := labelsOf(t, "version: v1", s)
 	require.Equal(t, "", l["nvidia.com/cuda.driver.rev"])
 	require.Contains(t, l, "nvidia.com/cuda.driver-version.revision")
 	require.NotContains(t, l, "nvidia.com/cuda.runtime.major")
 	s.Driver = gpu.Driver{Version: "devel", CUDAVersion: "13"}
-	for name := range made(t, "version: v1", s) {
+	for name := range labelsOf(t, "version: v1", s) {
 		require.NotContains(t, name, "cuda")
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 )
 
-// Every label is one that Kubernetes takes, whatever the driver and the firmware
-// say, and the same node has the same labels.
+// Every label is valid for Kubernetes, whatever the driver and the firmware
+// report, and the same node has the same labels.
 func TestLabelsAreAlwaysValid(t *testing.T) {
 	text := rapid.OneOf(rapid.String(), rapid.SampledFrom([]string{"NVIDIA A100-SXM4-80GB", "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "-", " (TM)", ""}))
 	profile := rapid.OneOf(rapid.SampledFrom([]string{"1g.10gb", "1g.10gb+me", "1c.3g.40gb", "1g.24gb-me", "1g.5gb+" + strings.Repeat("x", 60)}), rapid.String())
@@ -42,8 +42,8 @@ func TestLabelsAreAlwaysValid(t *testing.T) {
 	})
 }
 
-// counts checks that all that is advertised is counted: a product's count is no
-// less than what the plan has of it, and 0 only where there is nothing.
+// counts checks that every advertised device is counted: a product's count is at least
+// that of the plan, and 0 only if there is none.
 func counts(t *rapid.T, n labels.Node, l map[string]string) {
 	named := !slices.ContainsFunc(n.Snapshot.Devices, func(d gpu.Device) bool { return d.Product == "" })
 	if len(n.Plan.Resources) > 0 && named {

@@ -12,71 +12,71 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// Publisher is what the node says about its GPUs: labels, for one publisher. They are
-// made where the state is written: no allocation and no device list waits for them.
-// It is used by one goroutine.
+// Publisher computes the labels and writes them to the feature file, or returns them
+// for another publisher. It runs when the state is written, so that no allocation and
+// no device list waits for it. It is for use by one goroutine.
 type Publisher struct {
 	HostRoot string
-	NFDDir   string    // of the host, for the feature file; "": there is another publisher
+	NFDDir   string    // of the host, for the feature file; "": use another publisher
 	Started  time.Time // of the process
 	Log      *slog.Logger
 	Labels   map[string]string // nil: not known yet in this boot
 
-	host  Host
-	of    string            // what host was read for
-	filed map[string]string // what the feature file says; nil: not written by this process
-	err   string            // why not
+	host    Host
+	hostKey string            // inputs for which host was read
+	written map[string]string // content of the feature file; nil: not written by this process
+	err     string            // last error of writing it
 }
 
-// Publish makes the labels anew where the node is known, and returns those for
-// another publisher; nil where the feature file has them.
+// Publish updates the labels if the node is known, and returns them for another
+// publisher, or nil if they are in the feature file.
 func (p *Publisher) Publish(n Node, known bool) map[string]string {
 	if known {
-		n.Host = p.read(n.Config, n.Snapshot)
+		n.Host = p.readHost(n.Config, n.Snapshot)
 		n.Host.Start = p.Started
 		p.Labels = For(n)
 	}
 	if p.NFDDir == "" {
 		return p.Labels
 	}
-	p.file()
+	p.writeFile()
 	return nil
 }
 
-// file writes the feature file where it is to say something else.
-func (p *Publisher) file() {
-	if p.Labels == nil || p.filed != nil && maps.Equal(p.Labels, p.filed) {
+// writeFile writes the feature file if its content changed.
+func (p *Publisher) writeFile() {
+	if p.Labels == nil || p.written != nil && maps.Equal(p.Labels, p.written) {
 		return
 	}
 	dir := filepath.Join("/", p.HostRoot, p.NFDDir)
 	if err := Write(dir, p.Labels); err != nil {
 		if p.err != err.Error() {
 			p.err = err.Error()
-			p.Log.Error("the GPUs' labels cannot be left for Node Feature Discovery; let this process write to the folder", "path", dir, "message", p.err)
+			p.Log.Error("the feature file for Node Feature Discovery cannot be written; make the folder writable for this process", "path", dir, "message", p.err)
 		}
 		return
 	}
-	p.filed, p.err = p.Labels, ""
+	p.written, p.err = p.Labels, ""
 	p.Log.Info("wrote the feature file", "path", filepath.Join(dir, FileName), "labels", len(p.Labels))
 }
 
-// read reads what the machine tells of itself, once for the same GPUs.
-func (p *Publisher) read(c *config.Config, s gpu.Snapshot) Host {
-	of := ""
+// readHost reads the machine's own data, once for the same GPUs.
+func (p *Publisher) readHost(c *config.Config, s gpu.Snapshot) Host {
+	key := ""
 	if file := c.Flags.GFD.MachineTypeFile; file != nil {
-		of = "file " + *file
+		key = "file " + *file
 	}
 	for _, d := range s.Devices {
-		of += fmt.Sprintf(" %s", d.PCI)
+		key += fmt.Sprintf(" %s", d.PCI)
 	}
-	if of == p.of {
+	if key == p.hostKey {
 		return p.host
 	}
 	r, err := host.Open(filepath.Join("/", p.HostRoot))
 	if err != nil {
-		return Host{} // labels without what only it tells
+		return Host{} // labels without the machine's data
 	}
 	defer func() { _ = r.Close() }()
-	p.host, p.of = ReadHost(r, c, s), of
+	p.host, p.hostKey = ReadHost(r, c, s), key
 	return p.host
 }

@@ -1,6 +1,6 @@
-// Package nodes finds what containers are given besides CDI names: the device
-// nodes of GPUs and MIG devices, and of what goes with them. It looks for what the
-// configuration asks for, and with CDI names alone that is nothing.
+// Package nodes finds the device nodes that containers get besides CDI names: those of
+// GPUs and MIG devices, and of related devices. It looks only for what the
+// configuration asks for, which is nothing with CDI names alone.
 package nodes
 
 import (
@@ -16,28 +16,27 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// Place is where to look. Paths are host paths; HostRoot is where they are seen.
+// Place is where to search. Paths are host paths, found below HostRoot.
 type Place struct {
 	HostRoot   string
 	DriverRoot string
 }
 
-// maxProc bounds what is read of mig-minors: nobody's list of MIG's capabilities
-// is longer.
+// maxProc bounds the size of mig-minors: no list of MIG capabilities is longer.
 const maxProc = 1 << 20
 
-// Find looks for the nodes. lacking names what the configuration asks for and is
-// not there, each with its setting.
-func Find(p Place, c *config.Config, snap gpu.Snapshot) (h allocate.Host, lacking []string) {
+// Find finds the device nodes. missing lists those that are configured but do not
+// exist, each with its setting.
+func Find(p Place, c *config.Config, snap gpu.Snapshot) (h allocate.Host, missing []string) {
 	f := c.Flags
 	h.DevRoot = p.devRoot(f.NvidiaDevRoot)
-	if on(f.Plugin.PassDeviceSpecs) {
+	if isTrue(f.Plugin.PassDeviceSpecs) {
 		for _, node := range []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"} {
 			h.Control = append(h.Control, p.glob(h.DevRoot, node)...)
 		}
-		h.GPUs = devices(snap, p.migMinors())
+		h.GPUs = deviceNodes(snap, p.migMinors())
 	}
-	// The nodes are those that the reference's CDI specifications have
+	// The nodes are those of the reference's CDI specifications
 	// (github.com/NVIDIA/nvidia-container-toolkit, internal/discover).
 	for _, extra := range []struct {
 		setting  string
@@ -49,28 +48,28 @@ func Find(p Place, c *config.Config, snap gpu.Snapshot) (h allocate.Host, lackin
 		{"flags.gdsEnabled", f.GDSEnabled, &h.GDS, []string{"/dev/nvidia-fs*"}},
 		{"flags.mofedEnabled", f.MOFEDEnabled, &h.MOFED, []string{"/dev/infiniband/uverbs*", "/dev/infiniband/rdma_cm"}},
 	} {
-		if !on(extra.wanted) {
+		if !isTrue(extra.wanted) {
 			continue
 		}
 		for _, pattern := range extra.patterns {
 			*extra.into = append(*extra.into, p.glob(h.DevRoot, pattern)...)
 		}
-		if len(*extra.into) == 0 && f.Plugin.CDI() { // the NVIDIA container runtime looks for itself
-			lacking = append(lacking, fmt.Sprintf("%s: no %s", extra.setting, strings.Join(extra.patterns, " and no ")))
+		if len(*extra.into) == 0 && f.Plugin.CDI() { // the NVIDIA container runtime finds them itself
+			missing = append(missing, fmt.Sprintf("%s: no %s", extra.setting, strings.Join(extra.patterns, " and no ")))
 		}
 	}
 	for _, channel := range c.Imex.ChannelIDs {
 		if len(p.glob(h.DevRoot, allocate.ImexPath(channel))) > 0 {
 			h.Imex = append(h.Imex, channel)
 		} else {
-			lacking = append(lacking, "imex.channelIDs: no "+allocate.ImexPath(channel))
+			missing = append(missing, "imex.channelIDs: no "+allocate.ImexPath(channel))
 		}
 	}
-	return h, lacking
+	return h, missing
 }
 
-// devRoot is the host path below which the device nodes are: what is configured,
-// else the driver's root where it has them, as that of a driver container does.
+// devRoot returns the host path below which the device nodes are: the configured one,
+// else the driver's root if it has them, as that of a driver container does.
 func (p Place) devRoot(configured *string) string {
 	if configured != nil && *configured != "" {
 		return *configured
@@ -84,9 +83,9 @@ func (p Place) devRoot(configured *string) string {
 // glob returns the device nodes that match, as a container has them.
 func (p Place) glob(devRoot, pattern string) []string {
 	root := filepath.Join("/", p.HostRoot, devRoot)
-	found, err := filepath.Glob(filepath.Join(escape(root), pattern))
+	found, err := filepath.Glob(filepath.Join(escapeGlob(root), pattern))
 	if err != nil {
-		return nil // of a pattern, which is ours
+		return nil // only for an invalid pattern
 	}
 	var nodes []string
 	for _, node := range found {
@@ -97,15 +96,15 @@ func (p Place) glob(devRoot, pattern string) []string {
 	return nodes
 }
 
-// escape keeps a path from being taken for a pattern.
-func escape(path string) string {
+// escapeGlob escapes a path so that it is not taken for a pattern.
+func escapeGlob(path string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
 }
 
-// devices are the nodes of each GPU and MIG device. A GPU in MIG mode has those of
-// all its parts: with its own alone a container could do nothing with it. What
-// could not be read is left out, as its minor number may be another GPU's.
-func devices(snap gpu.Snapshot, minors map[string]int) map[gpu.UUID][]string {
+// deviceNodes returns the nodes of each GPU and MIG device. A GPU in MIG mode has those
+// of all its parts: its own node alone would be of no use to a container. Unreadable
+// GPUs are left out, since their minor number may belong to another GPU.
+func deviceNodes(snap gpu.Snapshot, minors map[string]int) map[gpu.UUID][]string {
 	all := map[gpu.UUID][]string{}
 	for _, d := range snap.Devices {
 		if d.UUID == "" || d.Fault.Reason != "" {
@@ -128,8 +127,8 @@ func devices(snap gpu.Snapshot, minors map[string]int) map[gpu.UUID][]string {
 	return all
 }
 
-// migMinors reads the list of MIG's capabilities, that of the driver's root before
-// the host's. Without one no GPU can do MIG.
+// migMinors reads the list of MIG capabilities, preferring the driver's root to the
+// host's. Without the list no GPU supports MIG.
 func (p Place) migMinors() map[string]int {
 	for _, root := range []string{p.DriverRoot, "/"} {
 		data, err := os.ReadFile(filepath.Join("/", p.HostRoot, root, "proc/driver/nvidia-caps/mig-minors"))
@@ -140,8 +139,8 @@ func (p Place) migMinors() map[string]int {
 	return nil
 }
 
-// parseMinors reads lines of a capability's name and its minor number,
-// "gpu0/gi1/access 12". It passes over what is none.
+// parseMinors reads lines of a capability's name and its minor number, "gpu0/gi1/access
+// 12". It skips other lines.
 func parseMinors(text string) map[string]int {
 	minors := map[string]int{}
 	for lines := bufio.NewScanner(strings.NewReader(text)); lines.Scan(); {
@@ -156,4 +155,4 @@ func parseMinors(text string) map[string]int {
 	return minors
 }
 
-func on(b *bool) bool { return b != nil && *b }
+func isTrue(b *bool) bool { return b != nil && *b }

@@ -20,7 +20,7 @@ func parse(t *testing.T, text string) *config.Config {
 	return c
 }
 
-// host makes a host's root in which there are these files.
+// host creates a host's root with these files.
 func host(t *testing.T, files ...string) string {
 	t.Helper()
 	root := filepath.Join(t.TempDir(), "a[0]*") // names that are no patterns
@@ -37,13 +37,13 @@ func node() gpu.Snapshot {
 	return s
 }
 
-func TestWithCDINamesAloneNothingIsLookedFor(t *testing.T) {
+func TestCDINamesNeedNoDeviceNodes(t *testing.T) {
 	h, lacking := Find(Place{HostRoot: host(t, "/dev/nvidiactl", "/dev/gdrdrv"), DriverRoot: "/"}, parse(t, ""), node())
 	require.Equal(t, allocate.Host{DevRoot: "/"}, h)
 	require.Empty(t, lacking)
 }
 
-func TestTheDriversRootIsWhereTheNodesAreIfItHasThem(t *testing.T) {
+func TestDriverRootIsPreferredForDeviceNodes(t *testing.T) {
 	place := Place{HostRoot: host(t, "/run/nvidia/driver/dev/nvidiactl", "/dev/nvidia-uvm"), DriverRoot: "/run/nvidia/driver"}
 	h, _ := Find(place, parse(t, "flags: {plugin: {passDeviceSpecs: true}}"), node())
 	require.Equal(t, "/run/nvidia/driver", h.DevRoot)
@@ -56,7 +56,7 @@ func TestTheDriversRootIsWhereTheNodesAreIfItHasThem(t *testing.T) {
 	require.Equal(t, "/dev/root", h.DevRoot)
 }
 
-func TestMIGDevicesHaveTheirCapabilitiesAndNoOthers(t *testing.T) {
+func TestMIGDevicesHaveOnlyTheirCapabilities(t *testing.T) {
 	s := node()
 	a, b := s.Devices[1].MIG[0], s.Devices[1].MIG[1]
 	minors := map[string]int{}
@@ -64,22 +64,22 @@ func TestMIGDevicesHaveTheirCapabilitiesAndNoOthers(t *testing.T) {
 		minors[instance(s.Devices[1], m)+"/access"] = 10 + i
 		minors[instance(s.Devices[1], m)+"/ci0/access"] = 20 + i
 	}
-	all := devices(s, minors)
+	all := deviceNodes(s, minors)
 	require.Equal(t, []string{"/dev/nvidia0"}, all[s.Devices[0].UUID])
 	require.Equal(t, []string{"/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap10", "/dev/nvidia-caps/nvidia-cap20"}, all[a.UUID])
 	require.Len(t, all[s.Devices[1].UUID], 5)
 
 	delete(minors, instance(s.Devices[1], b)+"/access")
-	require.NotContains(t, devices(s, minors), b.UUID, "it could not be used")
+	require.NotContains(t, deviceNodes(s, minors), b.UUID, "it could not be used")
 	s.Devices[0].Fault = gpu.Fault{Reason: gpu.ReasonUnreadable}
-	require.NotContains(t, devices(s, minors), s.Devices[0].UUID, "its minor number may not be its own")
+	require.NotContains(t, deviceNodes(s, minors), s.Devices[0].UUID, "its minor number may not be its own")
 }
 
 func instance(d gpu.Device, m gpu.MIGDevice) string {
 	return filepath.Join("gpu"+string(rune('0'+d.Minor)), "gi"+string(rune('0'+m.GPUInstance)))
 }
 
-func TestWhatIsAskedForAndNotThereIsNamed(t *testing.T) {
+func TestMissingDeviceNodesAreReported(t *testing.T) {
 	text := "flags: {gdsEnabled: true, mofedEnabled: true, gdrcopyEnabled: true}\nimex: {channelIDs: [0]}"
 	root := host(t, "/dev/nvidia-fs0", "/dev/nvidia-fs1", "/dev/infiniband/uverbs0")
 	h, lacking := Find(Place{HostRoot: root, DriverRoot: "/"}, parse(t, text), node())

@@ -24,12 +24,12 @@ var update = flag.Bool("update", false, "write the golden files anew")
 
 const corpus = "../config/testdata/corpus"
 
-// A file of the corpus has the keys and values of a configuration that somebody has
-// published. The file itself is ours: one line for each key at the top, or, where the
-// case is a mistake in writing, a file with that mistake. Its first lines say where the
-// configuration is from, the nodes to try it on, and, where ours is to advertise
-// something else than the reference, why. Beside it stands what both advertise.
-func TestTheCorpusIsAdvertisedAsByTheReference(t *testing.T) {
+// A file of the corpus has the keys and values of a published configuration. The file
+// itself is ours: one line for each top-level key, or, if the case is a mistake in
+// writing, a file with that mistake. Its first lines name the source, the nodes to try
+// it on, and the reason for any difference from the reference. The golden file has what
+// both advertise.
+func TestCorpusMatchesTheReference(t *testing.T) {
 	files, err := filepath.Glob(corpus + "/*.yaml")
 	require.NoError(t, err)
 	require.GreaterOrEqual(t, len(files), 50)
@@ -41,9 +41,9 @@ func TestTheCorpusIsAdvertisedAsByTheReference(t *testing.T) {
 			require.NotEmpty(t, header(data, "node"))
 			var golden strings.Builder
 			same := true
-			c := taken(data, &golden)
+			c := parseConfig(data, &golden)
 			for _, text := range header(data, "node") {
-				s := described(t, text)
+				s := nodeOf(t, text)
 				theirs, theirErr := reference(data, s)
 				fmt.Fprintf(&golden, "%s\n  reference  %s\n", text, outcome(theirs, theirErr))
 				if c == nil {
@@ -62,13 +62,14 @@ func TestTheCorpusIsAdvertisedAsByTheReference(t *testing.T) {
 				}
 			}
 			require.Equal(t, len(header(data, "differs")) == 0, same, "\n%s", golden.String())
-			against(t, strings.TrimSuffix(path, ".yaml")+".golden", golden.String())
+			compareGolden(t, strings.TrimSuffix(path, ".yaml")+".golden", golden.String())
 		})
 	}
 }
 
-// taken is the configuration, nil where it is refused even if unknown keys are not.
-func taken(data []byte, golden *strings.Builder) *config.Config {
+// parseConfig returns the configuration, or nil if it is refused even without strict
+// keys.
+func parseConfig(data []byte, golden *strings.Builder) *config.Config {
 	if _, _, err := config.Parse(data, "file", config.Options{}); err != nil {
 		fmt.Fprintf(golden, "refused: %s\n", strings.ReplaceAll(err.Error(), "\n", "\nrefused: "))
 	}
@@ -82,7 +83,7 @@ func taken(data []byte, golden *strings.Builder) *config.Config {
 	return c
 }
 
-// outcome is what a plugin does, in a line.
+// outcome describes a plugin's result in one line.
 func outcome(counts map[string]int, err error) string {
 	if err != nil {
 		return "ends: " + strings.ReplaceAll(err.Error(), "\n", "; ")
@@ -108,9 +109,9 @@ func header(data []byte, key string) []string {
 	return values
 }
 
-// described is a node as the corpus describes it: a profile of gputest and the
-// number of GPUs, or what each GPU is divided into, "3g.40gb*2,1g.10gb; whole; empty".
-func described(t *testing.T, text string) gpu.Snapshot {
+// nodeOf returns a node as the corpus describes it: a profile of gputest and the number
+// of GPUs, or the MIG devices of each GPU, "3g.40gb*2,1g.10gb; whole; empty".
+func nodeOf(t *testing.T, text string) gpu.Snapshot {
 	profile, rest, _ := strings.Cut(text, " ")
 	if n, err := strconv.Atoi(rest); err == nil {
 		return gputest.Node(profile, n)
@@ -139,7 +140,7 @@ func described(t *testing.T, text string) gpu.Snapshot {
 	return s
 }
 
-func against(t *testing.T, path, text string) {
+func compareGolden(t *testing.T, path, text string) {
 	if *update {
 		require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
 	}

@@ -15,10 +15,9 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// FuzzMake takes a configuration and a state, which anybody may have written, as
-// far as what the kubelet would be told: whatever they say, each ID is told once, no
-// GPU of the node is both advertised and left out, and what is held against one is
-// not forgotten.
+// FuzzMake passes an arbitrary configuration and state through to the list for the
+// kubelet. Each ID must be listed once, no GPU of the node may be both advertised and
+// left out, and no fault may be forgotten.
 func FuzzMake(f *testing.F) {
 	divided := gputest.Node("a100-mig", 2)
 	parent := divided.Devices[0]

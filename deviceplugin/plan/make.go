@@ -13,9 +13,9 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// Plan is what is advertised on a node, and what is not.
+// Plan lists the devices that are advertised on a node, and those that are not.
 type Plan struct {
-	Resources []Resource // by name; each has a device
+	Resources []Resource // by name; each has at least one device
 	Left      []Left     // in the order of the GPUs
 }
 
@@ -26,8 +26,8 @@ type Resource struct {
 	Devices []Device
 }
 
-// Parts are the GPUs and MIG devices of the resource, each of them once, however
-// often it is shared.
+// Parts yields the GPUs and MIG devices of the resource, each once even if it is
+// shared.
 func (r Resource) Parts() iter.Seq[Device] {
 	return func(yield func(Device) bool) {
 		for _, d := range r.Devices {
@@ -40,7 +40,7 @@ func (r Resource) Parts() iter.Seq[Device] {
 
 // Left is a GPU or MIG device that is not advertised.
 type Left struct {
-	GPU     gpu.UUID // "" where the driver does not tell it
+	GPU     gpu.UUID // "" if the driver does not report it
 	PCI     gpu.PCIAddress
 	Index   int
 	Product string
@@ -49,7 +49,7 @@ type Left struct {
 	Message string // what to do about it, one sentence
 }
 
-// UUID is that of what is left out, "" where the driver cannot say.
+// UUID returns the UUID of the device, or "" if the driver does not report it.
 func (l Left) UUID() gpu.UUID {
 	if l.MIG != (gpu.MIGDevice{}) {
 		return l.MIG.UUID
@@ -57,7 +57,7 @@ func (l Left) UUID() gpu.UUID {
 	return l.GPU
 }
 
-// AsConfigured says that somebody wants the device to be left out.
+// AsConfigured reports whether the configuration asks to leave the device out.
 func (l Left) AsConfigured() bool {
 	return l.Reason == ReasonExcluded || l.Reason == ReasonNotIncluded
 }
@@ -66,16 +66,16 @@ func (l Left) AsConfigured() bool {
 const (
 	ReasonExcluded    gpu.Reason = "Excluded"          // devices.exclude names it
 	ReasonNotIncluded gpu.Reason = "NotIncluded"       // devices.include does not name it
-	ReasonNoUUID      gpu.Reason = "NoUUID"            // too broken to say which one it is
-	ReasonNoMIGDevice gpu.Reason = "NoMIGDevice"       // in MIG mode, and not divided
+	ReasonNoUUID      gpu.Reason = "NoUUID"            // too broken to report its UUID
+	ReasonNoMIGDevice gpu.Reason = "NoMIGDevice"       // in MIG mode without MIG devices
 	ReasonMIGDiffers  gpu.Reason = "MIGProfilesDiffer" // with the strategy single
 	ReasonMIGPartly   gpu.Reason = "MIGOnSomeGPUs"     // with the strategy single
-	ReasonNoResource  gpu.Reason = "NoResource"        // nothing names it
+	ReasonNoResource  gpu.Reason = "NoResource"        // it has no resource name
 	ReasonTooMany     gpu.Reason = "TooManyReplicas"   // the kubelet would refuse the list
-	ReasonMPS         gpu.Reason = "MPSNotPossible"    // it is to be shared by MPS, which cannot
+	ReasonMPS         gpu.Reason = "MPSNotPossible"    // it is to be shared by MPS, which does not support it
 )
 
-// part is that which one device is made of: a GPU, or a MIG device of it.
+// part is the GPU or MIG device behind one device.
 type part struct {
 	gpu     gpu.Device
 	mig     gpu.MIGDevice
@@ -84,32 +84,32 @@ type part struct {
 
 func (p part) isMIG() bool { return p.mig != gpu.MIGDevice{} }
 
-// sound says that the driver has just said all about the GPU, whether it is
-// divided above all.
-func (p part) sound() bool { return p.present && p.gpu.Fault.Reason == "" }
+// isReadable reports whether the last snapshot has complete data of the GPU, above all
+// whether it is divided.
+func (p part) isReadable() bool { return p.present && p.gpu.Fault.Reason == "" }
 
-func (p part) left(reason gpu.Reason, format string, args ...any) Left {
+func (p part) leftOut(reason gpu.Reason, format string, args ...any) Left {
 	return Left{
 		GPU: p.gpu.UUID, PCI: p.gpu.PCI, Index: p.gpu.Index, Product: p.gpu.Product, MIG: p.mig,
 		Reason: reason, Message: fmt.Sprintf(format, args...),
 	}
 }
 
-// Make says what is advertised: the GPUs of the snapshot and those that health
-// remembers, named and shared as the configuration has it.
+// Make computes the plan: the GPUs of the snapshot and those that health remembers,
+// named and shared as configured.
 //
 // The names are those of the reference (github.com/NVIDIA/k8s-device-plugin,
-// internal/rm/device_map.go, v0.20.0). Where it ends with an error for the whole
-// node, because of one device that it cannot name, only that device is left out.
-// Other than there, the resources, rename and devices of the file have an effect.
+// internal/rm/device_map.go, v0.20.0). Where the reference ends with an error for the
+// whole node because of one device that it cannot name, only that device is left out.
+// Unlike there, the keys resources, rename and devices of the file have an effect.
 func Make(c *config.Config, s gpu.Snapshot, h health.State) Plan {
 	var plan Plan
-	parts := plan.divide(c, s, h)
-	parts = plan.choose(c.Devices, parts)
+	parts := plan.listParts(c, s, h)
+	parts = plan.filter(c.Devices, parts)
 	if c.Flags.MIG() == config.MIGSingle {
-		parts = plan.alike(parts)
+		parts = plan.requireUniform(parts)
 	}
-	plan.share(c.Sharing, plan.name(c, parts), h)
+	plan.addResources(c.Sharing, plan.groupByName(c, parts), h)
 	order := func(index int, id gpu.UUID, m gpu.MIGDevice) string {
 		return fmt.Sprintf("%8d %s %8d", index, id, m.Index)
 	}
@@ -119,24 +119,24 @@ func Make(c *config.Config, s gpu.Snapshot, h health.State) Plan {
 	return plan
 }
 
-// divide lists the GPUs, and in the place of those in MIG mode their MIG devices.
-// With the strategy none MIG makes no difference, as to the reference.
-func (p *Plan) divide(c *config.Config, s gpu.Snapshot, h health.State) []part {
+// listParts lists the GPUs, replacing those in MIG mode by their MIG devices. With the
+// strategy none MIG makes no difference, as in the reference.
+func (p *Plan) listParts(c *config.Config, s gpu.Snapshot, h health.State) []part {
 	var parts []part
 	for _, whole := range gpus(s, h) {
 		d := whole.gpu
 		switch {
 		case d.UUID == "":
-			p.Left = append(p.Left, whole.left(ReasonNoUUID, "the driver cannot say which GPU this is: %s; reset it, or replace it", d.Fault))
+			p.Left = append(p.Left, whole.leftOut(ReasonNoUUID, "the driver cannot say which GPU this is: %s; reset it, or replace it", d.Fault))
 		case !d.MIGEnabled || c.Flags.MIG() == config.MIGNone:
 			parts = append(parts, whole)
 		case len(d.MIG) == 0:
-			p.Left = append(p.Left, whole.left(ReasonNoMIGDevice, "in MIG mode and not divided; create MIG devices on it, or turn MIG mode off"))
+			p.Left = append(p.Left, whole.leftOut(ReasonNoMIGDevice, "in MIG mode and not divided; create MIG devices on it, or turn MIG mode off"))
 		default:
 			for _, m := range d.MIG {
 				one := part{gpu: d, mig: m, present: whole.present}
 				if m.UUID == "" {
-					p.Left = append(p.Left, one.left(ReasonNoUUID, "the driver cannot say which MIG device this is; create it anew"))
+					p.Left = append(p.Left, one.leftOut(ReasonNoUUID, "the driver cannot say which MIG device this is; create it again"))
 					continue
 				}
 				parts = append(parts, one)
@@ -146,8 +146,8 @@ func (p *Plan) divide(c *config.Config, s gpu.Snapshot, h health.State) []part {
 	return parts
 }
 
-// gpus returns every GPU that health knows, and those of the snapshot that it
-// does not know, by index.
+// gpus returns every GPU that health knows and the other GPUs of the snapshot, by
+// index.
 func gpus(s gpu.Snapshot, h health.State) []part {
 	var all []part
 	known := map[gpu.UUID]bool{}
@@ -166,23 +166,23 @@ func gpus(s gpu.Snapshot, h health.State) []part {
 	return all
 }
 
-// choose leaves out what devices.include and devices.exclude leave out.
-func (p *Plan) choose(d config.Devices, parts []part) []part {
+// filter applies devices.include and devices.exclude.
+func (p *Plan) filter(d config.Devices, parts []part) []part {
 	return slices.DeleteFunc(parts, func(one part) bool {
-		if s := named(d.Exclude, one); s != "" {
-			p.Left = append(p.Left, one.left(ReasonExcluded, "devices.exclude has %q", s))
+		if s := matchingSelector(d.Exclude, one); s != "" {
+			p.Left = append(p.Left, one.leftOut(ReasonExcluded, "devices.exclude has %q", s))
 			return true
 		}
-		if len(d.Include) > 0 && named(d.Include, one) == "" {
-			p.Left = append(p.Left, one.left(ReasonNotIncluded, "devices.include does not name it"))
+		if len(d.Include) > 0 && matchingSelector(d.Include, one) == "" {
+			p.Left = append(p.Left, one.leftOut(ReasonNotIncluded, "devices.include does not name it"))
 			return true
 		}
 		return false
 	})
 }
 
-// named returns the first selector that means the part, by itself or its GPU.
-func named(selectors []config.Selector, one part) config.Selector {
+// matchingSelector returns the first selector that matches the part or its GPU.
+func matchingSelector(selectors []config.Selector, one part) config.Selector {
 	for _, s := range selectors {
 		if s.MatchesGPU(one.gpu) || one.isMIG() && s.MatchesMIG(one.gpu, one.mig) {
 			return s
@@ -191,16 +191,16 @@ func named(selectors []config.Selector, one part) config.Selector {
 	return ""
 }
 
-// alike leaves out what has no place on a node with the strategy single, on
-// which all devices have one name: MIG devices of several profiles, which nobody
-// could tell from each other, and MIG devices beside whole GPUs. A GPU that
-// cannot be read has no say in that; it would take its neighbours down.
-func (p *Plan) alike(parts []part) []part {
+// requireUniform leaves out the devices that the strategy single does not allow, with
+// which all devices of a node have one name: MIG devices of several profiles, which
+// could not be told apart, and MIG devices beside whole GPUs. An unreadable GPU does
+// not count, so that it does not affect its neighbours.
+func (p *Plan) requireUniform(parts []part) []part {
 	var whole, divided []part
 	profiles := map[string]bool{}
 	for _, one := range parts {
 		switch {
-		case !one.sound():
+		case !one.isReadable():
 		case one.isMIG():
 			divided = append(divided, one)
 			profiles[one.mig.Profile] = true
@@ -213,13 +213,13 @@ func (p *Plan) alike(parts []part) []part {
 		case len(divided) == 0:
 			return false
 		case len(whole) > 0:
-			p.Left = append(p.Left, one.left(ReasonMIGPartly, "with the MIG strategy single all GPUs must be divided, or none: GPU %d is, GPU %d is not; "+
+			p.Left = append(p.Left, one.leftOut(ReasonMIGPartly, "with the MIG strategy single all GPUs must be divided, or none: GPU %d is, GPU %d is not; "+
 				"divide all alike, or write migStrategy: mixed", divided[0].gpu.Index, whole[0].gpu.Index))
 		case len(profiles) > 1 && one.isMIG():
-			p.Left = append(p.Left, one.left(ReasonMIGDiffers, "with the MIG strategy single all MIG devices must have one profile, and there are %s; "+
+			p.Left = append(p.Left, one.leftOut(ReasonMIGDiffers, "with the MIG strategy single all MIG devices must have the same profile, but there are %s; "+
 				"divide all GPUs alike, or write migStrategy: mixed", strings.Join(slices.Sorted(maps.Keys(profiles)), ", ")))
 		case !one.isMIG(): // the others are divided, and this one cannot be read
-			p.Left = append(p.Left, one.left(gpu.ReasonUnreadable, "cannot be read, and so whether it is divided is not known"))
+			p.Left = append(p.Left, one.leftOut(gpu.ReasonUnreadable, "cannot be read, so it is not known whether it is divided"))
 		default:
 			return false
 		}
@@ -227,19 +227,19 @@ func (p *Plan) alike(parts []part) []part {
 	})
 }
 
-// group are the parts that have one name.
+// group is the parts of one resource name.
 type group struct {
 	name  string
 	parts []part
 }
 
-// name gives each part the name of its resource.
-func (p *Plan) name(c *config.Config, parts []part) []group {
+// groupByName groups the parts by the name of their resource.
+func (p *Plan) groupByName(c *config.Config, parts []part) []group {
 	var groups []group
 	for _, one := range parts {
-		name := nameOf(c, one)
+		name := resourceName(c, one)
 		if name == "" {
-			p.Left = append(p.Left, unnamed(one))
+			p.Left = append(p.Left, noResource(one))
 			continue
 		}
 		i := slices.IndexFunc(groups, func(g group) bool { return g.name == name })
@@ -252,8 +252,8 @@ func (p *Plan) name(c *config.Config, parts []part) []group {
 	return groups
 }
 
-// nameOf is the name of a part's resource; "" where it has none.
-func nameOf(c *config.Config, one part) string {
+// resourceName returns the name of a part's resource, or "" if it has none.
+func resourceName(c *config.Config, one part) string {
 	text, named := one.gpu.Product, c.Resources.GPUs
 	if one.isMIG() {
 		text, named = one.mig.Profile, c.Resources.MIG
@@ -268,14 +268,14 @@ func nameOf(c *config.Config, one part) string {
 		name, _ := config.MIGName(one.mig.Profile)
 		return name
 	case text == "" && len(named) > 0:
-		return "" // remembered without its product: any of the patterns may be meant
+		return "" // remembered without its product: any of the patterns may match
 	}
 	return config.GPU
 }
 
-func unnamed(one part) Left {
+func noResource(one part) Left {
 	if one.isMIG() {
-		return one.left(ReasonNoResource, "profile %s has no resource of its own, being a part of a GPU instance or not known; name one in resources.mig", one.mig.Profile)
+		return one.leftOut(ReasonNoResource, "profile %s has no resource of its own, since it is unknown or a part of a GPU instance; name one in resources.mig", one.mig.Profile)
 	}
-	return one.left(ReasonNoResource, "was there in this boot, and which product it is, and so which resource, is not known any more")
+	return one.leftOut(ReasonNoResource, "was present in this boot, but its product, and so its resource, is no longer known")
 }

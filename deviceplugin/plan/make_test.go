@@ -24,12 +24,12 @@ func configured(t require.TestingT, text string) *config.Config {
 	return c
 }
 
-// made is the plan of a healthy node.
-func made(t require.TestingT, text string, s gpu.Snapshot) plan.Plan {
+// planOf returns the plan of a healthy node.
+func planOf(t require.TestingT, text string, s gpu.Snapshot) plan.Plan {
 	return plan.Make(configured(t, text), s, health.New(gpu.Fault{}).See(s, now))
 }
 
-// counts are the resources in short: name and number of devices.
+// counts returns the number of devices by resource name.
 func counts(p plan.Plan) map[string]int {
 	all := map[string]int{}
 	for _, r := range p.Resources {
@@ -54,7 +54,7 @@ func deviceIDs(r plan.Resource) []string {
 	return ids
 }
 
-// divided is a node whose GPUs are divided as the layouts say; nil: not in MIG mode.
+// divided is a node with the MIG devices of the layouts; nil: not in MIG mode.
 func divided(layouts ...[]string) gpu.Snapshot {
 	s := gputest.Node("a100-80gb", len(layouts))
 	for i, layout := range layouts {
@@ -65,7 +65,7 @@ func divided(layouts ...[]string) gpu.Snapshot {
 	return s
 }
 
-func TestTheMIGStrategyNamesTheDevices(t *testing.T) {
+func TestMIGStrategyNamesTheDevices(t *testing.T) {
 	equal := divided([]string{"3g.40gb", "3g.40gb"}, []string{"3g.40gb"})
 	unequal := divided([]string{"3g.40gb", "1g.10gb+me", "1g.10gb"}, nil)
 	for _, c := range []struct {
@@ -85,7 +85,7 @@ func TestTheMIGStrategyNamesTheDevices(t *testing.T) {
 		{"mixed", unequal, map[string]int{"nvidia.com/gpu": 1, "nvidia.com/mig-1g.10gb": 1, "nvidia.com/mig-1g.10gb.me": 1, "nvidia.com/mig-3g.40gb": 1}, map[gpu.Reason]int{}},
 		{"mixed", divided([]string{"1c.3g.40gb", "3g.40gb"}, []string{}), map[string]int{"nvidia.com/mig-3g.40gb": 1}, map[gpu.Reason]int{plan.ReasonNoResource: 1, plan.ReasonNoMIGDevice: 1}},
 	} {
-		p := made(t, "flags: {migStrategy: "+c.strategy+"}", c.node)
+		p := planOf(t, "flags: {migStrategy: "+c.strategy+"}", c.node)
 		require.Equal(t, c.want, counts(p), c.strategy)
 		require.Equal(t, c.left, reasons(p), "%s: %+v", c.strategy, p.Left)
 	}
@@ -98,12 +98,12 @@ resources:
   gpus: [{pattern: "*A100*", name: a100}, {pattern: "Tesla T4", name: t4}, {pattern: "*H100*", name: big}]
   mig: [{pattern: "1c.*", name: part}, {pattern: "1g.*+me", name: media}]
 `
-	require.Equal(t, map[string]int{"nvidia.com/a100": 1, "nvidia.com/t4": 1, "nvidia.com/big": 1, "nvidia.com/gpu": 1}, counts(made(t, text, gputest.Node("mixed", 4))))
-	require.Equal(t, map[string]int{"nvidia.com/part": 2, "nvidia.com/media": 1, "nvidia.com/mig-1g.10gb": 1}, counts(made(t, text, divided([]string{"1c.3g.40gb", "1c.3g.40gb", "1g.10gb+me", "1g.10gb"}))))
+	require.Equal(t, map[string]int{"nvidia.com/a100": 1, "nvidia.com/t4": 1, "nvidia.com/big": 1, "nvidia.com/gpu": 1}, counts(planOf(t, text, gputest.Node("mixed", 4))))
+	require.Equal(t, map[string]int{"nvidia.com/part": 2, "nvidia.com/media": 1, "nvidia.com/mig-1g.10gb": 1}, counts(planOf(t, text, divided([]string{"1c.3g.40gb", "1c.3g.40gb", "1g.10gb+me", "1g.10gb"}))))
 }
 
-func TestReplicasHaveTheReferencesIDs(t *testing.T) {
-	p := made(t, "sharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas: 2}]}}", gputest.Node("t4", 2))
+func TestReplicaIDsMatchTheReference(t *testing.T) {
+	p := planOf(t, "sharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas: 2}]}}", gputest.Node("t4", 2))
 	require.Len(t, p.Resources, 1)
 	require.Equal(t, "nvidia.com/gpu.shared", p.Resources[0].Name)
 	a, b := string(gputest.GPU(0)), string(gputest.GPU(1))
@@ -115,44 +115,44 @@ func TestReplicasHaveTheReferencesIDs(t *testing.T) {
 	require.Equal(t, 2, d.Replicas)
 }
 
-func TestDevicesAndRenameChooseWhatIsShared(t *testing.T) {
+func TestDevicesAndRenameSelectSharedDevices(t *testing.T) {
 	node := gputest.Node("a100-80gb", 4)
 	for devices, want := range map[string]map[string]int{
 		"all": {"nvidia.com/shared": 12}, "1": {"nvidia.com/shared": 3, "nvidia.com/gpu": 3}, "9": {"nvidia.com/shared": 12},
 		"[2, 0]": {"nvidia.com/shared": 6, "nvidia.com/gpu": 2}, "[7]": {"nvidia.com/gpu": 4},
 		"[" + string(gputest.GPU(3)) + "]": {"nvidia.com/shared": 3, "nvidia.com/gpu": 3},
 	} {
-		p := made(t, "sharing: {timeSlicing: {resources: [{name: gpu, rename: shared, replicas: 3, devices: "+devices+"}]}}", node)
+		p := planOf(t, "sharing: {timeSlicing: {resources: [{name: gpu, rename: shared, replicas: 3, devices: "+devices+"}]}}", node)
 		require.Equal(t, want, counts(p), devices)
 	}
 	heavy := "sharing: {timeSlicing: {resources: [{name: gpu, rename: heavy, replicas: 2, devices: [0]}, {name: gpu, rename: light, replicas: 8, devices: [1, 2]}]}}"
-	require.Equal(t, map[string]int{"nvidia.com/heavy": 2, "nvidia.com/light": 16, "nvidia.com/gpu": 1}, counts(made(t, heavy, node)))
-	p := made(t, "flags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: [{name: mig-1g.10gb, replicas: 2, devices: ['1:0']}]}}", divided([]string{"1g.10gb"}, []string{"1g.10gb", "1g.10gb"}))
+	require.Equal(t, map[string]int{"nvidia.com/heavy": 2, "nvidia.com/light": 16, "nvidia.com/gpu": 1}, counts(planOf(t, heavy, node)))
+	p := planOf(t, "flags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: [{name: mig-1g.10gb, replicas: 2, devices: ['1:0']}]}}", divided([]string{"1g.10gb"}, []string{"1g.10gb", "1g.10gb"}))
 	require.Equal(t, map[string]int{"nvidia.com/mig-1g.10gb": 4}, counts(p))
 	require.Equal(t, "1:0", p.Resources[0].Devices[1].IndexID())
 	require.Equal(t, 2, p.Resources[0].Devices[1].Replicas)
 	require.Zero(t, p.Resources[0].Devices[3].Replicas)
 }
 
-func TestWhatMPSCannotShareIsLeftOut(t *testing.T) {
+func TestDevicesUnsupportedByMPSAreLeftOut(t *testing.T) {
 	text := "flags: {migStrategy: single}\nsharing: {mps: {resources: [{name: gpu, replicas: 17}]}}"
-	require.Equal(t, map[gpu.Reason]int{plan.ReasonMPS: 2}, reasons(made(t, text, divided([]string{"3g.40gb", "3g.40gb"}))))
+	require.Equal(t, map[gpu.Reason]int{plan.ReasonMPS: 2}, reasons(planOf(t, text, divided([]string{"3g.40gb", "3g.40gb"}))))
 	pascal := gputest.Node("t4", 2)
 	pascal.Devices[1].Compute = gpu.Compute{Major: 6, Minor: 1}
-	p := made(t, text, pascal)
+	p := planOf(t, text, pascal)
 	require.Equal(t, map[string]int{"nvidia.com/gpu": 17}, counts(p))
 	require.Equal(t, gputest.GPU(1), p.Left[0].GPU)
 }
 
-func TestAListThatTheKubeletWouldRefuseIsNotMade(t *testing.T) {
+func TestTooLongListIsLeftOut(t *testing.T) {
 	text := "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 16384}]}}"
-	require.Equal(t, map[string]int{"nvidia.com/gpu": 3 * 16384}, counts(made(t, text, gputest.Node("t4", 3))))
-	p := made(t, text, gputest.Node("t4", 4))
+	require.Equal(t, map[string]int{"nvidia.com/gpu": 3 * 16384}, counts(planOf(t, text, gputest.Node("t4", 3))))
+	p := planOf(t, text, gputest.Node("t4", 4))
 	require.Empty(t, p.Resources)
 	require.Equal(t, map[gpu.Reason]int{plan.ReasonTooMany: 4}, reasons(p))
 }
 
-func TestIncludeAndExcludeChooseDevices(t *testing.T) {
+func TestIncludeAndExcludeSelectDevices(t *testing.T) {
 	node := divided([]string{"3g.40gb", "1g.10gb"}, nil, nil)
 	for text, want := range map[string][]string{
 		"include: [1]":                   {"1"},
@@ -163,7 +163,7 @@ func TestIncludeAndExcludeChooseDevices(t *testing.T) {
 		"exclude: ['*']":        nil,
 		"include: ['Tesla T4']": nil,
 	} {
-		p := made(t, "flags: {migStrategy: mixed}\ndevices: {"+text+"}", node)
+		p := planOf(t, "flags: {migStrategy: mixed}\ndevices: {"+text+"}", node)
 		var got []string
 		for _, r := range p.Resources {
 			for _, d := range r.Devices {
@@ -175,10 +175,10 @@ func TestIncludeAndExcludeChooseDevices(t *testing.T) {
 		require.Len(t, p.Left, 4-len(want))
 	}
 	require.Equal(t, map[string]int{"nvidia.com/gpu": 1},
-		counts(made(t, "flags: {migStrategy: single}\ndevices: {exclude: ['0:0', 1, 2]}", node)), "what is excluded does not make a node unequal")
+		counts(planOf(t, "flags: {migStrategy: single}\ndevices: {exclude: ['0:0', 1, 2]}", node)), "what is excluded does not make a node unequal")
 }
 
-func TestALostGPUStaysListedAndTakesNobodyDown(t *testing.T) {
+func TestLostGPUStaysListedAndAffectsNoOther(t *testing.T) {
 	for _, strategy := range []string{"single", "mixed"} {
 		c := configured(t, "flags: {migStrategy: "+strategy+"}")
 		s := divided([]string{"3g.40gb", "3g.40gb"}, []string{"3g.40gb", "3g.40gb"})
@@ -191,13 +191,13 @@ func TestALostGPUStaysListedAndTakesNobodyDown(t *testing.T) {
 		for _, d := range after.Resources[0].Devices {
 			require.Equal(t, d.GPU != gputest.GPU(0), d.Healthy())
 		}
-		// Seen for the first time when it was lost: whether it is divided is not known.
+		// It was lost when first seen, so it is not known whether it is divided.
 		unseen := plan.Make(c, lost, health.New(gpu.Fault{}).See(lost, now))
 		require.Equal(t, 2, len(unseen.Resources[len(unseen.Resources)-1].Devices), "%+v", unseen)
 	}
 }
 
-func TestEveryPartOfABrokenGPUFollowsIt(t *testing.T) {
+func TestPartsOfABrokenGPUAreUnhealthy(t *testing.T) {
 	s := divided([]string{"3g.40gb", "3g.40gb"}, []string{"3g.40gb"}, nil)
 	h := health.New(gpu.Fault{}).See(s, now).Watching(now).Hear(gputest.XID(gputest.GPU(0), 79), now)
 	p := plan.Make(configured(t, "flags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: [{name: mig-3g.40gb, replicas: 5}]}}"), s, h)
@@ -215,14 +215,14 @@ func TestEveryPartOfABrokenGPUFollowsIt(t *testing.T) {
 	require.Equal(t, 10, unhealthy)
 }
 
-func TestAGPUThatIsGoneIsListedUnhealthy(t *testing.T) {
+func TestMissingGPUIsListedUnhealthy(t *testing.T) {
 	s := gputest.Node("h100-sxm", 4)
 	h := health.New(gpu.Fault{}).See(s, now)
 	s.Devices = s.Devices[1:]
 	p := plan.Make(configured(t, "version: v1"), s, h.See(s, now))
 	require.Equal(t, map[string]int{"nvidia.com/gpu": 4}, counts(p))
 	require.Equal(t, gpu.ReasonMissing, p.Resources[0].Devices[0].Fault.Reason)
-	// One that only the memory of an earlier process has, without its product.
+	// A GPU known only from an earlier process, without its product.
 	remembered := health.New(gpu.Fault{}).Hear(gputest.XID(gputest.GPU(9), 79), now).See(s, now)
 	require.Equal(t, map[string]int{"nvidia.com/gpu": 4}, counts(plan.Make(configured(t, "version: v1"), s, remembered)))
 	p = plan.Make(configured(t, "resources: {gpus: [{pattern: '*H100*', name: h100}]}"), s, remembered)
@@ -230,10 +230,10 @@ func TestAGPUThatIsGoneIsListedUnhealthy(t *testing.T) {
 	require.Equal(t, map[gpu.Reason]int{plan.ReasonNoResource: 1}, reasons(p))
 }
 
-func TestAGPUWithoutAUUIDIsLeftOut(t *testing.T) {
+func TestGPUWithoutUUIDIsLeftOut(t *testing.T) {
 	s := gputest.Node("t4", 2)
 	s.Devices[1].UUID, s.Devices[1].Fault = "", gpu.Fault{Reason: gpu.ReasonUnreadable}
-	p := made(t, "version: v1", s)
+	p := planOf(t, "version: v1", s)
 	require.Equal(t, map[string]int{"nvidia.com/gpu": 1}, counts(p))
 	require.Equal(t, map[gpu.Reason]int{plan.ReasonNoUUID: 1}, reasons(p))
 	require.Equal(t, s.Devices[1].PCI, p.Left[0].PCI)
@@ -250,7 +250,7 @@ func node(t *rapid.T) gpu.Snapshot {
 	return s
 }
 
-// anyConfig draws a configuration that is well-formed.
+// anyConfig draws a well-formed configuration.
 func anyConfig(t *rapid.T) string {
 	text := "flags: {migStrategy: " + rapid.SampledFrom([]string{"none", "single", "mixed"}).Draw(t, "strategy") + "}\n"
 	if rapid.Bool().Draw(t, "named") {
@@ -263,11 +263,11 @@ func anyConfig(t *rapid.T) string {
 	return text + "devices: {" + rapid.SampledFrom([]string{"", "include: [0, 2]", "exclude: ['*A100*']", "exclude: ['0:0', 1]"}).Draw(t, "chosen") + "}\n"
 }
 
-func TestEveryDeviceIsAdvertisedOnceOrLeftOutWithAReason(t *testing.T) {
+func TestEveryDeviceIsAdvertisedOnceOrLeftOut(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s, text := node(t), anyConfig(t)
-		p := made(t, text, s)
-		require.Equal(t, p, made(t, text, s), "the same question gets the same answer")
+		p := planOf(t, text, s)
+		require.Equal(t, p, planOf(t, text, s), "the same question gets the same answer")
 		ids := map[string]bool{}
 		parts := map[gpu.UUID]int{}
 		for _, r := range p.Resources {
@@ -307,9 +307,9 @@ func TestEveryDeviceIsAdvertisedOnceOrLeftOutWithAReason(t *testing.T) {
 	})
 }
 
-// Wherever the reference advertises anything, ours advertises the same, as long
-// as the file has nothing that the reference throws away.
-func TestTheResourcesAreThoseOfTheReference(t *testing.T) {
+// Whenever the reference advertises anything, ours advertises the same, unless the file
+// has keys that the reference discards.
+func TestResourcesMatchTheReference(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := node(t)
 		text := "flags: {migStrategy: " + rapid.SampledFrom([]string{"none", "single", "mixed"}).Draw(t, "strategy") + "}\n"
@@ -319,10 +319,10 @@ func TestTheResourcesAreThoseOfTheReference(t *testing.T) {
 		}
 		want, err := reference([]byte(text), s)
 		if err != nil {
-			require.NotEmpty(t, made(t, text, s).Left, "%v", err)
+			require.NotEmpty(t, planOf(t, text, s).Left, "%v", err)
 			return
 		}
-		p := made(t, text, s)
+		p := planOf(t, text, s)
 		require.Equal(t, want, counts(p))
 		require.Empty(t, p.Left)
 	})

@@ -1,6 +1,6 @@
-// Package plan says what follows from a node's GPUs, their health and the
-// configuration: which devices the kubelet is told of, under which names, and why
-// some are left out. It is pure.
+// Package plan derives from a node's GPUs, their health and the configuration which
+// devices are advertised to the kubelet, under which names, and why some are left out.
+// It is pure.
 package plan
 
 import (
@@ -14,7 +14,7 @@ import (
 // Device is one device as the kubelet counts them: a GPU, a MIG device, or one
 // of several replicas of either.
 type Device struct {
-	ID       string // UUID of the GPU or MIG device; of a replica with "::" and its number behind it
+	ID       string // UUID of the GPU or MIG device; for a replica followed by "::" and its number
 	GPU      gpu.UUID
 	Product  string
 	PCI      gpu.PCIAddress
@@ -27,10 +27,10 @@ type Device struct {
 	Since    time.Time     // of Fault
 }
 
-// Healthy says that the device may be given away.
+// Healthy reports whether the device may be allocated.
 func (d Device) Healthy() bool { return d.Fault.Reason == "" }
 
-// UUID is that of the MIG device, or of the GPU where it is a whole one. All
+// UUID returns the UUID of the MIG device, or of the GPU if it is a whole one. All
 // replicas of a device have the same.
 func (d Device) UUID() gpu.UUID {
 	if d.MIG.UUID != "" {
@@ -39,7 +39,7 @@ func (d Device) UUID() gpu.UUID {
 	return d.GPU
 }
 
-// IndexID is the index by which the container runtime knows the device: "3", or
+// IndexID returns the index by which the container runtime knows the device: "3", or
 // "3:0" for a MIG device.
 func (d Device) IndexID() string {
 	if d.MIG.UUID != "" {
@@ -48,12 +48,12 @@ func (d Device) IndexID() string {
 	return strconv.Itoa(d.Index)
 }
 
-// Devices returns the devices of a node: one for each GPU that was there in
-// this boot. One that is gone stays listed, unhealthy, so that people see it.
+// Devices returns one device for each GPU that was present in this boot. A missing GPU
+// stays listed, unhealthy, so that people notice it.
 func Devices(s health.State) []Device {
 	var devices []Device
 	for _, g := range s.GPUs() {
-		devices = append(devices, device(part{gpu: g.Device}, s))
+		devices = append(devices, newDevice(part{gpu: g.Device}, s))
 	}
 	return devices
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 )
 
-func TestEachGPUIsOneDeviceWhateverItsHealth(t *testing.T) {
+func TestEachGPUIsOneDevice(t *testing.T) {
 	now := time.Unix(1, 0)
 	s := gputest.Node("h100-sxm", 8)
 	h := health.New(gpu.Fault{}).See(s, now).Hear(gputest.XID(gputest.GPU(6), 79), now)
@@ -28,7 +28,7 @@ func TestEachGPUIsOneDeviceWhateverItsHealth(t *testing.T) {
 	require.Equal(t, now, devices[6].Since)
 }
 
-func TestAGPUThatCannotBeNamedIsNoDevice(t *testing.T) {
+func TestNamelessGPUIsNotADevice(t *testing.T) {
 	s := gputest.Node("t4", 2)
 	s.Devices[1].UUID = ""
 	require.Len(t, plan.Devices(health.New(gpu.Fault{}).See(s, time.Now())), 1)

@@ -13,19 +13,19 @@ import (
 )
 
 // reference returns what the reference (github.com/NVIDIA/k8s-device-plugin, v0.20.0)
-// advertises with a configuration file and no flags: how many devices under which name,
-// or the error with which it ends. The code is ours. The texts of the errors are
-// quotations of the reference's messages, most of them shortened, so that the golden
-// files say what its users see. It decodes the file as the reference does,
-// which passes over unknown keys, and throws resources, rename and devices away
-// (api/config/v1/config.go, DisableResourceNamingInConfig).
+// advertises with a configuration file and no flags: the number of devices by name, or
+// the error with which it ends. The code is ours. The errors quote the reference's
+// messages, mostly shortened, so that the golden files show what its users see. It
+// decodes the file as the reference does, which skips unknown keys and discards
+// resources, rename and devices (api/config/v1/config.go,
+// DisableResourceNamingInConfig).
 func reference(file []byte, s gpu.Snapshot) (map[string]int, error) {
 	var c struct {
 		Version string
 		Flags   struct{ MigStrategy *string }
 		Sharing struct{ TimeSlicing, MPS *referenceSharing }
 		Imex    struct{ ChannelIDs []int }
-		// Decoded, and then thrown away.
+		// Decoded and then discarded.
 		Resources struct {
 			GPUs, MIG []struct{ Pattern, Name string }
 		}
@@ -42,11 +42,11 @@ func reference(file []byte, s gpu.Snapshot) (map[string]int, error) {
 		shared = c.Sharing.MPS
 	}
 	if err := errors.Join(
-		when(c.Version != "" && c.Version != "v1", "unknown version"),
+		errorIf(c.Version != "" && c.Version != "v1", "unknown version"),
 		c.Sharing.TimeSlicing.check(), c.Sharing.MPS.check(),
-		when(strategy != "none" && strategy != "single" && strategy != "mixed", "unknown MIG strategy"), // cmd/nvidia-device-plugin/main.go
-		when(c.Sharing.MPS != nil && strategy == "mixed", "mixed is not supported with MPS"),
-		when(len(c.Imex.ChannelIDs) > 1 || len(c.Imex.ChannelIDs) == 1 && c.Imex.ChannelIDs[0] != 0, "invalid IMEX channel IDs"),
+		errorIf(strategy != "none" && strategy != "single" && strategy != "mixed", "unknown MIG strategy"), // cmd/nvidia-device-plugin/main.go
+		errorIf(c.Sharing.MPS != nil && strategy == "mixed", "mixed is not supported with MPS"),
+		errorIf(len(c.Imex.ChannelIDs) > 1 || len(c.Imex.ChannelIDs) == 1 && c.Imex.ChannelIDs[0] != 0, "invalid IMEX channel IDs"),
 	); err != nil {
 		return nil, err
 	}
@@ -61,7 +61,7 @@ func reference(file []byte, s gpu.Snapshot) (map[string]int, error) {
 	return shared.apply(counts), nil
 }
 
-func when(wrong bool, what string) error {
+func errorIf(wrong bool, what string) error {
 	if wrong {
 		return errors.New(what)
 	}
@@ -93,8 +93,8 @@ func referenceNames(strategy string, s gpu.Snapshot) ([]string, error) {
 		}
 	}
 	return append(whole, divided...), errors.Join(
-		when(strategy == "single" && len(profiles) > 1, "more than one MIG device type present on node"),
-		when(strategy == "single" && len(whole) > 0 && len(divided) > 0, "all devices on the node must be configured with the same migEnabled value"),
+		errorIf(strategy == "single" && len(profiles) > 1, "more than one MIG device type present on node"),
+		errorIf(strategy == "single" && len(whole) > 0 && len(divided) > 0, "all devices on the node must be configured with the same migEnabled value"),
 	)
 }
 
@@ -108,20 +108,20 @@ type referenceSharing struct {
 	}
 }
 
-// check is what api/config/v1/replicas.go refuses.
+// check returns the errors of api/config/v1/replicas.go.
 func (r *referenceSharing) check() error {
 	if r == nil {
 		return nil
 	}
 	var all []error
-	all = append(all, when(len(r.Resources) == 0, "no resources specified"))
+	all = append(all, errorIf(len(r.Resources) == 0, "no resources specified"))
 	for _, one := range r.Resources {
-		all = append(all, when(one.Name == "", "no resource name specified"), when(one.Replicas < 2, "number of replicas must be >= 2"))
+		all = append(all, errorIf(one.Name == "", "no resource name specified"), errorIf(one.Replicas < 2, "number of replicas must be >= 2"))
 	}
 	return errors.Join(all...)
 }
 
-// apply shares all devices of each resource, once for each time it is named.
+// apply shares all devices of each resource, once for each entry that names it.
 func (r *referenceSharing) apply(counts map[string]int) map[string]int {
 	if r == nil {
 		return counts

@@ -11,40 +11,40 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// clientsBeforeVolta is how many clients of MPS a GPU took before Volta (CUDA
-// Multi-Process Service, "Client-Server Connection Limits"). Since then it is the
-// limit that the configuration keeps.
+// clientsBeforeVolta is the maximum number of MPS clients of a GPU before Volta (CUDA
+// Multi-Process Service, "Client-Server Connection Limits"). Later GPUs have the limit
+// that the configuration enforces.
 const clientsBeforeVolta = 16
 
-// share makes the devices of each resource, several of one part where it is
-// shared, and puts the resources in order.
-func (p *Plan) share(sharing config.Sharing, groups []group, h health.State) {
+// addResources adds the resources with their devices, sorted. A shared part gives
+// several devices.
+func (p *Plan) addResources(sharing config.Sharing, groups []group, h health.State) {
 	devices := map[string][]Device{}
 	strategy, replicated := sharing.Active()
 	for _, g := range groups {
 		for n, one := range g.parts {
 			i := slices.IndexFunc(replicated.Resources, func(r config.ReplicatedResource) bool {
-				return r.Name == g.name && replicates(r.Devices, one, n)
+				return r.Name == g.name && isReplicated(r.Devices, one, n)
 			})
 			if i < 0 {
-				devices[g.name] = append(devices[g.name], device(one, h))
+				devices[g.name] = append(devices[g.name], newDevice(one, h))
 				continue
 			}
 			r := replicated.Resources[i]
-			if why := cannot(strategy, r, one); why != "" {
-				p.Left = append(p.Left, one.left(ReasonMPS, "%s", why))
+			if why := mpsObstacle(strategy, r, one); why != "" {
+				p.Left = append(p.Left, one.leftOut(ReasonMPS, "%s", why))
 				continue
 			}
 			name := cmp.Or(r.Rename, r.Name)
 			if devices[name] == nil {
-				devices[name] = make([]Device, 0, r.Replicas*(len(g.parts)-n)) // as a rule, all there will be
+				devices[name] = make([]Device, 0, r.Replicas*(len(g.parts)-n)) // usually the final size
 			}
-			devices[name] = replicate(devices[name], device(one, h), r.Replicas)
+			devices[name] = replicate(devices[name], newDevice(one, h), r.Replicas)
 		}
 	}
 	for name, list := range devices {
 		if len(list) > config.MaxDevices {
-			p.tooLong(name, list)
+			p.dropTooLong(name, list)
 			continue
 		}
 		slices.SortFunc(list, func(a, b Device) int {
@@ -55,21 +55,21 @@ func (p *Plan) share(sharing config.Sharing, groups []group, h health.State) {
 	slices.SortFunc(p.Resources, func(a, b Resource) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// tooLong leaves out the devices of a list that the kubelet would refuse.
-func (p *Plan) tooLong(name string, list []Device) {
+// dropTooLong leaves out the devices of a list that the kubelet would refuse.
+func (p *Plan) dropTooLong(name string, list []Device) {
 	for _, d := range list {
 		if d.Replica > 0 {
 			continue
 		}
 		p.Left = append(p.Left, Left{
 			GPU: d.GPU, PCI: d.PCI, Index: d.Index, Product: d.Product, MIG: d.MIG, Reason: ReasonTooMany,
-			Message: fmt.Sprintf("%s would have %d devices, and the kubelet takes no list of more than %d; write fewer replicas", name, len(list), config.MaxDevices),
+			Message: fmt.Sprintf("%s would have %d devices, but the kubelet refuses a list of more than %d; write fewer replicas", name, len(list), config.MaxDevices),
 		})
 	}
 }
 
-// replicates says whether the n-th device of a resource is to be shared.
-func replicates(d config.Replicable, one part, n int) bool {
+// isReplicated reports whether the n-th device of a resource is to be shared.
+func isReplicated(d config.Replicable, one part, n int) bool {
 	switch {
 	case d.Count > 0:
 		return n < d.Count
@@ -80,20 +80,20 @@ func replicates(d config.Replicable, one part, n int) bool {
 	return slices.Contains(d.List, string(whole.UUID())) || slices.Contains(d.List, whole.IndexID())
 }
 
-// cannot says why a part cannot be shared; "": it can.
-func cannot(strategy string, r config.ReplicatedResource, one part) string {
+// mpsObstacle returns why MPS cannot share a part, or "" if it can.
+func mpsObstacle(strategy string, r config.ReplicatedResource, one part) string {
 	compute := one.gpu.Compute
 	switch {
 	case strategy != config.SharingMPS:
 	case one.isMIG():
 		return "MPS cannot share MIG devices; use timeSlicing, or take its resource out of sharing.mps"
 	case compute != (gpu.Compute{}) && compute.Major < 7 && r.Replicas > clientsBeforeVolta:
-		return "MPS takes no more than " + strconv.Itoa(clientsBeforeVolta) + " clients on a GPU before Volta; write fewer replicas"
+		return "MPS supports no more than " + strconv.Itoa(clientsBeforeVolta) + " clients on a GPU before Volta; write fewer replicas"
 	}
 	return ""
 }
 
-// replicate adds n devices in the place of one, with the reference's IDs.
+// replicate adds n replicas of a device, with the reference's IDs.
 func replicate(all []Device, d Device, n int) []Device {
 	id := d.ID
 	for i := range n {
@@ -103,8 +103,8 @@ func replicate(all []Device, d Device, n int) []Device {
 	return all
 }
 
-// device is a part as the kubelet counts it, with its health.
-func device(one part, h health.State) Device {
+// newDevice returns the device of a part, with its health.
+func newDevice(one part, h health.State) Device {
 	d := Device{
 		GPU:      one.gpu.UUID,
 		Product:  one.gpu.Product,

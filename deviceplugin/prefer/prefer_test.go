@@ -112,9 +112,9 @@ func TestImpossibleRequestsAreErrors(t *testing.T) {
 		include []string
 		size    int
 	}{
-		"cannot choose 5 devices, 0 of them given, from 4 available ones":  {nil, 5},
-		"cannot choose -1 devices, 0 of them given, from 4 available ones": {nil, -1},
-		"cannot choose 1 devices, 2 of them given, from 4 available ones":  {gpus(0, 1), 1},
+		"cannot choose 5 devices, 0 of them to be included, from 4 available ones":  {nil, 5},
+		"cannot choose -1 devices, 0 of them to be included, from 4 available ones": {nil, -1},
+		"cannot choose 1 devices, 2 of them to be included, from 4 available ones":  {gpus(0, 1), 1},
 	} {
 		_, err := chooser(node).Prefer(ids(node), c.include, c.size)
 		require.EqualError(t, err, want)

@@ -147,7 +147,7 @@ func TestStrictNeverChoosesAGPUTwice(t *testing.T) {
 		require.Equal(t, []int{1, 1, 0, 1}, of(4, got))
 
 		_, err = c.Prefer(free(4, 3, 0, 4, 2), nil, 4)
-		require.EqualError(t, err, "4 devices of different GPUs were asked for, and only 3 GPUs have one available")
+		require.EqualError(t, err, "4 devices of different GPUs were requested, but only 3 GPUs have one available")
 		_, err = c.Prefer(free(4, 3, 0, 4, 2), free(4, 4, 2), 3)
 		require.EqualError(t, err, "2 of the devices to include are parts of "+string(gputest.GPU(1))+", and a container gets only one of each GPU")
 	}
