@@ -100,7 +100,7 @@ func TestShadowFollowsBothAndTouchesNothing(t *testing.T) {
 	m.says("msg=differs component=deviceplugin") // the order of slog's attributes
 	m.says("kind=health resource=nvidia.com/gpu gpu=" + before.Devices[3].GetID() + " ours=Unhealthy theirs=Healthy reason=XID")
 	r.lose(before.Devices[3].GetID())
-	m.says(`msg="differs no more"`)
+	m.says(`msg="no longer differs"`)
 	r.lose(before.Devices[6].GetID())
 	m.says("gpu=" + before.Devices[6].GetID() + " ours=Healthy theirs=Unhealthy")
 
@@ -120,12 +120,12 @@ func TestShadowWaitsForDriverAndKubelet(t *testing.T) {
 	m.process = built.Start(t, "gpu-device-plugin", m.shadowArgs("--shadow-interval", "50ms"))
 	m.says("reason=NoGPU")
 	m.up()
-	m.says("the kubelet cannot be asked")
+	m.says("the kubelet cannot be queried")
 	m.withPods()
-	m.says("the kubelet answers again")
+	m.says("the kubelet responds again")
 	m.says(`ours="8 devices" theirs=none`) // nobody serves the node
 	newRival(m, m.gpus())
-	m.says(`msg="differs no more"`)
+	m.says(`msg="no longer differs"`)
 }
 
 func TestShadowSeesAPodWhoseGPUsAreFarFromEachOther(t *testing.T) {
@@ -142,7 +142,7 @@ func TestShadowSeesAPodWhoseGPUsAreFarFromEachOther(t *testing.T) {
 	require.Contains(t, m.process.Output(), `GPUs 0, 7"`)
 	require.Contains(t, m.process.Output(), `GPUs 0, 1"`)
 	m.kubelet.Remove("default", "far")
-	m.says(`msg="differs no more" component=deviceplugin kind=placement`)
+	m.says(`msg="no longer differs" component=deviceplugin kind=placement`)
 }
 
 // The switch and the way back: the resource and the devices' names stay, so the

@@ -1,15 +1,13 @@
-// Package config is the configuration file of the device plugin: that of the
-// reference (github.com/NVIDIA/k8s-device-plugin, api/config/v1, as of v0.20.0),
-// version v1, with every key of it, and two sections of our own, devices and
-// health.
+// Package config parses the configuration file of the device plugin. It is the
+// reference's file (github.com/NVIDIA/k8s-device-plugin, api/config/v1, as of v0.20.0),
+// version v1, with all of its keys, and two sections of our own, devices and health.
 //
-// It is pure: bytes come in, and a Config that nobody changes any more goes out.
-// The command line and the environment, which win over the file, are laid over
-// it by Config.With.
+// It is pure: bytes come in, and an immutable Config goes out. Config.With overlays the
+// command line and the environment, which override the file.
 //
-// The struct is where everything about a key is written down: its json tag is
-// its name, enum what may be written, doc what it is for. The check of a file and
-// the published schema (docs/config.schema.json) are both made of that.
+// The struct defines everything about a key: its json tag is the name, enum lists the
+// valid values, doc describes the purpose. Both the check of a file and the published
+// schema (docs/config.schema.json) are derived from it.
 package config
 
 //go:generate go run ./schema -o ../../docs/config.schema.json
@@ -22,15 +20,15 @@ import (
 	strict "github.com/gpuready/gpuready/internal/config"
 )
 
-// Version is the one version of the file that there is.
+// Version is the only version of the file.
 const Version = "v1"
 
-// ErrNotChosen is what is told of a configuration while nobody has said which one is
-// to be used. It is no fault, but nothing can be served.
+// ErrNotChosen means that no configuration has been chosen yet. It is not a fault, but
+// nothing can be served.
 var ErrNotChosen = errors.New("no configuration is chosen yet")
 
-// Config is a configuration file. What the file does not set is nil or empty.
-// It is never changed once it is made.
+// Config is a configuration file. Unset keys are nil or empty. It is never changed once
+// created.
 type Config struct {
 	Version   string    `json:"version,omitempty" enum:"v1" doc:"Version of the file. Default: v1."`
 	Flags     Flags     `json:"flags" doc:"What can be given on the command line and in the environment too, both of which win over the file."`
@@ -41,42 +39,41 @@ type Config struct {
 	Health    Health    `json:"health" doc:"What makes a device unhealthy, and healthy again. Not known to the reference."`
 }
 
-// Unknown says what becomes of keys that are not known.
+// Unknown is the treatment of unknown keys.
 type Unknown int
 
-// What becomes of unknown keys.
+// Treatments of unknown keys.
 const (
 	Refuse Unknown = iota // the file is refused
-	Warn                  // they are passed over, each by its name
+	Warn                  // they are skipped, each with a warning
 )
 
-// Options change how a file is read.
+// Options configure Parse.
 type Options struct {
 	UnknownKeys Unknown
 }
 
-// Ignored is a key that is not known and was passed over.
+// Ignored is an unknown key that was skipped.
 type Ignored struct {
 	Path string // "flags.migStrategi"
 	Hint string // `unknown key, did you mean "migStrategy"?`
 }
 
-// Parse reads a configuration file. source names it in errors, which are
-// *config.Error of internal/config, or several of them joined: each names the
-// field and what to do.
+// Parse parses a configuration file. source names it in errors, which are *config.Error
+// of internal/config, or several of them joined: each names the field and the remedy.
 //
-// Names of resources are completed as the reference does: nvidia.com/ is put
-// before one that has no such prefix, and renameByDefault gives each shared
-// resource that has no rename of its own one that ends in .shared.
+// Parse completes the names of resources as the reference does: it adds the prefix
+// nvidia.com/ where it is missing, and with renameByDefault gives each shared resource
+// without a rename one that ends in .shared.
 func Parse(data []byte, source string, o Options) (*Config, []Ignored, error) {
 	c := &Config{}
 	var ignored []Ignored
 	if o.UnknownKeys == Warn {
-		strangers, err := strict.Ignoring(data, c, source)
+		unknown, err := strict.Ignoring(data, c, source)
 		if err != nil {
 			return nil, nil, err
 		}
-		for _, key := range strangers {
+		for _, key := range unknown {
 			ignored = append(ignored, Ignored{Path: key.Path, Hint: key.Err.Error()})
 		}
 	} else if err := strict.Strict(data, c, source); err != nil {
@@ -84,38 +81,38 @@ func Parse(data []byte, source string, o Options) (*Config, []Ignored, error) {
 	}
 	c.complete()
 	p := problems{source: source}
-	p.sections(c)
+	p.checkSections(c)
 	if err := errors.Join(p.all...); err != nil {
 		return nil, ignored, err
 	}
 	return c, ignored, nil
 }
 
-// With returns the configuration with what the command line and the environment
-// say in the place of what the file says: fields of f that are nil change nothing.
+// With returns the configuration overlaid with the command line and the environment.
+// Nil fields of f change nothing.
 func (c *Config) With(f Flags, imex Imex) *Config {
-	laid := *c
-	laid.Flags = laid.Flags.with(f)
+	merged := *c
+	merged.Flags = merged.Flags.with(f)
 	if imex.ChannelIDs != nil {
-		laid.Imex.ChannelIDs = imex.ChannelIDs
+		merged.Imex.ChannelIDs = imex.ChannelIDs
 	}
 	if imex.Required != nil {
-		laid.Imex.Required = imex.Required
+		merged.Imex.Required = imex.Required
 	}
-	return &laid
+	return &merged
 }
 
-// Check says what is wrong with a configuration that is complete, the command
-// line laid over it: each section by itself, and the sections together. Errors
-// name the field by its path in the file, and no source.
+// Check validates a complete configuration, with the command line overlaid: each
+// section by itself and their combinations. Errors name the field by its path in the
+// file, and no source.
 func (c *Config) Check() error {
 	p := problems{}
-	p.sections(c)
-	p.together(c)
+	p.checkSections(c)
+	p.checkTogether(c)
 	return errors.Join(p.all...)
 }
 
-// problems collects what is wrong, so that all of it is said at once.
+// problems collects errors, so that all are reported at once.
 type problems struct {
 	source string
 	all    []error
@@ -125,20 +122,20 @@ func (p *problems) add(path, format string, args ...any) {
 	p.all = append(p.all, &strict.Error{Source: p.source, Path: path, Err: fmt.Errorf(format, args...)})
 }
 
-// sections checks what can be told from one section alone.
-func (p *problems) sections(c *Config) {
-	p.tags(reflect.ValueOf(c), "", "")
-	p.flags(c.Flags)
-	p.resources(c.Resources)
-	p.sharing(c)
-	p.imex(c.Imex)
-	p.devices(c.Devices)
-	p.health(c.Health)
+// checkSections checks each section by itself.
+func (p *problems) checkSections(c *Config) {
+	p.checkTags(reflect.ValueOf(c), "", "")
+	p.checkFlags(c.Flags)
+	p.checkResources(c.Resources)
+	p.checkSharing(c)
+	p.checkImex(c.Imex)
+	p.checkDevices(c.Devices)
+	p.checkHealth(c.Health)
 }
 
-// together checks what the flags and the sections make of each other. It waits
-// for the command line, which may have another word than the file.
-func (p *problems) together(c *Config) {
+// checkTogether checks combinations of flags and sections. It runs only after the
+// command line is overlaid, since that may override the file.
+func (p *problems) checkTogether(c *Config) {
 	if c.Sharing.MPS != nil && c.Flags.MIG() == MIGMixed {
 		p.add("sharing.mps", "MPS cannot share MIG devices, and flags.migStrategy is mixed; write none or single, or remove sharing.mps")
 	}
@@ -151,7 +148,7 @@ func (c *Config) complete() {
 	}
 	for _, list := range [][]Resource{c.Resources.GPUs, c.Resources.MIG} {
 		for i := range list {
-			list[i].Name = qualified(list[i].Name)
+			list[i].Name = qualifiedName(list[i].Name)
 		}
 	}
 	for _, r := range []*Replicated{c.Sharing.TimeSlicing, c.Sharing.MPS} {

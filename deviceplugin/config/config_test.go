@@ -18,7 +18,7 @@ func parse(text string) (*config.Config, error) {
 	return c, err
 }
 
-func TestEveryKeyOfTheReferenceIsTaken(t *testing.T) {
+func TestEveryKeyOfTheReferenceIsAccepted(t *testing.T) {
 	c, err := parse(`
 version: v1
 flags:
@@ -75,7 +75,7 @@ imex: {channelIDs: [0], required: true}
 	}, sharing.Resources)
 }
 
-func TestOurOwnSectionsAreTaken(t *testing.T) {
+func TestOurOwnSectionsAreAccepted(t *testing.T) {
 	c, err := parse(`
 devices:
   include: [0, "1:3", "*H100*", "0000:3b:00.0"]
@@ -94,7 +94,7 @@ health:
 	require.Equal(t, config.XIDRule{XID: 79, Recovery: "never"}, c.Health.XIDs[0])
 }
 
-func TestMPSRefusesRequestsGreaterThanOneUnlessToldOtherwise(t *testing.T) {
+func TestMPSRefusesRequestsGreaterThanOneByDefault(t *testing.T) {
 	for text, want := range map[string]bool{"": true, "failRequestsGreaterThanOne: false": false} {
 		c, err := parse("sharing:\n  mps:\n    resources: [{name: gpu, replicas: 2}]\n    " + text)
 		require.NoError(t, err)
@@ -104,7 +104,7 @@ func TestMPSRefusesRequestsGreaterThanOneUnlessToldOtherwise(t *testing.T) {
 	}
 }
 
-func TestWhatIsWrongIsNamedByFieldAndRemedy(t *testing.T) {
+func TestErrorsNameTheFieldAndTheRemedy(t *testing.T) {
 	for in, want := range map[string]string{
 		"version: v2":                         `version: "v2" is not known, did you mean "v1"?`,
 		"migStrategy: mixed":                  `migStrategy: unknown key`,
@@ -118,17 +118,17 @@ func TestWhatIsWrongIsNamedByFieldAndRemedy(t *testing.T) {
 
 		"flags: {plugin: {deviceListStrategy: cdi}}":             `flags.plugin.deviceListStrategy[0]: "cdi" is not known`,
 		"flags: {plugin: {deviceListStrategy: []}}":              `flags.plugin.deviceListStrategy: empty; write cdi-cri or remove it`,
-		"flags: {plugin: {deviceListStrategy: 'envvar,envvar'}}": `flags.plugin.deviceListStrategy: "envvar" stands there twice; remove one`,
-		"flags: {plugin: {cdiAnnotationPrefix: cdi.k8s.io}}":     `flags.plugin.cdiAnnotationPrefix: "cdi.k8s.io" is no prefix of an annotation; write one that ends in a slash, as cdi.k8s.io/`,
+		"flags: {plugin: {deviceListStrategy: 'envvar,envvar'}}": `flags.plugin.deviceListStrategy: "envvar" is listed twice; remove one`,
+		"flags: {plugin: {cdiAnnotationPrefix: cdi.k8s.io}}":     `flags.plugin.cdiAnnotationPrefix: "cdi.k8s.io" is not an annotation prefix; write one that ends in a slash, as cdi.k8s.io/`,
 
-		"resources: {gpus: [{name: a}]}":                                                `resources.gpus[0].pattern: empty, and so matches nothing; write * for all`,
+		"resources: {gpus: [{name: a}]}":                                                `resources.gpus[0].pattern: empty, so it matches nothing; write * for all`,
 		"resources: {gpus: [{pattern: '*'}]}":                                           `resources.gpus[0].name: "": a resource needs a name`,
 		"resources: {gpus: [{pattern: ' A100', name: a}]}":                              `resources.gpus[0].pattern: " A100" begins or ends with a space`,
 		"resources: {gpus: [{pattern: \"a\\tb\", name: a}]}":                            `has a control character`,
 		"resources: {gpus: [{pattern: '*', name: A}]}":                                  `resources.gpus[0].name: "nvidia.com/A": not the name of a resource; write lower-case letters`,
 		"resources: {gpus: [{pattern: '*', name: amd.com/gpu}]}":                        `resources.gpus[0].name: "nvidia.com/amd.com/gpu": the prefix of every resource is nvidia.com/; remove the other one`,
 		"resources: {mig: [{pattern: '*', name: " + strings.Repeat("x", 53) + "}]}":     `longer than 63 characters, prefix included`,
-		"resources: {gpus: [{pattern: '*', name: a}, {pattern: '*T4', name: b}]}":       `resources.gpus[1].pattern: "*T4" can never match: resources.gpus[0], "*", takes everything before it; put it above that one`,
+		"resources: {gpus: [{pattern: '*', name: a}, {pattern: '*T4', name: b}]}":       `resources.gpus[1].pattern: "*T4" can never match: resources.gpus[0], "*", matches everything before it; move it above that one`,
 		"resources: {mig: [{pattern: '1g.*gb', name: a}, {pattern: 1g.10gb, name: b}]}": `resources.mig[1].pattern: "1g.10gb" can never match: resources.mig[0], "1g.*gb", takes everything`,
 		"resources: [a]": `resources: want keys with values, have array`,
 		"sharing: {timeSlicing: {renameByDefault: true}}":                        `sharing.timeSlicing: shares nothing: resources is empty`,
@@ -141,17 +141,17 @@ func TestWhatIsWrongIsNamedByFieldAndRemedy(t *testing.T) {
 		slicing("{replicas: 2}"):                                                 `sharing.timeSlicing.resources[0].name: "": a resource needs a name`,
 		slicing("{name: gpus, replicas: 2}"):                                     `sharing.timeSlicing.resources[0].name: there is no resource nvidia.com/gpus, did you mean "nvidia.com/gpu"?`,
 		slicing("{name: mig-1g5gb, replicas: 2}"):                                `there is no resource nvidia.com/mig-1g5gb`,
-		slicing("{name: gpu.shared, replicas: 2}"):                               `nvidia.com/gpu.shared is what the replicas are to be called; write name: nvidia.com/gpu and rename: nvidia.com/gpu.shared`,
-		slicing("{name: gpu, replicas: 2}, {name: nvidia.com/gpu, replicas: 4}"): `sharing.timeSlicing.resources[1].name: nvidia.com/gpu stands in resources[0] already; remove one, or list the devices of both`,
+		slicing("{name: gpu.shared, replicas: 2}"):                               `nvidia.com/gpu.shared is the name of the replicas; write name: nvidia.com/gpu and rename: nvidia.com/gpu.shared`,
+		slicing("{name: gpu, replicas: 2}, {name: nvidia.com/gpu, replicas: 4}"): `sharing.timeSlicing.resources[1].name: nvidia.com/gpu is already in resources[0]; remove one, or list the devices of both`,
 		slicing("{name: gpu, replicas: 2, devices: [0, 1]}, {name: gpu, replicas: 4, devices: [2, 1]}"):                 `sharing.timeSlicing.resources[1].devices[1]: 1 is in resources[0] already; remove it from one of them`,
 		slicing("{name: gpu, replicas: 2, rename: a_b}"):                                                                `sharing.timeSlicing.resources[0].rename: "nvidia.com/a_b": not the name`,
 		slicing("{name: gpu, replicas: 2, devices: some}"):                                                              `sharing.timeSlicing.resources[0].devices: "some"; write all, a number of devices, or a list of them`,
 		slicing("{name: gpu, replicas: 2, devices: 0}"):                                                                 `sharing.timeSlicing.resources[0].devices: 0 is not a number of devices`,
 		slicing("{name: gpu, replicas: 2, devices: {}}"):                                                                `sharing.timeSlicing.resources[0].devices: write all`,
 		slicing("{name: gpu, replicas: 2, devices: []}"):                                                                `sharing.timeSlicing.resources[0].devices: no device is named`,
-		slicing("{name: gpu, replicas: 2, devices: [0, x]}"):                                                            `sharing.timeSlicing.resources[0].devices[1]: "x" names no device; write an index (0)`,
+		slicing("{name: gpu, replicas: 2, devices: [0, x]}"):                                                            `sharing.timeSlicing.resources[0].devices[1]: "x" is not a device; write an index (0)`,
 		slicing("{name: gpu, replicas: 2, devices: [1, '1']}"):                                                          `sharing.timeSlicing.resources[0].devices[1]: 1 stands there twice`,
-		"sharing: {mps: {resources: [{name: gpu, replicas: 49}]}}":                                                      `sharing.mps.resources[0].replicas: 49 is more than 48, the clients that MPS takes on one GPU`,
+		"sharing: {mps: {resources: [{name: gpu, replicas: 49}]}}":                                                      `sharing.mps.resources[0].replicas: 49 is more than 48, the clients that MPS supports on one GPU`,
 		"sharing: {mps: {resources: [{name: gpu, replicas: 2}]}, timeSlicing: {resources: [{name: gpu, replicas: 2}]}}": `sharing: timeSlicing and mps exclude each other; remove one of them`,
 
 		"imex: {channelIDs: [1]}":                                                   `imex.channelIDs: [1]: there is only channel 0 yet`,
@@ -162,14 +162,14 @@ func TestWhatIsWrongIsNamedByFieldAndRemedy(t *testing.T) {
 		"devices: {exclude: [' T4']}":                                               `devices.exclude[0]: " T4" begins or ends with a space`,
 		"devices: {exclude: [1, 1]}":                                                `devices.exclude[1]: "1" stands there twice`,
 		"devices: {include: [1], exclude: [1]}":                                     `devices.exclude[0]: "1" is included too`,
-		"health: {xids: [{action: ignore}]}":                                        `health.xids[0].xid: names no XID`,
-		"health: {xids: [{xid: 79}]}":                                               `health.xids[0]: says nothing; write an action, a recovery, or both`,
+		"health: {xids: [{action: ignore}]}":                                        `health.xids[0].xid: no XID is given`,
+		"health: {xids: [{xid: 79}]}":                                               `health.xids[0]: empty; write an action, a recovery, or both`,
 		"health: {xids: [{xid: 79, action: reboot}]}":                               `health.xids[0].action: "reboot" is not known (known here: ignore, unhealthy)`,
 		"health: {xids: [{xid: 79, recovery: always}]}":                             `health.xids[0].recovery: "always" is not known`,
 		"health: {xids: [{xid: 31, action: ignore}, {xid: 31, action: unhealthy}]}": `health.xids[1].xid: XID 31 has a rule in xids[0] already`,
 		"health: {xids: [{xid: 31, action: ignore, recovery: quiet}]}":              `health.xids[0].recovery: there is nothing to recover from what is ignored`,
-		"health: {unknownXIDs: {}}":                                                 `health.unknownXIDs: says nothing`,
-		"health: {quietPeriod: soon}":                                               `health.quietPeriod: "soon" is no duration; write a number with its unit, as 5m`,
+		"health: {unknownXIDs: {}}":                                                 `health.unknownXIDs: empty`,
+		"health: {quietPeriod: soon}":                                               `health.quietPeriod: "soon" is not a duration; write a number with its unit, as 5m`,
 		"health: {quietPeriod: 5}":                                                  `health.quietPeriod: 5ns is not between 1s and 720h0m0s`,
 		"health: {quietPeriod: {a: 1}}":                                             `health.quietPeriod: "{\"a\":1}" is no duration`,
 		"health: {xids: [{xid: -1}]}":                                               `health.xids.xid: want a whole number that is not negative, have number -1`,
@@ -189,7 +189,7 @@ func slicing(resources string) string {
 	return "sharing: {timeSlicing: {resources: [" + resources + "]}}"
 }
 
-func TestAllThatIsWrongIsSaidAtOnce(t *testing.T) {
+func TestAllErrorsAreReportedAtOnce(t *testing.T) {
 	_, err := parse("flags: {migStrategy: x, mpsRoot: y}\nimex: {channelIDs: [7]}")
 	require.Len(t, strings.Split(err.Error(), "\n"), 3)
 }
@@ -205,7 +205,7 @@ func TestEmptySectionsSetNothing(t *testing.T) {
 	}
 }
 
-func TestUnknownKeysArePassedOverOnlyWhenAsked(t *testing.T) {
+func TestUnknownKeysAreIgnoredOnlyOnRequest(t *testing.T) {
 	text := "version: v1\nflags: {migStrategi: mixed, migStrategy: single}\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, replica: 3}]}}"
 	_, err := parse(text)
 	require.ErrorContains(t, err, "flags.migStrategi: unknown key")
@@ -224,7 +224,7 @@ func TestUnknownKeysArePassedOverOnlyWhenAsked(t *testing.T) {
 	}
 }
 
-func TestTheCommandLineIsLaidOverTheFile(t *testing.T) {
+func TestCommandLineOverridesTheFile(t *testing.T) {
 	file, err := parse("flags: {migStrategy: mixed, gdsEnabled: true, plugin: {deviceListStrategy: envvar}}\nimex: {required: true}")
 	require.NoError(t, err)
 	laid := file.With(config.Flags{
@@ -240,7 +240,7 @@ func TestTheCommandLineIsLaidOverTheFile(t *testing.T) {
 	require.Nil(t, file.Flags.Plugin.PassDeviceSpecs)
 }
 
-func TestWhatTheSectionsMakeOfEachOtherIsCheckedWhenTheCommandLineIsThere(t *testing.T) {
+func TestCheckCoversCombinationsWithTheCommandLine(t *testing.T) {
 	file, err := parse("flags: {migStrategy: mixed}\nsharing: {mps: {resources: [{name: gpu, replicas: 2}]}}")
 	require.NoError(t, err)
 	require.EqualError(t, file.Check(), "sharing.mps: MPS cannot share MIG devices, and flags.migStrategy is mixed; write none or single, or remove sharing.mps")
@@ -248,7 +248,7 @@ func TestWhatTheSectionsMakeOfEachOtherIsCheckedWhenTheCommandLineIsThere(t *tes
 	require.EqualError(t, file.With(config.Flags{MigStrategy: new("some")}, config.Imex{}).Check(), `flags.migStrategy: "some" is not known, did you mean "none"?`)
 }
 
-func TestAConfigurationIsReadBackFromItsJSON(t *testing.T) {
+func TestConfigurationRoundTripsThroughJSON(t *testing.T) {
 	c, err := parse("flags: {migStrategy: mixed, gfd: {sleepInterval: 90s}}\n" +
 		slicing("{name: gpu, replicas: 2, devices: 3}, {name: mig-1g.5gb, replicas: 9}") + "\nhealth: {quietPeriod: 1h}")
 	require.NoError(t, err)

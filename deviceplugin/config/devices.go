@@ -9,18 +9,18 @@ import (
 	"github.com/gpuready/gpuready/internal/pattern"
 )
 
-// Devices says which devices are advertised.
+// Devices selects the devices to advertise.
 type Devices struct {
 	Include []Selector `json:"include,omitempty" doc:"Only these. Default: all."`
 	Exclude []Selector `json:"exclude,omitempty" doc:"Not these, whatever include says."`
 }
 
-// Selector names devices: a UUID of a GPU or MIG device, an index (3) or MIG
-// index (3:0), a PCI address (0000:3b:00.0), or a product, in which * stands for
-// any text. What names a GPU names its MIG devices too.
+// Selector selects devices: by a UUID of a GPU or MIG device, an index (3) or MIG index
+// (3:0), a PCI address (0000:3b:00.0), or a product, in which * stands for any text. A
+// selector of a GPU selects its MIG devices too.
 type Selector string
 
-// MatchesGPU says whether the GPU is meant.
+// MatchesGPU reports whether s selects the GPU.
 func (s Selector) MatchesGPU(d gpu.Device) bool {
 	text := string(s)
 	if uuid, err := gpu.ParseUUID(text); err == nil {
@@ -36,8 +36,8 @@ func (s Selector) MatchesGPU(d gpu.Device) bool {
 	return Pattern(text).Matches(d.Product)
 }
 
-// MatchesMIG says whether the MIG device of the GPU is meant, by itself and not
-// because its GPU is.
+// MatchesMIG reports whether s selects the MIG device by itself, not because of its
+// GPU.
 func (s Selector) MatchesMIG(d gpu.Device, m gpu.MIGDevice) bool {
 	if uuid, err := gpu.ParseUUID(string(s)); err == nil {
 		return uuid == m.UUID
@@ -47,46 +47,46 @@ func (s Selector) MatchesMIG(d gpu.Device, m gpu.MIGDevice) bool {
 }
 
 var (
-	like      = pattern.New(`^[0-9a-fA-F]*:[0-9a-fA-F:.]*$`)
-	likeIndex = pattern.New(`^[-+]?[0-9]+$`)
+	addressLike = pattern.New(`^[0-9a-fA-F]*:[0-9a-fA-F:.]*$`)
+	indexLike   = pattern.New(`^[-+]?[0-9]+$`)
 )
 
-func (p *problems) devices(d Devices) {
+func (p *problems) checkDevices(d Devices) {
 	for _, list := range []struct {
 		path      string
 		selectors []Selector
 	}{{"devices.include", d.Include}, {"devices.exclude", d.Exclude}} {
 		for i, s := range list.selectors {
-			p.selector(at(list.path, i), s)
+			p.checkSelector(itemPath(list.path, i), s)
 			if slices.Contains(list.selectors[:i], s) {
-				p.add(at(list.path, i), "%q stands there twice; remove one", s)
+				p.add(itemPath(list.path, i), "%q is listed twice; remove one", s)
 			}
 		}
 	}
 	for i, s := range d.Exclude {
 		if slices.Contains(d.Include, s) {
-			p.add(at("devices.exclude", i), "%q is included too; remove it from one of the lists", s)
+			p.add(itemPath("devices.exclude", i), "%q is included too; remove it from one of the lists", s)
 		}
 	}
 }
 
-func (p *problems) selector(path string, s Selector) {
+func (p *problems) checkSelector(path string, s Selector) {
 	text := string(s)
 	switch {
 	case indexes.Matches(text):
 	case text == "":
 		p.add(path, "empty; write a UUID, an index, a PCI address or a product")
 	case strings.TrimSpace(text) != text:
-		p.add(path, "%q begins or ends with a space, and so names nothing; remove it", text)
+		p.add(path, "%q begins or ends with a space, so it names nothing; remove it", text)
 	case strings.HasPrefix(text, "GPU-"), strings.HasPrefix(text, "MIG-"):
 		if _, err := gpu.ParseUUID(text); err != nil {
 			p.add(path, "%w", err)
 		}
-	case like.Matches(text):
+	case addressLike.Matches(text):
 		if _, err := gpu.ParsePCIAddress(text); err != nil {
 			p.add(path, "%w", err)
 		}
-	case likeIndex.Matches(text):
-		p.add(path, "%s is no index; write 0 or more", text)
+	case indexLike.Matches(text):
+		p.add(path, "%s is not an index; write 0 or more", text)
 	}
 }

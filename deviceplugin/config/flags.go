@@ -28,8 +28,8 @@ const (
 	ListMounts      = "volume-mounts"
 )
 
-// Flags are the settings that have a flag and an environment variable too. nil
-// is not set.
+// Flags are the settings that also have a flag and an environment variable. nil means
+// not set.
 type Flags struct {
 	MigStrategy             *string     `json:"migStrategy,omitempty" enum:"none single mixed" doc:"How MIG devices are advertised. none: not at all, each GPU is one device; single: as nvidia.com/gpu, when all GPUs are divided into equal parts; mixed: as nvidia.com/mig-<profile>. Default: none."`
 	FailOnInitError         *bool       `json:"failOnInitError,omitempty" doc:"End, rather than wait, when the driver is there and does not work. Default: true."`
@@ -56,8 +56,8 @@ type PluginFlags struct {
 	SharedDevicesAllocationPolicy *string    `json:"sharedDevicesAllocationPolicy,omitempty" enum:"distributed packed" doc:"Which replicas and MIG devices are preferred: distributed over the GPUs, or packed onto few. Default: distributed."`
 }
 
-// GFDFlags are for the feature discovery, which shares the file with the device
-// plugin. They are decoded so that a misspelt one is seen, and mean nothing here.
+// GFDFlags are for the feature discovery, which shares the file with the device plugin.
+// They are decoded to catch misspelt keys, and are not used here.
 type GFDFlags struct {
 	Oneshot         *bool     `json:"oneshot,omitempty"`
 	NoTimestamp     *bool     `json:"noTimestamp,omitempty"`
@@ -66,7 +66,7 @@ type GFDFlags struct {
 	MachineTypeFile *string   `json:"machineTypeFile,omitempty"`
 }
 
-// MIG is the MIG strategy, none where nothing is set.
+// MIG returns the MIG strategy; the default is none.
 func (f Flags) MIG() string {
 	if f.MigStrategy == nil {
 		return MIGNone
@@ -74,7 +74,7 @@ func (f Flags) MIG() string {
 	return *f.MigStrategy
 }
 
-// Strategies are those of the device list, cdi-cri where nothing is set.
+// Strategies returns the device list strategies; the default is cdi-cri.
 func (p PluginFlags) Strategies() []string {
 	if len(p.DeviceListStrategy) == 0 {
 		return []string{ListCDI}
@@ -82,33 +82,33 @@ func (p PluginFlags) Strategies() []string {
 	return p.DeviceListStrategy
 }
 
-// CDI says that containers get their devices by CDI names.
+// CDI reports whether containers get their devices by CDI names.
 func (p PluginFlags) CDI() bool {
 	return slices.Contains(p.Strategies(), ListCDI) || slices.Contains(p.Strategies(), ListAnnotations)
 }
 
-// ByIndex says that devices are named to the container runtime by index.
+// ByIndex reports whether devices are named to the container runtime by index.
 func (p PluginFlags) ByIndex() bool {
 	return p.DeviceIDStrategy != nil && *p.DeviceIDStrategy == "index"
 }
 
-// Packed says that shared devices and MIG devices are packed onto few GPUs.
+// Packed reports whether shared devices and MIG devices are packed onto few GPUs.
 func (p PluginFlags) Packed() bool {
 	return p.SharedDevicesAllocationPolicy != nil && *p.SharedDevicesAllocationPolicy == "packed"
 }
 
-// with lays what is set in g over f.
+// with returns f overlaid with the fields set in g.
 func (f Flags) with(g Flags) Flags {
-	lay(reflect.ValueOf(&f).Elem(), reflect.ValueOf(g))
+	overlay(reflect.ValueOf(&f).Elem(), reflect.ValueOf(g))
 	return f
 }
 
-func lay(below, above reflect.Value) {
+func overlay(below, above reflect.Value) {
 	for i := range above.NumField() {
 		field := above.Field(i)
 		switch {
 		case field.Kind() == reflect.Struct:
-			lay(below.Field(i), field)
+			overlay(below.Field(i), field)
 		case !field.IsNil():
 			below.Field(i).Set(field)
 		}
@@ -118,9 +118,9 @@ func lay(below, above reflect.Value) {
 // annotationPrefix is the prefix of a Kubernetes annotation, with its slash.
 var annotationPrefix = pattern.New(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/$`)
 
-func (p *problems) flags(f Flags) {
+func (p *problems) checkFlags(f Flags) {
 	if prefix := f.Plugin.CDIAnnotationPrefix; prefix != nil && !annotationPrefix.Matches(*prefix) {
-		p.add("flags.plugin.cdiAnnotationPrefix", "%q is no prefix of an annotation; write one that ends in a slash, as cdi.k8s.io/", *prefix)
+		p.add("flags.plugin.cdiAnnotationPrefix", "%q is not an annotation prefix; write one that ends in a slash, as cdi.k8s.io/", *prefix)
 	}
 	at := "flags.plugin.deviceListStrategy"
 	list := f.Plugin.DeviceListStrategy
@@ -129,7 +129,7 @@ func (p *problems) flags(f Flags) {
 	}
 	for i, strategy := range list {
 		if slices.Contains(list[:i], strategy) {
-			p.add(at, "%q stands there twice; remove one", strategy)
+			p.add(at, "%q is listed twice; remove one", strategy)
 		}
 	}
 }
@@ -137,7 +137,7 @@ func (p *problems) flags(f Flags) {
 // StringList may be written as a list, or as one string with commas.
 type StringList []string
 
-// UnmarshalJSON is for package json.
+// UnmarshalJSON implements json.Unmarshaler.
 func (l *StringList) UnmarshalJSON(data []byte) error {
 	var one string
 	if err := json.Unmarshal(data, &one); err == nil {
@@ -153,11 +153,11 @@ func (l *StringList) UnmarshalJSON(data []byte) error {
 // Duration is written as "5m", or as a number of nanoseconds.
 type Duration struct {
 	time.Duration
-	text string // what was written and is no duration
+	text string // an invalid duration as written
 }
 
-// UnmarshalJSON is for package json. It takes everything, for problems to say
-// with its path what is wrong.
+// UnmarshalJSON implements json.Unmarshaler. It accepts anything, so that problems can
+// report an error with its path.
 func (d *Duration) UnmarshalJSON(data []byte) error {
 	*d = Duration{}
 	if json.Unmarshal(data, &d.Duration) == nil {
@@ -174,17 +174,17 @@ func (d *Duration) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// MarshalJSON is for package json.
+// MarshalJSON implements json.Marshaler.
 func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(d.String()) }
 
-// tags checks what the tags of a field say: with enum it has one of those values,
-// with format:"path" it is an absolute path. An empty string that is no pointer
-// is not set.
-func (p *problems) tags(v reflect.Value, at string, tag reflect.StructTag) {
+// checkTags checks the tags of a field: with enum its value must be one of those
+// listed, with format:"path" it must be an absolute path. An empty string that is not a
+// pointer counts as not set.
+func (p *problems) checkTags(v reflect.Value, at string, tag reflect.StructTag) {
 	switch v.Kind() {
 	case reflect.Pointer:
 		if !v.IsNil() {
-			p.tags(v.Elem(), at, tag)
+			p.checkTags(v.Elem(), at, tag)
 		}
 	case reflect.Struct:
 		for field, value := range v.Fields() {
@@ -192,11 +192,11 @@ func (p *problems) tags(v reflect.Value, at string, tag reflect.StructTag) {
 				continue
 			}
 			name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
-			p.tags(value, strings.TrimPrefix(at+"."+name, "."), field.Tag)
+			p.checkTags(value, strings.TrimPrefix(at+"."+name, "."), field.Tag)
 		}
 	case reflect.Slice:
 		for i := range v.Len() {
-			p.tags(v.Index(i), fmt.Sprintf("%s[%d]", at, i), tag)
+			p.checkTags(v.Index(i), fmt.Sprintf("%s[%d]", at, i), tag)
 		}
 	case reflect.String:
 		text, known := v.String(), strings.Fields(tag.Get("enum"))

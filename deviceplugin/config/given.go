@@ -6,32 +6,32 @@ import (
 	"strings"
 )
 
-// Given returns what the file sets of that which has a flag too: the path of the
-// field, and its value as the flag takes it.
+// Given returns the settings of the file that also have a flag: the path of each field,
+// and its value in the form that the flag accepts.
 func (c *Config) Given() map[string]string {
-	given := map[string]string{}
-	collect(given, "flags", reflect.ValueOf(c.Flags))
-	collect(given, "imex", reflect.ValueOf(c.Imex))
-	return given
+	values := map[string]string{}
+	collect(values, "flags", reflect.ValueOf(c.Flags))
+	collect(values, "imex", reflect.ValueOf(c.Imex))
+	return values
 }
 
-func collect(given map[string]string, at string, v reflect.Value) {
+func collect(values map[string]string, at string, v reflect.Value) {
 	for field, value := range v.Fields() {
 		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
 		path := at + "." + name
 		switch {
 		case field.Type == reflect.TypeFor[GFDFlags](): // another program's
 		case value.Kind() == reflect.Struct:
-			collect(given, path, value)
+			collect(values, path, value)
 		case value.IsNil():
 		case value.Kind() == reflect.Slice:
 			var items []string
 			for i := range value.Len() {
 				items = append(items, fmt.Sprint(value.Index(i)))
 			}
-			given[path] = strings.Join(items, ",")
+			values[path] = strings.Join(items, ",")
 		default:
-			given[path] = fmt.Sprint(value.Elem())
+			values[path] = fmt.Sprint(value.Elem())
 		}
 	}
 }

@@ -5,21 +5,21 @@ import (
 	"time"
 )
 
-// Health says what makes a device unhealthy, and healthy again, where the table
-// in docs/xids.md is to be overridden.
+// Health overrides the table in docs/xids.md: what makes a device unhealthy, and
+// healthy again.
 type Health struct {
 	XIDs        []XIDRule  `json:"xids,omitempty" doc:"What to do on an XID, where the table in docs/xids.md says otherwise."`
 	UnknownXIDs *XIDPolicy `json:"unknownXIDs,omitempty" doc:"What to do on an XID that the table does not know. Default: unhealthy, recovery reset."`
 	QuietPeriod *Duration  `json:"quietPeriod,omitempty" doc:"How long a device whose recovery is quiet must have been without another such error, and then pass a probe. Default: 5m."`
 }
 
-// XIDPolicy is what to do on an XID. Empty is what the table says.
+// XIDPolicy is the reaction to an XID. Empty fields follow the table.
 type XIDPolicy struct {
 	Action   string `json:"action,omitempty" enum:"ignore unhealthy" doc:"Whether the device becomes unhealthy."`
 	Recovery string `json:"recovery,omitempty" enum:"reset quiet never" doc:"What makes it healthy again. reset: a reset that was seen; quiet: the quiet period and a probe that passes; never: only a new driver or a reboot."`
 }
 
-// XIDRule is what to do on one XID.
+// XIDRule is the reaction to one XID.
 type XIDRule struct {
 	XID      uint64 `json:"xid" required:"true" min:"1" doc:"Number of the XID."`
 	Action   string `json:"action,omitempty" enum:"ignore unhealthy" doc:"Whether the device becomes unhealthy. Default: as the table says."`
@@ -33,34 +33,34 @@ const (
 	maxQuiet = 30 * 24 * time.Hour
 )
 
-func (p *problems) health(h Health) {
+func (p *problems) checkHealth(h Health) {
 	for i, rule := range h.XIDs {
-		path := at("health.xids", i)
+		path := itemPath("health.xids", i)
 		if rule.XID == 0 {
-			p.add(path+".xid", "names no XID; write its number")
+			p.add(path+".xid", "no XID is given; write its number")
 		}
 		if j := slices.IndexFunc(h.XIDs[:i], func(r XIDRule) bool { return r.XID == rule.XID }); j >= 0 {
 			p.add(path+".xid", "XID %d has a rule in xids[%d] already; remove one", rule.XID, j)
 		}
-		p.policy(path, XIDPolicy{rule.Action, rule.Recovery})
+		p.checkPolicy(path, XIDPolicy{rule.Action, rule.Recovery})
 	}
 	if h.UnknownXIDs != nil {
-		p.policy("health.unknownXIDs", *h.UnknownXIDs)
+		p.checkPolicy("health.unknownXIDs", *h.UnknownXIDs)
 	}
 	if q := h.QuietPeriod; q != nil {
 		switch {
 		case q.text != "":
-			p.add("health.quietPeriod", "%q is no duration; write a number with its unit, as 5m", q.text)
+			p.add("health.quietPeriod", "%q is not a duration; write a number with its unit, as 5m", q.text)
 		case q.Duration < minQuiet || q.Duration > maxQuiet:
 			p.add("health.quietPeriod", "%v is not between %v and %v; write a number with its unit, as 5m", q.Duration, minQuiet, maxQuiet)
 		}
 	}
 }
 
-func (p *problems) policy(path string, x XIDPolicy) {
+func (p *problems) checkPolicy(path string, x XIDPolicy) {
 	switch {
 	case x.Action == "" && x.Recovery == "":
-		p.add(path, "says nothing; write an action, a recovery, or both, or remove it")
+		p.add(path, "empty; write an action, a recovery, or both, or remove it")
 	case x.Action == "ignore" && x.Recovery != "":
 		p.add(path+".recovery", "there is nothing to recover from what is ignored; remove it")
 	}

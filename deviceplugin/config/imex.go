@@ -8,7 +8,7 @@ type Imex struct {
 	Required   *bool `json:"required,omitempty" doc:"Fail, rather than leave the channel out, where the node does not have it. Default: false."`
 }
 
-func (p *problems) imex(x Imex) {
+func (p *problems) checkImex(x Imex) {
 	if len(x.ChannelIDs) > 0 && !slices.Equal(x.ChannelIDs, []int{0}) {
 		p.add("imex.channelIDs", "%v: there is only channel 0 yet, as in the reference; write [] or [0]", x.ChannelIDs)
 	}

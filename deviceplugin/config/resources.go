@@ -6,7 +6,7 @@ import (
 	"github.com/gpuready/gpuready/internal/pattern"
 )
 
-// Names of resources, as the reference makes them.
+// Names of resources, as in the reference.
 const (
 	prefix       = "nvidia.com/"
 	sharedSuffix = ".shared"
@@ -23,7 +23,7 @@ type Resources struct {
 	MIG  []Resource `json:"mig,omitempty" doc:"Names for MIG devices, by their profile."`
 }
 
-// Resource is the name of what matches a pattern.
+// Resource names the devices that match a pattern.
 type Resource struct {
 	Pattern Pattern `json:"pattern" required:"true" doc:"Product of the GPU as nvidia-smi -L prints it, or profile of the MIG device (1g.10gb); * stands for any text, and the whole must match."`
 	Name    string  `json:"name" required:"true" doc:"Name of the resource; nvidia.com/ is put before one that has no such prefix."`
@@ -32,8 +32,8 @@ type Resource struct {
 // Pattern matches a whole text, in which * stands for any text.
 type Pattern string
 
-// Matches says whether the whole of text matches. Case matters, as it does to
-// the reference since v0.20.0.
+// Matches reports whether p matches the whole of text. Case matters, as in the
+// reference since v0.20.0.
 func (p Pattern) Matches(text string) bool {
 	parts := strings.Split(string(p), "*")
 	first, last := parts[0], parts[len(parts)-1]
@@ -54,22 +54,22 @@ func (p Pattern) Matches(text string) bool {
 	return true
 }
 
-// covers says that p matches all that q matches: p then leaves nothing to q.
-// The * of q may stand for a text that no pattern spells out, so only a * of p
+// covers reports whether p matches everything that q matches, so that p leaves nothing
+// to q. The * of q may stand for a text that no pattern spells out, so only a * of p
 // matches it.
 func (p Pattern) covers(q Pattern) bool {
 	return p.Matches(strings.ReplaceAll(string(q), "*", "\x00"))
 }
 
-// MIGName is the resource of a MIG device whose profile no pattern matches, and
-// whether it has one: a compute instance that is only a part of its GPU
-// instance, such as 1c.3g.40gb, has none.
+// MIGName returns the resource of a MIG device whose profile no pattern matches, and
+// whether it has one. A compute instance that is only a part of its GPU instance, such
+// as 1c.3g.40gb, has none.
 func MIGName(profile string) (string, bool) {
 	if !wholeProfile.Matches(profile) {
 		return "", false
 	}
 	name := prefix + "mig-" + strings.ReplaceAll(profile, "+", ".")
-	return name, invalid(name) == ""
+	return name, nameProblem(name) == ""
 }
 
 // Profiles as go-nvlib spells them: "1g.10gb", "1g.10gb+me", "1g.24gb-me".
@@ -78,11 +78,11 @@ var (
 	wholeMIGName = pattern.New(`^nvidia\.com/mig-[1-9][0-9]*g\.[0-9]+gb([.-][a-z][a-z.]*)?$`)
 )
 
-// wellKnown says that a resource of that name is made where nothing names it.
-func wellKnown(name string) bool { return name == GPU || wholeMIGName.Matches(name) }
+// isWellKnown reports whether a resource of that name exists without being configured.
+func isWellKnown(name string) bool { return name == GPU || wholeMIGName.Matches(name) }
 
-// qualified puts the prefix before a name that has none.
-func qualified(name string) string {
+// qualifiedName adds the prefix to a name without it.
+func qualifiedName(name string) string {
 	if name == "" || strings.HasPrefix(name, prefix) {
 		return name
 	}
@@ -92,8 +92,8 @@ func qualified(name string) string {
 // subdomain is what Kubernetes calls a DNS subdomain (RFC 1123).
 var subdomain = pattern.New(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
-// invalid says what is wrong with the full name of a resource; "": nothing.
-func invalid(name string) string {
+// nameProblem returns what is wrong with the full name of a resource, or "".
+func nameProblem(name string) string {
 	short := strings.TrimPrefix(name, prefix)
 	switch {
 	case name == "":
@@ -108,40 +108,40 @@ func invalid(name string) string {
 	return ""
 }
 
-func (p *problems) resources(r Resources) {
+func (p *problems) checkResources(r Resources) {
 	for _, list := range []struct {
 		path      string
 		resources []Resource
 	}{{"resources.gpus", r.GPUs}, {"resources.mig", r.MIG}} {
 		for i, resource := range list.resources {
-			p.pattern(at(list.path, i), resource.Pattern, list.path, list.resources[:i])
-			p.name(at(list.path, i)+".name", resource.Name)
+			p.checkPattern(itemPath(list.path, i), resource.Pattern, list.path, list.resources[:i])
+			p.checkName(itemPath(list.path, i)+".name", resource.Name)
 		}
 	}
 }
 
-func (p *problems) pattern(path string, pattern Pattern, list string, before []Resource) {
+func (p *problems) checkPattern(path string, pattern Pattern, list string, before []Resource) {
 	switch text := string(pattern); {
 	case text == "":
-		p.add(path+".pattern", "empty, and so matches nothing; write * for all")
+		p.add(path+".pattern", "empty, so it matches nothing; write * for all")
 		return
 	case strings.TrimSpace(text) != text:
-		p.add(path+".pattern", "%q begins or ends with a space, and so matches nothing; remove it", text)
+		p.add(path+".pattern", "%q begins or ends with a space, so it matches nothing; remove it", text)
 		return
 	case strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f }):
-		p.add(path+".pattern", "%q has a control character, and so matches nothing; remove it", text)
+		p.add(path+".pattern", "%q has a control character, so it matches nothing; remove it", text)
 		return
 	}
 	for i, earlier := range before {
 		if earlier.Pattern.covers(pattern) {
-			p.add(path+".pattern", "%q can never match: %s, %q, takes everything before it; put it above that one", pattern, at(list, i), earlier.Pattern)
+			p.add(path+".pattern", "%q can never match: %s, %q, matches everything before it; move it above that one", pattern, itemPath(list, i), earlier.Pattern)
 			return
 		}
 	}
 }
 
-func (p *problems) name(path, name string) {
-	if why := invalid(name); why != "" {
+func (p *problems) checkName(path, name string) {
+	if why := nameProblem(name); why != "" {
 		p.add(path, "%q: %s", name, why)
 	}
 }

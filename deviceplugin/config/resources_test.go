@@ -16,7 +16,7 @@ import (
 
 // The whole text must match, as in the reference since v0.20.0
 // (github.com/NVIDIA/k8s-device-plugin/pull/1807).
-func TestAPatternMatchesWholeTexts(t *testing.T) {
+func TestPatternMatchesWholeTexts(t *testing.T) {
 	for _, c := range []struct {
 		pattern config.Pattern
 		text    string
@@ -32,7 +32,7 @@ func TestAPatternMatchesWholeTexts(t *testing.T) {
 
 var few = rapid.StringMatching(`[ab]{0,6}`)
 
-func TestAPatternMatchesAsItsRegularExpressionDoes(t *testing.T) {
+func TestPatternMatchesLikeItsRegularExpression(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		pattern := rapid.StringMatching(`[ab*]{0,6}`).Draw(t, "pattern")
 		text := few.Draw(t, "text")
@@ -41,15 +41,15 @@ func TestAPatternMatchesAsItsRegularExpressionDoes(t *testing.T) {
 	})
 }
 
-// Refused as "can never match" is only what the patterns before it take, and
-// what they take whole is refused.
+// A pattern is refused as "can never match" if and only if the earlier patterns match
+// everything that it matches.
 func TestOnlyAPatternThatCanNeverMatchIsRefused(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		first := rapid.StringMatching(`[ab*]{1,4}`).Draw(t, "first")
 		second := rapid.StringMatching(`[ab*]{1,4}`).Draw(t, "second")
 		_, err := parse(fmt.Sprintf("resources: {gpus: [{pattern: %q, name: a}, {pattern: %q, name: b}]}", first, second))
 		left := 0
-		// c stands for what no pattern spells out.
+		// c stands for a text that no pattern spells out.
 		for n := range 6 {
 			for _, text := range texts("abc", n) {
 				if config.Pattern(second).Matches(text) && !config.Pattern(first).Matches(text) {
@@ -74,7 +74,7 @@ func texts(letters string, n int) []string {
 	return all
 }
 
-func TestMIGResourcesAreNamedAsByTheReference(t *testing.T) {
+func TestMIGNamesMatchTheReference(t *testing.T) {
 	for profile, want := range map[string]string{
 		"1g.5gb": "nvidia.com/mig-1g.5gb", "7g.80gb": "nvidia.com/mig-7g.80gb", "1g.10gb+me": "nvidia.com/mig-1g.10gb.me",
 		"1g.24gb+me.all": "nvidia.com/mig-1g.24gb.me.all", "1g.24gb-me": "nvidia.com/mig-1g.24gb-me", "2g.48gb+gfx": "nvidia.com/mig-2g.48gb.gfx",
@@ -90,7 +90,7 @@ func TestMIGResourcesAreNamedAsByTheReference(t *testing.T) {
 	}
 }
 
-func TestASelectorNamesDevices(t *testing.T) {
+func TestSelectorMatchesDevices(t *testing.T) {
 	node := gputest.Node("a100-mig", 2)
 	d := node.Devices[1]
 	for selector, want := range map[config.Selector]bool{

@@ -15,33 +15,33 @@ import (
 // Bounds of replicas.
 const (
 	minReplicas = 2 // the reference's: one replica shares nothing
-	// maxReplicas is the reference's none, but for a list that the kubelet takes:
-	// its gRPC has 4 MiB, and 50,000 devices of one GPU are 3.5 MB. There are users
+	// maxReplicas has no counterpart in the reference, but the kubelet refuses longer lists:
+	// its gRPC allows 4 MiB, and 50,000 devices of one GPU are 3.5 MB. There are users
 	// with 16,384 (github.com/NVIDIA/k8s-device-plugin/issues/1433).
 	maxReplicas = MaxDevices
-	// maxClients is how many clients of MPS one GPU takes since Volta (CUDA
+	// maxClients is the maximum number of MPS clients of a GPU since Volta (CUDA
 	// Multi-Process Service, "Client-Server Connection Limits").
 	maxClients = 48
 )
 
-// MaxDevices is how many devices the list of one resource may have, lest the
-// kubelet refuse it whole.
+// MaxDevices is the maximum number of devices of one resource: the kubelet would refuse
+// a longer list as a whole.
 const MaxDevices = 50000
 
-// Sharing says which devices several containers share, and how.
+// Sharing configures which devices several containers share, and how.
 type Sharing struct {
 	TimeSlicing *Replicated `json:"timeSlicing,omitempty" doc:"Containers take turns on the GPU. Nothing keeps them from each other's faults or memory."`
 	MPS         *Replicated `json:"mps,omitempty" doc:"Containers run at once, through the CUDA Multi-Process Service, each with its part of the memory and the threads."`
 }
 
-// Replicated are the resources of which each device is advertised several times.
+// Replicated lists the resources whose devices are advertised several times.
 type Replicated struct {
 	RenameByDefault            bool                 `json:"renameByDefault,omitempty" doc:"Advertise shared devices as <name>.shared, so that nobody gets one unasked. Default: false."`
 	FailRequestsGreaterThanOne *bool                `json:"failRequestsGreaterThanOne,omitempty" doc:"Refuse a container that asks for more than one replica. Default: false with timeSlicing, true with mps."`
 	Resources                  []ReplicatedResource `json:"resources,omitempty" doc:"The resources that are shared. One may stand there twice when both list its devices."`
 }
 
-// ReplicatedResource is one resource of which each device is advertised several times.
+// ReplicatedResource is a resource whose devices are advertised several times.
 type ReplicatedResource struct {
 	Name     string     `json:"name" required:"true" doc:"Name of the resource whose devices are shared."`
 	Rename   string     `json:"rename,omitempty" doc:"Name of the resource under which the replicas are advertised. Default: name, or name.shared with renameByDefault."`
@@ -55,13 +55,13 @@ type Replicable struct {
 	Count int
 	List  []string // of "0", "0:1" and UUIDs
 
-	wrong string // what was written and is none of these
+	wrong string // an invalid value as written
 }
 
-// SharingMPS is Active's word for MPS.
+// SharingMPS is the strategy that Active returns for MPS.
 const SharingMPS = "mps"
 
-// Active is the sharing that is in force: "none", "time-slicing" or "mps".
+// Active returns the sharing in force; strategy is "none", "time-slicing" or "mps".
 func (s Sharing) Active() (strategy string, r *Replicated) {
 	switch {
 	case s.MPS != nil && len(s.MPS.Resources) > 0:
@@ -76,7 +76,7 @@ func (s Sharing) Active() (strategy string, r *Replicated) {
 func (r *Replicated) complete() {
 	for i := range r.Resources {
 		one := &r.Resources[i]
-		one.Name, one.Rename = qualified(one.Name), qualified(one.Rename)
+		one.Name, one.Rename = qualifiedName(one.Name), qualifiedName(one.Rename)
 		if one.Rename == "" && r.RenameByDefault && one.Name != "" {
 			one.Rename = one.Name + sharedSuffix
 		}
@@ -86,8 +86,8 @@ func (r *Replicated) complete() {
 	}
 }
 
-// UnmarshalJSON is for package json. It takes everything, for problems to say
-// with its path what is wrong.
+// UnmarshalJSON implements json.Unmarshaler. It accepts anything, so that problems can
+// report an error with its path.
 func (d *Replicable) UnmarshalJSON(data []byte) error {
 	*d = Replicable{}
 	var generic any
@@ -107,7 +107,7 @@ func (d *Replicable) UnmarshalJSON(data []byte) error {
 	case []any:
 		d.List = []string{}
 		for _, item := range v {
-			d.List = append(d.List, reference(item))
+			d.List = append(d.List, deviceReference(item))
 		}
 	default:
 		d.wrong = "write all, a number of devices, or a list of them"
@@ -115,15 +115,15 @@ func (d *Replicable) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// reference is how an item of a list names a device.
-func reference(item any) string {
+// deviceReference returns how an item of a list names a device.
+func deviceReference(item any) string {
 	if n, is := item.(float64); is && n == float64(uint32(n)) {
 		return strconv.Itoa(int(n))
 	}
 	return fmt.Sprint(item)
 }
 
-// MarshalJSON is for package json.
+// MarshalJSON implements json.Marshaler.
 func (d Replicable) MarshalJSON() ([]byte, error) {
 	switch {
 	case d.Count > 0:
@@ -136,16 +136,16 @@ func (d Replicable) MarshalJSON() ([]byte, error) {
 
 var indexes = pattern.New(`^[0-9]{1,5}(:[0-9]{1,5})?$`)
 
-func (p *problems) sharing(c *Config) {
+func (p *problems) checkSharing(c *Config) {
 	sliced, mps := c.Sharing.TimeSlicing, c.Sharing.MPS
 	if sliced != nil && mps != nil && len(sliced.Resources) > 0 && len(mps.Resources) > 0 {
 		p.add("sharing", "timeSlicing and mps exclude each other; remove one of them")
 	}
-	p.replicated("sharing.timeSlicing", sliced, maxReplicas, c.Resources)
-	p.replicated("sharing.mps", mps, maxClients, c.Resources)
+	p.checkReplicated("sharing.timeSlicing", sliced, maxReplicas, c.Resources)
+	p.checkReplicated("sharing.mps", mps, maxClients, c.Resources)
 }
 
-func (p *problems) replicated(path string, r *Replicated, most int, made Resources) {
+func (p *problems) checkReplicated(path string, r *Replicated, most int, made Resources) {
 	if r == nil {
 		return
 	}
@@ -153,45 +153,46 @@ func (p *problems) replicated(path string, r *Replicated, most int, made Resourc
 		p.add(path, "shares nothing: resources is empty; name a resource there, or remove the section")
 	}
 	for i, one := range r.Resources {
-		at := at(path+".resources", i)
-		p.shared(at, one.Name, made)
+		at := itemPath(path+".resources", i)
+		p.checkShared(at, one.Name, made)
 		for j, earlier := range r.Resources[:i] {
 			if earlier.Name == one.Name && one.Name != "" {
-				p.twice(at, j, earlier, one)
+				p.checkRepeated(at, j, earlier, one)
 			}
 		}
 		if one.Rename != "" {
-			p.name(at+".rename", one.Rename)
+			p.checkName(at+".rename", one.Rename)
 		}
 		switch {
 		case one.Replicas < minReplicas:
 			p.add(at+".replicas", "%d shares nothing; write %d or more, or remove the resource from the list", one.Replicas, minReplicas)
 		case one.Replicas > most:
 			p.add(at+".replicas", "%d is more than %d, %s", one.Replicas, most, map[int]string{
-				maxReplicas: "with which the list is as long as the kubelet takes it",
-				maxClients:  "the clients that MPS takes on one GPU",
+				maxReplicas: "the longest list that the kubelet accepts",
+				maxClients:  "the clients that MPS supports on one GPU",
 			}[most])
 		}
-		p.replicable(at+".devices", one.Devices)
+		p.checkReplicable(at+".devices", one.Devices)
 	}
 }
 
-// twice checks a resource that is shared in two ways: each device in one of them.
-func (p *problems) twice(path string, j int, earlier, one ReplicatedResource) {
+// checkRepeated checks a resource that is shared in two ways: each device must be in
+// only one of them.
+func (p *problems) checkRepeated(path string, j int, earlier, one ReplicatedResource) {
 	if earlier.Devices.List == nil || one.Devices.List == nil {
-		p.add(path+".name", "%s stands in resources[%d] already; remove one, or list the devices of both", one.Name, j)
+		p.add(path+".name", "%s is already in resources[%d]; remove one, or list the devices of both", one.Name, j)
 		return
 	}
 	for i, device := range one.Devices.List {
 		if slices.Contains(earlier.Devices.List, device) {
-			p.add(at(path+".devices", i), "%s is in resources[%d] already; remove it from one of them", device, j)
+			p.add(itemPath(path+".devices", i), "%s is in resources[%d] already; remove it from one of them", device, j)
 		}
 	}
 }
 
-// shared checks that something makes the resource that is to be shared.
-func (p *problems) shared(path, name string, made Resources) {
-	if why := invalid(name); why != "" {
+// checkShared checks that the resource to be shared exists.
+func (p *problems) checkShared(path, name string, made Resources) {
+	if why := nameProblem(name); why != "" {
 		p.add(path+".name", "%q: %s", name, why)
 		return
 	}
@@ -200,15 +201,15 @@ func (p *problems) shared(path, name string, made Resources) {
 		names = append(names, r.Name)
 	}
 	switch {
-	case wellKnown(name) || slices.Contains(names, name):
-	case strings.HasSuffix(name, sharedSuffix) && (wellKnown(strings.TrimSuffix(name, sharedSuffix)) || slices.Contains(names, strings.TrimSuffix(name, sharedSuffix))):
-		p.add(path+".name", "%s is what the replicas are to be called; write name: %s and rename: %s", name, strings.TrimSuffix(name, sharedSuffix), name)
+	case isWellKnown(name) || slices.Contains(names, name):
+	case strings.HasSuffix(name, sharedSuffix) && (isWellKnown(strings.TrimSuffix(name, sharedSuffix)) || slices.Contains(names, strings.TrimSuffix(name, sharedSuffix))):
+		p.add(path+".name", "%s is the name of the replicas; write name: %s and rename: %s", name, strings.TrimSuffix(name, sharedSuffix), name)
 	default:
 		p.add(path+".name", "there is no resource %s%s", name, strict.Suggest(name, append(names, prefix+"mig-<profile>")))
 	}
 }
 
-func (p *problems) replicable(path string, d Replicable) {
+func (p *problems) checkReplicable(path string, d Replicable) {
 	switch {
 	case d.wrong != "":
 		p.add(path, "%s", d.wrong)
@@ -217,12 +218,12 @@ func (p *problems) replicable(path string, d Replicable) {
 	}
 	for i, item := range d.List {
 		if slices.Contains(d.List[:i], item) {
-			p.add(at(path, i), "%s stands there twice; remove one", item)
+			p.add(itemPath(path, i), "%s is listed twice; remove one", item)
 		}
 		if _, err := gpu.ParseUUID(item); err != nil && !indexes.Matches(item) {
-			p.add(at(path, i), "%q names no device; write an index (0), a MIG index (0:1), or a UUID as nvidia-smi -L prints it", item)
+			p.add(itemPath(path, i), "%q is not a device; write an index (0), a MIG index (0:1), or a UUID as nvidia-smi -L prints it", item)
 		}
 	}
 }
 
-func at(path string, i int) string { return fmt.Sprintf("%s[%d]", path, i) }
+func itemPath(path string, i int) string { return fmt.Sprintf("%s[%d]", path, i) }

@@ -1,7 +1,6 @@
-// Package driver finds the driver's NVML library, waits for one that is not
-// there yet, and notices when the one in use was replaced. It looks when the
-// kernel says that something changed; only where the kernel has no event for a
-// change (a module that was loaded) does it look again after a while.
+// Package driver finds the driver's NVML library, waits until there is one, and notices
+// when the library in use is replaced. It reacts to events of the kernel. Only for
+// changes without an event, such as a loaded module, does it check at intervals.
 package driver
 
 import (
@@ -18,24 +17,24 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// Containerised is where a driver container shows its root, a host path.
+// Containerised is the host path of a driver container's root.
 const Containerised = "/run/nvidia/driver"
 
-// moduleInterval is how often to look for what no event tells: that the kernel
-// module was loaded while library and device nodes were there already.
+// moduleInterval is the interval of checks for a change without an event: the kernel
+// module was loaded while library and device nodes existed already.
 const moduleInterval = 10 * time.Second
 
-// Place says where a driver may be: below a root that is given, or, with Root
-// "", below that of a driver container or else on the host itself.
+// Place describes where a driver may be: below a given root, or, with Root "", below
+// that of a driver container or else on the host itself.
 type Place struct {
-	HostRoot string   // where the host's file system is seen; "" is "/"
+	HostRoot string   // the host's root folder as this process sees it; "" is "/"
 	Root     string   // host path
-	Only     bool     // it is below Root or nowhere: not on the path of the loader either
-	Also     []string // other files whose change is a reason to look again, as this process sees them
+	Only     bool     // search only below Root, not on the path of the loader
+	Also     []string // more files whose change triggers a check, as this process sees them
 }
 
-// Find returns the driver root (a host path) and the library in it, as this
-// process sees it. The error wraps gpu.ErrNoDriver.
+// Find returns the driver root (a host path) and its library, as this process sees it.
+// The error wraps gpu.ErrNoDriver.
 func (p Place) Find() (root, library string, err error) {
 	for _, root := range p.roots() {
 		library, findErr := nvml.FindLibrary(p.HostRoot, root)
@@ -57,10 +56,10 @@ func (p Place) roots() []string {
 	return []string{Containerised, "/"}
 }
 
-// watched are the files whose coming may mean that there is a driver now, or
-// another one: the library's names where distributions put it, and the control
+// watchedPaths returns the files whose appearance may mean that there is a driver, or
+// another one: the library in the folders that distributions use, and the control
 // devices of driver and unified memory.
-func (p Place) watched() []string {
+func (p Place) watchedPaths() []string {
 	var paths []string
 	for _, root := range p.roots() {
 		for _, name := range []string{
@@ -76,9 +75,9 @@ func (p Place) watched() []string {
 	return paths
 }
 
-// mountable are the roots that may come as a mount: not the host's own, below
-// which pods mount all the time.
-func (p Place) mountable() []string {
+// mountableRoots returns the roots that may appear as a mount. The host's own is not
+// among them, since pods mount below it all the time.
+func (p Place) mountableRoots() []string {
 	var roots []string
 	for _, root := range p.roots() {
 		if path := filepath.Join("/", p.HostRoot, root); path != filepath.Join("/", p.HostRoot) {
@@ -88,17 +87,19 @@ func (p Place) mountable() []string {
 	return roots
 }
 
-// watch calls look at once, at each change of what is watched, and every
-// moduleInterval, from one goroutine, until look says that it is done or ctx ends.
-func (p Place) watch(ctx context.Context, also []string, look func() (done bool)) error {
+// watch calls check at once, at each change of the watched files, and every
+// moduleInterval, from one goroutine, until check reports done or ctx ends.
+func (p Place) watch(ctx context.Context, also []string, check func() (done bool)) error {
 	changed := make(chan struct{}, 1)
 	group, ctx := errgroup.WithContext(ctx)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	group.Go(func() error { return host.Watch(ctx, append(p.watched(), also...), p.mountable(), poke(changed)) })
+	group.Go(func() error {
+		return host.Watch(ctx, append(p.watchedPaths(), also...), p.mountableRoots(), notifier(changed))
+	})
 	tick := time.NewTicker(moduleInterval)
 	defer tick.Stop()
-	for !look() {
+	for !check() {
 		select {
 		case <-changed:
 		case <-tick.C:
@@ -113,8 +114,8 @@ func (p Place) watch(ctx context.Context, also []string, look func() (done bool)
 	return nil
 }
 
-// poke returns a function that makes c ready to receive from.
-func poke(c chan<- struct{}) func() {
+// notifier returns a function that makes c ready to receive from.
+func notifier(c chan<- struct{}) func() {
 	return func() {
 		select {
 		case c <- struct{}{}:
@@ -123,9 +124,9 @@ func poke(c chan<- struct{}) func() {
 	}
 }
 
-// Wait calls open until it has a driver, at each change that may have brought
-// one. waiting is told why there is none yet. An error that waiting cannot cure
-// is returned: cure says which ones it can.
+// Wait calls open until it has a driver, at each change that may have brought one. It
+// passes each error to waiting. If cure reports that waiting cannot help against an
+// error, Wait returns it.
 func Wait[T any](ctx context.Context, p Place, open func() (T, error), cure func(error) bool, waiting func(error)) (T, error) {
 	var source T
 	var last error
@@ -146,14 +147,14 @@ func Wait[T any](ctx context.Context, p Place, open func() (T, error), cure func
 	return source, last
 }
 
-// Library is a libnvidia-ml as it was when it was looked at.
+// Library identifies a libnvidia-ml at one moment.
 type Library struct {
 	Path string // as this process sees it; "": none
 	info os.FileInfo
 }
 
-// Look looks at a library. Do it before opening NVML: a replacement that comes
-// in between is then noticed.
+// Look returns the current identity of a library. Call it before opening NVML, so that
+// a replacement in between is noticed.
 func Look(path string) Library {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -162,9 +163,9 @@ func Look(path string) Library {
 	return Library{Path: path, info: info}
 }
 
-// is says whether it is the same file still. Numbers of inodes are used again,
-// so they alone do not tell.
-func (l Library) is(now Library) bool {
+// sameFile reports whether both are the same file. Inode numbers are reused, so they
+// alone do not suffice.
+func (l Library) sameFile(now Library) bool {
 	if l.info == nil || now.info == nil {
 		return l.Path == now.Path && l.info == now.info
 	}
@@ -172,8 +173,8 @@ func (l Library) is(now Library) bool {
 		l.info.Size() == now.info.Size() && l.info.ModTime().Equal(now.info.ModTime())
 }
 
-// Replaced waits until the library that is found is no longer the one that was
-// loaded, and returns nil then. A driver that is only gone is not replaced.
+// Replaced waits until the library found differs from the loaded one, and then returns
+// nil. A missing driver does not count as replaced.
 func Replaced(ctx context.Context, p Place, loaded Library) error {
 	return p.watch(ctx, []string{loaded.Path}, func() bool {
 		_, library, err := p.Find()
@@ -181,12 +182,12 @@ func Replaced(ctx context.Context, p Place, loaded Library) error {
 			return false
 		}
 		now := Look(library)
-		return now.info != nil && !loaded.is(now)
+		return now.info != nil && !loaded.sameFile(now)
 	})
 }
 
-// HasGPU says whether the machine has an NVIDIA GPU on its PCI bus, driver or
-// not; where it cannot be told, it may have one.
+// HasGPU reports whether the machine has an NVIDIA GPU on its PCI bus, driver or not.
+// It reports true if that cannot be determined.
 func HasGPU(hostRoot string) bool {
 	root, err := host.Open(filepath.Join("/", hostRoot))
 	if err != nil {
@@ -196,14 +197,14 @@ func HasGPU(hostRoot string) bool {
 	return root.HasGPU()
 }
 
-// Loaded says whether the nvidia kernel module is loaded: it then has a folder
-// in /proc, which containers see too.
+// Loaded reports whether the nvidia kernel module is loaded: it then has a folder in
+// /proc, which containers see too.
 func Loaded(hostRoot string) bool {
 	_, err := os.Stat(filepath.Join("/", hostRoot, "proc/driver/nvidia/version"))
 	return err == nil
 }
 
-// Reason names in one word why there is no driver to work with.
+// Reason returns the reason why there is no usable driver.
 func Reason(err error) gpu.Reason {
 	switch {
 	case errors.Is(err, gpu.ErrNoPermission):

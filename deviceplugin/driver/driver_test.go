@@ -30,9 +30,9 @@ func soon(t *testing.T) context.Context {
 
 var libraries = map[string]string{"amd64": "usr/lib/x86_64-linux-gnu", "arm64": "usr/lib/aarch64-linux-gnu"}[runtime.GOARCH]
 
-// put makes a library of the given version below a driver root, by rename as an
-// installer does, and links its soname to it.
-func put(t *testing.T, root, version string) string {
+// installLibrary installs a library of the given version below a driver root, by rename
+// as an installer does, and links its soname to it.
+func installLibrary(t *testing.T, root, version string) string {
 	t.Helper()
 	dir := filepath.Join(root, libraries)
 	require.NoError(t, os.MkdirAll(dir, 0o755))
@@ -50,19 +50,19 @@ func put(t *testing.T, root, version string) string {
 	return path
 }
 
-func TestAContainerisedDriverComesBeforeTheHosts(t *testing.T) {
+func TestContainerisedDriverIsPreferred(t *testing.T) {
 	host := t.TempDir()
 	place := driver.Place{HostRoot: host}
 	_, _, err := place.Find()
 	require.ErrorIs(t, err, gpu.ErrNoDriver)
 
-	own := put(t, host, "1.0")
+	own := installLibrary(t, host, "1.0")
 	root, library, err := place.Find()
 	require.NoError(t, err)
 	require.Equal(t, "/", root)
 	require.Equal(t, own, library)
 
-	contained := put(t, filepath.Join(host, driver.Containerised), "2.0")
+	contained := installLibrary(t, filepath.Join(host, driver.Containerised), "2.0")
 	root, library, err = place.Find()
 	require.NoError(t, err)
 	require.Equal(t, driver.Containerised, root)
@@ -74,7 +74,7 @@ func TestAContainerisedDriverComesBeforeTheHosts(t *testing.T) {
 	require.Equal(t, "/", root, "a root that is given is the only one")
 }
 
-func TestWaitLooksWhenSomethingChanges(t *testing.T) {
+func TestWaitOpensAfterAChange(t *testing.T) {
 	host := t.TempDir()
 	place := driver.Place{HostRoot: host, Root: "/opt/driver"}
 	waiting := make(chan error, 16)
@@ -91,13 +91,13 @@ func TestWaitLooksWhenSomethingChanges(t *testing.T) {
 		done <- result{library, err}
 	}()
 	require.ErrorIs(t, <-waiting, gpu.ErrNoDriver)
-	library := put(t, filepath.Join(host, "opt/driver"), "1.0")
+	library := installLibrary(t, filepath.Join(host, "opt/driver"), "1.0")
 	r := <-done
 	require.NoError(t, r.err)
 	require.Equal(t, library, r.library)
 }
 
-func TestWaitReturnsWhatWaitingCannotCure(t *testing.T) {
+func TestWaitReturnsPermanentErrors(t *testing.T) {
 	_, err := driver.Wait(soon(t), driver.Place{HostRoot: t.TempDir()}, func() (int, error) { return 0, gpu.ErrNoPermission },
 		func(error) bool { return false }, func(error) { t.Error("there is nothing to wait for") })
 	require.ErrorIs(t, err, gpu.ErrNoPermission)
@@ -113,17 +113,17 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 
 func TestReplaced(t *testing.T) {
 	for name, replace := range map[string]func(t *testing.T, root string){
-		"another version":                  func(t *testing.T, root string) { put(t, root, "2.0") },
-		"another file under the same name": func(t *testing.T, root string) { put(t, root, "1.0") },
+		"another version":                  func(t *testing.T, root string) { installLibrary(t, root, "2.0") },
+		"another file under the same name": func(t *testing.T, root string) { installLibrary(t, root, "1.0") },
 		"taken away, then another": func(t *testing.T, root string) {
 			require.NoError(t, os.RemoveAll(root))
-			put(t, root, "2.0")
+			installLibrary(t, root, "2.0")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			host := t.TempDir()
 			root := filepath.Join(host, "driver")
-			loaded := driver.Look(put(t, root, "1.0"))
+			loaded := driver.Look(installLibrary(t, root, "1.0"))
 			done := make(chan error, 1)
 			go func() { done <- driver.Replaced(soon(t), driver.Place{HostRoot: host, Root: "/driver"}, loaded) }()
 			replace(t, root)
@@ -132,17 +132,17 @@ func TestReplaced(t *testing.T) {
 	}
 }
 
-func TestADriverThatIsGoneIsNotReplaced(t *testing.T) {
+func TestMissingDriverIsNotReplaced(t *testing.T) {
 	host := t.TempDir()
 	root := filepath.Join(host, "driver")
-	loaded := driver.Look(put(t, root, "1.0"))
+	loaded := driver.Look(installLibrary(t, root, "1.0"))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	require.NoError(t, os.RemoveAll(root))
 	require.ErrorIs(t, driver.Replaced(ctx, driver.Place{HostRoot: host, Root: "/driver"}, loaded), context.DeadlineExceeded)
 }
 
-func TestMountedDriverRootIsSeen(t *testing.T) {
+func TestMountedDriverRootIsNoticed(t *testing.T) {
 	if !node.Enter(t) {
 		return
 	}
@@ -157,7 +157,7 @@ func TestMountedDriverRootIsSeen(t *testing.T) {
 	}()
 	<-waits
 	source := t.TempDir()
-	want := put(t, source, "1.0")
+	want := installLibrary(t, source, "1.0")
 	require.NoError(t, unix.Mount(source, driver.Containerised, "", unix.MS_BIND, ""))
 	select {
 	case got := <-found:

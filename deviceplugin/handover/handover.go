@@ -1,8 +1,7 @@
-// Package handover lets a process put another program, or a new copy of itself,
-// in its own place without its clients noticing: listening sockets stay open
-// across exec, so a connection that is made meanwhile waits instead of being
-// refused, and the process keeps its number, so its container goes on. What the
-// next program cannot find out by itself is left to it in memory.
+// Package handover lets a process replace itself by another program, or by a new copy
+// of itself, without its clients noticing. Listening sockets stay open across exec, so
+// new connections wait instead of being refused. The process keeps its number, so its
+// container keeps running. Other data is passed to the next program in memory.
 package handover
 
 import (
@@ -21,19 +20,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// variable has the sockets' names and file descriptors in the environment of the
-// new program: "a.sock=7,b.sock=8".
+// variable is the environment variable with the sockets' names and file descriptors for
+// the new program: "a.sock=7,b.sock=8".
 const variable = "GPUREADY_LISTEN_FDS"
 
-// wordVariable has the file descriptor of what else is left to the new program.
-const wordVariable = "GPUREADY_HANDOVER_FD"
+// dataVariable is the environment variable with the file descriptor of the data for the
+// new program.
+const dataVariable = "GPUREADY_HANDOVER_FD"
 
-// maxWord bounds that.
-const maxWord = 8 << 20
+// maxData bounds the size of that data.
+const maxData = 8 << 20
 
-// Listeners returns the sockets that the program before left, by the names that
-// it gave them. It takes them out of the environment, so that they are found
-// once. After an error none is open.
+// Listeners returns the sockets of the previous program, by their names. It removes
+// them from the environment, so that they are found only once. After an error none is
+// open.
 func Listeners() (map[string]*net.UnixListener, error) {
 	value, ok := os.LookupEnv(variable)
 	if !ok {
@@ -48,7 +48,7 @@ func Listeners() (map[string]*net.UnixListener, error) {
 		name, number, _ := strings.Cut(item, "=")
 		fd, err := strconv.Atoi(number)
 		if err != nil || fd < 3 || name == "" || all[name] != nil {
-			errs = append(errs, fmt.Errorf("%s=%q: %q is no name and file descriptor; do not set it by hand", variable, value, item))
+			errs = append(errs, fmt.Errorf("%s=%q: %q is not a name and a file descriptor; do not set it by hand", variable, value, item))
 			continue
 		}
 		ln, err := listener(fd)
@@ -72,7 +72,7 @@ func listener(fd int) (*net.UnixListener, error) {
 	defer func() { _ = file.Close() }() // the listener has a copy of its own, closed on exec
 	ln, err := net.FileListener(file)
 	if err != nil {
-		return nil, fmt.Errorf("no listening socket: %w", err)
+		return nil, fmt.Errorf("not a listening socket: %w", err)
 	}
 	unixListener, ok := ln.(*net.UnixListener)
 	if !ok {
@@ -93,40 +93,40 @@ func Keep(ln *net.UnixListener) (*os.File, error) {
 	return file, nil
 }
 
-// Word returns what the program before left besides its sockets, nil where that is
-// nothing. As Listeners does, it takes it out of the environment.
+// Word returns the previous program's data, or nil if there is none. Like Listeners, it
+// removes it from the environment.
 func Word() ([]byte, error) {
-	value, ok := os.LookupEnv(wordVariable)
+	value, ok := os.LookupEnv(dataVariable)
 	if !ok {
 		return nil, nil
 	}
-	if err := os.Unsetenv(wordVariable); err != nil {
+	if err := os.Unsetenv(dataVariable); err != nil {
 		return nil, err
 	}
 	fd, err := strconv.Atoi(value)
 	if err != nil || fd < 3 {
-		return nil, fmt.Errorf("%s=%q: no file descriptor; do not set it by hand", wordVariable, value)
+		return nil, fmt.Errorf("%s=%q: not a file descriptor; do not set it by hand", dataVariable, value)
 	}
 	f := os.NewFile(uintptr(fd), "handed over")
 	defer func() { _ = f.Close() }()
-	// Not from where the writer is in the file, which both share.
-	word, err := io.ReadAll(io.NewSectionReader(f, 0, maxWord))
+	// Read from the start: the file offset is shared with the writer.
+	data, err := io.ReadAll(io.NewSectionReader(f, 0, maxData))
 	if err != nil {
-		return nil, fmt.Errorf("%s=%q: %w; do not set it by hand", wordVariable, value, err)
+		return nil, fmt.Errorf("%s=%q: %w; do not set it by hand", dataVariable, value, err)
 	}
-	return word, nil
+	return data, nil
 }
 
-// leave makes a file in memory of what is left to the new program.
-func leave(word []byte) (fd int, err error) {
-	if len(word) > maxWord {
-		return 0, fmt.Errorf("it has %d bytes, and no more than %d are read", len(word), maxWord)
+// writeMemFile creates a file in memory with the data for the new program.
+func writeMemFile(data []byte) (fd int, err error) {
+	if len(data) > maxData {
+		return 0, fmt.Errorf("it has %d bytes, but at most %d are read", len(data), maxData)
 	}
 	if fd, err = unix.MemfdCreate("handover", 0); err != nil {
 		return 0, err
 	}
-	for at := 0; at < len(word); {
-		n, err := unix.Write(fd, word[at:])
+	for at := 0; at < len(data); {
+		n, err := unix.Write(fd, data[at:])
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			return 0, errors.Join(err, unix.Close(fd))
 		}
@@ -135,14 +135,13 @@ func leave(word []byte) (fd int, err error) {
 	return fd, nil
 }
 
-// Exec replaces this process by the program at path, with the same arguments
-// and environment, and hands it the sockets, each under a name without comma and
-// equals sign, and a word, where that is not nil. It returns only if that fails.
-// Everything else must have been closed. A SIGHUP that comes before the next
-// program asks for them is ignored.
-func Exec(path string, sockets map[string]*os.File, word []byte) error {
+// Exec replaces this process by the program at path, with the same arguments and
+// environment. It hands over the sockets, each under a name without comma and equals
+// sign, and the data if it is not nil. It returns only on failure. Everything else must
+// have been closed. A SIGHUP that comes before the next program handles it is ignored.
+func Exec(path string, sockets map[string]*os.File, data []byte) error {
 	env := slices.DeleteFunc(os.Environ(), func(kv string) bool {
-		return strings.HasPrefix(kv, variable+"=") || strings.HasPrefix(kv, wordVariable+"=")
+		return strings.HasPrefix(kv, variable+"=") || strings.HasPrefix(kv, dataVariable+"=")
 	})
 	var items []string
 	for _, name := range slices.Sorted(maps.Keys(sockets)) {
@@ -156,24 +155,24 @@ func Exec(path string, sockets map[string]*os.File, word []byte) error {
 	if len(items) > 0 {
 		env = append(env, variable+"="+strings.Join(items, ","))
 	}
-	if word != nil {
-		fd, err := leave(word)
+	if data != nil {
+		fd, err := writeMemFile(data)
 		if err != nil {
-			return fmt.Errorf("hand over what is in force: %w", err)
+			return fmt.Errorf("hand over the data: %w", err)
 		}
-		env = append(env, wordVariable+"="+strconv.Itoa(fd))
+		env = append(env, dataVariable+"="+strconv.Itoa(fd))
 	}
-	if err := ignore(syscall.SIGHUP); err != nil {
+	if err := ignoreSignal(syscall.SIGHUP); err != nil {
 		return err
 	}
 	return fmt.Errorf("execute %s again: %w", path, syscall.Exec(path, os.Args, env))
 }
 
-// ignore has the kernel drop a signal from now on, which exec leaves so: a handler
-// does not outlive it, and a SIGHUP would end the next program before that has one.
-// Go's runtime is not told, for signal.Ignore lets a signal kill that a thread is
-// handling at that moment.
-func ignore(sig syscall.Signal) error {
+// ignoreSignal makes the kernel drop a signal from now on, which stays so across exec.
+// A handler does not survive exec, and a SIGHUP would end the next program before it
+// has one. It bypasses Go's runtime, since signal.Ignore lets a signal kill the process
+// if a thread is handling it at that moment.
+func ignoreSignal(sig syscall.Signal) error {
 	action := struct{ handler, flags, restorer, mask uintptr }{handler: 1} // SIG_IGN, as the kernel lays it out on 64 bits
 	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&action)), 0, unsafe.Sizeof(action.mask), 0, 0)
 	if errno != 0 {

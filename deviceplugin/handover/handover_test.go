@@ -20,11 +20,11 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/handover"
 )
 
-// The test binary is also the program that replaces itself: as "first" it makes
-// the socket and executes itself again, as "second" it serves what it was left.
+// The test binary is also the program that replaces itself: as "first" it creates the
+// socket and executes itself again, as "second" it serves the socket handed over.
 func TestMain(m *testing.M) {
 	if os.Getenv("HANDOVER_TIMES") != "" {
-		if err := again(os.Getenv("HANDOVER_TIMES")); err != nil {
+		if err := execRepeatedly(os.Getenv("HANDOVER_TIMES")); err != nil {
 			fmt.Println(err)
 			os.Exit(1)
 		}
@@ -70,14 +70,14 @@ func program(socket string) error {
 		return fmt.Errorf("found twice: %q, %w", nothing, err)
 	}
 	fmt.Printf("%s\n", word)
-	// What another such process would find: nothing.
-	again, err := handover.Listeners()
+	// Another such process would find nothing.
+	execRepeatedly, err := handover.Listeners()
 	for _, name := range []string{"a.sock", "b.sock"} {
 		conn, acceptErr := lns[name].Accept()
 		if acceptErr != nil {
 			return acceptErr
 		}
-		fmt.Fprintln(conn, name, "served", os.Getpid(), again == nil, err)
+		fmt.Fprintln(conn, name, "served", os.Getpid(), execRepeatedly == nil, err)
 		if err := conn.Close(); err != nil {
 			return err
 		}
@@ -85,8 +85,8 @@ func program(socket string) error {
 	return nil
 }
 
-// again executes itself so many times, and each time waits for a SIGHUP first.
-func again(times string) error {
+// execRepeatedly executes itself that many times, waiting for a SIGHUP before each.
+func execRepeatedly(times string) error {
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
 	word, err := handover.Word()
@@ -103,7 +103,7 @@ func again(times string) error {
 	return handover.Exec("/proc/self/exe", nil, word)
 }
 
-func TestNoHangupEndsTheProgramMeanwhile(t *testing.T) {
+func TestHangupDuringExecIsIgnored(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, os.Args[0])
@@ -124,7 +124,7 @@ func TestNoHangupEndsTheProgramMeanwhile(t *testing.T) {
 	}
 }
 
-func TestAClientThatConnectsMeanwhileIsServedByTheNextProgram(t *testing.T) {
+func TestNextProgramServesWaitingClients(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	dir := t.TempDir()
@@ -161,13 +161,13 @@ func TestAClientThatConnectsMeanwhileIsServedByTheNextProgram(t *testing.T) {
 	require.NoError(t, cmd.Wait())
 }
 
-func TestAWrongDescriptorIsSaid(t *testing.T) {
+func TestInvalidDescriptorIsAnError(t *testing.T) {
 	for value, want := range map[string]string{
-		"x":            "no name and file descriptor",
-		"a.sock=1":     "no name and file descriptor",
-		"=7":           "no name and file descriptor",
-		"a.sock=7,":    "no name and file descriptor",
-		"a.sock=99999": "no listening socket",
+		"x":            "not a name and a file descriptor",
+		"a.sock=1":     "not a name and a file descriptor",
+		"=7":           "not a name and a file descriptor",
+		"a.sock=7,":    "not a name and a file descriptor",
+		"a.sock=99999": "not a listening socket",
 	} {
 		t.Setenv("GPUREADY_LISTEN_FDS", value)
 		_, err := handover.Listeners()

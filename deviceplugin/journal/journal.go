@@ -1,6 +1,6 @@
-// Package journal writes the log of what becomes of a node's devices: one line
-// for each change, one for many that change at once for the same reason, and no
-// more than one in a while of what comes again and again.
+// Package journal logs the changes of a node's devices: one line for each change, one
+// for many that happen at once for the same reason, and at most one per interval for
+// repeated events.
 package journal
 
 import (
@@ -16,22 +16,20 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// many is how many devices share a line rather than have one each, when the same
-// happens to them at once.
-const many = 4
+// minGrouped is the number of devices from which a common change is logged in one line.
+const minGrouped = 4
 
-// maxRemembered bounds the devices that are remembered, though they are listed no
-// more.
+// maxRemembered bounds the devices that are remembered after they are no longer listed.
 const maxRemembered = 1024
 
-// Journal remembers what it said last. One goroutine uses it at a time, but for
-// Refused.
+// Journal remembers the last logged state. It is for use by one goroutine at a time,
+// except for Refused.
 type Journal struct {
 	log     *slog.Logger
-	devices map[gpu.UUID]gpu.Fault // listed, or unhealthy when they were last
-	left    map[string]gpu.UUID    // by what was said of them
-	ignored repeats[ignored]
-	refused repeats[refused]
+	devices map[gpu.UUID]gpu.Fault // listed, or last logged as unhealthy
+	left    map[string]gpu.UUID    // by their log line
+	ignored repeatFilter[ignored]
+	refused repeatFilter[refused]
 }
 
 type ignored struct {
@@ -41,13 +39,12 @@ type ignored struct {
 
 type refused struct{ resource, message string }
 
-// New makes a Journal that has said nothing.
+// New returns a Journal that has logged nothing.
 func New(log *slog.Logger) *Journal {
 	return &Journal{log: log, devices: map[gpu.UUID]gpu.Fault{}, left: map[string]gpu.UUID{}}
 }
 
-// change is what happened to a device; those that differ in nothing else are told
-// in one line.
+// change is a change of a device. Devices with equal changes share a line.
 type change struct {
 	resource        string
 	before          gpu.Reason // of a device that is healthy again
@@ -60,13 +57,13 @@ type changed struct {
 	since time.Time // the earliest
 }
 
-// Plan tells what is other than in the plan before.
+// Plan logs the differences from the previous plan.
 func (j *Journal) Plan(p plan.Plan) {
-	j.leftOut(p)
-	j.told(p.Resources)
+	j.logLeftOut(p)
+	j.logChanges(p.Resources)
 }
 
-func (j *Journal) told(resources []plan.Resource) {
+func (j *Journal) logChanges(resources []plan.Resource) {
 	now := map[gpu.UUID]gpu.Fault{}
 	var changes []changed
 	add := func(c change, d plan.Device) {
@@ -93,14 +90,14 @@ func (j *Journal) told(resources []plan.Resource) {
 			}
 		}
 	}
-	for id, was := range j.devices { // the log's last word on it is still that it is unhealthy
+	for id, was := range j.devices { // the log's last line on it still says that it is unhealthy
 		if _, there := now[id]; !there && was.Reason != "" && len(now) < maxRemembered {
 			now[id] = was
 		}
 	}
 	j.devices = now
 	for _, c := range changes {
-		if len(c.ids) >= many {
+		if len(c.ids) >= minGrouped {
 			j.change(c, fmt.Sprintf("%d devices are", len(c.ids)), "gpus", names(c.ids))
 			continue
 		}
@@ -126,9 +123,9 @@ func names(ids []gpu.UUID) string {
 	return strings.Join(all, ",")
 }
 
-// leftOut has one line for each device that comes to be left out, or for another
-// reason, and one when it is listed instead.
-func (j *Journal) leftOut(p plan.Plan) {
+// logLeftOut logs each device that is newly left out, or for another reason, and each
+// that is listed again.
+func (j *Journal) logLeftOut(p plan.Plan) {
 	now := map[string]gpu.UUID{}
 	out := map[gpu.UUID]bool{}
 	for _, id := range j.left {
@@ -137,7 +134,7 @@ func (j *Journal) leftOut(p plan.Plan) {
 	for _, r := range p.Resources {
 		for d := range r.Parts() {
 			if out[d.UUID()] {
-				j.log.Info("device is left out no more", "gpu", string(d.UUID()), "resource", r.Name)
+				j.log.Info("device is no longer left out", "gpu", string(d.UUID()), "resource", r.Name)
 			}
 		}
 	}
@@ -156,23 +153,23 @@ func (j *Journal) leftOut(p plan.Plan) {
 	j.left = now
 }
 
-// Ignored tells of an XID that is not held against the GPU, and how often it came
-// since it was told last.
+// Ignored logs an XID that does not affect the GPU's health, and how often it came
+// since it was last logged.
 func (j *Journal) Ignored(e gpu.Event, now time.Time) {
-	if more, is := j.ignored.tell(ignored{e.UUID, e.XID}, now); is {
-		j.log.Info("XID that is not held against the GPU", also(more, "gpu", string(e.UUID), "message", cmp.Or(e.Message, gpu.XIDText(e.XID)))...)
+	if more, is := j.ignored.allow(ignored{e.UUID, e.XID}, now); is {
+		j.log.Info("XID that is not held against the GPU", withCount(more, "gpu", string(e.UUID), "message", cmp.Or(e.Message, gpu.XIDText(e.XID)))...)
 	}
 }
 
-// Refused tells why a container did not get devices, and how often that was so
-// since it was told last. It may be called concurrently.
+// Refused logs why a container did not get devices, and how often that happened since
+// it was last logged. It may be called concurrently.
 func (j *Journal) Refused(resource, reason, message string, now time.Time) {
-	if more, is := j.refused.tell(refused{resource, message}, now); is {
-		j.log.Warn("allocation refused", also(more, "resource", resource, "reason", reason, "message", message)...)
+	if more, is := j.refused.allow(refused{resource, message}, now); is {
+		j.log.Warn("allocation refused", withCount(more, "resource", resource, "reason", reason, "message", message)...)
 	}
 }
 
-func also(more int, args ...any) []any {
+func withCount(more int, args ...any) []any {
 	if more > 0 {
 		args = append(args, "more", more)
 	}

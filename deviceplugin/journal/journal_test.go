@@ -17,14 +17,14 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// book is a Journal and what it wrote, each line once.
-type book struct {
+// recorder is a Journal and its output.
+type recorder struct {
 	*journal.Journal
 	log bytes.Buffer
 }
 
-func newBook() *book {
-	b := &book{}
+func newRecorder() *recorder {
+	b := &recorder{}
 	b.Journal = journal.New(slog.New(slog.NewTextHandler(&b.log, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 		if a.Key == slog.TimeKey {
 			return slog.Attr{}
@@ -34,8 +34,8 @@ func newBook() *book {
 	return b
 }
 
-// lines returns what was written since it was called last.
-func (b *book) lines() []string {
+// lines returns the lines written since the last call.
+func (b *recorder) lines() []string {
 	defer b.log.Reset()
 	text := strings.TrimSuffix(b.log.String(), "\n")
 	if text == "" {
@@ -50,7 +50,7 @@ var (
 	blind = gpu.Fault{Reason: gpu.ReasonUnwatched, Message: "nothing is heard"}
 )
 
-// devices are n GPUs, the ones with a fault at its index.
+// devices are n GPUs, with faults by index.
 func devices(n int, faults map[int]gpu.Fault) plan.Plan {
 	r := plan.Resource{Name: "nvidia.com/gpu"}
 	for i := range n {
@@ -68,8 +68,8 @@ func all(n int, f gpu.Fault) map[int]gpu.Fault {
 	return faults
 }
 
-func TestADeviceHasALineForEachChange(t *testing.T) {
-	b := newBook()
+func TestEachChangeOfADeviceIsLogged(t *testing.T) {
+	b := newRecorder()
 	b.Plan(devices(8, nil))
 	require.Empty(t, b.lines(), "that a device is healthy is no news")
 	b.Plan(devices(8, map[int]gpu.Fault{3: lost}))
@@ -80,8 +80,8 @@ func TestADeviceHasALineForEachChange(t *testing.T) {
 	require.Equal(t, []string{`level=INFO msg="device is healthy again" gpu=GPU-3 resource=nvidia.com/gpu before=GPULost`}, b.lines())
 }
 
-func TestManyThatChangeAtOnceShareALine(t *testing.T) {
-	b := newBook()
+func TestSimultaneousChangesShareALine(t *testing.T) {
+	b := newRecorder()
 	b.Plan(devices(5, map[int]gpu.Fault{4: lost}))
 	b.lines()
 	b.Plan(devices(5, all(5, blind)))
@@ -93,8 +93,8 @@ func TestManyThatChangeAtOnceShareALine(t *testing.T) {
 	}, b.lines())
 }
 
-func TestWhatDiffersIsNotThrownTogether(t *testing.T) {
-	b, faults := newBook(), map[int]gpu.Fault{}
+func TestDifferentChangesAreLoggedSeparately(t *testing.T) {
+	b, faults := newRecorder(), map[int]gpu.Fault{}
 	for i := range 6 {
 		faults[i] = gpu.Fault{Reason: gpu.ReasonLost, Message: fmt.Sprint("slot ", i)}
 	}
@@ -102,10 +102,10 @@ func TestWhatDiffersIsNotThrownTogether(t *testing.T) {
 	require.Len(t, b.lines(), 6)
 }
 
-// Whoever reads the log from its beginning knows how every device is.
-func TestTheLogTellsHowEveryDeviceIs(t *testing.T) {
+// The whole log determines the state of every device.
+func TestLogReflectsEveryDevice(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		b, told := newBook(), map[string]string{}
+		b, last := newRecorder(), map[string]string{}
 		names := []string{"GPU-0", "GPU-1", "GPU-2", "GPU-3", "GPU-4", "GPU-5", "GPU-6", "GPU-7"}
 		for range rapid.IntRange(1, 6).Draw(t, "steps") {
 			faults := map[int]gpu.Fault{}
@@ -127,20 +127,20 @@ func TestTheLogTellsHowEveryDeviceIs(t *testing.T) {
 				_, ids, _ := strings.Cut(line, " gpu")
 				ids, _, _ = strings.Cut(ids[strings.Index(ids, "=")+1:], " ")
 				for id := range strings.SplitSeq(ids, ",") {
-					told[id] = reason
+					last[id] = reason
 				}
 			}
 			for i := range 8 {
 				if there[i] {
-					require.Equal(t, string(faults[i].Reason), told[names[i]])
+					require.Equal(t, string(faults[i].Reason), last[names[i]])
 				}
 			}
 		}
 	})
 }
 
-func TestWhatIsLeftOutIsToldOnceForEachReason(t *testing.T) {
-	b := newBook()
+func TestLeftOutDeviceIsLoggedOncePerReason(t *testing.T) {
+	b := newRecorder()
 	out := func(reason gpu.Reason) plan.Plan {
 		return plan.Plan{Left: []plan.Left{{GPU: "GPU-1", PCI: "0000:3b:00.0", Index: 1, Reason: reason, Message: "do this"}}}
 	}
@@ -153,18 +153,18 @@ func TestWhatIsLeftOutIsToldOnceForEachReason(t *testing.T) {
 	}, b.lines())
 }
 
-func TestADeviceThatIsLeftOutNoMoreHasALine(t *testing.T) {
-	b := newBook()
+func TestEndOfLeavingOutIsLogged(t *testing.T) {
+	b := newRecorder()
 	b.Plan(plan.Plan{Left: []plan.Left{{GPU: "GPU-1", Reason: plan.ReasonExcluded, Message: "do this"}}})
 	b.lines()
 	b.Plan(devices(2, nil))
-	require.Equal(t, []string{`level=INFO msg="device is left out no more" gpu=GPU-1 resource=nvidia.com/gpu`}, b.lines())
+	require.Equal(t, []string{`level=INFO msg="device is no longer left out" gpu=GPU-1 resource=nvidia.com/gpu`}, b.lines())
 	b.Plan(devices(2, nil))
 	require.Empty(t, b.lines())
 }
 
-func TestTheSameRefusalIsToldOnceAMinute(t *testing.T) {
-	b := newBook()
+func TestRepeatedRefusalIsLoggedOnceAMinute(t *testing.T) {
+	b := newRecorder()
 	refuse := func(device string, at time.Duration) {
 		b.Refused("nvidia.com/gpu", "FailedPrecondition", device+" is unhealthy", start.Add(at))
 	}
@@ -194,8 +194,8 @@ func TestTheSameRefusalIsToldOnceAMinute(t *testing.T) {
 	}, b.lines())
 }
 
-func TestAnXIDThatComesAgainAndAgainIsToldOnceAMinute(t *testing.T) {
-	b := newBook()
+func TestRepeatedXIDIsLoggedOnceAMinute(t *testing.T) {
+	b := newRecorder()
 	for i := range 1000 {
 		b.Ignored(gpu.Event{Kind: gpu.EventXID, UUID: "GPU-1", XID: 13, Message: "XID 13"}, start.Add(time.Duration(i)*time.Millisecond))
 	}

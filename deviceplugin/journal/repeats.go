@@ -6,54 +6,55 @@ import (
 	"time"
 )
 
-// pause is how long the same thing is not logged again: a program that is wrong can
-// make hundreds of XIDs in a second, and a ReplicaSet a new pod for each that is
-// refused.
-const pause = time.Minute
+// repeatInterval is how long the same event is not logged again: a faulty program can
+// cause hundreds of XIDs in a second, and a ReplicaSet creates a new pod for each that
+// is refused.
+const repeatInterval = time.Minute
 
-// most is how many different things are told in one pause, and remembered.
-const most = 64
+// maxKeys is the number of different events that are logged in one interval, and
+// remembered.
+const maxKeys = 64
 
-// repeats lets one of the same things through in a while. Its methods may be called
+// repeatFilter allows one event of a key per interval. Its methods may be called
 // concurrently.
-type repeats[K comparable] struct {
-	mu   sync.Mutex
-	told map[K]repeated
-	lost int // things that were not told, and are not remembered either
+type repeatFilter[K comparable] struct {
+	mu     sync.Mutex
+	logged map[K]occurrence
+	lost   int // events that were neither logged nor remembered
 }
 
-type repeated struct {
-	at   time.Time // told
+type occurrence struct {
+	at   time.Time // last logged
 	more int       // since
 }
 
-// tell says whether to tell of a thing, and how many there were since something
-// like it was told last.
-func (r *repeats[K]) tell(thing K, now time.Time) (more int, is bool) {
+// allow reports whether to log an event, and returns the number of similar events since
+// the last one logged.
+func (r *repeatFilter[K]) allow(key K, now time.Time) (more int, is bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	last, known := r.told[thing]
-	if known && now.Sub(last.at) < pause {
-		r.told[thing] = repeated{last.at, last.more + 1}
+	last, known := r.logged[key]
+	if known && now.Sub(last.at) < repeatInterval {
+		r.logged[key] = occurrence{last.at, last.more + 1}
 		return 0, false
 	}
-	if !known && len(r.told) >= most {
-		maps.DeleteFunc(r.told, func(_ K, old repeated) bool {
-			gone := now.Sub(old.at) >= pause
+	if !known && len(r.logged) >= maxKeys {
+		maps.DeleteFunc(r.logged, func(_ K, old occurrence) bool {
+			gone := now.Sub(old.at) >= repeatInterval
 			if gone {
 				r.lost += old.more
 			}
 			return gone
 		})
-		if len(r.told) >= most {
+		if len(r.logged) >= maxKeys {
 			r.lost++
 			return 0, false
 		}
 	}
-	if r.told == nil {
-		r.told = map[K]repeated{}
+	if r.logged == nil {
+		r.logged = map[K]occurrence{}
 	}
-	r.told[thing] = repeated{at: now}
+	r.logged[key] = occurrence{at: now}
 	more, r.lost = last.more+r.lost, 0
 	return more, true
 }

@@ -20,8 +20,8 @@ var now = time.Unix(1000, 0)
 
 const whole = "version: v1\n"
 
-// would is what ours would advertise, after the events.
-func would(t require.TestingT, text string, s gpu.Snapshot, events ...gpu.Event) Ours {
+// oursWith is what ours would advertise after the events.
+func oursWith(t require.TestingT, text string, s gpu.Snapshot, events ...gpu.Event) Ours {
 	c, _, err := config.Parse([]byte(text), "c.yaml", config.Options{})
 	require.NoError(t, err)
 	h := health.New(gpu.Fault{}).See(s, now).Watching(now)
@@ -31,8 +31,8 @@ func would(t require.TestingT, text string, s gpu.Snapshot, events ...gpu.Event)
 	return Ours{plan.Make(c, s, h), s}
 }
 
-// like is what the kubelet would have of a plugin that does as ours does.
-func like(o Ours) Theirs {
+// kubeletOf is what the kubelet would know from a plugin that behaves like ours.
+func kubeletOf(o Ours) Theirs {
 	t := Theirs{Devices: map[string][]Device{}}
 	for _, r := range o.Plan.Resources {
 		for _, d := range r.Devices {
@@ -48,8 +48,8 @@ func like(o Ours) Theirs {
 	return t
 }
 
-// short is a difference in one line.
-func short(all []Difference) []string {
+// summaries returns each difference in one line.
+func summaries(all []Difference) []string {
 	out := []string{}
 	for _, d := range all {
 		device := ""
@@ -65,7 +65,7 @@ func short(all []Difference) []string {
 	return out
 }
 
-func TestWhatDiffers(t *testing.T) {
+func TestDifferences(t *testing.T) {
 	two := gputest.Node("h100-sxm", 2)
 	xid := gputest.XID(gputest.GPU(1), 79)
 	shared := func(replicas string) string {
@@ -79,59 +79,59 @@ func TestWhatDiffers(t *testing.T) {
 		theirs Theirs
 		want   []string
 	}{
-		"nothing":                 {would(t, whole, two), like(would(t, whole, two)), nil},
-		"both hold one unhealthy": {would(t, whole, two, xid), like(would(t, whole, two, xid)), nil},
+		"nothing":                 {oursWith(t, whole, two), kubeletOf(oursWith(t, whole, two)), nil},
+		"both hold one unhealthy": {oursWith(t, whole, two, xid), kubeletOf(oursWith(t, whole, two, xid)), nil},
 		"ours holds one unhealthy": {
-			would(t, whole, two, xid), like(would(t, whole, two)),
+			oursWith(t, whole, two, xid), kubeletOf(oursWith(t, whole, two)),
 			[]string{"health nvidia.com/gpu 1: Unhealthy / Healthy XID"},
 		},
 		"one replica of ten is marked by the other": {
-			would(t, shared("10"), two, xid), func() Theirs {
-				theirs := like(would(t, shared("10"), two))
+			oursWith(t, shared("10"), two, xid), func() Theirs {
+				theirs := kubeletOf(oursWith(t, shared("10"), two))
 				theirs.Devices["nvidia.com/gpu"] = theirs.Devices["nvidia.com/gpu"][:19]
 				return theirs
 			}(),
 			[]string{"health nvidia.com/gpu 1: Unhealthy / Healthy XID"},
 		},
 		"the other lists one less": {
-			would(t, whole, two), like(would(t, whole, gputest.Node("h100-sxm", 1))),
+			oursWith(t, whole, two), kubeletOf(oursWith(t, whole, gputest.Node("h100-sxm", 1))),
 			[]string{"device nvidia.com/gpu 1: GPU1 / none"},
 		},
 		"ours leaves one out": {
-			would(t, "version: v1\ndevices: {exclude: [1]}", two), like(would(t, whole, two)),
+			oursWith(t, "version: v1\ndevices: {exclude: [1]}", two), kubeletOf(oursWith(t, whole, two)),
 			[]string{"device nvidia.com/gpu 1: none / GPU1 Excluded"},
 		},
-		"as many replicas": {would(t, shared("4"), two), like(would(t, shared("4"), two)), nil},
+		"as many replicas": {oursWith(t, shared("4"), two), kubeletOf(oursWith(t, shared("4"), two)), nil},
 		"more replicas": {
-			would(t, shared("4"), two), like(would(t, shared("3"), two)),
+			oursWith(t, shared("4"), two), kubeletOf(oursWith(t, shared("3"), two)),
 			[]string{"replicas nvidia.com/gpu 0: 4 replicas / 3 replicas", "replicas nvidia.com/gpu 1: 4 replicas / 3 replicas"},
 		},
 		"replicas and none": {
-			would(t, whole, two), like(would(t, shared("2"), two)),
+			oursWith(t, whole, two), kubeletOf(oursWith(t, shared("2"), two)),
 			[]string{"replicas nvidia.com/gpu 0: GPU0 / 2 replicas", "replicas nvidia.com/gpu 1: GPU1 / 2 replicas"},
 		},
 		"another name": {
-			would(t, renamed, two), like(would(t, whole, two)),
+			oursWith(t, renamed, two), kubeletOf(oursWith(t, whole, two)),
 			[]string{"name nvidia.com/gpu.shared 0: nvidia.com/gpu.shared / nvidia.com/gpu", "name nvidia.com/gpu.shared 1: nvidia.com/gpu.shared / nvidia.com/gpu"},
 		},
 		"another name, and unhealthy": {
-			would(t, renamed, two, xid), like(would(t, whole, two)),
+			oursWith(t, renamed, two, xid), kubeletOf(oursWith(t, whole, two)),
 			[]string{
 				"health nvidia.com/gpu.shared 1: Unhealthy / Healthy XID",
 				"name nvidia.com/gpu.shared 0: nvidia.com/gpu.shared / nvidia.com/gpu", "name nvidia.com/gpu.shared 1: nvidia.com/gpu.shared / nvidia.com/gpu",
 			},
 		},
 		"divided, and advertised as a whole": {
-			would(t, "version: v1\nflags: {migStrategy: mixed}", divided), like(would(t, whole, divided)),
+			oursWith(t, "version: v1\nflags: {migStrategy: mixed}", divided), kubeletOf(oursWith(t, whole, divided)),
 			[]string{"device nvidia.com/gpu 0: none / GPU0", "resource nvidia.com/mig-3g.40gb: 1 devices / none"},
 		},
 		"nobody else is there": {
-			would(t, whole, two), Theirs{},
+			oursWith(t, whole, two), Theirs{},
 			[]string{"resource nvidia.com/gpu: 2 devices / none"},
 		},
 		"a resource of others": {
-			would(t, whole, two), func() Theirs {
-				theirs := like(would(t, whole, two))
+			oursWith(t, whole, two), func() Theirs {
+				theirs := kubeletOf(oursWith(t, whole, two))
 				theirs.Devices["nvidia.com/hostdev"] = []Device{{ID: "0000:3b:00.1"}}
 				theirs.Devices["nvidia.com/old"] = []Device{{ID: "GPU-x"}, {ID: "GPU-y"}}
 				return theirs
@@ -139,16 +139,16 @@ func TestWhatDiffers(t *testing.T) {
 			[]string{"resource nvidia.com/old: none / 2 devices"},
 		},
 		"another NUMA node": {
-			would(t, whole, two), func() Theirs {
-				theirs := like(would(t, whole, two))
+			oursWith(t, whole, two), func() Theirs {
+				theirs := kubeletOf(oursWith(t, whole, two))
 				theirs.Devices["nvidia.com/gpu"][0].NUMA = nil
 				return theirs
 			}(),
 			[]string{"numa nvidia.com/gpu 0: node 0 / no node"},
 		},
 		"a checkpoint does not tell NUMA nodes": {
-			would(t, whole, two), func() Theirs {
-				theirs := like(would(t, whole, two))
+			oursWith(t, whole, two), func() Theirs {
+				theirs := kubeletOf(oursWith(t, whole, two))
 				theirs.Checkpoint = true
 				theirs.Devices["nvidia.com/gpu"][0].NUMA = nil
 				return theirs
@@ -156,15 +156,15 @@ func TestWhatDiffers(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := short(compare(c.ours, c.theirs, nil))
+			got := summaries(compare(c.ours, c.theirs, nil))
 			require.Equal(t, append([]string{}, c.want...), got)
 		})
 	}
 }
 
-func TestWhoHasAnUnhealthyGPUIsNamed(t *testing.T) {
+func TestHolderOfAnUnhealthyGPUIsNamed(t *testing.T) {
 	s := gputest.Node("h100-sxm", 2)
-	o, theirs := would(t, whole, s, gputest.XID(gputest.GPU(1), 79)), like(would(t, whole, s))
+	o, theirs := oursWith(t, whole, s, gputest.XID(gputest.GPU(1), 79)), kubeletOf(oursWith(t, whole, s))
 	theirs.Holdings = []Holding{{"default", "a", "main", "nvidia.com/gpu", []string{string(gputest.GPU(1))}}}
 	found := compare(o, theirs, nil)
 	require.Len(t, found, 1)
@@ -172,8 +172,8 @@ func TestWhoHasAnUnhealthyGPUIsNamed(t *testing.T) {
 	require.Equal(t, now, found[0].Since)
 }
 
-// draw is any node with any health, as any configuration makes it.
-func draw(t *rapid.T) Ours {
+// drawOurs draws a node, its health and a configuration.
+func drawOurs(t *rapid.T) Ours {
 	text := rapid.SampledFrom([]string{
 		whole,
 		"version: v1\nflags: {migStrategy: mixed}",
@@ -189,13 +189,13 @@ func draw(t *rapid.T) Ours {
 			events = append(events, gputest.XID(gputest.GPU(i), 79))
 		}
 	}
-	return would(t, text, s, events...)
+	return oursWith(t, text, s, events...)
 }
 
-func TestAPluginThatDoesTheSameDoesNotDiffer(t *testing.T) {
+func TestEqualPluginsDoNotDiffer(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		o := draw(t)
-		theirs := like(o)
+		o := drawOurs(t)
+		theirs := kubeletOf(o)
 		for name := range theirs.Devices {
 			theirs.Devices[name] = rapid.Permutation(theirs.Devices[name]).Draw(t, name)
 		}
@@ -205,11 +205,11 @@ func TestAPluginThatDoesTheSameDoesNotDiffer(t *testing.T) {
 	})
 }
 
-// What is taken away, added or renamed on the other side is told, whatever else.
-func TestNothingThatDiffersIsPassedOver(t *testing.T) {
+// Every removal, addition or renaming on the other side is reported.
+func TestEveryDifferenceIsReported(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		o := draw(t)
-		theirs := like(o)
+		o := drawOurs(t)
+		theirs := kubeletOf(o)
 		var names []string
 		for _, r := range o.Plan.Resources {
 			if len(theirs.Devices[r.Name]) > 0 {
@@ -233,7 +233,7 @@ func TestNothingThatDiffersIsPassedOver(t *testing.T) {
 		case 3:
 			list[i].NUMA = append(slices.Clone(list[i].NUMA), 7)
 			for j := range list {
-				if base(list[j].ID) == base(list[i].ID) {
+				if deviceOf(list[j].ID) == deviceOf(list[i].ID) {
 					list[j].NUMA = list[i].NUMA
 				}
 			}

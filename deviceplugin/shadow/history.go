@@ -5,22 +5,22 @@ import (
 	"time"
 )
 
-// History compares again and again, and remembers what makes later comparisons
-// better: what the kubelet has had before, what was free when a container got its
-// GPUs, since when something differs. One goroutine uses it.
+// History repeats comparisons and remembers data for later ones: what the kubelet has
+// had before, which GPUs were free when a container got its own, and when a difference
+// began. It is for use by one goroutine.
 type History struct {
-	// Settle leaves out what is seen for the first time: of a GPU that breaks, one
-	// plugin hears a moment before the other. A placement is a fact at once.
+	// Settle leaves out differences that are new: when a GPU breaks, one plugin notices it
+	// a moment before the other. A placement is final at once.
 	Settle bool
 
-	most       map[part]int
+	maxSeen    map[part]int
 	first      map[Difference]time.Time // by key
 	placements placements
 }
 
-// Look compares the two as they are now.
+// Look compares the current states.
 func (h *History) Look(o Ours, t Theirs, now time.Time) []Difference {
-	found := append(compare(o, t, h.most), h.placements.look(o, t, now)...)
+	found := append(compare(o, t, h.maxSeen), h.placements.update(o, t, now)...)
 	first := map[Difference]time.Time{}
 	var all []Difference
 	for _, d := range found {
@@ -38,46 +38,45 @@ func (h *History) Look(o Ours, t Theirs, now time.Time) []Difference {
 		}
 	}
 	h.first = first
-	h.count(o, t)
+	h.recordCounts(o, t)
 	return all
 }
 
-// maxParts bounds the GPUs and MIG devices that are remembered, though nobody lists
-// them any more.
+// maxParts bounds the GPUs and MIG devices that are remembered after they are no longer
+// listed.
 const maxParts = 4096
 
-// count remembers how many IDs the kubelet has of each part.
-func (h *History) count(o Ours, t Theirs) {
-	theirs := list(o, t)
-	if h.most == nil {
-		h.most = map[part]int{}
+// recordCounts records how many IDs the kubelet has of each part.
+func (h *History) recordCounts(o Ours, t Theirs) {
+	theirs := listTheirs(o, t)
+	if h.maxSeen == nil {
+		h.maxSeen = map[part]int{}
 	}
 	for at, l := range theirs {
-		h.most[at] = max(h.most[at], len(l.ids))
+		h.maxSeen[at] = max(h.maxSeen[at], len(l.ids))
 	}
-	if len(h.most) <= maxParts {
+	if len(h.maxSeen) <= maxParts {
 		return
 	}
 	listed := map[part]bool{}
 	for _, r := range o.Plan.Resources {
 		for _, d := range r.Devices {
-			listed[part{r.Name, base(d.ID)}] = true
+			listed[part{r.Name, deviceOf(d.ID)}] = true
 		}
 	}
-	maps.DeleteFunc(h.most, func(at part, _ int) bool {
+	maps.DeleteFunc(h.maxSeen, func(at part, _ int) bool {
 		_, there := theirs[at]
 		return !there && !listed[at]
 	})
 }
 
-// Changes are the differences of now that were not there before, and those of
-// before that are not there any more.
+// Changes returns the new differences, and the earlier ones that have ended.
 func Changes(before, now []Difference) (began, ended []Difference) {
-	return lacking(now, before), lacking(before, now)
+	return missingFrom(now, before), missingFrom(before, now)
 }
 
-// lacking are those of all that are not in the others.
-func lacking(all, others []Difference) []Difference {
+// missingFrom returns the differences of all that are not in others.
+func missingFrom(all, others []Difference) []Difference {
 	there := map[Difference]bool{}
 	for _, d := range others {
 		there[d.key()] = true

@@ -12,33 +12,33 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 )
 
-func TestWhatTheOtherHoldsUnhealthyIsKnownByItsHavingBeenThere(t *testing.T) {
+func TestDeviceSeenBeforeCountsAsUnhealthy(t *testing.T) {
 	s := gputest.Node("h100-sxm", 2)
-	o, theirs := would(t, whole, s), like(would(t, whole, s))
+	o, theirs := oursWith(t, whole, s), kubeletOf(oursWith(t, whole, s))
 	var h History
 	require.Empty(t, h.Look(o, theirs, now))
 	less := Theirs{Devices: map[string][]Device{"nvidia.com/gpu": theirs.Devices["nvidia.com/gpu"][:1]}}
-	require.Equal(t, []string{"health nvidia.com/gpu 1: Healthy / Unhealthy"}, short(h.Look(o, less, now)))
-	require.Equal(t, []string{"resource nvidia.com/gpu: 2 devices / none"}, short(h.Look(o, Theirs{}, now)), "a plugin that is gone is one thing")
+	require.Equal(t, []string{"health nvidia.com/gpu 1: Healthy / Unhealthy"}, summaries(h.Look(o, less, now)))
+	require.Equal(t, []string{"resource nvidia.com/gpu: 2 devices / none"}, summaries(h.Look(o, Theirs{}, now)), "a plugin that is gone is one thing")
 }
 
-func TestReplicasThatTheOtherHoldsUnhealthy(t *testing.T) {
-	o := would(t, "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 10}]}}", gputest.Node("h100-sxm", 1))
-	theirs := like(o)
+func TestMissingReplicasCountAsUnhealthy(t *testing.T) {
+	o := oursWith(t, "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 10}]}}", gputest.Node("h100-sxm", 1))
+	theirs := kubeletOf(o)
 	var h History
 	require.Empty(t, h.Look(o, theirs, now))
 	theirs.Devices["nvidia.com/gpu"] = theirs.Devices["nvidia.com/gpu"][1:]
-	require.Equal(t, []string{"health nvidia.com/gpu 0: Healthy / 9 of 10 given away"}, short(h.Look(o, theirs, now)))
+	require.Equal(t, []string{"health nvidia.com/gpu 0: Healthy / 9 of 10 given away"}, summaries(h.Look(o, theirs, now)))
 }
 
-func TestWhatIsSeenOnceMayBeAMomentOnly(t *testing.T) {
+func TestSettleIgnoresMomentaryDifferences(t *testing.T) {
 	s := gputest.Node("h100-sxm", 2)
-	o, theirs := would(t, whole, s, gputest.XID(gputest.GPU(1), 79)), like(would(t, whole, s))
+	o, theirs := oursWith(t, whole, s, gputest.XID(gputest.GPU(1), 79)), kubeletOf(oursWith(t, whole, s))
 	h := History{Settle: true}
 	require.Empty(t, h.Look(o, theirs, now))
 	first := h.Look(o, theirs, now.Add(time.Second))
 	require.Len(t, first, 1)
-	require.Empty(t, h.Look(o, like(o), now.Add(2*time.Second)))
+	require.Empty(t, h.Look(o, kubeletOf(o), now.Add(2*time.Second)))
 	require.Empty(t, h.Look(o, theirs, now.Add(3*time.Second)), "and begins anew")
 
 	began, ended := Changes(nil, first)
@@ -53,8 +53,8 @@ func TestWhatIsSeenOnceMayBeAMomentOnly(t *testing.T) {
 	require.Equal(t, first, ended)
 }
 
-// pairs are eight GPUs of which 0 and 1, 2 and 3, … are linked by NVLink.
-func pairs() gpu.Snapshot {
+// linkedPairs is eight GPUs of which 0 and 1, 2 and 3, … are linked by NVLink.
+func linkedPairs() gpu.Snapshot {
 	s := gputest.Node("l40s", 8)
 	for i, l := range s.Links {
 		for n := range 4 {
@@ -66,7 +66,7 @@ func pairs() gpu.Snapshot {
 	return s
 }
 
-func has(name string, indexes ...int) Holding {
+func holding(name string, indexes ...int) Holding {
 	h := Holding{Namespace: "default", Pod: name, Container: "main", Resource: "nvidia.com/gpu"}
 	for _, i := range indexes {
 		h.IDs = append(h.IDs, string(gputest.GPU(i)))
@@ -74,9 +74,9 @@ func has(name string, indexes ...int) Holding {
 	return h
 }
 
-func TestAContainerWithGPUsThatAreFarFromEachOther(t *testing.T) {
-	o := would(t, whole, pairs())
-	theirs := like(o)
+func TestDistantGPUsOfAContainerAreReported(t *testing.T) {
+	o := oursWith(t, whole, linkedPairs())
+	theirs := kubeletOf(o)
 	look := func(h *History, holdings ...Holding) []Difference {
 		theirs.Holdings = holdings
 		return h.Look(o, theirs, now)
@@ -84,61 +84,61 @@ func TestAContainerWithGPUsThatAreFarFromEachOther(t *testing.T) {
 	t.Run("is told", func(t *testing.T) {
 		h := History{Settle: true}
 		require.Empty(t, look(&h))
-		found := look(&h, has("a", 1, 2))
+		found := look(&h, holding("a", 1, 2))
 		require.Len(t, found, 1, "at once: it is a fact")
 		require.Equal(t, KindPlacement, found[0].Kind)
 		require.Equal(t, "default/a/main", found[0].Pod)
 		require.Contains(t, found[0].Ours, "GPUs 0, 1")
 		require.Contains(t, found[0].Theirs, "GPUs 1, 2")
 		require.Contains(t, found[0].Message, "of what was free then")
-		require.Equal(t, found, look(&h, has("a", 1, 2), has("b", 4, 5)), "for as long as it is there, and of others nothing")
-		require.Empty(t, look(&h, has("b", 4, 5)))
+		require.Equal(t, found, look(&h, holding("a", 1, 2), holding("b", 4, 5)), "for as long as it is there, and of others nothing")
+		require.Empty(t, look(&h, holding("b", 4, 5)))
 	})
 	t.Run("by what was free then, not now", func(t *testing.T) {
 		var h History
-		require.Empty(t, look(&h, has("x", 0), has("y", 3), has("z", 4), has("v", 7)))
-		all := []Holding{has("x", 0), has("y", 3), has("z", 4), has("v", 7), has("a", 1, 2)}
+		require.Empty(t, look(&h, holding("x", 0), holding("y", 3), holding("z", 4), holding("v", 7)))
+		all := []Holding{holding("x", 0), holding("y", 3), holding("z", 4), holding("v", 7), holding("a", 1, 2)}
 		require.Empty(t, look(&h, all...), "no pair was whole")
 		require.Empty(t, look(&h, all[4]), "and that others are free since does not matter")
 	})
 	t.Run("with others that came meanwhile", func(t *testing.T) {
 		var h History
-		require.Empty(t, look(&h, has("x", 4, 5, 6, 7)))
-		require.Empty(t, look(&h, has("x", 4, 5, 6, 7), has("a", 0, 2), has("b", 1), has("c", 3)), "they may have been first")
+		require.Empty(t, look(&h, holding("x", 4, 5, 6, 7)))
+		require.Empty(t, look(&h, holding("x", 4, 5, 6, 7), holding("a", 0, 2), holding("b", 1), holding("c", 3)), "they may have been first")
 	})
 	t.Run("that was there before", func(t *testing.T) {
 		var h History
-		found := look(&h, has("a", 1, 2), has("b", 4))
+		found := look(&h, holding("a", 1, 2), holding("b", 4))
 		require.Len(t, found, 1)
 		require.Contains(t, found[0].Message, "of what is free now")
 	})
 	t.Run("that was restarted with others", func(t *testing.T) {
 		var h History
-		require.Len(t, look(&h, has("a", 1, 2)), 1)
-		require.Empty(t, look(&h, has("a", 2, 3)))
+		require.Len(t, look(&h, holding("a", 1, 2)), 1)
+		require.Empty(t, look(&h, holding("a", 2, 3)))
 	})
 }
 
-func TestAGPUThatOursHoldsBackIsNoneToPrefer(t *testing.T) {
-	o := would(t, whole, pairs(), gputest.XID(gputest.GPU(0), 79), gputest.XID(gputest.GPU(3), 79))
-	theirs := like(would(t, whole, pairs()))
-	theirs.Holdings = []Holding{has("x", 4, 5, 6, 7), has("a", 1, 2)}
+func TestUnhealthyGPUIsNotPreferred(t *testing.T) {
+	o := oursWith(t, whole, linkedPairs(), gputest.XID(gputest.GPU(0), 79), gputest.XID(gputest.GPU(3), 79))
+	theirs := kubeletOf(oursWith(t, whole, linkedPairs()))
+	theirs.Holdings = []Holding{holding("x", 4, 5, 6, 7), holding("a", 1, 2)}
 	var p placements
-	require.Empty(t, p.look(o, theirs, now), "nearer ones were free, and broken")
+	require.Empty(t, p.update(o, theirs, now), "nearer ones were free, and broken")
 }
 
 // MIG devices come and go for as long as a node runs.
-func TestWhatNobodyListsAnyMoreIsForgottenInTheEnd(t *testing.T) {
+func TestUnlistedPartsAreForgotten(t *testing.T) {
 	var h History
 	for i := range 3 * maxParts {
 		h.Look(Ours{}, Theirs{Devices: map[string][]Device{"nvidia.com/mig-1g.10gb": {{ID: fmt.Sprint("MIG-", i)}}}}, now)
-		require.LessOrEqual(t, len(h.most), maxParts+1)
+		require.LessOrEqual(t, len(h.maxSeen), maxParts+1)
 	}
 }
 
-func TestReplicasAreNotNearOrFar(t *testing.T) {
-	o := would(t, "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}", pairs())
-	theirs := like(o)
+func TestReplicasHaveNoPlacementDifference(t *testing.T) {
+	o := oursWith(t, "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}", linkedPairs())
+	theirs := kubeletOf(o)
 	theirs.Holdings = []Holding{{"default", "a", "main", "nvidia.com/gpu", []string{string(gputest.GPU(0)) + "::0", string(gputest.GPU(5)) + "::0"}}}
 	var h History
 	require.Empty(t, h.Look(o, theirs, now))

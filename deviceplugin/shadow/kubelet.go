@@ -20,37 +20,37 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// The kubelet answers in milliseconds; a socket that nobody serves any more
-// refuses at once, one that is not yet served is connected to again meanwhile.
-const askTimeout = 10 * time.Second
+// The kubelet responds within milliseconds. A socket that nobody serves any more
+// refuses at once, one that is not served yet is retried meanwhile.
+const queryTimeout = 10 * time.Second
 
-// maxAnswer bounds the kubelet's answer: 1,000 pods and 10,000 devices need 2 MiB.
-const maxAnswer = 16 << 20
+// maxResponse bounds the kubelet's response: 1,000 pods and 10,000 devices need 2 MiB.
+const maxResponse = 16 << 20
 
-// checkpointName is that of the device manager's checkpoint, beside its socket
+// checkpointName is the name of the device manager's checkpoint, beside its socket
 // (kubelet, pkg/kubelet/cm/devicemanager: kubeletDeviceManagerCheckpoint).
 const checkpointName = "kubelet_internal_checkpoint"
 
-// Kubelet is where a kubelet can be asked, without registering anything.
+// Kubelet locates a kubelet that can be queried without registering anything.
 type Kubelet struct {
 	PodResources string // its socket of the PodResources API
 	Plugins      string // the folder of device plugins
 }
 
-// Ask asks once, over the PodResources API, version 1. A kubelet that does not
-// serve GetAllocatableResources (before Kubernetes 1.28 its feature gate may be
-// off) has its checkpoint read instead, which lists the healthy devices too.
+// Ask queries the PodResources API, version 1, once. If the kubelet does not serve
+// GetAllocatableResources (before Kubernetes 1.28 its feature gate may be off), Ask
+// reads its checkpoint instead, which lists the healthy devices too.
 func (k Kubelet) Ask(ctx context.Context) (Theirs, error) {
 	if info, err := os.Stat(k.PodResources); err != nil {
 		return Theirs{}, fmt.Errorf("the kubelet's PodResources API: %w; is its folder mounted, or is the socket elsewhere (--pod-resources-socket)?", err)
 	} else if info.Mode().Type() != fs.ModeSocket {
-		return Theirs{}, fmt.Errorf("the kubelet's PodResources API: %s is no socket", k.PodResources)
+		return Theirs{}, fmt.Errorf("the kubelet's PodResources API: %s is not a socket", k.PodResources)
 	}
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
 	conn, err := grpc.NewClient("unix://"+k.PodResources,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)))
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxResponse)))
 	if err != nil {
 		return Theirs{}, fmt.Errorf("the kubelet's PodResources API: %w", err)
 	}
@@ -92,8 +92,8 @@ func devices(answer *podresources.AllocatableResourcesResponse) map[string][]Dev
 	return all
 }
 
-// holdings has one for each container and resource: the kubelet has an entry for
-// each device, or for each NUMA node.
+// holdings returns one Holding for each container and resource: the kubelet has an
+// entry for each device, or for each NUMA node.
 func holdings(answer *podresources.ListPodResourcesResponse) []Holding {
 	var all []Holding
 	for _, p := range answer.GetPodResources() {
@@ -115,11 +115,11 @@ func holdings(answer *podresources.ListPodResourcesResponse) []Holding {
 	return all
 }
 
-// readCheckpoint reads the healthy devices of each resource. The file is the
-// kubelet's: whether its checksum is right is the kubelet's to say. The folder is
-// every device plugin's: what lies there in its place is not waited for.
+// readCheckpoint reads the healthy devices of each resource. It does not verify the
+// checksum, which is the kubelet's concern. Every device plugin can write to the
+// folder, so it does not wait for whatever lies there instead of a file.
 func readCheckpoint(path string) (map[string][]Device, error) {
-	data, err := record.Read(path, maxAnswer)
+	data, err := record.Read(path, maxResponse)
 	if err != nil {
 		return nil, err
 	}

@@ -24,7 +24,7 @@ func soon(t testing.TB) context.Context {
 	return ctx
 }
 
-// folder is short enough for unix sockets.
+// folder returns a folder with a path short enough for unix sockets.
 func folder(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "s")
@@ -33,12 +33,12 @@ func folder(t testing.TB) string {
 	return dir
 }
 
-// older is a kubelet that does not serve GetAllocatableResources.
-type older struct {
+// oldKubelet is a kubelet that does not serve GetAllocatableResources.
+type oldKubelet struct {
 	podresources.UnimplementedPodResourcesListerServer
 }
 
-func (older) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
+func (oldKubelet) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
 	node := func(n int64) *podresources.TopologyInfo {
 		return &podresources.TopologyInfo{Nodes: []*podresources.NUMANode{{ID: n}}}
 	}
@@ -69,10 +69,10 @@ func serve(t testing.TB, socket string, s podresources.PodResourcesListerServer)
 	})
 }
 
-func TestTheCheckpointIsReadWhereTheKubeletDoesNotListWhatItMayGiveAway(t *testing.T) {
+func TestCheckpointReplacesMissingAllocatableResources(t *testing.T) {
 	dir := folder(t)
 	k := Kubelet{PodResources: filepath.Join(dir, "kubelet.sock"), Plugins: dir}
-	serve(t, k.PodResources, older{})
+	serve(t, k.PodResources, oldKubelet{})
 	_, err := k.Ask(soon(t))
 	require.ErrorContains(t, err, "GetAllocatableResources")
 	require.ErrorContains(t, err, "kubelet_internal_checkpoint: no such file")
@@ -95,13 +95,13 @@ func TestTheCheckpointIsReadWhereTheKubeletDoesNotListWhatItMayGiveAway(t *testi
 	}, theirs.Holdings)
 }
 
-func TestAKubeletThatIsNotThere(t *testing.T) {
+func TestMissingKubeletIsAnError(t *testing.T) {
 	dir := folder(t)
 	_, err := Kubelet{PodResources: filepath.Join(dir, "kubelet.sock"), Plugins: dir}.Ask(soon(t))
 	require.ErrorIs(t, err, os.ErrNotExist)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "kubelet.sock"), nil, 0o600))
 	_, err = Kubelet{PodResources: filepath.Join(dir, "kubelet.sock"), Plugins: dir}.Ask(soon(t))
-	require.ErrorContains(t, err, "is no socket")
+	require.ErrorContains(t, err, "is not a socket")
 }
 
 func FuzzParseCheckpoint(f *testing.F) {
@@ -127,7 +127,7 @@ func FuzzParseCheckpoint(f *testing.F) {
 
 // disabled is a kubelet with the feature gate off: its error has no code, and its
 // nodes can have many pods.
-type disabled struct{ older }
+type disabled struct{ oldKubelet }
 
 func (disabled) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
 	return &podresources.ListPodResourcesResponse{PodResources: []*podresources.PodResources{{
@@ -140,7 +140,7 @@ func (disabled) GetAllocatableResources(context.Context, *podresources.Allocatab
 	return nil, errors.New("PodResources API GetAllocatableResources disabled")
 }
 
-func TestAKubeletThatListsNothingToGiveAwayAndManyPods(t *testing.T) {
+func TestCheckpointWithManyPods(t *testing.T) {
 	dir := folder(t)
 	k := Kubelet{PodResources: filepath.Join(dir, "kubelet.sock"), Plugins: dir}
 	serve(t, k.PodResources, disabled{})

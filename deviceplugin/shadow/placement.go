@@ -11,40 +11,40 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// placements remembers what was said of each container with several GPUs: what
-// was free when it got them is known only then.
+// placements caches the assessment of each container with several GPUs: which GPUs were
+// free when it got them is known only at that time.
 type placements struct {
-	before Theirs
-	seen   bool
-	judged map[string]judgement // by container and resource
+	before   Theirs
+	seen     bool
+	assessed map[string]assessment // by container and resource
 }
 
-// judgement is of what one container was given.
-type judgement struct {
+// assessment is the assessment of one container's GPUs.
+type assessment struct {
 	holding Holding
 	at      time.Time
 	better  Difference
-	worse   bool // better says of what
+	worse   bool // better has the details
 }
 
-// look judges the containers that are new, and forgets those that are gone.
-func (p *placements) look(o Ours, t Theirs, now time.Time) []Difference {
-	next := map[string]judgement{}
+// update assesses new containers and removes those that are gone.
+func (p *placements) update(o Ours, t Theirs, now time.Time) []Difference {
+	next := map[string]assessment{}
 	var fresh []Holding
 	for _, h := range t.Holdings {
 		key := h.String() + " " + h.Resource
-		if j, known := p.judged[key]; known && slices.Equal(j.holding.IDs, h.IDs) {
+		if j, known := p.assessed[key]; known && slices.Equal(j.holding.IDs, h.IDs) {
 			next[key] = j
 			continue
 		}
 		fresh = append(fresh, h)
 	}
 	for _, h := range fresh {
-		d, worse := place(o, h, p.free(t, h, fresh), p.seen)
+		d, worse := comparePlacement(o, h, p.free(t, h, fresh), p.seen)
 		d.Since = now
-		next[h.String()+" "+h.Resource] = judgement{h, now, d, worse}
+		next[h.String()+" "+h.Resource] = assessment{h, now, d, worse}
 	}
-	p.judged, p.before, p.seen = next, t, true
+	p.assessed, p.before, p.seen = next, t, true
 	var found []Difference
 	for _, h := range t.Holdings { // in the kubelet's order
 		if j := next[h.String()+" "+h.Resource]; j.worse {
@@ -54,10 +54,11 @@ func (p *placements) look(o Ours, t Theirs, now time.Time) []Difference {
 	return found
 }
 
-// free is what the kubelet could have given the container: what was healthy and
-// nobody's at the last look. Of several that came since then it is not known which
-// was the first, so what the others have counts as taken. For those that were
-// there at the first look it is what is free now. What the container has was free.
+// free returns the devices that the kubelet could have allocated to the container:
+// those that were healthy and free at the last query. The order of containers that are
+// new since then is unknown, so the devices of the others count as taken. For
+// containers present at the first query it returns the devices free now. The
+// container's own devices were free.
 func (p *placements) free(t Theirs, h Holding, fresh []Holding) []string {
 	from, taken := p.before, slices.Clone(p.before.Holdings)
 	if !p.seen {
@@ -75,9 +76,9 @@ func (p *placements) free(t Theirs, h Holding, fresh []Holding) []string {
 	return free
 }
 
-// place says what ours would have preferred, if that is better. Only whole GPUs
-// that are not shared are near to each other or far.
-func place(o Ours, h Holding, free []string, watched bool) (Difference, bool) {
+// comparePlacement returns what ours would have preferred, if that is better. Only
+// whole unshared GPUs can be near to each other or far.
+func comparePlacement(o Ours, h Holding, free []string, watched bool) (Difference, bool) {
 	i := slices.IndexFunc(o.Plan.Resources, func(r plan.Resource) bool { return r.Name == h.Resource })
 	if i < 0 || len(h.IDs) < 2 {
 		return Difference{}, false
@@ -92,7 +93,7 @@ func place(o Ours, h Holding, free []string, watched bool) (Difference, bool) {
 		devices = append(devices, prefer.Device{ID: d.ID, GPU: d.GPU, Late: !d.Healthy()})
 	}
 	if slices.ContainsFunc(h.IDs, func(id string) bool { return !known[id] }) {
-		return Difference{}, false // a difference already
+		return Difference{}, false // reported as another difference
 	}
 	free = slices.DeleteFunc(slices.Clone(free), func(id string) bool { return !known[id] })
 	topology := prefer.NewTopology(o.Snapshot)
@@ -106,7 +107,7 @@ func place(o Ours, h Holding, free []string, watched bool) (Difference, bool) {
 	}
 	message := "of what was free then, unless the kubelet's topology manager left no choice"
 	if !watched {
-		message = "of what is free now: it was there before this began"
+		message = "of what is free now: the container is older than the comparison"
 	}
 	return Difference{
 		Kind: KindPlacement, Resource: h.Resource, Pod: h.String(),
@@ -124,7 +125,7 @@ func uuids(ids []string) []gpu.UUID {
 	return all
 }
 
-// indexes name GPUs as people do.
+// indexes names GPUs by index, as people do.
 func indexes(o Ours, ids []string) string {
 	var all []string
 	for _, d := range o.Snapshot.Devices {

@@ -17,21 +17,21 @@ type Report struct {
 	Counts      map[Kind]int `json:"counts"`
 }
 
-// Resource sums up what both have of a resource.
+// Resource sums up a resource.
 type Resource struct {
 	Name    string `json:"name"`
 	Ours    int    `json:"ours"`    // devices
 	Healthy int    `json:"healthy"` // of ours
-	Theirs  int    `json:"theirs"`  // healthy ones: the kubelet tells no others
-	Given   int    `json:"given"`   // to containers
+	Theirs  int    `json:"theirs"`  // healthy ones: the kubelet lists no others
+	Given   int    `json:"given"`   // devices allocated to containers
 }
 
-// NewReport sums a comparison up.
+// NewReport returns the report of a comparison.
 func NewReport(o Ours, t Theirs, found []Difference, now time.Time) Report {
 	r := Report{Time: now.UTC(), Resources: []Resource{}, Differences: []Difference{}, Counts: Counts(found)}
 	r.Differences = append(r.Differences, found...)
 	theirs := map[string]int{}
-	for at, l := range list(o, t) {
+	for at, l := range listTheirs(o, t) {
 		theirs[at.resource] += len(l.ids)
 	}
 	add := func(one Resource) {
@@ -59,7 +59,7 @@ func NewReport(o Ours, t Theirs, found []Difference, now time.Time) Report {
 	return r
 }
 
-// Counts has a number for each kind.
+// Counts returns the number of differences of each kind.
 func Counts(found []Difference) map[Kind]int {
 	counts := map[Kind]int{}
 	for _, kind := range Kinds() {

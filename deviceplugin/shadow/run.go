@@ -16,51 +16,51 @@ import (
 
 func sorted(names map[string]int) []string { return slices.Sorted(maps.Keys(names)) }
 
-// Config is what Watch needs.
+// Config configures a Shadow.
 type Config struct {
 	Ask   func(context.Context) (Theirs, error)
-	Every time.Duration // between two questions to the kubelet, whose API has no watch
+	Every time.Duration // interval of queries to the kubelet, whose API has no watch
 	Log   *slog.Logger
 }
 
-// Shadow follows both and says what differs. Its methods may be called
+// Shadow follows both plugins and reports their differences. Its methods may be called
 // concurrently.
 type Shadow struct {
 	cfg         Config
 	differences *prometheus.GaugeVec
-	looks       *prometheus.CounterVec
+	comparisons *prometheus.CounterVec
 	read        chan struct{} // closed when ours is known
 
-	mu     sync.Mutex
-	ours   *Ours
-	absent error // why ours is not
-	idle   bool  // and that is as it should be
-	failed error // why theirs is not; of the last look
-	looked bool
+	mu       sync.Mutex
+	ours     *Ours
+	absent   error // why ours is not known
+	idle     bool  // the node needs no driver
+	failed   error // error of the last query
+	compared bool
 }
 
-// New makes a Shadow whose metrics are in reg.
+// New returns a Shadow with its metrics registered in reg.
 func New(cfg Config, reg prometheus.Registerer) *Shadow {
 	s := &Shadow{
 		cfg: cfg, read: make(chan struct{}), absent: errors.New("the driver has not been read yet"),
 		differences: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "gpuready_shadow_differences", Help: "What would not be as it is with the device plugin that serves this node, by kind.",
+			Name: "gpuready_shadow_differences", Help: "Differences from the device plugin that serves this node, by kind.",
 		}, []string{"kind"}),
-		looks: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "gpuready_shadow_looks_total", Help: "Comparisons with what the kubelet has, ok, or failed where it could not be asked.",
+		comparisons: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "gpuready_shadow_looks_total", Help: "Comparisons with the kubelet, ok, or failed where it could not be queried.",
 		}, []string{"result"}),
 	}
 	for _, kind := range Kinds() {
 		s.differences.WithLabelValues(string(kind))
 	}
 	for _, result := range []string{"ok", "failed"} {
-		s.looks.WithLabelValues(result)
+		s.comparisons.WithLabelValues(result)
 	}
-	reg.MustRegister(s.differences, s.looks)
+	reg.MustRegister(s.differences, s.comparisons)
 	return s
 }
 
-// See takes what ours would advertise now.
+// See sets what ours would advertise now.
 func (s *Shadow) See(o Ours) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -70,8 +70,8 @@ func (s *Shadow) See(o Ours) {
 	s.ours, s.absent = &o, nil
 }
 
-// Absent takes why there is no driver, and so nothing to compare. idle says that
-// none is missed: the node has no GPU.
+// Absent sets why there is no driver, and so nothing to compare. idle means that none
+// is needed: the node has no GPU.
 func (s *Shadow) Absent(why error, idle bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -80,7 +80,7 @@ func (s *Shadow) Absent(why error, idle bool) {
 	}
 }
 
-// Ready says why nothing is compared, nil where it is.
+// Ready returns why nothing is compared, or nil if it is.
 func (s *Shadow) Ready() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,13 +91,13 @@ func (s *Shadow) Ready() error {
 		return s.absent
 	case s.failed != nil:
 		return s.failed
-	case !s.looked:
-		return errors.New("the kubelet has not been asked yet")
+	case !s.compared:
+		return errors.New("the kubelet has not been queried yet")
 	}
 	return nil
 }
 
-// Watch compares until ctx ends, and logs what changes.
+// Watch compares until ctx ends and logs changes.
 func (s *Shadow) Watch(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -113,13 +113,13 @@ func (s *Shadow) Watch(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		ours := s.look(err)
+		ours := s.recordQuery(err)
 		if err == nil {
 			looks++
 			found := history.Look(ours, theirs, time.Now())
-			s.tell(before, found)
+			s.report(before, found)
 			before = found
-			if looks == 2 { // the first that tells all
+			if looks == 2 { // the first complete one
 				s.cfg.Log.Info("compared with the device plugin that serves this node", "differences", len(found), "summary", summary(found))
 			}
 		}
@@ -131,34 +131,34 @@ func (s *Shadow) Watch(ctx context.Context) error {
 	}
 }
 
-// look notes how asking went, one line for each change of that, and returns ours.
-func (s *Shadow) look(err error) Ours {
+// recordQuery records the result of a query, logs a change of it, and returns ours.
+func (s *Shadow) recordQuery(err error) Ours {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case err != nil:
-		s.looks.WithLabelValues("failed").Inc()
+		s.comparisons.WithLabelValues("failed").Inc()
 		if s.failed == nil || s.failed.Error() != err.Error() {
-			s.cfg.Log.Warn("the kubelet cannot be asked; what differs is as it was", "message", err.Error())
+			s.cfg.Log.Warn("the kubelet cannot be queried; the differences stay as they were", "message", err.Error())
 		}
 	default:
-		s.looks.WithLabelValues("ok").Inc()
+		s.comparisons.WithLabelValues("ok").Inc()
 		if s.failed != nil {
-			s.cfg.Log.Info("the kubelet answers again")
+			s.cfg.Log.Info("the kubelet responds again")
 		}
 	}
-	s.failed, s.looked = err, s.looked || err == nil
+	s.failed, s.compared = err, s.compared || err == nil
 	return *s.ours
 }
 
-// tell logs what began and ended to differ, and counts.
-func (s *Shadow) tell(before, now []Difference) {
+// report logs differences that began and ended, and updates the metrics.
+func (s *Shadow) report(before, now []Difference) {
 	began, ended := Changes(before, now)
 	for _, d := range began {
 		s.cfg.Log.Warn("differs", attributes(d)...)
 	}
 	for _, d := range ended {
-		s.cfg.Log.Info("differs no more", attributes(d)...)
+		s.cfg.Log.Info("no longer differs", attributes(d)...)
 	}
 	for kind, n := range Counts(now) {
 		s.differences.WithLabelValues(string(kind)).Set(float64(n))
@@ -177,7 +177,7 @@ func attributes(d Difference) []any {
 	return append(all, "since", d.Since.UTC().Format(time.RFC3339Nano))
 }
 
-// summary is how many there are of each kind.
+// summary returns the number of differences of each kind.
 func summary(found []Difference) string {
 	var parts []string
 	counts := Counts(found)

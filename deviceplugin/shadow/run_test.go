@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// kubelet is asked once for each answer that the test gives.
+// kubelet responds once for each answer that the test sends.
 type kubelet struct{ answers chan answer }
 
 type answer struct {
@@ -28,7 +28,7 @@ type answer struct {
 	err    error
 }
 
-func (k kubelet) ask(ctx context.Context) (Theirs, error) {
+func (k kubelet) query(ctx context.Context) (Theirs, error) {
 	select {
 	case a := <-k.answers:
 		return a.theirs, a.err
@@ -54,7 +54,7 @@ func (b *buffer) String() string {
 	return b.b.String()
 }
 
-// values are those of all metrics, by their only label.
+// values returns the values of all metrics, by their only label.
 func values(t testing.TB, reg *prometheus.Registry) map[string]float64 {
 	t.Helper()
 	families, err := reg.Gather()
@@ -72,7 +72,7 @@ func TestDifferencesAreLoggedOnceAndCounted(t *testing.T) {
 	k := kubelet{make(chan answer)}
 	log := &buffer{}
 	reg := prometheus.NewRegistry()
-	s := New(Config{Ask: k.ask, Every: time.Microsecond, Log: slog.New(slog.NewTextHandler(log, nil))}, reg)
+	s := New(Config{Ask: k.query, Every: time.Microsecond, Log: slog.New(slog.NewTextHandler(log, nil))}, reg)
 	ctx, cancel := context.WithCancel(soon(t))
 	done := make(chan error, 1)
 	go func() { done <- s.Watch(ctx) }()
@@ -83,19 +83,19 @@ func TestDifferencesAreLoggedOnceAndCounted(t *testing.T) {
 	require.NoError(t, s.Ready())
 
 	node := gputest.Node("h100-sxm", 2)
-	sound, broken := would(t, whole, node), would(t, whole, node, gputest.XID(gputest.GPU(1), 79))
+	sound, broken := oursWith(t, whole, node), oursWith(t, whole, node, gputest.XID(gputest.GPU(1), 79))
 	s.See(broken)
-	require.EqualError(t, s.Ready(), "the kubelet has not been asked yet")
+	require.EqualError(t, s.Ready(), "the kubelet has not been queried yet")
 	for range 4 {
-		k.answers <- answer{theirs: like(sound)}
+		k.answers <- answer{theirs: kubeletOf(sound)}
 	}
 	for range 3 {
 		k.answers <- answer{err: errors.New("connection refused")}
 	}
-	k.answers <- answer{theirs: like(sound)}
+	k.answers <- answer{theirs: kubeletOf(sound)}
 	s.See(sound)
-	k.answers <- answer{theirs: like(sound)}
-	k.answers <- answer{theirs: like(sound)} // the one before is through with
+	k.answers <- answer{theirs: kubeletOf(sound)}
+	k.answers <- answer{theirs: kubeletOf(sound)} // the one before is through with
 	cancel()
 	require.ErrorIs(t, <-done, context.Canceled)
 
@@ -103,9 +103,9 @@ func TestDifferencesAreLoggedOnceAndCounted(t *testing.T) {
 	require.Equal(t, 1, strings.Count(text, "msg=differs "), text)
 	require.Contains(t, text, "kind=health resource=nvidia.com/gpu gpu="+string(gputest.GPU(1)))
 	require.Contains(t, text, "ours=Unhealthy theirs=Healthy reason=XID")
-	require.Equal(t, 1, strings.Count(text, `msg="differs no more"`), text)
-	require.Equal(t, 1, strings.Count(text, "the kubelet cannot be asked"), text)
-	require.Equal(t, 1, strings.Count(text, "the kubelet answers again"), text)
+	require.Equal(t, 1, strings.Count(text, `msg="no longer differs"`), text)
+	require.Equal(t, 1, strings.Count(text, "the kubelet cannot be queried"), text)
+	require.Equal(t, 1, strings.Count(text, "the kubelet responds again"), text)
 	require.Contains(t, text, `differences=1 summary="1 health"`)
 	require.NoError(t, s.Ready())
 	counted := values(t, reg)
@@ -117,10 +117,10 @@ func TestDifferencesAreLoggedOnceAndCounted(t *testing.T) {
 	}, counted)
 }
 
-func TestAReportForPeopleAndForPrograms(t *testing.T) {
+func TestReportTableAndJSON(t *testing.T) {
 	node := gputest.Node("h100-sxm", 2)
-	o, theirs := would(t, whole, node, gputest.XID(gputest.GPU(1), 79)), like(would(t, whole, node))
-	theirs.Holdings = []Holding{has("a", 1), {"default", "b", "main", "example.com/nic", []string{"0", "1"}}}
+	o, theirs := oursWith(t, whole, node, gputest.XID(gputest.GPU(1), 79)), kubeletOf(oursWith(t, whole, node))
+	theirs.Holdings = []Holding{holding("a", 1), {"default", "b", "main", "example.com/nic", []string{"0", "1"}}}
 	var h History
 	report := NewReport(o, theirs, h.Look(o, theirs, now), now)
 
@@ -141,6 +141,6 @@ func TestAReportForPeopleAndForPrograms(t *testing.T) {
 	require.Len(t, back.Differences, 1)
 
 	out.Reset()
-	require.NoError(t, NewReport(o, like(o), nil, now).Table(&out))
+	require.NoError(t, NewReport(o, kubeletOf(o), nil, now).Table(&out))
 	require.Contains(t, out.String(), "no differences")
 }

@@ -1,13 +1,13 @@
-// Package shadow holds what this device plugin would advertise on a node against
-// what another one does, which serves it, so that somebody can change over on
+// Package shadow compares what this device plugin would advertise on a node with what
+// the plugin that serves the node advertises, so that a migration can be decided on
 // evidence.
 //
-// Of the other plugin it sees what the kubelet made of it, and only by reading:
-// the PodResources API (kubelet.go). It is not connected to itself. A second
-// ListAndWatch would be harmful: the reference's server has one channel of health
-// changes, from which every open stream takes (github.com/NVIDIA/k8s-device-plugin,
-// internal/plugin/server.go, v0.17: ListAndWatch), so a change that it told us
-// would never reach the kubelet.
+// It learns about the other plugin only from the kubelet, by reading the PodResources
+// API (kubelet.go). It does not connect to the plugin itself, since a second
+// ListAndWatch would do harm: the reference's server has one channel of health changes,
+// from which every open stream receives (github.com/NVIDIA/k8s-device-plugin,
+// internal/plugin/server.go, v0.17: ListAndWatch). A change sent to us would never
+// reach the kubelet.
 //
 // The comparison (compare.go, placement.go) is pure; run.go repeats it.
 package shadow
@@ -26,14 +26,14 @@ type Ours struct {
 	Snapshot gpu.Snapshot
 }
 
-// Theirs is what the kubelet has of other plugins. It is never changed.
+// Theirs is what the kubelet knows from other plugins. It is never changed.
 type Theirs struct {
-	// Devices are the healthy ones of each resource, given away or not. An
-	// unhealthy one cannot be told from one that was never listed.
+	// Devices are the healthy devices of each resource, allocated or not. An unhealthy one
+	// cannot be distinguished from one that was never listed.
 	Devices  map[string][]Device
 	Holdings []Holding
-	// Checkpoint says that Devices are from the kubelet's checkpoint, which does
-	// not tell their NUMA nodes.
+	// Checkpoint means that Devices come from the kubelet's checkpoint, which does not have
+	// their NUMA nodes.
 	Checkpoint bool
 }
 
@@ -43,7 +43,7 @@ type Device struct {
 	NUMA []int64
 }
 
-// Holding is what one container has of one resource.
+// Holding is the devices of one resource that a container has.
 type Holding struct {
 	Namespace, Pod, Container, Resource string
 	IDs                                 []string // sorted
@@ -51,51 +51,51 @@ type Holding struct {
 
 func (h Holding) String() string { return h.Namespace + "/" + h.Pod + "/" + h.Container }
 
-// Kind is what a difference is about.
+// Kind is the kind of a Difference.
 type Kind string
 
 // The kinds of Difference.
 const (
 	KindResource  Kind = "resource"  // only one of the two has the resource
 	KindDevice    Kind = "device"    // only one of the two lists the device
-	KindName      Kind = "name"      // each lists it as another resource
-	KindReplicas  Kind = "replicas"  // its IDs are others, or not as many
-	KindHealth    Kind = "health"    // only one of the two gives it away
-	KindNUMA      Kind = "numa"      // on other NUMA nodes
-	KindPlacement Kind = "placement" // a container has GPUs that are farther from each other than they need be
+	KindName      Kind = "name"      // they list it as different resources
+	KindReplicas  Kind = "replicas"  // they have different IDs, or different numbers of them
+	KindHealth    Kind = "health"    // only one of the two reports it healthy
+	KindNUMA      Kind = "numa"      // on different NUMA nodes
+	KindPlacement Kind = "placement" // a container's GPUs are farther from each other than necessary
 )
 
-// Kinds are all of them.
+// Kinds returns all kinds.
 func Kinds() []Kind {
 	return []Kind{KindResource, KindDevice, KindName, KindReplicas, KindHealth, KindNUMA, KindPlacement}
 }
 
-// Difference is one thing that would not be as it is.
+// Difference is one difference between the two plugins.
 type Difference struct {
 	Kind     Kind       `json:"kind"`
 	Resource string     `json:"resource"`
-	Device   gpu.UUID   `json:"device,omitempty"` // the GPU or MIG device; replicas are one
+	Device   gpu.UUID   `json:"device,omitempty"` // the GPU or MIG device, the same for all its replicas
 	Pod      string     `json:"pod,omitempty"`    // namespace/name/container, with KindPlacement
 	Ours     string     `json:"ours"`
 	Theirs   string     `json:"theirs"`
 	Reason   gpu.Reason `json:"reason,omitempty"` // ours, of KindHealth and KindDevice
 	Message  string     `json:"message,omitempty"`
-	Since    time.Time  `json:"since"` // of the fault where there is one, else since when it is seen
+	Since    time.Time  `json:"since"` // of the fault if there is one, else of the difference
 }
 
-// key is what makes two differences the same one.
+// key returns the part of a difference that identifies it.
 func (d Difference) key() Difference {
 	d.Since, d.Message = time.Time{}, ""
 	return d
 }
 
-// base is the UUID of the device of which an ID is that of a replica.
-func base(id string) gpu.UUID {
+// deviceOf returns the UUID of the device with an ID, which may be that of a replica.
+func deviceOf(id string) gpu.UUID {
 	before, _, _ := strings.Cut(id, "::")
 	return gpu.UUID(before)
 }
 
-// ofGPU says that an ID is that of a GPU or MIG device, as the driver spells it.
-func ofGPU(id string) bool {
+// isGPU reports whether an ID is that of a GPU or MIG device, as the driver spells it.
+func isGPU(id string) bool {
 	return strings.HasPrefix(id, "GPU-") || strings.HasPrefix(id, "MIG-")
 }

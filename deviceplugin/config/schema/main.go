@@ -1,5 +1,5 @@
-// Command schema writes the JSON schema of the device plugin's configuration
-// file, made of the struct and its tags, for editors and for CI.
+// Command schema writes the JSON schema of the device plugin's configuration file,
+// derived from the struct and its tags, for editors and for CI.
 package main
 
 import (

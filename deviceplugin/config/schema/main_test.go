@@ -17,7 +17,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/config"
 )
 
-func TestThePublishedSchemaIsCurrent(t *testing.T) {
+func TestPublishedSchemaIsCurrent(t *testing.T) {
 	want, err := schema()
 	require.NoError(t, err)
 	have, err := os.ReadFile("../../../docs/config.schema.json")
@@ -25,7 +25,7 @@ func TestThePublishedSchemaIsCurrent(t *testing.T) {
 	require.Equal(t, string(want), string(have), "go generate ./deviceplugin/config writes it anew")
 }
 
-// valid says whether a file is valid by the schema.
+// valid reports whether a file is valid by the schema.
 func valid(t *testing.T, data []byte) bool {
 	text, err := schema()
 	require.NoError(t, err)
@@ -50,7 +50,7 @@ func TestEveryKeyIsDocumented(t *testing.T) {
 	}
 }
 
-func TestTheExamplesInTheDocumentationAreTaken(t *testing.T) {
+func TestDocumentationExamplesAreAccepted(t *testing.T) {
 	docs, err := os.ReadFile("../../../docs/device-plugin-configuration.md")
 	require.NoError(t, err)
 	examples := regexp.MustCompile("(?s)```yaml\n(version: v1\n.*?)```").FindAllSubmatch(docs, -1)
@@ -62,7 +62,7 @@ func TestTheExamplesInTheDocumentationAreTaken(t *testing.T) {
 	}
 }
 
-// keys are the names of all properties of a schema.
+// keys returns the names of all properties of a schema.
 func keys(v any) map[string]bool {
 	all := map[string]bool{}
 	switch v := v.(type) {
@@ -82,8 +82,9 @@ func keys(v any) map[string]bool {
 	return all
 }
 
-// The schema cannot say everything that the plugin checks. What it says is so.
-func TestWhatThePluginTakesIsValid(t *testing.T) {
+// The schema cannot express everything that the plugin checks, but it must accept every
+// file that the plugin accepts.
+func TestAcceptedFilesAreValid(t *testing.T) {
 	files, err := filepath.Glob("../testdata/corpus/*.yaml")
 	require.NoError(t, err)
 	require.NotEmpty(t, files)
@@ -101,7 +102,7 @@ func TestWhatThePluginTakesIsValid(t *testing.T) {
 	require.Greater(t, taken, 50)
 }
 
-func TestWhatIsMisspeltOrOutOfRangeIsInvalid(t *testing.T) {
+func TestMisspeltOrOutOfRangeKeysAreInvalid(t *testing.T) {
 	for text, want := range map[string]bool{
 		"version: v1": true, "flags: null": true, "flags: {plugin: {deviceListStrategy: 'envvar,cdi-cri'}}": true,
 		"flags: {plugin: {deviceListStrategy: [envvar, cdi-cri]}}": true, "devices: {include: [0, '0:1', '*A100*']}": true,

@@ -9,12 +9,12 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/config"
 )
 
-// node is a JSON schema; a map, so that what it says is in alphabetical order.
+// node is a JSON schema; it is a map, so that its keys are in alphabetical order.
 type node = map[string]any
 
-// schema is the schema of a whole file.
+// schema returns the schema of a whole file.
 func schema() ([]byte, error) {
-	root := of(reflect.TypeFor[config.Config](), "")
+	root := schemaOf(reflect.TypeFor[config.Config](), "")
 	root["$schema"] = "http://json-schema.org/draft-07/schema#"
 	root["title"] = "Configuration of gpu-device-plugin"
 	root["description"] = "The configuration file of the NVIDIA device plugin, version v1, with the sections devices and health added."
@@ -23,15 +23,15 @@ func schema() ([]byte, error) {
 	return append(text, '\n'), err
 }
 
-// of is the schema of a type, with what the tags of the field say.
-func of(t reflect.Type, tag reflect.StructTag) node {
+// schemaOf returns the schema of a type, with the tags of its field.
+func schemaOf(t reflect.Type, tag reflect.StructTag) node {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
 	n := node{}
 	switch t {
 	case reflect.TypeFor[config.StringList]():
-		one := text("", tag)
+		one := stringSchema("", tag)
 		n["anyOf"] = []node{one, {"type": "string", "pattern": ","}, {"type": "array", "items": one, "minItems": 1}}
 	case reflect.TypeFor[config.Duration]():
 		n["type"] = []string{"string", "integer"}
@@ -41,7 +41,7 @@ func of(t reflect.Type, tag reflect.StructTag) node {
 	case reflect.TypeFor[config.Selector]():
 		n["anyOf"] = []node{{"type": "integer", "minimum": 0}, {"type": "string", "minLength": 1}}
 	default:
-		n = plain(t, tag)
+		n = plainSchema(t, tag)
 	}
 	if doc := tag.Get("doc"); doc != "" {
 		n["description"] = doc
@@ -49,17 +49,17 @@ func of(t reflect.Type, tag reflect.StructTag) node {
 	return n
 }
 
-func plain(t reflect.Type, tag reflect.StructTag) node {
+func plainSchema(t reflect.Type, tag reflect.StructTag) node {
 	switch t.Kind() {
 	case reflect.Bool:
 		return node{"type": "boolean"}
 	case reflect.String:
-		return text(t.Name(), tag)
+		return stringSchema(t.Name(), tag)
 	case reflect.Slice:
-		// What is said of the field is said of the list, but for the values.
-		return node{"type": []string{"array", "null"}, "items": of(t.Elem(), "")}
+		// The field's tags apply to the list, not to its values.
+		return node{"type": []string{"array", "null"}, "items": schemaOf(t.Elem(), "")}
 	case reflect.Struct:
-		return object(t)
+		return objectSchema(t)
 	case reflect.Int, reflect.Uint64:
 		n := node{"type": "integer"}
 		for key, name := range map[string]string{"minimum": "min", "maximum": "max"} {
@@ -72,7 +72,7 @@ func plain(t reflect.Type, tag reflect.StructTag) node {
 	panic("schema: a field of type " + t.String() + " has no schema; give it one")
 }
 
-func text(name string, tag reflect.StructTag) node {
+func stringSchema(name string, tag reflect.StructTag) node {
 	n := node{"type": "string"}
 	if values := strings.Fields(tag.Get("enum")); len(values) > 0 {
 		n["enum"] = values
@@ -86,12 +86,12 @@ func text(name string, tag reflect.StructTag) node {
 	return n
 }
 
-// object is a section; it may be left empty.
-func object(t reflect.Type) node {
+// objectSchema returns the schema of a section, which may be empty.
+func objectSchema(t reflect.Type) node {
 	properties, required := node{}, []string{}
 	for field := range t.Fields() {
 		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
-		properties[name] = of(field.Type, field.Tag)
+		properties[name] = schemaOf(field.Type, field.Tag)
 		if field.Tag.Get("required") != "" {
 			required = append(required, name)
 		}
