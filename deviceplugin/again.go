@@ -8,56 +8,55 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/handover"
 )
 
-// last is what a program leaves to the one that takes its place besides sockets: the
-// configuration in force. What is in the place of its file may be another by then,
-// and none that can be served.
-type last struct {
-	Name   string            `json:"name"`   // where it is one of several
-	Data   []byte            `json:"data"`   // the file; nil: there was none
-	Labels map[string]string `json:"labels"` // what the node chose by; nil: that was not said
+// handedOver is the configuration in force, which a program hands over to its successor
+// besides the sockets. The file may have changed by then, and may be invalid.
+type handedOver struct {
+	Name   string            `json:"name"`   // in --config-dir
+	Data   []byte            `json:"data"`   // the file; nil: no file
+	Labels map[string]string `json:"labels"` // labels by which the node chose; nil: unknown
 }
 
-// again executes this program anew with the sockets and the configuration in force,
-// also where its file was replaced meanwhile. It returns only if that fails.
-func (o *options) again(sockets map[string]*os.File) error {
-	word, err := o.following.last()
+// reexec executes this program again with the sockets and the configuration in force,
+// even if its file was replaced meanwhile. It returns only on failure.
+func (o *options) reexec(sockets map[string]*os.File) error {
+	word, err := o.watcher.handoverData()
 	if err != nil {
 		return err
 	}
 	return handover.Exec("/proc/self/exe", sockets, word)
 }
 
-// last is what to leave to the next program; nil: it needs nothing.
-func (f *follower) last() ([]byte, error) {
+// handoverData returns the data for the next program; nil: it needs none.
+func (f *configWatcher) handoverData() ([]byte, error) {
 	if f.first.path() == "" || f.inForce == nil {
 		return nil, nil
 	}
-	return json.Marshal(last{Name: f.inForce.name, Data: f.inForce.data, Labels: f.labels})
+	return json.Marshal(handedOver{Name: f.inForce.name, Data: f.inForce.data, Labels: f.labels})
 }
 
-// inherit takes up what the program before has left.
-func (o *options) inherit() error {
+// readHandover reads the data of the previous program.
+func (o *options) readHandover() error {
 	word, err := handover.Word()
 	if err != nil || word == nil {
 		return err
 	}
-	o.before = new(last)
-	if err := json.Unmarshal(word, o.before); err != nil {
-		return fmt.Errorf("what the program before has handed over: %w", err)
+	o.previous = new(handedOver)
+	if err := json.Unmarshal(word, o.previous); err != nil {
+		return fmt.Errorf("the data handed over by the previous program: %w", err)
 	}
 	return nil
 }
 
-// asBefore are the options with the configuration of the program before; nil: there
-// was none.
-func (o *options) asBefore() *options {
-	if o.before == nil {
+// withPrevious returns the options with the configuration of the previous program; nil:
+// there was none.
+func (o *options) withPrevious() *options {
+	if o.previous == nil {
 		return nil
 	}
-	next, err := o.with(o.before.Name, o.before.Data)
+	next, err := o.withFile(o.previous.Name, o.previous.Data)
 	if err != nil {
 		return nil
 	}
-	next.before = o.before
+	next.previous = o.previous
 	return next
 }

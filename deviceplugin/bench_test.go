@@ -13,8 +13,8 @@ import (
 	"github.com/gpuready/gpuready/test/built"
 )
 
-// BenchmarkStartToFirstList runs the built plugin from exec until the kubelet
-// has its eight devices. Build it without the race detector: GPUREADY_BIN=bin.
+// BenchmarkStartToFirstList measures the built plugin from exec until the kubelet has
+// its eight devices. Build it without the race detector: GPUREADY_BIN=bin.
 func BenchmarkStartToFirstList(b *testing.B) {
 	m := newMachine(b).up().withKubelet()
 	built.Path(b, "gpu-device-plugin") // building is not starting
@@ -28,7 +28,7 @@ func BenchmarkStartToFirstList(b *testing.B) {
 	}
 }
 
-// BenchmarkKubeletRestart is from the new kubelet's start to its first list.
+// BenchmarkKubeletRestart measures from the new kubelet's start to its first list.
 func BenchmarkKubeletRestart(b *testing.B) {
 	m := newMachine(b).up().withKubelet().start()
 	m.wait(8)
@@ -38,7 +38,7 @@ func BenchmarkKubeletRestart(b *testing.B) {
 	}
 }
 
-// BenchmarkAllocate is one call to the built plugin over its socket.
+// BenchmarkAllocate measures one call to the built plugin over its socket.
 func BenchmarkAllocate(b *testing.B) {
 	m := newMachine(b).up().withKubelet().start()
 	r := m.wait(8)

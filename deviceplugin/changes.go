@@ -5,13 +5,13 @@ import (
 	"slices"
 )
 
-// changes says which settings differ, each with where it comes from now.
+// changes returns the settings that differ, each with its origin now.
 func changes(was, now *options) []string {
 	before := map[string]string{}
 	if was != nil {
-		before, _ = leaves(was.config) // it is JSON by its making
+		before, _ = leafValues(was.config) // it always encodes
 	}
-	after, _ := leaves(now.config)
+	after, _ := leafValues(now.config)
 	var all []string
 	both := maps.Clone(before)
 	maps.Copy(both, after)
@@ -42,10 +42,10 @@ func orNone(value string) string {
 	return value
 }
 
-// origins says where each setting that is not as by default comes from.
+// origins returns the origin of each setting that differs from its default.
 func (o *options) origins() map[string]string {
 	all := map[string]string{}
-	fromFile, _ := leaves(o.file)
+	fromFile, _ := leafValues(o.file)
 	for path := range fromFile {
 		all[path] = o.configFile
 	}

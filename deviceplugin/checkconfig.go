@@ -19,10 +19,10 @@ import (
 )
 
 const checkHelp = `gpu-device-plugin check-config checks a configuration file as the device plugin
-would, and prints what would be in force: what the file sets, and the defaults.
-It needs no GPU and looks at no environment: what the plugin is told besides, by its flags
-and variables, DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS among them, wins over what
-is printed. FILE is - for the standard input.
+would, and prints the resulting settings: those of the file, and the defaults.
+It needs no GPU and ignores the environment: the plugin's flags
+and variables, including DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS, override
+the printed settings. FILE is - for the standard input.
 
 Usage:
   gpu-device-plugin check-config FILE [flags]
@@ -38,22 +38,22 @@ Examples:
 Flags:
 %s
 Exit codes:
-  0  every file would be served, or --help
-  1  it would be refused; stderr says which fields are wrong and what to write
+  0  every file is valid, or --help
+  1  a file is invalid; stderr says which fields are wrong and what to write
   2  bad flag, or the file cannot be read
 `
 
-// checkConfig is the subcommand. With the file's path it takes only what the
-// file is judged by, and no setting: those would win over it.
+// checkConfig runs the check-config subcommand. It has only the flags that affect the
+// check, not the settings: those would override the file.
 func checkConfig(args []string, stdout, stderr io.Writer) int {
 	o := &options{origin: map[string]string{}}
 	settings := o.flags(io.Discard) // for the defaults
 
 	f := pflag.NewFlagSet("gpu-device-plugin check-config", pflag.ContinueOnError)
 	f.SortFlags = false
-	f.StringVar(&o.named.dir, "config-dir", "", "`folder` of configuration files to check")
-	f.StringVar(&o.named.name, "config", "", "with --config-dir: check the file of this `name` alone")
-	f.StringVar(&o.unknownKeys, "unknown-keys", "refuse", "what becomes of keys that are not known: refuse, or warn")
+	f.StringVar(&o.configs.dir, "config-dir", "", "`folder` of configuration files to check")
+	f.StringVar(&o.configs.name, "config", "", "with --config-dir: check the file of this `name` alone")
+	f.StringVar(&o.unknownKeys, "unknown-keys", "refuse", "what to do with unknown keys: refuse, or warn")
 	f.StringVarP(&o.output, "output", "o", "table", "table or json")
 	f.Usage = func() { fmt.Fprintf(stderr, checkHelp, f.FlagUsagesWrapped(100)) }
 	switch err := f.Parse(args); {
@@ -61,11 +61,11 @@ func checkConfig(args []string, stdout, stderr io.Writer) int {
 		return 0
 	case err != nil:
 		return fail(stderr, exitUsage, err)
-	case o.named.dir == "" && o.named.name != "":
+	case o.configs.dir == "" && o.configs.name != "":
 		return fail(stderr, exitUsage, errors.New("--config names a file in --config-dir; add that"))
-	case o.named.dir != "" && f.NArg() > 0:
+	case o.configs.dir != "" && f.NArg() > 0:
 		return fail(stderr, exitUsage, errors.New("name a file or --config-dir, not both"))
-	case o.named.dir == "" && f.NArg() != 1:
+	case o.configs.dir == "" && f.NArg() != 1:
 		return fail(stderr, exitUsage, errors.New("name one file; see gpu-device-plugin check-config --help"))
 	case o.unknownKeys != "refuse" && o.unknownKeys != "warn":
 		return fail(stderr, exitUsage, fmt.Errorf("--unknown-keys: %q is not known, only refuse or warn", o.unknownKeys))
@@ -73,27 +73,27 @@ func checkConfig(args []string, stdout, stderr io.Writer) int {
 		return fail(stderr, exitUsage, fmt.Errorf("--output: %q is not known, only table or json", o.output))
 	}
 	switch {
-	case o.named.dir == "":
+	case o.configs.dir == "":
 		data, err := readInput(f.Arg(0))
 		if err != nil {
 			return fail(stderr, exitUsage, err)
 		}
 		return o.checkOne(f.Arg(0), data, settings, stderr, o.printer(stdout))
-	case o.named.name != "":
-		data, err := o.named.read(o.named.name)
+	case o.configs.name != "":
+		data, err := o.configs.read(o.configs.name)
 		if err != nil {
 			return fail(stderr, exitUsage, err)
 		}
-		return o.checkOne(filepath.Join(o.named.dir, o.named.name), data, settings, stderr, o.printer(stdout))
+		return o.checkOne(filepath.Join(o.configs.dir, o.configs.name), data, settings, stderr, o.printer(stdout))
 	}
 	return o.checkAll(stdout, stderr)
 }
 
-// checkAll has one line for each file that would be served.
+// checkAll prints one line for each valid file.
 func (o *options) checkAll(stdout, stderr io.Writer) int {
-	names, err := o.named.list()
+	names, err := o.configs.list()
 	if err == nil && len(names) == 0 {
-		err = fmt.Errorf("%s: the folder has no configuration", o.named.dir)
+		err = fmt.Errorf("%s: the folder has no configuration", o.configs.dir)
 	}
 	if err != nil {
 		return fail(stderr, exitUsage, err)
@@ -103,8 +103,8 @@ func (o *options) checkAll(stdout, stderr io.Writer) int {
 		one := &options{origin: map[string]string{}, unknownKeys: o.unknownKeys}
 		settings := one.flags(io.Discard)
 		one.unknownKeys = o.unknownKeys
-		path := filepath.Join(o.named.dir, name)
-		data, err := o.named.read(name)
+		path := filepath.Join(o.configs.dir, name)
+		data, err := o.configs.read(name)
 		if err != nil {
 			code = fail(stderr, exitFailed, err)
 			continue
@@ -117,7 +117,7 @@ func (o *options) checkAll(stdout, stderr io.Writer) int {
 	return code
 }
 
-// checkOne checks a file and calls served where it would be.
+// checkOne checks a file and calls served if it is valid.
 func (o *options) checkOne(path string, data []byte, settings *pflag.FlagSet, stderr io.Writer, served func() error) (code int) {
 	o.configFile = path
 	if err := o.readData(data, settings); err != nil {
@@ -127,7 +127,7 @@ func (o *options) checkOne(path string, data []byte, settings *pflag.FlagSet, st
 		fmt.Fprintf(stderr, "gpu-device-plugin: %s: %s: %s; ignored\n", o.configFile, key.Path, key.Hint)
 	}
 	var err error
-	if o.config, err = o.whole(); err != nil {
+	if o.config, err = o.mergeConfig(); err != nil {
 		return refused(stderr, err)
 	}
 	if err := served(); err != nil {
@@ -136,7 +136,7 @@ func (o *options) checkOne(path string, data []byte, settings *pflag.FlagSet, st
 	return 0
 }
 
-func (o *options) printer(w io.Writer) func() error { return func() error { return o.print(w) } }
+func (o *options) printer(w io.Writer) func() error { return func() error { return o.printConfig(w) } }
 
 func readInput(path string) ([]byte, error) {
 	if path == "-" {
@@ -145,26 +145,26 @@ func readInput(path string) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// refused prints each error on a line of its own.
+// refused prints each error on its own line.
 func refused(stderr io.Writer, err error) int {
-	for _, err := range parts(err) {
+	for _, err := range splitErrors(err) {
 		fail(stderr, exitFailed, err)
 	}
 	return exitFailed
 }
 
-// print prints the configuration in force.
-func (o *options) print(w io.Writer) error {
+// printConfig prints the configuration in force.
+func (o *options) printConfig(w io.Writer) error {
 	if o.output == "json" {
 		e := json.NewEncoder(w)
 		e.SetIndent("", "  ")
 		return e.Encode(o.config)
 	}
-	inForce, err := leaves(o.config)
+	inForce, err := leafValues(o.config)
 	if err != nil {
 		return err
 	}
-	fromFile, err := leaves(o.file)
+	fromFile, err := leafValues(o.file)
 	if err != nil {
 		return err
 	}
@@ -181,7 +181,7 @@ func (o *options) print(w io.Writer) error {
 }
 
 // leaves returns each value of a configuration as JSON, by its path.
-func leaves(c *config.Config) (map[string]string, error) {
+func leafValues(c *config.Config) (map[string]string, error) {
 	data, err := json.Marshal(c)
 	if err != nil {
 		return nil, err

@@ -16,7 +16,7 @@ func check(args ...string) (code int, stdout, stderr string) {
 	return code, out.String(), err.String()
 }
 
-func TestCheckConfigPrintsWhatIsInForceAndWhereItIsFrom(t *testing.T) {
+func TestCheckConfigPrintsSettingsAndTheirOrigin(t *testing.T) {
 	path := write(t, "version: v1\nflags:\n  failOnInitError: false\n  plugin: {deviceListStrategy: cdi-cri}\nimex: {channelIDs: []}\n")
 	code, out, stderr := check(path)
 	require.Zero(t, code, stderr)
@@ -33,7 +33,7 @@ func TestCheckConfigPrintsWhatIsInForceAndWhereItIsFrom(t *testing.T) {
 	require.False(t, *c.Flags.FailOnInitError)
 }
 
-func TestCheckConfigDoesNotLookAtTheEnvironment(t *testing.T) {
+func TestCheckConfigIgnoresTheEnvironment(t *testing.T) {
 	t.Setenv("MIG_STRATEGY", "mixed")
 	t.Setenv("DP_DISABLE_HEALTHCHECKS", "all")
 	code, out, stderr := check(write(t, "version: v1"))
@@ -41,7 +41,7 @@ func TestCheckConfigDoesNotLookAtTheEnvironment(t *testing.T) {
 	require.Regexp(t, `(?m)^flags\.migStrategy +"none" +default$`, out)
 }
 
-func TestCheckConfigRefusesAsThePluginDoesAndSaysAll(t *testing.T) {
+func TestCheckConfigReportsAllErrors(t *testing.T) {
 	path := write(t, "flags: {migStrategy: mix}\nimex: {channelIDs: [3]}")
 	code, out, stderr := check(path)
 	require.Equal(t, exitFailed, code)
@@ -52,7 +52,7 @@ gpu-device-plugin: `+path+`: imex.channelIDs: [3]: there is only channel 0 yet, 
 
 	code, _, stderr = check(write(t, "flags: {deviceDiscoveryStrategy: tegra}"))
 	require.Equal(t, exitFailed, code)
-	require.Contains(t, stderr, `flags.deviceDiscoveryStrategy: "tegra" is not served`)
+	require.Contains(t, stderr, `flags.deviceDiscoveryStrategy: "tegra" is not supported`)
 
 	path = write(t, "flag: {}")
 	code, _, stderr = check(path)
@@ -63,7 +63,7 @@ gpu-device-plugin: `+path+`: imex.channelIDs: [3]: there is only channel 0 yet, 
 	require.Contains(t, stderr, `flag: unknown key, did you mean "flags"?; ignored`)
 }
 
-func TestCheckConfigSaysHowItIsUsed(t *testing.T) {
+func TestCheckConfigUsage(t *testing.T) {
 	for _, args := range [][]string{{}, {"a", "b"}, {"/no/such/file"}, {"x", "--output=xml"}, {"x", "--unknown-keys=no"}, {"--bad"}} {
 		code, _, stderr := check(args...)
 		require.Equal(t, exitUsage, code, args)

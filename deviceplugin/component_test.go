@@ -34,7 +34,7 @@ func TestEightGPUsAreAdvertisedWithTheirNUMANodes(t *testing.T) {
 	require.Equal(t, "/dp/kubelet.sock", s.DevicePlugin.KubeletSocket)
 }
 
-func TestAPodForTwoGetsTwoCDIDevicesAndOneForNoneGetsNone(t *testing.T) {
+func TestPodGetsAsManyCDIDevicesAsRequested(t *testing.T) {
 	m := newMachine(t).up().withKubelet().start()
 	m.wait(8)
 	seen := map[string]bool{}
@@ -55,11 +55,11 @@ func TestAPodForTwoGetsTwoCDIDevicesAndOneForNoneGetsNone(t *testing.T) {
 	require.Empty(t, a.CDIDevices)
 }
 
-func TestAnXIDMarksOneGPUAndLeavesSevenUsable(t *testing.T) {
+func TestXIDMarksOneGPUOnly(t *testing.T) {
 	m := newMachine(t).up().withKubelet().start()
 	m.wait(8)
-	// An application's own doing. (After 109 the simulated driver asks for a
-	// reset besides, as some real ones do, and that is another matter.)
+	// An application's own error. (After 109 the simulated driver also asks for a
+	// reset, as some real ones do, which is a different case.)
 	for _, xid := range []string{"13", "31", "43", "45", "68"} {
 		m.sim("xid", "--gpu", "2", "--xid", xid)
 	}
@@ -73,7 +73,7 @@ func TestAnXIDMarksOneGPUAndLeavesSevenUsable(t *testing.T) {
 	require.NotContains(t, a.DeviceIDs[resource], r.Devices[3].GetID())
 }
 
-func TestAnUncorrectableECCErrorMarksOneGPU(t *testing.T) {
+func TestUncorrectableECCErrorMarksOneGPU(t *testing.T) {
 	m := newMachine(t).up().withKubelet().start()
 	m.wait(8)
 	m.sim("ecc", "--gpu", "6", "--corrected", "40")
@@ -81,7 +81,7 @@ func TestAnUncorrectableECCErrorMarksOneGPU(t *testing.T) {
 	require.Equal(t, []int{5}, unhealthy(m.wait(7)))
 }
 
-func TestALostGPUIsMarkedHoweverNVMLSaysSoAndReturnsWhenItIsBack(t *testing.T) {
+func TestLostGPUIsMarkedAndRecovers(t *testing.T) {
 	for _, how := range []string{"calls", "handle", "gone", "unknown", "events"} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
@@ -105,7 +105,7 @@ func TestALostGPUIsMarkedHoweverNVMLSaysSoAndReturnsWhenItIsBack(t *testing.T) {
 	}
 }
 
-func TestAGPUThatIsLostBeforeTheStartTakesNoOtherWithIt(t *testing.T) {
+func TestGPULostBeforeTheStartAffectsNoOther(t *testing.T) {
 	for how, listed := range map[string]int{"calls": 8, "gone": 7} {
 		t.Run(how, func(t *testing.T) {
 			m := newMachine(t).up()
@@ -116,7 +116,7 @@ func TestAGPUThatIsLostBeforeTheStartTakesNoOtherWithIt(t *testing.T) {
 	}
 }
 
-func TestARestartedKubeletIsServedByTheSameProcess(t *testing.T) {
+func TestRestartedKubeletIsServedByTheSameProcess(t *testing.T) {
 	m := newMachine(t).up().withKubelet().start()
 	before := m.wait(8)
 	job, err := m.kubelet.Admit(soon(t), pod("job", 2))
@@ -133,9 +133,9 @@ func TestARestartedKubeletIsServedByTheSameProcess(t *testing.T) {
 	require.NotContains(t, m.process.Output(), "another program")
 }
 
-func TestADriverThatComesLateIsPickedUp(t *testing.T) {
+func TestLateDriverIsPickedUp(t *testing.T) {
 	m := newMachine(t).withKubelet().start()
-	m.says("is not there yet")
+	m.waitForOutput("is not there yet")
 	s := m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Waiting && s.Reason != "Starting" })
 	require.Contains(t, s.Message, "/driver")
 	m.up()
@@ -143,17 +143,17 @@ func TestADriverThatComesLateIsPickedUp(t *testing.T) {
 	require.Equal(t, 1, strings.Count(m.process.Output(), "is not there yet"), "it says once what it waits for")
 }
 
-func TestADriverRootWithoutTheLibraryIsWaitedFor(t *testing.T) {
+func TestPluginWaitsForTheLibraryInTheDriverRoot(t *testing.T) {
 	m := newMachine(t).withKubelet()
 	require.NoError(t, os.MkdirAll(m.path("/driver/usr/lib/x86_64-linux-gnu"), 0o755))
 	m.start()
-	m.says("no libnvidia-ml.so.1 below " + m.path("/driver"))
+	m.waitForOutput("no libnvidia-ml.so.1 below " + m.path("/driver"))
 	require.NoError(t, os.RemoveAll(m.path("/driver")))
 	m.up()
 	m.wait(8)
 }
 
-func TestADriverUpgradedUnderThePluginIsServedByTheSameProcess(t *testing.T) {
+func TestUpgradedDriverIsServedByTheSameProcess(t *testing.T) {
 	m := newMachine(t).up().withKubelet().start()
 	before := m.wait(8)
 	job, err := m.kubelet.Admit(soon(t), pod("job", 2))
@@ -179,7 +179,7 @@ func TestADriverUpgradedUnderThePluginIsServedByTheSameProcess(t *testing.T) {
 	m.stop()
 }
 
-func TestHealthOutlivesThePluginAndNotTheBoot(t *testing.T) {
+func TestHealthOutlivesThePluginButNotTheBoot(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	m.boot(1)
 	m.start()
@@ -201,7 +201,7 @@ func TestHealthOutlivesThePluginAndNotTheBoot(t *testing.T) {
 	m.wait(8)
 }
 
-func TestATruncatedStateHoldsAllGPUsBackUntilSomebodyHasLooked(t *testing.T) {
+func TestTruncatedStateMakesAllGPUsUnhealthy(t *testing.T) {
 	m := newMachine(t).up().withKubelet().start()
 	m.wait(8)
 	m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
@@ -223,7 +223,7 @@ func TestATruncatedStateHoldsAllGPUsBackUntilSomebodyHasLooked(t *testing.T) {
 	m.wait(8)
 }
 
-func TestAKubeletThatNeverComesEndsThePluginWhenThatIsAskedFor(t *testing.T) {
+func TestKubeletTimeoutEndsThePlugin(t *testing.T) {
 	m := newMachine(t).up().start("--kubelet-timeout", "200ms")
 	require.Equal(t, exitFailed, m.exit())
 	require.Contains(t, m.process.Output(), "waiting for the kubelet's folder "+m.path("/dp"))
@@ -231,7 +231,7 @@ func TestAKubeletThatNeverComesEndsThePluginWhenThatIsAskedFor(t *testing.T) {
 	require.Contains(t, lastLine(m.process), "--kubelet-socket")
 }
 
-func TestAReplacedKubeletFolderEndsThePlugin(t *testing.T) {
+func TestReplacedKubeletFolderEndsThePlugin(t *testing.T) {
 	m := newMachine(t).up().withKubelet().start()
 	m.wait(8)
 	m.kubelet.Stop()
@@ -240,7 +240,7 @@ func TestAReplacedKubeletFolderEndsThePlugin(t *testing.T) {
 	require.Contains(t, lastLine(m.process), "plugin folder was replaced: "+m.path("/dp"))
 }
 
-func TestBadUsageEndsWithTwo(t *testing.T) {
+func TestBadUsageExitsWithTwo(t *testing.T) {
 	m := newMachine(t)
 	for name, c := range map[string]struct {
 		file string
@@ -250,7 +250,7 @@ func TestBadUsageEndsWithTwo(t *testing.T) {
 		"cut short":     {file: "version: v1\nflags:\n  migStrategy: [", want: "/config.yaml: "},
 		"empty":         {file: "", want: "/config.yaml: empty"},
 		"misspelt":      {file: "version: v1\nflags: {migStategy: none}", want: "flags.migStategy: unknown key"},
-		"not served":    {file: "version: v1\nflags: {deviceDiscoveryStrategy: tegra}", want: `flags.deviceDiscoveryStrategy: "tegra" is not served`},
+		"not served":    {file: "version: v1\nflags: {deviceDiscoveryStrategy: tegra}", want: `flags.deviceDiscoveryStrategy: "tegra" is not supported`},
 		"no such file":  {args: []string{"--config-file", m.path("/nowhere.yaml")}, want: "/nowhere.yaml"},
 		"unknown flag":  {args: []string{"--frobnicate"}, want: "--frobnicate"},
 		"long path":     {args: []string{"--kubelet-socket", "/" + strings.Repeat("x", 100) + "/kubelet.sock"}, want: "a unix socket can have 107"},
@@ -272,7 +272,7 @@ func TestBadUsageEndsWithTwo(t *testing.T) {
 	}
 }
 
-func TestALibraryThatIsNoNVMLEndsThePlugin(t *testing.T) {
+func TestInvalidLibraryEndsThePlugin(t *testing.T) {
 	m := newMachine(t).withKubelet()
 	lib := m.path("/driver/usr/lib/x86_64-linux-gnu")
 	require.NoError(t, os.MkdirAll(lib, 0o755))
@@ -287,16 +287,16 @@ func TestALibraryThatIsNoNVMLEndsThePlugin(t *testing.T) {
 	require.EqualValues(t, "DriverFailed", s.Reason)
 }
 
-func TestADriverHalfWayThroughAnUpgradeIsWaitedFor(t *testing.T) {
+func TestPluginWaitsForADriverUpgrade(t *testing.T) {
 	m := newMachine(t).up("--module-version", "570.1.1").withKubelet().start()
-	m.says("finish the driver upgrade")
+	m.waitForOutput("finish the driver upgrade")
 	s := m.state(func(s nodestate.State) bool { return s.Reason == "DriverVersionMismatch" })
 	require.Equal(t, nodestate.Waiting, s.Phase)
 	m.up("--driver-version", "570.1.1")
 	m.wait(8)
 }
 
-func TestAProcessWithoutPermissionIsToldWhichNodes(t *testing.T) {
+func TestPermissionErrorNamesTheDeviceNodes(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to become somebody else")
 	}
@@ -345,11 +345,11 @@ func TestDryRunPrintsWhatWouldBeAdvertised(t *testing.T) {
 	require.NoDirExists(t, m.path("/dp"))
 }
 
-func TestTheDeviceListSurvivesAKubeletThatStoppedForGood(t *testing.T) {
+func TestDeviceListOutlivesAStoppedKubelet(t *testing.T) {
 	m := newMachine(t).up().withKubelet().start()
 	m.wait(8)
 	m.kubelet.Stop()
-	m.says("the kubelet hung up")
+	m.waitForOutput("the kubelet hung up")
 	m.sim("xid", "--gpu", "7", "--xid", "79") // happens while nobody listens
 	m.fault(7, false)
 	require.NoError(t, m.kubelet.Restart())
@@ -377,7 +377,7 @@ func TestReadinessAndMetricsAreServed(t *testing.T) {
 		require.NoError(t, err)
 		return resp.StatusCode, string(body)
 	}
-	m.says("waiting for the kubelet")
+	m.waitForOutput("waiting for the kubelet")
 	require.Eventually(t, func() bool { // nothing tells when the port is open
 		conn, err := net.Dial("tcp", address)
 		return err == nil && conn.Close() == nil

@@ -20,7 +20,7 @@ import (
 	"github.com/gpuready/gpuready/test/node"
 )
 
-// Where a pod of the device plugin has its folders.
+// Folders of a pod of the device plugin.
 const (
 	kubeletDir = "/var/lib/kubelet/device-plugins"
 	pluginDir  = "/run/nvidia/gpuready/deviceplugin"
@@ -28,16 +28,16 @@ const (
 	driverDir  = "/run/nvidia/driver"
 )
 
-// cluster is a node with production paths on which the plugin runs as in its
-// pod: uid 0 without a capability, a root that is read-only, no /tmp, only the
-// pod's mounts, and of devices what was injected.
+// cluster is a node with production paths. The plugin runs on it as in its pod: as uid
+// 0 without any capability, with a read-only root, no /tmp, only the pod's mounts, and
+// only injected devices.
 type cluster struct {
 	*testing.T
 	kubelet *kubelettest.Kubelet
 	boot    string
 }
 
-// newCluster is for the process inside of a node.
+// newCluster must be called in the process inside of a node.
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	for _, dir := range []string{pluginDir, toolkitDir} {
@@ -46,8 +46,8 @@ func newCluster(t *testing.T) *cluster {
 	k, err := kubelettest.Start(kubelettest.Config{Dir: kubeletDir, KeepReplaced: true})
 	require.NoError(t, err)
 	t.Cleanup(k.Stop)
-	// A container here has a /proc of its own, with the machine's boot ID and
-	// not the node's.
+	// A container here has its own /proc, with the machine's boot ID, not
+	// the node's.
 	proc := t.TempDir()
 	require.NoError(t, unix.Mount("proc", filepath.Join(proc), "proc", 0, ""))
 	defer func() { require.NoError(t, unix.Unmount(proc, unix.MNT_DETACH)) }()
@@ -56,7 +56,7 @@ func newCluster(t *testing.T) *cluster {
 	return &cluster{t, k, strings.TrimSpace(string(boot))}
 }
 
-// inject lets the toolkit write its specifications, and say so.
+// inject writes the toolkit's specifications and its state.
 func (c *cluster) inject(generation, driverRoot string) {
 	c.Helper()
 	p := built.Start(c, "gpu-toolkit", []string{"apply", "--driver-root", driverRoot})
@@ -65,11 +65,12 @@ func (c *cluster) inject(generation, driverRoot string) {
 	require.Zero(c, code, p.Output())
 	s, err := nodestate.Read(toolkitDir)
 	require.NoError(c, err)
-	c.says(s, generation)
+	c.writeToolkitState(s, generation)
 }
 
-// says lets the toolkit say what it injects, in the boot that a container sees.
-func (c *cluster) says(s nodestate.State, generation string) {
+// writeToolkitState writes the toolkit's state with its injection, for the boot that a
+// container sees.
+func (c *cluster) writeToolkitState(s nodestate.State, generation string) {
 	c.Helper()
 	s.Component, s.BootID = nodestate.Toolkit, c.boot
 	if s.Toolkit == nil {
@@ -79,7 +80,7 @@ func (c *cluster) says(s nodestate.State, generation string) {
 	require.NoError(c, nodestate.Write(toolkitDir, s))
 }
 
-// container is one of the plugin's.
+// container is a container of the plugin.
 type container struct {
 	cluster *cluster
 	done    chan struct{}
@@ -88,8 +89,8 @@ type container struct {
 	err     error
 }
 
-// start starts a container. given is what it finds in the variable, and what
-// the toolkit's plugin does follows from it; "" is an init container.
+// start starts a container. given is the value of the variable, and the toolkit's
+// plugin injects accordingly; "" is an init container.
 func (c *cluster) start(given string, args ...string) *container {
 	c.Helper()
 	spec := node.Container{
@@ -99,8 +100,8 @@ func (c *cluster) start(given string, args ...string) *container {
 		Bare:  true,
 		Mounts: []node.Mount{
 			{Path: kubeletDir, Writable: true},
-			// Not the driver's root itself: what is mounted there later on the
-			// node is seen only below a mount of the folder that it is in.
+			// Not the driver's root itself: a later mount there on the
+			// node is visible only below a mount of its parent folder.
 			{Path: "/run/nvidia"}, {Path: pluginDir, Writable: true},
 		},
 	}
@@ -175,19 +176,19 @@ func (c *cluster) gpus(allocatable int) {
 	require.NoError(c, err)
 }
 
-func TestInItsContainerThePluginIsGivenTheGPUsAndCreatedAnewForOthers(t *testing.T) {
+func TestContainerIsCreatedAgainWhenTheInjectionChanges(t *testing.T) {
 	if !node.Enter(t) {
 		return
 	}
 	c := newCluster(t)
 	require.Contains(t, c.start("", "wait", "--timeout", "10ms").ends(exitFailed), "the toolkit has said nothing in this boot")
 	wait := c.start("", "wait")
-	c.says(nodestate.State{Phase: nodestate.Waiting, Reason: injection.ReasonNoGPU}, "")
+	c.writeToolkitState(nodestate.State{Phase: nodestate.Waiting, Reason: injection.ReasonNoGPU}, "")
 	wait.ends(0)
 	quiet := c.start(injection.Expected)
 	require.Nil(t, c.state("NoGPU").Driver)
-	// The driver comes: the plugin sees it and is not let in, until the toolkit
-	// has something to give.
+	// The driver appears: the plugin finds it but has no access until the toolkit
+	// injects it.
 	built.Gpusim(t, "up", "--profile", profile)
 	require.Contains(t, c.state("InjectionMissing").Message, "the toolkit has not seen the driver yet")
 	c.inject("a", driverDir)
@@ -215,9 +216,9 @@ func TestInItsContainerThePluginIsGivenTheGPUsAndCreatedAnewForOthers(t *testing
 	require.Contains(t, main.ends(exitFailed), "plugin folder was replaced: "+kubeletDir)
 }
 
-// Two changes in quick succession once took all GPUs from the node, by the kubelet's
-// back-off before it creates a container anew.
-func TestInItsContainerAMIGLayoutIsFollowedWithoutAnother(t *testing.T) {
+// Two changes in quick succession once removed all GPUs from the node, because of the
+// kubelet's back-off before it creates a container again.
+func TestContainerFollowsAMIGLayoutWithoutARestart(t *testing.T) {
 	if !node.Enter(t) {
 		return
 	}
@@ -249,7 +250,7 @@ func TestInItsContainerAMIGLayoutIsFollowedWithoutAnother(t *testing.T) {
 	require.Contains(t, main.ends(0), "(a.1, now b.9)")
 }
 
-func TestInAContainerThatWasGivenNothingThePluginSaysThat(t *testing.T) {
+func TestContainerWithoutInjectionReportsIt(t *testing.T) {
 	if !node.Enter(t) {
 		return
 	}
@@ -270,12 +271,12 @@ func TestInAContainerThatWasGivenNothingThePluginSaysThat(t *testing.T) {
 	main.ends(0)
 }
 
-func TestInAContainerTheHostsDriverIsFoundWhereItWasInjected(t *testing.T) {
+func TestContainerFindsTheInjectedHostDriver(t *testing.T) {
 	if !node.Enter(t) {
 		return
 	}
 	c := newCluster(t)
-	// Not at /run/nvidia/driver, where an empty folder is: to the container it
+	// Not at /run/nvidia/driver, which is an empty folder: to the container it
 	// makes no difference whether this is / or not.
 	built.Gpusim(t, "up", "--profile", "t4", "--root", "/opt/driver")
 	c.inject("a", "/opt/driver")
@@ -286,7 +287,7 @@ func TestInAContainerTheHostsDriverIsFoundWhereItWasInjected(t *testing.T) {
 	main.ends(0)
 }
 
-func TestInAContainerAnUpgradedDriverIsServedUntilTheNextContainerIsGivenIt(t *testing.T) {
+func TestContainerServesTheOldDriverUntilTheNextContainer(t *testing.T) {
 	if !node.Enter(t) {
 		return
 	}
@@ -315,9 +316,9 @@ func TestInAContainerAnUpgradedDriverIsServedUntilTheNextContainerIsGivenIt(t *t
 	main.ends(0)
 }
 
-// A driver's container shows its root by a mount, which goes and comes with it;
-// the pod's mount of the folder below is older.
-func TestInAContainerTheMountOfTheDriversRootComesAndGoes(t *testing.T) {
+// A driver container shows its root by a mount, which appears and disappears with it.
+// The pod's mount of the folder below is older.
+func TestContainerFollowsTheMountOfTheDriverRoot(t *testing.T) {
 	if !node.Enter(t) {
 		return
 	}
@@ -329,7 +330,7 @@ func TestInAContainerTheMountOfTheDriversRootComesAndGoes(t *testing.T) {
 		built.Gpusim(t, "up", "--profile", "t4")
 	}
 	c := newCluster(t)
-	c.says(nodestate.State{Phase: nodestate.Waiting, Reason: injection.ReasonNoGPU}, "")
+	c.writeToolkitState(nodestate.State{Phase: nodestate.Waiting, Reason: injection.ReasonNoGPU}, "")
 	quiet := c.start(injection.Expected)
 	c.state("NoGPU")
 	up()

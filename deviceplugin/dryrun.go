@@ -20,17 +20,17 @@ import (
 // dryRunTimeout bounds devices: a driver that hangs must not hang a terminal.
 const dryRunTimeout = time.Minute
 
-// printed is what devices prints.
-type printed struct {
-	Devices []printedDevice `json:"devices"`
-	Left    []printedLeft   `json:"leftOut"`
+// deviceList is the output of devices.
+type deviceList struct {
+	Devices []listedDevice  `json:"devices"`
+	Left    []leftOutDevice `json:"leftOut"`
 }
 
-// printedDevice is a GPU or MIG device that would be advertised.
-type printedDevice struct {
+// listedDevice is a GPU or MIG device that would be advertised.
+type listedDevice struct {
 	Resource string   `json:"resource"`
-	ID       string   `json:"id"`       // of replicas without the number behind it
-	Replicas int      `json:"replicas"` // how many devices the kubelet would count; 1 where it is not shared
+	ID       string   `json:"id"`       // for replicas without their number
+	Replicas int      `json:"replicas"` // number of devices for the kubelet; 1 if not shared
 	Index    string   `json:"index"`    // "3", "3:0" for a MIG device
 	Product  string   `json:"product"`
 	Profile  string   `json:"profile,omitempty"`
@@ -42,9 +42,9 @@ type printedDevice struct {
 	CDI      []string `json:"cdiDevices"`
 }
 
-// printedLeft is a GPU or MIG device that would not.
-type printedLeft struct {
-	ID      string `json:"id"` // "": the driver cannot say
+// leftOutDevice is a GPU or MIG device that would not be advertised.
+type leftOutDevice struct {
+	ID      string `json:"id"` // "": the driver does not report it
 	Index   string `json:"index"`
 	Product string `json:"product"`
 	Profile string `json:"profile,omitempty"`
@@ -53,9 +53,9 @@ type printedLeft struct {
 	Message string `json:"message"`
 }
 
-// runDevices is the subcommand.
+// runDevices runs the devices subcommand.
 func (o *options) runDevices(ctx context.Context, stdout, stderr io.Writer) int {
-	o, err := o.resolved()
+	o, err := o.resolve()
 	if err != nil {
 		return fail(stderr, exitUsage, err)
 	}
@@ -69,11 +69,11 @@ func (o *options) runDevices(ctx context.Context, stdout, stderr io.Writer) int 
 func (o *options) printDevices(ctx context.Context, w io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, dryRunTimeout)
 	defer cancel()
-	would, _, err := o.wouldBe(ctx)
+	would, _, err := o.computePlan(ctx)
 	if err != nil {
 		return err
 	}
-	all := print(would)
+	all := newDeviceList(would)
 	if o.output == "json" {
 		e := json.NewEncoder(w)
 		e.SetIndent("", "  ")
@@ -82,9 +82,9 @@ func (o *options) printDevices(ctx context.Context, w io.Writer) error {
 	return all.table(w)
 }
 
-// wouldBe is what would be advertised, as the driver shows it now: what an earlier
-// plugin remembers of the GPUs' health is left out.
-func (o *options) wouldBe(ctx context.Context) (would plan.Plan, snap gpu.Snapshot, err error) {
+// computePlan returns what would be advertised according to the driver now, without the
+// health that an earlier plugin remembers.
+func (o *options) computePlan(ctx context.Context) (would plan.Plan, snap gpu.Snapshot, err error) {
 	opened, err := o.open(o.place(), o.logger(io.Discard), nil)
 	if err != nil {
 		return plan.Plan{}, gpu.Snapshot{}, err
@@ -96,14 +96,14 @@ func (o *options) wouldBe(ctx context.Context) (would plan.Plan, snap gpu.Snapsh
 	return plan.Make(o.config, snap, health.New(gpu.Fault{}).See(snap, time.Now())), snap, nil
 }
 
-func print(p plan.Plan) printed {
-	all := printed{Devices: []printedDevice{}, Left: []printedLeft{}}
+func newDeviceList(p plan.Plan) deviceList {
+	all := deviceList{Devices: []listedDevice{}, Left: []leftOutDevice{}}
 	for _, r := range p.Resources {
 		for _, d := range r.Devices {
 			if d.Replica > 0 {
 				continue
 			}
-			all.Devices = append(all.Devices, printedDevice{
+			all.Devices = append(all.Devices, listedDevice{
 				Resource: r.Name, ID: string(d.UUID()), Replicas: max(d.Replicas, 1), Index: d.IndexID(), Product: d.Product, Profile: d.MIG.Profile,
 				PCI: string(d.PCI), NUMANode: d.NUMANode, Healthy: d.Healthy(), Reason: string(d.Fault.Reason), Message: d.Fault.Message,
 				CDI: []string{cdi.GPUName(d.UUID())},
@@ -111,7 +111,7 @@ func print(p plan.Plan) printed {
 		}
 	}
 	for _, l := range p.Left {
-		one := printedLeft{
+		one := leftOutDevice{
 			ID: string(l.GPU), Index: strconv.Itoa(l.Index), Product: l.Product, Profile: l.MIG.Profile, PCI: string(l.PCI),
 			Reason: string(l.Reason), Message: l.Message,
 		}
@@ -123,7 +123,7 @@ func print(p plan.Plan) printed {
 	return all
 }
 
-func (p printed) table(w io.Writer) error {
+func (p deviceList) table(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	switch {
 	case len(p.Devices) > 0:

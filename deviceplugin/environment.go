@@ -1,7 +1,6 @@
 package main
 
-// environment names the variable of each flag; those of settings are the
-// reference's.
+// environment maps each flag to its variable; those of settings are the reference's.
 var environment = map[string]string{
 	"config-file":                      "CONFIG_FILE",
 	"config-dir":                       "CONFIG_FILE_SRCDIR",
@@ -40,13 +39,13 @@ var environment = map[string]string{
 	"imex-required":                    "IMEX_REQUIRED",
 }
 
-// olderEnvironment are variables that the reference still takes besides.
+// olderEnvironment are variables that the reference still accepts as well.
 var olderEnvironment = map[string]string{
 	"nvidia-cdi-hook-path": "NVIDIA_CTK_PATH",
 	"driver-root-ctr-path": "CONTAINER_DRIVER_ROOT",
 }
 
-// aliases are other spellings of flags that the reference takes.
+// aliases are other spellings of flags that the reference accepts.
 var aliases = map[string]string{
 	"nvidia-driver-root":    "driver-root",
 	"nvidia-dev-root":       "dev-root",

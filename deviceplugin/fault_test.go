@@ -21,8 +21,8 @@ import (
 	"github.com/gpuready/gpuready/test/built"
 )
 
-// registered waits until the kubelet, in this life of it, has been registered with
-// so often and has a list of so many allocatable devices.
+// registered waits until the current kubelet has had that many registrations and has a
+// list with that many allocatable devices.
 func (m *machine) registered(times, allocatable int) kubelettest.Resource {
 	m.Helper()
 	r, err := m.kubelet.Wait(soon(m), resource, func(r kubelettest.Resource) bool {
@@ -33,8 +33,8 @@ func (m *machine) registered(times, allocatable int) kubelettest.Resource {
 	return r
 }
 
-// stays says that nothing but that becomes of the kubelet's list for a while.
-func (m *machine) stays(allocatable int, while time.Duration) {
+// requireStable requires that the kubelet's list stays the same for a while.
+func (m *machine) requireStable(allocatable int, while time.Duration) {
 	m.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), while)
 	defer cancel()
@@ -42,13 +42,13 @@ func (m *machine) stays(allocatable int, while time.Duration) {
 	require.ErrorIs(m, err, context.DeadlineExceeded)
 }
 
-func TestEventWaitingThatFailsIsNoStormOfListsOrLines(t *testing.T) {
+func TestFailingEventWaitCausesNoStorm(t *testing.T) {
 	m := newMachine(t).up().withKubelet().start()
 	before := m.wait(8)
 	lines := strings.Count(m.process.Output(), "\n")
 	m.sim("fail", "--events", "unknown")
 	m.wait(0)
-	m.stays(0, 3*time.Second)
+	m.requireStable(0, 3*time.Second)
 	m.sim("fail", "--events", "none")
 	r := m.wait(8)
 	require.Equal(t, ids(before), ids(r))
@@ -59,7 +59,7 @@ func TestEventWaitingThatFailsIsNoStormOfListsOrLines(t *testing.T) {
 	require.Equal(t, 1, m.registered(1, 7).Registered, "the kubelet has noticed none of it but the lists")
 }
 
-func TestOurSocketThatIsRemovedIsMadeAndRegisteredOnce(t *testing.T) {
+func TestRemovedSocketIsCreatedAndRegisteredOnce(t *testing.T) {
 	m := newMachine(t).up().withKubelet().start()
 	m.wait(8)
 	for i := range 3 {
@@ -72,7 +72,7 @@ func TestOurSocketThatIsRemovedIsMadeAndRegisteredOnce(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestAConnectionThatDiesIsReplacedByOneRegistration(t *testing.T) {
+func TestDeadConnectionCausesOneRegistration(t *testing.T) {
 	m := newMachine(t).up().withKubelet().start()
 	m.wait(8)
 	for i := range 3 {
@@ -83,10 +83,10 @@ func TestAConnectionThatDiesIsReplacedByOneRegistration(t *testing.T) {
 	require.Equal(t, []int{5}, unhealthy(m.registered(4, 7)))
 }
 
-// Also its folder comes late. What happened until then is in the first list.
-func TestAKubeletThatComesLateIsToldWhatHappenedBefore(t *testing.T) {
+// Its folder appears late, too. The first list has all changes until then.
+func TestLateKubeletGetsTheCurrentHealth(t *testing.T) {
 	m := newMachine(t).up().start()
-	m.says("waiting for the kubelet's folder " + m.path("/dp"))
+	m.waitForOutput("waiting for the kubelet's folder " + m.path("/dp"))
 	m.sim("xid", "--gpu", "6", "--xid", "48")
 	m.sim("lose", "--gpu", "1", "--how", "calls")
 	m.state(func(s nodestate.State) bool { return s.DevicePlugin != nil && len(s.DevicePlugin.Faults) == 2 })
@@ -96,13 +96,13 @@ func TestAKubeletThatComesLateIsToldWhatHappenedBefore(t *testing.T) {
 	require.Equal(t, 1, r.Lists, "no list has promised more")
 }
 
-func TestAFolderThatIsMadeAnewEndsThePluginAndTheNextOneIsServedOnce(t *testing.T) {
+func TestRecreatedFolderEndsThePlugin(t *testing.T) {
 	m := newMachine(t).up().withKubelet().start()
 	m.wait(8)
 	m.sim("xid", "--gpu", "3", "--xid", "999")
 	m.fault(3, false)
 	m.kubelet.Stop()
-	// Not removed in place: the plugin makes its socket in it again meanwhile.
+	// Not removed in place: the plugin would create its socket in it again meanwhile.
 	require.NoError(t, os.Rename(m.path("/dp"), m.path("/old")))
 	require.NoError(t, os.Mkdir(m.path("/dp"), 0o750))
 	require.NoError(t, os.RemoveAll(m.path("/old")))
@@ -115,7 +115,7 @@ func TestAFolderThatIsMadeAnewEndsThePluginAndTheNextOneIsServedOnce(t *testing.
 	require.Equal(t, []int{3}, unhealthy(m.registered(1, 7)))
 }
 
-func TestEveryReplicaOfABrokenGPUFollowsIt(t *testing.T) {
+func TestReplicasOfABrokenGPUAreUnhealthy(t *testing.T) {
 	m := newMachine(t).up("--gpus", "2").withKubelet()
 	m.configured("sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 10}]}}\n")
 	m.wait(20)
@@ -128,7 +128,7 @@ func TestEveryReplicaOfABrokenGPUFollowsIt(t *testing.T) {
 	m.wait(20)
 }
 
-func TestMIGDevicesFollowTheirGPUAndAnInstancesErrorStaysInIt(t *testing.T) {
+func TestMIGDevicesFollowTheirGPU(t *testing.T) {
 	m := newMachine(t).up("--gpus", "2").withKubelet()
 	m.mig("0", "1g.10gb,1g.10gb,1g.10gb").mig("1", "1g.10gb,1g.10gb")
 	m.configured("flags: {migStrategy: mixed}\nhealth: {quietPeriod: 1s}\n")
@@ -150,17 +150,17 @@ func TestMIGDevicesFollowTheirGPUAndAnInstancesErrorStaysInIt(t *testing.T) {
 	m.of(small, 5)
 }
 
-func TestTheReferencesVariablesSayWhatIsHeeded(t *testing.T) {
+func TestHealthCheckVariablesOfTheReference(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	m.process = built.Start(m, "gpu-device-plugin", m.args(), "DP_DISABLE_HEALTHCHECKS=all", "DP_ENABLE_HEALTHCHECKS=999")
 	m.wait(8)
 	m.sim("xid", "--gpu", "1", "--xid", "998") // held against a GPU by default
-	m.says("XID that is not held against the GPU")
+	m.waitForOutput("XID that is not held against the GPU")
 	m.sim("xid", "--gpu", "2", "--xid", "999")
 	require.Equal(t, []int{2}, unhealthy(m.wait(7)))
 }
 
-func TestEveryStreamSeesEveryChange(t *testing.T) {
+func TestEveryStreamGetsEveryChange(t *testing.T) {
 	m := newMachine(t).up().withKubelet().start()
 	m.wait(8)
 	path := m.path("/dp/nvidia-gpu.sock")
@@ -192,9 +192,9 @@ func TestEveryStreamSeesEveryChange(t *testing.T) {
 	}
 }
 
-// A GPU that repeats a program's error is out until it has been quiet, which
-// counts from the last one.
-func TestAGPUThatHasBeenQuietIsGivenAwayAgain(t *testing.T) {
+// A GPU that repeats a program's error is unhealthy until the quiet period after the
+// last one is over.
+func TestQuietGPUIsAllocatableAgain(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	m.configured("health: {quietPeriod: 1s}\n")
 	m.wait(8)

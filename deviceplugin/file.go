@@ -16,7 +16,7 @@ import (
 	strict "github.com/gpuready/gpuready/internal/config"
 )
 
-// inFile is where the configuration file has what a flag sets.
+// inFile maps each flag to its path in the configuration file.
 var inFile = map[string]string{
 	"mig-strategy":                     "flags.migStrategy",
 	"fail-on-init-error":               "flags.failOnInitError",
@@ -38,7 +38,7 @@ var inFile = map[string]string{
 	"imex-required":                    "imex.required",
 }
 
-// settingFlags are the flags of what the configuration file has too.
+// settingFlags defines the flags that the configuration file has too.
 func (o *options) settingFlags(f *pflag.FlagSet) {
 	s, p := &o.settings, &o.settings.Plugin
 	text := func(field **string, name, value, usage string) {
@@ -48,7 +48,7 @@ func (o *options) settingFlags(f *pflag.FlagSet) {
 		*field = f.Bool(name, value, usage)
 	}
 	text(&s.NvidiaDriverRoot, "driver-root", "", "host `path` of the driver's root (default: "+driver.Containerised+" where it holds a driver, else /)")
-	text(&s.NvidiaDevRoot, "dev-root", "", "host `path` below which the device nodes are that containers are given (default: the driver's root where it has them, else /)")
+	text(&s.NvidiaDevRoot, "dev-root", "", "host `path` below which the device nodes for containers are (default: the driver's root if it has them, else /)")
 	toggle(&s.FailOnInitError, "fail-on-init-error", true, "end, rather than wait, when the driver is there and does not work")
 	text(&s.MigStrategy, "mig-strategy", "none", "how to advertise MIG devices: none, single or mixed")
 	text(&s.DeviceDiscoveryStrategy, "device-discovery-strategy", "auto", "how to find GPUs: auto or nvml, which are the same")
@@ -57,7 +57,7 @@ func (o *options) settingFlags(f *pflag.FlagSet) {
 	toggle(&p.PassDeviceSpecs, "pass-device-specs", false, "pass device nodes besides")
 	text(&p.SharedDevicesAllocationPolicy, "shared-devices-allocation-policy", "distributed", "which replicas and MIG devices to prefer: distributed over the GPUs, or packed onto few")
 	text(&p.CDIAnnotationPrefix, "cdi-annotation-prefix", "cdi.k8s.io/", "prefix of the annotations of cdi-annotations")
-	f.StringSliceVar(&o.cdiFeatureFlags, "cdi-feature-flags", nil, "not served: the toolkit writes the CDI specs")
+	f.StringSliceVar(&o.cdiFeatureFlags, "cdi-feature-flags", nil, "not supported: the toolkit writes the CDI specs")
 	text(&p.NvidiaCTKPath, "nvidia-cdi-hook-path", "/usr/bin/nvidia-ctk", "accepted for the reference's sake: the toolkit writes the CDI specs")
 	text(&p.ContainerDriverRoot, "driver-root-ctr-path", "/driver-root", "accepted for the reference's sake: the driver is found below --host-root")
 	text(&s.MpsRoot, "mps-root", "/run/nvidia/mps", "host `path` of the MPS control daemon's files")
@@ -65,11 +65,11 @@ func (o *options) settingFlags(f *pflag.FlagSet) {
 	toggle(&s.GDSEnabled, "gds-enabled", false, "give containers GPUDirect Storage")
 	toggle(&s.MOFEDEnabled, "mofed-enabled", false, "give containers Mellanox OFED")
 	f.IntSliceVar(&o.imex.ChannelIDs, "imex-channel-ids", nil, "IMEX channels to give to containers: none, or 0")
-	o.imex.Required = f.Bool("imex-required", false, "give no GPU away where the IMEX channels are not there")
+	o.imex.Required = f.Bool("imex-required", false, "allocate no GPU if an IMEX channel is missing")
 }
 
-// readData decodes a configuration file, and gives flags that neither the command
-// line nor the environment has set the values that it has.
+// readData decodes a configuration file and sets those flags that neither the command
+// line nor the environment has set.
 func (o *options) readData(data []byte, flags *pflag.FlagSet) (err error) {
 	unknown := config.Refuse
 	if o.unknownKeys == "warn" {
@@ -85,7 +85,7 @@ func (o *options) readData(data []byte, flags *pflag.FlagSet) (err error) {
 			continue
 		}
 		if value == "" && flags.Lookup(flag).DefValue == "[]" {
-			continue // an empty list, as it is without it
+			continue // an empty list is the default
 		}
 		if err := flags.Set(flag, value); err != nil {
 			return &strict.Error{Source: o.configFile, Path: inFile[flag], Err: err}
@@ -95,19 +95,19 @@ func (o *options) readData(data []byte, flags *pflag.FlagSet) (err error) {
 	return nil
 }
 
-// whole is the configuration in force: the file, and laid over it the flags with
-// what the command line, the environment, the file and the defaults have made of
-// them. Its errors name each setting as it was given.
-func (o *options) whole() (*config.Config, error) {
+// mergeConfig returns the configuration in force: the file overlaid with the flags,
+// whose values come from the command line, the environment, the file and the defaults.
+// Its errors name each setting by its origin.
+func (o *options) mergeConfig() (*config.Config, error) {
 	c := o.file.With(o.settings, o.imex)
-	if err := errors.Join(o.attributed(c.Check())...); err != nil {
+	if err := errors.Join(o.attributeErrors(c.Check())...); err != nil {
 		return nil, err
 	}
-	return c, errors.Join(o.attributed(NotServed(c))...)
+	return c, errors.Join(o.attributeErrors(NotServed(c))...)
 }
 
-// readPolicy makes the policy for XIDs of the file and of the reference's two
-// variables, which win over it.
+// readPolicy derives the policy for XIDs from the file and the reference's two
+// variables, which override it.
 func (o *options) readPolicy() error {
 	disable, enable := os.Getenv(health.DisableVariable), os.Getenv(health.EnableVariable)
 	changes, err := health.ParseDisable(disable, enable)
@@ -124,19 +124,19 @@ func (o *options) readPolicy() error {
 	return nil
 }
 
-// attributed gives errors about the fields of a configuration the name under which
-// somebody has set each: a flag, a variable, or a path in the file.
-func (o *options) attributed(err error) []error {
+// attributeErrors replaces the fields in errors by the name under which they were set:
+// a flag, a variable, or a path in the file.
+func (o *options) attributeErrors(err error) []error {
 	var all []error
-	for _, err := range parts(err) {
+	for _, err := range splitErrors(err) {
 		if field, is := errors.AsType[*strict.Error](err); is {
-			named := *field
-			err = &named
-			named.Source = o.configFile
+			renamed := *field
+			err = &renamed
+			renamed.Source = o.configFile
 			for flag, path := range inFile {
 				within, _, _ := strings.Cut(field.Path, "[")
 				if origin := o.origin[flag]; path == within && origin != o.configFile {
-					named.Source, named.Path = "", origin
+					renamed.Source, renamed.Path = "", origin
 				}
 			}
 		}
@@ -145,8 +145,8 @@ func (o *options) attributed(err error) []error {
 	return all
 }
 
-// parts undoes errors.Join.
-func parts(err error) []error {
+// splitErrors undoes errors.Join.
+func splitErrors(err error) []error {
 	if joined, is := err.(interface{ Unwrap() []error }); is {
 		return joined.Unwrap()
 	}
@@ -156,9 +156,9 @@ func parts(err error) []error {
 	return []error{err}
 }
 
-// listed lists the settings that are not as they are by default, each with where
-// it comes from, for the log.
-func (o *options) listed(flags *pflag.FlagSet) []string {
+// listSettings lists the settings that differ from the defaults, each with its origin,
+// for the log.
+func (o *options) listSettings(flags *pflag.FlagSet) []string {
 	var all []string
 	flags.VisitAll(func(f *pflag.Flag) {
 		if origin := o.origin[f.Name]; origin != "" {

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuready/gpuready/test/flood"
 )
 
-// freeAddress returns an address of this machine that nobody listens on.
+// freeAddress returns an unused address of this machine.
 func freeAddress(t testing.TB) string {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -25,7 +25,7 @@ func freeAddress(t testing.TB) string {
 	return ln.Addr().String()
 }
 
-// resident returns a process's memory that is its own, in bytes.
+// resident returns a process's private memory in bytes.
 func resident(t testing.TB, p *built.Process) int {
 	t.Helper()
 	file, err := os.Open(fmt.Sprintf("/proc/%d/status", p.PID()))
@@ -43,9 +43,9 @@ func resident(t testing.TB, p *built.Process) int {
 	return 0
 }
 
-// TestHostileClientsCostLittleMemory bounds what 4,000 connections cost. The bound is
-// generous, as programs with the race detector take several times as much; `make bench`
-// has the figure.
+// TestHostileClientsCostLittleMemory bounds the cost of 4,000 connections. The bound is
+// generous, since programs with the race detector use several times as much; `make
+// bench` has the figure.
 func TestHostileClientsCostLittleMemory(t *testing.T) {
 	const bound, connections = 200 << 20, 4000
 	addr := freeAddress(t)

@@ -22,21 +22,22 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// follower reads the configuration again whenever it may have changed: the file,
-// or which one of several is chosen. One goroutine uses it.
-type follower struct {
-	first *options // as they were parsed at the start
+// configWatcher reloads the configuration whenever the file or the choice of one may
+// have changed. It is for use by one goroutine.
+type configWatcher struct {
+	first *options // as parsed at the start
 	log   *slog.Logger
 
-	inForce *options          // last delivered; first from the start, where it has a configuration
-	refused string            // why the last one was refused; "": it was not
-	labels  map[string]string // what the node chooses by its labels; nil: it has not been said
+	inForce *options          // last delivered; initially first, if it has a configuration
+	refused string            // why the last one was refused, or ""
+	labels  map[string]string // of the node, which choose the configuration; nil: unknown
 	hangup  chan os.Signal
 }
 
-// newFollower makes a follower. From here on SIGHUP ends this process no more.
-func newFollower(first *options, log *slog.Logger) *follower {
-	f := &follower{first: first, log: log, hangup: make(chan os.Signal, 1)}
+// newConfigWatcher returns a configWatcher. From here on SIGHUP no longer ends this
+// process.
+func newConfigWatcher(first *options, log *slog.Logger) *configWatcher {
+	f := &configWatcher{first: first, log: log, hangup: make(chan os.Signal, 1)}
 	signal.Notify(f.hangup, syscall.SIGHUP)
 	if first.config != nil {
 		f.inForce = first
@@ -44,26 +45,26 @@ func newFollower(first *options, log *slog.Logger) *follower {
 	return f
 }
 
-// follow tells of each configuration that comes after that of the start, and of
-// each that is refused and why, until ctx ends. What is in force stays when one is
-// refused, and is told again when it is back.
-func (f *follower) follow(ctx context.Context, deliver func(plugin.Settings, error)) error {
+// watch delivers each configuration after the initial one, or the error of a refused
+// one, until ctx ends. After a refusal the one in force stays, and is delivered again
+// when the file has it again.
+func (f *configWatcher) watch(ctx context.Context, deliver func(plugin.Settings, error)) error {
 	again := make(chan struct{}, 1)
 	poke := func() {
 		select {
 		case again <- struct{}{}:
-		default: // one is waiting to be looked at
+		default: // one is pending
 		}
 	}
 	choices := make(chan map[string]string)
-	// Before the first look, which would find nothing chosen.
-	if f.labels = f.first.labels(); f.labels == nil && f.first.before != nil {
-		f.labels = f.first.before.Labels
+	// Set before the first load, which would otherwise find no choice.
+	if f.labels = f.first.labels(); f.labels == nil && f.first.previous != nil {
+		f.labels = f.first.previous.Labels
 	}
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return f.first.watchFiles(ctx, poke) })
-	group.Go(func() error { return f.first.watchChoice(ctx, choices) })
+	group.Go(func() error { return f.first.watchLabels(ctx, choices) })
 	group.Go(func() error {
 		pause := firstPause
 		written := time.NewTimer(time.Hour)
@@ -83,7 +84,7 @@ func (f *follower) follow(ctx context.Context, deliver func(plugin.Settings, err
 			if f.first.path() == "" {
 				continue
 			}
-			if written.Stop(); f.look(deliver) {
+			if written.Stop(); f.reload(deliver) {
 				written.Reset(pause)
 				pause = min(2*pause, lastPause)
 			}
@@ -92,18 +93,18 @@ func (f *follower) follow(ctx context.Context, deliver func(plugin.Settings, err
 	return group.Wait()
 }
 
-// How long to wait before a file that was being written is looked at again. The
-// kernel tells of a writer's closing it before the writer counts as gone (fs/file_table.c,
-// __fput), and of that it tells nobody.
+// Delays before a file that was being written is read again. The kernel sends the event
+// of closing before it stops counting the writer (fs/file_table.c, __fput), for which
+// there is no event.
 const (
 	firstPause = 5 * time.Millisecond
 	lastPause  = 10 * time.Second
 )
 
-// look reads the configuration and delivers what has changed. It says whether the
-// file is being written.
-func (f *follower) look(deliver func(plugin.Settings, error)) (writing bool) {
-	next, err := f.read()
+// reload loads the configuration and delivers a change. It reports whether the file is
+// being written.
+func (f *configWatcher) reload(deliver func(plugin.Settings, error)) (writing bool) {
+	next, err := f.load()
 	switch {
 	case errors.Is(err, errWriting):
 		return true
@@ -114,8 +115,8 @@ func (f *follower) look(deliver func(plugin.Settings, error)) (writing bool) {
 		deliver(plugin.Settings{}, err)
 	case err != nil:
 		f.refused = err.Error()
-		f.log.Error("the configuration is refused; that of before stays in force", "path", f.first.path(), "reason", "ConfigRefused",
-			"message", short(strings.ReplaceAll(err.Error(), "\n", "; ")))
+		f.log.Error("the configuration is refused; the previous one stays in force", "path", f.first.path(), "reason", "ConfigRefused",
+			"message", truncate(strings.ReplaceAll(err.Error(), "\n", "; ")))
 		deliver(plugin.Settings{}, err)
 	case f.inForce.same(next) && f.refused == "":
 	case f.inForce.same(next):
@@ -124,7 +125,7 @@ func (f *follower) look(deliver func(plugin.Settings, error)) (writing bool) {
 		deliver(f.inForce.settingsInForce(), nil)
 	default:
 		f.refused = ""
-		f.log.Info("a new configuration is in force", "path", next.configFile, "name", next.name, "hash", next.hash, "changes", short(strings.Join(changes(f.inForce, next), "; ")))
+		f.log.Info("a new configuration is in force", "path", next.configFile, "name", next.name, "hash", next.hash, "changes", truncate(strings.Join(changes(f.inForce, next), "; ")))
 		next.warn(f.log)
 		f.inForce = next
 		deliver(next.settingsInForce(), nil)
@@ -132,42 +133,42 @@ func (f *follower) look(deliver func(plugin.Settings, error)) (writing bool) {
 	return false
 }
 
-// short bounds a line of the log: a file of a megabyte may be wrong in every line.
-func short(s string) string { return record.Clean(s, 8000) }
+// truncate bounds a line of the log: a file of a megabyte may be wrong in every line.
+func truncate(s string) string { return record.Clean(s, 8000) }
 
-// read makes options of what there is now. Command line and environment are what
-// they were at the start, and win as they did.
-func (f *follower) read() (*options, error) {
-	if f.first.named.dir == "" {
+// load returns options with the current configuration. Command line and environment are
+// those of the start, with the same precedence.
+func (f *configWatcher) load() (*options, error) {
+	if f.first.configs.dir == "" {
 		data, err := readFile(f.first.configFile)
 		if err != nil {
 			return nil, err
 		}
-		return f.first.with("", data)
+		return f.first.withFile("", data)
 	}
-	return f.first.chosen(f.labels)
+	return f.first.withLabels(f.labels)
 }
 
-// chosen are the options with the configuration that the labels choose; nil
-// labels have not been said.
-func (o *options) chosen(labels map[string]string) (*options, error) {
-	if labels == nil && o.named.name == "" {
-		return nil, fmt.Errorf("%w: waiting for gpu-validator on this node, whose daemon needs --node-name and the API server, to say what the node's label %s chooses", plugin.ErrNotChosen, nodestate.ConfigLabel)
+// withLabels returns the options with the configuration that the labels choose; nil:
+// unknown labels.
+func (o *options) withLabels(labels map[string]string) (*options, error) {
+	if labels == nil && o.configs.name == "" {
+		return nil, fmt.Errorf("%w: waiting for gpu-validator on this node, whose daemon needs --node-name and the API server, to report the node's label %s", plugin.ErrNotChosen, nodestate.ConfigLabel)
 	}
-	there, err := o.named.list()
+	there, err := o.configs.list()
 	if err != nil {
 		return nil, err
 	}
-	name, err := o.named.choose(labels[nodestate.ConfigLabel], there)
+	name, err := o.configs.choose(labels[nodestate.ConfigLabel], there)
 	if err != nil || name == "" {
-		return o.with("", nil, err)
+		return o.withFile("", nil, err)
 	}
-	data, err := o.named.read(name)
-	return o.with(name, data, err)
+	data, err := o.configs.read(name)
+	return o.withFile(name, data, err)
 }
 
-// with are the options with another configuration file; nil data: none.
-func (o *options) with(name string, data []byte, errs ...error) (*options, error) {
+// withFile returns the options with another configuration file; nil data: no file.
+func (o *options) withFile(name string, data []byte, errs ...error) (*options, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
@@ -177,28 +178,28 @@ func (o *options) with(name string, data []byte, errs ...error) (*options, error
 		return nil, err
 	}
 	if next.name = name; name != "" {
-		next.configFile = filepath.Join(o.named.dir, name)
+		next.configFile = filepath.Join(o.configs.dir, name)
 	}
-	return next, next.adopt(flags, data)
+	return next, next.applyFile(flags, data)
 }
 
-// same says that both came from the same bytes under the same name.
+// same reports whether both have the same file content under the same name.
 func (o *options) same(next *options) bool {
 	return o != nil && o.hash == next.hash && o.name == next.name
 }
 
-// path is what is followed: a file, a folder, or nothing.
+// path returns the file or folder to watch, or "".
 func (o *options) path() string {
-	if o.named.dir != "" {
-		return o.named.dir
+	if o.configs.dir != "" {
+		return o.configs.dir
 	}
 	return o.configFile
 }
 
-// watchChoice tells what the node chooses by its labels, as the validator on this
-// node says in this boot. What it said stands while it says nothing.
-func (o *options) watchChoice(ctx context.Context, choices chan<- map[string]string) error {
-	if o.named.dir == "" || o.named.name != "" {
+// watchLabels sends the node's labels, according to the validator on this node in this
+// boot. The last labels stay while it reports none.
+func (o *options) watchLabels(ctx context.Context, choices chan<- map[string]string) error {
+	if o.configs.dir == "" || o.configs.name != "" {
 		<-ctx.Done()
 		return ctx.Err()
 	}
@@ -207,7 +208,7 @@ func (o *options) watchChoice(ctx context.Context, choices chan<- map[string]str
 		return err
 	}
 	return nodestate.WatchBoot(ctx, o.validatorDir(), boot, func(s nodestate.State, err error) {
-		labels := chosenBy(s, err)
+		labels := labelsOf(s, err)
 		if labels == nil {
 			return
 		}
@@ -218,16 +219,16 @@ func (o *options) watchChoice(ctx context.Context, choices chan<- map[string]str
 	})
 }
 
-// labels are what the node chooses now; nil: nobody has said.
+// labels returns the node's current labels; nil: unknown.
 func (o *options) labels() map[string]string {
 	boot, err := nodestate.BootIDAt(o.hostRoot)
 	if err != nil {
 		return nil
 	}
-	return chosenBy(nodestate.ReadBoot(o.validatorDir(), boot))
+	return labelsOf(nodestate.ReadBoot(o.validatorDir(), boot))
 }
 
-func chosenBy(s nodestate.State, err error) map[string]string {
+func labelsOf(s nodestate.State, err error) map[string]string {
 	if err != nil || s.Validator == nil {
 		return nil
 	}
@@ -238,7 +239,7 @@ func (o *options) validatorDir() string {
 	return filepath.Join("/", o.hostRoot, o.stateDir, string(nodestate.Validator))
 }
 
-// hash is short: it tells configurations apart, and proves nothing.
+// hash is short: it distinguishes configurations but is not secure.
 func hash(data []byte) string {
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:8])

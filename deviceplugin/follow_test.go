@@ -21,28 +21,28 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// word is one that a follower has delivered.
-type word struct {
+// delivery is one call of deliver by a configWatcher.
+type delivery struct {
 	settings plugin.Settings
 	err      error
 }
 
-// heard collects them.
-type heard struct {
-	t     *testing.T
-	words chan word
+// deliveries collects them.
+type deliveries struct {
+	t  *testing.T
+	ch chan delivery
 }
 
-// following follows what the arguments name until the test ends.
-func following(t *testing.T, args ...string) heard {
+// watchConfig watches the configuration that the arguments name until the test ends.
+func watchConfig(t *testing.T, args ...string) deliveries {
 	t.Helper()
 	o, err := parse(args, io.Discard)
 	require.NoError(t, err)
-	h := heard{t, make(chan word, 1000)}
-	f := newFollower(o, slog.New(slog.DiscardHandler))
+	h := deliveries{t, make(chan delivery, 1000)}
+	f := newConfigWatcher(o, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
-	go func() { done <- f.follow(ctx, func(s plugin.Settings, err error) { h.words <- word{s, err} }) }()
+	go func() { done <- f.watch(ctx, func(s plugin.Settings, err error) { h.ch <- delivery{s, err} }) }()
 	t.Cleanup(func() {
 		cancel()
 		require.ErrorIs(t, <-done, context.Canceled)
@@ -50,19 +50,19 @@ func following(t *testing.T, args ...string) heard {
 	return h
 }
 
-func (h heard) next() word {
+func (h deliveries) next() delivery {
 	h.t.Helper()
 	select {
-	case w := <-h.words:
+	case w := <-h.ch:
 		return w
 	case <-soon(h.t).Done():
 		h.t.Fatal("nothing was delivered")
-		return word{}
+		return delivery{}
 	}
 }
 
-// replicas waits for the configuration that has so many.
-func (h heard) replicas(want int) plugin.Settings {
+// replicas waits for the configuration with that many replicas.
+func (h deliveries) replicas(want int) plugin.Settings {
 	h.t.Helper()
 	for {
 		if w := h.next(); w.err == nil && w.settings.Config.Sharing.TimeSlicing.Resources[0].Replicas == want {
@@ -71,7 +71,7 @@ func (h heard) replicas(want int) plugin.Settings {
 	}
 }
 
-func (h heard) refused(why string) {
+func (h deliveries) refused(why string) {
 	h.t.Helper()
 	for {
 		if w := h.next(); w.err != nil {
@@ -98,8 +98,8 @@ func renamedOver(t testing.TB, path, text string) {
 	require.NoError(t, os.Rename(path+".new", path))
 }
 
-// mounted is a mounted ConfigMap: each file is a link through ..data, which is
-// replaced as a whole (k8s.io/kubernetes, pkg/volume/util/atomic_writer.go).
+// mounted is a mounted ConfigMap: each file is a link through ..data, which is replaced
+// as a whole (k8s.io/kubernetes, pkg/volume/util/atomic_writer.go).
 func mounted(t testing.TB, dir string, generation int, files map[string]string) {
 	t.Helper()
 	now := "..generation-" + strconv.Itoa(generation)
@@ -119,17 +119,17 @@ func mounted(t testing.TB, dir string, generation int, files map[string]string) 
 	}
 }
 
-func TestAFileIsFollowedHoweverItIsReplaced(t *testing.T) {
+func TestEveryWayOfReplacingTheFileIsNoticed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
 	put(t, path, sliced(2))
-	h := following(t, "--config-file", path)
+	h := watchConfig(t, "--config-file", path)
 	put(t, path, sliced(3))
 	first := h.replicas(3)
 	renamedOver(t, path, sliced(4))
 	require.NotEqual(t, first.Hash, h.replicas(4).Hash)
 
 	require.NoError(t, os.Remove(path))
-	h.refused("there is no such file; put it there")
+	h.refused("there is no such file; create it")
 	put(t, path, sliced(5))
 	h.replicas(5)
 
@@ -142,20 +142,20 @@ func TestAFileIsFollowedHoweverItIsReplaced(t *testing.T) {
 	h.replicas(7)
 }
 
-func TestAConfigMapIsFollowed(t *testing.T) {
+func TestConfigMapIsFollowed(t *testing.T) {
 	dir := t.TempDir()
 	mounted(t, dir, 1, map[string]string{"c.yaml": sliced(2)})
-	h := following(t, "--config-file", filepath.Join(dir, "c.yaml"))
+	h := watchConfig(t, "--config-file", filepath.Join(dir, "c.yaml"))
 	for i := range 3 {
 		mounted(t, dir, 2+i, map[string]string{"c.yaml": sliced(3 + i)})
 		h.replicas(3 + i)
 	}
 }
 
-func TestAHalfWrittenFileIsNotRead(t *testing.T) {
+func TestHalfWrittenFileIsNotRead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
 	put(t, path, sliced(2))
-	h := following(t, "--config-file", path)
+	h := watchConfig(t, "--config-file", path)
 	put(t, path, sliced(3))
 	h.replicas(3)
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
@@ -171,10 +171,10 @@ func TestAHalfWrittenFileIsNotRead(t *testing.T) {
 	require.Equal(t, 4, w.settings.Config.Sharing.TimeSlicing.Resources[0].Replicas)
 }
 
-func TestHangupReadsTheFileAgainAndTheSameBytesAreNoNews(t *testing.T) {
+func TestHangupReloadsOnlyChangedFiles(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
 	put(t, path, sliced(2))
-	h := following(t, "--config-file", path)
+	h := watchConfig(t, "--config-file", path)
 	put(t, path, sliced(3))
 	h.replicas(3) // it follows: SIGHUP is its own from here on
 	put(t, path, sliced(3))
@@ -194,11 +194,11 @@ func TestHangupReadsTheFileAgainAndTheSameBytesAreNoNews(t *testing.T) {
 	require.NoError(t, h.next().err)
 }
 
-func TestTheCommandLineWinsOverEachNewFile(t *testing.T) {
+func TestCommandLineOverridesEachNewFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
 	put(t, path, "flags: {migStrategy: none}")
 	t.Setenv("DEVICE_ID_STRATEGY", "index")
-	h := following(t, "--config-file", path, "--mig-strategy", "single")
+	h := watchConfig(t, "--config-file", path, "--mig-strategy", "single")
 	put(t, path, "flags: {migStrategy: mixed, plugin: {deviceIDStrategy: uuid, passDeviceSpecs: true}}")
 	s := h.next().settings
 	require.Equal(t, "single", *s.Config.Flags.MigStrategy)
@@ -206,17 +206,17 @@ func TestTheCommandLineWinsOverEachNewFile(t *testing.T) {
 	require.True(t, *s.Config.Flags.Plugin.PassDeviceSpecs)
 }
 
-// Whatever is written, the last configuration that can be served is in force, and
-// what is said of it is true of the last that was written.
-func TestTheLastGoodConfigurationIsInForce(t *testing.T) {
+// Whatever is written, the last valid configuration is in force, and the last delivery
+// matches the last file.
+func TestLastValidConfigurationIsInForce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
 	rapid.Check(t, func(r *rapid.T) {
 		put(t, path, sliced(2))
 		o, err := parse([]string{"--config-file", path}, io.Discard)
 		require.NoError(r, err)
-		f := newFollower(o, slog.New(slog.DiscardHandler))
+		f := newConfigWatcher(o, slog.New(slog.DiscardHandler))
 		inForce := 2
-		told := word{settings: o.settingsInForce()}
+		last := delivery{settings: o.settingsInForce()}
 		for range rapid.IntRange(1, 100).Draw(r, "edits") {
 			refused := true
 			switch n := rapid.IntRange(0, 5).Draw(r, "edit"); n {
@@ -228,25 +228,25 @@ func TestTheLastGoodConfigurationIsInForce(t *testing.T) {
 				put(t, path, sliced(n))
 				inForce, refused = n, false
 			}
-			words := 0
-			f.look(func(s plugin.Settings, err error) {
-				words++
-				if told.err = err; err == nil {
-					told.settings = s
+			count := 0
+			f.reload(func(s plugin.Settings, err error) {
+				count++
+				if last.err = err; err == nil {
+					last.settings = s
 				}
 			})
-			require.LessOrEqual(r, words, 1)
-			f.look(func(plugin.Settings, error) { r.Fatal("told though nothing has changed") })
-			require.Equal(r, refused, told.err != nil)
-			require.Equal(r, inForce, told.settings.Config.Sharing.TimeSlicing.Resources[0].Replicas)
+			require.LessOrEqual(r, count, 1)
+			f.reload(func(plugin.Settings, error) { r.Fatal("delivered without a change") })
+			require.Equal(r, refused, last.err != nil)
+			require.Equal(r, inForce, last.settings.Config.Sharing.TimeSlicing.Resources[0].Replicas)
 		}
 	})
 }
 
-func TestAHundredRapidEditsEndWithTheLast(t *testing.T) {
+func TestRapidEditsEndWithTheLast(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
 	put(t, path, sliced(2))
-	h := following(t, "--config-file", path)
+	h := watchConfig(t, "--config-file", path)
 	for i := range 100 {
 		put(t, path, sliced(3+i))
 	}
@@ -256,13 +256,13 @@ func TestAHundredRapidEditsEndWithTheLast(t *testing.T) {
 		last = w.settings.Config.Sharing.TimeSlicing.Resources[0].Replicas
 	}
 	select {
-	case w := <-h.words:
-		t.Fatalf("told of %+v besides", w)
+	case w := <-h.ch:
+		t.Fatalf("last of %+v besides", w)
 	default:
 	}
 }
 
-func TestTheLogSaysWhatChangesAndWhereItComesFrom(t *testing.T) {
+func TestLogHasChangesAndTheirOrigin(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
 	options := func(text string) *options {
 		put(t, path, text)
@@ -283,45 +283,45 @@ func TestTheLogSaysWhatChangesAndWhereItComesFrom(t *testing.T) {
 	require.Contains(t, changes(nil, options("flags: {migStrategy: mixed}")), `flags.gdsEnabled: true (--gds-enabled)`)
 }
 
-func TestAChainIsEveryLinkOnTheWay(t *testing.T) {
+func TestLinkChain(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
 	put(t, at("real/deep/c.yaml"), "x")
 	require.NoError(t, os.Symlink("real", at("a")))
 	require.NoError(t, os.Symlink("../deep/c.yaml", at("real/deep/link")))
 	require.NoError(t, os.Symlink(at("loop"), at("loop")))
-	require.Equal(t, []string{at("a"), at("real/deep/link"), at("real/deep/c.yaml")}, chain(at("a/deep/link")))
-	require.Equal(t, []string{at("none/c.yaml")}, chain(at("none/c.yaml")))
-	require.Len(t, chain(at("loop")), 40)
+	require.Equal(t, []string{at("a"), at("real/deep/link"), at("real/deep/c.yaml")}, linkChain(at("a/deep/link")))
+	require.Equal(t, []string{at("none/c.yaml")}, linkChain(at("none/c.yaml")))
+	require.Len(t, linkChain(at("loop")), 40)
 	require.NoError(t, os.Symlink("real/deep", at("b")))
-	require.Equal(t, []string{at("b"), at("real/c.yaml")}, chain(at("b")+"/../c.yaml"), "as the kernel goes")
+	require.Equal(t, []string{at("b"), at("real/c.yaml")}, linkChain(at("b")+"/../c.yaml"), "as the kernel goes")
 }
 
-func TestTheLabelChoosesAsInTheReference(t *testing.T) {
+func TestLabelChoosesAsInTheReference(t *testing.T) {
 	there := []string{"big", "default", "small"}
 	for name, c := range map[string]struct {
-		named named
-		label string
-		there []string
-		want  string
-		err   string
+		configs configSet
+		label   string
+		there   []string
+		want    string
+		err     string
 	}{
 		"the label":             {label: "small", there: there, want: "small"},
-		"which wins":            {named: named{standard: "big"}, label: "small", there: there, want: "small"},
-		"but for --config":      {named: named{name: "big"}, label: "small", there: there, want: "big"},
-		"no label":              {named: named{standard: "big"}, there: there, want: "big"},
-		"named":                 {named: named{fallback: []string{"named"}}, there: there, want: "default"},
-		"single":                {named: named{fallback: []string{"named", "single"}}, there: []string{"big"}, want: "big"},
-		"not single":            {named: named{fallback: []string{"single"}}, there: there, err: "there are big, default, small"},
-		"empty":                 {named: named{fallback: []string{"single", "empty"}}, there: there, want: ""},
-		"the first that does":   {named: named{fallback: []string{"empty", "named"}}, there: there, want: ""},
+		"which wins":            {configs: configSet{standard: "big"}, label: "small", there: there, want: "small"},
+		"but for --config":      {configs: configSet{name: "big"}, label: "small", there: there, want: "big"},
+		"no label":              {configs: configSet{standard: "big"}, there: there, want: "big"},
+		"named":                 {configs: configSet{fallback: []string{"named"}}, there: there, want: "default"},
+		"single":                {configs: configSet{fallback: []string{"named", "single"}}, there: []string{"big"}, want: "big"},
+		"not single":            {configs: configSet{fallback: []string{"single"}}, there: there, err: "there are big, default, small"},
+		"empty":                 {configs: configSet{fallback: []string{"single", "empty"}}, there: there, want: ""},
+		"the first that does":   {configs: configSet{fallback: []string{"empty", "named"}}, there: there, want: ""},
 		"unknown":               {label: "smal", there: there, err: `no configuration is called "smal", as the node's label nvidia.com/device-plugin.config has it; there are big, default, small, did you mean "small"?`},
 		"outside of the folder": {label: "../secret", there: there, err: `no configuration is called "../secret"`},
-		"a standard that is no": {named: named{standard: "x", fallback: []string{"named"}}, there: there, err: "--default-config"},
-		"none at all":           {named: named{fallback: []string{"named", "single"}}, err: "the folder has none"},
+		"a standard that is no": {configs: configSet{standard: "x", fallback: []string{"named"}}, there: there, err: "--default-config"},
+		"none at all":           {configs: configSet{fallback: []string{"named", "single"}}, err: "the folder has none"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := c.named.choose(c.label, c.there)
+			got, err := c.configs.choose(c.label, c.there)
 			require.Equal(t, c.want, got)
 			if c.err == "" {
 				require.NoError(t, err)
@@ -332,30 +332,30 @@ func TestTheLabelChoosesAsInTheReference(t *testing.T) {
 	}
 }
 
-func TestALinkOutOfTheFolderIsNotFollowed(t *testing.T) {
+func TestLinkOutOfTheFolderIsNotFollowed(t *testing.T) {
 	dir, secret := t.TempDir(), filepath.Join(t.TempDir(), "secret")
 	put(t, secret, sliced(2))
 	require.NoError(t, os.Symlink(secret, filepath.Join(dir, "evil")))
 	require.NoError(t, syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o644))
-	n := named{dir: dir}
+	n := configSet{dir: dir}
 	_, err := n.read("evil")
 	require.ErrorContains(t, err, "path escapes")
 	_, err = n.read("fifo")
-	require.ErrorContains(t, err, "no regular file")
+	require.ErrorContains(t, err, "not a regular file")
 }
 
-func TestAFIFOInThePlaceOfTheFirstFileIsRefusedAndNotWaitedFor(t *testing.T) {
+func TestFIFOInsteadOfAFileIsRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
 	require.NoError(t, syscall.Mkfifo(path, 0o644))
 	_, err := parse([]string{"--config-file", path}, io.Discard)
-	require.ErrorContains(t, err, "no regular file")
+	require.ErrorContains(t, err, "not a regular file")
 }
 
-func TestAFileOfTheFolderIsFollowedThroughItsLinks(t *testing.T) {
+func TestFileInTheFolderIsFollowedThroughLinks(t *testing.T) {
 	dir := t.TempDir()
 	put(t, filepath.Join(dir, "sub", "real"), sliced(2))
 	require.NoError(t, os.Symlink("sub/real", filepath.Join(dir, "a")))
-	h := following(t, "--config-dir", dir, "--config", "a")
+	h := watchConfig(t, "--config-dir", dir, "--config", "a")
 	h.replicas(2)
 	put(t, filepath.Join(dir, "sub", "real"), sliced(3))
 	h.replicas(3)
@@ -363,24 +363,24 @@ func TestAFileOfTheFolderIsFollowedThroughItsLinks(t *testing.T) {
 	h.replicas(4)
 }
 
-func TestALineOfTheLogIsBoundedHoweverMuchIsWrong(t *testing.T) {
+func TestLogLineIsBounded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
 	put(t, path, sliced(2))
 	o, err := parse([]string{"--config-file", path}, io.Discard)
 	require.NoError(t, err)
 	var log bytes.Buffer
-	f := newFollower(o, slog.New(slog.NewTextHandler(&log, nil)))
+	f := newConfigWatcher(o, slog.New(slog.NewTextHandler(&log, nil)))
 	wrong := "version: v1\n"
 	for i := range 10_000 {
 		wrong += fmt.Sprintf("key%d: 1\n", i)
 	}
 	put(t, path, wrong)
-	f.look(func(plugin.Settings, error) {})
+	f.reload(func(plugin.Settings, error) {})
 	require.Contains(t, log.String(), "ConfigRefused")
 	require.Less(t, log.Len(), 20_000)
 }
 
-// choose is the validator's word on the node's label.
+// choose writes the validator's state with the node's labels.
 func choose(t testing.TB, host, boot string, labels map[string]string) {
 	t.Helper()
 	require.NoError(t, nodestate.Write(filepath.Join(host, "state", "validator"), nodestate.State{
@@ -388,12 +388,12 @@ func choose(t testing.TB, host, boot string, labels map[string]string) {
 	}))
 }
 
-func TestTheConfigurationIsChosenByTheNode(t *testing.T) {
+func TestNodeLabelChoosesTheConfiguration(t *testing.T) {
 	host, dir := t.TempDir(), t.TempDir()
 	boot, err := nodestate.BootIDAt(host)
 	require.NoError(t, err)
 	mounted(t, dir, 1, map[string]string{"two": sliced(2), "three": sliced(3)})
-	h := following(t, "--config-dir", dir, "--host-root", host, "--state-dir", "/state")
+	h := watchConfig(t, "--config-dir", dir, "--host-root", host, "--state-dir", "/state")
 	require.ErrorIs(t, h.next().err, plugin.ErrNotChosen)
 	choose(t, host, boot, nil) // it has not read the Node
 	choose(t, host, boot, map[string]string{})
@@ -410,6 +410,6 @@ func TestTheConfigurationIsChosenByTheNode(t *testing.T) {
 
 	require.NoError(t, os.MkdirAll(filepath.Join(host, "state"), 0o755))
 	choose(t, host, boot, map[string]string{nodestate.ConfigLabel: "two"})
-	again := following(t, "--config-dir", dir, "--host-root", host, "--state-dir", "/state")
+	again := watchConfig(t, "--config-dir", dir, "--host-root", host, "--state-dir", "/state")
 	require.Equal(t, "two", again.next().settings.Name, "without asking anybody")
 }

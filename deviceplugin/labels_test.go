@@ -12,7 +12,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-func TestLabelsSayWhatTheDriverShows(t *testing.T) {
+func TestLabelsDescribeTheGPUs(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	m.sim("mig", "--gpu", "0", "--layout", "3g.40gb,1g.10gb")
 	m.start("--mig-strategy", "mixed")
@@ -30,7 +30,7 @@ func TestLabelsSayWhatTheDriverShows(t *testing.T) {
 	l = label("nvidia.com/mig-1g.10gb.count", "2").DevicePlugin.Labels
 	require.NotContains(t, l, "nvidia.com/mig-3g.40gb.count")
 
-	// Another process, with another publisher.
+	// Another process with another publisher.
 	m.stop()
 	m.start("--mig-strategy", "mixed", "--nfd-dir", "/nfd/features.d")
 	m.state(func(s nodestate.State) bool {
@@ -45,7 +45,7 @@ func TestLabelsSayWhatTheDriverShows(t *testing.T) {
 	}
 }
 
-func TestAGPUWhoseFaultyMemoryWaitsToBeLeftOutWaitsForItsReset(t *testing.T) {
+func TestPendingRowRemapWaitsForAReset(t *testing.T) {
 	for _, c := range []struct {
 		profile, what string
 		gpus          int

@@ -16,10 +16,10 @@ func (m *machine) gpusim(args ...string) (string, error) {
 	return string(out), err
 }
 
-// A driver resets no GPU that somebody has open. The plugin has all of them open,
-// until one waits for that. It takes a while: it is put off until nothing more is
-// heard, and looked at seldom.
-func TestAGPUThatWaitsForAResetIsLetGoOfAndItsNeighboursAreWatched(t *testing.T) {
+// A driver does not reset a GPU that is open. The plugin has all GPUs open until one
+// waits for a reset. Releasing it takes a while: it is postponed until no more events
+// come, and checked rarely.
+func TestGPUAwaitingAResetIsNotHeldOpen(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t).up().withKubelet().start()
 	m.wait(8)

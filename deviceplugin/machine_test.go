@@ -56,13 +56,13 @@ func (m *machine) up(args ...string) *machine {
 	return m
 }
 
-// sim breaks or mends something.
+// sim breaks or repairs something.
 func (m *machine) sim(command string, args ...string) {
 	m.Helper()
 	built.Gpusim(m, append([]string{command, "--root", m.path("/driver")}, args...)...)
 }
 
-// withKubelet starts the kind of kubelet that forgives least.
+// withKubelet starts the strictest kind of kubelet.
 func (m *machine) withKubelet() *machine {
 	m.Helper()
 	k, err := kubelettest.Start(kubelettest.Config{Dir: m.path("/dp"), KeepReplaced: true})
@@ -100,13 +100,13 @@ func (m *machine) exit() int {
 	return code
 }
 
-// says waits until the plugin has printed text.
-func (m *machine) says(text string) {
+// waitForOutput waits until the plugin has printed text.
+func (m *machine) waitForOutput(text string) {
 	m.Helper()
 	require.NoError(m, m.process.WaitOutput(soon(m), text))
 }
 
-// wait waits until so many devices are allocatable.
+// wait waits until that many devices are allocatable.
 func (m *machine) wait(allocatable int) kubelettest.Resource {
 	m.Helper()
 	r, err := m.kubelet.Wait(soon(m), resource, func(r kubelettest.Resource) bool {
@@ -137,8 +137,8 @@ func (m *machine) state(cond func(nodestate.State) bool) nodestate.State {
 	return last
 }
 
-// fault waits until the state says why the GPU with that index is unhealthy,
-// confirmed by a snapshot if that is asked for.
+// fault waits until the state has the fault of the GPU with that index, confirmed by a
+// snapshot if requested.
 func (m *machine) fault(index int, confirmed bool) nodestate.Device {
 	m.Helper()
 	var d nodestate.Device

@@ -66,7 +66,7 @@ func run(ctx context.Context, started time.Time, args []string, stdout, stderr i
 	}
 	sockets, err := plugin.Run(ctx, cfg)
 	if errors.Is(err, plugin.ErrReplaced) && ctx.Err() == nil {
-		err = o.again(sockets)
+		err = o.reexec(sockets)
 	}
 	if err != nil {
 		return fail(stderr, exitFailed, err)

@@ -22,8 +22,8 @@ import (
 
 const mpsShared = "sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}"
 
-// mpsDaemon starts the MPS control daemons with the configuration, or that of the
-// plugin where there is none.
+// mpsDaemon starts the MPS control daemons with the configuration, or with the plugin's
+// if it is empty.
 func (m *machine) mpsDaemon(text string) *built.Process {
 	m.Helper()
 	if os.Geteuid() != 0 {
@@ -74,7 +74,7 @@ func (m *machine) mps(cond func(nodestate.State) bool) nodestate.State {
 	return last
 }
 
-// serving says that so many resources are served, on so many GPUs in all.
+// serving reports whether that many resources are served, on that many GPUs in total.
 func serving(resources, gpus int) func(nodestate.State) bool {
 	return func(s nodestate.State) bool {
 		ready, on := 0, 0
@@ -88,14 +88,14 @@ func serving(resources, gpus int) func(nodestate.State) bool {
 	}
 }
 
-// control asks the control daemon of a resource, as somebody on the host would.
+// control sends a command to the control daemon of a resource, as a user on the host would.
 func (m *machine) control(of, command string) string {
 	m.Helper()
-	// Its socket is where the daemon, whose root is the driver's, has it: the same folder.
+	// The daemon, whose root is the driver's, has its socket in the same folder.
 	return m.controlAt(m.path(mps.PipeDir("/mps", of)), command)
 }
 
-// controlAt asks the control daemon whose pipes are in a folder.
+// controlAt sends a command to the control daemon whose pipes are in a folder.
 func (m *machine) controlAt(pipe, command string) string {
 	m.Helper()
 	cmd := exec.CommandContext(soon(m), built.Path(m, "lib/nvidia-cuda-mps-control"))
@@ -112,7 +112,7 @@ func (m *machine) modes() []string {
 	return m.smi("--query-gpu=compute_mode", "--format=csv,noheader")
 }
 
-// smi runs nvidia-smi and returns the lines that it prints.
+// smi runs nvidia-smi and returns its output lines.
 func (m *machine) smi(args ...string) []string {
 	m.Helper()
 	out, err := exec.CommandContext(soon(m), m.path("/driver/usr/bin/nvidia-smi"), args...).CombinedOutput()
@@ -141,7 +141,7 @@ func child(t *testing.T, p *built.Process) int {
 	return 0
 }
 
-func TestGPUsSharedByMPSAreGivenAwayWhileTheirDaemonServes(t *testing.T) {
+func TestGPUsSharedByMPSNeedTheirDaemon(t *testing.T) {
 	m := newMachine(t).up("--gpus", "2").withKubelet().configured(mpsShared, "--mps-root", "/mps")
 	m.wait(0)
 	s := m.state(func(s nodestate.State) bool { return s.Reason == "MPSNotReady" })
@@ -161,19 +161,19 @@ func TestGPUsSharedByMPSAreGivenAwayWhileTheirDaemonServes(t *testing.T) {
 	_, err = m.admit("two", resource, 2)
 	require.ErrorContains(t, err, "a container may have one nvidia.com/gpu and asked for 2")
 
-	// It is killed: the devices are not given away, and are when it serves again.
+	// After a kill the devices are unhealthy until the daemon serves again.
 	lists := r.Lists
 	first := child(t, daemon)
 	require.NoError(t, syscall.Kill(first, syscall.SIGKILL))
 	require.NoError(t, daemon.WaitOutput(soon(t), "signal: killed"))
 	r, err = m.kubelet.Wait(soon(t), resource, func(r kubelettest.Resource) bool { return r.Lists >= lists+2 && r.Allocatable == 8 })
 	require.NoError(t, err)
-	m.says("reason=MPSNotReady")
+	m.waitForOutput("reason=MPSNotReady")
 	require.NotEqual(t, first, child(t, daemon))
 	require.Equal(t, "25.0", m.control(resource, "get_default_active_thread_percentage"))
 	require.Equal(t, 1, r.Registered)
 
-	// It is ended: so are the devices, and the GPUs are as they were.
+	// After a stop the devices are unhealthy, and the GPUs have their former mode.
 	require.NoError(t, daemon.Signal(syscall.SIGTERM))
 	code, err := daemon.Wait(soon(t))
 	require.NoError(t, err)
@@ -184,7 +184,7 @@ func TestGPUsSharedByMPSAreGivenAwayWhileTheirDaemonServes(t *testing.T) {
 	require.Contains(t, s.Message, "mps-daemon has ended")
 }
 
-func TestEachResourceHasAControlDaemonOfItsOwn(t *testing.T) {
+func TestEachResourceHasItsOwnControlDaemon(t *testing.T) {
 	const text = `
 sharing:
   mps:
@@ -207,7 +207,7 @@ sharing:
 	require.Equal(t, "10.0", m.control("nvidia.com/gpu.small", "get_default_active_thread_percentage"))
 }
 
-func TestAGPUThatMPSCannotHaveIsRefusedByNameAndItsNeighboursServe(t *testing.T) {
+func TestGPUUnusableForMPSDoesNotAffectOthers(t *testing.T) {
 	m := newMachine(t).up("--gpus", "3").mig("2", "1g.10gb")
 	m.smi("-i", "0", "-c", "PROHIBITED")
 	m.withKubelet().configured(mpsShared, "--mps-root", "/mps")
@@ -243,7 +243,7 @@ func TestMIGDevicesAreNotSharedByMPS(t *testing.T) {
 	require.EqualValues(t, "MPSNotPossible", s.Reason)
 }
 
-func TestMPSDaemonIsReadyWhereItHasNothingToDo(t *testing.T) {
+func TestMPSDaemonWithoutWorkIsReady(t *testing.T) {
 	m := newMachine(t).up("--gpus", "1")
 	m.mpsDaemon("sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}")
 	s := m.mps(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
@@ -251,7 +251,7 @@ func TestMPSDaemonIsReadyWhereItHasNothingToDo(t *testing.T) {
 	require.Equal(t, []string{"Default"}, m.modes())
 }
 
-func TestAnotherConfigurationIsServedByOtherControlDaemons(t *testing.T) {
+func TestNewConfigurationRestartsControlDaemons(t *testing.T) {
 	m := newMachine(t).up("--gpus", "2").withKubelet().configured(mpsShared, "--mps-root", "/mps")
 	daemon := m.mpsDaemon(mpsShared)
 	m.wait(8)

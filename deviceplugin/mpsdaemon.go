@@ -19,12 +19,12 @@ import (
 
 const mpsHelp = `gpu-device-plugin mps-daemon runs nvidia-cuda-mps-control of the driver root, once
 for each resource that the configuration shares by MPS, with the limits of memory and
-threads that follow from its replicas. It keeps them running, asks them whether they
-serve, and leaves in its state file which GPUs may be given away.
+threads that follow from its replicas. It keeps them running, checks that they
+serve, and records in its state file which GPUs may be allocated.
 
-It takes the configuration file, the flags and the variables of the device plugin,
-and heeds those that say which resources there are. It has to be privileged: it sets
-the GPUs' compute mode to EXCLUSIVE_PROCESS, and back to DEFAULT when it ends, and runs
+It accepts the configuration file, the flags and the variables of the device plugin,
+and uses those that define the resources. It has to be privileged: it sets
+the GPUs' compute mode to EXCLUSIVE_PROCESS, restores DEFAULT when it ends, and runs
 the driver's programs in the driver's root.
 
 Usage:
@@ -41,22 +41,22 @@ Exit codes:
   2  bad flag, environment variable or configuration file
 `
 
-const mpsUninstallHelp = `gpu-device-plugin mps-uninstall unmounts what mps-daemon mounted on the host,
-<mps-root>/shm and <mps-root>/<resource>/log. Containers that share GPUs by MPS keep what they
-have; end them first.
+const mpsUninstallHelp = `gpu-device-plugin mps-uninstall removes the mounts of mps-daemon on the host,
+<mps-root>/shm and <mps-root>/<resource>/log. Containers that share GPUs by MPS keep
+theirs; end them first.
 
 Usage:
   gpu-device-plugin mps-uninstall [--host-root /host] [--mps-root /run/nvidia/mps]
 
-It takes the flags of the device plugin and heeds these two:
+It accepts the flags of the device plugin but uses only these two:
 %s
 Exit codes:
-  0  it is not mounted any more, or was not
+  0  the mounts are removed, or there were none
   1  failed; the last line on stderr says why and what to do
   2  bad flag, environment variable or configuration file
 `
 
-// mpsUninstall is the subcommand.
+// mpsUninstall runs the mps-uninstall subcommand.
 func mpsUninstall(args []string, stdout, stderr io.Writer) int {
 	o, err := (&options{help: mpsUninstallHelp, component: "mps"}).parse(args, stderr)
 	switch {
@@ -68,7 +68,7 @@ func mpsUninstall(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stdout, "gpu-device-plugin", version.String())
 		return 0
 	case o.config == nil:
-		return fail(stderr, exitUsage, errors.New("mps-uninstall takes --mps-root, not configurations by name: leave --config-dir (CONFIG_FILE_SRCDIR) out"))
+		return fail(stderr, exitUsage, errors.New("mps-uninstall uses --mps-root, not named configurations: remove --config-dir (CONFIG_FILE_SRCDIR)"))
 	}
 	removed, err := mps.Unmount(o.hostRoot, mps.Root(o.config))
 	for _, at := range removed {
@@ -80,7 +80,7 @@ func mpsUninstall(args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// mpsDaemon is the subcommand.
+// mpsDaemon runs the mps-daemon subcommand.
 func mpsDaemon(ctx context.Context, args []string, stderr io.Writer) int {
 	o, err := (&options{help: mpsHelp, component: "mps"}).parse(args, stderr)
 	switch {
@@ -94,14 +94,14 @@ func mpsDaemon(ctx context.Context, args []string, stderr io.Writer) int {
 	}
 	log := o.logger(stderr)
 	log.Info("starting", "path", o.configFile, "settings", strings.Join(o.given, ", "))
-	o.following = newFollower(o, log)
+	o.watcher = newConfigWatcher(o, log)
 	err = mps.Run(ctx, mps.Config{
 		HostRoot: o.hostRoot,
 		StateDir: o.stateDir,
 		Listen:   o.listen,
 		Settings: o.config,
 		Follow: func(ctx context.Context, deliver func(*config.Config, error)) error {
-			return o.following.follow(ctx, func(s plugin.Settings, err error) { deliver(s.Config, err) })
+			return o.watcher.watch(ctx, func(s plugin.Settings, err error) { deliver(s.Config, err) })
 		},
 		Driver: driver.Place{HostRoot: o.hostRoot},
 		Open: func(place driver.Place) (mps.Opened, error) {
@@ -115,7 +115,7 @@ func mpsDaemon(ctx context.Context, args []string, stderr io.Writer) int {
 	})
 	if errors.Is(err, mps.ErrReplaced) && ctx.Err() == nil {
 		log.Info("going on as a new program", "message", err.Error())
-		err = o.again(nil)
+		err = o.reexec(nil)
 	}
 	if err != nil {
 		return fail(stderr, exitFailed, err)

@@ -26,13 +26,13 @@ func (m *machine) write(name, text string) {
 	require.NoError(m, os.WriteFile(m.path(name), []byte("version: v1\n"+text), 0o644))
 }
 
-// unserved waits until no device is served by MPS, for a reason with that text.
+// unserved waits until no device is served by MPS, with a reason that contains text.
 func (m *machine) unserved(text string) nodestate.State {
 	m.Helper()
 	return m.state(func(s nodestate.State) bool { return s.Reason == "MPSNotReady" && strings.Contains(s.Message, text) })
 }
 
-func TestTheWordOfAKilledMPSDaemonDoesNotStand(t *testing.T) {
+func TestStateOfAKilledMPSDaemonIsVoid(t *testing.T) {
 	m := newMachine(t).up("--gpus", "2").withKubelet().configured(mpsShared, "--mps-root", "/mps")
 	daemon := m.mpsDaemon(mpsShared)
 	m.wait(8)
@@ -45,7 +45,7 @@ func TestTheWordOfAKilledMPSDaemonDoesNotStand(t *testing.T) {
 	_, err := m.admit("job", resource, 1)
 	require.Error(t, err)
 
-	// Nor does it stand for a plugin that is started after that.
+	// It is void for a plugin that starts later, too.
 	m.stop()
 	m.configured(mpsShared, "--mps-root", "/mps")
 	m.unserved("was killed")
@@ -56,11 +56,11 @@ func TestTheWordOfAKilledMPSDaemonDoesNotStand(t *testing.T) {
 	require.Equal(t, []string{"Exclusive_Process", "Exclusive_Process"}, m.modes())
 }
 
-func TestDevicesWaitUntilPluginAndMPSDaemonHaveOneConfiguration(t *testing.T) {
+func TestDevicesWaitForACommonConfiguration(t *testing.T) {
 	m := newMachine(t).up("--gpus", "2").withKubelet().configured(mpsShared)
 	m.write("mps.yaml", mpsShared)
 	m.mpsDaemon(mpsShared)
-	// Their pipes are elsewhere.
+	// With other folders for the pipes.
 	m.unserved(`its flags.mpsRoot is "/mps", not "/run/nvidia/mps"`)
 	m.wait(0)
 	m.write("config.yaml", "flags: {mpsRoot: /mps}\n"+mpsShared)
@@ -75,7 +75,7 @@ func TestDevicesWaitUntilPluginAndMPSDaemonHaveOneConfiguration(t *testing.T) {
 	require.Equal(t, "12.0", m.control(resource, "get_default_active_thread_percentage"))
 }
 
-func TestTroubleOfNVMLEndsNobodysMPS(t *testing.T) {
+func TestNVMLErrorsDoNotEndMPS(t *testing.T) {
 	m := newMachine(t).up("--gpus", "3").withKubelet().configured(mpsShared, "--mps-root", "/mps")
 	daemon := m.mpsDaemon(mpsShared)
 	m.wait(12)
@@ -95,7 +95,7 @@ func TestTroubleOfNVMLEndsNobodysMPS(t *testing.T) {
 	require.NotContains(t, daemon.Output(), "reason=MPSDaemonEnded")
 }
 
-func TestMPSThatIsTurnedOffLeavesNothingBehind(t *testing.T) {
+func TestDisabledMPSLeavesNothingBehind(t *testing.T) {
 	m := newMachine(t).up("--gpus", "1")
 	m.mpsDaemon(mpsShared)
 	m.mps(serving(1, 1))
@@ -107,7 +107,7 @@ func TestMPSThatIsTurnedOffLeavesNothingBehind(t *testing.T) {
 	m.mps(serving(1, 1))
 }
 
-func TestAKilledMPSDaemonLeavesNoGPUExclusive(t *testing.T) {
+func TestNextProcessRestoresComputeModesOfAKilledMPSDaemon(t *testing.T) {
 	m := newMachine(t).up("--gpus", "3")
 	daemon := m.mpsDaemon(mpsShared)
 	s := m.mps(serving(1, 3))
@@ -119,7 +119,7 @@ func TestAKilledMPSDaemonLeavesNoGPUExclusive(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"Exclusive_Process", "Exclusive_Process", "Exclusive_Process"}, m.modes())
 
-	// The next shares less.
+	// The next process shares less.
 	next := m.mpsDaemon(strings.Replace(mpsShared, "replicas: 4", "replicas: 4, devices: [1]", 1))
 	m.mps(func(s nodestate.State) bool { return serving(1, 1)(s) && len(s.MPS.Claimed) == 1 })
 	require.Equal(t, []string{"Default", "Exclusive_Process", "Default"}, m.modes())
@@ -128,13 +128,13 @@ func TestAKilledMPSDaemonLeavesNoGPUExclusive(t *testing.T) {
 	_, err = next.Wait(soon(t))
 	require.NoError(t, err)
 
-	// And the next nothing.
+	// The one after that shares nothing.
 	m.mpsDaemon("")
 	m.mps(func(s nodestate.State) bool { return s.Reason == "NothingShared" && len(s.MPS.Claimed) == 0 })
 	require.Equal(t, []string{"Default", "Default", "Default"}, m.modes())
 }
 
-func TestNoMPSDaemonIsStartedWhereTheHostDoesNotSeeItsSharedMemory(t *testing.T) {
+func TestMPSDaemonNeedsSharedMemoryVisibleToTheHost(t *testing.T) {
 	m := newMachine(t).up("--gpus", "1")
 	m.shareMPS()
 	require.NoError(t, unix.Mount("", m.path("/mps"), "", unix.MS_PRIVATE, ""))
@@ -146,7 +146,7 @@ func TestNoMPSDaemonIsStartedWhereTheHostDoesNotSeeItsSharedMemory(t *testing.T)
 	m.mps(serving(1, 1))
 }
 
-func TestMPSRootMayBeALinkOfTheHost(t *testing.T) {
+func TestMPSRootMayBeALinkOnTheHost(t *testing.T) {
 	m := newMachine(t).up("--gpus", "1")
 	require.NoError(t, os.Mkdir(m.path("/var"), 0o755))
 	require.NoError(t, os.Symlink("/mps", m.path("/var/mps"))) // the host's
@@ -170,8 +170,8 @@ func TestMPSRootMayBeALinkOfTheHost(t *testing.T) {
 	require.Empty(t, at, "it is unmounted")
 }
 
-// mountedFor mounts what a container with an allocation gets below a folder, as a
-// container runtime does, and returns where it sees a path.
+// mountedFor mounts the mounts of an allocation below a folder, as a container runtime
+// does, and returns a function that maps the container's paths.
 func (m *machine) mountedFor(mounts []*v1beta1.Mount) func(path string) string {
 	m.Helper()
 	rootfs := m.TempDir()
@@ -187,7 +187,7 @@ func (m *machine) mountedFor(mounts []*v1beta1.Mount) func(path string) string {
 	return func(path string) string { return filepath.Join(rootfs, path) }
 }
 
-// tree returns the names, kinds, modes, owners and sizes of what is in a folder.
+// tree returns the names, kinds, modes, owners and sizes of the files in a folder.
 func tree(t *testing.T, dir string) []string {
 	t.Helper()
 	var all []string
@@ -206,7 +206,7 @@ func tree(t *testing.T, dir string) []string {
 	return all
 }
 
-// A client may be root. It can do everything here but change the host's files.
+// A client may be root. It can do anything here except change the host's files.
 func TestAClientOfMPSConnectsAndChangesNothingOnTheHost(t *testing.T) {
 	m := newMachine(t).up("--gpus", "1").withKubelet().configured(mpsShared, "--mps-root", "/mps")
 	m.mpsDaemon(mpsShared)
@@ -244,7 +244,7 @@ func TestAClientOfMPSConnectsAndChangesNothingOnTheHost(t *testing.T) {
 	require.Equal(t, before, tree(t, hosts))
 	require.Equal(t, "25.0", m.controlAt(pipe, "get_default_active_thread_percentage"), "it connects")
 
-	// What it can write to is no part of the host's file systems.
+	// The file systems that it can write to are not the host's.
 	for _, mount := range given.Mounts {
 		if !mount.GetReadOnly() {
 			var st unix.Statfs_t
@@ -255,7 +255,7 @@ func TestAClientOfMPSConnectsAndChangesNothingOnTheHost(t *testing.T) {
 	}
 }
 
-// A lock needs no right to write.
+// A lock needs no write permission.
 func TestAClientThatHoldsTheLockDoesNotKeepTheNextDaemonFromStarting(t *testing.T) {
 	m := newMachine(t).up("--gpus", "1").withKubelet().configured(mpsShared, "--mps-root", "/mps")
 	daemon := m.mpsDaemon(mpsShared)
@@ -271,7 +271,7 @@ func TestAClientThatHoldsTheLockDoesNotKeepTheNextDaemonFromStarting(t *testing.
 	before := child(t, daemon)
 	require.NoError(t, syscall.Kill(before, syscall.SIGKILL))
 	require.NoError(t, <-held)
-	// The devices are not given away, and are when it serves again.
+	// The devices are unhealthy until the daemon serves again.
 	_, err = m.kubelet.Wait(soon(t), resource, func(r kubelettest.Resource) bool { return r.Lists >= lists+2 && r.Allocatable == 4 })
 	require.NoError(t, err, daemon.Output())
 	require.NotEqual(t, before, child(t, daemon))

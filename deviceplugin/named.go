@@ -15,35 +15,35 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// What to take where neither the node's label nor anybody else names a
-// configuration. Words and meaning are those of the reference's config-manager
+// Strategies for choosing a configuration that neither the node's label nor a flag
+// names. Words and meaning are those of the reference's config-manager
 // (cmd/config-manager/main.go).
 const (
-	fallbackNamed  = "named"  // the one that is called default
-	fallbackSingle = "single" // the one that there is
+	fallbackNamed  = "named"  // the one named default
+	fallbackSingle = "single" // the only one
 	fallbackEmpty  = "empty"  // none: flags, environment and defaults
 	fallbackName   = "default"
 )
 
-// named is a folder of configurations, of which the node's label chooses one.
-type named struct {
+// configSet is a folder of configurations, of which the node's label chooses one.
+type configSet struct {
 	dir      string
-	name     string // chosen on the command line, whatever the label says
-	standard string // where the node has no label
+	name     string // chosen on the command line, overriding the label
+	standard string // for a node without the label
 	fallback []string
 	label    string
 }
 
-func (n *named) flags(f *pflag.FlagSet) {
+func (n *configSet) flags(f *pflag.FlagSet) {
 	f.StringVar(&n.dir, "config-dir", "", "`folder` of configuration files, of which the node's label chooses one by its name")
-	f.StringVar(&n.name, "config", "", "with --config-dir: take the file of this `name`, whatever the node's label says")
+	f.StringVar(&n.name, "config", "", "with --config-dir: use the file of this `name`, whatever the node's label")
 	f.StringVar(&n.standard, "default-config", "", "with --config-dir: the file for a node without the label")
 	f.StringSliceVar(&n.fallback, "fallback-strategies", []string{fallbackNamed, fallbackSingle},
-		"with --config-dir, without label and --default-config, the first that does: named (the file default), single (the only file), empty (no file)")
-	f.StringVar(&n.label, "node-label", nodestate.ConfigLabel, "the label that chooses; there is no other")
+		"with --config-dir, without label and --default-config, the first that applies: named (the file default), single (the only file), empty (no file)")
+	f.StringVar(&n.label, "node-label", nodestate.ConfigLabel, "the label that chooses; only the default is supported")
 }
 
-func (n *named) check(file string) error {
+func (n *configSet) check(file string) error {
 	for _, strategy := range n.fallback {
 		if !slices.Contains([]string{fallbackNamed, fallbackSingle, fallbackEmpty}, strategy) {
 			return fmt.Errorf("--fallback-strategies: %q is not known, only named, single and empty", strategy)
@@ -51,19 +51,19 @@ func (n *named) check(file string) error {
 	}
 	switch {
 	case n.label != nodestate.ConfigLabel:
-		return fmt.Errorf("--node-label: %q is not served, only %s", n.label, nodestate.ConfigLabel)
+		return fmt.Errorf("--node-label: %q is not supported, only %s", n.label, nodestate.ConfigLabel)
 	case n.dir != "" && file != "":
-		return errors.New("--config-dir and --config-file: either one of several configurations or one; leave one of the flags out")
+		return errors.New("--config-dir and --config-file exclude each other; remove one of the flags")
 	case n.dir == "" && n.name != "":
-		return errors.New("--config names a file in --config-dir; add that, or write --config-file")
+		return errors.New("--config names a file in --config-dir; add that, or use --config-file")
 	}
 	return nil
 }
 
-// choose returns the name of the configuration for a node with that label, ""
-// for the empty one. Nothing but a name in the list is ever chosen, so that a label
-// leads nowhere else.
-func (n *named) choose(label string, there []string) (string, error) {
+// choose returns the name of the configuration for a node with that label, or "" for
+// the empty one. It only ever returns a name in the list, so that a label cannot lead
+// elsewhere.
+func (n *configSet) choose(label string, there []string) (string, error) {
 	for _, asked := range []struct{ name, by string }{
 		{n.name, "--config"}, {label, "the node's label " + nodestate.ConfigLabel}, {n.standard, "--default-config"},
 	} {
@@ -96,9 +96,9 @@ func available(there []string) string {
 	return "there are " + strings.Join(there, ", ")
 }
 
-// list returns the names of the configurations. As the reference does it passes
-// over folders, and what a mounted ConfigMap keeps for itself (..data).
-func (n *named) list() ([]string, error) {
+// list returns the names of the configurations. Like the reference it skips folders and
+// the internal entries of a mounted ConfigMap (..data).
+func (n *configSet) list() ([]string, error) {
 	entries, err := os.ReadDir(n.dir)
 	if err != nil {
 		return nil, fmt.Errorf("list the configurations: %w", err)
@@ -112,9 +112,9 @@ func (n *named) list() ([]string, error) {
 	return names, nil
 }
 
-// read reads one of them, and nothing outside of the folder: not through a link
-// either.
-func (n *named) read(name string) ([]byte, error) {
+// read reads a configuration, and nothing outside of the folder, not even through a
+// link.
+func (n *configSet) read(name string) ([]byte, error) {
 	root, err := os.OpenRoot(n.dir)
 	if err != nil {
 		return nil, fmt.Errorf("read the configuration: %w", err)
@@ -123,19 +123,19 @@ func (n *named) read(name string) ([]byte, error) {
 	return readRegular(func() (*os.File, error) { return root.OpenFile(name, openFlags, 0) }, filepath.Join(n.dir, name))
 }
 
-// resolved are the options with the configuration that they name, or that the node
+// resolve returns the options with the configuration that they name, or that the node
 // chooses now.
-func (o *options) resolved() (*options, error) {
+func (o *options) resolve() (*options, error) {
 	if o.config != nil {
 		return o, nil
 	}
-	found, err := o.chosen(o.labels())
+	found, err := o.withLabels(o.labels())
 	if errors.Is(err, plugin.ErrNotChosen) {
-		there, listErr := o.named.list()
+		there, listErr := o.configs.list()
 		if listErr != nil {
 			return nil, listErr
 		}
-		return nil, fmt.Errorf("nobody has said which configuration of %s this node has; name one with --config: %s", o.named.dir, available(there))
+		return nil, fmt.Errorf("no configuration of %s is chosen for this node yet; name one with --config: %s", o.configs.dir, available(there))
 	}
 	return found, err
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestAFolderOfConfigurationsIsCheckedFileByFile(t *testing.T) {
+func TestCheckConfigChecksEachFileOfAFolder(t *testing.T) {
 	dir := t.TempDir()
 	put(t, filepath.Join(dir, "good"), sliced(2))
 	put(t, filepath.Join(dir, "bad"), "flags: {migStrategy: mix}\n")
@@ -27,13 +27,13 @@ func TestAFolderOfConfigurationsIsCheckedFileByFile(t *testing.T) {
 	require.Equal(t, 2, checkConfig([]string{"--config-dir", dir, "file"}, io.Discard, &errs))
 }
 
-func TestDevicesTakesAConfigurationByItsName(t *testing.T) {
+func TestDevicesAcceptsAConfigurationName(t *testing.T) {
 	dir, host := t.TempDir(), t.TempDir()
 	put(t, filepath.Join(dir, "a"), sliced(2))
 	put(t, filepath.Join(dir, "b"), sliced(3))
 	o, err := parse([]string{"--config-dir", dir, "--config", "b", "--host-root", host}, io.Discard)
 	require.NoError(t, err)
-	o, err = o.resolved()
+	o, err = o.resolve()
 	require.NoError(t, err)
 	require.Equal(t, 3, o.config.Sharing.TimeSlicing.Resources[0].Replicas)
 	var errs bytes.Buffer

@@ -9,15 +9,15 @@ import (
 	strict "github.com/gpuready/gpuready/internal/config"
 )
 
-// NotServed says which settings are known and not served, each by its path in
-// the file. Doing something else than what is asked for is no choice.
+// NotServed returns the settings that are known but not supported, each by its path in
+// the file. They are errors: ignoring a setting would not be what was asked for.
 func NotServed(c *config.Config) error {
 	var all []error
 	refuse := func(path, format string, args ...any) {
 		all = append(all, &strict.Error{Path: path, Err: fmt.Errorf(format, args...)})
 	}
 	if s := c.Flags.DeviceDiscoveryStrategy; s != nil && *s == "tegra" {
-		refuse("flags.deviceDiscoveryStrategy", "%q is not served: NVML does not know integrated GPUs; remove it, or write %q", *s, "auto")
+		refuse("flags.deviceDiscoveryStrategy", "%q is not supported: NVML does not know integrated GPUs; remove it, or write %q", *s, "auto")
 	}
 	// A runtime that resolves CDI names and one that reads the variable would each
 	// give the container its GPUs.

@@ -35,16 +35,16 @@ const (
 
 const defaultStateDir = "/run/nvidia/gpuready"
 
-// options are the flags, whether they come from the command line, the
-// environment or the configuration file.
+// options are the settings from the command line, the environment and the configuration
+// file.
 type options struct {
-	help, component string // of the subcommand, what --help prints and the log says; "": the plugin's
+	help, component string // help text and log component of the subcommand; "": the plugin's
 	version, dryRun bool
 	shadow, once    bool
 	output          string
 
 	configFile      string
-	named           named
+	configs         configSet
 	unknownKeys     string
 	kubeletSocket   string
 	kubeletTimeout  time.Duration
@@ -61,31 +61,31 @@ type options struct {
 	settings config.Flags
 	imex     config.Imex
 
-	before    *last     // what the program before has left; nil: there was none
-	following *follower // of the configuration, where that is followed
+	previous *handedOver    // handed over by the previous program; nil: there was none
+	watcher  *configWatcher // watches the configuration; nil: nothing watches it
 
-	args    []string          // as they were given
-	name    string            // of the configuration, where it is one of several
-	data    []byte            // of the file; nil: there is none
-	hash    string            // of data; "": there is none
-	file    *config.Config    // as it was read; empty where there is none
+	args    []string          // of the command line
+	name    string            // of the configuration in --config-dir
+	data    []byte            // of the file; nil: no file
+	hash    string            // of data; "": no file
+	file    *config.Config    // as parsed; empty without a file
 	config  *config.Config    // in force
-	policy  health.Policy     // what XIDs do
-	ignored []config.Ignored  // keys of the file that were passed over
-	origin  map[string]string // where a flag was set: "--x", "$X" or the file
-	given   []string          // what is not as by default, for the log
+	policy  health.Policy     // effect of XIDs
+	ignored []config.Ignored  // unknown keys of the file that were skipped
+	origin  map[string]string // of each flag's value: "--x", "$X" or the file
+	given   []string          // settings other than the defaults, for the log
 }
 
 const help = `gpu-device-plugin advertises this node's NVIDIA GPUs and MIG devices to the
-kubelet, as nvidia.com/gpu or as the configuration has it, and gives them to containers.
+kubelet, as nvidia.com/gpu or as configured, and allocates them to containers.
 
 Usage:
   gpu-device-plugin [flags]
   gpu-device-plugin devices [flags]     print what would be advertised, and why a GPU is left out
   gpu-device-plugin check-config FILE   check a configuration file (see check-config --help)
-  gpu-device-plugin shadow [flags]      run beside another device plugin, and say what differs
+  gpu-device-plugin shadow [flags]      run beside another device plugin, and report differences
   gpu-device-plugin mps-daemon [flags]  run the MPS control daemons of shared GPUs (see mps-daemon --help)
-  gpu-device-plugin wait [flags]        wait until containers are given the GPUs (see wait --help)
+  gpu-device-plugin wait [flags]        wait until containers get the GPUs (see wait --help)
 
 Examples:
   gpu-device-plugin
@@ -95,41 +95,41 @@ Examples:
   gpu-device-plugin shadow --once            # what would change on this node
   gpu-device-plugin --driver-root /opt/driver --listen=
   gpu-device-plugin --config-file /etc/gpuready/device-plugin.yaml
-  gpu-device-plugin --config-file old.yaml --unknown-keys=warn   # name what is not known, and serve
-  gpu-device-plugin --config-dir /etc/gpuready/configs           # the node's label chooses one of them
+  gpu-device-plugin --config-file old.yaml --unknown-keys=warn   # warn about unknown keys, and serve
+  gpu-device-plugin --config-dir /etc/gpuready/configs           # the node's label chooses a file
   gpu-device-plugin devices --config-dir configs --config mixed
 
 Flags (command line before environment before configuration file):
 %s
-The configuration file is watched: a new one is checked and put into force without a restart,
-on SIGHUP too. One that is refused leaves the one before in force.
+The configuration file is watched: a new one is checked and applied without a restart,
+on SIGHUP too. If it is refused, the previous one stays in force.
 
 Exit codes:
-  0  ended on SIGTERM or SIGINT, or to be started again in a container that is given
-     the GPUs as they are now, or devices, --help, --version; shadow --once: nothing differs
+  0  ended on SIGTERM or SIGINT, or so that its container is created again with the
+     current GPUs, or devices, --help, --version; shadow --once: no differences
   1  failed; the last line on stderr says why and what to do
   2  bad flag, environment variable or configuration file
-  3  shadow --once: something differs
+  3  shadow --once: there are differences
 `
 
 func (o *options) flags(usage io.Writer) *pflag.FlagSet {
 	f := pflag.NewFlagSet("gpu-device-plugin", pflag.ContinueOnError)
 	f.SortFlags = false
 	f.StringVar(&o.configFile, "config-file", "", "configuration `file`, version: v1, of the NVIDIA device plugin")
-	o.named.flags(f)
-	f.StringVar(&o.unknownKeys, "unknown-keys", "refuse", "what becomes of a configuration file with keys that are not known: refuse, or warn and serve")
-	f.StringVar(&o.kubeletSocket, "kubelet-socket", "/var/lib/kubelet/device-plugins/kubelet.sock", "the kubelet's registration `socket`; ours is made beside it")
-	f.DurationVar(&o.kubeletTimeout, "kubelet-timeout", 0, "end with an error when there are devices and no kubelet for this long; 0: wait for ever")
-	f.StringVar(&o.hostRoot, "host-root", "/", "`folder` where the host's file system is seen")
+	o.configs.flags(f)
+	f.StringVar(&o.unknownKeys, "unknown-keys", "refuse", "what to do with unknown keys in the configuration file: refuse it, or warn and ignore them")
+	f.StringVar(&o.kubeletSocket, "kubelet-socket", "/var/lib/kubelet/device-plugins/kubelet.sock", "the kubelet's registration `socket`; ours is created beside it")
+	f.DurationVar(&o.kubeletTimeout, "kubelet-timeout", 0, "end with an error when there are devices but no kubelet for this long; 0: no limit")
+	f.StringVar(&o.hostRoot, "host-root", "/", "`folder` at which the host's file system is mounted")
 	f.StringVar(&o.stateDir, "state-dir", defaultStateDir, "host `path` of the components' states")
 	f.StringVar(&o.listen, "listen", ":9402", "`address` for /healthz, /readyz, /metrics, empty: none")
-	f.StringVar(&o.nfdDir, "nfd-dir", "", "host `path` of Node Feature Discovery's folder for feature files, which then gets the GPUs' labels; empty: gpu-validator publishes them")
+	f.StringVar(&o.nfdDir, "nfd-dir", "", "host `path` of Node Feature Discovery's folder for feature files, into which the GPUs' labels are written; empty: gpu-validator publishes them")
 	f.StringVar(&o.logFormat, "log-format", "text", "log as text or json")
 	o.settingFlags(f)
 	f.BoolVar(&o.dryRun, "dry-run", false, "the same as gpu-device-plugin devices")
-	f.BoolVar(&o.shadow, "shadow", false, "the same as gpu-device-plugin shadow: register nothing, and log what differs from the device plugin that serves this node")
+	f.BoolVar(&o.shadow, "shadow", false, "the same as gpu-device-plugin shadow: register nothing, and log differences from the device plugin that serves this node")
 	f.BoolVar(&o.once, "once", false, "with shadow: compare once, print a report, and end")
-	f.DurationVar(&o.shadowInterval, "shadow-interval", 5*time.Second, "with shadow: how often the kubelet is asked, whose API has no watch")
+	f.DurationVar(&o.shadowInterval, "shadow-interval", 5*time.Second, "with shadow: interval of queries to the kubelet, whose API has no watch")
 	f.StringVar(&o.podResources, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", "with shadow: the kubelet's PodResources API `socket`")
 	f.StringVarP(&o.output, "output", "o", "table", "with devices, and shadow --once: table or json")
 	f.BoolVar(&o.version, "version", false, "print the version, and end")
@@ -144,8 +144,8 @@ func (o *options) flags(usage io.Writer) *pflag.FlagSet {
 	return f
 }
 
-// parse reads command line, environment and configuration file, in the order in
-// which they win.
+// parse reads command line, environment and configuration file. Earlier ones take
+// precedence.
 func parse(args []string, stderr io.Writer) (*options, error) {
 	return (&options{}).parse(args, stderr)
 }
@@ -155,20 +155,20 @@ func (o *options) parse(args []string, stderr io.Writer) (*options, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := o.inherit(); err != nil {
+	if err := o.readHandover(); err != nil {
 		return nil, err
 	}
 	switch {
 	case o.configFile != "":
-		return o.begin(f)
-	case o.named.dir != "":
-		if before := o.asBefore(); before != nil {
+		return o.readInitial(f)
+	case o.configs.dir != "":
+		if before := o.withPrevious(); before != nil {
 			return before, nil
 		}
-		o.given = o.listed(f)
-		return o, nil // it is to be chosen
+		o.given = o.listSettings(f)
+		return o, nil // not chosen yet
 	}
-	return o, o.adopt(f, nil)
+	return o, o.applyFile(f, nil)
 }
 
 // parseFlags reads command line and environment.
@@ -195,8 +195,8 @@ func (o *options) parseFlags(args []string, stderr io.Writer) (*pflag.FlagSet, e
 	return f, o.check()
 }
 
-// adopt lays the flags over a configuration file; nil: there is none.
-func (o *options) adopt(f *pflag.FlagSet, data []byte) (err error) {
+// applyFile overlays a configuration file with the flags; nil: no file.
+func (o *options) applyFile(f *pflag.FlagSet, data []byte) (err error) {
 	o.file = &config.Config{Version: config.Version}
 	if o.data = data; data != nil {
 		o.hash = hash(data)
@@ -204,17 +204,17 @@ func (o *options) adopt(f *pflag.FlagSet, data []byte) (err error) {
 			return err
 		}
 	}
-	if o.config, err = o.whole(); err != nil {
+	if o.config, err = o.mergeConfig(); err != nil {
 		return err
 	}
 	if err := o.checkSockets(); err != nil {
 		return err
 	}
-	o.given = o.listed(f)
+	o.given = o.listSettings(f)
 	return o.readPolicy()
 }
 
-// check refuses what is not served, rather than doing something else.
+// check refuses unsupported values instead of ignoring them.
 func (o *options) check() error {
 	for _, c := range []struct {
 		flag, value string
@@ -227,10 +227,10 @@ func (o *options) check() error {
 		{"--output", o.output, o.output == "table" || o.output == "json", "table or json"},
 	} {
 		if !c.served {
-			return fmt.Errorf("%s: %q is not served, only %s", c.flag, c.value, c.only)
+			return fmt.Errorf("%s: %q is not supported, only %s", c.flag, c.value, c.only)
 		}
 	}
-	if err := o.named.check(o.configFile); err != nil {
+	if err := o.configs.check(o.configFile); err != nil {
 		return err
 	}
 	for _, path := range []string{o.kubeletSocket, o.stateDir, o.podResources, cmp.Or(o.nfdDir, "/")} {
@@ -250,11 +250,10 @@ func (o *options) check() error {
 	return nil
 }
 
-// longestMIG is the longest name of a MIG resource that a driver makes today.
+// longestMIG is the longest name of a MIG resource with today's drivers.
 const longestMIG = "nvidia.com/mig-1g.180gb.me.all"
 
-// checkSockets says whether the socket of every resource has a path that a socket
-// can have.
+// checkSockets returns an error if the path of any resource's socket is too long.
 func (o *options) checkSockets() error {
 	names := []string{config.GPU}
 	if o.config.Flags.MIG() == config.MIGMixed {
@@ -279,7 +278,7 @@ func (o *options) checkSockets() error {
 
 func (o *options) plugin(started time.Time, stderr io.Writer) plugin.Config {
 	log := o.logger(stderr)
-	o.following = newFollower(o, log)
+	o.watcher = newConfigWatcher(o, log)
 	log.Info("starting", "precedence", "command line, environment, configuration file", "path", o.configFile, "settings", strings.Join(o.given, ", "),
 		"socket", o.kubeletSocket, "pid", os.Getpid())
 	o.warn(log)
@@ -291,7 +290,7 @@ func (o *options) plugin(started time.Time, stderr io.Writer) plugin.Config {
 		KubeletTimeout: o.kubeletTimeout,
 		Listen:         o.listen,
 		Settings:       o.settingsInForce(),
-		Follow:         o.following.follow,
+		Follow:         o.watcher.watch,
 		Driver:         driver.Place{HostRoot: o.hostRoot},
 		Open:           func(place driver.Place) (plugin.Opened, error) { return o.open(place, log, meters.NVML) },
 		NFDDir:         o.nfdDir,
@@ -302,7 +301,7 @@ func (o *options) plugin(started time.Time, stderr io.Writer) plugin.Config {
 	}
 }
 
-// ignoredKeys are the paths of the keys that were passed over.
+// ignoredKeys returns the paths of the unknown keys that were skipped.
 func (o *options) ignoredKeys() []string {
 	var keys []string
 	for _, key := range o.ignored {
@@ -325,20 +324,20 @@ func (o *options) place() driver.Place {
 	return driver.Place{HostRoot: o.hostRoot, Root: *o.config.Flags.NvidiaDriverRoot}
 }
 
-// settingsInForce are those that the options came to; none where the
-// configuration is still to be chosen.
+// settingsInForce returns the plugin's settings. They are empty while the configuration
+// is not chosen.
 func (o *options) settingsInForce() plugin.Settings {
 	return plugin.Settings{Config: o.config, Health: o.policy, Name: o.name, Hash: o.hash, Ignored: o.ignoredKeys()}
 }
 
-// warn names the keys that were passed over.
+// warn logs the unknown keys that were skipped.
 func (o *options) warn(log *slog.Logger) {
 	for _, key := range o.ignored {
 		log.Warn("key of the configuration file ignored", "path", o.configFile, "key", key.Path, "message", key.Hint)
 	}
 }
 
-// open opens NVML where the driver is found now.
+// open opens NVML where the driver is now.
 func (o *options) open(place driver.Place, log *slog.Logger, failed func(code string)) (plugin.Opened, error) {
 	root, path, err := place.Find()
 	library := driver.Look(path)
@@ -347,14 +346,14 @@ func (o *options) open(place driver.Place, log *slog.Logger, failed func(code st
 			return plugin.Opened{}, err
 		}
 		if place.Root == "" {
-			root = "/" // NVML's own search of the loader's path begins there
+			root = "/" // NVML then searches the loader's path
 		}
 	}
 	source, err := nvml.Open(nvml.Options{HostRoot: o.hostRoot, DriverRoot: root, Log: log, Failed: failed, Outside: reading.Outside(o.hostRoot, root)})
 	if err != nil {
 		return plugin.Opened{}, err
 	}
-	if source.Library() != path { // found by the loader, or come just now
+	if source.Library() != path { // found by the loader, or newly installed
 		library = driver.Look(source.Library())
 	}
 	return plugin.Opened{Source: source, Root: root, Library: library}, nil

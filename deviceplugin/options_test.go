@@ -26,7 +26,7 @@ func write(t *testing.T, text string) string {
 	return path
 }
 
-func TestTheCommandLineWinsOverTheEnvironmentAndThatOverTheFile(t *testing.T) {
+func TestPrecedenceOfCommandLineEnvironmentAndFile(t *testing.T) {
 	path := write(t, "version: v1\nflags:\n  failOnInitError: false\n  nvidiaDriverRoot: /from/file\n  nvidiaDevRoot: /from/file\n")
 	o, err := parse([]string{"--config-file", path}, io.Discard)
 	require.NoError(t, err)
@@ -47,9 +47,9 @@ func TestTheCommandLineWinsOverTheEnvironmentAndThatOverTheFile(t *testing.T) {
 	require.Equal(t, "/from/line", *o.config.Flags.NvidiaDriverRoot)
 }
 
-func TestTheReferencesFileIsTakenOrRefusedByTheFieldsName(t *testing.T) {
+func TestReferenceFilesAreAcceptedOrRefusedByField(t *testing.T) {
 	for text, want := range map[string]string{
-		// Its defaults, as its documentation shows them, but for what is not served.
+		// Its documented defaults, except for unsupported settings.
 		`
 version: v1
 flags:
@@ -79,7 +79,7 @@ resources: {}
 		"version: v1\nflags: {migStrategy: mixed, gdsEnabled: true, plugin: {deviceListStrategy: [envvar, cdi-annotations], passDeviceSpecs: true}}": "",
 		"version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}":                                                    "",
 		"version: v1\nresources: {gpus: [{pattern: '*', name: gpu}]}\nimex: {required: true}":                                                        "",
-		"version: v1\nflags: {deviceDiscoveryStrategy: tegra}":                                                                                       `flags.deviceDiscoveryStrategy: "tegra" is not served: NVML does not know integrated GPUs; remove it, or write "auto"`,
+		"version: v1\nflags: {deviceDiscoveryStrategy: tegra}":                                                                                       `flags.deviceDiscoveryStrategy: "tegra" is not supported: NVML does not know integrated GPUs; remove it, or write "auto"`,
 		"version: v1\nflags: {plugin: {deviceListStrategy: [cdi-cri, envvar]}}":                                                                      "flags.plugin.deviceListStrategy: cdi-cri and envvar together would give a container its GPUs twice; write one of them",
 		"version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}":                                                            "",
 		"version: v1\nflags: {failOnInitErorr: true}":                                                                                                `flags.failOnInitErorr: unknown key`,
@@ -95,7 +95,7 @@ resources: {}
 	}
 }
 
-func TestWhatIsNotServedIsRefused(t *testing.T) {
+func TestUnsupportedSettingsAreRefused(t *testing.T) {
 	for _, arg := range []string{
 		"--mig-strategy=singel", "--device-list-strategy=cdi-cri,envvar", "--device-list-strategy=volume-mounts,cdi-cri",
 		"--device-discovery-strategy=tegra", "--cdi-feature-flags=x", "--imex-channel-ids=1", "--unknown-keys=maybe", "--driver-root=relative", "--log-format=xml", "--output=yaml", "--kubelet-timeout=-1s", "argument",
@@ -105,17 +105,17 @@ func TestWhatIsNotServedIsRefused(t *testing.T) {
 	}
 }
 
-func TestWhatIsRefusedIsNamedAsItWasGiven(t *testing.T) {
+func TestRefusedSettingIsNamedByItsOrigin(t *testing.T) {
 	path := write(t, "version: v1\nflags: {deviceDiscoveryStrategy: tegra}")
 	_, err := parse([]string{"--config-file", path, "--device-list-strategy=cdi-cry", "--pass-device-specs=false"}, io.Discard)
 	require.EqualError(t, err, `--device-list-strategy: "cdi-cry" is not known, did you mean "cdi-cri"?`)
 	t.Setenv("DEVICE_LIST_STRATEGY", "cdi-cri,envvar")
 	_, err = parse([]string{"--config-file", path}, io.Discard)
-	require.EqualError(t, err, path+`: flags.deviceDiscoveryStrategy: "tegra" is not served: NVML does not know integrated GPUs; remove it, or write "auto"
+	require.EqualError(t, err, path+`: flags.deviceDiscoveryStrategy: "tegra" is not supported: NVML does not know integrated GPUs; remove it, or write "auto"
 $DEVICE_LIST_STRATEGY: cdi-cri and envvar together would give a container its GPUs twice; write one of them`)
 }
 
-func TestASocketThatNoPathHasRoomForIsRefusedAtTheStart(t *testing.T) {
+func TestTooLongSocketPathIsRefused(t *testing.T) {
 	folder := "/" + strings.Repeat("x", 80)
 	args := []string{"--kubelet-socket", folder + "/kubelet.sock"}
 	_, err := parse(args, io.Discard)
@@ -128,7 +128,7 @@ func TestASocketThatNoPathHasRoomForIsRefusedAtTheStart(t *testing.T) {
 	require.ErrorContains(t, err, folder+"/nvidia-a-name-that-is-not-all-that-short.sock")
 }
 
-func TestEveryFlagVariableAndSpellingOfTheReferenceIsTaken(t *testing.T) {
+func TestEveryFlagAndVariableOfTheReferenceIsAccepted(t *testing.T) {
 	for _, variable := range []string{"NVIDIA_CTK_PATH", "NVIDIA_CDI_HOOK_PATH"} {
 		t.Run(variable, func(t *testing.T) {
 			t.Setenv(variable, "/from/"+variable)
@@ -151,7 +151,7 @@ func TestEveryFlagVariableAndSpellingOfTheReferenceIsTaken(t *testing.T) {
 	}
 }
 
-func TestUnknownKeysAreServedWhenAskedAndNamed(t *testing.T) {
+func TestUnknownKeysAreIgnoredOnRequest(t *testing.T) {
 	path := write(t, "version: v1\nflags: {migStrategi: none, plugin: {deviceIDstrategy: uuid}}")
 	_, err := parse([]string{"--config-file", path}, io.Discard)
 	require.ErrorContains(t, err, `flags.migStrategi: unknown key, did you mean "migStrategy"?`)
@@ -166,7 +166,7 @@ func TestUnknownKeysAreServedWhenAskedAndNamed(t *testing.T) {
 	require.Contains(t, log.String(), `settings="config-file=`+path+` (--config-file), unknown-keys=warn ($UNKNOWN_KEYS)"`)
 }
 
-func TestThePolicyForXIDsIsOfTheFileAndTheReferencesVariables(t *testing.T) {
+func TestXIDPolicyFromFileAndVariables(t *testing.T) {
 	path := write(t, "health:\n  xids: [{xid: 79, recovery: never}, {xid: 31, action: unhealthy}, {xid: 48, action: ignore}]\n  quietPeriod: 90s")
 	o, err := parse([]string{"--config-file", path}, io.Discard)
 	require.NoError(t, err)
@@ -189,7 +189,7 @@ func TestThePolicyForXIDsIsOfTheFileAndTheReferencesVariables(t *testing.T) {
 	require.EqualError(t, err, `environment variable DP_ENABLE_HEALTHCHECKS: "some" is not an XID: write XIDs separated by commas, as in 48,79, or all`)
 }
 
-func TestHelpNamesEnvironmentExamplesAndExitCodes(t *testing.T) {
+func TestHelpHasEnvironmentExamplesAndExitCodes(t *testing.T) {
 	var help bytes.Buffer
 	require.Zero(t, run(t.Context(), time.Now(), []string{"--help"}, io.Discard, &help))
 	for _, want := range []string{"Examples:", "Exit codes:", "[$KUBELET_SOCKET]", "[$DEVICE_LIST_STRATEGY]", "command line before environment"} {
@@ -201,8 +201,8 @@ func TestHelpNamesEnvironmentExamplesAndExitCodes(t *testing.T) {
 	}
 }
 
-// settingsTable are the cells of the table of settings, by the flag's own name or,
-// where there is none, the variable's.
+// settingsTable returns the cells of the table of settings, by the flag's own name or,
+// if it has none, the variable's.
 func settingsTable(t *testing.T) map[string][]string {
 	t.Helper()
 	docs, err := os.ReadFile("../docs/device-plugin-configuration.md")
@@ -220,7 +220,7 @@ func settingsTable(t *testing.T) map[string][]string {
 			cells[i] = strings.TrimSpace(cells[i])
 		}
 		key := strings.Trim(cells[1], "`")
-		if names := words(cells[0]); len(names) > 0 {
+		if names := codeSpans(cells[0]); len(names) > 0 {
 			key = strings.TrimPrefix(names[0], "--")
 		}
 		require.NotContains(t, rows, key)
@@ -229,8 +229,8 @@ func settingsTable(t *testing.T) map[string][]string {
 	return rows
 }
 
-// words are those of a cell that are set as code.
-func words(cell string) []string {
+// codeSpans returns the words of a cell that are set as code.
+func codeSpans(cell string) []string {
 	var all []string
 	for i, word := range strings.Split(cell, "`") {
 		if i%2 == 1 {
@@ -240,7 +240,7 @@ func words(cell string) []string {
 	return all
 }
 
-func TestTheTableOfSettingsIsThatOfTheProgram(t *testing.T) {
+func TestDocumentedSettingsMatchTheProgram(t *testing.T) {
 	rows := settingsTable(t)
 	variables := []string{health.DisableVariable, health.EnableVariable}
 	(&options{}).flags(io.Discard).VisitAll(func(f *pflag.Flag) {
@@ -257,17 +257,17 @@ func TestTheTableOfSettingsIsThatOfTheProgram(t *testing.T) {
 		if f.Shorthand != "" {
 			names = append(names, "-"+f.Shorthand)
 		}
-		require.ElementsMatch(t, names, words(cells[0]))
+		require.ElementsMatch(t, names, codeSpans(cells[0]))
 		var from []string
 		for _, where := range []map[string]string{environment, olderEnvironment} {
 			if name := where[f.Name]; name != "" {
 				from = append(from, name)
 			}
 		}
-		require.ElementsMatch(t, from, words(cells[1]), f.Name)
+		require.ElementsMatch(t, from, codeSpans(cells[1]), f.Name)
 		require.Equal(t, inFile[f.Name], strings.Trim(cells[2], "`"), f.Name)
 
-		// Where the driver is has no default that a flag could name.
+		// The location of the driver has no default that a flag could name.
 		if standard := strings.Trim(f.DefValue, "[]"); f.Name != "driver-root" && f.Name != "dev-root" && f.Value.Type() != "duration" {
 			require.Equal(t, standard, strings.Trim(cells[3], "`"), f.Name)
 		} else if d, err := time.ParseDuration(standard); err == nil {
@@ -303,7 +303,7 @@ func TestTheTableOfSettingsIsThatOfTheProgram(t *testing.T) {
 	require.Empty(t, rows, "rows that are of no flag and no variable")
 }
 
-func TestTheExamplesInTheDocumentationWouldBeServed(t *testing.T) {
+func TestDocumentationExamplesAreValid(t *testing.T) {
 	pages, err := filepath.Glob("../docs/*.md")
 	require.NoError(t, err)
 	served := 0

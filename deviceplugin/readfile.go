@@ -14,24 +14,24 @@ import (
 	"github.com/gpuready/gpuready/internal/inotify"
 )
 
-// begin reads the configuration file. The one that the program before had in force
-// stays so where what is there now cannot be served.
-func (o *options) begin(f *pflag.FlagSet) (*options, error) {
+// readInitial reads the configuration file. If it cannot be served, the configuration
+// of the previous program stays in force.
+func (o *options) readInitial(f *pflag.FlagSet) (*options, error) {
 	data, err := o.readFirst()
 	writing := errors.Is(err, errWriting)
 	if err == nil || writing {
-		err = o.adopt(f, data)
+		err = o.applyFile(f, data)
 	}
 	if err != nil || writing {
-		if before := o.asBefore(); before != nil {
-			return before, nil //nolint:nilerr // it is refused as soon as it is followed
+		if before := o.withPrevious(); before != nil {
+			return before, nil //nolint:nilerr // the watcher reports the error
 		}
 	}
-	return o, err // one that is being written is read as it is: the writer's closing it is news
+	return o, err // a file being written is read as it is; closing it triggers a reload
 }
 
-// readFirst reads the configuration file. What ends of itself takes it from a pipe,
-// too.
+// readFirst reads the configuration file, for the commands that end by themselves also
+// from a pipe.
 func (o *options) readFirst() ([]byte, error) {
 	if o.dryRun || o.once {
 		data, err := os.ReadFile(o.configFile)
@@ -43,18 +43,18 @@ func (o *options) readFirst() ([]byte, error) {
 	return readFile(o.configFile)
 }
 
-// openFlags keep a FIFO in the place of a file from being waited on.
+// openFlags prevents waiting on a FIFO in place of a file.
 const openFlags = os.O_RDONLY | syscall.O_NONBLOCK | syscall.O_CLOEXEC
 
-// errWriting means that somebody is writing the file.
+// errWriting means that the file is open for writing.
 var errWriting = errors.New("the file is being written")
 
-// readRegular reads a configuration file. What is no file is not waited for. With
-// errWriting it returns what is there so far.
+// readRegular reads a configuration file. It does not wait on anything but a regular
+// file. With errWriting it returns the content so far.
 func readRegular(open func() (*os.File, error), path string) ([]byte, error) {
 	f, err := open()
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s: there is no such file; put it there", path)
+		return nil, fmt.Errorf("%s: there is no such file; create it", path)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the configuration: %w", err)
@@ -65,9 +65,9 @@ func readRegular(open func() (*os.File, error), path string) ([]byte, error) {
 		return nil, fmt.Errorf("read the configuration: %w", err)
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s: no regular file (%s); put the configuration there", path, info.Mode().Type())
+		return nil, fmt.Errorf("%s: not a regular file (%s); replace it by the configuration", path, info.Mode().Type())
 	}
-	// Where that is not known, what is there is read.
+	// If that is unknown, read the present content.
 	writing, _ := inotify.Writing(f.Fd())
 	data, err := io.ReadAll(io.LimitReader(f, strict.MaxBytes+1))
 	switch {

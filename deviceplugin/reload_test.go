@@ -19,7 +19,7 @@ import (
 
 const shared = "nvidia.com/gpu.shared"
 
-// refused waits until the state says why a configuration is not in force.
+// refused waits until the state has the reason why a configuration is not in force.
 func (m *machine) refused() string {
 	m.Helper()
 	return m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Degraded && s.Reason == "ConfigRefused" }).Message
@@ -30,7 +30,7 @@ func (m *machine) ready() nodestate.State {
 	return m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
 }
 
-func TestANewConfigurationIsServedWithoutARestart(t *testing.T) {
+func TestNewConfigurationNeedsNoRestart(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	path := filepath.Join(m.host, "c.yaml")
 	put(t, path, "version: v1\n")
@@ -38,7 +38,7 @@ func TestANewConfigurationIsServedWithoutARestart(t *testing.T) {
 	before := m.wait(8)
 
 	put(t, path, "version: v1\nflags: {migStrategy: mixed}\n") // which changes no list here
-	m.says(`flags.migStrategy: \"none\" → \"mixed\" (`)
+	m.waitForOutput(`flags.migStrategy: \"none\" → \"mixed\" (`)
 	put(t, path, "version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 4, devices: [0]}]}}\n")
 	m.of(resource, 7+4)
 	renamedOver(t, path, "version: v1\nsharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas: 2}]}}\n")
@@ -53,15 +53,14 @@ func TestANewConfigurationIsServedWithoutARestart(t *testing.T) {
 	m.stop()
 }
 
-// Strict, with a way in: what is passed over stands in the log, in a metric and in
-// the state.
-func TestKeysThatArePassedOverAreNamedWhereverSomebodyLooks(t *testing.T) {
+// Ignored keys are reported in the log, in a metric and in the state.
+func TestIgnoredKeysAreReportedEverywhere(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	path := filepath.Join(m.host, "c.yaml")
 	put(t, path, "version: v1\nflags: {migStrategi: none}\n")
 	m.start("--config-file", path, "--unknown-keys=warn")
 	m.wait(8)
-	m.says("key=flags.migStrategi ")
+	m.waitForOutput("key=flags.migStrategi ")
 	keys := func(want ...string) {
 		m.Helper()
 		m.state(func(s nodestate.State) bool {
@@ -84,7 +83,7 @@ func TestKeysThatArePassedOverAreNamedWhereverSomebodyLooks(t *testing.T) {
 	m.stop()
 }
 
-func TestWhatBothConfigurationsServeIsNotDisturbed(t *testing.T) {
+func TestUnchangedResourcesAreNotDisturbed(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	m.sim("mig", "--gpu", "0", "--layout", "1g.10gb,3g.40gb")
 	path := filepath.Join(m.host, "c.yaml")
@@ -102,7 +101,7 @@ func TestWhatBothConfigurationsServeIsNotDisturbed(t *testing.T) {
 	}
 }
 
-func TestABadConfigurationLeavesTheOldOneInForce(t *testing.T) {
+func TestInvalidConfigurationLeavesTheOldOneInForce(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	path := filepath.Join(m.host, "c.yaml")
 	put(t, path, sliced(2))
@@ -110,7 +109,7 @@ func TestABadConfigurationLeavesTheOldOneInForce(t *testing.T) {
 	m.wait(16)
 	put(t, path, "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 0}]}}\n")
 	require.Contains(t, m.refused(), "sharing.timeSlicing.resources[0].replicas: ")
-	m.says("the configuration is refused")
+	m.waitForOutput("the configuration is refused")
 	put(t, path, "sharing: {mig\n")
 	m.state(func(s nodestate.State) bool { return s.Reason == "ConfigRefused" && s.Message != "" })
 	require.Equal(t, 1, m.wait(16).Registered)
@@ -119,7 +118,7 @@ func TestABadConfigurationLeavesTheOldOneInForce(t *testing.T) {
 	require.Equal(t, 1, m.wait(16).Registered)
 }
 
-func TestAMountedConfigMapIsFollowed(t *testing.T) {
+func TestMountedConfigMapIsFollowed(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	dir := filepath.Join(m.host, "config")
 	mounted(t, dir, 1, map[string]string{"c.yaml": sliced(2)})
@@ -130,10 +129,10 @@ func TestAMountedConfigMapIsFollowed(t *testing.T) {
 	mounted(t, dir, 3, map[string]string{"c.yaml": sliced(4)})
 	require.Equal(t, 1, m.wait(32).Registered)
 	require.NoError(t, m.process.Signal(syscall.SIGHUP))
-	m.says("SIGHUP: reading the configuration again")
+	m.waitForOutput("SIGHUP: reading the configuration again")
 }
 
-func TestAHundredEditsOfTheFileEndWithTheLast(t *testing.T) {
+func TestManyEditsEndWithTheLast(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	path := filepath.Join(m.host, "c.yaml")
 	put(t, path, sliced(2))
@@ -152,21 +151,21 @@ func TestAHundredEditsOfTheFileEndWithTheLast(t *testing.T) {
 	})
 }
 
-func TestANewXIDPolicyCountsFromThenOn(t *testing.T) {
+func TestNewXIDPolicyAppliesToFutureEvents(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	path := filepath.Join(m.host, "c.yaml")
 	put(t, path, "version: v1\n")
 	m.start("--config-file", path)
 	m.wait(8)
 	m.sim("xid", "--gpu", "3", "--xid", "13") // an application's own doing
-	m.says("XID that is not held against the GPU")
+	m.waitForOutput("XID that is not held against the GPU")
 	put(t, path, "health: {xids: [{xid: 13, action: unhealthy}]}\n")
-	m.says("a new configuration is in force")
+	m.waitForOutput("a new configuration is in force")
 	m.sim("xid", "--gpu", "2", "--xid", "13")
 	require.Equal(t, []int{2}, unhealthy(m.wait(7)))
 }
 
-func TestAnotherDriverRootTakesANewProgramWithTheSameSockets(t *testing.T) {
+func TestNewDriverRootKeepsTheSockets(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	path := filepath.Join(m.host, "c.yaml")
 	put(t, path, "flags: {nvidiaDriverRoot: /driver}\n")
@@ -177,14 +176,14 @@ func TestAnotherDriverRootTakesANewProgramWithTheSameSockets(t *testing.T) {
 	require.NoError(t, os.Rename(m.path("/driver"), m.path("/other/driver")))
 	t.Cleanup(func() { _ = os.Rename(m.path("/other/driver"), m.path("/driver")) })
 	put(t, path, "flags: {nvidiaDriverRoot: /other/driver}\n")
-	m.says("going on as a new program with the same sockets")
+	m.waitForOutput("going on as a new program with the same sockets")
 	m.state(func(s nodestate.State) bool {
 		return s.Driver != nil && s.Driver.Root == "/other/driver" && s.Phase == nodestate.Ready
 	})
 	m.wait(8)
 }
 
-func TestNothingIsServedBeforeTheConfigurationIsChosen(t *testing.T) {
+func TestNothingIsServedBeforeAChoice(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	dir := filepath.Join(m.host, "configs")
 	mounted(t, dir, 1, map[string]string{"default": "version: v1\n", "sliced": sliced(2)})
@@ -211,7 +210,7 @@ func TestNothingIsServedBeforeTheConfigurationIsChosen(t *testing.T) {
 	require.NotContains(t, m.process.Output(), "ConfigNotChosen")
 }
 
-func TestTheStateIsRefusedWhereTheFirstChoiceIsNone(t *testing.T) {
+func TestInvalidFirstChoiceIsReported(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	dir := filepath.Join(m.host, "configs")
 	put(t, filepath.Join(dir, "a"), "version: v1\n")
@@ -225,7 +224,7 @@ func TestTheStateIsRefusedWhereTheFirstChoiceIsNone(t *testing.T) {
 	m.wait(16)
 }
 
-// upgraded puts another driver under the plugin, which executes itself anew.
+// upgraded replaces the driver under the plugin, which then executes itself again.
 func (m *machine) upgraded(version string) nodestate.State {
 	m.Helper()
 	m.up("--driver-version", version)
@@ -234,7 +233,7 @@ func (m *machine) upgraded(version string) nodestate.State {
 	})
 }
 
-func TestABadFileDoesNotEndThePluginWhenTheDriverIsUpgraded(t *testing.T) {
+func TestInvalidFileDoesNotEndThePluginDuringADriverUpgrade(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	path := filepath.Join(m.host, "c.yaml")
 	put(t, path, sliced(2))
@@ -260,7 +259,7 @@ func TestABadFileDoesNotEndThePluginWhenTheDriverIsUpgraded(t *testing.T) {
 	m.stop()
 }
 
-func TestTheChoiceOutlivesAnUpgradeOfTheDriver(t *testing.T) {
+func TestChoiceOutlivesADriverUpgrade(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	dir := filepath.Join(m.host, "configs")
 	mounted(t, dir, 1, map[string]string{"sliced": sliced(2)})
@@ -286,7 +285,7 @@ func TestHangupNeverEndsThePlugin(t *testing.T) {
 	path := filepath.Join(m.host, "c.yaml")
 	put(t, path, sliced(2))
 	m.start("--config-file", path)
-	m.says("starting")
+	m.waitForOutput("starting")
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() { // as fast as can be: also while it is being replaced, and while it ends
 		defer close(stopped)
@@ -309,7 +308,7 @@ func TestHangupNeverEndsThePlugin(t *testing.T) {
 	<-stopped
 }
 
-func TestARefusedCureOfAConfigurationThatServesNothingIsSaid(t *testing.T) {
+func TestRefusedConfigurationIsReportedIfNothingIsServed(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	path := filepath.Join(m.host, "c.yaml")
 	put(t, path, "devices: {include: [GPU-00000000-0000-0000-0000-000000000000]}\n")

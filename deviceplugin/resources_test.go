@@ -24,14 +24,14 @@ func (m *machine) configured(text string, args ...string) *machine {
 	return m.start(append([]string{"--config-file", path}, args...)...)
 }
 
-// mig divides a GPU.
+// mig creates MIG devices on a GPU.
 func (m *machine) mig(gpu, layout string) *machine {
 	m.Helper()
 	m.sim("mig", "--gpu", gpu, "--layout", layout)
 	return m
 }
 
-// of waits until so many devices of a resource are allocatable.
+// of waits until that many devices of a resource are allocatable.
 func (m *machine) of(name string, allocatable int) kubelettest.Resource {
 	m.Helper()
 	r, err := m.kubelet.Wait(soon(m), name, func(r kubelettest.Resource) bool {
@@ -41,7 +41,7 @@ func (m *machine) of(name string, allocatable int) kubelettest.Resource {
 	return r
 }
 
-// none says that the kubelet has never heard of a resource.
+// none requires that a resource was never registered with the kubelet.
 func (m *machine) none(name string) {
 	m.Helper()
 	_, there := m.kubelet.Resource(name)
@@ -77,7 +77,7 @@ func TestMIGDevicesAreResourcesOfTheirOwn(t *testing.T) {
 	m.wait(7)
 }
 
-func TestWithTheStrategySingleMIGDevicesAreGPUs(t *testing.T) {
+func TestStrategySingleAdvertisesMIGDevicesAsGPUs(t *testing.T) {
 	m := newMachine(t).up("--gpus", "2").mig("all", "1g.10gb,1g.10gb,1g.10gb").withKubelet().start("--mig-strategy", "single")
 	r := m.wait(6)
 	for _, id := range ids(r) {
@@ -93,7 +93,7 @@ func TestWithTheStrategySingleMIGDevicesAreGPUs(t *testing.T) {
 	m.wait(4)
 }
 
-func TestAMIGLayoutThatChangesLiveBringsAndTakesResources(t *testing.T) {
+func TestChangedMIGLayoutChangesResources(t *testing.T) {
 	m := newMachine(t).up("--gpus", "2").withKubelet().start("--mig-strategy", "mixed")
 	before := m.wait(2)
 	m.mig("0", "3g.40gb,3g.40gb")
@@ -113,10 +113,10 @@ func TestAMIGLayoutThatChangesLiveBringsAndTakesResources(t *testing.T) {
 	m.wait(2)
 	m.of(large, 0)
 
-	// Another kubelet is not told of what is gone, and then it has no socket.
+	// A new kubelet does not get the removed resource, whose socket is then removed.
 	require.NoError(t, m.kubelet.Restart())
 	m.wait(2)
-	m.says("resource is gone, and the kubelet has forgotten it")
+	m.waitForOutput("resource is gone, and the kubelet has forgotten it")
 	require.NoFileExists(t, m.path("/dp/nvidia-mig-3g.40gb.sock"))
 	require.FileExists(t, m.path("/dp/nvidia-gpu.sock"))
 	m.mig("1", "3g.40gb")
@@ -125,7 +125,7 @@ func TestAMIGLayoutThatChangesLiveBringsAndTakesResources(t *testing.T) {
 	require.NotContains(t, m.process.Output(), "another plugin")
 }
 
-func TestEverySocketIsHandedOverWhenTheDriverIsUpgraded(t *testing.T) {
+func TestDriverUpgradeHandsOverEverySocket(t *testing.T) {
 	m := newMachine(t).up().mig("0", "1g.10gb").withKubelet().configured(`
 flags: {migStrategy: mixed}
 sharing: {timeSlicing: {resources: [{name: gpu, rename: gpu.dev, replicas: 2, devices: [6, 7]}]}}
@@ -144,7 +144,7 @@ sharing: {timeSlicing: {resources: [{name: gpu, rename: gpu.dev, replicas: 2, de
 	require.Equal(t, pid, m.process.PID())
 	require.NotContains(t, m.process.Output(), "another")
 	require.NotContains(t, m.process.Output(), "own socket was removed")
-	m.says("resource is gone, and the kubelet has forgotten it") // it had no device when it was taken over
+	m.waitForOutput("resource is gone, and the kubelet has forgotten it") // it had no device when it was taken over
 	require.NoFileExists(t, m.path("/dp/nvidia-mig-1g.10gb.sock"))
 	m.mig("1", "1g.10gb")
 	m.of(small, 1)
@@ -176,7 +176,7 @@ func TestTimeSlicingAdvertisesEachGPUSeveralTimes(t *testing.T) {
 	require.Len(t, a.CDIDevices, 1)
 }
 
-func TestSharedGPUsCanHaveANameOfTheirOwn(t *testing.T) {
+func TestSharedGPUsCanBeRenamed(t *testing.T) {
 	m := newMachine(t).up("--gpus", "4").withKubelet().configured(`
 sharing:
   timeSlicing:
@@ -192,7 +192,7 @@ sharing:
 		_, err = m.admit("greedy", "nvidia.com/gpu.dev", 2)
 		require.ErrorContains(t, err, "a container may have one nvidia.com/gpu.dev and asked for 2")
 	}
-	m.says("allocation refused")
+	m.waitForOutput("allocation refused")
 	require.Equal(t, 1, strings.Count(m.process.Output(), "allocation refused"))
 	a, err := m.admit("modest", "nvidia.com/gpu.dev", 1)
 	require.NoError(t, err)
@@ -216,14 +216,14 @@ devices: {exclude: ["1"]}
 	require.Equal(t, 1, strings.Count(m.process.Output(), "device is left out"))
 }
 
-func TestANodeOnWhichAllIsExcludedIsReady(t *testing.T) {
+func TestNodeWithAllGPUsExcludedIsReady(t *testing.T) {
 	m := newMachine(t).up("--gpus", "2").withKubelet().configured(`devices: {exclude: ["*"]}`)
 	m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready && s.Reason == "NothingAdvertised" })
 	m.none(resource)
 	require.NoFileExists(t, m.path("/dp/nvidia-gpu.sock"))
 }
 
-func TestTheNVIDIARuntimeIsToldByItsVariable(t *testing.T) {
+func TestEnvvarStrategySetsTheVariable(t *testing.T) {
 	m := newMachine(t).up("--gpus", "4").withKubelet().start("--device-list-strategy", "envvar", "--device-id-strategy", "index", "--pass-device-specs")
 	r := m.wait(4)
 	require.False(t, strings.Contains(r.Devices[0].GetID(), ":"), "the kubelet's IDs are UUIDs all the same")
@@ -242,7 +242,7 @@ func TestTheNVIDIARuntimeIsToldByItsVariable(t *testing.T) {
 	require.Contains(t, there, "/dev/nvidia3")
 }
 
-func TestAMIGDeviceIsGivenWithItsCapabilities(t *testing.T) {
+func TestMIGDeviceHasItsCapabilities(t *testing.T) {
 	m := newMachine(t).up("--gpus", "2").mig("1", "1g.10gb,3g.40gb").withKubelet().
 		start("--device-list-strategy", "volume-mounts", "--pass-device-specs", "--mig-strategy", "mixed")
 	r := m.of(large, 1)
@@ -260,8 +260,8 @@ func TestAMIGDeviceIsGivenWithItsCapabilities(t *testing.T) {
 	require.Equal(t, 2, caps, "its GPU instance's and its compute instance's")
 }
 
-// Where the toolkit has said what can be injected, only that is given away.
-func TestADeviceWithoutACDINameIsNotGivenAway(t *testing.T) {
+// Only devices that the toolkit's specification names are healthy.
+func TestDeviceWithoutACDINameIsUnhealthy(t *testing.T) {
 	m := newMachine(t).up("--gpus", "2").withKubelet().start()
 	r := m.wait(2)
 	says := func(devices ...string) {
@@ -293,7 +293,7 @@ func TestADeviceWithoutACDINameIsNotGivenAway(t *testing.T) {
 	m.wait(2)
 }
 
-func TestARequiredIMEXChannelThatIsNotThereIsSaid(t *testing.T) {
+func TestMissingRequiredIMEXChannelIsReported(t *testing.T) {
 	m := newMachine(t).up("--gpus", "2").withKubelet().start("--imex-channel-ids", "0", "--imex-required")
 	m.wait(0)
 	s := m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Failed })
@@ -305,7 +305,7 @@ func TestARequiredIMEXChannelThatIsNotThereIsSaid(t *testing.T) {
 	require.Contains(t, m.process.Output(), "containers do not get all that is configured")
 }
 
-func TestDevicesPrintsWhatWouldBeAdvertisedAndWhatNot(t *testing.T) {
+func TestDevicesPrintsAdvertisedAndLeftOut(t *testing.T) {
 	m := newMachine(t).up("--gpus", "3").mig("0", "1g.10gb,3g.40gb")
 	path := m.path("/config.yaml")
 	require.NoError(t, os.WriteFile(path, []byte(`
@@ -322,7 +322,7 @@ sharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas:
 	require.Regexp(t, `(?m)^nvidia\.com/gpu\.shared +GPU-\S+ +5 +2 +SIMULATED NVIDIA H100.* Healthy$`, table)
 	require.Regexp(t, `(?m)^nvidia\.com/mig-3g\.40gb +MIG-\S+ +1 +0:\d +SIMULATED NVIDIA H100.* 3g\.40gb .* Healthy$`, table)
 	require.Regexp(t, `(?m)^GPU-\S+ +1 +SIMULATED NVIDIA H100.* Excluded: devices\.exclude has "1"$`, table)
-	var all printed
+	var all deviceList
 	require.NoError(t, json.Unmarshal([]byte(run("-o", "json")), &all))
 	require.Len(t, all.Devices, 3)
 	require.Len(t, all.Left, 1)
@@ -331,8 +331,8 @@ sharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas:
 	require.Equal(t, gpu.UUID(all.Devices[0].ID), gpu.UUID(strings.TrimPrefix(all.Devices[0].CDI[0], "k8s.gpuready.io/gpu=")))
 }
 
-// Neither the kubelet nor a pod's owner is to see it vanish without a word.
-func TestADividedGPUThatIsGoneIsListedByTheNextProcessToo(t *testing.T) {
+// It must not vanish silently for the kubelet or a pod's owner.
+func TestMissingMIGGPUIsListedByTheNextProcess(t *testing.T) {
 	m := newMachine(t).up("--gpus", "2").withKubelet()
 	m.mig("0", "3g.40gb,3g.40gb")
 	m.configured("flags: {migStrategy: mixed}\n")

@@ -15,11 +15,11 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// rival is a device plugin that does as the reference does where it matters to
-// who comes after it (github.com/NVIDIA/k8s-device-plugin, internal/plugin/server.go,
-// v0.17): devices by UUID, NVIDIA_VISIBLE_DEVICES, a socket of that name, which it
-// removes when it ends, one registration, and one channel of health changes from
-// which all its streams take.
+// rival is a device plugin that behaves like the reference where that matters to its
+// successor (github.com/NVIDIA/k8s-device-plugin, internal/plugin/server.go, v0.17):
+// devices by UUID, NVIDIA_VISIBLE_DEVICES, a socket of that name, which it removes when
+// it ends, one registration, and one channel of health changes from which all its
+// streams receive.
 type rival struct {
 	v1beta1.UnimplementedDevicePluginServer
 	testing.TB
@@ -70,8 +70,8 @@ func (r *rival) stop() {
 	_ = os.Remove(filepath.Join(r.dir, "nvidia-gpu.sock"))
 }
 
-// lose marks a device as unhealthy.
-func (r *rival) lose(id string) { r.sick <- id }
+// markUnhealthy marks a device as unhealthy.
+func (r *rival) markUnhealthy(id string) { r.sick <- id }
 
 func (r *rival) list() *v1beta1.ListAndWatchResponse {
 	r.mu.Lock()
@@ -87,7 +87,7 @@ func (r *rival) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1beta
 	return offers, nil
 }
 
-// GetPreferredAllocation answers what the test chooses.
+// GetPreferredAllocation returns the test's choice.
 func (r *rival) GetPreferredAllocation(_ context.Context, req *v1beta1.PreferredAllocationRequest) (*v1beta1.PreferredAllocationResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -16,14 +16,14 @@ import (
 	"github.com/gpuready/gpuready/internal/metrics"
 )
 
-// reasonNoGPU is of a node without a GPU, on which there is nothing to compare.
+// reasonNoGPU is the reason on a node without a GPU, which has nothing to compare.
 const reasonNoGPU gpu.Reason = "NoGPU"
 
-// runShadow runs beside another device plugin: nothing is registered, no socket
-// made, no state written.
+// runShadow runs beside another device plugin without registering anything, creating a
+// socket or writing a state.
 func (o *options) runShadow(ctx context.Context, started time.Time, stdout, stderr io.Writer) int {
 	if o.once {
-		o, err := o.resolved()
+		o, err := o.resolve()
 		if err != nil {
 			return fail(stderr, exitUsage, err)
 		}
@@ -38,7 +38,7 @@ func (o *options) runShadow(ctx context.Context, started time.Time, stdout, stde
 	}
 	err := o.watchShadow(ctx, started, stderr)
 	if errors.Is(err, plugin.ErrReplaced) && ctx.Err() == nil {
-		err = o.again(nil)
+		err = o.reexec(nil)
 	}
 	if err != nil {
 		return fail(stderr, exitFailed, err)
@@ -46,7 +46,7 @@ func (o *options) runShadow(ctx context.Context, started time.Time, stdout, stde
 	return 0
 }
 
-// kubelet is where the kubelet is asked.
+// kubelet returns how to query the kubelet.
 func (o *options) kubelet() shadow.Kubelet {
 	return shadow.Kubelet{
 		PodResources: filepath.Join("/", o.hostRoot, o.podResources),
@@ -54,12 +54,12 @@ func (o *options) kubelet() shadow.Kubelet {
 	}
 }
 
-// compareOnce compares what the driver shows now, without what is only heard of by
-// events, and says whether nothing differs.
+// compareOnce compares what the driver reports now, without what only events report. It
+// reports whether there are no differences.
 func (o *options) compareOnce(ctx context.Context, w io.Writer) (same bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, dryRunTimeout)
 	defer cancel()
-	would, snap, err := o.wouldBe(ctx)
+	would, snap, err := o.computePlan(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -95,7 +95,7 @@ func (o *options) watchShadow(ctx context.Context, started time.Time, stderr io.
 			}
 		})
 		if err == nil {
-			err = context.Canceled // the others are to end with it
+			err = context.Canceled // ends the others, too
 		}
 		return err
 	})

@@ -27,12 +27,12 @@ func (m *machine) withPods() *machine {
 	return m
 }
 
-// gpus are the GPUs as another plugin would list them.
+// gpus returns the GPUs as another plugin would list them.
 func (m *machine) gpus() []*v1beta1.Device {
 	m.Helper()
 	out, err := exec.CommandContext(soon(m), built.Path(m, "gpu-device-plugin"), m.args("--dry-run", "-o", "json")...).Output()
 	require.NoError(m, err)
-	var all printed
+	var all deviceList
 	require.NoError(m, json.Unmarshal(out, &all))
 	var devices []*v1beta1.Device
 	for _, d := range all.Devices {
@@ -45,7 +45,7 @@ func (m *machine) shadowArgs(more ...string) []string {
 	return append([]string{"shadow"}, m.args(append([]string{"--pod-resources-socket", "/pods/kubelet.sock"}, more...)...)...)
 }
 
-// compared is what shadow --once prints.
+// compared returns the report and exit code of shadow --once.
 func (m *machine) compared(args ...string) (report shadow.Report, code int) {
 	m.Helper()
 	cmd := exec.CommandContext(soon(m), built.Path(m, "gpu-device-plugin"), m.shadowArgs(append(args, "--once", "-o", "json")...)...)
@@ -60,14 +60,14 @@ func (m *machine) compared(args ...string) (report shadow.Report, code int) {
 	return report, code
 }
 
-// withRival has another plugin serve the machine.
+// withRival starts another plugin on the machine.
 func (m *machine) withRival() (*rival, kubelettest.Resource) {
 	m.Helper()
 	r := newRival(m, m.gpus())
 	return r, m.wait(8)
 }
 
-func TestShadowOnceSaysWhatWouldChange(t *testing.T) {
+func TestShadowOnceReportsDifferences(t *testing.T) {
 	m := newMachine(t).up().withPods()
 	_, before := m.withRival()
 	report, code := m.compared()
@@ -90,19 +90,19 @@ func TestShadowOnceSaysWhatWouldChange(t *testing.T) {
 	require.NoDirExists(t, m.path("/state"))
 }
 
-func TestShadowFollowsBothAndTouchesNothing(t *testing.T) {
+func TestShadowHasNoSideEffects(t *testing.T) {
 	m := newMachine(t).up().withPods()
 	r, before := m.withRival()
 	m.process = built.Start(t, "gpu-device-plugin", m.shadowArgs("--shadow-interval", "50ms"))
-	m.says("differences=0 summary=none")
+	m.waitForOutput("differences=0 summary=none")
 
 	m.sim("xid", "--gpu", "3", "--xid", "79")
-	m.says("msg=differs component=deviceplugin") // the order of slog's attributes
-	m.says("kind=health resource=nvidia.com/gpu gpu=" + before.Devices[3].GetID() + " ours=Unhealthy theirs=Healthy reason=XID")
-	r.lose(before.Devices[3].GetID())
-	m.says(`msg="no longer differs"`)
-	r.lose(before.Devices[6].GetID())
-	m.says("gpu=" + before.Devices[6].GetID() + " ours=Healthy theirs=Unhealthy")
+	m.waitForOutput("msg=differs component=deviceplugin") // the order of slog's attributes
+	m.waitForOutput("kind=health resource=nvidia.com/gpu gpu=" + before.Devices[3].GetID() + " ours=Unhealthy theirs=Healthy reason=XID")
+	r.markUnhealthy(before.Devices[3].GetID())
+	m.waitForOutput(`msg="no longer differs"`)
+	r.markUnhealthy(before.Devices[6].GetID())
+	m.waitForOutput("gpu=" + before.Devices[6].GetID() + " ours=Healthy theirs=Unhealthy")
 
 	after := m.wait(6)
 	require.Equal(t, 1, after.Registered, "nobody else has registered")
@@ -118,35 +118,35 @@ func TestShadowFollowsBothAndTouchesNothing(t *testing.T) {
 func TestShadowWaitsForDriverAndKubelet(t *testing.T) {
 	m := newMachine(t)
 	m.process = built.Start(t, "gpu-device-plugin", m.shadowArgs("--shadow-interval", "50ms"))
-	m.says("reason=NoGPU")
+	m.waitForOutput("reason=NoGPU")
 	m.up()
-	m.says("the kubelet cannot be queried")
+	m.waitForOutput("the kubelet cannot be queried")
 	m.withPods()
-	m.says("the kubelet responds again")
-	m.says(`ours="8 devices" theirs=none`) // nobody serves the node
+	m.waitForOutput("the kubelet responds again")
+	m.waitForOutput(`ours="8 devices" theirs=none`) // nobody serves the node
 	newRival(m, m.gpus())
-	m.says(`msg="no longer differs"`)
+	m.waitForOutput(`msg="no longer differs"`)
 }
 
-func TestShadowSeesAPodWhoseGPUsAreFarFromEachOther(t *testing.T) {
+func TestShadowReportsDistantGPUs(t *testing.T) {
 	m := newMachine(t).up().withPods()
 	r, before := m.withRival()
 	m.process = built.Start(t, "gpu-device-plugin", m.shadowArgs("--shadow-interval", "50ms"))
-	m.says("summary=none")
+	m.waitForOutput("summary=none")
 	r.mu.Lock()
 	r.chooses = []string{before.Devices[0].GetID(), before.Devices[7].GetID()} // of two NUMA nodes
 	r.mu.Unlock()
 	_, err := m.kubelet.Admit(soon(t), pod("far", 2))
 	require.NoError(t, err)
-	m.says("kind=placement resource=nvidia.com/gpu pod=default/far/main")
+	m.waitForOutput("kind=placement resource=nvidia.com/gpu pod=default/far/main")
 	require.Contains(t, m.process.Output(), `GPUs 0, 7"`)
 	require.Contains(t, m.process.Output(), `GPUs 0, 1"`)
 	m.kubelet.Remove("default", "far")
-	m.says(`msg="no longer differs" component=deviceplugin kind=placement`)
+	m.waitForOutput(`msg="no longer differs" component=deviceplugin kind=placement`)
 }
 
-// The switch and the way back: the resource and the devices' names stay, so the
-// kubelet keeps what it has given away, and asks nobody.
+// The migration and the way back keep the names of the resource and the devices, so the
+// kubelet keeps its allocations without another request.
 func TestPodsKeepTheirGPUsOverTheSwitchAndBack(t *testing.T) {
 	m := newMachine(t).up().withPods()
 	r, before := m.withRival()

@@ -15,10 +15,10 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-const waitHelp = `gpu-device-plugin wait waits until a container that is created now would be
-given this node's GPUs by the toolkit, or the node has none. It is for the init
+const waitHelp = `gpu-device-plugin wait waits until the toolkit would inject this node's GPUs
+into a container that is created now, or the node has none. It is for the init
 container of a pod whose main container has ` + injection.Variable + `=` + injection.Expected + `.
-What is waited for, and why, is printed at the start and whenever it changes.
+It prints what it waits for at the start and whenever that changes.
 
 Usage:
   gpu-device-plugin wait [flags]
@@ -26,23 +26,23 @@ Usage:
 Flags (command line before environment):
 %s
 Exit codes:
-  0  a container that is created now is given the GPUs, or there are none
+  0  a container that is created now gets the GPUs, or there are none
   1  not within the timeout, or interrupted; the last line on stderr says why and what to do
   2  bad flag or environment variable
 `
 
-// waiting are the flags of wait.
-type waiting struct {
+// waitOptions are the flags of wait.
+type waitOptions struct {
 	timeout            time.Duration
 	hostRoot, stateDir string
 }
 
-func (w *waiting) parse(args []string, usage io.Writer) error {
+func (w *waitOptions) parse(args []string, usage io.Writer) error {
 	names := map[string]string{"timeout": "WAIT_TIMEOUT", "host-root": environment["host-root"], "state-dir": environment["state-dir"]}
 	f := pflag.NewFlagSet("gpu-device-plugin wait", pflag.ContinueOnError)
 	f.SortFlags = false
-	f.DurationVar(&w.timeout, "timeout", 5*time.Minute, "how long to wait; 0: for ever")
-	f.StringVar(&w.hostRoot, "host-root", "/", "`folder` where the host's file system is seen")
+	f.DurationVar(&w.timeout, "timeout", 5*time.Minute, "how long to wait; 0: no limit")
+	f.StringVar(&w.hostRoot, "host-root", "/", "`folder` at which the host's file system is mounted")
 	f.StringVar(&w.stateDir, "state-dir", defaultStateDir, "host `path` of the components' states")
 	config.Describe(f, names)
 	f.Usage = func() { fmt.Fprintf(usage, waitHelp, f.FlagUsagesWrapped(100)) }
@@ -63,9 +63,9 @@ func (w *waiting) parse(args []string, usage io.Writer) error {
 	return nil
 }
 
-// wait is the subcommand.
+// wait runs the wait subcommand.
 func wait(ctx context.Context, args []string, stderr io.Writer) int {
-	w := &waiting{}
+	w := &waitOptions{}
 	switch err := w.parse(args, stderr); {
 	case errors.Is(err, pflag.ErrHelp):
 		return 0
@@ -77,13 +77,13 @@ func wait(ctx context.Context, args []string, stderr io.Writer) int {
 		ctx, cancel = context.WithTimeout(ctx, w.timeout)
 		defer cancel()
 	}
-	if err := w.follow(ctx, stderr); err != nil {
+	if err := w.waitForInjection(ctx, stderr); err != nil {
 		return fail(stderr, exitFailed, err)
 	}
 	return 0
 }
 
-func (w *waiting) follow(ctx context.Context, stderr io.Writer) error {
+func (w *waitOptions) waitForInjection(ctx context.Context, stderr io.Writer) error {
 	boot, err := nodestate.BootIDAt(w.hostRoot)
 	if err != nil {
 		return err
@@ -96,7 +96,7 @@ func (w *waiting) follow(ctx context.Context, stderr io.Writer) error {
 	})
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("containers are not given the GPUs after %v: %s", w.timeout, last)
+		return fmt.Errorf("containers still do not get the GPUs after %v: %s", w.timeout, last)
 	case errors.Is(err, context.Canceled):
 		return fmt.Errorf("interrupted while waiting: %s", last)
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-func TestWaitSaysWhyItGaveUp(t *testing.T) {
+func TestWaitReportsWhyItTimedOut(t *testing.T) {
 	host := t.TempDir()
 	gaveUp := func(args ...string) string {
 		var stderr bytes.Buffer
@@ -21,7 +21,7 @@ func TestWaitSaysWhyItGaveUp(t *testing.T) {
 		require.Equal(t, exitFailed, code, stderr.String())
 		return stderr.String()
 	}
-	require.Contains(t, gaveUp(), "gpu-device-plugin: containers are not given the GPUs after 20ms: the toolkit has said nothing in this boot; see that nvidia-container-toolkit-daemonset runs")
+	require.Contains(t, gaveUp(), "gpu-device-plugin: containers still do not get the GPUs after 20ms: the toolkit has said nothing in this boot; see that nvidia-container-toolkit-daemonset runs")
 	says := func(i nodestate.Injection) {
 		s := nodestate.State{Component: nodestate.Toolkit, Phase: nodestate.Ready, Toolkit: &nodestate.ToolkitInfo{Injection: &i}}
 		require.NoError(t, nodestate.Write(filepath.Join(host, "states/toolkit"), s))
@@ -35,8 +35,8 @@ func TestWaitSaysWhyItGaveUp(t *testing.T) {
 	require.Empty(t, stderr.String())
 }
 
-// Or the pods of nodes without a GPU would be started again and again there.
-func TestNodeWithoutAGPUWaitsForNoRuntime(t *testing.T) {
+// Otherwise the pods on nodes without a GPU would restart again and again.
+func TestWaitReturnsOnANodeWithoutGPUs(t *testing.T) {
 	host := t.TempDir()
 	require.NoError(t, nodestate.Write(filepath.Join(host, "run/nvidia/gpuready/toolkit"), nodestate.State{
 		Component: nodestate.Toolkit, Phase: nodestate.Waiting, Reason: injection.ReasonNoGPU,
@@ -55,13 +55,13 @@ func TestWaitCanBeInterrupted(t *testing.T) {
 	require.Contains(t, stderr.String(), "gpu-device-plugin: interrupted while waiting: the toolkit")
 }
 
-func TestWaitIsUsedProperly(t *testing.T) {
+func TestWaitUsage(t *testing.T) {
 	for name, c := range map[string]struct {
 		args []string
 		code int
 		want string
 	}{
-		"help":        {[]string{"--help"}, 0, "Exit codes:\n  0  a container that is created now is given the GPUs"},
+		"help":        {[]string{"--help"}, 0, "Exit codes:\n  0  a container that is created now gets the GPUs"},
 		"unknown":     {[]string{"--frobnicate"}, exitUsage, "--frobnicate"},
 		"argument":    {[]string{"for", "it"}, exitUsage, `unexpected argument "for"`},
 		"in the past": {[]string{"--timeout", "-1s"}, exitUsage, "--timeout: -1s is negative"},

@@ -10,20 +10,20 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// watchFiles calls changed whenever the configuration may be another one.
+// watchFiles calls changed whenever the configuration may have changed.
 func (o *options) watchFiles(ctx context.Context, changed func()) error {
 	if o.path() == "" {
 		<-ctx.Done()
 		return ctx.Err()
 	}
 	for {
-		// Links are followed one by one: any of them may come to lead elsewhere, as
+		// Links are watched one by one: any of them may be changed, as
 		// ..data of a mounted ConfigMap does.
-		links := o.chains()
+		links := o.linkChains()
 		watching, cancel := context.WithCancel(ctx)
 		err := record.WatchWhole(watching, links, func() {
 			changed()
-			if !slices.Equal(links, o.chains()) {
+			if !slices.Equal(links, o.linkChains()) {
 				cancel()
 			}
 		})
@@ -35,28 +35,28 @@ func (o *options) watchFiles(ctx context.Context, changed func()) error {
 	}
 }
 
-// chains are the directory entries on which the configuration depends. In a folder
-// those are all that it has, and what links lead to.
-func (o *options) chains() []string {
-	if o.named.dir == "" {
-		return chain(o.configFile)
+// linkChains returns the directory entries on which the configuration depends. For a
+// folder those are all its entries, and the targets of links.
+func (o *options) linkChains() []string {
+	if o.configs.dir == "" {
+		return linkChain(o.configFile)
 	}
-	all := chain(filepath.Join(o.named.dir, "*"))
-	there, _ := o.named.list() // a folder that is not there has none
+	all := linkChain(filepath.Join(o.configs.dir, "*"))
+	there, _ := o.configs.list() // a missing folder has none
 	for _, name := range there {
-		all = append(all, chain(filepath.Join(o.named.dir, name))...)
+		all = append(all, linkChain(filepath.Join(o.configs.dir, name))...)
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
 }
 
-// chain are the directory entries that decide what a path leads to: each link on
-// the way, and what is at its end.
-func chain(path string) []string {
-	const most = 40 // as the kernel follows
+// linkChain returns the directory entries that determine the target of a path: each
+// link on the way, and the target itself.
+func linkChain(path string) []string {
+	const most = 40 // the kernel's limit
 	var all []string
 	parts := func(path string) []string { return strings.FieldsFunc(path, func(r rune) bool { return r == '/' }) }
-	rest := parts(path) // not cleaned: what .. is depends on the links before it
+	rest := parts(path) // not cleaned: the meaning of .. depends on the links before it
 	at := "/"
 	if !filepath.IsAbs(path) {
 		at = "."

@@ -216,7 +216,7 @@ func (p *Plan) requireUniform(parts []part) []part {
 			p.Left = append(p.Left, one.leftOut(ReasonMIGPartly, "with the MIG strategy single all GPUs must be divided, or none: GPU %d is, GPU %d is not; "+
 				"divide all alike, or write migStrategy: mixed", divided[0].gpu.Index, whole[0].gpu.Index))
 		case len(profiles) > 1 && one.isMIG():
-			p.Left = append(p.Left, one.leftOut(ReasonMIGDiffers, "with the MIG strategy single all MIG devices must have the same profile, but there are %s; "+
+			p.Left = append(p.Left, one.leftOut(ReasonMIGDiffers, "with the MIG strategy single all MIG devices must have one profile, and there are %s; "+
 				"divide all GPUs alike, or write migStrategy: mixed", strings.Join(slices.Sorted(maps.Keys(profiles)), ", ")))
 		case !one.isMIG(): // the others are divided, and this one cannot be read
 			p.Left = append(p.Left, one.leftOut(gpu.ReasonUnreadable, "cannot be read, so it is not known whether it is divided"))

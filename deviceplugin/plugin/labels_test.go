@@ -73,7 +73,7 @@ func TestUnwritableFeatureFileStopsNothing(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(n.host, "nfd"), nil, 0o600)) // no folder
 	n.start()
 	n.wait(2)
-	n.log.wait(t, "cannot be left for Node Feature Discovery")
+	n.log.wait(t, "feature file for Node Feature Discovery cannot be written")
 	require.NoError(t, os.Remove(filepath.Join(n.host, "nfd")))
 	n.source.Emit(gpu.Event{Kind: gpu.EventXID, UUID: gputest.GPU(0), XID: 79, GPUInstance: -1, ComputeInstance: -1})
 	n.log.wait(t, "wrote the feature file")
