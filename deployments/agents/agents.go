@@ -1,6 +1,6 @@
-// Package agents has the DaemonSets that run on nodes with GPUs: what a user applies
-// from deployments/static and what the operator makes of a ClusterPolicy are rendered
-// from the same templates, so that a node cannot tell the one from the other.
+// Package agents renders the DaemonSets of nodes with GPUs. The static manifests in
+// deployments/static and the operator use the same templates, so that both give
+// identical nodes.
 package agents
 
 import (
@@ -17,29 +17,29 @@ import (
 //go:embed parts
 var parts embed.FS
 
-// Data is what a DaemonSet is rendered with.
+// Data holds the parameters of a DaemonSet.
 type Data struct {
 	Namespace  string
-	Image      string // whole, with its tag
-	Privileged bool   // for runtimes without NRI: the agent sees the host's root
-	Runtime    bool   // of the toolkit: the container runtime may be configured and started anew
-	// Validator is the validator's image. With it, the driver's pods end before they load
-	// anything where the host has a driver of its own.
+	Image      string // full reference, with its tag
+	Privileged bool   // for runtimes without NRI: the agent mounts the host's root
+	Runtime    bool   // of the toolkit: the container runtime may be configured and restarted
+	// Validator is the validator's image. If it is set, the driver's pods end before they
+	// load anything when the host has its own driver.
 	Validator string
-	// Parameters is a ConfigMap with parameters of the driver's modules, which need not exist.
+	// Parameters is an optional ConfigMap with parameters of the driver's modules.
 	Parameters string
-	// DriverToolkit has the driver's modules built by a side-car, OpenShift's Driver Toolkit.
-	// Its image is ToolkitImage, or OpenShift has none: then there is no side-car, and the
-	// driver container makes do without it.
+	// DriverToolkit adds a side-car that builds the driver's modules, OpenShift's Driver
+	// Toolkit, with the image ToolkitImage. If OpenShift has no such image, there is no
+	// side-car, and the driver container works without it.
 	DriverToolkit bool
 	ToolkitImage  string
 }
 
-// Agent is one of the DaemonSets.
+// Agent describes one of the DaemonSets.
 type Agent struct {
-	Name  string // what it is called here
+	Name  string // short name
 	App   string // the DaemonSet's name and its pods' label app
-	Image string // the name of the image that it runs
+	Image string // name of its image
 }
 
 // The agents.
@@ -57,14 +57,15 @@ func All() []Agent {
 	return []Agent{Toolkit, DevicePlugin, MPS, Validator, Driver, DriverSimulator}
 }
 
-// StartupKeys are the startup taints that the agents tolerate and the validator may
-// touch: ours, that of earlier versions, and one that a Cluster Autoscaler knows by
-// its prefix.
+// StartupKeys returns the startup taints that the agents tolerate and the validator may
+// change: ours, that of earlier versions, and one that a Cluster Autoscaler recognises
+// by its prefix.
 func StartupKeys() []string {
 	return []string{"nvidia.com/gpu-not-ready", "gpuready.io/not-ready", "startup-taint.cluster-autoscaler.kubernetes.io/gpu-not-ready"}
 }
 
-// terms are the ways in which a node may have a GPU: any of them will do.
+// terms returns the node selector terms of nodes that may have a GPU; any of them
+// suffices.
 func terms() []string {
 	labelled := func(label string) string {
 		return fmt.Sprintf(`{ key: %s, operator: In, values: ["true"] }`, label)
@@ -78,19 +79,19 @@ func terms() []string {
 	}
 }
 
-// scalar is a string as YAML has it: in quotes where it would be something else.
+// scalar returns a string as a YAML scalar, quoted if necessary.
 func scalar(s string) (string, error) {
 	text, err := yaml.Marshal(s)
 	return strings.TrimSuffix(string(text), "\n"), err
 }
 
-// templates are those beside this file, read once.
+// templates parses the templates beside this file once.
 var templates = sync.OnceValues(func() (*template.Template, error) {
 	return template.New("").Option("missingkey=error").
 		Funcs(template.FuncMap{"terms": terms, "startupKeys": StartupKeys, "scalar": scalar}).ParseFS(parts, "parts/*.tmpl")
 })
 
-// Render returns the agent's DaemonSet, in YAML. It fails where the templates are broken.
+// Render returns the agent's DaemonSet, in YAML. It fails only if the templates are broken.
 func Render(a Agent, d Data) ([]byte, error) {
 	all, err := templates()
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package crds is the custom resource definitions that the operator needs.
+// Package crds embeds the custom resource definitions of the operator.
 package crds
 
 import _ "embed"
@@ -6,6 +6,6 @@ import _ "embed"
 //go:embed nvidia.com_clusterpolicies.yaml
 var clusterPolicies []byte
 
-// ClusterPolicies is that of clusterpolicies.nvidia.com, in YAML. It is made of the
-// types of operator/api/v1.
+// ClusterPolicies returns the definition of clusterpolicies.nvidia.com, in YAML. It is
+// generated from the types of operator/api/v1.
 func ClusterPolicies() []byte { return clusterPolicies }

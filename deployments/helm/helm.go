@@ -1,5 +1,5 @@
-// Package helm has the chart, gpuready/, and makes what of it is generated: the schema
-// of its values, the README's table, and the constants of its templates.
+// Package helm has the chart, gpuready/, and generates parts of it: the schema of its
+// values, the README's table, and the constants of its templates.
 package helm
 
 import (
@@ -9,9 +9,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-//go:generate go test -tags grpcnotrace -run ^TestWhatIsGenerated$ . -update
+//go:generate go test -tags grpcnotrace -run ^TestGeneratedFilesAreCurrent$ . -update
 
-// Templates are the chart's that other manifests are made of, too.
+// Templates are the chart's templates that other manifests use, too.
 //
 //go:embed gpuready/templates/agents gpuready/templates/_generated.tpl
 var Templates embed.FS
@@ -19,16 +19,16 @@ var Templates embed.FS
 //go:embed gpuready/files/rights.yaml
 var rights []byte
 
-// Right is what the operator, or one of the Jobs of the chart, may do with some resources.
+// Right is a right of the operator, or of one of the chart's Jobs, to some resources.
 type Right struct {
-	Where     string            `json:"where"` // as gpuready/files/rights.yaml says
+	Where     string            `json:"where"` // as in gpuready/files/rights.yaml
 	Group     string            `json:"group"`
 	Resources []string          `json:"resources"`
 	Names     []string          `json:"names"` // none: all
-	Verbs     map[string]string `json:"verbs"` // and why
+	Verbs     map[string]string `json:"verbs"` // by verb: the reason
 }
 
-// Rights are all that are given.
+// Rights returns all rights that are granted.
 func Rights() ([]Right, error) {
 	var all []Right
 	if err := yaml.UnmarshalStrict(rights, &all); err != nil {

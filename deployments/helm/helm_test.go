@@ -23,7 +23,7 @@ func read(t *testing.T, path string) []byte {
 	return data
 }
 
-func TestWhatIsGenerated(t *testing.T) {
+func TestGeneratedFilesAreCurrent(t *testing.T) {
 	crd, values := read(t, crdPath), read(t, "gpuready/values.yaml")
 	spec, err := Policy(crd)
 	require.NoError(t, err)
@@ -68,7 +68,7 @@ func TestEachRightIsGivenForAReason(t *testing.T) {
 			}
 		}
 	}
-	// Where a right on the whole cluster is given, one in a namespace is nothing more.
+	// A right in a namespace adds nothing to the same right in the whole cluster.
 	for key := range seen {
 		if rest, is := bytes.CutPrefix([]byte(key), []byte("cluster ")); is {
 			for _, where := range []string{"operands ", "lease ", "default ", "openshift "} {
@@ -78,7 +78,7 @@ func TestEachRightIsGivenForAReason(t *testing.T) {
 	}
 }
 
-func TestSecretsAreReadByNameAndNowhereElse(t *testing.T) {
+func TestSecretsAreReadOnlyByName(t *testing.T) {
 	all, err := Rights()
 	require.NoError(t, err)
 	for _, r := range all {

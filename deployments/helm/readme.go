@@ -11,13 +11,13 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// value is one that a user may set.
+// value is a value that a user may set.
 type value struct {
 	path, initial, about string
 }
 
-// Table returns the values of values.yaml in Markdown: each that has a comment that
-// begins with "-- ". One that has none is an error.
+// Table returns the values of values.yaml in Markdown: each with a comment that begins
+// with "-- ". A value without such a comment is an error.
 func Table(values []byte) (string, error) {
 	var document yaml.Node
 	if err := yaml.NewDecoder(bytes.NewReader(values)).Decode(&document); err != nil {
@@ -61,7 +61,7 @@ func collect(n *yaml.Node, path string, all *[]value) error {
 	return nil
 }
 
-// compact is a value as JSON, on one line.
+// compact returns a value as JSON, on one line.
 func compact(n *yaml.Node) (string, error) {
 	var v any
 	if err := n.Decode(&v); err != nil {
@@ -71,7 +71,7 @@ func compact(n *yaml.Node) (string, error) {
 	return string(text), err
 }
 
-// The marks between which the README's table is.
+// Markers around the README's table.
 const (
 	begin = "<!-- values -->\n"
 	end   = "<!-- /values -->\n"

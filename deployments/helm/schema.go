@@ -15,14 +15,14 @@ import (
 // schema is a JSON schema.
 type schema map[string]any
 
-// The chart's own values, which no policy has. Values by these names in maps that the
-// policy has, too, are added to the policy's.
-var own = []string{"global", "platform", "nfd", "crds", "operands", "clusterPolicy", "proxy", "trustedCA",
+// chartValues are the chart's own values, which a policy does not have. If a policy has
+// a map of the same name, they are added to it.
+var chartValues = []string{"global", "platform", "nfd", "crds", "operands", "clusterPolicy", "proxy", "trustedCA",
 	"networkPolicy", "podMonitor", "cleanup", "operator", "node-feature-discovery"}
 
-// refined is what values.yaml cannot say of a value, by its path.
-var refined = map[string]schema{
-	// Other charts have theirs there.
+// overrides are schemas that values.yaml cannot express, by the path of the value.
+var overrides = map[string]schema{
+	// Other charts have their own values there.
 	"global":                      {"type": "object", "additionalProperties": true},
 	"global.imagePullSecrets":     {"type": "array", "items": object(schema{"name": schema{"type": "string"}}, "name")},
 	"node-feature-discovery":      {"type": "object", "additionalProperties": true},
@@ -59,7 +59,7 @@ func object(properties schema, required ...string) schema {
 	return s
 }
 
-// Policy returns the schema of a ClusterPolicy's spec out of its CustomResourceDefinition.
+// Policy returns the schema of a ClusterPolicy's spec from its CustomResourceDefinition.
 func Policy(crd []byte) (*apiextensions.JSONSchemaProps, error) {
 	var definition apiextensions.CustomResourceDefinition
 	if err := yaml.UnmarshalStrict(crd, &definition); err != nil {
@@ -74,16 +74,16 @@ func Policy(crd []byte) (*apiextensions.JSONSchemaProps, error) {
 	return nil, fmt.Errorf("CustomResourceDefinition %s: no version is stored", definition.Name)
 }
 
-// SpecKeys are the fields of a policy's spec that values of the same name fill, all but
-// operator, as a JSON list.
+// SpecKeys returns the fields of a policy's spec that values of the same name fill,
+// except operator, as a JSON list.
 func SpecKeys(spec *apiextensions.JSONSchemaProps) string {
 	keys := slices.DeleteFunc(slices.Sorted(maps.Keys(spec.Properties)), func(k string) bool { return k == "operator" })
-	text, _ := json.Marshal(keys) // a list of strings always has JSON
+	text, _ := json.Marshal(keys) // a list of strings always encodes
 	return string(text)
 }
 
-// ValuesSchema returns values.schema.json: of what the policy has by the same name the
-// policy's own schema, of the rest what values.yaml has.
+// ValuesSchema returns values.schema.json. Values that the policy has by the same name
+// have the policy's schema; the others have one derived from values.yaml.
 func ValuesSchema(spec *apiextensions.JSONSchemaProps, values []byte) ([]byte, error) {
 	var given map[string]any
 	if err := yaml.UnmarshalStrict(values, &given); err != nil {
@@ -94,7 +94,7 @@ func ValuesSchema(spec *apiextensions.JSONSchemaProps, values []byte) ([]byte, e
 		properties[name] = translate(&field)
 	}
 	operator := properties["operator"].(schema)
-	for _, name := range own {
+	for _, name := range chartValues {
 		one := infer(name, given[name])
 		if name == "operator" {
 			maps.Copy(operator["properties"].(schema), one["properties"].(schema))
@@ -104,9 +104,9 @@ func ValuesSchema(spec *apiextensions.JSONSchemaProps, values []byte) ([]byte, e
 	}
 	plugin := at(properties, "devicePlugin", "config")
 	for _, name := range []string{"create", "data"} {
-		plugin[name] = refined["devicePlugin.config."+name]
+		plugin[name] = overrides["devicePlugin.config."+name]
 	}
-	// The reference's chart calls it so.
+	// The name in the reference's chart.
 	upgrade := at(properties, "driver", "upgradePolicy")
 	upgrade["gpuPodDeletion"] = upgrade["podDeletion"]
 	all := object(properties)
@@ -124,9 +124,9 @@ func at(properties schema, path ...string) schema {
 	return properties
 }
 
-// infer makes a schema of a value.
+// infer returns a schema derived from a value.
 func infer(path string, value any) schema {
-	if s, is := refined[path]; is {
+	if s, is := overrides[path]; is {
 		return s
 	}
 	switch v := value.(type) {
@@ -146,7 +146,7 @@ func infer(path string, value any) schema {
 	return schema{"type": "string"}
 }
 
-// translate makes a JSON schema of what the API server checks; its CEL rules stay with it.
+// translate converts the API server's schema to a JSON schema, without its CEL rules.
 func translate(p *apiextensions.JSONSchemaProps) schema {
 	s := schema{}
 	for key, value := range map[string]any{"type": p.Type, "pattern": p.Pattern} {
@@ -201,11 +201,11 @@ func Constants(all map[string]string) string {
 	return b.String()
 }
 
-// List is a list of texts as CEL has it.
+// List returns a list of strings in CEL syntax.
 func List(texts []string) string { return "['" + strings.Join(texts, "', '") + "']" }
 
-// Owned returns the CustomResourceDefinition with the label by which it is known who
-// installed it: one that others installed is left alone.
+// Owned returns the CustomResourceDefinition with the label that marks it as installed
+// by us: definitions installed by others are left alone.
 func Owned(crd []byte) []byte {
 	return bytes.Replace(crd, []byte("\n  name: clusterpolicies.nvidia.com\n"),
 		[]byte("\n  labels:\n    app.kubernetes.io/part-of: gpuready\n  name: clusterpolicies.nvidia.com\n"), 1)

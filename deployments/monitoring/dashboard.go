@@ -1,12 +1,12 @@
-// Package monitoring holds what Prometheus and Grafana need to watch gpuready:
+// Package monitoring has the files with which Prometheus and Grafana monitor gpuready:
 // podmonitor.yaml, rules.yaml, and dashboard.json, which `make generate` renders.
 package monitoring
 
 import "encoding/json"
 
-//go:generate go test -tags grpcnotrace -run ^TestTheDashboardIsRendered$ . -update
+//go:generate go test -tags grpcnotrace -run ^TestDashboardIsCurrent$ . -update
 
-// panel is one picture. A table shows the labels of its series and their value.
+// panel is one panel. A table shows the labels of its series and their value.
 type panel struct {
 	title, about string
 	kind         string // stat, timeseries or table
@@ -28,7 +28,7 @@ const (
 	reconciler = "gpuready_operator_"
 )
 
-// of narrows a metric of the device plugin to the chosen nodes.
+// of restricts a metric of the device plugin to the chosen nodes.
 func of(name string) string { return plugin + name + `{node=~"$node"}` }
 
 func quantile(q, name string) string {
@@ -37,20 +37,20 @@ func quantile(q, name string) string {
 
 var sections = []section{
 	{"Devices", []panel{
-		{"Healthy", "Devices that can be given to containers, each replica counted.", "stat", "", 4, []string{`sum(` + plugin + `devices{node=~"$node",state="Healthy"})`}, ""},
-		{"Unhealthy", "Devices that are given to nobody until they recover.", "stat", "", 4, []string{`sum(` + plugin + `devices{node=~"$node",state="Unhealthy"}) or vector(0)`}, ""},
+		{"Healthy", "Devices that can be allocated to containers, each replica counted.", "stat", "", 4, []string{`sum(` + plugin + `devices{node=~"$node",state="Healthy"})`}, ""},
+		{"Unhealthy", "Devices that are not allocated until they recover.", "stat", "", 4, []string{`sum(` + plugin + `devices{node=~"$node",state="Unhealthy"}) or vector(0)`}, ""},
 		{"Left out", "GPUs and MIG devices that are not advertised.", "stat", "", 4, []string{"sum by (reason) (" + of("devices_left_out") + ")"}, "{{reason}}"},
 		{"Phase of the plugin", "Ready, Waiting, Degraded or Failed, with the reason.", "table", "", 12, []string{of("phase") + " == 1"}, ""},
 		{"Unhealthy devices", "", "table", "", 12, []string{of("device_healthy") + " == 0"}, ""},
 		{"Devices by state", "", "timeseries", "", 12, []string{"sum by (resource, state, reason) (" + of("devices") + ")"}, "{{resource}} {{state}} {{reason}}"},
 	}},
 	{"Errors", []panel{
-		{"XIDs", "Whatever they do to the GPU's health.", "timeseries", "", 8, []string{"sum by (node, gpu, xid) (increase(" + of("xids_total") + "[$__rate_interval]))"}, "{{node}} {{gpu}} XID {{xid}}"},
-		{"NVML errors", "HUNG is a call that did not come back.", "timeseries", "", 8, []string{"sum by (node, code) (increase(" + of("nvml_errors_total") + "[$__rate_interval]))"}, "{{node}} {{code}}"},
+		{"XIDs", "All XIDs, whatever their effect on the GPU's health.", "timeseries", "", 8, []string{"sum by (node, gpu, xid) (increase(" + of("xids_total") + "[$__rate_interval]))"}, "{{node}} {{gpu}} XID {{xid}}"},
+		{"NVML errors", "HUNG is a call that did not return.", "timeseries", "", 8, []string{"sum by (node, code) (increase(" + of("nvml_errors_total") + "[$__rate_interval]))"}, "{{node}} {{code}}"},
 		{"Events heard", "0 on a node with GPUs: their health cannot be watched.", "timeseries", "", 8, []string{of("watching")}, "{{node}}"},
 	}},
 	{"Allocation", []panel{
-		{"Containers", "By what the kubelet was answered.", "timeseries", "", 6, []string{"sum by (resource, code) (increase(" + of("allocations_total") + "[$__rate_interval]))"}, "{{resource}} {{code}}"},
+		{"Containers", "By the response to the kubelet.", "timeseries", "", 6, []string{"sum by (resource, code) (increase(" + of("allocations_total") + "[$__rate_interval]))"}, "{{resource}} {{code}}"},
 		{"Allocate, p99", "", "timeseries", "s", 6, []string{quantile("0.99", "allocation_duration_seconds")}, "{{resource}}"},
 		{"Preferred allocation, p99", "", "timeseries", "s", 6, []string{quantile("0.99", "preferred_allocation_duration_seconds")}, "{{resource}}"},
 		{"Score of preferred allocations", "1: as near to each other as GPUs of an empty node can be.", "timeseries", "percentunit", 6, []string{
@@ -66,15 +66,15 @@ var sections = []section{
 	{"Toolkit and validator", []panel{
 		{"Layers not proven", "", "table", "", 12, []string{`gpuready_layer_not_ready_reason{node=~"$node"} == 1`}, ""},
 		{"Runtime resolves CDI names", "", "timeseries", "", 6, []string{`gpuready_toolkit_runtime_cdi{node=~"$node"}`}, "{{node}} {{runtime}}"},
-		{"Runtime configuration", "undone: the runtime did not take it and has its old one back.", "timeseries", "", 6, []string{`sum by (node, outcome) (increase(gpuready_toolkit_runtime_applies_total{node=~"$node",outcome!="unchanged"}[$__rate_interval]))`}, "{{node}} {{outcome}}"},
+		{"Runtime configuration", "undone: the runtime did not accept it and has its old one back.", "timeseries", "", 6, []string{`sum by (node, outcome) (increase(gpuready_toolkit_runtime_applies_total{node=~"$node",outcome!="unchanged"}[$__rate_interval]))`}, "{{node}} {{outcome}}"},
 		{"Runtime restarts by the toolkit", "", "timeseries", "", 6, []string{`sum by (node) (increase(gpuready_toolkit_runtime_restarts_total{node=~"$node"}[$__rate_interval]))`}, "{{node}}"},
-		{"Repairs", "What others changed and the toolkit put back.", "timeseries", "", 6, []string{`sum by (node) (increase(gpuready_toolkit_repairs_total{node=~"$node"}[$__rate_interval]))`}, "{{node}}"},
-		{"Age of the CDI specifications", "Since the toolkit's process wrote one; none where it had to write nothing.", "timeseries", "s", 6, []string{`time() - (gpuready_toolkit_cdi_written_timestamp_seconds{node=~"$node"} > 0)`}, "{{node}}"},
-		{"Runtime not configured", "By reason; RuntimeRestart waits for somebody.", "table", "", 6, []string{`gpuready_toolkit_runtime_problem{node=~"$node"} == 1`}, ""},
+		{"Repairs", "Changes by others that the toolkit reverted.", "timeseries", "", 6, []string{`sum by (node) (increase(gpuready_toolkit_repairs_total{node=~"$node"}[$__rate_interval]))`}, "{{node}}"},
+		{"Age of the CDI specifications", "Since the toolkit's process wrote one; no value if it had nothing to write.", "timeseries", "s", 6, []string{`time() - (gpuready_toolkit_cdi_written_timestamp_seconds{node=~"$node"} > 0)`}, "{{node}}"},
+		{"Runtime not configured", "By reason; RuntimeRestart needs a manual restart.", "table", "", 6, []string{`gpuready_toolkit_runtime_problem{node=~"$node"} == 1`}, ""},
 		{"API server does not listen", "", "timeseries", "", 6, []string{`gpuready_voice_failing{node=~"$node"}`}, "{{node}} {{what}}"},
 	}},
 	{"Operator", []panel{
-		{"Nodes by state", "The first state that they have not reached; done: they have all.", "timeseries", "", 8, []string{"sum by (state, status) (" + reconciler + "nodes)"}, "{{state}} {{status}}"},
+		{"Nodes by state", "The first state that they have not reached; done: all are reached.", "timeseries", "", 8, []string{"sum by (state, status) (" + reconciler + "nodes)"}, "{{state}} {{status}}"},
 		{"Nodes by pool", "", "table", "", 8, []string{reconciler + "nodes"}, ""},
 		{"Waiting for", "How long the first of the nodes there has waited.", "timeseries", "s", 8, []string{"time() - " + reconciler + "nodes_since_timestamp_seconds"}, "{{pool}} {{state}} {{status}}"},
 		{"Policy", "1 where the condition is True.", "timeseries", "", 6, []string{reconciler + "policy_condition"}, "{{type}}"},
@@ -146,7 +146,7 @@ func (p panel) render(id, x, y int) object {
 		"id": id, "type": p.kind, "title": p.title, "description": p.about, "datasource": source, "targets": targets,
 		"gridPos": object{"x": x, "y": y, "w": p.width, "h": height}, "fieldConfig": object{"defaults": object{"unit": p.unit}, "overrides": []object{}},
 	}
-	if p.kind == "table" { // what a person need not see
+	if p.kind == "table" { // columns of no interest
 		o["transformations"] = []object{{"id": "organize", "options": object{"excludeByName": object{
 			"Time": true, "Value": true, "__name__": true, "container": true, "endpoint": true, "instance": true, "job": true, "namespace": true, "pod": true,
 		}}}}

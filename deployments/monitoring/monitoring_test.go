@@ -29,7 +29,7 @@ import (
 
 var update = flag.Bool("update", false, "write the dashboard anew")
 
-func TestTheDashboardIsRendered(t *testing.T) {
+func TestDashboardIsCurrent(t *testing.T) {
 	want, err := Dashboard()
 	require.NoError(t, err)
 	if *update {
@@ -40,28 +40,28 @@ func TestTheDashboardIsRendered(t *testing.T) {
 	require.Equal(t, string(want), string(have), "run make generate")
 }
 
-// shown are the labels of every metric that the programs can show, by name.
-type shown map[string][]string
+// metricLabels are the labels of every metric of the programs, by name.
+type metricLabels map[string][]string
 
-func (s shown) Register(c prometheus.Collector) error { s.MustRegister(c); return nil }
-func (s shown) Unregister(prometheus.Collector) bool  { return false }
+func (s metricLabels) Register(c prometheus.Collector) error { s.MustRegister(c); return nil }
+func (s metricLabels) Unregister(prometheus.Collector) bool  { return false }
 
-// described is how a prometheus.Desc prints itself, the one way to its labels.
-var described = regexp.MustCompile(`fqName: "([^"]+)".*variableLabels: \{([^}]*)\}`)
+// descPattern matches a printed prometheus.Desc, which is the only way to its labels.
+var descPattern = regexp.MustCompile(`fqName: "([^"]+)".*variableLabels: \{([^}]*)\}`)
 
-func (s shown) MustRegister(collectors ...prometheus.Collector) {
+func (s metricLabels) MustRegister(collectors ...prometheus.Collector) {
 	for _, c := range collectors {
 		descs := make(chan *prometheus.Desc)
 		go func() { defer close(descs); c.Describe(descs) }()
 		for d := range descs {
-			m := described.FindStringSubmatch(d.String())
+			m := descPattern.FindStringSubmatch(d.String())
 			s[m[1]] = slices.DeleteFunc(strings.Split(m[2], ","), func(l string) bool { return l == "" })
 		}
 	}
 }
 
-func allMetrics(t *testing.T) shown {
-	s := shown{"up": nil}
+func allMetrics(t *testing.T) metricLabels {
+	s := metricLabels{"up": nil}
 	meter.New().Register(s)
 	mps.NewMetrics(s)
 	toolkit.NewMetrics(s)
@@ -84,8 +84,8 @@ func allMetrics(t *testing.T) shown {
 	return s
 }
 
-// labels are those of a metric, or of the histogram that it is a part of.
-func (s shown) labels(name string) (labels []string, known bool) {
+// labels returns the labels of a metric, or of the histogram that it is a part of.
+func (s metricLabels) labels(name string) (labels []string, known bool) {
 	if labels, known = s[name]; known {
 		return labels, true
 	}
@@ -110,8 +110,8 @@ var (
 	words    = []string{"sum", "count", "rate", "increase", "histogram_quantile", "vector", "time", "or", "unless", "and", "by", "on", "group_left", "ignoring", "label_values"}
 )
 
-// wrong says what an expression names that is not shown.
-func (s shown) wrong(expr string) []string {
+// findUnknown returns the unknown names in an expression.
+func (s metricLabels) findUnknown(expr string) []string {
 	var wrong []string
 	for _, pair := range []string{"()", "{}", "[]"} {
 		if strings.Count(expr, pair[:1]) != strings.Count(expr, pair[1:]) {
@@ -152,7 +152,7 @@ func (s shown) wrong(expr string) []string {
 	return wrong
 }
 
-func TestTheCheckFindsWhatIsNotThere(t *testing.T) {
+func TestUnknownMetricsAreFound(t *testing.T) {
 	s := allMetrics(t)
 	for expr, want := range map[string]string{
 		`gpuready_deviceplugin_device_health == 0`:                            "no metric gpuready_deviceplugin_device_health",
@@ -162,9 +162,9 @@ func TestTheCheckFindsWhatIsNotThere(t *testing.T) {
 		`rate(gpuready_deviceplugin_xids_total_sum[5m])`:                      "no metric gpuready_deviceplugin_xids_total_sum",
 		`increase(gpuready_deviceplugin_allocations_total{codes!="OK"}[10m])`: "gpuready_deviceplugin_allocations_total has no label codes",
 	} {
-		require.Contains(t, s.wrong(expr), want, expr)
+		require.Contains(t, s.findUnknown(expr), want, expr)
 	}
-	require.Empty(t, s.wrong(`histogram_quantile(0.9, sum by (le, node) (rate(gpuready_deviceplugin_allocation_duration_seconds_bucket{resource="x"}[5m])))`))
+	require.Empty(t, s.findUnknown(`histogram_quantile(0.9, sum by (le, node) (rate(gpuready_deviceplugin_allocation_duration_seconds_bucket{resource="x"}[5m])))`))
 }
 
 type rules struct {
@@ -191,9 +191,9 @@ type metadata struct {
 	Labels    map[string]string `json:"labels"`
 }
 
-// zero says which counters an expression waits for the increase of that a program
-// does not show from its start: the increase from no series to 1 is none.
-func zero(t *testing.T, expr string) (missing []string) {
+// missingAtStart returns the counters in an increase of an expression that a program
+// does not export from its start: there is no increase from no series to 1.
+func missingAtStart(t *testing.T, expr string) (missing []string) {
 	reg := prometheus.NewRegistry()
 	m := meter.New()
 	m.Register(reg)
@@ -224,7 +224,7 @@ func zero(t *testing.T, expr string) (missing []string) {
 	return missing
 }
 
-// matches says that matchers select a series.
+// matches reports whether matchers select a series.
 func matches(labels map[string]string, matchers string) bool {
 	for _, m := range regexp.MustCompile(`([a-z_]+)(=|!=)"([^"]*)"`).FindAllStringSubmatch(matchers, -1) {
 		if (labels[m[1]] == m[3]) != (m[2] == "=") {
@@ -234,15 +234,15 @@ func matches(labels map[string]string, matchers string) bool {
 	return true
 }
 
-func TestTheFirstTimeCounts(t *testing.T) {
-	require.Empty(t, zero(t, `increase(gpuready_deviceplugin_nvml_errors_total{code="HUNG"}[10m]) > 0`))
-	require.NotEmpty(t, zero(t, `increase(gpuready_deviceplugin_nvml_errors_total{code="GPU_IS_LOST"}[10m]) > 0`))
-	require.NotEmpty(t, zero(t, `increase(gpuready_deviceplugin_xids_total[10m]) > 10`))
+func TestCountersStartAtZero(t *testing.T) {
+	require.Empty(t, missingAtStart(t, `increase(gpuready_deviceplugin_nvml_errors_total{code="HUNG"}[10m]) > 0`))
+	require.NotEmpty(t, missingAtStart(t, `increase(gpuready_deviceplugin_nvml_errors_total{code="GPU_IS_LOST"}[10m]) > 0`))
+	require.NotEmpty(t, missingAtStart(t, `increase(gpuready_deviceplugin_xids_total[10m]) > 10`))
 }
 
 var inText = regexp.MustCompile(`\{\{ \$labels\.([a-z]+) \}\}`)
 
-func TestAlertsNameWhatIsShownAndWhatToDo(t *testing.T) {
+func TestAlertsUseKnownMetricsAndHaveARemedy(t *testing.T) {
 	data, err := os.ReadFile("rules.yaml")
 	require.NoError(t, err)
 	var r rules
@@ -255,8 +255,8 @@ func TestAlertsNameWhatIsShownAndWhatToDo(t *testing.T) {
 		for _, a := range g.Rules {
 			require.False(t, seen[a.Alert], "%s: twice", a.Alert)
 			seen[a.Alert] = true
-			require.Empty(t, s.wrong(a.Expr), a.Alert)
-			require.Empty(t, zero(t, a.Expr), a.Alert)
+			require.Empty(t, s.findUnknown(a.Expr), a.Alert)
+			require.Empty(t, missingAtStart(t, a.Expr), a.Alert)
 			require.Contains(t, []string{"info", "warning", "critical"}, a.Labels["severity"], a.Alert)
 			require.NotEmpty(t, a.Annotations["summary"], a.Alert)
 			require.NotEmpty(t, a.Annotations["description"], a.Alert)
@@ -274,7 +274,7 @@ func TestAlertsNameWhatIsShownAndWhatToDo(t *testing.T) {
 	}
 }
 
-func TestPanelsNameWhatIsShown(t *testing.T) {
+func TestPanelsUseKnownMetrics(t *testing.T) {
 	data, err := os.ReadFile("dashboard.json")
 	require.NoError(t, err)
 	var d struct {
@@ -307,9 +307,9 @@ func TestPanelsNameWhatIsShown(t *testing.T) {
 		}
 		require.Equal(t, p.Type == "row", len(p.Targets) == 0, p.Title)
 		for _, target := range p.Targets {
-			require.Empty(t, s.wrong(target.Expr), p.Title)
+			require.Empty(t, s.findUnknown(target.Expr), p.Title)
 			for _, l := range regexp.MustCompile(`\{\{([a-z]+)\}\}`).FindAllStringSubmatch(target.LegendFormat, -1) {
-				require.Contains(t, s.left(target.Expr), l[1], "%s: %s", p.Title, target.LegendFormat)
+				require.Contains(t, s.resultLabels(target.Expr), l[1], "%s: %s", p.Title, target.LegendFormat)
 			}
 		}
 	}
@@ -330,9 +330,9 @@ func TestPanelsNameWhatIsShown(t *testing.T) {
 	require.Equal(t, 1, queries)
 }
 
-// left are the labels of what an expression comes to: those that it is summed up
-// by, or all that its metric has.
-func (s shown) left(expr string) []string {
+// resultLabels returns the labels of an expression's result: those it is aggregated by,
+// or all labels of its metric.
+func (s metricLabels) resultLabels(expr string) []string {
 	if m := regexp.MustCompile(`\bby *\(([^)]*)\)`).FindStringSubmatch(expr); m != nil {
 		return strings.Split(strings.ReplaceAll(m[1], " ", ""), ",")
 	}
@@ -345,8 +345,8 @@ func (s shown) left(expr string) []string {
 	return all
 }
 
-// Every metric has a line in the documentation, with its labels and no others, and
-// every line is of a metric.
+// Every metric has a line in the documentation with exactly its labels, and every line
+// describes a metric.
 func TestEveryMetricIsDocumented(t *testing.T) {
 	documented := map[string][]string{}
 	for _, page := range []string{"monitoring.md", "device-plugin.md"} {
@@ -361,21 +361,21 @@ func TestEveryMetricIsDocumented(t *testing.T) {
 			documented[line[1]] = labels
 		}
 	}
-	shown := map[string][]string{}
+	metricLabels := map[string][]string{}
 	for name, labels := range allMetrics(t) {
 		if strings.HasPrefix(name, "gpuready_") {
-			shown[name] = append([]string{}, labels...)
+			metricLabels[name] = append([]string{}, labels...)
 		}
 	}
 	for name := range documented {
-		if _, is := shown[name]; !is && strings.HasPrefix(name, "gpuready_mps_") {
+		if _, is := metricLabels[name]; !is && strings.HasPrefix(name, "gpuready_mps_") {
 			delete(documented, name) // made where they are used
 		}
 	}
-	require.Equal(t, shown, documented)
+	require.Equal(t, metricLabels, documented)
 }
 
-func TestThePodMonitorFindsThePodsOfTheManifests(t *testing.T) {
+func TestPodMonitorSelectsThePodsOfTheManifests(t *testing.T) {
 	data, err := os.ReadFile("podmonitor.yaml")
 	require.NoError(t, err)
 	var m struct {
@@ -422,7 +422,7 @@ func TestThePodMonitorFindsThePodsOfTheManifests(t *testing.T) {
 	}
 	port := "name: " + m.Spec.PodMetricsEndpoints[0].Port + ", containerPort: "
 	require.Contains(t, manifest, port+"9402 }")
-	// What serves metrics is scraped, and alerted of when it does not answer.
+	// Every program with metrics is scraped, and has an alert for when it does not respond.
 	rules, err := os.ReadFile("rules.yaml")
 	require.NoError(t, err)
 	for document := range strings.SplitSeq(manifest, "---\n") {

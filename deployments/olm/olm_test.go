@@ -1,5 +1,5 @@
-// Package olm has the tests of the bundle for the Operator Lifecycle Manager, which is
-// made by .ci/olm.
+// Package olm tests the bundle for the Operator Lifecycle Manager, which .ci/olm
+// generates.
 package olm
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/gpuready/gpuready/operator/api/v1/schematest"
 )
 
-// csv is what the tests read of the ClusterServiceVersion.
+// csv is the part of the ClusterServiceVersion that the tests read.
 type csv struct {
 	Metadata struct{ Annotations map[string]string }
 	Spec     struct {
@@ -40,7 +40,7 @@ func read(t *testing.T) csv {
 	return c
 }
 
-// examples are the policies of alm-examples.
+// examples returns the policies of alm-examples.
 func examples(t *testing.T) []json.RawMessage {
 	t.Helper()
 	var all []json.RawMessage
@@ -49,9 +49,9 @@ func examples(t *testing.T) []json.RawMessage {
 	return all
 }
 
-// TestTheExampleIsAPolicy: kubectl get csv … -ojsonpath={.metadata.annotations.alm-examples}
-// | jq '.[0]' can be applied.
-func TestTheExampleIsAPolicy(t *testing.T) {
+// The output of kubectl get csv … -ojsonpath={.metadata.annotations.alm-examples} | jq
+// '.[0]' can be applied.
+func TestExampleIsAPolicy(t *testing.T) {
 	schema, err := schematest.Load()
 	require.NoError(t, err)
 	policy, err := schema.Admit(t.Context(), examples(t)[0])
@@ -59,7 +59,7 @@ func TestTheExampleIsAPolicy(t *testing.T) {
 	require.Equal(t, "gpu-cluster-policy", policy.Name)
 }
 
-func TestTheStaticExamplesArePolicies(t *testing.T) {
+func TestStaticExamplesArePolicies(t *testing.T) {
 	schema, err := schematest.Load()
 	require.NoError(t, err)
 	files, err := filepath.Glob("../static/examples/clusterpolicy*.yaml")
@@ -73,7 +73,7 @@ func TestTheStaticExamplesArePolicies(t *testing.T) {
 	}
 }
 
-func TestWhatTheConsoleAsksForIsInThePolicy(t *testing.T) {
+func TestConsoleFieldsExistInThePolicy(t *testing.T) {
 	text, err := os.ReadFile("manifests/nvidia.com_clusterpolicies.yaml")
 	require.NoError(t, err)
 	var crd struct {

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// featureRule is what the rule has of NodeFeatureRule, nfd.k8s-sigs.io/v1alpha1.
+// featureRule is the used part of NodeFeatureRule, nfd.k8s-sigs.io/v1alpha1.
 type featureRule struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -36,12 +36,13 @@ type featureRule struct {
 	} `json:"spec"`
 }
 
-// element is an attribute that matched, as NFD gives it to a template.
+// element is an attribute that matched, as NFD passes it to a template.
 type element struct{ Name, Value string }
 
-// labelsBy does with the rule what NFD does (pkg/apis/nfd/nodefeaturerule), as far as the
-// rule uses it: attributes that exist are what the template sees, and its lines are labels.
-func labelsBy(t *testing.T, rule featureRule, release map[string]string) map[string]string {
+// applyRule applies the rule as NFD does (pkg/apis/nfd/nodefeaturerule), as far as the
+// rule needs it: the template receives the existing attributes, and its lines are
+// labels.
+func applyRule(t *testing.T, rule featureRule, release map[string]string) map[string]string {
 	t.Helper()
 	labels := map[string]string{}
 	for _, r := range rule.Spec.Rules {
@@ -68,15 +69,15 @@ func labelsBy(t *testing.T, rule featureRule, release map[string]string) map[str
 	return labels
 }
 
-func TestTheFeatureRuleLabelsRHCOSWithItsVersion(t *testing.T) {
+func TestFeatureRuleLabelsRHCOSWithItsVersion(t *testing.T) {
 	data, err := os.ReadFile(strings.TrimPrefix(driver.RuleFile, "deployments/static/"))
 	require.NoError(t, err)
 	var rule featureRule
 	require.NoError(t, yaml.UnmarshalStrict(data, &rule))
 	require.Equal(t, "NodeFeatureRule nfd.k8s-sigs.io/v1alpha1", rule.Kind+" "+rule.APIVersion)
 	release := map[string]string{"ID": "rhel", "VERSION_ID": "9.6"}
-	require.Empty(t, labelsBy(t, rule, release))
+	require.Empty(t, applyRule(t, rule, release))
 	rhcos := maps.Clone(release)
 	rhcos["OSTREE_VERSION"] = "9.6.20250530-0"
-	require.Equal(t, map[string]string{label.OSTree: "9.6.20250530-0"}, labelsBy(t, rule, rhcos))
+	require.Equal(t, map[string]string{label.OSTree: "9.6.20250530-0"}, applyRule(t, rule, rhcos))
 }

@@ -38,9 +38,9 @@ var writable = map[string][]string{
 	"nvidia-mig-manager":           {"/", "/sys"},
 }
 
-// forEverybody lists the host's folders in which everybody may make what others then
+// worldWritable lists the host's folders in which any user may create what others then
 // mount by its path: nothing is mounted from there, not even to be read.
-var forEverybody = []string{"/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock", "/var/lock", "/run/user"}
+var worldWritable = []string{"/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock", "/var/lock", "/run/user"}
 
 // TestManifestsWriteToListedHostPathsOnly walks every manifest that is installed by hand,
 // and every one that the operator has rendered for its tests.
@@ -86,7 +86,7 @@ func checkHostPaths(t *testing.T, file string, pod corev1.PodSpec, used map[stri
 				continue
 			}
 			p = path.Join(p, m.SubPath)
-			for _, dir := range forEverybody {
+			for _, dir := range worldWritable {
 				require.Falsef(t, p == dir || strings.HasPrefix(p, dir+"/"), "%s: container %s mounts %s: everybody may write to %s", file, c.Name, p, dir)
 			}
 			if !m.ReadOnly {

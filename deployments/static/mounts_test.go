@@ -30,9 +30,9 @@ var hostFolders = map[string][]string{
 		"/var/lib/kubelet/pod-resources ro", "/var/run/cdi ro", "/etc/cdi ro",
 	},
 	"wait": {"/run/nvidia/gpuready/toolkit ro", "/run/nvidia/gpuready ro", "/run/nvidia/validations ro"},
-	// Nobody: it reads, once, what everybody may read.
+	// User nobody: it reads, once, what any user may read.
 	"host-driver (nobody)": {"/ ro HostToContainer"},
-	// Privileged. The toolkit makes read-only itself what is mounted below its host's root.
+	// Privileged. The toolkit itself makes mounts below the host's root read-only.
 	"toolkit (privileged)": {
 		"/ ro HostToContainer", "/dev rw", "/run/cdi rw", "/run/nvidia/gpuready/toolkit rw", "/usr/local/nvidia/toolkit rw", "/etc/containerd rw", "/etc/crio rw",
 	},
@@ -43,9 +43,9 @@ var hostFolders = map[string][]string{
 	"mps-uninstall (privileged)": {"/run rw Bidirectional"},
 	"uninstall (privileged)":     {"/ rw HostToContainer", "/ rw"},
 	"driver (privileged)":        {"/run/nvidia rw Bidirectional"},
-	// NVIDIA's, as NVIDIA's operator runs them. The driver's container has one name, whose
-	// ever image it runs; ours has /lib/modules and the modules that the node keeps, and of the
-	// others /run/nvidia alone.
+	// NVIDIA's, as NVIDIA's operator runs them. The driver's container has one name, whoever
+	// made its image; ours mounts /lib/modules and the node's module store, the
+	// others only /run/nvidia.
 	"nvidia-dcgm-exporter (privileged)": {"/var/lib/kubelet/pod-resources ro"},
 	"nvidia-mig-manager (privileged)":   {"/sys rw", "/ rw HostToContainer"},
 	"nvidia-peermem-ctr (privileged)":   {"/run/nvidia rw Bidirectional", "/var/log rw", "/run/mellanox/drivers rw HostToContainer"},
@@ -61,8 +61,9 @@ var hostFolders = map[string][]string{
 	},
 }
 
-// TestHostFoldersAreThoseOfTheList walks what a user applies and what the operator makes
-// of policies. A folder that is new has to be put on the list, and the reason with it.
+// TestHostFoldersAreThoseOfTheList walks the manifests for users and those that the
+// operator renders from policies. A new folder must be added to the list, with its
+// reason.
 func TestHostFoldersAreThoseOfTheList(t *testing.T) {
 	all := workloads(t)
 	rendered, err := filepath.Glob("../../operator/state/testdata/*.yaml")
@@ -87,7 +88,7 @@ func TestHostFoldersAreThoseOfTheList(t *testing.T) {
 			}
 		}
 		for _, c := range w.containers() {
-			who, privileged := whoIs(c)
+			who, privileged := containerName(c)
 			for _, m := range c.VolumeMounts {
 				folder, is := folders[m.Name]
 				if !is {
@@ -125,8 +126,8 @@ func TestHostFoldersAreThoseOfTheList(t *testing.T) {
 	}
 }
 
-// whoIs names a container in the list, with what it is in the eyes of the kernel.
-func whoIs(c corev1.Container) (name string, privileged bool) {
+// containerName returns a container's name in the list, and whether it is privileged.
+func containerName(c corev1.Container) (name string, privileged bool) {
 	s := c.SecurityContext
 	switch {
 	case s == nil:

@@ -15,7 +15,7 @@ import (
 
 const operatorNamespace = "nvidia-gpu-operator"
 
-// flat are rights, one verb of one resource each.
+// flat returns rights with one verb and one resource each.
 func flat(where, group string, resources, names, verbs []string) (all []string) {
 	for _, resource := range resources {
 		for _, verb := range verbs {
@@ -25,7 +25,7 @@ func flat(where, group string, resources, names, verbs []string) (all []string) 
 	return all
 }
 
-func TestTheOperatorMayDoWhatIsWrittenDownAndWhy(t *testing.T) {
+func TestOperatorRightsAreDocumented(t *testing.T) {
 	rights, err := helm.Rights()
 	require.NoError(t, err)
 	namespaces := map[string]string{"cluster": "", "lease": "kube-system", "operands": operatorNamespace, "default": "default"}
@@ -54,8 +54,8 @@ func TestTheOperatorMayDoWhatIsWrittenDownAndWhy(t *testing.T) {
 	require.NotContains(t, strings.Join(given, " "), "*")
 }
 
-// TestTheOperatorsPodIsRestricted goes by the Pod Security Standards' profile.
-func TestTheOperatorsPodIsRestricted(t *testing.T) {
+// TestOperatorPodIsRestricted checks the profile of the Pod Security Standards.
+func TestOperatorPodIsRestricted(t *testing.T) {
 	all := slices.DeleteFunc(workloads(t), func(w workload) bool { return w.file != "operator.yaml" })
 	require.Len(t, all, 1, "the operator alone: the agents are its own to make")
 	spec := all[0].pod.Spec
@@ -69,9 +69,9 @@ func TestTheOperatorsPodIsRestricted(t *testing.T) {
 	}
 }
 
-// TestTheOperatorsManifestHasTheSameRights: what the operator's manifest has of the
-// agents is what gpuready.yaml has, in another namespace.
-func TestTheOperatorsManifestHasTheSameRights(t *testing.T) {
+// The agents' rights in the operator's manifest are those of gpuready.yaml, in another
+// namespace.
+func TestOperatorManifestHasTheSameRights(t *testing.T) {
 	of := func(file string) map[string]string {
 		all := map[string]string{}
 		for _, d := range documents(t) {

@@ -30,13 +30,13 @@ import (
 	"github.com/gpuready/gpuready/validator/workload/inside"
 )
 
-// document is one of a manifest.
+// document is a document of a manifest.
 type document struct {
 	file, kind, name string
 	yaml             []byte
 }
 
-// workload is a document that makes pods.
+// workload is a document that creates pods.
 type workload struct {
 	document
 	selector *metav1.LabelSelector // nil: a Pod, or a Job's own
@@ -44,7 +44,7 @@ type workload struct {
 	pod      corev1.PodTemplateSpec
 }
 
-// programs are what images of ours run.
+// programs are the programs of our images.
 var programs = map[string]string{
 	"gpuready/device-plugin":    "gpu-device-plugin",
 	"gpuready/toolkit":          "gpu-toolkit",
@@ -55,7 +55,7 @@ var programs = map[string]string{
 	"gpuready/operator":         "gpu-operator",
 }
 
-// privileged are the containers that are, and why is in docs/install.md.
+// privileged are the privileged containers; docs/install.md has the reasons.
 var privileged = []string{
 	"gpuready.yaml/nvidia-container-toolkit-daemonset/toolkit",
 	"gpuready-privileged.yaml/nvidia-container-toolkit-daemonset/toolkit",
@@ -145,12 +145,12 @@ func workloads(t *testing.T) []workload {
 
 func (w workload) String() string { return w.file + "/" + w.name }
 
-// containers are all, the init containers first.
+// containers returns all containers, the init containers first.
 func (w workload) containers() []corev1.Container {
 	return slices.Concat(w.pod.Spec.InitContainers, w.pod.Spec.Containers)
 }
 
-// ours says whether a container runs an image of ours, and which program.
+// ours reports whether a container runs an image of ours, and returns its program.
 func ours(c corev1.Container) (program string, is bool) {
 	repository, _, _ := strings.Cut(c.Image, ":")
 	program, is = programs[repository]
@@ -188,13 +188,13 @@ func TestEachContainerIsBounded(t *testing.T) {
 				require.Contains(t, c.Resources.Requests, name, "%s/%s", w, c.Name)
 			}
 			require.Contains(t, c.Resources.Limits, corev1.ResourceMemory, "%s/%s", w, c.Name)
-			// A limit would slow down what a node waits for, at the moment it comes up.
+			// A limit would slow down the node's startup.
 			require.NotContains(t, c.Resources.Limits, corev1.ResourceCPU, "%s/%s", w, c.Name)
 		}
 	}
 }
 
-func TestOnlyWhoMustIsPrivileged(t *testing.T) {
+func TestOnlyListedContainersArePrivileged(t *testing.T) {
 	var found []string
 	for _, w := range workloads(t) {
 		spec := w.pod.Spec
@@ -220,7 +220,7 @@ func TestOnlyWhoMustIsPrivileged(t *testing.T) {
 			require.Equal(t, corev1.SeccompProfileTypeRuntimeDefault, profile.Type, at)
 		}
 		for _, c := range w.containers() {
-			// The driver's daemons write in the folder of the image that is their root.
+			// The driver's daemons write to the image's folder that is their root.
 			if program, is := ours(c); is && program != "gpu-driver" {
 				require.True(t, c.SecurityContext.ReadOnlyRootFilesystem != nil && *c.SecurityContext.ReadOnlyRootFilesystem, "%s/%s", w, c.Name)
 			}
@@ -229,9 +229,9 @@ func TestOnlyWhoMustIsPrivileged(t *testing.T) {
 	require.ElementsMatch(t, privileged, found)
 }
 
-// TestTheToolkitWritesWhatItListsAlone: the host's root is read-only to it, and what is
-// mounted in that writable lies where the host has it.
-func TestTheToolkitWritesWhatItListsAlone(t *testing.T) {
+// The host's root is read-only for the toolkit, and its writable mounts are at the
+// host's paths.
+func TestToolkitWritesOnlyToListedFolders(t *testing.T) {
 	want := []string{"/dev", "/run/cdi", "/run/nvidia/gpuready/toolkit", "/usr/local/nvidia/toolkit"}
 	found := 0
 	for _, w := range workloads(t) {
@@ -266,9 +266,9 @@ func TestTheToolkitWritesWhatItListsAlone(t *testing.T) {
 	require.Equal(t, 3, found)
 }
 
-// TestUninstallingPutsARuntimeBackAsWell: it is not known there which nodes had theirs
-// configured, nor with which handler.
-func TestUninstallingPutsARuntimeBackAsWell(t *testing.T) {
+// The manifest cannot know which nodes had their runtime configured, nor with which
+// handler.
+func TestUninstallRestoresTheRuntime(t *testing.T) {
 	for _, w := range workloads(t) {
 		if w.file == "uninstall.yaml" {
 			require.Equal(t, []string{"restore", "--host-root=/host", "--runtime-restart-mode=auto"}, w.containers()[0].Args)
@@ -278,9 +278,8 @@ func TestUninstallingPutsARuntimeBackAsWell(t *testing.T) {
 	t.Fatal("there is no uninstall.yaml")
 }
 
-// TestTheSharedMemoryOfMPSIsSeenByTheHost: it is mounted in a container, and containers
-// of others are given it by the host.
-func TestTheSharedMemoryOfMPSIsSeenByTheHost(t *testing.T) {
+// It is mounted in a container, and other containers get it from the host.
+func TestMPSSharedMemoryIsVisibleToTheHost(t *testing.T) {
 	found := 0
 	for _, w := range workloads(t) {
 		for _, c := range w.containers() {
@@ -296,17 +295,17 @@ func TestTheSharedMemoryOfMPSIsSeenByTheHost(t *testing.T) {
 	require.Equal(t, 2, found)
 }
 
-// speakers talk to the API server.
-var speakers = []string{"gpu-validator", "gpu-operator"}
+// tokenUsers use the API server.
+var tokenUsers = []string{"gpu-validator", "gpu-operator"}
 
 func TestOnlyValidatorAndOperatorHaveAToken(t *testing.T) {
 	for _, w := range workloads(t) {
 		automount := w.pod.Spec.AutomountServiceAccountToken
 		require.NotNil(t, automount, w)
-		require.Equal(t, slices.Contains(speakers, w.pod.Spec.ServiceAccountName), *automount, w)
+		require.Equal(t, slices.Contains(tokenUsers, w.pod.Spec.ServiceAccountName), *automount, w)
 	}
 	for _, d := range documents(t) {
-		if d.kind != "ServiceAccount" || slices.Contains(speakers, d.name) {
+		if d.kind != "ServiceAccount" || slices.Contains(tokenUsers, d.name) {
 			continue
 		}
 		var account corev1.ServiceAccount
@@ -316,7 +315,7 @@ func TestOnlyValidatorAndOperatorHaveAToken(t *testing.T) {
 	}
 }
 
-func TestRightsAreThoseThatAreUsed(t *testing.T) {
+func TestRightsAreExactlyThoseUsed(t *testing.T) {
 	agents, mig := map[string]bool{}, map[string]bool{}
 	for _, d := range documents(t) {
 		rights := agents
@@ -355,17 +354,17 @@ func TestRightsAreThoseThatAreUsed(t *testing.T) {
 	}, mig)
 }
 
-// TestOnlyWhoWantsTheMIGManagerGivesItRights: its token may write on Nodes.
-func TestOnlyWhoWantsTheMIGManagerGivesItRights(t *testing.T) {
+// The MIG manager's token may change Nodes.
+func TestMIGManagerRightsAreOptional(t *testing.T) {
 	policies := 0
 	for _, d := range documents(t) {
-		named := strings.Contains(d.name, "mig-manager")
+		hasNodeName := strings.Contains(d.name, "mig-manager")
 		switch d.kind {
 		case "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding":
-			require.Equal(t, d.file == "mig-manager.yaml", named, "%s: %s %s", d.file, d.kind, d.name)
+			require.Equal(t, d.file == "mig-manager.yaml", hasNodeName, "%s: %s %s", d.file, d.kind, d.name)
 		case "ValidatingAdmissionPolicy":
-			require.Equal(t, d.file == "mig-manager.yaml", named, "%s: %s %s", d.file, d.kind, d.name)
-			if named {
+			require.Equal(t, d.file == "mig-manager.yaml", hasNodeName, "%s: %s %s", d.file, d.kind, d.name)
+			if hasNodeName {
 				policies++
 			}
 		}
@@ -373,7 +372,7 @@ func TestOnlyWhoWantsTheMIGManagerGivesItRights(t *testing.T) {
 	require.Equal(t, 2, policies)
 }
 
-func TestTheValidatorsPodGivesWayToEverybodys(t *testing.T) {
+func TestValidatorPodHasLowPriority(t *testing.T) {
 	found := 0
 	for _, d := range documents(t) {
 		if d.kind != "PriorityClass" {
@@ -390,9 +389,10 @@ func TestTheValidatorsPodGivesWayToEverybodys(t *testing.T) {
 	require.Equal(t, 4, found, "with and without privileges, with the runtime configured, and with the operator")
 }
 
-// TestThePoliciesKnowTheValidatorsPods: two names, and room for a Node's in them; one program.
-// What else is in the pods the tests of .ci/schema/policy compare with what validator/workload makes.
-func TestThePoliciesKnowTheValidatorsPods(t *testing.T) {
+// It checks the two names with room for a Node's name, and the program. The tests of
+// .ci/schema/policy compare the other fields of the pods with those that
+// validator/workload creates.
+func TestPoliciesMatchTheValidatorsPods(t *testing.T) {
 	found := map[string]int{}
 	for _, d := range documents(t) {
 		if d.kind != "ValidatingAdmissionPolicy" {
@@ -416,7 +416,7 @@ func TestThePoliciesKnowTheValidatorsPods(t *testing.T) {
 	require.Equal(t, 4, found["gpuready-validator-pod-fields"])
 }
 
-func TestServiceAccountsAreThere(t *testing.T) {
+func TestServiceAccountsExist(t *testing.T) {
 	for _, w := range workloads(t) {
 		name := w.pod.Spec.ServiceAccountName
 		if name == "" {
@@ -428,7 +428,7 @@ func TestServiceAccountsAreThere(t *testing.T) {
 	}
 }
 
-func TestSelectorsFitTheirPods(t *testing.T) {
+func TestSelectorsMatchTheirPods(t *testing.T) {
 	for _, w := range workloads(t) {
 		require.Equal(t, w.name, w.pod.Labels["app"], w)
 		if w.selector != nil {
@@ -441,7 +441,7 @@ func TestSelectorsFitTheirPods(t *testing.T) {
 	}
 }
 
-func TestNeverTwoAgentsOnANode(t *testing.T) {
+func TestNoNodeHasTwoAgents(t *testing.T) {
 	for _, w := range workloads(t) {
 		if w.kind != "DaemonSet" {
 			continue
@@ -453,7 +453,7 @@ func TestNeverTwoAgentsOnANode(t *testing.T) {
 	}
 }
 
-func TestDaemonsAreProbedOnAPortWithAName(t *testing.T) {
+func TestDaemonsAreProbedOnNamedPorts(t *testing.T) {
 	for _, w := range workloads(t) {
 		for _, c := range w.pod.Spec.Containers {
 			if w.kind != "DaemonSet" || w.name == "gpuready-uninstall" {
@@ -474,9 +474,8 @@ func TestDaemonsAreProbedOnAPortWithAName(t *testing.T) {
 	}
 }
 
-// TestTheDriverIsProbedByItsOwnProgram: its image has no shell, and the state that the
-// probes read is the one that the validator reads.
-func TestTheDriverIsProbedByItsOwnProgram(t *testing.T) {
+// The driver's image has no shell, and the probes read the same state as the validator.
+func TestDriverIsProbedByItsOwnProgram(t *testing.T) {
 	found := 0
 	for _, w := range workloads(t) {
 		for _, c := range w.pod.Spec.Containers {
@@ -497,9 +496,9 @@ func TestTheDriverIsProbedByItsOwnProgram(t *testing.T) {
 	require.Equal(t, 1, found)
 }
 
-// TestTheDriverRunsWhereTheHostHasNone: what looks for the host's driver runs first, and
-// can neither write nor gain rights.
-func TestTheDriverRunsWhereTheHostHasNone(t *testing.T) {
+// The check for the host's driver runs first, and can neither write nor gain
+// privileges.
+func TestDriverRunsOnlyWithoutAHostDriver(t *testing.T) {
 	for _, w := range workloads(t) {
 		if w.file != "driver.yaml" {
 			continue
@@ -514,7 +513,7 @@ func TestTheDriverRunsWhereTheHostHasNone(t *testing.T) {
 	t.Fatal("there is no driver.yaml")
 }
 
-func TestInjectionIsAskedForAsTheToolkitExpects(t *testing.T) {
+func TestInjectionAnnotationsMatchTheToolkit(t *testing.T) {
 	for _, w := range workloads(t) {
 		variable := ""
 		for _, c := range w.pod.Spec.Containers {
@@ -534,7 +533,7 @@ func TestInjectionIsAskedForAsTheToolkitExpects(t *testing.T) {
 	}
 }
 
-// --- what the programs understand ---
+// --- flags and variables of the programs ---
 
 func program(t *testing.T, c corev1.Container) string {
 	t.Helper()
@@ -553,7 +552,7 @@ func command(c corev1.Container) string {
 
 var helps = map[string]string{}
 
-// helpOf is what a program says of a subcommand.
+// helpOf returns a program's help for a subcommand.
 func helpOf(t *testing.T, program, command string) string {
 	t.Helper()
 	if help, asked := helps[program+" "+command]; asked {
@@ -571,12 +570,14 @@ func helpOf(t *testing.T, program, command string) string {
 	return p.Output()
 }
 
-// given are variables that no flag has: what runtimes and the toolkit set or read.
+// given are variables without a flag, which runtimes and the toolkit set or read.
 var given = []string{injection.Variable, "NVIDIA_VISIBLE_DEVICES"}
 
-// named reports whether a container has its node's name without a flag for it, as
+// hasNodeName reports whether a container has its node's name without a flag for it, as
 // NVIDIA's driver containers do.
-func named(program, variable string) bool { return program == "gpu-driver" && variable == "NODE_NAME" }
+func hasNodeName(program, variable string) bool {
+	return program == "gpu-driver" && variable == "NODE_NAME"
+}
 
 func TestProgramsKnowTheirFlagsAndVariables(t *testing.T) {
 	configMaps := map[string]map[string]string{}
@@ -611,7 +612,7 @@ func TestProgramsKnowTheirFlagsAndVariables(t *testing.T) {
 				}
 			}
 			for _, name := range variables {
-				if !slices.Contains(given, name) && !named(program(t, c), name) {
+				if !slices.Contains(given, name) && !hasNodeName(program(t, c), name) {
 					require.Contains(t, help, "[$"+name+"]", at)
 				}
 			}
@@ -619,11 +620,11 @@ func TestProgramsKnowTheirFlagsAndVariables(t *testing.T) {
 	}
 }
 
-// --- what docs/install.md says ---
+// --- docs/install.md ---
 
-// TestWhatIsMountedOfTheHostIsWrittenDown compares the table "What is mounted of
+// TestHostMountsAreDocumented compares the table "What is mounted of
 // the host" with the manifests: | `path` | manifest | container | … |.
-func TestWhatIsMountedOfTheHostIsWrittenDown(t *testing.T) {
+func TestHostMountsAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/install.md")
 	require.NoError(t, err)
 	_, table, found := strings.Cut(string(text), "### What is mounted of the host\n")

@@ -1,8 +1,8 @@
 // Package static renders the manifests beside it.
 //
-// gpuready.yaml, gpuready-privileged.yaml and their like share most of what they
-// say, so they are put together from parts/ and checked in: what a user
-// applies is a plain file. `make generate` renders them anew.
+// gpuready.yaml, gpuready-privileged.yaml and the like have most of their content in
+// common, so they are generated from parts/ and checked in: what a user applies is a
+// plain file. `make generate` renders them again.
 package static
 
 import (
@@ -16,21 +16,21 @@ import (
 	"github.com/gpuready/gpuready/deployments/helm"
 )
 
-//go:generate go test -tags grpcnotrace -run ^TestTheManifestsAreMadeOfTheParts$ . -update
+//go:generate go test -tags grpcnotrace -run ^TestManifestsAreCurrent$ . -update
 
-// Version is that of the images.
+// Version is the version of the images.
 const Version = "v0.1.0"
 
 //go:embed parts
 var parts embed.FS
 
-// manifest is a file that is made of parts.
+// manifest is a file generated from parts.
 type manifest struct {
 	name       string
 	about      string
 	parts      []string
 	privileged bool // for runtimes without NRI
-	runtime    bool // the container runtime may be configured and started anew
+	runtime    bool // the container runtime may be configured and restarted
 }
 
 var manifests = []manifest{
@@ -91,7 +91,7 @@ gpuready.yaml. What is proven on it says SIMULATED. See docs/install.md.`,
 	},
 }
 
-// Agent returns the DaemonSet of the agent that is called name.
+// Agent returns the DaemonSet of the agent with that name.
 func (m manifest) Agent(name string) (string, error) {
 	for _, a := range agents.All() {
 		if a.Name == name {
@@ -106,7 +106,7 @@ func (m manifest) Agent(name string) (string, error) {
 	return "", fmt.Errorf("there is no agent %q", name)
 }
 
-// templates are the parts, and those of the chart that say who may do what.
+// templates returns the parts, and the chart's templates of rights and policies.
 func templates() (*template.Template, error) {
 	all := template.New("")
 	include := func(name string, data any) (string, error) {

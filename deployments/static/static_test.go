@@ -10,7 +10,7 @@ import (
 
 var update = flag.Bool("update", false, "write the manifests anew")
 
-func TestTheManifestsAreMadeOfTheParts(t *testing.T) {
+func TestManifestsAreCurrent(t *testing.T) {
 	files, err := Render()
 	require.NoError(t, err)
 	for name, want := range files {

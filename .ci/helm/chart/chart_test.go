@@ -53,7 +53,7 @@ func has(all []object, kind string) (names []string) {
 
 const openshift = "security.openshift.io/v1"
 
-func TestWhatIsInstalledFollowsTheCluster(t *testing.T) {
+func TestInstalledObjectsDependOnTheCluster(t *testing.T) {
 	plain := render(t, Release{}, "")
 	require.Empty(t, has(plain, "SecurityContextConstraints"))
 	require.Len(t, has(plain, "ValidatingAdmissionPolicy"), 4)
@@ -78,7 +78,7 @@ func TestNodeFeatureDiscoveryIsOptional(t *testing.T) {
 	require.NotEmpty(t, has(render(t, Release{Versions: []string{"nfd.k8s-sigs.io/v1alpha1"}}, "nfd: {enabled: false}"), "NodeFeatureRule"))
 }
 
-func TestOperandsHaveANamespaceOfTheirOwn(t *testing.T) {
+func TestOperandsHaveTheirOwnNamespace(t *testing.T) {
 	all := render(t, Release{}, "operands: {namespace: gpu-operands}\nnfd: {enabled: false}")
 	require.Equal(t, []string{"gpu-operands"}, has(all, "Namespace"))
 	text, err := yaml.Marshal(all)
@@ -153,7 +153,7 @@ func rights(t *testing.T, all []object) map[string][]string {
 
 // TestEachTokenMayDoWhatIsListed: what a stolen one is worth begins with this list. What the
 // operator and the chart's Jobs may do is files/rights.yaml.
-func TestEachTokenMayDoWhatIsListed(t *testing.T) {
+func TestTokenRightsAreListed(t *testing.T) {
 	validator := []string{
 		"get nodes", "watch nodes", "patch nodes", "patch nodes/status", "create events in default", "patch events in default",
 		"create pods in somewhere", "get pods in somewhere", "watch pods in somewhere", "delete pods in somewhere",
@@ -221,7 +221,7 @@ func TestUnknownValuesAreRefused(t *testing.T) {
 }
 
 // TestWhatIsNoAgentIsRestricted goes by the Pod Security Standards' profile: operator and hooks.
-func TestWhatIsNoAgentIsRestricted(t *testing.T) {
+func TestPodsOtherThanAgentsAreRestricted(t *testing.T) {
 	found := 0
 	for _, o := range render(t, Release{}, "nfd: {enabled: false}\ntrustedCA: {configMapName: ca}") {
 		if o["kind"] != "Deployment" && o["kind"] != "Job" {

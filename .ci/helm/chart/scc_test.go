@@ -57,7 +57,7 @@ func (p pod) privileged() bool {
 }
 
 // refuses says what of a pod OpenShift would not admit by the constraints.
-func (s scc) refuses(p pod) (why []string) {
+func (s scc) violations(p pod) (why []string) {
 	no := func(is bool, format string, args ...any) {
 		if is {
 			why = append(why, fmt.Sprintf(format, args...))
@@ -131,7 +131,7 @@ func convert(t *testing.T, from, to any) {
 
 // Every pod that the operator is known to make, by the golden files of all its variants,
 // is admitted on OpenShift by what its ServiceAccount has.
-func TestOpenShiftAdmitsThePodsOfEveryOperand(t *testing.T) {
+func TestOpenShiftAdmitsEveryOperand(t *testing.T) {
 	now, older := sccs(t, ""), sccs(t, "platform: {olderNodes: true}")
 	files, err := filepath.Glob("../../../operator/state/testdata/*.yaml")
 	require.NoError(t, err)
@@ -149,9 +149,9 @@ func TestOpenShiftAdmitsThePodsOfEveryOperand(t *testing.T) {
 			convert(t, o["spec"].(object)["template"].(object)["spec"], &p)
 			at := fmt.Sprintf("%s: %v of %s", filepath.Base(file), o["metadata"].(object)["name"], p.ServiceAccountName)
 			require.Contains(t, older, p.ServiceAccountName, at)
-			require.Empty(t, older[p.ServiceAccountName].refuses(p), at)
+			require.Empty(t, older[p.ServiceAccountName].violations(p), at)
 			if s := now[p.ServiceAccountName]; s.AllowPrivilegedContainer || !p.privileged() {
-				require.Empty(t, s.refuses(p), at)
+				require.Empty(t, s.violations(p), at)
 			}
 			seen[p.ServiceAccountName]++
 		}

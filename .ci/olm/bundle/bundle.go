@@ -95,9 +95,9 @@ func read(path string) ([]object, error) {
 }
 
 // find returns the document of a kind with a name, "" for the first; nil: there is none.
-func find(documents []object, kind, called string) object {
+func find(documents []object, kind, objectName string) object {
 	for _, o := range documents {
-		if o["kind"] == kind && (called == "" || at(o, "metadata")["name"] == called) {
+		if o["kind"] == kind && (objectName == "" || at(o, "metadata")["name"] == objectName) {
 			return o
 		}
 	}

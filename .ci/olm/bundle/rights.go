@@ -57,7 +57,7 @@ var agents = []string{"gpu-driver", "gpu-driver-simulator", "gpu-toolkit", "gpu-
 // speaking are the agents that speak to the API server wherever the bundle is installed, by
 // the names of their roles. What the MIG manager may do is deployments/static/mig-manager.yaml,
 // for those who want one.
-var speaking = map[string]string{"gpu-validator": "gpuready-validator"}
+var withToken = map[string]string{"gpu-validator": "gpuready-validator"}
 
 // permissions returns what the lifecycle manager is to give to whom.
 func permissions(documents []object, rights []right) (own, cluster []any) {
@@ -71,7 +71,7 @@ func permissions(documents []object, rights []right) (own, cluster []any) {
 		}}
 		for _, o := range documents {
 			metadata := at(o, "metadata")
-			if speaking[agent] == "" || metadata["name"] != speaking[agent] || o["kind"] != "ClusterRole" && o["kind"] != "Role" {
+			if withToken[agent] == "" || metadata["name"] != withToken[agent] || o["kind"] != "ClusterRole" && o["kind"] != "Role" {
 				continue
 			}
 			given, _ := o["rules"].([]any)

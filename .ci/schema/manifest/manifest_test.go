@@ -46,7 +46,7 @@ func schemas(t *testing.T) *openapi.Schemas {
 	return s
 }
 
-func TestManifestsAreFoundAtAndBelowPaths(t *testing.T) {
+func TestFiles(t *testing.T) {
 	dir := folder(t, map[string]string{"b.yaml": "", "a/c.yaml": "", "readme.md": ""})
 	files, err := Files(dir)
 	require.NoError(t, err)
@@ -61,7 +61,7 @@ func TestManifestsAreFoundAtAndBelowPaths(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
-func TestWhatIsWrongIsToldWithFileAndLine(t *testing.T) {
+func TestErrorsHaveFileAndLine(t *testing.T) {
 	dir := folder(t, map[string]string{
 		"good.yaml": "apiVersion: v1\nkind: Pod\n---\napiVersion: v1\nkind: Pod\n",
 		"bad.yaml":  "apiVersion: v1\nkind: Pod\ncolour: red\n",
@@ -77,7 +77,7 @@ func TestWhatIsWrongIsToldWithFileAndLine(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
-func TestAKindIsKnownOnceItIsDefined(t *testing.T) {
+func TestDefineAddsAKind(t *testing.T) {
 	dir := folder(t, map[string]string{"crd.yaml": definition, "kite.yaml": "apiVersion: example.com/v1\nkind: Kite\ncolour: red\n"})
 	s, kite := schemas(t), []string{filepath.Join(dir, "kite.yaml")}
 	r, err := Check(s, kite)

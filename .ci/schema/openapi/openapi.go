@@ -130,7 +130,7 @@ func (s *Schemas) Check(data []byte) (documents int, wrong []Wrong) {
 		case err != nil:
 			return documents, append(wrong, Wrong{1, err.Error()})
 		}
-		if empty(document) {
+		if isEmpty(document) {
 			continue
 		}
 		documents++
@@ -141,7 +141,7 @@ func (s *Schemas) Check(data []byte) (documents int, wrong []Wrong) {
 }
 
 // empty says whether a document has nothing but comments.
-func empty(document yaml.Node) bool {
+func isEmpty(document yaml.Node) bool {
 	return len(document.Content) == 0 || document.Content[0].Tag == "!!null"
 }
 
@@ -150,7 +150,7 @@ type checker struct {
 	wrong   []Wrong
 }
 
-func (c *checker) say(n *yaml.Node, path, format string, args ...any) {
+func (c *checker) report(n *yaml.Node, path, format string, args ...any) {
 	c.wrong = append(c.wrong, Wrong{n.Line, strings.TrimPrefix(path, ".") + ": " + fmt.Sprintf(format, args...)})
 }
 
@@ -169,7 +169,7 @@ func (c *checker) document(n *yaml.Node) {
 	}
 	name, known := c.schemas.byKind[kind]
 	if !known {
-		c.say(n, kind.Kind, "there is no %q of apiVersion %q in this Kubernetes", kind.Kind, text("apiVersion"))
+		c.report(n, kind.Kind, "there is no %q of apiVersion %q in this Kubernetes", kind.Kind, text("apiVersion"))
 		return
 	}
 	c.value(n, "", schema{Ref: name})
@@ -191,7 +191,7 @@ func (c *checker) resolve(s schema) schema {
 
 func (c *checker) value(n *yaml.Node, path string, s schema) {
 	if n.Kind == yaml.AliasNode || n.Anchor != "" {
-		c.say(n, path, "anchors and aliases are not for manifests")
+		c.report(n, path, "anchors and aliases are not for manifests")
 		return
 	}
 	s = c.resolve(s)
@@ -210,18 +210,18 @@ func (c *checker) value(n *yaml.Node, path string, s schema) {
 func (c *checker) oneOf(n *yaml.Node, path string, s schema) {
 	var types []string
 	for _, one := range s.OneOf {
-		if fits(n, one.Type) {
+		if hasType(n, one.Type) {
 			c.ambiguous(n, path)
 			return
 		}
 		types = append(types, one.Type)
 	}
-	c.say(n, path, "%s is wanted, this is %s", strings.Join(types, " or "), kindOf(n))
+	c.report(n, path, "%s is wanted, this is %s", strings.Join(types, " or "), describe(n))
 }
 
 func (c *checker) object(n *yaml.Node, path string, s schema) {
 	if n.Kind != yaml.MappingNode {
-		c.say(n, path, "an object is wanted, this is %s", kindOf(n))
+		c.report(n, path, "an object is wanted, this is %s", describe(n))
 		return
 	}
 	seen := map[string]bool{}
@@ -229,7 +229,7 @@ func (c *checker) object(n *yaml.Node, path string, s schema) {
 		key, value := n.Content[i], n.Content[i+1]
 		at := path + "." + key.Value
 		if seen[key.Value] {
-			c.say(key, at, "given twice")
+			c.report(key, at, "given twice")
 		}
 		seen[key.Value] = true
 		if property, known := s.Properties[key.Value]; known {
@@ -241,19 +241,19 @@ func (c *checker) object(n *yaml.Node, path string, s schema) {
 			c.ambiguous(key, at)
 			c.value(value, at, *s.Additional)
 		case len(s.Properties) > 0 && !s.Open:
-			c.say(key, at, "there is no such field")
+			c.report(key, at, "there is no such field")
 		}
 	}
 	for _, name := range s.Required {
 		if !seen[name] {
-			c.say(n, path+"."+name, "missing")
+			c.report(n, path+"."+name, "missing")
 		}
 	}
 }
 
 func (c *checker) array(n *yaml.Node, path string, s schema) {
 	if n.Kind != yaml.SequenceNode {
-		c.say(n, path, "a list is wanted, this is %s", kindOf(n))
+		c.report(n, path, "a list is wanted, this is %s", describe(n))
 		return
 	}
 	seen := map[string]bool{}
@@ -266,7 +266,7 @@ func (c *checker) array(n *yaml.Node, path string, s schema) {
 			continue
 		}
 		if id := identity(item, s.MapKeys); seen[id] {
-			c.say(item, at, "another item has the same %s", strings.Join(s.MapKeys, ", "))
+			c.report(item, at, "another item has the same %s", strings.Join(s.MapKeys, ", "))
 		} else {
 			seen[id] = true
 		}
@@ -286,8 +286,8 @@ func identity(n *yaml.Node, keys []string) string {
 }
 
 func (c *checker) scalar(n *yaml.Node, path, want string) {
-	if !fits(n, want) {
-		c.say(n, path, "a %s is wanted, this is %s", want, kindOf(n))
+	if !hasType(n, want) {
+		c.report(n, path, "a %s is wanted, this is %s", want, describe(n))
 		return
 	}
 	c.ambiguous(n, path)
@@ -301,11 +301,11 @@ func (c *checker) ambiguous(n *yaml.Node, path string) {
 	}
 	switch strings.ToLower(n.Value) {
 	case "y", "n", "yes", "no", "on", "off":
-		c.say(n, path, "%s is a boolean in YAML 1.1; quote it", n.Value)
+		c.report(n, path, "%s is a boolean in YAML 1.1; quote it", n.Value)
 	}
 }
 
-func fits(n *yaml.Node, want string) bool {
+func hasType(n *yaml.Node, want string) bool {
 	if n.Kind != yaml.ScalarNode {
 		return false
 	}
@@ -322,7 +322,7 @@ func fits(n *yaml.Node, want string) bool {
 	return false
 }
 
-func kindOf(n *yaml.Node) string {
+func describe(n *yaml.Node) string {
 	switch n.Kind {
 	case yaml.MappingNode:
 		return "an object"

@@ -35,7 +35,7 @@ func load(t *testing.T) *Schemas {
 	return s
 }
 
-func TestAGoodDocumentPasses(t *testing.T) {
+func TestValidDocumentPasses(t *testing.T) {
 	n, wrong := load(t).Check([]byte(`# only a comment
 ---
 apiVersion: v1
@@ -52,7 +52,7 @@ kind: Pod
 	require.Equal(t, 2, n)
 }
 
-func TestWhatIsWrongIsToldWithItsLine(t *testing.T) {
+func TestErrorsHaveTheirLine(t *testing.T) {
 	for document, want := range map[string]Wrong{
 		"metadata: { nam: a }":                                   {3, "metadata.nam: there is no such field"},
 		"containers:\n  - privileged: true":                      {4, "containers[0].name: missing"},
@@ -72,7 +72,7 @@ func TestWhatIsWrongIsToldWithItsLine(t *testing.T) {
 	}
 }
 
-func TestAnUnknownKindAndBrokenYAMLAreTold(t *testing.T) {
+func TestUnknownKindAndBrokenYAMLAreErrors(t *testing.T) {
 	_, wrong := load(t).Check([]byte("apiVersion: apps/v1\nkind: Pod\n"))
 	require.Equal(t, []Wrong{{1, `Pod: there is no "Pod" of apiVersion "apps/v1" in this Kubernetes`}}, wrong)
 	_, wrong = load(t).Check([]byte("a: [\n"))
@@ -80,7 +80,7 @@ func TestAnUnknownKindAndBrokenYAMLAreTold(t *testing.T) {
 	require.True(t, strings.HasPrefix(wrong[0].Text, "yaml:"), wrong[0].Text)
 }
 
-func TestAFolderWithoutSchemasIsAnError(t *testing.T) {
+func TestFolderWithoutSchemasIsAnError(t *testing.T) {
 	_, err := Load(t.TempDir())
 	require.ErrorContains(t, err, "no OpenAPI files")
 }

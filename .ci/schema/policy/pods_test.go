@@ -86,11 +86,11 @@ func withVariable(d *appsv1.DaemonSet, name, value string) *appsv1.DaemonSet {
 	return d
 }
 
-func TestTheValidatorsPodsMayBeMadeAndDeleted(t *testing.T) {
+func TestValidatorPodsMayBeCreatedAndDeleted(t *testing.T) {
 	for _, role := range []string{proveDriver, provePlugin} {
-		require.Empty(t, ask(t, created(pod(t, role))), role)
-		require.Empty(t, ask(t, deleted(pod(t, role))), role)
-		require.Empty(t, ask(t, deleted(pod(t, role, onNode("n1"), func(p *corev1.Pod) { p.OwnerReferences[0].UID = "earlier" }))), "%s of an earlier validator", role)
+		require.Empty(t, evaluate(t, created(pod(t, role))), role)
+		require.Empty(t, evaluate(t, deleted(pod(t, role))), role)
+		require.Empty(t, evaluate(t, deleted(pod(t, role, onNode("n1"), func(p *corev1.Pod) { p.OwnerReferences[0].UID = "earlier" }))), "%s of an earlier validator", role)
 
 		long := strings.Repeat("n", 240)
 		r := created(pod(t, role, func(p *corev1.Pod) {
@@ -98,7 +98,7 @@ func TestTheValidatorsPodsMayBeMadeAndDeleted(t *testing.T) {
 			required(p).NodeSelectorTerms[0] = own(long)
 		}))
 		r.node = long
-		require.Empty(t, ask(t, r), "of a name that is too long there is a hash")
+		require.Empty(t, evaluate(t, r), "of a name that is too long there is a hash")
 		r = created(pod(t, role, func(p *corev1.Pod) { // what a LimitRange and a namespace's defaults add
 			c := &p.Spec.Containers[0]
 			c.Resources.Limits[corev1.ResourceCPU], c.Resources.Requests[corev1.ResourceEphemeralStorage] = resource.MustParse("4"), resource.MustParse("1Gi")
@@ -109,7 +109,7 @@ func TestTheValidatorsPodsMayBeMadeAndDeleted(t *testing.T) {
 			}
 			p.Annotations["kubernetes.io/limit-ranger"] = "LimitRanger plugin set: cpu limit for container vectoradd"
 		}))
-		require.Empty(t, ask(t, r), role)
+		require.Empty(t, evaluate(t, r), role)
 	}
 	single := pod(t, provePlugin, container(func(c *corev1.Container) {
 		for _, list := range []corev1.ResourceList{c.Resources.Requests, c.Resources.Limits} {
@@ -117,36 +117,36 @@ func TestTheValidatorsPodsMayBeMadeAndDeleted(t *testing.T) {
 			list["nvidia.com/mig-1g.10gb.shared"] = resource.MustParse("1")
 		}
 	}))
-	require.Empty(t, ask(t, created(single)), "any of the device plugin's resources")
+	require.Empty(t, evaluate(t, created(single)), "any of the device plugin's resources")
 }
 
 // What the DaemonSet names is what its pods may use.
-func TestImageSecretsAndRuntimeClassAreTheDaemonSets(t *testing.T) {
+func TestPodUsesImageSecretsAndRuntimeClassOfTheDaemonSet(t *testing.T) {
 	const image = "registry.example.com:5000/mirror/validator"
 	of := func(d *appsv1.DaemonSet, change func(*corev1.Pod)) string {
 		r := created(pod(t, provePlugin, func(p *corev1.Pod) { p.Spec.Containers[0].Image = image + ":v2" }, change))
 		r.params = d
-		return ask(t, r)
+		return evaluate(t, r)
 	}
 	mirrored := func() *appsv1.DaemonSet { return withVariable(daemonSet(t), "VALIDATOR_IMAGE", image+":v2") }
 	nothing := func(*corev1.Pod) {}
-	another := func(image string) func(*corev1.Pod) { return container(func(c *corev1.Container) { c.Image = image }) }
+	changeValue := func(image string) func(*corev1.Pod) { return container(func(c *corev1.Container) { c.Image = image }) }
 	require.Empty(t, of(mirrored(), nothing))
 	for _, other := range []string{image, image + ":v1", image + "@sha256:0", image + ":v2@sha256:0", image + "2:v2", "evil.example/validator:v2", "gpuready/validator:v0.1.0", ""} {
-		require.Contains(t, of(mirrored(), another(other)), "the image of a pod of gpu-validator is the one that DaemonSet nvidia-operator-validator names", other)
+		require.Contains(t, of(mirrored(), changeValue(other)), "the image of a pod of gpu-validator is the one that DaemonSet nvidia-operator-validator names", other)
 	}
-	require.NotEmpty(t, of(withVariable(daemonSet(t), "VALIDATOR_IMAGE", ""), another("")), "a DaemonSet without one")
+	require.NotEmpty(t, of(withVariable(daemonSet(t), "VALIDATOR_IMAGE", ""), changeValue("")), "a DaemonSet without one")
 
 	rolling := mirrored()
 	rolling.Status.UpdatedNumberScheduled = 1
-	require.Empty(t, of(rolling, another(image+":v1")), "a validator of the version before still runs")
-	require.Empty(t, of(rolling, another(image+"@sha256:0")))
+	require.Empty(t, of(rolling, changeValue(image+":v1")), "a validator of the version before still runs")
+	require.Empty(t, of(rolling, changeValue(image+"@sha256:0")))
 	for _, other := range []string{image, image + "2:v1", "evil.example/validator:v2", "registry.example.com:5000/mirror:v2", ""} {
-		require.NotEmpty(t, of(rolling, another(other)), other)
+		require.NotEmpty(t, of(rolling, changeValue(other)), other)
 	}
 	seen := mirrored()
 	seen.Generation++
-	require.Empty(t, of(seen, another(image+":v1")), "the DaemonSet has changed this moment")
+	require.Empty(t, of(seen, changeValue(image+":v1")), "the DaemonSet has changed this moment")
 
 	uses := func(names ...string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) {
@@ -168,7 +168,7 @@ func TestImageSecretsAndRuntimeClassAreTheDaemonSets(t *testing.T) {
 	require.Empty(t, of(withVariable(mirrored(), "VALIDATOR_RUNTIME_CLASS", "nvidia"), class))
 }
 
-func TestAPodIsForItsOwnNode(t *testing.T) {
+func TestPodRunsOnlyOnItsOwnNode(t *testing.T) {
 	const want = `gpu-validator may have pods on its own node, "n1", alone: by a required node affinity to metadata.name`
 	for name, change := range map[string]func(*corev1.Pod){
 		"node name":        onNode("n2"),
@@ -184,41 +184,41 @@ func TestAPodIsForItsOwnNode(t *testing.T) {
 		},
 		"this one and that": func(p *corev1.Pod) { required(p).NodeSelectorTerms[0].MatchFields[0].Values = []string{"n1", "n2"} },
 	} {
-		require.Contains(t, ask(t, created(pod(t, provePlugin, change))), want, name)
-		require.Contains(t, ask(t, deleted(pod(t, provePlugin, change))), want, name)
+		require.Contains(t, evaluate(t, created(pod(t, provePlugin, change))), want, name)
+		require.Contains(t, evaluate(t, deleted(pod(t, provePlugin, change))), want, name)
 	}
-	require.NotEmpty(t, ask(t, created(pod(t, provePlugin, onNode("n1")))), "the scheduler is not passed by")
+	require.NotEmpty(t, evaluate(t, created(pod(t, provePlugin, onNode("n1")))), "the scheduler is not passed by")
 	r := created(pod(t, provePlugin))
 	r.node = "-"
-	require.NotEmpty(t, ask(t, r))
+	require.NotEmpty(t, evaluate(t, r))
 }
 
-func TestAPodHasTheNameOfItsNode(t *testing.T) {
+func TestPodNameContainsItsNode(t *testing.T) {
 	const want = "gpu-validator has two pods in its namespace, nvidia-driver-validation-<node> and nvidia-device-plugin-validation-<node>: another name would be in the way of another node's"
 	for _, name := range []string{
 		"nvidia-device-plugin-validation-n2", "nvidia-device-plugin-validation-", "nvidia-driver-validation-n2", "nvidia-driver-validation-",
 		"nvidia-driver-validation-6f1c00000000000000000000000000ff", "gpu-validator-workload-n1", "x", "",
 	} {
-		require.Contains(t, ask(t, created(pod(t, provePlugin, func(p *corev1.Pod) { p.Name = name }))), want, name)
+		require.Contains(t, evaluate(t, created(pod(t, provePlugin, func(p *corev1.Pod) { p.Name = name }))), want, name)
 	}
-	require.Contains(t, ask(t, created(pod(t, provePlugin, func(p *corev1.Pod) { p.Namespace = "kube-system" }))), want)
+	require.Contains(t, evaluate(t, created(pod(t, provePlugin, func(p *corev1.Pod) { p.Namespace = "kube-system" }))), want)
 }
 
-func TestPodsOfOthersAreLeftAlone(t *testing.T) {
+func TestOtherPodsAreNotAffected(t *testing.T) {
 	const want = "a pod of gpu-validator has one owner, the pod that the token was made for"
 	for name, change := range map[string]func(*corev1.Pod){
 		"a DaemonSet's":       func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "DaemonSet" },
 		"nobody's":            func(p *corev1.Pod) { p.OwnerReferences = nil },
 		"a controller's, too": func(p *corev1.Pod) { p.OwnerReferences = append(p.OwnerReferences, controller()) },
 	} {
-		require.Contains(t, ask(t, deleted(pod(t, provePlugin, onNode("n1"), change))), want, name)
-		require.Contains(t, ask(t, created(pod(t, provePlugin, change))), want, name)
+		require.Contains(t, evaluate(t, deleted(pod(t, provePlugin, onNode("n1"), change))), want, name)
+		require.Contains(t, evaluate(t, created(pod(t, provePlugin, change))), want, name)
 	}
 	for _, change := range []func(*corev1.Pod){
 		func(p *corev1.Pod) { p.OwnerReferences[0].UID = "another" },
 		func(p *corev1.Pod) { p.OwnerReferences[0].Name = "another" },
 	} {
-		require.Contains(t, ask(t, created(pod(t, provePlugin, change))), want, "the token's own pod is the owner")
+		require.Contains(t, evaluate(t, created(pod(t, provePlugin, change))), want, "the token's own pod is the owner")
 	}
 }
 
@@ -226,7 +226,7 @@ func controller() metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "theirs", UID: "x", Controller: new(true)}
 }
 
-func TestAPodIsNeitherChangedNorReachedInto(t *testing.T) {
+func TestPodCannotBeChangedOrEntered(t *testing.T) {
 	for _, r := range []request{
 		{operation: admission.Update, resource: "pods", object: pod(t, provePlugin), old: pod(t, provePlugin)},
 		{operation: admission.Update, resource: "pods/ephemeralcontainers", object: pod(t, provePlugin), old: pod(t, provePlugin)},
@@ -237,7 +237,7 @@ func TestAPodIsNeitherChangedNorReachedInto(t *testing.T) {
 		{operation: admission.Connect, resource: "pods/exec", object: pod(t, provePlugin)},
 		{operation: admission.Connect, resource: "pods/proxy", object: pod(t, provePlugin)},
 	} {
-		require.Contains(t, ask(t, r), "gpu-validator creates and deletes pods, it does not change them, and reaches into none", r.resource)
+		require.Contains(t, evaluate(t, r), "gpu-validator creates and deletes pods, it does not change them, and reaches into none", r.resource)
 	}
 }
 
@@ -343,22 +343,22 @@ func hostile() map[string]struct {
 	}
 }
 
-func TestAPodHasNothingThatTheValidatorDoesNotGiveIt(t *testing.T) {
+func TestHostilePodsAreRefused(t *testing.T) {
 	for _, role := range []string{proveDriver, provePlugin} {
 		for name, c := range hostile() {
-			t.Run(role+"/"+name, func(t *testing.T) { require.Contains(t, ask(t, created(pod(t, role, c.change))), c.want) })
+			t.Run(role+"/"+name, func(t *testing.T) { require.Contains(t, evaluate(t, created(pod(t, role, c.change))), c.want) })
 		}
 	}
 	gpu := container(func(c *corev1.Container) { c.Resources.Limits["nvidia.com/gpu"] = resource.MustParse("1") })
-	require.NotEmpty(t, ask(t, created(pod(t, proveDriver, gpu))), "who is given all GPUs requests none")
-	require.NotEmpty(t, ask(t, created(pod(t, provePlugin, func(p *corev1.Pod) { p.Annotations = map[string]string{"gpuready.io/management": "true"} }))))
-	require.NotEmpty(t, ask(t, created(pod(t, proveDriver, func(p *corev1.Pod) { p.Annotations["gpuready.io/management"] = "false" }))))
-	require.NotEmpty(t, ask(t, created(pod(t, provePlugin, container(func(c *corev1.Container) {
+	require.NotEmpty(t, evaluate(t, created(pod(t, proveDriver, gpu))), "who is given all GPUs requests none")
+	require.NotEmpty(t, evaluate(t, created(pod(t, provePlugin, func(p *corev1.Pod) { p.Annotations = map[string]string{"gpuready.io/management": "true"} }))))
+	require.NotEmpty(t, evaluate(t, created(pod(t, proveDriver, func(p *corev1.Pod) { p.Annotations["gpuready.io/management"] = "false" }))))
+	require.NotEmpty(t, evaluate(t, created(pod(t, provePlugin, container(func(c *corev1.Container) {
 		c.Resources.Limits["nvidia.com/gpu"], c.Resources.Requests["nvidia.com/gpu"] = resource.MustParse("8"), resource.MustParse("8")
 	})))))
 }
 
-func TestAPodOfTheValidatorIsOfBoundedSize(t *testing.T) {
+func TestPodSizeIsBounded(t *testing.T) {
 	const bounded = "a pod of gpu-validator has the labels app and app.kubernetes.io/name, which say what it is"
 	for name, change := range map[string]func(*corev1.Pod){
 		"tolerations": func(p *corev1.Pod) {
@@ -381,13 +381,13 @@ func TestAPodOfTheValidatorIsOfBoundedSize(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, role := range []string{proveDriver, provePlugin} {
-				require.Contains(t, ask(t, created(pod(t, role, change))), bounded)
+				require.Contains(t, evaluate(t, created(pod(t, role, change))), bounded)
 			}
 		})
 	}
 }
 
-func TestLabelsOfANodeDoNotAddUp(t *testing.T) {
+func TestNodeLabelsDoNotAccumulate(t *testing.T) {
 	fill := func(n *corev1.Node, labels int) {
 		for i := range labels {
 			n.Labels[fmt.Sprintf("nvidia.com/gpu.x%d", i)] = ""
@@ -395,8 +395,8 @@ func TestLabelsOfANodeDoNotAddUp(t *testing.T) {
 	}
 	more := changed("nodes", "n1", func(n *corev1.Node) { fill(n, 520) })
 	fill(more.old.(*corev1.Node), 400)
-	require.Contains(t, ask(t, more), "gpu-validator may bring a Node to 512 labels of GPUs")
+	require.Contains(t, evaluate(t, more), "gpu-validator may bring a Node to 512 labels of GPUs")
 	fewer := changed("nodes", "n1", func(n *corev1.Node) { fill(n, 520) })
 	fill(fewer.old.(*corev1.Node), 600)
-	require.Empty(t, ask(t, fewer), "a Node that has more can lose them")
+	require.Empty(t, evaluate(t, fewer), "a Node that has more can lose them")
 }

@@ -221,7 +221,7 @@ func lazy(o runtime.Object, schemaless bool) admission.LazyObject {
 }
 
 // ask returns why the request is refused, "" where it is not.
-func ask(t *testing.T, r request) string {
+func evaluate(t *testing.T, r request) string {
 	t.Helper()
 	if r.params == nil {
 		r.params = daemonSet(t)
@@ -284,7 +284,7 @@ func loadCore(t *testing.T) jsonResolver {
 	return all
 }
 
-func TestThePoliciesCompileAndNameOnlyFieldsThatThereAre(t *testing.T) {
+func TestPoliciesCompileAndUseExistingFields(t *testing.T) {
 	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{corev1.SchemeGroupVersion})
 	for _, kind := range []string{"Node", "Pod", "Event"} {
 		mapper.Add(corev1.SchemeGroupVersion.WithKind(kind), meta.RESTScopeRoot)
@@ -375,34 +375,34 @@ func setReady(n *corev1.Node) {
 
 func removeTaint(n *corev1.Node) { n.Spec.Taints = n.Spec.Taints[1:] }
 
-func TestOfItsOwnNodeTheValidatorMayDoItsWork(t *testing.T) {
-	require.Empty(t, ask(t, changed("nodes/status", "n1", setReady)))
-	require.Empty(t, ask(t, changed("nodes", "n1", removeTaint)))
-	require.Empty(t, ask(t, changed("nodes", "n1", func(n *corev1.Node) {})))
+func TestValidatorMayUpdateItsOwnNode(t *testing.T) {
+	require.Empty(t, evaluate(t, changed("nodes/status", "n1", setReady)))
+	require.Empty(t, evaluate(t, changed("nodes", "n1", removeTaint)))
+	require.Empty(t, evaluate(t, changed("nodes", "n1", func(n *corev1.Node) {})))
 	for _, key := range []string{"nvidia.com/gpu-not-ready", "gpuready.io/not-ready", "startup-taint.cluster-autoscaler.kubernetes.io/gpu-not-ready"} {
 		back := changed("nodes", "n1", func(n *corev1.Node) {
 			n.Spec.Taints = append(n.Spec.Taints[1:], corev1.Taint{Key: key, Effect: "NoSchedule"})
 		})
-		require.Empty(t, ask(t, back), key)
+		require.Empty(t, evaluate(t, back), key)
 		back.old, back.object = back.object, back.old
-		require.Empty(t, ask(t, back), "%s goes again", key)
+		require.Empty(t, evaluate(t, back), "%s goes again", key)
 	}
-	require.Empty(t, ask(t, changed("nodes/status", "n1", func(n *corev1.Node) {
+	require.Empty(t, evaluate(t, changed("nodes/status", "n1", func(n *corev1.Node) {
 		n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: "GPUHealthy", Status: corev1.ConditionFalse, Reason: "XID"})
 	})))
 
 	again := changed("nodes/status", "n1", setReady)
 	setReady(again.old.(*corev1.Node))
 	again.object.(*corev1.Node).Status.Conditions[2].Status = corev1.ConditionFalse
-	require.Empty(t, ask(t, again), "the condition is there already")
+	require.Empty(t, evaluate(t, again), "the condition is there already")
 
 	last := changed("nodes", "n1", func(n *corev1.Node) { n.Spec.Taints = nil })
 	last.old.(*corev1.Node).Spec.Taints = last.old.(*corev1.Node).Spec.Taints[:1]
-	require.Empty(t, ask(t, last), "its taint was the only one")
+	require.Empty(t, evaluate(t, last), "its taint was the only one")
 
 	bare := changed("nodes/status", "n1", func(n *corev1.Node) { n.Labels, n.Annotations, n.ManagedFields = nil, nil, nil })
 	bare.old.(*corev1.Node).Labels, bare.old.(*corev1.Node).Annotations = nil, nil
-	require.Empty(t, ask(t, bare))
+	require.Empty(t, evaluate(t, bare))
 }
 
 // offer returns a list with one resource.
@@ -422,58 +422,58 @@ func TestDevicesAreReportedAheadOfTheKubelet(t *testing.T) {
 		}
 		return r
 	}
-	require.Empty(t, ask(t, report(-1, 8)), "there are none")
-	require.Empty(t, ask(t, report(0, 8)), "a plugin that has gone has left its capacity")
-	require.Empty(t, ask(t, report(8, 8)), "nothing changes")
-	require.Empty(t, ask(t, report(0, 2000)), "written as 2k")
+	require.Empty(t, evaluate(t, report(-1, 8)), "there are none")
+	require.Empty(t, evaluate(t, report(0, 8)), "a plugin that has gone has left its capacity")
+	require.Empty(t, evaluate(t, report(8, 8)), "nothing changes")
+	require.Empty(t, evaluate(t, report(0, 2000)), "written as 2k")
 	for name, r := range map[string]request{"fewer": report(8, 7), "more": report(8, 9), "none": report(8, 0)} {
-		require.Contains(t, ask(t, r), "of which none is allocatable", name)
+		require.Contains(t, evaluate(t, r), "of which none is allocatable", name)
 	}
 	gone := report(8, 8)
 	gone.object.(*corev1.Node).Status.Capacity, gone.object.(*corev1.Node).Status.Allocatable = nil, nil
-	require.NotEmpty(t, ask(t, gone))
+	require.NotEmpty(t, evaluate(t, gone))
 	other := report(0, 8)
 	other.node = "n2"
-	require.Contains(t, ask(t, other), "the Node that its pod runs on")
+	require.Contains(t, evaluate(t, other), "the Node that its pod runs on")
 }
 
-func TestTheFeaturesOfItsGPUsMayBeSaid(t *testing.T) {
+func TestGPUFeaturesMayBePublished(t *testing.T) {
 	said := changed("nodes", "n1", func(n *corev1.Node) {
 		n.Labels["nvidia.com/gpu.product"] = "H100"
 		n.Labels["nvidia.com/mig-1g.10gb.count"] = "7"
 		n.Labels["nvidia.com/mig.capable"] = "true"
 		n.Annotations["gpuready.io/feature-labels"] = "gpu.product,mig-1g.10gb.count,mig.capable"
 	})
-	require.Empty(t, ask(t, said))
+	require.Empty(t, evaluate(t, said))
 	said.old, said.object = said.object, said.old
-	require.Empty(t, ask(t, said), "taken away again")
-	require.NotEmpty(t, ask(t, changed("nodes", "n2", func(n *corev1.Node) { n.Labels["nvidia.com/gpu.product"] = "H100" })))
+	require.Empty(t, evaluate(t, said), "taken away again")
+	require.NotEmpty(t, evaluate(t, changed("nodes", "n2", func(n *corev1.Node) { n.Labels["nvidia.com/gpu.product"] = "H100" })))
 }
 
-func TestAnotherNodeIsRefused(t *testing.T) {
+func TestOtherNodeIsRefused(t *testing.T) {
 	const want = `gpu-validator may change the Node that its pod runs on, "n1", not "n2"`
-	require.Equal(t, want, ask(t, changed("nodes/status", "n2", setReady)))
-	require.Equal(t, want, ask(t, changed("nodes", "n2", removeTaint)))
+	require.Equal(t, want, evaluate(t, changed("nodes/status", "n2", setReady)))
+	require.Equal(t, want, evaluate(t, changed("nodes", "n2", removeTaint)))
 }
 
-func TestATokenWithoutANodeIsRefused(t *testing.T) {
+func TestTokenWithoutANodeIsRefused(t *testing.T) {
 	r := changed("nodes/status", "n1", setReady)
 	r.node = "-"
-	require.Equal(t, `gpu-validator may change the Node that its pod runs on, "", not "n1"`, ask(t, r))
+	require.Equal(t, `gpu-validator may change the Node that its pod runs on, "", not "n1"`, evaluate(t, r))
 	r = changed("nodes/status", "n1", setReady)
 	r.user, r.node = validator, "n10"
-	require.NotEmpty(t, ask(t, r), "a name that begins alike is another")
+	require.NotEmpty(t, evaluate(t, r), "a name that begins alike is another")
 }
 
-func TestOthersAreNotAskedAbout(t *testing.T) {
+func TestOtherUsersAreNotAffected(t *testing.T) {
 	for _, name := range []string{"system:node:n2", "system:serviceaccount:gpuready:gpu-toolkit", "system:serviceaccount:other:gpu-validator"} {
 		r := changed("nodes", "n2", func(n *corev1.Node) { n.Labels = nil })
 		r.user, r.node = name, "-"
-		require.Empty(t, ask(t, r))
+		require.Empty(t, evaluate(t, r))
 	}
 }
 
-func TestNothingElseOfItsNodeCanBeChanged(t *testing.T) {
+func TestOtherChangesOfItsNodeAreRefused(t *testing.T) {
 	const (
 		metadata  = "gpu-validator may not change a Node's metadata but for labels of its GPUs"
 		labels    = "gpu-validator may change no labels of a Node but those that say what its GPUs are"
@@ -548,11 +548,11 @@ func TestNothingElseOfItsNodeCanBeChanged(t *testing.T) {
 		"a condition less":  {func(n *corev1.Node) { n.Status.Conditions = n.Status.Conditions[1:] }, condition},
 	} {
 		for _, resource := range []string{"nodes", "nodes/status"} {
-			require.Equal(t, c.want, ask(t, changed(resource, "n1", c.change)), "%s of %s", name, resource)
+			require.Equal(t, c.want, evaluate(t, changed(resource, "n1", c.change)), "%s of %s", name, resource)
 		}
 	}
-	require.NotEmpty(t, ask(t, request{operation: admission.Delete, resource: "nodes", old: node("n1")}))
-	require.NotEmpty(t, ask(t, request{operation: admission.Create, resource: "nodes", object: node("n1")}))
+	require.NotEmpty(t, evaluate(t, request{operation: admission.Delete, resource: "nodes", old: node("n1")}))
+	require.NotEmpty(t, evaluate(t, request{operation: admission.Create, resource: "nodes", object: node("n1")}))
 }
 
 // --- events ---
@@ -567,27 +567,27 @@ func event(kind, name string) *corev1.Event {
 	}
 }
 
-func TestEventsAreOfItsOwnNode(t *testing.T) {
+func TestEventsMustConcernItsOwnNode(t *testing.T) {
 	const want = `gpu-validator may tell of the Node that its pod runs on, "n1", alone`
-	require.Empty(t, ask(t, request{operation: admission.Create, resource: "events", object: event("Node", "n1")}))
+	require.Empty(t, evaluate(t, request{operation: admission.Create, resource: "events", object: event("Node", "n1")}))
 	counted := event("Node", "n1")
 	counted.Count = 2
-	require.Empty(t, ask(t, request{operation: admission.Update, resource: "events", object: counted, old: event("Node", "n1")}))
+	require.Empty(t, evaluate(t, request{operation: admission.Update, resource: "events", object: counted, old: event("Node", "n1")}))
 
 	for _, name := range []string{"n2.0123456789abcdef", "n1", "n10.0123456789abcdef", "n1.example.0123456789abcdef", ""} {
 		taken := event("Node", "n1")
 		taken.Name = name
-		require.Equal(t, want, ask(t, request{operation: admission.Create, resource: "events", object: taken}), "%q is in the way of another node's", name)
+		require.Equal(t, want, evaluate(t, request{operation: admission.Create, resource: "events", object: taken}), "%q is in the way of another node's", name)
 	}
 	long := event("Node", strings.Repeat("n", 240))
 	long.Name = strings.Repeat("n", 200) + ".0123456789abcdef"
 	long.Source.Host, long.ReportingInstance = long.InvolvedObject.Name, long.InvolvedObject.Name
-	require.Empty(t, ask(t, request{operation: admission.Create, resource: "events", object: long, node: strings.Repeat("n", 240)}))
-	require.Equal(t, want, ask(t, request{operation: admission.Create, resource: "events", object: event("Node", "n2")}))
-	require.Equal(t, want, ask(t, request{operation: admission.Create, resource: "events", object: event("Pod", "n1")}))
-	require.Equal(t, want, ask(t, request{operation: admission.Update, resource: "events", object: event("Node", "n1"), old: event("Node", "n2")}))
-	require.NotEmpty(t, ask(t, request{operation: admission.Delete, resource: "events", old: event("Node", "n1")}))
-	require.Contains(t, ask(t, request{operation: admission.Create, resource: "events", object: event("Node", "n1"), node: "-"}), strings.Replace(want, "n1", "", 1))
+	require.Empty(t, evaluate(t, request{operation: admission.Create, resource: "events", object: long, node: strings.Repeat("n", 240)}))
+	require.Equal(t, want, evaluate(t, request{operation: admission.Create, resource: "events", object: event("Node", "n2")}))
+	require.Equal(t, want, evaluate(t, request{operation: admission.Create, resource: "events", object: event("Pod", "n1")}))
+	require.Equal(t, want, evaluate(t, request{operation: admission.Update, resource: "events", object: event("Node", "n1"), old: event("Node", "n2")}))
+	require.NotEmpty(t, evaluate(t, request{operation: admission.Delete, resource: "events", old: event("Node", "n1")}))
+	require.Contains(t, evaluate(t, request{operation: admission.Create, resource: "events", object: event("Node", "n1"), node: "-"}), strings.Replace(want, "n1", "", 1))
 	const says = "an Event of gpu-validator says that it is by gpu-validator, has a reason of 128 characters and a message of 1024, and nothing beside"
 	for name, change := range map[string]func(*corev1.Event){
 		"as the kubelet":        func(e *corev1.Event) { e.Source.Component = "kubelet" },
@@ -607,8 +607,8 @@ func TestEventsAreOfItsOwnNode(t *testing.T) {
 	} {
 		e := event("Node", "n1")
 		change(e)
-		require.Contains(t, ask(t, request{operation: admission.Create, resource: "events", object: e}), says, name)
-		require.Contains(t, ask(t, request{operation: admission.Update, resource: "events", object: e, old: event("Node", "n1")}), says, name)
+		require.Contains(t, evaluate(t, request{operation: admission.Create, resource: "events", object: e}), says, name)
+		require.Contains(t, evaluate(t, request{operation: admission.Update, resource: "events", object: e, old: event("Node", "n1")}), says, name)
 	}
 }
 
@@ -620,25 +620,25 @@ func byMIGManager(r request) request {
 	return r
 }
 
-func TestOfItsOwnNodeTheMIGManagerMayDoItsWork(t *testing.T) {
+func TestMIGManagerMayUpdateItsOwnNode(t *testing.T) {
 	clients := []string{"device-plugin", "gpu-feature-discovery", "dcgm", "dcgm-exporter", "nvsm", "client"}
 	for _, state := range []string{"pending", "rebooting", "success", "failed"} {
-		require.Empty(t, ask(t, byMIGManager(changed("nodes", "n1", func(n *corev1.Node) { n.Labels["nvidia.com/mig.config.state"] = state }))), state)
+		require.Empty(t, evaluate(t, byMIGManager(changed("nodes", "n1", func(n *corev1.Node) { n.Labels["nvidia.com/mig.config.state"] = state }))), state)
 	}
 	pause := byMIGManager(changed("nodes", "n1", func(n *corev1.Node) {
 		for _, client := range clients {
 			n.Labels["nvidia.com/gpu.deploy."+client] = "paused-for-mig-change"
 		}
 	}))
-	require.Empty(t, ask(t, pause), "where there were none")
+	require.Empty(t, evaluate(t, pause), "where there were none")
 	for _, client := range clients {
 		pause.old.(*corev1.Node).Labels["nvidia.com/gpu.deploy."+client] = "true"
 	}
-	require.Empty(t, ask(t, pause))
+	require.Empty(t, evaluate(t, pause))
 	pause.old, pause.object = pause.object, pause.old
-	require.Empty(t, ask(t, pause), "they come back")
+	require.Empty(t, evaluate(t, pause), "they come back")
 	for _, app := range []string{"nvidia-operator-validator", "nvidia-cuda-validator", "nvidia-device-plugin-validator"} {
-		require.Empty(t, ask(t, byMIGManager(deleted(ofApp(app, "n1")))), app)
+		require.Empty(t, evaluate(t, byMIGManager(deleted(ofApp(app, "n1")))), app)
 	}
 }
 
@@ -646,7 +646,7 @@ func ofApp(app, node string) *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: app + "-x", Namespace: "nvidia-gpu-operator", Labels: map[string]string{"app": app}}, Spec: corev1.PodSpec{NodeName: node}}
 }
 
-func TestNothingElseIsTheMIGManagers(t *testing.T) {
+func TestMIGManagerIsRefusedOtherChanges(t *testing.T) {
 	const (
 		label    = "gpu-mig-manager may set nvidia.com/mig.config.state to pending"
 		nothing  = "gpu-mig-manager may change nothing of a Node but labels"
@@ -676,25 +676,25 @@ func TestNothingElseIsTheMIGManagers(t *testing.T) {
 		}, nothing},
 		"a taint less": {removeTaint, nothing},
 	} {
-		require.Contains(t, ask(t, byMIGManager(changed("nodes", "n1", c.change))), c.want, name)
+		require.Contains(t, evaluate(t, byMIGManager(changed("nodes", "n1", c.change))), c.want, name)
 	}
 	kept := byMIGManager(changed("nodes", "n1", func(n *corev1.Node) { n.Labels["nvidia.com/gpu.deploy.dcgm"] = "true" }))
 	kept.old.(*corev1.Node).Labels["nvidia.com/gpu.deploy.dcgm"] = "false"
-	require.Contains(t, ask(t, kept), label, "a person keeps it away")
+	require.Contains(t, evaluate(t, kept), label, "a person keeps it away")
 
-	another := func(n *corev1.Node) { n.Labels["nvidia.com/mig.config.state"] = "success" }
-	require.Contains(t, ask(t, byMIGManager(changed("nodes", "n2", another))), ownNode)
-	none := byMIGManager(changed("nodes", "n1", another))
+	changeValue := func(n *corev1.Node) { n.Labels["nvidia.com/mig.config.state"] = "success" }
+	require.Contains(t, evaluate(t, byMIGManager(changed("nodes", "n2", changeValue))), ownNode)
+	none := byMIGManager(changed("nodes", "n1", changeValue))
 	none.node = "-"
-	require.NotEmpty(t, ask(t, none), "a token without a node")
-	require.Contains(t, ask(t, byMIGManager(changed("nodes/status", "n1", setReady))), noStatus)
-	require.Contains(t, ask(t, byMIGManager(request{operation: admission.Delete, resource: "nodes", old: node("n1")})), noStatus)
-	require.Contains(t, ask(t, byMIGManager(request{operation: admission.Create, resource: "nodes", object: node("n1")})), noStatus)
+	require.NotEmpty(t, evaluate(t, none), "a token without a node")
+	require.Contains(t, evaluate(t, byMIGManager(changed("nodes/status", "n1", setReady))), noStatus)
+	require.Contains(t, evaluate(t, byMIGManager(request{operation: admission.Delete, resource: "nodes", old: node("n1")})), noStatus)
+	require.Contains(t, evaluate(t, byMIGManager(request{operation: admission.Create, resource: "nodes", object: node("n1")})), noStatus)
 
 	for _, p := range []*corev1.Pod{ofApp("nvidia-operator-validator", "n2"), ofApp("nvidia-operator-validator", ""), ofApp("nvidia-device-plugin-daemonset", "n1"), ofApp("gpu-operator", "n1"), ofApp("", "n1")} {
-		require.Contains(t, ask(t, byMIGManager(deleted(p))), ownPods, p.Name)
+		require.Contains(t, evaluate(t, byMIGManager(deleted(p))), ownPods, p.Name)
 	}
 	for _, r := range []request{created(ofApp("x", "n1")), {operation: admission.Update, resource: "pods", object: ofApp("x", "n1"), old: ofApp("x", "n1")}, {operation: admission.Connect, resource: "pods/exec", object: ofApp("x", "n1")}} {
-		require.Contains(t, ask(t, byMIGManager(r)), noPods, r.resource)
+		require.Contains(t, evaluate(t, byMIGManager(r)), noPods, r.resource)
 	}
 }

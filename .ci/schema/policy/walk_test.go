@@ -45,7 +45,7 @@ func TestNoFurtherFieldIsAdmitted(t *testing.T) {
 		visited, used := 0, map[string]bool{}
 		admitted := func(path string, p *corev1.Pod) {
 			visited++
-			if why := ask(t, created(p)); why != "" {
+			if why := evaluate(t, created(p)); why != "" {
 				return
 			}
 			_, is := free[path]
@@ -127,7 +127,7 @@ func (w walk) value(path string, find at) {
 			w.change(fmt.Sprintf("%s[%s]", path, key), find, func(v reflect.Value) { add(v, key.String()) })
 		}
 	default:
-		w.change(path, find, func(v reflect.Value) { another(v) })
+		w.change(path, find, func(v reflect.Value) { changeValue(v) })
 	}
 }
 
@@ -142,7 +142,7 @@ func add(m reflect.Value, key string) {
 }
 
 // another makes a simple value another one.
-func another(v reflect.Value) {
+func changeValue(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Bool:
 		v.SetBool(!v.Bool())
@@ -194,6 +194,6 @@ func fill(v reflect.Value, depth int) {
 		fill(value, depth+1)
 		v.SetMapIndex(reflect.ValueOf("walk.example/walk").Convert(v.Type().Key()), value)
 	default:
-		another(v)
+		changeValue(v)
 	}
 }

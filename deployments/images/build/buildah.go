@@ -17,14 +17,14 @@ import (
 	"github.com/gpuready/gpuready/deployments/images/build/base"
 )
 
-// buildah runs buildah in a storage of its own, which ends with the run: images
-// that a user has are not touched, and nothing of an earlier build gets in.
+// buildah runs buildah with a temporary storage, which is removed at the end: it does
+// not touch a user's images, and uses nothing of an earlier build.
 type buildah struct {
 	version string
 	dir     string
 	arch    string
 	epoch   int64
-	loaded  string // archive of the base that is in the storage
+	loaded  string // archive of the base in the storage
 }
 
 const localBase = "localhost/gpuready-base:work"
@@ -35,7 +35,7 @@ func newBuildah(ctx context.Context, cache, arch string, epoch int64) (*buildah,
 		return nil, fmt.Errorf("buildah: %w; install it: sudo apt-get install --no-install-recommends buildah", err)
 	}
 	version, _, _ := strings.Cut(string(out), "\n")
-	// What a killed run left; the lock says that no other runs.
+	// Left over from a killed run; the lock excludes another one.
 	old, err := filepath.Glob(filepath.Join(cache, "work-*"))
 	if err != nil {
 		return nil, err
@@ -55,7 +55,7 @@ func newBuildah(ctx context.Context, cache, arch string, epoch int64) (*buildah,
 
 func (b *buildah) close() { _ = os.RemoveAll(b.dir) }
 
-// run returns what buildah printed on its standard output: an image's ID, mostly.
+// run returns buildah's standard output, usually an image's ID.
 func (b *buildah) run(ctx context.Context, args ...string) (string, error) {
 	global := []string{"--root", filepath.Join(b.dir, "root"), "--runroot", filepath.Join(b.dir, "run"), "--storage-driver", "vfs"}
 	cmd := exec.CommandContext(ctx, "buildah", append(global, args...)...)
@@ -69,7 +69,7 @@ func (b *buildah) run(ctx context.Context, args ...string) (string, error) {
 	return strings.TrimSpace(out.String()), nil
 }
 
-// load takes an archived base into the storage.
+// load loads an archived base into the storage.
 func (b *buildah) load(ctx context.Context, archive string) error {
 	if b.loaded == archive {
 		return nil
@@ -81,7 +81,7 @@ func (b *buildah) load(ctx context.Context, archive string) error {
 	return nil
 }
 
-// build builds a planned image and returns where its archive lies.
+// build builds a planned image and returns the path of its archive.
 func (b *buildah) build(ctx context.Context, containerfile string, p plan) (string, error) {
 	args := []string{"--from", localBase}
 	for _, name := range slices.Sorted(maps.Keys(p.Args)) {
@@ -90,7 +90,7 @@ func (b *buildah) build(ctx context.Context, containerfile string, p plan) (stri
 	return b.archive(ctx, p.Name, p.Reference, containerfile, p.Files, args...)
 }
 
-// archive builds an image from a context of its own and archives it.
+// archive builds an image from its own context and returns the path of its archive.
 func (b *buildah) archive(ctx context.Context, name, reference, containerfile string, files map[string][]byte, args ...string) (string, error) {
 	dir := filepath.Join(b.dir, name)
 	recipe := dir + ".Containerfile"
@@ -108,18 +108,18 @@ func (b *buildah) archive(ctx context.Context, name, reference, containerfile st
 	return b.push(ctx, reference, name)
 }
 
-// push writes an image of the storage into an archive that bears its name.
+// push writes an image of the storage into an archive with that name.
 func (b *buildah) push(ctx context.Context, reference, name string) (string, error) {
 	archive := filepath.Join(b.dir, name+".tar")
 	_, err := b.run(ctx, "push", "--quiet", reference, "docker-archive:"+archive+":"+reference)
 	return archive, err
 }
 
-// baseImage returns a base, from the cache if it was made or asked for before.
+// baseImage returns a base, from the cache if it was assembled or pulled before.
 func (j *job) baseImage(ctx context.Context, reference string) (baseImage, error) {
 	if reference != "" {
 		return j.cachedBase(reference, []any{reference, j.arch}, func() (string, error) {
-			j.say("base", "asking for %s", reference)
+			j.logf("base", "pulling %s", reference)
 			id, err := j.buildah.run(ctx, "pull", "--quiet", "--arch", j.arch, reference)
 			if err != nil {
 				return "", fmt.Errorf("%w; is it reachable? Without --base, one is assembled from packages", err)
@@ -149,7 +149,7 @@ func (j *job) baseImage(ctx context.Context, reference string) (baseImage, error
 		return baseImage{}, err
 	}
 	return j.cachedBase("localhost/gpuready-base:"+release, []any{packages, string(containerfile), j.arch, j.epoch, j.tool}, func() (string, error) {
-		j.say("base", "assembling it from %s", strings.Join(names, ", "))
+		j.logf("base", "assembling it from %s", strings.Join(names, ", "))
 		entries, err := apt.Entries(ctx, packages)
 		if err != nil {
 			return "", err
@@ -162,8 +162,8 @@ func (j *job) baseImage(ctx context.Context, reference string) (baseImage, error
 	})
 }
 
-// packages plans and fetches the base's packages; where apt's lists are missing
-// or older than what the archives still have, they are fetched anew, once.
+// packages plans and fetches the base's packages. If apt's lists are missing or
+// outdated, it updates them once.
 func (j *job) packages(ctx context.Context, apt base.Apt) ([]base.Package, error) {
 	try := func() ([]base.Package, error) {
 		packages, err := apt.Plan(ctx)
@@ -176,14 +176,14 @@ func (j *job) packages(ctx context.Context, apt base.Apt) ([]base.Package, error
 	if err == nil || ctx.Err() != nil {
 		return packages, err
 	}
-	j.say("base", "fetching apt's lists anew: %v", err)
+	j.logf("base", "updating apt's lists: %v", err)
 	if update := apt.Update(ctx); update != nil {
 		return nil, fmt.Errorf("%w; %w", err, update)
 	}
 	return try()
 }
 
-// cachedBase returns the archive that was made from the same values, or makes it.
+// cachedBase returns the archive created from the same values, or creates it.
 func (j *job) cachedBase(name string, values []any, create func() (string, error)) (baseImage, error) {
 	sum, err := key(values...)
 	if err != nil {
@@ -199,7 +199,7 @@ func (j *job) cachedBase(name string, values []any, create func() (string, error
 		return b, err
 	}
 	if _, err := os.Stat(b.Archive); errors.Is(err, fs.ErrNotExist) {
-		made, err := create()
+		built, err := create()
 		if err != nil {
 			return b, err
 		}
@@ -212,7 +212,7 @@ func (j *job) cachedBase(name string, values []any, create func() (string, error
 				return b, err
 			}
 		}
-		if err := os.Rename(made, b.Archive); err != nil {
+		if err := os.Rename(built, b.Archive); err != nil {
 			return b, err
 		}
 	}

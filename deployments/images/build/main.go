@@ -1,9 +1,9 @@
-// Command images builds the container images of this project with buildah, from
-// the programs that `make build` made and a base without a shell, and writes for
-// each an archive and an SBOM. `make images` runs it.
+// Command images builds the container images of this project with buildah, from the
+// programs of `make build` and a base without a shell. It writes an archive and an SBOM
+// for each. `make images` runs it.
 //
-// What is to be built is planned from what was read (plan.go), and checked, before
-// anything is built; what was built is read again and compared with the plan.
+// It plans and checks an image (plan.go) before it builds anything. Then it reads the
+// built image and compares it with the plan.
 package main
 
 import (
@@ -15,7 +15,7 @@ import (
 	"syscall"
 )
 
-// Exit codes; options.go tells people of them.
+// Exit codes, documented in options.go.
 const (
 	exitFailed      = 1
 	exitUsage       = 2
@@ -39,7 +39,7 @@ func start() int {
 	results, err := run(ctx, o, os.Stderr)
 	switch {
 	case ctx.Err() != nil:
-		fmt.Fprintln(os.Stderr, "images: interrupted; nothing half-made was left")
+		fmt.Fprintln(os.Stderr, "images: interrupted; no incomplete files were left")
 		return exitInterrupted
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "images:", err)

@@ -21,8 +21,8 @@ const header = `Build the container images, an archive and an SBOM each.
 Usage:
   images [flags] [image...]
 
-Without a name, every image is built of which there is a Containerfile. What did
-not change is not built again. Needs buildah, and for the assembled base apt.
+Without a name, every image with a Containerfile is built. Unchanged images are
+not built again. Needs buildah, and apt for the assembled base.
 
 Examples:
   images
@@ -31,11 +31,11 @@ Examples:
   images --base registry.example/base:1  on a base of your own, with glibc, without a shell
   images -o json
 
-Flags; the variable in brackets is read where a flag is not given:
+Flags; the variable in brackets is the default of a flag:
 `
 
 const footer = `
-A base that is named by a tag is asked for once; remove <out>/.cache to ask again.
+A base named by a tag is pulled once; remove <out>/.cache to pull it again.
 
 Exit codes: 0 done; 1 failed, the reason is on standard error; 2 wrong use;
 130 interrupted.
@@ -65,7 +65,7 @@ func (o *options) usage() string { return header + o.flags.FlagUsages() + footer
 
 func (o *options) at() time.Time { return time.Unix(o.epoch, 0) }
 
-// What registries take for a tag, and for a name.
+// Valid tags and names for registries.
 var (
 	tag        = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
 	repository = regexp.MustCompile(`^[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)+$`)
@@ -81,10 +81,10 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.out, "out", "", "where to write (default images below --bin)")
 	f.StringVar(&o.version, "version", "v0.1.0", "the images' tag")
 	f.StringVar(&o.revision, "revision", "unknown", "the commit that the programs were built from")
-	f.StringVar(&o.repository, "repository", "docker.io/gpuready", "what the images' names begin with")
+	f.StringVar(&o.repository, "repository", "docker.io/gpuready", "prefix of the images' names")
 	f.StringVar(&o.base, "base", "", "base image: a reference, `default` for the Containerfile's own; empty: assemble it from this machine's distribution's packages")
 	f.StringVar(&o.arch, "arch", runtime.GOARCH, "architecture of the images: amd64 or arm64")
-	f.Int64Var(&o.epoch, "epoch", 0, "the time that every file and image bears, in seconds since 1970")
+	f.Int64Var(&o.epoch, "epoch", 0, "time of every file and image, in seconds since 1970")
 	f.StringVarP(&o.output, "output", "o", "table", "table or json")
 	f.BoolVarP(&o.help, "help", "h", false, "print this")
 	config.Describe(f, environment)

@@ -17,7 +17,7 @@ import (
 
 const megabyte = 1_000_000
 
-// goals are how large an image may be, uncompressed, in bytes.
+// goals are the maximum uncompressed sizes of images, in bytes.
 var goals = map[string]int64{
 	"device-plugin": 45 * megabyte,
 	"toolkit":       45 * megabyte,
@@ -26,43 +26,43 @@ var goals = map[string]int64{
 	"operator":      55 * megabyte,
 }
 
-// baseImage is what images are built on.
+// baseImage is the base of images.
 type baseImage struct {
-	Name    string // as the label says it
-	Archive string // where it lies
+	Name    string // as in the label
+	Archive string // its path
 	Image   rootfs.Image
 }
 
-// inputs are all that an image depends on.
+// inputs are everything that an image depends on.
 type inputs struct {
 	Name, Version, Revision, Repository, Arch string
 
 	Containerfile string
 	Recipe        recipe.Recipe
 	Base          baseImage
-	Files         map[string][]byte // by the name that COPY has for them
+	Files         map[string][]byte // by their name in COPY
 	At            time.Time
-	Tool          string // what builds: this program and buildah
+	Tool          string // the build tools: this program and buildah
 }
 
-// plan is an image that is to be.
+// plan describes an image to build.
 type plan struct {
 	Name      string
 	Reference string // "docker.io/gpuready/toolkit:v0.1.0"
 	Args      map[string]string
 	SBOM      []byte
-	Files     map[string][]byte // the context: what COPY names
-	Tree      rootfs.Tree       // all that the image will hold
+	Files     map[string][]byte // the context: the files in COPY
+	Tree      rootfs.Tree       // everything in the image
 	Key       string            // equal for equal images
 }
 
 // sbomSource is the name by which a Containerfile copies the image's SBOM.
 func sbomSource(name string) string { return "images/" + name + ".spdx.json" }
 
-// asks is the image whose program asks container registries, by TLS.
-const asks = "operator"
+// registryClient is the image whose program connects to container registries, by TLS.
+const registryClient = "operator"
 
-// makePlan plans an image, or says everything that is wrong with it.
+// makePlan plans an image, or returns all problems with it.
 func makePlan(in inputs) (plan, error) {
 	p := plan{Name: in.Name, Reference: in.Repository + "/" + in.Name + ":" + in.Version, Files: map[string][]byte{}}
 	files, ours := map[string]rootfs.File{}, []string{}
@@ -84,18 +84,18 @@ func makePlan(in inputs) (plan, error) {
 		return plan{}, fmt.Errorf("its Containerfile does not copy %s to %s; add that line", sbomSource(in.Name), sbom.Path(in.Name))
 	}
 	p.Tree = in.Base.Image.Tree.With(files)
-	var wrong []error
+	var problems []error
 	if have := cmp.Or(in.Base.Image.Config.Architecture, in.Arch); have != in.Arch {
-		wrong = append(wrong, fmt.Errorf("the base %s is for %s; name one for %s", in.Base.Name, have, in.Arch))
+		problems = append(problems, fmt.Errorf("the base %s is for %s; name one for %s", in.Base.Name, have, in.Arch))
 	}
 	if entry, ok := files[in.Recipe.Entrypoint[0]]; !ok || entry.Mode&0o111 == 0 {
-		wrong = append(wrong, fmt.Errorf("its ENTRYPOINT %s is not a program that it copies", in.Recipe.Entrypoint[0]))
+		problems = append(problems, fmt.Errorf("its ENTRYPOINT %s is not a program that it copies", in.Recipe.Entrypoint[0]))
 	}
-	if _, ok := p.Tree.Resolve(rootfs.Bundle); !ok && in.Name == asks {
-		wrong = append(wrong, fmt.Errorf("the base %s has no %s, without which the %s can ask no public registry; use a base with certificate authorities", in.Base.Name, rootfs.Bundle, asks))
+	if _, ok := p.Tree.Resolve(rootfs.Bundle); !ok && in.Name == registryClient {
+		problems = append(problems, fmt.Errorf("the base %s has no %s, without which the %s cannot connect to a public registry; use a base with certificate authorities", in.Base.Name, rootfs.Bundle, registryClient))
 	}
-	if wrong = append(wrong, rootfs.Check(p.Tree, in.Arch, ours)...); len(wrong) > 0 {
-		return plan{}, errors.Join(wrong...)
+	if problems = append(problems, rootfs.Check(p.Tree, in.Arch, ours)...); len(problems) > 0 {
+		return plan{}, errors.Join(problems...)
 	}
 	var err error
 	p.SBOM, err = sbom.Write(sbom.Image{Name: in.Name, Version: in.Version, Revision: in.Revision, Arch: in.Arch, Tree: p.Tree, At: in.At})
@@ -120,22 +120,22 @@ func key(values ...any) (string, error) {
 	return hex.EncodeToString(sum[:]), err
 }
 
-// compare says in what an image is not what was planned.
+// compare returns how an image differs from the plan.
 func (p plan) compare(have rootfs.Image, r recipe.Recipe) error {
-	var wrong []error
+	var problems []error
 	for _, line := range rootfs.Difference(have.Tree, p.Tree) {
-		wrong = append(wrong, errors.New(line))
+		problems = append(problems, errors.New(line))
 	}
 	if c := have.Config.Config; c.User != r.User || !slices.Equal(c.Entrypoint, r.Entrypoint) {
-		wrong = append(wrong, fmt.Errorf("it runs %q as %s; %q as %s expected", c.Entrypoint, c.User, r.Entrypoint, r.User))
+		problems = append(problems, fmt.Errorf("it runs %q as %s; %q as %s expected", c.Entrypoint, c.User, r.Entrypoint, r.User))
 	}
 	for label := range r.Labels {
 		if have.Config.Config.Labels[label] == "" {
-			wrong = append(wrong, fmt.Errorf("its label %s is empty", label))
+			problems = append(problems, fmt.Errorf("its label %s is empty", label))
 		}
 	}
 	if !slices.Equal(have.Names, []string{p.Reference}) {
-		wrong = append(wrong, fmt.Errorf("it is named %q; %s expected", have.Names, p.Reference))
+		problems = append(problems, fmt.Errorf("it is named %q; %s expected", have.Names, p.Reference))
 	}
-	return errors.Join(wrong...)
+	return errors.Join(problems...)
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/gpuready/gpuready/deployments/images/build/sbom"
 )
 
-// samples are the CUDA jobs; the validator carries them, too.
+// samples are the CUDA jobs; the validator's image has them, too.
 var samples = []string{
 	"/usr/bin/vectoradd",
 	"/usr/bin/reduction",
@@ -29,7 +29,7 @@ var samples = []string{
 	"/usr/bin/compute",
 }
 
-// wanted are the images, and what each runs and as whom.
+// wanted are the images, with the program and user of each.
 var wanted = map[string]struct {
 	user  string
 	files []string
@@ -66,10 +66,10 @@ func TestThereIsAnImageForEachDaemonSet(t *testing.T) {
 	require.Equal(t, all, strings.Fields(string(m[1])))
 
 	_, err = recipes(&options{recipes: "..", names: []string{"exporter"}})
-	require.ErrorContains(t, err, "exporter: there is no such image; there are cuda-samples, device-plugin,")
+	require.ErrorContains(t, err, "exporter: there is no such image; the images are cuda-samples, device-plugin,")
 }
 
-func TestContainerfilesSayWhatImagesAre(t *testing.T) {
+func TestContainerfilesDescribeTheImages(t *testing.T) {
 	for name, want := range wanted {
 		t.Run(name, func(t *testing.T) {
 			_, r := containerfile(t, name)
@@ -117,7 +117,7 @@ func someInputs(t testing.TB, name string) inputs {
 	return in
 }
 
-func TestPlanIsAllThatTheImageWillHold(t *testing.T) {
+func TestPlanHasEverythingInTheImage(t *testing.T) {
 	p, err := makePlan(someInputs(t, "toolkit"))
 	require.NoError(t, err)
 	require.Equal(t, "docker.io/gpuready/toolkit:v0.1.0", p.Reference)
@@ -130,7 +130,7 @@ func TestPlanIsAllThatTheImageWillHold(t *testing.T) {
 	require.Contains(t, string(p.SBOM), p.Tree["/usr/bin/gpu-toolkit"].SHA256)
 }
 
-func TestAnImageIsBuiltAnewExactlyWhenSomethingOfItChanged(t *testing.T) {
+func TestImageIsRebuiltOnlyWhenItChanged(t *testing.T) {
 	one, err := makePlan(someInputs(t, "toolkit"))
 	require.NoError(t, err)
 	for name, change := range map[string]func(*inputs){
@@ -156,7 +156,7 @@ func TestAnImageIsBuiltAnewExactlyWhenSomethingOfItChanged(t *testing.T) {
 	}
 }
 
-func TestPlanSaysEverythingThatIsWrong(t *testing.T) {
+func TestPlanReportsAllErrors(t *testing.T) {
 	in := someInputs(t, "toolkit")
 	in.Base.Image.Config.Architecture = "arm64"
 	in.Base.Image.Tree["/usr/bin/sh"] = rootfs.File{Mode: 0o755}
@@ -182,7 +182,7 @@ func TestTheOperatorsImageHasCertificateAuthorities(t *testing.T) {
 	require.Contains(t, p.Tree, rootfs.Bundle)
 }
 
-func TestWhatWasBuiltIsComparedWithThePlan(t *testing.T) {
+func TestBuiltImageIsComparedWithThePlan(t *testing.T) {
 	in := someInputs(t, "toolkit")
 	p, err := makePlan(in)
 	require.NoError(t, err)
@@ -201,11 +201,11 @@ func TestWhatWasBuiltIsComparedWithThePlan(t *testing.T) {
 	}
 }
 
-func TestMissingProgramsSendToMake(t *testing.T) {
+func TestMissingProgramsHintAtMake(t *testing.T) {
 	o, err := parse([]string{"--bin", t.TempDir(), "--recipes", "..", "toolkit"})
 	require.NoError(t, err)
 	j := &job{options: o}
-	_, err = j.read(t.Context(), "toolkit", nil)
+	_, err = j.readInputs(t.Context(), "toolkit", nil)
 	require.ErrorContains(t, err, "gpu-toolkit is not there; run make build")
 }
 
@@ -244,7 +244,7 @@ func TestReport(t *testing.T) {
 		"IMAGE                                        ARCH    SIZE      GOAL                     ID                    ARCHIVE\n"+
 		"docker.io/gpuready/toolkit:v0.1.0            amd64   46.0 MB   ≤ 45.0 MB: 1.0 MB OVER   sha256:0123456789ab   bin/images/toolkit.tar\n"+
 		"docker.io/gpuready/driver-simulator:v0.1.0   amd64   11.5 MB   -                        sha256:fedcba987654   bin/images/driver-simulator.tar\n"+
-		"Sizes are uncompressed; 4.0 MB of each are the base, which a node keeps once.\n", out.String())
+		"Sizes are uncompressed; 4.0 MB of each are the base, which a node stores once.\n", out.String())
 	out.Reset()
 	require.NoError(t, report(&out, results[:1], "json"))
 	require.Contains(t, out.String(), `"id": "sha256:0123456789abcdef"`)

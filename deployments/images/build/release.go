@@ -10,7 +10,7 @@ import (
 // native is this machine's architecture.
 const native = runtime.GOARCH
 
-// release names this machine's distribution: "debian-12".
+// release returns this machine's distribution: "debian-12".
 func release() (string, error) {
 	data, err := os.ReadFile("/etc/os-release")
 	if err != nil {
@@ -27,7 +27,7 @@ func release() (string, error) {
 		}
 	}
 	if id != "debian" && id != "ubuntu" {
-		return "", errors.New("this is neither Debian nor Ubuntu, whose packages a base is assembled from; name one with --base")
+		return "", errors.New("this machine runs neither Debian nor Ubuntu, from whose packages a base is assembled; name one with --base")
 	}
 	return id + "-" + version, nil
 }

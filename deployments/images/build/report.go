@@ -7,7 +7,7 @@ import (
 	"text/tabwriter"
 )
 
-// report prints what there is now.
+// report prints the results.
 func report(w io.Writer, results []result, format string) error {
 	if format == "json" {
 		out := json.NewEncoder(w)
@@ -31,7 +31,7 @@ func report(w io.Writer, results []result, format string) error {
 	if err := out.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(w, "Sizes are uncompressed; %s of each are the base, which a node keeps once.\n", megabytes(shared))
+	_, err := fmt.Fprintf(w, "Sizes are uncompressed; %s of each are the base, which a node stores once.\n", megabytes(shared))
 	return err
 }
 

@@ -21,7 +21,7 @@ import (
 	"github.com/gpuready/gpuready/deployments/images/build/rootfs"
 )
 
-// result is an image that lies there.
+// result describes an image in the output folder.
 type result struct {
 	Name      string `json:"name"`
 	Reference string `json:"reference"`
@@ -29,13 +29,13 @@ type result struct {
 	Archive   string `json:"archive"`
 	SBOM      string `json:"sbom"`
 	Bytes     int64  `json:"bytes"`     // uncompressed, base and all
-	BaseBytes int64  `json:"baseBytes"` // those that all images share
+	BaseBytes int64  `json:"baseBytes"` // shared by all images
 	Goal      int64  `json:"goalBytes,omitempty"`
-	Built     bool   `json:"built"` // just now
+	Built     bool   `json:"built"` // by this run
 	Arch      string `json:"architecture"`
 }
 
-// record is what is kept of an image, so that it need not be built again.
+// record is stored for an image, so that it need not be built again.
 type record struct {
 	Key    string `json:"key"`
 	SHA256 string `json:"sha256"` // of the archive
@@ -47,13 +47,13 @@ type job struct {
 	*options
 	cache   string
 	buildah *buildah
-	tool    string // what builds; changes images
-	say     func(name, format string, args ...any)
+	tool    string // version of the build tools, on which images depend
+	logf    func(name, format string, args ...any)
 }
 
 func run(ctx context.Context, o *options, progress io.Writer) ([]result, error) {
 	began := time.Now()
-	j := &job{options: o, cache: filepath.Join(o.out, ".cache"), say: func(name, format string, args ...any) {
+	j := &job{options: o, cache: filepath.Join(o.out, ".cache"), logf: func(name, format string, args ...any) {
 		fmt.Fprintf(progress, "  %5.1fs  %-16s  %s\n", time.Since(began).Seconds(), name, fmt.Sprintf(format, args...))
 	}}
 	names, err := recipes(o)
@@ -87,7 +87,7 @@ func run(ctx context.Context, o *options, progress io.Writer) ([]result, error) 
 	return results, nil
 }
 
-// recipes returns the names of the images that are wanted.
+// recipes returns the names of the images to build.
 func recipes(o *options) ([]string, error) {
 	found, err := filepath.Glob(filepath.Join(o.recipes, "*", "Containerfile"))
 	if err != nil {
@@ -104,7 +104,7 @@ func recipes(o *options) ([]string, error) {
 	}
 	for _, name := range o.names {
 		if !slices.Contains(all, name) {
-			return nil, fmt.Errorf("%s: there is no such image; there are %s", name, strings.Join(all, ", "))
+			return nil, fmt.Errorf("%s: there is no such image; the images are %s", name, strings.Join(all, ", "))
 		}
 	}
 	if len(o.names) > 0 {
@@ -113,7 +113,7 @@ func recipes(o *options) ([]string, error) {
 	return all, nil
 }
 
-// lock keeps a second run out of the same folder.
+// lock prevents a second run in the same folder.
 func lock(name string) (unlock func(), err error) {
 	f, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
@@ -121,12 +121,12 @@ func lock(name string) (unlock func(), err error) {
 	}
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		_ = f.Close()
-		return nil, fmt.Errorf("%s: another build of these images runs; wait for it, or give another --out", name)
+		return nil, fmt.Errorf("%s: another build of these images is running; wait for it, or use another --out", name)
 	}
 	return func() { _ = f.Close() }, nil
 }
 
-// tool identifies what builds: another program may build another image.
+// tool identifies the build tools: others may build a different image.
 func tool(buildah string) (string, error) {
 	self, err := os.ReadFile("/proc/self/exe")
 	if err != nil {
@@ -137,7 +137,7 @@ func tool(buildah string) (string, error) {
 
 // image brings one image up to date.
 func (j *job) image(ctx context.Context, name string, bases map[string]baseImage) (result, error) {
-	in, err := j.read(ctx, name, bases)
+	in, err := j.readInputs(ctx, name, bases)
 	if err != nil {
 		return result{}, err
 	}
@@ -145,16 +145,16 @@ func (j *job) image(ctx context.Context, name string, bases map[string]baseImage
 	if err != nil {
 		return result{}, err
 	}
-	if r, ok := j.fresh(p); ok {
-		j.say(name, "is up to date")
+	if r, ok := j.upToDate(p); ok {
+		j.logf(name, "is up to date")
 		return r, nil
 	}
-	j.say(name, "building %s", p.Reference)
+	j.logf(name, "building %s", p.Reference)
 	return j.build(ctx, p, in)
 }
 
-// read gathers what an image depends on.
-func (j *job) read(ctx context.Context, name string, bases map[string]baseImage) (inputs, error) {
+// readInputs reads everything that an image depends on.
+func (j *job) readInputs(ctx context.Context, name string, bases map[string]baseImage) (inputs, error) {
 	in := inputs{
 		Name: name, Version: j.version, Revision: j.revision, Repository: j.repository, Arch: j.arch,
 		Files: map[string][]byte{}, At: j.at(), Tool: j.tool,
@@ -194,8 +194,8 @@ func (j *job) read(ctx context.Context, name string, bases map[string]baseImage)
 
 func (j *job) recordFile(name string) string { return filepath.Join(j.cache, name+".json") }
 
-// fresh says whether what was planned lies there already.
-func (j *job) fresh(p plan) (result, bool) {
+// upToDate reports whether the planned image exists already.
+func (j *job) upToDate(p plan) (result, bool) {
 	data, err := os.ReadFile(j.recordFile(p.Name))
 	if err != nil {
 		return result{}, false
@@ -210,7 +210,7 @@ func (j *job) fresh(p plan) (result, bool) {
 	return r.Result, err == nil && sbomErr == nil && sum == r.SHA256 && string(document) == string(p.SBOM)
 }
 
-// build builds an image, compares it with the plan, and puts it in its place.
+// build builds an image, compares it with the plan, and moves it into place.
 func (j *job) build(ctx context.Context, p plan, in inputs) (result, error) {
 	r := result{
 		Name: p.Name, Reference: p.Reference, Goal: goals[p.Name], Built: true, Arch: j.arch,
@@ -230,14 +230,14 @@ func (j *job) build(ctx context.Context, p plan, in inputs) (result, error) {
 		return r, err
 	}
 	if err := p.compare(image, in.Recipe); err != nil {
-		return r, fmt.Errorf("what buildah made is not what its SBOM says: %w", err)
+		return r, fmt.Errorf("the image built by buildah differs from its SBOM: %w", err)
 	}
 	r.ID, r.Bytes = image.ID, image.Size()
 	sum, err := hash(archive)
 	if err != nil {
 		return r, err
 	}
-	// The record goes first and comes last: what it says lies there.
+	// Remove the record first and write it last, so that it only describes existing files.
 	if err := os.Remove(j.recordFile(p.Name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return r, err
 	}
@@ -277,7 +277,7 @@ func hash(name string) (string, error) {
 	return hex.EncodeToString(sum.Sum(nil)), nil
 }
 
-// writeContext lays out a build's context; modes are those of the Containerfile.
+// writeContext writes a build's context; modes are those of the Containerfile.
 func writeContext(dir string, files map[string][]byte) error {
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		file := filepath.Join(dir, name)

@@ -17,14 +17,14 @@ import (
 	"strings"
 )
 
-// Package is a package as apt's signed lists describe it.
+// Package is a package according to apt's signed lists.
 type Package struct {
 	Name   string // "libc6"
 	File   string // "libc6_2.36-9_amd64.deb"
 	SHA256 string
 }
 
-// Version is what stands in the file's name.
+// Version returns the version in the file's name.
 func (p Package) Version() string {
 	parts := strings.Split(p.File, "_")
 	if len(parts) != 3 {
@@ -35,8 +35,8 @@ func (p Package) Version() string {
 
 var uri = regexp.MustCompile(`^'[^']*' (\S+) \d+ SHA256:([0-9a-f]{64})$`)
 
-// ParseURIs reads what `apt-get download --print-uris` prints. Where packages
-// come from is left out: it is the builder's business, not the image's.
+// ParseURIs parses the output of `apt-get download --print-uris`. It omits the origin
+// of the packages, on which the image must not depend.
 func ParseURIs(out string) ([]Package, error) {
 	var all []Package
 	for line := range strings.Lines(out) {
@@ -55,16 +55,16 @@ func ParseURIs(out string) ([]Package, error) {
 	return all, nil
 }
 
-// Apt asks this machine's apt for packages, as the machine is configured: its
-// sources, its keys.
+// Apt runs this machine's apt with the machine's configuration: its sources and its
+// keys.
 type Apt struct {
-	Dir    string // for what is downloaded
+	Dir    string // for downloads
 	Arch   string // of the packages
-	Native bool   // Arch is this machine's; else lists of their own are kept in Dir
+	Native bool   // Arch is this machine's; otherwise Dir has separate lists
 }
 
-// Plan returns the packages that the base is made of. Apt takes a second to say
-// so, and is not asked again while its lists are the same.
+// Plan returns the packages of the base. Apt needs a second for that, so Plan caches
+// the result until apt's lists change.
 func (a Apt) Plan(ctx context.Context) ([]Package, error) {
 	if err := os.MkdirAll(a.Dir, 0o755); err != nil {
 		return nil, err
@@ -72,7 +72,7 @@ func (a Apt) Plan(ctx context.Context) ([]Package, error) {
 	lists := "/var/lib/apt/lists"
 	if !a.Native {
 		lists = filepath.Join(a.Dir, "lists")
-		if err := a.lists(ctx); err != nil {
+		if err := a.fetchLists(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -85,7 +85,7 @@ func (a Apt) Plan(ctx context.Context) ([]Package, error) {
 		return kept.Packages, nil
 	}
 	var err error
-	if kept.Packages, err = a.ask(ctx); err != nil {
+	if kept.Packages, err = a.query(ctx); err != nil {
 		return nil, err
 	}
 	kept.Of = of
@@ -96,7 +96,7 @@ func (a Apt) Plan(ctx context.Context) ([]Package, error) {
 	return kept.Packages, os.WriteFile(file, data, 0o644)
 }
 
-// fingerprint changes when apt's lists do; it is "" where there are none.
+// fingerprint changes when apt's lists do; it is "" without lists.
 func fingerprint(lists string) string {
 	entries, err := os.ReadDir(lists)
 	if err != nil || len(entries) == 0 {
@@ -112,15 +112,15 @@ func fingerprint(lists string) string {
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
-// ask asks apt for the packages.
-func (a Apt) ask(ctx context.Context) ([]Package, error) {
-	// Not in Dir: apt names no package whose file lies where it is run.
+// query queries apt for the packages.
+func (a Apt) query(ctx context.Context) ([]Package, error) {
+	// Not in Dir: apt omits packages whose file exists in the working directory.
 	depends, err := a.run(ctx, "/", "apt-cache", "depends", "libgcc-s1")
 	if err != nil {
 		return nil, err
 	}
-	wanted := append(licences(depends), Wanted...)
-	// Else apt names the strongest sum that it knows: SHA-512 on Ubuntu.
+	wanted := append(licencePackages(depends), Wanted...)
+	// Otherwise apt prints the strongest hash that it knows: SHA-512 on Ubuntu.
 	out, err := a.run(ctx, "/", "apt-get", append([]string{"-o", "Acquire::ForceHash=SHA256", "download", "--print-uris"}, wanted...)...)
 	if err != nil {
 		return nil, err
@@ -134,16 +134,16 @@ func (a Apt) ask(ctx context.Context) ([]Package, error) {
 
 var gccBase = regexp.MustCompile(`(?m)^ *Depends: (gcc-\d+-base)$`)
 
-func licences(depends string) []string {
+func licencePackages(depends string) []string {
 	if m := gccBase.FindStringSubmatch(depends); m != nil {
 		return m[1:]
 	}
 	return nil
 }
 
-// lists fetches the lists of an architecture that is not the machine's, beside
-// the machine's own and checked with the same keys.
-func (a Apt) lists(ctx context.Context) error {
+// fetchLists fetches the lists of a foreign architecture, separately from the machine's
+// own and checked with the same keys.
+func (a Apt) fetchLists(ctx context.Context) error {
 	lists := filepath.Join(a.Dir, "lists")
 	if _, err := os.Stat(filepath.Join(lists, "done")); err == nil {
 		return nil
@@ -159,8 +159,8 @@ func (a Apt) lists(ctx context.Context) error {
 	return os.WriteFile(filepath.Join(lists, "done"), nil, 0o644)
 }
 
-// Fetch downloads what is not there yet; apt checks it against the signed lists,
-// and what is there is checked again.
+// Fetch downloads the missing packages. apt checks them against the signed lists;
+// present ones are checked again.
 func (a Apt) Fetch(ctx context.Context, packages []Package) error {
 	var missing []string
 	for _, p := range packages {
@@ -189,12 +189,12 @@ func (a Apt) check(p Package) error {
 		return err
 	}
 	if sum := sha256.Sum256(data); hex.EncodeToString(sum[:]) != p.SHA256 {
-		return fmt.Errorf("%s: its SHA-256 is not the one of apt's lists; remove it and try again", file)
+		return fmt.Errorf("%s: its SHA-256 differs from the one in apt's lists; remove it and try again", file)
 	}
 	return nil
 }
 
-// Update fetches the machine's lists anew, which only root may.
+// Update updates the machine's lists, which needs root.
 func (a Apt) Update(ctx context.Context) error {
 	if !a.Native {
 		if err := os.Remove(filepath.Join(a.Dir, "lists", "done")); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -209,7 +209,7 @@ func (a Apt) Update(ctx context.Context) error {
 	return err
 }
 
-// Entries is the content of the base.
+// Entries returns the content of the base.
 func (a Apt) Entries(ctx context.Context, packages []Package) ([]Entry, error) {
 	entries := Skeleton(a.Arch)
 	for _, p := range packages {
@@ -231,7 +231,7 @@ func (a Apt) Entries(ctx context.Context, packages []Package) ([]Entry, error) {
 	return Bundled(entries)
 }
 
-// run runs a part of apt; what it would take from unsigned sources is refused.
+// run runs a program of apt, refusing unsigned sources.
 func (a Apt) run(ctx context.Context, in, name string, args ...string) (string, error) {
 	dir, err := filepath.Abs(a.Dir)
 	if err != nil {
@@ -239,7 +239,7 @@ func (a Apt) run(ctx context.Context, in, name string, args ...string) (string, 
 	}
 	options := []string{
 		"-q", "-o", "APT::Get::AllowUnauthenticated=false", "-o", "Acquire::AllowInsecureRepositories=false",
-		// Where apt is told to keep none, as in containers, each call would take a second.
+		// Without this cache, which containers disable, each call would take a second.
 		"-o", "Dir::Cache::pkgcache=" + filepath.Join(dir, "pkgcache.bin"), "-o", "Dir::Cache::srcpkgcache=",
 	}
 	if !a.Native {
@@ -263,7 +263,7 @@ func run(ctx context.Context, dir, name string, args ...string) (string, error) 
 	return out.String(), nil
 }
 
-// lastLines puts the end of what a program complained of on one line.
+// lastLines returns the end of a program's error output on one line.
 func lastLines(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	return strings.Join(lines[max(0, len(lines)-3):], "; ")

@@ -1,12 +1,12 @@
-// Package base makes the file system that images are built on where no registry
-// is to be asked: glibc's loader and libraries, and the few files that programs
-// expect around them, out of packages of the builder's own distribution. Its
-// glibc is therefore never older than the one that programs were linked with.
+// Package base assembles the base file system of images without a registry. It takes
+// glibc's loader and libraries, and the few files that programs expect around them,
+// from packages of the builder's own distribution. Its glibc is therefore never older
+// than the one that programs were linked with.
 //
-// There is no package manager, no shell and no cache of the loader's: a runtime's
-// CDI hook makes /etc/ld.so.cache from what it injects, and without one the loader
-// looks in the folders of glibc and the multiarch ones, which is where libraries
-// of a driver are put.
+// There is no package manager, no shell and no cache of the loader's. A runtime's CDI
+// hook creates /etc/ld.so.cache for the injected files. Without a cache the loader
+// searches the folders of glibc and the multiarch ones, which is where a driver's
+// libraries are.
 package base
 
 import (
@@ -25,29 +25,29 @@ import (
 	"github.com/gpuready/gpuready/deployments/images/build/rootfs"
 )
 
-// Wanted names the packages. Apt.Plan adds the one that holds the licence that
-// libgcc-s1's folder of documentation only links to.
+// Wanted lists the packages. Apt.Plan adds the package with the licence to which
+// libgcc-s1's folder of documentation only links.
 var Wanted = []string{"base-files", "ca-certificates", "libc6", "libgcc-s1"}
 
-// Libraries that are kept. The programs want libc, libdl and libpthread; a driver's
-// libraries want libm and librt besides. libgcc_s is loaded by glibc itself when
-// a thread is cancelled or ends itself, and its absence is then an abort.
+// libraries are the ones to keep. The programs need libc, libdl and libpthread; a
+// driver's libraries also need libm and librt. glibc itself loads libgcc_s when a
+// thread is cancelled or ends itself, and aborts without it.
 var libraries = []string{
 	"libc.so.6", "libdl.so.2", "libgcc_s.so.1", "libm.so.6", "libpthread.so.0", "libresolv.so.2", "librt.so.1",
 	"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1",
 }
 
-// authorities is the folder of the package's certificates.
-const authorities = "/usr/share/ca-certificates/mozilla/"
+// authorityDir is the folder of the package's certificates.
+const authorityDir = "/usr/share/ca-certificates/mozilla/"
 
-// Bundled has rootfs.Bundle in place of the files that it is made of: Debian's package has
-// one for each authority, and its update-ca-certificates, which nobody runs here, puts
-// them together.
+// Bundled replaces the package's certificates by rootfs.Bundle: Debian's package has
+// one file for each authority, and its update-ca-certificates, which does not run here,
+// combines them.
 func Bundled(entries []Entry) ([]Entry, error) {
 	bundle := Entry{Path: rootfs.Bundle, Mode: 0o644}
 	var rest, parts []Entry
 	for _, e := range entries {
-		if strings.HasPrefix(e.Path, authorities) {
+		if strings.HasPrefix(e.Path, authorityDir) {
 			parts = append(parts, e)
 			continue
 		}
@@ -56,12 +56,12 @@ func Bundled(entries []Entry) ([]Entry, error) {
 	slices.SortFunc(parts, func(a, b Entry) int { return strings.Compare(a.Path, b.Path) })
 	for _, part := range parts {
 		if block, _ := pem.Decode(part.Data); block == nil || block.Type != "CERTIFICATE" {
-			return nil, fmt.Errorf("%s of package ca-certificates is no certificate", part.Path)
+			return nil, fmt.Errorf("%s of package ca-certificates is not a certificate", part.Path)
 		}
 		bundle.Data = append(append(bundle.Data, bytes.TrimSpace(part.Data)...), '\n')
 	}
 	if len(parts) == 0 {
-		return nil, fmt.Errorf("package ca-certificates has nothing in %s: images could ask no registry", authorities)
+		return nil, fmt.Errorf("package ca-certificates has nothing in %s: images could not connect to a registry", authorityDir)
 	}
 	return append(rest, bundle), nil
 }
@@ -75,8 +75,8 @@ type Entry struct {
 	Data     []byte
 }
 
-// Keep says whether a package's file goes into the base, and under which path:
-// /lib and its like are links to /usr/lib there, as on every current system.
+// Keep reports whether a package's file goes into the base, and returns its path there:
+// /lib and the like are links to /usr/lib, as on every current system.
 func Keep(name string) (string, bool) {
 	name = path.Clean("/" + name)
 	for _, dir := range []string{"/lib/", "/lib64/"} {
@@ -90,7 +90,7 @@ func Keep(name string) (string, bool) {
 		return name, slices.Contains(libraries, file) || name == "/usr/lib/os-release"
 	case strings.HasPrefix(name, "/etc/ld.so.conf.d/"), name == "/etc/os-release", name == "/etc/debian_version":
 		return name, true
-	case strings.HasPrefix(name, authorities):
+	case strings.HasPrefix(name, authorityDir):
 		return name, strings.HasSuffix(name, ".crt")
 	case strings.HasPrefix(name, "/usr/share/common-licenses/"):
 		return name, true
@@ -101,8 +101,8 @@ func Keep(name string) (string, bool) {
 	return name, false
 }
 
-// Skeleton is what the base has besides the packages' files: the directories
-// that runtimes mount on, and what libc reads about users and names.
+// Skeleton returns the entries of the base that are not from packages: the directories
+// that runtimes mount on, and libc's files about users and names.
 func Skeleton(arch string) []Entry {
 	text := func(name, content string) Entry { return Entry{Path: name, Mode: 0o644, Data: []byte(content)} }
 	link := func(name, to string) Entry { return Entry{Path: name, Mode: fs.ModeSymlink | 0o777, Link: to} }
@@ -126,7 +126,7 @@ func Skeleton(arch string) []Entry {
 	return all
 }
 
-// Select reads a package's files (a tar archive) and returns those that are kept.
+// Select reads a package's files (a tar archive) and returns the ones to keep.
 func Select(files io.Reader) ([]Entry, error) {
 	var kept []Entry
 	in := tar.NewReader(files)
@@ -152,14 +152,14 @@ func Select(files io.Reader) ([]Entry, error) {
 	}
 }
 
-// Status is the file in which an image without a package manager says what was
-// installed into it; scanners know it. control is the package's own description.
+// Status returns the file in which an image without a package manager records an
+// installed package; scanners know it. control is the package's own description.
 func Status(name string, control []byte) Entry {
 	return Entry{Path: path.Join(rootfs.StatusFolder, name), Mode: 0o644, Data: control}
 }
 
 // Write writes a tar archive that depends on the entries alone: sorted, with the
-// directories that they need, all of one time.
+// directories that they need, all with the same time.
 func Write(w io.Writer, entries []Entry, at time.Time) error {
 	all := map[string]Entry{}
 	for _, e := range entries {
@@ -173,7 +173,7 @@ func Write(w io.Writer, entries []Entry, at time.Time) error {
 			if above, ok := all[dir]; !ok {
 				all[dir] = Entry{Path: dir, Mode: fs.ModeDir | 0o755}
 			} else if !above.Mode.IsDir() {
-				return fmt.Errorf("%s lies below %s, which is no directory", e.Path, dir)
+				return fmt.Errorf("%s is below %s, which is not a directory", e.Path, dir)
 			}
 		}
 	}

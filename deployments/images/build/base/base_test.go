@@ -24,7 +24,7 @@ import (
 	"github.com/gpuready/gpuready/deployments/images/build/rootfs"
 )
 
-func TestOnlyWhatProgramsNeedIsKept(t *testing.T) {
+func TestKeep(t *testing.T) {
 	for name, want := range map[string]string{
 		"./lib/x86_64-linux-gnu/libc.so.6":              "/usr/lib/x86_64-linux-gnu/libc.so.6",
 		"./usr/lib/x86_64-linux-gnu/libm.so.6":          "/usr/lib/x86_64-linux-gnu/libm.so.6",
@@ -65,9 +65,9 @@ func authority(t *testing.T, name string) []byte {
 	return bytes.TrimSpace(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})) // some end without a newline
 }
 
-func TestGoFindsTheAuthoritiesOfThePackageInTheBundle(t *testing.T) {
+func TestGoFindsTheBundledAuthorities(t *testing.T) {
 	entries, err := Bundled([]Entry{
-		{Path: authorities + "B.crt", Data: authority(t, "B")}, {Path: "/etc/passwd"}, {Path: authorities + "A.crt", Data: authority(t, "A")},
+		{Path: authorityDir + "B.crt", Data: authority(t, "B")}, {Path: "/etc/passwd"}, {Path: authorityDir + "A.crt", Data: authority(t, "A")},
 	})
 	require.NoError(t, err)
 	require.Len(t, entries, 2)
@@ -94,8 +94,8 @@ func TestGoFindsTheAuthoritiesOfThePackageInTheBundle(t *testing.T) {
 
 	_, err = Bundled([]Entry{{Path: "/etc/passwd"}})
 	require.ErrorContains(t, err, "package ca-certificates has nothing in")
-	_, err = Bundled([]Entry{{Path: authorities + "A.crt", Data: []byte("x")}})
-	require.ErrorContains(t, err, "A.crt of package ca-certificates is no certificate")
+	_, err = Bundled([]Entry{{Path: authorityDir + "A.crt", Data: []byte("x")}})
+	require.ErrorContains(t, err, "A.crt of package ca-certificates is not a certificate")
 }
 
 func listing(t *testing.T, data []byte) []string {
@@ -134,14 +134,14 @@ func TestArchiveDependsOnItsEntriesAlone(t *testing.T) {
 	}, listing(t, one.Bytes()))
 }
 
-func TestNothingIsWrittenTwiceNorThroughALink(t *testing.T) {
+func TestWriteRefusesDuplicatesAndLinkedFolders(t *testing.T) {
 	file := Entry{Path: "/etc/x", Mode: 0o644}
 	require.ErrorContains(t, Write(io.Discard, []Entry{file, file}, time.Time{}), "/etc/x comes from two packages")
 	link := Entry{Path: "/etc", Mode: fs.ModeSymlink | 0o777, Link: "usr"}
-	require.ErrorContains(t, Write(io.Discard, []Entry{file, link}, time.Time{}), "which is no directory")
+	require.ErrorContains(t, Write(io.Discard, []Entry{file, link}, time.Time{}), "which is not a directory")
 }
 
-func TestPackagesAreReadWithTheirHashes(t *testing.T) {
+func TestParseURIs(t *testing.T) {
 	a, b := strings.Repeat("a", 64), strings.Repeat("b", 64)
 	got, err := ParseURIs("Note: something\n" +
 		"'http://deb.example/libc6_2.36-9%2bdeb12u14_amd64.deb' libc6_2.36-9+deb12u14_amd64.deb 2759320 SHA256:" + a + "\n" +
@@ -158,8 +158,8 @@ func TestPackagesAreReadWithTheirHashes(t *testing.T) {
 }
 
 func TestLicenceOfLibgccIsFound(t *testing.T) {
-	require.Equal(t, []string{"gcc-12-base"}, licences("libgcc-s1\n  Depends: gcc-12-base\n  Depends: libc6\n"))
-	require.Empty(t, licences("libgcc-s1\n  Depends: libc6\n"))
+	require.Equal(t, []string{"gcc-12-base"}, licencePackages("libgcc-s1\n  Depends: gcc-12-base\n  Depends: libc6\n"))
+	require.Empty(t, licencePackages("libgcc-s1\n  Depends: libc6\n"))
 }
 
 func FuzzParseURIs(f *testing.F) {

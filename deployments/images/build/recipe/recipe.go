@@ -1,7 +1,7 @@
-// Package recipe reads Containerfiles of the kind that this project's images are
-// made by: a base, labels, files from the build's context, and what is run. It
-// refuses every other instruction, RUN before all, so that an image is what was
-// built and checked outside, and nothing of the network or the clock gets in.
+// Package recipe parses Containerfiles of this project's images: a base, labels, files
+// from the build's context, and the program to run. It refuses every other instruction,
+// above all RUN. So an image contains only what was built and checked outside, and
+// nothing depends on the network or the clock.
 package recipe
 
 import (
@@ -14,11 +14,11 @@ import (
 	"strings"
 )
 
-// Recipe is what a Containerfile says.
+// Recipe is a parsed Containerfile.
 type Recipe struct {
 	Base       string            // the default of ARG BASE
-	Args       []string          // names, BASE among them
-	Labels     map[string]string // values as written, variables and all
+	Args       []string          // names, including BASE
+	Labels     map[string]string // values as written, with variables
 	Files      []File
 	User       string   // "uid:gid"
 	Entrypoint []string // the program and its first arguments
@@ -31,7 +31,7 @@ type File struct {
 	Mode   fs.FileMode
 }
 
-// Parse reads a Containerfile. Its errors begin with the number of the line.
+// Parse parses a Containerfile. Its errors begin with the number of the line.
 func Parse(text string) (Recipe, error) {
 	r := Recipe{Labels: map[string]string{}}
 	from := false
@@ -54,15 +54,15 @@ func Parse(text string) (Recipe, error) {
 			}
 			from = true
 		case "LABEL":
-			err = labels(rest, r.Labels)
+			err = parseLabels(rest, r.Labels)
 		case "COPY":
 			var files []File
-			files, err = copied(rest)
+			files, err = parseCopy(rest)
 			r.Files = append(r.Files, files...)
 		case "USER":
 			r.User = rest
 		case "ENTRYPOINT":
-			r.Entrypoint, err = list(rest)
+			r.Entrypoint, err = parseEntrypoint(rest)
 		default:
 			err = fmt.Errorf("%s is not among ARG, FROM, LABEL, COPY, USER, ENTRYPOINT; what an image holds is built before it and copied in", name)
 		}
@@ -107,8 +107,8 @@ func instructions(text string) []instruction {
 	return all
 }
 
-// labels reads `key="value" key="value"` into a map.
-func labels(text string, into map[string]string) error {
+// parseLabels parses `key="value" key="value"` into a map.
+func parseLabels(text string, into map[string]string) error {
 	for text != "" {
 		key, rest, ok := strings.Cut(text, "=")
 		quoted, err := strconv.QuotedPrefix(rest)
@@ -123,8 +123,8 @@ func labels(text string, into map[string]string) error {
 	return nil
 }
 
-// copied reads `--chmod=0755 source… destination`.
-func copied(text string) ([]File, error) {
+// parseCopy parses `--chmod=0755 source… destination`.
+func parseCopy(text string) ([]File, error) {
 	words := strings.Fields(text)
 	octal, ok := strings.CutPrefix(text, "--chmod=")
 	if !ok || len(words) < 3 {
@@ -153,8 +153,8 @@ func copied(text string) ([]File, error) {
 	return files, nil
 }
 
-// list reads the JSON form of ENTRYPOINT; the other one would need a shell.
-func list(text string) ([]string, error) {
+// parseEntrypoint parses the JSON form of ENTRYPOINT; the other form would need a shell.
+func parseEntrypoint(text string) ([]string, error) {
 	var words []string
 	if err := json.Unmarshal([]byte(text), &words); err != nil || len(words) == 0 {
 		return nil, fmt.Errorf("ENTRYPOINT %s: [\"program\"] is wanted: there is no shell for the other form", text)

@@ -22,7 +22,7 @@ USER 65532:65532
 ENTRYPOINT ["/usr/bin/one", "--flag=a,b"]
 `
 
-func TestRecipeIsRead(t *testing.T) {
+func TestParse(t *testing.T) {
 	r, err := Parse(good)
 	require.NoError(t, err)
 	require.Equal(t, Recipe{
@@ -38,7 +38,7 @@ func TestRecipeIsRead(t *testing.T) {
 	}, r)
 }
 
-func TestWhatCouldMakeAnImageAnythingElseIsRefused(t *testing.T) {
+func TestUnsupportedInstructionsAreRefused(t *testing.T) {
 	for name, c := range map[string]struct{ old, new, want string }{
 		"a command":          {"USER", "RUN true\nUSER", "RUN is not among"},
 		"small letters":      {"USER", "run true\nUSER", "run is not among"},

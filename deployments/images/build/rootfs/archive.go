@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// Image is an image as `docker save`, and buildah's docker-archive, write it.
+// Image is an image in the format of `docker save` and buildah's docker-archive.
 type Image struct {
 	ID     string // the SHA-256 of its configuration
 	Names  []string
@@ -35,7 +35,7 @@ type Config struct {
 	} `json:"rootfs"`
 }
 
-// Size is what it takes on a disk, uncompressed, in bytes.
+// Size returns its uncompressed size on disk in bytes.
 func (i Image) Size() int64 {
 	var n int64
 	for _, l := range i.Layers {
@@ -44,7 +44,7 @@ func (i Image) Size() int64 {
 	return n
 }
 
-const maxArchive = 1 << 30 // it is held in memory
+const maxArchive = 1 << 30 // since it is held in memory
 
 // Read reads an archive that holds one image.
 func Read(r io.Reader) (Image, error) {
@@ -61,7 +61,7 @@ func Read(r io.Reader) (Image, error) {
 		return Image{}, fmt.Errorf("manifest.json: %w; is it a docker-archive?", err)
 	}
 	if len(manifest) != 1 {
-		return Image{}, fmt.Errorf("manifest.json: one image is wanted, %d are there", len(manifest))
+		return Image{}, fmt.Errorf("manifest.json: it has %d images, not one", len(manifest))
 	}
 	m := manifest[0]
 	image := Image{Names: m.RepoTags, Tree: Tree{}}
@@ -76,7 +76,7 @@ func Read(r io.Reader) (Image, error) {
 	image.ID = "sha256:" + sum.SHA256
 	for _, name := range m.Layers {
 		data := parts[path.Clean(name)]
-		if data, err = plain(data); err != nil {
+		if data, err = decompress(data); err != nil {
 			return Image{}, fmt.Errorf("layer %s: %w", name, err)
 		}
 		image.Layers = append(image.Layers, int64(len(data)))
@@ -105,14 +105,14 @@ func members(r io.Reader) (map[string][]byte, error) {
 			if parts[name], err = io.ReadAll(in); err != nil {
 				return nil, err
 			}
-		case tar.TypeSymlink: // an older layout's name of a layer
+		case tar.TypeSymlink: // name of a layer in an older layout
 			parts[name] = parts[path.Join(path.Dir(name), h.Linkname)]
 		}
 	}
 }
 
-// plain undoes compression.
-func plain(data []byte) ([]byte, error) {
+// decompress decompresses data if it is compressed.
+func decompress(data []byte) ([]byte, error) {
 	if !bytes.HasPrefix(data, []byte{0x1f, 0x8b}) {
 		return data, nil
 	}
@@ -128,7 +128,7 @@ const (
 	opaque   = ".wh..wh..opq"
 )
 
-// apply puts a layer over what is there.
+// apply applies a layer to the tree.
 func (t Tree) apply(layer io.Reader) error {
 	in := tar.NewReader(layer)
 	for {
@@ -181,7 +181,7 @@ func (t Tree) entry(name string, h *tar.Header, r io.Reader) (File, error) {
 	return f, nil
 }
 
-// remove takes away what is below a path and, if self is set, what is there.
+// remove removes the files below a path and, if self is set, the path itself.
 func (t Tree) remove(name string, self bool) {
 	if self {
 		delete(t, name)

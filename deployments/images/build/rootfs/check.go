@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Programs that take commands from whoever reaches them: an image without them
-// gives an intruder nothing to work with.
+// shells are programs that run arbitrary commands: an image without them gives an
+// intruder nothing to work with.
 var shells = []string{
 	"sh", "ash", "bash", "rbash", "dash", "ksh", "mksh", "zsh", "csh", "tcsh", "fish", "busybox", "toybox",
 	"perl", "python", "python3", "lua", "awk", "gawk", "mawk",
@@ -18,18 +18,17 @@ var shells = []string{
 
 var machines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
 
-// Triplet is the name of an architecture's folder below /usr/lib on Debian and
-// Ubuntu; "" where this project has no images for it.
+// Triplet returns the name of an architecture's folder below /usr/lib on Debian and
+// Ubuntu, or "" if this project has no images for it.
 func Triplet(arch string) string {
 	return map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[arch]
 }
 
-// Check returns what is wrong with an image: anything in the tree that would run
-// commands or give rights, and whether the files of ours, by path, would be
-// loaded there.
+// Check returns the problems of an image: files that would run commands or grant
+// privileges, and files of ours, by path, that could not be loaded.
 func Check(t Tree, arch string, ours []string) []error {
-	var wrong []error
-	add := func(format string, args ...any) { wrong = append(wrong, fmt.Errorf(format, args...)) }
+	var problems []error
+	add := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
 	for _, name := range t.Paths() {
 		f := t[name]
 		if f.Mode.Type() == fs.ModeSymlink {
@@ -51,19 +50,19 @@ func Check(t Tree, arch string, ours []string) []error {
 	}
 	for _, name := range ours {
 		if o := t[name].Object; o != nil {
-			wrong = append(wrong, t.loads(name, o, arch)...)
+			problems = append(problems, t.checkObject(name, o, arch)...)
 		}
 	}
-	return wrong
+	return problems
 }
 
-// loads says why a program or library would not be loaded.
-func (t Tree) loads(name string, o *Object, arch string) []error {
-	var wrong []error
-	add := func(format string, args ...any) { wrong = append(wrong, fmt.Errorf(format, args...)) }
+// checkObject returns why a program or library could not be loaded.
+func (t Tree) checkObject(name string, o *Object, arch string) []error {
+	var problems []error
+	add := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
 	if o.Machine != machines[arch] {
 		add("%s is for %v, not for %s; build it with ARCH=%s", name, o.Machine, arch, arch)
-		return wrong
+		return problems
 	}
 	if o.Setting("-race") == "true" {
 		add("%s was built with the race detector; build it without RACE=1", name)
@@ -74,7 +73,7 @@ func (t Tree) loads(name string, o *Object, arch string) []error {
 		}
 	}
 	for _, library := range o.Needed {
-		found, ok := t.library(library, arch)
+		found, ok := t.findLibrary(library, arch)
 		if !ok {
 			add("%s wants %s, which the base has not; add it to the libraries that the base keeps (build/base), or do not link it", name, library)
 			continue
@@ -91,11 +90,11 @@ func (t Tree) loads(name string, o *Object, arch string) []error {
 				name, v.Name, library, symbol, newest(found.Object.Defines, v.Name))
 		}
 	}
-	return wrong
+	return problems
 }
 
-// library finds a library where glibc's loader looks.
-func (t Tree) library(name, arch string) (File, bool) {
+// findLibrary finds a library in the folders of glibc's loader.
+func (t Tree) findLibrary(name, arch string) (File, bool) {
 	triplet := Triplet(arch)
 	for _, dir := range []string{"/lib/" + triplet, "/usr/lib/" + triplet, "/lib64", "/usr/lib64", "/lib", "/usr/lib"} {
 		if at, ok := t.Resolve(path.Join(dir, name)); ok && t[at].Mode.IsRegular() {
@@ -105,7 +104,7 @@ func (t Tree) library(name, arch string) (File, bool) {
 	return File{}, false
 }
 
-// newest is the highest version of the same series (GLIBC_…) as like.
+// newest returns the highest version of the same series (GLIBC_…) as like.
 func newest(versions []string, like string) string {
 	series, _, _ := strings.Cut(like, "_")
 	best := "none"

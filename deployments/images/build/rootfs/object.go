@@ -9,25 +9,25 @@ import (
 	"strings"
 )
 
-// Object is what a program or library asks of the files around it.
+// Object lists the requirements of a program or library.
 type Object struct {
 	Machine elf.Machine
 	Interp  string // the loader's path; "" for libraries and static programs
 	Needed  []string
-	Wants   []Version // versions of symbols, of other objects
-	Defines []string  // versions of symbols, for other objects
+	Wants   []Version // symbol versions required of other objects
+	Defines []string  // symbol versions defined for other objects
 	Go      *debug.BuildInfo
 }
 
-// Version is a version of symbols that a library has to define.
+// Version is a symbol version that a library must define.
 type Version struct {
 	Library, Name string
-	Symbol        string // one of those asked for
+	Symbol        string // one of the required symbols
 }
 
 var elfMagic = []byte(elf.ELFMAG)
 
-// ReadObject returns nil for what is not ELF.
+// ReadObject reads an ELF file. It returns nil for any other file.
 func ReadObject(data []byte) (*Object, error) {
 	if !bytes.HasPrefix(data, elfMagic) {
 		return nil, nil
@@ -70,8 +70,8 @@ func ReadObject(data []byte) (*Object, error) {
 	return o, nil
 }
 
-// Setting returns how a Go program was built: "-race", "vcs.revision"; "" for
-// what is not known.
+// Setting returns a build setting of a Go program, such as "-race" or "vcs.revision",
+// or "" if it is unknown.
 func (o *Object) Setting(key string) string {
 	if o == nil || o.Go == nil {
 		return ""

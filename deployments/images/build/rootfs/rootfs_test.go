@@ -57,7 +57,7 @@ func archive(t testing.TB) []byte {
 		[2]string{"manifest.json", `[{"Config":"c.json","RepoTags":["docker.io/gpuready/x:v1"],"Layers":["one.tar","two.tar"]}]`})
 }
 
-func TestLayersLieOverEachOther(t *testing.T) {
+func TestLaterLayersOverrideEarlierOnes(t *testing.T) {
 	image, err := Read(bytes.NewReader(archive(t)))
 	require.NoError(t, err)
 	require.Equal(t, []string{"/etc", "/etc/a", "/lib", "/opt/z"}, image.Tree.Paths())
@@ -70,7 +70,7 @@ func TestLayersLieOverEachOther(t *testing.T) {
 	require.Regexp(t, `^sha256:[0-9a-f]{64}$`, image.ID)
 }
 
-func TestWhatIsNoArchiveIsAnError(t *testing.T) {
+func TestInvalidArchiveIsAnError(t *testing.T) {
 	_, err := Read(bytes.NewReader(layer(t, [2]string{"index.json", "{}"})))
 	require.ErrorContains(t, err, "is it a docker-archive?")
 	_, err = Read(bytes.NewReader([]byte("nothing like it, and long enough to be looked at")))
@@ -101,7 +101,7 @@ func TestLinksAreFollowedWithinTheTree(t *testing.T) {
 	}
 }
 
-func TestDifferenceNamesWhatDiffers(t *testing.T) {
+func TestDifference(t *testing.T) {
 	one := Tree{"/a": {Mode: 0o644, SHA256: "1"}, "/b": file(0o644), "/c": link("a"), "/d": file(0o644)}
 	two := Tree{"/a": {Mode: 0o644, SHA256: "2"}, "/b": file(0o600), "/c": link("a"), "/e": file(0o644)}
 	require.Empty(t, Difference(one, one))
@@ -110,7 +110,7 @@ func TestDifferenceNamesWhatDiffers(t *testing.T) {
 	}, Difference(one, two))
 }
 
-// base has glibc 2.36, and a program that wants what it has.
+// base has glibc 2.36 and a program that it satisfies.
 func base() Tree {
 	return Tree{}.With(map[string]File{
 		"/lib": link("usr/lib"), "/lib64": link("usr/lib64"), "/tmp": file(fs.ModeDir | fs.ModeSticky | 0o777),
@@ -124,7 +124,7 @@ func base() Tree {
 	})
 }
 
-func TestWhatMustNotBeInAnImageIsFound(t *testing.T) {
+func TestCheckFindsForbiddenFiles(t *testing.T) {
 	program := "/usr/bin/program"
 	change := func(change func(o *Object)) func(Tree) {
 		return func(t Tree) { change(t[program].Object) }
@@ -158,18 +158,18 @@ func TestWhatMustNotBeInAnImageIsFound(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			tree := base()
 			c.change(tree)
-			wrong := Check(tree, "amd64", []string{program})
+			problems := Check(tree, "amd64", []string{program})
 			if c.want == "" {
-				require.Empty(t, wrong)
+				require.Empty(t, problems)
 				return
 			}
-			require.Len(t, wrong, 1)
-			require.ErrorContains(t, wrong[0], c.want)
+			require.Len(t, problems, 1)
+			require.ErrorContains(t, problems[0], c.want)
 		})
 	}
 }
 
-func TestProgramsSayWhatTheyNeed(t *testing.T) {
+func TestReadObject(t *testing.T) {
 	self, err := os.ReadFile("/proc/self/exe")
 	require.NoError(t, err)
 	o, err := ReadObject(self)
@@ -189,5 +189,5 @@ func TestProgramsSayWhatTheyNeed(t *testing.T) {
 	require.NoError(t, err)
 	require.Nil(t, none)
 	_, err = Regular("/usr/bin/x", 0o755, self[:40])
-	require.ErrorContains(t, err, "/usr/bin/x: not to be read as ELF")
+	require.ErrorContains(t, err, "/usr/bin/x: cannot be read as ELF")
 }

@@ -1,9 +1,9 @@
-// Package rootfs looks into container images: which files an image holds, and
-// whether its programs would start there.
+// Package rootfs inspects container images: which files an image has, and whether its
+// programs would start in it.
 //
-// A Tree is the file system that a container would see. It comes from an image's
-// archive (Read), and grows by files that are to be added (With); Check looks for
-// what must not be in an image of this project.
+// A Tree is the file system of a container. It is read from an image's archive (Read)
+// and extended by files to be added (With). Check looks for files that must not be in
+// an image of this project.
 package rootfs
 
 import (
@@ -18,34 +18,34 @@ import (
 	"strings"
 )
 
-// Tree is a file system: files by absolute path, directories and links among them.
+// Tree is a file system: files by absolute path, including directories and links.
 type Tree map[string]File
 
-// File is one of them.
+// File is a file of a Tree.
 type File struct {
 	Mode         fs.FileMode // type and permissions, setuid, setgid, sticky
 	UID, GID     int
 	Size         int64
-	Link         string // where a symbolic link leads
+	Link         string // target of a symbolic link
 	SHA1, SHA256 string // of a regular file
 	Object       *Object
-	Text         []byte // of what package managers leave, and the Bundle; see keepText
+	Text         []byte // of package metadata and the Bundle; see keepText
 }
 
-// StatusFolder is where an image without a package manager says what was
-// installed into it, a file for each package.
+// StatusFolder is the folder in which an image without a package manager lists the
+// installed packages, one file for each.
 const StatusFolder = "/var/lib/dpkg/status.d"
 
-// Bundle is where programs look for the certificate authorities that are trusted:
-// the first place of Go's crypto/x509 on Linux.
+// Bundle is the file in which programs look for trusted certificate authorities: the
+// first choice of Go's crypto/x509 on Linux.
 const Bundle = "/etc/ssl/certs/ca-certificates.crt"
 
-// keepText names the files whose content is of interest itself.
+// keepText reports whether the content of a file is needed.
 func keepText(name string) bool {
 	return path.Dir(name) == StatusFolder && path.Ext(name) != ".md5sums" || name == "/usr/lib/os-release" || name == Bundle
 }
 
-// Regular is a regular file of root's.
+// Regular returns a regular file owned by root.
 func Regular(name string, mode fs.FileMode, data []byte) (File, error) {
 	one, two := sha1.Sum(data), sha256.Sum256(data)
 	f := File{
@@ -57,15 +57,15 @@ func Regular(name string, mode fs.FileMode, data []byte) (File, error) {
 	}
 	var err error
 	if f.Object, err = ReadObject(data); err != nil {
-		return File{}, fmt.Errorf("%s: not to be read as ELF: %w; build it again", name, err)
+		return File{}, fmt.Errorf("%s: cannot be read as ELF: %w; build it again", name, err)
 	}
 	return f, nil
 }
 
-// Paths are sorted.
+// Paths returns the paths, sorted.
 func (t Tree) Paths() []string { return slices.Sorted(maps.Keys(t)) }
 
-// Size is that of the regular files, in bytes.
+// Size returns the size of the regular files in bytes.
 func (t Tree) Size() int64 {
 	var n int64
 	for _, f := range t {
@@ -74,8 +74,8 @@ func (t Tree) Size() int64 {
 	return n
 }
 
-// With returns the tree with more files in it, and the directories that they
-// need. The paths are real ones, without links.
+// With returns the tree with more files and the directories that they need. The paths
+// must not contain links.
 func (t Tree) With(files map[string]File) Tree {
 	all := maps.Clone(t)
 	if all == nil {
@@ -93,8 +93,8 @@ func (t Tree) With(files map[string]File) Tree {
 	return all
 }
 
-// Resolve follows the links of a path, within the tree. It returns false where
-// nothing is.
+// Resolve follows the links of a path, within the tree. It returns false if there is no
+// such file.
 func (t Tree) Resolve(name string) (string, bool) {
 	todo, at := strings.Split(strings.Trim(path.Clean(name), "/"), "/"), "/"
 	for links := 0; len(todo) > 0; {
@@ -122,8 +122,8 @@ func (t Tree) Resolve(name string) (string, bool) {
 	return at, true
 }
 
-// Difference says in what two trees differ, a line each; nothing if they are
-// equal. have and want name them.
+// Difference lists the differences between two trees, one line each, or nothing if they
+// are equal. have and want are the names in the lines.
 func Difference(have, want Tree) []string {
 	var lines []string
 	for _, name := range have.With(want).Paths() {

@@ -1,7 +1,7 @@
-// Package sbom writes down what an image is made of, as an SPDX 2.3 document:
-// the programs and the Go modules that they were built from, as their own build
-// information names them; the packages of the base, as the base names them; and
-// every file with its hashes. It depends on nothing else, the clock least of all.
+// Package sbom describes the content of an image as an SPDX 2.3 document: the programs
+// and their Go modules according to their build information, the packages of the base
+// according to its metadata, and every file with its hashes. The result depends on
+// nothing else, least of all the clock.
 package sbom
 
 import (
@@ -24,14 +24,14 @@ import (
 	"github.com/gpuready/gpuready/deployments/images/build/rootfs"
 )
 
-// Image is what is described. Tree is all of it but the document itself.
+// Image is the image to describe. Tree is its whole content except the document itself.
 type Image struct {
 	Name     string // "device-plugin"
 	Version  string // "v0.1.0"
 	Revision string // the commit that the programs were built from
 	Arch     string // "amd64"
 	Tree     rootfs.Tree
-	At       time.Time // what the image says when it was made
+	At       time.Time // the image's creation time
 }
 
 const (
@@ -74,10 +74,10 @@ func Write(image Image) ([]byte, error) {
 
 type draft struct {
 	*spdx.Document
-	packages map[common.ElementID]bool // those that are in it
+	packages map[common.ElementID]bool // packages already added
 }
 
-// add adds a package once, and always that a belongs to b in a way.
+// add adds a package once, and its relationship to from.
 func (d *draft) add(from common.ElementID, relation string, p *spdx.Package) {
 	if !d.packages[p.PackageSPDXIdentifier] {
 		d.packages[p.PackageSPDXIdentifier] = true
@@ -111,7 +111,7 @@ func (d *draft) image(image Image) error {
 			LicenseConcluded: unknown, FileCopyrightText: unknown,
 		})
 	}
-	// Unique to the content, as SPDX wants, and the same for the same content.
+	// Unique to the content, as SPDX requires, and the same for the same content.
 	d.DocumentNamespace = fmt.Sprintf("%s/sbom/%s/%s/%s/%s", source, image.Name, image.Version, image.Arch, hex.EncodeToString(all.Sum(nil)))
 	code, err := utils.GetVerificationCode(d.Files, "")
 	if err != nil {
@@ -131,10 +131,10 @@ func (d *draft) image(image Image) error {
 	return nil
 }
 
-// Path is where the document lies in the image.
+// Path returns the path of the document in the image.
 func Path(name string) string { return "/usr/share/sbom/" + name + ".spdx.json" }
 
-// debian describes the packages that the base says it has.
+// debian describes the packages in the base's metadata.
 func (d *draft) debian(image Image) {
 	release := fields(image.Tree["/usr/lib/os-release"].Text, "=")
 	distribution := strings.Trim(cmp.Or(release["ID"], "debian"), `"`)
@@ -162,7 +162,7 @@ func (d *draft) debian(image Image) {
 	}
 }
 
-// program describes a Go program and what was linked into it.
+// program describes a Go program and its modules.
 func (d *draft) program(image Image, name string, info *debug.BuildInfo) {
 	id := identifier("Program", name)
 	d.add(container, common.TypeRelationshipContains, &spdx.Package{
@@ -193,8 +193,8 @@ func purl(locator string) []*spdx.PackageExternalReference {
 	return []*spdx.PackageExternalReference{{Category: common.CategoryPackageManager, RefType: common.TypePackageManagerPURL, Locator: locator}}
 }
 
-// identifier makes an SPDX identifier, which has letters, digits, "." and "-" only;
-// different names stay different.
+// identifier returns an SPDX identifier, which has letters, digits, "." and "-" only.
+// Different names give different identifiers.
 func identifier(kind, name string) common.ElementID {
 	var id strings.Builder
 	id.WriteString(kind + "-")
@@ -213,7 +213,7 @@ func identifier(kind, name string) common.ElementID {
 	return common.ElementID(id.String())
 }
 
-// fields reads `key<separator>value` lines; those that go on are left out.
+// fields reads `key<separator>value` lines; continuation lines are left out.
 func fields(text []byte, separator string) map[string]string {
 	all := map[string]string{}
 	for line := range strings.Lines(string(text)) {

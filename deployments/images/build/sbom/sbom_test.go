@@ -59,7 +59,7 @@ func TestDocument(t *testing.T) {
 	require.Equal(t, string(want), string(got), "run go test -update if this is what it should be")
 }
 
-func TestDocumentIsTheSameForTheSameContent(t *testing.T) {
+func TestEqualContentGivesEqualDocuments(t *testing.T) {
 	one, err := Write(image(t))
 	require.NoError(t, err)
 	two, err := Write(image(t))
@@ -79,7 +79,7 @@ func TestDocumentIsTheSameForTheSameContent(t *testing.T) {
 	require.NotEqual(t, a.DocumentNamespace, b.DocumentNamespace, "a namespace is one document's own")
 }
 
-func TestRelationshipsNameWhatIsThere(t *testing.T) {
+func TestRelationshipsReferToExistingElements(t *testing.T) {
 	data, err := Write(image(t))
 	require.NoError(t, err)
 	d, err := json.Read(bytes.NewReader(data))
