@@ -1,9 +1,9 @@
-// Helm makes what of the product is made of the chart with helm's own code.
+// Helm generates files from the chart with helm's own code.
 //
-//	go run . static     writes deployments/static/operator.yaml and its example policies
-//	go run . package    writes bin/charts/gpuready-<version>.tgz, complete
+// go run . static     writes deployments/static/operator.yaml and its example policies
+// go run . package    writes bin/charts/gpuready-<version>.tgz, complete
 //
-// It is run in .ci/helm. Exit code 2 says that something could not be done.
+// Run it in .ci/helm. Exit code 2 means that a command failed.
 package main
 
 import (

@@ -1,13 +1,12 @@
-// Olm makes the bundle for the Operator Lifecycle Manager, deployments/olm, of what the
-// chart has, and checks it with the Operator Framework's own validators. It prints the
-// lifecycle manager's own definition of what the bundle has, for a cluster without one.
+// Olm generates the bundle for the Operator Lifecycle Manager, deployments/olm, from
+// the chart, and checks it with the Operator Framework's own validators. It can also
+// print the lifecycle manager's definition of ClusterServiceVersion, for a cluster
+// without it.
 //
-//	go run . generate
-//	go run . validate
-//	go run . definition
+// go run . generate go run . validate go run . definition
 //
-// It is run in .ci/olm. Exit code 1 says that the bundle is wrong, 2 that something could
-// not be done.
+// Run it in .ci/olm. Exit code 1 means that the bundle has errors, 2 that a command
+// failed.
 package main
 
 import (
@@ -26,7 +25,7 @@ import (
 
 const root = "../../deployments"
 
-// errWrong says that the bundle is wrong: how has been told.
+// errWrong means that the bundle has errors, which were printed.
 var errWrong = errors.New("the bundle is wrong")
 
 func main() {
@@ -52,7 +51,7 @@ func run(args []string) error {
 	case "definition":
 		return json.NewEncoder(os.Stdout).Encode(crds.ClusterServiceVersion())
 	}
-	return fmt.Errorf("%q is none of generate, validate and definition", args[0])
+	return fmt.Errorf("%q is not generate, validate or definition", args[0])
 }
 
 func validate(dir string) error {
@@ -66,6 +65,6 @@ func validate(dir string) error {
 	if len(v.Wrong) > 0 {
 		return errWrong
 	}
-	fmt.Printf("olm: the bundle %s is one\n", v.Bundle)
+	fmt.Printf("olm: the bundle %s is valid\n", v.Bundle)
 	return nil
 }

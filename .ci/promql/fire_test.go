@@ -10,14 +10,14 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// alert is one of the rules.
+// alert is an alerting rule.
 type alert struct {
 	Alert string `json:"alert"`
 	Expr  string `json:"expr"`
 	For   string `json:"for"`
 }
 
-// operatorAlerts are those of the operator's group.
+// operatorAlerts returns the alerts of the operator's group.
 func operatorAlerts(t *testing.T) map[string]alert {
 	data, err := os.ReadFile("../../deployments/monitoring/rules.yaml")
 	if err != nil {
@@ -45,12 +45,12 @@ func operatorAlerts(t *testing.T) map[string]alert {
 	return all
 }
 
-// now is the minute that alerts are looked at, in the time of the series: they begin at
+// now is the minute at which alerts are evaluated, in the time of the series: they begin at
 // the epoch with a value a minute.
 const now = 120
 
-// fires says whether an alert is active at the end of a series of values a minute: its
-// expression has held at each minute of its "for".
+// fires reports whether an alert is active at the end of a series with one value a
+// minute: its expression has held at each minute of its "for".
 func fires(t *testing.T, a alert, series string) bool {
 	t.Helper()
 	storage := promqltest.LoadedStorage(t, "load 1m\n"+series)
@@ -79,8 +79,7 @@ func fires(t *testing.T, a alert, series string) bool {
 	return true
 }
 
-// Each alert of the operator fires when what it is about happens, and not when it does
-// not.
+// Each alert of the operator fires when its condition occurs, and only then.
 func TestAlertsOfTheOperatorFire(t *testing.T) {
 	cases := map[string]struct{ wrong, calm string }{
 		"GPUPolicyNotReady": {

@@ -3,8 +3,8 @@
 //
 //	go run . ../../deployments/monitoring
 //
-// What they name is checked by the tests beside them. Exit code 1 says that an
-// expression is wrong, 2 that nothing could be checked.
+// The tests beside them check the names. Exit code 1 means that an
+// expression is wrong, 2 that it could not check anything.
 package main
 
 import (
@@ -61,7 +61,7 @@ func fail(err error) int {
 	return 2
 }
 
-// expressions are the values of every "expr" in a document.
+// expressions returns the values of every "expr" in a document.
 func expressions(v any) (all []string) {
 	switch v := v.(type) {
 	case map[string]any:
@@ -79,7 +79,7 @@ func expressions(v any) (all []string) {
 	return all
 }
 
-// parse parses an expression, with a value for what Grafana puts in.
+// parse parses an expression, with values for Grafana's variables.
 func parse(expr string) error {
 	_, err := parser.NewParser(parser.Options{}).ParseExpr(strings.NewReplacer("$__rate_interval", "5m", "$node", ".*").Replace(expr))
 	return err

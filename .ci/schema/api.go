@@ -9,7 +9,7 @@ import (
 	"github.com/gpuready/gpuready/.ci/schema/openapi"
 )
 
-// api is what manifests are checked against.
+// api is the API against which manifests are checked.
 type api struct {
 	schemas *openapi.Schemas
 	version string // of Kubernetes

@@ -1,12 +1,12 @@
-// Schema checks manifests against the API that they are written for: the OpenAPI
-// files in the source of Kubernetes, of the version that test/cluster runs, and what
-// deployments/crds and Node Feature Discovery define. It is run in .ci/schema.
+// Schema checks manifests against their API: the OpenAPI files in the source of
+// Kubernetes, in the version that test/cluster runs, and the definitions of
+// deployments/crds and Node Feature Discovery. Run it in .ci/schema.
 //
-//	go run . ../../deployments/static
+// go run . ../../deployments/static
 //
-// Unknown fields, wrong types, missing fields, keys that are given twice and
-// words that YAML 1.1 takes for a boolean are told with file and line. Exit code 1
-// says that something was found, 2 that nothing could be checked.
+// It reports unknown fields, wrong types, missing fields, repeated keys and words that
+// YAML 1.1 takes for a boolean, with file and line. Exit code 1 means that it found
+// errors, 2 that it could not check anything.
 package main
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/gpuready/gpuready/.ci/schema/manifest"
 )
 
-// errWrong says that something is wrong in the manifests: what has been told.
+// errWrong means that the manifests have errors, which were printed.
 var errWrong = errors.New("manifests are wrong")
 
 func main() {

@@ -22,22 +22,23 @@ import (
 	"helm.sh/helm/v4/pkg/engine"
 )
 
-// Annotation of Chart.yaml is where its dependency comes from: a Go module at a version,
-// which the module mirror has where the chart's own repository cannot be reached.
+// Annotation is the annotation of Chart.yaml with the source of its dependency: a Go
+// module at a version, which the module mirror has even if the chart's own repository
+// cannot be reached.
 const Annotation = "gpuready.io/node-feature-discovery"
 
-// sum is the module's, as go.sum has it.
+// sum is the module's hash, as in go.sum.
 const sum = "h1:9CYm16vjSIbNO5Z1Y67rcrfy51YWmy3+6wjiWzJbrC4="
 
-// Release is what a chart is rendered for.
+// Release holds the parameters for rendering a chart.
 type Release struct {
 	Namespace string
 	Values    map[string]any
-	Versions  []string // further APIs of the cluster, as "security.openshift.io/v1"
-	Kube      string   // version of Kubernetes; "" for the newest that helm knows
+	Versions  []string // further APIs of the cluster, such as "security.openshift.io/v1"
+	Kube      string   // version of Kubernetes; "": the newest known to helm
 }
 
-// Load reads the chart in a folder, and puts Node Feature Discovery's into it.
+// Load reads the chart in a folder, and adds that of Node Feature Discovery to it.
 func Load(ctx context.Context, dir string) (*chart.Chart, error) {
 	c, err := loader.LoadDir(dir)
 	if err != nil {
@@ -58,7 +59,7 @@ func Load(ctx context.Context, dir string) (*chart.Chart, error) {
 	return c, nil
 }
 
-// dependency loads the chart that is in a Go module.
+// dependency loads the chart in a Go module.
 func dependency(ctx context.Context, module string) (*chart.Chart, error) {
 	out, err := exec.CommandContext(ctx, "go", "mod", "download", "-json", module).Output()
 	var m struct{ Dir, Sum, Error string }
@@ -71,7 +72,7 @@ func dependency(ctx context.Context, module string) (*chart.Chart, error) {
 	return loadTree(filepath.Join(m.Dir, "deployment/helm/node-feature-discovery"))
 }
 
-// loadTree loads a folder but for what only makes its documentation.
+// loadTree loads a folder without the templates of its documentation.
 func loadTree(dir string) (*chart.Chart, error) {
 	var files []*archive.BufferedFile
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

@@ -41,7 +41,7 @@ func render(t *testing.T, r Release, values string) []object {
 	return all
 }
 
-// has returns the names of a kind.
+// has returns the names of the objects of a kind.
 func has(all []object, kind string) (names []string) {
 	for _, o := range all {
 		if o["kind"] == kind {
@@ -98,8 +98,8 @@ func TestOperandsHaveTheirOwnNamespace(t *testing.T) {
 	}
 }
 
-// rights returns what each account may do, "verb resource.group", with the namespace behind it
-// where it is for one.
+// rights returns the rights of each account, "verb resource.group", followed by the
+// namespace if they are limited to one.
 func rights(t *testing.T, all []object) map[string][]string {
 	t.Helper()
 	type rule struct{ APIGroups, Resources, ResourceNames, Verbs []string }
@@ -151,8 +151,8 @@ func rights(t *testing.T, all []object) map[string][]string {
 	return given
 }
 
-// TestEachTokenMayDoWhatIsListed: what a stolen one is worth begins with this list. What the
-// operator and the chart's Jobs may do is files/rights.yaml.
+// This list shows the value of a stolen token. The rights of the operator and the
+// chart's Jobs are in files/rights.yaml.
 func TestTokenRightsAreListed(t *testing.T) {
 	validator := []string{
 		"get nodes", "watch nodes", "patch nodes", "patch nodes/status", "create events in default", "patch events in default",
@@ -220,7 +220,7 @@ func TestUnknownValuesAreRefused(t *testing.T) {
 	}
 }
 
-// TestWhatIsNoAgentIsRestricted goes by the Pod Security Standards' profile: operator and hooks.
+// It checks the profile of the Pod Security Standards, for operator and hooks.
 func TestPodsOtherThanAgentsAreRestricted(t *testing.T) {
 	found := 0
 	for _, o := range render(t, Release{}, "nfd: {enabled: false}\ntrustedCA: {configMapName: ca}") {

@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// scc is what of a SecurityContextConstraints the operands' pods are held against.
+// scc is the part of a SecurityContextConstraints that applies to the operands' pods.
 type scc struct {
 	AllowPrivilegedContainer, AllowPrivilegeEscalation                             bool
 	AllowHostDirVolumePlugin, AllowHostIPC, AllowHostNetwork, AllowHostPID         bool
@@ -56,7 +56,7 @@ func (p pod) privileged() bool {
 	})
 }
 
-// refuses says what of a pod OpenShift would not admit by the constraints.
+// violations returns why OpenShift would not admit a pod under the constraints.
 func (s scc) violations(p pod) (why []string) {
 	no := func(is bool, format string, args ...any) {
 		if is {
@@ -74,7 +74,7 @@ func (s scc) violations(p pod) (why []string) {
 	}
 	for _, c := range slices.Concat(p.InitContainers, p.Containers) {
 		for _, port := range c.Ports {
-			// With the host's network every port is one of the host's.
+			// With the host's network every port is a host port.
 			no((p.HostNetwork || port.HostPort != 0) && !s.AllowHostPorts, "%s: port %d of the host", c.Name, port.ContainerPort)
 		}
 		why = append(why, s.security(c.Name, p.SecurityContext, c.SecurityContext)...)
@@ -103,7 +103,7 @@ func (s scc) security(name string, pod, c security) (why []string) {
 	return why
 }
 
-// sccs are the chart's, by ServiceAccount.
+// sccs returns the chart's constraints, by ServiceAccount.
 func sccs(t *testing.T, values string) map[string]scc {
 	t.Helper()
 	found := map[string]scc{}
@@ -129,8 +129,8 @@ func convert(t *testing.T, from, to any) {
 	require.NoError(t, yaml.Unmarshal(text, to))
 }
 
-// Every pod that the operator is known to make, by the golden files of all its variants,
-// is admitted on OpenShift by what its ServiceAccount has.
+// OpenShift admits every pod that the operator may create, according to the golden
+// files of all its variants, under the constraints of its ServiceAccount.
 func TestOpenShiftAdmitsEveryOperand(t *testing.T) {
 	now, older := sccs(t, ""), sccs(t, "platform: {olderNodes: true}")
 	files, err := filepath.Glob("../../../operator/state/testdata/*.yaml")

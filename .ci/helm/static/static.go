@@ -1,4 +1,4 @@
-// Package static makes the manifests of deployments/static that the chart has, too.
+// Package static renders those manifests of deployments/static that the chart has, too.
 package static
 
 import (
@@ -15,15 +15,15 @@ import (
 // Namespace is where the static manifest installs.
 const Namespace = "nvidia-gpu-operator"
 
-// parts are the chart's files that the operator's manifest is made of, in the order in
-// which they are applied.
+// parts are the chart's files for the operator's manifest, in the order in which they
+// are applied.
 var parts = []string{
 	"agents/serviceaccounts.yaml", "agents/rights.yaml", "agents/policy.yaml",
 	"operator/serviceaccount.yaml", "operator/rights.yaml", "operator/people.yaml",
 	"operator/networkpolicy.yaml", "operator/deployment.yaml",
 }
 
-// example is a policy that a user may begin with.
+// example is a policy for users to start with.
 type example struct {
 	name, about string
 	values      map[string]any
@@ -37,7 +37,7 @@ var examples = []example{
 		map[string]any{"driver": map[string]any{"usePrecompiled": true, "repository": "registry.example.com/nvidia", "image": "driver", "version": "535"}}},
 }
 
-// What belongs to a release of Helm's.
+// released matches the labels of a Helm release.
 var released = regexp.MustCompile(`(?m)^ +app\.kubernetes\.io/(name|instance|version|managed-by): .*\n`)
 
 // Write renders the chart in a folder, and writes the manifests into another.
@@ -92,7 +92,7 @@ func render(ctx context.Context, dir string, values map[string]any) (map[string]
 	return chart.Render(c, chart.Release{Namespace: Namespace, Values: values, Versions: []string{"nfd.k8s-sigs.io/v1alpha1"}})
 }
 
-// write writes documents into a file, each with one line between it and the next.
+// write writes documents into a file, separated by "---" lines.
 func write(path, about string, documents ...string) error {
 	var b strings.Builder
 	b.WriteString(about + "#\n# Made of deployments/helm/gpuready by `make generate`.\n")
@@ -104,7 +104,7 @@ func write(path, about string, documents ...string) error {
 	return os.WriteFile(path, []byte(b.String()), 0o644)
 }
 
-// blank lines are what a template leaves.
+// blank matches blank lines left by templates.
 var blank = regexp.MustCompile(`\n([ \t]*\n)+`)
 
 const about = `# The operator: its CustomResourceDefinition, its Deployment, its rights, and those of the

@@ -1,6 +1,6 @@
-// Package bundle makes the bundle for the Operator Lifecycle Manager: a
-// ClusterServiceVersion of the operator's Deployment, rights and example policy as the
-// static manifests have them, which are rendered from the chart.
+// Package bundle generates the bundle for the Operator Lifecycle Manager: a
+// ClusterServiceVersion with the operator's Deployment, rights and example policy. They
+// come from the static manifests, which are rendered from the chart.
 package bundle
 
 import (
@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// object is a document, or a part of one.
+// object is a document or a part of it.
 type object = map[string]any
 
 const (
@@ -94,7 +94,7 @@ func read(path string) ([]object, error) {
 	return all, nil
 }
 
-// find returns the document of a kind with a name, "" for the first; nil: there is none.
+// find returns the document of a kind with a name ("" for the first), or nil.
 func find(documents []object, kind, objectName string) object {
 	for _, o := range documents {
 		if o["kind"] == kind && (objectName == "" || at(o, "metadata")["name"] == objectName) {
@@ -104,7 +104,7 @@ func find(documents []object, kind, objectName string) object {
 	return nil
 }
 
-// at returns the object at a path; an empty one where there is none.
+// at returns the object at a path, or an empty one.
 func at(o object, path ...string) object {
 	for _, key := range path {
 		next, is := o[key].(object)
@@ -116,7 +116,7 @@ func at(o object, path ...string) object {
 	return o
 }
 
-// annotations are what a catalog knows of the bundle.
+// annotations returns the bundle's annotations for catalogs.
 func annotations() map[string]string {
 	return map[string]string{
 		"operators.operatorframework.io.bundle.mediatype.v1":       "registry+v1",
@@ -129,11 +129,11 @@ func annotations() map[string]string {
 	}
 }
 
-// containerfile builds the bundle's image.
+// containerfile returns the Containerfile of the bundle's image.
 func containerfile() []byte {
 	var b strings.Builder
 	b.WriteString("# The bundle's image; made by `make generate`. Build it in this folder.\nFROM scratch\n")
-	text, _ := yaml.Marshal(annotations()) // texts always have YAML
+	text, _ := yaml.Marshal(annotations()) // strings always encode
 	for line := range strings.Lines(string(text)) {
 		key, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
 		fmt.Fprintf(&b, "LABEL %s=%s\n", key, value)
@@ -142,7 +142,7 @@ func containerfile() []byte {
 	return []byte(b.String())
 }
 
-// compact is JSON with two blanks a step, as consoles show it.
+// compact returns JSON indented by two blanks, as consoles show it.
 func compact(v any) (string, error) {
 	text, err := json.MarshalIndent(v, "", "  ")
 	return string(text), err

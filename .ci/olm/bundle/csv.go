@@ -14,7 +14,7 @@ Drivers are built with OpenShift's Driver Toolkit, without an entitlement, or lo
 precompiled. Node Feature Discovery has to be installed first.
 `
 
-// serviceVersion is the ClusterServiceVersion.
+// serviceVersion returns the ClusterServiceVersion.
 func serviceVersion(documents, examples []object, rights []right) (object, error) {
 	alm, err := compact(examples)
 	if err != nil {
@@ -89,8 +89,8 @@ func serviceVersion(documents, examples []object, rights []right) (object, error
 	}, nil
 }
 
-// prepare makes the Deployment one of a bundle: the lifecycle manager chooses the
-// namespace, so that the operands' is the operator's own. It returns the image.
+// prepare adapts the Deployment to a bundle: the lifecycle manager chooses the
+// namespace, so the operands use the operator's own. It returns the image.
 func prepare(spec object) (string, error) {
 	containers, _ := at(spec, "template", "spec")["containers"].([]any)
 	if len(containers) != 1 {
@@ -109,7 +109,7 @@ func prepare(spec object) (string, error) {
 	return image, nil
 }
 
-// related are all images of ours, for mirrors.
+// related returns all our images, for mirrors.
 func related(operator string) []any {
 	var all []any
 	for _, one := range []string{"operator", "toolkit", "device-plugin", "validator", "driver-simulator"} {
@@ -118,11 +118,11 @@ func related(operator string) []any {
 	return all
 }
 
-// initial is the policy that the console proposes to make.
+// initial returns the policy that the console proposes to create.
 func initial(examples []object) string {
 	text, _ := compact(examples[0]) // it was read as YAML
 	return text
 }
 
-// icon is a chip.
+// icon is the image of a chip.
 const icon = "PHN2ZyB4bWxucz0iaHR0cDovL3d3dy53My5vcmcvMjAwMC9zdmciIHZpZXdCb3g9IjAgMCAzMiAzMiI+PHBhdGggZD0iTTggOGgxNnYxNkg4ek0xMiAydjZNMTYgMnY2TTIwIDJ2Nk0xMiAyNHY2TTE2IDI0djZNMjAgMjR2Nk0yIDEyaDZNMiAxNmg2TTIgMjBoNk0yNCAxMmg2TTI0IDE2aDZNMjQgMjBoNiIgZmlsbD0ibm9uZSIgc3Ryb2tlPSIjMzMzIiBzdHJva2Utd2lkdGg9IjIiLz48L3N2Zz4="

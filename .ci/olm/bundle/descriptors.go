@@ -1,6 +1,6 @@
 package bundle
 
-// descriptor is how a console asks for a field.
+// descriptor describes a field for a console's form.
 type descriptor struct{ path, name, about, control string }
 
 const (

@@ -9,7 +9,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// right is one of the chart's files/rights.yaml.
+// right is a right in the chart's files/rights.yaml.
 type right struct {
 	Where     string            `json:"where"`
 	Group     string            `json:"group"`
@@ -30,9 +30,9 @@ func readRights(path string) ([]right, error) {
 	return all, nil
 }
 
-// operatorRules are the operator's, in its own namespace, which is that of the operands,
-// and on the cluster: a bundle gives no rights in other namespaces, so that what the
-// chart gives there is given everywhere.
+// operatorRules returns the operator's rules in its own namespace, which is also that
+// of the operands, and on the cluster. A bundle cannot grant rights in other
+// namespaces, so the chart's rights there are granted cluster-wide.
 func operatorRules(rights []right) (own, cluster []any) {
 	for _, r := range rights {
 		rule := object{"apiGroups": []string{r.Group}, "resources": r.Resources, "verbs": slices.Sorted(maps.Keys(r.Verbs))}
@@ -49,17 +49,18 @@ func operatorRules(rights []right) (own, cluster []any) {
 	return own, cluster
 }
 
-// agents are the operands' ServiceAccounts. None but those in speaking has rights in
-// Kubernetes: they have no token. On OpenShift each uses the SCC that its pods need.
+// agents are the operands' ServiceAccounts. Only those in withToken have rights in
+// Kubernetes: the others have no token. On OpenShift each uses the SCC that its pods
+// need.
 var agents = []string{"gpu-driver", "gpu-driver-simulator", "gpu-toolkit", "gpu-device-plugin", "gpu-mps-control-daemon",
 	"gpu-validator", "gpu-dcgm", "gpu-dcgm-exporter", "gpu-mig-manager"}
 
-// speaking are the agents that speak to the API server wherever the bundle is installed, by
-// the names of their roles. What the MIG manager may do is deployments/static/mig-manager.yaml,
-// for those who want one.
+// withToken are the agents that use the API server wherever the bundle is installed, by
+// the names of their roles. The MIG manager's rights are in
+// deployments/static/mig-manager.yaml, for those who want it.
 var withToken = map[string]string{"gpu-validator": "gpuready-validator"}
 
-// permissions returns what the lifecycle manager is to give to whom.
+// permissions returns the rights that the lifecycle manager grants to each account.
 func permissions(documents []object, rights []right) (own, cluster []any) {
 	ownRules, clusterRules := operatorRules(rights)
 	own = []any{account("gpu-operator", ownRules)}

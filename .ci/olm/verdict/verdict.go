@@ -1,4 +1,4 @@
-// Package verdict is what the Operator Framework's validators say of a bundle.
+// Package verdict runs the Operator Framework's validators on a bundle.
 package verdict
 
 import (
@@ -9,22 +9,22 @@ import (
 	interfaces "github.com/operator-framework/api/pkg/validation/interfaces"
 )
 
-// validators are all but those that pull the images, and those that take an API group for
-// another's.
+// validators are all validators except those that pull the images, and those that take
+// an API group for another's.
 var validators = interfaces.Validators{
 	validation.ClusterServiceVersionValidator, validation.CustomResourceDefinitionValidator, validation.BundleValidator,
 	validation.OperatorHubV2Validator, validation.StandardCapabilitiesValidator, validation.StandardCategoriesValidator,
 	validation.ObjectValidator, validation.GoodPracticesValidator,
 }
 
-// Verdict is what they say, a line each.
+// Verdict is their result, one line for each finding.
 type Verdict struct {
 	Bundle   string // its name
 	Wrong    []string
 	Doubtful []string // their warnings
 }
 
-// On judges the bundle in a folder.
+// On validates the bundle in a folder.
 func On(dir string) (Verdict, error) {
 	bundle, err := manifests.GetBundleFromDir(dir)
 	if err != nil {

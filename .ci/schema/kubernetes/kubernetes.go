@@ -11,14 +11,14 @@ import (
 	"strings"
 )
 
-// Source returns where the source of the Kubernetes that the test cluster
-// runs is, and its version; it downloads it where it is not there.
+// Source returns the folder of the source of the test cluster's Kubernetes, and its
+// version. It downloads the source if it is missing.
 func Source(ctx context.Context) (dir, version string, err error) {
 	return Module(ctx, "test/cluster/binaries/kubernetes", "k8s.io/kubernetes")
 }
 
-// Module returns where a module is that the module in a folder of the checkout pins, and
-// its version; it downloads it where it is not there.
+// Module returns the folder and version of a module that the module in a folder of the
+// checkout pins. It downloads the module if it is missing.
 func Module(ctx context.Context, folder, module string) (dir, version string, err error) {
 	root, err := exec.CommandContext(ctx, "git", "rev-parse", "--show-toplevel").Output()
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package manifest finds manifests and holds them against the schemas of an API.
+// Package manifest finds manifests and checks them against the schemas of an API.
 package manifest
 
 import (
@@ -12,7 +12,7 @@ import (
 	"github.com/gpuready/gpuready/.ci/schema/openapi"
 )
 
-// Files are the .yaml files at and below the paths.
+// Files returns the .yaml files at and below the paths.
 func Files(paths ...string) ([]string, error) {
 	var files []string
 	for _, path := range paths {
@@ -33,7 +33,7 @@ func Files(paths ...string) ([]string, error) {
 	return files, nil
 }
 
-// Define adds the kinds that the CustomResourceDefinitions in files bring.
+// Define adds the kinds of the CustomResourceDefinitions in files.
 func Define(schemas *openapi.Schemas, files []string) error {
 	for _, file := range files {
 		data, err := os.ReadFile(file)
@@ -47,10 +47,10 @@ func Define(schemas *openapi.Schemas, files []string) error {
 	return nil
 }
 
-// Result is what came of a check.
+// Result is the result of a check.
 type Result struct {
-	Documents int      // that were checked
-	Wrong     []string // file, line and what is wrong there
+	Documents int      // number checked
+	Wrong     []string // errors with file and line
 }
 
 // Check checks the documents of files.

@@ -27,7 +27,7 @@ spec:
 `
 )
 
-// folder has files by name.
+// folder creates a folder with the files.
 func folder(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()

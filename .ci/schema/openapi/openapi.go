@@ -17,7 +17,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// schema is what is of use here of an OpenAPI v3 schema.
+// schema is the used part of an OpenAPI v3 schema.
 type schema struct {
 	Ref        string            `json:"$ref"`
 	Type       string            `json:"type"`
@@ -34,13 +34,13 @@ type schema struct {
 
 type groupVersion struct{ Group, Version, Kind string }
 
-// Schemas are those of an API.
+// Schemas are the schemas of an API.
 type Schemas struct {
 	byName map[string]schema
 	byKind map[groupVersion]string
 }
 
-// Wrong is something that is wrong in a file.
+// Wrong is an error in a file.
 type Wrong struct {
 	Line int
 	Text string
@@ -69,7 +69,7 @@ func Load(dir string) (*Schemas, error) {
 		}
 		for name, one := range document.Components.Schemas {
 			s.byName[name] = one
-			// Some, DeleteOptions for one, belong to every group.
+			// Some, such as DeleteOptions, belong to every group.
 			if len(one.Kinds) == 1 {
 				s.byKind[one.Kinds[0]] = name
 			}
@@ -78,7 +78,7 @@ func Load(dir string) (*Schemas, error) {
 	return s, nil
 }
 
-// Define adds what the CustomResourceDefinitions of a file define.
+// Define adds the kinds of the CustomResourceDefinitions in a file.
 func (s *Schemas) Define(crd []byte) error {
 	decoder := yaml.NewDecoder(bytes.NewReader(crd))
 	for {
@@ -106,7 +106,7 @@ func (s *Schemas) Define(crd []byte) error {
 	}
 }
 
-// definition is what is of use here of a CustomResourceDefinition.
+// definition is the used part of a CustomResourceDefinition.
 type definition struct {
 	Spec struct {
 		Group    string
@@ -118,7 +118,7 @@ type definition struct {
 	}
 }
 
-// Check checks each document of a file and returns how many there were.
+// Check checks each document of a file and returns their number.
 func (s *Schemas) Check(data []byte) (documents int, wrong []Wrong) {
 	decoder := yaml.NewDecoder(bytes.NewReader(data))
 	for {
@@ -140,7 +140,7 @@ func (s *Schemas) Check(data []byte) (documents int, wrong []Wrong) {
 	}
 }
 
-// empty says whether a document has nothing but comments.
+// isEmpty reports whether a document has only comments.
 func isEmpty(document yaml.Node) bool {
 	return len(document.Content) == 0 || document.Content[0].Tag == "!!null"
 }
@@ -273,7 +273,7 @@ func (c *checker) array(n *yaml.Node, path string, s schema) {
 	}
 }
 
-// identity is the value of the fields that tell the items of a list apart.
+// identity returns the values of the fields that identify an item of a list.
 func identity(n *yaml.Node, keys []string) string {
 	var parts []string
 	for i := 0; n.Kind == yaml.MappingNode && i < len(n.Content); i += 2 {
@@ -293,8 +293,8 @@ func (c *checker) scalar(n *yaml.Node, path, want string) {
 	c.ambiguous(n, path)
 }
 
-// ambiguous finds words that are a string here and a boolean for kubectl, whose
-// YAML is of version 1.1.
+// ambiguous reports words that are a string here but a boolean for kubectl, whose
+// YAML is version 1.1.
 func (c *checker) ambiguous(n *yaml.Node, path string) {
 	if n.Kind != yaml.ScalarNode || n.Style != 0 || n.Tag != "!!str" {
 		return

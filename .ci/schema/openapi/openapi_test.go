@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// api is a small one of Kubernetes' shape.
+// api is a small API in the form of Kubernetes'.
 const api = `{"components": {"schemas": {
 	"meta": {"type": "object", "properties": {"name": {"type": "string"}, "labels": {"type": "object", "additionalProperties": {"type": "string"}}}},
 	"port": {"oneOf": [{"type": "integer"}, {"type": "string"}]},

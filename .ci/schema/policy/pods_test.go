@@ -24,8 +24,8 @@ const (
 	provePlugin = "nvidia-device-plugin-validation"
 )
 
-// pod returns a pod as gpu-validator makes it, completed as the API server does before it asks
-// the policies, and then changed.
+// pod returns a pod as gpu-validator creates it, completed as the API server does
+// before it evaluates the policies, and then changed.
 func pod(t *testing.T, role string, change ...func(*corev1.Pod)) *corev1.Pod {
 	t.Helper()
 	data, err := os.ReadFile(madePods + role + ".yaml")
@@ -120,7 +120,7 @@ func TestValidatorPodsMayBeCreatedAndDeleted(t *testing.T) {
 	require.Empty(t, evaluate(t, created(single)), "any of the device plugin's resources")
 }
 
-// What the DaemonSet names is what its pods may use.
+// Its pods may use only what the DaemonSet names.
 func TestPodUsesImageSecretsAndRuntimeClassOfTheDaemonSet(t *testing.T) {
 	const image = "registry.example.com:5000/mirror/validator"
 	of := func(d *appsv1.DaemonSet, change func(*corev1.Pod)) string {
@@ -241,7 +241,7 @@ func TestPodCannotBeChangedOrEntered(t *testing.T) {
 	}
 }
 
-// hostile are pods that a stolen token might ask for, and the words of the refusal.
+// hostile are pods that a stolen token might request, and the texts of the refusals.
 func hostile() map[string]struct {
 	change func(*corev1.Pod)
 	want   string

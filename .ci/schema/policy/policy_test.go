@@ -65,7 +65,7 @@ func policies(t *testing.T) []*admissionregistration.ValidatingAdmissionPolicy {
 	return all
 }
 
-// decode returns what the manifests have of a kind.
+// decode returns the manifests' objects of a kind.
 func decode[T runtime.Object](t *testing.T, kind string, empty func() T) (all []T) {
 	t.Helper()
 	for _, name := range manifests {
@@ -89,8 +89,8 @@ func decode[T runtime.Object](t *testing.T, kind string, empty func() T) (all []
 
 var validators *appsv1.DaemonSet
 
-// daemonSet returns the validator's DaemonSet once all its pods are of this version: what the
-// policy of the pods' fields is bound to.
+// daemonSet returns the validator's DaemonSet once all its pods are of this version, to
+// which the policy of the pods' fields is bound.
 func daemonSet(t *testing.T) *appsv1.DaemonSet {
 	t.Helper()
 	if validators != nil {
@@ -108,14 +108,14 @@ func daemonSet(t *testing.T) *appsv1.DaemonSet {
 	return nil
 }
 
-// A bound is a policy, compiled for a version of Kubernetes.
+// bound is a policy, compiled for a version of Kubernetes.
 type bound struct {
 	validating.Validator
 	rules  []admissionregistration.NamedRuleWithOperations
 	params bool
 }
 
-// matches reports whether the policy is asked about an operation on a resource.
+// matches reports whether the policy applies to an operation on a resource.
 func (b bound) matches(operation admission.Operation, resource string) bool {
 	whole, _, sub := strings.Cut(resource, "/")
 	return slices.ContainsFunc(b.rules, func(r admissionregistration.NamedRuleWithOperations) bool {
@@ -126,7 +126,7 @@ func (b bound) matches(operation admission.Operation, resource string) bool {
 
 var compiled = map[*version.Version][]bound{}
 
-// all are the policies as a version of Kubernetes understands them.
+// all returns the policies compiled for a version of Kubernetes.
 func all(t *testing.T, v *version.Version) []bound {
 	t.Helper()
 	if compiled[v] == nil {
@@ -137,7 +137,7 @@ func all(t *testing.T, v *version.Version) []bound {
 	return compiled[v]
 }
 
-// compile makes a validator as the API server does.
+// compile creates a validator as the API server does.
 func compile(t *testing.T, p *admissionregistration.ValidatingAdmissionPolicy, v *version.Version) validating.Validator {
 	t.Helper()
 	compiler, err := cel.NewCompositedCompiler(environment.MustBaseEnvSet(v))
@@ -166,8 +166,7 @@ func compile(t *testing.T, p *admissionregistration.ValidatingAdmissionPolicy, v
 	return validating.NewValidator(condition(rules), matcher, condition(nil), condition(messages), p.Spec.FailurePolicy, nil)
 }
 
-// request is what somebody asks of the API server. An object that is nil is
-// not there.
+// request is a request to the API server. A nil object is absent.
 type request struct {
 	operation admission.Operation
 	resource  string // "nodes", "nodes/status", "pods", "events"
@@ -178,7 +177,7 @@ type request struct {
 	params    *appsv1.DaemonSet // nil: the manifest's
 }
 
-// attributes are what a policy is told. The API server shows objects to policies in
+// attributes are the inputs of a policy. The API server passes objects to policies in
 // one of two ways; which depends on its version and feature gates.
 func (r request) attributes(t *testing.T, schemaless bool) *admission.VersionedAttributes {
 	t.Helper()
@@ -220,7 +219,7 @@ func lazy(o runtime.Object, schemaless bool) admission.LazyObject {
 	return l
 }
 
-// ask returns why the request is refused, "" where it is not.
+// evaluate returns why the request is refused, or "".
 func evaluate(t *testing.T, r request) string {
 	t.Helper()
 	if r.params == nil {
@@ -315,7 +314,7 @@ func TestEachPolicyIsBound(t *testing.T) {
 				continue
 			}
 			// Where parameters are missing, a binding that denies would refuse every pod of
-			// every namespace it is asked about: those of the operator that makes them, too.
+			// every matching namespace, including those of the operator that creates them.
 			withParams++
 			require.Equal(t, admissionregistration.AllowAction, *ref.ParameterNotFoundAction, b.Name)
 			require.Equal(t, "gpuready", ref.Namespace, b.Name)
@@ -331,7 +330,7 @@ func TestEachPolicyIsBound(t *testing.T) {
 
 // --- nodes ---
 
-// node is one as a real cluster has it.
+// node is a node as in a real cluster.
 func node(name string) *corev1.Node {
 	n := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
@@ -410,7 +409,7 @@ func offer(name corev1.ResourceName, devices int64) corev1.ResourceList {
 	return corev1.ResourceList{name: *resource.NewQuantity(devices, resource.DecimalSI)}
 }
 
-// What the kubelet can allocate is told once, from nothing to something, and is the
+// Allocatable devices may be reported once, from nothing to something, and are the
 // kubelet's from then on.
 func TestDevicesAreReportedAheadOfTheKubelet(t *testing.T) {
 	report := func(before, devices int64) request {
@@ -614,7 +613,7 @@ func TestEventsMustConcernItsOwnNode(t *testing.T) {
 
 // --- the MIG manager ---
 
-// byMIGManager makes a request the MIG manager's.
+// byMIGManager returns the request as one of the MIG manager.
 func byMIGManager(r request) request {
 	r.user = migManager
 	return r

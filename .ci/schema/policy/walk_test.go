@@ -38,7 +38,7 @@ var free = map[string]string{
 	"spec.containers[0].resizePolicy[0].restartPolicy": "",
 }
 
-// TestNoFurtherFieldIsAdmitted sets each field that Kubernetes' own types have, one at a time,
+// TestNoFurtherFieldIsAdmitted sets each field of Kubernetes' own types, one at a time,
 // and changes each that the validator sets.
 func TestNoFurtherFieldIsAdmitted(t *testing.T) {
 	for _, role := range []string{proveDriver, provePlugin} {
@@ -66,10 +66,10 @@ type walk struct {
 	try  func(path string, p *corev1.Pod)
 }
 
-// At finds a value within a pod.
+// at finds a value within a pod.
 type at func(*corev1.Pod) reflect.Value
 
-// change tries a pod of which one value is another.
+// change tries a pod with one changed value.
 func (w walk) change(path string, find at, change func(reflect.Value)) {
 	p := w.make()
 	change(find(p))
@@ -91,7 +91,7 @@ func (w walk) fields(path string, find at) {
 	}
 }
 
-// value walks a value: it is set where it is not, and changed where it is.
+// value walks a value: it sets an unset one and changes a set one.
 func (w walk) value(path string, find at) {
 	now := find(w.make())
 	switch now.Kind() {
@@ -131,7 +131,7 @@ func (w walk) value(path string, find at) {
 	}
 }
 
-// add puts an entry into a map.
+// add adds an entry to a map.
 func add(m reflect.Value, key string) {
 	if m.IsNil() {
 		m.Set(reflect.MakeMap(m.Type()))
@@ -141,7 +141,7 @@ func add(m reflect.Value, key string) {
 	m.SetMapIndex(reflect.ValueOf(key).Convert(m.Type().Key()), value)
 }
 
-// another makes a simple value another one.
+// changeValue changes a simple value.
 func changeValue(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Bool:
@@ -155,7 +155,7 @@ func changeValue(v reflect.Value) {
 	}
 }
 
-// fill gives a value, and what is in it, something that is not empty.
+// fill fills a value and its parts with non-empty values.
 func fill(v reflect.Value, depth int) {
 	switch value := v.Addr().Interface().(type) {
 	case *resource.Quantity:
