@@ -1,10 +1,10 @@
 #!/bin/sh
-# Sees to it that the packages of packages.txt are there: installs them as root,
-# says what to install otherwise. With arguments, only those with these purposes;
+# Ensures that the packages of packages.txt are installed: installs them as root, or
+# prints which ones to install. With arguments, only those with these purposes;
 # without, all but those for another architecture's images.
 set -eu
 list=$(dirname "$0")/packages.txt
-# One at a time: under make -j several ask at once, and apt waits for nobody.
+# One at a time: make -j may run several at once, and apt does not wait for its lock.
 exec 9<"$list"
 flock 9
 missing=

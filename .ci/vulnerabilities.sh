@@ -1,11 +1,11 @@
 #!/bin/sh
 # Checks the programs for known vulnerabilities with govulncheck, whose path is the
-# argument. Where the vulnerability database cannot be reached it says so and passes:
+# argument. If the vulnerability database cannot be reached, it prints that and passes:
 # a build machine without the internet has nothing to compare with. GOVULNDB names
 # another copy of the database, such as file:///usr/share/vulndb.
 set -eu
 database=${GOVULNDB:-https://vuln.go.dev}
-# One module is asked about first: that takes no time, loading the programs does.
+# Query one module first: that is fast, while loading the programs is slow.
 if ! out=$(timeout 60 "$1" -db "$database" -mode query -format json golang.org/x/net@v0.1.0 2>&1); then
 	echo "vulnerabilities: NOT CHECKED, as $database cannot be read: $(echo "$out" | tail -n 1 | cut -c1-300)"
 	exit 0

@@ -5,12 +5,12 @@
 #	make images VERSION=v0.1.1               another tag, for a rolling update
 #	make images IMAGE_BASE=default           on the base that the Containerfiles name
 #	make images ARCH=arm64                   cross-built, in bin/arm64/images
-#	make images IMAGE_ARGS='toolkit -o json' one of them; bin/tools/images --help tells more
+#	make images IMAGE_ARGS='toolkit -o json' one of them; see bin/tools/images --help
 VERSION          ?= v0.1.0
 IMAGE_NAMES      := cuda-samples device-plugin driver driver-simulator operator toolkit validator
 IMAGE_REPOSITORY ?= docker.io/gpuready
 
-# Where it is empty the base is assembled from this machine's distribution's packages.
+# If empty, the base is assembled from packages of this machine's distribution.
 IMAGE_BASE ?=
 
 IMAGE_TOOL := bin/tools/images
@@ -18,7 +18,7 @@ NATIVE     := $(subst aarch64,arm64,$(subst x86_64,amd64,$(shell uname -m)))
 ARCH       ?= $(NATIVE)
 REVISION   ?= $(shell git describe --always --exclude='*' --abbrev=40 --dirty 2>/dev/null || echo unknown)
 
-# Programs for another architecture lie in a folder of their own. The C compiler is
+# Programs for another architecture are in a separate folder. The C compiler is
 # the distribution's, as is the base.
 ifeq ($(ARCH),$(NATIVE))
 IMAGE_BIN   := $(BIN)
@@ -38,7 +38,7 @@ endif
 	@$(IMAGE_TOOL) --bin '$(IMAGE_BIN)' --out '$(IMAGE_DIR)' --arch '$(ARCH)' --version '$(VERSION)' --revision '$(REVISION)' \
 		--repository '$(IMAGE_REPOSITORY)' --base '$(IMAGE_BASE)' $(IMAGE_ARGS)
 
-# Not stamped with the commit: it is part of what images are made of.
+# Not stamped with the commit, since images depend on it.
 $(IMAGE_TOOL): $(shell find deployments/images/build internal/config -name '*.go' ! -name '*_test.go') go.mod go.sum | packages-images
 	@echo '  build $@'
 	$(Q)CGO_ENABLED=0 GOOS= GOARCH= $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $@ ./deployments/images/build

@@ -1,4 +1,4 @@
-{{- /* Where the operands live. */}}
+{{- /* The namespace of the operands. */}}
 {{- define "gpuready.operands" -}}
 {{ .Values.operands.namespace | default .Release.Namespace }}
 {{- end }}
@@ -11,7 +11,7 @@ app.kubernetes.io/part-of: gpuready
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
-{{- /* A repository where global.registry wants it: the host is another, the path is
+{{- /* A repository at global.registry: the host is replaced, the path is
        the same. The argument: list $ repository. */}}
 {{- define "gpuready.repository" -}}
 {{- $registry := (index . 0).Values.global.registry | trimSuffix "/" }}
@@ -43,7 +43,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if or .Values.platform.openshift (.Capabilities.APIVersions.Has "security.openshift.io/v1") }}true{{ end }}
 {{- end }}
 
-{{- /* A pod of the operator's image: restricted, as the Pod Security Standards say. */}}
+{{- /* A pod of the operator's image: restricted, according to the Pod Security Standards. */}}
 {{- define "gpuready.restricted" -}}
 runAsNonRoot: true
 seccompProfile: { type: RuntimeDefault }
@@ -55,7 +55,7 @@ capabilities: { drop: [ALL] }
 readOnlyRootFilesystem: true
 {{- end }}
 
-{{- /* What it needs to reach a registry. */}}
+{{- /* Its settings for access to a registry. */}}
 {{- define "gpuready.environment" -}}
 {{- with .Values.proxy.httpsProxy }}
 - { name: HTTPS_PROXY, value: {{ . | quote }} }

@@ -7,7 +7,7 @@
 {{- $_ := set $spec $key (deepCopy (index $root.Values $key)) }}
 {{- end }}
 {{- end }}
-{{- /* Of the operator the chart's own values are no part of the policy. */}}
+{{- /* The chart's own values of the operator are not part of the policy. */}}
 {{- $_ := set $spec "operator" (pick .Values.operator "defaultRuntime" "runtimeClass" "initContainer" "use_ocp_driver_toolkit") }}
 {{- with $spec.devicePlugin.config }}
 {{- if .name }}
@@ -24,7 +24,7 @@
 {{- range $spec }}
 {{- include "gpuready.component" (list $root .) }}
 {{- end }}
-{{- /* What is empty is the operator's own choice. */}}
+{{- /* Empty values are chosen by the operator. */}}
 {{- range $key, $value := $spec }}
 {{- if not $value }}
 {{- $_ := unset $spec $key }}
