@@ -148,11 +148,11 @@ func (p *container) ended() bool {
 
 func (c *cluster) state(reason gpu.Reason) nodestate.State {
 	c.Helper()
-	return c.until(string(reason), func(s nodestate.State) bool { return s.Reason == reason })
+	return c.waitForState(string(reason), func(s nodestate.State) bool { return s.Reason == reason })
 }
 
-// until waits until the plugin's state satisfies cond.
-func (c *cluster) until(what string, cond func(nodestate.State) bool) nodestate.State {
+// waitForState waits until the plugin's state satisfies cond.
+func (c *cluster) waitForState(what string, cond func(nodestate.State) bool) nodestate.State {
 	c.Helper()
 	ctx, cancel := context.WithCancel(soon(c))
 	defer cancel()
@@ -257,7 +257,7 @@ func TestContainerWithoutInjectionReportsIt(t *testing.T) {
 	c := newCluster(t)
 	built.Gpusim(t, "up", "--profile", "t4")
 	c.inject("a", driverDir)
-	for range 2 { // not once more for what the toolkit had said before
+	for range 2 { // the toolkit's earlier state must not end it again
 		again := c.start(injection.Expected)
 		require.Contains(t, again.ends(exitFailed), "gpu-device-plugin: InjectionMissing: this container was created without the GPUs' device nodes: ")
 		require.NotContains(t, again.output, "ermission")
@@ -298,7 +298,7 @@ func TestContainerServesTheOldDriverUntilTheNextContainer(t *testing.T) {
 	c.gpus(1)
 	version := func(want string) {
 		t.Helper()
-		c.until("driver "+want, func(s nodestate.State) bool {
+		c.waitForState("driver "+want, func(s nodestate.State) bool {
 			return s.Driver != nil && s.Driver.Version == want && s.DevicePlugin.Registered
 		})
 	}

@@ -85,7 +85,7 @@ func (o *options) printDevices(ctx context.Context, w io.Writer) error {
 // computePlan returns what would be advertised according to the driver now, without the
 // health that an earlier plugin remembers.
 func (o *options) computePlan(ctx context.Context) (would plan.Plan, snap gpu.Snapshot, err error) {
-	opened, err := o.open(o.place(), o.logger(io.Discard), nil)
+	opened, err := o.open(o.driverPlace(), o.logger(io.Discard), nil)
 	if err != nil {
 		return plan.Plan{}, gpu.Snapshot{}, err
 	}

@@ -132,22 +132,22 @@ func TestMIGDevicesFollowTheirGPU(t *testing.T) {
 	m := newMachine(t).up("--gpus", "2").withKubelet()
 	m.mig("0", "1g.10gb,1g.10gb,1g.10gb").mig("1", "1g.10gb,1g.10gb")
 	m.configured("flags: {migStrategy: mixed}\nhealth: {quietPeriod: 1s}\n")
-	before := m.of(small, 5)
+	before := m.waitForDevices(small, 5)
 	s := m.state(func(s nodestate.State) bool { return s.DevicePlugin != nil && s.DevicePlugin.Registered })
 	part := s.DevicePlugin.Resources[0].Devices[1].MIG
 	require.NotNil(t, part)
 
 	m.sim("xid", "--gpu", "0", "--xid", "32", "--gi", strconv.Itoa(part.GPUInstance), "--ci", strconv.Itoa(part.ComputeInstance))
-	r := m.of(small, 4)
+	r := m.waitForDevices(small, 4)
 	require.Equal(t, []int{1}, unhealthy(r), "its neighbours on the GPU stay")
-	m.of(small, 5) // it was quiet since, and passed its probe
+	m.waitForDevices(small, 5) // it was quiet since, and passed its probe
 
 	m.sim("xid", "--gpu", "0", "--xid", "79")
-	r = m.of(small, 2)
+	r = m.waitForDevices(small, 2)
 	require.Equal(t, []int{0, 1, 2}, unhealthy(r))
 	require.Equal(t, ids(before), ids(r))
 	m.sim("restore", "--gpu", "0")
-	m.of(small, 5)
+	m.waitForDevices(small, 5)
 }
 
 func TestHealthCheckVariablesOfTheReference(t *testing.T) {

@@ -117,10 +117,10 @@ func (o *options) readPolicy() error {
 	o.policy = health.DefaultPolicy().With(health.Configured(o.config.Health)).With(changes)
 	for variable, value := range map[string]string{health.DisableVariable: disable, health.EnableVariable: enable} {
 		if value != "" {
-			o.given = append(o.given, fmt.Sprintf("%s=%s", variable, value))
+			o.nonDefaults = append(o.nonDefaults, fmt.Sprintf("%s=%s", variable, value))
 		}
 	}
-	slices.Sort(o.given)
+	slices.Sort(o.nonDefaults)
 	return nil
 }
 

@@ -118,8 +118,8 @@ func (f *configWatcher) reload(deliver func(plugin.Settings, error)) (writing bo
 		f.log.Error("the configuration is refused; the previous one stays in force", "path", f.first.path(), "reason", "ConfigRefused",
 			"message", truncate(strings.ReplaceAll(err.Error(), "\n", "; ")))
 		deliver(plugin.Settings{}, err)
-	case f.inForce.same(next) && f.refused == "":
-	case f.inForce.same(next):
+	case f.inForce.sameConfig(next) && f.refused == "":
+	case f.inForce.sameConfig(next):
 		f.refused = ""
 		f.log.Info("the configuration is again the one in force", "path", next.configFile, "hash", next.hash)
 		deliver(f.inForce.settingsInForce(), nil)
@@ -183,8 +183,8 @@ func (o *options) withFile(name string, data []byte, errs ...error) (*options, e
 	return next, next.applyFile(flags, data)
 }
 
-// same reports whether both have the same file content under the same name.
-func (o *options) same(next *options) bool {
+// sameConfig reports whether both have the same file content under the same name.
+func (o *options) sameConfig(next *options) bool {
 	return o != nil && o.hash == next.hash && o.name == next.name
 }
 

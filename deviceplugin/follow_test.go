@@ -85,7 +85,7 @@ func sliced(replicas int) string {
 	return fmt.Sprintf("version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}\n", replicas)
 }
 
-func put(t testing.TB, path, text string) {
+func writeFile(t testing.TB, path, text string) {
 	t.Helper()
 	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
 	require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
@@ -94,7 +94,7 @@ func put(t testing.TB, path, text string) {
 // renamedOver replaces a file as editors and package managers do.
 func renamedOver(t testing.TB, path, text string) {
 	t.Helper()
-	put(t, path+".new", text)
+	writeFile(t, path+".new", text)
 	require.NoError(t, os.Rename(path+".new", path))
 }
 
@@ -104,7 +104,7 @@ func mounted(t testing.TB, dir string, generation int, files map[string]string) 
 	t.Helper()
 	now := "..generation-" + strconv.Itoa(generation)
 	for name, text := range files {
-		put(t, filepath.Join(dir, now, name), text)
+		writeFile(t, filepath.Join(dir, now, name), text)
 	}
 	before, _ := os.Readlink(filepath.Join(dir, "..data"))
 	require.NoError(t, os.Symlink(now, filepath.Join(dir, "..data_tmp")))
@@ -121,24 +121,24 @@ func mounted(t testing.TB, dir string, generation int, files map[string]string) 
 
 func TestEveryWayOfReplacingTheFileIsNoticed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
-	put(t, path, sliced(2))
+	writeFile(t, path, sliced(2))
 	h := watchConfig(t, "--config-file", path)
-	put(t, path, sliced(3))
+	writeFile(t, path, sliced(3))
 	first := h.replicas(3)
 	renamedOver(t, path, sliced(4))
 	require.NotEqual(t, first.Hash, h.replicas(4).Hash)
 
 	require.NoError(t, os.Remove(path))
 	h.refused("there is no such file; create it")
-	put(t, path, sliced(5))
+	writeFile(t, path, sliced(5))
 	h.replicas(5)
 
 	elsewhere := filepath.Join(t.TempDir(), "d.yaml")
-	put(t, elsewhere, sliced(6))
+	writeFile(t, elsewhere, sliced(6))
 	require.NoError(t, os.Remove(path))
 	require.NoError(t, os.Symlink(elsewhere, path))
 	h.replicas(6)
-	put(t, elsewhere, sliced(7))
+	writeFile(t, elsewhere, sliced(7))
 	h.replicas(7)
 }
 
@@ -154,9 +154,9 @@ func TestConfigMapIsFollowed(t *testing.T) {
 
 func TestHalfWrittenFileIsNotRead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
-	put(t, path, sliced(2))
+	writeFile(t, path, sliced(2))
 	h := watchConfig(t, "--config-file", path)
-	put(t, path, sliced(3))
+	writeFile(t, path, sliced(3))
 	h.replicas(3)
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
 	require.NoError(t, err)
@@ -173,13 +173,13 @@ func TestHalfWrittenFileIsNotRead(t *testing.T) {
 
 func TestHangupReloadsOnlyChangedFiles(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
-	put(t, path, sliced(2))
+	writeFile(t, path, sliced(2))
 	h := watchConfig(t, "--config-file", path)
-	put(t, path, sliced(3))
+	writeFile(t, path, sliced(3))
 	h.replicas(3) // it follows: SIGHUP is its own from here on
-	put(t, path, sliced(3))
+	writeFile(t, path, sliced(3))
 	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGHUP))
-	put(t, path, sliced(4))
+	writeFile(t, path, sliced(4))
 	w := h.next()
 	require.NoError(t, w.err)
 	require.Equal(t, 4, w.settings.Config.Sharing.TimeSlicing.Resources[0].Replicas)
@@ -196,10 +196,10 @@ func TestHangupReloadsOnlyChangedFiles(t *testing.T) {
 
 func TestCommandLineOverridesEachNewFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
-	put(t, path, "flags: {migStrategy: none}")
+	writeFile(t, path, "flags: {migStrategy: none}")
 	t.Setenv("DEVICE_ID_STRATEGY", "index")
 	h := watchConfig(t, "--config-file", path, "--mig-strategy", "single")
-	put(t, path, "flags: {migStrategy: mixed, plugin: {deviceIDStrategy: uuid, passDeviceSpecs: true}}")
+	writeFile(t, path, "flags: {migStrategy: mixed, plugin: {deviceIDStrategy: uuid, passDeviceSpecs: true}}")
 	s := h.next().settings
 	require.Equal(t, "single", *s.Config.Flags.MigStrategy)
 	require.Equal(t, "index", *s.Config.Flags.Plugin.DeviceIDStrategy)
@@ -211,7 +211,7 @@ func TestCommandLineOverridesEachNewFile(t *testing.T) {
 func TestLastValidConfigurationIsInForce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
 	rapid.Check(t, func(r *rapid.T) {
-		put(t, path, sliced(2))
+		writeFile(t, path, sliced(2))
 		o, err := parse([]string{"--config-file", path}, io.Discard)
 		require.NoError(r, err)
 		f := newConfigWatcher(o, slog.New(slog.DiscardHandler))
@@ -223,9 +223,9 @@ func TestLastValidConfigurationIsInForce(t *testing.T) {
 			case 0:
 				require.NoError(r, os.RemoveAll(path))
 			case 1:
-				put(t, path, "version: v1\nsharing: {timeSlicing")
+				writeFile(t, path, "version: v1\nsharing: {timeSlicing")
 			default:
-				put(t, path, sliced(n))
+				writeFile(t, path, sliced(n))
 				inForce, refused = n, false
 			}
 			count := 0
@@ -245,10 +245,10 @@ func TestLastValidConfigurationIsInForce(t *testing.T) {
 
 func TestRapidEditsEndWithTheLast(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
-	put(t, path, sliced(2))
+	writeFile(t, path, sliced(2))
 	h := watchConfig(t, "--config-file", path)
 	for i := range 100 {
-		put(t, path, sliced(3+i))
+		writeFile(t, path, sliced(3+i))
 	}
 	for last := 0; last != 102; {
 		w := h.next()
@@ -265,7 +265,7 @@ func TestRapidEditsEndWithTheLast(t *testing.T) {
 func TestLogHasChangesAndTheirOrigin(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
 	options := func(text string) *options {
-		put(t, path, text)
+		writeFile(t, path, text)
 		o, err := parse([]string{"--config-file", path, "--gds-enabled"}, io.Discard)
 		require.NoError(t, err)
 		return o
@@ -286,7 +286,7 @@ func TestLogHasChangesAndTheirOrigin(t *testing.T) {
 func TestLinkChain(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
-	put(t, at("real/deep/c.yaml"), "x")
+	writeFile(t, at("real/deep/c.yaml"), "x")
 	require.NoError(t, os.Symlink("real", at("a")))
 	require.NoError(t, os.Symlink("../deep/c.yaml", at("real/deep/link")))
 	require.NoError(t, os.Symlink(at("loop"), at("loop")))
@@ -334,7 +334,7 @@ func TestLabelChoosesAsInTheReference(t *testing.T) {
 
 func TestLinkOutOfTheFolderIsNotFollowed(t *testing.T) {
 	dir, secret := t.TempDir(), filepath.Join(t.TempDir(), "secret")
-	put(t, secret, sliced(2))
+	writeFile(t, secret, sliced(2))
 	require.NoError(t, os.Symlink(secret, filepath.Join(dir, "evil")))
 	require.NoError(t, syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o644))
 	n := configSet{dir: dir}
@@ -353,11 +353,11 @@ func TestFIFOInsteadOfAFileIsRefused(t *testing.T) {
 
 func TestFileInTheFolderIsFollowedThroughLinks(t *testing.T) {
 	dir := t.TempDir()
-	put(t, filepath.Join(dir, "sub", "real"), sliced(2))
+	writeFile(t, filepath.Join(dir, "sub", "real"), sliced(2))
 	require.NoError(t, os.Symlink("sub/real", filepath.Join(dir, "a")))
 	h := watchConfig(t, "--config-dir", dir, "--config", "a")
 	h.replicas(2)
-	put(t, filepath.Join(dir, "sub", "real"), sliced(3))
+	writeFile(t, filepath.Join(dir, "sub", "real"), sliced(3))
 	h.replicas(3)
 	renamedOver(t, filepath.Join(dir, "sub", "real"), sliced(4))
 	h.replicas(4)
@@ -365,7 +365,7 @@ func TestFileInTheFolderIsFollowedThroughLinks(t *testing.T) {
 
 func TestLogLineIsBounded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
-	put(t, path, sliced(2))
+	writeFile(t, path, sliced(2))
 	o, err := parse([]string{"--config-file", path}, io.Discard)
 	require.NoError(t, err)
 	var log bytes.Buffer
@@ -374,7 +374,7 @@ func TestLogLineIsBounded(t *testing.T) {
 	for i := range 10_000 {
 		wrong += fmt.Sprintf("key%d: 1\n", i)
 	}
-	put(t, path, wrong)
+	writeFile(t, path, wrong)
 	f.reload(func(plugin.Settings, error) {})
 	require.Contains(t, log.String(), "ConfigRefused")
 	require.Less(t, log.Len(), 20_000)

@@ -194,16 +194,16 @@ sharing:
 `
 	m := newMachine(t).up("--gpus", "4").withKubelet().configured(text, "--mps-root", "/mps")
 	m.mpsDaemon(text)
-	m.of("nvidia.com/gpu.small", 20)
-	m.of("nvidia.com/gpu.large", 2)
+	m.waitForDevices("nvidia.com/gpu.small", 20)
+	m.waitForDevices("nvidia.com/gpu.large", 2)
 	m.wait(1)
 	require.Equal(t, "10.0", m.control("nvidia.com/gpu.small", "get_default_active_thread_percentage"))
 	require.Equal(t, "50.0", m.control("nvidia.com/gpu.large", "get_default_active_thread_percentage"))
 	require.Equal(t, "N/A", m.control("nvidia.com/gpu.large", "get_default_device_pinned_mem_limit 0"))
 	require.Equal(t, []string{"Exclusive_Process", "Exclusive_Process", "Exclusive_Process", "Default"}, m.modes())
 
-	m.sim("lose", "--gpu", "1", "--how", "calls") // which is no reason to start anything anew
-	m.of("nvidia.com/gpu.small", 10)
+	m.sim("lose", "--gpu", "1", "--how", "calls") // which must not restart anything
+	m.waitForDevices("nvidia.com/gpu.small", 10)
 	require.Equal(t, "10.0", m.control("nvidia.com/gpu.small", "get_default_active_thread_percentage"))
 }
 

@@ -93,7 +93,7 @@ func mpsDaemon(ctx context.Context, args []string, stderr io.Writer) int {
 		return 0
 	}
 	log := o.logger(stderr)
-	log.Info("starting", "path", o.configFile, "settings", strings.Join(o.given, ", "))
+	log.Info("starting", "path", o.configFile, "settings", strings.Join(o.nonDefaults, ", "))
 	o.watcher = newConfigWatcher(o, log)
 	err = mps.Run(ctx, mps.Config{
 		HostRoot: o.hostRoot,

@@ -12,9 +12,9 @@ import (
 
 func TestCheckConfigChecksEachFileOfAFolder(t *testing.T) {
 	dir := t.TempDir()
-	put(t, filepath.Join(dir, "good"), sliced(2))
-	put(t, filepath.Join(dir, "bad"), "flags: {migStrategy: mix}\n")
-	put(t, filepath.Join(dir, "..data", "hidden"), "x")
+	writeFile(t, filepath.Join(dir, "good"), sliced(2))
+	writeFile(t, filepath.Join(dir, "bad"), "flags: {migStrategy: mix}\n")
+	writeFile(t, filepath.Join(dir, "..data", "hidden"), "x")
 	var out, errs bytes.Buffer
 	require.Equal(t, 1, checkConfig([]string{"--config-dir", dir}, &out, &errs))
 	require.Equal(t, filepath.Join(dir, "good")+": would be served\n", out.String())
@@ -29,8 +29,8 @@ func TestCheckConfigChecksEachFileOfAFolder(t *testing.T) {
 
 func TestDevicesAcceptsAConfigurationName(t *testing.T) {
 	dir, host := t.TempDir(), t.TempDir()
-	put(t, filepath.Join(dir, "a"), sliced(2))
-	put(t, filepath.Join(dir, "b"), sliced(3))
+	writeFile(t, filepath.Join(dir, "a"), sliced(2))
+	writeFile(t, filepath.Join(dir, "b"), sliced(3))
 	o, err := parse([]string{"--config-dir", dir, "--config", "b", "--host-root", host}, io.Discard)
 	require.NoError(t, err)
 	o, err = o.resolve()

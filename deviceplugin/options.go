@@ -64,16 +64,16 @@ type options struct {
 	previous *handedOver    // handed over by the previous program; nil: there was none
 	watcher  *configWatcher // watches the configuration; nil: nothing watches it
 
-	args    []string          // of the command line
-	name    string            // of the configuration in --config-dir
-	data    []byte            // of the file; nil: no file
-	hash    string            // of data; "": no file
-	file    *config.Config    // as parsed; empty without a file
-	config  *config.Config    // in force
-	policy  health.Policy     // effect of XIDs
-	ignored []config.Ignored  // unknown keys of the file that were skipped
-	origin  map[string]string // of each flag's value: "--x", "$X" or the file
-	given   []string          // settings other than the defaults, for the log
+	args        []string          // of the command line
+	name        string            // of the configuration in --config-dir
+	data        []byte            // of the file; nil: no file
+	hash        string            // of data; "": no file
+	file        *config.Config    // as parsed; empty without a file
+	config      *config.Config    // in force
+	policy      health.Policy     // effect of XIDs
+	ignored     []config.Ignored  // unknown keys of the file that were skipped
+	origin      map[string]string // of each flag's value: "--x", "$X" or the file
+	nonDefaults []string          // settings other than the defaults, for the log
 }
 
 const help = `gpu-device-plugin advertises this node's NVIDIA GPUs and MIG devices to the
@@ -165,7 +165,7 @@ func (o *options) parse(args []string, stderr io.Writer) (*options, error) {
 		if before := o.withPrevious(); before != nil {
 			return before, nil
 		}
-		o.given = o.listSettings(f)
+		o.nonDefaults = o.listSettings(f)
 		return o, nil // not chosen yet
 	}
 	return o, o.applyFile(f, nil)
@@ -210,7 +210,7 @@ func (o *options) applyFile(f *pflag.FlagSet, data []byte) (err error) {
 	if err := o.checkSockets(); err != nil {
 		return err
 	}
-	o.given = o.listSettings(f)
+	o.nonDefaults = o.listSettings(f)
 	return o.readPolicy()
 }
 
@@ -279,7 +279,7 @@ func (o *options) checkSockets() error {
 func (o *options) plugin(started time.Time, stderr io.Writer) plugin.Config {
 	log := o.logger(stderr)
 	o.watcher = newConfigWatcher(o, log)
-	log.Info("starting", "precedence", "command line, environment, configuration file", "path", o.configFile, "settings", strings.Join(o.given, ", "),
+	log.Info("starting", "precedence", "command line, environment, configuration file", "path", o.configFile, "settings", strings.Join(o.nonDefaults, ", "),
 		"socket", o.kubeletSocket, "pid", os.Getpid())
 	o.warn(log)
 	meters := meter.New()
@@ -320,7 +320,7 @@ func (o *options) logger(stderr io.Writer) *slog.Logger {
 	return log
 }
 
-func (o *options) place() driver.Place {
+func (o *options) driverPlace() driver.Place {
 	return driver.Place{HostRoot: o.hostRoot, Root: *o.config.Flags.NvidiaDriverRoot}
 }
 

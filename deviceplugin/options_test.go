@@ -135,7 +135,7 @@ func TestEveryFlagAndVariableOfTheReferenceIsAccepted(t *testing.T) {
 			o, err := parse(nil, io.Discard)
 			require.NoError(t, err)
 			require.Equal(t, "/from/"+variable, *o.config.Flags.Plugin.NvidiaCTKPath)
-			require.Equal(t, []string{"nvidia-cdi-hook-path=/from/" + variable + " ($" + variable + ")"}, o.given)
+			require.Equal(t, []string{"nvidia-cdi-hook-path=/from/" + variable + " ($" + variable + ")"}, o.nonDefaults)
 		})
 	}
 	o, err := parse([]string{
@@ -145,7 +145,7 @@ func TestEveryFlagAndVariableOfTheReferenceIsAccepted(t *testing.T) {
 	}, io.Discard)
 	require.NoError(t, err)
 	require.Equal(t, "/d", *o.config.Flags.Plugin.ContainerDriverRoot)
-	require.Contains(t, o.given, "driver-root=/a (--driver-root)")
+	require.Contains(t, o.nonDefaults, "driver-root=/a (--driver-root)")
 	for flag, path := range inFile {
 		require.Contains(t, environment, flag, path)
 	}
@@ -182,7 +182,7 @@ func TestXIDPolicyFromFileAndVariables(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, gpu.ActionIgnore, o.policy.Rule(79).Action)
 	require.Equal(t, gpu.ActionUnhealthy, o.policy.Rule(48).Action, "the environment wins over the file")
-	require.Contains(t, o.given, "DP_DISABLE_HEALTHCHECKS=all")
+	require.Contains(t, o.nonDefaults, "DP_DISABLE_HEALTHCHECKS=all")
 
 	t.Setenv("DP_ENABLE_HEALTHCHECKS", "some")
 	_, err = parse(nil, io.Discard)

@@ -33,22 +33,22 @@ func (m *machine) ready() nodestate.State {
 func TestNewConfigurationNeedsNoRestart(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	path := filepath.Join(m.host, "c.yaml")
-	put(t, path, "version: v1\n")
+	writeFile(t, path, "version: v1\n")
 	m.start("--config-file", path)
 	before := m.wait(8)
 
-	put(t, path, "version: v1\nflags: {migStrategy: mixed}\n") // which changes no list here
+	writeFile(t, path, "version: v1\nflags: {migStrategy: mixed}\n") // which changes no list here
 	m.waitForOutput(`flags.migStrategy: \"none\" → \"mixed\" (`)
-	put(t, path, "version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 4, devices: [0]}]}}\n")
-	m.of(resource, 7+4)
+	writeFile(t, path, "version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 4, devices: [0]}]}}\n")
+	m.waitForDevices(resource, 7+4)
 	renamedOver(t, path, "version: v1\nsharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas: 2}]}}\n")
-	m.of(shared, 16)
-	require.Empty(t, m.of(resource, 0).Devices)
-	put(t, path, "version: v1\n")
+	m.waitForDevices(shared, 16)
+	require.Empty(t, m.waitForDevices(resource, 0).Devices)
+	writeFile(t, path, "version: v1\n")
 	after := m.wait(8)
 	require.Equal(t, ids(before), ids(after))
 	require.Equal(t, 1, after.Registered, "it stays registered through all of it")
-	m.of(shared, 0)
+	m.waitForDevices(shared, 0)
 	m.ready()
 	m.stop()
 }
@@ -57,7 +57,7 @@ func TestNewConfigurationNeedsNoRestart(t *testing.T) {
 func TestIgnoredKeysAreReportedEverywhere(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	path := filepath.Join(m.host, "c.yaml")
-	put(t, path, "version: v1\nflags: {migStrategi: none}\n")
+	writeFile(t, path, "version: v1\nflags: {migStrategi: none}\n")
 	m.start("--config-file", path, "--unknown-keys=warn")
 	m.wait(8)
 	m.waitForOutput("key=flags.migStrategi ")
@@ -73,12 +73,12 @@ func TestIgnoredKeysAreReportedEverywhere(t *testing.T) {
 	for i := range 5000 {
 		many += fmt.Sprintf("k%04d: 1\n", i)
 	}
-	put(t, path, many)
+	writeFile(t, path, many)
 	m.state(func(s nodestate.State) bool {
 		all := s.DevicePlugin.IgnoredKeys
 		return s.Phase == nodestate.Ready && len(all) == nodestate.MaxIgnoredKeys && all[63] == "and 4937 more"
 	})
-	put(t, path, "version: v1\n")
+	writeFile(t, path, "version: v1\n")
 	keys()
 	m.stop()
 }
@@ -87,13 +87,13 @@ func TestUnchangedResourcesAreNotDisturbed(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	m.sim("mig", "--gpu", "0", "--layout", "1g.10gb,3g.40gb")
 	path := filepath.Join(m.host, "c.yaml")
-	put(t, path, "flags: {migStrategy: mixed}\n")
+	writeFile(t, path, "flags: {migStrategy: mixed}\n")
 	m.start("--config-file", path)
-	m.of("nvidia.com/mig-1g.10gb", 1)
-	large := m.of("nvidia.com/mig-3g.40gb", 1)
+	m.waitForDevices("nvidia.com/mig-1g.10gb", 1)
+	large := m.waitForDevices("nvidia.com/mig-3g.40gb", 1)
 	whole := m.wait(7)
-	put(t, path, "flags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 5}]}}\n")
-	m.of("nvidia.com/mig-1g.10gb", 5)
+	writeFile(t, path, "flags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 5}]}}\n")
+	m.waitForDevices("nvidia.com/mig-1g.10gb", 5)
 	for name, was := range map[string]kubelettest.Resource{"nvidia.com/mig-3g.40gb": large, resource: whole} {
 		now, _ := m.kubelet.Resource(name)
 		require.Equal(t, 1, now.Registered, name)
@@ -104,16 +104,16 @@ func TestUnchangedResourcesAreNotDisturbed(t *testing.T) {
 func TestInvalidConfigurationLeavesTheOldOneInForce(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	path := filepath.Join(m.host, "c.yaml")
-	put(t, path, sliced(2))
+	writeFile(t, path, sliced(2))
 	m.start("--config-file", path)
 	m.wait(16)
-	put(t, path, "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 0}]}}\n")
+	writeFile(t, path, "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 0}]}}\n")
 	require.Contains(t, m.refused(), "sharing.timeSlicing.resources[0].replicas: ")
 	m.waitForOutput("the configuration is refused")
-	put(t, path, "sharing: {mig\n")
+	writeFile(t, path, "sharing: {mig\n")
 	m.state(func(s nodestate.State) bool { return s.Reason == "ConfigRefused" && s.Message != "" })
 	require.Equal(t, 1, m.wait(16).Registered)
-	put(t, path, sliced(2))
+	writeFile(t, path, sliced(2))
 	m.ready()
 	require.Equal(t, 1, m.wait(16).Registered)
 }
@@ -135,13 +135,13 @@ func TestMountedConfigMapIsFollowed(t *testing.T) {
 func TestManyEditsEndWithTheLast(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	path := filepath.Join(m.host, "c.yaml")
-	put(t, path, sliced(2))
+	writeFile(t, path, sliced(2))
 	m.start("--config-file", path)
 	m.wait(16)
 	for i := range 100 {
-		put(t, path, sliced(2+i%7))
+		writeFile(t, path, sliced(2+i%7))
 		if i%10 == 3 {
-			put(t, path, "none: such\n")
+			writeFile(t, path, "none: such\n")
 		}
 	}
 	const last = 2 + 99%7
@@ -154,12 +154,12 @@ func TestManyEditsEndWithTheLast(t *testing.T) {
 func TestNewXIDPolicyAppliesToFutureEvents(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	path := filepath.Join(m.host, "c.yaml")
-	put(t, path, "version: v1\n")
+	writeFile(t, path, "version: v1\n")
 	m.start("--config-file", path)
 	m.wait(8)
 	m.sim("xid", "--gpu", "3", "--xid", "13") // an application's own doing
 	m.waitForOutput("XID that is not held against the GPU")
-	put(t, path, "health: {xids: [{xid: 13, action: unhealthy}]}\n")
+	writeFile(t, path, "health: {xids: [{xid: 13, action: unhealthy}]}\n")
 	m.waitForOutput("a new configuration is in force")
 	m.sim("xid", "--gpu", "2", "--xid", "13")
 	require.Equal(t, []int{2}, unhealthy(m.wait(7)))
@@ -168,14 +168,14 @@ func TestNewXIDPolicyAppliesToFutureEvents(t *testing.T) {
 func TestNewDriverRootKeepsTheSockets(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	path := filepath.Join(m.host, "c.yaml")
-	put(t, path, "flags: {nvidiaDriverRoot: /driver}\n")
+	writeFile(t, path, "flags: {nvidiaDriverRoot: /driver}\n")
 	args := []string{"--host-root", m.host, "--kubelet-socket", "/dp/kubelet.sock", "--state-dir", "/state", "--listen=", "--config-file", path}
 	m.process = built.Start(m, "gpu-device-plugin", args)
 	m.wait(8)
 	require.NoError(t, os.Mkdir(m.path("/other"), 0o755))
 	require.NoError(t, os.Rename(m.path("/driver"), m.path("/other/driver")))
 	t.Cleanup(func() { _ = os.Rename(m.path("/other/driver"), m.path("/driver")) })
-	put(t, path, "flags: {nvidiaDriverRoot: /other/driver}\n")
+	writeFile(t, path, "flags: {nvidiaDriverRoot: /other/driver}\n")
 	m.waitForOutput("going on as a new program with the same sockets")
 	m.state(func(s nodestate.State) bool {
 		return s.Driver != nil && s.Driver.Root == "/other/driver" && s.Phase == nodestate.Ready
@@ -205,7 +205,7 @@ func TestNothingIsServedBeforeAChoice(t *testing.T) {
 	require.Equal(t, 1, m.wait(24).Registered)
 	m.stop()
 
-	m.start("--config-dir", dir) // what the validator said in this boot still stands
+	m.start("--config-dir", dir) // the validator's state of this boot is still valid
 	m.wait(24)
 	require.NotContains(t, m.process.Output(), "ConfigNotChosen")
 }
@@ -213,14 +213,14 @@ func TestNothingIsServedBeforeAChoice(t *testing.T) {
 func TestInvalidFirstChoiceIsReported(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	dir := filepath.Join(m.host, "configs")
-	put(t, filepath.Join(dir, "a"), "version: v1\n")
+	writeFile(t, filepath.Join(dir, "a"), "version: v1\n")
 	boot, err := nodestate.BootIDAt(m.host)
 	require.NoError(t, err)
 	choose(t, m.host, boot, map[string]string{nodestate.ConfigLabel: "b"})
 	m.start("--config-dir", dir)
 	s := m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Failed })
 	require.Equal(t, gpu.Reason("ConfigRefused"), s.Reason)
-	put(t, filepath.Join(dir, "b"), sliced(2))
+	writeFile(t, filepath.Join(dir, "b"), sliced(2))
 	m.wait(16)
 }
 
@@ -236,10 +236,10 @@ func (m *machine) upgraded(version string) nodestate.State {
 func TestInvalidFileDoesNotEndThePluginDuringADriverUpgrade(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	path := filepath.Join(m.host, "c.yaml")
-	put(t, path, sliced(2))
+	writeFile(t, path, sliced(2))
 	m.start("--config-file", path)
 	m.wait(16)
-	put(t, path, "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 0}]}}\n")
+	writeFile(t, path, "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 0}]}}\n")
 	m.refused()
 	m.upgraded("590.10.01")
 	require.Contains(t, m.refused(), "sharing.timeSlicing.resources[0].replicas: ")
@@ -250,7 +250,7 @@ func TestInvalidFileDoesNotEndThePluginDuringADriverUpgrade(t *testing.T) {
 	m.upgraded("590.10.02") // what was handed over is handed over again
 	require.Contains(t, m.refused(), "there is no such file")
 	m.wait(16)
-	put(t, path, sliced(3))
+	writeFile(t, path, sliced(3))
 	m.wait(24)
 	m.ready()
 	m.upgraded("590.10.03")
@@ -283,7 +283,7 @@ func TestChoiceOutlivesADriverUpgrade(t *testing.T) {
 func TestHangupNeverEndsThePlugin(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	path := filepath.Join(m.host, "c.yaml")
-	put(t, path, sliced(2))
+	writeFile(t, path, sliced(2))
 	m.start("--config-file", path)
 	m.waitForOutput("starting")
 	stop, stopped := make(chan struct{}), make(chan struct{})
@@ -311,9 +311,9 @@ func TestHangupNeverEndsThePlugin(t *testing.T) {
 func TestRefusedConfigurationIsReportedIfNothingIsServed(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	path := filepath.Join(m.host, "c.yaml")
-	put(t, path, "devices: {include: [GPU-00000000-0000-0000-0000-000000000000]}\n")
+	writeFile(t, path, "devices: {include: [GPU-00000000-0000-0000-0000-000000000000]}\n")
 	m.start("--config-file", path)
 	m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready && s.Reason == "NothingAdvertised" })
-	put(t, path, "devices: {includes: []}\n")
+	writeFile(t, path, "devices: {includes: []}\n")
 	require.Contains(t, m.refused(), "devices.includes")
 }

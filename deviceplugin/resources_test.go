@@ -31,8 +31,8 @@ func (m *machine) mig(gpu, layout string) *machine {
 	return m
 }
 
-// of waits until that many devices of a resource are allocatable.
-func (m *machine) of(name string, allocatable int) kubelettest.Resource {
+// waitForDevices waits until that many devices of a resource are allocatable.
+func (m *machine) waitForDevices(name string, allocatable int) kubelettest.Resource {
 	m.Helper()
 	r, err := m.kubelet.Wait(soon(m), name, func(r kubelettest.Resource) bool {
 		return r.Allocatable == allocatable && !r.Gone && r.Lists > 0
@@ -60,8 +60,8 @@ const (
 func TestMIGDevicesAreResourcesOfTheirOwn(t *testing.T) {
 	m := newMachine(t).up().mig("0", "1g.10gb,1g.10gb,3g.40gb").withKubelet().start("--mig-strategy", "mixed")
 	m.wait(7)
-	m.of(small, 2)
-	r := m.of(large, 1)
+	m.waitForDevices(small, 2)
+	r := m.waitForDevices(large, 1)
 	require.Equal(t, "nvidia-mig-3g.40gb.sock", r.Endpoint)
 	require.Equal(t, []int64{0}, nodes(r), "it is where its GPU is")
 	require.True(t, ids(r)[0].IsMIG())
@@ -72,8 +72,8 @@ func TestMIGDevicesAreResourcesOfTheirOwn(t *testing.T) {
 	require.Len(t, s.DevicePlugin.Resources, 3)
 
 	m.sim("lose", "--gpu", "0", "--how", "calls") // its parts go with it
-	m.of(small, 0)
-	m.of(large, 0)
+	m.waitForDevices(small, 0)
+	m.waitForDevices(large, 0)
 	m.wait(7)
 }
 
@@ -97,21 +97,21 @@ func TestChangedMIGLayoutChangesResources(t *testing.T) {
 	m := newMachine(t).up("--gpus", "2").withKubelet().start("--mig-strategy", "mixed")
 	before := m.wait(2)
 	m.mig("0", "3g.40gb,3g.40gb")
-	m.of(large, 2)
+	m.waitForDevices(large, 2)
 	r := m.wait(1)
 	require.Equal(t, ids(before)[1:], ids(r))
 	require.Equal(t, 1, r.Registered, "the others are not disturbed")
 	require.FileExists(t, m.path("/dp/nvidia-mig-3g.40gb.sock"))
 
 	m.mig("0", "1g.10gb")
-	m.of(small, 1)
-	gone := m.of(large, 0)
+	m.waitForDevices(small, 1)
+	gone := m.waitForDevices(large, 0)
 	require.Empty(t, gone.Devices, "an empty list, not a silence")
 	m.mig("0", "3g.40gb")
-	require.Equal(t, 1, m.of(large, 1).Registered, "the kubelet knew of it all the time")
+	require.Equal(t, 1, m.waitForDevices(large, 1).Registered, "the kubelet knew of it all the time")
 	m.sim("mig", "--gpu", "0", "--off")
 	m.wait(2)
-	m.of(large, 0)
+	m.waitForDevices(large, 0)
 
 	// A new kubelet does not get the removed resource, whose socket is then removed.
 	require.NoError(t, m.kubelet.Restart())
@@ -120,7 +120,7 @@ func TestChangedMIGLayoutChangesResources(t *testing.T) {
 	require.NoFileExists(t, m.path("/dp/nvidia-mig-3g.40gb.sock"))
 	require.FileExists(t, m.path("/dp/nvidia-gpu.sock"))
 	m.mig("1", "3g.40gb")
-	m.of(large, 1)
+	m.waitForDevices(large, 1)
 	m.wait(1)
 	require.NotContains(t, m.process.Output(), "another plugin")
 }
@@ -132,22 +132,22 @@ sharing: {timeSlicing: {resources: [{name: gpu, rename: gpu.dev, replicas: 2, de
 `)
 	const dev = "nvidia.com/gpu.dev"
 	m.wait(5)
-	m.of(dev, 4)
-	m.of(small, 1)
+	m.waitForDevices(dev, 4)
+	m.waitForDevices(small, 1)
 	pid := m.process.PID()
 	m.up("--driver-version", "590.10.01") // which turns MIG off
 	m.state(func(s nodestate.State) bool {
 		return s.Driver != nil && s.Driver.Version == "590.10.01" && s.DevicePlugin.Registered
 	})
 	m.wait(6)
-	m.of(dev, 4)
+	m.waitForDevices(dev, 4)
 	require.Equal(t, pid, m.process.PID())
 	require.NotContains(t, m.process.Output(), "another")
 	require.NotContains(t, m.process.Output(), "own socket was removed")
 	m.waitForOutput("resource is gone, and the kubelet has forgotten it") // it had no device when it was taken over
 	require.NoFileExists(t, m.path("/dp/nvidia-mig-1g.10gb.sock"))
 	m.mig("1", "1g.10gb")
-	m.of(small, 1)
+	m.waitForDevices(small, 1)
 }
 
 func TestTimeSlicingAdvertisesEachGPUSeveralTimes(t *testing.T) {
@@ -185,7 +185,7 @@ sharing:
     - {name: nvidia.com/gpu, rename: nvidia.com/gpu.dev, replicas: 3, devices: [2, 3]}
 `)
 	m.wait(2)
-	m.of("nvidia.com/gpu.dev", 6)
+	m.waitForDevices("nvidia.com/gpu.dev", 6)
 	_, err := m.admit("greedy", "nvidia.com/gpu.dev", 2)
 	require.ErrorContains(t, err, "a container may have one nvidia.com/gpu.dev and asked for 2")
 	for range 20 { // as a ReplicaSet does, which makes another pod for each that is refused
@@ -206,7 +206,7 @@ func TestGPUsAreNamedAndLeftOutAsConfigured(t *testing.T) {
 resources: {gpus: [{pattern: "*H100*", name: h100}]}
 devices: {exclude: ["1"]}
 `)
-	r := m.of("nvidia.com/h100", 3)
+	r := m.waitForDevices("nvidia.com/h100", 3)
 	require.Equal(t, "nvidia-h100.sock", r.Endpoint)
 	m.none(resource)
 	s := m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
@@ -245,7 +245,7 @@ func TestEnvvarStrategySetsTheVariable(t *testing.T) {
 func TestMIGDeviceHasItsCapabilities(t *testing.T) {
 	m := newMachine(t).up("--gpus", "2").mig("1", "1g.10gb,3g.40gb").withKubelet().
 		start("--device-list-strategy", "volume-mounts", "--pass-device-specs", "--mig-strategy", "mixed")
-	r := m.of(large, 1)
+	r := m.waitForDevices(large, 1)
 	a, err := m.admit("one", large, 1)
 	require.NoError(t, err)
 	require.Equal(t, "/var/run/nvidia-container-devices/"+r.Devices[0].GetID(), a.Mounts[0].GetContainerPath())
@@ -336,14 +336,14 @@ func TestMissingMIGGPUIsListedByTheNextProcess(t *testing.T) {
 	m := newMachine(t).up("--gpus", "2").withKubelet()
 	m.mig("0", "3g.40gb,3g.40gb")
 	m.configured("flags: {migStrategy: mixed}\n")
-	before := m.of(large, 2)
+	before := m.waitForDevices(large, 2)
 	m.wait(1)
 	m.stop()
 	m.sim("lose", "--gpu", "0", "--how", "gone", "--xid=false")
 
 	m.start("--mig-strategy", "mixed")
 	m.wait(1)
-	after := m.of(large, 0)
+	after := m.waitForDevices(large, 0)
 	require.Equal(t, ids(before), ids(after))
 	s := m.state(func(s nodestate.State) bool {
 		return s.DevicePlugin != nil && s.DevicePlugin.Registered && s.Phase == nodestate.Degraded
@@ -354,5 +354,5 @@ func TestMissingMIGGPUIsListedByTheNextProcess(t *testing.T) {
 		}
 	}
 	m.sim("restore", "--gpu", "0")
-	m.of(large, 2)
+	m.waitForDevices(large, 2)
 }

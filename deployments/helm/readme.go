@@ -73,16 +73,16 @@ func compact(n *yaml.Node) (string, error) {
 
 // Markers around the README's table.
 const (
-	begin = "<!-- values -->\n"
-	end   = "<!-- /values -->\n"
+	tableBegin = "<!-- values -->\n"
+	tableEnd   = "<!-- /values -->\n"
 )
 
 // Readme returns the README with the table of values in its place.
 func Readme(readme, table string) (string, error) {
-	head, rest, is := strings.Cut(readme, begin)
-	_, tail, also := strings.Cut(rest, end)
+	head, rest, is := strings.Cut(readme, tableBegin)
+	_, tail, also := strings.Cut(rest, tableEnd)
 	if !is || !also {
 		return "", errors.New("README.md: the marks around the table of values are missing")
 	}
-	return head + begin + table + end + tail, nil
+	return head + tableBegin + table + tableEnd + tail, nil
 }

@@ -17,8 +17,8 @@ import (
 // hostFolders lists what each container may mount of the host: path, mode, propagation.
 // The flag read-only holds for one file system. So a container that is not privileged
 // mounts a folder in which nothing is mounted, without propagation; it never mounts the
-// host's root, /dev, /proc, /sys, /run, a driver's root or a folder above one. Whoever
-// does is privileged anyway, or is nobody.
+// host's root, /dev, /proc, /sys, /run, a driver's root or a folder above one. A container
+// that does is privileged anyway, or runs as user nobody.
 var hostFolders = map[string][]string{
 	// Root without capabilities.
 	"device-plugin": {

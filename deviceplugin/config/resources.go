@@ -89,7 +89,7 @@ func qualifiedName(name string) string {
 	return prefix + name
 }
 
-// subdomain is what Kubernetes calls a DNS subdomain (RFC 1123).
+// subdomain matches a DNS subdomain as defined by Kubernetes (RFC 1123).
 var subdomain = pattern.New(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
 // nameProblem returns what is wrong with the full name of a resource, or "".

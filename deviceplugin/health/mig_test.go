@@ -123,7 +123,7 @@ func TestMIGDevicesFollowTheirGPU(t *testing.T) {
 	for _, reason := range []gpu.Reason{gpu.ReasonLost, gpu.ReasonUnreadable, gpu.ReasonResetNeeded} {
 		broken := divided.Clone()
 		broken.Devices[0].Fault = gpu.Fault{Reason: reason}
-		broken.Devices[0].MIGEnabled, broken.Devices[0].MIG = false, nil // a GPU that cannot be asked tells of none
+		broken.Devices[0].MIGEnabled, broken.Devices[0].MIG = false, nil // an unreadable GPU lists none
 		h := health.New(gpu.Fault{}).See(divided, now).See(broken, now)
 		want := map[gpu.UUID]gpu.Reason{}
 		for _, id := range parts(divided.Devices[0]) {

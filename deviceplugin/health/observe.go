@@ -42,9 +42,7 @@ func (s State) See(snap gpu.Snapshot, now time.Time) State {
 			continue
 		}
 		g.Present = false
-		// What is remembered of it may be wrong: a MIG device that another GPU has is not its
-		// own.
-		// What is remembered of it may be wrong: a part of another GPU is none of it.
+		// Remembered MIG devices that another GPU has now are not its own.
 		g.Device.MIG = slices.DeleteFunc(slices.Clone(g.Device.MIG), func(m gpu.MIGDevice) bool { return parts[m.UUID] })
 		fault := gpu.Fault{Reason: gpu.ReasonMissing, Message: "was present in this boot, but the driver no longer lists it"}
 		if i := slices.IndexFunc(unnamed, func(n nameless) bool { return n.couldBe(g.Device.PCI) }); i >= 0 {

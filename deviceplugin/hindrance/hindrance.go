@@ -49,7 +49,7 @@ type Node struct {
 // Recall restores what an earlier process of this boot knew. Faults keep their time
 // across a restart, and stay while the toolkit's state is missing.
 func Recall(info *nodestate.DevicePluginInfo) (known Known, last Naming) {
-	known, last.held = Known{}, map[gpu.UUID]gpu.Fault{}
+	known, last.earlier = Known{}, map[gpu.UUID]gpu.Fault{}
 	if info == nil {
 		return known, last
 	}
@@ -58,7 +58,7 @@ func Recall(info *nodestate.DevicePluginInfo) (known Known, last Naming) {
 			fault := gpu.Fault{Reason: d.Reason, Message: d.Message}
 			switch d.Reason {
 			case ReasonCDI:
-				last.held[d.GPU] = fault
+				last.earlier[d.GPU] = fault
 			case ReasonIMEX, ReasonMPS:
 			default:
 				continue
@@ -117,7 +117,7 @@ func (n Node) fault(id gpu.UUID) gpu.Fault {
 	case n.Names.names != nil && !n.Names.names[string(id)]:
 		return gpu.Fault{Reason: ReasonCDI, Message: "the toolkit's CDI specification " + n.Names.path + " does not name it; see the log of gpu-toolkit"}
 	default:
-		return n.Names.held[id]
+		return n.Names.earlier[id]
 	}
 	return gpu.Fault{}
 }

@@ -25,7 +25,7 @@ type Naming struct {
 
 	unknown       bool                   // the current state is not known
 	runtimeSilent bool                   // the runtime does not respond; the rest is known
-	held          map[gpu.UUID]gpu.Fault // faults known to an earlier process, until the state is known again
+	earlier       map[gpu.UUID]gpu.Fault // faults known to an earlier process, until the state is known again
 }
 
 // unavailable returns why no container can get a device, or "".
@@ -39,9 +39,9 @@ func (w Naming) Trouble() string { return cmp.Or(w.unavailable(), w.doubt) }
 func (w Naming) After(last Naming) Naming {
 	switch {
 	case w.unknown:
-		w.noSpec, w.noCDI, w.path, w.names, w.held = last.noSpec, last.noCDI, last.path, last.names, last.held
+		w.noSpec, w.noCDI, w.path, w.names, w.earlier = last.noSpec, last.noCDI, last.path, last.names, last.earlier
 	case w.runtimeSilent:
-		w.noCDI, w.held = last.noCDI, last.held
+		w.noCDI, w.earlier = last.noCDI, last.earlier
 	}
 	return w
 }

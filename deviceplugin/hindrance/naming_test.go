@@ -37,9 +37,9 @@ func TestMissingStateDoesNotOverrideEarlierState(t *testing.T) {
 	require.Empty(t, apply(waited, state(nodestate.Ready, "a", &nodestate.Runtime{Name: "containerd", CDI: &on}), nil).unavailable())
 	require.Equal(t, Naming{}, apply(denied, nodestate.State{}, nodestate.ErrStale), "a toolkit that is taken away, with its state")
 
-	remembered := Naming{held: map[gpu.UUID]gpu.Fault{"GPU-0": {Reason: ReasonCDI}}}
-	require.NotEmpty(t, apply(remembered, nodestate.State{Phase: nodestate.Waiting}, nil).held)
-	require.Empty(t, apply(remembered, state(nodestate.Ready, "GPU-0", nil), nil).held)
+	remembered := Naming{earlier: map[gpu.UUID]gpu.Fault{"GPU-0": {Reason: ReasonCDI}}}
+	require.NotEmpty(t, apply(remembered, nodestate.State{Phase: nodestate.Waiting}, nil).earlier)
+	require.Empty(t, apply(remembered, state(nodestate.Ready, "GPU-0", nil), nil).earlier)
 }
 
 // The toolkit's file comes from another program and may hold anything.

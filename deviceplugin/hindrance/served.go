@@ -22,7 +22,7 @@ const noDaemons = "gpu-device-plugin mps-daemon has reported nothing since the m
 const noWriter = "gpu-device-plugin mps-daemon was killed, and its control daemons with it; " +
 	"check why nvidia-device-plugin-mps-control-daemon is not running on this node"
 
-// Served is what the MPS control daemons serve, according to their state.
+// Served holds the state of the MPS control daemons: which resources they serve.
 type Served struct {
 	why       string // why nothing is served
 	resources map[string]nodestate.MPSResource

@@ -27,7 +27,7 @@ const maxRemembered = 1024
 type Journal struct {
 	log     *slog.Logger
 	devices map[gpu.UUID]gpu.Fault // listed, or last logged as unhealthy
-	left    map[string]gpu.UUID    // by their log line
+	leftOut map[string]gpu.UUID    // by their log line
 	ignored repeatFilter[ignored]
 	refused repeatFilter[refused]
 }
@@ -41,7 +41,7 @@ type refused struct{ resource, message string }
 
 // New returns a Journal that has logged nothing.
 func New(log *slog.Logger) *Journal {
-	return &Journal{log: log, devices: map[gpu.UUID]gpu.Fault{}, left: map[string]gpu.UUID{}}
+	return &Journal{log: log, devices: map[gpu.UUID]gpu.Fault{}, leftOut: map[string]gpu.UUID{}}
 }
 
 // change is a change of a device. Devices with equal changes share a line.
@@ -128,7 +128,7 @@ func names(ids []gpu.UUID) string {
 func (j *Journal) logLeftOut(p plan.Plan) {
 	now := map[string]gpu.UUID{}
 	out := map[gpu.UUID]bool{}
-	for _, id := range j.left {
+	for _, id := range j.leftOut {
 		out[id] = true
 	}
 	for _, r := range p.Resources {
@@ -140,7 +140,7 @@ func (j *Journal) logLeftOut(p plan.Plan) {
 	}
 	for _, l := range p.Left {
 		line := fmt.Sprintf("%s %s %s %s", l.PCI, l.UUID(), l.Reason, l.Message)
-		_, said := j.left[line]
+		_, said := j.leftOut[line]
 		if now[line] = l.UUID(); said {
 			continue
 		}
@@ -150,7 +150,7 @@ func (j *Journal) logLeftOut(p plan.Plan) {
 		}
 		j.log.Log(context.Background(), level, "device is left out", "gpu", string(l.UUID()), "index", l.Index, "pci", string(l.PCI), "reason", string(l.Reason), "message", l.Message)
 	}
-	j.left = now
+	j.leftOut = now
 }
 
 // Ignored logs an XID that does not affect the GPU's health, and how often it came

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// repeatInterval is how long the same event is not logged again: a faulty program can
-// cause hundreds of XIDs in a second, and a ReplicaSet creates a new pod for each that
-// is refused.
+// repeatInterval is the time during which an event is not logged again: a faulty
+// program can cause hundreds of XIDs in a second, and a ReplicaSet creates a new pod
+// for each that is refused.
 const repeatInterval = time.Minute
 
 // maxKeys is the number of different events that are logged in one interval, and

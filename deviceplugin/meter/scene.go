@@ -14,7 +14,7 @@ import (
 // collector holds the current state. Its metrics are computed at each scrape, so that
 // they belong to one moment and cost nothing in between.
 type collector struct {
-	phase, health, devices, left, registered, config, ignored *prometheus.Desc
+	phase, health, devices, leftOut, registered, config, ignored *prometheus.Desc
 
 	mu  sync.Mutex
 	now snapshot
@@ -38,7 +38,7 @@ func newCollector() collector {
 		phase:      desc("phase", "1 for the phase that the plugin is in, with its reason; as in its state file.", "phase", "reason"),
 		health:     desc("device_healthy", "1 for a device that may be allocated, 0 for one that may not, with the reason.", "resource", "device", "reason"),
 		devices:    desc("devices", "Devices reported to the kubelet, each replica counted, by state (Healthy or Unhealthy) and reason.", "resource", "state", "reason"),
-		left:       desc("devices_left_out", "GPUs and MIG devices not reported to the kubelet, by reason.", "reason"),
+		leftOut:    desc("devices_left_out", "GPUs and MIG devices not reported to the kubelet, by reason.", "reason"),
 		registered: desc("registered", "1 while this plugin has registered the resource with the kubelet, 0 while it has not.", "resource"),
 		config:     desc("config_info", "1, with the hash of the configuration in force and the name by which it was chosen.", "hash", "name"),
 		ignored:    desc("config_ignored_key", "1 for each unknown key of the configuration file, which was skipped.", "key"),
@@ -77,7 +77,7 @@ func (s *collector) set(change func(*snapshot)) {
 
 // Describe implements prometheus.Collector.
 func (s *collector) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{s.phase, s.health, s.devices, s.left, s.registered, s.config, s.ignored} {
+	for _, d := range []*prometheus.Desc{s.phase, s.health, s.devices, s.leftOut, s.registered, s.config, s.ignored} {
 		to <- d
 	}
 }
@@ -118,7 +118,7 @@ func (s *collector) Collect(to chan<- prometheus.Metric) {
 	phase.send(to, s.phase, 2)
 	health.send(to, s.health, 3)
 	devices.send(to, s.devices, 3)
-	left.send(to, s.left, 1)
+	left.send(to, s.leftOut, 1)
 	registered.send(to, s.registered, 1)
 	config.send(to, s.config, 2)
 	ignored.send(to, s.ignored, 1)

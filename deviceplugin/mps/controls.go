@@ -32,7 +32,7 @@ func (c *controls) apply(driverRoot, mpsRoot string, specs []Spec) {
 	}
 	var ending []*running
 	for name, r := range c.running {
-		if spec, there := wanted[name]; there && r.site == at(name) && r.spec.same(spec) {
+		if spec, there := wanted[name]; there && r.site == at(name) && r.spec.compatible(spec) {
 			continue
 		}
 		r.cancel(errChanged)

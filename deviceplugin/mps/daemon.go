@@ -80,7 +80,7 @@ type daemon struct {
 	refused   error                            // why the latest configuration was refused
 	absent    gpu.Fault                        // why there is no driver; zero: there is one
 	resources map[string]nodestate.MPSResource // by name
-	left      []plan.Left                      // devices that MPS cannot share
+	leftOut   []plan.Left                      // devices that MPS cannot share
 	ended     string                           // why it ends
 	writeErr  string
 }

@@ -25,8 +25,8 @@ func (d *daemon) applyPlan(p plan.Plan) {
 		}
 	}
 	d.mu.Lock()
-	same := d.absent == gpu.Fault{} && slices.Equal(left, d.left)
-	d.absent, d.left = gpu.Fault{}, left
+	same := d.absent == gpu.Fault{} && slices.Equal(left, d.leftOut)
+	d.absent, d.leftOut = gpu.Fault{}, left
 	d.mu.Unlock()
 	if same {
 		return
@@ -165,16 +165,16 @@ func (d *daemon) state() nodestate.State {
 		s.Phase, s.Reason, s.Message = nodestate.Degraded, d.absent.Reason, d.absent.Message
 	case d.absent != gpu.Fault{}:
 		s.Phase, s.Reason, s.Message = nodestate.Waiting, d.absent.Reason, d.absent.Message
-	case len(d.resources) == 0 && len(d.left) > 0:
-		s.Phase, s.Reason, s.Message = nodestate.Failed, d.left[0].Reason, fmt.Sprintf("GPU %d: %s", d.left[0].Index, d.left[0].Message)
+	case len(d.resources) == 0 && len(d.leftOut) > 0:
+		s.Phase, s.Reason, s.Message = nodestate.Failed, d.leftOut[0].Reason, fmt.Sprintf("GPU %d: %s", d.leftOut[0].Index, d.leftOut[0].Message)
 	case len(d.resources) == 0:
 		s.Reason, s.Message = reasonNothing, "the configuration shares nothing by MPS that is on this node"
 	case ready == 0:
 		s.Phase, s.Reason, s.Message = nodestate.Waiting, reasonWaiting, why.Name+": "+why.Message
 	case why.Message != "":
 		s.Phase, s.Reason, s.Message = nodestate.Degraded, reasonWaiting, why.Name+": "+why.Message
-	case len(d.left) > 0:
-		s.Phase, s.Reason, s.Message = nodestate.Degraded, d.left[0].Reason, fmt.Sprintf("GPU %d: %s", d.left[0].Index, d.left[0].Message)
+	case len(d.leftOut) > 0:
+		s.Phase, s.Reason, s.Message = nodestate.Degraded, d.leftOut[0].Reason, fmt.Sprintf("GPU %d: %s", d.leftOut[0].Index, d.leftOut[0].Message)
 	}
 	if d.refused != nil && d.settings != nil && s.Phase == nodestate.Ready {
 		s.Phase, s.Reason, s.Message = nodestate.Degraded, reasonRefused, oneLine(d.refused)

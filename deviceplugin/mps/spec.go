@@ -26,9 +26,9 @@ type GPU struct {
 	Limit    string // memory of one client, "20480M"; "": the driver does not report the GPU's memory
 }
 
-// same reports whether a daemon can keep running with the other Spec. Indices matter
+// compatible reports whether a daemon can keep running with the other Spec. Indices matter
 // only at its start: they move when a GPU with a lower index is lost.
-func (s Spec) same(other Spec) bool {
+func (s Spec) compatible(other Spec) bool {
 	return s.Resource == other.Resource && s.Percent == other.Percent && slices.EqualFunc(s.GPUs, other.GPUs, func(a, b GPU) bool {
 		return a.UUID == b.UUID && a.Replicas == b.Replicas && a.Limit == b.Limit
 	})

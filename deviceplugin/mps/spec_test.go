@@ -77,9 +77,9 @@ func TestLostGPUDoesNotRestartItsDaemon(t *testing.T) {
 		after.Devices[i].Index = i
 	}
 	was, now := specs(t, text, before), specs(t, text, before, after)
-	require.True(t, was[0].same(now[0]), "%+v\n%+v", was, now)
+	require.True(t, was[0].compatible(now[0]), "%+v\n%+v", was, now)
 	other := specs(t, "sharing: {mps: {resources: [{name: gpu, replicas: 5}]}}", before)
-	require.False(t, was[0].same(other[0]))
+	require.False(t, was[0].compatible(other[0]))
 
 	// If the driver does not report the memory, only the number of clients counts, which may
 	// have the same part of the threads.
@@ -90,7 +90,7 @@ func TestLostGPUDoesNotRestartItsDaemon(t *testing.T) {
 	few := specs(t, "sharing: {mps: {resources: [{name: gpu, replicas: 34}]}}", mute)
 	many := specs(t, "sharing: {mps: {resources: [{name: gpu, replicas: 48}]}}", mute)
 	require.Equal(t, few[0].Percent, many[0].Percent)
-	require.False(t, few[0].same(many[0]), "the state would tell of 34 for ever")
+	require.False(t, few[0].compatible(many[0]), "the state would tell of 34 for ever")
 }
 
 func TestLimitsNeverExceedTheGPU(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// Place is where to search. Paths are host paths, found below HostRoot.
+// Place holds the roots to search. Paths are host paths, found below HostRoot.
 type Place struct {
 	HostRoot   string
 	DriverRoot string

@@ -227,7 +227,7 @@ func TestExcludedContainerWaitsForTheToolkitsNextState(t *testing.T) {
 	n.settings("flags: {failOnInitError: false}")
 	n.start()
 	n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Waiting && s.Reason == "InjectionMissing" })
-	n.toolkit(nodestate.Injection{Working: true, Generation: "a"}) // started anew
+	n.toolkit(nodestate.Injection{Working: true, Generation: "a"}) // restarted
 	require.NoError(t, n.end())
 	n.state(because("InjectionOutdated"))
 }

@@ -85,7 +85,7 @@ type Plugin struct {
 	refused       error               // why the latest configuration was refused; nil: it was not
 	ignored       []string            // unknown keys of the settings' file
 	services      map[string]*service // by resource
-	kept          map[string]*os.File // sockets for the next program
+	keptSockets   map[string]*os.File // sockets for the next program
 	health        health.State
 	snapshot      gpu.Snapshot
 	topology      *prefer.Topology // of the snapshot
@@ -154,7 +154,7 @@ func Run(ctx context.Context, cfg Config) (map[string]*os.File, error) {
 		p.recordEnd(ending{nodestate.Failed, failureReason(err), err.Error()})
 	}
 	p.flush()
-	return p.kept, err
+	return p.keptSockets, err
 }
 
 // adoptSockets serves the sockets of the previous program from the start, so that no

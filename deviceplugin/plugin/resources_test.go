@@ -26,8 +26,8 @@ func (n *node) settings(text string) *node {
 	return n
 }
 
-// of waits until that many devices of a resource are allocatable.
-func (n *node) of(resource string, allocatable int) kubelettest.Resource {
+// waitForDevices waits until that many devices of a resource are allocatable.
+func (n *node) waitForDevices(resource string, allocatable int) kubelettest.Resource {
 	n.t.Helper()
 	r, err := n.kubelet.Wait(soon(n.t), resource, func(r kubelettest.Resource) bool {
 		return r.Allocatable == allocatable && !r.Gone && r.Lists > 0
@@ -58,24 +58,24 @@ func TestEndpointMatchesTheReference(t *testing.T) {
 func TestErrorInOneMIGInstanceAffectsNoOther(t *testing.T) {
 	s := divided("1g.10gb", "1g.10gb", "3g.40gb")
 	n := newNode(t, s).settings("flags: {migStrategy: mixed}").withKubelet().start()
-	n.of(small, 2)
-	n.of(large, 1)
+	n.waitForDevices(small, 2)
+	n.waitForDevices(large, 1)
 	e := gputest.XID(s.Devices[0].UUID, 94)
 	e.GPUInstance, e.ComputeInstance = s.Devices[0].MIG[1].GPUInstance, s.Devices[0].MIG[1].ComputeInstance
 	n.source.Emit(e)
-	r := n.of(small, 1)
+	r := n.waitForDevices(small, 1)
 	require.Equal(t, []string{string(s.Devices[0].MIG[1].UUID)}, n.unhealthy(r))
-	n.of(large, 1)
+	n.waitForDevices(large, 1)
 	n.wait(3)
 	n.source.Emit(gputest.XID(s.Devices[0].UUID, 79)) // the whole GPU
-	n.of(small, 0)
-	n.of(large, 0)
+	n.waitForDevices(small, 0)
+	n.waitForDevices(large, 0)
 	n.wait(3)
 	n.stop()
 
 	n.start() // remembered, for every part
-	n.of(small, 0)
-	n.of(large, 0)
+	n.waitForDevices(small, 0)
+	n.waitForDevices(large, 0)
 	n.wait(3)
 }
 
@@ -83,17 +83,17 @@ func TestChangedResourcesDoNotDisturbOthers(t *testing.T) {
 	n := newNode(t, divided()).settings("flags: {migStrategy: mixed}").withKubelet().start()
 	n.wait(4)
 	n.source.Set(divided("3g.40gb"))
-	n.of(large, 1)
+	n.waitForDevices(large, 1)
 	n.source.Set(divided("1g.10gb", "1g.10gb"))
-	n.of(small, 2)
-	require.Empty(t, n.of(large, 0).Devices)
+	n.waitForDevices(small, 2)
+	require.Empty(t, n.waitForDevices(large, 0).Devices)
 	n.source.Set(divided("3g.40gb", "1g.10gb"))
-	n.of(large, 1)
-	n.of(small, 1)
+	n.waitForDevices(large, 1)
+	n.waitForDevices(small, 1)
 	require.Equal(t, 1, n.wait(3).Registered)
 	n.source.Set(divided())
 	n.wait(4)
-	n.of(large, 0)
+	n.waitForDevices(large, 0)
 	s := n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready && len(s.DevicePlugin.Resources) == 1 })
 	require.Equal(t, config.GPU, s.DevicePlugin.Resources[0].Name)
 
@@ -106,7 +106,7 @@ func TestChangedResourcesDoNotDisturbOthers(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{filepath.Join(n.host, "dp", "nvidia-gpu.sock")}, sockets)
 	n.source.Set(divided("3g.40gb"))
-	n.of(large, 1)
+	n.waitForDevices(large, 1)
 	n.stop()
 	entries, err := os.ReadDir(filepath.Join(n.host, "dp"))
 	require.NoError(t, err)
@@ -157,5 +157,5 @@ func TestGPUWithoutMIGDevicesIsReportedAsLeftOut(t *testing.T) {
 	require.Contains(t, got.Message, "GPU 0 is left out")
 	require.Equal(t, gputest.GPU(0), got.DevicePlugin.Left[0].GPU)
 	n.source.Set(divided("1g.10gb"))
-	n.of(small, 1)
+	n.waitForDevices(small, 1)
 }

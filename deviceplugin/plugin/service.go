@@ -187,10 +187,10 @@ func (p *Plugin) keepSocket(s *service, ln *net.UnixListener) bool {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.kept == nil {
-		p.kept = map[string]*os.File{}
+	if p.keptSockets == nil {
+		p.keptSockets = map[string]*os.File{}
 	}
-	p.kept[Endpoint(s.resource)] = file
+	p.keptSockets[Endpoint(s.resource)] = file
 	return true
 }
 

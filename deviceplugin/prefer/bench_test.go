@@ -21,7 +21,7 @@ func BenchmarkPrefer(b *testing.B) {
 			c, all := chooser(m.node), ids(m.node)
 			for _, size := range []int{1, 2, 3, 4, 7, 8} {
 				if size < n {
-					b.Run(fmt.Sprintf("%s/%d of %d", m.name, size, n), func(b *testing.B) { ask(b, c, all, size) })
+					b.Run(fmt.Sprintf("%s/%d of %d", m.name, size, n), func(b *testing.B) { benchmarkPrefer(b, c, all, size) })
 				}
 			}
 		}
@@ -30,13 +30,13 @@ func BenchmarkPrefer(b *testing.B) {
 	for _, policy := range []prefer.Policy{prefer.Aligned, prefer.Distributed, prefer.Packed} {
 		c := prefer.New(prefer.NewTopology(s), parts(s, 50), prefer.Options{Policy: policy})
 		all := names(parts(s, 50))
-		b.Run(fmt.Sprintf("policy %d/8 of 16 x 50 replicas", policy), func(b *testing.B) { ask(b, c, all, 8) })
+		b.Run(fmt.Sprintf("policy %d/8 of 16 x 50 replicas", policy), func(b *testing.B) { benchmarkPrefer(b, c, all, 8) })
 	}
 	many := wired(32, bridged(4, 6))
-	b.Run("bridged quads/8 of 32", func(b *testing.B) { ask(b, chooser(many), ids(many), 8) })
+	b.Run("bridged quads/8 of 32", func(b *testing.B) { benchmarkPrefer(b, chooser(many), ids(many), 8) })
 }
 
-func ask(b *testing.B, c *prefer.Chooser, available []string, size int) {
+func benchmarkPrefer(b *testing.B, c *prefer.Chooser, available []string, size int) {
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, err := c.Prefer(available, nil, size); err != nil {

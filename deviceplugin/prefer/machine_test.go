@@ -53,8 +53,8 @@ type machine struct {
 	node gpu.Snapshot
 }
 
-// machines are those of gputest with n GPUs, and others for which the choice of GPUs
-// matters.
+// machines returns gputest's machines with n GPUs, and others for which the choice of
+// GPUs matters.
 func machines(n int) []machine {
 	var all []machine
 	for _, name := range gputest.Profiles() {

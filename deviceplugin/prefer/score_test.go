@@ -190,7 +190,7 @@ func TestManyGPUsAreChosenByGrowth(t *testing.T) {
 	}
 }
 
-// What is grown cannot be made better by swapping one GPU.
+// Swapping one GPU cannot improve a grown set.
 func TestGrownSetIsALocalOptimum(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := random(t, 17, 20)

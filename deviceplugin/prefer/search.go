@@ -25,11 +25,10 @@ type search struct {
 	found   bool
 	best    set
 	value   value
-	spare   []int // buffer for the next value
+	buffer  []int // buffer for the next value
 }
 
-// value is how good a set is. rest and load are computed only where the score does not
-// decide.
+// value rates a set. rest and load are computed only where the score does not decide.
 type value struct {
 	score int
 	rest  []int
@@ -116,11 +115,11 @@ func (s *search) compare(picked set, score int) {
 	if len(s.value.rest) == 0 {
 		s.value.rest, s.value.load = s.countRemaining(s.best, s.value.rest), s.sum(s.best)
 	}
-	v := value{score: score, rest: s.countRemaining(picked, s.spare), load: s.sum(picked)}
-	s.spare = v.rest
+	v := value{score: score, rest: s.countRemaining(picked, s.buffer), load: s.sum(picked)}
+	s.buffer = v.rest
 	by := slices.Compare(v.rest, s.value.rest)
 	if by > 0 || by == 0 && v.load < s.value.load {
-		s.best, s.value, s.spare = picked, v, s.value.rest
+		s.best, s.value, s.buffer = picked, v, s.value.rest
 	}
 }
 

@@ -288,17 +288,17 @@ func TestBackendIsCalledForEachContainer(t *testing.T) {
 // slow is a backend that responds only when allowed to.
 type slow struct {
 	backend
-	asked, answer chan struct{}
+	called, release chan struct{}
 }
 
 func (b slow) Allocate(ids []string) (*v1beta1.ContainerAllocateResponse, error) {
-	close(b.asked)
-	<-b.answer
+	close(b.called)
+	<-b.release
 	return b.backend.Allocate(ids)
 }
 
 func TestStopAnswersAllocateInFlight(t *testing.T) {
-	b := slow{asked: make(chan struct{}), answer: make(chan struct{})}
+	b := slow{called: make(chan struct{}), release: make(chan struct{})}
 	s := server.New(b, nil)
 	s.Set(list("x"))
 	socket, ln := serve(t, s)
@@ -311,13 +311,13 @@ func TestStopAnswersAllocateInFlight(t *testing.T) {
 		_, err := client.Allocate(soon(t), &v1beta1.AllocateRequest{ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: []string{"x"}}}})
 		answered <- err
 	}()
-	<-b.asked
+	<-b.called
 	require.NoError(t, ln.Close())
 	stopped := make(chan struct{})
 	go func() { defer close(stopped); s.Stop() }()
 	_, err = stream.Recv()
 	require.ErrorIs(t, err, io.EOF, "the kubelet knows that it ends")
-	close(b.answer)
+	close(b.release)
 	require.NoError(t, <-answered)
 	<-stopped
 }

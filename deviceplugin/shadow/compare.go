@@ -18,14 +18,14 @@ type part struct {
 	id       gpu.UUID
 }
 
-// entry is what one plugin lists for a part.
+// entry is a part in one plugin's list.
 type entry struct {
 	ids    []string // sorted
 	device plan.Device
 	numa   []int64
 }
 
-// table is what one plugin lists, by part.
+// table is one plugin's list, by part.
 type table map[part]entry
 
 func (t table) add(resource, id string, also func(*entry)) {
@@ -60,7 +60,7 @@ func (t table) names(id gpu.UUID, all map[string]bool) []string {
 type comparison struct {
 	ours, theirs table
 	names        map[string]bool // of resources
-	left         map[gpu.UUID]plan.Left
+	leftOut      map[gpu.UUID]plan.Left
 	holders      map[part][]string
 	maxSeen      map[part]int // the most IDs of each part that the kubelet has had
 	checkpoint   bool
@@ -70,7 +70,7 @@ type comparison struct {
 // compare lists the differences in what is advertised. maxSeen is the largest number of
 // healthy IDs of each part that the kubelet has had.
 func compare(o Ours, t Theirs, maxSeen map[part]int) []Difference {
-	c := comparison{ours: table{}, theirs: listTheirs(o, t), maxSeen: maxSeen, left: map[gpu.UUID]plan.Left{}, holders: map[part][]string{}, checkpoint: t.Checkpoint}
+	c := comparison{ours: table{}, theirs: listTheirs(o, t), maxSeen: maxSeen, leftOut: map[gpu.UUID]plan.Left{}, holders: map[part][]string{}, checkpoint: t.Checkpoint}
 	for _, r := range o.Plan.Resources {
 		for _, d := range r.Devices {
 			c.ours.add(r.Name, d.ID, func(l *entry) { l.device = d })
@@ -81,7 +81,7 @@ func compare(o Ours, t Theirs, maxSeen map[part]int) []Difference {
 		if l.MIG.UUID != "" {
 			id = l.MIG.UUID
 		}
-		c.left[id] = l
+		c.leftOut[id] = l
 	}
 	for _, h := range t.Holdings {
 		for _, id := range h.IDs {
@@ -219,7 +219,7 @@ func (c *comparison) addOnlyOurs(at part) {
 
 func (c *comparison) addOnlyTheirs(at part) {
 	d := Difference{Kind: KindDevice, Resource: at.resource, Device: at.id, Ours: "none", Theirs: describeIDs(c.theirs[at].ids)}
-	if l, is := c.left[at.id]; is {
+	if l, is := c.leftOut[at.id]; is {
 		d.Reason, d.Message = l.Reason, "left out: "+l.Message
 	}
 	c.found = append(c.found, d)

@@ -20,7 +20,7 @@ var now = time.Unix(1000, 0)
 
 const whole = "version: v1\n"
 
-// oursWith is what ours would advertise after the events.
+// oursWith returns what ours would advertise after the events.
 func oursWith(t require.TestingT, text string, s gpu.Snapshot, events ...gpu.Event) Ours {
 	c, _, err := config.Parse([]byte(text), "c.yaml", config.Options{})
 	require.NoError(t, err)
@@ -31,7 +31,7 @@ func oursWith(t require.TestingT, text string, s gpu.Snapshot, events ...gpu.Eve
 	return Ours{plan.Make(c, s, h), s}
 }
 
-// kubeletOf is what the kubelet would know from a plugin that behaves like ours.
+// kubeletOf returns what the kubelet would know from a plugin that behaves like ours.
 func kubeletOf(o Ours) Theirs {
 	t := Theirs{Devices: map[string][]Device{}}
 	for _, r := range o.Plan.Resources {

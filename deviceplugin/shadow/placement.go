@@ -15,7 +15,7 @@ import (
 // free when it got them is known only at that time.
 type placements struct {
 	before   Theirs
-	seen     bool
+	queried  bool
 	assessed map[string]assessment // by container and resource
 }
 
@@ -40,11 +40,11 @@ func (p *placements) update(o Ours, t Theirs, now time.Time) []Difference {
 		fresh = append(fresh, h)
 	}
 	for _, h := range fresh {
-		d, worse := comparePlacement(o, h, p.free(t, h, fresh), p.seen)
+		d, worse := comparePlacement(o, h, p.free(t, h, fresh), p.queried)
 		d.Since = now
 		next[h.String()+" "+h.Resource] = assessment{h, now, d, worse}
 	}
-	p.assessed, p.before, p.seen = next, t, true
+	p.assessed, p.before, p.queried = next, t, true
 	var found []Difference
 	for _, h := range t.Holdings { // in the kubelet's order
 		if j := next[h.String()+" "+h.Resource]; j.worse {
@@ -61,7 +61,7 @@ func (p *placements) update(o Ours, t Theirs, now time.Time) []Difference {
 // container's own devices were free.
 func (p *placements) free(t Theirs, h Holding, fresh []Holding) []string {
 	from, taken := p.before, slices.Clone(p.before.Holdings)
-	if !p.seen {
+	if !p.queried {
 		from, taken = t, slices.Clone(t.Holdings)
 	}
 	taken = append(taken, fresh...)

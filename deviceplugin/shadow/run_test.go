@@ -21,16 +21,16 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // kubelet responds once for each answer that the test sends.
-type kubelet struct{ answers chan answer }
+type kubelet struct{ responses chan response }
 
-type answer struct {
+type response struct {
 	theirs Theirs
 	err    error
 }
 
 func (k kubelet) query(ctx context.Context) (Theirs, error) {
 	select {
-	case a := <-k.answers:
+	case a := <-k.responses:
 		return a.theirs, a.err
 	case <-ctx.Done():
 		return Theirs{}, ctx.Err()
@@ -69,7 +69,7 @@ func values(t testing.TB, reg *prometheus.Registry) map[string]float64 {
 }
 
 func TestDifferencesAreLoggedOnceAndCounted(t *testing.T) {
-	k := kubelet{make(chan answer)}
+	k := kubelet{make(chan response)}
 	log := &buffer{}
 	reg := prometheus.NewRegistry()
 	s := New(Config{Ask: k.query, Every: time.Microsecond, Log: slog.New(slog.NewTextHandler(log, nil))}, reg)
@@ -87,15 +87,15 @@ func TestDifferencesAreLoggedOnceAndCounted(t *testing.T) {
 	s.See(broken)
 	require.EqualError(t, s.Ready(), "the kubelet has not been queried yet")
 	for range 4 {
-		k.answers <- answer{theirs: kubeletOf(sound)}
+		k.responses <- response{theirs: kubeletOf(sound)}
 	}
 	for range 3 {
-		k.answers <- answer{err: errors.New("connection refused")}
+		k.responses <- response{err: errors.New("connection refused")}
 	}
-	k.answers <- answer{theirs: kubeletOf(sound)}
+	k.responses <- response{theirs: kubeletOf(sound)}
 	s.See(sound)
-	k.answers <- answer{theirs: kubeletOf(sound)}
-	k.answers <- answer{theirs: kubeletOf(sound)} // the one before is through with
+	k.responses <- response{theirs: kubeletOf(sound)}
+	k.responses <- response{theirs: kubeletOf(sound)} // the one before is through with
 	cancel()
 	require.ErrorIs(t, <-done, context.Canceled)
 

@@ -20,13 +20,13 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// Ours is what this plugin would advertise now.
+// Ours holds what this plugin would advertise now.
 type Ours struct {
 	Plan     plan.Plan
 	Snapshot gpu.Snapshot
 }
 
-// Theirs is what the kubelet knows from other plugins. It is never changed.
+// Theirs holds what the kubelet knows from other plugins. It is never changed.
 type Theirs struct {
 	// Devices are the healthy devices of each resource, allocated or not. An unhealthy one
 	// cannot be distinguished from one that was never listed.

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuready/gpuready/.ci/helm/chart"
 )
 
-// Namespace is where the static manifest installs.
+// Namespace is the namespace of the static manifest.
 const Namespace = "nvidia-gpu-operator"
 
 // parts are the chart's files for the operator's manifest, in the order in which they

@@ -29,7 +29,7 @@ import (
 // libgcc-s1's folder of documentation only links.
 var Wanted = []string{"base-files", "ca-certificates", "libc6", "libgcc-s1"}
 
-// libraries are the ones to keep. The programs need libc, libdl and libpthread; a
+// libraries are the libraries to keep. The programs need libc, libdl and libpthread; a
 // driver's libraries also need libm and librt. glibc itself loads libgcc_s when a
 // thread is cancelled or ends itself, and aborts without it.
 var libraries = []string{

@@ -22,7 +22,7 @@ type Image struct {
 	Tree   Tree
 }
 
-// Config is how its containers are run, as far as anyone here asks.
+// Config is the used part of an image's configuration.
 type Config struct {
 	Architecture string `json:"architecture"`
 	Config       struct {
