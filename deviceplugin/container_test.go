@@ -308,7 +308,7 @@ func TestContainerServesTheOldDriverUntilTheNextContainer(t *testing.T) {
 	c.gpus(1)
 	c.inject("b", driverDir)
 	main.ends(0)
-	require.Contains(t, main.output, "going on as a new program with the same socket")
+	require.Contains(t, main.output, "executing this program again with the same socket")
 	main = c.start("b")
 	c.gpus(1)
 	version("590.10.01")

@@ -159,7 +159,7 @@ func TestGPUsSharedByMPSNeedTheirDaemon(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "/mps/nvidia.com/gpu/pipe", a.Envs["CUDA_MPS_PIPE_DIRECTORY"])
 	_, err = m.admit("two", resource, 2)
-	require.ErrorContains(t, err, "a container may have one nvidia.com/gpu and asked for 2")
+	require.ErrorContains(t, err, "a container may have one nvidia.com/gpu and requested 2")
 
 	// After a kill the devices are unhealthy until the daemon serves again.
 	lists := r.Lists

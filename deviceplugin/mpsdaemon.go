@@ -114,7 +114,7 @@ func mpsDaemon(ctx context.Context, args []string, stderr io.Writer) int {
 		Log: log,
 	})
 	if errors.Is(err, mps.ErrReplaced) && ctx.Err() == nil {
-		log.Info("going on as a new program", "message", err.Error())
+		log.Info("executing this program again", "message", err.Error())
 		err = o.reexec(nil)
 	}
 	if err != nil {

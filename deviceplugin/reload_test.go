@@ -176,7 +176,7 @@ func TestNewDriverRootKeepsTheSockets(t *testing.T) {
 	require.NoError(t, os.Rename(m.path("/driver"), m.path("/other/driver")))
 	t.Cleanup(func() { _ = os.Rename(m.path("/other/driver"), m.path("/driver")) })
 	writeFile(t, path, "flags: {nvidiaDriverRoot: /other/driver}\n")
-	m.waitForOutput("going on as a new program with the same sockets")
+	m.waitForOutput("executing this program again with the same sockets")
 	m.state(func(s nodestate.State) bool {
 		return s.Driver != nil && s.Driver.Root == "/other/driver" && s.Phase == nodestate.Ready
 	})

@@ -187,10 +187,10 @@ sharing:
 	m.wait(2)
 	m.waitForDevices("nvidia.com/gpu.dev", 6)
 	_, err := m.admit("greedy", "nvidia.com/gpu.dev", 2)
-	require.ErrorContains(t, err, "a container may have one nvidia.com/gpu.dev and asked for 2")
+	require.ErrorContains(t, err, "a container may have one nvidia.com/gpu.dev and requested 2")
 	for range 20 { // as a ReplicaSet does, which makes another pod for each that is refused
 		_, err = m.admit("greedy", "nvidia.com/gpu.dev", 2)
-		require.ErrorContains(t, err, "a container may have one nvidia.com/gpu.dev and asked for 2")
+		require.ErrorContains(t, err, "a container may have one nvidia.com/gpu.dev and requested 2")
 	}
 	m.waitForOutput("allocation refused")
 	require.Equal(t, 1, strings.Count(m.process.Output(), "allocation refused"))

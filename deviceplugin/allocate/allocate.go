@@ -92,7 +92,7 @@ func (r *Resource) choose(ids []string) ([]plan.Device, error) {
 		case !d.Healthy():
 			return nil, status.Errorf(codes.FailedPrecondition, "device %s has been unhealthy since %s: %s", id, d.Since.UTC().Format(time.RFC3339), d.Fault)
 		case d.Replicas > 0 && len(ids) > 1 && r.limitsToOne():
-			return nil, status.Errorf(codes.InvalidArgument, "a container may have one %s and asked for %d: it is a part of a shared GPU, and more parts are not more of the GPU; "+
+			return nil, status.Errorf(codes.InvalidArgument, "a container may have one %s and requested %d: it is a part of a shared GPU, and more parts do not give more of the GPU; "+
 				"request 1, or set failRequestsGreaterThanOne: false in the device plugin's sharing", r.name, len(ids))
 		}
 		if !slices.ContainsFunc(chosen, func(other plan.Device) bool { return other.UUID() == d.UUID() }) {

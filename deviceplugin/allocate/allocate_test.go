@@ -165,7 +165,7 @@ func TestRefusalsHaveAReason(t *testing.T) {
 		"twice":     {"", "gpu", node(), host(), []string{id, id}, codes.InvalidArgument, "device " + id + " was requested twice"},
 		"unhealthy": {"", "gpu", broken, host(), []string{id}, codes.FailedPrecondition, "device " + id + " has been unhealthy since 1970-01-01T00:00:00Z: GPULost: fell off the bus"},
 		"two parts": {shared, "gpu.shared", node(), host(), []string{id + "::0", id + "::1"}, codes.InvalidArgument,
-			"a container may have one nvidia.com/gpu.shared and asked for 2: it is a part of a shared GPU, and more parts are not more of the GPU; request 1"},
+			"a container may have one nvidia.com/gpu.shared and requested 2: it is a part of a shared GPU, and more parts do not give more of the GPU; request 1"},
 		"no nodes": {"flags: {migStrategy: mixed, plugin: {passDeviceSpecs: true}}", "mig-1g.10gb", node(), noCaps, []string{mig}, codes.FailedPrecondition,
 			"the device nodes of " + mig + " are not known"},
 	} {

@@ -32,7 +32,7 @@ func namelessIn(snap gpu.Snapshot) []nameless {
 		}
 		n := nameless{fault: d.Fault, at: d.PCI}
 		if n.fault.Reason == "" {
-			n.fault = gpu.Fault{Reason: gpu.ReasonUnreadable, Message: "it does not tell its UUID"}
+			n.fault = gpu.Fault{Reason: gpu.ReasonUnreadable, Message: "its UUID cannot be read"}
 		}
 		for _, other := range known {
 			switch {

@@ -409,7 +409,7 @@ func (f *registrar) connect(ctx context.Context, kubelet identity) (net.Conn, er
 	if !f.deadline.IsZero() && !f.registered && f.deadline.Before(limit) {
 		limit = f.deadline
 	}
-	ctx, cancel := context.WithDeadlineCause(ctx, limit, errors.New("nobody accepts connections on it"))
+	ctx, cancel := context.WithDeadlineCause(ctx, limit, errors.New("no process accepts connections on it"))
 	defer cancel()
 	var other atomic.Bool
 	var watching sync.WaitGroup

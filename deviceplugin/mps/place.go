@@ -174,7 +174,7 @@ func (p *sandbox) start(cmd *exec.Cmd) error {
 	p.work <- func() { result <- cmd.Start() }
 	err := <-result
 	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("%w; is %s a whole root, with the loader and the C library that the program needs?", err, p.site.driverRoot)
+		err = fmt.Errorf("%w; is %s a complete root, with the loader and the C library that the program needs?", err, p.site.driverRoot)
 	}
 	if err != nil {
 		return fmt.Errorf("start %s: %w", p.program, err)

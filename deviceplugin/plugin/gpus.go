@@ -103,7 +103,7 @@ func reason(err error) gpu.Reason {
 }
 
 func (p *Plugin) announceReplacement(err error) error {
-	p.cfg.Log.Info("the driver was replaced; going on as a new program with the same sockets", "message", err.Error())
+	p.cfg.Log.Info("the driver was replaced; executing this program again with the same sockets", "message", err.Error())
 	p.replace.Store(true)
 	return err
 }

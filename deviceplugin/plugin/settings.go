@@ -58,7 +58,7 @@ func (p *Plugin) watchSettings(ctx context.Context) error {
 // process.
 func (p *Plugin) configure(s Settings) error {
 	if err := p.needsNewProcess(s.Config); err != nil {
-		p.cfg.Log.Info("going on as a new program with the same sockets", "message", err.Error())
+		p.cfg.Log.Info("executing this program again with the same sockets", "message", err.Error())
 		p.replace.Store(true)
 		return err
 	}

@@ -107,9 +107,9 @@ func parse(args []string) (*options, error) {
 	case rootfs.Triplet(o.arch) == "":
 		return nil, fmt.Errorf("--arch=%s: it is amd64 or arm64", o.arch)
 	case !tag.MatchString(o.version):
-		return nil, fmt.Errorf("--version=%s: letters, digits, dots and dashes are wanted, as in v0.1.0", o.version)
+		return nil, fmt.Errorf("--version=%s: letters, digits, dots and dashes are required, as in v0.1.0", o.version)
 	case !repository.MatchString(o.repository):
-		return nil, fmt.Errorf("--repository=%s: a registry and a folder are wanted, as in docker.io/gpuready", o.repository)
+		return nil, fmt.Errorf("--repository=%s: a registry and a folder are required, as in docker.io/gpuready", o.repository)
 	case o.epoch < 0:
 		return nil, errors.New("--epoch: nothing was made before 1970")
 	}

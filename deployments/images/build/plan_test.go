@@ -206,7 +206,7 @@ func TestMissingProgramsHintAtMake(t *testing.T) {
 	require.NoError(t, err)
 	j := &job{options: o}
 	_, err = j.readInputs(t.Context(), "toolkit", nil)
-	require.ErrorContains(t, err, "gpu-toolkit is not there; run make build")
+	require.ErrorContains(t, err, "gpu-toolkit is missing; run make build")
 }
 
 func TestOptions(t *testing.T) {

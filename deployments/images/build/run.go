@@ -174,7 +174,7 @@ func (j *job) readInputs(ctx context.Context, name string, bases map[string]base
 		}
 		source := filepath.Join(j.bin, f.Source)
 		if in.Files[f.Source], err = os.ReadFile(source); errors.Is(err, fs.ErrNotExist) {
-			return in, fmt.Errorf("%s is not there; run make build", source)
+			return in, fmt.Errorf("%s is missing; run make build", source)
 		} else if err != nil {
 			return in, err
 		}

@@ -50,7 +50,7 @@ func Parse(text string) (Recipe, error) {
 			}
 		case "FROM":
 			if from || rest != "${BASE}" {
-				err = fmt.Errorf("FROM %s: one FROM ${BASE} is wanted", rest)
+				err = fmt.Errorf("FROM %s: one FROM ${BASE} is required", rest)
 			}
 			from = true
 		case "LABEL":
@@ -72,11 +72,11 @@ func Parse(text string) (Recipe, error) {
 	}
 	switch {
 	case !from || r.Base == "":
-		return Recipe{}, fmt.Errorf("line 1: ARG BASE=… and FROM ${BASE} are wanted")
+		return Recipe{}, fmt.Errorf("line 1: ARG BASE=… and FROM ${BASE} are required")
 	case len(r.Entrypoint) == 0:
-		return Recipe{}, fmt.Errorf("line 1: an ENTRYPOINT is wanted")
+		return Recipe{}, fmt.Errorf("line 1: an ENTRYPOINT is required")
 	case r.User == "":
-		return Recipe{}, fmt.Errorf("line 1: a USER is wanted, be it 0:0")
+		return Recipe{}, fmt.Errorf("line 1: a USER is required, be it 0:0")
 	}
 	return r, nil
 }
@@ -113,7 +113,7 @@ func parseLabels(text string, into map[string]string) error {
 		key, rest, ok := strings.Cut(text, "=")
 		quoted, err := strconv.QuotedPrefix(rest)
 		if !ok || err != nil {
-			return fmt.Errorf("LABEL %s: key=\"value\" is wanted", text)
+			return fmt.Errorf("LABEL %s: key=\"value\" is required", text)
 		}
 		if into[key], err = strconv.Unquote(quoted); err != nil {
 			return fmt.Errorf("LABEL %s: %w", text, err)
@@ -128,21 +128,21 @@ func parseCopy(text string) ([]File, error) {
 	words := strings.Fields(text)
 	octal, ok := strings.CutPrefix(text, "--chmod=")
 	if !ok || len(words) < 3 {
-		return nil, fmt.Errorf("COPY %s: --chmod=MODE SOURCE… DESTINATION is wanted, so that a builder's umask does not matter", text)
+		return nil, fmt.Errorf("COPY %s: --chmod=MODE SOURCE… DESTINATION is required, so that a builder's umask does not matter", text)
 	}
 	octal, _, _ = strings.Cut(octal, " ")
 	mode, err := strconv.ParseUint(octal, 8, 9)
 	if err != nil {
-		return nil, fmt.Errorf("COPY %s: mode %s: octal digits up to 0777 are wanted", text, octal)
+		return nil, fmt.Errorf("COPY %s: mode %s: octal digits up to 0777 are required", text, octal)
 	}
 	sources, to := words[1:len(words)-1], words[len(words)-1]
 	if !path.IsAbs(to) || len(sources) > 1 && !strings.HasSuffix(to, "/") {
-		return nil, fmt.Errorf("COPY %s: an absolute destination is wanted, with a slash at its end for several files", text)
+		return nil, fmt.Errorf("COPY %s: an absolute destination is required, with a slash at its end for several files", text)
 	}
 	var files []File
 	for _, source := range sources {
 		if path.IsAbs(source) || !fs.ValidPath(source) || strings.ContainsAny(source, "*?[$") {
-			return nil, fmt.Errorf("COPY %s: the name of one file below the context is wanted", source)
+			return nil, fmt.Errorf("COPY %s: the name of one file below the context is required", source)
 		}
 		f := File{Source: source, Path: to, Mode: fs.FileMode(mode)}
 		if strings.HasSuffix(to, "/") {
@@ -157,7 +157,7 @@ func parseCopy(text string) ([]File, error) {
 func parseEntrypoint(text string) ([]string, error) {
 	var words []string
 	if err := json.Unmarshal([]byte(text), &words); err != nil || len(words) == 0 {
-		return nil, fmt.Errorf("ENTRYPOINT %s: [\"program\"] is wanted: there is no shell for the other form", text)
+		return nil, fmt.Errorf("ENTRYPOINT %s: [\"program\"] is required: there is no shell for the other form", text)
 	}
 	return words, nil
 }

@@ -48,15 +48,15 @@ func TestUnsupportedInstructionsAreRefused(t *testing.T) {
 		"no base":            {"ARG BASE=registry.example/base@sha256:0\n", "", "ARG BASE=… and FROM"},
 		"the builder's mode": {"--chmod=0755 ", "", "umask does not matter"},
 		"setuid":             {"0755", "4755", "up to 0777"},
-		"another stage":      {"--chmod=0755", "--from=x", "is wanted"},
+		"another stage":      {"--chmod=0755", "--from=x", "is required"},
 		"a pattern":          {"one lib", "* lib", "one file below the context"},
 		"outside":            {"one lib", "../one lib", "one file below the context"},
 		"a variable":         {"one lib", "$X lib", "one file below the context"},
 		"a relative target":  {"/usr/bin/\n", "bin/\n", "absolute destination"},
 		"several into one":   {"/usr/bin/\n", "/usr/bin\n", "absolute destination"},
 		"a shell's form":     {`["/usr/bin/one", "--flag=a,b"]`, "/usr/bin/one", "there is no shell"},
-		"no program":         {`ENTRYPOINT ["/usr/bin/one", "--flag=a,b"]`, "", "an ENTRYPOINT is wanted"},
-		"no user":            {"USER 65532:65532", "", "a USER is wanted"},
+		"no program":         {`ENTRYPOINT ["/usr/bin/one", "--flag=a,b"]`, "", "an ENTRYPOINT is required"},
+		"no user":            {"USER 65532:65532", "", "a USER is required"},
 		"an open label":      {`version="${VERSION}"`, `version=1`, `key="value"`},
 	} {
 		t.Run(name, func(t *testing.T) {
