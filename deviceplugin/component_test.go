@@ -174,7 +174,7 @@ func TestUpgradedDriverIsServedByTheSameProcess(t *testing.T) {
 	again, err := m.kubelet.Admit(soon(t), pod("job", 2))
 	require.NoError(t, err)
 	require.Equal(t, job.CDIDevices, again.CDIDevices)
-	m.sim("xid", "--gpu", "1", "--xid", "79") // the new driver is listened to
+	m.sim("xid", "--gpu", "1", "--xid", "79") // the new driver is watched
 	require.Equal(t, []int{1}, unhealthy(m.wait(7)))
 	m.stop()
 }
@@ -350,7 +350,7 @@ func TestDeviceListOutlivesAStoppedKubelet(t *testing.T) {
 	m.wait(8)
 	m.kubelet.Stop()
 	m.waitForOutput("the kubelet hung up")
-	m.sim("xid", "--gpu", "7", "--xid", "79") // happens while nobody listens
+	m.sim("xid", "--gpu", "7", "--xid", "79") // happens while nothing watches
 	m.fault(7, false)
 	require.NoError(t, m.kubelet.Restart())
 	r, err := m.kubelet.Wait(soon(t), resource, func(r kubelettest.Resource) bool { return r.Lists > 0 })
@@ -378,7 +378,7 @@ func TestReadinessAndMetricsAreServed(t *testing.T) {
 		return resp.StatusCode, string(body)
 	}
 	m.waitForOutput("waiting for the kubelet")
-	require.Eventually(t, func() bool { // nothing tells when the port is open
+	require.Eventually(t, func() bool { // no event signals that the port is open
 		conn, err := net.Dial("tcp", address)
 		return err == nil && conn.Close() == nil
 	}, time.Minute, 10*time.Millisecond)

@@ -154,7 +154,7 @@ func TestHealthCheckVariablesOfTheReference(t *testing.T) {
 	m := newMachine(t).up().withKubelet()
 	m.process = built.Start(m, "gpu-device-plugin", m.args(), "DP_DISABLE_HEALTHCHECKS=all", "DP_ENABLE_HEALTHCHECKS=999")
 	m.wait(8)
-	m.sim("xid", "--gpu", "1", "--xid", "998") // held against a GPU by default
+	m.sim("xid", "--gpu", "1", "--xid", "998") // makes a GPU unhealthy by default
 	m.waitForOutput("XID that is not held against the GPU")
 	m.sim("xid", "--gpu", "2", "--xid", "999")
 	require.Equal(t, []int{2}, unhealthy(m.wait(7)))

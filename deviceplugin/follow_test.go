@@ -395,7 +395,7 @@ func TestNodeLabelChoosesTheConfiguration(t *testing.T) {
 	mounted(t, dir, 1, map[string]string{"two": sliced(2), "three": sliced(3)})
 	h := watchConfig(t, "--config-dir", dir, "--host-root", host, "--state-dir", "/state")
 	require.ErrorIs(t, h.next().err, plugin.ErrNotChosen)
-	choose(t, host, boot, nil) // it has not read the Node
+	choose(t, host, boot, nil) // the validator has not read the Node
 	choose(t, host, boot, map[string]string{})
 	h.refused("the node has no label")
 	choose(t, host, boot, map[string]string{nodestate.ConfigLabel: "three"})

@@ -1,5 +1,5 @@
 // Command gpu-device-plugin advertises a node's NVIDIA GPUs to the kubelet and
-// hands them out to containers.
+// allocates them to containers.
 package main
 
 import (

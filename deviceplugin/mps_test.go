@@ -227,7 +227,7 @@ func TestGPUUnusableForMPSDoesNotAffectOthers(t *testing.T) {
 	require.NoError(t, daemon.WaitOutput(soon(t), "ComputeModeConflict"))
 
 	m.smi("-i", "0", "-c", "DEFAULT")
-	m.wait(8) // it is looked at again
+	m.wait(8) // it is checked again
 	require.Equal(t, "20389M", m.control(resource, "get_default_device_pinned_mem_limit 0"))
 	require.NotContains(t, m.mps(serving(1, 2)).Message, "GPU 0")
 }
@@ -259,7 +259,7 @@ func TestNewConfigurationRestartsControlDaemons(t *testing.T) {
 		require.NoError(t, os.WriteFile(path, []byte("version: v1\n"+strings.Replace(mpsShared, "4", "2", 1)), 0o644))
 	}
 	require.NoError(t, daemon.WaitOutput(soon(t), "the resource is shared in another way now"))
-	since := time.Now() // what is written later is of the others
+	since := time.Now() // later writes are from the other daemons
 	m.mps(func(s nodestate.State) bool { return s.Time.After(since) && serving(1, 2)(s) })
 	require.Equal(t, 1, m.wait(4).Registered)
 	require.Equal(t, "50.0", m.control(resource, "get_default_active_thread_percentage"))

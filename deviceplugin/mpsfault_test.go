@@ -236,7 +236,7 @@ func TestAClientOfMPSConnectsAndChangesNothingOnTheHost(t *testing.T) {
 			"xattr":    func() error { return unix.Setxattr(at, "trusted.x", []byte("x"), 0) },
 		} {
 			if name == "" && what == "rename" || name == "new" && what == "remove" {
-				continue // a mount point is busy, and what is not there is removed already
+				continue // a mount point is busy, and missing files are already removed
 			}
 			require.Error(t, try(), "%s of %q", what, name)
 		}

@@ -157,7 +157,7 @@ func TestNewXIDPolicyAppliesToFutureEvents(t *testing.T) {
 	writeFile(t, path, "version: v1\n")
 	m.start("--config-file", path)
 	m.wait(8)
-	m.sim("xid", "--gpu", "3", "--xid", "13") // an application's own doing
+	m.sim("xid", "--gpu", "3", "--xid", "13") // an application's own error
 	m.waitForOutput("XID that is not held against the GPU")
 	writeFile(t, path, "health: {xids: [{xid: 13, action: unhealthy}]}\n")
 	m.waitForOutput("a new configuration is in force")
@@ -287,7 +287,7 @@ func TestHangupNeverEndsThePlugin(t *testing.T) {
 	m.start("--config-file", path)
 	m.waitForOutput("starting")
 	stop, stopped := make(chan struct{}), make(chan struct{})
-	go func() { // as fast as can be: also while it is being replaced, and while it ends
+	go func() { // as fast as possible, also while it is being replaced and while it ends
 		defer close(stopped)
 		for {
 			select {

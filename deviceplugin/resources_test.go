@@ -71,7 +71,7 @@ func TestMIGDevicesAreResourcesOfTheirOwn(t *testing.T) {
 	s := m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
 	require.Len(t, s.DevicePlugin.Resources, 3)
 
-	m.sim("lose", "--gpu", "0", "--how", "calls") // its parts go with it
+	m.sim("lose", "--gpu", "0", "--how", "calls") // its MIG devices are unhealthy, too
 	m.waitForDevices(small, 0)
 	m.waitForDevices(large, 0)
 	m.wait(7)
@@ -84,7 +84,7 @@ func TestStrategySingleAdvertisesMIGDevicesAsGPUs(t *testing.T) {
 		require.True(t, id.IsMIG(), id)
 	}
 	m.none(small)
-	m.mig("1", "3g.40gb") // nobody could tell one from the other
+	m.mig("1", "3g.40gb") // they could not be told apart
 	s := m.state(func(s nodestate.State) bool { return s.Reason == "MIGProfilesDiffer" })
 	require.Contains(t, s.Message, "migStrategy: mixed")
 	require.Len(t, s.DevicePlugin.Left, 4)
@@ -188,7 +188,7 @@ sharing:
 	m.waitForDevices("nvidia.com/gpu.dev", 6)
 	_, err := m.admit("greedy", "nvidia.com/gpu.dev", 2)
 	require.ErrorContains(t, err, "a container may have one nvidia.com/gpu.dev and requested 2")
-	for range 20 { // as a ReplicaSet does, which makes another pod for each that is refused
+	for range 20 { // like a ReplicaSet, which creates another pod for each refused one
 		_, err = m.admit("greedy", "nvidia.com/gpu.dev", 2)
 		require.ErrorContains(t, err, "a container may have one nvidia.com/gpu.dev and requested 2")
 	}
@@ -289,7 +289,7 @@ func TestDeviceWithoutACDINameIsUnhealthy(t *testing.T) {
 	require.Equal(t, "containerd 1.7 has enable_cdi = false", s.Message)
 	m.stop()
 
-	m.start("--device-list-strategy", "envvar") // whom CDI does not concern
+	m.start("--device-list-strategy", "envvar") // to which CDI does not apply
 	m.wait(2)
 }
 

@@ -52,7 +52,7 @@ func (m *machine) compared(args ...string) (report shadow.Report, code int) {
 	cmd.Env = built.Environ()
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	_ = cmd.Run() // the exit code is what is asked for
+	_ = cmd.Run() // only the exit code matters
 	code = cmd.ProcessState.ExitCode()
 	if code != exitFailed {
 		require.NoError(m, json.Unmarshal(stdout.Bytes(), &report), stderr.String())

@@ -464,7 +464,7 @@ func TestDaemonsAreProbedOnNamedPorts(t *testing.T) {
 			for path, probe := range map[string]*corev1.Probe{"/healthz": c.LivenessProbe, "/readyz": c.ReadinessProbe} {
 				require.NotNil(t, probe, at)
 				if program(t, c) == "gpu-driver" && probe == c.ReadinessProbe {
-					continue // see TestTheDriverIsProbedByItsOwnProgram
+					continue // see TestDriverIsProbedByItsOwnProgram
 				}
 				require.Equal(t, path, probe.HTTPGet.Path, at)
 				require.Equal(t, c.Ports[0].Name, probe.HTTPGet.Port.StrVal, at)
@@ -649,7 +649,7 @@ func TestHostMountsAreDocumented(t *testing.T) {
 			for _, m := range c.VolumeMounts {
 				path, is := paths[m.Name]
 				if !is || c.Name == "wait" {
-					continue // wait has less than what it holds back
+					continue // wait has fewer than the container that it delays
 				}
 				who, mode := c.Name, "rw"
 				if m.ReadOnly {

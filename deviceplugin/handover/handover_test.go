@@ -140,7 +140,7 @@ func TestNextProgramServesWaitingClients(t *testing.T) {
 	require.NoError(t, err)
 	pid := strings.TrimSpace(strings.TrimPrefix(line, "listening "))
 
-	// Nobody accepts now; the connections wait in the sockets' queues.
+	// No process accepts now; the connections wait in the sockets' queues.
 	var conns []net.Conn
 	for _, name := range []string{"a.sock", "b.sock"} {
 		conn, err := net.Dial("unix", filepath.Join(dir, name))

@@ -182,7 +182,7 @@ func TestRepeatedRefusalIsLoggedOnceAMinute(t *testing.T) {
 		refuse("GPU-y", 2*time.Minute)
 	}
 	require.Len(t, b.lines(), 1)
-	for i := range 10_000 { // whatever is asked for, the log and the memory have an end
+	for i := range 10_000 { // the log and the memory stay bounded whatever is requested
 		refuse(fmt.Sprint("GPU-", i), 10*time.Minute)
 	}
 	lines := b.lines()

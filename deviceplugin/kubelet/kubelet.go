@@ -155,7 +155,7 @@ func Run(ctx context.Context, cfg Config, plugin Plugin, ln *net.UnixListener, k
 		stays := keep(f.ln)
 		_ = f.ln.Close()
 		if now, identifyErr := identify(f.own); !stays && identifyErr == nil && now.sameFile(f.ours) {
-			_ = os.Remove(f.own) // a dead socket harms nobody
+			_ = os.Remove(f.own) // a dead socket does no harm
 		}
 	}
 	f.served.Wait()

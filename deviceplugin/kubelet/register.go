@@ -68,7 +68,7 @@ func register(ctx context.Context, conn net.Conn, req *v1beta1.RegisterRequest) 
 		_ = client.Close()
 		select {
 		case c := <-pending:
-			_ = c.Close() // gRPC never asked for it
+			_ = c.Close() // gRPC never dialled
 		default:
 		}
 	}()

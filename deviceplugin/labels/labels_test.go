@@ -163,7 +163,7 @@ func TestHealthChangesNoLabel(t *testing.T) {
 	n.Plan = plan.Make(n.Config, n.Snapshot, n.Health)
 	require.Equal(t, want, labels.For(n))
 	n.Snapshot = n.Snapshot.Clone()
-	n.Snapshot.Devices[2].Fault = gpu.Fault{Reason: gpu.ReasonLost} // all else is known from before
+	n.Snapshot.Devices[2].Fault = gpu.Fault{Reason: gpu.ReasonLost} // the rest is remembered
 	require.Equal(t, want, labels.For(n))
 	n.Snapshot.Devices = n.Snapshot.Devices[1:]
 	n.Health = n.Health.See(n.Snapshot, now)

@@ -365,7 +365,7 @@ func TestReadinessNamesTheReason(t *testing.T) {
 	n.start()
 	n.state(because("InjectionMissing"))
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	require.Eventually(t, func() bool { // nothing tells when the port is open
+	require.Eventually(t, func() bool { // no event signals that the port is open
 		response, err := client.Get("http://" + n.cfg.Listen + "/readyz")
 		if err != nil {
 			return false

@@ -133,7 +133,7 @@ func (n *node) start() *node {
 	}()
 	n.t.Cleanup(func() {
 		cancel()
-		_ = n.end() // why it ended is the test's to say
+		_ = n.end() // the test checks why it ended
 	})
 	return n
 }
@@ -504,7 +504,7 @@ func TestLaterResourceHasNoTimeout(t *testing.T) {
 	n.cfg.KubeletTimeout = 20 * limit
 	n.start()
 	n.wait(4)
-	n.state(func(s nodestate.State) bool { return s.DevicePlugin.Registered }) // the kubelet asks for the list before it says so
+	n.state(func(s nodestate.State) bool { return s.DevicePlugin.Registered }) // the kubelet requests the list before it responds
 	n.kubelet.Stop()
 	n.source.Set(divided("3g.40gb"))
 	n.log.wait(t, "resource="+large)
@@ -568,7 +568,7 @@ func TestUnreadableStateMakesAllGPUsUnhealthy(t *testing.T) {
 	n.wait(0)
 	n.stop()
 
-	require.NoError(t, os.Remove(filepath.Join(dir, "state.json"))) // what the message asks for
+	require.NoError(t, os.Remove(filepath.Join(dir, "state.json"))) // as the message asks
 	n.start()
 	n.wait(8)
 }
@@ -638,7 +638,7 @@ func TestToolkitStateDecidesAboutCDI(t *testing.T) {
 	require.EqualValues(t, "CDIUnavailable", s.DevicePlugin.Resources[0].Devices[0].Reason)
 	n.wait(0)
 	spec := nodestate.Spec{Kind: "k8s.gpuready.io/gpu", Path: "/var/run/cdi/gpu.json"}
-	toolkit.Toolkit.Specs = []nodestate.Spec{spec} // of which devices, it does not say
+	toolkit.Toolkit.Specs = []nodestate.Spec{spec} // it does not say of which devices
 	require.NoError(t, nodestate.Write(dir, toolkit))
 	n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
 	n.wait(1)

@@ -169,7 +169,7 @@ func typed(to *gpuallocator.Device, kind int) gpuallocator.P2PLink {
 
 func set[T ~uint](at *T, value int) { *at = T(value) }
 
-// worth is go-gpuallocator's score of a set, as its calculateGPUPairScore has it.
+// worth returns go-gpuallocator's score of a set, as in its calculateGPUPairScore.
 func worth(list gpuallocator.DeviceList, chosen []string) int {
 	sum := 0
 	for i, d := range list {

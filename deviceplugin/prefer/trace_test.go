@@ -22,7 +22,7 @@ type event struct {
 type load struct {
 	name    string
 	sizes   []int
-	arrival float64 // share of steps at which a job would like to begin
+	arrival float64 // share of steps at which a job would begin if it fits
 }
 
 // loads are the usual sizes of jobs at two levels of pressure, and two harder loads: on
@@ -147,7 +147,7 @@ func bestEffort(s gpu.Snapshot) func(free []int, size int) []int {
 			available = append(available, list[i])
 		}
 		got := indexes(at, uuids(policy.Allocate(available, nil, size)))
-		for _, i := range free { // the kubelet fills up what is too little
+		for _, i := range free { // the kubelet adds devices if these are too few
 			if len(got) < size && !slices.Contains(got, i) {
 				got = append(got, i)
 			}

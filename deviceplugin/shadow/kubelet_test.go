@@ -131,7 +131,7 @@ type disabled struct{ oldKubelet }
 
 func (disabled) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
 	return &podresources.ListPodResourcesResponse{PodResources: []*podresources.PodResources{{
-		Namespace: "default", Name: strings.Repeat("x", 5<<20), // more than gRPC takes by default
+		Namespace: "default", Name: strings.Repeat("x", 5<<20), // more than gRPC's default limit
 		Containers: []*podresources.ContainerResources{{Name: "main", Devices: []*podresources.ContainerDevices{{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"GPU-a"}}}}},
 	}}}, nil
 }

@@ -109,7 +109,7 @@ func TestDifferencesAreLoggedOnceAndCounted(t *testing.T) {
 	require.Contains(t, text, `differences=1 summary="1 health"`)
 	require.NoError(t, s.Ready())
 	counted := values(t, reg)
-	require.GreaterOrEqual(t, counted["ok"], 6.0) // the last may have been given up
+	require.GreaterOrEqual(t, counted["ok"], 6.0) // the last may have been cancelled
 	delete(counted, "ok")
 	require.Equal(t, map[string]float64{
 		"failed":   3,

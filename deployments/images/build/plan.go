@@ -113,7 +113,7 @@ func makePlan(in inputs) (plan, error) {
 	return p, err
 }
 
-// key is a hash of values.
+// key returns a hash of values.
 func key(values ...any) (string, error) {
 	data, err := json.Marshal(values)
 	sum := sha256.Sum256(data)
