@@ -43,16 +43,16 @@ or newer, CRI-O 1.28 or newer. See docs/install.md.`,
 	{
 		name: "gpuready-privileged.yaml",
 		about: `gpuready for a runtime without NRI: as gpuready.yaml, but the device plugin and the
-validator are privileged and see the host's root, because nothing gives them the GPUs.
+validator are privileged and mount the host's root, because nothing injects the GPUs.
 See docs/install.md.`,
 		parts:      []string{"namespace.tmpl", "toolkit.tmpl", "device-plugin.tmpl", "rights.yaml", "policy.yaml", "validator.tmpl"},
 		privileged: true,
 	},
 	{
 		name: "gpuready-privileged-runtime.yaml",
-		about: `gpuready for a runtime that has to be configured, as containerd 1.7, which has CDI off:
-as gpuready-privileged.yaml, but the toolkit changes the runtime's configuration and has
-it started anew, once, proves that it took it, and else puts everything back. See
+		about: `gpuready for a runtime that must be configured, such as containerd 1.7, which has CDI off:
+as gpuready-privileged.yaml, but the toolkit changes the runtime's configuration, restarts
+it once, and verifies that it accepted the change; otherwise it reverts everything. See
 docs/toolkit.md; gpu-toolkit plan on a node prints beforehand what would be changed.`,
 		parts:      []string{"namespace.tmpl", "toolkit.tmpl", "device-plugin.tmpl", "rights.yaml", "policy.yaml", "validator.tmpl"},
 		privileged: true, runtime: true,
@@ -66,7 +66,7 @@ docs/toolkit.md; gpu-toolkit plan on a node prints beforehand what would be chan
 	{
 		name: "mps.yaml",
 		about: `MPS control daemons, for nodes whose device plugin shares GPUs by MPS: apply it after
-one of the others, which brings the namespace: deleting this one leaves that alone. See
+one of the others, which creates the namespace; deleting this one keeps it. See
 docs/device-plugin-configuration.md, "Sharing by MPS".`,
 		parts: []string{"mps.tmpl"},
 	},
@@ -85,7 +85,7 @@ nobody uses it. The operator does both: docs/operator-drivers.md.`,
 	{
 		name: "simulated-driver.yaml",
 		about: `A simulated driver as the driver of a cluster without GPUs: device nodes, libraries
-and GPUs that answer, compute slowly, and break on request. Apply it after
+and GPUs that respond, compute slowly, and fail on request. Apply it after
 gpuready.yaml. What is proven on it says SIMULATED. See docs/install.md.`,
 		parts: []string{"driver-simulator.tmpl"},
 	},

@@ -31,7 +31,7 @@ type example struct {
 
 var examples = []example{
 	{"clusterpolicy.yaml", "GPUs on every node that has one: the chart's own values.", nil},
-	{"clusterpolicy-simulated.yaml", "A cluster without GPUs: the simulated driver on every node.\n# Label the nodes that are to have it: kubectl label node NODE nvidia.com/gpu.present=true",
+	{"clusterpolicy-simulated.yaml", "A cluster without GPUs: the simulated driver on every node.\n# Label the nodes for it: kubectl label node NODE nvidia.com/gpu.present=true",
 		map[string]any{"driver": map[string]any{"simulated": map[string]any{"enabled": true}}}},
 	{"clusterpolicy-precompiled.yaml", "A driver image for each kernel, none is built on a node. See docs/openshift.md.",
 		map[string]any{"driver": map[string]any{"usePrecompiled": true, "repository": "registry.example.com/nvidia", "image": "driver", "version": "535"}}},
@@ -108,11 +108,11 @@ func write(path, about string, documents ...string) error {
 var blank = regexp.MustCompile(`\n([ \t]*\n)+`)
 
 const about = `# The operator: its CustomResourceDefinition, its Deployment, its rights, and those of the
-# agents that it puts onto nodes. Then apply a ClusterPolicy, as examples/clusterpolicy.yaml.
-# It wants the labels of Node Feature Discovery. See docs/helm.md.
+# agents that it runs on nodes. Then apply a ClusterPolicy, such as examples/clusterpolicy.yaml.
+# It needs the labels of Node Feature Discovery. See docs/helm.md.
 `
 
-const aboutMIG = `# What NVIDIA's MIG manager may do, on its own node. Apply it beside operator.yaml, or beside the
+const aboutMIG = `# The rights of NVIDIA's MIG manager, on its own node. Apply it beside operator.yaml, or beside the
 # OLM bundle, before a ClusterPolicy that has migManager.enabled. See docs/operator-states.md.
 `
 

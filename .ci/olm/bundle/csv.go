@@ -7,11 +7,11 @@ import (
 
 const description = `From a bare GPU node to a running CUDA job: one ClusterPolicy describes the GPU stack of a
 cluster, and the operator keeps driver, toolkit, device plugin and validator on exactly the
-nodes that need them, in the variant of each node's operating system and kernel. It says of
-each node how far it is, and why it is not farther.
+nodes that need them, in the variant of each node's operating system and kernel. It reports
+the progress of each node, and the reason where it does not progress.
 
 Drivers are built with OpenShift's Driver Toolkit, without an entitlement, or loaded
-precompiled. Node Feature Discovery has to be installed first.
+precompiled. Node Feature Discovery must be installed first.
 `
 
 // serviceVersion returns the ClusterServiceVersion.

@@ -11,26 +11,26 @@ const (
 )
 
 var fields = []descriptor{
-	{"driver.enabled", "Driver", "Put a driver onto the nodes that have none.", toggle},
-	{"driver.usePrecompiled", "Use precompiled drivers", "A driver image for each kernel; wants repository, image and version. Nothing is built on a node.", toggle},
+	{"driver.enabled", "Driver", "Install a driver on the nodes that have none.", toggle},
+	{"driver.usePrecompiled", "Use precompiled drivers", "A driver image for each kernel; needs repository, image and version. Nothing is built on a node.", toggle},
 	{"driver.repository", "Driver repository", "Registry and path of driver images.", text},
 	{"driver.image", "Driver image", "Name of driver images.", text},
-	{"driver.version", "Driver version", "Version of the driver, or its branch where it is precompiled.", text},
-	{"driver.precompiledFallback", "Where there is no precompiled driver", "DriverToolkit: build it there. Else the nodes keep what runs.", text},
-	{"driver.upgradePolicy.autoUpgrade", "Upgrade drivers", "Roll drivers when they are to be others.", toggle},
+	{"driver.version", "Driver version", "Version of the driver, or its branch if it is precompiled.", text},
+	{"driver.precompiledFallback", "Where there is no precompiled driver", "DriverToolkit: build it on the node. Otherwise the nodes keep the running driver.", text},
+	{"driver.upgradePolicy.autoUpgrade", "Upgrade drivers", "Roll out changed drivers automatically.", toggle},
 	{"driver.upgradePolicy.maxParallelUpgrades", "Nodes at once", "How many nodes have their driver upgraded at once; 0: no limit.", number},
 	{"driver.upgradePolicy.maxUnavailable", "Unavailable nodes", "How many nodes may be unavailable meanwhile: a number or a percentage.", text},
 	{"driver.upgradePolicy.drain.enable", "Drain nodes", "Evict all pods of a node, not only those with GPUs.", toggle},
 	{"driver.simulated.enabled", "Simulated driver", "For clusters without GPUs.", toggle},
-	{"toolkit.enabled", "Container toolkit", "Make the container runtime able to give containers GPUs.", toggle},
+	{"toolkit.enabled", "Container toolkit", "Enable the container runtime to give GPUs to containers.", toggle},
 	{"devicePlugin.enabled", "Device plugin", "Advertise GPUs to the kubelet.", toggle},
 	{"devicePlugin.config.name", "Device plugin configuration", "ConfigMap with configurations, by name.", "urn:alm:descriptor:io.kubernetes:ConfigMap"},
-	{"gfd.enabled", "Feature labels", "Label nodes by what their GPUs are.", toggle},
+	{"gfd.enabled", "Feature labels", "Label nodes by the features of their GPUs.", toggle},
 	{"mig.strategy", "MIG strategy", "How MIG instances are named: none, single or mixed.", text},
-	{"migManager.enabled", "MIG manager", "NVIDIA's: keep the MIG layout that a Node's label names.", toggle},
+	{"migManager.enabled", "MIG manager", "NVIDIA's: maintain the MIG layout that a Node's label names.", toggle},
 	{"dcgm.enabled", "DCGM", "NVIDIA's: a host engine on each node.", toggle},
 	{"dcgmExporter.enabled", "DCGM exporter", "NVIDIA's: the GPUs' metrics.", toggle},
-	{"node.startupTaint.manage", "Startup taint", "Put the startup taint back on a node on which a layer is not proven any more.", toggle},
+	{"node.startupTaint.manage", "Startup taint", "Restore the startup taint of a node on which a layer is no longer proven.", toggle},
 }
 
 // owned describes the resource.
