@@ -1,7 +1,7 @@
-// Package engine is how container runtimes are configured: what is wanted of one,
-// where it has its configuration, and what has to be written there for it. Planning
-// is pure: it reads files and returns others. What an operator wrote stays as it is,
-// byte for byte, but for the keys that have to change.
+// Package engine describes how container runtimes are configured: the wanted
+// abilities, the location of the configuration, and the files to write. Planning is
+// pure: it reads files and returns others. Everything an operator wrote is kept byte
+// for byte, except the keys that have to change.
 package engine
 
 import (
@@ -10,58 +10,60 @@ import (
 	"github.com/gpuready/gpuready/toolkit/change"
 )
 
-// Kind is a container runtime by how it is configured.
+// Kind is a kind of container runtime, named after its configuration format.
 type Kind string
 
-// The kinds. What else speaks CDI by itself, as Podman does, needs no configuration.
+// The supported kinds. A runtime with CDI built in, such as Podman, needs no
+// configuration.
 const (
 	Containerd Kind = "containerd"
 	Docker     Kind = "docker"
 	CRIO       Kind = "crio"
 )
 
-// Place is where a runtime of a node has its configuration. Paths are the host's.
+// Place locates the configuration of a node's container runtime. Paths are the host's.
 type Place struct {
 	Kind    Kind
-	Version string // as the runtime says it, "1.7.24"; "": not known, and then what every version understands is written or it is refused
-	Config  string // the file that the runtime reads, "/etc/containerd/config.toml"; for k3s and others that make theirs from a template, the template
-	// DropIn is the file of ours that the runtime reads as well, if Config lets it:
-	// "/etc/containerd/conf.d/99-gpuready.toml". "": there is no such place.
+	Version string // as the runtime reports it, "1.7.24"; "" if unknown: the plan then only writes what every version understands, or is refused
+	Config  string // the file that the runtime reads, "/etc/containerd/config.toml"; the template for k3s and others that generate the file from one
+	// DropIn is our own file, which the runtime also reads if Config imports it:
+	// "/etc/containerd/conf.d/99-gpuready.toml". "" if there is no place for one.
 	DropIn string
-	// Always says that drop-ins are read whatever Config says (k3s, CRI-O).
+	// Always reports whether drop-ins are read regardless of Config (k3s, CRI-O).
 	Always bool
 }
 
-// Want is what a runtime is to be able to do afterwards.
+// Want is the set of abilities that a runtime shall have afterwards.
 type Want struct {
-	CDI      bool      // it resolves CDI names
-	CDIDirs  []string  // among others from these directories, with CDI
-	Handlers []Handler // it has these, beside those that it has
-	Default  string    // this is the handler of pods that name none; "": as it is
+	CDI      bool      // resolve CDI names
+	CDIDirs  []string  // with CDI: directories to search besides the configured ones
+	Handlers []Handler // handlers to have besides the existing ones
+	Default  string    // handler of pods that name none; "" leaves it unchanged
 }
 
-// Handler is an OCI runtime by a name that pods and people can ask for.
+// Handler is an OCI runtime under a name that pods and people can request.
 type Handler struct {
 	Name    string // "nvidia"
 	Program string // host path, "/usr/local/nvidia/toolkit/gpu-oci-runtime"
 }
 
-// Plan is what has to be on the host for what is wanted.
+// Plan lists the files that give a runtime the wanted abilities.
 type Plan struct {
-	// Items are all files that have to be there, those that are right already
-	// included: that nothing has to change is then seen by change.Plan.
+	// Items are all required files, including those that are already correct, so
+	// that change.Plan can detect that nothing has to change.
 	Items []change.Item
-	// Edits are the keys whose effective value changes; none: the runtime already
-	// does what is wanted, and is not to be restarted, whatever its files look like.
+	// Edits are the keys whose effective value changes. If there are none, the
+	// runtime already has the wanted abilities and must not be restarted, whatever
+	// its files look like.
 	Edits []Edit
 }
 
-// Edit is one key that changes, for people.
+// Edit is the change of one key, for display.
 type Edit struct {
 	File   string // host path of the file that is written
 	Key    string // as the runtime's documentation writes it: `plugins."io.containerd.cri.v1.runtime".enable_cdi`
-	Before string // its effective value until now, in the file's syntax; "": it is not set
-	After  string // "": it is not set any more
+	Before string // effective value until now, in the file's syntax; "" if it was not set
+	After  string // "" if it is no longer set
 }
 
 func (e Edit) String() string {
@@ -74,21 +76,21 @@ func (e Edit) String() string {
 	return fmt.Sprintf("%s: %s = %s (until now %s)", e.File, e.Key, e.After, e.Before)
 }
 
-// Files is where a plan reads the configuration; *host.Root is one.
+// Files reads the configuration for a plan; *host.Root implements it.
 type Files interface {
-	// ReadFile's error wraps fs.ErrNotExist where there is no such file.
+	// ReadFile returns an error that wraps fs.ErrNotExist if there is no such file.
 	ReadFile(name string, limit int64) ([]byte, error)
 	// Glob returns the paths of a directory's entries that match the pattern, in
-	// the order of their names; none where there is no such directory.
+	// the order of their names. It returns none if there is no such directory.
 	Glob(dir, pattern string) ([]string, error)
 }
 
-// Refusal is why a configuration is not touched: it cannot be read, or what is
-// wanted cannot be had without breaking something. Nothing is "fixed".
+// Refusal is the reason why a configuration is not touched: it cannot be read, or
+// the change would break something. Nothing is "fixed".
 type Refusal struct {
 	File         string
-	Line, Column int    // from 1; 0: the whole file
-	Key          string // "": not a matter of one key
+	Line, Column int    // from 1; 0 means the whole file
+	Key          string // "" if it does not concern a single key
 	Message      string // what is wrong, and what to do
 }
 

@@ -5,14 +5,14 @@ import (
 	"strconv"
 )
 
-// Release is the part of a runtime's version by which its rules differ; the zero
-// value is a version that is not known.
+// Release is the part of a runtime's version that its rules depend on. The zero
+// value stands for an unknown version.
 type Release struct{ Major, Minor int }
 
 var releasePattern = regexp.MustCompile(`^v?(\d{1,4})\.(\d{1,4})(\D|$)`)
 
-// ParseRelease reads a version as runtimes say it, "1.7.24", "v2.0.0-rc.1"; false for
-// what is none.
+// ParseRelease parses a version as runtimes report it: "1.7.24", "v2.0.0-rc.1". It
+// returns false for anything else.
 func ParseRelease(version string) (Release, bool) {
 	m := releasePattern.FindStringSubmatch(version)
 	if m == nil {
@@ -24,7 +24,7 @@ func ParseRelease(version string) (Release, bool) {
 	return r, true
 }
 
-// AtLeast says that it is this release or a later one.
+// AtLeast reports whether r is the given release or a later one.
 func (r Release) AtLeast(major, minor int) bool {
 	return r.Major > major || r.Major == major && r.Minor >= minor
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestReleasesAreReadAsRuntimesSayThem(t *testing.T) {
+func TestParseReleaseAcceptsVersionsAsRuntimesReportThem(t *testing.T) {
 	for version, want := range map[string]Release{
 		"1.7.24": {1, 7}, "v2.0.0-rc.1": {2, 0}, "1.6.20~ds1": {1, 6}, "1.34": {1, 34}, "1.7x": {1, 7},
 	} {

@@ -8,13 +8,13 @@ import (
 	"github.com/gpuready/gpuready/toolkit/change"
 )
 
-// MaxFile is how much of a configuration file is read, in bytes. Real ones have
-// some kilobytes; k3s with many registries, some hundred.
+// MaxFile limits the size of a configuration file, in bytes. Real ones have a few
+// kilobytes, or a few hundred for k3s with many registries.
 const MaxFile = 4 << 20
 
-// Write is the item that puts data into a file of the host. Where files can tell
-// (a *host.Root can), an existing file keeps its mode, and a symbolic link stays
-// one: the item then names the file that it leads to. A new file is 0644.
+// Write returns the item that writes data to a file of the host. If files can stat
+// and resolve names, as a *host.Root can, an existing file keeps its mode, and the
+// item names the target of a symbolic link. A new file is 0644.
 func Write(files Files, name string, data []byte) (change.Item, error) {
 	item := change.Item{Path: name, File: &change.File{Data: data, Mode: 0o644}}
 	if links, ok := files.(interface{ Resolve(string) (string, error) }); ok {

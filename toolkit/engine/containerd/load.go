@@ -12,33 +12,33 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine/tomledit"
 )
 
-// file is one that containerd reads.
+// file is a configuration file that containerd reads.
 type file struct {
 	path    string
 	doc     *tomledit.Doc
-	version int // 0: it names none
+	version int // 0 if the file names none
 }
 
-// config is what containerd makes of all its files.
+// config is the configuration that containerd derives from all its files.
 type config struct {
 	release release
-	files   []file // in the order in which they count, the main one first
-	version int    // as it counts for the merged tables
+	files   []file // in the order in which they apply, the main one first
+	version int    // the one that applies to the merged tables
 	cri     map[string]any
-	ours    map[string]any // the CRI table with our drop-in, where cri is without
-	covered bool           // the drop-in is among what is imported, be it there or not
+	ours    map[string]any // the CRI table with our drop-in, if cri is without it
+	covered bool           // the drop-in is imported, whether or not it exists
 }
 
-// maxFiles bounds imports that import.
+// maxFiles limits the number of files that are imported, directly or indirectly.
 const maxFiles = 256
 
-// loader reads files; overlay has what they are to contain.
+// loader reads files. The contents in overlay replace those on the host.
 type loader struct {
 	files   engine.Files
 	place   engine.Place
 	release release
 	overlay map[string][]byte
-	skip    string // is not read
+	skip    string // a file that is not read
 }
 
 func (l loader) read(name string) ([]byte, error) {
@@ -64,7 +64,7 @@ func parse(name string, data []byte) (file, error) {
 	return f, nil
 }
 
-// refusal makes one of an editor's error.
+// refusal converts an editor's error to a refusal.
 func refusal(name string, err error, advice string) error {
 	if at, ok := errors.AsType[*tomledit.Error](err); ok {
 		return &engine.Refusal{File: name, Line: at.Line, Column: at.Column, Message: at.Message + "; " + advice}
@@ -77,7 +77,8 @@ func (f file) refuse(message string, key ...string) error {
 	return &engine.Refusal{File: f.path, Line: line, Column: column, Key: tomledit.Key(key...), Message: message}
 }
 
-// load reads the main file, given, and what it imports, breadth first as containerd does.
+// load merges the given main file and the files it imports, breadth first as
+// containerd does.
 func (l loader) load(main file) (*config, error) {
 	c := &config{release: l.release}
 	loaded := map[string]bool{}
@@ -111,7 +112,7 @@ func (l loader) load(main file) (*config, error) {
 				return nil, err
 			}
 		}
-		if f.version > l.release.most() && l.release.known() {
+		if f.version > l.release.maxVersion() && l.release.known() {
 			return nil, f.refuse(fmt.Sprintf("containerd %s does not read version %d; correct it", l.place.Version, f.version), "version")
 		}
 		if c.files = append(c.files, f); len(c.files) > maxFiles {
@@ -126,7 +127,7 @@ func (l loader) load(main file) (*config, error) {
 	return c, c.merge()
 }
 
-// withOverlay adds a file that a plan is about to make.
+// withOverlay adds name to the found files if the plan is about to create it.
 func (l loader) withOverlay(found []string, name string) []string {
 	if _, ok := l.overlay[name]; ok && !slices.Contains(found, name) {
 		found = append(slices.Clone(found), name)

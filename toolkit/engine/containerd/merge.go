@@ -2,11 +2,11 @@ package containerd
 
 import "maps"
 
-// merge computes the version and the CRI plugin's table.
+// merge computes the version and the CRI plugin's table as the release at hand does.
 func (c *config) merge() error {
 	c.version = 1
-	if c.release.deep() {
-		c.version = c.release.most()
+	if c.release.mergesByKey() {
+		c.version = c.release.maxVersion()
 	}
 	merged := map[string]any{}
 	for _, f := range c.files {
@@ -15,11 +15,11 @@ func (c *config) merge() error {
 			return err
 		}
 		version := f.version
-		if c.release.deep() && version <= 1 {
+		if c.release.mergesByKey() && version <= 1 {
 			plugins = renameV1(plugins)
 			version = c.version
 		}
-		if c.release.eachFile() {
+		if c.release.convertsEachFile() {
 			c.cri = override(c.cri, migrate(plugins, f.version))
 			continue
 		}
@@ -27,16 +27,16 @@ func (c *config) merge() error {
 			c.version = version
 		}
 		for name, table := range plugins {
-			if inner, ok := table.(map[string]any); ok && c.release.deep() {
-				have, _ := merged[name].(map[string]any)
-				table = override(have, inner)
+			if inner, ok := table.(map[string]any); ok && c.release.mergesByKey() {
+				earlier, _ := merged[name].(map[string]any)
+				table = override(earlier, inner)
 			}
 			merged[name] = table
 		}
 	}
 	switch {
-	case c.release.eachFile():
-	case c.release.deep():
+	case c.release.convertsEachFile():
+	case c.release.mergesByKey():
 		c.cri = migrate(merged, c.version)
 	default:
 		c.cri, _ = merged[criTable(min(c.version, 2))].(map[string]any)
@@ -44,7 +44,7 @@ func (c *config) merge() error {
 	return nil
 }
 
-// plugins is a file's table of plugins; what is no table is refused.
+// plugins returns a file's table of plugins. It refuses a value that is not a table.
 func (f file) plugins() (map[string]any, error) {
 	value, ok := f.doc.Get("plugins")
 	if !ok {
@@ -64,6 +64,8 @@ func (f file) plugins() (map[string]any, error) {
 	return plugins, nil
 }
 
+// renameV1 returns the plugins with the CRI table of version 1 under its name in
+// version 2.
 func renameV1(plugins map[string]any) map[string]any {
 	table, ok := plugins[criV1]
 	if !ok {
@@ -75,29 +77,31 @@ func renameV1(plugins map[string]any) map[string]any {
 	return plugins
 }
 
-// migrate is the CRI table as version 3 has it: of an older file, its table for
-// version 2 as far as that for version 3 does not have the keys.
+// migrate returns the CRI table in the form of version 3. In an older file, the keys
+// of its version 3 table take precedence over those of its version 2 table.
 func migrate(plugins map[string]any, version int) map[string]any {
-	now, _ := plugins[criV3].(map[string]any)
+	v3, _ := plugins[criV3].(map[string]any)
 	if version >= 3 {
-		return now
+		return v3
 	}
-	old, _ := plugins[criV2].(map[string]any)
-	out := maps.Clone(old)
+	v2, _ := plugins[criV2].(map[string]any)
+	out := maps.Clone(v2)
 	if out == nil {
 		out = map[string]any{}
 	}
-	maps.Copy(out, now)
-	inner, _ := now["containerd"].(map[string]any)
-	if before, ok := old["containerd"].(map[string]any); ok {
-		inner, before = maps.Clone(before), inner
-		maps.Copy(inner, before)
+	maps.Copy(out, v3)
+	// The inner table "containerd" is merged key by key as well.
+	innerV3, _ := v3["containerd"].(map[string]any)
+	if innerV2, ok := v2["containerd"].(map[string]any); ok {
+		inner := maps.Clone(innerV2)
+		maps.Copy(inner, innerV3)
 		out["containerd"] = inner
 	}
 	return out
 }
 
-// override merges as containerd 2 does: tables key by key, all else is replaced.
+// override merges as containerd 2 does: it merges tables key by key and replaces any
+// other value.
 func override(to, from map[string]any) map[string]any {
 	out := maps.Clone(to)
 	if out == nil {
@@ -105,9 +109,9 @@ func override(to, from map[string]any) map[string]any {
 	}
 	for key, value := range from {
 		inner, ok := value.(map[string]any)
-		have, both := out[key].(map[string]any)
+		existing, both := out[key].(map[string]any)
 		if ok && both {
-			value = override(have, inner)
+			value = override(existing, inner)
 		}
 		out[key] = value
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine/tomledit"
 )
 
-// binaries are real containerds by the release that they say: those of
+// binaries returns real containerd binaries by the release they report: those in
 // GPUREADY_CONTAINERDS, the one on the path, and those that tests have built.
 func binaries(t *testing.T) map[release]string {
 	t.Helper()
@@ -42,9 +42,9 @@ func binaries(t *testing.T) map[release]string {
 	return found
 }
 
-// TestContainerdBelievesTheSame has real containerds read each golden case as it is
-// after its plan, made for that containerd, and compares what they make of it.
-func TestContainerdBelievesTheSame(t *testing.T) {
+// TestRealContainerdReadsThePlannedConfiguration lets real containerds read each golden
+// case after its plan, made for that containerd, and compares the result.
+func TestRealContainerdReadsThePlannedConfiguration(t *testing.T) {
 	found := binaries(t)
 	for name, minors := range map[string][]int{"1.6": {6}, "1.7": {7}, "2.0 to 2.2": {0, 1, 2}, "2.3 or later": {3, 4, 5, 6}} {
 		t.Run(name, func(t *testing.T) {
@@ -86,13 +86,13 @@ func compareAll(t *testing.T, r release, binary string) {
 }
 
 func compare(t *testing.T, r release, binary, dir string, place engine.Place, want engine.Want, data []byte) {
-	// The binary sees the node's files where they are: absolute imports have to be led there.
+	// The binary reads the node's files where they are, so absolute imports are rewritten.
 	data = bytes.ReplaceAll(data, []byte(`"/etc/`), []byte(`"`+dir+`/etc/`))
 	at := filepath.Join(dir, "etc/containerd/oracle.toml")
 	require.NoError(t, os.WriteFile(at, data, 0o644))
 	show := "dump"
-	if r.deep() && !r.eachFile() {
-		show = "migrate" // of these the daemon converts what it has merged, and dump does not
+	if r.mergesByKey() && !r.convertsEachFile() {
+		show = "migrate" // the daemon converts these after merging, and dump does not
 	}
 	cmd := exec.CommandContext(t.Context(), binary, "--config", at, "config", show)
 	var stderr bytes.Buffer

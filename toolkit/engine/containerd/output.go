@@ -10,7 +10,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine/tomledit"
 )
 
-// edits are the differences between what counted and what will.
+// edits returns the differences between the effective values now and after.
 func (p *plan) edits(now, after *config) []engine.Edit {
 	var edits []engine.Edit
 	for _, s := range tomledit.Leaves(after.cri) {
@@ -44,6 +44,7 @@ func (p *plan) edit(s set) engine.Edit {
 	return engine.Edit{File: p.place.DropIn, Key: tomledit.Key(p.key(p.main, s)...)}
 }
 
+// holds reports whether the file sets the key.
 func holds(f file, key []string) bool {
 	_, ok := f.doc.Get(key...)
 	return ok
@@ -56,13 +57,13 @@ func text(value any) string {
 	return fmt.Sprint(value)
 }
 
-// items are the files that are written, and those that say already what is wanted.
+// items returns the written files and those that already contain the wanted keys.
 func (p *plan) items() ([]change.Item, error) {
 	files := slices.Clone(p.written)
 	for _, f := range p.base.files {
-		is := func(w file) bool { return w.path == f.path }
-		made := f.path == p.main.path && (p.template || !p.there)
-		if !made && !slices.ContainsFunc(files, is) && p.contributes(f) {
+		samePath := func(w file) bool { return w.path == f.path }
+		generated := f.path == p.main.path && (p.template || !p.exists)
+		if !generated && !slices.ContainsFunc(files, samePath) && p.contributes(f) {
 			files = append(files, f)
 		}
 	}
@@ -83,7 +84,7 @@ func (p *plan) items() ([]change.Item, error) {
 	return items, nil
 }
 
-// contributes tells whether a file has a key of what is wanted.
+// contributes reports whether a file sets one of the wanted keys.
 func (p *plan) contributes(f file) bool {
 	var keys [][]string
 	if p.want.CDI {

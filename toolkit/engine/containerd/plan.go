@@ -1,10 +1,10 @@
-// Package containerd plans what has to be in containerd's configuration files: a
-// drop-in of ours where the main file imports it and this containerd merges tables
-// key by key, the files that are there in place otherwise.
+// Package containerd plans changes to containerd's configuration files. It writes a
+// drop-in of ours if the main file imports it and this containerd merges tables key
+// by key. Otherwise it edits the existing files in place.
 //
-// What a plan believes that containerd makes of its files is computed before and
-// after, as the version at hand does it, and a plan by which anything else would
-// change, or not all that is wanted would come to be, is refused.
+// A plan computes the effective configuration before and after, by the rules of the
+// version at hand. It is refused if anything else would change, or if a wanted
+// setting would not take effect.
 package containerd
 
 import (
@@ -21,21 +21,21 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine/tomledit"
 )
 
-// plan is one under way.
+// plan is a plan under construction.
 type plan struct {
 	loader
 	want     engine.Want
 	main     file
-	there    bool // the main file exists
-	template bool // it is a template: what it makes is looked at, and nothing is written to it
-	drop     bool // the drop-in is written
+	exists   bool // the main file exists
+	template bool // the main file is a template: its output is read, and nothing is written
+	useDrop  bool // the drop-in is written
 	base     *config
-	written  []file // with what they are to contain
+	written  []file // with their new contents
 }
 
-// Plan returns what has to be on the host for what is wanted. Configurations that
-// are not understood to the end, or cannot have what is wanted, are an
-// *engine.Refusal. A symbolic link stays one: what it leads to is written.
+// Plan returns the files that the host needs for the wanted abilities. It returns an
+// *engine.Refusal for a configuration that it does not fully understand, or that
+// cannot have those abilities. A symbolic link is kept: its target is written.
 func Plan(files engine.Files, p engine.Place, w engine.Want) (engine.Plan, error) {
 	r, err := parseRelease(p)
 	if err != nil {
@@ -45,22 +45,22 @@ func Plan(files engine.Files, p engine.Place, w engine.Want) (engine.Plan, error
 	if err := todo.readMain(); err != nil {
 		return engine.Plan{}, err
 	}
-	if err := todo.guess(); err != nil {
+	if err := todo.inferRelease(); err != nil {
 		return engine.Plan{}, err
 	}
-	return todo.make()
+	return todo.build()
 }
 
-// readMain reads the main file; where there is none, or only a template, it is what
-// counts in its place.
+// readMain reads the main file. If there is none, or only a template, it uses the
+// content that applies in its place.
 func (p *plan) readMain() error {
 	name := p.place.Config
 	data, err := p.files.ReadFile(name, engine.MaxFile)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	p.there = err == nil
-	if path.Ext(name) == ".tmpl" && (!p.there || bytes.Contains(data, []byte("{{"))) {
+	p.exists = err == nil
+	if path.Ext(name) == ".tmpl" && (!p.exists || bytes.Contains(data, []byte("{{"))) {
 		p.template = true
 		version := templateVersion(name, data)
 		name = path.Join(path.Dir(name), "config.toml") // what k3s and RKE2 make of it
@@ -70,8 +70,8 @@ func (p *plan) readMain() error {
 		if err != nil {
 			return err
 		}
-	} else if !p.there {
-		data = fmt.Appendf(nil, "version = %d\n", p.release.newest())
+	} else if !p.exists {
+		data = fmt.Appendf(nil, "version = %d\n", p.release.newVersion())
 	}
 	p.main, err = parse(name, data)
 	return err
@@ -79,7 +79,7 @@ func (p *plan) readMain() error {
 
 var versionPattern = regexp.MustCompile(`(?m)^\s*version\s*=\s*([1-9])\s*(#.*)?$`)
 
-// templateVersion is of what version the file is that a template makes.
+// templateVersion returns the version of the file that a template generates.
 func templateVersion(name string, data []byte) int {
 	if m := versionPattern.FindSubmatch(data); m != nil {
 		return int(m[1][0] - '0')
@@ -90,9 +90,9 @@ func templateVersion(name string, data []byte) int {
 	return 2
 }
 
-// guess bounds what the containerd can be, where its version is not known, by the
-// version of its configuration: 3 is read by 2.0 and later, 4 by 2.3 and later.
-func (p *plan) guess() error {
+// inferRelease derives the oldest possible release, if it is not known, from the
+// version of the configuration: 3 is read by 2.0 and later, 4 by 2.3 and later.
+func (p *plan) inferRelease() error {
 	if p.release.known() {
 		return nil
 	}
@@ -109,7 +109,8 @@ func (p *plan) guess() error {
 	return nil
 }
 
-// bare is a file without names of plugins, by whose version nothing changes.
+// bare reports whether a file has neither a version nor names of plugins, so that
+// setting its version changes nothing else.
 func bare(f file) bool {
 	for _, key := range []string{"plugins", "disabled_plugins", "required_plugins"} {
 		if _, ok := f.doc.Get(key); ok {
@@ -119,12 +120,12 @@ func bare(f file) bool {
 	return f.version == 0
 }
 
-func (p *plan) make() (engine.Plan, error) {
+func (p *plan) build() (engine.Plan, error) {
 	now, err := p.load(p.main)
 	if err != nil {
 		return engine.Plan{}, err
 	}
-	p.drop = p.release.deep() && p.place.DropIn != "" && now.covered
+	p.useDrop = p.release.mergesByKey() && p.place.DropIn != "" && now.covered
 	if err := p.check(now); err != nil {
 		return engine.Plan{}, err
 	}
@@ -147,7 +148,7 @@ func (p *plan) make() (engine.Plan, error) {
 	return out, err
 }
 
-// check refuses what no key can help.
+// check refuses configurations in which no key can give the wanted abilities.
 func (p *plan) check(c *config) error {
 	for _, f := range c.files {
 		value, _ := f.doc.Get("disabled_plugins")
@@ -167,7 +168,7 @@ func (p *plan) check(c *config) error {
 	if p.place.Version == "" && slices.ContainsFunc(c.files[1:], func(f file) bool { return f.path != p.place.DropIn && hasCRI(f) }) {
 		return p.main.refuse("what it imports configures the CRI plugin, which versions of containerd merge differently; say its version", "imports")
 	}
-	if p.release.deep() && !p.release.eachFile() {
+	if p.release.mergesByKey() && !p.release.convertsEachFile() {
 		for _, f := range c.files {
 			if _, ok := f.doc.Get("plugins", criV1); ok && f.version <= 1 && c.version >= 3 {
 				return f.refuse("containerd 2.0 to 2.2 does not read this table of a file of version 1; run containerd config migrate", "plugins", criV1)
@@ -199,7 +200,8 @@ func hasCRI(f file) bool {
 	})
 }
 
-// verify computes what containerd makes of the files as they will be.
+// verify returns the effective configuration of the planned files, and refuses the
+// plan if a wanted setting is missing or another one changes.
 func (p *plan) verify(sets []set) (*config, error) {
 	p.overlay = map[string][]byte{}
 	main := p.main
@@ -209,8 +211,8 @@ func (p *plan) verify(sets []set) (*config, error) {
 			main = f
 		}
 	}
-	if p.drop && p.overlay[p.place.DropIn] == nil {
-		p.skip = p.place.DropIn // it goes
+	if p.useDrop && p.overlay[p.place.DropIn] == nil {
+		p.skip = p.place.DropIn // it is removed
 	}
 	after, err := p.load(main)
 	if err != nil {
@@ -227,7 +229,7 @@ func (p *plan) verify(sets []set) (*config, error) {
 		if slices.ContainsFunc(sets, func(s set) bool { return slices.Equal(s.Path, old.Path) }) {
 			continue
 		}
-		if is, ok := after.get(old.Path...); !ok || !tomledit.Equal(is, old.Value) {
+		if value, ok := after.get(old.Path...); !ok || !tomledit.Equal(value, old.Value) {
 			return nil, p.base.refuse("this would change together with what is wanted; nothing is written", old.Path...)
 		}
 	}

@@ -6,7 +6,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine"
 )
 
-// release is what a version of containerd makes of its files. Sources:
+// release gives the rules by which a version of containerd reads its files. Sources:
 // services/server/config/config.go of 1.6.20 and 1.7.24,
 // cmd/containerd/server/config/config.go of 2.0.0, 2.2.0, 2.3.5 and 2.4.2.
 type release struct{ engine.Release }
@@ -28,38 +28,40 @@ func parseRelease(p engine.Place) (release, error) {
 
 func (r release) known() bool { return r.Major > 0 }
 
-// deep: tables of several files are merged key by key. Until 1.7, a file's table of
-// a plugin replaces that of the files before it as a whole.
-func (r release) deep() bool { return r.AtLeast(2, 0) }
+// mergesByKey reports whether tables of several files are merged key by key. Until
+// 1.7, a file's table of a plugin replaces that of earlier files as a whole.
+func (r release) mergesByKey() bool { return r.AtLeast(2, 0) }
 
-// eachFile: every file is converted from its own version before it is merged. From
-// 2.0 to 2.2 the last version that a file names counts for all of them.
-func (r release) eachFile() bool { return r.AtLeast(2, 3) }
+// convertsEachFile reports whether every file is converted from its own version before
+// it is merged. From 2.0 to 2.2 the last version that a file names applies to all.
+func (r release) convertsEachFile() bool { return r.AtLeast(2, 3) }
 
-// keepsRunc: the built-in handler runc stays beside those that a file names. Until
-// 1.7 a table of handlers replaces the built-in one.
+// keepsRunc reports whether the built-in handler runc stays besides those that a file
+// names. Until 1.7 a table of handlers replaces the built-in one.
 func (r release) keepsRunc() bool { return r.AtLeast(2, 0) }
 
 func (r release) hasCDI() bool { return r.AtLeast(1, 7) }
 
-// cdiDefault: CDI is on where no file says anything. From 2.4 on it always is.
+// cdiDefault reports whether CDI is on unless a file turns it off.
 func (r release) cdiDefault() bool { return r.AtLeast(2, 0) }
-func (r release) cdiAlways() bool  { return r.AtLeast(2, 4) }
 
-// newest is the version of the files that are made where there is none.
-func (r release) newest() int {
-	if r.deep() {
+// cdiAlways reports whether CDI is on regardless of the files.
+func (r release) cdiAlways() bool { return r.AtLeast(2, 4) }
+
+// newVersion returns the version to use for new files.
+func (r release) newVersion() int {
+	if r.mergesByKey() {
 		return 3
 	}
 	return 2
 }
 
-// most is the highest version of a file that is read.
-func (r release) most() int {
+// maxVersion returns the highest version of a file that the release reads.
+func (r release) maxVersion() int {
 	switch {
-	case r.eachFile():
+	case r.convertsEachFile():
 		return 4
-	case r.deep():
+	case r.mergesByKey():
 		return 3
 	}
 	return 2

@@ -10,16 +10,16 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine/tomledit"
 )
 
-// set is one key below the CRI plugin's table that has to have a value.
+// set is a key below the CRI plugin's table and its required value.
 type set = tomledit.Leaf
 
 const runcV2 = "io.containerd.runc.v2"
 
-// builtinDirs is cdi_spec_dirs where no file has it.
+// builtinDirs is the value of cdi_spec_dirs if no file sets it.
 var builtinDirs = []string{"/etc/cdi", "/var/run/cdi"}
 
-// missing returns what has to be set for what is wanted, in the order in which
-// people would write it.
+// missing returns the keys that have to be set for the wanted abilities, in the order
+// in which people would write them.
 func (c *config) missing(w engine.Want) ([]set, error) {
 	sets, err := c.missingCDI(w)
 	if err != nil {
@@ -35,7 +35,7 @@ func (c *config) missing(w engine.Want) ([]set, error) {
 	}
 	for i, h := range w.Handlers {
 		if i == 0 && len(runtimes) == 0 && !c.release.keepsRunc() && h.Name != "runc" {
-			// Named by nobody, it is built in; beside a handler that is named it is not.
+			// runc is built in only if no handler is named.
 			sets = append(sets, set{Path: []string{"containerd", "runtimes", "runc", "runtime_type"}, Value: runcV2})
 		}
 		more, err := c.missingHandler(h, runtimes, fallback)
@@ -88,7 +88,8 @@ func (c *config) missingCDI(w engine.Want) ([]set, error) {
 	return sets, nil
 }
 
-// sameDir knows that /var/run is a link to /run.
+// sameDir reports whether two paths name the same directory, given that /var/run is a
+// link to /run.
 func sameDir(a, b string) bool {
 	clean := func(s string) string {
 		s = path.Clean(s)
@@ -136,16 +137,17 @@ func (c *config) missingHandler(h engine.Handler, runtimes map[string]any, fallb
 	return sets, nil
 }
 
-// model is what a new handler has like the default one: all but what makes it that
-// one. SystemdCgroup is why: without it a container lands in another cgroup than its pod.
+// model returns the settings that a new handler copies from the default one, without
+// those that identify it. SystemdCgroup is the reason: without it a container lands in
+// another cgroup than its pod.
 func (c *config) model(runtimes map[string]any, fallback string) (map[string]any, error) {
 	if _, ok := runtimes[fallback]; !ok && fallback != "" && c.ours != nil {
-		// The default is ours already, by a file that is read after our drop-in: as
-		// it was made from the default of that time, it stays.
+		// The default is already ours, set by a file that is read after our drop-in.
+		// It was made from the default of that time, so it stays.
 		before := &config{release: c.release, files: c.files, cri: c.ours}
 		if entry, err := before.table("containerd", "runtimes", fallback); err == nil && entry != nil {
 			options, _ := entry["options"].(map[string]any)
-			return ownless(entry, options), nil
+			return withoutIdentity(entry, options), nil
 		}
 	}
 	candidates := [][]string{{"containerd", "runtimes", "runc"}}
@@ -173,13 +175,13 @@ func (c *config) model(runtimes map[string]any, fallback string) (map[string]any
 		if err != nil {
 			return nil, err
 		}
-		return ownless(from, options), nil
+		return withoutIdentity(from, options), nil
 	}
 	return nil, nil
 }
 
-// ownless is a handler without what makes it that one.
-func ownless(handler, options map[string]any) map[string]any {
+// withoutIdentity returns a handler's settings without those that identify it.
+func withoutIdentity(handler, options map[string]any) map[string]any {
 	model := maps.Clone(handler)
 	if model == nil {
 		model = map[string]any{}
@@ -209,7 +211,8 @@ func (c *config) get(key ...string) (any, bool) {
 	return at, true
 }
 
-// table is nil where nothing is, and refuses what is no table on the way.
+// table returns the table at a key, nil if there is none. It refuses the key if a
+// value on the path is not a table.
 func (c *config) table(key ...string) (map[string]any, error) {
 	at := c.cri
 	for n := range key {
@@ -238,15 +241,15 @@ func (c *config) text(key ...string) (string, error) {
 
 // refuse names the last file that has the key of the CRI table.
 func (c *config) refuse(message string, key ...string) error {
-	if f, at, ok := c.where(key); ok {
+	if f, at, ok := c.find(key); ok {
 		return f.refuse(message, at...)
 	}
 	return &engine.Refusal{File: c.files[0].path, Message: message}
 }
 
-// where is the file that says last what a key of the CRI table is, and what the key
-// is called there.
-func (c *config) where(key []string) (file, []string, bool) {
+// find returns the last file that sets a key of the CRI table, and the key's path in
+// that file.
+func (c *config) find(key []string) (file, []string, bool) {
 	for _, f := range slices.Backward(c.files) {
 		for _, name := range []string{criV3, criV2, criV1} {
 			at := append([]string{"plugins", name}, key...)

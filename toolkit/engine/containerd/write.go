@@ -9,10 +9,10 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine/tomledit"
 )
 
-// readBase is the configuration without what a drop-in of ours says, and with a
-// version where one can be said freely.
+// readBase reads the configuration without our drop-in. It sets the main file's
+// version if nothing else depends on that.
 func (p *plan) readBase(now *config) (err error) {
-	if p.drop {
+	if p.useDrop {
 		p.skip = p.place.DropIn
 		p.base, err = p.load(p.main)
 		p.skip = ""
@@ -21,34 +21,34 @@ func (p *plan) readBase(now *config) (err error) {
 		}
 		return err
 	}
-	free := bare(p.main) && (p.release.deep() || now.version <= 1 && !slices.ContainsFunc(now.files, func(f file) bool { return !bare(f) }))
+	free := bare(p.main) && (p.release.mergesByKey() || now.version <= 1 && !slices.ContainsFunc(now.files, func(f file) bool { return !bare(f) }))
 	if free {
-		doc, err := p.main.doc.Set(int64(p.release.newest()), "version")
+		doc, err := p.main.doc.Set(int64(p.release.newVersion()), "version")
 		if err != nil {
 			return refusal(p.main.path, err, "correct it")
 		}
-		p.main.doc, p.main.version = doc, p.release.newest()
+		p.main.doc, p.main.version = doc, p.release.newVersion()
 	}
 	p.base, err = p.load(p.main)
 	return err
 }
 
-// write makes the files that are written.
+// write sets the keys in the files that have to hold them.
 func (p *plan) write(sets []set) error {
 	if len(sets) == 0 {
 		return nil
 	}
-	if p.template && !p.drop {
+	if p.template && !p.useDrop {
 		return p.refuseTemplate(sets)
 	}
-	late, err := p.late()
+	late, err := p.lateFiles()
 	if err != nil {
 		return err
 	}
 	var ours []set
 	for _, s := range sets {
-		f := p.holder(s)
-		if p.drop && !late[f.path] {
+		f := p.targetFile(s)
+		if p.useDrop && !late[f.path] {
 			ours = append(ours, s)
 			continue
 		}
@@ -65,10 +65,10 @@ func (p *plan) write(sets []set) error {
 	return p.writeDropIn(ours)
 }
 
-// late are the files that count more than the drop-in: a key that is in one of
-// them, as the reference toolkit's 99-nvidia.toml is, has to change there.
-func (p *plan) late() (map[string]bool, error) {
-	if !p.drop {
+// lateFiles returns the files that are read after the drop-in. A key in one of them,
+// such as the reference toolkit's 99-nvidia.toml, has to change there.
+func (p *plan) lateFiles() (map[string]bool, error) {
+	if !p.useDrop {
 		return nil, nil
 	}
 	p.overlay = map[string][]byte{p.place.DropIn: nil}
@@ -88,9 +88,9 @@ func (p *plan) late() (map[string]bool, error) {
 
 func (p *plan) writeDropIn(sets []set) error {
 	version := p.base.version
-	if p.release.eachFile() {
+	if p.release.convertsEachFile() {
 		if version = p.main.version; version <= 1 {
-			version = p.release.newest()
+			version = p.release.newVersion()
 		}
 	}
 	f, err := parse(p.place.DropIn, fmt.Appendf(nil, "# Written by gpuready, which will overwrite changes.\nversion = %d\n", version))
@@ -116,31 +116,31 @@ func (p *plan) refuseTemplate(sets []set) error {
 		keys = append(keys, tomledit.Key(p.key(p.main, s)...)+" = "+text)
 	}
 	why := "containerd before 2.0 would take a drop-in's table of the CRI plugin in place of the whole one"
-	if p.release.deep() || !p.release.known() {
+	if p.release.mergesByKey() || !p.release.known() {
 		why = "no drop-in is known to be read beside it"
 	}
 	return &engine.Refusal{File: p.place.Config, Message: "this is a template, which is not edited, and " + why + "; add to it by hand: " + strings.Join(keys, "; ")}
 }
 
-// key is what a key of the CRI table is called in a file.
+// key returns the path of a key of the CRI table in a file.
 func (p *plan) key(f file, s set) []string {
 	version := p.base.version
 	switch {
-	case p.release.eachFile():
+	case p.release.convertsEachFile():
 		version = f.version
-	case !p.release.deep():
+	case !p.release.mergesByKey():
 		version = min(version, 2)
 	}
 	return append([]string{"plugins", criTable(version)}, s.Path...)
 }
 
-// holder is the file in which a key counts: the last that has it, or, where tables
-// are replaced as a whole, the last that has the table.
-func (p *plan) holder(s set) file {
+// targetFile returns the file in which a key takes effect: the last that has it, or,
+// if tables are replaced as a whole, the last that has the table.
+func (p *plan) targetFile(s set) file {
 	found := p.main
 	for _, f := range p.base.files {
 		at := p.key(f, s)
-		if !p.release.deep() {
+		if !p.release.mergesByKey() {
 			at = at[:2]
 		}
 		if _, ok := f.doc.Get(at...); ok {

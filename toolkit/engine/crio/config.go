@@ -13,13 +13,13 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine/tomledit"
 )
 
-// file is one that CRI-O reads.
+// file is a configuration file that CRI-O reads.
 type file struct {
 	path string
 	doc  *tomledit.Doc
 }
 
-// table is where everything is that is looked at here.
+// table is the path of the only table that is read here.
 var table = []string{"crio", "runtime"}
 
 func parse(name string, data []byte) (file, error) {
@@ -30,7 +30,7 @@ func parse(name string, data []byte) (file, error) {
 	return file{path: name, doc: doc}, err
 }
 
-// key is a key of the table, by its whole name.
+// key returns the full path of a key of the table.
 func key(parts ...string) []string { return append(slices.Clone(table), parts...) }
 
 func (f file) has(parts ...string) bool {
@@ -43,7 +43,7 @@ func (f file) refuse(message string, parts ...string) error {
 	return &engine.Refusal{File: f.path, Line: line, Column: column, Key: tomledit.Key(parts...), Message: message}
 }
 
-// tableAt is nil where nothing is, and refuses what is no table.
+// tableAt returns the table at a path, nil if there is none. It refuses any other value.
 func (f file) tableAt(parts ...string) (map[string]any, error) {
 	for n := range parts {
 		value, ok := f.doc.Get(parts[:n+1]...)
@@ -58,11 +58,11 @@ func (f file) tableAt(parts ...string) (map[string]any, error) {
 	return value.(map[string]any), nil
 }
 
-// maxDepth bounds directories in directories.
+// maxDepth limits the nesting of directories.
 const maxDepth = 8
 
-// readAll reads the files in the order in which they count: the main one, then all
-// below the directory of the drop-in, by name and whatever their names are.
+// readAll reads the files in the order in which they apply: the main one, then all
+// below the directory of the drop-in in the order of their names, with any extension.
 func readAll(files engine.Files, p engine.Place) ([]file, error) {
 	var all []file
 	if err := add(&all, files, p.Config, 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -102,17 +102,17 @@ func addDir(all *[]file, files engine.Files, dir string, depth int) error {
 	return nil
 }
 
-// config is what CRI-O makes of the files.
+// config is the configuration that CRI-O derives from the files.
 type config struct {
 	release release
 	files   []file
-	runtime map[string]any            // the keys of the table but runtimes
+	runtime map[string]any            // the keys of the table except runtimes
 	entries map[string]map[string]any // its handlers
-	ours    map[string]map[string]any // those with our drop-in, where these are without
+	ours    map[string]map[string]any // the handlers with our drop-in, if entries is without it
 }
 
-// merge computes it as CRI-O's UpdateFromDropInFile does: keys replace keys, a list
-// or a handler as a whole.
+// merge merges files as CRI-O's UpdateFromDropInFile does: keys replace keys, and a
+// list or a handler is replaced as a whole.
 func merge(r release, files []file) (*config, error) {
 	c := &config{release: r, files: files, runtime: map[string]any{}, entries: map[string]map[string]any{}}
 	for _, f := range files {
@@ -138,7 +138,7 @@ func merge(r release, files []file) (*config, error) {
 	return c, nil
 }
 
-// leaves are all values, by the key below the table.
+// leaves returns all values with their keys below the table.
 func (c *config) leaves() []tomledit.Leaf {
 	all := tomledit.Leaves(c.runtime)
 	for _, name := range slices.Sorted(maps.Keys(c.entries)) {

@@ -1,9 +1,9 @@
-// Package crio plans what has to be in CRI-O's configuration: a drop-in of ours,
-// which CRI-O reads whatever its other files say. A key that a later drop-in has, as
-// the reference toolkit's 99-nvidia.conf, is changed there instead.
+// Package crio plans changes to CRI-O's configuration. It writes a drop-in of ours,
+// which CRI-O always reads. A key in a later drop-in, such as the reference toolkit's
+// 99-nvidia.conf, is changed there instead.
 //
-// CDI is always on from CRI-O 1.24 on; only its directories can be configured. How
-// files are merged is in pkg/config/config.go of CRI-O, UpdateFromPath.
+// CDI is always on from CRI-O 1.24 on; only its directories can be configured. The
+// rules for merging files are in pkg/config/config.go of CRI-O, UpdateFromPath.
 package crio
 
 import (
@@ -16,9 +16,10 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine/tomledit"
 )
 
-const note = "# Written by gpuready, which will overwrite changes.\n"
+// header is the first line of our drop-in.
+const header = "# Written by gpuready, which will overwrite changes.\n"
 
-// plan is one under way.
+// plan is a plan under construction.
 type plan struct {
 	files   engine.Files
 	place   engine.Place
@@ -27,9 +28,9 @@ type plan struct {
 	written []file
 }
 
-// Plan returns what has to be on the host for what is wanted. Configurations that
-// are not understood to the end, or cannot have what is wanted, are an
-// *engine.Refusal. Without a place for a drop-in the main file is changed in place.
+// Plan returns the files that the host needs for the wanted abilities. It returns an
+// *engine.Refusal for a configuration that it does not fully understand, or that
+// cannot have those abilities. Without a place for a drop-in it edits the main file.
 func Plan(files engine.Files, p engine.Place, w engine.Want) (engine.Plan, error) {
 	r, err := parseRelease(p)
 	if err != nil {
@@ -49,10 +50,10 @@ func Plan(files engine.Files, p engine.Place, w engine.Want) (engine.Plan, error
 	}
 	base.ours = now.entries
 	todo := &plan{files: files, place: p, want: w, base: base}
-	return todo.make(now)
+	return todo.build(now)
 }
 
-func (p *plan) make(now *config) (engine.Plan, error) {
+func (p *plan) build(now *config) (engine.Plan, error) {
 	if err := p.base.checkDefault(p.place, p.want); err != nil {
 		return engine.Plan{}, err
 	}
@@ -72,10 +73,10 @@ func (p *plan) make(now *config) (engine.Plan, error) {
 	return out, err
 }
 
-// write makes the files that are written.
+// write sets the keys in the files that have to hold them.
 func (p *plan) write(needs []need) error {
 	for _, n := range needs {
-		f, found := p.holder(n)
+		f, found := p.targetFile(n)
 		leaves := n.leaves
 		if found {
 			leaves = n.change
@@ -97,9 +98,10 @@ func (p *plan) write(needs []need) error {
 	return nil
 }
 
-// holder is the file for a key, and whether that has it already: the last that has
-// it, if that counts more than the drop-in, and else the drop-in.
-func (p *plan) holder(n need) (file, bool) {
+// targetFile returns the file to write a key to and reports whether that file already
+// has it. This is the last file with the key if it is read after the drop-in, and the
+// drop-in otherwise.
+func (p *plan) targetFile(n need) (file, bool) {
 	target := p.place.DropIn
 	if target == "" {
 		target = p.place.Config
@@ -109,7 +111,7 @@ func (p *plan) holder(n need) (file, bool) {
 		if other.path == target && f.doc == nil {
 			f = other
 		}
-		if other.has(n.key...) && (p.place.DropIn == "" || p.late(other)) {
+		if other.has(n.key...) && (p.place.DropIn == "" || p.isLate(other)) {
 			f, found = other, true
 		}
 	}
@@ -119,17 +121,18 @@ func (p *plan) holder(n need) (file, bool) {
 		}
 	}
 	if f.doc == nil {
-		f, _ = parse(target, []byte(note)) // a comment, which is always valid
+		f, _ = parse(target, []byte(header)) // a comment, which is always valid
 	}
 	return f, found
 }
 
-// late tells whether a file is read after the drop-in.
-func (p *plan) late(f file) bool {
+// isLate reports whether a file is read after the drop-in.
+func (p *plan) isLate(f file) bool {
 	return f.path != p.place.Config && slices.Compare(strings.Split(f.path, "/"), strings.Split(p.place.DropIn, "/")) > 0
 }
 
-// verify computes what CRI-O makes of the files as they will be.
+// verify returns the effective configuration of the planned files, and refuses the
+// plan if a wanted setting is missing or another one changes.
 func (p *plan) verify(needs []need) (*config, error) {
 	files := slices.Clone(p.base.files)
 	for _, w := range p.written {
@@ -138,7 +141,7 @@ func (p *plan) verify(needs []need) (*config, error) {
 			files[at] = w
 			continue
 		}
-		if at = slices.IndexFunc(files, p.late); at < 0 || w.path == p.place.Config {
+		if at = slices.IndexFunc(files, p.isLate); at < 0 || w.path == p.place.Config {
 			at = len(files)
 		}
 		files = slices.Insert(files, at, w)
@@ -158,14 +161,14 @@ func (p *plan) verify(needs []need) (*config, error) {
 		changed := func(n need) bool {
 			return len(n.key) <= len(old.Path) && slices.Equal(n.key, old.Path[:len(n.key)])
 		}
-		if is, ok := after.get(old.Path); !slices.ContainsFunc(needs, changed) && (!ok || !tomledit.Equal(is, old.Value)) {
+		if value, ok := after.get(old.Path); !slices.ContainsFunc(needs, changed) && (!ok || !tomledit.Equal(value, old.Value)) {
 			return nil, p.base.refuse("this would change together with what is wanted; nothing is written", old.Path...)
 		}
 	}
 	return after, nil
 }
 
-// edits are the differences between what counted and what will.
+// edits returns the differences between the effective values now and after.
 func (p *plan) edits(now, after *config) []engine.Edit {
 	var edits []engine.Edit
 	for _, leaf := range after.leaves() {
@@ -203,8 +206,8 @@ func text(value any) string {
 	return fmt.Sprint(value)
 }
 
-// items are the files that are written, and those that say already what is wanted.
-// A drop-in that has become needless goes.
+// items returns the written files and those that already contain the wanted keys. A
+// drop-in that is no longer needed is removed.
 func (p *plan) items(now *config) ([]change.Item, error) {
 	files := slices.Clone(p.written)
 	is := func(name string) func(file) bool { return func(f file) bool { return f.path == name } }

@@ -14,8 +14,8 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// TestPlan plays the cases of testdata. The block 10-crio.conf of many of them is that of
-// the package cri-o (github.com/cri-o/packaging), shortened to what a plan reads.
+// TestPlan runs the cases of testdata. In many of them, 10-crio.conf is that of the
+// package cri-o (github.com/cri-o/packaging), shortened to what a plan reads.
 func TestPlan(t *testing.T) {
 	for _, c := range enginetest.Cases(t) {
 		t.Run(c.Name, func(t *testing.T) { c.Check(t, Plan, *update) })

@@ -11,7 +11,8 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine/tomledit"
 )
 
-// release is a version of CRI-O; 0, 0: not known, and then one that is maintained.
+// release is a version of CRI-O. The zero value is unknown and treated as a maintained
+// one.
 type release struct{ engine.Release }
 
 func parseRelease(p engine.Place) (release, error) {
@@ -29,8 +30,8 @@ func parseRelease(p engine.Place) (release, error) {
 	return r, nil
 }
 
-// builtin is the handler that is there, and the default, where no file names one:
-// crun since 1.31, runc before. "": not known which.
+// builtin returns the handler that exists, and is the default, if no file names one:
+// crun since 1.31, runc before. It returns "" if the release is unknown.
 func (r release) builtin() string {
 	switch {
 	case r.Major == 0:
@@ -41,11 +42,11 @@ func (r release) builtin() string {
 	return "runc"
 }
 
-// need is a key of the table, or a handler as a whole, that has to be otherwise.
+// need is a required change to a key of the table or to a whole handler.
 type need struct {
 	key    []string        // below the table
-	leaves []tomledit.Leaf // what it has to contain, whole
-	change []tomledit.Leaf // what of that has to change
+	leaves []tomledit.Leaf // its complete new content
+	change []tomledit.Leaf // the part of the content that has to change
 }
 
 func one(value any, parts ...string) need {
@@ -108,7 +109,8 @@ func (c *config) dirs() ([]string, error) {
 	return dirs, nil
 }
 
-// sameDir knows that /var/run is a link to /run.
+// sameDir reports whether two paths name the same directory, given that /var/run is a
+// link to /run.
 func sameDir(a, b string) bool {
 	clean := func(s string) string {
 		s = path.Clean(s)
@@ -120,7 +122,7 @@ func sameDir(a, b string) bool {
 	return clean(a) == clean(b)
 }
 
-// overrides are keys of a handler by which another program than runtime_path runs.
+// overrides are keys of a handler that make CRI-O run another program than runtime_path.
 var overrides = []string{"platform_runtime_paths", "inherit_default_runtime"}
 
 func (c *config) missingHandler(h engine.Handler, fallback string) (need, error) {
@@ -158,8 +160,9 @@ func (c *config) missingHandler(h engine.Handler, fallback string) (need, error)
 	return n, nil
 }
 
-// model is what a new handler has like the default one. Its monitor is why: conmon
-// is often not on the path, and its cgroup has to be that of the others.
+// model returns the settings that a new handler copies from the default one. The
+// monitor is the reason: conmon is often not on the path, and its cgroup has to be
+// that of the others.
 func (c *config) model(fallback string) (map[string]any, error) {
 	if fallback == "" {
 		fallback = c.release.builtin()
@@ -170,9 +173,9 @@ func (c *config) model(fallback string) (map[string]any, error) {
 		}
 	}
 	if entry := c.ours[fallback]; c.entries[fallback] == nil && entry != nil {
-		// The default is ours already, by a file that is read after our drop-in: as
-		// it was made from the default of that time, it stays.
-		return ownless(entry), nil
+		// The default is already ours, set by a file that is read after our drop-in.
+		// It was made from the default of that time, so it stays.
+		return withoutIdentity(entry), nil
 	}
 	kind, err := c.text("runtimes", fallback, "runtime_type")
 	if err != nil {
@@ -181,11 +184,11 @@ func (c *config) model(fallback string) (map[string]any, error) {
 	if kind != "" && kind != "oci" {
 		return map[string]any{}, nil // a virtual machine's settings are not a process'
 	}
-	return ownless(c.entries[fallback]), nil
+	return withoutIdentity(c.entries[fallback]), nil
 }
 
-// ownless is a handler without what makes it that one.
-func ownless(entry map[string]any) map[string]any {
+// withoutIdentity returns a handler's settings without those that identify it.
+func withoutIdentity(entry map[string]any) map[string]any {
 	model := map[string]any{}
 	maps.Copy(model, entry)
 	for _, own := range append([]string{"runtime_path", "runtime_type", "runtime_config_path"}, overrides...) {

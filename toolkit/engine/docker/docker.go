@@ -1,11 +1,12 @@
-// Package docker plans Docker's daemon.json. What is not asked for stays byte for
-// byte: dockerd does not start with a key that it does not know, so nothing is
-// written that its version may not know, and what cannot be read is refused.
+// Package docker plans changes to Docker's daemon.json. Everything else in the file
+// stays byte for byte. dockerd does not start with a key that it does not know, so
+// nothing is written that its version may not know. A file that cannot be read is
+// refused.
 //
-// How dockerd reads it is that of github.com/moby/moby/v2, daemon/config/config.go
-// and daemon/runtime_unix.go. A key that is a flag of dockerd as well
-// (--default-runtime, --feature, --cdi-spec-dir) keeps it from starting; flags are
-// not in its files, so that is seen only when it is told to take the new one.
+// The rules are those of github.com/moby/moby/v2, daemon/config/config.go and
+// daemon/runtime_unix.go. A key that is also set by a flag of dockerd
+// (--default-runtime, --feature, --cdi-spec-dir) keeps it from starting. Flags are
+// not in its files, so such a conflict only shows when dockerd loads the new file.
 package docker
 
 import (
@@ -24,8 +25,8 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine"
 )
 
-// maxFile is the largest daemon.json that is read, in bytes; those that people
-// write have some hundred.
+// maxFile limits the size of daemon.json, in bytes. Those that people write have a few
+// hundred.
 const maxFile = 1 << 20
 
 // The keys that are written.
@@ -37,15 +38,15 @@ const (
 	specDirs       = "cdi-spec-dirs"
 )
 
-// defaultDirs is where dockerd looks for CDI specifications where nothing is said
-// (DefaultSpecDirs of tags.cncf.io/container-device-interface/pkg/cdi).
+// defaultDirs are the directories that dockerd searches for CDI specifications by
+// default (DefaultSpecDirs of tags.cncf.io/container-device-interface/pkg/cdi).
 var defaultDirs = []string{"/etc/cdi", "/var/run/cdi"}
 
-// stock are the runtimes that dockerd has by itself.
-var stock = []string{"runc", "io.containerd.runc.v2"}
+// builtinRuntimes are the runtimes that are built into dockerd.
+var builtinRuntimes = []string{"runc", "io.containerd.runc.v2"}
 
-// Plan returns what daemon.json has to be for dockerd to do what is wanted. Errors
-// are a *engine.Refusal or the reason why the file cannot be read.
+// Plan returns the daemon.json that gives dockerd the wanted abilities. Errors are an
+// *engine.Refusal or the reason why the file cannot be read.
 func Plan(files engine.Files, p engine.Place, w engine.Want) (engine.Plan, error) {
 	data, err := files.ReadFile(p.Config, maxFile)
 	absent := errors.Is(err, fs.ErrNotExist)
@@ -73,19 +74,19 @@ func Plan(files engine.Files, p engine.Place, w engine.Want) (engine.Plan, error
 	return engine.Plan{Items: []change.Item{{Path: p.Config, File: file}}, Edits: pl.edits}, nil
 }
 
-// Reloadable tells whether dockerd takes all of the edits when it is told to reload
-// (SIGHUP), with no restart. It does so for runtimes and the default one, but forgets
-// neither: what is taken away again, as by restoring a file without them, needs a
-// restart. CDI and its directories are looked at only when it starts, though a reload
-// shows them in `docker info`. A reload fails in the log alone: ask dockerd afterwards.
+// Reloadable reports whether a reload (SIGHUP) applies all of the edits, so that
+// dockerd needs no restart. A reload applies new runtimes and a new default, but
+// removing them, as by restoring a file without them, needs a restart. CDI and its
+// directories only take effect at start, though a reload shows them in `docker info`.
+// A failed reload is only logged: query dockerd afterwards.
 func Reloadable(edits []engine.Edit) bool {
 	return !slices.ContainsFunc(edits, func(e engine.Edit) bool {
 		return e.After == "" || e.Key != defaultRuntime && !strings.HasPrefix(e.Key, runtimes+".")
 	})
 }
 
-// mode is the permissions that the file has: it can hold a proxy's password. A new
-// file can be read by all.
+// mode returns the file's permissions, which matter because it can hold a proxy's
+// password. A new file is readable by all.
 func mode(files engine.Files, name string) fs.FileMode {
 	if s, ok := files.(interface {
 		Stat(name string) (fs.FileInfo, error)
@@ -97,7 +98,7 @@ func mode(files engine.Files, name string) fs.FileMode {
 	return 0o644
 }
 
-// planner changes a document key by key and notes what it changed.
+// planner changes a document key by key and records the edits.
 type planner struct {
 	place engine.Place
 	doc   *document
@@ -105,7 +106,7 @@ type planner struct {
 }
 
 func (p *planner) plan(w engine.Want) error {
-	if err := p.spelling(); err != nil {
+	if err := p.checkSpelling(); err != nil {
 		return err
 	}
 	for _, h := range w.Handlers {
@@ -113,21 +114,21 @@ func (p *planner) plan(w engine.Want) error {
 			return err
 		}
 	}
-	if err := p.standard(w.Default); err != nil {
+	if err := p.setDefault(w.Default); err != nil {
 		return err
 	}
 	if !w.CDI {
 		return nil
 	}
-	if err := p.cdi(); err != nil {
+	if err := p.enableCDI(); err != nil {
 		return err
 	}
-	return p.dirs(w.CDIDirs)
+	return p.addDirs(w.CDIDirs)
 }
 
-// spelling refuses our keys in capitals: Go's JSON reader takes them for ours, and
-// dockerd, which looks at them once more, for keys of other names.
-func (p *planner) spelling() error {
+// checkSpelling refuses our keys in capitals. Go's JSON decoder accepts them, but
+// dockerd's second check treats them as unknown keys.
+func (p *planner) checkSpelling() error {
 	for _, m := range p.doc.members() {
 		for _, key := range []string{runtimes, defaultRuntime, features, specDirs} {
 			if name := text(m.Name); name != key && strings.EqualFold(name, key) {
@@ -142,7 +143,7 @@ func (p *planner) handler(h engine.Handler) error {
 	if h.Name == "" || !utf8.ValidString(h.Name) || !utf8.ValidString(h.Program) || !path.IsAbs(h.Program) {
 		return p.doc.whole(fmt.Sprintf("a handler needs a name and the absolute path of its program, not %q and %q", h.Name, h.Program))
 	}
-	if slices.Contains(stock, h.Name) {
+	if slices.Contains(builtinRuntimes, h.Name) {
 		return p.doc.whole(fmt.Sprintf("%s is Docker's own runtime and cannot be another program; give the handler another name", h.Name))
 	}
 	key := join(runtimes, h.Name)
@@ -153,7 +154,7 @@ func (p *planner) handler(h engine.Handler) error {
 	field, before := "path", ""
 	for _, m := range membersOf(entry) {
 		switch name := text(m.Name); {
-		case strings.EqualFold(name, "path"): // as Go's JSON reader has it
+		case strings.EqualFold(name, "path"): // as Go's JSON decoder matches names
 			if before != "" {
 				return p.doc.refuse(m.Name, key, "path is there twice, in other letters; dockerd takes the last: remove one")
 			}
@@ -169,8 +170,8 @@ func (p *planner) handler(h engine.Handler) error {
 	return nil
 }
 
-// standard makes a handler the one of containers that name none.
-func (p *planner) standard(name string) error {
+// setDefault makes a handler the default for containers that name none.
+func (p *planner) setDefault(name string) error {
 	if name == "" {
 		return nil
 	}
@@ -179,7 +180,7 @@ func (p *planner) standard(name string) error {
 		return err
 	}
 	shim, _, dotted := strings.Cut(name, ".") // containerd's shims go by their name
-	if find(all, name) == nil && !slices.Contains(stock, name) && (!dotted || shim == "" || strings.Contains(name, "/")) {
+	if find(all, name) == nil && !slices.Contains(builtinRuntimes, name) && (!dotted || shim == "" || strings.Contains(name, "/")) {
 		return p.doc.whole(fmt.Sprintf("%s cannot be the default: it is not among the runtimes, and dockerd would not start", name))
 	}
 	before := ""
@@ -193,11 +194,12 @@ func (p *planner) standard(name string) error {
 	return nil
 }
 
-// cdi switches CDI on. Docker has it since 25.0 behind a feature flag, on by default
-// since 28.2 (moby/moby#47087, #49963); before, the flag is known and means nothing.
-func (p *planner) cdi() error {
-	since := version(p.place.Version)
-	if since == none {
+// enableCDI switches CDI on. Docker has had it since 25.0 behind a feature flag, on by
+// default since 28.2 (moby/moby#47087, #49963). Before 25.0 the flag is accepted and
+// has no effect.
+func (p *planner) enableCDI() error {
+	support := cdiSupport(p.place.Version)
+	if support == none {
 		return p.doc.whole("Docker " + p.place.Version + " has no CDI; 25.0 and newer have: ask for a handler instead, or upgrade Docker")
 	}
 	all, err := p.doc.object(features)
@@ -210,17 +212,16 @@ func (p *planner) cdi() error {
 			return p.doc.odd(m.Value, join(features, cdi), "true or false")
 		}
 		before = raw(m.Value)
-	} else if since == standard {
+	} else if support == onDefault {
 		return nil
 	}
 	p.set(join(features, cdi), before, "true", features, cdi)
 	return nil
 }
 
-// dirs sees to it that CDI specifications are looked for in all of the directories.
-// A list in the file stands for Docker's own; one that is empty, or is [""], turns
-// CDI off.
-func (p *planner) dirs(want []string) error {
+// addDirs adds the directories to those that dockerd searches for CDI specifications.
+// A list in the file replaces Docker's own. An empty list, or [""], turns CDI off.
+func (p *planner) addDirs(want []string) error {
 	have, before := defaultDirs, ""
 	m := p.doc.find(specDirs)
 	if m != nil {
@@ -236,18 +237,18 @@ func (p *planner) dirs(want []string) error {
 		have, missing = nil, slices.Clone(defaultDirs)
 	}
 	for _, d := range want {
-		if !slices.ContainsFunc(slices.Concat(have, missing), func(h string) bool { return same(h, d) }) {
+		if !slices.ContainsFunc(slices.Concat(have, missing), func(h string) bool { return sameDir(h, d) }) {
 			missing = append(missing, d)
 		}
 	}
 	if len(missing) == 0 {
 		return nil
 	}
-	if m == nil && version(p.place.Version) == unknown {
+	if m == nil && cdiSupport(p.place.Version) == unknown {
 		return p.doc.whole(specDirs + ": Docker before 25.0 does not start with this key, and this one's version is not known; say which it is, or write specifications to " + strings.Join(defaultDirs, " or "))
 	}
 	after := list(slices.Concat(have, missing))
-	p.note(specDirs, before, after)
+	p.recordEdit(specDirs, before, after)
 	if m == nil || nothing {
 		p.doc.set(after, specDirs)
 		return nil
@@ -256,7 +257,7 @@ func (p *planner) dirs(want []string) error {
 	return nil
 }
 
-// list reads an array of strings.
+// list returns the strings of an array.
 func (p *planner) list(v hujson.Value) ([]string, error) {
 	array, ok := v.Value.(*hujson.Array)
 	if !ok {
@@ -272,9 +273,9 @@ func (p *planner) list(v hujson.Value) ([]string, error) {
 	return all, nil
 }
 
-// same tells whether two paths are the same directory: /var/run is a link to /run
-// wherever systemd is, and in the Filesystem Hierarchy Standard 3.0, 5.13.
-func same(a, b string) bool {
+// sameDir reports whether two paths name the same directory. /var/run is a link to /run
+// wherever systemd runs, and in the Filesystem Hierarchy Standard 3.0, 5.13.
+func sameDir(a, b string) bool {
 	run := func(p string) string {
 		p = path.Clean(p)
 		if rest, ok := strings.CutPrefix(p, "/var/run/"); ok {
@@ -289,27 +290,27 @@ func (p *planner) set(key, before, after string, at ...string) {
 	if before == after {
 		return
 	}
-	p.note(key, before, after)
+	p.recordEdit(key, before, after)
 	p.doc.set(after, at...)
 }
 
-func (p *planner) note(key, before, after string) {
+func (p *planner) recordEdit(key, before, after string) {
 	p.edits = append(p.edits, engine.Edit{File: p.place.Config, Key: key, Before: before, After: after})
 }
 
-// support is what a version of Docker does about CDI.
+// support is the CDI support of a version of Docker.
 type support int
 
 const (
-	unknown support = iota
-	none
-	flagged
-	standard
+	unknown   support = iota
+	none              // no CDI
+	flagged           // behind a feature flag
+	onDefault         // on by default
 )
 
-// version reads "28.2.1", "27.5.1+dfsg1", "v25.0.3". Docker counts by years since
-// 17.03; before it was at 1.x. Anything else is a build of someone's own.
-func version(s string) support {
+// cdiSupport parses a version such as "28.2.1", "27.5.1+dfsg1" or "v25.0.3". Docker
+// counts by years since 17.03, and before that by 1.x. Anything else is a custom build.
+func cdiSupport(s string) support {
 	majorText, rest, _ := strings.Cut(strings.TrimPrefix(s, "v"), ".")
 	major, err1 := strconv.Atoi(majorText)
 	other := func(r rune) bool { return r < '0' || r > '9' }
@@ -326,5 +327,5 @@ func version(s string) support {
 	case major < 28 || major == 28 && minor < 2:
 		return flagged
 	}
-	return standard
+	return onDefault
 }

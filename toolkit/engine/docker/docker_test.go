@@ -51,10 +51,10 @@ func plan(t *testing.T, text, version string, want engine.Want) (string, []strin
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// Each file of testdata is a daemon.json, then "-- want --" and what it becomes with
-// all that can be wanted, for a Docker that has CDI behind its flag. A line with $
-// alone says that the file ends without a line break.
-func TestOnlyWhatIsWantedChanges(t *testing.T) {
+// Each file of testdata is a daemon.json, then "-- want --" and the result with all
+// abilities wanted, for a Docker that has CDI behind its flag. A line with only $
+// marks a file that ends without a line break.
+func TestPlanChangesOnlyWantedKeys(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	require.NoError(t, err)
 	require.NotEmpty(t, files)
@@ -81,7 +81,7 @@ func TestOnlyWhatIsWantedChanges(t *testing.T) {
 	}
 }
 
-func TestLineEndsAndMarksStay(t *testing.T) {
+func TestLineEndsAndByteOrderMarkAreKept(t *testing.T) {
 	got, _ := plan(t, "\xef\xbb\xbf{\r\n\t\"debug\": true\r\n}\r\n", "28.0.4", devices)
 	require.Equal(t, "\xef\xbb\xbf{\r\n\t\"debug\": true,\r\n\t\"features\": {\r\n\t\t\"cdi\": true\r\n\t}\r\n}\r\n", got)
 	got, _ = plan(t, "\xef\xbb\xbf\n", "28.0.4", devices)
@@ -104,7 +104,7 @@ func TestCDIByVersion(t *testing.T) {
 	require.Equal(t, []string{"features.cdi = true (until now false)"}, edits)
 }
 
-func TestDirectoriesAreAddedToThoseThatAreThere(t *testing.T) {
+func TestDirectoriesAreAddedToExistingOnes(t *testing.T) {
 	want := func(dirs ...string) engine.Want { return engine.Want{CDI: true, CDIDirs: dirs} }
 	for _, c := range []struct {
 		before, after string
@@ -134,7 +134,7 @@ func refusal(t *testing.T, text, version string, want engine.Want) *engine.Refus
 	return r
 }
 
-func TestWhatCannotBeReadOrWouldBreakIsRefused(t *testing.T) {
+func TestUnreadableOrBreakingConfigurationsAreRefused(t *testing.T) {
 	for text, want := range map[string]string{
 		"{\n  \"runtimes\": []\n}":                             ":2:15: runtimes: this is a list and has to be an object",
 		`{"features": null}`:                                   ":1:14: features: this is null and has to be an object",
@@ -168,13 +168,13 @@ func TestWhatCannotBeReadOrWouldBreakIsRefused(t *testing.T) {
 	require.ErrorContains(t, refusal(t, `{}`, "", engine.Want{Handlers: []engine.Handler{{Name: "nvidia", Program: "x"}}}), "absolute path")
 }
 
-func TestFieldsOfOurHandlerStay(t *testing.T) {
+func TestOtherFieldsOfOurHandlerAreKept(t *testing.T) {
 	got, edits := plan(t, `{"runtimes":{"my.rt":{"Path":"/old","runtimeArgs":["-d"]}}}`, "", engine.Want{Handlers: []engine.Handler{{Name: "my.rt", Program: "/new"}}, Default: "io.containerd.runsc.v1"})
 	require.Equal(t, `{"runtimes":{"my.rt":{"Path":"/new","runtimeArgs":["-d"]}},"default-runtime":"io.containerd.runsc.v1"}`, got)
 	require.Equal(t, []string{`runtimes."my.rt".Path = "/new" (until now "/old")`, `default-runtime = "io.containerd.runsc.v1" (not set until now)`}, edits)
 }
 
-func TestNoFileIsMadeForNothing(t *testing.T) {
+func TestNoFileIsCreatedWithoutEdits(t *testing.T) {
 	p, err := Plan(texts{}, engine.Place{Config: config, Version: "28.3.0"}, devices)
 	require.NoError(t, err)
 	require.Empty(t, p)
@@ -184,7 +184,7 @@ func TestNoFileIsMadeForNothing(t *testing.T) {
 	require.Equal(t, fs.FileMode(0o644), p.Items[0].File.Mode)
 }
 
-func TestPermissionsStay(t *testing.T) {
+func TestPermissionsAreKept(t *testing.T) {
 	dir := t.TempDir()
 	root, err := host.Open(dir)
 	require.NoError(t, err)
@@ -201,7 +201,7 @@ type rooted struct{ *host.Root }
 
 func (rooted) Glob(string, string) ([]string, error) { return nil, nil }
 
-func TestReloadIsForRuntimesAlone(t *testing.T) {
+func TestOnlyRuntimesAreReloadable(t *testing.T) {
 	edits := func(want engine.Want) []engine.Edit {
 		p, err := Plan(texts{}, engine.Place{Config: config, Version: "27.1.0"}, want)
 		require.NoError(t, err)

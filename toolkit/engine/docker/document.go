@@ -14,7 +14,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine"
 )
 
-// mark is UTF-8's byte order mark, which dockerd takes at the start since 23.0.
+// mark is UTF-8's byte order mark, which dockerd accepts at the start since 23.0.
 var mark = []byte("\xef\xbb\xbf")
 
 // document is a JSON file that is changed in place.
@@ -22,12 +22,12 @@ type document struct {
 	file string
 	mark []byte
 	text []byte       // after the mark
-	tree hujson.Value // of text; without a value where nothing is in the file
-	err  error        // why a change went wrong, which none is known to
+	tree hujson.Value // of text; without a value if the file is empty
+	err  error        // the error of a failed change, of which none is known
 }
 
-// parse reads a file as dockerd does, which takes plain JSON, except that a key that
-// is there twice is refused: which of them counts is not what people think.
+// parse reads a file as dockerd does, which accepts plain JSON. But it refuses a
+// duplicate key, because few people know which of the two applies.
 func parse(file string, data []byte) (*document, error) {
 	d := &document{file: file}
 	if bytes.HasPrefix(data, []byte("\xfe\xff")) || bytes.HasPrefix(data, []byte("\xff\xfe")) {
@@ -64,10 +64,10 @@ func (d *document) reparse() (err error) {
 	return nil
 }
 
-// bytes is what the file is to be.
+// bytes returns the new content of the file.
 func (d *document) bytes() []byte { return append(bytes.Clone(d.mark), d.text...) }
 
-// invalid is the offset of the first byte that is not UTF-8, -1 without one.
+// invalid returns the offset of the first byte that is not UTF-8, or -1.
 func invalid(data []byte) int {
 	for at := 0; at < len(data); {
 		r, n := utf8.DecodeRune(data[at:])
@@ -98,7 +98,7 @@ func (d *document) syntax(err error) *engine.Refusal {
 	return d.at(at, "", message+"; dockerd does not start with it, and nothing is changed: mend it first")
 }
 
-// duplicates refuses keys that are in an object twice.
+// duplicates refuses keys that occur twice in an object.
 func (d *document) duplicates(v *hujson.Value, key string) error {
 	switch x := v.Value.(type) {
 	case *hujson.Object:
@@ -151,7 +151,7 @@ func (d *document) position(offset int) (line, column int) {
 	return 1 + bytes.Count(before, []byte("\n")), 1 + utf8.RuneCount(before[start:])
 }
 
-// members are those of the file's object.
+// members returns the members of the file's object.
 func (d *document) members() []hujson.ObjectMember {
 	if d.tree.Value == nil {
 		return nil
@@ -166,7 +166,7 @@ func (d *document) find(name string) *hujson.ObjectMember {
 	return find(&d.tree, name)
 }
 
-// membersOf are an object's; none where there is no object.
+// membersOf returns an object's members, none if there is no object.
 func membersOf(object *hujson.Value) []hujson.ObjectMember {
 	if object == nil {
 		return nil
@@ -184,7 +184,7 @@ func find(object *hujson.Value, name string) *hujson.ObjectMember {
 	return nil
 }
 
-// object returns the object at the end of a path of keys; nil where there is none.
+// object returns the object at the end of a path of keys, nil if there is none.
 func (d *document) object(path ...string) (*hujson.Value, error) {
 	if d.tree.Value == nil {
 		return nil, nil
@@ -204,10 +204,10 @@ func (d *document) object(path ...string) (*hujson.Value, error) {
 	return at, nil
 }
 
-// text is a string's value.
+// text returns a string's value.
 func text(v hujson.Value) string { return v.Value.(hujson.Literal).String() }
 
-// raw is a value as it is written, without spaces that mean nothing.
+// raw returns a value as it is written, without insignificant spaces.
 func raw(v hujson.Value) string {
 	v.BeforeExtra, v.AfterExtra = nil, nil
 	v = v.Clone()
@@ -227,7 +227,7 @@ func list(all []string) string {
 
 var plain = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 
-// join writes a key below another as people do: runtimes.nvidia.path.
+// join appends a name to a dotted key: runtimes.nvidia.path.
 func join(key, name string) string {
 	if !plain.MatchString(name) {
 		name = quote(name)

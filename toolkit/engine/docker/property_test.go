@@ -13,7 +13,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine"
 )
 
-// expected is what a daemon.json is to mean afterwards, worked out on Go's maps.
+// expected computes the meaning of a planned daemon.json on Go's maps.
 func expected(t require.TestingT, text string, want engine.Want) map[string]any {
 	config := map[string]any{}
 	text = strings.TrimPrefix(text, "\xef\xbb\xbf")
@@ -45,7 +45,7 @@ func expected(t require.TestingT, text string, want engine.Want) map[string]any 
 	return config
 }
 
-// check holds Plan to what it promises for one file. Directories are not looked at.
+// check checks Plan's guarantees for one file. It ignores directories.
 func check(t require.TestingT, text string, want engine.Want) {
 	place := engine.Place{Kind: engine.Docker, Config: config, Version: "27.5.1"}
 	p, err := Plan(texts{config: text}, place, want)
@@ -75,10 +75,10 @@ func check(t require.TestingT, text string, want engine.Want) {
 	require.Equal(t, result, string(again.Items[0].File.Data))
 }
 
-// squeeze leaves out white space: that within an object without keys is made anew.
+// squeeze removes white space, which Plan rewrites in an object without keys.
 func squeeze(s string) string { return strings.Join(strings.Fields(s), "") }
 
-// subsequence tells whether whole can be had from part by putting something in.
+// subsequence reports whether whole can be made from part by insertions only.
 func subsequence(part, whole string) bool {
 	for i := 0; i < len(whole) && part != ""; i++ {
 		if whole[i] == part[0] {
@@ -88,7 +88,7 @@ func subsequence(part, whole string) bool {
 	return part == ""
 }
 
-func TestAnyFileMeansTheSameButForWhatIsWanted(t *testing.T) {
+func TestPlanChangesOnlyTheMeaningOfWantedKeys(t *testing.T) {
 	space := rapid.SampledFrom([]string{"", " ", "\n", "\n  ", "\r\n\t", "\n\n    "})
 	word := rapid.StringMatching(`[a-zA-Z."\\/é -]{0,5}`)
 	value := rapid.Custom(func(t *rapid.T) string {

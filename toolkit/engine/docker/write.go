@@ -7,14 +7,14 @@ import (
 	"github.com/tailscale/hujson"
 )
 
-// style is how what is new is laid out: as what is beside it.
+// style is the layout of new text, taken from the text around it.
 type style struct {
-	line  string // what starts a line: line break and indentation; "": all is in one line
-	unit  string // what a level is indented by
+	line  string // the start of a line: line break and indentation; "" if all is on one line
+	unit  string // the indentation of one level
 	colon string // between key and value, with its spaces
 }
 
-// deeper is the style of one level further in.
+// deeper returns the style one level further in.
 func (s style) deeper() style {
 	if s.line != "" {
 		s.line += s.unit
@@ -22,7 +22,7 @@ func (s style) deeper() style {
 	return s
 }
 
-// member writes a key below others, the last with the value.
+// member formats a path of nested keys, the last with the value.
 func (s style) member(path []string, value string) string {
 	if len(path) > 1 {
 		in := s.deeper()
@@ -31,8 +31,8 @@ func (s style) member(path []string, value string) string {
 	return quote(path[0]) + s.colon + value
 }
 
-// set gives a key a value, which is JSON text. All objects on the way that are there
-// have to be objects.
+// set sets a key to a value, which is JSON text. Existing values on the way have to be
+// objects.
 func (d *document) set(value string, path ...string) {
 	if d.tree.Value == nil {
 		s := style{line: "\n  ", unit: "  ", colon: ": "}
@@ -51,7 +51,7 @@ func (d *document) set(value string, path ...string) {
 	d.splice(at.StartOffset, at.EndOffset, value)
 }
 
-// insert puts a new member at the end of an object.
+// insert adds a new member at the end of an object.
 func (d *document) insert(object *hujson.Value, path []string, value string) {
 	members := membersOf(object)
 	s := d.style()
@@ -76,7 +76,7 @@ func (d *document) insert(object *hujson.Value, path []string, value string) {
 	d.splice(last.Value.EndOffset, last.Value.EndOffset, ","+lead+s.member(path, value))
 }
 
-// extend puts strings at the end of a list that is not empty.
+// extend adds strings at the end of a list that is not empty.
 func (d *document) extend(key string, more []string) {
 	elements := d.find(key).Value.Value.(*hujson.Array).Elements
 	last := elements[len(elements)-1]
@@ -93,8 +93,8 @@ func (d *document) extend(key string, more []string) {
 	d.splice(last.EndOffset, last.EndOffset, b.String())
 }
 
-// style is that of the file's own object, by its first key; several lines where it
-// has none.
+// style returns the style of the file's own object, judged by its first key. Without
+// keys it is several lines.
 func (d *document) style() style {
 	s := style{line: "\n", unit: "  ", colon: ": "}
 	if bytes.Contains(d.text, []byte("\r\n")) {
@@ -113,7 +113,7 @@ func (d *document) style() style {
 	return s
 }
 
-// lineOf is the last line break of white space and what follows; "" without one.
+// lineOf returns the last line break of white space and the text after it, or "".
 func lineOf(space string) string {
 	at := strings.LastIndexByte(space, '\n')
 	if at < 0 {
@@ -125,16 +125,16 @@ func lineOf(space string) string {
 	return space[at:]
 }
 
-// lineBreak is what a line as of lineOf starts with.
+// lineBreak returns the line break that a result of lineOf starts with.
 func lineBreak(line string) string { return line[:strings.IndexByte(line, '\n')+1] }
 
-// indentation is the white space at the start of the line of an offset.
+// indentation returns the white space at the start of the line of an offset.
 func (d *document) indentation(offset int) string {
 	line := d.text[bytes.LastIndexByte(d.text[:offset], '\n')+1 : offset]
 	return string(line[:len(line)-len(bytes.TrimLeft(line, " \t"))])
 }
 
-// splice puts text in the place of what is between two offsets.
+// splice replaces the text between two offsets.
 func (d *document) splice(from, to int, with string) {
 	d.text = append(append(bytes.Clone(d.text[:from]), with...), d.text[to:]...)
 	if d.err == nil {

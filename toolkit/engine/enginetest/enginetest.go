@@ -1,5 +1,5 @@
-// Package enginetest checks planners of runtimes' configuration against golden
-// files, each of which is a node's whole configuration before and after.
+// Package enginetest checks planners of runtime configuration against golden files.
+// Each holds a node's whole configuration before and after.
 package enginetest
 
 import (
@@ -20,17 +20,17 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine"
 )
 
-// Planner is what is checked.
+// Planner is the signature of the functions under test.
 type Planner func(engine.Files, engine.Place, engine.Want) (engine.Plan, error)
 
 // Case is one golden file: a line of JSON with Place and Want, then sections
-// "-- in PATH --" for files, "-- link PATH --" for links, and what comes of it:
+// "-- in PATH --" for files and "-- link PATH --" for links. The results follow:
 // "-- out PATH --" for files that change, "-- removed PATH --", "-- edits --", "-- error --".
 type Case struct {
 	Name  string
 	Place engine.Place
 	Want  engine.Want
-	Text  string // a line on what it is about
+	Text  string // a one-line description
 	in    []section
 	file  string
 }
@@ -80,7 +80,7 @@ func parse(t *testing.T, name, data string) Case {
 	return c
 }
 
-// Host is a new host with the case's files.
+// Host returns a new host with the case's files.
 func (c Case) Host(t *testing.T) *host.Root {
 	t.Helper()
 	dir := t.TempDir()
@@ -100,10 +100,10 @@ func (c Case) Host(t *testing.T) *host.Root {
 	return root
 }
 
-// content undoes what a section cannot hold as it is: ends of lines of Windows.
+// content restores Windows line ends, which a section cannot hold.
 func (s section) content() string { return strings.ReplaceAll(s.data, "<CR>\n", "\r\n") }
 
-// Check runs a case, and a second plan on what the first made.
+// Check runs a case, and then a second plan on the result of the first.
 func (c Case) Check(t *testing.T, plan Planner, update bool) {
 	t.Helper()
 	root := c.Host(t)
@@ -168,7 +168,7 @@ func (c Case) compare(t *testing.T, got string, update bool) {
 	require.Equal(t, string(data), input+got)
 }
 
-// Apply makes a plan's changes.
+// Apply applies a plan's changes to the host.
 func Apply(t *testing.T, root *host.Root, made engine.Plan) {
 	t.Helper()
 	changes, err := change.Plan(root, made.Items)
@@ -176,7 +176,7 @@ func Apply(t *testing.T, root *host.Root, made engine.Plan) {
 	require.NoError(t, change.Apply(root, changes))
 }
 
-// Tree is the content of all files of a host, and where its links lead.
+// Tree returns the content of all files of a host and the targets of its links.
 func Tree(t *testing.T, root *host.Root) map[string]string {
 	t.Helper()
 	tree := map[string]string{}
@@ -196,10 +196,10 @@ func Tree(t *testing.T, root *host.Root) map[string]string {
 	return tree
 }
 
-// Mem is Files in memory, for fuzzing.
+// Mem implements engine.Files in memory, for fuzzing.
 type Mem map[string]string
 
-// ReadFile is engine.Files'.
+// ReadFile implements engine.Files.
 func (m Mem) ReadFile(name string, _ int64) ([]byte, error) {
 	if data, ok := m[name]; ok {
 		return []byte(data), nil
@@ -207,7 +207,7 @@ func (m Mem) ReadFile(name string, _ int64) ([]byte, error) {
 	return nil, &os.PathError{Op: "open", Path: name, Err: os.ErrNotExist}
 }
 
-// Glob is engine.Files'.
+// Glob implements engine.Files.
 func (m Mem) Glob(dir, pattern string) ([]string, error) {
 	var found []string
 	for _, name := range slices.Sorted(maps.Keys(m)) {

@@ -51,7 +51,7 @@ func Format(value any) (string, error) {
 	case map[string]any:
 		return formatTable(v)
 	}
-	return "", fmt.Errorf("a %T is not written to TOML here", value)
+	return "", fmt.Errorf("a %T cannot be written to TOML here", value)
 }
 
 func formatAll(list []any) ([]string, error) {

@@ -5,14 +5,14 @@ import (
 	"slices"
 )
 
-// Leaf is a value that is no table, and where it is.
+// Leaf is a value other than a table, with its path.
 type Leaf struct {
 	Path  []string
 	Value any
 }
 
-// Leaves lists what is in a table by name, inner tables last, with paths below at.
-// Empty tables have none.
+// Leaves lists the values in a table by name, inner tables last, with paths below at.
+// An empty table has none.
 func Leaves(table map[string]any, at ...string) []Leaf {
 	var leaves, inner []Leaf
 	for _, key := range slices.Sorted(maps.Keys(table)) {
@@ -26,6 +26,6 @@ func Leaves(table map[string]any, at ...string) []Leaf {
 	return append(leaves, inner...)
 }
 
-// Equal compares values as Parse returns them, or as Set takes them. Unlike in Go,
-// a NaN is a NaN.
+// Equal compares values as returned by Parse or accepted by Set. Unlike in Go, NaN
+// equals NaN.
 func Equal(a, b any) bool { return equal(decoded(a), decoded(b)) }

@@ -9,9 +9,9 @@ import (
 	"slices"
 )
 
-// Set returns the document with the key set, by changing its value's bytes only or
-// by adding one line, or one table. A list that grows at its end keeps what it has
-// as it is written. An error is an *Error.
+// Set returns the document with the key set. It only changes the bytes of the value, or
+// adds one line or one table. A list that grows at its end keeps its existing text. An
+// error is an *Error.
 func (d *Doc) Set(value any, path ...string) (*Doc, error) {
 	text, err := Format(value)
 	if err != nil {
@@ -37,7 +37,7 @@ func (d *Doc) Set(value any, path ...string) (*Doc, error) {
 	return next, nil
 }
 
-// settable says why a path is no key that can be set.
+// settable returns an error if the path cannot be set as a key.
 func (d *Doc) settable(path []string) error {
 	if len(path) == 0 {
 		return &Error{Message: "no key"}
@@ -55,7 +55,7 @@ func (d *Doc) settable(path []string) error {
 	return nil
 }
 
-// splice is which bytes are to be replaced with what.
+// splice returns the range of bytes to replace and the new text.
 func (d *Doc) splice(path []string, value any, text string) (from, to int, with string) {
 	for _, e := range d.entries {
 		if e.kind >= pair && !e.listed && slices.Equal(e.path, path) {
@@ -86,7 +86,7 @@ func (d *Doc) replace(e entry, value any, text string) (from, to int, with strin
 	return e.last, e.last, ", " + more[1:len(more)-1]
 }
 
-// intoInline adds to the inline table that the path leads through, if one does.
+// intoInline adds the key to the inline table on the path, if there is one.
 func (d *Doc) intoInline(path []string, text string) (at int, with string, ok bool) {
 	for _, e := range d.entries {
 		if e.kind < pair || e.listed || len(e.path) >= len(path) || !isPrefix(e.path, path) || d.data[e.value] != '{' {
@@ -100,8 +100,8 @@ func (d *Doc) intoInline(path []string, text string) (at int, with string, ok bo
 	return at, with, ok
 }
 
-// intoTable adds a line to the table that the key belongs to, if that has a header,
-// is the root, or is made by dotted keys, beside the last of which it then has to be.
+// intoTable adds a line to the key's table if that has a header, is the root, or is
+// made by dotted keys. In the last case the line follows the last of these keys.
 func (d *Doc) intoTable(path []string, text string) (at int, with string, ok bool) {
 	parent := path[:len(path)-1]
 	for n := len(parent); n > 0 && !ok; n-- {
@@ -130,7 +130,7 @@ func (d *Doc) intoTable(path []string, text string) (at int, with string, ok boo
 	return at, d.line(at, with+Key(path[len(parent):]...)+" = "+text), ok
 }
 
-// newTable adds a table after those that are nearest to it by name, or at the end.
+// newTable adds a table after those with the longest common prefix, or at the end.
 func (d *Doc) newTable(path []string, text string) (at int, with string) {
 	parent := path[:len(path)-1]
 	near := 0
@@ -138,7 +138,7 @@ func (d *Doc) newTable(path []string, text string) (at int, with string) {
 		near = max(near, common(e.section(), parent))
 	}
 	at = len(d.data)
-	var model []string // the table whose indents are taken: a brother if there is one
+	var model []string // the table whose indentation is copied: a sibling if there is one
 	var outer, inner string
 	for _, e := range d.entries {
 		own := e.section()
@@ -164,8 +164,8 @@ func (d *Doc) newTable(path []string, text string) (at int, with string) {
 	return at, d.line(at, with)
 }
 
-// line makes text whole lines for an insertion at an offset, the end of another
-// line, which may lack its line end if it is the last.
+// line returns text as whole lines for insertion at an offset, the end of another line.
+// That line may lack its line end if it is the last.
 func (d *Doc) line(at int, text string) string {
 	if at > 0 && d.data[at-1] != '\n' {
 		text = d.eol() + text
@@ -195,7 +195,7 @@ func (d *Doc) eol() string {
 	return "\n"
 }
 
-// with is a table with one key set; the table itself is not changed.
+// with returns a copy of the table with one key set.
 func with(table map[string]any, value any, path []string) map[string]any {
 	next := maps.Clone(table)
 	if next == nil {
@@ -210,7 +210,7 @@ func with(table map[string]any, value any, path []string) map[string]any {
 	return next
 }
 
-// decoded is a value as Parse would return it.
+// decoded returns a value as Parse would return it.
 func decoded(value any) any {
 	list, ok := value.([]string)
 	if !ok {
@@ -223,7 +223,7 @@ func decoded(value any) any {
 	return items
 }
 
-// equal compares decoded values; unlike in Go, a NaN is a NaN.
+// equal compares decoded values. Unlike in Go, NaN equals NaN.
 func equal(a, b any) bool {
 	switch a := a.(type) {
 	case map[string]any:

@@ -1,9 +1,9 @@
-// Package tomledit changes single keys of a TOML document and leaves every other
-// byte as it is: comments, spacing, line ends, order and keys that nobody knows.
+// Package tomledit changes single keys of a TOML document and leaves every other byte
+// as it is: comments, spacing, line ends, order and unknown keys.
 //
-// An edit never makes a document that means anything else than the old one with
-// the key set: the result is read again and compared, and an edit that cannot be
-// made so is an *Error that says where the trouble is.
+// The result of an edit means the same as the old document with the key set. To ensure
+// this, Set parses the result and compares it. An edit that fails this check is an
+// *Error with its position.
 package tomledit
 
 import (
@@ -17,16 +17,17 @@ import (
 	"github.com/pelletier/go-toml/v2/unstable"
 )
 
-// Doc is a valid TOML document. It is not changed by anything: Set returns another.
+// Doc is a valid TOML document. It is immutable: Set returns another.
 type Doc struct {
 	data    []byte
 	root    map[string]any
 	entries []entry
 }
 
-// Error says where in a document something is wrong, or in the way of an edit.
+// Error is the position and description of an error in a document or of an obstacle to
+// an edit.
 type Error struct {
-	Line, Column int // from 1, the column in bytes; 0: the whole document
+	Line, Column int // from 1, the column in bytes; 0 means the whole document
 	Message      string
 }
 
@@ -41,15 +42,15 @@ func (e *Error) Error() string {
 type entry struct {
 	kind   kind
 	path   []string // from the root
-	table  []string // of a pair: the header that it is below; of one in an inline table: that table
-	listed bool     // in an array of tables, where a path names no single place
+	table  []string // of a pair: the table of its header, or its inline table
+	listed bool     // in an array of tables, where a path is ambiguous
 	start  int
 	end    int
 	value  int // start of a pair's value, which ends at end
-	last   int // end of the last element of a pair's array or inline table; 0: it has none
+	last   int // end of the last element of a pair's array or inline table; 0 if it has none
 }
 
-// section is the table that an entry opens or stands in.
+// section returns the table that an entry opens or belongs to.
 func (e entry) section() []string {
 	if e.kind >= pair {
 		return e.table
@@ -82,14 +83,14 @@ func Parse(data []byte) (*Doc, error) {
 	return d, nil
 }
 
-// Bytes is the document as it is written. It is not to be changed.
+// Bytes returns the text of the document. It must not be changed.
 func (d *Doc) Bytes() []byte { return d.data }
 
-// Root is the decoded document: tables are map[string]any, arrays []any, integers
-// int64. It is not to be changed.
+// Root returns the decoded document: tables are map[string]any, arrays []any, integers
+// int64. It must not be changed.
 func (d *Doc) Root() map[string]any { return d.root }
 
-// Get returns the decoded value of a key. There is none below an array.
+// Get returns the decoded value of a key. It finds no keys below an array.
 func (d *Doc) Get(path ...string) (any, bool) {
 	var at any = d.root
 	for _, key := range path {
@@ -104,13 +105,13 @@ func (d *Doc) Get(path ...string) (any, bool) {
 	return at, true
 }
 
-// Position is where a key or table begins, or else what is nearest above it.
+// Position returns the start of a key or table, or of its nearest ancestor.
 func (d *Doc) Position(path ...string) (line, column int) {
 	best, offset := -1, 0
 	for _, e := range d.entries {
 		near := common(e.path, path)
 		if near == len(path) && len(e.path) > near {
-			near-- // below what is asked for: it is defined by this, but a header of its own is better
+			near-- // an entry below the path defines it too, but its own header is better
 		}
 		if near > best && near > 0 {
 			best, offset = near, e.start
@@ -129,7 +130,7 @@ func (d *Doc) refuse(path []string, format string, args ...any) error {
 	return &Error{Line: line, Column: column, Message: Key(path...) + ": " + fmt.Sprintf(format, args...)}
 }
 
-// scan finds where everything is.
+// scan records the offsets of all headers and pairs.
 func (d *Doc) scan() error {
 	var p unstable.Parser
 	p.Reset(d.data)
@@ -195,7 +196,7 @@ func names(it unstable.Iterator) []string {
 	return path
 }
 
-// bounds is where a key begins and ends.
+// bounds returns the start and end of a key.
 func bounds(it unstable.Iterator) (first, last int) {
 	first = -1
 	for it.Next() {
@@ -216,7 +217,7 @@ func isPrefix(prefix, path []string) bool {
 	return len(prefix) <= len(path) && slices.Equal(prefix, path[:len(prefix)])
 }
 
-// common is how many keys two paths begin with alike.
+// common returns the number of leading keys that two paths share.
 func common(a, b []string) int {
 	n := 0
 	for n < len(a) && n < len(b) && a[n] == b[n] {

@@ -11,7 +11,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-func TestOnlyTheKeyChanges(t *testing.T) {
+func TestSetKeepsOtherBytes(t *testing.T) {
 	tests := map[string]struct {
 		in    string
 		path  []string
@@ -61,7 +61,7 @@ func TestOnlyTheKeyChanges(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeSetIsRefusedWithItsPlace(t *testing.T) {
+func TestImpossibleEditsAreRefusedWithTheirPosition(t *testing.T) {
 	tests := map[string]struct {
 		in           string
 		path         []string
@@ -84,7 +84,7 @@ func TestWhatCannotBeSetIsRefusedWithItsPlace(t *testing.T) {
 	}
 }
 
-func TestInvalidDocumentsAreNamedByLineAndColumn(t *testing.T) {
+func TestParseErrorsHaveLineAndColumn(t *testing.T) {
 	for in, want := range map[string][]int{
 		"a = 1\nb = = 2\n":       {2, 5},
 		"a = 1\n\n[t\nb = 1\n":   {3, 3},
@@ -133,7 +133,7 @@ n"""`}
 	return b.String()
 }
 
-func TestAnEditIsTheOldDocumentAndTheKey(t *testing.T) {
+func TestSetChangesOnlyTheKey(t *testing.T) {
 	done := 0
 	rapid.Check(t, func(t *rapid.T) {
 		in := document(t)
@@ -150,7 +150,7 @@ func TestAnEditIsTheOldDocumentAndTheKey(t *testing.T) {
 	require.Positive(t, done)
 }
 
-// checkSet tells whether the key could be set, and checks that nothing else changed.
+// checkSet reports whether the key could be set, and checks that nothing else changed.
 func checkSet(t require.TestingT, doc *Doc, value any, path []string) bool {
 	before := string(doc.Bytes())
 	next, err := doc.Set(value, path...)
@@ -167,7 +167,7 @@ func checkSet(t require.TestingT, doc *Doc, value any, path []string) bool {
 	for prefix < len(before) && prefix < len(next.data) && before[prefix] == next.data[prefix] {
 		prefix++
 	}
-	lost := 0 // what of the old text is neither before nor after the edit
+	lost := 0 // bytes of the old text that are neither before nor after the edit
 	for lost < len(before)-prefix && !strings.HasSuffix(string(next.data[prefix:]), before[prefix+lost:]) {
 		lost++
 	}
