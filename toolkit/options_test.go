@@ -46,7 +46,7 @@ func TestWrongUseIsRefusedWithWhatToWrite(t *testing.T) {
 		{"verify --dry-run", "", "--dry-run is for apply, run and restore; verify changes nothing"},
 		{"status -o yaml", "", "--output=yaml: it is table or json"},
 		{"run --log-format=xml", "", "--log-format=xml: it is text or json"},
-		{"apply --runtime=podman", "", `RUNTIME="podman" is none; take containerd, docker or crio`},
+		{"apply --runtime=podman", "", `RUNTIME="podman" is unknown; use containerd, docker or crio`},
 		{"apply --runtime-config=x", "", "--runtime-config=x: it must be an absolute path of the host"},
 		{"apply", "CONTAINERD_CONFIG=x", "CONTAINERD_CONFIG=x: it must be an absolute path of the host"},
 		{"apply", "RUNTIME_CONFIG=/runtime/config-dir/config.toml", "that is a path in the container of NVIDIA's toolkit; give the host's"},

@@ -16,26 +16,26 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine"
 )
 
-// maxFile bounds what is read of any file of the host here.
+// maxFile limits the size of any file of the host that is read here.
 const maxFile = 1 << 20
 
-// Profiles are all there are, most specific first.
+// Profiles returns all profiles, most specific first.
 func Profiles() []Profile { return slices.Clone(profiles()) }
 
-// Found is what is known of the node's runtime beforehand.
+// Found holds the facts already known about the node's runtime.
 type Found struct {
-	Socket  string // that the kubelet uses, of the host; "": not known
-	Runtime string // what it calls itself over CRI, "containerd", "cri-o", "docker"; "": not known
+	Socket  string // the host path that the kubelet uses; "" if unknown
+	Runtime string // the name it reports over CRI, "containerd", "cri-o", "docker"; "" if unknown
 }
 
-// Detect tells a node's arrangement by the files below the host's root and the
-// socket at which a runtime was found, "" if none was. Where several fit, it is the
-// most specific; its Why says so.
+// Detect detects a node's profile from the files below the host's root and the socket
+// at which a runtime was found, "" if none was. If several match, it returns the most
+// specific one and mentions that in Why.
 func Detect(root *host.Root, socket string) (Profile, error) {
 	return Found{Socket: socket}.Detect(root)
 }
 
-// Detect is the function, with all that is known.
+// Detect is like the function Detect, but uses all known facts.
 func (f Found) Detect(root *host.Root) (Profile, error) {
 	release, err := osRelease(root)
 	if err != nil {
@@ -46,11 +46,11 @@ func (f Found) Detect(root *host.Root) (Profile, error) {
 	if !ok {
 		return Profile{}, n.unknown()
 	}
-	n.system(&p)
-	return p, n.settle(&p)
+	n.addSystem(&p)
+	return p, n.refine(&p)
 }
 
-// node is what a profile is held against.
+// node holds the facts that profiles are matched against.
 type node struct {
 	root    *host.Root
 	release map[string]string
@@ -63,7 +63,7 @@ func (n node) first() (Profile, bool) {
 	case len(fitting) > 0:
 		p := n.newest(fitting)
 		if p.Why == "" {
-			p.Why = n.because(p, fitting[1:])
+			p.Why = n.explain(p, fitting[1:])
 		}
 		return p, true
 	case n.found.Runtime == "":
@@ -71,7 +71,7 @@ func (n node) first() (Profile, bool) {
 	}
 	for _, p := range Profiles() { // at a socket that no profile knows
 		if len(p.Detect.OSRelease) == 0 && string(p.Engine) == p.Name && p.Engine == kinds[n.found.Runtime] {
-			p.Why = fmt.Sprintf("the runtime at %s calls itself %s; no distribution is known that has it there", n.found.Socket, n.found.Runtime)
+			p.Why = fmt.Sprintf("the runtime at %s reports the name %s; no known distribution has it there", n.found.Socket, n.found.Runtime)
 			p.Sockets = []string{n.found.Socket}
 			return p, true
 		}
@@ -79,10 +79,10 @@ func (n node) first() (Profile, bool) {
 	return Profile{}, false
 }
 
-// kinds are the runtimes by what they call themselves over CRI.
+// kinds maps the names that runtimes report over CRI to their kinds.
 var kinds = map[string]engine.Kind{"containerd": engine.Containerd, "cri-o": engine.CRIO, "docker": engine.Docker}
 
-// fits says whether a profile holds here.
+// fits reports whether the node matches a profile.
 func (n node) fits(p Profile) bool {
 	d := p.Detect
 	switch kind, known := kinds[n.found.Runtime]; {
@@ -96,7 +96,7 @@ func (n node) fits(p Profile) bool {
 	return n.listens(p) && (n.found.Runtime != "" || !n.withoutCRI(p))
 }
 
-// runs says whether the operating system is one with these values.
+// runs reports whether os-release has these values.
 func (n node) runs(values map[string]string) bool {
 	for key, value := range values {
 		if have := n.release[key]; have == "" || value != "*" && have != value {
@@ -106,23 +106,24 @@ func (n node) runs(values map[string]string) bool {
 	return true
 }
 
-// listens says whether the runtime that was found, or else one that is there, has
-// the profile's socket. Docker has its own beside any.
+// listens reports whether the runtime that was found listens on the profile's socket.
+// If none was found, any existing socket of the profile will do. Docker's own API is
+// independent of the socket that was found.
 func (n node) listens(p Profile) bool {
 	if p.Detect.Socket == "" {
 		return true
 	}
 	if n.found.Socket != "" && p.API == "" {
-		return n.same(n.found.Socket, p.Detect.Socket)
+		return n.samePath(n.found.Socket, p.Detect.Socket)
 	}
 	return slices.ContainsFunc(append([]string{p.Detect.Socket}, p.Sockets...), func(at string) bool {
 		info, err := n.root.Stat(at)
-		return n.found.Socket != "" && n.same(n.found.Socket, at) || err == nil && info.Mode()&fs.ModeSocket != 0
+		return n.found.Socket != "" && n.samePath(n.found.Socket, at) || err == nil && info.Mode()&fs.ModeSocket != 0
 	})
 }
 
-// withoutCRI says whether this is a containerd that is told to serve no CRI: Docker's
-// packages bring it so, and no kubelet uses it then.
+// withoutCRI reports whether this is a containerd that is configured without CRI. This
+// is the default in Docker's packages, and no kubelet uses such a containerd.
 func (n node) withoutCRI(p Profile) bool {
 	if p.Engine != engine.Containerd {
 		return false
@@ -144,8 +145,8 @@ func (n node) exists(name string) bool {
 	return err == nil
 }
 
-// same says whether two paths lead to one place: /var/run is a link to /run.
-func (n node) same(a, b string) bool {
+// samePath reports whether two paths resolve to the same one: /var/run is a link to /run.
+func (n node) samePath(a, b string) bool {
 	x, errX := n.root.Resolve(a)
 	y, errY := n.root.Resolve(b)
 	trim := func(s string) string {
@@ -157,8 +158,8 @@ func (n node) same(a, b string) bool {
 	return errX == nil && errY == nil && x == y || trim(a) == trim(b)
 }
 
-// newest chooses among distributions that use one socket: what one that is not used
-// any more left behind is older than what the other wrote when it was started.
+// newest chooses among distributions that use the same socket. The files that a
+// retired one left behind are older than those that the other wrote at its start.
 func (n node) newest(fitting []Profile) Profile {
 	best, at := fitting[0], n.written(fitting[0])
 	for _, p := range fitting[1:] {
@@ -170,7 +171,7 @@ func (n node) newest(fitting []Profile) Profile {
 		if when.After(at) {
 			loser, best, at = best.Title, p, when
 		}
-		best.Why = fmt.Sprintf("%s was written last; %s has files here too", best.Config, loser)
+		best.Why = fmt.Sprintf("%s is the newest configuration; %s has files here too", best.Config, loser)
 	}
 	return best
 }
@@ -182,8 +183,8 @@ func (n node) written(p Profile) (t time.Time) {
 	return t
 }
 
-// because says why it is that profile.
-func (n node) because(p Profile, others []Profile) string {
+// explain returns the reason why the profile was chosen.
+func (n node) explain(p Profile, others []Profile) string {
 	var why []string
 	for key := range p.Detect.OSRelease {
 		why = append(why, fmt.Sprintf("/etc/os-release has %s=%s", key, n.release[key]))
@@ -196,43 +197,43 @@ func (n node) because(p Profile, others []Profile) string {
 		why = append(why, "the runtime's socket is "+at)
 	}
 	if i := slices.IndexFunc(p.Detect.Paths, n.exists); i >= 0 {
-		why = append(why, p.Detect.Paths[i]+" is there")
+		why = append(why, p.Detect.Paths[i]+" exists")
 	}
 	if p.Detect.Config != "" {
 		why = append(why, "its unit names "+p.Detect.Config)
 	}
 	text := strings.Join(why, ", ")
 	if len(others) > 0 {
-		text += "; " + others[0].Title + " would fit too, and is less specific"
+		text += "; " + others[0].Title + " matches too, but is less specific"
 	}
 	return text
 }
 
-// system adds what the operating system does not let be written, where the
-// distribution upon it says nothing of that: k3s on Flatcar.
-func (n node) system(p *Profile) {
+// addSystem adds the operating system's read-only directories if the profile of the
+// distribution on top names none: k3s on Flatcar.
+func (n node) addSystem(p *Profile) {
 	if p.InstallDir != "" || len(p.ReadOnly) > 0 {
 		return
 	}
 	for _, os := range Profiles() {
 		if len(os.Detect.OSRelease) > 0 && n.runs(os.Detect.OSRelease) {
 			p.InstallDir, p.ReadOnly = os.InstallDir, os.ReadOnly
-			p.Why += "; what can be written is as on " + os.Title
+			p.Why += "; the read-only directories are those of " + os.Title
 			return
 		}
 	}
 }
 
-// settle is what the files say of whether drop-ins are read, and of where the
-// configuration is.
-func (n node) settle(p *Profile) error {
+// refine sets the path of the configuration, and whether drop-ins are read, from the
+// node's files.
+func (n node) refine(p *Profile) error {
 	if named := unitConfig(n.root, p.Restart.Units); named != "" && named != p.Config && len(p.Made) == 0 && p.Owner == "" {
 		p.Config = named
 		p.Why += "; its unit names " + named
 	}
 	if p.Managed != "" && !n.managed(*p) {
 		p.Always, p.Owner = false, ""
-		p.Why += "; " + p.Config + " is people's, since its first line is not " + p.Managed
+		p.Why += "; " + p.Config + " is maintained by hand, since its first line is not " + p.Managed
 	}
 	if p.Containerd1 == "" || p.Always {
 		return nil
@@ -253,17 +254,17 @@ func (n node) settle(p *Profile) error {
 	return nil
 }
 
-// managed says whether the owner still writes the configuration.
+// managed reports whether the owner still writes the configuration.
 func (n node) managed(p Profile) bool {
 	data, err := n.root.ReadFile(p.Config, maxFile)
 	if errors.Is(err, fs.ErrNotExist) {
-		return true // it will at its next start
+		return true // the owner writes it at its next start
 	}
 	line, _, _ := bytes.Cut(data, []byte("\n"))
 	return err == nil && string(line) == p.Managed
 }
 
-// imports are the files that a configuration imports; none where there is none.
+// imports returns the imports of a configuration, none if the file does not exist.
 func (n node) imports(name string) ([]string, error) {
 	data, err := n.root.ReadFile(name, maxFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -276,15 +277,15 @@ func (n node) imports(name string) ([]string, error) {
 		Imports []string `toml:"imports"`
 	}
 	if err := toml.Unmarshal(data, &c); err != nil {
-		return nil, &engine.Refusal{File: name, Message: fmt.Sprintf("it cannot be read (%v), though it is made by a program; see that program's log", err)}
+		return nil, &engine.Refusal{File: name, Message: fmt.Sprintf("this generated file cannot be parsed (%v); see the log of the program that writes it", err)}
 	}
 	return c.Imports, nil
 }
 
-// unknown says what is to be done where nothing fits.
+// unknown returns the error for a node that matches no profile, with a remedy.
 func (n node) unknown() error {
 	if n.found.Socket == "" {
-		return errors.New("no container runtime is found: containerd, CRI-O and Docker have no socket where they usually do; start one, or say with RUNTIME and RUNTIME_SOCKET which it is")
+		return errors.New("no container runtime is found: containerd, CRI-O and Docker have no socket in the usual places; start one, or name it with RUNTIME and RUNTIME_SOCKET")
 	}
-	return fmt.Errorf("no arrangement is known with a container runtime at %s; say with RUNTIME which it is (containerd, docker, crio), and with RUNTIME_CONFIG where its configuration is", n.found.Socket)
+	return fmt.Errorf("no known distribution has a container runtime at %s; name it with RUNTIME (containerd, docker, crio), and its configuration with RUNTIME_CONFIG", n.found.Socket)
 }

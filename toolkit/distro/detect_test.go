@@ -14,7 +14,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine"
 )
 
-// What the distributions' own /etc/os-release have.
+// The contents of the distributions' own /etc/os-release.
 const (
 	debian       = "PRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\nNAME=\"Debian GNU/Linux\"\nVERSION_ID=\"12\"\nVERSION=\"12 (bookworm)\"\nID=debian\n"
 	ubuntu       = "PRETTY_NAME=\"Ubuntu 24.04.2 LTS\"\nNAME=\"Ubuntu\"\nVERSION_ID=\"24.04\"\nID=ubuntu\nID_LIKE=debian\n"
@@ -32,7 +32,7 @@ const (
 	crioSocket  = "/run/crio/crio.sock"
 )
 
-// A tree is a host: files by path, with "@TARGET" a link and "=" a socket.
+// tree describes a host: files by path, with "@TARGET" a link and "=" a socket.
 type tree map[string]string
 
 func (files tree) open(t *testing.T) *host.Root {
@@ -71,7 +71,7 @@ const (
 	rke2Config = "version = 3\nimports = [\"/var/lib/rancher/rke2/agent/etc/containerd/config-v3.toml.d/*.toml\"]\n"
 )
 
-func TestADistributionIsKnownByItsFiles(t *testing.T) {
+func TestDetectFindsTheDistribution(t *testing.T) {
 	for _, c := range []struct {
 		name, socket, runtime string
 		files                 tree
@@ -92,7 +92,7 @@ func TestADistributionIsKnownByItsFiles(t *testing.T) {
 			"/usr/lib/systemd/system/containerd.service":           "[Service]\nExecStart=/usr/bin/containerd\n",
 			"/etc/systemd/system/containerd.service.d/10-own.conf": "[Service]\nExecStart=\nExecStart=-/usr/bin/containerd \\\n  --log-level info --config=/srv/containerd.toml\n"},
 			want: "containerd", config: "/srv/containerd.toml", dropIn: "/etc/containerd/conf.d/99-gpuready.toml", door: Systemd, units: []string{"containerd.service"}},
-		{name: "nothing said, one there", files: tree{plainSocket: "="},
+		{name: "no runtime found, one there", files: tree{plainSocket: "="},
 			want: "containerd", config: "/etc/containerd/config.toml", dropIn: "/etc/containerd/conf.d/99-gpuready.toml", door: Systemd, units: []string{"containerd.service"}},
 		{name: "Docker with its containerd", socket: plainSocket, files: tree{
 			plainSocket: "=", "/run/docker.sock": "=", "/etc/containerd/config.toml": "disabled_plugins = [\"cri\"]\n"},
@@ -109,7 +109,7 @@ func TestADistributionIsKnownByItsFiles(t *testing.T) {
 			want: "k3s", config: k3sDir + "config.toml", dropIn: k3sDir + "config.toml.d/99-gpuready.toml", always: true, door: Systemd, units: []string{"k3s.service", "k3s-agent.service"}},
 		{name: "k3s that imports nothing", socket: k3sSocket, files: tree{k3sDir + "config.toml": k3sOldest},
 			want: "k3s", config: k3sDir + "config.toml", dropIn: k3sDir + "config-v3.toml.d/99-gpuready.toml", door: Systemd, units: []string{"k3s.service", "k3s-agent.service"},
-			obstacle: "it imports no drop-ins; upgrade k3s"},
+			obstacle: "imports no drop-ins; upgrade k3s"},
 		{name: "RKE2", socket: k3sSocket, files: tree{rke2Dir + "config.toml": rke2Config},
 			want: "rke2", config: rke2Dir + "config.toml", dropIn: rke2Dir + "config-v3.toml.d/99-gpuready.toml", always: true, door: Systemd, units: []string{"rke2-server.service", "rke2-agent.service"}},
 		{name: "k3s on Flatcar", socket: k3sSocket, files: tree{"/etc/os-release": flatcar, k3sDir + "config.toml": k3sConfig},
@@ -176,7 +176,7 @@ func TestADistributionIsKnownByItsFiles(t *testing.T) {
 	}
 }
 
-func TestOfTwoThatShareASocketTheOneThatStartedLastIsIt(t *testing.T) {
+func TestDetectPrefersTheNewerOfTwoDistributionsOnOneSocket(t *testing.T) {
 	files := tree{k3sDir + "config.toml": k3sConfig, rke2Dir + "config.toml": rke2Config}
 	root := files.open(t)
 	now := time.Now()
@@ -200,18 +200,18 @@ func TestOfTwoThatShareASocketTheOneThatStartedLastIsIt(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotKnownIsRefusedWithWhatToSay(t *testing.T) {
+func TestUnknownRuntimesAreRefusedWithARemedy(t *testing.T) {
 	_, err := Detect(tree{"/etc/os-release": debian}.open(t), "")
-	require.ErrorContains(t, err, "say with RUNTIME and RUNTIME_SOCKET")
+	require.ErrorContains(t, err, "name it with RUNTIME and RUNTIME_SOCKET")
 	_, err = Detect(tree{}.open(t), "/srv/own.sock")
-	require.ErrorContains(t, err, "/srv/own.sock; say with RUNTIME which it is")
+	require.ErrorContains(t, err, "/srv/own.sock; name it with RUNTIME")
 	_, err = Detect(tree{k3sDir + "config.toml": "imports = [\n"}.open(t), k3sSocket)
 	refusal, is := errors.AsType[*engine.Refusal](err)
 	require.True(t, is)
 	require.Equal(t, k3sDir+"config.toml", refusal.File)
 }
 
-func TestUnitsNameAConfigurationAsSystemdReadsThem(t *testing.T) {
+func TestCommandConfigParsesUnitsAsSystemdDoes(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
 		{"", ""},
 		{"ExecStart=/usr/bin/containerd", "/etc/containerd/config.toml"},

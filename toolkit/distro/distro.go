@@ -1,7 +1,7 @@
-// Package distro knows how Kubernetes distributions arrange a container runtime:
-// where its configuration is and who writes it, where it listens, what of the host
-// cannot be written, and through which door it is restarted. The profiles are data,
-// profiles.yaml; a node's is detected, and each part of it can be said otherwise.
+// Package distro describes how Kubernetes distributions set up a container runtime:
+// where its configuration is and who writes it, where it listens, which parts of the
+// host are read-only, and how it is restarted. The profiles are data in profiles.yaml.
+// A node's profile is detected, and each part of it can be overridden.
 package distro
 
 import (
@@ -16,62 +16,62 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine"
 )
 
-// Profile is one arrangement. Paths are the host's.
+// Profile describes a container runtime as set up by one distribution. Paths are the host's.
 type Profile struct {
 	Name    string      `json:"name"`  // "k3s"
 	Title   string      `json:"title"` // for people: "k3s"
 	Engine  engine.Kind `json:"engine"`
-	Sources []string    `json:"sources"` // where all this is from: pages and files of the distribution
+	Sources []string    `json:"sources"` // pages and files of the distribution that document the profile
 	Detect  Marks       `json:"detect"`
 	Sockets []string    `json:"sockets"`       // of the runtime's CRI, in the order they are tried
 	API     string      `json:"api,omitempty"` // the socket of Docker's own API, which Docker has before any CRI
-	// Config is what the runtime reads, or the template that it is made from where
-	// that is people's.
+	// Config is the file that the runtime reads, or the template that it is generated
+	// from if people edit that.
 	Config string `json:"config"`
 	DropIn string `json:"dropIn,omitempty"`
-	// Always says that drop-ins are read whatever the configuration says.
+	// Always reports whether drop-ins are read regardless of the configuration.
 	Always bool `json:"always,omitempty"`
-	// Containerd1 is where drop-ins are for a containerd before 2.0, if elsewhere.
+	// Containerd1 is the drop-in for a containerd before 2.0, if it differs.
 	Containerd1 string `json:"containerd1,omitempty"`
-	// Made are files that are made of Config, or for it: nobody writes into those.
+	// Made are files that are generated from Config, or for it. They are never written.
 	Made []string `json:"made,omitempty"`
-	// Managed is the first line of Config for as long as Owner writes it, if it has one.
+	// Managed is the first line of Config as long as Owner writes it, if it has one.
 	Managed    string  `json:"managed,omitempty"`
-	Owner      string  `json:"owner,omitempty"` // who writes Config, if not people: "k3s writes it anew at each start"
+	Owner      string  `json:"owner,omitempty"` // the program that writes Config, if any: "k3s writes it anew at each start"
 	Restart    Restart `json:"restart"`
-	InstallDir string  `json:"installDir,omitempty"` // where programs can be installed, if not where they usually are
+	InstallDir string  `json:"installDir,omitempty"` // the directory for programs, if not the usual one
 	// ReadOnly are the directories that cannot be written.
 	ReadOnly []string `json:"readOnly,omitempty"`
 	Notes    string   `json:"notes,omitempty"` // for people: what is special, one sentence
-	Undo     string   `json:"undo,omitempty"`  // for people: what is left to do after the original bytes are back
+	Undo     string   `json:"undo,omitempty"`  // for people: what is left to do after the original bytes are restored
 
-	Why string `json:"-"` // why a node is taken for this; set by Detect and Override
+	Why string `json:"-"` // why a node has this profile; set by Detect and Override
 }
 
-// Marks are how to know the distribution: all that is given has to hold.
+// Marks are the signs of a distribution. All that are given have to match.
 type Marks struct {
 	OSRelease map[string]string `json:"osRelease,omitempty"` // values of keys of /etc/os-release; "*" is any
-	Paths     []string          `json:"paths,omitempty"`     // one of them is there
+	Paths     []string          `json:"paths,omitempty"`     // one of them exists
 	Socket    string            `json:"socket,omitempty"`    // the runtime's
 	Config    string            `json:"config,omitempty"`    // the configuration that the runtime's unit names
 }
 
-// Door is how a runtime takes a new configuration.
+// Door is the way in which a runtime loads a new configuration.
 type Door string
 
-// The doors.
+// The values of Door.
 const (
 	Systemd Door = "systemd" // a unit is restarted over D-Bus
-	Reload  Door = "reload"  // the daemon is told by SIGHUP; only Docker takes handlers so
-	Nobody  Door = "none"    // nobody may: the message says what a person has to do
+	Reload  Door = "reload"  // the daemon reloads on SIGHUP; only Docker loads handlers this way
+	Nobody  Door = "none"    // restarting is not allowed: the message names the manual steps
 )
 
-// Restart is the way through the door.
+// Restart describes how the runtime is restarted.
 type Restart struct {
 	Door  Door     `json:"door"`
-	Units []string `json:"units,omitempty"` // the first that is active: "k3s.service", "k3s-agent.service"
-	// Itself says that the runtime is restarted by who watches its drop-ins, some
-	// seconds after one changes (k0s): restarting a unit too does no harm.
+	Units []string `json:"units,omitempty"` // the first active one is restarted: "k3s.service", "k3s-agent.service"
+	// Itself reports whether a watcher of the drop-ins restarts the runtime some
+	// seconds after one changes (k0s). Restarting a unit too does no harm.
 	Itself  bool   `json:"itself,omitempty"`
 	Message string `json:"message,omitempty"` // with Nobody
 }
@@ -79,7 +79,7 @@ type Restart struct {
 //go:embed profiles.yaml
 var data []byte
 
-// profiles are decoded once; that they can be is tested.
+// profiles decodes the embedded profiles once. A test checks that they are valid.
 var profiles = sync.OnceValue(func() []Profile {
 	all, err := decode(data)
 	if err != nil {
@@ -103,7 +103,7 @@ func decode(data []byte) ([]Profile, error) {
 	return file.Profiles, nil
 }
 
-// check says what of a profile cannot be.
+// check returns an error if the profile is invalid.
 func (p Profile) check() error {
 	paths := map[string]string{"config": p.Config}
 	for field, list := range map[string][]string{
@@ -129,9 +129,9 @@ func (p Profile) check() error {
 	}
 	switch {
 	case p.Name == "" || p.Title == "" || len(p.Sources) == 0:
-		return fmt.Errorf("name, title and sources are wanted")
+		return fmt.Errorf("name, title and sources are required")
 	case p.Restart.Door == Nobody && p.Restart.Message == "":
-		return fmt.Errorf("restart.message: nobody may restart it, and it says not what to do")
+		return fmt.Errorf("restart.message: required with door none, to name the manual steps")
 	case p.Restart.Door != Nobody && len(p.Restart.Units) == 0:
 		return fmt.Errorf("restart.units: none")
 	case p.Restart.Door != Nobody && p.Restart.Door != Systemd && p.Restart.Door != Reload:
@@ -147,7 +147,7 @@ func absolute(name string) error {
 	return nil
 }
 
-// Place is where a runtime that calls itself of that version has its configuration.
+// Place returns the place of the configuration of a runtime that reports the version.
 func (p Profile) Place(version string) engine.Place {
 	dropIn := p.DropIn
 	if p.Containerd1 != "" && strings.HasPrefix(strings.TrimPrefix(version, "v"), "1.") {
@@ -156,8 +156,8 @@ func (p Profile) Place(version string) engine.Place {
 	return engine.Place{Kind: p.Engine, Version: version, Config: p.Config, DropIn: dropIn, Always: p.Always}
 }
 
-// Writable says whether a path of the host can be written, and lasts, as far as the
-// profile knows. Links are followed: /usr/local is often one.
+// Writable reports whether a path of the host can be written and persists, as far as
+// the profile knows. Links are followed: /usr/local is often one.
 func (p Profile) Writable(root *host.Root, name string) bool {
 	real, err := root.Resolve(name)
 	if err != nil {
@@ -175,8 +175,8 @@ func below(name, dir string) bool {
 	return name == dir || dir == "/" || strings.HasPrefix(name, dir+"/")
 }
 
-// Obstacle says why the runtime's configuration cannot be changed to any effect,
-// and what a person can do; "" if it can.
+// Obstacle returns the reason why changing the runtime's configuration has no effect,
+// and a remedy. It returns "" if there is no obstacle.
 func (p Profile) Obstacle(root *host.Root) string {
 	switch {
 	case p.DropIn != "" && p.Always && p.Writable(root, p.DropIn):
@@ -186,7 +186,7 @@ func (p Profile) Obstacle(root *host.Root) string {
 	case p.Restart.Message != "":
 		return p.Restart.Message
 	case p.Owner != "":
-		return fmt.Sprintf("%s (%s), and as it is now it imports no drop-ins; upgrade %s to a release that does, or configure the handler by its own means", p.Config, p.Owner, p.Title)
+		return fmt.Sprintf("%s (%s) imports no drop-ins; upgrade %s to a release that does, or configure the handler by its own means", p.Config, p.Owner, p.Title)
 	}
-	return fmt.Sprintf("%s cannot be written on %s; have the runtime read another file, and say which with RUNTIME_CONFIG", p.Config, p.Title)
+	return fmt.Sprintf("%s cannot be written on %s; make the runtime read another file, and name it with RUNTIME_CONFIG", p.Config, p.Title)
 }

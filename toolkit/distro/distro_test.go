@@ -14,7 +14,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-func TestProfilesAreWhole(t *testing.T) {
+func TestProfilesAreComplete(t *testing.T) {
 	all, err := decode(data)
 	require.NoError(t, err)
 	names := map[string]bool{}
@@ -36,7 +36,7 @@ func TestProfilesAreWhole(t *testing.T) {
 	}
 }
 
-func TestProfilesThatCannotBeAreRefused(t *testing.T) {
+func TestInvalidProfilesAreRefused(t *testing.T) {
 	const whole = "profiles:\n- name: a\n  title: A\n  engine: crio\n  sources: [https://a]\n  detect: {socket: /run/a.sock}\n  sockets: [/run/a.sock]\n  config: /etc/a\n  restart: {door: systemd, units: [a.service]}\n"
 	_, err := decode([]byte(whole))
 	require.NoError(t, err)
@@ -57,7 +57,7 @@ func TestProfilesThatCannotBeAreRefused(t *testing.T) {
 	}
 }
 
-func TestPlaceIsTheProfilesWithTheVersion(t *testing.T) {
+func TestPlaceDependsOnTheVersion(t *testing.T) {
 	k3s := byName(t, "k3s")
 	const dir = "/var/lib/rancher/k3s/agent/etc/containerd/"
 	require.Equal(t, engine.Place{
@@ -74,8 +74,8 @@ func TestPlaceIsTheProfilesWithTheVersion(t *testing.T) {
 	}, byName(t, "containerd").Place("1.7.27"))
 }
 
-// The page is what people read of the profiles, so it is made of them.
-func TestThePageSaysWhatTheProfilesSay(t *testing.T) {
+// The documentation page is generated from the profiles.
+func TestPageMatchesTheProfiles(t *testing.T) {
 	const page = "../../docs/toolkit-distributions.md"
 	if *update {
 		require.NoError(t, os.WriteFile(page, []byte(Page()), 0o644))

@@ -11,9 +11,9 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine"
 )
 
-// Settings are what people can say of the runtime instead of what is detected, by
-// the names that the reference installer has for them in the environment. All paths
-// are the host's. "" is what was not said.
+// Settings override the detected properties of the runtime. The environment variables
+// have the names that the reference installer uses. All paths are the host's. An
+// empty string means not set.
 type Settings struct {
 	Runtime string // RUNTIME: containerd, docker or crio
 
@@ -31,11 +31,11 @@ type Settings struct {
 	RestartMode string // RUNTIME_RESTART_MODE: systemd, signal or none
 }
 
-// setting is one of them, by its name.
+// setting is the name and value of one setting.
 type setting struct{ name, value string }
 
-// of are the settings that are for one kind of runtime alone.
-func (s Settings) of(kind engine.Kind) (config, socket setting) {
+// forKind returns the settings that only apply to one kind of runtime.
+func (s Settings) forKind(kind engine.Kind) (config, socket setting) {
 	switch kind {
 	case engine.Containerd:
 		return setting{"CONTAINERD_CONFIG", s.ContainerdConfig}, setting{"CONTAINERD_SOCKET", s.ContainerdSocket}
@@ -45,35 +45,35 @@ func (s Settings) of(kind engine.Kind) (config, socket setting) {
 	return setting{"CRIO_CONFIG", s.CRIOConfig}, setting{"CRIO_SOCKET", s.CRIOSocket}
 }
 
-// Kind is the runtime that is wanted, and the setting that says so; "" if none does.
-// Settings that want different ones are refused, with both their names.
+// Kind returns the selected runtime and the setting that selects it, "" if none does.
+// Settings that select different runtimes are refused, with both their names.
 func (s Settings) Kind() (kind engine.Kind, by string, err error) {
 	if s.Runtime != "" {
 		kind, by = engine.Kind(s.Runtime), "RUNTIME="+s.Runtime
 		if !slices.Contains([]engine.Kind{engine.Containerd, engine.Docker, engine.CRIO}, kind) {
-			return "", "", fmt.Errorf("RUNTIME=%q is none; take containerd, docker or crio", s.Runtime)
+			return "", "", fmt.Errorf("RUNTIME=%q is unknown; use containerd, docker or crio", s.Runtime)
 		}
 	}
 	for _, k := range []engine.Kind{engine.Containerd, engine.Docker, engine.CRIO} {
-		config, socket := s.of(k)
+		config, socket := s.forKind(k)
 		for _, one := range []setting{config, socket} {
 			switch {
 			case one.value == "" || k == kind:
 			case kind == "":
 				kind, by = k, one.name
 			default:
-				return "", "", fmt.Errorf("%s is for %s and %s for %s; give one of them up, or say with RUNTIME which runtime is meant and leave the others' settings out", by, kind, one.name, k)
+				return "", "", fmt.Errorf("%s is for %s and %s for %s; remove one of them, or select one runtime with RUNTIME and leave out the settings of the others", by, kind, one.name, k)
 			}
 		}
 	}
 	return kind, by, nil
 }
 
-// Empty says that nothing was said.
+// Empty reports whether no setting is set.
 func (s Settings) Empty() bool { return s == Settings{} }
 
-// Override is a profile with what people said in the place of what was detected. A
-// setting for one kind of runtime counts more than the general one.
+// Override returns the profile with the settings in place of the detected properties. A
+// setting for one kind of runtime takes precedence over the general one.
 func Override(p Profile, s Settings) (Profile, error) {
 	kind, by, err := s.Kind()
 	if err != nil {
@@ -86,16 +86,16 @@ func Override(p Profile, s Settings) (Profile, error) {
 		p = plain(kind, p, by)
 	}
 	if p.Engine == "" {
-		return Profile{}, errors.New("no container runtime is detected; say with RUNTIME which it is (containerd, docker, crio)")
+		return Profile{}, errors.New("no container runtime is detected; name it with RUNTIME (containerd, docker, crio)")
 	}
-	config, socket := s.of(p.Engine)
-	p.socket(cmp.Or(socket.value, s.Socket))
-	p.config(cmp.Or(config.value, s.Config))
-	p.dropIn(s.DropIn)
-	return p, p.restart(s.RestartMode)
+	config, socket := s.forKind(p.Engine)
+	p.setSocket(cmp.Or(socket.value, s.Socket))
+	p.setConfig(cmp.Or(config.value, s.Config))
+	p.setDropIn(s.DropIn)
+	return p, p.setRestart(s.RestartMode)
 }
 
-// check says which path is none.
+// check returns an error for each path that is not absolute and clean.
 func (s Settings) check() error {
 	var wrong []error
 	for _, one := range []setting{
@@ -113,8 +113,7 @@ func (s Settings) check() error {
 	return errors.Join(wrong...)
 }
 
-// plain is the arrangement of a runtime that no distribution arranges, on the same
-// operating system.
+// plain returns the profile of a stand-alone runtime on the same operating system.
 func plain(kind engine.Kind, was Profile, by string) Profile {
 	for _, p := range profiles() {
 		if p.Name == string(kind) {
@@ -129,7 +128,7 @@ func plain(kind engine.Kind, was Profile, by string) Profile {
 	return was
 }
 
-func (p *Profile) socket(at string) {
+func (p *Profile) setSocket(at string) {
 	switch {
 	case at == "":
 	case p.Engine == engine.Docker:
@@ -139,27 +138,27 @@ func (p *Profile) socket(at string) {
 	}
 }
 
-func (p *Profile) config(name string) {
+func (p *Profile) setConfig(name string) {
 	if name == "" || name == p.Config || slices.Contains(p.Made, name) {
-		return // a file that is made of the configuration says the same, and is not written
+		return // a file generated from the configuration has the same content, and is not written
 	}
 	p.Config, p.Made, p.Managed, p.Owner = name, nil, "", ""
-	if p.Engine != engine.CRIO { // which reads its directory beside any file
+	if p.Engine != engine.CRIO { // which reads its directory besides any file
 		p.Always = false
 	}
-	p.Why = strings.TrimPrefix(p.Why+"; the configuration was said to be "+name, "; ")
+	p.Why = strings.TrimPrefix(p.Why+"; the configuration is set to "+name, "; ")
 }
 
-func (p *Profile) dropIn(name string) {
+func (p *Profile) setDropIn(name string) {
 	if name == "" || name == p.DropIn {
 		return
 	}
 	beside := path.Dir(name) == path.Dir(p.DropIn) && path.Ext(name) == path.Ext(p.DropIn)
 	p.DropIn, p.Containerd1, p.Always = name, "", p.Always && (beside || p.Engine == engine.CRIO && path.Dir(name) == path.Dir(p.DropIn))
-	p.Why = strings.TrimPrefix(p.Why+"; the drop-in was said to be "+name, "; ")
+	p.Why = strings.TrimPrefix(p.Why+"; the drop-in is set to "+name, "; ")
 }
 
-func (p *Profile) restart(mode string) error {
+func (p *Profile) setRestart(mode string) error {
 	const variable = "RUNTIME_RESTART_MODE="
 	switch {
 	case mode == "":
@@ -171,13 +170,13 @@ func (p *Profile) restart(mode string) error {
 		}
 		p.Restart = Restart{Door: Nobody, Message: message, Itself: p.Restart.Itself}
 	case mode != "systemd" && mode != "signal":
-		return fmt.Errorf("%s%q is none; take systemd, signal or none", variable, mode)
+		return fmt.Errorf("%s%q is unknown; use systemd, signal or none", variable, mode)
 	case p.Restart.Door == Nobody:
-		return fmt.Errorf("%s%s cannot be on %s: %s", variable, mode, p.Title, p.Restart.Message)
+		return fmt.Errorf("%s%s is not possible on %s: %s", variable, mode, p.Title, p.Restart.Message)
 	case mode == "systemd":
 		p.Restart.Door = Systemd
 	case p.Engine != engine.Docker:
-		return fmt.Errorf("%ssignal cannot be with %s, which ends on SIGHUP or takes no handlers by it; take systemd or none, or leave it out", variable, p.Engine)
+		return fmt.Errorf("%ssignal is not possible with %s, which exits on SIGHUP or loads no handlers on it; use systemd or none, or leave it out", variable, p.Engine)
 	default:
 		p.Restart.Door = Reload
 	}

@@ -8,46 +8,46 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine"
 )
 
-func TestWhatPeopleSayCountsMoreThanWhatIsDetected(t *testing.T) {
+func TestSettingsOverrideTheDetectedProfile(t *testing.T) {
 	for _, c := range []struct {
-		name    string
-		profile string
-		said    Settings
-		change  func(*Profile) // of the profile, or of the plain one that is named by it
-		want    string         // the profile that it is then; "": the same
+		name     string
+		profile  string
+		settings Settings
+		change   func(*Profile) // the expected change to that profile, or to want
+		want     string         // the name of the resulting profile, if another one
 	}{
 		{name: "nothing", profile: "k3s"},
-		{name: "the same as detected", profile: "k3s", said: Settings{Runtime: "containerd"}},
-		{name: "the runtime's counts more than the general", profile: "containerd", said: Settings{Config: "/a", ContainerdConfig: "/b", Socket: "/c", ContainerdSocket: "/d"},
+		{name: "the same as detected", profile: "k3s", settings: Settings{Runtime: "containerd"}},
+		{name: "the runtime's counts more than the general", profile: "containerd", settings: Settings{Config: "/a", ContainerdConfig: "/b", Socket: "/c", ContainerdSocket: "/d"},
 			change: func(p *Profile) { p.Config, p.Sockets = "/b", []string{"/d"} }},
-		{name: "the general", profile: "crio", said: Settings{Config: "/a", Socket: "/c"},
+		{name: "the general", profile: "crio", settings: Settings{Config: "/a", Socket: "/c"},
 			change: func(p *Profile) { p.Config, p.Sockets = "/a", []string{"/c"} }},
-		{name: "Docker's API", profile: "docker", said: Settings{DockerSocket: "/srv/docker.sock", DockerConfig: "/srv/daemon.json"},
+		{name: "Docker's API", profile: "docker", settings: Settings{DockerSocket: "/srv/docker.sock", DockerConfig: "/srv/daemon.json"},
 			change: func(p *Profile) { p.API, p.Config = "/srv/docker.sock", "/srv/daemon.json" }},
-		{name: "another runtime on the same system", profile: "flatcar", said: Settings{Runtime: "docker"}, want: "docker",
+		{name: "another runtime on the same system", profile: "flatcar", settings: Settings{Runtime: "docker"}, want: "docker",
 			change: func(p *Profile) { p.InstallDir, p.ReadOnly = "/opt/gpuready/toolkit", []string{"/usr"} }},
-		{name: "another runtime by its setting", profile: "containerd", said: Settings{CRIOConfig: "/etc/crio/own.conf"}, want: "crio",
+		{name: "another runtime by its setting", profile: "containerd", settings: Settings{CRIOConfig: "/etc/crio/own.conf"}, want: "crio",
 			change: func(p *Profile) { p.Config = "/etc/crio/own.conf" }},
-		{name: "another configuration has its own imports", profile: "k0s", said: Settings{ContainerdConfig: "/etc/k0s/own.toml"},
+		{name: "another configuration has its own imports", profile: "k0s", settings: Settings{ContainerdConfig: "/etc/k0s/own.toml"},
 			change: func(p *Profile) {
 				p.Config, p.Made, p.Managed, p.Owner, p.Always = "/etc/k0s/own.toml", nil, "", "", false
 			}},
-		{name: "k0s's own advice for the reference", profile: "k0s", said: Settings{ContainerdConfig: "/run/k0s/containerd-cri.toml", DropIn: "/etc/k0s/containerd.d/nvidia.toml", ContainerdSocket: "/run/k0s/containerd.sock"},
+		{name: "k0s's own advice for the reference", profile: "k0s", settings: Settings{ContainerdConfig: "/run/k0s/containerd-cri.toml", DropIn: "/etc/k0s/containerd.d/nvidia.toml", ContainerdSocket: "/run/k0s/containerd.sock"},
 			change: func(p *Profile) { p.DropIn = "/etc/k0s/containerd.d/nvidia.toml" }},
-		{name: "a drop-in that may not be read", profile: "k0s", said: Settings{DropIn: "/srv/nvidia.toml"},
+		{name: "a drop-in that may not be read", profile: "k0s", settings: Settings{DropIn: "/srv/nvidia.toml"},
 			change: func(p *Profile) { p.DropIn, p.Always = "/srv/nvidia.toml", false }},
-		{name: "a drop-in of another name in CRI-O's directory", profile: "crio", said: Settings{DropIn: "/etc/crio/crio.conf.d/99-nvidia.toml"},
+		{name: "a drop-in of another name in CRI-O's directory", profile: "crio", settings: Settings{DropIn: "/etc/crio/crio.conf.d/99-nvidia.toml"},
 			change: func(p *Profile) { p.DropIn = "/etc/crio/crio.conf.d/99-nvidia.toml" }},
-		{name: "Docker by systemd", profile: "docker", said: Settings{RestartMode: "systemd"}, change: func(p *Profile) { p.Restart.Door = Systemd }},
-		{name: "Docker by signal", profile: "docker", said: Settings{RestartMode: "signal"}},
-		{name: "by nobody", profile: "containerd", said: Settings{RestartMode: "none"}, change: func(p *Profile) {
+		{name: "Docker by systemd", profile: "docker", settings: Settings{RestartMode: "systemd"}, change: func(p *Profile) { p.Restart.Door = Systemd }},
+		{name: "Docker by signal", profile: "docker", settings: Settings{RestartMode: "signal"}},
+		{name: "by nobody", profile: "containerd", settings: Settings{RestartMode: "none"}, change: func(p *Profile) {
 			p.Restart = Restart{Door: Nobody, Message: "nothing is restarted, since RUNTIME_RESTART_MODE=none is set; restart containerd.service for the change to take effect"}
 		}},
-		{name: "by nobody, where nobody may", profile: "talos", said: Settings{RestartMode: "none"}},
+		{name: "by nobody, where nobody may", profile: "talos", settings: Settings{RestartMode: "none"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			was := byName(t, c.profile)
-			got, err := Override(was, c.said)
+			got, err := Override(was, c.settings)
 			require.NoError(t, err)
 			want := was
 			if c.want != "" {
@@ -63,11 +63,11 @@ func TestWhatPeopleSayCountsMoreThanWhatIsDetected(t *testing.T) {
 	}
 }
 
-func TestContradictionsAreRefusedWithBothNames(t *testing.T) {
+func TestContradictorySettingsAreRefusedWithBothNames(t *testing.T) {
 	for _, c := range []struct {
-		profile string
-		said    Settings
-		want    []string
+		profile  string
+		settings Settings
+		want     []string
 	}{
 		{"containerd", Settings{Runtime: "docker", ContainerdConfig: "/a"}, []string{"RUNTIME=docker", "CONTAINERD_CONFIG"}},
 		{"containerd", Settings{ContainerdSocket: "/a", DockerConfig: "/b"}, []string{"CONTAINERD_SOCKET", "DOCKER_CONFIG"}},
@@ -80,7 +80,7 @@ func TestContradictionsAreRefusedWithBothNames(t *testing.T) {
 		{"containerd", Settings{RestartMode: "always"}, []string{`RUNTIME_RESTART_MODE="always"`}},
 		{"talos", Settings{RestartMode: "systemd"}, []string{"RUNTIME_RESTART_MODE=systemd", "Talos", "machine configuration"}},
 	} {
-		_, err := Override(byName(t, c.profile), c.said)
+		_, err := Override(byName(t, c.profile), c.settings)
 		require.Error(t, err)
 		for _, part := range c.want {
 			require.ErrorContains(t, err, part)
@@ -88,12 +88,12 @@ func TestContradictionsAreRefusedWithBothNames(t *testing.T) {
 	}
 }
 
-func TestASettingMakesAProfileWhereNothingIsDetected(t *testing.T) {
+func TestOverrideMakesAProfileIfNoneIsDetected(t *testing.T) {
 	p, err := Override(Profile{}, Settings{Runtime: "crio", Socket: "/srv/crio.sock"})
 	require.NoError(t, err)
 	require.Equal(t, engine.CRIO, p.Engine)
 	require.Equal(t, []string{"/srv/crio.sock"}, p.Sockets)
 	require.Equal(t, "RUNTIME=crio is set", p.Why)
 	_, err = Override(Profile{}, Settings{Config: "/etc/own"})
-	require.ErrorContains(t, err, "say with RUNTIME")
+	require.ErrorContains(t, err, "name it with RUNTIME")
 }

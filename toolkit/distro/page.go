@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Page is docs/toolkit-distributions.md: what is touched on each distribution, and
-// how that is undone.
+// Page renders docs/toolkit-distributions.md: the changes on each distribution and how
+// to undo them.
 func Page() string {
 	var b strings.Builder
 	b.WriteString(`# Distributions
@@ -20,7 +20,7 @@ Native CDI needs no change of a runtime's configuration where the runtime resolv
 |---|---|---|---|---|
 `)
 	for _, p := range profiles() {
-		fmt.Fprintf(&b, "| [%s](#%s) | %s | %s | %s | %s |\n", p.Title, slug(p.Title), code(p.Config), written(p), door(p), code(programsIn(p)))
+		fmt.Fprintf(&b, "| [%s](#%s) | %s | %s | %s | %s |\n", p.Title, slug(p.Title), code(p.Config), written(p), restartedBy(p), code(programsIn(p)))
 	}
 	for _, p := range profiles() {
 		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n", p.Title, p.Notes)
@@ -100,7 +100,7 @@ func written(p Profile) string {
 	return code(p.DropIn) + " if the configuration imports it, else that file, in place"
 }
 
-func door(p Profile) string {
+func restartedBy(p Profile) string {
 	switch {
 	case p.Restart.Itself:
 		return p.Title + " itself"
@@ -141,7 +141,7 @@ func known(d Marks) string {
 	return strings.Join(all, ", ")
 }
 
-// slug is what a heading can be linked by, as GitHub makes it.
+// slug returns a heading's link anchor, as GitHub makes it.
 func slug(title string) string {
 	return strings.Map(func(r rune) rune {
 		switch {

@@ -9,9 +9,9 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine"
 )
 
-// Permit says why a plan is not to be applied here: it would write into a file that a
-// program writes anew, or into a place that cannot be written, and be lost at the next
-// start. The error is an *engine.Refusal.
+// Permit returns an *engine.Refusal if a plan must not be applied here: it would write
+// to a read-only place, or to a file that a program rewrites, and be lost at the next
+// start.
 func (p Profile) Permit(root *host.Root, plan engine.Plan) error {
 	for _, edit := range plan.Edits {
 		message := ""
@@ -19,11 +19,11 @@ func (p Profile) Permit(root *host.Root, plan engine.Plan) error {
 		case p.Restart.Message != "" && !p.Writable(root, edit.File):
 			message = p.Restart.Message
 		case !p.Writable(root, edit.File):
-			message = "it cannot be written on " + p.Title + "; have the runtime read another file, and say which with RUNTIME_CONFIG"
+			message = "it cannot be written on " + p.Title + "; make the runtime read another file, and name it with RUNTIME_CONFIG"
 		case edit.File == p.Config && p.Owner != "":
-			message = p.Owner + p.instead()
+			message = p.Owner + p.remedy()
 		case slices.Contains(p.Made, edit.File):
-			message = p.Title + " makes it of " + p.Config + p.instead()
+			message = p.Title + " generates it from " + p.Config + p.remedy()
 		}
 		if message != "" {
 			return &engine.Refusal{File: edit.File, Key: edit.Key, Message: message}
@@ -32,11 +32,11 @@ func (p Profile) Permit(root *host.Root, plan engine.Plan) error {
 	return nil
 }
 
-// instead says what to do where a change would be written over.
-func (p Profile) instead() string {
+// remedy returns the advice for a change that would be overwritten.
+func (p Profile) remedy() string {
 	text := ", so that a change would be lost"
 	if p.DropIn == "" || p.Engine != engine.Containerd || p.Restart.Door == Nobody {
 		return strings.TrimSuffix(text+"; "+p.Restart.Message, "; ")
 	}
-	return text + fmt.Sprintf("; upgrade %s to a release with containerd 2 that reads drop-ins from %s, since containerd 1 has a drop-in replace what it is to be added to", p.Title, p.DropIn[:strings.LastIndex(p.DropIn, "/")])
+	return text + fmt.Sprintf("; upgrade %s to a release with containerd 2 that reads drop-ins from %s, since with containerd 1 a drop-in replaces the tables that it should extend", p.Title, p.DropIn[:strings.LastIndex(p.DropIn, "/")])
 }

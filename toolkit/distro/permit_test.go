@@ -10,8 +10,9 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine/containerd"
 )
 
-// What package containerd plans for each arrangement goes where it lasts, or is refused.
-func TestAPlanIsPermittedWhereItLasts(t *testing.T) {
+// The plans of package containerd write to persistent places on each distribution, or
+// are refused.
+func TestPermitAllowsOnlyPersistentChanges(t *testing.T) {
 	const (
 		runc2 = "[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]\n  runtime_type = \"io.containerd.runc.v2\"\n"
 		runc1 = "[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n  runtime_type = \"io.containerd.runc.v2\"\n"
@@ -22,7 +23,7 @@ func TestAPlanIsPermittedWhereItLasts(t *testing.T) {
 		name, socket, version string
 		files                 tree
 		writes                string // the file that is written
-		refused               string // or a part of why not
+		refused               string // or a part of the refusal
 	}{
 		{name: "k3s", socket: k3sSocket, version: "v2.1.5-k3s1", files: tree{k3sDir + "config.toml": k3sConfig + runc2},
 			writes: k3sDir + "config-v3.toml.d/99-gpuready.toml"},
@@ -67,5 +68,5 @@ func TestAPlanIsPermittedWhereItLasts(t *testing.T) {
 	require.NoError(t, byName(t, "k3s").Permit(tree{}.open(t), engine.Plan{}), "nothing changes")
 	p := byName(t, "k0s")
 	err := p.Permit(tree{}.open(t), engine.Plan{Edits: []engine.Edit{{File: "/run/k0s/containerd-cri.toml", Key: "x"}}})
-	require.ErrorContains(t, err, "k0s makes it of /etc/k0s/containerd.toml, so that a change would be lost")
+	require.ErrorContains(t, err, "k0s generates it from /etc/k0s/containerd.toml, so that a change would be lost")
 }

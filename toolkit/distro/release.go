@@ -8,7 +8,7 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// osRelease reads the host's os-release(5); empty where there is none.
+// osRelease reads the host's os-release(5). It is empty if there is none.
 func osRelease(root *host.Root) (map[string]string, error) {
 	values := map[string]string{}
 	for _, name := range []string{"/etc/os-release", "/usr/lib/os-release"} {

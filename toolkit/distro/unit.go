@@ -9,14 +9,14 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// unitDirs are where systemd looks for units, the strongest first (systemd.unit(5)).
+// unitDirs are the directories that systemd searches for units, in order of precedence
+// (systemd.unit(5)).
 var unitDirs = []string{"/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"}
 
-// program is a runtime's: the options that name its configuration, and the one that
-// it reads without.
+// program describes a runtime's program.
 type program struct {
-	options []string
-	usual   string
+	options []string // the options that name its configuration
+	usual   string   // the configuration that it reads by default
 }
 
 var programs = map[string]program{
@@ -25,9 +25,9 @@ var programs = map[string]program{
 	"crio":       {[]string{"--config", "-c"}, "/etc/crio/crio.conf"},
 }
 
-// unitConfig is the configuration that is read by the command line of the first of
-// these units that there is; "" if none can be told. A unit of a program that is no
-// runtime reads none that counts: k0s has a --config as well.
+// unitConfig returns the configuration on the command line of the first of these units
+// that exists, "" if it cannot be determined. A unit of another program than a runtime
+// has none: k0s has an option --config as well.
 func unitConfig(root *host.Root, units []string) string {
 	for _, unit := range units {
 		if text := unitText(root, unit); text != "" {
@@ -37,7 +37,7 @@ func unitConfig(root *host.Root, units []string) string {
 	return ""
 }
 
-// unitText is a unit with its drop-ins behind it, as systemd reads them.
+// unitText returns a unit followed by its drop-ins, as systemd reads them.
 func unitText(root *host.Root, unit string) string {
 	var text string
 	dropIns := map[string]string{}
@@ -63,7 +63,7 @@ func unitText(root *host.Root, unit string) string {
 	return text
 }
 
-// commandConfig is the configuration that is read by the last ExecStart of a unit's text.
+// commandConfig returns the configuration of the last ExecStart in a unit's text.
 func commandConfig(text string) string {
 	environment := map[string]string{}
 	var command []string
@@ -80,7 +80,7 @@ func commandConfig(text string) string {
 		}
 	}
 	for i := range command {
-		command[i] = replace(command[i], environment)
+		command[i] = expand(command[i], environment)
 	}
 	at := slices.IndexFunc(command, func(word string) bool {
 		_, is := programs[base(word)]
@@ -92,10 +92,11 @@ func commandConfig(text string) string {
 	return programs[base(command[at])].config(command[at+1:])
 }
 
-// base is a program's name in a command line; systemd has prefixes for its path.
+// base returns a program's name in a command line, where systemd allows prefixes to the
+// path.
 func base(word string) string { return path.Base(strings.TrimLeft(word, "-@:+!")) }
 
-// config is the configuration that arguments name; "" if that is no path.
+// config returns the configuration that the arguments name, "" if it is not a path.
 func (p program) config(arguments []string) string {
 	for i, word := range arguments {
 		for _, option := range p.options {
@@ -117,7 +118,8 @@ func (p program) config(arguments []string) string {
 	return p.usual
 }
 
-// words splits as systemd does, as far as paths need it: quotes hold words together.
+// words splits a command line as systemd does, as far as paths need it: quotes group
+// words.
 func words(s string) []string {
 	var all []string
 	var word strings.Builder
@@ -146,8 +148,8 @@ func words(s string) []string {
 	return all
 }
 
-// replace puts in variables, once: "${NAME}" and a word that is "$NAME".
-func replace(word string, environment map[string]string) string {
+// expand expands variables, once: "${NAME}" and a word that is "$NAME".
+func expand(word string, environment map[string]string) string {
 	if name, is := strings.CutPrefix(word, "$"); is && !strings.HasPrefix(name, "{") {
 		return environment[name]
 	}
