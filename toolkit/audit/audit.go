@@ -1,10 +1,10 @@
-// Package audit finds out, before anything is changed, which containers of a node get
-// their GPUs by environment alone: NVIDIA_VISIBLE_DEVICES, set by a pod or merely by
-// an image, read by a handler. They lose them where such requests of unprivileged
-// containers are no longer honoured.
+// Package audit finds the containers of a node that get their GPUs only by an
+// environment variable: NVIDIA_VISIBLE_DEVICES, set by a pod or merely by an image, and
+// read by a handler. They lose them when such requests of unprivileged containers are
+// no longer honoured. The audit runs before anything is changed.
 //
-// What a container is like is collected from the runtime over its own socket; what
-// that means is a pure function, Judge.
+// It collects the properties of the containers over the runtime's own socket. The
+// verdict is a pure function, Judge.
 package audit
 
 import (
@@ -18,13 +18,13 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine"
 )
 
-// Variable is how a container asks for GPUs by its environment.
+// Variable is the environment variable by which a container requests GPUs.
 const Variable = "NVIDIA_VISIBLE_DEVICES"
 
-// Accept is the option by which such requests of unprivileged containers are honoured.
+// Accept is the option that honours such requests of unprivileged containers.
 const Accept = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 
-// Container is what is known of a running container.
+// Container holds the relevant properties of a running container.
 type Container struct {
 	Namespace string `json:"namespace,omitempty"` // of the pod; "" with Docker
 	Pod       string `json:"pod,omitempty"`
@@ -33,45 +33,45 @@ type Container struct {
 	Image     string `json:"image"`
 
 	Value     string `json:"value"`               // of Variable in its effective environment, the image's included; "" if it is empty or not set
-	FromImage bool   `json:"fromImage,omitempty"` // the value is the image's: nobody asked for it
+	FromImage bool   `json:"fromImage,omitempty"` // the value comes from the image, not from a request
 
-	Privileged bool   `json:"privileged"`        // as a handler sees it: it may have CAP_SYS_ADMIN
-	Handler    string `json:"handler,omitempty"` // by name; "" is not known
-	Default    bool   `json:"default,omitempty"` // the handler is the one of pods that name none
+	Privileged bool   `json:"privileged"`        // as a handler defines it: it may have CAP_SYS_ADMIN
+	Handler    string `json:"handler,omitempty"` // its name; "" if unknown
+	Default    bool   `json:"default,omitempty"` // the handler is the default for pods that name none
 	Reads      bool   `json:"reads"`             // the handler, or a hook, reads the variable
 
-	CDI    []string `json:"cdi,omitempty"`    // CDI devices that it was given, by name
-	Given  bool     `json:"given,omitempty"`  // the runtime itself put GPU nodes and their libraries in, as it does for CDI
-	Listed []string `json:"listed,omitempty"` // GPUs that were asked for by volume mounts
-	Flag   string   `json:"flag,omitempty"`   // Docker: the option that asked for GPUs
+	CDI    []string `json:"cdi,omitempty"`    // names of its CDI devices
+	Given  bool     `json:"given,omitempty"`  // the runtime itself added GPU nodes and their libraries, as it does for CDI
+	Listed []string `json:"listed,omitempty"` // GPUs that were requested by volume mounts
+	Flag   string   `json:"flag,omitempty"`   // Docker: the option that requested GPUs
 
-	Looked  bool     `json:"looked"`            // Devices are all there are
-	Devices []string `json:"devices,omitempty"` // nodes of GPUs that are in it
+	Looked  bool     `json:"looked"`            // the container was inspected, and Devices is complete
+	Devices []string `json:"devices,omitempty"` // GPU device nodes in the container
 }
 
-// Verdict is what becomes of a container's GPUs at its next start.
+// Verdict is the fate of a container's GPUs at its next start.
 type Verdict string
 
 // The verdicts.
 const (
-	Keeps      Verdict = "keeps"      // it has GPUs, and by more than an unprivileged request
-	Loses      Verdict = "loses"      // it has them by environment alone
+	Keeps      Verdict = "keeps"      // it has GPUs by more than an unprivileged request
+	Loses      Verdict = "loses"      // it has GPUs only by its environment
 	Unaffected Verdict = "unaffected" // it has none, or not by its environment
 )
 
-// Finding is one container, judged.
+// Finding is a container with its verdict.
 type Finding struct {
 	Container
 	Verdict Verdict `json:"verdict"`
 	Reason  string  `json:"reason"`
-	Do      string  `json:"do,omitempty"` // what a person can do
+	Do      string  `json:"do,omitempty"` // the advice
 }
 
-// uuids are what a device plugin writes into the variable (its strategy "envvar").
+// uuids matches the values that a device plugin sets (its strategy "envvar").
 var uuids = pattern.New(`^(GPU|MIG)-[0-9A-Za-z/-]+(,(GPU|MIG)-[0-9A-Za-z/-]+)*$`)
 
-// Judge says what becomes of a container where environment requests of unprivileged
-// containers are not honoured.
+// Judge returns the finding for a container, assuming that environment requests of
+// unprivileged containers are not honoured.
 func Judge(c Container) Finding {
 	f := Finding{Container: c, Verdict: Unaffected}
 	switch {
@@ -80,31 +80,32 @@ func Judge(c Container) Finding {
 	case c.Given:
 		f.Verdict, f.Reason = Keeps, "the runtime itself gave it GPU nodes and libraries, as it does for CDI"
 	case c.Flag != "":
-		f.Verdict, f.Reason = Keeps, "it was asked for with "+c.Flag
+		f.Verdict, f.Reason = Keeps, "its GPUs were requested with "+c.Flag
 	case len(c.Listed) > 0:
 		f.Verdict, f.Reason = Keeps, "its GPUs are listed by volume mounts: "+strings.Join(c.Listed, ", ")
 		f.Do = "leave accept-nvidia-visible-devices-as-volume-mounts on"
 	case !Asks(c.Value):
-		f.Reason = "it does not ask for GPUs by its environment"
+		f.Reason = "it does not request GPUs by its environment"
 	case !c.Reads:
-		f.Reason = Variable + "=" + c.Value + " is read by nobody: its handler is " + c.handler()
+		f.Reason = "nothing reads " + Variable + "=" + c.Value + ": its handler is " + c.handler()
 	case c.Looked && len(c.Devices) == 0:
-		f.Reason = asked(c) + " and has none today"
+		f.Reason = request(c) + " and has none today"
 	case c.Privileged:
-		f.Verdict, f.Reason = Keeps, asked(c)+"; it is privileged, and such requests are honoured"
+		f.Verdict, f.Reason = Keeps, request(c)+"; it is privileged, and such requests are honoured"
 	default:
-		f.Verdict, f.Reason, f.Do = Loses, asked(c)+" and is not privileged; nothing else gives it GPUs", advice(c)
+		f.Verdict, f.Reason, f.Do = Loses, request(c)+" and is not privileged; nothing else gives it GPUs", advice(c)
 	}
 	return f
 }
 
-// Asks says whether a value of the variable asks for any GPU.
+// Asks reports whether a value of the variable requests any GPU.
 func Asks(value string) bool { return !slices.Contains([]string{"", "void", "none"}, value) }
 
-func asked(c Container) string {
-	by := "it asks by "
+// request describes a container's request for GPUs.
+func request(c Container) string {
+	by := "it requests GPUs by "
 	if c.FromImage {
-		by = "its image alone asks by "
+		by = "only its image requests GPUs, by "
 	}
 	return by + Variable + "=" + c.Value
 }
@@ -112,14 +113,14 @@ func asked(c Container) string {
 func (c Container) handler() string {
 	switch {
 	case c.Handler == "":
-		return "not known to be ours"
+		return "unknown"
 	case c.Default:
 		return c.Handler + ", the default"
 	}
 	return c.Handler
 }
 
-// advice says what a person can do for a container that would lose its GPUs.
+// advice returns the advice for a container that would lose its GPUs.
 func advice(c Container) string {
 	accept := "or turn " + Accept + " on for all"
 	switch {
@@ -133,7 +134,7 @@ func advice(c Container) string {
 	return "request nvidia.com/gpu in the container's limits, " + accept
 }
 
-// device is one name that a person can try: the value if it is one.
+// device returns a device name to try: the value if it is one.
 func device(value string) string {
 	if strings.ContainsAny(value, ", =\"'") {
 		return "all"
@@ -141,31 +142,31 @@ func device(value string) string {
 	return value
 }
 
-// Options are how to audit.
+// Options are the options of an audit.
 type Options struct {
-	// Runtime is docker for Docker's API; everything else is asked over CRI.
+	// Runtime selects Docker's API if it is engine.Docker, and CRI otherwise.
 	Runtime engine.Kind
-	// All is for every container, also those that neither ask for GPUs nor have any.
+	// All includes containers that neither request GPUs nor have any.
 	All bool
-	// Timeout of one call; 0: DefaultTimeout.
+	// Timeout limits one call; 0 means DefaultTimeout.
 	Timeout time.Duration
 }
 
-// DefaultTimeout is how long the runtime may take to answer one call: to list a
-// hundred containers takes containerd some milliseconds.
+// DefaultTimeout limits one call to the runtime. To list a hundred containers takes
+// containerd a few milliseconds.
 const DefaultTimeout = 10 * time.Second
 
-// What a runtime may say; a container's verbose status has some 20 KiB.
+// Limits on responses of a runtime. A container's verbose status has about 20 KiB.
 const (
-	maxAnswer     = 16 << 20
+	maxResponse   = 16 << 20
 	maxContainers = 4096
 	maxText       = 512
 	maxItems      = 64
 )
 
-// Run judges the running containers of the runtime at a socket of the host, those
-// that lose GPUs first. With an error that names containers of which nothing was
-// learnt, the findings are of the others. Nothing is changed.
+// Run judges the running containers of the runtime at a socket of the host, those that
+// lose GPUs first. If some containers cannot be inspected, the error names them and the
+// findings cover the others. Nothing is changed.
 func Run(ctx context.Context, root *host.Root, at string, o Options) ([]Finding, error) {
 	if o.Timeout == 0 {
 		o.Timeout = DefaultTimeout
@@ -195,7 +196,7 @@ func sort(findings []Finding) {
 	})
 }
 
-// Where is the container's name for people: "namespace/pod/container".
+// Where returns the container's display name: "namespace/pod/container".
 func (c Container) Where() string {
 	parts := slices.DeleteFunc([]string{c.Namespace, c.Pod, c.Name}, func(s string) bool { return s == "" })
 	return strings.Join(parts, "/")

@@ -15,7 +15,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const uuid = "GPU-8f6f2bd9-1e26-44c8-8d19-6a1f8d4ad19c"
 
-func TestWhoLosesGPUs(t *testing.T) {
+func TestJudge(t *testing.T) {
 	plain := Container{Namespace: "a", Pod: "b", Name: "c", Value: "all", Handler: "nvidia", Reads: true, Looked: true, Devices: []string{"/dev/nvidia0"}}
 	for _, c := range []struct {
 		name    string
@@ -25,24 +25,24 @@ func TestWhoLosesGPUs(t *testing.T) {
 		action  string
 		without string // not in the action
 	}{
-		{name: "by the pod's environment", want: Loses, reason: "it asks by NVIDIA_VISIBLE_DEVICES=all and is not privileged", action: "request nvidia.com/gpu in the container's limits, or turn accept-nvidia-visible-devices-envvar-when-unprivileged on"},
-		{name: "by the image's environment", change: func(c *Container) { c.FromImage = true }, want: Loses, reason: "its image alone asks", action: "if it needs a GPU, request nvidia.com/gpu"},
+		{name: "by the pod's environment", want: Loses, reason: "it requests GPUs by NVIDIA_VISIBLE_DEVICES=all and is not privileged", action: "request nvidia.com/gpu in the container's limits, or turn accept-nvidia-visible-devices-envvar-when-unprivileged on"},
+		{name: "by the image's environment", change: func(c *Container) { c.FromImage = true }, want: Loses, reason: "only its image requests GPUs", action: "if it needs a GPU, request nvidia.com/gpu"},
 		{name: "by a plugin's environment", change: func(c *Container) { c.Value = uuid + "," + uuid }, want: Loses, reason: uuid, action: "device list strategy cdi-cri"},
 		{name: "by index", change: func(c *Container) { c.Value = "0,1" }, want: Loses, action: "request nvidia.com/gpu", without: "strategy"},
-		{name: "where nothing could be looked at", change: func(c *Container) { c.Looked, c.Devices = false, nil }, want: Loses},
+		{name: "that could not be inspected", change: func(c *Container) { c.Looked, c.Devices = false, nil }, want: Loses},
 		{name: "its own nodes are not enough: the libraries come by the handler", change: func(c *Container) { c.Given = false }, want: Loses},
 		{name: "Docker", change: func(c *Container) { c.Namespace, c.Pod, c.Value = "", "", "1" }, want: Loses, action: "--device nvidia.com/gpu=1 or --gpus"},
 		{name: "Docker with several", change: func(c *Container) { c.Namespace, c.Pod, c.Value = "", "", "0,1" }, want: Loses, action: "--device nvidia.com/gpu=all"},
 
 		{name: "privileged", change: func(c *Container) { c.Privileged = true }, want: Keeps, reason: "privileged"},
 		{name: "a CDI device", change: func(c *Container) { c.CDI = []string{"k8s.gpuready.io/gpu=" + uuid} }, want: Keeps, reason: "k8s.gpuready.io/gpu=" + uuid},
-		{name: "a runtime that says no names", change: func(c *Container) { c.Given = true }, want: Keeps, reason: "the runtime itself"},
+		{name: "a runtime that reports no names", change: func(c *Container) { c.Given = true }, want: Keeps, reason: "the runtime itself"},
 		{name: "--gpus", change: func(c *Container) { c.Flag = "--gpus" }, want: Keeps, reason: "--gpus"},
 		{name: "volume mounts", change: func(c *Container) { c.Value, c.Listed = "/var/run/nvidia-container-devices", []string{uuid} }, want: Keeps, reason: uuid, action: "accept-nvidia-visible-devices-as-volume-mounts"},
 
-		{name: "void", change: func(c *Container) { c.Value = "void" }, want: Unaffected, reason: "does not ask"},
-		{name: "none", change: func(c *Container) { c.Value = "none" }, want: Unaffected, reason: "does not ask"},
-		{name: "empty", change: func(c *Container) { c.Value = "" }, want: Unaffected, reason: "does not ask"},
+		{name: "void", change: func(c *Container) { c.Value = "void" }, want: Unaffected, reason: "does not request"},
+		{name: "none", change: func(c *Container) { c.Value = "none" }, want: Unaffected, reason: "does not request"},
+		{name: "empty", change: func(c *Container) { c.Value = "" }, want: Unaffected, reason: "does not request"},
 		{name: "another handler", change: func(c *Container) { c.Handler, c.Default, c.Reads = "runc", true, false }, want: Unaffected, reason: "its handler is runc, the default"},
 		{name: "it has none", change: func(c *Container) { c.Devices = nil }, want: Unaffected, reason: "has none today"},
 	} {
@@ -63,9 +63,9 @@ func TestWhoLosesGPUs(t *testing.T) {
 	}
 }
 
-// Whatever a container is like: only one that asks can lose, a privileged one does
-// not, and who loses is told what to do.
-func TestAVerdictHasItsReason(t *testing.T) {
+// For any container: only one that requests GPUs can lose them, a privileged one does
+// not, and one that loses them gets advice.
+func TestEveryVerdictHasAReason(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		some := rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b"}), 0, 2)
 		c := Container{
@@ -91,7 +91,7 @@ func TestFindingsArePrintedForPeopleAndPrograms(t *testing.T) {
 loses    ml/train-0/main  cuda:12.5  all (image)             no          nvidia (default)  /dev/nvidia0
 keeps    ml/infer/main    triton     -                       no          runc              not known
 
-ml/train-0/main: its image alone asks by NVIDIA_VISIBLE_DEVICES=all and is not privileged; nothing else gives it GPUs.
+ml/train-0/main: only its image requests GPUs, by NVIDIA_VISIBLE_DEVICES=all and is not privileged; nothing else gives it GPUs.
   if it needs a GPU, request nvidia.com/gpu in the container's limits; or turn accept-nvidia-visible-devices-envvar-when-unprivileged on for all.
 
 1 of 2 would lose their GPUs at their next start without accept-nvidia-visible-devices-envvar-when-unprivileged.

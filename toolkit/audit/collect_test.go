@@ -23,14 +23,14 @@ const (
 	dockerAt = "/run/docker.sock"
 )
 
-// containerdInfo is laid out as containerd 1.7 and 2 tell a container.
+// containerdInfo is a container's info in the format of containerd 1.7 and 2.
 const containerdInfo = `{"sandboxID":"s","pid":4711,"removing":false,"snapshotKey":"k","snapshotter":"overlayfs","runtimeType":"io.containerd.runc.v2",
 "runtimeOptions":{"binary_name":"/usr/local/nvidia/toolkit/nvidia-container-runtime","systemd_cgroup":true},
 "config":{"metadata":{"name":"main"},"envs":[{"key":"NVIDIA_VISIBLE_DEVICES","value":"all"}],"annotations":{"io.kubernetes.container.hash":"1"},"linux":{"security_context":{"namespace_options":{"pid":1}}}},
 "runtimeSpec":{"ociVersion":"1.2.0","process":{"user":{"uid":0,"gid":0},"args":["sleep"],"env":["PATH=/bin","NVIDIA_VISIBLE_DEVICES=void","NVIDIA_VISIBLE_DEVICES=all"],"capabilities":{"bounding":["CAP_CHOWN"]}},
 "mounts":[{"destination":"/proc","type":"proc"}],"linux":{"devices":[{"path":"/dev/fuse"}]}}}`
 
-// crioInfo is laid out as CRI-O tells one: a CDI device is seen by what it brought.
+// crioInfo is a container's info in CRI-O's format. A CDI device only shows by its parts.
 const crioInfo = `{"sandboxID":"s","pid":4712,"runtimeSpec":{"process":{"env":["NVIDIA_VISIBLE_DEVICES=void"],"capabilities":{"bounding":["CAP_CHOWN"]}},"annotations":{"io.kubernetes.cri-o.Image":"x"},
 "mounts":[{"destination":"/usr/lib64/libcuda.so.580.65.06"}],"linux":{"devices":[{"path":"/dev/nvidia0"},{"path":"/dev/nvidiactl"}]}},"privileged":false}`
 
@@ -59,8 +59,8 @@ func serveCRI(t *testing.T, root *host.Root, conf critest.Config) {
 	t.Cleanup(func() { require.NoError(t, runtime.Stop()) })
 }
 
-// env is what is told of a container with that in its image's environment, and, if
-// asked is set, in its own.
+// env returns the info of a container with the value in its image's environment, and,
+// if asked is set, in its own.
 func env(value string, asked bool) string {
 	envs := ""
 	if asked {
@@ -125,7 +125,7 @@ func TestOneUnreadableContainerDoesNotHideTheOthers(t *testing.T) {
 		{ID: "b", Name: "b\x1b[2J\nkeeps", Namespace: "n", Pod: "p", Handler: "nvidia", Info: env("all", true)},
 	}})
 	findings, err := Run(t.Context(), root, at, Options{Timeout: time.Minute})
-	require.ErrorContains(t, err, "container n/p/a (../../etc): what the runtime tells of it cannot be read")
+	require.ErrorContains(t, err, "container n/p/a (../../etc): the runtime's status of it cannot be parsed")
 	require.Len(t, findings, 1)
 	require.Equal(t, Loses, findings[0].Verdict)
 	require.NotContains(t, findings[0].Where(), "\x1b")
@@ -133,7 +133,7 @@ func TestOneUnreadableContainerDoesNotHideTheOthers(t *testing.T) {
 	require.Nil(t, (&dockerAPI{}).bundles("a/b"))
 }
 
-func TestARuntimeThatDoesNotAnswerIsNotWaitedFor(t *testing.T) {
+func TestRunTimesOutOnASilentRuntime(t *testing.T) {
 	root := newHost(t, nil)
 	serveCRI(t, root, critest.Config{Hangs: true})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -161,7 +161,7 @@ func serveDocker(t *testing.T, root *host.Root, answers map[string]string) {
 			case <-r.Context().Done():
 			}
 		case answer == "huge":
-			_, _ = w.Write([]byte(`"` + strings.Repeat("x", maxAnswer) + `"`))
+			_, _ = w.Write([]byte(`"` + strings.Repeat("x", maxResponse) + `"`))
 		case answer == "fails":
 			http.Error(w, "daemon is\nbroken", http.StatusInternalServerError)
 		default:
@@ -203,7 +203,7 @@ func TestContainersAreFoundOverDockersAPI(t *testing.T) {
 	require.Equal(t, Container{Name: "train", ID: "d1", Image: "cuda", Value: "0", Handler: "gpu", Reads: true, Looked: true, Devices: []string{"/dev/nvidia0"}}, findings[0].Container)
 }
 
-func TestADaemonThatAnswersBadlyIsNotBelieved(t *testing.T) {
+func TestBadResponsesOfDockerAreErrors(t *testing.T) {
 	for answer, want := range map[string]string{
 		"huge": "has more than", "fails": "500 Internal Server Error: daemon is broken", "[]": "cannot unmarshal", "hangs": "deadline exceeded",
 	} {
@@ -217,5 +217,5 @@ func TestADaemonThatAnswersBadlyIsNotBelieved(t *testing.T) {
 		require.ErrorContains(t, err, want)
 	}
 	_, err := Run(t.Context(), newHost(t, nil), dockerAt, Options{Runtime: engine.Docker})
-	require.ErrorContains(t, err, "say with DOCKER_SOCKET")
+	require.ErrorContains(t, err, "set DOCKER_SOCKET")
 }

@@ -23,28 +23,28 @@ const (
 	labelPod       = "io.kubernetes.pod.name"
 )
 
-// criService is a runtime that is asked.
+// criService is the client of a runtime.
 type criService struct {
 	root     *host.Root
 	at       string
 	limit    time.Duration
 	client   runtimeapi.RuntimeServiceClient
-	fallback string            // the default handler; "": not known
+	fallback string            // the default handler; "" if unknown
 	handlers map[string]string // by the ID of a pod's sandbox
 }
 
 func overCRI(ctx context.Context, root *host.Root, at string, limit time.Duration) (all []Container, err error) {
-	answer, err := cri.AskWithin(ctx, root, at, limit)
+	response, err := cri.AskWithin(ctx, root, at, limit)
 	if err != nil {
-		return nil, errors.New(answer.Message)
+		return nil, errors.New(response.Message)
 	}
-	conn, err := cri.Dial(root, at, maxAnswer)
+	conn, err := cri.Dial(root, at, maxResponse)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	s := &criService{root: root, at: at, limit: limit, client: runtimeapi.NewRuntimeServiceClient(conn), fallback: answer.Default, handlers: map[string]string{}}
-	if err := s.sandboxes(ctx); err != nil {
+	s := &criService{root: root, at: at, limit: limit, client: runtimeapi.NewRuntimeServiceClient(conn), fallback: response.Default, handlers: map[string]string{}}
+	if err := s.readHandlers(ctx); err != nil {
 		return nil, err
 	}
 	listed, err := call(ctx, limit, s.client.ListContainers, &runtimeapi.ListContainersRequest{
@@ -54,13 +54,13 @@ func overCRI(ctx context.Context, root *host.Root, at string, limit time.Duratio
 		return nil, fmt.Errorf("the container runtime at %s does not list its containers: %w", at, err)
 	}
 	if n := len(listed.GetContainers()); n > maxContainers {
-		return nil, fmt.Errorf("the container runtime at %s lists %d containers, no more than %d are looked at", at, n, maxContainers)
+		return nil, fmt.Errorf("the container runtime at %s lists %d containers, but no more than %d are supported", at, n, maxContainers)
 	}
-	return s.each(ctx, listed.GetContainers())
+	return s.inspectAll(ctx, listed.GetContainers())
 }
 
-// sandboxes learns the handler of each pod.
-func (s *criService) sandboxes(ctx context.Context) error {
+// readHandlers reads the handler of each pod.
+func (s *criService) readHandlers(ctx context.Context) error {
 	pods, err := call(ctx, s.limit, s.client.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{})
 	if err != nil {
 		return fmt.Errorf("the container runtime at %s does not list its pods: %w", s.at, err)
@@ -71,15 +71,15 @@ func (s *criService) sandboxes(ctx context.Context) error {
 	return nil
 }
 
-func (s *criService) each(ctx context.Context, listed []*runtimeapi.Container) ([]Container, error) {
+func (s *criService) inspectAll(ctx context.Context, listed []*runtimeapi.Container) ([]Container, error) {
 	var all []Container
 	var failed []error
 	for _, l := range listed {
-		c, err := s.one(ctx, l)
+		c, err := s.inspect(ctx, l)
 		switch {
 		case status.Code(err) == codes.NotFound: // it has ended meanwhile
 		case ctx.Err() != nil:
-			return all, errors.Join(append(failed, fmt.Errorf("%d of %d containers were looked at: %w", len(all), len(listed), ctx.Err()))...)
+			return all, errors.Join(append(failed, fmt.Errorf("%d of %d containers were inspected: %w", len(all), len(listed), ctx.Err()))...)
 		case err != nil:
 			failed = append(failed, fmt.Errorf("container %s (%s): %w", c.Where(), c.ID, err))
 		default:
@@ -89,40 +89,40 @@ func (s *criService) each(ctx context.Context, listed []*runtimeapi.Container) (
 	return all, errors.Join(failed...)
 }
 
-func (s *criService) one(ctx context.Context, l *runtimeapi.Container) (Container, error) {
+func (s *criService) inspect(ctx context.Context, l *runtimeapi.Container) (Container, error) {
 	c := Container{
 		Namespace: record.Clean(l.GetLabels()[labelNamespace], maxText), Pod: record.Clean(l.GetLabels()[labelPod], maxText),
 		Name: record.Clean(l.GetMetadata().GetName(), maxText), ID: record.Clean(l.GetId(), maxText),
 		Image: record.Clean(l.GetImage().GetImage(), maxText), Handler: s.handlers[l.GetPodSandboxId()],
 	}
-	said, err := call(ctx, s.limit, s.client.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: l.GetId(), Verbose: true})
+	response, err := call(ctx, s.limit, s.client.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: l.GetId(), Verbose: true})
 	if err != nil {
 		return c, err
 	}
-	if named := record.Clean(said.GetStatus().GetImage().GetUserSpecifiedImage(), maxText); named != "" {
+	if named := record.Clean(response.GetStatus().GetImage().GetUserSpecifiedImage(), maxText); named != "" {
 		c.Image = named
 	}
 	if c.Handler == "" && s.fallback != "" {
 		c.Handler, c.Default = s.fallback, true
 	}
-	c.Reads = known(c.Handler)
-	pid, err := parseInfo(said.GetInfo()["info"], &c)
+	c.Reads = readsVariable(c.Handler)
+	pid, err := parseInfo(response.GetInfo()["info"], &c)
 	if err != nil {
-		return c, fmt.Errorf("what the runtime tells of it cannot be read: %w", err)
+		return c, fmt.Errorf("the runtime's status of it cannot be parsed: %w", err)
 	}
-	c.look(s.root, s.bundles(c.ID), pid)
+	c.inspectDevices(s.root, s.bundles(c.ID), pid)
 	return c, nil
 }
 
-// known says whether a handler of that name reads the variable: nvidia, or one that
-// the reference installs beside it (nvidia-cdi, nvidia-legacy, nvidia-experimental).
-func known(handler string) bool {
+// readsVariable reports whether a handler of that name reads the variable: nvidia, or
+// one that the reference installs besides (nvidia-cdi, nvidia-legacy, nvidia-experimental).
+func readsVariable(handler string) bool {
 	return handler == "nvidia" || strings.HasPrefix(handler, "nvidia-")
 }
 
-// bundles are where the OCI bundle of a container may be: containerd has them below
-// its state directory, which is beside its socket or named like it; CRI-O where its
-// storage's run root is.
+// bundles returns the possible paths of a container's OCI configuration. containerd has
+// it below its state directory, which is next to its socket or named like it; CRI-O has
+// it in the run root of its storage.
 func (s *criService) bundles(id string) []string {
 	if !identifier.Matches(id) {
 		return nil
@@ -136,7 +136,7 @@ func (s *criService) bundles(id string) []string {
 	}
 }
 
-// call is one call with a deadline of its own.
+// call makes one call with a deadline of its own.
 func call[Q, A, O any](ctx context.Context, limit time.Duration, method func(context.Context, Q, ...O) (A, error), request Q) (A, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

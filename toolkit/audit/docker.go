@@ -20,9 +20,9 @@ import (
 )
 
 // errGone means that a container has ended since it was listed.
-var errGone = errors.New("it is gone")
+var errGone = errors.New("the container has ended")
 
-// dockerAPI is a daemon that is asked over its own API.
+// dockerAPI is a client of a daemon's own API.
 type dockerAPI struct {
 	root   *host.Root
 	at     string
@@ -31,7 +31,7 @@ type dockerAPI struct {
 	info   dockerInfo
 }
 
-// dockerInfo is what is used of GET /info.
+// dockerInfo is the part of the response to GET /info that is used.
 type dockerInfo struct {
 	DefaultRuntime string
 	Runtimes       map[string]struct {
@@ -39,7 +39,7 @@ type dockerInfo struct {
 	}
 }
 
-// inspection is what is used of GET /containers/{id}/json.
+// inspection is the part of the response to GET /containers/{id}/json that is used.
 type inspection struct {
 	Name   string
 	Config struct {
@@ -81,7 +81,7 @@ func overDocker(ctx context.Context, root *host.Root, at string, limit time.Dura
 		return nil, err
 	}
 	if len(listed) > maxContainers {
-		return nil, fmt.Errorf("docker at %s lists %d containers, no more than %d are looked at", at, len(listed), maxContainers)
+		return nil, fmt.Errorf("docker at %s lists %d containers, but no more than %d are supported", at, len(listed), maxContainers)
 	}
 	var all []Container
 	var failed []error
@@ -91,19 +91,19 @@ func overDocker(ctx context.Context, root *host.Root, at string, limit time.Dura
 		switch {
 		case errors.Is(err, errGone):
 		case ctx.Err() != nil:
-			return all, errors.Join(append(failed, fmt.Errorf("%d of %d containers were looked at: %w", len(all), len(listed), ctx.Err()))...)
+			return all, errors.Join(append(failed, fmt.Errorf("%d of %d containers were inspected: %w", len(all), len(listed), ctx.Err()))...)
 		case err != nil:
 			failed = append(failed, fmt.Errorf("container %s: %w", record.Clean(l.ID, maxText), err))
 		default:
 			c := i.container(l.ID, d.info)
-			c.look(d.root, d.bundles(l.ID), i.State.Pid)
+			c.inspectDevices(d.root, d.bundles(l.ID), i.State.Pid)
 			all = append(all, c)
 		}
 	}
 	return all, errors.Join(failed...)
 }
 
-// container is what the daemon tells of one.
+// container converts the daemon's response.
 func (i inspection) container(id string, daemon dockerInfo) Container {
 	h := i.HostConfig
 	c := Container{
@@ -113,21 +113,21 @@ func (i inspection) container(id string, daemon dockerInfo) Container {
 			return slices.Contains([]string{"ALL", "SYS_ADMIN"}, strings.TrimPrefix(strings.ToUpper(name), "CAP_"))
 		}),
 	}
-	c.Reads = known(h.Runtime) || reads(daemon.Runtimes[h.Runtime].Path)
+	c.Reads = readsVariable(h.Runtime) || isReader(daemon.Runtimes[h.Runtime].Path)
 	var s oci
 	s.Process.Env = i.Config.Env
-	c.spec(s)
+	c.addSpec(s)
 	for _, m := range i.Mounts {
-		c.mount(m.Destination)
+		c.addMount(m.Destination)
 	}
 	for _, device := range h.Devices {
-		c.device(device.PathInContainer)
+		c.addDevice(device.PathInContainer)
 	}
 	for _, r := range h.DeviceRequests {
 		switch {
 		case r.Driver == "cdi":
 			for _, name := range r.DeviceIDs {
-				c.cdi(name)
+				c.addCDI(name)
 			}
 		case r.Driver == "nvidia" || r.Driver == "" && slices.ContainsFunc(r.Capabilities, func(and []string) bool { return slices.Contains(and, "gpu") }):
 			c.Flag = "--gpus"
@@ -136,8 +136,8 @@ func (i inspection) container(id string, daemon dockerInfo) Container {
 	return c
 }
 
-// bundles are where containerd has the OCI bundle of a container of Docker: the
-// system's containerd, or one that dockerd started.
+// bundles returns the possible paths of a Docker container's OCI configuration: that of
+// the system's containerd, or of one that dockerd started.
 func (d *dockerAPI) bundles(id string) []string {
 	if !identifier.Matches(id) {
 		return nil
@@ -149,7 +149,7 @@ func (d *dockerAPI) bundles(id string) []string {
 	return all
 }
 
-// get asks for one thing, within the limits of time and size.
+// get decodes the response to one request, within the limits of time and size.
 func (d *dockerAPI) get(ctx context.Context, what string, into any) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, d.limit)
 	defer cancel()
@@ -159,15 +159,15 @@ func (d *dockerAPI) get(ctx context.Context, what string, into any) (err error) 
 	}
 	response, err := d.client.Do(request)
 	if err != nil {
-		return fmt.Errorf("docker at %s is not reached; see that it runs, or say with DOCKER_SOCKET where it is: %w", d.at, err)
+		return fmt.Errorf("docker at %s cannot be reached; check that it runs, or set DOCKER_SOCKET to its socket: %w", d.at, err)
 	}
 	defer func() { err = errors.Join(err, response.Body.Close()) }()
-	data, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
+	data, err := io.ReadAll(io.LimitReader(response.Body, maxResponse+1))
 	switch {
 	case err != nil:
 		return fmt.Errorf("docker at %s: GET %s: %w", d.at, what, err)
-	case len(data) > maxAnswer:
-		return fmt.Errorf("docker at %s: GET %s: the answer has more than %d bytes", d.at, what, maxAnswer)
+	case len(data) > maxResponse:
+		return fmt.Errorf("docker at %s: GET %s: the response has more than %d bytes", d.at, what, maxResponse)
 	case response.StatusCode == http.StatusNotFound:
 		return errGone
 	case response.StatusCode != http.StatusOK:

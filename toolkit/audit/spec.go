@@ -14,13 +14,14 @@ import (
 	"github.com/gpuready/gpuready/internal/pattern"
 )
 
-// listRoot is below which a container has one mount for each GPU that is asked for.
+// listRoot is the directory with one mount for each GPU that a container requests.
 const listRoot = "/var/run/nvidia-container-devices"
 
-// node is a GPU's, or a MIG capability's, and not that of the driver as a whole.
+// node matches the device nodes of a GPU or a MIG capability, but not those of the
+// driver as a whole.
 var node = pattern.New(`^/dev/(nvidia[0-9]+|dxg|nvidia-caps/nvidia-cap[0-9]+)$`)
 
-// oci is what is used of a container's OCI configuration.
+// oci is the part of a container's OCI configuration that is used.
 type oci struct {
 	Process struct {
 		Env          []string `json:"env"`
@@ -44,8 +45,8 @@ type mount struct {
 	Destination string `json:"destination"`
 }
 
-// info is what containerd and CRI-O tell of a container in a verbose status; CRI-O
-// has no config, and containerd says in it whether it is privileged.
+// info is the part of a container's verbose status from containerd or CRI-O that is
+// used. Only containerd's has a config, which records whether it is privileged.
 type info struct {
 	Pid            int             `json:"pid"`
 	Privileged     bool            `json:"privileged"`
@@ -70,28 +71,28 @@ type info struct {
 // readers are the programs that read the variable.
 var readers = []string{"nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-container-toolkit", "gpu-oci-runtime"}
 
-func reads(program string) bool {
+func isReader(program string) bool {
 	base := path.Base(program)
 	return slices.ContainsFunc(readers, func(r string) bool { return base == r || strings.HasPrefix(base, r+".") })
 }
 
-// parseInfo fills in what a verbose status tells. The name of the handler has to be
-// there already. It returns the container's process, 0 if it has none.
+// parseInfo adds the properties in a verbose status to c, whose Handler has to be set.
+// It returns the container's process, 0 if it has none.
 func parseInfo(text string, c *Container) (pid int, err error) {
-	if len(text) > maxAnswer {
+	if len(text) > maxResponse {
 		return 0, fmt.Errorf("it has %d bytes", len(text))
 	}
 	var i info
 	if err := json.Unmarshal([]byte(text), &i); err != nil {
 		return 0, err
 	}
-	c.spec(i.RuntimeSpec)
+	c.addSpec(i.RuntimeSpec)
 	c.Privileged = c.Privileged || i.Privileged
 	var options struct {
 		Binary  string `json:"binary_name"`
 		Binary1 string `json:"BinaryName"`
 	}
-	if json.Unmarshal(i.RuntimeOptions, &options) == nil && (reads(options.Binary) || reads(options.Binary1)) {
+	if json.Unmarshal(i.RuntimeOptions, &options) == nil && (isReader(options.Binary) || isReader(options.Binary1)) {
 		c.Reads = true
 	}
 	if i.Config == nil {
@@ -105,56 +106,57 @@ func parseInfo(text string, c *Container) (pid int, err error) {
 		}
 	}
 	for _, d := range i.Config.CDI {
-		c.cdi(d.Name)
+		c.addCDI(d.Name)
 	}
-	c.annotations(i.Config.Annotations)
+	c.addAnnotations(i.Config.Annotations)
 	return i.Pid, nil
 }
 
-// spec fills in what the OCI configuration tells that the runtime made, before any
+// addSpec adds the properties in the runtime's OCI configuration, as it was before any
 // handler changed it.
-func (c *Container) spec(s oci) {
+func (c *Container) addSpec(s oci) {
 	for _, e := range s.Process.Env {
 		if value, is := strings.CutPrefix(e, Variable+"="); is {
-			c.Value = record.Clean(value, maxText) // of several the last counts
+			c.Value = record.Clean(value, maxText) // the last of several applies
 		}
 	}
 	c.Privileged = c.Privileged || slices.Contains(s.Process.Capabilities.Bounding, "CAP_SYS_ADMIN")
-	c.annotations(s.Annotations)
-	c.parts(s)
+	c.addAnnotations(s.Annotations)
+	c.addParts(s)
 	c.Given = len(c.Devices) > 0 && slices.ContainsFunc(s.Mounts, func(m mount) bool {
 		return strings.HasPrefix(path.Base(m.Destination), "libcuda.so.") || strings.HasPrefix(path.Base(m.Destination), "libnvidia-ml.so.")
 	})
 }
 
-// parts fills in what is in the container, and the hooks that put it there.
-func (c *Container) parts(s oci) {
+// addParts adds the mounts, devices and hooks of an OCI configuration.
+func (c *Container) addParts(s oci) {
 	for _, hooks := range s.Hooks {
 		for _, h := range hooks {
-			c.Reads = c.Reads || reads(h.Path)
+			c.Reads = c.Reads || isReader(h.Path)
 		}
 	}
 	for _, m := range s.Mounts {
-		c.mount(m.Destination)
+		c.addMount(m.Destination)
 	}
 	for _, d := range s.Linux.Devices {
-		c.device(d.Path)
+		c.addDevice(d.Path)
 	}
 }
 
-// annotations are how a kubelet before 1.28, or a person, gives CDI devices.
-func (c *Container) annotations(all map[string]string) {
+// addAnnotations adds the CDI devices in annotations, which a kubelet before 1.28, or a
+// person, sets.
+func (c *Container) addAnnotations(all map[string]string) {
 	for _, key := range slices.Sorted(maps.Keys(all)) {
 		if strings.HasPrefix(key, "cdi.k8s.io/") {
 			for name := range strings.SplitSeq(all[key], ",") {
-				c.cdi(name)
+				c.addCDI(name)
 			}
 		}
 	}
 }
 
-// cdi notes a CDI device, if it is one that can be a GPU: a network card's is not.
-func (c *Container) cdi(name string) {
+// addCDI adds a CDI device if it can be a GPU, as opposed to a network card.
+func (c *Container) addCDI(name string) {
 	kind, _, qualified := strings.Cut(strings.TrimSpace(name), "=")
 	vendor, class, _ := strings.Cut(kind, "/")
 	if !qualified || class != "gpu" && !strings.HasSuffix(vendor, "nvidia.com") {
@@ -163,14 +165,14 @@ func (c *Container) cdi(name string) {
 	c.CDI = add(c.CDI, strings.TrimSpace(name))
 }
 
-func (c *Container) mount(destination string) {
+func (c *Container) addMount(destination string) {
 	if rest, is := strings.CutPrefix(path.Clean(destination), listRoot+"/"); is {
 		c.Listed = add(c.Listed, rest)
 	}
-	c.device(destination)
+	c.addDevice(destination)
 }
 
-func (c *Container) device(name string) {
+func (c *Container) addDevice(name string) {
 	if node.Matches(name) {
 		c.Devices = add(c.Devices, name)
 		slices.Sort(c.Devices)
@@ -184,15 +186,15 @@ func add(list []string, item string) []string {
 	return append(list, item)
 }
 
-// look looks at what is in the container itself: handlers change its configuration
-// after the runtime made it, and hooks mount devices into it. The configurations are
-// where its bundle may be; the first is taken.
-func (c *Container) look(root *host.Root, bundles []string, pid int) {
+// inspectDevices adds the devices in the container itself: handlers change its
+// configuration after the runtime made it, and hooks mount devices into it. It uses
+// the first of the bundles that can be read.
+func (c *Container) inspectDevices(root *host.Root, bundles []string, pid int) {
 	for _, name := range bundles {
-		data, err := root.ReadFile(name, maxAnswer)
+		data, err := root.ReadFile(name, maxResponse)
 		var s oci
 		if err == nil && json.Unmarshal(data, &s) == nil {
-			c.parts(s)
+			c.addParts(s)
 			c.Looked = true
 			break
 		}
@@ -201,17 +203,17 @@ func (c *Container) look(root *host.Root, bundles []string, pid int) {
 		c.Looked = false
 		return
 	}
-	data, err := root.ReadFile("/proc/"+strconv.Itoa(pid)+"/mountinfo", maxAnswer)
+	data, err := root.ReadFile("/proc/"+strconv.Itoa(pid)+"/mountinfo", maxResponse)
 	if err != nil {
 		c.Looked = false
 		return
 	}
 	for line := range strings.Lines(string(data)) {
 		if fields := strings.Fields(line); len(fields) > 4 {
-			c.device(fields[4]) // proc_pid_mountinfo(5): the mount point
+			c.addDevice(fields[4]) // proc_pid_mountinfo(5): the mount point
 		}
 	}
 }
 
-// identifier says whether an ID can be part of a path.
+// identifier matches IDs that can be part of a path.
 var identifier = pattern.New(`^[0-9A-Za-z][0-9A-Za-z_.-]{0,255}$`)
