@@ -1,12 +1,12 @@
-// Package nri is the toolkit as a plugin of the container runtime (Node Resource
-// Interface): it gives node agents that are not privileged the GPUs' devices, as
-// package injection says, and the containers of namespaces that may the GPUs that they
-// ask for. Containers that were created while it was away it finds when it is back.
+// Package nri implements the toolkit as a plugin of the container runtime (Node
+// Resource Interface). It gives the GPUs' devices to node agents that are not
+// privileged, as package injection describes. It also gives containers of allowed
+// namespaces the GPUs that they request. When it reconnects, it finds the containers
+// that were created in its absence.
 //
-// A runtime asks its plugins before it creates a container, one after the other,
-// and waits for each. So the answer follows from the request and from an Offer
-// or a Table made beforehand, and from nothing else: no container of this node starts
-// later because a disk or a driver is slow.
+// A runtime calls its plugins before it creates a container, one after the other, and
+// waits for each. So the response only depends on the request and on an Offer or a
+// Table made beforehand. A slow disk or driver delays no container of this node.
 package nri
 
 import (
@@ -30,15 +30,15 @@ import (
 	"github.com/gpuready/gpuready/toolkit/node"
 )
 
-// Offer is what there is to give to agents. It does not change once it is made.
+// Offer holds the edits that agents receive. It is immutable.
 type Offer struct {
 	Generation string                  // of the specification, its files and its devices' numbers; see injection.Generation
-	edits      api.ContainerAdjustment // what the CDI device stands for
+	edits      api.ContainerAdjustment // the edits of the CDI device
 }
 
-// NewOffer makes an offer of a CDI specification file's content. Its error says what
-// of the device is not there: a container that was given it would not start. caps
-// tell which of its devices stand for a MIG instance.
+// NewOffer makes an offer from the content of a CDI specification file. It returns an
+// error if a part of the device is missing, as a container with it would not start.
+// caps tell which of its device nodes belong to MIG instances.
 func NewOffer(root *host.Root, data []byte, caps node.Caps) (*Offer, error) {
 	spec, err := cdi.Parse(data)
 	if err != nil {
@@ -54,7 +54,7 @@ func NewOffer(root *host.Root, data []byte, caps node.Caps) (*Offer, error) {
 	both := io.MultiWriter(whole, base)
 	whole.Write(data)
 	for _, e := range []specs.ContainerEdits{spec.ContainerEdits, device.ContainerEdits} {
-		if err := add(&o.edits, root, e); err != nil {
+		if err := addEdits(&o.edits, root, e); err != nil {
 			return nil, err
 		}
 		e.DeviceNodes = slices.DeleteFunc(slices.Clone(e.DeviceNodes), func(n *specs.DeviceNode) bool { return instances[n.Path] })
@@ -74,7 +74,7 @@ func NewOffer(root *host.Root, data []byte, caps node.Caps) (*Offer, error) {
 		fmt.Fprintln(to, d.Path, d.Major, d.Minor)
 		monitored = monitored || d.Path == caps.Monitor()
 	}
-	if monitored { // else those who may not open an instance's nodes do not see it
+	if monitored { // without the monitor, an agent only sees instances whose nodes it may open
 		o.Generation = digest(base)
 	}
 	o.Generation = injection.Generation(o.Generation, digest(whole))
@@ -83,10 +83,10 @@ func NewOffer(root *host.Root, data []byte, caps node.Caps) (*Offer, error) {
 
 func digest(sum hash.Hash) string { return hex.EncodeToString(sum.Sum(nil)[:8]) }
 
-// identity tells one file from another at the same path, as after a driver that
-// was installed again, or whose root was mounted anew: containers keep the file
-// that they were given. What is no regular file, a daemon's socket, may come and
-// go without them; when it was written is beside the point.
+// identity returns a string that changes when another file replaces the one at a path,
+// as when a driver is reinstalled or its root is mounted again. Containers keep the old
+// file. Other files than regular ones, such as a daemon's socket, may be replaced
+// without harm. The modification time does not matter.
 func identity(root *host.Root, path string) string {
 	info, err := root.Stat(path)
 	if err != nil || !info.Mode().IsRegular() {
@@ -99,8 +99,8 @@ func identity(root *host.Root, path string) string {
 	return fmt.Sprint(path, " ", st.Dev, ":", st.Ino, " ", st.Size)
 }
 
-// add says in NRI's words what a specification says in CDI's.
-func add(a *api.ContainerAdjustment, root *host.Root, e specs.ContainerEdits) error {
+// addEdits converts CDI edits to NRI's form and adds them.
+func addEdits(a *api.ContainerAdjustment, root *host.Root, e specs.ContainerEdits) error {
 	for _, env := range e.Env {
 		key, value, _ := strings.Cut(env, "=")
 		a.AddEnv(key, value)
@@ -115,7 +115,7 @@ func add(a *api.ContainerAdjustment, root *host.Root, e specs.ContainerEdits) er
 		if !ok {
 			return fmt.Errorf("%s is not a character device", p)
 		}
-		if err := allowed(n); err != nil {
+		if err := checkPermissions(n); err != nil {
 			return err
 		}
 		a.AddDevice(&api.LinuxDevice{Path: n.Path, Type: "c", Major: int64(major), Minor: int64(minor)})
@@ -133,14 +133,14 @@ func add(a *api.ContainerAdjustment, root *host.Root, e specs.ContainerEdits) er
 	return nil
 }
 
-// allowed returns an error where a device node is to be used less than NRI can say. A
-// node that a plugin adds may be read and written, whatever else the plugin says of it
-// (api.LinuxDevice.AccessString of NRI 0.12; runtimes before take no device rules).
-func allowed(n *specs.DeviceNode) error {
+// checkPermissions returns an error if a device node has narrower permissions than NRI
+// can express. A node that a plugin adds is always readable and writable
+// (api.LinuxDevice.AccessString of NRI 0.12; earlier runtimes accept no device rules).
+func checkPermissions(n *specs.DeviceNode) error {
 	if p := n.Permissions; p == "" || strings.Contains(p, "r") && strings.Contains(p, "w") {
 		return nil
 	}
-	return fmt.Errorf("the device node %s has the permissions %q in its CDI specification, and NRI knows \"rw\" alone; use the runtime handler nvidia", n.Path, n.Permissions)
+	return fmt.Errorf("the device node %s has the permissions %q in its CDI specification, and NRI only supports \"rw\"; use the runtime handler nvidia", n.Path, n.Permissions)
 }
 
 func mount(m *specs.Mount) *api.Mount {
@@ -160,13 +160,13 @@ func hook(h *specs.Hook) (*api.Hooks, error) {
 	case "startContainer":
 		return &api.Hooks{StartContainer: hook}, nil
 	}
-	return nil, fmt.Errorf("a hook %q cannot be given by NRI", h.HookName)
+	return nil, fmt.Errorf("NRI does not support hooks of type %q", h.HookName)
 }
 
-// Decide returns how a container that is about to be created in a pod is adjusted;
-// nil, in nearly all cases, for not at all. namespace is our own; byName says that
-// the runtime resolves the CDI names that plugins add. An offer of nil gives
-// nothing: the container finds its variable as it was, and so what it lacks.
+// Decide returns the adjustment of a container that is about to be created in a pod. In
+// nearly all cases there is none and it returns nil. namespace is our own. byName
+// reports whether the runtime resolves the CDI names that plugins add. If offer is nil,
+// the container keeps its variable unchanged, and so learns that it lacks the GPUs.
 func Decide(namespace string, offer *Offer, byName bool, pod *api.PodSandbox, container *api.Container) *api.ContainerAdjustment {
 	if offer == nil || !expects(namespace, pod, container) {
 		return nil
@@ -175,7 +175,7 @@ func Decide(namespace string, offer *Offer, byName bool, pod *api.PodSandbox, co
 	if byName {
 		a.AddCDIDevice(&api.CDIDevice{Name: injection.Device})
 	} else {
-		// Shared with other answers: it is only ever read.
+		// Shared with other responses: it is only ever read.
 		a.Env = slices.Clone(offer.edits.Env)
 		a.Mounts = offer.edits.Mounts
 		a.Hooks = offer.edits.Hooks
@@ -185,17 +185,17 @@ func Decide(namespace string, offer *Offer, byName bool, pod *api.PodSandbox, co
 	return a
 }
 
-// expects says whether a container is that of an agent of ours that was not given the
-// GPUs yet.
+// expects reports whether a container belongs to one of our agents and has not received
+// the GPUs yet.
 func expects(namespace string, pod *api.PodSandbox, container *api.Container) bool {
 	return namespace != "" && pod.GetNamespace() == namespace &&
 		pod.GetAnnotations()[injection.Annotation] == "true" &&
 		slices.Contains(container.GetEnv(), injection.Variable+"="+injection.Expected)
 }
 
-// resolvesNames says whether a runtime resolves the CDI names that plugins add.
-// Others pass them over without a word, so what is not known to is not trusted
-// with one: containerd does from 2.1 on, CRI-O 1.34 does not yet.
+// resolvesNames reports whether a runtime resolves the CDI names that plugins add.
+// Others silently ignore them, so only runtimes known to resolve them get names:
+// containerd does from 2.1 on, CRI-O 1.34 does not yet.
 func resolvesNames(runtime, version string) bool {
 	var major, minor int
 	n, _ := fmt.Sscanf(strings.TrimPrefix(version, "v"), "%d.%d", &major, &minor)

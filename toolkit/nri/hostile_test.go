@@ -15,8 +15,8 @@ import (
 	"github.com/gpuready/gpuready/toolkit/node"
 )
 
-// hostileSpecs are CDI specifications of a node: our specifications of two GPUs, of which the
-// first has two MIG devices, those for agents, and those of other vendors.
+// hostileSpecs are CDI specifications of a node: ours for two GPUs and for agents, and
+// those of other vendors. The first GPU has two MIG devices.
 var hostileSpecs = []string{
 	`cdiVersion: 0.5.0
 kind: nvidia.com/gpu
@@ -49,8 +49,7 @@ devices:
 `,
 }
 
-// nodesOf are the device nodes of each name that is one of a single device, without
-// /dev/nvidia.
+// nodesOf maps the name of each single device to its device nodes, without /dev/nvidia.
 var nodesOf = map[string]string{
 	"0": "0 -caps/nvidia-cap3 -caps/nvidia-cap4", "0:0": "0 -caps/nvidia-cap3", "0:1": "0 -caps/nvidia-cap4", "1": "1",
 	"GPU-a": "1", "MIG-b": "0 -caps/nvidia-cap3",
@@ -75,8 +74,8 @@ func hostileTable(t *testing.T) (*host.Root, *Table) {
 	return root, NewTable(root, files)
 }
 
-// give makes a container have what an adjustment gives.
-func give(c *api.Container, a *api.ContainerAdjustment) {
+// applyTo applies an adjustment to a container.
+func applyTo(c *api.Container, a *api.ContainerAdjustment) {
 	c.Linux = &api.LinuxContainer{Devices: slices.Clone(a.GetLinux().GetDevices())}
 }
 
@@ -91,7 +90,7 @@ func TestImagesGetNoOtherDevicesThanGPUs(t *testing.T) {
 		require.Nil(t, adjust, visible)
 		require.True(t, err != nil || len(asked.Warnings) > 0, "it is said why: %s", visible)
 	}
-	// The people of the namespace name all GPUs, and what is not theirs either is not given.
+	// The users of the namespace request all GPUs, and get nothing else either.
 	pod, container := workload()
 	pod.Annotations = map[string]string{"cdi.k8s.io/a": "nvidia.com/gpu=all,management.gpuready.io/gpu=all", "cdi.k8s.io/b": "vendor.example/agent=root"}
 	adjust, asked, err := Workloads{Namespaces: []string{"team"}}.Resolve(table, pod, container)
@@ -112,7 +111,7 @@ func TestAContainerWithAMIGDeviceGetsNoOther(t *testing.T) {
 			if byPod {
 				container.Env, pod.Annotations = nil, map[string]string{"cdi.k8s.io/a": asks}
 			}
-			give(container, held)
+			applyTo(container, held)
 			adjust, asked, err := Workloads{Namespaces: []string{"team"}, AcceptEnvvar: true}.Resolve(table, pod, container)
 			require.NoError(t, err)
 			require.Nil(t, adjust, asks)
@@ -121,7 +120,7 @@ func TestAContainerWithAMIGDeviceGetsNoOther(t *testing.T) {
 	}
 }
 
-func TestPermissionsThatNRICannotSayAreNotWidened(t *testing.T) {
+func TestPermissionsThatNRICannotExpressAreNotWidened(t *testing.T) {
 	root, table := hostileTable(t)
 	pod, container := workload("NVIDIA_VISIBLE_DEVICES=readonly")
 	adjust, _, err := Workloads{Namespaces: []string{"team"}}.Resolve(table, pod, container)
@@ -167,9 +166,9 @@ func short(t require.TestingT, err error, warnings []string) {
 	}
 }
 
-// Whatever an image or a pod says, a container gets the nodes of GPUs that it named, one
-// by one, and one that has GPUs gets no others.
-func TestContainersGetTheGPUsThatTheyNamedAndNoOthers(t *testing.T) {
+// For any image and pod, a container only gets the nodes of the GPUs that it named, and
+// one that has GPUs gets no others.
+func TestContainersGetOnlyTheGPUsThatTheyName(t *testing.T) {
 	_, table := hostileTable(t)
 	names := []string{
 		"0", "1", "0:0", "0:1", "GPU-a", "MIG-b", "nvidia.com/gpu=0", "nvidia.com/gpu=0:1", "k8s.gpuready.io/gpu=GPU-a", "all", "ALL", "none", "void", "every",
@@ -200,7 +199,7 @@ func TestContainersGetTheGPUsThatTheyNamedAndNoOthers(t *testing.T) {
 		_, first := workload("NVIDIA_VISIBLE_DEVICES=0:0")
 		held, _, err := w.Resolve(table, pod, first)
 		require.NoError(r, err)
-		give(container, held)
+		applyTo(container, held)
 		pod.Annotations = map[string]string{"cdi.k8s.io/a": rapid.SampledFrom(names).Draw(r, "annotation")}
 		w.AcceptEnvvar = rapid.Bool().Draw(r, "accept")
 		adjust, asked, err = w.Resolve(table, pod, container)

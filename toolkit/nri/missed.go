@@ -12,27 +12,27 @@ import (
 	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
 )
 
-// Missed is a container that is there without the GPUs that it should have been given,
-// because nobody was there to give them when it was created. A container is given
-// devices at its creation and never after: its pod has to be deleted.
+// Missed is a container that exists without the GPUs it should have, because no plugin
+// was connected when it was created. A container only receives devices at its creation,
+// so its pod has to be deleted.
 type Missed struct {
 	Namespace, Pod, Container string
 	Agent                     bool // one of ours, by package injection
 }
 
-// String is namespace/pod/container.
+// String returns namespace/pod/container.
 func (m Missed) String() string { return m.Namespace + "/" + m.Pod + "/" + m.Container }
 
-// missedSet finds and forgets such containers.
+// missedSet tracks such containers.
 type missedSet struct {
 	mu      sync.Mutex
-	pods    []*api.PodSandbox // of a list that comes in parts
+	pods    []*api.PodSandbox // of a list that arrives in parts
 	listed  []*api.Container
 	byID    map[string]Missed
 	changed chan struct{} // capacity 1
 }
 
-// lacks says whether a container is without the GPUs that it should have been given.
+// lacks reports whether a container lacks the GPUs that it should have.
 func (p *Plugin) lacks(pod *api.PodSandbox, container *api.Container) (m Missed, lacks bool) {
 	m = Missed{Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName()}
 	if expects(p.Namespace, pod, container) {
@@ -42,11 +42,12 @@ func (p *Plugin) lacks(pod *api.PodSandbox, container *api.Container) (m Missed,
 	if !p.Workloads.allow(pod) || equipped(container) {
 		return m, false
 	}
-	asked, err := p.Workloads.asked(pod, container)
-	return m, err != nil && !errors.Is(err, request.ErrKind) || gpus(asked)
+	requested, err := p.Workloads.request(pod, container)
+	return m, err != nil && !errors.Is(err, request.ErrKind) || requestsGPUs(requested)
 }
 
-// synchronize takes a part of the list of all containers that are there.
+// synchronize adds a part of the list of all existing containers, and recomputes the
+// set after the last part.
 func (s *missedSet) synchronize(in *api.SynchronizeRequest, lacks func(*api.PodSandbox, *api.Container) (Missed, bool)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -68,12 +69,12 @@ func (s *missedSet) synchronize(in *api.SynchronizeRequest, lacks func(*api.PodS
 		}
 	}
 	s.pods, s.listed = nil, nil
-	s.tell()
+	s.notify()
 }
 
-// created takes note of a container that is being created; missed is nil for one that
-// lacks nothing. It takes the place of an earlier one of its pod.
-func (s *missedSet) created(pod *api.PodSandbox, container *api.Container, missed *Missed) {
+// add records a container that is being created. It replaces an earlier one of its pod.
+// missed is nil for a container that lacks nothing.
+func (s *missedSet) add(pod *api.PodSandbox, container *api.Container, missed *Missed) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if missed == nil && len(s.byID) == 0 {
@@ -90,28 +91,28 @@ func (s *missedSet) created(pod *api.PodSandbox, container *api.Container, misse
 		s.byID[container.GetId()] = *missed
 	}
 	if missed != nil || len(s.byID) != was {
-		s.tell()
+		s.notify()
 	}
 }
 
-// gone forgets a container.
-func (s *missedSet) gone(id string) {
+// remove removes a container that has ended.
+func (s *missedSet) remove(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if _, is := s.byID[id]; is {
 		delete(s.byID, id)
-		s.tell()
+		s.notify()
 	}
 }
 
-func (s *missedSet) tell() {
+func (s *missedSet) notify() {
 	select {
 	case s.changed <- struct{}{}:
 	default:
 	}
 }
 
-// list is all there are, in order.
+// list returns all missed containers, sorted by name.
 func (s *missedSet) list() []Missed {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -12,22 +12,22 @@ import (
 	"github.com/gpuready/gpuready/toolkit/nri/nritest"
 )
 
-// news is what a plugin reports beside its status.
-type news struct {
-	told     chan Status
+// reports are the reports of a plugin besides its status.
+type reports struct {
+	reported chan Status
 	resolved chan Resolved
 	missed   chan []Missed
 }
 
-// allowing runs a plugin that answers workloads of the namespace team.
-func allowing(t *testing.T, root *host.Root, offer *atomic.Pointer[Offer], table *Table) news {
+// runPlugin runs a plugin that allows workloads of the namespace team.
+func runPlugin(t *testing.T, root *host.Root, offer *atomic.Pointer[Offer], table *Table) reports {
 	t.Helper()
-	n := news{make(chan Status, 100), make(chan Resolved, 100), make(chan []Missed, 100)}
+	n := reports{make(chan Status, 100), make(chan Resolved, 100), make(chan []Missed, 100)}
 	p := &Plugin{
 		Root: root, Socket: DefaultSocket, Namespace: "gpuready", Offer: offer.Load,
 		Workloads: Workloads{Namespaces: []string{"team"}},
 		Table:     func() *Table { return table },
-		Report:    func(s Status) { n.told <- s },
+		Report:    func(s Status) { n.reported <- s },
 		Injected:  func(Injected) {},
 		Resolved:  func(r Resolved) { n.resolved <- r },
 		Missed:    func(all []Missed) { n.missed <- all },
@@ -42,8 +42,8 @@ func allowing(t *testing.T, root *host.Root, offer *atomic.Pointer[Offer], table
 	return n
 }
 
-// names are those of what is reported next.
-func (n news) names() []string {
+// names returns the names in the next report.
+func (n reports) names() []string {
 	list := []string{}
 	for _, m := range <-n.missed {
 		list = append(list, m.String())
@@ -51,9 +51,9 @@ func (n news) names() []string {
 	return list
 }
 
-// there are an agent and workloads that were created while no plugin was there: with
-// what they ask for, with GPUs, without a request, ended, and elsewhere.
-func there() *api.SynchronizeRequest {
+// existing returns an agent and workloads that were created without a plugin: with a
+// request, with GPUs, without a request, ended, and in another namespace.
+func existing() *api.SynchronizeRequest {
 	pod, container := agent()
 	container.PodSandboxId, container.State = pod.GetId(), api.ContainerState_CONTAINER_RUNNING
 	team, job := workload("NVIDIA_VISIBLE_DEVICES=1")
@@ -68,7 +68,7 @@ func there() *api.SynchronizeRequest {
 		Containers: []*api.Container{
 			container, job,
 			with("broken", func(c *api.Container) { c.Env = append(c.Env, "NVIDIA_DRIVER_CAPABILITIES=gfx") }),
-			with("equipped", func(c *api.Container) { holds(c, 1) }),
+			with("equipped", func(c *api.Container) { addNodes(c, 1) }),
 			with("named", func(c *api.Container) { c.CDIDevices = []*api.CDIDevice{{Name: "nvidia.com/gpu=1"}} }),
 			with("modest", func(c *api.Container) { c.Env = nil }),
 			with("image", func(c *api.Container) { c.Env[0] = "NVIDIA_VISIBLE_DEVICES=all" }),
@@ -80,15 +80,15 @@ func there() *api.SynchronizeRequest {
 	}
 }
 
-func TestContainersThatWereMissedAreReportedUntilTheyAreGone(t *testing.T) {
+func TestMissedContainersAreReportedUntilTheyEnd(t *testing.T) {
 	root := newHost(t)
 	offer := &atomic.Pointer[Offer]{}
-	n := allowing(t, root, offer, newTable(t, root))
-	runtime, err := nritest.Start("containerd", "v2.2.1", root.Path("/run/nri/nri.sock"), there())
+	n := runPlugin(t, root, offer, newTable(t, root))
+	runtime, err := nritest.Start("containerd", "v2.2.1", root.Path("/run/nri/nri.sock"), existing())
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, runtime.Kill()) })
 	require.Equal(t, []string{"gpuready/plugin-x/plugin", "team/job/broken", "team/job/main"}, n.names())
-	until(n.told, connected)
+	until(n.reported, connected)
 
 	pod, job := workload()
 	require.NoError(t, runtime.Stop(pod, job))
@@ -111,21 +111,21 @@ func TestContainersThatWereMissedAreReportedUntilTheyAreGone(t *testing.T) {
 	require.Empty(t, n.names())
 
 	require.NoError(t, runtime.Kill())
-	until(n.told, func(s Status) bool { return !s.Connected })
+	until(n.reported, func(s Status) bool { return !s.Connected })
 	runtime, err = nritest.Start("containerd", "v2.2.1", root.Path("/run/nri/nri.sock"))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, runtime.Kill()) })
-	require.Empty(t, n.names(), "told anew after each connection")
+	require.Empty(t, n.names(), "reported anew after each connection")
 }
 
-func TestAWorkloadIsAnsweredThroughTheRuntime(t *testing.T) {
+func TestWorkloadsReceiveGPUsThroughTheRuntime(t *testing.T) {
 	root := newHost(t)
 	table := newTable(t, root)
 	runtime := start(t, root, "v2.2.1")
-	n := allowing(t, root, &atomic.Pointer[Offer]{}, table)
-	until(n.told, connected)
-	second := allowing(t, root, &atomic.Pointer[Offer]{}, table) // while one toolkit replaces another
-	until(second.told, connected)
+	n := runPlugin(t, root, &atomic.Pointer[Offer]{}, table)
+	until(n.reported, connected)
+	second := runPlugin(t, root, &atomic.Pointer[Offer]{}, table) // while one toolkit replaces another
+	until(second.reported, connected)
 
 	adjust, err := runtime.Create(workload("NVIDIA_VISIBLE_DEVICES=1"))
 	require.NoError(t, err)
@@ -133,7 +133,7 @@ func TestAWorkloadIsAnsweredThroughTheRuntime(t *testing.T) {
 	require.Len(t, adjust.GetMounts(), 1)
 	require.Len(t, adjust.GetHooks().GetCreateContainer(), 1)
 	require.Empty(t, adjust.GetCDIDevices())
-	// Which of the two is asked first is the runtime's choice.
+	// The runtime chooses which of the two it calls first.
 	one, other := <-n.resolved, <-second.resolved
 	require.NotEqual(t, one.Given, other.Given)
 	one.Given = true
@@ -151,10 +151,10 @@ func TestAWorkloadIsAnsweredThroughTheRuntime(t *testing.T) {
 	require.Empty(t, devices(adjust))
 }
 
-func TestAListThatComesInPartsIsReadAsOne(t *testing.T) {
+func TestContainerListInPartsIsOneList(t *testing.T) {
 	p := &Plugin{Namespace: "gpuready", Workloads: Workloads{Namespaces: []string{"team"}}}
 	s := missedSet{changed: make(chan struct{}, 1)}
-	all := there()
+	all := existing()
 	s.synchronize(&api.SynchronizeRequest{Containers: all.GetContainers(), More: true}, p.lacks)
 	require.Empty(t, s.changed)
 	s.synchronize(&api.SynchronizeRequest{Pods: all.GetPods()}, p.lacks)

@@ -43,8 +43,8 @@ devices:
     deviceNodes: [{path: /dev/nvidia0, hostPath: /run/driver/dev/nvidia0}]
 `
 
-// newHost is a host in a directory with a short path, with a link at /var/run as
-// hosts have it.
+// newHost returns a host in a directory with a short path, and with the usual link at
+// /var/run.
 func newHost(t *testing.T) *host.Root {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "h")
@@ -81,7 +81,7 @@ func agent() (*api.PodSandbox, *api.Container) {
 		&api.Container{Id: "c", Name: "plugin", Env: []string{"PATH=/bin", injection.Variable + "=" + injection.Expected}}
 }
 
-func TestOnlyOurAgentsThatAskAreGivenTheGPUs(t *testing.T) {
+func TestOnlyOurExpectingAgentsReceiveTheGPUs(t *testing.T) {
 	offer := &Offer{Generation: "g"}
 	for name, change := range map[string]func(*api.PodSandbox, *api.Container){
 		"another namespace":       func(p *api.PodSandbox, _ *api.Container) { p.Namespace = "default" },
@@ -106,8 +106,8 @@ func TestOnlyOurAgentsThatAskAreGivenTheGPUs(t *testing.T) {
 	}, Decide("gpuready", offer, true, pod, container)))
 }
 
-// CRI-O and containerd before 2.1 pass over CDI names that plugins add.
-func TestRuntimesThatDoNotResolveNamesAreGivenWhatTheyStandFor(t *testing.T) {
+// CRI-O and containerd before 2.1 ignore CDI names that plugins add.
+func TestRuntimesThatDoNotResolveNamesReceiveTheEdits(t *testing.T) {
 	root := newHost(t)
 	offer := newOffer(t, root)
 	pod, container := agent()
@@ -119,7 +119,7 @@ func TestRuntimesThatDoNotResolveNamesAreGivenWhatTheyStandFor(t *testing.T) {
 			{Path: "/dev/nvidiactl", Type: "c", Major: 195, Minor: 255}, {Path: "/dev/nvidia0", Type: "c", Major: 195, Minor: 0},
 		}},
 	}
-	for range 2 { // one answer leaves nothing in the next
+	for range 2 { // a response does not affect the next one
 		require.True(t, proto.Equal(want, Decide("gpuready", offer, false, pod, container)))
 	}
 	for version, byName := range map[string]bool{"v2.1.0": true, "2.4.2": true, "v3.0.0": true, "v2.0.7": false, "v1.7.29": false, "": false, "unknown": false} {
@@ -128,7 +128,7 @@ func TestRuntimesThatDoNotResolveNamesAreGivenWhatTheyStandFor(t *testing.T) {
 	require.False(t, resolvesNames("cri-o", "1.34.0"))
 }
 
-func TestWhatIsNotThereIsNotOffered(t *testing.T) {
+func TestMissingPartsAreAnErrorOfNewOffer(t *testing.T) {
 	root := newHost(t)
 	mknod(t, root, "/dev/nvidiactl", 255)
 	_, err := NewOffer(root, []byte(spec), nil)
@@ -153,9 +153,9 @@ func TestGenerationChangesWithTheSpecification(t *testing.T) {
 	require.NotEqual(t, first.Generation, second.Generation)
 }
 
-// A container keeps the files and devices that it was given: others at the same
-// paths are another generation, the same ones written to are not.
-func TestGenerationChangesWithWhatIsGiven(t *testing.T) {
+// A container keeps the files and devices that it received. Others at the same paths
+// are another generation; a write to the same ones is not.
+func TestGenerationChangesWithFilesAndDevices(t *testing.T) {
 	root := newHost(t)
 	library := root.Path("/usr/lib64/libcuda.so.1")
 	require.NoError(t, os.MkdirAll(filepath.Dir(library), 0o755))
@@ -178,7 +178,7 @@ func TestGenerationChangesWithWhatIsGiven(t *testing.T) {
 	require.NotEqual(t, generation, now())
 }
 
-// withCaps is a specification with the nodes of capabilities, which it makes.
+// withCaps returns a specification with nodes of capabilities, which it creates.
 func withCaps(t *testing.T, root *host.Root, minors ...int) []byte {
 	t.Helper()
 	newOffer(t, root)
@@ -193,7 +193,7 @@ func withCaps(t *testing.T, root *host.Root, minors ...int) []byte {
 	return []byte(strings.Replace(text, "    deviceNodes: [{path: /dev/nvidia0, hostPath: /run/driver/dev/nvidia0}]", "    deviceNodes:\n    - {path: /dev/nvidia0, hostPath: /run/driver/dev/nvidia0}", 1))
 }
 
-// Who may see all MIG instances does not need what stands for one of them.
+// An agent that may see all MIG instances does not need the nodes of a single one.
 func TestMIGInstancesChangeOnePartOfTheGeneration(t *testing.T) {
 	root := newHost(t)
 	caps := node.Caps{"config": 1, "monitor": 2, "gpu0/gi1/access": 12, "gpu0/gi1/ci0/access": 13}
@@ -221,13 +221,13 @@ func TestMIGInstancesChangeOnePartOfTheGeneration(t *testing.T) {
 	require.NoError(t, os.Remove(root.Path("/dev/nvidia-caps/nvidia-cap14")))
 }
 
-// plugin runs a plugin until the end of the test and returns what it reports.
+// plugin runs a plugin until the end of the test and returns its reports.
 func plugin(t *testing.T, root *host.Root, offer *atomic.Pointer[Offer]) (<-chan Status, <-chan Injected) {
 	t.Helper()
-	told, injected := make(chan Status, 100), make(chan Injected, 100)
+	reported, injected := make(chan Status, 100), make(chan Injected, 100)
 	p := &Plugin{
 		Root: root, Socket: DefaultSocket, Namespace: "gpuready", Offer: offer.Load,
-		Report:   func(s Status) { told <- s },
+		Report:   func(s Status) { reported <- s },
 		Injected: func(i Injected) { injected <- i },
 		Missed:   func([]Missed) {},
 	}
@@ -238,7 +238,7 @@ func plugin(t *testing.T, root *host.Root, offer *atomic.Pointer[Offer]) (<-chan
 		cancel()
 		require.ErrorIs(t, <-ended, context.Canceled)
 	})
-	return told, injected
+	return reported, injected
 }
 
 func start(t *testing.T, root *host.Root, version string) *nritest.Runtime {
@@ -249,9 +249,9 @@ func start(t *testing.T, root *host.Root, version string) *nritest.Runtime {
 	return runtime
 }
 
-// until waits for a report.
-func until(told <-chan Status, done func(Status) bool) Status {
-	for s := range told {
+// until waits for a report that satisfies done.
+func until(reported <-chan Status, done func(Status) bool) Status {
+	for s := range reported {
 		if done(s) {
 			return s
 		}
@@ -264,13 +264,13 @@ func connected(s Status) bool { return s.Connected }
 func TestContainersAreAdjustedAcrossRestartsOfTheRuntime(t *testing.T) {
 	root := newHost(t)
 	offer := &atomic.Pointer[Offer]{}
-	told, injected := plugin(t, root, offer)
-	s := <-told
+	reported, injected := plugin(t, root, offer)
+	s := <-reported
 	require.True(t, s.Absent)
 	require.Contains(t, s.Message, DefaultSocket)
 
 	runtime := start(t, root, "v2.2.1")
-	require.Equal(t, "containerd v2.2.1", until(told, connected).Runtime)
+	require.Equal(t, "containerd v2.2.1", until(reported, connected).Runtime)
 	adjust, err := runtime.Create(agent())
 	require.NoError(t, err)
 	require.Empty(t, adjust.GetEnv(), "there is nothing to give yet")
@@ -288,30 +288,30 @@ func TestContainersAreAdjustedAcrossRestartsOfTheRuntime(t *testing.T) {
 	require.Empty(t, adjust.GetEnv())
 	require.Empty(t, adjust.GetCDIDevices())
 
-	for range 3 { // killed, its socket stays; another makes its own in that place
+	for range 3 { // a killed runtime leaves its socket; the next one replaces it
 		require.NoError(t, runtime.Kill())
-		lost := until(told, func(s Status) bool { return !s.Connected })
+		lost := until(reported, func(s Status) bool { return !s.Connected })
 		require.Contains(t, lost.Message, DefaultSocket)
 		runtime = start(t, root, "v2.2.1")
-		until(told, connected)
+		until(reported, connected)
 		adjust, err = runtime.Create(agent())
 		require.NoError(t, err)
 		require.Len(t, adjust.GetCDIDevices(), 1)
 	}
 	require.NoError(t, runtime.Kill())
 	require.NoError(t, os.RemoveAll(root.Path("/run/nri")))
-	until(told, func(s Status) bool { return s.Absent })
+	until(reported, func(s Status) bool { return s.Absent })
 }
 
 // While one toolkit replaces another there are two.
-func TestTwoToolkitsDoNotGetInEachOthersWay(t *testing.T) {
+func TestTwoToolkitsDoNotConflict(t *testing.T) {
 	root := newHost(t)
 	runtime := start(t, root, "v2.2.1")
 	offer := &atomic.Pointer[Offer]{}
 	offer.Store(newOffer(t, root))
 	for range 2 {
-		told, _ := plugin(t, root, offer)
-		until(told, connected)
+		reported, _ := plugin(t, root, offer)
+		until(reported, connected)
 	}
 	adjust, err := runtime.Create(agent())
 	require.NoError(t, err)
@@ -319,13 +319,13 @@ func TestTwoToolkitsDoNotGetInEachOthersWay(t *testing.T) {
 	require.Len(t, adjust.GetEnv(), 1)
 }
 
-func TestOlderRuntimeIsGivenDevicesInsteadOfNames(t *testing.T) {
+func TestOlderRuntimeReceivesDevicesInsteadOfNames(t *testing.T) {
 	root := newHost(t)
 	runtime := start(t, root, "v2.0.7")
 	offer := &atomic.Pointer[Offer]{}
 	offer.Store(newOffer(t, root))
-	told, _ := plugin(t, root, offer)
-	until(told, connected)
+	reported, _ := plugin(t, root, offer)
+	until(reported, connected)
 	adjust, err := runtime.Create(agent())
 	require.NoError(t, err)
 	require.Empty(t, adjust.GetCDIDevices())
@@ -333,19 +333,18 @@ func TestOlderRuntimeIsGivenDevicesInsteadOfNames(t *testing.T) {
 	require.True(t, slices.ContainsFunc(adjust.GetEnv(), func(e *api.KeyValue) bool { return e.GetValue() == offer.Load().Generation }))
 }
 
-// A runtime that takes the connection and says nothing is given up with the test's
-// end, which goleak sees to.
-func TestRuntimeThatSaysNothingHoldsNobodyUp(t *testing.T) {
+// The plugin abandons a silent runtime at the end of the test, which goleak verifies.
+func TestSilentRuntimeDoesNotBlockThePlugin(t *testing.T) {
 	root := newHost(t)
 	require.NoError(t, os.MkdirAll(root.Path("/run/nri"), 0o755))
 	silent, err := listen(root.Path("/run/nri/nri.sock"))
 	require.NoError(t, err)
 	defer silent.Close()
-	told, _ := plugin(t, root, &atomic.Pointer[Offer]{})
+	reported, _ := plugin(t, root, &atomic.Pointer[Offer]{})
 	conn, err := silent.Accept()
 	require.NoError(t, err)
 	require.NoError(t, conn.Close())
-	s := <-told
+	s := <-reported
 	require.False(t, s.Connected)
 	require.Contains(t, s.Message, "register")
 	conn, err = silent.Accept()
@@ -353,7 +352,7 @@ func TestRuntimeThatSaysNothingHoldsNobodyUp(t *testing.T) {
 	defer conn.Close()
 }
 
-func TestSocketBelowALongRootIsRefusedWithWords(t *testing.T) {
+func TestSocketBelowALongRootIsAClearError(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), strings.Repeat("x", 100))
 	require.NoError(t, os.MkdirAll(dir+"/var/run/nri", 0o755))
 	root, err := host.Open(dir)
@@ -366,8 +365,8 @@ func TestSocketBelowALongRootIsRefusedWithWords(t *testing.T) {
 	require.NoError(t, err)
 	defer ln.Close()
 	require.NoError(t, os.Rename(at+"/s", dir+"/var/run/nri/nri.sock"))
-	told, _ := plugin(t, root, &atomic.Pointer[Offer]{})
-	require.Contains(t, (<-told).Message, "by a shorter path")
+	reported, _ := plugin(t, root, &atomic.Pointer[Offer]{})
+	require.Contains(t, (<-reported).Message, "by a shorter path")
 }
 
 func TestErrorsOfTheWatchEndThePlugin(t *testing.T) {

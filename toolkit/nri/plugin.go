@@ -16,46 +16,46 @@ import (
 	"github.com/gpuready/gpuready/toolkit/socket"
 )
 
-// How the plugin is called, and where it stands among others (00 to 99): late, so
-// that what it adds is added to what the others made of the container.
+// The plugin's name, and its position among others (00 to 99). It is late, so that its
+// adjustments follow those of the others.
 const (
 	Name  = "gpuready"
 	Index = "90"
 )
 
-// DefaultSocket is where runtimes let plugins in.
+// DefaultSocket is the socket at which runtimes accept plugins.
 const DefaultSocket = "/var/run/nri/nri.sock"
 
-// registration bounds how long a runtime may take to answer. It takes plugins in
-// one after the other and gives each five seconds.
+// registration limits the time that a runtime may take to register the plugin. It
+// registers plugins one after the other and allows each five seconds.
 const registration = 30 * time.Second
 
-// Status is how things stand with the runtime.
+// Status is the state of the connection to the runtime.
 type Status struct {
-	Connected bool   // it asks us about each container from now on
+	Connected bool   // the runtime now calls us for each container
 	Absent    bool   // there is no socket
 	Message   string // why it is not connected
 	Runtime   string // its name and version, once connected
 }
 
-// Injected is a container that was given the GPUs.
+// Injected is a container of an agent that received the GPUs.
 type Injected struct{ Pod, Container, Generation string }
 
-// Resolved is a container of an allowed namespace that asked for GPUs.
+// Resolved is a container of an allowed namespace that requested GPUs.
 type Resolved struct {
 	Namespace, Pod, Container string
 	Devices                   []string // as it named them
-	Given                     bool     // it was given what it lacked
-	Warnings                  []string // what it asked for and was not given, in words
+	Given                     bool     // it received what it lacked
+	Warnings                  []string // descriptions of the requests that were not met
 	Err                       error    // why it may not start
 }
 
-// Plugin is what to be to the runtime.
+// Plugin is a plugin of the container runtime.
 type Plugin struct {
 	Root      *host.Root
 	Socket    string // on the host
-	Namespace string // whose containers are given the GPUs
-	// Offer returns what there is to give; nil: nothing. It must return at once.
+	Namespace string // the namespace of the agents that receive the GPUs
+	// Offer returns the edits for agents, nil if there are none. It must not block.
 	Offer func() *Offer
 	// Report is called at each change of Status, from one goroutine.
 	Report func(Status)
@@ -64,19 +64,19 @@ type Plugin struct {
 	Injected func(Injected)
 
 	Workloads Workloads
-	// Table returns what there is to give to workloads. It must return at once.
+	// Table returns the devices for workloads. It must not block.
 	Table func() *Table
-	// Resolved is called, as Injected, after a workload asked for GPUs.
+	// Resolved is called like Injected, after a workload requested GPUs.
 	Resolved func(Resolved)
-	// Missed is called, from one goroutine, with all containers that were missed
-	// whenever those are others, and once after each connection.
+	// Missed is called with all missed containers, from one goroutine, whenever they
+	// change and once after each connection.
 	Missed func([]Missed)
 
 	last Status
 }
 
-// Run connects to the runtime, again when it was started anew, until ctx ends; then
-// it returns ctx.Err(). Any other error says why the socket cannot be watched.
+// Run connects to the runtime, and reconnects after its restarts, until ctx ends. Then
+// it returns ctx.Err(). Any other error is the reason why the socket cannot be watched.
 func (p *Plugin) Run(ctx context.Context) error {
 	return socket.Attend(ctx, p.Root, []string{p.Socket}, func(ctx context.Context, at string) error {
 		if at == "" {
@@ -84,7 +84,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 			return nil
 		}
 		err := p.serve(ctx, at)
-		if ctx.Err() != nil { // another socket is there, or it is the end
+		if ctx.Err() != nil { // the socket was replaced, or the plugin ends
 			return ctx.Err()
 		}
 		p.report(Status{Message: fmt.Sprintf("NRI at %s: %s", at, record.Clean(err.Error(), 1024))})
@@ -99,18 +99,18 @@ func (p *Plugin) report(s Status) {
 	}
 }
 
-// A session is one connection with a runtime.
+// session is one connection with a runtime.
 type session struct {
 	*Plugin
-	ready    chan struct{} // closed once the runtime asks about each container
+	ready    chan struct{} // closed once the runtime calls for each container
 	once     sync.Once
 	injected chan Injected
 	resolved chan Resolved
 	missed   missedSet
 
 	mu      sync.Mutex
-	runtime string // as it calls itself
-	byName  bool   // as resolvesNames
+	runtime string // the name and version that it reports
+	byName  bool   // the result of resolvesNames
 }
 
 func (s *session) configured() (runtime string, byName bool) {
@@ -119,13 +119,12 @@ func (s *session) configured() (runtime string, byName bool) {
 	return s.runtime, s.byName
 }
 
-// serve is a plugin of the runtime at a socket until the connection ends, and says
-// why it ended.
+// serve serves the runtime at a socket until the connection ends, and returns why it
+// ended.
 //
-// It speaks NRI's protocol by the parts of which NRI's own stub is made. The stub
-// itself cannot be given up while it waits for a runtime that was killed between
-// letting the plugin in and configuring it, and says connected before the runtime
-// asks it about containers.
+// It uses the parts of NRI's own stub. The stub itself cannot be cancelled while it
+// waits for a runtime that was killed between registering and configuring the plugin.
+// Also, it reports a connection before the runtime calls it for containers.
 func (p *Plugin) serve(ctx context.Context, at string) error {
 	trunk, err := socket.Dial(ctx, p.Root, at)
 	if err != nil {
@@ -184,8 +183,8 @@ func (p *Plugin) serve(ctx context.Context, at string) error {
 	}
 }
 
-// methods are what the runtime may call. It calls for other events only plugins
-// that asked for them.
+// methods returns the methods that the runtime may call. It only calls those for other
+// events if a plugin subscribes to them.
 func (s *session) methods() map[string]ttrpc.Method {
 	return map[string]ttrpc.Method{
 		"Configure": func(_ context.Context, unmarshal func(any) error) (any, error) {
@@ -198,13 +197,13 @@ func (s *session) methods() map[string]ttrpc.Method {
 			s.runtime = record.Clean(in.GetRuntimeName()+" "+in.GetRuntimeVersion(), 256)
 			s.byName = resolvesNames(in.GetRuntimeName(), in.GetRuntimeVersion())
 			var events api.EventMask
-			// The latter two are for what was missed. What is subscribed to is said
-			// here once, before it is known whether anything was.
+			// The latter two are for missed containers. The subscription is made once,
+			// before it is known whether there are any.
 			events.Set(api.Event_CREATE_CONTAINER, api.Event_STOP_CONTAINER, api.Event_REMOVE_CONTAINER)
 			return &api.ConfigureResponse{Events: int32(events)}, nil
 		},
-		// With the answer to the last part the runtime has taken the plugin in: what
-		// is created from then on waits for it (BlockPluginSync in NRI's adaptation).
+		// The response to the last part completes the registration: from then on every
+		// creation waits for the plugin (BlockPluginSync in NRI's adaptation).
 		"Synchronize": func(_ context.Context, unmarshal func(any) error) (any, error) {
 			var in api.SynchronizeRequest
 			if err := unmarshal(&in); err != nil {
@@ -232,7 +231,7 @@ func (s *session) methods() map[string]ttrpc.Method {
 			if err := unmarshal(&in); err != nil {
 				return nil, err
 			}
-			s.missed.gone(in.GetContainer().GetId())
+			s.missed.remove(in.GetContainer().GetId())
 			return &api.StopContainerResponse{}, nil
 		},
 		"RemoveContainer": func(_ context.Context, unmarshal func(any) error) (any, error) {
@@ -240,17 +239,17 @@ func (s *session) methods() map[string]ttrpc.Method {
 			if err := unmarshal(&in); err != nil {
 				return nil, err
 			}
-			s.missed.gone(in.GetContainer().GetId())
+			s.missed.remove(in.GetContainer().GetId())
 			return &api.RemoveContainerResponse{}, nil
 		},
-		// What runtimes with NRI before 0.12 call for RemoveContainer.
+		// Runtimes with NRI before 0.12 call this instead of RemoveContainer.
 		"StateChange": func(_ context.Context, unmarshal func(any) error) (any, error) {
 			var in api.StateChangeEvent
 			if err := unmarshal(&in); err != nil {
 				return nil, err
 			}
 			if in.GetEvent() == api.Event_REMOVE_CONTAINER {
-				s.missed.gone(in.GetContainer().GetId())
+				s.missed.remove(in.GetContainer().GetId())
 			}
 			return &api.Empty{}, nil
 		},
@@ -260,33 +259,33 @@ func (s *session) methods() map[string]ttrpc.Method {
 	}
 }
 
-// create answers the runtime about a container that is about to be created.
+// create returns the adjustment of a container that is about to be created.
 func (s *session) create(pod *api.PodSandbox, container *api.Container) (*api.ContainerAdjustment, error) {
 	offer := s.Offer()
 	_, byName := s.configured()
 	if adjust := Decide(s.Namespace, offer, byName, pod, container); adjust != nil {
-		s.missed.created(pod, container, nil)
+		s.missed.add(pod, container, nil)
 		select {
 		case s.injected <- Injected{pod.GetName(), container.GetName(), offer.Generation}:
-		default: // nobody waits for a line in a log
+		default: // dropped: it only serves the log
 		}
 		return adjust, nil
 	}
-	if expects(s.Namespace, pod, container) { // there is nothing to give yet
+	if expects(s.Namespace, pod, container) { // there is no offer yet
 		missed, _ := s.lacks(pod, container)
-		s.missed.created(pod, container, &missed)
+		s.missed.add(pod, container, &missed)
 		return nil, nil
 	}
-	s.missed.created(pod, container, nil)
+	s.missed.add(pod, container, nil)
 	if !s.Workloads.allow(pod) {
 		return nil, nil
 	}
-	adjust, asked, err := s.Workloads.Resolve(s.Table(), pod, container)
-	if err == nil && asked.Empty() && len(asked.Warnings) == 0 {
+	adjust, requested, err := s.Workloads.Resolve(s.Table(), pod, container)
+	if err == nil && requested.Empty() && len(requested.Warnings) == 0 {
 		return nil, nil
 	}
 	select {
-	case s.resolved <- Resolved{pod.GetNamespace(), pod.GetName(), container.GetName(), asked.Devices, adjust != nil, asked.Warnings, err}:
+	case s.resolved <- Resolved{pod.GetNamespace(), pod.GetName(), container.GetName(), requested.Devices, adjust != nil, requested.Warnings, err}:
 	default:
 	}
 	return adjust, err

@@ -10,15 +10,15 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// Table is what there is to give to workloads: the node's CDI specifications with the
-// numbers of their device nodes. It does not change once it is made.
+// Table holds the devices for workloads: the node's CDI specifications with the numbers
+// of their device nodes. It is immutable.
 type Table struct {
 	files   []cdi.File
-	nothing string // why there is nothing to give; "": there is
+	nothing string // why the table is empty; "" if it is not
 }
 
-// NewTable makes a table of specifications, which it does not change. A node that is
-// not there is missed by who asks for it, and by nobody else.
+// NewTable makes a table from specifications, without changing them. A missing device
+// node only fails the requests for its device.
 func NewTable(root *host.Root, files []cdi.File) *Table {
 	t := &Table{files: slices.Clone(files)}
 	numbers := map[string]specs.DeviceNode{}
@@ -37,26 +37,26 @@ func NewTable(root *host.Root, files []cdi.File) *Table {
 	return t
 }
 
-// Nothing is the table of a node that has nothing to give, and why.
+// Nothing returns the table of a node that has no devices, with the reason.
 func Nothing(why string) *Table { return &Table{nothing: why} }
 
-// numbered returns edits whose device nodes have the numbers that the host's have, or
-// no type where the host has none. It asks once for each.
+// numbered returns the edits with the host's numbers in their device nodes. A node that
+// the host lacks has no type. Each node is looked up once.
 func numbered(root *host.Root, e specs.ContainerEdits, known map[string]specs.DeviceNode) specs.ContainerEdits {
 	e.DeviceNodes = slices.Clone(e.DeviceNodes)
 	for i, n := range e.DeviceNodes {
 		at := cmp.Or(n.HostPath, n.Path)
-		is, asked := known[at]
-		if !asked {
+		found, ok := known[at]
+		if !ok {
 			if info, err := root.Stat(at); err == nil {
 				if major, minor, ok := host.Device(info); ok {
-					is.Type, is.Major, is.Minor = "c", int64(major), int64(minor)
+					found.Type, found.Major, found.Minor = "c", int64(major), int64(minor)
 				}
 			}
-			known[at] = is
+			known[at] = found
 		}
 		node := *n
-		node.Type, node.Major, node.Minor = is.Type, is.Major, is.Minor
+		node.Type, node.Major, node.Minor = found.Type, found.Major, found.Minor
 		e.DeviceNodes[i] = &node
 	}
 	return e

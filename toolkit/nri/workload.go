@@ -19,11 +19,11 @@ import (
 	"github.com/gpuready/gpuready/toolkit/ociruntime/settings"
 )
 
-// Workloads says which containers may ask for GPUs, and how they are answered.
+// Workloads is the policy for containers that request GPUs.
 type Workloads struct {
-	Namespaces []string // whose; none: nobody's
-	// AcceptEnvvar takes NVIDIA_VISIBLE_DEVICES=all for a request, which images of CUDA
-	// programs say of themselves. What names GPUs is one in any case.
+	Namespaces []string // the allowed namespaces, none by default
+	// AcceptEnvvar treats NVIDIA_VISIBLE_DEVICES=all as a request, which images of CUDA
+	// programs set by themselves. A value that names GPUs is always a request.
 	AcceptEnvvar bool
 }
 
@@ -31,11 +31,11 @@ func (w Workloads) allow(pod *api.PodSandbox) bool {
 	return slices.Contains(w.Namespaces, pod.GetNamespace())
 }
 
-// asked is what a container of an allowed namespace asks for. That the namespace is
-// allowed is its operator's word for what images cannot set, annotations and mounts,
-// and for lists that somebody has thought of. NRI does not tell which containers are
-// privileged: none counts as that.
-func (w Workloads) asked(pod *api.PodSandbox, container *api.Container) (request.Request, error) {
+// request returns the request of a container in an allowed namespace. By allowing the
+// namespace, the operator accepts annotations and mounts, which images cannot set, and
+// explicit lists. NRI does not report which containers are privileged, so none is
+// treated as privileged.
+func (w Workloads) request(pod *api.PodSandbox, container *api.Container) (request.Request, error) {
 	spec := &oci.Spec{Process: &oci.Process{Env: container.GetEnv()}, Annotations: map[string]string{}}
 	maps.Copy(spec.Annotations, pod.GetAnnotations())
 	maps.Copy(spec.Annotations, container.GetAnnotations())
@@ -47,10 +47,10 @@ func (w Workloads) asked(pod *api.PodSandbox, container *api.Container) (request
 	return request.Of(spec, s)
 }
 
-// Resolve returns how a container is adjusted that is about to be created in an allowed
-// namespace; nil for not at all. What it has already, because the kubelet or another
-// plugin had it given, is not given again, and where it has GPUs already the kubelet has
-// decided: it gets no others. The error is for its pod's owner.
+// Resolve returns the adjustment of a container that is about to be created in an
+// allowed namespace, nil for none. It does not repeat what the container already has
+// from the kubelet or another plugin. A container that already has GPUs gets no others,
+// as the kubelet has decided. The error is for the owner of its pod.
 func (w Workloads) Resolve(table *Table, pod *api.PodSandbox, container *api.Container) (adjust *api.ContainerAdjustment, asked request.Request, err error) {
 	if !w.allow(pod) {
 		return nil, asked, nil
@@ -61,20 +61,20 @@ func (w Workloads) Resolve(table *Table, pod *api.PodSandbox, container *api.Con
 				record.Clean(container.GetName(), 64), record.Clean(pod.GetNamespace(), 64), record.Clean(pod.GetName(), 256), err))
 		}
 	}()
-	if named(container) {
+	if namesGPUs(container) {
 		return nil, asked, nil
 	}
-	if asked, err = w.asked(pod, container); err != nil {
+	if asked, err = w.request(pod, container); err != nil {
 		return nil, asked, err
 	}
 	if asked.Empty() {
-		if equipped(container) { // it is not in want of what its image says
+		if equipped(container) { // it does not need the GPUs that its image requests
 			asked.Warnings = nil
 		}
 		return nil, asked, nil
 	}
 	if table == nil {
-		table = Nothing("the toolkit has not looked at this node yet; it is tried again")
+		table = Nothing("the toolkit has not scanned this node yet; the container will be retried")
 	}
 	if table.nothing != "" {
 		return nil, asked, errors.New(table.nothing)
@@ -84,16 +84,16 @@ func (w Workloads) Resolve(table *Table, pod *api.PodSandbox, container *api.Con
 		return nil, asked, err
 	}
 	asked.Warnings = append(asked.Warnings, warnings...)
-	if equipped(container) && others(container, edits) {
-		asked.Warnings = append(asked.Warnings, "it asks for "+record.Clean(strings.Join(asked.Devices, ","), 256)+" and was given other GPUs already, as by its resources; it gets no more")
+	if equipped(container) && addsDevices(container, edits) {
+		asked.Warnings = append(asked.Warnings, "it requests "+record.Clean(strings.Join(asked.Devices, ","), 256)+", but it already has other GPUs, for example by its resources; it gets no more")
 		return nil, asked, nil
 	}
 	adjust, err = missing(container, edits)
 	return adjust, asked, err
 }
 
-// gpus says whether GPUs are among what is asked for.
-func gpus(r request.Request) bool {
+// requestsGPUs reports whether a request includes GPUs.
+func requestsGPUs(r request.Request) bool {
 	return slices.ContainsFunc(r.Devices, func(name string) bool { return !strings.Contains(name, "=") || isGPU(name) })
 }
 
@@ -102,25 +102,25 @@ func isGPU(name string) bool {
 	return kind == cdi.KindNVIDIA || kind == cdi.KindGPU || kind == cdi.KindManagement
 }
 
-// named says whether the runtime resolves names of GPUs for a container. Runtimes
-// before containerd 2.2 do not tell.
-func named(container *api.Container) bool {
+// namesGPUs reports whether a container has GPUs as CDI names, which the runtime
+// resolves. Runtimes before containerd 2.2 do not report these names.
+func namesGPUs(container *api.Container) bool {
 	return slices.ContainsFunc(container.GetCDIDevices(), func(d *api.CDIDevice) bool { return isGPU(d.GetName()) })
 }
 
-// equipped says whether a container has a GPU.
+// equipped reports whether a container has a GPU.
 func equipped(container *api.Container) bool {
-	return named(container) || slices.ContainsFunc(container.GetLinux().GetDevices(), func(d *api.LinuxDevice) bool { return inject.IsGPU(d.GetPath()) })
+	return namesGPUs(container) || slices.ContainsFunc(container.GetLinux().GetDevices(), func(d *api.LinuxDevice) bool { return inject.IsGPU(d.GetPath()) })
 }
 
-// control are the device nodes that every container with a GPU is given. They give
-// access to none by themselves.
+// control are the device nodes that every container with a GPU has. They give no access
+// to a GPU by themselves.
 var control = []string{"/dev/nvidiactl", "/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}
 
-// others reports whether edits give a device node, as that of another GPU or MIG device,
-// that a container does not have. The GPU of two MIG devices has one node; what tells
-// them apart are the nodes of their capabilities.
-func others(container *api.Container, edits []specs.ContainerEdits) bool {
+// addsDevices reports whether edits add a device node that the container does not have,
+// such as that of another GPU or MIG device. Two MIG devices of a GPU share its node and
+// differ in the nodes of their capabilities.
+func addsDevices(container *api.Container, edits []specs.ContainerEdits) bool {
 	return slices.ContainsFunc(edits, func(e specs.ContainerEdits) bool {
 		return slices.ContainsFunc(e.DeviceNodes, func(n *specs.DeviceNode) bool {
 			return !slices.Contains(control, n.Path) && !hasDevice(container.GetLinux().GetDevices(), n)
@@ -134,28 +134,28 @@ func hasDevice(list []*api.LinuxDevice, n *specs.DeviceNode) bool {
 	})
 }
 
-// missing says in NRI's words what of edits a container does not have, once. Two
-// plugins that add the same thing are an error to the runtime, and while one toolkit
-// replaces another there are two.
+// missing returns the edits that a container does not have yet, in NRI's form and
+// without duplicates. A runtime rejects two plugins that add the same thing, and while
+// one toolkit replaces another there are two plugins.
 func missing(container *api.Container, edits []specs.ContainerEdits) (*api.ContainerAdjustment, error) {
 	a := &addition{to: container}
 	for _, e := range edits {
 		for _, env := range e.Env {
-			a.env(env)
+			a.addEnv(env)
 		}
 		for _, n := range e.DeviceNodes {
 			if n.Type == "" {
-				return nil, fmt.Errorf("the device node %s is not there; does the toolkit say that it is ready?", n.Path)
+				return nil, fmt.Errorf("the device node %s does not exist; check that the toolkit is ready", n.Path)
 			}
-			if err := a.device(n); err != nil {
+			if err := a.addDevice(n); err != nil {
 				return nil, err
 			}
 		}
 		for _, m := range e.Mounts {
-			a.mount(m)
+			a.addMount(m)
 		}
 		for _, h := range e.Hooks {
-			if err := a.hook(h); err != nil {
+			if err := a.addHook(h); err != nil {
 				return nil, err
 			}
 		}
@@ -166,14 +166,14 @@ func missing(container *api.Container, edits []specs.ContainerEdits) (*api.Conta
 	return &a.adjust, nil
 }
 
-// addition is what is added to a container.
+// addition builds the adjustment of a container.
 type addition struct {
 	to     *api.Container
 	adjust api.ContainerAdjustment
 	any    bool
 }
 
-func (a *addition) env(env string) {
+func (a *addition) addEnv(env string) {
 	key, value, _ := strings.Cut(env, "=")
 	if slices.Contains(a.to.GetEnv(), env) || slices.ContainsFunc(a.adjust.GetEnv(), func(kv *api.KeyValue) bool { return kv.GetKey() == key }) {
 		return
@@ -182,11 +182,11 @@ func (a *addition) env(env string) {
 	a.any = true
 }
 
-func (a *addition) device(n *specs.DeviceNode) error {
+func (a *addition) addDevice(n *specs.DeviceNode) error {
 	if hasDevice(a.to.GetLinux().GetDevices(), n) || hasDevice(a.adjust.GetLinux().GetDevices(), n) {
 		return nil
 	}
-	if err := allowed(n); err != nil {
+	if err := checkPermissions(n); err != nil {
 		return err
 	}
 	a.adjust.AddDevice(&api.LinuxDevice{Path: n.Path, Type: n.Type, Major: n.Major, Minor: n.Minor})
@@ -194,7 +194,7 @@ func (a *addition) device(n *specs.DeviceNode) error {
 	return nil
 }
 
-func (a *addition) mount(m *specs.Mount) {
+func (a *addition) addMount(m *specs.Mount) {
 	at := path.Clean(m.ContainerPath)
 	if slices.ContainsFunc(a.to.GetMounts(), func(o *api.Mount) bool { return path.Clean(o.GetDestination()) == at && o.GetSource() == m.HostPath }) ||
 		slices.ContainsFunc(a.adjust.GetMounts(), func(o *api.Mount) bool { return path.Clean(o.GetDestination()) == at }) {
@@ -204,7 +204,7 @@ func (a *addition) mount(m *specs.Mount) {
 	a.any = true
 }
 
-func (a *addition) hook(h *specs.Hook) error {
+func (a *addition) addHook(h *specs.Hook) error {
 	add, err := hook(h)
 	if err != nil {
 		return err
@@ -217,7 +217,7 @@ func (a *addition) hook(h *specs.Hook) error {
 	return nil
 }
 
-// includes says whether hooks have the one that others are.
+// includes reports whether all contains the single hook in one.
 func includes(all, one *api.Hooks) bool {
 	for _, stage := range [][2][]*api.Hook{
 		{all.GetCreateRuntime(), one.GetCreateRuntime()},

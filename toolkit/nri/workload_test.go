@@ -30,8 +30,8 @@ devices:
     deviceNodes: [{path: /dev/nvidia0, hostPath: /run/driver/dev/nvidia0}, {path: /dev/nvidia1, hostPath: /run/driver/dev/nvidia1}]
 `
 
-// newTable is a table of a node with two GPUs, and one of which only the specification
-// knows.
+// newTable returns the table of a node with two GPUs, and a third one that only exists
+// in the specification.
 func newTable(t *testing.T, root *host.Root) *Table {
 	t.Helper()
 	for p, minor := range map[string]int{"/dev/nvidiactl": 255, "/dev/nvidia-modeset": 254, "/run/driver/dev/nvidia0": 0, "/run/driver/dev/nvidia1": 1} {
@@ -42,12 +42,12 @@ func newTable(t *testing.T, root *host.Root) *Table {
 	return NewTable(root, []cdi.File{{Path: "/var/run/cdi/nvidia.yaml", Kind: parsed.Kind, Spec: parsed}})
 }
 
-// workload is a container of an allowed namespace.
+// workload returns a container of an allowed namespace.
 func workload(env ...string) (*api.PodSandbox, *api.Container) {
 	return &api.PodSandbox{Id: "w", Name: "job", Namespace: "team"}, &api.Container{Id: "x", PodSandboxId: "w", Name: "main", Env: env}
 }
 
-// devices are the names of the nodes that are added, without /dev/nvidia.
+// devices returns the names of the added nodes, without /dev/nvidia.
 func devices(a *api.ContainerAdjustment) string {
 	var names []string
 	for _, d := range a.GetLinux().GetDevices() {
@@ -56,7 +56,7 @@ func devices(a *api.ContainerAdjustment) string {
 	return strings.Join(names, " ")
 }
 
-func TestWorkloadsAreGivenWhatTheyAskFor(t *testing.T) {
+func TestWorkloadsReceiveWhatTheyRequest(t *testing.T) {
 	root := newHost(t)
 	table := newTable(t, root)
 	null := func(at string) func(*api.PodSandbox, *api.Container) {
@@ -79,17 +79,17 @@ func TestWorkloadsAreGivenWhatTheyAskFor(t *testing.T) {
 		"all, as images say":    {env: "all", warns: "cdi.k8s.io/gpus"},
 		"none, as images say":   {env: "none", warns: "not honoured"},
 		"all, accepted":         {env: "all", accept: true, want: "ctl 0 1"},
-		"all, which it has":     {env: "all", accept: true, change: func(_ *api.PodSandbox, c *api.Container) { holds(c, 255, 0, 1) }},
-		"all, but one is given": {env: "all", accept: true, change: func(_ *api.PodSandbox, c *api.Container) { holds(c, 0) }, warns: "was given other GPUs"},
+		"all, which it has":     {env: "all", accept: true, change: func(_ *api.PodSandbox, c *api.Container) { addNodes(c, 255, 0, 1) }},
+		"all, but one is given": {env: "all", accept: true, change: func(_ *api.PodSandbox, c *api.Container) { addNodes(c, 0) }, warns: "already has other GPUs"},
 		"given by the kubelet": {env: "1", change: func(_ *api.PodSandbox, c *api.Container) {
 			c.CDIDevices = []*api.CDIDevice{{Name: "k8s.gpuready.io/gpu=GPU-a"}}
 		}},
 		"another vendor's is given": {env: "1", want: "ctl 1", change: func(_ *api.PodSandbox, c *api.Container) {
 			c.CDIDevices = []*api.CDIDevice{{Name: "x.y/z=1"}}
 		}},
-		"another is given":  {env: "1", change: func(_ *api.PodSandbox, c *api.Container) { holds(c, 0) }, warns: "it gets no more"},
-		"an image's, given": {env: "all", change: func(_ *api.PodSandbox, c *api.Container) { holds(c, 0) }},
-		"its node is given": {env: "1", want: "ctl", change: func(_ *api.PodSandbox, c *api.Container) { holds(c, 1) }},
+		"another is given":  {env: "1", change: func(_ *api.PodSandbox, c *api.Container) { addNodes(c, 0) }, warns: "it gets no more"},
+		"an image's, given": {env: "all", change: func(_ *api.PodSandbox, c *api.Container) { addNodes(c, 0) }},
+		"its node is given": {env: "1", want: "ctl", change: func(_ *api.PodSandbox, c *api.Container) { addNodes(c, 1) }},
 		"by mount":          {change: null("/var/run/nvidia-container-devices/0"), want: "ctl 0"},
 		"by the pod": {env: "all", want: "ctl -modeset 0 1", change: func(p *api.PodSandbox, _ *api.Container) {
 			p.Annotations = map[string]string{"cdi.k8s.io/x": "nvidia.com/gpu=all"}
@@ -121,8 +121,8 @@ func TestWorkloadsAreGivenWhatTheyAskFor(t *testing.T) {
 	}
 }
 
-// holds gives a container device nodes, of the control node by its minor number 255.
-func holds(c *api.Container, minors ...int64) {
+// addNodes adds device nodes to a container, the control node by its minor number 255.
+func addNodes(c *api.Container, minors ...int64) {
 	c.Linux = &api.LinuxContainer{}
 	for _, minor := range minors {
 		p := map[int64]string{0: "/dev/nvidia0", 1: "/dev/nvidia1", 255: "/dev/nvidiactl"}[minor]
@@ -147,7 +147,7 @@ func TestCapabilitiesChooseTheDriversFiles(t *testing.T) {
 	}
 }
 
-func TestWorkloadsThatCannotBeGivenWhatTheyAskForDoNotStart(t *testing.T) {
+func TestWorkloadsWithUnmetRequestsDoNotStart(t *testing.T) {
 	root := newHost(t)
 	table := newTable(t, root)
 	for env, want := range map[string]string{
@@ -155,7 +155,7 @@ func TestWorkloadsThatCannotBeGivenWhatTheyAskForDoNotStart(t *testing.T) {
 		"0,9":              `no GPU "9"`,
 		"nvidia.com/gpu=9": "there is no nvidia.com/gpu=9 on this node; of this kind there are 0, 1, 2, all",
 		"x.y/z=1":          "x.y/z",
-		"2":                "/dev/nvidia2 is not there",
+		"2":                "/dev/nvidia2 does not exist",
 		"0 NVIDIA_REQUIRE_CUDA=cuda>=99 NVIDIA_REQUIRE_X=driver>=999": "NVIDIA_DISABLE_REQUIRE",
 		"0 NVIDIA_MIG_CONFIG_DEVICES=all":                             "only privileged",
 		"0 NVIDIA_DRIVER_CAPABILITIES=gfx":                            `"gfx" is no driver capability`,
@@ -179,8 +179,8 @@ func TestWorkloadsThatCannotBeGivenWhatTheyAskForDoNotStart(t *testing.T) {
 	require.NoError(t, err, "it may not ask so, and starts as it would elsewhere")
 }
 
-// Runtimes wait for the answer: it must not come from a disk.
-func TestAnswersComeFromTheTableAlone(t *testing.T) {
+// Runtimes wait for the response: it must not depend on a disk.
+func TestResolveOnlyUsesTheTable(t *testing.T) {
 	root := newHost(t)
 	table := newTable(t, root)
 	require.NoError(t, os.RemoveAll(root.Path("/run/driver")))

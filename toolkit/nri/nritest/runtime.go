@@ -1,6 +1,6 @@
-// Package nritest is the runtime's side of NRI for tests: the code that containerd
-// and CRI-O have in them, in a process of its own, so that it can be killed as they
-// can. Its socket then stays, as theirs does.
+// Package nritest implements the runtime's side of NRI for tests. It runs the code of
+// containerd and CRI-O in a process of its own, so that it can be killed like them. Its
+// socket then stays, as theirs does.
 package nritest
 
 import (
@@ -24,35 +24,36 @@ import (
 // variable holds the runtime's name, version and socket in its process.
 const variable = "GPUREADY_NRITEST"
 
-// Runtime is a runtime that takes plugins in.
+// Runtime is a runtime that accepts plugins.
 type Runtime struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
 	out *bufio.Reader
 }
 
-// begin is what a runtime's process is told at its start.
-type begin struct {
+// startConfig is the configuration of a runtime's process.
+type startConfig struct {
 	Name, Version, Socket string
-	There                 json.RawMessage // a SynchronizeRequest
+	Existing              json.RawMessage // a SynchronizeRequest
 }
 
-// order is what it is told then. Stop and remove are for containers that it has made.
-type order struct {
+// command is a request to the process. Stop and remove are for containers that it
+// created.
+type command struct {
 	Verb    string // "create", "stop" or "remove"
 	Request json.RawMessage
 }
 
-// reply is what the runtime's process answers to a request.
+// reply is the response of the runtime's process to a command.
 type reply struct {
 	Response json.RawMessage `json:",omitempty"`
 	Error    string
 }
 
-// Entered is called first in TestMain. In a process that Start started it is the
-// runtime until its standard input ends, and then true: return.
+// Entered must be called first in TestMain. In a process started by Start it runs the
+// runtime until its standard input ends, and returns true. TestMain must then return.
 func Entered() bool {
-	var b begin
+	var b startConfig
 	if json.Unmarshal([]byte(os.Getenv(variable)), &b) != nil {
 		return false
 	}
@@ -62,15 +63,15 @@ func Entered() bool {
 	return true
 }
 
-func serve(b begin) error {
+func serve(b startConfig) error {
 	log.Set(quiet{})
-	var there api.SynchronizeRequest
-	if err := protojson.Unmarshal(b.There, &there); err != nil {
+	var existing api.SynchronizeRequest
+	if err := protojson.Unmarshal(b.Existing, &existing); err != nil {
 		return err
 	}
 	r, err := adaptation.New(b.Name, b.Version,
 		func(ctx context.Context, synchronize adaptation.SyncCB) error {
-			_, err := synchronize(ctx, there.GetPods(), there.GetContainers())
+			_, err := synchronize(ctx, existing.GetPods(), existing.GetContainers())
 			return err
 		},
 		func(context.Context, []*api.ContainerUpdate) ([]*api.ContainerUpdate, error) { return nil, nil },
@@ -87,7 +88,7 @@ func serve(b begin) error {
 		return err
 	}
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
-		var o order
+		var o command
 		if err := json.Unmarshal(in.Bytes(), &o); err != nil {
 			return err
 		}
@@ -95,15 +96,15 @@ func serve(b begin) error {
 		if err := protojson.Unmarshal(o.Request, &request); err != nil {
 			return err
 		}
-		if err := out.Encode(obey(r, o.Verb, &request)); err != nil {
+		if err := out.Encode(execute(r, o.Verb, &request)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// obey does what containerd does around a container's creation, and at its end.
-func obey(r *adaptation.Adaptation, verb string, request *api.CreateContainerRequest) reply {
+// execute makes the calls that containerd makes at a container's creation and end.
+func execute(r *adaptation.Adaptation, verb string, request *api.CreateContainerRequest) reply {
 	defer r.BlockPluginSync().Unblock()
 	ctx := context.Background()
 	var response proto.Message
@@ -126,21 +127,21 @@ func obey(r *adaptation.Adaptation, verb string, request *api.CreateContainerReq
 	return reply{Response: data}
 }
 
-// Start starts a runtime and returns when plugins can connect to its socket. It has the
-// containers that are there.
-func Start(name, version, socket string, there ...*api.SynchronizeRequest) (*Runtime, error) {
+// Start starts a runtime with the existing containers, and returns when plugins can
+// connect to its socket.
+func Start(name, version, socket string, existing ...*api.SynchronizeRequest) (*Runtime, error) {
 	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
 		return nil, err
 	}
 	var all api.SynchronizeRequest
-	for _, t := range there {
+	for _, t := range existing {
 		all.Pods, all.Containers = append(all.Pods, t.GetPods()...), append(all.Containers, t.GetContainers()...)
 	}
 	list, err := protojson.Marshal(&all)
 	if err != nil {
 		return nil, err
 	}
-	args, err := json.Marshal(begin{Name: name, Version: version, Socket: socket, There: list})
+	args, err := json.Marshal(startConfig{Name: name, Version: version, Socket: socket, Existing: list})
 	if err != nil {
 		return nil, err
 	}
@@ -164,38 +165,37 @@ func Start(name, version, socket string, there ...*api.SynchronizeRequest) (*Run
 	return r, nil
 }
 
-// Create asks the plugins about a container as for its creation, and returns how
-// it is adjusted.
+// Create calls the plugins for the creation of a container, and returns its adjustment.
 func (r *Runtime) Create(pod *api.PodSandbox, container *api.Container) (*api.ContainerAdjustment, error) {
-	said, err := r.tell("create", pod, container)
+	created, err := r.send("create", pod, container)
 	if err != nil {
 		return nil, err
 	}
 	var response api.CreateContainerResponse
-	if err := protojson.Unmarshal(said.Response, &response); err != nil {
+	if err := protojson.Unmarshal(created.Response, &response); err != nil {
 		return nil, err
 	}
 	return response.GetAdjust(), nil
 }
 
-// Stop tells the plugins that a container has ended.
+// Stop notifies the plugins that a container has ended.
 func (r *Runtime) Stop(pod *api.PodSandbox, container *api.Container) error {
-	_, err := r.tell("stop", pod, container)
+	_, err := r.send("stop", pod, container)
 	return err
 }
 
-// Remove tells the plugins that a container is removed.
+// Remove notifies the plugins that a container is removed.
 func (r *Runtime) Remove(pod *api.PodSandbox, container *api.Container) error {
-	_, err := r.tell("remove", pod, container)
+	_, err := r.send("remove", pod, container)
 	return err
 }
 
-func (r *Runtime) tell(verb string, pod *api.PodSandbox, container *api.Container) (reply, error) {
+func (r *Runtime) send(verb string, pod *api.PodSandbox, container *api.Container) (reply, error) {
 	data, err := protojson.Marshal(&api.CreateContainerRequest{Pod: pod, Container: container})
 	if err != nil {
 		return reply{}, err
 	}
-	line, err := json.Marshal(order{verb, data})
+	line, err := json.Marshal(command{verb, data})
 	if err != nil {
 		return reply{}, err
 	}
@@ -210,26 +210,26 @@ func (r *Runtime) read() (reply, error) {
 	if err != nil {
 		return reply{}, fmt.Errorf("the runtime ended: %w", err)
 	}
-	var said reply
-	if err := json.Unmarshal(line, &said); err != nil {
+	var response reply
+	if err := json.Unmarshal(line, &response); err != nil {
 		return reply{}, err
 	}
-	if said.Error != "" {
-		return reply{}, errors.New(said.Error)
+	if response.Error != "" {
+		return reply{}, errors.New(response.Error)
 	}
-	return said, nil
+	return response, nil
 }
 
-// Kill ends the runtime as SIGKILL ends one. It may be called again.
+// Kill kills the runtime with SIGKILL. It may be called again.
 func (r *Runtime) Kill() error {
 	if err := r.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
-	_ = r.cmd.Wait() // that it was killed is no news
+	_ = r.cmd.Wait() // the error only reports the kill
 	return nil
 }
 
-// quiet is a log that says nothing.
+// quiet is a logger that discards everything.
 type quiet struct{}
 
 func (quiet) Debugf(context.Context, string, ...any) {}
