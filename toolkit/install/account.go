@@ -19,50 +19,51 @@ import (
 const (
 	manifestName = "manifest.json"
 	maxManifest  = 4 << 20
-	manifestV    = 2 // 1 knew no originals and no journal
+	manifestV    = 2 // 1 had no originals and no journal
 )
 
-// Manifest is the account: what is on the host because of the toolkit.
+// Manifest lists everything that the toolkit has put on the host.
 type Manifest struct {
 	Version int      `json:"version"`
-	BootID  string   `json:"bootID"` // of the entries that do not outlive a boot
+	BootID  string   `json:"bootID"` // of the entries that do not survive a reboot
 	Entries []Entry  `json:"entries,omitempty"`
 	Dirs    []string `json:"dirs,omitempty"` // made by the toolkit, outermost first
 	Journal *Journal `json:"journal,omitempty"`
 	Kept    []Kept   `json:"kept,omitempty"`
 }
 
-// Entry is one path and what was put there last.
+// Entry is one path and the state that was last written there.
 type Entry struct {
 	Path string `json:"path"`
 	State
-	// Also is what else may be there: a change was begun and perhaps not made.
+	// Also is the other possible state after a change that was begun and perhaps not
+	// made.
 	Also *State `json:"also,omitempty"`
-	// Original is what Restore puts back. Nil, in accounts of version 1: not known,
-	// taken for absent.
+	// Original is the state that Restore restores. It is nil in manifests of version 1,
+	// where it is unknown and treated as absent.
 	Original *State `json:"original,omitempty"`
-	// First is what was there before the first change, if others have changed
-	// the file between ours, so that Original is their version.
+	// First is the state before our first change, if others have changed the file
+	// between our changes, so that Original is their version.
 	First *State `json:"first,omitempty"`
-	// Added are the lines of a file that are ours, for a person who has to take
-	// them out of a version that others edited.
+	// Added are our lines in a file, for a person who has to remove them from a version
+	// that others edited.
 	Added []string `json:"added,omitempty"`
 }
 
-// Kept is an original that nothing was done with and that a person may want.
+// Kept is an original that was not restored and that a person may want.
 type Kept struct {
-	Path   string `json:"path"` // where it was
+	Path   string `json:"path"` // its former path
 	SHA256 string `json:"sha256"`
 }
 
-// Journal is a transaction that was begun and not ended.
+// Journal is an unfinished transaction.
 type Journal struct {
 	BootID string            `json:"bootID"` // of the boot in which it was begun
 	Since  time.Time         `json:"since"`
 	Stage  string            `json:"stage"`
 	Data   map[string]string `json:"data,omitempty"`
 	Steps  []Step            `json:"steps"`
-	Dirs   []string          `json:"dirs,omitempty"` // made by it
+	Dirs   []string          `json:"dirs,omitempty"` // made by the transaction
 }
 
 // Step is one change of a transaction.
@@ -70,14 +71,14 @@ type Step struct {
 	Path   string `json:"path"`
 	Before State  `json:"before"`
 	After  State  `json:"after"`
-	Entry  *Entry `json:"entry,omitempty"` // as it was before; nil: none
+	Entry  *Entry `json:"entry,omitempty"` // the entry before the change, nil if there was none
 }
 
-// ManifestPath is where the account is kept.
+// ManifestPath returns the path of the manifest.
 func ManifestPath(dir string) string { return path.Join(dir, manifestName) }
 
-// Read returns the account, empty where there is none. What lies on file systems
-// that are made anew at every boot and is from another boot is left out.
+// Read returns the manifest, an empty one if there is none. It omits entries of another
+// boot on file systems that are recreated at every boot.
 func Read(root *host.Root, dir, bootID string) (Manifest, error) {
 	empty := Manifest{Version: manifestV, BootID: bootID}
 	data, err := root.ReadFile(ManifestPath(dir), maxManifest)
@@ -89,17 +90,17 @@ func Read(root *host.Root, dir, bootID string) (Manifest, error) {
 	}
 	m, err := decode(data)
 	if err != nil {
-		return empty, fmt.Errorf("%s is not an account that this program can read: %w; remove what it names by hand, then the file itself", ManifestPath(dir), err)
+		return empty, fmt.Errorf("%s is not a manifest that this program can read: %w; remove the files that it names by hand, then the manifest itself", ManifestPath(dir), err)
 	}
 	m.Version = manifestV
 	if m.BootID != bootID {
-		m.forget(bootID)
+		m.dropVolatile(bootID)
 	}
 	return m, nil
 }
 
-// forget leaves out what was of another boot.
-func (m *Manifest) forget(bootID string) {
+// dropVolatile removes entries that did not survive the reboot.
+func (m *Manifest) dropVolatile(bootID string) {
 	m.BootID = bootID
 	m.Entries = slices.DeleteFunc(m.Entries, func(e Entry) bool { return volatile(e.Path) })
 	m.Dirs = slices.DeleteFunc(m.Dirs, volatile)
@@ -127,7 +128,7 @@ func decode(data []byte) (Manifest, error) {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&m); err != nil {
-		// A newer one may well have fields that this program does not know.
+		// A newer version may have fields that this program does not know.
 		var v struct{ Version int }
 		if json.Unmarshal(data, &v) == nil && v.Version > manifestV {
 			return m, fmt.Errorf("its version is %d, not %d", v.Version, manifestV)
@@ -135,7 +136,7 @@ func decode(data []byte) (Manifest, error) {
 		return m, err
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return m, errors.New("more follows after its end")
+		return m, errors.New("there is more data after its end")
 	}
 	return m, m.check()
 }
@@ -145,7 +146,7 @@ var (
 	isNode = regexp.MustCompile(`^[0-9]{1,7}:[0-9]{1,7}$`).MatchString
 )
 
-// check trusts nothing: what the account names is removed and replaced.
+// check validates everything, because the paths in the manifest are removed and replaced.
 func (m Manifest) check() error {
 	if m.Version < 1 || m.Version > manifestV {
 		return fmt.Errorf("its version is %d, not %d", m.Version, manifestV)
@@ -217,7 +218,7 @@ func (s State) check() error {
 	}
 	switch {
 	case kinds != 1:
-		return errors.New("it is one of sha256, link, node and absent")
+		return errors.New("it must have exactly one of sha256, link, node and absent")
 	case s.SHA256 != "" && !isHash(s.SHA256):
 		return fmt.Errorf("%q is not a SHA-256 in hexadecimal digits", s.SHA256)
 	case s.Node != "" && !isNode(s.Node):
@@ -237,7 +238,7 @@ func (s State) check() error {
 
 func checkPath(p string) error {
 	if !path.IsAbs(p) || path.Clean(p) != p || p == "/" || strings.ContainsRune(p, 0) {
-		return fmt.Errorf("%q is not an absolute path without detours", p)
+		return fmt.Errorf("%q is not a clean absolute path", p)
 	}
 	return nil
 }
@@ -252,7 +253,7 @@ func (m Manifest) entry(p string) *Entry {
 	return nil
 }
 
-// with returns a copy of the account with an entry, or, given nil, without it.
+// with returns a copy of the manifest with an entry, or without it if e is nil.
 func (m Manifest) with(p string, e *Entry) Manifest {
 	m.Entries = slices.Clone(m.Entries)
 	at := slices.IndexFunc(m.Entries, func(e Entry) bool { return e.Path == p })
@@ -285,7 +286,7 @@ func (m Manifest) encode() []byte {
 	return append(data, '\n')
 }
 
-// originals are the hashes of all that the account needs the bytes of.
+// originals returns the hashes of all files whose bytes the manifest needs.
 func (m Manifest) originals() map[string]bool {
 	need := map[string]bool{}
 	add := func(s *State) {

@@ -28,11 +28,10 @@ const (
 	two  = hand + "[nvidia]\nruntime = \"gpu\"\n"
 )
 
-// long asks for every sample instead of a few.
+// long selects every sample instead of a few.
 var long = os.Getenv("GPUREADY_LONG") != ""
 
-// scratch is a directory in memory where there is one: nothing is lost there by
-// a real power loss, and syncing costs nothing.
+// scratch returns a directory in memory if there is one, where syncing costs nothing.
 func scratch(t testing.TB) string {
 	t.Helper()
 	if at, err := os.MkdirTemp("/dev/shm", "gpuready"); err == nil {
@@ -42,7 +41,7 @@ func scratch(t testing.TB) string {
 	return t.TempDir()
 }
 
-// node makes a host below at, as it was before us.
+// node creates a host below at, as it is before the toolkit.
 func node(t testing.TB, at string) {
 	t.Helper()
 	for _, d := range []string{"/usr/local", "/run/cdi", "/var", "/dev/char", "/opt", filepath.Dir(conf)} {
@@ -74,7 +73,7 @@ func items(config string) (quiet, restarting []change.Item) {
 		}
 }
 
-// start is what gpu-toolkit does when it starts.
+// start does what gpu-toolkit does at its start.
 func start(root *host.Root, boot, config string) error {
 	if _, err := install.Sweep(root, dir, boot); err != nil {
 		return err
@@ -159,9 +158,9 @@ func tree(t testing.TB, at string) []string {
 	return lines
 }
 
-// expected are the trees that every history has to end in.
+// expected holds the trees that every history has to end in.
 type expected struct {
-	bare    []string            // before us
+	bare    []string            // before the toolkit
 	applied map[string][]string // by configuration
 	root    string
 }
@@ -176,13 +175,13 @@ func expect(t testing.TB) expected {
 		e.bare = tree(t, at)
 		root := open(t, at)
 		require.NoError(t, start(root, "boot", config))
-		e.applied[config] = settled(t, root, "boot")
+		e.applied[config] = finalState(t, root, "boot")
 	}
 	return e
 }
 
-// whole says that the runtime finds its configuration as it was or as it is to be.
-func whole(t testing.TB, at string) {
+// checkConfig checks that the runtime's configuration is complete: the old or the new one.
+func checkConfig(t testing.TB, at string) {
 	t.Helper()
 	data, err := os.ReadFile(at + filepath.Dir(conf) + "/real.toml")
 	require.NoError(t, err)
@@ -194,21 +193,21 @@ func whole(t testing.TB, at string) {
 	}
 }
 
-// settles checks a tree in which the power went: the runtime's configuration is
-// whole, the next start ends where it always ends, and restore gives the
+// checkRecovery checks a tree after a power loss: the runtime's configuration is
+// complete, the next start ends in the expected state, and restore restores the
 // originals, after that or at once.
-func (e expected) settles(t testing.TB, write func(at string), boot string) {
+func (e expected) checkRecovery(t testing.TB, write func(at string), boot string) {
 	t.Helper()
 	for _, first := range []string{"start", "restore"} {
 		at, err := os.MkdirTemp(e.root, "crash")
 		require.NoError(t, err)
 		write(at)
-		whole(t, at)
+		checkConfig(t, at)
 		root, err := host.Open(at)
 		require.NoError(t, err)
 		if first == "start" {
 			require.NoError(t, start(root, boot, two))
-			require.Equal(t, e.applied[two], settled(t, root, boot))
+			require.Equal(t, e.applied[two], finalState(t, root, boot))
 		}
 		require.NoError(t, restore(root, boot))
 		require.Equal(t, e.bare, tree(t, at))
@@ -217,9 +216,9 @@ func (e expected) settles(t testing.TB, write func(at string), boot string) {
 	}
 }
 
-// settled is the tree and what the account says of it, whatever its history: the
-// order of its entries, and whether a new file was one before, is of no matter.
-func settled(t testing.TB, root *host.Root, boot string) []string {
+// finalState returns the tree and its manifest, independent of the history: the order
+// of the entries, and whether a new file was one before, do not matter.
+func finalState(t testing.TB, root *host.Root, boot string) []string {
 	t.Helper()
 	lines := slices.DeleteFunc(tree(t, root.Dir()), func(l string) bool { return strings.Contains(l, "/manifest.json ") })
 	m, err := install.Read(root, dir, boot)
@@ -239,7 +238,7 @@ func settled(t testing.TB, root *host.Root, boot string) []string {
 	return slices.Concat(lines, entries, m.Dirs)
 }
 
-// histories are what is under way when it ends: from a tree, what is done.
+// histories are the interrupted operations, each with the preparation of its tree.
 var histories = map[string]struct {
 	before func(*host.Root) error
 	do     func(*host.Root, string) error
@@ -276,7 +275,7 @@ func TestPowerLossAfterEachStepIsSurvived(t *testing.T) {
 					if k > 0 {
 						boot = "boot after"
 					}
-					e.settles(t, func(at string) {
+					e.checkRecovery(t, func(at string) {
 						require.NoError(t, disk.Write(at, loss), "step %d %s %s, lost: %s", i, op.Kind, op.Path, loss.Name)
 						if k > 0 {
 							reboot(t, at)
@@ -300,7 +299,7 @@ func TestPowerLossAfterEachStepIsSurvived(t *testing.T) {
 	}
 }
 
-// reboot empties what is in memory only.
+// reboot empties the file systems in memory.
 func reboot(t testing.TB, at string) {
 	t.Helper()
 	for _, d := range []string{"/run", "/dev"} {
@@ -311,8 +310,8 @@ func reboot(t testing.TB, at string) {
 	}
 }
 
-// A disk that is full, or fails, at any step: one error, and nothing half done.
-func TestErrorAtEachStepLeavesNothingHalfDone(t *testing.T) {
+// A disk that is full or fails at any step gives one error and no partial change.
+func TestErrorAtEachStepLeavesNoPartialChange(t *testing.T) {
 	e := expect(t)
 	for name, h := range histories {
 		t.Run(name, func(t *testing.T) {
@@ -348,12 +347,12 @@ func TestErrorAtEachStepLeavesNothingHalfDone(t *testing.T) {
 						require.ErrorContains(t, err, "make room", "%s %s", failed.Kind, failed.Path)
 					}
 				}
-				whole(t, at)
+				checkConfig(t, at)
 				if failed.Kind != host.OpRemove {
 					require.False(t, slices.ContainsFunc(tree(t, at), func(l string) bool { return strings.Contains(l, ".tmp ") }), "%s %s", failed.Kind, failed.Path)
 				}
 				require.NoError(t, start(root, "boot", two))
-				require.Equal(t, e.applied[two], settled(t, root, "boot"), "%s %s", failed.Kind, failed.Path)
+				require.Equal(t, e.applied[two], finalState(t, root, "boot"), "%s %s", failed.Kind, failed.Path)
 				require.NoError(t, restore(root, "boot"))
 				require.Equal(t, e.bare, tree(t, at))
 				require.NoError(t, root.Close())

@@ -8,22 +8,22 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// Inspected is what the account says, held against the host.
+// Inspected is the manifest compared with the host.
 type Inspected struct {
 	Files      []InspectedFile
-	Unfinished string // a transaction that was not ended, in words; "": none is
+	Unfinished string // description of an unfinished transaction, "" if there is none
 }
 
-// InspectedFile is one path of the account.
+// InspectedFile is one path of the manifest.
 type InspectedFile struct {
 	Path     string
 	What     string // "file", "link" or "device node"
 	Changed  bool   // others have changed it since
 	Removed  bool   // others have removed it since
-	Original bool   // Restore brings another content back
+	Original bool   // Restore restores an earlier content
 }
 
-// Inspect says what is on the host because of the toolkit. It changes nothing.
+// Inspect reports everything that the toolkit has put on the host. It changes nothing.
 func Inspect(root *host.Root, dir, bootID string) (Inspected, error) {
 	s := store{root, dir, bootID}
 	m, err := s.read()

@@ -1,26 +1,24 @@
-// Package install keeps account of what the toolkit has put on the host, so
-// that exactly that can be taken away again, and nothing that others made or
-// changed since.
+// Package install records what the toolkit puts on the host in a manifest. Restore
+// undoes exactly that, and nothing that others made or changed since.
 //
-// The account is a file beside the hook, and beside it, under its hash, lies
-// every file that was replaced or removed, as it was before: the original. Both
-// are written, and on the disk, before the host is changed: a toolkit that is
-// killed, or a machine that loses power, has an entry for something that is not
-// there, never something without an entry, and never a file without a way back.
+// The manifest is a file next to the hook. Next to it lies every file that was replaced
+// or removed, under its hash: the original. Both are synced to the disk before the host
+// is changed. So after a kill or a power loss there may be an entry without a file, but
+// never a file without an entry, and never a change that cannot be undone.
 //
-// A change is one call of Apply, or, where more belongs to it than files (a
-// container runtime has to be started anew, and the old configuration comes
-// back if that fails), a transaction: Begin, then Write, Advance and Commit or
-// Rollback. The next start finds an unfinished one with Pending.
+// A change is one call of Apply, or a transaction: Begin, then Write, Advance and Commit
+// or Rollback. A transaction is for changes to more than files, as when a container
+// runtime has to be restarted and gets its old configuration back if that fails. The
+// next start finds an unfinished transaction with Pending.
 //
-// Whose version comes back. Restore puts back what was there before our first
-// change. Where others edit a file after we wrote it:
-//   - and we write it again: theirs becomes what Restore puts back, without our
-//     parts if the caller can say what that is (change.File.Without). The file
-//     from before the first change is kept, and Restore tells where.
-//   - and Restore is called: the file stays as they left it; Restore tells which
-//     lines of it are ours, and where the original is kept. The account keeps the
-//     entry, so that a later Apply does not take our lines for theirs.
+// Restore restores the version from before our first change. If others edit a file after
+// we wrote it:
+//   - and we write it again: Restore restores their version, without our parts if the
+//     caller provides that (change.File.Without). The file from before the first change
+//     is kept, and Restore reports its path.
+//   - and Restore is called: the file stays as they left it. Restore reports which of
+//     its lines are ours, and the path of the original. The manifest keeps the entry, so
+//     that a later Apply does not treat our lines as theirs.
 package install
 
 import (
@@ -38,14 +36,13 @@ import (
 // HookName is the file name of the hook in the install directory.
 const HookName = "gpu-cdi-hook"
 
-// Hook is the hook as a file that is wanted on the host; program is where this
-// process has it.
+// Hook returns the item for the hook on the host. program is its path in this process.
 func Hook(dir, program string) change.Item {
 	return change.Item{Path: path.Join(dir, HookName), File: &change.File{From: program, Mode: 0o755}}
 }
 
-// Apply makes the changes and keeps account of them. Interrupted, it is repeated
-// by planning and applying anew. Without changes nothing is read or written.
+// Apply makes the changes and records them. If interrupted, plan and apply again.
+// Without changes nothing is read or written.
 func Apply(root *host.Root, dir, bootID string, changes []change.Change) error {
 	if len(changes) == 0 {
 		return nil
@@ -55,7 +52,7 @@ func Apply(root *host.Root, dir, bootID string, changes []change.Change) error {
 	if err != nil {
 		return err
 	}
-	if err := s.announce(p.before, p.keep); err != nil {
+	if err := s.record(p.before, p.keep); err != nil {
 		return err
 	}
 	if err := change.Apply(root, changes); err != nil {
@@ -64,19 +61,19 @@ func Apply(root *host.Root, dir, bootID string, changes []change.Change) error {
 	return s.save(p.after)
 }
 
-// plan is what changes do to the account.
+// plan is the effect of changes on the manifest.
 type plan struct {
 	changes []change.Change
-	before  Manifest          // while they are made
-	after   Manifest          // once they are
+	before  Manifest          // while the changes are made
+	after   Manifest          // once they are made
 	keep    map[string][]byte // originals by SHA-256
-	dirs    []string          // that they make
+	dirs    []string          // the directories that they make
 	steps   []Step
 }
 
 func (s store) prepare(changes []change.Change) (plan, error) {
 	p := plan{changes: changes, keep: map[string][]byte{}}
-	if err := s.place(); err != nil {
+	if err := s.create(); err != nil {
 		return p, err
 	}
 	m, err := s.read()
@@ -104,15 +101,15 @@ func (s store) prepare(changes []change.Change) (plan, error) {
 	return p, nil
 }
 
-// announce puts on the disk what is going to be there, and all that it replaces.
-func (s store) announce(before Manifest, keep map[string][]byte) error {
-	if err := s.keep(keep); err != nil {
+// record writes the planned state, and the originals of all that it replaces, to the disk.
+func (s store) record(before Manifest, keep map[string][]byte) error {
+	if err := s.writeOriginals(keep); err != nil {
 		return err
 	}
 	return s.save(before)
 }
 
-// successor is the entry of a path after a change. What has to be kept goes into keep.
+// successor returns the entry of a path after a change. It adds the original to keep.
 func successor(old *Entry, c change.Change, keep map[string][]byte) Entry {
 	was := stateOf(c.Was)
 	next := Entry{Path: c.Path, State: stateOf(c.Item)}
@@ -127,7 +124,7 @@ func successor(old *Entry, c change.Change, keep map[string][]byte) Entry {
 		next.Original, next.First = old.Original, old.First
 	default:
 		next.Original = &was
-		if was.Node != "" { // of a driver that is not there any more
+		if was.Node != "" { // of a driver that is gone
 			next.Original = &State{Absent: true}
 		}
 		if old != nil && c.File != nil && c.File.Without != nil {
@@ -155,7 +152,7 @@ func successor(old *Entry, c change.Change, keep map[string][]byte) Entry {
 	return next
 }
 
-// original is what Restore puts back.
+// original returns the state that Restore restores.
 func (e Entry) original() State {
 	if e.Original == nil {
 		return State{Absent: true}
@@ -163,20 +160,20 @@ func (e Entry) original() State {
 	return *e.Original
 }
 
-// settled is the entry once the change is made; nil: nothing of ours is there.
+// settled returns the entry once the change is made, nil if nothing of ours remains.
 func (e Entry) settled() *Entry {
 	e.Also = nil
-	if o := e.original(); e.First == nil && e.same(o) && (o.Absent || e.alike(o)) {
+	if o := e.original(); e.First == nil && e.same(o) && (o.Absent || e.sameAttributes(o)) {
 		return nil
 	}
 	return &e
 }
 
-// maxAdded bounds what an entry says about the lines of a file, in bytes.
+// maxAdded limits the size of Entry.Added, in bytes.
 const maxAdded = 16 << 10
 
-// added returns the lines of now that are ours: those that old does not have,
-// and those of known that are still there. Nil for what is no text.
+// added returns our lines in now: those that old does not have, and those of known that
+// still exist. It returns nil for binary data.
 func added(old, now []byte, known []string) []string {
 	if !utf8.Valid(old) || !utf8.Valid(now) {
 		return nil

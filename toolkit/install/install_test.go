@@ -82,7 +82,7 @@ func TestUninstallLeavesTheHostAsItWas(t *testing.T) {
 	require.Empty(t, uninstall(t, root, "boot"), "twice is fine")
 }
 
-func TestWhatOthersChangedOrMadeStays(t *testing.T) {
+func TestFilesThatOthersChangedOrMadeAreKept(t *testing.T) {
 	at, root := hostTree(t)
 	require.NoError(t, os.MkdirAll(at+"/dev/char", 0o755))
 	require.NoError(t, os.Symlink("../nvidia0", at+"/dev/char/195:0")) // there before
@@ -98,8 +98,8 @@ func TestWhatOthersChangedOrMadeStays(t *testing.T) {
 	require.ErrorIs(t, err, fs.ErrNotExist)
 }
 
-// After a reboot /dev and /run are new: what is there now the driver made.
-func TestWhatAnotherBootMadeInVolatilePlacesIsForgotten(t *testing.T) {
+// After a reboot /dev and /run are new: the driver made what is there now.
+func TestVolatileEntriesOfAnotherBootAreDropped(t *testing.T) {
 	at, root := hostTree(t)
 	apply(t, root, "boot one", wanted())
 	require.Empty(t, uninstall(t, root, "boot two"))
@@ -109,8 +109,8 @@ func TestWhatAnotherBootMadeInVolatilePlacesIsForgotten(t *testing.T) {
 	require.ErrorIs(t, err, fs.ErrNotExist)
 }
 
-// Killed after any step, what is there is in the account.
-func TestNothingIsEverThereWithoutAnEntry(t *testing.T) {
+// After a kill at any step, the manifest lists every file.
+func TestEveryFileHasAnEntryAtAnyTime(t *testing.T) {
 	at, root := hostTree(t)
 	before := tree(t, at)
 	changes, err := change.Plan(root, wanted())
@@ -123,7 +123,7 @@ func TestNothingIsEverThereWithoutAnEntry(t *testing.T) {
 	require.Equal(t, before, tree(t, at))
 }
 
-func TestUnknownAccountIsNotOverwritten(t *testing.T) {
+func TestUnknownManifestIsNotOverwritten(t *testing.T) {
 	at, root := hostTree(t)
 	require.NoError(t, os.MkdirAll(at+dir, 0o755))
 	require.NoError(t, os.WriteFile(at+ManifestPath(dir), []byte(`{"version":9}`), 0o644))

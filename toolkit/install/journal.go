@@ -11,26 +11,26 @@ import (
 	"github.com/gpuready/gpuready/toolkit/change"
 )
 
-// ErrPending is returned, wrapped, where an unfinished transaction is in the way.
+// ErrPending is returned, wrapped, if an unfinished transaction is in the way.
 var ErrPending = errors.New("a change is unfinished")
 
-// Stages that a transaction enters by itself; the caller has its own beyond.
+// Stages that a transaction enters by itself. The caller defines further ones.
 const (
-	StageBegun   = "begun"   // perhaps some of it is written
-	StageWritten = "written" // all of it is
+	StageBegun   = "begun"   // some of it may be written
+	StageWritten = "written" // all of it is written
 )
 
-// Tx is a transaction: changes that stay or go together.
+// Tx is a transaction: changes that are kept or undone together.
 type Tx struct {
 	Journal
 	store
-	changes []change.Change // none: found by Pending
+	changes []change.Change // none if it was found by Pending
 }
 
-// Begin puts on the disk what is going to be changed, why, and all that is
-// needed to undo it. Stage and data are the caller's: they tell the next start
-// what was under way, such as {"restart": "containerd.service"}. Without changes
-// the transaction is of no effect and nothing is written.
+// Begin writes the planned changes, their reason and everything needed to undo them to
+// the disk. The data is the caller's: it tells the next start what was under way, such
+// as {"restart": "containerd.service"}. Without changes the transaction has no effect
+// and nothing is written.
 func Begin(root *host.Root, dir, bootID string, changes []change.Change, data map[string]string) (*Tx, error) {
 	s := store{root, dir, bootID}
 	if len(changes) == 0 {
@@ -50,13 +50,13 @@ func Begin(root *host.Root, dir, bootID string, changes []change.Change, data ma
 	}
 	j := Journal{BootID: bootID, Since: time.Now().UTC().Truncate(time.Second), Stage: StageBegun, Data: data, Steps: p.steps, Dirs: p.dirs}
 	p.before.Journal = &j
-	if err := s.announce(p.before, p.keep); err != nil {
+	if err := s.record(p.before, p.keep); err != nil {
 		return nil, err
 	}
 	return &Tx{Journal: j, store: s, changes: changes}, nil
 }
 
-// Pending returns the transaction that was begun and not ended; nil: none.
+// Pending returns the unfinished transaction, nil if there is none.
 func Pending(root *host.Root, dir, bootID string) (*Tx, error) {
 	s := store{root, dir, bootID}
 	m, err := s.read()
@@ -66,12 +66,12 @@ func Pending(root *host.Root, dir, bootID string) (*Tx, error) {
 	return &Tx{Journal: *m.Journal, store: s}, nil
 }
 
-// Rebooted says that the machine was started anew since the transaction began,
-// and every daemon on it with it.
+// Rebooted reports whether the machine, and so every daemon on it, was restarted since
+// the transaction began.
 func (t *Tx) Rebooted() bool { return len(t.Steps) > 0 && t.BootID != t.bootID }
 
-// Written says whether all that the transaction was to change is so now. If not,
-// undo it with Rollback, and plan anew.
+// Written reports whether all changes of the transaction are made. If not, undo it with
+// Rollback and plan again.
 func (t *Tx) Written() (bool, error) {
 	for _, step := range t.Steps {
 		now, err := observe(t.root, step.Path)
@@ -82,8 +82,8 @@ func (t *Tx) Written() (bool, error) {
 	return true, nil
 }
 
-// Write makes the changes that Begin was given, and enters StageWritten. After
-// an error, Rollback.
+// Write makes the changes passed to Begin, and enters StageWritten. After an error, call
+// Rollback.
 func (t *Tx) Write() error {
 	if err := change.Apply(t.root, t.changes); err != nil {
 		return err
@@ -91,7 +91,7 @@ func (t *Tx) Write() error {
 	return t.Advance(StageWritten, nil)
 }
 
-// Advance writes down that a stage is reached. Data is added to what is there.
+// Advance records that a stage is reached, and adds data to the recorded data.
 func (t *Tx) Advance(stage string, data map[string]string) error {
 	return t.update(func(m *Manifest) {
 		all := map[string]string{}
@@ -102,7 +102,7 @@ func (t *Tx) Advance(stage string, data map[string]string) error {
 	})
 }
 
-// Commit ends the transaction: what it changed stays.
+// Commit ends the transaction and keeps its changes.
 func (t *Tx) Commit() error {
 	return t.update(func(m *Manifest) {
 		for _, step := range t.Steps {
@@ -114,9 +114,9 @@ func (t *Tx) Commit() error {
 	})
 }
 
-// Rollback ends the transaction: what it changed is again as it was before it.
-// It returns, in words, what is left because others changed it meanwhile. It can
-// be repeated after an error or a kill.
+// Rollback ends the transaction and undoes its changes. It returns descriptions of the
+// paths that are left because others changed them meanwhile. It can be repeated after an
+// error or a kill.
 func (t *Tx) Rollback() (left []string, err error) {
 	if len(t.Steps) == 0 {
 		return nil, t.update(func(m *Manifest) { m.Journal = nil })
@@ -162,7 +162,7 @@ func (t *Tx) Rollback() (left []string, err error) {
 	})
 }
 
-// update changes the account of an unfinished transaction.
+// update changes the manifest of an unfinished transaction.
 func (t *Tx) update(edit func(*Manifest)) error {
 	m, err := t.read()
 	if err != nil || m.Journal == nil {

@@ -41,29 +41,29 @@ func TestTransactionIsFoundByTheNextStart(t *testing.T) {
 	found, err = Pending(root, dir, "boot")
 	require.NoError(t, err)
 	require.Nil(t, found)
-	require.Contains(t, about(t, at+conf), edited)
+	require.Contains(t, describe(t, at+conf), edited)
 	require.Empty(t, uninstall(t, root, "boot"))
 }
 
 func TestRollbackUndoesExactlyOneTransaction(t *testing.T) {
 	at, root := machine(t)
 	apply(t, root, "boot", append(config(edited), wanted()...))
-	before, tree0, account := about(t, at+conf), tree(t, at), read(t, root)
+	before, tree0, manifest := describe(t, at+conf), tree(t, at), read(t, root)
 	items := append(config(edited+"more\n"), change.Item{Path: "/opt/new/file", File: &change.File{Data: []byte("x")}},
 		change.Item{Path: wanted()[1].Path, Absent: true})
 	tx, err := Begin(root, dir, "boot", planned(t, root, items), nil)
 	require.NoError(t, err)
 	require.NoError(t, tx.Write())
-	require.Contains(t, about(t, at+conf), "more")
+	require.Contains(t, describe(t, at+conf), "more")
 	found, err := Pending(root, dir, "boot")
 	require.NoError(t, err)
 	for range 2 {
 		left, err := found.Rollback()
 		require.NoError(t, err)
 		require.Empty(t, left)
-		require.Equal(t, before, about(t, at+conf))
+		require.Equal(t, before, describe(t, at+conf))
 		require.Equal(t, tree0, tree(t, at))
-		require.Equal(t, account, read(t, root))
+		require.Equal(t, manifest, read(t, root))
 	}
 	require.Empty(t, uninstall(t, root, "boot"))
 }
@@ -82,7 +82,7 @@ func TestRollbackLeavesWhatOthersChangedMeanwhile(t *testing.T) {
 	require.Contains(t, left[0], `ours in it: ["[nvidia]"`)
 }
 
-func TestUnfinishedTransactionIsInTheWayOfItsOwnFilesOnly(t *testing.T) {
+func TestUnfinishedTransactionOnlyBlocksItsOwnFiles(t *testing.T) {
 	at, root := machine(t)
 	_, err := Begin(root, dir, "boot", planned(t, root, config(edited)), restart)
 	require.NoError(t, err)
@@ -123,7 +123,7 @@ func TestNothingToChangeWritesNothing(t *testing.T) {
 	require.Zero(t, ops)
 }
 
-// What was there when the plan was made is what is kept.
+// The state at the time of the plan is kept as the original.
 func TestFileThatChangesBetweenPlanAndApplyIsNotOverwritten(t *testing.T) {
 	at, root := machine(t)
 	changes := planned(t, root, config(edited))
@@ -131,9 +131,9 @@ func TestFileThatChangesBetweenPlanAndApplyIsNotOverwritten(t *testing.T) {
 	err := Apply(root, dir, "boot", changes)
 	require.ErrorIs(t, err, change.ErrChanged)
 	require.ErrorContains(t, err, conf)
-	require.Contains(t, about(t, at+conf), "theirs")
+	require.Contains(t, describe(t, at+conf), "theirs")
 	apply(t, root, "boot", config(edited))
 	uninstall(t, root, "boot")
-	require.Contains(t, about(t, at+conf), "theirs")
+	require.Contains(t, describe(t, at+conf), "theirs")
 	require.False(t, errors.Is(err, ErrPending))
 }

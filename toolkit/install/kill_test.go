@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	loopVar  = "GPUREADY_TEST_LOOP" // the host on which a helper process works for ever
+	loopVar  = "GPUREADY_TEST_LOOP" // the host on which a helper process loops
 	childVar = "GPUREADY_TEST_CHILD"
 )
 
@@ -62,7 +62,7 @@ func TestKillAtAnyMomentIsSurvived(t *testing.T) {
 	at := scratch(t)
 	node(t, at)
 	require.NoError(t, os.MkdirAll(at+"/run/lock", 0o755))
-	unfinished := 0 // counted twice: settles looks at each twice
+	unfinished := 0 // counted twice: checkRecovery checks each twice
 	random := rand.New(rand.NewPCG(1, 2))
 	for i := range kills {
 		cmd := exec.Command(os.Args[0])
@@ -73,7 +73,7 @@ func TestKillAtAnyMomentIsSurvived(t *testing.T) {
 		lines := bufio.NewScanner(stderr)
 		require.True(t, lines.Scan())
 		require.Equal(t, "ready", lines.Text(), "kill %d", i)
-		// Any moment will do: nothing is expected of how far it came.
+		// Any moment will do, whatever its progress.
 		time.Sleep(time.Duration(random.IntN(20_000)) * time.Microsecond)
 		require.NoError(t, cmd.Process.Kill())
 		rest := ""
@@ -82,7 +82,7 @@ func TestKillAtAnyMomentIsSurvived(t *testing.T) {
 		}
 		_ = cmd.Wait()
 		require.Empty(t, rest, "it failed before it was killed")
-		e.settles(t, func(copied string) {
+		e.checkRecovery(t, func(copied string) {
 			duplicate(t, at, copied)
 			if tx, err := install.Pending(open(t, copied), dir, "boot"); err == nil && tx != nil {
 				unfinished++
@@ -93,7 +93,7 @@ func TestKillAtAnyMomentIsSurvived(t *testing.T) {
 	require.Positive(t, unfinished)
 }
 
-// duplicate copies a host without the lock of the killed.
+// duplicate copies a host without the lock of the killed process.
 func duplicate(t testing.TB, from, to string) {
 	t.Helper()
 	out, err := exec.Command("cp", "-a", from+"/.", to).CombinedOutput()

@@ -19,12 +19,12 @@ import (
 	"github.com/gpuready/gpuready/toolkit/change"
 )
 
-// ErrLocked is returned, wrapped, by Lock where another instance has the host.
+// ErrLocked is returned, wrapped, by Lock if another instance has locked the host.
 var ErrLocked = errors.New("another gpu-toolkit is at work on this host")
 
 const lockName = "toolkit.lock"
 
-// maxHolder bounds what is read of a lock file, in bytes.
+// maxHolder limits the content of a lock file, in bytes.
 const maxHolder = 4 << 10
 
 // Held is the lock on a host.
@@ -34,23 +34,22 @@ type Held struct {
 	dir  string
 }
 
-// Lock makes this process the only one that changes the host. The lock is a file
-// in dir, a directory of the host that all instances see, best on a file system
-// that does not outlive the boot; dir is made if it is missing. Who has the lock
-// keeps the file open, so it ends with the process however that ends, and it is
-// not passed on to children. The file stays and says who was the last, until
-// somebody removes it who has it (Held.Remove).
+// Lock makes this process the only one that changes the host. The lock is a file in dir,
+// a directory of the host that all instances share, best on a file system that does not
+// survive a reboot. Lock creates dir if it is missing. The process keeps the file open,
+// so the lock ends with the process in any case, and children do not inherit it. The
+// file stays and names the last holder, until a holder removes it (Held.Remove).
 //
-// With wait it waits for the other to end, until ctx does; the thread that waits
-// is then given up, and ends with the other instance or with this process.
-// Without, an error that wraps ErrLocked says who has it.
+// With wait, Lock waits for the other instance to end, until ctx ends. The waiting
+// thread is then abandoned, and ends with the other instance or with this process.
+// Without wait, an error that wraps ErrLocked names the holder.
 func Lock(ctx context.Context, root *host.Root, dir string, wait bool) (*Held, error) {
 	for {
 		held, err := lock(ctx, root, dir, wait)
-		if err != nil || held.is(root.Stat(path.Join(dir, lockName))) {
+		if err != nil || held.isFile(root.Stat(path.Join(dir, lockName))) {
 			return held, err
 		}
-		if err := held.Unlock(); err != nil { // it was removed while it was waited for
+		if err := held.Unlock(); err != nil { // the file was removed during the wait
 			return nil, err
 		}
 	}
@@ -63,34 +62,34 @@ func lock(ctx context.Context, root *host.Root, dir string, wait bool) (*Held, e
 	}
 	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		held := fmt.Errorf("%w (%s, by %s)", ErrLocked, path.Join(dir, lockName), holder(f))
+		held := fmt.Errorf("%w (%s, by %s)", ErrLocked, path.Join(dir, lockName), readHolder(f))
 		if !wait {
 			return nil, errors.Join(held, f.Close())
 		}
 		if f, err = await(ctx, f); errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-			return nil, fmt.Errorf("%w: waited for it: %w", held, err)
+			return nil, fmt.Errorf("%w: timed out waiting for it: %w", held, err)
 		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("lock %s: %w", path.Join(dir, lockName), err)
 	}
-	// Who has the lock is good to know and no condition: a full disk has no room for it.
-	if err := sign(f); err != nil && !inotify.Exhausted(err) {
+	// The holder's name is optional: a full disk has no room for it.
+	if err := writeHolder(f); err != nil && !inotify.Exhausted(err) {
 		return nil, errors.Join(fmt.Errorf("lock: %w", change.Explain(root, path.Join(dir, lockName), err)), f.Close())
 	}
 	return &Held{f, root, dir}, nil
 }
 
-// is says that the lock is the file that is there.
-func (h *Held) is(there fs.FileInfo, err error) bool {
+// isFile reports whether the lock is the given file, the result of a Stat.
+func (h *Held) isFile(found fs.FileInfo, err error) bool {
 	if err != nil {
 		return false
 	}
 	ours, err := h.file.Stat()
-	return err == nil && os.SameFile(ours, there)
+	return err == nil && os.SameFile(ours, found)
 }
 
-// Remove removes the lock's file; who waited for it takes a new one.
+// Remove removes the lock's file. An instance that waits for it then locks a new one.
 func (h *Held) Remove() error {
 	err := h.root.Remove(path.Join(h.dir, lockName))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -99,7 +98,7 @@ func (h *Held) Remove() error {
 	return err
 }
 
-// Unlock lets others at the host.
+// Unlock releases the lock.
 func (h *Held) Unlock() error { return h.file.Close() }
 
 func openLock(root *host.Root, dir string) (*os.File, error) {
@@ -119,7 +118,7 @@ func openLock(root *host.Root, dir string) (*os.File, error) {
 	if info, err := below.Lstat(lockName); err == nil && !info.Mode().IsRegular() {
 		return nil, &fs.PathError{Op: "open", Path: at, Err: host.ErrNotRegular}
 	}
-	// os opens everything so that children do not get it.
+	// Package os opens every file with O_CLOEXEC.
 	f, err := below.OpenFile(lockName, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o644)
 	if wrong, ok := errors.AsType[*fs.PathError](err); ok {
 		return nil, &fs.PathError{Op: "open", Path: at, Err: wrong.Err}
@@ -135,22 +134,22 @@ func openLock(root *host.Root, dir string) (*os.File, error) {
 
 // await waits for the lock and returns its file, closed if ctx ends first.
 func await(ctx context.Context, f *os.File) (*os.File, error) {
-	got := make(chan error, 1)
+	locked := make(chan error, 1)
 	fd := int(f.Fd())
 	go func() {
 		for {
 			if err := unix.Flock(fd, unix.LOCK_EX); !errors.Is(err, syscall.EINTR) {
-				got <- err
+				locked <- err
 				return
 			}
 		}
 	}()
 	select {
-	case err := <-got:
+	case err := <-locked:
 		return f, err
 	case <-ctx.Done():
 		go func() {
-			if err := <-got; err == nil {
+			if err := <-locked; err == nil {
 				_ = unix.Flock(fd, unix.LOCK_UN)
 			}
 			_ = f.Close()
@@ -159,18 +158,18 @@ func await(ctx context.Context, f *os.File) (*os.File, error) {
 	}
 }
 
-// holder is who wrote into a lock file last.
-func holder(f *os.File) string {
+// readHolder returns the last holder in a lock file.
+func readHolder(f *os.File) string {
 	data, err := io.ReadAll(io.NewSectionReader(f, 0, maxHolder))
 	if who := strings.TrimSpace(string(data)); err == nil && who != "" {
 		return strings.ToValidUTF8(who, "?")
 	}
-	return "one that has not said who it is"
+	return "an unknown process"
 }
 
-// sign writes who has the lock. The process number is that of its own namespace,
-// the name that of its pod.
-func sign(f *os.File) error {
+// writeHolder writes the holder of the lock. The process number is that of its own
+// namespace, the name that of its pod.
+func writeHolder(f *os.File) error {
 	name, _ := os.Hostname()
 	line := fmt.Sprintf("process %d on %s, %q, since %s\n", os.Getpid(), name, strings.Join(os.Args, " "), time.Now().UTC().Format(time.RFC3339))
 	if err := f.Truncate(0); err != nil {

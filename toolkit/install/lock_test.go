@@ -17,7 +17,7 @@ import (
 
 const locks = "/run/nvidia/gpuready/toolkit"
 
-func TestSecondInstanceIsToldWhoHasTheHost(t *testing.T) {
+func TestErrLockedNamesTheHolder(t *testing.T) {
 	at := scratch(t)
 	held, err := install.Lock(t.Context(), open(t, at), locks, false)
 	require.NoError(t, err, "before any directory of ours exists")
@@ -64,8 +64,8 @@ func TestSecondInstanceWaits(t *testing.T) {
 	require.NoError(t, (<-got).Unlock())
 }
 
-// A child that outlives its parent does not keep the host.
-func TestLockIsNotPassedOnToChildren(t *testing.T) {
+// A child that outlives its parent does not keep the lock.
+func TestChildrenDoNotInheritTheLock(t *testing.T) {
 	root := open(t, scratch(t))
 	held, err := install.Lock(t.Context(), root, locks, false)
 	require.NoError(t, err)
@@ -99,7 +99,7 @@ func TestLockOnAnOddFileIsRefusedByName(t *testing.T) {
 	require.NotErrorIs(t, err, fs.ErrNotExist)
 }
 
-func TestWhoWaitedForALockThatIsRemovedTakesTheNewOne(t *testing.T) {
+func TestWaiterForARemovedLockLocksTheNewFile(t *testing.T) {
 	at := t.TempDir()
 	root := open(t, at)
 	held, err := install.Lock(t.Context(), root, locks, false)

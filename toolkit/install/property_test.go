@@ -13,8 +13,8 @@ import (
 	"github.com/gpuready/gpuready/toolkit/install"
 )
 
-// Whatever is wanted in whatever order, in a transaction or not, kept or rolled
-// back: restore gives back what was there, if nobody else was at work.
+// After any sequence of changes, in a transaction or not, committed or rolled back,
+// restore restores the original state if nobody else changed it.
 func TestAnyHistoryOfOursIsUndone(t *testing.T) {
 	base := scratch(t)
 	paths := []string{"/etc/a", "/etc/link", "/etc/new", "/etc/dir/new", "/run/x", "/opt/deep/er/file"}

@@ -9,27 +9,27 @@ import (
 	"github.com/gpuready/gpuready/toolkit/change"
 )
 
-// RestoreOptions say how much is restored.
+// RestoreOptions limit what Restore does.
 type RestoreOptions struct {
-	DryRun bool                   // only tell
-	Only   func(path string) bool // of the account; nil: everything, the account as well
+	DryRun bool                   // only report
+	Only   func(path string) bool // selects paths of the manifest; nil means everything, the manifest included
 }
 
-// Restored is what Restore did.
+// Restored is the result of Restore.
 type Restored struct {
 	Changes []change.Change
-	Left    []string // what is not as it was before us, in words, and why
+	Left    []string // descriptions of the paths that are not restored, with the reason
 }
 
-// Restore puts back what was there before the toolkit: bytes, modes and owners
-// of what it replaced, nothing where there was nothing. What others changed
-// since is left, and told. An unfinished transaction is undone first. It can be
-// repeated, also after a kill at any point, and then does the rest; an original
-// that is damaged is an error, and nothing is done.
+// Restore restores the state before the toolkit: bytes, modes and owners of replaced
+// files, and nothing where there was nothing. Files that others changed since are left
+// and reported. An unfinished transaction is undone first. Restore can be repeated, also
+// after a kill at any point, and then does the rest. If an original is damaged, it
+// returns an error and does nothing.
 func Restore(root *host.Root, dir, bootID string, o RestoreOptions) (Restored, error) {
 	s := store{root, dir, bootID}
 	if !o.DryRun {
-		if err := s.settle(o.Only == nil); err != nil {
+		if err := s.cleanUp(o.Only == nil); err != nil {
 			return Restored{}, err
 		}
 	}
@@ -51,21 +51,21 @@ func Restore(root *host.Root, dir, bootID string, o RestoreOptions) (Restored, e
 		}
 	}
 	if len(rest.Entries)+len(rest.Kept) == 0 {
-		account, err := change.Plan(root, []change.Item{{Path: ManifestPath(dir), Absent: true}})
+		manifest, err := change.Plan(root, []change.Item{{Path: ManifestPath(dir), Absent: true}})
 		if err != nil {
 			return r, err
 		}
-		r.Changes = append(r.Changes, account...)
+		r.Changes = append(r.Changes, manifest...)
 	}
 	if o.DryRun {
 		return r, nil
 	}
-	return r, s.settleRest(m, rest)
+	return r, s.saveRest(m, rest)
 }
 
-// settle clears away what a killed instance has left. An unfinished transaction
-// is undone where not all is restored, which would undo it as well.
-func (s store) settle(all bool) error {
+// cleanUp removes the remains of a killed instance. It rolls back an unfinished
+// transaction, except if all is restored, which undoes it as well.
+func (s store) cleanUp(all bool) error {
 	if _, err := Sweep(s.root, s.dir, s.bootID); err != nil || all {
 		return err
 	}
@@ -73,11 +73,11 @@ func (s store) settle(all bool) error {
 	if err != nil || tx == nil {
 		return err
 	}
-	_, err = tx.Rollback() // Restore tells what is left
+	_, err = tx.Rollback() // Restore reports what is left
 	return err
 }
 
-// undo decides what brings back the originals, and what of the account remains.
+// undo returns the items that restore the originals, and the remaining manifest.
 func (s store) undo(m Manifest, only func(string) bool) (r Restored, items []change.Item, rest Manifest, err error) {
 	rest = m
 	rest.Journal = nil
@@ -92,7 +92,7 @@ func (s store) undo(m Manifest, only func(string) bool) (r Restored, items []cha
 		original := e.original()
 		back := original
 		switch {
-		case now.same(original) && (original.Absent || now.alike(original) || !now.same(e.State)):
+		case now.same(original) && (original.Absent || now.sameAttributes(original) || !now.same(e.State)):
 			rest = rest.with(e.Path, nil)
 			rest.Kept = keepFirst(rest.Kept, e)
 			continue
@@ -100,10 +100,10 @@ func (s store) undo(m Manifest, only func(string) bool) (r Restored, items []cha
 			if original.Absent {
 				rest = rest.with(e.Path, nil)
 			}
-			r.Left = append(r.Left, s.theirs(e, now))
+			r.Left = append(r.Left, s.describeChange(e, now))
 			continue
-		case now.same(e.State) && e.Mode != 0 && !now.alike(e.State) && original.SHA256 != "":
-			back = original.dressed(now) // others changed who may do what, and only that
+		case now.same(e.State) && e.Mode != 0 && !now.sameAttributes(e.State) && original.SHA256 != "":
+			back = original.withAttributes(now) // others only changed the permissions
 		}
 		item, err := s.item(e.Path, back)
 		if err != nil {
@@ -119,7 +119,7 @@ func (s store) undo(m Manifest, only func(string) bool) (r Restored, items []cha
 	})
 	for _, k := range rest.Kept {
 		if only == nil || only(k.Path) {
-			r.Left = append(r.Left, fmt.Sprintf("%s: others edited it between changes of ours, and it is as they left it; what it was before the first is kept in %s: remove that when nobody needs it", k.Path, OriginalPath(s.dir, k.SHA256)))
+			r.Left = append(r.Left, fmt.Sprintf("%s: others edited it between our changes, and it is as they left it; its original is kept in %s: remove that when nobody needs it", k.Path, OriginalPath(s.dir, k.SHA256)))
 		}
 	}
 	return r, items, rest, nil
@@ -134,8 +134,8 @@ func keepFirst(kept []Kept, e Entry) []Kept {
 	return append(slices.Clone(kept), Kept{e.Path, e.First.SHA256})
 }
 
-// theirs says what is in a file that others changed after us.
-func (s store) theirs(e Entry, now State) string {
+// describeChange describes a file that others changed after us.
+func (s store) describeChange(e Entry, now State) string {
 	var b strings.Builder
 	b.WriteString(e.Path)
 	if now.Absent {
@@ -152,7 +152,7 @@ func (s store) theirs(e Entry, now State) string {
 	return b.String()
 }
 
-// addedIn returns the lines that we added and that are still in a file.
+// addedIn returns the lines that we added and that a file still has.
 func (s store) addedIn(e Entry, now State) []string {
 	if now.SHA256 == "" || len(e.Added) == 0 {
 		return nil
@@ -170,13 +170,13 @@ func (s store) addedIn(e Entry, now State) []string {
 	return found
 }
 
-// settleRest writes what remains of the account, if anything does.
-func (s store) settleRest(m, rest Manifest) error {
+// saveRest writes the remaining manifest, or removes it if it is empty.
+func (s store) saveRest(m, rest Manifest) error {
 	real, err := s.root.Resolve(s.dir)
 	if err != nil {
 		return err
 	}
-	var own, others []string // directories: of the account, and the rest
+	var own, others []string // directories: those of the manifest, and the rest
 	for _, d := range m.Dirs {
 		if within(real, d) {
 			own = append(own, d)
@@ -196,11 +196,11 @@ func (s store) settleRest(m, rest Manifest) error {
 		others = slices.DeleteFunc(others, func(d string) bool { return slices.Contains(removed, d) && !slices.Contains(left, d) })
 	}
 	if _, err := s.root.Lstat(ManifestPath(s.dir)); err != nil && empty {
-		return s.collect(rest)
+		return s.removeUnused(rest)
 	}
 	rest.Dirs = slices.Concat(own, others)
 	if err := s.save(rest); err != nil || !empty {
 		return err
 	}
-	return s.leave(slices.Concat(own, others))
+	return s.removeLast(slices.Concat(own, others))
 }

@@ -21,7 +21,7 @@ const (
 	edited   = original + "[nvidia]\nruntime = \"gpu\"\n"
 )
 
-// machine is a host with a runtime's configuration that is not root's.
+// machine returns a host with a runtime's configuration that is not owned by root.
 func machine(t *testing.T) (string, *host.Root) {
 	t.Helper()
 	at, root := hostTree(t)
@@ -37,8 +37,8 @@ func machine(t *testing.T) (string, *host.Root) {
 	return at, root
 }
 
-// about tells all of a file that has to come back.
-func about(t *testing.T, file string) string {
+// describe describes all properties of a file that have to be restored.
+func describe(t *testing.T, file string) string {
 	t.Helper()
 	info, err := os.Lstat(file)
 	require.NoError(t, err)
@@ -69,12 +69,12 @@ func read(t *testing.T, root *host.Root) Manifest {
 	return m
 }
 
-func TestOriginalComesBackToTheByte(t *testing.T) {
+func TestOriginalIsRestoredByteForByte(t *testing.T) {
 	at, root := machine(t)
-	before, tree0 := about(t, at+conf), tree(t, at)
+	before, tree0 := describe(t, at+conf), tree(t, at)
 	for _, data := range []string{edited, edited + "more\n", edited} {
 		apply(t, root, "boot", config(data))
-		require.Equal(t, strings.TrimSuffix(before, original)+data, about(t, at+conf), "mode, owner and attributes are kept")
+		require.Equal(t, strings.TrimSuffix(before, original)+data, describe(t, at+conf), "mode, owner and attributes are kept")
 	}
 	kept, err := os.ReadDir(at + dir + "/originals")
 	require.NoError(t, err)
@@ -82,7 +82,7 @@ func TestOriginalComesBackToTheByte(t *testing.T) {
 	require.Equal(t, OriginalPath(dir, hash([]byte(original))), dir+"/originals/"+kept[0].Name())
 	require.Equal(t, []string{"[nvidia]", `runtime = "gpu"`}, read(t, root).entry(conf).Added)
 	require.Empty(t, uninstall(t, root, "another boot"))
-	require.Equal(t, before, about(t, at+conf))
+	require.Equal(t, before, describe(t, at+conf))
 	require.Equal(t, tree0, tree(t, at))
 }
 
@@ -95,20 +95,20 @@ func TestConfigurationBehindALinkIsEditedWhereItIs(t *testing.T) {
 	target, err := os.Readlink(at + conf)
 	require.NoError(t, err)
 	require.Equal(t, "real.toml", target)
-	require.Contains(t, about(t, at+real), edited)
+	require.Contains(t, describe(t, at+real), edited)
 	require.Empty(t, uninstall(t, root, "boot"))
-	require.True(t, strings.HasSuffix(about(t, at+real), "|"+original))
+	require.True(t, strings.HasSuffix(describe(t, at+real), "|"+original))
 }
 
-func TestRemovedFilesAndReplacedLinksComeBack(t *testing.T) {
+func TestRemovedFilesAndReplacedLinksAreRestored(t *testing.T) {
 	at, root := machine(t)
 	require.NoError(t, os.Symlink("there", at+"/etc/link"))
-	before := about(t, at+conf)
+	before := describe(t, at+conf)
 	apply(t, root, "boot", []change.Item{{Path: conf, Absent: true}, {Path: "/etc/link", Link: "elsewhere"}})
 	_, err := os.Lstat(at + conf)
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	require.Empty(t, uninstall(t, root, "boot"))
-	require.Equal(t, before, about(t, at+conf))
+	require.Equal(t, before, describe(t, at+conf))
 	target, err := os.Readlink(at + "/etc/link")
 	require.NoError(t, err)
 	require.Equal(t, "there", target)
@@ -116,23 +116,23 @@ func TestRemovedFilesAndReplacedLinksComeBack(t *testing.T) {
 
 func TestOnlyTheModeWasOurs(t *testing.T) {
 	at, root := machine(t)
-	before := about(t, at+conf)
+	before := describe(t, at+conf)
 	items := config(original)
 	items[0].File.Mode = 0o600
 	apply(t, root, "boot", items)
-	require.NotEqual(t, before, about(t, at+conf))
+	require.NotEqual(t, before, describe(t, at+conf))
 	require.Empty(t, uninstall(t, root, "boot"))
-	require.Equal(t, before, about(t, at+conf))
+	require.Equal(t, before, describe(t, at+conf))
 }
 
-// Others opened the file to a group after us: that is theirs.
-func TestModeThatOthersChangedSinceStays(t *testing.T) {
+// Others gave a group access to the file after us; Restore keeps that.
+func TestModeThatOthersChangedIsKept(t *testing.T) {
 	at, root := machine(t)
 	apply(t, root, "boot", config(edited))
 	require.NoError(t, os.Chmod(at+conf, 0o604))
 	require.Empty(t, uninstall(t, root, "boot"))
-	require.True(t, strings.HasPrefix(about(t, at+conf), "-rw----r--|"))
-	require.True(t, strings.HasSuffix(about(t, at+conf), "|"+original))
+	require.True(t, strings.HasPrefix(describe(t, at+conf), "-rw----r--|"))
+	require.True(t, strings.HasSuffix(describe(t, at+conf), "|"+original))
 }
 
 func TestRestoreNeverOverwritesWhatOthersChangedSince(t *testing.T) {
@@ -141,11 +141,11 @@ func TestRestoreNeverOverwritesWhatOthersChangedSince(t *testing.T) {
 	theirs := "# new\n" + strings.Replace(edited, "version = 2", "version = 3", 1)
 	require.NoError(t, os.WriteFile(at+conf, []byte(theirs), 0o600))
 	kept := OriginalPath(dir, hash([]byte(original)))
-	for range 2 { // and says so every time
+	for range 2 { // it reports so every time
 		left := uninstall(t, root, "boot")
 		require.Equal(t, []string{conf + ` was changed by others since; ours in it: ["[nvidia]" "runtime = \"gpu\""]; what it was before is kept in ` + kept + " (mode 0640): put it right by hand and run this again"}, left)
-		require.Contains(t, about(t, at+conf), theirs)
-		require.Contains(t, about(t, at+kept), original)
+		require.Contains(t, describe(t, at+conf), theirs)
+		require.Contains(t, describe(t, at+kept), original)
 		_, err := os.Lstat(at + dir + "/" + HookName)
 		require.ErrorIs(t, err, fs.ErrNotExist, "all else is gone")
 	}
@@ -155,7 +155,7 @@ func TestRestoreNeverOverwritesWhatOthersChangedSince(t *testing.T) {
 	require.ErrorIs(t, err, fs.ErrNotExist)
 }
 
-func TestVersionOfOthersBetweenOurChangesComesBack(t *testing.T) {
+func TestVersionOfOthersBetweenOurChangesIsRestored(t *testing.T) {
 	for name, without := range map[string]string{"as they left it": "", "without ours": "# theirs\n"} {
 		t.Run(name, func(t *testing.T) {
 			at, root := machine(t)
@@ -173,8 +173,8 @@ func TestVersionOfOthersBetweenOurChangesComesBack(t *testing.T) {
 				left := uninstall(t, root, "boot")
 				require.Len(t, left, 1)
 				require.Contains(t, left[0], first)
-				require.True(t, strings.HasSuffix(about(t, at+conf), "|"+want))
-				require.Contains(t, about(t, at+first), original)
+				require.True(t, strings.HasSuffix(describe(t, at+conf), "|"+want))
+				require.Contains(t, describe(t, at+first), original)
 			}
 			require.NoError(t, os.Remove(at+first))
 			require.Empty(t, uninstall(t, root, "boot"))
@@ -193,14 +193,14 @@ func TestDamagedOriginalIsRefusedByName(t *testing.T) {
 		func() error { return os.Remove(at + kept) },
 	} {
 		require.NoError(t, spoil())
-		_, err := Sweep(root, dir, "boot") // an empty folder goes with it
+		_, err := Sweep(root, dir, "boot") // it also removes an empty directory
 		require.NoError(t, err)
 		before := tree(t, at)
 		_, err = Restore(root, dir, "boot", RestoreOptions{})
 		require.ErrorContains(t, err, kept)
 		require.ErrorContains(t, err, conf)
 		require.Equal(t, before, tree(t, at), "nothing else is done")
-		require.Contains(t, about(t, at+conf), edited)
+		require.Contains(t, describe(t, at+conf), edited)
 	}
 }
 
@@ -211,13 +211,13 @@ func TestOneRuntimeOnlyIsRestored(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, r.Left)
 	require.Len(t, r.Changes, 1)
-	require.True(t, strings.HasSuffix(about(t, at+conf), "|"+original))
+	require.True(t, strings.HasSuffix(describe(t, at+conf), "|"+original))
 	require.Len(t, read(t, root).Entries, len(wanted()))
 	require.FileExists(t, at+dir+"/"+HookName)
 	require.Empty(t, uninstall(t, root, "boot"))
 }
 
-func TestAccountsOfVersionOneAreRead(t *testing.T) {
+func TestManifestsOfVersionOneAreRead(t *testing.T) {
 	at, root := machine(t)
 	require.NoError(t, os.MkdirAll(at+dir, 0o755))
 	require.NoError(t, os.WriteFile(at+"/etc/ours", []byte("x"), 0o644))
@@ -230,7 +230,7 @@ func TestAccountsOfVersionOneAreRead(t *testing.T) {
 	}
 }
 
-func TestHostileAccountsAreRefused(t *testing.T) {
+func TestHostileManifestsAreRefused(t *testing.T) {
 	sum := strings.Repeat("a", 64)
 	for name, text := range map[string]string{
 		"empty":               ``,
@@ -269,7 +269,7 @@ func TestHostileAccountsAreRefused(t *testing.T) {
 	require.ErrorContains(t, err, ManifestPath(dir), "huge")
 }
 
-func FuzzAccount(f *testing.F) {
+func FuzzManifest(f *testing.F) {
 	at, root := func() (string, *host.Root) {
 		at := f.TempDir()
 		root, err := host.Open(at)

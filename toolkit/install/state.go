@@ -13,8 +13,8 @@ import (
 	"github.com/gpuready/gpuready/toolkit/change"
 )
 
-// State is what is, was or is to be at a path, without a file's bytes: exactly
-// one of SHA256, Link, Node and Absent. The owner and mode are a file's.
+// State is a past, present or future state of a path, without a file's bytes. Exactly
+// one of SHA256, Link, Node and Absent is set. The owner and mode are a file's.
 type State struct {
 	SHA256 string            `json:"sha256,omitempty"`
 	Link   string            `json:"link,omitempty"`
@@ -26,7 +26,7 @@ type State struct {
 	Xattrs map[string][]byte `json:"xattrs,omitempty"`
 }
 
-// Mode is a mode as chmod(1) takes it: "0644".
+// Mode is a mode in the notation of chmod(1): "0644".
 type Mode uint32
 
 // MarshalText writes a mode in octal.
@@ -39,13 +39,13 @@ func (m *Mode) UnmarshalText(text []byte) error {
 	return err
 }
 
-// special are the bits of a mode above its permissions, in Go's words and chmod's.
+// special maps the bits of a mode above its permissions from Go's values to chmod's.
 var special = map[fs.FileMode]Mode{fs.ModeSetuid: 0o4000, fs.ModeSetgid: 0o2000, fs.ModeSticky: 0o1000}
 
 func modeOf(m fs.FileMode) Mode {
 	mode := Mode(m.Perm())
-	for theirs, bit := range special {
-		if m&theirs != 0 {
+	for goBit, bit := range special {
+		if m&goBit != 0 {
 			mode |= bit
 		}
 	}
@@ -54,9 +54,9 @@ func modeOf(m fs.FileMode) Mode {
 
 func (m Mode) file() fs.FileMode {
 	mode := fs.FileMode(m) & fs.ModePerm
-	for theirs, bit := range special {
+	for goBit, bit := range special {
 		if m&bit != 0 {
-			mode |= theirs
+			mode |= goBit
 		}
 	}
 	return mode
@@ -83,13 +83,13 @@ func stateOf(i change.Item) State {
 	return State{Link: i.Link}
 }
 
-// same says that kind and content are the same.
+// same reports whether kind and content are the same.
 func (s State) same(o State) bool {
 	return s.SHA256 == o.SHA256 && s.Link == o.Link && s.Node == o.Node && s.Absent == o.Absent
 }
 
-// alike says that mode, owner and attributes are the same.
-func (s State) alike(o State) bool {
+// sameAttributes reports whether mode, owner and extended attributes are the same.
+func (s State) sameAttributes(o State) bool {
 	owner := func(s State) host.Owner {
 		if s.UID == nil || s.GID == nil {
 			return host.Owner{}
@@ -99,20 +99,20 @@ func (s State) alike(o State) bool {
 	return s.Mode == o.Mode && owner(s) == owner(o) && maps.EqualFunc(s.Xattrs, o.Xattrs, bytes.Equal)
 }
 
-// dressed is s with the mode, owner and attributes of another.
-func (s State) dressed(o State) State {
+// withAttributes returns s with the mode, owner and extended attributes of o.
+func (s State) withAttributes(o State) State {
 	s.Mode, s.UID, s.GID, s.Xattrs = o.Mode, o.UID, o.GID, o.Xattrs
 	return s
 }
 
-// observe returns what is at a path now.
+// observe returns the current state of a path.
 func observe(root *host.Root, name string) (State, error) {
-	item, words, err := change.See(root, name)
+	item, description, err := change.See(root, name)
 	if err != nil {
 		return State{}, err
 	}
-	if words != "" && item.File == nil && item.Node == nil && item.Link == "" {
-		return State{Node: words}, nil // equal to nothing that an account says
+	if description != "" && item.File == nil && item.Node == nil && item.Link == "" {
+		return State{Node: description}, nil // equal to no state in a manifest
 	}
 	return stateOf(item), nil
 }

@@ -13,10 +13,10 @@ import (
 	"github.com/gpuready/gpuready/toolkit/change"
 )
 
-// maxOriginal bounds a file that is kept, in bytes; Plan reads none that is larger.
+// maxOriginal limits the size of an original, in bytes. Plan reads no larger file.
 const maxOriginal = 64 << 20
 
-// store is the install directory: the account and the originals.
+// store is the install directory, which holds the manifest and the originals.
 type store struct {
 	root        *host.Root
 	dir, bootID string
@@ -26,11 +26,11 @@ func (s store) read() (Manifest, error) { return Read(s.root, s.dir, s.bootID) }
 
 func (s store) originals() string { return path.Join(s.dir, "originals") }
 
-// OriginalPath is where a file with this SHA-256 is kept.
+// OriginalPath returns the path of the original with this SHA-256.
 func OriginalPath(dir, sha256 string) string { return path.Join(dir, "originals", sha256) }
 
-// put writes one of our own files, if it is not so already.
-func (s store) put(name string, data []byte) error {
+// write writes one of our own files if it differs.
+func (s store) write(name string, data []byte) error {
 	changes, err := change.Plan(s.root, []change.Item{{Path: name, File: &change.File{Data: data, Mode: 0o600}}})
 	if err != nil {
 		return err
@@ -38,26 +38,26 @@ func (s store) put(name string, data []byte) error {
 	return change.Apply(s.root, changes)
 }
 
-// save writes the account and lets go of originals that it does not need.
+// save writes the manifest and removes the originals that it does not need.
 func (s store) save(m Manifest) error {
-	if err := s.put(ManifestPath(s.dir), m.encode()); err != nil {
+	if err := s.write(ManifestPath(s.dir), m.encode()); err != nil {
 		return err
 	}
-	return s.collect(m)
+	return s.removeUnused(m)
 }
 
-// keep writes the bytes of what is replaced, so that they can come back.
-func (s store) keep(all map[string][]byte) error {
+// writeOriginals writes the files that are replaced, so that they can be restored.
+func (s store) writeOriginals(all map[string][]byte) error {
 	for sum, data := range all {
-		if err := s.put(OriginalPath(s.dir, sum), data); err != nil {
+		if err := s.write(OriginalPath(s.dir, sum), data); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// collect removes the originals that an account does not need.
-func (s store) collect(m Manifest) error {
+// removeUnused removes the originals that the manifest does not need.
+func (s store) removeUnused(m Manifest) error {
 	entries, err := s.root.ReadDir(s.originals())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -88,7 +88,7 @@ func (s store) collect(m Manifest) error {
 	return change.Explain(s.root, s.originals(), err)
 }
 
-// item is what brings a state back, with the bytes that were kept.
+// item returns the item that restores a state, with the bytes of the original.
 func (s store) item(p string, st State) (change.Item, error) {
 	item := change.Item{Path: p, Link: st.Link, Absent: st.Absent}
 	if st.Node != "" {
@@ -102,10 +102,10 @@ func (s store) item(p string, st State) (change.Item, error) {
 	at := OriginalPath(s.dir, st.SHA256)
 	data, err := s.root.ReadFile(at, maxOriginal)
 	if err == nil && hash(data) != st.SHA256 {
-		err = errors.New("its content is not what its name says")
+		err = errors.New("its content does not match the hash in its name")
 	}
 	if err != nil {
-		return item, fmt.Errorf("%s, which holds what was %s, cannot be used: %w; put %s right by hand, nothing was done", at, p, err, p)
+		return item, fmt.Errorf("%s, the original of %s, cannot be used: %w; restore %s by hand, nothing was done", at, p, err, p)
 	}
 	item.File = &change.File{Data: data, Mode: st.Mode.file(), Xattrs: st.Xattrs}
 	if st.UID != nil {
@@ -117,9 +117,9 @@ func (s store) item(p string, st State) (change.Item, error) {
 	return item, nil
 }
 
-// place makes the install directory with an account in it in one step, so that
-// there is never a directory of ours without an account that names it.
-func (s store) place() error {
+// create creates the install directory with a manifest in it in one step, so that there
+// is never a directory of ours without a manifest that names it.
+func (s store) create() error {
 	dirs, err := change.Dirs(s.root, []change.Change{{Item: change.Item{Path: ManifestPath(s.dir)}}})
 	if err != nil || len(dirs) == 0 {
 		return err
@@ -133,7 +133,7 @@ func (s store) place() error {
 		}
 		return change.Explain(s.root, top, err)
 	}
-	err = s.put(ManifestPath(temp+inner[len(top):]), m.encode())
+	err = s.write(ManifestPath(temp+inner[len(top):]), m.encode())
 	for _, d := range slices.Backward(dirs[:len(dirs)-1]) {
 		if err == nil {
 			err = s.root.SyncDir(temp + d[len(top):])
@@ -148,15 +148,15 @@ func (s store) place() error {
 	return change.Explain(s.root, top, s.root.SyncDir(path.Dir(top)))
 }
 
-// leave takes away the account, the last of our files, and those directories
-// that were made for it and hold nothing else.
-func (s store) leave(dirs []string) error {
+// removeLast removes the manifest, the last of our files, and the directories that were
+// made for it and are empty otherwise.
+func (s store) removeLast(dirs []string) error {
 	real, err := s.root.Resolve(s.dir)
 	if err != nil {
 		return err
 	}
 	for _, top := range dirs {
-		if !within(real, top) || !s.only(top, real) {
+		if !within(real, top) || !s.holdsOnly(top, real) {
 			continue
 		}
 		temp := host.Temp(top)
@@ -182,8 +182,8 @@ func (s store) leave(dirs []string) error {
 	return change.Explain(s.root, ManifestPath(s.dir), err)
 }
 
-// only says that nothing is below top but the account in dir.
-func (s store) only(top, dir string) bool {
+// holdsOnly reports whether top contains nothing but the manifest in dir.
+func (s store) holdsOnly(top, dir string) bool {
 	name := manifestName
 	for p := dir; ; p = path.Dir(p) {
 		entries, err := s.root.ReadDir(p)
@@ -197,8 +197,8 @@ func (s store) only(top, dir string) bool {
 	}
 }
 
-// remove removes what this program made under a temporary name: a file or link,
-// or a chain of directories with an account at its end, and nothing else.
+// remove removes a file or link that this program made under a temporary name, or a
+// chain of directories with a manifest at its end, and nothing else.
 func (s store) remove(temp string) error {
 	info, err := s.root.Lstat(temp)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -214,7 +214,7 @@ func (s store) remove(temp string) error {
 		}
 		for _, e := range entries {
 			if !e.IsDir() && !strings.Contains(e.Name(), manifestName) {
-				continue // and the directory stays
+				continue // so the directory stays
 			}
 			if err := s.remove(path.Join(temp, e.Name())); err != nil {
 				return err
@@ -224,8 +224,8 @@ func (s store) remove(temp string) error {
 	return s.root.Remove(temp)
 }
 
-// removeDirs removes directories, innermost first, that are empty. It returns
-// those that others use: they hold something, or something is mounted there.
+// removeDirs removes the empty directories, innermost first. It returns those that
+// others use because they are not empty or a mount point.
 func removeDirs(root *host.Root, dirs []string) (left []string, err error) {
 	for _, d := range slices.Backward(dirs) {
 		err := root.Remove(d)

@@ -8,10 +8,10 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// Sweep clears away what a killed instance has left, but for a transaction: it
-// removes files that were being written and originals that nothing names, and
-// writes into the account which of the changes under way were made. Call it at
-// the start, with the lock held. It returns the unfinished files that it removed.
+// Sweep removes the remains of a killed instance, except for a transaction: partially
+// written files and unused originals. It also records in the manifest which of the
+// changes under way were made. Call it at the start, with the lock held. It returns the
+// unfinished files that it removed.
 func Sweep(root *host.Root, dir, bootID string) ([]string, error) {
 	s := store{root, dir, bootID}
 	m, err := s.read()
@@ -55,11 +55,11 @@ func Sweep(root *host.Root, dir, bootID string) ([]string, error) {
 			removed = append(removed, l)
 		}
 	}
-	return removed, s.ascertain(m)
+	return removed, s.resolve(m)
 }
 
-// ascertain looks which of the changes under way were made.
-func (s store) ascertain(m Manifest) error {
+// resolve records which of the changes under way were made.
+func (s store) resolve(m Manifest) error {
 	now := m
 	for _, e := range m.Entries {
 		if e.Also == nil || m.Journal != nil && m.Journal.touches(e.Path) {
@@ -74,12 +74,12 @@ func (s store) ascertain(m Manifest) error {
 		case state.same(*e.Also):
 			e.State = *e.Also
 		default:
-			continue // others were here as well
+			continue // others have changed it too
 		}
 		now = now.with(e.Path, e.settled())
 	}
 	if !reflect.DeepEqual(m, now) {
 		return s.save(now)
 	}
-	return s.collect(m)
+	return s.removeUnused(m)
 }

@@ -1,11 +1,10 @@
-// Package crashtest says what a power loss can leave of a tree of files: it
-// replays a trace of the steps of a host.Root on a model of the disk, and writes
-// out what POSIX allows to be there if the power went after any of them. A file's
-// bytes, owner and mode are safe once it was synced; a name in a directory is
-// once the directory was. Before that they may be there or not, in any order; a
-// rename is there as a whole or not at all.
+// Package crashtest simulates the effect of a power loss on a tree of files. It replays
+// a trace of the steps of a host.Root on a model of the disk, and writes a state that
+// POSIX allows after a power loss at any step. A file's bytes, owner and mode are safe
+// once it was synced; a name in a directory is safe once the directory was synced.
+// Before that they may be lost or not, in any order. A rename is atomic.
 //
-// It is for tests of whatever writes through host.Root.
+// It serves tests of code that writes through host.Root.
 package crashtest
 
 import (
@@ -34,7 +33,7 @@ type inode struct {
 	target string      // of a link
 	device uint64
 	now    content  // of a file
-	safe   *content // nil: never synced
+	safe   *content // nil if it was never synced
 	dirty  bool     // now is not safe
 
 	names     map[string]*inode // of a directory
@@ -42,7 +41,7 @@ type inode struct {
 	pending   []naming // since it was synced
 }
 
-// naming is one step on a directory: what its names become; nil: removed.
+// naming is one step on a directory: the new targets of its names, nil if removed.
 type naming map[string]*inode
 
 type content struct {
@@ -52,12 +51,12 @@ type content struct {
 	xattrs map[string][]byte
 }
 
-// Loss is what a power loss leaves of what was not synced.
+// Loss selects the unsynced data that a power loss keeps.
 type Loss struct {
 	Name string
-	// names picks the steps of a directory that are on the disk.
+	// names reports whether the next step of a directory is on the disk.
 	names func() bool
-	// data returns a file as it is found; synced is nil if it never was.
+	// data returns the remaining content of a file; synced is nil if it never was.
 	data func(now content, synced *content) content
 }
 
@@ -76,8 +75,8 @@ func half(now content) content {
 	return now
 }
 
-// Losses are the extremes, and one in between, by a seed. The first loses
-// nothing: it is a kill.
+// Losses returns the extreme losses, and a random one in between that depends on the
+// seed. The first one loses nothing, as after a kill.
 func Losses(seed uint64) []Loss {
 	random := rand.New(rand.NewPCG(seed, 1))
 	return []Loss{
@@ -96,7 +95,7 @@ func Losses(seed uint64) []Loss {
 	}
 }
 
-// Read makes a model of the tree below dir, all of which is safe.
+// Read returns a model of the tree below dir, in which everything is synced.
 func Read(dir string) (*Disk, error) {
 	root, err := read(dir)
 	return &Disk{root}, err
@@ -139,7 +138,7 @@ func read(at string) (*inode, error) {
 	return n, err
 }
 
-// xattrs reads those of user, the others are the test machine's.
+// xattrs reads the user attributes; the others belong to the test machine.
 func xattrs(at string) map[string][]byte {
 	names := make([]byte, 4096)
 	n, _ := unix.Llistxattr(at, names)
@@ -165,7 +164,7 @@ func (d *Disk) find(name string) (*inode, string, error) {
 	return dir, parts[len(parts)-1], nil
 }
 
-func (n *inode) name(change naming) {
+func (n *inode) rename(change naming) {
 	n.pending = append(n.pending, change)
 	set(n.names, change)
 }
@@ -180,7 +179,7 @@ func set(names map[string]*inode, change naming) {
 	}
 }
 
-// Do makes a step on the model. One that the kernel refuses changes nothing.
+// Do applies a step to the model. A step that the kernel refuses changes nothing.
 func (d *Disk) Do(op host.Op) error {
 	if op.Kind == host.OpSyncDir && op.Path == "/" {
 		d.root.sync()
@@ -194,28 +193,28 @@ func (d *Disk) Do(op host.Op) error {
 	switch op.Kind {
 	case host.OpCreate, host.OpMkdir, host.OpSymlink:
 		if n == nil {
-			dir.name(naming{base: made(op)})
+			dir.rename(naming{base: newInode(op)})
 		}
 		return nil
 	case host.OpRename:
 		_, to, err := d.find(op.To)
 		if err == nil && n != nil {
-			dir.name(naming{base: nil, to: n})
+			dir.rename(naming{base: nil, to: n})
 		}
 		return err
 	case host.OpRemove:
 		if n != nil && len(n.names) == 0 {
-			dir.name(naming{base: nil})
+			dir.rename(naming{base: nil})
 		}
 		return nil
 	}
 	if n == nil {
 		return fmt.Errorf("%s %s: it is not there", op.Kind, op.Path)
 	}
-	return n.do(op)
+	return n.apply(op)
 }
 
-func made(op host.Op) *inode {
+func newInode(op host.Op) *inode {
 	switch op.Kind {
 	case host.OpMkdir:
 		return &inode{mode: fs.ModeDir | op.Mode, names: map[string]*inode{}, safeNames: map[string]*inode{}}
@@ -225,7 +224,7 @@ func made(op host.Op) *inode {
 	return &inode{dirty: true, now: content{mode: op.Mode, xattrs: map[string][]byte{}}}
 }
 
-func (n *inode) do(op host.Op) error {
+func (n *inode) apply(op host.Op) error {
 	switch op.Kind {
 	case host.OpWrite:
 		n.now.data = op.Data
@@ -252,7 +251,7 @@ func (n *inode) do(op host.Op) error {
 
 func (n *inode) sync() { n.safeNames, n.pending = maps.Clone(n.names), nil }
 
-// Write puts below dir, an empty directory, what a loss of power leaves.
+// Write writes the state after a power loss below dir, an empty directory.
 func (d *Disk) Write(dir string, loss Loss) error { return d.root.write(dir, loss) }
 
 func (n *inode) write(at string, loss Loss) error {
@@ -300,7 +299,7 @@ func (n *inode) writeDir(at string, loss Loss) error {
 	return os.Chmod(at, n.mode.Perm())
 }
 
-// Tree describes all below dir, one line each: to compare trees.
+// Tree describes everything below dir, one line each, to compare trees.
 func Tree(dir string) ([]string, error) {
 	var lines []string
 	err := filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error {
