@@ -11,26 +11,26 @@ import (
 	"github.com/gpuready/gpuready/toolkit/target"
 )
 
-// Who writes the runtime's configuration anew each time that we have is not fought:
-// so many times in such a time are enough, each is a restart of the runtime.
+// Another program that keeps overwriting the runtime's configuration is not fought
+// forever, since each repair restarts the runtime: at most maxRepairs in repairWindow.
 const (
-	enough = 3
-	spell  = 10 * time.Minute
+	maxRepairs   = 3
+	repairWindow = 10 * time.Minute
 )
 
-// look has the runtime's configuration looked at.
-func (d *Daemon) look() {
+// checkConfig schedules a check of the runtime's configuration.
+func (d *Daemon) checkConfig() {
 	select {
 	case d.answered <- struct{}{}:
-	default: // it will be
+	default: // already scheduled
 	}
 }
 
-// configureRuntime brings the container runtime to where it is wanted, again whenever
-// it was started anew or its configuration was changed.
+// configureRuntime configures the container runtime, again whenever it restarts or its
+// configuration changes.
 func (d *Daemon) configureRuntime(ctx context.Context, c *configure.Configurer) error {
-	var made []time.Time // restarts
-	failed := false      // of which no event tells the end
+	var restarts []time.Time
+	failed := false // for a reason whose end no event reports
 	for {
 		var retry <-chan time.Time
 		if failed {
@@ -42,26 +42,26 @@ func (d *Daemon) configureRuntime(ctx context.Context, c *configure.Configurer) 
 		case <-d.answered:
 		case <-retry:
 		}
-		made = slices.DeleteFunc(made, func(t time.Time) bool { return time.Since(t) > spell })
-		tired := len(made) >= enough
-		o, err := d.ConfigureRuntime(ctx, c, tired)
+		restarts = slices.DeleteFunc(restarts, func(t time.Time) bool { return time.Since(t) > repairWindow })
+		exhausted := len(restarts) >= maxRepairs
+		o, err := d.ConfigureRuntime(ctx, c, exhausted)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if tired && err == nil && len(o.Edits) > 0 {
-			err = &configure.Problem{Reason: configure.ReasonConfig, Message: fmt.Sprintf("somebody else writes the container runtime's configuration: it was changed to have %s %d times in %v, and has it no more; find out who writes it, or leave it to them without --runtime-restart-mode", o.Edits[0], enough, spell)}
+		if exhausted && err == nil && len(o.Edits) > 0 {
+			err = &configure.Problem{Reason: configure.ReasonConfig, Message: fmt.Sprintf("somebody else writes the container runtime's configuration: it was changed to have %s %d times in %v, and has it no more; find out who writes it, or leave it to them without --runtime-restart-mode", o.Edits[0], maxRepairs, repairWindow)}
 		}
 		if o.Restarts > 0 && err == nil {
-			made = append(made, time.Now())
+			restarts = append(restarts, time.Now())
 		}
 		_, expected := errors.AsType[*configure.Problem](err)
 		failed = err != nil && !expected
-		d.tellConfigured(o, err)
+		d.reportConfigured(o, err)
 	}
 }
 
-// tellConfigured takes note of what became of the configuration.
-func (d *Daemon) tellConfigured(o configure.Outcome, err error) {
+// reportConfigured reports the outcome of a configuration in metrics, log and state.
+func (d *Daemon) reportConfigured(o configure.Outcome, err error) {
 	d.metrics.configured(o, err)
 	for _, e := range o.Edits {
 		if err == nil {
@@ -71,21 +71,21 @@ func (d *Daemon) tellConfigured(o configure.Outcome, err error) {
 	reason, message := d.Config.ProblemOf(err)
 	d.metrics.problem(reason)
 	d.mu.Lock()
-	same := d.outside.problem == reason && d.outside.message == message
+	same := d.runtime.problem == reason && d.runtime.message == message
 	d.mu.Unlock()
 	if same {
 		return
 	}
-	d.publish(func() { d.outside.problem, d.outside.message = reason, message })
+	d.publish(func() { d.runtime.problem, d.runtime.message = reason, message })
 }
 
-// configFiles are the runtime's, as far as they are known.
+// configFiles returns the runtime's configuration files, as far as they are known.
 func (d *Daemon) configFiles() []string {
 	if !d.Config.Configure {
 		return nil
 	}
 	d.mu.Lock()
-	answer := d.outside.answer
+	info := d.runtime.info
 	d.mu.Unlock()
-	return target.Files(d.Root, d.Config.Runtime, answer)
+	return target.Files(d.Root, d.Config.Runtime, info)
 }

@@ -23,11 +23,11 @@ const (
 	byHand     = "version = 2\n# do not touch\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = \"pause\"\n"
 )
 
-// containerd is one with a configuration that systemd can start anew.
+// containerd is a runtime with a configuration that systemd can restart.
 type containerd struct {
 	m       *machine
 	systemd *doortest.Systemd
-	takes   bool // CDI is on where the configuration says so
+	takes   bool // CDI is on if the configuration turns it on
 
 	mu      sync.Mutex
 	runtime *critest.Runtime
@@ -49,7 +49,7 @@ func (m *machine) containerd(takes bool) *containerd {
 	return c
 }
 
-// start starts it anew, with what its file says.
+// start restarts the runtime with its current file.
 func (c *containerd) start() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -76,7 +76,7 @@ func (c *containerd) file() string {
 	return string(data)
 }
 
-func TestCDIIsTurnedOnWhereThatIsAllowed(t *testing.T) {
+func TestCDIIsTurnedOnIfAllowed(t *testing.T) {
 	m := newMachine(t, gputest.Node("t4", 1))
 	m.install("", 1)
 	c := m.containerd(true)
@@ -89,7 +89,7 @@ func TestCDIIsTurnedOnWhereThatIsAllowed(t *testing.T) {
 	require.Equal(t, []string{"restart containerd.service"}, c.systemd.Calls())
 	require.Eventually(t, func() bool { return strings.Contains(log.String(), "container runtime is configured") }, patience, time.Millisecond)
 
-	// Somebody takes it out.
+	// Another program removes the setting.
 	require.NoError(t, os.WriteFile(m.dir+configFile, []byte(byHand), 0o644))
 	require.NoError(t, c.start())
 	require.Eventually(t, func() bool { return len(c.systemd.Calls()) == 2 }, patience, time.Millisecond)
@@ -99,7 +99,7 @@ func TestCDIIsTurnedOnWhereThatIsAllowed(t *testing.T) {
 	require.Equal(t, written, c.file(), "the end changes nothing")
 }
 
-func TestWhatARuntimeDoesNotTakeIsUndoneAndSaid(t *testing.T) {
+func TestRejectedConfigurationIsUndoneAndReported(t *testing.T) {
 	m := newMachine(t, gputest.Node("t4", 1))
 	m.install("", 1)
 	c := m.containerd(false)
@@ -112,12 +112,12 @@ func TestWhatARuntimeDoesNotTakeIsUndoneAndSaid(t *testing.T) {
 	require.Len(t, c.systemd.Calls(), 2)
 }
 
-func TestAnotherWriterIsNotFoughtForEver(t *testing.T) {
+func TestRepairsOfAnotherWritersChangesAreLimited(t *testing.T) {
 	m := newMachine(t, gputest.Node("t4", 1))
 	m.install("", 1)
 	c := m.containerd(true)
 	_, log := m.run()
-	for i := range enough {
+	for i := range maxRepairs {
 		require.Eventually(t, func() bool { return strings.Count(log.String(), "container runtime is configured") == i+1 }, patience, time.Millisecond, "it is proven, too")
 		require.NoError(t, os.WriteFile(m.dir+configFile, []byte(byHand), 0o644))
 		require.NoError(t, c.start())
@@ -125,10 +125,10 @@ func TestAnotherWriterIsNotFoughtForEver(t *testing.T) {
 	s := m.await("given up", func(s nodestate.State) bool { return s.Reason == configure.ReasonConfig })
 	require.Contains(t, s.Message, "somebody else writes")
 	require.Equal(t, byHand, c.file())
-	require.Len(t, c.systemd.Calls(), enough)
+	require.Len(t, c.systemd.Calls(), maxRepairs)
 }
 
-func TestWithoutLeaveARuntimeIsNotConfigured(t *testing.T) {
+func TestRuntimeIsNotConfiguredUnlessAllowed(t *testing.T) {
 	m := newMachine(t, gputest.Node("t4", 1))
 	m.install("", 1)
 	c := m.containerd(true)

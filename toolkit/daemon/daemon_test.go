@@ -26,7 +26,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/spec"
 )
 
-func TestDriverThatComesLateIsPickedUp(t *testing.T) {
+func TestLateDriverIsPickedUp(t *testing.T) {
 	for _, root := range []string{"", setup.ContainerRoot} {
 		t.Run("root "+root, func(t *testing.T) {
 			m := newMachine(t, gputest.Node("h100-sxm", 8))
@@ -81,7 +81,7 @@ func TestMIGLayoutChangesAreFollowed(t *testing.T) {
 	}, patience, time.Millisecond, "a link to nothing is removed")
 }
 
-func TestAnotherOwnerOfTheKindIsGivenWay(t *testing.T) {
+func TestKindOfAnotherOwnerIsNotWritten(t *testing.T) {
 	m := newMachine(t, gputest.Node("t4", 1))
 	m.install("", 1)
 	_, log := m.run()
@@ -100,7 +100,7 @@ func TestAnotherOwnerOfTheKindIsGivenWay(t *testing.T) {
 	m.await("three kinds again", func(s nodestate.State) bool { return s.Toolkit != nil && len(s.Toolkit.Specs) == 3 })
 }
 
-func TestWhatIsRemovedIsMadeAgain(t *testing.T) {
+func TestRemovedFilesAreRestored(t *testing.T) {
 	m := newMachine(t, gputest.Node("t4", 1))
 	m.install("", 1)
 	_, log := m.run()
@@ -118,7 +118,7 @@ func TestWhatIsRemovedIsMadeAgain(t *testing.T) {
 	}
 }
 
-func TestReplacedDriverAsksForANewProcess(t *testing.T) {
+func TestReplacedDriverRequiresANewProcess(t *testing.T) {
 	m := newMachine(t, gputest.Node("t4", 1))
 	m.install("", 1)
 	d := New(m.toolkit(), slog.New(slog.DiscardHandler), NewMetrics(prometheus.NewRegistry()))
@@ -131,8 +131,9 @@ func TestReplacedDriverAsksForANewProcess(t *testing.T) {
 	require.ErrorIs(t, <-ended, ErrReplaced)
 }
 
-// The library comes between looking for it and opening NVML, and is replaced later.
-func TestDriverThatComesAtTheLastMomentIsWatchedToo(t *testing.T) {
+// The library appears between the search for it and the opening of NVML, and is replaced
+// later.
+func TestDriverThatAppearsDuringOpenIsWatchedToo(t *testing.T) {
 	m := newMachine(t, gputest.Node("t4", 1))
 	d := New(m.toolkit(), slog.New(slog.DiscardHandler), NewMetrics(prometheus.NewRegistry()))
 	m.install("", 1)
@@ -141,23 +142,23 @@ func TestDriverThatComesAtTheLastMomentIsWatchedToo(t *testing.T) {
 	require.False(t, d.replaced(d.library("/")))
 	m.library("", "libnvidia-ml")
 	require.True(t, d.replaced(d.library("/")))
-	require.ErrorIs(t, d.step(t.Context(), everything), ErrReplaced)
+	require.ErrorIs(t, d.reconcile(t.Context(), everything), ErrReplaced)
 }
 
-// What goes wrong because the driver is being replaced is no failure.
+// An error due to the replacement of the driver is not a failure.
 func TestFailureAmidAnUpgradeIsNotPublished(t *testing.T) {
 	m := newMachine(t, gputest.Node("t4", 1))
 	m.install("", 1)
 	d := New(m.toolkit(), slog.New(slog.DiscardHandler), NewMetrics(prometheus.NewRegistry()))
 	defer func() { require.NoError(t, d.close(t.Context())) }()
-	require.NoError(t, d.step(t.Context(), everything))
+	require.NoError(t, d.reconcile(t.Context(), everything))
 	require.NoError(t, d.close(t.Context()))
 	m.failOpen(fmt.Errorf("%w: another library is loaded", ErrReplaced))
-	require.ErrorIs(t, d.step(t.Context(), everything), ErrReplaced)
+	require.ErrorIs(t, d.reconcile(t.Context(), everything), ErrReplaced)
 	require.Equal(t, nodestate.Ready, m.await("the state", phase(nodestate.Ready)).Phase)
 }
 
-func TestNVMLThatFailsIsSaidAndRecoversByEvent(t *testing.T) {
+func TestNVMLFailureIsPublishedAndRecoversByEvent(t *testing.T) {
 	m := newMachine(t, gputest.Node("t4", 1))
 	m.install("", 1)
 	m.failOpen(fmt.Errorf("nvmlInit: %w", gpu.ErrVersionMismatch))
@@ -192,13 +193,13 @@ func TestMachineWithoutAGPUIsQuietAndReady(t *testing.T) {
 	require.NoError(t, os.RemoveAll(m.dir+"/sys/bus/pci/devices/0000:10:00.0"))
 	d := New(m.toolkit(), slog.New(slog.DiscardHandler), NewMetrics(prometheus.NewRegistry()))
 	require.EqualError(t, d.Ready(), "starting")
-	require.NoError(t, d.step(t.Context(), everything))
+	require.NoError(t, d.reconcile(t.Context(), everything))
 	require.NoError(t, d.Ready())
 	require.Equal(t, setup.ReasonNoGPU, m.await("waiting", phase(nodestate.Waiting)).Reason)
 
 	m = newMachine(t, gpu.Snapshot{}) // with a GPU, but no driver
 	d = New(m.toolkit(), slog.New(slog.DiscardHandler), NewMetrics(prometheus.NewRegistry()))
-	require.NoError(t, d.step(t.Context(), everything))
+	require.NoError(t, d.reconcile(t.Context(), everything))
 	require.ErrorContains(t, d.Ready(), "NoDriver")
 }
 
@@ -213,7 +214,7 @@ func TestNodeWithoutAGPUGetsNoSpecification(t *testing.T) {
 	require.False(t, slices.ContainsFunc(changes, func(c change.Change) bool { return strings.HasSuffix(c.Path, ".yaml") }))
 }
 
-func TestReadOnlyAndFullDirectoriesEndInOneMessage(t *testing.T) {
+func TestReadOnlyAndFullDirectoriesGiveOneMessage(t *testing.T) {
 	for _, c := range []struct {
 		name, path, options string
 		flags               uintptr
@@ -239,7 +240,7 @@ func TestReadOnlyAndFullDirectoriesEndInOneMessage(t *testing.T) {
 			require.NoError(t, err)
 			for _, e := range entries {
 				require.NotContains(t, e.Name(), ".tmp")
-				if filepath.Ext(e.Name()) == ".yaml" { // one that still had room is whole
+				if filepath.Ext(e.Name()) == ".yaml" { // one that fitted is complete
 					data, err := os.ReadFile(filepath.Join(m.dir+c.path, e.Name()))
 					require.NoError(t, err)
 					_, err = cdi.Parse(data)
@@ -250,7 +251,7 @@ func TestReadOnlyAndFullDirectoriesEndInOneMessage(t *testing.T) {
 	}
 }
 
-func TestPlanIsWhatApplyDoesAndASecondApplyDoesNothing(t *testing.T) {
+func TestApplyMakesThePlannedChangesOnce(t *testing.T) {
 	m := newMachine(t, gputest.Node("h100-sxm", 8))
 	m.install("", 8)
 	before := m.snapshot()
@@ -277,7 +278,7 @@ func sorted(changes []change.Change) []change.Change {
 	return changes
 }
 
-func TestUninstallLeavesWhatWasThere(t *testing.T) {
+func TestUninstallRestoresTheHost(t *testing.T) {
 	m := newMachine(t, gputest.Node("t4", 1))
 	m.install("", 1)
 	before := m.snapshot()

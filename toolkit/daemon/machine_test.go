@@ -40,7 +40,7 @@ const (
 	libDir   = "/usr/lib64"
 )
 
-// machine is a host in a directory, with a driver that can come and go.
+// machine is a host in a directory, with a driver that can appear and vanish.
 type machine struct {
 	dir  string
 	t    *testing.T
@@ -68,7 +68,7 @@ func newMachine(t *testing.T, s gpu.Snapshot) *machine {
 	return m
 }
 
-// Find and Open make a machine a Driver.
+// Find implements setup.Driver, together with Open.
 func (m *machine) Find(root string) (string, error) {
 	p := filepath.Join(m.dir, root, libDir, "libnvidia-ml.so."+version)
 	if _, err := os.Stat(p); err != nil {
@@ -103,7 +103,7 @@ func (m *machine) failOpen(err error) {
 	m.openErr = err
 }
 
-// install puts the driver onto the machine, its libraries last.
+// install installs the driver on the machine, its libraries last.
 func (m *machine) install(root string, gpus int) {
 	m.t.Helper()
 	require.NoError(m.t, os.WriteFile(m.dir+"/proc/devices", []byte("Character devices:\n195 nvidia\n511 nvidia-uvm\n234 nvidia-caps\n"), 0o644))
@@ -142,7 +142,8 @@ func (m *machine) toolkit() *setup.Toolkit {
 	return t
 }
 
-// run starts the daemon and returns what ends it and gives what it returned.
+// run starts the daemon. It returns its log and a function that stops the daemon and
+// returns its error.
 func (m *machine) run() (stop func() error, log *syncWriter) {
 	m.t.Helper()
 	log = &syncWriter{}
@@ -217,7 +218,7 @@ func devices(s nodestate.State, kind string) []string {
 	return nil
 }
 
-// snapshot is every path of the host, with inode and time: what is touched is seen.
+// snapshot returns every path of the host, with inode and time, to detect any change.
 func (m *machine) snapshot() []string {
 	m.t.Helper()
 	var all []string

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/watch"
 )
 
-// Metrics are what the daemon shows of itself.
+// Metrics are the daemon's metrics.
 type Metrics struct {
 	refreshes *prometheus.CounterVec
 	changes   *prometheus.CounterVec
@@ -36,29 +36,29 @@ type Metrics struct {
 // NewMetrics registers the daemon's metrics.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
-		refreshes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuready_toolkit_refreshes_total", Help: "How often the host was looked at, by outcome: changed, unchanged or failed."}, []string{"outcome"}),
-		changes:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuready_toolkit_changes_total", Help: "Things changed on the host, by what was done: create, replace or remove."}, []string{"verb"}),
-		seconds:   prometheus.NewHistogram(prometheus.HistogramOpts{Name: "gpuready_toolkit_refresh_seconds", Help: "How long looking and changing took.", Buckets: []float64{.005, .01, .025, .05, .1, .15, .25, .5, 1, 5}}),
+		refreshes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuready_toolkit_refreshes_total", Help: "Scans of the host, by outcome: changed, unchanged or failed."}, []string{"outcome"}),
+		changes:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuready_toolkit_changes_total", Help: "Files, links and nodes changed on the host, by verb: create, replace or remove."}, []string{"verb"}),
+		seconds:   prometheus.NewHistogram(prometheus.HistogramOpts{Name: "gpuready_toolkit_refresh_seconds", Help: "Duration of a scan of the host with its changes.", Buckets: []float64{.005, .01, .025, .05, .1, .15, .25, .5, 1, 5}}),
 		devices:   prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "gpuready_toolkit_cdi_devices", Help: "CDI devices specified, by kind."}, []string{"kind"}),
-		connected: prometheus.NewGauge(prometheus.GaugeOpts{Name: "gpuready_toolkit_nri_connected", Help: "1 while the container runtime asks the toolkit about each container."}),
-		cdi:       prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "gpuready_toolkit_runtime_cdi", Help: "1 if the container runtime resolves CDI names, 0 if not; absent where it does not say."}, []string{"runtime"}),
-		injected:  prometheus.NewCounter(prometheus.CounterOpts{Name: "gpuready_toolkit_injections_total", Help: "Containers of node agents that were given the GPUs."}),
+		connected: prometheus.NewGauge(prometheus.GaugeOpts{Name: "gpuready_toolkit_nri_connected", Help: "1 while the container runtime calls the toolkit for each container."}),
+		cdi:       prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "gpuready_toolkit_runtime_cdi", Help: "1 if the container runtime resolves CDI names, 0 if not; absent if it does not report it."}, []string{"runtime"}),
+		injected:  prometheus.NewCounter(prometheus.CounterOpts{Name: "gpuready_toolkit_injections_total", Help: "Containers of node agents that received the GPUs."}),
 	}
 	m.written = prometheus.NewGauge(prometheus.GaugeOpts{Name: "gpuready_toolkit_cdi_written_timestamp_seconds", Help: "When a CDI specification was written last, in seconds since 1970; 0: not by this process."})
-	m.repairs = prometheus.NewCounter(prometheus.CounterOpts{Name: "gpuready_toolkit_repairs_total", Help: "Things that others had changed or removed and that were put back."})
-	m.applies = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuready_toolkit_runtime_applies_total", Help: "How often the container runtime's configuration was looked at, by outcome: configured, unchanged, undone (it did not take it and has its old one back) or failed."}, []string{"outcome"})
-	m.restarts = prometheus.NewCounter(prometheus.CounterOpts{Name: "gpuready_toolkit_runtime_restarts_total", Help: "Restarts and reloads of the container runtime that the toolkit asked for."})
-	m.steps = prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "gpuready_toolkit_runtime_step_seconds", Help: "How long configuring the container runtime took, by step: write, restart, verify or undo.", Buckets: []float64{.01, .1, .5, 1, 2, 5, 10, 30, 60}}, []string{"step"})
-	m.problems = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "gpuready_toolkit_runtime_problem", Help: "1 while the container runtime is not configured as it should be, by reason; RuntimeRestart: it is, and has to be restarted by somebody."}, []string{"reason"})
-	m.resolved = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuready_toolkit_workload_injections_total", Help: "Containers of allowed namespaces that asked for GPUs, by outcome: given, unchanged (it had them, or it may not ask so) or refused."}, []string{"outcome"})
-	m.missed = prometheus.NewGauge(prometheus.GaugeOpts{Name: "gpuready_toolkit_injections_missed", Help: "Containers that run without the GPUs that they should have been given, since they were created while nobody was there to give them."})
+	m.repairs = prometheus.NewCounter(prometheus.CounterOpts{Name: "gpuready_toolkit_repairs_total", Help: "Files, links and nodes that others had changed or removed and that were restored."})
+	m.applies = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuready_toolkit_runtime_applies_total", Help: "Checks of the container runtime's configuration, by outcome: configured, unchanged, undone (the runtime rejected it and has its old one back) or failed."}, []string{"outcome"})
+	m.restarts = prometheus.NewCounter(prometheus.CounterOpts{Name: "gpuready_toolkit_runtime_restarts_total", Help: "Restarts and reloads of the container runtime by the toolkit."})
+	m.steps = prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "gpuready_toolkit_runtime_step_seconds", Help: "Duration of configuring the container runtime, by step: write, restart, verify or undo.", Buckets: []float64{.01, .1, .5, 1, 2, 5, 10, 30, 60}}, []string{"step"})
+	m.problems = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "gpuready_toolkit_runtime_problem", Help: "1 while the container runtime is not configured as it should be, by reason. RuntimeRestart: it is configured, and has to be restarted by hand."}, []string{"reason"})
+	m.resolved = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuready_toolkit_workload_injections_total", Help: "Containers of allowed namespaces that requested GPUs, by outcome: given, unchanged (it had them, or its request is not allowed) or refused."}, []string{"outcome"})
+	m.missed = prometheus.NewGauge(prometheus.GaugeOpts{Name: "gpuready_toolkit_injections_missed", Help: "Containers that run without the GPUs that they should have, because they were created while the toolkit was not connected."})
 	for _, outcome := range []string{"given", "unchanged", "refused"} {
 		m.resolved.WithLabelValues(outcome)
 	}
 	for _, outcome := range []string{"configured", "unchanged", "undone", "failed"} {
 		m.applies.WithLabelValues(outcome)
 	}
-	for _, outcome := range []string{"changed", "unchanged", "failed"} { // no increase is seen from nothing to 1
+	for _, outcome := range []string{"changed", "unchanged", "failed"} { // an increase needs an initial value
 		m.refreshes.WithLabelValues(outcome)
 	}
 	reg.MustRegister(m.refreshes, m.changes, m.seconds, m.devices, m.connected, m.cdi, m.injected, m.resolved, m.missed, m.written, m.repairs, m.applies, m.restarts, m.steps, m.problems)
@@ -124,7 +124,7 @@ func (m *Metrics) observe(what watch.Meaning, changes []change.Change, w setup.W
 		}
 	}
 	if err != nil {
-		return // what was there before is still there
+		return // the devices are unchanged
 	}
 	m.devices.Reset()
 	for _, s := range w.Specs {

@@ -17,41 +17,41 @@ import (
 	"github.com/gpuready/gpuready/toolkit/socket"
 )
 
-// maxSpec bounds the management specification; package cdi has the same bound.
+// maxSpec limits the size of the management specification, as package cdi does.
 const maxSpec = 8 << 20
 
-// runtimeKnown is poked when the runtime has answered: which files are its
-// configuration follows from that, and they are watched.
+// runtimeKnown is triggered when the runtime has responded. The response determines its
+// configuration files, which are watched.
 const runtimeKnown = configChanged << 1
 
-// outside is what is known of the container runtime. None of it is waited for.
-type outside struct {
-	asked  bool       // the runtime was, or there is none
-	answer cri.Answer // without a socket: there is none
-	reason gpu.Reason // what is wrong with it, as its message says; "": nothing
-	nri    nri.Status
-	missed []nri.Missed // containers that should have GPUs and have none
+// runtimeState is what is known about the container runtime. Nothing waits for it.
+type runtimeState struct {
+	queried bool       // the runtime was queried, or there is none
+	info    cri.Answer // without a socket if there is no runtime
+	reason  gpu.Reason // the problem that the message in info describes, "" if none
+	nri     nri.Status
+	missed  []nri.Missed // containers that should have GPUs and have none
 
-	problem gpu.Reason // what keeps it from being configured; "": nothing, or nobody tries
+	problem gpu.Reason // why it cannot be configured; "" if it can, or is not to be
 	message string     // of problem
 }
 
-// askRuntime asks the container runtime what it can do, again whenever it was
-// started anew.
-func (d *Daemon) askRuntime(ctx context.Context) error {
-	var since time.Time // it has been asked and has not answered; zero: no
+// queryRuntime queries the abilities of the container runtime, again whenever it
+// restarts.
+func (d *Daemon) queryRuntime(ctx context.Context) error {
+	var since time.Time // of the first query without a response, zero if there is none
 	return socket.Attend(ctx, d.Root, d.RuntimeSockets(), func(ctx context.Context, at string) error {
-		var answer cri.Answer
+		var info cri.Answer
 		var reason gpu.Reason
 		var err error
 		if since.IsZero() {
 			since = time.Now()
 		}
 		if at != "" {
-			answer, reason, err = d.AskRuntime(ctx, at)
+			info, reason, err = d.AskRuntime(ctx, at)
 		}
 		switch {
-		case ctx.Err() != nil: // another runtime is there, or it is the end
+		case ctx.Err() != nil: // the runtime was replaced, or the daemon ends
 			since = time.Time{}
 			return ctx.Err()
 		case err == nil:
@@ -59,25 +59,25 @@ func (d *Daemon) askRuntime(ctx context.Context) error {
 		case time.Since(since) < cri.Timeout: // it is being started
 			return err
 		}
-		d.metrics.runtime(answer.Name, answer.CDI)
-		d.look()
-		d.publish(func() { d.outside.asked, d.outside.answer, d.outside.reason = true, answer, reason })
+		d.metrics.runtime(info.Name, info.CDI)
+		d.checkConfig()
+		d.publish(func() { d.runtime.queried, d.runtime.info, d.runtime.reason = true, info, reason })
 		if d.Config.Configure {
-			d.poke(runtimeKnown)
+			d.trigger(runtimeKnown)
 		}
 		return err
 	})
 }
 
-// inject gives the GPUs to agents, and to workloads that may ask for them, as a plugin
-// of the container runtime.
+// inject runs the plugin of the container runtime that gives GPUs to agents and to
+// workloads of allowed namespaces.
 func (d *Daemon) inject(ctx context.Context) error {
 	plugin := &nri.Plugin{
 		Root: d.Root, Socket: d.Config.NRISocket, Namespace: d.Config.Namespace,
-		Offer: d.offered,
+		Offer: d.currentOffer,
 		Report: func(s nri.Status) {
 			d.metrics.connected.Set(number(s.Connected))
-			d.publish(func() { d.outside.nri = s })
+			d.publish(func() { d.runtime.nri = s })
 		},
 		Injected: func(i nri.Injected) {
 			d.metrics.injected.Inc()
@@ -85,41 +85,41 @@ func (d *Daemon) inject(ctx context.Context) error {
 		},
 		Workloads: nri.Workloads{Namespaces: d.Config.WorkloadNamespaces, AcceptEnvvar: d.Config.Shim.AcceptEnvvar},
 		Table:     d.table.Load,
-		Resolved:  d.tellResolved,
+		Resolved:  d.logResolved,
 		Missed: func(all []nri.Missed) {
-			d.publish(func() { d.outside.missed = all })
+			d.publish(func() { d.runtime.missed = all })
 		},
 	}
 	return plugin.Run(ctx)
 }
 
-// offered is what agents are given now: nothing where the runtime could not
-// make a container with it.
-func (d *Daemon) offered() *nri.Offer {
+// currentOffer returns the offer for agents. It is nil if the runtime could not create a
+// container with it.
+func (d *Daemon) currentOffer() *nri.Offer {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.outside.unable() {
+	if d.runtime.unable() {
 		return nil
 	}
 	return d.offer.Load()
 }
 
-// leave says that nobody answers the runtime any more: an agent that comes now waits
-// for the next toolkit, instead of being created in vain.
-func (d *Daemon) leave() {
-	if !d.outside.nri.Connected && d.unwritten == "" {
+// publishEnd publishes that the toolkit no longer serves the runtime, so that a new agent
+// waits for the next toolkit instead of starting without GPUs.
+func (d *Daemon) publishEnd() {
+	if !d.runtime.nri.Connected && d.unwritten == "" {
 		return
 	}
 	d.publish(func() {
-		d.outside.nri = nri.Status{Message: "gpu-toolkit has ended on this node and is waited for"}
+		d.runtime.nri = nri.Status{Message: "gpu-toolkit has ended on this node and is waited for"}
 	})
 }
 
-// prepareOffer makes ready what agents are given from now on: what the management
-// specification that lies there says. Without a driver that is nothing, also where
-// the specification of an earlier one is still there.
+// prepareOffer prepares the offer for agents from the management specification on the
+// host. Without a driver there is none, even if the specification of an earlier driver
+// still exists.
 func (d *Daemon) prepareOffer(phase nodestate.Phase) {
-	if d.Config.Namespace == "" { // whose agents are given nothing
+	if d.Config.Namespace == "" { // there are no agents
 		return
 	}
 	var offer *nri.Offer
@@ -130,7 +130,7 @@ func (d *Daemon) prepareOffer(phase nodestate.Phase) {
 			offer, err = d.newOffer(data)
 		}
 		if inotify.Exhausted(err) {
-			return // what is given stays as it is: nothing was learned
+			return // keep the current offer: its specification cannot be read now
 		}
 		if err != nil && (data != nil || !errors.Is(err, fs.ErrNotExist)) {
 			why = err.Error()
@@ -153,21 +153,21 @@ func (d *Daemon) newOffer(data []byte) (*nri.Offer, error) {
 	return nri.NewOffer(d.Root, data, caps)
 }
 
-// publish takes note of something and leaves the state for others, and logs it,
-// if it is a new one, or the last one could not be written. Nothing is left before the
-// loop has looked for the first time. A state that cannot be written ends nothing: it
-// is logged, what stood there is made void, and it is tried again.
-func (d *Daemon) publish(note func()) {
+// publish applies an update, and writes and logs the state if it changed or the last one
+// could not be written. It writes nothing before the loop's first scan. An error of
+// writing does not end the daemon: it is logged, the old state is invalidated, and the
+// write is retried.
+func (d *Daemon) publish(update func()) {
 	d.writing.Lock()
 	defer d.writing.Unlock()
 	d.mu.Lock()
-	note()
-	was, asked, answer := d.last, d.outside.asked, d.outside.answer
-	s := d.together()
+	update()
+	was, queried, info := d.last, d.runtime.queried, d.runtime.info
+	s := d.state()
 	d.last = s
 	d.mu.Unlock()
-	if asked && s.Toolkit != nil { // before, half of it is not known
-		d.tellOutside(*s.Toolkit, answer.Default)
+	if queried && s.Toolkit != nil { // before the query the state is incomplete
+		d.logRuntime(*s.Toolkit, info.Default)
 	}
 	same := setup.Same(was, s)
 	if s.Phase == "" || same && d.unwritten == "" {
@@ -185,7 +185,7 @@ func (d *Daemon) publish(note func()) {
 		_, message = d.Config.Explain(err)
 		select {
 		case d.rewrite <- struct{}{}:
-		default: // it is going to be
+		default: // already scheduled
 		}
 	}
 	switch message {
@@ -193,12 +193,12 @@ func (d *Daemon) publish(note func()) {
 	case "":
 		d.log.Info("the state is written again")
 	default:
-		d.log.Error("the state cannot be written; until it can be, others know nothing of the toolkit on this node", "message", message)
+		d.log.Error("the state cannot be written; until then, others have no information about the toolkit on this node", "message", message)
 	}
 	d.unwritten = message
 }
 
-// rewriteState tries again to write a state that could not be written, until ctx ends.
+// rewriteState retries to write a state that could not be written, until ctx ends.
 func (d *Daemon) rewriteState(ctx context.Context) error {
 	for {
 		select {
@@ -209,24 +209,24 @@ func (d *Daemon) rewriteState(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(retryAfter): // no event tells of room on a disk
+		case <-time.After(retryAfter): // no event reports free space on a disk
 			d.publish(func() {})
 		}
 	}
 }
 
-// together is the state of all that is known.
-func (d *Daemon) together() nodestate.State {
+// state returns the state of the host and of the runtime.
+func (d *Daemon) state() nodestate.State {
 	if d.own.Phase == "" {
 		return nodestate.State{}
 	}
-	o := d.outside
+	o := d.runtime
 	var runtime *nodestate.Runtime
 	reason := o.reason
-	if o.answer.Socket != "" {
-		is := o.answer.Runtime
-		if runtime = &is; o.problem != "" {
-			reason, is.Message = o.problem, o.message
+	if o.info.Socket != "" {
+		r := o.info.Runtime
+		if runtime = &r; o.problem != "" {
+			reason, r.Message = o.problem, o.message
 		}
 	}
 	var injection *nodestate.Injection
@@ -235,7 +235,7 @@ func (d *Daemon) together() nodestate.State {
 		if offer := d.offer.Load(); offer != nil {
 			injection.Generation = offer.Generation
 			if injection.Working && o.unable() {
-				injection.Working, injection.Message = false, o.answer.Message
+				injection.Working, injection.Message = false, o.info.Message
 			}
 		}
 		injection.Missed, injection.MissedCount = missed(o.missed, injection.Generation != "" && !o.unable())
@@ -243,47 +243,47 @@ func (d *Daemon) together() nodestate.State {
 	return setup.With(d.own, runtime, reason, injection)
 }
 
-// injection says whether agents are reached, or why they are not.
-func (o outside) injection(at string) *nodestate.Injection {
+// injection returns the state of the injection, with the reason if it does not work.
+func (o runtimeState) injection(at string) *nodestate.Injection {
 	switch {
-	case !o.nri.Connected && o.nri.Absent && o.asked:
-		return &nodestate.Injection{Message: o.nri.Message + ": " + cri.AdviseNRI(o.answer, at)}
+	case !o.nri.Connected && o.nri.Absent && o.queried:
+		return &nodestate.Injection{Message: o.nri.Message + ": " + cri.AdviseNRI(o.info, at)}
 	case !o.nri.Connected && o.nri.Message == "":
-		return &nodestate.Injection{Message: "the container runtime has not let the toolkit in at " + at + " yet"}
+		return &nodestate.Injection{Message: "the container runtime has not registered the toolkit at " + at + " yet"}
 	case !o.nri.Connected:
 		return &nodestate.Injection{Message: o.nri.Message}
 	}
 	return &nodestate.Injection{Working: true}
 }
 
-// unable says that the runtime does not resolve our CDI names. Pods would start
-// without their GPUs, or not at all, so agents are not given any either: none is to
-// be offered to pods then.
-func (o outside) unable() bool {
+// unable reports whether the runtime does not resolve our CDI names. Pods would start
+// without their GPUs, or not at all, so agents get none either: then they offer none to
+// pods.
+func (o runtimeState) unable() bool {
 	return o.reason == cri.ReasonDisabled || o.reason == cri.ReasonDirectory
 }
 
-// tellOutside logs what is new about the container runtime.
-func (d *Daemon) tellOutside(is nodestate.ToolkitInfo, handler string) {
-	was := d.told
-	d.told = is
-	if r := is.Runtime; r != nil && (was.Runtime == nil || !same(*was.Runtime, *r)) {
+// logRuntime logs changes of the container runtime.
+func (d *Daemon) logRuntime(now nodestate.ToolkitInfo, handler string) {
+	was := d.logged
+	d.logged = now
+	if r := now.Runtime; r != nil && (was.Runtime == nil || !sameRuntime(*was.Runtime, *r)) {
 		if r.Message != "" {
 			d.log.Warn("containers may not get their GPUs", "socket", r.Socket, "message", r.Message)
 		} else {
 			d.log.Info("container runtime", "socket", r.Socket, "name", r.Name, "version", r.Version, "handler", handler)
 		}
 	}
-	d.tellMissed(is.Injection)
-	if i := is.Injection; i != nil && (was.Injection == nil || was.Injection.Working != i.Working || was.Injection.Message != i.Message) {
+	d.logMissed(now.Injection)
+	if i := now.Injection; i != nil && (was.Injection == nil || was.Injection.Working != i.Working || was.Injection.Message != i.Message) {
 		if i.Working {
-			d.log.Info(d.whom()+" are given the GPUs", "socket", d.Config.NRISocket)
+			d.log.Info(d.recipients()+" are given the GPUs", "socket", d.Config.NRISocket)
 		} else {
-			d.log.Warn(d.whom()+" are not given the GPUs", "message", i.Message)
+			d.log.Warn(d.recipients()+" are not given the GPUs", "message", i.Message)
 		}
 	}
 }
 
-func same(a, b nodestate.Runtime) bool {
+func sameRuntime(a, b nodestate.Runtime) bool {
 	return a.Socket == b.Socket && a.Name == b.Name && a.Version == b.Version && a.Message == b.Message
 }

@@ -25,10 +25,10 @@ const ours = "gpuready"
 
 var on, off = true, false
 
-// containerd2 is the runtime as its defaults are.
+// containerd2 is the runtime with its defaults.
 var containerd2 = critest.Config{Name: "containerd", Version: "v2.2.1", CDI: &on, Dirs: []string{"/etc/cdi", "/var/run/cdi"}, Handlers: []string{"runc"}}
 
-// cri starts the machine's container runtime, in the place of one that was there.
+// cri starts the machine's container runtime, and replaces an earlier one.
 func (m *machine) cri(conf critest.Config) *critest.Runtime {
 	m.t.Helper()
 	runtime, err := critest.Start(m.dir+"/run/containerd/containerd.sock", conf)
@@ -37,7 +37,7 @@ func (m *machine) cri(conf critest.Config) *critest.Runtime {
 	return runtime
 }
 
-// nri starts the part of the runtime that lets plugins in.
+// nri starts the part of the runtime that accepts plugins.
 func (m *machine) nri() *nritest.Runtime {
 	m.t.Helper()
 	runtime, err := nritest.Start("containerd", "v2.2.1", m.dir+"/run/nri/nri.sock")
@@ -46,7 +46,7 @@ func (m *machine) nri() *nritest.Runtime {
 	return runtime
 }
 
-// given is what an agent that is created now is given: the generation, or "".
+// given returns the generation that a new agent receives, or "".
 func given(t *testing.T, runtime *nritest.Runtime) string {
 	t.Helper()
 	adjust, err := runtime.Create(
@@ -72,7 +72,7 @@ func working(s nodestate.State) bool { return injected(s).Working }
 
 func known(s nodestate.State) bool { return s.Toolkit != nil && s.Toolkit.Runtime != nil }
 
-func TestAgentsAreGivenTheGPUsOnceThereAreSome(t *testing.T) {
+func TestAgentsReceiveTheGPUsOnceThereAreSome(t *testing.T) {
 	m := newMachine(t, gputest.Node("t4", 1))
 	m.conf.Namespace = ours
 	m.cri(containerd2)
@@ -120,8 +120,8 @@ func TestAgentsAreGivenTheGPUsOnceThereAreSome(t *testing.T) {
 	}
 }
 
-// An agent that comes while there is no toolkit is to wait for the next one.
-func TestToolkitThatEndsSaysSo(t *testing.T) {
+// An agent that starts without a toolkit has to wait for the next one.
+func TestEndOfTheToolkitIsPublished(t *testing.T) {
 	m := newMachine(t, gputest.Node("t4", 1))
 	m.conf.Namespace = ours
 	m.install("", 1)
@@ -137,9 +137,8 @@ func TestToolkitThatEndsSaysSo(t *testing.T) {
 	m.await("working again", working)
 }
 
-// A specification of a driver that is not there (its container is being started
-// anew) names devices that are not there.
-func TestWithoutADriverAnOldSpecIsNotGiven(t *testing.T) {
+// A specification of a missing driver (its container is restarting) names missing devices.
+func TestWithoutADriverAnOldSpecIsNotOffered(t *testing.T) {
 	m := newMachine(t, gputest.Node("t4", 1))
 	m.conf.Namespace = ours
 	m.install("", 1)
@@ -157,7 +156,7 @@ func TestWithoutADriverAnOldSpecIsNotGiven(t *testing.T) {
 	require.Equal(t, injected(s).Generation, given(t, runtime))
 }
 
-func TestRuntimeWithoutCDIIsSaidWithWhatToChange(t *testing.T) {
+func TestRuntimeWithoutCDIIsReportedWithARemedy(t *testing.T) {
 	m := newMachine(t, gputest.Node("t4", 1))
 	m.conf.Namespace = ours
 	m.install("", 1)
@@ -195,7 +194,7 @@ func TestSilentRuntimeDelaysNothing(t *testing.T) {
 	m.await("ready", phase(nodestate.Ready))
 }
 
-func TestNodeWithoutNRISaysHowToTurnItOn(t *testing.T) {
+func TestNodeWithoutNRIReportsHowToEnableIt(t *testing.T) {
 	m := newMachine(t, gputest.Node("t4", 1))
 	m.conf.Namespace = ours
 	m.install("", 1)
@@ -223,8 +222,9 @@ func TestNodeWithoutAGPUStaysQuietAboutItsRuntime(t *testing.T) {
 	require.Contains(t, s.Toolkit.Runtime.Message, "not from /var/run/cdi")
 }
 
-// Apply and plan ask as well, and leave alone what only the daemon knows.
-func TestOnceAsksTheRuntimeToo(t *testing.T) {
+// Apply and plan query the runtime too, and keep the parts of the state that only the
+// daemon knows.
+func TestApplyQueriesTheRuntimeToo(t *testing.T) {
 	m := newMachine(t, gputest.Node("t4", 1))
 	m.install("", 1)
 	conf := containerd2

@@ -22,11 +22,11 @@ import (
 	"github.com/gpuready/gpuready/toolkit/spec"
 )
 
-// reticent is a driver that tells of nothing, and shows what becomes of its GPUs only
-// when it has been asked a few times since that happened.
+// reticent is a driver that sends no events, and only shows changes of its GPUs after a
+// few queries.
 type reticent struct {
 	*gputest.Source
-	late atomic.Int32 // how often it still hides what is to come
+	late atomic.Int32 // the remaining number of queries that hide the change
 	next atomic.Pointer[gpu.Snapshot]
 }
 
@@ -43,15 +43,15 @@ func (r *reticent) Snapshot(ctx context.Context) (gpu.Snapshot, error) {
 
 func (r *reticent) Close() error { return nil }
 
-// reticently makes the machine's driver one that hides a change for some looks.
-func (m *machine) reticently(late int32) *reticent {
+// withReticentDriver makes the machine's driver hide a change for some queries.
+func (m *machine) withReticentDriver(late int32) *reticent {
 	r := &reticent{Source: m.source}
 	r.late.Store(late)
 	m.open = func() gpu.Source { return r }
 	return r
 }
 
-// No event comes, and no other node: only looking again finds it.
+// There is no event and no other node: only another query finds it.
 func TestLayoutThatTheDriverShowsLateIsFound(t *testing.T) {
 	for _, late := range []int32{1, 2, int32(len(pauses)) - 1} {
 		m := newMachine(t, gputest.Node("a100-80gb", 1))
@@ -59,7 +59,7 @@ func TestLayoutThatTheDriverShowsLateIsFound(t *testing.T) {
 		require.NoError(t, os.MkdirAll(m.dir+"/proc/driver/nvidia-caps", 0o755))
 		require.NoError(t, os.WriteFile(m.dir+"/proc/driver/nvidia-caps/mig-minors", []byte("gpu0/gi0/access 10\ngpu0/gi0/ci0/access 11\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\n"), 0o644))
 		require.NoError(t, os.MkdirAll(m.dir+"/dev/nvidia-caps", 0o755))
-		driver := m.reticently(late)
+		driver := m.withReticentDriver(late)
 		m.run()
 		m.await("ready", phase(nodestate.Ready))
 		before, err := driver.Source.Snapshot(t.Context())
@@ -72,7 +72,7 @@ func TestLayoutThatTheDriverShowsLateIsFound(t *testing.T) {
 	}
 }
 
-func TestLookingAgainIsSoonAndEnds(t *testing.T) {
+func TestRepeatedQueriesAreSoonAndEnd(t *testing.T) {
 	var a again
 	a.begin()
 	for looks := 0; !a.over(); looks++ {
@@ -88,28 +88,28 @@ func TestLookingAgainIsSoonAndEnds(t *testing.T) {
 	require.Greater(t, all, 1500*time.Millisecond)
 }
 
-// What NVML tells and is known already, as its probe does after each change, is no
-// reason to look at the host.
-func TestNewsThatIsKnownIsNoReasonToLookAtTheHost(t *testing.T) {
+// An event of NVML about a known change, as its probe sends after each change, does not
+// cause a scan of the host.
+func TestEventOfAKnownChangeCausesNoScan(t *testing.T) {
 	m := newMachine(t, gputest.Node("t4", 1))
 	m.install("", 1)
 	d := New(m.toolkit(), slog.New(slog.DiscardHandler), NewMetrics(prometheus.NewRegistry()))
 	defer func() { require.NoError(t, d.close(t.Context())) }()
-	require.NoError(t, d.step(t.Context(), everything))
-	d.poke(nvmlSpoke)
+	require.NoError(t, d.reconcile(t.Context(), everything))
+	d.trigger(nvmlEvent)
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(0, cancel)
 	_, err := d.await(ctx, 0)
 	require.ErrorIs(t, err, context.Canceled)
 
 	m.source.Update(func(s *gpu.Snapshot) { s.Devices[0].Fault = gpu.Fault{Reason: gpu.ReasonResetNeeded} })
-	d.poke(nvmlSpoke)
+	d.trigger(nvmlEvent)
 	what, err := d.await(t.Context(), 0)
 	require.NoError(t, err)
 	require.Equal(t, gpusChanged, what)
 }
 
-// listen makes a socket of a daemon, as it does when it starts; the way to it is made too.
+// listen creates a daemon's socket and its directories, as the daemon does at its start.
 func (m *machine) listen(path string) (stop func()) {
 	m.t.Helper()
 	dir := m.dir + path[:strings.LastIndex(path, "/")]
@@ -124,13 +124,13 @@ func (m *machine) listen(path string) (stop func()) {
 	return func() { require.NoError(m.t, os.Remove(m.dir+path)) }
 }
 
-// mounts says whether the specification of GPUs mounts a path.
+// mounts reports whether the specification of GPUs mounts a path.
 func (m *machine) mounts(path string) bool {
 	data, err := os.ReadFile(m.dir + "/run/cdi/" + spec.FileName(cdi.KindGPU))
 	return err == nil && strings.Contains(string(data), "hostPath: "+path+"\n")
 }
 
-// A pod does not start with a mount of what is not there.
+// A pod does not start if the source of a mount is missing.
 func TestSocketsOfDaemonsAreFollowed(t *testing.T) {
 	for _, at := range []string{"/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket"} {
 		t.Run(at, func(t *testing.T) {
@@ -148,7 +148,7 @@ func TestSocketsOfDaemonsAreFollowed(t *testing.T) {
 	}
 }
 
-// The nodes of what GPUs work with come when other drivers are loaded.
+// Peripheral device nodes appear when other drivers are loaded.
 func TestNodesOfOtherDriversAreFollowed(t *testing.T) {
 	for node, kind := range map[string]string{
 		"/dev/gdrdrv":                             cdi.KindGDRCopy,

@@ -1,5 +1,5 @@
-// Package daemon keeps a host as package setup brought it: it waits for what
-// changes on it, looks again, and repairs.
+// Package daemon keeps a host in the state that package setup defines: it waits for
+// changes on the host, scans it again, and repairs it.
 package daemon
 
 import (
@@ -30,24 +30,23 @@ import (
 	"github.com/gpuready/gpuready/toolkit/watch"
 )
 
-// ErrReplaced is returned by Run when the driver's library is another than the
-// one that this process has loaded and cannot let go of: start the program anew.
+// ErrReplaced is returned by Run when the driver's library was replaced. This process
+// has loaded the old one and cannot unload it, so the program has to be restarted.
 // A setup.Driver may return it, wrapped, as well.
 var ErrReplaced = errors.New("the driver's library was replaced")
 
-// retryAfter is how long to wait for the end of what no event tells the end of: NVML
-// that fails, a disk that is full, descriptors that have run out. Everything else is
-// waited for by its event.
+// retryAfter is the retry interval for conditions whose end no event reports: a failing
+// NVML, a full disk, exhausted descriptors. Everything else is driven by events.
 const retryAfter = 10 * time.Second
 
-// What may have changed. Triggers that wait are merged.
+// The triggers, by the thing that may have changed. Pending triggers are merged.
 const (
-	filesChanged   watch.Meaning = 1 << iota // the driver's libraries, or which driver it is
+	filesChanged   watch.Meaning = 1 << iota // the driver's libraries, or the driver itself
 	devicesChanged                           // device nodes
 	specsChanged                             // CDI directories, the hook
-	mountsChanged                            // perhaps the driver is another now
+	mountsChanged                            // the driver may be another one now
 	configChanged                            // the container runtime's configuration
-	nvmlSpoke                                // NVML tells that something about a GPU changed; perhaps it is known
+	nvmlEvent                                // NVML reports a change of a GPU, perhaps a known one
 	gpusChanged                              // NVML shows other GPUs or MIG devices
 )
 
@@ -60,36 +59,36 @@ type Daemon struct {
 	metrics *Metrics
 
 	watch    *watch.Watcher
-	triggers chan watch.Meaning // capacity 1; see poke
-	answered chan struct{}      // capacity 1: the runtime has answered, or its configuration is another
+	triggers chan watch.Meaning // capacity 1; see trigger
+	answered chan struct{}      // capacity 1: the runtime has responded, or its configuration changed
 	rewrite  chan struct{}      // capacity 1: a state could not be written
-	source   *source            // nil: no driver yet
+	source   *source            // nil if there is no driver yet
 	opened   string             // identity of the library that was loaded, if any
-	again    again              // looks after device nodes changed
-	short    bool               // of disk, descriptors or memory, at the last look
-	owner    string             // who else defines nvidia.com/gpu, as last logged
+	again    again              // scans after device nodes changed
+	short    bool               // of disk, descriptors or memory, at the last scan
+	owner    string             // the other file that defines nvidia.com/gpu, as last logged
 
-	offer   atomic.Pointer[nri.Offer] // what agents are given; nil: nothing
-	noOffer string                    // why, as last logged
-	table   atomic.Pointer[nri.Table] // what workloads may ask for; nil: not known yet
+	offer   atomic.Pointer[nri.Offer] // the offer for agents, nil if there is none
+	noOffer string                    // the reason for that, as last logged
+	table   atomic.Pointer[nri.Table] // the devices for workloads, nil if not known yet
 	missed  map[string]bool           // as logged
 
-	writing   sync.Mutex            // held while a state is put together and written
-	unwritten string                // why the last state is not written; "": it is
-	told      nodestate.ToolkitInfo // as logged
+	writing   sync.Mutex            // held while a state is computed and written
+	unwritten string                // why the last state is not written, "" if it is
+	logged    nodestate.ToolkitInfo // as last logged
 	mu        sync.Mutex
-	own       nodestate.State // what the loop reached; without a phase: nothing yet
-	outside   outside         // what is known of the container runtime
+	own       nodestate.State // the result of the loop, without a phase before the first scan
+	runtime   runtimeState
 	last      nodestate.State // as published
 }
 
-// New makes a daemon of a toolkit.
+// New returns a daemon for a toolkit.
 func New(t *setup.Toolkit, log *slog.Logger, metrics *Metrics) *Daemon {
 	return &Daemon{Toolkit: t, log: log, metrics: metrics, triggers: make(chan watch.Meaning, 1), answered: make(chan struct{}, 1), rewrite: make(chan struct{}, 1)}
 }
 
-// Ready says why the host is not as it should be; nil if it is. A machine
-// without a GPU is as it should be. It may be called at any time.
+// Ready returns an error if the host is not as it should be. A machine without a GPU is
+// as it should be. Ready may be called at any time.
 func (d *Daemon) Ready() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -102,10 +101,9 @@ func (d *Daemon) Ready() error {
 	return fmt.Errorf("%s: %s", d.last.Reason, d.last.Message)
 }
 
-// Run keeps the host as it should be until ctx ends; then it returns nil and
-// leaves everything as it is: pods need it. Only its state says that agents are no
-// longer given the GPUs, where they were. Any other return is an error, of
-// which ErrReplaced asks for a new process.
+// Run keeps the host as it should be until ctx ends. Then it returns nil and leaves
+// everything in place, because pods need it. Only its state reports that agents no longer
+// receive the GPUs. Otherwise it returns an error; ErrReplaced requires a new process.
 func (d *Daemon) Run(ctx context.Context) error {
 	watcher, err := watch.New(d.Root)
 	if err != nil {
@@ -118,19 +116,19 @@ func (d *Daemon) Run(ctx context.Context) error {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return mounts.Run(ctx, func() { d.poke(mountsChanged) }) })
+	group.Go(func() error { return mounts.Run(ctx, func() { d.trigger(mountsChanged) }) })
 	group.Go(func() error {
 		for {
 			t, err := watcher.Next(ctx)
 			if err != nil {
 				return err
 			}
-			d.poke(t)
+			d.trigger(t)
 		}
 	})
 	group.Go(func() error { return d.loop(ctx) })
 	group.Go(func() error { return d.rewriteState(ctx) })
-	group.Go(func() error { return d.askRuntime(ctx) })
+	group.Go(func() error { return d.queryRuntime(ctx) })
 	if c := d.Configurer(d.metrics.step); c != nil {
 		group.Go(func() error { return d.configureRuntime(ctx, c) })
 	}
@@ -141,12 +139,12 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if errors.Is(err, context.Canceled) {
 		err = nil
 	}
-	d.leave()
+	d.publishEnd()
 	return err
 }
 
-// poke wakes the loop. Triggers that it has not seen yet are merged.
-func (d *Daemon) poke(t watch.Meaning) {
+// trigger wakes the loop. Pending triggers are merged.
+func (d *Daemon) trigger(t watch.Meaning) {
 	for {
 		select {
 		case d.triggers <- t:
@@ -157,13 +155,14 @@ func (d *Daemon) poke(t watch.Meaning) {
 	}
 }
 
-// loop leaves the driver open: when it returns, the process ends or is started anew.
+// loop scans and repairs the host after each trigger. It leaves the driver open: when it
+// returns, the process ends or restarts.
 func (d *Daemon) loop(ctx context.Context) error {
 	for what := everything; ; {
-		if err := d.step(ctx, what); err != nil {
+		if err := d.reconcile(ctx, what); err != nil {
 			return err
 		}
-		// What came into being between watching and looking was not told.
+		// Files that appeared between the scan and the new watches caused no event.
 		more, err := d.setWatches()
 		switch {
 		case inotify.Exhausted(err):
@@ -172,7 +171,7 @@ func (d *Daemon) loop(ctx context.Context) error {
 			return err
 		}
 		if more {
-			d.look() // the runtime's files may be among what was not told
+			d.checkConfig() // the runtime's files may be among them
 			what = everything
 			continue
 		}
@@ -182,7 +181,7 @@ func (d *Daemon) loop(ctx context.Context) error {
 	}
 }
 
-// await waits for a reason to look at the host, after it was looked at for another.
+// await waits for the next trigger, after the host was scanned for the last one.
 func (d *Daemon) await(ctx context.Context, last watch.Meaning) (what watch.Meaning, err error) {
 	if last&devicesChanged != 0 && d.source != nil {
 		d.again.begin()
@@ -200,41 +199,41 @@ func (d *Daemon) await(ctx context.Context, last watch.Meaning) (what watch.Mean
 			return 0, ctx.Err()
 		case what = <-d.triggers:
 			if what&configChanged != 0 {
-				d.look()
+				d.checkConfig()
 			}
-			if what&nvmlSpoke != 0 && d.source != nil {
+			if what&nvmlEvent != 0 && d.source != nil {
 				d.again.begin()
-				if d.moved(ctx) {
+				if d.changed(ctx) {
 					what |= gpusChanged
 				}
 			}
-			if what &^= nvmlSpoke; what != 0 {
+			if what &^= nvmlEvent; what != 0 {
 				return what, nil
 			}
 		case <-retry:
 			return everything, nil
 		case <-d.again.due:
 			d.again.next()
-			if d.moved(ctx) {
+			if d.changed(ctx) {
 				return gpusChanged, nil
 			}
 			if d.again.over() {
-				debug.FreeOSMemory() // what was needed to look; nothing happens for a long while, as a rule
+				debug.FreeOSMemory() // usually nothing happens for a long time now
 			}
 		}
 	}
 }
 
-// step does what a trigger asks for. Its error ends the daemon; what can get
-// better is published as state instead.
-func (d *Daemon) step(ctx context.Context, what watch.Meaning) error {
+// reconcile scans and repairs what a trigger concerns. Its error ends the daemon;
+// temporary problems are published as state instead.
+func (d *Daemon) reconcile(ctx context.Context, what watch.Meaning) error {
 	start := time.Now()
 	driverRoot, _ := d.Roots()
 	library := d.library(driverRoot)
 	if d.replaced(library) {
 		return ErrReplaced
 	}
-	if somebodyElses := d.source != nil || library == ""; what == mountsChanged && somebodyElses {
+	if unrelated := d.source != nil || library == ""; what == mountsChanged && unrelated {
 		return nil
 	}
 	if what&filesChanged != 0 {
@@ -245,10 +244,10 @@ func (d *Daemon) step(ctx context.Context, what watch.Meaning) error {
 		return ctx.Err()
 	}
 	if err != nil && (errors.Is(err, ErrReplaced) || d.replaced(d.library(driverRoot))) {
-		return ErrReplaced // in the middle of the look: no failure that anybody should hear of
+		return ErrReplaced // during the scan: the failure is not worth reporting
 	}
 	d.metrics.observe(what, changes, w, err, time.Since(start))
-	d.tell(changes, w, time.Since(start))
+	d.logChanges(changes, w, time.Since(start))
 	state := d.Config.State(w, err)
 	if state.Reason == setup.ReasonNoDriver && library == "" && !d.Root.HasGPU() {
 		state.Reason, state.Message = setup.ReasonNoGPU, "no NVIDIA GPU and no driver on this node: nothing to do; "+state.Message
@@ -258,7 +257,7 @@ func (d *Daemon) step(ctx context.Context, what watch.Meaning) error {
 	d.publish(func() { d.own = state })
 	d.short = inotify.Exhausted(err)
 	if err != nil && d.source != nil && !isHostProblem(err) {
-		if err := d.close(ctx); err != nil { // NVML is asked afresh after the next trigger
+		if err := d.close(ctx); err != nil { // NVML is opened again after the next trigger
 			d.log.Warn("NVML could not be closed", "reason", setup.ReasonNVML, "message", err)
 		}
 	}
@@ -267,7 +266,7 @@ func (d *Daemon) step(ctx context.Context, what watch.Meaning) error {
 
 func (d *Daemon) refresh(ctx context.Context, driverRoot, library string, what watch.Meaning) (changes []change.Change, w setup.Wanted, err error) {
 	if d.source == nil {
-		if library != "" { // without a driver there is nothing to make
+		if library != "" { // without a driver there are no nodes to create
 			control, err := d.Control()
 			if err != nil {
 				return nil, w, err
@@ -287,7 +286,7 @@ func (d *Daemon) refresh(ctx context.Context, driverRoot, library string, what w
 			return changes, w, err
 		}
 		d.source.snapshot = snapshot
-		d.source.letGo()
+		d.source.closeResettable()
 	}
 	if w, err = d.Want(d.source.snapshot); err != nil {
 		return changes, w, err
@@ -296,7 +295,7 @@ func (d *Daemon) refresh(ctx context.Context, driverRoot, library string, what w
 	return append(changes, rest...), w, err
 }
 
-// isHostProblem says that it is not the driver that failed.
+// isHostProblem reports whether an error is the host's and not the driver's.
 func isHostProblem(err error) bool {
 	return errors.Is(err, spec.ErrNoCUDA) || errors.Is(err, setup.ErrHook) || isPathError(err) && !errors.Is(err, gpu.ErrNoDriver)
 }
@@ -306,8 +305,8 @@ func isPathError(err error) bool {
 	return ok
 }
 
-// mountable are the driver roots that may come as a mount: not the host's own
-// root, below which pods mount all the time.
+// mountable returns the driver roots that may appear as a mount. The host's own root is
+// not one of them, since pods mount below it all the time.
 func (d *Daemon) mountable() []string {
 	root := cmp.Or(d.Config.DriverRoot, setup.ContainerRoot)
 	if path.Clean(root) == "/" {
@@ -316,7 +315,8 @@ func (d *Daemon) mountable() []string {
 	return []string{d.Root.Path(root)}
 }
 
-// library tells one library file from another, also at the same path; "": none.
+// library returns the identity of the driver's library, "" if there is none. Different
+// files at the same path have different identities.
 func (d *Daemon) library(driverRoot string) string {
 	found, err := d.Driver.Find(driverRoot)
 	if err != nil {
@@ -325,17 +325,17 @@ func (d *Daemon) library(driverRoot string) string {
 	return identity(found)
 }
 
-// replaced says that the library is another than the one in this process.
+// replaced reports whether the library differs from the one loaded in this process.
 func (d *Daemon) replaced(library string) bool {
 	if library == "" || d.opened == "" || library == d.opened {
 		return false
 	}
-	d.log.Info("the driver was replaced; starting anew", "path", library)
+	d.log.Info("the driver was replaced; restarting", "path", library)
 	return true
 }
 
-// tell logs what was changed: one line per thing.
-func (d *Daemon) tell(changes []change.Change, w setup.Wanted, took time.Duration) {
+// logChanges logs each change in one line.
+func (d *Daemon) logChanges(changes []change.Change, w setup.Wanted, took time.Duration) {
 	for _, c := range changes {
 		d.log.Info(c.Verb+"d", "path", c.Path, "duration", took.Round(time.Millisecond))
 	}

@@ -11,16 +11,16 @@ import (
 	"github.com/gpuready/gpuready/toolkit/setup"
 )
 
-// source is an open driver and the goroutine that listens to it.
+// source is an open driver and the goroutine that watches it.
 type source struct {
 	gpu.Source
 	snapshot gpu.Snapshot
 	end      func() error // ends the goroutine, then closes the driver
 }
 
-// letGo closes the GPUs that wait for a reset, which no driver does to one that a
-// process has open. What they were last seen as stays specified.
-func (s *source) letGo() {
+// closeResettable closes the GPUs that need a reset, since a driver does not reset one
+// that a process has open. Their last known devices stay specified.
+func (s *source) closeResettable() {
 	source, can := s.Source.(interface{ LetGo(ids []gpu.UUID) })
 	if !can {
 		return
@@ -36,10 +36,10 @@ func (s *source) letGo() {
 
 func (d *Daemon) open(ctx context.Context, driverRoot, library string) error {
 	if library != "" {
-		d.opened = library // also if it fails: it may be in the process by then
+		d.opened = library // even if Open fails: the process may have loaded it by then
 	}
 	opened, err := d.Driver.Open(driverRoot)
-	if d.opened == "" { // it came just now
+	if d.opened == "" { // it appeared just now
 		d.opened = d.library(driverRoot)
 	}
 	if err != nil {
@@ -50,12 +50,12 @@ func (d *Daemon) open(ctx context.Context, driverRoot, library string) error {
 	group.Go(func() error {
 		err := opened.Watch(ctx, nil, func(e gpu.Event) {
 			if e.Kind == gpu.EventChanged {
-				d.poke(nvmlSpoke)
+				d.trigger(nvmlEvent)
 			}
 		})
 		if ctx.Err() == nil {
-			// The specifications hold without it; only news of MIG and hot-plugged
-			// devices then comes from the device nodes alone.
+			// The specifications stay valid. Changes of MIG and hot-plugged devices are
+			// then only noticed by their device nodes.
 			d.log.Warn("NVML's events cannot be watched", "reason", setup.ReasonNVML, "message", err)
 		}
 		return nil
@@ -67,8 +67,8 @@ func (d *Daemon) open(ctx context.Context, driverRoot, library string) error {
 	return nil
 }
 
-// close closes the driver, or leaves that to the end of the process when ctx ends: NVML
-// cannot be woken, and closing waits until it has waited for events for long enough.
+// close closes the driver, or leaves that to the end of the process when ctx ends. NVML's
+// wait for events cannot be interrupted, so closing blocks until that times out.
 func (d *Daemon) close(ctx context.Context) error {
 	if d.source == nil {
 		return nil
@@ -85,37 +85,38 @@ func (d *Daemon) close(ctx context.Context) error {
 	}
 }
 
-// moved says that NVML shows something else than was specified for, or fails.
-func (d *Daemon) moved(ctx context.Context) bool {
+// changed reports whether NVML fails or differs from the specified snapshot.
+func (d *Daemon) changed(ctx context.Context) bool {
 	now, err := d.source.Snapshot(ctx)
 	if ctx.Err() != nil {
-		return false // nobody wants to know any more
+		return false // the daemon ends
 	}
 	return err != nil || !now.Equal(d.source.snapshot)
 }
 
-// pauses are between the looks at NVML after device nodes have changed. The driver
-// makes those of a MIG device before NVML lists it, and not every driver tells when it
-// does. No pause is longer than what a new layout may take to be specified, 300 ms; and
-// a driver that has not listed it in two seconds tells by an event or is probed.
+// pauses are the pauses between queries of NVML after device nodes have changed. The
+// driver creates those of a MIG device before NVML lists it, and not every driver sends
+// an event then. No pause exceeds the 300 ms within which a new layout has to be
+// specified. A driver that lists it after more than two seconds sends an event or is
+// probed.
 var pauses = []time.Duration{
 	20 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond, 200 * time.Millisecond,
 	250 * time.Millisecond, 250 * time.Millisecond, 250 * time.Millisecond, 250 * time.Millisecond, 250 * time.Millisecond, 250 * time.Millisecond,
 }
 
-// again is when to look again; the zero value is never.
+// again schedules further queries of NVML. The zero value schedules none.
 type again struct {
 	due  <-chan time.Time
 	left []time.Duration
 }
 
-// begin begins with the first pause.
+// begin starts the first pause.
 func (a *again) begin() {
 	a.left = pauses
 	a.next()
 }
 
-// next begins the next pause, if there is one.
+// next starts the next pause, if there is one.
 func (a *again) next() {
 	a.due = nil
 	if len(a.left) > 0 {
@@ -123,7 +124,7 @@ func (a *again) next() {
 	}
 }
 
-// over says that there is no look any more.
+// over reports whether no further query is scheduled.
 func (a *again) over() bool { return a.due == nil }
 
 func (a *again) end() { *a = again{} }

@@ -11,7 +11,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/watch"
 )
 
-// setWatches watches all that what is wanted follows from.
+// setWatches watches all files that the wanted state depends on.
 func (d *Daemon) setWatches() (more bool, err error) {
 	driverRoot, devRoot := d.Roots()
 	roots := map[string]bool{driverRoot: true}
@@ -28,10 +28,10 @@ func (d *Daemon) setWatches() (more bool, err error) {
 			add(path.Join(root, dir), "libnvidia-*", filesChanged)
 			add(path.Join(root, dir), "libcuda*", filesChanged)
 		}
-		// The driver's container says there that it is done.
+		// The driver's container creates these when it is done.
 		add(path.Join(root, "dev"), "nvidia*", devicesChanged)
 	}
-	for _, p := range spec.Sockets() { // they are mounted: without one that is gone pods start again
+	for _, p := range spec.Sockets() { // sockets are mounted: pods start again once a vanished one is unspecified
 		add(path.Join(driverRoot, path.Dir(p)), path.Base(p), filesChanged)
 	}
 	for _, p := range spec.Places() {

@@ -7,24 +7,24 @@ import (
 	"github.com/gpuready/gpuready/toolkit/nri"
 )
 
-// injects says whether the toolkit is a plugin of the container runtime.
+// injects reports whether the toolkit is a plugin of the container runtime.
 func (d *Daemon) injects() bool {
 	return d.Config.Namespace != "" || len(d.Config.WorkloadNamespaces) > 0
 }
 
-// whom are those who are given GPUs.
-func (d *Daemon) whom() string {
+// recipients names the kinds of containers that receive GPUs, for the log.
+func (d *Daemon) recipients() string {
 	switch {
 	case len(d.Config.WorkloadNamespaces) == 0:
 		return "agents"
 	case d.Config.Namespace == "":
-		return "workloads that ask"
+		return "workloads that request GPUs"
 	}
-	return "agents and workloads that ask"
+	return "agents and workloads that request GPUs"
 }
 
-// prepareTable makes ready what workloads are given from now on if they ask: what lies
-// there where a runtime that resolves names would look for it.
+// prepareTable prepares the table for workloads from the specifications in the
+// directories in which a runtime resolves names.
 func (d *Daemon) prepareTable(state nodestate.State) {
 	if len(d.Config.WorkloadNamespaces) == 0 {
 		return
@@ -35,7 +35,7 @@ func (d *Daemon) prepareTable(state nodestate.State) {
 	}
 	files, err := cdi.Load(d.Root, cdiDirs(d.Config.CDIDir)...)
 	if inotify.Exhausted(err) && d.table.Load() != nil {
-		return // what is given stays as it is: nothing was learned
+		return // keep the current table: the specifications cannot be read now
 	}
 	if err != nil {
 		d.table.Store(nri.Nothing("CDI specifications: " + err.Error()))
@@ -44,7 +44,7 @@ func (d *Daemon) prepareTable(state nodestate.State) {
 	d.table.Store(nri.NewTable(d.Root, files))
 }
 
-// cdiDirs are where specifications lie, in rising order of precedence.
+// cdiDirs returns the directories of specifications, in rising order of precedence.
 func cdiDirs(ours string) []string {
 	dirs := []string{cdi.StaticDir, cdi.DynamicDir}
 	if ours != cdi.StaticDir && ours != cdi.DynamicDir {
@@ -53,29 +53,29 @@ func cdiDirs(ours string) []string {
 	return dirs
 }
 
-// maxLogged bounds how many names of a container's list are logged.
+// maxLogged limits the number of a container's devices that are logged.
 const maxLogged = 32
 
-// tellResolved logs what became of a workload that asked for GPUs.
-func (d *Daemon) tellResolved(r nri.Resolved) {
+// logResolved logs the outcome for a workload that requested GPUs.
+func (d *Daemon) logResolved(r nri.Resolved) {
 	log := d.log.With("namespace", r.Namespace, "pod", r.Pod, "container", r.Container)
 	outcome := "unchanged"
 	switch {
 	case r.Err != nil:
 		outcome = "refused"
-		log.Warn("container may not start without the GPUs that it asks for", "message", r.Err)
+		log.Warn("container may not start without the GPUs that it requests", "message", r.Err)
 	case r.Given:
 		outcome = "given"
 		log.Info("container is given GPUs", "devices", r.Devices[:min(len(r.Devices), maxLogged)])
 	}
 	for _, warning := range r.Warnings {
-		log.Warn("not all that a container asks for is given", "message", warning)
+		log.Warn("container does not receive all devices that it requests", "message", warning)
 	}
 	d.metrics.resolved.WithLabelValues(outcome).Inc()
 }
 
-// missed are the containers that a state names, and how many there are. Agents lack
-// nothing while there is nothing to give.
+// missed returns the containers that a state names, and their number. Agents do not count
+// as missed while there is no offer.
 func missed(all []nri.Missed, offered bool) (names []string, count int) {
 	for _, m := range all {
 		if m.Agent && !offered {
@@ -88,17 +88,17 @@ func missed(all []nri.Missed, offered bool) (names []string, count int) {
 	return names, count
 }
 
-// tellMissed logs each container that was missed, once.
-func (d *Daemon) tellMissed(is *nodestate.Injection) {
-	if is == nil {
+// logMissed logs each missed container once.
+func (d *Daemon) logMissed(i *nodestate.Injection) {
+	if i == nil {
 		return
 	}
-	d.metrics.missed.Set(float64(is.MissedCount))
-	told := map[string]bool{}
-	for _, name := range is.Missed {
-		if told[name] = true; !d.missed[name] {
-			d.log.Warn("container runs without the GPUs that it should have been given: it was created while the toolkit could not give them; delete its pod, so that another is created", "container", name)
+	d.metrics.missed.Set(float64(i.MissedCount))
+	logged := map[string]bool{}
+	for _, name := range i.Missed {
+		if logged[name] = true; !d.missed[name] {
+			d.log.Warn("container runs without the GPUs that it should have: the toolkit was not connected when it was created; delete its pod, so that another is created", "container", name)
 		}
 	}
-	d.missed = told
+	d.missed = logged
 }

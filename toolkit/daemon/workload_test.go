@@ -20,26 +20,26 @@ import (
 	"github.com/gpuready/gpuready/toolkit/nri/nritest"
 )
 
-// asking is a container of a namespace that may ask for GPUs.
-func asking(number int, visible string) (*api.PodSandbox, *api.Container) {
+// requesting returns a container of an allowed namespace that requests GPUs.
+func requesting(number int, visible string) (*api.PodSandbox, *api.Container) {
 	name := fmt.Sprintf("job%02d", number)
 	return &api.PodSandbox{Id: "p" + name, Name: name, Namespace: "team"},
 		&api.Container{Id: "c" + name, PodSandboxId: "p" + name, Name: "main", State: api.ContainerState_CONTAINER_RUNNING, Env: []string{"NVIDIA_VISIBLE_DEVICES=" + visible}}
 }
 
-func TestWorkloadsAreAnsweredByWhatLiesThere(t *testing.T) {
+func TestWorkloadsReceiveSpecifiedDevices(t *testing.T) {
 	m := newMachine(t, gputest.Node("t4", 2))
 	m.conf.WorkloadNamespaces = []string{"team"}
 	m.cri(containerd2)
 	runtime := m.nri()
 	_, log := m.run()
 	m.await("working without a driver", func(s nodestate.State) bool { return working(s) && known(s) })
-	_, err := runtime.Create(asking(0, "1"))
+	_, err := runtime.Create(requesting(0, "1"))
 	require.ErrorContains(t, err, "NoDriver")
 
 	m.install("", 2)
 	m.await("GPUs", phase(nodestate.Ready))
-	adjust, err := runtime.Create(asking(0, "1"))
+	adjust, err := runtime.Create(requesting(0, "1"))
 	require.NoError(t, err)
 	var nodes []string
 	for _, d := range adjust.GetLinux().GetDevices() {
@@ -49,14 +49,14 @@ func TestWorkloadsAreAnsweredByWhatLiesThere(t *testing.T) {
 	require.NotContains(t, nodes, "/dev/nvidia0")
 	require.NotEmpty(t, adjust.GetMounts())
 	require.Empty(t, adjust.GetCDIDevices())
-	_, err = runtime.Create(asking(0, "2"))
+	_, err = runtime.Create(requesting(0, "2"))
 	require.ErrorContains(t, err, `there is no GPU "2" on this node; there are 0, 1,`)
 
 	m.source.Update(func(s *gpu.Snapshot) { s.Devices = s.Devices[:1] })
 	m.await("one GPU is lost", func(s nodestate.State) bool { return len(devices(s, "k8s.gpuready.io/gpu")) == 1 })
-	_, err = runtime.Create(asking(0, "1"))
+	_, err = runtime.Create(requesting(0, "1"))
 	require.ErrorContains(t, err, `there is no GPU "1" on this node`)
-	require.Contains(t, log.String(), "workloads that ask are given the GPUs")
+	require.Contains(t, log.String(), "workloads that request GPUs are given the GPUs")
 }
 
 func TestMissedContainersAreInTheState(t *testing.T) {
@@ -66,7 +66,7 @@ func TestMissedContainersAreInTheState(t *testing.T) {
 	m.install("", 1)
 	there := &api.SynchronizeRequest{}
 	for i := range nodestate.MaxMissed + 2 {
-		pod, container := asking(i, "0")
+		pod, container := requesting(i, "0")
 		there.Pods, there.Containers = append(there.Pods, pod), append(there.Containers, container)
 	}
 	runtime, err := nritest.Start("containerd", "v2.2.1", m.dir+"/run/nri/nri.sock", there)
@@ -78,18 +78,18 @@ func TestMissedContainersAreInTheState(t *testing.T) {
 	require.Len(t, injected(s).Missed, nodestate.MaxMissed)
 	require.Equal(t, "team/job00/main", injected(s).Missed[0])
 	for i := range nodestate.MaxMissed + 1 {
-		require.NoError(t, runtime.Stop(asking(i, "0")))
+		require.NoError(t, runtime.Stop(requesting(i, "0")))
 	}
 	s = m.await("one is left", func(s nodestate.State) bool { return injected(s).MissedCount == 1 })
 	require.Equal(t, []string{"team/job17/main"}, injected(s).Missed)
-	require.NoError(t, runtime.Remove(asking(17, "0")))
+	require.NoError(t, runtime.Remove(requesting(17, "0")))
 	s = m.await("none is left", func(s nodestate.State) bool { return injected(s).MissedCount == 0 })
 	require.Empty(t, injected(s).Missed)
 	require.Equal(t, 1, strings.Count(log.String(), "container=team/job00/main"), "one line each")
 	require.Contains(t, log.String(), "delete its pod")
 }
 
-func TestAgentsLackNothingWhileThereIsNothingToGive(t *testing.T) {
+func TestAgentsAreNotMissedWithoutAnOffer(t *testing.T) {
 	all := []nri.Missed{{Namespace: "a", Pod: "b", Container: "c", Agent: true}, {Namespace: "d", Pod: "e", Container: "f"}}
 	names, count := missed(all, false)
 	require.Equal(t, []string{"d/e/f"}, names)
@@ -104,10 +104,10 @@ func TestWorkloadsInTheMetrics(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	log := &syncWriter{}
 	d := New(m.toolkit(), slog.New(slog.NewTextHandler(log, nil)), NewMetrics(registry))
-	d.tellResolved(nri.Resolved{Pod: "a", Given: true})
-	d.tellResolved(nri.Resolved{Pod: "b", Err: fmt.Errorf("why not")})
-	d.tellResolved(nri.Resolved{Pod: "c", Warnings: []string{"not all"}})
-	d.tellMissed(&nodestate.Injection{Missed: []string{"x"}, MissedCount: 3})
+	d.logResolved(nri.Resolved{Pod: "a", Given: true})
+	d.logResolved(nri.Resolved{Pod: "b", Err: fmt.Errorf("why not")})
+	d.logResolved(nri.Resolved{Pod: "c", Warnings: []string{"not all"}})
+	d.logMissed(&nodestate.Injection{Missed: []string{"x"}, MissedCount: 3})
 	answer := httptest.NewRecorder()
 	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/", nil))
 	for _, line := range []string{
