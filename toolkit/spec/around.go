@@ -13,21 +13,21 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// Node is a device node that GPUs work with.
+// Node is a device node besides a GPU's own.
 type Node struct {
 	Path string // in containers
 	Host string // on the host
 }
 
-// Around is what GPUs work with.
+// Around holds the devices that GPUs work with: graphics nodes, storage, network.
 type Around struct {
 	DRM    map[gpu.PCIAddress][]Node // for graphics, of each GPU
-	Nodes  map[string][]Node         // by the kind that they are of
-	Mounts map[string][]Mount        // by the kind that they belong to
+	Nodes  map[string][]Node         // by their kind
+	Mounts map[string][]Mount        // by their kind
 }
 
-// peripherals are the device nodes of each kind that is no GPU's, as the
-// reference has them (nvidia-container-toolkit, internal/discover).
+// peripherals are the device nodes of each kind other than GPUs, as in the reference
+// (nvidia-container-toolkit, internal/discover).
 var peripherals = []struct {
 	kind     string
 	patterns []string
@@ -39,8 +39,8 @@ var peripherals = []struct {
 	{cdi.KindIMEX, []string{"/dev/nvidia-caps-imex-channels/channel*"}},
 }
 
-// Places are the patterns of paths, below the dev root or in the host's own /dev, that
-// Look looks for.
+// Places returns the patterns of the paths that Look searches for, below the dev root or
+// in the host's own /dev.
 func Places() []string {
 	places := []string{"/dev/dri/*"}
 	for _, p := range peripherals {
@@ -49,8 +49,8 @@ func Places() []string {
 	return places
 }
 
-// Look finds what GPUs work with: below the dev root, else in the host's own /dev,
-// where the kernel makes the nodes of what is not the driver's.
+// Look finds the devices that GPUs work with, below the dev root or else in the host's
+// own /dev, where the kernel creates the nodes of other drivers.
 func Look(root *host.Root, driverRoot, devRoot string, s gpu.Snapshot) (Around, error) {
 	a := Around{DRM: map[gpu.PCIAddress][]Node{}, Nodes: map[string][]Node{}, Mounts: map[string][]Mount{}}
 	for _, p := range peripherals {
@@ -66,10 +66,10 @@ func Look(root *host.Root, driverRoot, devRoot string, s gpu.Snapshot) (Around, 
 	if len(a.Nodes[cdi.KindGDS]) > 0 {
 		a.Mounts[cdi.KindGDS] = storage(root, driverRoot)
 	}
-	return a, a.drm(root, driverRoot, devRoot, s)
+	return a, a.findDRM(root, driverRoot, devRoot, s)
 }
 
-// channel is the number of an IMEX channel, by its node.
+// channel returns the number of an IMEX channel's node.
 func channel(n Node) int {
 	number, err := strconv.Atoi(strings.TrimPrefix(path.Base(n.Path), "channel"))
 	if err != nil {
@@ -78,7 +78,7 @@ func channel(n Node) int {
 	return number
 }
 
-// devices are the device nodes in a directory that match a pattern.
+// devices returns the device nodes in a directory that match a pattern.
 func devices(root *host.Root, devRoot, dir, pattern string) ([]Node, error) {
 	for _, at := range slices.Compact([]string{path.Clean("/" + devRoot), "/"}) {
 		found, err := root.Glob(path.Join(at, dir), pattern)
@@ -89,7 +89,7 @@ func devices(root *host.Root, devRoot, dir, pattern string) ([]Node, error) {
 		for _, p := range found {
 			info, err := root.Stat(p)
 			if err != nil {
-				continue // gone meanwhile, or a link to nothing
+				continue // removed meanwhile, or a dangling link
 			}
 			if _, _, ok := host.Device(info); ok {
 				nodes = append(nodes, Node{Path: path.Join(dir, path.Base(p)), Host: p})
@@ -102,7 +102,7 @@ func devices(root *host.Root, devRoot, dir, pattern string) ([]Node, error) {
 	return nil, nil
 }
 
-// storage is what programs that use GPUDirect Storage read.
+// storage returns the mounts that programs with GPUDirect Storage read.
 func storage(root *host.Root, driverRoot string) []Mount {
 	var mounts []Mount
 	for p, wanted := range map[string]func(fs.FileMode) bool{"/run/udev": fs.FileMode.IsDir, "/etc/cufile.json": fs.FileMode.IsRegular} {
@@ -118,9 +118,9 @@ func storage(root *host.Root, driverRoot string) []Mount {
 	return mounts
 }
 
-// drm finds the nodes for graphics of each GPU, by its address: the kernel lists
-// them in /sys. A simulated driver has its own /sys below its root.
-func (a Around) drm(root *host.Root, driverRoot, devRoot string, s gpu.Snapshot) error {
+// findDRM finds the graphics nodes of each GPU by its address, as the kernel lists them in
+// /sys. A simulated driver has its own /sys below its root.
+func (a Around) findDRM(root *host.Root, driverRoot, devRoot string, s gpu.Snapshot) error {
 	all, err := devices(root, devRoot, "/dev/dri", "*")
 	if err != nil || len(all) == 0 {
 		return err
@@ -148,7 +148,8 @@ func (a Around) drm(root *host.Root, driverRoot, devRoot string, s gpu.Snapshot)
 	return nil
 }
 
-// links are how programs find a GPU's nodes by its address, as udev makes them.
+// links returns the links by which programs find a GPU's nodes by its address, as udev
+// creates them.
 func (a Around) links(address gpu.PCIAddress) []string {
 	var links []string
 	for _, n := range a.DRM[address] {

@@ -16,26 +16,26 @@ import (
 	"github.com/gpuready/gpuready/toolkit/node"
 )
 
-// Input is all that specifications follow from.
+// Input is the complete input of Build.
 type Input struct {
 	Files      Files
 	Around     Around
 	Snapshot   gpu.Snapshot
-	Nodes      []node.Node // that are on the host, or will be in a moment
+	Nodes      []node.Node // existing nodes, and those that are about to be created
 	Caps       node.Caps   // minor numbers of MIG's capabilities
-	DriverRoot string      // host path below which the driver's files are
-	DevRoot    string      // host path below which /dev/nvidia* are
+	DriverRoot string      // host path of the root of the driver's files
+	DevRoot    string      // host path of the root of /dev/nvidia*
 	Hook       string      // host path of gpu-cdi-hook
 }
 
-// Output are the specifications. Without a usable GPU there is none.
+// Output holds the specifications. Without a usable GPU there are none.
 type Output struct {
-	Specs    []specs.Spec // in the order of Kinds; those of which there is a device
-	Warnings []string     // what was left out, and why
+	Specs    []specs.Spec // in the order of Kinds, without kinds that have no device
+	Warnings []string     // the devices that were left out, and why
 }
 
-// Kinds are those that Build makes, in this order. The first three are there if
-// one is.
+// Kinds are the kinds that Build makes, in this order. The first three always occur
+// together.
 var Kinds = []string{
 	cdi.KindGPU, cdi.KindManagement, cdi.KindNVIDIA,
 	cdi.KindGDS, cdi.KindMOFED, cdi.KindGDRCopy, cdi.KindNVSwitch, cdi.KindIMEX,
@@ -51,8 +51,8 @@ func (o Output) Spec(kind string) *specs.Spec {
 	return nil
 }
 
-// FileName is the name of the file that holds our specification of a kind. That
-// for one of NVIDIA's says whose it is: others may write one as well.
+// FileName returns the name of the file with our specification of a kind. For NVIDIA's
+// kinds it names us, since others may write one as well.
 func FileName(kind string) string {
 	name := strings.ReplaceAll(kind, "/", "-") + ".yaml"
 	if !Own(kind) {
@@ -61,10 +61,10 @@ func FileName(kind string) string {
 	return name
 }
 
-// Own says that nobody but us writes the kind.
+// Own reports whether only we write the kind.
 func Own(kind string) bool { return kind == cdi.KindGPU || kind == cdi.KindManagement }
 
-// Build makes the specification of every kind.
+// Build builds the specification of every kind.
 func Build(in Input) Output {
 	b := builder{Input: in, there: map[string]bool{}}
 	for _, n := range in.Nodes {
@@ -125,7 +125,7 @@ func (b *builder) warn(format string, args ...any) {
 	b.warnings = append(b.warnings, fmt.Sprintf(format, args...))
 }
 
-// peripheral are the devices of a kind that is no GPU's.
+// peripheral returns the devices of a kind other than GPUs.
 func (b *builder) peripheral(kind string, nodes []Node) []specs.Device {
 	var list []specs.Device
 	if kind == cdi.KindIMEX {
@@ -136,8 +136,8 @@ func (b *builder) peripheral(kind string, nodes []Node) []specs.Device {
 	return b.append(list, cdi.All, specs.ContainerEdits{DeviceNodes: around(nodes), Mounts: mounts(b.Around.Mounts[kind])})
 }
 
-// append adds a device, unless its name cannot be one or is another's: runtimes
-// refuse a whole file for it.
+// append adds a device unless its name is invalid or taken, for which runtimes refuse the
+// whole file.
 func (b *builder) append(devices []specs.Device, name string, edits specs.ContainerEdits) []specs.Device {
 	if err := parser.ValidateDeviceName(name); err != nil {
 		b.warn("device %q is left out: %v", name, err) // MIG UUIDs of drivers before R470 hold a slash

@@ -10,13 +10,13 @@ import (
 	"github.com/gpuready/gpuready/toolkit/node"
 )
 
-// gpu returns the nodes of a GPU and of each of its MIG devices; nil where one
-// cannot be used. The nodes of a GPU in MIG mode are those of all its parts:
-// by its own node alone a container could do nothing with it.
+// gpu returns the nodes of a GPU and of each of its MIG devices, nil for an unusable one.
+// The nodes of a GPU in MIG mode include those of all its parts, because its own node is
+// useless by itself.
 func (b *builder) gpu(d gpu.Device) (whole []string, parts [][]string) {
 	p := fmt.Sprintf("/dev/nvidia%d", d.Minor)
 	if d.Fault.Reason != "" && b.shared(d.Minor) {
-		// What could not be read is 0, and that is another GPU's node.
+		// A minor number that could not be read is 0, which is another GPU's node.
 		b.warn("GPU %s (%s) is left out: its device node is not known; %s", d.UUID, d.PCI, d.Fault.Message)
 		return nil, nil
 	}
@@ -39,7 +39,7 @@ func (b *builder) gpu(d gpu.Device) (whole []string, parts [][]string) {
 	return slices.Compact(whole), parts
 }
 
-// shared says that two GPUs claim one minor number.
+// shared reports whether two GPUs claim the same minor number.
 func (b *builder) shared(minor int) bool {
 	n := 0
 	for _, d := range b.Snapshot.Devices {
@@ -65,7 +65,7 @@ func (b *builder) mig(d gpu.Device, m gpu.MIGDevice) (nodes []string, missing st
 	return nodes, ""
 }
 
-// control are the nodes that every container with a GPU gets.
+// control returns the nodes that every container with a GPU gets.
 func (b *builder) control() []string {
 	var nodes []string
 	for _, p := range []string{"/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl"} {
@@ -76,9 +76,9 @@ func (b *builder) control() []string {
 	return nodes
 }
 
-// managed are the nodes of node agents: GPUs, control nodes, all capabilities
-// (those to configure and monitor MIG too); but no NVSwitch or GPUDirect Storage,
-// which have agents of their own.
+// managed matches the nodes for node agents: GPUs, control nodes and all capabilities,
+// including those to configure and monitor MIG. NVSwitch and GPUDirect Storage have
+// agents of their own.
 var managed = regexp.MustCompile(`^/dev/(nvidia[0-9]+|nvidiactl|nvidia-uvm|nvidia-uvm-tools|nvidia-modeset|nvidia-caps/nvidia-cap[0-9]+)$`)
 
 func (b *builder) management() []string {

@@ -1,6 +1,6 @@
-// Package spec decides what a container with a GPU gets: which files of the driver
-// and which device nodes, written down as CDI specifications. Find and Look look at
-// the host; Build is a pure function.
+// Package spec determines which driver files and device nodes a container with a GPU
+// gets, in the form of CDI specifications. Find and Look read the host; Build is a pure
+// function.
 package spec
 
 import (
@@ -23,33 +23,32 @@ type Mount struct {
 	Options         []string
 }
 
-// Files are what every container with a GPU gets of the driver.
+// Files are the driver's files that every container with a GPU gets.
 type Files struct {
 	Version string // of the driver
 	Mounts  []Mount
-	Links   []string // "target::path", to be made in the container
-	Folders []string // where the container's loader must look
+	Links   []string // "target::path", to be created in the container
+	Folders []string // directories for the container's loader
 	Env     []string
 }
 
-// invisible keeps NVIDIA's container runtime, where there is one, from giving a
-// container GPUs besides.
+// invisible prevents NVIDIA's container runtime, if present, from adding further GPUs to
+// a container.
 const invisible = "NVIDIA_VISIBLE_DEVICES=void"
 
-// How files and sockets are mounted. Nothing of the host is writable: programs connect to a
-// socket that is mounted read-only, and cannot change its mode or its owner.
+// The mount options of files and sockets. Nothing of the host is writable: programs can
+// connect to a socket that is mounted read-only, but not change its mode or owner.
 var (
 	readOnly = []string{"ro", "nosuid", "nodev", "rbind", "rprivate"}
 	socket   = []string{"ro", "nosuid", "nodev", "rbind", "rprivate", "noexec"}
 )
 
-// Find looks for the files of the driver of the given version below a driver root
-// of the host, every link followed inside of it. Host paths in the answer are the
-// host's; container paths are those that the files have below the driver root.
+// Find finds the files of the driver of the given version below a driver root of the
+// host, and follows links inside of it. Container paths are the paths below the driver
+// root.
 //
-// It finds what NVIDIA's nvcdi finds (nvcdi_test.go lists the differences), by
-// reading each directory once: nvcdi takes 50 ms and 7 MB for a host with 3,000
-// libraries.
+// It finds the same files as NVIDIA's nvcdi (nvcdi_test.go lists the differences), but
+// reads each directory once. nvcdi takes 50 ms and 7 MB for a host with 3,000 libraries.
 func Find(root *host.Root, driverRoot, version string) (Files, error) {
 	at, err := root.Resolve(driverRoot)
 	if err != nil {
@@ -75,13 +74,13 @@ func Find(root *host.Root, driverRoot, version string) (Files, error) {
 	f.sockets()
 	f.Env = []string{"NVIDIA_CTK_LIBCUDA_DIR=" + libraries, invisible}
 	if err := errors.Join(f.errs...); err != nil {
-		return Files{}, fmt.Errorf("driver root %s: looking for the files of driver %s: %w", driverRoot, version, err)
+		return Files{}, fmt.Errorf("driver root %s: find the files of driver %s: %w", driverRoot, version, err)
 	}
 	f.normalise()
 	return f.Files, nil
 }
 
-// libraryDir is the directory of libcuda, of this version, below the driver root.
+// libraryDir returns the directory of libcuda of this version below the driver root.
 func (f *finder) libraryDir(driverRoot string) (string, error) {
 	for _, dir := range libraryDirs() {
 		if found := f.match(dir, "libcuda.so."+f.version); len(found) > 0 {
@@ -96,11 +95,11 @@ func (f *finder) libraryDir(driverRoot string) (string, error) {
 	return "", fmt.Errorf("driver root %s: no libcuda.so.%s and no libnvidia-ml.so.%[2]s in %s: %w", driverRoot, f.version, strings.Join(libraryDirs(), ", "), errors.Join(append(f.errs, errGone)...))
 }
 
-// errGone is of a driver that was there a moment ago.
-var errGone = errors.New("the driver's files are not there")
+// errGone means that the files of a driver have vanished.
+var errGone = errors.New("the driver's files do not exist")
 
-// normalise puts everything in an order that does not depend on that of
-// directories, without what is there twice.
+// normalise sorts everything independently of the order of directories, and removes
+// duplicates.
 func (f *Files) normalise() {
 	slices.SortStableFunc(f.Mounts, func(a, b Mount) int { return strings.Compare(a.Container, b.Container) })
 	f.Mounts = slices.CompactFunc(f.Mounts, func(a, b Mount) bool { return a.Container == b.Container })

@@ -9,12 +9,12 @@ import (
 	"github.com/gpuready/gpuready/toolkit/hook/joined"
 )
 
-// Of device nodes no numbers, modes or groups are written: the runtime looks the
-// numbers up when it makes the container, and the nodes that it makes are for every
-// user in it. So they outlive a driver that is loaded anew, and the file needs no
-// newer version of CDI.
+// Device nodes are written without numbers, modes and groups. The runtime looks up the
+// numbers when it creates the container, and creates nodes for every user in it. So the
+// specification stays valid when the driver is reloaded, and needs no newer version of
+// CDI.
 
-// nodes are those below the dev root.
+// nodes converts paths below the dev root to device nodes.
 func (b *builder) nodes(paths []string) []*specs.DeviceNode {
 	var list []Node
 	for _, p := range paths {
@@ -43,27 +43,26 @@ func mounts(list []Mount) []*specs.Mount {
 	return out
 }
 
-// alone mounts one file system read-only, without what is mounted below it and without
-// what is mounted there later. Nothing in it can be written to, whatever the driver's
-// container has mounted in its root: read-only is the property of one mount, so a
-// recursive one would leave the others writable.
-var alone = []string{"ro", "nosuid", "nodev", "bind", "private"}
+// nonRecursive are the options that mount one file system read-only, without the mounts
+// below it and without later ones. Read-only is a property of one mount, so a recursive
+// mount would leave the file systems in the driver container's root writable.
+var nonRecursive = []string{"ro", "nosuid", "nodev", "bind", "private"}
 
-// roots are the driver's root and its folder of device nodes, where agents look at the
-// driver as it is on the host. A driver of the host itself needs neither.
+// roots returns the mounts of the driver's root and its directory of device nodes, through
+// which agents see the driver as on the host. A driver of the host itself needs neither.
 func (b *builder) roots() []*specs.Mount {
 	var list []Mount
 	if root := path.Clean("/" + b.DriverRoot); root != "/" {
-		list = append(list, Mount{Host: root, Container: root, Options: alone})
+		list = append(list, Mount{Host: root, Container: root, Options: nonRecursive})
 	}
 	if root := path.Clean("/" + b.DevRoot); root != "/" {
 		dev := path.Join(root, "dev")
-		list = append(list, Mount{Host: dev, Container: dev, Options: alone})
+		list = append(list, Mount{Host: dev, Container: dev, Options: nonRecursive})
 	}
 	return mounts(list)
 }
 
-// device are the edits of a whole GPU.
+// device returns the edits of a whole GPU.
 func (b *builder) device(address gpu.PCIAddress, nodes []string) specs.ContainerEdits {
 	return specs.ContainerEdits{
 		DeviceNodes: append(b.nodes(nodes), around(b.Around.DRM[address])...),
@@ -71,7 +70,7 @@ func (b *builder) device(address gpu.PCIAddress, nodes []string) specs.Container
 	}
 }
 
-// common are what all devices of a kind have in common: the driver's files.
+// common returns the edits that all devices of a kind share: the driver's files.
 func (b *builder) common() specs.ContainerEdits {
 	return specs.ContainerEdits{
 		Env:    b.Files.Env,
@@ -80,8 +79,8 @@ func (b *builder) common() specs.ContainerEdits {
 	}
 }
 
-// compute are what all GPUs have in common. Agents do without some of it: they are
-// to see the driver as it is, and all of its device nodes.
+// compute returns the edits that all GPUs share. Agents do not get some of these, because
+// they need the unmodified driver and all of its device nodes.
 func (b *builder) compute() specs.ContainerEdits {
 	e := b.common()
 	e.DeviceNodes = b.nodes(b.control())
@@ -96,8 +95,8 @@ func (b *builder) compute() specs.ContainerEdits {
 	return e
 }
 
-// hooks is one process for all that are not empty: starting each of its own takes as
-// long as what most of them do.
+// hooks returns a single hook that runs all non-empty ones in one process, because
+// starting a process takes as long as most of them run.
 func (b *builder) hooks(each ...[]string) []*specs.Hook {
 	args := joined.Args(each...)
 	if args == nil {
@@ -107,13 +106,13 @@ func (b *builder) hooks(each ...[]string) []*specs.Hook {
 		HookName: "createContainer", // in the container's mounts, before its root is switched to
 		Path:     b.Hook,
 		Args:     append([]string{path.Base(b.Hook)}, args...),
-		// Never empty: a runtime then passes on the container's own
-		// environment, LD_PRELOAD included (CVE-2025-23266).
+		// Never empty: otherwise a runtime passes the container's own environment,
+		// LD_PRELOAD included (CVE-2025-23266).
 		Env: []string{"PATH=/usr/bin:/bin"},
 	}}
 }
 
-// flags is a hook with a flag for each value; nil without any.
+// flags returns a hook with a flag for each value, nil if there are none.
 func flags(hook, name string, values []string) []string {
 	if len(values) == 0 {
 		return nil

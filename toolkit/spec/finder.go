@@ -12,24 +12,24 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// finder looks below one driver root.
+// finder finds files below one driver root.
 type finder struct {
 	Files
 	root    *host.Root // the driver root
-	at      string     // where that is on the host
+	at      string     // its path on the host
 	version string
 	lists   map[string][]string // names in the directories read, by their real path
-	errs    []error             // what could not be looked at
-	private map[string]bool     // directories that no other can change, see exposed
+	errs    []error             // errors of reading
+	private map[string]bool     // directories that others cannot change, see exposed
 }
 
-// absent says that an error is of something that is not there.
+// absent reports whether an error means that a path does not exist.
 func absent(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ELOOP)
 }
 
-// note keeps an error that is not of something absent, and says whether there was one.
-func (f *finder) note(err error) (failed bool) {
+// collect records an error, except for an absent path. It reports whether there was one.
+func (f *finder) collect(err error) (failed bool) {
 	if err != nil && !absent(err) {
 		f.errs = append(f.errs, err)
 	}
@@ -39,23 +39,23 @@ func (f *finder) note(err error) (failed bool) {
 // read lists a directory, once: a host has thousands of libraries.
 func (f *finder) read(dir string) (real string, names []string) {
 	real, err := f.root.Resolve(dir)
-	if f.note(err) {
+	if f.collect(err) {
 		return "", nil
 	}
 	names, known := f.lists[real]
 	if !known {
 		names, err = f.root.Names(real)
-		f.note(err)
+		f.collect(err)
 		f.lists[real] = names
 	}
 	return real, names
 }
 
-// match returns the real paths of the files in a directory whose names match a
-// pattern, as path.Match, sorted by the names. Links to nothing are passed over.
+// match returns the real paths of the files in a directory whose names match a pattern as
+// in path.Match, sorted by the names. It skips dangling links.
 func (f *finder) match(dir, pattern string) []string {
 	real, names := f.read(dir)
-	// Nearly all names are told from a pattern by how they begin or end.
+	// The start and end of a name exclude nearly all that do not match.
 	first, rest, wild := strings.Cut(pattern, "*")
 	last := rest[strings.LastIndex(rest, "*")+1:]
 	var matching []string
@@ -77,27 +77,26 @@ func (f *finder) match(dir, pattern string) []string {
 	return found
 }
 
-// file follows a path to its end and reports whether what is there is wanted. It refuses
-// what lies in a folder that everybody can write to.
+// file resolves a path and reports whether the file has the wanted mode. It refuses a file
+// in a world-writable directory.
 func (f *finder) file(p string, wanted func(fs.FileMode) bool) (real string, ok bool) {
 	real, err := f.root.Resolve(p)
-	if f.note(err) {
+	if f.collect(err) {
 		return "", false
 	}
 	info, err := f.root.Lstat(real)
-	if f.note(err) || !wanted(info.Mode()) {
+	if f.collect(err) || !wanted(info.Mode()) {
 		return "", false
 	}
-	if f.note(exposed(f.root, real, f.private)) {
+	if f.collect(exposed(f.root, real, f.private)) {
 		return "", false
 	}
 	return real, true
 }
 
-// exposed returns an error if everybody may write to a directory above a real path, as to
-// /tmp. A container with a hostPath volume there could put something else in its place,
-// and every container with a GPU would be given that. It keeps in private the directories
-// for which that is not so.
+// exposed returns an error if a directory above a real path is world-writable, as /tmp is.
+// A container with a hostPath volume there could replace the file, and every container
+// with a GPU would get that. exposed records the other directories in private.
 func exposed(root *host.Root, real string, private map[string]bool) error {
 	var passed []string
 	for dir := path.Dir(real); !private[dir]; dir = path.Dir(dir) {
@@ -106,7 +105,7 @@ func exposed(root *host.Root, real string, private map[string]bool) error {
 			return err
 		}
 		if info.Mode()&0o002 != 0 {
-			return fmt.Errorf("%s cannot be given to containers: everybody may write to %s; move it, or take that right away (chmod o-w)", root.Path(real), root.Path(dir))
+			return fmt.Errorf("%s cannot be mounted into containers: %s is world-writable; move it, or remove the permission (chmod o-w)", root.Path(real), root.Path(dir))
 		}
 		if passed = append(passed, dir); dir == "/" {
 			break

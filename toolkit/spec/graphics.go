@@ -10,8 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where drivers put configuration; where the kernel looks for firmware
-// (Documentation/driver-api/firmware/fw_search_path.rst); where programs are.
+// The directories of drivers' configuration and programs.
 var (
 	configDirs  = []string{"/etc", "/usr/local/share", "/usr/share"}
 	programDirs = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
@@ -23,7 +22,7 @@ var programs = []string{
 	"nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-imex", "nvidia-imex-ctl",
 }
 
-// graphics adds the libraries for EGL whose versions are their own.
+// graphics adds the libraries for EGL, which have versions of their own.
 func (f *finder) graphics(dir string) {
 	for _, pattern := range []string{"libnvidia-egl-gbm.so.*.*", "libnvidia-egl-wayland.so.*.*", "libnvidia-egl-wayland2.so.*.*", "libnvidia-egl-xcb.so.*.*", "libnvidia-egl-xlib.so.*.*"} {
 		for _, d := range append([]string{dir}, libraryDirs()...) {
@@ -90,11 +89,12 @@ func (f *finder) configuration() {
 	}
 }
 
-// firmware adds that of the GPU's system processor.
+// firmware adds the firmware of the GPU's system processor, from the directories that the
+// kernel searches (Documentation/driver-api/firmware/fw_search_path.rst).
 func (f *finder) firmware() {
 	dirs := []string{"/lib/firmware/updates", "/lib/firmware"}
 	var uts unix.Utsname
-	if f.note(unix.Uname(&uts)) {
+	if f.collect(unix.Uname(&uts)) {
 		return
 	}
 	release := unix.ByteSliceToString(uts.Release[:])
@@ -109,7 +109,7 @@ func (f *finder) firmware() {
 	}
 }
 
-// programs adds the first of each name.
+// programs adds the first program of each name.
 func (f *finder) programs() {
 	executable := func(m fs.FileMode) bool { return m.IsRegular() && m&0o111 != 0 }
 	for _, name := range programs {
@@ -122,18 +122,18 @@ func (f *finder) programs() {
 	}
 }
 
-// Where the driver's daemons listen.
+// The sockets of the driver's daemons.
 var (
 	daemons    = []string{"nvidia-persistenced/socket", "nvidia-fabricmanager/socket"}
 	socketDirs = []string{"/run", "/var/run"}
 )
 
-// Sockets returns the paths below the driver root at which Find looks for the sockets of
-// daemons, which come and go while the driver stays.
+// Sockets returns the paths below the driver root at which Find searches for the sockets
+// of daemons. They appear and vanish while the driver stays.
 //
-// /tmp/nvidia-mps, the default folder of an MPS daemon's pipes, is not one of them:
-// whoever can write to the host's /tmp could put another folder there, and every
-// container with a GPU would get that.
+// /tmp/nvidia-mps, the default directory of an MPS daemon's pipes, is not one of them.
+// Anyone who can write to the host's /tmp could replace it, and every container with a
+// GPU would get that.
 func Sockets() []string {
 	var paths []string
 	for _, name := range daemons {
@@ -144,7 +144,7 @@ func Sockets() []string {
 	return paths
 }
 
-// sockets adds those of the driver's daemons that run.
+// sockets adds the sockets of the running daemons.
 func (f *finder) sockets() {
 	isSocket := func(m fs.FileMode) bool { return m&fs.ModeSocket != 0 }
 	for _, name := range daemons {

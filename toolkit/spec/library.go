@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// libraryDirs are where drivers' libraries are, below a driver root; internal/gpu/nvml
-// looks for libnvidia-ml in the same.
+// libraryDirs returns the directories of drivers' libraries below a driver root.
+// internal/gpu/nvml searches the same ones for libnvidia-ml.
 func libraryDirs() []string {
 	triplet := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
 	return []string{
@@ -19,8 +19,8 @@ func libraryDirs() []string {
 	}
 }
 
-// libraries adds all libraries that end in the driver's version, those for VDPAU
-// included, and the links by which programs know them.
+// libraries adds all libraries whose names end in the driver's version, including those
+// for VDPAU, and the links by which programs load them.
 func (f *finder) libraries(dir string) {
 	for _, d := range []string{dir, path.Join(dir, "vdpau")} {
 		for _, p := range f.match(d, "*.so."+f.version) {
@@ -29,7 +29,7 @@ func (f *finder) libraries(dir string) {
 	}
 }
 
-// library mounts a library, makes it known to the container's loader, and adds its links.
+// library adds a library, its directory for the container's loader, and its links.
 func (f *finder) library(p string) {
 	f.mount(p, p, readOnly)
 	dir, name := path.Split(p)
@@ -39,7 +39,7 @@ func (f *finder) library(p string) {
 	}
 	stem, _, _ := strings.Cut(name, ".so.")
 	switch stem {
-	case "libcuda": // many a program loads it by this name
+	case "libcuda": // many programs load it by this name
 		f.link("libcuda.so.1", dir, "libcuda.so")
 	case "libGLX_nvidia": // GLVND's indirect rendering
 		f.link(name, dir, "libGLX_indirect.so.0")
@@ -57,7 +57,7 @@ func (f *finder) library(p string) {
 	if soname != name {
 		f.link(name, dir, soname)
 	}
-	// The name for compilers, where the host has it.
+	// The name for compilers, if the host has it.
 	if plain := stem + ".so"; plain != soname && f.isLink(dir, plain) {
 		f.link(soname, dir, plain)
 	}
@@ -69,14 +69,14 @@ func (f *finder) link(target, dir, name string) {
 
 func (f *finder) isLink(dir, name string) bool {
 	info, err := f.root.Lstat(path.Join(dir, name))
-	return !f.note(err) && info.Mode()&fs.ModeSymlink != 0
+	return !f.collect(err) && info.Mode()&fs.ModeSymlink != 0
 }
 
-// soname is the name by which programs ask for a library; "" where it has none, or
-// the file is no library.
+// soname returns the name by which programs load a library, "" if it has none or is not a
+// library.
 func (f *finder) soname(p string) string {
 	file, err := f.root.OpenFile(p)
-	if f.note(err) {
+	if f.collect(err) {
 		return ""
 	}
 	defer file.Close()

@@ -14,9 +14,9 @@ import (
 	"github.com/gpuready/gpuready/test/node"
 )
 
-// TestAgentsCannotWriteToADriversRoot mounts what agents are given as a runtime does, on a
-// driver whose container has file systems mounted in its root, before and after, and is
-// replaced. As root, with all capabilities, nothing in it can be written to.
+// TestAgentsCannotWriteToADriversRoot makes the mounts of agents as a runtime does. The
+// driver's container mounts file systems in its root, before and after, and is replaced.
+// Even root with all capabilities cannot write to it.
 func TestAgentsCannotWriteToADriversRoot(t *testing.T) {
 	if !node.Enter(t) {
 		return
@@ -77,7 +77,7 @@ func TestAgentsCannotWriteToADriversRoot(t *testing.T) {
 	require.NoFileExists(t, agent+root+"/libnvidia-ml.so.1", "it is another generation's, for which agents are created anew")
 }
 
-// mountAs mounts as a runtime does by the options of a CDI specification.
+// mountAs mounts with the options of a CDI specification, as a runtime does.
 func mountAs(t *testing.T, from, at string, options []string) {
 	t.Helper()
 	flags := map[string]uintptr{

@@ -20,9 +20,9 @@ import (
 	"github.com/gpuready/gpuready/toolkit/hook/joined"
 )
 
-// oracle is the variable that makes this test's program NVIDIA's generator, for the
-// driver root that it names: a process loads one libnvidia-ml, and nvcdi looks into
-// the /proc and /sys of the machine.
+// oracle is the variable that turns this test's program into NVIDIA's generator, for the
+// driver root that it names. It needs its own process, because a process loads one
+// libnvidia-ml, and nvcdi reads the /proc and /sys of the machine.
 const oracle = "GPUREADY_TEST_NVCDI_ROOT"
 
 func TestMain(m *testing.M) {
@@ -36,13 +36,13 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// modes are those of nvcdi, by the kind of ours that is the same.
+// modes maps our kinds to the corresponding modes of nvcdi.
 var modes = map[string]nvcdi.Mode{
 	cdi.KindNVIDIA: nvcdi.ModeNvml, cdi.KindManagement: nvcdi.ModeManagement, cdi.KindGDS: nvcdi.ModeGds, cdi.KindMOFED: nvcdi.ModeMofed,
 	cdi.KindGDRCopy: nvcdi.ModeGdrcopy, cdi.KindNVSwitch: nvcdi.ModeNvswitch, cdi.KindIMEX: nvcdi.ModeImex,
 }
 
-// generate prints what nvcdi makes of a driver root, as JSON, by our kinds.
+// generate prints nvcdi's specifications for a driver root, as JSON, by our kinds.
 func generate(root string) error {
 	// In a mount namespace of its own: the simulated driver's for the machine's.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
@@ -71,7 +71,7 @@ func generate(root string) error {
 		generated, err := lib.GetSpec()
 		if err != nil {
 			fmt.Fprintln(os.Stderr, mode, err)
-			continue // nothing of the kind is there
+			continue // there is no device of the kind
 		}
 		all[kind] = generated.Raw()
 	}
@@ -86,15 +86,15 @@ func (quiet) Infof(string, ...any)    {}
 func (quiet) Warningf(string, ...any) {}
 func (quiet) Tracef(string, ...any)   {}
 
-// explained are all the differences between what nvcdi generates and what we write,
-// for the same driver: "-" is in nvcdi's only, "+" in ours.
+// explained lists all differences between nvcdi's specifications and ours for the same
+// driver: "-" is only in nvcdi's, "+" only in ours.
 var explained = []struct{ what, why string }{
-	// How a device node is written.
+	// The form of a device node.
 	{`^[-+] .*: (device \S+ )?attributes .*$`, "the runtime looks up numbers, modes and groups when it makes the container: they change when the driver is loaded anew, and groups need a newer version of CDI; and nobody needs to make nodes (rwm)"},
-	// How a hook is written.
+	// The form of a hook.
 	{`^- .* environment NVIDIA_CTK_DEBUG=false$`, "its hook program reads it, ours does not"},
 	{`^\+ .* environment PATH=/usr/bin:/bin$`, "an environment of our own, so that a hook never has the container's"},
-	// Which devices there are.
+	// The devices.
 	{`^\+ nvidia.com/gpu: device (GPU-\S+|[0-9]+) node /dev/(nvidia[0-9]+|nvidia-caps/nvidia-cap[0-9]+) `, "a GPU in MIG mode is a device as well: who asks for it is given all of its parts"},
 	{`^\+ nvidia.com/gpu: name (GPU-\S+|[0-9]+)$`, "the same"},
 	{`^\+ nvidia.com/(gpu|imex-channel): name all$`, "nvidia-ctk adds it to what nvcdi generates"},
@@ -105,7 +105,7 @@ var explained = []struct{ what, why string }{
 	{`^- .* create-symlinks argument \.\./(card|renderD)[0-9]+::/driver/dev/dri/by-path/`, "its links are made where the host has them, below the driver's root, not where a container looks for them"},
 	{`^\+ .* create-symlinks argument \.\./(card|renderD)[0-9]+::/dev/dri/by-path/`, "ours are made where a container looks for them"},
 	{`^\+ .*: hook create-symlinks argument lib\S+\.so\.\S+::/\S+/lib[^/]+\.so\.1$`, "nvcdi makes those that the host has, and has ldconfig make the others; no ldconfig is run here"},
-	// What agents are given.
+	// The edits for agents.
 	{`^\+ management.gpuready.io/gpu: device all mount /driver(/dev)? from /driver(/dev)? ro,nosuid,nodev,bind,private$`, "agents look at the driver as it is on the host; they mount nothing of it themselves"},
 	{`^- management.gpuready.io/gpu: device all node /dev/nvidia-caps-imex-channels/`, "no agent of ours uses them, and channels that come and go would have all agents started anew"},
 	{`^\+ management.gpuready.io/gpu: mount /(etc|usr/share)/(vulkan|glvnd|egl|X11|nvidia)/`, "agents are given the same files of the driver as everybody, graphics included: one list, and one generation"},
@@ -165,8 +165,8 @@ func explain(difference string) string {
 	return ""
 }
 
-// facts are what a specification says, a line each. Host paths begin with base in
-// one that was made for a host in a directory.
+// facts returns the content of a specification, one fact per line. In one for a host in a
+// directory, host paths begin with base.
 func facts(kind string, s *specs.Spec, base string) map[string]bool {
 	all := map[string]bool{}
 	if s == nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/gpuready/gpuready/test/built"
 )
 
-// profiles are all that the simulator has, those with MIG with a layout too, and a
+// profiles are all profiles of the simulator, those with MIG also with a layout, and a
 // workstation with graphics, storage and network.
 var profiles = []struct {
 	name, profile, layout string
@@ -40,7 +40,7 @@ var profiles = []struct {
 	{name: "workstation", profile: "l40s", rich: true},
 }
 
-// simulate makes a host with a simulated driver at /driver, and has gpu-toolkit
+// simulate creates a host with a simulated driver at /driver, and runs gpu-toolkit to
 // write its specifications.
 func simulate(t *testing.T, profile, layout string, rich bool) (dir string) {
 	t.Helper()
@@ -61,7 +61,7 @@ func simulate(t *testing.T, profile, layout string, rich bool) (dir string) {
 	return dir
 }
 
-// enrich adds what a driver for graphics installs, and what GPUs work with.
+// enrich adds the files of a graphics driver, and peripheral devices.
 func enrich(t *testing.T, root string) {
 	t.Helper()
 	triplet := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
@@ -97,7 +97,7 @@ func enrich(t *testing.T, root string) {
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = listener.Close() })
 	}
-	require.NoError(t, os.MkdirAll(root+"/tmp/nvidia-mps", 0o755)) // as the host's own MPS has it: nobody is given that
+	require.NoError(t, os.MkdirAll(root+"/tmp/nvidia-mps", 0o755)) // as the host's own MPS creates it; it is not mounted
 	for i, p := range []string{"gdrdrv", "nvidia-fs0", "nvidia-fs1", "infiniband/uverbs0", "infiniband/rdma_cm", "nvidia-caps-imex-channels/channel0", "nvidia-caps-imex-channels/channel10", "nvidia-caps-imex-channels/channel2", "dri/card1", "dri/renderD128"} {
 		at := root + "/dev/" + p
 		require.NoError(t, os.MkdirAll(filepath.Dir(at), 0o755))
@@ -121,7 +121,7 @@ func enrich(t *testing.T, root string) {
 	}
 }
 
-// written are the specification files of a host, in the order of Kinds.
+// written returns the specification files of a host, in the order of Kinds.
 func written(t *testing.T, dir string) (data []byte, all map[string]*specs.Spec) {
 	t.Helper()
 	all = map[string]*specs.Spec{}
@@ -161,7 +161,7 @@ func TestGoldenOfEverySimulatedMachine(t *testing.T) {
 	}
 }
 
-// difference shows the first line that differs.
+// difference returns the first line that differs.
 func difference(want, got string) string {
 	w, g := strings.Split(want, "\n"), strings.Split(got, "\n")
 	for i := range min(len(w), len(g)) {

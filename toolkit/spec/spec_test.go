@@ -27,8 +27,8 @@ var update = flag.Bool("update", false, "write the golden files")
 
 const version = "580.95.05"
 
-// driver makes a driver root, below the folder dir that plays the host, with
-// what a small installation of the driver has.
+// driver creates a driver root with the files of a small installation, below the directory
+// dir, which stands for the host.
 func driver(t *testing.T, dir, driverRoot string) *host.Root {
 	t.Helper()
 	lib := dir + driverRoot + "/usr/lib/" + map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
@@ -56,7 +56,7 @@ func driver(t *testing.T, dir, driverRoot string) *host.Root {
 	return root
 }
 
-// nodes are those that a driver makes for a snapshot, and MIG's minor numbers.
+// nodes returns the nodes that a driver creates for a snapshot, and MIG's minor numbers.
 func nodes(s gpu.Snapshot) ([]node.Node, node.Caps) {
 	caps := node.Caps{"config": 1, "monitor": 2}
 	all := []node.Node{{Path: "/dev/nvidiactl", Major: 195, Minor: 255}, {Path: "/dev/nvidia-uvm", Major: 511}, {Path: "/dev/nvidia-uvm-tools", Major: 511, Minor: 1}, {Path: "/dev/nvidia-modeset", Major: 195, Minor: 254}, {Path: "/dev/nvidia-nvswitch0", Major: 240}}
@@ -158,7 +158,7 @@ func TestEachGPUHasItsOwnNodeAndNoOther(t *testing.T) {
 	require.Nil(t, device(t, out, cdi.KindGPU, "0"), "what the plugin allocates has one name")
 }
 
-func TestWhatCannotBeUsedIsLeftOutAndSaid(t *testing.T) {
+func TestUnusableDevicesAreLeftOutWithAWarning(t *testing.T) {
 	s := gputest.Node("a100-mig", 2)
 	all, caps := nodes(s)
 	delete(caps, node.Instance(0, s.Devices[0].MIG[1].GPUInstance))
@@ -198,8 +198,8 @@ func TestBrokenGPUNeverGetsAnothersNode(t *testing.T) {
 	require.Contains(t, out.Warnings[0], "fell off the bus")
 }
 
-// Runtimes hand a hook without an environment the container's own.
-func TestEveryHookHasAnEnvironmentAndIsOneThatWeHave(t *testing.T) {
+// Runtimes pass the container's environment to a hook that has none.
+func TestEveryHookHasAnEnvironmentAndExists(t *testing.T) {
 	root := driver(t, t.TempDir(), "/")
 	files, err := Find(root, "/", version)
 	require.NoError(t, err)
@@ -266,7 +266,7 @@ func TestOwner(t *testing.T) {
 	require.Empty(t, Owner(theirs, cdi.KindGDS, ours))
 }
 
-func TestACopyOfOurFileIsReportedWhereItDoesHarm(t *testing.T) {
+func TestHarmfulCopiesOfOurFileAreReported(t *testing.T) {
 	ours := "/var/run/cdi/k8s.gpuready.io-gpu.yaml"
 	copied := func(path string, priority int, names ...string) []cdi.File {
 		s := &specs.Spec{Kind: cdi.KindGPU}
@@ -296,7 +296,7 @@ func TestACopyOfOurFileIsReportedWhereItDoesHarm(t *testing.T) {
 	}
 }
 
-func TestNamesThatTheDriverGivesTwiceAreWrittenOnce(t *testing.T) {
+func TestDuplicateNamesAreWrittenOnce(t *testing.T) {
 	s := gputest.Node("t4", 2)
 	all, caps := nodes(s)
 	s.Devices[1].Index = 0
@@ -309,7 +309,7 @@ func TestNamesThatTheDriverGivesTwiceAreWrittenOnce(t *testing.T) {
 }
 
 // A driver's container has links that are absolute below its own root.
-func TestLinksOfADriverRootLeadNowhereElse(t *testing.T) {
+func TestLinksStayInsideADriverRoot(t *testing.T) {
 	dir := t.TempDir()
 	at := dir + "/run/nvidia/driver"
 	root := driver(t, dir, "/run/nvidia/driver")
@@ -362,9 +362,9 @@ func BenchmarkFind(b *testing.B) {
 	}
 }
 
-// TestNothingOfTheDriversRootIsMountedWithWhatIsBelowIt: read-only is a flag of one mount,
-// so whatever shows a folder of a driver container has to be that one mount alone.
-func TestNothingOfTheDriversRootIsMountedWithWhatIsBelowIt(t *testing.T) {
+// TestDriverRootIsMountedNonRecursively: read-only is a flag of one mount, so a mount of a
+// driver container's directory must not be recursive.
+func TestDriverRootIsMountedNonRecursively(t *testing.T) {
 	roots := rapid.SampledFrom([]string{"", "/", "/run/nvidia/driver", "/run/nvidia/driver/", "/opt/a b/driver"})
 	rapid.Check(t, func(t *rapid.T) {
 		driverRoot, devRoot := roots.Draw(t, "driver root"), roots.Draw(t, "dev root")
