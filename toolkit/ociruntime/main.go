@@ -1,7 +1,7 @@
-// Gpu-oci-runtime is an OCI runtime that gives containers the GPUs that they ask for
-// and leaves all else to the runtime below it, runc, crun or youki: it is called as
-// that is, edits the configuration of a container that is created, and becomes it.
-// It is the runtime handler "nvidia", and Docker's runtime of that name.
+// Gpu-oci-runtime is an OCI runtime that adds the requested GPUs to containers and leaves
+// everything else to a low-level runtime: runc, crun or youki. It accepts the same command
+// line, edits the configuration of a container that is created, and then executes the
+// low-level runtime. It is the runtime handler "nvidia", and Docker's runtime of that name.
 package main
 
 import (
@@ -19,7 +19,7 @@ import (
 )
 
 func main() {
-	// It lives for milliseconds; only a hostile bundle needs what can be collected.
+	// The process lives for milliseconds; only a hostile bundle needs garbage collection.
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(256 << 20)
 	call := arguments.Parse(os.Args[1:])
@@ -28,7 +28,7 @@ func main() {
 	os.Exit(1) // as runtimes do
 }
 
-// run becomes the low-level runtime. It returns only if that cannot be.
+// run executes the low-level runtime in place of this process. It only returns on error.
 func run(args []string, call arguments.Call) error {
 	if filepath.Base(args[0]) == request.HookName {
 		return errors.New("docker run --gpus needs this runtime as well: add --runtime=nvidia, or make it Docker's default-runtime")

@@ -17,14 +17,14 @@ import (
 	"github.com/gpuready/gpuready/toolkit/ociruntime/settings"
 )
 
-// install is the program in a directory of its own with a runtime below it that
-// writes down how it was called.
+// install is an installation of the program in a directory of its own, with a low-level
+// runtime that records its calls.
 type install struct {
 	t              *testing.T
 	dir            string
 	program        string
 	settings       settings.Settings
-	args, bundle   string // what the runtime below was given
+	args, bundle   string // received by the low-level runtime
 	cdi            string
 	stdout, stderr bytes.Buffer
 }
@@ -46,7 +46,7 @@ func newInstall(t *testing.T) *install {
 	for _, d := range []string{i.bundle, i.cdi} {
 		require.NoError(t, os.Mkdir(d, 0o755))
 	}
-	i.settings.Runtimes = []string{i.program, dir + "/runc"} // itself it passes over
+	i.settings.Runtimes = []string{i.program, dir + "/runc"} // it skips itself
 	i.settings.SpecDirs = []string{i.cdi}
 	i.set()
 	require.NoError(t, os.WriteFile(i.cdi+"/gpu.yaml", []byte(`
@@ -82,7 +82,8 @@ func (i *install) read() oci.Spec {
 	return spec
 }
 
-// call runs the program and returns its exit code and whether the runtime below ran.
+// call runs the program. It returns its exit code and reports whether the low-level
+// runtime ran.
 func (i *install) call(args ...string) (exit int, ran bool) {
 	i.t.Helper()
 	_ = os.Remove(i.args)
@@ -92,7 +93,7 @@ func (i *install) call(args ...string) (exit int, ran bool) {
 	cmd.Env = append(built.Environ(), "MARK=kept")
 	cmd.Dir = i.bundle
 	cmd.Stdout, cmd.Stderr = &i.stdout, &i.stderr
-	_ = cmd.Run() // the exit code says it
+	_ = cmd.Run() // the exit code is checked
 	got, err := os.ReadFile(i.args)
 	if err == nil {
 		require.Equal(i.t, strings.Join(args, "\n")+"\n", string(got), "the arguments are passed on as they are")
@@ -178,8 +179,8 @@ func TestFailuresAreSaidWhereTheyAreLookedFor(t *testing.T) {
 	}
 }
 
-// Images for CUDA say NVIDIA_VISIBLE_DEVICES=all of themselves.
-func TestAnImageThatWantsAllStartsWithout(t *testing.T) {
+// Images for CUDA set NVIDIA_VISIBLE_DEVICES=all by themselves.
+func TestAnImageThatRequestsAllStartsWithout(t *testing.T) {
 	i := newInstall(t)
 	i.config(`{"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]}}`)
 	log := i.dir + "/log"
@@ -217,7 +218,7 @@ func TestNoRuntimeIsSaid(t *testing.T) {
 	require.Contains(t, i.stderr.String(), "there is no low-level runtime")
 }
 
-// Where Docker runs its hook for --gpus itself, the container is not ours.
+// If Docker runs its hook for --gpus itself, the container does not use our runtime.
 func TestAsDockersHook(t *testing.T) {
 	i := newInstall(t)
 	hook := filepath.Join(i.dir, "nvidia-container-runtime-hook")

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/ociruntime/settings"
 )
 
-// prepare gives the container what it asks for.
+// prepare adds the requested devices to the container's configuration.
 func prepare(call arguments.Call, s settings.Settings) error {
 	config, err := bundle.Read(call.Config)
 	if err != nil {

@@ -12,9 +12,9 @@ import (
 	"github.com/gpuready/gpuready/toolkit/ociruntime/arguments"
 )
 
-// report says something where what called us looks for it: containerd and CRI-O take
-// the reason of a failure from the log that they named, in runc's format; people and
-// Podman from standard error. A warning is not shown to both.
+// report reports a message to the caller. containerd and CRI-O read the reason of a failure
+// from the log that they named, in runc's format; people and Podman read it from standard
+// error. A warning only goes to one of them.
 func report(call arguments.Call, level, message string) {
 	message = "gpu-oci-runtime: " + record.Clean(strings.ReplaceAll(message, "\n", "; "), maxMessage)
 	logged := call.Log != "" && appendTo(call.Log, line(call.LogFormat, level, message)) == nil
@@ -23,11 +23,11 @@ func report(call arguments.Call, level, message string) {
 	}
 }
 
-// maxMessage bounds a message: runtimes show it in a pod's events, and a part of it may be
-// what the container says.
+// maxMessage limits a message. Runtimes show it in a pod's events, and a part of it may
+// come from the container.
 const maxMessage = 2000
 
-// line is one line of a log as runc writes it.
+// line returns one line of a log in runc's format.
 func line(format, level, message string) []byte {
 	now := time.Now().Format(time.RFC3339)
 	if format != "json" {
@@ -38,7 +38,7 @@ func line(format, level, message string) []byte {
 }
 
 func appendTo(name string, data []byte) error {
-	// Where nobody reads a pipe, opening it would block.
+	// Opening a pipe without a reader would block.
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_APPEND|os.O_CREATE|syscall.O_NONBLOCK, 0o644)
 	if err != nil {
 		return err

@@ -1,6 +1,6 @@
-// Package arguments reads the command line of an OCI runtime, as far as has to be
-// known to see which container is created. The flags are those of runc, crun and
-// youki together; each takes "--flag value" and "--flag=value".
+// Package arguments parses the command line of an OCI runtime, as far as needed to find
+// the container that is created. It knows the flags of runc, crun and youki. Each may be
+// written "--flag value" or "--flag=value".
 package arguments
 
 import (
@@ -9,17 +9,15 @@ import (
 	"strings"
 )
 
-// Call is what a runtime is asked for.
+// Call is one call of a runtime. Paths are relative to the working directory.
 type Call struct {
-	Command string // "create"; "" where there is none
-	// Config is the configuration of the container that is created; "" for commands
-	// that create none. Relative to the working directory, as are the others.
-	Config    string
+	Command   string // "create"; "" if there is none
+	Config    string // the configuration of the created container; "" for other commands
 	Log       string // the file for errors, "" for none
 	LogFormat string // "json", "text" or ""
 }
 
-// Creates says whether a container is made of its configuration now.
+// Creates reports whether the call creates a container.
 func (c Call) Creates() bool { return c.Config != "" }
 
 // Flags that take a value: runc's main.go, create.go and run.go; crun's src/crun.c,
@@ -28,7 +26,7 @@ var (
 	global = []string{"root", "r", "log", "l", "log-format", "log-level", "rootless", "cgroup-manager", "criu"}
 	create = []string{"bundle", "b", "config", "f", "console-socket", "c", "pid-file", "p", "pidfd-socket", "preserve-fds"}
 
-	// switches are the flags known to take none.
+	// switches are the known flags without a value.
 	switches = []string{"debug", "systemd-cgroup", "s", "version", "v", "V", "help", "h"}
 )
 
@@ -39,7 +37,7 @@ func Parse(args []string) Call {
 	p.each(func(name, value string) bool {
 		switch name {
 		case "log", "l":
-			call.Log = strings.TrimPrefix(value, "file:") // as crun has it
+			call.Log = strings.TrimPrefix(value, "file:") // crun's notation
 		case "log-format":
 			call.LogFormat = value
 		case "":
@@ -57,8 +55,8 @@ func Parse(args []string) Call {
 	return call
 }
 
-// config returns the path of the configuration that the arguments of create or
-// run name; "" where they ask for help.
+// config returns the path of the configuration in the arguments of create or run, "" if
+// they request help.
 func config(args []string) string {
 	bundle, name := ".", "config.json"
 	help := false
@@ -89,8 +87,8 @@ type parser struct {
 	command bool     // the command has been read
 }
 
-// each calls do with each flag and its value, and with each other argument, whose
-// name is "", until do returns false.
+// each calls do for each flag with its value, and for each other argument with the name
+// "", until do returns false.
 func (p *parser) each(do func(name, value string) bool) {
 	for len(p.rest) > 0 {
 		arg := p.rest[0]
@@ -108,7 +106,7 @@ func (p *parser) each(do func(name, value string) bool) {
 		if !inline && len(name) > 1 && arg[1] != '-' && p.short(name) {
 			name, value, inline = name[:1], name[1:], true // -b/run/c
 		}
-		if !inline && p.wants(name) {
+		if !inline && p.takesNext(name) {
 			value, p.rest = p.rest[0], p.rest[1:]
 		}
 		if name != "" && !do(name, value) {
@@ -117,17 +115,17 @@ func (p *parser) each(do func(name, value string) bool) {
 	}
 }
 
-// short says whether "-name" is a flag of one letter with its value behind it. The
-// names of long flags come first: runc takes them with one dash as well.
+// short reports whether "-name" is a one-letter flag followed by its value. Long flags take
+// precedence, since runc accepts them with one dash as well.
 func (p *parser) short(name string) bool {
 	known := slices.Contains(p.takes, name) || slices.Contains(switches, name)
 	return !known && slices.Contains(p.takes, name[:1])
 }
 
-// wants says whether a flag takes the next argument. Of a flag that a later runtime
-// may have brought that is found out from what follows: before the command, what
-// is not a command is a value.
-func (p *parser) wants(name string) bool {
+// takesNext reports whether a flag takes the next argument as its value. For an unknown
+// flag, perhaps of a later runtime, it depends on the next argument: before the command,
+// anything but a command is a value.
+func (p *parser) takesNext(name string) bool {
 	if len(p.rest) == 0 {
 		return false
 	}

@@ -1,6 +1,6 @@
 // Package bundle reads and changes the configuration of a container that is being
-// created: config.json of its OCI bundle. What is not changed stays as it was
-// written, also keys of a later version of the specification than is known here.
+// created: config.json of its OCI bundle. Unchanged parts keep their text, including
+// unknown keys of a later version of the specification.
 package bundle
 
 import (
@@ -18,14 +18,15 @@ import (
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// maxBytes is far above what runtimes write, which is 100 KiB with a long seccomp profile.
+// maxBytes limits the size of a configuration. Runtimes write about 100 KiB with a long
+// seccomp profile.
 const maxBytes = 16 << 20
 
 // Config is a container's configuration.
 type Config struct {
-	// Spec is what of it is known here, to be read and edited: process.env, .user and
-	// .capabilities; mounts; hooks; annotations; of linux devices, namespaces,
-	// resources.devices, netDevices and intelRdt. The rest is not in it.
+	// Spec holds only the known parts, to be read and edited: process.env, .user and
+	// .capabilities; mounts; hooks; annotations; and of linux devices, namespaces,
+	// resources.devices, netDevices and intelRdt.
 	Spec *oci.Spec
 
 	path string
@@ -33,7 +34,7 @@ type Config struct {
 	parts
 }
 
-// parts are the objects that are changed in their inside.
+// parts are the objects in which single keys change.
 type parts struct {
 	top, process, user, hooks, linux, resources *object
 }
@@ -53,7 +54,7 @@ func Read(path string) (*Config, error) {
 }
 
 func read(path string) ([]byte, os.FileInfo, error) {
-	// Runtimes write a file. A link would be replaced by one; a pipe would block.
+	// Runtimes write a regular file. A link would be replaced; a pipe would block.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, syscall.ELOOP) {
 		return nil, nil, fmt.Errorf("%s is a symbolic link; put the file itself there", path)
@@ -124,7 +125,7 @@ func decode(data []byte) (*Config, error) {
 	return c, nil
 }
 
-// split takes the objects apart.
+// split parses the objects.
 func (c *Config) split(data []byte) (err error) {
 	if c.top, err = parseObject(data, "process", "mounts", "hooks", "annotations", "linux"); err != nil {
 		return err
@@ -182,8 +183,8 @@ func unmarshal(raw json.RawMessage, into any) error {
 	return json.Unmarshal(raw, into)
 }
 
-// Write replaces the file by what Spec says now, whole or not at all. Where nothing
-// has changed it is left alone.
+// Write atomically replaces the file with the edited configuration. It does nothing if
+// nothing has changed.
 func (c *Config) Write() error {
 	changed, err := c.merge()
 	if err != nil {
@@ -202,7 +203,7 @@ func (c *Config) Write() error {
 	return nil
 }
 
-// replace does not wait for the disk: a container does not outlive its machine.
+// replace replaces the file without syncing it: a container does not survive a reboot.
 func (c *Config) replace(data []byte) error {
 	var random [8]byte
 	_, _ = rand.Read(random[:]) // never fails, as crypto/rand says

@@ -13,31 +13,31 @@ func hookLists(h *oci.Hooks) [][]oci.Hook {
 	return [][]oci.Hook{h.Prestart, h.CreateRuntime, h.CreateContainer, h.StartContainer, h.Poststart, h.Poststop} //nolint:staticcheck // bundles of today have prestart hooks
 }
 
-// merge brings what was edited in Spec back into the document.
+// merge writes the edits of Spec back into the document.
 func (c *Config) merge() (changed bool, err error) {
 	m := &merger{}
 	if p := c.Spec.Process; p != nil {
 		list(m, c.process, "env", p.Env)
 		list(m, c.user, "additionalGids", p.User.AdditionalGids)
-		m.inside(c.process, "user", c.user)
-		m.inside(c.top, "process", c.process)
+		m.update(c.process, "user", c.user)
+		m.update(c.top, "process", c.process)
 	}
 	list(m, c.top, "mounts", c.Spec.Mounts)
 	if h := c.Spec.Hooks; h != nil {
 		for i, hooks := range hookLists(h) {
 			list(m, c.hooks, hookNames[i], hooks)
 		}
-		m.inside(c.top, "hooks", c.hooks)
+		m.update(c.top, "hooks", c.hooks)
 	}
 	if l := c.Spec.Linux; l != nil {
 		if l.Resources != nil {
 			list(m, c.resources, "devices", l.Resources.Devices)
-			m.inside(c.linux, "resources", c.resources)
+			m.update(c.linux, "resources", c.resources)
 		}
 		list(m, c.linux, "devices", l.Devices)
 		whole(m, c.linux, "netDevices", l.NetDevices, len(l.NetDevices) == 0)
 		whole(m, c.linux, "intelRdt", l.IntelRdt, l.IntelRdt == nil)
-		m.inside(c.top, "linux", c.linux)
+		m.update(c.top, "linux", c.linux)
 	}
 	return m.changed, m.err
 }
@@ -56,8 +56,8 @@ func (m *merger) set(o *object, key string, value json.RawMessage) {
 	m.dirty[o], m.changed = true, true
 }
 
-// inside writes an object into the one that it is part of, if it has changed.
-func (m *merger) inside(o *object, key string, part *object) {
+// update writes a changed object into the object that contains it.
+func (m *merger) update(o *object, key string, part *object) {
 	if m.dirty[part] {
 		m.set(o, key, part.encode())
 	}
@@ -80,7 +80,7 @@ func whole(m *merger, o *object, key string, value any, empty bool) {
 	}
 }
 
-// differs compares as what they mean: by the words of Go's encoder.
+// differs compares the meaning of two values, in the form of Go's encoder.
 func (m *merger) differs(before, now json.RawMessage) bool {
 	var old any
 	if err := unmarshal(before, &old); err != nil {
@@ -93,7 +93,7 @@ func (m *merger) differs(before, now json.RawMessage) bool {
 	return !bytes.Equal(m.encode(old), m.encode(fresh))
 }
 
-// list writes a list. Of elements that were there before the original text is kept.
+// list writes a list. Elements that existed before keep their original text.
 func list[T any](m *merger, o *object, key string, now []T) {
 	var texts []json.RawMessage
 	var before []T

@@ -9,13 +9,13 @@ import (
 	"strings"
 )
 
-// object is a JSON object whose values are left as they are, in their order.
+// object is a JSON object that keeps the text and order of its values.
 type object struct {
 	keys   []string
 	values map[string]json.RawMessage
 }
 
-// valid says what is wrong with a text that is not JSON.
+// valid returns an error if the text is not JSON.
 func valid(data []byte) error {
 	if json.Valid(data) {
 		return nil
@@ -27,9 +27,9 @@ func valid(data []byte) error {
 	return err
 }
 
-// parseObject takes an object apart; the text is known to be JSON. A key that stands
-// there twice is refused, and so is one of the known keys in other letters: of those
-// programs read different ones, and what was checked here would not be what runs.
+// parseObject parses an object; the text is known to be valid JSON. It refuses a duplicate
+// key, and a known key in another case. Programs differ in which of these they read, so
+// the configuration checked here might not be the one that runs.
 func parseObject(data []byte, known ...string) (*object, error) {
 	o := &object{values: map[string]json.RawMessage{}}
 	data = bytes.TrimSpace(data)
@@ -83,7 +83,7 @@ func skip(data []byte) int {
 			depth++
 			continue
 		case '}', ']':
-			if depth == 0 { // of what the value is in
+			if depth == 0 { // of the enclosing value
 				return i
 			}
 			depth--
@@ -99,7 +99,7 @@ func skip(data []byte) int {
 	return len(data)
 }
 
-// ends says whether a number or word ends at i.
+// ends reports whether a number or word ends at i.
 func ends(data []byte, i int) bool {
 	return i+1 == len(data) || strings.IndexByte(",:}] \t\r\n", data[i+1]) >= 0
 }

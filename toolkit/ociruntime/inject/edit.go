@@ -15,7 +15,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/hook/joined"
 )
 
-// filter leaves of edits what containers with the capabilities get.
+// filter returns the edits for containers with the capabilities.
 func filter(e specs.ContainerEdits, by capability.Set) specs.ContainerEdits {
 	if by == capability.All {
 		return e
@@ -32,8 +32,8 @@ func filter(e specs.ContainerEdits, by capability.Set) specs.ContainerEdits {
 	return e
 }
 
-// filterLinks drops the links to files that are not given; nil is a hook that would
-// have none left. Other hooks stay as they are.
+// filterLinks removes the links to files that the capabilities exclude. It returns nil if
+// none remains. Other hooks are unchanged.
 func filterLinks(h *specs.Hook, by capability.Set) *specs.Hook {
 	if len(h.Args) < 2 {
 		return h
@@ -56,7 +56,8 @@ func filterLinks(h *specs.Hook, by capability.Set) *specs.Hook {
 	return &filtered
 }
 
-// filterArgs does so with the arguments of create-symlinks; nil are those without a link.
+// filterArgs does the same with the arguments of create-symlinks. It returns nil if no link
+// remains.
 func filterArgs(all []string, by capability.Set) []string {
 	args := slices.Clone(all[:1])
 	for i := 1; i < len(all); i++ {
@@ -81,10 +82,10 @@ func filterArgs(all []string, by capability.Set) []string {
 	return args
 }
 
-// apply edits the configuration, with what it does not have yet.
+// apply applies the edits that the configuration does not have yet.
 func apply(spec *oci.Spec, edits []specs.ContainerEdits) error {
 	for i := range edits {
-		missing(spec, &edits[i])
+		removePresent(spec, &edits[i])
 		if err := (&cdilib.ContainerEdits{ContainerEdits: &edits[i]}).Apply(spec); err != nil {
 			return fmt.Errorf("CDI: %w", err)
 		}
@@ -92,9 +93,9 @@ func apply(spec *oci.Spec, edits []specs.ContainerEdits) error {
 	return nil
 }
 
-// missing leaves of edits what is not in the configuration. Environment variables are
-// set to what they are, which changes nothing.
-func missing(spec *oci.Spec, e *specs.ContainerEdits) {
+// removePresent removes from the edits what the configuration already has. Environment
+// variables are set again, which changes nothing.
+func removePresent(spec *oci.Spec, e *specs.ContainerEdits) {
 	e.DeviceNodes = slices.DeleteFunc(slices.Clone(e.DeviceNodes), func(n *specs.DeviceNode) bool { return hasDevice(spec, n) })
 	e.Mounts = slices.DeleteFunc(slices.Clone(e.Mounts), func(m *specs.Mount) bool {
 		return slices.ContainsFunc(spec.Mounts, func(o oci.Mount) bool { return o.Destination == m.ContainerPath && o.Source == m.HostPath })
@@ -104,7 +105,7 @@ func missing(spec *oci.Spec, e *specs.ContainerEdits) {
 	})
 }
 
-// hasDevice says whether a node is there and may be used.
+// hasDevice reports whether the container has a device node and may use it.
 func hasDevice(spec *oci.Spec, n *specs.DeviceNode) bool {
 	if spec.Linux == nil || spec.Linux.Resources == nil {
 		return false
@@ -126,7 +127,7 @@ func hasDevice(spec *oci.Spec, n *specs.DeviceNode) bool {
 	})
 }
 
-// sameDevice compares the numbers with those of the host's node.
+// sameDevice reports whether the numbers are those of the host's node.
 func sameDevice(n *specs.DeviceNode, d oci.LinuxDevice) bool {
 	if n.Type != "" && n.Major != 0 {
 		return n.Type == d.Type && n.Major == d.Major && n.Minor == d.Minor
@@ -137,7 +138,7 @@ func sameDevice(n *specs.DeviceNode, d oci.LinuxDevice) bool {
 	}
 	info, err := os.Lstat(at) // as the CDI library does
 	if err != nil {
-		return false // which it then says
+		return false // the library then returns the error
 	}
 	major, minor, ok := host.Device(info)
 	return ok && int64(major) == d.Major && int64(minor) == d.Minor

@@ -1,6 +1,6 @@
-// Package inject gives a container what it asks for: it resolves names in the CDI
-// specifications of the node, leaves out what is not for the container's driver
-// capabilities, and edits the container's configuration.
+// Package inject adds the requested devices to a container: it resolves names in the CDI
+// specifications of the node, filters them by the container's driver capabilities, and
+// edits the container's configuration.
 package inject
 
 import (
@@ -21,12 +21,12 @@ import (
 // Source reads the specifications that can define one of the kinds.
 type Source func(kinds ...string) ([]cdi.File, error)
 
-// Into edits the configuration. What the container has already, because the runtime
-// above resolved the same names, it is not given again. The warnings are what it asked
-// for that the node does not have and that it can do without.
+// Into edits the configuration. It does not add again what the container already has,
+// because the runtime above resolved the same names. The warnings name optional requests
+// that the node cannot meet.
 func Into(spec *oci.Spec, r request.Request, read Source) (warnings []string, err error) {
 	if r.RemoveHook {
-		spec.Hooks.Prestart = slices.DeleteFunc(spec.Hooks.Prestart, request.IsDockerHook) //nolint:staticcheck // it is there
+		spec.Hooks.Prestart = slices.DeleteFunc(spec.Hooks.Prestart, request.IsDockerHook) //nolint:staticcheck // the hook is of this kind
 	}
 	edits, warnings, err := Edits(r, read)
 	if err != nil {
@@ -38,15 +38,15 @@ func Into(spec *oci.Spec, r request.Request, read Source) (warnings []string, er
 	return warnings, nil
 }
 
-// Edits are what a container is to be given, in the order in which it is: the same
-// thing may be there more than once. They share memory with what read returned and are
-// not to be changed. Its error has a bounded length.
+// Edits returns the edits for a container, in the order of their application. The same
+// thing may occur more than once. The result shares memory with the specifications and
+// must not be changed. The error has a bounded length.
 func Edits(r request.Request, read Source) (edits []specs.ContainerEdits, warnings []string, err error) {
 	if r.Empty() {
 		return nil, nil, nil
 	}
 	p := &plan{source: read, allowed: r.Capabilities, oneEach: r.OneEach}
-	if err := p.all(r); err != nil {
+	if err := p.resolve(r); err != nil {
 		return nil, nil, request.Brief(err)
 	}
 	if err := request.Check(r.Requirements, p.driverVersion()); err != nil {
@@ -55,8 +55,8 @@ func Edits(r request.Request, read Source) (edits []specs.ContainerEdits, warnin
 	return p.edits(), p.warnings, nil
 }
 
-// all resolves the whole request.
-func (p *plan) all(r request.Request) error {
+// resolve resolves the whole request.
+func (p *plan) resolve(r request.Request) error {
 	var errs []error
 	for i, name := range r.Devices {
 		err := p.device(name)
@@ -103,39 +103,39 @@ func oneLine(err error) error {
 	return errors.New(strings.Join(words, "; "))
 }
 
-// plan is what was resolved.
+// plan collects the resolved devices.
 type plan struct {
 	source   Source
 	allowed  capability.Set
 	parts    []part
 	warnings []string
 	read     map[string][]cdi.File
-	oneEach  bool // a name stands for one GPU at most
+	oneEach  bool // a name may stand for one GPU at most
 }
 
-// part is what a container gets of one file.
+// part holds the edits from one file.
 type part struct {
 	file    cdi.File
 	devices []specs.ContainerEdits
-	// by filters the edits; a CDI name means all that is written under it.
+	// by filters the edits. A CDI name selects all of its edits.
 	by capability.Set
-	// bare leaves out the device nodes that all devices of the file have.
+	// bare omits the device nodes that all devices of the file share.
 	bare bool
-	// only leaves out all but the devices.
+	// only omits everything except the devices.
 	only bool
 }
 
-// give adds a device that a container named.
-func (p *plan) give(f cdi.File, by capability.Set, name string, d specs.Device) error {
-	if n := gpus(d.ContainerEdits); p.oneEach && n > 1 {
+// addNamed adds a device that a container named.
+func (p *plan) addNamed(f cdi.File, by capability.Set, name string, d specs.Device) error {
+	if n := countGPUs(d.ContainerEdits); p.oneEach && n > 1 {
 		return fmt.Errorf("%s stands for %d GPUs on this node, and the container may only name each by itself", name, n)
 	}
 	p.add(f, by, d.ContainerEdits)
 	return nil
 }
 
-// gpus returns how many GPUs edits give.
-func gpus(e specs.ContainerEdits) int {
+// countGPUs returns the number of GPUs in edits.
+func countGPUs(e specs.ContainerEdits) int {
 	seen := map[string]bool{}
 	for _, n := range e.DeviceNodes {
 		if IsGPU(n.HostPath) {
@@ -193,25 +193,26 @@ func (p *plan) device(name string) error {
 		}
 		f, d, err := cdi.Find(files, kind+"="+name)
 		if err == nil {
-			return p.give(f, p.allowed, name, d)
+			return p.addNamed(f, p.allowed, name, d)
 		}
-		if name == cdi.All && kind == cdi.KindGPU && p.everyDevice(files, p.allowed) {
+		if name == cdi.All && kind == cdi.KindGPU && p.addAll(files, p.allowed) {
 			return nil
 		}
 		reasons = append(reasons, err)
 	}
-	there := p.names()
-	if len(there) == 0 {
-		return fmt.Errorf("GPU %q: %w; is the driver loaded, and does the toolkit say that it is ready?", name, oneLine(errors.Join(reasons...)))
+	existing := p.names()
+	if len(existing) == 0 {
+		return fmt.Errorf("GPU %q: %w; check that the driver is loaded and the toolkit is ready", name, oneLine(errors.Join(reasons...)))
 	}
 	if strings.Contains(reasons[0].Error(), "defined by") {
 		return fmt.Errorf("GPU %q: %w", name, reasons[0])
 	}
-	return fmt.Errorf("there is no GPU %q on this node; there are %s", name, listed(there))
+	return fmt.Errorf("there is no GPU %q on this node; there are %s", name, listed(existing))
 }
 
-// everyDevice adds all devices of our own kind, which has no "all".
-func (p *plan) everyDevice(files []cdi.File, by capability.Set) bool {
+// addAll adds all devices of our own kind, which has no "all". It reports whether there
+// are any.
+func (p *plan) addAll(files []cdi.File, by capability.Set) bool {
 	found := false
 	for _, f := range files {
 		if f.Kind != cdi.KindGPU || f.Spec == nil {
@@ -225,13 +226,13 @@ func (p *plan) everyDevice(files []cdi.File, by capability.Set) bool {
 	return found
 }
 
-// How many names and other errors an error lists.
+// Limits on the names and other errors that an error lists.
 const (
 	maxNames  = 20 // 8 GPUs by index and UUID, and all
 	maxErrors = 4
 )
 
-// names are those of all GPUs there are.
+// names returns the names of all GPUs.
 func (p *plan) names() []string {
 	var names []string
 	for _, kind := range []string{cdi.KindNVIDIA, cdi.KindGPU} {
@@ -245,7 +246,7 @@ func (p *plan) names() []string {
 	return slices.Compact(names)
 }
 
-// listed returns names as an error lists them.
+// listed formats names for an error.
 func listed(names []string) string {
 	more := ""
 	if len(names) > maxNames {
@@ -254,7 +255,7 @@ func listed(names []string) string {
 	return strings.Join(names, ", ") + more
 }
 
-// qualified resolves a CDI name of one of request.Kinds, or of what a variable stands for.
+// qualified resolves a CDI name of one of request.Kinds, or of a feature.
 func (p *plan) qualified(name string) error {
 	kind, device, _ := strings.Cut(name, "=")
 	files, err := p.files(kind)
@@ -263,24 +264,24 @@ func (p *plan) qualified(name string) error {
 	}
 	f, d, err := cdi.Find(files, name)
 	if err != nil {
-		var there []string
+		var existing []string
 		for _, f := range files {
 			if f.Kind == kind {
-				there = append(there, f.Devices()...)
+				existing = append(existing, f.Devices()...)
 			}
 		}
-		if len(there) > 0 && !slices.Contains(there, device) {
-			if name == cdi.KindGPU+"="+cdi.All && p.everyDevice(files, capability.All) {
+		if len(existing) > 0 && !slices.Contains(existing, device) {
+			if name == cdi.KindGPU+"="+cdi.All && p.addAll(files, capability.All) {
 				return nil
 			}
-			return fmt.Errorf("there is no %s on this node; of this kind there are %s", name, listed(there))
+			return fmt.Errorf("there is no %s on this node; of this kind there are %s", name, listed(existing))
 		}
 		return err
 	}
-	return p.give(f, capability.All, name, d)
+	return p.addNamed(f, capability.All, name, d)
 }
 
-// driver resolves the driver's files alone.
+// driver resolves only the driver's files.
 func (p *plan) driver() error {
 	for _, kind := range []string{cdi.KindNVIDIA, cdi.KindGPU} {
 		files, err := p.files(kind)
@@ -294,12 +295,12 @@ func (p *plan) driver() error {
 			}
 		}
 	}
-	return fmt.Errorf("the driver's files are not known: there is no CDI specification of %s or %s; is the driver loaded, and does the toolkit say that it is ready?", cdi.KindNVIDIA, cdi.KindGPU)
+	return fmt.Errorf("the driver's files are not known: there is no CDI specification of %s or %s; check that the driver is loaded and the toolkit is ready", cdi.KindNVIDIA, cdi.KindGPU)
 }
 
-// capability resolves the node of one of MIG's capabilities by its file name: minor
-// number 1 is to configure, 2 to monitor, as /proc/driver/nvidia-caps/mig-minors has
-// it in all drivers.
+// capability resolves the node of one of MIG's capabilities by its file name. In all
+// drivers minor number 1 is for configuration and 2 for monitoring, according to
+// /proc/driver/nvidia-caps/mig-minors.
 func (p *plan) capability(base, variable string) error {
 	files, err := p.files(cdi.KindManagement)
 	if err != nil {
@@ -315,10 +316,10 @@ func (p *plan) capability(base, variable string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%s: this node has no /dev/nvidia-caps/%s; does its driver have MIG?", variable, base)
+	return fmt.Errorf("%s: this node has no /dev/nvidia-caps/%s; check that its driver supports MIG", variable, base)
 }
 
-// driverVersion is that of the files that are mounted; "" if they do not say it.
+// driverVersion returns the version in the names of the mounted files, "" if there is none.
 func (p *plan) driverVersion() string {
 	for _, part := range p.parts {
 		for _, m := range part.file.Spec.ContainerEdits.Mounts {
@@ -333,7 +334,7 @@ func (p *plan) driverVersion() string {
 	return ""
 }
 
-// edits are all that the container gets, what all devices of a file have first.
+// edits returns all edits, those that the devices of a file share first.
 func (p *plan) edits() []specs.ContainerEdits {
 	var list []specs.ContainerEdits
 	add := func(e specs.ContainerEdits, by capability.Set) { list = append(list, filter(e, by)) }

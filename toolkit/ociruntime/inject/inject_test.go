@@ -17,8 +17,8 @@ import (
 	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
 )
 
-// file is a specification in which each device has the node /dev/<kind's class>-<name>,
-// which is /dev/null of the host.
+// file returns a specification in which each device has the node
+// /dev/<kind's class>-<name>, which is the host's /dev/null.
 func file(path, kind string, names ...string) cdi.File {
 	node := func(p string) *specs.DeviceNode {
 		return &specs.DeviceNode{Path: p, HostPath: "/dev/null", Permissions: "rw"}
@@ -43,8 +43,8 @@ func file(path, kind string, names ...string) cdi.File {
 	return cdi.File{Path: path, Kind: kind, Spec: s}
 }
 
-// everything is a node's specifications.
-func everything() []cdi.File {
+// nodeSpecs returns the specifications of a node.
+func nodeSpecs() []cdi.File {
 	management := file("/m.yaml", cdi.KindManagement, "all")
 	management.Spec.Devices[0].ContainerEdits.DeviceNodes[0].Path = "/dev/nvidia-caps/nvidia-cap1"
 	gds := file("/gds.yaml", "nvidia.com/gds", "all")
@@ -88,27 +88,27 @@ func mounts(spec *oci.Spec) (list []string) {
 }
 
 func TestNamesAreResolved(t *testing.T) {
-	ours := everything()[1:]
-	ambiguous := append(everything(), file("/other.yaml", cdi.KindNVIDIA, "0", "GPU-a", "all"))
+	ours := nodeSpecs()[1:]
+	ambiguous := append(nodeSpecs(), file("/other.yaml", cdi.KindNVIDIA, "0", "GPU-a", "all"))
 	for name, c := range map[string]struct {
 		files []cdi.File
 		r     request.Request
-		want  []string // beside /dev/nvidiactl
+		want  []string // besides /dev/nvidiactl
 	}{
-		"index":             {everything(), asking("1"), []string{"/dev/1"}},
-		"two":               {everything(), asking("0", "1"), []string{"/dev/0", "/dev/1"}},
-		"MIG by place":      {everything(), asking("0:1"), []string{"/dev/0:1"}},
-		"UUID":              {everything(), asking("GPU-a"), []string{"/dev/GPU-a"}},
-		"all":               {everything(), asking("all"), []string{"/dev/all"}},
+		"index":             {nodeSpecs(), asking("1"), []string{"/dev/1"}},
+		"two":               {nodeSpecs(), asking("0", "1"), []string{"/dev/0", "/dev/1"}},
+		"MIG by place":      {nodeSpecs(), asking("0:1"), []string{"/dev/0:1"}},
+		"UUID":              {nodeSpecs(), asking("GPU-a"), []string{"/dev/GPU-a"}},
+		"all":               {nodeSpecs(), asking("all"), []string{"/dev/all"}},
 		"UUID, ours alone":  {ours, asking("MIG-c"), []string{"/dev/MIG-c"}},
 		"all, ours alone":   {ours, asking("all"), []string{"/dev/GPU-a", "/dev/GPU-b", "/dev/MIG-c"}},
 		"UUID, ambiguous":   {ambiguous, asking("GPU-a"), []string{"/dev/GPU-a"}},
-		"all, our kind":     {everything(), asking("k8s.gpuready.io/gpu=all"), []string{"/dev/GPU-a", "/dev/GPU-b", "/dev/MIG-c", "/dev/nvidia-modeset"}},
+		"all, our kind":     {nodeSpecs(), asking("k8s.gpuready.io/gpu=all"), []string{"/dev/GPU-a", "/dev/GPU-b", "/dev/MIG-c", "/dev/nvidia-modeset"}},
 		"all, ambiguous":    {ambiguous, asking("all"), []string{"/dev/GPU-a", "/dev/GPU-b", "/dev/MIG-c"}},
-		"CDI name":          {everything(), asking("k8s.gpuready.io/gpu=GPU-b"), []string{"/dev/GPU-b", "/dev/nvidia-modeset"}},
-		"MIG configuration": {everything(), request.Request{Devices: []string{"0"}, Capabilities: capability.Default, MIGConfig: true}, []string{"/dev/0", "/dev/nvidia-caps/nvidia-cap1"}},
-		"feature":           {everything(), request.Request{Devices: []string{"0"}, Capabilities: capability.Default, Features: []string{"gds"}}, []string{"/dev/0", "/dev/all"}},
-		"channel":           {everything(), request.Request{Devices: []string{"GPU-a"}, Capabilities: capability.Default, Channels: []string{"1"}}, []string{"/dev/1", "/dev/GPU-a"}},
+		"CDI name":          {nodeSpecs(), asking("k8s.gpuready.io/gpu=GPU-b"), []string{"/dev/GPU-b", "/dev/nvidia-modeset"}},
+		"MIG configuration": {nodeSpecs(), request.Request{Devices: []string{"0"}, Capabilities: capability.Default, MIGConfig: true}, []string{"/dev/0", "/dev/nvidia-caps/nvidia-cap1"}},
+		"feature":           {nodeSpecs(), request.Request{Devices: []string{"0"}, Capabilities: capability.Default, Features: []string{"gds"}}, []string{"/dev/0", "/dev/all"}},
+		"channel":           {nodeSpecs(), request.Request{Devices: []string{"GPU-a"}, Capabilities: capability.Default, Channels: []string{"1"}}, []string{"/dev/1", "/dev/GPU-a"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec := &oci.Spec{}
@@ -138,14 +138,14 @@ func TestCapabilitiesFilter(t *testing.T) {
 		{capability.All, []string{"bin/nvidia-smi", lib + "libEGL_nvidia.so.570.1", lib + "libcuda.so.570.1", lib + "libnvidia-encode.so.570.1", lib + "libnvidia-ml.so.570.1"}, true, 2},
 	} {
 		spec := &oci.Spec{}
-		_, err := Into(spec, request.Request{Devices: []string{"0"}, Capabilities: c.set}, source(everything()))
+		_, err := Into(spec, request.Request{Devices: []string{"0"}, Capabilities: c.set}, source(nodeSpecs()))
 		require.NoError(t, err)
 		require.Equal(t, c.mounts, mounts(spec), c.set)
 		require.Equal(t, c.modeset, slices.Contains(nodes(spec), "/dev/nvidia-modeset"), c.set)
 		require.Len(t, spec.Hooks.CreateContainer, c.hooks, c.set)
 	}
 	spec := &oci.Spec{}
-	_, err := Into(spec, asking("0"), source(everything()))
+	_, err := Into(spec, asking("0"), source(nodeSpecs()))
 	require.NoError(t, err)
 	require.Equal(t, []string{"hook", "create-symlinks", "--link", "x::/usr/lib/x86_64-linux-gnu/libcuda.so"}, spec.Hooks.CreateContainer[0].Args)
 }
@@ -176,7 +176,7 @@ func TestCapabilitiesFilterHooksOfOneProcess(t *testing.T) {
 
 func TestDriverWithoutADevice(t *testing.T) {
 	spec := &oci.Spec{}
-	_, err := Into(spec, request.Request{DriverOnly: true, Capabilities: capability.Default}, source(everything()))
+	_, err := Into(spec, request.Request{DriverOnly: true, Capabilities: capability.Default}, source(nodeSpecs()))
 	require.NoError(t, err)
 	require.Empty(t, nodes(spec))
 	require.Len(t, spec.Mounts, 3)
@@ -185,11 +185,11 @@ func TestDriverWithoutADevice(t *testing.T) {
 func TestWhatIsThereIsNotGivenTwice(t *testing.T) {
 	for _, names := range [][]string{{"nvidia.com/gpu=0", "nvidia.com/gpu=all"}, {"0", "1"}, {"k8s.gpuready.io/gpu=GPU-a", "nvidia.com/gpu=0"}} {
 		spec := &oci.Spec{Process: &oci.Process{Env: []string{"A=b"}}}
-		_, err := Into(spec, asking(names...), source(everything()))
+		_, err := Into(spec, asking(names...), source(nodeSpecs()))
 		require.NoError(t, err)
 		once, err := json.Marshal(spec)
 		require.NoError(t, err)
-		_, err = Into(spec, asking(names...), source(everything()))
+		_, err = Into(spec, asking(names...), source(nodeSpecs()))
 		require.NoError(t, err)
 		twice, err := json.Marshal(spec)
 		require.NoError(t, err)
@@ -198,13 +198,13 @@ func TestWhatIsThereIsNotGivenTwice(t *testing.T) {
 	}
 }
 
-// A privileged container lists the host's nodes, and has no driver's files by that.
-func TestNodesAloneAreNotEverything(t *testing.T) {
+// A privileged container has the host's nodes, but not the driver's files.
+func TestFilesAreAddedToExistingNodes(t *testing.T) {
 	spec := &oci.Spec{Linux: &oci.Linux{
 		Devices:   []oci.LinuxDevice{{Path: "/dev/0", Type: "c", Major: 1, Minor: 3}, {Path: "/dev/nvidiactl", Type: "c", Major: 9, Minor: 9}},
 		Resources: &oci.LinuxResources{Devices: []oci.LinuxDeviceCgroup{{Allow: true, Access: "rwm"}}},
 	}}
-	_, err := Into(spec, asking("0"), source(everything()))
+	_, err := Into(spec, asking("0"), source(nodeSpecs()))
 	require.NoError(t, err)
 	require.Equal(t, []string{"/dev/0", "/dev/nvidiactl"}, nodes(spec))
 	for _, d := range spec.Linux.Devices {
@@ -226,23 +226,23 @@ func TestErrorsNameWhatThereIs(t *testing.T) {
 		change(&r)
 		return r
 	}
-	ambiguous := append(everything(), file("/other.yaml", cdi.KindNVIDIA, "0"))
+	ambiguous := append(nodeSpecs(), file("/other.yaml", cdi.KindNVIDIA, "0"))
 	for _, c := range []struct {
 		files []cdi.File
 		r     request.Request
 		want  string
 	}{
-		{everything(), asking("7"), `there is no GPU "7" on this node; there are 0, 0:1, 1, GPU-a, GPU-b, MIG-c, all`},
-		{nil, asking("all"), "is the driver loaded"},
+		{nodeSpecs(), asking("7"), `there is no GPU "7" on this node; there are 0, 0:1, 1, GPU-a, GPU-b, MIG-c, all`},
+		{nil, asking("all"), "check that the driver is loaded"},
 		{ambiguous, asking("0"), "defined by /n.yaml and /other.yaml"},
-		{everything(), asking("nvidia.com/gpu=9"), "there is no nvidia.com/gpu=9 on this node; of this kind there are 0, 1"},
-		{everything(), asking("x.y/z=9"), "no specification of kind x.y/z"},
-		{everything(), asking("7", "8"), `no GPU "7" on this node; there are 0, 0:1, 1, GPU-a, GPU-b, MIG-c, all; there is no GPU "8"`},
+		{nodeSpecs(), asking("nvidia.com/gpu=9"), "there is no nvidia.com/gpu=9 on this node; of this kind there are 0, 1"},
+		{nodeSpecs(), asking("x.y/z=9"), "no specification of kind x.y/z"},
+		{nodeSpecs(), asking("7", "8"), `no GPU "7" on this node; there are 0, 0:1, 1, GPU-a, GPU-b, MIG-c, all; there is no GPU "8"`},
 		{nil, request.Request{DriverOnly: true}, "the driver's files are not known"},
-		{everything(), with(func(r *request.Request) { r.MIGMonitor = true }), "NVIDIA_MIG_MONITOR_DEVICES: this node has no /dev/nvidia-caps/nvidia-cap2"},
-		{everything()[:2], with(func(r *request.Request) { r.MIGConfig = true }), "NVIDIA_MIG_CONFIG_DEVICES"},
-		{everything(), with(func(r *request.Request) { r.Channels = []string{"7"} }), "no nvidia.com/imex-channel=7 on this node; of this kind there are 0, 1"},
-		{everything(), with(func(r *request.Request) { r.Requirements = []string{"cuda>=13.0"} }), "requires cuda>=13.0, and this node has driver 570.1 with CUDA 12.8"},
+		{nodeSpecs(), with(func(r *request.Request) { r.MIGMonitor = true }), "NVIDIA_MIG_MONITOR_DEVICES: this node has no /dev/nvidia-caps/nvidia-cap2"},
+		{nodeSpecs()[:2], with(func(r *request.Request) { r.MIGConfig = true }), "NVIDIA_MIG_CONFIG_DEVICES"},
+		{nodeSpecs(), with(func(r *request.Request) { r.Channels = []string{"7"} }), "no nvidia.com/imex-channel=7 on this node; of this kind there are 0, 1"},
+		{nodeSpecs(), with(func(r *request.Request) { r.Requirements = []string{"cuda>=13.0"} }), "requires cuda>=13.0, and this node has driver 570.1 with CUDA 12.8"},
 	} {
 		spec := &oci.Spec{}
 		_, err := Into(spec, c.r, source(c.files))
@@ -250,7 +250,7 @@ func TestErrorsNameWhatThereIs(t *testing.T) {
 		require.NotContains(t, err.Error(), "\n")
 		require.Equal(t, &oci.Spec{}, spec, "nothing is done by half")
 	}
-	warnings, err := Into(&oci.Spec{}, with(func(r *request.Request) { r.Features = []string{"mofed"} }), source(everything()))
+	warnings, err := Into(&oci.Spec{}, with(func(r *request.Request) { r.Features = []string{"mofed"} }), source(nodeSpecs()))
 	require.NoError(t, err)
 	require.Len(t, warnings, 1)
 	require.Contains(t, warnings[0], "NVIDIA_MOFED=enabled")
@@ -258,8 +258,8 @@ func TestErrorsNameWhatThereIs(t *testing.T) {
 	require.ErrorContains(t, err, "denied")
 }
 
-// A specification that somebody else wrote can have several GPUs under any name.
-func TestANameThatStandsForSeveralGPUsIsNotOneOfOne(t *testing.T) {
+// A specification of another writer can have several GPUs under any name.
+func TestOneEachRefusesNamesOfSeveralGPUs(t *testing.T) {
 	several := file("/n.yaml", cdi.KindNVIDIA, "0", "team")
 	several.Spec.Devices[1].ContainerEdits.DeviceNodes = []*specs.DeviceNode{{Path: "/dev/nvidia0", HostPath: "/dev/null"}, {Path: "/dev/nvidia1", HostPath: "/dev/null"}}
 	for _, name := range []string{"team", "nvidia.com/gpu=team"} {
@@ -293,7 +293,7 @@ func TestErrorsAreShortHoweverManyNamesAreWrong(t *testing.T) {
 		names, many = append(names, fmt.Sprint("GPU-", i)), append(many, fmt.Sprint("MIG-of-a-long-name-", i))
 	}
 	for _, r := range []request.Request{asking(names...), {Devices: names, Requirements: names}, {Devices: many, Channels: names, Requirements: slices.Repeat([]string{"cuda>=99"}, 1000)}} {
-		for _, files := range [][]cdi.File{nil, everything(), {file("/n.yaml", cdi.KindNVIDIA, many...)}} {
+		for _, files := range [][]cdi.File{nil, nodeSpecs(), {file("/n.yaml", cdi.KindNVIDIA, many...)}} {
 			if _, _, err := Edits(r, source(files)); err != nil {
 				require.LessOrEqual(t, len(err.Error()), 1000)
 			}
@@ -305,7 +305,7 @@ func TestOnlyTheKindsAskedForAreRead(t *testing.T) {
 	var read []string
 	_, err := Into(&oci.Spec{}, asking("GPU-a", "0"), func(kinds ...string) ([]cdi.File, error) {
 		read = append(read, kinds...)
-		return source(everything())(kinds...)
+		return source(nodeSpecs())(kinds...)
 	})
 	require.NoError(t, err)
 	require.Equal(t, []string{cdi.KindNVIDIA}, read)

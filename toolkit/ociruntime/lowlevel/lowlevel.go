@@ -1,4 +1,4 @@
-// Package lowlevel finds the OCI runtime that does the work.
+// Package lowlevel finds the low-level OCI runtime: runc, crun or youki.
 package lowlevel
 
 import (
@@ -8,16 +8,16 @@ import (
 	"strings"
 )
 
-// Dirs are where runtimes are, where PATH has none: what starts us may have a bare
-// environment. The last are k3s's, RKE2's and k0s's own.
+// Dirs are the directories to search after PATH, since the environment may be minimal. The
+// last ones are those of k3s, RKE2 and k0s.
 var Dirs = []string{
 	"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin",
 	"/var/lib/rancher/k3s/data/current/bin", "/var/lib/rancher/rke2/bin", "/var/lib/k0s/bin",
 }
 
-// Find returns the path of the first of the runtimes that there is: absolute paths,
-// or names that are looked up in pathList, as PATH is written, and in dirs. It never
-// returns the program self, by whichever name.
+// Find returns the path of the first of the runtimes that exists. Each is an absolute path,
+// or a name that is looked up in pathList, in the form of PATH, and in dirs. Find never
+// returns the program self, under any name.
 func Find(runtimes []string, pathList string, dirs []string, self os.FileInfo) (string, error) {
 	search := append(filepath.SplitList(pathList), dirs...)
 	for _, r := range runtimes {
@@ -25,7 +25,7 @@ func Find(runtimes []string, pathList string, dirs []string, self os.FileInfo) (
 		if !filepath.IsAbs(r) {
 			candidates = candidates[:0]
 			for _, dir := range search {
-				if filepath.IsAbs(dir) { // what is in the working directory is not for us to run
+				if filepath.IsAbs(dir) { // never run a program of the working directory
 					candidates = append(candidates, filepath.Join(dir, r))
 				}
 			}

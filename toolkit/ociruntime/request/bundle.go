@@ -9,10 +9,10 @@ import (
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// devicesDir is where mounts of /dev/null are names of devices.
+// devicesDir is the directory in which mounts of /dev/null name devices.
 const devicesDir = "/var/run/nvidia-container-devices/"
 
-// mounted returns the names that mounts ask for, and the IMEX channels:
+// mounted returns the names and IMEX channels that mounts request:
 //
 //	/var/run/nvidia-container-devices/<name>
 //	/var/run/nvidia-container-devices/cdi/<vendor>/<class>/<name> (or <class>=<name>)
@@ -26,22 +26,22 @@ func mounted(mounts []oci.Mount) (names, channels []string, err error) {
 		}
 		name, ok := strings.CutPrefix(path.Clean(m.Destination), devicesDir)
 		if !ok {
-			// Where /var/run is a link the runtime may have resolved it.
+			// If /var/run is a link, the runtime may have resolved it.
 			if name, ok = strings.CutPrefix(path.Clean(m.Destination), strings.TrimPrefix(devicesDir, "/var")); !ok {
 				continue
 			}
 		}
 		switch kind, rest, _ := strings.Cut(name, "/"); {
 		case kind == "imex" && rest != "":
-			channels = append(channels, spell(rest))
+			channels = append(channels, normalize(rest))
 		case kind == "cdi" && rest != "":
 			qualified, err := qualify(rest)
 			if err != nil {
 				return nil, nil, fmt.Errorf("mount %s: %w", quote(m.Destination), err)
 			}
-			names = append(names, spell(qualified))
+			names = append(names, normalize(qualified))
 		default:
-			names = append(names, spell(name))
+			names = append(names, normalize(name))
 		}
 	}
 	return unique(names), unique(channels), nil
@@ -58,16 +58,15 @@ func qualify(rest string) (string, error) {
 	return parts[0] + "/" + parts[1] + "=" + parts[2], nil
 }
 
-// HookName is the program that Docker, before it did so by CDI, has as a prestart
-// hook in containers that were started with --gpus.
+// HookName is the program of the prestart hook that Docker adds to containers started with
+// --gpus, before it did so by CDI.
 const HookName = "nvidia-container-runtime-hook"
 
-// dockerGPUs says that the container was started with docker run --gpus: the hook is
-// there, and no image can put it there. Docker has set the variables after those of
-// the image.
+// dockerGPUs reports whether the container was started with docker run --gpus: it has the
+// hook, which no image can add. Docker sets the variables after those of the image.
 func dockerGPUs(spec *oci.Spec) bool {
 	return spec.Hooks != nil && slices.ContainsFunc(spec.Hooks.Prestart, IsDockerHook) //nolint:staticcheck // it is one
 }
 
-// IsDockerHook says whether a hook is Docker's for --gpus.
+// IsDockerHook reports whether a hook is Docker's for --gpus.
 func IsDockerHook(h oci.Hook) bool { return path.Base(h.Path) == HookName }

@@ -15,20 +15,20 @@ import (
 	"github.com/gpuready/gpuready/toolkit/ociruntime/settings"
 )
 
-// container is a container's configuration with environment variables and annotations.
+// container returns a configuration with environment variables and annotations.
 func container(env []string, annotations map[string]string) *oci.Spec {
 	return &oci.Spec{Process: &oci.Process{Env: env}, Annotations: annotations}
 }
 
-// byNamespace are the settings of a namespace that may ask, for package nri.
+// byNamespace returns the settings for an allowed namespace, as in package nri.
 func byNamespace() settings.Settings {
 	s := settings.Default()
 	s.AcceptNamed, s.AcceptPodAnnotations, s.AcceptVolumeMounts = true, true, true
 	return s
 }
 
-// The runtime writes its own annotations after those of the pod, so these are what it
-// says and the pod cannot change. Sources are named at trusted.
+// The runtime writes its own annotations after those of the pod, so the pod cannot change
+// them. See trusted for the sources.
 func TestAnnotationsOfAPodAreNoRequest(t *testing.T) {
 	const wanted = "cdi.k8s.io/x"
 	crioContainer := map[string]string{"io.kubernetes.cri-o.ContainerType": "container", "io.kubernetes.cri-o.Annotations": `{"io.kubernetes.container.hash":"c89ea172"}`}
@@ -37,8 +37,8 @@ func TestAnnotationsOfAPodAreNoRequest(t *testing.T) {
 		want    string
 	}{
 		"CRI-O":                     {crioContainer, "it is the pod's"},
-		"CRI-O without its list":    {map[string]string{"io.kubernetes.cri-o.ContainerType": "container"}, "does not say"},
-		"CRI-O, a list that is cut": {map[string]string{"io.kubernetes.cri-o.Annotations": `{"cdi.k8s.io/x":`}, "does not say"},
+		"CRI-O without its list":    {map[string]string{"io.kubernetes.cri-o.ContainerType": "container"}, "does not show"},
+		"CRI-O, a list that is cut": {map[string]string{"io.kubernetes.cri-o.Annotations": `{"cdi.k8s.io/x":`}, "does not show"},
 		"CRI-O, another value":      {map[string]string{"io.kubernetes.cri-o.Annotations": `{"cdi.k8s.io/x":""}`}, "it is the pod's"},
 		"CRI-O, null":               {map[string]string{"io.kubernetes.cri-o.Annotations": `null`}, "it is the pod's"},
 		"containerd":                {map[string]string{"io.kubernetes.cri.container-type": "container", "io.kubernetes.cri.sandbox-id": "a"}, "it can be the pod's"},
@@ -60,7 +60,7 @@ func TestAnnotationsOfAPodAreNoRequest(t *testing.T) {
 	}
 }
 
-func TestOfTwoAnnotationsThatOfTheKubeletIsARequest(t *testing.T) {
+func TestOnlyTheKubeletsAnnotationIsARequest(t *testing.T) {
 	got, err := Of(container(nil, map[string]string{
 		"cdi.k8s.io/nvidia-device-plugin_1": "k8s.gpuready.io/gpu=GPU-a", "cdi.k8s.io/mine": "k8s.gpuready.io/gpu=GPU-b",
 		"io.kubernetes.cri-o.ContainerType": "container", "io.kubernetes.cri-o.Annotations": `{"cdi.k8s.io/nvidia-device-plugin_1":"k8s.gpuready.io/gpu=GPU-a"}`,
@@ -76,7 +76,7 @@ var spellingsOfAll = []string{
 	"nvidia.com/gpu=all,all", "all,none", "nvidia.com/imex-channel=all",
 }
 
-func TestEverySpellingOfAllIsRefusedWhereAllIs(t *testing.T) {
+func TestEverySpellingOfAllIsTreatedAsAll(t *testing.T) {
 	for _, s := range []settings.Settings{settings.Default(), byNamespace()} {
 		for _, spelling := range spellingsOfAll {
 			got, err := Of(container([]string{"NVIDIA_VISIBLE_DEVICES=" + spelling, "NVIDIA_IMEX_CHANNELS=all"}, nil), s)
@@ -103,7 +103,7 @@ var otherKinds = []string{
 	"nvidia.com/gpu/x=0", "k8s.gpuready.io/gpu/=0", "nvidia.com/gpu=a=b", "nvidia.com/gpu=", "nvidia.com/gpu=../x", "../x", "a b",
 }
 
-func TestNoContainerAsksForOtherKinds(t *testing.T) {
+func TestOtherKindsCannotBeRequested(t *testing.T) {
 	accepting := settings.Default()
 	accepting.AcceptEnvvar, accepting.AcceptVolumeMounts = true, true
 	for _, name := range otherKinds {
@@ -117,7 +117,7 @@ func TestNoContainerAsksForOtherKinds(t *testing.T) {
 			_, err := Of(spec, s)
 			require.Error(t, err, name)
 		}
-		// What other runtimes or vendors resolve is passed over.
+		// Names that other runtimes or vendors resolve are ignored.
 		got, err := Of(container(nil, map[string]string{"cdi.k8s.io/x": name + ",nvidia.com/gpu=0"}), byNamespace())
 		require.NoError(t, err)
 		require.Equal(t, []string{"nvidia.com/gpu=0"}, got.Devices, name)
@@ -127,7 +127,7 @@ func TestNoContainerAsksForOtherKinds(t *testing.T) {
 	require.ErrorIs(t, err, ErrKind)
 }
 
-func TestAUserNamespaceIsNoPrivilege(t *testing.T) {
+func TestCapabilitiesInAUserNamespaceAreNoPrivilege(t *testing.T) {
 	spec := container([]string{"NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_MIG_CONFIG_DEVICES=all", "NVIDIA_NVSWITCH=enabled"}, nil)
 	spec.Process.Capabilities = &oci.LinuxCapabilities{Bounding: []string{"CAP_SYS_ADMIN"}}
 	spec.Linux = &oci.Linux{Namespaces: []oci.LinuxNamespace{{Type: oci.PIDNamespace}}}
@@ -152,7 +152,7 @@ func TestAUserNamespaceIsNoPrivilege(t *testing.T) {
 	require.Contains(t, got.Warnings[0], "NVIDIA_NVSWITCH=enabled is not honoured")
 }
 
-func TestWhatIsSaidOfAContainerIsShort(t *testing.T) {
+func TestErrorsAndWarningsAreShort(t *testing.T) {
 	accepting := settings.Default()
 	accepting.AcceptEnvvar, accepting.AcceptVolumeMounts = true, true
 	for _, unit := range []string{"x", "0,", "x.y/z=1,", "nvidia.com/gpu=é,", "\n", "\x1b[2J", "%s", "cuda>=x ", "none,"} {
@@ -178,7 +178,7 @@ func TestWhatIsSaidOfAContainerIsShort(t *testing.T) {
 	}
 }
 
-// short checks that an error and warnings are what a log and an event can hold.
+// short checks that an error and warnings fit a log and an event.
 func short(t require.TestingT, err error, warnings []string) {
 	require.LessOrEqual(t, len(warnings), 8)
 	if err != nil {
@@ -190,18 +190,17 @@ func short(t require.TestingT, err error, warnings []string) {
 	}
 }
 
-// parts are what names, and lists of them, are made of: real ones, and what makes them
-// other ones.
+// parts are the parts of random names and lists: real ones, and mutations.
 var parts = slices.Concat([]string{"0", "1", "0:1", "GPU-a", "MIG-b", "nvidia.com/gpu", "k8s.gpuready.io/gpu", "=", ",", " ", "/", "none", "void", "\x00", "é"}, spellingsOfAll, otherKinds)
 
-// drawList draws a list of names and of what was made of them.
+// drawList draws a list of names and mutated names.
 func drawList(t *rapid.T, label string) string {
 	return strings.Join(rapid.SliceOfN(rapid.OneOf(rapid.SampledFrom(parts), rapid.StringN(0, 8, 32)), 0, 8).Draw(t, label), rapid.SampledFrom([]string{"", ",", " , "}).Draw(t, "between"))
 }
 
-// Whatever a container says, by what it may not ask it asks for nothing, and otherwise for
-// devices of Kinds that it named.
-func TestAContainerAsksForNothingButWhatItMay(t *testing.T) {
+// For any container, a forbidden request is empty, and an allowed one only has devices of
+// Kinds that the container named.
+func TestRequestsOnlyContainAllowedDevices(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		visible, channels, annotation := drawList(t, "visible"), drawList(t, "channels"), drawList(t, "annotation")
 		own, err := json.Marshal(map[string]string{"cdi.k8s.io/plugin": "k8s.gpuready.io/gpu=GPU-granted"})
@@ -243,7 +242,7 @@ func FuzzAnnotation(f *testing.F) {
 	}
 	f.Add("io.kubernetes.cri-o.Annotations", `{"cdi.k8s.io/x":"nvidia.com/gpu=0"}`, "{}")
 	f.Fuzz(func(t *testing.T, key, value, own string) {
-		// CRI-O lays its own annotation over the pod's.
+		// CRI-O overwrites the pod's annotation with its own.
 		annotations := map[string]string{key: value, "io.kubernetes.cri-o.Annotations": own}
 		got, err := Of(container(nil, annotations), settings.Default())
 		short(t, err, got.Warnings)
@@ -254,15 +253,15 @@ func FuzzAnnotation(f *testing.F) {
 		for _, name := range got.Devices {
 			found := false
 			for _, list := range kubelets {
-				found = found || slices.ContainsFunc(words(list), func(word string) bool { return spell(word) == name })
+				found = found || slices.ContainsFunc(words(list), func(word string) bool { return normalize(word) == name })
 			}
 			require.True(t, found, "%q is not of the kubelet", name)
 		}
 	})
 }
 
-// An image can write these variables, so a container that was given GPUs in another way
-// gets nothing by them.
+// An image can set these variables, so a container with GPUs from another source gets
+// nothing by them.
 func TestAnImageAddsNothingToTheGPUsOfItsContainer(t *testing.T) {
 	image := []string{"NVIDIA_MOFED=enabled", "NVIDIA_GDS=enabled", "NVIDIA_GDRCOPY=enabled", "NVIDIA_NVSWITCH=enabled"}
 	s := settings.Default()
@@ -281,7 +280,7 @@ func TestAnImageAddsNothingToTheGPUsOfItsContainer(t *testing.T) {
 	}
 }
 
-func TestAllOfAKindIsAskedForByNoImage(t *testing.T) {
+func TestImagesCannotRequestAllOfAKind(t *testing.T) {
 	for _, kind := range Kinds() {
 		for _, all := range []string{"all", "ALL", "All"} {
 			got, err := Of(container([]string{"NVIDIA_VISIBLE_DEVICES=" + kind + "=" + all}, nil), byNamespace())

@@ -13,29 +13,29 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// Kinds returns the kinds of devices that a request may name. Devices of all other
-// kinds are given by others or to others: those of other vendors by the runtime above,
-// management devices to node agents, NVSwitches to privileged containers that say so
-// in NVIDIA_NVSWITCH.
+// Kinds returns the kinds of devices that a request may name. The runtime above adds
+// devices of other vendors. Management devices are only for node agents, and NVSwitches
+// for privileged containers that set NVIDIA_NVSWITCH.
 func Kinds() []string {
 	return []string{cdi.KindNVIDIA, cdi.KindGPU, cdi.KindGDS, cdi.KindMOFED, cdi.KindGDRCopy, cdi.KindIMEX}
 }
 
-// ErrKind means that a device of another kind was asked for.
-var ErrKind = errors.New("no container may ask for this kind of device")
+// ErrKind means that a device of another kind was requested.
+var ErrKind = errors.New("no container may request this kind of device")
 
-// The names that stand for no single GPU. Spell returns them in these letters.
+// Names that stand for no single GPU, as normalize returns them.
 const (
 	none = "none"
 	void = "void"
 )
 
-// maxName is well above the longest name, which is kind, "=" and the UUID of a MIG device.
+// maxName limits the length of a name, well above the longest: kind, "=" and the UUID of a
+// MIG device.
 const maxName = 256
 
-// spell returns a name in the form in which two names can be compared: "all", "none"
-// and "void" in lower case, with or without a kind. It does not check the name.
-func spell(name string) string {
+// normalize returns a name in a comparable form: "all", "none" and "void" in lower case,
+// with or without a kind. It does not check the name.
+func normalize(name string) string {
 	kind, device, qualified := strings.Cut(name, "=")
 	if !qualified {
 		kind, device = "", name
@@ -51,7 +51,7 @@ func spell(name string) string {
 	return kind + "=" + device
 }
 
-// isAll reports whether a name, as spell returns it, stands for all devices of one of Kinds.
+// isAll reports whether a normalized name stands for all devices of one of Kinds.
 func isAll(name string) bool {
 	kind, device, qualified := strings.Cut(name, "=")
 	if !qualified {
@@ -60,19 +60,19 @@ func isAll(name string) bool {
 	return device == cdi.All && slices.Contains(Kinds(), kind)
 }
 
-// named reports whether each of the names, as spell returns them, is that of one device.
+// named reports whether each of the normalized names stands for one device.
 func named(names []string) bool {
 	return len(names) > 0 && !slices.ContainsFunc(names, unnamed)
 }
 
-// unnamed reports whether a name stands for no single device: images say so of themselves.
+// unnamed reports whether a name stands for no single device; images set such names.
 func unnamed(name string) bool { return isAll(name) || name == none }
 
-// checkName returns an error unless a request may name it: a GPU without a kind, or a
-// device of one of Kinds.
+// checkName returns an error unless a request may contain the name: a GPU without a kind,
+// or a device of one of Kinds.
 func checkName(name string) error {
 	if len(name) > maxName {
-		return fmt.Errorf("%s has %d bytes, and no device's name has more than %d", quote(name), len(name), maxName)
+		return fmt.Errorf("%s has %d bytes, more than the %d that a device name may have", quote(name), len(name), maxName)
 	}
 	kind, device, qualified := strings.Cut(name, "=")
 	if !qualified {
@@ -82,7 +82,7 @@ func checkName(name string) error {
 		return fmt.Errorf("%s: %w; name a GPU, or a device of %s", quote(name), ErrKind, strings.Join(Kinds(), ", "))
 	}
 	if err := parser.ValidateDeviceName(device); err != nil {
-		return fmt.Errorf("%s is no name of a device: %s", quote(name), record.Clean(err.Error(), maxQuoted))
+		return fmt.Errorf("%s is not a valid device name: %s", quote(name), record.Clean(err.Error(), maxQuoted))
 	}
 	return nil
 }
@@ -100,23 +100,23 @@ func checkNames(names []string) error {
 func checkChannels(channels []string) error {
 	for _, channel := range channels {
 		if _, err := strconv.ParseUint(channel, 10, 16); err != nil && channel != cdi.All {
-			return fmt.Errorf("%s is no number of an IMEX channel", quote(channel))
+			return fmt.Errorf("%s is not the number of an IMEX channel", quote(channel))
 		}
 	}
 	return nil
 }
 
-// How much of what a container says is quoted, and how long a whole message may be.
+// Limits on text quoted from a container, and on a whole message.
 const (
 	maxQuoted  = 100
 	maxMessage = 1000
 )
 
-// quote quotes what comes from a container, cut to a bounded length.
+// quote quotes text of a container, cut to a bounded length.
 func quote(s string) string { return strconv.Quote(record.Clean(s, maxQuoted)) }
 
-// said is a variable with its value, cut to a bounded length.
-func said(name, value string) string {
+// assignment formats a variable with its value, cut to a bounded length.
+func assignment(name, value string) string {
 	return record.Clean(name, maxQuoted) + "=" + record.Clean(value, maxQuoted)
 }
 

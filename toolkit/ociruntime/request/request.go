@@ -1,9 +1,9 @@
-// Package request works out which GPUs a container asks for, and whether it may.
-// It knows nothing of what there is: that is for package inject.
+// Package request determines which GPUs a container requests, and whether it may. It does
+// not know which GPUs exist; see package inject.
 //
-// A container asks, in this order, by annotations (CDI names), by mounts of /dev/null
-// (a device plugin's), by environment variables. What an image can set for itself is
-// the environment, and that is why it is believed least.
+// A container requests GPUs by annotations (CDI names), mounts of /dev/null (a device
+// plugin's) or environment variables, in this order of precedence. An image can set its
+// own environment, so that is trusted least.
 package request
 
 import (
@@ -21,34 +21,34 @@ import (
 	"github.com/gpuready/gpuready/toolkit/ociruntime/settings"
 )
 
-// Request is what a container is to be given.
+// Request is an accepted request.
 type Request struct {
-	// Devices are names of GPUs as they were asked for: "all", an index "0", a GPU and
-	// its MIG device "0:1", a UUID, or a CDI name "nvidia.com/gpu=0" of one of Kinds.
+	// Devices are the requested names of GPUs: "all", an index "0", a GPU and its MIG
+	// device "0:1", a UUID, or a CDI name "nvidia.com/gpu=0" of one of Kinds.
 	Devices []string
-	// OneEach says that none of the names may stand for several GPUs.
+	// OneEach forbids names that stand for several GPUs.
 	OneEach bool
-	// DriverOnly asks for the driver's files without a device.
+	// DriverOnly requests the driver's files without a device.
 	DriverOnly   bool
 	Capabilities capability.Set
-	MIGConfig    bool     // all MIG devices may be made and removed
-	MIGMonitor   bool     // all MIG devices may be seen
+	MIGConfig    bool     // the container may create and remove all MIG devices
+	MIGMonitor   bool     // the container may monitor all MIG devices
 	Channels     []string // numbers of IMEX channels
 	Features     []string // "gds", "mofed", "gdrcopy", "nvswitch"
 	Requirements []string // conditions that the driver has to meet, see Check
-	// RemoveHook says that Docker's hook for --gpus is in the bundle: what it would
-	// do is done here.
+	// RemoveHook reports whether the bundle has Docker's hook for --gpus, whose work is
+	// done here.
 	RemoveHook bool
-	// Warnings are what was asked for and not given, in words.
+	// Warnings describe the requests that are not honoured.
 	Warnings []string
 }
 
-// Empty says that there is nothing to give.
+// Empty reports whether nothing is requested.
 func (r Request) Empty() bool {
 	return len(r.Devices) == 0 && !r.DriverOnly && len(r.Channels) == 0
 }
 
-// The variables that containers ask by.
+// The environment variables of requests.
 const (
 	visible      = "NVIDIA_VISIBLE_DEVICES"
 	capabilities = "NVIDIA_DRIVER_CAPABILITIES"
@@ -59,19 +59,19 @@ const (
 	nvswitch = "nvswitch"
 )
 
-// maxNames bounds a list: 16 GPUs have 112 MIG devices.
+// maxNames limits the length of a list: 16 GPUs have 112 MIG devices.
 const maxNames = 1024
 
-// Of reads a container's request. What it returns names devices of Kinds alone. Errors
-// and warnings have a bounded length, whatever the container says.
+// Of returns a container's request. It only names devices of Kinds. Errors and warnings
+// have a bounded length, whatever the container requests.
 func Of(spec *oci.Spec, s settings.Settings) (Request, error) {
 	r, err := of(spec, s)
 	return r, Brief(err)
 }
 
 func of(spec *oci.Spec, s settings.Settings) (Request, error) {
-	a := asker{spec: spec, settings: s, env: environment(spec)}
-	if err := a.devices(); err != nil {
+	a := reader{spec: spec, settings: s, env: environment(spec)}
+	if err := a.readDevices(); err != nil {
 		return Request{}, err
 	}
 	if a.Empty() {
@@ -79,26 +79,27 @@ func of(spec *oci.Spec, s settings.Settings) (Request, error) {
 	}
 	set, err := capability.Parse(a.env[capabilities])
 	if err != nil {
-		return Request{}, fmt.Errorf("%s: %w", said(capabilities, a.env[capabilities]), err)
+		return Request{}, fmt.Errorf("%s: %w", assignment(capabilities, a.env[capabilities]), err)
 	}
 	a.Capabilities = set
-	if err := a.mig(); err != nil {
+	if err := a.readMIG(); err != nil {
 		return Request{}, err
 	}
-	a.features()
+	a.readFeatures()
 	a.Requirements = requirements(a.env)
 	return a.Request, nil
 }
 
-type asker struct {
+// reader reads a container's request.
+type reader struct {
 	Request
 	spec     *oci.Spec
 	settings settings.Settings
 	env      map[string]string
 }
 
-// environment is that of the container's process; where a variable is set twice the
-// last one holds, as runtimes have it and as Docker's --gpus relies on.
+// environment returns the environment of the container's process. If a variable is set
+// twice the last one applies, as in runtimes; Docker's --gpus relies on that.
 func environment(spec *oci.Spec) map[string]string {
 	env := map[string]string{}
 	if spec.Process == nil {
@@ -112,11 +113,11 @@ func environment(spec *oci.Spec) map[string]string {
 	return env
 }
 
-func (a *asker) devices() error {
+func (a *reader) readDevices() error {
 	a.RemoveHook = dockerGPUs(a.spec)
 	if names := a.annotated(); len(names) > 0 {
 		a.Devices = names
-		return a.bounded()
+		return a.checkCount()
 	}
 	if a.settings.AcceptVolumeMounts {
 		names, channels, err := mounted(a.spec.Mounts)
@@ -128,25 +129,25 @@ func (a *asker) devices() error {
 		}
 		if len(names)+len(channels) > 0 {
 			a.Devices, a.Channels = names, channels
-			return a.bounded()
+			return a.checkCount()
 		}
 	}
-	if err := a.byEnvironment(); err != nil {
+	if err := a.readEnvironment(); err != nil {
 		return err
 	}
-	return a.bounded()
+	return a.checkCount()
 }
 
-func (a *asker) bounded() error {
+func (a *reader) checkCount() error {
 	if n := max(len(a.Devices), len(a.Channels)); n > maxNames {
-		return fmt.Errorf("%d devices are asked for, more than %d", n, maxNames)
+		return fmt.Errorf("%d devices are requested, more than %d", n, maxNames)
 	}
 	return nil
 }
 
-// docker says whether the variables are those of docker run --gpus. A hook directory
-// (oci-nvidia-hook.json) puts the same hook into every container of Podman and CRI-O.
-func (a *asker) docker() bool {
+// docker reports whether docker run --gpus set the variables. A hook directory
+// (oci-nvidia-hook.json) adds the same hook to every container of Podman and CRI-O.
+func (a *reader) docker() bool {
 	for key := range a.spec.Annotations {
 		if strings.HasPrefix(key, "io.kubernetes.") {
 			return false
@@ -155,17 +156,17 @@ func (a *asker) docker() bool {
 	return a.RemoveHook && !podman(a.spec.Annotations)
 }
 
-func (a *asker) byEnvironment() error {
+func (a *reader) readEnvironment() error {
 	names := words(a.env[visible])
 	for i := range names {
-		names[i] = spell(names[i])
+		names[i] = normalize(names[i])
 	}
 	if slices.Contains(names, void) {
 		names = nil
 	}
 	channels := words(a.env[imex])
 	for i := range channels {
-		channels[i] = spell(channels[i])
+		channels[i] = normalize(channels[i])
 	}
 	if len(names)+len(channels) == 0 {
 		return nil
@@ -177,7 +178,7 @@ func (a *asker) byEnvironment() error {
 	}
 	names, none := without(names, none)
 	if none && len(names) > 0 {
-		return fmt.Errorf("%s: \"none\" goes with no other name", said(visible, a.env[visible]))
+		return fmt.Errorf("%s: \"none\" cannot be combined with other names", assignment(visible, a.env[visible]))
 	}
 	if err := checkNames(names); err != nil {
 		return fmt.Errorf("%s: %w", visible, err)
@@ -190,36 +191,37 @@ func (a *asker) byEnvironment() error {
 	return nil
 }
 
-// environmentTrusted reports whether the container may ask for anything by environment.
-func (a *asker) environmentTrusted() bool {
+// environmentTrusted reports whether the container may request anything by environment.
+func (a *reader) environmentTrusted() bool {
 	return a.settings.AcceptEnvvar || a.docker() || privileged(a.spec)
 }
 
-// refuse decides about a container that may not ask by environment. "all" and "none",
-// however they are spelled, are what images of CUDA programs say of themselves, whether
-// they are to have a GPU or not: those start, without. Another list somebody has thought
-// of: without its GPUs the container would find out later that it has none, and not why.
-func (a *asker) refuse(names, channels []string) error {
+// refuse handles a container that may not request GPUs by environment. Images of CUDA
+// programs set "all" or "none", in any spelling, whether they need a GPU or not: such
+// containers start without. A person wrote any other list, so it is an error: otherwise the
+// container would miss its GPUs later without knowing why.
+func (a *reader) refuse(names, channels []string) error {
 	turnOn := "set \"accept-nvidia-visible-devices-envvar-when-unprivileged\" in gpu-oci-runtime.json to allow it to every container of this runtime, or request GPUs as resources, by CDI name or by a privileged container"
 	if a.settings.AcceptNamed {
 		turnOn = "name the GPUs by index or UUID, request them as resources, annotate the pod with cdi.k8s.io/gpus: nvidia.com/gpu=all, or run gpu-toolkit with --accept-nvidia-visible-devices-envvar-when-unprivileged"
 	}
 	if slices.ContainsFunc(names, func(name string) bool { return !unnamed(name) }) {
-		return fmt.Errorf("the container asks for GPUs by the environment variable %s, which unprivileged containers may not: %s", said(visible, a.env[visible]), turnOn)
+		return fmt.Errorf("the container requests GPUs by the environment variable %s, which unprivileged containers may not: %s", assignment(visible, a.env[visible]), turnOn)
 	}
 	if len(names) > 0 {
-		a.warn("%s of an unprivileged container is not honoured, since its image can have set it; %s", said(visible, a.env[visible]), turnOn)
+		a.warn("%s of an unprivileged container is not honoured, since its image can have set it; %s", assignment(visible, a.env[visible]), turnOn)
 	}
 	if len(channels) > 0 {
-		a.warn("%s of an unprivileged container is not honoured; %s", said(imex, a.env[imex]), turnOn)
+		a.warn("%s of an unprivileged container is not honoured; %s", assignment(imex, a.env[imex]), turnOn)
 	}
 	return nil
 }
 
-// privileged reports what NVIDIA's container toolkit takes for it (internal/config/image,
-// privileged.go): CAP_SYS_ADMIN in the bounding set, so that a process of a privileged
-// container that is not root counts too. In a user namespace of the container's own the
-// capability is none over the node's devices, and anybody may have it there.
+// privileged reports whether a container is privileged by the definition of NVIDIA's
+// container toolkit (internal/config/image, privileged.go): CAP_SYS_ADMIN is in the bounding
+// set. So a process of a privileged container that is not root counts too. In a user
+// namespace of its own the capability does not extend to the node's devices, and anybody
+// may have it there.
 func privileged(spec *oci.Spec) bool {
 	if spec.Process == nil || spec.Process.Capabilities == nil || !slices.Contains(spec.Process.Capabilities.Bounding, "CAP_SYS_ADMIN") {
 		return false
@@ -227,8 +229,8 @@ func privileged(spec *oci.Spec) bool {
 	return spec.Linux == nil || !slices.ContainsFunc(spec.Linux.Namespaces, func(n oci.LinuxNamespace) bool { return n.Type == oci.UserNamespace })
 }
 
-// mig reads the requests to manage MIG. They are for containers that get GPUs.
-func (a *asker) mig() error {
+// readMIG reads the requests to manage MIG. They only apply to containers that get GPUs.
+func (a *reader) readMIG() error {
 	for _, v := range []struct {
 		name string
 		into *bool
@@ -237,17 +239,17 @@ func (a *asker) mig() error {
 			continue
 		}
 		if !privileged(a.spec) {
-			return fmt.Errorf("%s: only privileged containers may; remove the variable or make the container privileged", said(v.name, a.env[v.name]))
+			return fmt.Errorf("%s: only privileged containers may; remove the variable or make the container privileged", assignment(v.name, a.env[v.name]))
 		}
 		*v.into = true
 	}
 	return nil
 }
 
-// features reads the requests for what GPUs work with. An image can make them, so that
-// they need the same trust as a request for GPUs by environment. An NVSwitch connects the
-// GPUs of all containers, and who may open it can disconnect them.
-func (a *asker) features() {
+// readFeatures reads the requests for peripheral devices. An image can make them, so they
+// need the same trust as a request for GPUs by environment. An NVSwitch connects the GPUs
+// of all containers, and a container that may open it can disconnect them.
+func (a *reader) readFeatures() {
 	for _, feature := range []string{"gds", "mofed", "gdrcopy", nvswitch} {
 		variable := "NVIDIA_" + strings.ToUpper(feature)
 		switch {
@@ -262,11 +264,11 @@ func (a *asker) features() {
 	}
 }
 
-func (a *asker) warn(format string, args ...any) {
+func (a *reader) warn(format string, args ...any) {
 	a.Warnings = append(a.Warnings, record.Clean(fmt.Sprintf(format, args...), maxMessage))
 }
 
-// words are what stands between commas.
+// words returns the non-empty items of a comma-separated list.
 func words(value string) []string {
 	var list []string
 	for word := range strings.SplitSeq(value, ",") {
@@ -282,7 +284,7 @@ func without(list []string, word string) (rest []string, found bool) {
 	return rest, len(rest) < len(list)
 }
 
-// unique drops what is there again.
+// unique removes duplicates.
 func unique(list []string) []string {
 	if len(list) == 0 {
 		return nil
@@ -295,8 +297,8 @@ func unique(list []string) []string {
 	})
 }
 
-// requirements are all NVIDIA_REQUIRE_* conditions, and that of an image from before
-// there were such, which says its CUDA version alone.
+// requirements returns all NVIDIA_REQUIRE_* conditions. For an older image, which only
+// names its CUDA version, it returns the condition for that.
 func requirements(env map[string]string) []string {
 	if disabled, err := strconv.ParseBool(env["NVIDIA_DISABLE_REQUIRE"]); err == nil && disabled {
 		return nil

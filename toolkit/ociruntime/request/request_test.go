@@ -11,8 +11,8 @@ import (
 	"github.com/gpuready/gpuready/toolkit/ociruntime/settings"
 )
 
-// asks is a container by what it asks with.
-type asks struct {
+// testRequest describes the request of a container.
+type testRequest struct {
 	env         string // separated by spaces
 	mounts      []string
 	annotations map[string]string
@@ -22,7 +22,7 @@ type asks struct {
 	volumes     bool
 }
 
-func (a asks) of() (Request, error) {
+func (a testRequest) of() (Request, error) {
 	spec := &oci.Spec{Process: &oci.Process{Env: strings.Fields(a.env)}, Annotations: a.annotations}
 	if a.privileged {
 		spec.Process.Capabilities = &oci.LinuxCapabilities{Bounding: []string{"CAP_CHOWN", "CAP_SYS_ADMIN"}}
@@ -38,50 +38,50 @@ func (a asks) of() (Request, error) {
 	return Of(spec, s)
 }
 
-func TestWhatAContainerAsksFor(t *testing.T) {
+func TestOf(t *testing.T) {
 	const dir = "/var/run/nvidia-container-devices/"
 	hook := "/usr/bin/" + HookName
 	for name, c := range map[string]struct {
-		asks
+		testRequest
 		want Request // Capabilities 0 is Default where there are devices
 	}{
-		"nothing":              {asks{}, Request{}},
-		"void":                 {asks{env: "NVIDIA_VISIBLE_DEVICES=void", envvar: true}, Request{}},
-		"void among others":    {asks{env: "NVIDIA_VISIBLE_DEVICES=0,void", envvar: true}, Request{}},
-		"empty":                {asks{env: "NVIDIA_VISIBLE_DEVICES=", envvar: true}, Request{}},
-		"unset, old image":     {asks{env: "CUDA_VERSION=9.0", envvar: true}, Request{}},
-		"all":                  {asks{env: "NVIDIA_VISIBLE_DEVICES=all", envvar: true}, Request{Devices: []string{"all"}}},
-		"none":                 {asks{env: "NVIDIA_VISIBLE_DEVICES=none", envvar: true}, Request{DriverOnly: true}},
-		"indices":              {asks{env: "NVIDIA_VISIBLE_DEVICES=0,,1,0", envvar: true}, Request{Devices: []string{"0", "1"}}},
-		"UUIDs":                {asks{env: "NVIDIA_VISIBLE_DEVICES=GPU-a,MIG-b", envvar: true}, Request{Devices: []string{"GPU-a", "MIG-b"}}},
-		"MIG by place":         {asks{env: "NVIDIA_VISIBLE_DEVICES=0:1", envvar: true}, Request{Devices: []string{"0:1"}}},
-		"CDI name":             {asks{env: "NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0", envvar: true}, Request{Devices: []string{"nvidia.com/gpu=0"}}},
-		"the last one holds":   {asks{env: "NVIDIA_VISIBLE_DEVICES=all NVIDIA_VISIBLE_DEVICES=1", envvar: true}, Request{Devices: []string{"1"}}},
-		"privileged":           {asks{env: "NVIDIA_VISIBLE_DEVICES=all", privileged: true}, Request{Devices: []string{"all"}}},
-		"capabilities":         {asks{env: "NVIDIA_VISIBLE_DEVICES=0 NVIDIA_DRIVER_CAPABILITIES=video", envvar: true}, Request{Devices: []string{"0"}, Capabilities: capability.Video}},
-		"mount":                {asks{mounts: []string{dir + "GPU-a", dir + "GPU-a/"}, volumes: true}, Request{Devices: []string{"GPU-a"}}},
-		"mount, /run":          {asks{mounts: []string{"/run/nvidia-container-devices/GPU-a"}, volumes: true}, Request{Devices: []string{"GPU-a"}}},
-		"mount of a CDI name":  {asks{mounts: []string{dir + "cdi/nvidia.com/gpu/0", dir + "cdi/nvidia.com/gpu=1"}, volumes: true}, Request{Devices: []string{"nvidia.com/gpu=0", "nvidia.com/gpu=1"}}},
-		"mount of a channel":   {asks{mounts: []string{dir + "imex/0"}, volumes: true}, Request{Channels: []string{"0"}}},
-		"mount, not accepted":  {asks{mounts: []string{dir + "GPU-a"}}, Request{}},
-		"mount elsewhere":      {asks{mounts: []string{"/var/run/nvidia-container-devices", "/x"}, volumes: true}, Request{}},
-		"mount before env":     {asks{mounts: []string{dir + "GPU-a"}, env: "NVIDIA_VISIBLE_DEVICES=all", volumes: true, envvar: true}, Request{Devices: []string{"GPU-a"}}},
-		"annotation":           {asks{annotations: map[string]string{"cdi.k8s.io/b": "k8s.gpuready.io/gpu=GPU-a", "cdi.k8s.io/a": "nvidia.com/gpu=0, nvidia.com/gpu=1", "other": "nvidia.com/gpu=2"}}, Request{Devices: []string{"nvidia.com/gpu=0", "nvidia.com/gpu=1", "k8s.gpuready.io/gpu=GPU-a"}}},
-		"CRI-O's annotation":   {asks{annotations: map[string]string{"cdi.k8s.io/a": "nvidia.com/gpu=0", "io.kubernetes.cri-o.ContainerType": "container", "io.kubernetes.cri-o.Annotations": `{"cdi.k8s.io/a":"nvidia.com/gpu=0"}`}}, Request{Devices: []string{"nvidia.com/gpu=0"}}},
-		"all in other letters": {asks{env: "NVIDIA_VISIBLE_DEVICES=ALL", envvar: true}, Request{Devices: []string{"all"}}},
-		"all by other names":   {asks{env: "NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=All,k8s.gpuready.io/gpu=aLL,,nvidia.com/gpu=all", envvar: true}, Request{Devices: []string{"nvidia.com/gpu=all", "k8s.gpuready.io/gpu=all"}}},
-		"annotation first":     {asks{annotations: map[string]string{"cdi.k8s.io/a": "nvidia.com/gpu=0"}, mounts: []string{dir + "1"}, env: "NVIDIA_VISIBLE_DEVICES=2", volumes: true}, Request{Devices: []string{"nvidia.com/gpu=0"}}},
-		"docker run --gpus":    {asks{hook: hook, env: "NVIDIA_VISIBLE_DEVICES=all NVIDIA_VISIBLE_DEVICES=0,1"}, Request{Devices: []string{"0", "1"}, RemoveHook: true}},
-		"Docker's hook, void":  {asks{hook: hook, env: "NVIDIA_VISIBLE_DEVICES=void"}, Request{RemoveHook: true}},
-		"another hook":         {asks{hook: "/usr/bin/other", env: "NVIDIA_VISIBLE_DEVICES=void"}, Request{}},
-		"channels":             {asks{env: "NVIDIA_IMEX_CHANNELS=0,2", envvar: true}, Request{Channels: []string{"0", "2"}}},
-		"features":             {asks{env: "NVIDIA_VISIBLE_DEVICES=0 NVIDIA_GDS=enabled NVIDIA_MOFED=enabled NVIDIA_GDRCOPY=disabled", envvar: true}, Request{Devices: []string{"0"}, Features: []string{"gds", "mofed"}}},
-		"MIG administration":   {asks{env: "NVIDIA_VISIBLE_DEVICES=all NVIDIA_MIG_CONFIG_DEVICES=all NVIDIA_MIG_MONITOR_DEVICES=all", privileged: true}, Request{Devices: []string{"all"}, MIGConfig: true, MIGMonitor: true}},
-		"MIG without GPUs":     {asks{env: "NVIDIA_MIG_CONFIG_DEVICES=all"}, Request{}},
-		"requirements":         {asks{env: "NVIDIA_VISIBLE_DEVICES=0 NVIDIA_REQUIRE_B=driver>=1 NVIDIA_REQUIRE_CUDA=cuda>=12.4 NVIDIA_REQUIRE_JETPACK=x", envvar: true}, Request{Devices: []string{"0"}, Requirements: []string{"cuda>=12.4", "driver>=1"}}},
-		"requirements off":     {asks{env: "NVIDIA_VISIBLE_DEVICES=0 NVIDIA_REQUIRE_CUDA=cuda>=12.4 NVIDIA_DISABLE_REQUIRE=1", envvar: true}, Request{Devices: []string{"0"}}},
-		"an old image's":       {asks{env: "NVIDIA_VISIBLE_DEVICES=0 CUDA_VERSION=9.2.148", envvar: true}, Request{Devices: []string{"0"}, Requirements: []string{"cuda>=9.2"}}},
-		"nonsense for nothing": {asks{env: "NVIDIA_DRIVER_CAPABILITIES=nonsense"}, Request{}},
+		"nothing":              {testRequest{}, Request{}},
+		"void":                 {testRequest{env: "NVIDIA_VISIBLE_DEVICES=void", envvar: true}, Request{}},
+		"void among others":    {testRequest{env: "NVIDIA_VISIBLE_DEVICES=0,void", envvar: true}, Request{}},
+		"empty":                {testRequest{env: "NVIDIA_VISIBLE_DEVICES=", envvar: true}, Request{}},
+		"unset, old image":     {testRequest{env: "CUDA_VERSION=9.0", envvar: true}, Request{}},
+		"all":                  {testRequest{env: "NVIDIA_VISIBLE_DEVICES=all", envvar: true}, Request{Devices: []string{"all"}}},
+		"none":                 {testRequest{env: "NVIDIA_VISIBLE_DEVICES=none", envvar: true}, Request{DriverOnly: true}},
+		"indices":              {testRequest{env: "NVIDIA_VISIBLE_DEVICES=0,,1,0", envvar: true}, Request{Devices: []string{"0", "1"}}},
+		"UUIDs":                {testRequest{env: "NVIDIA_VISIBLE_DEVICES=GPU-a,MIG-b", envvar: true}, Request{Devices: []string{"GPU-a", "MIG-b"}}},
+		"MIG by place":         {testRequest{env: "NVIDIA_VISIBLE_DEVICES=0:1", envvar: true}, Request{Devices: []string{"0:1"}}},
+		"CDI name":             {testRequest{env: "NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0", envvar: true}, Request{Devices: []string{"nvidia.com/gpu=0"}}},
+		"the last one holds":   {testRequest{env: "NVIDIA_VISIBLE_DEVICES=all NVIDIA_VISIBLE_DEVICES=1", envvar: true}, Request{Devices: []string{"1"}}},
+		"privileged":           {testRequest{env: "NVIDIA_VISIBLE_DEVICES=all", privileged: true}, Request{Devices: []string{"all"}}},
+		"capabilities":         {testRequest{env: "NVIDIA_VISIBLE_DEVICES=0 NVIDIA_DRIVER_CAPABILITIES=video", envvar: true}, Request{Devices: []string{"0"}, Capabilities: capability.Video}},
+		"mount":                {testRequest{mounts: []string{dir + "GPU-a", dir + "GPU-a/"}, volumes: true}, Request{Devices: []string{"GPU-a"}}},
+		"mount, /run":          {testRequest{mounts: []string{"/run/nvidia-container-devices/GPU-a"}, volumes: true}, Request{Devices: []string{"GPU-a"}}},
+		"mount of a CDI name":  {testRequest{mounts: []string{dir + "cdi/nvidia.com/gpu/0", dir + "cdi/nvidia.com/gpu=1"}, volumes: true}, Request{Devices: []string{"nvidia.com/gpu=0", "nvidia.com/gpu=1"}}},
+		"mount of a channel":   {testRequest{mounts: []string{dir + "imex/0"}, volumes: true}, Request{Channels: []string{"0"}}},
+		"mount, not accepted":  {testRequest{mounts: []string{dir + "GPU-a"}}, Request{}},
+		"mount elsewhere":      {testRequest{mounts: []string{"/var/run/nvidia-container-devices", "/x"}, volumes: true}, Request{}},
+		"mount before env":     {testRequest{mounts: []string{dir + "GPU-a"}, env: "NVIDIA_VISIBLE_DEVICES=all", volumes: true, envvar: true}, Request{Devices: []string{"GPU-a"}}},
+		"annotation":           {testRequest{annotations: map[string]string{"cdi.k8s.io/b": "k8s.gpuready.io/gpu=GPU-a", "cdi.k8s.io/a": "nvidia.com/gpu=0, nvidia.com/gpu=1", "other": "nvidia.com/gpu=2"}}, Request{Devices: []string{"nvidia.com/gpu=0", "nvidia.com/gpu=1", "k8s.gpuready.io/gpu=GPU-a"}}},
+		"CRI-O's annotation":   {testRequest{annotations: map[string]string{"cdi.k8s.io/a": "nvidia.com/gpu=0", "io.kubernetes.cri-o.ContainerType": "container", "io.kubernetes.cri-o.Annotations": `{"cdi.k8s.io/a":"nvidia.com/gpu=0"}`}}, Request{Devices: []string{"nvidia.com/gpu=0"}}},
+		"all in other letters": {testRequest{env: "NVIDIA_VISIBLE_DEVICES=ALL", envvar: true}, Request{Devices: []string{"all"}}},
+		"all by other names":   {testRequest{env: "NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=All,k8s.gpuready.io/gpu=aLL,,nvidia.com/gpu=all", envvar: true}, Request{Devices: []string{"nvidia.com/gpu=all", "k8s.gpuready.io/gpu=all"}}},
+		"annotation first":     {testRequest{annotations: map[string]string{"cdi.k8s.io/a": "nvidia.com/gpu=0"}, mounts: []string{dir + "1"}, env: "NVIDIA_VISIBLE_DEVICES=2", volumes: true}, Request{Devices: []string{"nvidia.com/gpu=0"}}},
+		"docker run --gpus":    {testRequest{hook: hook, env: "NVIDIA_VISIBLE_DEVICES=all NVIDIA_VISIBLE_DEVICES=0,1"}, Request{Devices: []string{"0", "1"}, RemoveHook: true}},
+		"Docker's hook, void":  {testRequest{hook: hook, env: "NVIDIA_VISIBLE_DEVICES=void"}, Request{RemoveHook: true}},
+		"another hook":         {testRequest{hook: "/usr/bin/other", env: "NVIDIA_VISIBLE_DEVICES=void"}, Request{}},
+		"channels":             {testRequest{env: "NVIDIA_IMEX_CHANNELS=0,2", envvar: true}, Request{Channels: []string{"0", "2"}}},
+		"features":             {testRequest{env: "NVIDIA_VISIBLE_DEVICES=0 NVIDIA_GDS=enabled NVIDIA_MOFED=enabled NVIDIA_GDRCOPY=disabled", envvar: true}, Request{Devices: []string{"0"}, Features: []string{"gds", "mofed"}}},
+		"MIG administration":   {testRequest{env: "NVIDIA_VISIBLE_DEVICES=all NVIDIA_MIG_CONFIG_DEVICES=all NVIDIA_MIG_MONITOR_DEVICES=all", privileged: true}, Request{Devices: []string{"all"}, MIGConfig: true, MIGMonitor: true}},
+		"MIG without GPUs":     {testRequest{env: "NVIDIA_MIG_CONFIG_DEVICES=all"}, Request{}},
+		"requirements":         {testRequest{env: "NVIDIA_VISIBLE_DEVICES=0 NVIDIA_REQUIRE_B=driver>=1 NVIDIA_REQUIRE_CUDA=cuda>=12.4 NVIDIA_REQUIRE_JETPACK=x", envvar: true}, Request{Devices: []string{"0"}, Requirements: []string{"cuda>=12.4", "driver>=1"}}},
+		"requirements off":     {testRequest{env: "NVIDIA_VISIBLE_DEVICES=0 NVIDIA_REQUIRE_CUDA=cuda>=12.4 NVIDIA_DISABLE_REQUIRE=1", envvar: true}, Request{Devices: []string{"0"}}},
+		"an old image's":       {testRequest{env: "NVIDIA_VISIBLE_DEVICES=0 CUDA_VERSION=9.2.148", envvar: true}, Request{Devices: []string{"0"}, Requirements: []string{"cuda>=9.2"}}},
+		"nonsense for nothing": {testRequest{env: "NVIDIA_DRIVER_CAPABILITIES=nonsense"}, Request{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if !c.want.Empty() && c.want.Capabilities == 0 {
@@ -94,20 +94,20 @@ func TestWhatAContainerAsksFor(t *testing.T) {
 	}
 }
 
-// An image sets what it likes in the environment; with Podman in annotations too.
+// An image can set any environment, and with Podman any annotations.
 func TestImagesCannotGrantThemselvesGPUs(t *testing.T) {
 	for _, c := range []struct {
-		asks
+		testRequest
 		want string
 	}{
-		{asks{env: "NVIDIA_VISIBLE_DEVICES=all"}, "accept-nvidia-visible-devices-envvar-when-unprivileged"},
-		{asks{env: "NVIDIA_VISIBLE_DEVICES=none"}, "not honoured"},
-		{asks{env: "NVIDIA_IMEX_CHANNELS=0"}, "not honoured"},
-		{asks{annotations: map[string]string{"cdi.k8s.io/a": "nvidia.com/gpu=0", "io.container.manager": "libpod"}}, "podman run --device"},
-		{asks{annotations: map[string]string{"cdi.k8s.io/a": "nvidia.com/gpu=0", "io.container.manager": "an image's"}}, "podman run --device"},
-		{asks{annotations: map[string]string{"cdi.k8s.io/a": "nvidia.com/gpu=0", "io.podman.annotations.cid-file": "x"}}, "podman run --device"},
-		{asks{hook: HookName, env: "NVIDIA_VISIBLE_DEVICES=all", annotations: map[string]string{"io.container.manager": "libpod"}}, "not honoured"},
-		{asks{hook: HookName, env: "NVIDIA_VISIBLE_DEVICES=all", annotations: map[string]string{"io.kubernetes.cri-o.ContainerType": "container"}}, "not honoured"},
+		{testRequest{env: "NVIDIA_VISIBLE_DEVICES=all"}, "accept-nvidia-visible-devices-envvar-when-unprivileged"},
+		{testRequest{env: "NVIDIA_VISIBLE_DEVICES=none"}, "not honoured"},
+		{testRequest{env: "NVIDIA_IMEX_CHANNELS=0"}, "not honoured"},
+		{testRequest{annotations: map[string]string{"cdi.k8s.io/a": "nvidia.com/gpu=0", "io.container.manager": "libpod"}}, "podman run --device"},
+		{testRequest{annotations: map[string]string{"cdi.k8s.io/a": "nvidia.com/gpu=0", "io.container.manager": "an image's"}}, "podman run --device"},
+		{testRequest{annotations: map[string]string{"cdi.k8s.io/a": "nvidia.com/gpu=0", "io.podman.annotations.cid-file": "x"}}, "podman run --device"},
+		{testRequest{hook: HookName, env: "NVIDIA_VISIBLE_DEVICES=all", annotations: map[string]string{"io.container.manager": "libpod"}}, "not honoured"},
+		{testRequest{hook: HookName, env: "NVIDIA_VISIBLE_DEVICES=all", annotations: map[string]string{"io.kubernetes.cri-o.ContainerType": "container"}}, "not honoured"},
 	} {
 		got, err := c.of()
 		require.NoError(t, err)
@@ -119,18 +119,18 @@ func TestImagesCannotGrantThemselvesGPUs(t *testing.T) {
 
 func TestRefusals(t *testing.T) {
 	for _, c := range []struct {
-		asks
+		testRequest
 		want string
 	}{
-		{asks{env: "NVIDIA_VISIBLE_DEVICES=0"}, `NVIDIA_VISIBLE_DEVICES=0, which unprivileged containers may not: set "accept-nvidia-visible-devices-envvar-when-unprivileged"`},
-		{asks{env: "NVIDIA_VISIBLE_DEVICES=all,GPU-a"}, "may not"},
-		{asks{env: "NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0"}, "may not"},
-		{asks{env: "NVIDIA_VISIBLE_DEVICES=none,0", envvar: true}, `"none" goes with no other name`},
-		{asks{env: "NVIDIA_VISIBLE_DEVICES=0 NVIDIA_DRIVER_CAPABILITIES=compute,gfx", envvar: true}, `NVIDIA_DRIVER_CAPABILITIES=compute,gfx: "gfx" is no driver capability`},
-		{asks{env: "NVIDIA_VISIBLE_DEVICES=0 NVIDIA_MIG_CONFIG_DEVICES=all", envvar: true}, "NVIDIA_MIG_CONFIG_DEVICES=all: only privileged"},
-		{asks{env: "NVIDIA_VISIBLE_DEVICES=0 NVIDIA_MIG_MONITOR_DEVICES=all", envvar: true}, "NVIDIA_MIG_MONITOR_DEVICES=all: only privileged"},
-		{asks{mounts: []string{"/var/run/nvidia-container-devices/cdi/x"}, volumes: true}, "is not <vendor>/<class>/<name>"},
-		{asks{env: "NVIDIA_VISIBLE_DEVICES=" + numbered(maxNames+1), envvar: true}, "more than"},
+		{testRequest{env: "NVIDIA_VISIBLE_DEVICES=0"}, `NVIDIA_VISIBLE_DEVICES=0, which unprivileged containers may not: set "accept-nvidia-visible-devices-envvar-when-unprivileged"`},
+		{testRequest{env: "NVIDIA_VISIBLE_DEVICES=all,GPU-a"}, "may not"},
+		{testRequest{env: "NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0"}, "may not"},
+		{testRequest{env: "NVIDIA_VISIBLE_DEVICES=none,0", envvar: true}, `"none" cannot be combined with other names`},
+		{testRequest{env: "NVIDIA_VISIBLE_DEVICES=0 NVIDIA_DRIVER_CAPABILITIES=compute,gfx", envvar: true}, `NVIDIA_DRIVER_CAPABILITIES=compute,gfx: "gfx" is no driver capability`},
+		{testRequest{env: "NVIDIA_VISIBLE_DEVICES=0 NVIDIA_MIG_CONFIG_DEVICES=all", envvar: true}, "NVIDIA_MIG_CONFIG_DEVICES=all: only privileged"},
+		{testRequest{env: "NVIDIA_VISIBLE_DEVICES=0 NVIDIA_MIG_MONITOR_DEVICES=all", envvar: true}, "NVIDIA_MIG_MONITOR_DEVICES=all: only privileged"},
+		{testRequest{mounts: []string{"/var/run/nvidia-container-devices/cdi/x"}, volumes: true}, "is not <vendor>/<class>/<name>"},
+		{testRequest{env: "NVIDIA_VISIBLE_DEVICES=" + numbered(maxNames+1), envvar: true}, "more than"},
 	} {
 		_, err := c.of()
 		require.ErrorContains(t, err, c.want)
@@ -153,7 +153,7 @@ func TestCheck(t *testing.T) {
 		{"cuda>=13.0", "580.95.05", ""},
 		{"cuda>=13.1", "580.95.05", "with CUDA 13.0"},
 		{"cuda>=12.4.1", "550.54.15", ""},
-		{"cuda>=99.0", "999.1", ""}, // newer than this program: it may
+		{"cuda>=99.0", "999.1", ""}, // newer than this program: accepted
 		{"cuda<12.0", "999.1", ""},
 		{"cuda<12.0", "550.1", "requires"},
 		{"driver>=550", "550.54.15", ""},
@@ -162,14 +162,14 @@ func TestCheck(t *testing.T) {
 		{"driver=550", "550.0", ""},
 		{"driver!=550", "550", "requires"},
 		{cuda128, "570.1", ""},
-		{cuda128, "535.54", ""}, // by the brand, which is not known
+		{cuda128, "535.54", ""}, // by the brand, which is unknown
 		{cuda128, "545.1", "requires"},
 		{"arch>=8.0", "550.1", ""},
 		{"cuda>=12.4", "", ""},
 		{"cuda>=10.0", "367.1", ""},
 		{"", "550.1", ""},
 		{" , ", "550.1", ""},
-		{"cuda", "550.1", "is no condition"},
+		{"cuda", "550.1", "is not a condition"},
 		{"cuda!12", "550.1", "has no operator"},
 		{"cuda>=new", "550.1", `"new" is no version`},
 	} {

@@ -10,7 +10,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// truth is what is known of a condition.
+// truth is the known truth value of a condition.
 type truth int
 
 const (
@@ -19,8 +19,8 @@ const (
 	met
 )
 
-// branches are the driver branches and the newest CUDA that each runs: table "CUDA
-// Toolkit and Corresponding Driver Versions" of the CUDA Toolkit's release notes.
+// branches are the driver branches with the newest CUDA version of each, from the table
+// "CUDA Toolkit and Corresponding Driver Versions" of the CUDA Toolkit's release notes.
 var branches = []struct{ driver, cuda string }{
 	{"384", "9.0"}, {"390", "9.1"}, {"396", "9.2"}, {"410", "10.0"}, {"418", "10.1"}, {"440", "10.2"},
 	{"450", "11.0"}, {"455", "11.1"}, {"460", "11.2"}, {"465", "11.3"}, {"470", "11.4"}, {"495", "11.5"},
@@ -29,10 +29,10 @@ var branches = []struct{ driver, cuda string }{
 	{"575", "12.9"}, {"580", "13.0"}, {"590", "13.1"},
 }
 
-// Check says whether the driver meets the requirements: conditions "cuda>=12.4", of
-// which a comma means that both have to hold and a space that either does. What is
-// not known, the GPU's brand or architecture and the CUDA of a driver newer than this
-// program, is no reason to refuse. version is the driver's; "" is not known.
+// Check returns an error if the driver does not meet the requirements: conditions such as
+// "cuda>=12.4". A comma means and, a space means or. Unknown properties are not a reason to
+// refuse: the GPU's brand or architecture, and the CUDA version of a driver newer than this
+// program. version is the driver's, "" if unknown.
 func Check(requirements []string, version string) error {
 	var errs []error
 	for i, r := range requirements {
@@ -43,18 +43,18 @@ func Check(requirements []string, version string) error {
 		ok, err := either(r, version)
 		switch {
 		case err != nil:
-			errs = append(errs, fmt.Errorf("requirement %s of the image: %w; NVIDIA_DISABLE_REQUIRE=true passes over it", quote(r), err))
+			errs = append(errs, fmt.Errorf("requirement %s of the image: %w; NVIDIA_DISABLE_REQUIRE=true ignores it", quote(r), err))
 		case ok == unmet:
-			errs = append(errs, fmt.Errorf("the image requires %s, and this node has %s; upgrade the driver, use an image for an older CUDA, or set NVIDIA_DISABLE_REQUIRE=true", record.Clean(r, maxQuoted), have(version)))
+			errs = append(errs, fmt.Errorf("the image requires %s, and this node has %s; upgrade the driver, use an image for an older CUDA, or set NVIDIA_DISABLE_REQUIRE=true", record.Clean(r, maxQuoted), describeDriver(version)))
 		}
 	}
 	return Brief(errors.Join(errs...))
 }
 
-// maxErrors bounds how many unmet requirements an error names.
+// maxErrors limits the number of unmet requirements in an error.
 const maxErrors = 4
 
-func have(version string) string {
+func describeDriver(version string) string {
 	text := "driver " + version
 	if cuda, exact := cudaOf(version); exact {
 		text += " with CUDA " + cuda
@@ -89,7 +89,7 @@ func either(requirement, version string) (truth, error) {
 func holds(condition, version string) (truth, error) {
 	at := strings.IndexAny(condition, "<>=!")
 	if at < 0 {
-		return unmet, fmt.Errorf("%s is no condition such as cuda>=12.4", quote(condition))
+		return unmet, fmt.Errorf("%s is not a condition such as cuda>=12.4", quote(condition))
 	}
 	property, rest := condition[:at], condition[at:]
 	var operator string
@@ -124,24 +124,24 @@ func holds(condition, version string) (truth, error) {
 	return compare(slices.Compare(there, wanted[:min(2, len(wanted))]), operator, exact), nil
 }
 
-// compare answers a comparison; where order is that of a lower bound, only if more
-// would not change the answer.
+// compare evaluates a comparison. If order is that of a lower bound, the result is unknown
+// unless a higher version has the same result.
 func compare(order int, operator string, exact bool) truth {
-	is := map[string]bool{
+	holds := map[string]bool{
 		"=": order == 0, "!=": order != 0, "<": order < 0, "<=": order <= 0, ">": order > 0, ">=": order >= 0,
 	}[operator]
 	stays := order >= 0 && (operator == ">" || operator == ">=")
 	switch {
-	case !exact && (!is || !stays):
+	case !exact && (!holds || !stays):
 		return unknown
-	case is:
+	case holds:
 		return met
 	}
 	return unmet
 }
 
-// cudaOf is the newest CUDA that a driver runs; exact is false for a driver newer than
-// all that are known, which runs that at least.
+// cudaOf returns the newest CUDA version of a driver. For a driver newer than all known
+// ones, exact is false and the version is a lower bound.
 func cudaOf(version string) (cuda string, exact bool) {
 	there, err := numbers(version)
 	if err != nil {
@@ -150,14 +150,14 @@ func cudaOf(version string) (cuda string, exact bool) {
 	for i, b := range branches {
 		major, _ := strconv.Atoi(b.driver) // a number, see above
 		if there[0] >= major {
-			// Between branches there is none; behind the last there will be.
+			// There is no branch between these, but there will be newer ones.
 			cuda, exact = b.cuda, i < len(branches)-1 || there[0] < major+5
 		}
 	}
 	return cuda, exact
 }
 
-// numbers reads a version: 550, 12.4, 580.95.05.
+// numbers parses a version: 550, 12.4, 580.95.05.
 func numbers(version string) ([]int, error) {
 	var list []int
 	for part := range strings.SplitSeq(version, ".") {

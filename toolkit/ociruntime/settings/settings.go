@@ -1,5 +1,5 @@
-// Package settings is what gpu-oci-runtime can be told: one JSON file beside the
-// program, which gpu-toolkit writes and people can.
+// Package settings defines the settings of gpu-oci-runtime: one JSON file next to the
+// program, which gpu-toolkit or a person writes.
 package settings
 
 import (
@@ -22,32 +22,33 @@ const FileName = "gpu-oci-runtime.json"
 
 const maxBytes = 64 << 10
 
-// Settings are all that can be said. The accept-… ones are named as those of
-// NVIDIA's container runtime and mean the same.
+// Settings are the settings. The accept-… ones have the names and meaning of those of
+// NVIDIA's container runtime.
 type Settings struct {
-	// Runtimes are the low-level runtimes, the first that there is is used: names,
-	// looked up in PATH and then where distributions put them, or absolute paths.
+	// Runtimes are the low-level runtimes, of which the first existing one is used. Each
+	// is an absolute path, or a name that is looked up in PATH and then in the directories
+	// of distributions.
 	Runtimes []string `json:"runtimes"`
 	// AcceptEnvvar lets unprivileged containers choose GPUs by NVIDIA_VISIBLE_DEVICES.
 	// An image can set that for itself.
 	AcceptEnvvar bool `json:"accept-nvidia-visible-devices-envvar-when-unprivileged"`
-	// AcceptNamed lets them do so where they name GPUs, by index, UUID or CDI name,
-	// and not with "all", which images say of themselves. It is for those who were
-	// told which containers may ask, by namespace; gpu-oci-runtime is not.
+	// AcceptNamed lets them do so if they name GPUs by index, UUID or CDI name, but not
+	// with "all", which images set by themselves. It is for callers that know which
+	// namespaces are allowed; gpu-oci-runtime does not.
 	AcceptNamed bool `json:"-"`
-	// AcceptPodAnnotations takes the annotations of a container's pod for requests, too.
-	// It is for those who were told which namespaces may ask.
+	// AcceptPodAnnotations also treats the annotations of a container's pod as requests. It
+	// is for callers that know which namespaces are allowed.
 	AcceptPodAnnotations bool `json:"-"`
-	// AcceptVolumeMounts takes mounts of /dev/null below /var/run/nvidia-container-devices
+	// AcceptVolumeMounts treats mounts of /dev/null below /var/run/nvidia-container-devices
 	// as names of GPUs.
 	AcceptVolumeMounts bool `json:"accept-nvidia-visible-devices-as-volume-mounts"`
-	// AnnotationPrefixes are those of a container's annotations whose values are CDI names.
+	// AnnotationPrefixes are the prefixes of annotations whose values are CDI names.
 	AnnotationPrefixes []string `json:"annotation-prefixes"`
-	// SpecDirs are where CDI specifications lie, in rising order of precedence.
+	// SpecDirs are the directories of CDI specifications, in rising order of precedence.
 	SpecDirs []string `json:"spec-dirs"`
 }
 
-// Default is what holds where nothing is said.
+// Default returns the default settings.
 func Default() Settings {
 	return Settings{
 		Runtimes:           []string{"runc", "crun", "youki"},
@@ -56,7 +57,7 @@ func Default() Settings {
 	}
 }
 
-// Encode is the file's content.
+// Encode returns the file's content.
 func (s Settings) Encode() ([]byte, error) {
 	if err := s.check(); err != nil {
 		return nil, err
@@ -68,9 +69,9 @@ func (s Settings) Encode() ([]byte, error) {
 	return append(data, '\n'), nil
 }
 
-// Decode reads the file's content. What it does not say is as in Default. With an
-// error it returns Default, but for the runtimes where those can still be made out:
-// containers that are there have to be stopped by the runtime that made them.
+// Decode parses the file's content. Missing keys are as in Default. With an error it
+// returns Default, but with the file's runtimes if these can still be read, because only
+// the runtime that created a container can stop it.
 func Decode(data []byte) (Settings, error) {
 	s := Default()
 	err := strict(data, &s)
@@ -84,7 +85,7 @@ func Decode(data []byte) (Settings, error) {
 	var only struct {
 		Runtimes []string `json:"runtimes"`
 	}
-	_ = json.Unmarshal(data, &only) // what it could read is there, whatever else was wrong
+	_ = json.Unmarshal(data, &only) // despite an error it decodes what it can
 	if (Settings{Runtimes: only.Runtimes}).checkRuntimes() == nil {
 		salvaged.Runtimes = only.Runtimes
 	}
@@ -98,7 +99,7 @@ func strict(data []byte, into any) error {
 		return readable(err)
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("something follows the settings; remove it")
+		return errors.New("there is more data after the settings; remove it")
 	}
 	return nil
 }
@@ -143,8 +144,8 @@ func (s Settings) checkRuntimes() error {
 	return nil
 }
 
-// Read reads the file beside the program. Where there is none it is Default; with
-// an error, what Decode returns with one.
+// Read reads the file next to the program. It returns Default if there is none. With an
+// error it returns the same settings as Decode.
 func Read(program string) (Settings, error) {
 	name := filepath.Join(filepath.Dir(program), FileName)
 	data, err := read(name)

@@ -30,7 +30,7 @@ func TestDecode(t *testing.T) {
 	for content, want := range map[string]string{
 		``:                             "it is empty",
 		`{"runtimes":["crun"]`:         "cut short",
-		`{} {}`:                        "something follows",
+		`{} {}`:                        "there is more data",
 		`{"runtime":["crun"]}`:         `unknown field "runtime"`,
 		`{"runtimes":[]}`:              "runtimes: none is named",
 		`{"runtimes":["bin/runc"]}`:    "neither a name nor an absolute path",
