@@ -19,14 +19,14 @@ import (
 // Reasons in the toolkit's state; part of the contract.
 const (
 	ReasonConfig  gpu.Reason = "RuntimeConfig"  // its configuration cannot be changed as it is
-	ReasonRefused gpu.Reason = "RuntimeRefused" // it did not come back as wanted, and has its old configuration back
-	ReasonRestart gpu.Reason = "RuntimeRestart" // it is configured and has to be restarted by somebody
+	ReasonRefused gpu.Reason = "RuntimeRefused" // it did not restart as wanted, and has its old configuration back
+	ReasonRestart gpu.Reason = "RuntimeRestart" // it is configured and has to be restarted by hand
 )
 
-// Problem is why a runtime is not as it was wanted, or not yet.
+// Problem is the reason why a runtime is not, or not yet, as wanted.
 type Problem struct {
 	Reason  gpu.Reason
-	Message string // what is the matter, and what to do
+	Message string // the problem, and what to do
 	Err     error
 }
 
@@ -35,34 +35,36 @@ func (p *Problem) Unwrap() error { return p.Err }
 
 // Runtime is a container runtime of this host.
 type Runtime interface {
-	// Ask returns what it says of itself; its error says that it does not.
+	// Ask queries the runtime's own description. It returns an error if the runtime does
+	// not respond.
 	Ask(ctx context.Context) (cri.Answer, error)
-	// Plan says what to write for what is wanted; its error may be an *engine.Refusal.
+	// Plan returns the plan for the wanted abilities. Its error may be an *engine.Refusal.
 	Plan(version string, want engine.Want) (engine.Plan, error)
-	// May says whether Restart will try; else why not, and what a person has to do.
+	// May reports whether Restart is allowed. If not, it returns the reason and the manual
+	// steps.
 	May() (bool, string)
-	// Restart makes it take in the edits, and returns when it was started anew. What
-	// was done is returned in words.
+	// Restart makes the runtime load the edits, and returns when it has restarted. It
+	// returns a description of what was done.
 	Restart(ctx context.Context, edits []engine.Edit) (string, error)
 }
 
-// Journal makes changes so that what was there before can come back whatever happens.
+// Journal makes changes that can be undone whatever happens.
 type Journal interface {
-	// Plan compares with what is on the host.
+	// Plan compares the items with the host.
 	Plan(items []change.Item) ([]change.Change, error)
-	// Begin makes the changes, after what was there has been kept. note is kept with
-	// them until the end.
+	// Begin saves the originals and makes the changes. note is kept with them until the
+	// end.
 	Begin(changes []change.Change, note []byte) error
-	// Pending returns the note of changes that have neither ended nor been undone.
+	// Pending returns the note of changes that were neither committed nor undone.
 	Pending() (note []byte, pending bool, err error)
 	Commit() error
 	Undo() error
-	// Refused returns what was kept by Refuse last; nil: nothing.
+	// Refused returns the note of the last Refuse, nil if there is none.
 	Refused() ([]byte, error)
 	Refuse(note []byte) error
 }
 
-// note is what has to be known to end what was begun, also by another process.
+// note holds everything that is needed to finish a change, also in another process.
 type note struct {
 	Before cri.Answer    `json:"before"`
 	Want   engine.Want   `json:"want"`
@@ -70,54 +72,54 @@ type note struct {
 	Plan   string        `json:"plan"` // hash
 }
 
-// refusal is why not to try the same again.
+// refusal records a plan that must not be tried again.
 type refusal struct {
 	Plan    string `json:"plan"`
 	Version string `json:"version"` // of the runtime
 	Message string `json:"message"`
-	// Undoing is there until the runtime has taken its old configuration back.
+	// Undoing is set until the runtime has loaded its old configuration.
 	Undoing *note  `json:"undoing,omitempty"`
 	Why     string `json:"why,omitempty"` // of Undoing
 }
 
-// Configurer configures one runtime. Its methods follow each other.
+// Configurer configures one runtime. Its methods must not be called concurrently.
 type Configurer struct {
 	Wishes  Wishes
 	Runtime Runtime
 	Journal Journal
-	Same    func(a, b string) bool // two paths are one directory
-	// Patience is how long a runtime may take to answer after it was started anew.
+	Same    func(a, b string) bool // reports whether two paths are the same directory
+	// Patience limits the time that a runtime may take to respond after a restart.
 	Patience time.Duration
-	// Tell is told of each step; nil: nobody is.
+	// Tell is called after each step if it is not nil.
 	Tell func(step string, took time.Duration)
 }
 
-// Outcome is what there was to do.
+// Outcome is the result of Plan or Apply.
 type Outcome struct {
-	Answer   cri.Answer      // what the runtime says of itself now
-	Edits    []engine.Edit   // that were made, or would be
+	Answer   cri.Answer      // the runtime's current description
+	Edits    []engine.Edit   // the edits made or planned
 	Changes  []change.Change // on the host
 	Restarts int
-	Undone   bool // all of it was taken back
+	Undone   bool // all of it was undone
 }
 
-// Plan says what Apply would do.
+// Plan returns what Apply would do.
 func (c *Configurer) Plan(ctx context.Context) (Outcome, error) {
 	o, _, err := c.plan(ctx)
 	return o, err
 }
 
 func (c *Configurer) plan(ctx context.Context) (Outcome, engine.Want, error) {
-	answer, err := c.Runtime.Ask(ctx)
-	o := Outcome{Answer: answer}
+	info, err := c.Runtime.Ask(ctx)
+	o := Outcome{Answer: info}
 	if err != nil {
-		return o, engine.Want{}, &Problem{cri.ReasonSilent, answer.Message + "; its configuration is not touched while it does not say what it can do", err}
+		return o, engine.Want{}, &Problem{cri.ReasonSilent, info.Message + "; its configuration is not touched while it does not report its abilities", err}
 	}
-	want, ok := c.Wishes.Want(answer, c.Same)
+	want, ok := c.Wishes.Want(info, c.Same)
 	if !ok {
 		return o, want, nil
 	}
-	plan, err := c.Runtime.Plan(answer.Version, want)
+	plan, err := c.Runtime.Plan(info.Version, want)
 	if err != nil {
 		return o, want, &Problem{ReasonConfig, err.Error(), err}
 	}
@@ -127,7 +129,7 @@ func (c *Configurer) plan(ctx context.Context) (Outcome, engine.Want, error) {
 	return o, want, err
 }
 
-// Apply brings the runtime to what is wished, or back to where it was.
+// Apply configures the runtime as wanted, or restores its old configuration.
 func (c *Configurer) Apply(ctx context.Context) (Outcome, error) {
 	if o, done, err := c.resume(ctx); done || err != nil {
 		return o, err
@@ -141,12 +143,12 @@ func (c *Configurer) Apply(ctx context.Context) (Outcome, error) {
 	case len(o.Edits) == 0 && len(lacks) == 0:
 		return o, nil
 	case len(o.Edits) == 0:
-		return c.stale(ctx, o, want, lacks)
+		return c.restartStale(ctx, o, want, lacks)
 	}
 	n := note{Before: o.Answer, Want: want, Edits: o.Edits, Plan: hash(o.Edits, want)}
 	if was, err := c.refused(); err != nil || was.Plan == n.Plan && was.Version == o.Answer.Version {
 		if err == nil {
-			err = &Problem{ReasonRefused, was.Message + "; it is not tried again until the configuration, the runtime or what is wanted is another", nil}
+			err = &Problem{ReasonRefused, was.Message + "; it is not tried again until the configuration, the runtime or the wanted abilities change", nil}
 		}
 		return o, err
 	}
@@ -160,8 +162,8 @@ func (c *Configurer) Apply(ctx context.Context) (Outcome, error) {
 	return c.finish(ctx, o, n)
 }
 
-// stale is of a runtime whose configuration is as wanted, and that does not do it.
-func (c *Configurer) stale(ctx context.Context, o Outcome, want engine.Want, lacks []string) (Outcome, error) {
+// restartStale restarts a runtime whose configuration is as wanted, but not in effect.
+func (c *Configurer) restartStale(ctx context.Context, o Outcome, want engine.Want, lacks []string) (Outcome, error) {
 	what := o.Answer.Name + " at " + o.Answer.Socket + " is configured as wanted, but " + strings.Join(lacks, ", ")
 	if was, err := c.refused(); err != nil || was.Plan == hash(nil, want) && was.Version == o.Answer.Version {
 		if err == nil {
@@ -172,19 +174,19 @@ func (c *Configurer) stale(ctx context.Context, o Outcome, want engine.Want, lac
 	if may, why := c.Runtime.May(); !may {
 		return o, &Problem{ReasonRestart, what + ": it has not been restarted since; " + why, nil}
 	}
-	answer, rest, err := c.restart(ctx, &o, nil, o.Answer, want)
+	info, rest, err := c.restart(ctx, &o, nil, o.Answer, want)
 	if err != nil || len(rest) == 0 {
-		o.Answer = answer
+		o.Answer = info
 		return o, err
 	}
-	message := what + ", also after a restart; see whether it reads another file than the one that was looked at, and give that with --runtime-config"
-	if err := c.refuse(refusal{Plan: hash(nil, want), Version: answer.Version, Message: message}); err != nil {
+	message := what + ", also after a restart; check whether it reads another file, and name that with --runtime-config"
+	if err := c.refuse(refusal{Plan: hash(nil, want), Version: info.Version, Message: message}); err != nil {
 		return o, err
 	}
 	return o, &Problem{ReasonRefused, message, nil}
 }
 
-// resume ends what an earlier process began.
+// resume finishes the change of an earlier process.
 func (c *Configurer) resume(ctx context.Context) (o Outcome, done bool, err error) {
 	data, pending, err := c.Journal.Pending()
 	if err != nil {
@@ -196,38 +198,38 @@ func (c *Configurer) resume(ctx context.Context) (o Outcome, done bool, err erro
 			return o, false, err
 		}
 		o.Edits, o.Undone = was.Undoing.Edits, true
-		o, err = c.back(ctx, o, *was.Undoing, was.Why)
+		o, err = c.restartOld(ctx, o, *was.Undoing, was.Why)
 		return o, true, err
 	}
 	var n note
 	if err := json.Unmarshal(data, &n); err != nil || n.Plan == "" {
-		// Nobody knows any more what for: what was there before is right.
+		// The purpose of the change is unknown, so restore the original.
 		if err := c.Journal.Undo(); err != nil {
 			return o, true, err
 		}
 		return o, false, nil
 	}
 	o.Edits = n.Edits
-	answer, err := c.Runtime.Ask(ctx)
-	if err == nil && len(Lacks(n.Before, answer, n.Want, c.Same)) == 0 {
-		o.Answer = answer
+	info, err := c.Runtime.Ask(ctx)
+	if err == nil && len(Lacks(n.Before, info, n.Want, c.Same)) == 0 {
+		o.Answer = info
 		return o, true, c.commit()
 	}
 	o, err = c.finish(ctx, o, n)
 	return o, true, err
 }
 
-// finish restarts the runtime, whose files are written, and looks what became of it.
+// finish restarts the runtime, whose files are written, and commits or undoes the change.
 func (c *Configurer) finish(ctx context.Context, o Outcome, n note) (Outcome, error) {
 	if may, why := c.Runtime.May(); !may {
 		return o, &Problem{ReasonRestart, fmt.Sprintf("%s is configured (%s) and has to be restarted; %s", n.Before.Name, keys(n.Edits), why), nil}
 	}
-	answer, lacks, err := c.restart(ctx, &o, n.Edits, n.Before, n.Want)
+	info, lacks, err := c.restart(ctx, &o, n.Edits, n.Before, n.Want)
 	if ctx.Err() != nil {
-		return o, ctx.Err() // who comes next ends it
+		return o, ctx.Err() // the next process finishes it
 	}
 	if err == nil && len(lacks) == 0 {
-		o.Answer = answer
+		o.Answer = info
 		return o, c.commit()
 	}
 	why := strings.Join(lacks, ", ")
@@ -237,30 +239,30 @@ func (c *Configurer) finish(ctx context.Context, o Outcome, n note) (Outcome, er
 	return c.undo(ctx, o, n, why)
 }
 
-// restart restarts the runtime and asks it until it says what is wanted, or its time
-// is over; what it lacks then is returned.
-func (c *Configurer) restart(ctx context.Context, o *Outcome, edits []engine.Edit, before cri.Answer, want engine.Want) (answer cri.Answer, lacks []string, err error) {
+// restart restarts the runtime and queries it until it has the wanted abilities or times
+// out. It returns the abilities that are then missing.
+func (c *Configurer) restart(ctx context.Context, o *Outcome, edits []engine.Edit, before cri.Answer, want engine.Want) (info cri.Answer, lacks []string, err error) {
 	o.Restarts++
 	var did string
 	err = c.step("restart", func() error {
-		within, cancel := context.WithTimeout(ctx, doors*c.Patience)
+		within, cancel := context.WithTimeout(ctx, restartFactor*c.Patience)
 		defer cancel()
 		did, err = c.Runtime.Restart(within, edits)
 		return err
 	})
 	if err != nil {
-		return answer, nil, err
+		return info, nil, err
 	}
 	within, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
 	err = c.step("verify", func() error {
-		var said time.Time // when it answered first
+		var first time.Time // of the first response
 		for pause := firstPause; ; pause = min(2*pause, lastPause) {
-			if answer, err = c.Runtime.Ask(within); err == nil {
-				if said.IsZero() {
-					said = time.Now()
+			if info, err = c.Runtime.Ask(within); err == nil {
+				if first.IsZero() {
+					first = time.Now()
 				}
-				if lacks = Lacks(before, answer, want, c.Same); len(lacks) == 0 || time.Since(said) > c.Patience/settled {
+				if lacks = Lacks(before, info, want, c.Same); len(lacks) == 0 || time.Since(first) > c.Patience/settleFraction {
 					return nil
 				}
 			}
@@ -268,29 +270,29 @@ func (c *Configurer) restart(ctx context.Context, o *Outcome, edits []engine.Edi
 			case <-time.After(pause):
 			case <-within.Done():
 				if err != nil {
-					err = fmt.Errorf("%s, and for %v since then: %w", did, c.Patience, errors.Join(errors.New(answer.Message), err))
+					err = fmt.Errorf("%s, and for %v since then: %w", did, c.Patience, errors.Join(errors.New(info.Message), err))
 				}
 				return err
 			}
 		}
 	})
-	return answer, lacks, err
+	return info, lacks, err
 }
 
-// How often a runtime that was just started is asked.
+// The pauses between queries of a runtime that was just started.
 const (
 	firstPause = 20 * time.Millisecond
 	lastPause  = time.Second
 )
 
-// doors is how many times its patience a restart may take: a unit stops before it
-// starts, and each of that has 90 seconds by default (systemd-system.conf,
+// restartFactor limits the time of a restart, as a multiple of Patience. A unit stops
+// before it starts, and each of these has 90 seconds by default (systemd-system.conf,
 // DefaultTimeoutStopSec and DefaultTimeoutStartSec).
-const doors = 3
+const restartFactor = 3
 
-// settled is the part of its patience after which what a runtime says is its last
-// word: one that was told to reload answers for a moment as before.
-const settled = 10
+// settleFraction is the fraction of Patience after which a runtime's response is final.
+// After a reload, a runtime responds for a moment as before.
+const settleFraction = 10
 
 func (c *Configurer) commit() error {
 	if err := c.Journal.Commit(); err != nil {
@@ -305,7 +307,7 @@ func (c *Configurer) refused() (r refusal, err error) {
 		return r, err
 	}
 	if unreadable := json.Unmarshal(data, &r) != nil; unreadable {
-		r = refusal{} // it only spares a restart
+		r = refusal{} // it only avoids a restart
 	}
 	return r, nil
 }
@@ -327,7 +329,7 @@ func (c *Configurer) step(name string, do func() error) error {
 	return err
 }
 
-// hash tells one plan from another.
+// hash returns a string that identifies a plan.
 func hash(edits []engine.Edit, want engine.Want) string {
 	data, err := json.Marshal(struct {
 		Edits []engine.Edit

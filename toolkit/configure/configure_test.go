@@ -16,22 +16,22 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine"
 )
 
-// node is a runtime and its configuration, which is what it is told to have.
+// node is a runtime and its configuration, in the form of the wanted abilities.
 type node struct {
-	file    engine.Want // as it is written
-	runs    engine.Want // as it runs
-	base    []string    // handlers that it has anyway
+	file    engine.Want // as written
+	runs    engine.Want // as in effect
+	base    []string    // handlers that it always has
 	kept    *engine.Want
 	pending []byte
 	refused []byte
 
 	restarts int
 	may      bool
-	silent   bool     // it answers nobody
-	broken   bool     // it does not come up with what is written, unless that is nothing
-	deaf     bool     // it takes nothing in
-	loses    string   // a handler that it has no more, with a new configuration
-	gone     []string // handlers that it has until it is started anew
+	silent   bool     // it does not respond
+	broken   bool     // it does not start with a configuration unless that is empty
+	deaf     bool     // it loads no configuration
+	loses    string   // a handler that it loses with a new configuration
+	gone     []string // handlers that it has until it restarts
 	refusal  error
 	stopped  error // the restart is given up
 	hangs    bool  // so is it after its time
@@ -113,7 +113,7 @@ func (n *node) write(data []byte) {
 	}
 }
 
-// journal is what keeps what was there before.
+// journal implements Journal and keeps the original.
 type journal struct{ *node }
 
 func (j journal) Plan(items []change.Item) ([]change.Change, error) {
@@ -143,7 +143,7 @@ func configurer(n *node, w Wishes) *Configurer {
 
 var handler = engine.Handler{Name: "nvidia", Program: "/usr/local/nvidia/toolkit/gpu-oci-runtime"}
 
-func TestARuntimeThatDoesAllIsLeftAlone(t *testing.T) {
+func TestRuntimeWithAllAbilitiesIsLeftAlone(t *testing.T) {
 	n := &node{may: true, runs: engine.Want{CDI: true, CDIDirs: []string{"/var/run/cdi"}}}
 	o, err := configurer(n, Wishes{CDI: true}).Apply(t.Context())
 	require.NoError(t, err)
@@ -152,7 +152,7 @@ func TestARuntimeThatDoesAllIsLeftAlone(t *testing.T) {
 	require.Equal(t, engine.Want{}, n.file, "its files do not matter")
 }
 
-func TestWhatIsMissingIsWrittenTakenInAndProven(t *testing.T) {
+func TestMissingAbilitiesAreConfiguredAndVerified(t *testing.T) {
 	n := &node{may: true}
 	c := configurer(n, Wishes{CDI: true, Handler: handler, Default: true})
 	var steps []string
@@ -170,7 +170,7 @@ func TestWhatIsMissingIsWrittenTakenInAndProven(t *testing.T) {
 	require.Equal(t, 1, n.restarts, "the second time there is nothing to do")
 }
 
-func TestARuntimeThatDoesNotTakeItGetsItsOldConfigurationBack(t *testing.T) {
+func TestRejectedConfigurationIsUndone(t *testing.T) {
 	for name, n := range map[string]*node{
 		"does not come up":         {may: true, broken: true},
 		"does not take it in":      {may: true, deaf: true},
@@ -202,7 +202,7 @@ func TestARuntimeThatDoesNotTakeItGetsItsOldConfigurationBack(t *testing.T) {
 	}
 }
 
-func TestNothingIsTouchedWhileARuntimeIsSilent(t *testing.T) {
+func TestSilentRuntimeIsNotConfigured(t *testing.T) {
 	n := &node{may: true, silent: true}
 	_, err := configurer(n, Wishes{CDI: true}).Apply(t.Context())
 	problem, is := errors.AsType[*Problem](err)
@@ -212,7 +212,7 @@ func TestNothingIsTouchedWhileARuntimeIsSilent(t *testing.T) {
 	require.Zero(t, n.restarts)
 }
 
-func TestAConfigurationThatCannotBeChangedIsNot(t *testing.T) {
+func TestRefusedPlanIsReported(t *testing.T) {
 	n := &node{may: true, refusal: &engine.Refusal{File: "/etc/containerd/config.toml", Line: 3, Column: 7, Message: "expected a table"}}
 	_, err := configurer(n, Wishes{CDI: true}).Apply(t.Context())
 	problem, is := errors.AsType[*Problem](err)
@@ -221,7 +221,7 @@ func TestAConfigurationThatCannotBeChangedIsNot(t *testing.T) {
 	require.Equal(t, "/etc/containerd/config.toml:3:7: expected a table", problem.Message)
 }
 
-func TestWithoutLeaveToRestartSomebodyIsAskedTo(t *testing.T) {
+func TestManualRestartIsRequestedIfNotAllowed(t *testing.T) {
 	n := &node{}
 	c := configurer(n, Wishes{CDI: true})
 	_, err := c.Apply(t.Context())
@@ -231,7 +231,7 @@ func TestWithoutLeaveToRestartSomebodyIsAskedTo(t *testing.T) {
 	require.True(t, n.file.CDI)
 	require.NotNil(t, n.pending)
 
-	n.runs = n.file // somebody has
+	n.runs = n.file // it was restarted by hand
 	o, err := c.Apply(t.Context())
 	require.NoError(t, err)
 	require.True(t, *o.Answer.CDI)
@@ -239,7 +239,7 @@ func TestWithoutLeaveToRestartSomebodyIsAskedTo(t *testing.T) {
 	require.Zero(t, n.restarts)
 }
 
-func TestWhatWasBegunIsEndedByTheNextProcess(t *testing.T) {
+func TestNextProcessFinishesAChange(t *testing.T) {
 	n := &node{may: true, stopped: context.Canceled}
 	c := configurer(n, Wishes{CDI: true})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -257,7 +257,7 @@ func TestWhatWasBegunIsEndedByTheNextProcess(t *testing.T) {
 	require.Equal(t, 1, n.restarts)
 }
 
-func TestANoteThatNobodyCanReadIsUndone(t *testing.T) {
+func TestChangeWithAnUnreadableNoteIsUndone(t *testing.T) {
 	before := engine.Want{}
 	n := &node{may: true, file: engine.Want{CDI: true}, kept: &before, pending: []byte("{")}
 	c := configurer(n, Wishes{})
@@ -266,7 +266,7 @@ func TestANoteThatNobodyCanReadIsUndone(t *testing.T) {
 	require.Equal(t, engine.Want{}, n.file)
 }
 
-func TestARuntimeThatWasNotRestartedSinceIs(t *testing.T) {
+func TestRuntimeWithAStaleConfigurationIsRestarted(t *testing.T) {
 	n := &node{may: true, file: engine.Want{CDI: true, CDIDirs: []string{"/var/run/cdi"}}}
 	_, err := configurer(n, Wishes{CDI: true}).Apply(t.Context())
 	require.NoError(t, err)
@@ -282,7 +282,7 @@ func TestARuntimeThatWasNotRestartedSinceIs(t *testing.T) {
 	require.Equal(t, 1, n.restarts)
 }
 
-// stopping is a context that ends when the runtime is given its old configuration.
+// stopping is a context that ends when the runtime gets its old configuration.
 type stopping struct {
 	journal
 	stop func()
@@ -293,7 +293,7 @@ func (j stopping) Undo() error {
 	return j.journal.Undo()
 }
 
-func TestAnUndoThatWasKilledIsEndedByTheNextProcess(t *testing.T) {
+func TestNextProcessFinishesAnUndo(t *testing.T) {
 	n := &node{may: true, loses: "kata"}
 	c := configurer(n, Wishes{CDI: true})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -314,12 +314,12 @@ func TestAnUndoThatWasKilledIsEndedByTheNextProcess(t *testing.T) {
 	require.Equal(t, 2, n.restarts)
 }
 
-func TestWhatSomebodyElseTookAwayIsNotHeldAgainstTheNext(t *testing.T) {
+func TestChangesOfOthersDoNotCauseARefusal(t *testing.T) {
 	n := &node{may: true, base: []string{"runc"}}
 	c := configurer(n, Wishes{CDI: true})
-	n.gone = []string{"kata"} // out of the files, by somebody who has not restarted it
+	n.gone = []string{"kata"} // removed from the files by another program, without a restart
 	_, err := c.Apply(t.Context())
-	require.ErrorContains(t, err, "not ours")
+	require.ErrorContains(t, err, "not our change")
 	require.False(t, n.runs.CDI)
 	_, err = c.Apply(t.Context())
 	require.NoError(t, err)
@@ -327,7 +327,7 @@ func TestWhatSomebodyElseTookAwayIsNotHeldAgainstTheNext(t *testing.T) {
 	require.Equal(t, 3, n.restarts)
 }
 
-func TestARestartThatDoesNotEndIsGivenUp(t *testing.T) {
+func TestEndlessRestartTimesOut(t *testing.T) {
 	n := &node{may: true, hangs: true}
 	_, err := configurer(n, Wishes{CDI: true}).Apply(t.Context())
 	problem, is := errors.AsType[*Problem](err)

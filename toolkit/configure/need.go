@@ -1,8 +1,7 @@
-// Package configure brings a container runtime to where it can give containers GPUs,
-// if it is not there already: what is missing is found by asking it, written with
-// the least change, taken in by a restart through its own door, and then proven by
-// asking again. A runtime that does not come back as it was wanted gets its old
-// configuration back.
+// Package configure configures a container runtime so that it can give GPUs to containers.
+// It queries the runtime for its abilities, writes the missing settings with the least
+// change, restarts it in its distribution's way, and verifies the result by another query.
+// A runtime that does not restart as wanted gets its old configuration back.
 package configure
 
 import (
@@ -14,17 +13,17 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine"
 )
 
-// Wishes are what the operator asks of the runtime.
+// Wishes are the abilities that the operator wants.
 type Wishes struct {
-	CDI     bool           // CDI names are to be resolved
+	CDI     bool           // the runtime resolves CDI names
 	CDIDir  string         // from this directory
-	Handler engine.Handler // without a name: none is asked for
-	Default bool           // and it is to be that of pods that name none
+	Handler engine.Handler // the wanted handler, without a name if there is none
+	Default bool           // the handler is the default for pods that name none
 }
 
-// Want is what the runtime has to be told; ok says whether that is anything. A
-// runtime that already does all of it is left alone: it may owe that to files that
-// are not ours.
+// Want returns the abilities to configure; ok reports whether there are any. A runtime
+// that already has all of them is left alone, since other files than ours may provide
+// them.
 func (w Wishes) Want(a cri.Answer, same func(a, b string) bool) (want engine.Want, ok bool) {
 	dirs := len(a.CDIDirs) == 0 || slices.ContainsFunc(a.CDIDirs, func(d string) bool { return same(d, w.CDIDir) })
 	if w.CDI && (a.CDI != nil && !*a.CDI || !dirs) {
@@ -34,7 +33,7 @@ func (w Wishes) Want(a cri.Answer, same func(a, b string) bool) (want engine.Wan
 		}
 	}
 	if w.Handler.Name != "" {
-		// That it has one of that name does not say that it is ours: the plan does.
+		// A handler of that name need not be ours, so the plan checks that.
 		want.Handlers, ok = []engine.Handler{w.Handler}, true
 		if w.Default {
 			want.Default = w.Handler.Name
@@ -43,39 +42,39 @@ func (w Wishes) Want(a cri.Answer, same func(a, b string) bool) (want engine.Wan
 	return want, ok
 }
 
-// Lacks says in words what a runtime lacks after it was told what is wanted; none:
-// it came back as it should.
+// Lacks describes the abilities that a runtime lacks after it was configured. It returns
+// none if the runtime is as wanted.
 func Lacks(before, after cri.Answer, want engine.Want, same func(a, b string) bool) []string {
 	var lacks []string
-	say := func(format string, args ...any) { lacks = append(lacks, fmt.Sprintf(format, args...)) }
+	add := func(format string, args ...any) { lacks = append(lacks, fmt.Sprintf(format, args...)) }
 	for _, h := range before.Handlers {
 		if !slices.Contains(after.Handlers, h) {
-			say("it has no handler %q any more", h)
+			add("it has no handler %q any more", h)
 		}
 	}
 	for _, h := range want.Handlers {
 		if !slices.Contains(after.Handlers, h.Name) {
-			say("it has no handler %q", h.Name)
+			add("it has no handler %q", h.Name)
 		}
 	}
 	if want.CDI && (after.CDI == nil || !*after.CDI) {
-		say("it does not resolve CDI names")
+		add("it does not resolve CDI names")
 	}
 	for _, d := range want.CDIDirs {
 		if len(after.CDIDirs) > 0 && !slices.ContainsFunc(after.CDIDirs, func(is string) bool { return same(is, d) }) {
-			say("it does not read CDI specifications from %s", d)
+			add("it does not read CDI specifications from %s", d)
 		}
 	}
 	switch wanted := want.Default; {
 	case wanted != "" && after.Default != "" && after.Default != wanted:
-		say("its default handler is %q and not %q", after.Default, wanted)
+		add("its default handler is %q and not %q", after.Default, wanted)
 	case wanted == "" && before.Default != "" && after.Default != before.Default:
-		say("its default handler is %q and was %q", after.Default, before.Default)
+		add("its default handler is %q and was %q", after.Default, before.Default)
 	}
 	return lacks
 }
 
-// keys names the keys that were changed, for a message.
+// keys lists the edits for a message.
 func keys(edits []engine.Edit) string {
 	var all []string
 	for _, e := range edits {

@@ -10,9 +10,10 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine"
 )
 
-// undo gives the runtime its old configuration back.
+// undo restores the runtime's old configuration.
 func (c *Configurer) undo(ctx context.Context, o Outcome, n note, why string) (Outcome, error) {
-	// First, so that who comes after a kill knows that the old one is not taken in yet.
+	// This comes first, so that after a kill the next process knows that the runtime has
+	// not loaded the old configuration yet.
 	if err := c.refuse(refusal{Plan: n.Plan, Version: n.Before.Version, Undoing: &n, Why: why}); err != nil {
 		return o, err
 	}
@@ -20,18 +21,18 @@ func (c *Configurer) undo(ctx context.Context, o Outcome, n note, why string) (O
 	if err := c.step("undo", c.Journal.Undo); err != nil {
 		return o, fmt.Errorf("%s did not take its new configuration (%s), and the old one cannot be put back: %w; gpu-toolkit restore tries it again", n.Before.Name, why, err)
 	}
-	return c.back(ctx, o, n, why)
+	return c.restartOld(ctx, o, n, why)
 }
 
-// back has the runtime take in its old configuration, whose files are written.
-func (c *Configurer) back(ctx context.Context, o Outcome, n note, why string) (Outcome, error) {
+// restartOld restarts the runtime with its old configuration, whose files are written.
+func (c *Configurer) restartOld(ctx context.Context, o Outcome, n note, why string) (Outcome, error) {
 	message := fmt.Sprintf("%s did not take %s: %s; its old configuration is back", n.Before.Name, keys(n.Edits), why)
 	if may, what := c.Runtime.May(); !may {
 		return o, &Problem{ReasonRestart, message + "; " + what, nil}
 	}
-	answer, lacks, err := c.restart(ctx, &o, n.Edits, n.Before, engine.Want{})
+	info, lacks, err := c.restart(ctx, &o, n.Edits, n.Before, engine.Want{})
 	if ctx.Err() != nil {
-		return o, ctx.Err() // who comes next ends it
+		return o, ctx.Err() // the next process finishes it
 	}
 	missing := strings.Join(lacks, ", ")
 	switch {
@@ -40,14 +41,14 @@ func (c *Configurer) back(ctx context.Context, o Outcome, n note, why string) (O
 	case len(lacks) > 0:
 		message += ", but with that " + missing
 	default:
-		o.Answer = answer
+		o.Answer = info
 	}
 	if err == nil && len(lacks) > 0 && missing == why {
-		// Somebody had changed it before us and not restarted it: it is none of ours.
+		// Another program had changed the configuration before, without a restart.
 		if err := c.Journal.Refuse(nil); err != nil {
 			return o, err
 		}
-		return o, &Problem{ReasonRefused, message + ": that is not ours; apply it again if that is as it should be", nil}
+		return o, &Problem{ReasonRefused, message + ": that is not our change; apply again if it is intended", nil}
 	}
 	if err := c.refuse(refusal{Plan: n.Plan, Version: n.Before.Version, Message: message}); err != nil {
 		return o, err
@@ -55,8 +56,8 @@ func (c *Configurer) back(ctx context.Context, o Outcome, n note, why string) (O
 	return o, &Problem{ReasonRefused, message, err}
 }
 
-// Return has a runtime take in the configuration that was put back, and proves that it
-// has all handlers of before but our own. did says what was done.
+// Return restarts a runtime whose configuration was restored, and verifies that it has all
+// handlers of before except our own. did describes what was done.
 func (c *Configurer) Return(ctx context.Context, before cri.Answer, own []string) (did string, err error) {
 	before.Handlers = slices.DeleteFunc(slices.Clone(before.Handlers), func(h string) bool { return slices.Contains(own, h) })
 	if slices.Contains(own, before.Default) {
@@ -67,5 +68,5 @@ func (c *Configurer) Return(ctx context.Context, before cri.Answer, own []string
 	if err == nil && len(lacks) > 0 {
 		err = fmt.Errorf("%s has its own configuration back, but with that %s; see its log", before.Name, strings.Join(lacks, ", "))
 	}
-	return before.Name + " was started anew with its own configuration", err
+	return before.Name + " was restarted with its own configuration", err
 }

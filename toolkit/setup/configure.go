@@ -23,12 +23,12 @@ const ShimName = "gpu-oci-runtime"
 // ErrShim means that the image lacks gpu-oci-runtime.
 var ErrShim = errors.New("the program gpu-oci-runtime cannot be read")
 
-// patience is how long a runtime may take to answer after it was started anew.
-// containerd with a thousand containers takes ten seconds.
+// patience limits the time that a runtime may take to respond after a restart. containerd
+// with a thousand containers takes ten seconds.
 const patience = time.Minute
 
-// Configurer configures the container runtime of this host; nil: that is not
-// allowed. tell is told of each step.
+// Configurer returns the configurer of this host's container runtime, nil if configuring it
+// is not allowed. tell is called after each step.
 func (t *Toolkit) Configurer(tell func(step string, took time.Duration)) *configure.Configurer {
 	c := t.Config
 	if !c.Configure {
@@ -46,23 +46,23 @@ func (t *Toolkit) Configurer(tell func(step string, took time.Duration)) *config
 }
 
 func (t *Toolkit) journal() target.Journal {
-	return target.Journal{Root: t.Root, Dir: t.Config.InstallDir, BootID: t.bootID, Account: &t.account}
+	return target.Journal{Root: t.Root, Dir: t.Config.InstallDir, BootID: t.bootID, Account: &t.manifest}
 }
 
-// same says whether two paths of the host are one.
+// same reports whether two paths of the host resolve to the same one.
 func (t *Toolkit) same(a, b string) bool {
 	x, errX := t.Root.Resolve(a)
 	y, errY := t.Root.Resolve(b)
 	return errX == nil && errY == nil && x == y
 }
 
-// HandlerItems are what the handler is made of, if one is wanted: it has to be there
-// before a runtime names it.
+// HandlerItems returns the items of the handler if one is wanted. They have to exist before
+// a runtime names the handler.
 func (t *Toolkit) HandlerItems() ([]change.Item, error) {
 	if t.Config.Handler == "" {
 		return nil, nil
 	}
-	if err := isProgram(t.Config.ShimProgram); err != nil {
+	if err := checkProgram(t.Config.ShimProgram); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrShim, err)
 	}
 	shim := t.Config.Shim
@@ -77,8 +77,8 @@ func (t *Toolkit) HandlerItems() ([]change.Item, error) {
 	}, nil
 }
 
-// ConfigureRuntime brings the container runtime to where it is wanted, if that is
-// allowed; with dry set it only says what there is to do.
+// ConfigureRuntime configures the container runtime if that is allowed. With dry set it
+// only plans.
 func (t *Toolkit) ConfigureRuntime(ctx context.Context, c *configure.Configurer, dry bool) (o configure.Outcome, err error) {
 	if c == nil {
 		return o, nil
@@ -103,8 +103,8 @@ func (t *Toolkit) ConfigureRuntime(ctx context.Context, c *configure.Configurer,
 	return o, err
 }
 
-// ProblemOf says in a word and a sentence what kept the runtime from being
-// configured; "", "" if nothing did.
+// ProblemOf returns the reason and the message of an error of configuring the runtime,
+// empty if there is no error.
 func (c Config) ProblemOf(err error) (gpu.Reason, string) {
 	if err == nil {
 		return "", ""
@@ -115,9 +115,8 @@ func (c Config) ProblemOf(err error) (gpu.Reason, string) {
 	return c.Explain(err)
 }
 
-// Lock makes this process the only one that changes the host, and clears away what one
-// that was killed has left half written. With wait it waits for the other, and tells
-// who that is.
+// Lock makes this process the only one that changes the host, and removes the partial files
+// of a killed one. With wait it waits for another process, and calls tell with its name.
 func (t *Toolkit) Lock(ctx context.Context, wait bool, tell func(message string)) (*install.Held, error) {
 	dir := path.Join(t.Config.StateDir, string(nodestate.Toolkit))
 	held, err := install.Lock(ctx, t.Root, dir, false)
@@ -134,7 +133,7 @@ func (t *Toolkit) Lock(ctx context.Context, wait bool, tell func(message string)
 	return held, nil
 }
 
-// Leave removes the lock and the directory that it is in, where nothing else is.
+// Leave removes the lock, and its directory if that is empty.
 func (t *Toolkit) Leave(held *install.Held) error {
 	err := held.Remove()
 	for _, dir := range []string{path.Join(t.Config.StateDir, string(nodestate.Toolkit)), t.Config.StateDir} {

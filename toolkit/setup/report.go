@@ -16,7 +16,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/target"
 )
 
-// Status says what there is on the host, and changes nothing.
+// Status returns the status of the host. It changes nothing.
 func (t *Toolkit) Status(ctx context.Context) (report.Status, error) {
 	var s report.Status
 	if state, err := t.Published(); err == nil {
@@ -25,16 +25,16 @@ func (t *Toolkit) Status(ctx context.Context) (report.Status, error) {
 		return s, err
 	}
 	if at := cri.Find(t.Root, t.RuntimeSockets()); at != "" {
-		answer, _, _ := t.AskRuntime(ctx, at) // its message says why there is none
-		s.Runtime = &report.Runtime{Runtime: answer.Runtime, Default: answer.Default}
-		if p, err := target.Profile(t.Root, t.Config.Runtime, answer); err == nil {
+		info, _, _ := t.AskRuntime(ctx, at) // its message describes an error
+		s.Runtime = &report.Runtime{Runtime: info.Runtime, Default: info.Default}
+		if p, err := target.Profile(t.Root, t.Config.Runtime, info); err == nil {
 			s.Runtime.Profile, s.Runtime.Why, s.Runtime.Config, s.Runtime.DropIn, s.Runtime.Writer = p.Name, p.Why, p.Config, p.DropIn, p.Owner
 		}
 	}
-	return s, t.files(&s)
+	return s, t.addFiles(&s)
 }
 
-func (t *Toolkit) files(s *report.Status) error {
+func (t *Toolkit) addFiles(s *report.Status) error {
 	found, err := install.Inspect(t.Root, t.Config.InstallDir, t.bootID)
 	if err != nil {
 		return err
@@ -53,12 +53,12 @@ func (t *Toolkit) files(s *report.Status) error {
 	return nil
 }
 
-// Verify says whether containers on this host get their GPUs, by asking who has to
-// give them. It changes nothing.
+// Verify checks whether containers on this host get their GPUs, by querying the driver and
+// the runtime. It changes nothing.
 func (t *Toolkit) Verify(ctx context.Context) []report.Check {
 	var checks []report.Check
-	say := func(name string, err error, seen string) bool {
-		c := report.Check{Name: name, OK: err == nil, Message: seen}
+	add := func(name string, err error, message string) bool {
+		c := report.Check{Name: name, OK: err == nil, Message: message}
 		if err != nil {
 			_, c.Message = t.Config.ProblemOf(err)
 		}
@@ -66,7 +66,7 @@ func (t *Toolkit) Verify(ctx context.Context) []report.Check {
 		return c.OK
 	}
 	changes, w, err := t.Once(ctx, true)
-	if say("driver", err, fmt.Sprintf("%s below %s", w.Driver.Version, w.Driver.Root)) {
+	if add("driver", err, fmt.Sprintf("%s below %s", w.Driver.Version, w.Driver.Root)) {
 		var wrong []string
 		for _, c := range changes {
 			wrong = append(wrong, c.Path+" ("+c.Verb+")")
@@ -75,14 +75,14 @@ func (t *Toolkit) Verify(ctx context.Context) []report.Check {
 		if len(wrong) > 0 {
 			err = fmt.Errorf("not as it should be: %s; run gpu-toolkit apply", strings.Join(wrong, ", "))
 		}
-		say("files", err, fmt.Sprintf("%d as they should be", len(w.Items)))
+		add("files", err, fmt.Sprintf("%d as they should be", len(w.Items)))
 		names, err := t.resolve(w)
-		say("CDI names", err, fmt.Sprintf("%d resolve", names))
+		add("CDI names", err, fmt.Sprintf("%d resolve", names))
 	}
 	return append(checks, t.verifyRuntime(ctx)...)
 }
 
-// resolve resolves every name that is specified, as a runtime would.
+// resolve resolves every specified name, as a runtime would.
 func (t *Toolkit) resolve(w Wanted) (names int, err error) {
 	files, err := cdi.Load(t.Root, t.cdiDirs()...)
 	if err != nil {
@@ -101,13 +101,13 @@ func (t *Toolkit) resolve(w Wanted) (names int, err error) {
 
 func (t *Toolkit) verifyRuntime(ctx context.Context) []report.Check {
 	r := &target.Runtime{Root: t.Root, Settings: t.Config.Runtime}
-	answer, err := r.Ask(ctx)
+	info, err := r.Ask(ctx)
 	if err != nil {
-		return []report.Check{{Name: "runtime", Message: answer.Message}}
+		return []report.Check{{Name: "runtime", Message: info.Message}}
 	}
-	checks := []report.Check{{Name: "runtime", OK: true, Message: fmt.Sprintf("%s %s at %s", answer.Name, answer.Version, answer.Socket)}}
+	checks := []report.Check{{Name: "runtime", OK: true, Message: fmt.Sprintf("%s %s at %s", info.Name, info.Version, info.Socket)}}
 	if t.Config.CDI {
-		_, message := cri.Advise(answer, t.Config.CDIDir, t.same)
+		_, message := cri.Advise(info, t.Config.CDIDir, t.same)
 		c := report.Check{Name: "CDI", OK: message == "", Message: message}
 		if c.OK {
 			c.Message = "on"
@@ -115,9 +115,9 @@ func (t *Toolkit) verifyRuntime(ctx context.Context) []report.Check {
 		checks = append(checks, c)
 	}
 	if t.Config.Handler != "" {
-		c := report.Check{Name: "handler", OK: slices.Contains(answer.Handlers, t.Config.Handler), Message: t.Config.Handler}
+		c := report.Check{Name: "handler", OK: slices.Contains(info.Handlers, t.Config.Handler), Message: t.Config.Handler}
 		if !c.OK {
-			c.Message = fmt.Sprintf("there is no handler %q, only %s; run gpu-toolkit apply", t.Config.Handler, strings.Join(answer.Handlers, ", "))
+			c.Message = fmt.Sprintf("there is no handler %q, only %s; run gpu-toolkit apply", t.Config.Handler, strings.Join(info.Handlers, ", "))
 		}
 		checks = append(checks, c)
 	}

@@ -16,7 +16,7 @@ const (
 	ourHandler  = "[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.gpu]\n  runtime_type = \"io.containerd.runc.v2\"\n"
 )
 
-// configured is a host whose containerd has been given a handler by us.
+// configured returns a host on which we have configured a handler in containerd.
 func configured(t *testing.T) (toolkit *Toolkit, dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -36,9 +36,9 @@ func configured(t *testing.T) (toolkit *Toolkit, dir string) {
 	return toolkit, dir
 }
 
-// A person may have restarted the runtime meanwhile, so it has to take in what is put
-// back also where the change had not ended.
-func TestAChangeThatHasNotEndedIsTakenOutOfTheRuntimeAsWell(t *testing.T) {
+// A person may have restarted the runtime meanwhile, so it has to load the restored
+// configuration also if the change was unfinished.
+func TestRestoreOfAnUnfinishedChangeRestartsTheRuntime(t *testing.T) {
 	toolkit, dir := configured(t)
 	j := toolkit.journal()
 	changes, err := j.Plan([]change.Item{{Path: "/etc/containerd/conf.d/x.toml", File: &change.File{Data: []byte("# ours\n"), Mode: 0o600}}})
@@ -50,14 +50,14 @@ func TestAChangeThatHasNotEndedIsTakenOutOfTheRuntimeAsWell(t *testing.T) {
 	require.NoError(t, err)
 	require.NoFileExists(t, dir+"/etc/containerd/conf.d/x.toml")
 	require.Len(t, restored.Left, 1)
-	require.Contains(t, restored.Left[0], "the container runtime does not answer, so it was not restarted")
+	require.Contains(t, restored.Left[0], "the container runtime does not respond, so it was not restarted")
 }
 
-// Who restores says only that, not how the handler was called: a runtime that has it
-// no more is as it was.
-func TestOurHandlersAreKnownWithoutBeingNamed(t *testing.T) {
+// A restore is not configured with the handler's name: a runtime without our handler is in
+// its original state.
+func TestOwnHandlersAreFoundWithoutTheirNames(t *testing.T) {
 	toolkit, _ := configured(t)
-	undo, err := toolkit.putBack(true)
+	undo, err := toolkit.restoreFiles(true)
 	require.NoError(t, err)
 	own, err := toolkit.ownHandlers([]string{"runc", "gpu", "nvidia"}, undo.Changes)
 	require.NoError(t, err)

@@ -19,16 +19,16 @@ import (
 	"github.com/gpuready/gpuready/toolkit/target"
 )
 
-// RestoreRuntime gives the container runtime its own configuration back, and has it
-// taken in if that is allowed; else left says what a person has to do. One that was
-// killed in between is ended by the next: the runtime is not left with a handler whose
-// program is then removed.
+// RestoreRuntime restores the container runtime's own configuration, and restarts the
+// runtime if that is allowed; otherwise Left names the manual steps. If it is killed, the
+// next call finishes it, so that the runtime does not keep a handler whose program is
+// removed.
 func (t *Toolkit) RestoreRuntime(ctx context.Context, dry bool, tell func(string)) (install.Restored, error) {
 	r := &target.Runtime{Root: t.Root, Settings: t.Config.Runtime}
 	before, askErr := r.Ask(ctx)
 	if hangs(askErr) {
 		if _, _, changed, err := t.restoreConfig(before, true); err != nil || changed {
-			return install.Restored{}, errors.Join(err, fmt.Errorf("%s; nothing was restored, for it runs with what would be taken away: stop or start it, then try again", before.Message))
+			return install.Restored{}, errors.Join(err, fmt.Errorf("%s; nothing was restored, because it uses the files that would be removed: stop or start it, then try again", before.Message))
 		}
 	}
 	restored, own, changed, err := t.restoreConfig(before, dry)
@@ -41,9 +41,9 @@ func (t *Toolkit) RestoreRuntime(ctx context.Context, dry bool, tell func(string
 	}
 	switch {
 	case askErr != nil:
-		restored.Left = append(restored.Left, "the container runtime does not answer, so it was not restarted; it will take its configuration in when it starts")
+		restored.Left = append(restored.Left, "the container runtime does not respond, so it was not restarted; it will load its configuration when it starts")
 	case !may:
-		restored.Left = append(restored.Left, fmt.Sprintf("%s still runs with what it was configured to: %s", before.Name, what))
+		restored.Left = append(restored.Left, fmt.Sprintf("%s still runs with our configuration: %s", before.Name, what))
 	default:
 		c := &configure.Configurer{Runtime: r, Same: t.same, Patience: patience}
 		did, err := c.Return(ctx, before, own)
@@ -57,20 +57,20 @@ func (t *Toolkit) RestoreRuntime(ctx context.Context, dry bool, tell func(string
 	return restored, t.journal().EndRestoring()
 }
 
-// hangs says that a runtime is there and does not answer.
+// hangs reports whether the error means that a runtime exists but does not respond.
 func hangs(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || status.Code(err) == codes.DeadlineExceeded
 }
 
-// restoreConfig puts the runtime's own configuration back; changed says that it was
-// another, or was when a restore that did not come to its end began, and own which of
-// the runtime's handlers were ours then.
+// restoreConfig restores the runtime's own configuration. changed reports whether that
+// differs from the current one, or did at the start of an unfinished restore. own are the
+// runtime's handlers that were ours then.
 func (t *Toolkit) restoreConfig(before cri.Answer, dry bool) (restored install.Restored, own []string, changed bool, err error) {
 	known, changed, err := t.journal().Restoring()
 	if err != nil {
 		return restored, nil, changed, err
 	}
-	if restored, err = t.putBack(true); err != nil || dry {
+	if restored, err = t.restoreFiles(true); err != nil || dry {
 		return restored, nil, changed || len(restored.Changes) > 0, err
 	}
 	if own, err = t.ownHandlers(before.Handlers, restored.Changes); err != nil {
@@ -84,22 +84,22 @@ func (t *Toolkit) restoreConfig(before cri.Answer, dry bool) (restored install.R
 		}
 	}
 	planned := restored.Changes
-	if restored, err = t.putBack(false); len(restored.Changes) == 0 && err == nil {
-		restored.Changes = planned // it was what had been begun only, and that is undone
+	if restored, err = t.restoreFiles(false); len(restored.Changes) == 0 && err == nil {
+		restored.Changes = planned // an unfinished change, which was rolled back
 	}
 	return restored, own, changed, err
 }
 
-// putBack puts the files of the runtime's own configuration back.
-func (t *Toolkit) putBack(dry bool) (install.Restored, error) {
-	t.account.Lock()
-	defer t.account.Unlock()
+// restoreFiles restores the files of the runtime's own configuration.
+func (t *Toolkit) restoreFiles(dry bool) (install.Restored, error) {
+	t.manifest.Lock()
+	defer t.manifest.Unlock()
 	return install.Restore(t.Root, t.Config.InstallDir, t.bootID, install.RestoreOptions{DryRun: dry, Only: t.isConfig})
 }
 
-// ownHandlers are those that a runtime has by our changes of its configuration, also
-// if nobody says any more how they were to be called: what is put back names them
-// less often than what there is now.
+// ownHandlers returns the handlers that a runtime has by our changes of its configuration,
+// even if their names are no longer configured: the restored files name them less often
+// than the current ones.
 func (t *Toolkit) ownHandlers(all []string, undo []change.Change) (own []string, err error) {
 	for _, h := range all {
 		if h == t.Config.Handler {
@@ -111,7 +111,7 @@ func (t *Toolkit) ownHandlers(all []string, undo []change.Change) (own []string,
 			if err != nil {
 				return nil, err
 			}
-			if named(now.File, h) > named(c.File, h) {
+			if countNames(now.File, h) > countNames(c.File, h) {
 				own = append(own, h)
 				break
 			}
@@ -120,17 +120,17 @@ func (t *Toolkit) ownHandlers(all []string, undo []change.Change) (own []string,
 	return own, nil
 }
 
-// named counts how often a configuration names a handler: as a table of TOML, or a
-// string of TOML or JSON.
-func named(f *change.File, handler string) int {
+// countNames counts the occurrences of a handler's name in a configuration: as a table of
+// TOML, or a string of TOML or JSON.
+func countNames(f *change.File, handler string) int {
 	if f == nil {
 		return 0
 	}
 	return len(regexp.MustCompile(`["'.]`+regexp.QuoteMeta(handler)+`["'\]]`).FindAll(f.Data, -1))
 }
 
-// isConfig says that a path of the account is of the runtime's configuration: it is
-// none of those of which the toolkit itself is made.
+// isConfig reports whether a path of the manifest belongs to the runtime's configuration,
+// and not to the toolkit itself.
 func (t *Toolkit) isConfig(p string) bool {
 	driverRoot, devRoot := t.Roots()
 	ours := append(t.cdiDirs(), t.Config.InstallDir, "/dev", path.Join(driverRoot, "dev"), path.Join(devRoot, "dev"))

@@ -1,5 +1,5 @@
-// Package setup brings a host to where containers can be given GPUs: it looks,
-// plans, applies, and says what was reached or why it was not.
+// Package setup prepares a host so that containers can use GPUs: it scans the host, plans
+// and applies changes, and reports the result.
 package setup
 
 import (
@@ -25,66 +25,66 @@ import (
 	"github.com/gpuready/gpuready/toolkit/spec"
 )
 
-// ContainerRoot is where driver containers show their root.
+// ContainerRoot is the path at which driver containers mount their root.
 const ContainerRoot = "/run/nvidia/driver"
 
-// Config says where things are. All paths but HostRoot and HookProgram are the host's.
+// Config is the configuration of a Toolkit. All paths except HostRoot, HookProgram and
+// ShimProgram are the host's.
 type Config struct {
-	HostRoot    string // where the host's file system is seen; "" is "/"
-	DriverRoot  string // "": ContainerRoot if a driver is there, else "/"
-	DevRoot     string // "": the driver root if it has the device nodes, else "/"
+	HostRoot    string // mount point of the host's file system; "" is "/"
+	DriverRoot  string // "" means ContainerRoot if a driver is there, otherwise "/"
+	DevRoot     string // "" means the driver root if it has the device nodes, otherwise "/"
 	CDIDir      string
 	InstallDir  string
 	StateDir    string
-	HookProgram string // gpu-cdi-hook, as this process sees it
+	HookProgram string // gpu-cdi-hook, in this process's file system
 
-	NRISocket string // where the runtime lets plugins in
-	Namespace string // whose agents are given the GPUs by NRI; "": nobody's
-	// WorkloadNamespaces are those whose containers are given by NRI the GPUs that they
-	// ask for.
+	NRISocket string // the runtime's socket for plugins
+	Namespace string // the namespace of the agents that get the GPUs by NRI; "" for none
+	// WorkloadNamespaces are the namespaces whose containers get the requested GPUs by NRI.
 	WorkloadNamespaces []string
 
-	Runtime        distro.Settings // what is said of the container runtime instead of what is found
+	Runtime        distro.Settings // overrides of the detected container runtime
 	Configure      bool            // its configuration may be changed
-	CDI            bool            // it is to resolve CDI names
-	Handler        string          // it is to have our handler by this name; "": it needs none
-	HandlerDefault bool            // and that is to be the default
+	CDI            bool            // it shall resolve CDI names
+	Handler        string          // name of our handler in it; "" if it needs none
+	HandlerDefault bool            // our handler shall be the default
 	Shim           settings.Settings
-	ShimProgram    string // gpu-oci-runtime, as this process sees it
+	ShimProgram    string // gpu-oci-runtime, in this process's file system
 }
 
-// Driver is how NVML is found and opened; a process can load it only once.
+// Driver finds and opens NVML, which a process can load only once.
 type Driver interface {
-	// Find returns where libnvidia-ml is below a driver root, as this process
-	// sees it; its error wraps gpu.ErrNoDriver.
+	// Find returns the path of libnvidia-ml below a driver root, in this process's file
+	// system. Its error wraps gpu.ErrNoDriver.
 	Find(driverRoot string) (string, error)
 	Open(driverRoot string) (gpu.Source, error)
 }
 
-// Toolkit looks at one host and changes it.
+// Toolkit scans and changes one host.
 type Toolkit struct {
 	Config Config
 	Driver Driver
 	Root   *host.Root
 
 	bootID   string
-	account  sync.Mutex // held while the account is read and written
-	found    found      // what the last look at the driver's files gave
-	stateDir string     // where this process sees the state, once that was found out
+	manifest sync.Mutex  // held while the manifest is read and written
+	cache    driverCache // the driver's files found last
+	stateDir string      // the state's directory in this process's file system, once resolved
 }
 
-// found remembers the driver's files: looking for them takes most of the time
-// of a refresh, and they change only with the driver.
-type found struct {
+// driverCache caches the driver's files. Finding them takes most of the time of a refresh,
+// and they only change with the driver.
+type driverCache struct {
 	root, version string
 	files         spec.Files
 }
 
-// New looks at the host below cfg.HostRoot.
+// New returns a Toolkit for the host below cfg.HostRoot.
 func New(cfg Config, driver Driver) (*Toolkit, error) {
 	root, err := host.Open(cfg.HostRoot)
 	if err != nil {
-		return nil, fmt.Errorf("host's file system: %w; mount it and say where with --host-root", err)
+		return nil, fmt.Errorf("host's file system: %w; mount it and set --host-root to its path", err)
 	}
 	bootID, err := nodestate.BootIDAt(root.Dir())
 	if err != nil {
@@ -93,10 +93,10 @@ func New(cfg Config, driver Driver) (*Toolkit, error) {
 	return &Toolkit{Config: cfg, Driver: driver, Root: root, bootID: bootID}, nil
 }
 
-// Close lets go of the host's file system.
+// Close closes the host's file system.
 func (t *Toolkit) Close() error { return t.Root.Close() }
 
-// Roots applies the rules for roots that were not given.
+// Roots returns the configured roots, or the defaults for those that are not configured.
 func (t *Toolkit) Roots() (driverRoot, devRoot string) {
 	if driverRoot = t.Config.DriverRoot; driverRoot == "" {
 		driverRoot = "/"
@@ -113,19 +113,19 @@ func (t *Toolkit) Roots() (driverRoot, devRoot string) {
 	return driverRoot, devRoot
 }
 
-// Wanted is what the host should have, and what follows from it.
+// Wanted is the wanted state of the host, with related information.
 type Wanted struct {
 	Items    []change.Item
 	Specs    []nodestate.Spec
 	Driver   nodestate.DriverInfo
-	Warnings []string // what was left out, and why
-	Owner    string   // who else defines nvidia.com/gpu
-	Others   []string // who else defines another of the kinds that are not only ours
-	Conflict string   // what is wrong with names that only we define; "": nothing
+	Warnings []string // the devices that were left out, and why
+	Owner    string   // another file that defines nvidia.com/gpu
+	Others   []string // other files that define further kinds that are not only ours
+	Conflict string   // a problem with names that only we define, "" if none
 }
 
-// Control returns what has to be there before NVML can be asked: the control
-// nodes. Without a driver in the kernel that is nothing.
+// Control returns the items that NVML needs: the control nodes. Without a driver in the
+// kernel there are none.
 func (t *Toolkit) Control() ([]change.Item, error) {
 	driverRoot, devRoot := t.Roots()
 	_, control, _, err := t.nodes(driverRoot, devRoot, gpu.Snapshot{})
@@ -135,11 +135,11 @@ func (t *Toolkit) Control() ([]change.Item, error) {
 	return node.Items(t.Root, devRoot, control, nil), nil
 }
 
-// Forget makes the next Want look for the driver's files again.
-func (t *Toolkit) Forget() { t.found = found{} }
+// Forget makes the next Want find the driver's files again.
+func (t *Toolkit) Forget() { t.cache = driverCache{} }
 
-// nodes returns the device nodes that are there or should be, of these those
-// that the toolkit makes, and the minor numbers of MIG's capabilities.
+// nodes returns all existing and wanted device nodes, those of them that the toolkit
+// creates, and the minor numbers of MIG's capabilities.
 func (t *Toolkit) nodes(driverRoot, devRoot string, s gpu.Snapshot) (all, control []node.Node, caps node.Caps, err error) {
 	majors, err := node.ReadMajors(t.Root, driverRoot)
 	if err != nil {
@@ -148,7 +148,7 @@ func (t *Toolkit) nodes(driverRoot, devRoot string, s gpu.Snapshot) (all, contro
 	if caps, err = node.ReadCaps(t.Root, driverRoot); err != nil {
 		return nil, nil, nil, err
 	}
-	there, err := node.Find(t.Root, devRoot)
+	existing, err := node.Find(t.Root, devRoot)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -168,7 +168,7 @@ func (t *Toolkit) nodes(driverRoot, devRoot string, s gpu.Snapshot) (all, contro
 		control = append(control, node.GPUs(majors, s.Devices)...)
 	}
 	all = slices.Clone(control)
-	for _, n := range there {
+	for _, n := range existing {
 		if !slices.ContainsFunc(control, func(c node.Node) bool { return c.Path == n.Path }) {
 			all = append(all, n)
 		}
@@ -176,16 +176,16 @@ func (t *Toolkit) nodes(driverRoot, devRoot string, s gpu.Snapshot) (all, contro
 	return all, control, caps, nil
 }
 
-// Want decides what the host should have for the GPUs of a snapshot.
+// Want returns the wanted state of the host for the GPUs of a snapshot.
 func (t *Toolkit) Want(s gpu.Snapshot) (Wanted, error) {
 	driverRoot, devRoot := t.Roots()
 	w := Wanted{Driver: nodestate.DriverInfo{Root: driverRoot, Version: s.Driver.Version, CUDAVersion: s.Driver.CUDAVersion, Simulated: s.Driver.Simulated}}
-	if t.found.root != driverRoot || t.found.version != s.Driver.Version {
+	if t.cache.root != driverRoot || t.cache.version != s.Driver.Version {
 		files, err := spec.Find(t.Root, driverRoot, s.Driver.Version)
 		if err != nil {
 			return w, err
 		}
-		t.found = found{driverRoot, s.Driver.Version, files}
+		t.cache = driverCache{driverRoot, s.Driver.Version, files}
 	}
 	all, control, caps, err := t.nodes(driverRoot, devRoot, s)
 	if err != nil {
@@ -195,22 +195,22 @@ func (t *Toolkit) Want(s gpu.Snapshot) (Wanted, error) {
 	if err != nil {
 		return w, err
 	}
-	if err := isProgram(t.Config.HookProgram); err != nil {
+	if err := checkProgram(t.Config.HookProgram); err != nil {
 		return w, fmt.Errorf("%w: %w", ErrHook, err)
 	}
 	hook := install.Hook(t.Config.InstallDir, t.Config.HookProgram)
-	out := spec.Build(spec.Input{Files: t.found.files, Around: around, Snapshot: s, Nodes: all, Caps: caps, DriverRoot: driverRoot, DevRoot: devRoot, Hook: hook.Path})
+	out := spec.Build(spec.Input{Files: t.cache.files, Around: around, Snapshot: s, Nodes: all, Caps: caps, DriverRoot: driverRoot, DevRoot: devRoot, Hook: hook.Path})
 	w.Warnings = out.Warnings
-	// Specifications last: a name must not resolve before what it needs is there.
+	// Specifications come last: a name must not resolve before its files exist.
 	w.Items = append(node.Items(t.Root, devRoot, control, all), hook)
-	if err := t.wantNoStale(&w); err != nil {
+	if err := t.removeStale(&w); err != nil {
 		return w, err
 	}
-	return w, t.wantSpecs(&w, out)
+	return w, t.addSpecs(&w, out)
 }
 
-// isProgram says whether a file of this process can be installed.
-func isProgram(name string) error {
+// checkProgram returns an error if a file of this process cannot be installed.
+func checkProgram(name string) error {
 	f, err := os.Open(name)
 	if err != nil {
 		return err
@@ -223,14 +223,14 @@ func isProgram(name string) error {
 	return err
 }
 
-// wantNoStale wants those of our links gone whose device is.
-func (t *Toolkit) wantNoStale(w *Wanted) error {
-	account, err := install.Read(t.Root, t.Config.InstallDir, t.bootID)
+// removeStale adds the removal of our links whose device is gone.
+func (t *Toolkit) removeStale(w *Wanted) error {
+	manifest, err := install.Read(t.Root, t.Config.InstallDir, t.bootID)
 	if err != nil {
 		return err
 	}
 	var links []string
-	for _, e := range account.Entries {
+	for _, e := range manifest.Entries {
 		wanted := slices.ContainsFunc(w.Items, func(i change.Item) bool { return i.Path == e.Path })
 		if path.Dir(e.Path) == "/dev/char" && !wanted {
 			links = append(links, e.Path)
@@ -240,7 +240,7 @@ func (t *Toolkit) wantNoStale(w *Wanted) error {
 	return nil
 }
 
-func (t *Toolkit) wantSpecs(w *Wanted, out spec.Output) error {
+func (t *Toolkit) addSpecs(w *Wanted, out spec.Output) error {
 	files, err := cdi.Load(t.Root, t.cdiDirs()...)
 	if err != nil {
 		return err
@@ -275,13 +275,13 @@ func (t *Toolkit) wantSpecs(w *Wanted, out spec.Output) error {
 	return nil
 }
 
-// SpecPath is where the specification of a kind lies.
+// SpecPath returns the path of the specification of a kind.
 func (t *Toolkit) SpecPath(kind string) string {
 	return path.Join(t.Config.CDIDir, spec.FileName(kind))
 }
 
-// cdiDirs are where others may define what we define: where runtimes look, and
-// where we write.
+// cdiDirs returns the directories in which others may define our kinds: those that runtimes
+// read, and the one that we write.
 func (t *Toolkit) cdiDirs() []string {
 	dirs := []string{cdi.StaticDir, cdi.DynamicDir}
 	ours, err := t.Root.Resolve(t.Config.CDIDir)
@@ -296,20 +296,19 @@ func (t *Toolkit) cdiDirs() []string {
 	return dirs
 }
 
-// Plan compares what is wanted with what is there.
+// Plan compares the items with the host.
 func (t *Toolkit) Plan(items []change.Item) ([]change.Change, error) {
 	return change.Plan(t.Root, items)
 }
 
-// Apply makes the changes and keeps account of them.
+// Apply makes the changes and records them in the manifest.
 func (t *Toolkit) Apply(changes []change.Change) error {
-	t.account.Lock()
-	defer t.account.Unlock()
+	t.manifest.Lock()
+	defer t.manifest.Unlock()
 	return install.Apply(t.Root, t.Config.InstallDir, t.bootID, changes)
 }
 
-// Do brings the host to what is wanted and returns what it changed, also
-// before an error.
+// Do plans and applies the items. It returns the changes made, also with an error.
 func (t *Toolkit) Do(items []change.Item) ([]change.Change, error) {
 	changes, err := t.Plan(items)
 	if err != nil {
@@ -319,9 +318,9 @@ func (t *Toolkit) Do(items []change.Item) ([]change.Change, error) {
 	return change.Made(changes, err), err
 }
 
-// Uninstall removes everything that the toolkit made, its state included. It
-// returns what it removed, and what it left because others changed it; with dry
-// set it removes nothing.
+// Uninstall removes everything that the toolkit made, its state included. It returns the
+// changes, and the paths that it left because others changed them. With dry set it removes
+// nothing.
 func (t *Toolkit) Uninstall(dry bool) (changes []change.Change, left []string, err error) {
 	restored, err := install.Restore(t.Root, t.Config.InstallDir, t.bootID, install.RestoreOptions{DryRun: dry})
 	if err != nil {
@@ -338,7 +337,7 @@ func (t *Toolkit) Uninstall(dry bool) (changes []change.Change, left []string, e
 	return append(restored.Changes, gone...), restored.Left, nil
 }
 
-// Published returns the state of this boot that was left last, if there is one.
+// Published returns the state published last in this boot, if there is one.
 func (t *Toolkit) Published() (nodestate.State, error) {
 	real, err := t.Root.Resolve(path.Join(t.Config.StateDir, string(nodestate.Toolkit)))
 	if err != nil {
@@ -347,7 +346,7 @@ func (t *Toolkit) Published() (nodestate.State, error) {
 	return nodestate.ReadBoot(filepath.Clean(t.Root.Path(real)), t.bootID)
 }
 
-// Publish leaves the state where others look for it. One goroutine calls it at a time.
+// Publish publishes the state for others. It must not be called concurrently.
 func (t *Toolkit) Publish(s nodestate.State) error {
 	real, err := t.Root.Resolve(path.Join(t.Config.StateDir, string(nodestate.Toolkit)))
 	switch {
@@ -360,8 +359,8 @@ func (t *Toolkit) Publish(s nodestate.State) error {
 	return nodestate.Write(t.stateDir, s)
 }
 
-// Once looks, plans and, unless dry, applies; for the commands apply and plan.
-// It returns the changes, also those made before an error.
+// Once scans the host, plans and, unless dry is set, applies the changes. It serves the
+// commands apply and plan. It returns the changes, also those made before an error.
 func (t *Toolkit) Once(ctx context.Context, dry bool) (changes []change.Change, w Wanted, err error) {
 	control, err := t.Control()
 	if err != nil {

@@ -35,7 +35,7 @@ const (
 // ErrHook means that the image lacks gpu-cdi-hook.
 var ErrHook = errors.New("the program gpu-cdi-hook cannot be read")
 
-// State sums up what was reached, or why it was not.
+// State summarizes the result, or the reason of a failure.
 func (c Config) State(w Wanted, err error) nodestate.State {
 	s := nodestate.State{Component: nodestate.Toolkit}
 	if w.Driver.Version != "" {
@@ -68,9 +68,9 @@ func (c Config) State(w Wanted, err error) nodestate.State {
 	return s
 }
 
-// With adds to a state what is known of the container runtime, nil where that is
-// nothing, of what is wrong with it, and of how agents are given the GPUs. Something
-// wrong matters where there is something to give, and only if nothing else failed.
+// With adds to a state the description of the container runtime, nil if unknown, the reason
+// of its problem, and the state of the injection. The problem only matters if there are
+// specifications and nothing else failed.
 func With(s nodestate.State, r *nodestate.Runtime, reason gpu.Reason, i *nodestate.Injection) nodestate.State {
 	if r == nil && i == nil {
 		return s
@@ -92,10 +92,10 @@ func With(s nodestate.State, r *nodestate.Runtime, reason gpu.Reason, i *nodesta
 	return s
 }
 
-// Explain says in one sentence what went wrong and what to do about it.
+// Explain returns the reason of an error, and a sentence with the error and a remedy.
 func (c Config) Explain(err error) (gpu.Reason, string) {
 	next := func(reason gpu.Reason, action string) (gpu.Reason, string) {
-		if _, told := errors.AsType[*change.Refused](err); told || action == "" {
+		if _, refused := errors.AsType[*change.Refused](err); refused || action == "" {
 			return reason, err.Error()
 		}
 		return reason, err.Error() + "; " + action
@@ -138,13 +138,13 @@ func (c Config) Explain(err error) (gpu.Reason, string) {
 	return next(ReasonHost, "")
 }
 
-// Same says that two states tell the same; when they were written is beside the point.
+// Same reports whether two states are equal, apart from the time of writing.
 func Same(a, b nodestate.State) bool {
 	return a.Phase == b.Phase && a.Reason == b.Reason && a.Message == b.Message &&
 		equalJSON(a.Driver, b.Driver) && equalJSON(a.Toolkit, b.Toolkit)
 }
 
-// equalJSON compares what would be written.
+// equalJSON reports whether two values have the same encoding.
 func equalJSON(a, b any) bool {
 	x, errX := json.Marshal(a)
 	y, errY := json.Marshal(b)

@@ -45,7 +45,7 @@ func TestEveryFailureHasAReasonAndANextAction(t *testing.T) {
 	}
 }
 
-func TestStateTellsWhatWasReached(t *testing.T) {
+func TestStateSummarizesTheResult(t *testing.T) {
 	specs := []nodestate.Spec{{Kind: "k8s.gpuready.io/gpu", Path: "/var/run/cdi/x.yaml", Devices: []string{"GPU-1"}}}
 	s := config.State(Wanted{Specs: specs, Driver: nodestate.DriverInfo{Version: "580.1"}}, nil)
 	require.Equal(t, nodestate.Ready, s.Phase)
@@ -58,7 +58,7 @@ func TestStateTellsWhatWasReached(t *testing.T) {
 	require.False(t, Same(s, degraded))
 }
 
-func TestStateTellsWhoseNamesAreInTheWay(t *testing.T) {
+func TestStateNamesConflictingFiles(t *testing.T) {
 	specs := []nodestate.Spec{{Kind: "k8s.gpuready.io/gpu", Path: "/var/run/cdi/x.yaml", Devices: []string{"GPU-1"}}}
 	s := config.State(Wanted{Specs: specs, Conflict: "/var/run/cdi/copy.yaml defines it", Warnings: []string{"one"}}, nil)
 	require.Equal(t, nodestate.Degraded, s.Phase)
