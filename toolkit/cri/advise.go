@@ -20,9 +20,9 @@ const (
 	docker     = "docker"
 )
 
-// Advise says what is wrong with a runtime for CDI names whose specifications are
-// in dir, and exactly what to change; "", "" if nothing is. same says whether two
-// paths are one directory.
+// Advise returns the problem of a runtime with CDI names whose specifications are in dir,
+// and exactly what to change. Both are empty if there is none. same reports whether two
+// paths are the same directory.
 func Advise(a Answer, dir string, same func(a, b string) bool) (gpu.Reason, string) {
 	dirs := a.CDIDirs
 	if !slices.ContainsFunc(dirs, func(d string) bool { return same(d, dir) }) {
@@ -31,35 +31,36 @@ func Advise(a Answer, dir string, same func(a, b string) bool) (gpu.Reason, stri
 	list := fmt.Sprintf(`cdi_spec_dirs = ["%s"]`, strings.Join(dirs, `", "`))
 	switch {
 	case a.Name == docker && a.CDI != nil && !*a.CDI:
-		return ReasonDisabled, a.said() + ` does not resolve CDI names; set "features": {"cdi": true} in /etc/docker/daemon.json and restart it (Docker 25.0 and later; from 28.2 on it is so unless that is false)`
+		return ReasonDisabled, a.nameVersion() + ` does not resolve CDI names; set "features": {"cdi": true} in /etc/docker/daemon.json and restart it (Docker 25.0 and later; from 28.2 on it is so unless that is false)`
 	case a.Name == docker && len(a.CDIDirs) > 0 && len(dirs) > len(a.CDIDirs):
 		return ReasonDirectory, fmt.Sprintf(`%s reads CDI specifications from %s and not from %s; set "cdi-spec-dirs": ["%s"] in /etc/docker/daemon.json and restart it`,
-			a.said(), strings.Join(a.CDIDirs, ", "), dir, strings.Join(dirs, `", "`))
+			a.nameVersion(), strings.Join(a.CDIDirs, ", "), dir, strings.Join(dirs, `", "`))
 	case a.CDI != nil && !*a.CDI:
 		if !hasCDI(a) {
-			return ReasonDisabled, a.said() + " has no CDI; upgrade to containerd 1.7 or later, better 2.1"
+			return ReasonDisabled, a.nameVersion() + " has no CDI; upgrade to containerd 1.7 or later, better 2.1"
 		}
-		return ReasonDisabled, a.said() + " does not resolve CDI names, and containers would start without their GPUs; set enable_cdi = true and " + list + " in " + a.place("cri") + " and restart it"
+		return ReasonDisabled, a.nameVersion() + " does not resolve CDI names, and containers would start without their GPUs; set enable_cdi = true and " + list + " in " + a.place("cri") + " and restart it"
 	case len(a.CDIDirs) > 0 && len(dirs) > len(a.CDIDirs):
 		return ReasonDirectory, fmt.Sprintf("%s reads CDI specifications from %s and not from %s; set %s in %s and restart it, or have them written elsewhere with --cdi-output-dir",
-			a.said(), strings.Join(a.CDIDirs, ", "), dir, list, a.place("cri"))
+			a.nameVersion(), strings.Join(a.CDIDirs, ", "), dir, list, a.place("cri"))
 	}
 	return "", ""
 }
 
-// AdviseNRI says exactly what to change for plugins to be let in at the NRI socket at.
+// AdviseNRI returns exactly what to change so that the runtime accepts plugins at the NRI
+// socket at.
 func AdviseNRI(a Answer, at string) string {
 	const otherwise = ", or use the manifests' privileged variant"
 	major, minor, known := release(a.Version)
 	switch {
 	case a.Name == containerd && known && (major < 1 || major == 1 && minor < 7):
-		return a.said() + " has no NRI; upgrade to 2.1 or later" + otherwise
+		return a.nameVersion() + " has no NRI; upgrade to 2.1 or later" + otherwise
 	case a.Name == containerd && major == 1:
-		return a.said() + " has NRI turned off unless it is told otherwise; set disable = false in " + a.place("nri") + " and restart it" + otherwise
+		return a.nameVersion() + " has NRI turned off unless it is told otherwise; set disable = false in " + a.place("nri") + " and restart it" + otherwise
 	case a.Name == containerd:
-		return a.said() + " has NRI turned on unless it is told otherwise; take disable = true or disable_connections = true out of " + a.place("nri") + " and restart it; if socket_path is set there, say so with --nri-socket" + otherwise
+		return a.nameVersion() + " has NRI turned on unless it is told otherwise; take disable = true or disable_connections = true out of " + a.place("nri") + " and restart it; if socket_path is set there, say so with --nri-socket" + otherwise
 	case a.Name == "cri-o":
-		return a.said() + ": set enable_nri = true in " + a.place("nri") + " and restart it; if nri_listen is set there, say so with --nri-socket" + otherwise
+		return a.nameVersion() + ": set enable_nri = true in " + a.place("nri") + " and restart it; if nri_listen is set there, say so with --nri-socket" + otherwise
 	case a.Socket != "":
 		return "the container runtime at " + a.Socket + " has not said what it is; turn NRI on in it, with its socket at " + at + otherwise
 	}
@@ -71,10 +72,10 @@ func hasCDI(a Answer) bool {
 	return a.Name != containerd || !known || major > 1 || major == 1 && minor >= 7
 }
 
-func (a Answer) said() string { return strings.TrimSpace(a.Name + " " + a.Version) }
+// nameVersion returns the runtime's name and version.
+func (a Answer) nameVersion() string { return strings.TrimSpace(a.Name + " " + a.Version) }
 
-// place is the table, and the file that it belongs into, where a runtime has its
-// settings for "cri" or "nri".
+// place returns the table, and its file, of a runtime's settings for "cri" or "nri".
 func (a Answer) place(what string) string {
 	if a.Name != containerd {
 		table := map[string]string{"cri": "crio.runtime", "nri": "crio.nri"}[what]

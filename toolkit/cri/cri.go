@@ -1,6 +1,5 @@
-// Package cri asks the node's container runtime over its own socket what it can
-// do: the socket answers for the daemon that runs, where a configuration file is
-// only what somebody once wrote.
+// Package cri queries the abilities of the node's container runtime over its own socket.
+// The socket reports the running daemon's configuration, which may differ from its file.
 package cri
 
 import (
@@ -28,8 +27,8 @@ import (
 	"github.com/gpuready/gpuready/toolkit/socket"
 )
 
-// Sockets are where runtimes listen. Containerd's own place comes last: where
-// there is another as well, it is Docker's, which no kubelet asks.
+// Sockets are the sockets of runtimes. Containerd's default comes last: if there is another
+// one too, it belongs to Docker's containerd, which no kubelet uses.
 var Sockets = []string{
 	"/run/k3s/containerd/containerd.sock", // k3s, RKE2
 	"/run/k0s/containerd.sock",
@@ -38,22 +37,21 @@ var Sockets = []string{
 	"/run/containerd/containerd.sock",
 }
 
-// Timeout is how long Ask waits for an answer.
+// Timeout limits the time that Ask waits for a response.
 const Timeout = 2 * time.Second
 
-// What a runtime may say; anything beyond is not believed. A verbose status of
-// containerd has about 10 KiB.
+// Limits on a runtime's response. A verbose status of containerd has about 10 KiB.
 const (
-	maxAnswer = 1 << 20
-	maxNames  = 64
-	maxName   = 256
-	maxPath   = 4096
+	maxResponse = 1 << 20
+	maxNames    = 64
+	maxName     = 256
+	maxPath     = 4096
 )
 
-// Answer is what a runtime said of itself.
+// Answer is a runtime's description of itself.
 type Answer struct {
 	nodestate.Runtime
-	Default string // the handler of pods that name none; "": not said
+	Default string // the handler of pods that name none; "" if unknown
 }
 
 // Find returns the first of the paths at which there is a socket, "" if there is none.
@@ -66,17 +64,17 @@ func Find(root *host.Root, paths []string) string {
 	return ""
 }
 
-// Ask asks the runtime that listens on a socket of the host. With an error Answer
-// has the socket alone, and a message that says why and what to do.
+// Ask queries the runtime that listens on a socket of the host. With an error, the Answer
+// only has the socket, and a message with the reason and a remedy.
 func Ask(ctx context.Context, root *host.Root, at string) (Answer, error) {
 	return AskWithin(ctx, root, at, Timeout)
 }
 
-// AskWithin is Ask with another limit than Timeout.
+// AskWithin is like Ask with another limit than Timeout.
 func AskWithin(ctx context.Context, root *host.Root, at string, limit time.Duration) (Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	a, err := ask(ctx, root, at)
+	a, err := query(ctx, root, at)
 	a.Socket = at
 	if err != nil {
 		a = Answer{Runtime: nodestate.Runtime{Socket: at, Message: silence(at, limit, err)}}
@@ -84,9 +82,8 @@ func AskWithin(ctx context.Context, root *host.Root, at string, limit time.Durat
 	return a, err
 }
 
-// Dial makes a connection to the runtime that listens on a socket of the host, over
-// which no answer has more than limit bytes. It connects when it is first used; who
-// asks gives each call a deadline.
+// Dial returns a connection to the runtime that listens on a socket of the host. Responses
+// are limited to limit bytes. It connects at its first use. Each call needs a deadline.
 func Dial(root *host.Root, at string, limit int) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+path.Base(at),
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy(),
@@ -94,8 +91,8 @@ func Dial(root *host.Root, at string, limit int) (*grpc.ClientConn, error) {
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return socket.Dial(ctx, root, at) }))
 }
 
-func ask(ctx context.Context, root *host.Root, at string) (a Answer, err error) {
-	conn, err := Dial(root, at, maxAnswer)
+func query(ctx context.Context, root *host.Root, at string) (a Answer, err error) {
+	conn, err := Dial(root, at, maxResponse)
 	if err != nil {
 		return a, err
 	}
@@ -105,29 +102,29 @@ func ask(ctx context.Context, root *host.Root, at string) (a Answer, err error) 
 	if err != nil {
 		return a, err
 	}
-	said, err := client.Status(ctx, &runtimeapi.StatusRequest{Verbose: true})
+	verbose, err := client.Status(ctx, &runtimeapi.StatusRequest{Verbose: true})
 	if err != nil {
 		return a, err
 	}
-	return parse(version, said)
+	return parse(version, verbose)
 }
 
-// silence says why a runtime does not answer and what to do.
+// silence describes why a runtime does not respond, with a remedy.
 func silence(at string, limit time.Duration, err error) string {
 	why := record.Clean(status.Convert(err).Message(), 1024)
 	switch status.Code(err) {
 	case codes.Unimplemented:
 		return "the container runtime at " + at + " does not serve CRI (" + why + `); take "cri" out of disabled_plugins in its configuration and restart it, or say with --runtime-socket which runtime the kubelet uses`
 	case codes.Unavailable:
-		return "the container runtime at " + at + " is not reached (" + why + "); see that it runs, or say with --runtime-socket which runtime the kubelet uses"
+		return "the container runtime at " + at + " cannot be reached (" + why + "); check that it runs, or say with --runtime-socket which runtime the kubelet uses"
 	case codes.DeadlineExceeded:
 		return fmt.Sprintf("the container runtime at %s does not answer within %v; see its log", at, limit)
 	}
 	return "the container runtime at " + at + " gives no usable answer: " + why
 }
 
-// config is what is used of the configuration that a runtime tells in a verbose
-// status: containerd's of its CRI plugin, CRI-O's below "crio".
+// config is the part of a runtime's reported configuration that is used: containerd reports
+// that of its CRI plugin, CRI-O its own below "crio".
 type config struct {
 	EnableCDI   *bool    `json:"enableCDI"`
 	CDISpecDirs []string `json:"cdiSpecDirs"`
@@ -141,18 +138,18 @@ type config struct {
 	} `json:"crio"`
 }
 
-func parse(version *runtimeapi.VersionResponse, said *runtimeapi.StatusResponse) (Answer, error) {
+func parse(version *runtimeapi.VersionResponse, verbose *runtimeapi.StatusResponse) (Answer, error) {
 	a := Answer{Runtime: nodestate.Runtime{
 		Name:    record.Clean(version.GetRuntimeName(), maxName),
 		Version: record.Clean(version.GetRuntimeVersion(), maxName),
 	}}
 	if a.Name == "" {
-		return a, errors.New("it does not say its name")
+		return a, errors.New("it does not report its name")
 	}
 	var c config
-	if text := said.GetInfo()["config"]; text != "" {
+	if text := verbose.GetInfo()["config"]; text != "" {
 		if err := json.Unmarshal([]byte(text), &c); err != nil {
-			return a, fmt.Errorf("its configuration, as it tells it: %w", err)
+			return a, fmt.Errorf("its reported configuration: %w", err)
 		}
 	}
 	a.CDI = resolves(a.Name, a.Version, c.EnableCDI)
@@ -162,7 +159,7 @@ func parse(version *runtimeapi.VersionResponse, said *runtimeapi.StatusResponse)
 		}
 	}
 	names := slices.Collect(maps.Keys(c.Containerd.Runtimes))
-	for _, h := range said.GetRuntimeHandlers() {
+	for _, h := range verbose.GetRuntimeHandlers() {
 		names = append(names, h.GetName())
 	}
 	slices.Sort(names)
@@ -179,8 +176,8 @@ func parse(version *runtimeapi.VersionResponse, said *runtimeapi.StatusResponse)
 
 func plain(s string, limit int) bool { return s == record.Clean(s, limit) }
 
-// resolves says whether the runtime resolves CDI names; nil: it does not say.
-// Containerd has a switch for it from 1.7 to 2.3, and always does so since.
+// resolves reports whether the runtime resolves CDI names, nil if unknown. Containerd has a
+// switch for it from 1.7 to 2.3, and always does so since.
 func resolves(name, version string, enabled *bool) *bool {
 	major, _, known := release(version)
 	if name != containerd || enabled != nil || !known {

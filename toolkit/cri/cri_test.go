@@ -50,7 +50,7 @@ func askOne(t *testing.T, conf critest.Config) (Answer, error) {
 	return AskWithin(t.Context(), root, at, time.Minute)
 }
 
-func TestRuntimesTellWhatTheyCanDo(t *testing.T) {
+func TestAskReturnsTheAbilities(t *testing.T) {
 	dirs := []string{"/etc/cdi", "/var/run/cdi"}
 	for _, c := range []struct {
 		name string
@@ -76,7 +76,7 @@ func TestRuntimesTellWhatTheyCanDo(t *testing.T) {
 	}
 }
 
-func TestRuntimeThatGivesNoUsableAnswerIsSaidToBeSilent(t *testing.T) {
+func TestUnusableResponsesAreErrorsWithARemedy(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		conf critest.Config
@@ -84,8 +84,8 @@ func TestRuntimeThatGivesNoUsableAnswerIsSaidToBeSilent(t *testing.T) {
 	}{
 		{"hangs", critest.Config{Hangs: true}, "does not answer within 1s; see its log"},
 		{"huge", critest.Config{Name: "containerd", Huge: true}, "larger than max"},
-		{"nonsense", critest.Config{Name: "containerd", Config: "nonsense"}, "its configuration"},
-		{"another type", critest.Config{Name: "containerd", Config: `{"enableCDI": "yes"}`}, "its configuration"},
+		{"nonsense", critest.Config{Name: "containerd", Config: "nonsense"}, "its reported configuration"},
+		{"another type", critest.Config{Name: "containerd", Config: `{"enableCDI": "yes"}`}, "its reported configuration"},
 		{"no name", critest.Config{}, "its name"},
 		{"no CRI, as Docker's", critest.Config{NoCRI: true}, "disabled_plugins"},
 	} {
@@ -99,7 +99,7 @@ func TestRuntimeThatGivesNoUsableAnswerIsSaidToBeSilent(t *testing.T) {
 	got, err := Ask(t.Context(), root, at)
 	require.Error(t, err)
 	require.Contains(t, got.Message, "no such file")
-	// As one leaves it that was killed, or another runtime that is not used any more.
+	// As left by a killed runtime, or by one that is no longer used.
 	require.NoError(t, os.MkdirAll(root.Path("/run/containerd"), 0o755))
 	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: root.Path(at), Net: "unix"})
 	require.NoError(t, err)
@@ -115,8 +115,8 @@ func TestRuntimeThatGivesNoUsableAnswerIsSaidToBeSilent(t *testing.T) {
 	require.Error(t, err)
 }
 
-// What a runtime says ends in a state that others read.
-func TestAnythingThatARuntimeSaysFitsIntoAState(t *testing.T) {
+// A runtime's response is published in a state that others read.
+func TestAnyResponseFitsIntoAState(t *testing.T) {
 	boot, err := nodestate.BootID()
 	require.NoError(t, err)
 	dir := t.TempDir()

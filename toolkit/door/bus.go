@@ -15,8 +15,8 @@ import (
 	"github.com/gpuready/gpuready/toolkit/socket"
 )
 
-// Where systemd listens: the system's message bus, and a socket of its own, which
-// serves root alone and is there where no bus runs. Both are the host's.
+// The host's sockets of systemd: the system's message bus, and systemd's own socket, which
+// only serves root and exists without a bus.
 const (
 	systemBus = "/run/dbus/system_bus_socket"
 	private   = "/run/systemd/private"
@@ -30,15 +30,15 @@ const (
 	daemonIface  = "org.freedesktop.DBus"
 )
 
-// systemd is a connection to the host's.
+// systemd is a connection to the host's systemd.
 type systemd struct {
 	conn    *dbus.Conn
 	where   string // the socket
 	signals chan *dbus.Signal
 }
 
-// dial connects to systemd and subscribes to what it says of jobs. The connection
-// ends with ctx.
+// dial connects to systemd and subscribes to the signals about jobs. The connection ends
+// with ctx.
 func dial(ctx context.Context, root *host.Root) (*systemd, error) {
 	s, err := connect(ctx, root, systemBus)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
@@ -61,9 +61,9 @@ func connect(ctx context.Context, root *host.Root, where string) (*systemd, erro
 	raw, err := socket.Dial(ctx, root, where)
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return nil, s.explain(ctx, "nobody let us in", err)
+		return nil, s.explain(ctx, "the connection was not accepted", err)
 	case errors.Is(err, fs.ErrPermission):
-		return nil, fmt.Errorf("we may not connect to %s: %w; run as root, and let SELinux and AppArmor allow it", where, err)
+		return nil, fmt.Errorf("no permission to connect to %s: %w; run as root, and let SELinux and AppArmor allow it", where, err)
 	case err != nil:
 		return nil, fmt.Errorf("%s: %w", where, err)
 	}
@@ -78,12 +78,12 @@ func connect(ctx context.Context, root *host.Root, where string) (*systemd, erro
 	}
 	if err != nil {
 		_ = s.conn.Close()
-		return nil, s.explain(ctx, "nobody let us in", err)
+		return nil, s.explain(ctx, "the connection was not accepted", err)
 	}
 	return s, nil
 }
 
-// subscribe asks for signals before anything happens that they would tell of.
+// subscribe subscribes to signals before a job is requested.
 func (s *systemd) subscribe(ctx context.Context) error {
 	if s.where == systemBus {
 		for _, match := range [][]dbus.MatchOption{
@@ -91,53 +91,53 @@ func (s *systemd) subscribe(ctx context.Context) error {
 			{dbus.WithMatchSender(daemonIface), dbus.WithMatchMember("NameOwnerChanged"), dbus.WithMatchArg(0, service)},
 		} {
 			if err := s.conn.AddMatchSignalContext(ctx, match...); err != nil {
-				return s.explain(ctx, "the bus lets us hear nothing", err)
+				return s.explain(ctx, "the bus refuses the subscription", err)
 			}
 		}
 	}
 	return s.call(ctx, managerPath, managerIface+".Subscribe").Err
 }
 
-// call asks systemd. Err of the answer is one to be shown.
+// call calls a method of systemd. The result's Err is an explained error.
 func (s *systemd) call(ctx context.Context, path dbus.ObjectPath, method string, args ...any) *dbus.Call {
-	answer := s.conn.Object(service, path).CallWithContext(ctx, method, 0, args...)
-	if answer.Err != nil {
-		answer.Err = s.explain(ctx, "systemd does not do "+method[len(service)+1:], answer.Err)
+	call := s.conn.Object(service, path).CallWithContext(ctx, method, 0, args...)
+	if call.Err != nil {
+		call.Err = s.explain(ctx, "systemd refuses "+method[len(service)+1:], call.Err)
 	}
-	return answer
+	return call
 }
 
-// property reads one of an object.
+// property reads a property of an object.
 func (s *systemd) property(ctx context.Context, path dbus.ObjectPath, iface, name string) (any, error) {
 	var v dbus.Variant
 	err := s.conn.Object(service, path).CallWithContext(ctx, daemonIface+".Properties.Get", 0, service+"."+iface, name).Store(&v)
 	if err != nil {
-		return nil, s.explain(ctx, "systemd does not tell "+name, err)
+		return nil, s.explain(ctx, "systemd does not return "+name, err)
 	}
 	return v.Value(), nil
 }
 
-// explain says what an error means for who reads it.
+// explain wraps an error with its context and a remedy.
 func (s *systemd) explain(ctx context.Context, what string, err error) error {
-	var answer dbus.Error
+	var reply dbus.Error
 	switch {
 	case ctx.Err() != nil:
-		return fmt.Errorf("%s: %s: no answer in time: %w; is it stuck? systemctl is-system-running", s.where, what, ctx.Err())
-	case errors.As(err, &answer):
-		return fmt.Errorf("%s: %s: %w (%s)%s", s.where, what, err, answer.Name, advice[answer.Name])
+		return fmt.Errorf("%s: %s: no response in time: %w; check systemctl is-system-running", s.where, what, ctx.Err())
+	case errors.As(err, &reply):
+		return fmt.Errorf("%s: %s: %w (%s)%s", s.where, what, err, reply.Name, advice[reply.Name])
 	default:
 		return fmt.Errorf("%s: %s: the connection ended: %w; systemctl status dbus.service", s.where, what, err)
 	}
 }
 
-// advice is what to do about errors, by their names.
+// advice maps the names of D-Bus errors to remedies.
 var advice = map[string]string{
 	daemonIface + ".Error.AccessDenied":                     denied,
 	daemonIface + ".Error.AuthFailed":                       denied,
 	daemonIface + ".Error.InteractiveAuthorizationRequired": denied,
-	daemonIface + ".Error.ServiceUnknown":                   "; systemd is not on this bus: is it the host's?",
-	daemonIface + ".Error.NameHasNoOwner":                   "; systemd is not on this bus: is it the host's?",
-	daemonIface + ".Error.NoReply":                          "; systemd went away before it answered: see systemctl status, the job may go on",
+	daemonIface + ".Error.ServiceUnknown":                   "; systemd is not on this bus: check that it is the host's",
+	daemonIface + ".Error.NameHasNoOwner":                   "; systemd is not on this bus: check that it is the host's",
+	daemonIface + ".Error.NoReply":                          "; systemd left the bus before it responded: see systemctl status, the job may continue",
 	service + ".JobTypeNotApplicable":                       "; the unit has no ExecReload: restart it",
 }
 

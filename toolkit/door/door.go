@@ -1,7 +1,6 @@
-// Package door makes a container runtime take its new configuration, through the
-// door that its distribution has for that and no other: systemd restarts the unit,
-// Docker is told to reload, or nobody may and a person has to do it. Nothing is ever
-// killed, and no signal goes to anything but dockerd: one more SIGHUP ends containerd.
+// Package door makes a container runtime load its new configuration, in the way that its
+// distribution provides: systemd restarts the unit, Docker reloads, or a person has to do
+// it. It never kills a process, and only sends a signal to dockerd: SIGHUP ends containerd.
 package door
 
 import (
@@ -16,15 +15,15 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine"
 )
 
-// Passage is what was done.
+// Passage describes a restart or reload that was done.
 type Passage struct {
 	Verb Verb
-	Unit string        // "docker.service"; "" if dockerd was told by a signal
-	PID  int           // the host's, of dockerd if it was told by a signal
-	Took time.Duration // from asking to the end of systemd's job
+	Unit string        // "docker.service"; "" if a signal was sent to dockerd
+	PID  int           // the host's process ID of dockerd if a signal was sent to it
+	Took time.Duration // from the request to the end of systemd's job
 }
 
-// Verb is what is done to a runtime.
+// Verb is the way in which a runtime loads its configuration.
 type Verb string
 
 // The verbs.
@@ -40,22 +39,22 @@ func (p Passage) String() string {
 	return fmt.Sprintf("%s: %s done in %s", p.Unit, p.Verb, p.Took.Round(time.Millisecond))
 }
 
-// Closed is the error where nobody here may do it: what a person has to do is in it.
+// Closed is the error of a runtime that must not be restarted here. Its message names the
+// manual steps.
 type Closed struct{ Message string }
 
 func (c *Closed) Error() string {
-	return "the container runtime is not restarted by us: " + c.Message
+	return "the container runtime has to be restarted by hand: " + c.Message
 }
 
-// Open makes a runtime take its configuration: it is reloaded if that is enough, as
-// the caller knows, and the runtime is one that can be, else restarted. It returns
-// when systemd says that it is done, which for a reload, and for units that do not
-// tell when they are ready, is before the runtime has taken it: ask the runtime. All
-// waiting ends with ctx, which needs a deadline; systemd's job goes on then.
+// Open makes a runtime load its configuration. With reload set it reloads a runtime that
+// supports it, and otherwise restarts it. It returns when systemd reports the end of the
+// job. After a reload, and for units that do not report when they are ready, the runtime
+// may not have loaded the configuration by then: query the runtime. All waiting ends with
+// ctx, which needs a deadline; systemd's job then continues.
 //
-// A unit that failed is restarted as well, if none is active: it is one that somebody
-// wants to run, and may have failed by the configuration that was just put back. One
-// that was stopped is not started.
+// If no unit is active, Open restarts a failed one: it is meant to run, and may have failed
+// because of the configuration that was just restored. It does not start a stopped one.
 func Open(ctx context.Context, root *host.Root, kind engine.Kind, r distro.Restart, reload bool) (Passage, error) {
 	verb := Restart
 	if reload && kind == engine.Docker {
@@ -65,32 +64,32 @@ func Open(ctx context.Context, root *host.Root, kind engine.Kind, r distro.Resta
 	case distro.Nobody:
 		return Passage{}, &Closed{Message: r.Message}
 	case distro.Systemd:
-		return throughSystemd(ctx, root, r.Units, verb)
+		return runJob(ctx, root, r.Units, verb)
 	case distro.Reload:
 		if kind != engine.Docker {
-			return Passage{}, fmt.Errorf("%s cannot be told to reload its configuration (SIGHUP ends containerd); set the way to restart it to %q", kind, distro.Systemd)
+			return Passage{}, fmt.Errorf("%s cannot reload its configuration (SIGHUP ends containerd); set its restart mode to %q", kind, distro.Systemd)
 		}
 		if verb != Reload {
-			return Passage{}, &Closed{Message: "what changed is taken by a restart only, and the way that is set is a reload; restart Docker: " + byHand(r.Units)}
+			return Passage{}, &Closed{Message: "the change requires a restart, but the restart mode is a reload; restart Docker: " + byHand(r.Units)}
 		}
 	default:
-		return Passage{}, fmt.Errorf("there is no way to restart a runtime that is called %q; there are %q, %q and %q", r.Door, distro.Systemd, distro.Reload, distro.Nobody)
+		return Passage{}, fmt.Errorf("unknown restart mode %q; use %q, %q or %q", r.Door, distro.Systemd, distro.Reload, distro.Nobody)
 	}
-	passage, err := throughSystemd(ctx, root, r.Units, Reload)
+	passage, err := runJob(ctx, root, r.Units, Reload)
 	if err == nil || ctx.Err() != nil || !errors.Is(err, errNotThere) {
 		return passage, err
 	}
 	pid, second := hangUp(root)
 	if second != nil {
-		return Passage{}, fmt.Errorf("%w; and by its process: %w", err, second)
+		return Passage{}, fmt.Errorf("%w; and by a signal: %w", err, second)
 	}
 	return Passage{Verb: Reload, PID: pid}, nil
 }
 
-// errNotThere is wrapped where there is no bus, or none of the units runs.
-var errNotThere = errors.New("not there")
+// errNotThere is wrapped if there is no bus, or none of the units runs.
+var errNotThere = errors.New("not available")
 
-// byHand is the command for a person.
+// byHand returns the command for a manual restart.
 func byHand(units []string) string {
 	if len(units) == 0 {
 		units = []string{"docker.service"}

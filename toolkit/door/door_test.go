@@ -45,7 +45,7 @@ func restart(units ...string) distro.Restart {
 	return distro.Restart{Door: distro.Systemd, Units: units}
 }
 
-func TestTheFirstActiveUnitIsRestarted(t *testing.T) {
+func TestFirstActiveUnitIsRestarted(t *testing.T) {
 	s, root := start(t, map[string]string{"k3s.service": "inactive", "k3s-agent.service": "active", "x.service": "active"}, well)
 	p, err := Open(t.Context(), root, engine.Containerd, restart("gone.service", "k3s.service", "k3s-agent.service", "x.service"), true)
 	require.NoError(t, err)
@@ -56,7 +56,7 @@ func TestTheFirstActiveUnitIsRestarted(t *testing.T) {
 	require.Equal(t, []string{"restart k3s-agent.service"}, s.Calls())
 }
 
-func TestDockerIsReloadedWhereThatIsEnough(t *testing.T) {
+func TestDockerIsReloadedIfSufficient(t *testing.T) {
 	s, root := start(t, map[string]string{"docker.service": "active"}, well)
 	for _, d := range []distro.Door{distro.Systemd, distro.Reload} {
 		p, err := Open(t.Context(), root, engine.Docker, distro.Restart{Door: d, Units: []string{"docker.service"}}, true)
@@ -68,7 +68,7 @@ func TestDockerIsReloadedWhereThatIsEnough(t *testing.T) {
 	require.Equal(t, []string{"reload docker.service", "reload docker.service", "restart docker.service"}, s.Calls())
 }
 
-func TestWithoutABusSystemdIsAskedAtItsOwnSocket(t *testing.T) {
+func TestSystemdsOwnSocketIsUsedWithoutABus(t *testing.T) {
 	root := rooted(t)
 	s, err := doortest.StartPrivate(root.Dir(), map[string]string{"k3s.service": "inactive", "k3s-agent.service": "active"}, func(unit, verb string) error {
 		if verb == "reload" {
@@ -84,39 +84,39 @@ func TestWithoutABusSystemdIsAskedAtItsOwnSocket(t *testing.T) {
 	require.ErrorContains(t, err, "the job failed (ActiveState=failed, SubState=failed, Result=exit-code, ExecMainStatus=1, StatusText=it cannot be read)")
 	require.NoError(t, s.Close())
 	_, err = Open(t.Context(), root, engine.Docker, restart("k3s-agent.service"), true)
-	require.ErrorContains(t, err, "systemd of the host is not there")
+	require.ErrorContains(t, err, "systemd of the host is not available")
 }
 
-func TestNobodyElseIsReloaded(t *testing.T) {
+func TestOnlyDockerIsReloaded(t *testing.T) {
 	s, root := start(t, map[string]string{"containerd.service": "active", "docker.service": "active"}, well)
 	_, err := Open(t.Context(), root, engine.Containerd, distro.Restart{Door: distro.Reload, Units: []string{"containerd.service"}}, true)
-	require.ErrorContains(t, err, `containerd cannot be told to reload its configuration (SIGHUP ends containerd); set the way to restart it to "systemd"`)
+	require.ErrorContains(t, err, `containerd cannot reload its configuration (SIGHUP ends containerd); set its restart mode to "systemd"`)
 	_, err = Open(t.Context(), root, engine.Docker, distro.Restart{Door: distro.Reload, Units: []string{"docker.service"}}, false)
 	var closed *Closed
 	require.ErrorAs(t, err, &closed)
-	require.ErrorContains(t, err, "what changed is taken by a restart only, and the way that is set is a reload; restart Docker: systemctl restart docker.service")
+	require.ErrorContains(t, err, "the change requires a restart, but the restart mode is a reload; restart Docker: systemctl restart docker.service")
 	_, err = Open(t.Context(), root, engine.Docker, distro.Restart{Door: "window"}, false)
-	require.ErrorContains(t, err, `called "window"; there are "systemd", "reload" and "none"`)
+	require.ErrorContains(t, err, `unknown restart mode "window"; use "systemd", "reload" or "none"`)
 	require.Empty(t, s.Calls())
 }
 
-func TestWhereNobodyMayTheProfileSaysWhatToDo(t *testing.T) {
+func TestForbiddenRestartReturnsTheManualSteps(t *testing.T) {
 	_, err := Open(t.Context(), rooted(t), engine.CRIO, distro.Restart{Door: distro.Nobody, Message: "reboot the node with talosctl"}, false)
 	var closed *Closed
 	require.ErrorAs(t, err, &closed)
 	require.Equal(t, "reboot the node with talosctl", closed.Message)
-	require.ErrorContains(t, err, "not restarted by us: reboot the node with talosctl")
+	require.ErrorContains(t, err, "restarted by hand: reboot the node with talosctl")
 }
 
-func TestAJobThatFailsSaysWhy(t *testing.T) {
+func TestFailedJobReturnsTheReason(t *testing.T) {
 	for _, c := range []struct {
 		how  error
 		want string
 	}{
-		{errors.New("cannot parse config.toml"), `restart of containerd.service: systemd says that the job failed (ActiveState=failed, SubState=failed, Result=exit-code, ExecMainStatus=1, StatusText=cannot parse config.toml); look at journalctl -u containerd.service -n 50`},
-		{doortest.Result("timeout"), "the job took too long (ActiveState=failed, SubState=failed, Result=timeout, ExecMainStatus=1); systemd killed it then; look at"},
-		{doortest.Result("canceled"), "the job was canceled (ActiveState=failed, SubState=failed, Result=canceled, ExecMainStatus=1); another job took its place: try again; look at"},
-		{doortest.Result("dependency"), "the job failed, as a unit did that it depends on ("},
+		{errors.New("cannot parse config.toml"), `restart of containerd.service: systemd reports that the job failed (ActiveState=failed, SubState=failed, Result=exit-code, ExecMainStatus=1, StatusText=cannot parse config.toml); see journalctl -u containerd.service -n 50`},
+		{doortest.Result("timeout"), "the job took too long (ActiveState=failed, SubState=failed, Result=timeout, ExecMainStatus=1); systemd killed it then; see "},
+		{doortest.Result("canceled"), "the job was canceled (ActiveState=failed, SubState=failed, Result=canceled, ExecMainStatus=1); another job replaced it: try again; see "},
+		{doortest.Result("dependency"), "the job failed because a dependency failed ("},
 	} {
 		_, root := start(t, map[string]string{"containerd.service": "active"}, func(string, string) error { return c.how })
 		_, err := Open(t.Context(), root, engine.Containerd, restart("containerd.service"), false)
@@ -124,30 +124,30 @@ func TestAJobThatFailsSaysWhy(t *testing.T) {
 	}
 }
 
-func TestAUnitThatFailedIsStartedAgain(t *testing.T) {
-	var mended atomic.Bool
+func TestFailedUnitIsRestarted(t *testing.T) {
+	var fixed atomic.Bool
 	s, root := start(t, map[string]string{"containerd.service": "active"}, func(string, string) error {
-		if mended.Load() {
+		if fixed.Load() {
 			return nil
 		}
 		return errors.New("bad configuration")
 	})
 	_, err := Open(t.Context(), root, engine.Containerd, restart("containerd.service"), false)
 	require.ErrorContains(t, err, "bad configuration")
-	mended.Store(true) // it was put back
+	fixed.Store(true) // the configuration was restored
 	_, err = Open(t.Context(), root, engine.Containerd, restart("containerd.service"), false)
 	require.NoError(t, err)
 	require.Equal(t, []string{"restart containerd.service", "reset-failed containerd.service", "restart containerd.service"}, s.Calls())
 }
 
-func TestOfUnitsThatDoNotRunNoneIsStarted(t *testing.T) {
+func TestStoppedUnitsAreNotStarted(t *testing.T) {
 	s, root := start(t, map[string]string{"k3s.service": "inactive", "deactivating.service": "deactivating"}, well)
 	_, err := Open(t.Context(), root, engine.Containerd, restart("k3s.service", "k3s-agent.service", "deactivating.service"), false)
-	require.EqualError(t, err, "restart: no unit that runs is not there (k3s.service is inactive, k3s-agent.service is not loaded, deactivating.service is deactivating); start the runtime, or say which unit it is")
+	require.EqualError(t, err, "restart: a running unit is not available (k3s.service is inactive, k3s-agent.service is not loaded, deactivating.service is deactivating); start the runtime, or configure its unit")
 	require.Empty(t, s.Calls())
 }
 
-func TestAJobThatNeverEndsEndsWithTheContext(t *testing.T) {
+func TestWaitForAJobEndsWithTheContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	release := make(chan struct{})
 	_, root := start(t, map[string]string{"containerd.service": "active"}, func(string, string) error {
@@ -162,7 +162,7 @@ func TestAJobThatNeverEndsEndsWithTheContext(t *testing.T) {
 	require.ErrorContains(t, err, "journalctl -u containerd.service")
 }
 
-func TestABusOrSystemdThatGoesAwayIsSaid(t *testing.T) {
+func TestLostBusOrSystemdIsReported(t *testing.T) {
 	started := make(chan *doortest.Systemd, 1)
 	s, root := start(t, map[string]string{"docker.service": "active"}, func(string, string) error { return (<-started).Die() })
 	started <- s
@@ -173,24 +173,24 @@ func TestABusOrSystemdThatGoesAwayIsSaid(t *testing.T) {
 	s, root = start(t, map[string]string{"docker.service": "active"}, func(string, string) error { return (<-started).Leave() })
 	started <- s
 	_, err = Open(t.Context(), root, engine.Docker, restart("docker.service"), false)
-	require.Regexp(t, "systemd went away before it (was done|answered)[;:] see systemctl status, the job may go on", err.Error())
+	require.Regexp(t, "systemd left the bus before it (was done|responded)[;:] see systemctl status, the job may continue", err.Error())
 
 	_, err = Open(t.Context(), root, engine.Docker, restart("docker.service"), false)
-	require.ErrorContains(t, err, "systemd is not on this bus: is it the host's?")
+	require.ErrorContains(t, err, "systemd is not on this bus: check that it is the host's")
 }
 
-func TestWhatSystemdRefusesIsSaid(t *testing.T) {
+func TestRefusalsOfSystemdAreReported(t *testing.T) {
 	s, root := start(t, map[string]string{"docker.service": "active"}, well)
 	s.Refuse("org.freedesktop.DBus.Error.AccessDenied", "Permission denied")
 	_, err := Open(t.Context(), root, engine.Docker, restart("docker.service"), false)
-	require.ErrorContains(t, err, "restart of docker.service: /run/dbus/system_bus_socket: systemd does not do Manager.RestartUnit: Permission denied (org.freedesktop.DBus.Error.AccessDenied); run as root of the host, and let polkit, SELinux and AppArmor allow it")
+	require.ErrorContains(t, err, "restart of docker.service: /run/dbus/system_bus_socket: systemd refuses Manager.RestartUnit: Permission denied (org.freedesktop.DBus.Error.AccessDenied); run as root of the host, and let polkit, SELinux and AppArmor allow it")
 	s.Refuse("org.freedesktop.systemd1.JobTypeNotApplicable", "Job type reload is not applicable for unit docker.service.")
 	_, err = Open(t.Context(), root, engine.Docker, restart("docker.service"), true)
 	require.ErrorContains(t, err, "the unit has no ExecReload: restart it")
 	require.Empty(t, s.Calls())
 }
 
-func TestABusThatHangsIsWaitedForUntilTheDeadline(t *testing.T) {
+func TestSilentBusTimesOut(t *testing.T) {
 	root := rooted(t)
 	dir := filepath.Join(root.Dir(), "run/dbus")
 	require.NoError(t, os.MkdirAll(dir, 0o755))
@@ -200,13 +200,13 @@ func TestABusThatHangsIsWaitedForUntilTheDeadline(t *testing.T) {
 	accepted := make(chan net.Conn, 1)
 	go func() {
 		conn, _ := listener.Accept()
-		_, _ = conn.Read(make([]byte, 1)) // somebody wants to be let in
+		_, _ = conn.Read(make([]byte, 1)) // a client connects
 		cancel()
 		accepted <- conn
 	}()
 	_, err = Open(ctx, root, engine.Docker, distro.Restart{Door: distro.Reload, Units: []string{"docker.service"}}, true)
 	require.ErrorIs(t, err, context.Canceled)
-	require.ErrorContains(t, err, "/run/dbus/system_bus_socket: nobody let us in: no answer in time: context canceled; is it stuck?")
+	require.ErrorContains(t, err, "/run/dbus/system_bus_socket: the connection was not accepted: no response in time: context canceled; check systemctl")
 	require.NoError(t, (<-accepted).Close())
 	require.NoError(t, listener.Close())
 }
@@ -214,9 +214,9 @@ func TestABusThatHangsIsWaitedForUntilTheDeadline(t *testing.T) {
 func TestNoBusAtAll(t *testing.T) {
 	root := rooted(t)
 	_, err := Open(t.Context(), root, engine.Containerd, restart("k3s.service", "k3s-agent.service"), false)
-	require.ErrorContains(t, err, "restart of k3s.service or k3s-agent.service: systemd of the host is not there: /run/dbus/system_bus_socket: ")
+	require.ErrorContains(t, err, "restart of k3s.service or k3s-agent.service: systemd of the host is not available: /run/dbus/system_bus_socket: ")
 	require.ErrorContains(t, err, "; /run/systemd/private: ")
 	require.ErrorContains(t, err, "no such file or directory: mount the host's /run/dbus")
 	_, err = Open(t.Context(), root, engine.Docker, distro.Restart{Door: distro.Reload, Units: []string{"docker.service"}}, true)
-	require.ErrorContains(t, err, "mount the host's /run/dbus; and by its process: open /run/docker.pid: no such file or directory")
+	require.ErrorContains(t, err, "mount the host's /run/dbus; and by a signal: open /run/docker.pid: no such file or directory")
 }

@@ -14,12 +14,12 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// pidFile is dockerd's, unless it is told otherwise (daemon/config, Pidfile).
+// pidFile is dockerd's default PID file (daemon/config, Pidfile).
 const pidFile = "/run/docker.pid"
 
-// hangUp tells dockerd to reload and returns its process ID. The signal goes to the
-// very process that was looked at, by its directory in the host's /proc; the kernel
-// refuses it for one that is not in our process namespace.
+// hangUp sends SIGHUP to dockerd and returns its process ID. The signal goes to the process
+// that was checked, by its directory in the host's /proc. The kernel refuses it for a
+// process outside of our process namespace.
 func hangUp(root *host.Root) (int, error) {
 	data, err := root.ReadFile(pidFile, 64)
 	if err != nil {
@@ -31,7 +31,7 @@ func hangUp(root *host.Root) (int, error) {
 	}
 	process, err := os.Open(root.Path(path.Join("/proc", strconv.Itoa(pid))))
 	if err != nil {
-		return 0, fmt.Errorf("%s names process %d, which is not seen: %w; is the host's /proc mounted?", pidFile, pid, err)
+		return 0, fmt.Errorf("%s names process %d, which cannot be found: %w; check that the host's /proc is mounted", pidFile, pid, err)
 	}
 	defer process.Close()
 	fd := int(process.Fd())
@@ -40,7 +40,7 @@ func hangUp(root *host.Root) (int, error) {
 		return 0, fmt.Errorf("process %d of %s: %w", pid, pidFile, err)
 	}
 	if name != "dockerd" {
-		return 0, fmt.Errorf("process %d of %s is %q and not dockerd; it gets no signal", pid, pidFile, name)
+		return 0, fmt.Errorf("process %d of %s is %q and not dockerd; no signal is sent", pid, pidFile, name)
 	}
 	switch err := unix.PidfdSendSignal(fd, unix.SIGHUP, nil, 0); {
 	case err == nil:
@@ -48,13 +48,13 @@ func hangUp(root *host.Root) (int, error) {
 	case errors.Is(err, unix.EINVAL):
 		return 0, fmt.Errorf("dockerd (process %d) is not in our process namespace: mount the host's /run/dbus, or set hostPID", pid)
 	case errors.Is(err, unix.EPERM):
-		return 0, fmt.Errorf("we may not signal dockerd (process %d): run as root with CAP_KILL, or mount the host's /run/dbus", pid)
+		return 0, fmt.Errorf("no permission to signal dockerd (process %d): run as root with CAP_KILL, or mount the host's /run/dbus", pid)
 	default:
 		return 0, fmt.Errorf("dockerd (process %d) cannot be signalled: %w", pid, err)
 	}
 }
 
-// command is the name of the process whose directory is open.
+// command returns the name of the process whose directory is open.
 func command(process int) (string, error) {
 	fd, err := unix.Openat(process, "comm", unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	if err != nil {

@@ -21,8 +21,8 @@ import (
 
 var reload = distro.Restart{Door: distro.Reload, Units: []string{"docker.service"}}
 
-// process starts one of a name, which ends by the first signal, on a host whose
-// /proc is mounted and whose pid file names it.
+// process starts a process with the name, on a host whose /proc is mounted and whose PID
+// file names it. The process ends by the first signal.
 func process(t *testing.T, name string) (*host.Root, *exec.Cmd) {
 	t.Helper()
 	dir := "/run/root"
@@ -35,7 +35,7 @@ func process(t *testing.T, name string) (*host.Root, *exec.Cmd) {
 	require.NoError(t, err)
 	file := filepath.Join(t.TempDir(), name)
 	require.NoError(t, built.WriteProgram(file, program, 0o755))
-	// What nohup has us ignore a child would ignore, too; what is caught it takes as usual.
+	// A child inherits a signal that nohup ignores, but not one that is caught.
 	caught := make(chan os.Signal, 1)
 	signal.Notify(caught, syscall.SIGHUP)
 	defer signal.Stop(caught)
@@ -48,7 +48,7 @@ func process(t *testing.T, name string) (*host.Root, *exec.Cmd) {
 	return root, cmd
 }
 
-// endedBy is the signal by which a process ended.
+// endedBy returns the signal by which a process ended.
 func endedBy(t *testing.T, cmd *exec.Cmd) syscall.Signal {
 	t.Helper()
 	_ = cmd.Wait()
@@ -57,7 +57,7 @@ func endedBy(t *testing.T, cmd *exec.Cmd) syscall.Signal {
 	return status.Signal()
 }
 
-func TestWithoutABusDockerdIsToldByASignal(t *testing.T) {
+func TestDockerdIsSignalledWithoutABus(t *testing.T) {
 	if !node.Enter(t) {
 		return
 	}
@@ -68,18 +68,18 @@ func TestWithoutABusDockerdIsToldByASignal(t *testing.T) {
 	require.Contains(t, p.String(), "was told to reload its configuration")
 	require.Equal(t, syscall.SIGHUP, endedBy(t, dockerd))
 	_, err = Open(t.Context(), root, engine.Docker, reload, true)
-	require.ErrorContains(t, err, "which is not seen: ")
+	require.ErrorContains(t, err, "which cannot be found: ")
 	_, err = Open(t.Context(), root, engine.Docker, distro.Restart{Door: distro.Systemd, Units: []string{"docker.service"}}, true)
 	require.NotContains(t, err.Error(), "process", "systemd was asked for")
 }
 
-func TestNoSignalGoesToWhatIsNotDockerd(t *testing.T) {
+func TestOnlyDockerdIsSignalled(t *testing.T) {
 	if !node.Enter(t) {
 		return
 	}
 	root, other := process(t, "containerd")
 	_, err := Open(t.Context(), root, engine.Docker, reload, true)
-	require.ErrorContains(t, err, `of /run/docker.pid is "containerd" and not dockerd; it gets no signal`)
+	require.ErrorContains(t, err, `of /run/docker.pid is "containerd" and not dockerd; no signal is sent`)
 	require.NoError(t, other.Process.Signal(syscall.SIGTERM))
 	require.Equal(t, syscall.SIGTERM, endedBy(t, other), "and not SIGHUP, which would have come before")
 	for _, text := range []string{"", "-1", "0", "x"} {
@@ -89,8 +89,8 @@ func TestNoSignalGoesToWhatIsNotDockerd(t *testing.T) {
 	}
 }
 
-// In another process namespace the host's numbers are those of other processes.
-func TestAProcessOfAnotherNamespaceGetsNoSignal(t *testing.T) {
+// In another process namespace the host's process IDs belong to other processes.
+func TestProcessOfAnotherNamespaceIsNotSignalled(t *testing.T) {
 	if dir := os.Getenv("GPUREADY_DOOR_ROOT"); dir != "" { // inside the other namespace
 		root, err := host.Open(dir)
 		require.NoError(t, err)

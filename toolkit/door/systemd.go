@@ -12,8 +12,8 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// throughSystemd restarts or reloads the first unit that runs.
-func throughSystemd(ctx context.Context, root *host.Root, units []string, verb Verb) (Passage, error) {
+// runJob restarts or reloads the first unit that runs, through systemd.
+func runJob(ctx context.Context, root *host.Root, units []string, verb Verb) (Passage, error) {
 	start := time.Now()
 	s, err := dial(ctx, root)
 	if err != nil {
@@ -25,40 +25,39 @@ func throughSystemd(ctx context.Context, root *host.Root, units []string, verb V
 		return Passage{}, fmt.Errorf("%s: %w", verb, err)
 	}
 	if u.state == "failed" {
-		// Else a unit that was started too often is not started (systemd.unit(5), StartLimitBurst=).
+		// Otherwise systemd refuses a unit that was started too often (systemd.unit(5), StartLimitBurst=).
 		if err := s.call(ctx, managerPath, managerIface+".ResetFailedUnit", u.name).Err; err != nil {
 			return Passage{}, fmt.Errorf("%s of %s, which has failed: %w", verb, u.name, err)
 		}
 	}
-	if err := s.job(ctx, u, verb); err != nil {
-		return Passage{}, fmt.Errorf("%s of %s: %w; look at journalctl -u %s -n 50", verb, u.name, err, u.name)
+	if err := s.startJob(ctx, u, verb); err != nil {
+		return Passage{}, fmt.Errorf("%s of %s: %w; see journalctl -u %s -n 50", verb, u.name, err, u.name)
 	}
 	return Passage{Verb: verb, Unit: u.name, Took: time.Since(start)}, nil
 }
 
-// unit is one that systemd has loaded.
+// unit is a unit that systemd has loaded.
 type unit struct {
 	name, state string
 	path        dbus.ObjectPath
 }
 
-// rank orders the states of a unit, org.freedesktop.systemd1(5), by how sure it is
-// that it is wanted; those that are not in it are not restarted.
+// rank ranks the states of a unit, org.freedesktop.systemd1(5), by how likely it is meant
+// to run. Units in other states are not restarted.
 var rank = map[string]int{"active": 3, "reloading": 3, "activating": 2, "failed": 1}
 
-// choose returns the first unit that is active, else the first that tries to be or
-// has failed at it.
+// choose returns the first active unit, or else the first one that is starting or failed.
 func (s *systemd) choose(ctx context.Context, names []string) (unit, error) {
 	var best unit
 	var states []string
 	for _, name := range names {
 		u := unit{name: name, state: "not loaded"}
 		err := s.conn.Object(service, managerPath).CallWithContext(ctx, managerIface+".GetUnit", 0, name).Store(&u.path)
-		var answer dbus.Error
+		var reply dbus.Error
 		switch {
-		case errors.As(err, &answer) && answer.Name == service+".NoSuchUnit":
+		case errors.As(err, &reply) && reply.Name == service+".NoSuchUnit":
 		case err != nil:
-			return unit{}, s.explain(ctx, "systemd does not tell of "+name, err)
+			return unit{}, s.explain(ctx, "systemd does not return "+name, err)
 		default:
 			state, err := s.property(ctx, u.path, "Unit", "ActiveState")
 			if err != nil {
@@ -72,21 +71,21 @@ func (s *systemd) choose(ctx context.Context, names []string) (unit, error) {
 		states = append(states, name+" is "+u.state)
 	}
 	if best.name == "" {
-		return unit{}, fmt.Errorf("no unit that runs is %w (%s); start the runtime, or say which unit it is", errNotThere, strings.Join(states, ", "))
+		return unit{}, fmt.Errorf("a running unit is %w (%s); start the runtime, or configure its unit", errNotThere, strings.Join(states, ", "))
 	}
 	return best, nil
 }
 
-// job asks for one and waits for its end.
-func (s *systemd) job(ctx context.Context, u unit, verb Verb) error {
+// startJob starts a job and waits for its end.
+func (s *systemd) startJob(ctx context.Context, u unit, verb Verb) error {
 	method := map[Verb]string{Restart: ".RestartUnit", Reload: ".ReloadUnit"}[verb]
 	var job dbus.ObjectPath
-	answer := s.call(ctx, managerPath, managerIface+method, u.name, "replace")
-	if answer.Err != nil {
-		return answer.Err
+	call := s.call(ctx, managerPath, managerIface+method, u.name, "replace")
+	if call.Err != nil {
+		return call.Err
 	}
-	if err := answer.Store(&job); err != nil {
-		return s.explain(ctx, "systemd's answer cannot be read", err)
+	if err := call.Store(&job); err != nil {
+		return s.explain(ctx, "systemd's response cannot be parsed", err)
 	}
 	result, err := s.wait(ctx, job)
 	switch {
@@ -95,7 +94,7 @@ func (s *systemd) job(ctx context.Context, u unit, verb Verb) error {
 	case result == "done":
 		return nil
 	}
-	return fmt.Errorf("systemd says that the job %s%s%s", words(result), s.facts(ctx, u), hint[result])
+	return fmt.Errorf("systemd reports that the job %s%s%s", describe(result), s.facts(ctx, u), hint[result])
 }
 
 // wait returns the result of a job.
@@ -103,16 +102,16 @@ func (s *systemd) wait(ctx context.Context, job dbus.ObjectPath) (string, error)
 	for {
 		select {
 		case <-ctx.Done():
-			return "", fmt.Errorf("it is not done yet: %w; systemd goes on with it, see systemctl list-jobs", ctx.Err())
+			return "", fmt.Errorf("it is not done yet: %w; systemd continues it, see systemctl list-jobs", ctx.Err())
 		case signal, ok := <-s.signals:
 			if ctx.Err() != nil {
-				continue // it is what closed the connection
+				continue // ctx closed the connection
 			}
 			if !ok {
-				return "", fmt.Errorf("the connection to %s ended before it was done; see systemctl status, the job may go on", s.where)
+				return "", fmt.Errorf("the connection to %s ended before it was done; see systemctl status, the job may continue", s.where)
 			}
-			if gone(signal) {
-				return "", errors.New("systemd went away before it was done; see systemctl status, the job may go on")
+			if isLeave(signal) {
+				return "", errors.New("systemd left the bus before it was done; see systemctl status, the job may continue")
 			}
 			if result, ok := ended(signal, job); ok {
 				return result, nil
@@ -121,7 +120,7 @@ func (s *systemd) wait(ctx context.Context, job dbus.ObjectPath) (string, error)
 	}
 }
 
-// ended tells whether a signal is that of a job's end, and its result.
+// ended returns the result of a job, and reports whether the signal is that of its end.
 func ended(signal *dbus.Signal, job dbus.ObjectPath) (string, bool) {
 	var id uint32
 	var path dbus.ObjectPath
@@ -132,33 +131,33 @@ func ended(signal *dbus.Signal, job dbus.ObjectPath) (string, bool) {
 	return result, path == job
 }
 
-// gone tells whether a signal is that of systemd leaving the bus.
-func gone(signal *dbus.Signal) bool {
+// isLeave reports whether the signal is that of systemd leaving the bus.
+func isLeave(signal *dbus.Signal) bool {
 	var name, before, after string
 	return signal.Name == daemonIface+".NameOwnerChanged" && dbus.Store(signal.Body, &name, &before, &after) == nil &&
 		name == service && after == ""
 }
 
-// words is a job's result, org.freedesktop.systemd1(5), JobRemoved.
-func words(result string) string {
+// describe describes a job's result, org.freedesktop.systemd1(5), JobRemoved.
+func describe(result string) string {
 	switch result {
 	case "canceled", "skipped":
 		return "was " + result
 	case "timeout":
 		return "took too long"
 	case "dependency":
-		return "failed, as a unit did that it depends on"
+		return "failed because a dependency failed"
 	}
 	return result
 }
 
-// hint is what else to know of a result.
+// hint maps results to further information.
 var hint = map[string]string{
-	"canceled": "; another job took its place: try again",
+	"canceled": "; another job replaced it: try again",
 	"timeout":  "; systemd killed it then",
 }
 
-// facts are what systemd knows of why a unit failed; none is known of what is no service.
+// facts returns the properties that explain a unit's failure. Only services have some.
 func (s *systemd) facts(ctx context.Context, u unit) string {
 	var facts []string
 	for _, p := range []struct{ iface, name string }{

@@ -1,5 +1,5 @@
-// Package critest is a container runtime's CRI service, as far as it tells of
-// itself, for tests.
+// Package critest implements a container runtime's CRI service for tests, as far as it
+// describes itself and its containers.
 package critest
 
 import (
@@ -18,16 +18,16 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Config says what the runtime is like.
+// Config describes the runtime.
 type Config struct {
 	Name, Version string
-	CDI           *bool    // nil: it does not say
+	CDI           *bool    // nil if it does not report it
 	Dirs          []string // for CDI specifications
 	Handlers      []string // the first is the default
-	Hangs         bool     // it takes requests and does not answer
-	Huge          bool     // it tells more than anybody wants to know
-	Config        string   // in place of a configuration that agrees with the above
-	NoCRI         bool     // it serves something else, as Docker's containerd
+	Hangs         bool     // it accepts requests and does not respond
+	Huge          bool     // its responses are too large
+	Config        string   // replaces the configuration that matches the above
+	NoCRI         bool     // it serves another API, as Docker's containerd
 	Containers    []Container
 }
 
@@ -35,12 +35,12 @@ type Config struct {
 type Container struct {
 	ID, Name, Namespace, Pod string
 	Image                    string
-	Handler                  string // "": the default
-	Info                     string // what a verbose status tells of it, JSON
-	Gone                     bool   // it ends between being listed and being asked for
+	Handler                  string // "" for the default
+	Info                     string // the info in its verbose status, JSON
+	Gone                     bool   // it ends between the list and the request of its status
 }
 
-// Runtime is a runtime that answers.
+// Runtime is a running runtime.
 type Runtime struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
 	conf   Config
@@ -51,7 +51,7 @@ type Runtime struct {
 	err    error
 }
 
-// Start starts a runtime that listens at path, as this process sees it.
+// Start starts a runtime that listens at path in this process's file system.
 func Start(path string, conf Config) (*Runtime, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
@@ -63,7 +63,7 @@ func Start(path string, conf Config) (*Runtime, error) {
 	if err != nil {
 		return nil, err
 	}
-	ln.SetUnlinkOnClose(false) // as when it is killed
+	ln.SetUnlinkOnClose(false) // as after a kill
 	r := &Runtime{conf: conf, server: grpc.NewServer(), end: make(chan struct{}), served: make(chan error, 1)}
 	if !conf.NoCRI {
 		runtimeapi.RegisterRuntimeServiceServer(r.server, r)
@@ -72,8 +72,7 @@ func Start(path string, conf Config) (*Runtime, error) {
 	return r, nil
 }
 
-// Stop ends the runtime; its socket stays, as when it is killed. It may be called
-// again.
+// Stop stops the runtime. Its socket stays, as after a kill. It may be called again.
 func (r *Runtime) Stop() error {
 	r.once.Do(func() {
 		close(r.end)
@@ -83,7 +82,7 @@ func (r *Runtime) Stop() error {
 	return r.err
 }
 
-// Version says who it is.
+// Version returns the runtime's name and version.
 func (r *Runtime) Version(ctx context.Context, _ *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
 	if r.conf.Hangs {
 		select {
@@ -95,7 +94,7 @@ func (r *Runtime) Version(ctx context.Context, _ *runtimeapi.VersionRequest) (*r
 	return &runtimeapi.VersionResponse{Version: "0.1.0", RuntimeName: r.conf.Name, RuntimeVersion: r.conf.Version, RuntimeApiVersion: "v1"}, nil
 }
 
-// Status says what it can do.
+// Status returns the runtime's abilities.
 func (r *Runtime) Status(_ context.Context, in *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
 	out := &runtimeapi.StatusResponse{Status: &runtimeapi.RuntimeStatus{}}
 	for i, h := range r.conf.Handlers {
@@ -122,7 +121,7 @@ func (r *Runtime) Status(_ context.Context, in *runtimeapi.StatusRequest) (*runt
 	return out, nil
 }
 
-// config is what containerd and CRI-O tell of their configuration.
+// config returns the configuration as containerd and CRI-O report it.
 func (r *Runtime) config() map[string]any {
 	if r.conf.Name != "containerd" {
 		c := map[string]any{"CDISpecDirs": r.conf.Dirs}
@@ -145,7 +144,7 @@ func (r *Runtime) config() map[string]any {
 	return c
 }
 
-// ListContainers tells of those that run.
+// ListContainers lists the running containers.
 func (r *Runtime) ListContainers(context.Context, *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
 	out := &runtimeapi.ListContainersResponse{}
 	for _, c := range r.conf.Containers {
@@ -158,7 +157,7 @@ func (r *Runtime) ListContainers(context.Context, *runtimeapi.ListContainersRequ
 	return out, nil
 }
 
-// ListPodSandbox tells of the pods that they are in, one each.
+// ListPodSandbox lists their pods, one each.
 func (r *Runtime) ListPodSandbox(context.Context, *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
 	out := &runtimeapi.ListPodSandboxResponse{}
 	for _, c := range r.conf.Containers {
@@ -170,7 +169,7 @@ func (r *Runtime) ListPodSandbox(context.Context, *runtimeapi.ListPodSandboxRequ
 	return out, nil
 }
 
-// ContainerStatus tells of one.
+// ContainerStatus returns the status of a container.
 func (r *Runtime) ContainerStatus(_ context.Context, in *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse, error) {
 	for _, c := range r.conf.Containers {
 		if c.ID != in.GetContainerId() || c.Gone {

@@ -60,16 +60,16 @@ func (s *Systemd) bus(dir string) (string, error) {
 	return strings.TrimSpace(line), err
 }
 
-// serve takes systemd's name on a bus.
+// serve registers systemd's name on a bus and serves its methods.
 func (s *Systemd) serve(address string) error {
 	conn, err := dbus.Connect(address)
 	if err != nil {
 		return err
 	}
 	s.ends = append(s.ends, conn.Close)
-	tell := func(body ...any) error { return conn.Emit(path, manager+".JobRemoved", body...) }
+	notify := func(body ...any) error { return conn.Emit(path, manager+".JobRemoved", body...) }
 	if err := conn.ExportMethodTable(map[string]any{
-		"Subscribe":       func() *dbus.Error { s.subscribe("bus", tell); return nil },
+		"Subscribe":       func() *dbus.Error { s.subscribe("bus", notify); return nil },
 		"GetUnit":         s.getUnit,
 		"ResetFailedUnit": s.resetFailed,
 		"RestartUnit":     func(name, mode string) (dbus.ObjectPath, *dbus.Error) { return s.start("restart", name, mode) },
@@ -91,7 +91,7 @@ func (s *Systemd) serve(address string) error {
 	return nil
 }
 
-// Leave takes systemd from the bus, as if it had died; the bus stays.
+// Leave removes systemd from the bus, as if it had died; the bus stays.
 func (s *Systemd) Leave() error {
 	s.mu.Lock()
 	end := s.ends[len(s.ends)-1]

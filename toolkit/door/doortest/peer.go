@@ -15,8 +15,8 @@ import (
 	"github.com/godbus/dbus/v5"
 )
 
-// StartPrivate is Start for a host with no message bus: systemd answers at its own
-// socket, /run/systemd/private, where nobody says hello and nothing is matched.
+// StartPrivate is like Start for a host without a message bus: systemd serves its own
+// socket, /run/systemd/private, without Hello and match rules.
 func StartPrivate(root string, units map[string]string, act Act) (*Systemd, error) {
 	s := newSystemd(act, units)
 	dir := filepath.Join(root, "run/systemd")
@@ -40,7 +40,7 @@ type private struct {
 	running  sync.WaitGroup
 
 	mu    sync.Mutex
-	conns map[net.Conn]bool // nil: closed
+	conns map[net.Conn]bool // nil once closed
 }
 
 func (l *private) accept() {
@@ -49,18 +49,18 @@ func (l *private) accept() {
 		if err != nil {
 			return // it was closed
 		}
-		if !l.keep(conn) {
+		if !l.add(conn) {
 			return
 		}
 		l.running.Go(func() {
 			defer conn.Close()
 			p := &peer{systemd: l.systemd, conn: conn}
-			_ = p.serve() // it has gone
+			_ = p.serve() // it has disconnected
 		})
 	}
 }
 
-func (l *private) keep(conn net.Conn) bool {
+func (l *private) add(conn net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.conns == nil {
@@ -75,7 +75,7 @@ func (l *private) close() error {
 	err := l.listener.Close()
 	l.mu.Lock()
 	for conn := range l.conns {
-		_ = conn.Close() // also one that has gone
+		_ = conn.Close() // possibly closed already
 	}
 	l.conns = nil
 	l.mu.Unlock()
@@ -83,7 +83,7 @@ func (l *private) close() error {
 	return err
 }
 
-// peer is who connected.
+// peer is a client's connection.
 type peer struct {
 	systemd *Systemd
 	conn    net.Conn
@@ -93,7 +93,7 @@ type peer struct {
 
 func (p *peer) serve() error {
 	in := bufio.NewReader(p.conn)
-	if err := p.let(in); err != nil {
+	if err := p.authenticate(in); err != nil {
 		return err
 	}
 	for {
@@ -101,15 +101,15 @@ func (p *peer) serve() error {
 		if err != nil {
 			return err
 		}
-		if err := p.answer(call); err != nil {
+		if err := p.respond(call); err != nil {
 			return err
 		}
 	}
 }
 
-// let is the handshake of the D-Bus specification, "Authentication Protocol": who can
-// open the socket is root and let in.
-func (p *peer) let(in *bufio.Reader) error {
+// authenticate performs the handshake of the D-Bus specification, "Authentication
+// Protocol". Any client that can open the socket is root and accepted.
+func (p *peer) authenticate(in *bufio.Reader) error {
 	for {
 		line, err := in.ReadString('\n')
 		if err != nil {
@@ -132,8 +132,8 @@ func (p *peer) let(in *bufio.Reader) error {
 	}
 }
 
-func (p *peer) answer(call *dbus.Message) error {
-	body, err := p.do(call)
+func (p *peer) respond(call *dbus.Message) error {
+	body, err := p.call(call)
 	reply := &dbus.Message{Type: dbus.TypeMethodReply, Headers: map[dbus.HeaderField]dbus.Variant{
 		dbus.FieldReplySerial: dbus.MakeVariant(call.Serial()),
 	}, Body: body}
@@ -144,7 +144,7 @@ func (p *peer) answer(call *dbus.Message) error {
 	return p.send(reply)
 }
 
-func (p *peer) do(call *dbus.Message) ([]any, *dbus.Error) {
+func (p *peer) call(call *dbus.Message) ([]any, *dbus.Error) {
 	var words [2]string
 	for i := range min(len(call.Body), len(words)) {
 		words[i], _ = call.Body[i].(string)
@@ -152,7 +152,7 @@ func (p *peer) do(call *dbus.Message) ([]any, *dbus.Error) {
 	object, _ := call.Headers[dbus.FieldPath].Value().(dbus.ObjectPath)
 	switch member := call.Headers[dbus.FieldMember].Value(); member {
 	case "Subscribe":
-		p.systemd.subscribe(fmt.Sprintf("%p", p), p.tell)
+		p.systemd.subscribe(fmt.Sprintf("%p", p), p.notify)
 		return nil, nil
 	case "GetUnit":
 		unit, err := p.systemd.getUnit(words[0])
@@ -170,8 +170,8 @@ func (p *peer) do(call *dbus.Message) ([]any, *dbus.Error) {
 	return nil, dbus.NewError("org.freedesktop.DBus.Error.UnknownMethod", []any{"no such method"})
 }
 
-// tell sends the signal of a job's end.
-func (p *peer) tell(body ...any) error {
+// notify sends the signal of a job's end.
+func (p *peer) notify(body ...any) error {
 	return p.send(&dbus.Message{Type: dbus.TypeSignal, Headers: map[dbus.HeaderField]dbus.Variant{
 		dbus.FieldPath: dbus.MakeVariant(dbus.ObjectPath(path)), dbus.FieldInterface: dbus.MakeVariant(manager),
 		dbus.FieldMember: dbus.MakeVariant("JobRemoved"),
@@ -190,7 +190,7 @@ func (p *peer) send(m *dbus.Message) error {
 		return err
 	}
 	data := b.Bytes()
-	binary.LittleEndian.PutUint32(data[8:], p.serial) // which the library sets on a connection only
+	binary.LittleEndian.PutUint32(data[8:], p.serial) // the library only sets it on a connection
 	_, err := p.conn.Write(data)
 	return err
 }

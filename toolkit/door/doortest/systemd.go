@@ -1,6 +1,6 @@
-// Package doortest is a systemd for tests: on a message bus of its own below a
-// directory that stands for the host's root, and on systemd's private socket. It
-// knows units and their states, and runs jobs by a function.
+// Package doortest implements a systemd for tests, on its own message bus below a directory
+// that stands for the host's root, or on systemd's private socket. It has units with states,
+// and a function runs its jobs.
 package doortest
 
 import (
@@ -18,17 +18,17 @@ const (
 	path    = "/org/freedesktop/systemd1"
 )
 
-// Act does to a unit what a verb says, "restart" or "reload". Its error is what the
-// job fails by and the unit's status; a Result is the job's result as it is.
+// Act runs a job on a unit, "restart" or "reload". With an error the job fails, and the
+// error becomes the unit's status. A Result becomes the job's result.
 type Act func(unit, verb string) error
 
-// Result is an error by which a job ends otherwise than by failing: "timeout",
+// Result is an error that stands for another result of a job than failure: "timeout",
 // "canceled", "dependency", "skipped".
 type Result string
 
 func (r Result) Error() string { return string(r) }
 
-// Systemd is one that runs.
+// Systemd is a running systemd.
 type Systemd struct {
 	act Act
 
@@ -36,11 +36,11 @@ type Systemd struct {
 	units map[string]*unit
 	calls []string
 	fault *dbus.Error
-	peers map[string]func(body ...any) error // who subscribed: how they are told of a job's end
+	peers map[string]func(body ...any) error // the subscribers' callbacks for a job's end
 	id    uint32
 
 	jobs sync.WaitGroup
-	ends []func() error // the bus first: that is then all that is seen
+	ends []func() error // the bus first, so that clients only notice its end
 }
 
 type unit struct {
@@ -56,14 +56,14 @@ func newSystemd(act Act, states map[string]string) *Systemd {
 	return s
 }
 
-// Set gives a unit a state: "active", "inactive", "failed".
+// Set sets the state of a unit: "active", "inactive", "failed".
 func (s *Systemd) Set(name, state string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.units[name].state = state
 }
 
-// Refuse makes it answer calls for jobs by an error; "": no more.
+// Refuse makes calls for jobs fail with an error. An empty name ends that.
 func (s *Systemd) Refuse(name, message string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -73,23 +73,23 @@ func (s *Systemd) Refuse(name, message string) {
 	}
 }
 
-// Calls are the verbs that were asked for, "restart docker.service", in their order.
+// Calls returns the requested jobs in order, as "restart docker.service".
 func (s *Systemd) Calls() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return append([]string(nil), s.calls...)
 }
 
-// Wait waits for the jobs that it was asked for.
+// Wait waits for the end of the requested jobs.
 func (s *Systemd) Wait() { s.jobs.Wait() }
 
-// Close ends it and its bus, once its jobs have ended.
+// Close stops systemd and its bus once its jobs have ended.
 func (s *Systemd) Close() error {
 	s.jobs.Wait()
 	return s.Die()
 }
 
-// Die ends it and its bus whatever its jobs do.
+// Die stops systemd and its bus without waiting for its jobs.
 func (s *Systemd) Die() error {
 	s.mu.Lock()
 	ends := s.ends
@@ -102,11 +102,11 @@ func (s *Systemd) Die() error {
 	return errors.Join(errs...)
 }
 
-// subscribe is of a peer, which is told by tell.
-func (s *Systemd) subscribe(peer string, tell func(...any) error) {
+// subscribe registers a peer's callback for a job's end.
+func (s *Systemd) subscribe(peer string, notify func(...any) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.peers[peer] = tell
+	s.peers[peer] = notify
 }
 
 func (s *Systemd) find(name string) (*unit, *dbus.Error) {
@@ -161,14 +161,14 @@ func (s *Systemd) start(verb, name, mode string) (dbus.ObjectPath, *dbus.Error) 
 		result := s.finish(u, s.act(name, verb))
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		for _, tell := range s.peers {
-			_ = tell(id, job, name, result) // a peer may have gone
+		for _, notify := range s.peers {
+			_ = notify(id, job, name, result) // a peer may have disconnected
 		}
 	})
 	return job, nil
 }
 
-// finish notes how a job ended and returns its result.
+// finish records the end of a job and returns its result.
 func (s *Systemd) finish(u *unit, err error) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -184,7 +184,7 @@ func (s *Systemd) finish(u *unit, err error) string {
 	return "failed"
 }
 
-// get is a property of a unit.
+// get returns a property of a unit.
 func (s *Systemd) get(object dbus.ObjectPath, iface, name string) (dbus.Variant, *dbus.Error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -207,7 +207,7 @@ func (s *Systemd) get(object dbus.ObjectPath, iface, name string) (dbus.Variant,
 	return dbus.Variant{}, dbus.NewError("org.freedesktop.DBus.Error.UnknownProperty", []any{name})
 }
 
-// objectOf is a unit's object, its name escaped as systemd does.
+// objectOf returns the path of a unit's object, with its name escaped as by systemd.
 func objectOf(name string) dbus.ObjectPath {
 	var b strings.Builder
 	for _, c := range []byte(name) {
