@@ -116,7 +116,7 @@ func silence(at string, limit time.Duration, err error) string {
 	case codes.Unimplemented:
 		return "the container runtime at " + at + " does not serve CRI (" + why + `); take "cri" out of disabled_plugins in its configuration and restart it, or say with --runtime-socket which runtime the kubelet uses`
 	case codes.Unavailable:
-		return "the container runtime at " + at + " cannot be reached (" + why + "); check that it runs, or say with --runtime-socket which runtime the kubelet uses"
+		return "the container runtime at " + at + " is not reached (" + why + "); check that it runs, or say with --runtime-socket which runtime the kubelet uses"
 	case codes.DeadlineExceeded:
 		return fmt.Sprintf("the container runtime at %s does not answer within %v; see its log", at, limit)
 	}
