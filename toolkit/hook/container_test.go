@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// refuse has the kernel not know some system calls, for this process and what it starts.
+// refuse makes system calls fail with ENOSYS in this process and its children.
 func refuse(calls ...uint32) error {
 	const load, equal, give = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
 	filter := []unix.SockFilter{{Code: load}} // the number of the call is the first field
@@ -57,8 +57,8 @@ func refuse(calls ...uint32) error {
 	return nil
 }
 
-// scratch is a place on this thread's own mounts: nothing that is mounted in it is seen by
-// anybody else, and all is gone with it. The test's goroutine keeps the thread.
+// scratch returns a directory in a mount namespace of this thread: its mounts are invisible
+// to others and end with the thread. The test's goroutine keeps the thread.
 func scratch(t testing.TB) string {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -67,44 +67,44 @@ func scratch(t testing.TB) string {
 	if _, err := exec.LookPath("runc"); err != nil {
 		t.Skip("there is no runc; .ci/packages.sh containers installs it")
 	}
-	_, err := library() // it is made in a folder that is read-only below
+	_, err := library() // it is created in a directory that becomes read-only below
 	require.NoError(t, err)
 	runtime.LockOSThread() // for good: the thread ends with the goroutine
 	require.NoError(t, unix.Unshare(unix.CLONE_NEWNS|unix.CLONE_FS))
 	require.NoError(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
 	dir, err := os.MkdirTemp("", "hook")
 	require.NoError(t, err)
-	// A hook that reaches the machine's own root, or a test that does, changes nothing there.
+	// The machine's own root is read-only, in case a hook or a test reaches it.
 	root := func(flags uintptr) error { return unix.Mount("", "/", "", unix.MS_REMOUNT|unix.MS_BIND|flags, "") }
 	require.NoError(t, root(unix.MS_RDONLY))
 	t.Cleanup(func() { require.NoError(t, errors.Join(root(0), os.Remove(dir))) })
 	return dir
 }
 
-// pod is a container to be, with the volumes that it shares with others.
+// pod is a container to create, with the volumes that it shares with others.
 type pod struct {
-	dir     string // all of it
-	image   string // folder of what the image has
-	outside string // folder of volumes and other things that are not the container's
+	dir     string // the directory of everything
+	image   string // directory of the image's files
+	outside string // directory of volumes and other files outside of the container
 	overlay bool   // the root file system is an overlay on image, not image itself
 	mounts  []oci.Mount
 
 	hook    []string    // program and arguments
-	runs    int         // of it, one after the other
-	blind   bool        // it runs on a kernel without statx and openat2
-	flip    [][2]string // paths below outside that change places meanwhile
-	watched string      // folder that nothing may be changed in; outside
+	runs    int         // number of runs of the hook, one after the other
+	blind   bool        // run on a kernel without statx and openat2
+	flip    [][2]string // paths below outside that are exchanged meanwhile
+	watched string      // directory in which nothing may change; default outside
 }
 
 // outcome records what happened while the hook ran.
 type outcome struct {
-	changed []string // of what is watched
+	changed []string // watched files that changed
 	said    string
 	failed  bool
 	flips   int64
 }
 
-// newPod makes an image and nothing else, in a file system of its own at dir.
+// newPod creates only an image, in a file system of its own at dir.
 func newPod(dir, hook string) (*pod, error) {
 	if err := unix.Mount("hook", dir, "tmpfs", 0, "size=64m"); err != nil {
 		return nil, err
@@ -117,13 +117,13 @@ func newPod(dir, hook string) (*pod, error) {
 	}
 	cache := ldso.Cache{Entries: []ldso.Entry{{Name: "libz.so.1", Path: "/usr/lib/libz.so.1", Flags: 0x303}}}.Bytes()
 	err = errors.Join(os.MkdirAll(p.outside, 0o755),
-		put(p.image, map[string][]byte{
+		writeFiles(p.image, map[string][]byte{
 			loader: elf, musl: elf, "/usr/lib/libz.so.1": elf, "/usr/local/cuda/compat/libcuda.so.999.1": elf,
 			"/etc/ld.so.cache": cache, "/etc/ld.so.conf": []byte("include /etc/ld.so.conf.d/*.conf\n"),
 			"/etc/ld.so.conf.d/a.conf": []byte("/usr/local/lib\n"), muslPath: []byte("/lib\n"),
 			libs + "/libcuda.so.570.1": nil, "/dev/dri/card0": nil, "/proc/none": nil,
 		}),
-		put(p.outside, map[string][]byte{"/driver/libcuda.so.570.1": elf}))
+		writeFiles(p.outside, map[string][]byte{"/driver/libcuda.so.570.1": elf}))
 	p.mounts = []oci.Mount{
 		{Destination: "/proc", Type: "proc", Source: "proc"},
 		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "mode=755", "size=65536k"}},
@@ -132,8 +132,8 @@ func newPod(dir, hook string) (*pod, error) {
 	return p, err
 }
 
-// put writes files below dir.
-func put(dir string, files map[string][]byte) error {
+// writeFiles writes files below dir.
+func writeFiles(dir string, files map[string][]byte) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -147,7 +147,7 @@ func put(dir string, files map[string][]byte) error {
 	})
 }
 
-// links puts links below dir, in the place of what is there.
+// links creates links below dir, and replaces existing files.
 func links(dir string, all map[string]string) error {
 	return within(dir, func(r *os.Root) error {
 		var errs []error
@@ -159,8 +159,8 @@ func links(dir string, all map[string]string) error {
 	})
 }
 
-// within keeps what do does below dir: links that are there already may lead anywhere, and
-// the machine that the test runs on is no container.
+// within calls do with a root confined to dir: existing links may lead anywhere, and the
+// test runs on the machine itself.
 func within(dir string, do func(*os.Root) error) error {
 	r, err := os.OpenRoot(dir)
 	if err != nil {
@@ -170,8 +170,8 @@ func within(dir string, do func(*os.Root) error) error {
 	return do(r)
 }
 
-// volume makes a folder outside that has, wherever a hook may look or write, something of that
-// name: as a root, as /etc, as a folder of libraries. On memory it is a tmpfs of its own.
+// volume creates a directory outside that has a file of that name wherever a hook may read or
+// write: as a root, as /etc, as a directory of libraries. With memory it is a tmpfs.
 func (p *pod) volume(name string, memory bool) (string, error) {
 	dir := p.outside + "/" + name
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -195,12 +195,12 @@ func (p *pod) volume(name string, memory bool) (string, error) {
 	for _, f := range []string{loader, musl, libs + "/libcuda.so.570.1", "/usr/local/cuda/compat/libcuda.so.999.1"} {
 		files[f] = elf
 	}
-	return dir, errors.Join(put(dir, files), links(dir, map[string]string{"/l": "/", "/up": "../..", "/own": "/own"}))
+	return dir, errors.Join(writeFiles(dir, files), links(dir, map[string]string{"/l": "/", "/up": "../..", "/own": "/own"}))
 }
 
-// run creates the container with runc, which is told to give up behind the hook. The hook
-// waits until what is watched was looked at: runc itself makes folders in volumes, for what it
-// mounts into them. It returns nil and what runc said if runc did not come to the hook.
+// run creates the container with runc, which fails after the hook. The hook waits until the
+// watched files were recorded, since runc itself creates mount points in volumes. If runc did
+// not reach the hook, run returns nil and runc's output.
 func (p *pod) run() (*outcome, string, error) {
 	bundle := p.dir + "/bundle"
 	if p.overlay {
@@ -235,7 +235,7 @@ func (p *pod) run() (*outcome, string, error) {
 		args, env = append([]string{self}, args...), append(env, blindVariable+"=1")
 	}
 	script := fmt.Sprintf(`cd %q; cat >state; echo >here; read x <on; for i in $(seq %d); do "$@" <state 2>>said || echo >failed; done; echo >here; exit 1`, p.dir, p.runs)
-	// Each container has another name: its control group may outlive it for a moment.
+	// Each container has a new name: its control group may outlive it for a moment.
 	id := fmt.Sprintf("hook-%d-%d", os.Getpid(), pods.Add(1))
 	config, err := json.Marshal(oci.Spec{
 		Version: "1.0.2",
@@ -260,7 +260,7 @@ func (p *pod) run() (*outcome, string, error) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = cmd.Wait() // it fails, as it is told to
+		_ = cmd.Wait() // it fails on purpose
 		_ = here.SetReadDeadline(time.Now())
 	}()
 	if _, err := here.Read(make([]byte, 1)); err != nil {
@@ -284,7 +284,7 @@ func (p *pod) run() (*outcome, string, error) {
 		for _, f := range p.flip {
 			_ = unix.Renameat2(unix.AT_FDCWD, p.outside+f[0], unix.AT_FDCWD, p.outside+f[1], unix.RENAME_EXCHANGE)
 		}
-		slices.Reverse(p.flip) // so that every second time undoes the first
+		slices.Reverse(p.flip) // so that every second exchange undoes the first
 	}
 	<-ended
 	after, err := readTree(p.watched, len(p.flip) == 0)
@@ -299,7 +299,7 @@ func (p *pod) run() (*outcome, string, error) {
 	return &o, said.String(), err
 }
 
-// fifo makes a pipe that has a name and holds both its ends.
+// fifo creates a named pipe and opens both its ends.
 func fifo(name string) (*os.File, error) {
 	if err := unix.Mkfifo(name, 0o600); err != nil {
 		return nil, err
@@ -307,7 +307,7 @@ func fifo(name string) (*os.File, error) {
 	return os.OpenFile(name, os.O_RDWR|unix.O_NONBLOCK, 0)
 }
 
-// differences compares what look has seen.
+// differences compares two snapshots.
 func differences(before, after map[string]string) []string {
 	var changed []string
 	for name, was := range before {
@@ -326,10 +326,10 @@ func differences(before, after map[string]string) []string {
 
 var pods atomic.Int64
 
-// close takes everything away.
+// close removes everything.
 func (p *pod) close() { _ = unix.Unmount(p.dir, unix.MNT_DETACH) }
 
-// cache is the container's own, where it is if nothing is mounted over it.
+// cache reads the container's own cache, in its path below any mounts.
 func (p *pod) cache() (ldso.Cache, error) {
 	data, err := os.ReadFile(p.dir + "/bundle/rootfs/etc/ld.so.cache")
 	if err != nil {
@@ -342,7 +342,7 @@ func bindMount(source, destination string, options ...string) oci.Mount {
 	return oci.Mount{Destination: destination, Type: "bind", Source: source, Options: append([]string{"rbind"}, options...)}
 }
 
-// Each is a pod that has made a hook write to a folder of the host, or may have others do.
+// Each case is a pod that tries to make a hook write to a directory of the host.
 func TestVolumesAreNotWrittenTo(t *testing.T) {
 	hook := built.Path(t, "gpu-cdi-hook")
 	for name, c := range map[string]struct {
@@ -362,17 +362,17 @@ func TestVolumesAreNotWrittenTo(t *testing.T) {
 		"a volume on the whole root": {make: func(t *testing.T, p *pod, v, _ string) {
 			require.NoError(t, links(p.image, map[string]string{"/l": "/"}))
 			p.mounts = append(p.mounts, bindMount(v, "/l"))
-		}, said: "mounted on the container's whole root"},
+		}, said: "a volume covers the container's whole root"},
 		"the same, twice": {make: func(t *testing.T, p *pod, v, _ string) {
 			require.NoError(t, links(p.image, map[string]string{"/l": "/"}))
 			p.mounts = append(p.mounts, bindMount(v, "/l"), bindMount(v, "/l"))
-		}, said: "mounted on the container's whole root"},
+		}, said: "a volume covers the container's whole root"},
 		"a volume on /": {make: func(_ *testing.T, p *pod, v, _ string) {
 			p.mounts = append(p.mounts, bindMount(v, "/"))
-		}, said: "mounted on the container's whole root"},
+		}, said: "a volume covers the container's whole root"},
 		"a tmpfs on /": {make: func(_ *testing.T, p *pod, _, _ string) {
 			p.mounts = append(p.mounts, oci.Mount{Destination: "/", Type: "tmpfs", Source: "tmpfs"})
-		}, said: "mounted on the container's whole root"},
+		}, said: "a volume covers the container's whole root"},
 		"the cache alone": {make: func(_ *testing.T, p *pod, v, _ string) {
 			p.mounts = append(p.mounts, bindMount(v+"/etc/ld.so.cache", "/etc/ld.so.cache"))
 		}, said: "mount from the host"},
@@ -437,9 +437,9 @@ func TestVolumesAreNotWrittenTo(t *testing.T) {
 	}
 }
 
-// A pod mate flips a link in a volume while the hook runs: at first it leads back into the
-// container, then to another volume.
-func TestLinksThatAPodMateFlips(t *testing.T) {
+// Another container of the pod flips a link in a volume while the hook runs, from a path in
+// the container to another volume.
+func TestLinksFlippedByAnotherContainer(t *testing.T) {
 	hook, runs := built.Path(t, "gpu-cdi-hook"), 30
 	if long {
 		runs = 1_000

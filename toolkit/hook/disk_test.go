@@ -16,8 +16,7 @@ import (
 	"github.com/gpuready/gpuready/test/built"
 )
 
-// mounted replaces the container's file system by a tmpfs of its own with the
-// same files.
+// mounted replaces the container's file system with a tmpfs that has the same files.
 func (w *world) mounted(t *testing.T, flags uintptr, options string) {
 	t.Helper()
 	files := t.TempDir() + "/files"
@@ -92,7 +91,7 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 
-// names are all files below dir.
+// names returns all files below dir.
 func names(t *testing.T, dir string) []string {
 	t.Helper()
 	var list []string
@@ -103,7 +102,7 @@ func names(t *testing.T, dir string) []string {
 	return list
 }
 
-// What is written about the container may be wrong, late or never come.
+// The container's configuration may be wrong, late or missing.
 func TestHostileBundles(t *testing.T) {
 	hook := built.Path(t, "gpu-cdi-hook")
 	for name, c := range map[string]struct {

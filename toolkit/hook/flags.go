@@ -9,23 +9,23 @@ import (
 	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
 
-// hook is one thing that is done to a container.
+// hook is one operation on a container.
 type hook struct {
 	name  string
 	about string
 	flags []flag
-	// needed says whether there is anything to do; nil: always. What it returns
-	// is handed to do.
+	// needed returns the input for do, nil if there is nothing to do. If needed itself is
+	// nil, do is always called.
 	needed func(values) (any, error)
 	do     func(container) error
 }
 
 type flag struct{ name, value, about string }
 
-// values are those of each flag, by its name.
+// values are the values of each flag, by its name.
 type values map[string][]string
 
-// last is the value of a flag that is given once; "" if it is not given.
+// last returns the last value of a flag, "" if there is none.
 func (v values) last(name string) string {
 	if n := len(v[name]); n > 0 {
 		return v[name][n-1]
@@ -33,12 +33,12 @@ func (v values) last(name string) string {
 	return ""
 }
 
-// container is what a hook works on.
+// container is the container that a hook changes.
 type container struct {
 	*rootfs.Root
 	bundle.Bundle
 	values values
-	found  any // what needed returned
+	found  any // the result of needed
 	warn   func(format string, a ...any)
 }
 
@@ -62,9 +62,9 @@ func (h hook) run(v values, o *opener, warn func(string, ...any)) error {
 	return h.do(c)
 }
 
-// hookName takes the name of the hook off the arguments. nvidia-ctk has the hooks
-// below its command "hook"; the reference's flags before the name say how much to
-// log, which is little here.
+// hookName splits the name of the hook from the arguments. nvidia-ctk has the hooks below
+// its command "hook". The reference's flags before the name set its log level and are
+// ignored.
 func hookName(args []string) (name string, rest []string) {
 	for len(args) > 0 && (args[0] == "hook" || slices.Contains([]string{"--debug", "-d", "--quiet"}, strings.TrimSuffix(strings.TrimSuffix(args[0], "=true"), "=false"))) {
 		args = args[1:]
@@ -75,8 +75,8 @@ func hookName(args []string) (name string, rest []string) {
 	return args[0], args[1:]
 }
 
-// parseFlags collects the values of a hook's flags: --flag value, --flag=value,
-// or with one dash. As the reference has it, commas separate values.
+// parseFlags parses the flags of a hook: --flag value, --flag=value, or with one dash. As
+// in the reference, commas separate values.
 func parseFlags(args []string, h hook) (v values, help bool, err error) {
 	v = values{}
 	for len(args) > 0 {
@@ -132,7 +132,7 @@ names it; the container's state is read from standard input.
 Usage:
   gpu-cdi-hook HOOK [FLAGS]
   gpu-cdi-hook all -- HOOK [FLAGS] -- HOOK [FLAGS] ...
-      Runs them in this order, and none behind one that fails.
+      Runs them in this order, and stops at the first failure.
 
 Hooks:
 `)
@@ -143,15 +143,15 @@ Hooks:
 	}
 	fmt.Fprintf(&b, `
 Each hook takes %s FILE, to read the state from a file.
-A flag that may be repeated also takes values with commas between them.
+A flag that may be repeated also takes comma-separated values.
 
-All work below the container's root file system only, on nothing that is mounted
-into it from the host, and a call ends after %v at the latest. No program of the image is
-run. Hooks of other names are passed over with a warning, so that a newer
-specification does not stop containers.
+All hooks only change the container's root file system, and nothing that is mounted into
+it from the host. A call ends after %v at the latest. No program of the image is run.
+Unknown hooks are skipped with a warning, so that a newer specification does not stop
+containers.
 
-Exit codes: 0 done, or nothing to do, or a hook that is not known;
-            1 failed or used wrongly, the reason is on standard error.
+Exit codes: 0 done, or nothing to do, or an unknown hook;
+            1 failed or used incorrectly, with the reason on standard error.
 `, stateFlag, maxTime)
 	return b.String()
 }

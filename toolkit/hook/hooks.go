@@ -15,29 +15,29 @@ import (
 	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
 
-// hooks are those that there are, in the order in which a specification names them.
+// hooks returns all hooks, in the order in which a specification names them.
 func hooks() []hook {
 	return []hook{{
 		name:  "create-symlinks",
-		about: "Makes symbolic links; what is there already and is no folder is replaced.",
-		flags: []flag{{"--link", "TARGET::PATH", "a link at PATH that says TARGET; may be repeated"}},
+		about: "Creates symbolic links, and replaces an existing file or link.",
+		flags: []flag{{"--link", "TARGET::PATH", "a link at PATH to TARGET; may be repeated"}},
 		do:    createSymlinks,
 	}, {
 		name:  "enable-cuda-compat",
-		about: "Lets CUDA libraries of the image go before the driver's where they are newer. To be run before update-ldcache.",
+		about: "Gives newer CUDA libraries of the image precedence over the driver's. Run it before update-ldcache.",
 		flags: []flag{
-			{"--host-driver-version", "VERSION", "the driver; nothing is done without it or the next"},
-			{"--host-cuda-version", "VERSION", "the CUDA version of the driver; then that of the image's libcuda decides, and not its driver version"},
-			{"--cuda-compat-container-root", "PATH", "where the image has the libraries; " + compat.Dir},
+			{"--host-driver-version", "VERSION", "the driver's version; without it and the next nothing is done"},
+			{"--host-cuda-version", "VERSION", "the driver's CUDA version; then the CUDA version of the image's libcuda decides instead of its driver version"},
+			{"--cuda-compat-container-root", "PATH", "directory of the libraries in the image; default " + compat.Dir},
 		},
 		needed: compatNeeded,
 		do:     enableCompat,
 	}, {
 		name:  "update-ldcache",
-		about: "Makes libraries known to the container's dynamic loader.",
+		about: "Adds libraries to the cache of the container's dynamic loader.",
 		flags: []flag{
-			{"--folder", "PATH", "a folder of libraries; may be repeated"},
-			{"--ldconfig-path", "PATH", "taken and not needed: no ldconfig is run"},
+			{"--folder", "PATH", "a directory of libraries; may be repeated"},
+			{"--ldconfig-path", "PATH", "accepted and ignored: no ldconfig is run"},
 		},
 		do: updateLDCache,
 	}, {
@@ -47,7 +47,7 @@ func hooks() []hook {
 		do:     showParams,
 	}, {
 		name:  "chmod",
-		about: "Sets the mode of folders and files; those that are not there are passed over.",
+		about: "Sets the mode of directories and files; missing ones are skipped.",
 		flags: []flag{
 			{"--mode", "MODE", "octal, as 755"},
 			{"--path", "PATH", "may be repeated"},
@@ -91,8 +91,8 @@ func createSymlinks(c container) error {
 		}
 		switch {
 		case rootfs.Readonly(err):
-			// The libraries are still found under their own names: update-ldcache
-			// sees to that, or fails.
+			// update-ldcache ensures that the libraries are found under their own names,
+			// or fails.
 			c.warn("left out: %v", err)
 		case err != nil:
 			return err
@@ -130,7 +130,7 @@ func enableCompat(c container) error {
 		c.warn("%s", why)
 	}
 	if dir == "" || strings.Contains(dir, "\n") {
-		// An image that was made of a container on a host with an older driver has it.
+		// An image made from a container on a host with an older driver has this file.
 		err = c.Remove(ldso.CompatConf)
 	} else if err = c.MkdirAll(path.Dir(ldso.CompatConf), 0o755); err == nil {
 		err = c.Replace(ldso.CompatConf, []byte(dir+"\n"), 0o644)
@@ -195,11 +195,11 @@ func chmod(c container) error {
 	return nil
 }
 
-// runOne runs one hook of a call. One of another name is passed over with a warning.
+// runOne runs one hook of a call. It skips an unknown hook with a warning.
 func runOne(name string, args []string, o *opener, stdout, stderr io.Writer) error {
 	h, ok := find(name)
 	if !ok {
-		say(stderr, fmt.Sprintf("%q is not a hook that this version has; nothing done", name))
+		report(stderr, fmt.Sprintf("%q is not a hook that this version has; nothing done", name))
 		return nil
 	}
 	values, help, err := parseFlags(args, h)
@@ -208,7 +208,7 @@ func runOne(name string, args []string, o *opener, stdout, stderr io.Writer) err
 		return err
 	}
 	if err == nil {
-		err = h.run(values, o, func(format string, a ...any) { say(stderr, name+": "+fmt.Sprintf(format, a...)) })
+		err = h.run(values, o, func(format string, a ...any) { report(stderr, name+": "+fmt.Sprintf(format, a...)) })
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)

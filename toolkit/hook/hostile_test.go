@@ -19,8 +19,8 @@ import (
 	"github.com/gpuready/gpuready/toolkit/hook/ldso"
 )
 
-// Whoever looks at the canary is heard, or the tests below would show nothing.
-func TestTheCanarySings(t *testing.T) {
+// The canary detects any access; otherwise the tests below would prove nothing.
+func TestCanaryDetectsAccess(t *testing.T) {
 	w := newWorld(t, built.Path(t, "gpu-cdi-hook"))
 	w.untouched("nothing done")
 	for name, do := range map[string]func() error{
@@ -30,7 +30,7 @@ func TestTheCanarySings(t *testing.T) {
 		"make":  func() error { return os.Mkdir(w.canary+"/compat/new", 0o755) },
 	} {
 		require.NoError(t, do(), name)
-		require.NotZero(t, w.heard(), name)
+		require.NotZero(t, w.events(), name)
 	}
 }
 
@@ -42,7 +42,7 @@ func TestAFriendlyContainer(t *testing.T) {
 	require.Empty(t, w.runAll(), "each of its own does the same")
 	for file, now := range snapshot(t, w.rootfs) {
 		if strings.HasPrefix(file, w.rootfs+"/etc/ld.so.conf.d") || file == w.rootfs+"/etc" {
-			continue // notes are written anew
+			continue // this file is rewritten
 		}
 		require.Equal(t, first[file], now, file)
 	}
@@ -54,7 +54,7 @@ func TestAFriendlyContainer(t *testing.T) {
 	require.Equal(t, "/usr/local/cuda/compat/libcuda.so.999.1", c.Entries[1].Path, "newer than the driver's")
 }
 
-// places are where hooks look, read or write.
+// places are the paths that hooks look up, read or write.
 var places = []string{
 	"/etc", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/ld.so.conf.d/a.conf",
 	"/etc/ld.so.conf.d/00-gpuready.conf", ldso.CompatConf, muslPath, musl, loader, "/usr", "/usr/lib", libs,
@@ -62,7 +62,7 @@ var places = []string{
 	"/usr/local/cuda/compat/libcuda.so.999.1", "/dev", "/dev/dri", "/dev/dri/by-path", "/dev/dri/by-path/card",
 }
 
-// things are what an image may have in a place instead.
+// things creates the files that an image may have in such a path instead.
 func things(w *world) map[string]func(at string) error {
 	link := func(prefix string) func(string) error {
 		return func(at string) error {
@@ -102,14 +102,14 @@ func sparse(at, start string) error {
 	return os.Truncate(at, 1<<40)
 }
 
-// includes are as many lines as fit, each of which names all files of /etc.
+// includes returns as many lines as fit, each of which includes all files of /etc.
 func includes() []byte {
 	line := "include /etc/*\ninclude ld.so.conf\ninclude /etc/ld.so.conf.d/*\ninclude ../dev/*/*\n/proc\n/../../..\n"
 	return []byte(strings.Repeat(line, (64<<10)/len(line)))
 }
 
-// long has every thing tried in every place. Without it each is tried in every third,
-// another third for the next thing, so that each place has some.
+// long tries every thing in every place. Without it each thing is tried in every third place,
+// and the next thing in another third, so that each place is covered.
 var long = os.Getenv("GPUREADY_LONG") != ""
 
 func TestNothingOutsideIsReadOrWritten(t *testing.T) {
@@ -134,7 +134,7 @@ func TestNothingOutsideIsReadOrWritten(t *testing.T) {
 				w.runAll()
 				w.runJoined()
 				w.untouched(place)
-				// And where the image has no cache, so that all of it is looked at.
+				// The same for an image without a cache, which is scanned completely.
 				if place != "/etc" && place != "/etc/ld.so.cache" {
 					_ = os.Remove(w.rootfs + "/etc/ld.so.cache")
 					said, _ := w.run("update-ldcache", "--folder", libs)
@@ -146,7 +146,7 @@ func TestNothingOutsideIsReadOrWritten(t *testing.T) {
 	}
 }
 
-// Trees that are made to be long to walk.
+// These trees take very long to walk.
 func TestEndlessTreesEnd(t *testing.T) {
 	hook := built.Path(t, "gpu-cdi-hook")
 	for name, make := range map[string]func(t *testing.T, w *world){
@@ -193,8 +193,8 @@ func TestEndlessTreesEnd(t *testing.T) {
 	}
 }
 
-// A folder of the image becomes a link out and back again, all the time, while
-// the hooks run.
+// While the hooks run, a directory of the image keeps changing to a link that leads out, and
+// back.
 func TestFlippingLinksNeverLeadOut(t *testing.T) {
 	rounds, runs := int64(5_000), 8
 	if long {
@@ -216,8 +216,8 @@ func TestFlippingLinksNeverLeadOut(t *testing.T) {
 			go func() {
 				defer close(failed)
 				for !stop.Load() {
-					// A hook may have replaced one of them by a file of its own: that ends
-					// nothing, and the other still changes place with it.
+					// A hook may have replaced one of them with its own file, which is then
+					// exchanged with the other.
 					if err := unix.Renameat2(unix.AT_FDCWD, at, unix.AT_FDCWD, link, unix.RENAME_EXCHANGE); err != nil {
 						failed <- err
 						return

@@ -1,8 +1,8 @@
-// Gpu-cdi-hook is what the container runtime runs, as CDI specifications ask it
-// to, while it creates a container with a GPU. It is static and small because
-// that is on the way of every such container, and it believes nothing that the
-// container's image says: see package rootfs. Hooks and flags are named as
-// nvidia-cdi-hook names them, so that specifications made for that work with it.
+// Gpu-cdi-hook is the hook that CDI specifications name. The container runtime runs it while
+// it creates a container with a GPU. It is static and small because every such container
+// waits for it, and it does not trust the container's image: see package rootfs. Hooks and
+// flags have the names of nvidia-cdi-hook, so that specifications made for that work with
+// it.
 package main
 
 import (
@@ -18,12 +18,12 @@ import (
 	"github.com/gpuready/gpuready/toolkit/hook/joined"
 )
 
-// maxTime ends hooks that an image, or a file system that does not answer, holds
-// up. All hooks of a container together take a few milliseconds.
+// maxTime limits hooks that an image or a hanging file system blocks. All hooks of a
+// container together take a few milliseconds.
 const maxTime = 5 * time.Second
 
-// maxMemory is where collecting garbage begins; below, ending the process does
-// it, in a third of the time that a hook else takes.
+// maxMemory is the threshold for garbage collection. Below it the end of the process frees
+// the memory, and a hook takes a third less time.
 const maxMemory = 64 << 20
 
 func main() {
@@ -36,22 +36,22 @@ func main() {
 	case err = <-done:
 	case <-time.After(maxTime):
 		select {
-		case err = <-done: // both: the machine stood still
+		case err = <-done: // both are ready: the machine was suspended
 		default:
 			err = fmt.Errorf("not done after %v, given up", maxTime)
 		}
 	}
 	if err != nil {
-		say(os.Stderr, err.Error())
+		report(os.Stderr, err.Error())
 		os.Exit(1)
 	}
 }
 
-// maxMessage bounds a message in bytes: runtimes and kubelets keep what hooks write.
+// maxMessage limits a message, in bytes: runtimes and kubelets keep the output of hooks.
 const maxMessage = 2000
 
-// say writes one line of bounded length, whatever an image's file names hold.
-func say(w io.Writer, message string) {
+// report writes one line of bounded length, whatever an image's file names contain.
+func report(w io.Writer, message string) {
 	if len(message) > maxMessage {
 		message = strings.ToValidUTF8(message[:maxMessage], "") + "…"
 	}
@@ -76,7 +76,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) error {
 	}
 	hooks, ok := joined.Hooks(append([]string{name}, args...))
 	if !ok {
-		return fmt.Errorf("%s: hooks are wanted, with -- before each", name)
+		return fmt.Errorf("%s: no hooks; put -- before each hook", name)
 	}
 	o := &opener{stdin: stdin}
 	defer o.close()

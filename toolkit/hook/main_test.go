@@ -15,7 +15,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/hook/ldso"
 )
 
-// bundled makes a bundle and returns its root file system and its state.
+// bundled creates a bundle and returns its root file system and its state.
 func bundled(t *testing.T) (rootfs, state string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -128,8 +128,8 @@ func TestHelpNamesEveryHookAndFlag(t *testing.T) {
 	}
 }
 
-// What the reference's specifications and their authors write.
-func TestArgumentsAreTakenAsTheReferenceTakesThem(t *testing.T) {
+// The arguments are those of the reference's specifications.
+func TestArgumentsAreParsedAsByTheReference(t *testing.T) {
 	_, state := bundled(t)
 	file := t.TempDir() + "/state.json"
 	require.NoError(t, os.WriteFile(file, []byte(state), 0o644))
@@ -175,7 +175,7 @@ func TestChmodChangesFoldersAndFilesOfTheContainerOnly(t *testing.T) {
 	require.Equal(t, 0o700|os.ModeDir, info.Mode())
 }
 
-// bind mounts source on at, for as long as the test takes.
+// bind mounts source on at until the end of the test.
 func bind(t *testing.T, source, at string) {
 	t.Helper()
 	if err := unix.Mount(source, at, "", unix.MS_BIND, ""); errors.Is(err, unix.EPERM) {
@@ -186,8 +186,8 @@ func bind(t *testing.T, source, at string) {
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(at, unix.MNT_DETACH)) })
 }
 
-// A folder of the host that is mounted into the container stays the host's, whatever the
-// configuration says of it.
+// A directory of the host that is mounted into the container belongs to the host, whatever
+// the configuration says.
 func TestMountsFromTheHostAreNotWrittenTo(t *testing.T) {
 	rootfs, state := bundled(t)
 	volume := t.TempDir() // on the same file system
@@ -202,7 +202,7 @@ func TestMountsFromTheHostAreNotWrittenTo(t *testing.T) {
 		bind(t, volume+dir, rootfs+dir)
 	}
 	bind(t, volume+"/etc", rootfs+"/usr")
-	bind(t, rootfs+"/usr", rootfs+"/usr") // nor is it by being mounted twice
+	bind(t, rootfs+"/usr", rootfs+"/usr") // nor if it is mounted twice
 	_, stderr, err := call(state, "create-symlinks", "--link", "a::/etc/a", "--link", "b::/link/sub/b", "--link", "c::/own/c",
 		"--link", "d::/usr/new/d", "--link", "e::/link/back/e")
 	require.NoError(t, err)
@@ -225,8 +225,8 @@ func TestMountsFromTheHostAreNotWrittenTo(t *testing.T) {
 	}
 }
 
-// An image whose user is not root must not learn by a link what is in a root's file of a volume.
-func TestWhatOnlyRootMayReadIsNotCopied(t *testing.T) {
+// An image whose user is not root must not read root's file in a volume through a link.
+func TestFilesThatOnlyRootMayReadAreNotCopied(t *testing.T) {
 	rootfs, state := bundled(t)
 	volume := t.TempDir()
 	elf, err := library()

@@ -9,15 +9,14 @@ import (
 	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
 
-// opener opens the container once for all hooks of a call, when one has something to
-// do to it.
+// opener opens the container once for all hooks of a call, when the first one needs it.
 type opener struct {
 	stdin  io.Reader
 	root   *rootfs.Root
 	bundle bundle.Bundle
 }
 
-// open finds the container by its state: that on standard input, or in a file.
+// open opens the container by its state, from standard input or a file.
 func (o *opener) open(file string) (*rootfs.Root, bundle.Bundle, error) {
 	if o.root != nil {
 		return o.root, o.bundle, nil

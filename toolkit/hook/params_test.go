@@ -14,8 +14,8 @@ import (
 
 const driverParams = "ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileMode: 438\n"
 
-// inMounts runs a script in mounts of its own, with a driver's parameters in
-// /proc, and returns what it printed.
+// inMounts runs a script in its own mount namespace, with a driver's parameters in /proc, and
+// returns its output.
 func inMounts(t *testing.T, w *world, script string) string {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -58,7 +58,7 @@ func TestParamsAreMountedOnNothingElse(t *testing.T) {
 	hook := built.Path(t, "gpu-cdi-hook")
 	for name, c := range map[string]struct {
 		make func(w *world, at string) error
-		said string // or nothing is mounted without a word
+		said string // empty if nothing is mounted, without a message
 	}{
 		"not there":   {make: func(*world, string) error { return nil }},
 		"a link out":  {make: func(w *world, at string) error { return os.Symlink(w.canary+"/libz.so.1", at) }},
@@ -76,7 +76,7 @@ func TestParamsAreMountedOnNothingElse(t *testing.T) {
 				return err
 			}
 			w.before = snapshot(w.t, w.canary)
-			w.heard()
+			w.events()
 			return os.Symlink(w.canary, w.rootfs+"/proc/driver/nvidia")
 		}},
 	} {

@@ -19,7 +19,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/hook/joined"
 )
 
-// Places in an image: those that hooks look at, and folders and links that may lead to them.
+// Paths in an image: those that hooks use, and directories and links that may lead to them.
 var (
 	looked = []string{"", "/etc", "/etc/ld.so.cache", "/etc/ld.so.conf.d", "/etc/ld.so.conf.d/00-gpuready.conf", muslPath,
 		"/usr", libs, libs + "/libcuda.so.1", "/usr/local/cuda", "/usr/local/cuda/compat", "/lib64", "/dev", "/dev/dri", "/dev/dri/by-path", "/proc"}
@@ -27,11 +27,11 @@ var (
 	targets = append([]string{"/", "/", "/d", "/a", "/v", "/own", "..", "../..", "l", "/proc/self/root", "/v/flip0", "/v/flip0", "/w/etc"}, looked[1:]...)
 )
 
-// aspects counts what happened in all sequences.
+// aspects counts the events in all sequences.
 type aspects struct{ all, reached, refused, written, flipped atomic.Int64 }
 
-// play makes one container and fails if its hooks changed anything outside of it.
-func (a *aspects) play(t *rapid.T, dir, hook string) {
+// check creates one container and fails if its hooks changed anything outside of it.
+func (a *aspects) check(t *rapid.T, dir, hook string) {
 	p, err := newPod(dir, hook)
 	if err != nil {
 		t.Fatal(err)
@@ -44,7 +44,8 @@ func (a *aspects) play(t *rapid.T, dir, hook string) {
 		return path.Join("/", above, rapid.SampledFrom(looked).Draw(t, "below"))
 	})
 
-	// Volumes of three kinds; sources are those, parts of them, and what the container has already.
+	// There are volumes of three kinds. Sources are these, parts of them, and files that the
+	// container already has.
 	var sources []string
 	for i := range rapid.IntRange(1, 3).Draw(t, "volumes") {
 		v, err := p.volume(fmt.Sprintf("v%d", i), rapid.Bool().Draw(t, "memory"))
@@ -62,7 +63,7 @@ func (a *aspects) play(t *rapid.T, dir, hook string) {
 			t.Fatal(err)
 		}
 		for _, s := range []string{v, v, v + "/etc", v + "/usr", v + "/dev", v + "/ld.so.cache", empty} {
-			if real, err := filepath.EvalSymlinks(s); err == nil && strings.HasPrefix(real, v) { // as a kubelet sees to it
+			if real, err := filepath.EvalSymlinks(s); err == nil && strings.HasPrefix(real, v) { // as a kubelet ensures
 				sources = append(sources, real)
 			}
 		}
@@ -78,7 +79,7 @@ func (a *aspects) play(t *rapid.T, dir, hook string) {
 			in[at] = target.Draw(t, "target")
 		}
 	}
-	_ = links(p.image, in) // some are in each other's way, or would lead this test out of it
+	_ = links(p.image, in) // some conflict, or would lead this test out of it
 
 	for range rapid.IntRange(1, 6).Draw(t, "mounts") {
 		m := oci.Mount{Destination: spot.Draw(t, "destination"), Type: "bind", Source: rapid.SampledFrom(sources).Draw(t, "source")}
@@ -92,7 +93,7 @@ func (a *aspects) play(t *rapid.T, dir, hook string) {
 		case 3:
 			m.Options, m.Source = []string{"rbind"}, p.image+rapid.SampledFrom([]string{"", "/etc", "/usr"}).Draw(t, "part of the image")
 			if p.overlay {
-				m.Source = "/proc/self/root" + p.dir + "/lower" // where the image then is
+				m.Source = "/proc/self/root" + p.dir + "/lower" // the path of the image then
 			}
 		default:
 			m.Options = []string{"rbind", rapid.SampledFrom([]string{"rprivate", "rslave"}).Draw(t, "propagation")}
@@ -148,9 +149,8 @@ func count(n *atomic.Int64, is bool) {
 	}
 }
 
-// Whatever is mounted where, whichever links lead there, and if links change places
-// meanwhile: what is not the container's alone stays as it is, byte for byte. 10,000
-// sequences with GPUREADY_LONG=1.
+// For any mounts and links, even if links are exchanged meanwhile, files outside of the
+// container stay unchanged, byte for byte. GPUREADY_LONG=1 tries 10,000 sequences.
 func TestNoSequenceOfMountsLinksAndFlipsReachesTheHost(t *testing.T) {
 	hook, sequences, workers := built.Path(t, "gpu-cdi-hook"), 300, 2
 	if long {
@@ -169,7 +169,7 @@ func TestNoSequenceOfMountsLinksAndFlipsReachesTheHost(t *testing.T) {
 			t.Run(strconv.Itoa(i), func(t *testing.T) {
 				t.Parallel()
 				dir := scratch(t)
-				rapid.Check(t, func(t *rapid.T) { a.play(t, dir, hook) })
+				rapid.Check(t, func(t *rapid.T) { a.check(t, dir, hook) })
 			})
 		}
 	})

@@ -22,8 +22,8 @@ import (
 	"github.com/gpuready/gpuready/toolkit/hook/ldso"
 )
 
-// world is a container that the built hook is let loose on, and a tree beside
-// it that it must neither read nor change.
+// world is a container on which the built hook runs, and a tree next to it that the hook must
+// neither read nor change.
 type world struct {
 	t      testing.TB
 	hook   string
@@ -36,7 +36,7 @@ type world struct {
 
 const libs = "/usr/lib/gpu"
 
-// The loaders of glibc and musl, and where musl is told folders.
+// The loaders of glibc and musl, and musl's list of directories.
 var loader, musl, muslPath = loaders()
 
 func loaders() (glibc, musl, path string) {
@@ -46,7 +46,7 @@ func loaders() (glibc, musl, path string) {
 	return "/lib64/ld-linux-x86-64.so.2", "/lib/ld-musl-x86_64.so.1", "/etc/ld-musl-x86_64.path"
 }
 
-// library is a shared library with a soname, of which there is one.
+// library returns a shared library with a soname, which is built once.
 var library = sync.OnceValues(func() ([]byte, error) {
 	dir, err := os.MkdirTemp("", "library")
 	if err != nil {
@@ -61,13 +61,13 @@ var library = sync.OnceValues(func() ([]byte, error) {
 	return os.ReadFile(dir + "/l")
 })
 
-// newWorld makes a container with both loaders, a cache, compat libraries, and
-// the driver's libraries mounted into libs. The canary has a file wherever a
-// hook that was led to it would look.
+// newWorld creates a container with both loaders, a cache, compat libraries, and the driver's
+// libraries mounted into libs. The canary has a file at each path that a misled hook would
+// read.
 func newWorld(t testing.TB, hook string) *world {
 	w := &world{t: t, hook: hook, bundle: t.TempDir(), canary: t.TempDir()}
 	w.rootfs = w.bundle + "/rootfs"
-	t.Cleanup(func() { _ = exec.Command("rm", "-rf", w.rootfs).Run() }) // deeper than Go's own can remove
+	t.Cleanup(func() { _ = exec.Command("rm", "-rf", w.rootfs).Run() }) // deeper than os.RemoveAll can remove
 	elf, err := library()
 	require.NoError(t, err)
 	for _, f := range []string{loader, musl, libs + "/libcuda.so.570.1", "/usr/lib/libz.so.1", "/usr/local/cuda/compat/libcuda.so.999.1"} {
@@ -101,27 +101,27 @@ func (w *world) write(file string, data []byte) {
 
 func (w *world) config(text string) { w.write(w.bundle+"/config.json", []byte(text)) }
 
-// watch begins to listen for whatever is done to the canary.
+// watch starts to watch every access to the canary.
 func (w *world) watch() {
 	w.before = snapshot(w.t, w.canary)
 	var err error
 	w.notes, err = unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	require.NoError(w.t, err)
 	w.t.Cleanup(func() { _ = unix.Close(w.notes) })
-	// Not when something is closed: a process that is just being started shares
-	// this one's descriptors for a moment.
+	// Close events are excluded: a process that is being started shares this one's
+	// descriptors for a moment.
 	require.NoError(w.t, filepath.WalkDir(w.canary, func(p string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() {
 			_, err = unix.InotifyAddWatch(w.notes, p, unix.IN_ALL_EVENTS&^unix.IN_CLOSE)
 		}
 		return err
 	}))
-	w.heard() // of the walk itself
+	w.events() // drop those of the walk itself
 }
 
-// heard returns how much was done to the canary since it was last asked, in
-// bytes of events: opened, read, listed, written, changed.
-func (w *world) heard() int {
+// events returns the accesses to the canary since the last call, in bytes of inotify events:
+// open, read, list, write, change.
+func (w *world) events() int {
 	total := 0
 	for buffer := make([]byte, 64<<10); ; {
 		n, err := unix.Read(w.notes, buffer)
@@ -135,12 +135,12 @@ func (w *world) heard() int {
 // untouched fails if the canary was read or changed.
 func (w *world) untouched(what string) {
 	w.t.Helper()
-	require.Zero(w.t, w.heard(), "%s: something outside of the container was opened", what)
+	require.Zero(w.t, w.events(), "%s: something outside of the container was opened", what)
 	require.Equal(w.t, w.before, snapshot(w.t, w.canary), what)
-	w.heard()
+	w.events()
 }
 
-// snapshot tells of each file its kind, mode, times and content.
+// snapshot returns kind, mode, times and content of each file.
 func snapshot(t testing.TB, dir string) map[string]string {
 	files, err := readTree(dir, true)
 	require.NoError(t, err)
@@ -184,8 +184,8 @@ func readTree(dir string, times bool) (map[string]string, error) {
 	})
 }
 
-// all are the hooks that a specification names, in its order, but for the one
-// that does nothing where there is no driver: see params_test.go.
+// all returns the hooks that a specification names, in its order, except the one that does
+// nothing without a driver: see params_test.go.
 func all() [][]string {
 	return [][]string{
 		{"create-symlinks", "--link", "libcuda.so.1::" + libs + "/libcuda.so", "--link", "../card0::/dev/dri/by-path/card"},
@@ -195,8 +195,8 @@ func all() [][]string {
 	}
 }
 
-// run runs the built hook as a runtime does and returns what it said. It must
-// end by itself, with 0 or 1.
+// run runs the built hook as a runtime does and returns its output. The hook must exit by
+// itself, with 0 or 1.
 func (w *world) run(args ...string) (stderr string, code int) {
 	w.t.Helper()
 	cmd := exec.Command(w.hook, args...)
@@ -209,7 +209,7 @@ func (w *world) run(args ...string) (stderr string, code int) {
 	return errs.String(), cmd.ProcessState.ExitCode()
 }
 
-// runAll runs all hooks; none may need the limit of time.
+// runAll runs all hooks; none may reach the time limit.
 func (w *world) runAll() (stderr string) {
 	w.t.Helper()
 	for _, args := range all() {
@@ -221,8 +221,7 @@ func (w *world) runAll() (stderr string) {
 	return stderr
 }
 
-// runJoined runs them in one process, as our specifications name them. It stops at
-// the first that fails.
+// runJoined runs them in one process, as in our specifications. It stops at the first failure.
 func (w *world) runJoined() (stderr string) {
 	w.t.Helper()
 	said, _ := w.run(joined.Args(all()...)...)

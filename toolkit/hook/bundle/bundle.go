@@ -1,6 +1,5 @@
-// Package bundle finds out, from what an OCI runtime writes to a hook's
-// standard input, where the container's root file system is and what is
-// mounted into it.
+// Package bundle reads a container's root file system and mounts from the state that an
+// OCI runtime writes to a hook's standard input.
 package bundle
 
 import (
@@ -14,7 +13,7 @@ import (
 	"syscall"
 )
 
-// Far above what runtimes write; below what hurts.
+// Limits well above the sizes that runtimes write.
 const (
 	maxState  = 1 << 20
 	maxConfig = 32 << 20
@@ -43,9 +42,9 @@ func Read(state io.Reader) (Bundle, error) {
 func parseState(r io.Reader) (dir string, err error) {
 	var state struct {
 		Bundle     string `json:"bundle"`
-		BundlePath string `json:"bundlePath"` // what runc before 1.0 called it
+		BundlePath string `json:"bundlePath"` // the name in runc before 1.0
 	}
-	// What follows the state is not waited for: a runtime may keep the pipe open.
+	// Do not wait for the end of the input: a runtime may keep the pipe open.
 	limited := &io.LimitedReader{R: r, N: maxState}
 	if err := json.NewDecoder(limited).Decode(&state); err != nil {
 		if limited.N <= 0 {
@@ -62,7 +61,7 @@ func parseState(r io.Reader) (dir string, err error) {
 	return path.Clean(state.Bundle), nil
 }
 
-// readConfig reads a regular file, and nothing that could let it wait.
+// readConfig reads a regular file, and nothing that could block.
 func readConfig(dir string) (Bundle, error) {
 	f, err := os.OpenFile(path.Join(dir, "config.json"), os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -113,5 +112,5 @@ func parseConfig(r io.Reader, dir string) (Bundle, error) {
 	return b, nil
 }
 
-// clip shortens what a stranger wrote, for a message.
+// clip shortens untrusted text for a message.
 func clip(s string) string { return s[:min(len(s), 200)] }

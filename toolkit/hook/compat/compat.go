@@ -1,7 +1,7 @@
-// Package compat decides whether an image's own CUDA user libraries go before
-// the driver's (CUDA forward compatibility): images built with a newer CUDA than
-// the host's driver knows carry libcuda of a newer driver, which works on top of
-// older kernel modules. NVIDIA's "CUDA Compatibility" says on which.
+// Package compat decides whether an image's own CUDA user libraries take precedence over
+// the driver's (CUDA forward compatibility). Images built with a newer CUDA than the host's
+// driver supports contain libcuda of a newer driver, which works with older kernel modules.
+// NVIDIA's "CUDA Compatibility" lists these.
 package compat
 
 import (
@@ -17,29 +17,29 @@ import (
 	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
 
-// Dir is where the package cuda-compat has its libraries.
+// Dir is the directory of the libraries of the package cuda-compat.
 const Dir = "/usr/local/cuda/compat"
 
 const (
 	prefix   = "libcuda.so."
-	maxNames = 4096 // in the folder; the package brings about ten
+	maxNames = 4096 // in the directory; the package has about ten
 
 	maxListed = 16 // driver versions in a message
 )
 
-// Host is what the host's driver offers. What is not known is "".
+// Host holds the versions of the host's driver, "" if unknown.
 type Host struct {
 	Driver string // "570.86.15"
 	CUDA   string // "12.8"
 }
 
-// Choose returns the folder of the image's libraries if they are to go before
-// the driver's, else "" and, if an image seems to want it otherwise, why not.
+// Choose returns the directory of the image's libraries if they take precedence over the
+// driver's, and otherwise "". If the image has such libraries, why is the reason.
 //
-// Without Host.CUDA the image's driver must be of a higher major version than
-// the host's and, where its libcuda lists the majors that it works on, the
-// host's must be among them. With Host.CUDA, as on Tegra, where driver versions
-// say nothing, its libcuda must state a higher CUDA version.
+// Without Host.CUDA the image's driver must have a higher major version than the host's. If
+// its libcuda lists the supported major versions, the host's must be among them. With
+// Host.CUDA, as on Tegra, where driver versions are meaningless, its libcuda must state a
+// higher CUDA version.
 func Choose(root *rootfs.Root, dir string, h Host) (chosen, why string, err error) {
 	if h.Driver == "" && h.CUDA == "" {
 		return "", "", nil
@@ -78,7 +78,7 @@ func Choose(root *rootfs.Root, dir string, h Host) (chosen, why string, err erro
 	return real, "", nil
 }
 
-// find returns the one file libcuda.so.<version> of the folder.
+// find returns the only file libcuda.so.<version> in the directory.
 func find(root *rootfs.Root, dir string) (file, why string) {
 	entries, err := root.ReadDirAtMost(dir, maxNames)
 	if err != nil {
@@ -101,7 +101,7 @@ func find(root *rootfs.Root, dir string) (file, why string) {
 	return "", fmt.Sprintf("%s has %d libraries libcuda.so.<version>, so none is used", dir, len(found))
 }
 
-// reason is "" where there is just nothing.
+// reason describes an error, "" if the file does not exist.
 func reason(name string, err error) string {
 	if errors.Is(err, fs.ErrNotExist) {
 		return ""
@@ -118,8 +118,8 @@ func parseMajor(version string) (int, error) {
 	return n, nil
 }
 
-// compareVersions compares "12.8" with "13.0" part by part. What is not a number
-// is the lowest.
+// compareVersions compares "12.8" with "13.0" part by part. A part that is not a number is
+// the lowest.
 func compareVersions(a, b string) int {
 	as, bs := strings.Split(strings.TrimPrefix(a, "v"), "."), strings.Split(strings.TrimPrefix(b, "v"), ".")
 	for i := range max(len(as), len(bs)) {

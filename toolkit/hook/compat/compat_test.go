@@ -16,7 +16,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
 
-// libcuda compiles a library that says of itself what NVIDIA's says.
+// libcuda compiles a library with a note like NVIDIA's.
 func libcuda(t testing.TB, file, text string) {
 	t.Helper()
 	source := "int cuInit;\n"
@@ -101,7 +101,7 @@ func choose(t *testing.T, root, dir string, h Host) (string, string, error) {
 	return Choose(r, dir, h)
 }
 
-// None of these is used, none is waited for, and none stops the container.
+// None of these is used, and none blocks or stops the container.
 func TestHostileLibrariesAreNotUsed(t *testing.T) {
 	for name, hostile := range map[string]func(t *testing.T, file string){
 		"pipe": func(t *testing.T, file string) { require.NoError(t, syscall.Mkfifo(file, 0o644)) },

@@ -11,14 +11,14 @@ import (
 	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
 
-// noteSection is where libcuda says what it is compatible with, since R535: an
+// noteSection is the section in which libcuda, since R535, describes its compatibility: an
 // ELF note of the vendor with a text in JSON.
 const (
 	noteSection = ".note.cuda.fwd_compatibility"
 	noteName    = "NVIDIA Corporation"
 )
 
-// Bounds on what a hostile library may make us read. libcuda has about 35 sections.
+// Limits on reading a hostile library. libcuda has about 35 sections.
 const (
 	maxSections     = 512
 	maxSectionNames = 64 << 10 // bytes of section names
@@ -27,13 +27,13 @@ const (
 
 var errELF = errors.New("damaged ELF file")
 
-// note is what libcuda says of itself.
+// note is libcuda's description of its compatibility.
 type note struct {
 	CUDA   string `json:"CUDA Version"`
-	Driver []int  // major versions of the kernel modules that it works on
+	Driver []int  // major versions of the supported kernel modules
 }
 
-// readNote returns nil for a library that says nothing.
+// readNote returns the note of a library, nil if it has none.
 func readNote(root *rootfs.Root, file string) (*note, error) {
 	f, err := root.OpenFile(file)
 	if err != nil {
@@ -82,8 +82,8 @@ func parseNote(r io.ReaderAt) (*note, error) {
 	return nil, nil
 }
 
-// parseText reads an ELF note: sizes of name and text, type, and both, each
-// padded to 4 bytes, or to 8 as some linkers do.
+// parseText parses an ELF note: sizes of name and text, type, then name and text, each
+// padded to 4 bytes, or to 8 by some linkers.
 func parseText(data []byte) (*note, error) {
 	if len(data) < 12 {
 		return nil, errELF

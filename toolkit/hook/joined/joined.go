@@ -1,20 +1,20 @@
-// Package joined is how several hooks are named in one command line of gpu-cdi-hook, so
-// that a container waits for one process:
+// Package joined encodes several hooks in one command line of gpu-cdi-hook, so that a
+// container waits for one process:
 //
 //	gpu-cdi-hook all -- create-symlinks --link a::/b -- update-ldcache --folder /c
 //
-// They run in this order, and none behind one that fails.
+// They run in this order, up to the first failure.
 package joined
 
 import "slices"
 
-// Command is the name of the hook that is the others.
+// Command is the name of the hook that runs the others.
 const Command = "all"
 
 const separator = "--"
 
-// Args are the arguments behind the program's name for hooks, each its name and its
-// flags. One alone is written as itself, none as nothing. No argument may be "--".
+// Args returns the arguments after the program's name for hooks, each with its name and
+// flags. A single hook is written as itself, and none as nil. No argument may be "--".
 func Args(hooks ...[]string) []string {
 	hooks = slices.DeleteFunc(slices.Clone(hooks), func(h []string) bool { return len(h) == 0 })
 	switch len(hooks) {
@@ -30,7 +30,7 @@ func Args(hooks ...[]string) []string {
 	return args
 }
 
-// Hooks is the inverse of Args; it is false for arguments that name no hook.
+// Hooks is the inverse of Args. It returns false for arguments that name no hook.
 func Hooks(args []string) (hooks [][]string, ok bool) {
 	if len(args) == 0 || args[0] == separator {
 		return nil, false

@@ -1,17 +1,17 @@
-// Package ldso makes libraries that were mounted into a container known to the
-// container's dynamic loader, without running any program of the container: it
-// reads and writes glibc's /etc/ld.so.cache itself.
+// Package ldso adds libraries that were mounted into a container to the cache of the
+// container's dynamic loader. It reads and writes glibc's /etc/ld.so.cache itself, without
+// running any program of the container.
 //
 // The format is that of glibc's sysdeps/generic/dl-cache.h, "new format":
 //
 //	header  48 bytes: magic, version, number of entries, size of strings, extension
 //	entries 24 bytes each: flags, offsets of name and path, hwcap
 //	strings
-//	extension: who wrote it, names of the glibc-hwcaps subdirectories
+//	extension: the writer, names of the glibc-hwcaps subdirectories
 //
-// It is sorted so that the loader can search it by halving (see compare).
-// glibc before 2.32 wrote an older format in front of it; loaders of that age
-// take a file without it too (since 2.2).
+// The entries are sorted for the loader's binary search (see compare). glibc before 2.32
+// wrote an older format in front of it, but its loaders accept a file without that (since
+// 2.2).
 package ldso
 
 import (
@@ -48,8 +48,8 @@ const (
 	maxName   = 4096 // PATH_MAX
 	maxHWCaps = 1024
 
-	// A name is mostly the end of its path, and shared by variants of a library. A
-	// file in which more is shared than this would become many times as long.
+	// A name is usually the end of its path, and shared by variants of a library. A file
+	// with more sharing would become many times as long.
 	maxOverlap = 8
 )
 
@@ -64,17 +64,16 @@ type Entry struct {
 	Name  string // "libcuda.so.1"
 	Path  string // absolute, in the container
 	Flags int32  // kind of library
-	HWCap uint64 // what the processor must have; 0: nothing
+	HWCap uint64 // required processor features, 0 for none
 }
 
 var errFormat = errors.New("not an ld.so.cache that this program knows")
 
-// Parse reads the content of an ld.so.cache. Whatever it holds, what is
-// returned can be written with Bytes.
+// Parse parses the content of an ld.so.cache. Any result can be written with Bytes.
 func Parse(data []byte) (Cache, error) {
 	compat := bytes.HasPrefix(data, []byte(magicOld))
 	if compat {
-		// The new header stands behind the old entries, aligned.
+		// The new header follows the old entries, aligned.
 		if len(data) < headerOld {
 			return Cache{}, errFormat
 		}
@@ -130,8 +129,7 @@ func text(data string, at uint32) (string, bool) {
 	return rest[:end], true
 }
 
-// parseHWCaps returns nothing for an extension that is damaged: the loader then
-// ignores it too.
+// parseHWCaps returns nil for a damaged extension, which the loader ignores too.
 func parseHWCaps(all string, data []byte, at uint32) []string {
 	if at == 0 || at%4 != 0 || uint64(at)+8 > uint64(len(data)) {
 		return nil
@@ -163,10 +161,10 @@ func parseHWCaps(all string, data []byte, at uint32) []string {
 	return nil
 }
 
-// Bytes is the content of the file. Equal caches have equal content.
+// Bytes returns the content of the file. Equal caches have equal content.
 func (c Cache) Bytes() []byte {
 	entries := c.Entries
-	if !slices.IsSortedFunc(entries, order) { // an image's own is, and Add keeps it so
+	if !slices.IsSortedFunc(entries, order) { // an image's own cache is sorted, and Add keeps it sorted
 		entries = slices.Clone(entries)
 		slices.SortStableFunc(entries, order)
 	}
@@ -183,7 +181,7 @@ func (c Cache) Bytes() []byte {
 	for i, e := range entries {
 		path := put(e.Path)
 		var name uint32
-		if strings.HasSuffix(e.Path, e.Name) { // it mostly is; one string serves for both
+		if strings.HasSuffix(e.Path, e.Name) { // usually, and then one string serves for both
 			name = path + uint32(len(e.Path)-len(e.Name))
 		} else {
 			name = put(e.Name)
@@ -231,8 +229,8 @@ func extension(at uint32, hwcaps []byte) []byte {
 	return append(out, generator...)
 }
 
-// order is that of the entries in a file: descending; flags too. What else glibc
-// sorts by is left in the order in which it stands.
+// order compares entries in the order of a file: descending by name, then by flags. Entries
+// that differ in glibc's further criteria keep their order.
 func order(a, b Entry) int {
 	if r := compare(b.Name, a.Name); r != 0 {
 		return r
@@ -240,8 +238,8 @@ func order(a, b Entry) int {
 	return cmp.Compare(b.Flags, a.Flags)
 }
 
-// compare is glibc's _dl_cache_libcmp: runs of digits are compared as numbers,
-// and stand above everything else.
+// compare is glibc's _dl_cache_libcmp: it compares runs of digits as numbers, which sort
+// above everything else.
 func compare(a, b string) int {
 	i, j := 0, 0
 	at := func(s string, i int) byte {
@@ -255,7 +253,7 @@ func compare(a, b string) int {
 		x, y := at(a, i), at(b, j)
 		switch {
 		case digit(x) && digit(y):
-			var m, n int32 // int in C, and it overflows there just so
+			var m, n int32 // int in C, with the same overflow
 			for ; digit(at(a, i)); i++ {
 				m = m*10 + int32(a[i]-'0')
 			}
@@ -286,8 +284,8 @@ func char(c byte) int {
 	return int(c)
 }
 
-// Add puts entries before those of the same name and kind, which it replaces:
-// of two libraries of one name the loader only ever tries the first.
+// Add adds entries, and replaces those of the same name and kind, since the loader only
+// tries the first of two libraries with the same name.
 func (c *Cache) Add(entries ...Entry) {
 	type key struct {
 		name  string

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Bounds on what an ELF file of a hostile image may make us read.
+// Limits on reading an ELF file of a hostile image.
 const (
 	maxHeaders = 128     // program headers; libraries have about ten
 	maxDynamic = 1 << 16 // bytes; 4096 entries
@@ -19,8 +19,8 @@ const (
 // errELF means that the file is not a shared library for this machine's loader.
 var errELF = errors.New("not a shared library of this architecture")
 
-// kind is how the cache marks a 64-bit library of this machine, and what its
-// ELF header says (e_machine).
+// kind returns the cache's flags for a 64-bit library of this machine, and the machine in
+// its ELF header (e_machine).
 func kind() (flags int32, machine uint16) {
 	if runtime.GOARCH == "arm64" {
 		return flagELF | flagARM64, 183 // EM_AARCH64
@@ -28,8 +28,8 @@ func kind() (flags int32, machine uint16) {
 	return flagELF | flagX8664, 62 // EM_X86_64
 }
 
-// soname reads the DT_SONAME of a shared library, "" if it has none. It reads
-// three small pieces of the file; debug/elf, made for debuggers, reads much more.
+// soname returns the DT_SONAME of a shared library, "" if it has none. It reads three small
+// pieces of the file; debug/elf reads much more.
 func soname(r io.ReaderAt) (string, error) {
 	var head [64]byte
 	if _, err := r.ReadAt(head[:], 0); err != nil {
@@ -75,7 +75,7 @@ func soname(r io.ReaderAt) (string, error) {
 	if !has {
 		return "", nil
 	}
-	for h := headers; len(h) > 0; h = h[56:] { // where the table's address is in the file
+	for h := headers; len(h) > 0; h = h[56:] { // find the table's offset in the file
 		start, size := le.Uint64(h[16:]), le.Uint64(h[32:])
 		if le.Uint32(h) != 1 || table < start || table-start >= size || name >= size-(table-start) { // PT_LOAD
 			continue

@@ -11,21 +11,21 @@ import (
 	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
 
-// folder is one of an image, held while its libraries are looked at.
+// folder is an open directory of an image whose libraries are read.
 type folder struct {
 	root *rootfs.Root
 	name string // as the loader names it
-	at   string // what that leads to
+	at   string // the resolved path
 	own  bool   // only files on the container's own mounts are read
 	dir  *host.Dir
-	file buffered // the one that is read
+	file buffered // the file being read
 
-	entries []fs.DirEntry // sorted; nil where they were not listed
+	entries []fs.DirEntry // sorted; nil if they were not listed
 }
 
-// openFolder opens a folder. With own neither it nor a file in it is read from a mount
-// that is not the container's own: the cache, which every user of the container can read,
-// would name what only root may list.
+// openFolder opens a directory. With own set, neither the directory nor a file in it is read
+// from a mount that is not the container's own. Otherwise the cache, which every user of the
+// container can read, would contain names that only root may list.
 func openFolder(root *rootfs.Root, name string, own bool) (*folder, error) {
 	resolve := root.Resolve
 	if own {
@@ -44,8 +44,8 @@ func openFolder(root *rootfs.Root, name string, own bool) (*folder, error) {
 
 func (f *folder) close() { _ = f.dir.Close() }
 
-// names returns an entry for each name of the library base, a file or a link to one:
-// its soname, and the plain ".so" where the driver or a hook made one.
+// names returns an entry for each name of the library base, which is a file or a link to
+// one: its soname, and the plain ".so" if the driver or a hook created one.
 func (f *folder) names(base string) []Entry {
 	name, link, err := f.soname(base)
 	if err != nil {
@@ -57,7 +57,7 @@ func (f *folder) names(base string) []Entry {
 	}
 	flags, _ := kind()
 	e := Entry{Name: name, Path: path.Join(f.name, name), Flags: flags}
-	if name != base && !leads(name) { // the file itself does as well, and cannot lead elsewhere
+	if name != base && !leads(name) { // use the file itself, which cannot lead elsewhere
 		e.Path = path.Join(f.name, base)
 	}
 	entries := []Entry{e}
@@ -67,8 +67,8 @@ func (f *folder) names(base string) []Entry {
 	return entries
 }
 
-// leads says whether one name in the folder leads to the same file as another, which
-// may be a link itself.
+// leads reports whether a name in the directory leads to the same file as base, which may be
+// a link itself.
 func (f *folder) leads(name, base string, link bool) bool {
 	if f.entries != nil {
 		if _, there := slices.BinarySearchFunc(f.entries, name, func(e fs.DirEntry, name string) int { return strings.Compare(e.Name(), name) }); !there {
@@ -87,7 +87,8 @@ func (f *folder) leads(name, base string, link bool) bool {
 	return err1 == nil && err2 == nil && one == two
 }
 
-// soname reads that of a library of the folder, and says whether the name is a link.
+// soname returns the soname of a library in the directory, and reports whether base is a
+// link.
 func (f *folder) soname(base string) (name string, link bool, err error) {
 	if file, err := f.dir.OpenFile(base); err == nil {
 		defer file.Close()
@@ -96,7 +97,7 @@ func (f *folder) soname(base string) (name string, link bool, err error) {
 				return "", false, err
 			}
 		}
-		name, err = soname(f.file.of(file))
+		name, err = soname(f.file.reset(file))
 		return name, false, err
 	}
 	open := f.root.OpenFile
@@ -108,21 +109,21 @@ func (f *folder) soname(base string) (name string, link bool, err error) {
 		return "", true, err
 	}
 	defer file.Close()
-	name, err = soname(f.file.of(file))
+	name, err = soname(f.file.reset(file))
 	return name, true, err
 }
 
-// buffered reads a file's beginning once: there most libraries have what is asked for.
+// buffered reads a file's beginning once, since most libraries have the needed pieces there.
 type buffered struct {
 	r     io.ReaderAt
 	first [4096]byte
 	n     int
 }
 
-// of begins with another file.
-func (b *buffered) of(r io.ReaderAt) *buffered {
+// reset switches to another file.
+func (b *buffered) reset(r io.ReaderAt) *buffered {
 	b.r = r
-	b.n, _ = r.ReadAt(b.first[:], 0) // what cannot be read fails below
+	b.n, _ = r.ReadAt(b.first[:], 0) // an error occurs again below
 	return b
 }
 

@@ -22,7 +22,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
 
-// image makes a root file system with a loader and a C library.
+// image creates a root file system with a loader and a C library.
 func image(t testing.TB) (string, *rootfs.Root) {
 	t.Helper()
 	dir := t.TempDir()
@@ -38,7 +38,7 @@ func image(t testing.TB) (string, *rootfs.Root) {
 	return dir, root
 }
 
-// libDir is where images here have their libraries.
+// libDir is the directory of the images' libraries.
 var libDir = map[string]string{"amd64": "/usr/lib/x86_64-linux-gnu", "arm64": "/usr/lib/aarch64-linux-gnu"}[runtime.GOARCH]
 
 func libc(t testing.TB) string {
@@ -108,7 +108,7 @@ func TestUpdateMergesIntoTheImagesOwnCache(t *testing.T) {
 	library(t, dir+"/driver/libcuda.so.580.95.05", "libcuda.so.1", 3)
 	require.NoError(t, os.Symlink("libcuda.so.580.95.05", dir+"/driver/libcuda.so.1"))
 	require.NoError(t, os.Symlink("libcuda.so.1", dir+"/driver/libcuda.so"))
-	library(t, dir+"/driver/libnvidia-ml.so.580.95.05", "libnvidia-ml.so.1", 3) // no link made
+	library(t, dir+"/driver/libnvidia-ml.so.580.95.05", "libnvidia-ml.so.1", 3) // without a link
 	require.NoError(t, os.WriteFile(dir+"/driver/libnvidia-gpusim.so.580.95.05", []byte("state, not ELF"), 0o644))
 	mounts := []string{"/driver/libcuda.so.580.95.05", "/driver/libnvidia-ml.so.580.95.05", "/driver/libnvidia-gpusim.so.580.95.05", "/usr/bin/nvidia-smi"}
 	warning, err := Update(root, []string{"/driver"}, mounts)
@@ -141,15 +141,15 @@ func ldconfig(t testing.TB, args ...string) string {
 	return string(out)
 }
 
-// The judge of what we write is glibc itself: its ldconfig lists it, and its
-// loader finds by it, in a chroot, a library in a place where nothing else looks.
+// glibc itself verifies our cache: its ldconfig lists it, and its loader, in a chroot, uses
+// it to find a library in a directory that it does not search.
 func TestRealLoaderUsesTheCache(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("chroot needs root")
 	}
 	dir, root := image(t)
 	library(t, dir+"/odd/place/libgpu.so.580.95.05", "libgpu.so.1", 42)
-	for i := range 200 { // enough for the search by halving to go wrong
+	for i := range 200 { // enough for a wrong order to break the binary search
 		copyFile(t, dir+"/odd/place/libgpu.so.580.95.05", fmt.Sprintf("%s%s/libother%d.so.%d", dir, libDir, i%50, i))
 	}
 	warning, err := Update(root, []string{"/odd/place"}, []string{"/odd/place/libgpu.so.580.95.05"})
@@ -182,8 +182,8 @@ func TestRealLoaderUsesTheCache(t *testing.T) {
 	require.Error(t, err, "it must have been the cache: %s", out)
 }
 
-// What ldconfig made of an image, our reader understands to the last entry, in
-// ldconfig's own order; and what our scan finds is what ldconfig finds.
+// Our parser reads every entry of ldconfig's cache in ldconfig's order, and our scan finds
+// the same libraries as ldconfig.
 func TestAgreesWithLdconfig(t *testing.T) {
 	dir, root := image(t)
 	for i, name := range []string{"libz.so.1", "libz.so.1.2", "libz.so.1.10", "libz.so.1.9", "libc++.so.1", "lib10.so.2", "lib9.so.2", "libA_b-c.so.007", "liba.so"} {
@@ -206,7 +206,7 @@ func TestAgreesWithLdconfig(t *testing.T) {
 	require.Equal(t, theirs, again, "their order is our order")
 	list := func(file string) []string {
 		lines := strings.Split(ldconfig(t, "-p", "-C", file), "\n")
-		return lines[1 : len(lines)-2] // how many; who wrote it
+		return lines[1 : len(lines)-2] // without the number and the writer
 	}
 	require.NoError(t, os.WriteFile(dir+"/ours", theirs.Bytes(), 0o644))
 	require.Equal(t, list(dir+cachePath), list(dir+"/ours"))
@@ -214,8 +214,8 @@ func TestAgreesWithLdconfig(t *testing.T) {
 	plain := func(c Cache) []string {
 		var names []string
 		for _, e := range c.Entries {
-			// The scan leaves variants for newer processors out; and Debian's
-			// ldconfig does not look into /lib64, where the loader is.
+			// The scan omits variants for newer processors, and Debian's ldconfig does not
+			// read /lib64, the loader's directory.
 			if e.HWCap == 0 && !strings.HasPrefix(e.Name, "ld-") {
 				names = append(names, e.Name)
 			}
@@ -226,7 +226,7 @@ func TestAgreesWithLdconfig(t *testing.T) {
 	require.Equal(t, plain(theirs), plain(scan(root, &budget{files: maxFiles, until: time.Now().Add(time.Hour)})))
 }
 
-// debug/elf says what our reader must say, for every library of this machine.
+// Our parser agrees with debug/elf for every library of this machine.
 func TestSonameAgreesWithDebugELF(t *testing.T) {
 	files, err := filepath.Glob(filepath.Dir(libc(t)) + "/*.so*")
 	require.NoError(t, err)
@@ -279,8 +279,8 @@ func TestImageWithoutALoaderIsLeftAlone(t *testing.T) {
 	require.ErrorIs(t, err, fs.ErrNotExist)
 }
 
-// musl reads no cache, but a list of folders.
-func TestMuslGetsToKnowTheFolders(t *testing.T) {
+// musl's loader reads a list of directories instead of a cache.
+func TestUpdateAddsDirectoriesForMusl(t *testing.T) {
 	arch := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]
 	for name, c := range map[string]struct{ before, after string }{
 		"none":         {"", "/lib:/usr/local/lib:/usr/lib\n/driver\n"},
@@ -314,7 +314,7 @@ func TestMuslGetsToKnowTheFolders(t *testing.T) {
 	}
 }
 
-// What CompatConf names goes before the driver's, for the loader itself.
+// The real loader prefers the libraries in CompatConf to the driver's.
 func TestCompatLibrariesGoFirst(t *testing.T) {
 	dir, root := image(t)
 	library(t, dir+"/driver/libcuda.so.570.1", "libcuda.so.1", 570)
@@ -337,9 +337,9 @@ func TestCompatLibrariesGoFirst(t *testing.T) {
 	}
 }
 
-// A cache of another byte order, damaged anywhere, or cut, is never an error, and
-// never keeps the driver's libraries out.
-func TestDamagedCacheStopsNothing(t *testing.T) {
+// A cache of another byte order, damaged anywhere or cut, is never an error, and never
+// excludes the driver's libraries.
+func TestDamagedCacheIsNotAnError(t *testing.T) {
 	dir, root := image(t)
 	library(t, dir+"/driver/libcuda.so.1", "libcuda.so.1", 1)
 	ldconfig(t, "-r", dir, "-C", "/cache")
@@ -373,8 +373,8 @@ func TestDamagedCacheStopsNothing(t *testing.T) {
 	})
 }
 
-// Many entries that share one long string would become many times as long.
-func TestCacheOfOverlappingStringsIsNotUnfolded(t *testing.T) {
+// A cache with many entries that share one long string would become many times as long.
+func TestCacheOfOverlappingStringsIsRefused(t *testing.T) {
 	c := Cache{Entries: []Entry{{Name: strings.Repeat("a", 4000), Path: strings.Repeat("b", 4000)}}}
 	one := c.Bytes()
 	const n = 100_000
@@ -392,7 +392,7 @@ func TestCacheOfOverlappingStringsIsNotUnfolded(t *testing.T) {
 	require.ErrorContains(t, err, "overlap")
 }
 
-// Each image here tries to make the hook read, block on or write what it must not.
+// Each image tries to make the hook read, block on or write a forbidden file.
 func TestHostileImages(t *testing.T) {
 	for name, hostile := range map[string]func(t *testing.T, dir, outside string){
 		"etc leads out": func(t *testing.T, dir, outside string) {
@@ -483,7 +483,7 @@ func TestReadOnlyImageFailsOnlyIfTheLoaderWouldNotFind(t *testing.T) {
 	defer func() { require.NoError(t, syscall.Unmount(dir, syscall.MNT_DETACH)) }()
 	require.NoError(t, syscall.Mount("", dir, "", syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
 	require.NoError(t, root.Close())
-	root, err := rootfs.Open(dir) // the mount that is now there
+	root, err := rootfs.Open(dir) // the new mount
 	require.NoError(t, err)
 	defer root.Close()
 
@@ -574,8 +574,8 @@ func FuzzCompare(f *testing.F) {
 	})
 }
 
-// overflows says that a number in s does not fit into a C int; glibc's order is
-// then none.
+// overflows reports whether a number in s does not fit into a C int, for which glibc's order
+// is inconsistent.
 func overflows(s string) bool {
 	run := 0
 	for _, c := range s {

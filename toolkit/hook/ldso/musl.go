@@ -11,11 +11,11 @@ import (
 	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
 
-// updateMusl lets musl's loader, which knows no cache, search the folders as
-// well: it reads /etc/ld-musl-ARCH.path, and searches, where there is none, the
-// folders below (ldso/dynlink.c). Ours come last, so that nothing of glibc's is
-// taken for what the image has itself. The driver's libraries want glibc: they
-// load where the image has a layer like gcompat. So a failure is a warning.
+// updateMusl adds the directories to those that musl's loader searches, since it has no
+// cache. The loader reads them from /etc/ld-musl-ARCH.path, or uses the default below
+// (ldso/dynlink.c). Ours come last, so that libraries for glibc do not replace the image's
+// own. The driver's libraries need glibc, and only load in an image with a layer like
+// gcompat. So a failure is only a warning.
 func updateMusl(root *rootfs.Root, folders []string) (warning string) {
 	const usual = "/lib:/usr/local/lib:/usr/lib"
 	arch := "x86_64"
@@ -31,7 +31,7 @@ func updateMusl(root *rootfs.Root, folders []string) (warning string) {
 		data, err = []byte(usual), nil
 	}
 	if err != nil {
-		return fmt.Sprintf("musl's loader does not get to know %s: %v", strings.Join(folders, ", "), err)
+		return fmt.Sprintf("musl's loader will not search %s: %v", strings.Join(folders, ", "), err)
 	}
 	text := strings.TrimRight(string(data), "\n")
 	known := strings.FieldsFunc(text, func(r rune) bool { return r == ':' || r == '\n' })
@@ -48,7 +48,7 @@ func updateMusl(root *rootfs.Root, folders []string) (warning string) {
 		err = root.Replace(file, []byte(text), 0o644)
 	}
 	if err != nil {
-		return fmt.Sprintf("musl's loader does not get to know %s: %v", strings.Join(folders, ", "), err)
+		return fmt.Sprintf("musl's loader will not search %s: %v", strings.Join(folders, ", "), err)
 	}
 	return ""
 }

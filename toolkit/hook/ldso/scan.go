@@ -8,15 +8,15 @@ import (
 	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
 
-// Bounds on how much of an image is looked at where it has no cache.
+// Limits on scanning an image that has no cache.
 const (
-	maxNames = 4 * maxFiles // in a folder; most are no libraries
+	maxNames = 4 * maxFiles // in a directory; most are not libraries
 	maxConf  = 64 << 10
 	maxConfs = 64 // files of configuration
 	maxDirs  = 64
 )
 
-// scan makes the cache that ldconfig would make for an image that has none.
+// scan builds the cache that ldconfig would make for an image that has none.
 func scan(root *rootfs.Root, left *budget) Cache {
 	triplet := "x86_64-linux-gnu"
 	if runtime.GOARCH == "arm64" {
@@ -33,7 +33,7 @@ func scan(root *rootfs.Root, left *budget) Cache {
 		}
 		seenDir[real] = true
 		scanDir(root, dir, true, left, func(e Entry) {
-			if !seen[e.Name] { // as the loader: the first directory wins
+			if !seen[e.Name] { // the first directory wins, as in the loader
 				seen[e.Name] = true
 				cache.Entries = append(cache.Entries, e)
 			}
@@ -74,7 +74,7 @@ func scanDir(root *rootfs.Root, dir string, own bool, left *budget, add func(Ent
 	}
 }
 
-// confDirs are the directories that the image's ld.so.conf names.
+// confDirs returns the directories that the image's ld.so.conf names.
 func confDirs(root *rootfs.Root, left *budget) []string {
 	var dirs []string
 	todo, files := []string{confPath}, 0
@@ -100,7 +100,7 @@ func confDirs(root *rootfs.Root, left *budget) []string {
 	return dirs
 }
 
-// included are the files that a pattern of ld.so.conf names, sorted.
+// included returns the files that match a pattern of ld.so.conf, sorted.
 func included(root *rootfs.Root, pattern string) []string {
 	if !path.IsAbs(pattern) {
 		pattern = path.Join("/etc", pattern)

@@ -19,24 +19,23 @@ const (
 	confDir    = "/etc/ld.so.conf.d"
 	dropInPath = confDir + "/00-gpuready.conf"
 
-	// CompatConf names, in the container, the folder of libraries that go before
-	// the driver's. "00-compat-" is how NVIDIA's hook begins such a name, so that
-	// its update-ldcache obeys it too; and it sorts before our own.
+	// CompatConf names, in the container, the directory of libraries that take precedence
+	// over the driver's. NVIDIA's hook uses the prefix "00-compat-" as well, so that its
+	// update-ldcache follows it too. The file sorts before our own.
 	CompatConf = confDir + "/00-compat-gpuready.conf"
 
 	maxCache = 8 << 20 // a full desktop's has 300 KiB
 )
 
-// Bounds on what an image can make us do; see budget.
+// Limits on the work for an image; see budget.
 const (
 	maxFiles = 20_000          // libraries opened
 	maxTime  = 2 * time.Second // 5,000 libraries take 40 ms
 	maxNamed = 10              // libraries named in a message
 )
 
-// budget is what may still be spent on looking at files of the image. What is
-// not looked at is not in the cache: the loader then searches its own folders
-// for it, as it did before.
+// budget is the remaining budget for reading files of the image. Files beyond it are not in
+// the cache: the loader then searches its own directories for them, as before.
 type budget struct {
 	files int
 	until time.Time
@@ -44,15 +43,14 @@ type budget struct {
 
 func (b *budget) spent() bool { return b.files <= 0 || !time.Now().Before(b.until) }
 
-// Update makes the libraries in folders loadable by name in the container whose
-// file system is root. mounts are the destinations of the container's mounts:
-// those in folders are the libraries; a folder in which nothing is mounted is
-// scanned. Libraries of the folder that CompatConf names go before them.
+// Update makes the libraries in folders loadable by name in the container whose file system
+// is root. mounts are the destinations of the container's mounts: those in folders are the
+// libraries; a directory without mounts is scanned. Libraries of the directory in CompatConf
+// take precedence.
 //
-// An image without glibc's loader gets no cache; for musl's, see updateMusl. If
-// the cache cannot be written (a read-only file system) that is an error only if
-// the loader would not find one of the libraries without it; otherwise it is the
-// returned warning.
+// An image without glibc's loader gets no cache; for musl's, see updateMusl. If the cache
+// cannot be written, as on a read-only file system, this is an error only if the loader
+// would not find one of the libraries without it. Otherwise it is the returned warning.
 func Update(root *rootfs.Root, folders, mounts []string) (warning string, err error) {
 	left := &budget{files: maxFiles, until: time.Now().Add(maxTime)}
 	folders = clean(folders)
@@ -65,10 +63,10 @@ func Update(root *rootfs.Root, folders, mounts []string) (warning string, err er
 	}
 	cache, old, err := current(root, left)
 	if err != nil {
-		warning = join(warning, fmt.Sprintf("the image's %s is made anew: %v", cachePath, err))
+		warning = join(warning, fmt.Sprintf("the image's %s is rebuilt: %v", cachePath, err))
 	}
 	if left.spent() {
-		warning = join(warning, fmt.Sprintf("the image has more libraries than %d, or they take longer to read than %v: the loader is left to search for the rest", maxFiles, maxTime))
+		warning = join(warning, fmt.Sprintf("the image has more libraries than %d, or they take longer to read than %v: the loader has to search for the rest", maxFiles, maxTime))
 	}
 	cache.Add(ours...)
 	if data := cache.Bytes(); string(data) != string(old) {
@@ -91,8 +89,8 @@ func Update(root *rootfs.Root, folders, mounts []string) (warning string, err er
 	return warning, nil
 }
 
-// current is the image's cache and its bytes, or, made by looking at the image's
-// libraries, the one that it would have. The error says why its own is not used.
+// current returns the image's cache and its bytes. If its own cache cannot be used, it builds
+// one from the image's libraries, and returns the reason as an error.
 func current(root *rootfs.Root, left *budget) (Cache, []byte, error) {
 	old, err := root.ReadOwnFile(cachePath, maxCache)
 	if err == nil {
@@ -107,7 +105,7 @@ func current(root *rootfs.Root, left *budget) (Cache, []byte, error) {
 	return scan(root, left), old, err
 }
 
-// compat returns the entries for the libraries of the folder that CompatConf names.
+// compat returns the entries for the libraries of the directory in CompatConf.
 func compat(root *rootfs.Root, left *budget) []Entry {
 	data, err := root.ReadOwnFile(CompatConf, maxConf)
 	dir := strings.TrimSuffix(string(data), "\n")
@@ -119,8 +117,8 @@ func compat(root *rootfs.Root, left *budget) []Entry {
 	return entries
 }
 
-// clean returns the folders as absolute paths, without those that no file of
-// configuration can name.
+// clean returns the directories as absolute paths, without those that a configuration file
+// cannot name.
 func clean(folders []string) []string {
 	var list []string
 	for _, f := range folders {
@@ -147,7 +145,7 @@ func hasLoader(root *rootfs.Root) bool {
 	return err == nil && info.Mode().IsRegular()
 }
 
-// injected returns the entries for the libraries that were mounted into the folders.
+// injected returns the entries for the libraries that were mounted into the directories.
 func injected(root *rootfs.Root, folders, mounts []string, left *budget) []Entry {
 	var entries []Entry
 	for _, name := range folders {
@@ -180,8 +178,8 @@ func isLibrary(name string) bool {
 	return ok && (rest == "" || rest[0] == '.')
 }
 
-// unreachable names the libraries that the loader finds neither in the cache as it
-// is, on whichever mount, nor in a directory that it searches anyway.
+// unreachable returns the libraries that the loader finds neither in the current cache, on
+// any mount, nor in a directory that it always searches.
 func unreachable(root *rootfs.Root, ours []Entry) []string {
 	var now Cache
 	if data, err := root.ReadFile(cachePath, maxCache); err == nil {
@@ -199,8 +197,8 @@ func unreachable(root *rootfs.Root, ours []Entry) []string {
 	return lost
 }
 
-// searched says whether the loader looks into a directory without being told to:
-// glibc's own, and where the image has its C library.
+// searched reports whether the loader searches a directory by default: glibc's own ones, and
+// that of the image's C library.
 func searched(root *rootfs.Root, dir string) bool {
 	if _, err := root.Stat(path.Join(dir, "libc.so.6")); err == nil {
 		return true
@@ -208,9 +206,8 @@ func searched(root *rootfs.Root, dir string) bool {
 	return slices.Contains([]string{"/lib64", "/usr/lib64"}, dir)
 }
 
-// configure leaves a note for an ldconfig that is run in the container later.
-// Without it the libraries would be lost then; but nothing hangs on it now, so
-// it may fail.
+// configure writes the configuration for a later ldconfig in the container, which would
+// otherwise drop the libraries. It is not needed now, so errors are ignored.
 func configure(root *rootfs.Root, folders []string) {
 	if err := root.MkdirAll(confDir, 0o755); err != nil {
 		return

@@ -1,6 +1,5 @@
-// Package params shows a container the driver's parameters with
-// ModifyDeviceFiles off, so that NVIDIA's user libraries do not try to make
-// device nodes of GPUs that the container was not given.
+// Package params shows a container the driver's parameters with ModifyDeviceFiles off, so
+// that NVIDIA's user libraries do not try to create device nodes of other GPUs.
 package params
 
 import (
@@ -18,7 +17,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
 
-// Path is the driver's parameters, on the host and in a container.
+// Path is the file of the driver's parameters, on the host and in a container.
 const Path = "/proc/driver/nvidia/params"
 
 const maxSize = 64 << 10 // a driver's has 1 KiB
@@ -26,8 +25,8 @@ const maxSize = 64 << 10 // a driver's has 1 KiB
 // ErrKernel is returned, wrapped, by a kernel too old to mount without a path.
 var ErrKernel = errors.New("this kernel is too old (Linux 5.2 or newer is needed)")
 
-// Wanted returns the text that a container is to see: that of the host's file
-// with ModifyDeviceFiles off; nothing if there is no driver or it is off already.
+// Wanted returns the text for a container: that of the host's file with ModifyDeviceFiles
+// off. It returns nil if there is no driver or it is already off.
 func Wanted(file string) ([]byte, error) {
 	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -64,17 +63,16 @@ func switchOff(data []byte) []byte {
 	return out.Bytes()
 }
 
-// Show lets the container see text at Path. The file that it is in has never had
-// a path of its own: a tmpfs that nobody else sees is filled, made read-only,
-// and then just this file of it appears, on the very file that was looked at.
-// Neither step follows a link or leaves anything in the image.
+// Show mounts text at Path in the container. It writes the text to a file of a tmpfs that
+// nobody else sees, makes that read-only, and mounts the file on the very file that was
+// checked. No step follows a link or leaves anything in the image.
 func Show(root *rootfs.Root, text []byte) error {
 	if now, err := root.ReadFile(Path, maxSize); err == nil && bytes.Equal(now, text) {
-		return nil // an earlier hook's
+		return nil // an earlier hook did it
 	}
 	target, err := root.HoldMountPoint(Path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // a container without it
+		return nil // the container has no such file
 	}
 	if err != nil {
 		return err
@@ -92,8 +90,7 @@ func Show(root *rootfs.Root, text []byte) error {
 	return nil
 }
 
-// detached returns a mount, nowhere yet, of a file with the given text that
-// cannot be written to.
+// detached returns a detached mount of a read-only file with the given text.
 func detached(text []byte) (fd int, err error) {
 	dir, err := tmpfs()
 	if err != nil {
@@ -109,7 +106,7 @@ func detached(text []byte) (fd int, err error) {
 		err = io.ErrShortWrite
 	}
 	if err == nil {
-		err = unix.Fchmod(file, 0o444) // the umask took some away
+		err = unix.Fchmod(file, 0o444) // regardless of the umask
 	}
 	if err = errors.Join(err, unix.Close(file)); err != nil {
 		return -1, fmt.Errorf("write the file: %w", err)
@@ -117,7 +114,7 @@ func detached(text []byte) (fd int, err error) {
 	if err := seal(dir); err != nil {
 		return -1, fmt.Errorf("make the tmpfs read-only: %w", err)
 	}
-	err = inMountsApart(func() error {
+	err = inMountNamespace(func() error {
 		if err := unix.MoveMount(dir, "", unix.AT_FDCWD, "/", unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 			return fmt.Errorf("mount the tmpfs: %w", err)
 		}
@@ -130,17 +127,17 @@ func detached(text []byte) (fd int, err error) {
 	return fd, nil
 }
 
-// inMountsApart calls do on a thread with mounts of its own, which end with it. A
-// kernel as old as Linux 6.12 cannot copy a mount that is in no mount namespace, nor a file
-// of it: the tmpfs has to be mounted somewhere for that moment, and here nobody sees it.
-func inMountsApart(do func() error) error {
+// inMountNamespace calls do on a thread with a mount namespace of its own, which ends with
+// it. Kernels up to Linux 6.12 cannot copy a mount, or a file of it, that is in no mount
+// namespace. So the tmpfs has to be mounted for that moment, and here nobody sees it.
+func inMountNamespace(do func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // for ever: the thread ends with the goroutine
 		if unix.Gettid() == unix.Getpid() {
-			// The first thread does not end, and is what /proc/self shows.
+			// The first thread does not end, and /proc/self shows it.
 			defer runtime.UnlockOSThread()
-			done <- inMountsApart(do)
+			done <- inMountNamespace(do)
 			return
 		}
 		err := unix.Unshare(unix.CLONE_NEWNS)
@@ -175,8 +172,8 @@ func tmpfs() (fd int, err error) {
 	return unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
 }
 
-// seal makes the whole file system read-only, which takes no newer kernel than
-// making it; a mount alone takes 5.12.
+// seal makes the whole file system read-only, which works on every kernel that can create
+// it. To make a single mount read-only needs 5.12.
 func seal(dir int) error {
 	fs, err := unix.Fspick(dir, "", unix.FSPICK_CLOEXEC|unix.FSPICK_EMPTY_PATH)
 	if err != nil {

@@ -11,23 +11,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mounts decides which mounts are the container's own, by their numbers. There are two kinds:
+// mounts decides which mounts are the container's own, by their IDs. There are two kinds:
 //
-//   - The mount of the root file system. A volume whose place in the image is a link to "/"
-//     covers it: then nothing is the container's own.
-//   - A tmpfs that the runtime made for this container, such as /dev. Such a file system has no
-//     mount outside of the container. What came in by a bind mount has one: its source, in the
-//     same mount namespace. An emptyDir in memory, the pod's /dev/shm and the host's /run have.
+//   - The mount of the root file system. If a volume covers it, because its destination in
+//     the image is a link to "/", nothing is the container's own.
+//   - A tmpfs that the runtime created for this container, such as /dev. Such a file system
+//     has no mount outside of the container. A bind mount's file system has one, its source
+//     in the same mount namespace: an emptyDir in memory, the pod's /dev/shm, the host's /run.
 //
 // Everything else belongs to the host, to the pod or to others.
 type mounts struct {
-	root  string           // number of the first mount that was asked about, the root's
-	table mountinfo        // "": not read yet
-	known map[string]error // by number: nil for the container's own
+	root  string           // ID of the first mount that was checked, the root's
+	table mountinfo        // "" if not read yet
+	known map[string]error // by ID: nil for the container's own
 }
 
-// own fails if a descriptor is not on a mount of the container's own. The first one that
-// it is called with is that of the root.
+// own returns an error if a descriptor is not on one of the container's own mounts. Its first
+// call must be for the root.
 func (m *mounts) own(fd int) error {
 	id, err := mountID(fd)
 	if err != nil {
@@ -61,7 +61,7 @@ func (m *mounts) decide(id string) error {
 	return nil
 }
 
-// private fails if what is mounted on a descriptor's mount is seen elsewhere.
+// private returns an error if a new mount on a descriptor's mount would be visible elsewhere.
 func (m *mounts) private(fd int) error {
 	id, err := mountID(fd)
 	if err != nil {
@@ -71,7 +71,7 @@ func (m *mounts) private(fd int) error {
 		return err
 	}
 	if at, ok := m.table.find(id); !ok || at.shared {
-		return fmt.Errorf("%w: what is mounted there would be seen outside of the container", ErrHost)
+		return fmt.Errorf("%w: a mount there would be visible outside of the container", ErrHost)
 	}
 	return nil
 }
@@ -80,8 +80,8 @@ func (m *mounts) read() error {
 	if m.table != "" {
 		return nil
 	}
-	// Kernels before 5.8 may leave out a mount while another one goes, so the table is read
-	// until two readings are the same.
+	// Kernels before 5.8 may omit a mount while another one is removed, so the table is read
+	// until two readings agree.
 	var last []byte
 	for range 10 {
 		data, err := os.ReadFile(mountTable)
@@ -97,21 +97,21 @@ func (m *mounts) read() error {
 	return fmt.Errorf("%s does not stop changing", mountTable)
 }
 
-// mountTable lists the mounts that this thread sees. That of /proc/self lists those of the
-// process's first thread, which may be in a mount namespace of its own.
+// mountTable lists the mounts of this thread. That of /proc/self lists those of the process's
+// first thread, which may be in a mount namespace of its own.
 const mountTable = "/proc/thread-self/mountinfo"
 
 // mountinfo is the text of mountTable; proc_pid_mountinfo(5) describes it.
 type mountinfo string
 
-// point is one mount. All its parts are as they are written there.
+// point is one mount, with the fields as in mountTable.
 type point struct {
 	id, parent string
 	device     string // major:minor of the file system
-	dir        string // of the file system, that is seen at the mount
-	at         string // where it is mounted
+	dir        string // directory of the file system at the mount's root
+	at         string // the mount point
 	shared     bool
-	kind       string // of file system
+	kind       string // the type of the file system
 }
 
 func parse(line string) (p point, ok bool) {
@@ -137,9 +137,9 @@ func (m mountinfo) find(id string) (point, bool) {
 	return point{}, false
 }
 
-// uncovered fails if the mount of the root file system is on top of others that show another
-// folder. Runtimes mount the root file system, and then once more on itself, before they mount
-// anything into it: the lowest is theirs.
+// uncovered returns an error if the mount of the root file system covers a mount of another
+// directory. Runtimes mount the root file system, and then once more on itself, before they
+// mount anything into it, so the lowest mount is theirs.
 func (m mountinfo) uncovered(root point) error {
 	for top := root; ; {
 		below, ok := m.find(top.parent)
@@ -147,7 +147,7 @@ func (m mountinfo) uncovered(root point) error {
 			return nil
 		}
 		if below.device != root.device || below.dir != root.dir {
-			return fmt.Errorf("%w: something is mounted on the container's whole root", ErrHost)
+			return fmt.Errorf("%w: a volume covers the container's whole root", ErrHost)
 		}
 		top = below
 	}
@@ -178,10 +178,10 @@ func (m mountinfo) onlyBelow(root, device string) bool {
 	return true
 }
 
-// statx is replaced in tests by that of a kernel that does not know it.
+// statx is replaced in tests to simulate a kernel without it.
 var statx = unix.Statx
 
-// mountID returns the number of the mount that a descriptor is on, as mountinfo writes it.
+// mountID returns the ID of a descriptor's mount, in the form of mountinfo.
 func mountID(fd int) (string, error) {
 	var st unix.Statx_t
 	err := statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st)
@@ -198,5 +198,5 @@ func mountID(fd int) (string, error) {
 			return strings.TrimSpace(id), nil
 		}
 	}
-	return "", errors.New("this kernel does not number mounts; Linux 3.15 or newer is needed")
+	return "", errors.New("this kernel has no mount IDs; Linux 3.15 or newer is needed")
 }

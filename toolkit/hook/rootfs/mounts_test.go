@@ -12,7 +12,7 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// The kernels before 5.8, and sandboxes that refuse statx, leave fdinfo.
+// Kernels before 5.8, and sandboxes that refuse statx, still have fdinfo.
 func TestMountsAreNumberedWithoutStatx(t *testing.T) {
 	numbers := func() (list []string) {
 		for _, name := range []string{"/", "/proc", "/proc/self/exe", "/dev", "/dev/null"} {
@@ -86,7 +86,7 @@ func TestWhichMountsAreTheContainersOwn(t *testing.T) {
 	}
 }
 
-// mounted makes a root file system that has a folder of the host at /v.
+// mounted creates a root file system with a directory of the host at /v.
 func mounted(t *testing.T) (root *Root, dir, volume string) {
 	t.Helper()
 	dir, volume = t.TempDir(), t.TempDir()
@@ -101,7 +101,7 @@ func mounted(t *testing.T) (root *Root, dir, volume string) {
 	return root, dir, volume
 }
 
-// What a container's user may not read must not get into a file that he may.
+// Content that a container's user may not read must not get into a file that the user may read.
 func TestOwnFilesAreReadFromOwnMounts(t *testing.T) {
 	root, dir, volume := mounted(t)
 	require.NoError(t, os.WriteFile(volume+"/secret", []byte("x"), 0o400))
@@ -123,7 +123,7 @@ func TestOwnFilesAreReadFromOwnMounts(t *testing.T) {
 	require.ErrorIs(t, err, host.ErrTooLarge)
 }
 
-// Reading /proc/kmsg takes from the kernel's log.
+// Reading /proc/kmsg consumes the kernel's log.
 func TestFilesWithoutASizeAreNotOpened(t *testing.T) {
 	root, dir, _ := mounted(t)
 	require.NoError(t, os.Mkdir(dir+"/proc", 0o755))
@@ -144,8 +144,8 @@ func TestFilesWithoutASizeAreNotOpened(t *testing.T) {
 	require.ErrorIs(t, err, host.ErrNotRegular)
 }
 
-// What is mounted on a shared mount appears on the host, too.
-func TestNothingIsMountedWhereOthersSeeIt(t *testing.T) {
+// A mount on a shared mount also appears on the host.
+func TestSharedMountPointsAreRefused(t *testing.T) {
 	root, _, volume := mounted(t)
 	require.NoError(t, os.WriteFile(volume+"/params", nil, 0o444))
 	for propagation, fine := range map[uintptr]bool{unix.MS_PRIVATE: true, unix.MS_SHARED: false, unix.MS_SLAVE: true} {
@@ -192,7 +192,7 @@ func TestWhatCannotBeReplacedIsLeftAsItIs(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, entries, 1)
 
-	// A hard link, as an image's layers may have: the other name keeps the content.
+	// For a hard link, as in an image's layers, the other name keeps the content.
 	require.NoError(t, os.Link(dir+"/other", dir+"/hard"))
 	require.NoError(t, root.Replace("/hard", []byte("new"), 0o640))
 	data, err := os.ReadFile(dir + "/other")

@@ -1,11 +1,10 @@
-// Package rootfs is the root file system of a container that is being created,
-// seen by a hook. Paths are the container's own; links are followed as in a
-// chroot, and never lead out (package host).
+// Package rootfs accesses the root file system of a container that is being created, for a
+// hook. Paths are the container's own. Links are followed as in a chroot, and never lead out
+// (package host).
 //
-// Changes are made on the container's own mounts only: see mounts. A change follows
-// its path one part at a time, holds each folder by a descriptor, asks the kernel on
-// which mount that descriptor is, and is made in the folder held last. No decision
-// is taken on a path.
+// Changes are only made on the container's own mounts: see mounts. A change follows its path
+// one part at a time, opens each directory, asks the kernel for the mount of that descriptor,
+// and is made relative to the last directory. No decision is based on a path.
 package rootfs
 
 import (
@@ -26,12 +25,12 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// ErrHost is returned, wrapped, where a write would change what is not the container's alone.
+// ErrHost is returned, wrapped, if a write would change more than the container.
 var ErrHost = errors.New("this part of the container is a mount from the host, which is not written to")
 
 var errEmpty = errors.New("empty file")
 
-// Root is a container's root file system. What only looks is host.Root's.
+// Root is a container's root file system. Read-only methods are those of host.Root.
 type Root struct {
 	*host.Root
 	mounts *mounts
@@ -50,21 +49,21 @@ func Open(dir string) (*Root, error) {
 	return &Root{Root: root, mounts: &mounts{}}, nil
 }
 
-// notHost refuses the root of this process, whatever link led to it.
+// notHost returns an error if root is the root of this process, reached by any link.
 func notHost(root *host.Root) error {
-	there, err := root.Lstat("/")
+	given, err := root.Lstat("/")
 	if err != nil {
 		return err
 	}
-	here, err := os.Stat("/")
-	if err == nil && os.SameFile(there, here) {
-		return errors.New("this is the host's root file system and no container's")
+	own, err := os.Stat("/")
+	if err == nil && os.SameFile(given, own) {
+		return errors.New("this is the host's root file system and not a container's")
 	}
 	return err
 }
 
-// OpenFile opens a regular file for reading, on whichever mount it is. Nothing else is
-// opened, and no file without a size: of those in /proc some change when they are read.
+// OpenFile opens a regular file for reading, on any mount. It opens nothing else, and no file
+// without a size: some files in /proc change when they are read.
 func (r *Root) OpenFile(name string) (*os.File, error) { return r.openFile(name, nil) }
 
 func (r *Root) openFile(name string, check func(fd int) error) (*os.File, error) {
@@ -87,22 +86,25 @@ func (r *Root) openFile(name string, check func(fd int) error) (*os.File, error)
 	return f, wrap("open", name, err)
 }
 
-// ReadFile returns the content of a regular file of at most limit bytes, from whichever
-// mount. It must not get into a file of the container: the container's user may be one
-// who cannot read it. See ReadOwnFile.
+// ReadFile returns the content of a regular file of at most limit bytes, from any mount. The
+// content must not be written to a file of the container, whose user may not be allowed to
+// read it. See ReadOwnFile.
 func (r *Root) ReadFile(name string, limit int64) ([]byte, error) {
 	return r.readFile(name, limit, nil)
 }
 
-// ReadOwnFile is ReadFile for a file on the container's own mounts, reached through them only.
+// ReadOwnFile is like ReadFile, but only reads a file on the container's own mounts that is
+// only reached through them.
 func (r *Root) ReadOwnFile(name string, limit int64) ([]byte, error) {
 	return r.readFile(name, limit, r.mounts.own)
 }
 
-// OpenOwnFile is OpenFile for a file on the container's own mounts, reached through them only.
+// OpenOwnFile is like OpenFile, but only opens a file on the container's own mounts that is
+// only reached through them.
 func (r *Root) OpenOwnFile(name string) (*os.File, error) { return r.openFile(name, r.mounts.own) }
 
-// ResolveOwn is Resolve for what is on the container's own mounts, and reached through them only.
+// ResolveOwn is like Resolve, but only resolves a path on the container's own mounts that is
+// only reached through them.
 func (r *Root) ResolveOwn(name string) (string, error) {
 	held, err := r.Hold(name, 0, r.mounts.own)
 	if err != nil {
@@ -145,7 +147,7 @@ func (r *Root) readFile(name string, limit int64, check func(fd int) error) ([]b
 	return data.Bytes(), nil
 }
 
-// MkdirAll makes a folder and what is missing above it.
+// MkdirAll creates a directory and its missing parents.
 func (r *Root) MkdirAll(name string, perm fs.FileMode) error {
 	if info, err := r.Stat(name); err == nil && info.IsDir() {
 		return nil
@@ -161,9 +163,10 @@ func (r *Root) MkdirAll(name string, perm fs.FileMode) error {
 	return nil
 }
 
-// Symlink makes name a link with the given target, whatever is there that is no folder.
+// Symlink creates a link with the given target at name, and replaces anything there except a
+// directory.
 func (r *Root) Symlink(target, name string) error {
-	return r.in("symlink", name, func(dir int, base string) error {
+	return r.inParent("symlink", name, func(dir int, base string) error {
 		link := func(base string) error { return unix.Symlinkat(target, dir, base) }
 		err := link(base)
 		if !errors.Is(err, unix.EEXIST) {
@@ -177,10 +180,10 @@ func (r *Root) Symlink(target, name string) error {
 	})
 }
 
-// Replace puts data at name, whole or not at all. A link there is replaced. The disk is
-// not waited for: containers do not outlive the machine.
+// Replace atomically writes data to name, and replaces a link there. It does not sync, since
+// containers do not survive a reboot.
 func (r *Root) Replace(name string, data []byte, perm fs.FileMode) error {
-	return r.in("write", name, func(dir int, base string) error {
+	return r.inParent("write", name, func(dir int, base string) error {
 		return replace(dir, base, func(temp string) error {
 			fd, err := unix.Openat(dir, temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 			if err != nil {
@@ -189,27 +192,27 @@ func (r *Root) Replace(name string, data []byte, perm fs.FileMode) error {
 			f := os.NewFile(uintptr(fd), temp)
 			_, err = f.Write(data)
 			if err == nil {
-				err = f.Chmod(perm) // the umask took some away
+				err = f.Chmod(perm) // regardless of the umask
 			}
 			return errors.Join(err, f.Close())
 		})
 	})
 }
 
-// Remove removes a file or link. What is not there is no error.
+// Remove removes a file or link. A missing one is not an error.
 func (r *Root) Remove(name string) error {
 	if _, err := r.Lstat(name); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	err := r.in("remove", name, func(dir int, base string) error { return unix.Unlinkat(dir, base, 0) })
+	err := r.inParent("remove", name, func(dir int, base string) error { return unix.Unlinkat(dir, base, 0) })
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	return err
 }
 
-// in calls do with the folder that holds name, and the last part of name.
-func (r *Root) in(op, name string, do func(dir int, base string) error) error {
+// inParent calls do with a descriptor of name's directory, and the last part of name.
+func (r *Root) inParent(op, name string, do func(dir int, base string) error) error {
 	clean := path.Clean("/" + name)
 	if clean == "/" {
 		return wrap(op, name, fs.ErrInvalid)
@@ -226,11 +229,11 @@ func (r *Root) in(op, name string, do func(dir int, base string) error) error {
 	return wrap(op, name, err)
 }
 
-// replace has put make something at a new name in dir, and renames that to base. Both are
-// names in the folder that is held: a link in their place is neither followed nor waited for.
-func replace(dir int, base string, put func(temp string) error) error {
+// replace calls create with a temporary name in dir, and renames the result to base. Both
+// names are relative to the open directory, so a link there is neither followed nor blocks.
+func replace(dir int, base string, create func(temp string) error) error {
 	temp := ".gpu-cdi-hook." + rand.Text() + ".tmp"
-	err := put(temp)
+	err := create(temp)
 	if err == nil {
 		err = unix.Renameat(dir, temp, dir, base)
 	}
@@ -240,8 +243,8 @@ func replace(dir int, base string, put func(temp string) error) error {
 	return err
 }
 
-// Chmod sets the mode of the folder or regular file that name leads to: of just
-// that one which was looked at, even if the path leads elsewhere by then.
+// Chmod sets the mode of the directory or regular file that name leads to. It changes exactly
+// the checked file, even if the path leads elsewhere by then.
 func (r *Root) Chmod(name string, mode fs.FileMode) error {
 	f, err := r.Hold(name, 0, r.mounts.own)
 	if err != nil {
@@ -253,7 +256,7 @@ func (r *Root) Chmod(name string, mode fs.FileMode) error {
 		return wrap("chmod", name, err)
 	}
 	if !info.IsDir() && !info.Mode().IsRegular() {
-		return wrap("chmod", name, errors.New("neither a folder nor a regular file"))
+		return wrap("chmod", name, errors.New("neither a directory nor a regular file"))
 	}
 	const all = fs.ModePerm | fs.ModeSetuid | fs.ModeSetgid | fs.ModeSticky
 	if info.Mode()&all == mode&all {
@@ -262,9 +265,9 @@ func (r *Root) Chmod(name string, mode fs.FileMode) error {
 	return wrap("chmod", name, os.Chmod(byDescriptor(f), mode&all))
 }
 
-// HoldMountPoint holds the regular file that name leads to, for mounting on it. A mount
-// there must be seen in this container alone, so a file on a mount that passes on what is
-// mounted on it (MS_SHARED) is refused.
+// HoldMountPoint opens the regular file that name leads to, for mounting on it. The mount must
+// only be visible in this container, so a file on a mount that propagates new mounts
+// (MS_SHARED) is refused.
 func (r *Root) HoldMountPoint(name string) (*os.File, error) {
 	f, err := r.Hold(name, 0, nil)
 	if err != nil {
@@ -284,9 +287,8 @@ func (r *Root) HoldMountPoint(name string) (*os.File, error) {
 	return f, nil
 }
 
-// Readonly reports whether an error means that a place cannot be written to, as
-// against one that something is wrong with: a read-only or full disk, a mount
-// from the host.
+// Readonly reports whether an error means that a path cannot be written, as on a read-only or
+// full disk or a mount from the host.
 func Readonly(err error) bool {
 	for _, reason := range readonly {
 		if errors.Is(err, reason) {
@@ -300,7 +302,7 @@ var readonly = []error{ErrHost, fs.ErrPermission, syscall.EROFS, syscall.ENOSPC,
 
 func byDescriptor(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(f.Fd())) }
 
-// wrap names the container's path, shortened, in the place of any other.
+// wrap returns an error with the container's path, shortened, in place of any other.
 func wrap(op, name string, err error) error {
 	if err == nil {
 		return nil
