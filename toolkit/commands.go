@@ -26,12 +26,12 @@ type command struct {
 	stdout, stderr io.Writer
 }
 
-// steps are what people are told of while the runtime is configured.
+// steps are the messages about the steps of configuring the runtime.
 var steps = map[string]string{
 	"write":   "wrote the container runtime's configuration",
 	"restart": "had the container runtime started anew",
-	"verify":  "asked the container runtime what it took",
-	"undo":    "put the container runtime's old configuration back",
+	"verify":  "verified the container runtime's abilities",
+	"undo":    "restored the container runtime's old configuration",
 }
 
 func (c command) step(name string, took time.Duration) {
@@ -42,18 +42,18 @@ func (c command) plan(ctx context.Context) error {
 	changes, w, err := c.t.Once(ctx, true)
 	o, configErr := c.t.ConfigureRuntime(ctx, c.t.Configurer(c.step), true)
 	printed := change.Print(c.stdout, append(changes, o.Changes...))
-	why(c.stdout, o)
+	printReasons(c.stdout, o)
 	if configErr != nil {
-		return errors.Join(err, printed, c.explained(configErr))
+		return errors.Join(err, printed, c.explain(configErr))
 	}
-	if len(o.Edits) > 0 { // what the runtime lacks is what would be changed
+	if len(o.Edits) > 0 { // the edits already show what the runtime lacks
 		return errors.Join(err, printed)
 	}
 	return errors.Join(err, printed, c.warn(c.t.WithRuntime(ctx, c.o.config.State(w, err), nil)))
 }
 
-// explained is an error of configuring the runtime, which was asked for.
-func (c command) explained(err error) error {
+// explain returns an error of configuring the runtime with its explanation.
+func (c command) explain(err error) error {
 	_, message := c.o.config.ProblemOf(err)
 	return errors.New(message)
 }
@@ -68,24 +68,24 @@ func (c command) apply(ctx context.Context) error {
 		fmt.Fprintln(c.stdout, one.Verb+"d", one.Path)
 	}
 	if configErr == nil {
-		why(c.stdout, o)
+		printReasons(c.stdout, o)
 	}
 	state := c.t.WithRuntime(ctx, c.o.config.State(w, err), configErr)
 	published := c.t.Publish(state)
 	if configErr != nil {
-		return errors.Join(err, c.explained(configErr), published)
+		return errors.Join(err, c.explain(configErr), published)
 	}
 	return errors.Join(err, c.warn(state), published)
 }
 
-// why says what the runtime's configuration is changed for.
-func why(w io.Writer, o configure.Outcome) {
+// printReasons prints why the runtime's configuration is changed.
+func printReasons(w io.Writer, o configure.Outcome) {
 	for _, e := range o.Edits {
 		fmt.Fprintln(w, "    because the container runtime needs", e)
 	}
 }
 
-// warn says what a result lacks. Why there is none is said at the end.
+// warn prints the message of a degraded state. That of a failed one is printed at the end.
 func (c command) warn(s nodestate.State) error {
 	message := s.Message
 	if s.Phase == nodestate.Failed || s.Phase == nodestate.Waiting {
@@ -122,7 +122,8 @@ func (c command) restore(ctx context.Context) error {
 	return err
 }
 
-// union leaves out what the first list has already: nothing was done in a dry run.
+// union appends the changes of paths that the first list lacks. In a dry run both lists
+// contain the same ones.
 func union(first, second []change.Change) []change.Change {
 	for _, c := range second {
 		if !slices.ContainsFunc(first, func(f change.Change) bool { return f.Path == c.Path }) {

@@ -29,8 +29,8 @@ import (
 	"github.com/gpuready/gpuready/test/node"
 )
 
-// agentProbe is what runs in pods: what an agent that was given the GPUs has, and
-// what keeps a pod's namespaces open.
+// agentProbe is the program in pods: it checks what an agent with the GPUs has, or keeps a
+// pod's namespaces open.
 const agentProbe = `
 #include <errno.h>
 #include <fcntl.h>
@@ -62,10 +62,9 @@ type containerd struct {
 	pods int
 }
 
-// A real containerd creates the containers, with a real runc. Where these are is
-// said in GPUREADY_CLUSTER_BIN: a folder with containerd, containerd-shim-runc-v2,
-// ctr and runc, as make cluster builds them.
-func TestRealContainerdGivesAgentsTheGPUs(t *testing.T) {
+// A real containerd creates the containers, with a real runc. GPUREADY_CLUSTER_BIN is the
+// directory with containerd, containerd-shim-runc-v2, ctr and runc, as built by make cluster.
+func TestRealContainerdInjectsTheGPUs(t *testing.T) {
 	bin := os.Getenv("GPUREADY_CLUSTER_BIN")
 	if bin == "" {
 		t.Skip("GPUREADY_CLUSTER_BIN names no folder with containerd, containerd-shim-runc-v2, ctr and runc")
@@ -108,7 +107,7 @@ func TestRealContainerdGivesAgentsTheGPUs(t *testing.T) {
 
 func newContainerd(t *testing.T, bin string) *containerd {
 	t.Helper()
-	// Programs run from there; /run has no such file system on a node.
+	// Programs run from there, and the file system of a node's /run is not for that.
 	require.NoError(t, os.MkdirAll("/run/content", 0o755))
 	require.NoError(t, unix.Mount("tmpfs", "/run/content", "tmpfs", 0, ""))
 	require.NoError(t, os.MkdirAll("/etc/containerd", 0o755))
@@ -138,8 +137,7 @@ root = "/run/content"
 	return c
 }
 
-// start starts containerd and waits until it serves; the first time it is given
-// its image.
+// start starts containerd and waits until it serves. The first time it also loads the image.
 func (c *containerd) start() {
 	c.t.Helper()
 	c.cmd = exec.Command(c.bin + "/containerd")
@@ -221,7 +219,7 @@ func (c *containerd) run(namespace string, paths []string) string {
 	return out.String()
 }
 
-// probeArchive is an image with the probe alone, as docker save writes one.
+// probeArchive returns an image that only has the probe, in the format of docker save.
 func probeArchive(t *testing.T) []byte {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "probe")

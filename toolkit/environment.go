@@ -12,7 +12,7 @@ import (
 	"github.com/gpuready/gpuready/internal/config"
 )
 
-// environment names the variable of each flag.
+// environment maps flags to their environment variables.
 var environment = map[string]string{
 	"host-root":                     "HOST_ROOT",
 	"driver-root":                   "NVIDIA_DRIVER_ROOT",
@@ -38,7 +38,7 @@ var environment = map[string]string{
 	"log-format":                                             "LOG_FORMAT",
 }
 
-// aliases are the other names that the reference installer has for a variable.
+// aliases are further variables that the reference installer has for a flag.
 var aliases = map[string][]string{
 	"host-root":                     {"HOST_ROOT_MOUNT"},
 	"driver-root":                   {"DRIVER_ROOT"},
@@ -48,18 +48,18 @@ var aliases = map[string][]string{
 	"cdi-enabled":                   {"ENABLE_CDI"},
 }
 
-// foreign are variables of the reference installer that are not read, and what says
-// the same here. A name that ends in _ stands for all that begin with it.
+// foreign maps variables of the reference installer that are not read to their equivalent
+// here. A name that ends in _ is a prefix.
 var foreign = map[string]string{
 	"CDI_KIND":                         "the kinds are always those of docs/toolkit-cdi.md",
-	"CREATE_DEVICE_NODES":              "control device nodes that are missing are always made",
-	"DEV_ROOT_CTR_PATH":                "the host is seen below HOST_ROOT, and NVIDIA_DEV_ROOT is the host's path",
-	"DRIVER_ROOT_CTR_PATH":             "the host is seen below HOST_ROOT, and NVIDIA_DRIVER_ROOT is the host's path",
+	"CREATE_DEVICE_NODES":              "missing control device nodes are always created",
+	"DEV_ROOT_CTR_PATH":                "the host is mounted at HOST_ROOT, and NVIDIA_DEV_ROOT is the host's path",
+	"DRIVER_ROOT_CTR_PATH":             "the host is mounted at HOST_ROOT, and NVIDIA_DRIVER_ROOT is the host's path",
 	"NO_DAEMON":                        "the command apply does it once",
-	"NVIDIA_CONTAINER_RUNTIME_":        "gpu-oci-runtime has its settings beside it, see docs/oci-runtime.md",
+	"NVIDIA_CONTAINER_RUNTIME_":        "the settings of gpu-oci-runtime are in a file next to it, see docs/oci-runtime.md",
 	"ROOT":                             "TOOLKIT_INSTALL_DIR is the directory itself, not the one above it",
 	"RUNTIME_DROP_IN_CONFIG_HOST_PATH": "RUNTIME_DROP_IN_CONFIG is the host's path",
-	"RUNTIME_ENABLE_CDI":               "CDI_ENABLED says whether the runtime is to resolve CDI names; specifications are always written",
+	"RUNTIME_ENABLE_CDI":               "CDI_ENABLED makes the runtime resolve CDI names; specifications are always written",
 }
 
 // describe adds to each flag the names of its variables, for --help.
@@ -72,8 +72,8 @@ func describe(f *pflag.FlagSet) {
 	}
 }
 
-// fromEnvironment gives flags that were not set on the command line the values of
-// their variables. Two variables of one flag with different values are refused.
+// fromEnvironment sets flags that are not on the command line from their variables. It
+// refuses two variables of one flag with different values.
 func fromEnvironment(f *pflag.FlagSet) error {
 	chosen := map[string]string{}
 	for flag, first := range environment {
@@ -92,7 +92,7 @@ func fromEnvironment(f *pflag.FlagSet) error {
 	return config.Env(f, chosen)
 }
 
-// unread names variables of the reference installer that are set and have no effect.
+// unread returns the variables of the reference installer that are set but have no effect.
 func unread(environ []string) []string {
 	var found []string
 	for _, one := range environ {
@@ -111,18 +111,18 @@ func unread(environ []string) []string {
 	return found
 }
 
-// theirs is where the reference installer's image has the host's directories, by the
-// operator that deploys it: paths of that container, not of the host.
-const theirs = "/runtime/"
+// containerPrefix is the directory in which the operator of the reference installer mounts
+// the host's directories into its container. Such paths are not the host's.
+const containerPrefix = "/runtime/"
 
-// ofTheHost says what is wrong with a path that has to be one of the host; "" is none.
-func ofTheHost(name, p string) error {
+// checkHostPath returns an error if a path is not one of the host. An empty path is valid.
+func checkHostPath(name, p string) error {
 	switch {
 	case p == "":
 	case !strings.HasPrefix(p, "/"):
 		return fmt.Errorf("%s=%s: it must be an absolute path of the host", name, p)
-	case strings.HasPrefix(p, theirs):
-		return fmt.Errorf("%s=%s: that is a path in the container of NVIDIA's toolkit; give the host's, as /etc/containerd/config.toml, or leave it out and it is found", name, p)
+	case strings.HasPrefix(p, containerPrefix):
+		return fmt.Errorf("%s=%s: that is a path in the container of NVIDIA's toolkit; use the host's path, such as /etc/containerd/config.toml, or omit it to have it detected", name, p)
 	}
 	return nil
 }

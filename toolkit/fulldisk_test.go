@@ -38,7 +38,7 @@ func newSmallRun(t *testing.T) *smallRun {
 	return s
 }
 
-// fillUp takes all room in /run, or all inodes.
+// fillUp uses all space in /run, or all inodes.
 func (s *smallRun) fillUp(what string) {
 	s.Helper()
 	require.NoError(s, os.MkdirAll(s.fill, 0o755))
@@ -71,7 +71,7 @@ func (s *smallRun) start() *built.Process {
 	return built.Start(s, "gpu-toolkit", []string{"run", "--host-root", s.host, "--driver-root", "/driver", "--listen=", "--hook-program", built.Path(s, "gpu-cdi-hook")})
 }
 
-// becomes waits until the state that is on the disk has a phase.
+// becomes waits until the published state has a phase.
 func (s *smallRun) becomes(p *built.Process, phase nodestate.Phase) {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(s.Context(), 2*time.Minute)
@@ -87,7 +87,7 @@ func (s *smallRun) becomes(p *built.Process, phase nodestate.Phase) {
 	require.Equal(s, phase, last.Phase, p.Output())
 }
 
-func TestAToolkitStartsOnAFullDiskAndGoesOnWhenThereIsRoom(t *testing.T) {
+func TestToolkitStartsOnAFullDiskAndContinuesOnceThereIsSpace(t *testing.T) {
 	for _, what := range []string{"bytes", "inodes"} {
 		t.Run(what, func(t *testing.T) {
 			s := newSmallRun(t)
@@ -106,7 +106,7 @@ func TestAToolkitStartsOnAFullDiskAndGoesOnWhenThereIsRoom(t *testing.T) {
 	}
 }
 
-func TestAFullDiskLeavesNoStateThatIsNotTrue(t *testing.T) {
+func TestFullDiskLeavesNoStaleState(t *testing.T) {
 	for _, what := range []string{"bytes", "inodes"} {
 		t.Run(what, func(t *testing.T) {
 			s := newSmallRun(t)
@@ -129,7 +129,7 @@ func TestAFullDiskLeavesNoStateThatIsNotTrue(t *testing.T) {
 	}
 }
 
-func TestAToolkitWithoutDescriptorsGoesOn(t *testing.T) {
+func TestToolkitContinuesWithoutDescriptors(t *testing.T) {
 	s := newSmallRun(t)
 	s.up()
 	p := s.start()

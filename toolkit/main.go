@@ -1,6 +1,6 @@
-// Gpu-toolkit makes a node's container runtime able to give containers GPUs: it
-// writes CDI specifications from the driver it finds, makes the device nodes
-// that are missing, and installs the hook that the specifications name.
+// Gpu-toolkit enables a node's container runtime to give GPUs to containers: it writes CDI
+// specifications for the driver it finds, creates missing device nodes, and installs the hook
+// that the specifications name.
 package main
 
 import (
@@ -44,8 +44,8 @@ func start(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	err = run(ctx, o, stdout, stderr)
 	if errors.Is(err, daemon.ErrReplaced) {
-		// The same process ID and container; only the program's image is new.
-		err = fmt.Errorf("start anew: %w", syscall.Exec("/proc/self/exe", os.Args, os.Environ()))
+		// Replace only the program's image, and keep the process ID and container.
+		err = fmt.Errorf("restart: %w", syscall.Exec("/proc/self/exe", os.Args, os.Environ()))
 	}
 	if err != nil {
 		_, message := o.config.Explain(err)

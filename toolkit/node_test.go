@@ -22,8 +22,8 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// probe is what runs in containers: it says which device nodes are there and
-// can be opened, and which libraries can be loaded by name.
+// probe is the program in containers: it prints which device nodes exist and can be opened,
+// and which libraries can be loaded by name.
 const probe = `
 #include <dirent.h>
 #include <dlfcn.h>
@@ -59,7 +59,7 @@ func compile(t *testing.T, source string) string {
 	return file
 }
 
-// toolkit runs a command of gpu-toolkit to its end and returns what it printed.
+// toolkit runs a command of gpu-toolkit to its end and returns its output.
 func toolkit(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := exec.Command(built.Path(t, "gpu-toolkit"), args...).CombinedOutput()
@@ -67,7 +67,7 @@ func toolkit(t *testing.T, args ...string) string {
 	return string(out)
 }
 
-// uuids are the GPUs, by index, that the specification for people lists.
+// uuids returns the UUIDs of the GPUs, by index, in the specification for people.
 func uuids(t *testing.T) []string {
 	t.Helper()
 	data, err := os.ReadFile("/var/run/cdi/k8s.gpuready.io-gpu.yaml")
@@ -81,7 +81,7 @@ func uuids(t *testing.T) []string {
 	return names
 }
 
-func TestContainerGetsWhatItAsksForAndNoMore(t *testing.T) {
+func TestContainerGetsOnlyTheRequestedDevices(t *testing.T) {
 	built.Path(t, "gpu-cdi-hook")
 	if !node.Enter(t) {
 		return
@@ -111,9 +111,9 @@ func TestContainerGetsWhatItAsksForAndNoMore(t *testing.T) {
 	require.Contains(t, run(cdi.ManagementName()), "/dev/nvidia-caps permitted")
 }
 
-// CVE-2025-23266: a hook that inherits the container's environment runs what the
-// image says, as root, outside of the container.
-func TestHooksDoNotSeeTheContainersEnvironment(t *testing.T) {
+// CVE-2025-23266: a hook that inherits the container's environment runs code of the image as
+// root, outside of the container.
+func TestHooksDoNotInheritTheContainersEnvironment(t *testing.T) {
 	hook := built.Path(t, "gpu-cdi-hook")
 	if !node.Enter(t) {
 		return

@@ -12,8 +12,8 @@ import (
 	"github.com/gpuready/gpuready/test/node"
 )
 
-// The program under the name runc, before the real one in PATH: containers are
-// created with it, and what it finds below is runc.
+// The program is installed under the name runc, before the real one in PATH. Containers are
+// created with it, and it finds the real runc as the low-level runtime.
 func TestContainersOfTheHandlerGetTheirGPUs(t *testing.T) {
 	program, err := os.ReadFile(built.Path(t, "gpu-oci-runtime"))
 	require.NoError(t, err)

@@ -27,11 +27,11 @@ const header = `Make containers on this node able to use its GPUs.
 Usage:
   gpu-toolkit plan         print, byte for byte, what apply would change, and why
   gpu-toolkit apply        apply once
-  gpu-toolkit verify       ask the runtime whether all of it is in force
-  gpu-toolkit restore      put back what was there before, to the byte; with --dry-run, print it
+  gpu-toolkit verify       check with the runtime that all of it is in effect
+  gpu-toolkit restore      restore the original files, byte for byte; with --dry-run, print the changes
   gpu-toolkit run          apply, then watch and repair until SIGTERM, which changes nothing
-  gpu-toolkit status       what is installed, which runtime and handlers there are, who owns each file
-  gpu-toolkit audit        containers that get GPUs by environment alone, and would lose them
+  gpu-toolkit status       show what is installed, the runtime and its handlers, and the owner of each file
+  gpu-toolkit audit        list containers that only get GPUs by their environment, and would lose them
 
 Examples:
   gpu-toolkit plan
@@ -41,23 +41,23 @@ Examples:
   gpu-toolkit apply --runtime-restart-mode systemd --nvidia-runtime-name nvidia
   gpu-toolkit status -o json
 
-The container runtime's configuration is changed only if --runtime-restart-mode says
-how the runtime may take it in, and only if it cannot do what is wanted already.
-All paths are the host's, but for --host-root and the programs to install.
+The container runtime's configuration is changed only if --runtime-restart-mode sets how
+the runtime may load it, and only if the runtime lacks a wanted ability.
+All paths are the host's, except --host-root and the programs to install.
 
-Flags; a variable in brackets is read where the flag is not given. CONTAINERD_CONFIG,
-CONTAINERD_SOCKET, DOCKER_CONFIG, DOCKER_SOCKET, CRIO_CONFIG, CRIO_SOCKET say the same
-of one runtime as --runtime-config and --runtime-socket:
+Flags; if a flag is not set, the variable in brackets is used. CONTAINERD_CONFIG,
+CONTAINERD_SOCKET, DOCKER_CONFIG, DOCKER_SOCKET, CRIO_CONFIG and CRIO_SOCKET are like
+--runtime-config and --runtime-socket for one runtime:
 `
 
 const footer = `
-Exit codes: 0 done; 1 failed, or verify found something wrong, or audit a container that
-would lose its GPUs: the reason is on standard error; 2 wrong use.
+Exit codes: 0 done; 1 failed, or verify found a problem, or audit a container that would
+lose its GPUs, with the reason on standard error; 2 incorrect use.
 `
 
 var commands = []string{"plan", "apply", "verify", "restore", "run", "status", "audit"}
 
-// others are names of commands that people know.
+// others are other names of commands.
 var others = map[string]string{"uninstall": "restore"}
 
 type options struct {
@@ -79,31 +79,31 @@ func parse(args []string) (*options, error) {
 	o := &options{flags: pflag.NewFlagSet("gpu-toolkit", pflag.ContinueOnError), config: setup.Config{Shim: settings.Default()}}
 	f := o.flags
 	f.SortFlags = false
-	f.StringVar(&o.config.HostRoot, "host-root", "/", "where the host's file system is seen")
-	f.StringVar(&o.config.DriverRoot, "driver-root", "", "where on the host the driver's files are (default "+setup.ContainerRoot+" if a driver is there, else /)")
-	f.StringVar(&o.config.DevRoot, "dev-root", "", "below which directory of the host /dev/nvidia* are (default the driver root if it has them, else /)")
-	f.StringVar(&o.config.CDIDir, "cdi-output-dir", cdi.DynamicDir, "where on the host to write CDI specifications")
+	f.StringVar(&o.config.HostRoot, "host-root", "/", "mount point of the host's file system")
+	f.StringVar(&o.config.DriverRoot, "driver-root", "", "directory of the host with the driver's files (default "+setup.ContainerRoot+" if a driver is there, otherwise /)")
+	f.StringVar(&o.config.DevRoot, "dev-root", "", "directory of the host with dev/nvidia* (default the driver root if it has them, otherwise /)")
+	f.StringVar(&o.config.CDIDir, "cdi-output-dir", cdi.DynamicDir, "directory of the host for CDI specifications")
 	f.StringVar(&o.config.InstallDir, "toolkit-install-dir", "/usr/local/nvidia/toolkit", "directory of the host for the programs and the account of all changes")
-	f.StringVar(&o.config.StateDir, "state-dir", "/run/nvidia/gpuready", "where on the host components leave their state")
-	f.StringVar(&o.config.HookProgram, "hook-program", "", "gpu-cdi-hook to install (default beside this program)")
-	f.StringVar(&o.config.Runtime.Socket, "runtime-socket", "", "the container runtime's socket on the host (default looked for where containerd, CRI-O, k3s, RKE2, k0s and MicroK8s have theirs)")
-	f.StringVar(&o.config.NRISocket, "nri-socket", nri.DefaultSocket, "where on the host the container runtime lets plugins in (run only)")
-	f.StringVar(&o.config.Namespace, "namespace", "", "namespace whose agents are given the GPUs by NRI (run only); empty: nobody is")
-	f.StringVar(&o.workloads, "nri-workload-namespaces", "", "namespaces, between commas, whose containers are given by NRI the GPUs that they ask for by NVIDIA_VISIBLE_DEVICES, mounts or annotations (run only); empty: none")
+	f.StringVar(&o.config.StateDir, "state-dir", "/run/nvidia/gpuready", "directory of the host for the state of components")
+	f.StringVar(&o.config.HookProgram, "hook-program", "", "gpu-cdi-hook to install (default next to this program)")
+	f.StringVar(&o.config.Runtime.Socket, "runtime-socket", "", "the container runtime's socket on the host (default the first of those of containerd, CRI-O, k3s, RKE2, k0s and MicroK8s)")
+	f.StringVar(&o.config.NRISocket, "nri-socket", nri.DefaultSocket, "the container runtime's socket on the host for plugins (run only)")
+	f.StringVar(&o.config.Namespace, "namespace", "", "namespace whose agents get the GPUs by NRI (run only); empty for none")
+	f.StringVar(&o.workloads, "nri-workload-namespaces", "", "comma-separated namespaces whose containers get by NRI the GPUs that they request by NVIDIA_VISIBLE_DEVICES, mounts or annotations (run only); empty for none")
 	r := &o.config.Runtime
 	f.StringVar(&r.Runtime, "runtime", "", "the container runtime: containerd, docker or crio (default the one that is found)")
-	f.StringVar(&r.Config, "runtime-config", "", "the container runtime's configuration file (default where this distribution has it)")
-	f.StringVar(&r.DropIn, "runtime-drop-in-config", "", "the file of ours that the container runtime reads as well (default as this distribution has it)")
-	f.StringVar(&o.restart, "runtime-restart-mode", "", "how the container runtime may take in a new configuration: auto, as this distribution does; systemd; signal (Docker); none, a person restarts it; empty: its configuration is not touched")
-	f.BoolVar(&o.config.CDI, "cdi-enabled", true, "the container runtime is to resolve CDI names")
-	f.StringVar(&o.config.Handler, "nvidia-runtime-name", "", "the container runtime is to have gpu-oci-runtime as a handler of this name; empty: it needs none")
-	f.BoolVar(&o.config.HandlerDefault, "nvidia-runtime-set-as-default", false, "that handler is to be the one of pods that name none")
-	f.BoolVar(&o.config.Shim.AcceptEnvvar, "accept-nvidia-visible-devices-envvar-when-unprivileged", false, "the handler, and NRI in the namespaces of --nri-workload-namespaces, give unprivileged containers the GPUs that NVIDIA_VISIBLE_DEVICES names; images can set that for themselves")
-	f.BoolVar(&o.config.Shim.AcceptVolumeMounts, "accept-nvidia-visible-devices-as-volume-mounts", false, "the handler gives containers the GPUs that mounts below /var/run/nvidia-container-devices name")
-	f.StringVar(&o.config.ShimProgram, "oci-runtime-program", "", "gpu-oci-runtime to install (default beside this program)")
-	f.BoolVar(&o.dryRun, "dry-run", false, "print what would be changed and change nothing")
+	f.StringVar(&r.Config, "runtime-config", "", "the container runtime's configuration file (default that of this distribution)")
+	f.StringVar(&r.DropIn, "runtime-drop-in-config", "", "our own file that the container runtime also reads (default that of this distribution)")
+	f.StringVar(&o.restart, "runtime-restart-mode", "", "how the container runtime may load a new configuration: auto, in this distribution's way; systemd; signal (Docker); none, a person restarts it; empty: its configuration is not touched")
+	f.BoolVar(&o.config.CDI, "cdi-enabled", true, "make the container runtime resolve CDI names")
+	f.StringVar(&o.config.Handler, "nvidia-runtime-name", "", "name of the container runtime's handler for gpu-oci-runtime; empty for none")
+	f.BoolVar(&o.config.HandlerDefault, "nvidia-runtime-set-as-default", false, "make that handler the default for pods that name none")
+	f.BoolVar(&o.config.Shim.AcceptEnvvar, "accept-nvidia-visible-devices-envvar-when-unprivileged", false, "the handler, and NRI in the namespaces of --nri-workload-namespaces, give unprivileged containers the GPUs in NVIDIA_VISIBLE_DEVICES, which an image can set by itself")
+	f.BoolVar(&o.config.Shim.AcceptVolumeMounts, "accept-nvidia-visible-devices-as-volume-mounts", false, "the handler gives containers the GPUs named by mounts below /var/run/nvidia-container-devices")
+	f.StringVar(&o.config.ShimProgram, "oci-runtime-program", "", "gpu-oci-runtime to install (default next to this program)")
+	f.BoolVar(&o.dryRun, "dry-run", false, "print the changes and make none")
 	f.StringVarP(&o.output, "output", "o", "table", "table or json (status, verify, audit)")
-	f.StringVar(&o.listen, "listen", ":9403", "address of /healthz, /readyz and /metrics of run; empty: none")
+	f.StringVar(&o.listen, "listen", ":9403", "address of /healthz, /readyz and /metrics of run; empty for none")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	f.BoolVarP(&o.help, "help", "h", false, "print this")
 	f.BoolVar(&o.version, "version", false, "print the version")
@@ -120,7 +120,7 @@ func parse(args []string) (*options, error) {
 	return o, o.complete()
 }
 
-// complete checks what was given and fills in what follows from it.
+// complete checks the options and sets those that depend on others.
 func (o *options) complete() error {
 	given := o.flags.Arg(0)
 	o.command = cmp.Or(others[given], given)
@@ -151,10 +151,10 @@ func (o *options) complete() error {
 	if o.config.InstallDir == "/" || o.config.CDIDir == "/" {
 		return errors.New("--toolkit-install-dir and --cdi-output-dir cannot be the root directory")
 	}
-	if err := o.runtime(); err != nil {
+	if err := o.completeRuntime(); err != nil {
 		return err
 	}
-	if err := o.namespaces(); err != nil {
+	if err := o.parseNamespaces(); err != nil {
 		return err
 	}
 	switch {
@@ -173,15 +173,15 @@ func (o *options) complete() error {
 		}
 		self, err := os.Executable()
 		if err != nil {
-			return fmt.Errorf("where this program is: %w; give --%s", err, flag)
+			return fmt.Errorf("path of this program: %w; set --%s", err, flag)
 		}
 		*program.at = filepath.Join(filepath.Dir(self), program.name)
 	}
 	return nil
 }
 
-// runtime completes what was said of the container runtime.
-func (o *options) runtime() error {
+// completeRuntime completes the options of the container runtime.
+func (o *options) completeRuntime() error {
 	r := &o.config.Runtime
 	for name, to := range map[string]*string{
 		"CONTAINERD_CONFIG": &r.ContainerdConfig, "CONTAINERD_SOCKET": &r.ContainerdSocket,
@@ -196,7 +196,7 @@ func (o *options) runtime() error {
 		"DOCKER_CONFIG": r.DockerConfig, "DOCKER_SOCKET": r.DockerSocket,
 		"CRIO_CONFIG": r.CRIOConfig, "CRIO_SOCKET": r.CRIOSocket,
 	} {
-		if err := ofTheHost(name, p); err != nil {
+		if err := checkHostPath(name, p); err != nil {
 			return err
 		}
 	}
@@ -214,11 +214,11 @@ func (o *options) runtime() error {
 	case err != nil:
 		return fmt.Errorf("NO_RUNTIME_CONFIG=%s: it is true or false", os.Getenv("NO_RUNTIME_CONFIG"))
 	case no && o.config.Configure:
-		return fmt.Errorf("NO_RUNTIME_CONFIG=true and --runtime-restart-mode=%s: the first says that the container runtime's configuration is not touched, the second how it is taken in; leave one of them out", o.restart)
+		return fmt.Errorf("NO_RUNTIME_CONFIG=true and --runtime-restart-mode=%s: the first forbids changes of the container runtime's configuration, the second allows them; leave one of them out", o.restart)
 	case o.config.HandlerDefault && o.config.Handler == "":
 		return errors.New("--nvidia-runtime-set-as-default needs --nvidia-runtime-name")
 	case o.config.Handler != "" && !o.config.Configure:
-		return errors.New("--nvidia-runtime-name needs --runtime-restart-mode, which says how the container runtime may take the handler in; auto is as this distribution does")
+		return errors.New("--nvidia-runtime-name needs --runtime-restart-mode, which sets how the container runtime may load the handler; auto is this distribution's way")
 	case o.config.Handler != "" && !handlerName.MatchString(o.config.Handler):
 		return fmt.Errorf("--nvidia-runtime-name=%s: a name has lower-case letters, digits and dashes, as a RuntimeClass's handler", o.config.Handler)
 	case o.output != "table" && o.output != "json":
@@ -228,8 +228,8 @@ func (o *options) runtime() error {
 	return err
 }
 
-// namespaces reads whose workloads may ask for GPUs.
-func (o *options) namespaces() error {
+// parseNamespaces parses the namespaces whose workloads may request GPUs.
+func (o *options) parseNamespaces() error {
 	for name := range strings.SplitSeq(o.workloads, ",") {
 		if name = strings.TrimSpace(name); name == "" || slices.Contains(o.config.WorkloadNamespaces, name) {
 			continue
@@ -242,6 +242,6 @@ func (o *options) namespaces() error {
 	return nil
 }
 
-// handlerName is what Kubernetes takes for a handler (RuntimeClass, a DNS label), and for a
-// namespace.
+// handlerName matches the names that Kubernetes accepts for a handler (RuntimeClass, a DNS
+// label) and for a namespace.
 var handlerName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// bare is an environment without any variable that is read.
-func bare(t *testing.T) {
+// clearVariables clears all variables that are read.
+func clearVariables(t *testing.T) {
 	t.Helper()
 	names := []string{"NO_RUNTIME_CONFIG", "CONTAINERD_CONFIG", "CONTAINERD_SOCKET", "DOCKER_CONFIG", "DOCKER_SOCKET", "CRIO_CONFIG", "CRIO_SOCKET"}
 	for flag, name := range environment {
@@ -24,7 +24,7 @@ func bare(t *testing.T) {
 
 func parsed(t *testing.T, line string, variables ...string) (*options, error) {
 	t.Helper()
-	bare(t)
+	clearVariables(t)
 	for _, one := range variables {
 		name, value, _ := strings.Cut(one, "=")
 		t.Setenv(name, value)
@@ -32,7 +32,7 @@ func parsed(t *testing.T, line string, variables ...string) (*options, error) {
 	return parse(strings.Fields(line))
 }
 
-func TestWrongUseIsRefusedWithWhatToWrite(t *testing.T) {
+func TestIncorrectUseIsRefusedWithARemedy(t *testing.T) {
 	for _, c := range []struct {
 		line, environ string
 		want          string
@@ -70,7 +70,7 @@ func TestWrongUseIsRefusedWithWhatToWrite(t *testing.T) {
 	}
 }
 
-func TestVariablesOfTheReferenceInstallerAreTaken(t *testing.T) {
+func TestVariablesOfTheReferenceInstallerAreRead(t *testing.T) {
 	o, err := parsed(t, "run", "HOST_ROOT_MOUNT=/host", "DRIVER_ROOT=/d", "DEV_ROOT=/e", "CONTAINERD_RUNTIME_CLASS=nvidia", "DOCKER_RUNTIME_NAME=nvidia",
 		"CONTAINERD_SET_AS_DEFAULT=true", "ENABLE_CDI=false", "RUNTIME_RESTART_MODE=systemd", "RUNTIME=containerd", "CONTAINERD_SOCKET=/s", "NO_RUNTIME_CONFIG=false")
 	require.NoError(t, err)
@@ -81,13 +81,13 @@ func TestVariablesOfTheReferenceInstallerAreTaken(t *testing.T) {
 	require.False(t, o.config.CDI)
 }
 
-func TestTheCommandLineCountsMoreThanVariables(t *testing.T) {
+func TestFlagsOverrideVariables(t *testing.T) {
 	o, err := parsed(t, "plan --host-root=/c", "HOST_ROOT=/a", "HOST_ROOT_MOUNT=/b")
 	require.NoError(t, err)
 	require.Equal(t, "/c", o.config.HostRoot)
 }
 
-func TestCommandsByTheirOtherNames(t *testing.T) {
+func TestCommandAliases(t *testing.T) {
 	for line, want := range map[string]string{"uninstall": "restore", "apply --dry-run": "plan", "run --dry-run": "plan", "restore --dry-run": "restore"} {
 		o, err := parsed(t, line)
 		require.NoError(t, err)
@@ -95,7 +95,7 @@ func TestCommandsByTheirOtherNames(t *testing.T) {
 	}
 }
 
-func TestVariablesWithoutEffectAreNamed(t *testing.T) {
+func TestUnreadVariablesAreReported(t *testing.T) {
 	require.Empty(t, unread([]string{"PATH=/bin", "CDI_KIND=", "ROOTS=/a", "NVIDIA_CONTAINER=1", "HOST_ROOT_MOUNT=/host"}))
 	found := unread([]string{"ROOT=/usr/local/nvidia", "NO_DAEMON=true", "NVIDIA_CONTAINER_RUNTIME_DEBUG=/x"})
 	require.Len(t, found, 3)
@@ -109,10 +109,10 @@ func TestVariablesWithoutEffectAreNamed(t *testing.T) {
 	}
 }
 
-// --- what docs/toolkit.md says ---
+// --- docs/toolkit.md ---
 
-// tableOf are the rows of the table below a heading of docs/toolkit.md, by the first
-// word of code in each.
+// tableOf returns the rows of the table below a heading of docs/toolkit.md, by the first code
+// span in each.
 func tableOf(t *testing.T, heading string) map[string][]string {
 	t.Helper()
 	docs, err := os.ReadFile("../docs/toolkit.md")
@@ -133,7 +133,7 @@ func tableOf(t *testing.T, heading string) map[string][]string {
 	return rows
 }
 
-// code are the words of a cell that are set as code.
+// code returns the code spans of a cell.
 func code(cell string) (all []string) {
 	for i, word := range strings.Split(cell, "`") {
 		if i%2 == 1 {
@@ -143,7 +143,7 @@ func code(cell string) (all []string) {
 	return all
 }
 
-func TestTheTableOfFlagsIsThatOfTheProgram(t *testing.T) {
+func TestDocumentedFlagsMatchTheProgram(t *testing.T) {
 	o, err := parsed(t, "plan")
 	require.NoError(t, err)
 	rows := tableOf(t, "## Every flag")
@@ -165,7 +165,7 @@ func TestTheTableOfFlagsIsThatOfTheProgram(t *testing.T) {
 	require.Empty(t, rows, "rows that are of no flag")
 }
 
-func TestTheTableOfTheReferenceInstallerHasAllVariables(t *testing.T) {
+func TestReferenceInstallersVariablesAreDocumented(t *testing.T) {
 	rows := tableOf(t, "## Coming from NVIDIA's installer")
 	var written []string
 	for _, cells := range rows {

@@ -23,16 +23,15 @@ import (
 	"github.com/gpuready/gpuready/toolkit/setup"
 )
 
-// The process sleeps while nothing happens. Nothing waits for the end of a slice but
-// who opens a driver that has failed again; and what a probe finds, the device nodes
-// or an event have told before, but for a GPU that fell silent: containers are given
-// that one as before.
+// The process sleeps while nothing happens. Only the reopening of a failed driver waits for
+// the end of a slice. A probe only finds a GPU that fell silent, which containers still get;
+// device nodes or an event report any other change earlier.
 const (
 	slice      = 10 * time.Second
 	probeEvery = time.Minute
 )
 
-// driver is NVML below the host's root.
+// driver finds and opens NVML below the host's root.
 type driver struct {
 	hostRoot string
 	log      *slog.Logger
@@ -69,14 +68,14 @@ func run(ctx context.Context, o *options, stdout, stderr io.Writer) (err error) 
 	defer func() { err = errors.Join(err, t.Close()) }()
 	c := command{o: o, t: t, log: log, stdout: stdout, stderr: stderr}
 	return map[string]func(context.Context) error{
-		"plan": c.plan, "apply": c.alone(c.apply), "verify": c.verify, "restore": c.alone(c.restore),
+		"plan": c.plan, "apply": c.withLock(c.apply), "verify": c.verify, "restore": c.withLock(c.restore),
 		"status": c.status, "audit": c.audit, "run": c.serve,
 	}[o.command](ctx)
 }
 
-// alone does something while no other instance changes the host: run waits for that,
-// the others say who is at work.
-func (c command) alone(do func(context.Context) error) func(context.Context) error {
+// withLock runs do while no other instance changes the host. The command run waits for the
+// other instance, the others return an error that names it.
+func (c command) withLock(do func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) (err error) {
 		if c.o.dryRun {
 			return do(ctx)
@@ -93,25 +92,26 @@ func (c command) alone(do func(context.Context) error) func(context.Context) err
 	}
 }
 
-// lockAgain is how long run waits for room for the lock's file, which no event tells of.
-const lockAgain = 5 * time.Second
+// lockRetry is the retry interval while the disk has no room for the lock's file, whose end
+// no event reports.
+const lockRetry = 5 * time.Second
 
-// lock takes the lock on the host. run waits for who has it, and for room for its file.
+// lock locks the host. The command run waits for the holder, and for room for the file.
 func (c command) lock(ctx context.Context) (*install.Held, error) {
-	waits, said := c.o.command == "run", false
+	waits, logged := c.o.command == "run", false
 	for {
 		held, err := c.t.Lock(ctx, waits, func(message string) { c.log.Info("waiting", "message", message) })
 		if err == nil || !waits || !inotify.Exhausted(err) {
 			return held, err
 		}
-		if !said {
-			said = true
+		if !logged {
+			logged = true
 			c.log.Error("waiting for room for the lock", "message", err.Error())
 		}
 		select {
 		case <-ctx.Done():
 			return nil, err
-		case <-time.After(lockAgain):
+		case <-time.After(lockRetry):
 		}
 	}
 }
@@ -122,7 +122,7 @@ func (c command) serve(ctx context.Context) error {
 	d := daemon.New(c.t, c.log, daemon.NewMetrics(reg))
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(ctx, c.o.listen, reg, d.Ready) })
-	group.Go(func() error { return c.alone(d.Run)(ctx) })
+	group.Go(func() error { return c.withLock(d.Run)(ctx) })
 	group.Go(func() error { return seal(ctx) })
 	return group.Wait()
 }

@@ -10,10 +10,10 @@ import (
 	"github.com/gpuready/gpuready/toolkit/setup"
 )
 
-// seal makes the host's root read-only where it is mounted so, with all that is mounted
-// below it now. What it returns does the same for what is mounted later, until ctx ends.
-// The mount that has the driver's device nodes stays as it is: missing ones are made there.
-// Where that fails the toolkit works all the same, and says so.
+// seal makes all mounts below the host's root read-only if the root is mounted read-only.
+// The returned function does the same for later mounts, until ctx ends. The mount with the
+// driver's device nodes is unchanged, since missing nodes are created there. If sealing
+// fails, the toolkit logs a warning and works all the same.
 func (c command) seal() (follow func(ctx context.Context) error) {
 	dir := filepath.Clean(c.t.Root.Dir())
 	none := func(context.Context) error { return nil }
@@ -24,7 +24,7 @@ func (c command) seal() (follow func(ctx context.Context) error) {
 		}
 	}
 	warn := func(err error) {
-		c.log.Warn("what the host has mounted below its root stays writable to this process", "path", dir, "message", err.Error())
+		c.log.Warn("the host's mounts below its root stay writable for this process", "path", dir, "message", err.Error())
 	}
 	s, err := mount.NewSeal(dir, devs...)
 	if err != nil {
@@ -43,7 +43,7 @@ func (c command) seal() (follow func(ctx context.Context) error) {
 			warn(err)
 		}
 	}
-	again() // what came before the watch
+	again() // mounts from before the watch
 	return func(ctx context.Context) error {
 		if err := mounts.Run(ctx, again); ctx.Err() == nil {
 			warn(err)

@@ -34,7 +34,7 @@ const patience = 60 * time.Second
 
 // simulated is a host in a directory with a simulated driver in it.
 type simulated struct {
-	dir, driver string // as this process sees them; the driver is the host's /driver
+	dir, driver string // in this process's file system; the driver is the host's /driver
 }
 
 func simulate(t *testing.T, profile string, args ...string) simulated {
@@ -119,7 +119,7 @@ func TestApplyOnTheSimulatorsRoot(t *testing.T) {
 	}
 }
 
-// Others may define what we define: they are told from us, and nothing is fought.
+// Others may define our kinds: they are reported, and their files are not touched.
 func TestOthersSpecificationsAreReported(t *testing.T) {
 	s := simulate(t, "h100-sxm")
 	toolkit(t, s.flags("apply")...)
@@ -140,8 +140,8 @@ func TestOthersSpecificationsAreReported(t *testing.T) {
 	require.Contains(t, state.Message, "/etc/cdi/theirs.yaml defines nvidia.com/nvswitch; ours is not written")
 }
 
-// One process lives through a late driver, a MIG layout, a driver upgrade and
-// SIGTERM, as in a DaemonSet.
+// One process handles a late driver, a MIG layout, a driver upgrade and SIGTERM, as in a
+// DaemonSet.
 func TestRunFollowsTheDriver(t *testing.T) {
 	s := simulate(t, "a100-80gb", "--gpus", "2")
 	built.Gpusim(t, "down", "--root", s.driver)
@@ -187,7 +187,7 @@ func TestRunFollowsTheDriver(t *testing.T) {
 	require.Equal(t, fmt.Sprint(before), fmt.Sprint(after))
 }
 
-func TestAGPUThatWaitsForAResetCanBeReset(t *testing.T) {
+func TestGPUThatNeedsAResetCanBeReset(t *testing.T) {
 	s := simulate(t, "h100-sxm", "--gpus", "2")
 	built.Start(t, "gpu-toolkit", append(s.flags("run"), "--listen", ""))
 	s.await(t, "two GPUs", func(s nodestate.State) bool { return len(gpus(s)) == 2 })
@@ -196,8 +196,8 @@ func TestAGPUThatWaitsForAResetCanBeReset(t *testing.T) {
 	require.Len(t, s.spec(t, "k8s.gpuready.io-gpu.yaml").Devices, 2)
 }
 
-// The programs as they are built, with the runtime's side in this test.
-func TestRunGivesAgentsTheGPUs(t *testing.T) {
+// The built programs run, with the runtime's side in this test.
+func TestRunInjectsTheGPUsIntoAgents(t *testing.T) {
 	s := simulate(t, "t4")
 	off := false
 	cri, err := critest.Start(s.dir+"/run/other/cri.sock", critest.Config{Name: "containerd", Version: "1.7.24", CDI: &off, Dirs: []string{"/var/run/cdi"}})
@@ -226,7 +226,7 @@ func TestRunGivesAgentsTheGPUs(t *testing.T) {
 	require.Equal(t, state.Toolkit.Injection.Generation, adjust.GetEnv()[0].GetValue())
 }
 
-// The layout of a GPU is nothing to agents that only look at it.
+// The layout of a GPU does not matter to agents that only monitor it.
 func TestAMIGLayoutChangesHalfOfTheGeneration(t *testing.T) {
 	s := simulate(t, "a100-80gb")
 	runtime, err := nritest.Start("containerd", "v2.2.1", s.dir+"/run/plugins/nri.sock")
@@ -292,7 +292,7 @@ func TestEachFailureIsOneClearMessage(t *testing.T) {
 	failed("reboot", s.flags("apply")...)
 }
 
-func TestUse(t *testing.T) {
+func TestUsage(t *testing.T) {
 	for _, c := range []struct {
 		args []string
 		exit int
@@ -331,7 +331,7 @@ func TestUse(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestOneAtATime(t *testing.T) {
+func TestOnlyOneInstanceChangesTheHost(t *testing.T) {
 	s := simulate(t, "t4", "--gpus", "1")
 	first := built.Start(t, "gpu-toolkit", append(s.flags("run"), "--listen", ""))
 	s.await(t, "a GPU", func(s nodestate.State) bool { return len(gpus(s)) == 1 })

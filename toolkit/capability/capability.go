@@ -1,5 +1,5 @@
-// Package capability knows the words of NVIDIA_DRIVER_CAPABILITIES and which
-// files and device nodes of a driver each of them stands for.
+// Package capability parses NVIDIA_DRIVER_CAPABILITIES and maps the capabilities to files
+// and device nodes of a driver.
 package capability
 
 import (
@@ -13,10 +13,10 @@ import (
 // Set is a set of capabilities.
 type Set uint8
 
-// The capabilities. None is that of what a container always gets.
+// The capabilities. None marks files that a container always gets.
 const (
 	Compute  Set = 1 << iota // CUDA and OpenCL
-	Compat32                 // 32-bit libraries, beside what the library itself is for
+	Compat32                 // 32-bit libraries, in addition to the library's own capability
 	Graphics                 // OpenGL, EGL, Vulkan, OptiX
 	Utility                  // nvidia-smi and NVML
 	Video                    // encoding and decoding
@@ -25,7 +25,7 @@ const (
 
 	None Set = 0
 	All      = Compute | Compat32 | Graphics | Utility | Video | Display | NGX
-	// Default is what a container gets that names none.
+	// Default is the set of a container that names no capability.
 	Default = Utility | Compute
 )
 
@@ -37,8 +37,8 @@ var names = []struct {
 	{"video", Video}, {"display", Display}, {"ngx", NGX}, {"all", All},
 }
 
-// Parse reads a value of NVIDIA_DRIVER_CAPABILITIES: capabilities between commas,
-// in any order. A value that names none is Default.
+// Parse parses a value of NVIDIA_DRIVER_CAPABILITIES: comma-separated capabilities in any
+// order. A value that names none is Default.
 func Parse(value string) (Set, error) {
 	set := None
 	for word := range strings.SplitSeq(value, ",") {
@@ -66,7 +66,7 @@ func find(word string) (Set, bool) {
 	return None, false
 }
 
-// String is the set as Parse reads it.
+// String returns the set in the format of Parse.
 func (s Set) String() string {
 	var words []string
 	for _, n := range names {
@@ -77,8 +77,8 @@ func (s Set) String() string {
 	return strings.Join(words, ",")
 }
 
-// Gives says whether a container with the capabilities is given a file or a device
-// node of the driver, by its path.
+// Gives reports whether a container with the capabilities gets the driver's file or device
+// node at a path.
 func (s Set) Gives(p string) bool {
 	of := Of(p)
 	if of == None {
@@ -90,10 +90,10 @@ func (s Set) Gives(p string) bool {
 	return s&of&^Compat32 != 0
 }
 
-// Of returns for which capabilities a driver's file or device node is: any one of
-// them is enough, but Compat32 is needed where it is among them. None is for what
-// everybody gets. A library that is not known counts as Compute, which is
-// given unless a container asks for less: a new driver's libcuda may need it.
+// Of returns the capabilities of a driver's file or device node. Any one of them is enough,
+// but Compat32, if included, is required. None means that every container gets it. An
+// unknown library counts as Compute, which is part of Default: a new driver's libcuda may
+// need it.
 func Of(p string) Set {
 	base := path.Base(p)
 	switch {
@@ -127,9 +127,9 @@ func ofNode(p, base string) Set {
 	return None
 }
 
-// What libraries are for: the lists of github.com/NVIDIA/libnvidia-container,
-// src/nvc_info.c, and those that newer drivers brought, from the list of installed
-// components in the driver's README.
+// libraries lists the capabilities of libraries, from github.com/NVIDIA/libnvidia-container,
+// src/nvc_info.c, and, for newer drivers, the list of installed components in the driver's
+// README.
 var libraries = []struct {
 	set      Set
 	prefixes []string
@@ -157,7 +157,8 @@ func ofLibrary(base string) Set {
 	return Compute
 }
 
-// What else there is: programs, sockets, data. Firmware is for everybody.
+// ofFile returns the capabilities of other files: programs, sockets, data. Every container
+// gets the firmware.
 func ofFile(p, base string) Set {
 	switch base {
 	case "nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nv-fabricmanager":

@@ -26,7 +26,7 @@ func TestParse(t *testing.T) {
 	require.EqualError(t, err, `"grafics" is no driver capability; there are compute, compat32, graphics, utility, video, display, ngx and all`)
 }
 
-func TestEachCapabilityGivesItsOwnFiles(t *testing.T) {
+func TestEachCapabilityIncludesItsOwnFiles(t *testing.T) {
 	const lib = "/usr/lib/x86_64-linux-gnu/"
 	for _, c := range []struct {
 		path string

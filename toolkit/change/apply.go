@@ -34,9 +34,8 @@ func Dirs(root *host.Root, changes []Change) ([]string, error) {
 	return dirs, nil
 }
 
-// Apply makes the changes, in their order. Each is whole or not at all, and on
-// the disk before the next begins; it stops at the first that fails.
-// Made tells which were made.
+// Apply makes the changes in order. Each is atomic, and synced to the disk before the next
+// begins. Apply stops at the first error; Made returns the changes made until then.
 func Apply(root *host.Root, changes []Change) error {
 	for i, c := range changes {
 		if err := apply(root, c); err != nil {
@@ -46,7 +45,7 @@ func Apply(root *host.Root, changes []Change) error {
 	return nil
 }
 
-// incomplete is why not all changes were made.
+// incomplete is the error of a change, with the changes made before.
 type incomplete struct {
 	made []Change
 	err  error
@@ -55,8 +54,8 @@ type incomplete struct {
 func (e *incomplete) Error() string { return e.err.Error() }
 func (e *incomplete) Unwrap() error { return e.err }
 
-// Made returns those of changes that were made, given what Apply returned, also
-// when that was wrapped. Another error means that none was.
+// Made returns the changes that were made, given the error of Apply, possibly wrapped. Any
+// other error means that none was made.
 func Made(changes []Change, err error) []Change {
 	if err == nil {
 		return changes
@@ -73,7 +72,7 @@ func apply(root *host.Root, c Change) error {
 		return err
 	}
 	if c.matches(now) {
-		return nil // somebody else was faster
+		return nil // another program has made it meanwhile
 	}
 	if !c.Was.Same(now) && c.Node == nil {
 		return &fs.PathError{Op: c.Verb, Path: c.Path, Err: ErrChanged}
@@ -88,7 +87,7 @@ func apply(root *host.Root, c Change) error {
 		err = root.Remove(c.Path)
 	case c.File != nil:
 		return root.WriteWhole(c.Path, c.File.Data, host.Attr{Mode: c.File.Mode, Owner: c.File.Owner, Xattrs: c.File.Xattrs})
-	case c.Node != nil: // nothing that uses an old node is harmed: it is open
+	case c.Node != nil: // a process that uses the old node has it open, so it is not harmed
 		err = root.Mknod(c.Path, c.Node.Mode, c.Node.Major, c.Node.Minor)
 	default:
 		_, err = root.Symlink(c.Link, c.Path)
@@ -109,21 +108,21 @@ func mkdirs(root *host.Root, dir string) error {
 	return err
 }
 
-// Refused is an error of the host's file system that a person can do something
-// about. What was to be changed is as it was.
+// Refused is an error of the host's file system that a person can fix. The file that was to
+// be changed is unchanged.
 type Refused struct {
 	Err  error
-	Next string // what to do
+	Next string // the remedy
 }
 
 func (r *Refused) Error() string { return r.Err.Error() + "; nothing was left half-written; " + r.Next }
 func (r *Refused) Unwrap() error { return r.Err }
 
-// Explain makes an error of writing at a path a Refused, if it is one.
+// Explain wraps an error of writing at a path in a Refused if a person can fix it.
 func Explain(root *host.Root, name string, err error) error {
-	_, told := errors.AsType[*Refused](err)
+	_, refused := errors.AsType[*Refused](err)
 	switch {
-	case err == nil || told:
+	case err == nil || refused:
 		return err
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return &Refused{err, "make room on that file system and run again"}
@@ -132,12 +131,12 @@ func Explain(root *host.Root, name string, err error) error {
 	case !errors.Is(err, fs.ErrPermission):
 		return err
 	case immutable(root, name), immutable(root, path.Dir(name)):
-		return &Refused{err, "the file or its directory has an attribute that forbids changes: take it away with chattr -i -a"}
+		return &Refused{err, "the file or its directory has an attribute that forbids changes: remove it with chattr -i -a"}
 	}
-	return &Refused{err, "run as root, with the host's directories mounted writable, and see whether SELinux or AppArmor refused it"}
+	return &Refused{err, "run as root, with the host's directories mounted writable, and check whether SELinux or AppArmor refused it"}
 }
 
-// immutable says that a file or directory has the attribute i or a of chattr(1).
+// immutable reports whether a file or directory has the attribute i or a of chattr(1).
 func immutable(root *host.Root, name string) bool {
 	real, err := root.Resolve(name)
 	if err != nil {

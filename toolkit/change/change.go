@@ -1,6 +1,6 @@
-// Package change brings a host to a wanted state: what is wanted is data, what
-// has to change for it is computed by looking, shown byte for byte, and only
-// then done. What is right already is not touched, not even its time stamp.
+// Package change brings a host to a wanted state, which is data. It computes the required
+// changes from the host's files, can print them byte for byte, and applies them. Correct
+// files are not touched, not even their time stamps.
 package change
 
 import (
@@ -13,31 +13,31 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// Item is one thing that is wanted at a path of the host: exactly one of File,
-// Link, Node and Absent.
+// Item is the wanted state of a path of the host: exactly one of File, Link, Node and
+// Absent.
 type Item struct {
 	Path   string
-	Follow bool // what the path leads to is meant, if a link is there
+	Follow bool // follow a link at the path
 	File   *File
 	Link   string // target of a symbolic link
 	Node   *Node
 	Absent bool
 }
 
-// File is a regular file. What is not said is kept from the file that it
-// replaces; a new file is 0644 and belongs to this process's user.
+// File is a regular file. Unset attributes are kept from the file that it replaces. A new
+// file is 0644 and belongs to this process's user.
 type File struct {
 	Data []byte
-	// From is a file of this process that has the bytes instead, for one that is too
-	// large to be kept in memory; "": Data has. A Change always has Data.
+	// From is a file of this process with the bytes, for one that is too large to be kept
+	// in memory. If it is "", Data has the bytes. A Change always has Data.
 	From   string
 	Mode   fs.FileMode
 	Owner  *host.Owner
 	Xattrs map[string][]byte // such as SELinux's label, security.selinux
 
-	// Without is what the file is to be once we are gone, for one that others
-	// have edited after we wrote it: their version without our parts. Nil: as
-	// they left it. It is only read by who keeps account.
+	// Without is the content to restore later, for a file that others have edited after
+	// we wrote it: their version without our parts. If it is nil, their version is kept.
+	// Only package install reads it.
 	Without []byte
 }
 
@@ -47,27 +47,26 @@ type Node struct {
 	Mode         fs.FileMode
 }
 
-// Change is an Item that is not as wanted, and what is there now.
+// Change is an Item that differs from the host, with the current state.
 type Change struct {
 	Item
 	Verb   string // "create", "replace", "remove"
-	Before string // in words; "" with "create"
-	Was    Item   // what is there now: to want it is to undo the change
+	Before string // description of the current state; "" with "create"
+	Was    Item   // the current state; applying it undoes the change
 }
 
-// ErrChanged is returned, wrapped, by Apply where what is to be replaced is not
-// what it was when the plan was made.
+// ErrChanged is returned, wrapped, by Apply if the path has changed since the plan was made.
 var ErrChanged = errors.New("it was changed meanwhile; run again")
 
-// maxFile bounds what is read, in bytes; the largest is gpu-oci-runtime, 4 MB.
+// maxFile limits the size of a file, in bytes. The largest is gpu-oci-runtime, 4 MB.
 const maxFile = 64 << 20
 
-// Plan looks at the host and returns what has to change. A directory in the
-// place of an item is an error: replacing it would destroy what is not ours.
+// Plan compares the items with the host and returns the required changes. A directory at the
+// path of an item is an error, since replacing it would destroy files of others.
 func Plan(root *host.Root, items []Item) ([]Change, error) {
 	var changes []Change
 	for _, item := range items {
-		c, err := look(root, item)
+		c, err := compare(root, item)
 		if err != nil {
 			return nil, err
 		}
@@ -78,7 +77,8 @@ func Plan(root *host.Root, items []Item) ([]Change, error) {
 	return changes, nil
 }
 
-func look(root *host.Root, item Item) (Change, error) {
+// compare returns the change for an item, without a verb if it is as wanted.
+func compare(root *host.Root, item Item) (Change, error) {
 	c := Change{Item: item}
 	if item.Follow {
 		real, err := root.Resolve(item.Path)
@@ -88,18 +88,18 @@ func look(root *host.Root, item Item) (Change, error) {
 		c.Path, c.Follow = real, false
 	}
 	if item.File != nil && item.File.From != "" {
-		whole, err := from(root, c.Item)
-		if err != nil || whole == nil {
+		loaded, err := load(root, c.Item)
+		if err != nil || loaded == nil {
 			return c, err
 		}
-		c.Item = *whole
+		c.Item = *loaded
 	}
 	var err error
 	if c.Was, c.Before, err = See(root, c.Path); err != nil {
 		return c, err
 	}
 	if odd := c.Before != "" && c.Was.kind() == ""; odd || c.Was.Node != nil && (item.File != nil || item.Link != "") {
-		return c, fmt.Errorf("%s is a %s, a %s is to be there; move it away", c.Path, c.Before, item.kind())
+		return c, fmt.Errorf("%s is a %s, but a %s is wanted there; move it away", c.Path, c.Before, item.kind())
 	}
 	c.complete()
 	switch {
@@ -114,7 +114,7 @@ func look(root *host.Root, item Item) (Change, error) {
 	return c, nil
 }
 
-// complete says of a file what was not said.
+// complete fills in the unset attributes of a file.
 func (c *Change) complete() {
 	if c.File == nil {
 		return
@@ -135,8 +135,8 @@ func (c *Change) complete() {
 	c.File = &f
 }
 
-// See tells what is at a path, also in words; "" for nothing. What is no file,
-// link or character device is an Item that says nothing.
+// See returns the state of a path and its description, "" if nothing is there. For anything
+// but a file, link or character device the Item is empty.
 func See(root *host.Root, name string) (Item, string, error) {
 	item := Item{Path: name}
 	info, err := root.Lstat(name)
@@ -165,7 +165,7 @@ func See(root *host.Root, name string) (Item, string, error) {
 	return item, "special file (" + info.Mode().Type().String() + ")", nil
 }
 
-// matches says that what is there is as wanted.
+// matches reports whether the current state is as wanted.
 func (i Item) matches(now Item) bool {
 	if !i.Same(now) {
 		return false
@@ -176,14 +176,15 @@ func (i Item) matches(now Item) bool {
 		(f.Xattrs == nil || maps.EqualFunc(f.Xattrs, now.File.Xattrs, bytes.Equal))
 }
 
-// Same says that both are of one kind and content; owners and permissions may differ.
+// Same reports whether both have the same kind and content; owners and permissions may
+// differ.
 func (i Item) Same(other Item) bool {
 	switch {
 	case i.File != nil:
 		return other.File != nil && bytes.Equal(i.File.Data, other.File.Data)
 	case i.Node != nil:
-		// Its permissions are the driver's business once it is there (module
-		// parameters NVreg_DeviceFileMode, …GID, …UID).
+		// The driver controls the permissions of an existing node (module parameters
+		// NVreg_DeviceFileMode, …GID, …UID).
 		return other.Node != nil && i.Node.Major == other.Node.Major && i.Node.Minor == other.Node.Minor
 	case i.Absent:
 		return other.Absent

@@ -29,7 +29,7 @@ func show(t *testing.T, changes []Change) string {
 	return b.String()
 }
 
-func TestWhatIsRightIsNotTouched(t *testing.T) {
+func TestCorrectFilesAreNotTouched(t *testing.T) {
 	dir, root := open(t)
 	items := []Item{
 		{Path: "/run/cdi/a.yaml", File: &File{Data: []byte("one\ntwo\nthree\n"), Mode: 0o644}},
@@ -65,7 +65,7 @@ func TestWhatIsRightIsNotTouched(t *testing.T) {
 	require.ErrorIs(t, err, fs.ErrNotExist)
 }
 
-func TestDirectoryInThePlaceOfAFileIsKept(t *testing.T) {
+func TestDirectoryAtTheFilesPathIsKept(t *testing.T) {
 	dir, root := open(t)
 	require.NoError(t, os.MkdirAll(dir+"/a", 0o755))
 	for _, item := range []Item{{Path: "/a", File: &File{}}, {Path: "/a", Absent: true}, {Path: "/a", Link: "x"}} {
@@ -74,7 +74,7 @@ func TestDirectoryInThePlaceOfAFileIsKept(t *testing.T) {
 	}
 }
 
-func TestBinariesAreShownByTheirHash(t *testing.T) {
+func TestBinariesArePrintedByTheirHash(t *testing.T) {
 	_, root := open(t)
 	changes, err := Plan(root, []Item{{Path: "/hook", File: &File{Data: []byte("\x7fELF\x00"), Mode: 0o755}}})
 	require.NoError(t, err)
@@ -100,13 +100,13 @@ func TestDeviceNodes(t *testing.T) {
 	require.NoError(t, Apply(root, changes))
 }
 
-func TestMadeAreOnlyTheChangesBeforeTheFailure(t *testing.T) {
+func TestMadeReturnsTheChangesBeforeTheFailure(t *testing.T) {
 	_, root := open(t)
 	file := func(path string) Item { return Item{Path: path, File: &File{Data: []byte("x"), Mode: 0o644}} }
 	changes, err := Plan(root, []Item{file("/a"), file("/b/c"), file("/d")})
 	require.NoError(t, err)
 	require.Len(t, changes, 3)
-	require.NoError(t, root.WriteAtomic("/b", nil, 0o644)) // in the way, since the plan was made
+	require.NoError(t, root.WriteAtomic("/b", nil, 0o644)) // created since the plan was made
 	err = Apply(root, changes)
 	require.Error(t, err)
 	made := Made(changes, fmt.Errorf("wrapped: %w", err))

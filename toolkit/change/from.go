@@ -11,13 +11,13 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// chunk is how much of two files is compared at a time, in bytes.
+// chunk is the number of bytes of two files that are compared at a time.
 const chunk = 32 << 10
 
-// from settles an item whose bytes lie in a file of this process: nil where that is
-// what is there already, else the item with those bytes. So a program of megabytes
-// is in memory only when it has to be written.
-func from(root *host.Root, item Item) (*Item, error) {
+// load loads the bytes of an item from a file of this process. It returns nil if the host
+// already has that file. So a program of megabytes is only in memory if it has to be
+// written.
+func load(root *host.Root, item Item) (*Item, error) {
 	f := *item.File
 	if f.Owner == nil && f.Xattrs == nil {
 		if same, err := holds(root, item.Path, f); same || err != nil {
@@ -35,38 +35,38 @@ func from(root *host.Root, item Item) (*Item, error) {
 	return &item, nil
 }
 
-// holds says that a path is a regular file with the bytes of f.From, and with its mode.
+// holds reports whether a path is a regular file with the bytes of f.From and the mode of f.
 func holds(root *host.Root, name string, f File) (bool, error) {
 	wanted, err := os.Open(f.From)
 	if err != nil {
 		return false, err
 	}
 	defer wanted.Close()
-	will, err := wanted.Stat()
+	wantedInfo, err := wanted.Stat()
 	if err != nil {
 		return false, err
 	}
 	if info, err := root.Lstat(name); err != nil || !info.Mode().IsRegular() {
-		return false, nil // the long way says what is the matter
+		return false, nil // the full comparison reports the error
 	}
-	there, err := root.OpenFile(name)
+	current, err := root.OpenFile(name)
 	if err != nil {
 		return false, nil
 	}
-	defer there.Close()
-	is, err := there.Stat()
-	if err != nil || is.Size() != will.Size() || f.Mode != 0 && f.Mode != is.Mode()&host.AttrMode {
+	defer current.Close()
+	currentInfo, err := current.Stat()
+	if err != nil || currentInfo.Size() != wantedInfo.Size() || f.Mode != 0 && f.Mode != currentInfo.Mode()&host.AttrMode {
 		return false, nil
 	}
-	return equal(there, wanted)
+	return equal(current, wanted)
 }
 
-// equal compares what is left to read.
-func equal(there, wanted io.Reader) (bool, error) {
+// equal compares the remaining bytes of two readers.
+func equal(current, wanted io.Reader) (bool, error) {
 	buffers := make([]byte, 2*chunk)
 	a, b := buffers[:chunk], buffers[chunk:]
 	for {
-		m, errA := io.ReadFull(there, a)
+		m, errA := io.ReadFull(current, a)
 		n, errB := io.ReadFull(wanted, b)
 		if over := errors.Is(errB, io.EOF) || errors.Is(errB, io.ErrUnexpectedEOF); errB != nil && !over {
 			return false, errB

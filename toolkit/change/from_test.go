@@ -13,7 +13,7 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// program is a file of this process and the item that wants it on the host.
+// program returns a file of this process and the item that installs it on the host.
 func program(t *testing.T, data []byte) (string, []Item) {
 	t.Helper()
 	at := filepath.Join(t.TempDir(), "program")
@@ -21,7 +21,7 @@ func program(t *testing.T, data []byte) (string, []Item) {
 	return at, []Item{{Path: "/program", File: &File{From: at, Mode: 0o755}}}
 }
 
-func TestProgramThatIsThereIsNotWrittenAndAnyDifferenceIsSeen(t *testing.T) {
+func TestProgramIsOnlyWrittenIfItDiffers(t *testing.T) {
 	data := bytes.Repeat([]byte("\x7fELF"), 3*chunk/4+1)
 	for name, spoil := range map[string]func(t *testing.T, at string){
 		"nothing":    nil,
@@ -63,7 +63,7 @@ func write(t *testing.T, at string, data []byte) {
 	require.NoError(t, os.WriteFile(at, data, 0o755))
 }
 
-// converge plans and applies, and says how much there was to do.
+// converge plans and applies, and checks the number of changes.
 func converge(t *testing.T, root *host.Root, items []Item, want int) []Change {
 	t.Helper()
 	changes, err := Plan(root, items)
@@ -73,7 +73,7 @@ func converge(t *testing.T, root *host.Root, items []Item, want int) []Change {
 	return changes
 }
 
-func TestProgramThatIsMissingHereIsAnError(t *testing.T) {
+func TestMissingSourceProgramIsAnError(t *testing.T) {
 	_, root := open(t)
 	at, items := program(t, []byte("x"))
 	require.NoError(t, os.Remove(at))
@@ -82,7 +82,7 @@ func TestProgramThatIsMissingHereIsAnError(t *testing.T) {
 	require.ErrorContains(t, err, at)
 }
 
-func TestDirectoryInThePlaceOfAProgramIsKept(t *testing.T) {
+func TestDirectoryAtTheProgramsPathIsKept(t *testing.T) {
 	dir, root := open(t)
 	_, items := program(t, []byte("x"))
 	require.NoError(t, os.Mkdir(dir+"/program", 0o755))
@@ -90,8 +90,8 @@ func TestDirectoryInThePlaceOfAProgramIsKept(t *testing.T) {
 	require.ErrorContains(t, err, "/program is a directory")
 }
 
-// What a plan leaves behind is what a quiet process then holds.
-func TestProgramThatIsThereIsNotReadIntoMemory(t *testing.T) {
+// A quiet process keeps the memory that a plan leaves behind.
+func TestInstalledProgramIsNotReadIntoMemory(t *testing.T) {
 	const size = 8 << 20
 	_, root := open(t)
 	_, items := program(t, bytes.Repeat([]byte("x"), size))

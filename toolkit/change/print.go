@@ -11,8 +11,8 @@ import (
 	"unicode/utf8"
 )
 
-// Print shows the changes to a person, byte for byte: text as lines marked with
-// + and -, anything else by size and SHA-256.
+// Print prints the changes for people, byte for byte: text as lines marked with + and -,
+// anything else by size and SHA-256.
 func Print(w io.Writer, changes []Change) error {
 	var b strings.Builder
 	for _, c := range changes {
@@ -34,7 +34,7 @@ func Print(w io.Writer, changes []Change) error {
 			if c.Was.File != nil {
 				old = c.Was.File.Data
 			}
-			body(&b, old, c.File.Data)
+			printBody(&b, old, c.File.Data)
 		}
 	}
 	if len(changes) == 0 {
@@ -44,15 +44,15 @@ func Print(w io.Writer, changes []Change) error {
 	return err
 }
 
-// body shows a file's new content, or how it differs from the old.
-func body(b *strings.Builder, old, data []byte) {
+// printBody prints a file's new content, or its difference from the old one.
+func printBody(b *strings.Builder, old, data []byte) {
 	if !isText(old) || !isText(data) {
 		sum := sha256.Sum256(data)
 		fmt.Fprintf(b, "    sha256 %s\n", hex.EncodeToString(sum[:]))
 		return
 	}
 	before, after := lines(old), lines(data)
-	same := 0 // a common beginning and end are left out
+	same := 0 // omit a common beginning and end
 	for same < min(len(before), len(after)) && before[same] == after[same] {
 		same++
 	}

@@ -14,8 +14,8 @@ import (
 
 const immutableFlag = 0x10 // FS_IMMUTABLE_FL in linux/fs.h
 
-// Disks as they are: read-only, full, and files that chattr(1) has fixed.
-func TestRefusalsNameThePathAndWhatToDo(t *testing.T) {
+// The cases are a read-only disk, a full disk, and immutable files (chattr(1)).
+func TestRefusalsNameThePathAndTheRemedy(t *testing.T) {
 	if !node.Enter(t) {
 		return
 	}

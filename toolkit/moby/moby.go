@@ -1,4 +1,4 @@
-// Package moby asks a Docker daemon over its own socket what it can do with GPUs.
+// Package moby queries the GPU abilities of a Docker daemon over its own socket.
 package moby
 
 import (
@@ -21,18 +21,18 @@ import (
 	"github.com/gpuready/gpuready/toolkit/socket"
 )
 
-// Name is what the daemon is called in an answer.
+// Name is the daemon's runtime name.
 const Name = "docker"
 
-// What a daemon may say; anything beyond is not believed.
+// Limits on a daemon's response.
 const (
-	maxAnswer = 1 << 20
-	maxNames  = 64
-	maxName   = 256
+	maxResponse = 1 << 20
+	maxNames    = 64
+	maxName     = 256
 )
 
-// info is what is used of GET /info (Docker Engine API 1.44 and later; CDISpecDirs
-// are there, and not null, where CDI is on).
+// info is the part of the response to GET /info that is used (Docker Engine API 1.44 and
+// later). CDISpecDirs is present, and not null, if CDI is on.
 type info struct {
 	ServerVersion  string
 	DefaultRuntime string
@@ -40,27 +40,27 @@ type info struct {
 	CDISpecDirs    []string
 }
 
-// Ask asks the daemon that listens on a socket of the host, within cri.Timeout. With
-// an error the answer has the socket alone, and a message that says why and what to do.
+// Ask queries the daemon that listens on a socket of the host, within cri.Timeout. With an
+// error, the Answer only has the socket, and a message with the reason and a remedy.
 func Ask(ctx context.Context, root *host.Root, at string) (cri.Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, cri.Timeout)
 	defer cancel()
-	said, err := ask(ctx, root, at)
+	response, err := query(ctx, root, at)
 	if err != nil {
-		message := fmt.Sprintf("the Docker daemon at %s gives no usable answer (%s); see that it runs, or say with --runtime-socket where it listens", at, record.Clean(err.Error(), 1024))
+		message := fmt.Sprintf("the Docker daemon at %s gives no usable answer (%s); check that it runs, or set --runtime-socket to its socket", at, record.Clean(err.Error(), 1024))
 		return cri.Answer{Runtime: nodestate.Runtime{Socket: at, Message: message}}, err
 	}
-	a := answer(said)
+	a := convert(response)
 	a.Socket = at
 	return a, nil
 }
 
-func ask(ctx context.Context, root *host.Root, at string) (said info, err error) {
+func query(ctx context.Context, root *host.Root, at string) (found info, err error) {
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return socket.Dial(ctx, root, at) }}
 	defer transport.CloseIdleConnections()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://docker/info", nil)
 	if err != nil {
-		return said, err
+		return found, err
 	}
 	start := time.Now()
 	response, err := (&http.Client{Transport: transport}).Do(request)
@@ -68,34 +68,35 @@ func ask(ctx context.Context, root *host.Root, at string) (said info, err error)
 		if errors.Is(err, context.DeadlineExceeded) {
 			err = fmt.Errorf("no answer within %v: %w", time.Since(start).Round(time.Millisecond), context.DeadlineExceeded)
 		}
-		return said, err
+		return found, err
 	}
 	defer func() { err = errors.Join(err, response.Body.Close()) }()
 	if response.StatusCode != http.StatusOK {
-		return said, fmt.Errorf("GET /info: %s", response.Status)
+		return found, fmt.Errorf("GET /info: %s", response.Status)
 	}
-	data, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
+	data, err := io.ReadAll(io.LimitReader(response.Body, maxResponse+1))
 	if err != nil {
-		return said, err
+		return found, err
 	}
-	if len(data) > maxAnswer {
-		return said, fmt.Errorf("GET /info: more than %d bytes", maxAnswer)
+	if len(data) > maxResponse {
+		return found, fmt.Errorf("GET /info: more than %d bytes", maxResponse)
 	}
-	return said, json.Unmarshal(data, &said)
+	return found, json.Unmarshal(data, &found)
 }
 
-func answer(said info) cri.Answer {
-	on := len(said.CDISpecDirs) > 0
+// convert converts the daemon's response to an Answer.
+func convert(response info) cri.Answer {
+	on := len(response.CDISpecDirs) > 0
 	a := cri.Answer{
-		Runtime: nodestate.Runtime{Name: Name, Version: record.Clean(said.ServerVersion, maxName), CDI: &on},
-		Default: said.DefaultRuntime,
+		Runtime: nodestate.Runtime{Name: Name, Version: record.Clean(response.ServerVersion, maxName), CDI: &on},
+		Default: response.DefaultRuntime,
 	}
-	for _, d := range said.CDISpecDirs {
+	for _, d := range response.CDISpecDirs {
 		if path.IsAbs(d) && plain(d) && len(a.CDIDirs) < maxNames {
 			a.CDIDirs = append(a.CDIDirs, d)
 		}
 	}
-	for _, n := range slices.Sorted(maps.Keys(said.Runtimes)) {
+	for _, n := range slices.Sorted(maps.Keys(response.Runtimes)) {
 		if plain(n) && len(a.Handlers) < maxNames {
 			a.Handlers = append(a.Handlers, n)
 		}

@@ -27,12 +27,12 @@ func daemon(t *testing.T, answer http.HandlerFunc) *host.Root {
 	return root
 }
 
-func say(text string) http.HandlerFunc {
+func respond(text string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) { _, _ = w.Write([]byte(text)) }
 }
 
-func TestADaemonSaysWhatItCanDo(t *testing.T) {
-	root := daemon(t, say(`{"ServerVersion": "28.5.1", "DefaultRuntime": "runc", "Runtimes": {"runc": {"path": "runc"}, "nvidia": {"path": "/x"}}, "CDISpecDirs": ["/etc/cdi", "/var/run/cdi"]}`))
+func TestAskReturnsTheAbilities(t *testing.T) {
+	root := daemon(t, respond(`{"ServerVersion": "28.5.1", "DefaultRuntime": "runc", "Runtimes": {"runc": {"path": "runc"}, "nvidia": {"path": "/x"}}, "CDISpecDirs": ["/etc/cdi", "/var/run/cdi"]}`))
 	a, err := Ask(t.Context(), root, "/docker.sock")
 	require.NoError(t, err)
 	require.Equal(t, []string{"nvidia", "runc"}, a.Handlers)
@@ -45,16 +45,16 @@ func TestADaemonSaysWhatItCanDo(t *testing.T) {
 
 func TestADaemonWithoutDirectoriesHasNoCDI(t *testing.T) {
 	for _, text := range []string{`{"ServerVersion": "27.0.1"}`, `{"CDISpecDirs": null}`, `{"CDISpecDirs": []}`} {
-		a, err := Ask(t.Context(), daemon(t, say(text)), "/docker.sock")
+		a, err := Ask(t.Context(), daemon(t, respond(text)), "/docker.sock")
 		require.NoError(t, err)
 		require.False(t, *a.CDI)
 	}
 }
 
-func TestWhatIsNoAnswerIsSaid(t *testing.T) {
+func TestUnusableResponsesAreErrorsWithARemedy(t *testing.T) {
 	for name, answer := range map[string]http.HandlerFunc{
-		"no JSON":  say("<html>"),
-		"too long": say(`{"ServerVersion": "` + strings.Repeat("1", maxAnswer) + `"}`),
+		"no JSON":  respond("<html>"),
+		"too long": respond(`{"ServerVersion": "` + strings.Repeat("1", maxResponse) + `"}`),
 		"an error": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -64,12 +64,12 @@ func TestWhatIsNoAnswerIsSaid(t *testing.T) {
 			require.Equal(t, "/docker.sock", a.Socket)
 		})
 	}
-	_, err := Ask(t.Context(), daemon(t, say("{}")), "/other.sock")
+	_, err := Ask(t.Context(), daemon(t, respond("{}")), "/other.sock")
 	require.Error(t, err)
 }
 
-func TestHostileNamesAreNotBelieved(t *testing.T) {
-	a := answer(info{ServerVersion: "1\n2", DefaultRuntime: "\x1b[31m", CDISpecDirs: []string{"relative", "/a\nb", "/etc/cdi"}})
+func TestHostileNamesAreIgnored(t *testing.T) {
+	a := convert(info{ServerVersion: "1\n2", DefaultRuntime: "\x1b[31m", CDISpecDirs: []string{"relative", "/a\nb", "/etc/cdi"}})
 	require.NotContains(t, a.Version, "\n")
 	require.Empty(t, a.Default)
 	require.Equal(t, []string{"/etc/cdi"}, a.CDIDirs)

@@ -1,6 +1,7 @@
-// Package node plans the device nodes that a host needs and nobody else is sure to make:
-// those of GPUs, the control nodes, MIG's capabilities, and the links below /dev/char by
-// which a container runtime's systemd cgroup driver finds a device by its numbers.
+// Package node plans the device nodes that a host needs and that other programs may not
+// create: those of GPUs, the control nodes and MIG's capabilities. It also plans the links
+// below /dev/char by which a container runtime's systemd cgroup driver finds a device by its
+// numbers.
 package node
 
 import (
@@ -25,11 +26,11 @@ const (
 	minorUVMTools = 1
 )
 
-// frontends are the names under which the driver of GPUs is in /proc/devices: drivers
-// before 560 have the second.
+// frontends are the names of the GPUs' driver in /proc/devices. Drivers before 560 use the
+// second.
 var frontends = []string{"nvidia", "nvidia-frontend"}
 
-// maxProc bounds the files of /proc that are read.
+// maxProc limits the size of the files of /proc that are read.
 const maxProc = 1 << 20
 
 // Node is a character device below a dev root.
@@ -38,31 +39,31 @@ type Node struct {
 	Major, Minor uint32
 }
 
-// Majors are the numbers of character drivers by their names ("nvidia-uvm"), as
-// /proc/devices lists them.
+// Majors maps the names of character drivers ("nvidia-uvm") to their numbers, as listed in
+// /proc/devices.
 type Majors map[string]uint32
 
-// Caps are the minor numbers of MIG's capabilities by their names
-// ("gpu0/gi1/access", "config"), as /proc/driver/nvidia-caps/mig-minors lists them.
+// Caps maps the names of MIG's capabilities ("gpu0/gi1/access", "config") to their minor
+// numbers, as listed in /proc/driver/nvidia-caps/mig-minors.
 type Caps map[string]uint32
 
-// ReadMajors reads /proc/devices: the driver root's, if it has one (a driver
-// container, the simulator), else the host's.
+// ReadMajors reads /proc/devices of the driver root if it has one (a driver container, the
+// simulator), otherwise of the host.
 func ReadMajors(root *host.Root, driverRoot string) (Majors, error) {
 	data, err := readProc(root, driverRoot, "/proc/devices")
 	return parseMajors(data), err
 }
 
-// ReadCaps reads the minor numbers of MIG's capabilities. Where there are none,
-// no GPU can do MIG, and that is no error.
+// ReadCaps reads the minor numbers of MIG's capabilities. If there are none, no GPU supports
+// MIG, which is not an error.
 func ReadCaps(root *host.Root, driverRoot string) (Caps, error) {
 	data, err := readProc(root, driverRoot, "/proc/driver/nvidia-caps/mig-minors")
 	return parseCaps(data), err
 }
 
-// MakesGPUs reports whether the driver leaves it to others to make the nodes of GPUs, for
-// everyone, as it does by default. Where its parameters name other permissions or an owner,
-// or forbid it, the nodes are somebody's own business.
+// MakesGPUs reports whether the toolkit creates the nodes of GPUs, accessible to everyone.
+// That is so with the driver's default parameters. If these set other permissions or an
+// owner, or forbid it, the administrator manages the nodes.
 func MakesGPUs(root *host.Root, driverRoot string) (bool, error) {
 	data, err := readProc(root, driverRoot, "/proc/driver/nvidia/params")
 	defaults := map[string]string{"ModifyDeviceFiles": "1", "DeviceFileMode": "438", "DeviceFileUID": "0", "DeviceFileGID": "0"} // 0666
@@ -120,12 +121,13 @@ func parseCaps(s string) Caps {
 	return caps
 }
 
-// monitor names the capability to see all MIG instances, which NVML lists to who
-// holds it whether or not it may use them. The driver says so of its monitor session:
+// monitor is the capability to monitor all MIG instances: with it NVML lists also those that
+// a process may not use. The source is the driver's monitor session:
 // github.com/NVIDIA/open-gpu-kernel-modules, src/nvidia/src/kernel/gpu/mig_mgr/mig_monitor_session.c.
 const monitor = "monitor"
 
-// Monitor is the node of the capability to see all MIG instances; "" without one.
+// Monitor returns the node of the capability to monitor all MIG instances, "" if there is
+// none.
 func (c Caps) Monitor() string {
 	minor, ok := c[monitor]
 	if !ok {
@@ -134,8 +136,8 @@ func (c Caps) Monitor() string {
 	return CapPath(minor)
 }
 
-// Instances are the nodes of those capabilities that each stand for one MIG
-// instance, whether or not there is such an instance now.
+// Instances returns the nodes of the capabilities for single MIG instances, whether or not
+// the instances exist now.
 func (c Caps) Instances() map[string]bool {
 	nodes := map[string]bool{}
 	for name, minor := range c {
@@ -146,18 +148,19 @@ func (c Caps) Instances() map[string]bool {
 	return nodes
 }
 
-// CapPath is the node of a capability.
+// CapPath returns the node of a capability.
 func CapPath(minor uint32) string { return fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor) }
 
-// Instance names the capability for a MIG GPU instance of the GPU with the given minor.
+// Instance returns the name of the capability for a GPU instance of the GPU with the given
+// minor number.
 func Instance(gpuMinor, gi int) string { return fmt.Sprintf("gpu%d/gi%d/access", gpuMinor, gi) }
 
-// Compute names the capability for a compute instance in it.
+// Compute returns the name of the capability for a compute instance in it.
 func Compute(gpuMinor, gi, ci int) string {
 	return fmt.Sprintf("gpu%d/gi%d/ci%d/access", gpuMinor, gi, ci)
 }
 
-// Find lists the NVIDIA device nodes that are below a dev root, sorted by path.
+// Find returns the NVIDIA device nodes below a dev root, sorted by path.
 func Find(root *host.Root, devRoot string) ([]Node, error) {
 	var nodes []Node
 	for _, at := range [][2]string{{"/dev", "nvidia*"}, {"/dev/nvidia-caps", "nvidia-cap*"}, {"/dev/nvidia-caps-imex-channels", "channel*"}} {
@@ -168,7 +171,7 @@ func Find(root *host.Root, devRoot string) ([]Node, error) {
 		for _, p := range found {
 			info, err := root.Stat(p)
 			if err != nil {
-				continue // gone meanwhile, or a link to nothing
+				continue // removed meanwhile, or a dangling link
 			}
 			if major, minor, ok := host.Device(info); ok {
 				nodes = append(nodes, Node{path.Join(at[0], path.Base(p)), major, minor})
@@ -179,8 +182,8 @@ func Find(root *host.Root, devRoot string) ([]Node, error) {
 	return nodes, nil
 }
 
-// Control returns the control nodes and capabilities that should be there, as
-// far as the kernel has drivers for them. caps names the wanted capabilities.
+// Control returns the wanted control nodes and capabilities for which the kernel has drivers.
+// caps names the wanted capabilities.
 func Control(majors Majors, minors Caps, caps []string) []Node {
 	var nodes []Node
 	add := func(name string, minor uint32, drivers ...string) {
@@ -203,10 +206,10 @@ func Control(majors Majors, minors Caps, caps []string) []Node {
 	return nodes
 }
 
-// GPUs returns the nodes of GPUs. The driver's libraries make those that are missing in
-// the /dev of the process that asks them: in a container that is not the host's, and a
-// node whose driver came in a container would have none. A GPU that could not be read is
-// passed over: its minor number is not known.
+// GPUs returns the nodes of GPUs. The driver's libraries create missing ones in the /dev of
+// the calling process, which in a container is not the host's. So a node whose driver is
+// installed by a container would have none. A GPU that could not be read is skipped, because
+// its minor number is unknown.
 func GPUs(majors Majors, devices []gpu.Device) []Node {
 	var nodes []Node
 	for _, name := range frontends {
@@ -224,10 +227,9 @@ func GPUs(majors Majors, devices []gpu.Device) []Node {
 	return nodes
 }
 
-// Items turns nodes into what is wanted on the host: control are made where they
-// are missing, and every one of all gets a link below /dev/char if none leads to
-// the device yet. A node that is there with other numbers than the kernel's is
-// made anew: it leads nowhere.
+// Items returns the items for the nodes. Missing nodes of control are created, and every node
+// of all gets a link below /dev/char if none leads to the device yet. A node with other
+// numbers than the kernel's is replaced, since it leads nowhere.
 func Items(root *host.Root, devRoot string, control, all []Node) []change.Item {
 	var items []change.Item
 	seen := map[string]bool{}
@@ -235,7 +237,7 @@ func Items(root *host.Root, devRoot string, control, all []Node) []change.Item {
 		seen[n.Path] = true
 		items = append(items, change.Item{
 			Path: path.Join(devRoot, n.Path),
-			Node: &change.Node{Major: n.Major, Minor: n.Minor, Mode: 0o666}, // as nvidia-modprobe makes them
+			Node: &change.Node{Major: n.Major, Minor: n.Minor, Mode: 0o666}, // as created by nvidia-modprobe
 		})
 	}
 	nodes := slices.Clone(control)
@@ -251,8 +253,8 @@ func Items(root *host.Root, devRoot string, control, all []Node) []change.Item {
 			continue
 		}
 		linked[link] = true
-		// Relative, as the kernel's devtmpfs makes them, if the node is in the
-		// same /dev; the links themselves are always the host's.
+		// The link is relative, as in the kernel's devtmpfs, if the node is in the same
+		// /dev. The links themselves are always the host's.
 		target := ".." + strings.TrimPrefix(n.Path, "/dev")
 		if path.Clean("/"+devRoot) != "/" {
 			target = path.Join(devRoot, n.Path)
@@ -262,9 +264,8 @@ func Items(root *host.Root, devRoot string, control, all []Node) []change.Item {
 	return items
 }
 
-// Stale returns, as items to be removed, those of the links below /dev/char that
-// lead no longer to the device of their name: it is gone, or its driver was
-// loaded again and has other numbers.
+// Stale returns items that remove the links below /dev/char that no longer lead to the device
+// of their name: it is gone, or its driver was reloaded and has other numbers.
 func Stale(root *host.Root, links []string) []change.Item {
 	var items []change.Item
 	for _, link := range links {

@@ -31,7 +31,7 @@ Block devices:
 252 nvidia-z
 `
 
-func TestControlNodesAreThoseThatTheKernelHasDriversFor(t *testing.T) {
+func TestControlNodesRequireADriver(t *testing.T) {
 	majors := parseMajors(devices)
 	require.Equal(t, Majors{"mem": 1, "nvidia": 195, "nvidia-modeset": 195, "nvidiactl": 195, "nvidia-caps": 234, "nvidia-uvm": 511}, majors)
 	caps := parseCaps("config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\nbad\nworse x\n")
@@ -47,7 +47,7 @@ func TestControlNodesAreThoseThatTheKernelHasDriversFor(t *testing.T) {
 	require.Equal(t, []Node{{"/dev/nvidiactl", 195, 255}, {"/dev/nvidia-modeset", 195, 254}}, Control(Majors{"nvidia-frontend": 195}, nil, nil))
 }
 
-func TestNodesOfGPUsAreThoseWhoseMinorNumberIsKnown(t *testing.T) {
+func TestNodesOfGPUsRequireAKnownMinorNumber(t *testing.T) {
 	gpus := []gpu.Device{{UUID: "GPU-a", Minor: 2}, {UUID: "GPU-b", Fault: gpu.Fault{Reason: gpu.ReasonUnreadable}}, {Minor: 3}, {UUID: "GPU-c"}}
 	want := []Node{{"/dev/nvidia2", 195, 2}, {"/dev/nvidia0", 195, 0}}
 	require.Equal(t, want, GPUs(Majors{"nvidia": 195, "nvidia-uvm": 511}, gpus))
@@ -55,7 +55,7 @@ func TestNodesOfGPUsAreThoseWhoseMinorNumberIsKnown(t *testing.T) {
 	require.Empty(t, GPUs(Majors{"nvidia-uvm": 511}, gpus))
 }
 
-func TestNodesOfGPUsAreMadeWhereTheDriverSaysNothingElse(t *testing.T) {
+func TestMakesGPUsDependsOnTheDriversParameters(t *testing.T) {
 	for text, want := range map[string]bool{
 		"": true,
 		"ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\nEnableMSI: 0\n": true,
@@ -77,7 +77,7 @@ func TestNodesOfGPUsAreMadeWhereTheDriverSaysNothingElse(t *testing.T) {
 	}
 }
 
-func TestNodesAndLinksAreMadeOnceAndLeftAlone(t *testing.T) {
+func TestNodesAndLinksAreCreatedOnce(t *testing.T) {
 	for _, devRoot := range []string{"/", "/run/nvidia/driver"} {
 		t.Run(devRoot, func(t *testing.T) {
 			dir := t.TempDir()
@@ -110,11 +110,11 @@ func TestNodesAndLinksAreMadeOnceAndLeftAlone(t *testing.T) {
 					require.Equal(t, devRoot+"/dev/"+want, real)
 				}
 			}
-			// A link that leads to the device in another way is right as it is.
+			// A link that leads to the device by another path is kept.
 			require.NoError(t, os.Remove(dir+"/dev/char/195:3"))
 			require.NoError(t, os.Symlink("/dev/char/../.."+path.Join(devRoot, "/dev/nvidia3"), dir+"/dev/char/195:3"))
 			require.Empty(t, plan())
-			// The uvm driver was loaded again and got another number.
+			// The uvm driver was reloaded and got another number.
 			control = Control(Majors{"nvidia": 195, "nvidia-uvm": 510}, nil, nil)
 			require.NoError(t, change.Apply(root, plan()))
 			all, err := Find(root, devRoot)
@@ -124,7 +124,7 @@ func TestNodesAndLinksAreMadeOnceAndLeftAlone(t *testing.T) {
 	}
 }
 
-func TestTheDriverRootsOwnProcGoesFirst(t *testing.T) {
+func TestProcOfTheDriverRootIsPreferred(t *testing.T) {
 	dir := t.TempDir()
 	root, err := host.Open(dir)
 	require.NoError(t, err)

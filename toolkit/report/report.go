@@ -1,5 +1,5 @@
-// Package report says what gpu-toolkit has made of a host: what is installed and
-// whose it is, and whether all of it is in force.
+// Package report formats the status of a host for gpu-toolkit: the installed files with their
+// owners, and the checks whether all of it is in effect.
 package report
 
 import (
@@ -12,39 +12,39 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// Check is one thing that has to hold for containers to get their GPUs.
+// Check is one condition for containers to get their GPUs.
 type Check struct {
 	Name    string `json:"name"`
 	OK      bool   `json:"ok"`
-	Message string `json:"message"` // what was seen, or what is wrong and what to do
+	Message string `json:"message"` // the result, or the problem with a remedy
 }
 
-// Status is what there is.
+// Status is the status of a host.
 type Status struct {
-	Toolkit *nodestate.State `json:"toolkit,omitempty"` // as it was left last in this boot; nil: it was not
-	Runtime *Runtime         `json:"runtime,omitempty"` // nil: none is found
+	Toolkit *nodestate.State `json:"toolkit,omitempty"` // published last in this boot, nil if none was
+	Runtime *Runtime         `json:"runtime,omitempty"` // nil if none is found
 	Files   []File           `json:"files"`
 	// Unfinished is a change of the runtime's configuration that is under way.
 	Unfinished string `json:"unfinished,omitempty"`
 }
 
-// Runtime is the container runtime, as it says itself, and how this host has it.
+// Runtime is the container runtime's own description, and its profile on this host.
 type Runtime struct {
 	nodestate.Runtime
 	Default string `json:"defaultHandler,omitempty"`
 	Profile string `json:"profile,omitempty"`
-	Why     string `json:"why,omitempty"` // it is taken for that profile
+	Why     string `json:"why,omitempty"` // the reason for that profile
 	Config  string `json:"config,omitempty"`
 	DropIn  string `json:"dropIn,omitempty"`
-	Writer  string `json:"writer,omitempty"` // who writes Config, if not people
+	Writer  string `json:"writer,omitempty"` // the program that writes Config, if any
 }
 
 // File is a path of the host that the toolkit has made or changed.
 type File struct {
 	Path  string `json:"path"`
 	What  string `json:"what"`  // "file", "link", "device node"
-	Owner string `json:"owner"` // "gpuready", or who else has changed it since
-	// Original says that restore brings another content back.
+	Owner string `json:"owner"` // "gpuready", or whether others have changed it since
+	// Original reports whether restore restores an earlier content.
 	Original bool `json:"original"`
 }
 

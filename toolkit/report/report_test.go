@@ -9,7 +9,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// squeeze makes one space of several.
+// squeeze replaces runs of spaces with one.
 func squeeze(s string) string {
 	var lines []string
 	for line := range strings.Lines(s) {
@@ -18,7 +18,7 @@ func squeeze(s string) string {
 	return strings.Join(lines, "\n")
 }
 
-func TestAStatusIsReadByPeople(t *testing.T) {
+func TestWriteStatus(t *testing.T) {
 	off := false
 	s := Status{
 		Toolkit: &nodestate.State{
@@ -56,20 +56,20 @@ PATH WHAT OWNER ORIGINAL KEPT
 /etc/containerd/config.toml file gpuready yes`, squeeze(b.String()))
 }
 
-func TestAHostWithNothingSaysSo(t *testing.T) {
+func TestStatusOfAnEmptyHost(t *testing.T) {
 	var b strings.Builder
 	require.NoError(t, WriteStatus(&b, Status{}))
 	require.Equal(t, "toolkit has left no state in this boot\nruntime none is found\n\nnothing is installed", squeeze(b.String()))
 }
 
-func TestCDIInWords(t *testing.T) {
+func TestCDIDescription(t *testing.T) {
 	on := true
 	require.Equal(t, "it does not say", cdi(nodestate.Runtime{}))
 	require.Equal(t, "on", cdi(nodestate.Runtime{CDI: &on}))
 	require.Equal(t, "on, from /etc/cdi, /var/run/cdi", cdi(nodestate.Runtime{CDI: &on, CDIDirs: []string{"/etc/cdi", "/var/run/cdi"}}))
 }
 
-func TestChecksAreATableOrJSON(t *testing.T) {
+func TestWriteChecks(t *testing.T) {
 	checks := []Check{{Name: "driver", OK: true, Message: "580"}, {Name: "CDI", Message: "off"}}
 	var b strings.Builder
 	require.NoError(t, WriteChecks(&b, checks))

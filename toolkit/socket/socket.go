@@ -1,6 +1,6 @@
-// Package socket keeps in touch with a service of the host that listens on a unix
-// socket and may be started again at any time: its socket is found below the
-// host's root, and looked for again when it comes, goes, or is made anew.
+// Package socket follows a service of the host that listens on a unix socket and may restart
+// at any time. It finds the socket below the host's root, and again when the socket appears,
+// vanishes or is replaced.
 package socket
 
 import (
@@ -18,24 +18,24 @@ import (
 	"github.com/gpuready/gpuready/toolkit/watch"
 )
 
-// maxPath is what fits into sun_path of sockaddr_un with the final NUL (unix(7)).
+// maxPath is the maximum length of sun_path in sockaddr_un without the final NUL (unix(7)).
 const maxPath = 107
 
-// How patient to be with a service whose socket is there and that refuses: inotify
-// tells when a socket is made, not when somebody listens on it, which is a moment
-// later, or never where a service was killed and left it.
+// The retry intervals for a service that refuses connections to its existing socket. inotify
+// reports the creation of a socket, but not when a service listens on it. That is a moment
+// later, or never if a killed service left it.
 const (
 	firstRetry = 20 * time.Millisecond
 	lastRetry  = 10 * time.Second
 )
 
-// Attend finds the first of the paths at which there is a socket and calls attend
-// with it, again whenever it is another socket, also one made anew at the same path;
-// with "" where there is none. ctx of a call ends when it no longer holds. One that
-// returns an error is made again, soon if it went well for long, else after a
-// pause that grows up to ten seconds; one that returns nil is not. Calls follow each
-// other. Attend ends with ctx and returns
-// its error, or one that says why nothing can be watched.
+// Attend finds the first of the paths at which there is a socket and calls attend with it,
+// or with "" if there is none. It calls attend again whenever the socket changes, also if it
+// is replaced at the same path, and then ends the context of the previous call.
+//
+// If attend returns an error, the call is repeated: soon if it ran for long, otherwise after
+// a pause that grows up to ten seconds. If it returns nil, it is not repeated. Calls do not
+// overlap. Attend ends with ctx and returns its error, or an error of watching the socket.
 func Attend(ctx context.Context, root *host.Root, paths []string, attend func(ctx context.Context, path string) error) error {
 	watcher, err := watch.New(root)
 	if err != nil {
@@ -55,47 +55,47 @@ func Attend(ctx context.Context, root *host.Root, paths []string, attend func(ct
 			}
 			select {
 			case changed <- struct{}{}:
-			default: // one is waiting to be looked at
+			default: // already scheduled
 			}
 		}
 	})
-	a := &attendance{root: root, paths: paths, watcher: watcher, attend: attend}
+	f := &follower{root: root, paths: paths, watcher: watcher, attend: attend}
 	for {
-		if err := a.one(ctx, changed); err != nil {
+		if err := f.follow(ctx, changed); err != nil {
 			return err
 		}
 	}
 }
 
-type attendance struct {
+type follower struct {
 	root    *host.Root
 	paths   []string
 	watcher *watch.Watcher
 	attend  func(context.Context, string) error
 }
 
-// file tells one socket from another that was made later at the same path: inode
-// numbers are used again, so the time of the inode's change is in it.
+// file identifies a socket, also among later ones at the same path. Inode numbers are reused,
+// so it includes the time of the inode's change.
 type file struct {
 	path     string
 	dev, ino uint64
 	changed  syscall.Timespec
 }
 
-// look returns the socket that is there now; changes from now on are told.
-func (a *attendance) look() (file, error) {
+// find returns the current socket, and watches for changes from now on.
+func (f *follower) find() (file, error) {
 	var targets []watch.Target
-	for _, p := range a.paths {
+	for _, p := range f.paths {
 		targets = append(targets, watch.Target{Dir: path.Dir(p), Pattern: path.Base(p), Means: 1})
 	}
 	for more := true; more; {
 		var err error
-		if more, err = a.watcher.Set(targets); err != nil {
+		if more, err = f.watcher.Set(targets); err != nil {
 			return file{}, err
 		}
 	}
-	for _, p := range a.paths {
-		info, err := a.root.Stat(p)
+	for _, p := range f.paths {
+		info, err := f.root.Stat(p)
 		if err != nil || info.Mode()&fs.ModeSocket == 0 {
 			continue
 		}
@@ -106,9 +106,9 @@ func (a *attendance) look() (file, error) {
 	return file{}, nil
 }
 
-// one attends to what is there now until something else is; that is no error.
-func (a *attendance) one(ctx context.Context, changed chan struct{}) error {
-	here, err := a.look()
+// follow calls attend for the current socket until that changes, and then returns nil.
+func (f *follower) follow(ctx context.Context, changed chan struct{}) error {
+	here, err := f.find()
 	if inotify.Exhausted(err) {
 		select {
 		case <-ctx.Done():
@@ -128,7 +128,7 @@ func (a *attendance) one(ctx context.Context, changed chan struct{}) error {
 	var began time.Time
 	start := func() {
 		began = time.Now()
-		calls.Go(func() { ended <- a.attend(call, here.path) })
+		calls.Go(func() { ended <- f.attend(call, here.path) })
 	}
 	start()
 	pause := time.Duration(0)
@@ -144,11 +144,11 @@ func (a *attendance) one(ctx context.Context, changed chan struct{}) error {
 			again = nil
 			select {
 			case changed <- struct{}{}:
-			default: // it is about to be looked at
+			default: // already scheduled
 			}
 		case <-changed:
-			now, err := a.look()
-			if inotify.Exhausted(err) { // what is there goes on; it is looked at again
+			now, err := f.find()
+			if inotify.Exhausted(err) { // keep the current call and retry
 				again = time.After(lastRetry)
 				continue
 			}
@@ -166,9 +166,9 @@ func (a *attendance) one(ctx context.Context, changed chan struct{}) error {
 	}
 }
 
-// next is the pause after a call that took some time, where last was the one before
-// it. A service that lets us in and puts us out again, each time, is not one with
-// which it went well: who reads our state would hear of it fifty times in a second.
+// next returns the pause after a call of some duration, given the last pause. A service that
+// always accepts and then drops the connection does not count as working: otherwise its state
+// would change fifty times in a second.
 func next(last, took time.Duration) time.Duration {
 	if took > lastRetry {
 		return firstRetry

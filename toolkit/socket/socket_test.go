@@ -18,8 +18,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// newHost is a host in a directory with a short path, with a link at /var/run as
-// hosts have it.
+// newHost returns a host in a directory with a short path, and with the usual link at
+// /var/run.
 func newHost(t *testing.T) *host.Root {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "h")
@@ -55,7 +55,7 @@ func listen(t *testing.T, root *host.Root, path string) *net.UnixListener {
 	return ln
 }
 
-func TestSocketIsAttendedToWheneverItIsAnother(t *testing.T) {
+func TestAttendFollowsChangesOfTheSocket(t *testing.T) {
 	root := newHost(t)
 	calls := make(chan string, 10)
 	attend(t, root, []string{"/var/run/first/a.sock", "/var/run/b.sock"}, func(_ context.Context, at string) error {
@@ -69,7 +69,7 @@ func TestSocketIsAttendedToWheneverItIsAnother(t *testing.T) {
 	first := listen(t, root, "/run/first/a.sock")
 	require.Equal(t, "/var/run/first/a.sock", <-calls, "the first of those that are there")
 	for range 5 {
-		require.NoError(t, first.Close()) // with its file
+		require.NoError(t, first.Close()) // it removes its file
 		require.Equal(t, "/var/run/b.sock", <-calls)
 		first = listen(t, root, "/run/first/a.sock")
 		require.Equal(t, "/var/run/first/a.sock", <-calls)
@@ -80,8 +80,8 @@ func TestSocketIsAttendedToWheneverItIsAnother(t *testing.T) {
 	require.Empty(t, <-calls)
 }
 
-// Killed, a service leaves its socket; the next one makes its own in that place.
-func TestSocketMadeAnewInPlaceIsAnother(t *testing.T) {
+// A killed service leaves its socket, and the next one replaces it.
+func TestReplacedSocketIsDetected(t *testing.T) {
 	root := newHost(t)
 	calls := make(chan string, 10)
 	attend(t, root, []string{"/run/a.sock"}, func(_ context.Context, at string) error {
@@ -99,8 +99,8 @@ func TestSocketMadeAnewInPlaceIsAnother(t *testing.T) {
 	}
 }
 
-// No event tells that somebody listens on a socket that was made before.
-func TestSocketThatNobodyListensOnYetIsTriedAgain(t *testing.T) {
+// No event reports that a service listens on an existing socket.
+func TestSocketWithoutAListenerIsRetried(t *testing.T) {
 	root := newHost(t)
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	require.NoError(t, err)
@@ -122,7 +122,7 @@ func TestSocketThatNobodyListensOnYetIsTriedAgain(t *testing.T) {
 	<-accepted
 }
 
-func TestCallEndsWhenItsSocketGoes(t *testing.T) {
+func TestCallEndsWhenItsSocketVanishes(t *testing.T) {
 	root := newHost(t)
 	ln := listen(t, root, "/run/a.sock")
 	began, ended := make(chan string), make(chan string, 10)
@@ -142,7 +142,7 @@ func TestCallEndsWhenItsSocketGoes(t *testing.T) {
 	require.Equal(t, "no socket", <-ended)
 }
 
-func TestServiceThatPutsUsOutAgainAndAgainIsTriedEverLessOften(t *testing.T) {
+func TestRetriesOfADroppingServiceBackOff(t *testing.T) {
 	var waited, pause time.Duration
 	for range 20 {
 		pause = next(pause, time.Millisecond)
@@ -154,9 +154,9 @@ func TestServiceThatPutsUsOutAgainAndAgainIsTriedEverLessOften(t *testing.T) {
 	require.Equal(t, firstRetry, next(0, 0))
 }
 
-func TestFileThatIsNoSocketIsNone(t *testing.T) {
+func TestOtherFilesAreNotSockets(t *testing.T) {
 	root := newHost(t)
-	require.NoError(t, os.Mkdir(root.Path("/run/a.sock"), 0o755)) // as a bind mount of what is not there leaves it
+	require.NoError(t, os.Mkdir(root.Path("/run/a.sock"), 0o755)) // as left by a bind mount of a missing file
 	calls := make(chan string, 10)
 	attend(t, root, []string{"/run/a.sock"}, func(_ context.Context, at string) error {
 		calls <- at

@@ -13,26 +13,26 @@ import (
 	"github.com/gpuready/gpuready/toolkit/install"
 )
 
-// refusedName is the file beside the account that says what a runtime did not take.
+// refusedName is the file next to the manifest that records the plan a runtime rejected.
 const refusedName = "refused.json"
 
-// restoringName is the file beside it that is there while a restore is under way.
+// restoringName is the file next to it that exists during a restore.
 const restoringName = "restoring"
 
 const maxNote = 1 << 20
 
-// noteKey is where the note is in a transaction's data.
+// noteKey is the key of the note in a transaction's data.
 const noteKey = "configure"
 
-// Journal keeps the account of a runtime's configuration: configure.Journal.
+// Journal implements configure.Journal with the manifest of package install.
 type Journal struct {
 	Root    *host.Root
-	Dir     string // where the account is
+	Dir     string // the directory of the manifest
 	BootID  string
-	Account *sync.Mutex // held while the account is read and written
+	Account *sync.Mutex // held while the manifest is read and written
 }
 
-// Plan compares with what is on the host.
+// Plan compares the items with the host.
 func (j Journal) Plan(items []change.Item) ([]change.Change, error) {
 	return change.Plan(j.Root, items)
 }
@@ -51,8 +51,8 @@ func (j Journal) Begin(changes []change.Change, note []byte) error {
 	return nil
 }
 
-// Pending returns what was begun and not ended. What was written in part only is
-// undone: that is as if it had not been begun.
+// Pending returns the note of an unfinished transaction. It rolls back a partially written
+// one, as if that had not been begun.
 func (j Journal) Pending() (note []byte, pending bool, err error) {
 	j.Account.Lock()
 	defer j.Account.Unlock()
@@ -60,22 +60,22 @@ func (j Journal) Pending() (note []byte, pending bool, err error) {
 	if err != nil || tx == nil {
 		return nil, false, err
 	}
-	whole, err := tx.Written()
+	complete, err := tx.Written()
 	if err != nil {
 		return nil, false, err
 	}
-	if !whole {
+	if !complete {
 		return nil, false, undo(tx)
 	}
 	return []byte(tx.Data[noteKey]), true, nil
 }
 
-// Commit ends what was begun: it stays.
+// Commit ends the transaction and keeps its changes.
 func (j Journal) Commit() error {
 	return j.end(func(tx *install.Tx) error { return tx.Commit() })
 }
 
-// Undo ends what was begun: what was there before is there again.
+// Undo ends the transaction and rolls back its changes.
 func (j Journal) Undo() error { return j.end(undo) }
 
 func (j Journal) end(how func(*install.Tx) error) error {
@@ -91,19 +91,19 @@ func (j Journal) end(how func(*install.Tx) error) error {
 func undo(tx *install.Tx) error {
 	left, err := tx.Rollback()
 	if err == nil && len(left) > 0 {
-		err = fmt.Errorf("not all is as it was: %s", strings.Join(left, "; "))
+		err = fmt.Errorf("not everything was restored: %s", strings.Join(left, "; "))
 	}
 	return err
 }
 
-// Refused returns what was kept by Refuse last; nil: nothing.
+// Refused returns the note of the last Refuse, nil if there is none.
 func (j Journal) Refused() ([]byte, error) { return j.read(refusedName) }
 
-// Refuse keeps why not to try the same again; nil forgets it.
+// Refuse records the note of a rejected plan. nil removes it.
 func (j Journal) Refuse(note []byte) error { return j.write(refusedName, note) }
 
-// Restoring says whether a restore has begun of which the runtime has perhaps not
-// taken in what it put back, and which of its handlers were ours then.
+// Restoring reports whether a restore has begun whose configuration the runtime may not have
+// loaded yet. It also returns the runtime's handlers that were ours then.
 func (j Journal) Restoring() (own []string, begun bool, err error) {
 	data, err := j.read(restoringName)
 	if err != nil || data == nil {
@@ -112,15 +112,15 @@ func (j Journal) Restoring() (own []string, begun bool, err error) {
 	return strings.Fields(string(data)), true, nil
 }
 
-// BeginRestoring takes note that a restore begins, and of the handlers that are ours.
+// BeginRestoring records the beginning of a restore, and the handlers that are ours.
 func (j Journal) BeginRestoring(own []string) error {
 	return j.write(restoringName, []byte(strings.Join(own, "\n")+"\n"))
 }
 
-// EndRestoring takes note that the runtime has taken in what was put back.
+// EndRestoring records that the runtime has loaded the restored configuration.
 func (j Journal) EndRestoring() error { return j.write(restoringName, nil) }
 
-// read returns a file beside the account; nil: it is not there.
+// read reads a file next to the manifest. It returns nil if there is none.
 func (j Journal) read(name string) ([]byte, error) {
 	data, err := j.Root.ReadFile(path.Join(j.Dir, name), maxNote)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -129,7 +129,7 @@ func (j Journal) read(name string) ([]byte, error) {
 	return data, err
 }
 
-// write makes a file beside the account, and an entry in it; without data there is none.
+// write writes a file next to the manifest, and its entry. Without data it removes both.
 func (j Journal) write(name string, data []byte) error {
 	item := change.Item{Path: path.Join(j.Dir, name), Absent: data == nil}
 	if data != nil {

@@ -39,7 +39,7 @@ func content(t *testing.T, file string) string {
 	return string(data)
 }
 
-func TestWhatWasBegunStaysOrIsUndone(t *testing.T) {
+func TestTransactionIsCommittedOrUndone(t *testing.T) {
 	j, file := journal(t)
 	_, pending, err := j.Pending()
 	require.NoError(t, err)
@@ -62,7 +62,7 @@ func TestWhatWasBegunStaysOrIsUndone(t *testing.T) {
 	require.Equal(t, "version = 2 # ours\n", content(t, file))
 }
 
-func TestWhatOthersChangedMeanwhileIsNotOverwritten(t *testing.T) {
+func TestChangesOfOthersAreNotOverwritten(t *testing.T) {
 	j, file := journal(t)
 	begin(t, j, "version = 2 # ours\n")
 	require.NoError(t, os.WriteFile(file, []byte("version = 2 # theirs\n"), 0o600))
@@ -74,7 +74,7 @@ func TestWhatOthersChangedMeanwhileIsNotOverwritten(t *testing.T) {
 	require.NoError(t, err, "it is said once")
 }
 
-func TestARefusalIsKeptUntilItIsForgotten(t *testing.T) {
+func TestRefusalIsKeptUntilItIsRemoved(t *testing.T) {
 	j, _ := journal(t)
 	note, err := j.Refused()
 	require.NoError(t, err)
@@ -90,7 +90,7 @@ func TestARefusalIsKeptUntilItIsForgotten(t *testing.T) {
 	require.Nil(t, note)
 }
 
-func TestARestoreThatDidNotEndIsKnown(t *testing.T) {
+func TestUnfinishedRestoreIsRecorded(t *testing.T) {
 	j, _ := journal(t)
 	for range 2 {
 		_, begun, err := j.Restoring()

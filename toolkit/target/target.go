@@ -1,6 +1,5 @@
-// Package target is the container runtime of this host: which one it is, how it is
-// asked, where its configuration is and how that is changed, and how it is started
-// anew. It is what package configure works on.
+// Package target implements configure.Runtime for the container runtime of this host: it
+// detects, queries, plans for and restarts the runtime.
 package target
 
 import (
@@ -20,16 +19,16 @@ import (
 	"github.com/gpuready/gpuready/toolkit/moby"
 )
 
-// Runtime is the container runtime of a host: configure.Runtime. Its methods follow
-// each other.
+// Runtime is the container runtime of a host. It implements configure.Runtime. Its methods
+// must not be called concurrently.
 type Runtime struct {
 	Root     *host.Root
-	Settings distro.Settings // what was said of it instead of what is found
+	Settings distro.Settings // overrides of the detected runtime
 
-	answer cri.Answer // the last
+	info cri.Answer // the last response
 }
 
-// Sockets are where it may listen, in the order they are tried.
+// Sockets returns the possible sockets of the runtime, in the order they are tried.
 func Sockets(s distro.Settings) ([]string, error) {
 	kind, _, err := s.Kind()
 	if err != nil {
@@ -48,30 +47,30 @@ func Sockets(s distro.Settings) ([]string, error) {
 	return p.Sockets, err
 }
 
-// Ask asks it over its own socket.
+// Ask queries the runtime over its own socket.
 func (r *Runtime) Ask(ctx context.Context) (cri.Answer, error) {
-	answer, err := r.ask(ctx)
+	info, err := r.query(ctx)
 	if err == nil {
-		r.answer = answer
+		r.info = info
 	}
-	return answer, err
+	return info, err
 }
 
-func (r *Runtime) ask(ctx context.Context) (answer cri.Answer, err error) {
+func (r *Runtime) query(ctx context.Context) (info cri.Answer, err error) {
 	sockets, err := Sockets(r.Settings)
 	if err != nil {
-		answer.Message = err.Error()
-		return answer, err
+		info.Message = err.Error()
+		return info, err
 	}
 	at := cri.Find(r.Root, sockets)
 	if at == "" {
-		answer.Message = fmt.Sprintf("no container runtime listens at %v; start it, or say with --runtime-socket where it listens", sockets)
-		return answer, errors.New("no socket")
+		info.Message = fmt.Sprintf("no container runtime listens at %v; start it, or say with --runtime-socket where it listens", sockets)
+		return info, errors.New("no socket")
 	}
 	return AskAt(ctx, r.Root, at, r.Settings)
 }
 
-// AskAt asks the runtime at a socket, in the language that it speaks.
+// AskAt queries the runtime at a socket, by its own API.
 func AskAt(ctx context.Context, root *host.Root, at string, s distro.Settings) (cri.Answer, error) {
 	if kind, _, err := s.Kind(); err == nil && kind == engine.Docker {
 		return moby.Ask(ctx, root, at)
@@ -79,18 +78,18 @@ func AskAt(ctx context.Context, root *host.Root, at string, s distro.Settings) (
 	return cri.Ask(ctx, root, at)
 }
 
-func (r *Runtime) profile() (distro.Profile, error) { return Profile(r.Root, r.Settings, r.answer) }
+func (r *Runtime) profile() (distro.Profile, error) { return Profile(r.Root, r.Settings, r.info) }
 
-// Profile is how the host arranges a runtime that answered so.
-func Profile(root *host.Root, s distro.Settings, answer cri.Answer) (distro.Profile, error) {
-	p, err := distro.Found{Socket: answer.Socket, Runtime: answer.Name}.Detect(root)
+// Profile returns the profile of a runtime on the host, given its response.
+func Profile(root *host.Root, s distro.Settings, info cri.Answer) (distro.Profile, error) {
+	p, err := distro.Found{Socket: info.Socket, Runtime: info.Name}.Detect(root)
 	if err != nil && s.Empty() {
 		return p, err
 	}
 	return distro.Override(p, s)
 }
 
-// Plan says what to write for what is wanted.
+// Plan returns the plan for the wanted abilities.
 func (r *Runtime) Plan(version string, want engine.Want) (engine.Plan, error) {
 	p, err := r.profile()
 	if err != nil {
@@ -102,7 +101,7 @@ func (r *Runtime) Plan(version string, want engine.Want) (engine.Plan, error) {
 	place := p.Place(version)
 	planner, ok := planners[place.Kind]
 	if !ok {
-		return engine.Plan{}, fmt.Errorf("a runtime of kind %q cannot be configured; say with --runtime which it is", place.Kind)
+		return engine.Plan{}, fmt.Errorf("a runtime of kind %q cannot be configured; name the runtime with --runtime", place.Kind)
 	}
 	plan, err := planner(r.Root, place, want)
 	if err == nil {
@@ -115,7 +114,8 @@ var planners = map[engine.Kind]func(engine.Files, engine.Place, engine.Want) (en
 	engine.Containerd: containerd.Plan, engine.CRIO: crio.Plan, engine.Docker: docker.Plan,
 }
 
-// May says whether it may be restarted from here, else what a person has to do.
+// May reports whether the runtime may be restarted from here. If not, it returns the manual
+// steps.
 func (r *Runtime) May() (bool, string) {
 	p, err := r.profile()
 	switch {
@@ -131,7 +131,7 @@ func (r *Runtime) May() (bool, string) {
 	return false, "restart it"
 }
 
-// Restart makes it take in the edits.
+// Restart makes the runtime load the edits.
 func (r *Runtime) Restart(ctx context.Context, edits []engine.Edit) (string, error) {
 	p, err := r.profile()
 	if err != nil {
@@ -142,9 +142,9 @@ func (r *Runtime) Restart(ctx context.Context, edits []engine.Edit) (string, err
 	return passage.String(), err
 }
 
-// Files are the paths of the configuration of a runtime that answered so.
-func Files(root *host.Root, s distro.Settings, answer cri.Answer) []string {
-	p, err := Profile(root, s, answer)
+// Files returns the configuration files of a runtime, given its response.
+func Files(root *host.Root, s distro.Settings, info cri.Answer) []string {
+	p, err := Profile(root, s, info)
 	if err != nil {
 		return nil
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/distro"
 )
 
-func TestWhereARuntimeIsLookedFor(t *testing.T) {
+func TestSockets(t *testing.T) {
 	for name, c := range map[string]struct {
 		said distro.Settings
 		want []string

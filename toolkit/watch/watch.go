@@ -1,5 +1,4 @@
-// Package watch tells when something happens in directories of the host, also
-// in those that do not exist yet.
+// Package watch watches directories of the host, including those that do not exist yet.
 package watch
 
 import (
@@ -17,37 +16,36 @@ import (
 	"github.com/gpuready/gpuready/internal/inotify"
 )
 
-// Meaning is what a change stands for: bits of the watcher's owner.
+// Meaning is the meaning of a change, as bits defined by the watcher's owner.
 type Meaning uint
 
 // Everything means that changes were missed.
 const Everything = ^Meaning(0)
 
-// Target is a directory of the host in which entries of some names matter. It
-// need not exist: then what is missing on the way to it is waited for.
+// Target is a directory of the host with a pattern for the names to watch. If it does not
+// exist, the watcher waits for its missing parents.
 type Target struct {
 	Dir     string // on the host
-	Pattern string // as path.Match
+	Pattern string // as in path.Match
 	Means   Meaning
 }
 
-// Watcher tells when something happens in its targets.
+// Watcher reports changes in its targets.
 type Watcher struct {
 	root   *host.Root
 	notify *inotify.Watcher
 
 	mu      sync.Mutex
-	watched map[string][]watch // by the directory watched, as this process sees it
+	watched map[string][]watch // by the watched directory in this process's file system
 }
 
-// watch is one reason for which a directory is watched: entries that match the
-// pattern matter.
+// watch is one reason to watch a directory: entries that match the pattern.
 type watch struct {
 	pattern string
 	means   Meaning
 }
 
-// New makes a watcher of the host below root, which watches nothing yet.
+// New returns a watcher for the host below root, without targets.
 func New(root *host.Root) (*Watcher, error) {
 	notify, err := inotify.New()
 	if err != nil {
@@ -56,12 +54,11 @@ func New(root *host.Root) (*Watcher, error) {
 	return &Watcher{root: root, notify: notify, watched: map[string][]watch{}}, nil
 }
 
-// Close ends the watcher.
+// Close closes the watcher.
 func (w *Watcher) Close() error { return w.notify.Close() }
 
-// Set watches what the targets need, and nothing else. It tells whether
-// something is watched that was not before: what happened there until now was
-// not seen.
+// Set replaces the targets. It reports whether a directory is newly watched, in which earlier
+// changes were not noticed.
 func (w *Watcher) Set(targets []Target) (more bool, err error) {
 	want := map[string][]watch{}
 	for _, t := range targets {
@@ -70,14 +67,14 @@ func (w *Watcher) Set(targets []Target) (more bool, err error) {
 			return false, err
 		}
 		if err != nil {
-			continue // a loop of links, or the like: nothing can come there
+			continue // a loop of links or the like: nothing can appear there
 		}
 		dir, err := w.root.NearestDir(real)
 		if err != nil {
 			return false, err
 		}
 		pattern := t.Pattern
-		if dir != real { // the next part of the way
+		if dir != real { // the next missing part of the path
 			rest := strings.TrimPrefix(strings.TrimPrefix(real, dir), "/")
 			pattern, _, _ = strings.Cut(rest, "/")
 		}
@@ -86,7 +83,7 @@ func (w *Watcher) Set(targets []Target) (more bool, err error) {
 			want[here] = append(want[here], reason)
 		}
 	}
-	// First what events mean, then the watches that bring them.
+	// The meanings of events come first, then the watches that cause them.
 	w.mu.Lock()
 	was := w.watched
 	w.watched = want
@@ -104,14 +101,14 @@ func (w *Watcher) Set(targets []Target) (more bool, err error) {
 			continue
 		}
 		more = true
-		if err := w.notify.Add(dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) { // gone meanwhile: look again
+		if err := w.notify.Add(dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) { // removed meanwhile: the next Set retries
 			return false, err
 		}
 	}
 	return more, nil
 }
 
-// Next waits for something that matters and returns what it means.
+// Next waits for a relevant change and returns its meaning.
 func (w *Watcher) Next(ctx context.Context) (Meaning, error) {
 	for {
 		e, err := w.notify.Next(ctx)

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuready/gpuready/internal/inotify"
 )
 
-func TestSetFailsAndForgetsNothingWithoutDescriptors(t *testing.T) {
+func TestSetFailsAndKeepsItsTargetsWithoutDescriptors(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, "run/cdi"), 0o755))
 	root, err := host.Open(dir)
