@@ -87,7 +87,7 @@ func (s *smallRun) becomes(p *built.Process, phase nodestate.Phase) {
 	require.Equal(s, phase, last.Phase, p.Output())
 }
 
-func TestToolkitStartsOnAFullDiskAndContinuesOnceThereIsSpace(t *testing.T) {
+func TestAToolkitStartsOnAFullDiskAndGoesOnWhenThereIsRoom(t *testing.T) {
 	for _, what := range []string{"bytes", "inodes"} {
 		t.Run(what, func(t *testing.T) {
 			s := newSmallRun(t)
@@ -106,7 +106,7 @@ func TestToolkitStartsOnAFullDiskAndContinuesOnceThereIsSpace(t *testing.T) {
 	}
 }
 
-func TestFullDiskLeavesNoStaleState(t *testing.T) {
+func TestAFullDiskLeavesNoStateThatIsNotTrue(t *testing.T) {
 	for _, what := range []string{"bytes", "inodes"} {
 		t.Run(what, func(t *testing.T) {
 			s := newSmallRun(t)

@@ -439,7 +439,7 @@ func TestVolumesAreNotWrittenTo(t *testing.T) {
 
 // Another container of the pod flips a link in a volume while the hook runs, from a path in
 // the container to another volume.
-func TestLinksFlippedByAnotherContainer(t *testing.T) {
+func TestLinksThatAPodMateFlips(t *testing.T) {
 	hook, runs := built.Path(t, "gpu-cdi-hook"), 30
 	if long {
 		runs = 1_000

@@ -226,7 +226,7 @@ func TestMountsFromTheHostAreNotWrittenTo(t *testing.T) {
 }
 
 // An image whose user is not root must not read root's file in a volume through a link.
-func TestFilesThatOnlyRootMayReadAreNotCopied(t *testing.T) {
+func TestWhatOnlyRootMayReadIsNotCopied(t *testing.T) {
 	rootfs, state := bundled(t)
 	volume := t.TempDir()
 	elf, err := library()

@@ -168,7 +168,7 @@ func short(t require.TestingT, err error, warnings []string) {
 
 // For any image and pod, a container only gets the nodes of the GPUs that it named, and
 // one that has GPUs gets no others.
-func TestContainersGetOnlyTheGPUsThatTheyName(t *testing.T) {
+func TestContainersGetTheGPUsThatTheyNamedAndNoOthers(t *testing.T) {
 	_, table := hostileTable(t)
 	names := []string{
 		"0", "1", "0:0", "0:1", "GPU-a", "MIG-b", "nvidia.com/gpu=0", "nvidia.com/gpu=0:1", "k8s.gpuready.io/gpu=GPU-a", "all", "ALL", "none", "void", "every",

@@ -199,7 +199,7 @@ func TestBrokenGPUNeverGetsAnothersNode(t *testing.T) {
 }
 
 // Runtimes pass the container's environment to a hook that has none.
-func TestEveryHookHasAnEnvironmentAndExists(t *testing.T) {
+func TestEveryHookHasAnEnvironmentAndIsOneThatWeHave(t *testing.T) {
 	root := driver(t, t.TempDir(), "/")
 	files, err := Find(root, "/", version)
 	require.NoError(t, err)

@@ -51,9 +51,9 @@ func TestNoMountOfASpecificationIsWritable(t *testing.T) {
 	}
 }
 
-// TestFilesInWorldWritableDirectoriesAreNotMounted creates a driver root of links to
+// TestNothingThatEverybodyCanReplaceIsMounted creates a driver root of links to
 // directories, some of them world-writable. No file found lies in one of those.
-func TestFilesInWorldWritableDirectoriesAreNotMounted(t *testing.T) {
+func TestNothingThatEverybodyCanReplaceIsMounted(t *testing.T) {
 	lib := "/usr/lib/" + map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
 	links := []string{
 		"/usr/bin/nvidia-smi", "/usr/bin/nvidia-persistenced", "/usr/share/vulkan", "/etc/vulkan/icd.d", "/etc/vulkan/icd.d/nvidia_icd.json",

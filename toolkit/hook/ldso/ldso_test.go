@@ -339,7 +339,7 @@ func TestCompatLibrariesGoFirst(t *testing.T) {
 
 // A cache of another byte order, damaged anywhere or cut, is never an error, and never
 // excludes the driver's libraries.
-func TestDamagedCacheIsNotAnError(t *testing.T) {
+func TestDamagedCacheStopsNothing(t *testing.T) {
 	dir, root := image(t)
 	library(t, dir+"/driver/libcuda.so.1", "libcuda.so.1", 1)
 	ldconfig(t, "-r", dir, "-C", "/cache")
@@ -374,7 +374,7 @@ func TestDamagedCacheIsNotAnError(t *testing.T) {
 }
 
 // A cache with many entries that share one long string would become many times as long.
-func TestCacheOfOverlappingStringsIsRefused(t *testing.T) {
+func TestCacheOfOverlappingStringsIsNotUnfolded(t *testing.T) {
 	c := Cache{Entries: []Entry{{Name: strings.Repeat("a", 4000), Path: strings.Repeat("b", 4000)}}}
 	one := c.Bytes()
 	const n = 100_000

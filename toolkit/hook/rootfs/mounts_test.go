@@ -145,7 +145,7 @@ func TestFilesWithoutASizeAreNotOpened(t *testing.T) {
 }
 
 // A mount on a shared mount also appears on the host.
-func TestSharedMountPointsAreRefused(t *testing.T) {
+func TestNothingIsMountedWhereOthersSeeIt(t *testing.T) {
 	root, _, volume := mounted(t)
 	require.NoError(t, os.WriteFile(volume+"/params", nil, 0o444))
 	for propagation, fine := range map[uintptr]bool{unix.MS_PRIVATE: true, unix.MS_SHARED: false, unix.MS_SLAVE: true} {

@@ -200,7 +200,7 @@ func drawList(t *rapid.T, label string) string {
 
 // For any container, a forbidden request is empty, and an allowed one only has devices of
 // Kinds that the container named.
-func TestRequestsOnlyContainAllowedDevices(t *testing.T) {
+func TestAContainerAsksForNothingButWhatItMay(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		visible, channels, annotation := drawList(t, "visible"), drawList(t, "channels"), drawList(t, "annotation")
 		own, err := json.Marshal(map[string]string{"cdi.k8s.io/plugin": "k8s.gpuready.io/gpu=GPU-granted"})
