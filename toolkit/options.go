@@ -79,7 +79,7 @@ func parse(args []string) (*options, error) {
 	o := &options{flags: pflag.NewFlagSet("gpu-toolkit", pflag.ContinueOnError), config: setup.Config{Shim: settings.Default()}}
 	f := o.flags
 	f.SortFlags = false
-	f.StringVar(&o.config.HostRoot, "host-root", "/", "mount point of the host's file system")
+	f.StringVar(&o.config.HostRoot, "host-root", "/", "where the host's file system is seen")
 	f.StringVar(&o.config.DriverRoot, "driver-root", "", "directory of the host with the driver's files (default "+setup.ContainerRoot+" if a driver is there, otherwise /)")
 	f.StringVar(&o.config.DevRoot, "dev-root", "", "directory of the host with dev/nvidia* (default the driver root if it has them, otherwise /)")
 	f.StringVar(&o.config.CDIDir, "cdi-output-dir", cdi.DynamicDir, "directory of the host for CDI specifications")

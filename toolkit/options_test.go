@@ -49,7 +49,7 @@ func TestIncorrectUseIsRefusedWithARemedy(t *testing.T) {
 		{"apply --runtime=podman", "", `RUNTIME="podman" is unknown; use containerd, docker or crio`},
 		{"apply --runtime-config=x", "", "--runtime-config=x: it must be an absolute path of the host"},
 		{"apply", "CONTAINERD_CONFIG=x", "CONTAINERD_CONFIG=x: it must be an absolute path of the host"},
-		{"apply", "RUNTIME_CONFIG=/runtime/config-dir/config.toml", "that is a path in the container of NVIDIA's toolkit; give the host's"},
+		{"apply", "RUNTIME_CONFIG=/runtime/config-dir/config.toml", "that is a path in the container of NVIDIA's toolkit; use the host's"},
 		{"apply", "RUNTIME_SOCKET=/runtime/sock-dir/containerd.sock", "that is a path in the container of NVIDIA's toolkit"},
 		{"apply", "CONTAINERD_CONFIG=/a DOCKER_CONFIG=/b", "CONTAINERD_CONFIG is for containerd and DOCKER_CONFIG for docker"},
 		{"apply --runtime-restart-mode=kill", "", "--runtime-restart-mode=kill: it is auto, systemd, signal, none, or empty"},
@@ -100,7 +100,7 @@ func TestUnreadVariablesAreReported(t *testing.T) {
 	found := unread([]string{"ROOT=/usr/local/nvidia", "NO_DAEMON=true", "NVIDIA_CONTAINER_RUNTIME_DEBUG=/x"})
 	require.Len(t, found, 3)
 	require.Contains(t, found[0], "NO_DAEMON: the command apply does it once")
-	require.Contains(t, found[1], "NVIDIA_CONTAINER_RUNTIME_DEBUG: gpu-oci-runtime has its settings beside it")
+	require.Contains(t, found[1], "NVIDIA_CONTAINER_RUNTIME_DEBUG: the settings of gpu-oci-runtime are in a file next to it")
 	require.Contains(t, found[2], "ROOT: TOOLKIT_INSTALL_DIR is the directory itself")
 	for name := range foreign {
 		for flag, own := range environment {

@@ -24,7 +24,7 @@ const maxSpec = 8 << 20
 // configuration files, which are watched.
 const runtimeKnown = configChanged << 1
 
-// runtimeState is what is known about the container runtime. Nothing waits for it.
+// runtimeState is the known state of the container runtime. Nothing waits for it.
 type runtimeState struct {
 	queried bool       // the runtime was queried, or there is none
 	info    cri.Answer // without a socket if there is no runtime

@@ -61,9 +61,9 @@ func ReadCaps(root *host.Root, driverRoot string) (Caps, error) {
 	return parseCaps(data), err
 }
 
-// MakesGPUs reports whether the toolkit creates the nodes of GPUs, accessible to everyone.
-// That is so with the driver's default parameters. If these set other permissions or an
-// owner, or forbid it, the administrator manages the nodes.
+// MakesGPUs reports whether the toolkit creates the nodes of GPUs, accessible to everyone, as
+// with the driver's default parameters. If these set other permissions or an owner, or forbid
+// it, the administrator manages the nodes.
 func MakesGPUs(root *host.Root, driverRoot string) (bool, error) {
 	data, err := readProc(root, driverRoot, "/proc/driver/nvidia/params")
 	defaults := map[string]string{"ModifyDeviceFiles": "1", "DeviceFileMode": "438", "DeviceFileUID": "0", "DeviceFileGID": "0"} // 0666

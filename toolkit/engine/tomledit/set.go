@@ -164,8 +164,8 @@ func (d *Doc) newTable(path []string, text string) (at int, with string) {
 	return at, d.line(at, with)
 }
 
-// line returns text as whole lines for insertion at an offset, the end of another line.
-// That line may lack its line end if it is the last.
+// line returns text as whole lines for insertion at an offset, the end of another line,
+// which may lack its line end if it is the last.
 func (d *Doc) line(at int, text string) string {
 	if at > 0 && d.data[at-1] != '\n' {
 		text = d.eol() + text
