@@ -123,11 +123,11 @@ func TestAnyResponseFitsIntoAState(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		text := rapid.OneOf(rapid.String(), rapid.StringMatching(`/[a-z/]{0,100}`), rapid.Just("/"+strings.Repeat("y", 5000)), rapid.Just("\xff\x00\n"), rapid.Just(strings.Repeat("x", 70000)))
 		config := critestConfig(rapid.SliceOfN(text, 0, 100).Draw(t, "dirs"), rapid.SliceOfN(text, 0, 100).Draw(t, "runtimes"))
-		said := &runtimeapi.StatusResponse{Info: map[string]string{"config": rapid.OneOf(text, rapid.Just(config)).Draw(t, "config")}}
+		verbose := &runtimeapi.StatusResponse{Info: map[string]string{"config": rapid.OneOf(text, rapid.Just(config)).Draw(t, "config")}}
 		for range rapid.IntRange(0, 100).Draw(t, "handlers") {
-			said.RuntimeHandlers = append(said.RuntimeHandlers, &runtimeapi.RuntimeHandler{Name: text.Draw(t, "handler")})
+			verbose.RuntimeHandlers = append(verbose.RuntimeHandlers, &runtimeapi.RuntimeHandler{Name: text.Draw(t, "handler")})
 		}
-		a, err := parse(&runtimeapi.VersionResponse{RuntimeName: text.Draw(t, "name"), RuntimeVersion: text.Draw(t, "version")}, said)
+		a, err := parse(&runtimeapi.VersionResponse{RuntimeName: text.Draw(t, "name"), RuntimeVersion: text.Draw(t, "version")}, verbose)
 		if err != nil {
 			return
 		}

@@ -99,7 +99,7 @@ type pod struct {
 // outcome records what happened while the hook ran.
 type outcome struct {
 	changed []string // watched files that changed
-	said    string
+	message string
 	failed  bool
 	flips   int64
 }
@@ -234,7 +234,7 @@ func (p *pod) run() (*outcome, string, error) {
 		}
 		args, env = append([]string{self}, args...), append(env, blindVariable+"=1")
 	}
-	script := fmt.Sprintf(`cd %q; cat >state; echo >here; read x <on; for i in $(seq %d); do "$@" <state 2>>said || echo >failed; done; echo >here; exit 1`, p.dir, p.runs)
+	script := fmt.Sprintf(`cd %q; cat >state; echo >here; read x <on; for i in $(seq %d); do "$@" <state 2>>message || echo >failed; done; echo >here; exit 1`, p.dir, p.runs)
 	// Each container has a new name: its control group may outlive it for a moment.
 	id := fmt.Sprintf("hook-%d-%d", os.Getpid(), pods.Add(1))
 	config, err := json.Marshal(oci.Spec{
@@ -251,9 +251,9 @@ func (p *pod) run() (*outcome, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
-	var said bytes.Buffer
+	var message bytes.Buffer
 	cmd := exec.Command("runc", "--root", p.dir+"/runc", "run", "--bundle", bundle, id)
-	cmd.Stdout, cmd.Stderr = &said, &said
+	cmd.Stdout, cmd.Stderr = &message, &message
 	if err := cmd.Start(); err != nil {
 		return nil, "", err
 	}
@@ -265,7 +265,7 @@ func (p *pod) run() (*outcome, string, error) {
 	}()
 	if _, err := here.Read(make([]byte, 1)); err != nil {
 		<-ended
-		return nil, said.String(), nil
+		return nil, message.String(), nil
 	}
 	before, err := readTree(p.watched, len(p.flip) == 0)
 	if err != nil {
@@ -294,9 +294,9 @@ func (p *pod) run() (*outcome, string, error) {
 	o.changed = differences(before, after)
 	_, err = os.Stat(p.dir + "/failed")
 	o.failed = err == nil
-	data, err := os.ReadFile(p.dir + "/said")
-	o.said = string(data)
-	return &o, said.String(), err
+	data, err := os.ReadFile(p.dir + "/message")
+	o.message = string(data)
+	return &o, message.String(), err
 }
 
 // fifo creates a named pipe and opens both its ends.
@@ -346,9 +346,9 @@ func bindMount(source, destination string, options ...string) oci.Mount {
 func TestVolumesAreNotWrittenTo(t *testing.T) {
 	hook := built.Path(t, "gpu-cdi-hook")
 	for name, c := range map[string]struct {
-		make func(t *testing.T, p *pod, v, w string)
-		own  bool   // the container's cache has the driver's library in the end
-		said string // why not
+		make    func(t *testing.T, p *pod, v, w string)
+		own     bool   // the container's cache has the driver's library in the end
+		message string // why not
 	}{
 		"no volume": {make: func(*testing.T, *pod, string, string) {}, own: true},
 		"volumes beside the work": {make: func(_ *testing.T, p *pod, v, w string) {
@@ -358,49 +358,49 @@ func TestVolumesAreNotWrittenTo(t *testing.T) {
 			require.NoError(t, links(p.image, map[string]string{"/d/l": "/", "/a/b/c": "/d", "/usr/local/cuda/compat": "/c"}))
 			require.NoError(t, os.Mkdir(w+"/empty", 0o755))
 			p.mounts = append(p.mounts, bindMount(v+"/etc", "/d/l/etc"), bindMount(w+"/empty", "/a/b/c"), bindMount(v, "/c"))
-		}, said: "mount from the host"},
+		}, message: "mount from the host"},
 		"a volume on the whole root": {make: func(t *testing.T, p *pod, v, _ string) {
 			require.NoError(t, links(p.image, map[string]string{"/l": "/"}))
 			p.mounts = append(p.mounts, bindMount(v, "/l"))
-		}, said: "a volume covers the container's whole root"},
+		}, message: "a volume covers the container's whole root"},
 		"the same, twice": {make: func(t *testing.T, p *pod, v, _ string) {
 			require.NoError(t, links(p.image, map[string]string{"/l": "/"}))
 			p.mounts = append(p.mounts, bindMount(v, "/l"), bindMount(v, "/l"))
-		}, said: "a volume covers the container's whole root"},
+		}, message: "a volume covers the container's whole root"},
 		"a volume on /": {make: func(_ *testing.T, p *pod, v, _ string) {
 			p.mounts = append(p.mounts, bindMount(v, "/"))
-		}, said: "a volume covers the container's whole root"},
+		}, message: "a volume covers the container's whole root"},
 		"a tmpfs on /": {make: func(_ *testing.T, p *pod, _, _ string) {
 			p.mounts = append(p.mounts, oci.Mount{Destination: "/", Type: "tmpfs", Source: "tmpfs"})
-		}, said: "a volume covers the container's whole root"},
+		}, message: "a volume covers the container's whole root"},
 		"the cache alone": {make: func(_ *testing.T, p *pod, v, _ string) {
 			p.mounts = append(p.mounts, bindMount(v+"/etc/ld.so.cache", "/etc/ld.so.cache"))
-		}, said: "mount from the host"},
+		}, message: "mount from the host"},
 		"an emptyDir in memory": {make: func(t *testing.T, p *pod, _, _ string) {
 			m, err := p.volume("memory", true)
 			require.NoError(t, err)
 			p.mounts = append(p.mounts, bindMount(m+"/etc", "/etc"), bindMount(m, "/dev/dri"))
-		}, said: "mount from the host"},
+		}, message: "mount from the host"},
 		"a whole emptyDir in memory": {make: func(t *testing.T, p *pod, _, _ string) {
 			m, err := p.volume("memory", true)
 			require.NoError(t, err)
 			p.mounts = append(p.mounts, bindMount(m, "/etc"), bindMount(m, "/usr/local/cuda/compat"))
-		}, said: "mount from the host"},
+		}, message: "mount from the host"},
 		"a tmpfs of the container's own": {make: func(_ *testing.T, p *pod, _, _ string) {
 			p.mounts = append(p.mounts, oci.Mount{Destination: "/etc", Type: "tmpfs", Source: "tmpfs"})
 		}},
 		"a link of the image into a volume": {make: func(t *testing.T, p *pod, v, _ string) {
 			require.NoError(t, links(p.image, map[string]string{"/etc": "/v/etc", "/usr/local/cuda": "/v/usr/local/cuda"}))
 			p.mounts = append(p.mounts, bindMount(v, "/v"))
-		}, said: "mount from the host"},
+		}, message: "mount from the host"},
 		"a link of a volume back into the image": {make: func(t *testing.T, p *pod, v, _ string) {
 			require.NoError(t, errors.Join(links(p.image, map[string]string{"/etc": "/v/own"}), os.Mkdir(p.image+"/own", 0o755)))
 			p.mounts = append(p.mounts, bindMount(v, "/v"))
-		}, said: "mount from the host"},
+		}, message: "mount from the host"},
 		"the image's folder, from below the overlay": {make: func(_ *testing.T, p *pod, _, _ string) {
 			p.watched = p.dir + "/lower"
 			p.mounts = append(p.mounts, bindMount(p.dir+"/lower/etc", "/etc"))
-		}, said: "mount from the host"},
+		}, message: "mount from the host"},
 	} {
 		for _, kind := range []string{"overlay", "folder", "overlay, before Linux 5.6"} {
 			if kind == "folder" && strings.Contains(name, "overlay") {
@@ -417,20 +417,20 @@ func TestVolumesAreNotWrittenTo(t *testing.T) {
 				w, err := p.volume("w", false)
 				require.NoError(t, err)
 				c.make(t, p, v, w)
-				o, said, err := p.run()
+				o, message, err := p.run()
 				require.NoError(t, err)
-				require.NotNil(t, o, said)
-				require.Empty(t, o.changed, o.said)
+				require.NotNil(t, o, message)
+				require.Empty(t, o.changed, o.message)
 				cache, err := p.cache()
-				if c.said != "" {
-					require.Contains(t, o.said, c.said)
+				if c.message != "" {
+					require.Contains(t, o.message, c.message)
 				} else {
-					require.False(t, o.failed, o.said)
+					require.False(t, o.failed, o.message)
 				}
 				if c.own {
 					require.NoError(t, err)
 					require.True(t, slices.ContainsFunc(cache.Entries, func(e ldso.Entry) bool { return e.Name == "libcuda.so.1" }), "%v", cache)
-					require.Empty(t, o.said)
+					require.Empty(t, o.message)
 				}
 			})
 		}
@@ -457,9 +457,9 @@ func TestLinksThatAPodMateFlips(t *testing.T) {
 	p.mounts = append(p.mounts, bindMount(v, "/v"), bindMount(w, "/w"))
 	p.flip, p.runs = [][2]string{{"/v/flip", "/v/flop"}}, runs
 	began := time.Now()
-	o, said, err := p.run()
+	o, message, err := p.run()
 	require.NoError(t, err)
-	require.NotNil(t, o, said)
+	require.NotNil(t, o, message)
 	require.Empty(t, o.changed)
 	require.NotZero(t, o.flips)
 	t.Logf("%d runs, %d flips, %v", runs, o.flips, time.Since(began))

@@ -73,13 +73,13 @@ func TestDisksThatCannotBeWrittenTo(t *testing.T) {
 				c.then(t, w)
 			}
 			for _, args := range all() {
-				said, code := w.run(args...)
+				message, code := w.run(args...)
 				if args[0] == "update-ldcache" && !c.found {
-					require.Equal(t, 1, code, said)
-					require.Contains(t, said, "libcuda.so.1", "what would not be found is named")
+					require.Equal(t, 1, code, message)
+					require.Contains(t, message, "libcuda.so.1", "what would not be found is named")
 					continue
 				}
-				require.Zero(t, code, said)
+				require.Zero(t, code, message)
 			}
 			w.untouched(name)
 			require.NotContains(t, strings.Join(names(t, w.rootfs), "\n"), ".tmp", "nothing half is left behind")
@@ -106,26 +106,26 @@ func names(t *testing.T, dir string) []string {
 func TestHostileBundles(t *testing.T) {
 	hook := built.Path(t, "gpu-cdi-hook")
 	for name, c := range map[string]struct {
-		make func(t *testing.T, w *world) error
-		code int
-		said string
+		make    func(t *testing.T, w *world) error
+		code    int
+		message string
 	}{
 		"rootfs by a link": {make: func(_ *testing.T, w *world) error { return swap(w.rootfs, w.bundle+"/real") }},
 		"rootfs is the host's": {make: func(_ *testing.T, w *world) error {
 			w.config(`{"root":{"path":"link"}}`)
 			return os.Symlink("/", w.bundle+"/link")
-		}, code: 1, said: "the host's root"},
-		"rootfs is /": {make: func(_ *testing.T, w *world) error { w.config(`{"root":{"path":"/proc/../"}}`); return nil }, code: 1, said: "cannot be a container's"},
+		}, code: 1, message: "the host's root"},
+		"rootfs is /": {make: func(_ *testing.T, w *world) error { w.config(`{"root":{"path":"/proc/../"}}`); return nil }, code: 1, message: "cannot be a container's"},
 		"rootfs is above /": {make: func(_ *testing.T, w *world) error {
 			w.config(`{"root":{"path":"` + strings.Repeat("../", 40) + `"}}`)
 			return nil
-		}, code: 1, said: "cannot be a container's"},
-		"rootfs is another's root": {make: func(_ *testing.T, w *world) error { w.config(`{"root":{"path":"/proc/self/root"}}`); return nil }, code: 1, said: "the host's root"},
-		"rootfs is a file":         {make: func(_ *testing.T, w *world) error { w.config(`{"root":{"path":"config.json"}}`); return nil }, code: 1, said: "not a directory"},
-		"rootfs is not there":      {make: func(_ *testing.T, w *world) error { w.config(`{"root":{"path":"nowhere"}}`); return nil }, code: 1, said: "no such file"},
-		"no configuration":         {make: func(_ *testing.T, w *world) error { return os.Remove(w.bundle + "/config.json") }, code: 1, said: "config.json: no such file"},
-		"configuration is a pipe":  {make: pipe, code: 1, said: "not a regular file"},
-		"configuration has no end": {make: func(_ *testing.T, w *world) error { return os.Truncate(w.bundle+"/config.json", 1<<40) }, code: 1, said: "more than"},
+		}, code: 1, message: "cannot be a container's"},
+		"rootfs is another's root": {make: func(_ *testing.T, w *world) error { w.config(`{"root":{"path":"/proc/self/root"}}`); return nil }, code: 1, message: "the host's root"},
+		"rootfs is a file":         {make: func(_ *testing.T, w *world) error { w.config(`{"root":{"path":"config.json"}}`); return nil }, code: 1, message: "not a directory"},
+		"rootfs is not there":      {make: func(_ *testing.T, w *world) error { w.config(`{"root":{"path":"nowhere"}}`); return nil }, code: 1, message: "no such file"},
+		"no configuration":         {make: func(_ *testing.T, w *world) error { return os.Remove(w.bundle + "/config.json") }, code: 1, message: "config.json: no such file"},
+		"configuration is a pipe":  {make: pipe, code: 1, message: "not a regular file"},
+		"configuration has no end": {make: func(_ *testing.T, w *world) error { return os.Truncate(w.bundle+"/config.json", 1<<40) }, code: 1, message: "more than"},
 		"100,000 mounts": {make: func(_ *testing.T, w *world) error {
 			m := strings.Repeat(`{"destination":"`+libs+`/libcuda.so.570.1","type":"bind"},`, 100_000)
 			w.config(`{"root":{"path":"rootfs"},"mounts":[` + strings.TrimSuffix(m, ",") + `]}`)
@@ -139,9 +139,9 @@ func TestHostileBundles(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, hook)
 			require.NoError(t, c.make(t, w))
-			said, code := w.run("update-ldcache", "--folder", libs)
-			require.Equal(t, c.code, code, said)
-			require.Contains(t, said, c.said)
+			message, code := w.run("update-ldcache", "--folder", libs)
+			require.Equal(t, c.code, code, message)
+			require.Contains(t, message, c.message)
 			w.untouched(name)
 		})
 	}
@@ -171,8 +171,8 @@ func TestHostileStates(t *testing.T) {
 	require.NoError(t, err)
 	defer zero.Close()
 	for name, c := range map[string]struct {
-		stdin io.Reader
-		said  string
+		stdin   io.Reader
+		message string
 	}{
 		"nothing":          {strings.NewReader(""), "run by a container runtime"},
 		"truncated":        {strings.NewReader(`{"ociVersion":"1.0.2","bundle":"/run/c`), "unexpected EOF"},
@@ -191,7 +191,7 @@ func TestHostileStates(t *testing.T) {
 			out, err := cmd.CombinedOutput()
 			require.Error(t, err)
 			require.Equal(t, 1, cmd.ProcessState.ExitCode())
-			require.Contains(t, string(out), c.said)
+			require.Contains(t, string(out), c.message)
 			require.NotContains(t, string(out), "\x1b")
 			require.Equal(t, 1, strings.Count(string(out), "\n"), "one line")
 		})

@@ -137,8 +137,8 @@ func TestNothingOutsideIsReadOrWritten(t *testing.T) {
 				// The same for an image without a cache, which is scanned completely.
 				if place != "/etc" && place != "/etc/ld.so.cache" {
 					_ = os.Remove(w.rootfs + "/etc/ld.so.cache")
-					said, _ := w.run("update-ldcache", "--folder", libs)
-					require.NotContains(t, said, "given up", place)
+					message, _ := w.run("update-ldcache", "--folder", libs)
+					require.NotContains(t, message, "given up", place)
 					w.untouched(place)
 				}
 			}

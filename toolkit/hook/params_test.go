@@ -57,14 +57,14 @@ func TestParamsAreShownWithoutDeviceFiles(t *testing.T) {
 func TestParamsAreMountedOnNothingElse(t *testing.T) {
 	hook := built.Path(t, "gpu-cdi-hook")
 	for name, c := range map[string]struct {
-		make func(w *world, at string) error
-		said string // empty if nothing is mounted, without a message
+		make    func(w *world, at string) error
+		message string // empty if nothing is mounted, without a message
 	}{
 		"not there":   {make: func(*world, string) error { return nil }},
 		"a link out":  {make: func(w *world, at string) error { return os.Symlink(w.canary+"/libz.so.1", at) }},
 		"by the root": {make: func(w *world, at string) error { return os.Symlink("/proc/1/root"+w.canary+"/libz.so.1", at) }},
-		"a pipe":      {make: func(_ *world, at string) error { return syscall.Mkfifo(at, 0o600) }, said: "not a regular file"},
-		"a folder":    {make: func(_ *world, at string) error { return os.Mkdir(at, 0o755) }, said: "not a regular file"},
+		"a pipe":      {make: func(_ *world, at string) error { return syscall.Mkfifo(at, 0o600) }, message: "not a regular file"},
+		"a folder":    {make: func(_ *world, at string) error { return os.Mkdir(at, 0o755) }, message: "not a regular file"},
 		"off already": {make: func(_ *world, at string) error {
 			return os.WriteFile(at, []byte(strings.Replace(driverParams, "Files: 1", "Files: 0", 1)), 0o644)
 		}},
@@ -85,8 +85,8 @@ func TestParamsAreMountedOnNothingElse(t *testing.T) {
 			require.NoError(t, os.MkdirAll(w.rootfs+"/proc/driver/nvidia", 0o755))
 			require.NoError(t, c.make(w, w.rootfs+"/proc/driver/nvidia/params"))
 			out := inMounts(t, w, `hook 2>&1 || echo failed; grep -cE "$BUNDLE|`+w.canary+`" /proc/self/mountinfo || true`)
-			if c.said != "" {
-				require.Contains(t, out, c.said)
+			if c.message != "" {
+				require.Contains(t, out, c.message)
 				require.Contains(t, out, "failed\n0\n")
 			} else {
 				require.Equal(t, "0\n", out)

@@ -125,21 +125,21 @@ func (a *aspects) check(t *rapid.T, dir, hook string) {
 		}
 	}
 
-	o, said, err := p.run()
+	o, message, err := p.run()
 	if err != nil {
-		t.Fatalf("%v: %s", err, said)
+		t.Fatalf("%v: %s", err, message)
 	}
 	a.all.Add(1)
 	if o == nil {
 		return // the runtime refused it
 	}
 	a.reached.Add(1)
-	count(&a.refused, len(o.said) > 0)
+	count(&a.refused, len(o.message) > 0)
 	count(&a.flipped, o.flips > 0)
 	cache, err := p.cache()
 	count(&a.written, err == nil && len(cache.Entries) > 1)
 	if len(o.changed) > 0 {
-		t.Fatalf("changed outside of the container:\n%q\nmounts: %+v\nlinks: %q\nthe hook said: %s", o.changed, p.mounts, in, o.said)
+		t.Fatalf("changed outside of the container:\n%q\nmounts: %+v\nlinks: %q\nthe hook message: %s", o.changed, p.mounts, in, o.message)
 	}
 }
 

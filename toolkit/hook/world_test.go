@@ -213,10 +213,10 @@ func (w *world) run(args ...string) (stderr string, code int) {
 func (w *world) runAll() (stderr string) {
 	w.t.Helper()
 	for _, args := range all() {
-		said, _ := w.run(args...)
-		require.NotContains(w.t, said, "given up", args)
-		require.NotContains(w.t, said, "panic", args)
-		stderr += said
+		message, _ := w.run(args...)
+		require.NotContains(w.t, message, "given up", args)
+		require.NotContains(w.t, message, "panic", args)
+		stderr += message
 	}
 	return stderr
 }
@@ -224,8 +224,8 @@ func (w *world) runAll() (stderr string) {
 // runJoined runs them in one process, as in our specifications. It stops at the first failure.
 func (w *world) runJoined() (stderr string) {
 	w.t.Helper()
-	said, _ := w.run(joined.Args(all()...)...)
-	require.NotContains(w.t, said, "given up")
-	require.NotContains(w.t, said, "panic")
-	return said
+	message, _ := w.run(joined.Args(all()...)...)
+	require.NotContains(w.t, message, "given up")
+	require.NotContains(w.t, message, "panic")
+	return message
 }

@@ -28,8 +28,8 @@ var ErrShim = errors.New("the program gpu-oci-runtime cannot be read")
 const patience = time.Minute
 
 // Configurer returns the configurer of this host's container runtime, nil if configuring it
-// is not allowed. tell is called after each step.
-func (t *Toolkit) Configurer(tell func(step string, took time.Duration)) *configure.Configurer {
+// is not allowed. notify is called after each step.
+func (t *Toolkit) Configurer(notify func(step string, took time.Duration)) *configure.Configurer {
 	c := t.Config
 	if !c.Configure {
 		return nil
@@ -41,7 +41,7 @@ func (t *Toolkit) Configurer(tell func(step string, took time.Duration)) *config
 	return &configure.Configurer{
 		Wishes:  w,
 		Runtime: &target.Runtime{Root: t.Root, Settings: c.Runtime},
-		Journal: t.journal(), Same: t.same, Patience: patience, Tell: tell,
+		Journal: t.journal(), Same: t.same, Patience: patience, Tell: notify,
 	}
 }
 
@@ -116,12 +116,12 @@ func (c Config) ProblemOf(err error) (gpu.Reason, string) {
 }
 
 // Lock makes this process the only one that changes the host, and removes the partial files
-// of a killed one. With wait it waits for another process, and calls tell with its name.
-func (t *Toolkit) Lock(ctx context.Context, wait bool, tell func(message string)) (*install.Held, error) {
+// of a killed one. With wait it waits for another process, and calls notify with its name.
+func (t *Toolkit) Lock(ctx context.Context, wait bool, notify func(message string)) (*install.Held, error) {
 	dir := path.Join(t.Config.StateDir, string(nodestate.Toolkit))
 	held, err := install.Lock(ctx, t.Root, dir, false)
 	if wait && errors.Is(err, install.ErrLocked) {
-		tell(err.Error())
+		notify(err.Error())
 		held, err = install.Lock(ctx, t.Root, dir, true)
 	}
 	if err != nil {

@@ -23,7 +23,7 @@ import (
 // runtime if that is allowed; otherwise Left names the manual steps. If it is killed, the
 // next call finishes it, so that the runtime does not keep a handler whose program is
 // removed.
-func (t *Toolkit) RestoreRuntime(ctx context.Context, dry bool, tell func(string)) (install.Restored, error) {
+func (t *Toolkit) RestoreRuntime(ctx context.Context, dry bool, notify func(string)) (install.Restored, error) {
 	r := &target.Runtime{Root: t.Root, Settings: t.Config.Runtime}
 	before, askErr := r.Ask(ctx)
 	if hangs(askErr) {
@@ -48,7 +48,7 @@ func (t *Toolkit) RestoreRuntime(ctx context.Context, dry bool, tell func(string
 		c := &configure.Configurer{Runtime: r, Same: t.same, Patience: patience}
 		did, err := c.Return(ctx, before, own)
 		if did != "" {
-			tell(did)
+			notify(did)
 		}
 		if err != nil {
 			return restored, err

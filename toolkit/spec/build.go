@@ -66,9 +66,9 @@ func Own(kind string) bool { return kind == cdi.KindGPU || kind == cdi.KindManag
 
 // Build builds the specification of every kind.
 func Build(in Input) Output {
-	b := builder{Input: in, there: map[string]bool{}}
+	b := builder{Input: in, exists: map[string]bool{}}
 	for _, n := range in.Nodes {
-		b.there[n.Path] = true
+		b.exists[n.Path] = true
 	}
 	var byUUID, byIndex []specs.Device
 	all := map[string]bool{}
@@ -117,7 +117,7 @@ func Build(in Input) Output {
 
 type builder struct {
 	Input
-	there    map[string]bool
+	exists   map[string]bool
 	warnings []string
 }
 

@@ -20,7 +20,7 @@ func (b *builder) gpu(d gpu.Device) (whole []string, parts [][]string) {
 		b.warn("GPU %s (%s) is left out: its device node is not known; %s", d.UUID, d.PCI, d.Fault.Message)
 		return nil, nil
 	}
-	if d.UUID == "" || !b.there[p] {
+	if d.UUID == "" || !b.exists[p] {
 		b.warn("GPU %s (%s) is left out: there is no device node %s", d.UUID, d.PCI, path.Join(b.DevRoot, p))
 		return nil, nil
 	}
@@ -57,7 +57,7 @@ func (b *builder) mig(d gpu.Device, m gpu.MIGDevice) (nodes []string, missing st
 			return nil, "the driver lists no capability " + name + " in /proc/driver/nvidia-caps/mig-minors"
 		}
 		p := node.CapPath(minor)
-		if !b.there[p] {
+		if !b.exists[p] {
 			return nil, "there is no device node " + path.Join(b.DevRoot, p) + " for its capability " + name
 		}
 		nodes = append(nodes, p)
@@ -69,7 +69,7 @@ func (b *builder) mig(d gpu.Device, m gpu.MIGDevice) (nodes []string, missing st
 func (b *builder) control() []string {
 	var nodes []string
 	for _, p := range []string{"/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl"} {
-		if b.there[p] {
+		if b.exists[p] {
 			nodes = append(nodes, p)
 		}
 	}

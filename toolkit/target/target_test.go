@@ -11,10 +11,10 @@ import (
 
 func TestSockets(t *testing.T) {
 	for name, c := range map[string]struct {
-		said distro.Settings
-		want []string
+		settings distro.Settings
+		want     []string
 	}{
-		"nothing is said":      {distro.Settings{}, cri.Sockets},
+		"nothing is settings":  {distro.Settings{}, cri.Sockets},
 		"a socket alone":       {distro.Settings{Socket: "/run/a.sock"}, []string{"/run/a.sock"}},
 		"docker":               {distro.Settings{Runtime: "docker"}, []string{"/run/docker.sock"}},
 		"docker's socket":      {distro.Settings{DockerSocket: "/run/d.sock"}, []string{"/run/d.sock"}},
@@ -24,7 +24,7 @@ func TestSockets(t *testing.T) {
 		"the more special one": {distro.Settings{ContainerdSocket: "/run/c.sock", Socket: "/run/a.sock"}, []string{"/run/c.sock"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := Sockets(c.said)
+			got, err := Sockets(c.settings)
 			require.NoError(t, err)
 			require.Equal(t, c.want, got)
 		})

@@ -110,18 +110,18 @@ func holds(condition, version string) (truth, error) {
 		return unmet, err
 	}
 	if property == "driver" {
-		there, err := numbers(version)
+		actual, err := numbers(version)
 		if err != nil {
 			return unknown, nil //nolint:nilerr // a version that is not understood is not known
 		}
-		return compare(slices.Compare(there, wanted), operator, true), nil
+		return compare(slices.Compare(actual, wanted), operator, true), nil
 	}
 	cuda, exact := cudaOf(version)
-	there, err := numbers(cuda)
+	actual, err := numbers(cuda)
 	if err != nil {
 		return unknown, nil //nolint:nilerr // a driver older than the table
 	}
-	return compare(slices.Compare(there, wanted[:min(2, len(wanted))]), operator, exact), nil
+	return compare(slices.Compare(actual, wanted[:min(2, len(wanted))]), operator, exact), nil
 }
 
 // compare evaluates a comparison. If order is that of a lower bound, the result is unknown
@@ -143,15 +143,15 @@ func compare(order int, operator string, exact bool) truth {
 // cudaOf returns the newest CUDA version of a driver. For a driver newer than all known
 // ones, exact is false and the version is a lower bound.
 func cudaOf(version string) (cuda string, exact bool) {
-	there, err := numbers(version)
+	actual, err := numbers(version)
 	if err != nil {
 		return "", false
 	}
 	for i, b := range branches {
 		major, _ := strconv.Atoi(b.driver) // a number, see above
-		if there[0] >= major {
+		if actual[0] >= major {
 			// There is no branch between these, but there will be newer ones.
-			cuda, exact = b.cuda, i < len(branches)-1 || there[0] < major+5
+			cuda, exact = b.cuda, i < len(branches)-1 || actual[0] < major+5
 		}
 	}
 	return cuda, exact
