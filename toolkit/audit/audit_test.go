@@ -80,7 +80,7 @@ func TestEveryVerdictHasAReason(t *testing.T) {
 	})
 }
 
-func TestFindingsArePrintedForPeopleAndPrograms(t *testing.T) {
+func TestPrintFindings(t *testing.T) {
 	findings := []Finding{
 		Judge(Container{Namespace: "ml", Pod: "train-0", Name: "main", ID: "1", Image: "cuda:12.5", Value: "all", FromImage: true, Handler: "nvidia", Default: true, Reads: true, Looked: true, Devices: []string{"/dev/nvidia0"}}),
 		Judge(Container{Namespace: "ml", Pod: "infer", Name: "main", ID: "2", Image: "triton", CDI: []string{"nvidia.com/gpu=0"}, Handler: "runc"}),

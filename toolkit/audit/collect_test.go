@@ -69,7 +69,7 @@ func env(value string, asked bool) string {
 	return fmt.Sprintf(`{"config":{"envs":[%s]},"runtimeSpec":{"process":{"env":["NVIDIA_VISIBLE_DEVICES=%s"]}}}`, envs, value)
 }
 
-func TestContainersAreFoundOverCRI(t *testing.T) {
+func TestCollectOverCRI(t *testing.T) {
 	const tasks = "/run/containerd/io.containerd.runtime.v2.task/k8s.io/"
 	root := newHost(t, map[string]string{
 		tasks + "c1/config.json": `{"process":{"env":["NVIDIA_VISIBLE_DEVICES=void"]},"linux":{"devices":[{"path":"/dev/nvidia1"}]},"hooks":{"prestart":[{"path":"/usr/bin/nvidia-container-runtime-hook"}]}}`,
@@ -179,7 +179,7 @@ func serveDocker(t *testing.T, root *host.Root, answers map[string]string) {
 
 const daemon = `{"DefaultRuntime":"runc","Runtimes":{"runc":{"path":"runc"},"nvidia":{"path":"/usr/bin/nvidia-container-runtime","runtimeArgs":[]},"gpu":{"path":"/usr/local/nvidia/toolkit/gpu-oci-runtime"}}}`
 
-func TestContainersAreFoundOverDockersAPI(t *testing.T) {
+func TestCollectOverDockersAPI(t *testing.T) {
 	root := newHost(t, map[string]string{
 		"/run/containerd/io.containerd.runtime.v2.task/moby/d1/config.json": `{"linux":{"devices":[{"path":"/dev/nvidia0"}]}}`,
 		"/proc/7/mountinfo": "",

@@ -146,7 +146,7 @@ func TestDriverThatAppearsDuringOpenIsWatchedToo(t *testing.T) {
 }
 
 // An error due to the replacement of the driver is not a failure.
-func TestFailureAmidAnUpgradeIsNotPublished(t *testing.T) {
+func TestFailureDuringAnUpgradeIsNotPublished(t *testing.T) {
 	m := newMachine(t, gputest.Node("t4", 1))
 	m.install("", 1)
 	d := New(m.toolkit(), slog.New(slog.DiscardHandler), NewMetrics(prometheus.NewRegistry()))

@@ -208,7 +208,7 @@ func TestNodeWithoutNRIReportsHowToEnableIt(t *testing.T) {
 	m.await("of containerd 2", func(s nodestate.State) bool { return strings.Contains(injected(s).Message, "take disable = true") })
 }
 
-func TestNodeWithoutAGPUStaysQuietAboutItsRuntime(t *testing.T) {
+func TestNodeWithoutAGPULogsNoRuntimeProblems(t *testing.T) {
 	m := newMachine(t, gpu.Snapshot{})
 	m.conf.Namespace = ours
 	require.NoError(t, os.RemoveAll(m.dir+"/sys/bus/pci/devices/0000:10:00.0"))

@@ -26,7 +26,7 @@ func plainLibrary(t *testing.T, args ...string) []byte {
 	return data
 }
 
-func TestAnErrorDoesNotNameEachLibraryOfAnImage(t *testing.T) {
+func TestErrorsNameAFewLibraries(t *testing.T) {
 	rootfs, state := bundled(t)
 	elf, err := library()
 	require.NoError(t, err)
@@ -51,7 +51,7 @@ func TestAnErrorDoesNotNameEachLibraryOfAnImage(t *testing.T) {
 	require.Less(t, len(err.Error())+len(stderr), 5000)
 }
 
-func TestAWarningDoesNotListAllThatAnImageSays(t *testing.T) {
+func TestWarningsAreShort(t *testing.T) {
 	rootfs, state := bundled(t)
 	compat := rootfs + "/usr/local/cuda/compat"
 	require.NoError(t, os.MkdirAll(compat, 0o755))

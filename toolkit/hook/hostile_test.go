@@ -34,7 +34,7 @@ func TestCanaryDetectsAccess(t *testing.T) {
 	}
 }
 
-func TestAFriendlyContainer(t *testing.T) {
+func TestOrdinaryContainer(t *testing.T) {
 	w := newWorld(t, built.Path(t, "gpu-cdi-hook"))
 	require.Empty(t, w.runJoined())
 	w.untouched("all hooks")

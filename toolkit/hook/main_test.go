@@ -53,14 +53,14 @@ func TestCreateSymlinks(t *testing.T) {
 	require.Empty(t, entries, "nothing is made outside of the container")
 }
 
-func TestUnknownHooksStopNoContainer(t *testing.T) {
+func TestUnknownHooksAreSkipped(t *testing.T) {
 	stdout, stderr, err := call("", "enable-something-new", "--whatever", "x")
 	require.NoError(t, err)
 	require.Empty(t, stdout)
 	require.Contains(t, stderr, "enable-something-new")
 }
 
-func TestHooksOfOneCallRunInTheirOrder(t *testing.T) {
+func TestHooksOfOneCallRunInOrder(t *testing.T) {
 	rootfs, state := bundled(t)
 	_, stderr, err := call(state, "all", "--", "create-symlinks", "--link", "a::/dir/link", "--", "of-a-later-version", "--x",
 		"--", "noop", "--", "chmod", "--mode", "700", "--path", "/dir")
@@ -253,7 +253,7 @@ func TestWhatOnlyRootMayReadIsNotCopied(t *testing.T) {
 	require.Equal(t, "/v/path", target, "it is left as it is")
 }
 
-func TestCompatIsWantedOrTakenBack(t *testing.T) {
+func TestCompatConfIsWrittenOrRemoved(t *testing.T) {
 	rootfs, state := bundled(t)
 	conf := rootfs + ldso.CompatConf
 	require.NoError(t, os.MkdirAll(rootfs+"/usr/local/cuda-12.8/compat", 0o755))

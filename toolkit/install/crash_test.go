@@ -249,7 +249,7 @@ var histories = map[string]struct {
 	"rollback":     {func(r *host.Root) error { return start(r, "boot", one) }, rollback},
 }
 
-func TestPowerLossAfterEachStepIsSurvived(t *testing.T) {
+func TestRecoveryAfterAPowerLossAtEachStep(t *testing.T) {
 	e := expect(t)
 	for name, h := range histories {
 		t.Run(name, func(t *testing.T) {

@@ -53,7 +53,7 @@ func loop(at string) int {
 	return 1
 }
 
-func TestKillAtAnyMomentIsSurvived(t *testing.T) {
+func TestRecoveryAfterAKillAtAnyMoment(t *testing.T) {
 	kills := 20
 	if long {
 		kills = 250

@@ -15,7 +15,7 @@ import (
 
 // After any sequence of changes, in a transaction or not, committed or rolled back,
 // restore restores the original state if nobody else changed it.
-func TestAnyHistoryOfOursIsUndone(t *testing.T) {
+func TestRestoreUndoesAnyHistory(t *testing.T) {
 	base := scratch(t)
 	paths := []string{"/etc/a", "/etc/link", "/etc/new", "/etc/dir/new", "/run/x", "/opt/deep/er/file"}
 	rapid.Check(t, func(rt *rapid.T) {

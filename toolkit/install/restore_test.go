@@ -114,7 +114,7 @@ func TestRemovedFilesAndReplacedLinksAreRestored(t *testing.T) {
 	require.Equal(t, "there", target)
 }
 
-func TestOnlyTheModeWasOurs(t *testing.T) {
+func TestRestoreOfAModeChange(t *testing.T) {
 	at, root := machine(t)
 	before := describe(t, at+conf)
 	items := config(original)
@@ -204,7 +204,7 @@ func TestDamagedOriginalIsRefusedByName(t *testing.T) {
 	}
 }
 
-func TestOneRuntimeOnlyIsRestored(t *testing.T) {
+func TestRestoreOfSelectedPaths(t *testing.T) {
 	at, root := machine(t)
 	apply(t, root, "boot", append(config(edited), wanted()...))
 	r, err := Restore(root, dir, "boot", RestoreOptions{Only: func(p string) bool { return p == conf }})

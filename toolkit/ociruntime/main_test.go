@@ -102,7 +102,7 @@ func (i *install) call(args ...string) (exit int, ran bool) {
 	return cmd.ProcessState.ExitCode(), err == nil
 }
 
-func TestEverythingIsPassedOn(t *testing.T) {
+func TestOtherCallsArePassedOnUnchanged(t *testing.T) {
 	i := newInstall(t)
 	before, err := os.Stat(i.bundle + "/config.json")
 	require.NoError(t, err)
@@ -130,7 +130,7 @@ func TestEverythingIsPassedOn(t *testing.T) {
 	require.NoFileExists(t, i.dir+"/log")
 }
 
-func TestGPUsAreGiven(t *testing.T) {
+func TestRequestedGPUsAreInjected(t *testing.T) {
 	i := newInstall(t)
 	for _, command := range []string{"create", "run"} {
 		i.config(`{"process":{"env":["A=b"]},"annotations":{"cdi.k8s.io/x":"nvidia.com/gpu=0"}}`)
@@ -150,7 +150,7 @@ func TestGPUsAreGiven(t *testing.T) {
 	}
 }
 
-func TestFailuresAreSaidWhereTheyAreLookedFor(t *testing.T) {
+func TestFailuresAreReportedToTheCaller(t *testing.T) {
 	i := newInstall(t)
 	log := i.dir + "/log.json"
 	for _, c := range []struct{ config, want string }{
@@ -208,7 +208,7 @@ func TestBrokenSettingsStopOnlyNewContainers(t *testing.T) {
 	require.Contains(t, i.stderr.String(), settings.FileName+`: unknown field "acept"`)
 }
 
-func TestNoRuntimeIsSaid(t *testing.T) {
+func TestMissingRuntimeIsReported(t *testing.T) {
 	i := newInstall(t)
 	i.settings.Runtimes = []string{i.program, "no-such-runtime"}
 	i.set()
@@ -228,7 +228,7 @@ func TestAsDockersHook(t *testing.T) {
 	require.Contains(t, string(out), "--runtime=nvidia")
 }
 
-func TestALogThatCannotBeWrittenIsNoReasonToFail(t *testing.T) {
+func TestUnwritableLogIsNotAnError(t *testing.T) {
 	i := newInstall(t)
 	i.config(`{"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]}}`)
 	_, ran := i.call("--log", "/nowhere/log", "create", "ID")

@@ -68,7 +68,7 @@ func TestOwnHandlersAreFoundWithoutTheirNames(t *testing.T) {
 	require.Equal(t, []string{"gpu", "nvidia"}, own)
 }
 
-func TestNothingOfOursIsLeftAfterRestore(t *testing.T) {
+func TestRestoreRemovesAllOurFiles(t *testing.T) {
 	toolkit, dir := configured(t)
 	require.NoError(t, toolkit.journal().Refuse([]byte("{}")))
 	require.FileExists(t, dir+"/usr/local/nvidia/toolkit/refused.json")

@@ -24,7 +24,7 @@ func TestReadFindsTheRootAndTheMounts(t *testing.T) {
 	}
 }
 
-func TestReadSaysWhatIsWrong(t *testing.T) {
+func TestReadErrors(t *testing.T) {
 	dir := t.TempDir()
 	state := fmt.Sprintf(`{"bundle":%q}`, dir)
 	config := func(s string) { require.NoError(t, os.WriteFile(dir+"/config.json", []byte(s), 0o644)) }

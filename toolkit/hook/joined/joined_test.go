@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestHooksAreReadAsTheyAreWritten(t *testing.T) {
+func TestArgsAndHooksRoundTrip(t *testing.T) {
 	links, cache, params := []string{"create-symlinks", "--link", "a::/b"}, []string{"update-ldcache", "--folder", "/c"}, []string{"disable-device-node-modification"}
 	for _, c := range []struct{ hooks, want [][]string }{
 		{[][]string{links, cache, params}, [][]string{links, cache, params}},
@@ -22,7 +22,7 @@ func TestHooksAreReadAsTheyAreWritten(t *testing.T) {
 	require.Equal(t, []string{"all", "--", "create-symlinks", "--link", "a::/b", "--", "disable-device-node-modification"}, Args(links, params))
 }
 
-func TestWhatNamesNoHook(t *testing.T) {
+func TestHooksRefusesInvalidArguments(t *testing.T) {
 	for _, args := range [][]string{nil, {"--"}, {"all"}, {"all", "--"}, {"all", "noop"}, {"all", "noop", "--", "noop"}, {"all", "--", "noop", "--"}, {"all", "--", "--", "noop"}, {"all", "--", "all", "--"}} {
 		_, ok := Hooks(args)
 		require.False(t, ok, args)

@@ -39,7 +39,7 @@ func TestMountsAreNumberedWithoutStatx(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
-func TestWhichMountsAreTheContainersOwn(t *testing.T) {
+func TestOwnMounts(t *testing.T) {
 	const host = `1 0 254:0 / / rw shared:1 - ext4 /dev/vda rw
 2 1 0:20 / /run rw shared:2 - tmpfs tmpfs rw
 3 1 0:30 / /var/lib/kubelet/pods/p/volumes/memory rw shared:3 - tmpfs tmpfs rw
@@ -167,7 +167,7 @@ func TestNothingIsMountedWhereOthersSeeIt(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
-func TestWhatCannotBeReplacedIsLeftAsItIs(t *testing.T) {
+func TestFailedReplaceLeavesTheFileUnchanged(t *testing.T) {
 	root, dir, volume := mounted(t)
 	for _, f := range []string{dir + "/file", dir + "/other", volume + "/file"} {
 		require.NoError(t, os.WriteFile(f, []byte("x"), 0o644))

@@ -28,7 +28,7 @@ func write(t *testing.T, content string) string {
 	return path
 }
 
-func TestWhatIsNotKnownStays(t *testing.T) {
+func TestUnknownKeysAreKept(t *testing.T) {
 	path := write(t, sample)
 	c, err := Read(path)
 	require.NoError(t, err)
@@ -61,7 +61,7 @@ func TestWhatIsNotKnownStays(t *testing.T) {
 	require.Len(t, entries, 1)
 }
 
-func TestNothingChangedIsNotWritten(t *testing.T) {
+func TestUnchangedConfigurationIsNotWritten(t *testing.T) {
 	for _, content := range []string{sample, `{}`, `{"process":null,"linux":null,"hooks":null,"mounts":null}`, `{"linux":{"netDevices":{"eth0":{}},"intelRdt":{"closID":"x"}}}`} {
 		path := write(t, content)
 		before, err := os.Stat(path)
@@ -113,7 +113,7 @@ func TestHostileBundlesAreOneClearError(t *testing.T) {
 	require.ErrorContains(t, err, "no regular file")
 }
 
-func TestAFileThatCannotBeWrittenIsLeftAsItWas(t *testing.T) {
+func TestFailedWriteLeavesTheFileUnchanged(t *testing.T) {
 	path := write(t, sample)
 	c, err := Read(path)
 	require.NoError(t, err)

@@ -182,7 +182,7 @@ func TestDriverWithoutADevice(t *testing.T) {
 	require.Len(t, spec.Mounts, 3)
 }
 
-func TestWhatIsThereIsNotGivenTwice(t *testing.T) {
+func TestExistingEditsAreNotRepeated(t *testing.T) {
 	for _, names := range [][]string{{"nvidia.com/gpu=0", "nvidia.com/gpu=all"}, {"0", "1"}, {"k8s.gpuready.io/gpu=GPU-a", "nvidia.com/gpu=0"}} {
 		spec := &oci.Spec{Process: &oci.Process{Env: []string{"A=b"}}}
 		_, err := Into(spec, asking(names...), source(nodeSpecs()))
@@ -213,14 +213,14 @@ func TestFilesAreAddedToExistingNodes(t *testing.T) {
 	require.Len(t, spec.Mounts, 3)
 }
 
-func TestDockersHookIsTakenOut(t *testing.T) {
+func TestDockersHookIsRemoved(t *testing.T) {
 	spec := &oci.Spec{Hooks: &oci.Hooks{Prestart: []oci.Hook{{Path: "/a"}, {Path: "/usr/bin/" + request.HookName}}}} //nolint:staticcheck // as Docker does
 	_, err := Into(spec, request.Request{RemoveHook: true}, source(nil))
 	require.NoError(t, err)
 	require.Equal(t, []oci.Hook{{Path: "/a"}}, spec.Hooks.Prestart) //nolint:staticcheck // as Docker does
 }
 
-func TestErrorsNameWhatThereIs(t *testing.T) {
+func TestErrorsNameTheExistingDevices(t *testing.T) {
 	with := func(change func(*request.Request)) request.Request {
 		r := asking("0")
 		change(&r)
@@ -272,7 +272,7 @@ func TestOneEachRefusesNamesOfSeveralGPUs(t *testing.T) {
 	}
 }
 
-func TestPermissionsOfADeviceNodeAreThoseOfItsRule(t *testing.T) {
+func TestDeviceRulesHaveThePermissionsOfTheNode(t *testing.T) {
 	for permissions, want := range map[string]string{"": "rwm", "r": "r", "rw": "rw", "none": ""} {
 		f := file("/n.yaml", cdi.KindNVIDIA, "0")
 		f.Spec.ContainerEdits.DeviceNodes = nil
@@ -287,7 +287,7 @@ func TestPermissionsOfADeviceNodeAreThoseOfItsRule(t *testing.T) {
 	}
 }
 
-func TestErrorsAreShortHoweverManyNamesAreWrong(t *testing.T) {
+func TestErrorsAreShortForManyUnknownNames(t *testing.T) {
 	var names, many []string
 	for i := range 1000 {
 		names, many = append(names, fmt.Sprint("GPU-", i)), append(many, fmt.Sprint("MIG-of-a-long-name-", i))
@@ -301,7 +301,7 @@ func TestErrorsAreShortHoweverManyNamesAreWrong(t *testing.T) {
 	}
 }
 
-func TestOnlyTheKindsAskedForAreRead(t *testing.T) {
+func TestOnlyRequestedKindsAreRead(t *testing.T) {
 	var read []string
 	_, err := Into(&oci.Spec{}, asking("GPU-a", "0"), func(kinds ...string) ([]cdi.File, error) {
 		read = append(read, kinds...)

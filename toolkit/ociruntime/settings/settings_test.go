@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestWhatIsEncodedIsDecoded(t *testing.T) {
+func TestEncodeAndDecodeRoundTrip(t *testing.T) {
 	s := Default()
 	s.Runtimes = []string{"/usr/bin/crun"}
 	s.AcceptEnvvar = true
