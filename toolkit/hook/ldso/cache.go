@@ -276,7 +276,7 @@ func compare(a, b string) int {
 	return char(at(a, i)) - char(at(b, j))
 }
 
-// char is a C char: signed on x86, not on ARM.
+// char returns the value of a C char: signed on x86, not on ARM.
 func char(c byte) int {
 	if runtime.GOARCH == "amd64" {
 		return int(int8(c))
