@@ -1,5 +1,5 @@
-// Package check is the vocabulary of the validator: a node, what is known of
-// its driver, and what comes out when a layer of it is checked.
+// Package check defines the vocabulary of the validator: a node, its driver, and the
+// outcome of the check of a layer.
 //
 // The steps (validator/step/…) each check one layer; Road runs them in order.
 package check
@@ -19,34 +19,34 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 )
 
-// Node is where things lie on the node that is checked. All paths are the host's.
+// Node locates the parts of the node that is checked. All paths are the host's.
 type Node struct {
 	Root            *host.Root
 	BootID          string
-	DriverRoot      string // "" where it is to be found out: see FindDriverRoot
+	DriverRoot      string // "": found by FindDriverRoot
 	DevRoot         string // "" likewise
 	StateDir        string
 	CDIDirs         []string // in rising order of precedence
 	PodResources    string   // the kubelet's socket
 	AllowSimulated  bool
-	Injection       string        // what the toolkit gave this container: see internal/injection; "" outside of such a container
+	Injection       string        // set by the toolkit for this container: see internal/injection; "" outside of such a container
 	Settle          time.Duration // how long the accounts of plugin and kubelet may differ
 	VectorAdd       string        // the sample, a path of this process; "" where there is none
 	CUDATimeout     time.Duration // for one GPU
 	CUDAConcurrency int           // GPUs at a time
-	Status          func() Status // what the API server has of the Node; nil: nobody reads it
+	Status          func() Status // the Node's status in the API server; nil: it is not read
 }
 
-// Status is what the kubelet has told the API server of the node.
+// Status is the node's status that the kubelet reported to the API server.
 type Status struct {
 	Kubelet  string   // version, "v1.31.2"; "" not known
-	Handlers []string // of the container runtime; nil: it does not tell them, or they are not known
-	// Allocatable is how many of each extended resource, "nvidia.com/gpu", pods may
-	// have. The kubelet's own answer is newer; a change of this one is a reason to ask.
+	Handlers []string // of the container runtime; nil: not reported, or not known
+	// Allocatable counts the devices that pods may use, by extended resource, "nvidia.com/gpu".
+	// The kubelet's own answer is newer; a change here is a reason to ask for it.
 	Allocatable map[string]int64
 }
 
-// Told is the status as far as it is known.
+// Told returns the status, as far as it is known.
 func (n Node) Told() Status {
 	if n.Status == nil {
 		return Status{}
@@ -54,16 +54,15 @@ func (n Node) Told() Status {
 	return n.Status()
 }
 
-// State reads what a component of the node says of itself.
+// State reads the state file of a component of the node.
 func (n Node) State(c nodestate.Component) (nodestate.State, error) {
 	return nodestate.ReadBoot(n.StatePath(c), n.BootID)
 }
 
-// Sees reports whether the file that a host path names is the one that this process
-// sees there. A container that was given the GPUs by injection has a root of its own,
-// with few of the host's folders in it. Of a driver container's root it has the root
-// file system and /dev, and nothing that is mounted elsewhere in it, as sockets and
-// firmware are.
+// Sees reports whether a host path names the same file for this process. A container
+// with injected GPUs has its own root, with few of the host's folders in it. Of a driver
+// container's root it has the root file system and /dev, but none of the mounts elsewhere
+// in it, such as sockets and firmware.
 func (n Node) Sees(hostPath string) bool {
 	if n.Injection == "" || n.Root.Dir() != "/" {
 		return true
@@ -83,13 +82,13 @@ func (n Node) StatePath(c nodestate.Component) string {
 	return n.Root.Path(n.StateDir + "/" + string(c))
 }
 
-// Reading is what NVML, asked once, says about the node.
+// Reading is one answer of NVML about the node.
 type Reading struct {
 	Snapshot gpu.Snapshot
 	Library  string // real path of the libnvidia-ml that answered, as this process sees it
 }
 
-// Driver is the driver that was proven: what the later steps build on.
+// Driver is the proven driver, on which the later steps build.
 type Driver struct {
 	Info    nodestate.DriverInfo
 	DevRoot string // host path
@@ -97,15 +96,14 @@ type Driver struct {
 	GPUs    []gpu.Device
 }
 
-// Unit is what a CUDA program can be given: a GPU, or a MIG device of one that
-// is divided.
+// Unit is a device for a CUDA program: a GPU, or a MIG device of a GPU that is divided.
 type Unit struct {
 	UUID gpu.UUID
 	GPU  gpu.Device
 	Name string // for people: "GPU 3 (GPU-…, 0000:3b:00.0)"
 }
 
-// Units returns those of all GPUs that the driver finds nothing wrong with.
+// Units returns the units of all GPUs without a fault reported by the driver.
 func (d Driver) Units() []Unit {
 	var units []Unit
 	for _, g := range d.GPUs {
@@ -122,8 +120,8 @@ func (d Driver) Units() []Unit {
 	return units
 }
 
-// Subject tells apart all that the result of a CUDA program depends on: driver,
-// its files, and GPUs.
+// Subject identifies everything that the result of a CUDA program depends on: the
+// driver, its files, and the GPUs.
 func (d Driver) Subject() string {
 	var b strings.Builder
 	fmt.Fprint(&b, d.Info, d.LibDir)
@@ -138,7 +136,7 @@ func (d Driver) Subject() string {
 	return b.String()
 }
 
-// Name is how a GPU is called in front of people.
+// Name returns the name of a GPU for people.
 func Name(g gpu.Device) string {
 	return fmt.Sprintf("GPU %d (%s, %s)", g.Index, g.UUID, g.PCI)
 }
@@ -147,7 +145,7 @@ func migName(g gpu.Device, m gpu.MIGDevice) string {
 	return fmt.Sprintf("MIG device %d:%d (%s, %s)", g.Index, m.Index, m.UUID, m.Profile)
 }
 
-// Names are how GPUs and their MIG devices are called in front of people.
+// Names returns the names of GPUs and their MIG devices for people.
 func Names(gpus []gpu.Device) map[gpu.UUID]string {
 	names := map[gpu.UUID]string{}
 	for _, g := range gpus {
@@ -159,7 +157,7 @@ func Names(gpus []gpu.Device) map[gpu.UUID]string {
 	return names
 }
 
-// Kind is what came out of a check.
+// Kind is the kind of an Outcome.
 type Kind string
 
 // The kinds of Outcome.
@@ -168,13 +166,13 @@ const (
 	Failed Kind = "failed"
 	NotRun Kind = "not run" // an earlier layer is not ready
 	Absent Kind = "absent"  // no GPU on this node: nothing to prove
-	// Pending: the proof is on its way, and whoever brings it will tell. What
-	// was proven before holds until then.
+	// Pending: the proof is not finished, and its end triggers a check. An earlier
+	// proof holds until then.
 	Pending  Kind = "pending"
 	NotAsked Kind = "not asked for" // an optional layer
 )
 
-// Reasons that are not one step's own.
+// Reasons that several steps share.
 const (
 	ReasonNotRun      gpu.Reason = "NotRun"
 	ReasonNotAsked    gpu.Reason = "NotAsked"
@@ -184,25 +182,25 @@ const (
 	ReasonInjection gpu.Reason = "InjectionMissing"
 )
 
-// Outcome is what came out of the check of a layer.
+// Outcome is the result of the check of a layer.
 type Outcome struct {
 	Layer   readiness.Layer
 	Kind    Kind
 	Proof   *readiness.Proof   // with Passed
 	Refusal *readiness.Refusal // with all others
-	Notes   []string           // what is odd and yet no failure
+	Notes   []string           // oddities that are no failure
 	Again   bool               // with Passed: less was proven than could be; try again later
-	// Allocatable counts, by resource, the devices that the kubelet can give to pods. It is
-	// set by layer plugin once all accounts of them agree, also while a pod is still proving it.
+	// Allocatable counts the devices that the kubelet can allocate to pods, by resource. Layer
+	// plugin sets it once all accounts agree, even while a pod is still proving it.
 	Allocatable map[string]int
 	Elapsed     time.Duration
 }
 
-// maxText bounds a message: several GPUs' findings are put into one.
+// maxText bounds a message: it may hold the findings of several GPUs.
 const maxText = 4096
 
-// Pass is the Outcome of a layer that was proven. What other programs said in
-// it is made fit for a terminal.
+// Pass returns the Outcome of a proven layer. Text from other programs is cleaned for a
+// terminal.
 func Pass(p readiness.Proof, notes ...string) Outcome {
 	p.Summary = record.Clean(p.Summary, maxText)
 	for i := range notes {
@@ -211,7 +209,7 @@ func Pass(p readiness.Proof, notes ...string) Outcome {
 	return Outcome{Kind: Passed, Proof: &p, Notes: notes}
 }
 
-// Fail is the Outcome of a layer that was not: one CamelCase word, what is
+// Fail returns the Outcome of a failed layer: a reason of one CamelCase word, what is
 // wrong, and what to do next.
 func Fail(reason gpu.Reason, message, action string) Outcome {
 	return Outcome{Kind: Failed, Refusal: &readiness.Refusal{
@@ -219,14 +217,14 @@ func Fail(reason gpu.Reason, message, action string) Outcome {
 	}}
 }
 
-// NoGPU is the Outcome where there is no GPU on the node.
+// NoGPU returns the Outcome of a node without a GPU.
 func NoGPU(message string) Outcome {
 	return Outcome{Kind: Absent, Refusal: &readiness.Refusal{
 		Reason: ReasonNoGPU, Message: message, Action: "nothing, unless this node should have a GPU",
 	}}
 }
 
-// Simulated says whether the layer was proven on a driver with no GPU under it.
+// Simulated reports whether the layer was proven on a driver with no GPU under it.
 func (o Outcome) Simulated() bool {
 	return o.Proof != nil && o.Proof.Driver != nil && o.Proof.Driver.Simulated
 }

@@ -9,38 +9,38 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 )
 
-// Road is the steps in their order. The driver's finds out what the others
-// build on; each is run only if all before it passed.
+// Road is the sequence of steps. The others build on the driver's; each is run only if
+// its Basis passed.
 type Road struct {
 	Driver func(context.Context, Node) (Driver, Outcome)
 	Steps  []Step
-	// Begin, when not nil, is told of each layer whose check begins.
+	// Begin, when not nil, is called before the check of each layer.
 	Begin func(readiness.Layer)
-	// End, when not nil, is told each outcome as soon as it is known: not one that
-	// was cut off, nor those of the layers after it.
+	// End, when not nil, is called with each outcome as soon as it is known. It is not called
+	// for an interrupted check, nor for the layers that depend on it.
 	End func(Outcome)
 }
 
 // Step checks one layer above the driver, or beside the road.
 type Step struct {
 	Layer readiness.Layer
-	// Check is nil where nobody asks for the layer, which is then said of it.
+	// Check is nil where the layer is not wanted; its outcome is then NotAsked.
 	Check func(context.Context, Node, Driver) Outcome
 	Basis Basis
 }
 
-// Basis is what a step builds on.
+// Basis names the steps that a step builds on.
 type Basis int
 
-// What there is to build on. A step that does not build on all holds up none.
+// The values of Basis. Only a step that builds on all blocks the steps after it.
 const (
 	OnAll    Basis = iota // all steps of the road before it
 	OnDriver              // the driver alone
 	OnHost                // nothing: Driver is its zero value where that was not proven
 )
 
-// Run checks the layers, nil for all of them. The driver is always among them,
-// since there is nothing to build on without it.
+// Run checks the layers, nil for all of them. The driver is always among them, since the
+// others build on it.
 func (r Road) Run(ctx context.Context, node Node, layers []readiness.Layer) []Outcome {
 	var driver Driver
 	out := []Outcome{r.time(ctx, readiness.Driver, func() (o Outcome) {
@@ -80,7 +80,7 @@ func (r Road) time(ctx context.Context, l readiness.Layer, check func() Outcome)
 	start := time.Now()
 	o := check()
 	if o.Kind == Failed && ctx.Err() != nil {
-		// What a check says that was cut off is not about the layer.
+		// The failure of an interrupted check says nothing about the layer.
 		o = Fail(ReasonInterrupted, fmt.Sprintf("the check was cut off: %v", context.Cause(ctx)), "run it again")
 	}
 	o.Layer, o.Elapsed = l, time.Since(start)
@@ -105,7 +105,7 @@ func blocks(o Outcome) *Outcome {
 	return &o
 }
 
-// after is the Outcome of a layer that was not checked because o did not pass.
+// after returns the Outcome of a layer that was not checked because o did not pass.
 func (o Outcome) after(l readiness.Layer) Outcome {
 	if o.Kind == Absent {
 		return Outcome{Layer: l, Kind: Absent, Refusal: o.Refusal}
@@ -117,7 +117,7 @@ func (o Outcome) after(l readiness.Layer) Outcome {
 	}}
 }
 
-// notAsked is the Outcome of an optional layer that nobody asks for.
+// notAsked returns the Outcome of an optional layer that is not wanted.
 func notAsked(l readiness.Layer) Outcome {
 	return Outcome{Layer: l, Kind: NotAsked, Refusal: &readiness.Refusal{
 		Reason: ReasonNotAsked, Message: "not asked for", Action: "to have it checked, say --optional " + string(l),

@@ -6,12 +6,12 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
 )
 
-// ContainerRoot is where a containerised driver shows its root on the host.
+// ContainerRoot is the host path of a containerised driver's root.
 const ContainerRoot = "/run/nvidia/driver"
 
-// FindDriverRoot returns the node with its driver root set: the one it was
-// given, else that of a containerised driver where it holds a libnvidia-ml,
-// else the host's own. It is asked anew for each check: a driver may come late.
+// FindDriverRoot returns the node with its driver root set: the configured one, else
+// that of a containerised driver where it holds a libnvidia-ml, else the host's own. It is
+// called for each check, since a driver may be installed late.
 func (n Node) FindDriverRoot() Node {
 	if n.DriverRoot == "" {
 		n.DriverRoot = "/"

@@ -1,5 +1,5 @@
-// Package daemon keeps the proofs of a node true: it checks the layers again
-// whenever what they depend on changes, and writes down what came out.
+// Package daemon keeps the proofs of a node current: it checks the layers again
+// whenever something they depend on changes, and writes the outcomes.
 package daemon
 
 import (
@@ -17,37 +17,37 @@ import (
 	"github.com/gpuready/gpuready/validator/voice"
 )
 
-// Config is what a Daemon needs.
+// Config configures a Daemon.
 type Config struct {
 	Node      check.Node
 	Road      check.Road
 	OutputDir string // of the proofs, as this process sees it
 	Log       *slog.Logger
 	Metrics   *Metrics
-	Tell      func(voice.Facts) // told what is known whenever it changes; nil: nobody is
-	News      <-chan struct{}   // a pod that proves something has come to its end; nil: none is run
-	NodeNews  <-chan struct{}   // what the API server has of the Node is another; nil: nobody reads it
-	Witness   Witness           // nil: none is asked for
+	Tell      func(voice.Facts) // called whenever the facts change; nil: not called
+	News      <-chan struct{}   // receives when a validation pod has ended; nil: none is run
+	NodeNews  <-chan struct{}   // receives when the API server's Node has changed; nil: the Node is not watched
+	Witness   Witness           // nil: not wanted
 }
 
-// Witness shows people, by a pod of its own, that what layer cuda says is so.
+// Witness shows people, by a pod of its own, that the proof of layer cuda holds.
 type Witness interface {
-	Proven(check.Driver) // layer cuda is
-	Withdraw()           // it is not any more
+	Proven(check.Driver) // layer cuda is proven
+	Withdraw()           // layer cuda is no longer proven
 	Result() *check.Outcome
-	News() <-chan struct{} // of another result
+	News() <-chan struct{} // receives when the result has changed
 }
 
 // Daemon is the one writer of the proofs and of the validator's own state.
 type Daemon struct {
 	Config
-	proofs  ledger
-	pace    pace
-	seen    seen
-	known   []check.Outcome // of the last check of all layers; nil: an earlier process's word stands
-	retired bool
-	state   nodestate.State // what the state file is to say
-	unsaid  bool            // and does not yet
+	proofs     ledger
+	backoff    backoff
+	gpus       gpuCache
+	outcomes   []check.Outcome // of the last check of all layers; nil: the state of an earlier process stands
+	retired    bool
+	state      nodestate.State // the wanted content of the state file
+	stateDirty bool            // the state file does not hold it yet
 
 	writing sync.Mutex // held while the above is used
 	mu      sync.Mutex
@@ -58,21 +58,21 @@ var errStarting = errors.New("the layers have not been checked yet")
 
 // New returns a Daemon that has not started.
 func New(c Config) *Daemon {
-	d := &Daemon{Config: c, proofs: newLedger(c.OutputDir, c.Node.BootID, c.Log), pace: pace{wait: firstRetry},
-		seen: seen{names: map[gpu.UUID]string{}}, ready: errStarting}
-	d.state, d.unsaid = d.recall(), true
-	d.Road.Driver = d.learn(c.Road.Driver)
-	d.Road.End = d.early
+	d := &Daemon{Config: c, proofs: newLedger(c.OutputDir, c.Node.BootID, c.Log), backoff: backoff{wait: firstRetry},
+		gpus: gpuCache{names: map[gpu.UUID]string{}}, ready: errStarting}
+	d.state, d.stateDirty = d.readState(), true
+	d.Road.Driver = d.cacheGPUs(c.Road.Driver)
+	d.Road.End = d.recordEarly
 	d.Road.Steps = append([]check.Step(nil), c.Road.Steps...)
 	for i, s := range d.Road.Steps {
 		if s.Layer == readiness.CUDA {
-			d.Road.Steps[i].Check = d.shown(remember(s.Check))
+			d.Road.Steps[i].Check = d.notifyWitness(cacheProof(s.Check))
 		}
 	}
 	return d
 }
 
-// Ready says why the node is not ready, nil when all layers are proven or
+// Ready returns why the node is not ready, nil when all layers are proven or
 // there is nothing to prove. It may be called from any goroutine.
 func (d *Daemon) Ready() error {
 	d.mu.Lock()
@@ -86,28 +86,28 @@ func (d *Daemon) setReady(err error) {
 	d.ready = err
 }
 
-// Run works until ctx ends, and then leaves the proofs as they are: what was
-// proven stays true without the daemon.
+// Run checks the layers until ctx ends. It then leaves the proofs in place: they
+// stay true without the daemon.
 func (d *Daemon) Run(ctx context.Context) error {
 	if !d.proofs.clearStale(d.Road.Steps) {
-		d.known = []check.Outcome{} // else what was said of this boot stands until it is known better
+		d.outcomes = []check.Outcome{} // otherwise the proofs of this boot stand until the first check
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	changed := make(chan struct{}, 1)
 	group.Go(func() error {
 		return Watch(ctx, d.Node, func() {
-			// What components say is news by itself: a check takes its time, and
-			// one that asks a GPU that hangs takes minutes.
-			d.tellAgain()
+			// Publish the components' states before the check: it takes time, and
+			// minutes if a GPU hangs.
+			d.republish()
 			select {
 			case changed <- struct{}{}:
-			default: // one is on its way already
+			default: // a change is queued already
 			}
 		})
 	})
 	group.Go(func() error { return d.loop(ctx, changed) })
 	if d.Witness != nil {
-		group.Go(func() error { return d.listen(ctx) })
+		group.Go(func() error { return d.watchWitness(ctx) })
 	}
 	if err := group.Wait(); !errors.Is(err, context.Canceled) {
 		return err
@@ -123,11 +123,11 @@ func (d *Daemon) loop(ctx context.Context, changed <-chan struct{}) error {
 		case <-changed:
 		case <-d.News:
 		case <-d.NodeNews:
-		case <-d.pace.timer():
+		case <-d.backoff.timer():
 		}
 		outcomes := d.Road.Run(ctx, d.Node, nil)
 		if ctx.Err() != nil {
-			return ctx.Err() // a check that was cut off says nothing
+			return ctx.Err() // the outcomes of an interrupted check mean nothing
 		}
 		d.record(outcomes)
 	}

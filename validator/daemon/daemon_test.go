@@ -306,7 +306,7 @@ func TestReadinessMetricsAndStateNameTheFailure(t *testing.T) {
 	b.set(readiness.Driver, check.Outcome{Kind: check.Absent, Refusal: &readiness.Refusal{Reason: check.ReasonNoGPU, Message: "none"}})
 	b.d.record(b.d.Road.Run(t.Context(), b.d.Node, nil))
 	require.NoError(t, b.d.Ready(), "nothing to prove")
-	require.Nil(t, b.d.pace.timer(), "and nothing to try again")
+	require.Nil(t, b.d.backoff.timer(), "and nothing to try again")
 	require.NotContains(t, b.metrics(), "gpuready_layer_not_ready_reason cuda CUDASampleFailed")
 	require.Contains(t, b.metrics(), "gpuready_layer_not_ready_reason cuda NoGPU")
 	s, err = nodestate.ReadBoot(filepath.Join(b.dir, "states/validator"), boot)
@@ -330,20 +330,20 @@ func TestRetriesSlowDownUntilSomethingChanges(t *testing.T) {
 	run := func() { b.d.record(b.d.Road.Run(t.Context(), b.d.Node, nil)) }
 	b.set(readiness.CUDA, check.Fail("CUDASampleFailed", "GPU 0 is wrong", ""))
 	run()
-	require.Equal(t, firstRetry, b.d.pace.wait)
+	require.Equal(t, firstRetry, b.d.backoff.wait)
 	for range 20 {
 		run()
 	}
-	require.Equal(t, lastRetry, b.d.pace.wait)
+	require.Equal(t, lastRetry, b.d.backoff.wait)
 	b.set(readiness.CUDA, check.Fail("CUDASampleFailed", "GPU 0 is wrong, says container 6f1c", ""))
 	run()
-	require.Equal(t, lastRetry, b.d.pace.wait, "a runtime names another container each time")
+	require.Equal(t, lastRetry, b.d.backoff.wait, "a runtime names another container each time")
 	b.set(readiness.CUDA, check.Fail("CUDASampleTimeout", "GPU 1 is wrong", ""))
 	run()
-	require.Equal(t, firstRetry, b.d.pace.wait)
+	require.Equal(t, firstRetry, b.d.backoff.wait)
 	b.set(readiness.CUDA, check.Pass(readiness.Proof{Driver: &nodestate.DriverInfo{}}))
 	run()
-	require.Nil(t, b.d.pace.timer())
+	require.Nil(t, b.d.backoff.timer())
 }
 
 func TestAProofThatCannotBeWrittenIsSaid(t *testing.T) {
@@ -365,7 +365,7 @@ func TestAProofThatCannotBeWrittenIsSaid(t *testing.T) {
 	run()
 	require.ErrorContains(t, b.d.Ready(), "read-only file system; mount "+b.out+" writable")
 	require.Equal(t, 4, strings.Count(b.log.String(), "cannot write down"), "once for each layer, not at every check")
-	require.NotNil(t, b.d.pace.timer())
+	require.NotNil(t, b.d.backoff.timer())
 	unmount()
 	run()
 	require.NoError(t, b.d.Ready())
@@ -511,7 +511,7 @@ func TestWhatWasProvenHoldsWhileAnotherProofIsOnItsWay(t *testing.T) {
 	b.set(readiness.Plugin, pending())
 	run()
 	require.EqualError(t, b.d.Ready(), "plugin: WorkloadRunning: a pod is on its way")
-	require.Nil(t, b.d.pace.timer(), "whoever brings the proof will tell")
+	require.Nil(t, b.d.backoff.timer(), "whoever brings the proof will tell")
 	b.until(readiness.Plugin, because("WorkloadRunning"))
 	b.set(readiness.Plugin, check.Pass(readiness.Proof{Driver: &nodestate.DriverInfo{}}))
 	run()
@@ -545,7 +545,7 @@ func TestWhatWasProvenByHalfIsTriedAgainLater(t *testing.T) {
 	b.set(readiness.Plugin, o)
 	b.d.record(b.d.Road.Run(t.Context(), b.d.Node, nil))
 	require.NoError(t, b.d.Ready())
-	require.NotNil(t, b.d.pace.timer())
+	require.NotNil(t, b.d.backoff.timer())
 }
 
 func TestTheLastWordOfAProcessIsItsReason(t *testing.T) {

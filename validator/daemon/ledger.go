@@ -12,21 +12,21 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// ledger writes the proofs, and knows what is written.
+// ledger writes the proofs and remembers what it wrote.
 type ledger struct {
 	dir, bootID string
 	log         *slog.Logger
 	written     map[readiness.Layer]string        // signatures
-	stand       map[readiness.Layer]check.Outcome // what is written, without what is pending
+	last        map[readiness.Layer]check.Outcome // the outcomes written
 }
 
 func newLedger(dir, bootID string, log *slog.Logger) ledger {
 	return ledger{dir, bootID, log, map[readiness.Layer]string{}, map[readiness.Layer]check.Outcome{}}
 }
 
-// clearStale removes what an earlier boot, or somebody else, left, and the proofs of
-// optional layers that are none of the steps. It says whether something is left that is
-// of this boot.
+// clearStale removes the proofs of earlier boots, files that are no proof, and the proofs
+// of optional layers that are not among the steps. It reports whether proofs of this boot
+// remain.
 func (l *ledger) clearStale(steps []check.Step) (some bool) {
 	for _, layer := range readiness.Layers() {
 		_, err := readiness.Read(l.dir, layer, l.bootID)
@@ -43,28 +43,28 @@ func (l *ledger) clearStale(steps []check.Step) (some bool) {
 		if slices.ContainsFunc(steps, func(s check.Step) bool { return s.Layer == layer }) {
 			continue
 		}
-		if err := readiness.Clear(l.dir, layer); err != nil { // nobody asks for it any more
+		if err := readiness.Clear(l.dir, layer); err != nil { // the layer is no longer wanted
 			l.log.Error("cannot remove a stale proof", "layer", layer, "message", err.Error())
 		}
 	}
 	return some
 }
 
-// standing is the outcome to go by: what was proven holds while another proof is
-// on its way.
-func (l *ledger) standing(o check.Outcome) check.Outcome {
-	if before := l.stand[o.Layer]; o.Kind == check.Pending && before.Kind == check.Passed {
+// effective returns the outcome in force: an earlier proof holds while a new one is
+// pending.
+func (l *ledger) effective(o check.Outcome) check.Outcome {
+	if before := l.last[o.Layer]; o.Kind == check.Pending && before.Kind == check.Passed {
 		return before
 	}
 	return o
 }
 
-// write writes an outcome where it differs from what is written, and says whether it is
-// another than the last.
+// write writes an outcome unless the same is written already, and reports whether it
+// differs from the last.
 func (l *ledger) write(o check.Outcome) (news bool, err error) {
 	now := signature(o)
 	news = l.written[o.Layer] != now
-	if !news && l.stands(o) {
+	if !news && l.isWritten(o) {
 		return false, nil
 	}
 	if o.Proof != nil {
@@ -80,21 +80,21 @@ func (l *ledger) write(o check.Outcome) (news bool, err error) {
 		delete(l.written, o.Layer)
 		return false, err
 	}
-	l.written[o.Layer], l.stand[o.Layer] = now, o
+	l.written[o.Layer], l.last[o.Layer] = now, o
 	return news, nil
 }
 
-// stands says whether what was written is still there.
-func (l *ledger) stands(o check.Outcome) bool {
+// isWritten reports whether the file written for an outcome is still there.
+func (l *ledger) isWritten(o check.Outcome) bool {
 	s, err := readiness.Read(l.dir, o.Layer, l.bootID)
 	return err == nil && (s.Proof != nil) == (o.Proof != nil)
 }
 
-// signature is what makes one outcome another: all but when and how long.
+// signature returns a text that is equal for equal outcomes: time and duration are left out.
 func signature(o check.Outcome) string {
 	if p := o.Proof; p != nil {
 		driver := nodestate.DriverInfo{}
-		if p.Driver != nil { // none is under an optional layer
+		if p.Driver != nil { // an optional layer has none
 			driver = *p.Driver
 		}
 		return fmt.Sprintf("ready %+v %s %s %d %v %q %q", driver, p.HostRoot, p.DevRoot, p.GPUs, p.Resources, p.Summary, o.Notes)

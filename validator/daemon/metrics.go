@@ -7,7 +7,7 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// Metrics are what the daemon shows of the layers.
+// Metrics are the daemon's metrics of the layers.
 type Metrics struct {
 	ready   *prometheus.GaugeVec
 	reason  *prometheus.GaugeVec
@@ -15,7 +15,7 @@ type Metrics struct {
 	checks  *prometheus.CounterVec
 }
 
-// NewMetrics registers them.
+// NewMetrics returns Metrics registered with reg.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		ready: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "gpuready_layer_ready",

@@ -7,31 +7,31 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// A layer that failed is checked again after this time even though nothing was
-// seen to change: there are causes that no event tells of (a module that was
-// loaded, a GPU that another program had filled). Each time it is doubled.
+// The delays before a failed layer is checked again without an event, doubled each
+// time. Some causes end without an event: a module was loaded, or another program freed
+// the memory of a GPU.
 const (
 	firstRetry = 5 * time.Second
 	lastRetry  = 5 * time.Minute
 )
 
-// pace is when layers are checked again with no news.
-type pace struct {
-	failing string        // what failed at the last check, to know when to begin anew
-	wait    time.Duration // until the next
-	pending bool          // whoever brings the proof will tell
+// backoff schedules the checks that no event triggers.
+type backoff struct {
+	failing string        // what failed at the last check; a change resets wait
+	wait    time.Duration // until the next check
+	pending bool          // a proof is pending, and its end triggers a check
 }
 
-// timer fires when it is time to look again, or never.
-func (p *pace) timer() <-chan time.Time {
+// timer returns a channel that receives when the next check is due; nil: never.
+func (p *backoff) timer() <-chan time.Time {
 	if p.failing == "" || p.pending {
 		return nil
 	}
 	return time.After(p.wait)
 }
 
-// found takes what failed at a check, and says whether it is something else than before.
-func (p *pace) found(failing []string, pending bool) (news bool) {
+// update records what failed at a check and reports whether it differs from the check before.
+func (p *backoff) update(failing []string, pending bool) (news bool) {
 	now := strings.Join(failing, "\n")
 	p.pending = pending
 	if now == p.failing {
@@ -42,9 +42,9 @@ func (p *pace) found(failing []string, pending bool) (news bool) {
 	return true
 }
 
-// complaint is what a failure has to have in common with the last for retries to
-// slow down: not the message, in which a runtime names a new container each time.
-func complaint(o check.Outcome) string {
+// failureKey returns the key of a failure. Retries slow down while the key stays the same.
+// It leaves out the message, in which a runtime names a new container each time.
+func failureKey(o check.Outcome) string {
 	if o.Refusal == nil {
 		return string(o.Layer)
 	}

@@ -12,18 +12,18 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// early writes an outcome as soon as it is known: the layers above may take
-// their time. What cannot be written is told by record.
-func (d *Daemon) early(o check.Outcome) {
+// recordEarly writes an outcome as soon as it is known: the layers above may take their
+// time. A failed write is logged by record.
+func (d *Daemon) recordEarly(o check.Outcome) {
 	d.writing.Lock()
 	defer d.writing.Unlock()
-	_ = d.write(d.proofs.standing(o))
+	_ = d.write(d.proofs.effective(o))
 	if d.Witness != nil && o.Layer == readiness.CUDA && o.Kind != check.Passed {
 		d.Witness.Withdraw()
 	}
 }
 
-// record writes what came out wherever it differs from what is written.
+// record writes the outcomes of a check, wherever they differ from those written.
 func (d *Daemon) record(found []check.Outcome) {
 	d.writing.Lock()
 	defer d.writing.Unlock()
@@ -37,9 +37,9 @@ func (d *Daemon) record(found []check.Outcome) {
 		d.Metrics.observe(o)
 		pending = pending || o.Kind == check.Pending
 		if o.Kind == check.Failed || o.Again {
-			failing = append(failing, complaint(o))
+			failing = append(failing, failureKey(o))
 		}
-		o = d.proofs.standing(o)
+		o = d.proofs.effective(o)
 		outcomes = append(outcomes, o)
 		if err := d.write(o); err != nil {
 			unwritten = append(unwritten, err.Error())
@@ -48,9 +48,9 @@ func (d *Daemon) record(found []check.Outcome) {
 	if err := d.writeState(outcomes); err != nil {
 		unwritten = append(unwritten, err.Error())
 	}
-	d.known = outcomes
-	d.tellAll()
-	if d.pace.found(append(failing, unwritten...), pending) {
+	d.outcomes = outcomes
+	d.publish()
+	if d.backoff.update(append(failing, unwritten...), pending) {
 		for _, message := range unwritten {
 			d.Log.Error("cannot write down what was found", "message", message)
 		}
@@ -59,11 +59,11 @@ func (d *Daemon) record(found []check.Outcome) {
 		d.setReady(errors.New(strings.Join(unwritten, "; ")))
 		return
 	}
-	d.setReady(unready(outcomes))
+	d.setReady(notReady(outcomes))
 }
 
-// write writes an outcome, and logs it where it is another than the last. d.writing is
-// held.
+// write writes an outcome and logs it if it differs from the last. The caller holds
+// d.writing.
 func (d *Daemon) write(o check.Outcome) error {
 	if d.retired {
 		return nil
@@ -77,7 +77,7 @@ func (d *Daemon) write(o check.Outcome) error {
 
 func (d *Daemon) logOutcome(o check.Outcome) {
 	if o.Kind == check.Absent && o.Layer != readiness.Driver {
-		return // said once
+		return // logged once, for the driver
 	}
 	log := d.Log.With("layer", o.Layer, "duration", o.Elapsed.Round(time.Millisecond))
 	switch o.Kind {
@@ -107,11 +107,11 @@ func (d *Daemon) writeState(outcomes []check.Outcome) error {
 		}
 		break
 	}
-	return d.say(s)
+	return d.setState(s)
 }
 
-// unready is why the node is not ready; nil: it is, or there is nothing to prove.
-func unready(outcomes []check.Outcome) error {
+// notReady returns why the node is not ready; nil: it is, or there is nothing to prove.
+func notReady(outcomes []check.Outcome) error {
 	for _, o := range outcomes {
 		if o.Kind == check.Failed || o.Kind == check.Pending {
 			return fmt.Errorf("%s: %s: %s", o.Layer, o.Refusal.Reason, o.Refusal.Message)
@@ -120,7 +120,7 @@ func unready(outcomes []check.Outcome) error {
 	return nil
 }
 
-// Retire makes reason the last word of this process, which ends so that its
+// Retire writes reason as the last state of this process, which then ends so that its
 // container is created anew.
 func (d *Daemon) Retire(reason gpu.Reason, message string) {
 	d.writing.Lock()
@@ -130,16 +130,16 @@ func (d *Daemon) Retire(reason gpu.Reason, message string) {
 	}
 	r := readiness.Refusal{BootID: d.Node.BootID, Reason: reason, Message: message, Action: "nothing: the kubelet creates the container anew"}
 	if reason == check.ReasonInjection {
-		// Nothing is proven from in here; one that finds out, in an endless
-		// loop, why, is to be found in the cluster as well.
-		d.known = []check.Outcome{{Layer: readiness.Driver, Kind: check.Failed, Refusal: &r}}
+		// Nothing can be proven in this container. The reason must show in the
+		// cluster even if the process ends this way again and again.
+		d.outcomes = []check.Outcome{{Layer: readiness.Driver, Kind: check.Failed, Refusal: &r}}
 		if err := readiness.WriteNotReady(d.proofs.dir, readiness.Driver, r); err != nil {
 			d.Log.Error("cannot write down why this process ends", "message", err.Error())
 		}
-		d.tellAll()
+		d.publish()
 	}
 	d.retired = true
-	if err := d.say(nodestate.State{Phase: nodestate.Waiting, Reason: reason, Message: message}); err != nil {
+	if err := d.setState(nodestate.State{Phase: nodestate.Waiting, Reason: reason, Message: message}); err != nil {
 		d.Log.Error("cannot write down why this process ends", "message", err.Error())
 	}
 }

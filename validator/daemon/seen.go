@@ -8,21 +8,21 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// maxNames bounds the names that are remembered: MIG devices have new ones each
-// time their GPU is divided.
+// maxNames bounds the cached names: MIG devices get new ones each time their GPU is
+// divided.
 const maxNames = 1024
 
-// seen is what the driver said of GPUs: how they are called, also of one that is lost
-// later, and what it found wrong with them last.
-type seen struct {
+// gpus caches the driver's facts about GPUs: the names, also of GPUs lost since, and
+// the latest faults.
+type gpuCache struct {
 	names  map[gpu.UUID]string
 	faults map[gpu.UUID]gpu.Fault
 }
 
-// with is what is known once the driver has told of these GPUs. The one before stays as
-// it is: it was handed over.
-func (s seen) with(gpus []gpu.Device) seen {
-	after := seen{names: check.Names(gpus), faults: map[gpu.UUID]gpu.Fault{}}
+// merge returns a copy updated with gpus. The original stays unchanged, since its maps
+// were published.
+func (s gpuCache) merge(gpus []gpu.Device) gpuCache {
+	after := gpuCache{names: check.Names(gpus), faults: map[gpu.UUID]gpu.Fault{}}
 	if len(s.names) < maxNames {
 		all := maps.Clone(s.names)
 		maps.Copy(all, after.names)
@@ -36,19 +36,19 @@ func (s seen) with(gpus []gpu.Device) seen {
 	return after
 }
 
-// learn has what the driver says of GPUs remembered.
-func (d *Daemon) learn(run func(context.Context, check.Node) (check.Driver, check.Outcome)) func(context.Context, check.Node) (check.Driver, check.Outcome) {
+// cacheGPUs wraps the driver's check to cache its facts about GPUs.
+func (d *Daemon) cacheGPUs(run func(context.Context, check.Node) (check.Driver, check.Outcome)) func(context.Context, check.Node) (check.Driver, check.Outcome) {
 	return func(ctx context.Context, node check.Node) (check.Driver, check.Outcome) {
 		driver, o := run(ctx, node)
 		d.writing.Lock()
 		defer d.writing.Unlock()
-		d.seen = d.seen.with(driver.GPUs)
+		d.gpus = d.gpus.merge(driver.GPUs)
 		return driver, o
 	}
 }
 
-// shown has the witness told each time that layer cuda is found to be proven.
-func (d *Daemon) shown(run func(context.Context, check.Node, check.Driver) check.Outcome) func(context.Context, check.Node, check.Driver) check.Outcome {
+// notifyWitness wraps the check of layer cuda to notify the witness each time it passes.
+func (d *Daemon) notifyWitness(run func(context.Context, check.Node, check.Driver) check.Outcome) func(context.Context, check.Node, check.Driver) check.Outcome {
 	return func(ctx context.Context, node check.Node, driver check.Driver) check.Outcome {
 		o := run(ctx, node, driver)
 		if d.Witness != nil && o.Kind == check.Passed {
@@ -58,9 +58,9 @@ func (d *Daemon) shown(run func(context.Context, check.Node, check.Driver) check
 	}
 }
 
-// remember keeps the CUDA step from loading GPUs that pods use each time a
-// state file changes: what was proven holds for the same driver files and GPUs.
-func remember(run func(context.Context, check.Node, check.Driver) check.Outcome) func(context.Context, check.Node, check.Driver) check.Outcome {
+// cacheProof caches the proof of the CUDA step for the same driver files and GPUs. Without
+// it each change of a state file would put load on GPUs that pods use.
+func cacheProof(run func(context.Context, check.Node, check.Driver) check.Outcome) func(context.Context, check.Node, check.Driver) check.Outcome {
 	var proven string
 	var last check.Outcome
 	return func(ctx context.Context, node check.Node, driver check.Driver) check.Outcome {

@@ -7,33 +7,33 @@ import (
 	"github.com/gpuready/gpuready/validator/voice"
 )
 
-// tellAgain hands over what is known.
-func (d *Daemon) tellAgain() {
+// republish publishes the facts once there was a check.
+func (d *Daemon) republish() {
 	d.writing.Lock()
 	defer d.writing.Unlock()
-	if d.known != nil {
-		d.tellAll()
+	if d.outcomes != nil {
+		d.publish()
 	}
 }
 
-// listen hands over what the witness finds: no layer is checked for it.
-func (d *Daemon) listen(ctx context.Context) error {
+// watchWitness publishes each new result of the witness without checking a layer.
+func (d *Daemon) watchWitness(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-d.Witness.News():
-			d.tellAgain()
+			d.republish()
 		}
 	}
 }
 
-// tellAll hands over what is known. d.writing is held.
-func (d *Daemon) tellAll() {
+// publish publishes the facts. The caller holds d.writing.
+func (d *Daemon) publish() {
 	if d.Tell == nil || d.retired {
 		return
 	}
-	f := voice.Facts{Outcomes: d.known, States: map[nodestate.Component]nodestate.State{}, Names: d.seen.names, Faults: d.seen.faults}
+	f := voice.Facts{Outcomes: d.outcomes, States: map[nodestate.Component]nodestate.State{}, Names: d.gpus.names, Faults: d.gpus.faults}
 	for _, c := range []nodestate.Component{nodestate.Driver, nodestate.Toolkit, nodestate.DevicePlugin} {
 		if s, err := d.Node.State(c); err == nil {
 			f.States[c] = s

@@ -10,16 +10,16 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// libraryDirs is where distributions put a driver's libraries.
+// libraryDirs lists the folders where distributions put a driver's libraries.
 var libraryDirs = []string{
 	"usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib",
 	"usr/lib/x86_64-linux-gnu/nvidia/current", "usr/lib/aarch64-linux-gnu/nvidia/current", "usr/local/nvidia/lib64",
 }
 
-// Watch calls changed once at once and whenever something that a layer depends
+// Watch calls changed immediately, and then whenever something that a layer depends
 // on may have changed, until ctx ends.
 func Watch(ctx context.Context, node check.Node, changed func()) error {
-	return host.Watch(ctx, files(node), mountable(node), changed)
+	return host.Watch(ctx, watchedFiles(node), mountableRoots(node), changed)
 }
 
 func driverRoots(node check.Node) []string {
@@ -29,14 +29,14 @@ func driverRoots(node check.Node) []string {
 	return []string{node.Root.Path(check.ContainerRoot), node.Root.Path("/")}
 }
 
-// mountable are the driver roots that may come as a mount: not the host's own
-// root, below which pods mount all the time.
-func mountable(node check.Node) []string {
+// mountableRoots returns the driver roots that may appear as a mount. It leaves out the
+// host's own root, below which pods mount all the time.
+func mountableRoots(node check.Node) []string {
 	return slices.DeleteFunc(driverRoots(node), func(p string) bool { return p == node.Root.Path("/") })
 }
 
-// files are those whose change can change what is proven.
-func files(node check.Node) []string {
+// watchedFiles returns patterns of the files whose change can change an outcome.
+func watchedFiles(node check.Node) []string {
 	var patterns []string
 	for _, root := range driverRoots(node) {
 		for _, dir := range libraryDirs {
@@ -44,7 +44,7 @@ func files(node check.Node) []string {
 		}
 		patterns = append(patterns,
 			path.Join(root, "dev/nvidia*"), path.Join(root, "dev/nvidia-caps/*"), path.Join(root, "dev/gdrdrv"),
-			// Of use where it is a stand-in: /proc itself tells of nothing.
+			// Useful for a stand-in only: the real /proc sends no events.
 			path.Join(root, "proc/driver/nvidia/version"))
 	}
 	if node.DevRoot != "" {

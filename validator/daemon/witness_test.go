@@ -20,14 +20,14 @@ type witness struct {
 	result *check.Outcome
 }
 
-func (w *witness) say(what string) {
+func (w *witness) record(what string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.told = append(w.told, what)
 }
 
-func (w *witness) Proven(check.Driver)   { w.say("proven") }
-func (w *witness) Withdraw()             { w.say("withdrawn") }
+func (w *witness) Proven(check.Driver)   { w.record("proven") }
+func (w *witness) Withdraw()             { w.record("withdrawn") }
 func (w *witness) News() <-chan struct{} { return w.news }
 
 func (w *witness) Result() *check.Outcome {

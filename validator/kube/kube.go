@@ -1,5 +1,5 @@
-// Package kube is the few requests to the Kubernetes API that the validator
-// makes: about its own Node, Events on it, and one Pod in its own namespace.
+// Package kube makes the validator's few requests to the Kubernetes API: about its own
+// Node, Events on it, and Pods in its own namespace.
 //
 // It is a REST client with core/v1 types and nothing else: the typed clientset
 // and informers would cost 40 MB of memory on each node. Every request has a
@@ -31,19 +31,19 @@ import (
 	"github.com/gpuready/gpuready/internal/version"
 )
 
-// ServiceAccountDir is where the kubelet puts a pod's token and the CA of the
+// ServiceAccountDir is the folder where the kubelet puts a pod's token and the CA of the
 // API server.
 const ServiceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// EventNamespace is that of Events on objects without a namespace, as Nodes are.
+// EventNamespace is the namespace of Events on objects without one, such as Nodes.
 const EventNamespace = metav1.NamespaceDefault
 
-// requestTimeout bounds one request. The API server's own bound is a minute;
-// whoever has not heard in a quarter of it tries later.
+// requestTimeout bounds one request, at a quarter of the API server's own bound of a
+// minute.
 const requestTimeout = 15 * time.Second
 
-// WatchTimeout bounds a watch of the Node, which is then begun anew: a connection
-// that died without a word is not waited for for ever.
+// WatchTimeout bounds a watch of the Node, which is then restarted: a dead connection
+// gives no error.
 const WatchTimeout = 10 * time.Minute
 
 // Client makes the requests. Its methods may be called concurrently.
@@ -53,9 +53,9 @@ type Client struct {
 	timeout time.Duration
 }
 
-// Config finds the API server: server ("https://…") or, where that is empty, the
-// one whose address pods are told. dir holds token and ca.crt; the token is read
-// anew from time to time, since the kubelet rotates it, and when it is not taken.
+// Config returns the configuration for the API server: server ("https://…") or, if that
+// is empty, the address in the pod's environment. dir holds token and ca.crt. The token is
+// read again from time to time, since the kubelet rotates it, and when it is refused.
 func Config(server, dir string) (*rest.Config, error) {
 	if server == "" {
 		host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
@@ -81,7 +81,7 @@ func fileExists(path string) bool {
 	return err == nil && info.Mode().IsRegular()
 }
 
-// New returns a Client; Close lets go of its connections.
+// New returns a Client; Close closes its connections.
 func New(config *rest.Config) (*Client, error) {
 	scheme := runtime.NewScheme()
 	if err := corev1.AddToScheme(scheme); err != nil {
@@ -91,7 +91,7 @@ func New(config *rest.Config) (*Client, error) {
 	c.APIPath, c.GroupVersion = "/api", &corev1.SchemeGroupVersion
 	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	c.UserAgent = "gpu-validator/" + version.String()
-	c.QPS = -1 // how often is for the callers, who say the latest and no more
+	c.QPS = -1 // the callers limit their rate
 	client, err := rest.HTTPClientFor(c)
 	if err != nil {
 		return nil, fmt.Errorf("a client for %s: %w", c.Host, err)
@@ -103,7 +103,7 @@ func New(config *rest.Config) (*Client, error) {
 	return &Client{rest: r, http: client, timeout: requestTimeout}, nil
 }
 
-// Close lets go of idle connections.
+// Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 // do makes one request, within the deadline.
@@ -123,8 +123,8 @@ func (c *Client) Node(ctx context.Context, name string) (*corev1.Node, error) {
 	return n, c.do(ctx, c.rest.Get().Resource("nodes").Name(name), n)
 }
 
-// WatchNode follows a Node from what n is on. Whoever asked stops the watch; it
-// also ends with ctx, and by itself from time to time.
+// WatchNode watches a Node from the resource version of n on. The caller stops the watch;
+// it also ends with ctx, and by itself from time to time.
 func (c *Client) WatchNode(ctx context.Context, n *corev1.Node) (watch.Interface, error) {
 	seconds := int64(WatchTimeout / time.Second)
 	return c.watch(ctx, c.rest.Get().Resource("nodes").VersionedParams(&metav1.ListOptions{
@@ -133,7 +133,7 @@ func (c *Client) WatchNode(ctx context.Context, n *corev1.Node) (watch.Interface
 	}, metav1.ParameterCodec))
 }
 
-// watch begins a watch, within the deadline: it is the answer's head that is waited for.
+// watch starts a watch. The deadline holds for the response header only.
 func (c *Client) watch(ctx context.Context, r *rest.Request) (watch.Interface, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	late := fmt.Errorf("the API server has not begun the watch within %v", c.timeout)
@@ -153,7 +153,7 @@ func (c *Client) watch(ctx context.Context, r *rest.Request) (watch.Interface, e
 	return &following{w, func() { cancel(nil) }}, nil
 }
 
-// following is a watch whose context ends with it.
+// following is a watch that cancels its context when it is stopped.
 type following struct {
 	watch.Interface
 	end func()
@@ -185,13 +185,13 @@ func (c *Client) CreateEvent(ctx context.Context, e *corev1.Event) error {
 	return c.do(ctx, c.rest.Post().Namespace(e.Namespace).Resource("events").Body(e), &corev1.Event{})
 }
 
-// PatchEvent merges patch (strategic) into an Event and returns what it is then.
+// PatchEvent merges patch (strategic) into an Event and returns the patched Event.
 func (c *Client) PatchEvent(ctx context.Context, namespace, name string, patch []byte) (*corev1.Event, error) {
 	e := &corev1.Event{}
 	return e, c.do(ctx, c.rest.Patch(types.StrategicMergePatchType).Namespace(namespace).Resource("events").Name(name).Body(patch), e)
 }
 
-// CreatePod creates a Pod in its namespace and returns what became of it.
+// CreatePod creates a Pod in its namespace and returns the created Pod.
 func (c *Client) CreatePod(ctx context.Context, p *corev1.Pod) (*corev1.Pod, error) {
 	out := &corev1.Pod{}
 	return out, c.do(ctx, c.rest.Post().Namespace(p.Namespace).Resource("pods").Body(p), out)
@@ -209,8 +209,8 @@ func (c *Client) DeletePod(ctx context.Context, p *corev1.Pod) error {
 	return c.do(ctx, c.rest.Delete().Namespace(p.Namespace).Resource("pods").Name(p.Name).Body(options), &corev1.Pod{})
 }
 
-// WatchPod follows a Pod from what p is on. Whoever asked stops the watch; it
-// also ends with ctx, and by itself from time to time.
+// WatchPod watches a Pod from the resource version of p on. The caller stops the watch;
+// it also ends with ctx, and by itself from time to time.
 func (c *Client) WatchPod(ctx context.Context, p *corev1.Pod) (watch.Interface, error) {
 	return c.watch(ctx, c.rest.Get().Namespace(p.Namespace).Resource("pods").VersionedParams(&metav1.ListOptions{
 		Watch: true, ResourceVersion: p.ResourceVersion,
@@ -218,7 +218,7 @@ func (c *Client) WatchPod(ctx context.Context, p *corev1.Pod) (watch.Interface, 
 	}, metav1.ParameterCodec))
 }
 
-// Advice is what somebody can do about an error of a request.
+// Advice returns what a person can do about an error of a request.
 func Advice(err error) string {
 	switch {
 	case apierrors.IsForbidden(err):

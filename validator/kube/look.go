@@ -12,12 +12,12 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// maxListed bounds a list: of what is behind it nothing is said.
+// maxListed bounds a list; further items are left out.
 const maxListed = 500
 
-// Kubeconfig is a person's way to a cluster, as kubectl has it: the file given, else
-// $KUBECONFIG, else ~/.kube/config, else that of the pod that this process is in.
-// context is one of the file's, "" for the current one.
+// Kubeconfig returns the configuration for a cluster, found as kubectl does: the file
+// given, else $KUBECONFIG, else ~/.kube/config, else that of this process's pod. context
+// is one of the file's, "" for the current one.
 func Kubeconfig(file, context string) (*rest.Config, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = file

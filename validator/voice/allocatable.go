@@ -11,8 +11,8 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 )
 
-// allocatable returns what the kubelet can give to pods, by resource; nil where that is
-// not known or in doubt.
+// allocatable returns the devices that the kubelet can allocate, by resource; nil where
+// that is not known or in doubt.
 func (f Facts) allocatable() map[string]int {
 	for _, o := range f.Outcomes {
 		if o.Layer == readiness.Plugin {
@@ -22,11 +22,11 @@ func (f Facts) allocatable() map[string]int {
 	return nil
 }
 
-// sayAllocatable writes into the Node's status what the kubelet has answered that it can
-// give to pods, where the status has none of it yet. The kubelet writes the same with its
-// next status, up to ten seconds later, and until then no pod would be scheduled. What the
-// status has is never changed here: from then on it is the kubelet's.
-func (v *Voice) sayAllocatable(ctx context.Context, want map[string]int) error {
+// writeAllocatable writes the kubelet's allocatable devices into the Node's status, where the
+// status has none yet. The kubelet writes the same with its next status, up to ten seconds
+// later, and until then no pod would be scheduled. A value in the status is never changed:
+// from then on it is the kubelet's.
+func (v *Voice) writeAllocatable(ctx context.Context, want map[string]int) error {
 	if len(want) == 0 {
 		v.reported = nil
 		return nil

@@ -56,7 +56,7 @@ func TestWhatTheKubeletCanAllocateIsReportedAtOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newStage(t)
 			c.before(s)
-			s.say(offering(8))
+			s.publish(offering(8))
 			require.Equal(t, c.want, s.reported())
 		})
 	}
@@ -66,13 +66,13 @@ func TestWhatTheKubeletCanAllocateIsReportedAtOnce(t *testing.T) {
 // else it has to say.
 func TestWhatTheKubeletSaysAfterwardsStays(t *testing.T) {
 	s := newStage(t)
-	s.say(offering(8))
+	s.publish(offering(8))
 	s.kubelet(8, 0)
 	s.clock.advance(2 * heartbeat)
-	s.say(offering(8))
+	s.publish(offering(8))
 	require.Equal(t, [2]int64{8, 0}, s.reported())
-	s.say(facts()) // the accounts do not agree: a plugin has gone
-	s.say(offering(6))
+	s.publish(facts()) // the accounts do not agree: a plugin has gone
+	s.publish(offering(6))
 	require.Equal(t, [2]int64{8, 6}, s.reported(), "another one has come")
 }
 

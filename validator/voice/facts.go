@@ -16,54 +16,53 @@ import (
 	"github.com/gpuready/gpuready/validator/step/driver"
 )
 
-// ConditionType is that of the Node's condition.
+// ConditionType is the type of the Node's condition about its readiness.
 const ConditionType corev1.NodeConditionType = "GPUReady"
 
-// Reasons of the condition and of Events that are not a layer's or a device's.
+// Reasons of the condition and of Events, beside those of layers and devices.
 const (
 	ReasonReady     = "Ready"          // condition: all is proven and every GPU is healthy
-	ReasonDegraded  = "Degraded"       // condition: all is proven, and something is held back
+	ReasonDegraded  = "Degraded"       // condition: all is proven, and something is degraded
 	ReasonProving   = "Proving"        // condition: nothing is known yet in this boot
 	ReasonRecovered = "Recovered"      // Event: a device is healthy again
 	ReasonProven    = "Proven"         // Event: a layer is proven that was not
-	ReasonAccepted  = "ConfigAccepted" // Event: the device plugin has put a configuration into force that is none of those it refused
+	ReasonAccepted  = "ConfigAccepted" // Event: the device plugin applied a configuration, after it had refused one
 )
 
-// reasonRefused is the device plugin's word for a configuration that it does not put
-// into force.
+// reasonRefused is the device plugin's reason for a configuration that it does not apply.
 const reasonRefused gpu.Reason = "ConfigRefused"
 
-// Facts is what is known of the node at one moment. It is not changed after it
-// was handed over.
+// Facts holds the known facts about the node at one moment. It is not changed once it was
+// passed to Say.
 type Facts struct {
 	Outcomes []check.Outcome                         // of the layers in their order; none: not checked yet in this boot
-	States   map[nodestate.Component]nodestate.State // of those that said something in this boot
-	Names    map[gpu.UUID]string                     // how GPUs and MIG devices are called in front of people
-	Faults   map[gpu.UUID]gpu.Fault                  // what the driver itself finds wrong with GPUs
-	// Witness is what came of the pod that shows people that the driver works; nil: not
-	// known. It tells Events, and makes no condition another.
+	States   map[nodestate.Component]nodestate.State // of the components that wrote one in this boot
+	Names    map[gpu.UUID]string                     // the names of GPUs and MIG devices for people
+	Faults   map[gpu.UUID]gpu.Fault                  // the GPUs' faults reported by the driver
+	// Witness is the result of the pod that shows people that the driver works; nil: not
+	// known. It leads to Events, and affects no condition.
 	Witness *check.Outcome
 }
 
-// Condition is what the Node's condition is to be.
+// Condition is the wanted condition of the Node.
 type Condition struct {
 	Status  corev1.ConditionStatus
 	Reason  string
 	Message string
 }
 
-const maxMessage = 1024 // an Event's; a condition could be longer, and nobody would read it
+const maxMessage = 1024 // the limit of an Event; a longer condition would not be read
 
-// condition sums the facts up. It is True as long as GPUs can be used: one that
-// is broken is held back by the device plugin and is no reason to drain the
-// others' pods; it is named, and the reason is another.
+// condition sums the facts up. It is True as long as GPUs can be used. The device plugin
+// withholds a broken GPU, which is no reason to drain the pods on the others; the condition
+// names it, with reason Degraded.
 func (f Facts) condition() Condition {
-	c := f.sum()
+	c := f.summarize()
 	c.Message = record.Clean(c.Message, maxMessage)
 	return c
 }
 
-func (f Facts) sum() Condition {
+func (f Facts) summarize() Condition {
 	if len(f.Outcomes) == 0 {
 		return Condition{corev1.ConditionUnknown, ReasonProving, "nothing has been proven yet since the node was started"}
 	}
@@ -79,7 +78,7 @@ func (f Facts) sum() Condition {
 		if why, is := f.noDriver(o); is {
 			return why
 		}
-		return Condition{corev1.ConditionFalse, string(o.Refusal.Reason), f.refusal(o)}
+		return Condition{corev1.ConditionFalse, string(o.Refusal.Reason), f.refusalText(o)}
 	}
 	devices := f.devices()
 	var bad []string
@@ -89,16 +88,16 @@ func (f Facts) sum() Condition {
 		}
 	}
 	reason := ReasonReady
-	message := fmt.Sprintf("%d of %d %s ready%s", len(devices)-len(bad), len(devices), kinds(devices), f.driver())
+	message := fmt.Sprintf("%d of %d %s ready%s", len(devices)-len(bad), len(devices), collectiveName(devices), f.driverText())
 	if len(bad) > 0 {
 		reason = ReasonDegraded
-		message += "; " + several(bad)
+		message += "; " + firstFew(bad)
 	}
 	if s, ok := f.States[nodestate.Toolkit]; ok && s.Phase == nodestate.Degraded {
 		reason = ReasonDegraded
 		message += "; toolkit: " + s.Message
 	}
-	// Of devices is spoken above.
+	// Unhealthy devices are reported above.
 	if s, ok := f.States[nodestate.DevicePlugin]; ok && s.Phase == nodestate.Degraded && (s.Reason == reasonRefused || len(bad) == 0) {
 		reason = ReasonDegraded
 		message += "; device plugin: " + s.Message
@@ -106,8 +105,8 @@ func (f Facts) sum() Condition {
 	return Condition{corev1.ConditionTrue, reason, message}
 }
 
-// refusal is a layer's, with what the component behind it says of itself.
-func (f Facts) refusal(o check.Outcome) string {
+// refusalText returns the refusal of a layer, with the state of the component behind it.
+func (f Facts) refusalText(o check.Outcome) string {
 	text := fmt.Sprintf("%s: %s; %s", o.Layer, o.Refusal.Message, o.Refusal.Action)
 	if s, ok := f.States[nodestate.Driver]; ok && o.Layer == readiness.Driver && s.Phase != nodestate.Ready && s.Message != "" {
 		text += "; the driver says " + string(s.Phase)
@@ -119,18 +118,18 @@ func (f Facts) refusal(o check.Outcome) string {
 	return text
 }
 
-// noDriver is what the driver's container says where there is nothing of a driver: that it
-// is not there is no news then.
+// noDriver returns the condition from the state of the driver's container, where there is
+// no trace of a driver. The refusal of layer driver would only say that it is missing.
 func (f Facts) noDriver(o check.Outcome) (Condition, bool) {
-	s, said := f.States[nodestate.Driver]
-	if !said || o.Layer != readiness.Driver || !driver.Nothing(o.Refusal.Reason, s) {
+	s, reported := f.States[nodestate.Driver]
+	if !reported || o.Layer != readiness.Driver || !driver.Nothing(o.Refusal.Reason, s) {
 		return Condition{}, false
 	}
 	reason, message, ok := readiness.DriverSays(s, nil)
 	return Condition{corev1.ConditionFalse, string(reason), fmt.Sprintf("%s: %s", o.Layer, message)}, ok
 }
 
-func (f Facts) driver() string {
+func (f Facts) driverText() string {
 	p := f.Outcomes[0].Proof
 	if p == nil || p.Driver == nil {
 		return ""
@@ -141,8 +140,8 @@ func (f Facts) driver() string {
 	return ", driver " + p.Driver.Version
 }
 
-// several is the first few of many.
-func several(all []string) string {
+// firstFew joins the first few of many texts.
+func firstFew(all []string) string {
 	const shown = 3
 	if len(all) <= shown {
 		return strings.Join(all, "; ")
@@ -150,8 +149,8 @@ func several(all []string) string {
 	return fmt.Sprintf("%s; and %d more", strings.Join(all[:shown], "; "), len(all)-shown)
 }
 
-// usable says that pods may come: all layers are proven, or there is no GPU to
-// wait for.
+// usable reports whether pods may be scheduled: all layers are proven, or there is no GPU
+// to wait for.
 func (f Facts) usable() bool {
 	for _, o := range f.Outcomes {
 		if o.Kind != check.Passed && o.Kind != check.Absent {
@@ -161,7 +160,7 @@ func (f Facts) usable() bool {
 	return len(f.Outcomes) > 0
 }
 
-// A device is a GPU or MIG device as the device plugin speaks of it.
+// A device is a GPU or MIG device as reported by the device plugin.
 type device struct {
 	id      gpu.UUID
 	name    string
@@ -171,17 +170,17 @@ type device struct {
 	since   time.Time
 }
 
-func (d device) why() string {
+func (d device) cause() string {
 	if d.message == "" {
 		return d.reason
 	}
 	return d.message
 }
 
-func (d device) text() string { return d.name + ": " + d.why() }
+func (d device) text() string { return d.name + ": " + d.cause() }
 
-// devices returns each once, also where it is offered several times, in the
-// plugin's order.
+// devices returns each device once, even if it is offered several times, in the plugin's
+// order.
 func (f Facts) devices() []device {
 	s, ok := f.States[nodestate.DevicePlugin]
 	if !ok || s.DevicePlugin == nil {

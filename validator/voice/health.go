@@ -14,36 +14,36 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// HealthType is that of the Node's condition about the GPUs themselves. Where
-// ConditionType asks whether pods can use GPUs here, this one asks whether one of
-// them is broken: a node with one bad GPU of eight is GPUReady and not GPUHealthy.
+// HealthType is the type of the Node's condition about the GPUs themselves. ConditionType
+// shows whether pods can use GPUs here, HealthType whether one of them is broken: a node
+// with one bad GPU of eight is GPUReady and not GPUHealthy.
 const HealthType corev1.NodeConditionType = "GPUHealthy"
 
-// Reasons of that condition that are not a device's.
+// Reasons of that condition, beside those of devices.
 const (
 	ReasonHealthy   = "Healthy"
-	ReasonUnwatched = "HealthNotWatched" // nobody on the node watches for what breaks a GPU
+	ReasonUnwatched = "HealthNotWatched" // no component on the node watches the GPUs' health
 )
 
-// health sums up what driver and device plugin find wrong with GPUs. What is not
-// watched is not healthy: without the one or the other it is Unknown.
+// health sums up the GPUs' problems reported by driver and device plugin. Without either
+// of them it is Unknown.
 func (f Facts) health() Condition {
-	c := f.healthSum()
+	c := f.summarizeHealth()
 	c.Message = record.Clean(c.Message, maxMessage)
 	return c
 }
 
-func (f Facts) healthSum() Condition {
-	reasons, bad := f.bad()
+func (f Facts) summarizeHealth() Condition {
+	reasons, bad := f.badDevices()
 	switch {
 	case len(f.Outcomes) > 0 && f.Outcomes[0].Kind == check.Absent:
 		return Condition{corev1.ConditionTrue, string(check.ReasonNoGPU), "there is no GPU, so none is broken"}
 	case len(bad) > 0:
-		return Condition{corev1.ConditionFalse, reasons[0], several(bad)}
+		return Condition{corev1.ConditionFalse, reasons[0], firstFew(bad)}
 	case len(f.Outcomes) == 0:
 		return Condition{corev1.ConditionUnknown, ReasonProving, "the driver has not been asked yet since the node was started"}
 	case f.Outcomes[0].Kind != check.Passed:
-		return Condition{corev1.ConditionUnknown, string(f.Outcomes[0].Refusal.Reason), f.refusal(f.Outcomes[0])}
+		return Condition{corev1.ConditionUnknown, string(f.Outcomes[0].Refusal.Reason), f.refusalText(f.Outcomes[0])}
 	}
 	devices := f.devices()
 	if len(devices) == 0 {
@@ -53,12 +53,12 @@ func (f Facts) healthSum() Condition {
 	if s := f.States[nodestate.DevicePlugin]; s.Phase == nodestate.Failed {
 		return Condition{corev1.ConditionUnknown, ReasonUnwatched, "the device plugin, which watches the GPUs, has failed: " + s.Message}
 	}
-	return Condition{corev1.ConditionTrue, ReasonHealthy, fmt.Sprintf("nothing is wrong with %d %s%s", len(devices), kinds(devices), f.driver())}
+	return Condition{corev1.ConditionTrue, ReasonHealthy, fmt.Sprintf("nothing is wrong with %d %s%s", len(devices), collectiveName(devices), f.driverText())}
 }
 
-// bad are the devices of which something is wrong, those that the device plugin
-// holds back first, each with its reason.
-func (f Facts) bad() (reasons, texts []string) {
+// badDevices returns the reasons and texts of all devices with a problem. Those that the device
+// plugin withholds come first.
+func (f Facts) badDevices() (reasons, texts []string) {
 	named := map[gpu.UUID]bool{}
 	for _, d := range f.devices() {
 		if !d.healthy {
@@ -79,8 +79,8 @@ func (f Facts) bad() (reasons, texts []string) {
 	return reasons, texts
 }
 
-// kinds is what the devices are called together.
-func kinds(devices []device) string {
+// collectiveName returns the collective name of the devices.
+func collectiveName(devices []device) string {
 	if slices.ContainsFunc(devices, func(d device) bool { return strings.HasPrefix(string(d.id), "MIG-") }) {
 		return "GPUs and MIG devices"
 	}

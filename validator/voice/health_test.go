@@ -14,7 +14,7 @@ import (
 )
 
 func TestTheHealthConditionNamesWhatIsBroken(t *testing.T) {
-	seen := func(f Facts, i int) Facts {
+	faulty := func(f Facts, i int) Facts {
 		f.Faults = map[gpu.UUID]gpu.Fault{gputest.GPU(i): {Reason: gpu.ReasonLost, Message: "fell off the bus"}}
 		return f
 	}
@@ -29,9 +29,9 @@ func TestTheHealthConditionNamesWhatIsBroken(t *testing.T) {
 		{"nothing is known", Facts{}, Condition{"Unknown", "Proving", "the driver has not been asked yet since the node was started"}},
 		{"all is well", facts(), Condition{"True", "Healthy", "nothing is wrong with 3 GPUs, driver 580.95.05"}},
 		{"the device plugin holds one back", facts().broken(1, gpu.ReasonXID, "XID 79", time.Time{}), Condition{"False", "XID", g1 + ": XID 79"}},
-		{"the driver finds one bad", seen(facts(), 2), Condition{"False", "GPULost", g2 + ": GPULost: fell off the bus"}},
-		{"both say it of the same", seen(facts().broken(1, gpu.ReasonXID, "XID 79", time.Time{}), 1), Condition{"False", "XID", g1 + ": XID 79"}},
-		{"both, of two", seen(facts().broken(1, gpu.ReasonXID, "XID 79", time.Time{}), 2), Condition{"False", "XID", g1 + ": XID 79; " + g2 + ": GPULost: fell off the bus"}},
+		{"the driver finds one bad", faulty(facts(), 2), Condition{"False", "GPULost", g2 + ": GPULost: fell off the bus"}},
+		{"both say it of the same", faulty(facts().broken(1, gpu.ReasonXID, "XID 79", time.Time{}), 1), Condition{"False", "XID", g1 + ": XID 79"}},
+		{"both, of two", faulty(facts().broken(1, gpu.ReasonXID, "XID 79", time.Time{}), 2), Condition{"False", "XID", g1 + ": XID 79; " + g2 + ": GPULost: fell off the bus"}},
 		{"a layer above is refused, and no GPU is broken", facts().refused(readiness.Toolkit, "ToolkitSilent"), Condition{"True", "Healthy", "nothing is wrong with 3 GPUs, driver 580.95.05"}},
 		{"the driver cannot be asked", facts().refused(readiness.Driver, "DriverNotLoaded"), Condition{"Unknown", "DriverNotLoaded", "driver: it is broken; mend it"}},
 		{"it cannot, and the plugin knows of one", facts().refused(readiness.Driver, "DriverNotLoaded").broken(1, gpu.ReasonXID, "XID 79", time.Time{}),
@@ -47,14 +47,14 @@ func TestTheHealthConditionNamesWhatIsBroken(t *testing.T) {
 
 func TestTheTwoConditionsAreSaidAtOnceAndApart(t *testing.T) {
 	s := newStage(t)
-	s.say(facts().broken(1, gpu.ReasonXID, "XID 79", time.Time{}))
+	s.publish(facts().broken(1, gpu.ReasonXID, "XID 79", time.Time{}))
 	require.Equal(t, corev1.ConditionTrue, s.condition().Status)
 	healthy := s.server.Condition(node, HealthType)
 	require.Equal(t, corev1.ConditionFalse, healthy.Status)
 	began := healthy.LastTransitionTime
 
 	s.clock.advance(time.Minute)
-	s.say(facts().refused(readiness.CUDA, "CUDASampleFailed").broken(1, gpu.ReasonXID, "XID 79", time.Time{}))
+	s.publish(facts().refused(readiness.CUDA, "CUDASampleFailed").broken(1, gpu.ReasonXID, "XID 79", time.Time{}))
 	require.Equal(t, corev1.ConditionFalse, s.condition().Status)
 	require.Equal(t, began, s.server.Condition(node, HealthType).LastTransitionTime, "its own status is the same")
 }

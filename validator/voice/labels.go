@@ -13,16 +13,16 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// LabelsAnnotation names the labels of the Node that this validator, or one before
-// it, has put there. It stands on the Node, beside them, so that whoever comes after a
-// reboot or a new installation knows what to take away. Node Feature Discovery does so
-// with its own (pkg/nfd-master, nfd.node.kubernetes.io/feature-labels).
+// LabelsAnnotation lists the Node's labels that this validator, or one before it, has set.
+// It is kept on the Node, so that a validator after a reboot or a new installation knows
+// which to remove. Node Feature Discovery does the same for its labels (pkg/nfd-master,
+// nfd.node.kubernetes.io/feature-labels).
 const LabelsAnnotation = "gpuready.io/feature-labels"
 
 // labelPrefix is left out in the annotation, whose names are separated by commas.
 const labelPrefix = "nvidia.com/"
 
-// labels are what the Node is to say of its GPUs; nil: it is left alone, since the
+// labels returns the wanted labels about the GPUs; nil: the Node's labels stay, since the
 // device plugin is away, does not know, or has another publisher.
 func (f Facts) labels() map[string]string {
 	s, ok := f.States[nodestate.DevicePlugin]
@@ -32,8 +32,8 @@ func (f Facts) labels() map[string]string {
 	return s.DevicePlugin.Labels
 }
 
-// sayLabels makes the Node's labels what they are to be.
-func (v *Voice) sayLabels(ctx context.Context, want map[string]string) error {
+// writeLabels sets the Node's labels to the wanted ones.
+func (v *Voice) writeLabels(ctx context.Context, want map[string]string) error {
 	node, err := v.Client.Node(ctx, v.Node)
 	if err != nil {
 		return fmt.Errorf("read Node %s: %w", v.Node, err)
@@ -52,9 +52,9 @@ func (v *Voice) sayLabels(ctx context.Context, want map[string]string) error {
 	return nil
 }
 
-// labelChange is what to merge into the Node's metadata; nil: nothing. What somebody
-// else set differently is set anew, and only what was put there by us is taken away:
-// so does Node Feature Discovery (pkg/nfd-master, createPatches).
+// labelChange returns the merge patch for the Node's metadata; nil: no change. It
+// overwrites differing values and removes only our own labels, as Node Feature Discovery
+// does (pkg/nfd-master, createPatches).
 func labelChange(node *corev1.Node, want map[string]string) map[string]any {
 	labels := map[string]any{}
 	for name, value := range want {
@@ -62,7 +62,7 @@ func labelChange(node *corev1.Node, want map[string]string) map[string]any {
 			labels[name] = value
 		}
 	}
-	for _, name := range ours(node) {
+	for _, name := range ownLabels(node) {
 		_, wanted := want[name]
 		if _, has := node.Labels[name]; has && !wanted {
 			labels[name] = nil
@@ -85,9 +85,9 @@ func labelChange(node *corev1.Node, want map[string]string) map[string]any {
 	return change
 }
 
-// ours are the labels that the annotation names. It is anybody's to write: names of
-// other things than GPUs' features are passed over.
-func ours(node *corev1.Node) []string {
+// ownLabels returns the labels that the annotation names. Anybody can write it, so names other
+// than those of GPU features are ignored.
+func ownLabels(node *corev1.Node) []string {
 	var names []string
 	for short := range strings.SplitSeq(node.Annotations[LabelsAnnotation], ",") {
 		if name := labelPrefix + short; nodestate.IsFeature(name) {

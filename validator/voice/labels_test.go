@@ -56,41 +56,41 @@ func TestTheNodeIsLabelledWithWhatTheDevicePluginSays(t *testing.T) {
 		maps.Copy(all, more)
 		return all
 	}
-	s.say(labelled(t4("4")))
+	s.publish(labelled(t4("4")))
 	require.Equal(t, with(t4("4")), s.labels())
 	require.Equal(t, map[string]string{"theirs": "x", LabelsAnnotation: "cuda.driver.rev,gpu.count,gpu.product"}, s.server.Node(node, nil).Annotations)
 	require.Equal(t, 1, s.patches())
 
-	s.say(labelled(t4("4")))
+	s.publish(labelled(t4("4")))
 	require.Equal(t, 1, s.patches(), "nothing new")
-	s.say(labelled(t4("2")))
+	s.publish(labelled(t4("2")))
 	require.Equal(t, with(t4("2")), s.labels())
 
 	// Some are no more, and another process says so.
 	s.start()
-	s.say(labelled(map[string]string{"nvidia.com/gpu.count": "2"}))
+	s.publish(labelled(map[string]string{"nvidia.com/gpu.count": "2"}))
 	require.Equal(t, with(map[string]string{"nvidia.com/gpu.count": "2"}), s.labels())
-	s.say(labelled(map[string]string{}))
+	s.publish(labelled(map[string]string{}))
 	require.Equal(t, theirs, s.labels(), "no GPU")
 	require.Equal(t, map[string]string{"theirs": "x"}, s.server.Node(node, nil).Annotations)
 }
 
 func TestLabelsStayWhileNothingIsKnownOfThem(t *testing.T) {
 	s := newStage(t)
-	s.say(labelled(t4("4")))
+	s.publish(labelled(t4("4")))
 	silent := facts()
 	delete(silent.States, nodestate.DevicePlugin)
-	s.say(silent)
+	s.publish(silent)
 	require.Equal(t, t4("4"), s.labels(), "the plugin is away")
-	s.say(labelled(nil))
+	s.publish(labelled(nil))
 	require.Equal(t, t4("4"), s.labels(), "it has another publisher")
 }
 
 func TestLabelsThatSomebodyChangesComeBackInAWhile(t *testing.T) {
 	s := newStage(t)
-	s.say(labelled(t4("4")))
+	s.publish(labelled(t4("4")))
 	s.server.Node(node, func(n *corev1.Node) { n.Labels = map[string]string{"nvidia.com/gpu.product": "theirs"} })
-	s.say(labelled(t4("4")))
+	s.publish(labelled(t4("4")))
 	s.clock.advance(heartbeat)
 	s.until(func() bool { return maps.Equal(t4("4"), s.labels()) })
 }
@@ -102,7 +102,7 @@ func TestTheAnnotationTakesNobodysLabels(t *testing.T) {
 		n.Labels = maps.Clone(theirs)
 		n.Annotations = map[string]string{LabelsAnnotation: "gpu.deploy.driver,mig.config,device-plugin.config,,../x,gpu.count"}
 	})
-	s.say(labelled(map[string]string{}))
+	s.publish(labelled(map[string]string{}))
 	require.Equal(t, theirs, s.labels())
 }
 
@@ -148,7 +148,7 @@ func TestOnlyWhatIsOursChanges(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		v := New(Config{Client: client, Node: node, Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler), Metrics: NewMetrics(prometheus.NewRegistry())})
-		require.NoError(rt, v.sayLabels(ctx, want))
+		require.NoError(rt, v.writeLabels(ctx, want))
 		now := server.Node(node, nil)
 		expect := maps.Clone(there)
 		for _, k := range annotated {
@@ -178,7 +178,7 @@ func FuzzTheAnnotationNamesFeaturesOnly(f *testing.F) {
 		n := &corev1.Node{}
 		n.Annotations = map[string]string{LabelsAnnotation: text}
 		n.Labels = map[string]string{"nvidia.com/gpu.deploy.driver": "true", "kubernetes.io/hostname": "n1", "nvidia.com/gpu.count": "1"}
-		for _, name := range ours(n) {
+		for _, name := range ownLabels(n) {
 			require.True(t, nodestate.IsFeature(name), name)
 		}
 		change := labelChange(n, map[string]string{})

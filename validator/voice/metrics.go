@@ -2,23 +2,23 @@ package voice
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// Metrics are what is shown of the talk with the API server.
+// Metrics are the metrics of the requests to the API server.
 type Metrics struct {
-	unsaid *prometheus.GaugeVec
-	tries  *prometheus.CounterVec
+	failing *prometheus.GaugeVec
+	tries   *prometheus.CounterVec
 }
 
-// NewMetrics registers them.
+// NewMetrics returns Metrics registered with reg.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
-		unsaid: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "gpuready_voice_failing",
+		failing: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "gpuready_voice_failing",
 			Help: "1 while the API server does not take what the node has to say."}, []string{"what"}),
 		tries: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuready_voice_said_total",
 			Help: "What was said to the API server, by outcome."}, []string{"what", "outcome"}),
 	}
-	reg.MustRegister(m.unsaid, m.tries)
+	reg.MustRegister(m.failing, m.tries)
 	for _, t := range []topic{topicCount, topicNode, topicLabels, topicEvents} {
-		m.unsaid.WithLabelValues(string(t)).Set(0)
+		m.failing.WithLabelValues(string(t)).Set(0)
 	}
 	return m
 }
@@ -29,5 +29,5 @@ func (m *Metrics) observe(t topic, err error) {
 		outcome, failing = "error", 1
 	}
 	m.tries.WithLabelValues(string(t), outcome).Inc()
-	m.unsaid.WithLabelValues(string(t)).Set(failing)
+	m.failing.WithLabelValues(string(t)).Set(failing)
 }

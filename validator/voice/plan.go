@@ -15,23 +15,23 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// How long a layer is refused before an Event tells of it; the condition has it
-// at once. While a node is coming up each component starts when it starts, and
-// while one is upgraded it is away for a moment: Warnings about that, on every
-// node, would be Warnings that nobody reads. Of devices is told at once.
+// The time that a layer is refused before an Event reports it; the condition shows it at
+// once. While a node comes up the components start one by one, and during an upgrade one is
+// away for a moment: nobody would read Warnings about that on every node. Devices are
+// reported at once.
 const (
-	patience = time.Minute     // before all layers were proven in this boot
-	blink    = 5 * time.Second // after that
+	startupGrace   = time.Minute     // before all layers were proven in this boot
+	transientGrace = 5 * time.Second // after that
 )
 
-// maxSubjects bounds what is remembered. A node has 16 GPUs, each of which can
-// be divided in seven.
+// maxSubjects bounds the memory. A node has up to 16 GPUs, each of which can be divided in
+// seven.
 const maxSubjects = 256
 
-// A subject is what an Event is about: "device GPU-…", "layer cuda", "configuration".
+// A subject names the subject of an Event: "device GPU-…", "layer cuda", "configuration".
 type subject string
 
-// configSubject is the configuration that the device plugin is to have.
+// configSubject is the configuration of the device plugin.
 const configSubject subject = "configuration"
 
 // witnessSubject is the pod that shows people that the driver works.
@@ -42,41 +42,41 @@ func layerSubject(l readiness.Layer) subject { return subject("layer " + string(
 
 func (s subject) isLayer() bool { return strings.HasPrefix(string(s), "layer ") }
 
-// takesTime says whether a problem may be over by itself in a moment.
-func (s subject) takesTime() bool { return s.isLayer() || s == witnessSubject }
+// isTransient reports whether a problem may soon end by itself.
+func (s subject) isTransient() bool { return s.isLayer() || s == witnessSubject }
 
-// problem is what is wrong with a subject now.
+// problem is the present problem of a subject.
 type problem struct {
 	reason, message string
 	since           time.Time // zero where it is not known
 }
 
-// said is the problem that an Event told of, and none has told that it is over.
-type said struct {
+// reportedProblem is a problem that an Event reported and whose end no Event has reported yet.
+type reportedProblem struct {
 	Reason string    `json:"reason"`
 	Since  time.Time `json:"since"`
 }
 
-// memory is what Events have told so far in this boot. It outlives the process,
-// so that a restart repeats nothing.
+// memory records the problems reported by Events in this boot. It outlives the process, so
+// that a restart repeats no Event.
 type memory struct {
-	BootID string           `json:"bootID"`
-	Said   map[subject]said `json:"said"`
-	Proven bool             `json:"proven"` // all layers were, at some time
+	BootID   string                      `json:"bootID"`
+	Reported map[subject]reportedProblem `json:"said"`
+	Proven   bool                        `json:"proven"` // all layers were proven at some time
 }
 
-// event is one to be said; once it is, remember changes the memory.
+// event is an Event to write; update changes the memory afterwards.
 type event struct {
-	about    subject
-	kind     string // Normal or Warning
-	reason   string
-	message  string
-	time     time.Time // of what happened
-	remember func(*memory)
+	about   subject
+	kind    string // Normal or Warning
+	reason  string
+	message string
+	time    time.Time // when it happened
+	update  func(*memory)
 }
 
-// problems are what is wrong now, and over the subjects of which it is known
-// that nothing is.
+// problems returns the present problems, and in over an event for each subject that is
+// known to have none.
 func (f Facts) problems() (wrong map[subject]problem, over map[subject]event) {
 	wrong, over = map[subject]problem{}, map[subject]event{}
 	for _, d := range f.devices() {
@@ -90,7 +90,7 @@ func (f Facts) problems() (wrong map[subject]problem, over map[subject]event) {
 		if s.Reason == reasonRefused {
 			wrong[configSubject] = problem{string(s.Reason), "device plugin: " + s.Message, time.Time{}}
 		} else if s.Phase == nodestate.Degraded || s.Phase == nodestate.Ready && s.Reason == "" {
-			// What is worse, or leaves nothing to do, is said in its place.
+			// Other phases are reported elsewhere.
 			over[configSubject] = event{kind: corev1.EventTypeNormal, reason: ReasonAccepted, message: "the device plugin's configuration is in force"}
 		}
 	}
@@ -105,7 +105,7 @@ func (f Facts) problems() (wrong map[subject]problem, over map[subject]event) {
 	for _, o := range f.Outcomes {
 		switch o.Kind {
 		case check.Failed:
-			wrong[layerSubject(o.Layer)] = problem{string(o.Refusal.Reason), f.refusal(o), time.Time{}}
+			wrong[layerSubject(o.Layer)] = problem{string(o.Refusal.Reason), f.refusalText(o), time.Time{}}
 		case check.Passed:
 			over[layerSubject(o.Layer)] = event{kind: corev1.EventTypeNormal, reason: ReasonProven,
 				message: fmt.Sprintf("%s is proven again: %s", o.Layer, o.Proof.Summary)}
@@ -114,9 +114,9 @@ func (f Facts) problems() (wrong map[subject]problem, over map[subject]event) {
 	return wrong, over
 }
 
-// forgotten says that a subject is no more and nothing will be heard of it: a
-// MIG device after its GPU was divided anew, a layer where there is no GPU.
-func (f Facts) forgotten(s subject, wrong map[subject]problem, over map[subject]event) bool {
+// isObsolete reports whether a subject no longer exists: a MIG device after its GPU was
+// divided anew, or a layer where there is no GPU.
+func (f Facts) isObsolete(s subject, wrong map[subject]problem, over map[subject]event) bool {
 	if _, is := wrong[s]; is {
 		return false
 	}
@@ -128,78 +128,78 @@ func (f Facts) forgotten(s subject, wrong map[subject]problem, over map[subject]
 	}
 	p, ok := f.States[nodestate.DevicePlugin]
 	listed := ok && p.DevicePlugin != nil && p.DevicePlugin.Registered && len(f.devices()) > 0
-	return listed && !s.takesTime() && s != configSubject
+	return listed && !s.isTransient() && s != configSubject
 }
 
-// sighting is since when a problem has been seen with this reason.
-type sighting struct {
+// observation records since when a problem has been observed with this reason.
+type observation struct {
 	reason string
 	at     time.Time
 }
 
-// plan returns the Events that the memory lacks, oldest first, and when there may
-// be more although nothing changes.
-func (f Facts) plan(m memory, seen map[subject]sighting, now time.Time) (events []event, wake time.Time) {
+// planEvents returns the Events that the memory lacks, oldest first, and the time when more may
+// be due without a change.
+func (f Facts) planEvents(m memory, observed map[subject]observation, now time.Time) (events []event, wake time.Time) {
 	wrong, over := f.problems()
 	for _, s := range slices.Sorted(maps.Keys(wrong)) {
 		p := wrong[s]
 		since := p.since
 		if since.IsZero() || since.After(now) {
-			since = seen[s].at
+			since = observed[s].at
 		}
-		before, was := m.Said[s]
+		before, was := m.Reported[s]
 		if was && before.Reason == p.reason && (p.since.IsZero() || !since.After(before.Since)) {
 			continue
 		}
-		if s.takesTime() {
-			grace := patience
+		if s.isTransient() {
+			grace := startupGrace
 			if m.Proven {
-				grace = blink
+				grace = transientGrace
 			}
-			if due := seen[s].at.Add(grace); due.After(now) {
+			if due := observed[s].at.Add(grace); due.After(now) {
 				if wake.IsZero() || due.Before(wake) {
 					wake = due
 				}
 				continue
 			}
 		}
-		if !was && len(m.Said) >= maxSubjects {
+		if !was && len(m.Reported) >= maxSubjects {
 			continue
 		}
 		events = append(events, event{about: s, kind: corev1.EventTypeWarning, reason: p.reason, message: record.Clean(p.message, maxMessage), time: since,
-			remember: func(m *memory) { m.Said[s] = said{p.reason, since} }})
+			update: func(m *memory) { m.Reported[s] = reportedProblem{p.reason, since} }})
 	}
-	for _, s := range slices.Sorted(maps.Keys(m.Said)) {
+	for _, s := range slices.Sorted(maps.Keys(m.Reported)) {
 		e, is := over[s]
 		if !is {
 			continue
 		}
 		e.about, e.time = s, now
-		e.message = record.Clean(fmt.Sprintf("%s (was: %s)", e.message, m.Said[s].Reason), maxMessage)
-		e.remember = func(m *memory) { delete(m.Said, s) }
+		e.message = record.Clean(fmt.Sprintf("%s (was: %s)", e.message, m.Reported[s].Reason), maxMessage)
+		e.update = func(m *memory) { delete(m.Reported, s) }
 		events = append(events, e)
 	}
 	slices.SortStableFunc(events, func(a, b event) int { return a.time.Compare(b.time) })
 	return events, wake
 }
 
-// notice brings up to date when each problem was first seen, and drops from the
-// memory what nobody will hear of again. It says whether the memory is another.
-func (f Facts) notice(m *memory, seen map[subject]sighting, now time.Time) (changed bool) {
+// updateMemory updates when each problem was first observed, and drops subjects that no longer
+// exist from the memory. It reports whether the memory changed.
+func (f Facts) updateMemory(m *memory, observed map[subject]observation, now time.Time) (changed bool) {
 	wrong, over := f.problems()
 	for s, p := range wrong {
-		if seen[s].reason != p.reason {
-			seen[s] = sighting{p.reason, now}
+		if observed[s].reason != p.reason {
+			observed[s] = observation{p.reason, now}
 		}
 	}
-	for s := range seen {
+	for s := range observed {
 		if _, still := wrong[s]; !still {
-			delete(seen, s)
+			delete(observed, s)
 		}
 	}
-	for s := range m.Said {
-		if f.forgotten(s, wrong, over) {
-			delete(m.Said, s)
+	for s := range m.Reported {
+		if f.isObsolete(s, wrong, over) {
+			delete(m.Reported, s)
 			changed = true
 		}
 	}

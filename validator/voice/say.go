@@ -18,17 +18,17 @@ import (
 	"github.com/gpuready/gpuready/validator/kube"
 )
 
-// Component is whose Events they are.
+// Component is the source component of the Events.
 const Component = "gpu-validator"
 
-// spoken is what the Node itself is to say.
-type spoken struct {
+// written holds the wanted conditions and taint of the Node.
+type nodeUpdate struct {
 	ready, healthy Condition
-	taint          wish
+	taint          taintState
 }
 
-// sayNode makes the Node's conditions what they are to be, and then its taints.
-func (v *Voice) sayNode(ctx context.Context, want spoken) error {
+// writeNode writes the Node's conditions, and then its taints.
+func (v *Voice) writeNode(ctx context.Context, want nodeUpdate) error {
 	node, err := v.Client.Node(ctx, v.Node)
 	if err != nil {
 		return fmt.Errorf("read Node %s: %w", v.Node, err)
@@ -40,12 +40,12 @@ func (v *Voice) sayNode(ctx context.Context, want spoken) error {
 	if err := v.Client.PatchNodeStatus(ctx, v.Node, patch); err != nil {
 		return fmt.Errorf("set the conditions %s and %s of Node %s: %w", ConditionType, HealthType, v.Node, err)
 	}
-	if err := v.sayTaint(ctx, node, want.taint); err != nil {
+	if err := v.applyTaint(ctx, node, want.taint); err != nil {
 		return err
 	}
-	v.log(ConditionType, v.spoken.ready, want.ready)
-	v.log(HealthType, v.spoken.healthy, want.healthy)
-	v.spoken, v.saidAt = want, v.Now()
+	v.log(ConditionType, v.written.ready, want.ready)
+	v.log(HealthType, v.written.healthy, want.healthy)
+	v.written, v.writtenAt = want, v.Now()
 	return nil
 }
 
@@ -55,10 +55,9 @@ func (v *Voice) log(kind corev1.NodeConditionType, was, is Condition) {
 	}
 }
 
-// conditionPatch merges into the conditions by their type, so that those of
-// others stay. The time of the transition is left out where there was none: then
-// it stays what it is.
-func (v *Voice) conditionPatch(node *corev1.Node, want spoken) ([]byte, error) {
+// conditionPatch returns a patch that merges the conditions by their type, so that other
+// conditions stay. Without a transition it leaves out the transition time, which so stays.
+func (v *Voice) conditionPatch(node *corev1.Node, want nodeUpdate) ([]byte, error) {
 	now := v.Now().UTC().Format(time.RFC3339)
 	patch := func(kind corev1.NodeConditionType, want Condition) map[string]any {
 		c := map[string]any{
@@ -75,18 +74,18 @@ func (v *Voice) conditionPatch(node *corev1.Node, want spoken) ([]byte, error) {
 	return json.Marshal(map[string]any{"status": map[string]any{"conditions": conditions}})
 }
 
-// sayEvent creates the Event, or counts up the one that told of the same before.
-// One that is of this very time was said by an earlier process that did not come
-// to write that down.
-func (v *Voice) sayEvent(ctx context.Context, e event) error {
+// writeEvent creates the Event, or increments the count of an earlier one about the same.
+// One with the same time was written by an earlier process that ended before it could
+// update the memory.
+func (v *Voice) writeEvent(ctx context.Context, e event) error {
 	made := v.event(e)
 	err := v.Client.CreateEvent(ctx, made)
 	if err == nil || !apierrors.IsAlreadyExists(err) {
-		return wrap(e, err)
+		return wrapEventError(e, err)
 	}
 	there, err := v.Client.PatchEvent(ctx, made.Namespace, made.Name, []byte("{}"))
 	if err != nil {
-		return wrap(e, err)
+		return wrapEventError(e, err)
 	}
 	if !there.LastTimestamp.Time.Before(made.LastTimestamp.Time) {
 		return nil
@@ -96,24 +95,24 @@ func (v *Voice) sayEvent(ctx context.Context, e event) error {
 		return err
 	}
 	_, err = v.Client.PatchEvent(ctx, made.Namespace, made.Name, patch)
-	return wrap(e, err)
+	return wrapEventError(e, err)
 }
 
-func wrap(e event, err error) error {
+func wrapEventError(e event, err error) error {
 	if err != nil {
 		return fmt.Errorf("say the Event %s %q: %w", e.reason, e.message, err)
 	}
 	return nil
 }
 
-// event is as it is created. Its name follows from the Node and from what it is
-// about, so that the same is counted and not listed again; UID and Node are as
-// the kubelet writes them, and kubectl describe node looks for them.
+// event builds the Event. Its name is derived from the Node and the subject, so that a
+// repetition is counted and not listed again. UID and Node are as the kubelet writes them,
+// since kubectl describe node selects by them.
 func (v *Voice) event(e event) *corev1.Event {
 	about := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%s\n%s", v.Node, e.about, e.kind, e.reason))
-	const longest = 200 // of 253, the hash is to have room
+	const longest = 200 // of 253, to leave room for the hash
 	node := strings.TrimRight(v.Node[:min(len(v.Node), longest)], ".-")
-	at := metav1.NewTime(e.time.UTC().Truncate(time.Second)) // as it is stored
+	at := metav1.NewTime(e.time.UTC().Truncate(time.Second)) // the stored precision
 	return &corev1.Event{
 		ObjectMeta:          metav1.ObjectMeta{Namespace: kube.EventNamespace, Name: node + "." + hex.EncodeToString(about[:8])},
 		InvolvedObject:      corev1.ObjectReference{Kind: "Node", Name: v.Node, UID: types.UID(v.Node)},

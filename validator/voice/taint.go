@@ -12,62 +12,61 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// Taint is what is done about startup taints.
+// Taint configures the handling of startup taints.
 type Taint struct {
-	Keys   []string      // that are removed, whatever their effect, once pods may come; none: taints are left alone
-	Manage bool          // the first of them is put back, NoSchedule, when pods may come no more
-	Settle time.Duration // how long they may not before that
+	Keys   []string      // removed, whatever their effect, once pods may be scheduled; none: taints stay
+	Manage bool          // put the first one back, NoSchedule, when pods may no longer be scheduled
+	Settle time.Duration // how long that must last before
 }
 
-// wish is what is to be true of the startup taint.
-type wish string
+// taintState is the wanted state of the startup taint.
+type taintState string
 
 const (
-	wishNone wish = ""      // what is there stays
-	wishGone wish = "gone"  // pods may come
-	wishBack wish = "there" // they may not, and have not for a while
+	taintKeep    taintState = ""      // unchanged
+	taintAbsent  taintState = "gone"  // pods may be scheduled
+	taintPresent taintState = "there" // pods may not be scheduled, and could not for a while
 )
 
-// taintWish says what the facts come to, and when they come to something else
-// although they stay the same. A layer has to be refused now, and some layer must
-// have been ever since Settle ago: what restarts comes back before, and a proof
-// that is on its way is waited for.
-func (v *Voice) taintWish(f Facts, now time.Time) (w wish, later time.Time) {
+// wantedTaint returns the wanted state by the facts, and the time when it changes without
+// other facts. The taint comes back if a layer is refused now, and some layer has been
+// refused since Settle ago. A restart is over before that, and a pending proof is waited for.
+func (v *Voice) wantedTaint(f Facts, now time.Time) (w taintState, later time.Time) {
 	if f.usable() {
-		v.unusable = time.Time{}
-		return wishGone, later
+		v.unusableSince = time.Time{}
+		return taintAbsent, later
 	}
 	refused := slices.ContainsFunc(f.Outcomes, func(o check.Outcome) bool { return o.Kind == check.Failed })
 	if !v.Taint.Manage || !refused {
-		return wishNone, later
+		return taintKeep, later
 	}
-	if v.unusable.IsZero() {
-		v.unusable = now
+	if v.unusableSince.IsZero() {
+		v.unusableSince = now
 	}
-	if due := v.unusable.Add(v.Taint.Settle); due.After(now) {
-		return wishNone, due
+	if due := v.unusableSince.Add(v.Taint.Settle); due.After(now) {
+		return taintKeep, due
 	}
-	return wishBack, later
+	return taintPresent, later
 }
 
-// sayTaint makes the wish true.
-func (v *Voice) sayTaint(ctx context.Context, node *corev1.Node, w wish) error {
+// applyTaint applies the wanted state.
+func (v *Voice) applyTaint(ctx context.Context, node *corev1.Node, w taintState) error {
 	taints := node.Spec.Taints
-	ours := func(t corev1.Taint) bool { return slices.Contains(v.Taint.Keys, t.Key) }
-	there := slices.ContainsFunc(taints, ours)
+	own := func(t corev1.Taint) bool { return slices.Contains(v.Taint.Keys, t.Key) }
+	there := slices.ContainsFunc(taints, own)
 	switch {
 	case len(v.Taint.Keys) == 0:
 		return nil
-	case w == wishGone && there:
-		return v.setTaints(ctx, node, slices.DeleteFunc(slices.Clone(taints), ours), "removed the startup taint")
-	case w == wishBack && !there:
+	case w == taintAbsent && there:
+		return v.setTaints(ctx, node, slices.DeleteFunc(slices.Clone(taints), own), "removed the startup taint")
+	case w == taintPresent && !there:
 		back := corev1.Taint{Key: v.Taint.Keys[0], Effect: corev1.TaintEffectNoSchedule}
 		return v.setTaints(ctx, node, append(slices.Clone(taints), back), "put the startup taint back")
 	}
 	return nil
 }
 
-// setTaints makes the Node's taints those, if they still are what was read: nobody's
+// setTaints replaces the Node's taints if they are still the ones read, so that no other
 // change is lost.
 func (v *Voice) setTaints(ctx context.Context, node *corev1.Node, taints []corev1.Taint, what string) error {
 	const path = "/spec/taints"
@@ -76,7 +75,7 @@ func (v *Voice) setTaints(ctx context.Context, node *corev1.Node, taints []corev
 		Path  string `json:"path"`
 		Value any    `json:"value"`
 	}
-	// That there are none is tested by null.
+	// A test for null succeeds if there are no taints.
 	test, change := op{"test", path, nil}, op{"replace", path, taints}
 	if len(node.Spec.Taints) > 0 {
 		test.Value = node.Spec.Taints

@@ -40,14 +40,14 @@ func TestEachStartupTaintGoesWhateverItsName(t *testing.T) {
 	for _, key := range []string{taint, "gpuready.io/not-ready"} {
 		s := newStage(t)
 		s.server.Node(node, func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: key, Effect: "NoSchedule"}} })
-		s.say(facts())
+		s.publish(facts())
 		require.Empty(t, s.taints(), key)
 	}
 	s := newStage(t)
 	s.taint = Taint{}
 	s.start()
 	s.server.Node(node, func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: taint, Effect: "NoSchedule"}} })
-	s.say(facts())
+	s.publish(facts())
 	require.Len(t, s.taints(), 1, "none is asked for")
 }
 
@@ -58,13 +58,13 @@ func TestTheManagedTaintComesBackWhenALayerStaysRefused(t *testing.T) {
 		s.server.Node(node, func(n *corev1.Node) {
 			n.Spec.Taints = []corev1.Taint{{Key: "theirs", Effect: "NoExecute"}, {Key: key, Effect: "NoSchedule"}}
 		})
-		s.say(facts())
+		s.publish(facts())
 		require.Equal(t, []string{"theirs:NoExecute"}, s.taints())
-		s.say(refusedPlugin())
+		s.publish(refusedPlugin())
 		require.Equal(t, []string{"theirs:NoExecute"}, s.taints(), "at once")
 		s.until(func() bool { return len(s.taints()) == 2 })
 		require.Equal(t, []string{"theirs:NoExecute", key + ":NoSchedule"}, s.taints())
-		s.say(facts())
+		s.publish(facts())
 		require.Equal(t, []string{"theirs:NoExecute"}, s.taints(), "as soon as they are proven")
 	}
 }
@@ -72,7 +72,7 @@ func TestTheManagedTaintComesBackWhenALayerStaysRefused(t *testing.T) {
 func TestTheManagedTaintIsPutOnANodeWithoutAny(t *testing.T) {
 	s := newStage(t)
 	s.manage(taint)
-	s.say(refusedPlugin())
+	s.publish(refusedPlugin())
 	s.until(func() bool { return len(s.taints()) == 1 })
 }
 
@@ -80,34 +80,34 @@ func TestAShortUnreadinessPutsNoTaintBack(t *testing.T) {
 	s := newStage(t)
 	s.manage(taint)
 	for range 5 { // a plugin that restarts, again and again
-		s.say(facts())
-		s.say(refusedPlugin())
+		s.publish(facts())
+		s.publish(refusedPlugin())
 		s.clock.advance(50 * time.Second)
-		s.say(proving())
+		s.publish(proving())
 		s.clock.advance(time.Hour)
-		s.say(proving())
+		s.publish(proving())
 	}
-	s.say(Facts{})
+	s.publish(Facts{})
 	s.clock.advance(time.Hour)
-	s.say(Facts{})
-	s.say(noGPU())
+	s.publish(Facts{})
+	s.publish(noGPU())
 	s.clock.advance(time.Hour)
-	s.say(noGPU())
+	s.publish(noGPU())
 	require.Empty(t, s.taints())
 }
 
 func TestProofsThatAreTriedInBetweenDoNotHoldTheTaintOff(t *testing.T) {
 	s := newStage(t)
 	s.manage(taint)
-	s.say(facts())
+	s.publish(facts())
 	for range 2 {
-		s.say(refusedPlugin())
-		s.say(proving())
+		s.publish(refusedPlugin())
+		s.publish(proving())
 		s.clock.advance(30 * time.Second)
 	}
 	require.Empty(t, s.taints(), "the last proof is on its way")
-	s.say(refusedPlugin())
+	s.publish(refusedPlugin())
 	require.Len(t, s.taints(), 1)
-	s.say(proving())
+	s.publish(proving())
 	require.Len(t, s.taints(), 1, "it goes when they are proven")
 }

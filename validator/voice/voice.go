@@ -1,12 +1,11 @@
-// Package voice tells the cluster what is known of a node: how many devices the kubelet
-// can give to pods, where the kubelet has not said so yet; two conditions of the
-// Node, labels that say what its GPUs are, Events on it, and a startup taint that is
-// taken away once the node can be used, and put back if that is asked for.
+// Package voice publishes a node's state in the cluster: the devices that the kubelet can
+// allocate, until the kubelet reports them; two conditions of the Node; labels about its
+// GPUs; Events; and a startup taint, which is removed once the node can be used and put
+// back if that is configured.
 //
-// What is to be said follows from the latest facts and from what has been said:
-// nothing is queued. While the API server cannot be reached facts replace each
-// other, and what is true when it is back is said then; nobody who works on the
-// node waits for that.
+// The next request follows from the latest facts and from what was published: there is
+// no queue. While the API server cannot be reached, newer facts replace older ones, and the
+// latest are published when it is back. Nothing on the node waits for that.
 package voice
 
 import (
@@ -27,78 +26,77 @@ import (
 	"github.com/gpuready/gpuready/validator/kube"
 )
 
-// The condition is said again after this time although it is the same, for the
-// Node may have been deleted and made anew.
+// heartbeat is the time after which unchanged conditions and labels are written again,
+// since the Node may have been deleted and created anew.
 const heartbeat = 5 * time.Minute
 
-// After a failure the next try comes after firstRetry, then after twice as long
-// each time, up to lastRetry; half of it is chance, so that the nodes of a
-// cluster do not come all at once.
+// The back-off after a failure: firstRetry, then twice as long each time, up to lastRetry.
+// Half of it is random, so that the nodes of a cluster do not retry all at once.
 const (
 	firstRetry = time.Second
 	lastRetry  = time.Minute
 )
 
-// slowAnswer is how long an answer takes before it is told that there is none yet;
-// a request is given up much later.
+// slowAnswer is the time after which a missing answer is logged; a request times out much
+// later.
 const slowAnswer = 3 * time.Second
 
-// Events come from a bucket: so many at once, and one more each eventEvery.
+// Events are limited by a token bucket: eventBurst at once, and one more each eventEvery.
 const (
 	eventBurst = 40
 	eventEvery = 15 * time.Second
 )
 
-// FileName is that of the memory, in the validator's own state directory.
+// FileName is the name of the memory's file, in the validator's own state directory.
 const FileName = "said.json"
 
 const maxMemory = 1 << 20
 
-// Config is what a Voice needs.
+// Config configures a Voice.
 type Config struct {
 	Client *kube.Client
 	Node   string // its name
 	BootID string
 	Dir    string // of the memory
 	Taint  Taint
-	// Allocatable reports whether the Node's status is told of devices ahead of the kubelet.
+	// Allocatable enables writing devices into the Node's status ahead of the kubelet.
 	Allocatable bool
 	Log         *slog.Logger
 	Metrics     *Metrics
 
-	// Of use in tests; nil: the time package's.
+	// For tests; nil: those of package time.
 	Now   func() time.Time
 	After func(time.Duration) <-chan time.Time
 	Slow  time.Duration // 0: slowAnswer
 }
 
-// Voice says it. Say may be called from any goroutine.
+// Voice publishes a node's facts. Say may be called from any goroutine.
 type Voice struct {
 	Config
-	mouth map[topic]*patienceOf
+	retries map[topic]*retryState
 
-	// Of Run's goroutine.
-	memory     memory
-	seen       map[subject]sighting
-	refused    map[subject]bool // whose Events were not taken
-	spoken     spoken           // as said last
-	saidAt     time.Time
-	unusable   time.Time         // since when a layer has been refused; zero: none is, or nobody asks
-	reported   map[string]int    // what the kubelet can allocate, as said last
-	labelled   map[string]string // as said last
-	labelledAt time.Time
-	unwritten  bool // the memory
-	tokens     float64
-	tokensAt   time.Time
+	// Used by Run's goroutine only.
+	memory        memory
+	observed      map[subject]observation
+	refused       map[subject]bool // Events of these subjects were refused
+	written       nodeUpdate       // as written last
+	writtenAt     time.Time
+	unusableSince time.Time         // since when a layer has been refused; zero: none is, or the taint is not managed
+	reported      map[string]int    // the kubelet's allocatable, as written last
+	labelled      map[string]string // as written last
+	labelledAt    time.Time
+	unwritten     bool // the memory could not be written
+	tokens        float64
+	tokensAt      time.Time
 
-	mu     sync.Mutex
-	facts  *Facts
-	news   int           // counts the facts
-	told   int           // up to which of them all is said
-	change chan struct{} // closed and made anew when one of the three changes
+	mu         sync.Mutex
+	facts      *Facts
+	generation int           // counts the facts
+	settled    int           // the value of the counter up to which all is published
+	change     chan struct{} // closed and replaced when one of the three changes
 }
 
-// A topic is what fails, and is tried again, by itself.
+// A topic is a kind of request that is retried independently.
 type topic string
 
 const (
@@ -108,15 +106,15 @@ const (
 	topicEvents topic = "events"
 )
 
-// patienceOf is when a topic may be tried again.
-type patienceOf struct {
+// retryState is the back-off of a topic.
+type retryState struct {
 	failing error
 	delay   time.Duration
 	until   time.Time
 }
 
-// New returns a Voice that has said nothing yet. Where the memory of an earlier
-// process cannot be read that is logged and it begins with an empty one.
+// New returns a Voice. If the memory of an earlier process cannot be read, New logs that
+// and starts with an empty one.
 func New(c Config) *Voice {
 	if c.Now == nil {
 		c.Now = time.Now
@@ -126,37 +124,37 @@ func New(c Config) *Voice {
 	}
 	c.Slow = cmp.Or(c.Slow, slowAnswer)
 	v := &Voice{
-		Config: c, seen: map[subject]sighting{}, refused: map[subject]bool{}, tokens: eventBurst, tokensAt: c.Now(), change: make(chan struct{}),
-		mouth: map[topic]*patienceOf{topicCount: {}, topicNode: {}, topicLabels: {}, topicEvents: {}},
+		Config: c, observed: map[subject]observation{}, refused: map[subject]bool{}, tokens: eventBurst, tokensAt: c.Now(), change: make(chan struct{}),
+		retries: map[topic]*retryState{topicCount: {}, topicNode: {}, topicLabels: {}, topicEvents: {}},
 	}
-	v.memory = v.recall()
+	v.memory = v.readMemory()
 	return v
 }
 
-// Say hands over what is known now. It replaces what was not said yet.
+// Say sets the facts to publish. They replace facts that were not published yet.
 func (v *Voice) Say(f Facts) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.facts = &f
-	v.news++
-	v.changed()
+	v.generation++
+	v.signalChange()
 }
 
-func (v *Voice) changed() {
+func (v *Voice) signalChange() {
 	close(v.change)
 	v.change = make(chan struct{})
 }
 
-// Settled returns when all that was handed over has been said, or with ctx.
+// Settled returns when all facts set so far have been published, or when ctx ends.
 func (v *Voice) Settled(ctx context.Context) error {
 	v.mu.Lock()
-	want := v.news
+	want := v.generation
 	v.mu.Unlock()
 	for {
 		v.mu.Lock()
-		told, change := v.told, v.change
+		settled, change := v.settled, v.change
 		v.mu.Unlock()
-		if told >= want {
+		if settled >= want {
 			return nil
 		}
 		select {
@@ -167,11 +165,11 @@ func (v *Voice) Settled(ctx context.Context) error {
 	}
 }
 
-// Run speaks until ctx ends.
+// Run publishes the facts until ctx ends.
 func (v *Voice) Run(ctx context.Context) error {
 	for {
 		v.mu.Lock()
-		facts, news, change := v.facts, v.news, v.change
+		facts, generation, change := v.facts, v.generation, v.change
 		v.mu.Unlock()
 		var wake time.Time
 		if facts != nil {
@@ -181,9 +179,9 @@ func (v *Voice) Run(ctx context.Context) error {
 			case ctx.Err() != nil:
 				return ctx.Err()
 			case more:
-				continue // with what may have become known meanwhile
+				continue // with the latest facts
 			case quiet:
-				v.tell(news)
+				v.markSettled(generation)
 			}
 		}
 		var timer <-chan time.Time
@@ -199,18 +197,18 @@ func (v *Voice) Run(ctx context.Context) error {
 	}
 }
 
-// tell records that all is said up to those facts.
-func (v *Voice) tell(news int) {
+// markSettled records that the facts up to this count are published.
+func (v *Voice) markSettled(generation int) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.told < news {
-		v.told = news
-		v.changed()
+	if v.settled < generation {
+		v.settled = generation
+		v.signalChange()
 	}
 }
 
-// step says one thing, if there is one to say and it may be tried now: then
-// there may be more. Else it returns when to look again, and whether all is said.
+// step makes one request, if one is due; then there may be more. Otherwise it returns the
+// time of the next step, and reports whether all is published.
 func (v *Voice) step(ctx context.Context, f Facts) (more, quiet bool, wake time.Time) {
 	now := v.Now()
 	sooner := func(t time.Time) {
@@ -221,26 +219,26 @@ func (v *Voice) step(ctx context.Context, f Facts) (more, quiet bool, wake time.
 	quiet = true
 
 	if want := f.allocatable(); v.Allocatable && !maps.Equal(want, v.reported) {
-		if until := v.mouth[topicCount].until; until.After(now) {
+		if until := v.retries[topicCount].until; until.After(now) {
 			quiet = false
 			sooner(until)
 		} else {
-			v.say(ctx, topicCount, func() error { return v.sayAllocatable(ctx, want) })
+			v.attempt(ctx, topicCount, func() error { return v.writeAllocatable(ctx, want) })
 			return true, false, wake
 		}
 	}
 
-	due := v.saidAt.Add(heartbeat)
-	taint, taintLater := v.taintWish(f, now)
+	due := v.writtenAt.Add(heartbeat)
+	taint, taintLater := v.wantedTaint(f, now)
 	if !taintLater.IsZero() {
 		sooner(taintLater)
 	}
-	if want := (spoken{f.condition(), f.health(), taint}); want != v.spoken || !now.Before(due) {
-		if until := v.mouth[topicNode].until; until.After(now) {
+	if want := (nodeUpdate{f.condition(), f.health(), taint}); want != v.written || !now.Before(due) {
+		if until := v.retries[topicNode].until; until.After(now) {
 			quiet = false
 			sooner(until)
 		} else {
-			v.say(ctx, topicNode, func() error { return v.sayNode(ctx, want) })
+			v.attempt(ctx, topicNode, func() error { return v.writeNode(ctx, want) })
 			return true, false, wake
 		}
 	} else {
@@ -249,53 +247,53 @@ func (v *Voice) step(ctx context.Context, f Facts) (more, quiet bool, wake time.
 
 	due = v.labelledAt.Add(heartbeat)
 	if want := f.labels(); want != nil {
-		if until := v.mouth[topicLabels].until; v.labelled != nil && maps.Equal(want, v.labelled) && now.Before(due) {
+		if until := v.retries[topicLabels].until; v.labelled != nil && maps.Equal(want, v.labelled) && now.Before(due) {
 			sooner(due)
 		} else if until.After(now) {
 			quiet = false
 			sooner(until)
 		} else {
-			v.say(ctx, topicLabels, func() error { return v.sayLabels(ctx, want) })
+			v.attempt(ctx, topicLabels, func() error { return v.writeLabels(ctx, want) })
 			return true, false, wake
 		}
 	}
 
-	if f.notice(&v.memory, v.seen, now) {
-		v.remember()
+	if f.updateMemory(&v.memory, v.observed, now) {
+		v.writeMemory()
 	}
-	events, later := f.plan(v.memory, v.seen, now)
+	events, later := f.planEvents(v.memory, v.observed, now)
 	if !later.IsZero() {
 		sooner(later)
 	}
 	if len(events) == 0 {
 		return false, quiet, wake
 	}
-	if until := v.mouth[topicEvents].until; until.After(now) {
+	if until := v.retries[topicEvents].until; until.After(now) {
 		sooner(until)
 		return false, false, wake
 	}
-	if next := v.token(now); next.After(now) {
+	if next := v.nextToken(now); next.After(now) {
 		sooner(next)
 		return false, false, wake
 	}
-	e := v.next(events)
-	v.say(ctx, topicEvents, func() error {
-		err := v.sayEvent(ctx, e)
+	e := v.nextEvent(events)
+	v.attempt(ctx, topicEvents, func() error {
+		err := v.writeEvent(ctx, e)
 		if err != nil {
 			v.refused[e.about] = true
 			return err
 		}
 		v.tokens--
-		e.remember(&v.memory)
-		v.remember()
+		e.update(&v.memory)
+		v.writeMemory()
 		return nil
 	})
 	return true, false, wake
 }
 
-// next returns the oldest event that was not refused; when all were, they are
-// tried anew. One that is never taken holds up no other.
-func (v *Voice) next(events []event) event {
+// nextEvent returns the oldest event that was not refused; when all were, they are tried
+// again. So a refused event delays no other.
+func (v *Voice) nextEvent(events []event) event {
 	for _, e := range events {
 		if !v.refused[e.about] && len(v.refused) < maxSubjects {
 			return e
@@ -305,8 +303,8 @@ func (v *Voice) next(events []event) event {
 	return events[0]
 }
 
-// token returns when the next Event may be said.
-func (v *Voice) token(now time.Time) time.Time {
+// nextToken returns when the next Event may be written.
+func (v *Voice) nextToken(now time.Time) time.Time {
 	v.tokens = min(eventBurst, v.tokens+float64(now.Sub(v.tokensAt))/float64(eventEvery))
 	v.tokensAt = now
 	if v.tokens >= 1 {
@@ -315,30 +313,30 @@ func (v *Voice) token(now time.Time) time.Time {
 	return now.Add(time.Duration((1 - v.tokens) * float64(eventEvery)))
 }
 
-// say asks the API server, and tells it where that keeps silent for long.
-func (v *Voice) say(ctx context.Context, t topic, ask func() error) {
-	if v.mouth[t].failing == nil {
+// attempt makes a request, and logs a warning if the API server does not answer for long.
+func (v *Voice) attempt(ctx context.Context, t topic, ask func() error) {
+	if v.retries[t].failing == nil {
 		late := time.AfterFunc(v.Slow, func() {
 			v.Log.Warn("the API server has not answered yet; the proofs on the node do not depend on it", "what", string(t), "after", v.Slow)
 		})
 		defer late.Stop()
 	}
-	v.outcome(ctx, t, ask())
+	v.recordResult(ctx, t, ask())
 }
 
-// outcome chooses when a topic is tried again, and logs the first failure and
-// the first success after one.
-func (v *Voice) outcome(ctx context.Context, t topic, err error) {
-	m := v.mouth[t]
+// recordResult sets the back-off of a topic, and logs the first failure and the first success
+// after one.
+func (v *Voice) recordResult(ctx context.Context, t topic, err error) {
+	m := v.retries[t]
 	v.Metrics.observe(t, err)
 	if ctx.Err() != nil {
-		return // cut off by our own end
+		return // interrupted by our own end
 	}
 	if err == nil {
 		if m.failing != nil {
 			v.Log.Info("said again what the API server had not taken", "what", string(t))
 		}
-		*m = patienceOf{}
+		*m = retryState{}
 		return
 	}
 	if m.failing == nil || apierrors.ReasonForError(m.failing) != apierrors.ReasonForError(err) {
@@ -354,32 +352,32 @@ func (v *Voice) outcome(ctx context.Context, t topic, err error) {
 	m.until = v.Now().Add(wait)
 }
 
-// recall reads the memory of an earlier process of this boot.
-func (v *Voice) recall() memory {
-	fresh := memory{BootID: v.BootID, Said: map[subject]said{}}
-	data, err := record.Read(v.path(), maxMemory)
+// readMemory reads the memory of an earlier process of this boot.
+func (v *Voice) readMemory() memory {
+	fresh := memory{BootID: v.BootID, Reported: map[subject]reportedProblem{}}
+	data, err := record.Read(v.memoryPath(), maxMemory)
 	if err != nil {
 		return fresh
 	}
 	var m memory
-	if err := json.Unmarshal(data, &m); err != nil || len(m.Said) > maxSubjects {
-		v.Log.Warn("what was said before cannot be read: Events may be repeated", "path", v.path(), "message", fmt.Sprint(err))
+	if err := json.Unmarshal(data, &m); err != nil || len(m.Reported) > maxSubjects {
+		v.Log.Warn("what was said before cannot be read: Events may be repeated", "path", v.memoryPath(), "message", fmt.Sprint(err))
 		return fresh
 	}
 	if m.BootID != v.BootID {
 		return fresh
 	}
-	if m.Said == nil {
-		m.Said = map[subject]said{}
+	if m.Reported == nil {
+		m.Reported = map[subject]reportedProblem{}
 	}
 	return m
 }
 
-// remember writes the memory down.
-func (v *Voice) remember() {
+// writeMemory writes the memory.
+func (v *Voice) writeMemory() {
 	data, err := json.Marshal(v.memory)
 	if err == nil {
-		err = record.Write(v.path(), append(data, '\n'))
+		err = record.Write(v.memoryPath(), append(data, '\n'))
 	}
 	if err != nil && !v.unwritten {
 		v.Log.Warn("cannot write down what was said: Events may be repeated after a restart", "message", err.Error())
@@ -387,4 +385,4 @@ func (v *Voice) remember() {
 	v.unwritten = err != nil
 }
 
-func (v *Voice) path() string { return filepath.Join(v.Dir, FileName) }
+func (v *Voice) memoryPath() string { return filepath.Join(v.Dir, FileName) }

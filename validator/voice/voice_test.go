@@ -146,7 +146,7 @@ func (s *stage) settled() {
 	require.NoError(s.t, s.voice.Settled(ctx), s.server.Requests())
 }
 
-func (s *stage) say(f Facts) {
+func (s *stage) publish(f Facts) {
 	s.t.Helper()
 	s.voice.Say(f)
 	s.settled()
@@ -304,34 +304,34 @@ func TestTheConditionSumsUpWhatIsKnown(t *testing.T) {
 
 func TestTheTransitionIsThatOfTheStatus(t *testing.T) {
 	s := newStage(t)
-	s.say(facts().refused(readiness.Toolkit, "ToolkitSilent"))
+	s.publish(facts().refused(readiness.Toolkit, "ToolkitSilent"))
 	first := s.clock.Now()
 	s.clock.advance(10 * time.Second)
-	s.say(facts().refused(readiness.Toolkit, "CDISpecIncomplete"))
+	s.publish(facts().refused(readiness.Toolkit, "CDISpecIncomplete"))
 	c := s.condition()
 	require.Equal(t, "CDISpecIncomplete", c.Reason)
 	require.True(t, first.Equal(c.LastTransitionTime.Time), "another reason is no transition")
 	require.True(t, s.clock.Now().Equal(c.LastHeartbeatTime.Time))
 	s.clock.advance(10 * time.Second)
-	s.say(facts())
+	s.publish(facts())
 	require.True(t, s.clock.Now().Equal(s.condition().LastTransitionTime.Time))
 
 	transition := s.condition().LastTransitionTime
 	s.clock.advance(10 * time.Second)
 	s.start()
-	s.say(facts())
+	s.publish(facts())
 	require.True(t, transition.Equal(&metav1.Time{Time: s.condition().LastTransitionTime.Time}), "a restart is no transition")
 	require.NotNil(t, s.server.Condition(node, corev1.NodeReady), "the conditions of others stay")
 }
 
 func TestAConditionThatIsTheSameIsSaidOnceInAWhile(t *testing.T) {
 	s := newStage(t)
-	s.say(facts())
-	said := len(s.server.Requests())
+	s.publish(facts())
+	before := len(s.server.Requests())
 	for range 5 {
-		s.say(facts())
+		s.publish(facts())
 	}
-	require.Len(t, s.server.Requests(), said, "nothing new")
+	require.Len(t, s.server.Requests(), before, "nothing new")
 	s.server.Node(node, func(n *corev1.Node) { n.Status.Conditions = nil })
 	s.clock.advance(heartbeat)
 	s.until(func() bool { return s.server.Condition(node, ConditionType) != nil })
@@ -344,20 +344,20 @@ func TestTheStartupTaintGoesOncePodsMayCome(t *testing.T) {
 			s.server.Node(node, func(n *corev1.Node) {
 				n.Spec.Taints = []corev1.Taint{{Key: taint, Effect: "NoSchedule"}, {Key: "theirs", Value: "x", Effect: "NoExecute"}, {Key: taint, Effect: "NoExecute"}}
 			})
-			s.say(Facts{})
-			s.say(facts().refused(readiness.Plugin, "DevicePluginSilent"))
+			s.publish(Facts{})
+			s.publish(facts().refused(readiness.Plugin, "DevicePluginSilent"))
 			require.Len(t, s.taints(), 3)
-			s.say(ready)
+			s.publish(ready)
 			require.Equal(t, []string{"theirs:NoExecute"}, s.taints())
-			s.say(facts().refused(readiness.Plugin, "DevicePluginSilent"))
+			s.publish(facts().refused(readiness.Plugin, "DevicePluginSilent"))
 			s.clock.advance(time.Hour)
-			s.say(facts().refused(readiness.Plugin, "DevicePluginSilent"))
+			s.publish(facts().refused(readiness.Plugin, "DevicePluginSilent"))
 			require.Equal(t, []string{"theirs:NoExecute"}, s.taints(), "not unless it is asked for")
 		})
 	}
 	s := newStage(t)
 	s.server.Node(node, func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: taint, Effect: "NoSchedule"}} })
-	s.say(facts())
+	s.publish(facts())
 	require.Empty(t, s.taints(), "the only one")
 }
 
@@ -384,11 +384,11 @@ func TestATaintThatSomebodyAddsMeanwhileIsNotLost(t *testing.T) {
 
 func TestAnXIDIsAnEventThatNamesTheGPU(t *testing.T) {
 	s := newStage(t)
-	s.say(facts())
+	s.publish(facts())
 	require.Empty(t, s.events(), "that all is well is no news")
 	since := s.clock.Now()
 	name := "GPU 1 (" + string(gputest.GPU(1)) + ", 0000:11:00.0)"
-	s.say(facts().broken(1, gpu.ReasonXID, "XID 79 (fallen off the bus)", since))
+	s.publish(facts().broken(1, gpu.ReasonXID, "XID 79 (fallen off the bus)", since))
 	require.Equal(t, []string{"Warning XID 1× " + name + ": XID 79 (fallen off the bus)"}, s.events())
 	e := s.server.Events()[0]
 	require.Equal(t, corev1.ObjectReference{Kind: "Node", Name: node, UID: node}, e.InvolvedObject, "as kubectl describe node looks for it")
@@ -396,9 +396,9 @@ func TestAnXIDIsAnEventThatNamesTheGPU(t *testing.T) {
 	require.Equal(t, corev1.EventSource{Component: "gpu-validator", Host: node}, e.Source)
 	require.True(t, since.Equal(e.LastTimestamp.Time))
 
-	s.say(facts().broken(1, gpu.ReasonXID, "XID 79 (fallen off the bus)", since))
+	s.publish(facts().broken(1, gpu.ReasonXID, "XID 79 (fallen off the bus)", since))
 	s.clock.advance(time.Second)
-	s.say(facts())
+	s.publish(facts())
 	require.Equal(t, []string{
 		"Warning XID 1× " + name + ": XID 79 (fallen off the bus)",
 		"Normal Recovered 1× " + name + " is healthy again (was: XID)",
@@ -407,9 +407,9 @@ func TestAnXIDIsAnEventThatNamesTheGPU(t *testing.T) {
 	// It flaps: counted, not listed.
 	for range 3 {
 		s.clock.advance(20 * time.Second)
-		s.say(facts().broken(1, gpu.ReasonXID, "XID 79", s.clock.Now()))
+		s.publish(facts().broken(1, gpu.ReasonXID, "XID 79", s.clock.Now()))
 		s.clock.advance(20 * time.Second)
-		s.say(facts())
+		s.publish(facts())
 	}
 	require.Len(t, s.events(), 2)
 	require.Equal(t, "Warning XID 4× "+name+": XID 79", s.events()[0])
@@ -417,8 +417,8 @@ func TestAnXIDIsAnEventThatNamesTheGPU(t *testing.T) {
 
 	// Another reason is another Event.
 	s.clock.advance(20 * time.Second)
-	s.say(facts().broken(1, gpu.ReasonXID, "XID 79", s.clock.Now()))
-	s.say(facts().broken(1, gpu.ReasonLost, "cannot be reached", s.clock.Now()))
+	s.publish(facts().broken(1, gpu.ReasonXID, "XID 79", s.clock.Now()))
+	s.publish(facts().broken(1, gpu.ReasonLost, "cannot be reached", s.clock.Now()))
 	require.Contains(t, s.events()[2], "Warning GPULost 1× "+name)
 }
 
@@ -426,30 +426,30 @@ func TestARestartRepeatsNothing(t *testing.T) {
 	s := newStage(t)
 	since := s.clock.Now()
 	bad := func() Facts { return facts().broken(0, gpu.ReasonXID, "XID 48", since) }
-	s.say(bad())
+	s.publish(bad())
 	before := s.events()
 	require.Len(t, before, 1)
 
 	s.clock.advance(time.Hour)
 	s.start()
-	s.say(bad())
+	s.publish(bad())
 	require.Equal(t, before, s.events())
 
 	s.server.ExpireEvents()
 	s.start()
-	s.say(bad())
+	s.publish(bad())
 	require.Empty(t, s.events(), "nor after the API server has forgotten it")
 
 	s.start()
-	s.say(facts())
+	s.publish(facts())
 	require.Contains(t, s.events()[0], "Normal Recovered", "what an earlier process told of is over")
 
 	// Without the memory, the name and the time of what happened tell.
-	s.say(bad())
+	s.publish(bad())
 	require.NoError(t, os.Remove(filepath.Join(s.dir, FileName)))
 	before = s.events()
 	s.start()
-	s.say(bad())
+	s.publish(bad())
 	require.Equal(t, before, s.events())
 }
 
@@ -458,8 +458,8 @@ func TestAMemoryOfAnotherBootOrNoneAtAllIsEmpty(t *testing.T) {
 	for _, text := range []string{`{"bootID":"x","said":{"device GPU-1":{}}}`, `{"bootID":"` + boot + `","said":null}`, `no JSON`} {
 		require.NoError(t, os.WriteFile(filepath.Join(s.dir, FileName), []byte(text), 0o644))
 		s.start()
-		require.Empty(t, s.voice.memory.Said)
-		s.say(facts().broken(0, gpu.ReasonXID, "XID 48", s.clock.Now()))
+		require.Empty(t, s.voice.memory.Reported)
+		s.publish(facts().broken(0, gpu.ReasonXID, "XID 48", s.clock.Now()))
 		s.clock.advance(time.Minute)
 	}
 	require.Equal(t, int32(3), s.server.Events()[0].Count)
@@ -468,42 +468,42 @@ func TestAMemoryOfAnotherBootOrNoneAtAllIsEmpty(t *testing.T) {
 func TestALayerThatIsRefusedForAWhileIsAnEvent(t *testing.T) {
 	s := newStage(t)
 	coming := facts().refused(readiness.Toolkit, "ToolkitSilent")
-	s.say(coming)
+	s.publish(coming)
 	require.Equal(t, "ToolkitSilent", s.condition().Reason, "the condition has it at once")
-	s.clock.advance(patience - time.Second)
+	s.clock.advance(startupGrace - time.Second)
 	s.settled()
 	require.Empty(t, s.events(), "a node that is coming up")
 	s.clock.advance(time.Second)
 	s.until(func() bool { return len(s.events()) == 1 })
 	require.Equal(t, "Warning ToolkitSilent 1× toolkit: it is broken; mend it", s.events()[0])
-	s.say(facts())
+	s.publish(facts())
 	require.Equal(t, "Normal Proven 1× toolkit is proven again: toolkit works (was: ToolkitSilent)", s.events()[1])
 
-	s.say(facts().refused(readiness.Plugin, "DevicePluginSilent"))
-	s.clock.advance(blink - time.Second)
-	s.say(facts())
+	s.publish(facts().refused(readiness.Plugin, "DevicePluginSilent"))
+	s.clock.advance(transientGrace - time.Second)
+	s.publish(facts())
 	s.clock.advance(time.Minute)
 	s.settled()
 	require.Len(t, s.events(), 2, "away for a moment, as in an upgrade")
-	s.say(facts().refused(readiness.CUDA, "CUDASampleFailed"))
-	s.clock.advance(blink)
+	s.publish(facts().refused(readiness.CUDA, "CUDASampleFailed"))
+	s.clock.advance(transientGrace)
 	s.until(func() bool { return len(s.events()) == 3 })
 }
 
 func TestWhatIsNotKnownIsNotOver(t *testing.T) {
 	s := newStage(t)
-	s.say(facts().broken(0, gpu.ReasonXID, "XID 48", s.clock.Now()))
+	s.publish(facts().broken(0, gpu.ReasonXID, "XID 48", s.clock.Now()))
 	silent := facts()
 	delete(silent.States, nodestate.DevicePlugin)
-	s.say(silent)
-	s.say(facts().refused(readiness.Driver, "NVMLFailed").broken(0, gpu.ReasonXID, "XID 48", s.clock.Now().Add(-time.Hour)))
+	s.publish(silent)
+	s.publish(facts().refused(readiness.Driver, "NVMLFailed").broken(0, gpu.ReasonXID, "XID 48", s.clock.Now().Add(-time.Hour)))
 	require.Len(t, s.events(), 1)
 	gone := facts()
 	p := gone.States[nodestate.DevicePlugin].DevicePlugin
 	p.Resources[0].Devices = p.Resources[0].Devices[1:]
-	s.say(gone)
+	s.publish(gone)
 	require.Len(t, s.events(), 1, "a device that is no more did not recover")
-	require.Empty(t, s.voice.memory.Said)
+	require.Empty(t, s.voice.memory.Reported)
 }
 
 func TestNobodyIsFloodedWithEvents(t *testing.T) {
@@ -570,7 +570,7 @@ func TestAnEventThatIsNeverTakenHoldsUpNoOther(t *testing.T) {
 
 func TestAServerThatIsAwayIsFoundAgain(t *testing.T) {
 	s := newStage(t)
-	s.say(facts())
+	s.publish(facts())
 	s.server.Stop()
 	s.voice.Say(facts().refused(readiness.Driver, "NVMLFailed"))
 	s.voice.Say(facts().broken(0, gpu.ReasonXID, "XID 48", s.clock.Now()))
@@ -586,14 +586,14 @@ func TestTriesAreApartAndFarther(t *testing.T) {
 	now := time.Now()
 	v.Now = func() time.Time { return now }
 	for i, most := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60, 60} {
-		v.outcome(t.Context(), topicNode, fmt.Errorf("refused"))
-		wait := v.mouth[topicNode].until.Sub(now)
+		v.recordResult(t.Context(), topicNode, fmt.Errorf("refused"))
+		wait := v.retries[topicNode].until.Sub(now)
 		require.LessOrEqual(t, wait, most*time.Second, i)
 		require.GreaterOrEqual(t, wait, most*time.Second/2, i)
 	}
-	v.outcome(t.Context(), topicNode, nil)
-	require.True(t, v.mouth[topicNode].until.IsZero())
-	require.True(t, v.mouth[topicEvents].until.IsZero(), "each by itself")
+	v.recordResult(t.Context(), topicNode, nil)
+	require.True(t, v.retries[topicNode].until.IsZero())
+	require.True(t, v.retries[topicEvents].until.IsZero(), "each by itself")
 }
 
 func TestTheEndIsNotHeldUpByAServerThatHangs(t *testing.T) {
@@ -644,9 +644,9 @@ func TestTheLastStateWins(t *testing.T) {
 		s.stop()
 		wrong, _ := last.problems()
 		for about := range wrong {
-			require.Contains(t, s.voice.memory.Said, about)
+			require.Contains(t, s.voice.memory.Reported, about)
 		}
-		require.Len(t, s.voice.memory.Said, len(wrong))
+		require.Len(t, s.voice.memory.Reported, len(wrong))
 	})
 }
 
@@ -659,7 +659,7 @@ func canceled() context.Context {
 func TestAConfigurationThatIsRefusedIsTold(t *testing.T) {
 	s := newStage(t)
 	bad := facts().plugin(nodestate.Degraded, "ConfigRefused", "config.yaml: sharing.timeSlicing: no such key")
-	s.say(bad)
+	s.publish(bad)
 	events := s.server.Events()
 	require.Len(t, events, 1)
 	require.Equal(t, []string{"Warning", "ConfigRefused", "device plugin: config.yaml: sharing.timeSlicing: no such key"},
@@ -668,11 +668,11 @@ func TestAConfigurationThatIsRefusedIsTold(t *testing.T) {
 
 	// The plugin is started anew, and so is the validator.
 	s.start()
-	s.say(facts().plugin(nodestate.Waiting, "Starting", "the driver has not been read yet"))
-	s.say(facts().plugin(nodestate.Failed, "NoHealthyDevice", "none of 3 devices is healthy"))
-	s.say(bad)
+	s.publish(facts().plugin(nodestate.Waiting, "Starting", "the driver has not been read yet"))
+	s.publish(facts().plugin(nodestate.Failed, "NoHealthyDevice", "none of 3 devices is healthy"))
+	s.publish(bad)
 	require.Len(t, s.server.Events(), 1)
-	s.say(facts())
+	s.publish(facts())
 	events = s.server.Events()
 	require.Len(t, events, 2)
 	require.Equal(t, "ConfigAccepted", events[1].Reason)

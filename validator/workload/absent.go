@@ -11,21 +11,22 @@ import (
 	"github.com/gpuready/gpuready/validator/workload/inside"
 )
 
-// Injects is what is known of those who give a container its devices.
+// Injects describes the programs that give a container its devices.
 type Injects struct {
 	Kubelet string             // its version, "v1.31.2"; "" not known
-	Runtime *nodestate.Runtime // as the toolkit says; nil: it does not
+	Runtime *nodestate.Runtime // as reported by the toolkit; nil: not reported
 }
 
-// firstCDI is the first kubelet that hands the CDI names of device plugins on without
-// being told to; older ones drop them and say nothing.
+// firstCDI is the first kubelet that passes the CDI names of device plugins on by
+// default; older ones drop them silently.
 var firstCDI = version.MajorMinor(1, 29)
 
-// absent is a pod that was allocated a GPU and found none in its container.
-func (t *attempt) absent(why string) error {
+// absentGPU returns the error of a pod that was allocated a GPU and found none in its
+// container.
+func (t *attempt) absentGPU(why string) error {
 	message := "a pod was admitted with a GPU and found none in its container"
-	if len(t.given) > 0 {
-		message = fmt.Sprintf("a pod was allocated %s (PodResources API) and found no GPU in its container", strings.Join(t.given, ", "))
+	if len(t.devices) > 0 {
+		message = fmt.Sprintf("a pod was allocated %s (PodResources API) and found no GPU in its container", strings.Join(t.devices, ", "))
 	}
 	cause, action := "", "see that the runtime resolves CDI names and that the kubelet's feature gate DevicePluginCDIDevices is on"
 	var known Injects
@@ -35,20 +36,21 @@ func (t *attempt) absent(why string) error {
 	switch r := known.Runtime; {
 	case r != nil && r.CDI != nil && !*r.CDI:
 		cause, action = fmt.Sprintf("; the runtime %s has CDI off", strings.TrimSpace(r.Name+" "+r.Version)), "turn CDI on in the runtime's configuration and restart it, or hand GPUs out by --device-list-strategy=volume-mounts with the runtime's handler nvidia, which must accept them (docs/oci-runtime.md)"
-	case known.drops():
+	case known.dropsCDI():
 		cause, action = fmt.Sprintf("; the kubelet %s drops the CDI names of device plugins", known.Kubelet), "use Kubernetes "+firstCDI.String()+" or newer, or hand GPUs out by --device-list-strategy=cdi-annotations, which the runtime resolves"
 	}
 	return refuse(ReasonAbsent, message+cause+": "+why, action)
 }
 
-// drops says whether the kubelet is one that drops CDI names.
-func (i Injects) drops() bool {
+// dropsCDI reports whether the kubelet drops CDI names.
+func (i Injects) dropsCDI() bool {
 	v, err := version.ParseGeneric(i.Kubelet)
 	return err == nil && v.LessThan(firstCDI)
 }
 
-// without says whether the sample's container had no GPU, by what was left of it.
-func without(left string) bool {
+// hadNoGPU reports whether the sample's container had no GPU, according to its
+// termination message.
+func hadNoGPU(message string) bool {
 	var a inside.Answer
-	return json.Unmarshal([]byte(left), &a) == nil && a.Devices != nil && *a.Devices == 0
+	return json.Unmarshal([]byte(message), &a) == nil && a.Devices != nil && *a.Devices == 0
 }

@@ -36,7 +36,7 @@ func TestAPodThatWasAllocatedAGPUAndGotNoneIsNamedAsThat(t *testing.T) {
 			})
 			s.run()
 			s.ask(offered)
-			o := s.news()
+			o := s.waitForNews()
 			require.Equal(t, ReasonAbsent, o.Refusal.Reason)
 			require.Contains(t, o.Refusal.Message, "a pod was allocated "+string(gputest.GPU(1))+" (PodResources API) and found no GPU")
 			require.Contains(t, o.Refusal.Message, c.says)
@@ -50,11 +50,11 @@ func TestAPodThatWasAllocatedAGPUAndGotNoneIsNamedAsThat(t *testing.T) {
 // scheduler is given time where it is about devices; once there is a place, no clock runs.
 func TestAPodThatFindsItsPlaceLateIsNotGivenUp(t *testing.T) {
 	var gave []error
-	w := place{give: func(err error) { gave = append(gave, err) }}
+	w := place{cancel: func(err error) { gave = append(gave, err) }}
 	p := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{offered: {}}}}}}}
 	says := func(message string) {
 		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: message}}
-		w.look(p)
+		w.observe(p)
 	}
 	says("1 Insufficient cpu")
 	require.False(t, w.devices)
@@ -62,7 +62,7 @@ func TestAPodThatFindsItsPlaceLateIsNotGivenUp(t *testing.T) {
 	require.True(t, w.devices)
 	require.NotNil(t, w.timer)
 	p.Status.Conditions = nil
-	w.look(p)
+	w.observe(p)
 	require.Nil(t, w.timer)
 	require.Empty(t, gave)
 }

@@ -12,24 +12,24 @@ import (
 	"github.com/gpuready/gpuready/validator/workload/inside"
 )
 
-// passed reads what a pod left that ended well. An exit of 0 alone proves nothing, and
-// neither does a result of other GPUs or of another driver than this node's.
-func (t *attempt) passed(words string) error {
+// verifyPassed verifies the termination message of a pod that succeeded. Exit code 0 alone
+// proves nothing, nor does a result of other GPUs or of another driver than this node's.
+func (t *attempt) verifyPassed(message string) error {
 	action := "see which CDI devices the device plugin hands out"
 	verify := ranOnOne
 	if t.role == Driver {
 		verify, action = ranOnAll, "see what the toolkit gives to containers that ask with the annotation gpuready.io/management"
 	}
-	if err := verdict(words, t.driver, verify); err != nil {
-		return refuse(ReasonFailed, "vectorAdd in "+t.role.who()+": "+err.Error(), action)
+	if err := verifyAnswer(message, t.driver, verify); err != nil {
+		return refuse(ReasonFailed, "vectorAdd in "+t.role.describe()+": "+err.Error(), action)
 	}
 	return nil
 }
 
-func verdict(words string, driver check.Driver, verify func(inside.Answer, check.Driver) error) error {
+func verifyAnswer(message string, driver check.Driver, verify func(inside.Answer, check.Driver) error) error {
 	var a inside.Answer
-	if err := json.Unmarshal([]byte(words), &a); err != nil || a.Passed == nil {
-		return fmt.Errorf("the sample ended well and left no answer: %q", record.Clean(words, 200))
+	if err := json.Unmarshal([]byte(message), &a); err != nil || a.Passed == nil {
+		return fmt.Errorf("the sample ended well and left no answer: %q", record.Clean(message, 200))
 	}
 	if !*a.Passed {
 		return errors.New("the sample says that it did not pass: " + record.Clean(a.Error, 1000))
@@ -40,7 +40,7 @@ func verdict(words string, driver check.Driver, verify func(inside.Answer, check
 	return verify(a, driver)
 }
 
-// ranOnOne wants the sample to have run on one of this node's GPUs or MIG devices.
+// ranOnOne verifies that the sample ran on one of this node's GPUs or MIG devices.
 func ranOnOne(a inside.Answer, driver check.Driver) error {
 	for _, g := range driver.GPUs {
 		if g.UUID == a.UUID {
@@ -55,7 +55,7 @@ func ranOnOne(a inside.Answer, driver check.Driver) error {
 	return fmt.Errorf("the sample ran on %q, which is none of this node's GPUs", record.Clean(string(a.UUID), 100))
 }
 
-// ranOnAll wants it to have run on each of those that the pod was told of.
+// ranOnAll verifies that the sample ran on each unit that the pod was started with.
 func ranOnAll(a inside.Answer, driver check.Driver) error {
 	if want := len(driver.Units()); a.Ran != want {
 		return fmt.Errorf("the sample ran on %d of %d GPUs", a.Ran, want)
@@ -63,14 +63,14 @@ func ranOnAll(a inside.Answer, driver check.Driver) error {
 	return nil
 }
 
-// words quotes the answer's error, else what else was left.
-func words(left string) string {
+// errorText returns the error in a termination message, otherwise the last line of the message.
+func errorText(message string) string {
 	var a inside.Answer
-	if json.Unmarshal([]byte(left), &a) == nil && a.Error != "" {
+	if json.Unmarshal([]byte(message), &a) == nil && a.Error != "" {
 		return record.Clean(a.Error, 1000)
 	}
-	if strings.TrimSpace(left) == "" {
+	if strings.TrimSpace(message) == "" {
 		return ""
 	}
-	return inside.Last(left)
+	return inside.Last(message)
 }

@@ -46,7 +46,7 @@ func TestAPodThatOthersEndedIsNoReasonToRefuse(t *testing.T) {
 			s.server.OnPod(c.pod)
 			s.run()
 			s.ask(offered)
-			o := s.news()
+			o := s.waitForNews()
 			require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
 			require.True(t, o.Again)
 			require.Contains(t, o.Notes[0], c.says)
@@ -65,7 +65,7 @@ func TestAPodOfThatNameThatIsAnotherProvesNothing(t *testing.T) {
 		p.UID = types.UID("another")
 		ended(corev1.PodSucceeded, 0, good(0))(p)
 	})
-	o := s.news()
+	o := s.waitForNews()
 	require.True(t, o.Again)
 	require.Contains(t, o.Notes[0], "deleted by somebody else")
 }
@@ -81,8 +81,8 @@ func TestAPodThatRanWhileThePluginWasAwayProvesNothing(t *testing.T) {
 	s.runner.Forget()
 	require.Equal(t, check.Pending, s.ask(offered).Kind)
 	s.server.Update(key, ended(corev1.PodSucceeded, 0, good(0)))
-	require.Equal(t, check.Pending, s.news().Kind)
+	require.Equal(t, check.Pending, s.waitForNews().Kind)
 	require.NoError(t, s.server.Wait(ctx, func() bool { p := s.server.Pod(key); return p != nil && p.UID != before }))
 	s.server.Update(key, ended(corev1.PodSucceeded, 0, good(0)))
-	require.Equal(t, check.Passed, s.news().Kind)
+	require.Equal(t, check.Passed, s.waitForNews().Kind)
 }

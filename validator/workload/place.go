@@ -11,50 +11,50 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// How long the scheduler may say that it has no place. Of devices the kubelet tells
-// the API server each ten seconds; of all else the scheduler knows at once.
+// The time that a pod may stay unschedulable. The kubelet reports devices to the API
+// server every ten seconds; the scheduler knows everything else at once.
 const (
 	deviceGrace = 15 * time.Second
 	otherGrace  = 2 * time.Second
 )
 
-var errNoPlace = errors.New("the scheduler has no place for the pod")
+var errUnschedulable = errors.New("the scheduler has no place for the pod")
 
-// place gives a run up whose pod has been without a place for long enough.
+// place cancels a run whose pod has been unschedulable for long enough.
 type place struct {
-	give    func(error)
+	cancel  func(error)
 	timer   *time.Timer
-	devices bool // what the timer waits for
+	devices bool // the timer waits for devices
 }
 
-// look takes a state of the pod into account.
-func (w *place) look(p *corev1.Pod) {
-	message, without := unscheduled(p)
+// observe starts or stops the timer by a state of the pod.
+func (w *place) observe(p *corev1.Pod) {
+	message, unplaced := unscheduled(p)
 	devices := lacksDevice(p, message)
 	switch {
-	case !without:
-		w.found()
+	case !unplaced:
+		w.stop()
 		return
 	case w.timer != nil && w.devices == devices:
 		return
 	}
-	w.found()
+	w.stop()
 	grace := otherGrace
 	if devices {
 		grace = deviceGrace
 	}
-	w.devices, w.timer = devices, time.AfterFunc(grace, func() { w.give(errNoPlace) })
+	w.devices, w.timer = devices, time.AfterFunc(grace, func() { w.cancel(errUnschedulable) })
 }
 
-// found stops the clock.
-func (w *place) found() {
+// stop stops the timer.
+func (w *place) stop() {
 	if w.timer != nil {
 		w.timer.Stop()
 		w.timer = nil
 	}
 }
 
-// unscheduled is what the scheduler says of a pod that it has no place for.
+// unscheduled returns the scheduler's message about a pod that it cannot place.
 func unscheduled(p *corev1.Pod) (message string, is bool) {
 	for _, cond := range p.Status.Conditions {
 		if cond.Type == corev1.PodScheduled && cond.Status == corev1.ConditionFalse {
@@ -64,8 +64,8 @@ func unscheduled(p *corev1.Pod) (message string, is bool) {
 	return "", false
 }
 
-// lacksDevice says whether the scheduler found too few of the devices that the
-// pod requests; the words are its own.
+// lacksDevice reports whether the scheduler found too few of the devices that the
+// pod requests. The text matched is the scheduler's.
 func lacksDevice(p *corev1.Pod, message string) bool {
 	for name := range p.Spec.Containers[0].Resources.Limits {
 		if name != corev1.ResourceMemory && strings.Contains(message, "Insufficient "+string(name)) {
@@ -75,11 +75,12 @@ func lacksDevice(p *corev1.Pod, message string) bool {
 	return false
 }
 
-// noPlace is a pod that was not scheduled. A node may be full of other things.
-func (c Config) noPlace(p *corev1.Pod, message string) error {
+// unschedulableError returns the error of a pod that was not scheduled. The node may lack something
+// other than devices.
+func (c Config) unschedulableError(p *corev1.Pod, message string) error {
 	message = record.Clean(message, 500)
 	if !lacksDevice(p, message) {
-		return beside(ReasonFull, fmt.Errorf("there is no place on this node for pod %s/%s: %s", p.Namespace, p.Name, message),
+		return newUnproven(ReasonFull, fmt.Errorf("there is no place on this node for pod %s/%s: %s", p.Namespace, p.Name, message),
 			"nothing, if the node is to be full; kubectl describe node shows of what")
 	}
 	return refuse(ReasonUnschedulable, "the kubelet says that a GPU is free, and a pod that requests one is not scheduled to this node: "+message,

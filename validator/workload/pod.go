@@ -15,8 +15,8 @@ import (
 	"github.com/gpuready/gpuready/validator/workload/inside"
 )
 
-// A Role is what a pod is to prove. It is the pod's label and, with the Node's name, its
-// name.
+// A Role is the purpose of a validation pod. It is the pod's label and, with the Node's
+// name, its name.
 type Role string
 
 // The roles.
@@ -27,36 +27,36 @@ const (
 	Driver Role = "nvidia-driver-validation"
 )
 
-// who is a role's pod in messages.
-func (r Role) who() string {
+// describe returns a noun phrase for the role's pod in messages.
+func (r Role) describe() string {
 	if r == Driver {
 		return "the pod " + string(Driver)
 	}
 	return "a pod that requests a GPU"
 }
 
-// What marks the pods, and what runs in them.
+// Labels, container and program of the pods.
 const (
 	LabelApp  = "app"
 	LabelName = "app.kubernetes.io/name"
 	LabelBoot = "gpuready.io/boot"
-	// PriorityClass makes them give way to whoever waits for a GPU.
+	// PriorityClass lets any pod that waits for a GPU preempt them.
 	PriorityClass = "gpuready-validator-workload"
 	container     = "vectoradd"
-	program       = "/usr/bin/gpu-validator" // in the image, which has the sample beside it
+	program       = "/usr/bin/gpu-validator" // in the image, beside the sample
 
 	nobody = 65534
 
-	// perUnit is the time that a GPU more may take.
+	// perUnit is the additional time for each GPU.
 	perUnit = 5 * time.Second
-	// LongestNode leaves room for the longest role in a pod's name, in bytes: of a Node
-	// with a longer one there is a hash. The admission policy counts the same.
+	// LongestNode is the longest Node name, in bytes, that fits in a pod's name after the
+	// longest role. A longer one is hashed. The admission policy counts the same.
 	LongestNode = 253 - len(DevicePlugin) - 1
 )
 
-// name follows from role and Node alone: there is one at a time, and whoever starts
-// finds what an earlier process left, of this boot or another.
-func (c Config) name() string {
+// podName returns the pod's name, derived from role and Node alone. So there is one pod at a
+// time, and a new process finds the one that an earlier process left, of any boot.
+func (c Config) podName() string {
 	if len(c.Node) > LongestNode {
 		sum := sha256.Sum256([]byte(c.Node))
 		return string(c.role) + "-" + hex.EncodeToString(sum[:16])
@@ -64,18 +64,18 @@ func (c Config) name() string {
 	return string(c.role) + "-" + c.Node
 }
 
-// lasts is how long the pod may take, image pull included.
-func (c Config) lasts(j job) time.Duration {
+// podTimeout returns the time limit of the pod, image pull included.
+func (c Config) podTimeout(j job) time.Duration {
 	if c.role == Driver {
 		return c.Timeout + time.Duration(len(j.driver.Units()))*perUnit
 	}
 	return c.Timeout
 }
 
-// pod is that of the role. The device plugin's asks for one of the resource on this
-// Node, through the scheduler, so that it is accounted for like everybody's.
-func (c Config) pod(j job) *corev1.Pod {
-	p := c.restricted(c.lasts(j))
+// buildPod builds the role's pod. The device plugin's requests one of the resource on this
+// Node, through the scheduler, so that it is accounted for like any other.
+func (c Config) buildPod(j job) *corev1.Pod {
+	p := c.restrictedPod(c.podTimeout(j))
 	main := &p.Spec.Containers[0]
 	if c.role == DevicePlugin {
 		main.Resources.Limits[corev1.ResourceName(j.resource)] = resource.MustParse("1")
@@ -89,16 +89,16 @@ func (c Config) pod(j job) *corev1.Pod {
 	return p
 }
 
-// restricted is what the pods have in common: they can do less than any other.
-func (c Config) restricted(lasts time.Duration) *corev1.Pod {
+// restrictedPod builds the common part of the pods, with as few privileges as possible.
+func (c Config) restrictedPod(timeout time.Duration) *corev1.Pod {
 	no, yes := false, true
 	user := int64(nobody)
-	seconds := int64((lasts + time.Second - 1) / time.Second)
+	seconds := int64((timeout + time.Second - 1) / time.Second)
 	moment := int64(1)
 	quantity := func(s string) resource.Quantity { return resource.MustParse(s) }
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: c.Namespace, Name: c.name(),
+			Namespace: c.Namespace, Name: c.podName(),
 			Labels: map[string]string{LabelApp: string(c.role), LabelName: string(c.role), LabelBoot: c.BootID},
 		},
 		Spec: corev1.PodSpec{
@@ -108,7 +108,7 @@ func (c Config) restricted(lasts time.Duration) *corev1.Pod {
 			TerminationGracePeriodSeconds: &moment,
 			AutomountServiceAccountToken:  &no,
 			EnableServiceLinks:            &no,
-			// Not spec.nodeName, which would pass the scheduler by.
+			// Not spec.nodeName, which would bypass the scheduler.
 			Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
 				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{
 					{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{c.Node}},
@@ -122,7 +122,7 @@ func (c Config) restricted(lasts time.Duration) *corev1.Pod {
 			},
 			Containers: []corev1.Container{{
 				Name: container, Image: c.Image, ImagePullPolicy: cmp.Or(c.PullPolicy, corev1.PullIfNotPresent), Command: []string{program, inside.Subcommand},
-				// What it says itself, and where it could not say anything, its last lines.
+				// Its own message, or else its last lines.
 				TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 				SecurityContext: &corev1.SecurityContext{
 					AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &yes, RunAsNonRoot: &yes,

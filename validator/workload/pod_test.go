@@ -24,7 +24,7 @@ func TestPods(t *testing.T) {
 			Node: "n1", BootID: "00000000-0000-4000-8000-000000000000", Namespace: "gpuready", Image: "gpuready/validator:v0.1.0",
 			Timeout: 2 * time.Minute, OwnerName: "v", OwnerUID: "u", role: role,
 		}
-		made, err := yaml.Marshal(c.pod(job{resource: offered, driver: check.Driver{GPUs: gputest.Node("t4", 2).Devices}}))
+		made, err := yaml.Marshal(c.buildPod(job{resource: offered, driver: check.Driver{GPUs: gputest.Node("t4", 2).Devices}}))
 		require.NoError(t, err)
 		file := "testdata/" + string(role) + ".yaml"
 		if *update {

@@ -1,9 +1,9 @@
-// Package workload proves by pods, which stay for people to read until the next one.
+// Package workload runs the validation pods. They stay, for people to read, until the
+// next one is run.
 //
-// That of the device plugin is the last step of the road as a user's pod would take
-// it: it requests a GPU, is scheduled to this node, is given one, and runs vectorAdd
-// (Runner). That of the driver is given all GPUs as our agents are and runs vectorAdd on
-// each; nothing waits for it (Witness).
+// The device plugin's pod (Runner) does the same as a user's pod: it requests a GPU, is
+// scheduled to this node, is allocated one, and runs vectorAdd. The driver's pod (Witness)
+// gets all GPUs, as our agents do, and runs vectorAdd on each; nothing waits for it.
 package workload
 
 import (
@@ -20,65 +20,65 @@ import (
 	"github.com/gpuready/gpuready/validator/kube"
 )
 
-// Config is what is needed to run the pod.
+// Config configures a pod and how it is run.
 type Config struct {
 	Client    *kube.Client
 	Node      string // its name
 	BootID    string
 	Namespace string
-	Image     string // the validator's own: it has the sample in it
+	Image     string // the validator's own, which contains the sample
 	Timeout   time.Duration
-	// Keep leaves a pod that has ended where it is until the next one is to be made:
-	// its log is for people. It goes with its owner.
+	// Keep leaves a pod that has ended in place until the next one is created: its log is
+	// for people. It is deleted with its owner.
 	Keep bool
-	// How the image is had and the pod is run, where that is not as usual.
+	// How to pull the image and run the pod, if not by default.
 	PullPolicy   corev1.PullPolicy // "" is IfNotPresent
 	PullSecrets  []string
 	RuntimeClass string
-	// The pod that this process is in: with it, what it left goes, too.
+	// The pod of this process, which becomes the owner: deleting it deletes the pods it left.
 	OwnerName, OwnerUID string
-	// Allocated asks the kubelet for the devices that a pod, "namespace/name", holds;
-	// nil: it is not asked.
+	// Allocated asks the kubelet for the devices allocated to a pod, "namespace/name";
+	// nil: not asked.
 	Allocated func(ctx context.Context, pod string) ([]string, error)
-	// Injects says what is known of kubelet and runtime; nil: nothing is.
+	// Injects returns the known facts about kubelet and runtime; nil: none are known.
 	Injects func() Injects
 
 	role Role
 }
 
-// A watch ends after this time and is begun anew with a look: a connection that
-// died does not say so.
+// watchTimeout bounds a watch, which is then restarted after a read: a dead connection
+// gives no error.
 const watchTimeout = 20 * time.Second
 
 // cleanupTimeout bounds the removal of the pod when the run is cut off.
 const cleanupTimeout = 5 * time.Second
 
-// prove runs the pod. It is removed unless it has ended and is to be kept. How long it
-// took, from request to result, is returned.
+// prove runs the pod and returns the time from request to result. The pod is removed
+// unless it has ended and Keep is set.
 func (c Config) prove(ctx context.Context, j job) (took time.Duration, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, c.lasts(j), errTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, c.podTimeout(j), errTimeout)
 	defer cancel()
-	if err := c.clear(ctx, func(*corev1.Pod) bool { return true }); err != nil {
+	if err := c.removeOld(ctx, func(*corev1.Pod) bool { return true }); err != nil {
 		return 0, err
 	}
 	start := time.Now()
-	p, err := c.Client.CreatePod(ctx, c.pod(j))
+	p, err := c.Client.CreatePod(ctx, c.buildPod(j))
 	if err != nil {
 		if apierrors.ReasonForError(err) == metav1.StatusReasonUnknown { // no answer
 			rest, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 			defer cancel()
-			_ = c.clear(rest, unfinished) // it may have been created; whoever comes next looks again
+			_ = c.removeOld(rest, unfinished) // it may have been created; the next run tries again
 		}
-		return 0, fmt.Errorf("create pod %s/%s: %w", c.Namespace, c.name(), err)
+		return 0, fmt.Errorf("create pod %s/%s: %w", c.Namespace, c.podName(), err)
 	}
-	run, give := context.WithCancelCause(ctx)
-	defer give(nil)
-	t := &attempt{Config: c, driver: j.driver, place: place{give: give}}
-	defer t.place.found()
-	err = c.follow(run, p, func(now *corev1.Pod) (bool, error) { return t.told(run, now) })
-	if cause := context.Cause(run); err != nil && (errors.Is(cause, errTimeout) || errors.Is(cause, errNoPlace)) {
+	run, abort := context.WithCancelCause(ctx)
+	defer abort(nil)
+	t := &attempt{Config: c, driver: j.driver, place: place{cancel: abort}}
+	defer t.place.stop()
+	err = c.follow(run, p, func(now *corev1.Pod) (bool, error) { return t.observe(run, now) })
+	if cause := context.Cause(run); err != nil && (errors.Is(cause, errTimeout) || errors.Is(cause, errUnschedulable)) {
 		if _, is := errors.AsType[*refused](err); !is {
-			err = t.late(cause)
+			err = t.timeoutError(cause)
 		}
 	}
 	took = time.Since(start)
@@ -88,55 +88,55 @@ func (c Config) prove(ctx context.Context, j job) (took time.Duration, err error
 	rest, stop := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer stop()
 	if gone := c.Client.DeletePod(rest, p); gone != nil && !apierrors.IsNotFound(gone) && err == nil {
-		err = fmt.Errorf("delete pod %s/%s: %w", c.Namespace, c.name(), gone)
+		err = fmt.Errorf("delete pod %s/%s: %w", c.Namespace, c.podName(), gone)
 	}
 	return took, err
 }
 
-// unfinished says whether a pod still holds, or waits for, what it asks for. Scheduler
+// unfinished reports whether a pod still holds, or waits for, its resources. Scheduler
 // and kubelet take back the devices of one that has ended.
 func unfinished(p *corev1.Pod) bool {
 	return p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed
 }
 
-// tidy removes what an earlier process left, but for the pod that is kept.
-func (c Config) tidy(ctx context.Context, log *slog.Logger) {
+// removeLeftover removes the pod that an earlier process left, unless it is to be kept.
+func (c Config) removeLeftover(ctx context.Context, log *slog.Logger) {
 	first, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	left := func(p *corev1.Pod) bool { return !c.Keep || unfinished(p) }
-	if err := c.clear(first, left); err != nil && ctx.Err() == nil {
+	stale := func(p *corev1.Pod) bool { return !c.Keep || unfinished(p) }
+	if err := c.removeOld(first, stale); err != nil && ctx.Err() == nil {
 		log.Warn("cannot look for a pod of an earlier time; it is looked for again before the next", "message", err.Error())
 	}
 }
 
 var errTimeout = errors.New("the time for the pod is over")
 
-// clear removes a pod of an earlier time if that is wanted, and waits until it is gone.
-func (c Config) clear(ctx context.Context, wanted func(*corev1.Pod) bool) error {
-	p, err := c.Client.Pod(ctx, c.Namespace, c.name())
+// removeOld removes an earlier pod if wanted returns true, and waits until it is gone.
+func (c Config) removeOld(ctx context.Context, wanted func(*corev1.Pod) bool) error {
+	p, err := c.Client.Pod(ctx, c.Namespace, c.podName())
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil
 	case err != nil:
-		return fmt.Errorf("look for pod %s/%s of an earlier time: %w", c.Namespace, c.name(), err)
+		return fmt.Errorf("look for pod %s/%s of an earlier time: %w", c.Namespace, c.podName(), err)
 	case p.Labels[LabelName] != string(c.role):
-		return beside(ReasonNameTaken, fmt.Errorf("the pod %s/%s is in the way and none of ours: it has no label %s=%s", c.Namespace, c.name(), LabelName, c.role),
+		return newUnproven(ReasonNameTaken, fmt.Errorf("the pod %s/%s is in the way and none of ours: it has no label %s=%s", c.Namespace, c.podName(), LabelName, c.role),
 			"remove it")
 	case !wanted(p):
 		return nil
 	}
 	if err := c.Client.DeletePod(ctx, p); err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("delete pod %s/%s of an earlier time: %w", c.Namespace, c.name(), err)
+		return fmt.Errorf("delete pod %s/%s of an earlier time: %w", c.Namespace, c.podName(), err)
 	}
 	return c.follow(ctx, p, func(now *corev1.Pod) (bool, error) { return now == nil, nil })
 }
 
-func (c Config) deleted() error {
-	return beside(ReasonEnded, fmt.Errorf("pod %s/%s was deleted by somebody else", c.Namespace, c.name()), "nothing: it is tried again")
+func (c Config) deletedError() error {
+	return newUnproven(ReasonEnded, fmt.Errorf("pod %s/%s was deleted by somebody else", c.Namespace, c.podName()), "nothing: it is tried again")
 }
 
-// follow calls told with each state of a pod, nil when it is gone, until told is
-// done. It looks, and then watches from there, again and again.
+// follow calls told with each state of a pod, nil when it is gone, until told returns
+// true or an error. It repeats a read and a watch that starts there.
 func (c Config) follow(ctx context.Context, p *corev1.Pod, told func(*corev1.Pod) (bool, error)) error {
 	seen := func(now *corev1.Pod) (bool, error) {
 		if now != nil && now.UID != p.UID {
@@ -159,7 +159,7 @@ func (c Config) follow(ctx context.Context, p *corev1.Pod, told func(*corev1.Pod
 		if done, err := c.watch(ctx, now, seen); done || err != nil {
 			return err
 		}
-		// A server that ends each watch at once is not asked without a pause.
+		// Pause, in case the server ends each watch at once.
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -168,8 +168,8 @@ func (c Config) follow(ctx context.Context, p *corev1.Pod, told func(*corev1.Pod
 	}
 }
 
-// watch follows for a while. That a watch ends, or cannot be had any more from
-// there, is nothing to speak of.
+// watch watches a pod for up to watchTimeout. The end of a watch, or a resource version
+// that is too old, is no error.
 func (c Config) watch(ctx context.Context, p *corev1.Pod, seen func(*corev1.Pod) (bool, error)) (done bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, watchTimeout)
 	defer cancel()

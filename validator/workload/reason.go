@@ -13,7 +13,7 @@ import (
 	"github.com/gpuready/gpuready/validator/kube"
 )
 
-// Reasons for which the plugin's layer is refused by what became of the pod.
+// Reasons for which the result of a pod refuses the plugin's layer.
 const (
 	ReasonRunning       gpu.Reason = "WorkloadRunning"
 	ReasonUnschedulable gpu.Reason = "WorkloadUnschedulable"
@@ -25,8 +25,8 @@ const (
 	ReasonTimeout       gpu.Reason = "WorkloadTimeout"
 )
 
-// Reasons for which a pod proves nothing: they are of others on the node, or of the
-// API server, and say nothing of its GPUs. The accounts count, with a note.
+// Reasons for which a pod proves nothing: they concern other pods on the node, or the
+// API server, and not its GPUs. The accounts count, with a note.
 const (
 	ReasonAllTaken    gpu.Reason = "AllAllocated"
 	ReasonFull        gpu.Reason = "NodeFull"
@@ -37,7 +37,7 @@ const (
 	ReasonAPI         gpu.Reason = "APIServerUnreachable"
 )
 
-// A refused pod is one that shows that the layer is not ready.
+// refused is the error of a pod that shows that the layer is not ready.
 type refused struct{ readiness.Refusal }
 
 func (r *refused) Error() string { return r.Message }
@@ -46,7 +46,7 @@ func refuse(reason gpu.Reason, message, action string) error {
 	return &refused{readiness.Refusal{Reason: reason, Message: record.Clean(message, 2048), Action: action}}
 }
 
-// An unproven pod is one of the second kind of reasons.
+// unproven is the error of a pod that proves nothing, with a reason of the second kind.
 type unproven struct {
 	reason gpu.Reason
 	err    error
@@ -56,10 +56,12 @@ type unproven struct {
 func (u *unproven) Error() string { return u.err.Error() }
 func (u *unproven) Unwrap() error { return u.err }
 
-func beside(reason gpu.Reason, err error, action string) error { return &unproven{reason, err, action} }
+func newUnproven(reason gpu.Reason, err error, action string) error {
+	return &unproven{reason, err, action}
+}
 
-// sorted is err as one of the second kind.
-func sorted(err error) *unproven {
+// asUnproven returns err as an unproven error.
+func asUnproven(err error) *unproven {
 	u, is := errors.AsType[*unproven](err)
 	if !is { // a request that failed
 		u = &unproven{ReasonAPI, err, kube.Advice(err)}
@@ -70,8 +72,8 @@ func sorted(err error) *unproven {
 	return u
 }
 
-// note is what is said of a pod that proved nothing.
-func note(err error) string {
-	u := sorted(err)
+// unprovenNote returns the note about a pod that proved nothing.
+func unprovenNote(err error) string {
+	u := asUnproven(err)
 	return fmt.Sprintf("not proven by a pod: %s: %v; %s", u.reason, err, u.action)
 }

@@ -14,73 +14,74 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// askTimeout bounds a question to the kubelet about one pod.
-const askTimeout = 2 * time.Second
+// allocatedTimeout bounds a query of the kubelet about one pod.
+const allocatedTimeout = 2 * time.Second
 
 // attempt is one run of the pod.
 type attempt struct {
 	Config
-	driver check.Driver
-	place  place
-	last   *corev1.Pod
-	given  []string // devices, as the kubelet says
+	driver  check.Driver
+	place   place
+	last    *corev1.Pod
+	devices []string // devices allocated, according to the kubelet
 }
 
-// told takes a state of the pod, nil when it is gone: not done yet, proven, or why not.
-func (t *attempt) told(ctx context.Context, now *corev1.Pod) (done bool, err error) {
+// observe handles a state of the pod, nil when it is gone. It reports whether the run is
+// done, and why the pod did not pass.
+func (t *attempt) observe(ctx context.Context, now *corev1.Pod) (done bool, err error) {
 	if now == nil {
-		return true, t.deleted()
+		return true, t.deletedError()
 	}
 	t.last = now
-	t.place.look(now)
-	t.askKubelet(ctx)
+	t.place.observe(now)
+	t.readDevices(ctx)
 	return t.judge(now)
 }
 
-// askKubelet asks which devices the pod holds, as long as it is not known: those of
-// a pod that has ended are not told any more.
-func (t *attempt) askKubelet(ctx context.Context) {
-	if t.Allocated == nil || t.last.Spec.NodeName == "" || len(t.given) > 0 {
+// readDevices reads the devices of the pod until they are known: the kubelet does not
+// list those of a pod that has ended.
+func (t *attempt) readDevices(ctx context.Context) {
+	if t.Allocated == nil || t.last.Spec.NodeName == "" || len(t.devices) > 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := context.WithTimeout(ctx, allocatedTimeout)
 	defer cancel()
-	// Without an answer the verdict says so.
-	t.given, _ = t.Allocated(ctx, t.last.Namespace+"/"+t.last.Name)
+	// On an error the verdict names no devices.
+	t.devices, _ = t.Allocated(ctx, t.last.Namespace+"/"+t.last.Name)
 }
 
-// judge says what a state of the pod comes to.
+// judge reports whether a state of the pod is final, and why the pod did not pass.
 func (t *attempt) judge(p *corev1.Pod) (done bool, err error) {
 	switch p.Status.Phase {
 	case corev1.PodSucceeded:
-		return true, t.passed(left(p).Message)
+		return true, t.verifyPassed(terminated(p).Message)
 	case corev1.PodFailed:
-		if err := t.ended(p); err != nil {
+		if err := t.endedByOthers(p); err != nil {
 			return true, err
 		}
-		return true, t.failed(p)
+		return true, t.failureError(p)
 	}
 	if p.DeletionTimestamp != nil {
-		return true, t.deleted()
+		return true, t.deletedError()
 	}
-	reason, message := waiting(p)
+	reason, message := waitingReason(p)
 	switch {
 	case noImage[reason]:
 		return true, t.imageMissing(p, reason, message)
-	case final[reason]:
+	case fatalWaiting[reason]:
 		return true, t.notStarted(reason, message)
 	}
 	return false, nil
 }
 
-// ended is why others ended a pod, or had no room for it: that says nothing of
-// its GPU. The words are the kubelet's.
-func (c Config) ended(p *corev1.Pod) error {
+// endedByOthers returns why others ended a pod or left no room for it, which proves nothing
+// about its GPU; nil: they did not. The words matched are the kubelet's.
+func (c Config) endedByOthers(p *corev1.Pod) error {
 	if p.DeletionTimestamp != nil {
-		return c.deleted()
+		return c.deletedError()
 	}
 	why := func(reason, message string) error {
-		return beside(ReasonEnded, fmt.Errorf("pod %s/%s was ended by others: %s: %s", p.Namespace, p.Name, reason, record.Clean(message, 500)),
+		return newUnproven(ReasonEnded, fmt.Errorf("pod %s/%s was ended by others: %s: %s", p.Namespace, p.Name, reason, record.Clean(message, 500)),
 			"nothing: it is tried again")
 	}
 	for _, cond := range p.Status.Conditions {
@@ -95,76 +96,76 @@ func (c Config) ended(p *corev1.Pod) error {
 	return nil
 }
 
-// failed is a pod that ended badly: refused by the kubelet, not started by the
-// runtime, without a GPU, or failed by the sample.
-func (t *attempt) failed(p *corev1.Pod) error {
-	container := left(p)
+// failureError returns the error of a failed pod: the kubelet did not admit it, the runtime did
+// not start it, it had no GPU, or the sample failed.
+func (t *attempt) failureError(p *corev1.Pod) error {
+	container := terminated(p)
 	switch {
 	case p.Status.Reason == "DeadlineExceeded":
-		return t.late(errTimeout)
+		return t.timeoutError(errTimeout)
 	case container == (corev1.ContainerStateTerminated{}):
-		return refuse(ReasonNotAdmitted, fmt.Sprintf("the kubelet did not admit %s: %s: %s", t.role.who(), p.Status.Reason, p.Status.Message),
+		return refuse(ReasonNotAdmitted, fmt.Sprintf("the kubelet did not admit %s: %s: %s", t.role.describe(), p.Status.Reason, p.Status.Message),
 			"see the log of the kubelet and of gpu-device-plugin")
 	case container.Reason == "StartError" || container.Reason == "ContainerCannotRun":
 		return t.notStarted(container.Reason, container.Message)
 	}
-	why := cmp.Or(words(container.Message), container.Reason)
+	why := cmp.Or(errorText(container.Message), container.Reason)
 	switch {
-	case without(container.Message) && t.role == Driver:
-		return refuse(check.ReasonInjection, t.role.who()+" was given no GPU: "+why, "see the log of nvidia-container-toolkit-daemonset on this node")
-	case without(container.Message):
-		return t.absent(why)
+	case hadNoGPU(container.Message) && t.role == Driver:
+		return refuse(check.ReasonInjection, t.role.describe()+" was given no GPU: "+why, "see the log of nvidia-container-toolkit-daemonset on this node")
+	case hadNoGPU(container.Message):
+		return t.absentGPU(why)
 	case t.role == Driver:
-		return refuse(ReasonFailed, fmt.Sprintf("vectorAdd in %s ended with %d: %s", t.role.who(), container.ExitCode, why),
+		return refuse(ReasonFailed, fmt.Sprintf("vectorAdd in %s ended with %d: %s", t.role.describe(), container.ExitCode, why),
 			"the same passes in the validator's own container: compare with the pod's log, and see the log of gpu-toolkit")
 	}
 	return refuse(ReasonFailed, fmt.Sprintf("vectorAdd in a pod that was given a GPU ended with %d: %s", container.ExitCode, why),
 		"the same passes outside of a pod: see what the CDI specification gives to containers, and the log of gpu-toolkit")
 }
 
-// late is a pod that came to no end in time: why, as far as it is known.
-func (t *attempt) late(err error) error {
+// timeoutError returns the error of a pod that did not end in time, with the cause if known.
+func (t *attempt) timeoutError(err error) error {
 	p := t.last
 	if p == nil {
 		return err
 	}
 	if message, is := unscheduled(p); is {
-		return t.noPlace(p, message)
+		return t.unschedulableError(p, message)
 	}
-	if reason, message := waiting(p); reason != "" {
-		return refuse(ReasonNotStarted, fmt.Sprintf("the container of %s was not started within %v: %s: %s", t.role.who(), t.Timeout, reason, message),
+	if reason, message := waitingReason(p); reason != "" {
+		return refuse(ReasonNotStarted, fmt.Sprintf("the container of %s was not started within %v: %s: %s", t.role.describe(), t.Timeout, reason, message),
 			"see the Events of the pod and the log of the container runtime")
 	}
 	if p.Spec.NodeName == "" && p.Status.Phase == corev1.PodPending {
-		return beside(ReasonNoScheduler, fmt.Errorf("no scheduler looked at pod %s/%s within %v: %w", p.Namespace, p.Name, t.Timeout, err),
+		return newUnproven(ReasonNoScheduler, fmt.Errorf("no scheduler looked at pod %s/%s within %v: %w", p.Namespace, p.Name, t.Timeout, err),
 			"see that kube-scheduler runs")
 	}
-	return refuse(ReasonTimeout, fmt.Sprintf("%s had no result within %v; it is %s", t.role.who(), t.Timeout, p.Status.Phase),
+	return refuse(ReasonTimeout, fmt.Sprintf("%s had no result within %v; it is %s", t.role.describe(), t.Timeout, p.Status.Phase),
 		"a GPU that hangs needs a reset; look for Xid lines in dmesg; give more time with --workload-timeout")
 }
 
-// noImage are the reasons of a waiting container whose image cannot be had. The
-// kubelet goes on trying; whoever is told at once can do more.
+// noImage holds the reasons of a waiting container whose image cannot be pulled. The
+// kubelet keeps retrying; a person who learns it at once can do more.
 var noImage = map[string]bool{
 	"ErrImagePull": true, "ImagePullBackOff": true, "InvalidImageName": true, "ErrImageNeverPull": true,
 	"ImageInspectError": true, "RegistryUnavailable": true, "SignatureValidationFailed": true,
 }
 
 func (c Config) imageMissing(p *corev1.Pod, reason, message string) error {
-	return refuse(ReasonImage, fmt.Sprintf("the image %s of %s is not on this node and cannot be had: %s: %s", p.Spec.Containers[0].Image, c.role.who(), reason, message),
+	return refuse(ReasonImage, fmt.Sprintf("the image %s of %s is not on this node and cannot be had: %s: %s", p.Spec.Containers[0].Image, c.role.describe(), reason, message),
 		"see that the node can pull the image that --workload-image names")
 }
 
-// final are the other reasons of a waiting container that it does not get over.
-var final = map[string]bool{"CreateContainerError": true, "CreateContainerConfigError": true, "RunContainerError": true}
+// fatalWaiting holds the other reasons from which a waiting container does not recover.
+var fatalWaiting = map[string]bool{"CreateContainerError": true, "CreateContainerConfigError": true, "RunContainerError": true}
 
 func (c Config) notStarted(reason, message string) error {
-	return refuse(ReasonNotStarted, fmt.Sprintf("the container of %s was not started: %s: %s", c.role.who(), reason, message),
+	return refuse(ReasonNotStarted, fmt.Sprintf("the container of %s was not started: %s: %s", c.role.describe(), reason, message),
 		"see the log of the container runtime; when it cannot resolve CDI names, gpu-toolkit says what to change")
 }
 
-// waiting is why the container has not been started.
-func waiting(p *corev1.Pod) (reason, message string) {
+// waitingReason returns why the container has not been started.
+func waitingReason(p *corev1.Pod) (reason, message string) {
 	for _, s := range p.Status.ContainerStatuses {
 		if s.State.Waiting != nil {
 			return s.State.Waiting.Reason, s.State.Waiting.Message
@@ -173,7 +174,7 @@ func waiting(p *corev1.Pod) (reason, message string) {
 	return "", ""
 }
 
-func left(p *corev1.Pod) corev1.ContainerStateTerminated {
+func terminated(p *corev1.Pod) corev1.ContainerStateTerminated {
 	for _, s := range p.Status.ContainerStatuses {
 		if s.State.Terminated != nil {
 			return *s.State.Terminated

@@ -13,34 +13,34 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// A pod of a driver that was proven and yet did not pass is tried again after
-// witnessRetry, then after twice as long each time.
+// A driver's pod that did not pass is run again after witnessRetry, then after twice as
+// long each time, up to witnessLast.
 const (
 	witnessRetry = 5 * time.Second
 	witnessLast  = 5 * time.Minute
 )
 
-// Witness runs the driver's pod once layer cuda is proven, for people to read: no layer
-// waits for it or is refused for it. Its methods may be called concurrently.
+// Witness runs the driver's pod once layer cuda is proven, for people to read. No layer
+// waits for it or is refused because of it. Its methods may be called concurrently.
 type Witness struct {
 	Config
-	log  *slog.Logger
-	runs *prometheus.CounterVec
-	wake chan struct{} // of Run
-	news chan struct{} // of who asks for the result
-	wait time.Duration // before the first retry
+	log     *slog.Logger
+	runs    *prometheus.CounterVec
+	trigger chan struct{} // received by Run
+	updates chan struct{} // received by the caller of Result
+	wait    time.Duration // before the first retry
 
-	mu     sync.Mutex
-	about  string // what is, or is to be, shown; "" nothing
-	driver check.Driver
-	cut    context.CancelFunc // of the pod of about; nil: none has begun
-	result *check.Outcome
+	mu      sync.Mutex
+	subject string // the Subject shown, or to be shown; "" none
+	driver  check.Driver
+	cancel  context.CancelFunc // ends the pod of subject; nil: none was started
+	result  *check.Outcome
 }
 
 // NewWitness returns a Witness that runs nothing until Run.
 func NewWitness(c Config, log *slog.Logger, reg prometheus.Registerer) *Witness {
 	c.role = Driver
-	w := &Witness{Config: c, log: log, wake: make(chan struct{}, 1), news: make(chan struct{}, 1), wait: witnessRetry,
+	w := &Witness{Config: c, log: log, trigger: make(chan struct{}, 1), updates: make(chan struct{}, 1), wait: witnessRetry,
 		runs: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuready_driver_validation_runs_total",
 			Help: "Pods nvidia-driver-validation that were run, by outcome; unknown: the API server, or others on the node, were in the way."}, []string{"outcome"}),
 	}
@@ -48,49 +48,49 @@ func NewWitness(c Config, log *slog.Logger, reg prometheus.Registerer) *Witness 
 	return w
 }
 
-// Proven says that layer cuda is proven on this driver. What is shown already, or on
-// its way, is not shown again.
+// Proven reports that layer cuda is proven on this driver. It does nothing if the same
+// Subject is shown already, or being shown.
 func (w *Witness) Proven(driver check.Driver) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	about := driver.Subject()
-	if about == w.about {
+	subject := driver.Subject()
+	if subject == w.subject {
 		return
 	}
-	w.drop()
-	w.about, w.driver = about, driver
-	wakeUp(w.wake)
+	w.reset()
+	w.subject, w.driver = subject, driver
+	notify(w.trigger)
 }
 
-// Withdraw says that it is not proven any more: a pod on its way says nothing, and what
-// is proven next is shown anew.
+// Withdraw reports that layer cuda is no longer proven. The result of a running pod is
+// dropped, and the next proof is shown anew.
 func (w *Witness) Withdraw() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.drop()
+	w.reset()
 }
 
-func (w *Witness) drop() {
-	if w.cut != nil {
-		w.cut()
+func (w *Witness) reset() {
+	if w.cancel != nil {
+		w.cancel()
 	}
-	w.about, w.cut, w.result = "", nil, nil
+	w.subject, w.cancel, w.result = "", nil, nil
 }
 
-// Result is what came of the pod last: passed, failed, or pending where others were in
-// the way; nil: it has not run, or is on its way.
+// Result returns the last result of the pod: passed, failed, or pending where others were
+// in the way; nil: it has not run, or is running.
 func (w *Witness) Result() *check.Outcome {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.result
 }
 
-// News has something when there is another result.
-func (w *Witness) News() <-chan struct{} { return w.news }
+// News returns a channel that receives when there is another result.
+func (w *Witness) News() <-chan struct{} { return w.updates }
 
-// Run removes what an earlier process left unfinished, and runs pods until ctx ends.
+// Run removes the unfinished pod of an earlier process, and runs pods until ctx ends.
 func (w *Witness) Run(ctx context.Context) error {
-	w.tidy(ctx, w.log)
+	w.removeLeftover(ctx, w.log)
 	var last string
 	var retry <-chan time.Time
 	delay := w.wait
@@ -98,60 +98,60 @@ func (w *Witness) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-w.wake:
+		case <-w.trigger:
 		case <-retry:
 		}
 		retry = nil
-		about, passed := w.show(ctx)
+		subject, passed := w.runPod(ctx)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if about != last {
-			last, delay = about, w.wait
+		if subject != last {
+			last, delay = subject, w.wait
 		}
-		if about != "" && !passed {
+		if subject != "" && !passed {
 			retry = time.After(delay)
 			delay = min(2*delay, witnessLast)
 		}
 	}
 }
 
-// show runs the pod of what is wanted now, if anything is, and keeps the result if that
-// is still wanted then.
-func (w *Witness) show(ctx context.Context) (about string, passed bool) {
-	run, cut := context.WithCancel(ctx)
-	defer cut()
+// runPod runs the pod that is wanted now, if any, and stores the result if it is still
+// wanted then.
+func (w *Witness) runPod(ctx context.Context) (subject string, passed bool) {
+	run, cancel := context.WithCancel(ctx)
+	defer cancel()
 	w.mu.Lock()
-	about, driver := w.about, w.driver
-	if about != "" {
-		w.cut = cut
+	subject, driver := w.subject, w.driver
+	if subject != "" {
+		w.cancel = cancel
 	}
 	w.mu.Unlock()
-	if about == "" {
+	if subject == "" {
 		return "", false
 	}
 	took, err := w.prove(run, job{driver: driver})
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if run.Err() != nil {
-		return about, false // withdrawn, or another is wanted: that one wakes
+		return subject, false // withdrawn, or another is wanted, which triggers Run again
 	}
-	w.cut = nil
+	w.cancel = nil
 	w.runs.WithLabelValues(outcome(err)).Inc()
-	w.told(took, err)
-	wakeUp(w.news)
-	return about, err == nil
+	w.setResult(took, err)
+	notify(w.updates)
+	return subject, err == nil
 }
 
-// told keeps a result, and logs it if it is another than before.
-func (w *Witness) told(took time.Duration, err error) {
+// setResult stores a result and logs it if it differs from the one before.
+func (w *Witness) setResult(took time.Duration, err error) {
 	before := w.result
 	now := check.Outcome{Kind: check.Passed}
-	log := w.log.With("pod", w.Namespace+"/"+w.name())
+	log := w.log.With("pod", w.Namespace+"/"+w.podName())
 	if bad, is := errors.AsType[*refused](err); is {
 		now = check.Outcome{Kind: check.Failed, Refusal: &readiness.Refusal{Reason: bad.Reason, Message: bad.Message, Action: bad.Action}}
 	} else if err != nil {
-		u := sorted(err)
+		u := asUnproven(err)
 		now = check.Outcome{Kind: check.Pending, Refusal: &readiness.Refusal{Reason: u.reason, Message: err.Error(), Action: u.action}}
 	}
 	w.result = &now
@@ -163,8 +163,8 @@ func (w *Witness) told(took time.Duration, err error) {
 	}
 }
 
-// wakeUp puts something into a channel of one, unless there is.
-func wakeUp(c chan struct{}) {
+// notify sends to a channel of capacity one, unless it is full.
+func notify(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:

@@ -56,7 +56,7 @@ func ranOn(n int) string { return fmt.Sprintf(`{"passed":true,"simulated":false,
 func TestTheDriversPodIsGivenAllGPUsAndRequestsNone(t *testing.T) {
 	s := newStage(t, 90*time.Second)
 	w := NewWitness(s.runner.Config, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
-	p := w.pod(job{driver: s.driver})
+	p := w.buildPod(job{driver: s.driver})
 	require.Equal(t, "nvidia-driver-validation-n1", p.Name)
 	require.Equal(t, "nvidia-driver-validation", p.Labels["app"])
 	require.Equal(t, map[string]string{"gpuready.io/management": "true"}, p.Annotations)
@@ -66,7 +66,7 @@ func TestTheDriversPodIsGivenAllGPUsAndRequestsNone(t *testing.T) {
 	require.Equal(t, []string{"/usr/bin/gpu-validator", "run-sample",
 		fmt.Sprintf("%s=%s", gputest.GPU(0), check.Name(s.driver.GPUs[0])), fmt.Sprintf("%s=%s", gputest.GPU(1), check.Name(s.driver.GPUs[1]))}, c.Command)
 	require.Equal(t, int64(100), *p.Spec.ActiveDeadlineSeconds, "five seconds for each GPU more")
-	plugin := s.runner.pod(job{resource: offered})
+	plugin := s.runner.buildPod(job{resource: offered})
 	require.Equal(t, plugin.Spec.SecurityContext, p.Spec.SecurityContext)
 	require.Equal(t, plugin.Spec.Containers[0].SecurityContext, c.SecurityContext)
 	require.Equal(t, plugin.Spec.PriorityClassName, p.Spec.PriorityClassName)

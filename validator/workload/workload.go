@@ -16,43 +16,43 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// Runner runs the pod beside the checks: they ask for what is known and are told
-// when there is more. One pod at a time; what was proven holds for the same
-// driver, GPUs and resources until Forget.
+// Runner runs the pod in parallel to the checks: they ask for the result so far and are
+// notified of a new one. It runs one pod at a time. A proof holds for the same driver,
+// GPUs and resources until Forget.
 type Runner struct {
 	Config
 	log     *slog.Logger
 	runs    *prometheus.CounterVec
 	seconds prometheus.Gauge
-	wake    chan struct{} // of Run
-	news    chan struct{} // of those who ask
+	trigger chan struct{} // received by Run
+	updates chan struct{} // received by the callers of Prove
 
 	mu      sync.Mutex
 	want    *job
 	running *job
-	cut     context.CancelFunc // of what is running
-	last    result             // of about
-	unread  bool
+	cancel  context.CancelFunc // ends running
+	last    result
+	unread  bool // Prove has not returned last yet
 }
 
-// job is what is to be proven.
+// job describes one run of a pod.
 type job struct {
-	about    string // all that the result depends on
+	subject  string // everything that the result depends on
 	resource string
 	driver   check.Driver
 }
 
-// result is what came out; the zero value: nothing yet.
+// result is the result of a run; the zero value: none yet.
 type result struct {
-	about string
-	took  time.Duration
-	err   error
+	subject string
+	took    time.Duration
+	err     error
 }
 
 // New returns a Runner that runs nothing until Run.
 func New(c Config, log *slog.Logger, reg prometheus.Registerer) *Runner {
 	c.role = DevicePlugin
-	r := &Runner{Config: c, log: log, wake: make(chan struct{}, 1), news: make(chan struct{}, 1),
+	r := &Runner{Config: c, log: log, trigger: make(chan struct{}, 1), updates: make(chan struct{}, 1),
 		runs: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuready_workload_runs_total",
 			Help: "Pods that were run to prove that a pod can use a GPU, by outcome; unknown: the API server, or others on the node, were in the way."}, []string{"outcome"}),
 		seconds: prometheus.NewGauge(prometheus.GaugeOpts{Name: "gpuready_workload_seconds",
@@ -62,33 +62,33 @@ func New(c Config, log *slog.Logger, reg prometheus.Registerer) *Runner {
 	return r
 }
 
-// News has something whenever a pod came to an end.
-func (r *Runner) News() <-chan struct{} { return r.news }
+// News returns a channel that receives whenever a pod has ended.
+func (r *Runner) News() <-chan struct{} { return r.updates }
 
-// Run removes what an earlier process left unfinished, and runs pods until ctx ends.
+// Run removes the unfinished pod of an earlier process, and runs pods until ctx ends.
 func (r *Runner) Run(ctx context.Context) error {
-	r.tidy(ctx, r.log)
+	r.removeLeftover(ctx, r.log)
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-r.wake:
+		case <-r.trigger:
 		}
-		if err := r.next(ctx); err != nil {
+		if err := r.runNext(ctx); err != nil {
 			return err
 		}
-		wakeUp(r.news)
+		notify(r.updates)
 	}
 }
 
-// next runs the pod that is wanted. The result of one that was forgotten
-// meanwhile counts no more.
-func (r *Runner) next(ctx context.Context) error {
-	run, cut := context.WithCancel(ctx)
-	defer cut()
+// runNext runs the pod that is wanted. The result is dropped if Forget was called
+// meanwhile.
+func (r *Runner) runNext(ctx context.Context) error {
+	run, cancel := context.WithCancel(ctx)
+	defer cancel()
 	r.mu.Lock()
 	j := r.want
-	r.want, r.running, r.cut = nil, j, cut
+	r.want, r.running, r.cancel = nil, j, cancel
 	r.mu.Unlock()
 	if j == nil {
 		return nil
@@ -101,18 +101,18 @@ func (r *Runner) next(ctx context.Context) error {
 	defer r.mu.Unlock()
 	r.running = nil
 	if run.Err() == nil {
-		r.count(took, err)
-		r.last, r.unread = result{j.about, took, err}, true
+		r.observeRun(took, err)
+		r.last, r.unread = result{j.subject, took, err}, true
 	}
 	return nil
 }
 
-func (r *Runner) count(took time.Duration, err error) {
+func (r *Runner) observeRun(took time.Duration, err error) {
 	r.runs.WithLabelValues(outcome(err)).Inc()
 	r.seconds.Set(took.Seconds())
 }
 
-// outcome is what metrics call the end of a pod.
+// outcome returns the metrics' label for the end of a pod.
 func outcome(err error) string {
 	if err == nil {
 		return "passed"
@@ -123,25 +123,24 @@ func outcome(err error) string {
 	return "unknown"
 }
 
-// Forget makes what is known, and what is being found out, count no more: the
-// plugin was away since.
+// Forget drops the last result and that of a running pod: the plugin was away since.
 func (r *Runner) Forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.last, r.unread, r.want = result{}, false, nil
 	if r.running != nil {
-		r.cut()
+		r.cancel()
 	}
 }
 
-// Prove adds to accounts, the outcome of the plugin's layer so far, what became
-// of a pod. free is the resource of which it can request one, "" where all
-// devices are held by others' pods.
+// Prove adds the result of a pod to accounts, the outcome of the plugin's layer so far.
+// free is the resource of which the pod can request one, "" where other pods hold all
+// devices.
 func (r *Runner) Prove(driver check.Driver, accounts check.Outcome, free string) check.Outcome {
-	about := fmt.Sprint(driver.Subject(), slices.Sorted(maps.Keys(accounts.Proof.Resources)))
+	subject := fmt.Sprint(driver.Subject(), slices.Sorted(maps.Keys(accounts.Proof.Resources)))
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	known := r.last.about == about
+	known := r.last.subject == subject
 	idle := r.running == nil && r.want == nil
 	switch {
 	case known && r.last.err == nil:
@@ -150,38 +149,38 @@ func (r *Runner) Prove(driver check.Driver, accounts check.Outcome, free string)
 	case idle && known && r.unread:
 		r.unread = false
 		if bad, is := errors.AsType[*refused](r.last.err); is && bad.Reason == ReasonUnschedulable && free == "" {
-			return taken(accounts) // somebody was faster
+			return allTaken(accounts) // another pod was faster
 		}
 	case idle && free == "":
-		return taken(accounts)
+		return allTaken(accounts)
 	case idle:
-		r.want = &job{about, free, driver}
-		wakeUp(r.wake)
+		r.want = &job{subject, free, driver}
+		notify(r.trigger)
 	}
 	if known {
 		return r.last.outcome(accounts)
 	}
 	return check.Outcome{Kind: check.Pending, Refusal: &readiness.Refusal{
 		Reason:  ReasonRunning,
-		Message: fmt.Sprintf("a pod that requests a GPU is on its way (%s/%s)", r.Namespace, r.name()),
+		Message: fmt.Sprintf("a pod that requests a GPU is on its way (%s/%s)", r.Namespace, r.podName()),
 		Action:  "wait for it",
 	}}
 }
 
-// taken is the outcome where there is nothing that a pod could be given.
-func taken(accounts check.Outcome) check.Outcome {
-	accounts.Notes = append(accounts.Notes, note(beside(ReasonAllTaken, errors.New("every device is allocated to others; the accounts of driver, device plugin and kubelet agree"),
+// allTaken returns the outcome where no device is free for a pod.
+func allTaken(accounts check.Outcome) check.Outcome {
+	accounts.Notes = append(accounts.Notes, unprovenNote(newUnproven(ReasonAllTaken, errors.New("every device is allocated to others; the accounts of driver, device plugin and kubelet agree"),
 		"nothing: a node that is busy is not broken")))
 	accounts.Again = true
 	return accounts
 }
 
-// outcome is that of the plugin's layer after a run that did not pass.
+// outcome returns that of the plugin's layer after a run that did not pass.
 func (x result) outcome(accounts check.Outcome) check.Outcome {
 	if bad, is := errors.AsType[*refused](x.err); is {
 		return check.Fail(bad.Reason, bad.Message, bad.Action)
 	}
-	accounts.Notes = append(accounts.Notes, note(x.err))
+	accounts.Notes = append(accounts.Notes, unprovenNote(x.err))
 	accounts.Again = true
 	return accounts
 }

@@ -72,8 +72,8 @@ func accounts() check.Outcome {
 
 func (s *stage) ask(free string) check.Outcome { return s.runner.Prove(s.driver, accounts(), free) }
 
-// news waits for the end of a pod, and asks then.
-func (s *stage) news() check.Outcome {
+// waitForNews waits for the end of a pod and returns the outcome then.
+func (s *stage) waitForNews() check.Outcome {
 	s.t.Helper()
 	select {
 	case <-s.runner.News():
@@ -83,11 +83,11 @@ func (s *stage) news() check.Outcome {
 	return s.ask(offered)
 }
 
-func ended(phase corev1.PodPhase, code int32, words string) func(*corev1.Pod) {
+func ended(phase corev1.PodPhase, code int32, message string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		p.Status.Phase = phase
 		p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{
-			Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Message: words, Reason: "Completed"},
+			Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Message: message, Reason: "Completed"},
 		}}}
 	}
 }
@@ -103,7 +103,7 @@ func TestAPodThatRanIsTheProof(t *testing.T) {
 	o := s.ask(offered)
 	require.Equal(t, check.Pending, o.Kind)
 	require.Contains(t, o.Refusal.Message, key)
-	o = s.news()
+	o = s.waitForNews()
 	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
 	require.Contains(t, o.Proof.Summary, "2 allocatable; vectorAdd passed in a pod")
 	require.Equal(t, []string{key}, s.server.Pods(), "it stays until the next")
@@ -121,16 +121,16 @@ func TestAPodThatRanIsTheProof(t *testing.T) {
 	require.Equal(t, 1, created())
 	s.runner.Forget()
 	require.Equal(t, check.Pending, s.ask(offered).Kind, "the plugin was away")
-	require.Equal(t, check.Passed, s.news().Kind)
+	require.Equal(t, check.Passed, s.waitForNews().Kind)
 	require.NotEqual(t, first, s.server.Pod(key).UID, "made anew")
 	s.driver.GPUs = gputest.Node("t4", 3).Devices
 	require.Equal(t, check.Pending, s.ask(offered).Kind, "a GPU more")
-	require.Equal(t, check.Passed, s.news().Kind)
+	require.Equal(t, check.Passed, s.waitForNews().Kind)
 	require.Equal(t, 3, created())
 }
 
 func TestThePodIsOneThatAnyNamespaceWouldAdmitForThisNodeAlone(t *testing.T) {
-	p := newStage(t, 90*time.Second).runner.pod(job{resource: offered})
+	p := newStage(t, 90*time.Second).runner.buildPod(job{resource: offered})
 	require.Empty(t, p.Spec.NodeName, "the scheduler accounts for it")
 	require.Equal(t, []string{"n1"}, p.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0].MatchFields[0].Values)
 	require.Equal(t, int64(90), *p.Spec.ActiveDeadlineSeconds)
@@ -148,9 +148,9 @@ func TestThePodIsOneThatAnyNamespaceWouldAdmitForThisNodeAlone(t *testing.T) {
 	require.Equal(t, map[string]string{"app": "nvidia-device-plugin-validation", "app.kubernetes.io/name": "nvidia-device-plugin-validation", LabelBoot: "00000000-0000-4000-8000-000000000000"}, p.Labels)
 	require.Empty(t, p.Annotations, "it is given what it requests")
 	for _, r := range []Role{DevicePlugin, Driver} {
-		require.LessOrEqual(t, len(Config{role: r, Node: strings.Repeat("n", 221)}.name()), 253)
-		require.Equal(t, string(r)+"-"+strings.Repeat("n", 221), Config{role: r, Node: strings.Repeat("n", 221)}.name())
-		require.Regexp(t, "^"+string(r)+"-[0-9a-f]{32}$", Config{role: r, Node: strings.Repeat("n", 222)}.name())
+		require.LessOrEqual(t, len(Config{role: r, Node: strings.Repeat("n", 221)}.podName()), 253)
+		require.Equal(t, string(r)+"-"+strings.Repeat("n", 221), Config{role: r, Node: strings.Repeat("n", 221)}.podName())
+		require.Regexp(t, "^"+string(r)+"-[0-9a-f]{32}$", Config{role: r, Node: strings.Repeat("n", 222)}.podName())
 	}
 }
 
@@ -200,7 +200,7 @@ func TestWhatBecameOfThePodIsTheReason(t *testing.T) {
 			s.server.OnPod(c.pod)
 			s.run()
 			s.ask(offered)
-			o := s.news()
+			o := s.waitForNews()
 			require.Equal(t, check.Failed, o.Kind, "%+v", o)
 			require.Equal(t, c.reason, string(o.Refusal.Reason))
 			require.Contains(t, o.Refusal.Message, c.says)
@@ -217,10 +217,10 @@ func TestAFailureIsTriedAgainWhenAskedAgain(t *testing.T) {
 	s.server.OnPod(ended(corev1.PodFailed, 3, ""))
 	s.run()
 	s.ask(offered)
-	require.Equal(t, check.Failed, s.news().Kind)
+	require.Equal(t, check.Failed, s.waitForNews().Kind)
 	s.server.OnPod(ended(corev1.PodSucceeded, 0, good(0)))
 	require.Equal(t, check.Failed, s.ask(offered).Kind, "until it is known better")
-	require.Equal(t, check.Passed, s.news().Kind)
+	require.Equal(t, check.Passed, s.waitForNews().Kind)
 }
 
 func TestStatesOfThePodAreFollowed(t *testing.T) {
@@ -232,12 +232,12 @@ func TestStatesOfThePodAreFollowed(t *testing.T) {
 	require.NoError(t, s.server.Wait(ctx, func() bool { return len(s.server.Pods()) == 1 }))
 	s.server.Update(key, func(p *corev1.Pod) { p.Status.Phase = corev1.PodRunning })
 	s.server.Update(key, ended(corev1.PodSucceeded, 0, good(0)))
-	require.Equal(t, check.Passed, s.news().Kind)
+	require.Equal(t, check.Passed, s.waitForNews().Kind)
 }
 
 func TestAPodThatAnEarlierProcessLeftIsRemovedFirst(t *testing.T) {
 	s := newStage(t, time.Minute)
-	left := s.runner.pod(job{resource: offered})
+	left := s.runner.buildPod(job{resource: offered})
 	left.Labels[LabelBoot] = "another"
 	s.server.AddPod(left)
 	s.server.Linger(true)
@@ -249,7 +249,7 @@ func TestAPodThatAnEarlierProcessLeftIsRemovedFirst(t *testing.T) {
 	s.ask(offered)
 	s.server.Linger(false)
 	s.server.Remove(key)
-	require.Equal(t, check.Passed, s.news().Kind)
+	require.Equal(t, check.Passed, s.waitForNews().Kind)
 	require.Len(t, s.server.Pods(), 1)
 }
 
@@ -257,15 +257,15 @@ func TestAPodThatEndedStaysWhileNothingIsToBeProven(t *testing.T) {
 	for _, keep := range []bool{true, false} {
 		s := newStage(t, time.Minute)
 		s.runner.Keep = keep
-		s.server.AddPod(s.runner.pod(job{resource: offered}))
+		s.server.AddPod(s.runner.buildPod(job{resource: offered}))
 		s.server.Update(key, ended(corev1.PodFailed, 3, ""))
 		before := s.server.Pod(key).UID
-		s.runner.tidy(t.Context(), slog.New(slog.DiscardHandler))
+		s.runner.removeLeftover(t.Context(), slog.New(slog.DiscardHandler))
 		require.Equal(t, keep, s.server.Pod(key) != nil, "its log is evidence")
 		s.server.OnPod(ended(corev1.PodSucceeded, 0, good(0)))
 		s.run()
 		s.ask(offered)
-		require.Equal(t, check.Passed, s.news().Kind)
+		require.Equal(t, check.Passed, s.waitForNews().Kind)
 		if keep {
 			require.NotEqual(t, before, s.server.Pod(key).UID)
 		} else {
@@ -276,10 +276,10 @@ func TestAPodThatEndedStaysWhileNothingIsToBeProven(t *testing.T) {
 
 func TestSomebodyElsesPodIsLeftAlone(t *testing.T) {
 	s := newStage(t, time.Minute)
-	s.server.AddPod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "gpuready", Name: s.runner.name()}})
+	s.server.AddPod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "gpuready", Name: s.runner.podName()}})
 	s.run()
 	s.ask(offered)
-	o := s.news()
+	o := s.waitForNews()
 	require.Equal(t, check.Passed, o.Kind)
 	require.Contains(t, o.Notes[0], "is in the way and none of ours")
 	require.Len(t, s.server.Pods(), 1)
@@ -314,7 +314,7 @@ func TestTheAPIServerIsNoReasonToRefuse(t *testing.T) {
 			})
 			s.run()
 			s.ask(offered)
-			o := s.news()
+			o := s.waitForNews()
 			require.Equal(t, check.Passed, o.Kind)
 			require.True(t, o.Again, "tried again later")
 			require.Contains(t, o.Notes[0], fault.Message)
@@ -322,14 +322,14 @@ func TestTheAPIServerIsNoReasonToRefuse(t *testing.T) {
 			s.server.Fail(nil)
 			s.server.OnPod(ended(corev1.PodSucceeded, 0, good(0)))
 			require.Equal(t, check.Passed, s.ask(offered).Kind)
-			require.False(t, s.news().Again)
+			require.False(t, s.waitForNews().Again)
 		})
 	}
 	s := newStage(t, time.Minute)
 	s.server.Stop()
 	s.run()
 	s.ask(offered)
-	require.Regexp(t, `^not proven by a pod: APIServerUnreachable: .*connection refused.*; nothing, if the API server is away`, s.news().Notes[0])
+	require.Regexp(t, `^not proven by a pod: APIServerUnreachable: .*connection refused.*; nothing, if the API server is away`, s.waitForNews().Notes[0])
 	s.server.Restart()
 }
 
@@ -357,7 +357,7 @@ func TestManyMayAskAtOnce(t *testing.T) {
 	}
 	all.Wait()
 	s.ask(offered)
-	s.news()
+	s.waitForNews()
 }
 
 func TestErrorsOfTheWayAreNoRefusals(t *testing.T) {

@@ -7,7 +7,7 @@ import (
 
 var device = regexp.MustCompile(`^(nvidia[0-9]+|dxg)$`)
 
-// devices counts the GPUs' nodes in a folder that is a container's /dev.
+// devices counts the GPUs' device nodes in dev, a container's /dev.
 func devices(dev string) int {
 	entries, err := os.ReadDir(dev)
 	if err != nil {

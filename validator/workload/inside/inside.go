@@ -1,5 +1,5 @@
-// Package inside is what runs in the validation pods: the sample vectoradd, whose own
-// words are the pod's log, and an answer that is left for whoever made the pod.
+// Package inside runs in the validation pods. It runs the sample vectoradd, whose output
+// is the pod's log, and leaves an answer for the creator of the pod.
 package inside
 
 import (
@@ -20,13 +20,13 @@ import (
 	"github.com/gpuready/gpuready/validator/sample"
 )
 
-// Subcommand is the hidden one of gpu-validator that runs in the pods. Its arguments are
-// the units on which the sample is to run, "GPU-…=GPU 0 (GPU-…, 0000:10:00.0)"; none:
-// the first device that CUDA sees.
+// Subcommand is the hidden subcommand of gpu-validator that runs in the pods. Its
+// arguments are the units to run the sample on, "GPU-…=GPU 0 (GPU-…, 0000:10:00.0)";
+// none: the first CUDA device.
 const Subcommand = "run-sample"
 
-// TerminationLog is where the kubelet takes a container's last words from. It
-// keeps 4096 bytes.
+// TerminationLog is the file from which the kubelet reads a container's termination
+// message, up to 4096 bytes.
 const (
 	TerminationLog = Dev + "/termination-log"
 	Dev            = "/dev"
@@ -35,19 +35,19 @@ const (
 
 const maxReport = 1 << 20
 
-// The sample writes its report into the pipe that is its file 3; its lines stay the log's.
+// The sample writes its report to file descriptor 3, a pipe; its output stays in the log.
 var report = []string{"--report", "/proc/self/fd/3"}
 
-// Job is what is to be run in the pod.
+// Job describes the run of the sample in the pod.
 type Job struct {
 	Sample         string   // the program, "" where there is none
-	Units          []string // as Subcommand has them
+	Units          []string // the arguments of Subcommand
 	Words          string   // the file for the answer
-	Dev            string   // where the container has its devices
+	Dev            string   // the folder of the container's devices
 	Stdout, Stderr io.Writer
 }
 
-// Run runs the sample, on one unit after the other, also when one fails, and leaves the
+// Run runs the sample on one unit after the other, also after a failure, and writes the
 // answer. It returns the exit code of the first that failed, else 0.
 func (j Job) Run(ctx context.Context) (int, error) {
 	if j.Sample == "" {
@@ -65,7 +65,7 @@ func (j Job) Run(ctx context.Context) (int, error) {
 	return code, err
 }
 
-// all is what came of all units together.
+// all runs the sample on all units and returns their combined answer.
 func (j Job) all(ctx context.Context) (Answer, int, error) {
 	if len(j.Units) == 0 {
 		return j.one(ctx, "")
@@ -112,7 +112,7 @@ func (j Job) one(ctx context.Context, unit string) (a Answer, code int, err erro
 	if err != nil {
 		return a, 1, err
 	}
-	said, _ := io.ReadAll(io.LimitReader(read, maxReport)) // what is cut short is no answer
+	said, _ := io.ReadAll(io.LimitReader(read, maxReport)) // a truncated report does not parse
 	err = cmd.Wait()
 	if json.Unmarshal(said, &a) != nil || a.Passed == nil {
 		a = Answer{}
@@ -126,22 +126,22 @@ func (j Job) one(ctx context.Context, unit string) (a Answer, code int, err erro
 	return a, 1, err // killed by a signal
 }
 
-// Answer is what the sample reports, as far as it is of use here, and what is left of
-// it for the kubelet.
+// Answer is the used part of the sample's report, and the termination message for the
+// kubelet.
 type Answer struct {
 	Passed    *bool    `json:"passed"`
 	Simulated bool     `json:"simulated"`
 	Error     string   `json:"error,omitempty"`
 	UUID      gpu.UUID `json:"uuid,omitempty"`
-	// Ran is on how many units it passed, where units were named.
+	// Ran counts the units on which the sample passed, where units were named.
 	Ran int `json:"ran,omitempty"`
-	// Devices are the GPUs' nodes in the container, counted where the sample failed.
+	// Devices counts the GPUs' device nodes in the container, where the sample failed.
 	Devices *int `json:"devices,omitempty"`
 }
 
 func (a *Answer) answered() bool { return a.Passed != nil }
 
-// wrong is why an answer, and how the sample ended, is no pass on a unit; "" for one.
+// wrong returns why the sample did not pass on a unit, by its answer and exit; "": it passed.
 func (a *Answer) wrong(unit string, code int, err error) string {
 	switch {
 	case err != nil:
@@ -158,8 +158,8 @@ func (a *Answer) wrong(unit string, code int, err error) string {
 	return ""
 }
 
-// count adds how many GPUs the container has. Where there is none, that is an answer
-// also of a sample that gave none; else its last lines tell more.
+// count adds the number of GPUs in the container. No GPU at all is an answer even if the
+// sample gave none; otherwise its last lines explain more.
 func (a *Answer) count(devices int, complaint string) {
 	if !a.answered() {
 		if devices > 0 {
@@ -170,7 +170,7 @@ func (a *Answer) count(devices int, complaint string) {
 	a.Devices = &devices
 }
 
-// leave writes the answer where the kubelet finds it.
+// leave writes the answer to the file that the kubelet reads.
 func (a *Answer) leave(words string) error {
 	short := *a
 	short.Error = record.Clean(a.Error, maxWords/2)
@@ -184,7 +184,7 @@ func (a *Answer) leave(words string) error {
 	return nil
 }
 
-// Last is the last line of a text.
+// Last returns the last line of a text.
 func Last(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	return record.Clean(lines[len(lines)-1], 1000)
